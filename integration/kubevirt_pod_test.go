@@ -21,8 +21,8 @@ import (
 )
 
 // launcherPrograms is the directory of KubeVirt's virt-launcher and of its clients, which
-// scripts/build-launcher.sh builds. While the script runs, they are waited for. By the names of their
-// tests, `make test` leaves those out, and `make test-cluster` runs them.
+// scripts/build-launcher.sh builds. While the script runs, they are waited for. By the names of
+// their tests, `make test` leaves those out, and `make test-cluster` runs them.
 func launcherPrograms(t *testing.T) string {
 	t.Helper()
 	require.True(t, strings.HasPrefix(t.Name(), "TestKubeVirt"), "call it TestKubeVirt...")

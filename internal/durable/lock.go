@@ -52,9 +52,9 @@ func AcquireLock(path, what string) (*os.File, error) {
 	return f, nil
 }
 
-// ReleaseLock unlocks and closes the file that AcquireLock has returned. Closing alone is not enough:
-// a process that is just being started has the open file, too, and with it the lock, until it
-// executes its program.
+// ReleaseLock unlocks and closes the file that AcquireLock has returned. Closing alone is not
+// enough: a process that is just being started has the open file, too, and with it the lock, until
+// it executes its program.
 func ReleaseLock(f *os.File) error {
 	return errors.Join(flock.Lock(f, unix.LOCK_UN), f.Close())
 }

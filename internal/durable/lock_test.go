@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReleaseLock: a lock that is released can be had at once, although a process that is just being
-// started still has a copy of the open file.
+// TestReleaseLock: a lock that is released can be had at once, although a process that is just
+// being started still has a copy of the open file.
 func TestReleaseLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), LockName)
 	f, err := AcquireLock(path, "the directory")

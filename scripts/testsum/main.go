@@ -1,6 +1,6 @@
 // Command testsum reads event streams of `go test -json`. It prints a line per package, a line a
-// minute that says how far the tests are, the output of failures, the reasons of skips, the names of
-// what failed, and the totals as the last line. It exits with 1 if anything failed.
+// minute that says how far the tests are, the output of failures, the reasons of skips, the names
+// of what failed, and the totals as the last line. It exits with 1 if anything failed.
 //
 //	testsum [-beside DIR] [STREAM...]
 //

@@ -76,8 +76,8 @@ func script(t *testing.T, testsum, parts, build, install, beside string, args ..
 	}
 	cmd := exec.Command(filepath.Join(dir, "scripts/test.sh"), args...)
 	cmd.Env = append(os.Environ(), "GO="+dir+"/go", "TESTSUM="+testsum, "BUILD=./build what",
-		"BUILD_INSTALLED=./build2;./build2 again", "PARTS="+parts, "INSTALL=./install", "BESIDE=./beside",
-		"CC=bash", "KUBEVIRT_DISK_REQUIRE_TOOLS=")
+		"BUILD_INSTALLED=./build2;./build2 again", "PARTS="+parts, "INSTALL=./install",
+		"BESIDE=./beside", "CC=bash", "KUBEVIRT_DISK_REQUIRE_TOOLS=")
 	printed, err := cmd.CombinedOutput()
 	noted, _ := os.ReadFile(filepath.Join(dir, "tests")) // none: no test ran
 	return string(printed), string(noted), err

@@ -96,8 +96,8 @@ func (sum *summary) read(r io.Reader) error {
 const (
 	// The go command failed, maybe before its own events say why.
 	commandFailed = "command-failed"
-	// A program beside the tests failed: Package is its command line. If Output is set, it is the file
-	// of what it printed, and its end is shown at the end.
+	// A program beside the tests failed: Package is its command line. If Output is set, it is the
+	// file of what it printed, and its end is shown at the end.
 	programFailed = "program-failed"
 )
 

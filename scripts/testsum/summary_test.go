@@ -147,7 +147,7 @@ func TestStreams(t *testing.T) {
 	require.NoError(t, <-ended)
 	sum.finish()
 	require.NotContains(t, out.String(), "in the second")
-	require.True(t, strings.HasSuffix(out.String(), "failed p TestA\n1 passed, 1 failed, 0 skipped\n"),
-		out.String())
+	const end = "failed p TestA\n1 passed, 1 failed, 0 skipped\n"
+	require.True(t, strings.HasSuffix(out.String(), end), out.String())
 	require.ErrorIs(t, readAll(sum, []string{filepath.Join(dir, "missing")}), os.ErrNotExist)
 }
