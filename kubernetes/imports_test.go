@@ -34,7 +34,7 @@ var importRules = []struct {
 		why: "only the command reads the command line"},
 	{pkg: "./command",
 		never: `^github\.com/stretchr/|^go\.uber\.org/goleak|^testing$|/integration/`,
-		why: "test code must not get into the binary"},
+		why:   "test code must not get into the binary"},
 	{pkg: "./api/... ./claim ./inject ./vmdisk",
 		never: `^k8s\.io/client-go/|^sigs\.k8s\.io/controller-runtime/`,
 		why:   "types are read and made without a client"},

@@ -96,7 +96,8 @@ func (n *Node) export(t *testing.T, identity string, image Image, end int) {
 	}
 	require.Less(t, more, int64(end)+1<<20, "what differs is stored, and nothing else")
 	disk := filepath.Join(t.TempDir(), "disk.img")
-	said, err := n.Command(t.Context(), Build(t, ".", "./cmd/kubevirt-disk"), "pull", reference, disk,
+	program := Build(t, ".", "./cmd/kubevirt-disk")
+	said, err := n.Command(t.Context(), program, "pull", reference, disk,
 		"--registry-ca="+filepath.Join(n.certificates(), "ca.crt")).CombinedOutput()
 	require.NoError(t, err, string(said))
 	compareWithMachine(t, disk, filepath.Join(image.Files["/disk"], "disk.raw"), end)

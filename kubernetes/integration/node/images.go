@@ -158,8 +158,9 @@ func addFile(w *tar.Writer, at, path string) error {
 
 func pauseImage(t testing.TB) Image {
 	t.Helper()
-	return Image{Name: "localhost/pause:1", Files: map[string]string{"/pause": Build(t,
-		"kubernetes", "./integration/node/pause")}, Config: v1.Config{Entrypoint: []string{"/pause"}}}
+	return Image{Name: "localhost/pause:1", Files: map[string]string{
+		"/pause": Build(t, "kubernetes", "./integration/node/pause"),
+	}, Config: v1.Config{Entrypoint: []string{"/pause"}}}
 }
 
 // DiskImage is a user's image as it is built FROM kubevirt.io:disk: the binary, and a disk.
