@@ -8,8 +8,8 @@
 //	pull.go    the disks of an image, each written as its layer passes
 //	push.go    the base's layers, an index, and a layer for each file
 //	stream.go  the disks of an image, read as they are needed: far.go through the digests of the
-//	           index and the cache, packed.go of compressed layers, unverified.go before a digest was
-//	           checked, fetched.go of an image that was fetched first
+//	           index and the cache, packed.go of compressed layers, unverified.go before a digest
+//	           was checked, fetched.go of an image that was fetched first
 //	kept.go    which image a tag named at first, and what tells where its disks lie
 //
 // Nothing gets its final name, and no read ends, before the digest of what was fetched was right;

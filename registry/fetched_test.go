@@ -86,8 +86,8 @@ func builtImage(t testing.TB) (l *lying, ref transport.Reference, layer []byte,
 		"b.raw": raw, "top.raw": grown}
 }
 
-// TestFetchedAgain serves disks of layers that must be fetched first. When they have been removed to
-// make room, they are fetched again, and are the same.
+// TestFetchedAgain serves disks of layers that must be fetched first. When they have been removed
+// to make room, they are fetched again, and are the same.
 func TestFetchedAgain(t *testing.T) {
 	l, ref, layer, want := builtImage(t)
 	dir, keep := t.TempDir(), t.TempDir()
@@ -265,7 +265,7 @@ func TestFetchedConfined(t *testing.T) {
 	}
 }
 
-// The arguments of a process of TestFetchedSharedByUsers: the image, and the directory of the cache.
+// The arguments of a process of TestFetchedSharedByUsers: the image, and the cache's directory.
 const (
 	childRef   = "FETCHED_TEST_REF"
 	childCache = "FETCHED_TEST_CACHE"

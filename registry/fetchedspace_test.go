@@ -35,8 +35,8 @@ func TestFetchedCounts(t *testing.T) {
 		require.ErrorIs(t, o.Remove(), cache.ErrInUse)
 	}
 
-	// The remains of a process that was killed while it fetched count, too, and so does what earlier
-	// versions have kept.
+	// The remains of a process that was killed while it fetched count, too, and so does what
+	// earlier versions have kept.
 	killed := filepath.Join(s.opt.CacheDir, fetchedDir, "sha256-00")
 	for _, dir := range []string{killed, killed + ".partial", killed + ".seek"} {
 		require.NoError(t, os.Mkdir(dir, 0o700))

@@ -125,8 +125,8 @@ func TestGzipWrong(t *testing.T) {
 	require.Equal(t, iotest.ErrTimeout, err)
 }
 
-// FuzzGzip compares the reader with compress/flate: the same verdict and the same bytes. It makes two
-// members from the same deflate data, because the fuzzer could not guess their checksum.
+// FuzzGzip compares the reader with compress/flate: the same verdict and the same bytes. It makes
+// two members from the same deflate data, because the fuzzer could not guess their checksum.
 func FuzzGzip(f *testing.F) {
 	for _, content := range [][]byte{nil, []byte("hello, hello"), text(2500, 1)} {
 		for _, level := range []int{-2, 0, 9} {
