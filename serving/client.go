@@ -82,8 +82,8 @@ func (c *Client) SetAddress(address string) { c.address = address }
 func (c *Client) Address() string { return c.address }
 
 // HoldTimeout is how long a request of the client may be held while no content comes. A long time
-// is best for a peer without a time limit, such as QEMU. A peer with a limit, such as Linux, gives a
-// request up that exceeds it, and sends it again. If that happens to the request again, Linux
+// is best for a peer without a time limit, such as QEMU. A peer with a limit, such as Linux, gives
+// a request up that exceeds it, and sends it again. If that happens to the request again, Linux
 // resets the disk and delays all requests of the session. So from the first time on the client gets
 // its answers earlier.
 func (c *Client) HoldTimeout() time.Duration {
