@@ -90,18 +90,19 @@ run: $(BIN) ## Serve the demo disk of examples/demo on 127.0.0.1 and print how t
 
 TESTS := INSTALL=scripts/install-tools.sh
 CLUSTER := BUILD='scripts/build-kubernetes.sh --node'
+CLIENTS := scripts/build-clients.sh
 LAUNCHER := scripts/build-launcher.sh
-NIGHTLY := $(LAUNCHER);scripts/build-clients.sh;scripts/build-client.sh cosign;scripts/build-client.sh oras
+NIGHTLY := $(CLIENTS);$(LAUNCHER);scripts/build-client.sh cosign;scripts/build-client.sh oras
 BOTH := PARTS='main cluster' BESIDE='scripts/lint.sh scripts/fuzz.sh' FUZZTIME=$(TEST_FUZZTIME)
 
 test: ## Every test but those of a cluster; installs missing tools when root
-	$(TESTS) scripts/test.sh
+	$(TESTS) BUILD_INSTALLED='$(CLIENTS)' scripts/test.sh
 
 test-cluster: ## The tests with Kubernetes, and with the launcher of KubeVirt
 	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(LAUNCHER)' PARTS=cluster scripts/test.sh
 
 test-ci: ## Both, and beside them lint and fuzz for seconds: what CI runs
-	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(LAUNCHER)' $(BOTH) scripts/test.sh
+	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(CLIENTS);$(LAUNCHER)' $(BOTH) scripts/test.sh
 
 test-nightly: ## As make test-ci, but all with the race detector, more clients and guests, and more of what is made up at random
 	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(NIGHTLY)' $(BOTH) RACE=yes KUBEVIRT_DISK_NIGHTLY=1 scripts/test.sh

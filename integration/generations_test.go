@@ -24,8 +24,8 @@ type generation struct {
 // client is the program of a generation.
 func (g generation) client(name string) string { return filepath.Join(g.bin, name) }
 
-// inGenerations runs a test with the clients that are installed, and in a nightly run with those of
-// a later Debian, which scripts/build-clients.sh unpacks.
+// inGenerations runs a test with the clients that are installed, and with those of a later Debian,
+// which scripts/build-clients.sh unpacks.
 func inGenerations(t *testing.T, tools []string, test func(t *testing.T, g generation)) {
 	t.Helper()
 	t.Run("installed", func(t *testing.T) {
@@ -35,7 +35,6 @@ func inGenerations(t *testing.T, tools []string, test func(t *testing.T, g gener
 	})
 	t.Run("later", func(t *testing.T) {
 		t.Parallel()
-		testtool.NeedNightly(t)
 		requireTools(t)
 		test(t, generation{name: "later", bin: laterClients(t)})
 	})

@@ -199,7 +199,8 @@ func reachable(portals []string, pageHost string) (bound, usable []libvirt.Porta
 			p.Host = pageHost
 		}
 		bound = append(bound, p)
-		if answersAt(addr, pageHost, addrs) && (!addr.Addr().IsLoopback() || loopback.Is(pageHost)) {
+		if answersAt(addr, pageHost, addrs) &&
+			(!addr.Addr().IsLoopback() || loopback.Is(pageHost)) {
 			usable = append(usable, p)
 		}
 	}
