@@ -173,6 +173,9 @@ func message(id *v1alpha1.VMIdentity, pod *corev1.Pod) string {
 		return done + "; keep the image until its server was started again without it, which " +
 			"happens when no pod uses the disk"
 	}
+	if id.Spec.Attachment != v1alpha1.Service && id.Spec.Type == v1alpha1.Local {
+		return done + ", but its pods mount it, because a local disk may move: keep the image"
+	}
 	return done + ", and new pods start without it"
 }
 

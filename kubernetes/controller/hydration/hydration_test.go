@@ -310,14 +310,20 @@ func TestWhetherTheImageMayGo(t *testing.T) {
 	for what, c := range map[string]struct {
 		pod     *corev1.Pod
 		service bool
+		local   bool
 		says    string
 	}{
-		"a sidecar":               {withImage, false, "new pods start without it"},
-		"a server with the image": {withImage, true, "keep the image until its server"},
-		"a server without it":     {server("pages-vda"), true, "start without it"},
+		"a sidecar":               {withImage, false, false, "new pods start without it"},
+		"a server with the image": {withImage, true, false, "keep the image until its server"},
+		"a server without it":     {server("pages-vda"), true, false, "start without it"},
+		"a local disk":            {withImage, false, true, "its pods mount it"},
 	} {
 		a := newAsking(t, c.pod.DeepCopy())
 		id, _ := a.identity()
+		if c.local {
+			id.Spec.Type = v1alpha1.Local
+			require.NoError(t, a.Base.Update(t.Context(), id))
+		}
 		if c.service {
 			id.Spec.Attachment = v1alpha1.Service
 			require.NoError(t, a.Base.Update(t.Context(), id))

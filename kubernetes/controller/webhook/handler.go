@@ -123,7 +123,9 @@ func (h *handler) wanted(ctx context.Context, pod *corev1.Pod) ([]inject.Wanted,
 		if err != nil {
 			return nil, err
 		}
-		if d.Identity == nil || d.Identity.Status.HydratedClaim == "" {
+		// The disk of type Local may be moved into another claim while the pod waits.
+		if d.Identity == nil || d.Identity.Status.HydratedClaim == "" ||
+			d.Identity.Spec.Type == api.Local {
 			continue
 		}
 		// The claim that the disk has now, and not one before it.

@@ -52,6 +52,9 @@ func TestHydrated(t *testing.T) {
 	require.NoError(t, w.Base.Create(t.Context(), claim))
 	require.Contains(t, patches(), "vmid-vm")
 	require.NotContains(t, patches(), image)
+	id.Spec.Type = api.Local
+	require.NoError(t, w.Base.Update(t.Context(), id))
+	require.Contains(t, patches(), image, "the disk may move into another claim")
 }
 
 // TestPodOfManyValues: a pod of two bytes for each of a million values is refused before it is
