@@ -60,13 +60,6 @@ type Zeroer interface {
 	Zero(off, length int64) error
 }
 
-// Syncer is a disk whose content can be synced to storage even if the disk promises no durability.
-type Syncer interface {
-	// Sync brings everything to storage that returned before the call, whatever Flush promises:
-	// data that must be destroyed must not stay below in its former state. It fails as Flush does.
-	Sync() error
-}
-
 // Extent is a run of bytes of one allocation state.
 type Extent struct {
 	Length int64 // bytes, from the offset asked for; never 0

@@ -70,7 +70,6 @@ var (
 	_ disk.Discarder = (*Fault)(nil)
 	_ disk.Zeroer    = (*Fault)(nil)
 	_ disk.Extenter  = (*Fault)(nil)
-	_ disk.Syncer    = (*Fault)(nil)
 )
 
 // NewFault wraps a disk, without any fault yet.
@@ -168,17 +167,6 @@ func (f *Fault) transfer(op Op, p []byte, off int64, call func([]byte, int64) (i
 func (f *Fault) Flush() error {
 	if r := f.before(OpFlush, 0, 0); r != nil {
 		return r.Err
-	}
-	return f.inner.Flush()
-}
-
-// Sync counts as a flush for the rules. If the inner disk has no Sync, it is flushed.
-func (f *Fault) Sync() error {
-	if r := f.before(OpFlush, 0, 0); r != nil {
-		return r.Err
-	}
-	if s, ok := f.inner.(disk.Syncer); ok {
-		return s.Sync()
 	}
 	return f.inner.Flush()
 }

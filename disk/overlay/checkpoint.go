@@ -48,22 +48,6 @@ func (o *Disk) flushFile() error {
 	return err
 }
 
-// Sync is like Flush, but always brings the data to storage. See Syncer.
-func (o *Disk) Sync() error {
-	if o.whole {
-		return o.file.Sync()
-	}
-	if err := o.Flush(); err != nil || o.maps.durable != nil {
-		return err
-	}
-	o.flushMu.Lock()
-	defer o.flushMu.Unlock()
-	if o.retired {
-		return nil
-	}
-	return o.file.Sync()
-}
-
 // checkpoint makes the data durable, and then the map. After ErrFailed nobody can tell what is
 // lost.
 func (o *Disk) checkpoint() error {

@@ -70,7 +70,6 @@ func TestOnlyFarImagesMakeDistantDisks(t *testing.T) {
 		_ = d.(disk.Discarder)
 		_ = d.(disk.Zeroer)
 		_ = d.(disk.Extenter)
-		_ = d.(disk.Syncer)
 		_ = d.(disk.Estimator)
 		_ = d.(disk.Accountant)
 	}
@@ -195,7 +194,6 @@ func TestOutOfReach(t *testing.T) {
 		}
 		require.NoError(t, other.(disk.Discarder).Discard(30*minGranule, 5*minGranule))
 		require.NoError(t, other.Flush())
-		require.NoError(t, other.(disk.Syncer).Sync())
 		_, err = other.(disk.Extenter).Extent(0, 1<<20)
 		require.NoError(t, err)
 		depth, _, err := other.(disk.Layered).Depth(19*minGranule, minGranule)

@@ -32,13 +32,11 @@ type File interface {
 	disk.Discarder
 	disk.Zeroer
 	disk.Extenter
-	disk.Syncer
 }
 
 // Disk is a disk over a read-only image, or a layer over another Disk (NewLayer). The content of a
 // block is in the disk's own file, or in what is below as long as nobody changed or copied it. It
-// implements disk.Disk, Discarder, Zeroer, Extenter, Layered, Syncer, Estimator, Accountant and
-// Mapper.
+// implements disk.Disk, Discarder, Zeroer, Extenter, Layered, Estimator, Accountant and Mapper.
 //
 // Invariant: a block is marked in the map only after its whole content is in the file, and is never
 // unmarked. So a marked block needs no lock. What a failed or lost write left in the file below an
@@ -105,7 +103,6 @@ var (
 	_ disk.Zeroer     = (*Disk)(nil)
 	_ disk.Extenter   = (*Disk)(nil)
 	_ disk.Layered    = (*Disk)(nil)
-	_ disk.Syncer     = (*Disk)(nil)
 	_ disk.Estimator  = (*Disk)(nil)
 	_ disk.Accountant = (*Disk)(nil)
 	_ disk.Mapper     = (*Disk)(nil)

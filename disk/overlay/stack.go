@@ -30,7 +30,6 @@ var (
 	_ disk.Zeroer     = (*Stack)(nil)
 	_ disk.Extenter   = (*Stack)(nil)
 	_ disk.Layered    = (*Stack)(nil)
-	_ disk.Syncer     = (*Stack)(nil)
 	_ disk.Estimator  = (*Stack)(nil)
 	_ disk.Accountant = (*Stack)(nil)
 	_ disk.Mapper     = (*Stack)(nil)
@@ -183,16 +182,6 @@ func (s *Stack) Flush() error {
 			if err := o.Settle(); err != nil {
 				return err
 			}
-		}
-	}
-	return nil
-}
-
-// Sync is like Flush, but always brings the data of all layers to storage. See Syncer.
-func (s *Stack) Sync() error {
-	for o := s.top.Load(); o != nil; o = o.lower.Load() {
-		if err := o.Sync(); err != nil {
-			return err
 		}
 	}
 	return nil

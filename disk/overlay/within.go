@@ -24,7 +24,6 @@ var (
 	_ disk.Zeroer     = within{}
 	_ disk.Extenter   = within{}
 	_ disk.Layered    = within{}
-	_ disk.Syncer     = within{}
 	_ disk.Estimator  = within{}
 	_ disk.Accountant = within{}
 )

@@ -28,8 +28,8 @@ type Options struct {
 	Guest bool
 }
 
-// File is a disk over a raw file. It implements Disk, Discarder, Zeroer, Extenter, Syncer
-// and Mapper.
+// File is a disk over a raw file. It implements Disk, Discarder, Zeroer, Extenter and
+// Mapper.
 type File struct {
 	File    *os.File
 	size    atomic.Int64 // bytes; only Grow changes it
@@ -54,7 +54,6 @@ var (
 	_ disk.Discarder = (*File)(nil)
 	_ disk.Zeroer    = (*File)(nil)
 	_ disk.Extenter  = (*File)(nil)
-	_ disk.Syncer    = (*File)(nil)
 )
 
 // Open opens a regular file as a disk. Its size must be a positive multiple of SectorSize. No part
@@ -161,15 +160,7 @@ func (f *File) Flush() error {
 	if f.failed.Load() {
 		return disk.ErrFailed
 	}
-	if !f.opt.Durable {
-		return nil
-	}
-	return f.Sync()
-}
-
-// Sync brings everything written to storage. See Syncer.
-func (f *File) Sync() error {
-	if f.opt.ReadOnly {
+	if !f.opt.Durable || f.opt.ReadOnly {
 		return nil
 	}
 	f.flushMu.Lock()

@@ -76,25 +76,6 @@ func TestEphemeralFlushReachesNoStorage(t *testing.T) {
 	require.NoError(t, f.Flush())
 }
 
-// TestSyncReachesStorage checks that Sync writes to storage whatever Flush promises: sanitizing
-// needs that.
-func TestSyncReachesStorage(t *testing.T) {
-	dir, calls := t.TempDir(), 0
-	image, err := Open(filetest.Put(t, dir, "image.raw", filetest.Block(1, 1<<20), 1<<20),
-		Options{ReadOnly: true})
-	require.NoError(t, err)
-	defer image.Close()
-	image.sync = func(int) error {
-		t.Error("synced, though nothing can have been written")
-		return nil
-	}
-	require.NoError(t, image.Sync())
-	f := openSparse(t, dir, 1<<20, Options{})
-	f.sync = func(int) error { calls++; return nil }
-	require.NoError(t, f.Sync())
-	require.Equal(t, 1, calls)
-}
-
 func TestFullFileSystem(t *testing.T) {
 	f := openSparse(t, filetest.TinyFS(t, "256k"), 1<<20, Options{})
 	p := filetest.Block(1, 64<<10)
