@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -161,7 +162,7 @@ func TestTablesThatLie(t *testing.T) {
 	dir, err := os.OpenRoot(t.TempDir())
 	require.NoError(t, err)
 	defer dir.Close()
-	file := func() (*os.File, error) { return unnamed(dir) }
+	file := func() (*os.File, error) { return osfile.NamelessIn(dir) }
 	x := &index{Files: []indexFile{{Metadata: [][2]int64{{0, 512}, {4096, 512}}}}}
 	w, err := zstd.NewWriter(nil)
 	require.NoError(t, err)

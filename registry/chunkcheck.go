@@ -15,7 +15,7 @@ import (
 // wholeIndex reads the index of an image with its digests and tables. nil: it has none.
 func wholeIndex(ctx context.Context, r *transport.Image) (*layer.Index, error) {
 	return layer.IndexBy(r, func(desc descriptor) (x *layer.Index, err error) {
-		keep, err := unnamedTemp()
+		keep, err := nameless()
 		if err != nil {
 			return nil, err
 		}
@@ -40,7 +40,7 @@ func (p *puller) readIndex(ctx context.Context) (err error) {
 	if p.index == nil || err != nil {
 		return err
 	}
-	if p.index.Tables, err = p.index.UnpackTables(unnamedTemp); err != nil {
+	if p.index.Tables, err = p.index.UnpackTables(nameless); err != nil {
 		return fmt.Errorf("index of %s: %w", p.image.Ref, err)
 	}
 	if p.path == "" {

@@ -83,7 +83,7 @@ func loadFetchedDisks(root *osfile.Shared, name string, own *os.Root) (*fetchedD
 	}
 	defer f.Close()
 	d := new(fetchedDisks)
-	if d.file, err = unnamed(own); err != nil {
+	if d.file, err = osfile.NamelessIn(own); err != nil {
 		return nil, err
 	}
 	if err := d.load(io.TeeReader(f, d.file)); err != nil {

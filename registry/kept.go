@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -298,19 +297,4 @@ func (k *keptSource) writeFrom(name string, content io.Reader) error {
 		_, err := io.Copy(f, content)
 		return err
 	})
-}
-
-// unnamed makes a file that disappears when it is closed.
-func (k *keptSource) unnamed() (*os.File, error) { return unnamed(k.dir) }
-
-func unnamed(dir *os.Root) (*os.File, error) {
-	name := fmt.Sprintf("%08x.partial", rand.Uint32())
-	f, err := dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := dir.Remove(name); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
 }

@@ -121,7 +121,7 @@ func (o *oldDisk) readIndex(ctx context.Context, b *baseImage) error {
 	if x.ChunkSize != layer.IndexChunk {
 		return o.unusable("has an index with chunks of %d bytes", x.ChunkSize)
 	}
-	if x.Tables, err = x.UnpackTables(unnamedTemp); err != nil {
+	if x.Tables, err = x.UnpackTables(nameless); err != nil {
 		return err
 	}
 	return o.checkLayers(ctx, b)

@@ -104,7 +104,7 @@ func newOldFile(blob *transport.Blob, x *layer.Index, f *layer.IndexFile,
 		digests: io.NewSectionReader(x.Digests, f.FirstChunk*layer.DigestSize,
 			f.Chunks(layer.IndexChunk)*layer.DigestSize),
 		has: make([]bool, f.Chunks(layer.IndexChunk))}
-	if o.fetched, err = unnamedTemp(); err != nil {
+	if o.fetched, err = nameless(); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -135,18 +135,6 @@ func (o *oldFile) learn(ctx context.Context) error {
 	}
 	o.ready = err == nil
 	return err
-}
-
-// unnamedTemp is a file in the directory for temporary files that has no name.
-func unnamedTemp() (*os.File, error) {
-	f, err := os.CreateTemp("", "kubevirt-disk-push-")
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Remove(f.Name()); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
 }
 
 func (o *oldFile) findPlaces(ctx context.Context) error {
@@ -374,3 +362,6 @@ func (o *oldFile) Close() error {
 	}
 	return o.fetched.Close()
 }
+
+// nameless makes a file in the directory for temporary files.
+func nameless() (*os.File, error) { return osfile.Nameless("") }

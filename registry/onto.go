@@ -350,7 +350,7 @@ func (p *pusher) makeDelta(ctx context.Context, f planned, img *image.Image,
 	if err != nil {
 		return err
 	}
-	file, err := unnamedTemp()
+	file, err := nameless()
 	if err != nil {
 		return err
 	}

@@ -322,18 +322,15 @@ func (p *pusher) compressed(ctx context.Context, f planned) (*os.File, error) {
 		return nil, err
 	}
 	defer img.Close()
-	to, err := os.CreateTemp("", "kubevirt-disk-push-")
+	to, err := nameless()
 	if err != nil {
 		return nil, err
 	}
-	err = os.Remove(to.Name())
-	if err == nil {
-		progress := new(image.Progress)
-		p.opt.Progress.making.Store(progress)
-		_, err = image.Store(ctx, img, to, f.compress, progress)
-		p.opt.Progress.making.Store(nil)
-		p.opt.Progress.done.Add(f.data)
-	}
+	progress := new(image.Progress)
+	p.opt.Progress.making.Store(progress)
+	_, err = image.Store(ctx, img, to, f.compress, progress)
+	p.opt.Progress.making.Store(nil)
+	p.opt.Progress.done.Add(f.data)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("compressing %q into %q: %w", f.path, os.TempDir(), err),
 			to.Close())

@@ -17,6 +17,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
@@ -226,7 +227,7 @@ func (s *Stream) readIndex(ctx context.Context) (*layer.Index, error) {
 		if !s.kept.has(desc.Digest) {
 			s.kept.Warm(ctx, desc.Digest)
 		}
-		keep, err := unnamed(s.kept.dir)
+		keep, err := osfile.NamelessIn(s.kept.dir)
 		if err != nil {
 			return nil, err
 		}
@@ -245,7 +246,9 @@ func (s *Stream) readIndex(ctx context.Context) (*layer.Index, error) {
 	if x.ChunkSize > cache.MaxChunkSize {
 		return nil, x.Close()
 	}
-	if x.Tables, err = x.UnpackTables(s.kept.unnamed); err != nil {
+	if x.Tables, err = x.UnpackTables(func() (*os.File, error) {
+		return osfile.NamelessIn(s.kept.dir)
+	}); err != nil {
 		return nil, errors.Join(fmt.Errorf("index of %s: %w", s.ref, err), x.Close())
 	}
 	return x, nil

@@ -86,12 +86,9 @@ func NewDestination(file *os.File, finish func(err error) error) *Destination {
 
 // Scratch returns a destination without a name. Its content can be read from File.
 func Scratch(dir string) (*Destination, error) {
-	f, err := os.CreateTemp(dir, "kubevirt-disk-")
+	f, err := osfile.Nameless(dir)
 	if err != nil {
 		return nil, err
-	}
-	if err := os.Remove(f.Name()); err != nil {
-		return nil, errors.Join(err, f.Close())
 	}
 	return &Destination{file: f, name: f.Name(),
 		finish: func(err error) error { return errors.Join(err, f.Close()) }}, nil

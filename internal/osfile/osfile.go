@@ -1,6 +1,7 @@
 package osfile
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -173,3 +174,29 @@ func IsFull(err error) bool {
 
 // StatBlock is the unit of st_blocks in bytes. It does not depend on the file system's block size.
 const StatBlock = 512
+
+// Nameless makes a file in a directory that disappears when it is closed, also if the process is
+// killed.
+func Nameless(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, ".kubevirt-disk-*")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// NamelessIn is Nameless for a directory that is open.
+func NamelessIn(dir *os.Root) (*os.File, error) {
+	name := rand.Text() + ".partial" // what a crash leaves is found by that
+	f, err := dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := dir.Remove(name); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

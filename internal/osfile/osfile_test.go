@@ -1,6 +1,7 @@
 package osfile
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -65,4 +66,31 @@ func TestExtents(t *testing.T) {
 	check(part, 4*part, 2*part, false)
 	check(3*part, part, part, true)
 	check(4*part, part, part, false) // behind the end
+}
+
+// TestNameless: nothing is left in the directory, and the file can be used.
+func TestNameless(t *testing.T) {
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	require.NoError(t, err)
+	defer root.Close()
+	for name, open := range map[string]func() (*os.File, error){
+		"by name": func() (*os.File, error) { return Nameless(dir) },
+		"in root": func() (*os.File, error) { return NamelessIn(root) },
+	} {
+		f, err := open()
+		require.NoError(t, err, name)
+		_, err = f.WriteAt([]byte("content"), 3)
+		require.NoError(t, err, name)
+		got := make([]byte, 10)
+		_, err = f.ReadAt(got, 0)
+		require.NoError(t, err, name)
+		require.Equal(t, "\x00\x00\x00content", string(got), name)
+		left, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Empty(t, left, name)
+		require.NoError(t, f.Close())
+	}
+	_, err = Nameless(filepath.Join(dir, "none"))
+	require.ErrorIs(t, err, fs.ErrNotExist)
 }

@@ -43,7 +43,7 @@ func (w *webSource) fetchAside(ctx context.Context, desc v1.Descriptor) (v1.Desc
 	e := w.endpoints[0]
 	e.client.opt.Warn(fmt.Sprintf("%s does not say how long the file is: it is fetched into %q "+
 		"first", w.file.url.Host, w.asideDir))
-	file, err := nameless(w.asideDir)
+	file, err := osfile.Nameless(w.asideDir)
 	if err != nil {
 		return desc, err
 	}

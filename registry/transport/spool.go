@@ -129,19 +129,7 @@ func (r *repository) spoolFile(size int64) (*os.File, error) {
 		return nil, fmt.Errorf("%q has room for %d MiB, and it has %d MiB", r.spoolDir, room>>20,
 			size>>20)
 	}
-	return nameless(r.spoolDir)
-}
-
-// nameless makes a file without a name.
-func nameless(dir string) (*os.File, error) {
-	file, err := os.CreateTemp(dir, ".kubevirt-disk-*")
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Remove(file.Name()); err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	return file, nil
+	return osfile.Nameless(r.spoolDir)
 }
 
 // endSpools ends all spools.
