@@ -29,7 +29,7 @@ func (c toy) begin(d *serving.Disk, write bool) error {
 		return serving.ErrRemoved
 	}
 	err := c.Begin(d, write)
-	if errors.As(err, new(*serving.Refusal)) {
+	if err != nil && errors.As(err, new(*serving.Refusal)) {
 		return errToyConflict
 	}
 	return err
