@@ -70,7 +70,7 @@ func endOf(err error) (reason string, expected bool) {
 		return "removed", true
 	case errors.Is(err, errPushedOut):
 		return "pushed_out", true
-	case errors.Is(err, errReinstated):
+	case errors.Is(err, errTakenOver):
 		return "reinstated", true
 	case errors.Is(err, errOver):
 		return "over", true

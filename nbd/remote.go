@@ -225,7 +225,7 @@ func (r *Remote) again(ctx context.Context) (*link, error) {
 		return nil, err
 	}
 	if former := r.now(); former != nil { // what it has acknowledged is in kept when it has ended
-		former.fail(errReinstated)
+		former.fail(errTakenOver)
 		r.lost(former)
 	}
 	if err := r.same(&l.greeting); err != nil {

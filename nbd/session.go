@@ -31,9 +31,9 @@ const (
 	heirContext = "x-kubevirt-disk:heir"
 	// maxSession is the longest name of a session, in bytes.
 	maxSession = 64
-	// reinstateTime is how long a client waits for the requests of the former connection. It may
+	// takeoverTimeout is how long a client waits for the requests of the former connection. It may
 	// try again.
-	reinstateTime = 20 * time.Second
+	takeoverTimeout = 20 * time.Second
 )
 
 // told is what a session is told of its disk.
@@ -107,11 +107,11 @@ var errOver = errors.New("another session of this name has taken the disk over")
 var errTold = errors.New("who may write the disk has changed, and the client is told when it " +
 	"connects again")
 
-// errReinstated ends a connection in favour of a newer one of its session.
-var errReinstated = errors.New("a newer connection of its session has replaced it")
+// errTakenOver ends a connection in favour of a newer one of its session.
+var errTakenOver = errors.New("a newer connection of its session has replaced it")
 
-// reinstate ends the other connections of the session, and waits for their requests.
-func (c *conn) reinstate() error {
+// takeOver ends the other connections of the session, and waits for their requests.
+func (c *conn) takeOver() error {
 	s := c.srv
 	s.mu.Lock()
 	var former []*conn
@@ -126,7 +126,7 @@ func (c *conn) reinstate() error {
 		return nil
 	}
 	for _, o := range former {
-		o.fail(errReinstated)
+		o.fail(errTakenOver)
 	}
 	done := make(chan struct{})
 	go func() {
@@ -140,7 +140,7 @@ func (c *conn) reinstate() error {
 		return nil
 	case <-s.ctx.Done():
 		return ErrServerClosed
-	case <-time.After(reinstateTime):
+	case <-time.After(takeoverTimeout):
 		return errors.New("requests of the session's former connection have not ended yet: the " +
 			"storage of the disk does not answer")
 	}

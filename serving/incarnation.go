@@ -15,9 +15,9 @@ import (
 // another one has taken its place. So that place can be taken without anybody's word: what is left
 // of the former one, such as a write that its machine sends late, is refused for good.
 //
-// A client whose place is empty is followed at the first request of the next one. As long as it is
-// there, only an heir follows it: a client that was told that it is the target of a live migration.
-// It does so at its first write. Before, it reads beside the other one, which still writes, and
+// When a client is gone, the first request of the next one takes its place over. As long as it is
+// there, only an heir does that: a client that was told that it is the target of a live migration.
+// It takes over at its first write. Before, it reads beside the other one, which still writes, and
 // which keeps the disk if the migration is cancelled.
 
 // AttachIncarnation is Attach for a client of a disk that is one of those of a name. Incarnation is
@@ -80,7 +80,7 @@ func (c *Client) ClaimFor(d *Disk, write bool) bool {
 	case d.isFenced(c) || !c.heir && d.held(owner):
 		return false
 	}
-	err := c.all.follow(d, c)
+	err := c.all.takeOver(d, c)
 	if err != nil && !errors.Is(err, errHeld) {
 		c.all.log.Warn("a client cannot have the disk yet", zap.Uint16("lun", d.Number),
 			zap.String("client", PlainName(c.peer.name)), zap.Error(err))
@@ -100,10 +100,10 @@ var (
 	errHeld = errors.New("another client of that name has the disk")
 )
 
-// follow makes the client's peer the owner of a disk in place of another incarnation, as HandOver
+// takeOver makes the client's peer the owner of a disk in place of another incarnation, as HandOver
 // does, and makes durable what that one was told is written: it cannot repeat that any more. If the
 // client is an heir, the others are over, too: their migrations were cancelled.
-func (s *Disks) follow(d *Disk, c *Client) error {
+func (s *Disks) takeOver(d *Disk, c *Client) error {
 	_, err := s.fenceOff(d.Number, func(d *Disk) (ending, error) { return s.placeLocked(d, c) },
 		func(name string, _ ending) bool { return sameName(name, c.peer.name) },
 		func(d *Disk, _ ending) { d.owner.Store(c.peer) })
@@ -123,7 +123,7 @@ func (s *Disks) follow(d *Disk, c *Client) error {
 	return d.Disk.Flush()
 }
 
-// placeLocked is the outcome of follow.
+// placeLocked is the outcome of takeOver.
 func (s *Disks) placeLocked(d *Disk, c *Client) (ending, error) {
 	owner := d.owner.Load()
 	switch {
