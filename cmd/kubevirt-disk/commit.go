@@ -11,7 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -135,14 +137,41 @@ func (c *committing) checkOnto() error {
 
 // committed is an open disk that is stored as an image.
 type committed struct {
-	name string // of the disk
-	// source returns its content as the bytes of a raw image. Closing that does not close the disk.
-	source  func(ctx context.Context) (image.Source, error)
-	origins []registry.Origin
+	name string
+	// content does not change. It may have the optional interfaces of a disk. close closes it.
+	content disk.Disk
+	// files are image.Contents of what the content reads from, and snapshots the IDs of those that
+	// it was made from, by images that have their content. Nil: nobody knows.
+	files     []string
+	snapshots map[string]string
 	// stored is told that an image has the content. May be nil.
 	stored func(ctx context.Context, image string) error
 	close  func() error
 }
+
+// origins are those of the content.
+func (d *committed) origins() (all []registry.Origin) {
+	add := func(o registry.Origin, since string) {
+		o.Changed = func(off, length int64) (bool, int64, error) {
+			return disk.Changed(d.content, since, off, length)
+		}
+		all = append(all, o)
+	}
+	for stored, snapshot := range d.snapshots {
+		if digest, file, _ := strings.Cut(stored, "/"); file == committedFile(d.name) {
+			add(registry.Origin{Digest: digest}, snapshot)
+		}
+	}
+	if len(d.files) > 0 {
+		add(registry.Origin{Files: d.files}, "")
+	}
+	return all
+}
+
+// notClosed is a source that is opened more than once.
+type notClosed struct{ image.Source }
+
+func (notClosed) Close() error { return nil }
 
 // openCommitted opens a disk.
 type openCommitted func(ctx context.Context, client *registry.Client) (*committed, error)
@@ -189,11 +218,12 @@ func (c *committing) run(ctx context.Context, client *registry.Client, ref trans
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
 	opt.Onto = c.onto
-	opt.Onto.Origins = d.origins
+	opt.Onto.Origins = d.origins()
 	opt.Open = func(name string) (*image.Image, error) {
 		return image.OpenSource(ctx, name,
-			func(ctx context.Context, _ string) (image.Source, error) { return d.source(ctx) },
-			image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
+			func(context.Context, string) (image.Source, error) {
+				return notClosed{&instance.Source{Disk: d.content}}, nil
+			}, image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
 	}
 	file := committedFile(d.name)
 	digest, err := c.a.push(ctx, client, []string{file}, ref, opt)
@@ -229,24 +259,6 @@ func writeDigest(file, digest string) error {
 // committedAs is how a snapshot that was stored is remembered: what the manifest's digest says of
 // an image is true of the disk of that name only.
 func committedAs(digest, file string) string { return digest + "/" + file }
-
-// committedOrigins are the origins by images that have the content of earlier snapshots.
-func committedOrigins(disk string, images map[string]string,
-	origin func(digest, snapshot string) (registry.Origin, error)) (all []registry.Origin,
-	err error) {
-	for stored, snapshot := range images {
-		digest, file, _ := strings.Cut(stored, "/")
-		if file != committedFile(disk) {
-			continue
-		}
-		one, err := origin(digest, snapshot)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, one)
-	}
-	return all, nil
-}
 
 // committedFile is the name of a committed disk in the image: that of the disk, which may be a
 // reference with a tag, or a snapshot of a disk.

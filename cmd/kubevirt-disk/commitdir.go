@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/durable"
@@ -53,32 +52,9 @@ func (c *committing) openDir(ctx context.Context, client *registry.Client,
 		content = opened.Disk
 		whole = func() error { return errors.Join(opened.Close(), end()) }
 	}
-	origins, err := committedOrigins(kept.Name, inst.CommittedBefore(content),
-		func(digest, since string) (registry.Origin, error) {
-			return registry.Origin{Digest: digest,
-				Changed: func(off, length int64) (bool, int64, error) {
-					return disk.Changed(content, since, off, length)
-				}}, nil
-		})
-	if err != nil {
-		return nil, errors.Join(err, whole())
-	}
-	if files := inst.Image(); files != nil {
-		origins = append(origins, registry.Origin{Files: files,
-			Changed: func(off, length int64) (bool, int64, error) {
-				return disk.Changed(content, "", off, length)
-			}})
-	}
-	return &committed{name: kept.Name, close: whole, origins: origins,
-		source: func(context.Context) (image.Source, error) {
-			return notClosed{&instance.Source{Disk: content}}, nil
-		}}, nil
+	return &committed{name: kept.Name, close: whole, content: content, files: inst.Image(),
+		snapshots: inst.CommittedBefore(content)}, nil
 }
-
-// notClosed is a source that somebody else closes.
-type notClosed struct{ *instance.Source }
-
-func (notClosed) Close() error { return nil }
 
 // keptDisk finds a disk on the volume by its name, or the only one for "".
 func (c *committing) keptDisk(name string) (one instance.Kept, err error) {

@@ -75,9 +75,10 @@ func TestReader(t *testing.T) {
 	require.NoError(t, s.Listen(path))
 	defer s.Close()
 	c := Client{Socket: path}
-	_, err := c.Reader(t.Context(), "none", "s")
-	require.ErrorContains(t, err, "there is no disk none")
-	r, err := c.Reader(t.Context(), "vm", "s")
+	explain := func(err error) error { return fmt.Errorf("explained: %w", err) }
+	_, err := c.Reader(t.Context(), "none", "s", explain)
+	require.EqualError(t, err, "explained: there is no disk none")
+	r, err := c.Reader(t.Context(), "vm", "s", explain)
 	require.NoError(t, err)
 	defer r.Close()
 	require.Equal(t, status.Content{Disk: "vm", Identity: "s", Size: content.Size(),
@@ -87,24 +88,28 @@ func TestReader(t *testing.T) {
 	content.away = 0
 	_, _ = content.ReadAt(want, 512)
 	content.away = 1 // it is asked again
-	_, err = r.ReadAt(t.Context(), got, 512)
+	_, err = r.ReadAt(got, 512)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(want, got))
 
-	changed, err := r.Changed(t.Context(), "monday")
-	require.NoError(t, err)
 	for block := int64(0); block < fakeBlocks-3; block++ {
-		in, n := r.Stored(block*fakeBlock, fakeBlock)
-		require.Equal(t, fmt.Sprint(block%2 == 1, fakeBlock), fmt.Sprint(in, n))
-		if in, n = changed(block*fakeBlock+512, 2*fakeBlock); block%3 == 0 {
+		e, err := r.Extent(block*fakeBlock, fakeBlock)
+		require.NoError(t, err)
+		require.Equal(t, disk.Extent{Data: block%2 == 1, Length: fakeBlock}, e)
+		in, n, err := disk.Changed(r, "monday", block*fakeBlock+512, 2*fakeBlock)
+		require.NoError(t, err)
+		if block%3 == 0 {
 			require.Equal(t, fmt.Sprint(true, fakeBlock-512), fmt.Sprint(in, n))
 		} else {
 			require.False(t, in)
 			require.LessOrEqual(t, n, int64(3-block%3)*fakeBlock-512)
 		}
 	}
-	_, err = r.Changed(t.Context(), "tuesday")
+	_, _, err = disk.Changed(r, "tuesday", 0, 512)
 	require.ErrorContains(t, err, "there is no tuesday")
+	depth, n, err := r.Depth(512, content.Size()-512)
+	require.NoError(t, err, "what an image has not is the disk's own")
+	require.Equal(t, fmt.Sprint(disk.DepthOwn, content.Size()-512), fmt.Sprint(depth, n))
 
 	for what, bad := range map[string]string{
 		"&offset=0&length=0": "no bytes", "&offset=-1&length=512": "no bytes",
@@ -117,9 +122,10 @@ func TestReader(t *testing.T) {
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
-	_, err = r.ReadAt(ended, got[:512], 0)
+	_, err = r.Within(ended).ReadAt(got[:512], 0)
 	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, disk.ErrNotNow)
 	content.gone = true
-	_, err = r.ReadAt(t.Context(), got[:512], 0)
+	_, err = r.ReadAt(got[:512], 0)
 	require.ErrorContains(t, err, "is another one than before")
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"sort"
 	"strconv"
+	"sync"
 	"time"
 
 	"kubevirt.io/disk/disk"
@@ -18,33 +20,72 @@ import (
 // readsAtOnce is how many connections a client keeps.
 const readsAtOnce = 16
 
-// Reader reads a snapshot of a daemon's disk. Its methods, except Close, may be called by any
-// number of goroutines. Errors are those of a Client.
+// Reader is a snapshot of a daemon's disk, as a disk that cannot be written. Its methods, except
+// Close, may be called by any number of goroutines.
 type Reader struct {
 	status.Content
 	query  url.Values
 	by     *http.Transport
-	stored ranges
+	ctx    context.Context // ends all that it asks
+	ranges *knownRanges
+	// explain makes what a person is told of an error.
+	explain func(error) error
 }
 
+// knownRanges are those that were asked for.
+type knownRanges struct {
+	mu     sync.Mutex
+	stored ranges
+	since  map[string]ranges // guarded by mu; what has changed, by the snapshot since which
+}
+
+var (
+	_ disk.Extenter  = (*Reader)(nil)
+	_ disk.Distant   = (*Reader)(nil)
+	_ disk.Historian = (*Reader)(nil)
+	_ disk.Layered   = (*Reader)(nil)
+)
+
 // Reader opens a snapshot, and finds out what of it is stored. The daemon keeps nothing open for
-// it: if the snapshot is deleted, reads fail.
-func (c Client) Reader(ctx context.Context, disk, snapshot string) (*Reader, error) {
-	r := &Reader{query: url.Values{"disk": {disk}, "snapshot": {snapshot}}, by: c.transport()}
-	err := r.ask(ctx, status.PathContent, nil, decodeInto(&r.Content))
+// it: if the snapshot is deleted, reads fail. Once ctx has ended, they fail, too. Errors are those
+// of a Client, as explain has them, or wrap disk.ErrNotNow and that of ctx.
+func (c Client) Reader(ctx context.Context, disk, snapshot string, explain func(error) error) (
+	*Reader, error) {
+	r := &Reader{query: url.Values{"disk": {disk}, "snapshot": {snapshot}}, by: c.transport(),
+		ctx: ctx, ranges: &knownRanges{since: map[string]ranges{}}, explain: explain}
+	err := r.ask(status.PathContent, nil, decodeInto(&r.Content))
 	if err == nil {
 		r.query.Set("identity", r.Identity)
-		r.stored, err = r.ranges(ctx, status.RangesStored, "")
+		r.ranges.stored, err = r.list(status.RangesStored, "")
 	}
 	if err != nil {
-		r.Close()
+		_ = r.Close() // it cannot fail
 		return nil, err
 	}
 	return r, nil
 }
 
-// Close closes the connections.
-func (r *Reader) Close() { r.by.CloseIdleConnections() }
+// Within implements disk.Distant.
+func (r *Reader) Within(ctx context.Context) disk.Disk {
+	within := *r
+	within.ctx = ctx
+	return &within
+}
+
+// Close implements disk.Disk: it closes the connections.
+func (r *Reader) Close() error {
+	r.by.CloseIdleConnections()
+	return nil
+}
+
+// Size implements disk.Disk.
+func (r *Reader) Size() int64 { return r.Content.Size }
+
+// WriteAt implements disk.Disk.
+func (r *Reader) WriteAt([]byte, int64) (int, error) { return 0, disk.ErrReadOnly }
+
+// Flush implements disk.Disk.
+func (r *Reader) Flush() error { return nil }
 
 func decodeInto(to any) func(body io.Reader) error {
 	return func(body io.Reader) error { return json.NewDecoder(body).Decode(to) }
@@ -55,8 +96,7 @@ func decodeInto(to any) func(body io.Reader) error {
 const contentTimeout = 2 * time.Minute
 
 // ask asks for something of the snapshot. It asks again while the daemon waits for its image.
-func (r *Reader) ask(ctx context.Context, path string, more url.Values,
-	read func(body io.Reader) error) error {
+func (r *Reader) ask(path string, more url.Values, read func(body io.Reader) error) error {
 	q := url.Values{}
 	for _, from := range []url.Values{r.query, more} {
 		for key, values := range from {
@@ -64,23 +104,27 @@ func (r *Reader) ask(ctx context.Context, path string, more url.Values,
 		}
 	}
 	for begin := time.Now(); ; {
-		err := askBy(ctx, r.by, http.MethodGet, path+"?"+q.Encode(), nil, read)
-		if !errors.Is(err, disk.ErrNotNow) || time.Since(begin) > contentTimeout {
-			return err
+		err := askBy(r.ctx, r.by, http.MethodGet, path+"?"+q.Encode(), nil, read)
+		switch ended := r.ctx.Err(); {
+		case err == nil:
+			return nil
+		case ended != nil:
+			return fmt.Errorf("%w: %w", disk.ErrNotNow, ended)
+		case !errors.Is(err, disk.ErrNotNow), time.Since(begin) > contentTimeout:
+			return r.explain(err)
 		}
 		select {
-		case <-ctx.Done():
-			return ctx.Err()
+		case <-r.ctx.Done():
 		case <-time.After(time.Second):
 		}
 	}
 }
 
-// ReadAt fills p with the bytes at off.
-func (r *Reader) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+// ReadAt implements disk.Disk.
+func (r *Reader) ReadAt(p []byte, off int64) (n int, err error) {
 	for n < len(p) {
 		part := p[n:min(len(p), n+status.MaxContentBytes)]
-		err := r.ask(ctx, status.PathContentBytes, url.Values{
+		err := r.ask(status.PathContentBytes, url.Values{
 			"offset": {strconv.FormatInt(off+int64(n), 10)},
 			"length": {strconv.Itoa(len(part))}}, func(body io.Reader) error {
 			_, err := io.ReadFull(body, part)
@@ -94,17 +138,38 @@ func (r *Reader) ReadAt(ctx context.Context, p []byte, off int64) (n int, err er
 	return n, nil
 }
 
-// Stored reports whether the run at off is no hole, and how long it is, at most length bytes.
-func (r *Reader) Stored(off, length int64) (stored bool, n int64) {
-	return r.stored.at(off, length)
+// Extent implements disk.Extenter.
+func (r *Reader) Extent(off, length int64) (disk.Extent, error) {
+	stored, n := r.ranges.stored.at(off, length)
+	return disk.Extent{Length: n, Data: stored}, nil
 }
 
-// Changed returns a function like Stored, for what may differ from an earlier snapshot, or from the
-// image for "".
-func (r *Reader) Changed(ctx context.Context, since string) (
-	func(off, length int64) (changed bool, n int64), error) {
-	all, err := r.ranges(ctx, status.RangesChanged, since)
-	return all.at, err
+// Since implements disk.Historian. Content.Committed has what to compare with.
+func (r *Reader) Since() []disk.Snapshot { return nil }
+
+// Changed implements disk.Historian, and asks once for each snapshot.
+func (r *Reader) Changed(since string, off, length int64) (changed bool, n int64, err error) {
+	known := r.ranges
+	known.mu.Lock()
+	defer known.mu.Unlock()
+	all, ok := known.since[since]
+	if !ok {
+		if all, err = r.list(status.RangesChanged, since); err != nil {
+			return false, 0, err
+		}
+		known.since[since] = all
+	}
+	changed, n = all.at(off, length)
+	return changed, n, nil
+}
+
+// Depth implements disk.Layered: what has changed since the image is the disk's own.
+func (r *Reader) Depth(off, length int64) (depth int, n int64, err error) {
+	changed, n, err := r.Changed("", off, length)
+	if changed {
+		return disk.DepthOwn, n, err
+	}
+	return disk.DepthImage, n, err
 }
 
 // ranges are in order, and have an offset and a length.
@@ -122,11 +187,11 @@ func (all ranges) at(off, length int64) (in bool, n int64) {
 	return true, min(length, all[i][0]+all[i][1]-off)
 }
 
-// ranges asks for all pages.
-func (r *Reader) ranges(ctx context.Context, what, since string) (all ranges, err error) {
-	for off := int64(0); off < r.Size; {
+// list asks for all pages of ranges.
+func (r *Reader) list(what, since string) (all ranges, err error) {
+	for off := int64(0); off < r.Size(); {
 		var page status.ContentRanges
-		err := r.ask(ctx, status.PathContentRanges, url.Values{"what": {what}, "since": {since},
+		err := r.ask(status.PathContentRanges, url.Values{"what": {what}, "since": {since},
 			"offset": {strconv.FormatInt(off, 10)}}, decodeInto(&page))
 		if err != nil {
 			return nil, err
