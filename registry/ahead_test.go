@@ -263,13 +263,13 @@ func TestFirstRequest(t *testing.T) {
 		w.WriteHeader(http.StatusUnauthorized)
 		return true
 	})
-	own := newClient(t, transport.Options{Insecure: []string{m.host}, Patience: time.Second,
+	own := newClient(t, transport.Options{Insecure: []string{m.host}, Timeout: time.Second,
 		Own: transport.Credential{Username: "me", Password: "pa55"}, OwnHost: m.host})
 	_, err = own.Resolve(t.Context(), m.ref(t, "vm/a:1"))
 	require.NoError(t, err)
 	require.Equal(t, 1, without)
 	require.Equal(t, 2, with)
-	wrong := newClient(t, transport.Options{Insecure: []string{m.host}, Patience: time.Second,
+	wrong := newClient(t, transport.Options{Insecure: []string{m.host}, Timeout: time.Second,
 		Own: transport.Credential{Username: "me", Password: "wrong"}, OwnHost: m.host})
 	_, err = wrong.Resolve(t.Context(), m.ref(t, "vm/a:1"))
 	var status *transport.StatusError

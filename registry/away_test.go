@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// longWait is far longer than what is expected, and far shorter than the patience of these clients.
+// longWait is far longer than what is expected, and far shorter than the timeout of these clients.
 const longWait = 40 * time.Second
 
 // TestNobodyAnswers: a registry that refuses connections from the beginning is soon an error, and
@@ -44,8 +44,8 @@ func TestNobodyAnswers(t *testing.T) {
 			var mu sync.Mutex
 			var warned []string
 			began := time.Now()
-			err := work(t.Context(), newClient(t, transport.Options{Patience: time.Hour,
-				FirstPatience: 2 * time.Second, Warn: func(text string) {
+			err := work(t.Context(), newClient(t, transport.Options{Timeout: time.Hour,
+				FirstTimeout: 2 * time.Second, Warn: func(text string) {
 					mu.Lock()
 					defer mu.Unlock()
 					warned = append(warned, text)
@@ -66,7 +66,7 @@ func TestRegistryRestarts(t *testing.T) {
 	content := noise(27, 1<<20)
 	l.NewImage(t, content)
 	opt := l.options()
-	opt.FirstPatience = 10 * time.Millisecond
+	opt.FirstTimeout = 10 * time.Millisecond
 	const away = 500 * time.Millisecond
 	l.Faults = []fault{func(_ http.ResponseWriter, r *http.Request, _ []byte) bool {
 		_ = l.Server.Listener.Close()

@@ -42,7 +42,7 @@ func TestIndexContradictsLayer(t *testing.T) {
 	l := newLying(t)
 	contradicted(t, l, content, 5)
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
-	s.opt.patience = time.Second
+	s.opt.timeout = time.Second
 	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
 	p := make([]byte, 4096)
 	_, err := img.ReadAtContext(t.Context(), p, 5*indexChunk+100)

@@ -39,8 +39,8 @@ type farFile struct {
 	warn    func(text string)
 	verdict *verdict     // on the image; nil: nothing in it is described twice
 	came    atomic.Int64 // bytes, from the registry
-	// patience is how long a chunk may be wrong each time it comes; 0: oddPatience
-	patience time.Duration
+	// timeout is how long a chunk may be wrong each time it comes; 0: wrongTimeout
+	timeout time.Duration
 
 	mu   sync.Mutex
 	runs [readRuns]readRun // guarded by mu; used last first
@@ -161,12 +161,12 @@ var _ image.Source = (*farFile)(nil)
 
 // newFarFile opens a file of a layer.
 func newFarFile(c *cache.Cache, from *transport.Blob, x *layer.Index, f *layer.IndexFile,
-	warn func(string), v *verdict, patience time.Duration) (*farFile, error) {
+	warn func(string), v *verdict, timeout time.Duration) (*farFile, error) {
 	digests := io.NewSectionReader(x.Digests, f.FirstChunk*layer.DigestSize,
 		f.Chunks(x.ChunkSize)*layer.DigestSize)
 	size := max(x.ChunkSize, cache.MinChunkSize)
 	far := &farFile{chunk: size, warn: warn, tables: x.TablesOf(f), verdict: v,
-		patience: patience}
+		timeout: timeout}
 	name, zeros, err := ofDigests(f.Size, x.ChunkSize, digests)
 	if err != nil {
 		return nil, err
@@ -285,14 +285,14 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 		case ctx.Err() != nil:
 			return n, fmt.Errorf("%w: %w", disk.ErrNotNow, err)
 		}
-		patience := cmp.Or(f.patience, oddPatience)
+		timeout := cmp.Or(f.timeout, wrongTimeout)
 		if wrong := new(transport.DigestError); !errors.As(err, &wrong) {
 			odd = time.Time{}
 		} else if odd.IsZero() {
 			odd = time.Now()
-		} else if time.Since(odd) > patience {
+		} else if time.Since(odd) > timeout {
 			return n, fmt.Errorf("%w; that is so for %s: if the registry is right, the image "+
-				"contradicts itself: push the image again", err, patience)
+				"contradicts itself: push the image again", err, timeout)
 		}
 		wait := max(pause, min(transport.WaitFor(err), maxRetryAfter))
 		f.warn(fmt.Sprintf("%v; a read waits, next try in %s", err, wait))

@@ -126,7 +126,7 @@ func TestFetchEnds(t *testing.T) {
 			l.NewImage(t, noise(21, 1<<20))
 			l.Faults = c.faults
 			opt := l.options()
-			opt.Patience = 2 * time.Second // a busy machine may be silent for long
+			opt.Timeout = 2 * time.Second // a busy machine may be silent for long
 			dir, err := pullHTTP(t, l, opt)
 			require.ErrorContains(t, err, c.want)
 			require.NotContains(t, err.Error(), "signature")
@@ -299,7 +299,7 @@ func TestCredentials(t *testing.T) {
 				secret),
 		} {
 			opt := l.options()
-			opt.Config, opt.Patience = write("x", text), 100*time.Millisecond
+			opt.Config, opt.Timeout = write("x", text), 100*time.Millisecond
 			_, err := pullHTTP(t, l, opt)
 			require.Error(t, err, name)
 			require.NotContains(t, err.Error(), secret)

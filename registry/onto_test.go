@@ -366,7 +366,7 @@ func TestPushOntoLyingIndex(t *testing.T) {
 		PullOptions{})
 	require.ErrorContains(t, err, "not what the index of the image says")
 	s := newStreaming(t, o.c, t.TempDir(), t.TempDir())
-	s.opt.patience = time.Second
+	s.opt.timeout = time.Second
 	st := s.open(t, o.m.ref(t, "vm/a:2"))
 	img := s.disk(t, st, "vm.qcow2")
 	_, err = img.ReadAtContext(t.Context(), make([]byte, 512), 2<<20)

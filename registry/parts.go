@@ -405,14 +405,14 @@ func (s *Stream) farPart(p *layer.Part) (*farFile, error) {
 			return nil, err
 		}
 		return &farFile{blob: f, name: name, chunk: f.unit, warn: s.warnOf(p.Name),
-			verdict: s.verdict, patience: s.opt.patience}, nil
+			verdict: s.verdict, timeout: s.opt.timeout}, nil
 	case p.Chunks != nil:
 		x := &layer.Index{ChunkSize: layer.IndexChunk, Digests: layer.SectionOf(p.Chunks)}
 		file := &layer.IndexFile{Name: p.Name, Size: p.Size, Offset: p.Offset}
 		if int64(len(p.Chunks)) != file.Chunks(layer.IndexChunk)*layer.DigestSize {
 			return nil, errors.New("does not have as many digests as chunks")
 		}
-		return newFarFile(s.opt.Cache, from, x, file, s.warnOf(p.Name), s.verdict, s.opt.patience)
+		return newFarFile(s.opt.Cache, from, x, file, s.warnOf(p.Name), s.verdict, s.opt.timeout)
 	}
 	u, err := s.unverifiedLayer(layers[i])
 	if err != nil {

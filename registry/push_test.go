@@ -116,7 +116,7 @@ func (m *memory) ref(t testing.TB, name string) transport.Reference {
 }
 
 func (m *memory) client(t testing.TB) *Client {
-	return newClient(t, transport.Options{Insecure: []string{m.host}, Patience: 20 * time.Second})
+	return newClient(t, transport.Options{Insecure: []string{m.host}, Timeout: 20 * time.Second})
 }
 
 // newBase is a base image for two platforms, as docker makes it.

@@ -147,7 +147,7 @@ func newPushTry(t *testing.T) *pushTry {
 
 func (p *pushTry) push(ctx context.Context, t *testing.T) error {
 	var mu sync.Mutex
-	c := newClient(t, transport.Options{Insecure: []string{p.m.host}, Patience: time.Minute,
+	c := newClient(t, transport.Options{Insecure: []string{p.m.host}, Timeout: time.Minute,
 		Warn: func(text string) {
 			mu.Lock()
 			defer mu.Unlock()

@@ -32,7 +32,7 @@ func listed(t testing.TB, l *lying, content []byte) string {
 // asking is a client that asks for signatures.
 func asking(t testing.TB, l *lying, keys ...string) *Client {
 	opt := l.options()
-	opt.Patience = time.Second
+	opt.Timeout = time.Second
 	var err error
 	opt.Gate, err = signature.NewGate(signature.Options{Keys: keys})
 	require.NoError(t, err)

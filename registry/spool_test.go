@@ -55,7 +55,7 @@ func newSpooled(t *testing.T, size int, opt transport.Options, parts bool,
 		defer s.mu.Unlock()
 		s.told = append(s.told, text)
 	}
-	opt.Idle = opt.Patience / 5
+	opt.Idle = opt.Timeout / 5
 	s.client = newClient(t, opt)
 	s.streaming = newStreaming(t, s.client, s.dir, t.TempDir())
 	s.NoRanges, s.Faults = !parts, faults
@@ -149,7 +149,7 @@ func TestNoPartsAtFirst(t *testing.T) {
 // goes silent, and go on when it sends again. Those of what is here do not wait.
 func TestNoPartsAndSilence(t *testing.T) {
 	goes := make(chan struct{})
-	s := newSpooled(t, 16<<20, transport.Options{Patience: 5 * time.Second}, false)
+	s := newSpooled(t, 16<<20, transport.Options{Timeout: 5 * time.Second}, false)
 	p := make([]byte, 4096)
 	_, err := s.img.ReadAt(p, 0)
 	require.NoError(t, err)

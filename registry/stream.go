@@ -41,7 +41,7 @@ type StreamOptions struct {
 	// UnpackMemory is how far back compressed data may refer: see unpack.Options. Bytes.
 	UnpackMemory int64
 
-	patience time.Duration // of its farFiles
+	timeout time.Duration // of its farFiles
 }
 
 // Stream is an image whose disks are read as they are needed. Any number of goroutines may call its
@@ -493,5 +493,5 @@ func (s *Stream) openIndexed(f *layer.IndexFile) (*farFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newFarFile(s.opt.Cache, layer, s.index, f, s.warnOf(f.Name), s.verdict, s.opt.patience)
+	return newFarFile(s.opt.Cache, layer, s.index, f, s.warnOf(f.Name), s.verdict, s.opt.timeout)
 }

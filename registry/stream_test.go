@@ -174,7 +174,7 @@ func TestStreamWaits(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			m := newMemory(t)
 			var warned atomic.Int64
-			_, img, content := oneDisk(t, m, 4<<20, transport.Options{Patience: time.Second,
+			_, img, content := oneDisk(t, m, 4<<20, transport.Options{Timeout: time.Second,
 				Warn: func(string) { warned.Add(1) }})
 			var asked atomic.Int64
 			m.setFault(func(w http.ResponseWriter, r *http.Request) bool {

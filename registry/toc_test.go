@@ -209,7 +209,7 @@ func TestTableOfOtherData(t *testing.T) {
 		l := newLying(t)
 		l.Annotated(t, layer, annotations)
 		s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
-		s.opt.patience = time.Second
+		s.opt.timeout = time.Second
 		file, err := openPartOf(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
 		require.NoError(t, err)
 		_, err = file.ReadAt(t.Context(), make([]byte, 512), 600<<10)

@@ -239,7 +239,7 @@ func TestTableWithOtherDataBetween(t *testing.T) {
 				content, annotations := w.Layer(t, w.Entries)
 				l.Annotated(t, content, annotations)
 				s := newStreaming(t, newClient(t, l.options()), cached, t.TempDir())
-				s.opt.patience = time.Second
+				s.opt.timeout = time.Second
 				st, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
 				if err != nil && strings.Contains(err.Error(), "push the image again") {
 					require.Same(t, wrong, w)

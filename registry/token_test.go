@@ -35,7 +35,7 @@ func TestTokenServerNearby(t *testing.T) {
 				})
 			opt := l.options()
 			opt.Own = transport.Credential{Username: "me", Password: "pa55word"}
-			opt.OwnHost, opt.Patience = l.Host(), time.Second
+			opt.OwnHost, opt.Timeout = l.Host(), time.Second
 			dir, err := pullHTTP(t, l, opt)
 			require.NoError(t, err)
 			onlyFile(t, dir, "out.raw", content)
@@ -65,7 +65,7 @@ func TestTokenServerRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLying(t)
-			opt := transport.Options{CA: l.TLS(t), Patience: time.Hour}
+			opt := transport.Options{CA: l.TLS(t), Timeout: time.Hour}
 			l.NewImage(t, noise(61, 8192))
 			l.WantsTokens(t, c.realm, tokens)
 			began := time.Now()
@@ -137,7 +137,7 @@ func TestUnknownCertificate(t *testing.T) {
 	l.Basic = "me:pa55word"
 	opt := l.options()
 	opt.Own = transport.Credential{Username: "me", Password: "pa55word"}
-	opt.OwnHost, opt.Patience = l.Host(), time.Second
+	opt.OwnHost, opt.Timeout = l.Host(), time.Second
 	var warned []string
 	opt.Warn = func(text string) { warned = append(warned, text) }
 	dir, err := pullHTTP(t, l, opt)

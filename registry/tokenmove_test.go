@@ -52,7 +52,7 @@ func TestTokenServerMoves(t *testing.T) {
 					http.Redirect(w, r, elsewhere.URL+"?"+r.URL.RawQuery, c.status)
 				})
 			opt := l.options()
-			opt.Patience = time.Second
+			opt.Timeout = time.Second
 			if c.entry != "" {
 				opt.Config = filepath.Join(t.TempDir(), "config.json")
 				require.NoError(t, os.WriteFile(opt.Config, fmt.Appendf(nil,

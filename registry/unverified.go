@@ -36,7 +36,7 @@ type unverified struct {
 	next int64
 	odd  time.Time // since when a chunk differs from before; zero: none does
 
-	patience time.Duration // with such a chunk
+	timeout time.Duration // with such a chunk
 }
 
 const (
@@ -45,9 +45,9 @@ const (
 	// maxUnverified bounds a layer that is served like that, because a manifest can claim any size.
 	// Bytes.
 	maxUnverified = 2 << 40
-	// oddPatience is how long a registry may send other content for a chunk than before, or than
+	// wrongTimeout is how long a registry may send other content for a chunk than before, or than
 	// its digest says.
-	oddPatience = time.Minute
+	wrongTimeout = time.Minute
 	// verifiedAhead is how much is fetched ahead while the layer is verified, in bytes. Most
 	// connections are left to a guest that reads meanwhile.
 	verifiedAhead = 1 << 20
@@ -75,7 +75,7 @@ func (s *Stream) unverifiedLayer(desc descriptor) (*unverified, error) {
 		return nil, err
 	}
 	u := &unverified{name: name, layer: layer, notes: n, turn: make(chan struct{}, 1),
-		hash: sha256.New(), warn: s.warnOf(digest), patience: oddPatience}
+		hash: sha256.New(), warn: s.warnOf(digest), timeout: wrongTimeout}
 	u.turn <- struct{}{}
 	u.cached, err = s.opt.Cache.Blob(cache.BlobOptions{
 		Digest: unverifiedName(s.kept.Origin(), digest),
@@ -174,7 +174,7 @@ func (u *unverified) puzzle(ctx context.Context, err error, pause time.Duration)
 		u.odd = time.Time{}
 	} else if u.odd.IsZero() {
 		u.odd = time.Now()
-	} else if time.Since(u.odd) > u.patience {
+	} else if time.Since(u.odd) > u.timeout {
 		return u.condemn(changed.Error())
 	}
 	u.warn(fmt.Sprintf("%v; the layer cannot be verified yet, next try in %s", err, pause))

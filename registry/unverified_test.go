@@ -203,7 +203,7 @@ func TestWhenCompleteChanged(t *testing.T) {
 	st := again.open(t, ref)
 	img2 := again.disk(t, st, "a.img")
 	for _, u := range st.unsure {
-		u.patience = 100 * time.Millisecond
+		u.timeout = 100 * time.Millisecond
 	}
 	require.ErrorIs(t, img2.Verify(t.Context()), disk.ErrWrongContent)
 	require.Positive(t, again.opt.Cache.Stats().Wrong)
@@ -216,7 +216,7 @@ func TestWhenCompleteWaits(t *testing.T) {
 	l, ref, layer, _ := plainImage(t)
 	s := whenComplete(t, l, t.TempDir())
 	opt := l.options()
-	opt.Patience = time.Second
+	opt.Timeout = time.Second
 	s.client = newClient(t, opt)
 	img := s.disk(t, s.open(t, ref), "a.img")
 	l.Mu.Lock()

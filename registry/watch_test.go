@@ -88,7 +88,7 @@ func TestNothingHangs(t *testing.T) {
 						inner.ServeHTTP(w, r)
 					})
 					opt := l.options()
-					opt.Patience = time.Second
+					opt.Timeout = time.Second
 					opt.Idle = 300 * time.Millisecond
 					c := newClient(t, opt)
 					ctx, cancel := context.WithTimeout(t.Context(), longWait)
@@ -115,7 +115,7 @@ func TestUploadIsTaken(t *testing.T) {
 		<-done // the context of a request whose body nobody reads does not end
 		return true
 	}
-	c := newClient(t, transport.Options{Insecure: []string{p.m.host}, Patience: 3 * time.Second,
+	c := newClient(t, transport.Options{Insecure: []string{p.m.host}, Timeout: 3 * time.Second,
 		Idle: time.Second})
 	ctx, cancel := context.WithTimeout(t.Context(), longWait)
 	defer cancel()
@@ -193,7 +193,7 @@ func TestByteInEachConnection(t *testing.T) {
 	}
 	require.NoError(t, pull(opt))
 	onlyFile(t, filepath.Dir(out), "a.raw", content)
-	registry.Faults, opt.Mirrors, opt.Patience = mirror.Faults, nil, time.Second
+	registry.Faults, opt.Mirrors, opt.Timeout = mirror.Faults, nil, time.Second
 	require.ErrorContains(t, pull(opt), "nothing or too little came")
 }
 
@@ -201,8 +201,8 @@ func TestByteInEachConnection(t *testing.T) {
 func TestSlowLinkIsEnough(t *testing.T) {
 	l := newLying(t)
 	opt := l.options()
-	opt.Patience = 2 * time.Second
-	// No connection brings enough for the time of patience, two do; and there are so many of them
+	opt.Timeout = 2 * time.Second
+	// No connection brings enough within the timeout, two do; and there are so many of them
 	// that all take longer than that.
 	const perConnection, connections = 2*256 - 1, 45
 	content := noise(44, perConnection*connections)
@@ -218,5 +218,5 @@ func TestSlowLinkIsEnough(t *testing.T) {
 	got := make([]byte, len(content))
 	require.NoError(t, b.Fill(t.Context(), got, 0))
 	require.Equal(t, content, got)
-	require.Greater(t, time.Since(began), 2*opt.Patience)
+	require.Greater(t, time.Since(began), 2*opt.Timeout)
 }

@@ -38,7 +38,7 @@ const webFile = "/images/f.img"
 func newWeb(t testing.TB, content []byte) *web {
 	w := &web{Web: registrytest.NewWeb(t)}
 	w.Put(webFile, content, `"1"`)
-	w.opt = transport.Options{CA: w.CA(t), Patience: 2 * time.Second, Warn: func(text string) {
+	w.opt = transport.Options{CA: w.CA(t), Timeout: 2 * time.Second, Warn: func(text string) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.told = append(w.told, text)
@@ -267,7 +267,7 @@ func TestPlainAddress(t *testing.T) {
 	_, port, err := net.SplitHostPort(server.Host())
 	require.NoError(t, err)
 	address := "http://0.0.0.0:" + port + webFile
-	c := newClient(t, transport.Options{Patience: time.Second})
+	c := newClient(t, transport.Options{Timeout: time.Second})
 	_, _, err = c.Pull(t.Context(), parsed(t, address), filepath.Join(t.TempDir(), "a.raw"),
 		PullOptions{})
 	require.ErrorContains(t, err, "without TLS nothing else says what is right")
@@ -284,7 +284,7 @@ func TestPlainAddress(t *testing.T) {
 	_, err = c.Stream(t.Context(), ref, s.opt)
 	require.ErrorContains(t, err, "the content of "+digestOf(content))
 
-	_, err = newClient(t, transport.Options{Patience: time.Second, Checksums: "SHA256SUMS"}).
+	_, err = newClient(t, transport.Options{Timeout: time.Second, Checksums: "SHA256SUMS"}).
 		Stream(t.Context(), parsed(t, address), s.opt)
 	require.ErrorContains(t, err, "without TLS")
 }
@@ -396,7 +396,7 @@ func TestAddressPolicy(t *testing.T) {
 // TestAddressSilent: a server cannot keep a pull waiting for ever.
 func TestAddressSilent(t *testing.T) {
 	w := newWeb(t, noise(89, 200<<9))
-	w.opt.Idle, w.opt.Patience = 100*time.Millisecond, 300*time.Millisecond
+	w.opt.Idle, w.opt.Timeout = 100*time.Millisecond, 300*time.Millisecond
 	hang := func(_ http.ResponseWriter, r *http.Request, _ []byte) bool {
 		<-r.Context().Done()
 		return true

@@ -171,7 +171,7 @@ func (a *app) registryClient(l *loader, opt reach, ref transport.Reference) (
 	}
 	opt.Own, opt.OwnHost = own, ref.Host()
 	opt.UserAgent = userAgent()
-	opt.FirstPatience = firstTimeout
+	opt.FirstTimeout = firstTimeout
 	opt.Warn = func(text string) { fmt.Fprintln(a.stderr, harmless(text)) }
 	return registry.New(opt.Options)
 }

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// patience is how long one read or write of a connection may take.
-	patience = 2 * time.Minute
+	// timeout is how long one read or write of a connection may take.
+	timeout = 2 * time.Minute
 	// handshake is how long somebody who may not know the secret keeps others waiting.
 	handshake = 15 * time.Second
 	// minSecret is the least length of a secret, in bytes.
@@ -125,7 +125,7 @@ func Fetch(ctx context.Context, address string, secret Secret, t *Target, p *Pro
 	if err != nil {
 		return err
 	}
-	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: patience}, Config: c}
+	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: timeout}, Config: c}
 	conn, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func Fetch(ctx context.Context, address string, secret Secret, t *Target, p *Pro
 		return err
 	}
 	// The disk is whole, whether the other side learns it or not.
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(timeout))
 	_, _ = conn.Write([]byte{done})
 	return nil
 }
@@ -146,11 +146,11 @@ func Fetch(ctx context.Context, address string, secret Secret, t *Target, p *Pro
 type patient struct{ net.Conn }
 
 func (c patient) Read(b []byte) (int, error) {
-	_ = c.SetReadDeadline(time.Now().Add(patience))
+	_ = c.SetReadDeadline(time.Now().Add(timeout))
 	return c.Conn.Read(b)
 }
 
 func (c patient) Write(b []byte) (int, error) {
-	_ = c.SetWriteDeadline(time.Now().Add(patience))
+	_ = c.SetWriteDeadline(time.Now().Add(timeout))
 	return c.Conn.Write(b)
 }

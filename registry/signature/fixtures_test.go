@@ -26,7 +26,7 @@ func newImage(t testing.TB) *signedImage {
 	l.NewImage(t, []byte("a disk"))
 	digest := l.Tags["1"].Digest.String()
 	return &signedImage{Lying: l, digest: digest, content: l.Store[digest],
-		opt: transport.Options{Insecure: []string{l.Host()}, Patience: time.Second,
+		opt: transport.Options{Insecure: []string{l.Host()}, Timeout: time.Second,
 			Idle: 5 * time.Second}}
 }
 

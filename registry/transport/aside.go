@@ -86,7 +86,7 @@ func (w *webSource) fetchOnce(ctx context.Context, t *tries, to *os.File, want v
 		return desc, permanent(fmt.Errorf("%s does not say where the file ends: name it by its "+
 			"digest, ADDRESS@sha256:DIGEST", res.Request.URL.Host))
 	}
-	stream(res.Body, t.rate, t.patience)
+	stream(res.Body, t.rate, t.timeout)
 	room -= room / spoolRoom
 	sum, sum512 := sha256.New(), sha512.New()
 	size, err := io.Copy(io.MultiWriter(to, sum, sum512, arriving{t}), io.LimitReader(res.Body,

@@ -215,7 +215,7 @@ func (f *fetch) Close() error {
 }
 
 // next waits for another try at the same endpoint, or goes on to the next one. An endpoint that
-// failed for a while, or is slow, is asked again after all others, as long as there is patience,
+// failed for a while, or is slow, is asked again after all others, until the timeout,
 // because mirrors come back. One whose answer is final is not asked again.
 func (f *fetch) next(err error) error {
 	slow := errors.Is(err, errSlow) || errors.Is(err, errSilent)
@@ -230,8 +230,8 @@ func (f *fetch) next(err error) error {
 		f.from.shun(f.endpoints[0], rest[0], err)
 		rest = append(slices.Clone(rest), f.endpoints[0])
 	}
-	patience := f.endpoints[0].client.opt.Patience
-	if f.ctx.Err() != nil || len(rest) == 0 || time.Since(f.last) >= patience {
+	timeout := f.endpoints[0].client.opt.Timeout
+	if f.ctx.Err() != nil || len(rest) == 0 || time.Since(f.last) >= timeout {
 		return fmt.Errorf("reading %s: %w", f.desc.Digest, err)
 	}
 	f.endpoints, f.tries = rest, nil
@@ -246,9 +246,9 @@ func (f *fetch) turn() {
 		f.last = f.tries.last
 	}
 	if len(f.endpoints) > 1 {
-		f.tries.patience, f.tries.rate = e.client.opt.Turn, leastRate
+		f.tries.timeout, f.tries.rate = e.client.opt.Turn, leastRate
 	} else {
-		f.tries.last, f.tries.patience = f.last, e.client.opt.Patience
+		f.tries.last, f.tries.timeout = f.last, e.client.opt.Timeout
 	}
 }
 
@@ -332,7 +332,7 @@ func (f *fetch) request(e *endpoint, at int64) (*http.Response, *looseBody, erro
 		path: "blobs/" + f.desc.Digest.String(), header: header,
 		accept: []int{http.StatusPartialContent, http.StatusOK}}, at)
 	if err == nil {
-		stream(res.Body, f.tries.rate, f.tries.patience)
+		stream(res.Body, f.tries.rate, f.tries.timeout)
 		body.ReadCloser = res.Body
 		err = f.check(res)
 	}

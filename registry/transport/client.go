@@ -35,16 +35,16 @@ type Options struct {
 	// Insecure are the registries, by name and port, that may be used without TLS, and with TLS
 	// whose certificate is not valid. Their token servers may have private addresses.
 	Insecure []string
-	// Patience is how long a registry may send nothing before that is an error. 0: two minutes.
-	Patience time.Duration
-	// FirstPatience is the same for a registry that has not answered one request of this client: it
-	// may be the wrong name. 0: as Patience.
-	FirstPatience time.Duration
+	// Timeout is how long a registry may send nothing before that is an error. 0: two minutes.
+	Timeout time.Duration
+	// FirstTimeout is the same for a registry that has not answered one request of this client: it
+	// may be the wrong name. 0: as Timeout.
+	FirstTimeout time.Duration
 	// Idle is how long a connection may bring nothing before another one is made, and how long an
 	// answer that is no blob may take as a whole. 0: a minute.
 	Idle time.Duration
 	// Turn is how long one endpoint that sends nothing is asked while there are others. 0: ten
-	// seconds. It is never more than Patience.
+	// seconds. It is never more than Timeout.
 	Turn time.Duration
 	// UserAgent is the name of this program in requests.
 	UserAgent string
@@ -62,10 +62,10 @@ type Options struct {
 const Reads = 16
 
 const (
-	defaultPatience = 2 * time.Minute
-	defaultIdle     = time.Minute
-	maxRedirects    = 10
-	defaultTurn     = 10 * time.Second
+	defaultTimeout = 2 * time.Minute
+	defaultIdle    = time.Minute
+	maxRedirects   = 10
+	defaultTurn    = 10 * time.Second
 )
 
 // Client reaches registries. Any number of goroutines may use it.
@@ -94,11 +94,11 @@ func New(opt Options) (*Client, error) {
 	if err := checkProxies(); err != nil {
 		return nil, err
 	}
-	if opt.Patience <= 0 {
-		opt.Patience = defaultPatience
+	if opt.Timeout <= 0 {
+		opt.Timeout = defaultTimeout
 	}
-	if opt.FirstPatience <= 0 {
-		opt.FirstPatience = opt.Patience
+	if opt.FirstTimeout <= 0 {
+		opt.FirstTimeout = opt.Timeout
 	}
 	if opt.Idle <= 0 {
 		opt.Idle = defaultIdle
@@ -106,7 +106,7 @@ func New(opt Options) (*Client, error) {
 	if opt.Turn <= 0 {
 		opt.Turn = defaultTurn
 	}
-	opt.Turn = min(opt.Turn, opt.Patience)
+	opt.Turn = min(opt.Turn, opt.Timeout)
 	if opt.Warn == nil {
 		opt.Warn = func(string) {}
 	}

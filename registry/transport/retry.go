@@ -99,7 +99,7 @@ func (e *impatient) Unwrap() error { return e.err }
 // or an error is permanent.
 type tries struct {
 	endpoint *endpoint
-	patience time.Duration
+	timeout  time.Duration
 	last     time.Time // when enough has come last
 	few      int64     // bytes that have come since; fewer than enough
 	pause    time.Duration
@@ -109,13 +109,13 @@ type tries struct {
 }
 
 func (e *endpoint) tries() *tries {
-	patience := e.client.opt.Patience
+	timeout := e.client.opt.Timeout
 	if e.mirror { // there is another endpoint to ask
-		patience = e.client.opt.Turn
+		timeout = e.client.opt.Turn
 	}
 	return &tries{
 		endpoint: e,
-		patience: patience,
+		timeout:  timeout,
 		rate:     loneRate,
 		last:     time.Now(),
 		pause:    FirstPause,
@@ -131,7 +131,7 @@ func (t *tries) progress() {
 // one in each connection, for ever.
 func (t *tries) came(n int) {
 	t.pause, t.refused = FirstPause, 0
-	if t.few += int64(n); t.few >= int64(t.rate*t.patience.Seconds()) {
+	if t.few += int64(n); t.few >= int64(t.rate*t.timeout.Seconds()) {
 		t.progress()
 	}
 }
@@ -166,16 +166,16 @@ func (t *tries) again(ctx context.Context, err error) error {
 			return err
 		}
 	}
-	patience, silent := t.patience, t.endpoint.silent()
+	timeout, silent := t.timeout, t.endpoint.silent()
 	if silent {
 		var dns *net.DNSError
 		if errors.As(err, &dns) && dns.IsNotFound {
 			return fmt.Errorf("%w; check the name", err)
 		}
-		patience = min(patience, t.endpoint.client.opt.FirstPatience)
+		timeout = min(timeout, t.endpoint.client.opt.FirstTimeout)
 	}
-	if left := patience - time.Since(t.last); pause > left {
-		held := &impatient{err: err, after: time.Since(t.last), silent: silent, most: patience}
+	if left := timeout - time.Since(t.last); pause > left {
+		held := &impatient{err: err, after: time.Since(t.last), silent: silent, most: timeout}
 		if status != nil && pause == status.after {
 			held.wait = pause
 		}

@@ -21,7 +21,7 @@ func TestPlainBeforeUnknownCertificate(t *testing.T) {
 	other.TLS(t)
 	l.NewImage(t, content)
 	opt := l.options()
-	opt.Patience = time.Second
+	opt.Timeout = time.Second
 	c := newClient(t, opt)
 	for _, transport := range []*http.Transport{c.base, c.open} { // as on ports 443 and 80
 		transport.DialTLSContext = func(ctx context.Context, network, _ string) (net.Conn, error) {

@@ -136,7 +136,7 @@ func TestTokenServerByName(t *testing.T) {
 			require.NoError(t, err)
 			l.WantsTokens(t, func(string) string { return "https://" + c.realm + ":" + port + "/" },
 				nil)
-			opt := Options{CA: ca, Patience: time.Second, OwnHost: l.Host(),
+			opt := Options{CA: ca, Timeout: time.Second, OwnHost: l.Host(),
 				Own: Credential{Username: "me", Password: "pa55word"}}
 			src, err := newClient(t, opt).Source(l.ref(t, "vm/a:1"), "")
 			require.NoError(t, err)

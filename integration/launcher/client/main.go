@@ -33,8 +33,8 @@ import (
 	cmdclient "kubevirt.io/kubevirt/pkg/virt-handler/cmd-client"
 )
 
-// patience is KubeVirt's with a hook's callback.
-const patience = time.Minute
+// timeout is KubeVirt's with a hook's callback.
+const timeout = time.Minute
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -48,7 +48,7 @@ func run(args []string) error {
 		return errors.New("usage: client info|define|shutdown|target|migrate|cancel|sync|stop " +
 			"SOCKET [ARGUMENT...]")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	command, socket, rest := args[0], args[1], args[2:]
 	if slices.Contains([]string{"target", "cancel", "sync", "stop"}, command) && len(rest) == 1 ||

@@ -71,7 +71,7 @@ func newScene(t *testing.T) *scene {
 		Options: Options{Registries: []string{s.host() + "/vm"}},
 		Verifier: &verify.Verifier{Live: s.Live, Options: verify.Options{Policies: dir,
 			Registry: transport.Options{Insecure: []string{s.host()},
-				Patience: time.Second, Idle: time.Second}}}}
+				Timeout: time.Second, Idle: time.Second}}}}
 	return s
 }
 

@@ -179,8 +179,8 @@ func (v *Verifier) Hold(ctx context.Context, id *v1alpha1.VMIdentity) (reason, m
 }
 
 const (
-	// patience is how long a registry may send nothing, and lookTime how long one look may take.
-	patience = 20 * time.Second
+	// timeout is how long a registry may send nothing, and lookTime how long one look may take.
+	timeout  = 20 * time.Second
 	lookTime = 2 * time.Minute
 )
 
@@ -200,8 +200,8 @@ func (v *Verifier) named(ctx context.Context, a asked) (content []byte,
 		"its registry has not answered within %s", lookTime))
 	defer cancel()
 	opt := v.Options.Registry
-	if opt.Patience <= 0 {
-		opt.Patience = patience
+	if opt.Timeout <= 0 {
+		opt.Timeout = timeout
 	}
 	if opt.Gate, err = signature.NewGate(a.policy); err != nil {
 		return nil, admitted, err

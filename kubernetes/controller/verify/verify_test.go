@@ -62,7 +62,7 @@ func newScene(t *testing.T) *scene {
 	s.identity(s.image())
 	s.r = &Reconciler{Client: s.Client, Events: s.World, Verifier: &Verifier{Live: s.Live,
 		Options: Options{Policies: s.dir, Registry: transport.Options{
-			Insecure: []string{s.host()}, Patience: time.Second, Idle: time.Second}}}}
+			Insecure: []string{s.host()}, Timeout: time.Second, Idle: time.Second}}}}
 	require.NoError(t, s.r.Verifier.Options.Check())
 	return s
 }
