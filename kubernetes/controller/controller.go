@@ -126,16 +126,12 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
-	var populator identity.Populator // nil where there are no snapshots
-	images, err := snapshot.Setup(mgr, snapshot.Options{Server: o.Server,
+	volumeSnapshots, err := snapshot.Setup(mgr, snapshot.Options{Server: o.Server,
 		ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes, SnapshotClass: o.SnapshotClass,
 		PullSecret: o.PullSecret, PullCA: o.PullCA, Concurrency: o.Concurrency, Images: may,
 		Off: slices.Contains(o.Without, snapshots)})
 	if err != nil {
 		return err
-	}
-	if images != nil {
-		populator = images
 	}
 	var mover pod.Mover
 	if o.MoveImage != "" {
@@ -163,10 +159,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			Server: o.Server, Volumes: o.Volumes, ClaimSize: o.ClaimSize,
 			Concurrency: o.Concurrency, Images: may}),
 		identity.Setup(mgr, identity.Options{ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes,
-			ReadWriteOnce: o.ReadWriteOnce, Populator: populator, Concurrency: o.Concurrency,
+			ReadWriteOnce: o.ReadWriteOnce, Snapshots: volumeSnapshots, Concurrency: o.Concurrency,
 			Images: may}),
 		pod.Setup(mgr, pod.Options{Mover: mover, Concurrency: o.Concurrency, Images: may}),
-		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Snapshots: populator != nil,
+		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Snapshots: volumeSnapshots != nil,
 			Concurrency: o.Concurrency}),
 		follow.Setup(mgr, &follow.Reconciler{Verifier: verifier, Options: follow.Options{
 			Registries: o.Follow, Concurrency: o.Concurrency}}),

@@ -52,15 +52,15 @@ func (r *Reconciler) findClaim(ctx context.Context, from client.Reader, id *v1al
 // makeClaim makes the claim, unless the name of the secret is taken: see the package comment.
 func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, *wait, error) {
-	class, why := r.class(id)
-	if why != nil {
-		return nil, why, nil
+	class, wrong := objects.ClassOf(&id.Spec.DiskSpec, r.Options.UsageTypes)
+	if wrong != "" {
+		return nil, &wait{reason: v1alpha1.ReasonInvalid, message: wrong, again: true}, nil
 	}
 	claim := r.newClaim(id, class)
-	if why, err := r.from(ctx, id, class, claim); why != nil || err != nil {
+	why, err := r.from(ctx, id, class, claim)
+	if why != nil || err != nil {
 		return nil, why, err
 	}
-	var err error
 	if id.Status.SecretName == "" { // else the claim before this one came first
 		err = r.Create(ctx, secret(id), client.DryRunAll,
 			client.FieldOwner(v1alpha1.FieldManager))
@@ -90,32 +90,19 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	return claim, why, err
 }
 
-// from lets a new claim be made from a snapshot of the image, or from the source of the identity.
-// It returns why there is none yet.
+// from lets a new claim be made from what the disk begins from. It returns why that is not there
+// yet.
 func (r *Reconciler) from(ctx context.Context, id *v1alpha1.VMIdentity, class *string,
 	claim *corev1.PersistentVolumeClaim) (*wait, error) {
-	if id.Spec.Source == nil && id.Spec.Population != v1alpha1.Snapshot {
+	if source.Empty(id) {
 		return nil, nil
-	}
-	if id.Spec.Source == nil && r.Options.Populator == nil {
-		return &wait{reason: v1alpha1.ReasonInvalid, message: "this controller has no " +
-			"snapshots: set population to Overlay in another VMIdentitySet"}, nil
 	}
 	if why, err := r.missing(ctx, class); why != nil || err != nil {
 		return why, err // what would be filled has no volume either
 	}
-	var a source.Answer
-	var err error
-	if id.Spec.Source != nil {
-		a, err = r.sources().Find(ctx, id, class)
-	} else {
-		a.From, a.AtLeast, a.Reason, a.Message, err = r.Options.Populator.Source(ctx, id, class)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if a.Reason != "" {
-		return &wait{reason: a.Reason, message: a.Message, again: true}, nil
+	a, err := r.sources().Find(ctx, id, class)
+	if why, err := noSource(a, err); why != nil || err != nil {
+		return why, err
 	}
 	claim.Spec.DataSourceRef = a.From
 	if claim.Spec.Resources.Requests.Storage().Cmp(a.AtLeast) < 0 {
@@ -125,32 +112,15 @@ func (r *Reconciler) from(ctx context.Context, id *v1alpha1.VMIdentity, class *s
 }
 
 func (r *Reconciler) sources() *source.Finder {
-	return &source.Finder{Client: r.Client, Live: r.Live}
+	return &source.Finder{Client: r.Client, Live: r.Live, Snapshots: r.Options.Snapshots}
 }
 
-// sourceless returns why a claim will not get a volume: what it is made from has gone.
-func (r *Reconciler) sourceless(ctx context.Context, id *v1alpha1.VMIdentity,
-	claim *corev1.PersistentVolumeClaim) (*wait, error) {
-	message, err := r.sources().Gone(ctx, id, claim)
-	if err != nil || message == "" {
-		if err == nil && id.Spec.Source == nil && claim.Spec.DataSourceRef != nil &&
-			claim.Status.Phase != corev1.ClaimBound && r.Options.Populator != nil {
-			return r.unpopulated(ctx, id, claim)
-		}
+// noSource returns why a claim is not made, or does not get a volume.
+func noSource(a source.Answer, err error) (*wait, error) {
+	if a.Reason == "" || err != nil {
 		return nil, err
 	}
-	return &wait{reason: v1alpha1.ReasonSourceMissing, message: message, again: true}, nil
-}
-
-// unpopulated returns that the snapshot of the image has gone, from which a claim is made. It is
-// made again, under the same name.
-func (r *Reconciler) unpopulated(ctx context.Context, id *v1alpha1.VMIdentity,
-	claim *corev1.PersistentVolumeClaim) (*wait, error) {
-	_, _, reason, message, err := r.Options.Populator.Source(ctx, id, claim.Spec.StorageClassName)
-	if reason == "" || err != nil {
-		return nil, err
-	}
-	return &wait{reason: reason, message: message, again: true}, nil
+	return &wait{reason: a.Reason, message: a.Message, again: true}, nil
 }
 
 // newClaim is the claim of an identity.

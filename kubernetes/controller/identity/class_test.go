@@ -79,15 +79,12 @@ func TestClassOfRestoredClaim(t *testing.T) {
 	w.require("Ready", "True Ready", "")
 }
 
-// full is a populator that has its snapshot.
-type full struct{ Populator }
-
 // TestClassOfSnapshot: the claim that is filled for a snapshot would have no volume either, so
 // nobody waits for it.
 func TestClassOfSnapshot(t *testing.T) {
 	gone := "gone"
 	w := newWorld(t, v1alpha1.DiskSpec{StorageClassName: &gone, Population: v1alpha1.Snapshot})
-	w.options.Populator = full{} // a call of it would end the test
+	w.options.Snapshots = w.Client
 	w.settle()
 	w.require("Ready", "False ClassMissing", "there is no StorageClass gone")
 	require.Zero(t, w.Made("PersistentVolumeClaim"))

@@ -3,12 +3,8 @@ package identity
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,24 +26,13 @@ type Options struct {
 	// ReadWriteOnce are the storage classes whose volumes do not have access mode ReadWriteOncePod.
 	// "*" means all.
 	ReadWriteOnce []string
-	// Populator fills claims of population Snapshot. nil: identities with that population report
-	// that there is none.
-	Populator Populator
+	// Snapshots reads VolumeSnapshots. nil: identities with population Snapshot report that there
+	// are none.
+	Snapshots client.Reader
 	// Images says which images may be used. nil: all may.
 	Images objects.Images
 	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
-}
-
-// Populator gives claims their content.
-type Populator interface {
-	// Source returns the source of an identity's claim, and the smallest size of the claim (0:
-	// any). A reason other than "" says that there is no source yet, and message what is missing.
-	// When that changes, an implementation writes the identity's status or a label, or makes the
-	// controller look again by Retry.
-	Source(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (
-		source *corev1.TypedObjectReference, atLeast resource.Quantity, reason, message string,
-		err error)
 }
 
 // Reconciler makes claims and secrets.
@@ -147,7 +132,7 @@ func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verd
 		why, err = r.classless(ctx, claim)
 	}
 	if why == nil && err == nil {
-		why, err = r.sourceless(ctx, id, claim)
+		why, err = noSource(r.sources().Gone(ctx, id, claim))
 	}
 	if why == nil && err == nil {
 		why = held
@@ -212,28 +197,6 @@ func (r *Reconciler) write(ctx context.Context, before, id *v1alpha1.VMIdentity)
 	}
 	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
 	return nil
-}
-
-// class is the storage class of the claim, or nil for the cluster's default.
-func (r *Reconciler) class(id *v1alpha1.VMIdentity) (*string, *wait) {
-	if id.Spec.UsageType == "" {
-		return id.Spec.StorageClassName, nil
-	}
-	class, known := r.Options.UsageTypes[id.Spec.UsageType]
-	if !known {
-		return nil, &wait{reason: v1alpha1.ReasonInvalid,
-			message: UnknownUsageType(id.Spec.UsageType, r.Options.UsageTypes), again: true}
-	}
-	return &class, nil
-}
-
-// UnknownUsageType is the message about a usage type that does not exist.
-func UnknownUsageType(name string, known map[string]string) string {
-	names := strings.Join(slices.Sorted(maps.Keys(known)), ", ")
-	if names == "" {
-		names = "none"
-	}
-	return fmt.Sprintf("usageType %q is unknown: the controller's --usage-type has %s", name, names)
 }
 
 // lock is a merge patch that fails if somebody has written the object since it was read.

@@ -150,7 +150,7 @@ func TestUsageTypeUnknown(t *testing.T) {
 	require.Zero(t, w.Made("Secret"))
 }
 
-func TestSnapshotsNeedAPopulator(t *testing.T) {
+func TestNoSnapshots(t *testing.T) {
 	w := newWorld(t, v1alpha1.DiskSpec{Population: v1alpha1.Snapshot})
 	w.settle()
 	w.require("Ready", "False Invalid", "no snapshots")

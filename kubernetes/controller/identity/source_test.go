@@ -7,21 +7,24 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
 // cloning is a world in which identity vm begins from a source.
-func cloning(t *testing.T, source v1alpha1.DiskSource, others ...client.Object) *world {
+func cloning(t *testing.T, from v1alpha1.DiskSource, others ...client.Object) *world {
 	t.Helper()
 	class := controllertest.Class("csi")
 	class.Provisioner = "csi.example.com"
-	return newWorld(t, v1alpha1.DiskSpec{Source: &source, StorageClassName: &class.Name,
+	return newWorld(t, v1alpha1.DiskSpec{Source: &from, StorageClassName: &class.Name,
 		Population: v1alpha1.Snapshot}, append(others, class,
 		&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "csi.example.com"}})...)
 }
@@ -99,35 +102,82 @@ func TestSourceGoes(t *testing.T) {
 	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
 }
 
-// golden is a Populator whose snapshot is there, or not.
-type golden struct{ gone bool }
+// snapshots has the VolumeSnapshot of an image, or not.
+type snapshots struct {
+	client.Reader
+	name string
+	gone bool
+}
 
-func (g *golden) Source(context.Context, *v1alpha1.VMIdentity, *string) (
-	*corev1.TypedObjectReference, resource.Quantity, string, string, error) {
-	if g.gone {
-		return nil, resource.Quantity{}, v1alpha1.ReasonPopulating, "it is made again", nil
+func (s *snapshots) Get(_ context.Context, key client.ObjectKey, o client.Object,
+	_ ...client.GetOption) error {
+	if s.gone || key.Name != s.name {
+		return apierrors.NewNotFound(corev1.Resource("volumesnapshots"), key.Name)
 	}
-	group := "snapshot.storage.k8s.io"
-	return &corev1.TypedObjectReference{APIGroup: &group, Kind: "VolumeSnapshot",
-		Name: "golden"}, resource.Quantity{}, "", "", nil
+	o.(*unstructured.Unstructured).Object["status"] = map[string]any{"readyToUse": true,
+		"restoreSize": "30Gi"}
+	return nil
+}
+
+// ofImage is a world in which identity vm begins from the VolumeSnapshot of its image.
+func ofImage(t *testing.T) (*world, *snapshots) {
+	t.Helper()
+	w := newWorld(t, v1alpha1.DiskSpec{Image: "a", Population: v1alpha1.Snapshot})
+	s := &snapshots{name: source.Golden("a", nil)}
+	w.options.Snapshots = s
+	w.settle()
+	w.require("Ready", "False Populating", "the image is looked for")
+	id := w.identity()
+	meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionPopulated, Status: metav1.ConditionTrue, Reason: "x"})
+	require.NoError(t, w.Base.Status().Update(t.Context(), id))
+	w.settle()
+	w.require("Ready", "True Ready", "")
+	require.Equal(t, s.name, w.claim().Spec.DataSourceRef.Name)
+	require.Equal(t, "30Gi", w.claim().Spec.Resources.Requests.Storage().String())
+	return w, s
 }
 
 // TestSnapshotGoes: a claim without a volume whose snapshot has gone gets none. Once it has its
 // volume, it needs no snapshot.
 func TestSnapshotGoes(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{Image: "a", Population: v1alpha1.Snapshot})
-	g := &golden{}
-	w.options.Populator = g
-	w.settle()
-	w.require("Ready", "True Ready", "")
-	g.gone = true
+	w, s := ofImage(t)
+	s.gone = true
 	w.settle()
 	w.require("Ready", "False Populating", "it is made again")
-	g.gone = false
+	s.gone = false
 	w.settle()
 	w.require("Ready", "True Ready", "")
 	w.bind("30Gi")
-	g.gone = true
+	s.gone = true
 	w.settle()
 	w.require("Ready", "True Ready", "")
+}
+
+// TestSnapshotOfDefaultClass: the API server gives a claim without a class the default one. The
+// disk still begins from the snapshot that its claim names, and its first pod, which this class may
+// wait for, can start.
+func TestSnapshotOfDefaultClass(t *testing.T) {
+	w, _ := ofImage(t)
+	claim := w.claim()
+	claim.Spec.StorageClassName = new("nvme")
+	require.NoError(t, w.Base.Update(t.Context(), claim))
+	w.settle()
+	w.require("Ready", "True Ready", "")
+}
+
+// TestSourceOfBackup: a claim that a backup restores from a source of its own is ready before it
+// has its volume, whatever the disk began from: its class may wait for the first pod.
+func TestSourceOfBackup(t *testing.T) {
+	for _, p := range []v1alpha1.Population{v1alpha1.Overlay, v1alpha1.Snapshot} {
+		spec := v1alpha1.DiskSpec{Image: "a", Population: p}
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm",
+			Annotations: map[string]string{v1alpha1.AnnotationContent: spec.Content()}}}
+		claim.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "VolumeSnapshot",
+			Name: "velero-1", APIGroup: &source.SnapshotKind.Group}
+		w := newWorld(t, spec, claim)
+		w.options.Snapshots = &snapshots{}
+		w.settle()
+		w.require("Ready", "True Ready", "")
+	}
 }

@@ -1,11 +1,17 @@
 package objects
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
 // One of these is "true" on the storage class of claims that name none.
@@ -13,6 +19,21 @@ const (
 	annotationDefault     = "storageclass.kubernetes.io/is-default-class"
 	annotationDefaultBeta = "storageclass.beta.kubernetes.io/is-default-class"
 )
+
+// ClassOf returns the name of the storage class of a disk; nil: the cluster's default one. If the
+// disk names a usage type that is not among those that exist, with their classes, wrong says so.
+func ClassOf(disk *v1alpha1.DiskSpec, usageTypes map[string]string) (class *string, wrong string) {
+	if disk.UsageType == "" {
+		return disk.StorageClassName, ""
+	}
+	name, known := usageTypes[disk.UsageType]
+	if !known {
+		names := strings.Join(slices.Sorted(maps.Keys(usageTypes)), ", ")
+		return nil, fmt.Sprintf("usageType %q is unknown: the controller's --usage-type has %s",
+			disk.UsageType, cmp.Or(names, "none"))
+	}
+	return &name, ""
+}
 
 // Class returns the storage class of a claim; nil: there is none. A nil name is the cluster's
 // default class, and "" no class: such a claim gets only volumes that somebody made by hand.

@@ -25,8 +25,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
 // Options are the settings of the controller.
@@ -161,20 +161,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 func (r *Reconciler) ready(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	ids []v1alpha1.VMIdentity) (metav1.Condition, error) {
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
-	class := set.Spec.StorageClassName
-	if usage := set.Spec.UsageType; usage != "" {
-		name, known := r.Options.UsageTypes[usage]
-		if !known {
-			c.Reason = v1alpha1.ReasonInvalid
-			c.Message = identity.UnknownUsageType(usage, r.Options.UsageTypes)
-			return c, nil
-		}
-		class = &name
+	class, wrong := objects.ClassOf(&set.Spec, r.Options.UsageTypes)
+	if wrong == "" && source.OfImage(&set.Spec) && !r.Options.Snapshots {
+		wrong = "population is Snapshot, and the controller has no snapshots: install the CRDs " +
+			"of VolumeSnapshots and restart the controller, or make a set with Overlay"
 	}
-	if set.Spec.Population == v1alpha1.Snapshot && set.Spec.Source == nil && !r.Options.Snapshots {
-		c.Reason = v1alpha1.ReasonInvalid
-		c.Message = "population is Snapshot, and the controller has no snapshots: install the " +
-			"CRDs of VolumeSnapshots and restart the controller, or make a set with Overlay"
+	if wrong != "" {
+		c.Reason, c.Message = v1alpha1.ReasonInvalid, wrong
 		return c, nil
 	}
 	missing, err := objects.MissingClass(ctx, r, class, "set")

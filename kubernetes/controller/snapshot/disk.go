@@ -106,7 +106,7 @@ func (r *Disks) take(ctx context.Context, s *v1alpha1.VMIdentitySnapshot) (outco
 			"their CRDs and a CSI driver with snapshots, and restart the controller"), nil
 	}
 	name := v1alpha1.VolumeSnapshotName(s.Name)
-	volume := anyVolumeSnapshot()
+	volume := source.NewSnapshot()
 	err := r.Cache.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: name}, volume)
 	switch {
 	case err == nil && !metav1.IsControlledBy(volume, s):
@@ -182,7 +182,7 @@ func (r *Disks) create(ctx context.Context, s *v1alpha1.VMIdentitySnapshot,
 
 // taken notes the state of a VolumeSnapshot.
 func (r *Disks) taken(s *v1alpha1.VMIdentitySnapshot, volume *unstructured.Unstructured) outcome {
-	ready, size, wrong := snapshotState(volume)
+	ready, size, wrong := source.SnapshotState(volume)
 	if !size.IsZero() {
 		s.Status.RestoreSize = &size
 	}

@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
 // kept is a world with an identity vm1, its claim, and a VMIdentitySnapshot of it.
@@ -65,7 +66,7 @@ func (k *kept) settle() (last ctrl.Result) {
 }
 
 func (k *kept) version() string {
-	s, v := &v1alpha1.VMIdentitySnapshot{}, anyVolumeSnapshot()
+	s, v := &v1alpha1.VMIdentitySnapshot{}, source.NewSnapshot()
 	controllertest.There(k.t, k, "default", "monday", s)
 	controllertest.There(k.t, k, "default", "vmsnap-monday", v)
 	return s.ResourceVersion + " " + v.GetResourceVersion()
@@ -94,7 +95,7 @@ func (k *kept) require(ready, progressing, failure bool, reason, says string) {
 // driver is what the driver says of the VolumeSnapshot.
 func (k *kept) driver(status map[string]any) {
 	k.t.Helper()
-	v := anyVolumeSnapshot()
+	v := source.NewSnapshot()
 	controllertest.Get(k.t, k, "default", "vmsnap-monday", v)
 	v.Object["status"] = status
 	require.NoError(k.t, k.Update(k.t.Context(), v))
@@ -107,7 +108,7 @@ func TestKeepDisk(t *testing.T) {
 		k := newKept(t, calls)
 		k.settle()
 		k.require(false, true, false, "Taking", "is being taken")
-		v := anyVolumeSnapshot()
+		v := source.NewSnapshot()
 		controllertest.Get(t, k, "default", "vmsnap-monday", v)
 		require.True(t, metav1.IsControlledBy(v, k.snapshot()), "it goes with the snapshot")
 		spec, _, _ := unstructured.NestedMap(v.Object, "spec")
@@ -170,7 +171,7 @@ func TestKeepDiskWaits(t *testing.T) {
 			k.settle()
 			k.require(false, !c.failed, c.failed, c.reason, c.says)
 			require.False(t, controllertest.There(t, k, "default", "vmsnap-monday",
-				anyVolumeSnapshot()))
+				source.NewSnapshot()))
 			require.Len(t, k.events, map[bool]int{true: 1}[c.failed])
 		})
 	}
@@ -185,7 +186,7 @@ func TestKeptDiskOfAnother(t *testing.T) {
 	require.NoError(t, k.Status().Update(t.Context(), s))
 	k.settle()
 	require.Equal(t, image, k.snapshot().Status.Disk.Image)
-	require.True(t, controllertest.There(t, k, "default", "vmsnap-monday", anyVolumeSnapshot()))
+	require.True(t, controllertest.There(t, k, "default", "vmsnap-monday", source.NewSnapshot()))
 }
 
 // TestKeptDiskIsTold: a VolumeSnapshot of somebody else is left alone, and one that was deleted is
@@ -201,7 +202,7 @@ func TestKeptDiskIsTold(t *testing.T) {
 	k.settle()
 	k.driver(map[string]any{"readyToUse": true, "creationTime": "2026-11-01T10:00:01Z"})
 	k.settle()
-	v := anyVolumeSnapshot()
+	v := source.NewSnapshot()
 	controllertest.Get(t, k, "default", "vmsnap-monday", v)
 	require.NoError(t, k.Delete(t.Context(), v))
 	k.settle()

@@ -1,23 +1,16 @@
 package snapshot
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
-
-// snapshotKind is the kind of VolumeSnapshots, whose CRD comes with a CSI driver.
-var snapshotKind = schema.GroupVersionKind{Group: "snapshot.storage.k8s.io", Version: "v1",
-	Kind: "VolumeSnapshot"}
 
 const (
 	// labelGolden is on all golden objects.
@@ -31,18 +24,6 @@ const (
 	diskFile = dataDir + "/disk.img"
 	retries  = 3
 )
-
-// Name is the name of the golden objects for an image and a storage class (nil: the default one) in
-// one namespace. It depends on the image's digest, not on its registry.
-func Name(image string, class *string) string {
-	digest := v1alpha1.DigestOf(image)
-	key := digest + "\ndefault"
-	if class != nil {
-		key = digest + "\nclass " + *class
-	}
-	sum := sha256.Sum256([]byte(key))
-	return "golden-" + hex.EncodeToString(sum[:10])
-}
 
 // metaOf is the metadata of an object that belongs to a golden Job. With the empty LabelIdentity,
 // the object is in the cache.
@@ -106,26 +87,12 @@ func newVolumeSnapshot(m metav1.ObjectMeta, claim, class string) *unstructured.U
 	if class != "" {
 		spec["volumeSnapshotClassName"] = class
 	}
-	s := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
-	s.SetGroupVersionKind(snapshotKind)
+	s := source.NewSnapshot()
+	s.Object["spec"] = spec
 	s.SetNamespace(m.Namespace)
 	s.SetName(m.Name)
 	s.SetLabels(m.Labels)
 	s.SetAnnotations(m.Annotations)
 	s.SetOwnerReferences(m.OwnerReferences)
 	return s
-}
-
-// snapshotState returns the driver's state of a snapshot: that it is ready, with the smallest size
-// of a claim from it (0: unknown), or what is wrong.
-func snapshotState(s *unstructured.Unstructured) (ready bool, size resource.Quantity,
-	wrong string) {
-	ready, _, _ = unstructured.NestedBool(s.Object, "status", "readyToUse")
-	wrong, _, _ = unstructured.NestedString(s.Object, "status", "error", "message")
-	if text, ok, _ := unstructured.NestedString(s.Object, "status", "restoreSize"); ok {
-		if q, err := resource.ParseQuantity(text); err == nil {
-			size = q
-		}
-	}
-	return ready, size, wrong
 }

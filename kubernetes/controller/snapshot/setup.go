@@ -6,7 +6,6 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -14,13 +13,15 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
-// Setup adds the controllers of this package to a manager, and returns the Populator of claims. It
-// is nil if the cluster has no VolumeSnapshots, or they are turned off; after they are installed,
-// the controller must be restarted.
-func Setup(mgr ctrl.Manager, o Options) (*Populator, error) {
-	_, err := mgr.GetRESTMapper().RESTMapping(snapshotKind.GroupKind(), snapshotKind.Version)
+// Setup adds the controllers of this package to a manager, and returns the reader of
+// VolumeSnapshots for a source.Finder. It is nil if the cluster has none, or they are turned off;
+// after they are installed, the controller must be restarted.
+func Setup(mgr ctrl.Manager, o Options) (client.Reader, error) {
+	kind := source.SnapshotKind
+	_, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
 	none := o.Off || apimeta.IsNoMatchError(err)
 	if err != nil && !none {
 		return nil, err
@@ -30,21 +31,14 @@ func Setup(mgr ctrl.Manager, o Options) (*Populator, error) {
 	}
 	r := &Reconciler{Client: mgr.GetClient(), Cache: mgr.GetCache(), Live: mgr.GetAPIReader(),
 		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Options: o}
-	err = ctrl.NewControllerManagedBy(mgr).
+	return r.Cache, ctrl.NewControllerManagedBy(mgr).
 		Named("snapshot").
 		For(&v1alpha1.VMIdentity{}).
 		Watches(&batchv1.Job{}, handler.EnqueueRequestsFromMapFunc(r.users)).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.users)).
-		Watches(anyVolumeSnapshot(), handler.EnqueueRequestsFromMapFunc(r.users)).
+		Watches(source.NewSnapshot(), handler.EnqueueRequestsFromMapFunc(r.users)).
 		WithOptions(objects.Working(o.Concurrency)).
 		Complete(objects.Reconciler(r))
-	return &Populator{Cache: mgr.GetCache()}, err
-}
-
-func anyVolumeSnapshot() *unstructured.Unstructured {
-	s := &unstructured.Unstructured{}
-	s.SetGroupVersionKind(snapshotKind)
-	return s
 }
 
 // setupDisks adds the controller of VMIdentitySnapshots. Without VolumeSnapshots it says so.
@@ -57,7 +51,7 @@ func setupDisks(mgr ctrl.Manager, o Options, none bool) error {
 		WithOptions(objects.Working(o.Concurrency))
 	if !none {
 		r.Cache = mgr.GetCache()
-		b = b.Owns(anyVolumeSnapshot())
+		b = b.Owns(source.NewSnapshot())
 	}
 	return b.Complete(objects.Reconciler(r))
 }
@@ -74,10 +68,11 @@ func (r *Reconciler) users(ctx context.Context, o client.Object) (all []reconcil
 	}
 	for i := range identities.Items {
 		id := &identities.Items[i]
-		if !fromImage(id) || done(id) {
+		if !source.OfImage(&id.Spec.DiskSpec) || done(id) {
 			continue
 		}
-		if class, ok := r.Options.class(id); ok && Name(id.Spec.Image, class) == name {
+		class, wrong := objects.ClassOf(&id.Spec.DiskSpec, r.Options.UsageTypes)
+		if wrong == "" && source.Golden(id.Spec.Image, class) == name {
 			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(id)})
 		}
 	}

@@ -20,6 +20,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
 // Options are the settings of the controller.
@@ -49,16 +50,6 @@ type Options struct {
 // wanted are the settings with which a Job fetches an image.
 func (o Options) wanted() string { return o.PullSecret + " " + o.PullCA }
 
-// class is the storage class of an identity's claims; nil: the default one. ok is false if the
-// identity names an unknown one.
-func (o Options) class(id *v1alpha1.VMIdentity) (class *string, ok bool) {
-	if id.Spec.UsageType == "" {
-		return id.Spec.StorageClassName, true
-	}
-	name, ok := o.UsageTypes[id.Spec.UsageType]
-	return &name, ok
-}
-
 // Reconciler makes golden objects for identities.
 type Reconciler struct {
 	Client client.Client
@@ -80,14 +71,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.Client.Get(ctx, req.NamespacedName, &before); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	class, ok := r.Options.class(&before)
-	if !fromImage(&before) || before.DeletionTimestamp != nil || !ok {
+	class, wrong := objects.ClassOf(&before.Spec.DiskSpec, r.Options.UsageTypes)
+	if !source.OfImage(&before.Spec.DiskSpec) || before.DeletionTimestamp != nil || wrong != "" {
 		return ctrl.Result{}, nil // objects are collected; package identity reports an unknown type
 	}
 	if done(&before) {
 		return ctrl.Result{}, nil // it has its volume, and owns the golden objects
 	}
-	w := &work{Reconciler: r, id: &before, class: class, name: Name(before.Spec.Image, class)}
+	w := &work{Reconciler: r, id: &before, class: class,
+		name: source.Golden(before.Spec.Image, class)}
 	c, again, err := w.make(ctx)
 	if c == nil {
 		return ctrl.Result{}, err
@@ -103,11 +95,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			c.Message[:min(len(c.Message), 1000)])
 	}
 	return ctrl.Result{RequeueAfter: again}, err
-}
-
-// fromImage reports whether the claim of an identity is made from a snapshot of its image.
-func fromImage(id *v1alpha1.VMIdentity) bool {
-	return id.Spec.Population == v1alpha1.Snapshot && id.Spec.Source == nil
 }
 
 // done reports whether an identity needs its golden objects no more: its claim has the volume.
@@ -150,12 +137,12 @@ func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Durati
 	if c != nil || err != nil {
 		return c, 0, err
 	}
-	claim, snapshot := &corev1.PersistentVolumeClaim{}, anyVolumeSnapshot()
+	claim, snapshot := &corev1.PersistentVolumeClaim{}, source.NewSnapshot()
 	for _, one := range []struct {
 		client.Object
 		kind string
 		from client.Reader
-	}{{claim, "claim", w.Client}, {snapshot, snapshotKind.Kind, w.Cache}} {
+	}{{claim, "claim", w.Client}, {snapshot, source.SnapshotKind.Kind, w.Cache}} {
 		there, err := w.get(ctx, one.from, one.Object)
 		if err != nil {
 			return nil, 0, err
@@ -182,7 +169,7 @@ func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Durati
 		c, err := w.create(ctx, newSnapshot(w.id, job, w.Options.SnapshotClass))
 		return c, 0, err
 	}
-	ready, _, problem := snapshotState(snapshot)
+	ready, _, problem := source.SnapshotState(snapshot)
 	switch {
 	case ready:
 		return &metav1.Condition{Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPopulated,

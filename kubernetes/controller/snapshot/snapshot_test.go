@@ -23,6 +23,7 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
 const image = "registry.example.com/fedora@sha256:" +
@@ -35,8 +36,8 @@ var scheme = sync.OnceValue(func() *runtime.Scheme {
 		v1alpha1.AddToScheme} {
 		_ = add(s) // a missing type makes every test fail
 	}
-	s.AddKnownTypeWithName(snapshotKind, &unstructured.Unstructured{})
-	s.AddKnownTypeWithName(snapshotKind.GroupVersion().WithKind("VolumeSnapshotList"),
+	s.AddKnownTypeWithName(source.SnapshotKind, &unstructured.Unstructured{})
+	s.AddKnownTypeWithName(source.SnapshotKind.GroupVersion().WithKind("VolumeSnapshotList"),
 		&unstructured.UnstructuredList{})
 	return s
 })
@@ -78,7 +79,7 @@ func newWorld(t *testing.T, calls *controllertest.Calls, names ...string) *world
 
 // golden is the key of all golden objects for the image.
 func golden() client.ObjectKey {
-	return client.ObjectKey{Namespace: "default", Name: Name(image, nil)}
+	return client.ObjectKey{Namespace: "default", Name: source.Golden(image, nil)}
 }
 
 // there reads an object, and says whether it exists.
@@ -91,7 +92,7 @@ func (w *world) there(o client.Object) bool {
 func (w *world) kubernetes() bool {
 	w.t.Helper()
 	ctx := w.t.Context()
-	job, claim, snapshot := &batchv1.Job{}, &corev1.PersistentVolumeClaim{}, anyVolumeSnapshot()
+	job, claim, snapshot := &batchv1.Job{}, &corev1.PersistentVolumeClaim{}, source.NewSnapshot()
 	hasJob, hasClaim, hasSnapshot := w.there(job), w.there(claim), w.there(snapshot)
 	for o, there := range map[client.Object]bool{claim: hasClaim, snapshot: hasSnapshot} {
 		if there && (!hasJob || !metav1.IsControlledBy(o, job)) { // it is collected
@@ -122,7 +123,7 @@ func (w *world) kubernetes() bool {
 		require.NoError(w.t, w.Status().Update(ctx, job))
 		return true
 	case hasSnapshot:
-		ready, _, problem := snapshotState(snapshot)
+		ready, _, problem := source.SnapshotState(snapshot)
 		if !ready && problem != w.snapErr || !ready && w.snapErr == "" {
 			require.NoError(w.t, unstructured.SetNestedField(snapshot.Object, w.snapErr == "",
 				"status", "readyToUse"))
@@ -178,15 +179,15 @@ func TestPopulate(t *testing.T) {
 	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
 		w := newWorld(t, calls, "vm1", "vm2")
 		w.converge("vm1", "vm2")
-		p := &Populator{Cache: w}
+		f := &source.Finder{Client: w, Live: w, Snapshots: w}
 		for _, name := range []string{"vm1", "vm2"} {
 			require.Equal(t, metav1.ConditionTrue, w.populated(name).Status)
-			source, atLeast, reason, _, err := p.Source(t.Context(), w.identity(name), nil)
+			a, err := f.Find(t.Context(), w.identity(name), nil)
 			require.NoError(t, err)
-			require.Empty(t, reason)
-			require.Equal(t, golden().Name, source.Name)
-			require.Equal(t, "snapshot.storage.k8s.io", *source.APIGroup)
-			require.Equal(t, "20Gi", atLeast.String())
+			require.Empty(t, a.Reason)
+			require.Equal(t, golden().Name, a.From.Name)
+			require.Equal(t, "snapshot.storage.k8s.io", *a.From.APIGroup)
+			require.Equal(t, "20Gi", a.AtLeast.String())
 		}
 		// Both identities share one of each, which stays while one of them exists.
 		var jobs batchv1.JobList
@@ -226,10 +227,10 @@ func TestJob(t *testing.T) {
 
 func TestNameIsThatOfTheContent(t *testing.T) {
 	other := "mirror.example.com/f" + image[len("registry.example.com/fedora"):]
-	require.Equal(t, Name(image, nil), Name(other, nil))
-	require.NotEqual(t, Name(image, nil), Name(image, new("")))
-	require.NotEqual(t, Name(image, nil), Name(image, new("default")))
-	require.NotEqual(t, Name(image, nil), Name(image[:len(image)-1]+"9", nil))
+	require.Equal(t, source.Golden(image, nil), source.Golden(other, nil))
+	require.NotEqual(t, source.Golden(image, nil), source.Golden(image, new("")))
+	require.NotEqual(t, source.Golden(image, nil), source.Golden(image, new("default")))
+	require.NotEqual(t, source.Golden(image, nil), source.Golden(image[:len(image)-1]+"9", nil))
 }
 
 // TestJobFails: the output of the command is reported, and everything is made again after a while.
@@ -242,9 +243,9 @@ func TestJobFails(t *testing.T) {
 	require.Contains(t, c.Message, "cannot write the image: registry.example.com is unknown")
 	require.Positive(t, result.RequeueAfter)
 	require.Contains(t, <-w.events, "Warning PopulationError")
-	_, _, reason, message, err := (&Populator{Cache: w}).Source(t.Context(), w.identity("vm1"), nil)
+	a, err := (&source.Finder{Snapshots: w}).Find(t.Context(), w.identity("vm1"), nil)
 	require.NoError(t, err)
-	require.Equal(t, []string{c.Reason, c.Message}, []string{reason, message})
+	require.Equal(t, source.Answer{Reason: c.Reason, Message: c.Message}, a)
 	reads := w.calls.Reads
 	_, err = w.reconcile("vm1")
 	require.NoError(t, err)
@@ -293,7 +294,7 @@ func TestSnapshotFails(t *testing.T) {
 func TestWhatEndsIsNotUsed(t *testing.T) {
 	for name, o := range map[string]client.Object{"Job": &batchv1.Job{},
 		"claim":          &corev1.PersistentVolumeClaim{},
-		"VolumeSnapshot": anyVolumeSnapshot()} {
+		"VolumeSnapshot": source.NewSnapshot()} {
 		w := newWorld(t, new(controllertest.Calls), "vm1", "vm2")
 		w.converge("vm1")
 		require.True(t, w.there(o))
@@ -307,10 +308,9 @@ func TestWhatEndsIsNotUsed(t *testing.T) {
 		require.Equal(t, v1alpha1.ReasonPopulating, w.populated("vm2").Reason, name)
 		require.Contains(t, w.populated("vm2").Message, "is being deleted", name)
 		if name == "VolumeSnapshot" {
-			_, _, reason, _, err := (&Populator{Cache: w}).Source(t.Context(), w.identity("vm1"),
-				nil)
+			a, err := (&source.Finder{Snapshots: w}).Find(t.Context(), w.identity("vm1"), nil)
 			require.NoError(t, err)
-			require.Equal(t, v1alpha1.ReasonPopulating, reason)
+			require.Equal(t, v1alpha1.ReasonPopulating, a.Reason)
 		}
 		require.True(t, w.there(o))
 		o.SetFinalizers(nil)
@@ -366,14 +366,14 @@ func TestSnapshotGoesBeforeTheVolume(t *testing.T) {
 	id := w.identity("vm1")
 	id.Status.CreationTime = new(metav1.Now()) // it has a claim that waits for its first pod
 	require.NoError(t, w.Status().Update(t.Context(), id))
-	snapshot := anyVolumeSnapshot()
+	snapshot := source.NewSnapshot()
 	require.True(t, w.there(snapshot))
 	require.NoError(t, w.Delete(t.Context(), snapshot))
 	_, err := w.reconcile("vm1")
 	require.NoError(t, err)
 	require.Equal(t, v1alpha1.ReasonPopulating, w.populated("vm1").Reason)
 	w.converge("vm1")
-	require.True(t, w.there(anyVolumeSnapshot()))
+	require.True(t, w.there(source.NewSnapshot()))
 	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
 }
 

@@ -1,6 +1,11 @@
-// Package source finds what the claim of an identity with spec.source is cloned from: a claim with
-// a file disk.img, the claim of another identity, or the VolumeSnapshot of a VMIdentitySnapshot.
-// All of them are in the namespace of the identity.
+// Package source finds what the claim of an identity begins from. It knows three sources:
+//
+//   - nothing, for population Overlay: the claim is empty, and the server reads the image;
+//   - the VolumeSnapshot of the image, for population Snapshot, which package snapshot makes;
+//   - spec.source: a claim with a file disk.img, the claim of another identity, or the
+//     VolumeSnapshot of a VMIdentitySnapshot.
+//
+// All of them are in the namespace of the identity. What follows is about spec.source.
 //
 // The storage clones, as it does for any claim with a dataSourceRef: nothing is copied here, and
 // the identity is ready when its claim is made. A driver makes the volume at once or for the first

@@ -22,11 +22,13 @@ type Finder struct {
 	Client client.Reader
 	// Live reads from the API server: the cache has only our claims and pods.
 	Live client.Reader
+	// Snapshots reads VolumeSnapshots. nil: the cluster has none, or they are turned off.
+	Snapshots client.Reader
 }
 
 // Answer is what a claim is made from, or why there is nothing yet.
 type Answer struct {
-	// From is nil if Reason says why.
+	// From is nil for an empty claim, and if Reason says why.
 	From *corev1.TypedObjectReference
 	// AtLeast is the smallest size of the claim; 0: any.
 	AtLeast         resource.Quantity
@@ -37,11 +39,21 @@ func not(reason, format string, args ...any) (Answer, error) {
 	return Answer{Reason: reason, Message: fmt.Sprintf(format, args...)}, nil
 }
 
-// Find returns what the claim of an identity with a source is made from. class is the storage class
-// of the claim, as for objects.Class.
+// Empty reports whether the claim of an identity is empty at first: its disk needs no source.
+func Empty(id *v1alpha1.VMIdentity) bool {
+	return id.Spec.Source == nil && !OfImage(&id.Spec.DiskSpec)
+}
+
+// Find returns what the claim of an identity is made from. class is the storage class of the claim,
+// as for objects.Class. When the answer changes, so does the status of the identity, or that of
+// what it begins from.
 func (f *Finder) Find(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (Answer, error) {
 	s := id.Spec.Source
 	switch {
+	case Empty(id):
+		return Answer{}, nil
+	case s == nil:
+		return f.fromImage(ctx, id, Golden(id.Spec.Image, class))
 	case s.Claim != "":
 		return f.fromClaim(ctx, id, string(s.Claim), class)
 	case s.Identity != "":
@@ -211,16 +223,12 @@ func (f *Finder) fromSnapshot(ctx context.Context, id *v1alpha1.VMIdentity, name
 	if a, err := f.driver(ctx, class, ""); a.Reason != "" || err != nil {
 		return a, err
 	}
-	group := snapshotGroup
-	a := Answer{From: &corev1.TypedObjectReference{APIGroup: &group, Kind: "VolumeSnapshot",
-		Name: from.Status.VolumeSnapshotName}}
+	a := Answer{From: fromVolumeSnapshot(from.Status.VolumeSnapshotName)}
 	if from.Status.RestoreSize != nil {
 		a.AtLeast = *from.Status.RestoreSize
 	}
 	return a, nil
 }
-
-const snapshotGroup = "snapshot.storage.k8s.io"
 
 // differs returns why a disk cannot go on with the content of another one.
 func differs(id *v1alpha1.VMIdentity, name string, from v1alpha1.SnapshotDisk) (Answer, error) {

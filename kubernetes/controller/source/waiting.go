@@ -3,6 +3,7 @@ package source
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -13,29 +14,38 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// Gone returns why a claim that was made from a source will never have its volume, or "".
+// Gone returns why a claim that was made from a source will not get its volume: the source has
+// gone. A snapshot of an image is made again, under the same name. Nothing is known of a source
+// that somebody else gave the claim, such as a backup.
 func (f *Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
-	claim *corev1.PersistentVolumeClaim) (string, error) {
+	claim *corev1.PersistentVolumeClaim) (Answer, error) {
 	s, from := id.Spec.Source, claim.Spec.DataSourceRef
-	if s == nil || from == nil || claim.Status.Phase == corev1.ClaimBound {
-		return "", nil
+	if from == nil || claim.Status.Phase == corev1.ClaimBound {
+		return Answer{}, nil
 	}
 	var there bool
 	var err error
-	if s.Snapshot != "" {
+	switch {
+	case s == nil && (f.Snapshots == nil || !strings.HasPrefix(from.Name, goldenPrefix)):
+		return Answer{}, nil
+	case s == nil:
+		// By the name, and not by the class, which the API server has given the claim if the
+		// identity names none.
+		return f.fromImage(ctx, id, from.Name)
+	case s.Snapshot != "":
 		var snapshot *v1alpha1.VMIdentitySnapshot
 		snapshot, err = f.snapshot(ctx, id.Namespace, string(s.Snapshot))
 		there = snapshot != nil
-	} else {
+	default:
 		var source *corev1.PersistentVolumeClaim
 		source, err = f.claim(ctx, id.Namespace, from.Name)
 		there = source != nil
 	}
 	if there || err != nil {
-		return "", err
+		return Answer{}, err
 	}
-	return fmt.Sprintf("%s, from which the disk begins, was deleted before the disk had its "+
-		"volume: delete this VMIdentity", s), nil
+	return not(v1alpha1.ReasonSourceMissing, "%s, from which the disk begins, was deleted before "+
+		"the disk had its volume: delete this VMIdentity", s)
 }
 
 // Waiting returns an identity that begins from a source and has a claim without a volume yet, or
