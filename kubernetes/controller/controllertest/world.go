@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -262,4 +263,45 @@ func (w *World) Settle(t testing.TB, make func() []Reconciler, names ...string) 
 		}
 	}
 	t.Fatalf("it does not settle: %d requests, %d writes", w.requests, w.writes)
+}
+
+// Class is a storage class.
+func Class(name string) *storagev1.StorageClass {
+	return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+// DefaultClass is the storage class of claims that name none.
+func DefaultClass() *storagev1.StorageClass {
+	c := Class("default")
+	c.Annotations = map[string]string{"storageclass.kubernetes.io/is-default-class": "true"}
+	return c
+}
+
+// There reads an object, and says whether it exists.
+func There(t testing.TB, c client.Reader, namespace, name string, o client.Object) bool {
+	t.Helper()
+	err := c.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, o)
+	if apierrors.IsNotFound(err) {
+		return false
+	}
+	require.NoError(t, err)
+	return true
+}
+
+// Get reads an object into o. The object must exist.
+func Get[T client.Object](t testing.TB, c client.Reader, namespace, name string, o T) T {
+	t.Helper()
+	require.True(t, There(t, c, namespace, name, o), "%T %s/%s", o, namespace, name)
+	return o
+}
+
+// Refusing is an objects.Images: the reason why no image may be used. "": all may.
+type Refusing string
+
+// Hold says so of every identity.
+func (r *Refusing) Hold(context.Context, *v1alpha1.VMIdentity) (reason, message string, err error) {
+	if *r == "" {
+		return "", "", nil
+	}
+	return string(*r), "the image has no signature", nil
 }

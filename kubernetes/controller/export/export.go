@@ -3,6 +3,8 @@ package export
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"regexp"
 	"strings"
@@ -16,9 +18,11 @@ import (
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/vmdisk"
 )
 
 // Options are the settings of the controller.
@@ -263,4 +267,63 @@ func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 	error) {
 	return objects.Find[batchv1.Job](ctx, r.Client, "Job", client.ObjectKey{
 		Namespace: id.Namespace, Name: name})
+}
+
+// Setup adds the controller to a manager.
+func Setup(mgr ctrl.Manager, o Options) error {
+	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
+		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Options: o}
+	b := ctrl.NewControllerManagedBy(mgr).
+		Named("export").
+		For(&v1alpha1.VMIdentity{}).
+		WithOptions(objects.Working(o.Concurrency))
+	if !o.Off {
+		// The end of a pod lets the disk be exported.
+		b = b.Owns(&batchv1.Job{}).Watches(&corev1.Pod{},
+			handler.EnqueueRequestsFromMapFunc(objects.Identities))
+	}
+	return b.Complete(objects.Reconciler(r))
+}
+
+const (
+	retries = 2
+	// The kubelet takes what is in this file to the status of the pod.
+	digestFile = corev1.TerminationMessagePathDefault
+)
+
+// jobName is the name of the Job that does what the spec of an identity asks for.
+func jobName(id *v1alpha1.VMIdentity) string {
+	e := id.Spec.Export
+	text := fmt.Appendf(nil, "%s\n%s\n%s\n%s\n%v", id.Name, id.UID, e.Reference, e.SecretName,
+		e.Flat)
+	if e.RegistryCA != nil { // as earlier versions name the others
+		text = fmt.Appendf(text, "\n%s\n%s", e.RegistryCA.Name, e.RegistryCA.Key)
+	}
+	sum := sha256.Sum256(text)
+	return "vmexport-" + hex.EncodeToString(sum[:10])
+}
+
+// args are the command's. The layers of the disk's image come from its registry.
+func args(id *v1alpha1.VMIdentity) []string {
+	all := []string{"commit", id.Spec.Export.Reference, "--persistent-dir=" + vmdisk.VolumeDir,
+		"--digest-file=" + digestFile}
+	switch {
+	case !id.Spec.Export.Flat && id.Spec.Image != "" && !id.Spec.FromAddress():
+		return append(all, "--onto="+id.Spec.Image)
+	case id.Spec.Image != "" && id.Spec.Population != v1alpha1.Snapshot:
+		// What was not copied from the image yet comes from there.
+		all = append(all, "--image="+id.Spec.Image)
+	}
+	return append(all, "--flat", "--base=none")
+}
+
+// newJob is the Job that commits the disk of an identity.
+func newJob(id *v1alpha1.VMIdentity, server string) *batchv1.Job {
+	name := jobName(id)
+	labels := map[string]string{v1alpha1.LabelIdentity: id.Name, v1alpha1.LabelExport: name}
+	e := id.Spec.Export
+	return objects.Command{Args: args(id), Image: server, Claim: v1alpha1.ClaimName(id.Name),
+		Dir: vmdisk.VolumeDir, Secret: e.SecretName, CA: e.RegistryCA, Retries: retries}.Job(
+		metav1.ObjectMeta{Namespace: id.Namespace, Name: name, Labels: labels,
+			OwnerReferences: objects.Owned("VMIdentity", id)}, labels)
 }

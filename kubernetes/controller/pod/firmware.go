@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -68,4 +69,15 @@ func (r *Reconciler) freeUUID(ctx context.Context, id *v1alpha1.VMIdentity,
 		return nil
 	}
 	return r.takeUUID(ctx, set, nil)
+}
+
+// uuidOf is the SMBIOS UUID of one of many machines: version 5 (RFC 9562, section 5.5) of the set's
+// UUID and the identity's name. The API server has validated the UUID. Anything else is returned as
+// it is.
+func uuidOf(namespace, name string) string {
+	space, err := uuid.Parse(namespace)
+	if err != nil {
+		return namespace
+	}
+	return uuid.NewSHA1(space, []byte(name)).String()
 }

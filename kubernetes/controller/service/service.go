@@ -20,6 +20,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/identity"
@@ -330,3 +331,46 @@ func eventType(reason string) string {
 
 // kindOf is the kind of a typed object, for people.
 func kindOf(o client.Object) string { return strings.TrimPrefix(fmt.Sprintf("%T", o), "*v1.") }
+
+// Setup adds the controller to a manager, whose cache has the Deployments and Services with
+// v1alpha1.LabelIdentity.
+func Setup(mgr ctrl.Manager, o Options) error {
+	r := &Reconciler{Client: mgr.GetClient(), Events: mgr.GetEventRecorder(v1alpha1.FieldManager),
+		Options: o}
+	if o.Off {
+		return ctrl.NewControllerManagedBy(mgr).Named("service").For(&v1alpha1.VMIdentity{}).
+			WithOptions(objects.Working(0)).
+			Complete(objects.Reconciler(r))
+	}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("service").
+		For(&v1alpha1.VMIdentity{}).
+		Watches(&appsv1.Deployment{}, handler.EnqueueRequestsFromMapFunc(
+			objects.ByLabel(v1alpha1.LabelIdentity))).
+		Watches(&corev1.Service{}, handler.EnqueueRequestsFromMapFunc(
+			objects.ByLabel(v1alpha1.LabelIdentity))).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
+			objects.ByLabel(v1alpha1.LabelServer))).
+		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
+			objects.ByLabel(labelVolume))).
+		WatchesRawSource(r.aside.Source()).
+		WithOptions(objects.Working(o.Concurrency)).
+		Complete(objects.Reconciler(r))
+}
+
+// ask reads the page of the daemon in a pod. If known is false, the answer makes another reconcile.
+func (r *Reconciler) ask(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (
+	page *status.Status, known bool, err error) {
+	return r.aside.Ask(ctx, client.ObjectKeyFromObject(id), pod.UID,
+		func(ctx context.Context) (*status.Status, error) {
+			return objects.ReadStatus(ctx, r.address(pod))
+		})
+}
+
+// address is that of the pages of a pod.
+func (r *Reconciler) address(pod *corev1.Pod) string {
+	if r.Options.Pages != nil {
+		return r.Options.Pages(pod)
+	}
+	return objects.PagesAddress(pod)
+}
