@@ -328,14 +328,12 @@ func (a *Arrival) keep(t arrivalTask, entries []int32) error {
 
 // addMetadata takes the cluster at off for an L2 table, and reports whether one has it already.
 func (a *Arrival) addMetadata(off int64) bool {
-	n := off >> a.hdr.clusterBits
-	return a.metadata.add(n>>6, 1<<(n&63)) != 0
+	return a.metadata.add(off >> a.hdr.clusterBits)
 }
 
 // inMetadata reports whether the cluster at off belongs to the tables that are known.
 func (a *Arrival) inMetadata(off int64) bool {
-	n := off >> a.hdr.clusterBits
-	return a.metadata.word(n>>6)>>(n&63)&1 != 0 || a.inL1(off)
+	return a.metadata.has(off>>a.hdr.clusterBits) || a.inL1(off)
 }
 
 func (a *Arrival) inL1(off int64) bool {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -23,46 +22,24 @@ type tableRun []int64
 
 // checkFar checks all L2 tables of a file that is far away. It keeps as many reads under way as are
 // worthwhile, and reads adjacent tables at once.
-func (v *validator) checkFar(ctx context.Context, checks []*tableCheck, parallel int) error {
-	type tables struct {
-		run     tableRun
-		content []byte
-	}
-	runs, next, read := v.tableRuns(), atomic.Int64{}, make(chan tables)
+func (v *validator) checkFar(ctx context.Context, parallel int) error {
+	var checking sync.Mutex
 	group, ctx := errgroup.WithContext(ctx)
-	var readers sync.WaitGroup
-	for range min(parallel, len(runs), int(maxFarReads/max(maxFarRead, v.clusterSize()))) {
-		readers.Add(1)
+	group.SetLimit(min(parallel, int(maxFarReads/max(maxFarRead, v.clusterSize()))))
+	for _, run := range v.tableRuns() {
 		group.Go(func() error {
-			defer readers.Done()
-			for i := next.Add(1) - 1; i < int64(len(runs)); i = next.Add(1) - 1 {
-				content, err := v.readRun(ctx, runs[i])
-				if err != nil {
-					return err
-				}
-				select {
-				case read <- tables{runs[i], content}:
-				case <-ctx.Done():
-					return ctx.Err()
-				}
+			if err := ctx.Err(); err != nil {
+				return err
 			}
-			return nil
-		})
-	}
-	group.Go(func() error {
-		readers.Wait()
-		close(read)
-		return nil
-	})
-	for i := range checks {
-		group.Go(func() error {
-			checks[i] = v.newCheck()
-			for t := range read {
-				for n, entry := range t.run {
-					checks[i].begin(entry, t.content[int64(n)<<v.clusterBits:])
-					if err := checks[i].check(); err != nil {
-						return err
-					}
+			content, err := v.readRun(ctx, run)
+			if err != nil {
+				return err
+			}
+			checking.Lock()
+			defer checking.Unlock()
+			for n, entry := range run {
+				if err := v.check(entry, content[int64(n)<<v.clusterBits:]); err != nil {
+					return err
 				}
 			}
 			return nil

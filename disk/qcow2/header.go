@@ -378,14 +378,9 @@ func lengthShift(clusterBits uint) uint { return 62 - (clusterBits - 8) }
 
 // compressedRange returns where an entry's compressed data lies. The length is in sectors, so the
 // last data of a file may end up to a sector past the file's end.
-func (h *header) compressedRange(e uint64) (off,
-	length int64) {
-	return splitEntry(e, h.lengthShift())
-}
-
-// splitEntry is compressedRange for callers that already have lengthShift, such as loops.
-func splitEntry(e uint64, lengthShift uint) (off, length int64) {
-	off = int64(e & (1<<lengthShift - 1))
-	sectors := int64(e&(entryCompressed-1)>>lengthShift) + 1
+func (h *header) compressedRange(e uint64) (off, length int64) {
+	shift := h.lengthShift()
+	off = int64(e & (1<<shift - 1))
+	sectors := int64(e&(entryCompressed-1)>>shift) + 1
 	return off, sectors<<sectorBits - off&(sectorSize-1)
 }

@@ -54,8 +54,8 @@ type Image struct {
 	hdr      *header
 	l1       []uint64
 	info     Info
-	runs     []uint64 // see runList; nil if unknown
-	tables   cache    // L2 tables, by their index in the L1 table
+	runs     []guestRun // nil if unknown
+	tables   cache      // L2 tables, by their index in the L1 table
 	// the last few tables whose extents were asked for, but that no read has used
 	passing  cache
 	decoded  cache // decoded clusters, by their guest cluster

@@ -93,11 +93,11 @@ func TestMemoryOfTables(t *testing.T) {
 				return entryCompressed | uint64(end+guest)
 			})
 		}, 40, 40, "does not decode"},
-		"little compressed data": {func() *madeFile {
-			return tableImage(16, 1<<10, 16<<20, func(guest, end int64) uint64 {
+		"many compressed clusters": {func() *madeFile {
+			return tableImage(9, 4*many, 16<<20, func(guest, end int64) uint64 {
 				return entryCompressed | uint64(end+guest)
 			})
-		}, 140, 0, "very little compressed data"},
+		}, 140, 0, "compressed clusters"},
 		"refcount blocks": {func() *madeFile {
 			f := tableImage(9, 1, 32<<20+1<<29, nil)
 			f.parts[0] = bytesPart(f.head(func(im *image) {

@@ -1,52 +1,42 @@
 package qcow2
 
-import "slices"
-
-const (
-	noKind = ^Kind(0)
-
-	kindBits = 2
-	// maxRuns bounds how many runs each goroutine notes: 128 KiB. If an image has more, its tables
-	// are read again.
-	maxRuns = 16 << 10
+import (
+	"cmp"
+	"slices"
 )
 
-// runList notes where runs of another kind begin, in the order of the guest. An entry is the guest
-// cluster, with the kind in the lowest bits. The zero value is empty.
-type runList struct {
-	starts []uint64
-	full   bool // there were more runs than are noted
+// maxRuns bounds how many runs are noted: 1 MiB. If an image has more, its tables are read again.
+const maxRuns = 64 << 10
+
+// guestRun is a run of guest clusters of one kind, up to the next run.
+type guestRun struct {
+	cluster int64 // its first
+	kind    Kind
 }
 
-func (l *runList) begin(cluster int64, kind Kind) {
-	if len(l.starts) == maxRuns {
-		l.full = true
-		return
+// noteRun notes that a run begins, unless there are too many.
+func (v *validator) noteRun(cluster int64, kind Kind) {
+	if len(v.runs) <= maxRuns {
+		v.runs = append(v.runs, guestRun{cluster, kind})
 	}
-	l.starts = append(l.starts, uint64(cluster)<<kindBits|uint64(kind))
 }
 
-// joinRuns joins the lists of several goroutines that checked different tables. It returns nil if
-// one of the lists is incomplete.
-func joinRuns(lists ...runList) []uint64 {
-	var all []uint64
-	for _, l := range lists {
-		if l.full {
-			return nil
-		}
-		all = append(all, l.starts...)
+// allRuns returns the noted runs in the order of the guest, or nil if some are missing.
+func (v *validator) allRuns() []guestRun {
+	if len(v.runs) > maxRuns || v.extended() {
+		return nil
 	}
-	slices.Sort(all)
-	return slices.CompactFunc(all, func(a, b uint64) bool { return (a^b)&(1<<kindBits-1) == 0 })
+	slices.SortFunc(v.runs, func(a, b guestRun) int { return cmp.Compare(a.cluster, b.cluster) })
+	return slices.CompactFunc(v.runs, func(a, b guestRun) bool { return a.kind == b.kind })
 }
 
 // runAt describes the run at off, at most length bytes. It uses the runs that were noted when the
 // image was opened.
 func (im *Image) runAt(off, length int64) (n int64, kind Kind) {
-	cluster := uint64(off >> im.hdr.clusterBits)
-	next, _ := slices.BinarySearch(im.runs, (cluster+1)<<kindBits)
+	next, _ := slices.BinarySearchFunc(im.runs, off>>im.hdr.clusterBits+1,
+		func(r guestRun, cluster int64) int { return cmp.Compare(r.cluster, cluster) })
 	if next < len(im.runs) {
-		length = min(length, int64(im.runs[next]>>kindBits)<<im.hdr.clusterBits-off)
+		length = min(length, im.runs[next].cluster<<im.hdr.clusterBits-off)
 	}
-	return length, Kind(im.runs[next-1] & (1<<kindBits - 1))
+	return length, im.runs[next-1].kind
 }

@@ -82,7 +82,7 @@ func TestRuns(t *testing.T) {
 		compare(im, true)
 	}
 	// Too many to be noted: the tables tell.
-	const bits, clusters = 13, 4*maxRuns*maxChecks + 1
+	const bits, clusters = 13, maxRuns + 1
 	many := newImage(bits, clusters<<bits, clusters*8>>bits+clusters/2)
 	for i := range clusters*8>>bits + 1 {
 		many.put64(atL1<<bits+8*i, uint64(atL2+i)<<bits|entryCopied)

@@ -4,10 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"runtime"
-	"sync/atomic"
-
-	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -21,8 +17,6 @@ const (
 )
 
 const (
-	maxChecks = 4 // each has a table of up to 2 MiB in memory
-
 	// tablesAhead is how many L2 tables are announced to storage ahead of time. The tables lie far
 	// apart. If nothing is in memory, most of the time of opening would be spent waiting for one
 	// after the other.
@@ -30,100 +24,91 @@ const (
 	// minAhead is the smallest table that is announced. The kernel reads several smaller ones at
 	// once anyway. Bytes.
 	minAhead = 4 << 10
+
+	noKind = ^Kind(0)
 )
 
-// validator goes through all tables once and records which clusters of the file are taken. Large
-// images have hundreds of L2 tables and the start waits for this, so several goroutines check them.
+// validator goes through all tables once and records which clusters of the file are taken.
 type validator struct {
 	*header
 	im       *Image
 	willRead func(off, length int64)
 	metadata clusterSet // complete before the first L2 entry is checked
 	data     clusterSet
-	packed   clusterSet // clusters that hold compressed data, which may share them
-	starts   starts
-	small    atomic.Int64 // how many offsets all tableCheck.small have
-	next     atomic.Int64
-	failed   atomic.Bool
+	tables   int64    // how many L2 tables there are
+	packed   []uint64 // the entries for compressed data, rotated: the offset is on top
+	runs     []guestRun
+
+	plainSize, compressedSize int64 // guest bytes
 }
 
 func newValidator(im *Image, willRead func(off, length int64)) *validator {
 	clusters := im.fileSize>>im.hdr.clusterBits + 1
-	v := &validator{header: im.hdr, im: im, willRead: willRead, metadata: newClusterSet(clusters),
-		data: newClusterSet(clusters), packed: newClusterSet(clusters)}
-	v.starts.init(im.hdr, im.fileSize)
-	return v
+	return &validator{header: im.hdr, im: im, willRead: willRead,
+		metadata: newClusterSet(clusters), data: newClusterSet(clusters)}
 }
 
 // run returns how many guest bytes the file stores uncompressed, and how many compressed. parallel
 // is that of Options.
 func (v *validator) run(ctx context.Context, parallel int) (plain, compressed int64, err error) {
-	v.metadata.add(0, 1) // the header
+	v.metadata.add(0) // the header
 	if err := v.claim("L1 table", v.l1Offset, int64(v.l1Size)*8); err != nil {
 		return 0, 0, err
 	}
 	if err := v.refcounts(ctx, parallel > 1); err != nil {
 		return 0, 0, err
 	}
-	var empty runList // parts of the guest without a table
 	for i, e := range v.im.l1 {
 		if e&l1Reserved != 0 {
 			return 0, 0, bad("L1 entry %d has reserved bits set (%#x)", i, e)
 		}
 		off := int64(e & offsetMask)
-		if off == 0 {
+		if off == 0 { // a part of the guest without a table
 			if i == 0 || v.im.l1[i-1]&offsetMask != 0 {
-				empty.begin(int64(i)*v.l2Entries(), KindUnallocated)
+				v.noteRun(int64(i)*v.l2Entries(), KindUnallocated)
 			}
 			continue
 		}
+		v.tables++
 		if err := v.claim(fmt.Sprintf("L2 table %d", i), off, v.clusterSize()); err != nil {
 			return 0, 0, err
 		}
 	}
-	checks := make([]*tableCheck, min(runtime.GOMAXPROCS(0), maxChecks, len(v.im.l1)))
 	if parallel > 1 {
-		err = v.checkFar(ctx, checks, parallel)
+		err = v.checkFar(ctx, parallel)
 	} else {
-		err = v.checkNear(ctx, checks)
+		err = v.checkNear(ctx)
 	}
 	if err != nil {
 		return 0, 0, err
 	}
-	runs := []runList{empty}
-	for i := range checks {
-		runs = append(runs, checks[i].runs)
-		plain += checks[i].plainSize
-		compressed += checks[i].compressedSize
-	}
-	if err := v.checkStarts(ctx, checks); err != nil {
-		return 0, 0, err
-	}
-	if !v.extended() {
-		v.im.runs = joinRuns(runs...)
-	}
-	return plain, compressed, nil
+	v.im.runs = v.allRuns()
+	return v.plainSize, v.compressedSize, v.checkPacked()
 }
 
-// checkNear checks all L2 tables. Each goroutine reads the tables that it checks.
-func (v *validator) checkNear(ctx context.Context, checks []*tableCheck) error {
+// checkNear reads and checks one L2 table after the other.
+func (v *validator) checkNear(ctx context.Context) error {
 	for i := range min(tablesAhead, int64(len(v.im.l1))) {
 		v.expect(i)
 	}
-	var group errgroup.Group
-	for i := range checks {
-		group.Go(func() error {
-			checks[i] = v.newCheck()
-			return checks[i].run(ctx)
-		})
+	table := make([]byte, v.clusterSize())
+	for i, e := range v.im.l1 {
+		v.expect(int64(i) + tablesAhead)
+		if e&offsetMask == 0 {
+			continue
+		}
+		err := ctx.Err()
+		if err == nil {
+			err = v.im.loadTable(ctx, table, e&offsetMask)
+		}
+		if err == nil {
+			err = v.check(int64(i), table)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return group.Wait()
-}
-
-// newCheck is called by the goroutine that uses the result. Then the memory of two goroutines lies
-// far apart, and their processors do not wait for each other's cache lines.
-func (v *validator) newCheck() *tableCheck {
-	return &tableCheck{validator: v}
+	return nil
 }
 
 // expect announces that the L2 table of an L1 entry will be read, if both exist.
@@ -147,7 +132,7 @@ func (v *validator) claim(what string, off, length int64) error {
 		return bad("the %s at %#x runs past the end of the file", what, off)
 	}
 	for n := off >> v.clusterBits; n<<v.clusterBits < off+length; n++ {
-		if v.metadata.add(n>>6, 1<<(n&63)) != 0 {
+		if v.metadata.add(n) {
 			return bad("the %s at %#x overlaps other metadata", what, off)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"io"
 	"math/rand"
-	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -13,8 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestConflictsBetweenTables has entries of different tables, which are checked side by side, claim
-// the same place of the file.
+// TestConflictsBetweenTables has entries of different tables claim the same place of the file.
 func TestConflictsBetweenTables(t *testing.T) {
 	const (
 		bits, cs = 9, 1 << 9
@@ -56,9 +54,7 @@ func TestConflictsBetweenTables(t *testing.T) {
 		host := binary.BigEndian.Uint64(im.b[im.l2(b):]) & offsetMask
 		im.put64(im.l2(a), entryCompressed|host+8)
 		_, err = im.open()
-		var format *FormatError
-		require.ErrorAs(t, err, &format)
-		require.Regexp(t, "among compressed data|overlaps another cluster", err.Error())
+		require.ErrorContains(t, err, "overlaps another cluster")
 	}
 }
 
@@ -89,10 +85,8 @@ func (l *listener) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // TestTablesAreAnnounced opens an image of many tables, some of which are missing: storage is told
-// of each long before it is read. There is one goroutine, as of several, one might read before
-// another announces.
+// of each long before it is read.
 func TestTablesAreAnnounced(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for bits, want := range map[int]bool{12: true, 11: false} {
 		const tables = 3 * tablesAhead
 		cs := 1 << bits

@@ -1,0 +1,92 @@
+package qcow2
+
+import (
+	"bytes"
+	"math/rand"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestCompressedDataUsedTwice: no two entries may begin at the same place, whatever lengths they
+// claim.
+func TestCompressedDataUsedTwice(t *testing.T) {
+	r := rand.New(rand.NewSource(3))
+	found := map[bool]int{}
+	for round := range 450 {
+		bits := []uint{9, 12, 16}[round%3]
+		const tables = 6
+		cs := int64(1) << bits
+		first := atL2 + tables // the first cluster behind the tables
+		dataClusters := 2 + 512>>(bits-9)
+		im := newImage(bits, uint64(tables*cs/8*cs), first-atData+dataClusters)
+		for i := range tables {
+			im.put64(atL1<<bits+8*i, uint64(atL2+i)<<bits|entryCopied)
+		}
+		from, room := int64(first)*cs, int64(dataClusters-1)*cs
+		grain := int64(1) << r.Intn(13) // coarse ones meet more often
+		claims := map[int64]int64{}     // the offsets, by their entry
+		offsets := map[int64]bool{}
+		for range 2 + r.Intn(40) {
+			off, sectors := from+r.Int63n(room)/grain*grain, uint64(1+r.Int63n(2))
+			entry := r.Intn(tables * int(cs) / 8)
+			if claims[int64(entry)] != 0 {
+				continue
+			}
+			claims[int64(entry)], offsets[off] = off, true
+			im.put64(im.l2(entry), entryCompressed|(sectors-1)<<(62-(bits-8))|uint64(off))
+		}
+		want := len(offsets) < len(claims)
+		_, err := Open(bg, near{bytes.NewReader(im.b)}, int64(len(im.b)), Options{})
+		if want {
+			require.ErrorContains(t, err, "is used by more than one cluster", "%d: %v", round,
+				claims)
+		} else {
+			require.NoError(t, err, "%d: %v", round, claims)
+		}
+		found[want]++
+	}
+	require.Greater(t, found[true], 60)
+	require.Greater(t, found[false], 60)
+}
+
+// TestEveryEntryIsLookedAt has one bad entry at a time, far from every other one and beside one of
+// each kind.
+func TestEveryEntryIsLookedAt(t *testing.T) {
+	const bits, cs, entries = 12, 1 << 12, 1 << 9
+	neighbours := []uint64{0, entryZero, (atData + 1) * cs, entryCompressed | (atData+2)*cs}
+	for _, n := range neighbours {
+		for i := range entries {
+			// in the header, and with a reserved bit
+			for _, entry := range []uint64{cs | 1<<62, 1 << 60} {
+				im := newImage(bits, entries*cs, 4)
+				if i > 0 {
+					im.put64(im.l2(i-1), n)
+				}
+				_, err := im.open()
+				require.NoError(t, err)
+				im.put64(im.l2(i), entry)
+				_, err = im.open()
+				require.Error(t, err, "entry %d after %#x", i, n)
+			}
+		}
+	}
+}
+
+// TestCompressedDataReachesIntoData has compressed data that ends in a cluster that is stored, at
+// every distance from where words of 64 clusters begin.
+func TestCompressedDataReachesIntoData(t *testing.T) {
+	const bits, cs = 12, 1 << 12
+	for n := int64(60); n < 70; n++ {
+		for _, order := range [][2]int{{0, 1}, {1, 0}} {
+			im := newImage(bits, 64*cs, 70)
+			im.data(order[0], int(n), 1)
+			im.put64(im.l2(order[1]), entryCompressed|1<<(62-(bits-8))|uint64(n*cs-sectorSize))
+			_, err := im.open()
+			require.ErrorContains(t, err, "overlaps another cluster")
+			im.put64(im.l2(order[1]), entryCompressed|uint64(n*cs-sectorSize))
+			_, err = im.open()
+			require.NoError(t, err)
+		}
+	}
+}
