@@ -34,6 +34,9 @@ type greeting struct {
 	flags uint16
 	limit int // the most bytes that a request may carry
 	block int // of a logical block, bytes
+	// allocation says that BLOCK_STATUS tells what is stored, by allocationID.
+	allocation   bool
+	allocationID uint32
 }
 
 func (g *greeting) readOnly() bool { return g.flags&flagReadOnly != 0 }
@@ -142,6 +145,9 @@ func (n *negotiation) join() error {
 	if n.heir {
 		queries = append(queries, heirContext)
 	}
+	if n.Once {
+		queries = append(queries, allocationContext)
+	}
 	data = binary.BigEndian.AppendUint32(data, uint32(len(queries)))
 	for _, q := range queries {
 		data = appendText(data, q)
@@ -153,6 +159,9 @@ func (n *negotiation) join() error {
 			return fmt.Errorf("the server's answer of type %d is not expected", kind)
 		case string(p[4:]) == heirContext:
 			heir = true
+			return nil
+		case string(p[4:]) == allocationContext && n.Once:
+			n.allocation, n.allocationID = true, binary.BigEndian.Uint32(p)
 			return nil
 		}
 		joined = true

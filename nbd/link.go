@@ -57,6 +57,8 @@ type call struct {
 
 	filled int // of a read: how many bytes have come, from the beginning; the receiver's
 	err    *replyError
+	// extents are what a BLOCK_STATUS is answered with; the receiver's
+	extents []extent
 
 	// filling and abandoned are guarded by link.mu.
 	filling   bool // the receiver uses data at this moment
@@ -159,14 +161,14 @@ func newLink(n *negotiation) *link {
 	return l
 }
 
-// do sends a request and waits for the reply. The end of ctx ends the wait of a read. All others
-// wait for the reply or for the end of the connection: they change the disk, and the caller must
-// know when that can no longer happen.
+// do sends a request and waits for the reply. The end of ctx ends the wait of one that changes
+// nothing. All others wait for the reply or for the end of the connection: the caller must know
+// when they can no longer change the disk.
 func (l *link) do(ctx context.Context, c *call) error {
 	if err := l.send(c); err != nil {
 		return err
 	}
-	if c.command != cmdRead {
+	if c.command != cmdRead && c.command != cmdBlockStatus {
 		return <-c.done
 	}
 	select {
@@ -195,7 +197,7 @@ func (l *link) post(c *call) error {
 		return errLinkLost
 	}
 	l.cookie++
-	c.cookie, c.filled, c.err = l.cookie, 0, nil
+	c.cookie, c.filled, c.err, c.extents = l.cookie, 0, nil, nil
 	l.calls[c.cookie] = c
 	l.queue = append(l.queue, c)
 	return nil
@@ -387,6 +389,9 @@ func (l *link) chunk(c *call, kind uint16, length int) error {
 		return l.fill(c, length-8, true)
 	case kind == chunkHole && length == 12 && c.command == cmdRead:
 		return l.fill(c, 0, false)
+	case kind == chunkStatus && length >= 12 && length%8 == 4 && length <= 4+8*maxExtents &&
+		c.command == cmdBlockStatus:
+		return l.describe(c, length)
 	case kind&(1<<15) != 0 && length >= 6 && length <= 6+maxString+8:
 		p := make([]byte, length)
 		if _, err := io.ReadFull(l.in, p); err != nil {

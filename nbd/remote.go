@@ -53,6 +53,7 @@ type Remote struct {
 	inherit  chan inheritance
 	kept     *unflushed
 	free     freeCalls
+	extents  extents
 	flushing atomic.Bool    // a flush in the background is under way
 	wg       sync.WaitGroup // of the goroutines in the background
 	boot     string         // of the server, which has all of kept; connect's
@@ -384,7 +385,7 @@ func (r *Remote) meaning(c *call, err error) error {
 		return fmt.Errorf("%w: %w", disk.ErrNoSpace, r.explain(err))
 	case eIO:
 		op := "write"
-		if c.command == cmdRead {
+		if c.command == cmdRead || c.command == cmdBlockStatus {
 			op = "read"
 		}
 		return &disk.MediumError{Op: op, Off: int64(c.off), Length: int64(c.length),

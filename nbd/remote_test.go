@@ -400,6 +400,17 @@ func FuzzRemote(f *testing.F) {
 	f.Add(join(chosen, chunk(replyFlagDone, chunkData, 1, join(u64(1024), make([]byte, 512)))))
 	f.Add(join(chosen, chunk(replyFlagDone, chunkError, 1, appendError(nil, eIO, "no", -1))))
 	f.Add(join(chosen, u32(magicSimple), u32(0), u64(1)))
+	allocation := join(hello, answer(optStructuredReply, repAck, nil),
+		answer(optSetMeta, repMetaContext,
+			join(u32(3), []byte(diskContext+"3000000000000001,b,g,,x"))),
+		answer(optSetMeta, repMetaContext, join(u32(1), []byte(allocationContext))),
+		answer(optSetMeta, repAck, nil), answer(optGo, repInfo, export), answer(optGo, repAck, nil),
+		chunk(replyFlagDone, chunkError, 1, appendError(nil, eIO, "no", -1)))
+	f.Add(join(allocation, chunk(replyFlagDone, chunkStatus, 2,
+		join(u32(1), u32(512), u32(stateHole|stateZero), u32(512), u32(0)))))
+	f.Add(join(allocation, chunk(replyFlagDone, chunkStatus, 2, join(u32(1), u32(0), u32(0)))))
+	f.Add(join(allocation, chunk(replyFlagDone, chunkStatus, 2, join(u32(2), u32(1), u32(0)))))
+	f.Add(join(allocation, u32(magicSimple), u32(0), u64(2)))
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		client, server := net.Pipe()
 		go func() {
@@ -407,8 +418,8 @@ func FuzzRemote(f *testing.F) {
 			_, _ = server.Write(sent)
 			_ = server.Close()
 		}()
-		n := &negotiation{dialer: &dialer{session: "x"}, nc: client,
-			in: bufio.NewReader(client)}
+		n := &negotiation{nc: client, in: bufio.NewReader(client),
+			dialer: &dialer{session: "x", RemoteOptions: RemoteOptions{Once: true}}}
 		if n.run(t.Context()) != nil {
 			_ = client.Close()
 			return
@@ -420,6 +431,12 @@ func FuzzRemote(f *testing.F) {
 		_ = l.do(t.Context(), c)
 		require.Equal(t, bytes.Repeat([]byte{1}, 1024), guarded[:1024])
 		require.Equal(t, bytes.Repeat([]byte{1}, 1024), guarded[2048:])
+		status := newCall(cmdBlockStatus, 0, 0, 1<<20, nil)
+		if l.do(t.Context(), status) == nil {
+			for _, e := range status.extents {
+				require.NotZero(t, e.length)
+			}
+		}
 		l.fail(io.EOF)
 		<-l.ended
 	})

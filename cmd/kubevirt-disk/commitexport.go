@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/registry"
 )
@@ -24,6 +25,19 @@ func openExport(text string) (openCommitted, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &committed{name: uri.Export, content: r, close: r.Close}, nil
+		return &committed{name: uri.Export, content: exported{r, ctx}, close: r.Close}, nil
 	}, nil
+}
+
+// exported is an export that nobody else writes to while it is open, so that it has extents.
+type exported struct {
+	*nbd.Remote
+	ctx context.Context
+}
+
+var _ disk.Extenter = exported{}
+
+// Extent implements disk.Extenter.
+func (e exported) Extent(off, length int64) (disk.Extent, error) {
+	return e.Allocated(e.ctx, off, length)
 }
