@@ -3,6 +3,9 @@ package overlay
 import (
 	"context"
 	"fmt"
+	"sync"
+
+	"kubevirt.io/disk/internal/rangelock"
 )
 
 // change is an operation on a range.
@@ -144,4 +147,24 @@ func (e *edge) release(o *Disk) {
 	if e.buf != nil {
 		o.scratch.Put(e.buf)
 	}
+}
+
+// blockLocks lock ranges of blocks. Waiters are served first in, first out. The zero value is ready
+// to use.
+type blockLocks struct{ table rangelock.Table }
+
+// holds are *rangelock.Hold.
+var holds = sync.Pool{New: func() any { return new(rangelock.Hold) }}
+
+// lock waits for the blocks first to last, and holds them until unlock.
+func (l *blockLocks) lock(first, last int64) *rangelock.Hold {
+	h := holds.Get().(*rangelock.Hold)
+	h.Set(rangelock.Write, "", first, last-first+1)
+	l.table.Lock(h)
+	return h
+}
+
+func (l *blockLocks) unlock(h *rangelock.Hold) {
+	l.table.Unlock(h)
+	holds.Put(h)
 }

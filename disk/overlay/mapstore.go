@@ -10,7 +10,7 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// mapStore keeps the map of a disk in its files, see format.go. Without the live file, the kill of
+// mapStore keeps the map of a disk in its files, see mapMagic. Without the live file, the kill of
 // a process would lose acknowledged writes. Only a disk that must survive a crash of the machine
 // has the durable one.
 //
