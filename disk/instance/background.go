@@ -294,3 +294,20 @@ func (b *background) complete() error {
 	b.progress.Finish()
 	return b.img.Close()
 }
+
+// Workers limit the work beside the guests of all disks that share them. A daemon makes one for all
+// of its disks. They are safe for concurrent use.
+type Workers struct {
+	copying *slots.Slots // copies images into disks
+	far     *slots.Slots // copies images that are far away
+	// hashes images; a separate limit, so that neither copying nor hashing waits for the other
+	hashing *slots.Slots
+}
+
+// NewWorkers returns Workers for this machine's number of processors.
+func NewWorkers() *Workers {
+	return &Workers{
+		copying: overlay.NewSlots(), far: overlay.NewFarSlots(),
+		hashing: slots.New(2, slots.Options{}),
+	}
+}

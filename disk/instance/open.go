@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
@@ -258,4 +261,72 @@ func (o *opening) spaceError(err error) error {
 	}
 	return &image.SpaceError{Dir: o.dir.path, What: "the state in " + filepath.Base(o.dir.path),
 		Available: 0}
+}
+
+// IsComplete reports whether Open needs no image: an earlier start left a complete disk that was
+// made of the image whose files have these digests, its own first. Open finds that disk with the
+// same WorkDir, PersistentDir and Name.
+func IsComplete(opt Options, digests []string) bool {
+	d := persistentDirOf(opt.PersistentDir)
+	if opt.PersistentDir == "" {
+		root, err := osfile.Resolved(opt.WorkDir)
+		if err != nil {
+			return false
+		}
+		d = workDirOf(root, escapeName(opt.Name))
+		if osfile.CheckOwner(d.path) != nil {
+			return false
+		}
+	}
+	s, err := loadState(d.state())
+	if err != nil || !s.Complete || !s.survivesBoot(bootID()) {
+		return false
+	}
+	if !d.persistent && s.Image != storedName(opt.Name) {
+		return false
+	}
+	st, err := os.Lstat(d.disk())
+	if err != nil || !st.Mode().IsRegular() || st.Size() < s.Size {
+		return false
+	}
+	var made []string
+	for _, f := range s.Chain {
+		made = append(made, f.Digest)
+	}
+	return len(digests) > 0 && !slices.Contains(digests, "") && slices.Equal(made, digests)
+}
+
+// Elsewhere makes an instance of a disk that another server has, whose identity stays what it is
+// there. It has no directory, so no Store, and cannot Grow.
+func Elsewhere(d disk.Disk, id disk.Identity, blockSize int, readOnly bool) *Instance {
+	return &Instance{Disk: d, Identity: id, BlockSize: blockSize, ReadOnly: readOnly,
+		Persistent: true, closed: d.Close}
+}
+
+// Grow enlarges the disk to a size in bytes while it is used. The new part reads as zeros. The
+// server of the disk tells the initiators (target.Server.ResizeLUN). If the disk is durable, its
+// size is, too, when Grow returns nil: the next start finds it by the file. Make one call at a
+// time, and none during Close.
+//
+// Errors: *SizeError, *image.SpaceError if no file can be that large, disk.ErrReadOnly.
+func (i *Instance) Grow(size int64) error {
+	name := filepath.Base(i.path)
+	switch now := i.Size(); {
+	case size == now:
+		return nil
+	case size < now:
+		return &SizeError{Image: name, Size: size, Reason: fmt.Sprintf("is less than the %d bytes "+
+			"(%s) that the disk has, and a disk is never made smaller", now, words.Bytes(now))}
+	case size%int64(max(i.BlockSize, disk.SectorSize)) != 0:
+		return notWhole(name, size, int64(max(i.BlockSize, disk.SectorSize)))
+	case i.tree == nil:
+		return &SizeError{Image: name, Size: size,
+			Reason: "is not that of the image, which is served as it is"}
+	}
+	err := i.tree.Grow(size)
+	if errors.Is(err, unix.EFBIG) || osfile.IsFull(err) {
+		return &image.SpaceError{Dir: filepath.Dir(i.path), What: "the disk of " + words.Name(name),
+			FileSize: size}
+	}
+	return err
 }
