@@ -346,3 +346,54 @@ func (d *Daemon) stop(srv *target.Server) error {
 	}
 	return err
 }
+
+// WantHandover carries out the step of a handover that an annotation asks for, unless that is done
+// already. The page /status shows the result. It is called again and again as long as the
+// annotation exists.
+func (d *Daemon) WantHandover(ctx context.Context, asked string) (done bool) {
+	now := &status.HandoverOutcome{Asked: asked}
+	var err error
+	if now.Done, err = d.wantHandover(ctx, asked); err != nil {
+		now.Error = err.Error()
+	}
+	d.mu.Lock()
+	before := d.handover
+	d.handover = now
+	d.mu.Unlock()
+	if err != nil && (before == nil || *before != *now) {
+		d.log.Warn("a handover that an annotation of the pod asks for is not done yet",
+			zap.String("asked", asked), zap.Error(err))
+	}
+	return err == nil
+}
+
+func (d *Daemon) wantHandover(ctx context.Context, asked string) (string, error) {
+	req, err := control.ParseHandover(asked)
+	if err != nil {
+		return "", err
+	}
+	d.mu.Lock()
+	c := d.control
+	d.mu.Unlock()
+	if c == nil {
+		return "", errNotReady
+	}
+	return c.Want(ctx, req)
+}
+
+// Reload puts new settings of disks into force, see served.Disks.Reload.
+func (d *Daemon) Reload(next options.Settings) (done, later []string, err error) {
+	if err := d.running(); err != nil {
+		return nil, nil, err
+	}
+	return d.disks.Reload(next)
+}
+
+// ReplaceCredentials sets the credentials for new logins. Sessions go on. It cannot turn CHAP on or
+// off.
+func (d *Daemon) ReplaceCredentials(c chap.Config) error {
+	if d.auth == nil {
+		return errNoCHAP
+	}
+	return d.auth.Replace(c)
+}
