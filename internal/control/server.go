@@ -1,11 +1,15 @@
 package control
 
 import (
+	"context"
 	"encoding/json"
+	"net"
 	"net/http"
+	"os"
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/status"
@@ -94,4 +98,29 @@ func answer(w http.ResponseWriter, status int, a any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(a) // if this fails, the client has gone
+}
+
+type peerKey struct{}
+
+// withPeer stores the process at the other end of a connection in the context.
+func withPeer(ctx context.Context, c net.Conn) context.Context {
+	if peer := socket.Peer(c); peer != nil {
+		return context.WithValue(ctx, peerKey{}, peer)
+	}
+	return ctx
+}
+
+// authorized lets only the daemon's own user and root pass.
+func authorized(
+	handle func(w http.ResponseWriter, r *http.Request, user uint32),
+) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		peer, ok := r.Context().Value(peerKey{}).(*unix.Ucred)
+		if !ok || peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
+			answer(w, http.StatusForbidden,
+				status.Refusal{Error: "only the user of the daemon and root may do that"})
+			return
+		}
+		handle(w, r, peer.Uid)
+	}
 }
