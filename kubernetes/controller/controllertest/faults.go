@@ -23,12 +23,12 @@ type Calls struct {
 	// failing write is carried out, and only its answer is lost.
 	Fail int
 	Late bool
-	// Err is the error of that request; nil: ErrLost.
+	// Err is the error of that request; nil: errLost.
 	Err error
 }
 
-// ErrLost is a broken connection.
-var ErrLost = errors.New("the connection to the API server is lost")
+// errLost is a broken connection.
+var errLost = errors.New("the connection to the API server is lost")
 
 func (c *Calls) count(n *int, do func() error, write bool) error {
 	*n++
@@ -44,7 +44,7 @@ func (c *Calls) count(n *int, do func() error, write bool) error {
 	if c.Err != nil {
 		return c.Err
 	}
-	return ErrLost
+	return errLost
 }
 
 // Client is a client whose requests are counted.

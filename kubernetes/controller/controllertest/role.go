@@ -109,11 +109,11 @@ func RoleOf(t testing.TB, s Settings) Role {
 	require.NoError(t, all.ExecuteTemplate(&text, "rbac.yaml", map[string]any{
 		"Values": s.values(), "Files": chartFiles{}, "Release": map[string]string{"Name": "x",
 			"Namespace": "system"}, "Chart": map[string]string{"AppVersion": "1"}}))
-	return RoleIn(t, text.Bytes())
+	return roleIn(t, text.Bytes())
 }
 
-// RoleIn returns the role that is in a manifest.
-func RoleIn(t testing.TB, manifest []byte) Role {
+// roleIn returns the role that is in a manifest.
+func roleIn(t testing.TB, manifest []byte) Role {
 	t.Helper()
 	var r Role
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(manifest), 4096)

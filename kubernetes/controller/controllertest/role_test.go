@@ -12,7 +12,7 @@ import (
 func TestRoleIsThatOfHelm(t *testing.T) {
 	manifest, err := os.ReadFile(Manifest(t))
 	require.NoError(t, err)
-	want := RoleIn(t, manifest)
+	want := roleIn(t, manifest)
 	require.Equal(t, want, RoleOf(t, Settings{Services: true,
 		Snapshots: true, Exports: true}))
 }

@@ -59,8 +59,8 @@ type World struct {
 	events   []string
 }
 
-// ErrFault is the error of the request that fails.
-var ErrFault = errors.New("the request fails, as the test wants it")
+// errFault is the error of the request that fails.
+var errFault = errors.New("the request fails, as the test wants it")
 
 // New makes a world with objects.
 func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
@@ -145,7 +145,7 @@ func (w *World) request(verb string, object any, changes bool, do func() error) 
 	fails := w.requests == w.FailAt
 	w.mu.Unlock()
 	if fails && !w.Afterwards {
-		return ErrFault
+		return errFault
 	}
 	if changes && w.Refuse != nil {
 		if err := w.Refuse(verb, object); err != nil {
@@ -162,7 +162,7 @@ func (w *World) request(verb string, object any, changes bool, do func() error) 
 		}
 	}
 	if fails {
-		return ErrFault
+		return errFault
 	}
 	return err
 }

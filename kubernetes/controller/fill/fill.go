@@ -42,7 +42,7 @@ type Options struct {
 // Reconciler fills the claims of a VMImage.
 type Reconciler struct {
 	Client client.Client
-	// Claims reads all claims from a cache, with index IndexImage.
+	// Claims reads all claims from a cache, with index indexImage.
 	Claims client.Reader
 	// Live reads from the API server: volumes and pods, and claims before a volume is given away.
 	Live   client.Reader
@@ -94,7 +94,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	var claims corev1.PersistentVolumeClaimList
 	if err := r.Claims.List(ctx, &claims, client.InNamespace(req.Namespace),
-		client.MatchingFields{IndexImage: req.Name}); err != nil {
+		client.MatchingFields{indexImage: req.Name}); err != nil {
 		return ctrl.Result{}, fmt.Errorf("claims: %w", err)
 	}
 	var all []*state

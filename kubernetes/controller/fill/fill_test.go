@@ -65,7 +65,7 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 	t.Helper()
 	w := &world{t: t, events: events.NewFakeRecorder(1000)}
 	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme()).
-		WithIndex(&corev1.PersistentVolumeClaim{}, IndexImage, ByImage).
+		WithIndex(&corev1.PersistentVolumeClaim{}, indexImage, byImage).
 		WithStatusSubresource(&v1alpha1.VMImage{}, &batchv1.Job{}, &corev1.Pod{},
 			&corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}).
 		WithInterceptorFuncs(interceptor.Funcs{Create: func(ctx context.Context,
@@ -433,7 +433,7 @@ func TestStrip(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{annotationNode: "n"},
 		o.(client.Object).GetAnnotations())
-	require.Equal(t, []string{"fedora"}, ByImage(o.(client.Object)))
+	require.Equal(t, []string{"fedora"}, byImage(o.(client.Object)))
 }
 
 // newKey is a public key in PEM.

@@ -16,11 +16,11 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// IndexImage is the index of claims by the VMImage that they begin from.
-const IndexImage = v1alpha1.Group + "/claim-image"
+// indexImage is the index of claims by the VMImage that they begin from.
+const indexImage = v1alpha1.Group + "/claim-image"
 
-// ByImage returns the keys of a claim in IndexImage.
-func ByImage(o client.Object) []string {
+// byImage returns the keys of a claim in indexImage.
+func byImage(o client.Object) []string {
 	if name := imageOf(o.(*corev1.PersistentVolumeClaim)); name != "" {
 		return []string{name}
 	}
@@ -43,8 +43,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
-	if err := claims.IndexField(context.Background(), &corev1.PersistentVolumeClaim{}, IndexImage,
-		ByImage); err != nil {
+	if err := claims.IndexField(context.Background(), &corev1.PersistentVolumeClaim{}, indexImage,
+		byImage); err != nil {
 		return err
 	}
 	if err := mgr.Add(claims); err != nil {

@@ -53,8 +53,8 @@ const (
 	Kept
 )
 
-// ErrNotYet says that a pod serves no disk yet.
-var ErrNotYet = errors.New("it has no disk yet")
+// errNotYet says that a pod serves no disk yet.
+var errNotYet = errors.New("it has no disk yet")
 
 // pace is how often a pod is asked.
 type pace struct {
@@ -193,7 +193,7 @@ func mounts(pod *corev1.Pod) bool {
 func condition(p *corev1.Pod, answer Answer, asked error, failures int) (metav1.Condition, bool) {
 	c := metav1.Condition{Type: v1alpha1.ConditionHydrated, Status: metav1.ConditionFalse}
 	switch {
-	case errors.Is(asked, ErrNotYet):
+	case errors.Is(asked, errNotYet):
 		return c, false
 	case asked != nil && failures < tooMany:
 		return c, false
@@ -241,7 +241,7 @@ func (r *Reconciler) asked(id types.NamespacedName, err error) (int, time.Durati
 	defer r.mu.Unlock()
 	p := r.pace[id]
 	p.failures++
-	if err == nil || errors.Is(err, ErrNotYet) {
+	if err == nil || errors.Is(err, errNotYet) {
 		p.failures = 0
 	}
 	wait := p.after
@@ -319,13 +319,13 @@ func ask(ctx context.Context, address string) (Answer, error) {
 // answer is the answer about the disk with the most left to copy.
 func answer(luns []status.LUN) (Answer, error) {
 	if len(luns) == 0 {
-		return 0, ErrNotYet
+		return 0, errNotYet
 	}
 	all := Complete
 	for _, lun := range luns {
 		switch {
 		case !lun.Ready:
-			return 0, ErrNotYet
+			return 0, errNotYet
 		case lun.Copy != nil && lun.Copy.Complete:
 		case lun.CopyMode != string(libvirt.CopyClone):
 			all = Kept

@@ -87,7 +87,7 @@ func (a *asking) reconcile() (string, ctrl.Result) {
 
 func TestUntilComplete(t *testing.T) {
 	a := newAsking(t, server("pages-vda"))
-	a.err = ErrNotYet
+	a.err = errNotYet
 	is, result := a.reconcile()
 	require.Empty(t, is)
 	require.Equal(t, first, result.RequeueAfter)
@@ -171,8 +171,8 @@ func TestPages(t *testing.T) {
 		want Answer
 		err  error
 	}{
-		{nil, 0, ErrNotYet},
-		{[]status.LUN{{CopyMode: "clone"}}, 0, ErrNotYet},
+		{nil, 0, errNotYet},
+		{[]status.LUN{{CopyMode: "clone"}}, 0, errNotYet},
 		{[]status.LUN{{Ready: true, CopyMode: "clone", Copy: copying}}, Copying, nil},
 		{[]status.LUN{{Ready: true, CopyMode: "clone", Copy: complete}}, Complete, nil},
 		{[]status.LUN{{Ready: true, CopyMode: "copy-on-write"}}, Kept, nil},
@@ -212,7 +212,7 @@ func TestPagesThatAreNone(t *testing.T) {
 		_, err := ask(t.Context(), strings.TrimPrefix(s.URL, "http://"))
 		s.Close()
 		require.Error(t, err)
-		require.NotErrorIs(t, err, ErrNotYet)
+		require.NotErrorIs(t, err, errNotYet)
 	}
 	require.Zero(t, elsewhere)
 }

@@ -33,15 +33,15 @@ type Options struct {
 	Concurrency int
 }
 
-// Default is the policy of namespaces without a label.
-const Default = "default"
+// defaultPolicy is the policy of namespaces without a label.
+const defaultPolicy = "default"
 
 // Check returns what is wrong with the options, in words for the person who set them.
 func (o Options) Check() error {
 	if o.Policies == "" {
 		return nil
 	}
-	if err := (signature.Options{Policy: o.file(Default)}).Check(); err != nil {
+	if err := (signature.Options{Policy: o.file(defaultPolicy)}).Check(); err != nil {
 		return fmt.Errorf("signature-policies: %w", err)
 	}
 	c, err := transport.New(o.Registry)
@@ -121,7 +121,7 @@ func (v *Verifier) askOf(ctx context.Context, in string, ref transport.Reference
 	}
 	name, labelled := namespace.Labels[v1alpha1.LabelSignaturePolicy]
 	if !labelled {
-		name = Default
+		name = defaultPolicy
 	}
 	a.policy.Policy = v.Options.file(name)
 	if _, err := os.Stat(a.policy.Policy); errors.Is(err, os.ErrNotExist) {

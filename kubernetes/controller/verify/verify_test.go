@@ -55,7 +55,7 @@ func newScene(t *testing.T) *scene {
 	s.digest = s.registry.Tags["1"].Digest.String()
 	var file string
 	s.key, file = registrytest.NewSigner(t)
-	s.policy(Default, "images: [{prefix: "+s.host()+"/vm, keys: ["+file+"]}]")
+	s.policy(defaultPolicy, "images: [{prefix: "+s.host()+"/vm, keys: ["+file+"]}]")
 	s.World = controllertest.New(t, nil,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: controllertest.Namespace}})
 	s.Allow(t, controllertest.Settings{Signatures: true})
@@ -157,18 +157,18 @@ func TestPolicyChanges(t *testing.T) {
 	s.registry.Sign(t, s.digest, s.key)
 	s.require("", "")
 	_, other := registrytest.NewSigner(t)
-	s.policy(Default, "images: [{prefix: "+s.host()+", keys: ["+other+"]}]")
+	s.policy(defaultPolicy, "images: [{prefix: "+s.host()+", keys: ["+other+"]}]")
 	reason, _ := s.held()
 	require.Equal(t, "Verifying", reason, "at once, before anybody has looked again")
 	s.require("NotSigned", "is by another key")
-	s.policy(Default, "default: deny")
+	s.policy(defaultPolicy, "default: deny")
 	s.require("NotSigned", "has no rule in the policy")
-	s.policy(Default, "default: allow")
+	s.policy(defaultPolicy, "default: allow")
 	s.require("", "")
 	require.Nil(t, meta.FindStatusCondition(s.get().Status.Conditions, v1alpha1.ConditionVerified))
-	s.policy(Default, "default: perhaps")
+	s.policy(defaultPolicy, "default: perhaps")
 	s.require("NotSigned", "cannot be read")
-	require.NoError(t, os.Remove(filepath.Join(s.dir, Default+".yaml")))
+	require.NoError(t, os.Remove(filepath.Join(s.dir, defaultPolicy+".yaml")))
 	s.require("NotSigned", "and there is none, so no image is used")
 }
 

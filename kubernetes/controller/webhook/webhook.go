@@ -21,8 +21,8 @@ import (
 
 // The paths of the webhooks.
 const (
-	PathMutate   = "/mutate-pods"
-	PathValidate = "/validate-pods"
+	pathMutate   = "/mutate-pods"
+	pathValidate = "/validate-pods"
 )
 
 // Options say where the webhook answers, and which objects it keeps.
@@ -92,8 +92,8 @@ func Setup(mgr manager.Manager, o Options) error {
 		}}})
 	answer := &handler{reader: mgr.GetAPIReader(), server: o.Server,
 		namespaces: o.Namespaces}
-	server.Register(PathMutate, &webhook.Admission{Handler: admission.HandlerFunc(answer.mutate)})
-	server.Register(PathValidate,
+	server.Register(pathMutate, &webhook.Admission{Handler: admission.HandlerFunc(answer.mutate)})
+	server.Register(pathValidate,
 		&webhook.Admission{Handler: admission.HandlerFunc(answer.validate)})
 	return errors.Join(mgr.Add(keep), mgr.Add(server),
 		mgr.AddReadyzCheck("webhook", func(r *http.Request) error {
