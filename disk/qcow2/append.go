@@ -81,8 +81,8 @@ func (a *Appender) WriteAt(p []byte, off int64) (int, error) {
 			continue
 		}
 		a.note(appended{guest: guest, n: 1, host: a.end()})
-		if err := a.append(cluster); err != nil {
-			return 0, err
+		if a.append(cluster); a.err != nil {
+			return 0, a.err
 		}
 	}
 	return len(p), nil
@@ -105,8 +105,8 @@ func (a *Appender) note(r appended) {
 	a.runs = append(a.runs, r)
 }
 
-// append writes p at the end.
-func (a *Appender) append(p []byte) error {
+// append writes p at the end. It leaves a failure in err.
+func (a *Appender) append(p []byte) {
 	for len(p) > 0 && a.err == nil {
 		n := min(len(p), appendWindow-len(a.wait))
 		a.wait = append(a.wait, p[:n]...)
@@ -114,7 +114,6 @@ func (a *Appender) append(p []byte) error {
 			a.flush()
 		}
 	}
-	return a.err
 }
 
 func (a *Appender) flush() {
@@ -146,16 +145,10 @@ func (a *Appender) Finish(size int64) (int64, error) {
 		}
 	}
 	p.l1 = make([]uint64, (size-1)/p.tableReach()+1)
-	if err := a.appendTables(&p); err != nil {
-		return 0, err
-	}
+	a.appendTables(&p)
 	p.l1Table = a.end()
-	if err := a.appendNumbers(p.l1); err != nil {
-		return 0, err
-	}
-	if err := a.appendRefcounts(&p); err != nil {
-		return 0, err
-	}
+	a.appendNumbers(p.l1)
+	a.appendRefcounts(&p)
 	end := a.end()
 	a.flush()
 	head := make([]byte, a.clusterSize())
@@ -168,24 +161,21 @@ func (a *Appender) Finish(size int64) (int64, error) {
 }
 
 // appendTables writes the L2 tables, and notes in the L1 table where they are.
-func (a *Appender) appendTables(p *placement) error {
+func (a *Appender) appendTables(p *placement) {
 	perTable := a.clusterSize() / 8
 	table, index := make([]byte, a.clusterSize()), int64(-1)
-	flush := func() error {
-		if index < 0 {
-			return nil
+	flush := func() {
+		if index >= 0 {
+			p.l1[index] = uint64(a.end()) | entryCopied
+			a.append(table)
+			clear(table)
 		}
-		p.l1[index] = uint64(a.end()) | entryCopied
-		defer clear(table)
-		return a.append(table)
 	}
 	for _, r := range a.runs {
 		for i := range r.n {
 			guest := r.guest + i
 			if guest/perTable != index {
-				if err := flush(); err != nil {
-					return err
-				}
+				flush()
 				index = guest / perTable
 			}
 			entry := uint64(entryZero)
@@ -195,20 +185,20 @@ func (a *Appender) appendTables(p *placement) error {
 			binary.BigEndian.PutUint64(table[guest%perTable*8:], entry)
 		}
 	}
-	return flush()
+	flush()
 }
 
 // appendNumbers writes a table, and fills its last cluster with zeros.
-func (a *Appender) appendNumbers(table []uint64) error {
+func (a *Appender) appendNumbers(table []uint64) {
 	p := make([]byte, (int64(len(table))*8+a.clusterSize()-1)&^(a.clusterSize()-1))
 	for i, n := range table {
 		binary.BigEndian.PutUint64(p[8*i:], n)
 	}
-	return a.append(p)
+	a.append(p)
 }
 
 // appendRefcounts writes that each cluster of the file is used once.
-func (a *Appender) appendRefcounts(p *placement) error {
+func (a *Appender) appendRefcounts(p *placement) {
 	clusters, perBlock := a.end()>>a.bits, a.clusterSize()/2
 	blocks, tables := int64(0), int64(0)
 	for clusters+blocks+tables > blocks*perBlock {
@@ -224,11 +214,9 @@ func (a *Appender) appendRefcounts(p *placement) error {
 		for j := range min(perBlock, used-i*perBlock) {
 			binary.BigEndian.PutUint16(block[2*j:], 1)
 		}
-		if err := a.append(block); err != nil {
-			return err
-		}
+		a.append(block)
 	}
 	p.refTable = a.end()
 	p.refTableEnd = p.refTable + tables<<a.bits
-	return a.appendNumbers(table)
+	a.appendNumbers(table)
 }

@@ -152,22 +152,40 @@ func TestAppendingIsRefused(t *testing.T) {
 }
 
 // failingFile fails when a byte past a limit is written.
-type failingFile struct{ limit int64 }
+type failingFile struct {
+	limit int64
+	head  bool // the header was written
+}
 
-func (f failingFile) WriteAt(p []byte, off int64) (int, error) {
+func (f *failingFile) WriteAt(p []byte, off int64) (int, error) {
 	if off+int64(len(p)) > f.limit {
 		return 0, io.ErrShortWrite
 	}
+	f.head = f.head || off == 0
 	return len(p), nil
 }
 
+// TestAppendingToAFullDisk: wherever the room ends, in the clusters or in the tables behind them,
+// there is no header.
 func TestAppendingToAFullDisk(t *testing.T) {
-	a, err := qcow2.NewAppender(failingFile{2 << 20}, qcow2.AppendOptions{})
-	require.NoError(t, err)
 	full := bytes.Repeat([]byte("x"), 1<<20)
-	for i := range int64(3) {
-		_, _ = a.WriteAt(full, i<<20)
+	finish := func(f *failingFile) (int64, error) {
+		a, err := qcow2.NewAppender(f, qcow2.AppendOptions{})
+		require.NoError(t, err)
+		for i := range int64(3) {
+			_, _ = a.WriteAt(full, i<<20)
+		}
+		return a.Finish(1 << 40) // the L1 table is longer than what is written at once
 	}
-	_, err = a.Finish(1 << 30)
-	require.ErrorIs(t, err, io.ErrShortWrite)
+	f := &failingFile{limit: 1 << 30}
+	length, err := finish(f)
+	require.NoError(t, err)
+	require.True(t, f.head)
+	require.Greater(t, length, int64(7<<20))
+	for _, limit := range []int64{1 << 12, 2 << 20, 3<<20 + 1<<12, 5 << 20, length - 1} {
+		f := &failingFile{limit: limit}
+		_, err := finish(f)
+		require.ErrorIs(t, err, io.ErrShortWrite, "%d", limit)
+		require.False(t, f.head)
+	}
 }
