@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -320,4 +321,77 @@ func (f *File) Usage() (disk.Usage, error) {
 	}
 	return disk.Usage{Used: st.Blocks * osfile.StatBlock,
 		Available: int64(room.Bavail) * int64(room.Bsize)}, nil
+}
+
+// Grow enlarges the file by a hole while it is used. When it returns nil, the new size has reached
+// storage as far as a Flush does. After an error the disk has its former size, and the file may
+// have the new one. One call at a time.
+func (f *File) Grow(size int64) error {
+	if err := f.writable(); err != nil {
+		return err
+	}
+	if before := f.Size(); size < before || size%disk.SectorSize != 0 {
+		return fmt.Errorf("a disk of %d bytes cannot get %d bytes", before, size)
+	}
+	// Somebody may have made the file larger and written there. That must not become a part of it.
+	st, err := f.File.Stat()
+	if err != nil {
+		return err
+	}
+	if st.Size() > f.Size() {
+		if err := f.truncate(f.Size()); err != nil {
+			return err
+		}
+	}
+	if err := f.truncate(size); err != nil {
+		return err
+	}
+	if err := f.Flush(); err != nil {
+		return err
+	}
+	if f.holes != nil {
+		f.holes.written.grow(size)
+	}
+	if f.guard != nil {
+		f.guard.wanted.grow(size)
+		f.guard.cached.grow(size)
+	}
+	f.size.Store(size)
+	return nil
+}
+
+func (f *File) truncate(size int64) error {
+	err := osfile.Call(f.File, func(fd int) error { return unix.Ftruncate(fd, size) })
+	if err != nil {
+		return &os.PathError{Op: "truncate", Path: f.File.Name(), Err: err}
+	}
+	return nil
+}
+
+var _ disk.Mapper = (*File)(nil)
+
+// Map shows what is stored in the file. If others may change the file, it is the image itself, and
+// the first call asks the file system. See Mapper.
+func (f *File) Map() *disk.Map {
+	m := disk.NewMap(f.Size())
+	holes := f.holes
+	if holes == nil {
+		if holes = f.seen.Load(); holes == nil {
+			holes = newHoleMap(f)
+			f.seen.Store(holes)
+		}
+	}
+	for i := range m.Cells {
+		off, length := m.Range(i)
+		stored := holes.written.bytes(off, length)
+		m.Cells[i] = disk.Cell{Copied: stored, Hole: length - stored}
+	}
+	f.trail.Mark(m, time.Now())
+	if !f.opt.Private {
+		for i := range m.Cells {
+			c := &m.Cells[i]
+			c.Image, c.Copied = c.Copied, 0
+		}
+	}
+	return m
 }
