@@ -97,7 +97,7 @@ func TestMemoryOfTables(t *testing.T) {
 			return tableImage(9, 4*many, 16<<20, func(guest, end int64) uint64 {
 				return entryCompressed | uint64(end+guest)
 			})
-		}, 140, 0, "compressed clusters"},
+		}, 120, 0, "compressed clusters"},
 		"refcount blocks": {func() *madeFile {
 			f := tableImage(9, 1, 32<<20+1<<29, nil)
 			f.parts[0] = bytesPart(f.head(func(im *image) {

@@ -7,8 +7,8 @@ import (
 )
 
 // maxCompressed bounds how many compressed clusters an image has. With clusters of 64 KiB these are
-// 768 GiB of the guest. Each takes 8 bytes while the image is opened.
-const maxCompressed = 12 << 20
+// 512 GiB of the guest. Each takes 8 bytes while the image is opened.
+const maxCompressed = 8 << 20
 
 // check checks the L2 table of an L1 entry.
 func (v *validator) check(entry int64, table []byte) error {
