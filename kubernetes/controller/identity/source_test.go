@@ -169,8 +169,13 @@ func TestSnapshotOfDefaultClass(t *testing.T) {
 // TestSourceOfBackup: a claim that a backup restores from a source of its own is ready before it
 // has its volume, whatever the disk began from: its class may wait for the first pod.
 func TestSourceOfBackup(t *testing.T) {
-	for _, p := range []v1alpha1.Population{v1alpha1.Overlay, v1alpha1.Snapshot} {
-		spec := v1alpha1.DiskSpec{Image: "a", Population: p}
+	for _, spec := range []v1alpha1.DiskSpec{
+		{Image: "a", Population: v1alpha1.Overlay},
+		{Image: "a", Population: v1alpha1.Snapshot},
+		{Source: &v1alpha1.DiskSource{Claim: "gone"}, Population: v1alpha1.Snapshot},
+		{Image: "a", Source: &v1alpha1.DiskSource{Identity: "gone"}},
+		{Image: "a", Source: &v1alpha1.DiskSource{Snapshot: "gone"}},
+	} {
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm",
 			Annotations: map[string]string{v1alpha1.AnnotationContent: spec.Content()}}}
 		claim.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "VolumeSnapshot",

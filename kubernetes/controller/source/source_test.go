@@ -252,3 +252,18 @@ func TestWhatIsNoSource(t *testing.T) {
 		})
 	}
 }
+
+// TestGone: what Find answers with is missed when it has gone.
+func TestGone(t *testing.T) {
+	for _, from := range []v1alpha1.DiskSource{fromClaim, fromIdentity, fromSnapshot} {
+		o := newScene(from)
+		claim := &corev1.PersistentVolumeClaim{}
+		claim.Spec.DataSourceRef = o.find(t).From
+		w := controllertest.New(t, nil)
+		f := &Finder{Client: w.Client, Live: w.Live}
+		a, err := f.Gone(t.Context(), o.clone, claim)
+		require.NoError(t, err)
+		require.Equal(t, v1alpha1.ReasonSourceMissing, a.Reason)
+		require.Contains(t, a.Message, from.String()+", from which the disk begins, was deleted")
+	}
+}

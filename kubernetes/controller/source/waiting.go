@@ -26,20 +26,20 @@ func (f *Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 	var there bool
 	var err error
 	switch {
-	case s == nil && (f.Snapshots == nil || !strings.HasPrefix(from.Name, goldenPrefix)):
-		return Answer{}, nil
-	case s == nil:
+	case s == nil && f.Snapshots != nil && strings.HasPrefix(from.Name, goldenPrefix):
 		// By the name, and not by the class, which the API server has given the claim if the
 		// identity names none.
 		return f.fromImage(ctx, id, from.Name)
-	case s.Snapshot != "":
+	case s != nil && from.Name == v1alpha1.VolumeSnapshotName(string(s.Snapshot)):
 		var snapshot *v1alpha1.VMIdentitySnapshot
 		snapshot, err = f.snapshot(ctx, id.Namespace, string(s.Snapshot))
 		there = snapshot != nil
-	default:
+	case s != nil && s.Snapshot == "" && from.Kind == "PersistentVolumeClaim":
 		var source *corev1.PersistentVolumeClaim
 		source, err = f.claim(ctx, id.Namespace, from.Name)
 		there = source != nil
+	default:
+		return Answer{}, nil
 	}
 	if there || err != nil {
 		return Answer{}, err
