@@ -93,6 +93,7 @@ func (n *Node) machineThatStays(t *testing.T) {
 
 	pod = n.launcherPod(t, "fedora", "stays")
 	n.startMachine(t, pod)
+	n.define(t, pod, "{}")
 	end := -1
 	n.until(t, "the next pod has compared the disk", func() bool {
 		end = n.said(t, pod.Name, found)
