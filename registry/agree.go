@@ -38,9 +38,25 @@ func tocDiffers(desc descriptor, why string) error {
 
 // agree compares an index with the layers of its image: a container of the image has the files of
 // the index, where the index says, and no others in the directory of the disks. Of layers that
-// have files of the index, only the headers are read, and all of them before a bad verdict. Others
-// are read and verified. The error is disk.ErrWrongContent if the index is wrong.
+// have files of the index, only the headers are read, which verifies nothing. So all layers are
+// read and verified before a bad verdict: perhaps what came was changed on its way. The error is
+// disk.ErrWrongContent if the index is wrong.
 func agree(ctx context.Context, src transport.Source, layers []descriptor, x *layer.Index) error {
+	err := agreeBy(ctx, src, layers, x, headersOf)
+	if errors.Is(err, disk.ErrWrongContent) {
+		err = agreeBy(ctx, src, layers, x, verifiedOf)
+	}
+	return err
+}
+
+// reading says which files a layer has.
+type reading func(ctx context.Context, from *transport.Blob, layers []descriptor, i int) (
+	*layer.Contents, error)
+
+// agreeBy is agree, with how layers that have files of the index are read. Others are read and
+// verified.
+func agreeBy(ctx context.Context, src transport.Source, layers []descriptor, x *layer.Index,
+	read reading) error {
 	files := make(map[string]*layer.IndexFile)
 	has := make(map[string]bool) // layers with some of them
 	for i := range x.Files {
@@ -52,7 +68,7 @@ func agree(ctx context.Context, src transport.Source, layers []descriptor, x *la
 		var list *layer.List
 		var err error
 		if has[digest] {
-			list, err = described(ctx, src, layers, i, files, shade)
+			list, err = described(ctx, src, layers, i, files, shade, read)
 		} else {
 			list, err = listLayer(ctx, src, layers, i, shade)
 			if errors.Is(err, errDisk) {
@@ -75,53 +91,52 @@ func agree(ctx context.Context, src transport.Source, layers []descriptor, x *la
 // described compares a layer with the files of the index that lie in it, and takes those that show
 // out of files.
 func described(ctx context.Context, src transport.Source, layers []descriptor, i int,
-	files map[string]*layer.IndexFile, shade *layer.Shadow) (*layer.List, error) {
+	files map[string]*layer.IndexFile, shade *layer.Shadow, read reading) (*layer.List, error) {
 	desc := layers[i]
 	from, err := src.Blob(desc)
 	if err != nil {
 		return nil, err
 	}
 	var shown []*layer.Part
-	check := func(l *layer.Contents, err error) (*layer.List, error) {
-		if err == nil {
-			shown, err = l.Shown(shade)
-		}
-		if no := new(layer.Unsuited); errors.As(err, &no) {
-			return nil, disagrees("the layer %s %s", desc.Digest, no.Why)
-		}
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range shown {
-			for _, name := range p.Names() {
-				if f := files[name]; f == nil || f.Layer != p.Layer || f.Offset != p.Offset ||
-					f.Size != p.Size {
-					return nil, disagrees("the layer %s has %q, %d bytes at %d, which it says "+
-						"otherwise", desc.Digest, name, p.Size, p.Offset)
-				}
-			}
-		}
-		return l.List, nil
+	l, err := read(ctx, from, layers, i)
+	if err == nil {
+		shown, err = l.Shown(shade)
 	}
-	list, err := check(headersOf(ctx, from, layers, i))
-	if errors.Is(err, disk.ErrWrongContent) {
-		// Perhaps what came was changed on its way.
-		if err := from.Read(ctx, func(in io.Reader) error {
-			list, err = check(readLayer(in, layers, i))
-			return nil
-		}); err != nil {
-			return nil, err
-		}
+	if no := new(layer.Unsuited); errors.As(err, &no) {
+		return nil, disagrees("the layer %s %s", desc.Digest, no.Why)
 	}
 	if err != nil {
 		return nil, err
 	}
 	for _, p := range shown {
 		for _, name := range p.Names() {
+			if f := files[name]; f == nil || f.Layer != p.Layer || f.Offset != p.Offset ||
+				f.Size != p.Size {
+				return nil, disagrees("the layer %s has %q, %d bytes at %d, which it says "+
+					"otherwise", desc.Digest, name, p.Size, p.Offset)
+			}
+		}
+	}
+	for _, p := range shown {
+		for _, name := range p.Names() {
 			delete(files, name)
 		}
 	}
-	return list, nil
+	return l.List, nil
+}
+
+// verifiedOf reads a layer as a whole, and verifies it.
+func verifiedOf(ctx context.Context, from *transport.Blob, layers []descriptor, i int) (
+	l *layer.Contents, err error) {
+	var cause error
+	err = from.Read(ctx, func(in io.Reader) error {
+		l, cause = readLayer(in, layers, i)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return l, cause
 }
 
 // headersOf reads the headers of a layer by ranges, which verifies nothing.

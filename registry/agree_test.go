@@ -220,10 +220,18 @@ func TestWrongHeadersOnTheirWay(t *testing.T) {
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	st := s.open(t, l.ref(t, "vm/a:1"))
 	img := s.disk(t, st, "a.raw")
-	l.Replace(digestOf(one), tarOf(t, tarFile{Name: "disk/b.raw", Content: good}))
-	err := agree(t.Context(), st.image.Source, st.image.Manifest.Layers, st.index)
-	require.ErrorAs(t, err, new(*transport.DigestError))
-	require.NotErrorIs(t, err, disk.ErrWrongContent)
+	for what, wrong := range map[string][]byte{
+		"another disk": tarOf(t, tarFile{Name: "disk/b.raw", Content: good}),
+		"no disk":      tarOf(t, tarFile{Name: "etc/a.raw", Content: good}),
+		"zeros":        make([]byte, len(one)),
+		"a hidden directory": tarOf(t, tarFile{Name: ".wh.disk"},
+			tarFile{Name: "x", Content: good[512:]}),
+	} {
+		l.Replace(digestOf(one), wrong)
+		err := agree(t.Context(), st.image.Source, st.image.Manifest.Layers, st.index)
+		require.ErrorAs(t, err, new(*transport.DigestError), what)
+		require.NotErrorIs(t, err, disk.ErrWrongContent, what)
+	}
 	l.Replace(digestOf(one), one)
 	require.NoError(t, img.Agree(t.Context()))
 }

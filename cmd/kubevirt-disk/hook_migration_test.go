@@ -84,7 +84,8 @@ func TestHookIsClosed(t *testing.T) {
 	p := s.start("serve", more)
 	s.launcher(p)
 	s.requireRefused("fedora.raw", notAsked)
-	require.NotNil(t, p.logged("a client is refused", "error"))
+	testtool.Eventually(t, func() bool { return p.logged("a client is refused", "error") != nil },
+		"the log says so")
 	require.NoError(t, os.Rename(s.nbd(), s.nbd()+".own"))
 	require.NoError(t, os.Rename(filepath.Join(s.hooks, "disk", "more.sock"), s.nbd()))
 	s.requireRefused("fedora.raw", notAsked)
