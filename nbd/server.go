@@ -288,7 +288,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// allLocked returns the connections for which which returns true.
+// allLocked returns the connections for which which returns true. Which may look at what mu guards.
 func (s *Server) allLocked(which func(*conn) bool) []*conn { return s.conns.All(which) }
 
 // Sessions returns the connections that have chosen an export, the oldest one first.

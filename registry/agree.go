@@ -128,15 +128,11 @@ func described(ctx context.Context, src transport.Source, layers []descriptor, i
 // verifiedOf reads a layer as a whole, and verifies it.
 func verifiedOf(ctx context.Context, from *transport.Blob, layers []descriptor, i int) (
 	l *layer.Contents, err error) {
-	var cause error
-	err = from.Read(ctx, func(in io.Reader) error {
-		l, cause = readLayer(in, layers, i)
-		return nil
+	err = from.Read(ctx, func(in io.Reader) (err error) {
+		l, err = readLayer(in, layers, i)
+		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return l, cause
+	return l, err
 }
 
 // headersOf reads the headers of a layer by ranges, which verifies nothing.
