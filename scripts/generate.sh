@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 types=./api/... # of the module kubernetes
-crd=charts/kubevirt-disk/files/crd
+crd=kubernetes/chart/files/crd
 "${GO:-go}" build -C scripts/tools -o "$PWD/bin/controller-gen" sigs.k8s.io/controller-tools/cmd/controller-gen
 (cd kubernetes && ../bin/controller-gen object paths=$types)
 rm -f $crd/*.yaml

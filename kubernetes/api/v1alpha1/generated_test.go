@@ -28,7 +28,7 @@ func TestGenerated(t *testing.T) {
 			"%s is not what it was when `make generate` ran: run it", name)
 	}
 	for _, pattern := range []string{"kubernetes/api/*/*.go",
-		"charts/kubevirt-disk/files/crd/*.yaml"} {
+		"kubernetes/chart/files/crd/*.yaml"} {
 		files, err := filepath.Glob(filepath.Join("../../..", pattern))
 		require.NoError(t, err)
 		require.NotEmpty(t, files, pattern)

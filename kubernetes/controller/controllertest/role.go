@@ -63,13 +63,13 @@ func (s Settings) values() map[string]any {
 func charts() string {
 	dir, _ := os.Getwd()
 	for dir != filepath.Dir(dir) {
-		chart := filepath.Join(dir, "charts/kubevirt-disk")
+		chart := filepath.Join(dir, "kubernetes/chart")
 		if _, err := os.Stat(chart); err == nil {
 			return chart
 		}
 		dir = filepath.Dir(dir)
 	}
-	return "charts/kubevirt-disk" // reading it says what is missing
+	return "kubernetes/chart" // reading it says what is missing
 }
 
 // chartFiles is what the chart's templates call .Files.

@@ -135,7 +135,7 @@ func conditions(t *testing.T) string {
 }
 
 func TestAlerts(t *testing.T) {
-	text, err := os.ReadFile(folder + "charts/kubevirt-disk/files/alerts.yaml")
+	text, err := os.ReadFile(folder + "kubernetes/chart/files/alerts.yaml")
 	require.NoError(t, err)
 	var rules alertRules
 	decoder := yaml.NewDecoder(bytes.NewReader(text))

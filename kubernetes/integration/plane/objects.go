@@ -68,7 +68,7 @@ func (p *Plane) installCRDs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	files, err := filepath.Glob(filepath.Join(root, "charts/kubevirt-disk/files/crd/*.yaml"))
+	files, err := filepath.Glob(filepath.Join(root, "kubernetes/chart/files/crd/*.yaml"))
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 
 func main() {
 	var set []string
-	directory := flag.String("chart", "../../charts/kubevirt-disk", "`directory` of the chart")
+	directory := flag.String("chart", "../../kubernetes/chart", "`directory` of the chart")
 	namespace := flag.String("namespace", "kubevirt-disk-system", "of the controller")
 	file := flag.String("values", "", "`file` with values, in YAML")
 	manifest := flag.Bool("manifest", false, "for kubectl apply: without the annotations of Helm")
