@@ -25,7 +25,7 @@ var importRules = []struct {
 		why: "whoever makes domains imports it without the server"},
 	{pkg: "./api/...", only: []string{},
 		why: "whoever reads the types gets nothing else with them"},
-	{pkg: "./inject", only: []string{"kubernetes/api/v1alpha1", "kubernetes/vmdisk", "libvirt"},
+	{pkg: "./admission", only: []string{"kubernetes/api/v1alpha1", "kubernetes/vmdisk", "libvirt"},
 		why: "admission changes pods, whoever asks for it"},
 	{pkg: "./controller/...",
 		never: `^kubevirt\.io/disk/(target|disk|internal/daemon)(/|$)|^kubevirt\.io/disk/registry$`,
@@ -35,7 +35,7 @@ var importRules = []struct {
 	{pkg: "./command",
 		never: `^github\.com/stretchr/|^go\.uber\.org/goleak|^testing$|/integration/`,
 		why:   "test code must not get into the binary"},
-	{pkg: "./api/... ./claim ./inject ./vmdisk",
+	{pkg: "./api/... ./claim ./admission ./vmdisk",
 		never: `^k8s\.io/client-go/|^sigs\.k8s\.io/controller-runtime/`,
 		why:   "types are read and made without a client"},
 }

@@ -25,10 +25,10 @@ import (
 	controllermetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"kubevirt.io/disk/kubernetes/admission/webhook"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
 	"kubevirt.io/disk/kubernetes/controller/metrics"
-	"kubevirt.io/disk/kubernetes/controller/webhook"
 )
 
 // leaseName is the Lease with which the replicas elect a leader.

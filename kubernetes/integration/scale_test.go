@@ -19,8 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/inject"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
@@ -117,8 +117,8 @@ func gatedPod(ns, name, set, disk string) *corev1.Pod {
 				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
 					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}}},
 		}}
-	if err := inject.Pod(pod, "registry.example.com/disk:1", []inject.Wanted{{
-		Disk: inject.Disks(pod)[0], Set: &v1alpha1.VMIdentitySet{
+	if err := admission.Pod(pod, "registry.example.com/disk:1", []admission.Wanted{{
+		Disk: admission.Disks(pod)[0], Set: &v1alpha1.VMIdentitySet{
 			ObjectMeta: metav1.ObjectMeta{Name: set},
 			Spec:       v1alpha1.DiskSpec{Image: testImage}}}}); err != nil {
 		panic(err) // the pod of this test is wrong

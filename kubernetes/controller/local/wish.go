@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // Wishes knows where disks should be.
@@ -86,7 +86,7 @@ func wish(id *v1alpha1.VMIdentity, waiting []*corev1.Pod) string {
 func waiting(all []corev1.Pod, identity string) (pods []*corev1.Pod) {
 	for i := range all {
 		p := &all[i]
-		if inject.SetName(p, objects.Number(p, identity)) != "" && objects.Gated(p, identity) &&
+		if admission.SetName(p, objects.Number(p, identity)) != "" && objects.Gated(p, identity) &&
 			p.DeletionTimestamp == nil {
 			pods = append(pods, p)
 		}

@@ -14,10 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // carryOut writes a decision: first the user of the UUID, then the user of the disk, then the
@@ -76,7 +76,7 @@ func annotations(id *v1alpha1.VMIdentity, p *corev1.Pod) map[string]string {
 			all[name] = strconv.FormatInt(n, 10)
 		}
 	}
-	if id.Spec.Attachment == v1alpha1.Service && inject.Machine(p) != "" {
+	if id.Spec.Attachment == v1alpha1.Service && admission.Machine(p) != "" {
 		all[v1alpha1.Numbered(v1alpha1.AnnotationDisk, number)] = v1alpha1.DiskURI(hostOf(id))
 	}
 	return all

@@ -14,10 +14,10 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
-	"kubevirt.io/disk/kubernetes/inject"
 	"kubevirt.io/disk/kubernetes/vmdisk"
 )
 
@@ -134,7 +134,7 @@ func (d *decision) besides(p *corev1.Pod) string {
 	case target != nil:
 		return fmt.Sprintf("pod %s uses the disk, and its machine migrates into pod %s", user.Name,
 			target.Name)
-	case d.id.Spec.Attachment == v1alpha1.Service && d.user != nil && inject.Migrates(p, d.user):
+	case d.id.Spec.Attachment == v1alpha1.Service && d.user != nil && admission.Migrates(p, d.user):
 		return ""
 	}
 	return fmt.Sprintf("pod %s uses the disk", user.Name)
@@ -160,7 +160,7 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 			"new disk after that", id.Name)
 	}
 	number := objects.Number(p, id.Name)
-	name, nameIt := inject.SetName(p, number), v1alpha1.Numbered(v1alpha1.AnnotationName, number)
+	name, nameIt := admission.SetName(p, number), v1alpha1.Numbered(v1alpha1.AnnotationName, number)
 	if id.Spec.SetName != "" && id.Spec.SetName != name {
 		return because(v1alpha1.ReasonInvalid, "VMIdentity %s was made from VMIdentitySet %s, and "+
 			"the pod asks for %s: give the pod the annotation %s with another name", id.Name,
@@ -233,7 +233,7 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 		}
 	}
 	// KubeVirt gives its machines their UUIDs itself.
-	if fixed(id) && inject.Machine(p) == "" {
+	if fixed(id) && admission.Machine(p) == "" {
 		return r.holdForUUID(ctx, d, set, p)
 	}
 	// All pods take their disks in one order, so no two of them have one that the other needs.
@@ -266,7 +266,7 @@ func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p *corev1.P
 // secretMissing reports whether the secret that a pod needs for its disk was deleted.
 func (r *Reconciler) secretMissing(ctx context.Context, id *v1alpha1.VMIdentity, p *corev1.Pod) (
 	bool, error) {
-	if inject.Machine(p) != "" {
+	if admission.Machine(p) != "" {
 		return identity.MakeNBDSecret(ctx, r.Client, id, hostOf(id), client.DryRunAll)
 	}
 	return identity.MakeSecret(ctx, r.Client, id, client.DryRunAll)
@@ -274,7 +274,7 @@ func (r *Reconciler) secretMissing(ctx context.Context, id *v1alpha1.VMIdentity,
 
 // secretOf is the name of that secret.
 func secretOf(id *v1alpha1.VMIdentity, p *corev1.Pod) string {
-	if inject.Machine(p) != "" {
+	if admission.Machine(p) != "" {
 		return v1alpha1.NBDSecretName(id.Name)
 	}
 	return v1alpha1.SecretName(id.Name)
@@ -361,7 +361,7 @@ func tooSmall(disk *corev1.Container, size int64) bool {
 
 // diskOf is the container of a pod that serves a disk, or nil.
 func diskOf(p *corev1.Pod, number int) *corev1.Container {
-	return cmp.Or(objects.DiskContainer(&p.Spec), inject.Hook(p, number))
+	return cmp.Or(objects.DiskContainer(&p.Spec), admission.Hook(p, number))
 }
 
 // imageOf returns the image of a disk that admission gave to a pod, or "" if it is unknown.

@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // launcherPod is a pod in which KubeVirt runs machine `vm`, as admission leaves it. Further sets
@@ -38,7 +38,7 @@ func launcherOf(t *testing.T, name string, annotations map[string]string,
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1", Name: "vm",
 				Kind: "VirtualMachineInstance", UID: "vmi", Controller: new(true)}}},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "compute"},
-			{Name: inject.HookContainer}}},
+			{Name: admission.HookContainer}}},
 	}
 	for i, s := range further {
 		p.Annotations[v1alpha1.Numbered(v1alpha1.AnnotationSet, i+1)] = s.Name
@@ -46,15 +46,15 @@ func launcherOf(t *testing.T, name string, annotations map[string]string,
 			Name: fmt.Sprintf("hook-sidecar-%d", i+1)})
 	}
 	maps.Copy(p.Annotations, annotations)
-	var disks []inject.Wanted
-	for _, d := range inject.Disks(p) {
+	var disks []admission.Wanted
+	for _, d := range admission.Disks(p) {
 		sets := append([]*v1alpha1.VMIdentitySet{set}, further...)
 		i := slices.IndexFunc(sets, func(s *v1alpha1.VMIdentitySet) bool {
 			return s.Name == d.SetName
 		})
-		disks = append(disks, inject.Wanted{Disk: d, Set: sets[i]})
+		disks = append(disks, admission.Wanted{Disk: d, Set: sets[i]})
 	}
-	require.NoError(t, inject.Pod(p, "", disks))
+	require.NoError(t, admission.Pod(p, "", disks))
 	return p
 }
 

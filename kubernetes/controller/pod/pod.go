@@ -17,9 +17,9 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // Reconciler gives disks to pods. Its requests name identities, not pods, so that one place decides
@@ -125,7 +125,7 @@ func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p *cor
 
 // setName is the VMIdentitySet that a pod names for the disk of an identity; "": none.
 func setName(p *corev1.Pod, identity string) string {
-	return inject.SetName(p, objects.Number(p, identity))
+	return admission.SetName(p, objects.Number(p, identity))
 }
 
 // set returns that set, or nil.

@@ -7,8 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // launcher makes a pod one in which KubeVirt runs the machine `fedora`, as virt-controller makes
@@ -23,7 +23,7 @@ func launcher(more ...func(*corev1.Pod)) func(*corev1.Pod) {
 			Kind: "VirtualMachineInstance", Name: "fedora", UID: "u", Controller: &yes,
 			BlockOwnerDeletion: &yes}}
 		p.Spec.Containers = []corev1.Container{container("compute"),
-			container(inject.HookContainer)}
+			container(admission.HookContainer)}
 		hook := &p.Spec.Containers[1]
 		hook.Env = []corev1.EnvVar{{Name: "CONTAINER_NAME", Value: hook.Name}}
 		hook.VolumeMounts = []corev1.VolumeMount{{Name: "hook-sidecar-sockets",

@@ -16,9 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
-	"kubevirt.io/disk/kubernetes/inject"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
@@ -135,9 +135,9 @@ func annotate(pairs ...string) func(*corev1.Pod) {
 // had changes a pod as admission does, and then as the cluster or a person does.
 func had(change func(*corev1.Pod)) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		set := sets(p.Namespace)[inject.SetName(p, 0)]
-		if err := inject.Pod(p, "registry.example.com/older", []inject.Wanted{
-			{Disk: inject.Disks(p)[0], Set: set}}); err != nil {
+		set := sets(p.Namespace)[admission.SetName(p, 0)]
+		if err := admission.Pod(p, "registry.example.com/older", []admission.Wanted{
+			{Disk: admission.Disks(p)[0], Set: set}}); err != nil {
 			panic(err)
 		}
 		if change != nil {
@@ -155,7 +155,7 @@ func image(name string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.Containers[0].Image = name }
 }
 
-// podCases are cases in which package inject and the API server with the webhook agree.
+// podCases are cases in which package admission and the API server with the webhook agree.
 func podCases() map[string]podCase {
 	long := strings.Repeat("n", api.MaxNameLength)
 	group := int64(3000)
@@ -302,7 +302,7 @@ func podCases() map[string]podCase {
 			p.Spec.Volumes = []corev1.Volume{{Name: "own", VolumeSource: corev1.VolumeSource{
 				EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
 			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "own",
-				MountPath: inject.CredentialDir}}
+				MountPath: admission.CredentialDir}}
 		}, refused: `container "vm" mounts a volume on /var/run/secrets/disk.kubevirt.io/vda`},
 		"a pod for a node": {set: "fedora", change: func(p *corev1.Pod) { p.Spec.NodeName = "n1" },
 			refused: "spec.nodeName is set, so the pod cannot wait for its disk"},
@@ -343,22 +343,22 @@ func comparable(pod *corev1.Pod) *corev1.Pod {
 	return pod
 }
 
-// agree makes each pod of the table, and compares the result with that of package inject.
+// agree makes each pod of the table, and compares the result with that of package admission.
 func agree(t *testing.T, p *plane.Plane, namespace string) {
 	all := sets(namespace)
 	for name, c := range podCases() {
 		t.Run(name, func(t *testing.T) {
 			pod := c.pod(namespace)
 			changed := pod.DeepCopy()
-			var disks []inject.Wanted
-			for _, d := range inject.Disks(pod) {
-				w := inject.Wanted{Disk: d}
+			var disks []admission.Wanted
+			for _, d := range admission.Disks(pod) {
+				w := admission.Wanted{Disk: d}
 				if all[d.SetName] != nil {
 					w.Set = setOf(t, p, namespace, d.SetName)
 				}
 				disks = append(disks, w)
 			}
-			want := inject.Pod(changed, server, disks)
+			want := admission.Pod(changed, server, disks)
 			got, err := dryRun(t.Context(), p, pod)
 			if c.refused != "" {
 				require.ErrorContains(t, want, c.refused)

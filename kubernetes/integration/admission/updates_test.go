@@ -7,12 +7,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/inject"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
-// updates changes an existing pod, and compares the result with that of package inject.
+// updates changes an existing pod, and compares the result with that of package admission.
 func updates(t *testing.T, p *plane.Plane, namespace string) {
 	pod := aPod(namespace, "fedora")
 	pod.Spec.Containers[0].Image = repository + digest
@@ -80,12 +80,12 @@ func updates(t *testing.T, p *plane.Plane, namespace string) {
 			require.NoError(t, p.Client.Get(t.Context(), client.ObjectKeyFromObject(c.pod), before))
 			before.DeepCopyInto(after)
 			c.change(after)
-			var disks []inject.Wanted
-			for i, d := range inject.Disks(after) {
-				disks = append(disks, inject.Wanted{Disk: d,
+			var disks []admission.Wanted
+			for i, d := range admission.Disks(after) {
+				disks = append(disks, admission.Wanted{Disk: d,
 					Set: []*api.VMIdentitySet{set, bare}[min(i, 1)]})
 			}
-			want := inject.Changed(before, after, disks)
+			want := admission.Changed(before, after, disks)
 			// The scheduler may write the pod meanwhile. For a patch, that is no conflict.
 			err := p.Client.Patch(t.Context(), after.DeepCopy(), client.MergeFrom(before),
 				client.DryRunAll)

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
-// TestWebhook: the webhook of the manifest changes pods as package inject does. It has only the
+// TestWebhook: the webhook of the manifest changes pods as package admission does. It has only the
 // rights of the controller's account. It makes its certificate, and the API server trusts it.
 func TestWebhook(t *testing.T) {
 	p := plane.Get(t)

@@ -22,10 +22,10 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
-	"kubevirt.io/disk/kubernetes/inject"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
@@ -131,8 +131,8 @@ func (w *world) pod(name, id string) {
 					ClaimName: v1alpha1.ClaimName(id)}}}},
 		},
 	}
-	require.NoError(w.t, inject.Pod(pod, "registry.example.com/disk:1", []inject.Wanted{{
-		Disk: inject.Disks(pod)[0], Set: &v1alpha1.VMIdentitySet{
+	require.NoError(w.t, admission.Pod(pod, "registry.example.com/disk:1", []admission.Wanted{{
+		Disk: admission.Disks(pod)[0], Set: &v1alpha1.VMIdentitySet{
 			ObjectMeta: metav1.ObjectMeta{Name: "set"},
 			Spec:       v1alpha1.DiskSpec{Image: image}}}}))
 	w.make(pod)

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // machineThatMoves has its disk in a pod of its own. Its launcher pod gets a sidecar that hands the
@@ -36,13 +36,13 @@ func (n *Node) machineThatMoves(t *testing.T) {
 	n.define(t, target, fmt.Sprintf(
 		`{"migrationState": {"targetPod": %q, "targetNode": %q, "sourceNode": %[2]q}}`,
 		target.Name, n.name))
-	n.logged(t, target.Name, inject.HookContainer, "its first write takes the disk over")
+	n.logged(t, target.Name, admission.HookContainer, "its first write takes the disk over")
 	n.uses(t, source, "write -P 2 101M 1M", "flush")
 	n.uses(t, target, "read -P 1 100M 1M", "read -P 2 101M 1M")
 
 	n.uses(t, target, "write -P 3 102M 1M", "flush")
 	require.Contains(t, n.io(source, "write -P 4 102M 1M"), "write failed", "it is fenced")
-	n.logged(t, source.Name, inject.HookContainer, "belongs to another client now")
+	n.logged(t, source.Name, admission.HookContainer, "belongs to another client now")
 	n.uses(t, target, "read -P 3 102M 1M")
 	n.Kubectl(t, "delete", "pod", source.Name)
 	all := []string{"read -P 1 100M 1M", "read -P 2 101M 1M", "read -P 3 102M 1M"}
@@ -63,7 +63,7 @@ func (n *Node) movingPod(t *testing.T, machine, suffix string) *corev1.Pod {
 	pod := n.launcherPod(t, machine, "moves")
 	pod.Name += suffix
 	compute, hook := &pod.Spec.Containers[0], &pod.Spec.Containers[1]
-	require.Equal(t, inject.HookContainer, hook.Name)
+	require.Equal(t, admission.HookContainer, hook.Name)
 	compute.Args = []string{"-machine", "none", "-nodefaults", "-no-user-config", "-display",
 		"none"}
 	hook.VolumeMounts = append(hook.VolumeMounts, corev1.VolumeMount{Name: "hosts",
@@ -71,7 +71,7 @@ func (n *Node) movingPod(t *testing.T, machine, suffix string) *corev1.Pod {
 	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "hosts",
 		VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
 			LocalObjectReference: corev1.LocalObjectReference{Name: machine + "-hosts"}}}})
-	t.Cleanup(func() { n.explain(t, pod.Name, "compute", inject.HookContainer) })
+	t.Cleanup(func() { n.explain(t, pod.Name, "compute", admission.HookContainer) })
 	return pod
 }
 

@@ -19,8 +19,8 @@ import (
 
 	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/inject"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 	"kubevirt.io/disk/kubevirt/hookpb"
 )
@@ -45,7 +45,7 @@ spec:
 const (
 	socketsVolume = "hook-sidecar-sockets"
 	socketsDir    = "/var/run/kubevirt-hooks"
-	diskSocket    = socketsDir + "/" + inject.HookContainer + "/disk/nbd.sock"
+	diskSocket    = socketsDir + "/" + admission.HookContainer + "/disk/nbd.sock"
 )
 
 // TestKubeVirt runs pods of machines as virt-controller renders them, on a node with the
@@ -80,7 +80,7 @@ func TestKubeVirt(t *testing.T) {
 // of the machine's next start, which has another name, finds all of that.
 func (n *Node) machineThatStays(t *testing.T) {
 	pod := n.launcherPod(t, "fedora", "stays")
-	t.Cleanup(func() { n.explain(t, pod.Name, "compute", inject.HookContainer) })
+	t.Cleanup(func() { n.explain(t, pod.Name, "compute", admission.HookContainer) })
 	n.startMachine(t, pod)
 	domain := n.define(t, pod, "{}")
 	require.Contains(t, domain,
@@ -153,12 +153,12 @@ func (n *Node) launcherPod(t *testing.T, machine, set string) *corev1.Pod {
 	}
 	compute.VolumeMounts = []corev1.VolumeMount{{Name: socketsVolume, MountPath: socketsDir}}
 	pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{
-		Name: inject.HookContainer, Image: serverImage, SecurityContext: restricted(),
-		Env: append(private, corev1.EnvVar{Name: "CONTAINER_NAME", Value: inject.HookContainer}),
+		Name: admission.HookContainer, Image: serverImage, SecurityContext: restricted(),
+		Env: append(private, corev1.EnvVar{Name: "CONTAINER_NAME", Value: admission.HookContainer}),
 		Resources: corev1.ResourceRequirements{
 			Limits: corev1.ResourceList{corev1.ResourceMemory: memory}},
 		VolumeMounts: []corev1.VolumeMount{{Name: socketsVolume, MountPath: socketsDir,
-			SubPath: inject.HookContainer}}})
+			SubPath: admission.HookContainer}}})
 	pod.Spec.Volumes = []corev1.Volume{{Name: socketsVolume,
 		VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
 	return pod
@@ -170,7 +170,7 @@ func (n *Node) define(t *testing.T, pod *corev1.Pod, status string) string {
 	t.Helper()
 	uid := n.Kubectl(t, "get", "pod", pod.Name, "-o", "jsonpath={.metadata.uid}")
 	path := filepath.Join(n.Dir, "kubelet/pods", uid, "volumes/kubernetes.io~empty-dir",
-		socketsVolume, inject.HookContainer, inject.HookContainer+".sock")
+		socketsVolume, admission.HookContainer, admission.HookContainer+".sock")
 	n.until(t, "the hook answers", func() bool {
 		c, err := socket.DialUnix(t.Context(), path)
 		return err == nil && c.Close() == nil

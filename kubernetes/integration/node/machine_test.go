@@ -15,8 +15,8 @@ import (
 
 	"kubevirt.io/disk/integration/guest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/inject"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
@@ -113,7 +113,7 @@ func bootPod(name, secret, lun string) *corev1.Pod {
 				Args: []string{"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", "256",
 					"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 					"-serial", "stdio",
-					"-object", "secret,id=chap,file=" + inject.CredentialDir +
+					"-object", "secret,id=chap,file=" + admission.CredentialDir +
 						"/node.session.auth.password",
 					"-blockdev", "driver=iscsi,node-name=disk,transport=tcp,lun=1," +
 						"cache.direct=on,user=$(USERNAME),password-secret=chap," + lun,

@@ -23,8 +23,8 @@ import (
 
 	"kubevirt.io/disk/integration/guest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/inject"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
@@ -215,7 +215,7 @@ func (n *Node) startServed(t *testing.T, name string, on *Node, initiator string
 		fmt.Sprintf("tcp:0.0.0.0:%d,server=on,wait=off", monitorPort)), args...)
 	pod.Spec.Volumes = []corev1.Volume{{Name: "chap", VolumeSource: corev1.VolumeSource{
 		Secret: &corev1.SecretVolumeSource{SecretName: secret}}}}
-	vm.VolumeMounts = []corev1.VolumeMount{{Name: "chap", MountPath: inject.CredentialDir,
+	vm.VolumeMounts = []corev1.VolumeMount{{Name: "chap", MountPath: admission.CredentialDir,
 		ReadOnly: true}}
 	n.applyObject(t, pod)
 	t.Cleanup(func() { n.explain(t, name, "vm") })

@@ -18,9 +18,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"kubevirt.io/disk/kubernetes/admission/webhook"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
-	"kubevirt.io/disk/kubernetes/controller/webhook"
 )
 
 // services leads all connections of the API server to Services to one address of this machine:

@@ -11,13 +11,13 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+	review "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"gomodules.xyz/jsonpatch/v2"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // handler answers the API server. It reads sets and identities from there, not from a cache, so it
@@ -29,68 +29,68 @@ type handler struct {
 }
 
 // mutate gives a new pod its disk, or refuses the pod.
-func (h *handler) mutate(ctx context.Context, r admission.Request) admission.Response {
+func (h *handler) mutate(ctx context.Context, r review.Request) review.Response {
 	pod, err := decode(r.Object.Raw, r.Namespace)
 	if err != nil {
-		return admission.Errored(http.StatusBadRequest, err)
+		return review.Errored(http.StatusBadRequest, err)
 	}
-	if len(inject.Disks(pod)) > 0 && !h.works(r.Namespace) {
-		return admission.Denied(fmt.Sprintf("the controller of kubevirt-disk does not work in "+
+	if len(admission.Disks(pod)) > 0 && !h.works(r.Namespace) {
+		return review.Denied(fmt.Sprintf("the controller of kubevirt-disk does not work in "+
 			"namespace %q, so the pod would wait for its disk for ever: add the namespace to the "+
 			"chart's \"namespaces\", or remove the annotation %s", r.Namespace, api.AnnotationSet))
 	}
 	disks, err := h.wanted(ctx, pod)
 	if err != nil {
-		return admission.Errored(http.StatusInternalServerError, err)
+		return review.Errored(http.StatusInternalServerError, err)
 	}
 	before, err := json.Marshal(pod)
 	if err != nil {
-		return admission.Errored(http.StatusInternalServerError, err)
+		return review.Errored(http.StatusInternalServerError, err)
 	}
-	if err := inject.Pod(pod, h.server, disks); err != nil {
-		return admission.Denied(err.Error())
+	if err := admission.Pod(pod, h.server, disks); err != nil {
+		return review.Denied(err.Error())
 	}
 	after, err := json.Marshal(pod)
 	if err != nil {
-		return admission.Errored(http.StatusInternalServerError, err)
+		return review.Errored(http.StatusInternalServerError, err)
 	}
 	// Both come from the same type, so the patch has only the changes that were made here.
 	patch, err := jsonpatch.CreatePatch(before, after)
 	if err != nil {
-		return admission.Errored(http.StatusInternalServerError, err)
+		return review.Errored(http.StatusInternalServerError, err)
 	}
-	return admission.Patched("", patch...)
+	return review.Patched("", patch...)
 }
 
 // validate checks a pod after everything that changes pods has changed it.
-func (h *handler) validate(ctx context.Context, r admission.Request) admission.Response {
+func (h *handler) validate(ctx context.Context, r review.Request) review.Response {
 	pod, err := decode(r.Object.Raw, r.Namespace)
 	if err != nil {
-		return admission.Errored(http.StatusBadRequest, err)
+		return review.Errored(http.StatusBadRequest, err)
 	}
 	if !h.works(r.Namespace) {
-		return admission.Allowed("") // it was made before the list of namespaces
+		return review.Allowed("") // it was made before the list of namespaces
 	}
 	disks, err := h.named(ctx, pod)
 	if err != nil {
-		return admission.Errored(http.StatusInternalServerError, err)
+		return review.Errored(http.StatusInternalServerError, err)
 	}
 	switch r.Operation {
 	case admissionv1.Create:
 		if len(disks) > 0 {
-			err = inject.Made(pod, disks)
+			err = admission.Made(pod, disks)
 		}
 	case admissionv1.Update:
 		old, wrong := decode(r.OldObject.Raw, r.Namespace)
 		if wrong != nil {
-			return admission.Errored(http.StatusBadRequest, wrong)
+			return review.Errored(http.StatusBadRequest, wrong)
 		}
-		err = inject.Changed(old, pod, disks)
+		err = admission.Changed(old, pod, disks)
 	}
 	if err != nil {
-		return admission.Denied(err.Error())
+		return review.Denied(err.Error())
 	}
-	return admission.Allowed("")
+	return review.Allowed("")
 }
 
 // works reports whether the controller works in a namespace.
@@ -99,20 +99,20 @@ func (h *handler) works(namespace string) bool {
 }
 
 // named are the disks that a pod asks for, with their VMIdentitySets.
-func (h *handler) named(ctx context.Context, pod *corev1.Pod) ([]inject.Wanted, error) {
-	var all []inject.Wanted
-	for _, d := range inject.Disks(pod) {
+func (h *handler) named(ctx context.Context, pod *corev1.Pod) ([]admission.Wanted, error) {
+	var all []admission.Wanted
+	for _, d := range admission.Disks(pod) {
 		set, err := find[api.VMIdentitySet](ctx, h.reader, "VMIdentitySet", pod, d.SetName)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, inject.Wanted{Disk: d, Set: set})
+		all = append(all, admission.Wanted{Disk: d, Set: set})
 	}
 	return all, nil
 }
 
 // wanted are the disks that a pod asks for, with all that there is of them.
-func (h *handler) wanted(ctx context.Context, pod *corev1.Pod) ([]inject.Wanted, error) {
+func (h *handler) wanted(ctx context.Context, pod *corev1.Pod) ([]admission.Wanted, error) {
 	all, err := h.named(ctx, pod)
 	if err != nil {
 		return nil, err

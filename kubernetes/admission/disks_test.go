@@ -1,4 +1,4 @@
-package inject_test
+package admission_test
 
 import (
 	"testing"
@@ -7,8 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // aLauncher is a pod in which KubeVirt runs machine `m` with three hook sidecars, whose first disk
@@ -30,12 +30,12 @@ func aLauncher(annotations map[string]string) *corev1.Pod {
 func TestDisks(t *testing.T) {
 	pod := aLauncher(map[string]string{"identity-set.9": "b", "identity-set.2": "a",
 		"identity-name.2": "kept"})
-	require.Equal(t, []inject.Disk{{SetName: "fedora", Name: "m"},
+	require.Equal(t, []admission.Disk{{SetName: "fedora", Name: "m"},
 		{Number: 2, SetName: "a", Name: "kept"}, {Number: 9, SetName: "b", Name: "m-9"}},
-		inject.Disks(pod))
+		admission.Disks(pod))
 	pod.Annotations["kubevirt.io/ephemeral-provisioning"] = "true"
-	require.Empty(t, inject.Disks(pod))
-	require.Empty(t, inject.SetName(pod, 2))
+	require.Empty(t, admission.Disks(pod))
+	require.Empty(t, admission.SetName(pod, 2))
 }
 
 // TestSeveralDisks: each disk has its own gate, labels, volumes and container. Two of them may be
@@ -72,10 +72,10 @@ func TestSeveralDisks(t *testing.T) {
 		require.Equal(t, want.mount, c.VolumeMounts[0].Name)
 	}
 	require.Empty(t, pod.Spec.Containers[1].VolumeMounts)
-	require.NoError(t, inject.Made(pod, wanted(pod, service, aSet(nil))))
-	require.Equal(t, "hook-sidecar-2", inject.Hook(pod, 2).Name)
-	require.Nil(t, inject.Hook(pod, 1), "it serves no claim")
-	require.Nil(t, inject.Hook(pod, 3))
+	require.NoError(t, admission.Made(pod, wanted(pod, service, aSet(nil))))
+	require.Equal(t, "hook-sidecar-2", admission.Hook(pod, 2).Name)
+	require.Nil(t, admission.Hook(pod, 1), "it serves no claim")
+	require.Nil(t, admission.Hook(pod, 3))
 
 	for want, change := range map[string]func(*corev1.Pod){
 		`there is no VMIdentitySet "none"`: func(p *corev1.Pod) {
@@ -97,7 +97,7 @@ func TestSeveralDisks(t *testing.T) {
 	} {
 		changed := pod.DeepCopy()
 		change(changed)
-		require.ErrorContains(t, inject.Made(changed, wanted(changed, service, aSet(nil))), want)
+		require.ErrorContains(t, admission.Made(changed, wanted(changed, service, aSet(nil))), want)
 	}
 	for want, change := range map[string]func(*corev1.Pod){
 		"the annotation disk.kubevirt.io/identity-set.3 names": func(p *corev1.Pod) {
@@ -115,7 +115,7 @@ func TestSeveralDisks(t *testing.T) {
 	} {
 		changed := pod.DeepCopy()
 		change(changed)
-		err := inject.Changed(pod, changed, wanted(changed, service, aSet(nil)))
+		err := admission.Changed(pod, changed, wanted(changed, service, aSet(nil)))
 		require.ErrorContains(t, err, want)
 	}
 }
@@ -127,6 +127,6 @@ func TestIdentityOfAFurtherDisk(t *testing.T) {
 	pod := aLauncher(map[string]string{"identity-set.2": "fedora"})
 	disks := wanted(pod, aSet(nil))
 	disks[1].Identity = identity
-	require.ErrorContains(t, inject.Pod(pod, "kubevirt.io:disk", disks),
+	require.ErrorContains(t, admission.Pod(pod, "kubevirt.io:disk", disks),
 		"another disk by the annotation disk.kubevirt.io/identity-name.2")
 }

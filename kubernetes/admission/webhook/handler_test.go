@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+	review "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
@@ -31,7 +31,7 @@ func TestHydrated(t *testing.T) {
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "vm", Image: "qemu"}}}})
 	require.NoError(t, err)
 	patches := func() string {
-		r := h.mutate(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+		r := h.mutate(t.Context(), review.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 			Operation: admissionv1.Create, Namespace: controllertest.Namespace,
 			Object: runtime.RawExtension{Raw: raw}}})
 		require.True(t, r.Allowed, r.Result)

@@ -1,4 +1,4 @@
-package inject_test
+package admission_test
 
 import (
 	"strings"
@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
 var (
@@ -43,13 +43,13 @@ func aPod(change func(*corev1.Pod)) *corev1.Pod {
 
 // give gives a pod its disks of the sets that are there.
 func give(pod *corev1.Pod, sets ...*api.VMIdentitySet) error {
-	return inject.Pod(pod, "kubevirt.io:disk", wanted(pod, sets...))
+	return admission.Pod(pod, "kubevirt.io:disk", wanted(pod, sets...))
 }
 
 // wanted are the disks that a pod asks for, of the sets that are there.
-func wanted(pod *corev1.Pod, sets ...*api.VMIdentitySet) (all []inject.Wanted) {
-	for _, d := range inject.Disks(pod) {
-		w := inject.Wanted{Disk: d}
+func wanted(pod *corev1.Pod, sets ...*api.VMIdentitySet) (all []admission.Wanted) {
+	for _, d := range admission.Disks(pod) {
+		w := admission.Wanted{Disk: d}
 		for _, s := range sets {
 			if s.Name == d.SetName {
 				w.Set = s
@@ -98,7 +98,7 @@ func TestPod(t *testing.T) {
 			MountPath: "/var/run/secrets/disk.kubevirt.io/vda"}}, c.VolumeMounts, c.Name)
 	}
 	require.EqualValues(t, 107, *pod.Spec.SecurityContext.FSGroup)
-	require.NoError(t, inject.Made(pod, wanted(pod, set)))
+	require.NoError(t, admission.Made(pod, wanted(pod, set)))
 }
 
 func TestKindsOfSets(t *testing.T) {
@@ -126,11 +126,11 @@ func TestLegacyAnnotations(t *testing.T) {
 		p.Annotations = map[string]string{api.AnnotationSetLegacy: "fedora",
 			api.AnnotationNameLegacy: "kept"}
 	})
-	require.Len(t, inject.Disks(pod), 1)
+	require.Len(t, admission.Disks(pod), 1)
 	require.NoError(t, give(pod, aSet(nil)))
 	require.Equal(t, "kept", pod.Labels[api.LabelIdentity])
 	require.Equal(t, "vmid-kept", pod.Spec.Volumes[2].PersistentVolumeClaim.ClaimName)
-	require.Empty(t, inject.Disks(&corev1.Pod{}))
+	require.Empty(t, admission.Disks(&corev1.Pod{}))
 }
 
 // kubernetes/integration has the cases that are refused, on an API server. Here is what needs no
@@ -198,9 +198,9 @@ func TestMade(t *testing.T) {
 		pod := aPod(nil)
 		require.NoError(t, give(pod, aSet(nil)))
 		change(pod)
-		require.ErrorContains(t, inject.Made(pod, wanted(pod, aSet(nil))), want)
+		require.ErrorContains(t, admission.Made(pod, wanted(pod, aSet(nil))), want)
 	}
-	require.ErrorContains(t, inject.Made(aPod(nil), wanted(aPod(nil))), "there is no VMIdentitySet")
+	require.ErrorContains(t, admission.Made(aPod(nil), wanted(aPod(nil))), "there is no VMIdentitySet")
 }
 
 func TestChanged(t *testing.T) {
@@ -231,19 +231,19 @@ func TestChanged(t *testing.T) {
 	} {
 		after := before.DeepCopy()
 		change(after)
-		require.ErrorContains(t, inject.Changed(before, after, wanted(after, aSet(nil))), want)
+		require.ErrorContains(t, admission.Changed(before, after, wanted(after, aSet(nil))), want)
 	}
 	// The gate goes, other labels come, and images change as they may. A set that was made anew
 	// with another image does not hold a pod that existed before.
 	after := before.DeepCopy()
 	after.Spec.SchedulingGates, after.Labels["a"] = nil, "b"
 	after.Spec.Containers[0].Image = "qemu:2"
-	require.NoError(t, inject.Changed(before, after, wanted(after, aSet(nil))))
-	require.NoError(t, inject.Changed(before, after, wanted(after)))
+	require.NoError(t, admission.Changed(before, after, wanted(after, aSet(nil))))
+	require.NoError(t, admission.Changed(before, after, wanted(after)))
 	before.Spec.Containers[0].Image = "registry.example.com:5000/fedora" + other
 	after = before.DeepCopy()
 	after.Spec.SchedulingGates = nil
-	require.NoError(t, inject.Changed(before, after, wanted(after, aSet(nil))))
+	require.NoError(t, admission.Changed(before, after, wanted(after, aSet(nil))))
 }
 
 func TestIdentity(t *testing.T) {
@@ -254,7 +254,7 @@ func TestIdentity(t *testing.T) {
 		pod := aPod(nil)
 		disks := wanted(pod, set)
 		disks[0].Identity = identity
-		return inject.Pod(pod, "kubevirt.io:disk", disks)
+		return admission.Pod(pod, "kubevirt.io:disk", disks)
 	}
 	require.NoError(t, another())
 	identity.Spec.Image = "another"
@@ -278,7 +278,7 @@ func TestHydrated(t *testing.T) {
 	without := func(pod *corev1.Pod) error {
 		disks := wanted(pod, aSet(nil))
 		disks[0].Hydrated = true
-		return inject.Pod(pod, "kubevirt.io:disk", disks)
+		return admission.Pod(pod, "kubevirt.io:disk", disks)
 	}
 	before := aPod(nil)
 	require.NoError(t, give(before, aSet(nil)))
@@ -286,7 +286,7 @@ func TestHydrated(t *testing.T) {
 	pod := aPod(nil)
 	require.NoError(t, without(pod))
 	require.NotContains(t, volumeNames(pod), "disk-vda-image")
-	require.NoError(t, inject.Made(pod, wanted(pod, aSet(nil))))
+	require.NoError(t, admission.Made(pod, wanted(pod, aSet(nil))))
 	for _, p := range []*corev1.Pod{pod, before} {
 		again := p.DeepCopy()
 		require.NoError(t, without(again))

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+	review "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
@@ -92,9 +92,9 @@ func Setup(mgr manager.Manager, o Options) error {
 		}}})
 	answer := &handler{reader: mgr.GetAPIReader(), server: o.Server,
 		namespaces: o.Namespaces}
-	server.Register(pathMutate, &webhook.Admission{Handler: admission.HandlerFunc(answer.mutate)})
+	server.Register(pathMutate, &webhook.Admission{Handler: review.HandlerFunc(answer.mutate)})
 	server.Register(pathValidate,
-		&webhook.Admission{Handler: admission.HandlerFunc(answer.validate)})
+		&webhook.Admission{Handler: review.HandlerFunc(answer.validate)})
 	return errors.Join(mgr.Add(keep), mgr.Add(server),
 		mgr.AddReadyzCheck("webhook", func(r *http.Request) error {
 			if _, err := keep.certificate(nil); err != nil {

@@ -1,4 +1,4 @@
-// Package inject has the work of admission on a pod that names a VMIdentitySet: it gives the pod
+// Package admission has the work of admission on a pod that names a VMIdentitySet: it gives the pod
 // its disk, and a scheduling gate that holds it until the disk is ready, or it refuses the pod.
 //
 // What a pod gets from a set with attachment Sidecar:
@@ -16,4 +16,4 @@
 // identity, a gate and volumes of its own.
 //
 // Errors are for the person who made the pod.
-package inject
+package admission

@@ -1,5 +1,5 @@
 // Package webhook answers the API server, which asks it about new pods: it gives them their disks
-// by package inject.
+// by package admission.
 //
 // The certificate is made here and needs no operator. It is in one Secret, which all replicas
 // share. A replica that finds it missing or near its end makes a new one. The authority that signed
