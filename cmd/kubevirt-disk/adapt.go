@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,10 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevirt.io/disk/adapter/machine"
-	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/adapt"
 	"kubevirt.io/disk/internal/durable"
-	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/libvirt"
@@ -120,8 +117,7 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 			"the image needs)")
 	addSettings(flags, slices.Concat(o.bootSettings(), machineSettings(&o.machine)))
 	flags.StringArrayVar(&o.publish, "publish", nil, "`[ADDRESS:]PORT:PORT` of this host that "+
-		"leads "+
-		"to one of the machine, with /udp for UDP (default address 127.0.0.1); repeatable")
+		"leads to one of the machine, with /udp for UDP (default address 127.0.0.1); repeatable")
 	flags.StringVar(&o.name, "name", "", "`name` of the domain (default the image's)")
 	flags.UintVar(&o.memory, "memory-mib", 256, "memory of the domain, `MiB`")
 	flags.UintVar(&o.cpus, "cpus", 1, "`number` of CPUs of the domain")
@@ -182,7 +178,7 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref transport.
 	if err != nil {
 		return err
 	}
-	if err := o.complete(ctx, dir, ref, made); err != nil {
+	if err := o.complete(dir, ref, made); err != nil {
 		return explainWrite(err, o.to)
 	}
 	fmt.Fprintf(a.stderr, "%s: %s is a disk of %s in %d levels, %d of them existed before; "+
@@ -201,8 +197,7 @@ func (o *adaptOptions) fits(arch string) error {
 	}
 	if of != arch {
 		return fmt.Errorf("the image is made for %s, and the kernel %q for %s: name one for "+
-			"%s, and "+
-			"its initramfs, with --%s and --%s (\"make machine\" makes both)", arch, o.kernel, of,
+			"%s, and its initramfs, with --%s and --%s (\"make machine\" makes both)", arch, o.kernel, of,
 			arch, keyKernel, keyInitrd)
 	}
 	f, err := osfile.OpenRegular(o.initrd)
@@ -213,16 +208,16 @@ func (o *adaptOptions) fits(arch string) error {
 }
 
 // complete makes the files beside the levels. It checks everything before it replaces the first.
-func (o *adaptOptions) complete(ctx context.Context, dir string, ref transport.Reference,
-	made *adapt.Made) error {
-	if _, err := checkWritable(filepath.Join(dir, adaptedDisk), made); err != nil {
+func (o *adaptOptions) complete(dir string, ref transport.Reference, made *adapt.Made) error {
+	disk := filepath.Join(dir, adaptedDisk)
+	if err := made.CheckWritable(disk); err != nil {
 		return err
 	}
 	text, err := o.domain(dir, ref, made.Arch)
 	if err != nil {
 		return err
 	}
-	if err := writableDisk(ctx, dir, made); err != nil {
+	if err := made.WritableDisk(disk); err != nil {
 		return err
 	}
 	for name, from := range map[string]string{adaptedKernel: o.kernel, adaptedInitrd: o.initrd} {
@@ -273,47 +268,6 @@ func domainName(ref transport.Reference) string {
 		return "container"
 	}
 	return name
-}
-
-// writableDisk makes the qcow2 file that the machine writes to. The top level is its backing file.
-// An existing file holds the machine's writes, so it stays, upon this level.
-func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error) {
-	path := filepath.Join(dir, adaptedDisk)
-	top := filepath.Base(made.Path)
-	fit := func() error {
-		before, err := checkWritable(path, made)
-		if err != nil || before == "" {
-			return err
-		}
-		return rebaseWritable(path, before, top)
-	}
-	if _, err := os.Lstat(path); err == nil {
-		return fit()
-	}
-	f, err := flock.Claim(path + ".new")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	// Somebody else may have made the same machine, and started it already.
-	if _, err := os.Lstat(path); err == nil {
-		_ = os.Remove(path + ".new") // the claim has made it again
-		return fit()
-	}
-	if err := f.Truncate(0); err != nil {
-		return err
-	}
-	w, err := qcow2.NewAppender(f, qcow2.AppendOptions{ClusterSize: 64 << 10, Backing: top})
-	if err != nil {
-		return err
-	}
-	if _, err := w.Finish(made.Size); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
 }
 
 // copySmallFile copies a file of a few MiB, unless it is the same file.
