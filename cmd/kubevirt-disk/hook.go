@@ -1,16 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 
 	"go.uber.org/zap"
@@ -40,7 +36,7 @@ const (
 // kubevirtHook is the hook or the plugin that this container is; nil: it is none.
 func kubevirtHook() *options.Hook {
 	container := os.Getenv(envContainer)
-	if container == "" || !isDir(hooksDir) {
+	if container == "" || !isDirectory(hooksDir) {
 		return kubevirtPlugin(pluginsDir)
 	}
 	return &options.Hook{Dir: hooksDir, LauncherDir: filepath.Join(hooksDir, container),
@@ -79,7 +75,7 @@ func (l *loader) hook() *options.Hook {
 	case !wanted:
 		return nil
 	case found == nil:
-		if !isDir(hooksDir) {
+		if !isDirectory(hooksDir) {
 			l.problems.Add(source, "there is neither a directory %s, in which KubeVirt's launcher "+
 				"looks for hooks, nor exactly one directory of a plugin in %s: mount one of them",
 				hooksDir, pluginsDir)
@@ -149,11 +145,6 @@ func (l *loader) findVolume(c *config) {
 		return
 	}
 	c.Hook.ClaimFound = true
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return // nobody can tell
-	}
-	defer f.Close()
 	own := []string{c.Hook.Dir, c.Images.Dir, c.Streams.CacheDir}
 	if l.source(keyWorkDir) != "" {
 		own = append(own, c.WorkDir)
@@ -162,7 +153,7 @@ func (l *loader) findVolume(c *config) {
 		_, dir, _ := strings.Cut(u, "=")
 		own = append(own, dir)
 	}
-	c.Hook.Volumes = volumes(f, own, canKeepFiles)
+	c.Hook.Volumes = daemon.Mounts(own)
 }
 
 // askForClaim has the launcher say where the claim is, if it could be anywhere, and keeps that for
@@ -212,80 +203,6 @@ func chooseVolume(volumes []string, dir string, said bool) (string, error) {
 			strings.Join(volumes, ", "))
 	}
 	return "", p.Err()
-}
-
-// volumes returns the mount points that can keep files, of a list of mounts as in
-// /proc/self/mountinfo (proc(5)), but not those in or above the given directories.
-func volumes(mounts io.Reader, own []string, canKeep func(dir string) bool) (found []string) {
-	for lines := bufio.NewScanner(mounts); lines.Scan(); {
-		before, after, _ := strings.Cut(lines.Text(), " - ")
-		fields, source := strings.Fields(before), strings.Fields(after)
-		if len(fields) < 6 || len(source) < 1 || !keepsFiles(source[0]) {
-			continue
-		}
-		dir := unescapeMount(fields[4])
-		if !ownPlace(dir, own) && !slices.Contains(found, dir) && isDir(dir) && canKeep(dir) &&
-			!slices.Contains(strings.Split(fields[5], ","), "ro") {
-			found = append(found, dir)
-		}
-	}
-	return found
-}
-
-// keepsFiles reports whether a file system may be that of a claim: it is not in memory, and not the
-// container's own.
-func keepsFiles(kind string) bool {
-	return !slices.Contains([]string{"proc", "sysfs", "tmpfs", "devtmpfs", "devpts", "mqueue",
-		"cgroup", "cgroup2", "overlay", "securityfs", "debugfs", "tracefs", "bpf", "pstore",
-		"hugetlbfs", "ramfs", "binfmt_misc", "nsfs", "configfs", "fusectl"}, kind)
-}
-
-// ownPlace reports whether a directory is one of those, or above or below one of them, or is the
-// system's.
-func ownPlace(dir string, own []string) bool {
-	below := func(a, b string) bool {
-		rel, err := filepath.Rel(b, a)
-		return err == nil && filepath.IsLocal(rel)
-	}
-	for _, system := range []string{"/proc", "/sys", "/dev", "/etc"} {
-		if below(dir, system) {
-			return true
-		}
-	}
-	for _, o := range own {
-		if o == "" {
-			continue
-		}
-		// A mount point may have another name by a link, as /var/run and /run.
-		if real, err := filepath.EvalSymlinks(o); err == nil {
-			o = real
-		}
-		if below(dir, o) || below(o, dir) {
-			return true
-		}
-	}
-	return false
-}
-
-func isDir(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.IsDir()
-}
-
-// unescapeMount decodes the octal escapes of spaces and the like.
-func unescapeMount(path string) string {
-	var b strings.Builder
-	for i := 0; i < len(path); i++ {
-		if path[i] == '\\' && i+4 <= len(path) {
-			if n, err := strconv.ParseUint(path[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(path[i])
-	}
-	return b.String()
 }
 
 // tellLauncher tells KubeVirt's launcher why a hook does not serve, until the machine is given up.

@@ -362,31 +362,6 @@ func TestHookIsForbidden(t *testing.T) {
 }
 
 // TestVolumes finds claims among mounts.
-func TestVolumes(t *testing.T) {
-	dir := t.TempDir()
-	claim, other, cache := filepath.Join(dir, "a claim"), filepath.Join(dir, "other"),
-		filepath.Join(dir, "cache")
-	for _, d := range []string{claim, other, cache} {
-		require.NoError(t, os.Mkdir(d, 0o700))
-	}
-	file := filepath.Join(dir, "file")
-	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	line := func(path, options, kind string) string {
-		return fmt.Sprintf("31 22 8:1 / %s %s shared:1 - %s /dev/sda1 rw\n",
-			strings.ReplaceAll(path, " ", `\040`), options, kind)
-	}
-	all := func(string) bool { return true }
-	mounts := line("/", "rw", "overlay") + line("/dev/shm", "rw", "ext4") +
-		line(other, "ro,relatime", "ext4") + line(file, "rw", "ext4") +
-		line(cache+"/x", "rw", "ext4") + line(cache, "rw", "ext4") + line(other, "rw", "tmpfs") +
-		"garbage\n" + line(claim, "rw,relatime", "ext4")
-	require.Equal(t, []string{claim}, volumes(strings.NewReader(mounts), []string{cache}, all))
-	require.Equal(t, []string{cache, claim}, volumes(strings.NewReader(mounts), nil, all))
-	require.Equal(t, []string{claim}, volumes(strings.NewReader(mounts), nil,
-		func(d string) bool { return d != cache }))
-}
-
-// TestHeapLimit: garbage does not grow beyond what a container may use.
 func TestHeapLimit(t *testing.T) {
 	require.EqualValues(t, memoryLimit, heapLimit(parseMemoryMax("max\n")))
 	require.EqualValues(t, memoryLimit, heapLimit(parseMemoryMax("")))

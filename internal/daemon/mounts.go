@@ -1,0 +1,74 @@
+package daemon
+
+import (
+	"bufio"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mounts returns the directories at which a volume for disks may be mounted: those that can be
+// written, but not the directories in own, those around them and in them, and the system's.
+func Mounts(own []string) []string {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil // nobody can tell
+	}
+	defer f.Close()
+	return mountsIn(f, own)
+}
+
+// mountsIn reads a list of mounts as in /proc/self/mountinfo (proc(5)).
+func mountsIn(mounts io.Reader, own []string) (found []string) {
+	for lines := bufio.NewScanner(mounts); lines.Scan(); {
+		before, after, _ := strings.Cut(lines.Text(), " - ")
+		fields, source := strings.Fields(before), strings.Fields(after)
+		if len(fields) < 6 || len(source) < 1 || slices.Contains(notForDisks, source[0]) ||
+			slices.Contains(strings.Split(fields[5], ","), "ro") {
+			continue
+		}
+		// Spaces and the like are octal escapes, as in Go.
+		dir, err := strconv.Unquote(`"` + strings.ReplaceAll(fields[4], `"`, `\"`) + `"`)
+		if err != nil || isOwn(dir, own) || slices.Contains(found, dir) {
+			continue
+		}
+		info, err := os.Stat(dir)
+		if err == nil && info.IsDir() && unix.Access(dir, unix.W_OK|unix.X_OK) == nil {
+			found = append(found, dir)
+		}
+	}
+	return found
+}
+
+// notForDisks are the file systems that are in memory, or the container's own.
+var notForDisks = []string{"proc", "sysfs", "tmpfs", "devtmpfs", "devpts", "mqueue",
+	"cgroup", "cgroup2", "overlay", "securityfs", "debugfs", "tracefs", "bpf", "pstore",
+	"hugetlbfs", "ramfs", "binfmt_misc", "nsfs", "configfs", "fusectl"}
+
+// isOwn reports whether a directory is one of own, is in one or has one in it, or is the system's.
+func isOwn(dir string, own []string) bool {
+	below := func(a, b string) bool {
+		rel, err := filepath.Rel(b, a)
+		return err == nil && filepath.IsLocal(rel)
+	}
+	for _, system := range []string{"/proc", "/sys", "/dev", "/etc"} {
+		if below(dir, system) {
+			return true
+		}
+	}
+	for _, o := range own {
+		// A mount point may have another name by a link, as /var/run and /run.
+		if real, err := filepath.EvalSymlinks(o); err == nil {
+			o = real
+		}
+		if o != "" && (below(dir, o) || below(o, dir)) {
+			return true
+		}
+	}
+	return false
+}
