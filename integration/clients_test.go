@@ -16,13 +16,9 @@ import (
 )
 
 const (
-	testUser     = "guest"
-	testPassword = "a-long-secret-1234"
 	mutualUser   = "wrapper"
 	mutualSecret = "another-secret-5678"
 )
-
-var chapEnv = map[string]string{"CHAP_USERNAME": testUser, "CHAP_PASSWORD": testPassword}
 
 // with returns env with additional variables.
 func with(env map[string]string, more ...string) map[string]string {
@@ -34,11 +30,6 @@ func with(env map[string]string, more ...string) map[string]string {
 		all[more[i]] = more[i+1]
 	}
 	return all
-}
-
-// chapURL is the URL of a LUN with user and password, in QEMU's form.
-func (d *daemon) chapURL(user, password string, lun int) string {
-	return strings.Replace(d.url(lun), "iscsi://", "iscsi://"+user+"%"+password+"@", 1)
 }
 
 // TestClientsSeeTheLUNs runs each of libiscsi's tools, over IPv4 and IPv6, with several LUNs.

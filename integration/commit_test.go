@@ -73,7 +73,7 @@ func TestCommit(t *testing.T) {
 	_, err = guest.WriteAt(next, 15<<20)
 	require.NoError(t, err)
 	require.NoError(t, guest.Close())
-	layers := func(tag string) int { return len(w.layers(t, "vm2/fedora", tag)) }
+	layers := func(tag string) int { return len(layerSizes(t, w, "vm2/fedora", tag)) }
 	for flag, tag := range map[string]string{"": "44", "--squash": "45"} {
 		w.received.Store(0)
 		mustDisk(t, nil, strings.Fields("commit "+insecure+" "+uri+" "+w.proxy+"/vm2/fedora:"+tag+

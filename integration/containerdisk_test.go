@@ -1,13 +1,11 @@
 package integration
 
 import (
-	"context"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,32 +13,6 @@ import (
 
 	"kubevirt.io/disk/internal/testtool"
 )
-
-// qemuUser is the user and group of QEMU where KubeVirt runs it.
-const qemuUser = 107
-
-// asQEMU runs a tool as QEMU's user.
-func asQEMU(t *testing.T, name string, args ...string) (string, error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), clientTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Env, cmd.Dir = clientEnv(), "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential: &syscall.Credential{Uid: qemuUser, Gid: qemuUser}}
-	out, err := cmd.CombinedOutput()
-	return string(out), err
-}
-
-// sharedDir makes a directory that every user can enter and write in.
-func sharedDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "kd-shared-")
-	require.NoError(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	require.NoError(t, os.Chmod(dir, 0o777))
-	return dir
-}
 
 // launcherBinary builds the stand-in for KubeVirt's program, in a directory of its own.
 func launcherBinary(t *testing.T) (dir string) {

@@ -1,8 +1,11 @@
 package integration
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +17,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // baseImage is the name after FROM in a user's Dockerfile.
@@ -188,18 +194,6 @@ func requireImages(t *testing.T, tools ...string) *engine {
 	return e
 }
 
-// requireRoot is requireTools for root.
-func requireRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	if os.Getenv(requireToolsEnv) == "1" {
-		t.Fatal("needs root")
-	}
-	t.Skip("needs root")
-}
-
 // buildFrom builds a user's image and returns its name. instructions is the Dockerfile after FROM;
 // context is the directory of its files.
 func (e *engine) buildFrom(t *testing.T, context, instructions string) string {
@@ -233,4 +227,115 @@ func removeImages() error {
 		return nil
 	}
 	return e.remove()
+}
+
+// qemuUser is the user and group of QEMU where KubeVirt runs it.
+const qemuUser = 107
+
+// asQEMU runs a tool as QEMU's user.
+func asQEMU(t *testing.T, name string, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), clientTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env, cmd.Dir = clientEnv(), "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: qemuUser, Gid: qemuUser}}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// manifest is an entry of an image's manifest list.
+type manifest struct {
+	Digest   string
+	Platform struct{ Architecture, OS string }
+}
+
+func manifests(t *testing.T, e *engine, image string) []manifest {
+	t.Helper()
+	var list struct{ Manifests []manifest }
+	require.NoError(t, json.Unmarshal([]byte(e.ok(t, "buildah", "manifest", "inspect", image)),
+		&list))
+	require.Len(t, list.Manifests, 2)
+	return list.Manifests
+}
+
+// instance is the id of an image for one architecture.
+func instance(t *testing.T, e *engine, image, arch string) string {
+	t.Helper()
+	listed := e.ok(t, "podman", "images", "--all", "--no-trunc", "--format", "{{.Digest}} {{.ID}}")
+	for _, m := range manifests(t, e, image) {
+		if m.Platform.Architecture != arch {
+			continue
+		}
+		for line := range strings.Lines(listed) {
+			if digest, id, _ := strings.Cut(strings.TrimSpace(line), " "); digest == m.Digest {
+				return id
+			}
+		}
+	}
+	t.Fatalf("no image for %s", arch)
+	return ""
+}
+
+// registry starts a container registry on a free loopback port and returns its address. It ends
+// with the test.
+func registry(t *testing.T) string {
+	t.Helper()
+	port, err := peers.FreePort()
+	require.NoError(t, err)
+	address := fmt.Sprintf("127.0.0.1:%d", port)
+	dir := t.TempDir()
+	config := filepath.Join(dir, "config.yml")
+	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf("version: 0.1\nlog: {level: "+
+		"error}\nstorage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q}\n",
+		filepath.Join(dir, "data"), address)), 0o644))
+	cmd := exec.Command("docker-registry", "serve", config)
+	cmd.Env = clientEnv()
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	testtool.Within(t, clientTimeout, func() bool {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			return false
+		}
+		return c.Close() == nil
+	}, "the registry listens")
+	return address
+}
+
+// chapClient is the tests' credential in the form that libiscsi's tools take.
+var chapClient = []string{"LIBISCSI_CHAP_USERNAME=" + testUser,
+	"LIBISCSI_CHAP_PASSWORD=" + testPassword}
+
+// credential is the tests' credential in the form that the daemon takes.
+var credential = []string{"CHAP_USERNAME=" + testUser, "CHAP_PASSWORD=" + testPassword}
+
+// hardened are the options of a container that may do only what it needs.
+var hardened = []string{"--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"}
+
+// confined checks the process from outside: user, capabilities, no new privileges, and no secret on
+// the command line.
+func confined(t *testing.T, s sandbox) {
+	t.Helper()
+	proc := filepath.Join("/proc", s.pid(t))
+	status, err := os.ReadFile(filepath.Join(proc, "status"))
+	require.NoError(t, err)
+	fields := map[string]string{}
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(line, ":")
+		fields[name] = strings.TrimSpace(value)
+	}
+	require.Equal(t, "107\t107\t107\t107", fields["Uid"])
+	require.Equal(t, "107\t107\t107\t107", fields["Gid"])
+	require.Equal(t, "1", fields["NoNewPrivs"])
+	for _, set := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"} {
+		require.Equal(t, "0000000000000000", fields[set], set)
+	}
+	line, err := os.ReadFile(filepath.Join(proc, "cmdline"))
+	require.NoError(t, err)
+	require.Equal(t, "/kubevirt-disk\x00serve\x00", string(line))
 }

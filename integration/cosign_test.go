@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/x509"
@@ -11,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // cosign runs it in a directory. The test is skipped if nobody has built it.
@@ -76,4 +79,23 @@ func TestCosign(t *testing.T) {
 			"--allow-insecure-registry", ref)
 		require.True(t, strings.Contains(out, "docker-manifest-digest"), out)
 	}
+}
+
+// The versions that scripts/build-client.sh builds.
+const (
+	cosignVersion = "v2.6.5"
+	orasVersion   = "v1.3.6"
+)
+
+// builtClient is a program that scripts/build-client.sh builds, for minutes: so its tests are
+// nightly.
+func builtClient(t *testing.T, name, version string) string {
+	t.Helper()
+	testtool.NeedNightly(t)
+	cache := cmp.Or(os.Getenv("KUBEVIRT_DISK_"+strings.ToUpper(name)),
+		filepath.Join("..", "cache", name))
+	dir, err := filepath.Abs(filepath.Join(cache, version))
+	require.NoError(t, err)
+	testtool.Built(t, "scripts/build-client.sh "+name, dir, name)
+	return filepath.Join(dir, name)
 }

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -10,16 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
-
-// status returns the /status page.
-func (d *daemon) status() (page status.Status) {
-	d.t.Helper()
-	require.NoError(d.t, json.Unmarshal([]byte(d.get("/status")), &page))
-	return page
-}
 
 // TestRestartOnAFullVolume: the guest has filled the volume that holds all data of the daemon. The
 // daemon is killed, and when its container restarts, the image has another inode. The guest's

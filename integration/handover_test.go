@@ -2,10 +2,8 @@ package integration
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -13,25 +11,6 @@ import (
 
 	"kubevirt.io/disk/target/targettest"
 )
-
-// handover runs the command against the daemon of a state directory, as user.
-func handover(t *testing.T, stateDir string, user uint32, args ...string) (status int,
-	output string) {
-	t.Helper()
-	path, err := binary()
-	require.NoError(t, err)
-	cmd := exec.Command(path, append([]string{"handover"}, args...)...)
-	if user != 0 {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user,
-			Gid: user}}
-	}
-	cmd.Env = clientEnv("WORK_DIR=" + filepath.Join(stateDir, "work"))
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		require.ErrorAs(t, err, new(*exec.ExitError))
-	}
-	return cmd.ProcessState.ExitCode(), string(out)
-}
 
 // TestHandoverOfALUN goes through a live migration with two initiators that are logged in at the
 // same time.

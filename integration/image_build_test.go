@@ -144,39 +144,6 @@ func TestImageBuild(t *testing.T) {
 	})
 }
 
-// manifest is an entry of an image's manifest list.
-type manifest struct {
-	Digest   string
-	Platform struct{ Architecture, OS string }
-}
-
-func manifests(t *testing.T, e *engine, image string) []manifest {
-	t.Helper()
-	var list struct{ Manifests []manifest }
-	require.NoError(t, json.Unmarshal([]byte(e.ok(t, "buildah", "manifest", "inspect", image)),
-		&list))
-	require.Len(t, list.Manifests, 2)
-	return list.Manifests
-}
-
-// instance is the id of an image for one architecture.
-func instance(t *testing.T, e *engine, image, arch string) string {
-	t.Helper()
-	listed := e.ok(t, "podman", "images", "--all", "--no-trunc", "--format", "{{.Digest}} {{.ID}}")
-	for _, m := range manifests(t, e, image) {
-		if m.Platform.Architecture != arch {
-			continue
-		}
-		for line := range strings.Lines(listed) {
-			if digest, id, _ := strings.Cut(strings.TrimSpace(line), " "); digest == m.Digest {
-				return id
-			}
-		}
-	}
-	t.Fatalf("no image for %s", arch)
-	return ""
-}
-
 var sizeOfLUN = regexp.MustCompile(`Lun:\d+ .*\(Size:(\w+)\)`)
 
 // TestImageExamples builds each Dockerfile of the examples and counts the LUNs.

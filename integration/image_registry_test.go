@@ -1,49 +1,14 @@
 package integration
 
 import (
-	"fmt"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"kubevirt.io/disk/integration/peers"
-	"kubevirt.io/disk/internal/testtool"
 )
-
-// registry starts a container registry on a free loopback port and returns its address. It ends
-// with the test.
-func registry(t *testing.T) string {
-	t.Helper()
-	port, err := peers.FreePort()
-	require.NoError(t, err)
-	address := fmt.Sprintf("127.0.0.1:%d", port)
-	dir := t.TempDir()
-	config := filepath.Join(dir, "config.yml")
-	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf("version: 0.1\nlog: {level: "+
-		"error}\nstorage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q}\n",
-		filepath.Join(dir, "data"), address)), 0o644))
-	cmd := exec.Command("docker-registry", "serve", config)
-	cmd.Env = clientEnv()
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	testtool.Within(t, clientTimeout, func() bool {
-		c, err := net.Dial("tcp", address)
-		if err != nil {
-			return false
-		}
-		return c.Close() == nil
-	}, "the registry listens")
-	return address
-}
 
 // TestImageRegistry pushes the base image to a registry, as the output of `make image` advises. A
 // second machine's storage, which has never seen the image, builds a user's image from it and

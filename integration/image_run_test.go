@@ -11,16 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chapClient is the tests' credential in the form that libiscsi's tools take.
-var chapClient = []string{"LIBISCSI_CHAP_USERNAME=" + testUser,
-	"LIBISCSI_CHAP_PASSWORD=" + testPassword}
-
-// credential is the tests' credential in the form that the daemon takes.
-var credential = []string{"CHAP_USERNAME=" + testUser, "CHAP_PASSWORD=" + testPassword}
-
-// hardened are the options of a container that may do only what it needs.
-var hardened = []string{"--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"}
-
 // oneDisk builds an image with one compressed qcow2. It returns the image's name and a raw file
 // with the same content.
 func oneDisk(t *testing.T, e *engine) (image, source string) {
@@ -93,29 +83,6 @@ func TestImageContainers(t *testing.T) {
 			}
 		})
 	}
-}
-
-// confined checks the process from outside: user, capabilities, no new privileges, and no secret on
-// the command line.
-func confined(t *testing.T, s sandbox) {
-	t.Helper()
-	proc := filepath.Join("/proc", s.pid(t))
-	status, err := os.ReadFile(filepath.Join(proc, "status"))
-	require.NoError(t, err)
-	fields := map[string]string{}
-	for line := range strings.Lines(string(status)) {
-		name, value, _ := strings.Cut(line, ":")
-		fields[name] = strings.TrimSpace(value)
-	}
-	require.Equal(t, "107\t107\t107\t107", fields["Uid"])
-	require.Equal(t, "107\t107\t107\t107", fields["Gid"])
-	require.Equal(t, "1", fields["NoNewPrivs"])
-	for _, set := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"} {
-		require.Equal(t, "0000000000000000", fields[set], set)
-	}
-	line, err := os.ReadFile(filepath.Join(proc, "cmdline"))
-	require.NoError(t, err)
-	require.Equal(t, "/kubevirt-disk\x00serve\x00", string(line))
 }
 
 // TestImageOfAnyUser runs the image without a volume, like platforms that choose the users of their

@@ -1,8 +1,10 @@
 package integration
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -121,45 +123,41 @@ func (g *kernelGuest) warnings(t *testing.T) []string {
 	return list
 }
 
-// document is a Markdown file with commands for people.
-type document struct {
-	text string
-	// blocks maps a heading to its code blocks, which are shell commands or JSON. Blocks before the
-	// first heading are under "".
-	blocks map[string][]string
-	unused map[string]bool // headings that no test has used
-}
+const kernelInitiator = "iqn.2026-01.test:kernel"
 
-// readDocument reads a file. Its path is relative to the directory examples.
-func readDocument(t *testing.T, name string) *document {
+// bootDisk makes a disk of 64 MiB from which a PC boots by itself.
+func bootDisk(t *testing.T) (raw string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "examples", name))
-	require.NoError(t, err)
-	doc := &document{text: string(text), blocks: map[string][]string{}, unused: map[string]bool{}}
-	heading, block, inside := "", "", false
-	for line := range strings.Lines(doc.text) {
-		switch {
-		case line == "```sh\n" || line == "```json\n":
-			block, inside = "", true
-		case line == "```\n" && inside:
-			doc.blocks[heading] = append(doc.blocks[heading], block)
-			doc.unused[heading] = true
-			inside = false
-		case inside:
-			block += line
-		case strings.HasPrefix(line, "## "):
-			heading = strings.TrimSpace(line[3:])
-		}
+	requireTools(t, "apt-get", "dpkg-deb", "mke2fs")
+	raw = filepath.Join(t.TempDir(), "guest.raw")
+	err := guest.BootDisk(raw, 64<<20, guest.Options{Modules: []string{"virtio_blk"},
+		CacheDir: filepath.Join("..", "cache", "guest")})
+	var fetch *guest.FetchError
+	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
+		t.Skip(err.Error())
 	}
-	require.False(t, inside, "a block of %s has no end", name)
-	return doc
+	require.NoError(t, err)
+	return raw
 }
 
-// section returns the n-th block of a section, from 0.
-func (d *document) section(t *testing.T, heading string, n int) string {
+// bootFrom boots a machine from a disk called "disk", which the arguments make, and returns the
+// machine and QEMU's monitor.
+func bootFrom(t *testing.T, disk ...string) (*kernelGuest, *monitor) {
 	t.Helper()
-	require.Greater(t, len(d.blocks[heading]), n, "the document has no such block under %q",
-		heading)
-	delete(d.unused, heading)
-	return d.blocks[heading][n]
+	ctx, cancel := context.WithTimeout(t.Context(), guestBoot)
+	defer cancel()
+	dir := t.TempDir()
+	qmp := filepath.Join(dir, "qmp")
+	m, err := guest.Start(ctx, guest.MachineOptions{Dir: dir, FromDisk: true,
+		Args: append(disk, "-device", "virtio-blk-pci,drive=disk,bootindex=1",
+			"-qmp", "unix:"+qmp+",server=on,wait=off")})
+	require.NoError(t, err)
+	t.Cleanup(m.Close)
+	conn, err := net.Dial("unix", qmp)
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	control := &monitor{t: t, in: conn, out: bufio.NewScanner(conn)}
+	require.True(t, control.out.Scan(), "the greeting")
+	control.good("qmp_capabilities", nil)
+	return &kernelGuest{Machine: m}, control
 }

@@ -13,8 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const kernelInitiator = "iqn.2026-01.test:kernel"
-
 // The credentials in examples/iscsiadm.md.
 var kernelCHAP = map[string]string{
 	"CHAP_USERNAME": "vm", "CHAP_PASSWORD": "a-secret-of-the-vm",

@@ -13,49 +13,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/integration/guest"
 	"kubevirt.io/disk/integration/objects"
 	"kubevirt.io/disk/integration/peers"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
-
-// kubernetesExamples are the objects in the examples for Kubernetes, by their names.
-type kubernetesExamples struct {
-	pods    map[string]*objects.PodTemplate // also those that other objects make
-	secrets map[string]map[string]string
-	volumes map[string]*guest.ISCSI
-}
-
-func readKubernetesExamples(t *testing.T) kubernetesExamples {
-	t.Helper()
-	all := kubernetesExamples{pods: map[string]*objects.PodTemplate{},
-		secrets: map[string]map[string]string{}, volumes: map[string]*guest.ISCSI{}}
-	read, err := objects.Read("../examples/kubernetes/*.yaml")
-	require.NoError(t, err)
-	for _, o := range read {
-		name := o.Metadata.Name
-		if pod := o.PodOf(); pod != nil {
-			all.pods[name] = pod
-		}
-		switch o.Kind {
-		case "Secret":
-			all.secrets[name] = o.StringData
-		case "PersistentVolume":
-			all.volumes[name] = o.Spec.ISCSI
-		}
-	}
-	require.Len(t, all.pods, 4)
-	return all
-}
-
-// diskContainer returns the container that serves the disk.
-func diskContainer(t *testing.T, pod *objects.PodTemplate) *objects.Container {
-	t.Helper()
-	c := pod.Spec.Container("disk")
-	require.NotNil(t, c, "no container is named disk")
-	return c
-}
 
 // runPod starts the disk's container as the pod says: arguments, environment, secrets, volumes and
 // security context. It returns the container, and the directories of its volumes on this machine.

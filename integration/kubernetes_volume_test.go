@@ -12,10 +12,6 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// handlerMade has what handlers make of VMs and claims. The tests of the module kubernetes make it,
-// and notice if it is not what they would make now.
-const handlerMade = "../kubernetes/integration/examples/testdata/"
-
 // exampleVolume is where the volume of examples/kubernetes/volume.yaml is, and the secret that it
 // refers to.
 func exampleVolume(t *testing.T) (*guest.ISCSI, map[string]string) {

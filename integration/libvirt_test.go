@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -104,13 +102,6 @@ func TestLibvirtSchema(t *testing.T) {
 		[]byte(strings.Replace(document, `bus="sata"`, `bus="none"`, 1)), 0o644))
 	require.NotZero(t, client(t, nil, "virt-xml-validate", bad, "domain").status,
 		"the schema must refuse a wrong disk")
-}
-
-func validate(t *testing.T, document, schema string) {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), schema+".xml")
-	require.NoError(t, os.WriteFile(path, []byte(document), 0o644))
-	require.Contains(t, ok(t, "virt-xml-validate", path, schema), "validates", document)
 }
 
 // A credential in KubeVirt's form: each part is 32 random bytes in base64url.
@@ -309,62 +300,12 @@ func (l *libvirtd) listen(name string) net.Listener {
 	return listener
 }
 
-// consoleLines are the lines that a guest prints.
-type consoleLines struct {
-	conn  net.Conn
-	lines chan string
-	seen  []string
-}
-
 // readConsole collects the lines of the first connection.
 func readConsole(t *testing.T, listener net.Listener) *consoleLines {
 	t.Helper()
 	conn, err := listener.Accept()
 	require.NoError(t, err)
 	return newConsole(t, conn)
-}
-
-// newConsole collects the lines of a connection to a console.
-func newConsole(t *testing.T, conn net.Conn) *consoleLines {
-	t.Helper()
-	t.Cleanup(func() { conn.Close() })
-	c := &consoleLines{conn: conn, lines: make(chan string, 1024)}
-	go func() {
-		defer close(c.lines)
-		for scanner := bufio.NewScanner(conn); scanner.Scan(); {
-			c.lines <- strings.TrimRight(scanner.Text(), "\r")
-		}
-	}()
-	return c
-}
-
-// answer types a line.
-func (c *consoleLines) answer(t *testing.T) {
-	t.Helper()
-	_, err := c.conn.Write([]byte("go on\n"))
-	require.NoError(t, err)
-}
-
-// until waits for a line that begins with prefix and returns the rest of it.
-func (c *consoleLines) until(t *testing.T, prefix string) string {
-	t.Helper()
-	timeout := time.After(guestCommand)
-	for {
-		select {
-		case line, more := <-c.lines:
-			if !more {
-				require.Fail(t, "the guest has ended", "it never printed %q, but:\n%s", prefix,
-					strings.Join(c.seen, "\n"))
-			}
-			c.seen = append(c.seen, line)
-			if rest, ok := strings.CutPrefix(line, prefix); ok {
-				return rest
-			}
-		case <-timeout:
-			require.Fail(t, "the guest hangs", "it has not printed %q, but:\n%s", prefix,
-				strings.Join(c.seen, "\n"))
-		}
-	}
 }
 
 // serialAndWWN returns a LUN's serial number and NAA identifier from a status page, in the form
@@ -380,34 +321,6 @@ func serialAndWWN(t *testing.T, page string, lun uint16) string {
 	}
 	require.Fail(t, "no such LUN", page)
 	return ""
-}
-
-// sample adds up a metric for a LUN and an operation, over all initiators.
-func (d *daemon) sample(metric string, lun int, operation string) (sum float64) {
-	d.t.Helper()
-	for line := range strings.Lines(d.get("/metrics")) {
-		if strings.HasPrefix(line, metric+"{") &&
-			strings.Contains(line, fmt.Sprintf(`lun="%d",operation="%s"`, lun, operation)) {
-			_, value, _ := strings.Cut(line, "} ")
-			var n float64
-			_, err := fmt.Sscan(value, &n)
-			require.NoError(d.t, err, line)
-			sum += n
-		}
-	}
-	return sum
-}
-
-func readFile(t *testing.T, path string) string {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	require.NoError(t, err)
-	return string(content)
-}
-
-func sha256Text(b []byte) string {
-	hash := sha256.Sum256(b)
-	return hex.EncodeToString(hash[:])
 }
 
 // nextData returns the offset of a file's first data at or after an offset.

@@ -23,10 +23,6 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// machineTime limits everything that a machine does. It is several times what it needs on a busy
-// host.
-const machineTime = 5 * time.Minute
-
 // bootFiles makes the kernel and the initramfs that boot container images, once per run.
 var bootFiles = sync.OnceValues(func() (dir string, err error) { return makeBootFiles("amd64") })
 

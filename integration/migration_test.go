@@ -61,21 +61,6 @@ func writerDisk(t *testing.T) string {
 	return path
 }
 
-// blocksSaid returns the numbers of the blocks that the guest has printed after a word, "wrote" or
-// "refused".
-func blocksSaid(console, word string) (list []int) {
-	for line := range strings.Lines(console) {
-		var n int
-		// An incomplete line may have only a part of the number.
-		if strings.HasSuffix(line, "\n") && strings.HasPrefix(line, word+" ") {
-			if _, err := fmt.Sscanf(line, word+" %d", &n); err == nil {
-				list = append(list, n)
-			}
-		}
-	}
-	return list
-}
-
 // requireBlocks checks that the image has the first n blocks as the guest wrote them.
 func requireBlocks(t *testing.T, image string, n int) {
 	t.Helper()

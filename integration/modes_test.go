@@ -1,17 +1,13 @@
 package integration
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/internal/testtool"
-	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -221,58 +217,6 @@ func fill(t *testing.T, path string) {
 		_, err = f.Write(chunk)
 	}
 	require.ErrorContains(t, err, "no space")
-}
-
-// mountTmpfs mounts a small file system.
-func mountTmpfs(t *testing.T, dir, size string) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		if os.Getenv(requireToolsEnv) == "1" {
-			t.Fatal("needs root, to mount a small file system")
-		}
-		t.Skip("needs root, to mount a small file system")
-	}
-	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size))
-	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-}
-
-// complete reports whether a LUN no longer needs its image, according to the status page.
-func (d *daemon) complete(lun uint16) bool {
-	d.t.Helper()
-	var page status.Status
-	require.NoError(d.t, json.Unmarshal([]byte(d.get("/status")), &page))
-	for _, l := range page.LUNs {
-		if l.LUN == lun && l.Copy != nil {
-			return l.Copy.Complete
-		}
-	}
-	return false
-}
-
-// until waits for a condition while the daemon runs.
-func (d *daemon) until(what string, condition func() bool) {
-	d.t.Helper()
-	testtool.Within(d.t, clientTimeout, func() bool {
-		running := d.Running() // asked first: what it has done last counts
-		if condition() {
-			return true
-		}
-		require.True(d.t, running, "ended before: %s\n%s", what, d.Output())
-		return false
-	}, "%s\n%s", what, func() any { return d.Output() })
-}
-
-// untilSaid waits until the daemon has logged a text.
-func (d *daemon) untilSaid(text string) {
-	d.t.Helper()
-	d.until(text, func() bool { return strings.Contains(d.Output(), text) })
-}
-
-func fileStat(t *testing.T, path string) *unix.Stat_t {
-	t.Helper()
-	var st unix.Stat_t
-	require.NoError(t, unix.Stat(path, &st))
-	return &st
 }
 
 // size is a file's length; allocated is the space that it takes on its file system. Both in bytes.

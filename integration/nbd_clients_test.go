@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -29,7 +28,7 @@ func randomFile(t *testing.T, path string, size int) string {
 }
 
 // nbdBytes is how much clients of NBD have written, of the sessions that there are now.
-func (d *daemon) nbdBytes() (sum uint64) {
+func nbdBytes(d *daemon) (sum uint64) {
 	for _, s := range d.status().Sessions {
 		if s.Protocol == "nbd" {
 			sum += s.BytesWritten
@@ -84,7 +83,7 @@ func TestNBDThroughNbdkit(t *testing.T) {
 		copied <- client(t, nil, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", source,
 			"nbd+unix:///?socket="+between)
 	}()
-	d.until("a part is written", func() bool { return d.nbdBytes() >= 4<<20 })
+	d.until("a part is written", func() bool { return nbdBytes(d) >= 4<<20 })
 	d.kill()
 	d = start(t, conf)
 	r := <-copied
@@ -186,17 +185,4 @@ func TestNBDBoots(t *testing.T) {
 	require.Equal(t, 1, result.status, "the machine has written to the mirror only: %s", result)
 	require.Contains(t, result.output, fmt.Sprintf("mismatch at offset %d", 768<<16))
 	d.stop()
-}
-
-// until waits until a job has that status, and dismisses it if it has ended.
-func (m *monitor) until(job, status string) {
-	m.t.Helper()
-	testtool.Within(m.t, guestCommand, func() bool {
-		jobs := m.good("query-jobs", nil)
-		require.NotContains(m.t, jobs, `"error"`)
-		if status == `"concluded"` && !strings.Contains(jobs, `"`+job+`"`) {
-			return true // QEMU has dismissed it itself
-		}
-		return strings.Contains(jobs, status)
-	}, "the job is %s", status)
 }

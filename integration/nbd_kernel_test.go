@@ -98,7 +98,7 @@ nbd-client -d /dev/nbd2`)
 
 	out := g.refused(t, "nbd-client -N nothing $server /dev/nbd3")
 	require.Contains(t, out, `there is no disk "nothing"`)
-	g.kernelClientOverTLS(t)
+	kernelClientOverTLS(t, g)
 	require.Empty(t, strings.TrimSpace(g.ok(t,
 		"dmesg --level=emerg,alert,crit,err --notime | grep -i ext4 || true")))
 	d.stop()

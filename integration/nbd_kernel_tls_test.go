@@ -10,7 +10,7 @@ import (
 
 // kernelClientOverTLS has the kernel's client use a disk whose server wants certificates. Debian's
 // nbd-client speaks TLS 1.2, and nothing newer.
-func (g *kernelGuest) kernelClientOverTLS(t *testing.T) {
+func kernelClientOverTLS(t *testing.T, g *kernelGuest) {
 	dir, port := t.TempDir(), freePort(t)
 	ca, key := filepath.Join(dir, "server.crt"), filepath.Join(dir, "server.key")
 	makeCertificate(t, ca, key)

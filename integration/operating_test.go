@@ -87,23 +87,6 @@ func writeOverARestart(t *testing.T, c config, stop func(*daemon)) (rest int) {
 	return rest
 }
 
-// operations returns how many commands of a kind the daemon has counted, over all LUNs and
-// initiators.
-func (d *daemon) operations(kind string) (sum int) {
-	d.t.Helper()
-	for line := range strings.Lines(d.get("/metrics")) {
-		var n float64
-		if strings.HasPrefix(line, "kubevirt_disk_operations_total{") &&
-			strings.Contains(line, `operation="`+kind+`"`) {
-			_, value, _ := strings.Cut(line, "} ")
-			_, err := fmt.Sscan(value, &n)
-			require.NoError(d.t, err, line)
-			sum += int(n)
-		}
-	}
-	return sum
-}
-
 // TestSeveralClients: three of libiscsi's load generators read different LUNs at once, over both
 // address families.
 func TestSeveralClients(t *testing.T) {

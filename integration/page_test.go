@@ -39,7 +39,7 @@ type viewer struct {
 	ctx context.Context
 }
 
-func (d *daemon) view(ctx context.Context, b *browser.Browser, path string,
+func view(ctx context.Context, d *daemon, b *browser.Browser, path string,
 	opt browser.Options) *viewer {
 	d.t.Helper()
 	page, err := b.Open(ctx, "http://"+d.Metrics+path, opt)
@@ -90,16 +90,16 @@ func servePageDisks(t *testing.T) *daemon {
 }
 
 // guestIO runs commands of qemu-io at a LUN.
-func (d *daemon) guestIO(lun int, commands ...string) {
+func guestIO(d *daemon, lun int, commands ...string) {
 	d.t.Helper()
 	args := []string{"--object", "secret,id=s,data=page-secret-page"}
 	for _, c := range commands {
 		args = append(args, "-c", c)
 	}
-	ok(d.t, "qemu-io", append(args, "--image-opts", d.imageOptions(lun))...)
+	ok(d.t, "qemu-io", append(args, "--image-opts", imageOptions(d, lun))...)
 }
 
-func (d *daemon) imageOptions(lun int) string {
+func imageOptions(d *daemon, lun int) string {
 	return fmt.Sprintf("driver=raw,file.driver=iscsi,file.transport=tcp,file.portal=%s,"+
 		"file.target=iqn.2017-01.io.kubevirt:wrapper,file.lun=%d,file.user=page-user,"+
 		"file.password-secret=s,file.initiator-name=iqn.2026-01.test:page", d.Portals[0], lun)
@@ -111,7 +111,7 @@ func TestPageInABrowser(t *testing.T) {
 	t.Parallel()
 	b, ctx := startBrowser(t)
 	d := servePageDisks(t)
-	v := d.view(ctx, b, "/", browser.Options{Width: 1280, Height: 900})
+	v := view(ctx, d, b, "/", browser.Options{Width: 1280, Height: 900})
 	v.until("document.getElementById('link')?.textContent == 'live'")
 	require.Equal(t, "2", v.text("document.querySelectorAll('.luns tbody').length"))
 	require.Equal(t, "a.qcow2", v.text("document.querySelector('.disk a').textContent"))
@@ -121,7 +121,7 @@ func TestPageInABrowser(t *testing.T) {
 	require.NoError(t, v.Eval(ctx, "window.stays = true", new(bool)))
 
 	// The large map has 4096 cells of 16 KiB: 32 MiB is at the beginning of row 16.
-	d.guestIO(1, "write -q -P 7 32M 1M", "read -q -P 5 1M 1M", "read -q -P 7 32M 1M")
+	guestIO(d, 1, "write -q -P 7 32M 1M", "read -q -P 5 1M 1M", "read -q -P 7 32M 1M")
 	v.until("document.getElementById('gw').getAttribute('d') == 'M0 16.5h64'")
 	v.until("document.getElementById('written').textContent == '1 MiB'")
 	v.until("document.getElementById('opsup1').getAttribute('d') != ''")
@@ -130,7 +130,7 @@ func TestPageInABrowser(t *testing.T) {
 	v.until("document.getElementById('mw1').getAttribute('d') != ''")
 
 	stay := exec.Command("qemu-io", "--object", "secret,id=s,data=page-secret-page",
-		"--image-opts", d.imageOptions(2))
+		"--image-opts", imageOptions(d, 2))
 	stay.Env = clientEnv()
 	in, err := stay.StdinPipe()
 	require.NoError(t, err)
@@ -182,10 +182,10 @@ func TestPageFitsAPhone(t *testing.T) {
 	t.Parallel()
 	b, ctx := startBrowser(t)
 	d := servePageDisks(t)
-	d.guestIO(1, "write -q -P 7 32M 1M")
+	guestIO(d, 1, "write -q -P 7 32M 1M")
 	background := map[string]bool{}
 	for _, dark := range []bool{false, true} {
-		v := d.view(ctx, b, "/", browser.Options{Width: 360, Height: 740, Dark: dark})
+		v := view(ctx, d, b, "/", browser.Options{Width: 360, Height: 740, Dark: dark})
 		v.until("document.getElementById('link')?.textContent == 'live'")
 		v.until("document.getElementById('opsdown1').getAttribute('d') != ''")
 		require.Equal(t, "360", v.text("document.documentElement.scrollWidth"))
@@ -201,7 +201,7 @@ func TestPageWithoutScripts(t *testing.T) {
 	t.Parallel()
 	b, ctx := startBrowser(t)
 	d := servePageDisks(t)
-	v := d.view(ctx, b, "/?lun=2", browser.Options{Width: 1280, Height: 900, NoScripts: true})
+	v := view(ctx, d, b, "/?lun=2", browser.Options{Width: 1280, Height: 900, NoScripts: true})
 	v.until("document.querySelectorAll('.luns tbody').length == 2")
 	require.Contains(t, v.text("document.querySelector('.luns').innerText"), "b.raw")
 	require.Equal(t, "none", v.text("getComputedStyle(document.querySelector('.copy')).display"))

@@ -76,7 +76,7 @@ func TestRegistryOnto(t *testing.T) {
 	mustDisk(t, nil, "push", "--base=none", insecure, filepath.Join(out, "new.raw"),
 		w.proxy+"/vm/flat:43")
 
-	differ := w.layerSize(t, "vm2/fedora", digest)
+	differ := layerSize(t, w, "vm2/fedora", digest)
 	w.sent.Store(0)
 	next := config{diskDir: t.TempDir(), args: []string{"--image=" + ref, insecure,
 		"--copy-mode=copy-on-write", "--cache-dir=" + cache}}
@@ -89,14 +89,14 @@ func TestRegistryOnto(t *testing.T) {
 }
 
 // layerSize is the size of the top layer of an image. Bytes.
-func (w *watchedRegistry) layerSize(t *testing.T, repository, digest string) int64 {
+func layerSize(t *testing.T, w *watchedRegistry, repository, digest string) int64 {
 	t.Helper()
-	all := w.layers(t, repository, digest)
+	all := layerSizes(t, w, repository, digest)
 	return all[len(all)-1]
 }
 
-// layers are the sizes of the layers of an image, which is named by a digest or a tag. Bytes.
-func (w *watchedRegistry) layers(t *testing.T, repository, digest string) (sizes []int64) {
+// layerSizes are the sizes of the layers of an image, which is named by a digest or a tag. Bytes.
+func layerSizes(t *testing.T, w *watchedRegistry, repository, digest string) (sizes []int64) {
 	t.Helper()
 	for {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,

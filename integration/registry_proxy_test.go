@@ -21,9 +21,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// nameBehindProxy is a name that only the proxy of a test knows.
-const nameBehindProxy = "registry.test"
-
 const (
 	proxyUser     = "someone"
 	proxyPassword = "pr0xy-pa55word"

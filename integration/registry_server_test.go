@@ -8,13 +8,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -22,9 +20,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"kubevirt.io/disk/integration/peers"
-	"kubevirt.io/disk/internal/testtool"
 )
 
 const (
@@ -33,62 +28,6 @@ const (
 	// registryHash is the password's bcrypt hash, as docker-registry needs it.
 	registryHash = "$2y$05$abcdefghijklmnopqrstuur.ZxEKly2fYX6K.hrvYXsoEaKgtr95a"
 )
-
-// registryServer is Debian's docker-registry.
-type registryServer struct {
-	address string
-	dir     string
-	ca      string // file; "": no TLS
-	config  string
-	cmd     *exec.Cmd
-}
-
-// startRegistry starts a registry with more settings, in YAML.
-func startRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
-	t.Helper()
-	port, err := peers.FreePort()
-	require.NoError(t, err)
-	s := &registryServer{address: fmt.Sprintf("127.0.0.1:%d", port), dir: t.TempDir()}
-	tls := ""
-	if withTLS {
-		s.ca = filepath.Join(s.dir, "ca.pem")
-		key := filepath.Join(s.dir, "key.pem")
-		makeCertificate(t, s.ca, key)
-		tls = fmt.Sprintf(", tls: {certificate: %q, key: %q}", s.ca, key)
-	}
-	config := filepath.Join(s.dir, "config.yml")
-	require.NoError(
-		t,
-		os.WriteFile(config, []byte(fmt.Sprintf("version: 0.1\nlog: {level: error}\n"+
-			"storage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q%s}\n%s",
-			filepath.Join(s.dir, "data"), s.address, tls, auth)), 0o644),
-	)
-	s.config = config
-	s.run(t)
-	t.Cleanup(s.kill)
-	return s
-}
-
-// run starts it, or starts it again after kill with the data that it has stored.
-func (s *registryServer) run(t *testing.T) {
-	t.Helper()
-	s.cmd = exec.Command("docker-registry", "serve", s.config)
-	s.cmd.Env = clientEnv()
-	require.NoError(t, s.cmd.Start())
-	testtool.Within(t, clientTimeout, func() bool {
-		c, err := net.Dial("tcp", s.address)
-		if err != nil {
-			return false
-		}
-		return c.Close() == nil
-	}, "the registry listens")
-}
-
-// kill ends it, if it runs.
-func (s *registryServer) kill() {
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
-}
 
 // basicAuth returns the settings of a registry with a password.
 func basicAuth(t *testing.T) string {

@@ -16,22 +16,6 @@ import (
 	"kubevirt.io/disk/integration/objects"
 )
 
-// kubevirtDisk runs the command without the credentials in a person's home.
-func kubevirtDisk(t *testing.T, env []string, args ...string) result {
-	t.Helper()
-	path, err := binary()
-	require.NoError(t, err)
-	return client(t, append(env, "HOME="+t.TempDir()), path, args...)
-}
-
-// mustDisk is kubevirtDisk for commands that must succeed.
-func mustDisk(t *testing.T, env []string, args ...string) result {
-	t.Helper()
-	r := kubevirtDisk(t, env, args...)
-	require.Zero(t, r.status, "%v: %s", args, r)
-	return r
-}
-
 // pushedDigest is the last line of push.
 var pushedDigest = regexp.MustCompile(`(?m)^sha256:[0-9a-f]{64}$`)
 

@@ -5,17 +5,11 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -24,106 +18,6 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
-
-// watchedRegistry is a docker-registry behind a proxy that records requests.
-type watchedRegistry struct {
-	*registryServer
-	proxy string // address
-
-	mu   sync.Mutex
-	said map[string]int // requests of blobs, with their ranges; guarded by mu
-	sent atomic.Int64   // bytes of blobs
-
-	received atomic.Int64 // bytes of all requests
-
-	hold sync.RWMutex // while it is held for writing, nobody gets a blob
-}
-
-func newWatchedRegistry(t *testing.T) *watchedRegistry {
-	w := &watchedRegistry{registryServer: startRegistry(t, false, ""), said: map[string]int{}}
-	forward := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: w.address})
-	forward.ErrorHandler = func(http.ResponseWriter, *http.Request,
-		error) {
-		panic(http.ErrAbortHandler)
-	}
-	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
-			w.mu.Lock()
-			w.said[r.URL.Path+" "+r.Header.Get("Range")]++
-			w.mu.Unlock()
-			w.hold.RLock()
-			defer w.hold.RUnlock()
-			rw = &countedResponse{rw, &w.sent}
-		}
-		r.Body = &countedRequest{r.Body, &w.received}
-		forward.ServeHTTP(rw, r)
-	}))
-	t.Cleanup(server.Close)
-	w.proxy = strings.TrimPrefix(server.URL, "http://")
-	return w
-}
-
-// countedRequest counts the bytes of a request.
-type countedRequest struct {
-	io.ReadCloser
-	received *atomic.Int64
-}
-
-func (c *countedRequest) Read(p []byte) (int, error) {
-	n, err := c.ReadCloser.Read(p)
-	c.received.Add(int64(n))
-	return n, err
-}
-
-// countedResponse counts the bytes of an answer.
-type countedResponse struct {
-	http.ResponseWriter
-	sent *atomic.Int64
-}
-
-func (c *countedResponse) Write(p []byte) (int, error) {
-	n, err := c.ResponseWriter.Write(p)
-	c.sent.Add(int64(n))
-	return n, err
-}
-
-// Unwrap gives the proxy the other methods of the writer.
-func (c *countedResponse) Unwrap() http.ResponseWriter { return c.ResponseWriter }
-
-// asked returns how many requests for blobs there were, and the ones that were made more than once.
-func (w *watchedRegistry) asked() (n int, twice []string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for what, times := range w.said {
-		n += times
-		if times > 1 {
-			twice = append(twice, what)
-		}
-	}
-	return n, twice
-}
-
-func (w *watchedRegistry) forget() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	clear(w.said)
-}
-
-// newFullDisk is newDisk with content everywhere, so that opening it does not fetch most of it.
-func newFullDisk(t *testing.T) (raw, qcow2 string) {
-	t.Helper()
-	dir := t.TempDir()
-	raw, qcow2 = filepath.Join(dir, "fedora.raw"), filepath.Join(dir, "fedora.qcow2")
-	content := make([]byte, 24<<20)
-	random := rand.NewChaCha8([32]byte{1})
-	_, _ = random.Read(content)
-	for i := range content { // only half of it, so that clusters can be compressed
-		content[i] &= 0x0f
-	}
-	require.NoError(t, os.WriteFile(raw, content, 0o644))
-	makeQcow2(t, raw, qcow2, "", true)
-	return raw, qcow2
-}
 
 // streaming is the configuration for an image in a registry, beside the images of a directory.
 func streaming(dir, address, mode string, args ...string) config {
@@ -135,12 +29,6 @@ func sameDisk(t *testing.T, d *daemon, lun int, raw string) {
 	t.Helper()
 	r := client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(lun), raw)
 	require.Zero(t, r.status, "%s", r)
-}
-
-func push(t *testing.T, address string, files ...string) {
-	t.Helper()
-	args := append([]string{"push", "--base=none", "--insecure-registry=" + address}, files...)
-	mustDisk(t, nil, append(args, address+"/vm/fedora:42")...)
 }
 
 // TestStream serves an image that was never pulled, as LUN 2 beside one of the directory. It kills
@@ -329,20 +217,6 @@ func TestStreamWrongBytes(t *testing.T) {
 	page := d.get("/metrics")
 	require.Regexp(t, `(?m)^kubevirt_disk_registry_wrong_chunks_total [1-9]`, page)
 	require.Regexp(t, `(?m)^kubevirt_disk_registry_fetched_bytes_total [1-9]`, page)
-}
-
-// bytes returns how many bytes were requested, by the ranges.
-func (w *watchedRegistry) bytes() (n int64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for what, times := range w.said {
-		var first, last int64
-		if _, r, _ := strings.Cut(what, " bytes="); r != "" {
-			_, _ = fmt.Sscanf(r, "%d-%d", &first, &last)
-			n += int64(times) * (last - first + 1)
-		}
-	}
-	return n
 }
 
 // TestStreamWithoutIndex serves an image of buildah, which is verified first. After it was removed

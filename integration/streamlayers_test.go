@@ -1,14 +1,8 @@
 package integration
 
 import (
-	"archive/tar"
-	"bytes"
-	"crypto/sha256"
 	"errors"
-	"fmt"
 	"io/fs"
-	"math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
@@ -32,62 +26,6 @@ func pushBuilt(t *testing.T, address, file string, args ...string) {
 	name := address + "/vm/fedora:42"
 	e.ok(t, "buildah", "build", "--quiet", "--file", dockerfile, "--tag", name, work)
 	e.ok(t, "buildah", append(append([]string{"push", "--tls-verify=false"}, args...), name)...)
-}
-
-// newLargeDisk makes a raw disk that is so large that it is not fetched just to look into it.
-func newLargeDisk(t *testing.T) string {
-	t.Helper()
-	raw := filepath.Join(t.TempDir(), "large.raw")
-	content := make([]byte, 40<<20)
-	random := rand.NewChaCha8([32]byte{2})
-	_, _ = random.Read(content)
-	require.NoError(t, os.WriteFile(raw, content, 0o644))
-	return raw
-}
-
-// pushPlain pushes an image with an uncompressed layer without an index.
-func pushPlain(t *testing.T, address, file string) {
-	t.Helper()
-	content, err := os.ReadFile(file)
-	require.NoError(t, err)
-	var layer bytes.Buffer
-	w := tar.NewWriter(&layer)
-	require.NoError(t, w.WriteHeader(&tar.Header{Name: "disk/" + filepath.Base(file), Mode: 0o444,
-		Size: int64(len(content)), Typeflag: tar.TypeReg}))
-	_, err = w.Write(content)
-	require.NoError(t, err)
-	require.NoError(t, w.Close())
-	describe := func(content []byte, kind string) string {
-		send(t, address, content)
-		return fmt.Sprintf(`{"mediaType":"application/vnd.oci.image.%s","size":%d,`+
-			`"digest":"sha256:%x"}`, kind, len(content), sha256.Sum256(content))
-	}
-	put(t, "http://"+address+"/v2/vm/fedora/manifests/42",
-		"application/vnd.oci.image.manifest.v1+json", []byte(`{"schemaVersion":2,`+
-			`"mediaType":"application/vnd.oci.image.manifest.v1+json","config":`+
-			describe([]byte("{}"), "config.v1+json")+`,"layers":[`+
-			describe(layer.Bytes(), "layer.v1.tar")+`]}`))
-}
-
-// send uploads a blob in one request.
-func send(t *testing.T, address string, content []byte) {
-	t.Helper()
-	res, err := http.Post("http://"+address+"/v2/vm/fedora/blobs/uploads/", "", nil)
-	require.NoError(t, err)
-	require.NoError(t, res.Body.Close())
-	put(t, fmt.Sprintf("%s&digest=sha256:%x", res.Header.Get("Location"), sha256.Sum256(content)),
-		"application/octet-stream", content)
-}
-
-func put(t *testing.T, address, kind string, content []byte) {
-	t.Helper()
-	req, err := http.NewRequest(http.MethodPut, address, bytes.NewReader(content))
-	require.NoError(t, err)
-	req.Header.Set("Content-Type", kind)
-	res, err := http.DefaultClient.Do(req)
-	require.NoError(t, err)
-	require.NoError(t, res.Body.Close())
-	require.Equal(t, http.StatusCreated, res.StatusCode)
 }
 
 // TestStreamWhenComplete serves an uncompressed layer before it is verified, and verifies it

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"bytes"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -20,20 +19,6 @@ import (
 
 	"kubevirt.io/disk/volume/api"
 )
-
-// makeUpload writes a raw disk with a boot sector, data and zeros. The data differs in each test.
-func makeUpload(t *testing.T, size int) (path string, content []byte) {
-	t.Helper()
-	content = make([]byte, size)
-	for off := 0; off < size; off += 4 << 20 {
-		_, err := rand.Read(content[off:min(off+1<<20, size)])
-		require.NoError(t, err)
-	}
-	copy(content[510:], "\x55\xaa")
-	path = filepath.Join(t.TempDir(), "disk.raw")
-	require.NoError(t, os.WriteFile(path, content, 0o644))
-	return path, content
-}
 
 // upload sends a file as people do, and returns the status and the text of the answer.
 func (v *volumeDaemon) upload(path, name string, args ...string) (status int, text string) {

@@ -1,64 +1,20 @@
 package integration
 
 import (
-	"bufio"
-	"context"
-	"errors"
-	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/integration/guest"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
-
-// bootDisk makes a disk of 64 MiB from which a PC boots by itself.
-func bootDisk(t *testing.T) (raw string) {
-	t.Helper()
-	requireTools(t, "apt-get", "dpkg-deb", "mke2fs")
-	raw = filepath.Join(t.TempDir(), "guest.raw")
-	err := guest.BootDisk(raw, 64<<20, guest.Options{Modules: []string{"virtio_blk"},
-		CacheDir: filepath.Join("..", "cache", "guest")})
-	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
-		t.Skip(err.Error())
-	}
-	require.NoError(t, err)
-	return raw
-}
 
 // bootVolume boots a machine from a volume, and returns the machine and QEMU's monitor.
 func bootVolume(t *testing.T, a api.Volume) (*kernelGuest, *monitor) {
 	t.Helper()
 	return bootFrom(t, "-drive", "if=none,id=disk,format=raw,file="+volumeURL(a))
-}
-
-// bootFrom boots a machine from a disk called "disk", which the arguments make, and returns the
-// machine and QEMU's monitor.
-func bootFrom(t *testing.T, disk ...string) (*kernelGuest, *monitor) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), guestBoot)
-	defer cancel()
-	dir := t.TempDir()
-	qmp := filepath.Join(dir, "qmp")
-	m, err := guest.Start(ctx, guest.MachineOptions{Dir: dir, FromDisk: true,
-		Args: append(disk, "-device", "virtio-blk-pci,drive=disk,bootindex=1",
-			"-qmp", "unix:"+qmp+",server=on,wait=off")})
-	require.NoError(t, err)
-	t.Cleanup(m.Close)
-	conn, err := net.Dial("unix", qmp)
-	require.NoError(t, err)
-	t.Cleanup(func() { conn.Close() })
-	control := &monitor{t: t, in: conn, out: bufio.NewScanner(conn)}
-	require.True(t, control.out.Scan(), "the greeting")
-	control.good("qmp_capabilities", nil)
-	return &kernelGuest{Machine: m}, control
 }
 
 // TestVolumeBoots: a machine boots from a volume that PUT has made and curl has filled. The volume

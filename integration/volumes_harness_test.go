@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -149,12 +148,6 @@ func files(t *testing.T, dir string) (names []string) {
 		return err
 	}))
 	return names
-}
-
-// pattern fills a file.
-func pattern(t *testing.T, path string, size int, fill byte) {
-	t.Helper()
-	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{fill}, size), 0o644))
 }
 
 // portalAddress is the first portal of a daemon.

@@ -3,25 +3,24 @@ package integration
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool/certtest"
 )
 
 // clientTimeout limits every client. A client that hangs fails its own test instead of the whole
@@ -98,205 +97,11 @@ func haveTool(tool string) bool {
 	return err == nil
 }
 
-// binary builds kubevirt-disk once per run and returns its path. If the tests run with the race
-// detector, so does the binary.
-var binary = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "kubevirt-disk-integration-")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "kubevirt-disk")
-	args := []string{"build", "-o", path}
-	if raceEnabled {
-		args = append(args, "-race")
-	}
-	cmd := exec.Command("go", append(args, "./cmd/kubevirt-disk")...)
-	cmd.Dir = ".."
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%s: %w\n%s", cmd, err, out)
-	}
-	return path, nil
-})
-
-// leftovers are directories that tests share. They are removed when all tests have ended.
-var leftovers struct {
-	sync.Mutex
-	dirs []string
-}
-
-// dirOfRun makes a directory that several tests use.
-func dirOfRun(name string) (string, error) {
-	dir, err := os.MkdirTemp("", "kubevirt-disk-"+name+"-")
-	if err == nil {
-		leftovers.Lock()
-		leftovers.dirs = append(leftovers.dirs, dir)
-		leftovers.Unlock()
-	}
-	return dir, err
-}
-
-func TestMain(m *testing.M) {
-	status := m.Run()
-	for _, dir := range leftovers.dirs {
-		os.RemoveAll(dir)
-	}
-	if path, err := binary(); err == nil {
-		os.RemoveAll(filepath.Dir(path))
-	}
-	if err := removeImages(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		status = 1
-	}
-	os.Exit(status)
-}
-
-// config describes a daemon to start.
-type config struct {
-	binary   string // default: kubevirt-disk for this machine
-	diskDir  string
-	stateDir string // default: a new one
-	env      map[string]string
-	args     []string
-}
-
-// newVolume makes the directory of a volume, which must exist before the daemon starts.
-func newVolume(t *testing.T, dir string) string {
-	t.Helper()
-	volume := filepath.Join(dir, "volume")
-	require.NoError(t, os.Mkdir(volume, 0o755))
-	return volume
-}
-
-// daemon is a running kubevirt-disk. At the end of its test it is stopped with SIGTERM, unless the
-// test has stopped it already.
-type daemon struct {
-	*peers.Daemon
-	t       *testing.T
-	stopped bool
-}
-
-// start starts the daemon and waits until it is ready.
-func start(t *testing.T, c config) *daemon {
-	t.Helper()
-	d, err := tryStart(t, c)
-	require.NoError(t, err)
-	return d
-}
-
-// tryStart is start for a daemon that may refuse. The error is a *peers.ExitError then.
-func tryStart(t *testing.T, c config) (*daemon, error) {
-	t.Helper()
-	if c.binary == "" {
-		path, err := binary()
-		require.NoError(t, err)
-		c.binary = path
-	}
-	if c.stateDir == "" {
-		c.stateDir = t.TempDir()
-	}
-	started, err := peers.StartDaemon(peers.DaemonOptions{Binary: c.binary, DiskDir: c.diskDir,
-		StateDir: c.stateDir, Env: c.env, Args: c.args})
-	if err != nil {
-		return nil, err
-	}
-	d := &daemon{Daemon: started, t: t}
-	t.Cleanup(func() {
-		if !d.stopped {
-			d.stop()
-		}
-		if t.Failed() {
-			t.Logf("kubevirt-disk printed last:\n%s", lastLines(d.Output(), 60))
-		}
-	})
-	return d, nil
-}
-
 // lastLines keeps a failure readable if the daemon has logged thousands of logins.
 func lastLines(text string, n int) string {
 	lines := strings.SplitAfter(text, "\n")
 	return strings.Join(lines[max(0, len(lines)-n-1):], "")
 }
-
-// refused starts a daemon that must end at once. It returns its exit status and what it printed.
-func refused(t *testing.T, c config) (int, string) {
-	t.Helper()
-	_, err := tryStart(t, c)
-	var exit *peers.ExitError
-	require.ErrorAs(t, err, &exit, "it should have refused to start")
-	return exit.Status, exit.Output
-}
-
-// stop ends the daemon with SIGTERM and checks the end of every run: it drained and exited with 0,
-// the ready file is gone, and there was no panic.
-func (d *daemon) stop() {
-	d.t.Helper()
-	d.stopped = true
-	if d.Running() && d.Metrics != "" {
-		d.checkPanicCounter()
-	}
-	if err := d.Signal(syscall.SIGTERM); err != nil {
-		d.t.Error(err)
-	}
-	status, err := d.Wait(clientTimeout)
-	if err != nil {
-		d.t.Error(err)
-		d.Kill()
-	} else if status != 0 {
-		d.t.Errorf("exit status %d after SIGTERM", status)
-	}
-	if _, err := os.Stat(d.ReadyFile); !errors.Is(err, os.ErrNotExist) {
-		d.t.Errorf("the ready file %s outlived the daemon", d.ReadyFile)
-	}
-	for _, sign := range []string{"panic", "goroutine ", "DATA RACE"} {
-		if strings.Contains(d.Output(), sign) {
-			d.t.Errorf("the log has %q:\n%s", sign, d.Output())
-		}
-	}
-}
-
-// kill ends the daemon without letting it clean up.
-func (d *daemon) kill() {
-	d.t.Helper()
-	d.stopped = true
-	require.NoError(d.t, d.Kill())
-}
-
-func (d *daemon) checkPanicCounter() {
-	d.t.Helper()
-	found := false
-	for line := range strings.Lines(d.get("/metrics")) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if !strings.HasPrefix(name, "#") && strings.Contains(name, "panic") {
-			found = true
-			if value != "0" {
-				d.t.Errorf("%s is %s", name, value)
-			}
-		}
-	}
-	if !found {
-		d.t.Error("/metrics has no counter of panics")
-	}
-}
-
-// get fetches a page of the monitoring listener; any status is fine.
-func (d *daemon) get(path string) string {
-	d.t.Helper()
-	client := http.Client{Timeout: clientTimeout}
-	response, err := client.Get("http://" + d.Metrics + path)
-	require.NoError(d.t, err)
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	require.NoError(d.t, err)
-	return string(body)
-}
-
-// url is the iSCSI URL of a LUN at the first portal.
-func (d *daemon) url(lun int) string {
-	return "iscsi://" + d.Portals[0] + "/" + peers.DefaultTarget + "/" + strconv.Itoa(lun)
-}
-
-// portalURL is the URL for discovery.
-func (d *daemon) portalURL() string { return "iscsi://" + d.Portals[0] }
 
 // result is the output of a client and how it ended.
 type result struct {
@@ -375,4 +180,48 @@ func freePort(t *testing.T) string {
 	port, err := peers.FreePort()
 	require.NoError(t, err)
 	return strconv.Itoa(port)
+}
+
+func validate(t *testing.T, document, schema string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), schema+".xml")
+	require.NoError(t, os.WriteFile(path, []byte(document), 0o644))
+	require.Contains(t, ok(t, "virt-xml-validate", path, schema), "validates", document)
+}
+
+// nameBehindProxy is a name that only the proxy of a test knows.
+const nameBehindProxy = "registry.test"
+
+// makeCertificate makes the certificate of a server on this machine, which has signed itself.
+func makeCertificate(t *testing.T, cert, key string) tls.Certificate {
+	t.Helper()
+	require.NoError(t, certtest.Authority(cert, key, func(c *x509.Certificate) {
+		c.DNSNames = append(c.DNSNames, nameBehindProxy)
+	}))
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	require.NoError(t, err)
+	return pair
+}
+
+// makeClientCertificate makes a certificate that server.crt, which makeCertificate has made in the
+// same directory, has signed.
+func makeClientCertificate(t *testing.T, dir, name string) (cert, key string) {
+	t.Helper()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	cert, key = file(name+".crt"), file(name+".key")
+	require.NoError(t, certtest.Sign(file("server.crt"), file("server.key"), cert, key,
+		certtest.Client(name)))
+	return cert, key
+}
+
+// requireRoot is requireTools for root.
+func requireRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		return
+	}
+	if os.Getenv(requireToolsEnv) == "1" {
+		t.Fatal("needs root")
+	}
+	t.Skip("needs root")
 }
