@@ -56,14 +56,11 @@ type conn struct {
 	weight int
 	long   atomic.Int32 // long requests that are executed; see enter
 	blind  atomic.Bool  // its reader executes one more, and does not see the connection's end
-	used   atomic.Bool  // the disk has been accessed
 	lost   atomic.Bool  // it has ended, and not because the client said that it is done
 	// sessionName is what the client calls the connections of which it uses one at a time, the
 	// newest one; "": they have no name. Guarded by Server.mu.
 	sessionName string
 	loops       sync.WaitGroup // the goroutines that may execute requests
-	// holds says that the connection counts in Server.holders; guarded by Server.mu
-	holds bool
 
 	commands, bytesRead, bytesWritten atomic.Uint64
 
@@ -160,10 +157,12 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 
 // attach makes a disk the connection's. The caller's goroutine counts in loops then.
 func (c *conn) attach(d *serving.Disk, session string, heir bool) {
-	client := c.srv.disks.AttachIncarnation(d, c.name, session, heir)
+	who := serving.Who{Name: c.name, Incarnation: session, Heir: heir, Crowd: !c.certified,
+		Process: c.pid, Line: c}
 	if host, _, err := net.SplitHostPort(c.nc.RemoteAddr().String()); err == nil {
-		client.SetAddress(host)
+		who.Address = host
 	}
+	client := c.srv.disks.AttachTo(d, who)
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
 	c.client, c.disk, c.sessionName, c.since = client, d, session, time.Now()
@@ -177,6 +176,15 @@ func (c *conn) attach(d *serving.Disk, session string, heir bool) {
 func (c *conn) log() *zap.Logger {
 	return c.srv.log.With(zap.String("client", c.name), zap.String("remote", c.remote()))
 }
+
+// HungUp implements serving.Line.
+func (c *conn) HungUp() bool { return c.ended() != nil || socket.HungUp(c.network()) }
+
+// End implements serving.Line.
+func (c *conn) End(err error) { c.fail(err) }
+
+// Requests implements serving.Line.
+func (c *conn) Requests() { c.loops.Wait() }
 
 // Arrived implements serving.Connection.
 func (c *conn) Arrived() *serving.Arrival { return &c.arrival }

@@ -30,7 +30,7 @@ func (c *conn) end(err error) {
 		c.share.Charge(-c.cost())
 		c.share.Part()
 	}
-	c.srv.drop(c)
+	c.srv.conns.Drop(c)
 	if c.enlisted {
 		go c.srv.delist(c)
 	}
@@ -70,7 +70,7 @@ func endOf(err error) (reason string, expected bool) {
 		return "removed", true
 	case errors.Is(err, errPushedOut):
 		return "pushed_out", true
-	case errors.Is(err, errTakenOver):
+	case errors.Is(err, serving.ErrTakenOver):
 		return "reinstated", true
 	case errors.Is(err, errOver):
 		return "over", true

@@ -231,28 +231,18 @@ func (run *run) checkRange(off, length uint64) error {
 // begin keeps the disk for a request until end, unless the client may not use it.
 func (run *run) begin() error {
 	c, d := run.c, run.c.disk
-	first := !c.used.Load()
-	if first || !c.client.Used(d) {
+	if !c.client.Used(d) {
 		c.sendForwarded()   // what follows may wait for other clients
 		if !run.receiving { // and for requests of another session
 			run.enter()
 			defer run.Leave()
 		}
 	}
-	switch err := c.client.Begin(d, run.req.changes()); {
-	case err == disk.ErrReadOnly:
+	err := c.client.Begin(d, run.req.changes())
+	if err == disk.ErrReadOnly {
 		return errReadOnly
-	case err != nil:
-		return err
-	case !first:
-		return nil
 	}
-	if d.Exclusive() && !c.certified && !c.srv.hold(c) {
-		d.End()
-		return fail(ePerm, "LUN %d is in use by another process at the same socket", d.Number)
-	}
-	c.used.Store(true)
-	return nil
+	return err
 }
 
 // enter marks a disk call that may take long. If memory is exhausted, or the connection has enough

@@ -413,7 +413,7 @@ func (h *handshake) choose(d *serving.Disk, name string) error {
 			return cmp.Or(err, errAnother)
 		}
 	}
-	return h.c.takeOver()
+	return h.c.client.TakeOver(h.c.srv.ctx)
 }
 
 // errAnother refuses a disk of which the client was told something else in the same handshake.

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/serving"
 )
 
 // RemoteOptions say where a disk of another server is.
@@ -226,7 +227,7 @@ func (r *Remote) again(ctx context.Context) (*link, error) {
 		return nil, err
 	}
 	if former := r.now(); former != nil { // what it has acknowledged is in kept when it has ended
-		former.fail(errTakenOver)
+		former.fail(serving.ErrTakenOver)
 		r.lost(former)
 	}
 	if err := r.same(&l.greeting); err != nil {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"strings"
 	"sync"
@@ -74,8 +73,8 @@ type Server struct {
 	log     *zap.Logger
 	conns   *serving.Connections[*conn]
 	pollers socket.PollLimit
-	ctx     context.Context // ends when Shutdown gives up waiting
-	cancel  context.CancelFunc
+	ctx     context.Context // ends when Shutdown gives up waiting, with ErrServerClosed
+	cancel  context.CancelCauseFunc
 	watch   sync.Once // starts watchClients
 
 	refusals *serving.Seldom[string] // by client, for the log
@@ -83,20 +82,6 @@ type Server struct {
 	refusing error // see Refuse
 	// named are the clients with certificates, by name
 	named map[string]*holderOfName
-	// holders are the processes that use exclusive disks by one name
-	holders map[holding]*holder
-}
-
-// holding is the use of an exclusive disk by one name.
-type holding struct {
-	disk *serving.Disk
-	name string
-}
-
-// holder is the process that does so, or did last, with how many connections.
-type holder struct {
-	pid   int32
-	conns int
 }
 
 // New makes a server, and a front end of the disks. There must be no disk yet.
@@ -104,12 +89,12 @@ func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log,
 		conns: serving.NewConnections[*conn](opt.Crowd,
 			cmp.Or(opt.ReconnectDelay, 2*time.Second)),
-		holders: map[holding]*holder{}, named: map[string]*holderOfName{},
+		named:    map[string]*holderOfName{},
 		refusals: serving.NewSeldom[string](time.Minute)}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if err := s.disks.Serve(front{s}); err != nil {
 		return nil, fmt.Errorf("nbd: %w", err)
 	}
@@ -222,53 +207,6 @@ func (s *Server) chosen(c *conn) error {
 	return nil
 }
 
-// drop forgets a connection.
-func (s *Server) drop(c *conn) {
-	s.conns.Drop(c)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.releaseLocked(c)
-}
-
-// hold notes that a process uses an exclusive disk. Two processes at one socket go by one name, so
-// nothing else would keep them apart. It returns false if another one does so already, or if its
-// writes have not left the disk. A process that is not known may have one connection. It waits for
-// a moment: the end of a connection may come after the first request of the next one.
-func (s *Server) hold(c *conn) bool {
-	const longestWait = 64 * time.Millisecond
-	for wait := time.Millisecond; !s.tryHold(c); wait *= 2 {
-		if wait > longestWait {
-			return false
-		}
-		time.Sleep(wait)
-	}
-	return true
-}
-
-func (s *Server) tryHold(c *conn) bool {
-	s.endStale(c)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c.holds {
-		return true
-	}
-	name := c.client.Name()
-	h := s.holders[holding{c.disk, name}]
-	switch {
-	case h == nil:
-		h = &holder{}
-		s.holders[holding{c.disk, name}] = h
-	case h.conns > 0 && (h.pid != c.pid || c.pid == 0):
-		return false
-	case h.pid != c.pid && c.disk.Ranges.Writing(name):
-		return false
-	}
-	h.pid = c.pid
-	h.conns++
-	c.holds = true
-	return true
-}
-
 // Shutdown refuses new clients and new options, ends the connections, and waits for what is under
 // way. Replies that are ready go out. Requests that wait for far content are given up. If the
 // context ends first, it returns its error: a disk hangs, or a client does not take its replies.
@@ -279,7 +217,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		c.stop()
 	}
 	err := s.conns.Wait(ctx)
-	s.cancel()
+	s.cancel(ErrServerClosed)
 	if err != nil {
 		for _, c := range all {
 			c.fail(ErrServerClosed)
@@ -324,7 +262,6 @@ func (f front) Added(*serving.Disk) error { return nil }
 func (f front) Removed(d *serving.Disk) {
 	f.mu.Lock()
 	conns := f.allLocked(func(c *conn) bool { return c.disk == d })
-	maps.DeleteFunc(f.holders, func(h holding, _ *holder) bool { return h.disk == d })
 	f.mu.Unlock()
 	for _, c := range conns {
 		c.fail(serving.ErrRemoved)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/serving"
@@ -20,7 +19,7 @@ import (
 // state. GO is refused if that is no longer true.
 //
 // Sessions of one name, such as those of relays with the same certificate, are incarnations of it:
-// see serving.Disks.AttachIncarnation. Whoever also asks for heirContext is an heir, and gets the
+// see serving.Client.TakeOver. Whoever also asks for heirContext is an heir, and gets the
 // same name as the answer. A session that is over is refused with NBD_REP_ERR_POLICY.
 
 const (
@@ -31,9 +30,6 @@ const (
 	heirContext = "x-kubevirt-disk:heir"
 	// maxSession is the longest name of a session, in bytes.
 	maxSession = 64
-	// takeoverTimeout is how long a client waits for the requests of the former connection. It may
-	// try again.
-	takeoverTimeout = 20 * time.Second
 )
 
 // told is what a session is told of its disk.
@@ -106,42 +102,3 @@ var errOver = errors.New("another session of this name has taken the disk over")
 // errTold ends a connection whose client is to learn what it was told otherwise.
 var errTold = errors.New("who may write the disk has changed, and the client is told when it " +
 	"connects again")
-
-// errTakenOver ends a connection in favour of a newer one of its session.
-var errTakenOver = errors.New("a newer connection of its session has replaced it")
-
-// takeOver ends the other connections of the session, and waits for their requests.
-func (c *conn) takeOver() error {
-	s := c.srv
-	s.mu.Lock()
-	var former []*conn
-	if c.sessionName != "" {
-		former = s.allLocked(func(o *conn) bool {
-			return o != c && o.sessionName == c.sessionName && o.disk == c.disk &&
-				o.name == c.name
-		})
-	}
-	s.mu.Unlock()
-	if len(former) == 0 {
-		return nil
-	}
-	for _, o := range former {
-		o.fail(errTakenOver)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for _, o := range former {
-			o.loops.Wait()
-		}
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-s.ctx.Done():
-		return ErrServerClosed
-	case <-time.After(takeoverTimeout):
-		return errors.New("requests of the session's former connection have not ended yet: the " +
-			"storage of the disk does not answer")
-	}
-}

@@ -85,3 +85,22 @@ func TestNothingComesLate(t *testing.T) {
 	second.good(written)
 	require.Equal(t, after, second.readAt(1<<20, 4096))
 }
+
+// TestRelayComesBackAtOnce: a relay that has closed its disk is no reason to refuse the next one of
+// its name, although nobody has noticed that yet. One that is there is.
+func TestRelayComesBackAtOnce(t *testing.T) {
+	v := serve(t, 1, func(o *serving.Options) { o.Access = serving.AccessWriteExclusive })
+	for range 100 {
+		r := v.remote(t, "")
+		_, err := r.WriteAt([]byte("relay"), 0)
+		require.NoError(t, err)
+		require.NoError(t, r.Close())
+	}
+	stays, other := v.remote(t, ""), v.remote(t, "")
+	_, err := stays.WriteAt([]byte("stays"), 0)
+	require.NoError(t, err)
+	_, err = other.WriteAt([]byte("other"), 0)
+	require.ErrorContains(t, err, "in use by another client that is called")
+	_, err = stays.WriteAt([]byte("stays"), 0)
+	require.NoError(t, err)
+}

@@ -7,7 +7,10 @@ import (
 )
 
 // Refusal says why a client may not use a disk now: another peer has it, or has reserved it.
-type Refusal struct{ text string }
+type Refusal struct {
+	text   string
+	former bool // a former client of the same name has it, which may be about to end
+}
 
 func (r *Refusal) Error() string { return r.text }
 
@@ -16,6 +19,17 @@ func (r *Refusal) Error() string { return r.text }
 // the disk. The error is a *Refusal, ErrRemoved or disk.ErrReadOnly, and nothing is kept then. It
 // is quick for a client that has used the disk before and still owns it: see Used.
 func (c *Client) Begin(d *Disk, write bool) error {
+	if c.used.Load() != d {
+		c.all.EndStale(c.peer.name)
+	}
+	err := c.begin(d, write)
+	if r, ok := err.(*Refusal); ok && r.former {
+		return c.afterFormer(func() error { return c.begin(d, write) })
+	}
+	return err
+}
+
+func (c *Client) begin(d *Disk, write bool) error {
 	if err := d.barred(write); err != nil {
 		return err
 	}
@@ -23,8 +37,8 @@ func (c *Client) Begin(d *Disk, write bool) error {
 		return c.Refused(d)
 	}
 	if c.used.Load() != d {
-		if !c.FirstUse(d) {
-			return ErrRemoved
+		if err := c.FirstUse(d); err != nil {
+			return err
 		}
 		c.used.Store(d)
 	}
@@ -61,7 +75,7 @@ func (c *Client) Permits(r *Request, d *Disk, write bool) error {
 func (d *Disk) barred(write bool) error {
 	for _, f := range d.fronts {
 		if err := f.Bars(d, write); err != nil {
-			return &Refusal{fmt.Sprintf("LUN %d: %v", d.Number, err)}
+			return &Refusal{text: fmt.Sprintf("LUN %d: %v", d.Number, err)}
 		}
 	}
 	return nil
@@ -72,10 +86,10 @@ func (c *Client) Refused(d *Disk) error {
 	name := PlainName(c.peer.name)
 	switch {
 	case c.Fenced(d):
-		return &Refusal{fmt.Sprintf("LUN %d was handed over to another client", d.Number)}
+		return &Refusal{text: fmt.Sprintf("LUN %d was handed over to another client", d.Number)}
 	case name != c.peer.name && d.Owner() == name:
 		return &Refusal{fmt.Sprintf("LUN %d is in use by another client that is called %s",
-			d.Number, name)}
+			d.Number, name), true}
 	}
-	return &Refusal{fmt.Sprintf("LUN %d is in use by %s", d.Number, d.Owner())}
+	return &Refusal{text: fmt.Sprintf("LUN %d is in use by %s", d.Number, d.Owner())}
 }

@@ -10,8 +10,9 @@ import (
 
 // Peer is everybody who goes by one name. All sessions of a name share it.
 type Peer struct {
-	name     string       // with the incarnation, if it is one: see AttachIncarnation
-	sessions atomic.Int32 // written under Disks.mu; 0: gone
+	name     string               // with the incarnation, if it is one: see AttachTo
+	sessions atomic.Int32         // written under Disks.mu; 0: gone
+	clients  map[*Client]struct{} // guarded by Disks.mu
 	// at is the disk of an incarnation; nil: it is none. order grows with each peer that comes.
 	at    *Disk
 	order uint64
@@ -22,10 +23,9 @@ func (p *Peer) Name() string { return p.name }
 
 // Client is a session of a peer.
 type Client struct {
-	all     *Disks
-	peer    *Peer
-	address string // see SetAddress
-	heir    bool   // see AttachIncarnation
+	all  *Disks
+	peer *Peer
+	who  Who // Address may be set later: see SetAddress
 	// gaveUp says that the peer has given up a held request
 	gaveUp atomic.Bool
 	gone   bool                 // guarded by Disks.mu
@@ -43,11 +43,13 @@ func (s *Disks) attachLocked(name string, at *Disk) *Client {
 	p := s.peers[name]
 	if p == nil {
 		s.came++
-		p = &Peer{name: name, at: at, order: s.came}
+		p = &Peer{name: name, at: at, order: s.came, clients: map[*Client]struct{}{}}
 		s.peers[name] = p
 	}
 	p.sessions.Add(1)
-	return &Client{all: s, peer: p}
+	c := &Client{all: s, peer: p}
+	p.clients[c] = struct{}{}
+	return c
 }
 
 // Detach ends a session. When the last session of a peer is gone, so are its claims. Requests whose
@@ -63,6 +65,7 @@ func (c *Client) Detach() {
 	for _, d := range s.disks {
 		delete(d.clients, c)
 	}
+	delete(c.peer.clients, c)
 	if c.peer.sessions.Add(-1) == 0 {
 		delete(s.peers, c.peer.name)
 	}
@@ -74,12 +77,18 @@ func (c *Client) Name() string { return c.peer.name }
 // Peer is shared by all sessions of one name.
 func (c *Client) Peer() *Peer { return c.peer }
 
-// SetAddress sets the address of the peer's machine, without parts that differ between its
-// sessions. Call it before the first request.
-func (c *Client) SetAddress(address string) { c.address = address }
+// SetAddress sets Who.Address. Call it before the first request.
+func (c *Client) SetAddress(address string) { c.who.Address = address }
 
-// Address is what SetAddress has set.
-func (c *Client) Address() string { return c.address }
+// SetLine sets Who.Line. Call it before others may look for it.
+func (c *Client) SetLine(l Line) {
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	c.who.Line = l
+}
+
+// Address is that of the peer's machine.
+func (c *Client) Address() string { return c.who.Address }
 
 // HoldTimeout is how long a request of the client may be held while no content comes. A long time
 // is best for a peer without a time limit, such as QEMU. A peer with a limit, such as Linux, gives
@@ -180,32 +189,35 @@ const maxSameNames = 64
 
 // FirstUse notes that a client accesses a disk for the first time; it may be called again. It warns
 // once for each disk and name if the same name uses an exclusive disk from another address: two
-// machines would then count as one owner. It does nothing if the disk is removed, and returns
-// false: of a first request and RemoveUnused at the same time, one wins.
-func (c *Client) FirstUse(d *Disk) bool {
+// machines would then count as one owner. The error is ErrRemoved if the disk is removed (of a first
+// request and RemoveUnused at the same time, one wins), or a *Refusal: see Who.Crowd.
+func (c *Client) FirstUse(d *Disk) error {
 	s := c.all
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d.Removed() {
-		return false
+		return ErrRemoved
 	}
 	if _, known := d.clients[c]; known || c.gone {
-		return true
+		return nil
+	}
+	if err := c.otherProcessLocked(d); err != nil {
+		return err
 	}
 	if d.clients == nil {
 		d.clients = make(map[*Client]struct{})
 	}
 	d.clients[c] = struct{}{}
 	if !d.exclusive.Load() || d.protected.Load() {
-		return true
+		return nil
 	}
 	for o := range d.clients {
-		if o.peer == c.peer && o.address != c.address {
+		if o.peer == c.peer && o.who.Address != c.who.Address {
 			s.warnSameNameLocked(d, o, c)
 			break
 		}
 	}
-	return true
+	return nil
 }
 
 func (s *Disks) warnSameNameLocked(d *Disk, first, second *Client) {
@@ -220,7 +232,7 @@ func (s *Disks) warnSameNameLocked(d *Disk, first, second *Client) {
 	s.log.Warn("one initiator name uses a LUN from two addresses: if these are two machines, "+
 		"both may write to it, and a handover can fence neither",
 		zap.Uint16("lun", d.Number), zap.String("initiator", name),
-		zap.Strings("addresses", []string{first.address, second.address}),
+		zap.Strings("addresses", []string{first.who.Address, second.who.Address}),
 		zap.String("try", "give each machine a name of its own, by QEMU's -iscsi initiator-name= "+
 			"or the library's InitiatorName: QEMU's default name comes from the domain's UUID, "+
 			"and is the same at both ends of a live migration"))

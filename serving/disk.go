@@ -105,8 +105,10 @@ type Disk struct {
 
 	fronts []Front // set before the disk is in use
 
-	clients   map[*Client]struct{} // guarded by Disks.mu; that have accessed it
-	sameNames map[string]struct{}  // guarded by Disks.mu; names that FirstUse has warned about
+	clients map[*Client]struct{} // guarded by Disks.mu; that have accessed it
+	// guarded by Disks.mu; by name, the process of a crowd that uses it or did last
+	processes map[string]int32
+	sameNames map[string]struct{} // guarded by Disks.mu; names that FirstUse has warned about
 }
 
 // newDisk checks the options and asks the disk once for its optional interfaces.

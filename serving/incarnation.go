@@ -20,20 +20,6 @@ import (
 // It takes over at its first write. Before, it reads beside the other one, which still writes, and
 // which keeps the disk if the migration is cancelled.
 
-// AttachIncarnation is Attach for a client of a disk that is one of those of a name. Incarnation is
-// what it calls itself, in letters and digits; "": it is alone. An heir takes over from the
-// incarnation before it at its first write, although that one is still connected.
-func (s *Disks) AttachIncarnation(d *Disk, name, incarnation string, heir bool) *Client {
-	if incarnation == "" {
-		return s.Attach(name)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := s.attachLocked(incarnationName(name, incarnation), d)
-	c.heir = heir
-	return c
-}
-
 func incarnationName(name, incarnation string) string {
 	if incarnation == "" {
 		return name
@@ -73,11 +59,11 @@ func (c *Client) ClaimFor(d *Disk, write bool) bool {
 	switch {
 	case c.Owns(d):
 		return true
-	case c.heir && !write && (owner == nil || c.looksOn(d)):
+	case c.who.Heir && !write && (owner == nil || c.looksOn(d)):
 		return !d.isFenced(c)
 	case owner == nil || !sameName(owner.name, c.peer.name):
 		return c.Claim(d)
-	case d.isFenced(c) || !c.heir && d.held(owner):
+	case d.isFenced(c) || !c.who.Heir && d.held(owner):
 		return false
 	}
 	err := c.all.takeOver(d, c)
@@ -91,7 +77,7 @@ func (c *Client) ClaimFor(d *Disk, write bool) bool {
 // looksOn reports whether the client may read beside the owner, whose place it will take.
 func (c *Client) looksOn(d *Disk) bool {
 	owner := d.owner.Load()
-	return c.heir && owner != nil && sameName(owner.name, c.peer.name) && !d.isFenced(c)
+	return c.who.Heir && owner != nil && sameName(owner.name, c.peer.name) && !d.isFenced(c)
 }
 
 var (
@@ -115,7 +101,7 @@ func (s *Disks) takeOver(d *Disk, c *Client) error {
 	}
 	s.log.Info("a client of the same name has taken the disk over: the former one is fenced",
 		zap.Uint16("lun", d.Number), zap.String("client", PlainName(c.peer.name)),
-		zap.Bool("migration", c.heir))
+		zap.Bool("migration", c.who.Heir))
 	if !d.Begin() {
 		return ErrRemoved
 	}
@@ -132,12 +118,12 @@ func (s *Disks) placeLocked(d *Disk, c *Client) (ending, error) {
 	case owner == nil || !sameName(owner.name, c.peer.name) || d.isFenced(c) ||
 		c.peer.sessions.Load() == 0,
 		// it may be connected again, and have no request
-		!c.heir && (d.held(owner) || s.peers[owner.name] != nil):
+		!c.who.Heir && (d.held(owner) || s.peers[owner.name] != nil):
 		return ending{}, errHeld
 	}
 	over := map[string]struct{}{owner.name: {}}
 	for o := range d.clients {
-		if c.heir && o.heir && sameName(o.peer.name, c.peer.name) {
+		if c.who.Heir && o.who.Heir && sameName(o.peer.name, c.peer.name) {
 			over[o.peer.name] = struct{}{}
 		}
 	}

@@ -56,7 +56,8 @@ type relay struct {
 }
 
 func (r *relays) relay(incarnation string, heir bool) relay {
-	return relay{r, r.s.AttachIncarnation(r.d, "cert:vm", incarnation, heir)}
+	return relay{r, r.s.AttachTo(r.d,
+		Who{Name: "cert:vm", Incarnation: incarnation, Heir: heir})}
 }
 
 // use makes a request as a front end does.
@@ -64,7 +65,7 @@ func (c relay) use(write bool) bool {
 	if !c.ClaimFor(c.d, write) {
 		return false
 	}
-	require.True(c.t, c.FirstUse(c.d))
+	require.NoError(c.t, c.FirstUse(c.d))
 	c.s.KeepOwner(c.d)
 	require.True(c.t, c.Admitted(c.d))
 	return true
@@ -203,7 +204,7 @@ func TestIncarnationsAndHandovers(t *testing.T) {
 		"it stays open")
 	_, err := r.s.HandOver(1)
 	require.ErrorIs(t, err, ErrNotLoggedIn)
-	other := relay{r, r.s.AttachIncarnation(r.d, "cert:other", "o", false)}
+	other := relay{r, r.s.AttachTo(r.d, Who{Name: "cert:other", Incarnation: "o"})}
 	require.True(t, other.writes())
 	former, err := r.s.HandOver(1)
 	require.NoError(t, err)
@@ -248,7 +249,7 @@ func TestHandOverToTheLastIncarnation(t *testing.T) {
 	r.relay("z", false)
 	r.relay("a", false)
 	last := r.relay("m", false)
-	r.s.AttachIncarnation(elsewhere, "cert:vm", "y", false)
+	r.s.AttachTo(elsewhere, Who{Name: "cert:vm", Incarnation: "y"})
 	_, err := r.s.HandOver(1)
 	require.NoError(t, err)
 	require.True(t, last.Owns(r.d))
@@ -262,7 +263,7 @@ func TestHandOverNeedsOneAtTheDisk(t *testing.T) {
 	r := newRelays(t)
 	require.True(t, relay{r, r.s.Attach("iqn.first")}.writes())
 	require.NoError(t, r.s.Admit(1, "cert:vm", time.Time{}))
-	r.s.AttachIncarnation(&Disk{}, "cert:vm", "y", false)
+	r.s.AttachTo(&Disk{}, Who{Name: "cert:vm", Incarnation: "y"})
 	_, err := r.s.HandOver(1)
 	require.ErrorIs(t, err, ErrNotLoggedIn)
 }

@@ -200,7 +200,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	}
 	sess.window.exp.Store(c.tx.sess.exp.Load())
 	if res.SessionType == login.Normal {
-		c.srv.endStale(res.InitiatorName)
+		c.srv.opt.Disks.EndStale(res.InitiatorName)
 		// Attach the nexus before the session is registered: whoever finds the session uses its
 		// nexus.
 		sess.nexus = c.srv.device.Attach(scsi.InitiatorPort{Name: res.InitiatorName,
@@ -231,6 +231,9 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	}
 	c.sess.Store(sess)
 	c.tx.sess = &sess.window
+	if sess.nexus != nil {
+		sess.nexus.SetLine(sess)
+	}
 	if err := d.answer(req, resp, sess.tsih); err != nil {
 		sess.end(err)
 		return nil, err

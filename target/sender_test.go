@@ -95,7 +95,6 @@ type countingWire struct{ calls []int }
 
 func (w *countingWire) Readv(_, _ []byte, _ bool) (int, error) { return 0, io.EOF }
 func (w *countingWire) Trim()                                  {}
-func (w *countingWire) Ended() bool                            { return false }
 func (w *countingWire) Writev(data [][]byte) error {
 	w.calls = append(w.calls, len(data))
 	return nil

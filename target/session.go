@@ -283,6 +283,19 @@ func (s *session) closeWindow() {
 	s.closing = true
 }
 
+// HungUp implements serving.Line.
+func (s *session) HungUp() bool {
+	s.conn.netMu.Lock()
+	defer s.conn.netMu.Unlock()
+	return socket.HungUp(s.conn.nc)
+}
+
+// End implements serving.Line.
+func (s *session) End(err error) { s.end(err) }
+
+// Requests implements serving.Line. Later writes wait for those that still run by their range.
+func (s *session) Requests() {}
+
 // end ends the session and closes its connection, which ends the reader.
 func (s *session) end(cause error) {
 	s.conn.fail(cause)

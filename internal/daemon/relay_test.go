@@ -112,6 +112,8 @@ func TestRevertWhileARelayIsAway(t *testing.T) {
 	require.ErrorIs(t, err, disk.ErrFailed)
 	require.ErrorContains(t, err, "another content than before")
 	require.NoError(t, r.Close())
+	testtool.Eventually(t, func() bool { return len(d.nbd.Sessions()) == 0 },
+		"what passes connections on has passed on the end")
 	_, err = open().ReadAt(got, 0)
 	require.NoError(t, err)
 	require.Equal(t, content(1), got)

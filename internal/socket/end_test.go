@@ -141,7 +141,7 @@ func closeRace(t *testing.T, value byte, after time.Duration) error {
 		}
 	}()
 	go func() {
-		for !s.Ended() {
+		for !HungUp(s) {
 			if err := s.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 				break
 			}

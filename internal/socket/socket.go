@@ -312,13 +312,6 @@ func (s *Socket) written(n uint64) {
 	}
 }
 
-// ended implements Wire.
-func (s *Socket) Ended() bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.fd >= 0 && atEnd(s.fd)
-}
-
 // control changes the events for which an instance wakes its waiter.
 func (s *Socket) control(r *readiness, op int, events uint32) error {
 	s.mu.RLock()

@@ -3,9 +3,6 @@ package socket
 import (
 	"io"
 	"net"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 // Wire carries the messages of a connection.
@@ -19,9 +16,6 @@ type Wire interface {
 	// Trim gives back memory that Writev keeps for the next call. It must not run together with
 	// Writev.
 	Trim()
-	// Ended reports whether the peer has closed the connection, also if data before the end is not
-	// read yet. It takes no data from the reader and does not wait. Any goroutine may call it.
-	Ended() bool
 }
 
 // Plain is the Wire of a connection of any kind.
@@ -51,24 +45,3 @@ func (w *Plain) Writev(data [][]byte) error {
 
 // Trim implements Wire.
 func (w *Plain) Trim() {} // it keeps none
-
-// Ended implements Wire.
-func (w *Plain) Ended() (end bool) {
-	sc, ok := w.Conn.(syscall.Conn)
-	if !ok {
-		return false
-	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return false
-	}
-	err = raw.Control(func(fd uintptr) { end = atEnd(int(fd)) })
-	return end && err == nil
-}
-
-// atEnd reports a peer's end of the stream behind what is not read yet, too.
-func atEnd(fd int) bool {
-	at := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-	n, err := unix.Poll(at, 0)
-	return n > 0 && err == nil
-}

@@ -121,7 +121,7 @@ func TestRevertsAtOnce(t *testing.T) {
 			continue
 		}
 		c := d.inUse.Attach("guest")
-		if c.FirstUse(one) {
+		if c.FirstUse(one) == nil {
 			uses++
 			want, got := bytes.Repeat([]byte{n}, 4096), make([]byte, 4096)
 			_, err := one.Disk.WriteAt(want, 0)

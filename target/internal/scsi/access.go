@@ -57,7 +57,7 @@ func (d *Device) claim(at *nexusUnit, n *Nexus) bool {
 
 // firstUse notes that a nexus uses the medium of a unit.
 func (d *Device) firstUse(at *nexusUnit, n *Nexus) {
-	if !n.FirstUse(at.unit.served) {
+	if n.FirstUse(at.unit.served) != nil {
 		return // the unit is removed, so the command will fail
 	}
 	d.mu.Lock()

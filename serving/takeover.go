@@ -1,0 +1,177 @@
+package serving
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+)
+
+// A peer that has lost a connection, or closed it, comes back, often before anybody here has
+// noticed the end of the former one. That must not keep it out, and what the former connection has
+// sent must not come after what the new one sends. This is a takeover. It has three kinds:
+//
+//   - Everybody at a Unix socket has one name, so a disk is for one process of the name at a time,
+//     or for one connection if the process is not known. The next process waits for the end of the
+//     former one.
+//   - A client that tells its incarnation (see incarnation.go) waits for the end of the one before
+//     it, which is over then.
+//   - A new connection of the same incarnation ends the former one, and waits for its requests:
+//     Client.TakeOver.
+//
+// A protocol with sessions of its own, such as iSCSI, knows itself which session a login reinstates
+// (RFC 7143 6.3.5). All call EndStale, so that a connection that its peer has closed counts no more.
+
+// Line is the connection of a client.
+type Line interface {
+	// HungUp reports whether the peer has closed it, also if nobody has read that yet.
+	HungUp() bool
+	// End ends it because of err. Its requests that have not begun to change a disk never do.
+	End(err error)
+	// Requests returns when the goroutines that execute its requests have ended.
+	Requests()
+}
+
+// Who says who a client is.
+type Who struct {
+	Name string
+	// Incarnation is what it calls itself, in letters and digits; "": it goes by the name alone.
+	Incarnation string
+	// Heir says that it is the target of a live migration: see incarnation.go.
+	Heir bool
+	// Crowd says that everybody who may open a socket has this name. Process tells them apart; 0:
+	// nobody knows it.
+	Crowd   bool
+	Process int32
+	// Address is of the peer's machine, without parts that differ between its sessions.
+	Address string
+	Line    Line // nil: nobody can end it
+}
+
+// AttachTo begins a session of a peer at a disk.
+func (s *Disks) AttachTo(d *Disk, who Who) *Client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if who.Incarnation == "" {
+		d = nil
+	}
+	c := s.attachLocked(incarnationName(who.Name, who.Incarnation), d)
+	c.who = who
+	return c
+}
+
+// clientsOf returns the clients with a line that go by a name, in all its incarnations.
+func (s *Disks) clientsOf(name string) (all []*Client) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for other, p := range s.peers {
+		if PlainName(other) != PlainName(name) {
+			continue
+		}
+		for c := range p.clients {
+			if c.who.Line != nil {
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
+// EndStale ends the clients of a name whose connections the peer has closed, even if nobody has
+// noticed yet.
+func (s *Disks) EndStale(name string) {
+	for _, c := range s.clientsOf(name) {
+		if c.who.Line.HungUp() {
+			c.who.Line.End(io.EOF)
+			c.Detach()
+		}
+	}
+}
+
+// longestEnding is how long a request waits for the end of a former client of its name, at most.
+// Such an end may be on its way, and a relay may pass it on after the new connection.
+const longestEnding = 128 * time.Millisecond
+
+// afterFormer calls begin until it does not fail because of a former client of the name, or that
+// one seems to stay.
+func (c *Client) afterFormer(begin func() error) error {
+	for wait := time.Millisecond; ; wait *= 2 {
+		c.all.EndStale(c.peer.name)
+		err := begin()
+		var refusal *Refusal
+		if !errors.As(err, &refusal) || !refusal.former || wait >= longestEnding {
+			return err
+		}
+		time.Sleep(wait)
+	}
+}
+
+// sameProcess reports whether two clients of a crowd are of one process.
+func sameProcess(a, b *Client) bool {
+	return a.who.Process != 0 && a.who.Process == b.who.Process
+}
+
+// otherProcessLocked is a *Refusal if another process of a crowd uses the disk by the client's
+// name, or if that one's writes have not left the disk. Otherwise the client's process is the one.
+func (c *Client) otherProcessLocked(d *Disk) error {
+	if !c.who.Crowd || !d.exclusive.Load() {
+		return nil
+	}
+	name := c.peer.name
+	last, used := d.processes[name]
+	busy := used && last != c.who.Process && d.Ranges.Writing(name)
+	for o := range d.clients {
+		busy = busy || o != c && o.peer == c.peer && !sameProcess(o, c)
+	}
+	if busy {
+		return &Refusal{fmt.Sprintf("LUN %d is in use by another process at the same socket",
+			d.Number), true}
+	}
+	if d.processes == nil {
+		d.processes = map[string]int32{}
+	}
+	d.processes[name] = c.who.Process
+	return nil
+}
+
+// ErrTakenOver ends a connection in favour of a newer one of its incarnation.
+var ErrTakenOver = errors.New("a newer connection of its session has replaced it")
+
+// takeoverTimeout is how long a client waits for the requests of the former connection. It may try
+// again.
+const takeoverTimeout = 20 * time.Second
+
+// TakeOver ends the other connections of the client's incarnation, and waits until their requests
+// have ended. If ctx ends first, it returns its cause.
+func (c *Client) TakeOver(ctx context.Context) error {
+	if c.who.Incarnation == "" {
+		return nil
+	}
+	var former []Line
+	for _, o := range c.all.clientsOf(c.peer.name) {
+		if o != c && o.peer == c.peer {
+			o.who.Line.End(ErrTakenOver)
+			former = append(former, o.who.Line)
+		}
+	}
+	if len(former) == 0 {
+		return nil
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for _, o := range former {
+			o.Requests()
+		}
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(takeoverTimeout):
+		return errors.New("requests of the session's former connection have not ended yet: the " +
+			"storage of the disk does not answer")
+	}
+}
