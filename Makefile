@@ -45,8 +45,11 @@ generate: ## Make what is made from the Kubernetes API types and the messages of
 
 manifests: ## Write bin/kubevirt-disk-controller.yaml, for kubectl apply, from the Helm chart (CHARTFLAGS='-set KEY=VALUE' changes its values)
 	mkdir -p bin
-	$(GO) run -C scripts/tools ./chart -manifest -set namespace.create=true -set images.controller='$(CONTROLLER_IMAGE)' \
-		-set images.server='$(IMAGE)' $(CHARTFLAGS) >bin/kubevirt-disk-controller.yaml
+	install -m 600 /dev/null bin/kubevirt-disk-controller.yaml.new # it has a key
+	$(GO) run -C scripts/tools ./chart -manifest -keep $(CURDIR)/bin/kubevirt-disk-controller.yaml \
+		-set namespace.create=true -set images.controller='$(CONTROLLER_IMAGE)' -set images.server='$(IMAGE)' \
+		$(CHARTFLAGS) >bin/kubevirt-disk-controller.yaml.new
+	mv bin/kubevirt-disk-controller.yaml.new bin/kubevirt-disk-controller.yaml
 
 controller: $(CONTROLLER)-linux-amd64 $(CONTROLLER)-linux-arm64 ## Build kubevirt-disk-controller, for Kubernetes, into bin/
 

@@ -46,7 +46,6 @@ type settings struct {
 	logLevel      string
 	claimSize     string
 	webhook       webhook.Options
-	service       string
 	options       controller.Options
 }
 
@@ -112,8 +111,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 			"of them")
 	f.StringVar(&s.webhook.Listen, "webhook-listen", ":9443",
 		"address of the webhook that gives pods their disks")
-	f.StringVar(&s.service, "webhook-service", "",
-		"NAMESPACE/NAME of the Service by which the API server finds the webhook")
+	f.StringVar(&s.webhook.Certificate, "webhook-certificate", "",
+		"directory with tls.crt and tls.key, by which the API server knows the webhook")
 	f.StringVar(&s.options.SnapshotClass, "snapshot-class", "",
 		"VolumeSnapshotClass for population Snapshot; empty: the driver's default")
 	f.StringVar(&s.options.PullSecret, "pull-secret", "",
@@ -179,7 +178,6 @@ func (s *settings) run(ctx context.Context, stderr io.Writer) error {
 	if err := s.options.Check(); err != nil {
 		return err
 	}
-	s.webhook.Namespace, s.webhook.Service, _ = strings.Cut(s.service, "/")
 	s.webhook.Server, s.webhook.Namespaces = s.options.Server, s.namespaces
 	if err := s.webhook.Check(); err != nil {
 		return err

@@ -33,11 +33,10 @@ func TestWrongUsage(t *testing.T) {
 		{args: []string{"--webhook-listen=9443"},
 			says: `webhook-listen: "9443" is not an address with a port: write it as :9443`},
 		{args: []string{"--webhook-listen=:0"}, says: `":0" is not an address with a port`},
-		{says: "webhook-service: the webhook needs the Service"},
-		{args: []string{"--webhook-service=disks"}, says: "write it as NAMESPACE/NAME"},
-		{args: []string{"--webhook-service=a/b", "--server-image="},
+		{says: "webhook-certificate: it is missing"},
+		{args: []string{"--webhook-certificate=x", "--server-image="},
 			says: "server-image: it is missing"},
-		{args: []string{"--webhook-service=a/b", "--kubeconfig=/nonexistent"},
+		{args: []string{"--webhook-certificate=x", "--kubeconfig=/nonexistent"},
 			says: "the configuration of the API server cannot be read: "},
 	} {
 		for name, value := range c.env {

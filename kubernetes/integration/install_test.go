@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
@@ -63,6 +64,7 @@ func TestWhatTheControllerMustNotDo(t *testing.T) {
 	can := func(what string) bool {
 		t.Helper()
 		verb, kind, _ := strings.Cut(what, " ")
+		kind, name, _ := strings.Cut(kind, " named ")
 		kind, namespace, _ := strings.Cut(kind, " in ")
 		resource, subresource, _ := strings.Cut(kind, "/")
 		resource, group, _ := strings.Cut(resource, ".")
@@ -71,7 +73,8 @@ func TestWhatTheControllerMustNotDo(t *testing.T) {
 		review.Spec.Groups = []string{"system:serviceaccounts", "system:authenticated",
 			"system:serviceaccounts:" + systemNamespace}
 		review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{Verb: verb,
-			Group: group, Resource: resource, Subresource: subresource, Namespace: namespace}
+			Group: group, Resource: resource, Subresource: subresource, Namespace: namespace,
+			Name: name}
 		require.NoError(t, p.Client.Create(context.Background(), review))
 		return review.Status.Allowed
 	}
@@ -103,6 +106,11 @@ func TestWhatTheControllerMustNotDo(t *testing.T) {
 		"create rolebindings.rbac.authorization.k8s.io in default",
 		"update customresourcedefinitions.apiextensions.k8s.io",
 		"create mutatingwebhookconfigurations.admissionregistration.k8s.io",
+		"update mutatingwebhookconfigurations.admissionregistration.k8s.io named pods." +
+			v1alpha1.Group,
+		"patch validatingwebhookconfigurations.admissionregistration.k8s.io named pods." +
+			v1alpha1.Group,
+		"get secrets in " + systemNamespace + " named kubevirt-disk-webhook-certificate",
 		"update validatingadmissionpolicies.admissionregistration.k8s.io",
 		"create nodes", "patch nodes", "get nodes/proxy", "create persistentvolumes",
 		"delete namespaces", "create daemonsets.apps in kube-system",
@@ -220,7 +228,8 @@ func runController(t testing.TB, binary string, config *rest.Config, args ...str
 	r.cmd = exec.Command(binary, append([]string{"--kubeconfig=" + kubeconfig,
 		"--leader-election-namespace=" + systemNamespace, "--metrics-listen=0",
 		"--health-listen=" + r.health, "--webhook-listen=" + r.hook,
-		"--webhook-service=" + systemNamespace + "/kubevirt-disk-webhook"}, args...)...)
+		"--webhook-certificate=" + plane.Get(t).WebhookCertificate(t, systemNamespace)},
+		args...)...)
 	r.cmd.Stdout, r.cmd.Stderr = log, log
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	require.NoError(t, r.cmd.Start())

@@ -1,10 +1,9 @@
 // Package webhook answers the API server, which asks it about new pods: it gives them their disks
 // by package admission.
 //
-// The certificate is made here and needs no operator. It is in one Secret, which all replicas
-// share. A replica that finds it missing or near its end makes a new one. The authority that signed
-// it goes into the webhook configurations, together with the previous one, so that replicas may
-// change their certificate one after the other. The key of an authority is never kept.
+// The chart makes the certificate, in one Secret that all replicas mount, and writes its authority
+// into the webhook configurations. So the controller's account has no right over those: whoever has
+// its token cannot have the API server ask somebody else.
 //
 // The matchConditions of the configurations, which are in the chart, select only pods with an
 // annotation that means this product. So an outage of the controller affects no other pods, and not

@@ -1,22 +1,15 @@
 package webhook
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"strconv"
-	"time"
 
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	review "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
-
-	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
 // The paths of the webhooks.
@@ -25,7 +18,7 @@ const (
 	pathValidate = "/validate-pods"
 )
 
-// Options say where the webhook answers, and which objects it keeps.
+// Options say where the webhook answers, and as whom.
 type Options struct {
 	// Server is the image of kubevirt-disk that serves the disks in pods.
 	Server string
@@ -34,9 +27,9 @@ type Options struct {
 	Namespaces []string
 	// Listen is the address of the webhook, as ":9443".
 	Listen string
-	// Namespace and Service are where the API server finds the webhook. The certificate is for
-	// SERVICE.NAMESPACE.svc.
-	Namespace, Service string
+	// Certificate is the directory with tls.crt and tls.key, by which the API server knows the
+	// webhook. They are read again when they change.
+	Certificate string
 }
 
 // Check returns what is wrong with the options, in words for the person who set them.
@@ -46,9 +39,9 @@ func (o Options) Check() error {
 	case err != nil:
 		return fmt.Errorf("webhook-listen: %q is not an address with a port: write it as :9443",
 			o.Listen)
-	case o.Namespace == "" || o.Service == "":
-		return errors.New("webhook-service: the webhook needs the Service that it is found by: " +
-			"write it as NAMESPACE/NAME")
+	case o.Certificate == "":
+		return errors.New("webhook-certificate: it is missing, and the API server knows the " +
+			"webhook by it: name the directory with tls.crt and tls.key")
 	case o.Server == "":
 		return errors.New("server-image: it is missing, and the webhook gives it to pods")
 	}
@@ -76,62 +69,12 @@ func Setup(mgr manager.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
-	keep := &keeper{
-		reader: mgr.GetAPIReader(), writer: mgr.GetClient(),
-		log:           mgr.GetLogger().WithName("webhook"),
-		secret:        client.ObjectKey{Namespace: o.Namespace, Name: "kubevirt-disk-webhook"},
-		configuration: "pods." + v1alpha1.Group,
-		names: []string{o.Service + "." + o.Namespace + ".svc",
-			o.Service + "." + o.Namespace + ".svc.cluster.local"},
-		now: time.Now,
-	}
-	server := webhook.NewServer(webhook.Options{Host: host, Port: port,
-		TLSOpts: []func(*tls.Config){func(c *tls.Config) {
-			c.MinVersion = tls.VersionTLS13
-			c.GetCertificate = keep.certificate
-		}}})
+	server := webhook.NewServer(webhook.Options{Host: host, Port: port, CertDir: o.Certificate,
+		TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.MinVersion = tls.VersionTLS13 }}})
 	answer := &handler{reader: mgr.GetAPIReader(), server: o.Server,
 		namespaces: o.Namespaces}
 	server.Register(pathMutate, &webhook.Admission{Handler: review.HandlerFunc(answer.mutate)})
 	server.Register(pathValidate,
 		&webhook.Admission{Handler: review.HandlerFunc(answer.validate)})
-	return errors.Join(mgr.Add(keep), mgr.Add(server),
-		mgr.AddReadyzCheck("webhook", func(r *http.Request) error {
-			if _, err := keep.certificate(nil); err != nil {
-				return err
-			}
-			return server.StartedChecker()(r)
-		}))
-}
-
-var _ manager.LeaderElectionRunnable = (*keeper)(nil)
-
-// NeedLeaderElection says that every replica keeps the certificate that it shows.
-func (k *keeper) NeedLeaderElection() bool { return false }
-
-// The time between two looks at the certificate and the configurations, and the shorter one after a
-// failure or a change.
-const (
-	every = 30 * time.Second // a configuration that was made anew has no authority until then
-	again = 10 * time.Second
-)
-
-// Start keeps the certificate until the context ends.
-func (k *keeper) Start(ctx context.Context) error {
-	ctx = ctrl.LoggerInto(ctx, k.log)
-	for {
-		wait := every
-		changed, err := k.sync(ctx)
-		if err != nil && ctx.Err() == nil {
-			k.log.Error(err, "the certificate of the webhook could not be kept: trying again")
-		}
-		if err != nil || changed {
-			wait = again
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(wait):
-		}
-	}
+	return errors.Join(mgr.Add(server), mgr.AddReadyzCheck("webhook", server.StartedChecker()))
 }

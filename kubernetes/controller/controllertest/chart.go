@@ -19,10 +19,10 @@ func Chart(t testing.TB, namespace, values string) string {
 }
 
 // Manifest is the file that `make manifests` writes. With it, people install the product by
-// kubectl.
-func Manifest(t testing.TB) string {
+// kubectl. The arguments are more of those of scripts/tools/chart.
+func Manifest(t testing.TB, args ...string) string {
 	t.Helper()
-	text := render(t, "-manifest", "-set", "namespace.create=true")
+	text := render(t, append(args, "-manifest", "-set", "namespace.create=true")...)
 	file := filepath.Join(t.TempDir(), "kubevirt-disk-controller.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

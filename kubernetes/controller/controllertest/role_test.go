@@ -1,7 +1,9 @@
 package controllertest
 
 import (
+	"bytes"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -32,4 +34,19 @@ func TestSettingsOnlyAddRights(t *testing.T) {
 		require.Subset(t, most, one, s)
 		require.Greater(t, len(one), len(least), s)
 	}
+}
+
+// TestManifestKeepsItsCertificate: a manifest that is written again has the certificate of the
+// webhook that it had, so that replicas and API server agree while it is applied.
+func TestManifestKeepsItsCertificate(t *testing.T) {
+	certificate := func(file string) string {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		found := regexp.MustCompile(`(caBundle|ca.crt|tls.crt|tls.key): \S+`).FindAll(text, -1)
+		require.Len(t, found, 5)
+		return string(bytes.Join(found, nil))
+	}
+	first := Manifest(t)
+	require.Equal(t, certificate(first), certificate(Manifest(t, "-keep", first)))
+	require.NotEqual(t, certificate(first), certificate(Manifest(t, "-keep", first+".none")))
 }

@@ -9,36 +9,29 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/controller/certificate"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
-
-// years is how long the certificates of an identity are valid. As its password, they end with it.
-const years = 100
 
 // nbdSecret is a new secret with the certificates for NBD of an identity that is served at a host:
 // that of the server, and one for all clients, which by it are one name. It is immutable, as the
 // CHAP credential is.
 func nbdSecret(id *v1alpha1.VMIdentity, host string) (*corev1.Secret, error) {
-	now := time.Now()
-	authority, err := certificate.New("kubevirt-disk "+string(id.UID), now,
-		now.AddDate(years, 0, 0))
+	ca, err := newAuthority("kubevirt-disk "+string(id.UID), time.Now())
 	if err != nil {
 		return nil, err
 	}
-	cert, key, err := authority.Issue(x509.ExtKeyUsageServerAuth, "kubevirt-disk", host)
+	cert, key, err := ca.issue(x509.ExtKeyUsageServerAuth, host)
 	if err != nil {
 		return nil, err
 	}
-	clientCert, clientKey, err := authority.Issue(x509.ExtKeyUsageClientAuth, "kubevirt-disk",
-		id.Name+"."+id.Namespace)
+	clientCert, clientKey, err := ca.issue(x509.ExtKeyUsageClientAuth, id.Name+"."+id.Namespace)
 	return &corev1.Secret{
 		ObjectMeta: objects.MetaOf(id, v1alpha1.NBDSecretName(id.Name)),
 		Type:       corev1.SecretTypeTLS,
 		Immutable:  new(true),
 		Data: map[string][]byte{
 			corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key,
-			v1alpha1.KeyAuthority:  authority.PEM(),
+			v1alpha1.KeyAuthority:  inPEM("CERTIFICATE", ca.Raw),
 			v1alpha1.KeyClientCert: clientCert, v1alpha1.KeyClientKey: clientKey,
 		},
 	}, err

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -91,7 +92,7 @@ func (p *Plane) ServeWebhook(t testing.TB, system, account, server string, names
 		t.Fatal(err)
 	}
 	if err := webhook.Setup(mgr, webhook.Options{Server: server,
-		Listen: listen, Namespace: system, Service: "kubevirt-disk-webhook",
+		Listen: listen, Certificate: p.WebhookCertificate(t, system),
 		Namespaces: namespaces}); err != nil {
 		t.Fatal(err)
 	}
@@ -102,6 +103,23 @@ func (p *Plane) ServeWebhook(t testing.TB, system, account, server string, names
 		}
 	})
 	p.Webhook(t, listen)
+}
+
+// WebhookCertificate is a directory with the certificate of the webhook, as its pods have it.
+func (p *Plane) WebhookCertificate(t testing.TB, system string) string {
+	t.Helper()
+	var secret corev1.Secret
+	if err := p.Client.Get(t.Context(), client.ObjectKey{Namespace: system,
+		Name: "kubevirt-disk-webhook-certificate"}, &secret); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, data := range secret.Data {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }
 
 // startServices starts the proxy, and returns the API server's configuration for it.

@@ -21,13 +21,15 @@ func main() {
 	directory := flag.String("chart", "../../kubernetes/chart", "`directory` of the chart")
 	namespace := flag.String("namespace", "kubevirt-disk-system", "of the controller")
 	file := flag.String("values", "", "`file` with values, in YAML")
+	keep := flag.String("keep", "", "`file` that was printed before, of which the certificate of "+
+		"the webhook is kept, if it is there")
 	manifest := flag.Bool("manifest", false, "for kubectl apply: without the annotations of Helm")
 	flag.Func("set", "`KEY=VALUE`: a value of the chart, can be repeated", func(s string) error {
 		set = append(set, s)
 		return nil
 	})
 	flag.Parse()
-	text, err := render(*directory, *namespace, *file, set)
+	text, err := render(*directory, *namespace, *file, *keep, set)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -39,7 +41,7 @@ func main() {
 	}
 }
 
-func render(directory, namespace, file string, set []string) (string, error) {
+func render(directory, namespace, file, keep string, set []string) (string, error) {
 	chart, err := loader.Load(directory)
 	if err != nil {
 		return "", err
@@ -54,6 +56,9 @@ func render(directory, namespace, file string, set []string) (string, error) {
 		if err := strvals.ParseInto(s, values); err != nil {
 			return "", err
 		}
+	}
+	if err := keepCertificate(values, keep); err != nil {
+		return "", err
 	}
 	all, err := util.ToRenderValues(chart, values, common.ReleaseOptions{Name: chart.Name(),
 		Namespace: namespace, IsInstall: true}, common.DefaultCapabilities)
@@ -89,4 +94,24 @@ func render(directory, namespace, file string, set []string) (string, error) {
 		}
 	}
 	return text.String(), nil
+}
+
+// keepCertificate sets the certificate of the webhook to that of a file that was printed before.
+// The replicas that run go on with it while the new file is applied.
+func keepCertificate(values common.Values, file string) error {
+	before, err := os.ReadFile(file)
+	if err != nil {
+		return nil // the first time
+	}
+	for document := range strings.SplitSeq(string(before), "\n---\n") {
+		if !strings.Contains(document, "\nkind: Secret\n") {
+			continue
+		}
+		secret, err := common.ReadValues([]byte(document))
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		values["webhook"] = map[string]any{"certificate": secret["data"]}
+	}
+	return nil
 }
