@@ -160,7 +160,7 @@ func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 func (a *app) adapt(ctx context.Context, client *registry.Client, ref transport.Reference,
 	o adaptOptions, size int64) error {
 	p := new(registry.Progress)
-	report := newReporter(a.stderr, isTerminal(a.stderr), oneLine(ref.String()))
+	report := a.reporter(oneLine(ref.String()))
 	var made *adapt.Made
 	err := report.watch(p, func() (err error) {
 		made, err = adapt.Image(ctx, client, ref, o.to,

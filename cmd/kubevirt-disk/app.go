@@ -135,6 +135,9 @@ func harmless(message string) string {
 	return b.String()
 }
 
+// oneLine makes a name fit into a line of progress.
+func oneLine(name string) string { return strings.ReplaceAll(harmless(name), "\n", `\n`) }
+
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kubevirt-disk",
@@ -164,7 +167,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 		a.pullCommand(), a.pushCommand(), a.commitCommand(), a.uploadCommand(), a.handoverCommand(),
 		a.sessionsCommand(), a.kickCommand(), a.snapshotCommand(),
 		a.versionCommand())
-	a.versionFlag(root)
+	root.Version = buildInfo().Version
+	root.SetVersionTemplate(versionText(buildInfo()))
 	completeValues(root)
 	wideHelp(root)
 	requireShell(root)

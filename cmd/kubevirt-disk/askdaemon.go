@@ -7,8 +7,55 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/spf13/cobra"
+
 	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/internal/problems"
 )
+
+// asker asks the daemon that the settings of a command name, through its control socket.
+type asker struct {
+	a    *app
+	cmd  *cobra.Command
+	c    *config
+	rows []setting
+}
+
+// asker adds the settings by which a command finds the daemon.
+func (a *app) asker(cmd *cobra.Command) *asker {
+	c := newConfig()
+	q := &asker{a: a, cmd: cmd, c: c, rows: pick(c.settings(), keyControlSocket, keyWorkDir)}
+	addFlags(cmd.Flags(), q.rows)
+	return q
+}
+
+// socket returns the path of the control socket. check may add what else is wrong with the command
+// line.
+func (q *asker) socket(check func(*problems.List)) (string, error) {
+	l := load(q.cmd.Flags(), q.rows)
+	l.useHookWorkDir(q.c, kubevirtHook())
+	socket := q.c.socket()
+	if check != nil {
+		check(&l.problems)
+	}
+	if socket == "" {
+		l.problems.Add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
+	}
+	return socket, l.problems.Err()
+}
+
+// ask sends a request. pending: see explainControl.
+func (q *asker) ask(check func(*problems.List), pending string,
+	request func(control.Client) error) error {
+	socket, err := q.socket(check)
+	if err != nil {
+		return err
+	}
+	return explainControl(request(daemonAt(socket)), socket, pending)
+}
+
+// stillBusy is what a daemon that has not answered a question may be.
+const stillBusy = "may be busy: ask again"
 
 // daemonAt returns a client of the daemon at a control socket.
 func daemonAt(socket string) control.Client {
@@ -20,6 +67,8 @@ func daemonAt(socket string) control.Client {
 func explainControl(err error, socket, pending string) error {
 	var refused *control.RefusedError
 	switch {
+	case err == nil:
+		return nil
 	case errors.As(err, &refused):
 		return errors.New(explainInitiators(refused.Reason))
 	case errors.As(err, new(*control.AnswerError)):
@@ -35,8 +84,7 @@ func explainControl(err error, socket, pending string) error {
 		return fmt.Errorf("the daemon at %q has not answered in time, and %s", socket, pending)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("user %d may not use the socket %q: the daemon accepts only its own "+
-			"user and root: %w",
-			os.Geteuid(), socket, err)
+			"user and root: %w", os.Geteuid(), socket, err)
 	}
 	return fmt.Errorf("no daemon answers at %q: %w: is it running, with the same %s or %s?",
 		socket, err, nameOf(keyWorkDir), nameOf(keyControlSocket))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -79,12 +78,9 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		"path of a file, of what the disk was made of, if it is not complete without (default "+
 		"that of --"+flagOnto+")")
 	addDigestFile(cmd, &c.digest)
-	settings := newConfig()
-	c.ask = &asker{a: a, c: settings, own: pick(settings.settings(), keyControlSocket, keyWorkDir)}
 	addSignKey(cmd, &signKey)
-	addFlags(cmd.Flags(), slices.Concat(new(reach).settings(), c.ask.own))
-	_ = cmd.RegisterFlagCompletionFunc(flagCompress,
-		cobra.FixedCompletions(compressions, cobra.ShellCompDirectiveNoFileComp))
+	c.ask = a.asker(cmd)
+	addSettings(cmd.Flags(), new(reach).settings())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ref, err := transport.ParseReference(args[len(args)-1])
 		if err != nil {

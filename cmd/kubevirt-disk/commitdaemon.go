@@ -13,7 +13,7 @@ import (
 // openOfDaemon opens a snapshot of a disk of a running daemon. Without one, it takes a snapshot,
 // which goes when the disk is closed.
 func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*committed, error) {
-	socket, err := c.ask.socket(c.cmd)
+	socket, err := c.ask.socket(nil)
 	if err != nil {
 		return nil, err
 	}

@@ -102,42 +102,26 @@ func readWithin(path string, timeout time.Duration) ([]byte, error) {
 	var text []byte
 	var err error
 	done := make(chan struct{})
-	// Opening a pipe may already block for ever. This goroutine then ends with the process, which
-	// does not start.
+	// Opening a pipe may block for ever. This goroutine then ends with the process.
 	go func() {
 		defer close(done)
-		text, err = readAtMost(path, os.O_RDONLY, maxConfigFile,
-			func(fs.FileMode) bool { return true })
+		var f *os.File
+		if f, err = os.Open(path); err != nil {
+			return
+		}
+		defer f.Close()
+		text, err = io.ReadAll(io.LimitReader(f, maxConfigFile+1))
 	}()
 	select {
 	case <-done:
-		return text, err
 	case <-time.After(timeout):
 		return nil, fmt.Errorf("it did not end within %v: name a regular file, or a pipe that is "+
 			"written to and closed", timeout)
 	}
-}
-
-func readAtMost(path string, flags, limit int, wanted func(fs.FileMode) bool) ([]byte, error) {
-	f, err := os.OpenFile(path, flags, 0)
-	if err != nil {
-		return nil, err
+	if len(text) > maxConfigFile {
+		return nil, fmt.Errorf("it is larger than %d bytes", maxConfigFile)
 	}
-	defer f.Close()
-	switch st, err := f.Stat(); {
-	case err != nil:
-		return nil, err
-	case !wanted(st.Mode()):
-		return nil, errNotRegular
-	}
-	text, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(text) > limit {
-		return nil, fmt.Errorf("it is larger than %d bytes", limit)
-	}
-	return text, nil
+	return text, err
 }
 
 // withoutPath returns the cause of an error about a file when the message already names the file,

@@ -119,11 +119,11 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 		return err
 	}
 	p := new(image.Progress)
-	name := strings.ReplaceAll(harmless(img.Name()), "\n", `\n`) // a bar is one line
+	name := oneLine(img.Name())
 	info := img.Info()
 	fmt.Fprintf(a.stderr, "%s: %s, known by %s\n",
 		name, formatText(info.Format, info.Version), assumption(info))
-	report := newReporter(a.stderr, isTerminal(a.stderr), name)
+	report := a.reporter(name)
 	isQcow2 := o.target(destination) == image.FormatQcow2
 	compression := qcow2.Compression(o.compression)
 	if destination == standardStream {
@@ -207,15 +207,10 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 	if strings.HasSuffix(destination, "/") {
 		return fmt.Errorf("%q is the name of a directory: name the file in it", destination)
 	}
-	said := formatOfName(destination)
-	if said != "" && o.targetFormat == "" && o.target(destination) == image.FormatRaw {
-		stem := strings.TrimSuffix(destination, filepath.Ext(destination))
-		if !image.HasRawExtension(stem) {
-			stem += ".raw"
+	if o.targetFormat == "" && o.target(destination) == image.FormatRaw {
+		if err := checkRawName(destination, "keep the name with --"+flagTargetFormat+"=raw"); err != nil {
+			return err
 		}
-		return fmt.Errorf("%q is named like %s, but convert writes a raw disk: name it %q, or "+
-			"keep the name with --%s=raw",
-			destination, said, stem, flagTargetFormat)
 	}
 	info, err := os.Lstat(destination)
 	if device, statErr := os.Stat(destination); statErr == nil &&
@@ -271,12 +266,17 @@ var otherFormats = []struct {
 	{"an archive", []string{".zip", ".7z", ".rar", ".tar", ".cpio"}},
 }
 
-// formatOfName is the format that a name promises; "" for a raw disk or none.
-func formatOfName(name string) string {
+// checkRawName refuses a name for a raw disk that promises something else. or is the other way out.
+func checkRawName(name, or string) error {
 	for _, f := range otherFormats {
 		if hasExtension(name, f.extensions) {
-			return f.what
+			stem := strings.TrimSuffix(name, filepath.Ext(name))
+			if !image.HasRawExtension(stem) {
+				stem += ".raw"
+			}
+			return fmt.Errorf("%q is named like %s, but becomes a raw disk: name it %q, or %s",
+				name, f.what, stem, or)
 		}
 	}
-	return ""
+	return nil
 }

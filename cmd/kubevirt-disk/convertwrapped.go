@@ -27,7 +27,7 @@ func (a *app) openWrapped(ctx context.Context, source, destination string, o con
 	}
 	fmt.Fprintf(a.stderr, "%s: unpacking %s\n", oneLine(source), oneLine(f.Name))
 	p := &unpacking{file: f}
-	report := newReporter(a.stderr, isTerminal(a.stderr), oneLine(f.Name))
+	report := a.reporter(oneLine(f.Name))
 	if o.target(destination) == image.FormatRaw && destination != standardStream {
 		err := report.while(p, func() error { return p.expand(ctx, destination, o.force) })
 		if err != nil && ctx.Err() != nil {

@@ -6,6 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/status"
 )
 
@@ -45,9 +47,7 @@ answered in time, for example because its disk hangs, and may still be at it. Th
 who has a LUN, and who is fenced.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
-	c := newConfig()
-	own := pick(c.settings(), keyControlSocket, keyWorkDir)
-	addFlags(cmd.Flags(), own)
+	q := a.asker(cmd)
 	cmd.Flags().Uint16Var(&req.LUN, "lun", 0, "`number` of the LUN")
 	cmd.Flags().StringVar(&req.To, "to", "", "open the LUN to this `initiator` name too")
 	cmd.Flags().DurationVar(&open, "for", 0, "how long it stays open, as 90s or 5m (default "+
@@ -56,8 +56,6 @@ who has a LUN, and who is fenced.`,
 		"make the second initiator the owner and fence the first")
 	cmd.Flags().BoolVar(&cancel, "cancel", false, "close the LUN to the second initiator again")
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
-		l := load(cmd.Flags(), own)
-		socket := l.daemonSocket(c)
 		chosen := 0
 		for action, on := range map[status.Action]bool{
 			status.ActionOpen: req.To != "", status.ActionFinish: finish,
@@ -68,32 +66,26 @@ who has a LUN, and who is fenced.`,
 				chosen++
 			}
 		}
-		switch {
-		case req.LUN == 0:
-			l.problems.Add("--lun", "is missing: name the LUN")
-		case chosen != 1:
-			l.problems.Add("handover", "give one of --to, --finish and --cancel")
-		case open < 0 || open > 0 && req.Action != status.ActionOpen:
-			l.problems.Add("--for", "goes with --to and must not be negative")
-		case socket == "":
-			l.problems.Add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
-		}
-		if err := l.problems.Err(); err != nil {
-			return err
-		}
 		req.Seconds = open.Seconds()
-		done, err := daemonAt(socket).Handover(cmd.Context(), req)
-		if err != nil {
-			return explainControl(err, socket, handoverPending(req.LUN))
+		check := func(wrong *problems.List) {
+			switch {
+			case req.LUN == 0:
+				wrong.Add("--lun", "is missing: name the LUN")
+			case chosen != 1:
+				wrong.Add("handover", "give one of --to, --finish and --cancel")
+			case open < 0 || open > 0 && req.Action != status.ActionOpen:
+				wrong.Add("--for", "goes with --to and must not be negative")
+			}
 		}
-		fmt.Fprintln(a.stdout, explainInitiators(done))
-		return nil
+		pending := fmt.Sprintf("may still be working on it, for example because its disk hangs: "+
+			"/status shows who owns LUN %d; or ask again", req.LUN)
+		return q.ask(check, pending, func(daemon control.Client) error {
+			done, err := daemon.Handover(cmd.Context(), req)
+			if err == nil {
+				fmt.Fprintln(a.stdout, explainInitiators(done))
+			}
+			return err
+		})
 	})
 	return cmd
-}
-
-// handoverPending says what a daemon that did not answer in time may still be doing.
-func handoverPending(lun uint16) string {
-	return fmt.Sprintf("may still be working on it, for example because its disk hangs: /status "+
-		"shows who owns LUN %d; or ask again", lun)
 }

@@ -8,13 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
-// helpWidth is the most columns that a line of the help has, unless a word alone is longer.
+// helpWidth is the most columns that a line of the help has.
 const helpWidth = 100
 
 // formatsHelp says what the commands take that read disks of any origin.
@@ -57,7 +56,7 @@ var examples = map[string]string{
 	"version": `  kubevirt-disk version`,
 }
 
-// wideHelp adds the examples, and breaks long lines.
+// wideHelp adds the examples, and breaks long lines of flags.
 func wideHelp(root *cobra.Command) {
 	for _, c := range root.Commands() {
 		c.Example = examples[c.Name()]
@@ -67,18 +66,21 @@ func wideHelp(root *cobra.Command) {
 		out := c.OutOrStderr()
 		var text bytes.Buffer
 		c.SetOut(&text)
-		c.SetErr(&text)
 		err := plain(c)
 		c.SetOut(out)
-		c.SetErr(out)
-		usage := text.String()
-		if help := c.Flags().Lookup("help"); help != nil {
-			if asked, ok := help.Value.(*sectionHelp); ok {
-				before, _, _ := strings.Cut(usage, "Flags:\n")
-				usage = before + asked.flags(c.Flags())
+		before, flags, found := strings.Cut(text.String(), "Flags:\n")
+		if _, after, more := strings.Cut(flags, "\n\n"); found {
+			flags = "Flags:\n" + c.LocalFlags().FlagUsagesWrapped(helpWidth)
+			if more {
+				flags += "\n" + after
 			}
 		}
-		fmt.Fprint(out, wrapLines(usage))
+		if help := c.Flags().Lookup("help"); help != nil {
+			if asked, ok := help.Value.(*sectionHelp); ok {
+				flags = asked.flags(c.Flags())
+			}
+		}
+		fmt.Fprint(out, before+flags)
 		return err
 	})
 }
@@ -118,12 +120,12 @@ func (h *sectionHelp) flags(all *pflag.FlagSet) string {
 		for _, key := range keys {
 			some.AddFlag(all.Lookup(key))
 		}
-		fmt.Fprintf(&b, "%s:\n%s\n", title, some.FlagUsages())
+		fmt.Fprintf(&b, "%s:\n%s\n", title, some.FlagUsagesWrapped(helpWidth))
 	}
 	if !h.all {
 		section("The flags that people use first", append(h.first, flagConfig, "help")...)
-		fmt.Fprintf(&b, "There are %d more. Use --help=all for all of them, by section:\n%s.\n",
-			len(h.rows)-len(h.first), strings.Join(sectionsOf(h.rows), ", "))
+		fmt.Fprintf(&b, "There are %d more. Use --help=all for all of them, by section:\n  %s\n",
+			len(h.rows)-len(h.first), strings.Join(sectionsOf(h.rows), "\n  "))
 		return b.String()
 	}
 	for _, title := range sectionsOf(h.rows) {
@@ -142,31 +144,6 @@ func sectionsOf(rows []setting) (titles []string) {
 		}
 	}
 	return titles
-}
-
-// wrapLines breaks lines at spaces. What follows is under the description of a flag, or else under
-// the beginning of the line.
-func wrapLines(text string) string {
-	var b strings.Builder
-	for line := range strings.Lines(text) {
-		indent := len(line) - len(strings.TrimLeft(line, " "))
-		if flag := strings.TrimLeft(line, " "); strings.HasPrefix(flag, "-") {
-			if at := strings.Index(flag, "   "); at > 0 {
-				indent += at + len(flag[at:]) - len(strings.TrimLeft(flag[at:], " "))
-			}
-		}
-		indent = min(indent, helpWidth/2)
-		for utf8.RuneCountInString(strings.TrimRight(line, "\n")) > helpWidth {
-			at := strings.LastIndexByte(line[:helpWidth+1], ' ')
-			if at <= indent {
-				break
-			}
-			b.WriteString(line[:at] + "\n")
-			line = strings.Repeat(" ", indent) + line[at+1:]
-		}
-		b.WriteString(line)
-	}
-	return b.String()
 }
 
 // didYouMean completes a message about an unknown word with those that are written nearly so.

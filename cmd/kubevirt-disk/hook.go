@@ -116,12 +116,6 @@ func (l *loader) useHookWorkDir(c *config, hook *options.Hook) {
 	}
 }
 
-// daemonSocket is the control socket of the daemon in this container, for commands that ask it.
-func (l *loader) daemonSocket(c *config) string {
-	l.useHookWorkDir(c, kubevirtHook())
-	return c.socket()
-}
-
 // canKeepFiles reports whether a directory can be written, or made. The root file system may be
 // read-only.
 func canKeepFiles(dir string) bool {

@@ -122,11 +122,11 @@ func TestConvertRefusesANameThatLies(t *testing.T) {
 	dir := t.TempDir()
 	source := absolute(t, demoImage)
 	for name, want := range map[string]string{
-		"out.VMDK": `is named like a VMDK image, but convert writes a raw disk: name it "` +
+		"out.VMDK": `is named like a VMDK image, but becomes a raw disk: name it "` +
 			dir + `/out.raw", or keep the name with --target-format=raw`,
 		"out.vhdx": "a VHDX image",
 		"out.vdi":  "a VDI image",
-		"out.raw.gz": `a compressed file, but convert writes a raw disk: name it "` + dir +
+		"out.raw.gz": `a compressed file, but becomes a raw disk: name it "` + dir +
 			`/out.raw"`,
 		"out.tar":      "an archive",
 		"a.b.img.zstd": `name it "` + dir + `/a.b.img"`,

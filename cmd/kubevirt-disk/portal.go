@@ -15,42 +15,37 @@ import (
 // parsePortal reads ADDRESS:PORT. Without a port it uses defaultPort, and explicit is false. It
 // does not resolve names: the result decides who can reach a disk, and it may change.
 func parsePortal(s string, defaultPort uint16) (p options.Address, explicit bool, err error) {
-	if addr, err := netip.ParseAddr(unbracket(s)); err == nil {
-		return options.Address{Addr: addr.Unmap(), Port: defaultPort}, false, nil
+	bare := s
+	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
+		bare = s[1 : len(s)-1]
 	}
-	if s == "localhost" {
-		return options.Address{Addr: loopback4(), Port: defaultPort}, false, nil
+	if addr, err := parseIP(bare); err == nil {
+		return options.Address{Addr: addr, Port: defaultPort}, false, nil
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		return options.Address{}, false, fmt.Errorf("%q is not an address: want 0.0.0.0:3260, "+
-			"[::1]:3260, or :3260 for all addresses", s)
+		return p, false, fmt.Errorf("%q is not an address: want 0.0.0.0:3260, [::1]:3260, or "+
+			":3260 for all addresses", s)
 	}
-	p.Port, err = parsePort(port)
+	if p.Port, err = parsePort(port); err == nil && host != "" {
+		p.Addr, err = parseIP(host)
+	}
 	if err != nil {
 		return options.Address{}, false, fmt.Errorf("%q: %w", s, err)
 	}
-	switch host {
-	case "":
-		return p, true, nil
-	case "localhost":
-		p.Addr = loopback4()
-		return p, true, nil
-	}
-	addr, err := netip.ParseAddr(host)
-	if err != nil {
-		return options.Address{}, false, fmt.Errorf("%q: %q is not an IP address (names are not "+
-			"looked up)", s, host)
-	}
-	p.Addr = addr.Unmap()
 	return p, true, nil
 }
 
-func unbracket(s string) string {
-	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
-		return s[1 : len(s)-1]
+// parseIP reads an address, or the one name that needs no look-up.
+func parseIP(s string) (netip.Addr, error) {
+	if s == "localhost" {
+		return loopback4(), nil
 	}
-	return s
+	addr, err := netip.ParseAddr(s)
+	if err != nil {
+		err = fmt.Errorf("%q is not an IP address (names are not looked up)", s)
+	}
+	return addr.Unmap(), err
 }
 
 func loopback4() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
@@ -97,16 +92,7 @@ func (l *loader) portals(chap bool) []options.Address {
 				"%q has another port than %d: give the port only once", e, port)
 			continue
 		}
-		switch i := slices.IndexFunc(all, p.Clashes); {
-		case i < 0:
-		case all[i] == p:
-			l.problems.Add(l.source(keyListen), "%s is listed twice", p)
-			continue
-		default:
-			l.problems.Add(l.source(keyListen),
-				"one of %s and %s includes the other: leave the other out", all[i], p)
-		}
-		all = append(all, p)
+		all = addAddress(l, keyListen, all, p, p.Clashes)
 	}
 	return all
 }
@@ -165,20 +151,25 @@ func (l *loader) nbd(files options.NBDTLS) (all []options.NBDPortal) {
 				continue
 			}
 		}
-		switch i := slices.IndexFunc(all, func(o options.NBDPortal) bool {
+		all = addAddress(l, keyNBD, all, p, func(o options.NBDPortal) bool {
 			return o == p || p.Socket == "" && o.Socket == "" && p.Address.Clashes(o.Address)
-		}); {
-		case i < 0:
-		case all[i] == p:
-			l.problems.Add(source, "%s is listed twice", p)
-			continue
-		default:
-			l.problems.Add(source, "one of %s and %s includes the other: leave the other out",
-				all[i], p)
-		}
-		all = append(all, p)
+		})
 	}
 	return all
+}
+
+// addAddress adds an address to those of a setting, unless it is one of them already.
+func addAddress[A comparable](l *loader, key string, all []A, p A, clashes func(A) bool) []A {
+	switch i := slices.IndexFunc(all, clashes); {
+	case i < 0:
+	case all[i] == p:
+		l.problems.Add(l.source(key), "%v is listed twice", p)
+		return all
+	default:
+		l.problems.Add(l.source(key), "one of %v and %v includes the other: leave the other out",
+			all[i], p)
+	}
+	return append(all, p)
 }
 
 // bound are the addresses on which a part of the daemon listens.

@@ -29,6 +29,11 @@ func newReporter(w io.Writer, terminal bool, name string) *reporter {
 	return r
 }
 
+// reporter shows the progress of a command.
+func (a *app) reporter(name string) *reporter {
+	return newReporter(a.stderr, isTerminal(a.stderr), name)
+}
+
 // progress is an image.Progress, or a fake in a test.
 type progress interface {
 	Done() int64

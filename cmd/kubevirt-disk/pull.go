@@ -3,12 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
-	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 
-	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -112,7 +109,7 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 	defer stop()
 	var done []registry.Pulled
 	var digest string
-	report := newReporter(a.stderr, isTerminal(a.stderr), oneLine(ref.String()))
+	report := a.reporter(oneLine(ref.String()))
 	err = report.while(p, func() (err error) {
 		done, digest, err = client.Pull(ctx, ref, dest,
 			registry.PullOptions{Path: o.path, Original: o.format == pullOriginal,
@@ -145,17 +142,9 @@ func (a *app) checkPullDestination(dest string, o pullOptions) error {
 	if dest == standardStream {
 		return a.checkStdout()
 	}
-	if said := formatOfName(dest); said != "" && o.format == pullRaw && !isDirectory(dest) {
-		stem := strings.TrimSuffix(dest, filepath.Ext(dest))
-		if !image.HasRawExtension(stem) {
-			stem += ".raw"
-		}
-		return fmt.Errorf("the name %q says %s, but the file is a raw disk: "+
-			"name it %q, or keep the "+
-			"file as it is with --%s=%s", dest, said, stem, keyFormat, pullOriginal)
+	if o.format != pullRaw || isDirectory(dest) {
+		return nil
 	}
-	return nil
+	return checkRawName(dest, fmt.Sprintf("keep the file as it is with --%s=%s", keyFormat,
+		pullOriginal))
 }
-
-// oneLine makes a name fit into a line of progress.
-func oneLine(name string) string { return strings.ReplaceAll(harmless(name), "\n", `\n`) }

@@ -69,10 +69,6 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 	addSignKey(cmd, &signKey)
 	unpacking := unpackSetting(&unpackMemory, defaultUnpack)
 	addFlags(cmd.Flags(), append(new(reach).settings(), unpacking))
-	_ = cmd.RegisterFlagCompletionFunc(
-		flagCompress,
-		cobra.FixedCompletions(compressions, cobra.ShellCompDirectiveNoFileComp),
-	)
 	cmd.ValidArgsFunction = completeImages
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		files, last := args[:len(args)-1], args[len(args)-1]
@@ -241,7 +237,7 @@ func (a *app) push(
 	}
 	p := new(registry.Progress)
 	opt.Progress = p
-	report := newReporter(a.stderr, isTerminal(a.stderr), oneLine(ref.String()))
+	report := a.reporter(oneLine(ref.String()))
 	err = report.while(p, func() (err error) {
 		digest, err = client.Push(ctx, files, ref, opt)
 		return err

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strconv"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/status"
 )
 
@@ -27,37 +28,23 @@ The command asks the daemon through its control socket. The daemon obeys only it
 Exit status 0: done, also if there is no session. 1: nobody answers, or not to this user.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
-	c := newConfig()
-	own := pick(c.settings(), keyControlSocket, keyWorkDir)
-	addFlags(cmd.Flags(), own)
+	q := a.asker(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print all fields, as on /status")
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
-		l := load(cmd.Flags(), own)
-		socket := c.socketToAsk(l)
-		if err := l.problems.Err(); err != nil {
+		var sessions []status.Session
+		err := q.ask(nil, stillBusy, func(daemon control.Client) (err error) {
+			sessions, err = daemon.Sessions(cmd.Context())
+			return err
+		})
+		if err != nil {
 			return err
 		}
-		sessions, err := daemonAt(socket).Sessions(cmd.Context())
-		if err != nil {
-			return explainControl(err, socket, "may be busy: ask again")
-		}
 		if asJSON {
-			encoder := json.NewEncoder(a.stdout)
-			encoder.SetIndent("", "  ")
-			return encoder.Encode(append([]status.Session{}, sessions...))
+			return writeJSON(a.stdout, append([]status.Session{}, sessions...))
 		}
 		return printSessions(a.stdout, sessions)
 	})
 	return cmd
-}
-
-// socketToAsk returns the path of the control socket. A client needs one, so "" is a problem.
-func (c *config) socketToAsk(l *loader) string {
-	socket := l.daemonSocket(c)
-	if socket == "" {
-		l.problems.Add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
-	}
-	return socket
 }
 
 func printSessions(w io.Writer, sessions []status.Session) error {
@@ -113,31 +100,30 @@ The command sessions lists the names and numbers.
 Exit status 0: done. 1: there is no such session, or nobody answers, or not to this user.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
-	c := newConfig()
-	own := pick(c.settings(), keyControlSocket, keyWorkDir)
-	addFlags(cmd.Flags(), own)
+	q := a.asker(cmd)
 	cmd.Flags().StringVar(&req.Initiator, "initiator", "", "end all sessions of this `name`")
 	cmd.Flags().StringVar(&session, "session", "", "end the session of this `number`")
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
-		l := load(cmd.Flags(), own)
-		socket := c.socketToAsk(l)
-		switch number, err := strconv.ParseUint(session, 10, 16); {
-		case (req.Initiator == "") == (session == ""):
-			l.problems.Add("kick", "give one of --initiator and --session")
-		case session == "":
-		case err != nil || number == 0:
-			l.problems.Add("--session", "%q is not a session: the command sessions lists their "+
-				"numbers",
-				session)
-		default:
-			req.Session = uint16(number)
+		check := func(wrong *problems.List) {
+			switch number, err := strconv.ParseUint(session, 10, 16); {
+			case (req.Initiator == "") == (session == ""):
+				wrong.Add("kick", "give one of --initiator and --session")
+			case session == "":
+			case err != nil || number == 0:
+				wrong.Add("--session", "%q is not a session: the command sessions lists their "+
+					"numbers", session)
+			default:
+				req.Session = uint16(number)
+			}
 		}
-		if err := l.problems.Err(); err != nil {
-			return err
-		}
-		ended, err := daemonAt(socket).Kick(cmd.Context(), req)
+		var ended []status.Session
+		err := q.ask(check, "may have ended the session: see sessions",
+			func(daemon control.Client) (err error) {
+				ended, err = daemon.Kick(cmd.Context(), req)
+				return err
+			})
 		if err != nil {
-			return explainControl(err, socket, "may have ended the session: see sessions")
+			return err
 		}
 		for _, s := range ended {
 			fmt.Fprintf(a.stdout, "ended session %s of %s, from %s\n",

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strconv"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/status"
 )
 
@@ -68,7 +68,7 @@ interrupted or killed. If it fails, the exit status is 1, and the snapshot stays
 Without NAME, the snapshot is named by the time in UTC.` + askedBySocket,
 		Args: usageArgs(cobra.RangeArgs(1, 2)),
 	}
-	ask := a.snapshotFlags(cmd)
+	ask := a.asker(cmd)
 	cmd.Flags().StringArrayVar(&also, "also", nil, "another `disk` of the same machine; repeatable")
 	commands.flags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -84,7 +84,7 @@ Without NAME, the snapshot is named by the time in UTC.` + askedBySocket,
 		}
 		return running(func(cmd *cobra.Command, _ []string) error {
 			if !commands.any() {
-				return ask.change(cmd, req, pendingChange)
+				return ask.change(req, pendingChange)
 			}
 			return a.createAround(cmd, ask, req, &commands)
 		})(cmd, args)
@@ -98,7 +98,7 @@ func (a *app) createAround(cmd *cobra.Command, ask *asker, req status.SnapshotRe
 	ctx, stop := a.interruptible(cmd.Context(), nil)
 	defer stop()
 	for _, disk := range req.Disks { // a guest is not frozen for what cannot be
-		all, err := ask.list(cmd, disk)
+		all, err := ask.snapshots(disk)
 		if err != nil {
 			return err
 		}
@@ -110,7 +110,7 @@ func (a *app) createAround(cmd *cobra.Command, ask *asker, req status.SnapshotRe
 	}
 	return commands.do(ctx, func() error {
 		// The daemon does not stop what it has begun, so its answer is waited for.
-		return ask.change(cmd, req, "may still take the snapshot, without what --"+flagBefore+
+		return ask.change(req, "may still take the snapshot, without what --"+flagBefore+
 			" has done: see snapshot list, and delete it")
 	})
 }
@@ -123,9 +123,9 @@ func (a *app) snapshotChangeCommand(action status.SnapshotAction, short, long st
 		Long:  long + askedBySocket,
 		Args:  usageArgs(cobra.ExactArgs(2)),
 	}
-	ask := a.snapshotFlags(cmd)
+	ask := a.asker(cmd)
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
-		return ask.change(cmd, status.SnapshotRequest{Action: action, Disks: args[:1],
+		return ask.change(status.SnapshotRequest{Action: action, Disks: args[:1],
 			Name: args[1]}, pendingChange)
 	})
 	return cmd
@@ -134,52 +134,24 @@ func (a *app) snapshotChangeCommand(action status.SnapshotAction, short, long st
 // pendingChange says what a daemon that has not answered may be doing.
 const pendingChange = "may still be at it: see snapshot list"
 
-// asker asks the daemon that the settings of a command name.
-type asker struct {
-	a   *app
-	c   *config
-	own []setting
-}
-
-// snapshotFlags adds the settings by which a command finds the daemon.
-func (a *app) snapshotFlags(cmd *cobra.Command) *asker {
-	c := newConfig()
-	own := pick(c.settings(), keyControlSocket, keyWorkDir)
-	addFlags(cmd.Flags(), own)
-	return &asker{a: a, c: c, own: own}
-}
-
-func (q *asker) socket(cmd *cobra.Command) (string, error) {
-	l := load(cmd.Flags(), q.own)
-	socket := q.c.socketToAsk(l)
-	return socket, l.problems.Err()
-}
-
 // change carries out a request, and prints what was done. pending: see explainControl.
-func (q *asker) change(cmd *cobra.Command, req status.SnapshotRequest, pending string) error {
-	socket, err := q.socket(cmd)
-	if err != nil {
+func (q *asker) change(req status.SnapshotRequest, pending string) error {
+	return q.ask(nil, pending, func(daemon control.Client) error {
+		done, err := daemon.Snapshot(q.cmd.Context(), req)
+		if err == nil {
+			fmt.Fprintln(q.a.stdout, done)
+		}
 		return err
-	}
-	done, err := daemonAt(socket).Snapshot(cmd.Context(), req)
-	if err != nil {
-		return explainControl(err, socket, pending)
-	}
-	fmt.Fprintln(q.a.stdout, done)
-	return nil
+	})
 }
 
-// list returns the snapshots of a disk, or of all for "".
-func (q *asker) list(cmd *cobra.Command, disk string) ([]status.Snapshot, error) {
-	socket, err := q.socket(cmd)
-	if err != nil {
-		return nil, err
-	}
-	all, err := daemonAt(socket).Snapshots(cmd.Context(), disk)
-	if err != nil {
-		return nil, explainControl(err, socket, "may be busy: ask again")
-	}
-	return all, nil
+// snapshots returns the snapshots of a disk, or of all for "".
+func (q *asker) snapshots(disk string) (all []status.Snapshot, err error) {
+	err = q.ask(nil, stillBusy, func(daemon control.Client) (err error) {
+		all, err = daemon.Snapshots(q.cmd.Context(), disk)
+		return err
+	})
+	return all, err
 }
 
 func (a *app) snapshotListCommand() *cobra.Command {
@@ -191,17 +163,15 @@ func (a *app) snapshotListCommand() *cobra.Command {
 disk then, how much storage only the snapshot needs, and its LUN if it is served.` + askedBySocket,
 		Args: usageArgs(cobra.MaximumNArgs(1)),
 	}
-	ask := a.snapshotFlags(cmd)
+	ask := a.asker(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
-		all, err := ask.list(cmd, append(args, "")[0])
+		all, err := ask.snapshots(append(args, "")[0])
 		if err != nil {
 			return err
 		}
 		if asJSON {
-			encoder := json.NewEncoder(a.stdout)
-			encoder.SetIndent("", "  ")
-			return encoder.Encode(append([]status.Snapshot{}, all...))
+			return writeJSON(a.stdout, append([]status.Snapshot{}, all...))
 		}
 		return printSnapshots(a.stdout, all)
 	})

@@ -127,7 +127,7 @@ func (a *app) upload(ctx context.Context, c *client.Client, file, name string) e
 	}
 	p := &sending{total: info.Size()}
 	label := oneLine(name)
-	report := newReporter(a.stderr, isTerminal(a.stderr), label)
+	report := a.reporter(label)
 	var v api.Volume
 	err = report.while(p, func() (err error) {
 		v, err = c.Upload(ctx, name, f, info.Size(), client.UploadOptions{

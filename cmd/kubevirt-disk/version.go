@@ -77,23 +77,6 @@ func versionText(b status.Build) string {
 		b.Commit, b.GoVersion, b.Platform)
 }
 
-// versionFlag makes --version print the same as the command version. Cobra's own flag uses
-// text/template, which makes the linker keep every method of every type: the binary would be a
-// quarter larger.
-func (a *app) versionFlag(root *cobra.Command) {
-	asked := root.Flags().Bool("version", false, "print what the command version does")
-	without := root.RunE
-	root.RunE = func(cmd *cobra.Command, args []string) error {
-		if !*asked {
-			return without(cmd, args)
-		}
-		return running(func(*cobra.Command, []string) error {
-			_, err := io.WriteString(a.stdout, versionText(buildInfo()))
-			return err
-		})(cmd, args)
-	}
-}
-
 func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
