@@ -14,8 +14,9 @@ import (
 )
 
 // TestRegistryOnto pushes a disk, changes two percent of it, and pushes that onto the first one, in
-// another repository. Little is sent and fetched, for the push and for a node that has the old
-// version. The new image is pulled, streamed, and read by QEMU, as the disk that was pushed.
+// another repository. Little is sent and fetched, for the push, which has a copy of the old file,
+// and for a node that has the old version. The new image is pulled, streamed, and read by QEMU, as
+// the disk that was pushed.
 func TestRegistryOnto(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
@@ -44,9 +45,12 @@ func TestRegistryOnto(t *testing.T) {
 	_, _ = random.Read(content[30<<20+4096 : 30<<20+512<<10])
 	clear(content[40<<20 : 40<<20+128<<10])
 	require.NoError(t, os.WriteFile(raw, content, 0o644))
+	was := filepath.Join(t.TempDir(), "fedora.qcow2")
+	mustDisk(t, nil, "pull", insecure, "--format=original", w.proxy+"/vm/fedora:42", was)
 	w.received.Store(0)
 	w.sent.Store(0)
-	args := []string{"push", insecure, "--onto=" + w.proxy + "/vm/fedora:42", raw}
+	args := []string{"push", insecure, "--onto=" + w.proxy + "/vm/fedora:42",
+		"--onto-file=" + was, raw}
 	pushed := mustDisk(t, nil, append(args, w.proxy+"/vm2/fedora:43")...)
 	sent, fetched := w.received.Load(), w.sent.Load()
 	t.Logf("%d bytes sent and %d fetched; the whole disk took %d", sent, fetched, whole)

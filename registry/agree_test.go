@@ -296,7 +296,11 @@ func TestPushOntoOtherTables(t *testing.T) {
 		require.NoError(t, err)
 		p := &pusher{client: c, ref: m.ref(t, "vm/a:2"), opt: PushOptions{Progress: new(Progress)}}
 		require.NoError(t, p.findBase(t.Context(), m.ref(t, "vm/a:1").String()))
-		p.old, err = p.findOld(t.Context(), planned{name: "a.raw"}, &here{})
+		img, err := p.open(files[0])
+		require.NoError(t, err)
+		here, err := newHere(img, "")
+		require.NoError(t, err)
+		p.old, err = p.findOld(t.Context(), planned{name: "a.raw"}, here)
 		require.NoError(t, err)
 		for i := range p.old.index.Files {
 			if f := &p.old.index.Files[i]; f.Name == "disk/"+wrong {

@@ -229,7 +229,7 @@ func TestHostileOrder(t *testing.T) {
 	require.NoError(t, err)
 	layer, err := r.Source.Blob(r.Manifest.Layers[1])
 	require.NoError(t, err)
-	far, err := newFarFile(c, layer, x, &x.Files[0], func(string) {}, nil, 0)
+	far, err := newFarFile(c, layer, x, &x.Files[0], farOptions{})
 	require.NoError(t, err)
 	<-far.order([][2]int64{{3, 2}, {3, 2}, {4, 1}}, x.ChunkSize)
 	require.Equal(t, int64(2), c.Stats().Fetched)

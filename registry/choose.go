@@ -148,14 +148,10 @@ func (p *puller) again(ctx context.Context, f *file, use func(content io.Reader)
 			return err
 		}
 		defer in.Close()
-		content := p.checked(f.layer, f.name, in)
-		if err = take(content); err == nil {
-			err = drain(content)
+		if err := p.checked(f.layer, f.name, in, take); err != nil {
+			return err
 		}
-		if err == nil {
-			err = in.Finish()
-		}
-		return err
+		return in.Finish()
 	}
 	seen := false
 	changed := fmt.Errorf("the layer %s has changed", p.image.Manifest.Layers[f.layer].Digest)
@@ -166,11 +162,7 @@ func (p *puller) again(ctx context.Context, f *file, use func(content io.Reader)
 		if seen = true; e.Size != f.size {
 			return changed
 		}
-		content = p.checked(f.layer, e.Name, content)
-		if err := take(content); err != nil {
-			return err
-		}
-		return drain(content)
+		return p.checked(f.layer, e.Name, content, take)
 	})
 	if err == nil && !seen {
 		err = changed
@@ -209,12 +201,9 @@ func (p *puller) plain(ctx context.Context, i int, in *layer.Reader) error {
 		ordinal: layer.WholeLayer, size: in.Size}
 	p.files = append(p.files, f)
 	if p.candidate(f.name) {
-		content := p.checked(i, f.name, in)
-		err := p.pass(ctx, f, content)
-		if err == nil {
-			err = drain(content)
-		}
-		if err != nil {
+		if err := p.checked(i, f.name, in, func(content io.Reader) error {
+			return p.pass(ctx, f, content)
+		}); err != nil {
 			return in.Explain(err)
 		}
 	}

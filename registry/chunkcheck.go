@@ -2,10 +2,8 @@ package registry
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 
 	"kubevirt.io/disk/registry/layer"
@@ -86,55 +84,76 @@ func (p *puller) indexFile(i int, name string) *layer.IndexFile {
 	return nil
 }
 
-// checked returns the content of a file of a layer, which fails where it contradicts the index.
-func (p *puller) checked(i int, name string, content io.Reader) io.Reader {
-	f := p.indexFile(i, name)
-	if f == nil {
-		return content
+// checked has the content of a file of a layer used, and then read to its end. Reading fails where
+// it contradicts the index.
+func (p *puller) checked(i int, name string, content io.Reader,
+	use func(content io.Reader) error) error {
+	if f := p.indexFile(i, name); f != nil {
+		chunks, err := p.index.ChunksOf(f)
+		if err != nil {
+			return err
+		}
+		content = &checkedChunks{in: content, file: f, chunks: chunks, tables: p.index.TablesOf(f),
+			chunk: make([]byte, min(p.index.ChunkSize, f.Size))}
 	}
-	return &checkedChunks{in: content, name: f.Name, size: f.Size, hash: sha256.New(),
-		digests: io.NewSectionReader(p.index.Digests, f.FirstChunk*layer.DigestSize,
-			f.Chunks(p.index.ChunkSize)*layer.DigestSize), chunk: p.index.ChunkSize,
-		tables: p.index.TablesOf(f)}
+	if err := use(content); err != nil {
+		return err
+	}
+	_, err := io.Copy(io.Discard, content)
+	return err
 }
 
 // checkedChunks is the content of a file that is compared with the digests of its chunks.
 type checkedChunks struct {
-	in          io.Reader
-	name        string
-	size, chunk int64 // bytes
-	digests     io.ReaderAt
-	tables      *layer.Tables
-	hash        hash.Hash // of the chunk so far
-	at          int64
+	in     io.Reader
+	file   *layer.IndexFile
+	chunks *layer.Chunks
+	tables *layer.Tables
+	chunk  []byte
+	rest   []byte // of chunk, not read yet
+	at     int64  // behind chunk
 }
 
 func (c *checkedChunks) Read(p []byte) (int, error) {
-	end := min((c.at/c.chunk+1)*c.chunk, c.size)
-	n, err := c.in.Read(p[:min(int64(len(p)), max(end-c.at, 1))])
-	if err := sameTables(c.name, c.tables, p[:n], c.at); err != nil {
-		return 0, err
+	if len(c.rest) == 0 {
+		if err := c.next(); err != nil {
+			return 0, err
+		}
 	}
-	c.hash.Write(p[:n])
-	if c.at += int64(n); n == 0 || c.at < end {
-		return n, err
-	}
-	var want [layer.DigestSize]byte
-	if _, err := c.digests.ReadAt(want[:], (end-1)/c.chunk*layer.DigestSize); err != nil {
-		return 0, transport.UnexpectedEnd(err)
-	}
-	if got := c.hash.Sum(nil); string(got) != string(want[:]) {
-		return 0, disagrees("%s at %d is not what the index of the image says, or what that of "+
-			"the image said that this one was pushed onto", c.name, (end-1)/c.chunk*c.chunk)
-	}
-	c.hash.Reset()
-	return n, err
+	n := copy(p, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
 }
 
-// drain reads what is left of such content, so that all of it is checked.
-func drain(content io.Reader) error {
-	_, err := io.Copy(io.Discard, content)
-	return err
+// next reads and compares the next chunk. That the file is shorter is found out elsewhere.
+func (c *checkedChunks) next() error {
+	chunk := c.chunk[:min(int64(len(c.chunk)), c.file.Size-c.at)]
+	if len(chunk) == 0 {
+		n, err := c.in.Read(make([]byte, 1))
+		if n > 0 {
+			err = disagrees("%s has more than %d bytes", c.file.Name, c.file.Size)
+		}
+		return err
+	}
+	n, err := io.ReadFull(c.in, chunk)
+	if n < len(chunk) && (n == 0 || err != io.ErrUnexpectedEOF) {
+		return err
+	}
+	if err := sameTables(c.file.Name, c.tables, chunk[:n], c.at); err != nil {
+		return err
+	}
+	if n == len(chunk) {
+		err = c.chunks.Check(chunk, c.at)
+		if wrong := new(transport.DigestError); errors.As(err, &wrong) {
+			return disagrees("%s at %d is not what the index of the image says, or what that of "+
+				"the image said that this one was pushed onto", c.file.Name, c.at)
+		} else if err != nil {
+			return err
+		}
+	}
+	c.rest = chunk[:n]
+	c.at += int64(n)
+	return nil
 }
 
 // comparison begins to compare a layer with its table of contents. nil: it has none by which it

@@ -3,8 +3,6 @@ package registry
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -27,8 +25,9 @@ type descriptor = v1.Descriptor
 // farFile is a file in a layer that is not compressed. An index has the digests of its chunks.
 // Reads fetch chunks, verify them and keep them in a cache.
 type farFile struct {
+	farOptions
 	blob   chunks
-	name   string        // digest of the file's chunk digests
+	name   string        // of the content, as a digest
 	chunk  int64         // bytes that are fetched at once
 	cached *cache.Blob   // fetches chunks in a recorded order; nil: no index has one
 	tables *layer.Tables // the metadata of the file; nil: that must be fetched
@@ -36,18 +35,28 @@ type farFile struct {
 	booted atomic.Pointer[[]uint64]
 	// opening: what is announced now is in the tables, so it need not be fetched
 	opening atomic.Bool
-	warn    func(text string)
-	verdict *verdict     // on the image; nil: nothing in it is described twice
 	came    atomic.Int64 // bytes, from the registry
-	// timeout is how long a chunk may be wrong each time it comes; 0: wrongTimeout
-	timeout time.Duration
 
 	mu   sync.Mutex
 	runs [readRuns]readRun // guarded by mu; used last first
 }
 
+// farOptions say how a file is read.
+type farOptions struct {
+	warn    func(text string)
+	verdict *verdict // on the image; nil: nothing in it is described twice
+	// timeout is how long a chunk may be wrong each time it comes; 0: wrongTimeout
+	timeout time.Duration
+	// ends: a chunk that cannot be had now ends a read, which waits otherwise
+	ends bool
+	// near fills p with a chunk that begins at off from elsewhere, if it can. That need not be the
+	// right one. nil: all are fetched
+	near func(ctx context.Context, p []byte, off int64) bool
+}
+
 // chunks are the bytes of a file. Each read may take long, and is kept.
 type chunks interface {
+	// ReadAt fills p, whose bytes lie in the file.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 	Prefetch(off, length int64)
 	Size() int64
@@ -61,10 +70,10 @@ type chunks interface {
 // indexed are the chunks of a file of an index.
 type indexed struct {
 	*cache.Blob
-	zeros layer.Zeros
+	*layer.Chunks
 }
 
-func (x indexed) run(off, length int64) (int64, bool) { return x.zeros.Run(off, length) }
+func (x indexed) run(off, length int64) (int64, bool) { return x.Run(off, length) }
 
 // section is a file in the middle of a layer, or of other bytes.
 type section struct {
@@ -73,15 +82,7 @@ type section struct {
 }
 
 func (s section) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	var end error
-	if off+int64(len(p)) > s.size {
-		p, end = p[:max(0, s.size-off)], io.EOF
-	}
-	n, err := s.of.ReadAt(ctx, p, s.off+off)
-	if err == nil {
-		err = end
-	}
-	return n, err
+	return s.of.ReadAt(ctx, p, s.off+off)
 }
 
 func (s section) Prefetch(off, length int64) { s.of.Prefetch(s.off+off, min(length, s.size-off)) }
@@ -161,74 +162,34 @@ var _ image.Source = (*farFile)(nil)
 
 // newFarFile opens a file of a layer.
 func newFarFile(c *cache.Cache, from *transport.Blob, x *layer.Index, f *layer.IndexFile,
-	warn func(string), v *verdict, timeout time.Duration) (*farFile, error) {
-	digests := io.NewSectionReader(x.Digests, f.FirstChunk*layer.DigestSize,
-		f.Chunks(x.ChunkSize)*layer.DigestSize)
-	size := max(x.ChunkSize, cache.MinChunkSize)
-	far := &farFile{chunk: size, warn: warn, tables: x.TablesOf(f), verdict: v,
-		timeout: timeout}
-	name, zeros, err := ofDigests(f.Size, x.ChunkSize, digests)
+	opt farOptions) (*farFile, error) {
+	chunks, err := x.ChunksOf(f)
 	if err != nil {
 		return nil, err
 	}
-	far.name = name
-	verify := func(chunk int64, p []byte) error {
-		for i := chunk * (size / x.ChunkSize); len(p) > 0; i++ {
-			n := min(int64(len(p)), x.ChunkSize)
-			if err := checkDigest(digests, i, p[:n]); err != nil {
-				return err
-			}
-			p = p[n:]
-		}
-		return nil
-	}
+	size := max(x.ChunkSize, cache.MinChunkSize)
+	far := &farFile{farOptions: opt, chunk: size, name: chunks.Name, tables: x.TablesOf(f)}
 	// An error of arrived would only have the chunk fetched again.
 	arrived := func(chunk int64, p []byte) error {
-		err := verify(chunk, p)
+		err := chunks.Check(p, chunk*size)
 		if err == nil {
-			_ = v.condemn(sameTables(f.Name, far.tables, p, chunk*size))
+			_ = far.verdict.condemn(sameTables(f.Name, far.tables, p, chunk*size))
 		}
 		return err
 	}
 	far.cached, err = c.Blob(cache.BlobOptions{
 		Digest: far.name, Size: f.Size, ChunkSize: size, Verify: arrived,
 		Fetch: func(ctx context.Context, p []byte, off int64) error {
-			n, err := from.ReadChecked(ctx, p, f.Offset+off,
-				func() error { return verify(off/size, p) })
-			far.came.Add(int64(n))
-			if n == len(p) {
+			check := func() error { return chunks.Check(p, off) }
+			if far.near != nil && far.near(ctx, p, off) && check() == nil {
 				return nil
 			}
-			return transport.UnexpectedEnd(err)
+			far.came.Add(int64(len(p)))
+			return from.FillChecked(ctx, p, f.Offset+off, check)
 		},
 	})
-	far.blob = indexed{far.cached, zeros}
+	far.blob = indexed{far.cached, chunks}
 	return far, err
-}
-
-// ofDigests names a file by the digests of its chunks, and says which of them are zeros. Equal
-// chunks make an equal file, in whichever layer it is.
-func ofDigests(size, chunk int64, digests *io.SectionReader) (string, layer.Zeros, error) {
-	h := sha256.New()
-	h.Write([]byte("kubevirt-disk chunks\n"))
-	_ = binary.Write(h, binary.LittleEndian, []int64{size, chunk})
-	zeros, err := layer.NewZeros(size, chunk,
-		io.TeeReader(io.NewSectionReader(digests, 0, digests.Size()), h))
-	return transport.DigestIn(h), zeros, err
-}
-
-// checkDigest compares a chunk with its digest, which is one of a list.
-func checkDigest(digests io.ReaderAt, chunk int64, p []byte) error {
-	var want [layer.DigestSize]byte
-	if _, err := digests.ReadAt(want[:], chunk*layer.DigestSize); err != nil {
-		return fmt.Errorf("the digests of the chunks cannot be read: %w",
-			transport.UnexpectedEnd(err))
-	}
-	if sum := sha256.Sum256(p); sum != want {
-		return &transport.DigestError{Want: fmt.Sprintf("sha256:%x", want),
-			Got: fmt.Sprintf("sha256:%x", sum)}
-	}
-	return nil
 }
 
 // ReadAt waits until ctx ends for data that cannot be fetched now. Registries come back, and wrong
@@ -251,22 +212,24 @@ func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (n int, err e
 
 // stored is ReadAt without the metadata that came with the index.
 func (f *farFile) stored(ctx context.Context, p []byte, off int64) (n int, err error) {
-	for n < len(p) && err == nil {
+	var end error
+	if off < 0 || off >= f.Size() {
+		return 0, io.EOF
+	} else if rest := f.Size() - off; int64(len(p)) > rest {
+		p, end = p[:rest], io.EOF
+	}
+	for n < len(p) {
 		at := off + int64(n)
-		if at < 0 || at >= f.Size() {
-			part, err := f.blob.ReadAt(ctx, p[n:], at)
-			return n + part, err
-		}
 		length, zero := f.blob.run(at, int64(len(p)-n))
 		part := int(length)
 		if zero {
 			clear(p[n : n+part])
-		} else {
-			part, err = f.fetched(ctx, p[n:n+part], at)
+		} else if part, err = f.fetched(ctx, p[n:n+part], at); err != nil {
+			return n + part, err
 		}
 		n += part
 	}
-	return n, err
+	return n, end
 }
 
 // fetched reads data that is not a hole.
@@ -276,12 +239,14 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 	for pause := transport.FirstPause; ; pause = min(2*pause, transport.LongPause) {
 		n, err := f.blob.ReadAt(ctx, p, off)
 		switch {
-		case err == nil || err == io.EOF:
-			return n, err
+		case err == nil:
+			return n, nil
 		case errors.Is(err, disk.ErrWrongContent):
 			return n, err
 		case errors.As(err, new(*transport.ReplacedError)): // no wait would help
 			return n, fmt.Errorf("%w: %w", disk.ErrWrongContent, err)
+		case f.ends:
+			return n, err
 		case ctx.Err() != nil:
 			return n, fmt.Errorf("%w: %w", disk.ErrNotNow, err)
 		}

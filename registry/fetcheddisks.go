@@ -37,7 +37,7 @@ type fetchedDisk struct {
 	Name string `json:"name"` // of the raw file
 	Size int64  `json:"size"` // bytes
 
-	chunks *io.SectionReader // the digests
+	digests *io.SectionReader // of its chunks
 }
 
 const (
@@ -116,8 +116,8 @@ func (d *fetchedDisks) load(in io.Reader) error {
 		if one.Size < 0 || one.Name != path.Base(path.Clean("/"+one.Name)) || one.Name == "/" {
 			return fmt.Errorf("has a disk %.100q of %d bytes", one.Name, one.Size)
 		}
-		one.chunks = io.NewSectionReader(d.file, at, digestsLength(one.Size))
-		at += one.chunks.Size()
+		one.digests = io.NewSectionReader(d.file, at, digestsLength(one.Size))
+		at += one.digests.Size()
 	}
 	if info, err := d.file.Stat(); err != nil || info.Size() != at {
 		return errors.Join(errors.New("does not have a digest for each chunk"), err)
@@ -170,10 +170,7 @@ func (f *fetchedImage) save(ctx context.Context, made []Pulled, partial string) 
 
 // digestsOfFile reads a file once, except for its holes, and writes the digests of its chunks.
 func digestsOfFile(ctx context.Context, f *os.File, size int64, to io.WriterAt) error {
-	zeros, err := layer.NewZeros(size, layer.IndexChunk, nil)
-	if err != nil {
-		return err
-	}
+	hole := sha256.Sum256(make([]byte, layer.IndexChunk))
 	group, ctx := errgroup.WithContext(ctx)
 	free := make(chan []byte, runtime.GOMAXPROCS(0))
 	for range cap(free) {
@@ -190,9 +187,9 @@ func digestsOfFile(ctx context.Context, f *os.File, size int64, to io.WriterAt) 
 			end := min(from+part, size)
 			for off := from; off < end && ctx.Err() == nil; off += layer.IndexChunk {
 				p := buffer[:min(layer.IndexChunk, size-off)]
-				sum := zeros.Of(off / layer.IndexChunk)
+				sum := hole
 				n, data, err := extents.Seek(f, off, int64(len(p)))
-				if err == nil && (data || n < int64(len(p))) {
+				if err == nil && (data || n < layer.IndexChunk) {
 					err = osfile.ReadFull(f, p, off)
 					sum = sha256.Sum256(p)
 				}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -34,23 +33,23 @@ func (f *fetchedImage) openDisk(_ context.Context, name string) (image.Source, e
 	if d == nil {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 	}
-	r := &rawChunks{of: f, disk: d, checked: make([]atomic.Bool, d.chunks.Size()/layer.DigestSize)}
-	var err error
-	if r.zeros, err = layer.NewZeros(d.Size, layer.IndexChunk,
-		io.NewSectionReader(d.chunks, 0, d.chunks.Size())); err != nil {
+	chunks, err := layer.NewChunks(d.Size, layer.IndexChunk, d.digests)
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+	r := &rawChunks{of: f, disk: d, chunks: chunks,
+		checked: make([]atomic.Bool, d.digests.Size()/layer.DigestSize)}
 	_ = r.reopen() // if that fails, its first read mends it
-	return fetchedDiskSource{&farFile{blob: r, name: rawDigest(f.s.image.Digest, name),
-		chunk: layer.IndexChunk, warn: f.s.warnOf(name)}, r}, nil
+	return fetchedDiskSource{&farFile{farOptions: farOptions{warn: f.s.warnOf(name)}, blob: r,
+		name: rawDigest(f.s.image.Digest, name), chunk: layer.IndexChunk}, r}, nil
 }
 
 // rawChunks are the chunks of a raw file that was made from an image. Like those of the cache, each
 // is verified when this process first uses it.
 type rawChunks struct {
-	of    *fetchedImage
-	disk  *fetchedDisk
-	zeros layer.Zeros
+	of     *fetchedImage
+	disk   *fetchedDisk
+	chunks *layer.Chunks
 
 	file    atomic.Pointer[os.File] // nil: it cannot be opened
 	checked []atomic.Bool           // by chunk
@@ -84,7 +83,7 @@ func (r *rawChunks) close() (err error) {
 
 func (r *rawChunks) Size() int64 { return r.disk.Size }
 
-func (r *rawChunks) run(off, length int64) (int64, bool) { return r.zeros.Run(off, length) }
+func (r *rawChunks) run(off, length int64) (int64, bool) { return r.chunks.Run(off, length) }
 
 // Prefetch asks the kernel to read ahead. If that fails, the file is read when it is needed.
 func (r *rawChunks) Prefetch(off, length int64) {
@@ -99,19 +98,13 @@ func (r *rawChunks) Prefetch(off, length int64) {
 func (r *rawChunks) Has(off, length int64) bool { return true }
 
 func (r *rawChunks) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
-	if off >= r.Size() {
-		return 0, io.EOF
-	}
-	if off+int64(len(p)) > r.Size() {
-		p, err = p[:r.Size()-off], io.EOF
-	}
 	for n < len(p) {
 		got, err := r.readPart(ctx, p[n:], off+int64(n))
 		if n += got; err != nil {
 			return n, err
 		}
 	}
-	return n, err
+	return n, nil
 }
 
 // readPart reads either the part of p that was verified before, or up to the end of a chunk.
@@ -148,7 +141,7 @@ func (r *rawChunks) readPart(ctx context.Context, p []byte, off int64) (int, err
 func (r *rawChunks) right(chunk int64, p []byte) bool {
 	f := r.file.Load()
 	if f == nil || osfile.ReadFull(f, p, chunk*layer.IndexChunk) != nil ||
-		checkDigest(r.disk.chunks, chunk, p) != nil {
+		r.chunks.Check(p, chunk*layer.IndexChunk) != nil {
 		return false
 	}
 	r.checked[chunk].Store(true)

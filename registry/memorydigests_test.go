@@ -18,6 +18,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -109,12 +110,13 @@ func TestMemoryOfFetchedDigests(t *testing.T) {
 		d, err := loadFetchedDisks(root, digestsSuffix, root.Root)
 		require.NoError(t, err)
 		defer d.close()
-		one := d.find("a.img")
+		chunks, err := layer.NewChunks(size, indexChunk, d.find("a.img").digests)
+		require.NoError(t, err)
 		chunk := make([]byte, indexChunk)
-		require.NoError(t, checkDigest(one.chunks, size/indexChunk-1, chunk))
-		require.Error(t, checkDigest(one.chunks, 0, chunk))
+		require.NoError(t, chunks.Check(chunk, size-indexChunk))
+		require.Error(t, chunks.Check(chunk, 0))
 		copy(chunk, "data")
-		require.NoError(t, checkDigest(one.chunks, 0, chunk))
+		require.NoError(t, chunks.Check(chunk, 0))
 	})
 }
 

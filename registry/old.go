@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"path/filepath"
@@ -46,7 +45,7 @@ func (o *oldDisk) close() (err error) {
 	if o.image != nil {
 		err = o.image.Close()
 	}
-	err = errors.Join(err, o.index.Close(), o.here.close())
+	err = errors.Join(err, o.here.close(), o.index.Close())
 	if o.dir != "" {
 		err = errors.Join(err, os.RemoveAll(o.dir))
 	}
@@ -94,7 +93,7 @@ func (p *pusher) findOld(ctx context.Context, f planned, here *here) (_ *oldDisk
 				return nil, err
 			}
 			if err := file.learn(ctx); err != nil {
-				return nil, errors.Join(err, file.Close())
+				return nil, err
 			}
 			o.chain = append(o.chain, file)
 			return file, nil
@@ -224,7 +223,7 @@ func (o *oldDisk) open(b *baseImage, name string) (*oldFile, error) {
 		if err != nil {
 			return nil, err
 		}
-		return newOldFile(blob, o.index, f, o.here)
+		return o.here.open(blob, o.index, f)
 	}
 	return nil, fmt.Errorf("%s: %w", name, os.ErrNotExist)
 }
@@ -243,7 +242,7 @@ func (o *oldDisk) findDisks(ctx context.Context,
 			return err
 		}
 		head, err := readHead(ctx, file)
-		if err = errors.Join(err, file.Close()); err != nil {
+		if err != nil {
 			return err
 		}
 		if below := image.BackingOf(name, head, file.Size()); below != "" {
@@ -316,38 +315,27 @@ func (o *oldDisk) fetch(ctx context.Context, p *pusher, f planned) (err error) {
 	return err
 }
 
-// again returns a file of the chain once more. Closing it does nothing.
+// again returns a file of the chain once more.
 func (o *oldDisk) again(name string) (image.Source, error) {
 	for _, f := range o.chain {
 		if f.entry.Name == path.Join(layer.DiskDir, name) {
-			return keptOpen{f}, nil
+			return f, nil
 		}
 	}
 	return nil, fmt.Errorf("%s: %w", name, os.ErrNotExist)
 }
 
-// keptOpen is a file that somebody else closes.
-type keptOpen struct{ *oldFile }
-
-func (keptOpen) Close() error { return nil }
-
 // bootOf is what a guest read first of the old disk, as far as it is different now.
 func (o *oldDisk) bootOf(ctx context.Context, different clusters, size int64) (boot []BootRun,
 	err error) {
 	for _, f := range o.chain {
-		for _, run := range f.entry.Boot {
-			for chunk := run[0]; chunk < run[0]+run[1]; chunk++ {
-				blocks, err := f.blocks(ctx, chunk)
-				if err != nil {
-					return nil, err
-				}
-				for _, r := range blocks {
-					for b := r.First; b < r.First+r.Count && b*BootBlock < size; b++ {
-						if different.has(b * BootBlock / qcow2.DeltaUnit) {
-							boot = append(boot, BootRun{First: b, Count: 1})
-						}
-					}
-				}
+		blocks, err := f.booted(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range blocks {
+			if b*BootBlock < size && different.has(b*BootBlock/qcow2.DeltaUnit) {
+				boot = append(boot, BootRun{First: b, Count: 1})
 			}
 		}
 	}
@@ -365,8 +353,7 @@ func (o *oldDisk) indexed(ctx context.Context, b *baseImage) (all []indexedFile,
 		if slices.Contains(o.left, f.Name) {
 			continue
 		}
-		one := indexedFile{entry: *f, digests: io.NewSectionReader(o.index.Digests,
-			f.FirstChunk*layer.DigestSize, f.Chunks(layer.IndexChunk)*layer.DigestSize)}
+		one := indexedFile{entry: *f, digests: o.index.DigestsOf(f)}
 		if tables := o.index.TablesOf(f); tables != nil {
 			if err := o.compareTables(ctx, b, f, tables); err != nil {
 				return nil, fmt.Errorf("%s: %w", o.ref, err)
@@ -392,7 +379,7 @@ func (o *oldDisk) compareTables(ctx context.Context, b *baseImage, f *layer.Inde
 	if err != nil {
 		return err
 	}
-	return errors.Join(compareTables(ctx, f.Name, tables, file.ReadAt), file.Close())
+	return compareTables(ctx, f.Name, tables, file.ReadAt)
 }
 
 // checkChain refuses a chain that is too long to be pulled.

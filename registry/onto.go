@@ -27,8 +27,8 @@ import (
 // Onto is another version of a disk that is pushed.
 type Onto struct {
 	Image string // the reference of the image that has it
-	// File is a copy of that disk on this machine. What cannot be compared by digests is read from
-	// there, where it has the content of the image, and not fetched. "": there is none.
+	// File is a copy of that disk's file on this machine. What it has of the image is not fetched.
+	// "": there is none.
 	File string
 	// Squash leaves out the layers of the versions between the oldest one and the new one, which
 	// gets what they have. It makes a chain short again.
@@ -75,9 +75,9 @@ func (p *pusher) onto(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	here := &here{disks: []*image.Image{img}}
-	if err := here.open(p.opt.Onto.File, p.opt.Image); err != nil {
-		return false, errors.Join(err, here.close())
+	here, err := newHere(img, p.opt.Onto.File)
+	if err != nil {
+		return false, err
 	}
 	if err := p.findBase(ctx, p.opt.Onto.Image); err != nil {
 		return false, errors.Join(err, here.close())
@@ -132,8 +132,8 @@ func (p *pusher) sayRead() error {
 	}
 	if came > all/2 && came > 1<<20 {
 		p.client.Warn(fmt.Sprintf("%d of the %d bytes of the old disk in %s had to be fetched to "+
-			"compare it: it was not compressed by this version of push, or most of it differs",
-			came, all, p.opt.Onto.Image))
+			"compare it: --onto-file with a copy of its file saves that", came, all,
+			p.opt.Onto.Image))
 	}
 	return nil
 }

@@ -107,7 +107,7 @@ func changed(content []byte) []byte {
 }
 
 // TestPushOnto: the next version of a disk is an image with the layers of the last one, and one
-// with what differs. Neither is the old disk fetched, nor is much sent.
+// with what differs. Not much is sent, and of a raw disk, not much is fetched.
 func TestPushOnto(t *testing.T) {
 	old := likeADisk(1, 32<<20+512)
 	now := changed(old)
@@ -125,10 +125,14 @@ func TestPushOnto(t *testing.T) {
 			file := o.file(t, "vm.raw", now)
 			o.m.requests("", "")
 			digest := o.push(t, file, "vm/a:2", "vm/a:1")
-			require.Empty(t, o.said)
 			came, went := o.m.traffic()
 			require.Less(t, came, whole/10, "of %d bytes", whole)
-			require.Less(t, went, whole/5, "of %d bytes: tables, and chunks with changes", whole)
+			if c == "" {
+				require.Less(t, went, whole/5, "of %d bytes: chunks with changes", whole)
+				require.Empty(t, o.said)
+			} else {
+				require.Contains(t, strings.Join(o.said, ""), "had to be fetched")
+			}
 			names := []string{"vm.qcow2", "vm.1.qcow2", "vm.2.qcow2", "vm.3.qcow2"}
 			if c == "" {
 				names = append([]string{"vm.raw"}, names...)
@@ -160,8 +164,8 @@ func TestPushOnto(t *testing.T) {
 	}
 }
 
-// TestPushOntoOthers: images that were compressed elsewhere, or that have no index, are read. The
-// new image is right all the same.
+// TestPushOntoOthers: a copy of the old file saves fetching it. Images without an index are fetched
+// as a whole.
 func TestPushOntoOthers(t *testing.T) {
 	old := likeADisk(2, 24<<20)
 	now := changed(old)
@@ -169,18 +173,15 @@ func TestPushOntoOthers(t *testing.T) {
 		o := newOnto(t)
 		path := o.file(t, "vm.qcow2", qcow2Of(t, old, "-c"))
 		o.push(t, path, "vm/a:1", "")
-		o.push(t, o.file(t, "vm.raw", now), "vm/a:2", "vm/a:1")
-		require.Contains(t, strings.Join(o.said, "\n"), "had to be fetched")
-		o.requireDisk(t, "vm/a:2", "vm.1.qcow2", now, true)
-
 		o.m.traffic()
 		opt := PushOptions{CompressRaw: qcow2.CompressionZstd,
 			Onto: Onto{Image: o.m.ref(t, "vm/a:1").String(), File: path}}
-		_, err := o.c.Push(t.Context(), []string{filepath.Join(o.dir, "vm.raw")},
+		_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", now)},
 			o.m.ref(t, "vm/a:3"), opt)
 		require.NoError(t, err)
-		_, went := o.m.traffic()
-		require.Less(t, went, int64(len(old)/10), "the old file is here")
+		came, went := o.m.traffic()
+		require.Less(t, came, int64(len(old)/10), "the old file is here")
+		require.Less(t, went, int64(len(old)/10))
 		o.requireDisk(t, "vm/a:3", "vm.1.qcow2", now, true)
 	})
 	for name, l := range map[string][]byte{

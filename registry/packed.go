@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"sort"
 
 	"kubevirt.io/disk/registry/cache"
@@ -135,8 +134,8 @@ func (f *packed) fetch(ctx context.Context, p []byte, off int64) error {
 		})
 		return errors.Join(f.verify(unit, p), more)
 	}
-	if n, err := f.layer.ReadChecked(ctx, raw, begin, unpackAll); n < len(raw) {
-		return transport.UnexpectedEnd(err)
+	if err := f.layer.FillChecked(ctx, raw, begin, unpackAll); err != nil {
+		return err
 	}
 	if unpackAll(); f.verify(unit, p) != nil {
 		return nil
@@ -153,11 +152,7 @@ func (f *packed) verify(unit int64, p []byte) error {
 		if c.Zeros {
 			c.Sum = sha256.Sum256(make([]byte, len(p)))
 		}
-		if got := sha256.Sum256(p); got != c.Sum {
-			return &transport.DigestError{Want: fmt.Sprintf("sha256:%x", c.Sum),
-				Got: fmt.Sprintf("sha256:%x", got)}
-		}
-		return nil
+		return layer.CheckSum(p, c.Sum)
 	})
 }
 
@@ -167,9 +162,6 @@ func (f *packed) unitOf(off int64) int {
 }
 
 func (f *packed) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
-	if off+int64(len(p)) > f.size {
-		p, err = p[:max(0, f.size-off)], io.EOF
-	}
 	if int64(len(p)) > f.unit {
 		f.Prefetch(off, int64(len(p)))
 	}
@@ -178,12 +170,11 @@ func (f *packed) ReadAt(ctx context.Context, p []byte, off int64) (n int, err er
 		i := f.unitOf(at)
 		part := p[n:min(int64(len(p)), int64(n)+f.endOf(i)-at)]
 		got, err := f.blob.ReadAt(ctx, part, int64(i)*f.unit+at-f.units[i].start)
-		n += got
-		if err != nil && got < len(part) {
+		if n += got; got < len(part) {
 			return n, err
 		}
 	}
-	return n, err
+	return n, nil
 }
 
 func (f *packed) Prefetch(off, length int64) {

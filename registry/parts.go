@@ -404,21 +404,25 @@ func (s *Stream) farPart(p *layer.Part) (*farFile, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &farFile{blob: f, name: name, chunk: f.unit, warn: s.warnOf(p.Name),
-			verdict: s.verdict, timeout: s.opt.timeout}, nil
+		return &farFile{farOptions: s.farOptions(p.Name), blob: f, name: name, chunk: f.unit}, nil
 	case p.Chunks != nil:
 		x := &layer.Index{ChunkSize: layer.IndexChunk, Digests: layer.SectionOf(p.Chunks)}
 		file := &layer.IndexFile{Name: p.Name, Size: p.Size, Offset: p.Offset}
 		if int64(len(p.Chunks)) != file.Chunks(layer.IndexChunk)*layer.DigestSize {
 			return nil, errors.New("does not have as many digests as chunks")
 		}
-		return newFarFile(s.opt.Cache, from, x, file, s.warnOf(p.Name), s.verdict, s.opt.timeout)
+		return newFarFile(s.opt.Cache, from, x, file, s.farOptions(p.Name))
 	}
 	u, err := s.unverifiedLayer(layers[i])
 	if err != nil {
 		return nil, err
 	}
 	return u.open(p.Offset, p.Size), nil
+}
+
+// farOptions are those of a file of the image.
+func (s *Stream) farOptions(name string) farOptions {
+	return farOptions{warn: s.warnOf(name), verdict: s.verdict, timeout: s.opt.timeout}
 }
 
 // warnOf logs what is wrong with a part of the image.

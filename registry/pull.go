@@ -13,7 +13,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -319,11 +318,9 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		}
 		f := &file{name: e.Name, layer: i, ordinal: e.Ordinal, size: e.Size}
 		here[e.Name] = f
-		content = p.checked(i, e.Name, toc.Content(e, content))
-		if err := p.pass(ctx, f, content); err != nil {
-			return err
-		}
-		return drain(content)
+		return p.checked(i, e.Name, toc.Content(e, content), func(content io.Reader) error {
+			return p.pass(ctx, f, content)
+		})
 	})
 	if err == nil {
 		err = in.Finish()

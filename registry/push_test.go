@@ -264,10 +264,9 @@ func TestPushPull(t *testing.T) {
 		names = append(names, f.Name)
 		require.Equal(t, []any{h.Name, h.Size, l.Digest.String()}, []any{f.Name, f.Size, f.Layer})
 		require.True(t, bytes.Equal(content, layer[f.Offset:f.Offset+f.Size]))
-		for n := range f.Chunks(x.ChunkSize) {
-			chunk := content[n*x.ChunkSize : min((n+1)*x.ChunkSize, f.Size)]
-			require.NoError(t, checkDigest(x.Digests, f.FirstChunk+n, chunk))
-		}
+		chunks, err := x.ChunksOf(&f)
+		require.NoError(t, err)
+		require.NoError(t, chunks.Check(content, 0))
 	}
 	require.Equal(t, []string{"disk/a.qcow2", "disk/bases/b.img", "disk/other.raw"}, names)
 }

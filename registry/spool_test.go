@@ -284,11 +284,9 @@ func TestNoPartsAndWrongPart(t *testing.T) {
 		}
 		return nil
 	}
-	_, err := s.blob.ReadChecked(t.Context(), p, 5000, check)
-	require.NoError(t, err)
+	require.NoError(t, s.blob.FillChecked(t.Context(), p, 5000, check))
 	require.Error(t, check())
-	_, err = s.blob.ReadChecked(t.Context(), p, 5000, check)
-	require.NoError(t, err)
+	require.NoError(t, s.blob.FillChecked(t.Context(), p, 5000, check))
 	require.NoError(t, check())
 }
 

@@ -61,7 +61,7 @@ func (o *oldFile) owns(ctx context.Context, bottom *oldFile, to clusters, size i
 	}
 	cluster := o.content.Info().ClusterSize
 	to.addRange(o.diskSize(), min(bottom.diskSize(), size))
-	return o.content.Places(ctx, 0, func(at qcow2.Place) bool {
+	return o.content.Places(ctx, func(at qcow2.Place) bool {
 		to.addRange(at.Guest, min(at.Guest+cluster, size))
 		return true
 	})
@@ -70,7 +70,7 @@ func (o *oldFile) owns(ctx context.Context, bottom *oldFile, to clusters, size i
 // diskSize is the size of the disk in a file. Bytes.
 func (o *oldFile) diskSize() int64 {
 	if o.content == nil {
-		return o.entry.Size
+		return o.Size()
 	}
 	return o.content.Info().VirtualSize
 }
@@ -229,8 +229,8 @@ func (p *pusher) sayDead(ctx context.Context, different clusters) error {
 // hidden by clusters above.
 func (o *oldFile) hidden(ctx context.Context, above clusters) (stored, dead int64, err error) {
 	if o.content == nil {
-		for off := int64(0); off < o.entry.Size && ctx.Err() == nil; {
-			n, zero := o.zeros.Run(off, min(o.entry.Size-off, qcow2.DeltaUnit))
+		for off := int64(0); off < o.Size() && ctx.Err() == nil; {
+			n, zero := o.blob.run(off, min(o.Size()-off, qcow2.DeltaUnit))
 			if !zero {
 				stored += n
 				if above.has(off / qcow2.DeltaUnit) {
@@ -242,7 +242,7 @@ func (o *oldFile) hidden(ctx context.Context, above clusters) (stored, dead int6
 		return stored, dead, ctx.Err()
 	}
 	size := o.content.Info().ClusterSize
-	err = o.content.Places(ctx, 0, func(at qcow2.Place) bool {
+	err = o.content.Places(ctx, func(at qcow2.Place) bool {
 		stored += at.Length
 		first, last := at.Guest/qcow2.DeltaUnit, (at.Guest+size-1)/qcow2.DeltaUnit
 		covered := int64(0)

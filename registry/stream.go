@@ -493,5 +493,5 @@ func (s *Stream) openIndexed(f *layer.IndexFile) (*farFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newFarFile(s.opt.Cache, layer, s.index, f, s.warnOf(f.Name), s.verdict, s.opt.timeout)
+	return newFarFile(s.opt.Cache, layer, s.index, f, s.farOptions(f.Name))
 }

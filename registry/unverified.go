@@ -81,12 +81,8 @@ func (s *Stream) unverifiedLayer(desc descriptor) (*unverified, error) {
 		Digest: unverifiedName(s.kept.Origin(), digest),
 		Size:   desc.Size, ChunkSize: unverifiedChunk, Verify: n.check,
 		Fetch: func(ctx context.Context, p []byte, off int64) error {
-			got, err := layer.ReadChecked(ctx, p, off,
+			return layer.FillChecked(ctx, p, off,
 				func() error { return n.check(off/unverifiedChunk, p) })
-			if got == len(p) {
-				return nil
-			}
-			return transport.UnexpectedEnd(err)
 		},
 	})
 	if err == nil && n.now() == noteWrong {
@@ -237,5 +233,6 @@ func (f *unsureFile) Verify(ctx context.Context) error {
 func (u *unverified) open(off, size int64) *farFile {
 	name := transport.DigestOf([]byte("kubevirt-disk part\n" + u.name + "\n" +
 		strconv.FormatInt(off, 10) + "\n" + strconv.FormatInt(size, 10)))
-	return &farFile{blob: section{u, off, size}, name: name, chunk: unverifiedChunk, warn: u.warn}
+	return &farFile{farOptions: farOptions{warn: u.warn}, blob: section{u, off, size}, name: name,
+		chunk: unverifiedChunk}
 }

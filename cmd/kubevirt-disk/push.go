@@ -62,7 +62,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		"version of the disk: only what differs is stored; --base counts only if nothing is "+
 		"the same")
 	cmd.Flags().StringVar(&onto.File, flagOntoFile, "", "`file` with a copy of that other "+
-		"version: what differs is compared with it instead of being fetched")
+		"version, as pull --format=original writes it: what it has is not fetched")
 	cmd.Flags().BoolVar(&artifact, flagArtifact, false, "store an OCI artifact, as oras push "+
 		"does: each FILE is a layer as it is, without a base image")
 	addSquash(cmd, &onto)

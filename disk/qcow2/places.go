@@ -11,15 +11,15 @@ type Place struct {
 	Host, Length int64
 }
 
-// Places calls visit for each cluster from the one at the guest offset from on that is not the
-// backing file's, in the guest's order, until visit returns false. An image with subclusters says
-// nothing. As reading does, it may wait for tables.
-func (im *Image) Places(ctx context.Context, from int64, visit func(Place) bool) error {
+// Places calls visit for each cluster that is not the backing file's, in the guest's order, until
+// visit returns false. An image with subclusters says nothing. As reading does, it may wait for
+// tables.
+func (im *Image) Places(ctx context.Context, visit func(Place) bool) error {
 	h := im.hdr
 	if h.extended() {
 		return nil
 	}
-	for off := from &^ (h.clusterSize() - 1); off < h.size; {
+	for off := int64(0); off < h.size; {
 		table, first, limit, err := im.tableAt(ctx, off, h.size-off, false)
 		if err != nil {
 			return err
@@ -47,13 +47,4 @@ func (im *Image) Places(ctx context.Context, from int64, visit func(Place) bool)
 		table.release()
 	}
 	return nil
-}
-
-// Compressor returns a function that appends a cluster to dst, compressed as Write does it for an
-// image of this compression. Only one goroutine may use it.
-func (im *Image) Compressor() (func(dst, cluster []byte) []byte, error) {
-	if im.hdr.compression == compressionZlib {
-		return newCompressor(CompressionZlib)
-	}
-	return newCompressor(CompressionZstd)
 }

@@ -66,15 +66,15 @@ func (b *Blob) Again(err error, tries int) bool {
 	return errors.As(err, &wrong) && b.from != nil && tries < len(b.from.order())
 }
 
-// ReadChecked reads a range like ReadAt. If check says that the content is wrong, the endpoint that
-// sent it is asked last from then on.
-func (b *Blob) ReadChecked(ctx context.Context, p []byte, off int64,
-	check func() error) (int, error) {
+// FillChecked is Fill. If check says that the content is wrong, the endpoint that sent it is asked
+// last from then on.
+func (b *Blob) FillChecked(ctx context.Context, p []byte, off int64, check func() error) error {
 	n, r, err := b.readAt(ctx, p, off)
-	if n == len(p) {
-		r.Doubt(check)
+	if n < len(p) {
+		return UnexpectedEnd(err)
 	}
-	return n, err
+	r.Doubt(check)
+	return nil
 }
 
 // DigestError says that content does not match its digest.
@@ -119,11 +119,7 @@ func (b *Blob) readAt(ctx context.Context, p []byte, off int64) (int, run, error
 
 // Fill reads a range: all of p, or an error. It verifies nothing.
 func (b *Blob) Fill(ctx context.Context, p []byte, off int64) error {
-	n, err := b.ReadAt(ctx, p, off)
-	if n == len(p) {
-		return nil
-	}
-	return UnexpectedEnd(err)
+	return b.FillChecked(ctx, p, off, func() error { return nil })
 }
 
 // fetch reads a range of a blob in a registry. It replaces a broken connection, and goes on where
