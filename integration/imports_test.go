@@ -256,8 +256,8 @@ var importRules = []importRule{
 		deep: true,
 		why:  "only the command reads the command line"},
 	{pkg: "cmd/...", never: []string{"github.com/stretchr/...", "go.uber.org/goleak", "testing",
-		"target/targettest", "disk/disktest/...", "integration/..."}, deep: true,
-		why: "test code must not get into the binary"},
+		"target/targettest", "vhostuser/vhosttest", "disk/disktest/...", "integration/..."},
+		deep: true, why: "test code must not get into the binary"},
 }
 
 // TestNothingOfKubernetes: this module needs none of the modules of Kubernetes, for its tests

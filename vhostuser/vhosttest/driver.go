@@ -1,0 +1,318 @@
+// Package vhosttest stands for a guest and its QEMU: it is a front end of vhost-user with a driver
+// of virtio-blk, for tests and measurements of a back end. It can also misbehave.
+//
+// It has these layers. Each uses those before:
+//
+//	Conn      one connection: sends any message, with any files, sizes and flags
+//	Memory    the guest's memory: regions with a memfd each, plugged in and out
+//	Queue     a split ring: puts any chain of descriptors into it, also one that lies
+//	Driver    negotiation, configuration, requests, rings that stop and go on, a back end that
+//	          starts again, the log of a migration
+//	Stream    a ring full of equal requests, without allocation, to measure
+//
+// The driver checks what the back end does to its memory: what it says it has used, how much it
+// wrote, whether a status is there. The call that meets a violation returns ErrViolation.
+//
+// Sources: QEMU's docs/interop/vhost-user, virtio 1.2 sections 2.7 (split rings) and 5.2 (block
+// device). In the order of messages it follows QEMU's hw/virtio/vhost-user.c. Machines are little
+// endian, as the driver is only for those.
+package vhosttest
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options describe the guest. The zero value is a guest with one queue, that uses all it knows.
+type Options struct {
+	Features         uint64 // which to take if offered; 0: all that are known; None
+	ProtocolFeatures uint64 // the same
+
+	Queues    int    // 0: 1
+	QueueSize uint16 // a power of 2, at least 2; 0: 128
+
+	Memory  uint64          // bytes, in one region; 0: 64 MiB
+	Regions []RegionOptions // in place of Memory
+	// Unsealed leaves out the seals of the guest's memory. Regions have their own setting.
+	Unsealed bool
+
+	Layout  Layout        // of requests that say nothing else
+	Timeout time.Duration // for each answer and each request; 0: DefaultTimeout
+
+	// NoStart stops after the negotiation: no memory is shared, and no ring starts. Start does
+	// that.
+	NoStart bool
+}
+
+// regionAddr is where the first region is. 0 is an address too, but finds fewer mistakes.
+const regionAddr = 1 << 30
+
+// Driver is a guest with a disk. Its methods may be called by several goroutines, unless they say
+// otherwise.
+type Driver struct {
+	Offered         uint64 // features of the back end
+	OfferedProtocol uint64
+	Features        uint64 // negotiated
+	Protocol        uint64
+	MaxQueues       int // of the back end; 0: it does not say
+	MaxSlots        int // of memory; 0: it does not say
+
+	Memory Memory
+
+	o        Options
+	mu       sync.Mutex // guards conn and what Reconnect changes
+	conn     *Conn
+	queues   []*Queue
+	back     *backChannel
+	inflight *Inflight
+	log      *Log
+	changes  chan struct{}
+}
+
+// Dial connects to a back end, negotiates, shares the memory and starts the rings.
+func Dial(path string, o Options) (_ *Driver, err error) {
+	if o.Queues == 0 {
+		o.Queues = 1
+	}
+	if o.QueueSize == 0 {
+		o.QueueSize = 128
+	}
+	if o.Memory == 0 {
+		o.Memory = 64 << 20
+	}
+	if o.Timeout == 0 {
+		o.Timeout = DefaultTimeout
+	}
+	if o.Regions == nil {
+		o.Regions = []RegionOptions{{Addr: regionAddr, Size: o.Memory, Unsealed: o.Unsealed}}
+	}
+	if o.QueueSize < 2 || o.QueueSize&(o.QueueSize-1) != 0 {
+		return nil, fmt.Errorf("a queue of %d descriptors: must be a power of 2", o.QueueSize)
+	}
+	d := &Driver{o: o, changes: make(chan struct{}, 1)}
+	defer func() {
+		if err != nil {
+			_ = d.Close()
+		}
+	}()
+	for _, options := range o.Regions {
+		r, err := newRegion(options)
+		if err != nil {
+			return nil, err
+		}
+		d.Memory.add(r)
+	}
+	for i := range o.Queues {
+		q, err := newQueue(d, i, o.QueueSize)
+		if err != nil {
+			return nil, err
+		}
+		d.queues = append(d.queues, q)
+	}
+	if err := d.connect(path); err != nil {
+		return nil, err
+	}
+	if o.NoStart {
+		return d, nil
+	}
+	return d, d.Start()
+}
+
+// masked is what is taken of an offer.
+func masked(offered, known, mask uint64) uint64 {
+	if mask == 0 {
+		mask = ^uint64(0)
+	}
+	return offered & known & mask
+}
+
+// connect makes a connection and negotiates. What was negotiated before stays: a back end that
+// offers less is refused, as QEMU does it.
+func (d *Driver) connect(path string) (err error) {
+	c, err := DialConn(path, d.o.Timeout)
+	if err != nil {
+		return err
+	}
+	again := d.conn != nil
+	d.mu.Lock()
+	d.conn = c
+	d.mu.Unlock()
+	if d.Offered, err = c.number(GetFeatures); err != nil {
+		return err
+	}
+	features := masked(d.Offered, known, d.o.Features)
+	var protocol uint64
+	if d.Offered&FeatureProtocolFeatures != 0 {
+		if d.OfferedProtocol, err = c.number(GetProtocolFeatures); err != nil {
+			return err
+		}
+		protocol = masked(d.OfferedProtocol, knownProtocol, d.o.ProtocolFeatures)
+		if err := c.Tell(SetProtocolFeatures, U64(protocol)); err != nil {
+			return err
+		}
+	}
+	if again && (features&d.Features != d.Features || protocol != d.Protocol) {
+		return fmt.Errorf("the back end offered %#x and %#x before, and now %#x and %#x",
+			d.Features, d.Protocol, d.Offered, d.OfferedProtocol)
+	}
+	if !again {
+		d.Features, d.Protocol = features, protocol
+	}
+	c.ack = d.Protocol&ProtocolReplyAck != 0
+	if d.Protocol&ProtocolMQ != 0 {
+		n, err := c.number(GetQueueNum)
+		if err != nil {
+			return err
+		}
+		d.MaxQueues = int(n)
+		if len(d.queues) > d.MaxQueues {
+			return fmt.Errorf("%w: %d queues, the back end has %d", ErrUnsupported,
+				len(d.queues), d.MaxQueues)
+		}
+	}
+	if d.Protocol&ProtocolBackendReq != 0 {
+		if err := d.openBackChannel(); err != nil {
+			return err
+		}
+	}
+	if d.Protocol&ProtocolMemSlots != 0 {
+		n, err := c.number(GetMaxMemSlots)
+		if err != nil {
+			return err
+		}
+		d.MaxSlots = int(n)
+	}
+	return c.Tell(SetOwner, nil)
+}
+
+// Start shares the memory and starts all rings, as a guest's driver does when it loads.
+func (d *Driver) Start() error {
+	if d.Protocol&ProtocolInflight != 0 {
+		if err := d.shareInflight(); err != nil {
+			return err
+		}
+	}
+	features := d.Features
+	if d.log != nil {
+		features |= FeatureLogAll
+	}
+	if err := d.Conn().Tell(SetFeatures, U64(features)); err != nil {
+		return err
+	}
+	if err := d.status(statusAcknowledge | statusDriver | statusFeaturesOK); err != nil {
+		return err
+	}
+	if err := d.ShareMemory(); err != nil {
+		return err
+	}
+	if d.log != nil {
+		if err := d.log.share(d.Conn()); err != nil {
+			return err
+		}
+	}
+	for _, q := range d.queues {
+		if err := q.start(); err != nil {
+			return err
+		}
+	}
+	return d.status(statusAcknowledge | statusDriver | statusFeaturesOK | statusDriverOK)
+}
+
+// Device status (virtio 1.2, section 2.1).
+const (
+	statusAcknowledge = 1
+	statusDriver      = 2
+	statusDriverOK    = 4
+	statusFeaturesOK  = 8
+)
+
+// status sets the status of the device if the back end wants it, and checks that it holds.
+func (d *Driver) status(want uint64) error {
+	if d.Protocol&ProtocolStatus == 0 {
+		return nil
+	}
+	if err := d.Conn().Tell(SetStatus, U64(want)); err != nil {
+		return err
+	}
+	got, err := d.Conn().number(GetStatus)
+	if err == nil && got&want != want {
+		err = fmt.Errorf("%w: the status is %#x after %#x was set", ErrViolation, got, want)
+	}
+	return err
+}
+
+// Status asks for the status of the device (virtio 1.2, section 2.1).
+func (d *Driver) Status() (uint64, error) { return d.Conn().number(GetStatus) }
+
+// Reset resets the device (RESET_DEVICE). All rings are stopped then; Start starts it again.
+func (d *Driver) Reset() error {
+	if d.Protocol&ProtocolReset == 0 {
+		return fmt.Errorf("RESET_DEVICE: %w", ErrUnsupported)
+	}
+	if err := d.Conn().Tell(ResetDevice, nil); err != nil {
+		return err
+	}
+	for _, q := range d.queues {
+		q.reset()
+	}
+	if d.inflight != nil {
+		d.inflight.close()
+		d.inflight = nil
+	}
+	return nil
+}
+
+// Conn is the connection, to send messages by hand.
+func (d *Driver) Conn() *Conn {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.conn
+}
+
+// Queue returns a queue; the first is 0.
+func (d *Driver) Queue(i int) *Queue { return d.queues[i] }
+
+// Queues is how many queues there are.
+func (d *Driver) Queues() int { return len(d.queues) }
+
+// Close closes the connection without a word, as a QEMU that is killed does, and gives up the
+// memory. No other method may run. Requests under way fail.
+func (d *Driver) Close() (err error) {
+	if c := d.Conn(); c != nil {
+		err = c.Close()
+	}
+	d.closeBackChannel()
+	for _, q := range d.queues {
+		q.close()
+	}
+	for _, r := range d.Memory.Regions() {
+		d.Memory.remove(r)
+		r.close()
+	}
+	if d.inflight != nil {
+		d.inflight.close()
+	}
+	if d.log != nil {
+		d.log.close()
+	}
+	return err
+}
+
+// Shutdown stops all rings as QEMU does when a guest is shut down, and closes the connection.
+func (d *Driver) Shutdown() (err error) {
+	for _, q := range d.queues {
+		_, stopped := q.Stop()
+		err = errors.Join(err, stopped)
+	}
+	if err == nil {
+		err = d.status(0)
+	}
+	return errors.Join(err, d.Close())
+}
+
+// eventfd makes an eventfd. Reads of it block.
+func eventfd() (int, error) { return unix.Eventfd(0, unix.EFD_CLOEXEC) }

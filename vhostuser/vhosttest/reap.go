@@ -1,0 +1,182 @@
+package vhosttest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Pending is a chain that the device has. It ends when the device gives it back.
+type Pending struct {
+	q       *Queue
+	heads   []uint16 // its descriptors in the ring; the first is the head
+	room    uint64   // what the device may write, bytes
+	buffers []Buffer // freed with it; the first is the table of an indirect chain
+	done    chan struct{}
+
+	written uint32 // what the device says it wrote
+	err     error
+}
+
+func (p *Pending) finish(written uint32, err error) {
+	p.written, p.err = written, err
+	close(p.done)
+}
+
+// Done is closed when the device has given the chain back.
+func (p *Pending) Done() <-chan struct{} { return p.done }
+
+// Wait waits for the device, and returns how many bytes it says it wrote.
+func (p *Pending) Wait() (written uint32, err error) {
+	timer := time.NewTimer(p.q.d.o.Timeout)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+		return p.written, p.err
+	case <-timer.C:
+		return 0, fmt.Errorf("%w: queue %d, head %d", ErrTimeout, p.q.Index, p.heads[0])
+	}
+}
+
+// startReaperLocked starts what waits for the device's calls, unless it runs.
+func (q *Queue) startReaperLocked() {
+	if q.reaper == nil && q.err == nil {
+		q.reaper, q.stopping = make(chan struct{}), false
+		go q.reap(q.reaper)
+	}
+}
+
+// stopReaper ends it. Whatever the device gave back is taken at the next start.
+func (q *Queue) stopReaper() {
+	q.mu.Lock()
+	reaper := q.reaper
+	q.stopping = true
+	q.mu.Unlock()
+	if reaper != nil {
+		_ = signal(q.callFD)
+		<-reaper
+	}
+	q.mu.Lock()
+	q.reaper = nil
+	q.mu.Unlock()
+}
+
+// reap is the guest's interrupt handler. It takes what the device gives back, until it is stopped
+// or the device breaks the ring.
+func (q *Queue) reap(done chan struct{}) {
+	defer close(done)
+	// Memory that a test has cut short is no reason for the process to die.
+	debug.SetPanicOnFault(true)
+	defer func() {
+		if fault := recover(); fault != nil {
+			q.mu.TryLock() // it was held where the fault was
+			q.failLocked(fmt.Errorf("the ring cannot be read: %v", fault))
+			q.mu.Unlock()
+		}
+	}()
+	for {
+		q.mu.Lock()
+		err := q.reapLocked()
+		if err != nil {
+			q.failLocked(err)
+		}
+		stop := q.stopping || err != nil
+		q.mu.Unlock()
+		if stop {
+			return
+		}
+		if err := q.waitCall(); err != nil {
+			q.mu.Lock()
+			q.failLocked(err)
+			q.mu.Unlock()
+			return
+		}
+		q.waited.Add(1)
+	}
+}
+
+// waitCall sleeps until the device calls, as a guest's processor does. Back ends may set
+// O_NONBLOCK, which both sides of an eventfd share; libvhost-user does. It is taken away again, so
+// that this is one system call.
+func (q *Queue) waitCall() error {
+	var b [8]byte
+	_, err := unix.Read(q.callFD, b[:])
+	for ; err != nil; _, err = unix.Read(q.callFD, b[:]) {
+		if errors.Is(err, unix.EAGAIN) {
+			err = unix.SetNonblock(q.callFD, false)
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("waiting for a call: %w", err)
+		}
+	}
+	return nil
+}
+
+// reapLocked takes all that the device has given back, and asks it to call for the next.
+func (q *Queue) reapLocked() error {
+	begin := q.lastUsed
+	for {
+		index := q.UsedIndex()
+		if n := int(index - q.lastUsed); n > q.waiting+q.byHand {
+			return fmt.Errorf("%w: the used index of queue %d went from %d to %d, but the device "+
+				"had %d requests", ErrViolation, q.Index, q.lastUsed, index, q.waiting+q.byHand)
+		}
+		for q.lastUsed != index {
+			element := q.used.Bytes[4+8*int(q.lastUsed%q.Size):]
+			head, written := binary.LittleEndian.Uint32(element),
+				binary.LittleEndian.Uint32(element[4:])
+			q.lastUsed++
+			if err := q.returnedLocked(head, written); err != nil {
+				return err
+			}
+		}
+		if q.d.Features&FeatureEventIndex == 0 {
+			break
+		}
+		// The store is a full barrier: the device either sees it, or the next index is seen here.
+		atomic.StoreUint32(q.usedEvent, uint32(q.lastUsed))
+		if q.UsedIndex() == q.lastUsed {
+			break
+		}
+	}
+	if q.lastUsed != begin {
+		q.wakeLocked()
+	}
+	return nil
+}
+
+// returnedLocked takes one head.
+func (q *Queue) returnedLocked(head, written uint32) error {
+	q.returned.Add(1)
+	if head >= uint32(q.Size) || q.pending[head] == nil {
+		if q.byHand > 0 {
+			q.byHand--
+			return nil
+		}
+		return fmt.Errorf("%w: queue %d gives back head %d, which the device does not have",
+			ErrViolation, q.Index, head)
+	}
+	p := q.pending[head]
+	q.pending[head] = nil
+	q.waiting--
+	q.free = append(q.free, p.heads...)
+	var err error
+	if uint64(written) > p.room {
+		err = fmt.Errorf("%w: the device says that it wrote %d bytes to a chain of %d",
+			ErrViolation, written, p.room)
+	}
+	p.finish(written, err)
+	return nil
+}
+
+// InFlight is how many requests the device has.
+func (q *Queue) InFlight() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.waiting + q.byHand
+}
