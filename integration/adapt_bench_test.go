@@ -140,7 +140,7 @@ func (c cost) add(other cost) cost {
 // same. Then it does that for the same image again, and for one with another top layer.
 func BenchmarkAdapt(b *testing.B) {
 	testtool.Need(b, "podman")
-	path, err := binary()
+	path, err := Binary()
 	require.NoError(b, err)
 	root, err := os.MkdirTemp("", "adapt-")
 	require.NoError(b, err)
@@ -156,7 +156,7 @@ func BenchmarkAdapt(b *testing.B) {
 		b.Logf("%-34s %6.2f s, %6.2f s of CPU, %4d MiB", what, c.took.Seconds(), c.cpu.Seconds(),
 			c.memory>>20)
 	}
-	driver := storageDriver(root)
+	driver := StorageDriver(root)
 	for round := range 2 {
 		dir := filepath.Join(root, fmt.Sprint("disk", round))
 		adapt := func(layout, what string) {

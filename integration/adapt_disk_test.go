@@ -28,14 +28,14 @@ import (
 func rawOf(t *testing.T, disk string) string {
 	t.Helper()
 	raw := filepath.Join(t.TempDir(), "disk.raw")
-	ok(t, "qemu-img", "convert", "-O", "raw", disk, raw)
+	OK(t, "qemu-img", "convert", "-O", "raw", disk, raw)
 	return raw
 }
 
 // requireClean checks the file system of a raw file: e2fsck finds nothing.
 func requireClean(t *testing.T, raw string) {
 	t.Helper()
-	out := ok(t, "e2fsck", "-fn", raw)
+	out := OK(t, "e2fsck", "-fn", raw)
 	for _, sign := range []string{"Fix?", "IGNORED", "Clear?", "WARNING"} {
 		require.NotContains(t, out, sign)
 	}
@@ -46,17 +46,17 @@ func requireClean(t *testing.T, raw string) {
 func TestMachineLosesItsPower(t *testing.T) {
 	testtool.NeedNightly(t)
 	t.Parallel()
-	requireTools(t, "e2fsck")
+	Need(t, "e2fsck")
 	dir := adapted(t, t.TempDir(), "--size=12Gi", "--", "stress")
 	m := bootAdapted(t, dir, machineConfig{noNet: true})
 	m.says("synced 5\n")
 	m.kill()
 	disk := filepath.Join(dir, "disk.qcow2")
-	ok(t, "qemu-img", "check", "-q", disk)
+	OK(t, "qemu-img", "check", "-q", disk)
 	raw := rawOf(t, disk)
-	r := client(t, nil, "e2fsck", "-p", raw)
-	require.Contains(t, r.output, "recovering journal", "the machine was killed while it wrote")
-	require.LessOrEqual(t, r.status, 1, "%s", r)
+	r := Client(t, nil, "e2fsck", "-p", raw)
+	require.Contains(t, r.Output, "recovering journal", "the machine was killed while it wrote")
+	require.LessOrEqual(t, r.Status, 1, "%s", r)
 	requireClean(t, raw)
 
 	m = bootAdapted(t, dir, machineConfig{noNet: true})
@@ -114,7 +114,7 @@ func savedImage(t *testing.T, program string, unread int) string {
 	}
 	var layers [2]bytes.Buffer
 	archive(&layers[0], "unread", 0o644, noise)
-	archive(&layers[1], "container", 0o755, []byte(readFile(t, program)))
+	archive(&layers[1], "container", 0o755, []byte(ReadFile(t, program)))
 	var ids []string
 	for i := range layers {
 		layers[i].Write(make([]byte, 1024)) // the end of an archive
@@ -143,12 +143,12 @@ func savedImage(t *testing.T, program string, unread int) string {
 func TestLevelsAreStreamed(t *testing.T) {
 	t.Parallel()
 	testtool.NeedNightly(t)
-	requireTools(t, "docker-registry", qemuISCSI)
+	Need(t, "docker-registry", QEMUISCSI)
 	const unread = 24 << 20
 	ref, boot := requireContainerImage(t), requireBootFiles(t)
 	program := filepath.Join(filepath.Dir(strings.TrimPrefix(ref, "oci:")), "container")
 	ref = savedImage(t, program, unread)
-	w := newWatchedRegistry(t)
+	w := NewWatchedRegistry(t)
 	dir := t.TempDir()
 	var layers [2][]pushedLayer
 	for i, status := range []string{"16", "17"} {
@@ -157,9 +157,9 @@ func TestLevelsAreStreamed(t *testing.T) {
 		tops, err := filepath.Glob(filepath.Join(dir, "image-*.qcow2"))
 		require.NoError(t, err)
 		require.Len(t, tops, 1)
-		mustDisk(t, nil, "push", "--base=none", "--insecure-registry="+w.address, tops[0],
-			w.address+"/vm/machine:"+status)
-		layers[i] = layersOf(t, w.address, "machine/manifests/"+status)
+		MustRun(t, nil, "push", "--base=none", "--insecure-registry="+w.Address, tops[0],
+			w.Address+"/vm/machine:"+status)
+		layers[i] = layersOf(t, w.Address, "machine/manifests/"+status)
 		require.NoError(t, os.Remove(tops[0]))
 	}
 	common, largest := 0, int64(0)
@@ -174,14 +174,14 @@ func TestLevelsAreStreamed(t *testing.T) {
 	require.Positive(t, common)
 	require.GreaterOrEqual(t, largest, int64(unread))
 
-	require.Zero(t, w.sent.Load())
-	d := start(t, config{diskDir: t.TempDir(), args: []string{
-		"--image=" + w.proxy + "/vm/machine:17", "--insecure-registry=" + w.proxy,
+	require.Zero(t, w.Sent.Load())
+	d := Start(t, Config{DiskDir: t.TempDir(), Args: []string{
+		"--image=" + w.Proxy + "/vm/machine:17", "--insecure-registry=" + w.Proxy,
 		"--copy-mode=copy-on-write"}})
 	m := bootMachine(t, machineConfig{noNet: true, cmdline: machine.ParamGrace + "=1",
-		disk: "format=raw,cache=none,file=" + d.url(1)})
+		disk: "format=raw,cache=none,file=" + d.URL(1)})
 	require.Equal(t, "17", m.exited())
-	sent := w.sent.Load()
+	sent := w.Sent.Load()
 	t.Logf("%d KiB were fetched, the largest level has %d KiB", sent>>10, largest>>10)
 	require.Positive(t, sent)
 	require.Less(t, sent, largest, "a level that nobody needs was fetched")
@@ -195,7 +195,7 @@ func TestArm64Machine(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots firmware by emulation")
 	}
-	requireTools(t, "qemu-system-aarch64", "buildah", "apt-get", "dpkg-deb")
+	Need(t, "qemu-system-aarch64", "buildah", "apt-get", "dpkg-deb")
 	const firmware = "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd"
 	boot := madeBootFiles(t, func() (string, error) { return makeBootFiles("arm64") })
 	ref, err := makeContainerImage("arm64")
@@ -204,7 +204,7 @@ func TestArm64Machine(t *testing.T) {
 	c := machineConfig{arm64: true, boot: boot, noNet: true}
 	if _, err := os.Stat(firmware); err == nil {
 		c.firmware = firmware
-	} else if os.Getenv(requireToolsEnv) == "1" {
+	} else if os.Getenv(NeedEnv) == "1" {
 		t.Fatal("needs the firmware of Debian's package qemu-efi-aarch64")
 	}
 	m := bootAdapted(t, dir, c)

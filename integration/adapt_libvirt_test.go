@@ -18,7 +18,7 @@ import (
 func TestLibvirtRunsAContainerImage(t *testing.T) {
 	testtool.NeedNightly(t) // QEMU alone runs such a machine each time
 	t.Parallel()
-	requireTools(t, libvirtTools...)
+	Need(t, libvirtTools...)
 	l := startLibvirtd(t)
 	dir := adapted(t, filepath.Join(l.dir, "web"), "--tty", "--name=web", "--hostname=box",
 		"--", "about", "web")
@@ -28,7 +28,7 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 	// The terminal alone is not enough: when QEMU ends, the kernel throws away unread output.
 	log := filepath.Join(l.dir, "console")
 	const pty = `<console type="pty">`
-	written := readFile(t, filepath.Join(dir, "domain.xml"))
+	written := ReadFile(t, filepath.Join(dir, "domain.xml"))
 	require.Contains(t, written, pty)
 	logged := l.file("domain.xml", strings.Replace(written, pty,
 		pty+fmt.Sprintf(`<log file=%q append="off"/>`, log), 1))
@@ -44,12 +44,12 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 	}
 	says := func(text string) {
 		t.Helper()
-		testtool.Within(t, machineTime, func() bool { return strings.Contains(console(), text) },
+		testtool.Within(t, MachineTime, func() bool { return strings.Contains(console(), text) },
 			"the console says %q", text)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the console ends:\n%s", lastLines(console(), 40))
+			t.Logf("the console ends:\n%s", LastLines(console(), 40))
 		}
 	})
 	says(`"Addresses":[`)
@@ -67,7 +67,7 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 
 	l.virsh("shutdown", "web", "--mode", "acpi")
 	says("stopped by its stop signal\n")
-	testtool.Within(t, machineTime, func() bool {
+	testtool.Within(t, MachineTime, func() bool {
 		names, err := l.tryVirsh("list", "--all", "--name")
 		return err == nil && names == ""
 	}, "the domain has ended")

@@ -77,7 +77,7 @@ var peakMemory = regexp.MustCompile(`VmHWM:\s+(\d+) kB`)
 // memory, so this one is built without it.
 func TestAMillionFiles(t *testing.T) {
 	testtool.NeedNightly(t)
-	requireTools(t, "e2fsck", "qemu-img")
+	Need(t, "e2fsck", "qemu-img")
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kubevirt-disk")
 	build := exec.Command("go", "build", "-o", path, "./cmd/kubevirt-disk")
@@ -88,9 +88,9 @@ func TestAMillionFiles(t *testing.T) {
 	manyFiles(t, image, 1000000)
 
 	cache := filepath.Join(dir, "cache")
-	d := start(t, config{binary: path, diskDir: t.TempDir(),
-		env: map[string]string{"CONTAINER_IMAGE": "docker-archive:" + image, "CACHE_DIR": cache}})
-	found := peakMemory.FindStringSubmatch(readFile(t, fmt.Sprintf("/proc/%d/status", d.PID())))
+	d := Start(t, Config{Binary: path, DiskDir: t.TempDir(),
+		Env: map[string]string{"CONTAINER_IMAGE": "docker-archive:" + image, "CACHE_DIR": cache}})
+	found := peakMemory.FindStringSubmatch(ReadFile(t, fmt.Sprintf("/proc/%d/status", d.PID())))
 	require.Len(t, found, 2)
 	peak, err := strconv.Atoi(found[1])
 	require.NoError(t, err)

@@ -63,11 +63,11 @@ func TestReadOnlyMachine(t *testing.T) {
 // layout that was pushed there.
 func TestAdaptFromARegistry(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "skopeo")
+	Need(t, "docker-registry", "skopeo")
 	ref, boot := requireContainerImage(t), requireBootFiles(t)
-	address := registry(t)
+	address := Registry(t)
 	remote := address + "/vm/web:1"
-	ok(t, "skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", ref,
+	OK(t, "skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", ref,
 		"docker://"+remote)
 	local := adapted(t, t.TempDir())
 	fetched := adaptedFrom(t, remote, boot, t.TempDir(), "--insecure-registry="+address)

@@ -23,14 +23,14 @@ import (
 func TestRunContainer(t *testing.T) {
 	t.Parallel()
 	testtool.NeedNightly(t)
-	requireTools(t, "bash", "setpriv", qemuISCSI)
+	Need(t, "bash", "setpriv", QEMUISCSI)
 	ref, boot := requireContainerImage(t), requireBootFiles(t)
-	path, err := binary()
+	path, err := Binary()
 	require.NoError(t, err)
-	e, err := newEngine()
+	e, err := NewEngine()
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, e.remove()) })
-	ctx, cancel := context.WithTimeout(t.Context(), 2*machineTime)
+	t.Cleanup(func() { require.NoError(t, e.Remove()) })
+	ctx, cancel := context.WithTimeout(t.Context(), 2*MachineTime)
 	defer cancel()
 	var out bytes.Buffer
 	command := func(env ...string) *exec.Cmd {
@@ -39,10 +39,10 @@ func TestRunContainer(t *testing.T) {
 		out.Reset()
 		cmd := exec.CommandContext(ctx, filepath.Join("..", "scripts", "run-container.sh"), path,
 			boot, t.TempDir())
-		cmd.Env = append(append(os.Environ(), e.vars...), fmt.Sprint("PORT=", port))
+		cmd.Env = append(append(os.Environ(), e.Vars...), fmt.Sprint("PORT=", port))
 		cmd.Env = append(cmd.Env, env...)
 		cmd.Stdout, cmd.Stderr = &out, &out
-		cmd.WaitDelay = machineTime
+		cmd.WaitDelay = MachineTime
 		return cmd
 	}
 	says := func(text string) {

@@ -44,7 +44,7 @@ var containerImage = sync.OnceValues(func() (ref string, err error) {
 })
 
 func makeContainerImage(arch string) (ref string, err error) {
-	dir, err := dirOfRun("container")
+	dir, err := DirOfRun("container")
 	if err != nil {
 		return "", err
 	}
@@ -101,7 +101,7 @@ func makeContainerImage(arch string) (ref string, err error) {
 // requireContainerImage returns the reference of an image that buildah has built.
 func requireContainerImage(t *testing.T) string {
 	t.Helper()
-	requireTools(t, "buildah")
+	Need(t, "buildah")
 	ref, err := containerImage()
 	require.NoError(t, err)
 	return ref
@@ -116,9 +116,9 @@ func adapted(t *testing.T, dir string, args ...string) string {
 
 func adaptedFrom(t *testing.T, ref, boot, dir string, args ...string) string {
 	t.Helper()
-	path, err := binary()
+	path, err := Binary()
 	require.NoError(t, err)
-	ok(t, path, append([]string{"adapt", ref, "--to", dir, "--emulated",
+	OK(t, path, append([]string{"adapt", ref, "--to", dir, "--emulated",
 		"--kernel", filepath.Join(boot, "vmlinuz"), "--initrd", filepath.Join(boot, "initrd")},
 		args...)...)
 	return dir
@@ -135,11 +135,11 @@ func bootAdapted(t *testing.T, dir string, c machineConfig) *containerMachine {
 // describes, and the network's settings: from DHCP, with a renewed lease, and from an IPv6 router.
 func TestContainerImageBecomesAMachine(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "virt-xml-validate")
+	Need(t, "virt-xml-validate")
 	dir := adapted(t, t.TempDir(), "--size=20Gi", "--env=COLOUR=red", "--",
 		"about", "lan", fmt.Sprint(lanRenewedMTU))
-	domain := readFile(t, filepath.Join(dir, "domain.xml"))
-	validate(t, domain, "domain")
+	domain := ReadFile(t, filepath.Join(dir, "domain.xml"))
+	Validate(t, domain, "domain")
 	m := bootAdapted(t, dir, machineConfig{netdev: newLAN(t),
 		cmdline: machine.ParamNetwork + "=300"}) // seconds that the entry point may wait for it
 	require.Empty(t, m.word(machine.WordRunning))
@@ -171,7 +171,7 @@ func TestContainerImageBecomesAMachine(t *testing.T) {
 		require.Equal(t, kind, a.Mounts[place], place)
 	}
 	disk := filepath.Join(dir, "disk.qcow2")
-	ok(t, "qemu-img", "check", "-q", disk)
+	OK(t, "qemu-img", "check", "-q", disk)
 	requireClean(t, rawOf(t, disk))
 }
 
@@ -235,22 +235,22 @@ func TestStop(t *testing.T) {
 func TestWebServerInAMachine(t *testing.T) {
 	t.Parallel()
 	testtool.NeedNightly(t)
-	requireTools(t, qemuISCSI)
+	Need(t, QEMUISCSI)
 	ref, boot := requireContainerImage(t), requireBootFiles(t)
 	layout := filepath.Join(t.TempDir(), "image")
-	ok(t, "cp", "-a", strings.TrimSuffix(strings.TrimPrefix(ref, "oci:"), ":web"), layout)
+	OK(t, "cp", "-a", strings.TrimSuffix(strings.TrimPrefix(ref, "oci:"), ":web"), layout)
 	ref = "oci:" + layout + ":web"
-	volume := newVolume(t, t.TempDir())
-	state, portal := t.TempDir(), freePortal(t)
+	volume := NewVolume(t, t.TempDir())
+	state, portal := t.TempDir(), FreePortal(t)
 	secret := filepath.Join(t.TempDir(), "web.env")
 	require.NoError(t, os.WriteFile(secret,
 		[]byte("# for the web server\nWEB_PASSWORD=\"a b\"=c\nCOLOUR=green\n"), 0o600))
-	serve := func() *daemon {
-		return start(t, config{diskDir: t.TempDir(), stateDir: state,
-			args: []string{"--env-file=" + secret, "--env=COLOUR=red", "--env=SIZE=12",
+	serve := func() *Daemon {
+		return Start(t, Config{DiskDir: t.TempDir(), StateDir: state,
+			Args: []string{"--env-file=" + secret, "--env=COLOUR=red", "--env=SIZE=12",
 				"--user=web:mail", "--entrypoint=/usr/bin/container", "--workdir=/etc",
 				"--", "about", "web"},
-			env: map[string]string{"CONTAINER_IMAGE": ref, "PERSISTENT_DIR": volume,
+			Env: map[string]string{"CONTAINER_IMAGE": ref, "PERSISTENT_DIR": volume,
 				"COPY_MODE": "copy-on-write", "LISTEN": portal}})
 	}
 	port, err := peers.FreePort()
@@ -259,7 +259,7 @@ func TestWebServerInAMachine(t *testing.T) {
 	for round := range 2 {
 		d := serve()
 		m := bootMachine(t, machineConfig{boot: boot, forward: port,
-			disk: "format=raw,cache=none,file=" + d.url(1)})
+			disk: "format=raw,cache=none,file=" + d.URL(1)})
 		m.word(machine.WordRunning)
 		url := fmt.Sprintf("http://127.0.0.1:%d/", port)
 		require.Equal(t, posted, get(t, url), "round %d", round)
@@ -284,7 +284,7 @@ func TestWebServerInAMachine(t *testing.T) {
 		posted += fmt.Sprintf("round %d\n", round)
 		require.Equal(t, posted, get(t, url))
 		if round == 0 {
-			d.stop() // SIGTERM
+			d.Stop() // SIGTERM
 			waits := make(chan error, 1)
 			go func() { waits <- post("meanwhile\n") }()
 			d = serve()
@@ -298,8 +298,8 @@ func TestWebServerInAMachine(t *testing.T) {
 		}
 		require.Equal(t, "42", m.exited())
 		require.Contains(t, m.console(), "stopped by its stop signal\n")
-		requireClean(t, rawOf(t, d.url(1)))
-		d.stop()
+		requireClean(t, rawOf(t, d.URL(1)))
+		d.Stop()
 		require.NoError(t, os.RemoveAll(filepath.Join(layout, "blobs")))
 		require.NoError(t, os.WriteFile(filepath.Join(layout, "index.json"), []byte("{}"), 0o644))
 	}
@@ -310,7 +310,7 @@ func get(t *testing.T, url string) string {
 	t.Helper()
 	client := http.Client{Timeout: 10 * time.Second}
 	text := ""
-	testtool.Within(t, machineTime, func() bool {
+	testtool.Within(t, MachineTime, func() bool {
 		response, err := client.Get(url)
 		if err != nil {
 			text = err.Error()
@@ -327,7 +327,7 @@ func get(t *testing.T, url string) string {
 // TestKernelBootExample: the VirtualMachine boots the files in the image kubevirt.io:adapter, with
 // that image's disk.
 func TestKernelBootExample(t *testing.T) {
-	text := readFile(t, filepath.Join("..", "examples", "container", "kernelboot.yaml"))
+	text := ReadFile(t, filepath.Join("..", "examples", "container", "kernelboot.yaml"))
 	var vm map[string]any
 	for document := range strings.SplitSeq(text, "\n---\n") {
 		if strings.Contains(document, "kind: VirtualMachine\n") {
@@ -336,7 +336,7 @@ func TestKernelBootExample(t *testing.T) {
 	}
 	domain := dig(t, vm, "spec", "template", "spec", "domain").(map[string]any)
 	boot := dig(t, domain, "firmware", "kernelBoot").(map[string]any)
-	files := readFile(t, filepath.Join("..", "scripts", "build-image.sh"))
+	files := ReadFile(t, filepath.Join("..", "scripts", "build-image.sh"))
 	for key, file := range map[string]string{"kernelPath": "vmlinuz", "initrdPath": "initrd"} {
 		require.Equal(t, "/boot/"+file, dig(t, boot, "container", key))
 		require.Contains(t, files, "/"+file+`"`)

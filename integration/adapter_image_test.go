@@ -27,19 +27,19 @@ const adapterImage = "kubevirt.io:adapter"
 func TestAdapterImage(t *testing.T) {
 	t.Parallel()
 	testtool.NeedNightly(t)
-	requireTools(t, "buildah", "podman", "runc", "qemu-system-x86_64", "apt-get", "dpkg-deb",
-		qemuISCSI)
-	requireRoot(t)
-	e, err := newEngine()
+	Need(t, "buildah", "podman", "runc", "qemu-system-x86_64", "apt-get", "dpkg-deb",
+		QEMUISCSI)
+	NeedRoot(t)
+	e, err := NewEngine()
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, e.remove()) })
-	printed, err := e.make("adapter-image", "022", "KERNELFLAGS=--any")
+	t.Cleanup(func() { require.NoError(t, e.Remove()) })
+	printed, err := e.Make("adapter-image", "022", "KERNELFLAGS=--any")
 	requireKernel(t, err)
 	boot := ""
 	for _, arch := range []string{"amd64", "arm64"} {
 		require.Regexp(t, `(?m)^linux/`+arch+` +sha256:[0-9a-f]{64} `, printed)
-		id := instance(t, e, adapterImage, arch)
-		root := e.ok(t, "podman", "image", "mount", id)
+		id := Instance(t, e, adapterImage, arch)
+		root := e.OK(t, "podman", "image", "mount", id)
 		checkAdapterImage(t, e, id, arch, root)
 		if arch == runtime.GOARCH {
 			boot = filepath.Join(root, "boot")
@@ -48,18 +48,18 @@ func TestAdapterImage(t *testing.T) {
 
 	layout, _ := strings.CutSuffix(strings.TrimPrefix(requireContainerImage(t), "oci:"), ":web")
 	image := "--volume=" + layout + ":/image:ro"
-	confinement := append([]string{"--read-only-tmpfs=false", image}, hardened...)
+	confinement := append([]string{"--read-only-tmpfs=false", image}, Hardened...)
 	t.Run("adapt", func(t *testing.T) {
-		out := emptyDir(t)
+		out := EmptyDir(t)
 		args := append([]string{"run", "--rm", "--network=none", "--volume=" + out + ":/out"},
 			confinement...)
-		e.ok(t, "podman", append(args, adapterImage, "adapt", "oci:/image:web", "--to", "/out/vm",
+		e.OK(t, "podman", append(args, adapterImage, "adapt", "oci:/image:web", "--to", "/out/vm",
 			"--emulated")...)
 		made := filepath.Join(out, "vm")
 		for name, from := range map[string]string{"kernel": "vmlinuz", "initrd": "initrd"} {
 			requireSameFile(t, filepath.Join(boot, from), filepath.Join(made, name))
 		}
-		require.Contains(t, readFile(t, filepath.Join(made, "domain.xml")),
+		require.Contains(t, ReadFile(t, filepath.Join(made, "domain.xml")),
 			`"/out/vm/disk.qcow2"`)
 		// It is the same as this machine makes from the image, byte for byte.
 		here := adapted(t, t.TempDir())
@@ -81,29 +81,29 @@ func TestAdapterImage(t *testing.T) {
 	t.Run("serve and boot", func(t *testing.T) {
 		env, kernelArgs := kernelBootExample(t)
 		env["CONTAINER_IMAGE"] = "oci:/image:web"
-		n := namespace(t)
-		options := append([]string{n.option(), "--volume=" + emptyDir(t) + ":/data",
-			"--volume=" + emptyDir(t) + ":/var/lib/kubevirt-disk"}, confinement...)
-		options = append(options, withEnv(credential...)...)
+		n := Namespace(t)
+		options := append([]string{n.Option(), "--volume=" + EmptyDir(t) + ":/data",
+			"--volume=" + EmptyDir(t) + ":/var/lib/kubevirt-disk"}, confinement...)
+		options = append(options, WithEnv(Credential...)...)
 		for name, value := range env {
 			options = append(options, "--env="+name+"="+value)
 		}
-		c := e.newContainer(t, adapterImage, options)
-		c.start(t)
-		untilLogged(t, c, `"msg":"ready"`)
-		confined(t, c)
+		c := e.NewContainer(t, adapterImage, options)
+		c.Start(t)
+		UntilLogged(t, c, `"msg":"ready"`)
+		Confined(t, c)
 		m := bootMachine(t, machineConfig{boot: boot, noNet: true, append: kernelArgs,
-			disk: "format=raw,cache=none,file=" + lunURL(n.portal(t, c), 1)})
+			disk: "format=raw,cache=none,file=" + DiskURL(n.Portal(t, c), 1)})
 		m.says("serving\n")
 		m.powerButton()
 		require.Equal(t, "42", m.exited())
-		require.Zero(t, c.stop(t))
+		require.Zero(t, c.Stop(t))
 	})
 }
 
 // checkAdapterImage checks the image for one architecture: its configuration, and its files below
 // root.
-func checkAdapterImage(t *testing.T, e *engine, id, arch, root string) {
+func checkAdapterImage(t *testing.T, e *Engine, id, arch, root string) {
 	t.Helper()
 	var found []struct {
 		Architecture string
@@ -113,7 +113,7 @@ func checkAdapterImage(t *testing.T, e *engine, id, arch, root string) {
 			Labels          map[string]string
 		}
 	}
-	require.NoError(t, json.Unmarshal([]byte(e.ok(t, "podman", "image", "inspect", id)), &found))
+	require.NoError(t, json.Unmarshal([]byte(e.OK(t, "podman", "image", "inspect", id)), &found))
 	require.Len(t, found, 1)
 	config := found[0].Config
 	require.Equal(t, arch, found[0].Architecture)
@@ -128,16 +128,16 @@ func checkAdapterImage(t *testing.T, e *engine, id, arch, root string) {
 	kernel, err := initrd.Kernel(filepath.Join(tree, "root"))
 	require.NoError(t, err)
 	requireSameFile(t, kernel, at("boot/vmlinuz"))
-	making.Lock()
+	Making.Lock()
 	content, err := initrd.Build(initrd.Options{KernelTree: filepath.Join(tree, "root"),
 		Init: filepath.Join("..", "bin", "kubevirt-disk-init-linux-"+arch)})
-	making.Unlock()
+	Making.Unlock()
 	require.NoError(t, err)
-	require.True(t, readFile(t, at("boot/initrd")) == string(content))
+	require.True(t, ReadFile(t, at("boot/initrd")) == string(content))
 	// The licence of the kernel, and the place of its source.
-	require.Contains(t, readFile(t, at("usr/share/doc/linux/copyright")), "GPL-2")
+	require.Contains(t, ReadFile(t, at("usr/share/doc/linux/copyright")), "GPL-2")
 	require.Regexp(t, `source package is\n"linux", version \S+, .*https://snapshot.debian.org/`,
-		readFile(t, at("usr/share/doc/linux/SOURCE")))
+		ReadFile(t, at("usr/share/doc/linux/SOURCE")))
 	for _, name := range []string{"boot/vmlinuz", "boot/initrd", "usr/share/doc/linux/copyright"} {
 		info, err := os.Stat(at(name))
 		require.NoError(t, err)
@@ -149,7 +149,7 @@ func checkAdapterImage(t *testing.T, e *engine, id, arch, root string) {
 // requireSameFile compares two files. It does not print them.
 func requireSameFile(t *testing.T, want, got string) {
 	t.Helper()
-	require.True(t, readFile(t, want) == readFile(t, got), "%s and %s differ", want, got)
+	require.True(t, ReadFile(t, want) == ReadFile(t, got), "%s and %s differ", want, got)
 }
 
 // kernelBootExample reads the example for KubeVirt: the environment of the container that serves
@@ -157,7 +157,7 @@ func requireSameFile(t *testing.T, want, got string) {
 func kernelBootExample(t *testing.T) (env map[string]string, kernelArgs string) {
 	t.Helper()
 	env = map[string]string{}
-	text := readFile(t, filepath.Join("..", "examples", "container", "kernelboot.yaml"))
+	text := ReadFile(t, filepath.Join("..", "examples", "container", "kernelboot.yaml"))
 	for document := range strings.SplitSeq(text, "\n---\n") {
 		var object map[string]any
 		require.NoError(t, yaml.Unmarshal([]byte(document), &object))

@@ -29,21 +29,21 @@ func TestOtherArchitecture(t *testing.T) {
 	if !supported {
 		t.Skip("the image is not built for this machine")
 	}
-	requireTools(t, "qemu-img", "qemu-io", qemuISCSI, other.emulator)
+	Need(t, "qemu-img", "qemu-io", QEMUISCSI, other.emulator)
 	program := emulated(t, other.name, other.emulator)
-	require.Contains(t, ok(t, program, "version"), "linux/"+other.name)
+	require.Contains(t, OK(t, program, "version"), "linux/"+other.name)
 	dir, source, names := modeImages(t)
-	for _, c := range []config{
-		{env: map[string]string{"COPY_MODE": "clone"}},
-		{env: map[string]string{"COPY_MODE": "copy-on-write", "PERSISTENT_DIR": t.TempDir()}},
+	for _, c := range []Config{
+		{Env: map[string]string{"COPY_MODE": "clone"}},
+		{Env: map[string]string{"COPY_MODE": "copy-on-write", "PERSISTENT_DIR": t.TempDir()}},
 	} {
-		t.Run(c.env["COPY_MODE"], func(t *testing.T) {
-			c.binary, c.diskDir, c.stateDir = program, dir, t.TempDir()
-			changeAndKill(t, c, source, names).stop()
+		t.Run(c.Env["COPY_MODE"], func(t *testing.T) {
+			c.Binary, c.DiskDir, c.StateDir = program, dir, t.TempDir()
+			changeAndKill(t, c, source, names).Stop()
 		})
 	}
 	t.Run("CHAP and digests", func(t *testing.T) {
-		d := start(t, config{binary: program, diskDir: diskDir(t, 8<<20), env: chapEnv})
+		d := Start(t, Config{Binary: program, DiskDir: DiskDir(t, 8<<20), Env: CHAPEnv})
 		addr, err := net.ResolveTCPAddr("tcp", d.Portals[0])
 		require.NoError(t, err)
 		for _, algorithm := range []chap.Algorithm{chap.MD5, chap.SHA1, chap.SHA256,
@@ -51,20 +51,20 @@ func TestOtherArchitecture(t *testing.T) {
 			s := targettest.MustLogin(t, addr,
 				targettest.LoginOptions{HeaderDigest: true, DataDigest: true,
 					CHAP: &targettest.CHAP{
-						Offer: strconv.Itoa(int(algorithm)), Username: testUser,
-						Password: testPassword}},
+						Offer: strconv.Itoa(int(algorithm)), Username: User,
+						Password: Password}},
 				1)
 			data := bytes.Repeat([]byte{byte(algorithm)}, 64<<10)
-			require.True(t, do(t, s, targettest.Write10(1, 0, data)).Good())
-			require.Equal(t, data, do(t, s, targettest.Read10(1, 0, 128)).Data)
-			logout(t, s)
+			require.True(t, Do(t, s, targettest.Write10(1, 0, data)).Good())
+			require.Equal(t, data, Do(t, s, targettest.Read10(1, 0, 128)).Data)
+			Logout(t, s)
 		}
 	})
 	t.Run("convert", func(t *testing.T) {
 		for _, name := range names {
 			raw := filepath.Join(t.TempDir(), "converted.raw")
-			ok(t, program, "convert", filepath.Join(dir, name), raw)
-			require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, raw),
+			OK(t, program, "convert", filepath.Join(dir, name), raw)
+			require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, raw),
 				"identical", name)
 		}
 	})
@@ -77,13 +77,13 @@ func emulated(t *testing.T, arch, emulator string) string {
 	built := "bin/kubevirt-disk-linux-" + arch
 	dir := t.TempDir()
 	path, program := filepath.Join(dir, arch), filepath.Join(dir, "kubevirt-disk")
-	making.Lock()
-	defer making.Unlock()
+	Making.Lock()
+	defer Making.Unlock()
 	cmd := exec.Command("make", "--no-print-directory", built)
 	cmd.Dir = ".."
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	ok(t, "cp", filepath.Join("..", built), path)
+	OK(t, "cp", filepath.Join("..", built), path)
 	require.NoError(t, os.WriteFile(program,
 		fmt.Appendf(nil, "#!/bin/sh\nexec %s '%s' \"$@\"\n", emulator, path), 0o755))
 	return program

@@ -65,7 +65,7 @@ func (r *atomicRange) write(s *targettest.Session) error {
 // check reads the range after a restart and continues from the generation that it holds.
 func (r *atomicRange) check(t *testing.T, s *targettest.Session, image []byte) {
 	t.Helper()
-	got := do(t, s, targettest.Read10(1, uint32(r.lba), r.blocks)).Data
+	got := Do(t, s, targettest.Read10(1, uint32(r.lba), r.blocks)).Data
 	found := bin.BigEndian.Uint64(got)
 	want := r.content(found)
 	if r.answered == 0 && bytes.Equal(got[:512], image[r.lba*512:][:512]) {
@@ -86,17 +86,17 @@ func (r *atomicRange) check(t *testing.T, s *targettest.Session, image []byte) {
 // acknowledged one.
 func TestKilledAtomicWrites(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
+	Need(t)
 	rounds := 24
 	if n, err := strconv.Atoi(os.Getenv("KUBEVIRT_DISK_KILL_ROUNDS")); err == nil {
 		rounds = n
 	}
-	dir, state := diskDir(t, 8<<20), t.TempDir()
+	dir, state := DiskDir(t, 8<<20), t.TempDir()
 	image, err := os.ReadFile(filepath.Join(dir, "disk.raw"))
 	require.NoError(t, err)
-	volume := newVolume(t, state)
-	c := config{diskDir: dir, stateDir: state,
-		env: map[string]string{"ACCESS_MODE": "write-shared", "PERSISTENT_DIR": volume}}
+	volume := NewVolume(t, state)
+	c := Config{DiskDir: dir, StateDir: state,
+		Env: map[string]string{"ACCESS_MODE": "write-shared", "PERSISTENT_DIR": volume}}
 	ranges := []*atomicRange{
 		{initiator: "iqn.2026-01.test:largest", lba: 1024, blocks: 256},
 		{initiator: "iqn.2026-01.test:middle", lba: 4096, blocks: 64},
@@ -104,23 +104,23 @@ func TestKilledAtomicWrites(t *testing.T) {
 	}
 	undone, answered, begin := 0, uint64(0), map[*atomicRange]uint64{}
 	for round := range rounds {
-		d := start(t, c)
+		d := Start(t, c)
 		var writers sync.WaitGroup
 		errs := make(chan error, len(ranges))
 		for _, r := range ranges {
-			s := loginTo(t, d, r.initiator)
+			s := LoginTo(t, d, r.initiator)
 			begin[r] = r.answered
 			writers.Go(func() { errs <- r.write(s) })
 		}
 		time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
 		switch {
 		case round == 0: // on slow storage one write may take longer than any other round lasts
-			d.until("an atomic write is acknowledged",
+			d.Until("an atomic write is acknowledged",
 				func() bool { return ranges[2].answers.Load() > 0 })
 		case round%2 == 1:
 			awaitAtomicRecord(t, volume)
 		}
-		d.kill()
+		d.Crash()
 		writers.Wait()
 		for range ranges {
 			require.NoError(t, <-errs)
@@ -128,15 +128,15 @@ func TestKilledAtomicWrites(t *testing.T) {
 		if len(atomicRecords(t, volume)) > 0 {
 			undone++
 		}
-		d = start(t, c)
+		d = Start(t, c)
 		require.Empty(t, atomicRecords(t, volume),
 			"the undo record must be gone once the write is undone")
-		s := loginTo(t, d, "iqn.2026-01.test:reader")
+		s := LoginTo(t, d, "iqn.2026-01.test:reader")
 		for _, r := range ranges {
 			answered += r.answered - begin[r]
 			r.check(t, s, image)
 		}
-		d.kill()
+		d.Crash()
 	}
 	t.Logf("%d atomic writes were acknowledged; in %d of %d rounds one had to be undone", answered,
 		undone, rounds)
@@ -155,6 +155,6 @@ func atomicRecords(t *testing.T, volume string) []string {
 
 func awaitAtomicRecord(t *testing.T, volume string) {
 	t.Helper()
-	testtool.Within(t, clientTimeout, func() bool { return len(atomicRecords(t, volume)) > 0 },
+	testtool.Within(t, Timeout, func() bool { return len(atomicRecords(t, volume)) > 0 },
 		"an atomic write has made a record")
 }

@@ -18,20 +18,20 @@ import (
 // compares what it restores with what the guest had.
 func TestBackupExample(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "nbdcopy", "nbdsh")
-	raw, _ := newFullDisk(t)
-	w := newWatchedRegistry(t)
-	image := w.proxy + "/vm/fedora:42"
-	mustDisk(t, nil, "push", "--base=none", "--insecure-registry="+w.proxy, raw, image)
-	whole := w.received.Load()
+	Need(t, "docker-registry", "nbdcopy", "nbdsh")
+	raw, _ := NewFullDisk(t)
+	w := NewWatchedRegistry(t)
+	image := w.Proxy + "/vm/fedora:42"
+	MustRun(t, nil, "push", "--base=none", "--insecure-registry="+w.Proxy, raw, image)
+	whole := w.Received.Load()
 	dir := t.TempDir()
 	socket, kept := filepath.Join(dir, "nbd.sock"), filepath.Join(dir, "kept")
 	require.NoError(t, os.Mkdir(kept, 0o700))
-	c := streaming(t.TempDir(), w.proxy, "copy-on-write", "--nbd=unix:"+socket,
+	c := streaming(t.TempDir(), w.Proxy, "copy-on-write", "--nbd=unix:"+socket,
 		"--persistent-dir="+kept)
-	c.stateDir = t.TempDir()
-	d := start(t, c)
-	defer d.stop()
+	c.StateDir = t.TempDir()
+	d := Start(t, c)
+	defer d.Stop()
 	guest, err := nbd.OpenRemote(t.Context(), nbd.RemoteOptions{
 		Address: serving.SocketPrefix + socket})
 	require.NoError(t, err)
@@ -59,11 +59,11 @@ func TestBackupExample(t *testing.T) {
 		require.NoError(t, <-stopped)
 	}()
 
-	program, err := binary()
+	program, err := Binary()
 	require.NoError(t, err)
 	env := []string{"PATH=" + filepath.Dir(program) + ":" + os.Getenv("PATH"),
-		"WORK_DIR=" + filepath.Join(c.stateDir, "work"), "NBD_SOCKET=" + socket,
-		"INSECURE_REGISTRY=" + w.proxy, "HOME=" + dir}
+		"WORK_DIR=" + filepath.Join(c.StateDir, "work"), "NBD_SOCKET=" + socket,
+		"INSECURE_REGISTRY=" + w.Proxy, "HOME=" + dir}
 	// The third run cannot delete the snapshot of the one before. The fourth one works all the
 	// same.
 	for n := range 4 {
@@ -72,17 +72,17 @@ func TestBackupExample(t *testing.T) {
 			text, err := os.ReadFile(filepath.Join(dir, "last"))
 			require.NoError(t, err)
 			last = strings.TrimSpace(string(text))
-			okEnv(t, env, program, "snapshot", "serve", "1", last)
+			OKEnv(t, env, program, "snapshot", "serve", "1", last)
 		}
-		w.received.Store(0)
-		said := okEnv(t, env, "../examples/backup.sh", "1", image, w.proxy+"/backups/vm", dir)
-		require.Contains(t, said, "backed up as "+w.proxy+"/backups/vm:backup-")
+		w.Received.Store(0)
+		said := OKEnv(t, env, "../examples/backup.sh", "1", image, w.Proxy+"/backups/vm", dir)
+		require.Contains(t, said, "backed up as "+w.Proxy+"/backups/vm:backup-")
 		require.Equal(t, n > 0, strings.Contains(said, " of 25165824 bytes\n"), said)
-		require.Less(t, w.received.Load(), whole/5, "an increment")
+		require.Less(t, w.Received.Load(), whole/5, "an increment")
 		if n == 2 {
-			okEnv(t, env, program, "snapshot", "unserve", "1", last)
-			okEnv(t, env, program, "snapshot", "delete", "1", last)
+			OKEnv(t, env, program, "snapshot", "unserve", "1", last)
+			OKEnv(t, env, program, "snapshot", "delete", "1", last)
 		}
-		require.Equal(t, 1, strings.Count(okEnv(t, env, program, "snapshot", "list"), "backup-"))
+		require.Equal(t, 1, strings.Count(OKEnv(t, env, program, "snapshot", "list"), "backup-"))
 	}
 }

@@ -35,33 +35,33 @@ func with(env map[string]string, more ...string) map[string]string {
 // TestClientsSeeTheLUNs runs each of libiscsi's tools, over IPv4 and IPv6, with several LUNs.
 func TestClientsSeeTheLUNs(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "iscsi-ls", "iscsi-inq", "iscsi-readcapacity16", "iscsi-perf")
+	Need(t, "iscsi-ls", "iscsi-inq", "iscsi-readcapacity16", "iscsi-perf")
 	dir := t.TempDir()
-	makeRaw(t, filepath.Join(dir, "disk2.raw"), 8<<20)
-	makeRaw(t, filepath.Join(dir, "disk10.raw"), 16<<20)
-	for _, listen := range []string{"127.0.0.1:0", secondLoopback()} {
+	MakeRaw(t, filepath.Join(dir, "disk2.raw"), 8<<20)
+	MakeRaw(t, filepath.Join(dir, "disk10.raw"), 16<<20)
+	for _, listen := range []string{"127.0.0.1:0", SecondLoopback()} {
 		t.Run(listen, func(t *testing.T) {
-			d := start(t, config{diskDir: dir,
-				env: map[string]string{"LISTEN": listen, "ACCESS_MODE": "write-shared"}})
-			list := ok(t, "iscsi-ls", "-s", d.portalURL())
+			d := Start(t, Config{DiskDir: dir,
+				Env: map[string]string{"LISTEN": listen, "ACCESS_MODE": "write-shared"}})
+			list := OK(t, "iscsi-ls", "-s", d.PortalURL())
 			require.Contains(t, list, "Target:"+peers.DefaultTarget+" Portal:"+d.Portals[0]+",1")
 			require.Contains(t, list, "Lun:1 ")
 			require.Contains(t, list, "Lun:2 ")
-			inquiry := ok(t, "iscsi-inq", d.url(1))
+			inquiry := OK(t, "iscsi-inq", d.URL(1))
 			require.Contains(t, inquiry, "Vendor:KUBEVIRT")
 			require.Contains(t, inquiry, "DIRECT_ACCESS")
 			serials := [2]string{}
 			for i := range serials {
-				serials[i] = ok(t, "iscsi-inq", "-e", "1", "-c", "128", d.url(i+1))
+				serials[i] = OK(t, "iscsi-inq", "-e", "1", "-c", "128", d.URL(i+1))
 			}
 			require.NotEqual(t, serials[0], serials[1])
-			require.Contains(t, ok(t, "iscsi-readcapacity16", d.url(1)), "Total size:8388608",
+			require.Contains(t, OK(t, "iscsi-readcapacity16", d.URL(1)), "Total size:8388608",
 				"disk2 must come before disk10")
-			require.Contains(t, ok(t, "iscsi-readcapacity16", d.url(2)), "Total size:16777216")
+			require.Contains(t, OK(t, "iscsi-readcapacity16", d.URL(2)), "Total size:16777216")
 			require.Contains(t,
-				ok(t, "iscsi-perf", "-b", "8", "-m", "32", "-r", "-t", "1", d.url(1)),
+				OK(t, "iscsi-perf", "-b", "8", "-m", "32", "-r", "-t", "1", d.URL(1)),
 				"iops average")
-			require.NotZero(t, client(t, nil, "iscsi-inq", d.url(3)).status, "there is no LUN 3")
+			require.NotZero(t, Client(t, nil, "iscsi-inq", d.URL(3)).Status, "there is no LUN 3")
 		})
 	}
 }
@@ -69,76 +69,76 @@ func TestClientsSeeTheLUNs(t *testing.T) {
 // TestCHAPClients logs in with the right password, a wrong one and none, also for discovery.
 func TestCHAPClients(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "iscsi-ls", "iscsi-inq", "qemu-img", qemuISCSI)
-	d := start(t, config{diskDir: diskDir(t, 8<<20), env: chapEnv})
-	good := []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + testPassword}
-	require.Contains(t, okEnv(t, good, "iscsi-ls", d.portalURL()), peers.DefaultTarget)
-	require.Contains(t, okEnv(t, good, "iscsi-inq", d.url(1)), "KUBEVIRT")
-	ok(t, "qemu-img", "info", d.chapURL(testUser, testPassword, 1))
+	Need(t, "iscsi-ls", "iscsi-inq", "qemu-img", QEMUISCSI)
+	d := Start(t, Config{DiskDir: DiskDir(t, 8<<20), Env: CHAPEnv})
+	good := []string{"LIBISCSI_CHAP_USERNAME=" + User, "LIBISCSI_CHAP_PASSWORD=" + Password}
+	require.Contains(t, OKEnv(t, good, "iscsi-ls", d.PortalURL()), peers.DefaultTarget)
+	require.Contains(t, OKEnv(t, good, "iscsi-inq", d.URL(1)), "KUBEVIRT")
+	OK(t, "qemu-img", "info", d.CHAPURL(User, Password, 1))
 	for name, env := range map[string][]string{
-		"wrong password": {"LIBISCSI_CHAP_USERNAME=" + testUser,
+		"wrong password": {"LIBISCSI_CHAP_USERNAME=" + User,
 			"LIBISCSI_CHAP_PASSWORD=not-the-password"},
 		"wrong user": {"LIBISCSI_CHAP_USERNAME=nobody",
-			"LIBISCSI_CHAP_PASSWORD=" + testPassword},
+			"LIBISCSI_CHAP_PASSWORD=" + Password},
 		"no credential": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, r := range []result{client(t, env, "iscsi-ls", d.portalURL()),
-				client(t, env, "iscsi-inq", d.url(1))} {
-				require.NotZero(t, r.status, "%s", r)
-				require.NotContains(t, r.output, "KUBEVIRT")
-				require.NotContains(t, r.output, "Target:"+peers.DefaultTarget)
+			for _, r := range []Result{Client(t, env, "iscsi-ls", d.PortalURL()),
+				Client(t, env, "iscsi-inq", d.URL(1))} {
+				require.NotZero(t, r.Status, "%s", r)
+				require.NotContains(t, r.Output, "KUBEVIRT")
+				require.NotContains(t, r.Output, "Target:"+peers.DefaultTarget)
 			}
 		})
 	}
-	require.NotZero(t, client(t, nil, "qemu-img", "info",
-		d.chapURL(testUser, "not-the-password", 1)).status)
-	metrics := d.get("/metrics")
+	require.NotZero(t, Client(t, nil, "qemu-img", "info",
+		d.CHAPURL(User, "not-the-password", 1)).Status)
+	metrics := d.Get("/metrics")
 	require.Contains(t, metrics, `reason="bad_password"`)
 	for what, text := range map[string]string{"log": d.Output(), "metrics": metrics,
-		"status": d.get("/status")} {
-		require.NotContains(t, text, testPassword, "the secret is in the %s", what)
+		"status": d.Get("/status")} {
+		require.NotContains(t, text, Password, "the secret is in the %s", what)
 	}
 }
 
 // TestMutualCHAP makes the target prove itself as well.
 func TestMutualCHAP(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "iscsi-inq")
-	d := start(t, config{diskDir: diskDir(t, 8<<20),
-		env: with(chapEnv, "CHAP_MUTUAL_USERNAME", mutualUser, "CHAP_MUTUAL_PASSWORD",
+	Need(t, "iscsi-inq")
+	d := Start(t, Config{DiskDir: DiskDir(t, 8<<20),
+		Env: with(CHAPEnv, "CHAP_MUTUAL_USERNAME", mutualUser, "CHAP_MUTUAL_PASSWORD",
 			mutualSecret)})
 	env := func(user, secret string) []string {
-		return []string{"LIBISCSI_CHAP_USERNAME=" + testUser,
-			"LIBISCSI_CHAP_PASSWORD=" + testPassword,
+		return []string{"LIBISCSI_CHAP_USERNAME=" + User,
+			"LIBISCSI_CHAP_PASSWORD=" + Password,
 			"LIBISCSI_CHAP_TARGET_USERNAME=" + user, "LIBISCSI_CHAP_TARGET_PASSWORD=" + secret}
 	}
-	require.Contains(t, okEnv(t, env(mutualUser, mutualSecret), "iscsi-inq", d.url(1)), "KUBEVIRT")
-	require.NotZero(t, client(t, env(mutualUser, "not-that-secret"), "iscsi-inq", d.url(1)).status)
+	require.Contains(t, OKEnv(t, env(mutualUser, mutualSecret), "iscsi-inq", d.URL(1)), "KUBEVIRT")
+	require.NotZero(t, Client(t, env(mutualUser, "not-that-secret"), "iscsi-inq", d.URL(1)).Status)
 }
 
 // TestCredentialSources starts the daemon with each way of giving a credential.
 func TestCredentialSources(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "iscsi-inq")
+	Need(t, "iscsi-inq")
 	files := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(files, "u"), []byte(testUser+"\n"), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(files, "p"), []byte(testPassword+"\n"), 0o600))
-	dir := diskDir(t, 8<<20)
+	require.NoError(t, os.WriteFile(filepath.Join(files, "u"), []byte(User+"\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(files, "p"), []byte(Password+"\n"), 0o600))
+	dir := DiskDir(t, 8<<20)
 	for name, env := range map[string]map[string]string{
 		"files": {"CHAP_USERNAME_FILE": filepath.Join(files, "u"),
 			"CHAP_PASSWORD_FILE": filepath.Join(files, "p")},
-		"original": {"USERNAME": testUser, "PASSWORD": testPassword},
+		"original": {"USERNAME": User, "PASSWORD": Password},
 		"base64": {"USERNAME_BASE64": "Z3Vlc3Q=",
 			"PASSWORD_BASE64": "YS1sb25nLXNlY3JldC0xMjM0"},
-		"Kubernetes": {"node.session.auth.username": testUser,
-			"node.session.auth.password": testPassword},
+		"Kubernetes": {"node.session.auth.username": User,
+			"node.session.auth.password": Password},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := start(t, config{diskDir: dir, env: env})
-			require.NotZero(t, client(t, nil, "iscsi-inq", d.url(1)).status)
-			okEnv(t, []string{"LIBISCSI_CHAP_USERNAME=" + testUser,
-				"LIBISCSI_CHAP_PASSWORD=" + testPassword}, "iscsi-inq", d.url(1))
+			d := Start(t, Config{DiskDir: dir, Env: env})
+			require.NotZero(t, Client(t, nil, "iscsi-inq", d.URL(1)).Status)
+			OKEnv(t, []string{"LIBISCSI_CHAP_USERNAME=" + User,
+				"LIBISCSI_CHAP_PASSWORD=" + Password}, "iscsi-inq", d.URL(1))
 		})
 	}
 }
@@ -147,13 +147,13 @@ func TestCredentialSources(t *testing.T) {
 // them, and libiscsi does not support data digests: the tests of target have those.
 func TestHeaderDigest(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io", qemuISCSI)
-	d := start(t, config{diskDir: diskDir(t, 8<<20)})
+	Need(t, "qemu-io", QEMUISCSI)
+	d := Start(t, Config{DiskDir: DiskDir(t, 8<<20)})
 	for digest, want := range map[string]bool{"crc32c": true, "none": false} {
-		ok(t, "qemu-io", "--image-opts", "driver=iscsi,transport=tcp,portal="+d.Portals[0]+
+		OK(t, "qemu-io", "--image-opts", "driver=iscsi,transport=tcp,portal="+d.Portals[0]+
 			",target="+peers.DefaultTarget+",lun=1,header-digest="+digest,
 			"-c", "write -P 9 0 3M", "-c", "read -P 9 0 3M", "-c", "flush")
-		d.until(fmt.Sprintf("a login with header_digest %t", want), func() bool {
+		d.Until(fmt.Sprintf("a login with header_digest %t", want), func() bool {
 			return slices.ContainsFunc(d.Log(),
 				func(e map[string]any) bool {
 					return e["msg"] == "login" && e["header_digest"] ==
@@ -166,14 +166,14 @@ func TestHeaderDigest(t *testing.T) {
 // TestWriteAndReadBack writes with one client and reads back with others.
 func TestWriteAndReadBack(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io", "qemu-img", qemuISCSI)
-	d := start(t, config{diskDir: diskDir(t, 32<<20)})
+	Need(t, "qemu-io", "qemu-img", QEMUISCSI)
+	d := Start(t, Config{DiskDir: DiskDir(t, 32<<20)})
 	qemuIO := func(commands ...string) string {
 		args := []string{"-f", "raw"}
 		for _, c := range commands {
 			args = append(args, "-c", c)
 		}
-		return ok(t, "qemu-io", append(args, d.url(1))...)
+		return OK(t, "qemu-io", append(args, d.URL(1))...)
 	}
 	qemuIO("write -P 0x11 0 4k", "write -P 0x22 1M 3M", "write -P 0x33 512 512",
 		"write -f -P 0x44 10M 64k",
@@ -182,8 +182,8 @@ func TestWriteAndReadBack(t *testing.T) {
 		"read -P 0x44 10M 64k",
 		"read -P 0x55 20M 2M", "read -P 0 22M 2M", "read -P 0x55 24M 4M")
 	copied := filepath.Join(t.TempDir(), "copy.raw")
-	ok(t, "qemu-img", "convert", "-f", "raw", "-O", "raw", d.url(1), copied)
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", copied, d.url(1)),
+	OK(t, "qemu-img", "convert", "-f", "raw", "-O", "raw", d.URL(1), copied)
+	require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", copied, d.URL(1)),
 		"identical")
 	b, err := os.ReadFile(copied)
 	require.NoError(t, err)
@@ -191,9 +191,9 @@ func TestWriteAndReadBack(t *testing.T) {
 
 	// And the other way round: convert writes a whole disk, and qemu-io reads it.
 	fresh := filepath.Join(t.TempDir(), "fresh.raw")
-	makeRawSeed(t, fresh, 32<<20, 99)
-	ok(t, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", fresh, d.url(1))
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", fresh, d.url(1)),
+	MakeRawSeed(t, fresh, 32<<20, 99)
+	OK(t, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", fresh, d.URL(1))
+	require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", fresh, d.URL(1)),
 		"identical")
 }
 
@@ -201,30 +201,30 @@ func TestWriteAndReadBack(t *testing.T) {
 // reads.
 func TestImageKinds(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", qemuISCSI)
+	Need(t, "qemu-img", QEMUISCSI)
 	source := filepath.Join(t.TempDir(), "source.raw")
-	makeRaw(t, source, 12<<20)
+	MakeRaw(t, source, 12<<20)
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	makeRaw(t, at("01.img"), 12<<20)
-	makeQcow2(t, source, at("02.qcow2"), "compat=0.10", false)
-	makeQcow2(t, source, at("03.qcow2"), "cluster_size=4k", true)
-	makeQcow2(t, source, at("04.qcow2"), "compression_type=zstd", true)
-	makeQcow2(t, source, at("05.qcow2"), "extended_l2=on", false)
-	makeQcow2(t, source, at("base.qcow2"), "", true)
-	ok(t, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "base.qcow2",
+	MakeRaw(t, at("01.img"), 12<<20)
+	MakeQcow2(t, source, at("02.qcow2"), "compat=0.10", false)
+	MakeQcow2(t, source, at("03.qcow2"), "cluster_size=4k", true)
+	MakeQcow2(t, source, at("04.qcow2"), "compression_type=zstd", true)
+	MakeQcow2(t, source, at("05.qcow2"), "extended_l2=on", false)
+	MakeQcow2(t, source, at("base.qcow2"), "", true)
+	OK(t, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "base.qcow2",
 		at("06.qcow2"))
-	ok(t, "qemu-io", "-f", "qcow2", "-c", "write -P 7 64k 64k", at("06.qcow2"))
-	d := start(t, config{diskDir: dir})
+	OK(t, "qemu-io", "-f", "qcow2", "-c", "write -P 7 64k 64k", at("06.qcow2"))
+	d := Start(t, Config{DiskDir: dir})
 	for lun := 1; lun <= 6; lun++ {
 		name, format := fmt.Sprintf("%02d.qcow2", lun), "qcow2"
 		if lun == 1 {
 			name, format = "01.img", "raw"
 		}
-		require.Contains(t, ok(t, "qemu-img", "compare", "-f", format, "-F", "raw", at(name),
-			d.url(lun)), "identical", name)
+		require.Contains(t, OK(t, "qemu-img", "compare", "-f", format, "-F", "raw", at(name),
+			d.URL(lun)), "identical", name)
 	}
-	require.NotZero(t, client(t, nil, "qemu-img", "info", d.url(7)).status,
+	require.NotZero(t, Client(t, nil, "qemu-img", "info", d.URL(7)).Status,
 		"a backing file must not be a LUN of its own")
 }
 
@@ -232,27 +232,27 @@ func TestImageKinds(t *testing.T) {
 // QEMU, which sends the number in the name unchanged.
 func TestHighLUNs(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", qemuISCSI)
+	Need(t, "qemu-img", QEMUISCSI)
 	dir := t.TempDir()
 	luns := []int{1, 255, 256, 16383}
 	settings := "disks:\n"
 	for _, lun := range luns {
 		name := fmt.Sprintf("%d.raw", lun)
-		makeRaw(t, filepath.Join(dir, name), 1<<20)
+		MakeRaw(t, filepath.Join(dir, name), 1<<20)
 		settings += fmt.Sprintf("  %s: {lun: %d}\n", name, lun)
 	}
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	require.NoError(t, os.WriteFile(file, []byte(settings), 0o644))
-	d := start(t, config{diskDir: dir, env: map[string]string{"KUBEVIRT_DISK_CONFIG": file}})
+	d := Start(t, Config{DiskDir: dir, Env: map[string]string{"KUBEVIRT_DISK_CONFIG": file}})
 	portal, err := libvirt.ParsePortal(d.Portals[0])
 	require.NoError(t, err)
 	for _, lun := range luns {
 		disk, err := libvirt.Disk(libvirt.LUN{Portals: []libvirt.Portal{portal},
 			TargetName: peers.DefaultTarget, Number: lun}, libvirt.Device{})
 		require.NoError(t, err)
-		url := d.portalURL() + "/" + disk.Source.Network.Name
+		url := d.PortalURL() + "/" + disk.Source.Network.Name
 		image := filepath.Join(dir, fmt.Sprintf("%d.raw", lun))
-		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", image, url),
+		require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", image, url),
 			"identical", "LUN %d", lun)
 	}
 }
@@ -260,21 +260,21 @@ func TestHighLUNs(t *testing.T) {
 // TestExclusive: a write-exclusive LUN belongs to one initiator name at a time.
 func TestExclusive(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "iscsi-perf", "qemu-io", qemuISCSI)
-	d := start(t, config{diskDir: diskDir(t, 8<<20)})
-	first := loginTo(t, d, "iqn.2026-01.test:first")
-	require.True(t, do(t, first, readBlock(1, 0)).Good())
-	r := client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 512", d.url(1))
-	require.NotZero(t, r.status, "the LUN belongs to the first initiator: %s", r)
-	logout(t, first)
-	ok(t, "qemu-io", "-f", "raw", "-c", "read 0 512", d.url(1))
+	Need(t, "iscsi-perf", "qemu-io", QEMUISCSI)
+	d := Start(t, Config{DiskDir: DiskDir(t, 8<<20)})
+	first := LoginTo(t, d, "iqn.2026-01.test:first")
+	require.True(t, Do(t, first, ReadBlock(1, 0)).Good())
+	r := Client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 512", d.URL(1))
+	require.NotZero(t, r.Status, "the LUN belongs to the first initiator: %s", r)
+	Logout(t, first)
+	OK(t, "qemu-io", "-f", "raw", "-c", "read 0 512", d.URL(1))
 }
 
 // TestGarbage sends garbage to the portal while a client works.
 func TestGarbage(t *testing.T) {
 	t.Parallel()
-	d := start(t, config{diskDir: diskDir(t, 8<<20)})
-	s := loginTo(t, d, "iqn.2026-01.test:bystander")
+	d := Start(t, Config{DiskDir: DiskDir(t, 8<<20)})
+	s := LoginTo(t, d, "iqn.2026-01.test:bystander")
 	for _, garbage := range []string{
 		"GET / HTTP/1.1\r\nHost: x\r\n\r\n", strings.Repeat("\xff", 4096),
 		strings.Repeat("\x00", 4096), "\x43",
@@ -285,8 +285,8 @@ func TestGarbage(t *testing.T) {
 		require.NoError(t, err)
 		_, err = c.Write([]byte(garbage))
 		require.NoError(t, err)
-		require.True(t, do(t, s, readBlock(1, 1)).Good())
+		require.True(t, Do(t, s, ReadBlock(1, 1)).Good())
 		require.NoError(t, c.Close())
 	}
-	require.True(t, do(t, s, readBlock(1, 2)).Good())
+	require.True(t, Do(t, s, ReadBlock(1, 2)).Good())
 }

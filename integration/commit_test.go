@@ -17,15 +17,15 @@ import (
 // image that it came from, and the whole disk. While the guest uses the disk, that is refused.
 func TestCommit(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry")
-	raw, _ := newFullDisk(t)
-	w := newWatchedRegistry(t)
-	insecure := "--insecure-registry=" + w.proxy
-	mustDisk(t, nil, "push", "--base=none", insecure, raw, w.proxy+"/vm/fedora:42")
-	whole := w.received.Swap(0)
+	Need(t, "docker-registry")
+	raw, _ := NewFullDisk(t)
+	w := NewWatchedRegistry(t)
+	insecure := "--insecure-registry=" + w.Proxy
+	MustRun(t, nil, "push", "--base=none", insecure, raw, w.Proxy+"/vm/fedora:42")
+	whole := w.Received.Swap(0)
 	socket := filepath.Join(t.TempDir(), "nbd.sock")
-	d := start(t, streaming(t.TempDir(), w.proxy, "copy-on-write", "--nbd=unix:"+socket))
-	defer d.stop()
+	d := Start(t, streaming(t.TempDir(), w.Proxy, "copy-on-write", "--nbd=unix:"+socket))
+	defer d.Stop()
 
 	content, err := os.ReadFile(raw)
 	require.NoError(t, err)
@@ -43,24 +43,24 @@ func TestCommit(t *testing.T) {
 	}
 	require.NoError(t, guest.Flush())
 	uri := "nbd+unix:///?socket=" + socket
-	commit := []string{"commit", insecure, uri, w.proxy + "/vm2/fedora:43",
-		"--onto=" + w.proxy + "/vm/fedora:42"}
-	r := kubevirtDisk(t, nil, commit...)
-	require.Equal(t, 1, r.status, "%s", r)
-	require.Contains(t, r.output, "is in use by", "%s", r)
+	commit := []string{"commit", insecure, uri, w.Proxy + "/vm2/fedora:43",
+		"--onto=" + w.Proxy + "/vm/fedora:42"}
+	r := Run(t, nil, commit...)
+	require.Equal(t, 1, r.Status, "%s", r)
+	require.Contains(t, r.Output, "is in use by", "%s", r)
 	require.NoError(t, guest.Close())
 
-	w.received.Store(0)
-	first := mustDisk(t, nil, commit...)
-	require.Less(t, w.received.Load(), whole/10)
-	require.Equal(t, pushedDigest.FindString(first.output),
-		pushedDigest.FindString(mustDisk(t, nil, commit...).output))
-	mustDisk(t, nil, "commit", insecure, uri, w.proxy+"/flat/fedora:43", "--flat", "--base=none")
+	w.Received.Store(0)
+	first := MustRun(t, nil, commit...)
+	require.Less(t, w.Received.Load(), whole/10)
+	require.Equal(t, pushedDigest.FindString(first.Output),
+		pushedDigest.FindString(MustRun(t, nil, commit...).Output))
+	MustRun(t, nil, "commit", insecure, uri, w.Proxy+"/flat/fedora:43", "--flat", "--base=none")
 	want := filepath.Join(t.TempDir(), "want.raw")
 	require.NoError(t, os.WriteFile(want, content, 0o644))
 	for _, repository := range []string{"/vm2/fedora:43", "/flat/fedora:43"} {
 		got := filepath.Join(t.TempDir(), "got.raw")
-		mustDisk(t, nil, "pull", insecure, w.proxy+repository, got)
+		MustRun(t, nil, "pull", insecure, w.Proxy+repository, got)
 		sameFile(t, want, got)
 	}
 
@@ -75,13 +75,13 @@ func TestCommit(t *testing.T) {
 	require.NoError(t, guest.Close())
 	layers := func(tag string) int { return len(layerSizes(t, w, "vm2/fedora", tag)) }
 	for flag, tag := range map[string]string{"": "44", "--squash": "45"} {
-		w.received.Store(0)
-		mustDisk(t, nil, strings.Fields("commit "+insecure+" "+uri+" "+w.proxy+"/vm2/fedora:"+tag+
-			" --onto="+w.proxy+"/vm2/fedora:43 "+flag)...)
-		require.Less(t, w.received.Load(), whole/10)
+		w.Received.Store(0)
+		MustRun(t, nil, strings.Fields("commit "+insecure+" "+uri+" "+w.Proxy+"/vm2/fedora:"+tag+
+			" --onto="+w.Proxy+"/vm2/fedora:43 "+flag)...)
+		require.Less(t, w.Received.Load(), whole/10)
 		require.NoError(t, os.WriteFile(want, content, 0o644))
 		got := filepath.Join(t.TempDir(), "got.raw")
-		mustDisk(t, nil, "pull", insecure, w.proxy+"/vm2/fedora:"+tag, got)
+		MustRun(t, nil, "pull", insecure, w.Proxy+"/vm2/fedora:"+tag, got)
 		sameFile(t, want, got)
 	}
 	require.Equal(t, layers("43")+2, layers("44"))

@@ -18,21 +18,21 @@ import (
 // and the same disks when no daemon runs. Each way has the same result, and none changes the disk.
 func TestCommitKept(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry")
-	raw, _ := newFullDisk(t)
-	w := newWatchedRegistry(t)
-	insecure, old := "--insecure-registry="+w.proxy, w.proxy+"/vm/fedora:42"
-	mustDisk(t, nil, "push", "--base=none", insecure, raw, old)
-	whole := w.received.Swap(0)
+	Need(t, "docker-registry")
+	raw, _ := NewFullDisk(t)
+	w := NewWatchedRegistry(t)
+	insecure, old := "--insecure-registry="+w.Proxy, w.Proxy+"/vm/fedora:42"
+	MustRun(t, nil, "push", "--base=none", insecure, raw, old)
+	whole := w.Received.Swap(0)
 	dir := t.TempDir()
 	socket, kept := filepath.Join(dir, "nbd.sock"), filepath.Join(dir, "kept")
 	require.NoError(t, os.Mkdir(kept, 0o700))
 	state := t.TempDir()
-	c := streaming(t.TempDir(), w.proxy, "copy-on-write", "--nbd=unix:"+socket,
+	c := streaming(t.TempDir(), w.Proxy, "copy-on-write", "--nbd=unix:"+socket,
 		"--persistent-dir="+kept)
-	c.stateDir = state
-	d := start(t, c)
-	content := []byte(readFile(t, raw))
+	c.StateDir = state
+	d := Start(t, c)
+	content := []byte(ReadFile(t, raw))
 	guest, err := nbd.OpenRemote(t.Context(), nbd.RemoteOptions{
 		Address: serving.SocketPrefix + socket})
 	require.NoError(t, err)
@@ -41,35 +41,35 @@ func TestCommitKept(t *testing.T) {
 		_, err := guest.WriteAt(p, off)
 		require.NoError(t, err)
 	}
-	ask := func(args ...string) result {
+	ask := func(args ...string) Result {
 		t.Helper()
-		return kubevirtDisk(t, []string{"WORK_DIR=" + filepath.Join(state, "work")}, args...)
+		return Run(t, []string{"WORK_DIR=" + filepath.Join(state, "work")}, args...)
 	}
 	stored := func(args ...string) string {
 		t.Helper()
 		r := ask(append([]string{"commit", insecure}, args...)...)
-		require.Zero(t, r.status, "%s", r)
-		return pushedDigest.FindString(r.output)
+		require.Zero(t, r.Status, "%s", r)
+		return pushedDigest.FindString(r.Output)
 	}
 	is := func(ref string, want []byte) {
 		t.Helper()
 		got := filepath.Join(t.TempDir(), "got.raw")
-		mustDisk(t, nil, "pull", insecure, ref, got)
-		require.True(t, bytes.Equal(want, []byte(readFile(t, got))), ref)
+		MustRun(t, nil, "pull", insecure, ref, got)
+		require.True(t, bytes.Equal(want, []byte(ReadFile(t, got))), ref)
 	}
 	write(bytes.Repeat([]byte("first!"), 512), 512)
 	write(make([]byte, 64<<10), 7<<20)
-	require.Zero(t, ask("snapshot", "create", "1", "before").status)
+	require.Zero(t, ask("snapshot", "create", "1", "before").Status)
 	first := bytes.Clone(content)
 	write(bytes.Repeat([]byte("second"), 2560), 20<<20+4096)
 
 	// The guest goes on, and nothing is left of the snapshot that was taken.
-	repository := w.proxy + "/vm2/fedora:"
-	w.sent.Store(0)
+	repository := w.Proxy + "/vm2/fedora:"
+	w.Sent.Store(0)
 	now := stored("1", repository+"now", "--onto="+old)
 	before := stored(old+"@before", repository+"before", "--onto="+old)
-	require.Less(t, w.received.Load(), whole/5)
-	require.Less(t, w.sent.Load(), whole/2, "the daemon has fetched the disk to read all of it")
+	require.Less(t, w.Received.Load(), whole/5)
+	require.Less(t, w.Sent.Load(), whole/2, "the daemon has fetched the disk to read all of it")
 	require.NotEqual(t, now, before)
 	require.Equal(t, before, stored(old+"@before", repository+"itself"),
 		"the daemon knows what the disk was made of")
@@ -77,17 +77,17 @@ func TestCommitKept(t *testing.T) {
 	is(repository+"before", first)
 	flat := stored("1@before", repository+"flat", "--flat", "--base=none")
 	is(repository+"flat", first)
-	require.NotContains(t, ask("snapshot", "list").output, "commit-")
+	require.NotContains(t, ask("snapshot", "list").Output, "commit-")
 	r := ask("commit", insecure, "1@never", repository+"x", "--onto="+old)
-	require.Equal(t, 1, r.status, "%s", r)
-	require.Contains(t, r.output, `"never"`)
+	require.Equal(t, 1, r.Status, "%s", r)
+	require.Contains(t, r.Output, `"never"`)
 
 	r = ask("commit", insecure, repository+"x", "--onto="+old, "--persistent-dir="+kept)
-	require.Equal(t, 1, r.status, "%s", r)
-	require.Contains(t, r.output, "is in use by")
-	require.Contains(t, r.output, "without --persistent-dir")
+	require.Equal(t, 1, r.Status, "%s", r)
+	require.Contains(t, r.Output, "is in use by")
+	require.Contains(t, r.Output, "without --persistent-dir")
 	require.NoError(t, guest.Close())
-	d.stop()
+	d.Stop()
 
 	files := func() map[string]string {
 		all := map[string]string{}
@@ -95,7 +95,7 @@ func TestCommitKept(t *testing.T) {
 		require.NoError(t, err)
 		for _, e := range entries {
 			if strings.HasPrefix(e.Name(), "disk.img") && !e.IsDir() {
-				all[e.Name()] = readFile(t, filepath.Join(kept, e.Name()))
+				all[e.Name()] = ReadFile(t, filepath.Join(kept, e.Name()))
 			}
 		}
 		maps.DeleteFunc(all, func(name, _ string) bool { // what each start writes
@@ -109,7 +109,7 @@ func TestCommitKept(t *testing.T) {
 	offline := "--persistent-dir=" + kept
 	require.Equal(t, now, stored(repository+"now2", "--onto="+old, offline,
 		"--digest-file="+said))
-	require.Equal(t, now+"\n", readFile(t, said))
+	require.Equal(t, now+"\n", ReadFile(t, said))
 	require.Equal(t, before, stored("@before", repository+"before2", "--onto="+old, offline))
 	require.Equal(t, flat, stored(old+"@before", repository+"flat2", "--flat", "--base=none",
 		offline, "--image="+old))
@@ -123,15 +123,15 @@ func TestCommitKept(t *testing.T) {
 			"--persistent-dir=" + t.TempDir()},
 	} {
 		r := ask(append([]string{"commit", insecure}, args...)...)
-		require.Equal(t, 1, r.status, "%s", r)
-		require.Contains(t, r.output, want)
+		require.Equal(t, 1, r.Status, "%s", r)
+		require.Contains(t, r.Output, want)
 	}
 
 	// A disk that is complete needs no image, and is the same.
-	c = streaming(t.TempDir(), w.proxy, "clone", "--persistent-dir="+kept)
-	d = start(t, c)
-	d.until("complete", func() bool { return d.complete(1) })
-	d.stop()
+	c = streaming(t.TempDir(), w.Proxy, "clone", "--persistent-dir="+kept)
+	d = Start(t, c)
+	d.Until("complete", func() bool { return d.Complete(1) })
+	d.Stop()
 	require.Equal(t, now, stored(repository+"now3", "--onto="+old, offline))
 	require.Equal(t, flat, stored("@before", repository+"flat3", "--flat", "--base=none", offline))
 }

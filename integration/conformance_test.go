@@ -38,7 +38,7 @@ func conformanceMatrix() []conformanceLUN {
 			start: func(t *testing.T) ([]string, func() error) {
 				return startForSuite(t,
 					map[string]string{"ACCESS_MODE": "write-shared",
-						"LISTEN": "127.0.0.1:0," + secondLoopback()})
+						"LISTEN": "127.0.0.1:0," + SecondLoopback()})
 			},
 		},
 		{
@@ -60,9 +60,9 @@ func conformanceMatrix() []conformanceLUN {
 func startForSuite(t *testing.T, env map[string]string) (urls []string,
 	alive func() error) {
 	dir := t.TempDir()
-	makeRaw(t, filepath.Join(dir, "lun.raw"), conformanceSize)
-	d := start(t, config{diskDir: dir, env: env})
-	urls = []string{d.url(1), strings.Replace(d.url(1), d.Portals[0], d.Portals[len(d.Portals)-1],
+	MakeRaw(t, filepath.Join(dir, "lun.raw"), conformanceSize)
+	d := Start(t, Config{DiskDir: dir, Env: env})
+	urls = []string{d.URL(1), strings.Replace(d.URL(1), d.Portals[0], d.Portals[len(d.Portals)-1],
 		1)}
 	return urls, func() error {
 		if !d.Running() {
@@ -76,7 +76,7 @@ func startForSuite(t *testing.T, env map[string]string) (urls []string,
 // conformance/expected.txt.
 func TestConformance(t *testing.T) {
 	t.Parallel() // it sleeps for a minute
-	requireTools(t, conformance.Tool)
+	Need(t, conformance.Tool)
 	file, err := os.Open("conformance/expected.txt")
 	require.NoError(t, err)
 	defer file.Close()
@@ -96,7 +96,7 @@ func TestConformance(t *testing.T) {
 				urls, alive := lun.start(t)
 				results[i], err = conformance.Run(t.Context(), conformance.Options{
 					Tests:  tests,
-					Env:    clientEnv(),
+					Env:    ClientEnv(),
 					Before: func() ([]string, error) { return urls, alive() },
 				})
 				require.NoError(t, err)
@@ -123,7 +123,7 @@ func TestConformancePeers(t *testing.T) {
 	if gotgtDir == "" {
 		t.Skip("a measurement, not a check: set KUBEVIRT_DISK_PEERS to the directory of gotgt")
 	}
-	requireTools(t, conformance.Tool, "tgtd")
+	Need(t, conformance.Tool, "tgtd")
 	gotgt, err := filepath.Abs(filepath.Join(gotgtDir, "gotgt"))
 	require.NoError(t, err)
 
@@ -136,12 +136,12 @@ func TestConformancePeers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			raw := filepath.Join(t.TempDir(), "lun.raw")
-			makeRaw(t, raw, conformanceSize)
+			MakeRaw(t, raw, conformanceSize)
 			var target *peers.Target
 			deaths := -1
 			results, err := conformance.Run(t.Context(), conformance.Options{
 				Timeout: 10 * time.Second,
-				Env:     clientEnv(),
+				Env:     ClientEnv(),
 				Before: func() ([]string, error) {
 					if target == nil || !target.Running() {
 						deaths++
@@ -187,14 +187,14 @@ func report(t *testing.T, name string, results []conformance.Result) {
 // TestConformanceHarness checks that the harness notices a failing target: here nothing listens.
 func TestConformanceHarness(t *testing.T) {
 	t.Parallel() // it waits
-	requireTools(t, conformance.Tool)
+	Need(t, conformance.Tool)
 	port, err := peers.FreePort()
 	require.NoError(t, err)
 	results, err := conformance.Run(context.Background(), conformance.Options{
 		URLs:    []string{fmt.Sprintf("iscsi://127.0.0.1:%d/%s/1", port, peers.DefaultTarget)},
 		Tests:   []string{"TestUnitReady.Simple"},
 		Timeout: 20 * time.Second,
-		Env:     clientEnv(),
+		Env:     ClientEnv(),
 	})
 	require.NoError(t, err)
 	require.Len(t, results, 1)

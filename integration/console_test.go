@@ -11,18 +11,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// consoleLines are the lines that a guest prints.
-type consoleLines struct {
-	conn  net.Conn
+// ConsoleLines are the lines that a guest prints.
+type ConsoleLines struct {
+	Conn  net.Conn
 	lines chan string
-	seen  []string
+	Seen  []string
 }
 
-// newConsole collects the lines of a connection to a console.
-func newConsole(t *testing.T, conn net.Conn) *consoleLines {
+// NewConsole collects the lines of a connection to a console.
+func NewConsole(t *testing.T, conn net.Conn) *ConsoleLines {
 	t.Helper()
 	t.Cleanup(func() { conn.Close() })
-	c := &consoleLines{conn: conn, lines: make(chan string, 1024)}
+	c := &ConsoleLines{Conn: conn, lines: make(chan string, 1024)}
 	go func() {
 		defer close(c.lines)
 		for scanner := bufio.NewScanner(conn); scanner.Scan(); {
@@ -32,42 +32,42 @@ func newConsole(t *testing.T, conn net.Conn) *consoleLines {
 	return c
 }
 
-// answer types a line.
-func (c *consoleLines) answer(t *testing.T) {
+// Answer types a line.
+func (c *ConsoleLines) Answer(t *testing.T) {
 	t.Helper()
-	_, err := c.conn.Write([]byte("go on\n"))
+	_, err := c.Conn.Write([]byte("go on\n"))
 	require.NoError(t, err)
 }
 
-// until waits for a line that begins with prefix and returns the rest of it.
-func (c *consoleLines) until(t *testing.T, prefix string) string {
+// Until waits for a line that begins with prefix and returns the rest of it.
+func (c *ConsoleLines) Until(t *testing.T, prefix string) string {
 	t.Helper()
-	timeout := time.After(guestCommand)
+	timeout := time.After(GuestCommand)
 	for {
 		select {
 		case line, more := <-c.lines:
 			if !more {
 				require.Fail(t, "the guest has ended", "it never printed %q, but:\n%s", prefix,
-					strings.Join(c.seen, "\n"))
+					strings.Join(c.Seen, "\n"))
 			}
-			c.seen = append(c.seen, line)
+			c.Seen = append(c.Seen, line)
 			if rest, ok := strings.CutPrefix(line, prefix); ok {
 				return rest
 			}
 		case <-timeout:
 			require.Fail(t, "the guest hangs", "it has not printed %q, but:\n%s", prefix,
-				strings.Join(c.seen, "\n"))
+				strings.Join(c.Seen, "\n"))
 		}
 	}
 }
 
-// machineTime limits everything that a machine does. It is several times what it needs on a busy
+// MachineTime limits everything that a machine does. It is several times what it needs on a busy
 // host.
-const machineTime = 5 * time.Minute
+const MachineTime = 5 * time.Minute
 
-// blocksSaid returns the numbers of the blocks that the guest has printed after a word, "wrote" or
+// BlocksSaid returns the numbers of the blocks that the guest has printed after a word, "wrote" or
 // "refused".
-func blocksSaid(console, word string) (list []int) {
+func BlocksSaid(console, word string) (list []int) {
 	for line := range strings.Lines(console) {
 		var n int
 		// An incomplete line may have only a part of the number.

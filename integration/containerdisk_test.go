@@ -17,7 +17,7 @@ import (
 // launcherBinary builds the stand-in for KubeVirt's program, in a directory of its own.
 func launcherBinary(t *testing.T) (dir string) {
 	t.Helper()
-	dir = sharedDir(t)
+	dir = SharedDir(t)
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o",
 		filepath.Join(dir, "container-disk"), "./integration/containerdisk")
 	cmd.Dir, cmd.Env = "..", append(os.Environ(), "CGO_ENABLED=0")
@@ -32,29 +32,29 @@ func launcherBinary(t *testing.T) (dir string) {
 // only file in /disk by the process. QEMU's user opens the file as the backing file of an overlay.
 func TestImageAsContainerDisk(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img", "qemu-io")
+	e := NeedImages(t, "qemu-img", "qemu-io")
 	image, source := oneDisk(t, e)
-	programs, shared := launcherBinary(t), sharedDir(t)
+	programs, shared := launcherBinary(t), SharedDir(t)
 	const inside = "/var/run/kubevirt/container-disks"
 	options := func(args string) []string {
 		return append([]string{"--network=none", "--user=107:107",
 			`--entrypoint=["/usr/bin/container-disk",` + args + `]`,
 			"--volume=" + programs + ":/usr/bin:ro", "--volume=" + shared + ":" + inside},
-			hardened...)
+			Hardened...)
 	}
-	first := e.newContainer(t, image, options(`"--no-op"`))
-	first.start(t)
-	require.Zero(t, first.wait(t), first.log(t))
+	first := e.NewContainer(t, image, options(`"--no-op"`))
+	first.Start(t)
+	require.Zero(t, first.Wait(t), first.Log(t))
 
-	c := e.newContainer(t, image, options(`"--copy-path","`+inside+`/disk_0"`))
-	c.start(t)
+	c := e.NewContainer(t, image, options(`"--copy-path","`+inside+`/disk_0"`))
+	c.Start(t)
 	socket := filepath.Join(shared, "disk_0.sock")
 	pid := 0
-	testtool.Within(t, clientTimeout, func() bool {
+	testtool.Within(t, Timeout, func() bool {
 		pid = peerOf(socket)
 		return pid != 0
-	}, "a process listens at the socket: %s", func() any { return c.log(t) })
-	require.Equal(t, c.pid(t), strconv.Itoa(pid))
+	}, "a process listens at the socket: %s", func() any { return c.Log(t) })
+	require.Equal(t, c.PID(t), strconv.Itoa(pid))
 
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "root", "disk")
 	entries, err := os.ReadDir(dir)
@@ -68,16 +68,16 @@ func TestImageAsContainerDisk(t *testing.T) {
 		{"qemu-io", "-f", "qcow2", "-c", "write -P 0x5a 0 64k", overlay},
 		{"qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x5a 0 64k", overlay},
 	} {
-		out, err := asQEMU(t, args[0], args[1:]...)
+		out, err := AsQEMU(t, args[0], args[1:]...)
 		require.NoError(t, err, "%v: %s", args, out)
 	}
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, file),
+	require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, file),
 		"identical", "the image is as it was")
-	_, err = asQEMU(t, "qemu-io", "-f", "qcow2", "-c", "write 0 64k", file)
+	_, err = AsQEMU(t, "qemu-io", "-f", "qcow2", "-c", "write 0 64k", file)
 	require.Error(t, err, "nobody can write to the image itself")
 
 	require.NoError(t, os.Remove(socket))
-	require.Zero(t, c.wait(t))
+	require.Zero(t, c.Wait(t))
 }
 
 // peerOf returns the process that listens on a socket, or 0.
@@ -106,40 +106,40 @@ func peerOf(socket string) int {
 // /tmp/healthy` as readiness probe.
 func TestImageProvidesAFile(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img", "qemu-io")
+	e := NeedImages(t, "qemu-img", "qemu-io")
 	image, source := oneDisk(t, e)
-	shared := sharedDir(t)
-	options := append(withEnv("COPY_PATH=/shared/vm/disk-image"), "--network=none",
+	shared := SharedDir(t)
+	options := append(WithEnv("COPY_PATH=/shared/vm/disk-image"), "--network=none",
 		`--entrypoint=["/entry-point.sh"]`, "--volume="+shared+":/shared", "--cap-drop=all")
-	c := e.newContainer(t, image, options)
-	c.start(t)
-	ready := func(c *container) {
+	c := e.NewContainer(t, image, options)
+	c.Start(t)
+	ready := func(c *Container) {
 		t.Helper()
-		testtool.Within(t, clientTimeout,
-			func() bool { return c.exec(t, "cat", "/tmp/healthy").status == 0 },
-			"it is healthy: %s", func() any { return c.log(t) })
+		testtool.Within(t, Timeout,
+			func() bool { return c.Exec(t, "cat", "/tmp/healthy").Status == 0 },
+			"it is healthy: %s", func() any { return c.Log(t) })
 	}
 	ready(c)
 	file := filepath.Join(shared, "vm", "disk-image.qcow2")
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, file),
+	require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, file),
 		"identical")
-	out, err := asQEMU(t, "qemu-io", "-f", "qcow2", "-c", "write -P 0x5a 0 64k", file)
+	out, err := AsQEMU(t, "qemu-io", "-f", "qcow2", "-c", "write -P 0x5a 0 64k", file)
 	require.NoError(t, err, out)
-	require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status)
+	require.Zero(t, c.Exec(t, "kubevirt-disk", "healthcheck").Status)
 
 	// The container is killed, and started again in place.
-	e.ok(t, "podman", "kill", "--signal=KILL", c.name)
-	c.wait(t)
-	c.start(t)
+	e.OK(t, "podman", "kill", "--signal=KILL", c.Name)
+	c.Wait(t)
+	c.Start(t)
 	ready(c)
-	out, err = asQEMU(t, "qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x5a 0 64k", file)
+	out, err = AsQEMU(t, "qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x5a 0 64k", file)
 	require.NoError(t, err, out)
-	require.Zero(t, c.stop(t))
+	require.Zero(t, c.Stop(t))
 	require.NoFileExists(t, file)
 
 	// The file is removed.
-	c.start(t)
+	c.Start(t)
 	ready(c)
 	require.NoError(t, os.Remove(file))
-	require.Zero(t, c.wait(t))
+	require.Zero(t, c.Wait(t))
 }

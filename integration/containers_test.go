@@ -22,28 +22,28 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// baseImage is the name after FROM in a user's Dockerfile.
-const baseImage = "kubevirt.io:disk"
+// BaseImage is the name after FROM in a user's Dockerfile.
+const BaseImage = "kubevirt.io:disk"
 
-// engine runs buildah and podman on storage of its own. So it uses nothing from the machine, and
+// Engine runs buildah and podman on storage of its own. So it uses nothing from the machine, and
 // leaves nothing behind.
-type engine struct {
-	dir  string
-	vars []string // they tell buildah and podman where the storage is
+type Engine struct {
+	Dir  string
+	Vars []string // they tell buildah and podman where the storage is
 	env  []string // a client's environment with vars
 }
 
-// newEngine makes the storage in a new directory. The path is short, because podman makes sockets
+// NewEngine makes the storage in a new directory. The path is short, because podman makes sockets
 // in it.
-func newEngine() (*engine, error) {
+func NewEngine() (*Engine, error) {
 	dir, err := os.MkdirTemp("", "kd-image-")
 	if err != nil {
 		return nil, err
 	}
-	e := &engine{dir: dir}
+	e := &Engine{Dir: dir}
 	for name, text := range map[string]string{
 		"storage.conf": fmt.Sprintf("[storage]\ndriver = %q\ngraphroot = %q\nrunroot = %q\n",
-			storageDriver(dir), e.path("graph"), e.path("run")),
+			StorageDriver(dir), e.path("graph"), e.path("run")),
 		"containers.conf": fmt.Sprintf(`[containers]
 default_ulimits = [%s]
 [engine]
@@ -57,21 +57,21 @@ network_config_dir = %q
 `, ulimits(), e.path("tmp"), e.path("net")),
 	} {
 		if err := os.WriteFile(e.path(name), []byte(text), 0o644); err != nil {
-			return nil, errors.Join(err, e.remove())
+			return nil, errors.Join(err, e.Remove())
 		}
 	}
-	e.vars = []string{"CONTAINERS_STORAGE_CONF=" + e.path("storage.conf"),
+	e.Vars = []string{"CONTAINERS_STORAGE_CONF=" + e.path("storage.conf"),
 		"CONTAINERS_CONF=" + e.path("containers.conf"),
 		"BUILDAH_ISOLATION=chroot", "DISABLE_HC_SYSTEMD=true"}
-	e.env = clientEnv(e.vars...)
+	e.env = ClientEnv(e.Vars...)
 	return e, nil
 }
 
-func (e *engine) path(name string) string { return filepath.Join(e.dir, name) }
+func (e *Engine) path(name string) string { return filepath.Join(e.Dir, name) }
 
-// storageDriver is overlay if the kernel and the file system support it. Otherwise it is vfs, which
+// StorageDriver is overlay if the kernel and the file system support it. Otherwise it is vfs, which
 // copies.
-func storageDriver(dir string) string {
+func StorageDriver(dir string) string {
 	at := func(name string) string { return filepath.Join(dir, "probe", name) }
 	for _, name := range []string{"lower", "upper", "work", "merged"} {
 		if os.MkdirAll(at(name), 0o755) != nil {
@@ -103,14 +103,14 @@ func ulimits() string {
 	return strings.Join(all, ", ")
 }
 
-// remove ends every container and removes the storage.
-func (e *engine) remove() error {
+// Remove ends every container and removes the storage.
+func (e *Engine) Remove() error {
 	// without podman there are no containers
 	_, _ = e.finally("podman", "rm", "--force", "--all", "--time", "0")
-	for _, mount := range mountsBelow(e.dir) {
+	for _, mount := range mountsBelow(e.Dir) {
 		_ = syscall.Unmount(mount, syscall.MNT_DETACH)
 	}
-	return os.RemoveAll(e.dir)
+	return os.RemoveAll(e.Dir)
 }
 
 // mountsBelow lists the mounts in a directory, the last one first.
@@ -125,22 +125,22 @@ func mountsBelow(dir string) (mounts []string) {
 	return mounts
 }
 
-// run runs buildah, podman or any other tool on the storage.
-func (e *engine) run(t *testing.T, name string, args ...string) result {
+// Run runs buildah, podman or any other tool on the storage.
+func (e *Engine) Run(t *testing.T, name string, args ...string) Result {
 	t.Helper()
-	return client(t, e.env, name, args...)
+	return Client(t, e.env, name, args...)
 }
 
-// ok is run for commands that must succeed. It returns the output without surrounding white space.
-func (e *engine) ok(t *testing.T, name string, args ...string) string {
+// OK is run for commands that must succeed. It returns the output without surrounding white space.
+func (e *Engine) OK(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	r := e.run(t, name, args...)
-	require.Zero(t, r.status, "%s", r)
-	return strings.TrimSpace(r.output)
+	r := e.Run(t, name, args...)
+	require.Zero(t, r.Status, "%s", r)
+	return strings.TrimSpace(r.Output)
 }
 
 // finally runs a command after the test, when the test's context is over.
-func (e *engine) finally(name string, args ...string) (string, error) {
+func (e *Engine) finally(name string, args ...string) (string, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Env = e.env
 	out, err := cmd.CombinedOutput()
@@ -149,34 +149,34 @@ func (e *engine) finally(name string, args ...string) (string, error) {
 
 // images is the engine that the tests share. It is made once per run, and contains the base image,
 // built with the command that a person would use.
-var images = sync.OnceValues(func() (*engine, error) {
+var images = sync.OnceValues(func() (*Engine, error) {
 	imagesMade.Store(true)
-	e, err := newEngine()
+	e, err := NewEngine()
 	if err != nil {
 		return nil, err
 	}
-	_, err = e.makeImage("022")
+	_, err = e.MakeImage("022")
 	return e, err
 })
 
 var imagesMade atomic.Bool
 
-// making is held while make writes into bin, and while a test reads the results there.
-var making sync.Mutex
+// Making is held while make writes into bin, and while a test reads the results there.
+var Making sync.Mutex
 
-// makeImage runs `make image` with a umask and additional variables, and returns what it printed.
-func (e *engine) makeImage(umask string, vars ...string) (string, error) {
-	return e.make("image", umask, vars...)
+// MakeImage runs `make image` with a umask and additional variables, and returns what it printed.
+func (e *Engine) MakeImage(umask string, vars ...string) (string, error) {
+	return e.Make("image", umask, vars...)
 }
 
-// make runs make with a target that builds an image.
-func (e *engine) make(target, umask string, vars ...string) (string, error) {
+// Make runs make with a target that builds an image.
+func (e *Engine) Make(target, umask string, vars ...string) (string, error) {
 	cmd := exec.Command("sh", "-c", "umask "+umask+" && exec make --no-print-directory "+target)
 	cmd.Dir = ".."
-	making.Lock()
-	defer making.Unlock()
+	Making.Lock()
+	defer Making.Unlock()
 	// It compiles, so it needs the environment of the go command.
-	cmd.Env = append(append(os.Environ(), e.vars...), vars...)
+	cmd.Env = append(append(os.Environ(), e.Vars...), vars...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("make %s: %w\n%s", target, err, out)
@@ -184,33 +184,33 @@ func (e *engine) make(target, umask string, vars ...string) (string, error) {
 	return string(out), nil
 }
 
-// requireImages returns the shared engine, or skips the test if there can be none.
-func requireImages(t *testing.T, tools ...string) *engine {
+// NeedImages returns the shared engine, or skips the test if there can be none.
+func NeedImages(t *testing.T, tools ...string) *Engine {
 	t.Helper()
-	requireTools(t, append([]string{"buildah", "podman", "runc"}, tools...)...)
-	requireRoot(t)
+	Need(t, append([]string{"buildah", "podman", "runc"}, tools...)...)
+	NeedRoot(t)
 	e, err := images()
 	require.NoError(t, err)
 	return e
 }
 
-// buildFrom builds a user's image and returns its name. instructions is the Dockerfile after FROM;
+// BuildFrom builds a user's image and returns its name. instructions is the Dockerfile after FROM;
 // context is the directory of its files.
-func (e *engine) buildFrom(t *testing.T, context, instructions string) string {
+func (e *Engine) BuildFrom(t *testing.T, context, instructions string) string {
 	t.Helper()
 	dockerfile := filepath.Join(t.TempDir(), "Dockerfile")
-	require.NoError(t, os.WriteFile(dockerfile, []byte("FROM "+baseImage+"\n"+instructions+"\n"),
+	require.NoError(t, os.WriteFile(dockerfile, []byte("FROM "+BaseImage+"\n"+instructions+"\n"),
 		0o644))
-	return e.build(t, context, dockerfile)
+	return e.Build(t, context, dockerfile)
 }
 
-// build builds a Dockerfile in the docker format, which keeps the base image's health check.
-func (e *engine) build(t *testing.T, context, dockerfile string, options ...string) string {
+// Build builds a Dockerfile in the docker format, which keeps the base image's health check.
+func (e *Engine) Build(t *testing.T, context, dockerfile string, options ...string) string {
 	t.Helper()
 	name := fmt.Sprintf("user-%d", imageNumber.Add(1))
 	args := append([]string{"build", "--quiet", "--format", "docker", "--tag", name, "--file",
 		dockerfile}, options...)
-	e.ok(t, "buildah", append(args, context)...)
+	e.OK(t, "buildah", append(args, context)...)
 	return name
 }
 
@@ -226,19 +226,19 @@ func removeImages() error {
 	if e == nil {
 		return nil
 	}
-	return e.remove()
+	return e.Remove()
 }
 
 // qemuUser is the user and group of QEMU where KubeVirt runs it.
 const qemuUser = 107
 
-// asQEMU runs a tool as QEMU's user.
-func asQEMU(t *testing.T, name string, args ...string) (string, error) {
+// AsQEMU runs a tool as QEMU's user.
+func AsQEMU(t *testing.T, name string, args ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), clientTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Env, cmd.Dir = clientEnv(), "/"
+	cmd.Env, cmd.Dir = ClientEnv(), "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Credential: &syscall.Credential{Uid: qemuUser, Gid: qemuUser}}
 	out, err := cmd.CombinedOutput()
@@ -251,20 +251,20 @@ type manifest struct {
 	Platform struct{ Architecture, OS string }
 }
 
-func manifests(t *testing.T, e *engine, image string) []manifest {
+func Manifests(t *testing.T, e *Engine, image string) []manifest {
 	t.Helper()
 	var list struct{ Manifests []manifest }
-	require.NoError(t, json.Unmarshal([]byte(e.ok(t, "buildah", "manifest", "inspect", image)),
+	require.NoError(t, json.Unmarshal([]byte(e.OK(t, "buildah", "manifest", "inspect", image)),
 		&list))
 	require.Len(t, list.Manifests, 2)
 	return list.Manifests
 }
 
-// instance is the id of an image for one architecture.
-func instance(t *testing.T, e *engine, image, arch string) string {
+// Instance is the id of an image for one architecture.
+func Instance(t *testing.T, e *Engine, image, arch string) string {
 	t.Helper()
-	listed := e.ok(t, "podman", "images", "--all", "--no-trunc", "--format", "{{.Digest}} {{.ID}}")
-	for _, m := range manifests(t, e, image) {
+	listed := e.OK(t, "podman", "images", "--all", "--no-trunc", "--format", "{{.Digest}} {{.ID}}")
+	for _, m := range Manifests(t, e, image) {
 		if m.Platform.Architecture != arch {
 			continue
 		}
@@ -278,9 +278,9 @@ func instance(t *testing.T, e *engine, image, arch string) string {
 	return ""
 }
 
-// registry starts a container registry on a free loopback port and returns its address. It ends
+// Registry starts a container registry on a free loopback port and returns its address. It ends
 // with the test.
-func registry(t *testing.T) string {
+func Registry(t *testing.T) string {
 	t.Helper()
 	port, err := peers.FreePort()
 	require.NoError(t, err)
@@ -291,13 +291,13 @@ func registry(t *testing.T) string {
 		"error}\nstorage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q}\n",
 		filepath.Join(dir, "data"), address)), 0o644))
 	cmd := exec.Command("docker-registry", "serve", config)
-	cmd.Env = clientEnv()
+	cmd.Env = ClientEnv()
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	testtool.Within(t, clientTimeout, func() bool {
+	testtool.Within(t, Timeout, func() bool {
 		c, err := net.Dial("tcp", address)
 		if err != nil {
 			return false
@@ -307,21 +307,21 @@ func registry(t *testing.T) string {
 	return address
 }
 
-// chapClient is the tests' credential in the form that libiscsi's tools take.
-var chapClient = []string{"LIBISCSI_CHAP_USERNAME=" + testUser,
-	"LIBISCSI_CHAP_PASSWORD=" + testPassword}
+// CHAPClient is the tests' credential in the form that libiscsi's tools take.
+var CHAPClient = []string{"LIBISCSI_CHAP_USERNAME=" + User,
+	"LIBISCSI_CHAP_PASSWORD=" + Password}
 
-// credential is the tests' credential in the form that the daemon takes.
-var credential = []string{"CHAP_USERNAME=" + testUser, "CHAP_PASSWORD=" + testPassword}
+// Credential is the tests' credential in the form that the daemon takes.
+var Credential = []string{"CHAP_USERNAME=" + User, "CHAP_PASSWORD=" + Password}
 
-// hardened are the options of a container that may do only what it needs.
-var hardened = []string{"--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"}
+// Hardened are the options of a container that may do only what it needs.
+var Hardened = []string{"--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"}
 
-// confined checks the process from outside: user, capabilities, no new privileges, and no secret on
+// Confined checks the process from outside: user, capabilities, no new privileges, and no secret on
 // the command line.
-func confined(t *testing.T, s sandbox) {
+func Confined(t *testing.T, s Sandbox) {
 	t.Helper()
-	proc := filepath.Join("/proc", s.pid(t))
+	proc := filepath.Join("/proc", s.PID(t))
 	status, err := os.ReadFile(filepath.Join(proc, "status"))
 	require.NoError(t, err)
 	fields := map[string]string{}

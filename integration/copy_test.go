@@ -14,22 +14,22 @@ import (
 // client, and unallocated blocks stay unallocated.
 func TestCopyOffload(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", qemuISCSI)
+	Need(t, "qemu-img", QEMUISCSI)
 	dir, state := t.TempDir(), t.TempDir()
 	const size, used = 64 << 20, 24 << 20
-	makeRaw(t, filepath.Join(dir, "a.raw"), used)
+	MakeRaw(t, filepath.Join(dir, "a.raw"), used)
 	require.NoError(t, os.Truncate(filepath.Join(dir, "a.raw"), size))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "b.raw"),
 		bytes.Repeat([]byte("old data"), 16<<20/8), 0o644))
 	require.NoError(t, os.Truncate(filepath.Join(dir, "b.raw"), size))
-	d := start(t, config{diskDir: dir, stateDir: state})
-	ok(t, "qemu-img", "convert", "-C", "-n", "-f", "raw", "-O", "raw", d.url(1), d.url(2))
-	require.Zero(t, d.operations("read"), "the target must copy by itself")
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(1), d.url(2)),
+	d := Start(t, Config{DiskDir: dir, StateDir: state})
+	OK(t, "qemu-img", "convert", "-C", "-n", "-f", "raw", "-O", "raw", d.URL(1), d.URL(2))
+	require.Zero(t, d.Operations("read"), "the target must copy by itself")
+	require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.URL(1), d.URL(2)),
 		"identical")
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw",
-		filepath.Join(dir, "a.raw"), d.url(2)), "identical")
-	d.stop()
+	require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw",
+		filepath.Join(dir, "a.raw"), d.URL(2)), "identical")
+	d.Stop()
 
 	allocated := int64(0)
 	require.NoError(t, filepath.WalkDir(state, func(path string, e os.DirEntry, err error) error {

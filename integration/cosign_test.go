@@ -17,11 +17,11 @@ import (
 )
 
 // cosign runs it in a directory. The test is skipped if nobody has built it.
-func cosign(t *testing.T, dir string, args ...string) result {
+func cosign(t *testing.T, dir string, args ...string) Result {
 	t.Helper()
 	// It asks for no root of trust, and finds none on a machine without network.
 	env := []string{"COSIGN_PASSWORD=pa55word", "HOME=" + dir}
-	return client(t, env, builtClient(t, "cosign", cosignVersion), args...)
+	return Client(t, env, builtClient(t, "cosign", cosignVersion), args...)
 }
 
 // TestCosign signs with cosign what we admit, in both formats and with its own and with imported
@@ -30,12 +30,12 @@ func TestCosign(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	cosign(t, dir, "version")
-	requireTools(t, "docker-registry")
+	Need(t, "docker-registry")
 	must := func(args ...string) string {
 		t.Helper()
 		r := cosign(t, dir, args...)
-		require.Zero(t, r.status, "%s", r)
-		return r.output
+		require.Zero(t, r.Status, "%s", r)
+		return r.Output
 	}
 	own := filepath.Join(dir, "own")
 	must("generate-key-pair", "--output-key-prefix="+own)
@@ -48,33 +48,33 @@ func TestCosign(t *testing.T) {
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600))
 	must("import-key-pair", "--key="+edwards+".pem", "--output-key-prefix="+edwards)
 
-	s := startRegistry(t, false, "")
-	insecure := "--insecure-registry=" + s.address
+	s := StartRegistry(t, false, "")
+	insecure := "--insecure-registry=" + s.Address
 	raw := filepath.Join(dir, "a.raw")
 	require.NoError(t, os.WriteFile(raw, make([]byte, 64<<10), 0o644))
 	password := []string{"COSIGN_PASSWORD=pa55word"}
 	for _, key := range []string{own, edwards} {
-		name := s.address + "/vm/" + filepath.Base(key)
+		name := s.Address + "/vm/" + filepath.Base(key)
 		// Theirs, verified by us.
 		for i, format := range []string{"--new-bundle-format=false", "--new-bundle-format"} {
 			ref := name + []string{"-tag", "-bundle"}[i]
-			pushed := mustDisk(t, nil, "push", "--base=none", insecure, raw, ref+":1")
-			digest := pushedDigest.FindString(pushed.output)
+			pushed := MustRun(t, nil, "push", "--base=none", insecure, raw, ref+":1")
+			digest := pushedDigest.FindString(pushed.Output)
 			pull := []string{"pull", insecure, "--force", "--verify-key=" + key + ".pub",
 				ref + ":1", filepath.Join(dir, filepath.Base(ref))}
-			refused := kubevirtDisk(t, nil, pull...)
-			require.Equal(t, 1, refused.status)
-			require.Contains(t, refused.output, "has no signature")
+			refused := Run(t, nil, pull...)
+			require.Equal(t, 1, refused.Status)
+			require.Contains(t, refused.Output, "has no signature")
 			must("sign", "--yes", "--key="+key+".key", "--tlog-upload=false",
 				"--allow-insecure-registry", format, ref+"@"+digest)
-			mustDisk(t, nil, pull...)
-			shown := mustDisk(t, nil, "inspect", insecure, "--verify-key="+key+".pub", ref+":1")
+			MustRun(t, nil, pull...)
+			shown := MustRun(t, nil, "inspect", insecure, "--verify-key="+key+".pub", ref+":1")
 			want := []string{"(simple-signing): verified", "(sigstore-bundle): verified"}[i]
-			require.Contains(t, shown.output, want)
+			require.Contains(t, shown.Output, want)
 		}
 		// Ours, verified by them.
 		ref := name + "-ours:1"
-		mustDisk(t, password, "push", "--base=none", insecure, "--sign-key="+key+".key", raw, ref)
+		MustRun(t, password, "push", "--base=none", insecure, "--sign-key="+key+".key", raw, ref)
 		out := must("verify", "--key="+key+".pub", "--insecure-ignore-tlog",
 			"--allow-insecure-registry", ref)
 		require.True(t, strings.Contains(out, "docker-manifest-digest"), out)

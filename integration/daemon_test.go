@@ -24,175 +24,175 @@ import (
 
 // The credential of the tests.
 const (
-	testUser     = "guest"
-	testPassword = "a-long-secret-1234"
+	User     = "guest"
+	Password = "a-long-secret-1234"
 )
 
-var chapEnv = map[string]string{"CHAP_USERNAME": testUser, "CHAP_PASSWORD": testPassword}
+var CHAPEnv = map[string]string{"CHAP_USERNAME": User, "CHAP_PASSWORD": Password}
 
-// config describes a daemon to start.
-type config struct {
-	binary   string // default: kubevirt-disk for this machine
-	diskDir  string
-	stateDir string // default: a new one
-	env      map[string]string
-	args     []string
+// Config describes a daemon to start.
+type Config struct {
+	Binary   string // default: kubevirt-disk for this machine
+	DiskDir  string
+	StateDir string // default: a new one
+	Env      map[string]string
+	Args     []string
 }
 
-// newVolume makes the directory of a volume, which must exist before the daemon starts.
-func newVolume(t *testing.T, dir string) string {
+// NewVolume makes the directory of a volume, which must exist before the daemon starts.
+func NewVolume(t *testing.T, dir string) string {
 	t.Helper()
 	volume := filepath.Join(dir, "volume")
 	require.NoError(t, os.Mkdir(volume, 0o755))
 	return volume
 }
 
-// daemon is a running kubevirt-disk. At the end of its test it is stopped with SIGTERM, unless the
+// Daemon is a running kubevirt-disk. At the end of its test it is stopped with SIGTERM, unless the
 // test has stopped it already.
-type daemon struct {
+type Daemon struct {
 	*peers.Daemon
-	t       *testing.T
+	T       *testing.T
 	stopped bool
 }
 
-// start starts the daemon and waits until it is ready.
-func start(t *testing.T, c config) *daemon {
+// Start starts the daemon and waits until it is ready.
+func Start(t *testing.T, c Config) *Daemon {
 	t.Helper()
-	d, err := tryStart(t, c)
+	d, err := TryStart(t, c)
 	require.NoError(t, err)
 	return d
 }
 
-// tryStart is start for a daemon that may refuse. The error is a *peers.ExitError then.
-func tryStart(t *testing.T, c config) (*daemon, error) {
+// TryStart is start for a daemon that may refuse. The error is a *peers.ExitError then.
+func TryStart(t *testing.T, c Config) (*Daemon, error) {
 	t.Helper()
-	if c.binary == "" {
-		path, err := binary()
+	if c.Binary == "" {
+		path, err := Binary()
 		require.NoError(t, err)
-		c.binary = path
+		c.Binary = path
 	}
-	if c.stateDir == "" {
-		c.stateDir = t.TempDir()
+	if c.StateDir == "" {
+		c.StateDir = t.TempDir()
 	}
-	started, err := peers.StartDaemon(peers.DaemonOptions{Binary: c.binary, DiskDir: c.diskDir,
-		StateDir: c.stateDir, Env: c.env, Args: c.args})
+	started, err := peers.StartDaemon(peers.DaemonOptions{Binary: c.Binary, DiskDir: c.DiskDir,
+		StateDir: c.StateDir, Env: c.Env, Args: c.Args})
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{Daemon: started, t: t}
+	d := &Daemon{Daemon: started, T: t}
 	t.Cleanup(func() {
 		if !d.stopped {
-			d.stop()
+			d.Stop()
 		}
 		if t.Failed() {
-			t.Logf("kubevirt-disk printed last:\n%s", lastLines(d.Output(), 60))
+			t.Logf("kubevirt-disk printed last:\n%s", LastLines(d.Output(), 60))
 		}
 	})
 	return d, nil
 }
 
-// refused starts a daemon that must end at once. It returns its exit status and what it printed.
-func refused(t *testing.T, c config) (int, string) {
+// Refused starts a daemon that must end at once. It returns its exit status and what it printed.
+func Refused(t *testing.T, c Config) (int, string) {
 	t.Helper()
-	_, err := tryStart(t, c)
+	_, err := TryStart(t, c)
 	var exit *peers.ExitError
 	require.ErrorAs(t, err, &exit, "it should have refused to start")
 	return exit.Status, exit.Output
 }
 
-// stop ends the daemon with SIGTERM and checks the end of every run: it drained and exited with 0,
+// Stop ends the daemon with SIGTERM and checks the end of every run: it drained and exited with 0,
 // the ready file is gone, and there was no panic.
-func (d *daemon) stop() {
-	d.t.Helper()
+func (d *Daemon) Stop() {
+	d.T.Helper()
 	d.stopped = true
 	if d.Running() && d.Metrics != "" {
 		d.checkPanicCounter()
 	}
 	if err := d.Signal(syscall.SIGTERM); err != nil {
-		d.t.Error(err)
+		d.T.Error(err)
 	}
-	status, err := d.Wait(clientTimeout)
+	status, err := d.Wait(Timeout)
 	if err != nil {
-		d.t.Error(err)
+		d.T.Error(err)
 		d.Kill()
 	} else if status != 0 {
-		d.t.Errorf("exit status %d after SIGTERM", status)
+		d.T.Errorf("exit status %d after SIGTERM", status)
 	}
 	if _, err := os.Stat(d.ReadyFile); !errors.Is(err, os.ErrNotExist) {
-		d.t.Errorf("the ready file %s outlived the daemon", d.ReadyFile)
+		d.T.Errorf("the ready file %s outlived the daemon", d.ReadyFile)
 	}
 	for _, sign := range []string{"panic", "goroutine ", "DATA RACE"} {
 		if strings.Contains(d.Output(), sign) {
-			d.t.Errorf("the log has %q:\n%s", sign, d.Output())
+			d.T.Errorf("the log has %q:\n%s", sign, d.Output())
 		}
 	}
 }
 
-// kill ends the daemon without letting it clean up.
-func (d *daemon) kill() {
-	d.t.Helper()
+// Crash ends the daemon without letting it clean up.
+func (d *Daemon) Crash() {
+	d.T.Helper()
 	d.stopped = true
-	require.NoError(d.t, d.Kill())
+	require.NoError(d.T, d.Kill())
 }
 
-func (d *daemon) checkPanicCounter() {
-	d.t.Helper()
+func (d *Daemon) checkPanicCounter() {
+	d.T.Helper()
 	found := false
-	for line := range strings.Lines(d.get("/metrics")) {
+	for line := range strings.Lines(d.Get("/metrics")) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if !strings.HasPrefix(name, "#") && strings.Contains(name, "panic") {
 			found = true
 			if value != "0" {
-				d.t.Errorf("%s is %s", name, value)
+				d.T.Errorf("%s is %s", name, value)
 			}
 		}
 	}
 	if !found {
-		d.t.Error("/metrics has no counter of panics")
+		d.T.Error("/metrics has no counter of panics")
 	}
 }
 
-// get fetches a page of the monitoring listener; any status is fine.
-func (d *daemon) get(path string) string {
-	d.t.Helper()
-	client := http.Client{Timeout: clientTimeout}
+// Get fetches a page of the monitoring listener; any status is fine.
+func (d *Daemon) Get(path string) string {
+	d.T.Helper()
+	client := http.Client{Timeout: Timeout}
 	response, err := client.Get("http://" + d.Metrics + path)
-	require.NoError(d.t, err)
+	require.NoError(d.T, err)
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	require.NoError(d.t, err)
+	require.NoError(d.T, err)
 	return string(body)
 }
 
-// url is the iSCSI URL of a LUN at the first portal.
-func (d *daemon) url(lun int) string {
+// URL is the iSCSI URL of a LUN at the first portal.
+func (d *Daemon) URL(lun int) string {
 	return "iscsi://" + d.Portals[0] + "/" + peers.DefaultTarget + "/" + strconv.Itoa(lun)
 }
 
-// portalURL is the URL for discovery.
-func (d *daemon) portalURL() string { return "iscsi://" + d.Portals[0] }
+// PortalURL is the URL for discovery.
+func (d *Daemon) PortalURL() string { return "iscsi://" + d.Portals[0] }
 
-// sample adds up a metric for a LUN and an operation, over all initiators.
-func (d *daemon) sample(metric string, lun int, operation string) (sum float64) {
-	d.t.Helper()
-	for line := range strings.Lines(d.get("/metrics")) {
+// Sample adds up a metric for a LUN and an operation, over all initiators.
+func (d *Daemon) Sample(metric string, lun int, operation string) (sum float64) {
+	d.T.Helper()
+	for line := range strings.Lines(d.Get("/metrics")) {
 		if strings.HasPrefix(line, metric+"{") &&
 			strings.Contains(line, fmt.Sprintf(`lun="%d",operation="%s"`, lun, operation)) {
 			_, value, _ := strings.Cut(line, "} ")
 			var n float64
 			_, err := fmt.Sscan(value, &n)
-			require.NoError(d.t, err, line)
+			require.NoError(d.T, err, line)
 			sum += n
 		}
 	}
 	return sum
 }
 
-// complete reports whether a LUN no longer needs its image, according to the status page.
-func (d *daemon) complete(lun uint16) bool {
-	d.t.Helper()
+// Complete reports whether a LUN no longer needs its image, according to the status page.
+func (d *Daemon) Complete(lun uint16) bool {
+	d.T.Helper()
 	var page status.Status
-	require.NoError(d.t, json.Unmarshal([]byte(d.get("/status")), &page))
+	require.NoError(d.T, json.Unmarshal([]byte(d.Get("/status")), &page))
 	for _, l := range page.LUNs {
 		if l.LUN == lun && l.Copy != nil {
 			return l.Copy.Complete
@@ -201,82 +201,82 @@ func (d *daemon) complete(lun uint16) bool {
 	return false
 }
 
-// until waits for a condition while the daemon runs.
-func (d *daemon) until(what string, condition func() bool) {
-	d.t.Helper()
-	testtool.Within(d.t, clientTimeout, func() bool {
+// Until waits for a condition while the daemon runs.
+func (d *Daemon) Until(what string, condition func() bool) {
+	d.T.Helper()
+	testtool.Within(d.T, Timeout, func() bool {
 		running := d.Running() // asked first: what it has done last counts
 		if condition() {
 			return true
 		}
-		require.True(d.t, running, "ended before: %s\n%s", what, d.Output())
+		require.True(d.T, running, "ended before: %s\n%s", what, d.Output())
 		return false
 	}, "%s\n%s", what, func() any { return d.Output() })
 }
 
-// untilSaid waits until the daemon has logged a text.
-func (d *daemon) untilSaid(text string) {
-	d.t.Helper()
-	d.until(text, func() bool { return strings.Contains(d.Output(), text) })
+// UntilSaid waits until the daemon has logged a text.
+func (d *Daemon) UntilSaid(text string) {
+	d.T.Helper()
+	d.Until(text, func() bool { return strings.Contains(d.Output(), text) })
 }
 
-// operations returns how many commands of a kind the daemon has counted, over all LUNs and
+// Operations returns how many commands of a kind the daemon has counted, over all LUNs and
 // initiators.
-func (d *daemon) operations(kind string) (sum int) {
-	d.t.Helper()
-	for line := range strings.Lines(d.get("/metrics")) {
+func (d *Daemon) Operations(kind string) (sum int) {
+	d.T.Helper()
+	for line := range strings.Lines(d.Get("/metrics")) {
 		var n float64
 		if strings.HasPrefix(line, "kubevirt_disk_operations_total{") &&
 			strings.Contains(line, `operation="`+kind+`"`) {
 			_, value, _ := strings.Cut(line, "} ")
 			_, err := fmt.Sscan(value, &n)
-			require.NoError(d.t, err, line)
+			require.NoError(d.T, err, line)
 			sum += int(n)
 		}
 	}
 	return sum
 }
 
-// kubevirtDisk runs the command without the credentials in a person's home.
-func kubevirtDisk(t *testing.T, env []string, args ...string) result {
+// Run runs the command without the credentials in a person's home.
+func Run(t *testing.T, env []string, args ...string) Result {
 	t.Helper()
-	path, err := binary()
+	path, err := Binary()
 	require.NoError(t, err)
-	return client(t, append(env, "HOME="+t.TempDir()), path, args...)
+	return Client(t, append(env, "HOME="+t.TempDir()), path, args...)
 }
 
-// mustDisk is kubevirtDisk for commands that must succeed.
-func mustDisk(t *testing.T, env []string, args ...string) result {
+// MustRun is kubevirtDisk for commands that must succeed.
+func MustRun(t *testing.T, env []string, args ...string) Result {
 	t.Helper()
-	r := kubevirtDisk(t, env, args...)
-	require.Zero(t, r.status, "%v: %s", args, r)
+	r := Run(t, env, args...)
+	require.Zero(t, r.Status, "%v: %s", args, r)
 	return r
 }
 
-// chapURL is the URL of a LUN with user and password, in QEMU's form.
-func (d *daemon) chapURL(user, password string, lun int) string {
-	return strings.Replace(d.url(lun), "iscsi://", "iscsi://"+user+"%"+password+"@", 1)
+// CHAPURL is the URL of a LUN with user and password, in QEMU's form.
+func (d *Daemon) CHAPURL(user, password string, lun int) string {
+	return strings.Replace(d.URL(lun), "iscsi://", "iscsi://"+user+"%"+password+"@", 1)
 }
 
-// status returns the /status page.
-func (d *daemon) status() (page status.Status) {
-	d.t.Helper()
-	require.NoError(d.t, json.Unmarshal([]byte(d.get("/status")), &page))
+// Status returns the /status page.
+func (d *Daemon) Status() (page status.Status) {
+	d.T.Helper()
+	require.NoError(d.T, json.Unmarshal([]byte(d.Get("/status")), &page))
 	return page
 }
 
-// handover runs the command against the daemon of a state directory, as user.
-func handover(t *testing.T, stateDir string, user uint32, args ...string) (status int,
+// Handover runs the command against the daemon of a state directory, as user.
+func Handover(t *testing.T, stateDir string, user uint32, args ...string) (status int,
 	output string) {
 	t.Helper()
-	path, err := binary()
+	path, err := Binary()
 	require.NoError(t, err)
 	cmd := exec.Command(path, append([]string{"handover"}, args...)...)
 	if user != 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user,
 			Gid: user}}
 	}
-	cmd.Env = clientEnv("WORK_DIR=" + filepath.Join(stateDir, "work"))
+	cmd.Env = ClientEnv("WORK_DIR=" + filepath.Join(stateDir, "work"))
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		require.ErrorAs(t, err, new(*exec.ExitError))
@@ -284,10 +284,10 @@ func handover(t *testing.T, stateDir string, user uint32, args ...string) (statu
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// binary builds kubevirt-disk once per run and returns its path. If the tests run with the race
+// Binary builds kubevirt-disk once per run and returns its path. If the tests run with the race
 // detector, so does the binary.
-var binary = sync.OnceValues(func() (string, error) {
-	dir, err := dirOfRun("integration")
+var Binary = sync.OnceValues(func() (string, error) {
+	dir, err := DirOfRun("integration")
 	if err != nil {
 		return "", err
 	}
@@ -310,8 +310,8 @@ var leftovers struct {
 	dirs []string
 }
 
-// dirOfRun makes a directory that several tests use.
-func dirOfRun(name string) (string, error) {
+// DirOfRun makes a directory that several tests use.
+func DirOfRun(name string) (string, error) {
 	dir, err := os.MkdirTemp("", "kubevirt-disk-"+name+"-")
 	if err == nil {
 		leftovers.Lock()

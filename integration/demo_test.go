@@ -14,7 +14,7 @@ import (
 // port advises. The demo must use the portals and pages of the variables, and its hints must fit.
 func TestDemoObeysTheEnvironment(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "bash")
+	Need(t, "bash")
 	for _, c := range []struct {
 		listen, hint   string // # stands for the port
 		pages, address string // # stands for their port
@@ -23,7 +23,7 @@ func TestDemoObeysTheEnvironment(t *testing.T) {
 		{listen: "127.0.0.1:#", hint: "127.0.0.1:#", pages: "127.0.0.1:#", address: "127.0.0.1:#"},
 		{listen: "localhost:#,127.0.0.2:0", hint: "127.0.0.1:#", pages: ":#",
 			address: "127.0.0.1:#"},
-		{listen: ":#", hint: testUser + "@127.0.0.1:#", pages: "", env: chapEnv},
+		{listen: ":#", hint: User + "@127.0.0.1:#", pages: "", env: CHAPEnv},
 		{listen: "0.0.0.0:#", hint: "127.0.0.1:#", pages: "0.0.0.0:#", address: "127.0.0.1:#",
 			env: map[string]string{"INSECURE_NO_AUTH": "true"}},
 		{listen: "127.0.0.1", hint: "127.0.0.1:#", pages: "", env: map[string]string{"PORT": "#"}},
@@ -33,17 +33,17 @@ func TestDemoObeysTheEnvironment(t *testing.T) {
 		{listen: "127.0.0.1:0", hint: "127.0.0.1:PORT", pages: ""},
 	} {
 		t.Run(c.listen, func(t *testing.T) {
-			if strings.Contains(c.listen, "::") && !strings.Contains(secondLoopback(), "::1") {
+			if strings.Contains(c.listen, "::") && !strings.Contains(SecondLoopback(), "::1") {
 				t.Skip("this machine has no IPv6")
 			}
-			_, port, _ := strings.Cut(freePortal(t), ":")
-			_, pagesPort, _ := strings.Cut(freePortal(t), ":")
+			_, port, _ := strings.Cut(FreePortal(t), ":")
+			_, pagesPort, _ := strings.Cut(FreePortal(t), ":")
 			env := map[string]string{"LISTEN": withPort(c.listen, port),
 				"METRICS_LISTEN": withPort(c.pages, pagesPort)}
 			for name, value := range c.env {
 				env[name] = withPort(value, port)
 			}
-			d := start(t, config{binary: demo(t), env: env})
+			d := Start(t, Config{Binary: demo(t), Env: env})
 			require.Contains(t, d.Output(), "  iscsi-ls -s iscsi://"+withPort(c.hint, port)+"\n")
 			if strings.Contains(c.hint, "#") {
 				require.Equal(t, port, d.Port())
@@ -56,7 +56,7 @@ func TestDemoObeysTheEnvironment(t *testing.T) {
 			require.Contains(t, d.Output(),
 				"metrics: http://"+withPort(c.address, pagesPort)+"/\n")
 			d.Metrics = withPort(c.address, pagesPort)
-			require.Contains(t, d.get("/status"), "demo.qcow2")
+			require.Contains(t, d.Get("/status"), "demo.qcow2")
 		})
 	}
 }
@@ -67,7 +67,7 @@ func withPort(text, port string) string { return strings.ReplaceAll(text, "#", p
 // demo is a program that runs the script of `make run`.
 func demo(t *testing.T) string {
 	t.Helper()
-	built, err := binary()
+	built, err := Binary()
 	require.NoError(t, err)
 	script, err := filepath.Abs("../scripts/run-demo.sh")
 	require.NoError(t, err)

@@ -17,11 +17,11 @@ import (
 // Established I/O continues, logins work during the flood, and nothing needs a restart afterwards.
 func TestOutOfDescriptors(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
-	d := start(t, config{diskDir: diskDir(t, 8<<20)})
-	s := loginTo(t, d, "iqn.2026-01.test:established")
-	want := block(7, 0x3c)
-	require.True(t, do(t, s, targettest.Write10(1, 7, want)).Good())
+	Need(t)
+	d := Start(t, Config{DiskDir: DiskDir(t, 8<<20)})
+	s := LoginTo(t, d, "iqn.2026-01.test:established")
+	want := Block(7, 0x3c)
+	require.True(t, Do(t, s, targettest.Write10(1, 7, want)).Good())
 
 	open, err := os.ReadDir("/proc/" + strconv.Itoa(d.PID()) + "/fd")
 	require.NoError(t, err)
@@ -34,17 +34,17 @@ func TestOutOfDescriptors(t *testing.T) {
 		if i%20 != 19 {
 			continue
 		}
-		require.Equal(t, want, do(t, s, readBlock(1, 7)).Data)
+		require.Equal(t, want, Do(t, s, ReadBlock(1, 7)).Data)
 		addr, err := net.ResolveTCPAddr("tcp", d.Portals[0])
 		require.NoError(t, err)
 		other, err := targettest.Login(addr,
 			targettest.LoginOptions{Initiator: "iqn.2026-01.test:late", Discovery: true})
 		require.NoError(t, err)
-		logout(t, other)
+		Logout(t, other)
 	}
-	d.until("the log mentions it", func() bool {
+	d.Until("the log mentions it", func() bool {
 		return strings.Contains(d.Output(),
 			"cannot accept a connection")
 	})
-	require.True(t, do(t, s, readBlock(1, 7)).Good())
+	require.True(t, Do(t, s, ReadBlock(1, 7)).Good())
 }

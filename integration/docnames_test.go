@@ -59,7 +59,7 @@ func declared(t *testing.T) (names, packages map[string]bool) {
 // trackedFiles are the files of the repository that match, relative to its root.
 func trackedFiles(t *testing.T, patterns ...string) []string {
 	t.Helper()
-	requireTools(t, "git")
+	Need(t, "git")
 	args := append([]string{"ls-files", "--cached", "--others", "--exclude-standard", "--"},
 		patterns...)
 	cmd := exec.Command("git", args...)
@@ -88,7 +88,7 @@ func TestNamesInDocs(t *testing.T) {
 	for _, page := range trackedFiles(t, "*.md") {
 		ours := strings.HasPrefix(page, "docs/decisions") || page == "docs/architecture.md" ||
 			page == "docs/testing.md"
-		for _, span := range codeSpan.FindAllStringSubmatch(readFile(t, "../"+page), -1) {
+		for _, span := range codeSpan.FindAllStringSubmatch(ReadFile(t, "../"+page), -1) {
 			name := span[1]
 			if goFile.MatchString(name) {
 				looked++

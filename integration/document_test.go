@@ -9,29 +9,29 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// document is a Markdown file with commands for people.
-type document struct {
-	text string
+// Document is a Markdown file with commands for people.
+type Document struct {
+	Text string
 	// blocks maps a heading to its code blocks, which are shell commands or JSON. Blocks before the
 	// first heading are under "".
-	blocks map[string][]string
-	unused map[string]bool // headings that no test has used
+	Blocks map[string][]string
+	Unused map[string]bool // headings that no test has used
 }
 
-// readDocument reads a file. Its path is relative to the directory examples.
-func readDocument(t *testing.T, name string) *document {
+// ReadDocument reads a file. Its path is relative to the directory examples.
+func ReadDocument(t *testing.T, name string) *Document {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "examples", name))
 	require.NoError(t, err)
-	doc := &document{text: string(text), blocks: map[string][]string{}, unused: map[string]bool{}}
+	doc := &Document{Text: string(text), Blocks: map[string][]string{}, Unused: map[string]bool{}}
 	heading, block, inside := "", "", false
-	for line := range strings.Lines(doc.text) {
+	for line := range strings.Lines(doc.Text) {
 		switch {
 		case line == "```sh\n" || line == "```json\n":
 			block, inside = "", true
 		case line == "```\n" && inside:
-			doc.blocks[heading] = append(doc.blocks[heading], block)
-			doc.unused[heading] = true
+			doc.Blocks[heading] = append(doc.Blocks[heading], block)
+			doc.Unused[heading] = true
 			inside = false
 		case inside:
 			block += line
@@ -43,11 +43,11 @@ func readDocument(t *testing.T, name string) *document {
 	return doc
 }
 
-// section returns the n-th block of a section, from 0.
-func (d *document) section(t *testing.T, heading string, n int) string {
+// Section returns the n-th block of a section, from 0.
+func (d *Document) Section(t *testing.T, heading string, n int) string {
 	t.Helper()
-	require.Greater(t, len(d.blocks[heading]), n, "the document has no such block under %q",
+	require.Greater(t, len(d.Blocks[heading]), n, "the document has no such block under %q",
 		heading)
-	delete(d.unused, heading)
-	return d.blocks[heading][n]
+	delete(d.Unused, heading)
+	return d.Blocks[heading][n]
 }

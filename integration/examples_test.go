@@ -11,41 +11,41 @@ import (
 
 // kubernetesExamples are the objects in the examples for Kubernetes, by their names.
 type kubernetesExamples struct {
-	pods    map[string]*objects.PodTemplate // also those that other objects make
-	secrets map[string]map[string]string
-	volumes map[string]*guest.ISCSI
+	Pods    map[string]*objects.PodTemplate // also those that other objects make
+	Secrets map[string]map[string]string
+	Volumes map[string]*guest.ISCSI
 }
 
-func readKubernetesExamples(t *testing.T) kubernetesExamples {
+func ReadKubernetesExamples(t *testing.T) kubernetesExamples {
 	t.Helper()
-	all := kubernetesExamples{pods: map[string]*objects.PodTemplate{},
-		secrets: map[string]map[string]string{}, volumes: map[string]*guest.ISCSI{}}
+	all := kubernetesExamples{Pods: map[string]*objects.PodTemplate{},
+		Secrets: map[string]map[string]string{}, Volumes: map[string]*guest.ISCSI{}}
 	read, err := objects.Read("../examples/kubernetes/*.yaml")
 	require.NoError(t, err)
 	for _, o := range read {
 		name := o.Metadata.Name
 		if pod := o.PodOf(); pod != nil {
-			all.pods[name] = pod
+			all.Pods[name] = pod
 		}
 		switch o.Kind {
 		case "Secret":
-			all.secrets[name] = o.StringData
+			all.Secrets[name] = o.StringData
 		case "PersistentVolume":
-			all.volumes[name] = o.Spec.ISCSI
+			all.Volumes[name] = o.Spec.ISCSI
 		}
 	}
-	require.Len(t, all.pods, 4)
+	require.Len(t, all.Pods, 4)
 	return all
 }
 
-// diskContainer returns the container that serves the disk.
-func diskContainer(t *testing.T, pod *objects.PodTemplate) *objects.Container {
+// DiskContainer returns the container that serves the disk.
+func DiskContainer(t *testing.T, pod *objects.PodTemplate) *objects.Container {
 	t.Helper()
 	c := pod.Spec.Container("disk")
 	require.NotNil(t, c, "no container is named disk")
 	return c
 }
 
-// handlerMade has what handlers make of VMs and claims. The tests of the module kubernetes make it,
+// HandlerMade has what handlers make of VMs and claims. The tests of the module kubernetes make it,
 // and notice if it is not what they would make now.
-const handlerMade = "../kubernetes/integration/examples/testdata/"
+const HandlerMade = "../kubernetes/integration/examples/testdata/"

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sharedDir makes a directory that every user can enter and write in.
-func sharedDir(t *testing.T) string {
+// SharedDir makes a directory that every user can enter and write in.
+func SharedDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kd-shared-")
 	require.NoError(t, err)
@@ -23,14 +23,14 @@ func sharedDir(t *testing.T) string {
 	return dir
 }
 
-// makeRaw makes a raw image with data in every other MiB and holes between. It is the same in every
+// MakeRaw makes a raw image with data in every other MiB and holes between. It is the same in every
 // run.
-func makeRaw(t *testing.T, path string, size int64) {
+func MakeRaw(t *testing.T, path string, size int64) {
 	t.Helper()
-	makeRawSeed(t, path, size, 1)
+	MakeRawSeed(t, path, size, 1)
 }
 
-func makeRawSeed(t *testing.T, path string, size int64, seed uint64) {
+func MakeRawSeed(t *testing.T, path string, size int64, seed uint64) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	file, err := os.Create(path)
@@ -53,8 +53,8 @@ func makeRawSeed(t *testing.T, path string, size int64, seed uint64) {
 	require.NoError(t, file.Close())
 }
 
-// makeQcow2 converts a raw image with qemu-img. options are for its -o.
-func makeQcow2(t *testing.T, raw, path, options string, compress bool) {
+// MakeQcow2 converts a raw image with qemu-img. options are for its -o.
+func MakeQcow2(t *testing.T, raw, path, options string, compress bool) {
 	t.Helper()
 	args := []string{"convert", "-f", "raw", "-O", "qcow2"}
 	if options != "" {
@@ -63,34 +63,34 @@ func makeQcow2(t *testing.T, raw, path, options string, compress bool) {
 	if compress {
 		args = append(args, "-c")
 	}
-	ok(t, "qemu-img", append(args, raw, path)...)
+	OK(t, "qemu-img", append(args, raw, path)...)
 }
 
-// diskDir makes an image directory with one raw image of this size.
-func diskDir(t *testing.T, size int64) string {
+// DiskDir makes an image directory with one raw image of this size.
+func DiskDir(t *testing.T, size int64) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "disk")
-	makeRaw(t, filepath.Join(dir, "disk.raw"), size)
+	MakeRaw(t, filepath.Join(dir, "disk.raw"), size)
 	return dir
 }
 
-func readFile(t *testing.T, path string) string {
+func ReadFile(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	require.NoError(t, err)
 	return string(content)
 }
 
-func sha256Text(b []byte) string {
+func SHA256(b []byte) string {
 	hash := sha256.Sum256(b)
 	return hex.EncodeToString(hash[:])
 }
 
-// mountTmpfs mounts a small file system.
-func mountTmpfs(t *testing.T, dir, size string) {
+// MountTmpfs mounts a small file system.
+func MountTmpfs(t *testing.T, dir, size string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		if os.Getenv(requireToolsEnv) == "1" {
+		if os.Getenv(NeedEnv) == "1" {
 			t.Fatal("needs root, to mount a small file system")
 		}
 		t.Skip("needs root, to mount a small file system")
@@ -99,15 +99,15 @@ func mountTmpfs(t *testing.T, dir, size string) {
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 }
 
-func fileStat(t *testing.T, path string) *unix.Stat_t {
+func FileStat(t *testing.T, path string) *unix.Stat_t {
 	t.Helper()
 	var st unix.Stat_t
 	require.NoError(t, unix.Stat(path, &st))
 	return &st
 }
 
-// makeUpload writes a raw disk with a boot sector, data and zeros. The data differs in each test.
-func makeUpload(t *testing.T, size int) (path string, content []byte) {
+// MakeUpload writes a raw disk with a boot sector, data and zeros. The data differs in each test.
+func MakeUpload(t *testing.T, size int) (path string, content []byte) {
 	t.Helper()
 	content = make([]byte, size)
 	random := rand.NewChaCha8(sha256.Sum256([]byte(t.Name())))
@@ -121,8 +121,8 @@ func makeUpload(t *testing.T, size int) (path string, content []byte) {
 	return path, content
 }
 
-// pattern fills a file.
-func pattern(t *testing.T, path string, size int, fill byte) {
+// Pattern fills a file.
+func Pattern(t *testing.T, path string, size int, fill byte) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{fill}, size), 0o644))
 }

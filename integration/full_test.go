@@ -17,17 +17,17 @@ import (
 // writes must still be there, even after the next restart. Only another image frees the space.
 func TestRestartOnAFullVolume(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
+	Need(t)
 	const diskSize, chunk = 32 << 20, 64 << 10
-	state, images := t.TempDir(), diskDir(t, diskSize)
-	mountTmpfs(t, state, "4m")
+	state, images := t.TempDir(), DiskDir(t, diskSize)
+	MountTmpfs(t, state, "4m")
 	image := filepath.Join(images, "disk.raw")
 	want, err := os.ReadFile(image)
 	require.NoError(t, err)
-	c := config{diskDir: images, stateDir: state,
-		env: map[string]string{"COPY_MODE": "copy-on-write", "LEFTOVERS": "remove"}}
-	d := start(t, c)
-	d.until("the image's hash is known", func() bool {
+	c := Config{DiskDir: images, StateDir: state,
+		Env: map[string]string{"COPY_MODE": "copy-on-write", "LEFTOVERS": "remove"}}
+	d := Start(t, c)
+	d.Until("the image's hash is known", func() bool {
 		found, err := filepath.Glob(filepath.Join(state, "*", "disk.raw", "state.json"))
 		require.NoError(t, err)
 		require.Len(t, found, 1)
@@ -35,46 +35,46 @@ func TestRestartOnAFullVolume(t *testing.T) {
 		require.NoError(t, err)
 		return regexp.MustCompile(`"xxh3":"[0-9a-f]+"`).Match(text)
 	})
-	s, full := loginTo(t, d, "iqn.2026-01.test:guest"), false
+	s, full := LoginTo(t, d, "iqn.2026-01.test:guest"), false
 	for _, n := range []int{chunk, 512} {
 		for off, refused := 0, 0; off < diskSize && refused == 0; off += n {
 			data := bytes.Repeat([]byte{byte(1 + off/n%255)}, n)
 			if bytes.Equal(want[off:off+n], data) {
 				continue
 			}
-			switch r := do(t, s, targettest.Write10(1, uint32(off/512), data)); r.Status {
+			switch r := Do(t, s, targettest.Write10(1, uint32(off/512), data)); r.Status {
 			case 0:
 				copy(want[off:], data)
 			default:
 				refused++
-				copy(want[off:], do(t, s, targettest.Read10(1, uint32(off/512), n/512)).Data)
+				copy(want[off:], Do(t, s, targettest.Read10(1, uint32(off/512), n/512)).Data)
 				full = true
 			}
 		}
 	}
 	require.True(t, full)
-	serial := d.status().LUNs[0].Serial
+	serial := d.Status().LUNs[0].Serial
 	for _, mode := range []string{"copy-on-write", "copy-on-read", "copy-on-read", "clone"} {
-		d.kill()
+		d.Crash()
 		copyOf, err := os.ReadFile(image)
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(image+".new", copyOf, 0o600))
 		require.NoError(t, os.Rename(image+".new", image))
-		c.env["COPY_MODE"] = mode
-		d = start(t, c)
-		require.Equal(t, serial, d.status().LUNs[0].Serial, d.Output())
-		s = loginTo(t, d, "iqn.2026-01.test:guest")
+		c.Env["COPY_MODE"] = mode
+		d = Start(t, c)
+		require.Equal(t, serial, d.Status().LUNs[0].Serial, d.Output())
+		s = LoginTo(t, d, "iqn.2026-01.test:guest")
 		for off := 0; off < diskSize; off += chunk {
-			r := do(t, s, targettest.Read10(1, uint32(off/512), chunk/512))
+			r := Do(t, s, targettest.Read10(1, uint32(off/512), chunk/512))
 			require.Zero(t, r.Status)
 			require.True(t, bytes.Equal(want[off:off+chunk], r.Data), "mode %s, byte %d", mode, off)
 		}
 	}
 	// The disk of a removed image makes room for the disk of the present image.
-	d.kill()
+	d.Crash()
 	require.NoError(t, os.Rename(image, filepath.Join(images, "another.raw")))
-	c.env["COPY_MODE"] = "copy-on-write"
-	d = start(t, c)
-	require.NotEqual(t, serial, d.status().LUNs[0].Serial)
+	c.Env["COPY_MODE"] = "copy-on-write"
+	d = Start(t, c)
+	require.NotEqual(t, serial, d.Status().LUNs[0].Serial)
 	require.Contains(t, d.Output(), "removed the disk of an image that is gone")
 }

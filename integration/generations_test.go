@@ -30,12 +30,12 @@ func inGenerations(t *testing.T, tools []string, test func(t *testing.T, g gener
 	t.Helper()
 	t.Run("installed", func(t *testing.T) {
 		t.Parallel()
-		requireTools(t, tools...)
+		Need(t, tools...)
 		test(t, generation{name: "installed"})
 	})
 	t.Run("later", func(t *testing.T) {
 		t.Parallel()
-		requireTools(t)
+		Need(t)
 		test(t, generation{name: "later", bin: laterClients(t)})
 	})
 }
@@ -58,28 +58,28 @@ func laterClients(t *testing.T) string {
 // by iSCSI, by NBD, and by NBD through a relay. What one protocol has written, the other reads.
 func TestGenerationsOfClients(t *testing.T) {
 	t.Parallel()
-	tools := []string{"qemu-img", "qemu-io", qemuISCSI, "nbdcopy", "nbdinfo", "iscsi-ls"}
+	tools := []string{"qemu-img", "qemu-io", QEMUISCSI, "nbdcopy", "nbdinfo", "iscsi-ls"}
 	inGenerations(t, tools, func(t *testing.T, g generation) {
-		served := func() (d *daemon, uri string) {
+		served := func() (d *Daemon, uri string) {
 			socket := filepath.Join(t.TempDir(), "nbd.sock")
-			d = start(t, config{diskDir: diskDir(t, 64<<20),
-				args: []string{"--nbd=unix:" + socket}})
+			d = Start(t, Config{DiskDir: DiskDir(t, 64<<20),
+				Args: []string{"--nbd=unix:" + socket}})
 			return d, "nbd+unix:///disk.raw?socket=" + socket
 		}
 		server, uri := served()
 		behind, uriBehind := served()
 		socket := filepath.Join(t.TempDir(), "relay.sock")
-		relay := start(t, config{diskDir: filepath.Join(t.TempDir(), "none"),
-			args: []string{"--disk=" + uriBehind, "--nbd=unix:" + socket}})
-		require.Contains(t, ok(t, g.client("iscsi-ls"), "-s", server.portalURL()), "Lun:1")
-		g.use(t, server.url(1), uri)
-		g.use(t, uri, server.url(1))
+		relay := Start(t, Config{DiskDir: filepath.Join(t.TempDir(), "none"),
+			Args: []string{"--disk=" + uriBehind, "--nbd=unix:" + socket}})
+		require.Contains(t, OK(t, g.client("iscsi-ls"), "-s", server.PortalURL()), "Lun:1")
+		g.use(t, server.URL(1), uri)
+		g.use(t, uri, server.URL(1))
 		g.copies(t, uri)
 		between := "nbd+unix:///disk.raw?socket=" + socket
 		g.use(t, between, between)
 		g.copies(t, between)
-		for _, d := range []*daemon{relay, behind, server} {
-			d.stop()
+		for _, d := range []*Daemon{relay, behind, server} {
+			d.Stop()
 			require.NotContains(t, d.Output(), "protocol_error", g.name)
 		}
 	})
@@ -90,7 +90,7 @@ func TestGenerationsOfClients(t *testing.T) {
 func (g generation) use(t *testing.T, disk, read string) {
 	t.Helper()
 	source := randomFile(t, filepath.Join(t.TempDir(), "source"), 64<<20)
-	ok(t, g.client("qemu-img"), "convert", "-n", "-W", "-m", "16", "-f", "raw", "-O", "raw", source,
+	OK(t, g.client("qemu-img"), "convert", "-n", "-W", "-m", "16", "-f", "raw", "-O", "raw", source,
 		disk)
 	g.same(t, source, read)
 	args := []string{"-f", "raw", "-t", "writeback"}
@@ -100,7 +100,7 @@ func (g generation) use(t *testing.T, disk, read string) {
 		"read -P 10 20M 3M"} {
 		args = append(args, "-c", command)
 	}
-	require.NotContains(t, ok(t, g.client("qemu-io"), append(args, disk)...), "failed", disk)
+	require.NotContains(t, OK(t, g.client("qemu-io"), append(args, disk)...), "failed", disk)
 }
 
 // copies has libnbd's programs read and fill a disk.
@@ -110,15 +110,15 @@ func (g generation) copies(t *testing.T, disk string) {
 	copied := filepath.Join(t.TempDir(), "copied")
 	require.NoError(t, os.WriteFile(copied, nil, 0o600))
 	require.NoError(t, os.Truncate(copied, 64<<20))
-	ok(t, g.client("nbdcopy"), disk, copied)
+	OK(t, g.client("nbdcopy"), disk, copied)
 	g.same(t, copied, disk)
-	ok(t, g.client("nbdcopy"), "--flush", source, disk)
+	OK(t, g.client("nbdcopy"), "--flush", source, disk)
 	g.same(t, source, disk)
-	require.Contains(t, ok(t, g.client("nbdinfo"), "--map", disk), "67108864")
+	require.Contains(t, OK(t, g.client("nbdinfo"), "--map", disk), "67108864")
 }
 
 // same compares two raw disks.
 func (g generation) same(t *testing.T, a, b string) {
 	t.Helper()
-	ok(t, g.client("qemu-img"), "compare", "-f", "raw", "-F", "raw", a, b)
+	OK(t, g.client("qemu-img"), "compare", "-f", "raw", "-F", "raw", a, b)
 }

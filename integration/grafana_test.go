@@ -47,20 +47,20 @@ var (
 // labels that the dashboard uses.
 func TestGrafanaDashboard(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
-	d := start(t, config{diskDir: diskDir(t, 8<<20), env: chapEnv})
+	Need(t)
+	d := Start(t, Config{DiskDir: DiskDir(t, 8<<20), Env: CHAPEnv})
 	session := targettest.LoginOptions{Initiator: "iqn.2026-01.test:grafana",
-		CHAP: &targettest.CHAP{Username: testUser, Password: testPassword}}
+		CHAP: &targettest.CHAP{Username: User, Password: Password}}
 	portal, err := net.ResolveTCPAddr("tcp", d.Portals[0])
 	require.NoError(t, err)
 	_, err = targettest.Login(portal, targettest.LoginOptions{Initiator: session.Initiator})
 	require.Error(t, err, "for the metrics of refused logins")
 	first := targettest.MustLogin(t, portal, session, 1)
-	require.True(t, do(t, first, targettest.Write10(1, 0, block(0, 1))).Good())
-	logout(t, first)
+	require.True(t, Do(t, first, targettest.Write10(1, 0, Block(0, 1))).Good())
+	Logout(t, first)
 	second := targettest.MustLogin(t, portal, session, 1)
-	require.True(t, do(t, second, readBlock(1, 0)).Good())
-	labels := labelsOf(d.get("/metrics"))
+	require.True(t, Do(t, second, ReadBlock(1, 0)).Good())
+	labels := labelsOf(d.Get("/metrics"))
 	// Only a peer that breaks the protocol causes these.
 	labels["kubevirt_disk_pdus_rejected_total"] = []string{"reason"}
 

@@ -16,57 +16,57 @@ import (
 // same time.
 func TestHandoverOfALUN(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
+	Need(t)
 	state := t.TempDir()
-	d := start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state})
+	d := Start(t, Config{DiskDir: DiskDir(t, 1<<20), StateDir: state})
 	const first, second = "iqn.2026-01.test:source", "iqn.2026-01.test:destination"
-	from, to := loginTo(t, d, first), loginTo(t, d, second)
-	write := func(b byte) []byte { return block(7, b) }
-	require.Zero(t, do(t, from, targettest.Write10(1, 7, write(1))).Status)
-	require.Equal(t, targettest.StatusReservationConflict, do(t, to, readBlock(1, 7)).Status)
+	from, to := LoginTo(t, d, first), LoginTo(t, d, second)
+	write := func(b byte) []byte { return Block(7, b) }
+	require.Zero(t, Do(t, from, targettest.Write10(1, 7, write(1))).Status)
+	require.Equal(t, targettest.StatusReservationConflict, Do(t, to, ReadBlock(1, 7)).Status)
 
-	status, out := handover(t, state, 0, "--lun=1", "--finish")
+	status, out := Handover(t, state, 0, "--lun=1", "--finish")
 	require.Equal(t, 1, status)
 	require.Contains(t, out, "open it first")
-	status, out = handover(t, state, 0, "--lun=1", "--to="+second, "--for=5m")
+	status, out = Handover(t, state, 0, "--lun=1", "--to="+second, "--for=5m")
 	require.Zero(t, status, out)
 	require.Contains(t, out, second)
-	require.Equal(t, write(1), do(t, to, readBlock(1, 7)).Data, "both must be able to use it")
-	require.Zero(t, do(t, from, targettest.Write10(1, 7, write(2))).Status)
-	require.Equal(t, write(2), do(t, to, readBlock(1, 7)).Data)
+	require.Equal(t, write(1), Do(t, to, ReadBlock(1, 7)).Data, "both must be able to use it")
+	require.Zero(t, Do(t, from, targettest.Write10(1, 7, write(2))).Status)
+	require.Equal(t, write(2), Do(t, to, ReadBlock(1, 7)).Data)
 
-	status, out = handover(t, state, 0, "--lun=1", "--finish")
+	status, out = Handover(t, state, 0, "--lun=1", "--finish")
 	require.Zero(t, status, out)
 	require.Contains(t, out, "the former one, "+first+", is fenced")
-	d.until("the log says who is fenced",
+	d.Until("the log says who is fenced",
 		func() bool { return strings.Contains(d.Output(), first+", is fenced") })
 	require.Equal(t, targettest.StatusReservationConflict,
-		do(t, from, targettest.Write10(1, 7, write(3))).Status, "the first one must be fenced")
-	require.Equal(t, targettest.StatusReservationConflict, do(t, from, readBlock(1, 7)).Status)
-	require.Zero(t, do(t, to, targettest.Write10(1, 7, write(4))).Status)
-	require.Equal(t, write(4), do(t, to, readBlock(1, 7)).Data)
+		Do(t, from, targettest.Write10(1, 7, write(3))).Status, "the first one must be fenced")
+	require.Equal(t, targettest.StatusReservationConflict, Do(t, from, ReadBlock(1, 7)).Status)
+	require.Zero(t, Do(t, to, targettest.Write10(1, 7, write(4))).Status)
+	require.Equal(t, write(4), Do(t, to, ReadBlock(1, 7)).Data)
 
 	// The time ends and the second initiator has not come: the LUN stays with its owner.
-	status, out = handover(t, state, 0, "--lun=1", "--to=iqn.2026-01.test:never", "--for=1ms")
+	status, out = Handover(t, state, 0, "--lun=1", "--to=iqn.2026-01.test:never", "--for=1ms")
 	require.Zero(t, status, out)
-	d.until("the time is over",
+	d.Until("the time is over",
 		func() bool { return strings.Contains(d.Output(), "the LUN stays with its owner") })
-	require.Zero(t, do(t, to, targettest.Write10(1, 7, write(5))).Status)
+	require.Zero(t, Do(t, to, targettest.Write10(1, 7, write(5))).Status)
 
 	// A refused --finish does not change the time, so that the LUN does not stay open for good. On
 	// a slow machine the time may end before --finish comes; then try again with more time.
 	for open := time.Second; ; open *= 2 {
-		status, out = handover(t, state, 0, "--lun=1", "--to=iqn.2026-01.test:never",
+		status, out = Handover(t, state, 0, "--lun=1", "--to=iqn.2026-01.test:never",
 			"--for="+open.String())
 		require.Zero(t, status, out)
 		ended := strings.Count(d.Output(), "and the LUN stays with its owner")
-		status, out = handover(t, state, 0, "--lun=1", "--finish")
+		status, out = Handover(t, state, 0, "--lun=1", "--finish")
 		require.Equal(t, 1, status)
 		if strings.Contains(out, "open it first") {
 			continue
 		}
 		require.Contains(t, out, "not logged in")
-		d.until("that time is over too",
+		d.Until("that time is over too",
 			func() bool {
 				return strings.Count(d.Output(), "and the LUN stays with its owner") >
 					ended
@@ -75,37 +75,37 @@ func TestHandoverOfALUN(t *testing.T) {
 	}
 
 	// The time ends and the second initiator is there: the first one is fenced.
-	status, out = handover(t, state, 0, "--lun=1", "--to="+first, "--for=1ms")
+	status, out = Handover(t, state, 0, "--lun=1", "--to="+first, "--for=1ms")
 	require.Zero(t, status, out)
-	d.until("the former owner is fenced",
+	d.Until("the former owner is fenced",
 		func() bool { return strings.Contains(d.Output(), "the former owner is fenced") })
-	require.Equal(t, targettest.StatusReservationConflict, do(t, to, readBlock(1, 7)).Status)
-	require.Equal(t, write(5), do(t, from, readBlock(1, 7)).Data)
+	require.Equal(t, targettest.StatusReservationConflict, Do(t, to, ReadBlock(1, 7)).Status)
+	require.Equal(t, write(5), Do(t, from, ReadBlock(1, 7)).Data)
 
 	for _, wrong := range [][]string{{"--lun=1"}, {"--to=" + second},
 		{"--lun=1", "--finish", "--cancel"}, {"--lun=1", "--finish", "--for=3s"}} {
-		status, out = handover(t, state, 0, wrong...)
+		status, out = Handover(t, state, 0, wrong...)
 		require.Equal(t, 2, status, "%s: %s", wrong, out)
 	}
-	status, out = handover(t, state, 0, "--lun=1", "--to=nonsense")
+	status, out = Handover(t, state, 0, "--lun=1", "--to=nonsense")
 	require.Equal(t, 1, status)
 	require.Contains(t, out, "nonsense")
 
 	// The daemon refuses another user, even if the file modes would allow the request.
 	if os.Geteuid() == 0 {
-		path, err := binary()
+		path, err := Binary()
 		require.NoError(t, err)
 		require.NoError(t, os.Chmod(filepath.Dir(path), 0o755))
 		for _, dir := range []string{filepath.Dir(state), state, filepath.Join(state, "work")} {
 			require.NoError(t, os.Chmod(dir, 0o755))
 		}
 		require.NoError(t, os.Chmod(filepath.Join(state, "work", "control.sock"), 0o666))
-		status, out = handover(t, state, 65534, "--lun=1", "--to="+second)
+		status, out = Handover(t, state, 65534, "--lun=1", "--to="+second)
 		require.Equal(t, 1, status)
 		require.Contains(t, out, "only the user of the daemon and root")
 	}
-	d.stop()
-	status, out = handover(t, state, 0, "--lun=1", "--finish")
+	d.Stop()
+	status, out = Handover(t, state, 0, "--lun=1", "--finish")
 	require.Equal(t, 1, status)
 	require.Contains(t, out, "no daemon answers")
 }
@@ -115,63 +115,63 @@ func TestHandoverOfALUN(t *testing.T) {
 // than it had.
 func TestHandoverSurvivesARestart(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
+	Need(t)
 	const first, second = "iqn.2026-01.test:source", "iqn.2026-01.test:destination"
 	for name, persistent := range map[string]bool{"ephemeral": false, "persistent": true} {
 		t.Run(name, func(t *testing.T) {
-			c := config{diskDir: diskDir(t, 1<<20), stateDir: t.TempDir()}
+			c := Config{DiskDir: DiskDir(t, 1<<20), StateDir: t.TempDir()}
 			if persistent {
-				c.env = map[string]string{"PERSISTENT_DIR": t.TempDir()}
+				c.Env = map[string]string{"PERSISTENT_DIR": t.TempDir()}
 			}
 			must := func(args ...string) {
 				t.Helper()
-				status, out := handover(t, c.stateDir, 0, append([]string{"--lun=1"}, args...)...)
+				status, out := Handover(t, c.StateDir, 0, append([]string{"--lun=1"}, args...)...)
 				require.Zero(t, status, out)
 			}
 			write := func(n *targettest.Session,
 				b byte) any {
-				return do(t, n, targettest.Write10(1, 7, block(7, b))).Status
+				return Do(t, n, targettest.Write10(1, 7, Block(7, b))).Status
 			}
-			d := start(t, c)
-			require.Zero(t, write(loginTo(t, d, first), 1))
-			to := loginTo(t, d, second)
+			d := Start(t, c)
+			require.Zero(t, write(LoginTo(t, d, first), 1))
+			to := LoginTo(t, d, second)
 			must("--to=" + second)
 			must("--finish")
 			require.Zero(t, write(to, 2))
-			d.kill()
+			d.Crash()
 
-			d = start(t, c)
-			from := loginTo(t, d, first)
+			d = Start(t, c)
+			from := LoginTo(t, d, first)
 			require.Equal(t, targettest.StatusReservationConflict, write(from, 3),
 				"although it is back first")
 			require.Equal(t, targettest.StatusReservationConflict,
-				do(t, from, readBlock(1, 7)).Status)
-			require.Contains(t, d.get("/status"), first, "who is fenced")
-			to = loginTo(t, d, second)
-			require.Equal(t, block(7, 2), do(t, to, readBlock(1, 7)).Data)
+				Do(t, from, ReadBlock(1, 7)).Status)
+			require.Contains(t, d.Get("/status"), first, "who is fenced")
+			to = LoginTo(t, d, second)
+			require.Equal(t, Block(7, 2), Do(t, to, ReadBlock(1, 7)).Data)
 			require.Zero(t, write(to, 4))
 
 			// And back: this time the daemon ends during the handover.
 			must("--to="+first, "--for=1h")
-			d.kill()
-			d = start(t, c)
+			d.Crash()
+			d = Start(t, c)
 			require.Contains(t, d.Output(), "still open for a handover")
-			from, to = loginTo(t, d, first), loginTo(t, d, second)
+			from, to = LoginTo(t, d, first), LoginTo(t, d, second)
 			require.Zero(t, write(from, 5))
 			require.Zero(t, write(to, 6))
 			must("--finish")
-			d.stop()
-			d = start(t, c)
-			require.Equal(t, targettest.StatusReservationConflict, write(loginTo(t, d, second), 7))
-			from = loginTo(t, d, first)
-			require.Equal(t, block(7, 6), do(t, from, readBlock(1, 7)).Data)
+			d.Stop()
+			d = Start(t, c)
+			require.Equal(t, targettest.StatusReservationConflict, write(LoginTo(t, d, second), 7))
+			from = LoginTo(t, d, first)
+			require.Equal(t, Block(7, 6), Do(t, from, ReadBlock(1, 7)).Data)
 			require.Zero(t, write(from, 8))
-			d.stop()
+			d.Stop()
 
 			// If the record cannot be read, the daemon must not guess.
-			dir := c.stateDir
+			dir := c.StateDir
 			if persistent {
-				dir = c.env["PERSISTENT_DIR"]
+				dir = c.Env["PERSISTENT_DIR"]
 			}
 			var kept string
 			require.NoError(t,
@@ -182,12 +182,12 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 					return err
 				}))
 			require.NoError(t, os.Truncate(kept, 20))
-			_, err := tryStart(t, c)
+			_, err := TryStart(t, c)
 			require.ErrorContains(t, err, kept)
 			require.ErrorContains(t, err, "unknown who may write")
 			require.NoError(t, os.Remove(kept))
-			d = start(t, c)
-			require.Zero(t, write(loginTo(t, d, second), 9))
+			d = Start(t, c)
+			require.Zero(t, write(LoginTo(t, d, second), 9))
 		})
 	}
 }
@@ -196,30 +196,30 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 // former owner stays fenced.
 func TestHandoverOnAFullVolume(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
+	Need(t)
 	const first, second = "iqn.2026-01.test:source", "iqn.2026-01.test:destination"
 	volume := t.TempDir()
-	mountTmpfs(t, volume, "8m")
-	c := config{diskDir: diskDir(t, 1<<20), stateDir: t.TempDir(),
-		env: map[string]string{"PERSISTENT_DIR": volume}}
+	MountTmpfs(t, volume, "8m")
+	c := Config{DiskDir: DiskDir(t, 1<<20), StateDir: t.TempDir(),
+		Env: map[string]string{"PERSISTENT_DIR": volume}}
 	write := func(n *targettest.Session,
 		b byte) any {
-		return do(t, n, targettest.Write10(1, 7, block(7, b))).Status
+		return Do(t, n, targettest.Write10(1, 7, Block(7, b))).Status
 	}
-	d := start(t, c)
-	d.until("the disk is complete", func() bool { return d.complete(1) })
-	require.Zero(t, write(loginTo(t, d, first), 1))
+	d := Start(t, c)
+	d.Until("the disk is complete", func() bool { return d.Complete(1) })
+	require.Zero(t, write(LoginTo(t, d, first), 1))
 	fill(t, filepath.Join(volume, "filler"))
 	names := []string{first, second}
 	for i := range 4 {
-		to := loginTo(t, d, names[(i+1)%2])
+		to := LoginTo(t, d, names[(i+1)%2])
 		for _, args := range [][]string{{"--to=" + names[(i+1)%2]}, {"--finish"}} {
-			status, out := handover(t, c.stateDir, 0, append([]string{"--lun=1"}, args...)...)
+			status, out := Handover(t, c.StateDir, 0, append([]string{"--lun=1"}, args...)...)
 			require.Zero(t, status, out)
 		}
 		require.Zero(t, write(to, 2))
-		d.kill()
-		d = start(t, c)
-		require.Equal(t, targettest.StatusReservationConflict, write(loginTo(t, d, names[i%2]), 3))
+		d.Crash()
+		d = Start(t, c)
+		require.Equal(t, targettest.StatusReservationConflict, write(LoginTo(t, d, names[i%2]), 3))
 	}
 }

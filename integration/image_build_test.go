@@ -16,7 +16,7 @@ import (
 // TestImageBuild checks the result of `make image`.
 func TestImageBuild(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t)
+	e := NeedImages(t)
 	t.Run("configuration", func(t *testing.T) {
 		for _, arch := range []string{"amd64", "arm64"} {
 			var found []struct {
@@ -30,8 +30,8 @@ func TestImageBuild(t *testing.T) {
 					ExposedPorts         map[string]any
 				}
 			}
-			id := instance(t, e, baseImage, arch)
-			require.NoError(t, json.Unmarshal([]byte(e.ok(t, "podman", "image", "inspect", id)),
+			id := Instance(t, e, BaseImage, arch)
+			require.NoError(t, json.Unmarshal([]byte(e.OK(t, "podman", "image", "inspect", id)),
 				&found))
 			require.Len(t, found, 1)
 			image := found[0]
@@ -56,8 +56,8 @@ func TestImageBuild(t *testing.T) {
 		}
 	})
 	t.Run("files", func(t *testing.T) {
-		root := e.ok(t, "podman", "image", "mount", baseImage)
-		defer e.ok(t, "podman", "image", "unmount", baseImage)
+		root := e.OK(t, "podman", "image", "mount", BaseImage)
+		defer e.OK(t, "podman", "image", "unmount", BaseImage)
 		type file struct {
 			mode     fs.FileMode
 			uid, gid uint32
@@ -97,22 +97,22 @@ func TestImageBuild(t *testing.T) {
 			"/var/lib":                {mode: fs.ModeDir | 0o755},
 			"/var/lib/kubevirt-disk":  {mode: fs.ModeDir | fs.ModeSticky | 0o777, uid: 107},
 		}, found)
-		licences := readFile(t, filepath.Join(root, "usr/share/doc/LICENSES"))
+		licences := ReadFile(t, filepath.Join(root, "usr/share/doc/LICENSES"))
 		for _, of := range []string{"kubevirt.io/disk: LICENSE", "Go: LICENSE",
 			"github.com/klauspost/compress v"} {
 			require.Contains(t, licences, "==== "+of)
 		}
 	})
 	t.Run("two builds give one digest and the next one takes their place", func(t *testing.T) {
-		another, err := newEngine()
+		another, err := NewEngine()
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, another.remove()) })
-		printed, err := another.makeImage("077")
+		t.Cleanup(func() { require.NoError(t, another.Remove()) })
+		printed, err := another.MakeImage("077")
 		require.NoError(t, err)
 		lines := regexp.MustCompile(
 			`(?m)^linux/(amd64|arm64) +(sha256:[0-9a-f]{64}) +[0-9.]+MiB unpacked, [0-9.]+MiB in a registry$`).FindAllStringSubmatch(printed, -1)
 		require.Len(t, lines, 2, printed)
-		for i, instance := range manifests(t, e, baseImage) {
+		for i, instance := range Manifests(t, e, BaseImage) {
 			require.Equal(t, []string{instance.Platform.Architecture, instance.Digest},
 				lines[i][1:])
 		}
@@ -121,26 +121,26 @@ func TestImageBuild(t *testing.T) {
 		// has built from this one stays. With another version, the binaries would be linked again
 		// here, and once more for the next test.
 		context := t.TempDir()
-		makeRaw(t, filepath.Join(context, "disk.raw"), 1<<20)
-		user := another.buildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/")
+		MakeRaw(t, filepath.Join(context, "disk.raw"), 1<<20)
+		user := another.BuildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/")
 		count := func() int {
 			return len(
-				strings.Fields(another.ok(t, "podman", "images", "--all", "--quiet")))
+				strings.Fields(another.OK(t, "podman", "images", "--all", "--quiet")))
 		}
 		before := count()
-		_, err = another.makeImage("022", "SOURCE_DATE_EPOCH=1000000000")
+		_, err = another.MakeImage("022", "SOURCE_DATE_EPOCH=1000000000")
 		require.NoError(t, err)
-		require.Equal(t, before, count(), "%s", another.ok(t, "podman", "images", "--all"))
-		c := another.newContainer(t, user, []string{"--network=none"})
-		c.start(t)
-		untilReady(t, c)
-		require.Zero(t, c.stop(t))
+		require.Equal(t, before, count(), "%s", another.OK(t, "podman", "images", "--all"))
+		c := another.NewContainer(t, user, []string{"--network=none"})
+		c.Start(t)
+		UntilReady(t, c)
+		require.Zero(t, c.Stop(t))
 
 		// The base image stays if somebody removes images that were made from it, or prunes images.
-		another.ok(t, "podman", "rmi", another.buildFrom(t, context, "ADD --chmod=0444 disk.raw "+
+		another.OK(t, "podman", "rmi", another.BuildFrom(t, context, "ADD --chmod=0444 disk.raw "+
 			"/disk/"))
-		another.ok(t, "podman", "image", "prune", "--force")
-		another.buildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/")
+		another.OK(t, "podman", "image", "prune", "--force")
+		another.BuildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/")
 	})
 }
 
@@ -149,16 +149,16 @@ var sizeOfLUN = regexp.MustCompile(`Lun:\d+ .*\(Size:(\w+)\)`)
 // TestImageExamples builds each Dockerfile of the examples and counts the LUNs.
 func TestImageExamples(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img", "iscsi-ls")
+	e := NeedImages(t, "qemu-img", "iscsi-ls")
 	context := t.TempDir()
 	at := func(name string) string { return filepath.Join(context, name) }
-	makeRaw(t, at("disk.raw"), 8<<20)
-	makeQcow2(t, at("disk.raw"), at("fedora.qcow2"), "", true)
+	MakeRaw(t, at("disk.raw"), 8<<20)
+	MakeQcow2(t, at("disk.raw"), at("fedora.qcow2"), "", true)
 	for _, size := range []string{"1", "2", "10"} {
-		ok(t, "qemu-img", "create", "-q", "-f", "qcow2", at("disk"+size+".qcow2"), size+"G")
+		OK(t, "qemu-img", "create", "-q", "-f", "qcow2", at("disk"+size+".qcow2"), size+"G")
 	}
 	require.NoError(t, os.Link(at("fedora.qcow2"), at("boot.qcow2")))
-	ok(t, "qemu-img", "create", "-q", "-f", "qcow2", at("data.qcow2"), "100G")
+	OK(t, "qemu-img", "create", "-q", "-f", "qcow2", at("data.qcow2"), "100G")
 	// User 107 cannot read a file with this mode, but the Dockerfiles set another mode.
 	require.NoError(t, os.Chmod(at("fedora.qcow2"), 0o600))
 
@@ -174,7 +174,7 @@ func TestImageExamples(t *testing.T) {
 		[]byte("FROM scratch\nADD --chown=107:107 fedora.qcow2 /disk/\n"), 0o644))
 	options := map[string][]string{
 		"containerdisk": {"--build-arg",
-			"CONTAINERDISK=localhost/" + e.build(t, context, at("containerdisk"))},
+			"CONTAINERDISK=localhost/" + e.Build(t, context, at("containerdisk"))},
 	}
 	examples, err := filepath.Glob("../examples/images/*/Dockerfile")
 	require.NoError(t, err)
@@ -182,19 +182,19 @@ func TestImageExamples(t *testing.T) {
 	for _, dockerfile := range examples {
 		name := filepath.Base(filepath.Dir(dockerfile))
 		t.Run(name, func(t *testing.T) {
-			image := e.build(t, context, dockerfile, options[name]...)
-			n := network{}
-			c := e.newContainer(t, image,
-				append(withEnv(append(n.settings(), credential...)...), n.option()))
-			c.start(t)
-			untilReady(t, c)
-			list := okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+n.portal(t, c))
+			image := e.Build(t, context, dockerfile, options[name]...)
+			n := Network{}
+			c := e.NewContainer(t, image,
+				append(WithEnv(append(n.Settings(), Credential...)...), n.Option()))
+			c.Start(t)
+			UntilReady(t, c)
+			list := OKEnv(t, CHAPClient, "iscsi-ls", "-s", "iscsi://"+n.Portal(t, c))
 			var found []string
 			for _, lun := range sizeOfLUN.FindAllStringSubmatch(list, -1) {
 				found = append(found, lun[1])
 			}
 			require.Equal(t, sizes[name], found, list)
-			require.Zero(t, c.stop(t))
+			require.Zero(t, c.Stop(t))
 		})
 	}
 }
@@ -203,24 +203,24 @@ func TestImageExamples(t *testing.T) {
 // why.
 func TestImageInspectedWhenBuilt(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img")
+	e := NeedImages(t, "qemu-img")
 	context := t.TempDir()
 	at := func(name string) string { return filepath.Join(context, name) }
-	makeRaw(t, at("disk.raw"), 1<<20)
-	makeQcow2(t, at("disk.raw"), at("base.qcow2"), "", false)
+	MakeRaw(t, at("disk.raw"), 1<<20)
+	MakeQcow2(t, at("disk.raw"), at("base.qcow2"), "", false)
 	require.NoError(t, os.WriteFile(at("notes.txt"), []byte("buy milk\n"), 0o644))
 	const inspect = `RUN ["/kubevirt-disk", "inspect", "/disk"]`
-	e.buildFrom(t, context, "ADD --chmod=0444 disk.raw base.qcow2 /disk/\n"+inspect)
+	e.BuildFrom(t, context, "ADD --chmod=0444 disk.raw base.qcow2 /disk/\n"+inspect)
 	for added, want := range map[string]string{
 		"ADD --chmod=0444 disk.raw notes.txt /disk/": "/disk/notes.txt",
 		"ADD --chmod=0400 disk.raw /disk/":           "cannot be read by user 107",
 	} {
 		dockerfile := filepath.Join(t.TempDir(), "Dockerfile")
 		require.NoError(t, os.WriteFile(dockerfile,
-			[]byte("FROM "+baseImage+"\n"+added+"\n"+inspect+"\n"), 0o644))
-		built := e.run(t, "buildah", "build", "--format", "docker", "--tag", "bad", "--file",
+			[]byte("FROM "+BaseImage+"\n"+added+"\n"+inspect+"\n"), 0o644))
+		built := e.Run(t, "buildah", "build", "--format", "docker", "--tag", "bad", "--file",
 			dockerfile, context)
-		require.NotZero(t, built.status, "%s", built)
-		require.Contains(t, built.output, want)
+		require.NotZero(t, built.Status, "%s", built)
+		require.Contains(t, built.Output, want)
 	}
 }

@@ -31,9 +31,9 @@ func asWrapper(port string) string {
 // probe. It sets nothing else.
 func TestImageOriginalCallers(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img", qemuISCSI)
+	e := NeedImages(t, "qemu-img", QEMUISCSI)
 	image, source := oneDisk(t, e)
-	n := namespace(t)
+	n := Namespace(t)
 	secret := func() string {
 		random := make([]byte, 32)
 		_, _ = rand.Read(random) // never fails
@@ -41,53 +41,53 @@ func TestImageOriginalCallers(t *testing.T) {
 	}
 	user, password := secret(), secret()
 	require.Len(t, password, 44)
-	var first *container
+	var first *Container
 	for _, port := range []string{"3261", "3262"} {
 		wwn := "iqn.2017-01.io.kubevirt:disk-" + port
-		c := e.newContainer(t, image,
-			append([]string{n.option(), asWrapper(port)}, withEnv("PORT="+port, "WWN="+wwn,
+		c := e.NewContainer(t, image,
+			append([]string{n.Option(), asWrapper(port)}, WithEnv("PORT="+port, "WWN="+wwn,
 				"USERNAME_BASE64="+base64.StdEncoding.EncodeToString([]byte(user)),
 				"PASSWORD_BASE64="+base64.StdEncoding.EncodeToString([]byte(password)))...))
-		c.start(t)
-		untilReady(t, c)
+		c.Start(t)
+		UntilReady(t, c)
 		if first == nil {
 			first = c
 		}
-		require.Equal(t, "0.0.0.0:"+port, logged(c.log(t), "portal", "address"))
-		url := fmt.Sprintf("iscsi://%s%%%s@%s:%s/%s/1", user, password, n.host, port, wwn)
-		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, url),
+		require.Equal(t, "0.0.0.0:"+port, Logged(c.Log(t), "portal", "address"))
+		url := fmt.Sprintf("iscsi://%s%%%s@%s:%s/%s/1", user, password, n.Host, port, wwn)
+		require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, url),
 			"identical")
 		if port == "3262" {
-			require.Contains(t, c.log(t), "no metrics and status pages: their port is taken",
+			require.Contains(t, c.Log(t), "no metrics and status pages: their port is taken",
 				"the containers of the pod share one network")
-			require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status,
+			require.Zero(t, c.Exec(t, "kubevirt-disk", "healthcheck").Status,
 				"the ready file must decide")
-			r := c.exec(t, "kubevirt-disk", "healthcheck", "--live")
-			require.NotZero(t, r.status, "what the other container's daemon says is not about "+
+			r := c.Exec(t, "kubevirt-disk", "healthcheck", "--live")
+			require.NotZero(t, r.Status, "what the other container's daemon says is not about "+
 				"this one")
-			require.Contains(t, r.output, "not a page of the daemon in this container")
-			require.Zero(t, first.stop(t))
-			require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status,
+			require.Contains(t, r.Output, "not a page of the daemon in this container")
+			require.Zero(t, first.Stop(t))
+			require.Zero(t, c.Exec(t, "kubevirt-disk", "healthcheck").Status,
 				"not even if there is no page any more")
 		}
 	}
 	t.Run("base64 wins, and without PORT it is 3260", func(t *testing.T) {
-		c := e.newContainer(t, image,
-			append([]string{n.option(), `--entrypoint=["/entry-point.sh"]`},
-				withEnv("USERNAME=plain", "PASSWORD=a-plain-password",
-					"USERNAME_BASE64="+base64.StdEncoding.EncodeToString([]byte(testUser)),
-					"PASSWORD_BASE64="+base64.StdEncoding.EncodeToString([]byte(testPassword)))...))
-		c.start(t)
-		untilReady(t, c)
-		ok(t, "qemu-img", "info", lunURL(n.host+":3260", 1))
+		c := e.NewContainer(t, image,
+			append([]string{n.Option(), `--entrypoint=["/entry-point.sh"]`},
+				WithEnv("USERNAME=plain", "PASSWORD=a-plain-password",
+					"USERNAME_BASE64="+base64.StdEncoding.EncodeToString([]byte(User)),
+					"PASSWORD_BASE64="+base64.StdEncoding.EncodeToString([]byte(Password)))...))
+		c.Start(t)
+		UntilReady(t, c)
+		OK(t, "qemu-img", "info", DiskURL(n.Host+":3260", 1))
 	})
 	t.Run("no image", func(t *testing.T) {
-		c := e.newContainer(t, baseImage,
+		c := e.NewContainer(t, BaseImage,
 			append([]string{"--network=none", asWrapper("3261")},
-				withEnv("USERNAME="+user, "PASSWORD="+password)...))
-		c.start(t)
-		require.Equal(t, 1, c.wait(t))
-		require.Contains(t, c.log(t), "/disk")
+				WithEnv("USERNAME="+user, "PASSWORD="+password)...))
+		c.Start(t)
+		require.Equal(t, 1, c.Wait(t))
+		require.Contains(t, c.Log(t), "/disk")
 	})
 }
 
@@ -99,27 +99,27 @@ func TestImageOriginalCallers(t *testing.T) {
 // an image.
 func TestWrapperDefect1(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img", qemuISCSI)
+	e := NeedImages(t, "qemu-img", QEMUISCSI)
 	context := t.TempDir()
 	for seed, name := range []string{"a.raw", "b.raw"} {
-		makeRawSeed(t, filepath.Join(context, name), 8<<20, uint64(seed))
+		MakeRawSeed(t, filepath.Join(context, name), 8<<20, uint64(seed))
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(context, "zz.txt"), []byte("notes\n"), 0o644))
 
-	stray := e.newContainer(t, e.buildFrom(t, context, "ADD a.raw b.raw zz.txt /disk/"),
+	stray := e.NewContainer(t, e.BuildFrom(t, context, "ADD a.raw b.raw zz.txt /disk/"),
 		[]string{"--network=none"})
-	stray.start(t)
-	require.Equal(t, 1, stray.wait(t))
-	require.Contains(t, stray.log(t), "zz.txt")
+	stray.Start(t)
+	require.Equal(t, 1, stray.Wait(t))
+	require.Contains(t, stray.Log(t), "zz.txt")
 
-	n := namespace(t)
-	both := e.newContainer(t, e.buildFrom(t, context, "ADD a.raw b.raw /disk/"),
-		append(withEnv(credential...), n.option()))
-	both.start(t)
-	untilReady(t, both)
+	n := Namespace(t)
+	both := e.NewContainer(t, e.BuildFrom(t, context, "ADD a.raw b.raw /disk/"),
+		append(WithEnv(Credential...), n.Option()))
+	both.Start(t)
+	UntilReady(t, both)
 	for i, name := range []string{"a.raw", "b.raw"} {
-		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw",
-			filepath.Join(context, name), lunURL(n.portal(t, both), i+1)), "identical")
+		require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw",
+			filepath.Join(context, name), DiskURL(n.Portal(t, both), i+1)), "identical")
 	}
 }
 
@@ -127,39 +127,39 @@ func TestWrapperDefect1(t *testing.T) {
 // the image again and lost the guest's writes, or took an old file for another image's.
 func TestWrapperDefect2(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img", "qemu-io", qemuISCSI)
+	e := NeedImages(t, "qemu-img", "qemu-io", QEMUISCSI)
 	image, _ := oneDisk(t, e)
-	n := namespace(t)
-	work := emptyDir(t)
-	options := append(withEnv(credential...), n.option(), asWrapper("3260"),
+	n := Namespace(t)
+	work := EmptyDir(t)
+	options := append(WithEnv(Credential...), n.Option(), asWrapper("3260"),
 		"--volume="+work+":/var/lib/kubevirt-disk")
-	c := e.newContainer(t, image, options)
-	c.start(t)
-	untilReady(t, c)
-	ok(t, "qemu-io", "-f", "raw", "-c", "write -P 0x42 0 64k", lunURL(n.portal(t, c), 1))
-	require.Zero(t, c.stop(t))
+	c := e.NewContainer(t, image, options)
+	c.Start(t)
+	UntilReady(t, c)
+	OK(t, "qemu-io", "-f", "raw", "-c", "write -P 0x42 0 64k", DiskURL(n.Portal(t, c), 1))
+	require.Zero(t, c.Stop(t))
 	require.Empty(t, changesBelow(t, c, "/disk"))
-	c.start(t)
-	untilReady(t, c)
-	ok(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0x42 0 64k", lunURL(n.portal(t, c), 1))
-	require.Zero(t, c.stop(t))
+	c.Start(t)
+	UntilReady(t, c)
+	OK(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0x42 0 64k", DiskURL(n.Portal(t, c), 1))
+	require.Zero(t, c.Stop(t))
 
 	// Another image with the same name, on the same volume.
 	context := t.TempDir()
 	source := filepath.Join(t.TempDir(), "source.raw")
-	makeRawSeed(t, source, 16<<20, 7)
-	makeQcow2(t, source, filepath.Join(context, "disk.qcow2"), "", false)
-	other := e.newContainer(t, e.buildFrom(t, context, "ADD disk.qcow2 /disk"), options)
-	other.start(t)
-	untilReady(t, other)
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
-		lunURL(n.portal(t, other), 1)), "identical")
+	MakeRawSeed(t, source, 16<<20, 7)
+	MakeQcow2(t, source, filepath.Join(context, "disk.qcow2"), "", false)
+	other := e.NewContainer(t, e.BuildFrom(t, context, "ADD disk.qcow2 /disk"), options)
+	other.Start(t)
+	UntilReady(t, other)
+	require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
+		DiskURL(n.Portal(t, other), 1)), "identical")
 }
 
 // changesBelow lists what a container has changed in a directory of its image.
-func changesBelow(t *testing.T, c *container, dir string) (changes []string) {
+func changesBelow(t *testing.T, c *Container, dir string) (changes []string) {
 	t.Helper()
-	for line := range strings.Lines(c.e.ok(t, "podman", "diff", c.name)) {
+	for line := range strings.Lines(c.E.OK(t, "podman", "diff", c.Name)) {
 		if _, path, _ := strings.Cut(strings.TrimSpace(line), " "); path == dir ||
 			strings.HasPrefix(path, dir+"/") {
 			changes = append(changes, line)
@@ -172,16 +172,16 @@ func changesBelow(t *testing.T, c *container, dir string) (changes []string) {
 // file system copy all of it.
 func TestWrapperDefect3(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-io", qemuISCSI)
+	e := NeedImages(t, "qemu-io", QEMUISCSI)
 	context := t.TempDir()
-	makeRaw(t, filepath.Join(context, "disk.raw"), 8<<20)
-	n := namespace(t)
-	c := e.newContainer(t, e.buildFrom(t, context, "ADD disk.raw /disk"),
-		append(withEnv(credential...), n.option()))
-	c.start(t)
-	untilReady(t, c)
-	ok(t, "qemu-io", "-f", "raw", "-c", "write -P 0x42 0 64k", "-c", "flush",
-		lunURL(n.portal(t, c), 1))
+	MakeRaw(t, filepath.Join(context, "disk.raw"), 8<<20)
+	n := Namespace(t)
+	c := e.NewContainer(t, e.BuildFrom(t, context, "ADD disk.raw /disk"),
+		append(WithEnv(Credential...), n.Option()))
+	c.Start(t)
+	UntilReady(t, c)
+	OK(t, "qemu-io", "-f", "raw", "-c", "write -P 0x42 0 64k", "-c", "flush",
+		DiskURL(n.Portal(t, c), 1))
 	require.Empty(t, changesBelow(t, c, "/disk"))
 	require.NotEmpty(t, changesBelow(t, c, "/var/lib/kubevirt-disk"))
 }
@@ -189,16 +189,16 @@ func TestWrapperDefect3(t *testing.T) {
 // TestWrapperDefect4: a username without a password left the target open to everyone.
 func TestWrapperDefect4(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img")
+	e := NeedImages(t, "qemu-img")
 	image, _ := oneDisk(t, e)
 	for _, half := range [][]string{{"USERNAME=guest"}, {"USERNAME_BASE64=Z3Vlc3Q="},
 		{"USERNAME=guest", "PASSWORD="}} {
-		c := e.newContainer(t, image,
-			append([]string{"--network=none", asWrapper("3260")}, withEnv(half...)...))
-		c.start(t)
-		require.Equal(t, 2, c.wait(t))
-		require.Contains(t, c.log(t), "PASSWORD")
-		require.NotContains(t, c.log(t), `"portal"`, "nothing listens")
+		c := e.NewContainer(t, image,
+			append([]string{"--network=none", asWrapper("3260")}, WithEnv(half...)...))
+		c.Start(t)
+		require.Equal(t, 2, c.Wait(t))
+		require.Contains(t, c.Log(t), "PASSWORD")
+		require.NotContains(t, c.Log(t), `"portal"`, "nothing listens")
 	}
 }
 
@@ -207,13 +207,13 @@ func TestWrapperDefect4(t *testing.T) {
 // start, so the target answers it first.
 func TestWrapperDefect5(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img", "iscsi-ls")
+	e := NeedImages(t, "qemu-img", "iscsi-ls")
 	image, _ := oneDisk(t, e)
-	n := namespace(t)
-	options := append(withEnv("USERNAME="+testUser, "PASSWORD="+testPassword), n.option(),
+	n := Namespace(t)
+	options := append(WithEnv("USERNAME="+User, "PASSWORD="+Password), n.Option(),
 		asWrapper("3260"))
-	c := e.newContainer(t, image, append(options, hardened[1:]...))
-	address, err := net.ResolveTCPAddr("tcp", n.host+":3260")
+	c := e.NewContainer(t, image, append(options, Hardened[1:]...))
+	address, err := net.ResolveTCPAddr("tcp", n.Host+":3260")
 	require.NoError(t, err)
 	intrude := func() (refused bool, err error) {
 		s, err := targettest.Login(address,
@@ -234,16 +234,16 @@ func TestWrapperDefect5(t *testing.T) {
 			}
 		}
 	}()
-	c.start(t)
-	untilReady(t, c)
+	c.Start(t)
+	UntilReady(t, c)
 	require.Error(t, <-answer, "an initiator without a credential was let in")
 	refused, err := intrude()
 	require.True(t, refused, err)
-	okEnv(t, chapClient, "iscsi-ls", "iscsi://"+n.host+":3260")
-	line, err := os.ReadFile(filepath.Join("/proc", c.pid(t), "cmdline"))
+	OKEnv(t, CHAPClient, "iscsi-ls", "iscsi://"+n.Host+":3260")
+	line, err := os.ReadFile(filepath.Join("/proc", c.PID(t), "cmdline"))
 	require.NoError(t, err)
 	require.Equal(t, "/entry-point.sh\x003260\x00", string(line))
-	require.NotContains(t, c.log(t), testPassword)
+	require.NotContains(t, c.Log(t), Password)
 }
 
 // TestWrapperDefect6: readiness was a fixed sleep, after the whole image had been converted. Here
@@ -251,25 +251,25 @@ func TestWrapperDefect5(t *testing.T) {
 // copied.
 func TestWrapperDefect6(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img", qemuISCSI)
+	e := NeedImages(t, "qemu-img", QEMUISCSI)
 	image, source := oneDisk(t, e)
 	for _, mode := range []string{"clone", "copy-on-write"} {
 		t.Run(mode, func(t *testing.T) {
-			n := namespace(t)
-			c := e.newContainer(t, image,
-				append(withEnv(append([]string{"COPY_MODE=" + mode}, credential...)...), n.option(),
+			n := Namespace(t)
+			c := e.NewContainer(t, image,
+				append(WithEnv(append([]string{"COPY_MODE=" + mode}, Credential...)...), n.Option(),
 					asWrapper("3260")))
-			c.start(t)
-			untilReady(t, c)
-			require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
-				lunURL(n.portal(t, c), 1)), "identical")
-			require.Equal(t, "ready\n", c.exec(t, "cat", "/tmp/healthy").output)
+			c.Start(t)
+			UntilReady(t, c)
+			require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
+				DiskURL(n.Portal(t, c), 1)), "identical")
+			require.Equal(t, "ready\n", c.Exec(t, "cat", "/tmp/healthy").Output)
 			if mode == "copy-on-write" {
-				require.Contains(t, page(t, "http://"+n.host+":9260/metrics"),
+				require.Contains(t, page(t, "http://"+n.Host+":9260/metrics"),
 					`kubevirt_disk_image_copied_bytes{image="disk.qcow2",lun="1"} 0`)
 			}
-			require.Zero(t, c.stop(t))
-			left := filepath.Join(e.ok(t, "podman", "mount", c.name), "tmp", "healthy")
+			require.Zero(t, c.Stop(t))
+			left := filepath.Join(e.OK(t, "podman", "mount", c.Name), "tmp", "healthy")
 			require.NoFileExists(t, left, "it must be gone after the end")
 		})
 	}
@@ -290,18 +290,18 @@ func page(t *testing.T, url string) string {
 // memory or disk, or name a file of the host as its backing file.
 func TestWrapperDefect7(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img")
+	e := NeedImages(t, "qemu-img")
 	for _, c := range []struct {
 		name string
 		make func(t *testing.T, path string)
 		says string
 	}{
 		{"a backing file of the host", func(t *testing.T, path string) {
-			ok(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw",
+			OK(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw",
 				path, "1M")
 		}, "/etc/passwd"},
 		{"a backing file outside the directory", func(t *testing.T, path string) {
-			ok(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", "../kubevirt-disk", "-F",
+			OK(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-b", "../kubevirt-disk", "-F",
 				"raw", path, "1M")
 		}, "../kubevirt-disk"},
 		{"a raw file that begins as a qcow2", func(t *testing.T, path string) {
@@ -309,7 +309,7 @@ func TestWrapperDefect7(t *testing.T) {
 			require.NoError(t, os.WriteFile(path, header, 0o644))
 		}, "qcow2"},
 		{"a table of 4 GiB in a small file", func(t *testing.T, path string) {
-			ok(t, "qemu-img", "create", "-q", "-f", "qcow2", path, "1M")
+			OK(t, "qemu-img", "create", "-q", "-f", "qcow2", path, "1M")
 			file, err := os.OpenFile(path, os.O_RDWR, 0)
 			require.NoError(t, err)
 			defer file.Close()
@@ -318,21 +318,21 @@ func TestWrapperDefect7(t *testing.T) {
 		}, "L1"},
 		{"more data than the volume has room for", func(t *testing.T, path string) {
 			source := filepath.Join(t.TempDir(), "zeros.raw")
-			makeRaw(t, source, 64<<20)
-			makeQcow2(t, source, path, "", true)
+			MakeRaw(t, source, 64<<20)
+			MakeQcow2(t, source, path, "", true)
 		}, "use a larger volume"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			context := t.TempDir()
 			c.make(t, filepath.Join(context, "disk.qcow2"))
-			options := append(withEnv(credential...), "--network=none",
+			options := append(WithEnv(Credential...), "--network=none",
 				"--tmpfs=/var/lib/kubevirt-disk:size=1m", "--memory=256m")
-			s := e.newContainer(t, e.buildFrom(t, context, "ADD disk.qcow2 /disk"), options)
-			s.start(t)
-			require.Equal(t, 1, s.wait(t))
-			require.Contains(t, s.log(t), "disk.qcow2")
-			require.Contains(t, s.log(t), c.says)
-			require.NotContains(t, s.log(t), "panic")
+			s := e.NewContainer(t, e.BuildFrom(t, context, "ADD disk.qcow2 /disk"), options)
+			s.Start(t)
+			require.Equal(t, 1, s.Wait(t))
+			require.Contains(t, s.Log(t), "disk.qcow2")
+			require.Contains(t, s.Log(t), c.says)
+			require.NotContains(t, s.Log(t), "panic")
 		})
 	}
 }
@@ -340,17 +340,17 @@ func TestWrapperDefect7(t *testing.T) {
 // TestWrapperDefect8: every wrapper in the world showed the same SCSI identity.
 func TestWrapperDefect8(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img", "iscsi-inq")
+	e := NeedImages(t, "qemu-img", "iscsi-inq")
 	image, _ := oneDisk(t, e)
 	seen := map[string]bool{}
 	for range 2 {
-		n := namespace(t)
-		c := e.newContainer(t, image, append(withEnv(credential...), n.option()))
-		c.start(t)
-		untilReady(t, c)
-		url := fmt.Sprintf("iscsi://%s:3260/%s/1", n.host, peers.DefaultTarget)
+		n := Namespace(t)
+		c := e.NewContainer(t, image, append(WithEnv(Credential...), n.Option()))
+		c.Start(t)
+		UntilReady(t, c)
+		url := fmt.Sprintf("iscsi://%s:3260/%s/1", n.Host, peers.DefaultTarget)
 		for _, page := range []string{"128", "131"} { // unit serial number, device identification
-			text := page + okEnv(t, chapClient, "iscsi-inq", "-e", "1", "-c", page, url)
+			text := page + OKEnv(t, CHAPClient, "iscsi-inq", "-e", "1", "-c", page, url)
 			require.False(t, seen[text], "two containers of one image show the same:\n%s", text)
 			seen[text] = true
 		}

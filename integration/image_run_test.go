@@ -13,13 +13,13 @@ import (
 
 // oneDisk builds an image with one compressed qcow2. It returns the image's name and a raw file
 // with the same content.
-func oneDisk(t *testing.T, e *engine) (image, source string) {
+func oneDisk(t *testing.T, e *Engine) (image, source string) {
 	t.Helper()
 	context := t.TempDir()
 	source = filepath.Join(t.TempDir(), "source.raw")
-	makeRaw(t, source, 16<<20)
-	makeQcow2(t, source, filepath.Join(context, "disk.qcow2"), "", true)
-	return e.buildFrom(t, context, "ADD disk.qcow2 /disk"), source
+	MakeRaw(t, source, 16<<20)
+	MakeQcow2(t, source, filepath.Join(context, "disk.qcow2"), "", true)
+	return e.BuildFrom(t, context, "ADD disk.qcow2 /disk"), source
 }
 
 // TestImageContainers runs a user's image with podman and with runc, in the host's network and in a
@@ -27,7 +27,7 @@ func oneDisk(t *testing.T, e *engine) (image, source string) {
 // The container is stopped with SIGTERM and started again, and the writes are still there.
 func TestImageContainers(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img", "qemu-io", "iscsi-ls", "iscsi-inq", qemuISCSI)
+	e := NeedImages(t, "qemu-img", "qemu-io", "iscsi-ls", "iscsi-inq", QEMUISCSI)
 	image, source := oneDisk(t, e)
 	for _, c := range []struct {
 		name string
@@ -38,48 +38,48 @@ func TestImageContainers(t *testing.T) {
 		{"runc in its own network", true, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var n network
+			var n Network
 			if c.own {
-				n = namespace(t)
+				n = Namespace(t)
 			}
-			work := emptyDir(t)
-			again := func() sandbox {
+			work := EmptyDir(t)
+			again := func() Sandbox {
 				if c.runc {
-					return e.newBundle(t, image, work, n.path,
-						append(n.settings(), credential...)...)
+					return e.NewBundle(t, image, work, n.Path,
+						append(n.Settings(), Credential...)...)
 				}
-				options := append([]string{n.option(),
-					"--volume=" + work + ":/var/lib/kubevirt-disk"}, hardened...)
-				return e.newContainer(t, image,
-					append(options, withEnv(append(n.settings(), credential...)...)...))
+				options := append([]string{n.Option(),
+					"--volume=" + work + ":/var/lib/kubevirt-disk"}, Hardened...)
+				return e.NewContainer(t, image,
+					append(options, WithEnv(append(n.Settings(), Credential...)...)...))
 			}
 			s := again()
-			s.start(t)
-			untilReady(t, s)
-			confined(t, s)
-			portal := n.portal(t, s)
+			s.Start(t)
+			UntilReady(t, s)
+			Confined(t, s)
+			portal := n.Portal(t, s)
 			for _, env := range [][]string{nil,
-				{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=not-the-password"}} {
-				require.NotZero(t, client(t, env, "iscsi-ls", "iscsi://"+portal).status)
+				{"LIBISCSI_CHAP_USERNAME=" + User, "LIBISCSI_CHAP_PASSWORD=not-the-password"}} {
+				require.NotZero(t, Client(t, env, "iscsi-ls", "iscsi://"+portal).Status)
 			}
-			require.Contains(t, okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+portal), "Lun:1 ")
-			require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
-				lunURL(portal, 1)), "identical")
-			ok(t, "qemu-io", "-f", "raw", "-c", "write -P 0x77 1M 1M", lunURL(portal, 1))
-			serial := logged(s.log(t), "serving a LUN", "serial")
-			require.Zero(t, s.exec(t, "kubevirt-disk", "healthcheck").status)
-			require.Zero(t, s.stop(t))
-			require.NotEmpty(t, logged(s.log(t), "stopped", "time"), s.log(t))
+			require.Contains(t, OKEnv(t, CHAPClient, "iscsi-ls", "-s", "iscsi://"+portal), "Lun:1 ")
+			require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
+				DiskURL(portal, 1)), "identical")
+			OK(t, "qemu-io", "-f", "raw", "-c", "write -P 0x77 1M 1M", DiskURL(portal, 1))
+			serial := Logged(s.Log(t), "serving a LUN", "serial")
+			require.Zero(t, s.Exec(t, "kubevirt-disk", "healthcheck").Status)
+			require.Zero(t, s.Stop(t))
+			require.NotEmpty(t, Logged(s.Log(t), "stopped", "time"), s.Log(t))
 
 			// Start the same container again, then another one with the same volume, as Kubernetes
 			// does.
-			for _, next := range []sandbox{s, again()} {
-				next.start(t)
-				untilReady(t, next)
-				ok(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0x77 1M 1M",
-					lunURL(n.portal(t, next), 1))
-				require.Equal(t, serial, logged(next.log(t), "serving a LUN", "serial"))
-				require.Zero(t, next.stop(t))
+			for _, next := range []Sandbox{s, again()} {
+				next.Start(t)
+				UntilReady(t, next)
+				OK(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0x77 1M 1M",
+					DiskURL(n.Portal(t, next), 1))
+				require.Equal(t, serial, Logged(next.Log(t), "serving a LUN", "serial"))
+				require.Zero(t, next.Stop(t))
 			}
 		})
 	}
@@ -89,20 +89,20 @@ func TestImageContainers(t *testing.T) {
 // containers: OpenShift takes any number, and group 0. It also runs the image's health check.
 func TestImageOfAnyUser(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img", "iscsi-ls")
+	e := NeedImages(t, "qemu-img", "iscsi-ls")
 	image, _ := oneDisk(t, e)
 	for _, user := range []string{"1000650000:0", "1234:1234"} {
 		t.Run(user, func(t *testing.T) {
-			n := namespace(t)
-			c := e.newContainer(t, image,
-				append(withEnv(credential...), n.option(), "--user="+user, "--cap-drop=all"))
-			c.start(t)
-			untilReady(t, c)
-			require.Contains(t, okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+n.portal(t, c)),
+			n := Namespace(t)
+			c := e.NewContainer(t, image,
+				append(WithEnv(Credential...), n.Option(), "--user="+user, "--cap-drop=all"))
+			c.Start(t)
+			UntilReady(t, c)
+			require.Contains(t, OKEnv(t, CHAPClient, "iscsi-ls", "-s", "iscsi://"+n.Portal(t, c)),
 				"Lun:1 ")
-			e.ok(t, "podman", "healthcheck", "run", c.name)
-			require.Equal(t, "healthy", c.inspect(t, "{{.State.Health.Status}}"))
-			require.Zero(t, c.stop(t))
+			e.OK(t, "podman", "healthcheck", "run", c.Name)
+			require.Equal(t, "healthy", c.Inspect(t, "{{.State.Health.Status}}"))
+			require.Zero(t, c.Stop(t))
 		})
 	}
 }
@@ -111,43 +111,43 @@ func TestImageOfAnyUser(t *testing.T) {
 // to the first: a handover in the second must not hand over a LUN of the first.
 func TestImagesThatShareAWorkDirectory(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img")
+	e := NeedImages(t, "qemu-img")
 	first, source := oneDisk(t, e)
 	context := t.TempDir()
-	makeQcow2(t, source, filepath.Join(context, "other.qcow2"), "", true)
-	second := e.buildFrom(t, context, "ADD other.qcow2 /disk/")
+	MakeQcow2(t, source, filepath.Join(context, "other.qcow2"), "", true)
+	second := e.BuildFrom(t, context, "ADD other.qcow2 /disk/")
 	shared := t.TempDir()
 	require.NoError(t, os.Chmod(shared, 0o777))
-	run := func(image string, variables ...string) *container {
-		c := e.newContainer(t, image,
-			append(withEnv(variables...), "--network=none",
+	run := func(image string, variables ...string) *Container {
+		c := e.NewContainer(t, image,
+			append(WithEnv(variables...), "--network=none",
 				"--volume="+shared+":/var/lib/kubevirt-disk"))
-		c.start(t)
-		untilReady(t, c)
+		c.Start(t)
+		UntilReady(t, c)
 		return c
 	}
-	open := func(c *container) result {
-		return c.exec(t, "kubevirt-disk", "handover", "--lun=1", "--to=iqn.2020-01.test:second")
+	open := func(c *Container) Result {
+		return c.Exec(t, "kubevirt-disk", "handover", "--lun=1", "--to=iqn.2020-01.test:second")
 	}
 	one, two := run(first), run(second)
 	refused := open(two)
-	require.Equal(t, 1, refused.status, "%s", refused)
-	require.Contains(t, refused.output, "a daemon in another container")
-	require.Contains(t, refused.output, "CONTROL_SOCKET")
-	require.NotContains(t, one.log(t), `"msg":"handover"`)
-	require.Zero(t, open(one).status)
-	untilLogged(t, one, `"msg":"handover"`)
+	require.Equal(t, 1, refused.Status, "%s", refused)
+	require.Contains(t, refused.Output, "a daemon in another container")
+	require.Contains(t, refused.Output, "CONTROL_SOCKET")
+	require.NotContains(t, one.Log(t), `"msg":"handover"`)
+	require.Zero(t, open(one).Status)
+	UntilLogged(t, one, `"msg":"handover"`)
 
-	require.Zero(t, two.stop(t))
+	require.Zero(t, two.Stop(t))
 	two = run(second, "CONTROL_SOCKET=two.sock")
-	require.Zero(t, open(two).status)
-	untilLogged(t, two, `"msg":"handover"`)
+	require.Zero(t, open(two).Status)
+	UntilLogged(t, two, `"msg":"handover"`)
 }
 
 // TestImageWarnsOfNoVolume: the persistent disk would be lost with the container.
 func TestImageWarnsOfNoVolume(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img")
+	e := NeedImages(t, "qemu-img")
 	image, _ := oneDisk(t, e)
 	const warning = "the persistent disks will be lost"
 	volume := t.TempDir()
@@ -164,42 +164,42 @@ func TestImageWarnsOfNoVolume(t *testing.T) {
 		warns  bool
 	}{{"--tmpfs=/data:mode=1777", true}, {"--volume=" + volume + ":/data", volatile(volume)}}
 	for _, place := range places {
-		c := e.newContainer(t, image,
-			append(withEnv("PERSISTENT_DIR=/data"), "--network=none", place.option))
-		c.start(t)
-		untilReady(t, c)
-		require.Equal(t, place.warns, strings.Contains(c.log(t), warning), place.option)
-		require.Zero(t, c.stop(t))
+		c := e.NewContainer(t, image,
+			append(WithEnv("PERSISTENT_DIR=/data"), "--network=none", place.option))
+		c.Start(t)
+		UntilReady(t, c)
+		require.Equal(t, place.warns, strings.Contains(c.Log(t), warning), place.option)
+		require.Zero(t, c.Stop(t))
 	}
-	c := e.newContainer(t, image, append(withEnv("PERSISTENT_DIR=/tmp"), "--network=none"))
-	c.start(t)
-	untilReady(t, c)
+	c := e.NewContainer(t, image, append(WithEnv("PERSISTENT_DIR=/tmp"), "--network=none"))
+	c.Start(t)
+	UntilReady(t, c)
 	// With the storage driver vfs, the container's own layer is an ordinary directory of the
 	// machine.
-	require.Equal(t, storageDriver(e.dir) == "overlay" || volatile(e.dir),
-		strings.Contains(c.log(t), warning))
-	require.Zero(t, c.stop(t))
+	require.Equal(t, StorageDriver(e.Dir) == "overlay" || volatile(e.Dir),
+		strings.Contains(c.Log(t), warning))
+	require.Zero(t, c.Stop(t))
 }
 
 // TestImageSaysWhatIsMissing starts images that cannot work. Each ends with a status and a message
 // that says what to do.
 func TestImageSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img")
+	e := NeedImages(t, "qemu-img")
 	image, _ := oneDisk(t, e)
 	context := t.TempDir()
-	makeRaw(t, filepath.Join(context, "disk.raw"), 1<<20)
+	MakeRaw(t, filepath.Join(context, "disk.raw"), 1<<20)
 	require.NoError(t, os.Chmod(filepath.Join(context, "disk.raw"), 0o600))
-	unreadable := e.buildFrom(t, context, "ADD disk.raw /disk/")
-	readable := e.buildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/")
-	owned := e.buildFrom(t, context, "ADD --chown=107:107 disk.raw /disk/")
+	unreadable := e.BuildFrom(t, context, "ADD disk.raw /disk/")
+	readable := e.BuildFrom(t, context, "ADD --chmod=0444 disk.raw /disk/")
+	owned := e.BuildFrom(t, context, "ADD --chown=107:107 disk.raw /disk/")
 	for _, c := range []struct {
 		name, image string
 		options     []string
 		status      int
 		says        []string
 	}{
-		{"no image", baseImage, nil, 1, []string{"no disk image in", "/disk", "add a qcow2 or " +
+		{"no image", BaseImage, nil, 1, []string{"no disk image in", "/disk", "add a qcow2 or " +
 			"raw image"}},
 		{"an image that only root can read", unreadable, nil, 1,
 			[]string{"disk.raw", "user 107", "ADD --chmod=0444"}},
@@ -207,22 +207,22 @@ func TestImageSaysWhatIsMissing(t *testing.T) {
 			[]string{"/var/lib/kubevirt-disk", "read-only", "mount a volume", "user 107"}},
 		{"no /tmp", image, []string{"--read-only", "--read-only-tmpfs=false"}, 1,
 			[]string{"/tmp/healthy", "mount a volume", "READY_FILE"}},
-		{"half a credential", image, withEnv("CHAP_USERNAME=" + testUser), 2,
+		{"half a credential", image, WithEnv("CHAP_USERNAME=" + User), 2,
 			[]string{"CHAP_PASSWORD"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := e.newContainer(t, c.image, append([]string{"--network=none"}, c.options...))
-			s.start(t)
-			require.Equal(t, c.status, s.wait(t))
+			s := e.NewContainer(t, c.image, append([]string{"--network=none"}, c.options...))
+			s.Start(t)
+			require.Equal(t, c.status, s.Wait(t))
 			for _, text := range c.says {
-				require.Contains(t, s.log(t), text)
+				require.Contains(t, s.Log(t), text)
 			}
 		})
 	}
 	for _, image := range []string{readable, owned} {
-		s := e.newContainer(t, image, []string{"--network=none"})
-		s.start(t)
-		untilReady(t, s)
-		require.Zero(t, s.stop(t))
+		s := e.NewContainer(t, image, []string{"--network=none"})
+		s.Start(t)
+		UntilReady(t, s)
+		require.Zero(t, s.Stop(t))
 	}
 }

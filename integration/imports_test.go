@@ -264,7 +264,7 @@ var importRules = []importRule{
 // neither.
 func TestNothingOfKubernetes(t *testing.T) {
 	for _, file := range []string{"../go.mod", "../go.sum"} {
-		require.NotRegexp(t, `(?m)^\s*(\S+\.)?k8s\.io/|kubevirt\.io/disk/kubernetes`, readFile(t, file),
+		require.NotRegexp(t, `(?m)^\s*(\S+\.)?k8s\.io/|kubevirt\.io/disk/kubernetes`, ReadFile(t, file),
 			file)
 	}
 }

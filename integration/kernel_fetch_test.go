@@ -62,7 +62,7 @@ func runIn(t *testing.T, dir string, args ...string) {
 // TestKernelUpdates: the kernel is the latest of the release and of the security updates. Nothing
 // is pinned that a mirror drops, and an old kernel is not taken without being asked for.
 func TestKernelUpdates(t *testing.T) {
-	requireTools(t, "apt-get", "apt-cache", "dpkg", "dpkg-deb", "gpg", "gpg-agent")
+	Need(t, "apt-get", "apt-cache", "dpkg", "dpkg-deb", "gpg", "gpg-agent")
 	// Its path is short, because the agent has a socket in it.
 	gnupg, err := os.MkdirTemp("", "gpg")
 	require.NoError(t, err)

@@ -19,16 +19,16 @@ import (
 
 // Time limits for the guest, several times what it needs on a busy machine.
 const (
-	guestBoot    = 8 * time.Minute
-	guestCommand = 8 * time.Minute
+	GuestBoot    = 8 * time.Minute
+	GuestCommand = 8 * time.Minute
 )
 
-// kernelGuest is a running guest with the kernel's initiator, udev and debugging tools. It reaches
+// KernelGuest is a running guest with the kernel's initiator, udev and debugging tools. It reaches
 // the host's loopback addresses under their own names. So an address that the daemon reports in a
 // discovery works in the guest.
-type kernelGuest struct {
+type KernelGuest struct {
 	*guest.Machine
-	prelude string // variables, put before every script
+	Prelude string // variables, put before every script
 }
 
 // kernelGuestInit runs in the guest before the first command.
@@ -41,58 +41,58 @@ echo 1 >/proc/sys/net/ipv4/conf/eth0/route_localnet
 dmesg -C
 `
 
-// startKernelGuest boots the guest.
-func startKernelGuest(t *testing.T) *kernelGuest {
+// StartKernelGuest boots the guest.
+func StartKernelGuest(t *testing.T) *KernelGuest {
 	t.Helper()
-	requireTools(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
-	ctx, cancel := context.WithTimeout(t.Context(), guestBoot)
+	Need(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
+	ctx, cancel := context.WithTimeout(t.Context(), GuestBoot)
 	defer cancel()
 	opt := guest.Initiator(kernelInitiator)
 	opt.Init += kernelGuestInit
 	opt.CacheDir = filepath.Join("..", "cache", "guest")
 	m, err := guest.Start(ctx, guest.MachineOptions{Dir: t.TempDir(), Guest: opt})
 	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
+	if errors.As(err, &fetch) && os.Getenv(NeedEnv) != "1" {
 		t.Skip(err.Error())
 	}
 	require.NoError(t, err)
 	t.Cleanup(m.Close)
-	return &kernelGuest{Machine: m}
+	return &KernelGuest{Machine: m}
 }
 
-// run executes a script up to the first command that fails. It returns the output and the status.
-func (g *kernelGuest) run(t *testing.T, script string, line func(string)) (string, int) {
+// RunScript executes a script up to the first command that fails. It returns the output and the status.
+func (g *KernelGuest) RunScript(t *testing.T, script string, line func(string)) (string, int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), guestCommand)
+	ctx, cancel := context.WithTimeout(t.Context(), GuestCommand)
 	defer cancel()
-	r, err := g.Run(ctx, "set -e\n"+g.prelude+script, line)
+	r, err := g.Run(ctx, "set -e\n"+g.Prelude+script, line)
 	require.NoError(t, err, "%s\n%s", script, r.Output)
 	return r.Output, r.Status
 }
 
-// ok executes a script that must succeed, and returns its output.
-func (g *kernelGuest) ok(t *testing.T, script string) string {
+// OK executes a script that must succeed, and returns its output.
+func (g *KernelGuest) OK(t *testing.T, script string) string {
 	t.Helper()
-	output, status := g.run(t, script, nil)
+	output, status := g.RunScript(t, script, nil)
 	require.Zero(t, status, "%s\n%s", script, output)
 	return output
 }
 
-// refused executes a script that must fail, and returns its output.
-func (g *kernelGuest) refused(t *testing.T, script string) string {
+// Refused executes a script that must fail, and returns its output.
+func (g *KernelGuest) Refused(t *testing.T, script string) string {
 	t.Helper()
-	output, status := g.run(t, script, nil)
+	output, status := g.RunScript(t, script, nil)
 	require.NotZero(t, status, "%s\n%s", script, output)
 	return output
 }
 
-// commands returns the SCSI commands that the guest's kernel has sent since the last call, as the
+// Commands returns the SCSI commands that the guest's kernel has sent since the last call, as the
 // kernel's trace point prints them, for example "UNMAP regions=1 raw=42 00 ...".
-func (g *kernelGuest) commands(t *testing.T) []string {
+func (g *KernelGuest) Commands(t *testing.T) []string {
 	t.Helper()
 	var list []string
 	for _, m := range regexp.MustCompile(`cmnd=\((.*)\)`).FindAllStringSubmatch(
-		g.ok(t, "cat /sys/kernel/tracing/trace; : >/sys/kernel/tracing/trace"), -1) {
+		g.OK(t, "cat /sys/kernel/tracing/trace; : >/sys/kernel/tracing/trace"), -1) {
 		list = append(list, m[1])
 	}
 	return list
@@ -110,11 +110,11 @@ var frame = regexp.MustCompile(`^ *\S+\+0x[0-9a-f]+/0x[0-9a-f]+`)
 // usual is a harmless message: the unit attention that a target establishes for each new session.
 const usual = "Power-on or device reset occurred"
 
-// warnings returns the complaints of the guest's kernel since the last call.
-func (g *kernelGuest) warnings(t *testing.T) []string {
+// Warnings returns the complaints of the guest's kernel since the last call.
+func (g *KernelGuest) Warnings(t *testing.T) []string {
 	t.Helper()
 	var list []string
-	for line := range strings.Lines(g.ok(t, "dmesg --level=emerg,alert,crit,err,warn --notime; "+
+	for line := range strings.Lines(g.OK(t, "dmesg --level=emerg,alert,crit,err,warn --notime; "+
 		"dmesg -C")) {
 		if about.MatchString(line) && !frame.MatchString(line) && !strings.Contains(line, usual) {
 			list = append(list, strings.TrimSpace(line))
@@ -125,26 +125,26 @@ func (g *kernelGuest) warnings(t *testing.T) []string {
 
 const kernelInitiator = "iqn.2026-01.test:kernel"
 
-// bootDisk makes a disk of 64 MiB from which a PC boots by itself.
-func bootDisk(t *testing.T) (raw string) {
+// BootDisk makes a disk of 64 MiB from which a PC boots by itself.
+func BootDisk(t *testing.T) (raw string) {
 	t.Helper()
-	requireTools(t, "apt-get", "dpkg-deb", "mke2fs")
+	Need(t, "apt-get", "dpkg-deb", "mke2fs")
 	raw = filepath.Join(t.TempDir(), "guest.raw")
 	err := guest.BootDisk(raw, 64<<20, guest.Options{Modules: []string{"virtio_blk"},
 		CacheDir: filepath.Join("..", "cache", "guest")})
 	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
+	if errors.As(err, &fetch) && os.Getenv(NeedEnv) != "1" {
 		t.Skip(err.Error())
 	}
 	require.NoError(t, err)
 	return raw
 }
 
-// bootFrom boots a machine from a disk called "disk", which the arguments make, and returns the
+// BootFrom boots a machine from a disk called "disk", which the arguments make, and returns the
 // machine and QEMU's monitor.
-func bootFrom(t *testing.T, disk ...string) (*kernelGuest, *monitor) {
+func BootFrom(t *testing.T, disk ...string) (*KernelGuest, *Monitor) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), guestBoot)
+	ctx, cancel := context.WithTimeout(t.Context(), GuestBoot)
 	defer cancel()
 	dir := t.TempDir()
 	qmp := filepath.Join(dir, "qmp")
@@ -156,8 +156,8 @@ func bootFrom(t *testing.T, disk ...string) (*kernelGuest, *monitor) {
 	conn, err := net.Dial("unix", qmp)
 	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
-	control := &monitor{t: t, in: conn, out: bufio.NewScanner(conn)}
+	control := &Monitor{t: t, in: conn, out: bufio.NewScanner(conn)}
 	require.True(t, control.out.Scan(), "the greeting")
-	control.good("qmp_capabilities", nil)
-	return &kernelGuest{Machine: m}, control
+	control.Good("qmp_capabilities", nil)
+	return &KernelGuest{Machine: m}, control
 }

@@ -34,8 +34,8 @@ func blank(t *testing.T, names ...string) string {
 // the kernel sees the LUNs, and kills the daemon while the guest uses them.
 func TestKernelInitiator(t *testing.T) {
 	t.Parallel() // a guest has one processor
-	requireTools(t, "e2fsck", "debugfs")
-	k := &kernelTest{all: t, kernelGuest: startKernelGuest(t), doc: readDocument(t, "iscsiadm.md")}
+	Need(t, "e2fsck", "debugfs")
+	k := &kernelTest{all: t, KernelGuest: StartKernelGuest(t), doc: ReadDocument(t, "iscsiadm.md")}
 	// Each part builds on the one before.
 	parts := []struct {
 		name string
@@ -53,43 +53,43 @@ func TestKernelInitiator(t *testing.T) {
 	ran := 0
 	for _, part := range parts {
 		if !t.Run(part.name, func(t *testing.T) { ran++; part.run(k, t) }) {
-			t.Logf("the guest's kernel printed last:\n%s", lastLines(k.ok(t, "dmesg"), 40))
+			t.Logf("the guest's kernel printed last:\n%s", LastLines(k.OK(t, "dmesg"), 40))
 			t.FailNow()
 		}
 	}
 	if ran == len(parts) {
-		require.Empty(t, k.doc.unused, "no part follows these sections of the document")
+		require.Empty(t, k.doc.Unused, "no part follows these sections of the document")
 	}
 }
 
 // kernelTest has the common parts of TestKernelInitiator.
 type kernelTest struct {
-	*kernelGuest
+	*KernelGuest
 	all    *testing.T // daemons and their files outlive a part
-	doc    *document
-	d      *daemon
-	config config
+	doc    *Document
+	d      *Daemon
+	config Config
 }
 
 // serve starts a daemon, and sets the guest's variables for it.
-func (k *kernelTest) serve(t *testing.T, c config) {
+func (k *kernelTest) serve(t *testing.T, c Config) {
 	t.Helper()
-	if c.stateDir == "" {
-		c.stateDir = k.all.TempDir()
+	if c.StateDir == "" {
+		c.StateDir = k.all.TempDir()
 	}
-	k.d, k.config = start(k.all, c), c
+	k.d, k.config = Start(k.all, c), c
 	const portal = "PORTAL=127.0.0.1:3260\n"
-	variables := k.doc.section(t, "", 0)
+	variables := k.doc.Section(t, "", 0)
 	require.Contains(t, variables, portal)
-	k.prelude = strings.Replace(variables, portal, "PORTAL="+k.d.Portals[0]+"\n", 1)
+	k.Prelude = strings.Replace(variables, portal, "PORTAL="+k.d.Portals[0]+"\n", 1)
 }
 
 // follow runs the blocks of a section and returns their outputs.
 func (k *kernelTest) follow(t *testing.T, heading string) []string {
 	t.Helper()
 	var out []string
-	for n := range k.doc.blocks[heading] {
-		out = append(out, k.ok(t, k.doc.section(t, heading, n)))
+	for n := range k.doc.Blocks[heading] {
+		out = append(out, k.OK(t, k.doc.Section(t, heading, n)))
 	}
 	require.NotEmpty(t, out, "the document has no commands under %q", heading)
 	return out
@@ -97,12 +97,12 @@ func (k *kernelTest) follow(t *testing.T, heading string) []string {
 
 // disk is the file in which the daemon keeps the disk of an image.
 func (k *kernelTest) disk(image string) string {
-	return filepath.Join(k.config.stateDir, "work", image, "disk.raw")
+	return filepath.Join(k.config.StateDir, "work", image, "disk.raw")
 }
 
 // fileSystem partitions a LUN and uses it, as the document says.
 func (k *kernelTest) fileSystem(t *testing.T) {
-	k.serve(t, config{diskDir: blank(k.all, "disk.raw")})
+	k.serve(t, Config{DiskDir: blank(k.all, "disk.raw")})
 	require.Contains(t, k.follow(t, "Log in")[0],
 		k.d.Portals[0]+",1 iqn.2017-01.io.kubevirt:wrapper\n")
 	look := k.follow(t, "Look at it")[0]
@@ -111,24 +111,24 @@ func (k *kernelTest) fileSystem(t *testing.T) {
 	require.Contains(t, look, "iSCSI Session State: LOGGED_IN")
 	require.Contains(t, look, "Attached scsi disk sda\t\tState: running")
 
-	written := k.ok(t, k.doc.section(t, "Use it", 0))
+	written := k.OK(t, k.doc.Section(t, "Use it", 0))
 	full := allocated(t, k.disk("disk.raw"))
 	require.Greater(t, full, int64(8<<20), written)
-	require.Contains(t, k.ok(t, k.doc.section(t, "Use it", 1)), "trimmed")
+	require.Contains(t, k.OK(t, k.doc.Section(t, "Use it", 1)), "trimmed")
 	require.Less(t, allocated(t, k.disk("disk.raw")), full+4<<20,
 		"trimmed space is still allocated")
 
 	require.Contains(t, k.follow(t, "Look for changes")[0], "Rescanning session")
 	again := k.follow(t, "Log out, and log in again")
 	require.Contains(t, again[0], "/mnt/data: OK")
-	require.Empty(t, k.warnings(t))
-	k.d.stop()
+	require.Empty(t, k.Warnings(t))
+	k.d.Stop()
 	e2fsck(t, k.disk("disk.raw")+"?offset=1048576", "-fn")
 }
 
 // detected checks the kernel's view of a LUN, and the commands that it therefore uses.
 func (k *kernelTest) detected(t *testing.T) {
-	k.serve(t, config{diskDir: blank(k.all, "disk.raw")})
+	k.serve(t, Config{DiskDir: blank(k.all, "disk.raw")})
 	k.follow(t, "Log in")
 	require.Equal(t, `alignment_offset:0
 device/queue_depth:32
@@ -153,7 +153,7 @@ queue/write_cache:write back
 queue/write_zeroes_max_bytes:268435456
 removable:0
 ro:0
-`, k.ok(t, `cd /sys/block/$(basename $(readlink -f $DISK))
+`, k.OK(t, `cd /sys/block/$(basename $(readlink -f $DISK))
 grep . ro removable alignment_offset device/vendor device/state device/queue_depth \
 	device/scsi_disk/*/cache_type device/scsi_disk/*/FUA device/scsi_disk/*/thin_provisioning device/scsi_disk/*/protection_type \
 	device/scsi_disk/*/provisioning_mode device/scsi_disk/*/zeroing_mode device/scsi_disk/*/max_write_same_blocks \
@@ -161,7 +161,7 @@ grep . ro removable alignment_offset device/vendor device/state device/queue_dep
 	queue/discard_max_bytes queue/write_zeroes_max_bytes | sed 's,scsi_disk/[^/]*,scsi_disk,; s/ *$//' | grep -v hw_ | LC_ALL=C sort`))
 
 	// The kernel can turn the write cache off and on. It sends no flushes while the cache is off.
-	k.ok(t, `cd /sys/block/$(basename $(readlink -f $DISK))
+	k.OK(t, `cd /sys/block/$(basename $(readlink -f $DISK))
 echo "write through" | tee device/scsi_disk/*/cache_type
 test "$(cat queue/write_cache)" = "write through"
 dd if=/dev/zero of=$DISK bs=4k count=1 conv=fsync
@@ -169,7 +169,7 @@ echo "write back" | tee device/scsi_disk/*/cache_type
 test "$(cat queue/write_cache)" = "write back"`)
 
 	// Direct writes, discards and zeroing in ranges of all sizes must read back correctly.
-	k.ok(t, `dd if=/dev/urandom of=/tmp/want bs=1M count=8
+	k.OK(t, `dd if=/dev/urandom of=/tmp/want bs=1M count=8
 dd if=/tmp/want of=$DISK bs=8M oflag=direct
 dd if=/tmp/want of=/tmp/odd bs=512 count=77
 dd if=/tmp/odd of=$DISK bs=512 seek=13001 oflag=direct
@@ -181,7 +181,7 @@ dd if=/dev/zero of=/tmp/want bs=1M seek=1 count=1 conv=notrunc
 dd if=/dev/zero of=/tmp/want bs=512 seek=5120 count=2049 conv=notrunc
 dd if=/dev/zero of=/tmp/want bs=512K seek=8 count=3 conv=notrunc
 test "$(dd if=$DISK bs=32k count=256 iflag=direct | md5sum)" = "$(md5sum </tmp/want)"`)
-	sent := strings.Join(k.commands(t), "\n")
+	sent := strings.Join(k.Commands(t), "\n")
 	for what, pattern := range map[string]string{
 		"capacity beyond 2 TiB":      `SERVICE_ACTION_IN_16 READ_CAPACITY_16`,
 		"supported operation codes":  `REPORT_SUPPORTED_OPERATION_CODES`,
@@ -194,18 +194,18 @@ test "$(dd if=$DISK bs=32k count=256 iflag=direct | md5sum)" = "$(md5sum </tmp/w
 		require.True(t, regexp.MustCompile(pattern).MatchString(sent),
 			"the kernel has not sent %s: %s", what, pattern)
 	}
-	k.ok(t, "iscsiadm -m node -T $TARGET -p $PORTAL --logout; iscsiadm -m node -o delete")
-	require.Empty(t, k.warnings(t))
+	k.OK(t, "iscsiadm -m node -T $TARGET -p $PORTAL --logout; iscsiadm -m node -o delete")
+	require.Empty(t, k.Warnings(t))
 }
 
 // longBlocks uses a LUN with logical blocks of 4096 bytes.
 func (k *kernelTest) longBlocks(t *testing.T) {
-	k.serve(t, config{diskDir: blank(k.all, "disk.raw"),
-		env: map[string]string{"BLOCK_SIZE": "4096"}})
+	k.serve(t, Config{DiskDir: blank(k.all, "disk.raw"),
+		Env: map[string]string{"BLOCK_SIZE": "4096"}})
 	k.follow(t, "Log in")
 	require.Equal(t, "4096\n4096\n268435456\n",
-		k.ok(t, `blockdev --getss --getpbsz --getsize64 $DISK`))
-	k.ok(t, `dd if=/dev/urandom of=/tmp/want bs=1M count=4
+		k.OK(t, `blockdev --getss --getpbsz --getsize64 $DISK`))
+	k.OK(t, `dd if=/dev/urandom of=/tmp/want bs=1M count=4
 dd if=/tmp/want of=$DISK bs=4M seek=3 oflag=direct
 dd if=/tmp/want of=$DISK bs=4k count=77 skip=9 seek=3080 oflag=direct
 blkdiscard -o 13M -l 1M $DISK
@@ -219,8 +219,8 @@ mkfs.ext4 -q -F $DISK; mkdir -p /mnt/long; mount $DISK /mnt/long
 dd if=/dev/urandom of=/mnt/long/data bs=64k count=80 conv=fsync; md5sum /mnt/long/data >/tmp/sum
 umount /mnt/long; mount -o ro $DISK /mnt/long; md5sum -c /tmp/sum; umount /mnt/long
 iscsiadm -m node -T $TARGET -p $PORTAL --logout; iscsiadm -m node -o delete`)
-	require.Empty(t, k.warnings(t))
-	k.d.stop()
+	require.Empty(t, k.Warnings(t))
+	k.d.Stop()
 	e2fsck(t, k.disk("disk.raw"), "-fn")
 }
 
@@ -228,68 +228,68 @@ iscsiadm -m node -T $TARGET -p $PORTAL --logout; iscsiadm -m node -o delete`)
 // migration. The second may not use the medium, but it learns about the write cache. So it flushes
 // once the first has left and it owns the LUN.
 func (k *kernelTest) second(t *testing.T) {
-	k.serve(t, config{diskDir: blank(k.all, "disk.raw")})
+	k.serve(t, Config{DiskDir: blank(k.all, "disk.raw")})
 	k.follow(t, "Log in")
-	k.ok(t, `dd if=/dev/urandom of=$DISK bs=4k count=1 conv=fsync
+	k.OK(t, `dd if=/dev/urandom of=$DISK bs=4k count=1 conv=fsync
 iscsiadm -m iface -I other -o new
 iscsiadm -m iface -I other -o update -n iface.transport_name -v tcp
 iscsiadm -m iface -I other -o update -n iface.initiatorname -v iqn.2026-01.test:other
 iscsiadm -m node -o new -T $TARGET -p $PORTAL -I other
 iscsiadm -m node -T $TARGET -p $PORTAL -I other --login
 udevadm wait --settle --timeout=300 /sys/block/sdb`)
-	require.Equal(t, "write back\n", k.ok(t, "cat /sys/block/sdb/device/scsi_disk/*/cache_type"))
-	require.Contains(t, k.refused(t, "dd if=/dev/sdb bs=4k count=1 iflag=direct"),
+	require.Equal(t, "write back\n", k.OK(t, "cat /sys/block/sdb/device/scsi_disk/*/cache_type"))
+	require.Contains(t, k.Refused(t, "dd if=/dev/sdb bs=4k count=1 iflag=direct"),
 		"Invalid exchange")
-	k.ok(t, "iscsiadm -m node -T $TARGET -p $PORTAL -I default --logout")
-	k.commands(t)
-	k.ok(t, "dd if=/dev/urandom of=/dev/sdb bs=4k count=1 conv=fsync")
-	require.Contains(t, strings.Join(k.commands(t), "\n"), "SYNCHRONIZE_CACHE")
-	k.ok(t, `iscsiadm -m node -T $TARGET -p $PORTAL -I other --logout
+	k.OK(t, "iscsiadm -m node -T $TARGET -p $PORTAL -I default --logout")
+	k.Commands(t)
+	k.OK(t, "dd if=/dev/urandom of=/dev/sdb bs=4k count=1 conv=fsync")
+	require.Contains(t, strings.Join(k.Commands(t), "\n"), "SYNCHRONIZE_CACHE")
+	k.OK(t, `iscsiadm -m node -T $TARGET -p $PORTAL -I other --logout
 iscsiadm -m node -o delete
 iscsiadm -m iface -I other -o delete`)
-	require.Contains(t, k.ok(t, "dmesg; dmesg -C"), "reservation conflict")
+	require.Contains(t, k.OK(t, "dmesg; dmesg -C"), "reservation conflict")
 }
 
 // chap logs in with and without credentials, with right and wrong ones. It leaves the guest logged
 // in to LUN 1 and 2, with mutual CHAP and digests.
 func (k *kernelTest) chap(t *testing.T) {
-	k.serve(t, config{diskDir: blank(k.all, "disk1.raw", "disk2.raw"),
-		env: with(kernelCHAP, "LISTEN", freePortal(t))})
+	k.serve(t, Config{DiskDir: blank(k.all, "disk1.raw", "disk2.raw"),
+		Env: with(kernelCHAP, "LISTEN", FreePortal(t))})
 	discover := "iscsiadm -m discovery -t sendtargets -p $PORTAL"
-	require.Contains(t, k.refused(t, discover), "initiator failed authorization")
-	k.ok(t, "iscsiadm -m node -o new -T $TARGET -p $PORTAL")
+	require.Contains(t, k.Refused(t, discover), "initiator failed authorization")
+	k.OK(t, "iscsiadm -m node -o new -T $TARGET -p $PORTAL")
 	login := "iscsiadm -m node -T $TARGET -p $PORTAL --login"
-	require.Contains(t, k.refused(t, login), "(24 - iSCSI login failed due to authorization "+
+	require.Contains(t, k.Refused(t, login), "(24 - iSCSI login failed due to authorization "+
 		"failure)")
-	k.ok(t, "cp -p /etc/iscsi/iscsid.conf /tmp/iscsid.conf")
-	oneWay, mutual := k.doc.section(t, "With CHAP", 0), k.doc.section(t, "With mutual CHAP", 0)
-	require.Contains(t, k.refused(t,
+	k.OK(t, "cp -p /etc/iscsi/iscsid.conf /tmp/iscsid.conf")
+	oneWay, mutual := k.doc.Section(t, "With CHAP", 0), k.doc.Section(t, "With mutual CHAP", 0)
+	require.Contains(t, k.Refused(t,
 		strings.ReplaceAll(oneWay, kernelCHAP["CHAP_PASSWORD"], "not-the-password")),
 		"initiator failed authorization")
-	k.ok(t, "cp -p /tmp/iscsid.conf /etc/iscsi/iscsid.conf")
+	k.OK(t, "cp -p /tmp/iscsid.conf /etc/iscsi/iscsid.conf")
 
-	k.ok(t, oneWay)
+	k.OK(t, oneWay)
 	require.Contains(t, k.session(t), "username_in: <empty>")
-	require.Equal(t, "600\n", k.ok(t, "stat -c %a /etc/iscsi/nodes/$TARGET/*/default"),
+	require.Equal(t, "600\n", k.OK(t, "stat -c %a /etc/iscsi/nodes/$TARGET/*/default"),
 		"other users can read the secret")
 
-	k.ok(t, "cp -p /etc/iscsi/iscsid.conf /tmp/iscsid.conf")
+	k.OK(t, "cp -p /etc/iscsi/iscsid.conf /tmp/iscsid.conf")
 	wrong := strings.ReplaceAll(mutual, kernelCHAP["CHAP_MUTUAL_PASSWORD"], "not-the-target")
-	require.Contains(t, k.refused(t, wrong), "received incorrect CHAP response from target",
+	require.Contains(t, k.Refused(t, wrong), "received incorrect CHAP response from target",
 		"the initiator must refuse a target that cannot prove itself")
-	k.ok(t, "cp -p /tmp/iscsid.conf /etc/iscsi/iscsid.conf; "+login)
-	k.ok(t, mutual)
+	k.OK(t, "cp -p /tmp/iscsid.conf /etc/iscsi/iscsid.conf; "+login)
+	k.OK(t, mutual)
 	require.Contains(t, k.session(t), "username_in: wrapper")
 
 	require.Regexp(t, `HeaderDigest: CRC32C\s+DataDigest: CRC32C`, k.follow(t, "With digests")[0])
-	forwarded := k.doc.section(t, "Through a Service, a port-forward or other address translation",
+	forwarded := k.doc.Section(t, "Through a Service, a port-forward or other address translation",
 		0)
 	require.Contains(t, forwarded, "FORWARDED=127.0.0.1:3260\n")
-	out := k.ok(t, strings.Replace(forwarded, "127.0.0.1:3260", "10.0.2.2:"+k.d.Port(), 1))
+	out := k.OK(t, strings.Replace(forwarded, "127.0.0.1:3260", "10.0.2.2:"+k.d.Port(), 1))
 	require.Contains(t, out, "tcp: [")
 	for _, secret := range []string{kernelCHAP["CHAP_PASSWORD"],
 		kernelCHAP["CHAP_MUTUAL_PASSWORD"]} {
-		require.Contains(t, k.doc.text, "= "+secret+"\n")
+		require.Contains(t, k.doc.Text, "= "+secret+"\n")
 		require.NotContains(t, k.d.Output(), secret)
 	}
 	k.onlyLostConnections(t)
@@ -300,7 +300,7 @@ func (k *kernelTest) chap(t *testing.T) {
 // those.
 func (k *kernelTest) onlyLostConnections(t *testing.T) {
 	t.Helper()
-	warnings := k.warnings(t)
+	warnings := k.Warnings(t)
 	for _, warning := range warnings {
 		require.Regexp(t,
 			`^\w+: \d+ callbacks suppressed$|^ *connection\d+:0: detected conn error \(1020\)|^device offline error, dev \w+, sector \d+ op 0x0:\(READ\)|^Buffer I/O error on dev \w+, logical block \d+, async page read|^scsi [\d:]+: rejecting I/O to dead device$`, warning,
@@ -308,7 +308,7 @@ func (k *kernelTest) onlyLostConnections(t *testing.T) {
 	}
 }
 
-func (k *kernelTest) session(t *testing.T) string { return k.ok(t, "iscsiadm -m session -P 2") }
+func (k *kernelTest) session(t *testing.T) string { return k.OK(t, "iscsiadm -m session -P 2") }
 
 // writer writes files, and syncs each before it prints the file's name and sum. It also rewrites
 // another file all the time, so that writes are under way whenever the daemon goes.
@@ -336,10 +336,10 @@ func (k *kernelTest) restarts(t *testing.T) {
 	copied := filepath.Join(t.TempDir(), "copy.raw")
 	var synced, before []string
 	restart := func() {
-		k.serve(t, config{diskDir: k.config.diskDir, stateDir: k.config.stateDir,
-			env: k.config.env})
+		k.serve(t, Config{DiskDir: k.config.DiskDir, StateDir: k.config.StateDir,
+			Env: k.config.Env})
 	}
-	output, status := k.run(t, writer, func(line string) {
+	output, status := k.RunScript(t, writer, func(line string) {
 		sum, ok := strings.CutPrefix(line, "synced ")
 		if !ok {
 			return
@@ -347,16 +347,16 @@ func (k *kernelTest) restarts(t *testing.T) {
 		synced = append(synced, sum)
 		switch len(synced) {
 		case 12:
-			k.d.kill()
+			k.d.Crash()
 			before = synced[:12:12]
 			require.NoError(t,
 				exec.Command("cp", "--sparse=always", k.disk("disk1.raw"), copied).Run())
 			restart()
 		case 24:
-			k.d.stop()
+			k.d.Stop()
 			restart()
 		case 36:
-			k.d.kill()
+			k.d.Crash()
 			restart()
 		}
 	})
@@ -366,7 +366,7 @@ func (k *kernelTest) restarts(t *testing.T) {
 	e2fsck(t, copied, "-fn")
 	hasFiles(t, copied, before)
 
-	sums := k.ok(t, "umount /mnt\ne2fsck -fn $DISK\nmount -o ro $DISK /mnt\nmd5sum "+
+	sums := k.OK(t, "umount /mnt\ne2fsck -fn $DISK\nmount -o ro $DISK /mnt\nmd5sum "+
 		"/mnt/file*\numount /mnt")
 	for _, sum := range synced {
 		name, want, _ := strings.Cut(sum, " ")
@@ -379,7 +379,7 @@ func (k *kernelTest) restarts(t *testing.T) {
 
 // twoLUNs writes to two LUNs at once.
 func (k *kernelTest) twoLUNs(t *testing.T) {
-	k.ok(t, `DISK2=${DISK%1}2
+	k.OK(t, `DISK2=${DISK%1}2
 both() { # both COMMAND: at once, with each disk as $1 and its number as $2
 	sh -ec "$1" sh $DISK 1 & first=$!
 	sh -ec "$1" sh $DISK2 2
@@ -396,8 +396,8 @@ both 'md5sum -c /tmp/sum$2'
 both 'umount /mnt/$2'
 test "$(cut -d" " -f1 /tmp/sum1)" != "$(cut -d" " -f1 /tmp/sum2)"
 iscsiadm -m node -T $TARGET -p $PORTAL --logout`)
-	require.Empty(t, k.warnings(t))
-	k.d.stop()
+	require.Empty(t, k.Warnings(t))
+	k.d.Stop()
 	e2fsck(t, k.disk("disk1.raw"), "-fn")
 	e2fsck(t, k.disk("disk2.raw"), "-fn")
 }
@@ -406,7 +406,7 @@ iscsiadm -m node -T $TARGET -p $PORTAL --logout`)
 // is not a repair.
 func e2fsck(t *testing.T, device string, args ...string) {
 	t.Helper()
-	ok(t, "e2fsck", append(args, device)...)
+	OK(t, "e2fsck", append(args, device)...)
 }
 
 // hasFiles checks files of an ext4 file system without mounting it. Each sum is a name and an MD5
@@ -416,7 +416,7 @@ func hasFiles(t *testing.T, device string, sums []string) {
 	for _, sum := range sums {
 		name, want, _ := strings.Cut(sum, " ")
 		cmd := exec.Command("debugfs", "-R", "cat "+name, device)
-		cmd.Env = clientEnv()
+		cmd.Env = ClientEnv()
 		content, err := cmd.Output()
 		require.NoError(t, err)
 		require.Equal(t, want, fmt.Sprintf("%x", md5.Sum(content)), name)

@@ -21,22 +21,22 @@ import (
 
 // runPod starts the disk's container as the pod says: arguments, environment, secrets, volumes and
 // security context. It returns the container, and the directories of its volumes on this machine.
-func runPod(t *testing.T, e *engine, image string, n network, pod *objects.PodTemplate,
-	secrets map[string]map[string]string) (*container, map[string]string) {
+func runPod(t *testing.T, e *Engine, image string, n Network, pod *objects.PodTemplate,
+	secrets map[string]map[string]string) (*Container, map[string]string) {
 	t.Helper()
-	spec := diskContainer(t, pod)
-	options := []string{n.option()}
+	spec := DiskContainer(t, pod)
+	options := []string{n.Option()}
 	for _, from := range spec.EnvFrom {
 		for key, value := range secrets[from.SecretRef.Name] {
-			options = append(options, withEnv(key+"="+value)...)
+			options = append(options, WithEnv(key+"="+value)...)
 		}
 	}
 	for _, v := range spec.Env {
-		options = append(options, withEnv(v.Name+"="+v.Value)...)
+		options = append(options, WithEnv(v.Name+"="+v.Value)...)
 	}
 	places := map[string]string{}
 	for _, v := range pod.Spec.Volumes {
-		places[v.Name] = emptyDir(t)
+		places[v.Name] = EmptyDir(t)
 		if v.Secret != nil {
 			for key, value := range secrets[v.Secret.SecretName] {
 				require.NoError(t, os.WriteFile(filepath.Join(places[v.Name], key), []byte(value),
@@ -61,8 +61,8 @@ func runPod(t *testing.T, e *engine, image string, n network, pod *objects.PodTe
 	for _, c := range spec.SecurityContext.Capabilities.Drop {
 		options = append(options, "--cap-drop="+c)
 	}
-	c := e.newContainer(t, image, options, spec.Args...)
-	c.start(t)
+	c := e.NewContainer(t, image, options, spec.Args...)
+	c.Start(t)
 	return c, places
 }
 
@@ -70,34 +70,34 @@ func runPod(t *testing.T, e *engine, image string, n network, pod *objects.PodTe
 // kubelet and of Prometheus, and uses the disk like the VM of the pod, or a VM elsewhere.
 func TestKubernetesExamplesRun(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-img", "qemu-io", "ip", qemuISCSI)
+	e := NeedImages(t, "qemu-img", "qemu-io", "ip", QEMUISCSI)
 	image, _ := oneDisk(t, e)
-	all := readKubernetesExamples(t)
-	for name, pod := range all.pods {
+	all := ReadKubernetesExamples(t)
+	for name, pod := range all.Pods {
 		t.Run(name, func(t *testing.T) {
-			n := namespace(t)
+			n := Namespace(t)
 			image := image
 			if name == "upload" {
-				image = baseImage
+				image = BaseImage
 			}
-			c, places := runPod(t, e, image, n, pod, all.secrets)
+			c, places := runPod(t, e, image, n, pod, all.Secrets)
 			page := func(port int, path string) int {
-				answer, err := http.Get(fmt.Sprintf("http://%s:%d%s", n.host, port, path))
+				answer, err := http.Get(fmt.Sprintf("http://%s:%d%s", n.Host, port, path))
 				if err != nil {
 					return 0
 				}
 				_ = answer.Body.Close()
 				return answer.StatusCode
 			}
-			spec := diskContainer(t, pod)
+			spec := DiskContainer(t, pod)
 			ports := map[string]int{}
 			for _, p := range spec.Ports {
 				ports[p.Name] = p.ContainerPort
 			}
 			startup := spec.StartupProbe.HTTPGet
-			testtool.Within(t, clientTimeout, func() bool {
+			testtool.Within(t, Timeout, func() bool {
 				return page(ports[startup.Port], startup.Path) == http.StatusOK ||
-					!c.running(t)
+					!c.Running(t)
 			}, "the pod has started")
 			for _, probe := range []objects.Probe{spec.StartupProbe, spec.ReadinessProbe,
 				spec.LivenessProbe} {
@@ -108,15 +108,15 @@ func TestKubernetesExamplesRun(t *testing.T) {
 			require.Equal(t, http.StatusOK,
 				page(ports["metrics"], pod.Metadata.Annotations["prometheus.io/path"]))
 
-			secret := all.secrets["my-fedora-chap"]
+			secret := all.Secrets["my-fedora-chap"]
 			if name == "upload" {
 				uploadInto(t, n, places["data"], secret)
-				require.Zero(t, c.stop(t))
+				require.Zero(t, c.Stop(t))
 				return
 			}
 			if vm := pod.Spec.Containers[0]; vm.Name == "vm" {
 				// QEMU's own tool opens the disk with the VM's arguments, in the pod's network.
-				args := []string{"netns", "exec", filepath.Base(n.path), "qemu-io"}
+				args := []string{"netns", "exec", filepath.Base(n.Path), "qemu-io"}
 				for i, arg := range vm.Args {
 					arg = strings.NewReplacer("$(CHAP_USERNAME)",
 						secret[vm.Env[0].ValueFrom.SecretKeyRef.Key], vm.VolumeMounts[0].MountPath,
@@ -129,15 +129,15 @@ func TestKubernetesExamplesRun(t *testing.T) {
 					}
 				}
 				require.Len(t, args, 8)
-				ok(t, "ip", append(args, "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k")...)
+				OK(t, "ip", append(args, "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k")...)
 				require.NotZero(t,
-					client(t, nil, "qemu-img", "info", lunURL(n.host+":3260", 1)).status,
+					Client(t, nil, "qemu-img", "info", DiskURL(n.Host+":3260", 1)).Status,
 					"only the pod may reach the disk")
 			} else {
 				url := fmt.Sprintf("iscsi://%s%%%s@%s:%d/iqn.2017-01.io.kubevirt:wrapper/1",
 					secret["node.session.auth.username"],
-					secret["node.session.auth.password"], n.host, ports["iscsi"])
-				ok(t, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k",
+					secret["node.session.auth.password"], n.Host, ports["iscsi"])
+				OK(t, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k",
 					url)
 				disk, err := os.Open(filepath.Join(places["data"], "disk.img"))
 				require.NoError(t, err, "the disk must be on the volume claim")
@@ -146,34 +146,34 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				_, err = disk.Read(start)
 				require.NoError(t, err)
 				require.Equal(t, bytes.Repeat([]byte{5}, len(start)), start)
-				migrate(t, c, n.host, secret)
+				migrate(t, c, n.Host, secret)
 			}
-			require.Zero(t, c.stop(t))
+			require.Zero(t, c.Stop(t))
 		})
 	}
 }
 
 // uploadInto uploads a disk as the example says, to the end of its port forwarding. Then the disk
 // is on the claim, and the VM can log in.
-func uploadInto(t *testing.T, n network, claim string, secret map[string]string) {
+func uploadInto(t *testing.T, n Network, claim string, secret map[string]string) {
 	t.Helper()
-	requireTools(t, "curl")
+	Need(t, "curl")
 	manifest, err := os.ReadFile("../examples/kubernetes/upload.yaml")
 	require.NoError(t, err)
 	command := regexp.MustCompile(`curl -T fedora\.qcow2 (http\S+)`).FindSubmatch(manifest)
 	require.NotNil(t, command)
-	raw, content := makeUpload(t, 8<<20)
+	raw, content := MakeUpload(t, 8<<20)
 	image := filepath.Join(filepath.Dir(raw), "disk.qcow2")
-	makeQcow2(t, raw, image, "", true)
-	out := ok(t, "ip", "netns", "exec", filepath.Base(n.path), "curl", "-sS", "-T", image,
+	MakeQcow2(t, raw, image, "", true)
+	out := OK(t, "ip", "netns", "exec", filepath.Base(n.Path), "curl", "-sS", "-T", image,
 		string(command[1]))
 	lun := regexp.MustCompile(`lun: (\d+)`).FindStringSubmatch(out)
 	require.NotNil(t, lun, out)
 	url := fmt.Sprintf("iscsi://%s%%%s@%s:3260/iqn.2017-01.io.kubevirt:wrapper/%s",
-		secret["node.session.auth.username"], secret["node.session.auth.password"], n.host, lun[1])
-	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, url)
+		secret["node.session.auth.username"], secret["node.session.auth.password"], n.Host, lun[1])
+	OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, url)
 	disk := filepath.Join(claim, "disk.img")
-	testtool.Within(t, clientTimeout, func() bool {
+	testtool.Within(t, Timeout, func() bool {
 		got, err := os.ReadFile(disk)
 		return err == nil && bytes.Equal(content, got)
 	}, "the disk on the claim has the image's content")
@@ -181,7 +181,7 @@ func uploadInto(t *testing.T, n network, claim string, secret map[string]string)
 
 // migrate hands the disk of a pod over from one initiator to another, with the commands in the
 // examples.
-func migrate(t *testing.T, c *container, host string, secret map[string]string) {
+func migrate(t *testing.T, c *Container, host string, secret map[string]string) {
 	t.Helper()
 	const first, second = "iqn.2017-01.io.kubevirt:source", "iqn.2017-01.io.kubevirt:destination"
 	readme, err := os.ReadFile("../examples/kubernetes/README.md")
@@ -195,31 +195,31 @@ func migrate(t *testing.T, c *container, host string, secret map[string]string) 
 					Password: secret["node.session.auth.password"]}}, 1)
 	}
 	source, destination := login(first), login(second)
-	require.True(t, do(t, source, readBlock(1, 0)).Good())
-	require.False(t, do(t, destination, readBlock(1, 0)).Good())
+	require.True(t, Do(t, source, ReadBlock(1, 0)).Good())
+	require.False(t, Do(t, destination, ReadBlock(1, 0)).Good())
 	steps := regexp.MustCompile(`kubectl exec deploy/my-fedora-disk -- (.*)`).FindAllStringSubmatch(
 		string(readme), -1)
 	require.Len(t, steps, 2)
 	for i, step := range steps {
-		r := c.exec(t, strings.Fields(step[1])...)
-		require.Zero(t, r.status, "%s", r)
-		require.True(t, do(t, destination, readBlock(1, 0)).Good())
-		require.Equal(t, i == 0, do(t, source, readBlock(1, 0)).Good())
+		r := c.Exec(t, strings.Fields(step[1])...)
+		require.Zero(t, r.Status, "%s", r)
+		require.True(t, Do(t, destination, ReadBlock(1, 0)).Good())
+		require.Equal(t, i == 0, Do(t, source, ReadBlock(1, 0)).Good())
 	}
-	logout(t, source)
-	logout(t, destination)
+	Logout(t, source)
+	Logout(t, destination)
 }
 
 // TestKubernetesSettings: the daemon knows every variable and flag of the examples. Running the
 // examples shows that the credentials' variables are right.
 func TestKubernetesSettings(t *testing.T) {
-	requireTools(t)
-	path, err := binary()
+	Need(t)
+	path, err := Binary()
 	require.NoError(t, err)
 	// Lines are wrapped.
-	help := strings.Join(strings.Fields(ok(t, path, "serve", "--help=all")), " ")
-	for name, pod := range readKubernetesExamples(t).pods {
-		c := diskContainer(t, pod)
+	help := strings.Join(strings.Fields(OK(t, path, "serve", "--help=all")), " ")
+	for name, pod := range ReadKubernetesExamples(t).Pods {
+		c := DiskContainer(t, pod)
 		for _, e := range c.Env {
 			if !strings.HasPrefix(e.Name, "CHAP_") {
 				require.Regexp(t, `[\[ ]`+regexp.QuoteMeta(e.Name)+`[\],]`, help, name)

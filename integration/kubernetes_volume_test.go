@@ -16,10 +16,10 @@ import (
 // refers to.
 func exampleVolume(t *testing.T) (*guest.ISCSI, map[string]string) {
 	t.Helper()
-	all := readKubernetesExamples(t)
-	require.Len(t, all.volumes, 1)
-	v := all.volumes["my-fedora-disk"]
-	secret := all.secrets[v.SecretRef.Name]
+	all := ReadKubernetesExamples(t)
+	require.Len(t, all.Volumes, 1)
+	v := all.Volumes["my-fedora-disk"]
+	secret := all.Secrets[v.SecretRef.Name]
 	require.NotEmpty(t, secret)
 	return v, secret
 }
@@ -36,13 +36,13 @@ func volumeCHAP(secret map[string]string) map[string]string {
 // handler makes from the claim: the module kubernetes checks that it does.
 func TestKubernetesVolumeExample(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io", qemuISCSI)
+	Need(t, "qemu-io", QEMUISCSI)
 	_, secret := exampleVolume(t)
 	chap := volumeCHAP(secret)
-	d := start(t, config{diskDir: blank(t, "disk.raw"),
-		env: with(chap, "LISTEN", freePortal(t))})
+	d := Start(t, Config{DiskDir: blank(t, "disk.raw"),
+		Env: with(chap, "LISTEN", FreePortal(t))})
 	disk := &libvirtxml.DomainDisk{}
-	require.NoError(t, disk.Unmarshal(readFile(t, handlerMade+"volume.xml")))
+	require.NoError(t, disk.Unmarshal(ReadFile(t, HandlerMade+"volume.xml")))
 	host, port, err := net.SplitHostPort(d.Portals[0])
 	require.NoError(t, err)
 	at := &disk.Source.Network.Hosts[0]
@@ -51,7 +51,7 @@ func TestKubernetesVolumeExample(t *testing.T) {
 	require.Equal(t, "default.my-fedora-chap", disk.Auth.Secret.Usage)
 	lun, _, err := libvirt.FromDisk(disk)
 	require.NoError(t, err)
-	ok(t, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k",
+	OK(t, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k",
 		fmt.Sprintf("iscsi://%s%%%s@%s/%s/%d", disk.Auth.Username, chap["CHAP_PASSWORD"],
 			lun.Portals[0], lun.TargetName, lun.Number))
 }
@@ -60,13 +60,13 @@ func TestKubernetesVolumeExample(t *testing.T) {
 // As with a Service, the guest reaches the daemon at an address that the daemon does not know.
 func (k *kernelTest) kubernetesVolume(t *testing.T) {
 	v, secret := exampleVolume(t)
-	c := diskContainer(t, readKubernetesExamples(t).pods["my-fedora-disk"])
-	env := with(volumeCHAP(secret), "LISTEN", freePortal(t))
+	c := DiskContainer(t, ReadKubernetesExamples(t).Pods["my-fedora-disk"])
+	env := with(volumeCHAP(secret), "LISTEN", FreePortal(t))
 	for _, e := range c.Env {
 		env[e.Name] = e.Value
 	}
 	delete(env, "READY_FILE") // start waits for it
-	k.serve(t, config{diskDir: blank(k.all, "disk.raw"), env: env})
+	k.serve(t, Config{DiskDir: blank(k.all, "disk.raw"), Env: env})
 	v.TargetPortal = "10.0.2.2:" + k.d.Port()
 	data := map[string][]byte{}
 	for key, value := range secret {
@@ -74,9 +74,9 @@ func (k *kernelTest) kubernetesVolume(t *testing.T) {
 	}
 	script, device, err := guest.Attach(v, data)
 	require.NoError(t, err)
-	k.ok(t, script+"dd if=/dev/urandom of="+device+" bs=64k count=4 oflag=direct conv=fsync")
+	k.OK(t, script+"dd if=/dev/urandom of="+device+" bs=64k count=4 oflag=direct conv=fsync")
 	require.NotZero(t, allocated(t, k.disk("disk.raw")))
-	k.ok(t, fmt.Sprintf("iscsiadm -m node -p %s -T %s --logout\niscsiadm -m node -o delete\n"+
+	k.OK(t, fmt.Sprintf("iscsiadm -m node -p %s -T %s --logout\niscsiadm -m node -o delete\n"+
 		"iscsiadm -m discoverydb -t sendtargets -p %[1]s -o delete\ndmesg -C",
 		v.TargetPortal, v.IQN))
 }

@@ -64,13 +64,13 @@ done
 // bootableDisk makes a disk from which the guest boots. Its last MiB belongs to no file.
 func bootableDisk(t *testing.T) (raw string) {
 	t.Helper()
-	requireTools(t, "apt-get", "dpkg-deb", "mke2fs")
+	Need(t, "apt-get", "dpkg-deb", "mke2fs")
 	raw = filepath.Join(t.TempDir(), "guest.raw")
 	err := guest.BootDisk(raw, 48<<20, guest.Options{Init: consoleShell,
 		Modules:  []string{"virtio_blk", "virtio_pci", "button", "evdev"},
 		CacheDir: filepath.Join("..", "cache", "guest")})
 	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
+	if errors.As(err, &fetch) && os.Getenv(NeedEnv) != "1" {
 		t.Skip(err.Error())
 	}
 	require.NoError(t, err)
@@ -80,7 +80,7 @@ func bootableDisk(t *testing.T) (raw string) {
 
 // serialConsole is the guest's console, as `virtctl console` reaches it.
 type serialConsole struct {
-	*consoleLines
+	*ConsoleLines
 	of *launcher
 }
 
@@ -90,9 +90,9 @@ func (c serialConsole) log() string { return c.of.consoleLog() }
 // console connects to the console when the guest waits for commands.
 func (l *launcher) console() serialConsole {
 	l.t.Helper()
-	testtool.Within(l.t, machineTime, func() bool {
+	testtool.Within(l.t, MachineTime, func() bool {
 		require.True(l.t, l.running(), "the launcher has ended:\n%s",
-			lastLines(l.output.String(), 30))
+			LastLines(l.output.String(), 30))
 		return strings.Contains(l.consoleLog(), promptLine)
 	}, "the guest has booted")
 	return l.connectConsole()
@@ -114,17 +114,17 @@ func (l *launcher) connectConsole() serialConsole {
 	l.t.Helper()
 	conn, err := net.Dial("unix", l.serial())
 	require.NoError(l.t, err)
-	return serialConsole{newConsole(l.t, conn), l}
+	return serialConsole{NewConsole(l.t, conn), l}
 }
 
 // run executes a command in the guest and returns what it prints, without white space around it.
 func (c serialConsole) run(t *testing.T, command string) string {
 	t.Helper()
-	_, err := c.conn.Write([]byte(command + "\n"))
+	_, err := c.Conn.Write([]byte(command + "\n"))
 	require.NoError(t, err)
-	from := len(c.seen)
-	status := c.until(t, "status ")
-	text := strings.TrimSpace(strings.Join(c.seen[from:len(c.seen)-1], "\n"))
+	from := len(c.Seen)
+	status := c.Until(t, "status ")
+	text := strings.TrimSpace(strings.Join(c.Seen[from:len(c.Seen)-1], "\n"))
 	require.Equal(t, "0", status, "%s\n%s", command, text)
 	return text
 }

@@ -14,9 +14,9 @@ import (
 
 // kubevirtClient calls a socket with KubeVirt's own clients. It returns what the program prints,
 // and its exit status.
-func kubevirtClient(t *testing.T, args ...string) result {
+func kubevirtClient(t *testing.T, args ...string) Result {
 	t.Helper()
-	return client(t, nil, filepath.Join(launcherPrograms(t), "client"), args...)
+	return Client(t, nil, filepath.Join(launcherPrograms(t), "client"), args...)
 }
 
 // hook waits until the sidecar answers at its socket.
@@ -38,9 +38,9 @@ func (p *launcherPod) hook(s *process) string {
 // smallDisk starts a sidecar with a disk that boots nothing.
 func (p *launcherPod) smallDisk() *process {
 	p.t.Helper()
-	dir := sharedDir(p.t)
-	makeRaw(p.t, filepath.Join(dir, "data.raw"), 1<<20)
-	return p.sidecar([]string{"DISK_DIR=" + dir, "WORK_DIR=" + sharedDir(p.t)})
+	dir := SharedDir(p.t)
+	MakeRaw(p.t, filepath.Join(dir, "data.raw"), 1<<20)
+	return p.sidecar([]string{"DISK_DIR=" + dir, "WORK_DIR=" + SharedDir(p.t)})
 }
 
 // TestKubeVirtClients: KubeVirt's clients of each version of the hooks get the same domain from us.
@@ -52,12 +52,12 @@ func TestKubeVirtClients(t *testing.T) {
 	s := p.smallDisk()
 	hook := p.hook(s)
 	r := kubevirtClient(t, "info", hook)
-	require.Zero(t, r.status, r)
+	require.Zero(t, r.Status, r)
 	var info struct {
 		Versions   []string
 		HookPoints []struct{ Name string }
 	}
-	require.NoError(t, json.Unmarshal([]byte(r.output), &info))
+	require.NoError(t, json.Unmarshal([]byte(r.Output), &info))
 	require.ElementsMatch(t, []string{"v1alpha1", "v1alpha2", "v1alpha3"}, info.Versions)
 
 	domain, vmi := filepath.Join(t.TempDir(), "domain.xml"), vmiFile(t, vmiOf(nil))
@@ -66,13 +66,13 @@ func TestKubeVirtClients(t *testing.T) {
 	answers := map[string]bool{}
 	for _, version := range info.Versions {
 		r := kubevirtClient(t, "define", hook, version, domain, vmi)
-		require.Zero(t, r.status, "%s: %s", version, r)
-		require.Contains(t, r.output, `protocol="nbd"`, version)
-		answers[r.output] = true
+		require.Zero(t, r.Status, "%s: %s", version, r)
+		require.Contains(t, r.Output, `protocol="nbd"`, version)
+		answers[r.Output] = true
 	}
 	require.Len(t, answers, 1, "each version gives the same domain")
 
-	require.Zero(t, kubevirtClient(t, "shutdown", hook).status)
+	require.Zero(t, kubevirtClient(t, "shutdown", hook).Status)
 	require.Zero(t, s.wait())
 	require.Empty(t, p.sockets())
 }
@@ -90,18 +90,18 @@ func TestKubeVirtMigrationIsRefused(t *testing.T) {
 		"migrationUid": "3c5f2f3e-0000-4000-8000-000000000002", "sourceNode": "node1",
 		"targetNode": "node2", "targetPod": "virt-launcher-vm-2"}}
 	r := l.handler("target", vmi)
-	require.NotZero(t, r.status)
-	require.Contains(t, r.output, "migrat")
+	require.NotZero(t, r.Status)
+	require.Contains(t, r.Output, "migrat")
 	require.Contains(t, l.output.String(), "migrat")
 }
 
 // handler asks the launcher as virt-handler does.
-func (l *launcher) handler(command string, vmi map[string]any, more ...string) result {
+func (l *launcher) handler(command string, vmi map[string]any, more ...string) Result {
 	l.t.Helper()
 	socket := l.file("kubevirt/sockets/launcher-sock")
 	testtool.Eventually(l.t, func() bool {
 		require.True(l.t, l.running(), "the launcher has ended:\n%s",
-			lastLines(l.output.String(), 30))
+			LastLines(l.output.String(), 30))
 		_, err := os.Stat(socket)
 		return err == nil
 	}, "the launcher listens for virt-handler")

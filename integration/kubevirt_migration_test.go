@@ -22,8 +22,8 @@ type movingMachine struct {
 	t          *testing.T
 	dir        string // certificates
 	port       string // of the disk's server
-	served     config
-	server     *daemon
+	served     Config
+	server     *Daemon
 	migrations int
 }
 
@@ -37,19 +37,19 @@ type node struct {
 // newMovingMachine serves a disk with the content of an image.
 func newMovingMachine(t *testing.T, image string) *movingMachine {
 	t.Helper()
-	m := &movingMachine{t: t, dir: sharedDir(t), port: freePort(t)}
+	m := &movingMachine{t: t, dir: SharedDir(t), port: FreePort(t)}
 	state, disks := t.TempDir(), t.TempDir()
 	require.NoError(t, os.Rename(image, filepath.Join(disks, "guest.raw")))
 	ca, key := filepath.Join(m.dir, "server.crt"), filepath.Join(m.dir, "server.key")
-	makeCertificate(t, ca, key)
-	cert, own := makeClientCertificate(t, m.dir, "vm.example")
+	MakeCertificate(t, ca, key)
+	cert, own := MakeClientCertificate(t, m.dir, "vm.example")
 	for _, file := range []string{ca, cert, own} {
 		require.NoError(t, os.Chmod(file, 0o644)) // the sidecars are not root
 	}
-	m.served = config{diskDir: disks, stateDir: state, args: []string{
-		"--persistent-dir=" + newVolume(t, state), "--nbd=127.0.0.1:" + m.port,
+	m.served = Config{DiskDir: disks, StateDir: state, Args: []string{
+		"--persistent-dir=" + NewVolume(t, state), "--nbd=127.0.0.1:" + m.port,
 		"--nbd-tls-cert=" + ca, "--nbd-tls-key=" + key, "--nbd-client-ca=" + ca}}
-	m.server = start(t, m.served)
+	m.server = Start(t, m.served)
 	return m
 }
 
@@ -83,7 +83,7 @@ func (m *movingMachine) sidecar() *node {
 }
 
 // define calls the sidecar's hook as the launcher does.
-func (n *node) define(vmi map[string]any) result {
+func (n *node) define(vmi map[string]any) Result {
 	n.pod.t.Helper()
 	domain := filepath.Join(n.pod.t.TempDir(), "domain.xml")
 	require.NoError(n.pod.t, os.WriteFile(domain, []byte(`<domain type="qemu"><name>vm</name>
@@ -114,14 +114,14 @@ func (m *movingMachine) begin(from *node, bandwidth string) (to *node, vmi map[s
 	vmi = m.vmi(m.migrations)
 	to = m.pod(nil)
 	r := to.handler("target", vmi)
-	require.Zero(m.t, r.status, r)
+	require.Zero(m.t, r.Status, r)
 	to.relay.says("its first write takes the disk over")
 	const direct = "-49152-source.sock"
 	proxies := "kubevirt/migrationproxy/" + vmiUID
 	m.proxy(from.file(proxies+"-source.sock"), to.file("libvirt/libvirt-sock"))
 	m.proxy(from.file(proxies+direct), to.file(proxies+direct))
 	r = from.handler("migrate", vmi, bandwidth)
-	require.Zero(m.t, r.status, r)
+	require.Zero(m.t, r.Status, r)
 	return to, vmi
 }
 
@@ -163,24 +163,24 @@ func carry(t *testing.T, near net.Conn, to string) {
 // wrote waits until the guest has written n blocks in a pod.
 func (n *node) wrote(count int) {
 	n.t.Helper()
-	testtool.Within(n.t, machineTime, func() bool {
+	testtool.Within(n.t, MachineTime, func() bool {
 		require.True(n.t, n.running(), "the launcher has ended:\n%s",
-			lastLines(n.output.String(), 30))
-		return len(blocksSaid(n.consoleLog(), "wrote")) >= count
+			LastLines(n.output.String(), 30))
+		return len(BlocksSaid(n.consoleLog(), "wrote")) >= count
 	}, "the guest writes")
 }
 
 // io has qemu-io use the disk as the pod's QEMU does.
-func (n *node) io(command string) result {
+func (n *node) io(command string) Result {
 	n.pod.t.Helper()
-	return client(n.pod.t, nil, "qemu-io", "-f", "raw", "-c", command,
+	return Client(n.pod.t, nil, "qemu-io", "-f", "raw", "-c", command,
 		"nbd+unix:///guest.raw?socket="+filepath.Join(n.pod.own(), "disk", "nbd.sock"))
 }
 
 // fenced checks that nothing that comes through a pod changes the disk any more.
 func (n *node) fenced() {
 	n.pod.t.Helper()
-	require.Contains(n.pod.t, n.io("write -P 7 0 4k").output, "write failed")
+	require.Contains(n.pod.t, n.io("write -P 7 0 4k").Output, "write failed")
 }
 
 // TestKubeVirtDiskFollows has the sidecars of two pods hand on one disk. Once the hook of the
@@ -188,17 +188,17 @@ func (n *node) fenced() {
 // takes the disk over, for good: the first one is refused, also after the server was killed.
 func TestKubeVirtDiskFollows(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io")
+	Need(t, "qemu-io")
 	newLauncherPod(t)
 	launcherPrograms(t)
 	raw := filepath.Join(t.TempDir(), "raw")
-	makeRaw(t, raw, 4<<20)
+	MakeRaw(t, raw, 4<<20)
 	m := newMovingMachine(t, raw)
 	does := func(n *node, command string) {
 		t.Helper()
 		r := n.io(command)
-		require.Zero(t, r.status, r)
-		require.NotContains(t, r.output, "failed", "%s: %s", command, r)
+		require.Zero(t, r.Status, r)
+		require.NotContains(t, r.Output, "failed", "%s: %s", command, r)
 	}
 	source, target := m.sidecar(), m.sidecar()
 	for _, n := range []*node{source, target} {
@@ -207,19 +207,19 @@ func TestKubeVirtDiskFollows(t *testing.T) {
 			vmi = m.vmi(1)
 		}
 		r := n.define(vmi)
-		require.Zero(t, r.status, r)
-		require.Contains(t, r.output, `name="guest.raw"`)
+		require.Zero(t, r.Status, r)
+		require.Contains(t, r.Output, `name="guest.raw"`)
 	}
 	does(source, "write -P 1 0 4k")
 	does(target, "read -P 1 0 4k")
-	m.server.kill()
-	m.server = start(t, m.served)
+	m.server.Crash()
+	m.server = Start(t, m.served)
 	does(source, "write -P 2 0 4k")
 	does(target, "read -P 2 0 4k")
 	does(target, "write -P 3 4k 4k")
 	source.fenced()
-	m.server.kill()
-	m.server = start(t, m.served)
+	m.server.Crash()
+	m.server = Start(t, m.served)
 	source.fenced()
 	does(target, "read -P 2 0 4k")
 	does(target, "read -P 3 4k 4k")
@@ -248,14 +248,14 @@ const keepWriting = `(i=0; until [ -e /run/stop ]; do sync=; [ $((i%%16)) != 0 ]
 // sidecar of the first pod ends, and the server is killed. No write is lost.
 func TestKubeVirtMigratesADisk(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io")
+	Need(t, "qemu-io")
 	newLauncherPod(t) // skips the test where there can be none
 	launcherPrograms(t)
 	m := newMovingMachine(t, bootableDisk(t))
 	source := m.pod(m.vmi(0))
 	g := source.console()
 	g.run(t, fmt.Sprintf(keepWriting, firstBlock, movedBlocks))
-	require.NoError(t, g.conn.Close())
+	require.NoError(t, g.Conn.Close())
 	source.wrote(10)
 
 	cancelled, vmi := m.begin(source, "64Ki")
@@ -265,8 +265,8 @@ func TestKubeVirtMigratesADisk(t *testing.T) {
 		return strings.Contains(job, "Memory processed")
 	}, "the guest's memory moves: %s", func() any { return job })
 	r := source.handler("cancel", vmi)
-	require.Zero(t, r.status, r)
-	testtool.Within(t, machineTime, func() bool {
+	require.Zero(t, r.Status, r)
+	testtool.Within(t, MachineTime, func() bool {
 		out, err := source.virsh("domjobinfo", "default_vm")
 		return err == nil && strings.Contains(out, "None")
 	}, "the migration is cancelled")
@@ -277,14 +277,14 @@ func TestKubeVirtMigratesADisk(t *testing.T) {
 	}
 	cancelled.relay.wait()
 	require.Contains(t, cancelled.relay.output.String(), `"stopped"`)
-	source.wrote(len(blocksSaid(source.consoleLog(), "wrote")) + 10)
+	source.wrote(len(BlocksSaid(source.consoleLog(), "wrote")) + 10)
 
 	target, moved := m.begin(source, "0")
 	target.wrote(10)
 	require.Zero(t, source.relay.wait(), "the launcher has said that the machine has ended here")
-	m.server.kill()
-	m.server = start(t, m.served)
-	target.wrote(len(blocksSaid(target.consoleLog(), "wrote")) + 10)
+	m.server.Crash()
+	m.server = Start(t, m.served)
+	target.wrote(len(BlocksSaid(target.consoleLog(), "wrote")) + 10)
 
 	g = target.connectConsole()
 	g.run(t, "touch /run/stop")
@@ -292,19 +292,19 @@ func TestKubeVirtMigratesADisk(t *testing.T) {
 		return strings.Contains(target.consoleLog(), "stopped")
 	}, "the guest stops writing")
 	said := source.consoleLog() + target.consoleLog()
-	require.Empty(t, blocksSaid(said, "refused"))
-	wrote := blocksSaid(said, "wrote")
+	require.Empty(t, BlocksSaid(said, "refused"))
+	wrote := BlocksSaid(said, "wrote")
 	want := map[int]int{}
 	for i, n := range wrote {
 		require.Equal(t, i, n, "the guest lost a block, or wrote one twice")
 		want[n%movedBlocks] = n
 	}
-	require.NoError(t, g.conn.Close())
+	require.NoError(t, g.Conn.Close())
 	target.vmi = moved
 	target.stop()
 	require.Zero(t, target.relay.wait(), "the sidecar ends")
-	m.server.stop()
-	content, err := os.ReadFile(filepath.Join(m.served.stateDir, "volume", "disk.img"))
+	m.server.Stop()
+	content, err := os.ReadFile(filepath.Join(m.served.StateDir, "volume", "disk.img"))
 	require.NoError(t, err)
 	for i, n := range want {
 		at := (firstBlock + i) * 512

@@ -29,7 +29,7 @@ func launcherPrograms(t *testing.T) string {
 	sum := sha256.New()
 	for _, name := range []string{"launcher/go.mod", "launcher/go.sum", "launcher/client/main.go",
 		"../scripts/build-launcher.sh"} {
-		_, _ = io.WriteString(sum, readFile(t, name))
+		_, _ = io.WriteString(sum, ReadFile(t, name))
 	}
 	place := os.Getenv("KUBEVIRT_DISK_LAUNCHER")
 	if place == "" {
@@ -54,10 +54,10 @@ const hooksDir = "/var/run/kubevirt-hooks"
 
 func newLauncherPod(t *testing.T) *launcherPod {
 	t.Helper()
-	requireTools(t, "libvirtd", qemuDriver, "virsh", "qemu-system-x86_64", "qemu-img", "unshare",
+	Need(t, "libvirtd", QEMUDriver, "virsh", "qemu-system-x86_64", "qemu-img", "unshare",
 		"setpriv")
-	requireRoot(t)
-	return (&launcherPod{t: t, hooks: sharedDir(t)}).withSidecar(0)
+	NeedRoot(t)
+	return (&launcherPod{t: t, hooks: SharedDir(t)}).withSidecar(0)
 }
 
 // withSidecar is the pod as one more hook sidecar.
@@ -105,7 +105,7 @@ func begin(t *testing.T, name string, env []string, args ...string) *process {
 	t.Helper()
 	p := &process{t: t, name: name, cmd: exec.Command(args[0], args[1:]...),
 		ended: make(chan struct{})}
-	p.cmd.Env, p.cmd.Dir = clientEnv(env...), "/"
+	p.cmd.Env, p.cmd.Dir = ClientEnv(env...), "/"
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	require.NoError(t, p.cmd.Start())
@@ -116,7 +116,7 @@ func begin(t *testing.T, name string, env []string, args ...string) *process {
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
-			t.Logf("%s printed last:\n%s", name, lastLines(p.output.String(), 60))
+			t.Logf("%s printed last:\n%s", name, LastLines(p.output.String(), 60))
 		}
 	})
 	return p
@@ -145,7 +145,7 @@ func (p *process) running() bool {
 // wait waits for the end and returns the exit status; -1: a signal ended it.
 func (p *process) wait() int {
 	p.t.Helper()
-	testtool.Within(p.t, clientTimeout, func() bool { return !p.running() }, "%s ends", p.name)
+	testtool.Within(p.t, Timeout, func() bool { return !p.running() }, "%s ends", p.name)
 	return p.cmd.ProcessState.ExitCode()
 }
 
@@ -176,7 +176,7 @@ exec setpriv --reuid 107 --regid 107 --clear-groups --no-new-privs --bounding-se
 // sidecar starts kubevirt-disk as the pod's hook sidecar.
 func (p *launcherPod) sidecar(settings []string, args ...string) *process {
 	p.t.Helper()
-	program, err := binary()
+	program, err := Binary()
 	require.NoError(p.t, err)
 	require.NoError(p.t, os.Chmod(filepath.Dir(program), 0o755))
 	// KubeVirt sets the variables that begin with XDG in all containers of user 107.
@@ -215,7 +215,7 @@ func (p *launcherPod) launch(vmi map[string]any) *launcher {
 	program := filepath.Join(launcherPrograms(p.t), "virt-launcher")
 	script, err := filepath.Abs("launcher/run.sh")
 	require.NoError(p.t, err)
-	l := &launcher{dir: sharedDir(p.t), vmi: vmi}
+	l := &launcher{dir: SharedDir(p.t), vmi: vmi}
 	file := os.DevNull
 	if vmi != nil {
 		file = vmiFile(p.t, vmi)
@@ -236,7 +236,7 @@ func (l *launcher) file(name string) string { return filepath.Join(l.dir, "run",
 // virsh asks the launcher's libvirt, which knows users by their number.
 func (l *launcher) virsh(args ...string) (string, error) {
 	l.t.Helper()
-	return asQEMU(l.t, "virsh", append([]string{"-c",
+	return AsQEMU(l.t, "virsh", append([]string{"-c",
 		"qemu+unix:///session?socket=" + l.file("libvirt/libvirt-sock")}, args...)...)
 }
 
@@ -257,11 +257,11 @@ func (l *launcher) stop() {
 	l.t.Helper()
 	l.says("Monitoring loop")
 	pid := strconv.Itoa(l.cmd.Process.Pid)
-	children := strings.Fields(readFile(l.t, filepath.Join("/proc", pid, "task", pid, "children")))
+	children := strings.Fields(ReadFile(l.t, filepath.Join("/proc", pid, "task", pid, "children")))
 	require.Len(l.t, children, 1)
 	first, err := strconv.Atoi(children[0])
 	require.NoError(l.t, err)
 	require.NoError(l.t, syscall.Kill(first, syscall.SIGTERM))
 	r := l.handler("stop", l.vmi)
-	require.Zero(l.t, r.status, r)
+	require.Zero(l.t, r.Status, r)
 }

@@ -49,18 +49,18 @@ func TestKubeVirtBootsAnImage(t *testing.T) {
 	t.Parallel()
 	p := newLauncherPod(t)
 	launcherPrograms(t)
-	e := requireImages(t)
+	e := NeedImages(t)
 	raw := bootableDisk(t)
 	context := t.TempDir()
-	makeQcow2(t, raw, filepath.Join(context, "guest.qcow2"), "", true)
+	MakeQcow2(t, raw, filepath.Join(context, "guest.qcow2"), "", true)
 	more := strings.Repeat("second\n", 4<<20/7)
 	require.NoError(t, os.WriteFile(filepath.Join(context, "more.raw"), []byte(more), 0o644))
 	require.NoError(t, os.Truncate(filepath.Join(context, "more.raw"), 8<<20))
-	image := e.buildFrom(t, context, "ADD guest.qcow2 more.raw /disk/")
-	s := e.newContainer(t, image, append([]string{"--network=none", "--user=107:107",
+	image := e.BuildFrom(t, context, "ADD guest.qcow2 more.raw /disk/")
+	s := e.NewContainer(t, image, append([]string{"--network=none", "--user=107:107",
 		"--env=CONTAINER_NAME=" + p.name, "--volume=" + p.own() + ":" + hooksDir},
-		hardened...))
-	s.start(t)
+		Hardened...))
+	s.Start(t)
 	l := p.launch(vmiOf(nil))
 	g := l.console()
 	require.Equal(t, "131072", g.run(t, "cat /sys/block/vda/size"))
@@ -76,7 +76,7 @@ func TestKubeVirtBootsAnImage(t *testing.T) {
 	}
 
 	l.stop()
-	require.Zero(t, s.wait(t), s.log(t))
+	require.Zero(t, s.Wait(t), s.Log(t))
 	require.Empty(t, p.sockets())
 	require.Zero(t, l.wait(), "the pod finishes")
 }
@@ -86,14 +86,14 @@ func TestKubeVirtBootsAnImage(t *testing.T) {
 // stop the sidecar before the launcher: the disk is served until QEMU has ended.
 func TestKubeVirtKeepsADisk(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry")
+	Need(t, "docker-registry")
 	p := newLauncherPod(t)
 	launcherPrograms(t)
 	raw := bootableDisk(t)
-	w := newWatchedRegistry(t)
-	push(t, w.address, raw)
-	claim := sharedDir(t)
-	args := []string{"--image=" + w.proxy + "/vm/fedora:42", "--insecure-registry=" + w.proxy,
+	w := NewWatchedRegistry(t)
+	Push(t, w.Address, raw)
+	claim := SharedDir(t)
+	args := []string{"--image=" + w.Proxy + "/vm/fedora:42", "--insecure-registry=" + w.Proxy,
 		"--persistent-dir=" + claim}
 	s := p.sidecar(nil, args...)
 	l := p.launch(vmiOf(nil))
@@ -123,7 +123,7 @@ func TestKubeVirtReplacesADisk(t *testing.T) {
 	t.Parallel()
 	p := newLauncherPod(t)
 	launcherPrograms(t)
-	dir, work := sharedDir(t), sharedDir(t)
+	dir, work := SharedDir(t), SharedDir(t)
 	require.NoError(t, os.Rename(bootableDisk(t), filepath.Join(dir, "guest.raw")))
 	settings := []string{"DISK_DIR=" + dir, "WORK_DIR=" + work}
 	s := p.sidecar(settings)
@@ -143,7 +143,7 @@ func TestKubeVirtReplacesADisk(t *testing.T) {
 	// with virt-handler, which asks for a running machine again and again: QEMU connects beside the
 	// first request after that, which still fails.
 	s.kill()
-	_, err := g.conn.Write([]byte(readLast() + "\n"))
+	_, err := g.Conn.Write([]byte(readLast() + "\n"))
 	require.NoError(t, err)
 	testtool.Eventually(t, func() bool {
 		out, err := l.virsh("domstate", "--reason", "default_vm")
@@ -153,10 +153,10 @@ func TestKubeVirtReplacesADisk(t *testing.T) {
 	p.hook(s)
 	testtool.Eventually(t, func() bool {
 		r := l.handler("sync", vmi)
-		require.Zero(t, r.status, r)
+		require.Zero(t, r.Status, r)
 		return strings.Contains(g.log(), "mmmmmmmm")
 	}, "the guest goes on")
-	require.Equal(t, "0", g.until(t, "status "))
+	require.Equal(t, "0", g.Until(t, "status "))
 	l.stop()
 	require.Zero(t, s.wait(), "the sidecar ends")
 }
@@ -174,10 +174,10 @@ func TestKubeVirtSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	p := newLauncherPod(t)
 	launcherPrograms(t)
-	dir := sharedDir(t)
+	dir := SharedDir(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "broken.qcow2"), []byte("QFI\xfb no"),
 		0o644))
-	s := p.sidecar([]string{"DISK_DIR=" + dir, "WORK_DIR=" + sharedDir(t)})
+	s := p.sidecar([]string{"DISK_DIR=" + dir, "WORK_DIR=" + SharedDir(t)})
 	l := p.launch(vmiOf(nil))
 	require.NotZero(t, l.wait())
 	require.Contains(t, l.output.String(), "broken.qcow2")
@@ -193,9 +193,9 @@ func TestKubeVirtTwoSidecars(t *testing.T) {
 	p.smallDisk()
 	p.withSidecar(1).smallDisk()
 	l := p.launch(vmiOf(nil))
-	testtool.Within(t, machineTime, func() bool {
+	testtool.Within(t, MachineTime, func() bool {
 		require.True(t, l.running(), "the launcher has ended:\n%s",
-			lastLines(l.output.String(), 30))
+			LastLines(l.output.String(), 30))
 		out, err := l.virsh("domstate", "default_vm")
 		return err == nil && strings.Contains(out, "running")
 	}, "the machine runs")

@@ -20,21 +20,21 @@ import (
 func TestLibvirtMigration(t *testing.T) {
 	testtool.NeedNightly(t)
 	t.Parallel()
-	requireTools(t, append(libvirtTools, "bash")...)
+	Need(t, append(libvirtTools, "bash")...)
 	node1, node2 := startLibvirtd(t), startLibvirtd(t)
 	kernel, initrd := buildWriter(t, node1.dir)
 	image, state := writerDisk(t), t.TempDir()
-	d := start(t, config{diskDir: filepath.Dir(image), stateDir: state, env: map[string]string{
-		"CHAP_USERNAME": "vm", "CHAP_PASSWORD": testPassword, "COPY_MODE": "none",
+	d := Start(t, Config{DiskDir: filepath.Dir(image), StateDir: state, Env: map[string]string{
+		"CHAP_USERNAME": "vm", "CHAP_PASSWORD": Password, "COPY_MODE": "none",
 	}})
-	path, err := binary()
+	path, err := Binary()
 	require.NoError(t, err)
 	xml := func(node string, args ...string) string {
 		args = append([]string{"xml", "--status-url=http://" + d.Metrics}, args...)
-		return okEnv(t, []string{"NODE_NAME=" + node}, path, args...)
+		return OKEnv(t, []string{"NODE_NAME=" + node}, path, args...)
 	}
 	for _, node := range []*libvirtd{node1, node2} {
-		node.defineSecret(xml("", "--secret"), testPassword)
+		node.defineSecret(xml("", "--secret"), Password)
 	}
 	const first, second = "iqn.2017-01.io.kubevirt:node-1:vm", "iqn.2017-01.io.kubevirt:node-2:vm"
 	disk := func(node string) string {
@@ -53,14 +53,14 @@ func TestLibvirtMigration(t *testing.T) {
 	node1.virsh("start", "vm")
 	before := readConsole(t, console)
 	for range 20 {
-		before.until(t, "wrote ")
+		before.Until(t, "wrote ")
 	}
 
-	doc := readDocument(t, "../docs/live-migration.md")
+	doc := ReadDocument(t, "../docs/live-migration.md")
 	cmd := exec.CommandContext(t.Context(), "bash", "-c",
-		"set -e\n"+doc.section(t, "With libvirt", 0))
+		"set -e\n"+doc.Section(t, "With libvirt", 0))
 	cmd.Dir = t.TempDir()
-	cmd.Env = clientEnv("WORK_DIR="+filepath.Join(state, "work"),
+	cmd.Env = ClientEnv("WORK_DIR="+filepath.Join(state, "work"),
 		"PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"),
 		"LIBVIRT_DEFAULT_URI="+node1.uri(), "source="+first, "destination="+second,
 		"node2="+node2.uri()+" --migrateuri tcp:127.0.0.1 --listen-address 127.0.0.1")
@@ -68,12 +68,12 @@ func TestLibvirtMigration(t *testing.T) {
 	require.NoError(t, err, string(out))
 	require.Contains(t, string(out), "LUN 1 is open to "+second)
 	require.Contains(t, string(out), "the former one, "+first+", is fenced")
-	require.Contains(t, d.get("/status"), first)
+	require.Contains(t, d.Get("/status"), first)
 
 	after := readConsole(t, console)
 	var last string
 	for range 20 {
-		last = after.until(t, "wrote ")
+		last = after.Until(t, "wrote ")
 	}
 	_, err = node1.tryVirsh("dominfo", "vm")
 	require.Error(t, err, "the domain must be gone from the first machine")
@@ -86,8 +86,8 @@ func TestLibvirtMigration(t *testing.T) {
 		require.Equal(t, second, device.Initiator)
 	}
 	node2.virsh("destroy", "vm")
-	d.stop()
-	require.NotContains(t, strings.Join(append(before.seen, after.seen...), "\n"), "refused")
+	d.Stop()
+	require.NotContains(t, strings.Join(append(before.Seen, after.Seen...), "\n"), "refused")
 	blocks, err := strconv.Atoi(last)
 	require.NoError(t, err)
 	requireBlocks(t, image, blocks+1)

@@ -26,7 +26,7 @@ import (
 // schemas: each disk within a domain, and the secrets.
 func TestLibvirtSchema(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "virt-xml-validate", "xmllint")
+	Need(t, "virt-xml-validate", "xmllint")
 	lun := libvirt.LUN{
 		Portals:    []libvirt.Portal{{Host: "10.0.0.5"}},
 		TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 1,
@@ -77,30 +77,30 @@ func TestLibvirtSchema(t *testing.T) {
 		require.NoError(t, err)
 		domain.Devices.Disks = append(domain.Devices.Disks, *disk)
 	}
-	path, err := binary()
+	path, err := Binary()
 	require.NoError(t, err)
 	var printed libvirtxml.DomainDisk
-	require.NoError(t, printed.Unmarshal(ok(t, path, "xml", "--host=10.0.0.5", "--lun=300",
+	require.NoError(t, printed.Unmarshal(OK(t, path, "xml", "--host=10.0.0.5", "--lun=300",
 		"--target-dev=sdd", "--chap-username=vm")))
 	domain.Devices.Disks = append(domain.Devices.Disks, printed)
 	var byNBD libvirtxml.DomainDisk
-	require.NoError(t, byNBD.Unmarshal(ok(t, path, "xml", "--nbd=unix:/run/disk/nbd.sock",
+	require.NoError(t, byNBD.Unmarshal(OK(t, path, "xml", "--nbd=unix:/run/disk/nbd.sock",
 		"--export=a.qcow2", "--target-dev=vde", "--reconnect=0")))
 	domain.Devices.Disks = append(domain.Devices.Disks, byNBD)
 	document, err := domain.Marshal()
 	require.NoError(t, err)
-	validate(t, document, "domain")
+	Validate(t, document, "domain")
 
 	for _, c := range []libvirt.Credential{lun.Credential, named.Credential} {
 		document, err := libvirt.SecretXML(c)
 		require.NoError(t, err)
-		validate(t, document, "secret")
+		Validate(t, document, "secret")
 	}
-	validate(t, ok(t, path, "xml", "--secret"), "secret")
+	Validate(t, OK(t, path, "xml", "--secret"), "secret")
 	bad := filepath.Join(t.TempDir(), "bad.xml")
 	require.NoError(t, os.WriteFile(bad,
 		[]byte(strings.Replace(document, `bus="sata"`, `bus="none"`, 1)), 0o644))
-	require.NotZero(t, client(t, nil, "virt-xml-validate", bad, "domain").status,
+	require.NotZero(t, Client(t, nil, "virt-xml-validate", bad, "domain").Status,
 		"the schema must refuse a wrong disk")
 }
 
@@ -144,7 +144,7 @@ echo "sda again: $(sum sda 5 1)"
 // over IPv6 if the machine has it. The guest, the daemon and the images must agree.
 func TestLibvirtDomain(t *testing.T) {
 	t.Parallel()
-	requireTools(t, libvirtTools...)
+	Need(t, libvirtTools...)
 	const mib = 1 << 20
 	pattern := bytes.Repeat([]byte("kubevirt-disk in libvirt, line.\n"), mib/32)
 	l := startLibvirtd(t)
@@ -154,7 +154,7 @@ func TestLibvirtDomain(t *testing.T) {
 		CacheDir: filepath.Join("..", "cache", "guest"),
 	})
 	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
+	if errors.As(err, &fetch) && os.Getenv(NeedEnv) != "1" {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
@@ -163,7 +163,7 @@ func TestLibvirtDomain(t *testing.T) {
 	images := filepath.Join(t.TempDir(), "disk")
 	image := func(n int) string { return filepath.Join(images, fmt.Sprintf("%d.raw", n)) }
 	for n := 1; n <= 2; n++ {
-		makeRawSeed(t, image(n), 8*mib, uint64(n))
+		MakeRawSeed(t, image(n), 8*mib, uint64(n))
 	}
 	sum := func(n, from, size int) string {
 		content, err := os.ReadFile(image(n))
@@ -172,14 +172,14 @@ func TestLibvirtDomain(t *testing.T) {
 		return hex.EncodeToString(hash[:])
 	}
 	before := map[int]string{1: sum(1, 0, 4), 2: sum(2, 0, 4)}
-	d := start(t, config{diskDir: images, env: map[string]string{
+	d := Start(t, Config{DiskDir: images, Env: map[string]string{
 		"node.session.auth.username": kubevirtUser, "node.session.auth.password": kubevirtPassword,
-		"LISTEN": "127.0.0.1:0," + secondLoopback(), "COPY_MODE": "none",
+		"LISTEN": "127.0.0.1:0," + SecondLoopback(), "COPY_MODE": "none",
 	}})
-	kubevirtDisk, err := binary()
+	kubevirtDisk, err := Binary()
 	require.NoError(t, err)
 	xml := func(args ...string) string {
-		return ok(t, kubevirtDisk,
+		return OK(t, kubevirtDisk,
 			append([]string{"xml", "--status-url=http://" + d.Metrics}, args...)...)
 	}
 	const uuid, initiator = "01234567-89ab-cdef-0123-456789abcdef", "iqn.2020-01.org.example:vm"
@@ -194,13 +194,13 @@ func TestLibvirtDomain(t *testing.T) {
 	t.Cleanup(func() { _, _ = l.tryVirsh("destroy", "guest") }) // it outlives its libvirtd
 	l.virsh("start", "guest")
 	lines := readConsole(t, console)
-	said := func(what string) string { return lines.until(t, what) }
+	said := func(what string) string { return lines.Until(t, what) }
 
-	status := d.get("/status")
+	status := d.Get("/status")
 	require.Equal(t, "QEMU "+serialAndWWN(t, status, 1), said("sda identity: "))
 	require.Equal(t, before[1], said("sda read: "))
-	require.Equal(t, sha256Text(pattern), said("sda wrote: "))
-	require.Equal(t, sha256Text(make([]byte, 2*mib)), said("sda discarded: "))
+	require.Equal(t, SHA256(pattern), said("sda wrote: "))
+	require.Equal(t, SHA256(make([]byte, 2*mib)), said("sda discarded: "))
 
 	said("waiting for sdb")
 	portal := d.Portals[1]
@@ -212,15 +212,15 @@ func TestLibvirtDomain(t *testing.T) {
 	require.Equal(t, "KUBEVIRT "+serial+" t10.KUBEVIRTDISK "+serial, said("sdb identity: "),
 		"the guest must see the target's own identity")
 	require.Equal(t, before[2], said("sdb read: "))
-	require.Equal(t, sha256Text(pattern), said("sdb wrote: "))
-	require.Equal(t, sha256Text(make([]byte, 2*mib)), said("sdb discarded: "))
+	require.Equal(t, SHA256(pattern), said("sdb wrote: "))
+	require.Equal(t, SHA256(make([]byte, 2*mib)), said("sdb discarded: "))
 	attached := l.virsh("dumpxml", "guest")
 	said("sdb may go")
 	l.virsh("detach-device", "guest", hot, "--live")
 	said("sdb is gone")
 	// If the domain ended now, that would also end the detaching.
-	lines.answer(t)
-	require.Equal(t, sha256Text(pattern), said("sda again: "))
+	lines.Answer(t)
+	require.Equal(t, SHA256(pattern), said("sda again: "))
 	require.Equal(t, "0", said(guest.Ended+" "))
 
 	for n := 1; n <= 2; n++ {
@@ -228,27 +228,27 @@ func TestLibvirtDomain(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(pattern, content[5*mib:6*mib]),
 			"LUN %d must have what the guest wrote", n)
-		require.Equal(t, sha256Text(make([]byte, 2*mib)), sum(n, 1, 2))
+		require.Equal(t, SHA256(make([]byte, 2*mib)), sum(n, 1, 2))
 		require.EqualValues(t, 4*mib, nextData(t, image(n), mib),
 			"what the guest discarded, and the MiB after it, must be a hole")
-		require.EqualValues(t, mib, d.sample("kubevirt_disk_transferred_bytes_total", n, "write"),
+		require.EqualValues(t, mib, d.Sample("kubevirt_disk_transferred_bytes_total", n, "write"),
 			"LUN %d: the guest must have written 1 MiB and nothing else", n)
-		require.GreaterOrEqual(t, d.sample("kubevirt_disk_transferred_bytes_total", n, "read"),
+		require.GreaterOrEqual(t, d.Sample("kubevirt_disk_transferred_bytes_total", n, "read"),
 			float64(4*mib))
-		require.Positive(t, d.sample("kubevirt_disk_operations_total", n, "discard"))
-		require.Positive(t, d.sample("kubevirt_disk_operations_total", n, "flush"))
+		require.Positive(t, d.Sample("kubevirt_disk_operations_total", n, "discard"))
+		require.Positive(t, d.Sample("kubevirt_disk_operations_total", n, "flush"))
 		for _, operation := range []string{"read", "write", "flush", "discard"} {
-			require.Zero(t, d.sample("kubevirt_disk_operation_errors_total", n, operation),
+			require.Zero(t, d.Sample("kubevirt_disk_operation_errors_total", n, operation),
 				operation)
 		}
 	}
-	require.Contains(t, d.get("/metrics"), `initiator="`+initiator+`"`)
+	require.Contains(t, d.Get("/metrics"), `initiator="`+initiator+`"`)
 
 	// libvirt must show the disks that we made.
 	var domain libvirtxml.Domain
 	require.NoError(t, domain.Unmarshal(attached))
 	require.Len(t, domain.Devices.Disks, 2)
-	for i, made := range []string{disk, readFile(t, hot)} {
+	for i, made := range []string{disk, ReadFile(t, hot)} {
 		wantLUN, wantDevice, err := libvirt.ParseDisk(made)
 		require.NoError(t, err)
 		gotLUN, gotDevice, err := libvirt.FromDisk(&domain.Devices.Disks[i])
@@ -301,11 +301,11 @@ func (l *libvirtd) listen(name string) net.Listener {
 }
 
 // readConsole collects the lines of the first connection.
-func readConsole(t *testing.T, listener net.Listener) *consoleLines {
+func readConsole(t *testing.T, listener net.Listener) *ConsoleLines {
 	t.Helper()
 	conn, err := listener.Accept()
 	require.NoError(t, err)
-	return newConsole(t, conn)
+	return NewConsole(t, conn)
 }
 
 // serialAndWWN returns a LUN's serial number and NAA identifier from a status page, in the form

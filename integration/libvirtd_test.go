@@ -30,7 +30,7 @@ type libvirtd struct {
 }
 
 // libvirtTools are what the domain test needs.
-var libvirtTools = []string{"libvirtd", qemuDriver, "virsh", "qemu-system-x86_64", qemuISCSI,
+var libvirtTools = []string{"libvirtd", QEMUDriver, "virsh", "qemu-system-x86_64", QEMUISCSI,
 	"apt-get", "dpkg-deb"}
 
 func startLibvirtd(t *testing.T) *libvirtd {
@@ -75,19 +75,19 @@ func startLibvirtd(t *testing.T) *libvirtd {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		select {
 		case <-ended:
-		case <-time.After(clientTimeout):
+		case <-time.After(Timeout):
 			_ = cmd.Process.Kill()
 			<-ended
 		}
 		if t.Failed() {
-			t.Logf("libvirtd printed last:\n%s", lastLines(log.String(), 40))
+			t.Logf("libvirtd printed last:\n%s", LastLines(log.String(), 40))
 			logs, _ := filepath.Glob(filepath.Join(dir, "cache/libvirt/qemu/log/*.log"))
 			for _, path := range logs {
-				t.Logf("%s:\n%s", filepath.Base(path), lastLines(readFile(t, path), 20))
+				t.Logf("%s:\n%s", filepath.Base(path), LastLines(ReadFile(t, path), 20))
 			}
 		}
 	})
-	testtool.Within(t, clientTimeout, func() bool {
+	testtool.Within(t, Timeout, func() bool {
 		conn, err := net.Dial("unix", l.socket())
 		if err != nil {
 			return false
@@ -149,7 +149,7 @@ func (l *libvirtd) virsh(args ...string) string {
 
 func (l *libvirtd) tryVirsh(args ...string) (string, error) {
 	// The clean-up runs after the test's own context has ended.
-	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
 	out, err := l.command(ctx, "virsh",
 		append([]string{"-c", "qemu:///session"}, args...)...).CombinedOutput()

@@ -14,20 +14,20 @@ import (
 // the command prints: the file itself, and overlays over another file.
 func TestLibvirtFile(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "virt-xml-validate", "xmllint", "qemu-img")
-	requireTools(t, libvirtTools...)
-	path, err := binary()
+	Need(t, "virt-xml-validate", "xmllint", "qemu-img")
+	Need(t, libvirtTools...)
+	path, err := Binary()
 	require.NoError(t, err)
 	l := startLibvirtd(t)
 	source := filepath.Join(t.TempDir(), "source.raw")
-	makeRaw(t, source, 8<<20)
+	MakeRaw(t, source, 8<<20)
 	require.NoError(t, os.Mkdir(filepath.Join(l.dir, "vm"), 0o755))
 	at := func(name string) string { return filepath.Join(l.dir, "vm", name) }
-	ok(t, "qemu-img", "convert", "-O", "qcow2", source, at("own.qcow2"))
-	ok(t, "qemu-img", "convert", "-O", "raw", source, at("base.raw"))
-	ok(t, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", at("base.raw"),
+	OK(t, "qemu-img", "convert", "-O", "qcow2", source, at("own.qcow2"))
+	OK(t, "qemu-img", "convert", "-O", "raw", source, at("base.raw"))
+	OK(t, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", at("base.raw"),
 		at("write.qcow2"))
-	ok(t, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", at("base.raw"),
+	OK(t, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", at("base.raw"),
 		at("read.qcow2"))
 	l.own()
 
@@ -45,12 +45,12 @@ func TestLibvirtFile(t *testing.T) {
 		// The directory may be in memory, where QEMU cannot pass the page cache.
 		args = append([]string{"xml", "--cache=writeback"}, args...)
 		var disk libvirtxml.DomainDisk
-		require.NoError(t, xml.Unmarshal([]byte(ok(t, path, args...)), &disk))
+		require.NoError(t, xml.Unmarshal([]byte(OK(t, path, args...)), &disk))
 		domain.Devices.Disks = append(domain.Devices.Disks, disk)
 	}
 	document, err := domain.Marshal()
 	require.NoError(t, err)
-	validate(t, document, "domain")
+	Validate(t, document, "domain")
 	l.virsh("create", l.file("files.xml", document), "--paused")
 	t.Cleanup(func() { _, _ = l.tryVirsh("destroy", "files") })
 	blocks := l.virsh("domblklist", "files")

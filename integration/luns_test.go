@@ -26,9 +26,9 @@ func newTarget(t *testing.T, c serving.Config, opt target.Options, disks ...serv
 }
 
 // startTarget serves LUN 1 until the test ends.
-func startTarget(t *testing.T) *runningTarget {
+func startTarget(t *testing.T) *RunningTarget {
 	t.Helper()
-	one, _ := runningLUN(1, 1)
+	one, _ := RunningLUN(1, 1)
 	s, disks := newTarget(t, serving.Config{}, target.Options{}, one)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -38,7 +38,7 @@ func startTarget(t *testing.T) *runningTarget {
 		require.NoError(t, s.Close())
 		require.ErrorIs(t, <-served, target.ErrServerClosed)
 	})
-	return &runningTarget{Server: s, inUse: disks, portal: l.Addr().String()}
+	return &RunningTarget{Server: s, InUse: disks, Portal: l.Addr().String()}
 }
 
 // TestKernelLUNsComeAndGo: the kernel finds a disk, sees it grow and loses it, while it uses
@@ -47,8 +47,8 @@ func TestKernelLUNsComeAndGo(t *testing.T) {
 	testtool.NeedNightly(t)
 	t.Parallel() // a guest has one processor
 	s := startTarget(t)
-	g := startKernelGuest(t)
-	g.prelude = fmt.Sprintf(`PORTAL=%s TARGET=%s
+	g := StartKernelGuest(t)
+	g.Prelude = fmt.Sprintf(`PORTAL=%s TARGET=%s
 # disk is the name of the kernel's disk of a LUN, once udev has made its link.
 disk() {
 	LINK=/dev/disk/by-path/ip-$PORTAL-iscsi-$TARGET-lun-$1
@@ -62,8 +62,8 @@ await() {
 	return 1
 }
 size() { test "$(blockdev --getsize64 /dev/$1)" = $2; }
-`, s.portal, target.DefaultTargetName)
-	g.ok(t, `iscsiadm -m discovery -t sendtargets -p $PORTAL
+`, s.Portal, target.DefaultTargetName)
+	g.OK(t, `iscsiadm -m discovery -t sendtargets -p $PORTAL
 iscsiadm -m node -T $TARGET -p $PORTAL --login
 await disk 1
 BUSY=$(disk 1)
@@ -83,36 +83,36 @@ setsid sh /tmp/busy.sh $BUSY >/tmp/busy.log 2>&1 </dev/null &
 await test -s /tmp/rounds`)
 
 	// The asynchronous message alone makes iscsid look for LUNs.
-	d := s.add(t, 2, 2)
-	g.ok(t, fmt.Sprintf(`await disk 2
+	d := s.Add(t, 2, 2)
+	g.OK(t, fmt.Sprintf(`await disk 2
 D=$(disk 2)
 size $D %d
 dd if=/dev/urandom of=/tmp/two bs=64k count=16
 dd if=/tmp/two of=/dev/$D bs=64k oflag=direct
-dd if=/dev/$D bs=64k count=16 iflag=direct | cmp - /tmp/two`, runningSize))
+dd if=/dev/$D bs=64k count=16 iflag=direct | cmp - /tmp/two`, RunningSize))
 
 	// The kernel notices that a disk has grown when it looks again, without a new session.
-	d.size.Store(2 * runningSize)
-	require.NoError(t, s.inUse.Resize(2))
-	g.ok(t, fmt.Sprintf(`D=$(disk 2)
+	d.Now.Store(2 * RunningSize)
+	require.NoError(t, s.InUse.Resize(2))
+	g.OK(t, fmt.Sprintf(`D=$(disk 2)
 dd if=/dev/$D bs=64k count=1 iflag=direct of=/dev/null
 dmesg | grep -q "Capacity data has changed"
 iscsiadm -m session --rescan
 await size $D %d
-dd if=/tmp/two of=/dev/$D bs=64k seek=%d oflag=direct`, 2*runningSize, (2*runningSize>>16)-16))
+dd if=/tmp/two of=/dev/$D bs=64k seek=%d oflag=direct`, 2*RunningSize, (2*RunningSize>>16)-16))
 
 	// A removed disk fails. The kernel's name for it also fails when another disk gets its number.
 	// The other disk stays untouched.
-	s.remove(t, 2)
-	g.ok(t, `! dd if=/tmp/two of=/dev/$(disk 2) bs=64k count=1 oflag=direct`)
-	another := s.add(t, 2, 3)
-	g.ok(t, `D=$(disk 2)
+	s.Remove(t, 2)
+	g.OK(t, `! dd if=/tmp/two of=/dev/$(disk 2) bs=64k count=1 oflag=direct`)
+	another := s.Add(t, 2, 3)
+	g.OK(t, `D=$(disk 2)
 ! dd if=/tmp/two of=/dev/$D bs=64k count=1 oflag=direct
 iscsiadm -m session --rescan
 udevadm settle
 ! dd if=/tmp/two of=/dev/$D bs=64k count=1 oflag=direct`)
 	require.Zero(t, another.Allocated(), "a write for the removed disk reached the other one")
-	g.ok(t, `D=$(disk 2)
+	g.OK(t, `D=$(disk 2)
 echo 1 >/sys/block/$D/device/delete
 await test ! -e /sys/block/$D
 iscsiadm -m session --rescan
@@ -126,9 +126,9 @@ dd if=/dev/$D bs=64k count=16 iflag=direct | cmp - /tmp/two`)
 
 	// Several at once, found by a rescan.
 	for n := range uint16(5) {
-		s.add(t, 30+n, 30+uint64(n))
+		s.Add(t, 30+n, 30+uint64(n))
 	}
-	g.ok(t, `iscsiadm -m session --rescan
+	g.OK(t, `iscsiadm -m session --rescan
 for n in 30 31 32 33 34; do await disk $n; done
 ROUNDS=$(cat /tmp/rounds)
 more() { test $(cat /tmp/rounds) -gt $ROUNDS; }
@@ -144,36 +144,36 @@ iscsiadm -m node -T $TARGET -p $PORTAL --logout`)
 // one grow, and they are unplugged again.
 func TestQEMULUNsComeAndGo(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-system-x86_64", "qemu-io", qemuISCSI)
+	Need(t, "qemu-system-x86_64", "qemu-io", QEMUISCSI)
 	s := startTarget(t)
-	m := startMonitor(t)
-	m.plug(s, 1)
-	m.works(1, 1, 0)
-	_, err := m.do("blockdev-add", iscsiNode(s, 2))
+	m := StartMonitor(t)
+	m.Plug(s, 1)
+	m.Works(1, 1, 0)
+	_, err := m.Do("blockdev-add", ISCSINode(s, 2))
 	require.Error(t, err, "there must be no LUN 2 yet")
 
-	d := s.add(t, 2, 2)
-	m.plug(s, 2)
-	m.works(2, 2, 0)
-	m.works(1, 3, 0)
-	d.size.Store(2 * runningSize)
-	require.NoError(t, s.inUse.Resize(2))
-	m.withdraw(2)
-	m.good("block_resize", map[string]any{"node-name": "node2", "size": 2 * runningSize})
-	m.export(2)
-	m.works(2, 4, 2*runningSize-64<<10)
+	d := s.Add(t, 2, 2)
+	m.Plug(s, 2)
+	m.Works(2, 2, 0)
+	m.Works(1, 3, 0)
+	d.Now.Store(2 * RunningSize)
+	require.NoError(t, s.InUse.Resize(2))
+	m.Withdraw(2)
+	m.Good("block_resize", map[string]any{"node-name": "node2", "size": 2 * RunningSize})
+	m.Export(2)
+	m.Works(2, 4, 2*RunningSize-64<<10)
 
-	s.remove(t, 2)
-	output, _ := m.io(2, "read 0 512")
+	s.Remove(t, 2)
+	output, _ := m.IO(2, "read 0 512")
 	require.Contains(t, output, "failed")
-	another := s.add(t, 2, 3)
-	output, _ = m.io(2, "write -P 5 0 64k")
+	another := s.Add(t, 2, 3)
+	output, _ = m.IO(2, "write -P 5 0 64k")
 	require.Contains(t, output, "failed")
 	require.Zero(t, another.Allocated(), "a write for the removed disk reached the other one")
-	m.works(1, 6, 0)
-	m.unplug(2)
-	m.plug(s, 2)
-	m.works(2, 7, 0)
+	m.Works(1, 6, 0)
+	m.Unplug(2)
+	m.Plug(s, 2)
+	m.Works(2, 7, 0)
 	require.Positive(t, another.Allocated())
-	m.works(1, 8, 0)
+	m.Works(1, 8, 0)
 }

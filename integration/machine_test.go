@@ -27,7 +27,7 @@ import (
 var bootFiles = sync.OnceValues(func() (dir string, err error) { return makeBootFiles("amd64") })
 
 func makeBootFiles(arch string) (dir string, err error) {
-	if dir, err = dirOfRun("boot"); err != nil {
+	if dir, err = DirOfRun("boot"); err != nil {
 		return "", err
 	}
 	kernels, err := filepath.Abs(filepath.Join("..", "cache", "kernel"))
@@ -63,7 +63,7 @@ func makeBootFiles(arch string) (dir string, err error) {
 // requireBootFiles returns the directory with vmlinuz and initrd.
 func requireBootFiles(t *testing.T) string {
 	t.Helper()
-	requireTools(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
+	Need(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
 	return madeBootFiles(t, bootFiles)
 }
 
@@ -78,7 +78,7 @@ func madeBootFiles(t *testing.T, make func() (dir string, err error)) string {
 func requireKernel(t *testing.T, err error) {
 	t.Helper()
 	if err != nil && strings.Contains(err.Error(), "fetch-kernel: apt-get") &&
-		os.Getenv(requireToolsEnv) != "1" {
+		os.Getenv(NeedEnv) != "1" {
 		t.Skip(err.Error()) // there is no network
 	}
 	require.NoError(t, err)
@@ -164,7 +164,7 @@ func bootMachine(t *testing.T, c machineConfig) *containerMachine {
 		m.kill()
 		if t.Failed() {
 			t.Logf("QEMU printed %q, the console ends:\n%s", printed.String(),
-				lastLines(m.console(), 40))
+				LastLines(m.console(), 40))
 		}
 	})
 	m.port, m.control = m.connect("words"), m.connect("qmp")
@@ -178,7 +178,7 @@ func (m *containerMachine) file(name string) string { return filepath.Join(m.dir
 func (m *containerMachine) connect(name string) net.Conn {
 	m.t.Helper()
 	var conn net.Conn
-	testtool.Within(m.t, machineTime, func() (ok bool) {
+	testtool.Within(m.t, MachineTime, func() (ok bool) {
 		var err error
 		conn, err = net.Dial("unix", m.file(name))
 		return err == nil
@@ -190,7 +190,7 @@ func (m *containerMachine) connect(name string) net.Conn {
 // word waits for a line of the machine that begins with a word, and returns the rest of the line.
 func (m *containerMachine) word(word string) string {
 	m.t.Helper()
-	require.NoError(m.t, m.port.SetDeadline(time.Now().Add(machineTime)))
+	require.NoError(m.t, m.port.SetDeadline(time.Now().Add(MachineTime)))
 	for {
 		line, err := m.words.ReadString('\n')
 		require.NoError(m.t, err, "the machine ends without the word %q", word)
@@ -219,7 +219,7 @@ func (m *containerMachine) ctrlAltDel() {
 // monitor sends QEMU a command. It can be called once.
 func (m *containerMachine) monitor(command string) {
 	m.t.Helper()
-	require.NoError(m.t, m.control.SetDeadline(time.Now().Add(machineTime)))
+	require.NoError(m.t, m.control.SetDeadline(time.Now().Add(MachineTime)))
 	answers := json.NewDecoder(m.control)
 	var answer map[string]any
 	require.NoError(m.t, answers.Decode(&answer))
@@ -239,7 +239,7 @@ func (m *containerMachine) exited() string {
 	status := m.word(machine.WordExited)
 	select {
 	case <-m.ended:
-	case <-time.After(machineTime):
+	case <-time.After(MachineTime):
 		require.Fail(m.t, "the machine does not go off")
 	}
 	return status
@@ -248,7 +248,7 @@ func (m *containerMachine) exited() string {
 // says waits for a text on the console.
 func (m *containerMachine) says(text string) {
 	m.t.Helper()
-	testtool.Within(m.t, machineTime, func() bool { return strings.Contains(m.console(), text) },
+	testtool.Within(m.t, MachineTime, func() bool { return strings.Contains(m.console(), text) },
 		"the console says %q", text) // the end of the test shows the console
 }
 

@@ -45,7 +45,7 @@ func buildWriter(t *testing.T, dir string) (kernel, initrd string) {
 		CacheDir: filepath.Join("..", "cache", "guest"),
 	})
 	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
+	if errors.As(err, &fetch) && os.Getenv(NeedEnv) != "1" {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
@@ -57,7 +57,7 @@ func buildWriter(t *testing.T, dir string) (kernel, initrd string) {
 func writerDisk(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk", "vm.raw")
-	makeRaw(t, path, 64<<20)
+	MakeRaw(t, path, 64<<20)
 	return path
 }
 
@@ -75,7 +75,7 @@ func requireBlocks(t *testing.T, image string, n int) {
 // migration follows a section of a document, in the directory dir.
 type migration struct {
 	t    *testing.T
-	doc  *document
+	doc  *Document
 	dir  string
 	vars string // put before every block
 	env  []string
@@ -87,7 +87,7 @@ const migrationSection = "Try it with two QEMUs"
 // block returns the next block of the section, which must contain the word about.
 func (m *migration) block(about string) string {
 	m.t.Helper()
-	text := m.doc.section(m.t, migrationSection, m.next)
+	text := m.doc.Section(m.t, migrationSection, m.next)
 	m.next++
 	require.Contains(m.t, text, about)
 	return text
@@ -133,7 +133,7 @@ func (m *migration) machine(name, about string) *qmp {
 		<-q.ended
 		if m.t.Failed() {
 			m.t.Logf("%s: QEMU printed %q; its guest printed last:\n%s",
-				name, out.String(), lastLines(q.said(), 20))
+				name, out.String(), LastLines(q.said(), 20))
 		}
 	})
 	q.connect(filepath.Join(m.dir, name+".qmp"))
@@ -166,7 +166,7 @@ func (q *qmp) connect(path string) {
 // ask sends a command and returns its answer.
 func (q *qmp) ask(command string) map[string]any {
 	q.t.Helper()
-	require.NoError(q.t, q.conn.SetDeadline(time.Now().Add(clientTimeout)))
+	require.NoError(q.t, q.conn.SetDeadline(time.Now().Add(Timeout)))
 	_, err := fmt.Fprintln(q.conn, command)
 	require.NoError(q.t, err)
 	for q.answers.Scan() {
@@ -190,7 +190,7 @@ func (q *qmp) ask(command string) map[string]any {
 // until waits for a condition on this machine.
 func (q *qmp) until(what string, holds func() bool) {
 	q.t.Helper()
-	testtool.Within(q.t, guestCommand, func() bool {
+	testtool.Within(q.t, GuestCommand, func() bool {
 		if holds() {
 			return true
 		}
@@ -216,7 +216,7 @@ func (q *qmp) said() string {
 func (q *qmp) says(word string, n int) {
 	q.t.Helper()
 	q.until(fmt.Sprintf("the guest %s %d blocks", word, n), func() bool {
-		return len(blocksSaid(q.said(), word)) >= n
+		return len(BlocksSaid(q.said(), word)) >= n
 	})
 }
 
@@ -224,19 +224,19 @@ func (q *qmp) says(word string, n int) {
 // another, together with the LUN.
 func TestLiveMigration(t *testing.T) {
 	t.Parallel() // a guest has one processor
-	requireTools(t, "bash", "qemu-system-x86_64", "qemu-io", qemuISCSI, "apt-get", "dpkg-deb")
+	Need(t, "bash", "qemu-system-x86_64", "qemu-io", QEMUISCSI, "apt-get", "dpkg-deb")
 	dir := t.TempDir()
 	kernel, initrd := buildWriter(t, dir)
 	image := writerDisk(t)
 	state := t.TempDir()
-	d := start(t, config{diskDir: filepath.Dir(image), stateDir: state, env: map[string]string{
-		"CHAP_USERNAME": "vm", "CHAP_PASSWORD": testPassword, "COPY_MODE": "none",
+	d := Start(t, Config{DiskDir: filepath.Dir(image), StateDir: state, Env: map[string]string{
+		"CHAP_USERNAME": "vm", "CHAP_PASSWORD": Password, "COPY_MODE": "none",
 	}})
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "password"), []byte(testPassword), 0o600))
-	path, err := binary()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "password"), []byte(Password), 0o600))
+	path, err := Binary()
 	require.NoError(t, err)
-	m := &migration{t: t, doc: readDocument(t, "../docs/live-migration.md"), dir: dir}
-	m.env = clientEnv("WORK_DIR="+filepath.Join(state, "work"),
+	m := &migration{t: t, doc: ReadDocument(t, "../docs/live-migration.md"), dir: dir}
+	m.env = ClientEnv("WORK_DIR="+filepath.Join(state, "work"),
 		"PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"))
 	m.vars = "guest='-accel tcg -m 256 -nodefaults -no-user-config -display none -no-reboot" +
 		" -kernel " + kernel + " -initrd " + initrd + " -append console=ttyS0'\n" +
@@ -249,7 +249,7 @@ func TestLiveMigration(t *testing.T) {
 	require.Zero(t, status, out)
 	require.Contains(t, out, second)
 	destination := m.machine("destination", "-incoming")
-	before := len(blocksSaid(source.said(), "wrote"))
+	before := len(BlocksSaid(source.said(), "wrote"))
 	source.says("wrote", before+20)
 	require.Empty(t, destination.said())
 
@@ -268,34 +268,34 @@ func TestLiveMigration(t *testing.T) {
 	out, status = m.sh("--finish")
 	require.Zero(t, status, out)
 	require.Contains(t, out, "the former one, "+first+", is fenced")
-	require.Contains(t, d.get("/status"), first)
+	require.Contains(t, d.Get("/status"), first)
 
 	out, status = m.sh("qemu-io")
 	require.NotZero(t, status, out)
 	require.Contains(t, out, "write failed: Input/output error")
 	destination.says("wrote", 20)
-	require.Empty(t, blocksSaid(destination.said(), "refused"))
+	require.Empty(t, BlocksSaid(destination.said(), "refused"))
 
 	// The first machine resumes the guest that it still has in its memory. That guest may print
 	// once more that it wrote a block.
 	said := source.said()
 	source.ask(strings.TrimSpace(m.block("cont")))
 	source.says("refused", 3)
-	wrote, refused := blocksSaid(source.said(), "wrote"), blocksSaid(source.said(), "refused")
-	require.LessOrEqual(t, len(wrote), len(blocksSaid(said, "wrote"))+1,
+	wrote, refused := BlocksSaid(source.said(), "wrote"), BlocksSaid(source.said(), "refused")
+	require.LessOrEqual(t, len(wrote), len(BlocksSaid(said, "wrote"))+1,
 		"the first machine has written after the handover")
 	require.Equal(t, len(wrote), refused[0])
 	source.ask(strings.TrimSpace(m.block("quit")))
 	<-source.ended
-	require.Empty(t, m.doc.blocks[migrationSection][m.next:],
+	require.Empty(t, m.doc.Blocks[migrationSection][m.next:],
 		"the test must follow every block of the document")
 
 	destination.says("wrote", 50)
 	destination.ask(`{"execute": "quit"}`)
 	<-destination.ended
-	require.Empty(t, blocksSaid(destination.said(), "refused"))
-	d.stop()
-	wrote = blocksSaid(said+destination.said(), "wrote")
+	require.Empty(t, BlocksSaid(destination.said(), "refused"))
+	d.Stop()
+	wrote = BlocksSaid(said+destination.said(), "wrote")
 	for i, n := range wrote {
 		require.Equal(t, i, n, "the guest lost a block, or wrote one twice")
 	}

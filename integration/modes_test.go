@@ -18,11 +18,11 @@ const modesSize = 48 << 20
 func modeImages(t *testing.T) (dir, source string, names []string) {
 	t.Helper()
 	dir, source = t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
-	makeRaw(t, source, modesSize)
-	makeRaw(t, filepath.Join(dir, "1-plain.raw"), modesSize)
-	makeQcow2(t, source, filepath.Join(dir, "2-plain.qcow2"), "", false)
-	makeQcow2(t, source, filepath.Join(dir, "3-zlib.qcow2"), "cluster_size=2M", true)
-	makeQcow2(t, source, filepath.Join(dir, "4-zstd.qcow2"), "compression_type=zstd", true)
+	MakeRaw(t, source, modesSize)
+	MakeRaw(t, filepath.Join(dir, "1-plain.raw"), modesSize)
+	MakeQcow2(t, source, filepath.Join(dir, "2-plain.qcow2"), "", false)
+	MakeQcow2(t, source, filepath.Join(dir, "3-zlib.qcow2"), "cluster_size=2M", true)
+	MakeQcow2(t, source, filepath.Join(dir, "4-zstd.qcow2"), "compression_type=zstd", true)
 	return dir, source, []string{"1-plain.raw", "2-plain.qcow2", "3-zlib.qcow2", "4-zstd.qcow2"}
 }
 
@@ -31,24 +31,24 @@ func modeImages(t *testing.T) (dir, source string, names []string) {
 // was killed.
 func TestCopyModes(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
+	Need(t, "qemu-img", "qemu-io", QEMUISCSI)
 	dir, source, names := modeImages(t)
 	for _, mode := range []string{"copy-on-write", "copy-on-read", "clone"} {
 		for _, kind := range []string{"ephemeral", "persistent"} {
 			t.Run(mode+"/"+kind, func(t *testing.T) {
-				c := config{diskDir: dir, stateDir: t.TempDir(),
-					env: map[string]string{"COPY_MODE": mode}}
+				c := Config{DiskDir: dir, StateDir: t.TempDir(),
+					Env: map[string]string{"COPY_MODE": mode}}
 				if kind == "persistent" {
-					c.env["PERSISTENT_DIR"] = newVolume(t, c.stateDir)
+					c.Env["PERSISTENT_DIR"] = NewVolume(t, c.StateDir)
 				}
 				d := changeAndKill(t, c, source, names)
-				qemuIO(t, d.url(1), []string{"write -P 0x77 0 64k"})
-				d.stop()
+				qemuIO(t, d.URL(1), []string{"write -P 0x77 0 64k"})
+				d.Stop()
 				// Now a copy-on-write disk has only the changes.
 				for _, name := range names {
-					path := filepath.Join(c.stateDir, "work", name, "disk.raw")
+					path := filepath.Join(c.StateDir, "work", name, "disk.raw")
 					if kind == "persistent" {
-						path = filepath.Join(c.stateDir, "volume", name, "disk.img")
+						path = filepath.Join(c.StateDir, "volume", name, "disk.img")
 					}
 					require.EqualValues(t, modesSize, size(t, path))
 					if mode == "copy-on-write" {
@@ -62,7 +62,7 @@ func TestCopyModes(t *testing.T) {
 
 // changeAndKill writes to disks with the same content and kills the daemon. A new daemon, which it
 // returns, must have the content and the changes.
-func changeAndKill(t *testing.T, c config, source string, names []string) *daemon {
+func changeAndKill(t *testing.T, c Config, source string, names []string) *Daemon {
 	t.Helper()
 	want := filepath.Join(t.TempDir(), "want.raw")
 	content, err := os.ReadFile(source)
@@ -73,16 +73,16 @@ func changeAndKill(t *testing.T, c config, source string, names []string) *daemo
 	qemuIO(t, want, changes)
 	qemuIO(t, want, []string{"write -z 40M 4M"}) // a discarded range reads as zeros
 
-	d := start(t, c)
+	d := Start(t, c)
 	for i := range names {
-		qemuIO(t, d.url(i+1), changes)
+		qemuIO(t, d.URL(i+1), changes)
 	}
-	d.kill()
-	d = start(t, c)
+	d.Crash()
+	d = Start(t, c)
 	for i, name := range names {
 		t.Log(name)
-		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", want,
-			d.url(i+1)), "identical")
+		require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", want,
+			d.URL(i+1)), "identical")
 	}
 	return d
 }
@@ -94,7 +94,7 @@ func qemuIO(t *testing.T, url string, commands []string) {
 	for _, c := range commands {
 		args = append(args, "-c", c)
 	}
-	out := ok(t, "qemu-io", append(args, url)...)
+	out := OK(t, "qemu-io", append(args, url)...)
 	require.NotContains(t, out, "failed", "%s", commands)
 }
 
@@ -102,21 +102,21 @@ func qemuIO(t *testing.T, url string, commands []string) {
 // has the image and the guest's changes, for everybody who mounts the volume.
 func TestPersistentCloneIsAPlainFile(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
+	Need(t, "qemu-img", "qemu-io", QEMUISCSI)
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
-	makeRaw(t, source, modesSize)
-	makeQcow2(t, source, filepath.Join(dir, "disk.qcow2"), "", true)
+	MakeRaw(t, source, modesSize)
+	MakeQcow2(t, source, filepath.Join(dir, "disk.qcow2"), "", true)
 	volume := t.TempDir()
-	d := start(t, config{diskDir: dir,
-		env: map[string]string{"PERSISTENT_DIR": volume, "SIZE": "64Mi"}})
-	qemuIO(t, d.url(1), []string{"write -P 0x5a 60M 1M", "flush"})
-	d.until("the disk is complete", func() bool {
-		return strings.Contains(d.get("/status"), `"complete": true`) ||
-			strings.Contains(d.get("/status"), `"complete":true`)
+	d := Start(t, Config{DiskDir: dir,
+		Env: map[string]string{"PERSISTENT_DIR": volume, "SIZE": "64Mi"}})
+	qemuIO(t, d.URL(1), []string{"write -P 0x5a 60M 1M", "flush"})
+	d.Until("the disk is complete", func() bool {
+		return strings.Contains(d.Get("/status"), `"complete": true`) ||
+			strings.Contains(d.Get("/status"), `"complete":true`)
 	})
-	d.stop()
+	d.Stop()
 	qemuIO(t, source, []string{"truncate 64M", "write -P 0x5a 60M 1M"})
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
+	require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
 		filepath.Join(volume, "disk.img")), "identical")
 	left, err := filepath.Glob(filepath.Join(volume, "*"))
 	require.NoError(t, err)
@@ -136,49 +136,49 @@ func TestPersistentCloneIsAPlainFile(t *testing.T) {
 // thin disk, and its reads work. When there is space again, the guest and the copying go on.
 func TestFullWorkDirectory(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
+	Need(t, "qemu-img", "qemu-io", QEMUISCSI)
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
-	makeRaw(t, source, modesSize)
-	makeQcow2(t, source, filepath.Join(dir, "disk.qcow2"), "", true)
+	MakeRaw(t, source, modesSize)
+	MakeQcow2(t, source, filepath.Join(dir, "disk.qcow2"), "", true)
 	work := t.TempDir() // not with the ready file, for which copying would leave no space
-	mountTmpfs(t, work, "96m")
-	d := start(t, config{diskDir: dir,
-		env: map[string]string{"COPY_MODE": "copy-on-write", "WORK_DIR": work}})
+	MountTmpfs(t, work, "96m")
+	d := Start(t, Config{DiskDir: dir,
+		Env: map[string]string{"COPY_MODE": "copy-on-write", "WORK_DIR": work}})
 	filler := filepath.Join(work, "filler")
 	fill(t, filler)
-	r := client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 0x5a 0 2M", d.url(1))
-	require.True(t, r.status != 0 || strings.Contains(r.output, "failed"), "%s", r)
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)),
+	r := Client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 0x5a 0 2M", d.URL(1))
+	require.True(t, r.Status != 0 || strings.Contains(r.Output, "failed"), "%s", r)
+	require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.URL(1)),
 		"identical")
 	require.NoError(t, os.Remove(filler))
-	qemuIO(t, d.url(1), []string{"write -P 0x5a 0 2M", "flush"})
+	qemuIO(t, d.URL(1), []string{"write -P 0x5a 0 2M", "flush"})
 	qemuIO(t, source, []string{"write -P 0x5a 0 2M"})
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)),
+	require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.URL(1)),
 		"identical")
-	d.stop()
+	d.Stop()
 
 	// Copying waits for space, then completes the same disk.
 	fill(t, filler)
 	require.NoError(t, os.Truncate(filler, size(t, filler)-256<<10))
-	d = start(t, config{diskDir: dir,
-		env: map[string]string{"COPY_MODE": "clone", "WORK_DIR": work}})
-	d.until("it is out of space",
+	d = Start(t, Config{DiskDir: dir,
+		Env: map[string]string{"COPY_MODE": "clone", "WORK_DIR": work}})
+	d.Until("it is out of space",
 		func() bool { return strings.Contains(d.Output(), "no space is left to copy the image") })
 	// Copying tries again and again, at first after short pauses.
-	d.until("it waits for space", func() bool { return d.status().LUNs[0].Copy.WaitsForSpace })
-	d.until("the metrics tell", func() bool {
-		return strings.Contains(d.get("/metrics"),
+	d.Until("it waits for space", func() bool { return d.Status().LUNs[0].Copy.WaitsForSpace })
+	d.Until("the metrics tell", func() bool {
+		return strings.Contains(d.Get("/metrics"),
 			`kubevirt_disk_waits_for_space{image="disk.qcow2",lun="1"} 1`)
 	})
-	require.Less(t, d.status().LUNs[0].Space.Free, int64(4<<20))
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)),
+	require.Less(t, d.Status().LUNs[0].Space.Free, int64(4<<20))
+	require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.URL(1)),
 		"identical")
 	require.NoError(t, os.Remove(filler))
-	d.until("the disk is complete", func() bool { return d.complete(1) })
-	require.False(t, d.status().LUNs[0].Copy.WaitsForSpace)
-	require.Contains(t, d.get("/metrics"),
+	d.Until("the disk is complete", func() bool { return d.Complete(1) })
+	require.False(t, d.Status().LUNs[0].Copy.WaitsForSpace)
+	require.Contains(t, d.Get("/metrics"),
 		`kubevirt_disk_waits_for_space{image="disk.qcow2",lun="1"} 0`)
-	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)),
+	require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.URL(1)),
 		"identical")
 }
 
@@ -187,21 +187,21 @@ func TestFullWorkDirectory(t *testing.T) {
 func TestReadyFileOnAFullFileSystem(t *testing.T) {
 	t.Parallel()
 	state := t.TempDir()
-	mountTmpfs(t, state, "64k")
+	MountTmpfs(t, state, "64k")
 	fill(t, filepath.Join(state, "filler"))
-	d := start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state,
-		env: map[string]string{"WORK_DIR": t.TempDir()}})
+	d := Start(t, Config{DiskDir: DiskDir(t, 1<<20), StateDir: state,
+		Env: map[string]string{"WORK_DIR": t.TempDir()}})
 	require.Zero(t, size(t, d.ReadyFile))
-	require.Equal(t, "ok\n", d.get("/readyz"))
-	d.stop()
+	require.Equal(t, "ok\n", d.Get("/readyz"))
+	d.Stop()
 	require.NoFileExists(t, d.ReadyFile)
-	d = start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state,
-		env: map[string]string{"WORK_DIR": t.TempDir()}})
-	d.kill()
+	d = Start(t, Config{DiskDir: DiskDir(t, 1<<20), StateDir: state,
+		Env: map[string]string{"WORK_DIR": t.TempDir()}})
+	d.Crash()
 	require.FileExists(t, d.ReadyFile)
 	// in place of the file of a killed daemon
-	start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state,
-		env: map[string]string{"WORK_DIR": t.TempDir()}})
+	Start(t, Config{DiskDir: DiskDir(t, 1<<20), StateDir: state,
+		Env: map[string]string{"WORK_DIR": t.TempDir()}})
 }
 
 // fill takes all the space that is left.
@@ -220,39 +220,39 @@ func fill(t *testing.T, path string) {
 }
 
 // size is a file's length; allocated is the space that it takes on its file system. Both in bytes.
-func size(t *testing.T, path string) int64      { return fileStat(t, path).Size }
-func allocated(t *testing.T, path string) int64 { return fileStat(t, path).Blocks * 512 }
+func size(t *testing.T, path string) int64      { return FileStat(t, path).Size }
+func allocated(t *testing.T, path string) int64 { return FileStat(t, path).Blocks * 512 }
 
 // TestReservationsOfAPersistentDisk: an initiator makes a reservation that persists through power
 // loss (APTPL). A persistent disk still has it after the daemon was killed. An ephemeral disk says
 // that it does not keep any.
 func TestReservationsOfAPersistentDisk(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
+	Need(t)
 	const holder, other = "iqn.2026-01.test:holder", "iqn.2026-01.test:other"
 	const key = 0x1234
 	register := targettest.Persist{Action: targettest.PersistRegister, ActionKey: key,
 		Bits: targettest.APTPL}
-	c := config{diskDir: diskDir(t, 1<<20), stateDir: t.TempDir(),
-		env: map[string]string{"ACCESS_MODE": "write-shared"}}
-	ephemeral := start(t, c)
+	c := Config{DiskDir: DiskDir(t, 1<<20), StateDir: t.TempDir(),
+		Env: map[string]string{"ACCESS_MODE": "write-shared"}}
+	ephemeral := Start(t, c)
 	require.Equal(t, targettest.StatusCheckCondition,
-		do(t, loginTo(t, ephemeral, holder), targettest.PersistOut(1, register)).Status)
-	ephemeral.stop()
+		Do(t, LoginTo(t, ephemeral, holder), targettest.PersistOut(1, register)).Status)
+	ephemeral.Stop()
 
-	c.stateDir = t.TempDir()
-	c.env["PERSISTENT_DIR"] = newVolume(t, c.stateDir)
-	d := start(t, c)
-	s := loginTo(t, d, holder)
-	require.Zero(t, do(t, s, targettest.PersistOut(1, register)).Status)
+	c.StateDir = t.TempDir()
+	c.Env["PERSISTENT_DIR"] = NewVolume(t, c.StateDir)
+	d := Start(t, c)
+	s := LoginTo(t, d, holder)
+	require.Zero(t, Do(t, s, targettest.PersistOut(1, register)).Status)
 	require.Zero(t,
-		do(t, s, targettest.PersistOut(1,
+		Do(t, s, targettest.PersistOut(1,
 			targettest.Persist{Action: targettest.PersistReserve, Type: targettest.WriteExclusive,
 				Key: key})).Status)
-	d.kill()
-	d = start(t, c)
-	write := targettest.Write10(1, 0, block(0, 1))
+	d.Crash()
+	d = Start(t, c)
+	write := targettest.Write10(1, 0, Block(0, 1))
 	require.Equal(t, targettest.StatusReservationConflict,
-		do(t, loginTo(t, d, other), write).Status)
-	require.Zero(t, do(t, loginTo(t, d, holder), write).Status)
+		Do(t, LoginTo(t, d, other), write).Status)
+	require.Zero(t, Do(t, LoginTo(t, d, holder), write).Status)
 }

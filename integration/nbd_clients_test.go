@@ -28,8 +28,8 @@ func randomFile(t *testing.T, path string, size int) string {
 }
 
 // nbdBytes is how much clients of NBD have written, of the sessions that there are now.
-func nbdBytes(d *daemon) (sum uint64) {
-	for _, s := range d.status().Sessions {
+func nbdBytes(d *Daemon) (sum uint64) {
+	for _, s := range d.Status().Sessions {
 		if s.Protocol == "nbd" {
 			sum += s.BytesWritten
 		}
@@ -53,7 +53,7 @@ func startNbdkit(t *testing.T, args ...string) string {
 			t.Log(out.String())
 		}
 	})
-	testtool.Within(t, clientTimeout, func() bool {
+	testtool.Within(t, Timeout, func() bool {
 		nc, err := net.Dial("unix", socket)
 		if err == nil {
 			_ = nc.Close()
@@ -68,41 +68,41 @@ func startNbdkit(t *testing.T, args ...string) string {
 // time, and nothing is missing in the end.
 func TestNBDThroughNbdkit(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "nbdkit", "qemu-img")
+	Need(t, "nbdkit", "qemu-img")
 	dir := t.TempDir()
 	source := randomFile(t, filepath.Join(dir, "source.raw"), 48<<20)
 	socket := filepath.Join(dir, "nbd.sock")
-	conf := config{diskDir: diskDir(t, 48<<20), stateDir: t.TempDir(),
-		args: []string{"--nbd=unix:" + socket}}
-	d := start(t, conf)
+	conf := Config{DiskDir: DiskDir(t, 48<<20), StateDir: t.TempDir(),
+		Args: []string{"--nbd=unix:" + socket}}
+	d := Start(t, conf)
 	between := startNbdkit(t, "--filter=retry", "--filter=error", "--filter=delay", "nbd",
 		"socket="+socket, "export=disk.raw", "retries=1000", "retry-delay=1",
 		"retry-exponential=no", "error-pwrite-rate=10%", "error-pread-rate=10%", "wdelay=50ms")
-	copied := make(chan result, 1)
+	copied := make(chan Result, 1)
 	go func() {
-		copied <- client(t, nil, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", source,
+		copied <- Client(t, nil, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", source,
 			"nbd+unix:///?socket="+between)
 	}()
-	d.until("a part is written", func() bool { return nbdBytes(d) >= 4<<20 })
-	d.kill()
-	d = start(t, conf)
+	d.Until("a part is written", func() bool { return nbdBytes(d) >= 4<<20 })
+	d.Crash()
+	d = Start(t, conf)
 	r := <-copied
-	require.Zero(t, r.status, "%s", r)
-	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
+	require.Zero(t, r.Status, "%s", r)
+	OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
 		"nbd+unix:///?socket="+between)
-	d.stop()
+	d.Stop()
 }
 
 // TestNBDByFio has fio write and verify with its own engine, by several connections.
 func TestNBDByFio(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "fio")
+	Need(t, "fio")
 	socket := filepath.Join(t.TempDir(), "nbd.sock")
-	d := start(t, config{diskDir: diskDir(t, 64<<20), stateDir: t.TempDir(),
-		args: []string{"--nbd=unix:" + socket}})
-	defer d.stop()
+	d := Start(t, Config{DiskDir: DiskDir(t, 64<<20), StateDir: t.TempDir(),
+		Args: []string{"--nbd=unix:" + socket}})
+	defer d.Stop()
 	for _, block := range []string{"4k-4k", "512-64k", "256k-256k"} {
-		ok(t, "fio", "--name=verify", "--ioengine=nbd", "--uri=nbd+unix:///?socket="+socket,
+		OK(t, "fio", "--name=verify", "--ioengine=nbd", "--uri=nbd+unix:///?socket="+socket,
 			"--rw=randrw", "--bsrange="+block, "--iodepth=32", "--size=24m", "--numjobs=2",
 			"--offset_increment=32m", "--verify=crc32c", "--verify_fatal=1", "--fsync=64",
 			"--thread", "--randrepeat=1", "--verify_state_save=0")
@@ -152,37 +152,37 @@ cmp /tmp/want /tmp/got
 func TestNBDBoots(t *testing.T) {
 	t.Parallel()
 	testtool.NeedNightly(t)
-	requireTools(t, "qemu-system-x86_64", "qemu-img", "qemu-io")
+	Need(t, "qemu-system-x86_64", "qemu-img", "qemu-io")
 	images := filepath.Join(t.TempDir(), "disk")
 	require.NoError(t, os.MkdirAll(images, 0o755))
-	require.NoError(t, os.Rename(bootDisk(t), filepath.Join(images, "1-boot.raw")))
-	makeRaw(t, filepath.Join(images, "2-mirror.raw"), 64<<20)
+	require.NoError(t, os.Rename(BootDisk(t), filepath.Join(images, "1-boot.raw")))
+	MakeRaw(t, filepath.Join(images, "2-mirror.raw"), 64<<20)
 	socket := filepath.Join(t.TempDir(), "nbd.sock")
-	conf := config{diskDir: images, stateDir: t.TempDir(),
-		args: []string{"--nbd=unix:" + socket}}
-	d := start(t, conf)
-	g, control := bootFrom(t, "-blockdev", "driver=nbd,node-name=disk,"+
+	conf := Config{DiskDir: images, StateDir: t.TempDir(),
+		Args: []string{"--nbd=unix:" + socket}}
+	d := Start(t, conf)
+	g, control := BootFrom(t, "-blockdev", "driver=nbd,node-name=disk,"+
 		"reconnect-delay=600,export=1-boot.raw,server.type=unix,server.path="+socket)
-	g.ok(t, `test "$(cat /sys/block/vda/size)" = 131072`)
-	g.ok(t, writesOn+writesTwiceMore)
+	g.OK(t, `test "$(cat /sys/block/vda/size)" = 131072`)
+	g.OK(t, writesOn+writesTwiceMore)
 
-	d.kill()
-	d = start(t, conf)
-	g.ok(t, writesTwiceMore)
+	d.Crash()
+	d = Start(t, conf)
+	g.OK(t, writesTwiceMore)
 
-	control.good("blockdev-add", nbdNode("mirror", socket, "2-mirror.raw"))
-	control.good("blockdev-mirror", map[string]any{"job-id": "job", "device": "disk",
+	control.Good("blockdev-add", nbdNode("mirror", socket, "2-mirror.raw"))
+	control.Good("blockdev-mirror", map[string]any{"job-id": "job", "device": "disk",
 		"target": "mirror", "sync": "full", "copy-mode": "write-blocking"})
-	control.until("job", `"ready"`)
-	control.good("job-complete", map[string]any{"id": "job"})
-	control.until("job", `"concluded"`)
-	g.ok(t, writesTwiceMore)
-	g.ok(t, comparesWrites)
+	control.Until("job", `"ready"`)
+	control.Good("job-complete", map[string]any{"id": "job"})
+	control.Until("job", `"concluded"`)
+	g.OK(t, writesTwiceMore)
+	g.OK(t, comparesWrites)
 	g.Close()
-	d.until("nobody uses the disks", func() bool { return len(d.status().Sessions) == 0 })
-	result := client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw",
+	d.Until("nobody uses the disks", func() bool { return len(d.Status().Sessions) == 0 })
+	result := Client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw",
 		"nbd+unix:///1-boot.raw?socket="+socket, "nbd+unix:///2-mirror.raw?socket="+socket)
-	require.Equal(t, 1, result.status, "the machine has written to the mirror only: %s", result)
-	require.Contains(t, result.output, fmt.Sprintf("mismatch at offset %d", 768<<16))
-	d.stop()
+	require.Equal(t, 1, result.Status, "the machine has written to the mirror only: %s", result)
+	require.Contains(t, result.Output, fmt.Sprintf("mismatch at offset %d", 768<<16))
+	d.Stop()
 }

@@ -20,31 +20,31 @@ type depthRun struct {
 // stores, and where nobody has anything.
 func TestNBDAllocationDepth(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", "qemu-io", "nbdinfo")
+	Need(t, "qemu-img", "qemu-io", "nbdinfo")
 	dir := t.TempDir()
 	image := filepath.Join(dir, "disk", "disk.qcow2")
 	require.NoError(t, os.MkdirAll(filepath.Dir(image), 0o755))
-	ok(t, "qemu-img", "create", "-q", "-f", "qcow2", image, "8M")
-	ok(t, "qemu-io", "-c", "write -P 7 1M 2M", image)
+	OK(t, "qemu-img", "create", "-q", "-f", "qcow2", image, "8M")
+	OK(t, "qemu-io", "-c", "write -P 7 1M 2M", image)
 	socket := filepath.Join(dir, "nbd.sock")
-	d := start(t, config{diskDir: filepath.Dir(image), stateDir: t.TempDir(),
-		args: []string{"--nbd=unix:" + socket, "--copy-mode=copy-on-write"}})
-	defer d.stop()
+	d := Start(t, Config{DiskDir: filepath.Dir(image), StateDir: t.TempDir(),
+		Args: []string{"--nbd=unix:" + socket, "--copy-mode=copy-on-write"}})
+	defer d.Stop()
 	uri := "nbd+unix:///?socket=" + socket
-	ok(t, "qemu-io", "-f", "raw", "-d", "unmap", "-c", "write -P 8 1M 64k", "-c",
+	OK(t, "qemu-io", "-f", "raw", "-d", "unmap", "-c", "write -P 8 1M 64k", "-c",
 		"discard 2M 64k", "-c", "write -P 9 4M 64k", "-c", "discard 6M 64k", uri)
 
 	var got []depthRun
-	out := ok(t, "nbdinfo", "--json", "--map=qemu:allocation-depth", uri)
+	out := OK(t, "nbdinfo", "--json", "--map=qemu:allocation-depth", uri)
 	require.NoError(t, json.Unmarshal([]byte(out), &got), "%s", out)
 	const k, m = 1 << 10, 1 << 20
 	want := []depthRun{{0, m, 0}, {m, 64 * k, 1}, {m + 64*k, m - 64*k, 2}, {2 * m, 64 * k, 1},
 		{2*m + 64*k, m - 64*k, 2}, {3 * m, m, 0}, {4 * m, 64 * k, 1}, {4*m + 64*k, 4*m - 64*k, 0}}
 	require.Equal(t, want, got)
-	require.Contains(t, ok(t, "nbdinfo", "--list", uri), "qemu:allocation-depth")
+	require.Contains(t, OK(t, "nbdinfo", "--list", uri), "qemu:allocation-depth")
 
 	// QEMU shows a context of another kind as if it were base:allocation: 1 is a hole, 2 is zeros.
-	out = ok(t, "qemu-img", "map", "--output=json", "--image-opts", fmt.Sprintf("driver=nbd,"+
+	out = OK(t, "qemu-img", "map", "--output=json", "--image-opts", fmt.Sprintf("driver=nbd,"+
 		"server.type=unix,server.path=%s,x-dirty-bitmap=qemu:allocation-depth", socket))
 	var runs []struct {
 		Start, Length int64

@@ -24,22 +24,22 @@ ip addr add 10.0.2.15/24 dev eth0
 `
 
 // startNBDGuest boots a guest with the kernel's client of NBD.
-func startNBDGuest(t *testing.T) *kernelGuest {
+func startNBDGuest(t *testing.T) *KernelGuest {
 	t.Helper()
-	requireTools(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
-	ctx, cancel := context.WithTimeout(t.Context(), guestBoot)
+	Need(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
+	ctx, cancel := context.WithTimeout(t.Context(), GuestBoot)
 	defer cancel()
 	m, err := guest.Start(ctx, guest.MachineOptions{Dir: t.TempDir(), Guest: guest.Options{
 		Init: nbdGuestInit, Modules: []string{"crc32c_intel", "ext4", "nbd"},
 		Packages: []string{"base-passwd", "e2fsprogs", "nbd-client", "util-linux"},
 		CacheDir: filepath.Join("..", "cache", "guest")}})
 	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
+	if errors.As(err, &fetch) && os.Getenv(NeedEnv) != "1" {
 		t.Skip(err.Error())
 	}
 	require.NoError(t, err)
 	t.Cleanup(m.Close)
-	return &kernelGuest{Machine: m}
+	return &KernelGuest{Machine: m}
 }
 
 // TestNBDKernelClient has the kernel's client use a disk with a file system, by one connection and
@@ -48,16 +48,16 @@ func TestNBDKernelClient(t *testing.T) {
 	t.Parallel()
 	testtool.NeedNightly(t)
 	g := startNBDGuest(t)
-	at := freePortal(t)
+	at := FreePortal(t)
 	_, port, err := net.SplitHostPort(at)
 	require.NoError(t, err)
-	conf := config{diskDir: diskDir(t, 64<<20), stateDir: t.TempDir(),
-		args: []string{"--nbd=" + at}, env: map[string]string{"ACCESS_MODE": "write-shared"}}
-	d := start(t, conf)
-	g.prelude = "server='10.0.2.2 " + port + "'\n"
-	require.Contains(t, g.ok(t, "nbd-client -l $server"), "disk.raw")
+	conf := Config{DiskDir: DiskDir(t, 64<<20), StateDir: t.TempDir(),
+		Args: []string{"--nbd=" + at}, Env: map[string]string{"ACCESS_MODE": "write-shared"}}
+	d := Start(t, conf)
+	g.Prelude = "server='10.0.2.2 " + port + "'\n"
+	require.Contains(t, g.OK(t, "nbd-client -l $server"), "disk.raw")
 
-	g.ok(t, `nbd-client -N disk.raw $server /dev/nbd0
+	g.OK(t, `nbd-client -N disk.raw $server /dev/nbd0
 test "$(blockdev --getsize64 /dev/nbd0)" = 67108864
 test "$(cat /sys/block/nbd0/queue/write_cache)" = 'write back'
 test "$(cat /sys/block/nbd0/queue/discard_max_bytes)" != 0
@@ -71,35 +71,35 @@ rm /mnt/gone
 fstrim /mnt
 umount /mnt
 nbd-client -d /dev/nbd0`)
-	require.Positive(t, d.operations("flush"), "FLUSH")
-	require.Positive(t, d.operations("discard"), "TRIM")
-	d.until("it has gone", func() bool { return len(d.status().Sessions) == 0 })
+	require.Positive(t, d.Operations("flush"), "FLUSH")
+	require.Positive(t, d.Operations("discard"), "TRIM")
+	d.Until("it has gone", func() bool { return len(d.Status().Sessions) == 0 })
 
-	g.ok(t, `nbd-client -N disk.raw -C 4 $server /dev/nbd0
+	g.OK(t, `nbd-client -N disk.raw -C 4 $server /dev/nbd0
 mount /dev/nbd0 /mnt
 cmp /tmp/want /mnt/file
 cp /mnt/file /mnt/copy
 umount /mnt`)
-	require.Len(t, d.status().Sessions, 4)
-	g.ok(t, "nbd-client -d /dev/nbd0")
+	require.Len(t, d.Status().Sessions, 4)
+	g.OK(t, "nbd-client -d /dev/nbd0")
 
 	// The client does not connect again by itself: the old device has only errors, a new one has
 	// what was written.
-	g.ok(t, `nbd-client -N 1 $server /dev/nbd1
+	g.OK(t, `nbd-client -N 1 $server /dev/nbd1
 dd if=/tmp/want of=/dev/nbd1 bs=65536 seek=896 conv=fsync 2>/dev/null`)
-	d.kill()
-	d = start(t, conf)
-	g.refused(t, "dd if=/tmp/want of=/dev/nbd1 bs=65536 seek=896 conv=fsync")
-	g.ok(t, `nbd-client -d /dev/nbd1 || true
+	d.Crash()
+	d = Start(t, conf)
+	g.Refused(t, "dd if=/tmp/want of=/dev/nbd1 bs=65536 seek=896 conv=fsync")
+	g.OK(t, `nbd-client -d /dev/nbd1 || true
 nbd-client -N 1 $server /dev/nbd2
 dd if=/dev/nbd2 of=/tmp/got bs=65536 skip=896 2>/dev/null
 cmp /tmp/want /tmp/got
 nbd-client -d /dev/nbd2`)
 
-	out := g.refused(t, "nbd-client -N nothing $server /dev/nbd3")
+	out := g.Refused(t, "nbd-client -N nothing $server /dev/nbd3")
 	require.Contains(t, out, `there is no disk "nothing"`)
 	kernelClientOverTLS(t, g)
-	require.Empty(t, strings.TrimSpace(g.ok(t,
+	require.Empty(t, strings.TrimSpace(g.OK(t,
 		"dmesg --level=emerg,alert,crit,err --notime | grep -i ext4 || true")))
-	d.stop()
+	d.Stop()
 }

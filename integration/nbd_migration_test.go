@@ -42,7 +42,7 @@ func (m *nbdMigration) machine(name, socket string, more ...string) *qmp {
 		<-q.ended
 		if m.t.Failed() {
 			m.t.Logf("%s: QEMU printed %q; its guest printed last:\n%s", name, out.String(),
-				lastLines(q.said(), 20))
+				LastLines(q.said(), 20))
 		}
 	})
 	q.connect(monitor)
@@ -70,40 +70,40 @@ func (m *nbdMigration) incoming() string { return filepath.Join(m.dir, "incoming
 // QEMU is refused until the first one has ended.
 func TestNBDMigration(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
+	Need(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
 	dir := t.TempDir()
 	m := &nbdMigration{t: t, dir: dir}
 	m.kernel, m.initrd = buildWriter(t, dir)
 	image, state := writerDisk(t), t.TempDir()
 	first, second := filepath.Join(dir, "first.sock"), filepath.Join(dir, "second.sock")
-	d := start(t, config{diskDir: filepath.Dir(image), stateDir: state,
-		env:  map[string]string{"COPY_MODE": "none"},
-		args: []string{"--nbd=unix:" + first, "--nbd=unix:" + second}})
+	d := Start(t, Config{DiskDir: filepath.Dir(image), StateDir: state,
+		Env:  map[string]string{"COPY_MODE": "none"},
+		Args: []string{"--nbd=unix:" + first, "--nbd=unix:" + second}})
 	incoming := []string{"-incoming", "unix:" + m.incoming()}
 
 	source := m.machine("source", first)
 	source.says("wrote", 10)
-	status, out := handover(t, state, 0, "--lun=1", "--to=unix:"+second, "--for=30m")
+	status, out := Handover(t, state, 0, "--lun=1", "--to=unix:"+second, "--for=30m")
 	require.Zero(t, status, out)
 	destination := m.machine("destination", second, incoming...)
-	before := len(blocksSaid(source.said(), "wrote"))
+	before := len(BlocksSaid(source.said(), "wrote"))
 	source.says("wrote", before+10)
 	m.move(source, destination)
-	status, out = handover(t, state, 0, "--lun=1", "--finish")
+	status, out = Handover(t, state, 0, "--lun=1", "--finish")
 	require.Zero(t, status, out)
 	require.Contains(t, out, "unix:"+first+", is fenced")
 	destination.says("wrote", 10)
-	require.Empty(t, blocksSaid(destination.said(), "refused"))
+	require.Empty(t, BlocksSaid(destination.said(), "refused"))
 
 	// The first QEMU resumes what it still has of the guest, which writes nothing any more.
 	said := source.said()
 	source.ask(`{"execute": "cont"}`)
 	source.says("refused", 3)
-	require.LessOrEqual(t, len(blocksSaid(source.said(), "wrote")),
-		len(blocksSaid(said, "wrote"))+1, "the first machine has written after the handover")
+	require.LessOrEqual(t, len(BlocksSaid(source.said(), "wrote")),
+		len(BlocksSaid(said, "wrote"))+1, "the first machine has written after the handover")
 	source.ask(`{"execute": "quit"}`)
 	<-source.ended
-	wrote := append(blocksSaid(said, "wrote"), blocksSaid(destination.said(), "wrote")...)
+	wrote := append(BlocksSaid(said, "wrote"), BlocksSaid(destination.said(), "wrote")...)
 	for i, n := range wrote {
 		require.Equal(t, i, n, "the guest lost a block, or wrote one twice")
 	}
@@ -112,13 +112,13 @@ func TestNBDMigration(t *testing.T) {
 	m.move(destination, third)
 	third.says("refused", 1)
 	// The write that was under way, the former QEMU has made, and the guest says so here.
-	require.LessOrEqual(t, len(blocksSaid(third.said(), "wrote")), 1,
+	require.LessOrEqual(t, len(BlocksSaid(third.said(), "wrote")), 1,
 		"the former QEMU has the disk")
 	destination.ask(`{"execute": "quit"}`)
 	<-destination.ended
 	third.says("wrote", 10)
 	third.ask(`{"execute": "quit"}`)
 	<-third.ended
-	d.stop()
-	requireBlocks(t, image, len(blocksSaid(said+destination.said(), "wrote")))
+	d.Stop()
+	requireBlocks(t, image, len(BlocksSaid(said+destination.said(), "wrote")))
 }

@@ -19,32 +19,32 @@ import (
 // and kicked, whatever it speaks; what one has written the other reads, also after kill -9.
 func TestNBD(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", "qemu-io", "nbdinfo")
-	program, err := binary()
+	Need(t, "qemu-img", "qemu-io", "nbdinfo")
+	program, err := Binary()
 	require.NoError(t, err)
-	state, images := t.TempDir(), diskDir(t, 8<<20)
-	volume := newVolume(t, state)
+	state, images := t.TempDir(), DiskDir(t, 8<<20)
+	volume := NewVolume(t, state)
 	socket := filepath.Join(t.TempDir(), "nbd.sock")
 	other := filepath.Join(filepath.Dir(socket), "other.sock")
-	conf := config{diskDir: images, stateDir: state, args: []string{"--nbd=unix:" + socket,
+	conf := Config{DiskDir: images, StateDir: state, Args: []string{"--nbd=unix:" + socket,
 		"--nbd=unix:" + other, "--nbd=127.0.0.1:0", "--persistent-dir=" + volume}}
-	d := start(t, conf)
+	d := Start(t, conf)
 	uri := func(socket string) string { return "nbd+unix:///disk.raw?socket=" + socket }
-	require.Contains(t, ok(t, "nbdinfo", "--list", uri(socket)), `export="disk.raw"`)
-	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(images, "disk.raw"),
+	require.Contains(t, OK(t, "nbdinfo", "--list", uri(socket)), `export="disk.raw"`)
+	OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(images, "disk.raw"),
 		uri(socket))
 	write := func(socket, pattern string) (int, string) {
-		r := client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P "+pattern+" 4k 64k",
+		r := Client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P "+pattern+" 4k 64k",
 			"-c", "flush", uri(socket))
-		return r.status, r.output
+		return r.Status, r.Output
 	}
 	status, out := write(socket, "7")
 	require.Zero(t, status, out)
 
 	// An initiator has the disk: nobody else may use it.
 	const name = "iqn.2026-01.test:initiator"
-	initiator := loginTo(t, d, name)
-	require.Zero(t, do(t, initiator, targettest.Write10(1, 0, block(1, 1))).Status)
+	initiator := LoginTo(t, d, name)
+	require.Zero(t, Do(t, initiator, targettest.Write10(1, 0, Block(1, 1))).Status)
 	status, out = write(socket, "8")
 	require.NotZero(t, status, out)
 	require.Contains(t, out, "Operation not permitted")
@@ -60,14 +60,14 @@ func TestNBD(t *testing.T) {
 	require.NoError(t, err)
 	_, err = held.Read(hello)
 	require.NoError(t, err)
-	status, out = handover(t, state, 0, "--lun=1", "--to=unix:"+other, "--for=5m")
+	status, out = Handover(t, state, 0, "--lun=1", "--to=unix:"+other, "--for=5m")
 	require.Zero(t, status, out)
 	status, out = write(other, "9")
 	require.Zero(t, status, out)
-	status, out = handover(t, state, 0, "--lun=1", "--finish")
+	status, out = Handover(t, state, 0, "--lun=1", "--finish")
 	require.Zero(t, status, out)
 	require.Equal(t, targettest.StatusReservationConflict,
-		do(t, initiator, targettest.Write10(1, 0, block(1, 2))).Status)
+		Do(t, initiator, targettest.Write10(1, 0, Block(1, 2))).Status)
 	status, out = write(socket, "8")
 	require.NotZero(t, status, out)
 	status, out = write(other, "9")
@@ -75,43 +75,43 @@ func TestNBD(t *testing.T) {
 
 	// That client is listed, and kicked.
 	work := []string{"WORK_DIR=" + filepath.Join(state, "work")}
-	require.Contains(t, okEnv(t, work, program, "sessions"), "unix:"+other)
-	okEnv(t, work, program, "kick", "--initiator=unix:"+other)
+	require.Contains(t, OKEnv(t, work, program, "sessions"), "unix:"+other)
+	OKEnv(t, work, program, "kick", "--initiator=unix:"+other)
 	_, err = held.Read(hello)
 	require.Error(t, err)
-	require.NotContains(t, okEnv(t, work, program, "sessions"), "unix:"+other)
+	require.NotContains(t, OKEnv(t, work, program, "sessions"), "unix:"+other)
 
-	d.kill()
+	d.Crash()
 	_, err = os.Lstat(socket)
 	require.NoError(t, err, "a killed daemon leaves its socket")
-	d = start(t, conf)
-	got := ok(t, "qemu-io", "-f", "raw", "-r", "-c", "read -P 9 4k 64k", uri(other))
+	d = Start(t, conf)
+	got := OK(t, "qemu-io", "-f", "raw", "-r", "-c", "read -P 9 4k 64k", uri(other))
 	require.NotContains(t, strings.ToLower(got), "fail")
-	d.stop()
+	d.Stop()
 	require.NoFileExists(t, socket)
 }
 
 // TestNBDOnly has a daemon without iSCSI, which binds no port of it and needs no CHAP.
 func TestNBDOnly(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img")
-	images := diskDir(t, 1<<20)
+	Need(t, "qemu-img")
+	images := DiskDir(t, 1<<20)
 	socket := filepath.Join(t.TempDir(), "nbd.sock")
-	program, err := binary()
+	program, err := Binary()
 	require.NoError(t, err)
 	cmd := exec.Command(program, "serve", filepath.Join(images, "disk.raw"), "--iscsi=false",
 		"--nbd=unix:"+socket, "--metrics-listen=", "--work-dir="+t.TempDir())
-	cmd.Env = clientEnv()
+	cmd.Env = ClientEnv()
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	testtool.Within(t, clientTimeout, func() bool {
+	testtool.Within(t, Timeout, func() bool {
 		_, err := os.Lstat(socket)
-		return err == nil && client(t, nil, "qemu-img", "info", "nbd+unix:///?socket="+
-			socket).status == 0
+		return err == nil && Client(t, nil, "qemu-img", "info", "nbd+unix:///?socket="+
+			socket).Status == 0
 	}, "the disk is served")
-	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(images, "disk.raw"),
+	OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(images, "disk.raw"),
 		"nbd+unix:///disk.raw?socket="+socket)
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), out.String())
@@ -122,8 +122,8 @@ func TestNBDOnly(t *testing.T) {
 // TestNBDPortalsThatAreRefused: nobody else may reach a portal that asks for nothing.
 func TestNBDPortalsThatAreRefused(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
-	images := diskDir(t, 1<<20)
+	Need(t)
+	images := DiskDir(t, 1<<20)
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	for address, want := range map[string]string{
@@ -133,7 +133,7 @@ func TestNBDPortalsThatAreRefused(t *testing.T) {
 		"unix:" + file:      "exists and is not a socket",
 		"unix:/proc/1/x/no": "NBD socket",
 	} {
-		_, err := tryStart(t, config{diskDir: images, args: []string{"--nbd=" + address}})
+		_, err := TryStart(t, Config{DiskDir: images, Args: []string{"--nbd=" + address}})
 		require.ErrorContains(t, err, want, address)
 	}
 	for files, want := range map[string]string{
@@ -141,8 +141,8 @@ func TestNBDPortalsThatAreRefused(t *testing.T) {
 		"--nbd-tls-cert=/c":                                     "takes three files",
 		"--nbd-tls-cert=/c --nbd-tls-key=/k --nbd-client-ca=/a": "/c",
 	} {
-		_, err := tryStart(t, config{diskDir: images,
-			args: append(strings.Fields(files), "--nbd=127.0.0.1:0")})
+		_, err := TryStart(t, Config{DiskDir: images,
+			Args: append(strings.Fields(files), "--nbd=127.0.0.1:0")})
 		require.ErrorContains(t, err, want, files)
 	}
 }

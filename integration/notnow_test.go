@@ -30,12 +30,12 @@ const farByte = 90
 // startFarTarget serves the LUNs until the test ends. Commands are held for this long.
 func startFarTarget(t *testing.T, hold time.Duration) *farTarget {
 	t.Helper()
-	near := disktest.NewMemory(runningSize)
-	_, err := near.WriteAt(bytes.Repeat([]byte{farByte}, runningSize), 0)
+	near := disktest.NewMemory(RunningSize)
+	_, err := near.WriteAt(bytes.Repeat([]byte{farByte}, RunningSize), 0)
 	require.NoError(t, err)
 	f := &farTarget{far: disktest.NewDistant(near)}
-	one, _ := runningLUN(1, 1)
-	two, _ := runningLUN(2, 2)
+	one, _ := RunningLUN(1, 1)
+	two, _ := RunningLUN(2, 2)
 	one.Disk = f.far
 	s, _ := newTarget(t, serving.Config{HoldTimeout: hold, Observer: f},
 		target.Options{}, one, two)
@@ -75,7 +75,7 @@ func (f *farTarget) outage(t *testing.T, answers int64) {
 // waited in vain or answers at once. For one read, a part was sent before.
 func TestNotNowQEMU(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io", qemuISCSI)
+	Need(t, "qemu-io", QEMUISCSI)
 	for name, cut := range map[string]func(*disktest.Distant){
 		"no answer": (*disktest.Distant).Cut, "refused": (*disktest.Distant).Refuse,
 	} {
@@ -105,19 +105,19 @@ func TestNotNowKernel(t *testing.T) {
 	testtool.NeedNightly(t)
 	t.Parallel() // a guest has one processor
 	f := startFarTarget(t, time.Second)
-	g := startKernelGuest(t)
-	g.prelude = fmt.Sprintf(`PORTAL=%s TARGET=%s
+	g := StartKernelGuest(t)
+	g.Prelude = fmt.Sprintf(`PORTAL=%s TARGET=%s
 disk() { readlink -f /dev/disk/by-path/ip-$PORTAL-iscsi-$TARGET-lun-$1; }
 `, f.portal, target.DefaultTargetName)
-	g.ok(t, `iscsiadm -m discovery -t sendtargets -p $PORTAL
+	g.OK(t, `iscsiadm -m discovery -t sendtargets -p $PORTAL
 iscsiadm -m node -T $TARGET -p $PORTAL --login
 udevadm settle
 test -b $(disk 1)
 test -b $(disk 2)`)
-	g.warnings(t)
+	g.Warnings(t)
 	f.far.Forget()
 	f.far.Cut()
-	g.ok(t, `cat >/tmp/far.sh <<'END'
+	g.OK(t, `cat >/tmp/far.sh <<'END'
 dd if=$1 of=/tmp/read bs=64k skip=100 count=16 iflag=direct &
 READ=$!
 dd if=/dev/zero of=$1 bs=512 seek=24577 count=1 oflag=direct &
@@ -125,12 +125,12 @@ wait $! && wait $READ
 echo $? >/tmp/result
 END
 setsid sh /tmp/far.sh $(disk 1) >/tmp/far.log 2>&1 </dev/null &`)
-	written := g.ok(t, `dd if=/dev/urandom of=/tmp/two bs=64k count=64
+	written := g.OK(t, `dd if=/dev/urandom of=/tmp/two bs=64k count=64
 dd if=/tmp/two of=$(disk 2) bs=64k oflag=direct
 dd if=$(disk 2) bs=64k count=64 iflag=direct | cmp - /tmp/two
 test ! -e /tmp/result`)
 	f.outage(t, 3)
-	g.ok(t, `for i in $(seq 3000); do test -e /tmp/result && break; sleep 0.1; done
+	g.OK(t, `for i in $(seq 3000); do test -e /tmp/result && break; sleep 0.1; done
 cat /tmp/far.log
 test "$(cat /tmp/result)" = 0
 test "$(tr -d Z </tmp/read | wc -c)" = 0
@@ -138,6 +138,6 @@ test "$(wc -c </tmp/read)" = 1048576
 dd if=$(disk 1) of=/tmp/block bs=4k skip=3072 count=1 iflag=direct
 test "$(tr -d Z </tmp/block | wc -c)" = 512
 test "$(cat /sys/block/$(basename $(disk 1))/device/state)" = running`)
-	require.Empty(t, g.warnings(t), written)
-	g.ok(t, "iscsiadm -m node -T $TARGET -p $PORTAL --logout")
+	require.Empty(t, g.Warnings(t), written)
+	g.OK(t, "iscsiadm -m node -T $TARGET -p $PORTAL --logout")
 }

@@ -21,18 +21,18 @@ import (
 // as LUN 1.
 func TestOriginalWrapperCallers(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "iscsi-ls", "qemu-img", qemuISCSI)
-	portal := freePortal(t)
+	Need(t, "iscsi-ls", "qemu-img", QEMUISCSI)
+	portal := FreePortal(t)
 	_, port, _ := strings.Cut(portal, ":")
 	const wwn = "iqn.2017-01.io.kubevirt:my-disk"
-	d := start(t, config{diskDir: diskDir(t, 8<<20), env: map[string]string{
-		"LISTEN": "127.0.0.1", "PORT": port, "WWN": wwn, "USERNAME": testUser,
-		"PASSWORD": testPassword}})
+	d := Start(t, Config{DiskDir: DiskDir(t, 8<<20), Env: map[string]string{
+		"LISTEN": "127.0.0.1", "PORT": port, "WWN": wwn, "USERNAME": User,
+		"PASSWORD": Password}})
 	require.Equal(t, []string{portal}, d.Portals)
-	list := okEnv(t, []string{"LIBISCSI_CHAP_USERNAME=" + testUser,
-		"LIBISCSI_CHAP_PASSWORD=" + testPassword}, "iscsi-ls", d.portalURL())
+	list := OKEnv(t, []string{"LIBISCSI_CHAP_USERNAME=" + User,
+		"LIBISCSI_CHAP_PASSWORD=" + Password}, "iscsi-ls", d.PortalURL())
 	require.Contains(t, list, "Target:"+wwn)
-	ok(t, "qemu-img", "info", fmt.Sprintf("iscsi://%s%%%s@%s/%s/1", testUser, testPassword, portal,
+	OK(t, "qemu-img", "info", fmt.Sprintf("iscsi://%s%%%s@%s/%s/1", User, Password, portal,
 		wwn))
 }
 
@@ -40,12 +40,12 @@ func TestOriginalWrapperCallers(t *testing.T) {
 // address. QEMU logs in again by itself and completes its work.
 func TestQEMUSurvivesARestart(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", qemuISCSI)
-	dir, state := diskDir(t, 32<<20), t.TempDir()
-	env := with(chapEnv, "LISTEN", freePortal(t))
-	c := config{diskDir: dir, stateDir: state, env: env}
-	for name, stop := range map[string]func(*daemon){"SIGTERM": (*daemon).stop,
-		"kill -9": (*daemon).kill} {
+	Need(t, "qemu-img", QEMUISCSI)
+	dir, state := DiskDir(t, 32<<20), t.TempDir()
+	env := with(CHAPEnv, "LISTEN", FreePortal(t))
+	c := Config{DiskDir: dir, StateDir: state, Env: env}
+	for name, stop := range map[string]func(*Daemon){"SIGTERM": (*Daemon).Stop,
+		"kill -9": (*Daemon).Crash} {
 		t.Run(name, func(t *testing.T) {
 			// On a busy machine QEMU may have written everything before the test stops the daemon.
 			for try := 1; writeOverARestart(t, c, stop) == 0; try++ {
@@ -57,33 +57,33 @@ func TestQEMUSurvivesARestart(t *testing.T) {
 
 // writeOverARestart makes QEMU write while a daemon is stopped and started again. It returns how
 // many writes the second daemon received.
-func writeOverARestart(t *testing.T, c config, stop func(*daemon)) (rest int) {
+func writeOverARestart(t *testing.T, c Config, stop func(*Daemon)) (rest int) {
 	t.Helper()
-	d := start(t, c)
+	d := Start(t, c)
 	bench := exec.CommandContext(t.Context(), "qemu-img", "bench", "-w", "-f", "raw", "-c", "60000",
 		"-d", "8", "-s", "4096",
-		"--pattern=0x5a", d.chapURL(testUser, testPassword, 1))
-	bench.Env = clientEnv()
+		"--pattern=0x5a", d.CHAPURL(User, Password, 1))
+	bench.Env = ClientEnv()
 	var out strings.Builder
 	bench.Stdout, bench.Stderr = &out, &out
 	require.NoError(t, bench.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- bench.Wait() }()
-	d.until("QEMU writes", func() bool { return d.operations("write") > 1000 })
+	d.Until("QEMU writes", func() bool { return d.Operations("write") > 1000 })
 	stop(d)
 
-	d = start(t, c)
+	d = Start(t, c)
 	select {
 	case err := <-ended:
 		require.NoError(t, err, out.String())
-	case <-time.After(2 * clientTimeout):
+	case <-time.After(2 * Timeout):
 		bench.Process.Kill()
 		t.Fatalf("qemu-img has not ended: %s", out.String())
 	}
 	require.Contains(t, out.String(), "Run completed")
-	rest = d.operations("write")
-	ok(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.chapURL(testUser, testPassword, 1))
-	d.stop()
+	rest = d.Operations("write")
+	OK(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.CHAPURL(User, Password, 1))
+	d.Stop()
 	return rest
 }
 
@@ -91,29 +91,29 @@ func writeOverARestart(t *testing.T, c config, stop func(*daemon)) (rest int) {
 // address families.
 func TestSeveralClients(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "iscsi-perf")
+	Need(t, "iscsi-perf")
 	dir := t.TempDir()
-	makeRaw(t, filepath.Join(dir, "a.raw"), 8<<20)
-	makeRaw(t, filepath.Join(dir, "b.raw"), 8<<20)
-	d := start(t, config{diskDir: dir,
-		env: map[string]string{"LISTEN": "127.0.0.1:0," + secondLoopback(),
+	MakeRaw(t, filepath.Join(dir, "a.raw"), 8<<20)
+	MakeRaw(t, filepath.Join(dir, "b.raw"), 8<<20)
+	d := Start(t, Config{DiskDir: dir,
+		Env: map[string]string{"LISTEN": "127.0.0.1:0," + SecondLoopback(),
 			"ACCESS_MODE": "write-shared"}})
 	require.Len(t, d.Portals, 2)
-	results := make(chan result)
+	results := make(chan Result)
 	for i := range 3 {
 		url := fmt.Sprintf("iscsi://%s/%s/%d", d.Portals[i%2], peers.DefaultTarget, 1+i%2)
 		go func() {
-			results <- client(t, nil, "iscsi-perf", "-i",
+			results <- Client(t, nil, "iscsi-perf", "-i",
 				fmt.Sprintf("iqn.2026-01.test:client-%d", i), "-r", "-b", "8", "-m", "16", "-t",
 				"1", url)
 		}()
 	}
 	for range 3 {
 		r := <-results
-		require.Zero(t, r.status, "%s", r)
-		require.Contains(t, r.output, "finished")
+		require.Zero(t, r.Status, "%s", r)
+		require.Contains(t, r.Output, "finished")
 	}
-	metrics := d.get("/metrics")
+	metrics := d.Get("/metrics")
 	for i := range 3 {
 		require.Contains(t, metrics,
 			fmt.Sprintf(
@@ -124,19 +124,19 @@ func TestSeveralClients(t *testing.T) {
 // TestAccessModes writes, or tries to, in the modes for several initiators.
 func TestAccessModes(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io", qemuISCSI)
+	Need(t, "qemu-io", QEMUISCSI)
 	for _, c := range []struct {
 		mode   string
 		writes bool
 	}{{"write-shared", true}, {"read-shared", false}} {
 		t.Run(c.mode, func(t *testing.T) {
-			d := start(t, config{diskDir: diskDir(t, 8<<20),
-				env: map[string]string{"ACCESS_MODE": c.mode}})
-			first := loginTo(t, d, "iqn.2026-01.test:first")
-			require.True(t, do(t, first, readBlock(1, 0)).Good())
-			ok(t, "qemu-io", "-r", "-f", "raw", "-c", "read 0 64k", d.url(1))
-			r := client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 1 0 64k", d.url(1))
-			require.Equal(t, c.writes, r.status == 0, "%s", r)
+			d := Start(t, Config{DiskDir: DiskDir(t, 8<<20),
+				Env: map[string]string{"ACCESS_MODE": c.mode}})
+			first := LoginTo(t, d, "iqn.2026-01.test:first")
+			require.True(t, Do(t, first, ReadBlock(1, 0)).Good())
+			OK(t, "qemu-io", "-r", "-f", "raw", "-c", "read 0 64k", d.URL(1))
+			r := Client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 1 0 64k", d.URL(1))
+			require.Equal(t, c.writes, r.Status == 0, "%s", r)
 		})
 	}
 }
@@ -145,10 +145,10 @@ func TestAccessModes(t *testing.T) {
 // answer.
 func TestStatusPages(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
-	d := start(t, config{diskDir: diskDir(t, 8<<20)})
-	s := loginTo(t, d, "iqn.2026-01.test:watched")
-	require.True(t, do(t, s, readBlock(1, 0)).Good())
+	Need(t)
+	d := Start(t, Config{DiskDir: DiskDir(t, 8<<20)})
+	s := LoginTo(t, d, "iqn.2026-01.test:watched")
+	require.True(t, Do(t, s, ReadBlock(1, 0)).Good())
 	var status struct {
 		State      string
 		Ready      bool
@@ -164,7 +164,7 @@ func TestStatusPages(t *testing.T) {
 			Remote    string
 		}
 	}
-	require.NoError(t, json.Unmarshal([]byte(d.get("/status")), &status))
+	require.NoError(t, json.Unmarshal([]byte(d.Get("/status")), &status))
 	require.Equal(t, "ready", status.State)
 	require.True(t, status.Ready)
 	require.Equal(t, peers.DefaultTarget, status.TargetName)
@@ -175,31 +175,31 @@ func TestStatusPages(t *testing.T) {
 	require.Len(t, status.Sessions, 1)
 	require.Equal(t, "iqn.2026-01.test:watched", status.Sessions[0].Initiator)
 
-	path, err := binary()
+	path, err := Binary()
 	require.NoError(t, err)
 	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--live"}} {
-		okEnv(t, []string{"METRICS_LISTEN=" + d.Metrics, "READY_FILE=" + d.ReadyFile}, path,
+		OKEnv(t, []string{"METRICS_LISTEN=" + d.Metrics, "READY_FILE=" + d.ReadyFile}, path,
 			args...)
 	}
-	logout(t, s)
-	d.stop()
-	require.NotZero(t, client(t, []string{"METRICS_LISTEN=" + d.Metrics}, path,
-		"healthcheck").status)
+	Logout(t, s)
+	d.Stop()
+	require.NotZero(t, Client(t, []string{"METRICS_LISTEN=" + d.Metrics}, path,
+		"healthcheck").Status)
 }
 
 // TestStopWhileCopying stops a daemon that has just begun to copy an image. It exits with 0, and
 // the next start continues.
 func TestStopWhileCopying(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img")
+	Need(t, "qemu-img")
 	source := filepath.Join(t.TempDir(), "source.raw")
-	makeRaw(t, source, 256<<20)
+	MakeRaw(t, source, 256<<20)
 	dir, state := t.TempDir(), t.TempDir()
-	makeQcow2(t, source, filepath.Join(dir, "big.qcow2"), "", true)
-	path, err := binary()
+	MakeQcow2(t, source, filepath.Join(dir, "big.qcow2"), "", true)
+	path, err := Binary()
 	require.NoError(t, err)
 	serve := exec.Command(path, "serve")
-	serve.Env = clientEnv("DISK_DIR="+dir, "WORK_DIR="+filepath.Join(state, "work"),
+	serve.Env = ClientEnv("DISK_DIR="+dir, "WORK_DIR="+filepath.Join(state, "work"),
 		"READY_FILE="+filepath.Join(state, "ready"),
 		"LISTEN=127.0.0.1:0", "METRICS_LISTEN=", "LOG_FORMAT=json")
 	log, err := serve.StderrPipe()
@@ -215,9 +215,9 @@ func TestStopWhileCopying(t *testing.T) {
 	require.NoError(t, serve.Wait(), "%s", said)
 	require.Contains(t, said[len(said)-1], "stopped", "%s", said)
 
-	d := start(t, config{diskDir: dir, stateDir: state})
-	if haveTool(qemuISCSI) {
-		require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
-			d.url(1)), "identical")
+	d := Start(t, Config{DiskDir: dir, StateDir: state})
+	if HaveTool(QEMUISCSI) {
+		require.Contains(t, OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
+			d.URL(1)), "identical")
 	}
 }

@@ -28,9 +28,9 @@ func TestOras(t *testing.T) {
 	t.Parallel()
 	dir, back := t.TempDir(), t.TempDir()
 	oras(t, dir, "version")
-	requireTools(t, "docker-registry", "qemu-img", "xz")
-	s := startRegistry(t, false, "")
-	insecure := "--insecure-registry=" + s.address
+	Need(t, "docker-registry", "qemu-img", "xz")
+	s := StartRegistry(t, false, "")
+	insecure := "--insecure-registry=" + s.Address
 	raw := append(bytes.Repeat([]byte("\x00words"), 1<<16*2), make([]byte, 1<<20)...)
 	write := func(name string, content []byte) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), content, 0o644))
@@ -52,19 +52,19 @@ func TestOras(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "disk"), 0o755))
 	write("disk/b.raw", raw)
 
-	ref := s.address + "/vm/oras:1"
+	ref := s.Address + "/vm/oras:1"
 	to := filepath.Join(back, "out")
 	for _, file := range []string{"a.raw", "a.qcow2", "a.qcow2.xz", "a.tar.gz", "disk",
 		"a.raw:application/x-disk"} {
 		oras(t, dir, "push", "--plain-http", ref, file)
-		mustDisk(t, nil, "pull", insecure, "--force", ref, to)
+		MustRun(t, nil, "pull", insecure, "--force", ref, to)
 		require.True(t, bytes.Equal(raw, read(back, "out")), file)
 	}
 	require.NoError(t, os.Remove(to))
 
-	mustDisk(t, nil, "push", "--artifact", insecure, filepath.Join(dir, "a.qcow2"),
-		filepath.Join(dir, "disk", "b.raw"), s.address+"/vm/ours:1")
-	oras(t, back, "pull", "--plain-http", s.address+"/vm/ours:1")
+	MustRun(t, nil, "push", "--artifact", insecure, filepath.Join(dir, "a.qcow2"),
+		filepath.Join(dir, "disk", "b.raw"), s.Address+"/vm/ours:1")
+	oras(t, back, "pull", "--plain-http", s.Address+"/vm/ours:1")
 	require.True(t, bytes.Equal(qcow2, read(back, "a.qcow2")))
 	require.True(t, bytes.Equal(raw, read(back, "b.raw")))
 	entries, err := os.ReadDir(back)
@@ -72,8 +72,8 @@ func TestOras(t *testing.T) {
 	require.Len(t, entries, 2, "the index is no file")
 
 	// A copy is the same artifact.
-	oras(t, dir, "cp", "--from-plain-http", "--to-plain-http", s.address+"/vm/ours:1",
-		s.address+"/vm/copy:1")
-	mustDisk(t, nil, "pull", insecure, "--path=b.raw", s.address+"/vm/copy:1", to)
+	oras(t, dir, "cp", "--from-plain-http", "--to-plain-http", s.Address+"/vm/ours:1",
+		s.Address+"/vm/copy:1")
+	MustRun(t, nil, "pull", insecure, "--path=b.raw", s.Address+"/vm/copy:1", to)
 	require.True(t, bytes.Equal(raw, read(back, "out")))
 }

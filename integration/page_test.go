@@ -21,7 +21,7 @@ const pageTimeout = 8 * time.Minute
 // startBrowser starts Chromium, and ends it after the test.
 func startBrowser(t *testing.T) (*browser.Browser, context.Context) {
 	t.Helper()
-	requireTools(t, "chromium")
+	Need(t, "chromium")
 	path, err := exec.LookPath("chromium")
 	require.NoError(t, err)
 	b, err := browser.Start(path, t.TempDir())
@@ -39,12 +39,12 @@ type viewer struct {
 	ctx context.Context
 }
 
-func view(ctx context.Context, d *daemon, b *browser.Browser, path string,
+func view(ctx context.Context, d *Daemon, b *browser.Browser, path string,
 	opt browser.Options) *viewer {
-	d.t.Helper()
+	d.T.Helper()
 	page, err := b.Open(ctx, "http://"+d.Metrics+path, opt)
-	require.NoError(d.t, err)
-	return &viewer{page, d.t, ctx}
+	require.NoError(d.T, err)
+	return &viewer{page, d.T, ctx}
 }
 
 func (v *viewer) until(expression string) {
@@ -75,31 +75,31 @@ func (v *viewer) picture(name string) {
 
 // servePageDisks serves a qcow2 image of 64 MiB with 8 MiB of data, and a raw disk of 16 MiB with
 // data in the first 4 MiB.
-func servePageDisks(t *testing.T) *daemon {
+func servePageDisks(t *testing.T) *Daemon {
 	t.Helper()
-	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
+	Need(t, "qemu-img", "qemu-io", QEMUISCSI)
 	dir := t.TempDir()
 	image := filepath.Join(dir, "a.qcow2")
-	ok(t, "qemu-img", "create", "-q", "-f", "qcow2", image, "64M")
-	ok(t, "qemu-io", "-f", "qcow2", "-c", "write -q -P 5 0 8M", image)
+	OK(t, "qemu-img", "create", "-q", "-f", "qcow2", image, "64M")
+	OK(t, "qemu-io", "-f", "qcow2", "-c", "write -q -P 5 0 8M", image)
 	raw := filepath.Join(dir, "b.raw")
-	ok(t, "qemu-img", "create", "-q", "-f", "raw", raw, "16M")
-	ok(t, "qemu-io", "-f", "raw", "-c", "write -q -P 6 0 4M", raw)
-	return start(t, config{diskDir: dir,
-		env: map[string]string{"CHAP_USERNAME": "page-user", "CHAP_PASSWORD": "page-secret-page"}})
+	OK(t, "qemu-img", "create", "-q", "-f", "raw", raw, "16M")
+	OK(t, "qemu-io", "-f", "raw", "-c", "write -q -P 6 0 4M", raw)
+	return Start(t, Config{DiskDir: dir,
+		Env: map[string]string{"CHAP_USERNAME": "page-user", "CHAP_PASSWORD": "page-secret-page"}})
 }
 
 // guestIO runs commands of qemu-io at a LUN.
-func guestIO(d *daemon, lun int, commands ...string) {
-	d.t.Helper()
+func guestIO(d *Daemon, lun int, commands ...string) {
+	d.T.Helper()
 	args := []string{"--object", "secret,id=s,data=page-secret-page"}
 	for _, c := range commands {
 		args = append(args, "-c", c)
 	}
-	ok(d.t, "qemu-io", append(args, "--image-opts", imageOptions(d, lun))...)
+	OK(d.T, "qemu-io", append(args, "--image-opts", imageOptions(d, lun))...)
 }
 
-func imageOptions(d *daemon, lun int) string {
+func imageOptions(d *Daemon, lun int) string {
 	return fmt.Sprintf("driver=raw,file.driver=iscsi,file.transport=tcp,file.portal=%s,"+
 		"file.target=iqn.2017-01.io.kubevirt:wrapper,file.lun=%d,file.user=page-user,"+
 		"file.password-secret=s,file.initiator-name=iqn.2026-01.test:page", d.Portals[0], lun)
@@ -131,7 +131,7 @@ func TestPageInABrowser(t *testing.T) {
 
 	stay := exec.Command("qemu-io", "--object", "secret,id=s,data=page-secret-page",
 		"--image-opts", imageOptions(d, 2))
-	stay.Env = clientEnv()
+	stay.Env = ClientEnv()
 	in, err := stay.StdinPipe()
 	require.NoError(t, err)
 	require.NoError(t, stay.Start())
@@ -168,10 +168,10 @@ func TestPageInABrowser(t *testing.T) {
 	require.Empty(t, v.Complaints())
 	for _, path := range []string{"/", "/?lun=2"} {
 		for _, secret := range []string{"page-secret", "page-user"} {
-			require.NotContains(t, d.get(path), secret)
+			require.NotContains(t, d.Get(path), secret)
 		}
 	}
-	d.stop()
+	d.Stop()
 	v.until("['the daemon has stopped', 'connection lost, trying again']" +
 		".includes(document.getElementById('link').textContent)")
 }
@@ -206,7 +206,7 @@ func TestPageWithoutScripts(t *testing.T) {
 	require.Contains(t, v.text("document.querySelector('.luns').innerText"), "b.raw")
 	require.Equal(t, "none", v.text("getComputedStyle(document.querySelector('.copy')).display"))
 	require.Empty(t, v.Complaints())
-	plain := d.get("/")
+	plain := d.Get("/")
 	for _, text := range []string{"<table", "a.qcow2", "b.raw", "64 MiB", "iscsiadm -m node -T"} {
 		require.True(t, strings.Contains(plain, text), text)
 	}

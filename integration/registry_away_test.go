@@ -13,24 +13,24 @@ import (
 // starts before its registry waits for it.
 func TestRegistryAway(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img")
+	Need(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newDisk(t)
-	s := startRegistry(t, false, "")
-	ref, insecure := s.address+"/vm/fedora:42", "--insecure-registry="+s.address
-	mustDisk(t, nil, "push", "--base=none", insecure, qcow2, ref)
-	s.kill()
-	c := streaming(t.TempDir(), s.address, "copy-on-write")
-	path, err := binary()
+	s := StartRegistry(t, false, "")
+	ref, insecure := s.Address+"/vm/fedora:42", "--insecure-registry="+s.Address
+	MustRun(t, nil, "push", "--base=none", insecure, qcow2, ref)
+	s.Kill()
+	c := streaming(t.TempDir(), s.Address, "copy-on-write")
+	path, err := Binary()
 	require.NoError(t, err)
-	c.binary = path
+	c.Binary = path
 
 	type started struct {
-		d   *daemon
+		d   *Daemon
 		err error
 	}
 	serving := make(chan started, 1)
 	go func() {
-		d, err := tryStart(t, c)
+		d, err := TryStart(t, c)
 		serving <- started{d, err}
 	}()
 	var commands sync.WaitGroup
@@ -40,14 +40,14 @@ func TestRegistryAway(t *testing.T) {
 		{"adapt", ref, "--to", t.TempDir(), "--kernel", raw, "--initrd", raw},
 	} {
 		commands.Go(func() {
-			r := kubevirtDisk(t, nil, append(args, insecure)...)
-			assert.Equal(t, 1, r.status)
-			assert.Contains(t, r.output, "connection refused; next try in ")
-			assert.Contains(t, r.output, "without any answer: asking "+s.address)
+			r := Run(t, nil, append(args, insecure)...)
+			assert.Equal(t, 1, r.Status)
+			assert.Contains(t, r.Output, "connection refused; next try in ")
+			assert.Contains(t, r.Output, "without any answer: asking "+s.Address)
 		})
 	}
 	commands.Wait()
-	s.run(t)
+	s.Run(t)
 	got := <-serving
 	require.NoError(t, got.err)
 	require.Contains(t, got.d.Output(), "reads wait for a registry")

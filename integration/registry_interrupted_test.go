@@ -114,8 +114,8 @@ func (o *watchedOutput) String() string {
 // push that was asked to end continues in all cases. Version 2 of distribution refuses to continue
 // after a part of a piece.
 func TestRegistryPushInterrupted(t *testing.T) {
-	requireTools(t, "docker-registry")
-	path, err := binary()
+	Need(t, "docker-registry")
+	path, err := Binary()
 	require.NoError(t, err)
 	const size = 64 << 20
 	raw := filepath.Join(t.TempDir(), "a.img")
@@ -126,8 +126,8 @@ func TestRegistryPushInterrupted(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"SIGKILL": syscall.SIGKILL,
 		"SIGTERM": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
-			s := startRegistry(t, false, "")
-			p := newPieceProxy(t, s.address, signal == syscall.SIGKILL)
+			s := StartRegistry(t, false, "")
+			p := newPieceProxy(t, s.Address, signal == syscall.SIGKILL)
 			ref := p.address + "/vm/a:1"
 			env := []string{"XDG_CACHE_HOME=" + filepath.Join(t.TempDir(), "cache")}
 			args := []string{"push", "--base=none", "--compress=none", raw, ref,
@@ -136,8 +136,8 @@ func TestRegistryPushInterrupted(t *testing.T) {
 			ending := make(chan struct{})
 			said := &watchedOutput{ending: ending}
 			cmd := exec.Command(path, args...)
-			cmd.Env, cmd.Stdout, cmd.Stderr = clientEnv(env...), said, said
-			cmd.WaitDelay = clientTimeout / 4
+			cmd.Env, cmd.Stdout, cmd.Stderr = ClientEnv(env...), said, said
+			cmd.WaitDelay = Timeout / 4
 			signalled, started := false, make(chan struct{})
 			p.sent(func(passed int64) (gone bool) {
 				// Do not stop at half: a piece may end in the middle of the disk, and other pieces
@@ -151,7 +151,7 @@ func TestRegistryPushInterrupted(t *testing.T) {
 				if signal == syscall.SIGTERM { // not before it knows that it should end
 					select {
 					case <-ending:
-					case <-time.After(clientTimeout): // the test fails by what is sent then
+					case <-time.After(Timeout): // the test fails by what is sent then
 					}
 				}
 				return signal == syscall.SIGKILL
@@ -161,13 +161,13 @@ func TestRegistryPushInterrupted(t *testing.T) {
 			require.Error(t, cmd.Wait(), "%s", said)
 			require.Greater(t, p.sent(nil), int64(size/2))
 
-			r := mustDisk(t, env, args...)
-			require.NotEmpty(t, pushedDigest.FindString(r.output))
+			r := MustRun(t, env, args...)
+			require.NotEmpty(t, pushedDigest.FindString(r.Output))
 			require.Less(t, p.sent(nil), int64(size/2))
-			require.NotContains(t, said.String()+r.output, "_state=", "who has it can send")
+			require.NotContains(t, said.String()+r.Output, "_state=", "who has it can send")
 
 			out := filepath.Join(t.TempDir(), "out.raw")
-			mustDisk(t, env, "pull", ref, out, "--insecure-registry="+p.address)
+			MustRun(t, env, "pull", ref, out, "--insecure-registry="+p.address)
 			sameFile(t, raw, out)
 		})
 	}

@@ -13,11 +13,11 @@ import (
 // has logged in for kubevirt-disk.
 func TestRegistryLogins(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img", "podman", "skopeo", "unshare")
+	Need(t, "docker-registry", "qemu-img", "podman", "skopeo", "unshare")
 	raw, qcow2 := newDisk(t)
-	s := startRegistry(t, false, basicAuth(t))
-	flag := "--insecure-registry=" + s.address
-	path, err := binary()
+	s := StartRegistry(t, false, basicAuth(t))
+	flag := "--insecure-registry=" + s.Address
+	path, err := Binary()
 	require.NoError(t, err)
 	const docker = "docker"
 	for name, c := range map[string]struct {
@@ -53,34 +53,34 @@ func TestRegistryLogins(t *testing.T) {
 			login := c.tool[0] + " login --username " + registryUser + " --password-stdin " +
 				here.Replace(strings.Join(c.tool[1:], " "))
 			if c.tool[0] == docker {
-				if !haveTool(docker) {
+				if !HaveTool(docker) {
 					t.Skip("needs docker")
 				}
 			} else {
 				login += " --tls-verify=false"
 			}
-			login = "echo " + registryPassword + " | " + login + " " + s.address + c.target
+			login = "echo " + registryPassword + " | " + login + " " + s.Address + c.target
 			flags := flag
 			if c.named != "" {
 				flags += " --registry-config=" + here.Replace(c.named)
 			}
-			ref := s.address + "/vm/fedora:42"
+			ref := s.Address + "/vm/fedora:42"
 			script := "set -e\n" + login + "\n" +
 				path + " push --base=none " + flags + " " + qcow2 + " " + ref + "\n" +
 				path + " pull " + flags + " " + ref + " " + filepath.Join(dir, "a.raw") + "\n"
 			command := []string{"sh", "-c", script}
 			if c.root { // the directory is the same for everything on this machine
-				requireRoot(t)
+				NeedRoot(t)
 				command = []string{"unshare", "--mount", "sh", "-c",
 					"mount -t tmpfs tmpfs /run || exit 2\n" + script}
 			}
-			r := client(t, env, command[0], command[1:]...)
-			require.Zero(t, r.status, "%s", r)
+			r := Client(t, env, command[0], command[1:]...)
+			require.Zero(t, r.Status, "%s", r)
 			sameFile(t, raw, filepath.Join(dir, "a.raw"))
-			require.NotContains(t, r.output, registryPassword)
-			r = client(t, []string{"HOME=/nonexistent", "XDG_RUNTIME_DIR=/nonexistent"}, path,
+			require.NotContains(t, r.Output, registryPassword)
+			r = Client(t, []string{"HOME=/nonexistent", "XDG_RUNTIME_DIR=/nonexistent"}, path,
 				"pull", flag, ref, filepath.Join(dir, "b.raw"))
-			require.Equal(t, 1, r.status, "without the login: %s", r)
+			require.Equal(t, 1, r.Status, "without the login: %s", r)
 		})
 	}
 }

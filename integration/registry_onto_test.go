@@ -19,8 +19,8 @@ import (
 // the disk that was pushed.
 func TestRegistryOnto(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img")
-	w := newWatchedRegistry(t)
+	Need(t, "docker-registry", "qemu-img")
+	w := NewWatchedRegistry(t)
 	dir := t.TempDir()
 	raw, old := filepath.Join(dir, "fedora.raw"), filepath.Join(dir, "old.raw")
 	content := make([]byte, 48<<20)
@@ -31,41 +31,41 @@ func TestRegistryOnto(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(raw, content, 0o644))
 	require.NoError(t, os.WriteFile(old, content, 0o644))
-	insecure := "--insecure-registry=" + w.proxy
-	mustDisk(t, nil, "push", "--base=none", insecure, raw, w.proxy+"/vm/fedora:42")
-	whole := w.received.Load()
+	insecure := "--insecure-registry=" + w.Proxy
+	MustRun(t, nil, "push", "--base=none", insecure, raw, w.Proxy+"/vm/fedora:42")
+	whole := w.Received.Load()
 
 	// A node has the old version.
 	cache := t.TempDir()
-	d := start(t, streaming(t.TempDir(), w.proxy, "copy-on-write", "--cache-dir="+cache))
+	d := Start(t, streaming(t.TempDir(), w.Proxy, "copy-on-write", "--cache-dir="+cache))
 	sameDisk(t, d, 1, old)
-	d.stop()
+	d.Stop()
 
 	_, _ = random.Read(content[10<<20 : 10<<20+512<<10])
 	_, _ = random.Read(content[30<<20+4096 : 30<<20+512<<10])
 	clear(content[40<<20 : 40<<20+128<<10])
 	require.NoError(t, os.WriteFile(raw, content, 0o644))
 	was := filepath.Join(t.TempDir(), "fedora.qcow2")
-	mustDisk(t, nil, "pull", insecure, "--format=original", w.proxy+"/vm/fedora:42", was)
-	w.received.Store(0)
-	w.sent.Store(0)
-	args := []string{"push", insecure, "--onto=" + w.proxy + "/vm/fedora:42",
+	MustRun(t, nil, "pull", insecure, "--format=original", w.Proxy+"/vm/fedora:42", was)
+	w.Received.Store(0)
+	w.Sent.Store(0)
+	args := []string{"push", insecure, "--onto=" + w.Proxy + "/vm/fedora:42",
 		"--onto-file=" + was, raw}
-	pushed := mustDisk(t, nil, append(args, w.proxy+"/vm2/fedora:43")...)
-	sent, fetched := w.received.Load(), w.sent.Load()
+	pushed := MustRun(t, nil, append(args, w.Proxy+"/vm2/fedora:43")...)
+	sent, fetched := w.Received.Load(), w.Sent.Load()
 	t.Logf("%d bytes sent and %d fetched; the whole disk took %d", sent, fetched, whole)
 	require.Less(t, sent, whole/10)
 	require.Less(t, fetched, whole/4)
-	digest := pushedDigest.FindString(pushed.output)
-	again := mustDisk(t, nil, append(args, w.proxy+"/vm3/fedora:43")...)
-	require.Equal(t, digest, pushedDigest.FindString(again.output))
+	digest := pushedDigest.FindString(pushed.Output)
+	again := MustRun(t, nil, append(args, w.Proxy+"/vm3/fedora:43")...)
+	require.Equal(t, digest, pushedDigest.FindString(again.Output))
 
-	ref := w.proxy + "/vm2/fedora:43"
+	ref := w.Proxy + "/vm2/fedora:43"
 	out := t.TempDir()
-	mustDisk(t, nil, "pull", insecure, ref, filepath.Join(out, "new.raw"))
+	MustRun(t, nil, "pull", insecure, ref, filepath.Join(out, "new.raw"))
 	sameFile(t, raw, filepath.Join(out, "new.raw"))
 	for _, name := range []string{"fedora.qcow2", "fedora.1.qcow2"} {
-		mustDisk(t, nil, "pull", insecure, "--path="+name, "--format=original", ref,
+		MustRun(t, nil, "pull", insecure, "--path="+name, "--format=original", ref,
 			filepath.Join(out, name))
 	}
 	for _, args := range [][]string{
@@ -73,38 +73,38 @@ func TestRegistryOnto(t *testing.T) {
 		{"compare", "-f", "qcow2", "-F", "raw", filepath.Join(out, "fedora.1.qcow2"), raw},
 		{"compare", "-f", "qcow2", "-F", "raw", filepath.Join(out, "fedora.qcow2"), old},
 	} {
-		r := client(t, nil, "qemu-img", args...)
-		require.Zero(t, r.status, "%s", r)
+		r := Client(t, nil, "qemu-img", args...)
+		require.Zero(t, r.Status, "%s", r)
 	}
 	// One file, where only that will do.
-	mustDisk(t, nil, "push", "--base=none", insecure, filepath.Join(out, "new.raw"),
-		w.proxy+"/vm/flat:43")
+	MustRun(t, nil, "push", "--base=none", insecure, filepath.Join(out, "new.raw"),
+		w.Proxy+"/vm/flat:43")
 
 	differ := layerSize(t, w, "vm2/fedora", digest)
-	w.sent.Store(0)
-	next := config{diskDir: t.TempDir(), args: []string{"--image=" + ref, insecure,
+	w.Sent.Store(0)
+	next := Config{DiskDir: t.TempDir(), Args: []string{"--image=" + ref, insecure,
 		"--copy-mode=copy-on-write", "--cache-dir=" + cache}}
-	d = start(t, next)
+	d = Start(t, next)
 	sameDisk(t, d, 1, raw)
-	d.stop()
-	t.Logf("%d bytes fetched to start the new version, of which %d differ", w.sent.Load(), differ)
+	d.Stop()
+	t.Logf("%d bytes fetched to start the new version, of which %d differ", w.Sent.Load(), differ)
 	const headers = 2 * 2 * 16 << 10 // of two layers, which are compared with the index
-	require.Less(t, (w.sent.Load()-headers)*10, differ*12)
+	require.Less(t, (w.Sent.Load()-headers)*10, differ*12)
 }
 
 // layerSize is the size of the top layer of an image. Bytes.
-func layerSize(t *testing.T, w *watchedRegistry, repository, digest string) int64 {
+func layerSize(t *testing.T, w *WatchedRegistry, repository, digest string) int64 {
 	t.Helper()
 	all := layerSizes(t, w, repository, digest)
 	return all[len(all)-1]
 }
 
 // layerSizes are the sizes of the layers of an image, which is named by a digest or a tag. Bytes.
-func layerSizes(t *testing.T, w *watchedRegistry, repository, digest string) (sizes []int64) {
+func layerSizes(t *testing.T, w *WatchedRegistry, repository, digest string) (sizes []int64) {
 	t.Helper()
 	for {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
-			"http://"+w.address+"/v2/"+repository+"/manifests/"+digest, nil)
+			"http://"+w.Address+"/v2/"+repository+"/manifests/"+digest, nil)
 		require.NoError(t, err)
 		req.Header.Set("Accept", strings.Join([]string{
 			"application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.index.v1+json",

@@ -60,7 +60,7 @@ func (p *proxy) handle(w http.ResponseWriter, r *http.Request) {
 	case r.Header.Get("Proxy-Authorization") != "Basic "+proxyCredential:
 		w.Header().Set("Proxy-Authenticate", `Basic realm="test"`)
 		w.WriteHeader(http.StatusProxyAuthRequired)
-	case host != nameBehindProxy:
+	case host != NameBehindProxy:
 		w.WriteHeader(http.StatusBadGateway)
 	case r.Method == http.MethodConnect:
 		p.tunnels.Add(1)
@@ -98,17 +98,17 @@ func (p *proxy) tunnel(w http.ResponseWriter) {
 // without. Nobody learns the proxy's password.
 func TestRegistryProxy(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img")
+	Need(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newDisk(t)
 	for name, tls := range map[string]bool{"TLS": true, "plain": false} {
 		t.Run(name, func(t *testing.T) {
-			s := startRegistry(t, tls, "")
-			p := newProxy(t, s.address)
-			_, port, err := net.SplitHostPort(s.address)
+			s := StartRegistry(t, tls, "")
+			p := newProxy(t, s.Address)
+			_, port, err := net.SplitHostPort(s.Address)
 			require.NoError(t, err)
-			registry := nameBehindProxy + ":" + port
+			registry := NameBehindProxy + ":" + port
 			ref := registry + "/vm/fedora:42"
-			used, variable, flag := &p.tunnels, "HTTPS_PROXY", "--registry-ca="+s.ca
+			used, variable, flag := &p.tunnels, "HTTPS_PROXY", "--registry-ca="+s.CA
 			if !tls {
 				used, variable, flag = &p.passed, "HTTP_PROXY", "--insecure-registry="+registry
 			}
@@ -118,39 +118,39 @@ func TestRegistryProxy(t *testing.T) {
 				assert.NotContains(t, said, proxyCredential)
 			}()
 			env := []string{variable + "=" + p.url(proxyPassword)}
-			disk := func(env []string, args ...string) result {
-				r := kubevirtDisk(t, env, append(args, flag)...)
-				said += r.output
+			disk := func(env []string, args ...string) Result {
+				r := Run(t, env, append(args, flag)...)
+				said += r.Output
 				return r
 			}
 
 			r := disk(env, "push", "--base=none", qcow2, ref)
-			require.Zero(t, r.status, "%s", r)
+			require.Zero(t, r.Status, "%s", r)
 			require.Positive(t, used.Swap(0))
 			out := filepath.Join(t.TempDir(), "a.raw")
 			r = disk(env, "pull", ref, out)
-			require.Zero(t, r.status, "%s", r)
+			require.Zero(t, r.Status, "%s", r)
 			require.Positive(t, used.Swap(0))
 			sameFile(t, raw, out)
 
-			d := start(t, config{diskDir: t.TempDir(), env: map[string]string{
+			d := Start(t, Config{DiskDir: t.TempDir(), Env: map[string]string{
 				variable: p.url(proxyPassword), "LOG_LEVEL": "debug"},
-				args: []string{"--image=" + ref, flag, "--copy-mode=copy-on-write"}})
+				Args: []string{"--image=" + ref, flag, "--copy-mode=copy-on-write"}})
 			sameDisk(t, d, 1, raw)
 			require.Positive(t, used.Swap(0))
-			d.stop()
+			d.Stop()
 			said += d.Output()
 
 			r = disk([]string{variable + "=" + p.url(proxyPassword+"x")}, "pull", ref, out+"1")
-			require.Equal(t, 1, r.status)
-			require.Contains(t, r.output, registry)
-			require.Contains(t, r.output, "407 Proxy Authentication Required")
+			require.Equal(t, 1, r.Status)
+			require.Contains(t, r.Output, registry)
+			require.Contains(t, r.Output, "407 Proxy Authentication Required")
 			require.Zero(t, used.Load())
-			require.NotContains(t, r.output, "next try", "another try changes nothing")
+			require.NotContains(t, r.Output, "next try", "another try changes nothing")
 
-			r = disk(append(env, "NO_PROXY="+nameBehindProxy), "pull", ref, out+"2")
-			require.Equal(t, 1, r.status)
-			require.Contains(t, r.output, "lookup "+nameBehindProxy)
+			r = disk(append(env, "NO_PROXY="+NameBehindProxy), "pull", ref, out+"2")
+			require.Equal(t, 1, r.Status)
+			require.Contains(t, r.Output, "lookup "+NameBehindProxy)
 			require.Zero(t, used.Load())
 		})
 	}
@@ -161,12 +161,12 @@ func TestRegistryProxy(t *testing.T) {
 // proxy.
 func TestAddressProxy(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img")
+	Need(t, "qemu-img")
 	raw, qcow2 := newDisk(t)
 	content, err := os.ReadFile(qcow2)
 	require.NoError(t, err)
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	own := makeCertificate(t, ca, ca+".key")
+	own := MakeCertificate(t, ca, ca+".key")
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
 		r *http.Request) {
 		if user, password, _ := r.BasicAuth(); user != registryUser ||
@@ -183,7 +183,7 @@ func TestAddressProxy(t *testing.T) {
 	p := newProxy(t, server.Listener.Addr().String())
 	_, port, err := net.SplitHostPort(p.server)
 	require.NoError(t, err)
-	host := nameBehindProxy + ":" + port
+	host := NameBehindProxy + ":" + port
 	credential := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registryPassword))
 	logins := filepath.Join(t.TempDir(), "config.json")
 	text, err := json.Marshal(map[string]any{"auths": map[string]any{host: map[string]string{
@@ -191,39 +191,39 @@ func TestAddressProxy(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(logins, text, 0o600))
 	flags := []string{"--registry-ca=" + ca, "--registry-config=" + logins}
-	address := "https://" + host + "/fedora.qcow2@sha256:" + sha256Text(content)
+	address := "https://" + host + "/fedora.qcow2@sha256:" + SHA256(content)
 
 	said := ""
-	pull := func(out string, env ...string) result {
-		r := kubevirtDisk(t, env, append([]string{"pull", address, out}, flags...)...)
-		said += r.output
+	pull := func(out string, env ...string) Result {
+		r := Run(t, env, append([]string{"pull", address, out}, flags...)...)
+		said += r.Output
 		return r
 	}
 	out := filepath.Join(t.TempDir(), "a.raw")
 	r := pull(out, "HTTPS_PROXY="+p.url(proxyPassword))
-	require.Zero(t, r.status, "%s", r)
+	require.Zero(t, r.Status, "%s", r)
 	require.Positive(t, p.tunnels.Swap(0))
 	sameFile(t, raw, out)
 
-	d := start(t, config{diskDir: t.TempDir(), env: map[string]string{
+	d := Start(t, Config{DiskDir: t.TempDir(), Env: map[string]string{
 		"HTTPS_PROXY": p.url(proxyPassword), "LOG_LEVEL": "debug"},
-		args: append([]string{"--image=" + address, "--copy-mode=copy-on-write",
+		Args: append([]string{"--image=" + address, "--copy-mode=copy-on-write",
 			"--verify=when-complete"}, flags...)})
 	sameDisk(t, d, 1, raw)
 	require.Positive(t, p.tunnels.Swap(0))
-	d.stop()
+	d.Stop()
 	said += d.Output()
 
 	r = pull(out+"1", "HTTPS_PROXY="+p.url(proxyPassword+"x"))
-	require.Equal(t, 1, r.status)
-	require.Contains(t, r.output, "the proxy "+p.address+" does not connect to "+host)
+	require.Equal(t, 1, r.Status)
+	require.Contains(t, r.Output, "the proxy "+p.address+" does not connect to "+host)
 	require.Zero(t, p.tunnels.Load())
 	// HTTP_PROXY is for addresses without TLS.
 	for i, env := range [][]string{{"HTTP_PROXY=" + p.url(proxyPassword)},
-		{"HTTPS_PROXY=" + p.url(proxyPassword), "NO_PROXY=" + nameBehindProxy}} {
+		{"HTTPS_PROXY=" + p.url(proxyPassword), "NO_PROXY=" + NameBehindProxy}} {
 		r = pull(out+string(rune('2'+i)), env...)
-		require.Equal(t, 1, r.status)
-		require.Contains(t, r.output, "lookup "+nameBehindProxy)
+		require.Equal(t, 1, r.Status)
+		require.Contains(t, r.Output, "lookup "+NameBehindProxy)
 	}
 	require.Zero(t, p.tunnels.Load())
 	require.Zero(t, p.told.Load(), "the proxy has seen the credential of the server")

@@ -42,7 +42,7 @@ func basicAuth(t *testing.T) string {
 func tokenAuth(t *testing.T) (settings string, issued func() int) {
 	t.Helper()
 	bundle := filepath.Join(t.TempDir(), "bundle.pem")
-	own := makeCertificate(t, bundle, bundle+".key")
+	own := MakeCertificate(t, bundle, bundle+".key")
 	certificate, key := own.Certificate[0], own.PrivateKey.(*ecdsa.PrivateKey)
 	var mu sync.Mutex
 	n := 0

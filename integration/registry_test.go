@@ -34,8 +34,8 @@ func newDisk(t *testing.T) (raw, qcow2 string) {
 	t.Helper()
 	dir := t.TempDir()
 	raw, qcow2 = filepath.Join(dir, "fedora.raw"), filepath.Join(dir, "fedora.qcow2")
-	makeRaw(t, raw, 24<<20)
-	makeQcow2(t, raw, qcow2, "", true)
+	MakeRaw(t, raw, 24<<20)
+	MakeQcow2(t, raw, qcow2, "", true)
 	return raw, qcow2
 }
 
@@ -43,7 +43,7 @@ func newDisk(t *testing.T) (raw, qcow2 string) {
 // token server, and fetches it again.
 func TestRegistryPushPull(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img")
+	Need(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newDisk(t)
 	login := []string{"REGISTRY_USERNAME=" + registryUser, "REGISTRY_PASSWORD=" + registryPassword}
 	for name, c := range map[string]struct{ tls, basic, token bool }{
@@ -57,40 +57,40 @@ func TestRegistryPushPull(t *testing.T) {
 			if c.token {
 				auth, issued = tokenAuth(t)
 			}
-			s := startRegistry(t, c.tls, auth)
-			flags := []string{"--insecure-registry=" + s.address}
+			s := StartRegistry(t, c.tls, auth)
+			flags := []string{"--insecure-registry=" + s.Address}
 			if c.tls {
-				flags = []string{"--registry-ca=" + s.ca}
+				flags = []string{"--registry-ca=" + s.CA}
 			}
-			ref := s.address + "/vm/fedora:42"
-			pushed := mustDisk(
+			ref := s.Address + "/vm/fedora:42"
+			pushed := MustRun(
 				t,
 				login,
 				append([]string{"push", "--base=none", qcow2, ref}, flags...)...)
-			digest := pushedDigest.FindString(pushed.output)
+			digest := pushedDigest.FindString(pushed.Output)
 			require.NotEmpty(t, digest, "%s", pushed)
-			again := mustDisk(
+			again := MustRun(
 				t,
 				login,
 				append(
-					[]string{"push", "--base=none", qcow2, s.address + "/vm/other:1"},
+					[]string{"push", "--base=none", qcow2, s.Address + "/vm/other:1"},
 					flags...)...)
-			require.Equal(t, digest, pushedDigest.FindString(again.output))
+			require.Equal(t, digest, pushedDigest.FindString(again.Output))
 
 			dir := t.TempDir()
-			mustDisk(
+			MustRun(
 				t,
 				login,
 				append([]string{"pull", ref, filepath.Join(dir, "a.raw")}, flags...)...)
 			sameFile(t, raw, filepath.Join(dir, "a.raw"))
-			mustDisk(
+			MustRun(
 				t,
 				login,
 				append(
 					[]string{
 						"pull",
 						"--format=original",
-						s.address + "/vm/fedora@" + digest,
+						s.Address + "/vm/fedora@" + digest,
 						filepath.Join(dir, "a.qcow2"),
 					},
 					flags...)...)
@@ -103,34 +103,34 @@ func TestRegistryPushPull(t *testing.T) {
 				t,
 				os.WriteFile(secret, []byte(fmt.Sprintf(
 					`{"auths":{%q:{"auth":%q}}}`,
-					s.address,
+					s.Address,
 					base64.StdEncoding.EncodeToString(
 						[]byte(registryUser+":"+registryPassword),
 					),
 				)), 0o600),
 			)
-			mustDisk(
+			MustRun(
 				t,
 				[]string{"REGISTRY_CONFIG=" + filepath.Dir(secret)},
 				append([]string{"pull", ref, filepath.Join(dir, "b.raw")}, flags...)...)
 			sameFile(t, raw, filepath.Join(dir, "b.raw"))
 
 			if auth != "" {
-				r := kubevirtDisk(
+				r := Run(
 					t,
 					[]string{login[0], login[1] + "2"},
 					append([]string{"pull", ref, filepath.Join(dir, "c.raw")}, flags...)...)
-				require.Equal(t, 1, r.status)
+				require.Equal(t, 1, r.Status)
 				require.NotContains(t, r.String(), registryPassword)
 			}
 			if !c.tls {
-				r := kubevirtDisk(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
-				require.Equal(t, 1, r.status, "without TLS, and not named for it")
-				require.Contains(t, r.output, "--insecure-registry")
+				r := Run(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
+				require.Equal(t, 1, r.Status, "without TLS, and not named for it")
+				require.Contains(t, r.Output, "--insecure-registry")
 			} else {
-				r := kubevirtDisk(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
-				require.Equal(t, 1, r.status)
-				require.Contains(t, r.output, "--registry-ca")
+				r := Run(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
+				require.Equal(t, 1, r.Status)
+				require.Contains(t, r.Output, "--registry-ca")
 			}
 			left, err := os.ReadDir(dir)
 			require.NoError(t, err)
@@ -142,17 +142,17 @@ func TestRegistryPushPull(t *testing.T) {
 // TestRegistryLies fetches through a proxy that delays, cuts, refuses and changes answers.
 func TestRegistryLies(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img")
+	Need(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newDisk(t)
-	s := startRegistry(t, false, "")
-	mustDisk(
+	s := StartRegistry(t, false, "")
+	MustRun(
 		t,
 		nil,
 		"push",
 		"--base=none",
-		"--insecure-registry="+s.address,
+		"--insecure-registry="+s.Address,
 		qcow2,
-		s.address+"/vm/fedora:42",
+		s.Address+"/vm/fedora:42",
 	)
 	for name, set := range map[string]func(p *lyingProxy){
 		"cut":      func(p *lyingProxy) { p.cutAfter, p.cuts = 1<<20, 8 },
@@ -161,13 +161,13 @@ func TestRegistryLies(t *testing.T) {
 		"wrong":    func(p *lyingProxy) { p.flip = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newLyingProxy(t, s.address)
+			p := newLyingProxy(t, s.Address)
 			p.mu.Lock()
 			set(p)
 			p.mu.Unlock()
 			dir := t.TempDir()
 			dest := filepath.Join(dir, "a.raw")
-			r := kubevirtDisk(
+			r := Run(
 				t,
 				nil,
 				"pull",
@@ -176,12 +176,12 @@ func TestRegistryLies(t *testing.T) {
 				dest,
 			)
 			if name != "wrong" {
-				require.Zero(t, r.status, "%s", r)
+				require.Zero(t, r.Status, "%s", r)
 				sameFile(t, raw, dest)
 				return
 			}
-			require.Equal(t, 1, r.status)
-			require.Contains(t, r.output, "digest")
+			require.Equal(t, 1, r.Status)
+			require.Contains(t, r.Output, "digest")
 			left, err := os.ReadDir(dir)
 			require.NoError(t, err)
 			require.Empty(t, left)
@@ -193,16 +193,16 @@ func TestRegistryLies(t *testing.T) {
 // compression.
 func TestRegistryBuildah(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img", "buildah")
-	requireRoot(t)
-	e, err := newEngine()
+	Need(t, "docker-registry", "qemu-img", "buildah")
+	NeedRoot(t)
+	e, err := NewEngine()
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, e.remove()) })
+	t.Cleanup(func() { require.NoError(t, e.Remove()) })
 	raw, qcow2 := newDisk(t)
-	s := startRegistry(t, false, "")
+	s := StartRegistry(t, false, "")
 	work := t.TempDir()
 	other := filepath.Join(work, "other.raw")
-	makeRawSeed(t, other, 4<<20, 9)
+	MakeRawSeed(t, other, 4<<20, 9)
 	for _, file := range []string{raw, qcow2} {
 		content, err := os.ReadFile(file)
 		require.NoError(t, err)
@@ -212,8 +212,8 @@ func TestRegistryBuildah(t *testing.T) {
 		t.Helper()
 		file := filepath.Join(t.TempDir(), "Dockerfile")
 		require.NoError(t, os.WriteFile(file, []byte(instructions), 0o644))
-		image := s.address + "/built/" + name
-		e.ok(
+		image := s.Address + "/built/" + name
+		e.OK(
 			t,
 			"buildah",
 			append(
@@ -227,16 +227,16 @@ func TestRegistryBuildah(t *testing.T) {
 	pull := func(image string, args ...string) string {
 		t.Helper()
 		dest := filepath.Join(t.TempDir(), "disk.raw")
-		mustDisk(
+		MustRun(
 			t,
 			nil,
-			append([]string{"pull", "--insecure-registry=" + s.address, image, dest}, args...)...)
+			append([]string{"pull", "--insecure-registry=" + s.Address, image, dest}, args...)...)
 		return dest
 	}
 	const one = "FROM scratch\nADD --chown=107:107 fedora.qcow2 /disk/\n"
 	for _, format := range []string{"oci", "docker"} {
 		image := build("one:"+format, one, "--format", format)
-		e.ok(t, "buildah", "push", "--tls-verify=false", image)
+		e.OK(t, "buildah", "push", "--tls-verify=false", image)
 		sameFile(t, raw, pull(image))
 	}
 	for i, how := range []string{"--compression-format=zstd", "--compression-format=zstd:chunked",
@@ -249,8 +249,8 @@ func TestRegistryBuildah(t *testing.T) {
 			"--format",
 			"oci",
 		)
-		if r := e.run(t, "buildah", "push", "--tls-verify=false", how, image); r.status != 0 {
-			require.Contains(t, r.output, "chunked", "%s", r) // older versions do not know it
+		if r := e.Run(t, "buildah", "push", "--tls-verify=false", how, image); r.Status != 0 {
+			require.Contains(t, r.Output, "chunked", "%s", r) // older versions do not know it
 			continue
 		}
 		sameFile(t, raw, pull(image))
@@ -260,68 +260,68 @@ func TestRegistryBuildah(t *testing.T) {
 		"two:1",
 		"FROM scratch\nADD fedora.qcow2 /disk/disk.img\nADD other.raw /disk/disk.img\n",
 	)
-	e.ok(t, "buildah", "push", "--tls-verify=false", image)
+	e.OK(t, "buildah", "push", "--tls-verify=false", image)
 	sameFile(t, other, pull(image))
 	image = build("three:1", "FROM scratch\nADD fedora.qcow2 other.raw /disk/\n")
-	e.ok(t, "buildah", "push", "--tls-verify=false", image)
+	e.OK(t, "buildah", "push", "--tls-verify=false", image)
 	sameFile(t, other, pull(image, "--path=other.raw"))
-	container := strings.TrimSpace(e.ok(t, "buildah", "from", "--pull-never", image))
-	mounted := strings.TrimSpace(e.ok(t, "buildah", "mount", container))
+	container := strings.TrimSpace(e.OK(t, "buildah", "from", "--pull-never", image))
+	mounted := strings.TrimSpace(e.OK(t, "buildah", "mount", container))
 	require.NoError(t, os.Remove(filepath.Join(mounted, "disk", "fedora.qcow2")))
-	e.ok(t, "buildah", "umount", container)
-	removed := s.address + "/built/removed:1"
-	e.ok(t, "buildah", "commit", "--quiet", "--rm", container, removed)
-	e.ok(t, "buildah", "push", "--tls-verify=false", removed)
+	e.OK(t, "buildah", "umount", container)
+	removed := s.Address + "/built/removed:1"
+	e.OK(t, "buildah", "commit", "--quiet", "--rm", container, removed)
+	e.OK(t, "buildah", "push", "--tls-verify=false", removed)
 	sameFile(t, other, pull(removed))
 
 	// Without a registry.
 	layout, archive := filepath.Join(work, "layout"), filepath.Join(work, "image.tar")
-	e.ok(t, "buildah", "push", removed, "oci:"+layout+":latest")
+	e.OK(t, "buildah", "push", removed, "oci:"+layout+":latest")
 	sameFile(t, other, pull("oci:"+layout+":latest"))
-	e.ok(t, "buildah", "push", removed, "docker-archive:"+archive)
+	e.OK(t, "buildah", "push", removed, "docker-archive:"+archive)
 	sameFile(t, other, pull("docker-archive:"+archive))
 }
 
 // TestRegistryServe pushes a disk onto the base image, and podman runs the result.
 func TestRegistryServe(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "docker-registry", "iscsi-ls", "qemu-img")
-	address := registry(t)
-	base := address + "/" + baseImage
-	e.ok(
+	e := NeedImages(t, "docker-registry", "iscsi-ls", "qemu-img")
+	address := Registry(t)
+	base := address + "/" + BaseImage
+	e.OK(
 		t,
 		"buildah",
 		"manifest",
 		"push",
 		"--all",
 		"--tls-verify=false",
-		baseImage,
+		BaseImage,
 		"docker://"+base,
 	)
 	_, qcow2 := newDisk(t)
 	user := address + "/vm/fedora:42"
-	mustDisk(t, nil, "push", "--insecure-registry="+address, "--base="+base, qcow2, user)
+	MustRun(t, nil, "push", "--insecure-registry="+address, "--base="+base, qcow2, user)
 
-	node, err := newEngine()
+	node, err := NewEngine()
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, node.remove()) })
-	node.ok(t, "podman", "pull", "--quiet", "--tls-verify=false", user)
-	n := network{}
-	c := node.newContainer(
+	t.Cleanup(func() { require.NoError(t, node.Remove()) })
+	node.OK(t, "podman", "pull", "--quiet", "--tls-verify=false", user)
+	n := Network{}
+	c := node.NewContainer(
 		t,
 		user,
-		append(withEnv(append(n.settings(), credential...)...), n.option()),
+		append(WithEnv(append(n.Settings(), Credential...)...), n.Option()),
 	)
-	c.start(t)
-	untilReady(t, c)
-	require.Contains(t, okEnv(t, chapClient, "iscsi-ls", "-s", "iscsi://"+n.portal(t, c)), "Lun:1 ")
-	require.Zero(t, c.stop(t))
+	c.Start(t)
+	UntilReady(t, c)
+	require.Contains(t, OKEnv(t, CHAPClient, "iscsi-ls", "-s", "iscsi://"+n.Portal(t, c)), "Lun:1 ")
+	require.Zero(t, c.Stop(t))
 }
 
 // TestRegistryJob runs the commands of the example of a Job, with the test's paths and names.
 func TestRegistryJob(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img")
+	Need(t, "docker-registry", "qemu-img")
 	all, err := objects.Read("../examples/registry/pull.yaml")
 	require.NoError(t, err)
 	claims := map[string]bool{}
@@ -339,35 +339,35 @@ func TestRegistryJob(t *testing.T) {
 	container := pod.Containers[0]
 
 	raw, qcow2 := newDisk(t)
-	s := startRegistry(t, false, basicAuth(t))
+	s := StartRegistry(t, false, basicAuth(t))
 	login := []string{"REGISTRY_USERNAME=" + registryUser, "REGISTRY_PASSWORD=" + registryPassword}
-	mustDisk(
+	MustRun(
 		t,
 		login,
 		"push",
 		"--base=none",
-		"--insecure-registry="+s.address,
+		"--insecure-registry="+s.Address,
 		qcow2,
-		s.address+"/vm/fedora:42",
+		s.Address+"/vm/fedora:42",
 	)
 	volume, secrets := t.TempDir(), t.TempDir()
 	require.NoError(
 		t,
 		os.WriteFile(filepath.Join(secrets, ".dockerconfigjson"), []byte(fmt.Sprintf(
 			`{"auths":{%q:{"auth":%q}}}`,
-			s.address,
+			s.Address,
 			base64.StdEncoding.EncodeToString([]byte(registryUser+":"+registryPassword)),
 		)), 0o600),
 	)
 	here := strings.NewReplacer(
 		"registry.example.com",
-		s.address,
+		s.Address,
 		"/data",
 		volume,
 		"/pull-secret",
 		secrets,
 	)
-	env := []string{"INSECURE_REGISTRY=" + s.address}
+	env := []string{"INSECURE_REGISTRY=" + s.Address}
 	for _, v := range container.Env {
 		env = append(env, v.Name+"="+here.Replace(v.Value))
 	}
@@ -376,7 +376,7 @@ func TestRegistryJob(t *testing.T) {
 		args = append(args, here.Replace(a))
 	}
 	for range 2 { // a Job may be tried again
-		mustDisk(t, env, args...)
+		MustRun(t, env, args...)
 		sameFile(t, raw, filepath.Join(volume, "disk.img"))
 	}
 }
@@ -384,21 +384,21 @@ func TestRegistryJob(t *testing.T) {
 // TestRegistryBlockDevice overwrites a block device that has old content.
 func TestRegistryBlockDevice(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img", "losetup")
-	requireRoot(t)
+	Need(t, "docker-registry", "qemu-img", "losetup")
+	NeedRoot(t)
 	raw, qcow2 := newDisk(t)
-	s := startRegistry(t, false, "")
-	flag := "--insecure-registry=" + s.address
-	mustDisk(t, nil, "push", "--base=none", flag, qcow2, s.address+"/vm/fedora:42")
+	s := StartRegistry(t, false, "")
+	flag := "--insecure-registry=" + s.Address
+	MustRun(t, nil, "push", "--base=none", flag, qcow2, s.Address+"/vm/fedora:42")
 	device := func(size int64) string {
 		file := filepath.Join(t.TempDir(), "device")
 		require.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("old "), int(size/4)), 0o600))
-		name := strings.TrimSpace(ok(t, "losetup", "--find", "--show", file))
+		name := strings.TrimSpace(OK(t, "losetup", "--find", "--show", file))
 		t.Cleanup(func() { require.NoError(t, exec.Command("losetup", "--detach", name).Run()) })
 		return name
 	}
 	large := device(32 << 20)
-	mustDisk(t, nil, "pull", flag, s.address+"/vm/fedora:42", large)
+	MustRun(t, nil, "pull", flag, s.Address+"/vm/fedora:42", large)
 	want, err := os.ReadFile(raw)
 	require.NoError(t, err)
 	got, err := os.ReadFile(large)
@@ -411,7 +411,7 @@ func TestRegistryBlockDevice(t *testing.T) {
 		"what is behind the disk stays",
 	)
 
-	r := kubevirtDisk(t, nil, "pull", flag, s.address+"/vm/fedora:42", device(8<<20))
-	require.Equal(t, 1, r.status)
-	require.Contains(t, r.output, "the disk needs")
+	r := Run(t, nil, "pull", flag, s.Address+"/vm/fedora:42", device(8<<20))
+	require.Equal(t, 1, r.Status)
+	require.Contains(t, r.Output, "the disk needs")
 }

@@ -14,33 +14,33 @@ import (
 // and what was written is there.
 func TestRelay(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", "qemu-io", "nbdcopy")
-	dir, state, images := t.TempDir(), t.TempDir(), diskDir(t, 64<<20)
-	makeCertificate(t, filepath.Join(dir, "server.crt"), filepath.Join(dir, "server.key"))
-	cert, key := makeClientCertificate(t, dir, "relay.example")
-	port := freePort(t)
+	Need(t, "qemu-img", "qemu-io", "nbdcopy")
+	dir, state, images := t.TempDir(), t.TempDir(), DiskDir(t, 64<<20)
+	MakeCertificate(t, filepath.Join(dir, "server.crt"), filepath.Join(dir, "server.key"))
+	cert, key := MakeClientCertificate(t, dir, "relay.example")
+	port := FreePort(t)
 	ca := filepath.Join(dir, "server.crt")
-	served := config{diskDir: images, stateDir: state, args: []string{
-		"--persistent-dir=" + newVolume(t, state), "--nbd=127.0.0.1:" + port,
+	served := Config{DiskDir: images, StateDir: state, Args: []string{
+		"--persistent-dir=" + NewVolume(t, state), "--nbd=127.0.0.1:" + port,
 		"--nbd-tls-cert=" + ca, "--nbd-tls-key=" + filepath.Join(dir, "server.key"),
 		"--nbd-client-ca=" + ca}}
-	server := start(t, served)
+	server := Start(t, served)
 	socket := filepath.Join(t.TempDir(), "nbd.sock")
 	disk := "--disk=nbds://127.0.0.1:" + port + "/disk.raw"
-	relay := start(t, config{diskDir: filepath.Join(dir, "none"), args: []string{disk,
+	relay := Start(t, Config{DiskDir: filepath.Join(dir, "none"), Args: []string{disk,
 		"--disk-tls-cert=" + cert, "--disk-tls-key=" + key, "--disk-server-ca=" + ca,
 		"--nbd=unix:" + socket}})
-	require.Contains(t, server.get("/status"), `"cert:relay.example"`)
+	require.Contains(t, server.Get("/status"), `"cert:relay.example"`)
 	uri := "nbd+unix:///disk.raw?socket=" + socket
-	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(images, "disk.raw"), uri)
+	OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(images, "disk.raw"), uri)
 
 	raw := filepath.Join(t.TempDir(), "raw")
-	pattern(t, raw, 64<<20, 0x42)
-	copied := make(chan result, 1)
+	Pattern(t, raw, 64<<20, 0x42)
+	copied := make(chan Result, 1)
 	go func() {
-		var r result
+		var r Result
 		for range 4 {
-			if r = client(t, nil, "nbdcopy", "--flush", raw, uri); r.status != 0 {
+			if r = Client(t, nil, "nbdcopy", "--flush", raw, uri); r.Status != 0 {
 				break
 			}
 		}
@@ -49,25 +49,25 @@ func TestRelay(t *testing.T) {
 	// Not until it has copied: on a busy machine, the server would not live long enough.
 	for range 6 {
 		time.Sleep(300 * time.Millisecond)
-		server.kill()
-		server = start(t, served)
+		server.Crash()
+		server = Start(t, served)
 	}
 	r := <-copied
-	require.Zero(t, r.status, "%s", r)
-	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", raw, uri)
-	relay.stop()
-	server.stop()
-	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", raw,
+	require.Zero(t, r.Status, "%s", r)
+	OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", raw, uri)
+	relay.Stop()
+	server.Stop()
+	OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", raw,
 		filepath.Join(state, "volume", "disk.img"))
 }
 
 // TestRelayThatCannotBe: what is wrong with a disk of another server is said at the start.
 func TestRelayThatCannotBe(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
+	Need(t)
 	socket := filepath.Join(t.TempDir(), "nbd.sock")
-	images := diskDir(t, 1<<20)
-	start(t, config{diskDir: images, args: []string{"--nbd=unix:" + socket}})
+	images := DiskDir(t, 1<<20)
+	Start(t, Config{DiskDir: images, Args: []string{"--nbd=unix:" + socket}})
 	uri := "nbd+unix:///disk.raw?socket=" + socket
 	for _, c := range []struct{ args, want string }{
 		{"--disk=nbds://u:secret@h/x", "clients are known by their certificate"},
@@ -77,8 +77,8 @@ func TestRelayThatCannotBe(t *testing.T) {
 		{"--disk=" + uri + " --size=1Gi", "enlarge it there"},
 		{"--disk=nbds://127.0.0.1:1/x --disk-tls-cert=/c", "takes a certificate and its key"},
 	} {
-		_, err := tryStart(t, config{diskDir: filepath.Join(images, "none"),
-			args: strings.Fields(c.args)})
+		_, err := TryStart(t, Config{DiskDir: filepath.Join(images, "none"),
+			Args: strings.Fields(c.args)})
 		require.ErrorContains(t, err, c.want, c.args)
 		require.NotContains(t, err.Error(), "secret")
 	}

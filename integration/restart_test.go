@@ -14,19 +14,19 @@ import (
 // acknowledged writes are there after a restart with the same image.
 func TestStopUnderLoad(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
-	for name, stop := range map[string]func(*daemon){"SIGTERM": (*daemon).stop,
-		"kill -9": (*daemon).kill} {
+	Need(t)
+	for name, stop := range map[string]func(*Daemon){"SIGTERM": (*Daemon).Stop,
+		"kill -9": (*Daemon).Crash} {
 		t.Run(name, func(t *testing.T) {
-			dir, state := diskDir(t, 32<<20), t.TempDir()
-			d := start(t, config{diskDir: dir, stateDir: state})
-			s := loginTo(t, d, "iqn.2026-01.test:writer")
+			dir, state := DiskDir(t, 32<<20), t.TempDir()
+			d := Start(t, Config{DiskDir: dir, StateDir: state})
+			s := LoginTo(t, d, "iqn.2026-01.test:writer")
 			acknowledged := make(chan uint32, 1)
 			begun := make(chan struct{})
 			go func() {
 				n := uint32(0)
 				for ; n < 60000; n++ {
-					r, err := s.Do(targettest.Write10(1, n, block(n, 0xa5)))
+					r, err := s.Do(targettest.Write10(1, n, Block(n, 0xa5)))
 					if err != nil || !r.Good() {
 						break
 					}
@@ -46,13 +46,13 @@ func TestStopUnderLoad(t *testing.T) {
 			n := <-acknowledged
 			t.Logf("%d blocks were acknowledged", n)
 
-			d = start(t, config{diskDir: dir, stateDir: state})
-			s = loginTo(t, d, "iqn.2026-01.test:reader")
+			d = Start(t, Config{DiskDir: dir, StateDir: state})
+			s = LoginTo(t, d, "iqn.2026-01.test:reader")
 			for lba := uint32(0); lba < n; {
 				count := min(n-lba, 128)
-				data := do(t, s, targettest.Read10(1, lba, int(count))).Data
+				data := Do(t, s, targettest.Read10(1, lba, int(count))).Data
 				for i := range count {
-					require.Equal(t, block(lba+i, 0xa5), data[i*512:][:512], "block %d", lba+i)
+					require.Equal(t, Block(lba+i, 0xa5), data[i*512:][:512], "block %d", lba+i)
 				}
 				lba += count
 			}
@@ -64,20 +64,20 @@ func TestStopUnderLoad(t *testing.T) {
 // says which disk and why.
 func TestChangedImage(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
-	dir, state := diskDir(t, 8<<20), t.TempDir()
-	d := start(t, config{diskDir: dir, stateDir: state})
-	s := loginTo(t, d, "iqn.2026-01.test:a")
-	require.True(t, do(t, s, targettest.Write10(1, 0, block(0, 1))).Good())
-	logout(t, s)
-	d.stop()
+	Need(t)
+	dir, state := DiskDir(t, 8<<20), t.TempDir()
+	d := Start(t, Config{DiskDir: dir, StateDir: state})
+	s := LoginTo(t, d, "iqn.2026-01.test:a")
+	require.True(t, Do(t, s, targettest.Write10(1, 0, Block(0, 1))).Good())
+	Logout(t, s)
+	d.Stop()
 
-	makeRawSeed(t, filepath.Join(dir, "disk.raw"), 8<<20, 2)
-	d = start(t, config{diskDir: dir, stateDir: state})
+	MakeRawSeed(t, filepath.Join(dir, "disk.raw"), 8<<20, 2)
+	d = Start(t, Config{DiskDir: dir, StateDir: state})
 	want, err := os.ReadFile(filepath.Join(dir, "disk.raw"))
 	require.NoError(t, err)
-	s = loginTo(t, d, "iqn.2026-01.test:b")
-	require.Equal(t, want[:512], do(t, s, readBlock(1, 0)).Data)
+	s = LoginTo(t, d, "iqn.2026-01.test:b")
+	require.Equal(t, want[:512], Do(t, s, ReadBlock(1, 0)).Data)
 	require.Contains(t, d.Output(), "disk.raw")
 	require.Contains(t, d.Output(), "changed")
 }
@@ -85,17 +85,17 @@ func TestChangedImage(t *testing.T) {
 // TestSeveralInitiators: several initiators write and read a shared LUN at once.
 func TestSeveralInitiators(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
-	d := start(t, config{diskDir: diskDir(t, 32<<20),
-		env: map[string]string{"ACCESS_MODE": "write-shared"}})
+	Need(t)
+	d := Start(t, Config{DiskDir: DiskDir(t, 32<<20),
+		Env: map[string]string{"ACCESS_MODE": "write-shared"}})
 	const each = 200
 	done := make(chan error)
 	for i := range uint32(4) {
-		s := loginTo(t, d, "iqn.2026-01.test:"+string('a'+rune(i)))
+		s := LoginTo(t, d, "iqn.2026-01.test:"+string('a'+rune(i)))
 		go func() {
 			for n := range uint32(each) {
 				lba := n*4 + i
-				if _, err := s.Do(targettest.Write10(1, lba, block(lba, byte(i)))); err != nil {
+				if _, err := s.Do(targettest.Write10(1, lba, Block(lba, byte(i)))); err != nil {
 					done <- err
 					return
 				}
@@ -106,9 +106,9 @@ func TestSeveralInitiators(t *testing.T) {
 	for range 4 {
 		require.NoError(t, <-done)
 	}
-	s := loginTo(t, d, "iqn.2026-01.test:reader")
+	s := LoginTo(t, d, "iqn.2026-01.test:reader")
 	for lba := range uint32(4 * each) {
-		require.Equal(t, block(lba, byte(lba%4)), do(t, s, readBlock(1, lba)).Data)
+		require.Equal(t, Block(lba, byte(lba%4)), Do(t, s, ReadBlock(1, lba)).Data)
 	}
 }
 
@@ -116,39 +116,39 @@ func TestSeveralInitiators(t *testing.T) {
 // to do.
 func TestRefusesToStart(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
+	Need(t)
 	stray := t.TempDir()
-	makeRaw(t, filepath.Join(stray, "disk.raw"), 1<<20)
+	MakeRaw(t, filepath.Join(stray, "disk.raw"), 1<<20)
 	require.NoError(t, os.WriteFile(filepath.Join(stray, "zz.txt"), []byte("hello"), 0o644))
 	require.NoError(t, os.WriteFile(filepath.Join(stray, "odd.img"), make([]byte, 1000), 0o644))
 	require.NoError(t, os.Symlink("/etc/passwd", filepath.Join(stray, "link.raw")))
-	good := diskDir(t, 1<<20)
+	good := DiskDir(t, 1<<20)
 	empty := t.TempDir()
 	for _, c := range []struct {
 		name   string
-		config config
+		config Config
 		status int
 		says   []string
 	}{
-		{"no image", config{diskDir: empty}, 1, []string{empty}},
-		{"no directory", config{diskDir: empty + "/missing"}, 1, []string{empty + "/missing"}},
-		{"stray files", config{diskDir: stray}, 1, []string{"zz.txt", "odd.img", "link.raw"}},
+		{"no image", Config{DiskDir: empty}, 1, []string{empty}},
+		{"no directory", Config{DiskDir: empty + "/missing"}, 1, []string{empty + "/missing"}},
+		{"stray files", Config{DiskDir: stray}, 1, []string{"zz.txt", "odd.img", "link.raw"}},
 		{"half a credential",
-			config{diskDir: good, env: map[string]string{"CHAP_USERNAME": testUser}}, 2,
+			Config{DiskDir: good, Env: map[string]string{"CHAP_USERNAME": User}}, 2,
 			[]string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
-		{"short secret", config{diskDir: good,
-			env: map[string]string{"CHAP_USERNAME": testUser, "CHAP_PASSWORD": "short"}}, 2,
+		{"short secret", Config{DiskDir: good,
+			Env: map[string]string{"CHAP_USERNAME": User, "CHAP_PASSWORD": "short"}}, 2,
 			[]string{"12"}},
-		{"open to the world", config{diskDir: good, env: map[string]string{"LISTEN": "0.0.0.0:0"}},
+		{"open to the world", Config{DiskDir: good, Env: map[string]string{"LISTEN": "0.0.0.0:0"}},
 			2, []string{"insecure-no-auth"}},
-		{"unknown copy mode", config{diskDir: good, env: map[string]string{"COPY_MODE": "cow"}}, 2,
+		{"unknown copy mode", Config{DiskDir: good, Env: map[string]string{"COPY_MODE": "cow"}}, 2,
 			[]string{"copy-on-write"}},
 		{"persistent directory",
-			config{diskDir: good, env: map[string]string{"PERSISTENT_DIR": "/proc/volume"}}, 1,
+			Config{DiskDir: good, Env: map[string]string{"PERSISTENT_DIR": "/proc/volume"}}, 1,
 			[]string{"persistent", "/proc/volume", "does not exist", "PERSISTENT_DIR"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			status, output := refused(t, c.config)
+			status, output := Refused(t, c.config)
 			require.Equal(t, c.status, status, output)
 			for _, s := range c.says {
 				require.Contains(t, output, s)

@@ -17,39 +17,39 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// sandbox is a container that podman or runc runs. After a stop it may be started again.
-type sandbox interface {
-	start(t *testing.T)
-	exec(t *testing.T, args ...string) result
-	running(t *testing.T) bool
-	pid(t *testing.T) string
-	log(t *testing.T) string
+// Sandbox is a container that podman or runc runs. After a stop it may be started again.
+type Sandbox interface {
+	Start(t *testing.T)
+	Exec(t *testing.T, args ...string) Result
+	Running(t *testing.T) bool
+	PID(t *testing.T) string
+	Log(t *testing.T) string
 	// starts returns how many starts the log covers.
 	starts() int
 	// stop sends SIGTERM and returns the exit status.
-	stop(t *testing.T) int
+	Stop(t *testing.T) int
 }
 
-// untilReady asks like the original wrapper's callers, until the LUNs can be used. It also waits
+// UntilReady asks like the original wrapper's callers, until the LUNs can be used. It also waits
 // for the log, because podman's monitor may write it after the ready file appears.
-func untilReady(t *testing.T, s sandbox) {
+func UntilReady(t *testing.T, s Sandbox) {
 	t.Helper()
-	testtool.Within(t, clientTimeout, func() bool {
-		return s.exec(t, "cat", "/tmp/healthy").status == 0 &&
-			strings.Count(s.log(t), `"msg":"ready"`) >= s.starts() || !s.running(t)
+	testtool.Within(t, Timeout, func() bool {
+		return s.Exec(t, "cat", "/tmp/healthy").Status == 0 &&
+			strings.Count(s.Log(t), `"msg":"ready"`) >= s.starts() || !s.Running(t)
 	}, "it is ready or has ended")
-	require.True(t, s.running(t), "it has ended:\n%s", s.log(t))
+	require.True(t, s.Running(t), "it has ended:\n%s", s.Log(t))
 }
 
-// untilLogged waits until the log contains a text.
-func untilLogged(t *testing.T, s sandbox, text string) {
+// UntilLogged waits until the log contains a text.
+func UntilLogged(t *testing.T, s Sandbox, text string) {
 	t.Helper()
-	testtool.Within(t, clientTimeout, func() bool { return strings.Contains(s.log(t), text) },
-		"%s is logged: %s", text, func() any { return s.log(t) })
+	testtool.Within(t, Timeout, func() bool { return strings.Contains(s.Log(t), text) },
+		"%s is logged: %s", text, func() any { return s.Log(t) })
 }
 
-// logged returns a field of the last entry with a message, from a log of JSON lines.
-func logged(log, message, field string) (value string) {
+// Logged returns a field of the last entry with a message, from a log of JSON lines.
+func Logged(log, message, field string) (value string) {
 	for line := range strings.Lines(log) {
 		var entry map[string]any
 		if json.Unmarshal([]byte(line), &entry) == nil && entry["msg"] == message {
@@ -59,74 +59,74 @@ func logged(log, message, field string) (value string) {
 	return value
 }
 
-// container is a sandbox that podman runs.
-type container struct {
-	e    *engine
-	name string
+// Container is a sandbox that podman runs.
+type Container struct {
+	E    *Engine
+	Name string
 	args []string // of podman: run and what follows
 
 	started int // how often; all starts share one log
 }
 
-// newContainer prepares a container of an image with additional options for podman run. command
+// NewContainer prepares a container of an image with additional options for podman run. command
 // follows the image.
-func (e *engine) newContainer(t *testing.T, image string, options []string,
-	command ...string) *container {
+func (e *Engine) NewContainer(t *testing.T, image string, options []string,
+	command ...string) *Container {
 	t.Helper()
-	c := &container{e: e, name: fmt.Sprintf("run-%d", imageNumber.Add(1))}
-	c.args = append(append(append([]string{"run", "--detach", "--name", c.name}, options...),
+	c := &Container{E: e, Name: fmt.Sprintf("run-%d", imageNumber.Add(1))}
+	c.args = append(append(append([]string{"run", "--detach", "--name", c.Name}, options...),
 		image), command...)
 	t.Cleanup(func() {
 		if t.Failed() {
-			printed, _ := e.finally("podman", "logs", c.name)
-			t.Logf("%s printed:\n%s", c.name, lastLines(printed, 60))
+			printed, _ := e.finally("podman", "logs", c.Name)
+			t.Logf("%s printed:\n%s", c.Name, LastLines(printed, 60))
 		}
 		if out, err := e.finally("podman", "rm", "--force", "--ignore", "--time", "0", "--volumes",
-			c.name); err != nil {
+			c.Name); err != nil {
 			t.Errorf("podman rm: %v\n%s", err, out)
 		}
 	})
 	return c
 }
 
-func (c *container) start(t *testing.T) {
+func (c *Container) Start(t *testing.T) {
 	t.Helper()
 	c.started++
-	if c.e.run(t, "podman", "container", "exists", c.name).status == 0 {
-		c.e.ok(t, "podman", "start", c.name)
+	if c.E.Run(t, "podman", "container", "exists", c.Name).Status == 0 {
+		c.E.OK(t, "podman", "start", c.Name)
 		return
 	}
-	c.e.ok(t, "podman", c.args...)
+	c.E.OK(t, "podman", c.args...)
 }
 
-func (c *container) exec(t *testing.T, args ...string) result {
+func (c *Container) Exec(t *testing.T, args ...string) Result {
 	t.Helper()
-	return c.e.run(t, "podman", append([]string{"exec", c.name}, args...)...)
+	return c.E.Run(t, "podman", append([]string{"exec", c.Name}, args...)...)
 }
 
-func (c *container) inspect(t *testing.T, format string) string {
+func (c *Container) Inspect(t *testing.T, format string) string {
 	t.Helper()
-	return c.e.ok(t, "podman", "inspect", "--format", format, c.name)
+	return c.E.OK(t, "podman", "inspect", "--format", format, c.Name)
 }
 
-func (c *container) running(t *testing.T) bool {
-	return c.inspect(t, "{{.State.Running}}") ==
+func (c *Container) Running(t *testing.T) bool {
+	return c.Inspect(t, "{{.State.Running}}") ==
 		"true"
 }
-func (c *container) pid(t *testing.T) string { return c.inspect(t, "{{.State.Pid}}") }
-func (c *container) log(t *testing.T) string { return c.e.ok(t, "podman", "logs", c.name) }
-func (c *container) starts() int             { return c.started }
+func (c *Container) PID(t *testing.T) string { return c.Inspect(t, "{{.State.Pid}}") }
+func (c *Container) Log(t *testing.T) string { return c.E.OK(t, "podman", "logs", c.Name) }
+func (c *Container) starts() int             { return c.started }
 
-func (c *container) stop(t *testing.T) int {
+func (c *Container) Stop(t *testing.T) int {
 	t.Helper()
-	c.e.ok(t, "podman", "kill", "--signal", "TERM", c.name)
-	return c.wait(t)
+	c.E.OK(t, "podman", "kill", "--signal", "TERM", c.Name)
+	return c.Wait(t)
 }
 
-// wait waits for the end and returns the exit status.
-func (c *container) wait(t *testing.T) int {
+// Wait waits for the end and returns the exit status.
+func (c *Container) Wait(t *testing.T) int {
 	t.Helper()
-	status, err := strconv.Atoi(c.e.ok(t, "podman", "wait", c.name))
+	status, err := strconv.Atoi(c.E.OK(t, "podman", "wait", c.Name))
 	require.NoError(t, err)
 	return status
 }
@@ -134,26 +134,26 @@ func (c *container) wait(t *testing.T) int {
 // bundle is a sandbox that runc alone runs, like a runtime under Kubernetes. Here we make the
 // configuration ourselves.
 type bundle struct {
-	e       *engine
+	e       *Engine
 	dir, id string
 	cmd     *exec.Cmd // of the last start
 }
 
-// newBundle unpacks an image and makes a configuration for it: the image's user, entry point and
+// NewBundle unpacks an image and makes a configuration for it: the image's user, entry point and
 // command, a read-only root file system, no capabilities, no new privileges, a tmpfs at /tmp, and
 // work as the work directory. netns is the path of a network namespace; "" means the host's.
-func (e *engine) newBundle(t *testing.T, image, work, netns string, env ...string) *bundle {
+func (e *Engine) NewBundle(t *testing.T, image, work, netns string, env ...string) *bundle {
 	t.Helper()
 	b := &bundle{e: e, dir: t.TempDir(), id: fmt.Sprintf("runc-%d", imageNumber.Add(1))}
-	e.ok(t, "buildah", "from", "--quiet", "--name", b.id, image)
-	root := e.ok(t, "buildah", "mount", b.id)
+	e.OK(t, "buildah", "from", "--quiet", "--name", b.id, image)
+	root := e.OK(t, "buildah", "mount", b.id)
 	t.Cleanup(func() {
 		if b.cmd != nil && b.cmd.ProcessState == nil {
 			_, _ = e.finally("runc", "--root", e.path("runc"), "kill", b.id, "KILL")
 			_ = b.cmd.Wait()
 		}
 		if t.Failed() {
-			t.Logf("%s printed:\n%s", b.id, lastLines(b.log(t), 60))
+			t.Logf("%s printed:\n%s", b.id, LastLines(b.Log(t), 60))
 		}
 	})
 
@@ -161,11 +161,11 @@ func (e *engine) newBundle(t *testing.T, image, work, netns string, env ...strin
 		User   string
 		Config struct{ Entrypoint, Cmd, Env []string }
 	}
-	require.NoError(t, json.Unmarshal([]byte(e.ok(t, "podman", "image", "inspect", image)),
+	require.NoError(t, json.Unmarshal([]byte(e.OK(t, "podman", "image", "inspect", image)),
 		&images))
 	require.Len(t, images, 1)
 	require.Equal(t, "107:107", images[0].User)
-	e.ok(t, "runc", "spec", "--bundle", b.dir)
+	e.OK(t, "runc", "spec", "--bundle", b.dir)
 	path := filepath.Join(b.dir, "config.json")
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
@@ -197,12 +197,12 @@ func (e *engine) newBundle(t *testing.T, image, work, netns string, env ...strin
 	return b
 }
 
-func (b *bundle) runc(t *testing.T, args ...string) result {
+func (b *bundle) runc(t *testing.T, args ...string) Result {
 	t.Helper()
-	return b.e.run(t, "runc", append([]string{"--root", b.e.path("runc")}, args...)...)
+	return b.e.Run(t, "runc", append([]string{"--root", b.e.path("runc")}, args...)...)
 }
 
-func (b *bundle) start(t *testing.T) {
+func (b *bundle) Start(t *testing.T) {
 	t.Helper()
 	out, err := os.Create(filepath.Join(b.dir, "log"))
 	require.NoError(t, err)
@@ -211,11 +211,11 @@ func (b *bundle) start(t *testing.T) {
 	b.cmd.Env = b.e.env
 	b.cmd.Stdout, b.cmd.Stderr = out, out
 	require.NoError(t, b.cmd.Start())
-	testtool.Within(t, clientTimeout, func() bool { return b.running(t) },
+	testtool.Within(t, Timeout, func() bool { return b.Running(t) },
 		"runc has started it")
 }
 
-func (b *bundle) exec(t *testing.T, args ...string) result {
+func (b *bundle) Exec(t *testing.T, args ...string) Result {
 	t.Helper()
 	return b.runc(t, append([]string{"exec", b.id}, args...)...)
 }
@@ -226,23 +226,23 @@ func (b *bundle) state(t *testing.T) (pid int, status string) {
 		PID    int `json:"pid"`
 		Status string
 	}
-	if r := b.runc(t, "state", b.id); r.status == 0 {
-		require.NoError(t, json.Unmarshal([]byte(r.output), &state))
+	if r := b.runc(t, "state", b.id); r.Status == 0 {
+		require.NoError(t, json.Unmarshal([]byte(r.Output), &state))
 	}
 	return state.PID, state.Status
 }
 
-func (b *bundle) running(t *testing.T) bool {
+func (b *bundle) Running(t *testing.T) bool {
 	_, status := b.state(t)
 	return status == "running"
 }
 
-func (b *bundle) pid(t *testing.T) string {
+func (b *bundle) PID(t *testing.T) string {
 	pid, _ := b.state(t)
 	return strconv.Itoa(pid)
 }
 
-func (b *bundle) log(t *testing.T) string {
+func (b *bundle) Log(t *testing.T) string {
 	text, err := os.ReadFile(filepath.Join(b.dir, "log"))
 	require.NoError(t, err)
 	return string(text)
@@ -250,26 +250,26 @@ func (b *bundle) log(t *testing.T) string {
 
 func (b *bundle) starts() int { return 1 }
 
-func (b *bundle) stop(t *testing.T) int {
+func (b *bundle) Stop(t *testing.T) int {
 	t.Helper()
-	require.Zero(t, b.runc(t, "kill", b.id, "TERM").status)
+	require.Zero(t, b.runc(t, "kill", b.id, "TERM").Status)
 	_ = b.cmd.Wait() // ProcessState has the status
 	return b.cmd.ProcessState.ExitCode()
 }
 
-// network is the network of a container, and the address to reach it.
-type network struct {
-	path string // of the network namespace; "": the host's
-	host string // the address at which a client reaches it
+// Network is the network of a container, and the address to reach it.
+type Network struct {
+	Path string // of the network namespace; "": the host's
+	Host string // the address at which a client reaches it
 }
 
 // firstSubnet usually keeps overlapping runs apart.
 var firstSubnet = rand.IntN(1 << 15)
 
-// namespace makes a network namespace, like a pod's, and links it to the host's.
-func namespace(t *testing.T) network {
+// Namespace makes a network namespace, like a pod's, and links it to the host's.
+func Namespace(t *testing.T) Network {
 	t.Helper()
-	requireTools(t, "ip")
+	Need(t, "ip")
 	number := imageNumber.Add(1)
 	// The block for benchmarks (RFC 2544), which nothing else routes. The test's own number keeps
 	// the subnets of a run apart.
@@ -279,59 +279,59 @@ func namespace(t *testing.T) network {
 	ours, theirs := base+strconv.Itoa(last+1), base+strconv.Itoa(last+2)
 	name := fmt.Sprintf("kd%d-%d", os.Getpid(), number)
 	link := name[2:]
-	ok(t, "ip", "netns", "add", name)
+	OK(t, "ip", "netns", "add", name)
 	t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", name).Run() })
-	ok(t, "ip", "link", "add", "h"+link, "type", "veth", "peer", "name", "c"+link, "netns", name)
-	ok(t, "ip", "address", "add", ours+"/30", "dev", "h"+link)
-	ok(t, "ip", "link", "set", "h"+link, "up")
-	ok(t, "ip", "-n", name, "address", "add", theirs+"/30", "dev", "c"+link)
-	ok(t, "ip", "-n", name, "link", "set", "c"+link, "up")
-	ok(t, "ip", "-n", name, "link", "set", "lo", "up")
-	return network{path: "/run/netns/" + name, host: theirs}
+	OK(t, "ip", "link", "add", "h"+link, "type", "veth", "peer", "name", "c"+link, "netns", name)
+	OK(t, "ip", "address", "add", ours+"/30", "dev", "h"+link)
+	OK(t, "ip", "link", "set", "h"+link, "up")
+	OK(t, "ip", "-n", name, "address", "add", theirs+"/30", "dev", "c"+link)
+	OK(t, "ip", "-n", name, "link", "set", "c"+link, "up")
+	OK(t, "ip", "-n", name, "link", "set", "lo", "up")
+	return Network{Path: "/run/netns/" + name, Host: theirs}
 }
 
-// option returns the network as an option of podman run.
-func (n network) option() string {
-	if n.path == "" {
+// Option returns the network as an option of podman run.
+func (n Network) Option() string {
+	if n.Path == "" {
 		return "--network=host"
 	}
-	return "--network=ns:" + n.path
+	return "--network=ns:" + n.Path
 }
 
-// settings returns the variables that a container needs in the network. In a namespace of its own
+// Settings returns the variables that a container needs in the network. In a namespace of its own
 // it needs none, because nothing else is there.
-func (n network) settings() []string {
-	if n.path == "" {
+func (n Network) Settings() []string {
+	if n.Path == "" {
 		return []string{"LISTEN=127.0.0.1:0", "METRICS_LISTEN=127.0.0.1:0"}
 	}
 	return nil
 }
 
-// portal returns the address of the container's portal.
-func (n network) portal(t *testing.T, s sandbox) string {
+// Portal returns the address of the container's portal.
+func (n Network) Portal(t *testing.T, s Sandbox) string {
 	t.Helper()
-	if n.path != "" {
-		return n.host + ":3260"
+	if n.Path != "" {
+		return n.Host + ":3260"
 	}
-	return logged(s.log(t), "portal", "address")
+	return Logged(s.Log(t), "portal", "address")
 }
 
-// lunURL is the URL of a LUN of the default target, with the tests' credential.
-func lunURL(portal string, lun int) string {
-	return fmt.Sprintf("iscsi://%s%%%s@%s/%s/%d", testUser, testPassword, portal,
+// DiskURL is the URL of a LUN of the default target, with the tests' credential.
+func DiskURL(portal string, lun int) string {
+	return fmt.Sprintf("iscsi://%s%%%s@%s/%s/%d", User, Password, portal,
 		peers.DefaultTarget, lun)
 }
 
-// emptyDir is a volume like a pod's: everybody may write to it, and it outlives a container.
-func emptyDir(t *testing.T) string {
+// EmptyDir is a volume like a pod's: everybody may write to it, and it outlives a container.
+func EmptyDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o777))
 	return dir
 }
 
-// withEnv turns variables into options of podman.
-func withEnv(variables ...string) (options []string) {
+// WithEnv turns variables into options of podman.
+func WithEnv(variables ...string) (options []string) {
 	for _, v := range variables {
 		options = append(options, "--env="+v)
 	}

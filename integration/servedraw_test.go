@@ -16,10 +16,10 @@ import (
 // data, in every copy mode. The other disk must be served, too.
 func TestGuestDoesNotDecideWhatItsDiskIs(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img")
+	Need(t, "qemu-img")
 	const size, blocks = 8 << 20, 8 << 20 / 512
 	overlay := filepath.Join(t.TempDir(), "top.qcow2")
-	ok(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", "secret.raw",
+	OK(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", "secret.raw",
 		overlay, "8M")
 	header, err := os.ReadFile(overlay)
 	require.NoError(t, err)
@@ -37,13 +37,13 @@ func TestGuestDoesNotDecideWhatItsDiskIs(t *testing.T) {
 		t.Run(looks, func(t *testing.T) {
 			dir := t.TempDir()
 			image, secret := filepath.Join(dir, "guest.raw"), filepath.Join(dir, "secret.raw")
-			makeRawSeed(t, image, size, 1)
-			makeRawSeed(t, secret, size, 2)
+			MakeRawSeed(t, image, size, 1)
+			MakeRawSeed(t, secret, size, 2)
 			other, err := os.ReadFile(secret)
 			require.NoError(t, err)
-			serve := func(mode string) (*daemon, *targettest.Session) {
-				d := start(t, config{diskDir: dir, env: map[string]string{"COPY_MODE": mode}})
-				s := loginTo(t, d, "iqn.2026-01.test:guest")
+			serve := func(mode string) (*Daemon, *targettest.Session) {
+				d := Start(t, Config{DiskDir: dir, Env: map[string]string{"COPY_MODE": mode}})
+				s := LoginTo(t, d, "iqn.2026-01.test:guest")
 				_, err := s.ClearAttention(2)
 				require.NoError(t, err)
 				return d, s
@@ -52,21 +52,21 @@ func TestGuestDoesNotDecideWhatItsDiskIs(t *testing.T) {
 			padded := append(written.data, make([]byte, -len(written.data)&511)...)
 			for i := 0; i < len(padded); i += 512 {
 				lba := written.lba + uint32(i/512)
-				require.True(t, do(t, s, targettest.Write10(1, lba, padded[i:i+512])).Good())
+				require.True(t, Do(t, s, targettest.Write10(1, lba, padded[i:i+512])).Good())
 			}
-			d.kill()
+			d.Crash()
 			want, err := os.ReadFile(image)
 			require.NoError(t, err)
 			for _, mode := range []string{"none", "copy-on-write", "clone", "none"} {
 				d, s := serve(mode)
 				for lba := uint32(0); lba < blocks; lba += 128 {
 					at := int(lba) * 512
-					got := do(t, s, targettest.Read10(1, lba, 128)).Data
+					got := Do(t, s, targettest.Read10(1, lba, 128)).Data
 					require.Equal(t, want[at:at+128*512], got, "%s, block %d", mode, lba)
 				}
-				require.Equal(t, other[:512], do(t, s, readBlock(2, 0)).Data)
+				require.Equal(t, other[:512], Do(t, s, ReadBlock(2, 0)).Data)
 				require.Contains(t, d.Output(), `"looks_like":"`+looks+`"`)
-				d.kill()
+				d.Crash()
 			}
 		})
 	}

@@ -25,7 +25,7 @@ func startBench(t *testing.T, url string) *bench {
 	b := &bench{t: t, ended: make(chan error, 1)}
 	b.cmd = exec.CommandContext(t.Context(), "qemu-img", "bench", "-w", "-f", "raw",
 		"-c", "60000", "-d", "8", "-s", "4096", "--pattern=0x5a", url)
-	b.cmd.Env = clientEnv()
+	b.cmd.Env = ClientEnv()
 	b.cmd.Stdout, b.cmd.Stderr = &b.out, &b.out
 	require.NoError(t, b.cmd.Start())
 	go func() { b.ended <- b.cmd.Wait() }()
@@ -37,7 +37,7 @@ func (b *bench) completes() {
 	select {
 	case err := <-b.ended:
 		require.NoError(b.t, err, b.out.String())
-	case <-time.After(2 * clientTimeout):
+	case <-time.After(2 * Timeout):
 		b.cmd.Process.Kill()
 		b.t.Fatalf("qemu-img has not ended: %s", b.out.String())
 	}
@@ -48,11 +48,11 @@ func (b *bench) completes() {
 // missing.
 func TestKickedQEMU(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
-	program, err := binary()
+	Need(t, "qemu-img", "qemu-io", QEMUISCSI)
+	program, err := Binary()
 	require.NoError(t, err)
 	state := t.TempDir()
-	d := start(t, config{diskDir: diskDir(t, 32<<20), stateDir: state, env: chapEnv})
+	d := Start(t, Config{DiskDir: DiskDir(t, 32<<20), StateDir: state, Env: CHAPEnv})
 	work := "WORK_DIR=" + filepath.Join(state, "work")
 	type session struct {
 		Initiator string
@@ -61,7 +61,7 @@ func TestKickedQEMU(t *testing.T) {
 		Written   int64 `json:"bytes_written"`
 	}
 	sessions := func() (all []session) {
-		list := okEnv(t, []string{work}, program, "sessions", "--json")
+		list := OKEnv(t, []string{work}, program, "sessions", "--json")
 		require.NoError(t, json.Unmarshal([]byte(list), &all))
 		return all
 	}
@@ -69,10 +69,10 @@ func TestKickedQEMU(t *testing.T) {
 	// On a busy machine, QEMU may have written everything before the test sees or ends its session.
 	for try := 1; len(ended) == 0; try++ {
 		require.Less(t, try, 10, "QEMU always finished first")
-		b := startBench(t, d.chapURL(testUser, testPassword, 1))
+		b := startBench(t, d.CHAPURL(User, Password, 1))
 		for range 3 {
 			var now []session
-			d.until("QEMU is logged in and writes", func() bool {
+			d.Until("QEMU is logged in and writes", func() bool {
 				now = sessions()
 				return len(now) == 1 && !ended[now[0].TSIH] && now[0].Written > 1<<20 ||
 					len(b.ended) > 0
@@ -81,8 +81,8 @@ func TestKickedQEMU(t *testing.T) {
 				break
 			}
 			require.Equal(t, []uint16{1}, now[0].LUNs)
-			r := client(t, []string{work}, program, "kick", "--initiator", now[0].Initiator)
-			if r.status == 0 {
+			r := Client(t, []string{work}, program, "kick", "--initiator", now[0].Initiator)
+			if r.Status == 0 {
 				ended[now[0].TSIH] = true
 			} else {
 				t.Log(r) // the session may be over by now
@@ -90,7 +90,7 @@ func TestKickedQEMU(t *testing.T) {
 		}
 		b.completes()
 	}
-	ok(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.chapURL(testUser, testPassword, 1))
+	OK(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.CHAPURL(User, Password, 1))
 	require.Contains(t, d.Output(), `"reason":"kicked"`)
 }
 
@@ -98,24 +98,24 @@ func TestKickedQEMU(t *testing.T) {
 // logins need the new secret.
 func TestRotatedCredential(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", "qemu-io", qemuISCSI, "iscsi-ls")
+	Need(t, "qemu-img", "qemu-io", QEMUISCSI, "iscsi-ls")
 	secret := filepath.Join(t.TempDir(), "password")
-	require.NoError(t, os.WriteFile(secret, []byte(testPassword+"\n"), 0o600))
-	const next = testPassword + "-next"
-	d := start(t, config{diskDir: diskDir(t, 32<<20), env: map[string]string{
-		"CHAP_USERNAME": testUser, "CHAP_PASSWORD_FILE": secret}})
-	b := startBench(t, d.chapURL(testUser, testPassword, 1))
-	d.until("QEMU writes", func() bool { return d.operations("write") > 100 })
+	require.NoError(t, os.WriteFile(secret, []byte(Password+"\n"), 0o600))
+	const next = Password + "-next"
+	d := Start(t, Config{DiskDir: DiskDir(t, 32<<20), Env: map[string]string{
+		"CHAP_USERNAME": User, "CHAP_PASSWORD_FILE": secret}})
+	b := startBench(t, d.CHAPURL(User, Password, 1))
+	d.Until("QEMU writes", func() bool { return d.Operations("write") > 100 })
 	require.NoError(t, os.WriteFile(secret+".new", []byte(next+"\n"), 0o600))
 	require.NoError(t, os.Rename(secret+".new", secret))
 	list := func(password string) int {
-		env := []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + password}
-		return client(t, env, "iscsi-ls", d.portalURL()).status
+		env := []string{"LIBISCSI_CHAP_USERNAME=" + User, "LIBISCSI_CHAP_PASSWORD=" + password}
+		return Client(t, env, "iscsi-ls", d.PortalURL()).Status
 	}
-	d.until("the new secret is in force", func() bool { return list(next) == 0 })
-	require.NotZero(t, list(testPassword))
+	d.Until("the new secret is in force", func() bool { return list(next) == 0 })
+	require.NotZero(t, list(Password))
 	b.completes()
-	ok(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.chapURL(testUser, next, 1))
+	OK(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.CHAPURL(User, next, 1))
 
-	require.NotContains(t, d.Output(), testPassword)
+	require.NotContains(t, d.Output(), Password)
 }

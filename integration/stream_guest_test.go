@@ -46,64 +46,64 @@ func newFileSystem(t *testing.T) (raw string) {
 // guest's first reads are recorded, and another daemon fetches them ahead at its start.
 func TestStreamGuest(t *testing.T) {
 	t.Parallel() // a guest has one processor
-	requireTools(t, "docker-registry", "mke2fs", "qemu-system-x86_64", qemuISCSI, "apt-get",
+	Need(t, "docker-registry", "mke2fs", "qemu-system-x86_64", QEMUISCSI, "apt-get",
 		"dpkg-deb")
-	w := newWatchedRegistry(t)
+	w := NewWatchedRegistry(t)
 	raw := newFileSystem(t)
-	push(t, w.address, raw)
+	Push(t, w.Address, raw)
 	order := filepath.Join(t.TempDir(), "boot.order")
-	d := start(t, streaming(t.TempDir(), w.proxy, "copy-on-write", "--record-boot="+order))
+	d := Start(t, streaming(t.TempDir(), w.Proxy, "copy-on-write", "--record-boot="+order))
 
-	opened, _ := w.asked() // requests to open it, without a boot order
+	opened, _ := w.Asked() // requests to open it, without a boot order
 
-	ctx, cancel := context.WithTimeout(t.Context(), guestBoot)
+	ctx, cancel := context.WithTimeout(t.Context(), GuestBoot)
 	defer cancel()
 	m, err := guest.Start(ctx, guest.MachineOptions{Dir: t.TempDir(),
 		Guest: guest.Options{Modules: []string{"virtio_blk", "crc32c_intel", "ext4"},
 			CacheDir: filepath.Join("..", "cache", "guest")},
-		Args: []string{"-drive", "if=none,id=disk,format=raw,file=" + d.url(1),
+		Args: []string{"-drive", "if=none,id=disk,format=raw,file=" + d.URL(1),
 			"-device", "virtio-blk-pci,drive=disk"}})
 	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
+	if errors.As(err, &fetch) && os.Getenv(NeedEnv) != "1" {
 		t.Skip(err.Error())
 	}
 	require.NoError(t, err)
 	t.Cleanup(m.Close)
-	g := &kernelGuest{Machine: m}
-	g.ok(t, `for i in $(seq 3000); do test -b /dev/vda && break; sleep 0.1; done
+	g := &KernelGuest{Machine: m}
+	g.OK(t, `for i in $(seq 3000); do test -b /dev/vda && break; sleep 0.1; done
 mount -t ext4 /dev/vda /mnt
 cat /mnt/file-00 /mnt/file-01 >/dev/null
 dmesg -c >/dev/null`)
 
-	w.kill()
-	g.ok(t, `cat >/tmp/read.sh <<'END'
+	w.Kill()
+	g.OK(t, `cat >/tmp/read.sh <<'END'
 cd /mnt && sha256sum -c sums >/tmp/read.log 2>&1
 echo $? >/tmp/result
 END
 setsid sh /tmp/read.sh </dev/null >/dev/null 2>&1 &`)
-	testtool.Within(t, guestCommand, func() bool {
+	testtool.Within(t, GuestCommand, func() bool {
 		return strings.Contains(d.Output(), "reads wait for a registry")
 	}, "reads wait: %s", func() any { return d.Output() })
-	g.ok(t, "test ! -e /tmp/result")
-	w.run(t)
-	g.ok(t, `for i in $(seq 3000); do test -e /tmp/result && break; sleep 0.1; done
+	g.OK(t, "test ! -e /tmp/result")
+	w.Run(t)
+	g.OK(t, `for i in $(seq 3000); do test -e /tmp/result && break; sleep 0.1; done
 tail -n 3 /tmp/read.log
 test "$(cat /tmp/result)" = 0
 touch /mnt/written
 sync
 umount /mnt`)
-	require.Empty(t, g.ok(t, "dmesg | grep -iE 'error|EXT4.*warn' || true"))
+	require.Empty(t, g.OK(t, "dmesg | grep -iE 'error|EXT4.*warn' || true"))
 	m.Close()
-	d.stop()
+	d.Stop()
 
 	// On another machine, only the boot order is fetched before anybody logs in.
-	mustDisk(t, nil, "push", "--base=none", "--insecure-registry="+w.address,
-		"--boot-order="+order, raw, w.address+"/vm/fedora:42")
-	w.forget()
-	start(t, streaming(t.TempDir(), w.proxy, "copy-on-write"))
+	MustRun(t, nil, "push", "--base=none", "--insecure-registry="+w.Address,
+		"--boot-order="+order, raw, w.Address+"/vm/fedora:42")
+	w.Forget()
+	Start(t, streaming(t.TempDir(), w.Proxy, "copy-on-write"))
 	chunks := orderedChunks(t, order)
 	require.Positive(t, chunks)
-	testtool.Within(t, clientTimeout, func() bool { n, _ := w.asked(); return n > opened+chunks/2 },
+	testtool.Within(t, Timeout, func() bool { n, _ := w.Asked(); return n > opened+chunks/2 },
 		"%d chunks in the order, %d requests without it", chunks, opened)
 }
 
@@ -112,7 +112,7 @@ umount /mnt`)
 func orderedChunks(t *testing.T, order string) int {
 	t.Helper()
 	chunks := map[int]bool{}
-	for line := range strings.Lines(readFile(t, order)) {
+	for line := range strings.Lines(ReadFile(t, order)) {
 		first, more, _ := strings.Cut(strings.TrimSpace(line), "+")
 		block, err := strconv.Atoi(first)
 		if err != nil {

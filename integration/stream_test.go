@@ -20,15 +20,15 @@ import (
 )
 
 // streaming is the configuration for an image in a registry, beside the images of a directory.
-func streaming(dir, address, mode string, args ...string) config {
-	return config{diskDir: dir, args: append([]string{"--image=" + address + "/vm/fedora:42",
+func streaming(dir, address, mode string, args ...string) Config {
+	return Config{DiskDir: dir, Args: append([]string{"--image=" + address + "/vm/fedora:42",
 		"--insecure-registry=" + address, "--copy-mode=" + mode}, args...)}
 }
 
-func sameDisk(t *testing.T, d *daemon, lun int, raw string) {
+func sameDisk(t *testing.T, d *Daemon, lun int, raw string) {
 	t.Helper()
-	r := client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(lun), raw)
-	require.Zero(t, r.status, "%s", r)
+	r := Client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.URL(lun), raw)
+	require.Zero(t, r.Status, "%s", r)
 }
 
 // TestStream serves an image that was never pulled, as LUN 2 beside one of the directory. It kills
@@ -37,34 +37,34 @@ func sameDisk(t *testing.T, d *daemon, lun int, raw string) {
 // registry.
 func TestStream(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img")
-	raw, qcow2 := newFullDisk(t)
+	Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := NewFullDisk(t)
 	for _, mode := range []string{"copy-on-write", "copy-on-read", "clone"} {
 		t.Run(mode, func(t *testing.T) {
-			w := newWatchedRegistry(t)
-			push(t, w.address, qcow2)
-			c := streaming(diskDir(t, 1<<20), w.proxy, mode)
-			var d *daemon
+			w := NewWatchedRegistry(t)
+			Push(t, w.Address, qcow2)
+			c := streaming(DiskDir(t, 1<<20), w.Proxy, mode)
+			var d *Daemon
 			// In a busy moment, a clone may have everything before the registry is killed.
 			for try, waits := 1, false; !waits; try++ {
 				require.Less(t, try, 10, "the registry is always killed too late")
-				c.stateDir = t.TempDir()
-				d = start(t, c)
-				s := loginTo(t, d, "iqn.2026-01.test:first")
+				c.StateDir = t.TempDir()
+				d = Start(t, c)
+				s := LoginTo(t, d, "iqn.2026-01.test:first")
 				_, err := s.ClearAttention(2)
 				require.NoError(t, err)
-				require.True(t, do(t, s, readBlock(2, 0)).Good())
-				logout(t, s)
+				require.True(t, Do(t, s, ReadBlock(2, 0)).Good())
+				Logout(t, s)
 
-				w.kill()
-				read := make(chan result, 1)
+				w.Kill()
+				read := make(chan Result, 1)
 				go func() {
-					read <- client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw",
-						d.url(2), raw)
+					read <- Client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw",
+						d.URL(2), raw)
 				}()
-				testtool.Within(t, clientTimeout, func() bool {
+				testtool.Within(t, Timeout, func() bool {
 					waits = strings.Contains(d.Output(), "reads wait for a registry")
-					return waits || d.complete(2)
+					return waits || d.Complete(2)
 				}, "reads wait, or the disk is complete: %s", func() any { return d.Output() })
 				if waits {
 					select {
@@ -73,22 +73,22 @@ func TestStream(t *testing.T) {
 					default:
 					}
 				}
-				w.run(t)
+				w.Run(t)
 				r := <-read
-				require.Zero(t, r.status, "%s", r)
+				require.Zero(t, r.Status, "%s", r)
 				if !waits {
-					d.stop()
+					d.Stop()
 				}
 			}
 
-			d.kill()
-			w.kill()
-			w.forget()
-			d = start(t, c)
+			d.Crash()
+			w.Kill()
+			w.Forget()
+			d = Start(t, c)
 			sameDisk(t, d, 2, raw)
-			n, _ := w.asked()
+			n, _ := w.Asked()
 			require.Zero(t, n, "everything was here")
-			d.stop()
+			d.Stop()
 		})
 	}
 }
@@ -97,27 +97,27 @@ func TestStream(t *testing.T) {
 // that were on their way are requested again.
 func TestStreamNothingTwice(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img")
-	raw, qcow2 := newFullDisk(t)
-	w := newWatchedRegistry(t)
-	push(t, w.address, qcow2)
-	c := streaming(diskDir(t, 1<<20), w.proxy, "copy-on-write")
-	c.stateDir = t.TempDir()
+	Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := NewFullDisk(t)
+	w := NewWatchedRegistry(t)
+	Push(t, w.Address, qcow2)
+	c := streaming(DiskDir(t, 1<<20), w.Proxy, "copy-on-write")
+	c.StateDir = t.TempDir()
 	for lba := uint32(0); lba < 24<<11; lba += 6 << 11 {
-		d := start(t, c)
-		s := loginTo(t, d, "iqn.2026-01.test:first")
+		d := Start(t, c)
+		s := LoginTo(t, d, "iqn.2026-01.test:first")
 		_, err := s.ClearAttention(2)
 		require.NoError(t, err)
 		for at := lba; at < lba+6<<11; at += 512 {
-			require.True(t, do(t, s, readBlock(2, at)).Good())
+			require.True(t, Do(t, s, ReadBlock(2, at)).Good())
 		}
-		d.kill()
+		d.Crash()
 	}
-	d := start(t, c)
+	d := Start(t, c)
 	sameDisk(t, d, 2, raw)
-	_, twice := w.asked()
+	_, twice := w.Asked()
 	require.LessOrEqual(t, len(twice), 4*16, "what was on its way four times: %v", twice)
-	n, _ := w.asked()
+	n, _ := w.Asked()
 	info, err := os.Stat(qcow2)
 	require.NoError(t, err)
 	require.LessOrEqual(t, int64(n-len(twice)), info.Size()/(256<<10)+4)
@@ -127,36 +127,36 @@ func TestStreamNothingTwice(t *testing.T) {
 // neither.
 func TestStreamClone(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img")
-	raw, qcow2 := newFullDisk(t)
+	Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := NewFullDisk(t)
 	for _, where := range []string{"ephemeral", "persistent"} {
 		t.Run(where, func(t *testing.T) {
-			w := newWatchedRegistry(t)
-			push(t, w.address, qcow2)
+			w := NewWatchedRegistry(t)
+			Push(t, w.Address, qcow2)
 			cache := t.TempDir()
-			c := streaming(t.TempDir(), w.proxy, "clone", "--cache-dir="+cache)
-			c.stateDir = t.TempDir()
+			c := streaming(t.TempDir(), w.Proxy, "clone", "--cache-dir="+cache)
+			c.StateDir = t.TempDir()
 			if where == "persistent" {
-				c.args = append(c.args, "--persistent-dir="+newVolume(t, t.TempDir()))
+				c.Args = append(c.Args, "--persistent-dir="+NewVolume(t, t.TempDir()))
 			}
-			d := start(t, c)
-			s := loginTo(t, d, "iqn.2026-01.test:first")
-			r := do(t, s, targettest.Write10(1, 7, block(7, 0x5a)))
+			d := Start(t, c)
+			s := LoginTo(t, d, "iqn.2026-01.test:first")
+			r := Do(t, s, targettest.Write10(1, 7, Block(7, 0x5a)))
 			require.True(t, r.Good())
-			logout(t, s)
-			d.untilSaid("the disk is complete")
-			d.stop()
-			w.kill()
+			Logout(t, s)
+			d.UntilSaid("the disk is complete")
+			d.Stop()
+			w.Kill()
 			require.NoError(t, os.RemoveAll(cache))
 
-			d = start(t, c)
+			d = Start(t, c)
 			want, err := os.ReadFile(raw)
 			require.NoError(t, err)
-			copy(want[7*512:], block(7, 0x5a))
+			copy(want[7*512:], Block(7, 0x5a))
 			written := filepath.Join(t.TempDir(), "written.raw")
 			require.NoError(t, os.WriteFile(written, want, 0o644))
 			sameDisk(t, d, 1, written)
-			d.stop()
+			d.Stop()
 		})
 	}
 }
@@ -165,29 +165,29 @@ func TestStreamClone(t *testing.T) {
 // each chunk from the registry once.
 func TestStreamShared(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img")
-	raw, qcow2 := newFullDisk(t)
-	w := newWatchedRegistry(t)
-	push(t, w.address, qcow2)
+	Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := NewFullDisk(t)
+	w := NewWatchedRegistry(t)
+	Push(t, w.Address, qcow2)
 	cache := t.TempDir()
-	var daemons []*daemon
+	var daemons []*Daemon
 	for range 2 {
-		daemons = append(daemons, start(t, streaming(t.TempDir(), w.proxy, "copy-on-write",
+		daemons = append(daemons, Start(t, streaming(t.TempDir(), w.Proxy, "copy-on-write",
 			"--cache-dir="+cache)))
 	}
 	var all sync.WaitGroup
-	results := make([]result, len(daemons))
+	results := make([]Result, len(daemons))
 	for i, d := range daemons {
 		all.Go(func() {
-			results[i] = client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(1),
+			results[i] = Client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.URL(1),
 				raw)
 		})
 	}
 	all.Wait()
 	for _, r := range results {
-		require.Zero(t, r.status, "%s", r)
+		require.Zero(t, r.Status, "%s", r)
 	}
-	n, _ := w.asked()
+	n, _ := w.Asked()
 	info, err := os.Stat(qcow2)
 	require.NoError(t, err)
 	// Besides the chunks, each daemon has requested the index, and the headers at the layer's begin
@@ -199,22 +199,22 @@ func TestStreamShared(t *testing.T) {
 // chunks, and logs them.
 func TestStreamWrongBytes(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img")
-	raw, qcow2 := newFullDisk(t)
-	s := startRegistry(t, false, "")
-	push(t, s.address, qcow2)
-	p := newLyingProxy(t, s.address)
-	d := start(t, streaming(t.TempDir(), p.address, "copy-on-write"))
+	Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := NewFullDisk(t)
+	s := StartRegistry(t, false, "")
+	Push(t, s.Address, qcow2)
+	p := newLyingProxy(t, s.Address)
+	d := Start(t, streaming(t.TempDir(), p.address, "copy-on-write"))
 	p.flipping(true)
-	read := make(chan result, 1)
+	read := make(chan Result, 1)
 	go func() {
-		read <- client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(1), raw)
+		read <- Client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.URL(1), raw)
 	}()
-	d.untilSaid("wrong content was fetched, and is not served")
+	d.UntilSaid("wrong content was fetched, and is not served")
 	p.flipping(false)
 	r := <-read
-	require.Zero(t, r.status, "%s", r)
-	page := d.get("/metrics")
+	require.Zero(t, r.Status, "%s", r)
+	page := d.Get("/metrics")
 	require.Regexp(t, `(?m)^kubevirt_disk_registry_wrong_chunks_total [1-9]`, page)
 	require.Regexp(t, `(?m)^kubevirt_disk_registry_fetched_bytes_total [1-9]`, page)
 }
@@ -223,81 +223,81 @@ func TestStreamWrongBytes(t *testing.T) {
 // from the cache, another daemon fetches it again, and then nobody needs the registry.
 func TestStreamWithoutIndex(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img", "buildah")
-	requireRoot(t)
-	e, err := newEngine()
+	Need(t, "docker-registry", "qemu-img", "buildah")
+	NeedRoot(t)
+	e, err := NewEngine()
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, e.remove()) })
-	raw, qcow2 := newFullDisk(t)
-	w := newWatchedRegistry(t)
+	t.Cleanup(func() { require.NoError(t, e.Remove()) })
+	raw, qcow2 := NewFullDisk(t)
+	w := NewWatchedRegistry(t)
 	work := t.TempDir()
 	content, err := os.ReadFile(qcow2)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(work, "fedora.qcow2"), content, 0o644))
 	file := filepath.Join(work, "Dockerfile")
 	require.NoError(t, os.WriteFile(file, []byte("FROM scratch\nADD fedora.qcow2 /disk/\n"), 0o644))
-	name := w.address + "/vm/fedora:42"
-	e.ok(t, "buildah", "build", "--quiet", "--file", file, "--tag", name, work)
-	e.ok(t, "buildah", "push", "--tls-verify=false", name)
+	name := w.Address + "/vm/fedora:42"
+	e.OK(t, "buildah", "build", "--quiet", "--file", file, "--tag", name, work)
+	e.OK(t, "buildah", "push", "--tls-verify=false", name)
 	cacheDir := t.TempDir()
-	c := streaming(t.TempDir(), w.proxy, "copy-on-write", "--cache-dir="+cacheDir)
-	c.stateDir = t.TempDir()
-	d := start(t, c)
+	c := streaming(t.TempDir(), w.Proxy, "copy-on-write", "--cache-dir="+cacheDir)
+	c.StateDir = t.TempDir()
+	d := Start(t, c)
 	sameDisk(t, d, 1, raw)
-	require.Greater(t, w.bytes(), int64(len(content))*9/10)
-	d.kill()
+	require.Greater(t, w.Bytes(), int64(len(content))*9/10)
+	d.Crash()
 	fetched, err := filepath.Glob(filepath.Join(cacheDir, "pulled", "sha256-*[0-9a-f]"))
 	require.NoError(t, err)
 	require.Len(t, fetched, 1)
 	require.NoError(t, os.RemoveAll(fetched[0]))
 
-	w.forget()
+	w.Forget()
 	other := c
-	other.stateDir = t.TempDir()
-	d = start(t, other)
+	other.StateDir = t.TempDir()
+	d = Start(t, other)
 	sameDisk(t, d, 1, raw)
-	require.Greater(t, w.bytes(), int64(len(content))*9/10)
-	d.kill()
-	w.kill()
-	d = start(t, c)
+	require.Greater(t, w.Bytes(), int64(len(content))*9/10)
+	d.Crash()
+	w.Kill()
+	d = Start(t, c)
 	sameDisk(t, d, 1, raw)
 }
 
 // TestStreamRefuses: an image that cannot be served is reported at the start.
 func TestStreamRefuses(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img")
-	_, qcow2 := newFullDisk(t)
-	s := startRegistry(t, false, "")
-	push(t, s.address, qcow2)
+	Need(t, "docker-registry", "qemu-img")
+	_, qcow2 := NewFullDisk(t)
+	s := StartRegistry(t, false, "")
+	Push(t, s.Address, qcow2)
 	for name, test := range map[string]struct {
-		config config
+		config Config
 		want   string
 	}{
-		"no such image": {config{args: []string{"--image=" + s.address + "/vm/none:1",
-			"--insecure-registry=" + s.address}}, "does not exist"},
-		"without TLS": {config{args: []string{"--image=" + s.address + "/vm/fedora:42"}},
+		"no such image": {Config{Args: []string{"--image=" + s.Address + "/vm/none:1",
+			"--insecure-registry=" + s.Address}}, "does not exist"},
+		"without TLS": {Config{Args: []string{"--image=" + s.Address + "/vm/fedora:42"}},
 			"--insecure-registry"},
-		"in place": {streaming("", s.address, "none"), "cannot be served in place"},
-		"twice": {streaming("", s.address, "clone", "--image="+s.address+"/vm/fedora:42"),
+		"in place": {streaming("", s.Address, "none"), "cannot be served in place"},
+		"twice": {streaming("", s.Address, "clone", "--image="+s.Address+"/vm/fedora:42"),
 			"named twice"},
-		"no reference": {config{args: []string{"--image=ftp://x/y"}},
+		"no reference": {Config{Args: []string{"--image=ftp://x/y"}},
 			"write an https:// address"},
-		"an unknown disk": {config{args: []string{"--image=https://x/y"}}, "has no digest"},
-		"disk settings of none": {streaming("", s.address, "clone", "--config="+
+		"an unknown disk": {Config{Args: []string{"--image=https://x/y"}}, "has no digest"},
+		"disk settings of none": {streaming("", s.Address, "clone", "--config="+
 			writeConfig(t, "disks: {other.qcow2: {lun: 7}}\n")), "there is no such image"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := test.config
-			c.diskDir = t.TempDir()
-			_, output := refused(t, c)
+			c.DiskDir = t.TempDir()
+			_, output := Refused(t, c)
 			require.Contains(t, output, test.want)
 		})
 	}
-	c := streaming(t.TempDir(), s.address, "clone", "--config="+writeConfig(t, fmt.Sprintf(
-		"disks: {%q: {lun: 7, serial: abc}}\n", s.address+"/vm/fedora:42")))
-	d := start(t, c)
-	require.Contains(t, d.get("/status"), `"serial": "abc"`)
+	c := streaming(t.TempDir(), s.Address, "clone", "--config="+writeConfig(t, fmt.Sprintf(
+		"disks: {%q: {lun: 7, serial: abc}}\n", s.Address+"/vm/fedora:42")))
+	d := Start(t, c)
+	require.Contains(t, d.Get("/status"), `"serial": "abc"`)
 }
 
 func writeConfig(t *testing.T, text string) string {
@@ -311,13 +311,13 @@ func writeConfig(t *testing.T, text string) string {
 // registry from a temporary cache, and is told how to log in.
 func TestServeImageAsAUser(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img", "qemu-io", qemuISCSI, "unshare", "setpriv")
-	requireRoot(t)
+	Need(t, "docker-registry", "qemu-img", "qemu-io", QEMUISCSI, "unshare", "setpriv")
+	NeedRoot(t)
 	raw, qcow2 := newDisk(t)
-	s := startRegistry(t, false, "")
-	flag := "--insecure-registry=" + s.address
-	mustDisk(t, nil, "push", "--base=none", flag, qcow2, s.address+"/vm/fedora:42")
-	path, err := binary()
+	s := StartRegistry(t, false, "")
+	flag := "--insecure-registry=" + s.Address
+	MustRun(t, nil, "push", "--base=none", flag, qcow2, s.Address+"/vm/fedora:42")
+	path, err := Binary()
 	require.NoError(t, err)
 	program, err := os.ReadFile(path)
 	require.NoError(t, err)
@@ -331,7 +331,7 @@ func TestServeImageAsAUser(t *testing.T) {
 	// The work directory of this machine's root is none of the user's.
 	cmd := exec.Command("unshare", "--mount", "sh", "-c", `mount -t tmpfs -o mode=755 none /var/lib &&
 		exec setpriv --reuid=$NOBODY --regid=$NOBODY --clear-groups "$@"`, "sh",
-		own, "serve", flag, "--image", s.address+"/vm/fedora:42",
+		own, "serve", flag, "--image", s.Address+"/vm/fedora:42",
 		"--listen=127.0.0.1:0", "--metrics-listen=", "--ready-file=")
 	cmd.Dir = home
 	cmd.Env = []string{"HOME=" + home, "PATH=" + os.Getenv("PATH"), fmt.Sprint("NOBODY=", nobody)}
@@ -349,7 +349,7 @@ func TestServeImageAsAUser(t *testing.T) {
 	go func() { _, _ = io.Copy(io.Discard, out) }()
 	copied := filepath.Join(home, "copy.raw")
 	if url != "" {
-		ok(t, "qemu-img", "convert", "-O", "raw", url, copied)
+		OK(t, "qemu-img", "convert", "-O", "raw", url, copied)
 	}
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), "%s", &log)

@@ -16,9 +16,9 @@ import (
 // daemon.
 func TestUploadOnAFullStorage(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "curl", "zstd", "qemu-io", "qemu-img", qemuISCSI)
+	Need(t, "curl", "zstd", "qemu-io", "qemu-img", QEMUISCSI)
 	small, large := t.TempDir(), t.TempDir()
-	mountTmpfs(t, small, "24m")
+	MountTmpfs(t, small, "24m")
 	v := startVolumes(t, map[string]string{"USAGE_TYPES": "small=" + small + ",large=" + large})
 	other := startVolumes(t, map[string]string{"VOLUMES_DIR": filepath.Join(small, "other")})
 	there := []api.Volume{v.put("large", "size: 4Mi\ncopy: {usage-type: large}"),
@@ -26,14 +26,14 @@ func TestUploadOnAFullStorage(t *testing.T) {
 	for _, a := range there {
 		atDisk(t, volumeURL(a), "write -P 0x42 0 1M", "flush")
 	}
-	raw, _ := makeUpload(t, 128<<20) // 32 MiB are data
-	ok(t, "zstd", "-q", "-1", "-k", raw)
+	raw, _ := MakeUpload(t, 128<<20) // 32 MiB are data
+	OK(t, "zstd", "-q", "-1", "-k", raw)
 	image := filepath.Join(t.TempDir(), "disk.qcow2")
-	makeQcow2(t, raw, image, "", false)
+	MakeQcow2(t, raw, image, "", false)
 
 	const spec = "from: {upload: true}\ncopy: {usage-type: small}"
 	v.json(http.StatusAccepted, "PUT", "/volume/vm", spec)
-	luns := len(v.status().LUNs)
+	luns := len(v.Status().LUNs)
 	// The length is unknown: only writing shows that there is no room.
 	for _, file := range []string{raw, raw + ".zst", image} {
 		status, text := v.upload(file, "vm", "-H", "Transfer-Encoding: chunked")
@@ -41,21 +41,21 @@ func TestUploadOnAFullStorage(t *testing.T) {
 		require.Contains(t, text, small)
 		require.Contains(t, text, "make room")
 		require.Equal(t, http.StatusAccepted, v.answers("GET", "/volume/vm"))
-		require.Len(t, v.status().LUNs, luns)
+		require.Len(t, v.Status().LUNs, luns)
 		require.NotContains(t, strings.Join(files(t, small), "\n"), "/vm/disk.img")
 		for _, a := range there {
 			atDisk(t, volumeURL(a), "read -P 0x42 0 1M", "write -P 0x43 2M 1M", "flush")
 		}
 	}
 	// The length is known, so no data is received.
-	before := metric(t, v.get("/metrics"), "kubevirt_disk_upload_bytes_total")
+	before := metric(t, v.Get("/metrics"), "kubevirt_disk_upload_bytes_total")
 	status, text := v.upload(raw, "vm")
 	require.Equal(t, http.StatusInsufficientStorage, status, text)
 	require.Contains(t, text, "are free")
-	require.Equal(t, before, metric(t, v.get("/metrics"), "kubevirt_disk_upload_bytes_total"))
+	require.Equal(t, before, metric(t, v.Get("/metrics"), "kubevirt_disk_upload_bytes_total"))
 
-	fits, _ := makeUpload(t, 4<<20)
+	fits, _ := MakeUpload(t, 4<<20)
 	status, text = v.upload(fits, "vm")
 	require.Equal(t, http.StatusCreated, status, text)
-	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", fits, volumeURL(v.ready("vm")))
+	OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", fits, volumeURL(v.ready("vm")))
 }

@@ -22,22 +22,22 @@ import (
 
 // upload sends a file as people do, and returns the status and the text of the answer.
 func (v *volumeDaemon) upload(path, name string, args ...string) (status int, text string) {
-	v.t.Helper()
+	v.T.Helper()
 	// The server says whether it wants the content. By default, curl waits only a second for that.
 	// Then it sends, and may be cut off before it reads the refusal.
-	out := ok(v.t, "curl", append(args, "-sS", "--expect100-timeout", "120", "-T", path,
+	out := OK(v.T, "curl", append(args, "-sS", "--expect100-timeout", "120", "-T", path,
 		"-w", "\n%{http_code}", v.base+"/volume/"+name+"/data")...)
 	at := strings.LastIndexByte(out, '\n')
 	status, err := strconv.Atoi(out[at+1:])
-	require.NoError(v.t, err, out)
+	require.NoError(v.T, err, out)
 	return status, out[:at]
 }
 
 // ready returns a volume that must have its data.
 func (v *volumeDaemon) ready(name string) api.Volume {
-	v.t.Helper()
+	v.T.Helper()
 	a := v.json(http.StatusOK, "GET", "/volume/"+name, "")
-	require.Equal(v.t, api.StateReady, a.Info.State)
+	require.Equal(v.T, api.StateReady, a.Info.State)
 	return a
 }
 
@@ -45,14 +45,14 @@ func (v *volumeDaemon) ready(name string) api.Volume {
 // file's content. Files that are no longer needed are removed.
 func TestUploadFormats(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "curl", "gzip", "xz", "zstd", "qemu-img", qemuISCSI)
+	Need(t, "curl", "gzip", "xz", "zstd", "qemu-img", QEMUISCSI)
 	v := startVolumes(t, nil)
-	raw, _ := makeUpload(t, 24<<20)
+	raw, _ := MakeUpload(t, 24<<20)
 	image := filepath.Join(filepath.Dir(raw), "disk.qcow2")
-	makeQcow2(t, raw, image, "", true)
+	MakeQcow2(t, raw, image, "", true)
 	for _, pack := range []string{"gzip", "xz", "zstd"} {
-		ok(t, pack, "-1", "-k", "-q", raw)
-		ok(t, pack, "-1", "-k", "-q", image)
+		OK(t, pack, "-1", "-k", "-q", raw)
+		OK(t, pack, "-1", "-k", "-q", image)
 	}
 	for i, file := range []string{raw, raw + ".gz", raw + ".xz", raw + ".zst", image,
 		image + ".gz", image + ".xz", image + ".zst"} {
@@ -62,36 +62,36 @@ func TestUploadFormats(t *testing.T) {
 		a := v.ready(name)
 		require.EqualValues(t, 24<<20, a.Info.Size)
 		require.Contains(t, text, fmt.Sprint("lun: ", a.ISCSI.LUN))
-		ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(a))
+		OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(a))
 		status, text = v.upload(file, name)
 		require.Equal(t, http.StatusConflict, status, text)
 	}
-	v.until("the images are gone", func() bool {
+	v.Until("the images are gone", func() bool {
 		return !strings.Contains(strings.Join(files(t, v.home), "\n"), "upload")
 	})
-	require.Contains(t, v.get("/metrics"),
+	require.Contains(t, v.Get("/metrics"),
 		`kubevirt_disk_uploads_ended_total{result="completed"} 8`)
-	v.kill()
+	v.Crash()
 	v.restart(t)
-	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm7")))
+	OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm7")))
 }
 
 // TestUploadIntoVolume: a volume of a given size gets its data, and refuses more than it holds.
 func TestUploadIntoVolume(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "curl", "zstd", "qemu-io", qemuISCSI)
+	Need(t, "curl", "zstd", "qemu-io", QEMUISCSI)
 	v := startVolumes(t, nil)
-	raw, content := makeUpload(t, 8<<20)
+	raw, content := MakeUpload(t, 8<<20)
 	a := v.json(http.StatusAccepted, "PUT", "/volume/vm", "size: 16Mi\nfrom: {upload: true}")
 	require.Equal(t, api.StateAwaiting, a.Info.State)
 	v.json(http.StatusAccepted, "PUT", "/volume/small", "size: 4Mi\nfrom: {upload: true}")
-	before := v.status().LUNs
+	before := v.Status().LUNs
 
 	sum := sha256.Sum256(content[1:])
 	wrong := base64.StdEncoding.EncodeToString(sum[:])
 	zeros := filepath.Join(t.TempDir(), "zeros.raw")
-	pattern(t, zeros, 64<<20, 0)
-	ok(t, "zstd", "-q", zeros)
+	Pattern(t, zeros, 64<<20, 0)
+	OK(t, "zstd", "-q", zeros)
 	for _, refused := range []struct {
 		file, name string
 		status     int
@@ -107,7 +107,7 @@ func TestUploadIntoVolume(t *testing.T) {
 		require.Equal(t, refused.status, status, text)
 		require.Contains(t, text, "error: ")
 	}
-	require.Equal(t, before, v.status().LUNs, "no LUN appears")
+	require.Equal(t, before, v.Status().LUNs, "no LUN appears")
 	require.NotContains(t, strings.Join(files(t, v.home), "\n"), "disk.img")
 	v.refusal(http.StatusNotFound, "GET", "/volume/new", "")
 
@@ -130,17 +130,17 @@ func digestOf(p []byte) string {
 // sendPart begins a request and sends a part of its content.
 func (v *volumeDaemon) sendPart(method, path string, part []byte, length int,
 	headers string) net.Conn {
-	v.t.Helper()
+	v.T.Helper()
 	c, err := net.Dial("tcp", strings.TrimPrefix(v.base, "http://"))
-	require.NoError(v.t, err)
-	v.t.Cleanup(func() { _ = c.Close() })
+	require.NoError(v.T, err)
+	v.T.Cleanup(func() { _ = c.Close() })
 	_, err = fmt.Fprintf(c, "%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n%s\r\n",
 		method, path, length, headers)
-	require.NoError(v.t, err)
+	require.NoError(v.T, err)
 	_, err = io.Copy(c, bytes.NewReader(part))
-	require.NoError(v.t, err)
-	v.until("it has come", func() bool {
-		s := v.status().Volumes
+	require.NoError(v.T, err)
+	v.Until("it has come", func() bool {
+		s := v.Status().Volumes
 		return len(s.Uploads) > 0 && s.Uploads[0].ReceivedBytes >= int64(len(part))&^(1<<20-1)
 	})
 	return c
@@ -150,9 +150,9 @@ func (v *volumeDaemon) sendPart(method, path string, part []byte, length int,
 // the command continues from the data on storage.
 func TestUploadKilled(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "curl", "qemu-img", qemuISCSI)
-	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
-	raw, content := makeUpload(t, 160<<20)
+	Need(t, "curl", "qemu-img", QEMUISCSI)
+	v := startVolumes(t, map[string]string{"LISTEN": FreePortal(t)})
+	raw, content := MakeUpload(t, 160<<20)
 	const half = 150 << 20
 	v.json(http.StatusAccepted, "PUT", "/volume/vm", "from: {upload: true}")
 
@@ -160,7 +160,7 @@ func TestUploadKilled(t *testing.T) {
 	status, text := v.upload(raw, "vm")
 	require.Equal(t, http.StatusConflict, status, text)
 	v.sendPart("PUT", "/volume/new/data", content[:8<<20], len(content), "")
-	v.kill()
+	v.Crash()
 	v.restart(t)
 	require.Equal(t, http.StatusAccepted, v.answers("GET", "/volume/vm"))
 	v.refusal(http.StatusNotFound, "GET", "/volume/new", "")
@@ -168,7 +168,7 @@ func TestUploadKilled(t *testing.T) {
 
 	v.sendPart("PUT", "/volume/vm/data", content[:half], len(content), "Upload-Complete: ?1\r\n")
 	const durable = 64 << 20 // so much is synced at a time, and is on storage a little later
-	v.until("a part is on storage", func() bool {
+	v.Until("a part is on storage", func() bool {
 		text, err := os.ReadFile(filepath.Join(v.home, "work", ".volumes", "vm",
 			"disk.img.upload.json"))
 		require.NoError(t, err)
@@ -176,21 +176,21 @@ func TestUploadKilled(t *testing.T) {
 		require.NoError(t, json.Unmarshal(text, &record))
 		return record.Offset >= durable
 	})
-	v.kill()
+	v.Crash()
 	v.restart(t)
 	require.Equal(t, http.StatusAccepted, v.answers("GET", "/volume/vm"))
-	require.Empty(t, v.status().LUNs)
+	require.Empty(t, v.Status().LUNs)
 	status, text = v.upload(raw, "vm")
 	require.Equal(t, http.StatusConflict, status, text)
 	require.Contains(t, text, "kubevirt-disk upload")
 
-	path, err := binary()
+	path, err := Binary()
 	require.NoError(t, err)
-	out := ok(t, path, "upload", raw, v.base+"/volume/vm")
+	out := OK(t, path, "upload", raw, v.base+"/volume/vm")
 	require.Contains(t, out, "iscsi:")
 	require.Contains(t, out, "vm: 160 MiB")
-	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm")))
-	bytesSent := metric(t, v.get("/metrics"), "kubevirt_disk_upload_bytes_total")
+	OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm")))
+	bytesSent := metric(t, v.Get("/metrics"), "kubevirt_disk_upload_bytes_total")
 	require.LessOrEqual(t, bytesSent, float64(len(content)-durable), "it did not go on")
 }
 
@@ -212,17 +212,17 @@ func metric(t *testing.T, page, name string) float64 {
 // The next one continues that.
 func TestUploadOfQcow2Killed(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "curl", "qemu-img", qemuISCSI)
+	Need(t, "curl", "qemu-img", QEMUISCSI)
 	v := startVolumes(t, nil)
-	raw, _ := makeUpload(t, 192<<20)
+	raw, _ := MakeUpload(t, 192<<20)
 	image := filepath.Join(filepath.Dir(raw), "disk.qcow2")
-	makeQcow2(t, raw, image, "", true)
+	MakeQcow2(t, raw, image, "", true)
 	status, text := v.upload(image, "vm")
 	require.Equal(t, http.StatusCreated, status, text)
-	v.kill()
+	v.Crash()
 	v.restart(t)
-	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm")))
-	v.until("the image is gone", func() bool {
+	OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm")))
+	v.Until("the image is gone", func() bool {
 		return !strings.Contains(strings.Join(files(t, v.home), "\n"), "upload")
 	})
 }
@@ -230,21 +230,21 @@ func TestUploadOfQcow2Killed(t *testing.T) {
 // TestUploadCommand uploads with a certificate and a token, and without.
 func TestUploadCommand(t *testing.T) {
 	t.Parallel()
-	path, err := binary()
+	path, err := Binary()
 	require.NoError(t, err)
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
-	makeCertificate(t, in("cert.pem"), in("key.pem"))
+	MakeCertificate(t, in("cert.pem"), in("key.pem"))
 	const token = "0123456789-abcdefghijk"
 	require.NoError(t, os.WriteFile(in("token"), []byte(token+"\n"), 0o600))
 	require.NoError(t, os.WriteFile(in("wrong"), []byte(strings.ToUpper(token)), 0o600))
 	v := startVolumes(t, map[string]string{"VOLUMES_TLS_CERT": in("cert.pem"),
 		"VOLUMES_TLS_KEY": in("key.pem"), "VOLUMES_TOKEN_FILE": in("token")})
-	raw, _ := makeUpload(t, 3<<20)
+	raw, _ := MakeUpload(t, 3<<20)
 	url := strings.Replace(v.base, "http://", "https://", 1) + "/volume/vm"
 
-	run := func(args ...string) result {
-		return client(t, nil, path, append([]string{"upload"}, args...)...)
+	run := func(args ...string) Result {
+		return Client(t, nil, path, append([]string{"upload"}, args...)...)
 	}
 	for _, test := range []struct {
 		args   []string
@@ -262,13 +262,13 @@ func TestUploadCommand(t *testing.T) {
 		{[]string{raw, url, "--cert", in("cert.pem")}, 2, "--key"},
 	} {
 		r := run(test.args...)
-		require.Equal(t, test.status, r.status, "%s", r)
-		require.Contains(t, r.output, test.says)
-		require.NotContains(t, r.output, token)
+		require.Equal(t, test.status, r.Status, "%s", r)
+		require.Contains(t, r.Output, test.says)
+		require.NotContains(t, r.Output, token)
 	}
-	r := client(t, []string{"VOLUMES_TOKEN_FILE=" + in("token")}, path, "upload", raw, url, "--ca",
+	r := Client(t, []string{"VOLUMES_TOKEN_FILE=" + in("token")}, path, "upload", raw, url, "--ca",
 		in("cert.pem"))
-	require.Zero(t, r.status, "%s", r)
-	require.Contains(t, r.output, "iscsi:\n")
+	require.Zero(t, r.Status, "%s", r)
+	require.Contains(t, r.Output, "iscsi:\n")
 	require.NotContains(t, v.Output(), token)
 }

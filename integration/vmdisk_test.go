@@ -19,15 +19,15 @@ import (
 // exist, with the pod's credential.
 func TestVMDisks(t *testing.T) {
 	t.Parallel()
-	e := requireImages(t, "qemu-io", "ip", qemuISCSI, "virt-xml-validate")
+	e := NeedImages(t, "qemu-io", "ip", QEMUISCSI, "virt-xml-validate")
 	image, _ := oneDisk(t, e)
-	n := namespace(t)
-	text := strings.ReplaceAll(readFile(t, handlerMade+"domain.xml"), "192.0.2.1", n.host)
-	validate(t, text, "domain")
+	n := Namespace(t)
+	text := strings.ReplaceAll(ReadFile(t, HandlerMade+"domain.xml"), "192.0.2.1", n.Host)
+	Validate(t, text, "domain")
 
 	domain := &libvirtxml.Domain{}
 	require.NoError(t, domain.Unmarshal(text))
-	made, err := objects.Read(handlerMade + "pod.yaml")
+	made, err := objects.Read(HandlerMade + "pod.yaml")
 	require.NoError(t, err)
 	pod := made[0].PodOf()
 	require.Len(t, pod.Spec.InitContainers, 2)
@@ -43,18 +43,18 @@ func TestVMDisks(t *testing.T) {
 		require.NoError(t, err)
 		url := fmt.Sprintf("iscsi://vm%%%s@%s/%s/%d", "0123456789abcdef",
 			lun.Portals[0], lun.TargetName, lun.Number)
-		var last result
-		testtool.Within(t, clientTimeout, func() bool {
-			last = client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c",
+		var last Result
+		testtool.Within(t, Timeout, func() bool {
+			last = Client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c",
 				"read -P 5 0 64k", url)
-			return last.status == 0 || !running.running(t)
+			return last.Status == 0 || !running.Running(t)
 		}, "the disk is served: %s", func() any { return last })
-		require.True(t, running.running(t))
-		require.NotZero(t, client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 64k",
-			strings.Replace(url, "0123456789abcdef", "wrong-password", 1)).status)
+		require.True(t, running.Running(t))
+		require.NotZero(t, Client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 64k",
+			strings.Replace(url, "0123456789abcdef", "wrong-password", 1)).Status)
 		if domain.Devices.Disks[i].Target.Dev == "vdb" {
 			require.FileExists(t, filepath.Join(places["disk-vdb-data"], "disk.img"))
 		}
-		require.Zero(t, running.stop(t))
+		require.Zero(t, running.Stop(t))
 	}
 }

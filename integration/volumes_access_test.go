@@ -21,7 +21,7 @@ func TestVolumesAreProtected(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	const token = "0123456789abcdef0123456789abcdef"
 	require.NoError(t, os.WriteFile(at("token"), []byte(token+"\n"), 0o600))
-	makeCertificate(t, at("cert"), at("key"))
+	MakeCertificate(t, at("cert"), at("key"))
 	with := func(env ...string) map[string]string {
 		all := map[string]string{"VOLUMES_LISTEN": "0.0.0.0:0"}
 		for i := 0; i+1 < len(env); i += 2 {
@@ -41,13 +41,13 @@ func TestVolumesAreProtected(t *testing.T) {
 			"VOLUMES_TOKEN_FILE", at("token")),
 		"does nothing without an address": {"VOLUMES_TOKEN_FILE": at("token")},
 	} {
-		status, output := refused(t, config{diskDir: diskDir(t, 1<<20), env: env})
+		status, output := Refused(t, Config{DiskDir: DiskDir(t, 1<<20), Env: env})
 		require.NotZero(t, status)
 		require.Contains(t, output, want)
 		require.NotContains(t, output, token)
 	}
 
-	d := start(t, config{diskDir: t.TempDir(), env: with("VOLUMES_TLS_CERT", at("cert"),
+	d := Start(t, Config{DiskDir: t.TempDir(), Env: with("VOLUMES_TLS_CERT", at("cert"),
 		"VOLUMES_TLS_KEY", at("key"), "VOLUMES_TOKEN_FILE", at("token"),
 		"VOLUMES_PORTAL", "storage.example.com:13260")})
 	_, port, _ := strings.Cut(strings.TrimPrefix(volumesAddress(t, d), "[::]"), ":")
@@ -66,8 +66,8 @@ func TestVolumesAreProtected(t *testing.T) {
 	v, err := c.Put(t.Context(), "vm1", api.Spec{Size: 1 << 20})
 	require.NoError(t, err)
 	require.Equal(t, api.Host{Name: "storage.example.com", Port: "13260"}, v.ISCSI.Host)
-	for what, text := range map[string]string{"log": d.Output(), "metrics": d.get("/metrics"),
-		"status": d.get("/status")} {
+	for what, text := range map[string]string{"log": d.Output(), "metrics": d.Get("/metrics"),
+		"status": d.Get("/status")} {
 		require.NotContains(t, text, token, what)
 	}
 }
@@ -76,32 +76,32 @@ func TestVolumesAreProtected(t *testing.T) {
 // If there is only a persistent directory, the default volume is disk.img in it.
 func TestVolumesOnClaims(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
+	Need(t, "qemu-img", "qemu-io", QEMUISCSI)
 	dir, claim, root, fast := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	raw := filepath.Join(t.TempDir(), "raw")
-	pattern(t, raw, 8<<20, 0x42)
-	makeQcow2(t, raw, filepath.Join(dir, "fedora.qcow2"), "", true)
+	Pattern(t, raw, 8<<20, 0x42)
+	MakeQcow2(t, raw, filepath.Join(dir, "fedora.qcow2"), "", true)
 	v := startVolumes(t, map[string]string{"DISK_DIR": dir, "VOLUMES_CLAIM": "some-pvc=" + claim,
 		"USAGE_TYPES": "fast=" + fast})
 	const spec = "from: {image: fedora.qcow2}\nsize: 16Mi\npvc: {claimname: some-pvc}\n"
 	status, text := v.ask("PUT", "/volume/data", spec)
 	require.Contains(t, []int{http.StatusCreated, http.StatusAccepted}, status, text)
-	v.until("the claim is filled", func() bool {
+	v.Until("the claim is filled", func() bool {
 		return v.answers("GET", "/volume/data") == http.StatusOK
 	})
 	status, text = v.ask("PUT", "/volume/data", spec)
 	require.Equal(t, http.StatusOK, status, text)
 	require.True(t, strings.HasPrefix(text, "pvc:\n  claimname: some-pvc\n"), text)
 	disk := filepath.Join(claim, "disk.img")
-	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", disk, raw)
+	OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", disk, raw)
 	v.json(http.StatusOK, "PUT", "/volume/data", strings.Replace(spec, "16Mi", "32Mi", 1))
-	require.Equal(t, int64(32<<20), fileStat(t, disk).Size)
+	require.Equal(t, int64(32<<20), FileStat(t, disk).Size)
 	v.refusal(http.StatusConflict, "PUT", "/volume/other", spec)
 
 	typed := v.put("typed", "size: 1Mi\ncopy: {usage-type: fast}")
 	require.Contains(t, strings.Join(files(t, fast), "\n"), "typed/disk.img")
-	require.Len(t, v.status().LUNs, 2, "the image and the volume; claims are no LUNs")
-	v.kill()
+	require.Len(t, v.Status().LUNs, 2, "the image and the volume; claims are no LUNs")
+	v.Crash()
 	v.restart(t)
 	require.Equal(t, typed.Info, v.json(http.StatusOK, "GET", "/volume/typed", "").Info)
 	for _, name := range []string{"data", "typed"} {
@@ -109,56 +109,56 @@ func TestVolumesOnClaims(t *testing.T) {
 	}
 	require.Empty(t, files(t, claim))
 	require.Empty(t, files(t, fast))
-	v.stop()
+	v.Stop()
 
 	v = startVolumes(t, map[string]string{"PERSISTENT_DIR": root})
 	alone := v.put("", "size: 4Mi")
 	require.FileExists(t, filepath.Join(root, "disk.img"))
 	atDisk(t, volumeURL(alone), "write -P 0x33 1M 1M", "flush")
 	v.put("another", "size: 4Mi")
-	v.kill()
+	v.Crash()
 	v.restart(t)
 	again := v.json(http.StatusOK, "GET", "/volume", "")
 	require.Equal(t, alone.Info, again.Info)
 	atDisk(t, volumeURL(again), "read -P 0x33 1M 1M")
-	require.Len(t, v.status().LUNs, 2)
+	require.Len(t, v.Status().LUNs, 2)
 }
 
 // TestVolumesByCertificate: if clients use certificates, one of the authority needs no token, and
 // all others are refused.
 func TestVolumesByCertificate(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "curl")
+	Need(t, "curl")
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	for _, name := range []string{"server", "client", "stranger"} {
-		makeCertificate(t, at(name+".cert"), at(name+".key"))
+		MakeCertificate(t, at(name+".cert"), at(name+".key"))
 	}
-	d := start(t, config{diskDir: t.TempDir(), env: map[string]string{
+	d := Start(t, Config{DiskDir: t.TempDir(), Env: map[string]string{
 		"VOLUMES_LISTEN": "0.0.0.0:0", "VOLUMES_TLS_CERT": at("server.cert"),
 		"VOLUMES_TLS_KEY": at("server.key"), "VOLUMES_CLIENT_CA": at("client.cert")}})
 	_, port, _ := strings.Cut(strings.TrimPrefix(volumesAddress(t, d), "[::]"), ":")
 	url := "https://127.0.0.1:" + port
-	ask := func(args ...string) result {
-		return client(t, nil, "curl", append([]string{"-sS", "--cacert", at("server.cert"),
+	ask := func(args ...string) Result {
+		return Client(t, nil, "curl", append([]string{"-sS", "--cacert", at("server.cert"),
 			"-o", os.DevNull, "-w", "%{http_code}", "-X", "PUT", "--data-binary", "size: 1Mi",
 			url + "/volume/vm1"}, args...)...)
 	}
-	require.Equal(t, "401", ask().output)
-	require.Equal(t, "401", ask("-H", "Authorization: Bearer 0123456789abcdef").output)
+	require.Equal(t, "401", ask().Output)
+	require.Equal(t, "401", ask("-H", "Authorization: Bearer 0123456789abcdef").Output)
 	r := ask("--cert", at("stranger.cert"), "--key", at("stranger.key"))
-	require.NotZero(t, r.status, "%s", r)
-	require.Empty(t, d.status().Volumes.States)
+	require.NotZero(t, r.Status, "%s", r)
+	require.Empty(t, d.Status().Volumes.States)
 	r = ask("--cert", at("client.cert"), "--key", at("client.key"))
-	require.Equal(t, "201", r.output)
+	require.Equal(t, "201", r.Output)
 
-	raw, _ := makeUpload(t, 1<<20)
-	path, err := binary()
+	raw, _ := MakeUpload(t, 1<<20)
+	path, err := Binary()
 	require.NoError(t, err)
 	upload := []string{"upload", raw, url + "/volume/vm2", "--ca", at("server.cert")}
-	r = client(t, nil, path, upload...)
-	require.NotZero(t, r.status)
-	require.Contains(t, r.output, "certificate")
-	ok(t, path, append(upload, "--cert", at("client.cert"), "--key", at("client.key"))...)
-	require.Equal(t, map[string]int{"ready": 2}, d.status().Volumes.States)
+	r = Client(t, nil, path, upload...)
+	require.NotZero(t, r.Status)
+	require.Contains(t, r.Output, "certificate")
+	OK(t, path, append(upload, "--cert", at("client.cert"), "--key", at("client.key"))...)
+	require.Equal(t, map[string]int{"ready": 2}, d.Status().Volumes.States)
 }

@@ -12,9 +12,9 @@ import (
 )
 
 // bootVolume boots a machine from a volume, and returns the machine and QEMU's monitor.
-func bootVolume(t *testing.T, a api.Volume) (*kernelGuest, *monitor) {
+func bootVolume(t *testing.T, a api.Volume) (*KernelGuest, *Monitor) {
 	t.Helper()
-	return bootFrom(t, "-drive", "if=none,id=disk,format=raw,file="+volumeURL(a))
+	return BootFrom(t, "-drive", "if=none,id=disk,format=raw,file="+volumeURL(a))
 }
 
 // TestVolumeBoots: a machine boots from a volume that PUT has made and curl has filled. The volume
@@ -23,8 +23,8 @@ func bootVolume(t *testing.T, a api.Volume) (*kernelGuest, *monitor) {
 func TestVolumeBoots(t *testing.T) {
 	testtool.NeedNightly(t)
 	t.Parallel()
-	requireTools(t, "curl", "qemu-system-x86_64", "qemu-img", qemuISCSI)
-	raw := bootDisk(t)
+	Need(t, "curl", "qemu-system-x86_64", "qemu-img", QEMUISCSI)
+	raw := BootDisk(t)
 	v := startVolumes(t, nil)
 	fill := func() api.Volume {
 		v.json(http.StatusAccepted, "PUT", "/volume/vm1", "from: {upload: true}")
@@ -37,13 +37,13 @@ func TestVolumeBoots(t *testing.T) {
 	g, control := bootVolume(t, first)
 	t.Logf("booted after %s", time.Since(began))
 	// The machine has booted from the disk: it has nothing else.
-	g.ok(t, `test "$(cat /sys/block/vda/size)" = 131072`)
+	g.OK(t, `test "$(cat /sys/block/vda/size)" = 131072`)
 
 	grown := v.json(http.StatusOK, "PUT", "/volume/vm1", "size: 96Mi\nfrom: {upload: true}")
 	require.Equal(t, api.Size(96<<20), grown.Info.Size)
 	require.Equal(t, first.Info.Serial, grown.Info.Serial)
-	control.good("block_resize", map[string]any{"device": "disk", "size": 96 << 20})
-	g.ok(t, `for i in $(seq 3000); do test "$(cat /sys/block/vda/size)" = 196608 && break; sleep 0.1; done
+	control.Good("block_resize", map[string]any{"device": "disk", "size": 96 << 20})
+	g.OK(t, `for i in $(seq 3000); do test "$(cat /sys/block/vda/size)" = 196608 && break; sleep 0.1; done
 test "$(cat /sys/block/vda/size)" = 196608
 head -c 1048576 /dev/urandom >/tmp/written
 dd if=/tmp/written of=/dev/vda bs=1048576 seek=95 conv=notrunc,fsync 2>/dev/null
@@ -55,12 +55,12 @@ cmp /tmp/written /tmp/read
 	e := v.refusal(http.StatusConflict, "DELETE", "/volume/vm1", "")
 	require.Equal(t, api.CodeInUse, e.Code)
 	g.Close()
-	v.until("nobody uses it", func() bool { return len(v.status().Sessions) == 0 })
+	v.Until("nobody uses it", func() bool { return len(v.Status().Sessions) == 0 })
 	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm1"))
-	require.Empty(t, v.status().LUNs)
+	require.Empty(t, v.Status().LUNs)
 
 	again := fill()
 	require.EqualValues(t, 64<<20, again.Info.Size)
 	require.NotEqual(t, first.Info.Serial, again.Info.Serial)
-	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(again))
+	OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(again))
 }

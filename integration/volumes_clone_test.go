@@ -16,7 +16,7 @@ import (
 // what the snapshot has, whatever happens to the other one. What it needs cannot be deleted.
 func TestVolumeClones(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io", qemuISCSI)
+	Need(t, "qemu-io", QEMUISCSI)
 	v := startVolumes(t, map[string]string{"LOG_LEVEL": "debug"})
 	at := func(name string) string {
 		a := v.json(http.StatusOK, http.MethodGet, "/volume/"+name, "")
@@ -55,15 +55,15 @@ func TestVolumeClones(t *testing.T) {
 		atDisk(t, at("a-clone-of-a-clone"), "read -P 2 1M 64k", "read -P 4 2M 64k")
 	}
 	check()
-	v.stop()
+	v.Stop()
 	v.restart(t)
 	check()
-	v.kill()
+	v.Crash()
 	v.restart(t)
 	check()
 
 	// Without what it was cloned from, a clone waits for it, and nobody may delete the rest.
-	v.stop()
+	v.Stop()
 	volumes := filepath.Join(v.home, "work", ".volumes")
 	disk := filepath.Join(volumes, "vm2", "disk.img")
 	require.NoError(t, os.Rename(disk, disk+".away"))
@@ -77,7 +77,7 @@ func TestVolumeClones(t *testing.T) {
 	require.Contains(t, v.refusal(http.StatusConflict, http.MethodDelete,
 		"/volume/vm2", "").Message, "a-clone-of-a-clone")
 	require.NoError(t, os.Rename(disk+".away", disk))
-	testtool.Within(t, clientTimeout, func() bool {
+	testtool.Within(t, Timeout, func() bool {
 		return v.json(http.StatusOK, http.MethodGet, "/volume/a-clone-of-a-clone", "").Info.State ==
 			api.StateReady
 	}, "the clone is back")
@@ -88,7 +88,7 @@ func TestVolumeClones(t *testing.T) {
 		v.answers(http.MethodPut, "/volume/a-clone-of-a-clone/snapshots/last"))
 	v.put("copied", "from: {snapshot: a-clone-of-a-clone@last}\n")
 	for _, name := range []string{"a-clone-of-a-clone", "vm2", "vm1"} {
-		testtool.Within(t, clientTimeout, func() bool {
+		testtool.Within(t, Timeout, func() bool {
 			return v.answers(http.MethodDelete, "/volume/"+name) == http.StatusNoContent
 		}, "%s is deleted", name)
 	}

@@ -18,7 +18,7 @@ import (
 
 // volumeDaemon is a daemon that makes volumes.
 type volumeDaemon struct {
-	*daemon
+	*Daemon
 	base string // http://ADDRESS
 	env  map[string]string
 	dir  string // of its images; it may be empty
@@ -43,12 +43,12 @@ func (v *volumeDaemon) restart(t *testing.T) {
 	for name, value := range v.env {
 		env[name] = value
 	}
-	v.daemon = start(t, config{diskDir: v.dir, stateDir: v.home, env: env})
-	v.base = "http://" + volumesAddress(t, v.daemon)
+	v.Daemon = Start(t, Config{DiskDir: v.dir, StateDir: v.home, Env: env})
+	v.base = "http://" + volumesAddress(t, v.Daemon)
 }
 
 // volumesAddress is the address of the volumes, from the log.
-func volumesAddress(t *testing.T, d *daemon) (address string) {
+func volumesAddress(t *testing.T, d *Daemon) (address string) {
 	t.Helper()
 	for _, entry := range d.Log() {
 		if entry["msg"] == "volumes" {
@@ -61,53 +61,53 @@ func volumesAddress(t *testing.T, d *daemon) (address string) {
 
 // ask makes a request and returns the status and the body.
 func (v *volumeDaemon) ask(method, path, body string, headers ...string) (int, string) {
-	v.t.Helper()
-	r, err := http.NewRequestWithContext(v.t.Context(), method, v.base+path,
+	v.T.Helper()
+	r, err := http.NewRequestWithContext(v.T.Context(), method, v.base+path,
 		strings.NewReader(body))
-	require.NoError(v.t, err)
+	require.NoError(v.T, err)
 	for i := 0; i+1 < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
-	client := http.Client{Timeout: clientTimeout}
+	client := http.Client{Timeout: Timeout}
 	answer, err := client.Do(r)
-	require.NoError(v.t, err)
+	require.NoError(v.T, err)
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
-	require.NoError(v.t, err)
+	require.NoError(v.T, err)
 	return answer.StatusCode, string(text)
 }
 
 // answers returns the status of the answer to a request.
 func (v *volumeDaemon) answers(method, path string) int {
-	v.t.Helper()
+	v.T.Helper()
 	status, _ := v.ask(method, path, "")
 	return status
 }
 
 // json makes a request and decodes the answer, which must have this status.
 func (v *volumeDaemon) json(want int, method, path, body string) (a api.Volume) {
-	v.t.Helper()
+	v.T.Helper()
 	status, text := v.ask(method, path, body, "Accept", "application/json")
-	require.Equal(v.t, want, status, text)
+	require.Equal(v.T, want, status, text)
 	if text != "" {
-		require.NoError(v.t, json.Unmarshal([]byte(text), &a), text)
+		require.NoError(v.T, json.Unmarshal([]byte(text), &a), text)
 	}
 	return a
 }
 
 // refusal makes a request that must be refused with this status.
 func (v *volumeDaemon) refusal(want int, method, path, body string) (e api.Error) {
-	v.t.Helper()
+	v.T.Helper()
 	status, text := v.ask(method, path, body, "Accept", "application/json")
-	require.Equal(v.t, want, status, text)
-	require.NoError(v.t, json.Unmarshal([]byte(text), &e), text)
-	require.NotEmpty(v.t, e.Message)
+	require.Equal(v.T, want, status, text)
+	require.NoError(v.T, json.Unmarshal([]byte(text), &e), text)
+	require.NotEmpty(v.T, e.Message)
 	return e
 }
 
 // put makes a volume.
 func (v *volumeDaemon) put(name, spec string) api.Volume {
-	v.t.Helper()
+	v.T.Helper()
 	return v.json(http.StatusCreated, "PUT", strings.TrimSuffix("/volume/"+name, "/"), spec)
 }
 
@@ -132,7 +132,7 @@ func atDisk(t *testing.T, url string, commands ...string) string {
 	for _, c := range commands {
 		args = append(args, "-c", c)
 	}
-	out := ok(t, "qemu-io", append(args, url)...)
+	out := OK(t, "qemu-io", append(args, url)...)
 	require.NotContains(t, out, "failed")
 	return out
 }
@@ -151,7 +151,7 @@ func files(t *testing.T, dir string) (names []string) {
 }
 
 // portalAddress is the first portal of a daemon.
-func portalAddress(t *testing.T, d *daemon) net.Addr {
+func portalAddress(t *testing.T, d *Daemon) net.Addr {
 	t.Helper()
 	address, err := net.ResolveTCPAddr("tcp", d.Portals[0])
 	require.NoError(t, err)

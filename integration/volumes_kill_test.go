@@ -110,7 +110,7 @@ func (w *worker) check(t *testing.T, now *api.Volume) {
 // completely or not at all, as in the last answer, and no LUN was given to two volumes.
 func TestVolumesAreKilled(t *testing.T) {
 	t.Parallel()
-	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
+	v := startVolumes(t, map[string]string{"LISTEN": FreePortal(t)})
 	given := &givenLUNs{last: map[uint16]int{}}
 	workers := make([]*worker, 6)
 	for i := range workers {
@@ -124,10 +124,10 @@ func TestVolumesAreKilled(t *testing.T) {
 			all.Go(func() { w.run(t.Context(), c) })
 		}
 		if round == 0 { // on a busy machine, none may be made in the time below
-			v.until("a volume is made", func() bool { return given.made() > 0 })
+			v.Until("a volume is made", func() bool { return given.made() > 0 })
 		}
 		time.Sleep(time.Duration(20+rand.IntN(300)) * time.Millisecond) // somewhere in the middle
-		v.kill()
+		v.Crash()
 		all.Wait()
 		c.Close()
 		v.restart(t)
@@ -151,7 +151,7 @@ func TestVolumesAreKilled(t *testing.T) {
 			}
 		}
 		for name, one := range now {
-			require.Equal(t, int64(one.Info.Size), fileStat(t,
+			require.Equal(t, int64(one.Info.Size), FileStat(t,
 				filepath.Join(v.home, "work", ".volumes", name, "disk.img")).Size)
 		}
 		c.Close()

@@ -30,7 +30,7 @@ func TestVolumeLimits(t *testing.T) {
 	for _, name := range []string{"One", "-x", ".hidden", "a%20b", strings.Repeat("a", 129)} {
 		v.refusal(http.StatusBadRequest, "PUT", "/volume/"+name, "size: 512")
 	}
-	require.Len(t, v.status().LUNs, 2)
+	require.Len(t, v.Status().LUNs, 2)
 }
 
 // TestVolumesNewCertificate: the running daemon uses a certificate that has replaced its old one.
@@ -38,8 +38,8 @@ func TestVolumesNewCertificate(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "cert"), filepath.Join(dir, "key")
-	makeCertificate(t, cert, key)
-	d := start(t, config{diskDir: t.TempDir(), env: map[string]string{
+	MakeCertificate(t, cert, key)
+	d := Start(t, Config{DiskDir: t.TempDir(), Env: map[string]string{
 		"VOLUMES_LISTEN": "127.0.0.1:0", "VOLUMES_TLS_CERT": cert, "VOLUMES_TLS_KEY": key}})
 	shown := func() []byte {
 		c, err := tls.Dial("tcp", volumesAddress(t, d), &tls.Config{InsecureSkipVerify: true})
@@ -49,7 +49,7 @@ func TestVolumesNewCertificate(t *testing.T) {
 	}
 	first := shown()
 	next := filepath.Join(dir, "next")
-	makeCertificate(t, next+".cert", next+".key")
+	MakeCertificate(t, next+".cert", next+".key")
 	require.NoError(t, os.Rename(next+".key", key))
 	require.NoError(t, os.Rename(next+".cert", cert))
 	require.NotEqual(t, first, shown())

@@ -24,7 +24,7 @@ const manyVolumes = 1000
 func TestThousandVolumes(t *testing.T) {
 	testtool.NeedNightly(t)
 	t.Parallel()
-	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
+	v := startVolumes(t, map[string]string{"LISTEN": FreePortal(t)})
 	c, err := volumeclient.New(volumeclient.Options{Server: v.base})
 	require.NoError(t, err)
 	var all sync.WaitGroup
@@ -47,8 +47,8 @@ func TestThousandVolumes(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, before, manyVolumes)
 	c.Close()
-	t.Logf("after making them: %s", memoryOf(t, v.daemon))
-	v.kill()
+	t.Logf("after making them: %s", memoryOf(t, v.Daemon))
+	v.Crash()
 	v.restart(t)
 	c, err = volumeclient.New(volumeclient.Options{Server: v.base})
 	require.NoError(t, err)
@@ -56,7 +56,7 @@ func TestThousandVolumes(t *testing.T) {
 	after, err := c.List(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, before, after)
-	t.Logf("ready after %.2f s: %s", v.status().ReadyAfterSeconds, memoryOf(t, v.daemon))
+	t.Logf("ready after %.2f s: %s", v.Status().ReadyAfterSeconds, memoryOf(t, v.Daemon))
 	luns := map[uint16]bool{}
 	for _, one := range after {
 		luns[one.ISCSI.LUN] = true
@@ -64,20 +64,20 @@ func TestThousandVolumes(t *testing.T) {
 	require.Len(t, luns, manyVolumes)
 
 	last := after[manyVolumes-1].ISCSI.LUN
-	s := targettest.MustLogin(t, portalAddress(t, v.daemon), targettest.LoginOptions{}, last)
-	require.Len(t, do(t, s, targettest.ReportLUNs(64<<10)).Data, 8+8*manyVolumes)
+	s := targettest.MustLogin(t, portalAddress(t, v.Daemon), targettest.LoginOptions{}, last)
+	require.Len(t, Do(t, s, targettest.ReportLUNs(64<<10)).Data, 8+8*manyVolumes)
 	data := make([]byte, 4096)
 	copy(data, "the last of a thousand")
-	require.True(t, do(t, s, targettest.Write10(last, 0, data)).Good())
-	require.Equal(t, data, do(t, s, targettest.Read10(last, 0, 8)).Data)
-	logout(t, s)
+	require.True(t, Do(t, s, targettest.Write10(last, 0, data)).Good())
+	require.Equal(t, data, Do(t, s, targettest.Read10(last, 0, 8)).Data)
+	Logout(t, s)
 	_, err = c.Put(t.Context(), "one-more", api.Spec{Size: 1 << 30})
 	require.NoError(t, err)
 	require.NoError(t, c.Delete(t.Context(), "one-more", false))
 }
 
 // memoryOf returns the resident memory of a daemon, from the kernel.
-func memoryOf(t *testing.T, d *daemon) string {
+func memoryOf(t *testing.T, d *Daemon) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(d.PID()), "status"))
 	require.NoError(t, err)

@@ -17,11 +17,11 @@ import (
 // never made again, and comes back as it was, by itself, when its storage does.
 func TestVolumeStorageIsMissing(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io", "qemu-img", qemuISCSI)
+	Need(t, "qemu-io", "qemu-img", QEMUISCSI)
 	above, images := t.TempDir(), t.TempDir()
 	fast := filepath.Join(above, "fast")
 	require.NoError(t, os.Mkdir(fast, 0o755))
-	ok(t, "qemu-img", "create", "-q", "-f", "qcow2", filepath.Join(images, "a.qcow2"), "8M")
+	OK(t, "qemu-img", "create", "-q", "-f", "qcow2", filepath.Join(images, "a.qcow2"), "8M")
 	v := startVolumes(t, map[string]string{"USAGE_TYPES": "fast=" + fast, "DISK_DIR": images})
 	for name, spec := range map[string]string{"empty": "size: 8Mi\ncopy: {usage-type: fast}",
 		"image": "from: {image: a.qcow2}\ncopy: {usage-type: fast}", "own": "size: 8Mi",
@@ -31,12 +31,12 @@ func TestVolumeStorageIsMissing(t *testing.T) {
 	names := []string{"empty", "image", "own", "stateless"}
 	before := map[string]api.Volume{}
 	for _, name := range names {
-		testtool.Within(t, clientTimeout, func() bool {
+		testtool.Within(t, Timeout, func() bool {
 			before[name] = v.json(http.StatusOK, "GET", "/volume/"+name, "")
 			return before[name].Info.State == api.StateReady
 		}, "%s is ready: %+v", name, func() any { return before[name] })
 	}
-	v.stop()
+	v.Stop()
 	own := filepath.Join(v.home, "work", ".volumes", "own", "disk.img")
 	state := filepath.Join(v.home, "work", ".volumes", "stateless", "disk.img.state")
 	away := map[string]string{fast: filepath.Join(above, "away"), own: own + ".away",
@@ -56,7 +56,7 @@ func TestVolumeStorageIsMissing(t *testing.T) {
 	}
 	require.Empty(t, files(t, fast), "nothing is made in its place")
 	require.NoFileExists(t, own)
-	require.Len(t, v.status().LUNs, 1, "the image's")
+	require.Len(t, v.Status().LUNs, 1, "the image's")
 
 	require.NoError(t, os.Remove(fast))
 	for from, to := range away {
@@ -64,7 +64,7 @@ func TestVolumeStorageIsMissing(t *testing.T) {
 	}
 	for _, name := range names {
 		var a api.Volume
-		testtool.Within(t, clientTimeout, func() bool {
+		testtool.Within(t, Timeout, func() bool {
 			a = v.json(http.StatusOK, "GET", "/volume/"+name, "")
 			return a.Info.State == api.StateReady
 		}, "%s is ready: %+v", name, func() any { return a })
@@ -78,10 +78,10 @@ func TestVolumeStorageIsMissing(t *testing.T) {
 // refused for that reason.
 func TestVolumesOnFullStorage(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io", "qemu-img", qemuISCSI)
-	requireRoot(t)
+	Need(t, "qemu-io", "qemu-img", QEMUISCSI)
+	NeedRoot(t)
 	small := t.TempDir()
-	mountTmpfs(t, small, "8m")
+	MountTmpfs(t, small, "8m")
 	v := startVolumes(t, map[string]string{"VOLUMES_DIR": filepath.Join(small, "volumes")})
 	kept, gone := v.put("kept", "size: 4Mi"), v.put("gone", "size: 4Mi")
 	atDisk(t, volumeURL(kept), "write -P 0x42 0 1M", "flush")
@@ -99,7 +99,7 @@ func TestVolumesOnFullStorage(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, v.answers("GET", "/volume/gone"))
 
 	// The room that it had is free.
-	v.stop()
+	v.Stop()
 	v.restart(t)
 	atDisk(t, volumeURL(v.json(http.StatusOK, "GET", "/volume/kept", "")), "read -P 0x42 0 1M",
 		"write -P 0x43 1M 512k", "flush", "discard 0 1M")
@@ -110,7 +110,7 @@ func TestVolumesOnFullStorage(t *testing.T) {
 func TestMissingPersistentDirectory(t *testing.T) {
 	t.Parallel()
 	missing := filepath.Join(t.TempDir(), "volume")
-	_, err := tryStart(t, config{diskDir: t.TempDir(), env: map[string]string{
+	_, err := TryStart(t, Config{DiskDir: t.TempDir(), Env: map[string]string{
 		"PERSISTENT_DIR": missing, "VOLUMES_LISTEN": "127.0.0.1:0"}})
 	require.ErrorContains(t, err, "does not exist")
 	require.NoDirExists(t, missing)

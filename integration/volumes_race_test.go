@@ -16,7 +16,7 @@ import (
 // either the disk is gone for the initiator, or DELETE is refused and the disk stays.
 func TestVolumeDeleteAndFirstUse(t *testing.T) {
 	const rounds = 30
-	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
+	v := startVolumes(t, map[string]string{"LISTEN": FreePortal(t)})
 	addr, err := net.ResolveTCPAddr("tcp", v.Portals[0])
 	require.NoError(t, err)
 	kept := 0
@@ -38,9 +38,9 @@ func TestVolumeDeleteAndFirstUse(t *testing.T) {
 			sess, err = targettest.Login(addr, targettest.LoginOptions{Initiator: name})
 			require.NoError(t, err)
 		}
-		read := do(t, sess, targettest.Read10(lun, 0, 1))
+		read := Do(t, sess, targettest.Read10(lun, 0, 1))
 		for read.Sense.Key == 6 { // unit attentions
-			read = do(t, sess, targettest.Read10(lun, 0, 1))
+			read = Do(t, sess, targettest.Read10(lun, 0, 1))
 		}
 		all.Wait()
 		if read.Good() {
@@ -48,13 +48,13 @@ func TestVolumeDeleteAndFirstUse(t *testing.T) {
 			require.Equal(t, http.StatusConflict, answer, "round %d", i)
 			e := v.refusal(http.StatusConflict, "DELETE", "/volume/vm1", "")
 			require.Equal(t, []string{name}, e.Users)
-			require.True(t, do(t, sess, targettest.Write10(lun, 0, make([]byte, 512))).Good())
+			require.True(t, Do(t, sess, targettest.Write10(lun, 0, make([]byte, 512))).Good())
 			require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm1?force=true"))
 		} else {
 			require.Equal(t, "05/25/00", read.Failed(), "round %d", i)
 			require.Equal(t, http.StatusNoContent, answer, "round %d", i)
 		}
-		logout(t, sess)
+		Logout(t, sess)
 	}
 	t.Logf("%d of %d volumes stayed", kept, rounds)
 }

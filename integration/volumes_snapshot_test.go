@@ -15,7 +15,7 @@ import (
 // TestVolumeSnapshots keeps what a volume holds, by HTTP, and goes back to it.
 func TestVolumeSnapshots(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io", qemuISCSI)
+	Need(t, "qemu-io", QEMUISCSI)
 	v := startVolumes(t, nil)
 	url := volumeURL(v.put("vm1", "size: 16Mi\n"))
 	const path = "/volume/vm1/snapshots"
@@ -45,7 +45,7 @@ func TestVolumeSnapshots(t *testing.T) {
 	}
 	require.Equal(t, http.StatusBadRequest, v.answers(http.MethodPut, path+"/no@name"))
 
-	v.kill()
+	v.Crash()
 	v.restart(t)
 	url = volumeURL(v.json(http.StatusOK, http.MethodGet, "/volume/vm1", ""))
 	atDisk(t, url, "read -P 2 0 64k", "read -P 1 64k 960k")
@@ -66,7 +66,7 @@ func TestVolumeSnapshots(t *testing.T) {
 // bitmaps.
 func TestChangedBlocks(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io", "nbdinfo", "nbdcopy", "nbdsh")
+	Need(t, "qemu-io", "nbdinfo", "nbdcopy", "nbdsh")
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "nbd.sock")
 	v := startVolumes(t, map[string]string{"NBD_LISTEN": "unix:" + socket})
@@ -79,7 +79,7 @@ func TestChangedBlocks(t *testing.T) {
 	changed := func(export, since string) []string {
 		t.Helper()
 		var dirty []string
-		for line := range strings.Lines(ok(t, "nbdinfo", "--map=qemu:dirty-bitmap:"+since,
+		for line := range strings.Lines(OK(t, "nbdinfo", "--map=qemu:dirty-bitmap:"+since,
 			uri(export))) {
 			if f := strings.Fields(line); f[2] != "0" {
 				dirty = append(dirty, strings.Join(f[:3], " "))
@@ -122,35 +122,35 @@ func TestChangedBlocks(t *testing.T) {
 	}
 
 	// A backup reads a snapshot, which stays as it is.
-	program, err := binary()
+	program, err := Binary()
 	require.NoError(t, err)
 	work := []string{"WORK_DIR=" + filepath.Join(v.home, "work")}
-	said := okEnv(t, work, program, "snapshot", "serve", "vm1", "tuesday")
+	said := OKEnv(t, work, program, "snapshot", "serve", "vm1", "tuesday")
 	require.Contains(t, said, `as "vm1@tuesday"`)
 	require.Equal(t, []string{"1048576 65536 1", "4194304 4096 1"},
 		changed("vm1@tuesday", "monday"))
 	require.Empty(t, changed("vm1@tuesday", "tuesday"))
-	out := ok(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 2 1M 64k", "-c", "read -P 0 12M 4k",
+	out := OK(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 2 1M 64k", "-c", "read -P 0 12M 4k",
 		"-c", "read -P 1 0 1M", uri("vm1@tuesday"))
 	require.NotContains(t, out, "failed")
-	require.Contains(t, ok(t, "nbdinfo", "--list", uri("")), "vm1@tuesday")
+	require.Contains(t, OK(t, "nbdinfo", "--list", uri("")), "vm1@tuesday")
 
 	// The example brings the copy of one day up to the next.
-	okEnv(t, work, program, "snapshot", "serve", "vm1", "monday")
+	OKEnv(t, work, program, "snapshot", "serve", "vm1", "monday")
 	backup, whole := filepath.Join(dir, "backup.img"), filepath.Join(dir, "whole.img")
-	ok(t, "nbdcopy", uri("vm1@monday"), backup)
-	ok(t, "nbdcopy", uri("vm1@tuesday"), whole)
+	OK(t, "nbdcopy", uri("vm1@monday"), backup)
+	OK(t, "nbdcopy", uri("vm1@tuesday"), whole)
 	example := []string{"../examples/incremental-backup.py", uri("vm1@tuesday"), "monday", backup}
-	require.Equal(t, "copied 69632 of 16777216 bytes\n", ok(t, "/usr/bin/python3", example...))
-	require.Equal(t, readFile(t, whole), readFile(t, backup))
+	require.Equal(t, "copied 69632 of 16777216 bytes\n", OK(t, "/usr/bin/python3", example...))
+	require.Equal(t, ReadFile(t, whole), ReadFile(t, backup))
 	example[2] = "sunday"
-	r := client(t, nil, "/usr/bin/python3", example...)
-	require.NotZero(t, r.status)
-	require.Contains(t, r.output, "make a full copy")
-	okEnv(t, work, program, "snapshot", "unserve", "vm1", "monday")
+	r := Client(t, nil, "/usr/bin/python3", example...)
+	require.NotZero(t, r.Status)
+	require.Contains(t, r.Output, "make a full copy")
+	OKEnv(t, work, program, "snapshot", "unserve", "vm1", "monday")
 	require.Equal(t, http.StatusConflict, v.answers(http.MethodDelete,
 		"/volume/vm1/snapshots/tuesday"))
-	okEnv(t, work, program, "snapshot", "unserve", "vm1", "tuesday")
+	OKEnv(t, work, program, "snapshot", "unserve", "vm1", "tuesday")
 	require.Equal(t, http.StatusNoContent, v.answers(http.MethodDelete,
 		"/volume/vm1/snapshots/tuesday"))
 	require.Equal(t, []string{"1048576 65536 1", "4194304 4096 1", "12582912 4096 1"},

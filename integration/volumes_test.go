@@ -26,49 +26,49 @@ import (
 // kill, deleted while in use and made again.
 func TestVolumeLife(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-system-x86_64", "qemu-io", qemuISCSI)
-	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
+	Need(t, "qemu-system-x86_64", "qemu-io", QEMUISCSI)
+	v := startVolumes(t, map[string]string{"LISTEN": FreePortal(t)})
 	made := v.put("vm1", "size: 64Mi\n")
 	require.Equal(t, api.StateReady, made.Info.State)
 	require.Equal(t, made, v.json(http.StatusOK, "PUT", "/volume/vm1", "size: 64Mi"))
 	require.Equal(t, made, v.json(http.StatusOK, "PUT", "/volume/vm1", ""))
 	lun := int(made.ISCSI.LUN)
-	m, s := startMonitor(t), &runningTarget{portal: v.Portals[0]}
-	m.plug(s, lun)
-	m.works(lun, 1, 0)
+	m, s := StartMonitor(t), &RunningTarget{Portal: v.Portals[0]}
+	m.Plug(s, lun)
+	m.Works(lun, 1, 0)
 
 	addr, err := net.ResolveTCPAddr("tcp", v.Portals[0])
 	require.NoError(t, err)
 	other := targettest.MustLogin(t, addr, targettest.LoginOptions{}, made.ISCSI.LUN)
 	grown := v.json(http.StatusOK, "PUT", "/volume/vm1", `{"size": "128Mi"}`)
 	require.Equal(t, api.Size(128<<20), grown.Info.Size)
-	told := do(t, other, targettest.TestUnitReady(made.ISCSI.LUN))
+	told := Do(t, other, targettest.TestUnitReady(made.ISCSI.LUN))
 	require.Equal(t, "06/2A/09", told.Sense.String(), "CAPACITY DATA HAS CHANGED")
-	logout(t, other)
-	m.withdraw(lun)
-	m.good("block_resize", map[string]any{"node-name": fmt.Sprintf("node%d", lun),
+	Logout(t, other)
+	m.Withdraw(lun)
+	m.Good("block_resize", map[string]any{"node-name": fmt.Sprintf("node%d", lun),
 		"size": 128 << 20})
-	m.export(lun)
-	m.works(lun, 2, 128<<20-64<<10)
+	m.Export(lun)
+	m.Works(lun, 2, 128<<20-64<<10)
 
 	// While it is used, it is not deleted. The answer names the differences.
 	e := v.refusal(http.StatusConflict, "DELETE", "/volume/vm1", "")
 	require.Equal(t, api.CodeInUse, e.Code)
 	require.Len(t, e.Users, 1)
-	require.Contains(t, v.get("/status"), e.Users[0])
+	require.Contains(t, v.Get("/status"), e.Users[0])
 	e = v.refusal(http.StatusConflict, "PUT", "/volume/vm1", "size: 1Mi\naccess-mode: read-shared")
 	require.Equal(t, api.CodeDiffers, e.Code)
 	require.Len(t, e.Differs, 2)
 
 	// QEMU does not notice the restart.
-	v.kill()
+	v.Crash()
 	v.restart(t)
 	require.Equal(t, grown, v.json(http.StatusOK, "GET", "/volume/vm1", ""))
-	output, code := m.io(lun, "read -P 2 134152192 64k")
+	output, code := m.IO(lun, "read -P 2 134152192 64k")
 	require.Zero(t, code, output)
 	require.Equal(t, http.StatusConflict, v.answers("DELETE", "/volume/vm1"))
 	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm1?force=true"))
-	output, _ = m.io(lun, "write -P 3 0 64k")
+	output, _ = m.IO(lun, "write -P 3 0 64k")
 	require.Contains(t, output, "failed")
 	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm1"))
 	v.refusal(http.StatusNotFound, "GET", "/volume/vm1", "")
@@ -77,15 +77,15 @@ func TestVolumeLife(t *testing.T) {
 	remade := v.put("vm1", "size: 64Mi")
 	require.NotEqual(t, made.ISCSI.LUN, remade.ISCSI.LUN)
 	require.NotEqual(t, made.Info.Serial, remade.Info.Serial)
-	output, _ = m.io(lun, "write -P 4 0 64k")
+	output, _ = m.IO(lun, "write -P 4 0 64k")
 	require.Contains(t, output, "failed", "the new disk is another one")
-	m.unplug(lun)
+	m.Unplug(lun)
 	again := int(remade.ISCSI.LUN)
-	m.plug(s, again)
-	output, code = m.io(again, "read -P 0 0 64M")
+	m.Plug(s, again)
+	output, code = m.IO(again, "read -P 0 0 64M")
 	require.Zero(t, code, output)
 	require.NotContains(t, output, "failed")
-	m.works(again, 5, 0)
+	m.Works(again, 5, 0)
 }
 
 // TestVolumeAnswer: the answer is the YAML of a disk's source, which the library reads, also for
@@ -129,9 +129,9 @@ func TestVolumeAnswer(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, refused.HTTPStatus())
 
 	// /status and the metrics report volumes.
-	require.Contains(t, v.get("/metrics"), `kubevirt_disk_volumes{state="ready"} 1`)
-	require.Contains(t, v.get("/metrics"), "kubevirt_disk_volumes_bytes 1.048576e+06")
-	page := v.status()
+	require.Contains(t, v.Get("/metrics"), `kubevirt_disk_volumes{state="ready"} 1`)
+	require.Contains(t, v.Get("/metrics"), "kubevirt_disk_volumes_bytes 1.048576e+06")
+	page := v.Status()
 	require.Equal(t, &status.Volumes{Address: strings.TrimPrefix(v.base, "http://"),
 		States: map[string]int{"ready": 1}, Bytes: 1 << 20, Max: 1024}, page.Volumes)
 	require.Equal(t, api.DefaultName, page.LUNs[0].Volume)
@@ -142,13 +142,13 @@ func TestVolumeAnswer(t *testing.T) {
 // restart.
 func TestVolumesOfImages(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "qemu-io", "qemu-img", qemuISCSI)
+	Need(t, "qemu-io", "qemu-img", QEMUISCSI)
 	dir, raw := t.TempDir(), filepath.Join(t.TempDir(), "raw")
-	pattern(t, raw, 8<<20, 0x42)
+	Pattern(t, raw, 8<<20, 0x42)
 	image := filepath.Join(dir, "fedora.qcow2")
-	makeQcow2(t, raw, image, "", true)
+	MakeQcow2(t, raw, image, "", true)
 	env := map[string]string{"DISK_DIR": dir}
-	for name, value := range chapEnv {
+	for name, value := range CHAPEnv {
 		env[name] = value
 	}
 	v := startVolumes(t, env)
@@ -156,21 +156,21 @@ func TestVolumesOfImages(t *testing.T) {
 	require.Equal(t, &api.Source{Image: "fedora.qcow2"}, clone.Info.From)
 	over := v.put("over", "from: {image: fedora.qcow2}\nsize: 16Mi\ncopy: {mode: copy-on-write}")
 	url := func(a api.Volume) string {
-		return v.chapURL(testUser, testPassword, number(a.ISCSI.LUN))
+		return v.CHAPURL(User, Password, number(a.ISCSI.LUN))
 	}
 	for _, a := range []api.Volume{clone, over} {
 		atDisk(t, url(a), "read -P 0x42 0 8M", "write -P 0x43 1M 1M", "flush")
 	}
 	atDisk(t, url(over), "read -P 0 8M 8M")
-	require.NotZero(t, client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 512",
-		volumeURL(clone)).status, "without the password")
+	require.NotZero(t, Client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 512",
+		volumeURL(clone)).Status, "without the password")
 	const shared = "from: {image: fedora.qcow2}\naccess-mode: read-shared\n"
 	v.put("shared", shared)
 	grown := v.json(http.StatusOK, "PUT", "/volume/shared", shared+"size: 16Mi")
-	ok(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0x42 0 8M", "-c", "read -P 0 8M 8M",
+	OK(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0x42 0 8M", "-c", "read -P 0 8M 8M",
 		url(grown))
-	require.NotZero(t, client(t, nil, "qemu-io", "-f", "raw", "-c", "write 0 512",
-		url(grown)).status)
+	require.NotZero(t, Client(t, nil, "qemu-io", "-f", "raw", "-c", "write 0 512",
+		url(grown)).Status)
 	for request, want := range map[string]string{
 		"from: {image: none.qcow2}":                             "there is no image",
 		"from: {image: ../fedora.qcow2}":                        "there is no image",
@@ -183,17 +183,17 @@ func TestVolumesOfImages(t *testing.T) {
 		e := v.refusal(http.StatusBadRequest, "PUT", "/volume/x", request)
 		require.Contains(t, e.Message, want, request)
 	}
-	v.until("the clone is complete", func() bool {
-		for _, l := range v.status().LUNs {
+	v.Until("the clone is complete", func() bool {
+		for _, l := range v.Status().LUNs {
 			if l.Volume == "clone" {
 				return l.Copy.Complete
 			}
 		}
 		return false
 	})
-	v.stop()
+	v.Stop()
 	require.NoError(t, os.Remove(image))
-	pattern(t, filepath.Join(dir, "other.raw"), 1<<20, 1)
+	Pattern(t, filepath.Join(dir, "other.raw"), 1<<20, 1)
 	v.restart(t)
 	atDisk(t, url(v.json(http.StatusOK, "GET", "/volume/clone", "")), "read -P 0x42 0 1M",
 		"read -P 0x43 1M 1M")
@@ -202,9 +202,9 @@ func TestVolumesOfImages(t *testing.T) {
 	require.Contains(t, failed.Info.Failure, "fedora.qcow2")
 	require.Nil(t, failed.ISCSI)
 	require.Equal(t, []status.FailedVolume{{Name: "over", Failure: failed.Info.Failure}},
-		v.status().Volumes.Failed)
-	require.Equal(t, "ok\n", v.get("/healthz"), "a restart would not help, and harm the others")
-	makeQcow2(t, raw, image, "", true)
+		v.Status().Volumes.Failed)
+	require.Equal(t, "ok\n", v.Get("/healthz"), "a restart would not help, and harm the others")
+	MakeQcow2(t, raw, image, "", true)
 	v.json(http.StatusOK, "PUT", "/volume/over", "") // tries again
 	atDisk(t, url(v.json(http.StatusOK, "GET", "/volume/over", "")), "read -P 0x43 1M 1M")
 }
@@ -213,16 +213,16 @@ func TestVolumesOfImages(t *testing.T) {
 // not wait. Fetching goes on after a kill, and ends with DELETE.
 func TestVolumeOfSlowReference(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img", qemuISCSI)
-	raw := newLargeDisk(t)
-	w := newWatchedRegistry(t)
-	pushPlain(t, w.address, raw)
-	release := sync.OnceFunc(w.hold.Unlock)
-	w.hold.Lock()
+	Need(t, "docker-registry", "qemu-img", QEMUISCSI)
+	raw := NewLargeDisk(t)
+	w := NewWatchedRegistry(t)
+	PushPlain(t, w.Address, raw)
+	release := sync.OnceFunc(w.Hold.Unlock)
+	w.Hold.Lock()
 	t.Cleanup(release)
-	v := startVolumes(t, map[string]string{"INSECURE_REGISTRY": w.proxy,
-		"LISTEN": freePortal(t)})
-	spec := "from: {reference: '" + w.proxy + "/vm/fedora:42'}\n"
+	v := startVolumes(t, map[string]string{"INSECURE_REGISTRY": w.Proxy,
+		"LISTEN": FreePortal(t)})
+	spec := "from: {reference: '" + w.Proxy + "/vm/fedora:42'}\n"
 	for _, name := range []string{"vm1", "gone", "vm1"} {
 		a := v.json(http.StatusAccepted, "PUT", "/volume/"+name, spec)
 		require.Equal(t, api.StateFilling, a.Info.State)
@@ -230,17 +230,17 @@ func TestVolumeOfSlowReference(t *testing.T) {
 	}
 	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/gone"))
 	v.refusal(http.StatusNotFound, "GET", "/volume/gone", "")
-	v.kill()
+	v.Crash()
 	v.restart(t)
 	v.json(http.StatusAccepted, "GET", "/volume/vm1", "")
-	require.Empty(t, v.status().LUNs)
-	require.Equal(t, map[string]int{"filling": 1}, v.status().Volumes.States)
+	require.Empty(t, v.Status().LUNs)
+	require.Equal(t, map[string]int{"filling": 1}, v.Status().Volumes.States)
 
 	// This is what starts a machine.
 	c, err := volumeclient.New(volumeclient.Options{Server: v.base})
 	require.NoError(t, err)
 	defer c.Close()
-	asked := api.Spec{From: &api.Source{Reference: w.proxy + "/vm/fedora:42"}}
+	asked := api.Spec{From: &api.Source{Reference: w.Proxy + "/vm/fedora:42"}}
 	early, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	_, err = c.Provide(early, "vm1", asked)
@@ -250,7 +250,7 @@ func TestVolumeOfSlowReference(t *testing.T) {
 	provided, err := c.Provide(t.Context(), "vm1", asked)
 	require.NoError(t, err)
 	require.Equal(t, v.ready("vm1"), provided)
-	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(provided))
+	OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(provided))
 	v.json(http.StatusOK, "PUT", "/volume/vm1", spec)
 	require.NoError(t, c.Delete(t.Context(), "vm1", false))
 	require.NoError(t, c.Delete(t.Context(), "vm1", false))
@@ -260,29 +260,29 @@ func TestVolumeOfSlowReference(t *testing.T) {
 // again while the registry is away.
 func TestVolumesOfReferences(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img", "qemu-io", qemuISCSI)
-	raw, qcow2 := newFullDisk(t)
-	s := startRegistry(t, false, "")
-	push(t, s.address, qcow2)
-	v := startVolumes(t, map[string]string{"INSECURE_REGISTRY": s.address,
-		"LISTEN": freePortal(t)})
-	from := "from: {reference: '" + s.address + "/vm/fedora:42'}\n"
+	Need(t, "docker-registry", "qemu-img", "qemu-io", QEMUISCSI)
+	raw, qcow2 := NewFullDisk(t)
+	s := StartRegistry(t, false, "")
+	Push(t, s.Address, qcow2)
+	v := startVolumes(t, map[string]string{"INSECURE_REGISTRY": s.Address,
+		"LISTEN": FreePortal(t)})
+	from := "from: {reference: '" + s.Address + "/vm/fedora:42'}\n"
 	make := func(name, spec string) api.Volume {
 		status, text := v.ask("PUT", "/volume/"+name, spec)
 		require.Contains(t, []int{http.StatusCreated, http.StatusAccepted}, status, text)
-		v.until("it can be used", func() bool {
+		v.Until("it can be used", func() bool {
 			return v.answers("GET", "/volume/"+name) == http.StatusOK
 		})
 		return v.ready(name)
 	}
 	clone, over := make("clone", from), make("over", from+"copy: {mode: copy-on-write}")
 	for _, a := range []api.Volume{clone, over} {
-		r := client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", volumeURL(a), raw)
-		require.Zero(t, r.status, "%s", r)
+		r := Client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", volumeURL(a), raw)
+		require.Zero(t, r.Status, "%s", r)
 		atDisk(t, volumeURL(a), "write -P 0x43 1M 1M", "flush")
 	}
 	for request, want := range map[string]string{
-		"from: {reference: '" + s.address + "/vm/none:1'}":  "none",
+		"from: {reference: '" + s.Address + "/vm/none:1'}":  "none",
 		strings.Replace(from, "}", ", disk: other.raw}", 1): `"other.raw"`,
 	} {
 		status, text := v.ask("PUT", "/volume/x", request)
@@ -290,21 +290,21 @@ func TestVolumesOfReferences(t *testing.T) {
 		require.Contains(t, text, want)
 		v.refusal(http.StatusNotFound, "GET", "/volume/x", "")
 	}
-	v.until("the clone is complete", func() bool {
-		for _, l := range v.status().LUNs {
+	v.Until("the clone is complete", func() bool {
+		for _, l := range v.Status().LUNs {
 			if l.Volume == "clone" {
 				return l.Copy.Complete
 			}
 		}
 		return false
 	})
-	v.kill()
-	s.kill()
+	v.Crash()
+	s.Kill()
 	v.restart(t)
 	for _, a := range []api.Volume{clone, over} {
 		require.Equal(t, a, v.json(http.StatusOK, "GET", "/volume/"+a.Info.Name, ""))
 		atDisk(t, volumeURL(a), "read 0 24M", "read -P 0x43 1M 1M")
 		require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/"+a.Info.Name))
 	}
-	require.Empty(t, v.status().LUNs)
+	require.Empty(t, v.Status().LUNs)
 }

@@ -26,23 +26,23 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// watchedRegistry is a docker-registry behind a proxy that records requests.
-type watchedRegistry struct {
+// WatchedRegistry is a docker-registry behind a proxy that records requests.
+type WatchedRegistry struct {
 	*registryServer
-	proxy string // address
+	Proxy string // address
 
 	mu   sync.Mutex
 	said map[string]int // requests of blobs, with their ranges; guarded by mu
-	sent atomic.Int64   // bytes of blobs
+	Sent atomic.Int64   // bytes of blobs
 
-	received atomic.Int64 // bytes of all requests
+	Received atomic.Int64 // bytes of all requests
 
-	hold sync.RWMutex // while it is held for writing, nobody gets a blob
+	Hold sync.RWMutex // while it is held for writing, nobody gets a blob
 }
 
-func newWatchedRegistry(t *testing.T) *watchedRegistry {
-	w := &watchedRegistry{registryServer: startRegistry(t, false, ""), said: map[string]int{}}
-	forward := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: w.address})
+func NewWatchedRegistry(t *testing.T) *WatchedRegistry {
+	w := &WatchedRegistry{registryServer: StartRegistry(t, false, ""), said: map[string]int{}}
+	forward := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: w.Address})
 	forward.ErrorHandler = func(http.ResponseWriter, *http.Request,
 		error) {
 		panic(http.ErrAbortHandler)
@@ -52,15 +52,15 @@ func newWatchedRegistry(t *testing.T) *watchedRegistry {
 			w.mu.Lock()
 			w.said[r.URL.Path+" "+r.Header.Get("Range")]++
 			w.mu.Unlock()
-			w.hold.RLock()
-			defer w.hold.RUnlock()
-			rw = &countedResponse{rw, &w.sent}
+			w.Hold.RLock()
+			defer w.Hold.RUnlock()
+			rw = &countedResponse{rw, &w.Sent}
 		}
-		r.Body = &countedRequest{r.Body, &w.received}
+		r.Body = &countedRequest{r.Body, &w.Received}
 		forward.ServeHTTP(rw, r)
 	}))
 	t.Cleanup(server.Close)
-	w.proxy = strings.TrimPrefix(server.URL, "http://")
+	w.Proxy = strings.TrimPrefix(server.URL, "http://")
 	return w
 }
 
@@ -91,8 +91,8 @@ func (c *countedResponse) Write(p []byte) (int, error) {
 // Unwrap gives the proxy the other methods of the writer.
 func (c *countedResponse) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
-// asked returns how many requests for blobs there were, and the ones that were made more than once.
-func (w *watchedRegistry) asked() (n int, twice []string) {
+// Asked returns how many requests for blobs there were, and the ones that were made more than once.
+func (w *WatchedRegistry) Asked() (n int, twice []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for what, times := range w.said {
@@ -104,14 +104,14 @@ func (w *watchedRegistry) asked() (n int, twice []string) {
 	return n, twice
 }
 
-func (w *watchedRegistry) forget() {
+func (w *WatchedRegistry) Forget() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	clear(w.said)
 }
 
-// newFullDisk is newDisk with content everywhere, so that opening it does not fetch most of it.
-func newFullDisk(t *testing.T) (raw, qcow2 string) {
+// NewFullDisk is newDisk with content everywhere, so that opening it does not fetch most of it.
+func NewFullDisk(t *testing.T) (raw, qcow2 string) {
 	t.Helper()
 	dir := t.TempDir()
 	raw, qcow2 = filepath.Join(dir, "fedora.raw"), filepath.Join(dir, "fedora.qcow2")
@@ -122,18 +122,18 @@ func newFullDisk(t *testing.T) (raw, qcow2 string) {
 		content[i] &= 0x0f
 	}
 	require.NoError(t, os.WriteFile(raw, content, 0o644))
-	makeQcow2(t, raw, qcow2, "", true)
+	MakeQcow2(t, raw, qcow2, "", true)
 	return raw, qcow2
 }
 
-func push(t *testing.T, address string, files ...string) {
+func Push(t *testing.T, address string, files ...string) {
 	t.Helper()
 	args := append([]string{"push", "--base=none", "--insecure-registry=" + address}, files...)
-	mustDisk(t, nil, append(args, address+"/vm/fedora:42")...)
+	MustRun(t, nil, append(args, address+"/vm/fedora:42")...)
 }
 
-// bytes returns how many bytes were requested, by the ranges.
-func (w *watchedRegistry) bytes() (n int64) {
+// Bytes returns how many bytes were requested, by the ranges.
+func (w *WatchedRegistry) Bytes() (n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for what, times := range w.said {
@@ -146,8 +146,8 @@ func (w *watchedRegistry) bytes() (n int64) {
 	return n
 }
 
-// newLargeDisk makes a raw disk that is so large that it is not fetched just to look into it.
-func newLargeDisk(t *testing.T) string {
+// NewLargeDisk makes a raw disk that is so large that it is not fetched just to look into it.
+func NewLargeDisk(t *testing.T) string {
 	t.Helper()
 	raw := filepath.Join(t.TempDir(), "large.raw")
 	content := make([]byte, 40<<20)
@@ -157,8 +157,8 @@ func newLargeDisk(t *testing.T) string {
 	return raw
 }
 
-// pushPlain pushes an image with an uncompressed layer without an index.
-func pushPlain(t *testing.T, address, file string) {
+// PushPlain pushes an image with an uncompressed layer without an index.
+func PushPlain(t *testing.T, address, file string) {
 	t.Helper()
 	content, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -204,47 +204,47 @@ func put(t *testing.T, address, kind string, content []byte) {
 
 // registryServer is Debian's docker-registry.
 type registryServer struct {
-	address string
+	Address string
 	dir     string
-	ca      string // file; "": no TLS
+	CA      string // file; "": no TLS
 	config  string
 	cmd     *exec.Cmd
 }
 
-// startRegistry starts a registry with more settings, in YAML.
-func startRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
+// StartRegistry starts a registry with more settings, in YAML.
+func StartRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
 	t.Helper()
 	port, err := peers.FreePort()
 	require.NoError(t, err)
-	s := &registryServer{address: fmt.Sprintf("127.0.0.1:%d", port), dir: t.TempDir()}
+	s := &registryServer{Address: fmt.Sprintf("127.0.0.1:%d", port), dir: t.TempDir()}
 	tls := ""
 	if withTLS {
-		s.ca = filepath.Join(s.dir, "ca.pem")
+		s.CA = filepath.Join(s.dir, "ca.pem")
 		key := filepath.Join(s.dir, "key.pem")
-		makeCertificate(t, s.ca, key)
-		tls = fmt.Sprintf(", tls: {certificate: %q, key: %q}", s.ca, key)
+		MakeCertificate(t, s.CA, key)
+		tls = fmt.Sprintf(", tls: {certificate: %q, key: %q}", s.CA, key)
 	}
 	config := filepath.Join(s.dir, "config.yml")
 	require.NoError(
 		t,
 		os.WriteFile(config, []byte(fmt.Sprintf("version: 0.1\nlog: {level: error}\n"+
 			"storage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q%s}\n%s",
-			filepath.Join(s.dir, "data"), s.address, tls, auth)), 0o644),
+			filepath.Join(s.dir, "data"), s.Address, tls, auth)), 0o644),
 	)
 	s.config = config
-	s.run(t)
-	t.Cleanup(s.kill)
+	s.Run(t)
+	t.Cleanup(s.Kill)
 	return s
 }
 
-// run starts it, or starts it again after kill with the data that it has stored.
-func (s *registryServer) run(t *testing.T) {
+// Run starts it, or starts it again after kill with the data that it has stored.
+func (s *registryServer) Run(t *testing.T) {
 	t.Helper()
 	s.cmd = exec.Command("docker-registry", "serve", s.config)
-	s.cmd.Env = clientEnv()
+	s.cmd.Env = ClientEnv()
 	require.NoError(t, s.cmd.Start())
-	testtool.Within(t, clientTimeout, func() bool {
-		c, err := net.Dial("tcp", s.address)
+	testtool.Within(t, Timeout, func() bool {
+		c, err := net.Dial("tcp", s.Address)
 		if err != nil {
 			return false
 		}
@@ -252,8 +252,8 @@ func (s *registryServer) run(t *testing.T) {
 	}, "the registry listens")
 }
 
-// kill ends it, if it runs.
-func (s *registryServer) kill() {
+// Kill ends it, if it runs.
+func (s *registryServer) Kill() {
 	_ = s.cmd.Process.Kill()
 	_ = s.cmd.Wait()
 }

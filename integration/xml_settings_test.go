@@ -19,16 +19,16 @@ import (
 // the flags.
 func TestXMLKeepsReadOnlyAndSerial(t *testing.T) {
 	t.Parallel()
-	requireTools(t)
-	path, err := binary()
+	Need(t)
+	path, err := Binary()
 	require.NoError(t, err)
-	dir := diskDir(t, 1<<20)
+	dir := DiskDir(t, 1<<20)
 	settings := filepath.Join(t.TempDir(), "config.yaml")
 	require.NoError(t, os.WriteFile(settings,
 		[]byte("disks: {disk.raw: {serial: of-the-user, read-only: true}}\n"), 0o644))
-	d := start(t, configOf(dir, settings, ""))
+	d := Start(t, configOf(dir, settings, ""))
 	var page status.Status
-	require.NoError(t, json.Unmarshal([]byte(d.get("/status")), &page))
+	require.NoError(t, json.Unmarshal([]byte(d.Get("/status")), &page))
 	require.Equal(t, "of-the-user", page.LUNs[0].Serial)
 	for name, args := range map[string][]string{
 		"of the daemon": {"--status-url", "http://" + d.Metrics},
@@ -37,7 +37,7 @@ func TestXMLKeepsReadOnlyAndSerial(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command(path, append([]string{"xml", "--target-dev", "sda"}, args...)...)
-			cmd.Env = clientEnv()
+			cmd.Env = ClientEnv()
 			var said strings.Builder
 			cmd.Stderr = &said
 			out, err := cmd.Output()
