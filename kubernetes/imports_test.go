@@ -11,7 +11,7 @@ import (
 )
 
 // importRules say what packages of this module must not need, directly or not, and why. Those of
-// the main module are in its integration/imports_test.go.
+// the main module are in its integration/docs/imports_test.go.
 var importRules = []struct {
 	pkg string // pattern of packages, as ./api/...
 	// If not nil, of both our modules they need only these, as kubevirt.io/disk/...

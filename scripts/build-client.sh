@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 name=${1:-}
-case $name in # the versions are those of integration/cosign_test.go
+case $name in # the versions are those of integration/registry/cosign_test.go
 cosign) version=v2.6.5 package=github.com/sigstore/cosign/v2/cmd/cosign out=${KUBEVIRT_DISK_COSIGN:-} ;;
 oras) version=v1.3.6 package=oras.land/oras/cmd/oras out=${KUBEVIRT_DISK_ORAS:-} ;;
 *)

@@ -12,7 +12,7 @@ suite=trixie # Debian 13: QEMU 10.0, libnbd 1.22, libiscsi 1.20, nbdkit 1.42
 packages=qemu-utils,qemu-block-extra,libnbd-bin,python3-libnbd,libiscsi-bin,nbdkit,libc-bin
 programs=(qemu-img qemu-io qemu-nbd qemu-storage-daemon nbdinfo nbdcopy nbdkit iscsi-ls iscsi-inq iscsi-perf iscsi-test-cu)
 
-# later in integration/generations_test.go computes the same.
+# later in integration/nbd/generations_test.go computes the same.
 hash=$(sha256sum <scripts/build-clients.sh | cut -c 1-16)
 out=${KUBEVIRT_DISK_CLIENTS:-$PWD/cache/clients}/$hash
 mkdir -p "$out"

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 go=${GO:-go}
 module=$PWD/integration/launcher
-# launcherPrograms in integration/kubevirt_pod_test.go computes the same.
+# launcherPrograms in integration/kubevirt/pod_test.go computes the same.
 hash=$(cat "$module"/{go.mod,go.sum,client/main.go} scripts/build-launcher.sh | sha256sum | cut -c 1-16)
 out=${KUBEVIRT_DISK_LAUNCHER:-$PWD/cache/launcher}/$hash
 mkdir -p "$out"

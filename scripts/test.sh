@@ -5,7 +5,7 @@
 # runs whole parts:
 #
 #   PARTS=main     all that needs no Kubernetes: the default
-#   PARTS=cluster  Kubernetes, and what needs KubeVirt's launcher: TestKubeVirt* of integration
+#   PARTS=cluster  Kubernetes, and what needs KubeVirt's launcher: integration/kubevirt
 #   PARTS='main cluster'
 #
 # Of main, the packages of scripts/race-packages run with the race detector. RACE=yes is all with it,
@@ -180,10 +180,11 @@ directories() {
 	done | sort -rn | cut -f 2
 }
 # select_main sets which packages of the main part run with the race detector, and which without.
-main_raced=() main_plain=()
+main_raced=() main_plain=() launcher=./integration/kubevirt
 select_main() {
 	local path
 	for path in $(directories ./...); do
+		[ "$path" != "$launcher" ] || continue
 		if [ "$race" = yes ] || { [ "$race" = "" ] && grep -qx "${path#./}" scripts/race-packages; }; then
 			main_raced+=("$path")
 		else
@@ -191,8 +192,7 @@ select_main() {
 		fi
 	done
 }
-with_race() { raced -skip "$kubevirt" "${main_raced[@]}" && without_race "${main_raced[@]}"; }
-plain() { [ ${#main_plain[@]} = 0 ] || go_test -skip "$kubevirt" "${main_plain[@]}"; }
+with_race() { raced "${main_raced[@]}" && without_race "${main_raced[@]}"; }
 
 # The module kubernetes. Tests of one package first: the others wait for what is built.
 cluster() (
@@ -201,8 +201,6 @@ cluster() (
 	mapfile -t node < <(directories ./integration/...)
 	"$1" "${unit[@]}" "${node[@]}"
 )
-kubevirt='^TestKubeVirt'
-launcher() { "$1" -run "$kubevirt" ./integration; }
 
 # Two streams of tests run at the same time: those of integration often only wait.
 first() {
@@ -220,8 +218,8 @@ second() {
 	[ "$race" != yes ] || detector=raced
 	for part in $parts; do
 		case $part in
-		main) plain ;;
-		cluster) launcher "$detector" ;;
+		main) go_test "${main_plain[@]}" ;;
+		cluster) "$detector" "$launcher" ;;
 		esac
 	done
 }

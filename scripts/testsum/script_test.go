@@ -24,7 +24,7 @@ list)
 		./...)
 			case $PWD in
 			*/kubernetes) printf "$PWD/%s\n" claim integration/node ;;
-			*) printf "$PWD/%s\n" chap target libvirt integration ;;
+			*) printf "$PWD/%s\n" chap target libvirt integration/{nbd,kubevirt} ;;
 			esac
 			;;
 		./integration/...) printf "$PWD/%s\n" integration/node ;;
@@ -102,11 +102,11 @@ func TestScript(t *testing.T) {
 			return !regexp.MustCompile(pattern).MatchString(run)
 		})), "%s in:\n%s", pattern, tests)
 	}
-	ran(`-race -skip \^TestKubeVirt \./target cgo=1$`)
+	ran(`-race \./target cgo=1$`)
 	ran(`-run \^\(TestPlain\)\$ \./target cgo=0$`)
-	ran(`-skip \^TestKubeVirt (\./(libvirt|chap|integration) ){3}cgo=0$`)
+	ran(`-p \d+ (\./(libvirt|chap|integration/nbd) ){3}cgo=0$`)
 	ran(`-p \d+ \./claim \./integration/node cgo=0$`)
-	ran(`-run \^TestKubeVirt \./integration cgo=0$`)
+	ran(`-p \d+ \./integration/kubevirt cgo=0$`)
 
 	out, _, err = script(t, testsum, "", "for i in {1..99}; do echo line $i; done; exit 1", "", "")
 	require.Error(t, err)

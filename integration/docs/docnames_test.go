@@ -1,0 +1,132 @@
+package docs
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/internal/rig"
+)
+
+// codeSpan is a span of code in a paragraph.
+var codeSpan = regexp.MustCompile("`([^`\n]+)`")
+
+// goName is what looks like a Go name: a path of identifiers, or one with a capital inside.
+var goName = regexp.MustCompile(`^[A-Za-z]\w*(\.[A-Za-z]\w*)*(\(\))?$`)
+
+// goFile is what looks like a file of ours.
+var goFile = regexp.MustCompile(`^[\w/-]+\.go$`)
+
+// declared returns every name that Go code of ours declares, and the names of its packages.
+func declared(t *testing.T) (names, packages map[string]bool) {
+	t.Helper()
+	names, packages = map[string]bool{}, map[string]bool{}
+	for _, file := range trackedFiles(t, "*.go") {
+		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", "..", file), nil,
+			parser.SkipObjectResolution)
+		require.NoError(t, err)
+		packages[strings.TrimSuffix(parsed.Name.Name, "_test")] = true
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				names[n.Name.Name] = true
+			case *ast.TypeSpec:
+				names[n.Name.Name] = true
+			case *ast.ValueSpec:
+				for _, name := range n.Names {
+					names[name.Name] = true
+				}
+			case *ast.Field:
+				for _, name := range n.Names {
+					names[name.Name] = true
+				}
+			}
+			return true
+		})
+	}
+	return names, packages
+}
+
+// trackedFiles are the files of the repository that match, relative to its root.
+func trackedFiles(t *testing.T, patterns ...string) []string {
+	t.Helper()
+	rig.Need(t, "git")
+	args := append([]string{"ls-files", "--cached", "--others", "--exclude-standard", "--"},
+		patterns...)
+	cmd := exec.Command("git", args...)
+	cmd.Dir = "../.."
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	return slices.DeleteFunc(strings.Fields(string(out)), func(file string) bool {
+		_, err := os.Lstat(filepath.Join("..", "..", file))
+		return err != nil // removed, and not yet committed
+	})
+}
+
+// TestNamesInDocs looks up the Go names and files that the documents write in code font, so that a
+// document does not tell of code that is gone. The pages for those who work on the code may write
+// any name; elsewhere, only names with one of our packages before them are taken for Go.
+func TestNamesInDocs(t *testing.T) {
+	t.Parallel()
+	names, packages := declared(t)
+	files := map[string]bool{}
+	for _, file := range trackedFiles(t, "*.go") {
+		for file := file; file != ""; _, file, _ = strings.Cut(file, "/") {
+			files[file] = true
+		}
+	}
+	looked := 0
+	for _, page := range trackedFiles(t, "*.md") {
+		ours := strings.HasPrefix(page, "docs/decisions") || page == "docs/architecture.md" ||
+			page == "docs/testing.md"
+		for _, span := range codeSpan.FindAllStringSubmatch(rig.ReadFile(t, "../../"+page), -1) {
+			name := span[1]
+			if goFile.MatchString(name) {
+				looked++
+				assert.True(t, files[name], "%s names %s, which is no file", page, name)
+				continue
+			}
+			if !goName.MatchString(name) || strings.HasPrefix(name, "zstd.") { // a library
+				continue
+			}
+			parts := strings.Split(strings.TrimSuffix(name, "()"), ".")
+			if packages[parts[0]] && len(parts) > 1 {
+				parts = parts[1:]
+				if !unicode.IsUpper(rune(parts[0][0])) && !ours {
+					continue // a file, or a key of a chart
+				}
+			} else if !ours || !slices.ContainsFunc(parts, mixed) {
+				continue
+			}
+			looked++
+			for _, part := range parts {
+				assert.True(t, names[part], "%s writes `%s`, and nothing is called %s", page, name,
+					part)
+			}
+		}
+	}
+	require.Greater(t, looked, 50, "the documents have names of code")
+}
+
+// mixed reports whether a word has a capital after a small letter, as few words but Go's have.
+func mixed(word string) bool {
+	small := false
+	for _, r := range word {
+		if small && unicode.IsUpper(r) {
+			return true
+		}
+		small = small || unicode.IsLower(r)
+	}
+	return false
+}

@@ -1,0 +1,246 @@
+package docs
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// maxFileLines is the largest number of lines of a Go file. With short files, a folder listing is a
+// table of contents.
+const maxFileLines = 500
+
+// outsideLibraries are the packages that own their process: commands and the tests' programs. The
+// rules below apply to all others.
+var outsideLibraries = []string{"cmd/...", "scripts/...", "integration/...", "examples/..."}
+
+// TestLibrarySource checks that the packages below cmd behave like libraries: they never end the
+// process, do nothing at import, and have no logger of their own.
+func TestLibrarySource(t *testing.T) {
+	checked := 0
+	for _, pkg := range listPackages(t) {
+		if coversAny(outsideLibraries, pkg.ImportPath) {
+			continue
+		}
+		for _, name := range pkg.GoFiles {
+			checked++
+			fset := token.NewFileSet()
+			file, err := parser.ParseFile(fset, filepath.Join(pkg.Dir, name), nil,
+				parser.SkipObjectResolution|parser.ParseComments)
+			require.NoError(t, err)
+			if ast.IsGenerated(file) {
+				continue
+			}
+			for _, violation := range sourceViolations(fset, file) {
+				t.Errorf("%s/%s: %s", pkg.ImportPath, name, violation)
+			}
+		}
+	}
+	require.NotZero(t, checked)
+}
+
+// TestFileLength checks the length of every Go file that people write, tests included.
+func TestFileLength(t *testing.T) {
+	for _, pkg := range listPackages(t) {
+		files, err := filepath.Glob(filepath.Join(pkg.Dir, "*.go"))
+		require.NoError(t, err)
+		for _, path := range files {
+			fset := token.NewFileSet()
+			file, err := parser.ParseFile(fset, path, nil,
+				parser.SkipObjectResolution|parser.ParseComments)
+			require.NoError(t, err)
+			if ast.IsGenerated(file) {
+				continue
+			}
+			if lines := fset.File(file.FileStart).LineCount(); lines > maxFileLines {
+				t.Errorf("%s/%s has %d lines, more than %d: split it by subject",
+					pkg.ImportPath, filepath.Base(path), lines, maxFileLines)
+			}
+		}
+	}
+}
+
+// TestServersRefuseForeignPages: whoever makes an HTTP server puts http.CrossOriginProtection in
+// front of it. Otherwise any page can change what is served through a browser that reaches it.
+func TestServersRefuseForeignPages(t *testing.T) {
+	servers := 0
+	for _, pkg := range listPackages(t) {
+		if coversAny([]string{"scripts/...", "integration/...", "examples/..."}, pkg.ImportPath) {
+			continue
+		}
+		for _, name := range pkg.GoFiles {
+			text, err := os.ReadFile(filepath.Join(pkg.Dir, name))
+			require.NoError(t, err)
+			if !httpServer.Match(text) {
+				continue
+			}
+			servers++
+			if !bytes.Contains(text, []byte("CrossOriginProtection")) {
+				t.Errorf("%s/%s makes an HTTP server without http.CrossOriginProtection",
+					pkg.ImportPath, name)
+			}
+		}
+	}
+	require.NotZero(t, servers)
+}
+
+// TestOnePlaceReadsYAML: what others write is read where it is bounded.
+func TestOnePlaceReadsYAML(t *testing.T) {
+	readers := 0
+	for _, pkg := range listPackages(t) {
+		if coversAny([]string{"scripts/...", "integration/..."}, pkg.ImportPath) {
+			continue
+		}
+		for _, name := range pkg.GoFiles {
+			text, err := os.ReadFile(filepath.Join(pkg.Dir, name))
+			require.NoError(t, err)
+			if !yamlReader.Match(text) {
+				continue
+			}
+			if readers++; pkg.ImportPath != "internal/plainyaml" {
+				t.Errorf("%s/%s reads YAML: package internal/plainyaml does, within bounds",
+					pkg.ImportPath, name)
+			}
+		}
+	}
+	require.NotZero(t, readers)
+}
+
+// yamlReader finds what reads YAML.
+var yamlReader = regexp.MustCompile(`yaml\.(New(Strict)?Decoder|Unmarshal(Strict)?|YAMLToJSON)\w*\(`)
+
+// httpServer finds what makes a server of net/http.
+var httpServer = regexp.MustCompile(`http\.Server\{|http\.(ListenAnd)?Serve(TLS)?\(`)
+
+func TestSourceRulesBite(t *testing.T) {
+	const source = `package p
+
+import (
+	"log"
+	"os"
+
+	"go.uber.org/zap"
+)
+
+var logger = zap.NewNop()
+var other *zap.Logger
+var table = []int{1}
+
+func init() {}
+
+func f() {
+	log.Println("x")
+	zap.L().Info("x")
+	os.Exit(1)
+	panic("x")
+}
+
+type t struct{}
+
+func (t) init() { defer func() { recover() }() }
+`
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, "p.go", source, parser.SkipObjectResolution)
+	require.NoError(t, err)
+	require.Equal(t, []string{
+		"line 10: a logger as package variable: take it in the options",
+		"line 11: a logger as package variable: take it in the options",
+		"line 14: an init function: do it in a constructor",
+		"line 17: log.Println: a library has no logger of its own",
+		"line 18: zap.L: a library has no logger of its own",
+		"line 19: os.Exit: return an error, the command decides",
+		"line 20: panic: return an error",
+	}, sourceViolations(fset, file))
+}
+
+// sourceViolations returns one sentence for each violation in a file.
+func sourceViolations(fset *token.FileSet, file *ast.File) []string {
+	var found []string
+	report := func(node ast.Node, format string, args ...any) {
+		found = append(found, fmt.Sprintf("line %d: ", fset.Position(node.Pos()).Line)+
+			fmt.Sprintf(format, args...))
+	}
+	for _, decl := range file.Decls {
+		switch decl := decl.(type) {
+		case *ast.FuncDecl:
+			if decl.Recv == nil && decl.Name.Name == "init" {
+				report(decl, "an init function: do it in a constructor")
+			}
+		case *ast.GenDecl:
+			for _, spec := range decl.Specs {
+				if value, ok := spec.(*ast.ValueSpec); ok && decl.Tok == token.VAR &&
+					mentionsLogger(value) {
+					report(value, "a logger as package variable: take it in the options")
+				}
+			}
+		}
+	}
+	ast.Inspect(file, func(node ast.Node) bool {
+		call, ok := node.(*ast.CallExpr)
+		if !ok {
+			return true
+		}
+		switch fun := call.Fun.(type) {
+		case *ast.Ident:
+			if fun.Name == "panic" {
+				report(call, "panic: return an error")
+			}
+		case *ast.SelectorExpr:
+			pkg, ok := fun.X.(*ast.Ident)
+			if !ok {
+				return true
+			}
+			switch name := pkg.Name + "." + fun.Sel.Name; {
+			case name == "os.Exit":
+				report(call, "os.Exit: return an error, the command decides")
+			case pkg.Name == "log" && packageLevelLog(fun.Sel.Name), name == "zap.L",
+				name == "zap.S", name == "zap.ReplaceGlobals":
+				report(call, "%s: a library has no logger of its own", name)
+			}
+		}
+		return true
+	})
+	return found
+}
+
+// packageLevelLog reports whether a function of package log writes to its global logger. A method
+// of a variable named log does not.
+func packageLevelLog(function string) bool {
+	for _, prefix := range []string{"Print", "Fatal", "Panic"} {
+		rest, ok := strings.CutPrefix(function, prefix)
+		if ok && (rest == "f" || rest == "ln" || rest == "" && prefix == "Print") {
+			return true
+		}
+	}
+	return false
+}
+
+// mentionsLogger reports whether the type or the value of a variable is a zap, log or slog logger.
+func mentionsLogger(spec *ast.ValueSpec) bool {
+	found := false
+	ast.Inspect(spec, func(node ast.Node) bool {
+		if _, isFunc := node.(*ast.FuncLit); isFunc {
+			return false
+		}
+		if sel, ok := node.(*ast.SelectorExpr); ok {
+			if pkg, ok := sel.X.(*ast.Ident); ok {
+				switch pkg.Name + "." + sel.Sel.Name {
+				case "zap.Logger", "zap.SugaredLogger", "zap.New", "zap.NewNop", "zap.L", "zap.S",
+					"log.Logger", "log.New", "slog.Logger", "slog.New", "slog.Default":
+					found = true
+				}
+			}
+		}
+		return true
+	})
+	return found
+}

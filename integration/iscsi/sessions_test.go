@@ -1,0 +1,125 @@
+package iscsi
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/internal/rig"
+)
+
+// bench is a QEMU that writes in the background. It ends when everything is written.
+type bench struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	out   strings.Builder
+	ended chan error
+}
+
+func startBench(t *testing.T, url string) *bench {
+	t.Helper()
+	b := &bench{t: t, ended: make(chan error, 1)}
+	b.cmd = exec.CommandContext(t.Context(), "qemu-img", "bench", "-w", "-f", "raw",
+		"-c", "60000", "-d", "8", "-s", "4096", "--pattern=0x5a", url)
+	b.cmd.Env = rig.ClientEnv()
+	b.cmd.Stdout, b.cmd.Stderr = &b.out, &b.out
+	require.NoError(t, b.cmd.Start())
+	go func() { b.ended <- b.cmd.Wait() }()
+	return b
+}
+
+func (b *bench) completes() {
+	b.t.Helper()
+	select {
+	case err := <-b.ended:
+		require.NoError(b.t, err, b.out.String())
+	case <-time.After(2 * rig.Timeout):
+		b.cmd.Process.Kill()
+		b.t.Fatalf("qemu-img has not ended: %s", b.out.String())
+	}
+	require.Contains(b.t, b.out.String(), "Run completed")
+}
+
+// TestKickedQEMU ends QEMU's session while it writes. QEMU logs in again by itself, and no write is
+// missing.
+func TestKickedQEMU(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "qemu-img", "qemu-io", rig.QEMUISCSI)
+	program, err := rig.Binary()
+	require.NoError(t, err)
+	state := t.TempDir()
+	d := rig.Start(t, rig.Config{DiskDir: rig.DiskDir(t, 32<<20), StateDir: state,
+		Env: rig.CHAPEnv})
+	work := "WORK_DIR=" + filepath.Join(state, "work")
+	type session struct {
+		Initiator string
+		TSIH      uint16
+		LUNs      []uint16
+		Written   int64 `json:"bytes_written"`
+	}
+	sessions := func() (all []session) {
+		list := rig.OKEnv(t, []string{work}, program, "sessions", "--json")
+		require.NoError(t, json.Unmarshal([]byte(list), &all))
+		return all
+	}
+	ended := map[uint16]bool{}
+	// On a busy machine, QEMU may have written everything before the test sees or ends its session.
+	for try := 1; len(ended) == 0; try++ {
+		require.Less(t, try, 10, "QEMU always finished first")
+		b := startBench(t, d.CHAPURL(rig.User, rig.Password, 1))
+		for range 3 {
+			var now []session
+			d.Until("QEMU is logged in and writes", func() bool {
+				now = sessions()
+				return len(now) == 1 && !ended[now[0].TSIH] && now[0].Written > 1<<20 ||
+					len(b.ended) > 0
+			})
+			if len(b.ended) > 0 {
+				break
+			}
+			require.Equal(t, []uint16{1}, now[0].LUNs)
+			r := rig.Client(t, []string{work}, program, "kick", "--initiator", now[0].Initiator)
+			if r.Status == 0 {
+				ended[now[0].TSIH] = true
+			} else {
+				t.Log(r) // the session may be over by now
+			}
+		}
+		b.completes()
+	}
+	rig.OK(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.CHAPURL(rig.User, rig.Password,
+		1))
+	require.Contains(t, d.Output(), `"reason":"kicked"`)
+}
+
+// TestRotatedCredential gives the daemon another secret while QEMU writes. QEMU continues, and new
+// logins need the new secret.
+func TestRotatedCredential(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "qemu-img", "qemu-io", rig.QEMUISCSI, "iscsi-ls")
+	secret := filepath.Join(t.TempDir(), "password")
+	require.NoError(t, os.WriteFile(secret, []byte(rig.Password+"\n"), 0o600))
+	const next = rig.Password + "-next"
+	d := rig.Start(t, rig.Config{DiskDir: rig.DiskDir(t, 32<<20), Env: map[string]string{
+		"CHAP_USERNAME": rig.User, "CHAP_PASSWORD_FILE": secret}})
+	b := startBench(t, d.CHAPURL(rig.User, rig.Password, 1))
+	d.Until("QEMU writes", func() bool { return d.Operations("write") > 100 })
+	require.NoError(t, os.WriteFile(secret+".new", []byte(next+"\n"), 0o600))
+	require.NoError(t, os.Rename(secret+".new", secret))
+	list := func(password string) int {
+		env := []string{"LIBISCSI_CHAP_USERNAME=" + rig.User, "LIBISCSI_CHAP_PASSWORD=" + password}
+		return rig.Client(t, env, "iscsi-ls", d.PortalURL()).Status
+	}
+	d.Until("the new secret is in force", func() bool { return list(next) == 0 })
+	require.NotZero(t, list(rig.Password))
+	b.completes()
+	rig.OK(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.CHAPURL(rig.User, next, 1))
+
+	require.NotContains(t, d.Output(), rig.Password)
+}

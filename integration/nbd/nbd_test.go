@@ -1,0 +1,149 @@
+package nbd
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/target/targettest"
+)
+
+// TestNBD has one disk used by NBD and by iSCSI: it has one owner, who may be handed over, listed
+// and kicked, whatever it speaks; what one has written the other reads, also after kill -9.
+func TestNBD(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "qemu-img", "qemu-io", "nbdinfo")
+	program, err := rig.Binary()
+	require.NoError(t, err)
+	state, images := t.TempDir(), rig.DiskDir(t, 8<<20)
+	volume := rig.NewVolume(t, state)
+	socket := filepath.Join(t.TempDir(), "nbd.sock")
+	other := filepath.Join(filepath.Dir(socket), "other.sock")
+	conf := rig.Config{DiskDir: images, StateDir: state, Args: []string{"--nbd=unix:" + socket,
+		"--nbd=unix:" + other, "--nbd=127.0.0.1:0", "--persistent-dir=" + volume}}
+	d := rig.Start(t, conf)
+	uri := func(socket string) string { return "nbd+unix:///disk.raw?socket=" + socket }
+	require.Contains(t, rig.OK(t, "nbdinfo", "--list", uri(socket)), `export="disk.raw"`)
+	rig.OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(images, "disk.raw"),
+		uri(socket))
+	write := func(socket, pattern string) (int, string) {
+		r := rig.Client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P "+pattern+" 4k 64k",
+			"-c", "flush", uri(socket))
+		return r.Status, r.Output
+	}
+	status, out := write(socket, "7")
+	require.Zero(t, status, out)
+
+	// An initiator has the disk: nobody else may use it.
+	const name = "iqn.2026-01.test:initiator"
+	initiator := rig.LoginTo(t, d, name)
+	require.Zero(t, rig.Do(t, initiator, targettest.Write10(1, 0, rig.Block(1, 1))).Status)
+	status, out = write(socket, "8")
+	require.NotZero(t, status, out)
+	require.Contains(t, out, "Operation not permitted")
+
+	// It is handed over to the client of the other socket, which must be there.
+	held, err := net.Dial("unix", other)
+	require.NoError(t, err)
+	defer held.Close()
+	hello := make([]byte, 18)
+	_, err = held.Read(hello)
+	require.NoError(t, err)
+	_, err = held.Write([]byte("\x00\x00\x00\x03IHAVEOPT\x00\x00\x00\x01\x00\x00\x00\x00"))
+	require.NoError(t, err)
+	_, err = held.Read(hello)
+	require.NoError(t, err)
+	status, out = rig.Handover(t, state, 0, "--lun=1", "--to=unix:"+other, "--for=5m")
+	require.Zero(t, status, out)
+	status, out = write(other, "9")
+	require.Zero(t, status, out)
+	status, out = rig.Handover(t, state, 0, "--lun=1", "--finish")
+	require.Zero(t, status, out)
+	require.Equal(t, targettest.StatusReservationConflict,
+		rig.Do(t, initiator, targettest.Write10(1, 0, rig.Block(1, 2))).Status)
+	status, out = write(socket, "8")
+	require.NotZero(t, status, out)
+	status, out = write(other, "9")
+	require.Zero(t, status, out)
+
+	// That client is listed, and kicked.
+	work := []string{"WORK_DIR=" + filepath.Join(state, "work")}
+	require.Contains(t, rig.OKEnv(t, work, program, "sessions"), "unix:"+other)
+	rig.OKEnv(t, work, program, "kick", "--initiator=unix:"+other)
+	_, err = held.Read(hello)
+	require.Error(t, err)
+	require.NotContains(t, rig.OKEnv(t, work, program, "sessions"), "unix:"+other)
+
+	d.Crash()
+	_, err = os.Lstat(socket)
+	require.NoError(t, err, "a killed daemon leaves its socket")
+	d = rig.Start(t, conf)
+	got := rig.OK(t, "qemu-io", "-f", "raw", "-r", "-c", "read -P 9 4k 64k", uri(other))
+	require.NotContains(t, strings.ToLower(got), "fail")
+	d.Stop()
+	require.NoFileExists(t, socket)
+}
+
+// TestNBDOnly has a daemon without iSCSI, which binds no port of it and needs no CHAP.
+func TestNBDOnly(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "qemu-img")
+	images := rig.DiskDir(t, 1<<20)
+	socket := filepath.Join(t.TempDir(), "nbd.sock")
+	program, err := rig.Binary()
+	require.NoError(t, err)
+	cmd := exec.Command(program, "serve", filepath.Join(images, "disk.raw"), "--iscsi=false",
+		"--nbd=unix:"+socket, "--metrics-listen=", "--work-dir="+t.TempDir())
+	cmd.Env = rig.ClientEnv()
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	testtool.Within(t, rig.Timeout, func() bool {
+		_, err := os.Lstat(socket)
+		return err == nil && rig.Client(t, nil, "qemu-img", "info", "nbd+unix:///?socket="+
+			socket).Status == 0
+	}, "the disk is served")
+	rig.OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(images, "disk.raw"),
+		"nbd+unix:///disk.raw?socket="+socket)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, cmd.Wait(), out.String())
+	require.NotContains(t, out.String(), "iscsi")
+	require.NoFileExists(t, socket)
+}
+
+// TestNBDPortalsThatAreRefused: nobody else may reach a portal that asks for nothing.
+func TestNBDPortalsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	rig.Need(t)
+	images := rig.DiskDir(t, 1<<20)
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for address, want := range map[string]string{
+		"0.0.0.0:10809":     "can be reached from elsewhere",
+		"unix:":             "names no socket",
+		"somewhere":         "want unix:PATH",
+		"unix:" + file:      "exists and is not a socket",
+		"unix:/proc/1/x/no": "NBD socket",
+	} {
+		_, err := rig.TryStart(t, rig.Config{DiskDir: images, Args: []string{"--nbd=" + address}})
+		require.ErrorContains(t, err, want, address)
+	}
+	for files, want := range map[string]string{
+		"--iscsi=false --listen=127.0.0.1":                      "which --iscsi has turned off",
+		"--nbd-tls-cert=/c":                                     "takes three files",
+		"--nbd-tls-cert=/c --nbd-tls-key=/k --nbd-client-ca=/a": "/c",
+	} {
+		_, err := rig.TryStart(t, rig.Config{DiskDir: images,
+			Args: append(strings.Fields(files), "--nbd=127.0.0.1:0")})
+		require.ErrorContains(t, err, want, files)
+	}
+}

@@ -1,0 +1,138 @@
+package registry
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/nbd"
+	"kubevirt.io/disk/serving"
+)
+
+// TestCommitKept stores a persistent disk as an image while its guest uses it, a snapshot of it,
+// and the same disks when no daemon runs. Each way has the same result, and none changes the disk.
+func TestCommitKept(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry")
+	raw, _ := rig.NewFullDisk(t)
+	w := rig.NewWatchedRegistry(t)
+	insecure, old := "--insecure-registry="+w.Proxy, w.Proxy+"/vm/fedora:42"
+	rig.MustRun(t, nil, "push", "--base=none", insecure, raw, old)
+	whole := w.Received.Swap(0)
+	dir := t.TempDir()
+	socket, kept := filepath.Join(dir, "nbd.sock"), filepath.Join(dir, "kept")
+	require.NoError(t, os.Mkdir(kept, 0o700))
+	state := t.TempDir()
+	c := streaming(t.TempDir(), w.Proxy, "copy-on-write", "--nbd=unix:"+socket,
+		"--persistent-dir="+kept)
+	c.StateDir = state
+	d := rig.Start(t, c)
+	content := []byte(rig.ReadFile(t, raw))
+	guest, err := nbd.OpenRemote(t.Context(), nbd.RemoteOptions{
+		Address: serving.SocketPrefix + socket})
+	require.NoError(t, err)
+	write := func(p []byte, off int64) {
+		copy(content[off:], p)
+		_, err := guest.WriteAt(p, off)
+		require.NoError(t, err)
+	}
+	ask := func(args ...string) rig.Result {
+		t.Helper()
+		return rig.Run(t, []string{"WORK_DIR=" + filepath.Join(state, "work")}, args...)
+	}
+	stored := func(args ...string) string {
+		t.Helper()
+		r := ask(append([]string{"commit", insecure}, args...)...)
+		require.Zero(t, r.Status, "%s", r)
+		return pushedDigest.FindString(r.Output)
+	}
+	is := func(ref string, want []byte) {
+		t.Helper()
+		got := filepath.Join(t.TempDir(), "got.raw")
+		rig.MustRun(t, nil, "pull", insecure, ref, got)
+		require.True(t, bytes.Equal(want, []byte(rig.ReadFile(t, got))), ref)
+	}
+	write(bytes.Repeat([]byte("first!"), 512), 512)
+	write(make([]byte, 64<<10), 7<<20)
+	require.Zero(t, ask("snapshot", "create", "1", "before").Status)
+	first := bytes.Clone(content)
+	write(bytes.Repeat([]byte("second"), 2560), 20<<20+4096)
+
+	// The guest goes on, and nothing is left of the snapshot that was taken.
+	repository := w.Proxy + "/vm2/fedora:"
+	w.Sent.Store(0)
+	now := stored("1", repository+"now", "--onto="+old)
+	before := stored(old+"@before", repository+"before", "--onto="+old)
+	require.Less(t, w.Received.Load(), whole/5)
+	require.Less(t, w.Sent.Load(), whole/2, "the daemon has fetched the disk to read all of it")
+	require.NotEqual(t, now, before)
+	require.Equal(t, before, stored(old+"@before", repository+"itself"),
+		"the daemon knows what the disk was made of")
+	is(repository+"now", content)
+	is(repository+"before", first)
+	flat := stored("1@before", repository+"flat", "--flat", "--base=none")
+	is(repository+"flat", first)
+	require.NotContains(t, ask("snapshot", "list").Output, "commit-")
+	r := ask("commit", insecure, "1@never", repository+"x", "--onto="+old)
+	require.Equal(t, 1, r.Status, "%s", r)
+	require.Contains(t, r.Output, `"never"`)
+
+	r = ask("commit", insecure, repository+"x", "--onto="+old, "--persistent-dir="+kept)
+	require.Equal(t, 1, r.Status, "%s", r)
+	require.Contains(t, r.Output, "is in use by")
+	require.Contains(t, r.Output, "without --persistent-dir")
+	require.NoError(t, guest.Close())
+	d.Stop()
+
+	files := func() map[string]string {
+		all := map[string]string{}
+		entries, err := os.ReadDir(kept)
+		require.NoError(t, err)
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), "disk.img") && !e.IsDir() {
+				all[e.Name()] = rig.ReadFile(t, filepath.Join(kept, e.Name()))
+			}
+		}
+		maps.DeleteFunc(all, func(name, _ string) bool { // what each start writes
+			return strings.HasSuffix(name, ".lock") || strings.HasSuffix(name, ".state") ||
+				strings.HasSuffix(name, ".live")
+		})
+		return all
+	}
+	had, said := files(), filepath.Join(dir, "digest")
+	require.NoError(t, os.WriteFile(said, nil, 0o600))
+	offline := "--persistent-dir=" + kept
+	require.Equal(t, now, stored(repository+"now2", "--onto="+old, offline,
+		"--digest-file="+said))
+	require.Equal(t, now+"\n", rig.ReadFile(t, said))
+	require.Equal(t, before, stored("@before", repository+"before2", "--onto="+old, offline))
+	require.Equal(t, flat, stored(old+"@before", repository+"flat2", "--flat", "--base=none",
+		offline, "--image="+old))
+	require.Equal(t, had, files())
+	for want, args := range map[string][]string{
+		"is not complete, and needs": {repository + "x", "--flat", "--base=none", offline},
+		"has no disk \"x\"":          {"x", repository + "x", "--onto=" + old, offline},
+		"is another image": {repository + "x", "--onto=" + old, offline,
+			"--image=" + repository + "now"},
+		"there is no disk.img": {repository + "x", "--onto=" + old,
+			"--persistent-dir=" + t.TempDir()},
+	} {
+		r := ask(append([]string{"commit", insecure}, args...)...)
+		require.Equal(t, 1, r.Status, "%s", r)
+		require.Contains(t, r.Output, want)
+	}
+
+	// A disk that is complete needs no image, and is the same.
+	c = streaming(t.TempDir(), w.Proxy, "clone", "--persistent-dir="+kept)
+	d = rig.Start(t, c)
+	d.Until("complete", func() bool { return d.Complete(1) })
+	d.Stop()
+	require.Equal(t, now, stored(repository+"now3", "--onto="+old, offline))
+	require.Equal(t, flat, stored("@before", repository+"flat3", "--flat", "--base=none", offline))
+}

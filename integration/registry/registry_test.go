@@ -1,0 +1,419 @@
+package registry
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/integration/objects"
+)
+
+// pushedDigest is the last line of push.
+var pushedDigest = regexp.MustCompile(`(?m)^sha256:[0-9a-f]{64}$`)
+
+// sameFile compares two files.
+func sameFile(t *testing.T, want, got string) {
+	t.Helper()
+	a, err := os.ReadFile(want)
+	require.NoError(t, err)
+	b, err := os.ReadFile(got)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(a, b), "%s and %s differ", want, got)
+}
+
+// newDisk makes a raw disk, and a compressed qcow2 of it.
+func newDisk(t *testing.T) (raw, qcow2 string) {
+	t.Helper()
+	dir := t.TempDir()
+	raw, qcow2 = filepath.Join(dir, "fedora.raw"), filepath.Join(dir, "fedora.qcow2")
+	rig.MakeRaw(t, raw, 24<<20)
+	rig.MakeQcow2(t, raw, qcow2, "", true)
+	return raw, qcow2
+}
+
+// TestRegistryPushPull stores a disk in a real registry, with and without TLS, a password and a
+// token server, and fetches it again.
+func TestRegistryPushPull(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := newDisk(t)
+	login := []string{"REGISTRY_USERNAME=" + registryUser, "REGISTRY_PASSWORD=" + registryPassword}
+	for name, c := range map[string]struct{ tls, basic, token bool }{
+		"plain": {}, "TLS and password": {tls: true, basic: true}, "token": {token: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			auth, issued := "", func() int { return 1 }
+			if c.basic {
+				auth = basicAuth(t)
+			}
+			if c.token {
+				auth, issued = tokenAuth(t)
+			}
+			s := rig.StartRegistry(t, c.tls, auth)
+			flags := []string{"--insecure-registry=" + s.Address}
+			if c.tls {
+				flags = []string{"--registry-ca=" + s.CA}
+			}
+			ref := s.Address + "/vm/fedora:42"
+			pushed := rig.MustRun(
+				t,
+				login,
+				append([]string{"push", "--base=none", qcow2, ref}, flags...)...)
+			digest := pushedDigest.FindString(pushed.Output)
+			require.NotEmpty(t, digest, "%s", pushed)
+			again := rig.MustRun(
+				t,
+				login,
+				append(
+					[]string{"push", "--base=none", qcow2, s.Address + "/vm/other:1"},
+					flags...)...)
+			require.Equal(t, digest, pushedDigest.FindString(again.Output))
+
+			dir := t.TempDir()
+			rig.MustRun(
+				t,
+				login,
+				append([]string{"pull", ref, filepath.Join(dir, "a.raw")}, flags...)...)
+			sameFile(t, raw, filepath.Join(dir, "a.raw"))
+			rig.MustRun(
+				t,
+				login,
+				append(
+					[]string{
+						"pull",
+						"--format=original",
+						s.Address + "/vm/fedora@" + digest,
+						filepath.Join(dir, "a.qcow2"),
+					},
+					flags...)...)
+			sameFile(t, qcow2, filepath.Join(dir, "a.qcow2"))
+			require.Positive(t, issued())
+
+			// A pull secret, as Kubernetes mounts it.
+			secret := filepath.Join(t.TempDir(), ".dockerconfigjson")
+			require.NoError(
+				t,
+				os.WriteFile(secret, []byte(fmt.Sprintf(
+					`{"auths":{%q:{"auth":%q}}}`,
+					s.Address,
+					base64.StdEncoding.EncodeToString(
+						[]byte(registryUser+":"+registryPassword),
+					),
+				)), 0o600),
+			)
+			rig.MustRun(
+				t,
+				[]string{"REGISTRY_CONFIG=" + filepath.Dir(secret)},
+				append([]string{"pull", ref, filepath.Join(dir, "b.raw")}, flags...)...)
+			sameFile(t, raw, filepath.Join(dir, "b.raw"))
+
+			if auth != "" {
+				r := rig.Run(
+					t,
+					[]string{login[0], login[1] + "2"},
+					append([]string{"pull", ref, filepath.Join(dir, "c.raw")}, flags...)...)
+				require.Equal(t, 1, r.Status)
+				require.NotContains(t, r.String(), registryPassword)
+			}
+			if !c.tls {
+				r := rig.Run(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
+				require.Equal(t, 1, r.Status, "without TLS, and not named for it")
+				require.Contains(t, r.Output, "--insecure-registry")
+			} else {
+				r := rig.Run(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
+				require.Equal(t, 1, r.Status)
+				require.Contains(t, r.Output, "--registry-ca")
+			}
+			left, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Len(t, left, 3, "nothing of what failed")
+		})
+	}
+}
+
+// TestRegistryLies fetches through a proxy that delays, cuts, refuses and changes answers.
+func TestRegistryLies(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := newDisk(t)
+	s := rig.StartRegistry(t, false, "")
+	rig.MustRun(
+		t,
+		nil,
+		"push",
+		"--base=none",
+		"--insecure-registry="+s.Address,
+		qcow2,
+		s.Address+"/vm/fedora:42",
+	)
+	for name, set := range map[string]func(p *lyingProxy){
+		"cut":      func(p *lyingProxy) { p.cutAfter, p.cuts = 1<<20, 8 },
+		"busy":     func(p *lyingProxy) { p.busy = 3 },
+		"redirect": func(p *lyingProxy) { p.redirects, p.cutAfter, p.cuts = true, 3<<20, 3 },
+		"wrong":    func(p *lyingProxy) { p.flip = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newLyingProxy(t, s.Address)
+			p.mu.Lock()
+			set(p)
+			p.mu.Unlock()
+			dir := t.TempDir()
+			dest := filepath.Join(dir, "a.raw")
+			r := rig.Run(
+				t,
+				nil,
+				"pull",
+				"--insecure-registry="+p.address,
+				p.address+"/vm/fedora:42",
+				dest,
+			)
+			if name != "wrong" {
+				require.Zero(t, r.Status, "%s", r)
+				sameFile(t, raw, dest)
+				return
+			}
+			require.Equal(t, 1, r.Status)
+			require.Contains(t, r.Output, "digest")
+			left, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Empty(t, left)
+		})
+	}
+}
+
+// TestRegistryBuildah fetches disks from images that buildah has built and pushed, with each
+// compression.
+func TestRegistryBuildah(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img", "buildah")
+	rig.NeedRoot(t)
+	e, err := rig.NewEngine()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, e.Remove()) })
+	raw, qcow2 := newDisk(t)
+	s := rig.StartRegistry(t, false, "")
+	work := t.TempDir()
+	other := filepath.Join(work, "other.raw")
+	rig.MakeRawSeed(t, other, 4<<20, 9)
+	for _, file := range []string{raw, qcow2} {
+		content, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(work, filepath.Base(file)), content, 0o644))
+	}
+	build := func(name, instructions string, options ...string) string {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "Dockerfile")
+		require.NoError(t, os.WriteFile(file, []byte(instructions), 0o644))
+		image := s.Address + "/built/" + name
+		e.OK(
+			t,
+			"buildah",
+			append(
+				append(
+					[]string{"build", "--quiet", "--layers", "--file", file, "--tag", image},
+					options...),
+				work,
+			)...)
+		return image
+	}
+	pull := func(image string, args ...string) string {
+		t.Helper()
+		dest := filepath.Join(t.TempDir(), "disk.raw")
+		rig.MustRun(
+			t,
+			nil,
+			append([]string{"pull", "--insecure-registry=" + s.Address, image, dest}, args...)...)
+		return dest
+	}
+	const one = "FROM scratch\nADD --chown=107:107 fedora.qcow2 /disk/\n"
+	for _, format := range []string{"oci", "docker"} {
+		image := build("one:"+format, one, "--format", format)
+		e.OK(t, "buildah", "push", "--tls-verify=false", image)
+		sameFile(t, raw, pull(image))
+	}
+	for i, how := range []string{"--compression-format=zstd", "--compression-format=zstd:chunked",
+		"--disable-compression"} {
+		// Each needs a layer of its own. Otherwise the registry would already have it, compressed
+		// by gzip.
+		image := build(
+			fmt.Sprintf("packed:%d", i),
+			fmt.Sprintf("FROM scratch\nADD fedora.qcow2 /disk/%d.qcow2\n", i),
+			"--format",
+			"oci",
+		)
+		if r := e.Run(t, "buildah", "push", "--tls-verify=false", how, image); r.Status != 0 {
+			require.Contains(t, r.Output, "chunked", "%s", r) // older versions do not know it
+			continue
+		}
+		sameFile(t, raw, pull(image))
+	}
+	// A layer replaces files, and removes files.
+	image := build(
+		"two:1",
+		"FROM scratch\nADD fedora.qcow2 /disk/disk.img\nADD other.raw /disk/disk.img\n",
+	)
+	e.OK(t, "buildah", "push", "--tls-verify=false", image)
+	sameFile(t, other, pull(image))
+	image = build("three:1", "FROM scratch\nADD fedora.qcow2 other.raw /disk/\n")
+	e.OK(t, "buildah", "push", "--tls-verify=false", image)
+	sameFile(t, other, pull(image, "--path=other.raw"))
+	container := strings.TrimSpace(e.OK(t, "buildah", "from", "--pull-never", image))
+	mounted := strings.TrimSpace(e.OK(t, "buildah", "mount", container))
+	require.NoError(t, os.Remove(filepath.Join(mounted, "disk", "fedora.qcow2")))
+	e.OK(t, "buildah", "umount", container)
+	removed := s.Address + "/built/removed:1"
+	e.OK(t, "buildah", "commit", "--quiet", "--rm", container, removed)
+	e.OK(t, "buildah", "push", "--tls-verify=false", removed)
+	sameFile(t, other, pull(removed))
+
+	// Without a registry.
+	layout, archive := filepath.Join(work, "layout"), filepath.Join(work, "image.tar")
+	e.OK(t, "buildah", "push", removed, "oci:"+layout+":latest")
+	sameFile(t, other, pull("oci:"+layout+":latest"))
+	e.OK(t, "buildah", "push", removed, "docker-archive:"+archive)
+	sameFile(t, other, pull("docker-archive:"+archive))
+}
+
+// TestRegistryServe pushes a disk onto the base image, and podman runs the result.
+func TestRegistryServe(t *testing.T) {
+	t.Parallel()
+	e := rig.NeedImages(t, "docker-registry", "iscsi-ls", "qemu-img")
+	address := rig.Registry(t)
+	base := address + "/" + rig.BaseImage
+	e.OK(
+		t,
+		"buildah",
+		"manifest",
+		"push",
+		"--all",
+		"--tls-verify=false",
+		rig.BaseImage,
+		"docker://"+base,
+	)
+	_, qcow2 := newDisk(t)
+	user := address + "/vm/fedora:42"
+	rig.MustRun(t, nil, "push", "--insecure-registry="+address, "--base="+base, qcow2, user)
+
+	node, err := rig.NewEngine()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, node.Remove()) })
+	node.OK(t, "podman", "pull", "--quiet", "--tls-verify=false", user)
+	n := rig.Network{}
+	c := node.NewContainer(
+		t,
+		user,
+		append(rig.WithEnv(append(n.Settings(), rig.Credential...)...), n.Option()),
+	)
+	c.Start(t)
+	rig.UntilReady(t, c)
+	require.Contains(t, rig.OKEnv(t, rig.CHAPClient, "iscsi-ls", "-s", "iscsi://"+n.Portal(t, c)),
+		"Lun:1 ")
+	require.Zero(t, c.Stop(t))
+}
+
+// TestRegistryJob runs the commands of the example of a Job, with the test's paths and names.
+func TestRegistryJob(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img")
+	all, err := objects.Read("../../examples/registry/pull.yaml")
+	require.NoError(t, err)
+	claims := map[string]bool{}
+	var job *objects.PodTemplate
+	for _, o := range all {
+		if pod := o.PodOf(); pod != nil {
+			job = pod
+		} else {
+			claims[o.Metadata.Name] = o.Kind == "PersistentVolumeClaim"
+		}
+	}
+	require.NotNil(t, job)
+	pod := job.Spec
+	require.True(t, claims[pod.Volumes[0].PersistentVolumeClaim.ClaimName])
+	container := pod.Containers[0]
+
+	raw, qcow2 := newDisk(t)
+	s := rig.StartRegistry(t, false, basicAuth(t))
+	login := []string{"REGISTRY_USERNAME=" + registryUser, "REGISTRY_PASSWORD=" + registryPassword}
+	rig.MustRun(
+		t,
+		login,
+		"push",
+		"--base=none",
+		"--insecure-registry="+s.Address,
+		qcow2,
+		s.Address+"/vm/fedora:42",
+	)
+	volume, secrets := t.TempDir(), t.TempDir()
+	require.NoError(
+		t,
+		os.WriteFile(filepath.Join(secrets, ".dockerconfigjson"), []byte(fmt.Sprintf(
+			`{"auths":{%q:{"auth":%q}}}`,
+			s.Address,
+			base64.StdEncoding.EncodeToString([]byte(registryUser+":"+registryPassword)),
+		)), 0o600),
+	)
+	here := strings.NewReplacer(
+		"registry.example.com",
+		s.Address,
+		"/data",
+		volume,
+		"/pull-secret",
+		secrets,
+	)
+	env := []string{"INSECURE_REGISTRY=" + s.Address}
+	for _, v := range container.Env {
+		env = append(env, v.Name+"="+here.Replace(v.Value))
+	}
+	var args []string
+	for _, a := range container.Args {
+		args = append(args, here.Replace(a))
+	}
+	for range 2 { // a Job may be tried again
+		rig.MustRun(t, env, args...)
+		sameFile(t, raw, filepath.Join(volume, "disk.img"))
+	}
+}
+
+// TestRegistryBlockDevice overwrites a block device that has old content.
+func TestRegistryBlockDevice(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img", "losetup")
+	rig.NeedRoot(t)
+	raw, qcow2 := newDisk(t)
+	s := rig.StartRegistry(t, false, "")
+	flag := "--insecure-registry=" + s.Address
+	rig.MustRun(t, nil, "push", "--base=none", flag, qcow2, s.Address+"/vm/fedora:42")
+	device := func(size int64) string {
+		file := filepath.Join(t.TempDir(), "device")
+		require.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("old "), int(size/4)), 0o600))
+		name := strings.TrimSpace(rig.OK(t, "losetup", "--find", "--show", file))
+		t.Cleanup(func() { require.NoError(t, exec.Command("losetup", "--detach", name).Run()) })
+		return name
+	}
+	large := device(32 << 20)
+	rig.MustRun(t, nil, "pull", flag, s.Address+"/vm/fedora:42", large)
+	want, err := os.ReadFile(raw)
+	require.NoError(t, err)
+	got, err := os.ReadFile(large)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got[:len(want)]))
+	require.Equal(
+		t,
+		[]byte("old old "),
+		got[len(want):len(want)+8],
+		"what is behind the disk stays",
+	)
+
+	r := rig.Run(t, nil, "pull", flag, s.Address+"/vm/fedora:42", device(8<<20))
+	require.Equal(t, 1, r.Status)
+	require.Contains(t, r.Output, "the disk needs")
+}

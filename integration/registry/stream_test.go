@@ -1,0 +1,362 @@
+package registry
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/target/targettest"
+)
+
+// streaming is the configuration for an image in a registry, beside the images of a directory.
+func streaming(dir, address, mode string, args ...string) rig.Config {
+	return rig.Config{DiskDir: dir, Args: append([]string{"--image=" + address + "/vm/fedora:42",
+		"--insecure-registry=" + address, "--copy-mode=" + mode}, args...)}
+}
+
+func sameDisk(t *testing.T, d *rig.Daemon, lun int, raw string) {
+	t.Helper()
+	r := rig.Client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.URL(lun), raw)
+	require.Zero(t, r.Status, "%s", r)
+}
+
+// TestStream serves an image that was never pulled, as LUN 2 beside one of the directory. It kills
+// the registry while a client reads; the client waits and goes on when the registry is back. Then
+// it kills the daemon: nothing is fetched twice, and everything that was read is there without the
+// registry.
+func TestStream(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := rig.NewFullDisk(t)
+	for _, mode := range []string{"copy-on-write", "copy-on-read", "clone"} {
+		t.Run(mode, func(t *testing.T) {
+			w := rig.NewWatchedRegistry(t)
+			rig.Push(t, w.Address, qcow2)
+			c := streaming(rig.DiskDir(t, 1<<20), w.Proxy, mode)
+			var d *rig.Daemon
+			// In a busy moment, a clone may have everything before the registry is killed.
+			for try, waits := 1, false; !waits; try++ {
+				require.Less(t, try, 10, "the registry is always killed too late")
+				c.StateDir = t.TempDir()
+				d = rig.Start(t, c)
+				s := rig.LoginTo(t, d, "iqn.2026-01.test:first")
+				_, err := s.ClearAttention(2)
+				require.NoError(t, err)
+				require.True(t, rig.Do(t, s, rig.ReadBlock(2, 0)).Good())
+				rig.Logout(t, s)
+
+				w.Kill()
+				read := make(chan rig.Result, 1)
+				go func() {
+					read <- rig.Client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw",
+						d.URL(2), raw)
+				}()
+				testtool.Within(t, rig.Timeout, func() bool {
+					waits = strings.Contains(d.Output(), "reads wait for a registry")
+					return waits || d.Complete(2)
+				}, "reads wait, or the disk is complete: %s", func() any { return d.Output() })
+				if waits {
+					select {
+					case r := <-read:
+						require.Fail(t, "the client did not wait", "%s", r)
+					default:
+					}
+				}
+				w.Run(t)
+				r := <-read
+				require.Zero(t, r.Status, "%s", r)
+				if !waits {
+					d.Stop()
+				}
+			}
+
+			d.Crash()
+			w.Kill()
+			w.Forget()
+			d = rig.Start(t, c)
+			sameDisk(t, d, 2, raw)
+			n, _ := w.Asked()
+			require.Zero(t, n, "everything was here")
+			d.Stop()
+		})
+	}
+}
+
+// TestStreamNothingTwice kills the daemon in the middle of reading, again and again: only chunks
+// that were on their way are requested again.
+func TestStreamNothingTwice(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := rig.NewFullDisk(t)
+	w := rig.NewWatchedRegistry(t)
+	rig.Push(t, w.Address, qcow2)
+	c := streaming(rig.DiskDir(t, 1<<20), w.Proxy, "copy-on-write")
+	c.StateDir = t.TempDir()
+	for lba := uint32(0); lba < 24<<11; lba += 6 << 11 {
+		d := rig.Start(t, c)
+		s := rig.LoginTo(t, d, "iqn.2026-01.test:first")
+		_, err := s.ClearAttention(2)
+		require.NoError(t, err)
+		for at := lba; at < lba+6<<11; at += 512 {
+			require.True(t, rig.Do(t, s, rig.ReadBlock(2, at)).Good())
+		}
+		d.Crash()
+	}
+	d := rig.Start(t, c)
+	sameDisk(t, d, 2, raw)
+	_, twice := w.Asked()
+	require.LessOrEqual(t, len(twice), 4*16, "what was on its way four times: %v", twice)
+	n, _ := w.Asked()
+	info, err := os.Stat(qcow2)
+	require.NoError(t, err)
+	require.LessOrEqual(t, int64(n-len(twice)), info.Size()/(256<<10)+4)
+}
+
+// TestStreamClone removes the registry and the cache when the copy is complete: the disk needs
+// neither.
+func TestStreamClone(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := rig.NewFullDisk(t)
+	for _, where := range []string{"ephemeral", "persistent"} {
+		t.Run(where, func(t *testing.T) {
+			w := rig.NewWatchedRegistry(t)
+			rig.Push(t, w.Address, qcow2)
+			cache := t.TempDir()
+			c := streaming(t.TempDir(), w.Proxy, "clone", "--cache-dir="+cache)
+			c.StateDir = t.TempDir()
+			if where == "persistent" {
+				c.Args = append(c.Args, "--persistent-dir="+rig.NewVolume(t, t.TempDir()))
+			}
+			d := rig.Start(t, c)
+			s := rig.LoginTo(t, d, "iqn.2026-01.test:first")
+			r := rig.Do(t, s, targettest.Write10(1, 7, rig.Block(7, 0x5a)))
+			require.True(t, r.Good())
+			rig.Logout(t, s)
+			d.UntilSaid("the disk is complete")
+			d.Stop()
+			w.Kill()
+			require.NoError(t, os.RemoveAll(cache))
+
+			d = rig.Start(t, c)
+			want, err := os.ReadFile(raw)
+			require.NoError(t, err)
+			copy(want[7*512:], rig.Block(7, 0x5a))
+			written := filepath.Join(t.TempDir(), "written.raw")
+			require.NoError(t, os.WriteFile(written, want, 0o644))
+			sameDisk(t, d, 1, written)
+			d.Stop()
+		})
+	}
+}
+
+// TestStreamShared: two daemons with one cache read the same image at the same time, and request
+// each chunk from the registry once.
+func TestStreamShared(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := rig.NewFullDisk(t)
+	w := rig.NewWatchedRegistry(t)
+	rig.Push(t, w.Address, qcow2)
+	cache := t.TempDir()
+	var daemons []*rig.Daemon
+	for range 2 {
+		daemons = append(daemons, rig.Start(t, streaming(t.TempDir(), w.Proxy, "copy-on-write",
+			"--cache-dir="+cache)))
+	}
+	var all sync.WaitGroup
+	results := make([]rig.Result, len(daemons))
+	for i, d := range daemons {
+		all.Go(func() {
+			results[i] = rig.Client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw",
+				d.URL(1),
+				raw)
+		})
+	}
+	all.Wait()
+	for _, r := range results {
+		require.Zero(t, r.Status, "%s", r)
+	}
+	n, _ := w.Asked()
+	info, err := os.Stat(qcow2)
+	require.NoError(t, err)
+	// Besides the chunks, each daemon has requested the index, and the headers at the layer's begin
+	// and end, with which it compares the index.
+	require.LessOrEqual(t, int64(n), (info.Size()+256<<10-1)/(256<<10)+2+2*2)
+}
+
+// TestStreamWrongBytes: a proxy changes every chunk for a while. The daemon does not serve these
+// chunks, and logs them.
+func TestStreamWrongBytes(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := rig.NewFullDisk(t)
+	s := rig.StartRegistry(t, false, "")
+	rig.Push(t, s.Address, qcow2)
+	p := newLyingProxy(t, s.Address)
+	d := rig.Start(t, streaming(t.TempDir(), p.address, "copy-on-write"))
+	p.flipping(true)
+	read := make(chan rig.Result, 1)
+	go func() {
+		read <- rig.Client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.URL(1), raw)
+	}()
+	d.UntilSaid("wrong content was fetched, and is not served")
+	p.flipping(false)
+	r := <-read
+	require.Zero(t, r.Status, "%s", r)
+	page := d.Get("/metrics")
+	require.Regexp(t, `(?m)^kubevirt_disk_registry_wrong_chunks_total [1-9]`, page)
+	require.Regexp(t, `(?m)^kubevirt_disk_registry_fetched_bytes_total [1-9]`, page)
+}
+
+// TestStreamWithoutIndex serves an image of buildah, which is verified first. After it was removed
+// from the cache, another daemon fetches it again, and then nobody needs the registry.
+func TestStreamWithoutIndex(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img", "buildah")
+	rig.NeedRoot(t)
+	e, err := rig.NewEngine()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, e.Remove()) })
+	raw, qcow2 := rig.NewFullDisk(t)
+	w := rig.NewWatchedRegistry(t)
+	work := t.TempDir()
+	content, err := os.ReadFile(qcow2)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(work, "fedora.qcow2"), content, 0o644))
+	file := filepath.Join(work, "Dockerfile")
+	require.NoError(t, os.WriteFile(file, []byte("FROM scratch\nADD fedora.qcow2 /disk/\n"), 0o644))
+	name := w.Address + "/vm/fedora:42"
+	e.OK(t, "buildah", "build", "--quiet", "--file", file, "--tag", name, work)
+	e.OK(t, "buildah", "push", "--tls-verify=false", name)
+	cacheDir := t.TempDir()
+	c := streaming(t.TempDir(), w.Proxy, "copy-on-write", "--cache-dir="+cacheDir)
+	c.StateDir = t.TempDir()
+	d := rig.Start(t, c)
+	sameDisk(t, d, 1, raw)
+	require.Greater(t, w.Bytes(), int64(len(content))*9/10)
+	d.Crash()
+	fetched, err := filepath.Glob(filepath.Join(cacheDir, "pulled", "sha256-*[0-9a-f]"))
+	require.NoError(t, err)
+	require.Len(t, fetched, 1)
+	require.NoError(t, os.RemoveAll(fetched[0]))
+
+	w.Forget()
+	other := c
+	other.StateDir = t.TempDir()
+	d = rig.Start(t, other)
+	sameDisk(t, d, 1, raw)
+	require.Greater(t, w.Bytes(), int64(len(content))*9/10)
+	d.Crash()
+	w.Kill()
+	d = rig.Start(t, c)
+	sameDisk(t, d, 1, raw)
+}
+
+// TestStreamRefuses: an image that cannot be served is reported at the start.
+func TestStreamRefuses(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img")
+	_, qcow2 := rig.NewFullDisk(t)
+	s := rig.StartRegistry(t, false, "")
+	rig.Push(t, s.Address, qcow2)
+	for name, test := range map[string]struct {
+		config rig.Config
+		want   string
+	}{
+		"no such image": {rig.Config{Args: []string{"--image=" + s.Address + "/vm/none:1",
+			"--insecure-registry=" + s.Address}}, "does not exist"},
+		"without TLS": {rig.Config{Args: []string{"--image=" + s.Address + "/vm/fedora:42"}},
+			"--insecure-registry"},
+		"in place": {streaming("", s.Address, "none"), "cannot be served in place"},
+		"twice": {streaming("", s.Address, "clone", "--image="+s.Address+"/vm/fedora:42"),
+			"named twice"},
+		"no reference": {rig.Config{Args: []string{"--image=ftp://x/y"}},
+			"write an https:// address"},
+		"an unknown disk": {rig.Config{Args: []string{"--image=https://x/y"}}, "has no digest"},
+		"disk settings of none": {streaming("", s.Address, "clone", "--config="+
+			writeConfig(t, "disks: {other.qcow2: {lun: 7}}\n")), "there is no such image"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := test.config
+			c.DiskDir = t.TempDir()
+			_, output := rig.Refused(t, c)
+			require.Contains(t, output, test.want)
+		})
+	}
+	c := streaming(t.TempDir(), s.Address, "clone", "--config="+writeConfig(t, fmt.Sprintf(
+		"disks: {%q: {lun: 7, serial: abc}}\n", s.Address+"/vm/fedora:42")))
+	d := rig.Start(t, c)
+	require.Contains(t, d.Get("/status"), `"serial": "abc"`)
+}
+
+func writeConfig(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
+	return file
+}
+
+// TestServeImageAsAUser: a user who is not root, and has no work directory, serves an image of a
+// registry from a temporary cache, and is told how to log in.
+func TestServeImageAsAUser(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img", "qemu-io", rig.QEMUISCSI, "unshare", "setpriv")
+	rig.NeedRoot(t)
+	raw, qcow2 := newDisk(t)
+	s := rig.StartRegistry(t, false, "")
+	flag := "--insecure-registry=" + s.Address
+	rig.MustRun(t, nil, "push", "--base=none", flag, qcow2, s.Address+"/vm/fedora:42")
+	path, err := rig.Binary()
+	require.NoError(t, err)
+	program, err := os.ReadFile(path)
+	require.NoError(t, err)
+	home, err := os.MkdirTemp("", "user-") // t.TempDir is root's alone
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(home)) })
+	const nobody = 65534
+	require.NoError(t, os.Chown(home, nobody, nobody))
+	own := filepath.Join(home, "kubevirt-disk")
+	require.NoError(t, os.WriteFile(own, program, 0o755))
+	// The work directory of this machine's root is none of the user's.
+	cmd := exec.Command("unshare", "--mount", "sh", "-c", `mount -t tmpfs -o mode=755 none /var/lib &&
+		exec setpriv --reuid=$NOBODY --regid=$NOBODY --clear-groups "$@"`, "sh",
+		own, "serve", flag, "--image", s.Address+"/vm/fedora:42",
+		"--listen=127.0.0.1:0", "--metrics-listen=", "--ready-file=")
+	cmd.Dir = home
+	cmd.Env = []string{"HOME=" + home, "PATH=" + os.Getenv("PATH"), fmt.Sprint("NOBODY=", nobody)}
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	require.NoError(t, cmd.Start())
+	url := ""
+	for lines := bufio.NewScanner(out); url == "" && lines.Scan(); {
+		if _, after, ok := strings.Cut(lines.Text(), "qemu-img convert -O raw "); ok {
+			url, _, _ = strings.Cut(after, " ")
+		}
+	}
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	copied := filepath.Join(home, "copy.raw")
+	if url != "" {
+		rig.OK(t, "qemu-img", "convert", "-O", "raw", url, copied)
+	}
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, cmd.Wait(), "%s", &log)
+	sameFile(t, raw, copied)
+	left, err := filepath.Glob(filepath.Join(home, ".cache", "kubevirt-disk", "*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}

@@ -1,0 +1,276 @@
+package volumes
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/volume/api"
+)
+
+// upload sends a file as people do, and returns the status and the text of the answer.
+func (v *volumeDaemon) upload(path, name string, args ...string) (status int, text string) {
+	v.T.Helper()
+	// The server says whether it wants the content. By default, curl waits only a second for that.
+	// Then it sends, and may be cut off before it reads the refusal.
+	out := rig.OK(v.T, "curl", append(args, "-sS", "--expect100-timeout", "120", "-T", path,
+		"-w", "\n%{http_code}", v.base+"/volume/"+name+"/data")...)
+	at := strings.LastIndexByte(out, '\n')
+	status, err := strconv.Atoi(out[at+1:])
+	require.NoError(v.T, err, out)
+	return status, out[:at]
+}
+
+// ready returns a volume that must have its data.
+func (v *volumeDaemon) ready(name string) api.Volume {
+	v.T.Helper()
+	a := v.json(http.StatusOK, "GET", "/volume/"+name, "")
+	require.Equal(v.T, api.StateReady, a.Info.State)
+	return a
+}
+
+// TestUploadFormats: curl makes a volume from a file in each format and packing, and QEMU reads the
+// file's content. Files that are no longer needed are removed.
+func TestUploadFormats(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "curl", "gzip", "xz", "zstd", "qemu-img", rig.QEMUISCSI)
+	v := startVolumes(t, nil)
+	raw, _ := rig.MakeUpload(t, 24<<20)
+	image := filepath.Join(filepath.Dir(raw), "disk.qcow2")
+	rig.MakeQcow2(t, raw, image, "", true)
+	for _, pack := range []string{"gzip", "xz", "zstd"} {
+		rig.OK(t, pack, "-1", "-k", "-q", raw)
+		rig.OK(t, pack, "-1", "-k", "-q", image)
+	}
+	for i, file := range []string{raw, raw + ".gz", raw + ".xz", raw + ".zst", image,
+		image + ".gz", image + ".xz", image + ".zst"} {
+		name := fmt.Sprint("vm", i)
+		status, text := v.upload(file, name)
+		require.Equal(t, http.StatusCreated, status, "%s: %s", file, text)
+		a := v.ready(name)
+		require.EqualValues(t, 24<<20, a.Info.Size)
+		require.Contains(t, text, fmt.Sprint("lun: ", a.ISCSI.LUN))
+		rig.OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(a))
+		status, text = v.upload(file, name)
+		require.Equal(t, http.StatusConflict, status, text)
+	}
+	v.Until("the images are gone", func() bool {
+		return !strings.Contains(strings.Join(files(t, v.home), "\n"), "upload")
+	})
+	require.Contains(t, v.Get("/metrics"),
+		`kubevirt_disk_uploads_ended_total{result="completed"} 8`)
+	v.Crash()
+	v.restart(t)
+	rig.OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm7")))
+}
+
+// TestUploadIntoVolume: a volume of a given size gets its data, and refuses more than it holds.
+func TestUploadIntoVolume(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "curl", "zstd", "qemu-io", rig.QEMUISCSI)
+	v := startVolumes(t, nil)
+	raw, content := rig.MakeUpload(t, 8<<20)
+	a := v.json(http.StatusAccepted, "PUT", "/volume/vm", "size: 16Mi\nfrom: {upload: true}")
+	require.Equal(t, api.StateAwaiting, a.Info.State)
+	v.json(http.StatusAccepted, "PUT", "/volume/small", "size: 4Mi\nfrom: {upload: true}")
+	before := v.Status().LUNs
+
+	sum := sha256.Sum256(content[1:])
+	wrong := base64.StdEncoding.EncodeToString(sum[:])
+	zeros := filepath.Join(t.TempDir(), "zeros.raw")
+	rig.Pattern(t, zeros, 64<<20, 0)
+	rig.OK(t, "zstd", "-q", zeros)
+	for _, refused := range []struct {
+		file, name string
+		status     int
+		args       []string
+	}{
+		{raw, "vm", 400, []string{"-H", "Content-Digest: sha-256=:" + wrong + ":"}},
+		{raw, "small", 413, nil},
+		{zeros + ".zst", "vm", 413, nil},
+		{"/etc/passwd", "vm", 422, nil},
+		{"/etc/passwd", "new", 422, nil},
+	} {
+		status, text := v.upload(refused.file, refused.name, refused.args...)
+		require.Equal(t, refused.status, status, text)
+		require.Contains(t, text, "error: ")
+	}
+	require.Equal(t, before, v.Status().LUNs, "no LUN appears")
+	require.NotContains(t, strings.Join(files(t, v.home), "\n"), "disk.img")
+	v.refusal(http.StatusNotFound, "GET", "/volume/new", "")
+
+	status, text := v.upload(raw, "vm", "-H", "Content-Digest: sha-256=:"+digestOf(content)+":")
+	require.Equal(t, http.StatusCreated, status, text)
+	url := volumeURL(v.ready("vm"))
+	require.EqualValues(t, 16<<20, v.ready("vm").Info.Size)
+	atDisk(t, url, "read -P 0 8M 8M", "write -P 5 12M 1M", "flush")
+	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm"))
+	status, text = v.upload(raw, "vm")
+	require.Equal(t, http.StatusCreated, status, text)
+	require.EqualValues(t, 8<<20, v.ready("vm").Info.Size)
+}
+
+func digestOf(p []byte) string {
+	sum := sha256.Sum256(p)
+	return base64.StdEncoding.EncodeToString(sum[:])
+}
+
+// sendPart begins a request and sends a part of its content.
+func (v *volumeDaemon) sendPart(method, path string, part []byte, length int,
+	headers string) net.Conn {
+	v.T.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(v.base, "http://"))
+	require.NoError(v.T, err)
+	v.T.Cleanup(func() { _ = c.Close() })
+	_, err = fmt.Fprintf(c, "%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n%s\r\n",
+		method, path, length, headers)
+	require.NoError(v.T, err)
+	_, err = io.Copy(c, bytes.NewReader(part))
+	require.NoError(v.T, err)
+	v.Until("it has come", func() bool {
+		s := v.Status().Volumes
+		return len(s.Uploads) > 0 && s.Uploads[0].ReceivedBytes >= int64(len(part))&^(1<<20-1)
+	})
+	return c
+}
+
+// TestUploadKilled: the daemon is killed during an upload. The volume still awaits its data, and
+// the command continues from the data on storage.
+func TestUploadKilled(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "curl", "qemu-img", rig.QEMUISCSI)
+	v := startVolumes(t, map[string]string{"LISTEN": rig.FreePortal(t)})
+	raw, content := rig.MakeUpload(t, 160<<20)
+	const half = 150 << 20
+	v.json(http.StatusAccepted, "PUT", "/volume/vm", "from: {upload: true}")
+
+	v.sendPart("PUT", "/volume/vm/data", content[:8<<20], len(content), "")
+	status, text := v.upload(raw, "vm")
+	require.Equal(t, http.StatusConflict, status, text)
+	v.sendPart("PUT", "/volume/new/data", content[:8<<20], len(content), "")
+	v.Crash()
+	v.restart(t)
+	require.Equal(t, http.StatusAccepted, v.answers("GET", "/volume/vm"))
+	v.refusal(http.StatusNotFound, "GET", "/volume/new", "")
+	require.NotContains(t, strings.Join(files(t, v.home), "\n"), "disk.img")
+
+	v.sendPart("PUT", "/volume/vm/data", content[:half], len(content), "Upload-Complete: ?1\r\n")
+	const durable = 64 << 20 // so much is synced at a time, and is on storage a little later
+	v.Until("a part is on storage", func() bool {
+		text, err := os.ReadFile(filepath.Join(v.home, "work", ".volumes", "vm",
+			"disk.img.upload.json"))
+		require.NoError(t, err)
+		var record struct{ Offset int64 }
+		require.NoError(t, json.Unmarshal(text, &record))
+		return record.Offset >= durable
+	})
+	v.Crash()
+	v.restart(t)
+	require.Equal(t, http.StatusAccepted, v.answers("GET", "/volume/vm"))
+	require.Empty(t, v.Status().LUNs)
+	status, text = v.upload(raw, "vm")
+	require.Equal(t, http.StatusConflict, status, text)
+	require.Contains(t, text, "kubevirt-disk upload")
+
+	path, err := rig.Binary()
+	require.NoError(t, err)
+	out := rig.OK(t, path, "upload", raw, v.base+"/volume/vm")
+	require.Contains(t, out, "iscsi:")
+	require.Contains(t, out, "vm: 160 MiB")
+	rig.OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm")))
+	bytesSent := metric(t, v.Get("/metrics"), "kubevirt_disk_upload_bytes_total")
+	require.LessOrEqual(t, bytesSent, float64(len(content)-durable), "it did not go on")
+}
+
+// metric is the value of a series without labels.
+func metric(t *testing.T, page, name string) float64 {
+	t.Helper()
+	for line := range strings.Lines(page) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			require.NoError(t, err)
+			return n
+		}
+	}
+	t.Fatalf("there is no %s", name)
+	return 0
+}
+
+// TestUploadOfQcow2Killed: the daemon is killed while it copies the content of an uploaded image.
+// The next one continues that.
+func TestUploadOfQcow2Killed(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "curl", "qemu-img", rig.QEMUISCSI)
+	v := startVolumes(t, nil)
+	raw, _ := rig.MakeUpload(t, 192<<20)
+	image := filepath.Join(filepath.Dir(raw), "disk.qcow2")
+	rig.MakeQcow2(t, raw, image, "", true)
+	status, text := v.upload(image, "vm")
+	require.Equal(t, http.StatusCreated, status, text)
+	v.Crash()
+	v.restart(t)
+	rig.OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm")))
+	v.Until("the image is gone", func() bool {
+		return !strings.Contains(strings.Join(files(t, v.home), "\n"), "upload")
+	})
+}
+
+// TestUploadCommand uploads with a certificate and a token, and without.
+func TestUploadCommand(t *testing.T) {
+	t.Parallel()
+	path, err := rig.Binary()
+	require.NoError(t, err)
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	rig.MakeCertificate(t, in("cert.pem"), in("key.pem"))
+	const token = "0123456789-abcdefghijk"
+	require.NoError(t, os.WriteFile(in("token"), []byte(token+"\n"), 0o600))
+	require.NoError(t, os.WriteFile(in("wrong"), []byte(strings.ToUpper(token)), 0o600))
+	v := startVolumes(t, map[string]string{"VOLUMES_TLS_CERT": in("cert.pem"),
+		"VOLUMES_TLS_KEY": in("key.pem"), "VOLUMES_TOKEN_FILE": in("token")})
+	raw, _ := rig.MakeUpload(t, 3<<20)
+	url := strings.Replace(v.base, "http://", "https://", 1) + "/volume/vm"
+
+	run := func(args ...string) rig.Result {
+		return rig.Client(t, nil, path, append([]string{"upload"}, args...)...)
+	}
+	for _, test := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{[]string{raw, url, "--ca", in("cert.pem")}, 1, "token"},
+		{[]string{raw, url, "--ca", in("cert.pem"), "--token-file", in("wrong")}, 1, "token"},
+		{[]string{raw, url, "--ca", in("cert.pem"), "--token-file", in("none")}, 1, "none"},
+		{[]string{"/etc/passwd", url, "--ca", in("cert.pem"), "--token-file", in("token")}, 1,
+			"text file"},
+		{[]string{in("none"), url}, 1, "no such file"},
+		{[]string{raw, "vm"}, 2, "https://HOST:8443/volume/NAME"},
+		{[]string{raw, "https://user:" + token + "@x/volume/vm"}, 2, "--token-file"},
+		{[]string{raw, url, "--cert", in("cert.pem")}, 2, "--key"},
+	} {
+		r := run(test.args...)
+		require.Equal(t, test.status, r.Status, "%s", r)
+		require.Contains(t, r.Output, test.says)
+		require.NotContains(t, r.Output, token)
+	}
+	r := rig.Client(t, []string{"VOLUMES_TOKEN_FILE=" + in("token")}, path, "upload", raw, url,
+		"--ca",
+		in("cert.pem"))
+	require.Zero(t, r.Status, "%s", r)
+	require.Contains(t, r.Output, "iscsi:\n")
+	require.NotContains(t, v.Output(), token)
+}
