@@ -170,6 +170,20 @@ func closeAll(fds []int) {
 	}
 }
 
+// WaitClosed waits until the back end closes the connection. Messages before that are thrown away.
+func (c *Conn) WaitClosed() error {
+	for {
+		m, err := c.Receive()
+		closeAll(m.FDs)
+		switch {
+		case errors.Is(err, ErrClosed):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
+
 // Ask sends a message that has a reply, and returns that. The caller closes its files.
 func (c *Conn) Ask(r Request, payload []byte, fds ...int) (Message, error) {
 	c.mu.Lock()

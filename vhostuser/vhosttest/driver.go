@@ -21,6 +21,7 @@ package vhosttest
 import (
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -283,7 +284,9 @@ func (d *Driver) Queues() int { return len(d.queues) }
 // memory. No other method may run. Requests under way fail.
 func (d *Driver) Close() (err error) {
 	if c := d.Conn(); c != nil {
-		err = c.Close()
+		if err = c.Close(); errors.Is(err, net.ErrClosed) {
+			err = nil // Reconnect has failed
+		}
 	}
 	d.closeBackChannel()
 	for _, q := range d.queues {

@@ -48,6 +48,7 @@ type Queue struct {
 	availHead, usedHead      *uint32 // flags, and the index in the upper half
 	usedEvent, availEvent    *uint32 // in the lower half
 	kickFD, callFD, errFD    int
+	called                   [8]byte       // read from callFD
 	kicked, waited, returned atomic.Uint64 // how often, and how many heads came back
 
 	mu        sync.Mutex // guards what follows
@@ -161,11 +162,11 @@ func (q *Queue) Resume(base uint16) error {
 		payload []byte
 		fds     []int
 	}{
+		{SetVringCall, U64(uint64(i)), []int{q.callFD}}, // QEMU does it as soon as it connects
 		{SetVringNum, U32(i, uint32(q.Size)), nil},
 		{SetVringBase, U32(i, uint32(base)), nil},
 		{SetVringAddr, q.address(), nil},
 		{SetVringKick, U64(uint64(i)), []int{q.kickFD}},
-		{SetVringCall, U64(uint64(i)), []int{q.callFD}},
 		{SetVringErr, U64(uint64(i)), []int{q.errFD}},
 	}
 	for _, s := range steps {

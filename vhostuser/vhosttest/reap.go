@@ -104,9 +104,9 @@ func (q *Queue) reap(done chan struct{}) {
 // O_NONBLOCK, which both sides of an eventfd share; libvhost-user does. It is taken away again, so
 // that this is one system call.
 func (q *Queue) waitCall() error {
-	var b [8]byte
-	_, err := unix.Read(q.callFD, b[:])
-	for ; err != nil; _, err = unix.Read(q.callFD, b[:]) {
+	b := q.called[:]
+	_, err := unix.Read(q.callFD, b)
+	for ; err != nil; _, err = unix.Read(q.callFD, b) {
 		if errors.Is(err, unix.EAGAIN) {
 			err = unix.SetNonblock(q.callFD, false)
 		}
