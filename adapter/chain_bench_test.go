@@ -56,7 +56,7 @@ func asOne(t testing.TB, img *image.Image) string {
 		for end := off + e.Length; off < end; {
 			part := p[:min(int64(len(p)), end-off)]
 			if e.Data {
-				_, err := img.ReadAt(part, off)
+				_, err := img.ReadAt(t.Context(), part, off)
 				require.True(t, err == nil || err == io.EOF)
 				_, err = a.WriteAt(part, off)
 				require.NoError(t, err)
@@ -104,7 +104,7 @@ func BenchmarkChain(b *testing.B) {
 					for i, img := range []*image.Image{one, chain} {
 						start := time.Now()
 						for range 100 {
-							_, err := img.ReadAt(p, stored[r.IntN(len(stored))])
+							_, err := img.ReadAt(b.Context(), p, stored[r.IntN(len(stored))])
 							require.NoError(b, err)
 						}
 						took[i] += time.Since(start)

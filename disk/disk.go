@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"syscall"
 )
 
@@ -16,20 +17,27 @@ const LongBlock = 4096
 
 // Disk is a random-access block device. All offsets and lengths are bytes.
 //
+// A call that needs content which is far away waits for it until its context ends, and then returns
+// ErrNotNow soon. Only waiting ends with the context: a call that needs only the disk's own storage
+// succeeds nevertheless. So a context that has already ended asks for the content at hand, and a
+// command does that first, before it waits. A call may return ErrNotNow before its context ends if
+// waiting is useless at the moment: the command is then held, and makes the call again a little
+// later.
+//
 // The caller (the SCSI device server) validates ranges before it calls: off and len(p) lie inside
 // [0, Size()). Every method may be called from any number of goroutines at once, except Close,
 // which is called once, after every other call has returned.
 type Disk interface {
 	// ReadAt fills p completely or returns an error. A range that storage cannot return is a
 	// *MediumError for that range only.
-	ReadAt(p []byte, off int64) (int, error)
+	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 
 	// WriteAt stores p completely or returns an error, and with it how many bytes from the
 	// beginning of p it has stored all the same. When it returns, every later ReadAt sees them, but
 	// they survive a crash only after a later Flush has returned nil. ErrNoSpace: nothing is
 	// promised about the rest of the range, the rest of the disk stays usable and the write may be
 	// tried again.
-	WriteAt(p []byte, off int64) (int, error)
+	WriteAt(ctx context.Context, p []byte, off int64) (int, error)
 
 	// Flush makes every write, discard and zeroing that returned before it was called durable, as
 	// far as the disk promises durability (an ephemeral disk promises none). A failure is sticky:
@@ -49,7 +57,7 @@ type Disk interface {
 type Discarder interface {
 	// Discard deallocates the range; it reads as zeros afterwards. Same concurrency and durability
 	// as WriteAt.
-	Discard(off, length int64) error
+	Discard(ctx context.Context, off, length int64) error
 }
 
 // Zeroer is a disk that can zero a range without being sent the zeros. Asked once, when the LUN is
@@ -57,7 +65,7 @@ type Discarder interface {
 type Zeroer interface {
 	// Zero makes the range read as zeros; whether space stays allocated is up to the disk. Same
 	// concurrency and durability as WriteAt.
-	Zero(off, length int64) error
+	Zero(ctx context.Context, off, length int64) error
 }
 
 // Extent is a run of bytes of one allocation state.
@@ -69,7 +77,7 @@ type Extent struct {
 // Extenter is a disk that knows what is allocated. Asked once, when the LUN is made.
 type Extenter interface {
 	// Extent describes the run that begins at off, at most length bytes of it.
-	Extent(off, length int64) (Extent, error)
+	Extent(ctx context.Context, off, length int64) (Extent, error)
 }
 
 // Where the content of a disk comes from, counted as in a chain of images: the disk itself is 1.
@@ -84,7 +92,7 @@ const (
 type Layered interface {
 	// Depth returns one of the constants above for the run that begins at off, and how many bytes
 	// are of that kind, at most length of them and never 0.
-	Depth(off, length int64) (depth int, n int64, err error)
+	Depth(ctx context.Context, off, length int64) (depth int, n int64, err error)
 }
 
 // Historian is a disk that tells what has changed since a snapshot of it. Asked once, when the LUN
@@ -95,7 +103,8 @@ type Historian interface {
 	// Changed reports whether the run that begins at off may differ from the snapshot with an ID,
 	// and how many bytes are of that kind, at most length of them and never 0. It fails if there is
 	// no such snapshot any more.
-	Changed(since string, off, length int64) (changed bool, n int64, err error)
+	Changed(ctx context.Context, since string, off, length int64) (changed bool, n int64,
+		err error)
 }
 
 // Snapshot is a point in time of a disk.
@@ -107,16 +116,18 @@ type Snapshot struct {
 // Changed reports whether the run of a disk that begins at off may differ from the snapshot with an
 // ID that the disk was made from, or from its image for "", and how many bytes are of that kind, at
 // most length of them and never 0. A disk that does not know says that all may differ.
-func Changed(d Disk, since string, off, length int64) (changed bool, n int64, err error) {
+func Changed(ctx context.Context, d Disk, since string, off, length int64) (changed bool, n int64,
+	err error,
+) {
 	if since == "" {
 		if layered, ok := d.(Layered); ok {
-			depth, n, err := layered.Depth(off, length)
+			depth, n, err := layered.Depth(ctx, off, length)
 			return depth == DepthOwn, n, err
 		}
 		return true, length, nil
 	}
 	if history, ok := d.(Historian); ok {
-		return history.Changed(since, off, length)
+		return history.Changed(ctx, since, off, length)
 	}
 	return true, length, nil
 }
@@ -130,19 +141,38 @@ type Estimator interface {
 	Slow(off int64) bool
 }
 
-// Distant is a disk whose content may be far away, so that a call may wait for it. Asked once, when
-// the LUN is made. The disk's own methods wait for as long as it takes; a command uses those of
-// Within.
-type Distant interface {
-	// Within returns the disk for commands. It has the optional interfaces of the disk, and the
-	// same concurrency. Its calls wait for content until ctx ends, and then return ErrNotNow soon.
-	// Only waiting ends with ctx: a call that needs only the disk's own storage succeeds
-	// nevertheless. So a context that has already ended asks for the content at hand, and a command
-	// does that first, before it waits. A call may return ErrNotNow before ctx ends if waiting is
-	// useless at the moment: the command is then held, and makes the call again a little later. The
-	// result is not closed.
-	Within(ctx context.Context) Disk
+// Far reports whether content of a disk may be far away, so that a call may wait for it. A disk
+// says so by a method Far. Asked once, when the LUN is made.
+func Far(d Disk) bool {
+	far, ok := d.(interface{ Far() bool })
+	return ok && far.Far()
 }
+
+// AtHand is a context that has ended. A call with it does not wait for content: see Disk. A front
+// end that must not wait for storage either would need a second such context, which raw files know.
+var AtHand = func() context.Context {
+	ctx, end := context.WithCancel(context.Background())
+	end()
+	return ctx
+}()
+
+// ReaderAt returns what reads as an io.ReaderAt. Its calls have that context.
+func ReaderAt(ctx context.Context, r interface {
+	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
+},
+) io.ReaderAt {
+	return atFunc(func(p []byte, off int64) (int, error) { return r.ReadAt(ctx, p, off) })
+}
+
+// WriterAt returns a disk as an io.WriterAt. Its calls have that context.
+func WriterAt(ctx context.Context, d Disk) io.WriterAt {
+	return atFunc(func(p []byte, off int64) (int, error) { return d.WriteAt(ctx, p, off) })
+}
+
+type atFunc func(p []byte, off int64) (int, error)
+
+func (f atFunc) ReadAt(p []byte, off int64) (int, error)  { return f(p, off) }
+func (f atFunc) WriteAt(p []byte, off int64) (int, error) { return f(p, off) }
 
 // Elsewhere is a disk that another server has. Asked once, when the LUN is made. Its methods do not
 // wait for the server; they answer what it has told last.

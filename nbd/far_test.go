@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"bytes"
+	"context"
 	"testing"
 	"time"
 
@@ -23,7 +24,7 @@ func eventually(t testing.TB, what string, done func() bool) {
 func serveFar(t *testing.T) (*served, *disktest.Distant) {
 	t.Helper()
 	far := disktest.NewDistant(disktest.NewMemory(diskSize))
-	_, err := far.WriteAt(bytes.Repeat([]byte{9}, 4096), 0)
+	_, err := far.WriteAt(t.Context(), bytes.Repeat([]byte{9}, 4096), 0)
 	require.NoError(t, err)
 	far.Cut()
 	return serve(t, 1, func(o *serving.Options) { o.Disk = far }), far
@@ -193,30 +194,30 @@ func (p panicky) trap(off int64) {
 	}
 }
 
-func (p panicky) ReadAt(b []byte, off int64) (int, error) {
+func (p panicky) ReadAt(ctx context.Context, b []byte, off int64) (int, error) {
 	p.trap(off)
-	return p.Memory.ReadAt(b, off)
+	return p.Memory.ReadAt(context.Background(), b, off)
 }
 
-func (p panicky) WriteAt(b []byte, off int64) (int, error) {
+func (p panicky) WriteAt(ctx context.Context, b []byte, off int64) (int, error) {
 	p.trap(off)
-	return p.Memory.WriteAt(b, off)
+	return p.Memory.WriteAt(context.Background(), b, off)
 }
 
-func (p panicky) Zero(off, length int64) error {
+func (p panicky) Zero(ctx context.Context, off, length int64) error {
 	p.trap(off)
-	return p.Memory.Zero(off, length)
+	return p.Memory.Zero(context.Background(), off, length)
 }
 
-func (p panicky) Discard(off, length int64) error {
+func (p panicky) Discard(ctx context.Context, off, length int64) error {
 	p.trap(off)
-	return p.Memory.Discard(off, length)
+	return p.Memory.Discard(context.Background(), off, length)
 }
 
 // TestPanics: a panic ends its connection, and keeps neither memory nor ranges nor the disk.
 func TestPanics(t *testing.T) {
 	full := disktest.NewMemory(diskSize)
-	_, err := full.WriteAt(make([]byte, diskSize), 0)
+	_, err := full.WriteAt(t.Context(), make([]byte, diskSize), 0)
 	require.NoError(t, err)
 	v := serve(t, 1, func(o *serving.Options) { o.Disk = panicky{full} })
 	other := v.open(t, "", structured)

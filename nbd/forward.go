@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/internal/rangelock"
 	"kubevirt.io/disk/internal/socket"
@@ -126,14 +127,14 @@ func (run *run) prepare(p *passage) bool {
 		p.flags = cmdFlagFUA
 	}
 	p.hold.Set(rangelock.Write, c.client.Name(), int64(q.off), int64(q.length))
-	if c.disk.Ranges.LockContext(over, &p.hold) != nil {
+	if c.disk.Ranges.LockContext(disk.AtHand, &p.hold) != nil {
 		return false
 	}
 	if run.wanted() == nil {
 		if p.link.shared {
 			return true
 		}
-		if p.logged = r.kept.reserve(over, int(q.length)) == nil; p.logged {
+		if p.logged = r.kept.reserve(disk.AtHand, int(q.length)) == nil; p.logged {
 			return true
 		}
 	}

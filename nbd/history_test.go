@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -31,7 +32,9 @@ func (h *historian) Since() (all []disk.Snapshot) {
 	return all
 }
 
-func (h *historian) Changed(since string, off, length int64) (bool, int64, error) {
+func (h *historian) Changed(_ context.Context, since string, off, length int64) (bool, int64,
+	error,
+) {
 	at := slices.IndexFunc(h.Since(), func(s disk.Snapshot) bool { return s.ID == since })
 	if at < 0 {
 		return false, 0, fmt.Errorf("there is no snapshot %q", since)

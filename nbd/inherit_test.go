@@ -3,7 +3,6 @@ package nbd
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"io"
 	"net"
 	"sync"
@@ -88,14 +87,14 @@ func (m *migration) crash() {
 }
 
 func (m *migration) write(r *Remote, b byte) error {
-	_, err := r.WriteAt(bytes.Repeat([]byte{b}, 512), 0)
+	_, err := r.WriteAt(m.t.Context(), bytes.Repeat([]byte{b}, 512), 0)
 	return err
 }
 
 func (m *migration) requireReads(r *Remote, b byte) {
 	m.t.Helper()
 	got := make([]byte, 512)
-	_, err := r.ReadAt(got, 0)
+	_, err := r.ReadAt(m.t.Context(), got, 0)
 	require.NoError(m.t, err)
 	require.Equal(m.t, bytes.Repeat([]byte{b}, 512), got)
 }
@@ -106,7 +105,7 @@ func (m *migration) requireOver(r *Remote) {
 	err := m.write(r, 99)
 	require.ErrorIs(m.t, err, disk.ErrFailed)
 	require.ErrorContains(m.t, err, "another session of this name has taken the disk over")
-	_, err = r.ReadAt(make([]byte, 512), 0)
+	_, err = r.ReadAt(m.t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(m.t, err, disk.ErrFailed)
 }
 
@@ -122,11 +121,9 @@ func TestInherit(t *testing.T) {
 				}
 			}
 			require.NoError(t, m.write(m.source, 1))
-			ended, cancel := context.WithCancel(t.Context())
-			cancel()
-			_, err := m.target.Within(ended).ReadAt(make([]byte, 512), 0)
+			_, err := m.target.ReadAt(disk.AtHand, make([]byte, 512), 0)
 			require.ErrorIs(t, err, disk.ErrNotNow)
-			_, err = m.target.ReadAt(make([]byte, 512), 0)
+			_, err = m.target.ReadAt(t.Context(), make([]byte, 512), 0)
 			require.ErrorContains(t, err, "in use by another client that is called unix:")
 
 			for range 2 {
@@ -202,7 +199,7 @@ func TestInheritFencesReplays(t *testing.T) {
 	m := newMigration(t)
 	require.NoError(t, m.target.Inherit(t.Context()))
 	require.NoError(t, m.write(m.source, 1))
-	_, err := m.source.WriteAt(bytes.Repeat([]byte{5}, 512), 4096)
+	_, err := m.source.WriteAt(t.Context(), bytes.Repeat([]byte{5}, 512), 4096)
 	require.NoError(t, err)
 	m.cut.set(true, 0)
 	m.cut.cut()
@@ -213,7 +210,7 @@ func TestInheritFencesReplays(t *testing.T) {
 	m.requireOver(m.source)
 	require.ErrorIs(t, m.source.Flush(), disk.ErrFailed, "it cannot know that nothing is lost")
 	got := make([]byte, 512)
-	_, err = m.target.ReadAt(got, 4096)
+	_, err = m.target.ReadAt(t.Context(), got, 4096)
 	require.NoError(t, err)
 	require.Equal(t, bytes.Repeat([]byte{5}, 512), got)
 	m.requireReads(m.target, 2)
@@ -233,7 +230,7 @@ func TestInheritWaitsForLateWrites(t *testing.T) {
 	testtool.Eventually(t, func() bool { return v.disks[0].Calls(disktest.OpWrite) == 1 })
 	first := make(chan error, 1)
 	go func() {
-		_, err := m.target.WriteAt(bytes.Repeat([]byte{2}, 512), 8192)
+		_, err := m.target.WriteAt(t.Context(), bytes.Repeat([]byte{2}, 512), 8192)
 		first <- err
 	}()
 	require.ErrorIs(t, <-late, disk.ErrFailed)

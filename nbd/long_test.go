@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,7 +21,7 @@ type busyDisk struct {
 	now, most, calls atomic.Int32
 }
 
-func (d *busyDisk) ReadAt(p []byte, off int64) (int, error) {
+func (d *busyDisk) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	d.calls.Add(1)
 	now := d.now.Add(1)
 	defer d.now.Add(-1)
@@ -28,7 +29,7 @@ func (d *busyDisk) ReadAt(p []byte, off int64) (int, error) {
 		most = d.most.Load()
 	}
 	<-d.gate
-	return d.Disk.ReadAt(p, off)
+	return d.Disk.ReadAt(context.Background(), p, off)
 }
 
 // TestLongRequestsAreFew: a connection that floods the server with long requests has a few of them

@@ -44,7 +44,7 @@ func newPipeline(t testing.TB, mode int, command, flags uint16, size int) *pipel
 
 func fullServer(t testing.TB) *served {
 	full := disktest.NewMemory(diskSize)
-	_, err := full.WriteAt(make([]byte, diskSize), 0)
+	_, err := full.WriteAt(t.Context(), make([]byte, diskSize), 0)
 	require.NoError(t, err)
 	return serve(t, 1, func(o *serving.Options) {
 		o.Disk, o.Access = full, serving.AccessWriteShared

@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -39,13 +40,13 @@ func block(b byte) []byte { return bytes.Repeat([]byte{b}, 4096) }
 func requireContent(t *testing.T, d disk.Disk, off int64, b byte) {
 	t.Helper()
 	got := make([]byte, 4096)
-	_, err := d.ReadAt(got, off)
+	_, err := d.ReadAt(t.Context(), got, off)
 	require.NoError(t, err)
 	require.Equal(t, block(b), got)
 }
 
 func write(d disk.Disk, off int64, b byte) error {
-	_, err := d.WriteAt(block(b), off)
+	_, err := d.WriteAt(context.Background(), block(b), off)
 	return err
 }
 
@@ -136,8 +137,8 @@ func TestRelayOfASharedDisk(t *testing.T) {
 	c.writeAt(0, block(1))
 	require.NoError(t, write(r, 4096, 2))
 	require.NoError(t, write(r, 8192, 3))
-	require.NoError(t, r.Zero(8192, 4096))
-	_, err := r.WriteAt(make([]byte, 2<<20), 1<<20)
+	require.NoError(t, r.Zero(t.Context(), 8192, 4096))
+	_, err := r.WriteAt(t.Context(), make([]byte, 2<<20), 1<<20)
 	require.NoError(t, err)
 	n.leave(t)
 	require.NoError(t, v.crash())
@@ -217,7 +218,7 @@ func TestRelayOfRevertedDisk(t *testing.T) {
 	})
 	n.restart(t, 1, nil)
 	n.set(false, 0)
-	_, err := r.ReadAt(make([]byte, 512), 0)
+	_, err := r.ReadAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrFailed)
 	require.ErrorContains(t, err, "another content than before")
 	requireContent(t, v, 0, 9)
@@ -344,7 +345,7 @@ func TestRelayPartsOfSectors(t *testing.T) {
 		<-all[i]
 	}
 	got := make([]byte, 2*rounds)
-	_, err := v.disks[0].ReadAt(got, 0)
+	_, err := v.disks[0].ReadAt(t.Context(), got, 0)
 	require.NoError(t, err)
 	require.Equal(t, bytes.Repeat([]byte{1, 2}, rounds), got)
 }

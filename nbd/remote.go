@@ -34,7 +34,7 @@ type RemoteOptions struct {
 }
 
 // Remote is a disk that another server of ours has, as a disk of this process. While the server
-// cannot be reached, calls wait: it is a disk.Distant. After a broken connection it connects again
+// cannot be reached, calls wait: it is far (disk.Far). After a broken connection it connects again
 // and repeats what was not answered. It also repeats what was answered and is not durable yet, but
 // only if the server was started anew, which may have lost that, and nobody else has used the disk
 // since, also while the server ran. Otherwise it would undo what others have written.
@@ -74,7 +74,6 @@ var (
 	_ disk.Disk      = (*Remote)(nil)
 	_ disk.Discarder = (*Remote)(nil)
 	_ disk.Zeroer    = (*Remote)(nil)
-	_ disk.Distant   = (*Remote)(nil)
 	_ disk.Elsewhere = (*Remote)(nil)
 )
 

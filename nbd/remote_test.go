@@ -50,7 +50,7 @@ func plain(t *testing.T, r *Remote) disk.Disk {
 	t.Helper()
 	zeros := make([]byte, 4<<10)
 	for range 512 {
-		_, err := r.WriteAt(zeros, 0)
+		_, err := r.WriteAt(t.Context(), zeros, 0)
 		require.NoError(t, err)
 	}
 	require.NoError(t, r.Flush())
@@ -68,10 +68,10 @@ func TestRemoteByTLS(t *testing.T) {
 		TLS: func() (*tls.Config, error) { return config, nil }}
 	r := openRemote(t, opt)
 	want := bytes.Repeat([]byte{7}, 3<<20)
-	_, err := r.WriteAt(want, 512)
+	_, err := r.WriteAt(t.Context(), want, 512)
 	require.NoError(t, err)
 	got := make([]byte, len(want))
-	_, err = r.ReadAt(got, 512)
+	_, err = r.ReadAt(t.Context(), got, 512)
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 	require.Equal(t, "cert:vm.example", v.Sessions()[0].Initiator)
@@ -132,7 +132,7 @@ func heals(t *testing.T, n *relayed, r *Remote) {
 				switch rand.IntN(8) {
 				case 0:
 					clear(mine[off : off+len(p)])
-					if err := r.Zero(int64(i*area+off), int64(len(p))); err != nil {
+					if err := r.Zero(t.Context(), int64(i*area+off), int64(len(p))); err != nil {
 						t.Error(err)
 					}
 				case 1:
@@ -144,11 +144,11 @@ func heals(t *testing.T, n *relayed, r *Remote) {
 						p[j] = byte(step + j)
 					}
 					copy(mine[off:], p)
-					if _, err := r.WriteAt(p, int64(i*area+off)); err != nil {
+					if _, err := r.WriteAt(t.Context(), p, int64(i*area+off)); err != nil {
 						t.Error(err)
 					}
 				default:
-					if _, err := r.ReadAt(p, int64(i*area+off)); err != nil {
+					if _, err := r.ReadAt(t.Context(), p, int64(i*area+off)); err != nil {
 						t.Error(err)
 					}
 					if !bytes.Equal(mine[off:off+len(p)], p) {
@@ -165,7 +165,7 @@ func heals(t *testing.T, n *relayed, r *Remote) {
 	n.cut()
 	require.NoError(t, r.Flush())
 	got := make([]byte, diskSize)
-	_, err := n.disks[0].ReadAt(got, 0)
+	_, err := n.disks[0].ReadAt(t.Context(), got, 0)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(model, got))
 }
@@ -182,14 +182,14 @@ func (v *volatile) Flush() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.flushes++
-	_, err := v.ReadAt(v.durable, 0)
+	_, err := v.ReadAt(context.Background(), v.durable, 0)
 	return err
 }
 
 func (v *volatile) crash() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	_, err := v.WriteAt(v.durable, 0)
+	_, err := v.WriteAt(context.Background(), v.durable, 0)
 	return err
 }
 
@@ -210,7 +210,7 @@ func TestRemoteCrash(t *testing.T) {
 	change := func(off int, p []byte) {
 		t.Helper()
 		copy(want[off:], p)
-		_, err := r.WriteAt(p, int64(off))
+		_, err := r.WriteAt(t.Context(), p, int64(off))
 		require.NoError(t, err)
 	}
 	crash := func() {
@@ -222,13 +222,13 @@ func TestRemoteCrash(t *testing.T) {
 		n.restart(t, 1, nil)
 		n.set(false, 0)
 		got := make([]byte, diskSize)
-		_, err := r.ReadAt(got, 0)
+		_, err := r.ReadAt(t.Context(), got, 0)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(want, got))
 	}
 	change(0, bytes.Repeat([]byte{1}, 64<<10))
 	change(4096, bytes.Repeat([]byte{2}, 4096)) // over the first one
-	require.NoError(t, r.Zero(512, 512))
+	require.NoError(t, r.Zero(t.Context(), 512, 512))
 	clear(want[512:1024])
 	crash()
 	require.NoError(t, r.Flush())
@@ -257,7 +257,7 @@ func TestRemoteLateWrite(t *testing.T) {
 	defer v.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Block: finish, Times: 1})()
 	first := make(chan error, 1)
 	go func() {
-		_, err := r.WriteAt(bytes.Repeat([]byte{1}, 4096), 0)
+		_, err := r.WriteAt(t.Context(), bytes.Repeat([]byte{1}, 4096), 0)
 		first <- err
 	}()
 	testtool.Eventually(t, func() bool { return v.disks[0].Calls(disktest.OpWrite) == 1 })
@@ -266,7 +266,7 @@ func TestRemoteLateWrite(t *testing.T) {
 	go func() {
 		err := <-first
 		if err == nil {
-			_, err = r.WriteAt(bytes.Repeat([]byte{2}, 4096), 0)
+			_, err = r.WriteAt(t.Context(), bytes.Repeat([]byte{2}, 4096), 0)
 		}
 		second <- err
 	}()
@@ -278,7 +278,7 @@ func TestRemoteLateWrite(t *testing.T) {
 	close(finish)
 	require.NoError(t, <-second)
 	got := make([]byte, 4096)
-	_, err := v.disks[0].ReadAt(got, 0)
+	_, err := v.disks[0].ReadAt(t.Context(), got, 0)
 	require.NoError(t, err)
 	require.Equal(t, bytes.Repeat([]byte{2}, 4096), got)
 }
@@ -296,7 +296,7 @@ func TestRemoteOtherDisk(t *testing.T) {
 	n.served = other
 	n.mu.Unlock()
 	n.set(false, 0)
-	_, err := r.ReadAt(make([]byte, 512), 0)
+	_, err := r.ReadAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrFailed)
 	require.ErrorContains(t, err, "it is another disk than before")
 }
@@ -310,11 +310,11 @@ func TestRemoteWaits(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	go func() {
-		_, err := r.Within(ctx).ReadAt(make([]byte, 512), 0)
+		_, err := r.ReadAt(ctx, make([]byte, 512), 0)
 		done <- err
 	}()
 	go func() {
-		_, err := r.Within(ctx).WriteAt(make([]byte, 512), 0)
+		_, err := r.WriteAt(ctx, make([]byte, 512), 0)
 		done <- err
 	}()
 	testtool.Eventually(t, func() bool { return len(n.Sessions()) == 0 })
@@ -323,7 +323,7 @@ func TestRemoteWaits(t *testing.T) {
 	require.ErrorIs(t, <-done, disk.ErrNotNow)
 	require.ErrorIs(t, <-done, disk.ErrNotNow)
 	n.set(false, 0)
-	_, err := r.ReadAt(make([]byte, 512), 0)
+	_, err := r.ReadAt(t.Context(), make([]byte, 512), 0)
 	require.NoError(t, err)
 }
 
@@ -333,20 +333,20 @@ func TestRemoteErrors(t *testing.T) {
 	r := v.remote(t, "")
 	remove := v.disks[0].Inject(disktest.Rule{Op: disktest.OpRead,
 		Err: &disk.MediumError{Op: "read", Off: 0, Length: 512, Err: io.ErrUnexpectedEOF}})
-	_, err := r.ReadAt(make([]byte, 512), 0)
+	_, err := r.ReadAt(t.Context(), make([]byte, 512), 0)
 	var medium *disk.MediumError
 	require.ErrorAs(t, err, &medium)
 	require.Equal(t, int64(512), medium.Length)
 	remove()
 	remove = v.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Err: disk.ErrNoSpace})
-	_, err = r.WriteAt(make([]byte, 512), 0)
+	_, err = r.WriteAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrNoSpace)
 	remove()
-	_, err = r.WriteAt(make([]byte, 512), 0)
+	_, err = r.WriteAt(t.Context(), make([]byte, 512), 0)
 	require.NoError(t, err)
 	v.disks[0].Inject(disktest.Rule{Op: disktest.OpFlush, Err: disk.ErrFailed})
 	require.ErrorIs(t, r.Flush(), disk.ErrFailed)
-	_, err = r.WriteAt(make([]byte, 512), 0)
+	_, err = r.WriteAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrFailed, "a failed flush is for good")
 }
 
@@ -358,20 +358,18 @@ func TestRemoteOwnedByAnother(t *testing.T) {
 	require.NoError(t, err)
 	go func() { _ = v.Serve(l, Portal{Name: serving.SocketPrefix + other}) }()
 	owner := v.remote(t, "")
-	_, err = owner.WriteAt(bytes.Repeat([]byte{1}, 512), 0)
+	_, err = owner.WriteAt(t.Context(), bytes.Repeat([]byte{1}, 512), 0)
 	require.NoError(t, err)
 	next := openRemote(t, RemoteOptions{Address: serving.SocketPrefix + other})
 	done := make(chan error, 1)
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err = next.Within(ended).WriteAt(make([]byte, 512), 0)
+	_, err = next.WriteAt(disk.AtHand, make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrNotNow)
-	_, err = next.WriteAt(make([]byte, 512), 0)
+	_, err = next.WriteAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrNotNow, "the caller tries again")
 	require.ErrorContains(t, err, "unix:"+v.socket, "it says who owns the disk")
 	require.NoError(t, owner.Close())
 	testtool.Eventually(t, func() bool {
-		_, err = next.WriteAt(make([]byte, 512), 0)
+		_, err = next.WriteAt(t.Context(), make([]byte, 512), 0)
 		done <- err
 		return <-done == nil
 	})

@@ -6,23 +6,11 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// ReadAt implements disk.Disk.
-func (r *Remote) ReadAt(p []byte, off int64) (int, error) { return r.always().ReadAt(p, off) }
-
-// WriteAt implements disk.Disk.
-func (r *Remote) WriteAt(p []byte, off int64) (int, error) { return r.always().WriteAt(p, off) }
-
 // Flush implements disk.Disk: the server makes everything durable that it has acknowledged.
 func (r *Remote) Flush() error { return r.flush(r.ctx) }
 
 // Size implements disk.Disk. A disk that grows at the server has its former size here.
 func (r *Remote) Size() int64 { return r.first.size }
-
-// Discard implements disk.Discarder.
-func (r *Remote) Discard(off, length int64) error { return r.always().Discard(off, length) }
-
-// Zero implements disk.Zeroer.
-func (r *Remote) Zero(off, length int64) error { return r.always().Zero(off, length) }
 
 // Name is what the server calls the disk.
 func (r *Remote) Name() string { return r.first.name }
@@ -53,31 +41,16 @@ func (r *Remote) Close() error {
 	return nil
 }
 
-// Within implements disk.Distant: nothing of the disk is here.
-func (r *Remote) Within(ctx context.Context) disk.Disk { return remoteWithin{r, ctx} }
-
-func (r *Remote) always() remoteWithin { return remoteWithin{r, r.ctx} }
-
-// over is a context that has ended: for calls that must not wait.
-var over = func() context.Context {
-	ctx, end := context.WithCancel(context.Background())
-	end()
-	return ctx
-}()
-
-// remoteWithin is a Remote as one command uses it.
-type remoteWithin struct {
-	*Remote
-	ctx context.Context
-}
+// Far implements disk.Far: nothing of the disk is here.
+func (r *Remote) Far() bool { return true }
 
 // ReadAt implements disk.Disk.
-func (w remoteWithin) ReadAt(p []byte, off int64) (n int, err error) {
+func (r *Remote) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
 	for n < len(p) {
-		part := p[n:min(n+w.first.limit, len(p))]
-		c := w.free.take(cmdRead, off+int64(n), int64(len(part)), part)
-		err := w.call(w.ctx, c)
-		w.free.give(c)
+		part := p[n:min(n+r.first.limit, len(p))]
+		c := r.free.take(cmdRead, off+int64(n), int64(len(part)), part)
+		err := r.call(ctx, c)
+		r.free.give(c)
 		if err != nil {
 			return n, err
 		}
@@ -87,10 +60,10 @@ func (w remoteWithin) ReadAt(p []byte, off int64) (n int, err error) {
 }
 
 // WriteAt implements disk.Disk.
-func (w remoteWithin) WriteAt(p []byte, off int64) (n int, err error) {
+func (r *Remote) WriteAt(ctx context.Context, p []byte, off int64) (n int, err error) {
 	for n < len(p) {
-		part := p[n:min(n+w.first.limit, len(p))]
-		if err := w.change(w.ctx, cmdWrite, off+int64(n), int64(len(part)), part); err != nil {
+		part := p[n:min(n+r.first.limit, len(p))]
+		if err := r.change(ctx, cmdWrite, off+int64(n), int64(len(part)), part); err != nil {
 			return n, err
 		}
 		n += len(part)
@@ -99,22 +72,22 @@ func (w remoteWithin) WriteAt(p []byte, off int64) (n int, err error) {
 }
 
 // Discard implements disk.Discarder.
-func (w remoteWithin) Discard(off, length int64) error {
-	if w.first.flags&flagSendTrim == 0 {
-		return w.Zero(off, length)
+func (r *Remote) Discard(ctx context.Context, off, length int64) error {
+	if r.first.flags&flagSendTrim == 0 {
+		return r.Zero(ctx, off, length)
 	}
-	return w.changes(cmdTrim, off, length)
+	return r.changes(ctx, cmdTrim, off, length)
 }
 
 // Zero implements disk.Zeroer.
-func (w remoteWithin) Zero(off, length int64) error {
-	return w.changes(cmdWriteZeroes, off, length)
+func (r *Remote) Zero(ctx context.Context, off, length int64) error {
+	return r.changes(ctx, cmdWriteZeroes, off, length)
 }
 
-func (w remoteWithin) changes(command uint16, off, length int64) error {
+func (r *Remote) changes(ctx context.Context, command uint16, off, length int64) error {
 	for length > 0 {
 		n := min(length, longest)
-		if err := w.change(w.ctx, command, off, n, nil); err != nil {
+		if err := r.change(ctx, command, off, n, nil); err != nil {
 			return err
 		}
 		off, length = off+n, length-n

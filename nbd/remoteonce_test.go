@@ -19,10 +19,10 @@ func TestRemoteOnce(t *testing.T) {
 	n := relay(t, serve(t, 1, nil))
 	r := openRemote(t, RemoteOptions{Address: serving.SocketPrefix + n.socket,
 		Export: "disk1.raw", Once: true})
-	_, err := r.ReadAt(make([]byte, 512), 0)
+	_, err := r.ReadAt(t.Context(), make([]byte, 512), 0)
 	require.NoError(t, err)
 	n.cut()
-	_, err = r.ReadAt(make([]byte, 512), 0)
+	_, err = r.ReadAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrFailed)
 }
 
@@ -33,7 +33,7 @@ type sparse struct {
 	gate  sync.RWMutex // nothing is told while it is locked
 }
 
-func (s *sparse) Extent(off, length int64) (disk.Extent, error) {
+func (s *sparse) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	s.asked.Add(1)
 	s.gate.RLock()
 	defer s.gate.RUnlock()

@@ -92,15 +92,15 @@ func TestRelayComesBackAtOnce(t *testing.T) {
 	v := serve(t, 1, func(o *serving.Options) { o.Access = serving.AccessWriteExclusive })
 	for range 100 {
 		r := v.remote(t, "")
-		_, err := r.WriteAt([]byte("relay"), 0)
+		_, err := r.WriteAt(t.Context(), []byte("relay"), 0)
 		require.NoError(t, err)
 		require.NoError(t, r.Close())
 	}
 	stays, other := v.remote(t, ""), v.remote(t, "")
-	_, err := stays.WriteAt([]byte("stays"), 0)
+	_, err := stays.WriteAt(t.Context(), []byte("stays"), 0)
 	require.NoError(t, err)
-	_, err = other.WriteAt([]byte("other"), 0)
+	_, err = other.WriteAt(t.Context(), []byte("other"), 0)
 	require.ErrorContains(t, err, "in use by another client that is called")
-	_, err = stays.WriteAt([]byte("stays"), 0)
+	_, err = stays.WriteAt(t.Context(), []byte("stays"), 0)
 	require.NoError(t, err)
 }

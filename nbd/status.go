@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"context"
 	"math"
 	"runtime"
 
@@ -97,7 +98,7 @@ func (run *run) extent(id uint32, off, length int64) (extent, error) {
 	switch {
 	case id >= contextBitmap:
 		since := run.c.snapshots[id-contextBitmap]
-		changed, n, err := d.History.Changed(since.ID, off, length)
+		changed, n, err := d.History.Changed(context.Background(), since.ID, off, length)
 		if err != nil {
 			return extent{}, fail(eInval, "%v", err)
 		}

@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -334,14 +335,14 @@ type layers struct {
 
 const layerPage = 4096
 
-func (l *layers) WriteAt(p []byte, off int64) (int, error) {
+func (l *layers) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	for at := off; at < off+int64(len(p)); at += layerPage {
 		l.own[at/layerPage] = true
 	}
-	return l.Memory.WriteAt(p, off)
+	return l.Memory.WriteAt(context.Background(), p, off)
 }
 
-func (l *layers) Depth(off, length int64) (depth int, n int64, err error) {
+func (l *layers) Depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
 	depth = disk.DepthNone
 	if off < 1<<20 {
 		depth = disk.DepthImage

@@ -13,7 +13,7 @@ import (
 // fill takes all room for writes under way.
 func fill(t *testing.T, u *unflushed) {
 	t.Helper()
-	for u.reserve(over, u.largest()) == nil {
+	for u.reserve(disk.AtHand, u.largest()) == nil {
 	}
 }
 

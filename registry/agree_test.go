@@ -162,7 +162,7 @@ func TestOneDigestOneDisk(t *testing.T) {
 				require.ErrorIs(t, err, disk.ErrWrongContent)
 			default:
 				require.ErrorIs(t, img.Agree(t.Context()), disk.ErrWrongContent)
-				_, err = img.ReadAt(make([]byte, 512), 100<<10)
+				_, err = img.ReadAt(t.Context(), make([]byte, 512), 100<<10)
 				require.ErrorIs(t, err, disk.ErrWrongContent)
 				require.NoError(t, img.Close())
 			}
@@ -202,11 +202,11 @@ func TestTablesWhenTheirChunkArrives(t *testing.T) {
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.raw")
 	p := make([]byte, 512)
-	_, err := img.ReadAt(p, 800<<10)
+	_, err := img.ReadAt(t.Context(), p, 800<<10)
 	require.NoError(t, err)
-	_, err = img.ReadAt(p, 500<<10)
+	_, err = img.ReadAt(t.Context(), p, 500<<10)
 	require.ErrorIs(t, err, disk.ErrWrongContent)
-	_, err = img.ReadAt(p, 800<<10)
+	_, err = img.ReadAt(t.Context(), p, 800<<10)
 	require.ErrorIs(t, err, disk.ErrWrongContent)
 }
 

@@ -87,12 +87,12 @@ func TestStreamBootOrder(t *testing.T) {
 			p := make([]byte, BootBlock)
 			for _, r := range blocks {
 				for block := r.First; block < r.First+r.Count; block++ {
-					_, err := img.ReadAtContext(ended(t), p, block*BootBlock)
+					_, err := img.ReadAt(ended(t), p, block*BootBlock)
 					require.NoError(t, err, "block %d is not here", block)
 					require.True(t, bytes.Equal(content[block*BootBlock:][:BootBlock], p))
 				}
 			}
-			_, err := img.ReadAtContext(ended(t), p, 200*BootBlock)
+			_, err := img.ReadAt(ended(t), p, 200*BootBlock)
 			require.Error(t, err, "nobody has asked for this one")
 		})
 	}
@@ -145,7 +145,7 @@ func TestStreamTables(t *testing.T) {
 			img := s.disk(t, s.open(t, m.ref(t, "vm/a:1")), name)
 			p := make([]byte, 4096)
 			for _, off := range []int64{0, img.Size() - 4096} {
-				_, err := img.ReadAt(p, off)
+				_, err := img.ReadAt(t.Context(), p, off)
 				require.NoError(t, err)
 				require.True(t, bytes.Equal(content[off:off+4096], p))
 			}

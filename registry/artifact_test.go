@@ -95,7 +95,7 @@ func TestPushArtifact(t *testing.T) {
 			img := s.disk(t, st, c.disks[0])
 			require.False(t, img.Unverified())
 			p := make([]byte, 4096)
-			_, err = img.ReadAt(p, 2<<20)
+			_, err = img.ReadAt(t.Context(), p, 2<<20)
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(raw[2<<20:][:4096], p))
 			require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(3<<20), "by ranges")

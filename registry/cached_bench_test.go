@@ -40,7 +40,7 @@ func BenchmarkCached(b *testing.B) {
 		}{{"cache", s.disk(b, stream, name)}, {"file", local}} {
 			p := make([]byte, 1<<20)
 			for off := int64(0); off < size; off += int64(len(p)) {
-				_, err := candidate.img.ReadAt(p, off)
+				_, err := candidate.img.ReadAt(b.Context(), p, off)
 				require.NoError(b, err)
 			}
 			b.Run(name+"/"+candidate.from, func(b *testing.B) {
@@ -48,7 +48,7 @@ func BenchmarkCached(b *testing.B) {
 				p := make([]byte, 4096)
 				for b.Loop() {
 					off := rand.Int64N(size/4096) * 4096
-					if _, err := candidate.img.ReadAt(p, off); err != nil {
+					if _, err := candidate.img.ReadAt(b.Context(), p, off); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -45,10 +45,10 @@ func TestIndexContradictsLayer(t *testing.T) {
 	s.opt.timeout = time.Second
 	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
 	p := make([]byte, 4096)
-	_, err := img.ReadAtContext(t.Context(), p, 5*indexChunk+100)
+	_, err := img.ReadAt(t.Context(), p, 5*indexChunk+100)
 	require.NotErrorIs(t, err, disk.ErrNotNow)
 	require.ErrorContains(t, err, "push the image again")
-	_, err = img.ReadAtContext(t.Context(), p, 6*indexChunk)
+	_, err = img.ReadAt(t.Context(), p, 6*indexChunk)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(content[6*indexChunk:][:len(p)], p))
 }

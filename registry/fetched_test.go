@@ -215,7 +215,7 @@ func TestFetchedDamagedInUse(t *testing.T) {
 			s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 			img := s.disk(t, s.open(t, ref), "a.img")
 			p := make([]byte, 4096)
-			_, err := img.ReadAt(p, 0)
+			_, err := img.ReadAt(t.Context(), p, 0)
 			require.NoError(t, err)
 			require.NoError(t, damage(s.fetchedDir(l)))
 			other := newStreaming(t, s.client, s.opt.CacheDir, t.TempDir())

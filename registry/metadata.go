@@ -46,7 +46,7 @@ func needsOf(ctx context.Context, name string, opt image.Options, boot []BootRun
 	defer img.Close()
 	buf := make([]byte, BootBlock)
 	read := func(off int64) error {
-		if _, err := img.ReadAtContext(ctx, buf, off); err != nil && err != io.EOF {
+		if _, err := img.ReadAt(ctx, buf, off); err != nil && err != io.EOF {
 			return err
 		}
 		return nil

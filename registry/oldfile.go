@@ -104,7 +104,7 @@ func readDisk(ctx context.Context, from *image.Image, p []byte, off int64) error
 	if n == 0 {
 		return nil
 	}
-	got, err := from.ReadAtContext(ctx, p[:n], off)
+	got, err := from.ReadAt(ctx, p[:n], off)
 	if got < n {
 		return transport.UnexpectedEnd(err)
 	}

@@ -318,10 +318,6 @@ type delta struct {
 	different clusters
 }
 
-func (d delta) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	return d.ReadAtContext(ctx, p, off)
-}
-
 func (d delta) Data(ctx context.Context, f func(off, n int64) error) error {
 	for i := int64(0); i < int64(len(d.different))*64; i++ {
 		if d.different[i/64] == 0 {

@@ -370,6 +370,6 @@ func TestPushOntoLyingIndex(t *testing.T) {
 	s.opt.timeout = time.Second
 	st := s.open(t, o.m.ref(t, "vm/a:2"))
 	img := s.disk(t, st, "vm.qcow2")
-	_, err = img.ReadAtContext(t.Context(), make([]byte, 512), 2<<20)
+	_, err = img.ReadAt(t.Context(), make([]byte, 512), 2<<20)
 	require.ErrorContains(t, err, "push the image again")
 }

@@ -76,7 +76,7 @@ func TestPlainLayerIsServedAtOnce(t *testing.T) {
 	img := s.disk(t, st, "a.raw")
 	require.True(t, img.Unverified())
 	p := make([]byte, 1<<20)
-	_, err := img.ReadAt(p, 20<<20)
+	_, err := img.ReadAt(t.Context(), p, 20<<20)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(content[20<<20:21<<20], p))
 	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(len(content)/2))

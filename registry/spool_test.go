@@ -111,7 +111,7 @@ func TestNoParts(t *testing.T) {
 		all.Go(func() {
 			p := make([]byte, piece)
 			for i := range work {
-				_, err := s.img.ReadAt(p, int64(i)*piece)
+				_, err := s.img.ReadAt(t.Context(), p, int64(i)*piece)
 				if err != nil || !bytes.Equal(p, s.content[i*piece:][:piece]) {
 					t.Errorf("piece %d: %v", i, err)
 				}
@@ -135,7 +135,7 @@ func TestNoPartsAtFirst(t *testing.T) {
 	s := newSpooled(t, 64<<20, transport.Options{}, true, (&registrytest.Lying{}).Sends(1<<20, nil))
 	p := make([]byte, 4096)
 	for off := int64(len(s.content)) - 4096; off > 0; off -= 5 << 20 {
-		_, err := s.img.ReadAt(p, off)
+		_, err := s.img.ReadAt(t.Context(), p, off)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(s.content[off:off+4096], p))
 	}
@@ -151,7 +151,7 @@ func TestNoPartsAndSilence(t *testing.T) {
 	goes := make(chan struct{})
 	s := newSpooled(t, 16<<20, transport.Options{Timeout: 5 * time.Second}, false)
 	p := make([]byte, 4096)
-	_, err := s.img.ReadAt(p, 0)
+	_, err := s.img.ReadAt(t.Context(), p, 0)
 	require.NoError(t, err)
 	require.Equal(t, 1, spooling(t, s.dir))
 	s.lying.Mu.Lock()
@@ -165,11 +165,11 @@ func TestNoPartsAndSilence(t *testing.T) {
 	defer cancel()
 	far := int64(12 << 20)
 	began := time.Now()
-	_, err = s.img.ReadAtContext(ctx, p, far)
+	_, err = s.img.ReadAt(ctx, p, far)
 	require.ErrorIs(t, err, disk.ErrNotNow)
 	require.Less(t, time.Since(began), longWait)
 	near := int64(6 << 20)
-	_, err = s.img.ReadAt(p, near)
+	_, err = s.img.ReadAt(t.Context(), p, near)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(s.content[near:near+4096], p))
 	b, err := s.stream.kept.Blob(layer)
@@ -180,7 +180,7 @@ func TestNoPartsAndSilence(t *testing.T) {
 	require.Less(t, time.Since(began), longWait)
 
 	close(goes)
-	_, err = s.img.ReadAt(p, far)
+	_, err = s.img.ReadAt(t.Context(), p, far)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(s.content[far:far+4096], p))
 }

@@ -61,7 +61,7 @@ func (s *streaming) wrongRead(t testing.TB, img *image.Image, p []byte, off int6
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
-		_, err := img.ReadAtContext(ctx, p, off)
+		_, err := img.ReadAt(ctx, p, off)
 		ended <- err
 	}()
 	testtool.Within(t, 5*time.Minute, func() bool { return s.opt.Cache.Stats().Wrong > 0 })
@@ -71,7 +71,7 @@ func (s *streaming) wrongRead(t testing.TB, img *image.Image, p []byte, off int6
 
 func contentOf(t testing.TB, img *image.Image) []byte {
 	p := make([]byte, img.Size())
-	_, err := img.ReadAt(p, 0)
+	_, err := img.ReadAt(t.Context(), p, 0)
 	require.NoError(t, err)
 	return p
 }
@@ -185,11 +185,11 @@ func TestStreamWaits(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()
 			p := make([]byte, 4096)
-			_, err := img.ReadAtContext(ctx, p, 1<<20)
+			_, err := img.ReadAt(ctx, p, 1<<20)
 			require.ErrorIs(t, err, disk.ErrNotNow)
 			done := make(chan error, 1)
 			go func() {
-				_, err := img.ReadAt(p, 2<<20)
+				_, err := img.ReadAt(t.Context(), p, 2<<20)
 				done <- err
 			}()
 			testtool.Eventually(t, func() bool { return asked.Load() > 2 })
@@ -252,7 +252,7 @@ func TestStreamReadsAhead(t *testing.T) {
 	fetched := func() int64 { return s.opt.Cache.Stats().Fetched }
 	before, p := fetched(), make([]byte, 4096)
 	at := func(chunk int64) {
-		_, err := img.ReadAt(p, chunk*indexChunk+4096)
+		_, err := img.ReadAt(t.Context(), p, chunk*indexChunk+4096)
 		require.NoError(t, err)
 	}
 	for _, chunk := range []int64{50, 40, 30, 20} {
@@ -264,7 +264,7 @@ func TestStreamReadsAhead(t *testing.T) {
 	}
 	require.Equal(t, before+6, fetched())
 	for off := int64(11*indexChunk - 4096); off < 11*indexChunk+4096; off += 4096 {
-		_, err := img.ReadAt(p, off) // two ends of a short file
+		_, err := img.ReadAt(t.Context(), p, off) // two ends of a short file
 		require.NoError(t, err)
 	}
 	require.Equal(t, before+8, fetched())
@@ -275,11 +275,11 @@ func TestStreamReadsAhead(t *testing.T) {
 	testtool.Eventually(t, func() bool { return fetched() >= before+8+4+1 })
 	p = p[:4096]
 	for off := int64(34*indexChunk - 4096); off < 34*indexChunk+indexChunk/4; off += 4096 {
-		_, err := img.ReadAt(p, off)
+		_, err := img.ReadAt(t.Context(), p, off)
 		require.NoError(t, err)
 	}
 	testtool.Eventually(t, func() bool {
-		_, err := img.ReadAtContext(ended(t), p, 35*indexChunk)
+		_, err := img.ReadAt(ended(t), p, 35*indexChunk)
 		return err == nil
 	}, "the chunk after the one that is read in order")
 }
@@ -295,7 +295,7 @@ func TestStreamShared(t *testing.T) {
 		both.Go(func() {
 			for off := int64(0); off < one.Size(); off += 64 << 10 {
 				p := make([]byte, 64<<10)
-				_, err := one.ReadAt(p, off)
+				_, err := one.ReadAt(t.Context(), p, off)
 				if err != nil || !bytes.Equal(content[off:off+int64(len(p))], p) {
 					t.Errorf("at %d: %v", off, err)
 				}

@@ -178,7 +178,7 @@ func serveTable(t *testing.T, s *streaming, ref transport.Reference, c tocCase, 
 		require.ErrorIs(t, err, disk.ErrWrongContent)
 	}
 	if !c.right {
-		_, err = img.ReadAt(make([]byte, 512), 0)
+		_, err = img.ReadAt(t.Context(), make([]byte, 512), 0)
 		require.ErrorIs(t, err, disk.ErrWrongContent)
 	}
 	require.NoError(t, img.Close())

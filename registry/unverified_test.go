@@ -54,7 +54,7 @@ func TestWhenComplete(t *testing.T) {
 	require.Equal(t, transport.Reads, img.Parallel())
 	require.True(t, img.Unverified())
 	p := make([]byte, 1<<20)
-	_, err := img.ReadAt(p, 20<<20)
+	_, err := img.ReadAt(t.Context(), p, 20<<20)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(content[20<<20:21<<20], p))
 	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(len(layer)/2))
@@ -90,7 +90,7 @@ func TestWhenCompleteWrong(t *testing.T) {
 	st := s.open(t, ref)
 	img := s.disk(t, st, "a.img")
 	p := make([]byte, 4096)
-	_, err := img.ReadAt(p, 1<<20)
+	_, err := img.ReadAt(t.Context(), p, 1<<20)
 	require.NoError(t, err)
 	require.DirExists(t, filepath.Join(s.opt.CacheDir, "v1",
 		keptName(unverifiedName(st.kept.Source.Origin(), digestOf(layer)))))
@@ -98,7 +98,7 @@ func TestWhenCompleteWrong(t *testing.T) {
 	require.ErrorIs(t, err, disk.ErrWrongContent)
 	require.ErrorContains(t, err, digestOf(layer))
 	require.ErrorIs(t, img.Verify(t.Context()), disk.ErrWrongContent)
-	_, err = img.ReadAt(p, 1<<20)
+	_, err = img.ReadAt(t.Context(), p, 1<<20)
 	require.ErrorIs(t, err, disk.ErrWrongContent)
 	var medium *disk.MediumError
 	require.ErrorAs(t, err, &medium)
@@ -193,7 +193,7 @@ func TestWhenCompleteChanged(t *testing.T) {
 	s := whenComplete(t, l, keep)
 	img := s.disk(t, s.open(t, ref), "a.img")
 	p := make([]byte, 4<<20)
-	_, err := img.ReadAt(p, 8<<20)
+	_, err := img.ReadAt(t.Context(), p, 8<<20)
 	require.NoError(t, err)
 	require.False(t, bytes.Equal(content[8<<20:12<<20], p))
 

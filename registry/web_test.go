@@ -308,7 +308,7 @@ func TestStreamAddress(t *testing.T) {
 	img := s.disk(t, st, "f.img")
 	require.True(t, img.Unverified())
 	p := make([]byte, 1<<20)
-	_, err := img.ReadAt(p, 20<<20)
+	_, err := img.ReadAt(t.Context(), p, 20<<20)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(content[20<<20:21<<20], p))
 	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(4<<20))
@@ -322,7 +322,7 @@ func TestStreamAddress(t *testing.T) {
 	require.Equal(t, st.Digest(), st2.Digest())
 	img2 := again.disk(t, st2, "f.img")
 	require.Equal(t, img.Unhashed()[0].Digest, img2.Unhashed()[0].Digest)
-	_, err = img2.ReadAt(p, 20<<20)
+	_, err = img2.ReadAt(t.Context(), p, 20<<20)
 	require.NoError(t, err)
 	require.Len(t, w.Said(), asked)
 	files, err := filepath.Glob(filepath.Join(keep, "*"))
@@ -336,18 +336,18 @@ func TestStreamAddress(t *testing.T) {
 	// A file of another length is no content. One of the same length is found out at the end.
 	w.Put(webFile, noise(86, len(content)+512), `"2"`)
 	for _, one := range []int64{8 << 20, 30 << 20} {
-		_, err = img2.ReadAt(p[:4096], one)
+		_, err = img2.ReadAt(t.Context(), p[:4096], one)
 		require.ErrorIs(t, err, disk.ErrWrongContent)
 		require.ErrorContains(t, err, "it was replaced")
 	}
-	_, err = img2.ReadAt(p, 20<<20) // is here
+	_, err = img2.ReadAt(t.Context(), p, 20<<20) // is here
 	require.NoError(t, err)
 	w.Put(webFile, content, `"1"`) // The right one is back.
-	_, err = img2.ReadAt(p[:4096], 8<<20)
+	_, err = img2.ReadAt(t.Context(), p[:4096], 8<<20)
 	require.NoError(t, err)
 	w.Put(webFile, noise(86, len(content)), `"2"`)
 	require.ErrorIs(t, img2.Verify(t.Context()), disk.ErrWrongContent)
-	_, err = img2.ReadAt(p, 20<<20)
+	_, err = img2.ReadAt(t.Context(), p, 20<<20)
 	require.ErrorIs(t, err, disk.ErrWrongContent)
 	for _, text := range w.told {
 		require.NotContains(t, text, "hush")

@@ -66,7 +66,7 @@ type Disk struct {
 	Estimate disk.Estimator
 	// Elsewhere is the disk, if another server has it.
 	Elsewhere disk.Elsewhere
-	distance
+	far       bool // see disk.Far
 
 	// Boot is drawn for each use of the disk: see Generation.
 	Boot       string
@@ -131,7 +131,7 @@ func newDisk(opt Options) (*Disk, error) {
 	}
 	opt.Access = access
 	opt.ReadOnly = opt.ReadOnly || access == AccessReadShared
-	d := &Disk{Options: opt, distance: distanceOf(opt.Disk), Boot: rand.Text()}
+	d := &Disk{Options: opt, far: disk.Far(opt.Disk), Boot: rand.Text()}
 	d.Discards, _ = opt.Disk.(disk.Discarder)
 	d.Zeroes, _ = opt.Disk.(disk.Zeroer)
 	d.Extents, _ = opt.Disk.(disk.Extenter)

@@ -20,7 +20,7 @@ import (
 type Config struct {
 	// bytes that peers may make all front ends keep, for data and open requests; 0: DefaultMemory
 	Memory int64
-	// HoldTimeout is how long a request is held that needs content of a disk.Distant while none
+	// HoldTimeout is how long a request is held that needs content of a far disk while none
 	// comes. Then the peer is asked to try again. 0: 10 min.
 	HoldTimeout time.Duration
 	// LeastHoldTimeout takes the place of HoldTimeout for a client that has given up a held

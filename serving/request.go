@@ -10,12 +10,12 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// Content of a disk.Distant may lie far away. A request that needs it is held until the content is
+// Content of a disk may lie far away. A request that needs it is held until the content is
 // there, nobody wants it any more, or nothing has come for so long that the front end gives up.
 // Then the call ends with disk.ErrNotNow, and the peer should try again: nothing is lost.
 //
-// Requests read and write content only by the methods of this file. For a disk that is not distant
-// these are plain calls. For a distant disk, a call first asks for what is at hand. If that is not
+// Requests read and write content only by the methods of this file. For a near disk these are
+// plain calls. For a far one (disk.Far), a call first asks for what is at hand. If that is not
 // enough, it tells the front end that the request waits, and calls again with a context that can
 // end the wait.
 
@@ -36,27 +36,10 @@ var (
 
 // Executor is a goroutine that executes requests of a front end.
 type Executor interface {
-	// Waits is called by that goroutine before it waits for distant content, which may take long.
+	// Waits is called by that goroutine before it waits for far content, which may take long.
 	// It returns how long the request may be held while nothing comes. An error ends the call
 	// instead.
 	Waits() (timeout time.Duration, err error)
-}
-
-// distance holds what a distant disk needs.
-type distance struct {
-	far   disk.Distant    // nil: the disk is not distant
-	near  disk.Disk       // the disk, limited to content at hand
-	ended context.Context // a context that has ended
-}
-
-func distanceOf(d disk.Disk) distance {
-	far, ok := d.(disk.Distant)
-	if !ok {
-		return distance{}
-	}
-	ended, end := context.WithCancel(context.Background())
-	end()
-	return distance{far: far, near: far.Within(ended), ended: ended}
 }
 
 // Request is one request of a peer while it uses disks, or background work. The zero value is ready
@@ -87,10 +70,10 @@ func (r *Request) Abort() {
 // Aborted reports whether Abort was called. Any goroutine may call it.
 func (r *Request) Aborted() bool { return r.aborted.Load() }
 
-// Waiting reports whether the request waits for distant content. Any goroutine may call it.
+// Waiting reports whether the request waits for far content. Any goroutine may call it.
 func (r *Request) Waiting() bool { return r.cancel.Load() != nil }
 
-// Waited reports whether the request has ever waited for distant content.
+// Waited reports whether the request has ever waited for far content.
 func (r *Request) Waited() bool { return r.waited }
 
 // Wanted returns ErrAborted or ErrRemoved once the request is aborted or the disk removed. Code
@@ -107,18 +90,18 @@ func (r *Request) Wanted(d *Disk) error {
 
 // Moved starts the time that the request may be held again: content has moved.
 func (r *Request) Moved(d *Disk) {
-	if d.far != nil {
+	if d.far {
 		r.since = time.Time{}
 	}
 }
 
 // ReadAt is disk.Disk's.
 func (r *Request) ReadAt(d *Disk, p []byte, off int64) (n int, err error) {
-	if d.far == nil {
-		return d.Disk.ReadAt(p, off)
+	if !d.far {
+		return d.Disk.ReadAt(context.Background(), p, off)
 	}
-	err = r.await(d, func(d disk.Disk) (err error) {
-		n, err = d.ReadAt(p, off)
+	err = r.await(d, func(ctx context.Context) (err error) {
+		n, err = d.Disk.ReadAt(ctx, p, off)
 		return err
 	})
 	return n, err
@@ -126,11 +109,11 @@ func (r *Request) ReadAt(d *Disk, p []byte, off int64) (n int, err error) {
 
 // WriteAt is disk.Disk's. It returns the most bytes that any try has stored.
 func (r *Request) WriteAt(d *Disk, p []byte, off int64) (stored int, err error) {
-	if d.far == nil {
-		return d.Disk.WriteAt(p, off)
+	if !d.far {
+		return d.Disk.WriteAt(context.Background(), p, off)
 	}
-	err = r.await(d, func(d disk.Disk) error {
-		n, err := d.WriteAt(p, off)
+	err = r.await(d, func(ctx context.Context) error {
+		n, err := d.Disk.WriteAt(ctx, p, off)
 		stored = max(stored, n)
 		return err
 	})
@@ -139,29 +122,29 @@ func (r *Request) WriteAt(d *Disk, p []byte, off int64) (stored int, err error) 
 
 // Discard is disk.Discarder's.
 func (r *Request) Discard(d *Disk, off, length int64) error {
-	if d.far == nil {
-		return d.Discards.Discard(off, length)
+	if !d.far {
+		return d.Discards.Discard(context.Background(), off, length)
 	}
-	return r.await(d, func(d disk.Disk) error {
-		return d.(disk.Discarder).Discard(off, length)
+	return r.await(d, func(ctx context.Context) error {
+		return d.Discards.Discard(ctx, off, length)
 	})
 }
 
 // Zero is disk.Zeroer's.
 func (r *Request) Zero(d *Disk, off, length int64) error {
-	if d.far == nil {
-		return d.Zeroes.Zero(off, length)
+	if !d.far {
+		return d.Zeroes.Zero(context.Background(), off, length)
 	}
-	return r.await(d, func(d disk.Disk) error { return d.(disk.Zeroer).Zero(off, length) })
+	return r.await(d, func(ctx context.Context) error { return d.Zeroes.Zero(ctx, off, length) })
 }
 
 // Extent is disk.Extenter's.
 func (r *Request) Extent(d *Disk, off, length int64) (e disk.Extent, err error) {
-	if d.far == nil {
-		return d.Extents.Extent(off, length)
+	if !d.far {
+		return d.Extents.Extent(context.Background(), off, length)
 	}
-	err = r.await(d, func(d disk.Disk) (err error) {
-		e, err = d.(disk.Extenter).Extent(off, length)
+	err = r.await(d, func(ctx context.Context) (err error) {
+		e, err = d.Extents.Extent(ctx, off, length)
 		return err
 	})
 	return e, err
@@ -169,11 +152,11 @@ func (r *Request) Extent(d *Disk, off, length int64) (e disk.Extent, err error) 
 
 // Depth is disk.Layered's.
 func (r *Request) Depth(d *Disk, off, length int64) (depth int, n int64, err error) {
-	if d.far == nil {
-		return d.Layers.Depth(off, length)
+	if !d.far {
+		return d.Layers.Depth(context.Background(), off, length)
 	}
-	err = r.await(d, func(d disk.Disk) (err error) {
-		depth, n, err = d.(disk.Layered).Depth(off, length)
+	err = r.await(d, func(ctx context.Context) (err error) {
+		depth, n, err = d.Layers.Depth(ctx, off, length)
 		return err
 	})
 	return depth, n, err
@@ -184,11 +167,11 @@ func (r *Request) Depth(d *Disk, off, length int64) (depth int, n int64, err err
 // request that changes the disk may look at it only once it holds the range, and asks Wanted then:
 // another peer may already know that the request was aborted, and have written the same range.
 func (r *Request) Lock(d *Disk) error {
-	if d.far == nil {
+	if !d.far {
 		d.Ranges.Lock(&r.Hold)
 		return nil
 	}
-	if d.Ranges.LockContext(d.ended, &r.Hold) == nil {
+	if d.Ranges.LockContext(disk.AtHand, &r.Hold) == nil {
 		return nil
 	}
 	return r.wait(d, func(ctx context.Context) error {
@@ -199,15 +182,14 @@ func (r *Request) Lock(d *Disk) error {
 	})
 }
 
-// await makes a call to a distant disk, and holds the request while the content is not there.
-func (r *Request) await(d *Disk, call func(disk.Disk) error) error {
-	if err := call(d.near); err == nil || !errors.Is(err, disk.ErrNotNow) {
+// await makes a call to a far disk, and holds the request while the content is not there.
+func (r *Request) await(d *Disk, call func(context.Context) error) error {
+	if err := call(disk.AtHand); err == nil || !errors.Is(err, disk.ErrNotNow) {
 		return err
 	}
 	return r.wait(d, func(ctx context.Context) error {
-		within := d.far.Within(ctx)
 		for pause := firstPause; ; pause = min(2*pause, longestPause) {
-			err := call(within)
+			err := call(ctx)
 			if !errors.Is(err, disk.ErrNotNow) {
 				r.since = time.Time{}
 				return err

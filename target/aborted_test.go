@@ -2,6 +2,7 @@ package target_test
 
 import (
 	"bytes"
+	"context"
 	"sync/atomic"
 	"testing"
 
@@ -160,12 +161,12 @@ type endsSession struct {
 	resume chan struct{}
 }
 
-func (d *endsSession) WriteAt(p []byte, off int64) (int, error) {
+func (d *endsSession) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if d.writes.Add(1) == 1 {
 		close(d.begun)
 		<-d.resume
 	}
-	return d.Memory.WriteAt(p, off)
+	return d.Memory.WriteAt(context.Background(), p, off)
 }
 
 // TestCommandsOfAnEndedSession sends commands in one piece, and reinstates their session while the
@@ -190,7 +191,7 @@ func TestCommandsOfAnEndedSession(t *testing.T) {
 		close(d.resume)
 		require.NoError(t, s.Close())
 		got := make([]byte, BlockSize)
-		_, err := d.ReadAt(got, 7*BlockSize)
+		_, err := d.ReadAt(t.Context(), got, 7*BlockSize)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(fresh, got),
 			"a command of the former session has overwritten a later write")

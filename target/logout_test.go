@@ -135,7 +135,7 @@ func TestShutdown(t *testing.T) {
 		release()
 		require.True(t, task.MustFinish(t).Good())
 		got := make([]byte, len(data))
-		_, err = s.disks[0].ReadAt(got, 0)
+		_, err = s.disks[0].ReadAt(t.Context(), got, 0)
 		require.NoError(t, err)
 		require.Equal(t, data, got)
 		_, err = sess.Logout(pdu.LogoutCloseSession)

@@ -45,24 +45,24 @@ func (d *stormDisk) use() {
 	}
 }
 
-func (d *stormDisk) ReadAt(p []byte, off int64) (int, error) {
+func (d *stormDisk) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	d.use()
 	defer d.use()
 	if off == 0 && len(p) >= 8 {
-		n, err := d.Memory.ReadAt(p, off)
+		n, err := d.Memory.ReadAt(ctx, p, off)
 		binary.BigEndian.PutUint64(p, d.id)
 		return n, err
 	}
-	return d.Memory.ReadAt(p, off)
+	return d.Memory.ReadAt(ctx, p, off)
 }
 
-func (d *stormDisk) WriteAt(p []byte, off int64) (int, error) {
+func (d *stormDisk) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	d.use()
 	defer d.use()
 	if got := binary.BigEndian.Uint64(p); got != d.id {
 		d.wrong("disk %d gets a write for disk %d", d.id, got)
 	}
-	return d.Memory.WriteAt(p, off)
+	return d.Memory.WriteAt(ctx, p, off)
 }
 
 func (d *stormDisk) Flush() error {

@@ -42,7 +42,7 @@ var farContent = pattern(64*disktest.DistantBlock, 3)
 func startFar(t *testing.T, hold time.Duration, change ...func(*options)) *farServer {
 	t.Helper()
 	near := disktest.NewMemory(diskSize)
-	_, err := near.WriteAt(farContent, 0)
+	_, err := near.WriteAt(t.Context(), farContent, 0)
 	require.NoError(t, err)
 	core, log := logs.New(zapcore.WarnLevel)
 	s := &farServer{far: disktest.NewDistant(near), log: log}

@@ -2,6 +2,7 @@ package target_test
 
 import (
 	"bytes"
+	"context"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -23,7 +24,7 @@ type waitsAndPanics struct {
 	resume chan struct{}
 }
 
-func (d *waitsAndPanics) ReadAt([]byte, int64) (int, error) {
+func (d *waitsAndPanics) ReadAt(context.Context, []byte, int64) (int, error) {
 	d.begun.Add(1)
 	<-d.resume
 	panic("a bug in the disk")

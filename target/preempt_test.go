@@ -1,6 +1,7 @@
 package target_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -157,7 +158,7 @@ type hungPanic struct {
 	entered, release chan struct{}
 }
 
-func (p hungPanic) WriteAt([]byte, int64) (int, error) {
+func (p hungPanic) WriteAt(context.Context, []byte, int64) (int, error) {
 	close(p.entered)
 	<-p.release
 	panic("a bug in the disk")

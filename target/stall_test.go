@@ -145,13 +145,13 @@ type crowded struct {
 	now, most atomic.Int64
 }
 
-func (d *crowded) ReadAt(p []byte, off int64) (int, error) {
+func (d *crowded) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	n := d.now.Add(1)
 	defer d.now.Add(-1)
 	for most := d.most.Load(); n > most && !d.most.CompareAndSwap(most, n); most = d.most.Load() {
 	}
 	time.Sleep(2 * time.Millisecond) // slow, but not long enough to look stalled
-	return d.Memory.ReadAt(p, off)
+	return d.Memory.ReadAt(ctx, p, off)
 }
 
 // TestSlowDisk reads from a disk that is slow for each command but works on many at once, like one
@@ -289,13 +289,13 @@ func TestShutdownDeadline(t *testing.T) {
 // panicky is a disk with a bug.
 type panicky struct{ *disktest.Memory }
 
-func (panicky) ReadAt([]byte, int64) (int, error) { panic("a bug in the disk") }
+func (panicky) ReadAt(context.Context, []byte, int64) (int, error) { panic("a bug in the disk") }
 
-func (p panicky) WriteAt(b []byte, off int64) (int, error) {
+func (p panicky) WriteAt(ctx context.Context, b []byte, off int64) (int, error) {
 	if b[0] == 'X' {
 		panic("another bug in the disk")
 	}
-	return p.Memory.WriteAt(b, off)
+	return p.Memory.WriteAt(ctx, b, off)
 }
 
 // TestPanic checks that a bug ends the session of its command and no other one.

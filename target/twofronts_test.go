@@ -99,7 +99,7 @@ func TestOneOwnerOfTwoProtocols(t *testing.T) {
 	_ = sess.Conn.Close()
 	require.ErrorIs(t, other.write(1, block, 0), errToyConflict, "its session has ended")
 	got := make([]byte, 3*512)
-	_, err := content.ReadAt(got, 0)
+	_, err := content.ReadAt(t.Context(), got, 0)
 	require.NoError(t, err)
 	require.Equal(t, bytes.Repeat(block, 3), got)
 }

@@ -146,10 +146,10 @@ type committed struct {
 }
 
 // origins are those of the content.
-func (d *committed) origins() (all []registry.Origin) {
+func (d *committed) origins(ctx context.Context) (all []registry.Origin) {
 	add := func(o registry.Origin, since string) {
 		o.Changed = func(off, length int64) (bool, int64, error) {
-			return disk.Changed(d.content, since, off, length)
+			return disk.Changed(ctx, d.content, since, off, length)
 		}
 		all = append(all, o)
 	}
@@ -214,7 +214,7 @@ func (c *committing) run(ctx context.Context, client *registry.Client, ref trans
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
 	opt.Onto = c.onto
-	opt.Onto.Origins = d.origins()
+	opt.Onto.Origins = d.origins(ctx)
 	opt.Open = func(name string) (*image.Image, error) {
 		return image.OpenSource(ctx, name,
 			func(context.Context, string) (image.Source, error) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -60,11 +61,11 @@ type oneWay struct{ disk.Disk }
 
 func (oneWay) Since() []disk.Snapshot { return nil }
 
-func (oneWay) Changed(since string, off, _ int64) (bool, int64, error) {
+func (oneWay) Changed(ctx context.Context, since string, off, _ int64) (bool, int64, error) {
 	return off < int64(len(since))*disk.SectorSize, disk.SectorSize, nil
 }
 
-func (oneWay) Depth(off, _ int64) (int, int64, error) {
+func (oneWay) Depth(ctx context.Context, off, _ int64) (int, int64, error) {
 	return map[bool]int{true: disk.DepthOwn, false: disk.DepthImage}[off == 0], disk.SectorSize, nil
 }
 
@@ -75,7 +76,7 @@ func TestCommittedOrigins(t *testing.T) {
 		snapshots: map[string]string{"sha256:1/vm.raw": "ab", "sha256:2/vm.raw": "abc",
 			"sha256:3/other.raw": "a"}}
 	got := map[string]int64{}
-	for _, o := range d.origins() {
+	for _, o := range d.origins(t.Context()) {
 		n := int64(0)
 		for changed := true; changed; n++ {
 			var err error
@@ -86,5 +87,5 @@ func TestCommittedOrigins(t *testing.T) {
 	}
 	require.Equal(t, map[string]int64{"sha256:1": 2, "sha256:2": 3, "raw sha256:0": 1}, got)
 	d.files, d.snapshots = nil, nil
-	require.Empty(t, d.origins())
+	require.Empty(t, d.origins(t.Context()))
 }

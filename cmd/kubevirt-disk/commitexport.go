@@ -38,6 +38,6 @@ type exported struct {
 var _ disk.Extenter = exported{}
 
 // Extent implements disk.Extenter.
-func (e exported) Extent(off, length int64) (disk.Extent, error) {
+func (e exported) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	return e.Allocated(e.ctx, off, length)
 }

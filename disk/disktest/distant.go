@@ -35,7 +35,6 @@ const (
 )
 
 var (
-	_ disk.Distant   = (*Distant)(nil)
 	_ disk.Discarder = (*Distant)(nil)
 	_ disk.Zeroer    = (*Distant)(nil)
 	_ disk.Extenter  = (*Distant)(nil)
@@ -153,54 +152,30 @@ func (d *Distant) keep(off, length int64) {
 	}
 }
 
-// Within implements disk.Distant.
-func (d *Distant) Within(ctx context.Context) disk.Disk { return &within{d, ctx} }
-
-func (d *Distant) always() *within { return &within{d, context.Background()} }
+// Far implements disk.Far.
+func (d *Distant) Far() bool { return true }
 
 func (d *Distant) Size() int64  { return d.inner.Size() }
 func (d *Distant) Flush() error { return d.inner.Flush() }
 func (d *Distant) Close() error { return d.inner.Close() }
 
-func (d *Distant) ReadAt(p []byte, off int64) (int, error)  { return d.always().ReadAt(p, off) }
-func (d *Distant) WriteAt(p []byte, off int64) (int, error) { return d.always().WriteAt(p, off) }
-func (d *Distant) Discard(off, length int64) error {
-	return d.always().Discard(off, length)
-}
-
-func (d *Distant) Zero(off, length int64) error { return d.always().Zero(off, length) }
-
-func (d *Distant) Extent(off, length int64) (disk.Extent, error) {
-	return d.always().Extent(off, length)
-}
-
-func (d *Distant) Depth(off, length int64) (depth int, n int64, err error) {
-	return d.always().Depth(off, length)
-}
-
-// within is a Distant as a command uses it.
-type within struct {
-	*Distant
-	ctx context.Context
-}
-
-func (w *within) ReadAt(p []byte, off int64) (int, error) {
-	if _, err := w.fetch(w.ctx, off, int64(len(p))); err != nil {
+func (d *Distant) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if _, err := d.fetch(ctx, off, int64(len(p))); err != nil {
 		return 0, err
 	}
-	return w.inner.ReadAt(p, off)
+	return d.inner.ReadAt(ctx, p, off)
 }
 
 // WriteAt goes block by block, so that one that gives up has stored the blocks before.
-func (w *within) WriteAt(p []byte, off int64) (int, error) {
+func (d *Distant) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	done := 0
 	for done < len(p) {
 		at := off + int64(done)
 		n := min(DistantBlock-int(at%DistantBlock), len(p)-done)
-		if err := w.prepare(at, int64(n)); err != nil {
+		if err := d.prepare(ctx, at, int64(n)); err != nil {
 			return done, err
 		}
-		n, err := w.inner.WriteAt(p[done:done+n], at)
+		n, err := d.inner.WriteAt(ctx, p[done:done+n], at)
 		done += n
 		if err != nil {
 			return done, err
@@ -210,44 +185,44 @@ func (w *within) WriteAt(p []byte, off int64) (int, error) {
 }
 
 // prepare fetches the parts of blocks that a change of a range keeps.
-func (w *within) prepare(off, length int64) error {
+func (d *Distant) prepare(ctx context.Context, off, length int64) error {
 	if end := off + length; off%DistantBlock != 0 || end%DistantBlock != 0 {
-		if _, err := w.fetch(w.ctx, off, 1); err != nil {
+		if _, err := d.fetch(ctx, off, 1); err != nil {
 			return err
 		}
-		if _, err := w.fetch(w.ctx, end-1, 1); err != nil {
+		if _, err := d.fetch(ctx, end-1, 1); err != nil {
 			return err
 		}
 	}
-	w.keep(off, length)
+	d.keep(off, length)
 	return nil
 }
 
-func (w *within) Discard(off, length int64) error {
-	if err := w.prepare(off, length); err != nil {
+func (d *Distant) Discard(ctx context.Context, off, length int64) error {
+	if err := d.prepare(ctx, off, length); err != nil {
 		return err
 	}
-	return w.inner.(disk.Discarder).Discard(off, length)
+	return d.inner.(disk.Discarder).Discard(ctx, off, length)
 }
 
-func (w *within) Zero(off, length int64) error {
-	if err := w.prepare(off, length); err != nil {
+func (d *Distant) Zero(ctx context.Context, off, length int64) error {
+	if err := d.prepare(ctx, off, length); err != nil {
 		return err
 	}
-	return w.inner.(disk.Zeroer).Zero(off, length)
+	return d.inner.(disk.Zeroer).Zero(ctx, off, length)
 }
 
 // Extent waits for the block at off, as if only the far side knew what is allocated.
-func (w *within) Extent(off, length int64) (disk.Extent, error) {
-	if _, err := w.fetch(w.ctx, off, 1); err != nil {
+func (d *Distant) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
+	if _, err := d.fetch(ctx, off, 1); err != nil {
 		return disk.Extent{}, err
 	}
-	return w.inner.(disk.Extenter).Extent(off, length)
+	return d.inner.(disk.Extenter).Extent(ctx, off, length)
 }
 
 // Depth waits as Extent does. All that has come is the disk's own.
-func (w *within) Depth(off, length int64) (depth int, n int64, err error) {
-	if _, err := w.fetch(w.ctx, off, 1); err != nil {
+func (d *Distant) Depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
+	if _, err := d.fetch(ctx, off, 1); err != nil {
 		return 0, 0, err
 	}
 	return disk.DepthOwn, min(length, DistantBlock-off%DistantBlock), nil

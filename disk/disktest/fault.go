@@ -1,6 +1,7 @@
 package disktest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -143,23 +144,24 @@ func (r *Rule) matches(op Op, off, length int64) bool {
 func (f *Fault) Size() int64  { return f.inner.Size() }
 func (f *Fault) Close() error { return f.inner.Close() }
 
-func (f *Fault) ReadAt(p []byte, off int64) (int, error) {
-	return f.transfer(OpRead, p, off, f.inner.ReadAt)
+func (f *Fault) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return f.transfer(ctx, OpRead, p, off, f.inner.ReadAt)
 }
 
-func (f *Fault) WriteAt(p []byte, off int64) (int, error) {
-	return f.transfer(OpWrite, p, off, f.inner.WriteAt)
+func (f *Fault) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return f.transfer(ctx, OpWrite, p, off, f.inner.WriteAt)
 }
 
-func (f *Fault) transfer(op Op, p []byte, off int64, call func([]byte, int64) (int, error)) (int,
-	error) {
+func (f *Fault) transfer(ctx context.Context, op Op, p []byte, off int64,
+	call func(context.Context, []byte, int64) (int, error),
+) (int, error) {
 	r := f.before(op, off, int64(len(p)))
 	if r == nil {
-		return call(p, off)
+		return call(ctx, p, off)
 	}
 	n, err := 0, error(nil)
 	if part := min(r.Partial, int64(len(p))); part > 0 {
-		n, err = call(p[:part], off)
+		n, err = call(ctx, p[:part], off)
 	}
 	return n, errors.Join(r.Err, err)
 }
@@ -171,32 +173,32 @@ func (f *Fault) Flush() error {
 	return f.inner.Flush()
 }
 
-func (f *Fault) Discard(off, length int64) error {
+func (f *Fault) Discard(ctx context.Context, off, length int64) error {
 	if r := f.before(OpDiscard, off, length); r != nil {
 		return r.Err
 	}
 	if d, ok := f.inner.(disk.Discarder); ok {
-		return d.Discard(off, length)
+		return d.Discard(ctx, off, length)
 	}
 	return errors.ErrUnsupported
 }
 
-func (f *Fault) Zero(off, length int64) error {
+func (f *Fault) Zero(ctx context.Context, off, length int64) error {
 	if r := f.before(OpZero, off, length); r != nil {
 		return r.Err
 	}
 	if z, ok := f.inner.(disk.Zeroer); ok {
-		return z.Zero(off, length)
+		return z.Zero(ctx, off, length)
 	}
 	return errors.ErrUnsupported
 }
 
-func (f *Fault) Extent(off, length int64) (disk.Extent, error) {
+func (f *Fault) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	if r := f.before(OpExtent, off, length); r != nil {
 		return disk.Extent{}, r.Err
 	}
 	if e, ok := f.inner.(disk.Extenter); ok {
-		return e.Extent(off, length)
+		return e.Extent(ctx, off, length)
 	}
 	return disk.Extent{}, errors.ErrUnsupported
 }

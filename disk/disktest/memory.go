@@ -1,6 +1,7 @@
 package disktest
 
 import (
+	"context"
 	"fmt"
 	"sync"
 
@@ -60,7 +61,7 @@ func (m *Memory) Size() int64  { return m.size }
 func (m *Memory) Flush() error { return nil }
 func (m *Memory) Close() error { return nil }
 
-func (m *Memory) ReadAt(p []byte, off int64) (int, error) {
+func (m *Memory) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	if err := m.check("read", off, int64(len(p))); err != nil {
 		return 0, err
 	}
@@ -76,7 +77,7 @@ func (m *Memory) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-func (m *Memory) WriteAt(p []byte, off int64) (int, error) {
+func (m *Memory) WriteAt(_ context.Context, p []byte, off int64) (int, error) {
 	if err := m.check("write", off, int64(len(p))); err != nil {
 		return 0, err
 	}
@@ -102,7 +103,7 @@ func (m *Memory) WriteAt(p []byte, off int64) (int, error) {
 }
 
 // Discard frees whole pages and zeroes the rest.
-func (m *Memory) Discard(off, length int64) error {
+func (m *Memory) Discard(_ context.Context, off, length int64) error {
 	if err := m.check("discard", off, length); err != nil {
 		return err
 	}
@@ -125,9 +126,11 @@ func (m *Memory) Discard(off, length int64) error {
 }
 
 // Zero is Discard.
-func (m *Memory) Zero(off, length int64) error { return m.Discard(off, length) }
+func (m *Memory) Zero(ctx context.Context, off, length int64) error {
+	return m.Discard(ctx, off, length)
+}
 
-func (m *Memory) Extent(off, length int64) (disk.Extent, error) {
+func (m *Memory) Extent(_ context.Context, off, length int64) (disk.Extent, error) {
 	if err := m.check("extent", off, length); err != nil {
 		return disk.Extent{}, err
 	}

@@ -52,7 +52,7 @@ func Run(t *testing.T, open func(t *testing.T) disk.Disk) {
 func read(t *testing.T, d disk.Disk, off, length int64) []byte {
 	t.Helper()
 	p := bytes.Repeat([]byte{0xa5}, int(length)) // so that bytes that are not filled show
-	n, err := d.ReadAt(p, off)
+	n, err := d.ReadAt(t.Context(), p, off)
 	require.NoError(t, err)
 	require.Equal(t, len(p), n)
 	return p
@@ -61,7 +61,7 @@ func read(t *testing.T, d disk.Disk, off, length int64) []byte {
 // write writes a range. The test fails if that does not work.
 func write(t *testing.T, d disk.Disk, p []byte, off int64) {
 	t.Helper()
-	n, err := d.WriteAt(p, off)
+	n, err := d.WriteAt(t.Context(), p, off)
 	require.NoError(t, err)
 	require.Equal(t, len(p), n)
 }
@@ -104,10 +104,10 @@ func testBoundaries(t *testing.T, d disk.Disk) {
 			require.Equal(t, data, read(t, d, off, length), "%d bytes at %d", length, off)
 		}
 	}
-	n, err := d.ReadAt(nil, 0)
+	n, err := d.ReadAt(t.Context(), nil, 0)
 	require.NoError(t, err)
 	require.Zero(t, n)
-	n, err = d.WriteAt(nil, size)
+	n, err = d.WriteAt(t.Context(), nil, size)
 	require.NoError(t, err)
 	require.Zero(t, n)
 }
@@ -125,10 +125,10 @@ func testRandom(t *testing.T, d disk.Disk) {
 		part := model[off : off+length]
 		switch op := r.IntN(6); {
 		case op == 0 && discarder != nil:
-			require.NoError(t, discarder.Discard(off, length))
+			require.NoError(t, discarder.Discard(t.Context(), off, length))
 			clear(part)
 		case op == 1 && zeroer != nil:
-			require.NoError(t, zeroer.Zero(off, length))
+			require.NoError(t, zeroer.Zero(t.Context(), off, length))
 			clear(part)
 		case op == 2:
 			require.NoError(t, d.Flush())
@@ -146,7 +146,7 @@ func testRandom(t *testing.T, d disk.Disk) {
 
 // testZeroing discards and zeroes parts of what was written.
 func testZeroing(t *testing.T, d disk.Disk) {
-	ops := map[string]func(off, length int64) error{}
+	ops := map[string]func(ctx context.Context, off, length int64) error{}
 	if x, ok := d.(disk.Discarder); ok {
 		ops["discard"] = x.Discard
 	}
@@ -164,7 +164,8 @@ func testZeroing(t *testing.T, d disk.Disk) {
 		} {
 			data := pattern(total, uint64(c.off))
 			write(t, d, data, 0)
-			require.NoError(t, op(c.off, c.length), "%s of %d at %d", name, c.length, c.off)
+			require.NoError(t, op(t.Context(), c.off, c.length), "%s of %d at %d", name, c.length,
+				c.off)
 			clear(data[c.off : c.off+c.length])
 			require.True(t, bytes.Equal(data, read(t, d, 0, total)), "%s of %d bytes at %d", name,
 				c.length, c.off)
@@ -172,9 +173,9 @@ func testZeroing(t *testing.T, d disk.Disk) {
 		// The end of the disk, and then the whole disk.
 		end := d.Size() - 1536
 		write(t, d, pattern(1536, 2), end)
-		require.NoError(t, op(end+512, 1024))
+		require.NoError(t, op(t.Context(), end+512, 1024))
 		require.Equal(t, make([]byte, 1024), read(t, d, end+512, 1024))
-		require.NoError(t, op(0, d.Size()))
+		require.NoError(t, op(t.Context(), 0, d.Size()))
 		require.Equal(t, make([]byte, total), read(t, d, 0, total))
 		write(t, d, pattern(4096, 3), 4096)
 		require.Equal(t, pattern(4096, 3), read(t, d, 4096, 4096))
@@ -191,10 +192,10 @@ func testExtents(t *testing.T, d disk.Disk) {
 	write(t, d, pattern(4<<10, 2), 256<<10)
 	write(t, d, pattern(512, 3), d.Size()-512)
 	if discarder, ok := d.(disk.Discarder); ok {
-		require.NoError(t, discarder.Discard(8<<10, 16<<10))
+		require.NoError(t, discarder.Discard(t.Context(), 8<<10, 16<<10))
 	}
 	for off := int64(0); off < d.Size(); {
-		e, err := x.Extent(off, d.Size()-off)
+		e, err := x.Extent(t.Context(), off, d.Size()-off)
 		require.NoError(t, err)
 		require.Positive(t, e.Length)
 		require.LessOrEqual(t, off+e.Length, d.Size())
@@ -208,7 +209,7 @@ func testExtents(t *testing.T, d disk.Disk) {
 		off += e.Length
 	}
 	for _, off := range []int64{0, 512, 60 << 10, 256 << 10, d.Size() - 512} {
-		e, err := x.Extent(off, 512)
+		e, err := x.Extent(t.Context(), off, 512)
 		require.NoError(t, err)
 		require.Equal(t, disk.Extent{Length: 512, Data: true}, e, "at %d", off)
 	}
@@ -227,12 +228,12 @@ func testConcurrency(t *testing.T, d disk.Disk) {
 			p, q := make([]byte, partSize), make([]byte, partSize)
 			for round := range uint64(rounds) {
 				copy(p, pattern(partSize, round))
-				if _, err := d.WriteAt(p, i*partSize); err != nil {
+				if _, err := d.WriteAt(t.Context(), p, i*partSize); err != nil {
 					errs <- err
 					return
 				}
 				if x, ok := d.(disk.Discarder); ok && round%3 == 0 {
-					if err := x.Discard(i*partSize+8192, 4096); err != nil {
+					if err := x.Discard(t.Context(), i*partSize+8192, 4096); err != nil {
 						errs <- err
 						return
 					}
@@ -242,7 +243,7 @@ func testConcurrency(t *testing.T, d disk.Disk) {
 					errs <- err
 					return
 				}
-				if _, err := d.ReadAt(q, i*partSize); err != nil {
+				if _, err := d.ReadAt(t.Context(), q, i*partSize); err != nil {
 					errs <- err
 					return
 				}
@@ -263,12 +264,13 @@ func testConcurrency(t *testing.T, d disk.Disk) {
 					return
 				default:
 				}
-				if _, err := d.ReadAt(p, 0); err != nil {
+				if _, err := d.ReadAt(t.Context(), p, 0); err != nil {
 					errs <- err
 					return
 				}
 				if x, ok := d.(disk.Extenter); ok {
-					if e, err := x.Extent(0, parts*partSize); err != nil || e.Length <= 0 {
+					e, err := x.Extent(t.Context(), 0, parts*partSize)
+					if err != nil || e.Length <= 0 {
 						errs <- err
 						return
 					}
@@ -289,18 +291,19 @@ func testConcurrency(t *testing.T, d disk.Disk) {
 func testOutside(t *testing.T, d disk.Disk) {
 	size := d.Size()
 	for _, off := range []int64{-512, size - 512, size, size + 512} {
-		_, err := d.WriteAt(make([]byte, 1024), off)
+		_, err := d.WriteAt(t.Context(), make([]byte, 1024), off)
 		require.Error(t, err, "a write of 1024 bytes at %d", off)
-		_, err = d.ReadAt(make([]byte, 1024), off)
+		_, err = d.ReadAt(t.Context(), make([]byte, 1024), off)
 		require.Error(t, err, "a read of 1024 bytes at %d", off)
 		if x, ok := d.(disk.Discarder); ok {
-			require.Error(t, x.Discard(off, 1024), "a discard of 1024 bytes at %d", off)
+			require.Error(t, x.Discard(t.Context(), off, 1024), "a discard of 1024 bytes at %d",
+				off)
 		}
 		if x, ok := d.(disk.Zeroer); ok {
-			require.Error(t, x.Zero(off, 1024), "a zeroing of 1024 bytes at %d", off)
+			require.Error(t, x.Zero(t.Context(), off, 1024), "a zeroing of 1024 bytes at %d", off)
 		}
 		if x, ok := d.(disk.Extenter); ok {
-			_, err := x.Extent(off, 1024)
+			_, err := x.Extent(t.Context(), off, 1024)
 			require.Error(t, err, "an extent of 1024 bytes at %d", off)
 		}
 	}
@@ -315,10 +318,10 @@ func testNoAllocation(t *testing.T, d disk.Disk) {
 	least := 1.0
 	for round := 0; round < 20 && least > 0; round++ {
 		least = min(least, testing.AllocsPerRun(50, func() {
-			if _, err := d.WriteAt(p, 0); err != nil {
+			if _, err := d.WriteAt(t.Context(), p, 0); err != nil {
 				t.Error(err)
 			}
-			if _, err := d.ReadAt(p, 0); err != nil {
+			if _, err := d.ReadAt(t.Context(), p, 0); err != nil {
 				t.Error(err)
 			}
 		}))
@@ -326,32 +329,24 @@ func testNoAllocation(t *testing.T, d disk.Disk) {
 	require.Zero(t, least, "a write and a read allocate")
 }
 
-// testDistance checks what a distant disk does without time to wait.
+// testDistance checks what a far disk does without time to wait.
 func testDistance(t *testing.T, d disk.Disk) {
-	far, ok := d.(disk.Distant)
-	if !ok {
-		t.Skip("the disk is not distant")
+	if !disk.Far(d) {
+		t.Skip("the disk is not far")
 	}
-	ctx, end := context.WithCancel(t.Context())
-	end()
-	near := far.Within(ctx)
-	for what, has := range map[string]func(disk.Disk) bool{
-		"discards": func(d disk.Disk) bool { _, ok := d.(disk.Discarder); return ok },
-		"zeroes":   func(d disk.Disk) bool { _, ok := d.(disk.Zeroer); return ok },
-		"extents":  func(d disk.Disk) bool { _, ok := d.(disk.Extenter); return ok },
-	} {
-		require.Equal(t, has(d), has(near), what)
-	}
-	require.Equal(t, d.Size(), near.Size())
 	want := pattern(minSize/2, 1)
 	write(t, d, want, 0)
-	require.Equal(t, want, read(t, near, 0, minSize/2), "what was written is at hand")
-	write(t, near, want[:4096], 8192)
+	got := make([]byte, minSize/2)
+	_, err := d.ReadAt(disk.AtHand, got, 0)
+	require.NoError(t, err)
+	require.Equal(t, want, got, "what was written is at hand")
+	_, err = d.WriteAt(disk.AtHand, want[:4096], 8192)
+	require.NoError(t, err)
 	require.Equal(t, want[:4096], read(t, d, 8192, 4096))
 
 	before := read(t, d, minSize-4096, 4096) // of a disk that may have forgotten it since
 	part := pattern(1024, 2)
-	n, err := near.WriteAt(part, minSize-4096+512)
+	n, err := d.WriteAt(disk.AtHand, part, minSize-4096+512)
 	if err != nil {
 		require.ErrorIs(t, err, disk.ErrNotNow)
 	} else {

@@ -100,7 +100,7 @@ func TestBackingChainDepthAndContent(t *testing.T) {
 		VirtualSize: 1 << 20, FileSize: 1 << 20},
 		img.Info().BackingChain[maxBackingDepth-1])
 	p := make([]byte, 8192)
-	_, err = img.ReadAt(p, 0)
+	_, err = img.ReadAt(t.Context(), p, 0)
 	require.NoError(t, err)
 	require.Equal(t, append(filetest.Block('0', 4096), make([]byte, 4096)...), p)
 	require.Less(t, img.Info().AllocatedSize, int64(1<<20),
@@ -136,7 +136,7 @@ func TestBackingFilesInSubdirectories(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, images, 1)
 	p := make([]byte, 4096)
-	_, err = images[0].ReadAt(p, 0)
+	_, err = images[0].ReadAt(t.Context(), p, 0)
 	require.NoError(t, err)
 	require.Equal(t, filetest.Block('r', 4096), p)
 	names(images)
@@ -154,7 +154,7 @@ func TestBackingFilesOfAnotherSize(t *testing.T) {
 			img := openImage(t, filepath.Join(dir, "top.qcow2"))
 			want := append(base, make([]byte, 1<<20)...)[:1<<20]
 			got := make([]byte, 1<<20)
-			_, err := img.ReadAt(got, 0)
+			_, err := img.ReadAt(t.Context(), got, 0)
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(want, got))
 			require.LessOrEqual(t, img.use.total(), min(int64(size), 1<<20)+4096)

@@ -56,7 +56,7 @@ func TestChainIsReadAsOne(t *testing.T) {
 	img := openImage(t, chainOf(t, 20))
 	require.NotNil(t, img.flat)
 	want, got := make([]byte, img.Size()), make([]byte, img.Size())
-	_, err := img.ReadAt(got, 0)
+	_, err := img.ReadAt(t.Context(), got, 0)
 	require.NoError(t, err)
 	_, err = img.top.ReadAt(t.Context(), want, 0)
 	require.NoError(t, err)
@@ -93,7 +93,7 @@ func TestChainOfOtherSizes(t *testing.T) {
 		img := openImage(t, filepath.Join(dir, name))
 		require.NotNil(t, img.flat)
 		want, got := make([]byte, img.Size()), make([]byte, img.Size())
-		_, err := img.ReadAt(got, 0)
+		_, err := img.ReadAt(t.Context(), got, 0)
 		require.NoError(t, err)
 		_, err = img.top.ReadAt(t.Context(), want, 0)
 		require.NoError(t, err)
@@ -125,7 +125,7 @@ func BenchmarkChain(b *testing.B) {
 				p, r := make([]byte, length), rand.New(rand.NewPCG(1, 1))
 				for b.Loop() {
 					off := r.Int64N(img.Size()/int64(length)) * int64(length)
-					if _, err := img.ReadAt(p, off); err != nil {
+					if _, err := img.ReadAt(b.Context(), p, off); err != nil {
 						b.Fatal(err)
 					}
 				}
@@ -143,7 +143,7 @@ func BenchmarkChainByHand(b *testing.B) {
 		img := openImage(b, chainOf(b, levels))
 		one := filepath.Join(b.TempDir(), "one")
 		content := make([]byte, img.Size())
-		_, err := img.ReadAt(content, 0)
+		_, err := img.ReadAt(b.Context(), content, 0)
 		require.NoError(b, err)
 		require.NoError(b, os.WriteFile(one, content, 0o644))
 		single, err := os.Open(one)
@@ -158,7 +158,7 @@ func BenchmarkChainByHand(b *testing.B) {
 			var places int
 			ways := []func(off int64) (int, error){
 				func(off int64) (int, error) { return single.ReadAt(p, off) },
-				func(off int64) (int, error) { return img.ReadAt(p, off) },
+				func(off int64) (int, error) { return img.ReadAt(b.Context(), p, off) },
 				func(off int64) (int, error) {
 					done := 0
 					for i := img.flat.index(off); done < len(p); i++ {

@@ -163,7 +163,7 @@ func (c *copier) work(ctx context.Context, jobs <-chan job,
 			buf = make([]byte, c.chunk)
 		}
 		p := buf[:j.length]
-		if n, err := c.img.ReadAtContext(ctx, p, j.off); n < len(p) {
+		if n, err := c.img.ReadAt(ctx, p, j.off); n < len(p) {
 			return err
 		}
 		n, err := store(p, j.off)

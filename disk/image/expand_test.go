@@ -87,16 +87,16 @@ func TestConvertOfAChainWithHoles(t *testing.T) {
 func TestImageReadAtItsEnd(t *testing.T) {
 	img := openImage(t, filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(7, 1024), 0))
 	p := make([]byte, 1024)
-	n, err := img.ReadAt(p, 512)
+	n, err := img.ReadAt(t.Context(), p, 512)
 	require.Equal(t, 512, n)
 	require.Equal(t, io.EOF, err)
-	_, err = img.ReadAt(p, 1024)
+	_, err = img.ReadAt(t.Context(), p, 1024)
 	require.Equal(t, io.EOF, err)
-	_, err = img.ReadAt(p, -1)
+	_, err = img.ReadAt(t.Context(), p, -1)
 	require.Error(t, err)
 
 	require.NoError(t, os.Truncate(img.Path(), 512))
-	_, err = img.ReadAt(p, 0)
+	_, err = img.ReadAt(t.Context(), p, 0)
 	var medium *disk.MediumError
 	require.ErrorAs(t, err, &medium)
 	require.EqualValues(t, 512, medium.Off)

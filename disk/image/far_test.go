@@ -132,7 +132,7 @@ func TestFarImages(t *testing.T) {
 			for range 100 {
 				off := random.Int64N(size)
 				p := make([]byte, 1+random.Int64N(min(size-off, 300<<10)))
-				_, err := far.ReadAt(p, off)
+				_, err := far.ReadAt(t.Context(), p, off)
 				require.NoError(t, err)
 				require.True(t, bytes.Equal(want[off:off+int64(len(p))], p))
 			}
@@ -193,14 +193,14 @@ func TestFarImageOutOfReach(t *testing.T) {
 			all.cut()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			_, err = img.ReadAtContext(ctx, got, off)
+			_, err = img.ReadAt(ctx, got, off)
 			require.ErrorIs(t, err, disk.ErrNotNow, kind)
 			require.False(t, errors.As(err, new(*disk.MediumError)))
 			require.ErrorContains(t, err, names[0])
 
 			read := make(chan error)
 			go func() {
-				_, err := img.ReadAt(got, off)
+				_, err := img.ReadAt(t.Context(), got, off)
 				read <- err
 			}()
 			time.Sleep(10 * time.Minute)
@@ -209,7 +209,7 @@ func TestFarImageOutOfReach(t *testing.T) {
 			require.True(t, bytes.Equal(want, got), kind)
 
 			all.end(lost)
-			_, err = img.ReadAt(got, 7<<20)
+			_, err = img.ReadAt(t.Context(), got, 7<<20)
 			var medium *disk.MediumError
 			require.ErrorAs(t, err, &medium, kind)
 			require.ErrorIs(t, err, lost)
@@ -383,11 +383,11 @@ func TestWhatIsAtHand(t *testing.T) {
 		defer img.Close()
 		all.cut()
 		want, got := filetest.ReadAll(t, img, size), make([]byte, size)
-		_, err = img.ReadAtContext(ended, got, 0)
+		_, err = img.ReadAt(ended, got, 0)
 		require.NoError(t, err, kind)
 		require.Equal(t, -1, filetest.FirstDifference(want, got), kind)
 		reached.Store(0)
-		_, err = img.ReadAtContext(ended, got, 0)
+		_, err = img.ReadAt(ended, got, 0)
 		require.ErrorIs(t, err, disk.ErrNotNow, kind)
 	}
 }

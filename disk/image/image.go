@@ -218,15 +218,10 @@ func (m *Image) Format() Format { return m.top.format }
 // reads of a far image may wait for more than storage.
 func (m *Image) Parallel() int { return max(1, m.parallel) }
 
-// ReadAt is ReadAtContext with a context that never ends.
-func (m *Image) ReadAt(p []byte, off int64) (int, error) {
-	return m.ReadAtContext(context.Background(), p, off)
-}
-
-// ReadAtContext reads the image as a disk, including its backing files. At the end it returns the
+// ReadAt reads the image as a disk, including its backing files. At the end it returns the
 // bytes that are left, and io.EOF. If content cannot be read or decoded, the error is a
 // *disk.MediumError. It is disk.ErrNotNow if ctx ended first.
-func (m *Image) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
+func (m *Image) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, &disk.MediumError{Op: "read", Off: off, Length: int64(len(p)),
 			Err: syscall.EINVAL}
@@ -256,7 +251,7 @@ func (m *Image) ReadAtContext(ctx context.Context, p []byte, off int64) (int, er
 }
 
 // Extent describes the run at off, at most length bytes and not past the end. A hole is stored by
-// no file of the chain. The next run may be of the same kind. Extent waits as ReadAtContext does.
+// no file of the chain. The next run may be of the same kind. Extent waits as ReadAt does.
 func (m *Image) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off >= m.top.size {
 		return disk.Extent{}, fmt.Errorf("image %q: extent of %d bytes at %d is outside of its "+

@@ -23,7 +23,7 @@ func BenchmarkRead(b *testing.B) {
 					b.ReportAllocs()
 					p, off := make([]byte, length), int64(0)
 					for b.Loop() {
-						if _, err := img.ReadAt(p, off); err != nil {
+						if _, err := img.ReadAt(b.Context(), p, off); err != nil {
 							b.Fatal(err)
 						}
 						off = (off + int64(length)) % size

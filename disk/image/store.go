@@ -55,10 +55,6 @@ func Store(
 // sourceDisk is an image that gets stored in another one.
 type sourceDisk struct{ *Image }
 
-func (d sourceDisk) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	return d.ReadAtContext(ctx, p, off)
-}
-
 func (d sourceDisk) Data(ctx context.Context, f func(off, n int64) error) error {
 	return d.top.walk(ctx, 0, d.Size(), func(off, n int64, kind extentKind) error {
 		if kind == extentHole {

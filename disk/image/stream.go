@@ -78,7 +78,7 @@ func (p *piece) read(ctx context.Context, c *copier, unused <-chan []byte) error
 		buf = make([]byte, c.chunk)
 	}
 	p.content = buf[:p.length]
-	if n, err := c.img.ReadAtContext(ctx, p.content, p.off); n < len(p.content) {
+	if n, err := c.img.ReadAt(ctx, p.content, p.off); n < len(p.content) {
 		return err
 	}
 	err := c.img.top.walk(ctx, p.off, p.off+p.length, func(_, n int64, kind extentKind) error {

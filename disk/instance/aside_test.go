@@ -43,7 +43,7 @@ func TestADiskThatDoesNotFitIsSetAside(t *testing.T) {
 					require.Zero(t, logs.FilterMessageSnippet("removed").Len())
 				}
 				if !inst.kept {
-					_, err := inst.WriteAt(filetest.Block(mark, 512), 4096)
+					_, err := inst.WriteAt(t.Context(), filetest.Block(mark, 512), 4096)
 					require.NoError(t, err)
 					require.NoError(t, inst.Store().Save("kept", []byte{mark}))
 				}
@@ -103,7 +103,7 @@ func TestNothingThatAGuestWroteIsRemoved(t *testing.T) {
 			opt := Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite, Leftovers: LeftoversKeep}
 			inst, _ := start(t, path, opt)
 			inst.copies.done.Wait()
-			_, err := inst.WriteAt(filetest.Block('w', 4096), 4096)
+			_, err := inst.WriteAt(t.Context(), filetest.Block('w', 4096), 4096)
 			require.NoError(t, err)
 			require.NoError(t, inst.Close())
 			spoil(t, inst, &opt)
@@ -137,7 +137,7 @@ func TestADiskThatIsMissingIsNotMadeAgain(t *testing.T) {
 				opt.Mode = mode
 				inst, _ := start(t, path, opt)
 				inst.copies.done.Wait()
-				_, err := inst.WriteAt(filetest.Block('w', 512), 0)
+				_, err := inst.WriteAt(t.Context(), filetest.Block('w', 512), 0)
 				require.NoError(t, err)
 				require.NoError(t, inst.Close())
 				require.NoError(t, os.Rename(inst.path, inst.path+"-away"))
@@ -168,7 +168,7 @@ func TestADiskThatIsMissingIsKnownFromItsFirstMoment(t *testing.T) {
 			t.Run(name+"/"+string(mode), func(t *testing.T) {
 				opt.Mode = mode
 				inst, _ := startFar(t, content, "sha256:1", opt)
-				_, err := inst.WriteAt(filetest.Block('w', 512), 0)
+				_, err := inst.WriteAt(t.Context(), filetest.Block('w', 512), 0)
 				require.NoError(t, err)
 				require.NoError(t, inst.Close())
 				require.NoError(t, os.Rename(inst.path, inst.path+"-away"))
@@ -257,7 +257,7 @@ func TestSettingAsideIsKilled(t *testing.T) {
 				return inst
 			}
 			first := use(old)
-			_, err := first.WriteAt(filetest.Block('w', 512), 512)
+			_, err := first.WriteAt(t.Context(), filetest.Block('w', 512), 512)
 			require.NoError(t, err)
 			require.NoError(t, first.Store().Save("kept", []byte("x")))
 			require.NoError(t, first.Close())
@@ -308,7 +308,7 @@ func TestSweepKeepsInANamedDirectory(t *testing.T) {
 		path := filetest.Put(t, images, "a.raw", filetest.Sample(1<<20, uint64(i)), 0)
 		inst, _ := start(t, path, opt)
 		inst.copies.done.Wait()
-		_, err := inst.WriteAt(filetest.Block('w', 512), 512)
+		_, err := inst.WriteAt(t.Context(), filetest.Block('w', 512), 512)
 		require.NoError(t, err)
 		require.NoError(t, inst.Close())
 	}

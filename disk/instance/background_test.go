@@ -211,7 +211,7 @@ func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
 			go func() { // all the while
 				var err error
 				for i := int64(0); err == nil && i < 64 || !opt.Progress.Finished(); i++ {
-					_, writeErr := inst.WriteAt(filetest.Block('b', 512), i%64*1024)
+					_, writeErr := inst.WriteAt(t.Context(), filetest.Block('b', 512), i%64*1024)
 					err = errors.Join(err, writeErr, inst.Flush())
 				}
 				written <- err
@@ -220,7 +220,7 @@ func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
 			testtool.Eventually(t, func() bool { return len(openFiles(t, dir)) == 0 },
 				"its image is closed: %v", func() any { return openFiles(t, dir) })
 			require.Len(t, openFiles(t, work), 2, "%v", openFiles(t, work))
-			_, err = inst.WriteAt(filetest.Block('c', 512), 0)
+			_, err = inst.WriteAt(t.Context(), filetest.Block('c', 512), 0)
 			require.NoError(t, err)
 			require.NoError(t, inst.Flush())
 			require.NoError(t, inst.Close())

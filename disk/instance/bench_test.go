@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
@@ -34,7 +35,7 @@ func BenchmarkOverlay(b *testing.B) {
 			p := make([]byte, 4096)
 			r := rand.New(rand.NewPCG(rand.Uint64(), 0))
 			for pb.Next() {
-				if _, err := inst.ReadAt(p, r.Int64N(size/4096)*4096); err != nil {
+				if _, err := inst.ReadAt(b.Context(), p, r.Int64N(size/4096)*4096); err != nil {
 					b.Error(err)
 					return
 				}
@@ -51,7 +52,7 @@ func BenchmarkOverlay(b *testing.B) {
 				inst = open(b)
 				b.StartTimer()
 			}
-			if _, err := inst.WriteAt(p, int64(i%(size/4096))*4096+512); err != nil {
+			if _, err := inst.WriteAt(b.Context(), p, int64(i%(size/4096))*4096+512); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -93,15 +94,15 @@ func BenchmarkSnapshots(b *testing.B) {
 		for i := range snapshots {
 			require.NoError(b, TakeSnapshot(b.Context(), fmt.Sprintf("s%d", i), inst))
 			for range size / 4096 / 20 {
-				_, err := inst.WriteAt(p, r.Int64N(size/4096)*4096)
+				_, err := inst.WriteAt(b.Context(), p, r.Int64N(size/4096)*4096)
 				require.NoError(b, err)
 			}
 		}
-		for op, do := range map[string]func([]byte, int64) (int, error){"read": inst.ReadAt,
-			"write": inst.WriteAt} {
+		for op, do := range map[string]func(context.Context, []byte, int64) (int, error){
+			"read": inst.ReadAt, "write": inst.WriteAt} {
 			b.Run(fmt.Sprintf("snapshots=%d/%s 4K", snapshots, op), func(b *testing.B) {
 				for b.Loop() {
-					if _, err := do(p, r.Int64N(size/4096)*4096); err != nil {
+					if _, err := do(b.Context(), p, r.Int64N(size/4096)*4096); err != nil {
 						b.Fatal(err)
 					}
 				}
@@ -134,7 +135,8 @@ func BenchmarkTakeSnapshot(b *testing.B) {
 					default:
 					}
 					begin := time.Now()
-					if _, err := inst.WriteAt(p, r.Int64N(size/4096)*4096); err != nil {
+					_, err := inst.WriteAt(b.Context(), p, r.Int64N(size/4096)*4096)
+					if err != nil {
 						b.Error(err)
 						return
 					}

@@ -118,9 +118,7 @@ func (o *opening) checkImageBlocks(ctx context.Context) error {
 		limited, cancel = context.WithTimeout(ctx, cmp.Or(o.opt.HeadTimeout, headTimeout))
 	}
 	defer cancel()
-	err := o.checkBlocks(readerAt(func(p []byte, off int64) (int, error) {
-		return o.img.ReadAtContext(limited, p, off)
-	}), max(o.img.Size(), o.opt.Size))
+	err := o.checkBlocks(disk.ReaderAt(limited, o.img), max(o.img.Size(), o.opt.Size))
 	late := limited.Err() != nil && ctx.Err() == nil
 	if err == nil || errors.As(err, new(*BlockSizeError)) || !late {
 		return err
@@ -141,7 +139,3 @@ func (o *opening) checkAdopted(size int64) error {
 	}
 	return errors.Join(o.checkBlocks(f, size), f.Close())
 }
-
-type readerAt func(p []byte, off int64) (int, error)
-
-func (f readerAt) ReadAt(p []byte, off int64) (int, error) { return f(p, off) }

@@ -51,7 +51,7 @@ func TestFarImageIsKnownByItsDigest(t *testing.T) {
 				opt = Options{PersistentDir: t.TempDir(), Mode: mode}
 			}
 			first, source := startFar(t, content, "sha256:1", opt)
-			require.Implements(t, (*disk.Distant)(nil), first.Disk)
+			require.True(t, disk.Far(first.Disk))
 			first.copies.done.Wait()
 			stats := source.Stats()
 			if mode == CopyClone {
@@ -64,7 +64,7 @@ func TestFarImageIsKnownByItsDigest(t *testing.T) {
 			}
 			want := bytes.Clone(content)
 			copy(want[5000:], "written by the guest")
-			_, err := first.WriteAt(want[4096:8192], 4096)
+			_, err := first.WriteAt(t.Context(), want[4096:8192], 4096)
 			require.NoError(t, err)
 			require.NoError(t, first.Close())
 			s, err := loadState(first.dir.state())

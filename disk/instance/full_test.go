@@ -59,12 +59,12 @@ func guestFills(t *testing.T, d disk.Disk, content []byte) []byte {
 			if bytes.Equal(content[off:off+n], p) {
 				continue
 			}
-			written, err := d.WriteAt(p, int64(off))
+			written, err := d.WriteAt(t.Context(), p, int64(off))
 			copy(content[off:], p[:written])
 			if full = err != nil; full {
 				require.ErrorIs(t, err, disk.ErrNoSpace)
 				// A failed write promises nothing about the rest of its range.
-				_, err = d.ReadAt(content[off:off+n], int64(off))
+				_, err = d.ReadAt(t.Context(), content[off:off+n], int64(off))
 				require.NoError(t, err)
 			}
 		}
@@ -141,7 +141,7 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 						require.Equal(t, -1,
 							filetest.FirstDifference(content,
 								filetest.ReadAll(t, again, int64(len(content)))))
-						_, err := again.WriteAt(filetest.Block('h', 4<<10), 0)
+						_, err := again.WriteAt(t.Context(), filetest.Block('h', 4<<10), 0)
 						require.NoError(t, err, "this part has its space")
 						copy(content, filetest.Block('h', 4<<10))
 						require.NoError(t, again.Close())
@@ -149,7 +149,8 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 					require.NoError(t, os.Remove(filepath.Join(opt.WorkDir, "filler")))
 					again, _ := start(t, path, opt)
 					require.True(t, again.kept)
-					require.NoError(t, again.Disk.(disk.Discarder).Discard(4<<10, 1<<20))
+					require.NoError(t, again.Disk.(disk.Discarder).Discard(t.Context(), 4<<10,
+						1<<20))
 					clear(content[4<<10 : 4<<10+1<<20])
 					require.Equal(t, -1,
 						filetest.FirstDifference(content,

@@ -25,7 +25,7 @@ func requireHistory(t *testing.T, h disk.Disk, content []byte, snaps map[string]
 		before, known := snaps[since]
 		require.True(t, known, since)
 		for off, size := int64(0), int64(len(content)); off < size; {
-			is, n, err := history.Changed(one.ID, off, size-off)
+			is, n, err := history.Changed(t.Context(), one.ID, off, size-off)
 			require.NoError(t, err)
 			require.Positive(t, n)
 			require.LessOrEqual(t, off+n, size)
@@ -68,7 +68,7 @@ func TestHistory(t *testing.T) {
 	write := func(off int64) {
 		p := bytes.Repeat([]byte{byte(off >> 12)}, 4096)
 		copy(d.model[off:], p)
-		_, err := d.inst.WriteAt(p, off)
+		_, err := d.inst.WriteAt(t.Context(), p, off)
 		require.NoError(t, err)
 	}
 	take := func(name string) {
@@ -101,14 +101,14 @@ func TestHistory(t *testing.T) {
 	require.NoError(t, d.inst.DeleteSnapshot(t.Context(), "b"))
 	delete(d.snaps, "b")
 	require.Equal(t, map[string]int64{"a": 8192}, requireHistory(t, d.inst.Disk, d.model, d.snaps))
-	_, _, err := d.inst.Disk.(disk.Historian).Changed(ids["b"], 0, 4096)
+	_, _, err := d.inst.Disk.(disk.Historian).Changed(t.Context(), ids["b"], 0, 4096)
 	require.ErrorIs(t, err, ErrSnapshotMissing)
 
 	require.NoError(t, d.inst.Revert(t.Context(), "a"))
 	d.model = slices.Clone(d.snaps["a"])
 	require.Equal(t, []string{"a"}, since())
 	require.Empty(t, requireHistory(t, d.inst.Disk, d.model, d.snaps))
-	_, _, err = d.inst.Disk.(disk.Historian).Changed(ids["c"], 0, 4096)
+	_, _, err = d.inst.Disk.(disk.Historian).Changed(t.Context(), ids["c"], 0, 4096)
 	require.ErrorContains(t, err, "none any more with this identifier")
 	d.compareHistory()
 
@@ -120,7 +120,7 @@ func TestHistory(t *testing.T) {
 	for range 2 {
 		since()
 		require.NotEqual(t, old, ids["a"])
-		_, _, err = d.inst.Disk.(disk.Historian).Changed(old, 0, 4096)
+		_, _, err = d.inst.Disk.(disk.Historian).Changed(t.Context(), old, 0, 4096)
 		require.ErrorIs(t, err, ErrSnapshotMissing)
 		require.ErrorIs(t, d.inst.Committed(old, "sha256:1/vm.raw"), ErrSnapshotMissing)
 		require.Empty(t, d.inst.CommittedBefore(d.inst.Disk))
@@ -159,7 +159,7 @@ func TestSnapshotOfAClosedDisk(t *testing.T) {
 	for _, mode := range []CopyMode{CopyClone, CopyOnWrite} {
 		path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(1<<20, 5), 0)
 		inst, _ := start(t, path, Options{PersistentDir: t.TempDir(), Mode: mode})
-		_, err := inst.WriteAt(make([]byte, 4096), 0)
+		_, err := inst.WriteAt(t.Context(), make([]byte, 4096), 0)
 		require.NoError(t, err)
 		require.NoError(t, TakeSnapshot(t.Context(), "s", inst))
 		s, err := inst.OpenSnapshot("s")
@@ -167,9 +167,9 @@ func TestSnapshotOfAClosedDisk(t *testing.T) {
 		require.Equal(t, []string{"s"}, inst.Viewed())
 		require.NoError(t, inst.Close())
 		p := make([]byte, 4096)
-		_, err = s.ReadAt(p, 0)
+		_, err = s.ReadAt(t.Context(), p, 0)
 		require.ErrorIs(t, err, fs.ErrClosed)
-		_, err = inst.ReadAt(p, 0)
+		_, err = inst.ReadAt(t.Context(), p, 0)
 		require.ErrorIs(t, err, fs.ErrClosed)
 		require.NoError(t, s.Close())
 		require.Empty(t, inst.Viewed())

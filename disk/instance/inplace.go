@@ -33,7 +33,7 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 	}
 	kept := err == nil && s.Mode == CopyNone && s.Image == storedName(o.name)
 	if !kept || !o.sameFile(s, file, readOnly) || o.otherBlocks(s) != "" {
-		if err := o.checkBlocks(disk, disk.Size()); err != nil {
+		if err := o.checkBlocks(file, disk.Size()); err != nil {
 			return nil, errors.Join(err, disk.Close())
 		}
 	}

@@ -46,7 +46,7 @@ func TestLostFiles(t *testing.T) {
 			settle(t, inst)
 		}
 		require.NoError(t, TakeSnapshot(t.Context(), "s", inst))
-		_, err := inst.WriteAt(filetest.Block('n', 4096), 0)
+		_, err := inst.WriteAt(t.Context(), filetest.Block('n', 4096), 0)
 		require.NoError(t, err)
 		require.NoError(t, inst.Store().Save("reservations", []byte("x")))
 		require.NoError(t, inst.Close())

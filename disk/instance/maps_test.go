@@ -84,7 +84,8 @@ func TestWritesWhereTheImageHadAHole(t *testing.T) {
 				require.Equal(t, -1,
 					filetest.FirstDifference(want, filetest.ReadAll(t, inst, size)), "start %d", i)
 				for _, off := range []int{8192*i + 512, 3<<20 + 8192*i} {
-					_, err := inst.WriteAt(filetest.Block(byte('a'+i), 4096), int64(off))
+					_, err := inst.WriteAt(t.Context(), filetest.Block(byte('a'+i), 4096),
+						int64(off))
 					require.NoError(t, err)
 					copy(want[off:], filetest.Block(byte('a'+i), 4096))
 				}
@@ -123,24 +124,24 @@ func TestMapsAreWrittenOnce(t *testing.T) {
 	for _, name := range []string{inst.dir.liveMap(), inst.dir.durableMap()} {
 		require.LessOrEqual(t, filetest.Allocated(t, name), int64(64<<10))
 	}
-	_, err = inst.WriteAt(filetest.Block('w', 4096), size/2)
+	_, err = inst.WriteAt(t.Context(), filetest.Block('w', 4096), size/2)
 	require.NoError(t, err)
 	require.NoError(t, inst.Close())
 
 	again, _ := start(t, path, opt)
 	require.Zero(t, made())
 	p := make([]byte, 4096)
-	_, err = again.ReadAt(p, size/2)
+	_, err = again.ReadAt(t.Context(), p, size/2)
 	require.NoError(t, err)
 	require.Equal(t, filetest.Block('w', 4096), p)
-	_, err = again.WriteAt(filetest.Block('x', 4096), 0)
+	_, err = again.WriteAt(t.Context(), filetest.Block('x', 4096), 0)
 	require.NoError(t, err)
 	require.NoError(t, again.Flush())
 
 	reboot(t, again)
 	third, _ := start(t, path, opt)
 	require.Equal(t, 1, made(), "a live map of another boot is of no use")
-	_, err = third.ReadAt(p, 0)
+	_, err = third.ReadAt(t.Context(), p, 0)
 	require.NoError(t, err)
 	require.Equal(t, filetest.Block('x', 4096), p)
 }
@@ -152,7 +153,7 @@ func TestFlushOfWhatAnEarlierProcessWrote(t *testing.T) {
 	opt := Options{Mode: CopyOnWrite, PersistentDir: t.TempDir()}
 	inst, _ := start(t, path, opt)
 	inst.copies.done.Wait()
-	_, err := inst.WriteAt(filetest.Block('w', 4096), 8192)
+	_, err := inst.WriteAt(t.Context(), filetest.Block('w', 4096), 8192)
 	require.NoError(t, err)
 	require.NoError(t, inst.Close())
 	again, _ := start(t, path, opt)
@@ -160,7 +161,7 @@ func TestFlushOfWhatAnEarlierProcessWrote(t *testing.T) {
 	reboot(t, again)
 	third, _ := start(t, path, opt)
 	p := make([]byte, 4096)
-	_, err = third.ReadAt(p, 8192)
+	_, err = third.ReadAt(t.Context(), p, 8192)
 	require.NoError(t, err)
 	require.Equal(t, filetest.Block('w', 4096), p)
 }
@@ -194,7 +195,7 @@ func TestDiskThatStopsBeingDurable(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(3<<20, 1), 0)
 	opt := Options{WorkDir: t.TempDir(), Mode: CopyOnWrite, Durable: true}
 	inst, _ := start(t, path, opt)
-	_, err := inst.WriteAt(filetest.Block('w', 8192), 4096)
+	_, err := inst.WriteAt(t.Context(), filetest.Block('w', 8192), 4096)
 	require.NoError(t, err)
 	require.NoError(t, inst.Flush())
 	reboot(t, inst)
@@ -204,7 +205,7 @@ func TestDiskThatStopsBeingDurable(t *testing.T) {
 		again, logs := start(t, path, opt)
 		require.True(t, again.kept, dropReason(logs))
 		p := make([]byte, 8192)
-		_, err = again.ReadAt(p, 4096)
+		_, err = again.ReadAt(t.Context(), p, 4096)
 		require.NoError(t, err)
 		require.Equal(t, filetest.Block('w', 8192), p)
 		require.NoError(t, again.Close())
@@ -221,7 +222,7 @@ func TestEphemeralDiskOnAnotherMount(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block('a', 1<<20), 0)
 	opt := Options{Mode: CopyOnWrite, WorkDir: t.TempDir()}
 	inst, _ := start(t, path, opt)
-	_, err := inst.WriteAt(filetest.Block('w', 4096), 8192)
+	_, err := inst.WriteAt(t.Context(), filetest.Block('w', 4096), 8192)
 	require.NoError(t, err)
 	require.NoError(t, inst.Close())
 	rewriteMap(t, inst.dir.liveMap(), mapVolume, mapVolumeLength, "another")
@@ -234,7 +235,7 @@ func TestEphemeralDiskOnAnotherMount(t *testing.T) {
 		require.True(t, again.kept, dropReason(logs))
 		require.Equal(t, -1, filetest.FirstDifference(want,
 			filetest.ReadAll(t, again, again.Size())))
-		_, err = again.WriteAt(filetest.Block('d', 4096), int64(off))
+		_, err = again.WriteAt(t.Context(), filetest.Block('d', 4096), int64(off))
 		require.NoError(t, err)
 		copy(want[off:], filetest.Block('d', 4096))
 		require.NoError(t, again.Close())

@@ -107,7 +107,7 @@ func TestFilesThatAreLinks(t *testing.T) {
 								require.ErrorContains(t, err, inst.dir.path)
 								continue
 							}
-							_, err = again.WriteAt(filetest.Block('w', 4096), 0)
+							_, err = again.WriteAt(t.Context(), filetest.Block('w', 4096), 0)
 							require.NoError(t, err)
 							_ = again.Store().Save("kept", filetest.Block('k', 100))
 							_ = again.Store().Save("kept", nil)

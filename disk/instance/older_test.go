@@ -107,7 +107,7 @@ func TestOlderVersionMadeItAgain(t *testing.T) {
 	inst, _ := start(t, path, opt)
 	settle(t, inst)
 	require.NoError(t, TakeSnapshot(t.Context(), "a", inst))
-	_, err := inst.WriteAt(filetest.Block('a', 4096), 0)
+	_, err := inst.WriteAt(t.Context(), filetest.Block('a', 4096), 0)
 	require.NoError(t, err)
 	layers := layerFiles(t, inst)
 	require.NoError(t, inst.Close())
@@ -119,7 +119,7 @@ func TestOlderVersionMadeItAgain(t *testing.T) {
 	require.NoError(t, inst.dir.clear())
 	inst, _ = start(t, path, opt)
 	settle(t, inst)
-	_, err = inst.WriteAt(filetest.Block('b', 4096), 0)
+	_, err = inst.WriteAt(t.Context(), filetest.Block('b', 4096), 0)
 	require.NoError(t, err)
 	require.NoError(t, inst.Close())
 	for _, name := range layers {

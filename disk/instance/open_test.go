@@ -69,7 +69,7 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "disk.raw", before.Image)
 	require.Equal(t, CopyClone, before.Mode)
-	_, err = first.WriteAt(filetest.Block('w', 8192), 4096)
+	_, err = first.WriteAt(t.Context(), filetest.Block('w', 8192), 4096)
 	require.NoError(t, err)
 	copy(content[4096:], filetest.Block('w', 8192))
 	require.NoError(t, first.Close())
@@ -173,7 +173,7 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 			path := filetest.Put(t, dir, "disk.raw", filetest.Sample(3<<20, 1), 0)
 			opt := Options{WorkDir: work}
 			first, _ := start(t, path, opt)
-			_, err := first.WriteAt(filetest.Block('w', 512), 0)
+			_, err := first.WriteAt(t.Context(), filetest.Block('w', 512), 0)
 			require.NoError(t, err)
 			require.NoError(t, first.Close())
 			c.change(t, path, filepath.Join(work, "disk.raw"))
@@ -290,7 +290,7 @@ func TestModeNoneServesTheFileItself(t *testing.T) {
 	require.Equal(t, path, first.path)
 	require.False(t, first.ReadOnly)
 	require.True(t, first.durable)
-	_, err := first.WriteAt(filetest.Block('w', 512), 512)
+	_, err := first.WriteAt(t.Context(), filetest.Block('w', 512), 512)
 	require.NoError(t, err)
 	require.NoError(t, first.Flush())
 	content, err := os.ReadFile(path)
@@ -311,7 +311,7 @@ func TestModeNoneServesTheFileItself(t *testing.T) {
 
 	readOnly, _ := start(t, path, Options{WorkDir: work, Mode: CopyNone, ReadOnly: true})
 	require.True(t, readOnly.ReadOnly)
-	_, err = readOnly.WriteAt(filetest.Block('w', 512), 0)
+	_, err = readOnly.WriteAt(t.Context(), filetest.Block('w', 512), 0)
 	require.ErrorIs(t, err, disk.ErrReadOnly)
 	require.Equal(t, first.Identity, readOnly.Identity)
 	require.NoError(t, readOnly.Close())
@@ -333,7 +333,7 @@ func TestModeNoneOnAReadOnlyFileSystem(t *testing.T) {
 	inst, logs := start(t, path, Options{WorkDir: t.TempDir(), Mode: CopyNone})
 	require.True(t, inst.ReadOnly)
 	require.Equal(t, 1, logs.FilterMessageSnippet("read-only").Len())
-	_, err := inst.WriteAt(filetest.Block('w', 512), 0)
+	_, err := inst.WriteAt(t.Context(), filetest.Block('w', 512), 0)
 	require.ErrorIs(t, err, disk.ErrReadOnly)
 }
 
@@ -394,7 +394,7 @@ func TestReadOnlyClone(t *testing.T) {
 	inst, _ := start(t, filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20),
 		Options{WorkDir: t.TempDir(), ReadOnly: true})
 	require.True(t, inst.ReadOnly)
-	_, err := inst.WriteAt(filetest.Block('w', 512), 0)
+	_, err := inst.WriteAt(t.Context(), filetest.Block('w', 512), 0)
 	require.ErrorIs(t, err, disk.ErrReadOnly)
 }
 
@@ -442,7 +442,7 @@ func TestCompleteClone(t *testing.T) {
 	require.Equal(t, data, done)
 	require.NoFileExists(t, first.path+".live")
 	require.True(t, bytes.Equal(content, filetest.ReadAll(t, first, first.Size())))
-	_, err := first.WriteAt(filetest.Block('w', 512), 512)
+	_, err := first.WriteAt(t.Context(), filetest.Block('w', 512), 512)
 	require.NoError(t, err)
 	copy(content[512:], filetest.Block('w', 512))
 	require.NoError(t, first.Close())
@@ -463,7 +463,7 @@ func TestModesOfOneDisk(t *testing.T) {
 		inst, _ := start(t, path, Options{WorkDir: work, Mode: mode})
 		require.Equal(t, i > 0, inst.kept)
 		off := 1<<20 + i*4096 + 512
-		_, err := inst.WriteAt(filetest.Block(byte('a'+i), 1024), int64(off))
+		_, err := inst.WriteAt(t.Context(), filetest.Block(byte('a'+i), 1024), int64(off))
 		require.NoError(t, err)
 		copy(content[off:], filetest.Block(byte('a'+i), 1024))
 		require.True(t, bytes.Equal(content, filetest.ReadAll(t, inst, inst.Size())))

@@ -122,7 +122,7 @@ func (o *opening) instance(bottom *overlay.Disk, s *state) (*Instance, error) {
 	if err != nil {
 		return nil, errors.Join(err, bottom.Close())
 	}
-	return &Instance{Disk: tree.Stack().Served(), Identity: s.Identity, BlockSize: s.blockSize(),
+	return &Instance{Disk: tree.Stack(), Identity: s.Identity, BlockSize: s.blockSize(),
 		path: o.dir.disk(), tree: tree, ReadOnly: o.opt.ReadOnly, content: s.Map,
 		durable: o.durable()}, nil
 }

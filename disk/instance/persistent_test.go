@@ -28,7 +28,7 @@ func TestImageThatWasNeverRead(t *testing.T) {
 	opt := Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite}
 	inst, _ := start(t, path, opt)
 	inst.copies.done.Wait()
-	_, err := inst.WriteAt(filetest.Block('w', 512), 512)
+	_, err := inst.WriteAt(t.Context(), filetest.Block('w', 512), 512)
 	require.NoError(t, err)
 	require.NoError(t, inst.Close())
 	s, err := loadState(inst.dir.state())
@@ -89,7 +89,7 @@ func TestFullVolumeIsServed(t *testing.T) {
 			opt := Options{PersistentDir: volume, Mode: mode}
 			inst, _ := start(t, path, opt)
 			inst.copies.done.Wait()
-			_, err := inst.WriteAt(filetest.Block('w', 1<<20), 0)
+			_, err := inst.WriteAt(t.Context(), filetest.Block('w', 1<<20), 0)
 			require.NoError(t, err)
 			require.NoError(t, inst.Flush())
 			if mode == CopyClone {
@@ -114,17 +114,17 @@ func TestFullVolumeIsServed(t *testing.T) {
 					"it is of another machine, to which the disk may come back")
 			}
 			p := make([]byte, 1<<20)
-			_, err = again.ReadAt(p, 0)
+			_, err = again.ReadAt(t.Context(), p, 0)
 			require.NoError(t, err)
 			require.Equal(t, filetest.Block('w', 1<<20), p)
-			require.NoError(t, again.Disk.(disk.Discarder).Discard(0, 1<<20))
-			_, err = again.WriteAt(filetest.Block('x', 4096), 2<<20)
+			require.NoError(t, again.Disk.(disk.Discarder).Discard(t.Context(), 0, 1<<20))
+			_, err = again.WriteAt(t.Context(), filetest.Block('x', 4096), 2<<20)
 			require.NoError(t, err, "there is room again")
 			require.NoError(t, again.Flush())
 			require.NoError(t, again.Close())
 			third, _ := start(t, path, opt)
 			p = p[:4096]
-			_, err = third.ReadAt(p, 2<<20)
+			_, err = third.ReadAt(t.Context(), p, 2<<20)
 			require.NoError(t, err)
 			require.Equal(t, filetest.Block('x', 4096), p)
 		})

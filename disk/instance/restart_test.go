@@ -38,7 +38,7 @@ func TestRestartWithADamagedMap(t *testing.T) {
 			use := func(opt Options) *Instance {
 				inst, _ := start(t, path, opt)
 				inst.copies.done.Wait()
-				_, err := inst.WriteAt(filetest.Block('w', 512), 512)
+				_, err := inst.WriteAt(t.Context(), filetest.Block('w', 512), 512)
 				require.NoError(t, err)
 				require.NoError(t, inst.Flush())
 				require.NoError(t, inst.Store().Save("kept", []byte("x")))
@@ -57,7 +57,7 @@ func TestRestartWithADamagedMap(t *testing.T) {
 			require.NoDirExists(t, filepath.Dir(first.Store().Where("kept")))
 			require.Equal(t, -1,
 				filetest.FirstDifference(content, filetest.ReadAll(t, again, again.Size())))
-			_, err := again.WriteAt(filetest.Block('n', 512), 1024)
+			_, err := again.WriteAt(t.Context(), filetest.Block('n', 512), 1024)
 			require.NoError(t, err)
 			again.copies.done.Wait()
 			require.NoError(t, again.Close())
@@ -104,9 +104,9 @@ func TestRestartWithAnotherSize(t *testing.T) {
 			require.Equal(t, want, inst.Size())
 			require.Equal(t, grown, inst.Grown)
 			p := make([]byte, 512)
-			_, err := inst.ReadAt(p, want-512)
+			_, err := inst.ReadAt(t.Context(), p, want-512)
 			require.NoError(t, err)
-			_, err = inst.WriteAt(p, want-512)
+			_, err = inst.WriteAt(t.Context(), p, want-512)
 			require.NoError(t, err)
 			require.NoError(t, inst.Close())
 		}
@@ -132,7 +132,7 @@ func TestReadsAreKeptInOneMode(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', 1<<20), 0)
 	for mode, kept := range map[CopyMode]int64{CopyOnRead: 64 << 10, CopyOnWrite: 0} {
 		inst, _ := start(t, path, Options{WorkDir: t.TempDir(), Mode: mode})
-		_, err := inst.ReadAt(make([]byte, 64<<10), 128<<10)
+		_, err := inst.ReadAt(t.Context(), make([]byte, 64<<10), 128<<10)
 		require.NoError(t, err)
 		copied, _ := inst.tree.Stack().Top().Copied()
 		require.Equal(t, kept, copied, mode)
@@ -198,7 +198,7 @@ func TestCompleteDiskThatStopsBeingDurable(t *testing.T) {
 		opt.Durable, opt.Owner = durable, "another"
 		inst, _ := start(t, path, opt)
 		require.True(t, inst.kept)
-		_, err := inst.WriteAt(filetest.Block('w', 512), 0)
+		_, err := inst.WriteAt(t.Context(), filetest.Block('w', 512), 0)
 		require.NoError(t, err)
 		require.NoError(t, inst.Flush())
 		require.NoError(t, inst.Close())

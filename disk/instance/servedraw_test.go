@@ -26,7 +26,7 @@ func guestWrites(t testing.TB) map[string]func(d disk.Disk) {
 		return func(d disk.Disk) {
 			p := make([]byte, disk.SectorSize)
 			copy(p, sector)
-			_, err := d.WriteAt(p, off)
+			_, err := d.WriteAt(t.Context(), p, off)
 			require.NoError(t, err)
 		}
 	}
@@ -43,7 +43,7 @@ func guestWrites(t testing.TB) map[string]func(d disk.Disk) {
 		"vhd":  at(guestSize-disk.SectorSize, "conectix"),
 		"qcow2": func(d disk.Disk) {
 			padded := append(header, make([]byte, -len(header)&(disk.SectorSize-1))...)
-			_, err := d.WriteAt(padded, 0)
+			_, err := d.WriteAt(t.Context(), padded, 0)
 			require.NoError(t, err)
 		},
 	}

@@ -140,8 +140,8 @@ func (i *Instance) Image() []string {
 }
 
 // SnapshotDisk is a snapshot as a disk that cannot be written. The embedded Disk has the optional
-// interfaces: disk.Extenter, disk.Estimator, and disk.Distant if the image is far away. Close it
-// before the instance. Until then the snapshot cannot be deleted.
+// interfaces: disk.Extenter, disk.Estimator, disk.Layered and disk.Historian. Close it before the
+// instance. Until then the snapshot cannot be deleted.
 type SnapshotDisk struct {
 	disk.Disk
 	Snapshot disk.Snapshot // which it is
@@ -156,5 +156,5 @@ func (i *Instance) OpenSnapshot(name string) (*SnapshotDisk, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &SnapshotDisk{v.Served(), v.Snapshot()}, nil
+	return &SnapshotDisk{v, v.Snapshot()}, nil
 }

@@ -103,10 +103,10 @@ func (d *snapshotDisk) operate() {
 		require.NoError(t, d.inst.Flush())
 	case op <= 3:
 		clear(part)
-		require.NoError(t, d.inst.Disk.(disk.Discarder).Discard(off, length))
+		require.NoError(t, d.inst.Disk.(disk.Discarder).Discard(t.Context(), off, length))
 	case op == 4:
 		clear(part)
-		require.NoError(t, d.inst.Disk.(disk.Zeroer).Zero(off, length))
+		require.NoError(t, d.inst.Disk.(disk.Zeroer).Zero(t.Context(), off, length))
 	case op <= 7 && len(d.snaps) < 5:
 		d.named++
 		name = fmt.Sprintf("s%d", d.named)
@@ -130,12 +130,12 @@ func (d *snapshotDisk) operate() {
 		d.compare()
 	case op <= 18:
 		p := make([]byte, length)
-		_, err := d.inst.ReadAt(p, off)
+		_, err := d.inst.ReadAt(t.Context(), p, off)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(part, p), "%d bytes at %d", length, off)
 	default:
 		disktest.Fill(part, r)
-		_, err := d.inst.WriteAt(part, off)
+		_, err := d.inst.WriteAt(t.Context(), part, off)
 		require.NoError(t, err)
 	}
 }
@@ -197,7 +197,7 @@ func TestSnapshotOfSeveralDisks(t *testing.T) {
 				}
 				binary.LittleEndian.PutUint64(p, n)
 				for _, d := range disks {
-					if _, err := d.WriteAt(p, int64(w)*disk.SectorSize*3); err != nil {
+					if _, err := d.WriteAt(t.Context(), p, int64(w)*disk.SectorSize*3); err != nil {
 						t.Error(err)
 						return
 					}
@@ -261,7 +261,7 @@ func TestSnapshotRefusals(t *testing.T) {
 	open, err := inst.OpenSnapshot(longest)
 	require.NoError(t, err)
 	require.ErrorIs(t, inst.DeleteSnapshot(t.Context(), longest), ErrSnapshotInUse)
-	_, err = open.WriteAt(make([]byte, 512), 0)
+	_, err = open.WriteAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrReadOnly)
 	require.NoError(t, open.Close())
 	require.NoError(t, open.Close())
@@ -291,12 +291,12 @@ func TestSnapshotsOnAFullVolume(t *testing.T) {
 			inst, _ := start(t, path, opt)
 			inst.copies.done.Wait()
 			write := func(b byte) {
-				_, err := inst.WriteAt(filetest.Block(b, 1<<20), 0)
+				_, err := inst.WriteAt(t.Context(), filetest.Block(b, 1<<20), 0)
 				require.NoError(t, err)
 			}
 			write('a')
 			require.NoError(t, TakeSnapshot(t.Context(), "first", inst))
-			_, err := inst.WriteAt(filetest.Block('c', 1<<20), 1<<20)
+			_, err := inst.WriteAt(t.Context(), filetest.Block('c', 1<<20), 1<<20)
 			require.NoError(t, err)
 			more, free := filetest.Fill(t, volume)
 			before := layerFiles(t, inst)
@@ -311,7 +311,7 @@ func TestSnapshotsOnAFullVolume(t *testing.T) {
 			require.NoError(t, inst.Close())
 			inst, _ = start(t, path, opt)
 			require.Empty(t, inst.Snapshots(), "it is gone for good")
-			_, err = inst.WriteAt(filetest.Block('d', 4096), 1<<20)
+			_, err = inst.WriteAt(t.Context(), filetest.Block('d', 4096), 1<<20)
 			require.NoError(t, err, "this part has its space")
 			free()
 			testtool.Eventually(t, func() bool { return len(layerFiles(t, inst)) == 0 })
@@ -351,7 +351,7 @@ func TestDamagedLayers(t *testing.T) {
 				inst, _ := start(t, path, opt)
 				settle(t, inst)
 				require.NoError(t, TakeSnapshot(t.Context(), "a", inst))
-				_, err := inst.WriteAt(filetest.Block('w', 4096), 0)
+				_, err := inst.WriteAt(t.Context(), filetest.Block('w', 4096), 0)
 				require.NoError(t, err)
 				require.NoError(t, inst.Flush())
 				require.NoError(t, inst.Close())
@@ -389,7 +389,7 @@ func TestLeftoverLayers(t *testing.T) {
 	inst, _ := start(t, path, opt)
 	settle(t, inst)
 	require.NoError(t, TakeSnapshot(t.Context(), "a", inst))
-	_, err := inst.WriteAt(filetest.Block('w', 4096), 0)
+	_, err := inst.WriteAt(t.Context(), filetest.Block('w', 4096), 0)
 	require.NoError(t, err)
 	require.NoError(t, inst.Close())
 	_, err = image.Open(inst.dir.disk(), image.Options{})

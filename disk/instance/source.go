@@ -40,7 +40,7 @@ func (i *Instance) Settled(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if _, err := i.WriteAt(nil, 0); errors.Is(err, disk.ErrWrongContent) {
+	if _, err := i.WriteAt(ctx, nil, 0); errors.Is(err, disk.ErrWrongContent) {
 		return err
 	}
 	if err := i.copies.unproven; err != nil { // which is no reason to ask again
@@ -50,24 +50,18 @@ func (i *Instance) Settled(ctx context.Context) error {
 	return nil
 }
 
-// ReadAt implements image.Source.
-func (s *Source) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	return s.within(ctx).ReadAt(p, off)
-}
-
 // Extent asks only for what is at hand.
 func (s *Source) Extent(off, length int64) (disk.Extent, error) {
 	if e, ok := s.Disk.(disk.Extenter); ok {
-		return e.Extent(off, length)
+		ctx := context.Background()
+		if disk.Far(s.Disk) {
+			ctx = disk.AtHand
+		}
+		if run, err := e.Extent(ctx, off, length); !errors.Is(err, disk.ErrNotNow) {
+			return run, err
+		}
 	}
 	return disk.Extent{Length: length, Data: true}, nil
-}
-
-func (s *Source) within(ctx context.Context) disk.Disk {
-	if far, ok := s.Disk.(disk.Distant); ok {
-		return far.Within(ctx)
-	}
-	return s.Disk
 }
 
 // farReads is how many reads of a disk are worth having under way if its image is far away.
@@ -75,7 +69,7 @@ const farReads = 8
 
 // Parallel implements image.Source.
 func (s *Source) Parallel() int {
-	if _, far := s.Disk.(disk.Distant); far {
+	if disk.Far(s.Disk) {
 		return farReads
 	}
 	return 1

@@ -77,14 +77,14 @@ func TestSlowReads(t *testing.T) {
 	require.NoError(t, err)
 	defer inst.Close()
 	slow := inst.Disk.(disk.Estimator).Slow
-	_, err = inst.ReadAt(make([]byte, 4096), 1<<20) // the tables are in memory now
+	_, err = inst.ReadAt(t.Context(), make([]byte, 4096), 1<<20) // the tables are in memory now
 	require.NoError(t, err)
 	require.True(t, slow(0))
 	require.True(t, slow(256<<10))
-	_, err = inst.ReadAt(make([]byte, 4096), 0)
+	_, err = inst.ReadAt(t.Context(), make([]byte, 4096), 0)
 	require.NoError(t, err)
 	require.False(t, slow(32<<10), "the cluster is in memory")
-	_, err = inst.WriteAt(make([]byte, 4096), 256<<10)
+	_, err = inst.WriteAt(t.Context(), make([]byte, 4096), 256<<10)
 	require.NoError(t, err)
 	require.False(t, slow(256<<10), "it was written")
 }

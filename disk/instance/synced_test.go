@@ -69,7 +69,7 @@ func TestKeepPromises(t *testing.T) {
 			}
 		}
 		if write {
-			_, err := inst.WriteAt(filetest.Block('w', 8192), 512)
+			_, err := inst.WriteAt(t.Context(), filetest.Block('w', 8192), 512)
 			require.NoError(t, err)
 			require.NoError(t, inst.Flush())
 			require.NoError(t, inst.Store().Save("mode-pages", []byte("kept")))
@@ -84,7 +84,7 @@ func TestKeepPromises(t *testing.T) {
 		use(sayKept+"a larger one", volume, false)
 		if mode == CopyOnWrite {
 			inst, _ := start(t, image, volume)
-			_, err := inst.WriteAt(filetest.Block('k', 8192), 2<<20)
+			_, err := inst.WriteAt(t.Context(), filetest.Block('k', 8192), 2<<20)
 			require.NoError(t, err)
 			flushUnsyncedMap(t, inst)
 			require.NoError(t, inst.Close())

@@ -46,7 +46,7 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 					first.copies.done.Wait()
 				}
 				want := filetest.Block('w', 1<<20)
-				_, err := first.WriteAt(want, 0)
+				_, err := first.WriteAt(t.Context(), want, 0)
 				require.NoError(t, err)
 				id := first.Identity
 				require.NoError(t, first.Close())
@@ -77,7 +77,7 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 				require.True(t, again.kept, "%v", dropReason(logs))
 				require.Equal(t, id, again.Identity)
 				got := make([]byte, len(want))
-				_, err = again.ReadAt(got, 0)
+				_, err = again.ReadAt(t.Context(), got, 0)
 				require.NoError(t, err)
 				require.Equal(t, want, got)
 			})

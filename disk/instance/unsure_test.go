@@ -70,24 +70,20 @@ func TestWrongContentFailsTheDisk(t *testing.T) {
 			opt := Options{WorkDir: t.TempDir(), Mode: mode}
 			inst := startUnsure(t, s, opt)
 			p := make([]byte, 4096)
-			_, err := inst.WriteAt(p, 0)
+			_, err := inst.WriteAt(t.Context(), p, 0)
 			require.NoError(t, err)
-			_, err = inst.ReadAt(p, 1<<20)
+			_, err = inst.ReadAt(t.Context(), p, 1<<20)
 			require.NoError(t, err)
 			s.verdict <- fmt.Errorf("%w: a test", disk.ErrWrongContent)
 			testtool.Eventually(t, func() bool {
-				_, err := inst.WriteAt(nil, 0)
+				_, err := inst.WriteAt(t.Context(), nil, 0)
 				return err != nil
 			}, "the disk fails")
 			for _, call := range []func() error{
-				func() error { _, err := inst.ReadAt(p, 0); return err },
-				func() error { _, err := inst.WriteAt(p, 8192); return err },
-				func() error { return inst.Disk.(disk.Discarder).Discard(0, 4096) },
-				func() error { return inst.Disk.(disk.Zeroer).Zero(0, 4096) },
-				func() error {
-					_, err := inst.Disk.(disk.Distant).Within(t.Context()).ReadAt(p, 0)
-					return err
-				},
+				func() error { _, err := inst.ReadAt(t.Context(), p, 0); return err },
+				func() error { _, err := inst.WriteAt(t.Context(), p, 8192); return err },
+				func() error { return inst.Disk.(disk.Discarder).Discard(t.Context(), 0, 4096) },
+				func() error { return inst.Disk.(disk.Zeroer).Zero(t.Context(), 0, 4096) },
 			} {
 				err := call()
 				require.ErrorIs(t, err, disk.ErrWrongContent)
@@ -147,14 +143,14 @@ func TestImageThatContradictsItself(t *testing.T) {
 				inst := startUnsure(t, s, Options{WorkDir: t.TempDir(), Mode: mode})
 				s.verdict <- nil
 				if s.fails != nil {
-					_, err := inst.ReadAt(make([]byte, 512), 2<<20)
+					_, err := inst.ReadAt(t.Context(), make([]byte, 512), 2<<20)
 					require.ErrorIs(t, err, disk.ErrWrongContent)
 				}
 				testtool.Eventually(t, func() bool {
-					_, err := inst.WriteAt(nil, 0)
+					_, err := inst.WriteAt(t.Context(), nil, 0)
 					return errors.Is(err, disk.ErrWrongContent)
 				}, "the disk fails")
-				_, err := inst.ReadAt(make([]byte, 512), 0)
+				_, err := inst.ReadAt(t.Context(), make([]byte, 512), 0)
 				require.ErrorIs(t, err, disk.ErrWrongContent)
 				inst.copies.done.Wait()
 				state, err := loadState(inst.dir.state())
@@ -207,7 +203,7 @@ func TestCloneOfADiskThatIsNotVerified(t *testing.T) {
 		state, err = loadState(clone.dir.state())
 		require.NoError(t, err)
 		require.Equal(t, verdict == nil, state.Complete)
-		_, err = clone.WriteAt(nil, 0)
+		_, err = clone.WriteAt(t.Context(), nil, 0)
 		require.Equal(t, wrong, errors.Is(err, disk.ErrWrongContent))
 		require.NoError(t, clone.Close())
 	}

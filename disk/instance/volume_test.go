@@ -43,10 +43,10 @@ func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 			opt := Options{Mode: mode, PersistentDir: volume}
 			inst, _ := start(t, path, opt)
 			inst.copies.done.Wait()
-			_, err := inst.WriteAt(filetest.Block('f', 4096), 4096)
+			_, err := inst.WriteAt(t.Context(), filetest.Block('f', 4096), 4096)
 			require.NoError(t, err)
 			require.NoError(t, inst.Flush())
-			_, err = inst.WriteAt(filetest.Block('l', 512), 1<<20)
+			_, err = inst.WriteAt(t.Context(), filetest.Block('l', 512), 1<<20)
 			require.NoError(t, err)
 			filetest.ReadAll(t, inst, inst.Size())
 			snapshot(t, volume, restored, 1<<20, 2<<20)
@@ -59,7 +59,7 @@ func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 			require.Equal(t, inst.Identity, clone.Identity)
 			require.Equal(t, -1,
 				filetest.FirstDifference(want, filetest.ReadAll(t, clone, clone.Size())))
-			_, err = clone.WriteAt(filetest.Block('c', 512), 2<<20)
+			_, err = clone.WriteAt(t.Context(), filetest.Block('c', 512), 2<<20)
 			require.NoError(t, err)
 			copy(want[2<<20:], filetest.Block('c', 512))
 			require.NoError(t, clone.Close())

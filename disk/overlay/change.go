@@ -29,14 +29,14 @@ func (c change) String() string {
 	return fmt.Sprintf("change %d", int(c))
 }
 
-func (o *Disk) apply(op change, p []byte, off, length int64) error {
+func (o *Disk) apply(ctx context.Context, op change, p []byte, off, length int64) error {
 	switch op {
 	case changeDiscard:
-		return o.file.Discard(off, length)
+		return o.file.Discard(ctx, off, length)
 	case changeZero:
-		return o.file.Zero(off, length)
+		return o.file.Zero(ctx, off, length)
 	default:
-		_, err := o.file.WriteAt(p, off)
+		_, err := o.file.WriteAt(ctx, p, off)
 		return err
 	}
 }
@@ -94,17 +94,17 @@ func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int6
 		p, off, length = p[n:], off+int64(n), length-int64(n) // the part behind the image
 	}
 	if inHead {
-		if err := head.write(o); err != nil {
+		if err := head.write(ctx, o); err != nil {
 			return err
 		}
 	}
 	if inTail {
-		if err := tail.write(o); err != nil {
+		if err := tail.write(ctx, o); err != nil {
 			return err
 		}
 	}
 	if length > 0 {
-		if err := o.apply(op, p, off, length); err != nil {
+		if err := o.apply(ctx, op, p, off, length); err != nil {
 			return err
 		}
 	}
@@ -138,8 +138,8 @@ func (e *edge) read(ctx context.Context, o *Disk, begin, end int64) error {
 }
 
 // write writes the edge to the file.
-func (e *edge) write(o *Disk) error {
-	_, err := o.file.WriteAt(e.content, e.off)
+func (e *edge) write(ctx context.Context, o *Disk) error {
+	_, err := o.file.WriteAt(ctx, e.content, e.off)
 	return err
 }
 

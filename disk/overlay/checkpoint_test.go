@@ -35,7 +35,7 @@ func TestCheckpointSpeaksOfFlushedDataOnly(t *testing.T) {
 		write := func(b byte, blockNumber int64) {
 			p := filetest.Block(b, minGranule)
 			d.attempt(p, blockNumber*minGranule)
-			_, err := d.over.WriteAt(p, blockNumber*minGranule)
+			_, err := d.over.WriteAt(t.Context(), p, blockNumber*minGranule)
 			require.NoError(t, err)
 			copy(d.expected[blockNumber*minGranule:], p)
 		}
@@ -53,7 +53,7 @@ func TestCheckpointSpeaksOfFlushedDataOnly(t *testing.T) {
 // because that one is saving the changes of both.
 func TestFlushWaitsForTheOneBefore(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
-	_, err := d.over.WriteAt(filetest.Block('a', minGranule), minGranule)
+	_, err := d.over.WriteAt(t.Context(), filetest.Block('a', minGranule), minGranule)
 	require.NoError(t, err)
 	begun, release := make(chan struct{}), make(chan struct{})
 	var flushes atomic.Int64

@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -61,7 +62,7 @@ func newSimDisk(t *testing.T, seed uint64, opt Options) *simDisk {
 // kill it does.
 func (d *simDisk) open(m *filetest.Machine, live *filetest.SimFile) {
 	blocks, store := simMap(d.t, m, d.durable, live, simHeader())
-	d.live = store.live.(*filetest.SimFile)
+	d.live = store.live.(mapFile).SimFile
 	stored, err := markHoles(d.t.Context(), d.image, blocks, store.save)
 	require.NoError(d.t, err)
 	d.m, d.allowed = m, map[int64][][]byte{}
@@ -70,20 +71,31 @@ func (d *simDisk) open(m *filetest.Machine, live *filetest.SimFile) {
 	d.hydrate.chunk, d.hydrate.retry = 3*minGranule, 0
 }
 
+// mapFile is a file of a map.
+type mapFile struct{ *filetest.SimFile }
+
+func (f mapFile) ReadAt(p []byte, off int64) (int, error) {
+	return f.SimFile.ReadAt(context.Background(), p, off)
+}
+
+func (f mapFile) WriteAt(p []byte, off int64) (int, error) {
+	return f.SimFile.WriteAt(context.Background(), p, off)
+}
+
 // simMap reads a map of one page. Without its live file it makes a new one.
 func simMap(t *testing.T, m *filetest.Machine, durable, live *filetest.SimFile,
 	header mapHeader,
 ) (*blockMap, *mapStore) {
 	blocks := newBlockMap(header.blocks)
 	store := newMapStore(len(blocks.pages))
-	require.NoError(t, readMap(durable, durable.Size(), header, blocks,
+	require.NoError(t, readMap(mapFile{durable}, durable.Size(), header, blocks,
 		func(page int64, _ bool) { store.taint(page) }))
 	if live == nil {
 		live = filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize))
 	} else if blocks.mergePage(0, live.Cache[mapHeaderSize:]) {
 		store.taint(0)
 	}
-	store.live, store.durable = live, durable
+	store.live, store.durable = mapFile{live}, mapFile{durable}
 	return blocks, store
 }
 
@@ -113,8 +125,8 @@ func (d *simDisk) operate() error {
 	case 1:
 		p := make([]byte, length)
 		d.attempt(p, off)
-		op := []func(int64, int64) error{d.over.Discard, d.over.Zero}[r.IntN(2)]
-		if err := op(off, length); err != nil {
+		op := []func(context.Context, int64, int64) error{d.over.Discard, d.over.Zero}[r.IntN(2)]
+		if err := op(d.t.Context(), off, length); err != nil {
 			return err
 		}
 		copy(d.expected[off:], p)
@@ -126,7 +138,7 @@ func (d *simDisk) operate() error {
 		return nil
 	case 3:
 		p := make([]byte, length)
-		if _, err := d.over.ReadAt(p, off); err != nil {
+		if _, err := d.over.ReadAt(d.t.Context(), p, off); err != nil {
 			return err
 		}
 		require.True(d.t, bytes.Equal(d.expected[off:off+length], p), "%d bytes at %d", length, off)
@@ -135,7 +147,7 @@ func (d *simDisk) operate() error {
 	p := make([]byte, length)
 	disktest.Fill(p, r)
 	d.attempt(p, off)
-	if _, err := d.over.WriteAt(p, off); err != nil {
+	if _, err := d.over.WriteAt(d.t.Context(), p, off); err != nil {
 		return err
 	}
 	copy(d.expected[off:], p)
@@ -151,7 +163,7 @@ func (d *simDisk) recover() error {
 	before := d.allowed
 	d.open(m, nil)
 	got := make([]byte, simSize)
-	if _, err := d.over.ReadAt(got, 0); err != nil {
+	if _, err := d.over.ReadAt(d.t.Context(), got, 0); err != nil {
 		return err
 	}
 	for sector := range int64(simSize / disk.SectorSize) {

@@ -58,7 +58,7 @@ func TestFaultAtEveryCall(t *testing.T) {
 			require.ErrorIs(t, err, cause)
 			failed := errors.Is(err, disk.ErrFailed)
 			got := make([]byte, simSize)
-			_, readErr := d.over.ReadAt(got, 0)
+			_, readErr := d.over.ReadAt(t.Context(), got, 0)
 			require.NoError(t, readErr, "the disk stays readable")
 			for sector := range int64(simSize / disk.SectorSize) {
 				part := got[sector*disk.SectorSize : (sector+1)*disk.SectorSize]
@@ -70,7 +70,7 @@ func TestFaultAtEveryCall(t *testing.T) {
 				require.Contains(t, d.allowed[sector], part, "sector %d", sector)
 			}
 			copy(d.expected, got)
-			_, err = d.over.WriteAt(make([]byte, disk.SectorSize), 0)
+			_, err = d.over.WriteAt(t.Context(), make([]byte, disk.SectorSize), 0)
 			if failed {
 				require.ErrorIs(t, err, disk.ErrFailed)
 				require.ErrorIs(t, d.over.Flush(), disk.ErrFailed)

@@ -7,9 +7,9 @@
 // complete, Detach releases the image and the map. Close closes the file and the map. The caller
 // chooses the paths, and keeps the states and the locks.
 //
-// Over an image that is far away, Served is a disk.Distant: its calls wait for the image until a
-// context ends. While they wait they hold no lock and have changed nothing. So nobody else waits
-// for them, and copying gives way to them.
+// Over an image that is far away (disk.Far), calls wait for the image until their context ends.
+// While they wait they hold no lock and have changed nothing. So nobody else waits for them, and
+// copying gives way to them.
 //
 // A Tree has the layers of a disk with snapshots: frozen disks, one over another. TakeSnapshot puts
 // a new top over the present one while the guest writes. What no snapshot needs is merged beside

@@ -8,21 +8,17 @@ import (
 )
 
 // Extent describes what is allocated in the file or stored in the image. Concurrency: as Disk.
-func (o *Disk) Extent(off, length int64) (disk.Extent, error) {
-	return o.extent(context.Background(), off, length)
-}
-
-func (o *Disk) extent(ctx context.Context, off, length int64) (disk.Extent, error) {
+func (o *Disk) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off > o.Size()-length {
 		return disk.Extent{}, rawfile.OutOfRange("extent", off, length, o.Size())
 	}
 	own, n := o.run(off, length)
 	if own {
-		return o.file.Extent(off, n)
+		return o.file.Extent(ctx, off, n)
 	}
 	base := o.base.begin()
 	if base == nil {
-		return o.file.Extent(off, n)
+		return o.file.Extent(ctx, off, n)
 	}
 	defer o.base.end()
 	if off >= base.Size() {
@@ -32,14 +28,11 @@ func (o *Disk) extent(ctx context.Context, off, length int64) (disk.Extent, erro
 }
 
 // Depth tells what is in the file and what in the image. Concurrency: as Disk.
-func (o *Disk) Depth(off, length int64) (depth int, n int64, err error) {
-	return o.depth(context.Background(), off, length)
-}
-
-// depth asks the image about holes of the file, too: a block that the image does not store is
+//
+// It asks the image about holes of the file, too: a block that the image does not store is
 // marked from the beginning, and one that the guest has discarded looks the same in the file. Only
 // the latter differs from the image.
-func (o *Disk) depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
+func (o *Disk) Depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
 	if off < 0 || length <= 0 || off > o.Size()-length {
 		return 0, 0, rawfile.OutOfRange("depth", off, length, o.Size())
 	}
@@ -53,7 +46,7 @@ func (o *Disk) depth(ctx context.Context, off, length int64) (depth int, n int64
 	}
 	defer o.base.end()
 	if own {
-		e, err := o.file.Extent(off, n)
+		e, err := o.file.Extent(ctx, off, n)
 		if err != nil || e.Data {
 			return disk.DepthOwn, e.Length, err
 		}
@@ -76,12 +69,12 @@ func (o *Disk) depth(ctx context.Context, off, length int64) (depth int, n int64
 	return depth, e.Length, nil
 }
 
-// depthOver is depth for a layer. What it has discarded is its own if there was anything below.
+// depthOver is Depth for a layer. What it has discarded is its own if there was anything below.
 func (o *Disk) depthOver(ctx context.Context, lower *Disk, own bool, off, length int64) (depth int,
 	n int64, err error,
 ) {
 	if own {
-		e, err := o.file.Extent(off, length)
+		e, err := o.file.Extent(ctx, off, length)
 		if err != nil || e.Data {
 			return disk.DepthOwn, e.Length, err
 		}
@@ -90,7 +83,7 @@ func (o *Disk) depthOver(ctx context.Context, lower *Disk, own bool, off, length
 	if off >= o.floor {
 		return disk.DepthNone, length, nil
 	}
-	depth, n, err = lower.depth(ctx, off, min(length, o.floor-off))
+	depth, n, err = lower.Depth(ctx, off, min(length, o.floor-off))
 	if own && depth == disk.DepthImage {
 		depth = disk.DepthOwn
 	}

@@ -15,7 +15,7 @@ import (
 func depths(t *testing.T, d disk.Layered, size int64) (all []int) {
 	t.Helper()
 	for off := int64(0); off < size; {
-		depth, n, err := d.Depth(off, size-off)
+		depth, n, err := d.Depth(t.Context(), off, size-off)
 		require.NoError(t, err)
 		require.Positive(t, n)
 		require.LessOrEqual(t, n, size-off)
@@ -40,19 +40,19 @@ func TestDepth(t *testing.T) {
 	}
 	require.Equal(t, want, depths(t, d.over, simSize))
 
-	require.NoError(t, d.over.Discard(3*minGranule, minGranule)) // a hole stays one
-	_, err := d.over.WriteAt(filetest.Block('w', 512), minGranule+512)
+	require.NoError(t, d.over.Discard(t.Context(), 3*minGranule, minGranule)) // a hole stays one
+	_, err := d.over.WriteAt(t.Context(), filetest.Block('w', 512), minGranule+512)
 	require.NoError(t, err)
-	_, err = d.over.WriteAt(filetest.Block('w', minGranule), 8*minGranule)
+	_, err = d.over.WriteAt(t.Context(), filetest.Block('w', minGranule), 8*minGranule)
 	require.NoError(t, err)
-	require.NoError(t, d.over.Discard(10*minGranule, 2*minGranule))
+	require.NoError(t, d.over.Discard(t.Context(), 10*minGranule, 2*minGranule))
 	for _, block := range []int{1, 8, 10, 11} {
 		want[block] = disk.DepthOwn
 	}
 	require.Equal(t, want, depths(t, d.over, simSize), "a discarded block is not the image's")
 
 	for _, r := range [][2]int64{{-1, 512}, {0, 0}, {0, -1}, {simSize - 512, 1024}} {
-		_, _, err = d.over.Depth(r[0], r[1])
+		_, _, err = d.over.Depth(t.Context(), r[0], r[1])
 		require.Error(t, err, "%d", r)
 	}
 
@@ -64,7 +64,7 @@ func TestDepth(t *testing.T) {
 	}
 	require.Equal(t, want, depths(t, d.over, simSize))
 	d.over.base.drop()
-	depth, n, err := d.over.Depth(0, simSize)
+	depth, n, err := d.over.Depth(t.Context(), 0, simSize)
 	require.NoError(t, err)
 	require.Equal(t, disk.DepthOwn, depth, "without an image all is the disk's own")
 	require.EqualValues(t, simSize, n)
@@ -82,12 +82,12 @@ func (lostExtents) Extent(context.Context, int64, int64) (disk.Extent, error) {
 // TestDepthOfALostImage: what the disk has needs no image.
 func TestDepthOfALostImage(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
-	_, err := d.over.WriteAt(filetest.Block('w', minGranule), 8*minGranule)
+	_, err := d.over.WriteAt(t.Context(), filetest.Block('w', minGranule), 8*minGranule)
 	require.NoError(t, err)
 	d.over.base.img = lostExtents{d.image}
-	_, _, err = d.over.Depth(0, minGranule)
+	_, _, err = d.over.Depth(t.Context(), 0, minGranule)
 	require.ErrorIs(t, err, errLost)
-	depth, n, err := d.over.Depth(8*minGranule, 4*minGranule)
+	depth, n, err := d.over.Depth(t.Context(), 8*minGranule, 4*minGranule)
 	require.NoError(t, err)
 	require.Equal(t, disk.DepthOwn, depth)
 	require.EqualValues(t, minGranule, n)

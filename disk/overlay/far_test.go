@@ -46,7 +46,7 @@ func newFarDisk(t *testing.T, name string, packed, content []byte, source source
 	d.file = filetest.NewSimFile(&filetest.Machine{CrashIn: -1}, make([]byte, size))
 	opt.Unit = img.CopyUnit()
 	d.Disk = newDisk(d.file, img, blocks, maps, held, opt)
-	d.served = NewStack(d.Disk).Served()
+	d.served = NewStack(d.Disk)
 	return d
 }
 
@@ -56,23 +56,9 @@ func newRawDisk(t *testing.T, size int64, opt sourcetest.Options) *farDisk {
 	return newFarDisk(t, "a.raw", content, content, opt, Options{})
 }
 
-func (d *farDisk) within(ctx context.Context) disk.Disk {
-	return d.served.(disk.Distant).Within(ctx)
-}
-
-func TestOnlyFarImagesMakeDistantDisks(t *testing.T) {
-	near := NewStack(newSimDisk(t, 1, Options{}).over)
-	require.Same(t, near, near.Served())
-	_, distant := near.Served().(disk.Distant)
-	require.False(t, distant)
-	far := newRawDisk(t, 1<<20, sourcetest.Options{})
-	for _, d := range []disk.Disk{far.served, far.within(t.Context())} {
-		_ = d.(disk.Discarder)
-		_ = d.(disk.Zeroer)
-		_ = d.(disk.Extenter)
-		_ = d.(disk.Estimator)
-		_ = d.(disk.Accountant)
-	}
+func TestOnlyFarImagesMakeFarDisks(t *testing.T) {
+	require.False(t, disk.Far(NewStack(newSimDisk(t, 1, Options{}).over)))
+	require.True(t, disk.Far(newRawDisk(t, 1<<20, sourcetest.Options{}).served))
 }
 
 // TestDiskOverAFarImage does random operations on disks and compares them with a model.
@@ -92,31 +78,36 @@ func TestDiskOverAFarImage(t *testing.T) {
 					sourcetest.Options{Delay: 50 * time.Millisecond}, Options{CopyReads: copyReads})
 				want := bytes.Clone(content)
 				r := rand.New(rand.NewPCG(1, 2))
-				ended, cancel := context.WithCancel(t.Context())
-				cancel()
 				for range 400 {
 					off := r.Int64N(size/disk.SectorSize) * disk.SectorSize
 					length := min((1+r.Int64N(1<<r.IntN(9)))*disk.SectorSize, size-off)
 					p := make([]byte, length)
-					act := func(d disk.Disk) error { _, err := d.ReadAt(p, off); return err }
+					act := func(ctx context.Context) error {
+						_, err := d.served.ReadAt(ctx, p, off)
+						return err
+					}
 					switch r.IntN(4) {
 					case 0:
-						act = func(d disk.Disk) error {
-							return d.(disk.Discarder).Discard(off,
-								length)
+						act = func(ctx context.Context) error {
+							return d.served.(disk.Discarder).Discard(ctx, off, length)
 						}
 						copy(want[off:], p)
 					case 1:
-						act = func(d disk.Disk) error { return d.(disk.Zeroer).Zero(off, length) }
+						act = func(ctx context.Context) error {
+							return d.served.(disk.Zeroer).Zero(ctx, off, length)
+						}
 						copy(want[off:], p)
 					case 2:
 						_, _ = rand.NewChaCha8([32]byte{byte(r.Int())}).Read(p)
-						act = func(d disk.Disk) error { _, err := d.WriteAt(p, off); return err }
+						act = func(ctx context.Context) error {
+							_, err := d.served.WriteAt(ctx, p, off)
+							return err
+						}
 						copy(want[off:], p)
 					}
-					if err := act(d.within(ended)); err != nil {
+					if err := act(disk.AtHand); err != nil {
 						require.ErrorIs(t, err, disk.ErrNotNow)
-						require.NoError(t, act(d.within(t.Context())))
+						require.NoError(t, act(t.Context()))
 					}
 					require.True(t,
 						bytes.Equal(want[off:off+length], p) || bytes.Count(p, []byte{0}) == len(p))
@@ -139,35 +130,31 @@ func TestOutOfReach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newRawDisk(t, 4<<20, sourcetest.Options{})
 		own := filetest.Block('o', minGranule)
-		_, err := d.served.WriteAt(own, 7*minGranule)
+		_, err := d.served.WriteAt(t.Context(), own, 7*minGranule)
 		require.NoError(t, err)
 		d.source.Cut()
+		other := d.served.(*Stack)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		const block = 20 * minGranule
 		part := filetest.Block('p', disk.SectorSize)
 		begin := time.Now()
 		var waiting sync.WaitGroup
-		for name, act := range map[string]func(d disk.Disk) error{
-			"read": func(d disk.Disk) error {
-				_,
-					err := d.ReadAt(make([]byte, 1), block)
+		for name, act := range map[string]func() error{
+			"read": func() error {
+				_, err := other.ReadAt(ctx, make([]byte, 1), block)
 				return err
 			},
-			"write": func(d disk.Disk) error { _, err := d.WriteAt(part, block); return err },
-			"at both": func(d disk.Disk) error {
-				_,
-					err := d.WriteAt(make([]byte, 2*minGranule), block-512)
+			"write": func() error { _, err := other.WriteAt(ctx, part, block); return err },
+			"at both": func() error {
+				_, err := other.WriteAt(ctx, make([]byte, 2*minGranule), block-512)
 				return err
 			},
-			"discard": func(d disk.Disk) error { return d.(disk.Discarder).Discard(block, 512) },
-			"zero": func(d disk.Disk) error {
-				return d.(disk.Zeroer).Zero(block+512,
-					minGranule)
-			},
+			"discard": func() error { return other.Discard(ctx, block, 512) },
+			"zero":    func() error { return other.Zero(ctx, block+512, minGranule) },
 		} {
 			waiting.Go(func() {
-				if err := act(d.within(ctx)); !errors.Is(err, disk.ErrNotNow) ||
+				if err := act(); !errors.Is(err, disk.ErrNotNow) ||
 					errors.As(err, new(*disk.MediumError)) {
 					t.Errorf("%s: %v", name, err)
 				}
@@ -180,26 +167,25 @@ func TestOutOfReach(t *testing.T) {
 		synctest.Wait()
 
 		now := time.Now()
-		other := d.within(t.Context())
 		p := make([]byte, minGranule)
-		_, err = other.ReadAt(p, 7*minGranule)
+		_, err = other.ReadAt(t.Context(), p, 7*minGranule)
 		require.NoError(t, err)
 		require.Equal(t, own, p)
-		_, err = other.WriteAt(part, 7*minGranule+512)
+		_, err = other.WriteAt(t.Context(), part, 7*minGranule+512)
 		require.NoError(t, err)
 		// others wait for the last three
 		for _, at := range []int64{6, 8, 19, 20, 21} {
-			_, err = other.WriteAt(filetest.Block('w', minGranule), at*minGranule)
+			_, err = other.WriteAt(t.Context(), filetest.Block('w', minGranule), at*minGranule)
 			require.NoError(t, err)
 		}
-		require.NoError(t, other.(disk.Discarder).Discard(30*minGranule, 5*minGranule))
+		require.NoError(t, other.Discard(t.Context(), 30*minGranule, 5*minGranule))
 		require.NoError(t, other.Flush())
-		_, err = other.(disk.Extenter).Extent(0, 1<<20)
+		_, err = other.Extent(t.Context(), 0, 1<<20)
 		require.NoError(t, err)
-		depth, _, err := other.(disk.Layered).Depth(19*minGranule, minGranule)
+		depth, _, err := other.Depth(t.Context(), 19*minGranule, minGranule)
 		require.NoError(t, err)
 		require.Equal(t, disk.DepthOwn, depth)
-		require.False(t, other.(disk.Estimator).Slow(0))
+		require.False(t, other.Slow(0))
 		require.Equal(t, now, time.Now(), "none of that waited")
 
 		waiting.Wait()
@@ -224,18 +210,18 @@ func TestWriteThatWaitedForItsBlock(t *testing.T) {
 		d.source.Cut()
 		written := make(chan error)
 		go func() {
-			_, err := d.within(t.Context()).WriteAt(filetest.Block('p', 512), 5*minGranule+512)
+			_, err := d.served.WriteAt(t.Context(), filetest.Block('p', 512), 5*minGranule+512)
 			written <- err
 		}()
 		synctest.Wait()
-		_, err := d.within(t.Context()).WriteAt(filetest.Block('w', 2*minGranule), 5*minGranule)
+		_, err := d.served.WriteAt(t.Context(), filetest.Block('w', 2*minGranule), 5*minGranule)
 		require.NoError(t, err)
 		d.source.Mend()
 		require.NoError(t, <-written)
 		want := filetest.Block('w', minGranule)
 		copy(want[512:], filetest.Block('p', 512))
 		got := make([]byte, minGranule)
-		_, err = d.served.ReadAt(got, 5*minGranule)
+		_, err = d.served.ReadAt(t.Context(), got, 5*minGranule)
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	})
@@ -249,11 +235,11 @@ func TestDetachingWhileSomebodyWaits(t *testing.T) {
 		d.source.Cut()
 		read := make(chan error)
 		go func() {
-			_, err := d.served.ReadAt(make([]byte, 512), 0)
+			_, err := d.served.ReadAt(t.Context(), make([]byte, 512), 0)
 			read <- err
 		}()
 		synctest.Wait()
-		_, err := d.served.WriteAt(filetest.Block('w', 1<<20), 0)
+		_, err := d.served.WriteAt(t.Context(), filetest.Block('w', 1<<20), 0)
 		require.NoError(t, err)
 		dropped := make(chan struct{})
 		go func() {
@@ -268,7 +254,7 @@ func TestDetachingWhileSomebodyWaits(t *testing.T) {
 		}
 		require.Equal(t, -1, filetest.FirstDifference(filetest.Block('w', 1<<20),
 			filetest.ReadAll(t, d.served, 1<<20)))
-		_, err = d.served.(disk.Extenter).Extent(0, 512)
+		_, err = d.served.(disk.Extenter).Extent(t.Context(), 0, 512)
 		require.NoError(t, err)
 		d.source.Mend()
 		require.NoError(t, <-read)
@@ -344,7 +330,7 @@ func TestCopyingLeavesTheWayToTheGuest(t *testing.T) {
 		var all sync.WaitGroup
 		all.Go(func() {
 			for ctx.Err() == nil {
-				_, _ = d.served.ReadAt(make([]byte, 512), 7<<20)
+				_, _ = d.served.ReadAt(ctx, make([]byte, 512), 7<<20)
 				time.Sleep(10 * time.Millisecond)
 			}
 		})
@@ -370,9 +356,9 @@ func TestFarImageThatIsGone(t *testing.T) {
 		done, all := d.Copied()
 		require.Equal(t, all-64<<10, done)
 		p := make([]byte, 512)
-		_, err := d.within(t.Context()).ReadAt(p, 5<<20)
+		_, err := d.served.ReadAt(t.Context(), p, 5<<20)
 		require.NoError(t, err)
-		_, err = d.within(t.Context()).ReadAt(make([]byte, 64<<10), 5<<20+64<<10)
+		_, err = d.served.ReadAt(t.Context(), make([]byte, 64<<10), 5<<20+64<<10)
 		var medium *disk.MediumError
 		require.ErrorAs(t, err, &medium)
 		require.NotErrorIs(t, err, disk.ErrNotNow)

@@ -29,7 +29,7 @@ func BenchmarkLayers(b *testing.B) {
 			p := make([]byte, minGranule)
 			disktest.Fill(p, r)
 			for b.Loop() {
-				if _, err := disk.ReadAt(p, r.Int64N(blocks)*minGranule); err != nil {
+				if _, err := disk.ReadAt(b.Context(), p, r.Int64N(blocks)*minGranule); err != nil {
 					b.Fatal(err)
 				}
 			}

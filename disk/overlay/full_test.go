@@ -30,7 +30,7 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	blocks := newBlockMap(blocksOf(size))
 	maps := newMapStore(len(blocks.pages))
 	over := newDisk(file, img, blocks, maps, size, Options{})
-	_, err = over.WriteAt(filetest.Block('b', 64<<10), 1<<20)
+	_, err = over.WriteAt(t.Context(), filetest.Block('b', 64<<10), 1<<20)
 	require.NoError(t, err)
 	progress := new(image.Progress)
 	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{}), Progress: progress})
@@ -49,7 +49,7 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	require.EqualValues(t, 512<<10-64<<10, left)
 	require.NoError(t, durable.Replace(filepath.Join(full, "state"), filetest.Block('s', 4096),
 		"", nil))
-	_, err = over.WriteAt(filetest.Block('c', 256<<10), 3<<20)
+	_, err = over.WriteAt(t.Context(), filetest.Block('c', 256<<10), 3<<20)
 	require.NoError(t, err)
 	want := filetest.Block('a', size)
 	copy(want[1<<20:], filetest.Block('b', 64<<10))

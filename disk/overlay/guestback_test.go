@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,13 +19,13 @@ type countedWays struct {
 func (w *countedWays) Write(p []byte, off int64) error {
 	w.anyWay++
 	w.guest()
-	_, err := w.WriteAt(p, off)
+	_, err := w.WriteAt(context.Background(), p, off)
 	return err
 }
 
 func (w *countedWays) WriteThrough(p []byte, off int64) error {
 	w.throughIt++
-	_, err := w.WriteAt(p, off)
+	_, err := w.WriteAt(context.Background(), p, off)
 	return err
 }
 

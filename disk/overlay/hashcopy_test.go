@@ -58,7 +58,7 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		require.EqualValues(t, whole, seen.whole.Load())
 
 		got := make([]byte, size)
-		_, err = file.ReadAt(got, 0)
+		_, err = file.ReadAt(t.Context(), got, 0)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(content, got))
 		want, err := img.Fingerprint(t.Context(), img.Hashes(nil), slots.New(2, slots.Options{}))

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"context"
 	"slices"
 
 	"kubevirt.io/disk/disk"
@@ -20,7 +21,9 @@ func (s *Stack) Since() []disk.Snapshot {
 }
 
 // Changed implements disk.Historian: what the layers above the snapshot have themselves may differ.
-func (s *Stack) Changed(since string, off, length int64) (changed bool, n int64, err error) {
+func (s *Stack) Changed(_ context.Context, since string, off, length int64) (changed bool, n int64,
+	err error,
+) {
 	if s.tree == nil {
 		return false, 0, &SnapshotError{Name: since, Reason: ErrSnapshotMissing.Error(),
 			Err: ErrSnapshotMissing}
@@ -32,7 +35,9 @@ func (s *Stack) Changed(since string, off, length int64) (changed bool, n int64,
 func (v *View) Since() []disk.Snapshot { return v.tree.since(v.of.ID) }
 
 // Changed implements disk.Historian.
-func (v *View) Changed(since string, off, length int64) (changed bool, n int64, err error) {
+func (v *View) Changed(_ context.Context, since string, off, length int64) (changed bool, n int64,
+	err error,
+) {
 	return v.tree.changed(v.of.ID, since, off, length)
 }
 

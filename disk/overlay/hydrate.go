@@ -102,7 +102,8 @@ func newHydration(o *Disk, opt CopyOptions) *hydration {
 	return &hydration{o: o, log: opt.Log, progress: opt.Progress, follower: opt.Follower,
 		writer: opt.Writer, slots: opt.Slots, chunk: chunk, workers: workers,
 		retry: spaceRetry, ahead: -1, far: o.parallel > 1,
-		out: rawfile.NewServedWriter(o.file, nil, nil, rawfile.ServedWorth)}
+		out: rawfile.NewServedWriter(disk.WriterAt(context.Background(), o.file), nil, nil,
+			rawfile.ServedWorth)}
 }
 
 // run returns nil when the file has every block, or ctx's error when that ends. It retries after

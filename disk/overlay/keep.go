@@ -88,14 +88,15 @@ func (o *Disk) giveBack(first, last int64) {
 }
 
 func (o *Disk) writeFile(p []byte, off int64) error {
-	_, err := o.file.WriteAt(p, off)
+	_, err := o.file.WriteAt(context.Background(), p, off)
 	return err
 }
 
 // punch makes a hole of a range that mostly is one: asking is cheaper than changing it.
 func (o *Disk) punch(off, length int64) error {
-	if e, err := o.file.Extent(off, length); err == nil && !e.Data && e.Length == length {
+	e, err := o.file.Extent(context.Background(), off, length)
+	if err == nil && !e.Data && e.Length == length {
 		return nil
 	}
-	return o.file.Discard(off, length)
+	return o.file.Discard(context.Background(), off, length)
 }

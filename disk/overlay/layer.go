@@ -22,7 +22,7 @@ func NewWhole(file File, opt Options) *Disk {
 // nothing is the image of a disk that has none.
 type nothing struct{}
 
-func (nothing) ReadAtContext(context.Context, []byte, int64) (int, error) { return 0, nil }
+func (nothing) ReadAt(context.Context, []byte, int64) (int, error) { return 0, nil }
 
 func (nothing) Size() int64 { return 0 }
 
@@ -61,7 +61,7 @@ type below struct {
 	parallel int
 }
 
-func (b *below) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
+func (b *below) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return b.of.lower.Load().read(ctx, p, off)
 }
 
@@ -70,7 +70,7 @@ func (b *below) Size() int64 { return b.floor }
 func (b *below) Parallel() int { return b.parallel }
 
 func (b *below) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
-	return b.of.lower.Load().extent(ctx, off, length)
+	return b.of.lower.Load().Extent(ctx, off, length)
 }
 
 // Slow is Estimator's.

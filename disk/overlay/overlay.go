@@ -14,12 +14,12 @@ import (
 
 // Image is the read-only content below a disk. It may also be a disk.Estimator.
 type Image interface {
-	// ReadAtContext fills p or returns an error. It is not called past the end. For content that is
+	// ReadAt fills p or returns an error. It is not called past the end. For content that is
 	// far away it waits until ctx ends, and then returns disk.ErrNotNow.
-	ReadAtContext(ctx context.Context, p []byte, off int64) (int, error)
+	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 	Size() int64
 	// Extent describes the run that begins at off, at most length bytes of it. A hole is what the
-	// image does not store. Extent waits like ReadAtContext.
+	// image does not store. Extent waits like ReadAt.
 	Extent(ctx context.Context, off, length int64) (disk.Extent, error)
 	// Parallel is how many reads to have on their way at once because the image is far away. 1
 	// means that it is near and nobody waits for it.
@@ -226,17 +226,13 @@ func (o *Disk) run(off, length int64) (own bool, n int64) {
 }
 
 // ReadAt returns the guest's writes, and the image where there are none. Concurrency: as Disk.
-func (o *Disk) ReadAt(p []byte, off int64) (int, error) {
-	return o.readAt(context.Background(), p, off)
-}
-
-func (o *Disk) readAt(ctx context.Context, p []byte, off int64) (int, error) {
+func (o *Disk) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 || off > o.Size()-int64(len(p)) {
 		return 0, rawfile.OutOfRange("read", off, int64(len(p)), o.Size())
 	}
 	o.trail.Read(off, int64(len(p)))
 	if o.whole {
-		return o.file.ReadAt(p, off)
+		return o.file.ReadAt(ctx, p, off)
 	}
 	o.watch.touch()
 	if o.opt.Reads != nil {
@@ -259,7 +255,7 @@ func (o *Disk) read(ctx context.Context, p []byte, off int64) (int, error) {
 		case from == nil:
 			clear(part)
 		case own:
-			n, err = from.file.ReadAt(part, at)
+			n, err = from.file.ReadAt(ctx, part, at)
 		case from.opt.CopyReads:
 			n, err = from.readKeeping(ctx, part, at)
 		default:
@@ -298,7 +294,7 @@ func (o *Disk) readImage(ctx context.Context, p []byte, off int64) (int, error) 
 	defer o.base.end()
 	inside := max(0, min(int64(len(p)), base.Size()-off))
 	clear(p[inside:])
-	if n, err := base.ReadAtContext(ctx, p[:inside], off); int64(n) < inside {
+	if n, err := base.ReadAt(ctx, p[:inside], off); int64(n) < inside {
 		if errors.Is(err, disk.ErrWrongContent) {
 			o.Condemn(err)
 		}
@@ -310,11 +306,7 @@ func (o *Disk) readImage(ctx context.Context, p []byte, off int64) (int, error) 
 // WriteAt stores p in the file. If p covers a block only in part, the rest of the block first comes
 // from the image. An empty write only checks whether the disk can be written. Monitoring uses it,
 // and it does not slow the copying down. Concurrency and durability: as Disk.
-func (o *Disk) WriteAt(p []byte, off int64) (int, error) {
-	return o.writeAt(context.Background(), p, off)
-}
-
-func (o *Disk) writeAt(ctx context.Context, p []byte, off int64) (int, error) {
+func (o *Disk) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if len(p) > 0 {
 		o.watch.touch()
 	}
@@ -331,7 +323,7 @@ func (o *Disk) writeAt(ctx context.Context, p []byte, off int64) (int, error) {
 			return 0, err
 		}
 		defer o.leave()
-		return o.file.WriteAt(p, off)
+		return o.file.WriteAt(ctx, p, off)
 	}
 	if err := o.change(ctx, changeWrite, p, off, length, o); err != nil {
 		return 0, err
@@ -340,13 +332,13 @@ func (o *Disk) writeAt(ctx context.Context, p []byte, off int64) (int, error) {
 }
 
 // Discard makes the range a hole of the file. Concurrency and durability: as Disk.
-func (o *Disk) Discard(off, length int64) error {
-	return o.deallocate(context.Background(), changeDiscard, off, length)
+func (o *Disk) Discard(ctx context.Context, off, length int64) error {
+	return o.deallocate(ctx, changeDiscard, off, length)
 }
 
 // Zero makes the range read as zeros. Concurrency and durability: as Disk.
-func (o *Disk) Zero(off, length int64) error {
-	return o.deallocate(context.Background(), changeZero, off, length)
+func (o *Disk) Zero(ctx context.Context, off, length int64) error {
+	return o.deallocate(ctx, changeZero, off, length)
 }
 
 func (o *Disk) deallocate(ctx context.Context, op change, off, length int64) error {
@@ -361,7 +353,7 @@ func (o *Disk) deallocate(ctx context.Context, op change, off, length int64) err
 	if !o.owned(off, length) {
 		err = o.change(ctx, op, nil, off, length, o)
 	} else if err = o.enter(); err == nil {
-		err = o.apply(op, nil, off, length)
+		err = o.apply(ctx, op, nil, off, length)
 		o.leave()
 	}
 	if err == nil {

@@ -21,14 +21,14 @@ type spoiled struct {
 	block int64
 }
 
-func (s *spoiled) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
+func (s *spoiled) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	bad := s.block * minGranule
 	if s.block >= 0 && off < bad+minGranule && bad < off+int64(len(p)) {
 		n := copy(p[:max(0, bad-off)], s.Content[off:])
 		return n, &disk.MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n),
 			Err: errors.New("input/output error")}
 	}
-	return s.SimImage.ReadAtContext(ctx, p, off)
+	return s.SimImage.ReadAt(ctx, p, off)
 }
 
 // TestUnreadableBlockOfTheImage: only the unreadable block is missing. Reads and writes beside it
@@ -40,28 +40,28 @@ func TestUnreadableBlockOfTheImage(t *testing.T) {
 		d.over.base.img = &spoiled{SimImage: d.image, block: 5}
 		p := make([]byte, minGranule)
 		var medium *disk.MediumError
-		_, err := d.over.ReadAt(p, 5*minGranule)
+		_, err := d.over.ReadAt(t.Context(), p, 5*minGranule)
 		require.ErrorAs(t, err, &medium)
 		require.EqualValues(t, 5*minGranule, medium.Off)
 		for _, block := range []int64{4, 6} {
-			_, err := d.over.ReadAt(p, block*minGranule)
+			_, err := d.over.ReadAt(t.Context(), p, block*minGranule)
 			require.NoError(t, err)
 			require.Equal(t, d.expected[block*minGranule:(block+1)*minGranule], p)
 		}
-		n, err := d.over.WriteAt(make([]byte, disk.SectorSize), 5*minGranule)
+		n, err := d.over.WriteAt(t.Context(), make([]byte, disk.SectorSize), 5*minGranule)
 		require.ErrorAs(t, err, &medium, "the rest of the block is not known")
 		require.Zero(t, n, "wherever storage failed, nothing is stored")
 
 		err = d.hydrate.pass(t.Context())
 		require.ErrorAs(t, err, &medium)
 		require.EqualValues(t, 1, d.over.blocks.clear.Load(), "everything else is copied")
-		_, err = d.over.WriteAt(make([]byte, minGranule), 5*minGranule)
+		_, err = d.over.WriteAt(t.Context(), make([]byte, minGranule), 5*minGranule)
 		require.NoError(t, err, "a whole block needs nothing of the image")
 		require.NoError(t, d.hydrate.run(t.Context()))
 		d.over.base.drop()
 		clear(d.expected[5*minGranule : 6*minGranule])
 		got := make([]byte, simSize)
-		_, err = d.over.ReadAt(got, 0)
+		_, err = d.over.ReadAt(t.Context(), got, 0)
 		require.NoError(t, err)
 		require.Equal(t, d.expected, got)
 	}
@@ -73,12 +73,12 @@ func TestWholeBlocksReadNothing(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	counted := &counting{Image: d.image}
 	d.over.base.img = counted
-	_, err := d.over.WriteAt(make([]byte, 3*minGranule), 4*minGranule)
+	_, err := d.over.WriteAt(t.Context(), make([]byte, 3*minGranule), 4*minGranule)
 	require.NoError(t, err)
 	require.Zero(t, counted.reads)
-	require.NoError(t, d.over.Discard(20*minGranule, 2*minGranule))
+	require.NoError(t, d.over.Discard(t.Context(), 20*minGranule, 2*minGranule))
 	require.Zero(t, counted.reads)
-	_, err = d.over.WriteAt(make([]byte, 3*minGranule), 24*minGranule+disk.SectorSize)
+	_, err = d.over.WriteAt(t.Context(), make([]byte, 3*minGranule), 24*minGranule+disk.SectorSize)
 	require.NoError(t, err)
 	require.Equal(t, 2, counted.reads)
 }
@@ -96,9 +96,9 @@ type punching struct {
 	at []int64
 }
 
-func (p *punching) Discard(off, length int64) error {
+func (p *punching) Discard(ctx context.Context, off, length int64) error {
 	p.at = append(p.at, off)
-	return p.SimFile.Discard(off, length)
+	return p.SimFile.Discard(ctx, off, length)
 }
 
 // TestHydrationPunchesWhatIsThere: zeros of the image become holes of the file, even over the rest
@@ -109,7 +109,7 @@ func TestHydrationPunchesWhatIsThere(t *testing.T) {
 		make([]byte, simSize))}
 	clear(content.Content[9*minGranule : 10*minGranule])
 	// the end of a hole of the image: every fifth block is one
-	_, err := file.WriteAt(filetest.Block('x', minGranule), 9*minGranule)
+	_, err := file.WriteAt(t.Context(), filetest.Block('x', minGranule), 9*minGranule)
 	require.NoError(t, err)
 	blocks := newBlockMap(blocksOf(simSize))
 	maps := newMapStore(len(blocks.pages))
@@ -138,9 +138,9 @@ type counting struct {
 	reads int
 }
 
-func (c *counting) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
+func (c *counting) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	c.reads++
-	return c.Image.ReadAtContext(ctx, p, off)
+	return c.Image.ReadAt(ctx, p, off)
 }
 
 // TestHydrationFollowsTheGuest: the guest's last read is copied first, and the blocks after it
@@ -148,7 +148,7 @@ func (c *counting) ReadAtContext(ctx context.Context, p []byte, off int64) (int,
 func TestHydrationFollowsTheGuest(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	d.hydrate.chunk = 2 * minGranule
-	_, err := d.over.ReadAt(make([]byte, disk.SectorSize), 20*minGranule)
+	_, err := d.over.ReadAt(t.Context(), make([]byte, disk.SectorSize), 20*minGranule)
 	require.NoError(t, err)
 	var order []int64
 	for {
@@ -184,22 +184,22 @@ func TestHydrationLeavesProcessorsToTheGuest(t *testing.T) {
 // an empty write whether the disk has failed; that does not count.
 func TestWatchingTheDiskIsNoGuest(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
-	_, err := d.over.WriteAt(nil, 0)
+	_, err := d.over.WriteAt(t.Context(), nil, 0)
 	require.NoError(t, err)
 	require.False(t, d.hydrate.o.watch.active())
 	for name, act := range map[string]func() error{
 		"read": func() error {
 			_,
-				err := d.over.ReadAt(make([]byte, disk.SectorSize), 0)
+				err := d.over.ReadAt(t.Context(), make([]byte, disk.SectorSize), 0)
 			return err
 		},
 		"write": func() error {
 			_,
-				err := d.over.WriteAt(make([]byte, disk.SectorSize), 0)
+				err := d.over.WriteAt(t.Context(), make([]byte, disk.SectorSize), 0)
 			return err
 		},
-		"discard": func() error { return d.over.Discard(0, disk.SectorSize) },
-		"zero":    func() error { return d.over.Zero(0, disk.SectorSize) },
+		"discard": func() error { return d.over.Discard(t.Context(), 0, disk.SectorSize) },
+		"zero":    func() error { return d.over.Zero(t.Context(), 0, disk.SectorSize) },
 	} {
 		d.hydrate.o.watch.activeAt.Store(0)
 		require.NoError(t, act())
@@ -237,13 +237,13 @@ func TestDiskLargerThanItsImage(t *testing.T) {
 					var err error
 					switch op {
 					case changeWrite:
-						_, err = over.WriteAt(p, off)
+						_, err = over.WriteAt(t.Context(), p, off)
 					case changeDiscard:
 						clear(p)
-						err = over.Discard(off, length)
+						err = over.Discard(t.Context(), off, length)
 					case changeZero:
 						clear(p)
-						err = over.Zero(off, length)
+						err = over.Zero(t.Context(), off, length)
 					}
 					require.NoError(t, err)
 					copy(want[off:], p)
@@ -289,7 +289,7 @@ func TestHolesThatAreNoWholeBlocks(t *testing.T) {
 // not marked yet. It leaves marked blocks alone.
 func TestGivingBackSparesTheGuest(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
-	_, err := d.over.WriteAt(filetest.Block('g', minGranule), 7*minGranule)
+	_, err := d.over.WriteAt(t.Context(), filetest.Block('g', minGranule), 7*minGranule)
 	require.NoError(t, err)
 	held := d.over.locks.lock(5, 5)
 	done := make(chan struct{})
@@ -302,14 +302,14 @@ func TestGivingBackSparesTheGuest(t *testing.T) {
 		t.Fatal("giveBack did not wait")
 	case <-time.After(50 * time.Millisecond):
 	}
-	_, err = d.file.WriteAt(filetest.Block('g', minGranule), 5*minGranule)
+	_, err = d.file.WriteAt(t.Context(), filetest.Block('g', minGranule), 5*minGranule)
 	require.NoError(t, err)
 	require.NoError(t, d.over.mark(5, 5))
 	d.over.locks.unlock(held)
 	<-done
 	for _, written := range []int64{5, 7} {
 		p := make([]byte, minGranule)
-		_, err = d.over.ReadAt(p, written*minGranule)
+		_, err = d.over.ReadAt(t.Context(), p, written*minGranule)
 		require.NoError(t, err)
 		require.Equal(t, filetest.Block('g', minGranule), p)
 	}

@@ -52,14 +52,14 @@ func TestMapOfAnOverlay(t *testing.T) {
 	require.Equal(t, disk.Cell{Image: block}, cell(m, 31))
 	require.Equal(t, disk.Cell{Hole: block}, cell(m, 32))
 
-	_, err = o.WriteAt(make([]byte, disk.SectorSize), 3*block)
+	_, err = o.WriteAt(t.Context(), make([]byte, disk.SectorSize), 3*block)
 	require.NoError(t, err)
 	// The file remembers its holes by 64 KiB.
-	_, err = o.WriteAt(make([]byte, 16*block), 48*block)
+	_, err = o.WriteAt(t.Context(), make([]byte, 16*block), 48*block)
 	require.NoError(t, err)
-	_, err = o.WriteAt(make([]byte, 16*block), 96*block)
+	_, err = o.WriteAt(t.Context(), make([]byte, 16*block), 96*block)
 	require.NoError(t, err)
-	_, err = o.ReadAt(make([]byte, block), 7*block)
+	_, err = o.ReadAt(t.Context(), make([]byte, block), 7*block)
 	require.NoError(t, err)
 	m = o.Map()
 	require.Equal(t, disk.Cell{Image: 31 * block, Written: 33 * block, Hole: 64 * block,
@@ -68,8 +68,8 @@ func TestMapOfAnOverlay(t *testing.T) {
 	require.Equal(t, disk.Cell{Written: block}, cell(m, 111))
 	require.Equal(t, disk.Cell{Image: block, Read: true}, cell(m, 7))
 
-	require.NoError(t, o.Discard(10*block, 2*block))
-	require.NoError(t, o.Discard(48*block, block))
+	require.NoError(t, o.Discard(t.Context(), 10*block, 2*block))
+	require.NoError(t, o.Discard(t.Context(), 48*block, block))
 	require.Equal(t, disk.Cell{Image: 29 * block, Written: 32 * block, Hole: 67 * block,
 		Read: true}, o.Map().Total())
 
@@ -125,7 +125,7 @@ type endless struct{ size int64 }
 func (e endless) Size() int64   { return e.size }
 func (e endless) Parallel() int { return 1 }
 
-func (e endless) ReadAtContext(_ context.Context, p []byte, _ int64) (int, error) {
+func (e endless) ReadAt(_ context.Context, p []byte, _ int64) (int, error) {
 	clear(p)
 	return len(p), nil
 }
@@ -168,7 +168,7 @@ func BenchmarkMap(b *testing.B) {
 			defer o.Close()
 			for range 1000 { // a guest that is all over the disk
 				off := r.Int64N(size/minGranule) * minGranule
-				_, err := o.WriteAt(buf, off)
+				_, err := o.WriteAt(b.Context(), buf, off)
 				require.NoError(b, err)
 			}
 			b.ReportAllocs()

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,16 +13,16 @@ import (
 // instant is a file whose calls take no time.
 type instant struct{ size int64 }
 
-func (f instant) ReadAt(p []byte, _ int64) (int, error)  { return len(p), nil }
-func (f instant) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
-func (f instant) Flush() error                           { return nil }
-func (f instant) Sync() error                            { return nil }
-func (f instant) Size() int64                            { return f.size }
-func (f instant) Close() error                           { return nil }
-func (f instant) Discard(_, _ int64) error               { return nil }
-func (f instant) Zero(_, _ int64) error                  { return nil }
+func (f instant) ReadAt(ctx context.Context, p []byte, _ int64) (int, error)  { return len(p), nil }
+func (f instant) WriteAt(ctx context.Context, p []byte, _ int64) (int, error) { return len(p), nil }
+func (f instant) Flush() error                                                { return nil }
+func (f instant) Sync() error                                                 { return nil }
+func (f instant) Size() int64                                                 { return f.size }
+func (f instant) Close() error                                                { return nil }
+func (f instant) Discard(_ context.Context, _, _ int64) error                 { return nil }
+func (f instant) Zero(_ context.Context, _, _ int64) error                    { return nil }
 
-func (f instant) Extent(_, length int64) (disk.Extent, error) {
+func (f instant) Extent(ctx context.Context, _, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: length, Data: true}, nil
 }
 
@@ -39,8 +40,8 @@ func TestOwnBlocksAllocateNothing(t *testing.T) {
 	over, blocks := ownBlocks(t)
 	p := make([]byte, 8*minGranule)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		_, _ = over.ReadAt(p, (blocks-8)*minGranule)
-		_, _ = over.WriteAt(p, minGranule/2)
+		_, _ = over.ReadAt(t.Context(), p, (blocks-8)*minGranule)
+		_, _ = over.WriteAt(t.Context(), p, minGranule/2)
 	}))
 }
 
@@ -48,13 +49,13 @@ func TestOwnBlocksAllocateNothing(t *testing.T) {
 func BenchmarkOwnBlocks(b *testing.B) {
 	over, blocks := ownBlocks(b)
 	p := make([]byte, minGranule)
-	for name, op := range map[string]func([]byte, int64) (int, error){
+	for name, op := range map[string]func(context.Context, []byte, int64) (int, error){
 		"read":  over.ReadAt,
 		"write": over.WriteAt,
 	} {
 		b.Run(name, func(b *testing.B) {
 			for i := int64(0); b.Loop(); i++ {
-				_, _ = op(p, i%blocks*minGranule)
+				_, _ = op(b.Context(), p, i%blocks*minGranule)
 			}
 		})
 	}

@@ -75,20 +75,20 @@ func (g *cloneGuest) operate(cursor int64) {
 	switch r.IntN(8) {
 	case 0:
 		clear(own)
-		err = g.over.Discard(off, length)
+		err = g.over.Discard(g.t.Context(), off, length)
 	case 1:
 		clear(own)
-		err = g.over.Zero(off, length)
+		err = g.over.Zero(g.t.Context(), off, length)
 	case 2, 3, 4:
 		got := make([]byte, length)
-		if _, err = g.over.ReadAt(got, off); !bytes.Equal(own, got) {
+		if _, err = g.over.ReadAt(g.t.Context(), got, off); !bytes.Equal(own, got) {
 			g.t.Errorf("%d bytes at %d are not what was there", length, off)
 		}
 	default:
 		for i := range own {
 			own[i] = byte(r.Uint32()) | 1
 		}
-		_, err = g.over.WriteAt(own, off)
+		_, err = g.over.WriteAt(g.t.Context(), own, off)
 	}
 	if err != nil {
 		g.t.Errorf("%d bytes at %d: %v", length, off, err)
@@ -122,8 +122,9 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	blocks := newBlockMap(blocksOf(size))
 	maps := newMapStore(len(blocks.pages))
 	m := &filetest.Machine{CrashIn: -1}
-	maps.live, maps.durable = filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize)),
-		filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize))
+	empty := make([]byte, mapHeaderSize+mapPageSize)
+	maps.live, maps.durable = mapFile{filetest.NewSimFile(m, empty)},
+		mapFile{filetest.NewSimFile(m, empty)}
 	image := filetest.SimImage{Content: content}
 	held, err := markHoles(t.Context(), image, blocks, maps.save)
 	require.NoError(t, err)
@@ -131,7 +132,8 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 	direct := &counted{WriterAt: past}
 	// Past the cache on any storage.
-	h.out = rawfile.NewServedWriter(d, direct, rawfile.NewPlaces(d.File, nil), 1e6)
+	h.out = rawfile.NewServedWriter(disk.WriterAt(t.Context(), d), direct,
+		rawfile.NewPlaces(d.File, nil), 1e6)
 
 	want := bytes.Clone(content)
 	var ops, chunks atomic.Int64

@@ -63,7 +63,7 @@ func (o *Disk) Push(ctx context.Context, free *slots.Slots) error {
 func (o *Disk) pushRun(ctx context.Context, to *Disk, buf []byte, off, length int64) (int64,
 	error,
 ) {
-	e, err := o.file.Extent(off, length)
+	e, err := o.file.Extent(ctx, off, length)
 	if err != nil {
 		return 0, err
 	}
@@ -74,7 +74,7 @@ func (o *Disk) pushRun(ctx context.Context, to *Disk, buf []byte, off, length in
 		return e.Length, to.change(ctx, changeDiscard, nil, off, e.Length, nil)
 	}
 	p := buf[:min(e.Length, int64(len(buf)))]
-	if _, err := o.file.ReadAt(p, off); err != nil {
+	if _, err := o.file.ReadAt(ctx, p, off); err != nil {
 		return 0, err
 	}
 	if to.owned(off, int64(len(p))) {

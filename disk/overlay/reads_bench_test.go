@@ -64,7 +64,7 @@ func BenchmarkReadsOfSnapshots(b *testing.B) {
 				read := func(i int, off int64) {
 					disk := []*Stack{without, with}[i]
 					begin := time.Now()
-					if _, err := disk.ReadAt(p, off); err != nil {
+					if _, err := disk.ReadAt(b.Context(), p, off); err != nil {
 						b.Fatal(err)
 					}
 					took[i] = append(took[i], time.Since(begin))

@@ -59,15 +59,16 @@ func TestRestartAfterAFailedFlush(t *testing.T) {
 	d := &disks{dir: t.TempDir(), img: filetest.SimImage{Content: bytes.Clone(content)},
 		opt: Options{CopyReads: true}, boot: "a boot"}
 	over := d.start(t)
-	_, err := over.WriteAt(filetest.Block('f', 4096), 4096)
+	_, err := over.WriteAt(t.Context(), filetest.Block('f', 4096), 4096)
 	require.NoError(t, err)
 	require.NoError(t, over.Flush())
-	_, err = over.WriteAt(filetest.Block('l', 512), 1<<20) // the rest of it comes from the image
+	// the rest of it comes from the image
+	_, err = over.WriteAt(t.Context(), filetest.Block('l', 512), 1<<20)
 	require.NoError(t, err)
 	filetest.ReadAll(t, over, over.Size()) // and so does everything else
 	over.file = &unflushed{over.file}
 	require.ErrorIs(t, over.Flush(), disk.ErrFailed)
-	_, err = over.WriteAt(filetest.Block('x', 512), 4096)
+	_, err = over.WriteAt(t.Context(), filetest.Block('x', 512), 4096)
 	require.ErrorIs(t, err, disk.ErrFailed)
 	require.NoError(t, over.Close())
 
@@ -120,7 +121,7 @@ func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
 	platter, err := os.OpenFile(filetest.Put(t, t.TempDir(), "map", content, 0), os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer platter.Close()
-	_, err = over.WriteAt(filetest.Block('w', 4096), 8192)
+	_, err = over.WriteAt(t.Context(), filetest.Block('w', 4096), 8192)
 	require.NoError(t, err)
 	over.maps.durable = unsyncable{over.maps.durable}
 	require.ErrorIs(t, over.Flush(), disk.ErrFailed)
@@ -136,7 +137,7 @@ func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
 	d.boot = "another boot"
 	third := d.start(t)
 	p := make([]byte, 4096)
-	_, err = third.ReadAt(p, 8192)
+	_, err = third.ReadAt(t.Context(), p, 8192)
 	require.NoError(t, err)
 	require.Equal(t, filetest.Block('w', 4096), p)
 	require.NoError(t, third.Close())

@@ -98,42 +98,37 @@ func (s *Stack) try(call func(o *Disk) error) error {
 // Size is that of the top, which may grow.
 func (s *Stack) Size() int64 { return s.top.Load().Size() }
 
-// ReadAt is Disk's.
-func (s *Stack) ReadAt(p []byte, off int64) (int, error) {
-	return s.readAt(context.Background(), p, off)
-}
+// Far reports whether the image is far away: see disk.Far.
+func (s *Stack) Far() bool { return s.top.Load().parallel > 1 }
 
-func (s *Stack) readAt(ctx context.Context, p []byte, off int64) (int, error) {
+// ReadAt is Disk's.
+func (s *Stack) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	for {
 		before := s.changes.Load()
-		if n, err := s.top.Load().readAt(ctx, p, off); !s.again(err, before) {
+		if n, err := s.top.Load().ReadAt(ctx, p, off); !s.again(err, before) {
 			return n, err
 		}
 	}
 }
 
 // WriteAt is Disk's.
-func (s *Stack) WriteAt(p []byte, off int64) (int, error) {
-	return s.writeAt(context.Background(), p, off)
-}
-
-func (s *Stack) writeAt(ctx context.Context, p []byte, off int64) (int, error) {
+func (s *Stack) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	for {
 		before := s.changes.Load()
-		if n, err := s.top.Load().writeAt(ctx, p, off); !s.again(err, before) {
+		if n, err := s.top.Load().WriteAt(ctx, p, off); !s.again(err, before) {
 			return n, err
 		}
 	}
 }
 
 // Discard is Disk's.
-func (s *Stack) Discard(off, length int64) error {
-	return s.deallocate(context.Background(), changeDiscard, off, length)
+func (s *Stack) Discard(ctx context.Context, off, length int64) error {
+	return s.deallocate(ctx, changeDiscard, off, length)
 }
 
 // Zero is Disk's.
-func (s *Stack) Zero(off, length int64) error {
-	return s.deallocate(context.Background(), changeZero, off, length)
+func (s *Stack) Zero(ctx context.Context, off, length int64) error {
+	return s.deallocate(ctx, changeZero, off, length)
 }
 
 func (s *Stack) deallocate(ctx context.Context, op change, off, length int64) error {
@@ -141,26 +136,18 @@ func (s *Stack) deallocate(ctx context.Context, op change, off, length int64) er
 }
 
 // Extent is Disk's.
-func (s *Stack) Extent(off, length int64) (disk.Extent, error) {
-	return s.extent(context.Background(), off, length)
-}
-
-func (s *Stack) extent(ctx context.Context, off, length int64) (e disk.Extent, err error) {
+func (s *Stack) Extent(ctx context.Context, off, length int64) (e disk.Extent, err error) {
 	err = s.try(func(o *Disk) (err error) {
-		e, err = o.extent(ctx, off, length)
+		e, err = o.Extent(ctx, off, length)
 		return err
 	})
 	return e, err
 }
 
 // Depth is Disk's.
-func (s *Stack) Depth(off, length int64) (depth int, n int64, err error) {
-	return s.depth(context.Background(), off, length)
-}
-
-func (s *Stack) depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
+func (s *Stack) Depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
 	err = s.try(func(o *Disk) (err error) {
-		depth, n, err = o.depth(ctx, off, length)
+		depth, n, err = o.Depth(ctx, off, length)
 		return err
 	})
 	return depth, n, err

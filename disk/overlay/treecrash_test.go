@@ -66,7 +66,7 @@ func TestPushAfterAPowerCut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newSimTree(t, 1, mode.opt, mode.whole)
 			last := make([]byte, disk.SectorSize)
-			_, err := d.disk.WriteAt(last, simSize-disk.SectorSize)
+			_, err := d.disk.WriteAt(t.Context(), last, simSize-disk.SectorSize)
 			require.NoError(t, err)
 			copy(d.expected[simSize-disk.SectorSize:], last)
 			require.NoError(t, TakeSnapshot(t.Context(), "a", d.tree))
@@ -74,7 +74,7 @@ func TestPushAfterAPowerCut(t *testing.T) {
 			d.expected = append(d.expected, make([]byte, more)...)
 			require.NoError(t, d.tree.Delete("a"))
 			require.NoError(t, d.file.Grow(simSize+more))
-			_, err = d.file.WriteAt(bytes.Repeat([]byte{1}, more), simSize)
+			_, err = d.file.WriteAt(t.Context(), bytes.Repeat([]byte{1}, more), simSize)
 			require.NoError(t, err)
 			require.NoError(t, d.look(0, simSize+more))
 			d.mergeAll()

@@ -37,7 +37,7 @@ func (s *unsureShelf) Save(r *Record) error {
 
 // fill writes a byte to the whole first block and flushes it.
 func (d *simTree) fill(b byte) error {
-	if _, err := d.disk.WriteAt(bytes.Repeat([]byte{b}, minGranule), 0); err != nil {
+	if _, err := d.disk.WriteAt(d.t.Context(), bytes.Repeat([]byte{b}, minGranule), 0); err != nil {
 		return err
 	}
 	return d.disk.Flush()
@@ -46,7 +46,7 @@ func (d *simTree) fill(b byte) error {
 // first is the first byte of the disk.
 func (d *simTree) first() byte {
 	p := make([]byte, disk.SectorSize)
-	_, err := d.disk.ReadAt(p, 0)
+	_, err := d.disk.ReadAt(d.t.Context(), p, 0)
 	require.NoError(d.t, err)
 	return p[0]
 }
@@ -85,12 +85,12 @@ func TestGrowAfterASnapshotThatCannotBeRecorded(t *testing.T) {
 	require.Equal(t, size, d.disk.Size())
 	require.NoError(t, d.tree.Grow(2*size))
 	data := bytes.Repeat([]byte{'d'}, disk.SectorSize)
-	_, err := d.disk.WriteAt(data, 2*size-disk.SectorSize)
+	_, err := d.disk.WriteAt(t.Context(), data, 2*size-disk.SectorSize)
 	require.NoError(t, err)
 	require.NoError(t, d.disk.Flush())
 	d.load()
 	got := make([]byte, disk.SectorSize)
-	_, err = d.disk.ReadAt(got, 2*size-disk.SectorSize)
+	_, err = d.disk.ReadAt(t.Context(), got, 2*size-disk.SectorSize)
 	require.NoError(t, err)
 	require.Equal(t, data, got)
 }
@@ -102,15 +102,15 @@ func TestOverWhatIsClosed(t *testing.T) {
 	p := make([]byte, disk.SectorSize)
 	of := NewStack(newDisk(d.file, closedImage{d.image}, newBlockMap(blocksOf(simSize)),
 		newMapStore(1), simSize, Options{}))
-	_, err := of.ReadAt(p, 0)
+	_, err := of.ReadAt(t.Context(), p, 0)
 	require.ErrorIs(t, err, fs.ErrClosed)
-	_, err = of.WriteAt(p, 0)
+	_, err = of.WriteAt(t.Context(), p, 0)
 	require.ErrorIs(t, err, fs.ErrClosed)
 }
 
 // closedImage is the snapshot of a disk that was closed, as the image of a clone.
 type closedImage struct{ Image }
 
-func (closedImage) ReadAtContext(context.Context, []byte, int64) (int, error) {
+func (closedImage) ReadAt(context.Context, []byte, int64) (int, error) {
 	return 0, fs.ErrClosed
 }

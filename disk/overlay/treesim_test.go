@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -69,7 +70,7 @@ func (d *simTree) Open(id string, floor int64) (File, *Map, error) {
 	}
 	l.file.Lies = d.lost
 	blocks, store := simMap(d.t, d.m, l.durable, l.live, layerHeader(floor))
-	l.live = store.live.(*filetest.SimFile)
+	l.live = store.live.(mapFile).SimFile
 	return l.file, &Map{opt: MapOptions{ImageSize: floor}, blocks: blocks, files: store}, nil
 }
 
@@ -184,8 +185,8 @@ func (d *simTree) operate() error {
 	case op == 1:
 		p := make([]byte, length)
 		d.attempt(p, off)
-		do := []func(int64, int64) error{d.disk.Discard, d.disk.Zero}[r.IntN(2)]
-		if err := do(off, length); err != nil {
+		do := []func(context.Context, int64, int64) error{d.disk.Discard, d.disk.Zero}[r.IntN(2)]
+		if err := do(d.t.Context(), off, length); err != nil {
 			return err
 		}
 		copy(d.expected[off:], p)
@@ -232,7 +233,7 @@ func (d *simTree) operate() error {
 		p := make([]byte, length)
 		disktest.Fill(p, r)
 		d.attempt(p, off)
-		if _, err := d.disk.WriteAt(p, off); err != nil {
+		if _, err := d.disk.WriteAt(d.t.Context(), p, off); err != nil {
 			return err
 		}
 		copy(d.expected[off:], p)
@@ -260,7 +261,7 @@ func (d *simTree) commit(name string) error {
 	v, err := d.tree.View(name)
 	require.NoError(d.t, err)
 	got := make([]byte, v.Size())
-	if _, err := v.ReadAt(got, 0); err != nil {
+	if _, err := v.ReadAt(d.t.Context(), got, 0); err != nil {
 		return err
 	}
 	if !bytes.Equal(d.snaps[name], got) {
@@ -291,7 +292,7 @@ func (d *simTree) checkDeltas(of disk.Disk, content []byte) error {
 		}
 		image = append(slices.Clip(image), make([]byte, len(content)-len(image))...) // it has grown
 		for off, end := int64(0), int64(len(content)); off < end; {
-			changed, n, err := disk.Changed(of, since, off, end-off)
+			changed, n, err := disk.Changed(d.t.Context(), of, since, off, end-off)
 			if err != nil {
 				return err
 			}
@@ -314,7 +315,7 @@ func (d *simTree) mergeAll() {
 // look compares a range of the disk, and of each snapshot.
 func (d *simTree) look(off, length int64) error {
 	p := make([]byte, length)
-	if _, err := d.disk.ReadAt(p, off); err != nil {
+	if _, err := d.disk.ReadAt(d.t.Context(), p, off); err != nil {
 		return err
 	}
 	require.True(d.t, bytes.Equal(d.expected[off:off+length], p), "%d bytes at %d", length, off)
@@ -326,7 +327,7 @@ func (d *simTree) look(off, length int64) error {
 		require.NoError(d.t, err)
 		n := min(length, v.Size()-off)
 		if n > 0 {
-			if _, err := v.ReadAt(p[:n], off); err != nil {
+			if _, err := v.ReadAt(d.t.Context(), p[:n], off); err != nil {
 				return err
 			}
 			require.True(d.t, bytes.Equal(want[off:off+n], p[:n]), "snapshot %s, %d bytes at %d",

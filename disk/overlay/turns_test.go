@@ -26,7 +26,7 @@ type watched struct {
 	hold      func()
 }
 
-func (w *watched) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
+func (w *watched) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	now := w.now.Add(1)
 	defer w.now.Add(-1)
 	for most := w.most.Load(); now > most &&
@@ -35,7 +35,7 @@ func (w *watched) ReadAtContext(ctx context.Context, p []byte, off int64) (int, 
 	if w.hold != nil {
 		w.hold()
 	}
-	return w.Image.ReadAtContext(ctx, p, off)
+	return w.Image.ReadAt(ctx, p, off)
 }
 
 // full is a file without space until the channel is closed.
@@ -45,10 +45,10 @@ type full struct {
 	tries atomic.Int32
 }
 
-func (f *full) WriteAt(p []byte, off int64) (int, error) {
+func (f *full) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	select {
 	case <-f.space:
-		return f.SimFile.WriteAt(p, off)
+		return f.SimFile.WriteAt(ctx, p, off)
 	default:
 		f.tries.Add(1)
 		return 0, disk.ErrNoSpace
@@ -69,7 +69,7 @@ func requireCopied(t *testing.T, d *simDisk) {
 	require.Zero(t, d.over.blocks.clear.Load())
 	d.over.base.drop()
 	got := make([]byte, simSize)
-	_, err := d.over.ReadAt(got, 0)
+	_, err := d.over.ReadAt(t.Context(), got, 0)
 	require.NoError(t, err)
 	require.Equal(t, d.expected, got)
 }
@@ -152,7 +152,8 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	d, h := copying(t, shared, nil)
 	file := &full{SimFile: d.file, space: make(chan struct{})}
 	d.over.file = file
-	h.out, h.retry = rawfile.NewServedWriter(file, nil, nil, rawfile.ServedWorth), time.Millisecond
+	h.out, h.retry = rawfile.NewServedWriter(disk.WriterAt(t.Context(), file), nil, nil,
+		rawfile.ServedWorth), time.Millisecond
 	copied := make(chan error, 1)
 	go func() { copied <- h.run(t.Context()) }()
 	testtool.Eventually(t, func() bool { return file.tries.Load() > 2 })

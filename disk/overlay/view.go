@@ -36,13 +36,8 @@ func newView(t *Tree, s *snapshot, done func()) *View {
 // Replace puts a layer with the same content in the place of the one before.
 func (v *View) Replace(layer *Disk) { v.layer.Store(layer) }
 
-// Served returns the disk to serve: a disk.Distant if the image is far away.
-func (v *View) Served() disk.Disk {
-	if v.layer.Load().parallel > 1 {
-		return distantView{v}
-	}
-	return v
-}
+// Far reports whether the image is far away: see disk.Far.
+func (v *View) Far() bool { return v.layer.Load().parallel > 1 }
 
 // Snapshot is the one that the view shows.
 func (v *View) Snapshot() disk.Snapshot { return v.of }
@@ -51,11 +46,7 @@ func (v *View) Snapshot() disk.Snapshot { return v.of }
 func (v *View) Size() int64 { return v.size }
 
 // ReadAt is Disk's.
-func (v *View) ReadAt(p []byte, off int64) (int, error) {
-	return v.readAt(context.Background(), p, off)
-}
-
-func (v *View) readAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+func (v *View) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
 	if off < 0 || off > v.size-int64(len(p)) {
 		return 0, rawfile.OutOfRange("read", off, int64(len(p)), v.size)
 	}
@@ -69,17 +60,13 @@ func (v *View) readAt(ctx context.Context, p []byte, off int64) (n int, err erro
 }
 
 // Extent is Disk's.
-func (v *View) Extent(off, length int64) (disk.Extent, error) {
-	return v.extent(context.Background(), off, length)
-}
-
-func (v *View) extent(ctx context.Context, off, length int64) (e disk.Extent, err error) {
+func (v *View) Extent(ctx context.Context, off, length int64) (e disk.Extent, err error) {
 	if off < 0 || length <= 0 || off > v.size-length {
 		return disk.Extent{}, rawfile.OutOfRange("extent", off, length, v.size)
 	}
 	for {
 		before := v.tree.stack.changes.Load()
-		e, err = v.layer.Load().extent(ctx, off, length)
+		e, err = v.layer.Load().Extent(ctx, off, length)
 		if !v.tree.stack.again(err, before) {
 			return e, err
 		}
@@ -87,17 +74,13 @@ func (v *View) extent(ctx context.Context, off, length int64) (e disk.Extent, er
 }
 
 // Depth is Disk's.
-func (v *View) Depth(off, length int64) (depth int, n int64, err error) {
-	return v.depth(context.Background(), off, length)
-}
-
-func (v *View) depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
+func (v *View) Depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
 	if off < 0 || length <= 0 || off > v.size-length {
 		return 0, 0, rawfile.OutOfRange("depth", off, length, v.size)
 	}
 	for {
 		before := v.tree.stack.changes.Load()
-		depth, n, err = v.layer.Load().depth(ctx, off, length)
+		depth, n, err = v.layer.Load().Depth(ctx, off, length)
 		if !v.tree.stack.again(err, before) {
 			return depth, n, err
 		}
@@ -108,7 +91,7 @@ func (v *View) depth(ctx context.Context, off, length int64) (depth int, n int64
 func (v *View) Slow(off int64) bool { return v.layer.Load().Slow(off) }
 
 // WriteAt refuses.
-func (v *View) WriteAt([]byte, int64) (int, error) { return 0, disk.ErrReadOnly }
+func (v *View) WriteAt(context.Context, []byte, int64) (int, error) { return 0, disk.ErrReadOnly }
 
 // Flush does nothing: there are no writes.
 func (v *View) Flush() error { return nil }
@@ -119,31 +102,4 @@ func (v *View) Close() error {
 		v.done()
 	}
 	return nil
-}
-
-// distantView is a View over an image that is far away.
-type distantView struct{ *View }
-
-// Within returns the view for one command, whose reads wait for content until ctx ends.
-func (d distantView) Within(ctx context.Context) disk.Disk { return viewWithin{d.View, ctx} }
-
-type viewWithin struct {
-	*View
-	ctx context.Context
-}
-
-var (
-	_ disk.Distant  = distantView{}
-	_ disk.Extenter = viewWithin{}
-	_ disk.Layered  = viewWithin{}
-)
-
-func (w viewWithin) ReadAt(p []byte, off int64) (int, error) { return w.readAt(w.ctx, p, off) }
-
-func (w viewWithin) Extent(off, length int64) (disk.Extent, error) {
-	return w.extent(w.ctx, off, length)
-}
-
-func (w viewWithin) Depth(off, length int64) (depth int, n int64, err error) {
-	return w.depth(w.ctx, off, length)
 }

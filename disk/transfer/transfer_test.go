@@ -97,7 +97,7 @@ func TestOverlay(t *testing.T) {
 	for i, w := range []struct{ off, n int64 }{{512, 4096}, {20 << 20, 1 << 20},
 		{size - 4096, 1024}} {
 		data := filetest.Sample(int(w.n), uint64(10+i))
-		_, err := disk.WriteAt(data, w.off)
+		_, err := disk.WriteAt(t.Context(), data, w.off)
 		require.NoError(t, err)
 		copy(want[w.off:], data)
 	}

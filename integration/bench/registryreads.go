@@ -184,7 +184,8 @@ func (r *shop) printChunks(recorded []int64) error {
 	n.reads = nil
 	p := make([]byte, registry.BootBlock)
 	for _, block := range recorded {
-		if _, err := img.ReadAt(p, block*registry.BootBlock); err != nil && err != io.EOF {
+		_, err := img.ReadAt(context.Background(), p, block*registry.BootBlock)
+		if err != nil && err != io.EOF {
 			return err
 		}
 	}

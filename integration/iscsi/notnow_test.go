@@ -32,7 +32,7 @@ const farByte = 90
 func startFarTarget(t *testing.T, hold time.Duration) *farTarget {
 	t.Helper()
 	near := disktest.NewMemory(rig.RunningSize)
-	_, err := near.WriteAt(bytes.Repeat([]byte{farByte}, rig.RunningSize), 0)
+	_, err := near.WriteAt(t.Context(), bytes.Repeat([]byte{farByte}, rig.RunningSize), 0)
 	require.NoError(t, err)
 	f := &farTarget{far: disktest.NewDistant(near)}
 	one, _ := rig.RunningLUN(1, 1)
@@ -82,7 +82,7 @@ func TestNotNowQEMU(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startFarTarget(t, 300*time.Millisecond)
-			_, err := f.far.ReadAt(make([]byte, 256<<10), 768<<10)
+			_, err := f.far.ReadAt(t.Context(), make([]byte, 256<<10), 768<<10)
 			require.NoError(t, err)
 			cut(f.far)
 			qemu := exec.CommandContext(t.Context(), "qemu-io", "-f", "raw",

@@ -49,7 +49,7 @@ func TestBackupExample(t *testing.T) {
 			for i := range block {
 				block[i] = byte(r.Uint32())
 			}
-			if _, err := guest.WriteAt(block, r.Int64N(256)*4096); err != nil {
+			if _, err := guest.WriteAt(t.Context(), block, r.Int64N(256)*4096); err != nil {
 				stopped <- err
 				return
 			}

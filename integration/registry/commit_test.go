@@ -39,7 +39,7 @@ func TestCommit(t *testing.T) {
 	} {
 		copy(content[off:], p)
 		p = content[off/512*512 : (off+int64(len(p))+511)/512*512]
-		_, err := guest.WriteAt(p, off/512*512)
+		_, err := guest.WriteAt(t.Context(), p, off/512*512)
 		require.NoError(t, err)
 	}
 	require.NoError(t, guest.Flush())
@@ -71,7 +71,7 @@ func TestCommit(t *testing.T) {
 	require.NoError(t, err)
 	next := bytes.Repeat([]byte("the next version"), 256)
 	copy(content[15<<20:], next)
-	_, err = guest.WriteAt(next, 15<<20)
+	_, err = guest.WriteAt(t.Context(), next, 15<<20)
 	require.NoError(t, err)
 	require.NoError(t, guest.Close())
 	layers := func(tag string) int { return len(layerSizes(t, w, "vm2/fedora", tag)) }

@@ -39,7 +39,7 @@ func TestCommitKept(t *testing.T) {
 	require.NoError(t, err)
 	write := func(p []byte, off int64) {
 		copy(content[off:], p)
-		_, err := guest.WriteAt(p, off)
+		_, err := guest.WriteAt(t.Context(), p, off)
 		require.NoError(t, err)
 	}
 	ask := func(args ...string) rig.Result {

@@ -200,7 +200,7 @@ const configBlock = 4096
 // Config reads the part of an image with the configuration of the machine.
 func Config(img *image.Image) ([]byte, error) {
 	config := make([]byte, adapter.MaxConfig)
-	if _, err := img.ReadAt(config, adapter.ConfigOffset); err != nil {
+	if _, err := img.ReadAt(context.Background(), config, adapter.ConfigOffset); err != nil {
 		return nil, fmt.Errorf("the configuration of %q: %w", img.Name(), err)
 	}
 	return config, nil
@@ -211,7 +211,7 @@ func Config(img *image.Image) ([]byte, error) {
 // written, so a disk that has the configuration already is not changed.
 func Configure(d disk.Disk, config []byte) error {
 	before := make([]byte, len(config))
-	if _, err := d.ReadAt(before, adapter.ConfigOffset); err != nil {
+	if _, err := d.ReadAt(context.Background(), before, adapter.ConfigOffset); err != nil {
 		return fmt.Errorf("read its configuration: %w", err)
 	}
 	changed := false
@@ -221,7 +221,7 @@ func Configure(d disk.Disk, config []byte) error {
 			continue
 		}
 		changed = true
-		_, err := d.WriteAt(block, adapter.ConfigOffset+int64(at))
+		_, err := d.WriteAt(context.Background(), block, adapter.ConfigOffset+int64(at))
 		if errors.Is(err, disk.ErrReadOnly) {
 			return errors.New("it has its own copy of another configuration, and is read-only: " +
 				"serve it once without read-only, or with the options that it had before")

@@ -26,9 +26,9 @@ type Content struct {
 // contentControl answers the requests for the content of snapshots.
 type contentControl struct{ disks Snapshots }
 
-// handle wraps a handler of a snapshot that is open. within is its disk for this request.
-func (c *contentControl) handle(answerTo func(w http.ResponseWriter, q url.Values, of *Content,
-	within disk.Disk) error) http.HandlerFunc {
+// handle wraps a handler of a snapshot that is open.
+func (c *contentControl) handle(answerTo func(ctx context.Context, w http.ResponseWriter,
+	q url.Values, of *Content) error) http.HandlerFunc {
 	return authorized(func(w http.ResponseWriter, r *http.Request, _ uint32) {
 		q := r.URL.Query()
 		of, err := c.disks.OpenContent(q.Get("disk"), q.Get("snapshot"))
@@ -37,14 +37,10 @@ func (c *contentControl) handle(answerTo func(w http.ResponseWriter, q url.Value
 			// net/http cancels the context of a request at the server's ReadTimeout.
 			ctx, stop := context.WithTimeout(context.WithoutCancel(r.Context()), contentTime)
 			defer stop()
-			within := of.Disk
-			if far, ok := within.(disk.Distant); ok {
-				within = far.Within(ctx)
-			}
 			if id := q.Get("identity"); id != "" && id != of.Described.Identity {
 				err = fmt.Errorf("the snapshot %q is another one than before", q.Get("snapshot"))
 			} else {
-				err = answerTo(w, q, of, within)
+				err = answerTo(ctx, w, q, of)
 			}
 		}
 		switch {
@@ -56,12 +52,12 @@ func (c *contentControl) handle(answerTo func(w http.ResponseWriter, q url.Value
 	})
 }
 
-func describe(w http.ResponseWriter, _ url.Values, of *Content, _ disk.Disk) error {
+func describe(_ context.Context, w http.ResponseWriter, _ url.Values, of *Content) error {
 	answer(w, http.StatusOK, of.Described)
 	return nil
 }
 
-func readBytes(w http.ResponseWriter, q url.Values, of *Content, within disk.Disk) error {
+func readBytes(ctx context.Context, w http.ResponseWriter, q url.Values, of *Content) error {
 	off, err := strconv.ParseInt(q.Get("offset"), 10, 64)
 	length, lengthErr := strconv.ParseInt(q.Get("length"), 10, 64)
 	if err != nil || lengthErr != nil || length <= 0 || length > status.MaxContentBytes ||
@@ -70,7 +66,7 @@ func readBytes(w http.ResponseWriter, q url.Values, of *Content, within disk.Dis
 			q.Get("length"), of.Size())
 	}
 	p := make([]byte, length)
-	if _, err := within.ReadAt(p, off); err != nil {
+	if _, err := of.ReadAt(ctx, p, off); err != nil {
 		return err
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
@@ -85,13 +81,13 @@ const (
 	pageTime   = 2 * time.Second
 )
 
-func listRanges(w http.ResponseWriter, q url.Values, of *Content, within disk.Disk) error {
+func listRanges(ctx context.Context, w http.ResponseWriter, q url.Values, of *Content) error {
 	size := of.Size()
 	off, err := strconv.ParseInt(q.Get("offset"), 10, 64)
 	if err != nil || off < 0 || off > size {
 		return fmt.Errorf("there is no offset %q: the disk has %d bytes", q.Get("offset"), size)
 	}
-	belongs, err := rangesOf(within, q.Get("what"), q.Get("since"))
+	belongs, err := rangesOf(ctx, of.Disk, q.Get("what"), q.Get("since"))
 	if err != nil {
 		return err
 	}
@@ -122,13 +118,14 @@ func add(ranges *[][2]int64, off, length int64) {
 
 // rangesOf returns a function that reports whether the run at an offset belongs to the ranges, and
 // how long it is.
-func rangesOf(d disk.Disk, what, since string) (func(off, length int64) (bool, int64, error),
-	error) {
+func rangesOf(ctx context.Context, d disk.Disk, what, since string) (
+	func(off, length int64) (bool, int64, error), error,
+) {
 	extents, ok := d.(disk.Extenter)
 	switch {
 	case what == status.RangesChanged:
 		return func(off, length int64) (bool, int64, error) {
-			return disk.Changed(d, since, off, length)
+			return disk.Changed(ctx, d, since, off, length)
 		}, nil
 	case what != status.RangesStored:
 		return nil, fmt.Errorf("there are no ranges %q of a disk", what)
@@ -136,7 +133,7 @@ func rangesOf(d disk.Disk, what, since string) (func(off, length int64) (bool, i
 		return func(_, length int64) (bool, int64, error) { return true, length, nil }, nil
 	}
 	return func(off, length int64) (bool, int64, error) {
-		e, err := extents.Extent(off, length)
+		e, err := extents.Extent(ctx, off, length)
 		return e.Data, e.Length, err
 	}, nil
 }

@@ -28,7 +28,7 @@ const fakeBlock, fakeBlocks = 4096, 20000
 func (f *fakeContent) Size() int64  { return fakeBlock * fakeBlocks }
 func (f *fakeContent) Close() error { return nil }
 
-func (f *fakeContent) ReadAt(p []byte, off int64) (int, error) {
+func (f *fakeContent) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if f.away > 0 {
 		f.away--
 		return 0, disk.ErrNotNow
@@ -39,7 +39,7 @@ func (f *fakeContent) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-func (f *fakeContent) Extent(off, length int64) (disk.Extent, error) {
+func (f *fakeContent) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: min(length, fakeBlock), Data: off/fakeBlock%2 == 1}, nil
 }
 
@@ -47,7 +47,9 @@ func (f *fakeContent) Since() []disk.Snapshot {
 	return []disk.Snapshot{{Name: "monday", ID: "monday"}}
 }
 
-func (f *fakeContent) Changed(since string, off, length int64) (bool, int64, error) {
+func (f *fakeContent) Changed(_ context.Context, since string, off, length int64) (bool,
+	int64, error,
+) {
 	if since != "monday" {
 		return false, 0, errors.New("there is no " + since)
 	}
@@ -86,17 +88,17 @@ func TestReader(t *testing.T) {
 
 	want, got := make([]byte, 3*status.MaxContentBytes/2), make([]byte, 3*status.MaxContentBytes/2)
 	content.away = 0
-	_, _ = content.ReadAt(want, 512)
+	_, _ = content.ReadAt(t.Context(), want, 512)
 	content.away = 1 // it is asked again
-	_, err = r.ReadAt(got, 512)
+	_, err = r.ReadAt(t.Context(), got, 512)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(want, got))
 
 	for block := int64(0); block < fakeBlocks-3; block++ {
-		e, err := r.Extent(block*fakeBlock, fakeBlock)
+		e, err := r.Extent(t.Context(), block*fakeBlock, fakeBlock)
 		require.NoError(t, err)
 		require.Equal(t, disk.Extent{Data: block%2 == 1, Length: fakeBlock}, e)
-		in, n, err := disk.Changed(r, "monday", block*fakeBlock+512, 2*fakeBlock)
+		in, n, err := disk.Changed(t.Context(), r, "monday", block*fakeBlock+512, 2*fakeBlock)
 		require.NoError(t, err)
 		if block%3 == 0 {
 			require.Equal(t, fmt.Sprint(true, fakeBlock-512), fmt.Sprint(in, n))
@@ -105,9 +107,9 @@ func TestReader(t *testing.T) {
 			require.LessOrEqual(t, n, int64(3-block%3)*fakeBlock-512)
 		}
 	}
-	_, _, err = disk.Changed(r, "tuesday", 0, 512)
+	_, _, err = disk.Changed(t.Context(), r, "tuesday", 0, 512)
 	require.ErrorContains(t, err, "there is no tuesday")
-	depth, n, err := r.Depth(512, content.Size()-512)
+	depth, n, err := r.Depth(t.Context(), 512, content.Size()-512)
 	require.NoError(t, err, "what an image has not is the disk's own")
 	require.Equal(t, fmt.Sprint(disk.DepthOwn, content.Size()-512), fmt.Sprint(depth, n))
 
@@ -120,12 +122,10 @@ func TestReader(t *testing.T) {
 		require.ErrorAs(t, err, &refused, what)
 		require.Contains(t, refused.Reason, bad)
 	}
-	ended, end := context.WithCancel(t.Context())
-	end()
-	_, err = r.Within(ended).ReadAt(got[:512], 0)
+	_, err = r.ReadAt(disk.AtHand, got[:512], 0)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, err, disk.ErrNotNow)
 	content.gone = true
-	_, err = r.ReadAt(got[:512], 0)
+	_, err = r.ReadAt(t.Context(), got[:512], 0)
 	require.ErrorContains(t, err, "is another one than before")
 }

@@ -26,7 +26,6 @@ type Reader struct {
 	status.Content
 	query  url.Values
 	by     *http.Transport
-	ctx    context.Context // ends all that it asks
 	ranges *knownRanges
 	// explain makes what a person is told of an error.
 	explain func(error) error
@@ -41,7 +40,6 @@ type knownRanges struct {
 
 var (
 	_ disk.Extenter  = (*Reader)(nil)
-	_ disk.Distant   = (*Reader)(nil)
 	_ disk.Historian = (*Reader)(nil)
 	_ disk.Layered   = (*Reader)(nil)
 )
@@ -52,11 +50,11 @@ var (
 func (c Client) Reader(ctx context.Context, disk, snapshot string, explain func(error) error) (
 	*Reader, error) {
 	r := &Reader{query: url.Values{"disk": {disk}, "snapshot": {snapshot}}, by: c.transport(),
-		ctx: ctx, ranges: &knownRanges{since: map[string]ranges{}}, explain: explain}
-	err := r.ask(status.PathContent, nil, decodeInto(&r.Content))
+		ranges: &knownRanges{since: map[string]ranges{}}, explain: explain}
+	err := r.ask(ctx, status.PathContent, nil, decodeInto(&r.Content))
 	if err == nil {
 		r.query.Set("identity", r.Identity)
-		r.ranges.stored, err = r.list(status.RangesStored, "")
+		r.ranges.stored, err = r.list(ctx, status.RangesStored, "")
 	}
 	if err != nil {
 		_ = r.Close() // it cannot fail
@@ -65,12 +63,8 @@ func (c Client) Reader(ctx context.Context, disk, snapshot string, explain func(
 	return r, nil
 }
 
-// Within implements disk.Distant.
-func (r *Reader) Within(ctx context.Context) disk.Disk {
-	within := *r
-	within.ctx = ctx
-	return &within
-}
+// Far implements disk.Far.
+func (r *Reader) Far() bool { return true }
 
 // Close implements disk.Disk: it closes the connections.
 func (r *Reader) Close() error {
@@ -82,7 +76,7 @@ func (r *Reader) Close() error {
 func (r *Reader) Size() int64 { return r.Content.Size }
 
 // WriteAt implements disk.Disk.
-func (r *Reader) WriteAt([]byte, int64) (int, error) { return 0, disk.ErrReadOnly }
+func (r *Reader) WriteAt(context.Context, []byte, int64) (int, error) { return 0, disk.ErrReadOnly }
 
 // Flush implements disk.Disk.
 func (r *Reader) Flush() error { return nil }
@@ -96,7 +90,9 @@ func decodeInto(to any) func(body io.Reader) error {
 const contentTimeout = 2 * time.Minute
 
 // ask asks for something of the snapshot. It asks again while the daemon waits for its image.
-func (r *Reader) ask(path string, more url.Values, read func(body io.Reader) error) error {
+func (r *Reader) ask(ctx context.Context, path string, more url.Values,
+	read func(body io.Reader) error,
+) error {
 	q := url.Values{}
 	for _, from := range []url.Values{r.query, more} {
 		for key, values := range from {
@@ -104,8 +100,8 @@ func (r *Reader) ask(path string, more url.Values, read func(body io.Reader) err
 		}
 	}
 	for begin := time.Now(); ; {
-		err := askBy(r.ctx, r.by, http.MethodGet, path+"?"+q.Encode(), nil, read)
-		switch ended := r.ctx.Err(); {
+		err := askBy(ctx, r.by, http.MethodGet, path+"?"+q.Encode(), nil, read)
+		switch ended := ctx.Err(); {
 		case err == nil:
 			return nil
 		case ended != nil:
@@ -114,17 +110,17 @@ func (r *Reader) ask(path string, more url.Values, read func(body io.Reader) err
 			return r.explain(err)
 		}
 		select {
-		case <-r.ctx.Done():
+		case <-ctx.Done():
 		case <-time.After(time.Second):
 		}
 	}
 }
 
 // ReadAt implements disk.Disk.
-func (r *Reader) ReadAt(p []byte, off int64) (n int, err error) {
+func (r *Reader) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
 	for n < len(p) {
 		part := p[n:min(len(p), n+status.MaxContentBytes)]
-		err := r.ask(status.PathContentBytes, url.Values{
+		err := r.ask(ctx, status.PathContentBytes, url.Values{
 			"offset": {strconv.FormatInt(off+int64(n), 10)},
 			"length": {strconv.Itoa(len(part))}}, func(body io.Reader) error {
 			_, err := io.ReadFull(body, part)
@@ -139,7 +135,7 @@ func (r *Reader) ReadAt(p []byte, off int64) (n int, err error) {
 }
 
 // Extent implements disk.Extenter.
-func (r *Reader) Extent(off, length int64) (disk.Extent, error) {
+func (r *Reader) Extent(_ context.Context, off, length int64) (disk.Extent, error) {
 	stored, n := r.ranges.stored.at(off, length)
 	return disk.Extent{Length: n, Data: stored}, nil
 }
@@ -148,13 +144,15 @@ func (r *Reader) Extent(off, length int64) (disk.Extent, error) {
 func (r *Reader) Since() []disk.Snapshot { return nil }
 
 // Changed implements disk.Historian, and asks once for each snapshot.
-func (r *Reader) Changed(since string, off, length int64) (changed bool, n int64, err error) {
+func (r *Reader) Changed(ctx context.Context, since string, off, length int64) (changed bool,
+	n int64, err error,
+) {
 	known := r.ranges
 	known.mu.Lock()
 	defer known.mu.Unlock()
 	all, ok := known.since[since]
 	if !ok {
-		if all, err = r.list(status.RangesChanged, since); err != nil {
+		if all, err = r.list(ctx, status.RangesChanged, since); err != nil {
 			return false, 0, err
 		}
 		known.since[since] = all
@@ -164,8 +162,8 @@ func (r *Reader) Changed(since string, off, length int64) (changed bool, n int64
 }
 
 // Depth implements disk.Layered: what has changed since the image is the disk's own.
-func (r *Reader) Depth(off, length int64) (depth int, n int64, err error) {
-	changed, n, err := r.Changed("", off, length)
+func (r *Reader) Depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
+	changed, n, err := r.Changed(ctx, "", off, length)
 	if changed {
 		return disk.DepthOwn, n, err
 	}
@@ -188,10 +186,10 @@ func (all ranges) at(off, length int64) (in bool, n int64) {
 }
 
 // list asks for all pages of ranges.
-func (r *Reader) list(what, since string) (all ranges, err error) {
+func (r *Reader) list(ctx context.Context, what, since string) (all ranges, err error) {
 	for off := int64(0); off < r.Size(); {
 		var page status.ContentRanges
-		err := r.ask(status.PathContentRanges, url.Values{"what": {what}, "since": {since},
+		err := r.ask(ctx, status.PathContentRanges, url.Values{"what": {what}, "since": {since},
 			"offset": {strconv.FormatInt(off, 10)}}, decodeInto(&page))
 		if err != nil {
 			return nil, err

@@ -84,7 +84,7 @@ func TestAddresses(t *testing.T) {
 		require.Less(t, status, 300, text)
 		p := make([]byte, len(content))
 		all := r.disks.Served()
-		_, err := all[len(all)-1].Instance().ReadAt(p, 0)
+		_, err := all[len(all)-1].Instance().ReadAt(t.Context(), p, 0)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(content, p))
 	}

@@ -48,16 +48,16 @@ func TestAnotherConfiguration(t *testing.T) {
 					mine := make([]byte, 4)
 					var err error
 					if i == 0 {
-						_, err = inst.WriteAt(append([]byte("mine"), make([]byte, 508)...),
-							written)
+						mine := append([]byte("mine"), make([]byte, 508)...)
+						_, err = inst.WriteAt(t.Context(), mine, written)
 						require.NoError(t, err)
 						serial = inst.Identity.Serial
 					}
-					_, err = inst.ReadAt(mine, written)
+					_, err = inst.ReadAt(t.Context(), mine, written)
 					require.NoError(t, err)
 					require.Equal(t, "mine", string(mine), "start %d", i)
 					config := make([]byte, 4096)
-					_, err = inst.ReadAt(config, machine.ConfigOffset)
+					_, err = inst.ReadAt(t.Context(), config, machine.ConfigOffset)
 					require.NoError(t, err)
 					text := strings.TrimRight(string(config), "\x00")
 					if env == "" {

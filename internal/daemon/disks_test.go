@@ -27,11 +27,11 @@ type failingDisk struct {
 	failed *atomic.Bool
 }
 
-func (f failingDisk) WriteAt(p []byte, off int64) (int, error) {
+func (f failingDisk) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if f.failed.Load() {
 		return 0, disk.ErrFailed
 	}
-	return f.Disk.WriteAt(p, off)
+	return f.Disk.WriteAt(ctx, p, off)
 }
 
 func (f failingDisk) Flush() error {

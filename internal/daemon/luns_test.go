@@ -131,7 +131,7 @@ func TestAddRefuses(t *testing.T) {
 		_, err := d.disks.Add(t.Context(), one)
 		require.ErrorContains(t, err, c.want, name)
 		require.Len(t, d.Status().LUNs, 1, name)
-		_, err = one.Image.ReadAt(make([]byte, 512), 0)
+		_, err = one.Image.ReadAt(t.Context(), make([]byte, 512), 0)
 		require.Error(t, err, "%s: the image is closed", name)
 	}
 	// Nothing is left of the refused disks: this one can be served.

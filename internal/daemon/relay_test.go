@@ -95,7 +95,7 @@ func TestRevertWhileARelayIsAway(t *testing.T) {
 	r := open()
 	content := func(b byte) []byte { return bytes.Repeat([]byte{b}, 4096) }
 	write := func(b byte) {
-		_, err := r.WriteAt(content(b), 0)
+		_, err := r.WriteAt(t.Context(), content(b), 0)
 		require.NoError(t, err)
 	}
 	write(1)
@@ -108,13 +108,13 @@ func TestRevertWhileARelayIsAway(t *testing.T) {
 	require.NoError(t, d.disks.Revert(context.Background(), s, "s"))
 	p.mend()
 	got := make([]byte, 4096)
-	_, err := r.ReadAt(got, 0)
+	_, err := r.ReadAt(t.Context(), got, 0)
 	require.ErrorIs(t, err, disk.ErrFailed)
 	require.ErrorContains(t, err, "another content than before")
 	require.NoError(t, r.Close())
 	testtool.Eventually(t, func() bool { return len(d.nbd.Sessions()) == 0 },
 		"what passes connections on has passed on the end")
-	_, err = open().ReadAt(got, 0)
+	_, err = open().ReadAt(t.Context(), got, 0)
 	require.NoError(t, err)
 	require.Equal(t, content(1), got)
 }

@@ -106,7 +106,7 @@ func TestSignedVolume(t *testing.T) {
 	code, text = put()
 	require.Less(t, code, 300, text)
 	p := make([]byte, len(content))
-	_, err := r.disks.Served()[0].Instance().ReadAt(p, 0)
+	_, err := r.disks.Served()[0].Instance().ReadAt(t.Context(), p, 0)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(content, p))
 	require.NoError(t, r.end())

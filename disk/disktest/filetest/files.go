@@ -2,6 +2,7 @@ package filetest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -96,13 +97,16 @@ func Sample(size int, seed uint64) []byte {
 	return p
 }
 
-// ReadAll reads an image in pieces of an odd size.
-func ReadAll(t *testing.T, r io.ReaderAt, size int64) []byte {
+// ReadAll reads an image or a disk in pieces of an odd size.
+func ReadAll(t *testing.T, r interface {
+	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
+}, size int64,
+) []byte {
 	t.Helper()
 	const piece = 300_007 // bytes
 	content := make([]byte, size)
 	for off := int64(0); off < size; {
-		n, err := r.ReadAt(content[off:min(off+piece, size)], off)
+		n, err := r.ReadAt(context.Background(), content[off:min(off+piece, size)], off)
 		require.False(t, n == 0 || err != nil && err != io.EOF, "%d bytes at %d: %v", n, off, err)
 		off += int64(n)
 	}

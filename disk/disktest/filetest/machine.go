@@ -75,9 +75,11 @@ func (f *SimFile) Grow(size int64) error {
 	return nil
 }
 
-func (f *SimFile) Zero(off, length int64) error { return f.Discard(off, length) }
+func (f *SimFile) Zero(ctx context.Context, off, length int64) error {
+	return f.Discard(ctx, off, length)
+}
 
-func (f *SimFile) ReadAt(p []byte, off int64) (int, error) {
+func (f *SimFile) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
 	if off+int64(len(p)) > int64(len(f.Cache)) {
@@ -86,7 +88,7 @@ func (f *SimFile) ReadAt(p []byte, off int64) (int, error) {
 	return copy(p, f.Cache[off:]), nil
 }
 
-func (f *SimFile) WriteAt(p []byte, off int64) (int, error) {
+func (f *SimFile) WriteAt(_ context.Context, p []byte, off int64) (int, error) {
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
 	torn, err := f.m.step()
@@ -143,12 +145,12 @@ func (f *SimFile) Flush() error {
 	return err
 }
 
-func (f *SimFile) Discard(off, length int64) error {
-	_, err := f.WriteAt(make([]byte, length), off)
+func (f *SimFile) Discard(_ context.Context, off, length int64) error {
+	_, err := f.WriteAt(context.Background(), make([]byte, length), off)
 	return err
 }
 
-func (f *SimFile) Extent(off, length int64) (disk.Extent, error) {
+func (f *SimFile) Extent(_ context.Context, off, length int64) (disk.Extent, error) {
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
 	zero, n := zeroRun(f.Cache[off:off+length], off)
@@ -217,7 +219,7 @@ type SimImage struct{ Content []byte }
 
 func (s SimImage) Size() int64 { return int64(len(s.Content)) }
 
-func (s SimImage) ReadAtContext(_ context.Context, p []byte, off int64) (int, error) {
+func (s SimImage) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	return copy(p, s.Content[min(off, s.Size()):]), nil
 }
 

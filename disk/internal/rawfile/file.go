@@ -1,6 +1,7 @@
 package rawfile
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -114,7 +115,7 @@ func FromOpen(f *os.File, opt Options) (*File, error) {
 func (f *File) Size() int64 { return f.size.Load() }
 
 // ReadAt reads from the page cache or the storage below it. Concurrency: as Disk.
-func (f *File) ReadAt(p []byte, off int64) (int, error) {
+func (f *File) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	if off >= 0 && off <= f.Size()-int64(len(p)) {
 		f.trail.Read(off, int64(len(p)))
 		if f.holes.empty(off, int64(len(p))) {
@@ -134,7 +135,7 @@ func (f *File) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // WriteAt stores p in the page cache. Concurrency and durability: as Disk.
-func (f *File) WriteAt(p []byte, off int64) (n int, err error) {
+func (f *File) WriteAt(_ context.Context, p []byte, off int64) (n int, err error) {
 	if err := f.writable(); err != nil {
 		return 0, err
 	}
@@ -179,11 +180,13 @@ func (f *File) Flush() error {
 }
 
 // Discard punches a hole. Concurrency and durability: as Disk.
-func (f *File) Discard(off, length int64) error { return f.deallocate("discard", off, length) }
+func (f *File) Discard(_ context.Context, off, length int64) error {
+	return f.deallocate("discard", off, length)
+}
 
 // Zero gives space back, too, so that a guest that zeroes a whole disk does not fill the work
 // directory. Concurrency and durability: as Disk.
-func (f *File) Zero(off, length int64) error {
+func (f *File) Zero(_ context.Context, off, length int64) error {
 	if length > 0 && length < holeSize {
 		// No block can be freed, and a write in the page cache is cheaper than a call to the file
 		// system.
@@ -230,7 +233,7 @@ func (f *File) deallocate(op string, off, length int64) error {
 // writeZeros writes zeros, for file systems without a better way.
 func (f *File) writeZeros(off, length int64) error {
 	for length > 0 {
-		n, err := f.WriteAt(zeros[:min(length, int64(len(zeros)))], off)
+		n, err := f.WriteAt(context.Background(), zeros[:min(length, int64(len(zeros)))], off)
 		if err != nil {
 			return err
 		}
@@ -241,7 +244,7 @@ func (f *File) writeZeros(off, length int64) error {
 
 // Extent asks the file system what is allocated. Concurrency: as Disk. While the range is being
 // written, the answer may be the old or the new one.
-func (f *File) Extent(off, length int64) (disk.Extent, error) {
+func (f *File) Extent(_ context.Context, off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off > f.Size()-length {
 		return disk.Extent{}, OutOfRange("extent", off, length, f.Size())
 	}

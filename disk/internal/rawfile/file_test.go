@@ -39,13 +39,13 @@ func TestFileReadOnly(t *testing.T) {
 	d, err := rawfile.Open(path, rawfile.Options{ReadOnly: true, Durable: true})
 	require.NoError(t, err)
 	defer d.Close()
-	_, err = d.WriteAt(make([]byte, 512), 0)
+	_, err = d.WriteAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrReadOnly)
-	require.ErrorIs(t, d.Discard(0, 512), disk.ErrReadOnly)
-	require.ErrorIs(t, d.Zero(0, 512), disk.ErrReadOnly)
-	require.ErrorIs(t, d.Zero(0, 65536), disk.ErrReadOnly)
+	require.ErrorIs(t, d.Discard(t.Context(), 0, 512), disk.ErrReadOnly)
+	require.ErrorIs(t, d.Zero(t.Context(), 0, 512), disk.ErrReadOnly)
+	require.ErrorIs(t, d.Zero(t.Context(), 0, 65536), disk.ErrReadOnly)
 	require.NoError(t, d.Flush())
-	_, err = d.ReadAt(make([]byte, 512), 0)
+	_, err = d.ReadAt(t.Context(), make([]byte, 512), 0)
 	require.NoError(t, err)
 }
 
@@ -55,13 +55,13 @@ func TestFileThatBecameShorterIsAMediumError(t *testing.T) {
 	require.NoError(t, err)
 	defer d.Close()
 	require.NoError(t, os.Truncate(path, 4096))
-	_, err = d.ReadAt(make([]byte, 1024), 4096-512)
+	_, err = d.ReadAt(t.Context(), make([]byte, 1024), 4096-512)
 	var medium *disk.MediumError
 	require.ErrorAs(t, err, &medium)
 	require.Equal(t, "read", medium.Op)
 	require.EqualValues(t, 4096, medium.Off, "only what could not be read")
 	require.EqualValues(t, 512, medium.Length)
-	_, err = d.ReadAt(make([]byte, 512), 0)
+	_, err = d.ReadAt(t.Context(), make([]byte, 512), 0)
 	require.NoError(t, err)
 }
 

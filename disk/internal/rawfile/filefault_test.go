@@ -1,6 +1,7 @@
 package rawfile
 
 import (
+	"context"
 	"path/filepath"
 	"testing"
 
@@ -33,11 +34,11 @@ func TestFailedFlushIsSticky(t *testing.T) {
 	require.ErrorIs(t, err, unix.EIO)
 	require.ErrorIs(t, f.Flush(), disk.ErrFailed)
 	require.Equal(t, 3, calls, "the kernel is not asked again: it would say that all is well")
-	_, err = f.WriteAt(make([]byte, 512), 0)
+	_, err = f.WriteAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrFailed)
-	require.ErrorIs(t, f.Discard(0, 4096), disk.ErrFailed)
-	require.ErrorIs(t, f.Zero(0, 512), disk.ErrFailed)
-	_, err = f.ReadAt(make([]byte, 512), 0)
+	require.ErrorIs(t, f.Discard(t.Context(), 0, 4096), disk.ErrFailed)
+	require.ErrorIs(t, f.Zero(t.Context(), 0, 512), disk.ErrFailed)
+	_, err = f.ReadAt(t.Context(), make([]byte, 512), 0)
 	require.NoError(t, err, "it can still be read")
 }
 
@@ -55,7 +56,7 @@ func TestFileIsReadAnewAfterAFailedFlush(t *testing.T) {
 			forgotten = append(forgotten, fd)
 			return forgetCached(fd)
 		}
-		_, err := f.WriteAt(filetest.Block('w', 4096), 0)
+		_, err := f.WriteAt(t.Context(), filetest.Block('w', 4096), 0)
 		require.NoError(t, err)
 		var want []int
 		if err := f.Flush(); cause != nil {
@@ -82,18 +83,18 @@ func TestFullFileSystem(t *testing.T) {
 	var err error
 	var off int64
 	for ; off < f.Size() && err == nil; off += int64(len(p)) {
-		_, err = f.WriteAt(p, off)
+		_, err = f.WriteAt(t.Context(), p, off)
 	}
 	require.ErrorIs(t, err, disk.ErrNoSpace)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	got := make([]byte, len(p))
-	_, err = f.ReadAt(got, 0)
+	_, err = f.ReadAt(t.Context(), got, 0)
 	require.NoError(t, err)
 	require.Equal(t, p, got)
-	_, err = f.WriteAt(filetest.Block(2, 64<<10), 0)
+	_, err = f.WriteAt(t.Context(), filetest.Block(2, 64<<10), 0)
 	require.NoError(t, err, "allocated blocks can be written")
-	require.NoError(t, f.Discard(64<<10, 64<<10))
-	_, err = f.WriteAt(p[:32<<10], f.Size()-32<<10)
+	require.NoError(t, f.Discard(t.Context(), 64<<10, 64<<10))
+	_, err = f.WriteAt(t.Context(), p[:32<<10], f.Size()-32<<10)
 	require.NoError(t, err, "there is space again")
 	require.NoError(t, f.Flush())
 }
@@ -103,12 +104,12 @@ func TestWithoutHoles(t *testing.T) {
 	dir := t.TempDir()
 	f := openSparse(t, dir, 1<<20, Options{})
 	f.noPunch.Store(true)
-	_, err := f.WriteAt(filetest.Block(1, 1<<20), 0)
+	_, err := f.WriteAt(t.Context(), filetest.Block(1, 1<<20), 0)
 	require.NoError(t, err)
-	require.NoError(t, f.Discard(512, 600<<10))
-	require.NoError(t, f.Zero(800<<10, 8192))
+	require.NoError(t, f.Discard(t.Context(), 512, 600<<10))
+	require.NoError(t, f.Zero(t.Context(), 800<<10, 8192))
 	got := make([]byte, 1<<20)
-	_, err = f.ReadAt(got, 0)
+	_, err = f.ReadAt(t.Context(), got, 0)
 	require.NoError(t, err)
 	want := filetest.Block(1, 1<<20)
 	clear(want[512 : 512+600<<10])
@@ -120,12 +121,13 @@ func TestWithoutHoles(t *testing.T) {
 func TestDiscardGivesSpaceBack(t *testing.T) {
 	dir := t.TempDir()
 	f := openSparse(t, dir, 1<<20, Options{})
-	for _, give := range []func(off, length int64) error{f.Discard, f.Zero} {
-		_, err := f.WriteAt(filetest.Block(1, 1<<20), 0)
+	for _, give := range []func(ctx context.Context, off, length int64) error{f.Discard,
+		f.Zero} {
+		_, err := f.WriteAt(t.Context(), filetest.Block(1, 1<<20), 0)
 		require.NoError(t, err)
-		require.NoError(t, give(0, 1<<20))
+		require.NoError(t, give(t.Context(), 0, 1<<20))
 		require.Zero(t, filetest.Allocated(t, filepath.Join(dir, "disk.raw")))
-		e, err := f.Extent(0, 1<<20)
+		e, err := f.Extent(t.Context(), 0, 1<<20)
 		require.NoError(t, err)
 		require.Equal(t, disk.Extent{Length: 1 << 20}, e)
 	}

@@ -51,11 +51,11 @@ func TestGrow(t *testing.T) {
 			}
 			at := f.Size() - 4096
 			want, got := bytes.Repeat([]byte{n | 1}, 4096), make([]byte, 4096)
-			if _, err := f.WriteAt(want, at); err != nil {
+			if _, err := f.WriteAt(t.Context(), want, at); err != nil {
 				t.Error(err)
 				return
 			}
-			if _, err := f.ReadAt(got, at); err != nil || !bytes.Equal(got, want) {
+			if _, err := f.ReadAt(t.Context(), got, at); err != nil || !bytes.Equal(got, want) {
 				t.Error("what was written is not read", err)
 				return
 			}
@@ -66,7 +66,7 @@ func TestGrow(t *testing.T) {
 		require.NoError(t, f.Grow(size))
 		require.Equal(t, size, f.Size())
 		got := make([]byte, 8192)
-		_, err := f.ReadAt(got, before)
+		_, err := f.ReadAt(t.Context(), got, before)
 		require.NoError(t, err)
 		require.Equal(t, make([]byte, 8192), got)
 	}

@@ -2,6 +2,7 @@ package rawfile
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -32,7 +33,7 @@ func privateFile(t *testing.T, private bool) (*File, *os.File) {
 func byteAt(t *testing.T, d *File, off int64) byte {
 	t.Helper()
 	p := bytes.Repeat([]byte{0xee}, 4096)
-	n, err := d.ReadAt(p, off)
+	n, err := d.ReadAt(t.Context(), p, off)
 	require.NoError(t, err)
 	require.Equal(t, len(p), n)
 	require.Equal(t, bytes.Repeat(p[:1], len(p)), p)
@@ -62,13 +63,13 @@ func TestHolesEndWithAWrite(t *testing.T) {
 	d, _ := privateFile(t, true)
 	p := bytes.Repeat([]byte{7}, 8192)
 	off := int64(6<<20 - 4096) // in two regions
-	_, err := d.WriteAt(p, off)
+	_, err := d.WriteAt(t.Context(), p, off)
 	require.NoError(t, err)
 	require.Equal(t, byte(7), byteAt(t, d, off))
 	require.Equal(t, byte(7), byteAt(t, d, off+4096))
-	require.NoError(t, d.Discard(off, 8192))
+	require.NoError(t, d.Discard(t.Context(), off, 8192))
 	require.Equal(t, byte(0), byteAt(t, d, off))
-	_, err = d.WriteAt(p[:4096], off)
+	_, err = d.WriteAt(t.Context(), p[:4096], off)
 	require.NoError(t, err)
 	require.Equal(t, byte(7), byteAt(t, d, off))
 }
@@ -76,7 +77,7 @@ func TestHolesEndWithAWrite(t *testing.T) {
 func TestHolesEndWithTheFile(t *testing.T) {
 	d, _ := privateFile(t, true)
 	p := make([]byte, 4096)
-	_, err := d.ReadAt(p, d.Size()-2048)
+	_, err := d.ReadAt(t.Context(), p, d.Size()-2048)
 	require.Error(t, err)
 	require.Zero(t, byteAt(t, d, d.Size()-4096))
 }
@@ -90,7 +91,7 @@ type manyExtents struct {
 
 func (m *manyExtents) Size() int64 { return m.size }
 
-func (m *manyExtents) Extent(off, length int64) (disk.Extent, error) {
+func (m *manyExtents) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	m.asked++
 	return disk.Extent{Length: min(length, 4096), Data: off/4096%2 == 0}, nil
 }

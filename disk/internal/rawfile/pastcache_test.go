@@ -72,19 +72,19 @@ func TestPastCacheBesideGuest(t *testing.T) {
 				runtime.Gosched()
 			}
 			off := int64((i + 16 - r.IntN(32) + size/run) % (size / run) * run)
-			if _, err := d.ReadAt(nearby[:], off); err != nil { // makes a large folio
+			if _, err := d.ReadAt(t.Context(), nearby[:], off); err != nil { // makes a large folio
 				t.Error(err)
 			}
 			p := want[off : off+block]
 			for j := range p {
 				p[j] = byte(r.Uint32()) | 1
 			}
-			if _, err := d.WriteAt(p, off); err != nil {
+			if _, err := d.WriteAt(t.Context(), p, off); err != nil {
 				t.Error(err)
 			}
 			if i%7 == 0 {
 				clear(p)
-				if err := d.Discard(off, block); err != nil {
+				if err := d.Discard(t.Context(), off, block); err != nil {
 					t.Error(err)
 				}
 			}
@@ -104,7 +104,7 @@ func TestPastCacheBesideGuest(t *testing.T) {
 				_, err := past.WriteAt(p, off)
 				if errors.Is(err, errThroughCache) {
 					through.Add(1)
-					_, err = d.WriteAt(p, off)
+					_, err = d.WriteAt(t.Context(), p, off)
 				} else {
 					around.Add(1)
 				}
@@ -122,7 +122,7 @@ func TestPastCacheBesideGuest(t *testing.T) {
 	t.Logf("%d runs went past the cache, %d through it", around.Load(), through.Load())
 	require.NoError(t, d.Flush())
 	got := make([]byte, size)
-	_, err := d.ReadAt(got, 0)
+	_, err := d.ReadAt(t.Context(), got, 0)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(want, got))
 }

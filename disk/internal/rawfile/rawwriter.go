@@ -2,6 +2,7 @@ package rawfile
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/osfile"
 )
 
@@ -84,10 +86,11 @@ func NewServedWriter(cached, direct io.WriterAt, places *Places, worth float64) 
 // which do nothing while busy reports true. done closes the writer.
 func (f *File) ServedWriter(busy func() bool) (w *Writer, done func()) {
 	places, direct := NewPlaces(f.File, busy), f.OpenPastCache()
+	cached := disk.WriterAt(context.Background(), f)
 	if direct == nil {
-		return NewServedWriter(f, nil, places, ServedWorth), func() {}
+		return NewServedWriter(cached, nil, places, ServedWorth), func() {}
 	}
-	w = NewServedWriter(f, direct, places, ServedWorth)
+	w = NewServedWriter(cached, direct, places, ServedWorth)
 	return w, func() { _ = direct.Close() }
 }
 

@@ -1,6 +1,7 @@
 package rawfile
 
 import (
+	"context"
 	"math/bits"
 	"sync/atomic"
 
@@ -151,7 +152,7 @@ func newHoleMap(d interface {
 	h := &holeMap{written: NewRegions(size,
 		min(holeRegion, max(minHoleRegion, disk.MapCellBytes(size))))}
 	for off, extents := int64(0), 0; off < size; extents++ {
-		e, err := d.Extent(off, size-off)
+		e, err := d.Extent(context.Background(), off, size-off)
 		if err != nil || extents == maxHoleExtents {
 			h.note(off, size-off)
 			break

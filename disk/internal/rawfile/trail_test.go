@@ -39,19 +39,19 @@ func TestMapOfAFile(t *testing.T) {
 		// Holes are remembered in larger parts.
 		require.EqualValues(t, 8<<20-minHoleRegion, m.Total().Hole)
 
-		_, err := d.WriteAt(make([]byte, 512), 5<<20)
+		_, err := d.WriteAt(t.Context(), make([]byte, 512), 5<<20)
 		require.NoError(t, err)
-		_, err = d.WriteAt(make([]byte, 512), data)
+		_, err = d.WriteAt(t.Context(), make([]byte, 512), data)
 		require.NoError(t, err)
 		m = d.Map()
 		require.Equal(t, disk.Cell{Written: 4096}, at(m, 5<<20))
 		require.Equal(t, disk.Cell{Written: 4096}, at(m, data))
 
-		require.NoError(t, d.Discard(data, 8192))
+		require.NoError(t, d.Discard(t.Context(), data, 8192))
 		require.Equal(t, disk.Cell{Hole: 4096}, at(d.Map(), data))
-		require.NoError(t, d.Discard(5<<20, 512))
+		require.NoError(t, d.Discard(t.Context(), 5<<20, 512))
 		require.Equal(t, disk.Cell{Written: 4096}, at(d.Map(), 5<<20), "the rest was not discarded")
-		_, err = d.WriteAt(make([]byte, 512), data)
+		_, err = d.WriteAt(t.Context(), make([]byte, 512), data)
 		require.NoError(t, err)
 		m = d.Map()
 		require.EqualValues(t, 4096, at(m, data).Written)
@@ -66,19 +66,19 @@ func fixed(size int64) func() int64 { return func() int64 { return size } }
 func TestMapOfAFileThatGrows(t *testing.T) {
 	d := guestFile(t, true)
 	d.Map() // from now on reads are remembered
-	_, err := d.WriteAt(make([]byte, 512), 5<<20)
+	_, err := d.WriteAt(t.Context(), make([]byte, 512), 5<<20)
 	require.NoError(t, err)
-	require.NoError(t, d.Discard(0, 1<<20))
+	require.NoError(t, d.Discard(t.Context(), 0, 1<<20))
 	require.NoError(t, d.Grow(64<<20))
-	_, err = d.ReadAt(make([]byte, 512), 60<<20)
+	_, err = d.ReadAt(t.Context(), make([]byte, 512), 60<<20)
 	require.NoError(t, err)
 	m := d.Map()
 	require.EqualValues(t, 64<<20, m.Size)
 	require.EqualValues(t, 16<<10, m.CellBytes)
 	require.EqualValues(t, 16<<10, at(m, 5<<20).Written)
-	_, err = d.WriteAt(make([]byte, 512), 60<<20)
+	_, err = d.WriteAt(t.Context(), make([]byte, 512), 60<<20)
 	require.NoError(t, err)
-	require.NoError(t, d.Discard(3<<20, minHoleRegion))
+	require.NoError(t, d.Discard(t.Context(), 3<<20, minHoleRegion))
 	m = d.Map()
 	require.EqualValues(t, 16<<10, at(m, 5<<20).Written)
 	require.EqualValues(t, 16<<10, at(m, 60<<20).Written)
@@ -175,11 +175,11 @@ func TestMapBesideAGuest(t *testing.T) {
 				off := r.Int64N(8<<20/4096) * 4096
 				switch r.IntN(3) {
 				case 0:
-					_, _ = d.WriteAt(make([]byte, 4096), off)
+					_, _ = d.WriteAt(t.Context(), make([]byte, 4096), off)
 				case 1:
-					_, _ = d.ReadAt(make([]byte, 4096), off)
+					_, _ = d.ReadAt(t.Context(), make([]byte, 4096), off)
 				default:
-					_ = d.Discard(off, 4096)
+					_ = d.Discard(t.Context(), off, 4096)
 				}
 			}
 		})

@@ -18,7 +18,7 @@ func TestFileUsage(t *testing.T) {
 	require.Less(t, before.Used, int64(1<<20), "a hole takes nothing")
 	require.Positive(t, before.Available)
 
-	_, err = d.WriteAt(bytes.Repeat([]byte{7}, 16<<20), 0)
+	_, err = d.WriteAt(t.Context(), bytes.Repeat([]byte{7}, 16<<20), 0)
 	require.NoError(t, err)
 	require.NoError(t, d.Flush(), "this ends delayed allocation")
 	after, err := d.Usage()
@@ -26,7 +26,7 @@ func TestFileUsage(t *testing.T) {
 	require.GreaterOrEqual(t, after.Used, before.Used+16<<20)
 	require.Less(t, after.Used, int64(size/2))
 
-	require.NoError(t, d.Discard(0, 16<<20))
+	require.NoError(t, d.Discard(t.Context(), 0, 16<<20))
 	freed, err := d.Usage()
 	require.NoError(t, err)
 	require.Less(t, freed.Used, after.Used)

@@ -82,7 +82,7 @@ func TestRoomForTheRest(t *testing.T) {
 			instance.Options{WorkDir: filepath.Join(tiny, "work"), Name: name,
 				Mode: instance.CopyOnWrite})
 		require.NoError(t, err)
-		_, err = inst.WriteAt(filetest.Block('w', 4096), 4096)
+		_, err = inst.WriteAt(t.Context(), filetest.Block('w', 4096), 4096)
 		require.NoError(t, err)
 		require.NoError(t, inst.Close())
 	}

@@ -1,6 +1,7 @@
 package served
 
 import (
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -133,8 +134,8 @@ func (s *Disk) failureLocked() error {
 	if s.now.instance == nil {
 		return nil
 	}
-	if _, err := s.now.instance.WriteAt(nil, 0); errors.Is(err, disk.ErrFailed) ||
-		errors.Is(err, disk.ErrWrongContent) {
+	_, err := s.now.instance.WriteAt(context.Background(), nil, 0)
+	if errors.Is(err, disk.ErrFailed) || errors.Is(err, disk.ErrWrongContent) {
 		return err
 	}
 	return nil

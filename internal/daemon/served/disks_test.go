@@ -34,8 +34,11 @@ type brokenDisk struct {
 	hang           chan struct{}
 }
 
-func (b *brokenDisk) ReadAt(p []byte, _ int64) (int, error) { return len(p), nil }
-func (b *brokenDisk) WriteAt(p []byte, _ int64) (int, error) {
+func (b *brokenDisk) ReadAt(_ context.Context, p []byte, _ int64) (int, error) {
+	return len(p), nil
+}
+
+func (b *brokenDisk) WriteAt(ctx context.Context, p []byte, _ int64) (int, error) {
 	if b.failed.Load() {
 		return 0, disk.ErrFailed
 	}

@@ -124,10 +124,10 @@ func TestRevertsAtOnce(t *testing.T) {
 		if c.FirstUse(one) == nil {
 			uses++
 			want, got := bytes.Repeat([]byte{n}, 4096), make([]byte, 4096)
-			_, err := one.Disk.WriteAt(want, 0)
+			_, err := one.Disk.WriteAt(t.Context(), want, 0)
 			require.NoError(t, err)
 			require.NoError(t, one.Disk.Flush())
-			_, err = one.Disk.ReadAt(got, 0)
+			_, err = one.Disk.ReadAt(t.Context(), got, 0)
 			require.NoError(t, err)
 			require.Equal(t, want, got)
 		}

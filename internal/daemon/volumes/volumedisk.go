@@ -336,7 +336,7 @@ func (o *volumeDisk) Changes(ctx context.Context, since string, page api.Page) (
 	c = api.Changes{Since: since, Until: page.Until, Of: of, Size: d.Size(), Next: page.Offset,
 		Ranges: []api.Range{}}
 	for c.Next < c.Size && len(c.Ranges) < maxRanges && ctx.Err() == nil {
-		changed, n, err := history.Changed(from.Snapshot.ID, c.Next, c.Size-c.Next)
+		changed, n, err := history.Changed(ctx, from.Snapshot.ID, c.Next, c.Size-c.Next)
 		if err != nil {
 			return c, refusal(err)
 		}

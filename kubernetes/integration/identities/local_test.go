@@ -129,7 +129,7 @@ func TestLocalMoves(t *testing.T) {
 	disk := open(from)
 	for at := int64(512); at < size; at += 7 << 20 {
 		data := filetest.Sample(5000/512*512, uint64(at))
-		_, err := disk.WriteAt(data, at)
+		_, err := disk.WriteAt(t.Context(), data, at)
 		require.NoError(t, err)
 		copy(content[at:], data)
 	}

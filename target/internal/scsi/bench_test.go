@@ -12,16 +12,16 @@ import (
 // noDisk does nothing, so that a benchmark shows the cost of the device server.
 type noDisk struct{}
 
-func (noDisk) ReadAt(p []byte, _ int64) (int, error)  { return len(p), nil }
-func (noDisk) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
-func (noDisk) Flush() error                           { return nil }
-func (noDisk) Size() int64                            { return 1 << 40 }
-func (noDisk) Close() error                           { return nil }
+func (noDisk) ReadAt(ctx context.Context, p []byte, _ int64) (int, error)  { return len(p), nil }
+func (noDisk) WriteAt(ctx context.Context, p []byte, _ int64) (int, error) { return len(p), nil }
+func (noDisk) Flush() error                                                { return nil }
+func (noDisk) Size() int64                                                 { return 1 << 40 }
+func (noDisk) Close() error                                                { return nil }
 
 // noDistance is a distant disk whose content is here.
 type noDistance struct{ noDisk }
 
-func (d noDistance) Within(context.Context) disk.Disk { return d.noDisk }
+func (noDistance) Far() bool { return true }
 
 func mediumCommand(b testing.TB, dsk disk.Disk, opcode byte) (run func()) {
 	d, err := NewDevice(Options{}, []LUN{{Number: 1, Disk: dsk, Identity: testIdentity()}})

@@ -43,7 +43,7 @@ func TestLongBlocks(t *testing.T) {
 	at := func(lba int) []byte {
 		t.Helper()
 		p := make([]byte, longBlock)
-		_, err := b.disk.content.ReadAt(p, int64(lba)*longBlock)
+		_, err := b.disk.content.ReadAt(t.Context(), p, int64(lba)*longBlock)
 		require.NoError(t, err)
 		require.Equal(t, p, b.good(unhexf("28 00 %08x 00 0001 00", lba), nil))
 		return p

@@ -1,6 +1,8 @@
 package scsi
 
 import (
+	"context"
+
 	"kubevirt.io/disk/internal/rangelock"
 
 	"kubevirt.io/disk/serving"
@@ -48,7 +50,7 @@ func outCompareAndWrite(t *Task, _ int64, p []byte) error {
 func (t *Task) replaceCompared(p, medium []byte) error {
 	n, err := t.WriteAt(t.unit.served, p, t.off())
 	if n > 0 && serving.NotHeld(err) {
-		if _, undo := t.unit.Disk.WriteAt(medium[:n], t.off()); undo != nil {
+		if _, undo := t.unit.Disk.WriteAt(context.Background(), medium[:n], t.off()); undo != nil {
 			return t.failedAt(t.off(), undo)
 		}
 		n = 0

@@ -61,13 +61,13 @@ func (b *copyBench) nothingHeld() {
 
 // write2 and read2 are write and read of LUN 2.
 func (b *copyBench) write2(lba int, data []byte) {
-	_, err := b.other.WriteAt(data, int64(lba)*BlockSize)
+	_, err := b.other.WriteAt(b.t.Context(), data, int64(lba)*BlockSize)
 	require.NoError(b.t, err)
 }
 
 func (b *copyBench) read2(lba, blocks int) []byte {
 	p := make([]byte, blocks*BlockSize)
-	_, err := b.other.ReadAt(p, int64(lba)*BlockSize)
+	_, err := b.other.ReadAt(b.t.Context(), p, int64(lba)*BlockSize)
 	require.NoError(b.t, err)
 	return p
 }

@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"sync/atomic"
@@ -20,7 +21,9 @@ func receiveCopy(action, id byte) []byte {
 // discardingDisk can discard, but it can neither zero nor report what is allocated.
 type discardingDisk struct{ *memDisk }
 
-func (d discardingDisk) Discard(off, length int64) error { return d.zero("discard", off, length) }
+func (d discardingDisk) Discard(ctx context.Context, off, length int64) error {
+	return d.zero("discard", off, length)
+}
 
 func TestCopyOperatingParameters(t *testing.T) {
 	b := newCopyBench(t)

@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -83,14 +84,14 @@ func (d *blockDisk) hit(off int64,
 	return off <= d.off && d.off < off+int64(len(p))
 }
 
-func (d *blockDisk) ReadAt(p []byte, off int64) (int, error) {
+func (d *blockDisk) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if d.hit(off, p) && d.reads != nil {
 		return 0, d.reads
 	}
-	return d.thinDisk.ReadAt(p, off)
+	return d.thinDisk.ReadAt(ctx, p, off)
 }
 
-func (d *blockDisk) WriteAt(p []byte, off int64) (int, error) {
+func (d *blockDisk) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if d.hit(off, p) {
 		if d.writes != nil {
 			return 0, d.writes
@@ -100,7 +101,7 @@ func (d *blockDisk) WriteAt(p []byte, off int64) (int, error) {
 			p[d.off-off] ^= 1
 		}
 	}
-	return d.thinDisk.WriteAt(p, off)
+	return d.thinDisk.WriteAt(ctx, p, off)
 }
 
 // TestCutBlockThatFails makes reading or writing of the cut block fail. The whole blocks before it

@@ -24,47 +24,39 @@ type halfDisk struct {
 	until   []time.Time // deadlines of the calls
 }
 
-func (d *halfDisk) Within(ctx context.Context) disk.Disk {
-	return &halfView{thinDisk: d.thinDisk, d: d, ctx: ctx}
-}
+func (d *halfDisk) Far() bool { return true }
 
-type halfView struct {
-	thinDisk
-	d   *halfDisk
-	ctx context.Context
-}
-
-func (v *halfView) notNow() error {
-	if !v.d.refuses {
-		<-v.ctx.Done()
+func (d *halfDisk) notNow(ctx context.Context) error {
+	if !d.refuses {
+		<-ctx.Done()
 	}
 	return disk.ErrNotNow
 }
 
-func (v *halfView) WriteAt(p []byte, off int64) (int, error) {
-	n := min(v.d.stores, len(p))
-	if n == len(p) {
-		return v.thinDisk.WriteAt(p, off)
+func (d *halfDisk) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
+	n := min(d.stores, len(p))
+	if ctx.Done() == nil || n == len(p) {
+		return d.thinDisk.WriteAt(ctx, p, off)
 	}
-	if n, err := v.thinDisk.WriteAt(p[:n], off); err != nil {
+	if n, err := d.thinDisk.WriteAt(ctx, p[:n], off); err != nil {
 		return n, err
 	}
-	return n, v.notNow()
+	return n, d.notNow(ctx)
 }
 
 // ReadAt waits in each call that may, and has the content then.
-func (v *halfView) ReadAt(p []byte, off int64) (int, error) {
-	if v.d.stores == 0 {
-		deadline, ok := v.ctx.Deadline()
+func (d *halfDisk) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if ctx.Done() != nil && d.stores == 0 {
+		deadline, ok := ctx.Deadline()
 		if !ok {
 			return 0, disk.ErrNotNow
 		}
-		v.d.calls, v.d.until = append(v.d.calls, time.Now()), append(v.d.until, deadline)
-		if v.d.refuses = !v.d.refuses; v.d.refuses {
+		d.calls, d.until = append(d.calls, time.Now()), append(d.until, deadline)
+		if d.refuses = !d.refuses; d.refuses {
 			return 0, disk.ErrNotNow
 		}
 	}
-	return v.thinDisk.ReadAt(p, off)
+	return d.thinDisk.ReadAt(ctx, p, off)
 }
 
 func newHalfBench(t *testing.T, stores int) (*bench, *halfDisk) {

@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"bytes"
+	"context"
 	"encoding/hex"
 	"strings"
 	"sync"
@@ -79,18 +80,18 @@ func (m *memDisk) failWith(method string, err error) {
 // allocated tells how many pages of the disk are allocated.
 func (m *memDisk) allocated() int { return int(m.content.Allocated() / memPage) }
 
-func (m *memDisk) ReadAt(p []byte, off int64) (int, error) {
+func (m *memDisk) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if err := m.begin("read", off, int64(len(p))); err != nil {
 		return 0, err
 	}
-	return m.content.ReadAt(p, off)
+	return m.content.ReadAt(context.Background(), p, off)
 }
 
-func (m *memDisk) WriteAt(p []byte, off int64) (int, error) {
+func (m *memDisk) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if err := m.begin("write", off, int64(len(p))); err != nil {
 		return 0, err
 	}
-	return m.content.WriteAt(p, off)
+	return m.content.WriteAt(context.Background(), p, off)
 }
 
 func (m *memDisk) Flush() error { return m.begin("flush", 0, 0) }
@@ -102,20 +103,24 @@ func (m *memDisk) zero(method string, off, length int64) error {
 	if err := m.begin(method, off, length); err != nil {
 		return err
 	}
-	return m.content.Discard(off, length)
+	return m.content.Discard(context.Background(), off, length)
 }
 
 // thinDisk is a memDisk with the optional interfaces of a thin disk.
 type thinDisk struct{ *memDisk }
 
-func (d thinDisk) Discard(off, length int64) error { return d.zero("discard", off, length) }
-func (d thinDisk) Zero(off, length int64) error    { return d.zero("zero", off, length) }
-func (d thinDisk) Extent(off, length int64) (disk.Extent, error) {
+func (d thinDisk) Discard(ctx context.Context, off, length int64) error {
+	return d.zero("discard", off, length)
+}
+func (d thinDisk) Zero(ctx context.Context, off, length int64) error {
+	return d.zero("zero", off, length)
+}
+func (d thinDisk) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	if err := d.begin("extent", off, length); err != nil {
 		return disk.Extent{}, err
 	}
 	// One page at a time, so that callers have to gather.
-	return d.content.Extent(off, min(length, memPage-off%memPage))
+	return d.content.Extent(context.Background(), off, min(length, memPage-off%memPage))
 }
 
 // accountedDisk is a thinDisk that knows how much space it takes.

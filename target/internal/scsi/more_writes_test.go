@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"bytes"
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -10,10 +11,10 @@ import (
 // forgetfulDisk changes a byte of each write.
 type forgetfulDisk struct{ *memDisk }
 
-func (d forgetfulDisk) WriteAt(p []byte, off int64) (int, error) {
+func (d forgetfulDisk) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	p = bytes.Clone(p)
 	p[len(p)-3] ^= 1
-	return d.memDisk.WriteAt(p, off)
+	return d.memDisk.WriteAt(ctx, p, off)
 }
 
 func TestWriteAndVerify(t *testing.T) {

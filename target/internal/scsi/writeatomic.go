@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -124,7 +125,7 @@ func (u *unit) settleAtomic() error {
 // putBack writes the former content. If there is no space for all of it, former holes become holes
 // again.
 func (u *unit) putBack(before []byte, off int64) error {
-	_, err := u.Disk.WriteAt(before, off)
+	_, err := u.Disk.WriteAt(context.Background(), before, off)
 	if err == nil || u.Discards == nil {
 		return err
 	}
@@ -132,9 +133,9 @@ func (u *unit) putBack(before []byte, off int64) error {
 	for ; len(before) > 0; before, off = before[step:], off+step {
 		block := before[:step]
 		if [step]byte(block) == ([step]byte{}) {
-			err = u.Discards.Discard(off, step)
+			err = u.Discards.Discard(context.Background(), off, step)
 		} else {
-			_, err = u.Disk.WriteAt(block, off)
+			_, err = u.Disk.WriteAt(context.Background(), block, off)
 		}
 		if err != nil {
 			return err
@@ -166,7 +167,7 @@ func (u *unit) undoAtomic() error {
 			"remove %s", storedAtomic, off+uint64(len(before)), size,
 			u.Store.Where(storedAtomic))
 	}
-	if _, err = u.Disk.WriteAt(before, int64(off)); err == nil {
+	if _, err = u.Disk.WriteAt(context.Background(), before, int64(off)); err == nil {
 		err = u.Disk.Flush()
 	}
 	if err == nil {

@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"sync"
@@ -74,16 +75,16 @@ type tornDisk struct {
 	torn  bool
 }
 
-func (d *tornDisk) WriteAt(p []byte, off int64) (int, error) {
+func (d *tornDisk) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if d.fails == 0 {
-		return d.memDisk.WriteAt(p, off)
+		return d.memDisk.WriteAt(ctx, p, off)
 	}
 	d.fails--
 	if d.torn {
 		return 0, d.fail
 	}
 	d.torn = true
-	n, _ := d.memDisk.WriteAt(p[:len(p)/2], off)
+	n, _ := d.memDisk.WriteAt(ctx, p[:len(p)/2], off)
 	return n, d.fail
 }
 

@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"context"
 	"errors"
 	"testing"
 
@@ -17,8 +18,8 @@ type shortDisk struct {
 	err    error
 }
 
-func (d *shortDisk) WriteAt(p []byte, off int64) (int, error) {
-	n, err := d.thinDisk.WriteAt(p[:min(d.stores, len(p))], off)
+func (d *shortDisk) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
+	n, err := d.thinDisk.WriteAt(ctx, p[:min(d.stores, len(p))], off)
 	return n, errors.Join(err, d.err)
 }
 
