@@ -3,6 +3,7 @@ package instance
 import (
 	"bytes"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/durable"
 )
 
 // requireHistory checks what a disk that holds content says has changed since its snapshots: never
@@ -144,7 +146,7 @@ func TestSnapshotsWithoutAnID(t *testing.T) {
 	require.NoError(t, err)
 	created := r.Snapshots[0].Created
 	r.Snapshots[0].ID = ""
-	require.NoError(t, saveSealed(dir.layers(), r, true))
+	require.NoError(t, durable.SaveRecord(dir.layers(), r, (*os.File).Sync))
 	for range 3 {
 		inst, _ = start(t, path, opt)
 		require.Equal(t, "monday"+created.UTC().String(), inst.Snapshots()[0].ID)

@@ -2,7 +2,6 @@ package instance
 
 import (
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -33,31 +32,24 @@ func (d *diskDir) layer(id string) string { return d.disk() + layerInfix + id }
 // loadLayers returns the record of the layers over a disk, or nil if there is none. Its errors are
 // those of loadState.
 func (d *diskDir) loadLayers(s *state) (*overlay.Record, error) {
-	const what = "record of snapshots"
-	body, err := loadSealed(d.layers(), what)
+	r := new(overlay.Record)
+	err := durable.LoadRecord(d.layers(), r)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = r.Check()
 	}
-	damaged := func(err error) error {
-		return &damagedError{what, fmt.Sprintf("is damaged: %v", err)}
-	}
-	r := new(overlay.Record)
-	if err := json.Unmarshal(body, r); err != nil {
-		return nil, damaged(err)
-	}
-	if err := r.Check(); err != nil {
-		return nil, damaged(err)
-	}
-	if r.Content != s.Map {
+	if err == nil && r.Content != s.Map {
 		if !d.persistent && s.Version == stateVersion {
 			// An earlier version of this program has made the disk again, without the layers, which
 			// it does not know.
 			return nil, nil
 		}
-		return nil, damaged(errors.New("it belongs to another disk"))
+		err = durable.Damaged("it belongs to another disk")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("its record of snapshots %w", err)
 	}
 	return r, nil
 }
@@ -303,7 +295,7 @@ func (s *shelf) Save(r *overlay.Record) error {
 	if r == nil {
 		return s.dir.removeRecord()
 	}
-	return saveSealed(s.dir.layers(), r, s.synced())
+	return durable.SaveRecord(s.dir.layers(), r, syncIf(s.synced()))
 }
 
 // Mark is Shelf's.

@@ -1,8 +1,6 @@
 package instance
 
 import (
-	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,6 +9,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/overlay"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -18,18 +17,7 @@ import (
 // state, and looks at no file that it does not know.
 func olderVersion(t *testing.T, inst *Instance) error {
 	t.Helper()
-	text, err := os.ReadFile(inst.dir.state())
-	require.NoError(t, err)
-	body, err := unseal(text, stateFile)
-	require.NoError(t, err)
-	var s struct {
-		Version int `json:"version"`
-	}
-	require.NoError(t, json.Unmarshal(body, &s))
-	if s.Version != 2 {
-		return fmt.Errorf("its state file has version %d, and this program knows 2", s.Version)
-	}
-	return nil
+	return durable.LoadRecord(inst.dir.state(), new(state), 2)
 }
 
 // TestOlderVersionsRefuseLayers: while a disk has layers, versions of this program that know none

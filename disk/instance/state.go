@@ -1,10 +1,8 @@
 package instance
 
 import (
-	"bytes"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,8 +10,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/cespare/xxhash/v2"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
@@ -66,13 +62,6 @@ type state struct {
 	layers *overlay.Record
 }
 
-// sealed is a state, or another small record, in its file. The checksum covers the exact bytes of
-// the body.
-type sealed struct {
-	Checksum string          `json:"xxhash64"`
-	Body     json.RawMessage `json:"state"`
-}
-
 // newIdentity draws a random identity, so that no two disks in the world share one.
 func newIdentity() disk.Identity {
 	var random [18]byte
@@ -113,103 +102,44 @@ func (d *diskDir) mark(layered, synced bool) error {
 }
 
 // save writes the state and gives it its final name in one step. With synced it also syncs both.
-func (s *state) save(path string, synced bool) error { return saveSealed(path, s, synced) }
+func (s *state) save(path string, synced bool) error {
+	return durable.SaveRecord(path, s, syncIf(synced))
+}
 
-// saveSealed is save for any record.
-func saveSealed(path string, record any, synced bool) error {
-	body, err := json.Marshal(record)
-	if err != nil {
-		return err
-	}
-	text, err := json.Marshal(sealed{Checksum: checksum(body), Body: body})
-	if err != nil {
-		return err
-	}
-	var sync func(*os.File) error
+func syncIf(synced bool) func(*os.File) error {
 	if synced {
-		sync = (*os.File).Sync
+		return (*os.File).Sync
 	}
-	return durable.Replace(path, append(text, '\n'), path+durable.SpareSuffix, sync)
+	return nil
 }
 
-// damagedError says that a state file, or another record, cannot be used.
-type damagedError struct{ what, reason string }
-
-func (e *damagedError) Error() string { return "its " + e.what + " " + e.reason }
-
-const stateFile = "state file"
-
-func damagedState(format string, args ...any) error {
-	return &damagedError{stateFile, fmt.Sprintf(format, args...)}
-}
-
-// loadState reads a state file. It returns fs.ErrNotExist if there is none, and a *damagedError if
-// it is damaged. After any other error it may be intact, and its disk must not be discarded.
+// loadState reads a state file. It returns fs.ErrNotExist if there is none, and a
+// *durable.DamagedError if it is damaged. After any other error it may be intact, and its disk must
+// not be discarded.
 func loadState(path string) (*state, error) {
-	text, err := readSmall(path, stateFile)
+	s := new(state)
+	err := durable.LoadRecord(path, s, stateVersion, layeredVersion)
+	if err == nil {
+		err = s.check()
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("its state file %w", err)
 	}
-	return decodeState(text)
+	return s, nil
 }
 
-// loadSealed is loadState for any record; what it is, is for messages. It returns the body.
-func loadSealed(path, what string) (json.RawMessage, error) {
-	text, err := readSmall(path, what)
-	if err != nil {
-		return nil, err
-	}
-	return unseal(text, what)
-}
-
-func readSmall(path, what string) ([]byte, error) {
-	text, err := durable.Read(path)
-	switch {
-	case err == nil || errors.Is(err, fs.ErrNotExist):
-		return text, err
-	case durable.IsUnread(err):
-		return nil, fmt.Errorf("its %s %w", what, err)
-	}
-	return nil, &damagedError{what, err.Error()}
-}
-
-// unseal returns the body of a record that is not damaged.
-func unseal(text []byte, what string) (json.RawMessage, error) {
-	var outer sealed
-	if err := json.Unmarshal(text, &outer); err != nil {
-		return nil, &damagedError{what, fmt.Sprintf("is damaged: %v", err)}
-	}
-	if sum := checksum(outer.Body); sum != outer.Checksum {
-		return nil, &damagedError{what, "is damaged: its checksum is wrong"}
-	}
-	return outer.Body, nil
-}
-
-// decodeState checks and decodes a state file. Its errors are *damagedError.
-func decodeState(text []byte) (*state, error) {
-	body, err := unseal(text, stateFile)
-	if err != nil {
-		return nil, err
-	}
-	var s state
-	decoder := json.NewDecoder(bytes.NewReader(body))
-	if err := decoder.Decode(&s); err != nil {
-		return nil, damagedState("is damaged: %v", err)
-	}
-	if s.Version != stateVersion && s.Version != layeredVersion {
-		return nil, damagedState("has version %d, and this program knows %d and %d", s.Version,
-			stateVersion, layeredVersion)
-	}
+// check says whether a state contradicts itself.
+func (s *state) check() error {
 	if s.BlockSize != 0 && s.BlockSize != disk.LongBlock || s.Size <= 0 ||
 		s.Size%int64(s.blockSize()) != 0 || s.ImageSize < 0 || s.ImageSize > s.Size ||
 		len(s.mapID()) != 16 || s.Identity.Serial == "" || len(s.Identity.Serial) > 36 ||
 		s.Identity.NAA[0]>>4 != 3 {
-		return nil, damagedState("is damaged: it contradicts itself")
+		return durable.Damaged("it contradicts itself")
 	}
 	if !s.Complete && s.Mode != CopyNone && (s.ImageSize == 0 || len(s.Chain) == 0) {
-		return nil, damagedState("is damaged: the disk needs an image, and it names none")
+		return durable.Damaged("the disk needs an image, and it names none")
 	}
-	return &s, nil
+	return nil
 }
 
 // mapID returns the identifier of the map files in bytes, or nothing if it is damaged.
@@ -227,8 +157,6 @@ func newMapID() string {
 	rand.Read(random[:]) // never fails
 	return hex.EncodeToString(random[:])
 }
-
-func checksum(p []byte) string { return fmt.Sprintf("%016x", xxhash.Sum64(p)) }
 
 // survivesBoot reports whether the disk is intact after a possible restart of the machine. A disk
 // that is not durable may have lost data that was only in the page cache.

@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/durable"
 )
 
 func exampleState() *state {
@@ -37,9 +38,16 @@ func TestStateRoundTrip(t *testing.T) {
 	require.Equal(t, os.FileMode(0o600), st.Mode())
 
 	require.NoError(t, os.Truncate(path, 1<<20+1))
-	var damaged *damagedError
 	_, err = loadState(path)
-	require.ErrorAs(t, err, &damaged)
+	require.ErrorAs(t, err, new(*durable.DamagedError))
+}
+
+func decodeState(text []byte) (*state, error) {
+	s := new(state)
+	if err := durable.DecodeRecord(text, s, stateVersion, layeredVersion); err != nil {
+		return nil, err
+	}
+	return s, s.check()
 }
 
 // TestStateDamageIsNoticed flips every bit of the file.
@@ -106,7 +114,7 @@ func TestImageChangedWhileItWasRead(t *testing.T) {
 func FuzzState(f *testing.F) {
 	body, err := json.Marshal(exampleState())
 	require.NoError(f, err)
-	text, err := json.Marshal(sealed{Checksum: checksum(body), Body: body})
+	text, err := durable.EncodeRecord(exampleState())
 	require.NoError(f, err)
 	f.Add(text, false)
 	f.Add(body, true) // sealed by the test, so that the fuzzer gets past the checksum
@@ -118,7 +126,7 @@ func FuzzState(f *testing.F) {
 				return
 			}
 			var err error
-			if text, err = json.Marshal(sealed{Checksum: checksum(text), Body: text}); err != nil {
+			if text, err = durable.EncodeRecord(json.RawMessage(text)); err != nil {
 				return
 			}
 		}
