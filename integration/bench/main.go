@@ -1,10 +1,10 @@
 // Command bench measures kubevirt-disk against its peers on this machine and prints tables for
 // integration/evidence/benchmarks.md, which describes the method. It compares SCSI load with tgtd
 // and gotgt, by common clients and by its own load generator, expanding and serving images with
-// qemu-img convert, and disks by NBD with nbdkit and qemu-nbd. All candidates take turns within a
-// round, so that other work on the machine affects all of them. Each round begins with another
-// candidate, because one may leave the machine warmer for the next. The tables show medians over
-// the rounds.
+// qemu-img convert, disks by NBD with nbdkit and qemu-nbd, and disks by vhost-user with
+// qemu-storage-daemon. All candidates take turns within a round, so that other work on the machine
+// affects all of them. Each round begins with another candidate, because one may leave the machine
+// warmer for the next. The tables show medians over the rounds.
 package main
 
 import (
@@ -33,6 +33,7 @@ type settings struct {
 	length time.Duration // of one measurement of SCSI load or cold reads
 	only   []string      // some of parts
 	folio  int           // KiB
+	vhost  string        // a server by vhost-user that runs, in place of server; "": none
 	// which loads of "scsi" and "load" and which copies of "hydrate" to measure
 	loads   *regexp.Regexp
 	targets []string // "kubevirt-disk", "tgtd", "gotgt", "floor", beforeName
@@ -40,7 +41,7 @@ type settings struct {
 
 // parts are the names of the measurements.
 var parts = []string{"scsi", "load", "expand", "compress", "hydrate", "start", "cold", "replicas",
-	"registry", "upload", "nbd", "relay", "history"}
+	"registry", "upload", "nbd", "relay", "history", "vhost"}
 
 func main() {
 	s, err := parse(os.Args[1:])
@@ -82,7 +83,10 @@ func parse(args []string) (settings, error) {
 			"their compression, disks that copy their image, the time to the first read, reads "+
 			"of an image that is not copied, many disks of one image, images in a registry, "+
 			"uploads into volumes, disks by NBD, what a relay adds, snapshots and "+
-			"commits")
+			"commits, disks by vhost-user")
+	flags.StringVar(&s.vhost, "vhost", "",
+		"for \"vhost\": sockets and process of a server that runs, SOCKET[,SOCKET...],PID, in "+
+			"place of -server")
 	flags.StringVar(&loads, "loads", "",
 		"a regular expression; measures only loads (and copies: \"zlib, convert\", \"zstd, "+
 			"compress\", \"zlib, persistent clone\", \"registry, boot\", "+
@@ -181,7 +185,7 @@ func run(ctx context.Context, s settings) error {
 		{"hydrate", measureHydration}, {"start", measureStart},
 		{"cold", measureColdReads}, {"replicas", measureReplicas}, {"registry", measureRegistry},
 		{"upload", measureUpload}, {"nbd", measureNBD},
-		{"relay", measureRelay}, {"history", measureHistory}} {
+		{"relay", measureRelay}, {"history", measureHistory}, {"vhost", measureVhost}} {
 		if slices.Contains(s.only, part.name) {
 			if err := part.measure(ctx, s); err != nil {
 				return err

@@ -62,11 +62,12 @@ type nbdServer struct {
 	// reset comes before each measurement; may be nil
 	reset func(ctx context.Context) error
 
-	dir   string
-	pids  []int
-	stops []func() error
-	rates map[string][]float64 // requests a second, by load
-	cpu   map[string][]float64 // of a request, seconds
+	dir    string
+	portal string // where our own server has the disk by iSCSI, "host:port"
+	pids   []int
+	stops  []func() error
+	rates  map[string][]float64 // requests a second, by load
+	cpu    map[string][]float64 // of a request, seconds
 }
 
 func (s *nbdServer) socket() string { return filepath.Join(s.dir, "nbd.sock") }
@@ -116,6 +117,7 @@ func (s *nbdServer) daemon(name, images string, args ...string) error {
 		return err
 	}
 	s.pids, s.stops = append(s.pids, d.PID()), append(s.stops, d.Kill)
+	s.portal = d.Portals[0]
 	return nil
 }
 

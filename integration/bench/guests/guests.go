@@ -184,3 +184,28 @@ func threadTimes(pids []int) (map[string]time.Duration, error) {
 	}
 	return times, nil
 }
+
+// Idle connects a guest that has done something, does nothing for a time, and returns the servers'
+// processor time meanwhile.
+func Idle(socket string, length time.Duration, pids []int) (used time.Duration, err error) {
+	g, err := newGuest(socket, Load{Bytes: 4096, Depth: 1, Queues: 1}, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, g.driver.Shutdown()) }()
+	if _, err := g.streams[0].Run(time.Millisecond); err != nil {
+		return 0, err
+	}
+	// What a server does shortly after a request is no part of this.
+	time.Sleep(100 * time.Millisecond)
+	before, err := threadTimes(pids)
+	if err != nil {
+		return 0, err
+	}
+	time.Sleep(length)
+	after, err := threadTimes(pids)
+	for thread, now := range after {
+		used += now - before[thread]
+	}
+	return used, err
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/bench/guests"
+)
+
+// TestVhost: guests move data by vhost-user as the tables say, and the bare loop does so without.
+func TestVhost(t *testing.T) {
+	requireTools(t, map[string]string{"qemu-storage-daemon": "qemu-system-common", "gcc": "gcc"})
+	dir := t.TempDir()
+	var raws []string
+	for _, name := range []string{"a.raw", "b.raw"} {
+		raws = append(raws, filepath.Join(dir, name))
+		require.NoError(t, os.WriteFile(raws[len(raws)-1], make([]byte, 8<<20), 0o600))
+	}
+	zeroes := func(raw string) int {
+		content, err := os.ReadFile(raw)
+		require.NoError(t, err)
+		return bytes.Count(content, []byte{0})
+	}
+	v := vhostQEMU("QEMU", "aio=threads")
+	require.NoError(t, v.begin(dir, raws))
+	t.Cleanup(func() { require.NoError(t, v.stop()) })
+	l := guests.Load{Write: true, Sequential: true, Bytes: 4096, Depth: 16, Queues: 2}
+	r, err := v.load("writes", l, 2, 100*time.Millisecond)
+	require.NoError(t, err)
+	require.Len(t, r.Guests, 2)
+	require.Equal(t, r.Operations, r.Guests[0]+r.Guests[1])
+	require.Positive(t, r.ServerTime())
+	require.Len(t, v.rates["writes"], 1)
+	for _, raw := range raws {
+		require.Less(t, zeroes(raw), 8<<20-4096*16)
+	}
+	_, err = guests.Idle(v.sockets[0], time.Millisecond, v.pids)
+	require.NoError(t, err)
+	_, err = v.load("reads", guests.Load{Bytes: 16 << 20, Depth: 1}, 1, time.Millisecond)
+	require.Error(t, err, "the disk is smaller than a request")
+
+	require.NoError(t, os.WriteFile(raws[0], make([]byte, 1<<20), 0o600))
+	floor, err := guests.BuildFloor(dir)
+	require.NoError(t, err)
+	l = guests.Load{Write: true, Sequential: true, Bytes: 64 << 10, Depth: 16}
+	r, err = floor.Run(t.Context(), raws[0], l, time.Millisecond)
+	require.NoError(t, err)
+	require.Zero(t, r.Operations%16)
+	require.Positive(t, r.Servers)
+	require.Zero(t, zeroes(raws[0]), "all of the file is written")
+}
+
+// TestRunningServer: a server that somebody else has started is named with its process.
+func TestRunningServer(t *testing.T) {
+	var v vhostServer
+	require.NoError(t, v.running("/run/a.sock,/run/b.sock,12"))
+	require.Equal(t, []string{"/run/a.sock", "/run/b.sock"}, v.sockets)
+	require.Equal(t, []int{12}, v.pids)
+	for _, wrong := range []string{"", "12", "/run/a.sock", "/run/a.sock,pid"} {
+		require.ErrorContains(t, v.running(wrong), "must be SOCKET")
+	}
+}
