@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -30,16 +31,18 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 		err := v.failure
 		m.release(v)
 		if err != nil {
-			return failed("%w", err)
+			return err
 		}
 		return nil
 	}
-	if err := m.leave(v); err != nil {
+	if clones := m.opt.Disks.Leave(name, true); len(clones) > 0 {
 		m.release(v)
-		return err
+		return api.Errorf(api.CodeInUse, "the volume %q is needed by the volumes that were cloned "+
+			"from it, %s: delete those first, or wait until they are copied (copy mode %s)",
+			name, strings.Join(clones, ", "), api.CopyClone)
 	}
 	if err := m.free(ctx, v, force); err != nil {
-		m.stay(v)
+		m.opt.Disks.Leave(name, false)
 		m.release(v)
 		return err
 	}
@@ -49,9 +52,9 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 		// The next start deletes the volume, unless the former record is there again.
 		again := m.set(v, before)
 		if !force || again != nil || before.State != store.StateReady {
-			err = m.retire(ctx, v, join(err, again))
+			err = m.retire(ctx, v, errors.Join(err, again))
 		}
-		m.stay(v)
+		m.opt.Disks.Leave(name, false)
 		m.release(v)
 		return err
 	}
@@ -113,10 +116,10 @@ func (m *Manager) retire(ctx context.Context, v *volume, err error) error {
 	v.opened = nil
 	m.mu.Unlock()
 	if opened != nil {
-		err = join(err, opened.Close(ctx))
+		err = errors.Join(err, opened.Close(ctx))
 	}
-	err = failed("the volume %q could not be deleted and is not served any more: DELETE it again, "+
-		"or PUT it to have it back: %w", v.name, err)
+	err = fmt.Errorf("the volume %q could not be deleted and is not served any more: DELETE it "+
+		"again, or PUT it to have it back: %w", v.name, err)
 	m.fail(v, err)
 	return err
 }
@@ -126,7 +129,9 @@ func (m *Manager) remove(v *volume) error {
 	if v.opened != nil {
 		// Closing may fail because the last data did not reach storage. That data is removed
 		// anyway.
-		if err := v.opened.Close(m.ctx); err != nil && m.ctx.Err() != nil {
+		err, stopping := v.opened.Close(m.ctx), new(api.Error)
+		if m.ctx.Err() != nil && err != nil ||
+			errors.As(err, &stopping) && stopping.Code == api.CodeUnavailable {
 			return api.Errorf(api.CodeUnavailable, "the server is stopping, and deletes the "+
 				"volume %q at the next start", v.name)
 		} else if err != nil {
@@ -139,8 +144,8 @@ func (m *Manager) remove(v *volume) error {
 	}
 	if err := m.erase(v); err != nil {
 		m.fail(v, err)
-		return failed("the volume %q could not be deleted and is not served any more, try again: "+
-			"%w", v.name, err)
+		return fmt.Errorf("the volume %q could not be deleted and is not served any more, try "+
+			"again: %w", v.name, err)
 	}
 	m.log.Info("deleted a volume", zap.String("volume", v.name), zap.Uint16("lun", v.record.LUN))
 	m.forget(v)
@@ -155,11 +160,12 @@ func (m *Manager) erase(v *volume) error {
 	return m.store.Remove(v.name)
 }
 
-// forget drops the volume from the manager.
+// forget drops the volume.
 func (m *Manager) forget(v *volume) {
+	m.opt.Disks.Forget(v.name)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v.record, v.saved, v.failure, v.leaving = store.Record{}, nil, nil, false
+	v.record, v.saved, v.failure = store.Record{}, nil, nil
 }
 
 // undo removes the remains of a volume that could not be made. If that fails, the next start
@@ -169,7 +175,7 @@ func (m *Manager) undo(v *volume) {
 	r.State = store.StateDeleting
 	err := m.set(v, r) // it may say by now that the volume is there
 	if erased := m.erase(v); erased != nil {
-		err = join(err, erased)
+		err = errors.Join(err, erased)
 		m.log.Warn("a failed volume could not be removed: the next start removes it, or "+
 			"DELETE", zap.String("volume", v.name), zap.Error(err))
 		m.mu.Lock()

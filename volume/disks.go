@@ -16,16 +16,20 @@ type Disks interface {
 	Place(p store.Place) (dir string, err error)
 	// Single reports whether a volume may use the directory of PlaceRoot, which holds one disk.
 	Single() bool
-	// Taken reports whether something other than a volume has the LUN.
-	Taken(lun uint16) bool
-	// Holder says what disk other than a volume has the name, or the number that the name is. "":
-	// none.
-	Holder(name string) string
-	// Number is the LUN that is meant by a name of digits. 0: none.
-	Number(name string) uint16
-	// Open opens the disk, or makes it if it is missing and was not made before. Nobody can use it
-	// before Serve. If Open fails to make a disk, the caller removes what is left in its directory.
-	// A made disk that is missing is an error that wraps fs.ErrNotExist.
+	// Enter says that there is a volume, from before it is made until Forget: nobody else gets its
+	// name, and the snapshot that it was cloned from stays until its disk has copied everything.
+	// One of an earlier run keeps its name and its number. A new one has no number; Enter refuses
+	// it if something else has its name, or if it is cloned from a volume that leaves.
+	Enter(r store.Record, earlier bool) error
+	// TakeNumber gives a volume a number, unless something else has it.
+	TakeNumber(name string, lun uint16) bool
+	// Leave says that a volume will be deleted, or takes that back: meanwhile nothing can be cloned
+	// from it. It does nothing, and returns the volumes that need it, if there are some.
+	Leave(name string, leaving bool) (needed []string)
+	// Forget says that a volume is gone.
+	Forget(name string)
+	// Open opens the disk, or makes it. Nobody can use it before Serve. If Open fails to make a
+	// disk, the caller removes what is left in its directory.
 	Open(ctx context.Context, d Disk) (Opened, error)
 }
 
@@ -41,9 +45,7 @@ type Disk struct {
 	CopyMode   string
 	AccessMode string
 	UsageType  string // "": none
-	// Made says that the disk was made. If it is not there, its storage is missing, and a new disk
-	// would take its place.
-	Made bool
+	There      bool   // it is opened; otherwise it is made
 }
 
 // Opened is a disk that is open.
@@ -58,10 +60,10 @@ type Opened interface {
 	Serve() error
 	// Grow enlarges the disk and tells its initiators.
 	Grow(size int64) error
-	// Completed is closed when the disk no longer needs its source or its File.
-	Completed() <-chan struct{}
-	// Copied reports whether the disk no longer needs its source.
+	// Copied reports whether the disk no longer needs its source and its File.
 	Copied() bool
+	// Ended is closed when that is so, or the disk is closed before.
+	Ended() <-chan struct{}
 	// Failure says why the disk has failed, or nil. A failed disk must be opened again.
 	Failure() error
 	// Snapshots lists what was kept of the disk, oldest first.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
 )
@@ -29,10 +28,11 @@ type fakeDisks struct {
 	opening func() error      // guarded by mu; called by Open, when the file is there
 	serving func() error      // guarded by mu; called by Serve
 	growing func() error      // guarded by mu; called by Grow instead of growing
-	whole   chan struct{}     // guarded by mu; what Completed returns; nil: it is closed
+	whole   chan struct{}     // guarded by mu; what Ended returns; nil: it is closed
 	closing chan struct{}     // guarded by mu; Close waits for it; nil: it does not
 	slow    chan struct{}     // guarded by mu; Open waits for it; nil: it does not
 
+	numbers   map[string]uint16         // guarded by mu; of volumes that were entered
 	snapshots map[string][]api.Snapshot // guarded by mu; by volume
 }
 
@@ -55,16 +55,31 @@ func (f *fakeDisks) Place(p store.Place) (string, error) {
 
 func (f *fakeDisks) Single() bool { return f.single != "" }
 
-func (f *fakeDisks) Taken(lun uint16) bool { return lun == 65 } // an image has it
-
-func (f *fakeDisks) Number(name string) uint16 { return serving.NumberIn(name) }
-
-func (f *fakeDisks) Holder(name string) string {
-	if name == "vm.raw" || name == "65" {
-		return "LUN 65"
+func (f *fakeDisks) Enter(r store.Record, earlier bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r.Name == "vm.raw" && !earlier {
+		return api.Errorf(api.CodeInUse, "an image has it")
 	}
-	return ""
+	f.numbers[r.Name] = r.LUN
+	return nil
 }
+
+func (f *fakeDisks) TakeNumber(name string, lun uint16) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, taken := range f.numbers {
+		if lun == taken || lun == 65 { // an image has it
+			return false
+		}
+	}
+	f.numbers[name] = lun
+	return true
+}
+
+func (f *fakeDisks) Leave(string, bool) []string { return nil }
+
+func (f *fakeDisks) Forget(name string) { f.set(func() { delete(f.numbers, name) }) }
 
 func (f *fakeDisks) Open(ctx context.Context, d Disk) (Opened, error) {
 	f.mu.Lock()
@@ -79,8 +94,8 @@ func (f *fakeDisks) Open(ctx context.Context, d Disk) (Opened, error) {
 	}
 	path := filepath.Join(d.Dir, diskName)
 	st, err := os.Stat(path)
-	if err != nil && d.Made {
-		return nil, fmt.Errorf("the disk is missing: %w", err)
+	if err == nil != d.There {
+		return nil, fmt.Errorf("the disk is there: %v, and not %v", d.There, err == nil)
 	}
 	if err != nil {
 		if d.Source != nil && d.Source.Image == "missing" {
@@ -95,6 +110,9 @@ func (f *fakeDisks) Open(ctx context.Context, d Disk) (Opened, error) {
 		size = max(size, st.Size())
 	}
 	if err := os.Truncate(path, size); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(d.Dir, stateName), nil, 0o600); err != nil {
 		return nil, err
 	}
 	f.mu.Lock()
@@ -187,7 +205,7 @@ func (d *fakeDisk) Changes(context.Context, string, api.Page) (api.Changes, erro
 	return api.Changes{}, nil
 }
 
-func (d *fakeDisk) Completed() <-chan struct{} { return d.whole }
+func (d *fakeDisk) Ended() <-chan struct{} { return d.whole }
 
 func (d *fakeDisk) Copied() bool {
 	select {
@@ -232,7 +250,7 @@ func (d *fakeDisk) Close(ctx context.Context) error {
 }
 
 func newFake() *fakeDisks {
-	return &fakeDisks{served: map[uint16]string{},
+	return &fakeDisks{served: map[uint16]string{}, numbers: map[string]uint16{},
 		snapshots: map[string][]api.Snapshot{}}
 }
 
@@ -249,8 +267,9 @@ func start(t *testing.T, dir string, f *fakeDisks) *Manager {
 // refused checks the code of a refusal.
 func refused(t *testing.T, code api.Code, err error) *api.Error {
 	t.Helper()
-	var e *api.Error
-	require.ErrorAs(t, err, &e)
+	require.Error(t, err)
+	e := &api.Error{Code: api.CodeFailed, Message: err.Error()} // as the server has it
+	errors.As(err, &e)
 	require.Equal(t, code, e.Code, e.Message)
 	return e
 }

@@ -32,14 +32,23 @@ func fetched(r store.Record) bool {
 	return r.Spec.From.Far() && r.State == store.StateFilling
 }
 
-// fetch makes the disk of a volume whose image is in a registry. If that takes long, it goes on in
-// the background, and after a restart. The caller holds the volume.
-func (m *Manager) fetch(ctx context.Context, v *volume) error {
-	f, err := m.beginFetch(v)
+// fetch makes the disk of a volume whose image is in a registry. If that takes longer than a
+// timeout, it goes on in the background, and after a restart. The caller holds the volume.
+func (m *Manager) fetch(ctx context.Context, v *volume, timeout time.Duration) error {
+	want, err := m.wanted(v.record)
 	if err != nil {
 		return err
 	}
-	wait := time.NewTimer(m.timeout)
+	fetchCtx, cancel := context.WithCancel(m.ctx)
+	f := &fetching{cancel: cancel, done: make(chan struct{})}
+	m.mu.Lock()
+	v.fetching, v.failure = f, nil
+	m.mu.Unlock()
+	m.work.Go(func() {
+		defer close(f.done)
+		f.opened, f.err = m.opt.Disks.Open(fetchCtx, want)
+	})
+	wait := time.NewTimer(timeout)
 	defer wait.Stop()
 	select {
 	case <-f.done:
@@ -51,36 +60,6 @@ func (m *Manager) fetch(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// fetchLater is fetch without any waiting.
-func (m *Manager) fetchLater(v *volume) error {
-	f, err := m.beginFetch(v)
-	if err == nil {
-		m.work.Go(func() { m.awaitFetch(v, f) })
-	}
-	return err
-}
-
-func (m *Manager) beginFetch(v *volume) (*fetching, error) {
-	if err := m.present(v.record); err != nil {
-		return nil, err
-	}
-	dir, err := m.dir(v.record)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(m.ctx)
-	f := &fetching{cancel: cancel, done: make(chan struct{})}
-	m.mu.Lock()
-	v.fetching, v.failure = f, nil
-	m.mu.Unlock()
-	want := m.disk(v.record, dir)
-	m.work.Go(func() {
-		defer close(f.done)
-		f.opened, f.err = m.opt.Disks.Open(ctx, want)
-	})
-	return f, nil
-}
-
 // endFetch gives the opened disk to the volume. The caller holds the volume.
 func (m *Manager) endFetch(v *volume, f *fetching) error {
 	f.cancel()
@@ -88,12 +67,8 @@ func (m *Manager) endFetch(v *volume, f *fetching) error {
 	v.fetching = nil
 	m.mu.Unlock()
 	err := f.err
-	switch {
-	case err != nil:
-	case v.record.Place.Kind == store.PlaceClaim:
-		err = m.placeOnClaim(v, f.opened)
-	default:
-		err = m.adopt(v, v.record, f.opened, store.StateReady)
+	if err == nil {
+		err = m.adopt(v, v.record, f.opened)
 	}
 	if err == nil {
 		return nil
@@ -102,14 +77,14 @@ func (m *Manager) endFetch(v *volume, f *fetching) error {
 	r := v.record
 	r.State = store.StateFilling
 	if setErr := m.set(v, r); setErr != nil {
-		return failed("%w", join(err, setErr))
+		return errors.Join(err, setErr)
 	}
 	if dir, dirErr := m.dir(v.record); dirErr == nil {
 		if clearErr := clearDisk(dir); !errors.Is(clearErr, fs.ErrNotExist) {
-			err = join(err, clearErr)
+			err = errors.Join(err, clearErr)
 		}
 	}
-	return failed("%w", err)
+	return err
 }
 
 // awaitFetch ends a fetch that no request is waiting for.

@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -33,12 +34,12 @@ type Filling struct {
 }
 
 // Fill begins an upload. Each volume takes one at a time. The caller puts the data into files in
-// Dir, calls Complete, and always calls Release. If make is set, Fill makes a missing volume, and
-// then made is true: the upload is this volume's, whoever else deletes and makes the name.
-func (m *Manager) Fill(ctx context.Context, name string, make bool) (f *Filling, made bool,
+// Dir, calls Complete, and always calls Release. If mayMake is set, Fill makes a missing volume,
+// and then made is true: the upload is this volume's, whoever else deletes and makes the name.
+func (m *Manager) Fill(ctx context.Context, name string, mayMake bool) (f *Filling, made bool,
 	err error) {
 	if err := api.CheckName(name); err != nil {
-		if make {
+		if mayMake {
 			return nil, false, api.Errorf(api.CodeInvalid, "%v", err)
 		}
 		return nil, false, notFound(name)
@@ -48,7 +49,7 @@ func (m *Manager) Fill(ctx context.Context, name string, make bool) (f *Filling,
 		return nil, false, err
 	}
 	defer m.release(v)
-	if make {
+	if mayMake {
 		if made, err = m.unused(v); err != nil {
 			return nil, false, err
 		}
@@ -78,12 +79,9 @@ func (m *Manager) fill(v *volume) (*Filling, error) {
 		return nil, api.Errorf(api.CodeBusy, "an upload to the volume %q is running already: let "+
 			"it end first", name)
 	}
-	if err := m.present(v.record); err != nil {
-		return nil, failed("the volume %q cannot be filled: %w", name, err)
-	}
-	dir, err := m.dir(v.record)
+	dir, _, err := m.find(v.record)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the volume %q cannot be filled: %w", name, err)
 	}
 	if v.saved == nil {
 		// What came before may have been recorded as the disk, so it was not removed then.
@@ -91,7 +89,7 @@ func (m *Manager) fill(v *volume) (*Filling, error) {
 			return nil, err
 		}
 		if err := clearDisk(dir); err != nil {
-			return nil, failed("the volume %q cannot be filled: %w", name, err)
+			return nil, fmt.Errorf("the volume %q cannot be filled: %w", name, err)
 		}
 	}
 	f := &Filling{m: m, v: v, dir: dir, gone: make(chan struct{})}
@@ -168,11 +166,10 @@ func (f *Filling) Complete(ctx context.Context, image string) error {
 	r.Size = int64(before.Spec.Size)
 	if r.Place.Kind == store.PlaceClaim {
 		r.State = store.StateFilling
-		if err = m.set(v, r); err == nil {
-			err = m.fillClaim(ctx, v)
-		}
-	} else {
-		err = m.serve(ctx, v, r, store.StateReady)
+		err = m.set(v, r)
+	}
+	if err == nil {
+		err = m.serve(ctx, v, r)
 	}
 	if err == nil {
 		m.log.Info("a volume has its data", zap.String("volume", v.name),
@@ -181,11 +178,11 @@ func (f *Filling) Complete(ctx context.Context, image string) error {
 	}
 	// The record first: the disk of a volume that is ready is never made again.
 	if setErr := m.set(v, before); setErr != nil {
-		err = join(err, setErr)
+		err = errors.Join(err, setErr)
 	} else {
-		err = join(err, clearDisk(f.dir))
+		err = errors.Join(err, clearDisk(f.dir))
 	}
-	return failed("the data of the volume %q cannot be used: %w", v.name, err)
+	return fmt.Errorf("the data of the volume %q cannot be used: %w", v.name, err)
 }
 
 // hold holds the volume. A deletion that waits for the end of this upload holds it too, so hold
@@ -252,41 +249,36 @@ func (f *Filling) end(ctx context.Context) error {
 	}
 }
 
-// holdCompleted waits until the disk of a volume has all of its source, and holds the volume. It
-// returns false, and holds nothing, if the volume was deleted meanwhile or the manager stops.
-func (m *Manager) holdCompleted(v *volume, opened Opened) bool {
-	select {
-	case <-opened.Completed():
-	case <-m.ctx.Done():
-		return false
-	}
-	held, err := m.hold(m.ctx, v.name)
-	if err != nil {
-		return false
-	}
-	if held != v || v.opened != opened {
-		m.release(held)
-		return false
-	}
-	return true
-}
-
-// dropFile removes the image of a volume when the disk has copied all of it.
-func (m *Manager) dropFile(v *volume, opened Opened) {
+// afterCopy calls f in the volume's turn, when its disk has copied all of its source. It does not,
+// if the disk is closed before, or the manager stops.
+func (m *Manager) afterCopy(v *volume, opened Opened, f func()) {
 	m.work.Go(func() {
-		if !m.holdCompleted(v, opened) {
+		select {
+		case <-opened.Ended():
+		case <-m.ctx.Done():
 			return
 		}
-		defer m.release(v)
-		if v.record.File == "" {
+		held, err := m.hold(m.ctx, v.name)
+		if err != nil {
 			return
 		}
-		if err := m.forgetFile(v); err != nil {
-			m.log.Warn("the uploaded image of a volume is not needed any more and could not be "+
-				"removed: it is removed after the next start", zap.String("volume", v.name),
-				zap.Error(err))
+		defer m.release(held)
+		if held == v && v.opened == opened && opened.Copied() {
+			f()
 		}
 	})
+}
+
+// dropFile removes the image of a volume whose disk has copied all of it.
+func (m *Manager) dropFile(v *volume) {
+	if v.record.File == "" {
+		return
+	}
+	if err := m.forgetFile(v); err != nil {
+		m.log.Warn("the uploaded image of a volume is not needed any more and could not be "+
+			"removed: it is removed after the next start", zap.String("volume", v.name),
+			zap.Error(err))
+	}
 }
 
 // forgetFile removes the image of a volume, because the disk no longer needs it.
@@ -303,64 +295,13 @@ func (m *Manager) forgetFile(v *volume) error {
 	return m.set(v, r)
 }
 
-// fillClaim makes the disk of a volume on a claim, and closes it, because a virtual machine uses it
-// there.
-func (m *Manager) fillClaim(ctx context.Context, v *volume) error {
-	if err := m.present(v.record); err != nil {
-		return err
-	}
+// finishClaim closes the disk of a claim, because a virtual machine uses it there, and records that
+// it can be used.
+func (m *Manager) finishClaim(v *volume, opened Opened) error {
 	dir, err := m.dir(v.record)
 	if err != nil {
 		return err
 	}
-	opened, err := m.opt.Disks.Open(ctx, m.disk(v.record, dir))
-	if err != nil {
-		return err
-	}
-	return m.placeOnClaim(v, opened)
-}
-
-// placeOnClaim waits until a disk on a claim is complete. If that takes long, it goes on in the
-// background.
-func (m *Manager) placeOnClaim(v *volume, opened Opened) error {
-	dir, err := m.dir(v.record)
-	if err == nil {
-		err = m.size(v, opened.Size())
-	}
-	if err == nil {
-		r := v.record
-		r.BlockSize = opened.BlockSize()
-		err = m.set(v, r)
-	}
-	if err != nil {
-		return join(err, opened.Close(m.ctx))
-	}
-	select {
-	case <-opened.Completed(): // at once where there is nothing to copy
-		return m.finishClaim(v, opened, dir)
-	default:
-	}
-	m.mu.Lock()
-	v.opened, v.failure = opened, nil
-	m.mu.Unlock()
-	m.work.Go(func() { m.awaitClaim(v, opened, dir) })
-	return nil
-}
-
-// awaitClaim closes the disk of a claim when it has copied all of its source.
-func (m *Manager) awaitClaim(v *volume, opened Opened, dir string) {
-	if !m.holdCompleted(v, opened) {
-		return
-	}
-	defer m.release(v)
-	if err := m.finishClaim(v, opened, dir); err != nil {
-		m.fail(v, err)
-		m.log.Error("a claim could not be filled", zap.String("volume", v.name), zap.Error(err))
-	}
-}
-
-// finishClaim closes the disk of a claim and records that it can be used.
-func (m *Manager) finishClaim(v *volume, opened Opened, dir string) error {
 	m.mu.Lock()
 	v.opened = nil
 	m.mu.Unlock()
@@ -385,19 +326,6 @@ func (m *Manager) finishClaim(v *volume, opened Opened, dir string) error {
 	}
 	m.unmark(r)
 	return nil
-}
-
-// onClaim opens the disk of a claim, calls use, and closes it again.
-func (m *Manager) onClaim(ctx context.Context, v *volume, use func(Opened) error) error {
-	dir, err := m.dir(v.record)
-	if err != nil {
-		return err
-	}
-	opened, err := m.opt.Disks.Open(ctx, m.disk(v.record, dir))
-	if err != nil {
-		return err
-	}
-	return join(use(opened), opened.Close(m.ctx), share(dir))
 }
 
 // share lets QEMU use the disk of a claim: it runs as another user, in the claim's group. The owner

@@ -1,11 +1,14 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -20,11 +23,11 @@ const missingPoll = 5 * time.Second
 // loadsAtOnce is how many volumes Load opens at once. They mostly wait for storage.
 const loadsAtOnce = 16
 
-// find reads the records of an earlier process.
-func (m *Manager) find() error {
+// recall reads the records of an earlier process.
+func (m *Manager) recall() error {
 	records, damaged, foreign, err := m.store.Load()
 	if err != nil {
-		return failed("the directory of the volumes cannot be read: %w", err)
+		return fmt.Errorf("the directory of the volumes cannot be read: %w", err)
 	}
 	for _, name := range foreign {
 		m.log.Warn("a directory that is not a volume was ignored",
@@ -33,6 +36,9 @@ func (m *Manager) find() error {
 	for _, r := range records {
 		m.volumes[r.Name] = &volume{name: r.Name, turn: make(chan struct{}, 1), record: r,
 			saved: &r, failure: damaged[r.Name]}
+		if err := m.opt.Disks.Enter(r, true); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -76,6 +82,23 @@ func (m *Manager) loadOne(ctx context.Context, v *volume) {
 	}
 }
 
+// inOrder sorts volumes so that a clone comes after what it was cloned from.
+func (m *Manager) inOrder(clones []*volume) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	depth := func(v *volume) (n int) {
+		for v != nil && n <= len(m.volumes) { // a record by hand may name itself
+			disk, _ := v.record.Spec.From.Cloned()
+			v = m.volumes[disk]
+			n++
+		}
+		return n
+	}
+	slices.SortFunc(clones, func(a, b *volume) int {
+		return cmp.Or(cmp.Compare(depth(a), depth(b)), strings.Compare(a.name, b.name))
+	})
+}
+
 // findMissing serves volumes whose storage has come back.
 func (m *Manager) findMissing() {
 	tick := time.NewTicker(m.missingPoll)
@@ -102,7 +125,7 @@ func (m *Manager) findMissing() {
 			m.mu.Lock()
 			still := v.missingLocked()
 			m.mu.Unlock()
-			if still && m.tryAgain(m.ctx, v) == nil {
+			if still && m.bring(m.ctx, v, m.timeout) == nil {
 				m.log.Info("the storage of a volume is back", zap.String("volume", name),
 					zap.Uint16("lun", v.record.LUN))
 			}
@@ -135,16 +158,8 @@ func (m *Manager) load(ctx context.Context, v *volume) error {
 		m.log.Info("removed what was left of a volume", zap.String("volume", v.name),
 			zap.String("state", string(v.record.State)))
 		m.forget(v)
-	case store.StateFilling:
-		if fetched(v.record) {
-			return m.fetchLater(v)
-		}
-		return m.fillClaim(ctx, v)
-	case store.StateReady:
-		if v.record.Place.Kind != store.PlaceClaim {
-			return m.serve(ctx, v, v.record, store.StateReady)
-		}
-		return m.presentOnClaim(v)
+	default:
+		return m.bring(ctx, v, 0)
 	}
 	return nil
 }

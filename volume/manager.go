@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -39,8 +40,6 @@ type Manager struct {
 
 	resolved sync.Map // see named: the path without links of each directory that a person named
 
-	choosing sync.Mutex // of a number for a new volume; taken before mu
-
 	mu      sync.Mutex
 	volumes map[string]*volume // guarded by mu
 }
@@ -60,9 +59,7 @@ type volume struct {
 	// fetching is not nil while the disk is being opened in the background.
 	fetching *fetching
 
-	leaving  bool   // it will be deleted, see leave
-	reserved int64  // bytes that count for data that is coming
-	chosen   uint16 // the number that the record will have; 0: none
+	reserved int64 // bytes that count for data that is coming
 }
 
 // New opens and locks the directory of the volumes, and finds the volumes in it. The directory
@@ -77,7 +74,7 @@ func New(opt Options) (*Manager, error) {
 	}
 	m := &Manager{opt: opt, log: opt.Log, store: s, save: s.Save, volumes: map[string]*volume{},
 		timeout: fetchTimeout, missingPoll: missingPoll}
-	if err := m.find(); err != nil {
+	if err := m.recall(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	m.ctx, m.stop = context.WithCancel(context.Background())
@@ -212,7 +209,7 @@ func (m *Manager) set(v *volume, r store.Record) error {
 	if v.saved == nil || !reflect.DeepEqual(*v.saved, r) {
 		m.noteSaved(v, nil)
 		if err := m.save(r); err != nil {
-			return failed("the record of the volume %q could not be saved: %w", v.name, err)
+			return fmt.Errorf("the record of the volume %q could not be saved: %w", v.name, err)
 		}
 	}
 	m.mu.Lock()

@@ -20,8 +20,6 @@ const diskName = "disk.img"
 
 func now() time.Time { return time.Now().UTC().Truncate(time.Second) }
 
-func join(errs ...error) error { return errors.Join(errs...) }
-
 // place is the place of a new volume's disk.
 func (m *Manager) place(name string, spec api.Spec) store.Place {
 	switch {
@@ -100,7 +98,7 @@ func (m *Manager) vacant(r store.Record, dir string) error {
 	}
 	names, err := diskFiles(dir)
 	if err != nil {
-		return failed("the directory of the volume %q cannot be read: %w", r.Name, err)
+		return fmt.Errorf("the directory of the volume %q cannot be read: %w", r.Name, err)
 	}
 	if len(names) > 0 {
 		return api.Errorf(api.CodeInUse, "%q has a disk already: remove %s* there, or use another "+

@@ -52,33 +52,42 @@ func (e *missingError) Error() string {
 
 func (e *missingError) Unwrap() error { return fs.ErrNotExist }
 
-// present looks whether the storage of a volume is there. For the disk of a volume that is served,
-// Disks.Open does the same.
-func (m *Manager) present(r store.Record) error {
-	dir, err := m.dir(r)
-	if err != nil || r.Place.Kind == store.PlaceOwn {
-		return err
+// stateName is the file of a disk without which nobody knows what disk it is.
+const stateName = diskName + ".state"
+
+// find looks whether the storage of a volume is there, and whether it has a disk. A disk that was
+// made is never made again, and no disk is made in an empty mount point.
+func (m *Manager) find(r store.Record) (dir string, there bool, err error) {
+	if dir, err = m.dir(r); err != nil {
+		return "", false, err
 	}
 	names, err := osfile.Names(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return "", false, err
 	}
+	there = slices.Contains(names, diskName)
 	switch {
 	case r.State == store.StateReady:
-		if !slices.Contains(names, diskName) {
-			return &missingError{"the disk was made, and", filepath.Join(dir, diskName)}
+		for _, name := range []string{diskName, stateName} {
+			if !slices.Contains(names, name) {
+				return "", false, &missingError{"the disk was made, and", filepath.Join(dir, name)}
+			}
 		}
+	case r.Place.Kind == store.PlaceOwn:
 	case err != nil || r.Marked && !slices.ContainsFunc(names, isDiskFile):
-		return &missingError{"the storage that the disk is to be made on", dir}
+		return "", false, &missingError{"the storage that the disk is to be made on", dir}
 	}
-	return nil
+	return dir, there, nil
 }
 
-// presentOnClaim looks for the disk of a volume on a claim, which nobody opens here.
-func (m *Manager) presentOnClaim(v *volume) error {
-	if err := m.present(v.record); err != nil {
-		return err
+// wanted says what to open for a volume.
+func (m *Manager) wanted(r store.Record) (Disk, error) {
+	dir, there, err := m.find(r)
+	if err == nil && !there && r.File == "" && r.Spec.From != nil && r.Spec.From.Upload {
+		err = &missingError{"the data that was uploaded", filepath.Join(dir, diskName)}
 	}
-	m.fail(v, nil)
-	return nil
+	return Disk{Name: r.Name, LUN: r.LUN, Dir: dir, Size: r.Size,
+		BlockSize: r.Spec.BlockSize, Source: r.Spec.From,
+		File: r.File, CopyMode: r.Spec.Copy.Mode, AccessMode: r.Spec.AccessMode,
+		UsageType: r.Spec.Copy.UsageType, There: there}, err
 }

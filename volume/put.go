@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -53,15 +54,15 @@ func (m *Manager) unused(v *volume) (bool, error) {
 		}
 	}
 	if v.record.State == "" && v.failure != nil { // its record is damaged
-		return false, failed("%w", v.failure)
+		return false, v.failure
 	}
 	return v.record.State == "", nil
 }
 
 // create makes a volume. First it writes a record that says that the volume is being made. The
 // volume exists once its record says that it is ready.
-func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, any bool) (err error) {
-	if any {
+func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, unsaid bool) (err error) {
+	if unsaid {
 		if spec, err = m.opt.Disks.Default(); err != nil {
 			return err
 		}
@@ -75,22 +76,19 @@ func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, any bool
 	}
 	r := store.Record{Name: v.name, State: store.StateMaking, Size: int64(spec.Size), Spec: spec,
 		Place: m.place(v.name, spec), Created: now()}
-	defer m.unchoose(v)
-	r.LUN, err = m.chooseLUN(v, r.Place.Kind == store.PlaceClaim)
-	if errors.As(err, new(*api.Error)) {
-		return err
-	} else if err != nil {
-		return failed("there is no LUN for the volume %q: %w", v.name, err)
+	if store.Private(v.name) {
+		return api.Errorf(api.CodeInvalid, "%q is the name of a file that the server keeps beside "+
+			"the volumes: use another one", v.name)
 	}
-	dir, err := m.dir(r)
+	if err := m.opt.Disks.Enter(r, false); err != nil {
+		return err
+	}
+	dir, err := m.begin(v, &r)
 	if err != nil {
-		return err
-	}
-	if err := m.begin(v, r, dir); err != nil {
 		m.forget(v)
 		return err
 	}
-	if err := m.make(ctx, v, r, dir); err != nil {
+	if err := m.makeDisk(ctx, v, r, dir); err != nil {
 		m.undo(v)
 		return err
 	}
@@ -99,40 +97,47 @@ func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, any bool
 	return nil
 }
 
-// begin makes the record of a volume. After an error nothing of the volume is left, and everything
-// that was there before is unchanged.
-func (m *Manager) begin(v *volume, r store.Record, dir string) error {
-	if err := m.enter(v, r); err != nil {
-		return err
-	}
-	if err := m.mayClone(r); err != nil {
-		return err
-	}
-	if r.Place.Kind == store.PlaceRoot || r.Place.Kind == store.PlaceClaim {
-		if err := m.vacant(r, dir); err != nil {
-			return err
+// begin chooses the number of a volume, and makes its record. After an error nothing of the volume
+// is left, and everything that was there before is unchanged.
+func (m *Manager) begin(v *volume, r *store.Record) (dir string, err error) {
+	if r.Place.Kind != store.PlaceClaim {
+		r.LUN, err = m.store.NextLUN(func(lun uint16) (taken bool) {
+			return !m.opt.Disks.TakeNumber(r.Name, lun)
+		})
+		if err != nil {
+			return "", fmt.Errorf("there is no LUN for the volume %q: %w", r.Name, err)
 		}
 	}
-	if err := m.store.Make(r); err != nil {
-		return failed("the directory of the volume %q could not be made: %w", r.Name, err)
+	if dir, err = m.dir(*r); err == nil {
+		err = m.enter(v, *r)
 	}
-	m.noteSaved(v, &r)
-	return nil
+	if err == nil && (r.Place.Kind == store.PlaceRoot || r.Place.Kind == store.PlaceClaim) {
+		err = m.vacant(*r, dir)
+	}
+	if err != nil {
+		return "", err
+	}
+	if err := m.store.Make(*r); err != nil {
+		return "", fmt.Errorf("the directory of the volume %q could not be made: %w", r.Name, err)
+	}
+	saved := *r
+	m.noteSaved(v, &saved)
+	return dir, nil
 }
 
-// make makes the disk of a volume that already has a record, and serves it.
-func (m *Manager) make(ctx context.Context, v *volume, r store.Record, dir string) error {
+// makeDisk makes the disk of a volume that already has a record, and serves it.
+func (m *Manager) makeDisk(ctx context.Context, v *volume, r store.Record, dir string) error {
 	switch r.Place.Kind {
 	case store.PlaceUsageType:
 		if err := makePlace(dir); errors.Is(err, fs.ErrExist) {
 			return api.Errorf(api.CodeInUse, "%q is there already, perhaps of a volume that was "+
 				"deleted while this storage was away: move it away, or use another name", dir)
 		} else if err != nil {
-			return failed("the directory of the volume %q could not be made: %w", r.Name, err)
+			return fmt.Errorf("the directory of the volume %q could not be made: %w", r.Name, err)
 		}
 	case store.PlaceRoot, store.PlaceClaim:
 		if err := mark(dir, r.Name); err != nil {
-			return failed("the directory of the volume %q cannot be used: %w", r.Name, err)
+			return fmt.Errorf("the directory of the volume %q cannot be used: %w", r.Name, err)
 		}
 		r.Marked = true
 	}
@@ -140,71 +145,98 @@ func (m *Manager) make(ctx context.Context, v *volume, r store.Record, dir strin
 		r.State = store.StateAwaiting
 		return m.set(v, r)
 	}
-	remote := r.Spec.From.Far()
-	if !remote && r.Place.Kind != store.PlaceClaim {
-		return m.serve(ctx, v, r, store.StateReady)
+	if !r.Spec.From.Far() && r.Place.Kind != store.PlaceClaim {
+		return m.serve(ctx, v, r)
 	}
 	r.State = store.StateFilling
 	if err := m.set(v, r); err != nil {
 		return err
 	}
-	if remote {
-		return m.fetch(ctx, v)
+	return m.bring(ctx, v, m.timeout)
+}
+
+// bring goes on with a volume where its record says that it is. If an image takes longer than a
+// timeout to fetch, it goes on in the background.
+func (m *Manager) bring(ctx context.Context, v *volume, timeout time.Duration) error {
+	switch {
+	case fetched(v.record):
+		return m.fetch(ctx, v, timeout)
+	case v.record.State == store.StateReady && v.record.Place.Kind == store.PlaceClaim:
+		_, _, err := m.find(v.record) // nobody opens it here
+		if err == nil {
+			m.fail(v, nil)
+		}
+		return err
+	case v.record.State == store.StateReady, v.record.State == store.StateFilling:
+		return m.serve(ctx, v, v.record)
 	}
-	return m.fillClaim(ctx, v)
+	return nil
 }
 
 // serve opens the disk of a volume, records its state and size, and makes it a LUN.
-func (m *Manager) serve(ctx context.Context, v *volume, r store.Record, next store.State) error {
-	dir, err := m.dir(r)
+func (m *Manager) serve(ctx context.Context, v *volume, r store.Record) error {
+	opened, err := m.open(ctx, r)
 	if err != nil {
 		return err
 	}
-	opened, err := m.opt.Disks.Open(ctx, m.disk(r, dir))
-	if err != nil {
-		return failed("%w", err)
-	}
-	return m.adopt(v, r, opened, next)
+	return m.adopt(v, r, opened)
 }
 
-// adopt records the state and the size of a volume whose disk is open, and makes it a LUN.
-func (m *Manager) adopt(v *volume, r store.Record, opened Opened, next store.State) error {
-	r.State = next
+func (m *Manager) open(ctx context.Context, r store.Record) (Opened, error) {
+	want, err := m.wanted(r)
+	if err != nil {
+		return nil, err
+	}
+	return m.opt.Disks.Open(ctx, want)
+}
+
+// adopt records the state and the size of a volume whose disk is open, and makes it a LUN. On a
+// claim, it is closed as soon as it is complete.
+func (m *Manager) adopt(v *volume, r store.Record, opened Opened) error {
+	onClaim := r.Place.Kind == store.PlaceClaim
+	if !onClaim {
+		r.State = store.StateReady
+	}
 	err := m.size(v, opened.Size())
 	if err == nil {
 		r.Size, r.BlockSize = opened.Size(), opened.BlockSize()
 		err = m.set(v, r)
 	}
-	if err == nil {
+	if err == nil && !onClaim {
 		err = opened.Serve()
 	}
 	if err != nil {
-		return failed("%w", join(err, opened.Close(context.Background())))
+		return errors.Join(err, opened.Close(context.Background()))
+	}
+	if onClaim && opened.Copied() { // at once where there is nothing to copy
+		return m.finishClaim(v, opened)
 	}
 	m.mu.Lock()
 	v.opened, v.failure = opened, nil
 	m.mu.Unlock()
+	if onClaim {
+		m.afterCopy(v, opened, func() {
+			if err := m.finishClaim(v, opened); err != nil {
+				m.fail(v, err)
+				m.log.Error("a claim could not be filled", zap.String("volume", v.name),
+					zap.Error(err))
+			}
+		})
+		return nil
+	}
 	m.unmark(v.record)
 	if r.File != "" {
-		m.dropFile(v, opened)
+		m.afterCopy(v, opened, func() { m.dropFile(v) })
 	}
 	return nil
 }
 
-// disk says what to open for a volume.
-func (m *Manager) disk(r store.Record, dir string) Disk {
-	return Disk{Name: r.Name, LUN: r.LUN, Dir: dir, Size: r.Size,
-		BlockSize: r.Spec.BlockSize, Source: r.Spec.From,
-		File: r.File, CopyMode: r.Spec.Copy.Mode, AccessMode: r.Spec.AccessMode,
-		UsageType: r.Spec.Copy.UsageType, Made: r.State == store.StateReady}
-}
-
 // update compares a volume with a request, and enlarges it.
-func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, any bool) error {
+func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, unsaid bool) error {
 	if err := m.certain(v); err != nil {
 		return err
 	}
-	if !any {
+	if !unsaid {
 		is := v.record.Spec
 		if v.record.BlockSize != 0 {
 			is.BlockSize = v.record.BlockSize // what the disk has, asked for or not
@@ -222,7 +254,7 @@ func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, any bool
 		}
 	}
 	if v.failure != nil {
-		if err := m.again(ctx, v); err != nil {
+		if err := m.retry(ctx, v); err != nil {
 			return err
 		}
 	}
@@ -241,35 +273,21 @@ func (m *Manager) renew(v *volume, from *api.Source) error {
 	next := v.record
 	next.Spec.From = from
 	if err := m.set(v, next); err != nil {
-		return failed("the address of the volume %q could not be kept: %w", v.name, err)
+		return fmt.Errorf("the address of the volume %q could not be kept: %w", v.name, err)
 	}
 	return nil
 }
 
-// again tries to serve a volume that could not be served.
-func (m *Manager) again(ctx context.Context, v *volume) error {
+// retry tries to serve a volume that could not be served.
+func (m *Manager) retry(ctx context.Context, v *volume) error {
 	if v.opened != nil {
 		return nil
 	}
-	if err := m.tryAgain(ctx, v); err != nil {
+	if err := m.bring(ctx, v, m.timeout); err != nil {
 		m.fail(v, err)
-		return failed("the volume %q exists, but cannot be served: %w", v.name, err)
+		return fmt.Errorf("the volume %q exists, but cannot be served: %w", v.name, err)
 	}
 	m.log.Info("a volume is tried again", zap.String("volume", v.name))
-	return nil
-}
-
-func (m *Manager) tryAgain(ctx context.Context, v *volume) error {
-	switch {
-	case fetched(v.record):
-		return m.fetch(ctx, v)
-	case v.record.State == store.StateFilling:
-		return m.fillClaim(ctx, v)
-	case v.record.State == store.StateReady && v.record.Place.Kind != store.PlaceClaim:
-		return m.serve(ctx, v, v.record, store.StateReady)
-	case v.record.State == store.StateReady:
-		return m.presentOnClaim(v)
-	}
 	return nil
 }
 
@@ -297,11 +315,11 @@ func (m *Manager) grow(ctx context.Context, v *volume, size int64) error {
 		err = m.growDisk(ctx, v, size)
 	}
 	if err != nil {
-		err = join(err, m.set(v, before))
+		err = errors.Join(err, m.set(v, before))
 		m.mu.Lock()
 		v.record = before // answers tell the size that the LUN has, whatever could be saved
 		m.mu.Unlock()
-		return failed("the volume %q could not be enlarged: %w", v.name, err)
+		return fmt.Errorf("the volume %q could not be enlarged: %w", v.name, err)
 	}
 	m.log.Info("enlarged a volume", zap.String("volume", v.name), zap.Int64("size_bytes", size),
 		zap.Int64("before_bytes", before.Size))
@@ -313,7 +331,15 @@ func (m *Manager) growDisk(ctx context.Context, v *volume, size int64) error {
 	case v.opened != nil:
 		return v.opened.Grow(size)
 	case v.record.State == store.StateReady && v.record.Place.Kind == store.PlaceClaim:
-		return m.onClaim(ctx, v, func(o Opened) error { return nil }) // opening it is enough
+		dir, err := m.dir(v.record)
+		if err != nil {
+			return err
+		}
+		opened, err := m.open(ctx, v.record) // this is enough
+		if err != nil {
+			return err
+		}
+		return errors.Join(opened.Close(m.ctx), share(dir))
 	}
 	return nil // it awaits its data
 }

@@ -128,7 +128,7 @@ func (m *Manager) withOpened(ctx context.Context, name string, f func(Opened) er
 		return err
 	}
 	if err := f(v.opened); err != nil {
-		return failed("%w", err)
+		return err
 	}
 	return nil
 }

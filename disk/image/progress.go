@@ -1,6 +1,7 @@
 package image
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +17,9 @@ type Progress struct {
 	dataTotal, dataDone atomic.Int64
 	finished            atomic.Bool
 	scarce              atomic.Bool // see Waiting
+
+	making, ending sync.Once
+	ended          chan struct{} // see Ended
 }
 
 // Done is how many bytes of the virtual size are finished, including holes.
@@ -41,6 +45,18 @@ func (p *Progress) Data() (done, total int64) {
 
 // Finished tells whether the disk is complete.
 func (p *Progress) Finished() bool { return p.finished.Load() }
+
+// Ended returns a channel that is closed when the disk is complete for the first time, or when the
+// copying is given up.
+func (p *Progress) Ended() <-chan struct{} { return p.end() }
+
+func (p *Progress) end() chan struct{} {
+	p.making.Do(func() { p.ended = make(chan struct{}) })
+	return p.ended
+}
+
+// GiveUp says that nobody copies any more.
+func (p *Progress) GiveUp() { p.ending.Do(func() { close(p.end()) }) }
 
 // Waiting tells whether the copying waits for space, as on a full volume. The disk is still served.
 func (p *Progress) Waiting() bool { return p.scarce.Load() }
@@ -84,6 +100,7 @@ func (p *Progress) Finish() {
 	p.finished.Store(true)
 	p.Wait(false)
 	p.served.Store(nil)
+	p.GiveUp()
 }
 
 // Fields returns the progress after the given time, for a log.

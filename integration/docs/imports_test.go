@@ -181,7 +181,7 @@ var importRules = []importRule{
 	{pkg: "volume/upload", never: []string{"disk/instance", "disk/overlay", "registry/..."},
 		deep: true, why: "receiving data serves no disk"},
 	{pkg: "volume/server", files: true,
-		only: []string{"internal/loopback", "internal/plainyaml", "internal/tlsfiles",
+		only: []string{"disk", "internal/loopback", "internal/plainyaml", "internal/tlsfiles",
 			"volume", "volume/api",
 			"volume/store"},
 		deep: true, why: "the interface over HTTP knows volumes, and no disks"},

@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/loopback"
 	"kubevirt.io/disk/volume"
 	"kubevirt.io/disk/volume/api"
@@ -185,16 +186,22 @@ func (s *Server) logRefusal(r *http.Request, err error) {
 		zap.String("client", r.RemoteAddr), zap.Error(err))
 }
 
-// refusalOf returns what a client may know about an error.
+// refusalOf returns what a client may know about an error: the refusal that has caused it, with all
+// that was said on the way.
 func refusalOf(err error) *api.Error {
-	var refused *api.Error
+	refused := api.Error{Code: api.CodeFailed}
+	var cause *api.Error
 	switch {
-	case errors.As(err, &refused):
-		return refused
+	case errors.As(err, &cause):
+		refused = *cause
+	case disk.IsNoSpace(err):
+		refused.Code = api.CodeLimit
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return api.Errorf(api.CodeUnavailable, "it took too long, and was undone: try again")
+		return api.Errorf(api.CodeUnavailable, "it took too long, and was undone: try again (%v)",
+			err)
 	}
-	return api.Errorf(api.CodeFailed, "%v", err)
+	refused.Message = err.Error()
+	return &refused
 }
 
 // Refuse answers a request with an error.

@@ -30,10 +30,10 @@ type noDisks struct{}
 func (noDisks) Default() (api.Spec, error)        { return api.Spec{}, nil }
 func (noDisks) Place(store.Place) (string, error) { return "", nil }
 func (noDisks) Single() bool                      { return false }
-func (noDisks) Taken(uint16) bool                 { return false }
-func (noDisks) Holder(string) string              { return "" }
-func (noDisks) Number(string) uint16              { return 0 }
-func (noDisks) Users(uint16) []string             { return nil }
+func (noDisks) Enter(store.Record, bool) error    { return nil }
+func (noDisks) TakeNumber(string, uint16) bool    { return true }
+func (noDisks) Leave(string, bool) []string       { return nil }
+func (noDisks) Forget(string)                     {}
 func (noDisks) Open(context.Context, volume.Disk) (volume.Opened, error) {
 	return nil, api.Errorf(api.CodeUnavailable, "there are no disks here")
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/volume/api"
@@ -68,8 +67,6 @@ func explain(err error) error {
 		return refusal(http.StatusUnprocessableEntity, "the upload %v", err)
 	case errors.As(err, &content):
 		return refusal(http.StatusUnprocessableEntity, "the upload %s", content.Explain())
-	case disk.IsNoSpace(err):
-		return refusal(http.StatusInsufficientStorage, "%v", err)
 	}
 	return err
 }

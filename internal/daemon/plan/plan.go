@@ -37,7 +37,6 @@ type Disk struct {
 	Empty     bool         // a missing persistent disk is made from zeros, without an image
 	AtLeast   int64        // bytes; a disk that is smaller is enlarged; 0: none is
 	Volume    bool         // it is a volume's disk
-	KeptBy    string       // identifies the directory of the volumes that it is one of
 	Unserved  bool         // it gets no LUN
 	After     func() error // called when the disk and its image are closed; nil: nothing
 	// BlockSizeKnown says that the image was written with blocks of that length.

@@ -46,7 +46,7 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 	if err != nil {
 		return nil, err
 	}
-	if err := inst.NoteClone(opened.Snapshot.ID, what.KeptBy+"/"+what.Name); err != nil {
+	if err := inst.NoteClone(opened.Snapshot.ID, d.volumesID+"/"+what.Name); err != nil {
 		_ = opened.Close() // it only forgets that the snapshot is in use
 		return nil, err
 	}
@@ -118,17 +118,16 @@ func (d *Disks) uncloned(s *Disk) error {
 // needless refuses to delete a snapshot that clones may need. The volumes of this daemon tell which
 // do. Of others only the note with the snapshot is known: the rule holds without the volumes, too.
 func (d *Disks) needless(s *Disk, one instance.Snapshot) error {
-	var users []string
-	if d.SnapshotUsers != nil {
-		users = d.SnapshotUsers(s.Name, one.Name)
-	}
+	d.table.mu.Lock()
+	users := d.table.clonesLocked(s.Name, one.Name)
+	d.table.mu.Unlock()
 	for _, clone := range one.Clones {
 		by, name, _ := strings.Cut(clone, "/")
 		switch {
-		case d.SnapshotUsers == nil:
+		case d.volumesID == "":
 			users = append(users, fmt.Sprintf("the volume %q, or was: serve volumes "+
 				"(--volumes-listen), and see", name))
-		case by != d.VolumesID:
+		case by != d.volumesID:
 			users = append(users, fmt.Sprintf("the volume %q of another directory of volumes, or "+
 				"was: serve that one (--volumes-dir), and see", name))
 		}

@@ -172,6 +172,9 @@ func (s *Disk) close() error {
 		return nil
 	}
 	s.closed = true
+	if s.Progress != nil {
+		s.Progress.GiveUp()
+	}
 	after := s.After
 	s.After = nil
 	if after == nil {

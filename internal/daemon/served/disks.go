@@ -37,11 +37,9 @@ type Disks struct {
 	// handovers is told which LUNs come and go; set by ServeAll.
 	handovers *control.Server
 
-	// SnapshotUsers returns the volumes that need a snapshot of a disk, whether they are open or
-	// not. nil: there are no volumes.
-	SnapshotUsers func(disk, snapshot string) []string
-	// VolumesID identifies the directory of the volumes that SnapshotUsers knows.
-	VolumesID string
+	// volumesID identifies the directory of the volumes that are served; "": none are. Set before
+	// the first disk.
+	volumesID string
 
 	// Stopping ends when no disk may come any more, and those that come give up.
 	Stopping context.Context

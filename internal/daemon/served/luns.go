@@ -153,13 +153,12 @@ func (d *Disks) End(ctx context.Context, s *Disk, flush bool) error {
 		return err
 	}
 	released, err := d.leave(ctx, s)
-	switch {
-	case err != nil:
+	if err != nil {
 		d.table.changes.Done()
 		return err
-	case released == nil:
-		defer d.table.changes.Done()
-		return d.Discard(s)
+	}
+	if released == nil { // nobody had it
+		flush, released = true, nobody
 	}
 	closed := make(chan error, 1)
 	go func() {
@@ -206,42 +205,47 @@ func (d *Disks) leave(ctx context.Context, s *Disk) (released <-chan struct{}, e
 }
 
 // Withdraw stops serving a disk that no initiator uses, and its snapshots. Otherwise it returns a
-// *serving.InUseError. The disk stays open, and is not served again. Nothing uses it when released
-// is closed. If clones or others read its snapshots, it returns instance.ErrSnapshotInUse.
-func (d *Disks) Withdraw(s *Disk) (released <-chan struct{}, err error) {
+// *serving.InUseError. The disk stays open until End, and is not served again. If clones or others
+// read its snapshots, it returns instance.ErrSnapshotInUse.
+func (d *Disks) Withdraw(s *Disk) (err error) {
 	if err := d.table.begin(); err != nil {
-		return nil, err
+		return err
 	}
 	defer d.table.changes.Done()
 	s.turn.Lock()
 	defer s.turn.Unlock()
 	if s.Serving() {
 		if err := d.uncloned(s); err != nil {
-			return nil, err
+			return err
 		}
 		if err := d.endSnapshots(context.Background(), s, false); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if inst := s.Instance(); inst != nil {
 		if names := inst.Viewed(); len(names) > 0 {
-			return nil, fmt.Errorf("%v: %w %q: try again when it has been read", s,
+			return fmt.Errorf("%v: %w %q: try again when it has been read", s,
 				instance.ErrSnapshotInUse, names[0])
 		}
 	}
 	if s.Serving() {
 		if s.released, err = d.withdrawLocked(s); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if s.released == nil {
-		nobody := make(chan struct{})
-		close(nobody)
 		s.released = nobody
 	}
 	s.leaving = true
-	return s.released, nil
+	return nil
 }
+
+// nobody has a disk that was released.
+var nobody = func() <-chan struct{} {
+	closed := make(chan struct{})
+	close(closed)
+	return closed
+}()
 
 // withdrawLocked stops serving a disk that no initiator uses, for now.
 func (d *Disks) withdrawLocked(s *Disk) (released <-chan struct{}, err error) {
@@ -259,6 +263,3 @@ func (d *Disks) gone(s *Disk) {
 	d.Measure()
 	d.opt.Log.Info("removed a LUN", zap.Uint16("lun", s.LUN), zap.String("image", s.Name))
 }
-
-// Discard closes a disk that is no LUN, and makes it durable.
-func (d *Disks) Discard(s *Disk) error { return errors.Join(s.flush(), d.Abandon(s)) }

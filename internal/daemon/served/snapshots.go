@@ -271,18 +271,12 @@ func (d *Disks) endSnapshots(ctx context.Context, s *Disk, force bool) error {
 		if o.snapshotOf != s {
 			continue
 		}
-		if force {
-			if err := d.End(ctx, o, false); err != nil {
+		if !force {
+			if err := d.Withdraw(o); err != nil {
 				return err
 			}
-			continue
 		}
-		released, err := d.Withdraw(o)
-		if err != nil {
-			return err
-		}
-		<-released
-		if err := d.Abandon(o); err != nil {
+		if err := d.End(ctx, o, false); err != nil {
 			return err
 		}
 	}

@@ -153,13 +153,8 @@ func TestRevertBesideDeletion(t *testing.T) {
 			}
 			done <- err
 		}()
-		var released <-chan struct{}
-		testtool.Eventually(t, func() (withdrawn bool) {
-			var err error
-			released, err = d.Withdraw(s)
-			return err == nil
-		})
-		<-released
+		testtool.Eventually(t, func() bool { return d.Withdraw(s) == nil })
+		<-s.released
 		require.False(t, s.Serving(), i)
 		require.NoError(t, d.Abandon(s))
 		require.ErrorContains(t, <-done, "is not open")
@@ -176,13 +171,11 @@ func TestDeletionOfADiskThatIsRead(t *testing.T) {
 	of, err := d.OpenContent("1.raw", "s")
 	require.NoError(t, err)
 	s := d.table.all()[0]
-	_, err = d.Withdraw(s)
-	require.ErrorIs(t, err, instance.ErrSnapshotInUse)
+	require.ErrorIs(t, d.Withdraw(s), instance.ErrSnapshotInUse)
 	require.True(t, s.Serving())
 	require.NoError(t, of.Close())
-	released, err := d.Withdraw(s)
-	require.NoError(t, err)
-	<-released
+	require.NoError(t, d.Withdraw(s))
+	<-s.released
 }
 
 // TestSnapshotThatAVolumeNeeds: a snapshot that was cloned stays, also if the daemon does not serve
@@ -190,21 +183,30 @@ func TestDeletionOfADiskThatIsRead(t *testing.T) {
 func TestSnapshotThatAVolumeNeeds(t *testing.T) {
 	d := serveKept(t, 1)
 	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+	d.ServeVolumes("here")
 	clone, err := d.Clone(t.Context(), plan.Disk{Name: "vm2", Dir: t.TempDir(), Volume: true,
-		KeptBy: "here", DiskSettings: options.DiskSettings{CopyMode: instance.CopyOnWrite}},
-		"1.raw", "s")
+		DiskSettings: options.DiskSettings{CopyMode: instance.CopyOnWrite}}, "1.raw", "s")
 	require.NoError(t, err)
 	require.NoError(t, d.Abandon(clone))
 	remove := func() error { return d.snapshot(t, "1.raw", status.SnapshotDelete) }
-	require.ErrorIs(t, remove(), instance.ErrSnapshotInUse)
-	require.ErrorContains(t, remove(), `"vm2"`)
-	needed := []string{"vm2"}
-	d.SnapshotUsers, d.VolumesID = func(string, string) []string { return needed }, "elsewhere"
-	require.ErrorIs(t, remove(), instance.ErrSnapshotInUse)
-	d.VolumesID = "here"
-	require.ErrorIs(t, remove(), instance.ErrSnapshotInUse)
-	needed = nil
+	for _, served := range []string{"", "elsewhere"} {
+		d.ServeVolumes(served)
+		require.ErrorIs(t, remove(), instance.ErrSnapshotInUse)
+		require.ErrorContains(t, remove(), `"vm2"`)
+	}
+	d.ServeVolumes("here")
+	require.NoError(t, d.AddVolume(Volume{Name: "vm2", Disk: "1.raw", Snapshot: "s"}, true))
+	require.ErrorIs(t, remove(), instance.ErrSnapshotInUse, "it is not open")
+	require.Equal(t, []string{"vm2"}, d.LeaveVolume("1.raw", true))
+	d.DropVolume("vm2")
 	require.NoError(t, remove())
+	// Nothing is cloned from a volume that is deleted.
+	require.NoError(t, d.AddVolume(Volume{Name: "vm1"}, false))
+	require.Empty(t, d.LeaveVolume("vm1", true))
+	clone2 := Volume{Name: "vm2", Disk: "vm1", Snapshot: "s"}
+	require.ErrorAs(t, d.AddVolume(clone2, false), new(*LeavingError))
+	require.Empty(t, d.LeaveVolume("vm1", false))
+	require.NoError(t, d.AddVolume(clone2, false))
 }
 
 // TestEndsAtOnce: a disk is not closed under a command that hangs in it, however many take it away.
@@ -212,19 +214,10 @@ func TestEndsAtOnce(t *testing.T) {
 	for name, again := range map[string]func(*Disks, context.Context, *Disk) error{
 		"end": func(d *Disks, ctx context.Context, s *Disk) error { return d.End(ctx, s, false) },
 		"withdraw": func(d *Disks, ctx context.Context, s *Disk) error {
-			released, err := d.Withdraw(s)
-			if err != nil {
+			if err := d.Withdraw(s); err != nil {
 				return err
 			}
-			select {
-			case <-released:
-			default:
-				if ctx.Err() != nil {
-					return ctx.Err()
-				}
-				<-released
-			}
-			return d.Abandon(s)
+			return d.End(ctx, s, false)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

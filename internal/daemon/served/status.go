@@ -51,20 +51,6 @@ func (d *Disks) Failure() error {
 // Served returns the disks that are LUNs.
 func (d *Disks) Served() []*Disk { return d.table.served() }
 
-// Taken reports whether a disk other than a volume has the LUN.
-func (d *Disks) Taken(lun uint16) bool {
-	d.table.mu.Lock()
-	defer d.table.mu.Unlock()
-	return d.table.holderLocked("", lun, true) != ""
-}
-
-// Holder says which disk other than a volume has a name, or the number that the name is. "": none.
-func (d *Disks) Holder(name string) string { return d.table.holder(name) }
-
-// Reserve has names and numbers of volumes, which may not be open, kept from other disks. Call it
-// before the first disk is opened.
-func (d *Disks) Reserve(by func(name string, lun uint16) (volume string)) { d.table.reserved = by }
-
 // Map returns the map of a disk's content for the page, or nil if it is not known now.
 func (d *Disks) Map(lun uint16) *disk.Map {
 	if s := d.table.find(lun); s != nil {

@@ -16,9 +16,8 @@ type table struct {
 	mu     sync.Mutex
 	disks  []*Disk // guarded by mu
 	closed bool    // guarded by mu; no new change may begin
-	// reserved returns the volume that has a name or a number, whether its disk is here or not. Set
-	// before the first disk; nil: there are no volumes.
-	reserved func(name string, lun uint16) (volume string)
+	// volumes are all volumes, by name, whether their disks are open or not. Guarded by mu.
+	volumes map[string]*Volume
 
 	// changes counts the disks that are being added or removed. It grows only with mu held and
 	// closed unset, so close can wait for it.
@@ -119,32 +118,35 @@ func (e *NameTakenError) Error() string {
 }
 
 // holderLocked says what has a name ("": none) or a number (0: none). "": nothing. For a volume,
-// other volumes do not count: the manager has chosen its name and number beside theirs, or an
-// earlier version has, which gave a volume "1" and another one the number 1. Both keep what they
-// have.
+// other volumes do not count: its name and number were chosen beside theirs, or an earlier version
+// has chosen them, which gave a volume "1" and another one the number 1. Both keep what they have.
 func (t *table) holderLocked(name string, lun uint16, volume bool) string {
 	for _, s := range t.disks {
-		if volume && s.Volume {
-			continue
-		}
-		if name != "" && s.Name == name || lun != 0 && serving.NumberIn(s.Name) == lun ||
-			s.LUN != 0 && (s.LUN == lun || s.LUN == serving.NumberIn(name)) {
+		if !(volume && s.Volume) && has(s.Name, s.LUN, name, lun) {
 			return s.String()
 		}
 	}
-	if t.reserved != nil && !volume {
-		if v := t.reserved(name, lun); v != "" {
-			return fmt.Sprintf("the volume %q", v)
+	if volume {
+		return ""
+	}
+	return t.volumeLocked(name, lun, "")
+}
+
+// volumeLocked is holderLocked for all volumes except one.
+func (t *table) volumeLocked(name string, lun uint16, except string) string {
+	for _, v := range t.volumes {
+		if v.Name != except && has(v.Name, v.LUN, name, lun) {
+			return fmt.Sprintf("the volume %q", v.Name)
 		}
 	}
 	return ""
 }
 
-// holder is holderLocked for the name of a new volume: it names no volume.
-func (t *table) holder(name string) string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.holderLocked(name, 0, true)
+// has reports whether a disk that is called so, with that number, has a name ("": none) or a number
+// (0: none).
+func has(called string, number uint16, name string, lun uint16) bool {
+	return name != "" && called == name || lun != 0 && serving.NumberIn(called) == lun ||
+		number != 0 && (number == lun || number == serving.NumberIn(name))
 }
 
 // drop removes a disk that is no LUN, or could not become one.

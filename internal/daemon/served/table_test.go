@@ -27,13 +27,7 @@ func TestNumberOfADiskThatGoes(t *testing.T) {
 // TestNamesAndNumbers: names and numbers of disks are one space. Whoever is there first keeps what
 // he has.
 func TestNamesAndNumbers(t *testing.T) {
-	var all table
-	all.reserved = func(name string, lun uint16) string {
-		if name == "failed" || lun == 4 {
-			return "failed"
-		}
-		return ""
-	}
+	all := table{volumes: map[string]*Volume{"failed": {Name: "failed", LUN: 4}}}
 	named := func(name string, lun uint16, volume bool) plan.Disk {
 		d := plan.Disk{Name: name, Volume: volume}
 		d.LUN = lun
@@ -52,9 +46,6 @@ func TestNamesAndNumbers(t *testing.T) {
 		}
 		require.ErrorContains(t, err, advice)
 	}
-	require.NotEmpty(t, all.holder("a.raw"))
-	require.NotEmpty(t, all.holder("1"))
-	require.Empty(t, all.holder("01"))
 	snapshot, err := all.add(plan.Disk{Name: "a.raw@s"})
 	require.NoError(t, err)
 	require.EqualValues(t, 5, snapshot[0].LUN, "3 is a name, and 4 is another volume's")
@@ -82,4 +73,44 @@ func TestVolumesOfEarlierVersions(t *testing.T) {
 		_, err = all.add(named("b", 1))
 		require.ErrorContains(t, err, "LUN 1 is already used by")
 	}
+}
+
+// TestNamesOfVolumes: a volume takes neither the name of another disk or volume, nor the number of
+// a LUN. Whoever is there first keeps it, whether its disk is open or not.
+func TestNamesOfVolumes(t *testing.T) {
+	var d Disks
+	image := plan.Disk{Name: "vm.raw"}
+	image.LUN = 65
+	_, err := d.table.add(image)
+	require.NoError(t, err)
+	number := func(name string) (lun uint16) {
+		for lun = 64; !d.TakeNumber(name, lun); lun++ {
+		}
+		return lun
+	}
+	for _, v := range []struct {
+		name string
+		lun  uint16
+		why  string
+	}{{"vm1", 64, ""}, {"66", 66, "its own name takes nothing from it"}, {"67", 0, "on a claim"},
+		{"vm2", 68, "67 is a name"}, {"069", 69, "no number"}} {
+		require.NoError(t, d.AddVolume(Volume{Name: v.name}, false), v.name)
+		if v.lun != 0 {
+			require.Equal(t, v.lun, number(v.name), v.why)
+		}
+	}
+	for name, want := range map[string]string{"vm.raw": "taken by LUN 65", "65": "taken by LUN 65",
+		"64": `taken by the volume "vm1"`, "68": `taken by the volume "vm2"`} {
+		err := d.AddVolume(Volume{Name: name}, false)
+		require.ErrorAs(t, err, new(*NameTakenError))
+		require.ErrorContains(t, err, want)
+	}
+	for name, lun := range map[string]uint16{"vm1": 0, "67": 0, "68": 0, "x": 68, "y": 67} {
+		other := plan.Disk{Name: name}
+		other.LUN = lun
+		_, err := d.table.add(other)
+		require.ErrorAs(t, err, new(*NameTakenError), name)
+	}
+	d.DropVolume("vm1")
+	require.NoError(t, d.AddVolume(Volume{Name: "64"}, false))
 }

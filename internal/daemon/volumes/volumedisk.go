@@ -7,12 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
-	"time"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
@@ -20,15 +19,45 @@ import (
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/plan"
 	"kubevirt.io/disk/internal/daemon/served"
+	"kubevirt.io/disk/internal/daemon/sources"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/volume"
 	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/store"
 )
 
+// opener opens the disks of volumes among those that are served.
+type opener struct {
+	opt     *options.Options
+	disks   *served.Disks
+	sources *sources.Sources
+
+	found   []plan.Disk // what the daemon serves beside volumes; set by Volumes.Serve
+	loading atomic.Bool // they are being served at the start
+}
+
+// Enter says that there is a volume.
+func (v *opener) Enter(r store.Record, earlier bool) error {
+	one := served.Volume{Name: r.Name, LUN: r.LUN}
+	one.Disk, one.Snapshot = r.Spec.From.Cloned()
+	return refusal(v.disks.AddVolume(one, earlier))
+}
+
+// TakeNumber gives a volume a number, unless something else has it.
+func (v *opener) TakeNumber(name string, lun uint16) bool { return v.disks.TakeNumber(name, lun) }
+
+// Leave says whether a volume will be deleted, unless others need it.
+func (v *opener) Leave(name string, leaving bool) (needed []string) {
+	return v.disks.LeaveVolume(name, leaving)
+}
+
+// Forget says that a volume is gone.
+func (v *opener) Forget(name string) { v.disks.DropVolume(name) }
+
 // Open makes the disk of a volume, or opens the disk of an earlier run.
-func (v *Volumes) Open(ctx context.Context, want volume.Disk) (volume.Opened, error) {
+func (v *opener) Open(ctx context.Context, want volume.Disk) (volume.Opened, error) {
 	s, err := v.open(ctx, want)
 	if err != nil {
 		return nil, refusal(err)
@@ -36,24 +65,15 @@ func (v *Volumes) Open(ctx context.Context, want volume.Disk) (volume.Opened, er
 	return &volumeDisk{disks: v.disks, disk: s, inst: s.Instance(), loading: &v.loading}, nil
 }
 
-func (v *Volumes) open(ctx context.Context, want volume.Disk) (*served.Disk, error) {
-	what := plan.Disk{Name: want.Name, Dir: want.Dir, Volume: true,
-		KeptBy: v.manager.ID(), Unserved: want.LUN == 0,
+func (v *opener) open(ctx context.Context, want volume.Disk) (*served.Disk, error) {
+	what := plan.Disk{Name: want.Name, Dir: want.Dir, Volume: true, Unserved: want.LUN == 0,
 		AtLeast: want.Size,
 		DiskSettings: options.DiskSettings{
 			LUN: want.LUN, BlockSize: want.BlockSize, CopyMode: instance.CopyMode(want.CopyMode),
 			AccessMode: serving.AccessMode(want.AccessMode), UsageType: want.UsageType}}
-	there, err := v.find(want)
-	if err != nil {
-		return nil, err
-	}
 	imageless := want.File == "" && (want.Source == nil || want.Source.Upload)
-	if imageless && !there && want.Source != nil {
-		return nil, fmt.Errorf("the data that was uploaded is missing: %q: %w",
-			filepath.Join(want.Dir, instance.PersistentName), fs.ErrNotExist)
-	}
-	if there || imageless {
-		if !there {
+	if want.There || imageless {
+		if !want.There {
 			what.Size, what.Empty = want.Size, true
 		}
 		// A complete disk needs no image, which may be gone.
@@ -62,14 +82,14 @@ func (v *Volumes) open(ctx context.Context, want volume.Disk) (*served.Disk, err
 			return s, err
 		}
 	}
-	if !there {
+	if !want.There {
 		what.Size = want.Size
 	}
 	if disk, snapshot := want.Source.Cloned(); disk != "" && want.File == "" {
-		what.BlockSizeKnown = there // an earlier version may have made it with others
+		what.BlockSizeKnown = want.There // an earlier version may have made it with others
 		s, err := v.disks.Clone(ctx, what, disk, snapshot)
 		missing := errors.Is(err, fs.ErrNotExist) || errors.Is(err, instance.ErrSnapshotMissing)
-		if missing && !there {
+		if missing && !want.There {
 			err = api.Errorf(api.CodeInvalid, "from.snapshot: %v", err)
 		}
 		return s, err
@@ -80,27 +100,72 @@ func (v *Volumes) open(ctx context.Context, want volume.Disk) (*served.Disk, err
 	return v.disks.Open(ctx, what)
 }
 
-// find reports whether the disk is there. For a disk that was made, it is an error if it is not.
-func (v *Volumes) find(want volume.Disk) (there bool, err error) {
-	path := filepath.Join(want.Dir, instance.PersistentName)
-	_, err = os.Lstat(path)
-	if err == nil && want.Made {
-		_, err = os.Lstat(instance.PersistentState(want.Dir))
+// Default is a volume from the only image, or an empty one of the size in the settings.
+func (v *opener) Default() (api.Spec, error) {
+	size := api.Size(v.opt.Settings.Disk.Size)
+	switch found := v.found; {
+	case len(found) == 1 && found[0].Far != nil:
+		ref := v.opt.Streams.References[0].String()
+		return api.Spec{Size: size, From: &api.Source{Reference: ref}}, nil
+	case len(found) == 1 && found[0].Image != nil:
+		return api.Spec{Size: size, From: &api.Source{Image: found[0].Name}}, nil
+	case len(found) > 1:
+		names := make([]string, len(found))
+		for i, f := range found {
+			names[i] = f.Name
+		}
+		return api.Spec{}, api.Errorf(api.CodeInvalid, "from: name the source of the volume: "+
+			"there are several images, %s", strings.Join(names, ", "))
+	case size == 0:
+		return api.Spec{}, api.Errorf(api.CodeInvalid, "size: give a size such as 20Gi: there is "+
+			"no image")
 	}
-	switch {
-	case err == nil:
-		return true, nil
-	case !errors.Is(err, fs.ErrNotExist):
-		return false, err
-	case want.Made:
-		return false, fmt.Errorf("the disk was made, and is missing: mount its storage, or put "+
-			"back %q; the volume comes back then by itself: %w", err.(*fs.PathError).Path, err)
+	return api.Spec{Size: size}, nil
+}
+
+// Place returns a directory that holds disks.
+func (v *opener) Place(p store.Place) (string, error) {
+	switch p.Kind {
+	case store.PlaceRoot:
+		if dir := v.opt.PersistentDir; dir != "" {
+			return dir, nil
+		}
+		return "", fmt.Errorf("the disk lies in the persistent directory, but none is set: name "+
+			"it with %v", v.opt.Setting(&v.opt.PersistentDir))
+	case store.PlaceClaim:
+		return v.claim(p.Name)
+	case store.PlaceUsageType:
+		dir, err := v.opt.UsageTypes.Dir(p.Name)
+		if err != nil {
+			return "", api.Errorf(api.CodeInvalid, "copy.usage-type: %v", err)
+		}
+		return dir, nil
 	}
-	return false, nil
+	return "", fmt.Errorf("there is no place %q", p.Kind)
+}
+
+// claim returns the directory of a claim.
+func (v *opener) claim(name string) (string, error) {
+	claims := v.opt.Volumes.Claims
+	if dir, ok := claims[name]; ok {
+		return dir, nil
+	}
+	known := "there are none"
+	if len(claims) > 0 {
+		known = "use one of " + strings.Join(slices.Sorted(maps.Keys(claims)), ", ")
+	}
+	return "", api.Errorf(api.CodeInvalid, "pvc.claimname: no claim %q is mounted here: %s (%v)",
+		name, known, v.opt.Setting(&v.opt.Volumes.Claims))
+}
+
+// Single reports whether the persistent directory is for one disk, and has none.
+func (v *opener) Single() bool {
+	dir := v.opt.PersistentDir
+	return dir != "" && len(v.found) == 0 && !instance.HasPersistent(dir)
 }
 
 // image opens the source of a disk.
-func (v *Volumes) image(ctx context.Context, want volume.Disk, to *plan.Disk) (err error) {
+func (v *opener) image(ctx context.Context, want volume.Disk, to *plan.Disk) (err error) {
 	switch {
 	case want.File != "":
 		to.Image, err = v.uploaded(filepath.Join(want.Dir, want.File))
@@ -118,7 +183,7 @@ func (v *Volumes) image(ctx context.Context, want volume.Disk, to *plan.Disk) (e
 
 // uploaded opens an image that somebody has uploaded. It must not refer to another file, because
 // that would be a file of this machine.
-func (v *Volumes) uploaded(path string) (*image.Image, error) {
+func (v *opener) uploaded(path string) (*image.Image, error) {
 	img, err := image.Open(path, image.Options{})
 	if err != nil {
 		return nil, err
@@ -133,7 +198,7 @@ func (v *Volumes) uploaded(path string) (*image.Image, error) {
 
 // streamed opens a disk of an image in a registry, or at an address. Everything that is found out
 // about the image is kept with the disk.
-func (v *Volumes) streamed(ctx context.Context, want volume.Disk, to *plan.Disk) error {
+func (v *opener) streamed(ctx context.Context, want volume.Disk, to *plan.Disk) error {
 	ref, err := v.far(want.Source)
 	if err != nil {
 		return err
@@ -159,7 +224,7 @@ func (v *Volumes) streamed(ctx context.Context, want volume.Disk, to *plan.Disk)
 // far is the image that a client means. Only if the daemon's own settings name it, it may be a file
 // of this machine, or at an address outside of those that clients may name: others would reach
 // servers that only this machine can.
-func (v *Volumes) far(from *api.Source) (transport.Reference, error) {
+func (v *opener) far(from *api.Source) (transport.Reference, error) {
 	ref, err := transport.ParseReference(from.Reference)
 	field, text := "from.reference", from.Reference
 	if from.URL != "" {
@@ -223,8 +288,10 @@ func refusal(err error) error {
 		return api.Errorf(api.CodeInvalid, "%v", err)
 	case errors.Is(err, served.ErrStopping):
 		return api.Errorf(api.CodeUnavailable, "%v", served.ErrStopping)
-	case errors.Is(err, disk.ErrNoSpace):
-		return api.Errorf(api.CodeLimit, "%v", err)
+	case errors.As(err, new(*served.NameTakenError)):
+		return api.Errorf(api.CodeInUse, "%v", err)
+	case errors.As(err, new(*served.LeavingError)):
+		return api.Errorf(api.CodeInvalid, "from.snapshot: %v", err)
 	case errors.Is(err, disk.ErrReadOnly):
 		return api.Errorf(api.CodeInvalid, "a disk that nobody may write, as with access-mode %s, "+
 			"keeps its size", api.ReadShared)
@@ -240,21 +307,7 @@ type volumeDisk struct {
 	disks   *served.Disks
 	disk    *served.Disk
 	inst    *instance.Instance
-	loading *atomic.Bool // see Volumes
-
-	// released is not nil once the disk was withdrawn. It is closed when nothing uses the disk any
-	// more.
-	released <-chan struct{}
-
-	completed struct {
-		sync.Once
-		done chan struct{}
-	}
-	closing struct {
-		sync.Once
-		done chan struct{}
-		err  error // set before done is closed
-	}
+	loading *atomic.Bool // see opener
 }
 
 func (o *volumeDisk) Size() int64 { return o.inst.Size() }
@@ -355,85 +408,24 @@ func (o *volumeDisk) Changes(ctx context.Context, since string, page api.Page) (
 // Copied reports whether the disk has copied all of its image.
 func (o *volumeDisk) Copied() bool { return o.disk.Progress.Finished() }
 
-// completePoll is how often to look whether a disk has become complete.
-const completePoll = 200 * time.Millisecond
-
-// Completed is closed when the disk has copied all of its image.
-func (o *volumeDisk) Completed() <-chan struct{} {
-	o.completed.Do(func() {
-		o.completed.done = make(chan struct{})
-		if o.disk.Progress.Finished() {
-			close(o.completed.done)
-			return
-		}
-		go o.watch()
-	})
-	return o.completed.done
-}
-
-func (o *volumeDisk) watch() {
-	tick := time.NewTicker(completePoll)
-	defer tick.Stop()
-	for {
-		select {
-		case <-o.disks.Stopping.Done():
-			return
-		case <-tick.C:
-		}
-		if o.disk.Progress.Finished() {
-			close(o.completed.done)
-			return
-		}
-		if o.disk.Instance() == nil {
-			return // it was closed
-		}
-	}
-}
+// Ended is closed when the disk has copied all of its image, or is closed.
+func (o *volumeDisk) Ended() <-chan struct{} { return o.disk.Progress.Ended() }
 
 // Withdraw ends serving, unless initiators use the disk.
 func (o *volumeDisk) Withdraw() (users []string, err error) {
-	released, err := o.disks.Withdraw(o.disk)
 	var used *serving.InUseError
-	switch {
+	switch err := o.disks.Withdraw(o.disk); {
 	case errors.As(err, &used):
 		return used.Initiators, nil
-	case err != nil:
-		if errors.Is(err, instance.ErrSnapshotInUse) {
-			return nil, refusal(err)
-		}
+	case err == nil, errors.Is(err, instance.ErrSnapshotInUse):
+		return nil, refusal(err)
+	default:
 		return nil, api.Errorf(api.CodeUnavailable, "%v", err)
 	}
-	o.released = released
-	return nil, nil
 }
 
-// Close ends serving and closes the disk.
+// Close ends serving and closes the disk. If it was served until now, it is closed to be deleted,
+// so nothing needs to reach storage.
 func (o *volumeDisk) Close(ctx context.Context) error {
-	o.closing.Do(func() {
-		o.closing.done = make(chan struct{})
-		go func() {
-			defer close(o.closing.done)
-			o.closing.err = o.end()
-		}()
-	})
-	select {
-	case <-o.closing.done:
-		return o.closing.err
-	case <-ctx.Done():
-		return fmt.Errorf("%v is not served any more, and commands still hang in its disk: %w",
-			o.disk, ctx.Err())
-	}
-}
-
-func (o *volumeDisk) end() error {
-	// The disk is closed to be deleted, so nothing needs to reach storage.
-	if o.released != nil {
-		<-o.released
-		return o.disks.Abandon(o.disk)
-	}
-	err := o.disks.End(context.Background(), o.disk, false)
-	if errors.Is(err, served.ErrStopping) {
-		return api.Errorf(api.CodeUnavailable, "%v", err)
-	}
-	return err
+	return refusal(o.disks.End(ctx, o.disk, false))
 }

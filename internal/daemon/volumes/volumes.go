@@ -4,18 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
-	"slices"
 	"strconv"
-	"strings"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/plan"
 	"kubevirt.io/disk/internal/daemon/served"
@@ -35,37 +30,34 @@ type Volumes struct {
 	opt      *options.Options
 	log      *zap.Logger
 	disks    *served.Disks
-	sources  *sources.Sources
+	opener   *opener
 	portals  func() []string // of the daemon, as bound
 	listener net.Listener
 	manager  *volume.Manager
 	server   *server.Server
 	uploads  *upload.Handler
 
-	found   []plan.Disk // what the daemon serves beside volumes; set by Serve
-	loading atomic.Bool // they are being served at the start
-	served  chan error  // gets the end of server.Serve; nil: it has not begun
+	served chan error // gets the end of server.Serve; nil: it has not begun
 }
 
 // New finds the existing volumes. It serves nothing yet. Requests will come by a listener, which
 // belongs to the volumes from now on, even after an error. portals returns those of the daemon.
 func New(opt *options.Options, l net.Listener, disks *served.Disks, from *sources.Sources,
 	portals func() []string, m *metrics.Metrics) (_ *Volumes, err error) {
-	v := &Volumes{opt: opt, log: opt.Log.Named("volumes"), disks: disks, sources: from,
-		portals: portals, listener: l}
+	v := &Volumes{opt: opt, log: opt.Log.Named("volumes"), disks: disks,
+		opener: &opener{opt: opt, disks: disks, sources: from}, portals: portals, listener: l}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, v.Close(context.Background()))
 		}
 	}()
-	v.manager, err = volume.New(volume.Options{Dir: opt.VolumesDir(), Disks: v,
+	v.manager, err = volume.New(volume.Options{Dir: opt.VolumesDir(), Disks: v.opener,
 		Max: opt.Volumes.Max, MaxBytes: opt.Volumes.MaxBytes, Log: v.log})
 	if err != nil {
 		return nil, fmt.Errorf("%w; name another directory with %v", err,
 			opt.Setting(&opt.Volumes.Dir))
 	}
-	disks.SnapshotUsers, disks.VolumesID = v.manager.Clones, v.manager.ID()
-	disks.Reserve(v.manager.Holder)
+	disks.ServeVolumes(v.manager.ID())
 	v.uploads = v.newUploads(m)
 	m.SetVolumes(func() metrics.Volumes {
 		s := v.Status()
@@ -128,10 +120,10 @@ func (v *Volumes) Serve(ctx context.Context, found []plan.Disk) error {
 	if v == nil {
 		return nil
 	}
-	v.found = found
-	v.loading.Store(true)
+	v.opener.found = found
+	v.opener.loading.Store(true)
 	err := v.manager.Load(ctx)
-	v.loading.Store(false)
+	v.opener.loading.Store(false)
 	if err == nil {
 		v.recoverUploads(ctx)
 	}
@@ -199,76 +191,3 @@ func (v *Volumes) portalFor(local net.Addr) (host, port string) {
 	}
 	return "localhost", strconv.Itoa(3260)
 }
-
-// Default is a volume from the only image, or an empty one of the size in the settings.
-func (v *Volumes) Default() (api.Spec, error) {
-	size := api.Size(v.opt.Settings.Disk.Size)
-	switch found := v.found; {
-	case len(found) == 1 && found[0].Far != nil:
-		ref := v.opt.Streams.References[0].String()
-		return api.Spec{Size: size, From: &api.Source{Reference: ref}}, nil
-	case len(found) == 1 && found[0].Image != nil:
-		return api.Spec{Size: size, From: &api.Source{Image: found[0].Name}}, nil
-	case len(found) > 1:
-		names := make([]string, len(found))
-		for i, f := range found {
-			names[i] = f.Name
-		}
-		return api.Spec{}, api.Errorf(api.CodeInvalid, "from: name the source of the volume: "+
-			"there are several images, %s", strings.Join(names, ", "))
-	case size == 0:
-		return api.Spec{}, api.Errorf(api.CodeInvalid, "size: give a size such as 20Gi: there is "+
-			"no image")
-	}
-	return api.Spec{Size: size}, nil
-}
-
-// Place returns a directory that holds disks.
-func (v *Volumes) Place(p store.Place) (string, error) {
-	switch p.Kind {
-	case store.PlaceRoot:
-		if dir := v.opt.PersistentDir; dir != "" {
-			return dir, nil
-		}
-		return "", fmt.Errorf("the disk lies in the persistent directory, but none is set: name "+
-			"it with %v", v.opt.Setting(&v.opt.PersistentDir))
-	case store.PlaceClaim:
-		return v.claim(p.Name)
-	case store.PlaceUsageType:
-		dir, err := v.opt.UsageTypes.Dir(p.Name)
-		if err != nil {
-			return "", api.Errorf(api.CodeInvalid, "copy.usage-type: %v", err)
-		}
-		return dir, nil
-	}
-	return "", fmt.Errorf("there is no place %q", p.Kind)
-}
-
-// claim returns the directory of a claim.
-func (v *Volumes) claim(name string) (string, error) {
-	claims := v.opt.Volumes.Claims
-	if dir, ok := claims[name]; ok {
-		return dir, nil
-	}
-	known := "there are none"
-	if len(claims) > 0 {
-		known = "use one of " + strings.Join(slices.Sorted(maps.Keys(claims)), ", ")
-	}
-	return "", api.Errorf(api.CodeInvalid, "pvc.claimname: no claim %q is mounted here: %s (%v)",
-		name, known, v.opt.Setting(&v.opt.Volumes.Claims))
-}
-
-// Single reports whether the persistent directory is for one disk, and has none.
-func (v *Volumes) Single() bool {
-	dir := v.opt.PersistentDir
-	return dir != "" && len(v.found) == 0 && !instance.HasPersistent(dir)
-}
-
-// Taken reports whether a disk has the LUN.
-func (v *Volumes) Taken(lun uint16) bool { return v.disks.Taken(lun) }
-
-// Number is the LUN that a name means.
-func (v *Volumes) Number(name string) uint16 { return serving.NumberIn(name) }
-
-// Holder says what other disk has a name.
-func (v *Volumes) Holder(name string) string { return v.disks.Holder(name) }

@@ -1,0 +1,100 @@
+package served
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// Volume is what a volume has from before it is made until it is gone, whether its disk is open or
+// not. Nobody else gets its name and its number. The snapshot that it was cloned from stays until
+// its disk has copied everything, which in most copy modes it never does.
+type Volume struct {
+	Name           string
+	LUN            uint16 // 0: none
+	Disk, Snapshot string // what it was cloned from; "": nothing
+
+	leaving bool // guarded by table.mu; nothing can be cloned from it any more
+}
+
+// ServeVolumes says that volumes will be added, those of a directory with that identifier. Without
+// them, nobody knows which snapshots volumes need.
+func (d *Disks) ServeVolumes(id string) { d.volumesID = id }
+
+// AddVolume adds a volume. That of an earlier run keeps its name and its number, whatever else has
+// them. A new one has no number yet; it is refused with a *NameTakenError, or a *LeavingError.
+func (d *Disks) AddVolume(v Volume, earlier bool) error {
+	t := &d.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !earlier {
+		holder := cmp.Or(t.holderLocked(v.Name, 0, true), t.volumeLocked(v.Name, 0, v.Name))
+		if holder != "" {
+			return &NameTakenError{Name: v.Name, Holder: holder}
+		}
+		if from := t.volumes[v.Disk]; from != nil && from.leaving {
+			return &LeavingError{v.Disk}
+		}
+	}
+	if t.volumes == nil {
+		t.volumes = map[string]*Volume{}
+	}
+	t.volumes[v.Name] = &v
+	return nil
+}
+
+// TakeNumber gives a volume a number, unless something else has it.
+func (d *Disks) TakeNumber(name string, lun uint16) bool {
+	t := &d.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.holderLocked("", lun, true) != "" || t.volumeLocked("", lun, name) != "" {
+		return false
+	}
+	t.volumes[name].LUN = lun
+	return true
+}
+
+// DropVolume removes a volume.
+func (d *Disks) DropVolume(name string) {
+	d.table.mu.Lock()
+	defer d.table.mu.Unlock()
+	delete(d.table.volumes, name)
+}
+
+// LeavingError says that a volume will be deleted, so nothing can be cloned from it.
+type LeavingError struct{ Name string }
+
+func (e *LeavingError) Error() string {
+	return fmt.Sprintf("the volume %q is being deleted", e.Name)
+}
+
+// LeaveVolume says that a volume will be deleted, or takes that back: meanwhile nothing can be
+// cloned from it. It does nothing, and returns the volumes that need it, if there are some.
+func (d *Disks) LeaveVolume(name string, leaving bool) (needed []string) {
+	t := &d.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if leaving {
+		needed = t.clonesLocked(name, "")
+	}
+	if v := t.volumes[name]; v != nil && len(needed) == 0 {
+		v.leaving = leaving
+	}
+	return needed
+}
+
+// clonesLocked returns the volumes that still need a snapshot of a disk ("": any of them), by name.
+func (t *table) clonesLocked(disk, snapshot string) (names []string) {
+	for _, v := range t.volumes {
+		copied := func(s *Disk) bool {
+			return s.Volume && s.Name == v.Name && s.Progress != nil && s.Progress.Finished()
+		}
+		if v.Disk == disk && (snapshot == "" || v.Snapshot == snapshot) &&
+			!slices.ContainsFunc(t.disks, copied) {
+			names = append(names, v.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
