@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/adapter/machine"
 	"kubevirt.io/disk/internal/adapt"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/problems"
@@ -160,14 +161,14 @@ func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 func (a *app) adapt(ctx context.Context, client *registry.Client, ref transport.Reference,
 	o adaptOptions, size int64) error {
 	p := new(registry.Progress)
-	report := a.reporter(oneLine(ref.String()))
+	report := a.reporter(console.OneLine(ref.String()))
 	var made *adapt.Made
-	err := report.watch(p, func() (err error) {
+	err := report.Watch(p, func() (err error) {
 		made, err = adapt.Image(ctx, client, ref, o.to,
 			adapt.Options{Size: size, Machine: o.machine, Progress: p, Fits: o.fits})
 		return err
 	})
-	report.clear()
+	report.Clear()
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("interrupted: complete files in %q are kept and reused", o.to)
 	}
@@ -182,9 +183,9 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref transport.
 		return explainWrite(err, o.to)
 	}
 	fmt.Fprintf(a.stderr, "%s: %s is a disk of %s in %d levels, %d of them existed before; "+
-		"start it with\n  virsh create %s --console\n", oneLine(ref.String()), made.Digest,
-		shortSize(made.Size), len(made.Levels), made.Cached,
-		oneLine(filepath.Join(dir, adaptedDomain)))
+		"start it with\n  virsh create %s --console\n", console.OneLine(ref.String()), made.Digest,
+		console.ShortSize(made.Size), len(made.Levels), made.Cached,
+		console.OneLine(filepath.Join(dir, adaptedDomain)))
 	return nil
 }
 
@@ -197,8 +198,8 @@ func (o *adaptOptions) fits(arch string) error {
 	}
 	if of != arch {
 		return fmt.Errorf("the image is made for %s, and the kernel %q for %s: name one for "+
-			"%s, and its initramfs, with --%s and --%s (\"make machine\" makes both)", arch, o.kernel, of,
-			arch, keyKernel, keyInitrd)
+			"%s, and its initramfs, with --%s and --%s (\"make machine\" makes both)", arch,
+			o.kernel, of, arch, keyKernel, keyInitrd)
 	}
 	f, err := osfile.OpenRegular(o.initrd)
 	if err != nil {

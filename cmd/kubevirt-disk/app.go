@@ -9,18 +9,16 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/serving"
 )
@@ -91,8 +89,8 @@ func (a *app) report(err error) int {
 		return exitFailed
 	case !errors.As(err, &told):
 		// The reader of a terminal may have stopped it and will go on. Wait for that.
-		printTo(a.stderr, fmt.Sprintf("kubevirt-disk: %s\n", harmless(err.Error())),
-			isTerminal(a.stderr))
+		console.Print(a.stderr, fmt.Sprintf("kubevirt-disk: %s\n", console.Harmless(err.Error())),
+			console.IsTerminal(a.stderr))
 	}
 	if errors.As(err, &failed) {
 		return exitFailed
@@ -100,43 +98,10 @@ func (a *app) report(err error) int {
 	return exitUsage
 }
 
-// printTo prints text for a person. If the text has to be read, it waits until it is written.
-// Otherwise a reader that has stopped reading does not hold up the command for long.
-func printTo(w io.Writer, text string, hasToBeRead bool) {
-	printed := make(chan struct{})
-	go func() {
-		defer close(printed)
-		_, _ = io.WriteString(w, text)
-	}()
-	if hasToBeRead {
-		<-printed
-		return
-	}
-	select {
-	case <-printed:
-	case <-time.After(logTimeout):
-	}
+// reporter shows the progress of a command.
+func (a *app) reporter(name string) *console.Reporter {
+	return console.NewReporter(a.stderr, console.IsTerminal(a.stderr), name)
 }
-
-// harmless escapes characters that cannot be printed, such as control sequences of a terminal. A
-// message may contain names of images and answers of remote daemons.
-func harmless(message string) string {
-	var b strings.Builder
-	for i, r := range message {
-		switch {
-		case r == utf8.RuneError && !strings.HasPrefix(message[i:], string(utf8.RuneError)):
-			fmt.Fprintf(&b, `\x%02x`, message[i])
-		case r == '\n' || unicode.IsPrint(r):
-			b.WriteRune(r)
-		default:
-			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
-		}
-	}
-	return b.String()
-}
-
-// oneLine makes a name fit into a line of progress.
-func oneLine(name string) string { return strings.ReplaceAll(harmless(name), "\n", `\n`) }
 
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{

@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 )
 
 // TestStopDuringTheCopy stops the daemon around the end of the copy. Whichever comes first, the
@@ -94,22 +92,6 @@ func TestAClosedTerminalIsAFirstSignal(t *testing.T) {
 		}
 	}
 	require.Never(t, func() bool { return len(exited) > 0 }, 50*time.Millisecond, time.Millisecond)
-}
-
-func TestLogFormats(t *testing.T) {
-	var b bytes.Buffer
-	require.Equal(t, logJSON, logConfig{}.resolve(&b).format, "a pipe gets JSON")
-	newLogger(logConfig{}, zapcore.WarnLevel, &b).Info("quiet")
-	require.Empty(t, b.String())
-	newLogger(logConfig{}, zapcore.WarnLevel, &b).Warn("loud", zap.Error(errors.New("two\nlines")))
-	require.Contains(t, b.String(), `"msg":"loud"`)
-	require.Contains(t, b.String(), `"error":"two\nlines"`)
-	b.Reset()
-	log := newLogger(logConfig{format: logConsole}, zapcore.InfoLevel, &b).With(zap.Int("lun", 1))
-	log.Info("hello", zap.Strings("portals", []string{"a", "b"}), zap.Int("size_bytes", 512))
-	log.Warn("loud", zap.Error(errors.New("two\nlines\x1b")))
-	require.Regexp(t, `^..:..:..  hello \(lun 1, portals \[a b\], size bytes 512\)\n`+
-		`..:..:..  WARN  loud \(lun 1, error two; lines\\x1b\)\n$`, b.String())
 }
 
 // TestMessagesCommandNoTerminal checks that the name of an image, or the answer of a remote daemon,

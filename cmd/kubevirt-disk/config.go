@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/libvirt"
 )
@@ -25,7 +26,7 @@ type config struct {
 	annotations   string   // file of the downward API; "": none
 	metricsChosen bool     // Pages is not the default
 	insecure      bool     // portals beyond loopback need no CHAP
-	log           logConfig
+	log           console.LogConfig
 	chapFiles     bool              // a part of CHAP comes from files
 	values        map[string]string // the text of each setting, by key
 }
@@ -43,7 +44,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	c.Settings.Disk.CopyModeSource = l.name(keyCopyMode)
 	c.WorkDirNamed = l.source(keyWorkDir) != ""
 	c.metricsChosen = l.source(keyMetricsListen) != ""
-	c.log.chosen = l.source(keyLogLevel) != ""
+	c.log.Chosen = l.source(keyLogLevel) != ""
 	l.useHook(c)
 	c.ControlSocket = c.socket()
 	c.Volumes = l.volumes()

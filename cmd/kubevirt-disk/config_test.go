@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
@@ -115,9 +116,9 @@ var settingCases = []struct {
 	{key: keyReadyFile, def: "/tmp/healthy", inFile: "/f", inEnv: "/e", asFlag: "/a",
 		got: func(c *config) string { return c.ReadyFile }},
 	{key: keyLogLevel, def: "info", inFile: "debug", inEnv: "warn", asFlag: "error",
-		got: func(c *config) string { return c.log.level.String() }},
+		got: func(c *config) string { return c.log.Level.String() }},
 	{key: keyLogFormat, def: "", inFile: "json", inEnv: "console", asFlag: "json",
-		got: func(c *config) string { return c.log.format }},
+		got: func(c *config) string { return c.log.Format }},
 	{key: "persistent-dir", def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
 		got: func(c *config) string { return c.PersistentDir }},
 	{key: keyUsageType, def: "", inFile: "x=/f", inEnv: "x=/e", asFlag: "x=/a",
@@ -367,7 +368,7 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, "127.0.0.1:3260", portalTexts(c), "without CHAP only this machine is served")
 	require.Equal(t, instance.CopyClone, c.Settings.Disk.CopyMode)
 	require.Equal(t, serving.AccessWriteExclusive, c.Settings.Disk.AccessMode)
-	require.Equal(t, logConfig{level: zapcore.InfoLevel}, c.log)
+	require.Equal(t, console.LogConfig{Level: zapcore.InfoLevel}, c.log)
 	require.False(t, c.CHAP.Enabled())
 
 	withCHAP(t)

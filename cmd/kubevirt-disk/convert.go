@@ -16,6 +16,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/problems"
 )
 
@@ -119,7 +120,7 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 		return err
 	}
 	p := new(image.Progress)
-	name := oneLine(img.Name())
+	name := console.OneLine(img.Name())
 	info := img.Info()
 	fmt.Fprintf(a.stderr, "%s: %s, known by %s\n",
 		name, formatText(info.Format, info.Version), assumption(info))
@@ -136,7 +137,7 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 		})
 	}
 	defer img.Close()
-	err = report.while(p, func() error {
+	err = report.While(p, func() error {
 		if isQcow2 {
 			return image.ConvertQcow2(ctx, img, destination, compression, p)
 		}
@@ -166,9 +167,9 @@ func storeTo(
 
 // stream runs write, which writes the disk to standard output.
 func (a *app) stream(
-	ctx context.Context, p *image.Progress, report *reporter, write func() error,
+	ctx context.Context, p *image.Progress, report *console.Reporter, write func() error,
 ) error {
-	err := report.while(p, func() error {
+	err := report.While(p, func() error {
 		done := make(chan error, 1)
 		go func() { done <- write() }()
 		select {
@@ -208,7 +209,8 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 		return fmt.Errorf("%q is the name of a directory: name the file in it", destination)
 	}
 	if o.targetFormat == "" && o.target(destination) == image.FormatRaw {
-		if err := checkRawName(destination, "keep the name with --"+flagTargetFormat+"=raw"); err != nil {
+		err := checkRawName(destination, "keep the name with --"+flagTargetFormat+"=raw")
+		if err != nil {
 			return err
 		}
 	}

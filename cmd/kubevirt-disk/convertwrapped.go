@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/unpack"
+	"kubevirt.io/disk/internal/cli/console"
 )
 
 // foreign are the options for what is converted, or fetched.
@@ -25,18 +26,18 @@ func (a *app) openWrapped(ctx context.Context, source, destination string, o con
 	if err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(a.stderr, "%s: unpacking %s\n", oneLine(source), oneLine(f.Name))
+	fmt.Fprintf(a.stderr, "%s: unpacking %s\n", console.OneLine(source), console.OneLine(f.Name))
 	p := &unpacking{file: f}
-	report := a.reporter(oneLine(f.Name))
+	report := a.reporter(console.OneLine(f.Name))
 	if o.target(destination) == image.FormatRaw && destination != standardStream {
-		err := report.while(p, func() error { return p.expand(ctx, destination, o.force) })
+		err := report.While(p, func() error { return p.expand(ctx, destination, o.force) })
 		if err != nil && ctx.Err() != nil {
 			return nil, fmt.Errorf("interrupted: %q was not written", destination)
 		}
 		return nil, explainWrite(err, destination)
 	}
 	var file *os.File
-	err = report.while(p, func() (err error) {
+	err = report.While(p, func() (err error) {
 		file, err = f.Scratch(ctx, foreign, p.count)
 		return err
 	})

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/durable"
@@ -207,8 +208,9 @@ func (a *app) tellLauncher(ctx context.Context, launcher *daemon.Launcher, log *
 	if launcher == nil || reason == nil || ctx.Err() != nil {
 		return reason
 	}
-	log.Error("the machine cannot start, and KubeVirt's launcher is told why", errorField(reason))
-	if err := launcher.Refuse(ctx, errors.New(onOneLine(reason.Error()))); err != nil {
+	log.Error("the machine cannot start, and KubeVirt's launcher is told why",
+		console.ErrorField(reason))
+	if err := launcher.Refuse(ctx, errors.New(console.OnOneLine(reason.Error()))); err != nil {
 		return fmt.Errorf("%w; and %w", reason, err)
 	}
 	return reason

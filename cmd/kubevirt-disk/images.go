@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/cli/console"
 )
 
 // standardStream is the argument for standard input or output.
@@ -30,7 +32,7 @@ func (a *app) checkStdout() error {
 	if !ok {
 		return nil
 	}
-	if isTerminal(f) {
+	if console.IsTerminal(f) {
 		return errors.New("standard output is a terminal, which a disk would garble: " +
 			`redirect it (">disk.raw", "| ssh ...")`)
 	}

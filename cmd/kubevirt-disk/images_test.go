@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -287,6 +288,6 @@ func newTerminal(t *testing.T) (person, terminal *os.File) {
 	}
 	terminal = os.NewFile(fd, "terminal")
 	t.Cleanup(func() { terminal.Close() })
-	require.True(t, isTerminal(terminal))
+	require.True(t, console.IsTerminal(terminal))
 	return person, terminal
 }

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -101,7 +102,7 @@ func (a *app) inspect(paths []string, format string, asJSON bool) error {
 
 func (a *app) printInspected(all []inspected, asJSON bool) error {
 	if asJSON {
-		return writeJSON(a.stdout, all)
+		return console.WriteJSON(a.stdout, all)
 	}
 	for i, one := range all {
 		if i > 0 {
@@ -142,7 +143,7 @@ func (a *app) inspectOne(path, format string, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		err = writeJSON(a.stdout, info)
+		err = console.WriteJSON(a.stdout, info)
 	} else {
 		err = writeInfo(a.stdout, info)
 	}
@@ -211,12 +212,12 @@ func writeInfo(w io.Writer, info image.Info) error {
 	row("format", formatText(info.Format, info.Version))
 	if info.Servable {
 		row("known by", assumption(info))
-		row("virtual size", sizeText(info.VirtualSize))
-		row("allocated size", sizeText(info.AllocatedSize))
+		row("virtual size", console.Size(info.VirtualSize))
+		row("allocated size", console.Size(info.AllocatedSize))
 	}
-	row("file size", sizeText(info.FileSize))
+	row("file size", console.Size(info.FileSize))
 	if info.ClusterSize > 0 {
-		row("cluster size", sizeText(info.ClusterSize))
+		row("cluster size", console.Size(info.ClusterSize))
 	}
 	if info.Servable {
 		row("compression", orNone(info.Compression))
@@ -225,7 +226,7 @@ func writeInfo(w io.Writer, info image.Info) error {
 		}
 		for _, b := range info.BackingChain {
 			row("backing file", fmt.Sprintf("%q, %s, %s", b.Name, formatText(b.Format, b.Version),
-				sizeText(b.VirtualSize)))
+				console.Size(b.VirtualSize)))
 		}
 		row("servable", "yes")
 	} else {
@@ -249,36 +250,4 @@ func orNone(s string) string {
 		return "none"
 	}
 	return s
-}
-
-// sizeText prints a size for people, with the exact number.
-func sizeText(n int64) string {
-	if n < 1024 {
-		return fmt.Sprintf("%d bytes", n)
-	}
-	return fmt.Sprintf("%s (%d bytes)", shortSize(n), n)
-}
-
-// shortSize prints a size with three digits and a binary unit.
-func shortSize(n int64) string {
-	const units = "KMGTPE"
-	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
-	}
-	v, unit := float64(n)/1024, 0
-	for v >= 1023.5 && unit < len(units)-1 {
-		v, unit = v/1024, unit+1
-	}
-	decimals := 2
-	switch {
-	case v >= 100:
-		decimals = 0
-	case v >= 10:
-		decimals = 1
-	}
-	text := strconv.FormatFloat(v, 'f', decimals, 64)
-	if decimals > 0 {
-		text = strings.TrimRight(strings.TrimRight(text, "0"), ".")
-	}
-	return fmt.Sprintf("%s %ciB", text, units[unit])
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
@@ -104,11 +105,11 @@ func (i *inspectedReference) describe(manifest []byte) error {
 
 func (a *app) showReference(shown *inspectedReference, asJSON bool) error {
 	if asJSON {
-		return writeJSON(a.stdout, shown)
+		return console.WriteJSON(a.stdout, shown)
 	}
 	t := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
 	row := func(name, format string, args ...any) {
-		fmt.Fprintf(t, "%s\t%s\n", name, oneLine(fmt.Sprintf(format, args...)))
+		fmt.Fprintf(t, "%s\t%s\n", name, console.OneLine(fmt.Sprintf(format, args...)))
 	}
 	row("reference", "%s", shown.Reference)
 	row("digest", "%s", cmp.Or(shown.Digest, "not known before the file is fetched"))

@@ -17,6 +17,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/provide"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/readyfile"
 )
 
@@ -90,12 +91,12 @@ Exit status 0: the file is gone. 1: the file cannot be made, and nothing is left
 		ctx, stop := a.interruptible(cmd.Context(), nil)
 		defer stop()
 		signal.Ignore(syscall.SIGPIPE) // the reader of the log may be gone
-		logging := c.log.resolve(a.stderr)
-		p.log = newLogger(logging, logging.level, newLogQueue(a.stderr))
+		logging := c.log.Resolve(a.stderr)
+		p.log = console.NewLogger(logging, logging.Level, console.NewQueue(a.stderr))
 		defer func() { _ = p.log.Sync() }()
 		err := p.run(ctx)
-		if err != nil && logging.format == logJSON {
-			p.log.Error("providing the disk has failed", errorField(err))
+		if err != nil && logging.Format == console.JSON {
+			p.log.Error("providing the disk has failed", console.ErrorField(err))
 			return &toldError{err}
 		}
 		return err

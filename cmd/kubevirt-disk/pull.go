@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -109,8 +110,8 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 	defer stop()
 	var done []registry.Pulled
 	var digest string
-	report := a.reporter(oneLine(ref.String()))
-	err = report.while(p, func() (err error) {
+	report := a.reporter(console.OneLine(ref.String()))
+	err = report.While(p, func() (err error) {
 		done, digest, err = client.Pull(ctx, ref, dest,
 			registry.PullOptions{Path: o.path, Original: o.format == pullOriginal,
 				Image: foreign, Replace: o.force, UnpackMemory: o.unpack, Progress: p,
@@ -124,9 +125,9 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 		return explainWrite(err, dest)
 	}
 	for _, d := range done {
-		fmt.Fprintf(a.stderr, "%s: %s (%s) of %s is in %s, %s\n", oneLine(ref.String()),
-			oneLine(d.Name), d.Format, digest,
-			oneLine(d.To), shortSize(d.Size))
+		fmt.Fprintf(a.stderr, "%s: %s (%s) of %s is in %s, %s\n", console.OneLine(ref.String()),
+			console.OneLine(d.Name), d.Format, digest,
+			console.OneLine(d.To), console.ShortSize(d.Size))
 	}
 	if o.bytes != 0 {
 		if err := growFile(dest, o.bytes); err != nil {

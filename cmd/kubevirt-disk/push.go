@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
@@ -237,8 +238,8 @@ func (a *app) push(
 	}
 	p := new(registry.Progress)
 	opt.Progress = p
-	report := a.reporter(oneLine(ref.String()))
-	err = report.while(p, func() (err error) {
+	report := a.reporter(console.OneLine(ref.String()))
+	err = report.While(p, func() (err error) {
 		digest, err = client.Push(ctx, files, ref, opt)
 		return err
 	})
@@ -251,7 +252,8 @@ func (a *app) push(
 		return "", err
 	}
 	if opt.Sign != nil {
-		fmt.Fprintf(a.stderr, "%s: signed by %s\n", oneLine(ref.String()), opt.Sign.Fingerprint)
+		fmt.Fprintf(a.stderr, "%s: signed by %s\n", console.OneLine(ref.String()),
+			opt.Sign.Fingerprint)
 	}
 	_, err = fmt.Fprintln(a.stdout, digest)
 	return digest, err

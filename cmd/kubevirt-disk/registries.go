@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevirt.io/disk/disk/unpack"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/signature"
@@ -172,7 +173,7 @@ func (a *app) registryClient(l *loader, opt reach, ref transport.Reference) (
 	opt.Own, opt.OwnHost = own, ref.Host()
 	opt.UserAgent = userAgent()
 	opt.FirstTimeout = firstTimeout
-	opt.Warn = func(text string) { fmt.Fprintln(a.stderr, harmless(text)) }
+	opt.Warn = func(text string) { fmt.Fprintln(a.stderr, console.Harmless(text)) }
 	return registry.New(opt.Options)
 }
 

@@ -77,7 +77,7 @@ func (s *served) reload(r *rotation, inForce map[string]string) map[string]strin
 		switch {
 		case now == before:
 		case row.key == keyLogLevel:
-			s.changes.setLevel(next.log.level)
+			s.changes.setLevel(next.log.Level)
 			done = append(done, row.key)
 			values[row.key] = now
 		case row.scope == ofDaemon: // the daemon compares the others, disk by disk

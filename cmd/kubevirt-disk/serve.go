@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/daemon"
 )
 
@@ -57,7 +58,7 @@ work directory and cannot make the usual one.`,
 		err = flagError(cmd, err)
 		ctx, stop := a.interruptible(cmd.Context(), nil)
 		defer stop()
-		log := newLogger(logConfig{}, zapcore.InfoLevel, a.stderr)
+		log := console.NewLogger(console.LogConfig{}, zapcore.InfoLevel, a.stderr)
 		return a.tellLauncher(ctx, daemon.NewLauncher(kubevirtHook(), log), log, err)
 	})
 	cmd.RunE = running(a.serve)
@@ -73,23 +74,23 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	defer stop()
 	cfg, err := load()
 	if err != nil {
-		log := newLogger(cfg.log, cfg.log.level, a.stderr)
+		log := console.NewLogger(cfg.log, cfg.log.Level, a.stderr)
 		return a.tellLauncher(ctx, daemon.NewLauncher(cfg.Hook, log), log, err)
 	}
 	// The reader of the log may be gone: a Ctrl-C that ends this process ends its tee too. The
 	// daemon must still drain.
 	signal.Ignore(syscall.SIGPIPE)
-	lines := newLogQueue(a.stderr)
+	lines := console.NewQueue(a.stderr)
 	person := (len(cfg.images) > 0 || cfg.temporary) && cfg.Hook == nil
-	level := zap.NewAtomicLevelAt(cfg.log.level)
+	level := zap.NewAtomicLevelAt(cfg.log.Level)
 	ready := func() {}
-	if person && !cfg.log.chosen && cfg.log.resolve(a.stderr).format == logConsole {
+	if person && !cfg.log.Chosen && cfg.log.Resolve(a.stderr).Format == console.Text {
 		// The guide says what the first lines would.
 		level.SetLevel(zapcore.WarnLevel)
-		ready = func() { level.SetLevel(cfg.log.level) }
+		ready = func() { level.SetLevel(cfg.log.Level) }
 	}
-	log := newLogger(cfg.log.resolve(a.stderr), level, lines)
-	lines.tell = func(lost uint64) {
+	log := console.NewLogger(cfg.log.Resolve(a.stderr), level, lines)
+	lines.Tell = func(lost uint64) {
 		log.Warn("log lines were lost because nobody read the log", zap.Uint64("lines", lost))
 	}
 	// A failure to write the log does not change the exit status.
@@ -135,7 +136,7 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 		}
 		if person {
 			s.tell = func(guide string) {
-				printTo(a.stdout, guide, false)
+				console.Print(a.stdout, guide, false)
 				ready()
 			}
 		}
@@ -146,8 +147,8 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	}
 	err = a.tellLauncher(ctx, launcher, log, err)
 	err = errors.Join(err, removeWork())
-	if err != nil && cfg.log.resolve(a.stderr).format == logJSON {
-		log.Error("serving has failed", errorField(err))
+	if err != nil && cfg.log.Resolve(a.stderr).Format == console.JSON {
+		log.Error("serving has failed", console.ErrorField(err))
 		return &toldError{err}
 	}
 	return err

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/flock"
@@ -179,7 +180,7 @@ func (s *served) guide() string {
 		say("Serving by NBD:")
 	}
 	for _, l := range now.LUNs {
-		say("  LUN %d  %q  %s", l.LUN, l.Image, shortSize(l.SizeBytes))
+		say("  LUN %d  %q  %s", l.LUN, l.Image, console.ShortSize(l.SizeBytes))
 	}
 	say("%s", s.whatStays(now.LUNs))
 	if len(now.NBDPortals) > 0 {
@@ -193,7 +194,7 @@ func (s *served) guide() string {
 		say("\nState and metrics: curl http://%s/status", options.Reachable(at))
 	}
 	say("Ctrl-C ends it.")
-	return harmless(b.String())
+	return console.Harmless(b.String())
 }
 
 // guideISCSI tells how to log in.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/status"
@@ -40,7 +41,7 @@ Exit status 0: done, also if there is no session. 1: nobody answers, or not to t
 			return err
 		}
 		if asJSON {
-			return writeJSON(a.stdout, append([]status.Session{}, sessions...))
+			return console.WriteJSON(a.stdout, append([]status.Session{}, sessions...))
 		}
 		return printSessions(a.stdout, sessions)
 	})
@@ -66,9 +67,9 @@ func printSessions(w io.Writer, sessions []status.Session) error {
 		case used == "":
 			used = "none"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", numberOf(s), harmless(s.Initiator),
-			s.Remote, used, s.Since.Format(time.RFC3339), s.Commands,
-			shortSize(int64(s.BytesRead)), shortSize(int64(s.BytesWritten)))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", numberOf(s),
+			console.Harmless(s.Initiator), s.Remote, used, s.Since.Format(time.RFC3339), s.Commands,
+			console.ShortSize(int64(s.BytesRead)), console.ShortSize(int64(s.BytesWritten)))
 	}
 	return table.Flush()
 }
@@ -127,7 +128,7 @@ Exit status 0: done. 1: there is no such session, or nobody answers, or not to t
 		}
 		for _, s := range ended {
 			fmt.Fprintf(a.stdout, "ended session %s of %s, from %s\n",
-				numberOf(s), harmless(s.Initiator), s.Remote)
+				numberOf(s), console.Harmless(s.Initiator), s.Remote)
 		}
 		fmt.Fprintln(a.stdout, "The initiator logs in again by itself, unless its credential has "+
 			"changed. If a handover has fenced it, it can log in but not use the LUN.")

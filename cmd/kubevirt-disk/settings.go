@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/registry/transport"
 	"kubevirt.io/disk/serving"
@@ -273,13 +274,13 @@ func (c *config) operatingRows() []setting {
 			kind: kindFile, to: text(&c.ControlSocket)},
 		{key: keyLogLevel, env: []string{"LOG_LEVEL"}, def: "info",
 			usage:   "lowest `level` that is logged: debug, info, warn or error",
-			to:      into(&c.log.level, parseLogLevel),
-			choices: logLevels},
+			to:      into(&c.log.Level, console.ParseLevel),
+			choices: console.Levels},
 		{key: keyLogFormat, env: []string{"LOG_FORMAT"},
 			usage: "`format` of the log: console or json (default console on a terminal, else " +
 				"json)",
-			to:      into(&c.log.format, parseLogFormat),
-			choices: logFormats},
+			to:      into(&c.log.Format, console.ParseFormat),
+			choices: console.Formats},
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/status"
 )
@@ -171,7 +172,7 @@ disk then, how much storage only the snapshot needs, and its LUN if it is served
 			return err
 		}
 		if asJSON {
-			return writeJSON(a.stdout, append([]status.Snapshot{}, all...))
+			return console.WriteJSON(a.stdout, append([]status.Snapshot{}, all...))
 		}
 		return printSnapshots(a.stdout, all)
 	})
@@ -190,8 +191,9 @@ func printSnapshots(w io.Writer, all []status.Snapshot) error {
 		if s.Served != 0 {
 			lun = strconv.Itoa(int(s.Served))
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", harmless(s.Disk), s.Name,
-			s.Created.UTC().Format(time.RFC3339), shortSize(s.Size), shortSize(s.Used), lun)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", console.Harmless(s.Disk), s.Name,
+			s.Created.UTC().Format(time.RFC3339), console.ShortSize(s.Size),
+			console.ShortSize(s.Used), lun)
 	}
 	return table.Flush()
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/client"
@@ -126,14 +127,14 @@ func (a *app) upload(ctx context.Context, c *client.Client, file, name string) e
 			"URL/data\"", file)
 	}
 	p := &sending{total: info.Size()}
-	label := oneLine(name)
+	label := console.OneLine(name)
 	report := a.reporter(label)
 	var v api.Volume
-	err = report.while(p, func() (err error) {
+	err = report.While(p, func() (err error) {
 		v, err = c.Upload(ctx, name, f, info.Size(), client.UploadOptions{
 			Sent: p.sent.Store,
 			Again: func(err error) {
-				report.line(fmt.Sprintf("%s: trying again: %s", label, oneLine(err.Error())))
+				report.Line(label + ": trying again: " + console.OneLine(err.Error()))
 			},
 		})
 		return err

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"runtime"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/status"
 )
 
@@ -62,7 +62,7 @@ func (a *app) versionCommand() *cobra.Command {
 		RunE: running(func(*cobra.Command, []string) error {
 			b := buildInfo()
 			if asJSON {
-				return writeJSON(a.stdout, b)
+				return console.WriteJSON(a.stdout, b)
 			}
 			_, err := io.WriteString(a.stdout, versionText(b))
 			return err
@@ -75,11 +75,4 @@ func (a *app) versionCommand() *cobra.Command {
 func versionText(b status.Build) string {
 	return fmt.Sprintf("kubevirt-disk %s\ncommit   %s\ngo       %s\nplatform %s\n", b.Version,
 		b.Commit, b.GoVersion, b.Platform)
-}
-
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(v)
 }

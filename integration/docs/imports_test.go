@@ -256,6 +256,8 @@ var importRules = []importRule{
 	{pkg: "disk/...", never: []string{"metrics", "pages", "registry/...", "cmd/...", "target/...",
 		"github.com/spf13/...", "github.com/prometheus/..."}, deep: true,
 		why: "disks can be used without a server"},
+	{pkg: "internal/cli/console", only: []string{}, deep: true,
+		why: "what is said to people does not depend on the command that says it"},
 	{pkg: "...", except: []string{"cmd/..."}, never: []string{"github.com/spf13/...", "cmd/..."},
 		deep: true,
 		why:  "only the command reads the command line"},

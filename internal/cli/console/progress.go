@@ -1,4 +1,4 @@
-package main
+package console
 
 import (
 	"fmt"
@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// reporter shows the progress of a long operation: a bar on a terminal, lines elsewhere.
-type reporter struct {
+// Reporter shows the progress of a long operation: a bar on a terminal, lines elsewhere.
+type Reporter struct {
 	w        io.Writer
 	terminal bool
 	name     string
@@ -20,8 +20,9 @@ type reporter struct {
 	lines     sync.Mutex // one line at a time
 }
 
-func newReporter(w io.Writer, terminal bool, name string) *reporter {
-	r := &reporter{w: w, terminal: terminal, name: name, interval: time.Second, now: time.Now,
+// NewReporter makes one for the work that name stands for.
+func NewReporter(w io.Writer, terminal bool, name string) *Reporter {
+	r := &Reporter{w: w, terminal: terminal, name: name, interval: time.Second, now: time.Now,
 		lastShown: -1}
 	if terminal {
 		r.interval = 100 * time.Millisecond
@@ -29,27 +30,22 @@ func newReporter(w io.Writer, terminal bool, name string) *reporter {
 	return r
 }
 
-// reporter shows the progress of a command.
-func (a *app) reporter(name string) *reporter {
-	return newReporter(a.stderr, isTerminal(a.stderr), name)
-}
-
-// progress is an image.Progress, or a fake in a test.
-type progress interface {
+// Progress is an image.Progress, or a fake in a test.
+type Progress interface {
 	Done() int64
 	Total() int64              // bytes of the disk, like Done, for the percentage
 	Data() (done, total int64) // bytes of data in the image, for the time that is left
 }
 
-// while runs f and shows p until f returns. Then it shows the total.
-func (r *reporter) while(p progress, f func() error) error {
-	err := r.watch(p, f)
+// While runs f and shows p until f returns. Then it shows the total.
+func (r *Reporter) While(p Progress, f func() error) error {
+	err := r.Watch(p, f)
 	r.finish(p, err)
 	return err
 }
 
-// watch runs f and shows p until f returns. Call clear to remove the bar.
-func (r *reporter) watch(p progress, f func() error) error {
+// Watch runs f and shows p until f returns. Call clear to remove the bar.
+func (r *Reporter) Watch(p Progress, f func() error) error {
 	r.began = r.now()
 	result := make(chan error, 1)
 	go func() { result <- f() }()
@@ -68,8 +64,8 @@ func (r *reporter) watch(p progress, f func() error) error {
 // lineStep is the distance between two progress lines without a terminal, in percent.
 const lineStep = 10
 
-// line shows a line of text beside the progress. It may be called while f runs.
-func (r *reporter) line(text string) {
+// Line shows a line of text beside the progress. It may be called while f runs.
+func (r *Reporter) Line(text string) {
 	r.lines.Lock()
 	defer r.lines.Unlock()
 	if r.terminal {
@@ -78,7 +74,7 @@ func (r *reporter) line(text string) {
 	fmt.Fprintln(r.w, text)
 }
 
-func (r *reporter) show(p progress) {
+func (r *Reporter) show(p Progress) {
 	r.lines.Lock()
 	defer r.lines.Unlock()
 	done, total := p.Done(), p.Total()
@@ -96,26 +92,26 @@ func (r *reporter) show(p progress) {
 	}
 }
 
-// clear removes the bar.
-func (r *reporter) clear() {
+// Clear removes the bar.
+func (r *Reporter) Clear() {
 	if r.terminal {
 		fmt.Fprint(r.w, "\r\x1b[K")
 	}
 }
 
-func (r *reporter) finish(p progress, err error) {
-	r.clear()
+func (r *Reporter) finish(p Progress, err error) {
+	r.Clear()
 	if err == nil {
 		took := r.now().Sub(r.began)
 		_, data := p.Data()
 		fmt.Fprintf(r.w, "%s: %s, of them %s data, in %s, %s\n",
-			r.name, shortSize(p.Total()), shortSize(data), took.Round(time.Millisecond),
+			r.name, ShortSize(p.Total()), ShortSize(data), took.Round(time.Millisecond),
 			rate(data, took))
 	}
 }
 
 // pace returns the speed so far, and the time that is left at that speed.
-func (r *reporter) pace(p progress) string {
+func (r *Reporter) pace(p Progress) string {
 	done, total := p.Data()
 	took := r.now().Sub(r.began)
 	if done <= 0 || took <= 0 {

@@ -1,4 +1,4 @@
-package main
+package console
 
 import (
 	"bytes"
@@ -16,15 +16,15 @@ func (s *steps) Done() int64          { return s.done }
 func (s *steps) Total() int64         { return s.total }
 func (s *steps) Data() (int64, int64) { return s.data, s.dataTotal }
 
-// atSecond sets the clock of a reporter.
-func atSecond(r *reporter, seconds int) {
+// atSecond sets the clock of a Reporter.
+func atSecond(r *Reporter, seconds int) {
 	r.began = time.Unix(0, 0)
 	r.now = func() time.Time { return time.Unix(int64(seconds), 0) }
 }
 
 func TestProgressAsLines(t *testing.T) {
 	var b bytes.Buffer
-	r := newReporter(&b, false, "a.qcow2")
+	r := NewReporter(&b, false, "a.qcow2")
 	atSecond(r, 2)
 	p := &steps{}
 	r.show(p)
@@ -50,7 +50,7 @@ func TestProgressAsLines(t *testing.T) {
 
 func TestProgressAsABar(t *testing.T) {
 	var b bytes.Buffer
-	r := newReporter(&b, true, "a.qcow2")
+	r := NewReporter(&b, true, "a.qcow2")
 	atSecond(r, 4)
 	r.show(&steps{done: 50 << 20, total: 100 << 20, data: 40 << 20, dataTotal: 80 << 20})
 	require.Equal(t, "\ra.qcow2 [===============               ]  50 % 10 MiB/s, 4s left\x1b[K",
@@ -62,12 +62,12 @@ func TestProgressAsABar(t *testing.T) {
 
 func TestReporterReturnsWhatTheWorkReturns(t *testing.T) {
 	var b bytes.Buffer
-	r := newReporter(&b, false, "a")
+	r := NewReporter(&b, false, "a")
 	r.interval = time.Millisecond
 	p := &steps{done: 1, total: 2}
 	failed := errors.New("failed")
-	require.ErrorIs(t, r.while(p, func() error { return failed }), failed)
-	require.NoError(t, r.while(p, func() error { return nil }))
+	require.ErrorIs(t, r.While(p, func() error { return failed }), failed)
+	require.NoError(t, r.While(p, func() error { return nil }))
 }
 
 func TestPercentNeverClaimsTooMuch(t *testing.T) {
@@ -93,9 +93,9 @@ func TestSizes(t *testing.T) {
 		1023<<10 + 512: "1 MiB",
 		10239:          "10 KiB",
 	} {
-		require.Equal(t, want, shortSize(n))
+		require.Equal(t, want, ShortSize(n))
 	}
-	require.Equal(t, "512 bytes", sizeText(512))
-	require.Equal(t, "1 KiB (1024 bytes)", sizeText(1024))
-	require.Equal(t, "10 GiB (10737418240 bytes)", sizeText(10<<30))
+	require.Equal(t, "512 bytes", Size(512))
+	require.Equal(t, "1 KiB (1024 bytes)", Size(1024))
+	require.Equal(t, "10 GiB (10737418240 bytes)", Size(10<<30))
 }

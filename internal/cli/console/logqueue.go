@@ -1,4 +1,4 @@
-package main
+package console
 
 import (
 	"bytes"
@@ -8,39 +8,40 @@ import (
 )
 
 const (
-	// logQueueLines is how many lines wait for the reader of the log: about 300 KiB.
-	logQueueLines = 1024
-	// logTimeout limits how long a full queue holds up a writer, and how long the end of the
+	// queueLines is how many lines wait for the reader of the log: about 300 KiB.
+	queueLines = 1024
+	// queueTimeout limits how long a full queue holds up a writer, and how long the end of the
 	// process waits for the last lines.
-	logTimeout = time.Second
+	queueTimeout = time.Second
 )
 
-// logQueue keeps the daemon's logins, handovers and drain going when the log reader does not read,
+// Queue keeps the daemon's logins, handovers and drain going when the log reader does not read,
 // as with a terminal stopped by Ctrl-S or a log driver that hangs. While the reader reads, no line
 // is lost, and a writer that is faster waits. It is safe for concurrent use.
-type logQueue struct {
+type Queue struct {
 	w       io.Writer
-	entries chan logEntry
-	timeout time.Duration     // logTimeout
+	entries chan queued
+	timeout time.Duration     // queueTimeout
 	stuck   atomic.Bool       // nothing was written since a line was lost
 	lost    atomic.Uint64     // lines
-	tell    func(lost uint64) // logs that lines were lost; set before the first line
+	Tell    func(lost uint64) // logs that lines were lost; set before the first line
 }
 
-// logEntry is a line, or a mark if done is set: done is closed when all lines before it are
+// queued is a line, or a mark if done is set: done is closed when all lines before it are
 // written.
-type logEntry struct {
+type queued struct {
 	line []byte
 	done chan struct{}
 }
 
-func newLogQueue(w io.Writer) *logQueue {
-	q := &logQueue{w: w, entries: make(chan logEntry, logQueueLines), timeout: logTimeout}
-	go q.run() // it ends with the process
+// NewQueue starts one. It writes until the end of the process.
+func NewQueue(w io.Writer) *Queue {
+	q := &Queue{w: w, entries: make(chan queued, queueLines), timeout: queueTimeout}
+	go q.run()
 	return q
 }
 
-func (q *logQueue) run() {
+func (q *Queue) run() {
 	for e := range q.entries {
 		if e.done != nil {
 			close(e.done)
@@ -49,20 +50,20 @@ func (q *logQueue) run() {
 		_, _ = q.w.Write(e.line) // if this fails, there is nowhere to report it
 		q.stuck.Store(false)
 		if n := q.lost.Swap(0); n > 0 {
-			go q.tell(n) // it may wait for this goroutine
+			go q.Tell(n) // it may wait for this goroutine
 		}
 	}
 }
 
 // Write queues a line. If nobody has read for a while, it drops the line. It never fails.
-func (q *logQueue) Write(p []byte) (int, error) {
-	if !q.put(logEntry{line: bytes.Clone(p)}) {
+func (q *Queue) Write(p []byte) (int, error) {
+	if !q.put(queued{line: bytes.Clone(p)}) {
 		q.lost.Add(1)
 	}
 	return len(p), nil
 }
 
-func (q *logQueue) put(e logEntry) bool {
+func (q *Queue) put(e queued) bool {
 	select {
 	case q.entries <- e:
 		return true
@@ -83,8 +84,8 @@ func (q *logQueue) put(e logEntry) bool {
 }
 
 // Sync waits for the lines so far to be written, but not for long.
-func (q *logQueue) Sync() error {
-	mark := logEntry{done: make(chan struct{})}
+func (q *Queue) Sync() error {
+	mark := queued{done: make(chan struct{})}
 	if !q.put(mark) {
 		return nil
 	}
