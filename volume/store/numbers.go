@@ -2,10 +2,11 @@ package store
 
 import (
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+
+	"kubevirt.io/disk/internal/durable"
 )
 
 const (
@@ -19,10 +20,6 @@ const (
 	lastSmall = 255
 	// lastLUN is the highest number that a disk can have.
 	lastLUN = 1<<14 - 1
-
-	// ahead is how many numbers are saved as used in one step. A restart skips those that were not
-	// used.
-	ahead = 16
 )
 
 // numbers is the content of the file: the numbers that may be in use.
@@ -35,16 +32,12 @@ type numbers struct {
 
 // turn goes round a range of numbers.
 type turn struct {
-	Saved uint16 `json:"next"` // the numbers before it may have been given
-
-	next uint16 // to try
-	left int    // how many numbers from next to Saved
+	Next uint16 `json:"next"` // the numbers before it may have been given
 }
 
 func (s *Store) loadNumbers() error {
-	text, err := s.read(numbersName)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	err := durable.LoadPlainRecord(s.Dir(numbersName), &s.numbers)
+	if errors.Is(err, fs.ErrNotExist) {
 		records, _, _, loadErr := s.Load()
 		if loadErr != nil {
 			return loadErr
@@ -55,9 +48,6 @@ func (s *Store) loadNumbers() error {
 		}
 		s.numbers.ID = rand.Text()
 		return s.replace(numbersName, s.numbers)
-	case err == nil:
-		err = json.Unmarshal(text, &s.numbers)
-		s.numbers.Small.next, s.numbers.Large.next = s.numbers.Small.Saved, s.numbers.Large.Saved
 	}
 	if err == nil && s.numbers.ID == "" {
 		err = errors.New("it has no identifier")
@@ -71,8 +61,8 @@ func (s *Store) loadNumbers() error {
 // ID returns the store's own name, which tells it from others.
 func (s *Store) ID() string { return s.numbers.ID }
 
-// NextLUN returns a free number. It returns a number again only after all others. The error is
-// about storage, or says that no number is free.
+// NextLUN returns a free number, and saves that first. It returns a number again only after all
+// others. The error is about storage, or says that no number is free.
 func (s *Store) NextLUN(taken func(lun uint16) bool) (uint16, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,45 +70,20 @@ func (s *Store) NextLUN(taken func(lun uint16) bool) (uint16, error) {
 		turn        *turn
 		first, last uint16
 	}{{&s.numbers.Small, firstLUN, lastSmall}, {&s.numbers.Large, lastSmall + 1, lastLUN}} {
-		lun, steps := r.turn.find(r.first, r.last, taken)
-		if lun == 0 {
-			continue
+		before, count := r.turn.Next, r.last-r.first+1
+		at := max(before, r.first) - r.first
+		for i := range count {
+			lun := r.first + (at+i)%count
+			if taken(lun) {
+				continue
+			}
+			r.turn.Next = lun + 1
+			if err := s.replace(numbersName, s.numbers); err != nil {
+				r.turn.Next = before
+				return 0, err
+			}
+			return lun, nil
 		}
-		if err := s.give(r.turn, steps, r.first, r.last); err != nil {
-			return 0, err
-		}
-		return lun, nil
 	}
 	return 0, fmt.Errorf("every LUN from %d to %d is taken", firstLUN, lastLUN)
-}
-
-// find looks for the next free number, and counts the steps to it. 0: there is none.
-func (t *turn) find(first, last uint16, taken func(lun uint16) bool) (lun uint16, steps int) {
-	for i := range int(last-first) + 1 {
-		if lun := t.after(i, first, last); !taken(lun) {
-			return lun, i + 1
-		}
-	}
-	return 0, 0
-}
-
-// after returns the number some steps later.
-func (t *turn) after(steps int, first, last uint16) uint16 {
-	at := max(int(t.next)-int(first), 0) + steps
-	return first + uint16(at%(int(last-first)+1))
-}
-
-// give marks some numbers as used. It saves that before any of them is used.
-func (s *Store) give(t *turn, steps int, first, last uint16) error {
-	left := t.left - steps
-	if left < 0 {
-		before := t.Saved
-		t.Saved, left = t.after(steps+ahead, first, last), ahead
-		if err := s.replace(numbersName, s.numbers); err != nil {
-			t.Saved = before
-			return err
-		}
-	}
-	t.next, t.left = t.after(steps, first, last), left
-	return nil
 }

@@ -1,15 +1,12 @@
 package store
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"path"
 	"time"
 
-	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -74,7 +71,6 @@ const (
 const (
 	recordName    = "volume.json"
 	recordVersion = 1
-	maxRecord     = 64 << 10 // bytes
 )
 
 // DamagedError says that the record of a volume cannot be used. Its files stay.
@@ -84,49 +80,27 @@ type DamagedError struct {
 }
 
 func (e *DamagedError) Error() string {
-	return fmt.Sprintf("the record %q of a volume cannot be used: %v; restore it from a backup, "+
-		"or move its directory away", e.Path, e.Err)
+	return fmt.Sprintf("the record %q of a volume cannot be used: it %v; restore it from a "+
+		"backup, or move its directory away", e.Path, e.Err)
 }
 
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// decode reads a record and checks that it belongs to the volume.
-func decode(text []byte, name string) (Record, error) {
-	var s saved
-	if err := json.Unmarshal(text, &s); err != nil {
-		return Record{}, err
-	}
-	r := s.Record
+// check refuses a record that is of no volume of the name.
+func (r *Record) check(name string) error {
 	switch {
-	case s.Version != recordVersion:
-		return Record{}, fmt.Errorf("it has version %d, and this program knows %d", s.Version,
-			recordVersion)
 	case r.Name != name:
-		return Record{}, fmt.Errorf("it is of a volume %q", r.Name)
+		return fmt.Errorf("is of a volume %q", r.Name)
 	case r.Size < 0 || r.Size%api.SectorSize != 0:
-		return Record{}, fmt.Errorf("no disk has a size of %d bytes", r.Size)
+		return fmt.Errorf("has a size of %d bytes, and no disk has that", r.Size)
 	case r.LUN > lastLUN:
-		return Record{}, fmt.Errorf("%d is not a LUN", r.LUN)
+		return fmt.Errorf("has the LUN %d, which is none", r.LUN)
 	case r.File != "" && (!fs.ValidPath(r.File) || path.Base(r.File) != r.File):
-		return Record{}, errors.New("it names a file elsewhere")
+		return errors.New("names a file elsewhere")
 	}
 	switch r.State {
 	case StateMaking, StateReady, StateAwaiting, StateFilling, StateDeleting:
-		return r, nil
+		return nil
 	}
-	return Record{}, fmt.Errorf("its state %q is unknown", string(r.State))
-}
-
-// read reads a small file.
-func (s *Store) read(path string) ([]byte, error) {
-	f, err := osfile.OpenRegularIn(s.root, path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
-	if err == nil && len(text) > maxRecord {
-		err = errors.New("it is far too large")
-	}
-	return text, err
+	return fmt.Errorf("has the unknown state %q", string(r.State))
 }

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -111,22 +110,22 @@ func (s *Store) Load() (records []Record, damaged map[string]error, foreign []st
 			continue
 		}
 		at := path.Join(name, recordName)
-		var r Record
-		text, err := s.read(at)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
+		var r saved
+		err := durable.LoadPlainRecord(s.Dir(at), &r, recordVersion)
+		if errors.Is(err, fs.ErrNotExist) {
 			if !s.removeRest(name) {
 				foreign = append(foreign, name)
 			}
 			continue
-		case err == nil:
-			r, err = decode(text, name)
+		}
+		if err == nil {
+			err = r.check(name)
 		}
 		if err != nil {
-			r = Record{Name: name}
+			r.Record = Record{Name: name}
 			damaged[name] = &DamagedError{Path: filepath.Join(s.dir, at), Err: err}
 		}
-		records = append(records, r)
+		records = append(records, r.Record)
 	}
 	return records, damaged, foreign, nil
 }
@@ -189,12 +188,7 @@ func (s *Store) Remove(name string) error {
 
 // replace stores a file in one step. That works on a full volume, too.
 func (s *Store) replace(name string, content any) error {
-	text, err := json.Marshal(content)
-	if err != nil {
-		return err
-	}
-	at := filepath.Join(s.dir, name)
-	return durable.Replace(at, append(text, '\n'), at+durable.SpareSuffix, (*os.File).Sync)
+	return durable.SaveRecord(filepath.Join(s.dir, name), content, (*os.File).Sync)
 }
 
 func (s *Store) syncDir(name string) error {

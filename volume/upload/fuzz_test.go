@@ -2,6 +2,8 @@ package upload
 
 import (
 	"net/http"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,11 +33,13 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"version":1,"id":"x","length":9,"offset":9,"format":"raw",` +
 		`"sums":{"sha-256":"AA=="}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		r, err := decodeRecord(text)
+		dir := t.TempDir()
+		require.NoError(t, os.WriteFile(filepath.Join(dir, recordName), text, 0o600))
+		r, err := loadRecord(dir)
 		if err != nil {
 			return
 		}
 		_, _ = loadSummer(r.Sums)
-		require.NoError(t, r.save(t.TempDir()))
+		require.NoError(t, r.save(dir))
 	})
 }

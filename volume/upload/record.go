@@ -1,7 +1,6 @@
 package upload
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -53,26 +52,27 @@ const maxAge = 24 * time.Hour
 
 // loadRecord reads the record in a directory. It returns fs.ErrNotExist if there is none.
 func loadRecord(dir string) (record, error) {
-	text, err := durable.Read(filepath.Join(dir, recordName))
+	var r record
+	err := durable.LoadPlainRecord(filepath.Join(dir, recordName), &r, recordVersion)
+	if err == nil {
+		err = r.check()
+	}
 	if err != nil {
 		return record{}, err
 	}
-	return decodeRecord(text)
+	return r, nil
 }
 
-func decodeRecord(text []byte) (record, error) {
-	var r record
-	if err := json.Unmarshal(text, &r); err != nil {
-		return record{}, err
-	}
+// check refuses a record that contradicts itself.
+func (r *record) check() error {
 	undecided := r.Format == ""
-	if r.Version != recordVersion || r.ID == "" || r.Offset < 0 || r.Length < -1 ||
+	if r.ID == "" || r.Offset < 0 || r.Length < -1 ||
 		r.Length >= 0 && r.Offset > r.Length || undecided && int64(len(r.Head)) != r.Offset ||
 		!undecided && r.Format != image.FormatRaw && r.Format != image.FormatQcow2 &&
 			!image.IsForeign(r.Format) {
-		return record{}, errors.New("the record contradicts itself, or is of another version")
+		return errors.New("contradicts itself")
 	}
-	return r, nil
+	return nil
 }
 
 // old reports whether nobody has continued the upload for too long.
@@ -85,10 +85,11 @@ func (r *record) goesOn() bool {
 
 // save replaces the record in one step. When it returns, the record is on storage.
 func (r *record) save(dir string) error {
-	text, err := json.Marshal(r)
+	text, err := durable.EncodeRecord(r)
 	if err != nil {
 		return err
 	}
+	// Without a spare: the files of an upload go when it is complete.
 	err = durable.Replace(filepath.Join(dir, recordName), text, "", (*os.File).Sync)
 	if err != nil {
 		return fmt.Errorf("the state of the upload: %w", err)
