@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/disk/adapter/machine"
 	"kubevirt.io/disk/internal/adapt"
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/problems"
@@ -53,12 +54,12 @@ type adaptOptions struct {
 }
 
 // bootSettings are the settings of what is booted.
-func (o *adaptOptions) bootSettings() []setting {
-	return []setting{
-		{key: keyKernel, env: []string{"ADAPT_KERNEL"}, def: defaultKernel,
-			usage: "`file` of the kernel", to: text(&o.kernel)},
-		{key: keyInitrd, env: []string{"ADAPT_INITRD"}, def: defaultInitrd,
-			usage: "`file` of the initramfs", to: text(&o.initrd)},
+func (o *adaptOptions) bootSettings() []settings.Setting {
+	return []settings.Setting{
+		{Key: keyKernel, Env: []string{"ADAPT_KERNEL"}, Default: defaultKernel,
+			Usage: "`file` of the kernel", To: settings.Text(&o.kernel)},
+		{Key: keyInitrd, Env: []string{"ADAPT_INITRD"}, Default: defaultInitrd,
+			Usage: "`file` of the initramfs", To: settings.Text(&o.initrd)},
 	}
 }
 
@@ -86,7 +87,7 @@ The arguments, and the options that a container runtime would have, take the pla
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 	}
 	o.add(cmd)
-	addFlags(cmd.Flags(), o.registry.settings())
+	settings.AddFlags(cmd.Flags(), o.registry.settings())
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ref, err := transport.ParseReference(args[0])
@@ -94,11 +95,12 @@ The arguments, and the options that a container runtime would have, take the pla
 			return err
 		}
 		own := slices.Concat(o.registry.settings(), o.bootSettings())
-		l := loadBy(readBounded, cmd.Flags(), slices.Concat(own, machineSettings(&o.machine)))
-		l.land(own)
+		all := slices.Concat(own, machineSettings(&o.machine))
+		l := loadBy(settings.ReadBounded, cmd.Flags(), all)
+		l.Land(own)
 		l.machine(&o.machine, args[1:])
-		size := o.check(&l.problems)
-		if err := l.problems.Err(); err != nil {
+		size := o.check(&l.Problems)
+		if err := l.Problems.Err(); err != nil {
 			return err
 		}
 		work := func(ctx context.Context, client *registry.Client) error {
@@ -116,7 +118,7 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 	flags.StringVar(&o.size, keySize, "",
 		"smallest size of the disk in `bytes`, as 20Gi: the machine uses all of it (default what "+
 			"the image needs)")
-	addSettings(flags, slices.Concat(o.bootSettings(), machineSettings(&o.machine)))
+	settings.AddSettings(flags, slices.Concat(o.bootSettings(), machineSettings(&o.machine)))
 	flags.StringArrayVar(&o.publish, "publish", nil, "`[ADDRESS:]PORT:PORT` of this host that "+
 		"leads to one of the machine, with /udp for UDP (default address 127.0.0.1); repeatable")
 	flags.StringVar(&o.name, "name", "", "`name` of the domain (default the image's)")
@@ -139,7 +141,7 @@ func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 	boot := o.bootSettings()
 	for i, path := range []string{o.kernel, o.initrd} {
 		if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
-			wrong.Add(boot[i].named().String(), "%q does not exist: the image "+
+			wrong.Add(named(boot[i]).String(), "%q does not exist: the image "+
 				"kubevirt.io:adapter has one, and \"make machine\" makes one", path)
 		}
 	}
@@ -194,7 +196,7 @@ func (o *adaptOptions) fits(arch string) error {
 	boot := o.bootSettings()
 	of, err := adapt.KernelArch(o.kernel)
 	if err != nil {
-		return fmt.Errorf("%s: %q: %w", boot[0].named(), o.kernel, err)
+		return fmt.Errorf("%s: %q: %w", named(boot[0]), o.kernel, err)
 	}
 	if of != arch {
 		return fmt.Errorf("the image is made for %s, and the kernel %q for %s: name one for "+
@@ -203,7 +205,7 @@ func (o *adaptOptions) fits(arch string) error {
 	}
 	f, err := osfile.OpenRegular(o.initrd)
 	if err != nil {
-		return fmt.Errorf("%s: %w", boot[1].named(), err)
+		return fmt.Errorf("%s: %w", named(boot[1]), err)
 	}
 	return f.Close()
 }

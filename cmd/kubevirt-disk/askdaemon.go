@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/internal/problems"
 )
@@ -18,14 +19,15 @@ type asker struct {
 	a    *app
 	cmd  *cobra.Command
 	c    *config
-	rows []setting
+	rows []settings.Setting
 }
 
 // asker adds the settings by which a command finds the daemon.
 func (a *app) asker(cmd *cobra.Command) *asker {
 	c := newConfig()
-	q := &asker{a: a, cmd: cmd, c: c, rows: pick(c.settings(), keyControlSocket, keyWorkDir)}
-	addFlags(cmd.Flags(), q.rows)
+	q := &asker{a: a, cmd: cmd, c: c,
+		rows: settings.Pick(c.settings(), keyControlSocket, keyWorkDir)}
+	settings.AddFlags(cmd.Flags(), q.rows)
 	return q
 }
 
@@ -36,12 +38,12 @@ func (q *asker) socket(check func(*problems.List)) (string, error) {
 	l.useHookWorkDir(q.c, kubevirtHook())
 	socket := q.c.socket()
 	if check != nil {
-		check(&l.problems)
+		check(&l.Problems)
 	}
 	if socket == "" {
-		l.problems.Add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
+		l.Problems.Add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
 	}
-	return socket, l.problems.Err()
+	return socket, l.Problems.Err()
 }
 
 // ask sends a request. pending: see explainControl.

@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -80,7 +81,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 	addDigestFile(cmd, &c.digest)
 	addSignKey(cmd, &signKey)
 	c.ask = a.asker(cmd)
-	addSettings(cmd.Flags(), new(reach).settings())
+	settings.AddSettings(cmd.Flags(), new(reach).settings())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ref, err := transport.ParseReference(args[len(args)-1])
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/libvirt"
 )
 
@@ -63,15 +64,15 @@ func completeValues(root *cobra.Command) {
 }
 
 func completionOf(flag string) cobra.CompletionFunc {
-	row, _ := find(knownSettings(), flag)
-	switch values := slices.Concat(row.choices, choices[flag]); {
+	row, _ := settings.Find(knownSettings(), flag)
+	switch values := slices.Concat(row.Choices, choices[flag]); {
 	case values != nil:
 		return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
-	case row.kind == kindDir:
+	case row.Kind == settings.KindDir:
 		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
-	case row.kind == kindFile || slices.Contains(fileFlags, flag):
+	case row.Kind == settings.KindFile || slices.Contains(fileFlags, flag):
 		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault)
-	case flag == flagConfig:
+	case flag == settings.FlagConfig:
 		return cobra.FixedCompletions([]string{"yaml", "yml"},
 			cobra.ShellCompDirectiveFilterFileExt)
 	}

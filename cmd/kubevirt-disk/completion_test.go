@@ -72,15 +72,15 @@ func TestCompletionIsAccepted(t *testing.T) {
 	cleanEnv(t)
 	settings := 0
 	for _, s := range newConfig().settings() {
-		if s.choices == nil {
+		if s.Choices == nil {
 			continue
 		}
 		settings++
-		_, err := tryConfig("--"+s.key+"=nonsense", "--listen=127.0.0.1:0")
+		_, err := tryConfig("--"+s.Key+"=nonsense", "--listen=127.0.0.1:0")
 		require.Error(t, err)
-		for _, value := range s.choices {
+		for _, value := range s.Choices {
 			require.ErrorContains(t, err, value)
-			_, err := tryConfig("--"+s.key+"="+value, "--listen=127.0.0.1:0")
+			_, err := tryConfig("--"+s.Key+"="+value, "--listen=127.0.0.1:0")
 			require.NoError(t, err)
 		}
 	}

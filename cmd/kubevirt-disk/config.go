@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/libvirt"
 )
@@ -35,16 +36,16 @@ func newConfig() *config { return &config{Options: new(options.Options)} }
 
 // loadConfig resolves every setting and reports everything that is wrong with them at once, as a
 // *problems.Error. If images are named, they are served instead of the directory's.
-func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*config, error) {
+func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*config, error) {
 	c := newConfig()
 	l := loadBy(read, flags, c.settings())
-	l.land(only(c.settings(), func(s setting) bool {
-		return s.section != sectionVolumes && s.section != sectionMachines // each with a check
+	l.Land(settings.Only(c.settings(), func(s settings.Setting) bool {
+		return s.Section != sectionVolumes && s.Section != sectionMachines // each with a check
 	}))
-	c.Settings.Disk.CopyModeSource = l.name(keyCopyMode)
-	c.WorkDirNamed = l.source(keyWorkDir) != ""
-	c.metricsChosen = l.source(keyMetricsListen) != ""
-	c.log.Chosen = l.source(keyLogLevel) != ""
+	c.Settings.Disk.CopyModeSource = l.Name(keyCopyMode)
+	c.WorkDirNamed = l.Source(keyWorkDir) != ""
+	c.metricsChosen = l.Source(keyMetricsListen) != ""
+	c.log.Chosen = l.Source(keyLogLevel) != ""
 	l.useHook(c)
 	c.ControlSocket = c.socket()
 	c.Volumes = l.volumes()
@@ -63,7 +64,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		c.CHAP = chap.Config{} // there is no iSCSI
 	} else if err != nil {
 		// Nobody can tell whether the portals are protected, so only the default is resolved.
-		l.problems.AddError(err)
+		l.Problems.AddError(err)
 		c.Portals = l.portals(true)
 	} else {
 		c.Portals = l.portals(c.CHAP.Enabled())
@@ -80,23 +81,23 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	if len(images) > 0 {
 		l.useImages(c, images)
 	} else if c.Elsewhere() && c.Hook == nil &&
-		l.source(keyDiskDir) == "" && l.source(keyWorkDir) == "" && noneFor(c.WorkDir) {
+		l.Source(keyDiskDir) == "" && l.Source(keyWorkDir) == "" && noneFor(c.WorkDir) {
 		l.useTemporary(c)
 	}
 	// last, because they start from the common settings
 	c.Settings.Disks = l.single(c.Settings.Disk, c.UsageTypes)
-	return c, l.problems.Err()
+	return c, l.Problems.Err()
 }
 
 // texts returns the text of each setting, by key, with what files add: by them a reload sees what
 // has changed.
-func (l *loader) texts(c *config) map[string]string {
+func (l loader) texts(c *config) map[string]string {
 	all := map[string]string{}
 	for _, s := range c.settings() {
-		all[s.key] = strings.Join(l.list(s.key), ",")
+		all[s.Key] = strings.Join(l.List(s.Key), ",")
 	}
 	for _, key := range []string{keyEntrypoint, keyArgs} {
-		all[key] = strings.Join(l.lines(key), "\n")
+		all[key] = strings.Join(l.Lines(key), "\n")
 	}
 	all[keyEnv] = strings.Join(c.Containers.Machine.Env, "\n") // a file may have changed
 	all[keyUsageType] = fmt.Sprint(c.UsageTypes)               // annotations may have changed
@@ -142,11 +143,11 @@ func (c *config) owner() string {
 // credentials finds the credentials of the environment, and says whether some come from files. The
 // name of a file stays out of errors: it may be a secret in the wrong variable, and only package
 // chap knows whether it can be shown.
-func credentials(read fileReader) (c chap.Config, fromFiles bool, err error) {
+func credentials(read settings.Reader) (c chap.Config, fromFiles bool, err error) {
 	c, err = chap.FromEnvironment(os.LookupEnv, func(path string) ([]byte, error) {
 		fromFiles = true
 		text, err := read(path)
-		return text, withoutPath(err)
+		return text, settings.WithoutPath(err)
 	})
 	return c, fromFiles, err
 }

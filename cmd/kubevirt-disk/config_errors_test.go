@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/problems"
 )
 
@@ -155,10 +156,10 @@ func TestConfigurationErrors(t *testing.T) {
 		"two documents": {file: "port: 1\n---\nport: 2\n",
 			want: []string{"more than one"}},
 		"no file": {env: map[string]string{
-			envConfig: "/does/not/exist.yaml"},
-			want: []string{envConfig, "/does/not/exist.yaml", "no such file"}},
+			settings.EnvConfig: "/does/not/exist.yaml"},
+			want: []string{settings.EnvConfig, "/does/not/exist.yaml", "no such file"}},
 		"an empty name of the file": {args: []string{"--config="},
-			env:  map[string]string{envConfig: "/dev/null"},
+			env:  map[string]string{settings.EnvConfig: "/dev/null"},
 			want: []string{"--config: is empty: name a file"}},
 		"half a credential": {env: map[string]string{"CHAP_USERNAME": "user"},
 			want: []string{"CHAP_USERNAME", "CHAP_PASSWORD"}},
@@ -247,7 +248,7 @@ func TestErrorsHaveNoSecrets(t *testing.T) {
 
 func TestConfigFileIsBounded(t *testing.T) {
 	cleanEnv(t)
-	_, err := tryConfig("--config=" + yamlFile(t, strings.Repeat("#", maxConfigFile+1)))
+	_, err := tryConfig("--config=" + yamlFile(t, strings.Repeat("#", settings.MaxFile+1)))
 	require.ErrorContains(t, err, "larger than")
 	_, err = tryConfig("--config=/dev/zero")
 	require.ErrorContains(t, err, "larger than")
@@ -270,7 +271,8 @@ func TestPipesWithoutEnd(t *testing.T) {
 	require.NoError(t, err)
 	ends := map[string]*process{
 		"--config": launch(t, binary(t), l.env, "serve", "--config="+silent),
-		envConfig:  launch(t, binary(t), append(l.env, envConfig+"="+open), "serve"),
+		settings.EnvConfig: launch(t, binary(t),
+			append(l.env, settings.EnvConfig+"="+open), "serve"),
 		"CHAP_PASSWORD_FILE ": launch(t, binary(t),
 			append(l.env, "CHAP_USERNAME=u", "CHAP_PASSWORD_FILE="+silent), "serve"),
 	}
@@ -294,9 +296,9 @@ func TestPipes(t *testing.T) {
 				_, err := w.WriteString(testSecret)
 				assert.NoError(t, errors.Join(err, w.Close()))
 			})
-			files, path := newRereader(), fmt.Sprintf("/dev/fd/%d", r.Fd())
+			files, path := settings.NewRereader(), fmt.Sprintf("/dev/fd/%d", r.Fd())
 			for range 2 {
-				text, err := files.read(path)
+				text, err := files.Read(path)
 				require.NoError(t, err)
 				require.Equal(t, testSecret, string(text), "also when it is asked for again")
 			}

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
@@ -22,12 +23,12 @@ const testSecret = "correct-horse-battery-staple"
 // cleanEnv removes every variable that a configuration is read from.
 func cleanEnv(t *testing.T) {
 	t.Helper()
-	names := []string{envConfig, "USERNAME", "PASSWORD", "USERNAME_BASE64", "PASSWORD_BASE64",
-		"CHAP_USERNAME", "CHAP_PASSWORD",
+	names := []string{settings.EnvConfig, "USERNAME", "PASSWORD", "USERNAME_BASE64",
+		"PASSWORD_BASE64", "CHAP_USERNAME", "CHAP_PASSWORD",
 		"CHAP_USERNAME_FILE", "CHAP_PASSWORD_FILE", "CHAP_MUTUAL_USERNAME", "CHAP_MUTUAL_PASSWORD",
 		"CHAP_INITIATOR_NAME", "CHAP_INITIATOR_NAME_FILE"}
 	for _, s := range newConfig().settings() {
-		names = append(names, s.env...)
+		names = append(names, s.Env...)
 	}
 	for _, name := range names {
 		t.Setenv(name, "") // puts the old value back at the end
@@ -50,11 +51,11 @@ func yamlFile(t *testing.T, text string) string {
 
 func tryConfig(args ...string) (*config, error) {
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	addFlags(flags, newConfig().settings())
+	settings.AddFlags(flags, newConfig().settings())
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
-	return loadConfig(flags, readBounded, flags.Args()...)
+	return loadConfig(flags, settings.ReadBounded, flags.Args()...)
 }
 
 func mustConfig(t *testing.T, args ...string) *config {
@@ -317,8 +318,8 @@ func TestEverySourceOfEverySetting(t *testing.T) {
 	covered := map[string]bool{}
 	for _, c := range settingCases {
 		covered[c.key] = true
-		row, _ := find(newConfig().settings(), c.key)
-		for _, env := range row.env {
+		row, _ := settings.Find(newConfig().settings(), c.key)
+		for _, env := range row.Env {
 			for sources := range 8 {
 				hasFile, hasEnv, hasFlag := sources&1 != 0, sources&2 != 0, sources&4 != 0
 				t.Run(fmt.Sprintf("%s/%s/file=%t,env=%t,flag=%t", c.key, env, hasFile, hasEnv,
@@ -358,7 +359,7 @@ func TestEverySourceOfEverySetting(t *testing.T) {
 		}
 	}
 	for _, s := range newConfig().settings() {
-		require.True(t, covered[s.key], "no case for %s", s.key)
+		require.True(t, covered[s.Key], "no case for %s", s.Key)
 	}
 }
 
@@ -381,7 +382,7 @@ func TestDefaults(t *testing.T) {
 
 func TestConfigFileByEnvironment(t *testing.T) {
 	cleanEnv(t)
-	t.Setenv(envConfig, yamlFile(t, "disk-dir: /by-env\n"))
+	t.Setenv(settings.EnvConfig, yamlFile(t, "disk-dir: /by-env\n"))
 	require.Equal(t, "/by-env", mustConfig(t).Images.Dir)
 	require.Equal(t, "/by-flag",
 		mustConfig(t, "--config", yamlFile(t, "disk-dir: /by-flag\n")).Images.Dir)
@@ -416,14 +417,14 @@ func TestTheExampleFileIsAccepted(t *testing.T) {
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	for _, s := range newConfig().settings() {
-		require.Contains(t, string(text), s.key+":", "the example shows every setting")
+		require.Contains(t, string(text), s.Key+":", "the example shows every setting")
 	}
 }
 
 func TestEmptyTurnsOffOrCountsAsNotSet(t *testing.T) {
 	cleanEnv(t)
 	for _, s := range newConfig().settings() {
-		for _, name := range s.env {
+		for _, name := range s.Env {
 			t.Setenv(name, "")
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/problems"
 )
 
@@ -42,10 +43,10 @@ goes to standard error.
 	cmd.Flags().StringVar(&o.compression, flagCompress, "",
 		"`method` to compress qcow2: zstd, zlib (for QEMU before 5.1) or none (default zstd)")
 	addFormatFlag(cmd, &o.format)
-	own := []setting{unpackSetting(&o.unpack, defaultUnpack)}
-	addSettings(cmd.Flags(), own)
+	own := []settings.Setting{unpackSetting(&o.unpack, defaultUnpack)}
+	settings.AddSettings(cmd.Flags(), own)
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
-		if err := load(cmd.Flags(), own).problems.Err(); err != nil {
+		if err := load(cmd.Flags(), own).Problems.Err(); err != nil {
 			return err
 		}
 		if err := o.check(cmd, args[1]); err != nil {

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -75,20 +76,20 @@ func TestRotation(t *testing.T) {
 // TestRereader checks that a regular file is read again and a pipe is not.
 func TestRereader(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	r := newRereader()
-	_, err := r.read(path)
+	r := settings.NewRereader()
+	_, err := r.Read(path)
 	require.ErrorIs(t, err, os.ErrNotExist)
 	for _, content := range []string{"one", "two", ""} {
 		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
-		text, err := r.read(path)
+		text, err := r.Read(path)
 		require.NoError(t, err)
 		require.Equal(t, content, string(text))
 	}
 	require.NoError(t, os.Remove(path))
-	_, err = r.read(path)
+	_, err = r.Read(path)
 	require.ErrorIs(t, err, os.ErrNotExist)
-	require.NoError(t, os.WriteFile(path, make([]byte, maxConfigFile+1), 0o600))
-	_, err = r.read(path)
+	require.NoError(t, os.WriteFile(path, make([]byte, settings.MaxFile+1), 0o600))
+	_, err = r.Read(path)
 	require.ErrorContains(t, err, "larger than")
 }
 

@@ -11,18 +11,13 @@ import (
 	"strconv"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
-
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/serving"
 )
-
-// keyDisks is the key of the YAML file for the settings of single disks, by the names of their
-// images.
-const keyDisks = "disks"
 
 // The keys of a disk that messages name.
 const (
@@ -30,12 +25,6 @@ const (
 
 	keyReadOnly = "read-only"
 )
-
-// diskOverrides are the settings of one disk in the file. A nil field is as for all disks.
-type diskOverrides struct {
-	source string // the place to change, for messages
-	set    map[string]string
-}
 
 func parseLUN(text string) (uint16, error) {
 	n, err := strconv.ParseUint(text, 10, 16)
@@ -75,14 +64,6 @@ func parseNAA(text string) ([8]byte, error) {
 }
 
 func parseUsageType(text string) (string, error) { return text, checkUsageType(text) }
-
-func parseTruth(value string) (bool, error) {
-	v, err := strconv.ParseBool(value)
-	if err != nil {
-		return false, fmt.Errorf("%q is neither true nor false", value)
-	}
-	return v, nil
-}
 
 // sizeUnit is a number of bytes with the units of qemu-img, where 20G is 20 GiB, or with those of
 // Kubernetes, where 20Gi is.
@@ -130,62 +111,15 @@ func parseBytes(text string) (int64, error) {
 		"for KiB, MiB, GiB or TiB, as qemu-img does", text, hint)
 }
 
-// readDisks reads the value of keyDisks. It checks the keys; apply checks the values.
-func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
-	if n.Kind != yaml.MappingNode {
-		return nil, []string{fmt.Sprintf("%q: line %d: %q holds settings by the names of images: "+
-			"\"fedora.qcow2: {lun: 3}\"", path, n.Line, keyDisks)}
-	}
-	disks := map[string]diskOverrides{}
-	var problems []string
-	known := newConfig().diskSettings()
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		image, settings := n.Content[i], n.Content[i+1]
-		complain := func(line int, format string, args ...any) {
-			problems = append(problems,
-				fmt.Sprintf("%q: line %d: %q: %s", path, line, image.Value,
-					fmt.Sprintf(format, args...)))
-		}
-		if _, twice := disks[image.Value]; twice {
-			complain(image.Line, "is set up twice")
-			continue
-		}
-		if settings.Kind != yaml.MappingNode {
-			complain(settings.Line, "want its settings as \"key: value\"")
-			continue
-		}
-		d := diskOverrides{source: fmt.Sprintf("%q of %q in %q", keyDisks, image.Value, path),
-			set: map[string]string{}}
-		for j := 0; j+1 < len(settings.Content); j += 2 {
-			key, value := settings.Content[j], settings.Content[j+1]
-			_, twice := d.set[key.Value]
-			_, ok := find(known, key.Value)
-			switch {
-			case !ok:
-				complain(key.Line, "%q is not a setting of a disk: use %s", key.Value,
-					strings.Join(slices.Sorted(keysOf(known)), ", "))
-			case twice:
-				complain(key.Line, "%q is set twice", key.Value)
-			case value.Kind != yaml.ScalarNode || isNull(value):
-				complain(key.Line, "%q takes a single value", key.Value)
-			default:
-				d.set[key.Value] = value.Value
-			}
-		}
-		disks[image.Value] = d
-	}
-	return disks, problems
-}
-
-// apply puts the settings of the file into s.
-func (d diskOverrides) apply(s *options.DiskSettings, p *problems.List) {
+// applySingle puts the settings of the file into s.
+func applySingle(d settings.Single, s *options.DiskSettings, p *problems.List) {
 	c := newConfig()
 	c.Settings.Disk = *s
 	rows := c.diskSettings()
-	for _, key := range slices.Sorted(maps.Keys(d.set)) {
-		source := fmt.Sprintf("%s, key %q", d.source, key)
-		row, _ := find(rows, key)
-		if err := row.to.set([]string{strings.TrimSpace(d.set[key])}); err != nil {
+	for _, key := range slices.Sorted(maps.Keys(d.Set)) {
+		source := fmt.Sprintf("%s, key %q", d.Source, key)
+		row, _ := settings.Find(rows, key)
+		if err := row.To.Set([]string{strings.TrimSpace(d.Set[key])}); err != nil {
 			p.Add(source, "%v", err)
 		}
 		if key == keyCopyMode {
@@ -197,20 +131,20 @@ func (d diskOverrides) apply(s *options.DiskSettings, p *problems.List) {
 
 // single returns the disks that have settings of their own in the file. For every other setting
 // they have the common one.
-func (l *loader) single(
+func (l loader) single(
 	common options.DiskSettings, types options.UsageTypes,
 ) map[string]options.SingleDisk {
-	all := make(map[string]options.SingleDisk, len(l.disks))
-	for _, name := range slices.Sorted(maps.Keys(l.disks)) {
-		d := l.disks[name]
-		_, format := d.set[keyFormat]
+	all := make(map[string]options.SingleDisk, len(l.Disks))
+	for _, name := range slices.Sorted(maps.Keys(l.Disks)) {
+		d := l.Disks[name]
+		_, format := d.Set[keyFormat]
 		single := options.SingleDisk{
-			DiskSettings: common, FormatOnly: format && len(d.set) == 1, Source: d.source,
+			DiskSettings: common, FormatOnly: format && len(d.Set) == 1, Source: d.Source,
 		}
-		d.apply(&single.DiskSettings, &l.problems)
+		applySingle(d, &single.DiskSettings, &l.Problems)
 		if name := single.UsageType; checkUsageType(name) == nil {
 			if _, err := types.Dir(name); err != nil {
-				l.problems.Add(fmt.Sprintf("%s, key %q", d.source, keyUsageType), "%v", err)
+				l.Problems.Add(fmt.Sprintf("%s, key %q", d.Source, keyUsageType), "%v", err)
 			}
 		}
 		all[name] = single

@@ -12,6 +12,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/serving"
@@ -122,9 +123,9 @@ func TestSettingsOfNamedImages(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.raw")
 	require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	addFlags(flags, newConfig().settings())
+	settings.AddFlags(flags, newConfig().settings())
 	require.NoError(t, flags.Parse([]string{"--config=" + yamlFile(t, "disks: {a.raw: {lun: 9}}")}))
-	c, err := loadConfig(flags, readBounded, path)
+	c, err := loadConfig(flags, settings.ReadBounded, path)
 	require.NoError(t, err)
 	require.Equal(t, instance.CopyOnWrite, c.Settings.Disk.CopyMode)
 	require.Equal(t, instance.CopyOnWrite, c.Settings.Disks["a.raw"].CopyMode)

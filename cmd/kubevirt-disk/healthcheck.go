@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/pages"
 )
@@ -35,18 +36,18 @@ Exit status 0: yes. 1: no, or nobody answers.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	c := newConfig()
-	own := pick(c.settings(), keyMetricsListen, keyReadyFile)
-	addFlags(cmd.Flags(), own)
+	own := settings.Pick(c.settings(), keyMetricsListen, keyReadyFile)
+	settings.AddFlags(cmd.Flags(), own)
 	cmd.Flags().BoolVar(&live, "live", false, "ask /healthz instead of /readyz")
 	cmd.Flags().DurationVar(&timeout, "timeout", 3*time.Second, "how long to wait for the answer")
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
 		l := load(cmd.Flags(), own)
-		if err := l.problems.Err(); err != nil {
+		if err := l.Problems.Err(); err != nil {
 			return err
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
-		answer, err := checkHealth(ctx, c.Pages, l.source(keyMetricsListen) != "", c.ReadyFile,
+		answer, err := checkHealth(ctx, c.Pages, l.Source(keyMetricsListen) != "", c.ReadyFile,
 			live)
 		if err == nil {
 			fmt.Fprintln(a.stdout, answer)

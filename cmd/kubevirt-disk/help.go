@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"kubevirt.io/disk/internal/cli/settings"
 )
 
 // helpWidth is the most columns that a line of the help has.
@@ -88,7 +90,7 @@ func wideHelp(root *cobra.Command) {
 // sectionHelp is --help of a command that has more settings than a person reads. It lists those
 // that people use first. --help=all lists all, by section.
 type sectionHelp struct {
-	rows       []setting
+	rows       []settings.Setting
 	first      []string
 	asked, all bool
 }
@@ -123,24 +125,24 @@ func (h *sectionHelp) flags(all *pflag.FlagSet) string {
 		fmt.Fprintf(&b, "%s:\n%s\n", title, some.FlagUsagesWrapped(helpWidth))
 	}
 	if !h.all {
-		section("The flags that people use first", append(h.first, flagConfig, "help")...)
+		section("The flags that people use first", append(h.first, settings.FlagConfig, "help")...)
 		fmt.Fprintf(&b, "There are %d more. Use --help=all for all of them, by section:\n  %s\n",
 			len(h.rows)-len(h.first), strings.Join(sectionsOf(h.rows), "\n  "))
 		return b.String()
 	}
 	for _, title := range sectionsOf(h.rows) {
-		in := only(h.rows, func(s setting) bool { return s.section == title })
-		section(title, slices.Collect(keysOf(in))...)
+		in := settings.Only(h.rows, func(s settings.Setting) bool { return s.Section == title })
+		section(title, slices.Collect(settings.Keys(in))...)
 	}
-	section("All settings", flagConfig, "help")
+	section("All settings", settings.FlagConfig, "help")
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
 // sectionsOf are the titles of the sections of rows, in their order.
-func sectionsOf(rows []setting) (titles []string) {
+func sectionsOf(rows []settings.Setting) (titles []string) {
 	for _, s := range rows {
-		if !slices.Contains(titles, s.section) {
-			titles = append(titles, s.section)
+		if !slices.Contains(titles, s.Section) {
+			titles = append(titles, s.Section)
 		}
 	}
 	return titles

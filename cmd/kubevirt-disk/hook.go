@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/durable"
@@ -64,20 +65,20 @@ func kubevirtPlugin(dir string) *options.Hook {
 }
 
 // hook resolves --kubevirt-hook.
-func (l *loader) hook() *options.Hook {
-	found, source := kubevirtHook(), l.source(keyKubevirtHook)
+func (l loader) hook() *options.Hook {
+	found, source := kubevirtHook(), l.Source(keyKubevirtHook)
 	if source == "" {
 		return found
 	}
-	wanted, err := parseTruth(l.text(keyKubevirtHook))
+	wanted, err := settings.ParseTruth(l.Text(keyKubevirtHook))
 	switch {
 	case err != nil:
-		l.problems.Add(source, "%v", err)
+		l.Problems.Add(source, "%v", err)
 	case !wanted:
 		return nil
 	case found == nil:
 		if !isDirectory(hooksDir) {
-			l.problems.Add(source, "there is neither a directory %s, in which KubeVirt's launcher "+
+			l.Problems.Add(source, "there is neither a directory %s, in which KubeVirt's launcher "+
 				"looks for hooks, nor exactly one directory of a plugin in %s: mount one of them",
 				hooksDir, pluginsDir)
 		}
@@ -88,31 +89,31 @@ func (l *loader) hook() *options.Hook {
 
 // useHook sets the defaults of a hook: nothing listens but its sockets, and it lives with little
 // memory, with storage that may be the hook's directory only, and with the volume that is there.
-func (l *loader) useHook(c *config) {
+func (l loader) useHook(c *config) {
 	if c.Hook = l.hook(); c.Hook == nil {
 		return
 	}
 	if !c.metricsChosen {
 		c.Pages = nil
 	}
-	if l.source(keyReadyFile) == "" {
+	if l.Source(keyReadyFile) == "" {
 		c.ReadyFile = ""
 	}
-	if l.source(keyMemory) == "" {
+	if l.Source(keyMemory) == "" {
 		c.Memory = hookMemory
 	}
 	l.useHookWorkDir(c, c.Hook)
-	if l.source(keyPersistentDir) == "" {
+	if l.Source(keyPersistentDir) == "" {
 		l.findVolume(c)
 	}
-	if l.source(keyCopyMode) == "" && c.PersistentDir == "" {
+	if l.Source(keyCopyMode) == "" && c.PersistentDir == "" {
 		c.Settings.Disk.CopyMode = instance.CopyOnWrite
 	}
 }
 
 // useHookWorkDir moves the work directory to where a hook can write, if nobody has named one.
-func (l *loader) useHookWorkDir(c *config, hook *options.Hook) {
-	if hook != nil && l.source(keyWorkDir) == "" && !canKeepFiles(c.WorkDir) {
+func (l loader) useHookWorkDir(c *config, hook *options.Hook) {
+	if hook != nil && l.Source(keyWorkDir) == "" && !canKeepFiles(c.WorkDir) {
 		c.WorkDir = hook.WorkDir()
 	}
 }
@@ -129,22 +130,22 @@ func canKeepFiles(dir string) bool {
 // findVolume makes the claim that is mounted the persistent directory. KubeVirt mounts it where the
 // machine's annotation says, which the container is not told before the launcher asks. Until then,
 // any volume could be the claim, or none: an admission webhook may have mounted it.
-func (l *loader) findVolume(c *config) {
+func (l loader) findVolume(c *config) {
 	switch dir, err := durable.Read(c.Hook.Claim()); {
 	case err == nil: // the machine has said so
 		c.PersistentDir, c.Hook.ClaimFound = string(dir), true
 		return
 	case !errors.Is(err, fs.ErrNotExist):
-		l.problems.Add("--"+keyPersistentDir, "where the claim is, as the machine has said: %q %v",
+		l.Problems.Add("--"+keyPersistentDir, "where the claim is, as the machine has said: %q %v",
 			c.Hook.Claim(), err)
 		return
 	}
 	c.Hook.ClaimFound = true
 	own := []string{c.Hook.Dir, c.Images.Dir, c.Streams.CacheDir}
-	if l.source(keyWorkDir) != "" {
+	if l.Source(keyWorkDir) != "" {
 		own = append(own, c.WorkDir)
 	}
-	for _, u := range l.list(keyUsageType) {
+	for _, u := range l.List(keyUsageType) {
 		_, dir, _ := strings.Cut(u, "=")
 		own = append(own, dir)
 	}

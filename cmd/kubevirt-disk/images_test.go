@@ -250,7 +250,7 @@ func TestRegistrySettings(t *testing.T) {
 			"--registry-mirror=a=b,c=d/e"}))
 		var opt reach
 		l := load(cmd.Flags(), opt.settings())
-		require.NoError(t, l.problems.Err())
+		require.NoError(t, l.Problems.Err())
 		require.Equal(t, "/file", opt.Config)
 		require.Equal(t, "/environment", opt.CA)
 		require.Equal(t, []string{"a=b", "c=d/e"}, opt.Mirrors)

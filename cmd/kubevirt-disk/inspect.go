@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -55,7 +56,7 @@ object, and a directory or several images are an array.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	addFormatFlag(cmd, &format)
-	addFlags(cmd.Flags(), new(reach).withAddresses())
+	settings.AddFlags(cmd.Flags(), new(reach).withAddresses())
 	return cmd
 }
 

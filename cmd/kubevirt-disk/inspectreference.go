@@ -50,9 +50,9 @@ func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJS
 	var opt reach
 	l := load(cmd.Flags(), opt.withAddresses())
 	asked := opt.Signatures
-	if asked.Enabled() && l.problems.Err() == nil {
+	if asked.Enabled() && l.Problems.Err() == nil {
 		if err := asked.Check(); err != nil {
-			l.problems.AddError(err)
+			l.Problems.AddError(err)
 		}
 	}
 	opt.Signatures = signature.Options{} // what is refused is shown, too

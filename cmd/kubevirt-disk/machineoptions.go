@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/internal/cli/settings"
 )
 
 const (
@@ -22,51 +23,51 @@ const (
 )
 
 // machineSettings change how a container image runs: those of adapt and of serve --container-image.
-func machineSettings(m *machine.Options) []setting {
-	return in(sectionMachines, []setting{
-		{key: keyEntrypoint, env: []string{"CONTAINER_ENTRYPOINT"}, kind: kindLines,
-			usage: "`word` of another entry point of the container image; repeatable",
-			to:    list(&m.Entrypoint)},
-		{key: keyArgs, env: []string{"CONTAINER_ARGS"}, kind: kindLines,
-			usage: "`word` of other arguments of the container image, also after --; repeatable",
-			to:    list(&m.Args)},
-		{key: keyEnv, env: []string{"CONTAINER_ENV"}, kind: kindLines,
-			usage: "`NAME=VALUE` for the environment of the container image, or NAME for the " +
+func machineSettings(m *machine.Options) []settings.Setting {
+	return settings.InSection(sectionMachines, []settings.Setting{
+		{Key: keyEntrypoint, Env: []string{"CONTAINER_ENTRYPOINT"}, Kind: settings.KindLines,
+			Usage: "`word` of another entry point of the container image; repeatable",
+			To:    settings.List(&m.Entrypoint)},
+		{Key: keyArgs, Env: []string{"CONTAINER_ARGS"}, Kind: settings.KindLines,
+			Usage: "`word` of other arguments of the container image, also after --; repeatable",
+			To:    settings.List(&m.Args)},
+		{Key: keyEnv, Env: []string{"CONTAINER_ENV"}, Kind: settings.KindLines,
+			Usage: "`NAME=VALUE` for the environment of the container image, or NAME for the " +
 				"value that it has here; repeatable",
-			to: variables(&m.Env)},
-		{key: keyEnvFile, env: []string{"CONTAINER_ENV_FILE"}, kind: kindLines,
-			usage: "`file` with such lines, as docker has them: for secrets; repeatable"},
-		{key: "user", env: []string{"CONTAINER_USER"},
-			usage: "`user` of the entry point, USER or USER:GROUP, names or numbers",
-			to:    text(&m.User)},
-		{key: keyContDir, env: []string{"CONTAINER_WORKDIR"},
-			usage: "working `directory` of the entry point",
-			to:    text(&m.WorkDir)},
-		{key: "stop-signal", env: []string{"CONTAINER_STOP_SIGNAL"},
-			usage: "`signal` that stops the entry point",
-			to:    into(&m.StopSignal, parseStopSignal)},
-		{key: "hostname", env: []string{"CONTAINER_HOSTNAME"},
-			usage: "`name` of the machine (default DHCP's)",
-			to:    text(&m.Hostname)},
-		{key: "tty", env: []string{"CONTAINER_TTY"}, def: "false", kind: kindBool,
-			usage: "the console is the terminal of the entry point",
-			to:    truth(&m.TTY)},
-		{key: "grace", env: []string{"CONTAINER_GRACE"},
-			usage: "`seconds` from the stop signal to SIGKILL (default 10)",
-			to:    into(&m.Grace, parseGrace)},
+			To: variables(&m.Env)},
+		{Key: keyEnvFile, Env: []string{"CONTAINER_ENV_FILE"}, Kind: settings.KindLines,
+			Usage: "`file` with such lines, as docker has them: for secrets; repeatable"},
+		{Key: "user", Env: []string{"CONTAINER_USER"},
+			Usage: "`user` of the entry point, USER or USER:GROUP, names or numbers",
+			To:    settings.Text(&m.User)},
+		{Key: keyContDir, Env: []string{"CONTAINER_WORKDIR"},
+			Usage: "working `directory` of the entry point",
+			To:    settings.Text(&m.WorkDir)},
+		{Key: "stop-signal", Env: []string{"CONTAINER_STOP_SIGNAL"},
+			Usage: "`signal` that stops the entry point",
+			To:    settings.Into(&m.StopSignal, parseStopSignal)},
+		{Key: "hostname", Env: []string{"CONTAINER_HOSTNAME"},
+			Usage: "`name` of the machine (default DHCP's)",
+			To:    settings.Text(&m.Hostname)},
+		{Key: "tty", Env: []string{"CONTAINER_TTY"}, Default: "false", Kind: settings.KindBool,
+			Usage: "the console is the terminal of the entry point",
+			To:    settings.Truth(&m.TTY)},
+		{Key: "grace", Env: []string{"CONTAINER_GRACE"},
+			Usage: "`seconds` from the stop signal to SIGKILL (default 10)",
+			To:    settings.Into(&m.Grace, parseGrace)},
 	})
 }
 
 // machine sets the changes to a container image. args come after the command's own.
-func (l *loader) machine(m *machine.Options, args []string) {
-	l.land(machineSettings(m))
+func (l loader) machine(m *machine.Options, args []string) {
+	l.Land(machineSettings(m))
 	if len(args) > 0 && len(m.Args) > 0 {
-		l.problems.Add(l.name(keyArgs), "and arguments after -- are both given: use one of them")
+		l.Problems.Add(l.Name(keyArgs), "and arguments after -- are both given: use one of them")
 	} else if len(args) > 0 {
 		m.Args = args
 	}
 	var all []string
-	for _, file := range l.lines(keyEnvFile) {
+	for _, file := range l.Lines(keyEnvFile) {
 		all = append(all, l.envFile(file)...)
 	}
 	m.Env = append(all, m.Env...) // of two with one name, the last one counts
@@ -90,8 +91,8 @@ func parseGrace(text string) (uint, error) {
 }
 
 // variables is a field that takes variables of the environment.
-func variables(at *[]string) landing {
-	return landing{at, func(given []string) error {
+func variables(at *[]string) settings.Landing {
+	return settings.Landing{At: at, Set: func(given []string) error {
 		var wrong []error
 		for i, text := range given {
 			variable, err := parseVariable(text)
@@ -106,10 +107,10 @@ func variables(at *[]string) landing {
 
 // envFile reads a file of variables in docker's format. Messages name lines and not what is in
 // them: it may be a secret.
-func (l *loader) envFile(file string) (all []string) {
-	text, err := l.read(file)
+func (l loader) envFile(file string) (all []string) {
+	text, err := l.Read(file)
 	if err != nil {
-		l.problems.Add(l.name(keyEnvFile), "%q cannot be read: %v", file, withoutPath(err))
+		l.Problems.Add(l.Name(keyEnvFile), "%q cannot be read: %v", file, settings.WithoutPath(err))
 		return nil
 	}
 	text = bytes.TrimPrefix(text, []byte("\ufeff"))
@@ -120,7 +121,7 @@ func (l *loader) envFile(file string) (all []string) {
 		}
 		variable, err := parseVariable(line)
 		if err != nil {
-			l.problems.Add(l.name(keyEnvFile), "%q: line %d %v", file, i+1, err)
+			l.Problems.Add(l.Name(keyEnvFile), "%q: line %d %v", file, i+1, err)
 		}
 		all = append(all, variable)
 	}
@@ -152,18 +153,18 @@ func parseVariable(text string) (string, error) {
 
 // containerMachine sets how serve runs its container images. Without such images the settings mean
 // nothing.
-func (l *loader) containerMachine(m *machine.Options, images bool, args []string) {
+func (l loader) containerMachine(m *machine.Options, images bool, args []string) {
 	if images {
 		l.machine(m, args)
 		return
 	}
 	for _, row := range machineSettings(m) {
-		if source := l.source(row.key); source != "" {
+		if source := l.Source(row.Key); source != "" {
 			hint := ""
-			if row.key == keyContDir {
+			if row.Key == keyContDir {
 				hint = fmt.Sprintf(" (the directory of the disks is --%s)", keyWorkDir)
 			}
-			l.problems.Add(source, "is for container images, and --%s names none%s",
+			l.Problems.Add(source, "is for container images, and --%s names none%s",
 				keyContainerImage, hint)
 		}
 	}

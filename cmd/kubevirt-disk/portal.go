@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
 )
 
@@ -60,20 +61,20 @@ func parsePort(s string) (uint16, error) {
 
 // portals resolves --listen, --port and the default. Chap says whether initiators must
 // authenticate.
-func (l *loader) portals(chap bool) []options.Address {
+func (l loader) portals(chap bool) []options.Address {
 	if !l.iscsi() {
 		return nil
 	}
-	port, portSet := uint16(defaultPort), l.source(keyPort) != ""
+	port, portSet := uint16(defaultPort), l.Source(keyPort) != ""
 	if portSet {
-		p, err := parsePort(l.text(keyPort))
+		p, err := parsePort(l.Text(keyPort))
 		if err != nil {
-			l.problems.Add(l.source(keyPort), "%v", err)
+			l.Problems.Add(l.Source(keyPort), "%v", err)
 			return nil
 		}
 		port = p
 	}
-	elements := l.list(keyListen)
+	elements := l.List(keyListen)
 	if len(elements) == 0 {
 		if chap {
 			return []options.Address{{Addr: netip.IPv4Unspecified(), Port: port}}
@@ -85,10 +86,10 @@ func (l *loader) portals(chap bool) []options.Address {
 		p, explicit, err := parsePortal(e, port)
 		switch {
 		case err != nil:
-			l.problems.Add(l.source(keyListen), "%v", err)
+			l.Problems.Add(l.Source(keyListen), "%v", err)
 			continue
 		case explicit && portSet && p.Port != port:
-			l.problems.Add(l.source(keyListen)+" and "+l.source(keyPort),
+			l.Problems.Add(l.Source(keyListen)+" and "+l.Source(keyPort),
 				"%q has another port than %d: give the port only once", e, port)
 			continue
 		}
@@ -98,19 +99,19 @@ func (l *loader) portals(chap bool) []options.Address {
 }
 
 // iscsi reads --iscsi. Without iSCSI there must be another way to the disks.
-func (l *loader) iscsi() bool {
-	on, err := parseTruth(l.text(keyISCSI))
+func (l loader) iscsi() bool {
+	on, err := settings.ParseTruth(l.Text(keyISCSI))
 	switch {
 	case err != nil:
-		l.problems.Add(l.source(keyISCSI), "%v", err)
+		l.Problems.Add(l.Source(keyISCSI), "%v", err)
 	case on:
-	case len(l.list(keyNBD)) == 0:
-		l.problems.Add(l.source(keyISCSI), "leaves no way to the disks: set %s", nameOf(keyNBD))
+	case len(l.List(keyNBD)) == 0:
+		l.Problems.Add(l.Source(keyISCSI), "leaves no way to the disks: set %s", nameOf(keyNBD))
 	default:
 		for _, key := range []string{keyListen, keyPort} {
-			if l.source(key) != "" {
-				l.problems.Add(l.source(key), "is for iSCSI, which %s has turned off",
-					l.source(keyISCSI))
+			if l.Source(key) != "" {
+				l.Problems.Add(l.Source(key), "is for iSCSI, which %s has turned off",
+					l.Source(keyISCSI))
 			}
 		}
 		return false
@@ -121,30 +122,30 @@ func (l *loader) iscsi() bool {
 const nbdPort = 10809 // IANA's
 
 // nbd resolves --nbd.
-func (l *loader) nbd(files options.NBDTLS) (all []options.NBDPortal) {
-	source := l.source(keyNBD)
+func (l loader) nbd(files options.NBDTLS) (all []options.NBDPortal) {
+	source := l.Source(keyNBD)
 	secure := files.Cert != "" && files.Key != "" && files.ClientCA != ""
 	if !secure && files != (options.NBDTLS{}) {
-		l.problems.Add("TLS of NBD", "takes three files: set %s, %s and %s", nameOf(keyNBDTLSCert),
+		l.Problems.Add("TLS of NBD", "takes three files: set %s, %s and %s", nameOf(keyNBDTLSCert),
 			nameOf(keyNBDTLSKey), nameOf(keyNBDClientCA))
 	}
-	for _, e := range l.list(keyNBD) {
+	for _, e := range l.List(keyNBD) {
 		var p options.NBDPortal
 		if path, ok := strings.CutPrefix(e, "unix:"); ok {
 			p.Socket = path
 			if path == "" {
-				l.problems.Add(source, "%q names no socket: want unix:PATH", e)
+				l.Problems.Add(source, "%q names no socket: want unix:PATH", e)
 				continue
 			}
 		} else {
 			var err error
 			if p.Address, _, err = parsePortal(e, nbdPort); err != nil {
-				l.problems.Add(source, "%q is not an address of NBD: want unix:PATH, or "+
+				l.Problems.Add(source, "%q is not an address of NBD: want unix:PATH, or "+
 					"127.0.0.1:%d", e, nbdPort)
 				continue
 			}
 			if !secure && !p.Address.Loopback() {
-				l.problems.Add(source, "%s can be reached from elsewhere, and NBD asks clients "+
+				l.Problems.Add(source, "%s can be reached from elsewhere, and NBD asks clients "+
 					"for nothing without TLS: use a Unix socket or an address of loopback, or set "+
 					"%s, %s and %s", p, nameOf(keyNBDTLSCert), nameOf(keyNBDTLSKey),
 					nameOf(keyNBDClientCA))
@@ -159,14 +160,14 @@ func (l *loader) nbd(files options.NBDTLS) (all []options.NBDPortal) {
 }
 
 // addAddress adds an address to those of a setting, unless it is one of them already.
-func addAddress[A comparable](l *loader, key string, all []A, p A, clashes func(A) bool) []A {
+func addAddress[A comparable](l loader, key string, all []A, p A, clashes func(A) bool) []A {
 	switch i := slices.IndexFunc(all, clashes); {
 	case i < 0:
 	case all[i] == p:
-		l.problems.Add(l.source(key), "%v is listed twice", p)
+		l.Problems.Add(l.Source(key), "%v is listed twice", p)
 		return all
 	default:
-		l.problems.Add(l.source(key), "one of %v and %v includes the other: leave the other out",
+		l.Problems.Add(l.Source(key), "one of %v and %v includes the other: leave the other out",
 			all[i], p)
 	}
 	return append(all, p)
@@ -182,7 +183,7 @@ type bound struct {
 
 // checkPorts refuses an address that two parts of the daemon would listen on. Otherwise this
 // process would find the port taken by itself, and say that another one has it.
-func (l *loader) checkPorts(c *config) {
+func (l loader) checkPorts(c *config) {
 	all := []bound{{"the portals of iSCSI", keyListen, keyPort, c.Portals},
 		{"NBD", keyNBD, keyNBD, nil}, {"the pages", keyMetricsListen, keyMetricsListen, nil},
 		{"volumes", keyVolumesListen, keyVolumesListen, nil}}
@@ -200,7 +201,7 @@ func (l *loader) checkPorts(c *config) {
 	for i, later := range all {
 		for _, earlier := range all[:i] {
 			if at, clash := later.clashes(earlier); clash {
-				l.problems.Add(l.name(later.key), "%s: %s would use the port, too; choose another "+
+				l.Problems.Add(l.Name(later.key), "%s: %s would use the port, too; choose another "+
 					"for one of them, for %s with %s", at, earlier.what, earlier.what,
 					nameOf(earlier.port))
 			}
@@ -232,13 +233,13 @@ var errNoAuth = errors.New("without CHAP everybody who reaches the portal could 
 	"INSECURE_NO_AUTH=true (--insecure-no-auth)")
 
 // checkExposure refuses portals beyond loopback without CHAP.
-func (l *loader) checkExposure(portals []options.Address, chap, accepted bool) {
+func (l loader) checkExposure(portals []options.Address, chap, accepted bool) {
 	if chap || accepted {
 		return
 	}
 	for _, p := range portals {
 		if !p.Loopback() {
-			l.problems.Add(l.name(keyListen), "%s is not a loopback address, and %v", p, errNoAuth)
+			l.Problems.Add(l.Name(keyListen), "%s is not a loopback address, and %v", p, errNoAuth)
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/provide"
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/readyfile"
 )
 
@@ -30,19 +31,21 @@ const (
 
 // provideSettings are the settings that serve does not have. The variables have the names of the
 // original file wrapper.
-func provideSettings(p *providing) []setting {
-	return []setting{
-		{key: keyTo, env: []string{envCopyPath}, kind: kindFile,
-			usage: "`path` of the file without its extension, in a directory that others share: " +
+func provideSettings(p *providing) []settings.Setting {
+	return []settings.Setting{
+		{Key: keyTo, Command: "provide", Env: []string{envCopyPath}, Kind: settings.KindFile,
+			Usage: "`path` of the file without its extension, in a directory that others share: " +
 				"it becomes PATH.qcow2 or PATH.raw",
-			to: text(&p.to)},
-		{key: keyImagePath, env: []string{"IMAGE_PATH"}, kind: kindFile,
-			usage: "`file` of the image (default the only one in the directory)",
-			to:    text(&p.image)},
-		{key: keyReadOnly, env: []string{"READ_ONLY"}, def: "false", kind: kindBool,
-			usage: "nobody writes to the file, as to the backing file of an overlay: then it may " +
+			To: settings.Text(&p.to)},
+		{Key: keyImagePath, Command: "provide", Env: []string{"IMAGE_PATH"},
+			Kind:  settings.KindFile,
+			Usage: "`file` of the image (default the only one in the directory)",
+			To:    settings.Text(&p.image)},
+		{Key: keyReadOnly, Command: "provide", Env: []string{"READ_ONLY"},
+			Default: "false", Kind: settings.KindBool,
+			Usage: "nobody writes to the file, as to the backing file of an overlay: then it may " +
 				"be a hard link to the image",
-			to: truth(&p.readOnly)},
+			To: settings.Truth(&p.readOnly)},
 	}
 }
 
@@ -68,8 +71,8 @@ Exit status 0: the file is gone. 1: the file cannot be made, and nothing is left
 	var p providing
 	c := newConfig()
 	own := slices.Concat(provideSettings(&p),
-		pick(c.settings(), keyDiskDir, keyReadyFile, keyLogLevel, keyLogFormat))
-	addFlags(cmd.Flags(), own)
+		settings.Pick(c.settings(), keyDiskDir, keyReadyFile, keyLogLevel, keyLogFormat))
+	settings.AddFlags(cmd.Flags(), own)
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
 		l := load(cmd.Flags(), own)
 		p.dir = c.Images.Dir
@@ -79,13 +82,13 @@ Exit status 0: the file is gone. 1: the file cannot be made, and nothing is left
 		}
 		switch {
 		case p.to == "":
-			l.problems.Add(nameOf(keyTo), "is missing: name the file to make, without its "+
+			l.Problems.Add(nameOf(keyTo), "is missing: name the file to make, without its "+
 				"extension")
 		case strings.HasSuffix(p.to, "/"):
-			l.problems.Add(l.name(keyTo), "%q is the name of a directory: name the file in it, "+
+			l.Problems.Add(l.Name(keyTo), "%q is the name of a directory: name the file in it, "+
 				"without its extension", p.to)
 		}
-		if err := l.problems.Err(); err != nil {
+		if err := l.Problems.Err(); err != nil {
 			return err
 		}
 		ctx, stop := a.interruptible(cmd.Context(), nil)

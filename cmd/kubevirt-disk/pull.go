@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -60,7 +61,7 @@ at https://HOST/PATH[@sha256:DIGEST], and writes it as a sparse raw disk. DEST i
 	cmd.Flags().StringVar(&o.progress, flagProgress, "", "`address` at which GET /progress "+
 		"answers how many bytes were fetched, and of how many")
 	unpacking := unpackSetting(&o.unpack, defaultUnpack)
-	addFlags(cmd.Flags(), append(new(reach).withAddresses(), unpacking))
+	settings.AddFlags(cmd.Flags(), append(new(reach).withAddresses(), unpacking))
 	_ = cmd.RegisterFlagCompletionFunc(keyFormat,
 		cobra.FixedCompletions([]string{pullRaw, pullOriginal}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string,

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
@@ -69,7 +70,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 	addSquash(cmd, &onto)
 	addSignKey(cmd, &signKey)
 	unpacking := unpackSetting(&unpackMemory, defaultUnpack)
-	addFlags(cmd.Flags(), append(new(reach).settings(), unpacking))
+	settings.AddFlags(cmd.Flags(), append(new(reach).settings(), unpacking))
 	cmd.ValidArgsFunction = completeImages
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		files, last := args[:len(args)-1], args[len(args)-1]

@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/signature"
@@ -26,64 +27,64 @@ type reach struct {
 	Signatures signature.Options
 }
 
-func (r *reach) settings() []setting {
+func (r *reach) settings() []settings.Setting {
 	return slices.Concat(registrySettings(&r.Options), trustSettings(&r.Signatures))
 }
 
 // withAddresses are the settings of a command that also takes addresses.
-func (r *reach) withAddresses() []setting {
+func (r *reach) withAddresses() []settings.Setting {
 	return slices.Concat(r.settings(), addressSettings(&r.Options))
 }
 
 // registrySettings say how serve, push and pull reach registries.
-func registrySettings(o *transport.Options) []setting {
-	return in(sectionRegistry, []setting{
-		{key: keyRegistryConfig, env: []string{"REGISTRY_CONFIG"}, kind: kindFile,
-			usage: "`file` of credentials: docker's config.json, a mounted pull secret, or a " +
+func registrySettings(o *transport.Options) []settings.Setting {
+	return settings.InSection(sectionRegistry, []settings.Setting{
+		{Key: keyRegistryConfig, Env: []string{"REGISTRY_CONFIG"}, Kind: settings.KindFile,
+			Usage: "`file` of credentials: docker's config.json, a mounted pull secret, or a " +
 				"directory with one (default where docker, podman and skopeo look)",
-			to: text(&o.Config)},
-		{key: "registry-ca", env: []string{"REGISTRY_CA"}, kind: kindFile,
-			usage: "`file` of certificates (PEM) that are trusted in addition to the system's",
-			to:    text(&o.CA)},
-		{key: "registry-mirror", env: []string{"REGISTRY_MIRROR"}, kind: kindList,
-			usage: "`HOST=MIRROR[/PREFIX]`: ask the mirror before that registry; repeatable",
-			to:    list(&o.Mirrors)},
-		{key: "insecure-registry", env: []string{"INSECURE_REGISTRY"}, kind: kindList,
-			usage: "`registry` that may be used without TLS, or with a certificate that nobody " +
+			To: settings.Text(&o.Config)},
+		{Key: "registry-ca", Env: []string{"REGISTRY_CA"}, Kind: settings.KindFile,
+			Usage: "`file` of certificates (PEM) that are trusted in addition to the system's",
+			To:    settings.Text(&o.CA)},
+		{Key: "registry-mirror", Env: []string{"REGISTRY_MIRROR"}, Kind: settings.KindList,
+			Usage: "`HOST=MIRROR[/PREFIX]`: ask the mirror before that registry; repeatable",
+			To:    settings.List(&o.Mirrors)},
+		{Key: "insecure-registry", Env: []string{"INSECURE_REGISTRY"}, Kind: settings.KindList,
+			Usage: "`registry` that may be used without TLS, or with a certificate that nobody " +
 				"vouches for, as host or host:port; repeatable",
-			to: list(&o.Insecure)},
+			To: settings.List(&o.Insecure)},
 	})
 }
 
 // trustSettings say what is asked of images.
-func trustSettings(asked *signature.Options) []setting {
-	return in(sectionTrust, []setting{
-		{key: keyVerifyKey, env: []string{"VERIFY_KEY"}, kind: kindList,
-			usage: "PEM `file` with a public key, as cosign's: every image must be signed by one " +
+func trustSettings(asked *signature.Options) []settings.Setting {
+	return settings.InSection(sectionTrust, []settings.Setting{
+		{Key: keyVerifyKey, Env: []string{"VERIFY_KEY"}, Kind: settings.KindList,
+			Usage: "PEM `file` with a public key, as cosign's: every image must be signed by one " +
 				"of them; repeatable",
-			to: keyFiles(&asked.Keys)},
-		{key: keySignaturePolicy, env: []string{"SIGNATURE_POLICY"}, kind: kindFile,
-			usage: "YAML `file` that says which keys images must be signed by, by repository",
-			to:    into(&asked.Policy, parsePolicy)},
+			To: keyFiles(&asked.Keys)},
+		{Key: keySignaturePolicy, Env: []string{"SIGNATURE_POLICY"}, Kind: settings.KindFile,
+			Usage: "YAML `file` that says which keys images must be signed by, by repository",
+			To:    settings.Into(&asked.Policy, parsePolicy)},
 	})
 }
 
 // addressSettings say what is asked of files at addresses, for the commands that take some.
-func addressSettings(o *transport.Options) []setting {
-	return in(sectionTrust, []setting{
-		{key: keyChecksums, env: []string{"CHECKSUMS"},
-			usage: "`file` with the SHA-256 of each https:// address that has no digest, as " +
+func addressSettings(o *transport.Options) []settings.Setting {
+	return settings.InSection(sectionTrust, []settings.Setting{
+		{Key: keyChecksums, Env: []string{"CHECKSUMS"},
+			Usage: "`file` with the SHA-256 of each https:// address that has no digest, as " +
 				"sha256sum writes it: a name beside the address, as SHA256SUMS, or an address",
-			to: text(&o.Checksums)},
+			To: settings.Text(&o.Checksums)},
 	})
 }
 
 // unpackSetting limits the memory that compressed data needs.
-func unpackSetting(at *int64, def string) setting {
-	return setting{key: keyUnpackMemory, env: []string{"UNPACK_MEMORY"}, def: def,
-		usage: "`bytes` of memory that unpacking a compressed disk may take, from 8Mi to 96Mi: " +
+func unpackSetting(at *int64, def string) settings.Setting {
+	return settings.Setting{Key: keyUnpackMemory, Env: []string{"UNPACK_MEMORY"}, Default: def,
+		Usage: "`bytes` of memory that unpacking a compressed disk may take, from 8Mi to 96Mi: " +
 			"\"xz -9\" needs 64Mi",
-		to: into(at, parseUnpackMemory)}
+		To: settings.Into(at, parseUnpackMemory)}
 }
 
 // defaultUnpack is for commands that people run for one disk.
@@ -99,8 +100,8 @@ func parseUnpackMemory(text string) (int64, error) {
 }
 
 // keyFiles is a field that takes the names of files with public keys.
-func keyFiles(at *[]string) landing {
-	return landing{at, func(given []string) error {
+func keyFiles(at *[]string) settings.Landing {
+	return settings.Landing{At: at, Set: func(given []string) error {
 		*at = given
 		return signature.Options{Keys: given}.Check()
 	}}
@@ -143,7 +144,7 @@ func (a *app) withRegistry(cmd *cobra.Command, ref transport.Reference,
 }
 
 // withRegistryOf is withRegistry with settings that were loaded already.
-func (a *app) withRegistryOf(cmd *cobra.Command, l *loader, opt reach,
+func (a *app) withRegistryOf(cmd *cobra.Command, l loader, opt reach,
 	ref transport.Reference, work func(context.Context, *registry.Client) error) error {
 	client, err := a.registryClient(l, opt, ref)
 	if err != nil {
@@ -158,9 +159,9 @@ func (a *app) withRegistryOf(cmd *cobra.Command, l *loader, opt reach,
 }
 
 // registryClient makes a client with the settings that l has loaded, for a command about ref.
-func (a *app) registryClient(l *loader, opt reach, ref transport.Reference) (
+func (a *app) registryClient(l loader, opt reach, ref transport.Reference) (
 	*registry.Client, error) {
-	if err := l.problems.Err(); err != nil {
+	if err := l.Problems.Err(); err != nil {
 		return nil, err
 	}
 	own, err := registryCredential()
@@ -187,7 +188,7 @@ const firstTimeout = 10 * time.Second
 const levelsName = "levels"
 
 // useRegistries completes what serve reads from registries.
-func (l *loader) useRegistries(c *config) {
+func (l loader) useRegistries(c *config) {
 	s := &c.Streams
 	if s.CacheDir == "" {
 		s.CacheDir = filepath.Join(c.WorkDir, ".cache")
@@ -195,7 +196,7 @@ func (l *loader) useRegistries(c *config) {
 	c.Containers.Dir = filepath.Join(s.CacheDir, levelsName)
 	s.Registry.UserAgent = userAgent()
 	if len(s.Signatures.Keys) > 0 && s.Signatures.Policy != "" {
-		l.problems.AddError(s.Signatures.Check())
+		l.Problems.AddError(s.Signatures.Check())
 	}
 	all := slices.Concat(s.References, c.Containers.References)
 	if len(all) == 0 {
@@ -203,7 +204,7 @@ func (l *loader) useRegistries(c *config) {
 	}
 	own, err := registryCredential()
 	if err != nil {
-		l.problems.AddError(err)
+		l.Problems.AddError(err)
 	}
 	hosts := map[string]bool{}
 	for _, ref := range all {
@@ -211,7 +212,7 @@ func (l *loader) useRegistries(c *config) {
 	}
 	if delete(hosts, ""); own.Username != "" {
 		if len(hosts) > 1 {
-			l.problems.Add(envRegistryUsername,
+			l.Problems.Add(envRegistryUsername,
 				"is for one registry, but the images come from several: name a file with a "+
 					"credential for each with --%s", keyRegistryConfig)
 		}
@@ -224,8 +225,8 @@ func (l *loader) useRegistries(c *config) {
 
 // references is a field that takes references that parse can read, each once.
 func references(at *[]transport.Reference,
-	parse func(string) (transport.Reference, error)) landing {
-	return landing{at, func(given []string) error {
+	parse func(string) (transport.Reference, error)) settings.Landing {
+	return settings.Landing{At: at, Set: func(given []string) error {
 		var wrong []error
 		seen := map[string]bool{}
 		for _, text := range given {
@@ -286,7 +287,7 @@ func secretOf(name string) (string, error) {
 	case file == "":
 		return plain, nil
 	}
-	content, err := readBounded(file)
+	content, err := settings.ReadBounded(file)
 	if err != nil {
 		return "", fmt.Errorf("%s_FILE: %w", name, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/internal/cli/settings"
 )
 
 // changes are the ways in which a daemon learns of changes.
@@ -72,16 +73,16 @@ func (s *served) reload(r *rotation, inForce map[string]string) map[string]strin
 	var done, later []string
 	values := map[string]string{}
 	for _, row := range next.settings() {
-		now, before := next.values[row.key], inForce[row.key]
-		values[row.key] = before
+		now, before := next.values[row.Key], inForce[row.Key]
+		values[row.Key] = before
 		switch {
 		case now == before:
-		case row.key == keyLogLevel:
+		case row.Key == keyLogLevel:
 			s.changes.setLevel(next.log.Level)
-			done = append(done, row.key)
-			values[row.key] = now
-		case row.scope == ofDaemon: // the daemon compares the others, disk by disk
-			later = append(later, row.key)
+			done = append(done, row.Key)
+			values[row.Key] = now
+		case row.Scope == settings.ForDaemon: // the daemon compares the others, disk by disk
+			later = append(later, row.Key)
 		}
 	}
 	done, later = append(done, ofDisks...), append(later, ofDisksLater...)

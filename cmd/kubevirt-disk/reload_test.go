@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
@@ -65,7 +66,7 @@ func TestSIGHUP(t *testing.T) {
 	file := filepath.Join(l.dir, "config.yaml")
 	write := func(text string) { require.NoError(t, os.WriteFile(file, []byte(text), 0o600)) }
 	write("log-level: info\ndisks: {c.raw: {read-only: true}}\n")
-	p := l.serve(t, envConfig+"="+file)
+	p := l.serve(t, settings.EnvConfig+"="+file)
 	one, two := p.login(first, 1, 2, 3), p.login(second, 1, 2, 3)
 	block := make([]byte, 512)
 	one.MustGood(t, targettest.Write10(1, 0, block))
@@ -203,12 +204,12 @@ func TestChangedKeys(t *testing.T) {
 		"serial": "s", "naa": "3000000000000001", keyReadOnly: "true",
 		keyFormat: "raw", keyUsageType: "fast", keyBlockSize: "4096",
 	}
-	known := slices.Sorted(keysOf(newConfig().diskSettings()))
+	known := slices.Sorted(settings.Keys(newConfig().diskSettings()))
 	require.Equal(t, known, slices.Sorted(maps.Keys(values)))
 	for key, value := range values {
 		var before, changed options.Options
-		row, _ := find((&config{Options: &changed}).diskSettings(), key)
-		require.NoError(t, row.to.set([]string{value}))
+		row, _ := settings.Find((&config{Options: &changed}).diskSettings(), key)
+		require.NoError(t, row.To.Set([]string{value}))
 		now, keys := table(&changed), []string{}
 		for i, s := range table(&before) {
 			if !reflect.DeepEqual(s.Field, now[i].Field) {

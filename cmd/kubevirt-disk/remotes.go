@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"slices"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/nbd"
 )
 
 // remotes is a field that takes disks of other servers.
-func remotes(at *[]options.Remote) landing {
-	return landing{at, func(given []string) error {
+func remotes(at *[]options.Remote) settings.Landing {
+	return settings.Landing{At: at, Set: func(given []string) error {
 		var wrong []error
 		for i, text := range given {
 			parsed, err := nbd.ParseURI(text)
@@ -30,15 +31,15 @@ func remotes(at *[]options.Remote) landing {
 }
 
 // checkRemotes finds settings of --disk that do not go together.
-func (l *loader) checkRemotes(r options.Remotes) {
+func (l loader) checkRemotes(r options.Remotes) {
 	secure := func(u options.Remote) bool { return u.TLS }
 	if (r.Cert == "") != (r.Key == "") {
-		l.problems.Add("TLS of --"+keyDisk, "takes a certificate and its key: set %s and %s",
+		l.Problems.Add("TLS of --"+keyDisk, "takes a certificate and its key: set %s and %s",
 			nameOf(keyDiskTLSCert), nameOf(keyDiskTLSKey))
 	}
 	for _, key := range []string{keyDiskTLSCert, keyDiskServerCA} {
-		if l.source(key) != "" && !slices.ContainsFunc(r.Disks, secure) {
-			l.problems.Add(l.source(key), "is for disks of nbds://, and %s names none",
+		if l.Source(key) != "" && !slices.ContainsFunc(r.Disks, secure) {
+			l.Problems.Add(l.Source(key), "is for disks of nbds://, and %s names none",
 				nameOf(keyDisk))
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon"
 )
 
@@ -50,7 +51,7 @@ work directory and cannot make the usual one.`,
 		ValidArgsFunction: completeImages,
 	}
 	rows := newConfig().settings()
-	addFlags(cmd.Flags(), rows)
+	settings.AddFlags(cmd.Flags(), rows)
 	help := cmd.Flags().VarPF(&sectionHelp{rows: rows, first: firstSettings}, "help", "h",
 		"help for serve; --help=all: with all flags")
 	help.NoOptDefVal = "true"
@@ -67,8 +68,8 @@ work directory and cannot make the usual one.`,
 
 // serve runs a daemon until a signal ends it.
 func (a *app) serve(cmd *cobra.Command, args []string) error {
-	files := newRereader()
-	load := func() (*config, error) { return loadConfig(cmd.Flags(), files.read, args...) }
+	files := settings.NewRereader()
+	load := func() (*config, error) { return loadConfig(cmd.Flags(), files.Read, args...) }
 	hangups := make(chan struct{}, 1)
 	ctx, stop := a.interruptible(cmd.Context(), hangups)
 	defer stop()
@@ -128,7 +129,7 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 				hangups: hangups,
 				config:  load,
 				credentials: func() (chap.Config, error) {
-					c, _, err := credentials(files.read)
+					c, _, err := credentials(files.Read)
 					return c, err
 				},
 				setLevel: level.SetLevel,

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
@@ -292,12 +293,12 @@ func TestServeRefusesDisksThatLookTheSame(t *testing.T) {
 		"naa: '0x3000000000000001'}}", "NAA identifier, 3000000000000001,")
 	require.NoDirExists(t, filepath.Join(l.dir, "work", "a.raw"),
 		"it would keep the number after the settings were put right")
-	p := l.serve(t, envConfig+"="+yamlFile(t,
+	p := l.serve(t, settings.EnvConfig+"="+yamlFile(t,
 		"disks: {a.raw: {serial: a, naa: '3000000000000001'}}"))
 	require.Equal(t, exitDone, p.terminate())
 	refuses(exitFailed, "disks: {b.raw: {serial: a, naa: '3000000000000001'}}", "serial number, a,",
 		"NAA identifier")
-	p = l.serve(t, envConfig+"="+yamlFile(t,
+	p = l.serve(t, settings.EnvConfig+"="+yamlFile(t,
 		"disks: {b.raw: {serial: b, naa: '3000000000000002'}}"))
 	require.Equal(t, "a", p.logged("serving a LUN", "serial"), "kept from before")
 	require.Equal(t, exitDone, p.terminate())

@@ -26,29 +26,29 @@ import (
 
 // useImages serves the named images instead of a directory, with defaults for a person at a
 // terminal.
-func (l *loader) useImages(c *config, images []string) {
+func (l loader) useImages(c *config, images []string) {
 	c.images = images
-	if l.flags.Changed(keyDiskDir) {
-		l.problems.Add("--"+keyDiskDir, "cannot be combined with images as arguments, such as "+
+	if l.Flags.Changed(keyDiskDir) {
+		l.Problems.Add("--"+keyDiskDir, "cannot be combined with images as arguments, such as "+
 			"%q: use one of them",
 			images[0])
 	}
 	for _, path := range images {
 		switch info, err := os.Stat(path); {
 		case path == standardStream:
-			l.problems.AddError(checkSource(path))
+			l.Problems.AddError(checkSource(path))
 		case errors.Is(err, fs.ErrNotExist):
-			l.problems.Add("serve", "%q does not exist: name images that are there, or their "+
+			l.Problems.Add("serve", "%q does not exist: name images that are there, or their "+
 				"directory with --%s", path, keyDiskDir)
 		case err == nil && info.IsDir():
-			l.problems.Add("serve", "%q is a directory: --%s=%s serves the images in it", path,
+			l.Problems.Add("serve", "%q is a directory: --%s=%s serves the images in it", path,
 				keyDiskDir, path)
 		}
 	}
-	if l.source(keyReadyFile) == "" {
+	if l.Source(keyReadyFile) == "" {
 		c.ReadyFile = ""
 	}
-	if l.source(keyWorkDir) == "" && c.Hook == nil {
+	if l.Source(keyWorkDir) == "" && c.Hook == nil {
 		l.useTemporary(c)
 	}
 }
@@ -67,9 +67,9 @@ func noneFor(dir string) bool {
 }
 
 // useTemporary keeps nothing after the end.
-func (l *loader) useTemporary(c *config) {
+func (l loader) useTemporary(c *config) {
 	c.temporary = true
-	if l.source(keyCopyMode) == "" && c.PersistentDir == "" {
+	if l.Source(keyCopyMode) == "" && c.PersistentDir == "" {
 		c.Settings.Disk.CopyMode = instance.CopyOnWrite
 	}
 }

@@ -1,10 +1,15 @@
 package main
 
 import (
+	"fmt"
 	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
 
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/registry/transport"
 	"kubevirt.io/disk/serving"
@@ -41,9 +46,6 @@ const (
 	keyContainerImage = "container-image"
 	keyUsageType      = "usage-type"
 	keyPodAnnotations = "pod-annotations"
-
-	flagConfig = "config"
-	envConfig  = "KUBEVIRT_DISK_CONFIG"
 )
 
 // The sections of serve's settings, in the help and in docs/configuration.md.
@@ -70,17 +72,21 @@ const (
 )
 
 // settings are all rows of serve but those of single disks, in the order of the help text.
-func (c *config) settings() []setting {
-	return only(c.rows(), func(s setting) bool { return s.scope != ofSingleOne })
+func (c *config) settings() []settings.Setting {
+	return settings.Only(c.rows(), func(s settings.Setting) bool {
+		return s.Scope != settings.ForOneDisk
+	})
 }
 
 // diskSettings are the rows that a single disk can have in the YAML file.
-func (c *config) diskSettings() []setting {
-	return only(c.rows(), func(s setting) bool { return s.scope != ofDaemon })
+func (c *config) diskSettings() []settings.Setting {
+	return settings.Only(c.rows(), func(s settings.Setting) bool {
+		return s.Scope != settings.ForDaemon
+	})
 }
 
 // rows are all rows of serve, by section.
-func (c *config) rows() []setting {
+func (c *config) rows() []settings.Setting {
 	volumes := c.Volumes
 	if volumes == nil {
 		volumes = new(options.Volumes)
@@ -96,220 +102,302 @@ func (c *config) rows() []setting {
 	)
 }
 
-func (c *config) diskRows() []setting {
+func (c *config) diskRows() []settings.Setting {
 	disk := &c.Settings.Disk
-	return in(sectionDisks, []setting{
-		{key: keyDiskDir, env: []string{"DISK_DIR"}, def: "/disk",
-			usage: "`directory` of the images to serve: sorted naturally, LUN 1, 2, ...",
-			kind:  kindDir, to: text(&c.Images.Dir)},
-		{key: "image", env: []string{"IMAGE"}, kind: kindList,
-			usage: "`reference` of an image in a registry, or https://... of a disk: LUNs after " +
+	return settings.InSection(sectionDisks, []settings.Setting{
+		{Key: keyDiskDir, Env: []string{"DISK_DIR"}, Default: "/disk",
+			Usage: "`directory` of the images to serve: sorted naturally, LUN 1, 2, ...",
+			Kind:  settings.KindDir, To: settings.Text(&c.Images.Dir)},
+		{Key: "image", Env: []string{"IMAGE"}, Kind: settings.KindList,
+			Usage: "`reference` of an image in a registry, or https://... of a disk: LUNs after " +
 				"those of the directory, fetched as they are read; repeatable",
-			to: references(&c.Streams.References, transport.ParseSource)},
-		{key: keyContainerImage, env: []string{"CONTAINER_IMAGE"}, kind: kindList,
-			usage: "`reference` of a container image: it becomes a disk that boots and runs its " +
+			To: references(&c.Streams.References, transport.ParseSource)},
+		{Key: keyContainerImage, Env: []string{"CONTAINER_IMAGE"}, Kind: settings.KindList,
+			Usage: "`reference` of a container image: it becomes a disk that boots and runs its " +
 				"entry point, a LUN after those of --image; repeatable",
-			to: references(&c.Containers.References, transport.ParseReference)},
-		{key: keyDisk, env: []string{"DISK"}, kind: kindList,
-			usage: "`URI` of a disk that another kubevirt-disk serves by NBD, as in " +
+			To: references(&c.Containers.References, transport.ParseReference)},
+		{Key: keyDisk, Env: []string{"DISK"}, Kind: settings.KindList,
+			Usage: "`URI` of a disk that another kubevirt-disk serves by NBD, as in " +
 				"nbds://HOST/EXPORT: a LUN after those of images; repeatable",
-			to: remotes(&c.Remotes.Disks)},
-		{key: keyDiskTLSCert, env: []string{"DISK_TLS_CERT"}, kind: kindFile,
-			usage: "PEM `file` with the certificate that servers of --disk know this daemon by",
-			to:    text(&c.Remotes.Cert)},
-		{key: keyDiskTLSKey, env: []string{"DISK_TLS_KEY"}, kind: kindFile,
-			usage: "PEM `file` with its key", to: text(&c.Remotes.Key)},
-		{key: keyDiskServerCA, env: []string{"DISK_SERVER_CA"}, kind: kindFile,
-			usage: "PEM `file` with who has signed the certificates of these servers (default " +
+			To: remotes(&c.Remotes.Disks)},
+		{Key: keyDiskTLSCert, Env: []string{"DISK_TLS_CERT"}, Kind: settings.KindFile,
+			Usage: "PEM `file` with the certificate that servers of --disk know this daemon by",
+			To:    settings.Text(&c.Remotes.Cert)},
+		{Key: keyDiskTLSKey, Env: []string{"DISK_TLS_KEY"}, Kind: settings.KindFile,
+			Usage: "PEM `file` with its key", To: settings.Text(&c.Remotes.Key)},
+		{Key: keyDiskServerCA, Env: []string{"DISK_SERVER_CA"}, Kind: settings.KindFile,
+			Usage: "PEM `file` with who has signed the certificates of these servers (default " +
 				"the authorities of the system)",
-			to: text(&c.Remotes.ServerCA)},
-		{key: keyCopyMode, env: []string{"COPY_MODE"}, def: "clone",
-			usage: "what is copied of an image: `mode` clone (everything, in the background), " +
+			To: settings.Text(&c.Remotes.ServerCA)},
+		{Key: keyCopyMode, Env: []string{"COPY_MODE"}, Default: "clone",
+			Usage: "what is copied of an image: `mode` clone (everything, in the background), " +
 				"copy-on-read, copy-on-write, or none (raw image, served in place)",
-			to: into(&disk.CopyMode, instance.ParseCopyMode),
-			choices: texts(instance.CopyClone, instance.CopyOnRead, instance.CopyOnWrite,
-				instance.CopyNone), scope: ofDisks},
-		{key: keySize, env: []string{"SIZE"},
-			usage: "`bytes` of each disk, as 20Gi: at least the image's, never less than before " +
+			To: settings.Into(&disk.CopyMode, instance.ParseCopyMode),
+			Choices: texts(instance.CopyClone, instance.CopyOnRead, instance.CopyOnWrite,
+				instance.CopyNone), Scope: settings.ForDisks},
+		{Key: keySize, Env: []string{"SIZE"},
+			Usage: "`bytes` of each disk, as 20Gi: at least the image's, never less than before " +
 				"(default the image's)",
-			to: into(&disk.Size, parseSize), scope: ofDisks},
-		{key: keyBlockSize, env: []string{"BLOCK_SIZE"},
-			usage: "`bytes` of a logical block: 512, or 4096 for images that were made with such " +
+			To: settings.Into(&disk.Size, parseSize), Scope: settings.ForDisks},
+		{Key: keyBlockSize, Env: []string{"BLOCK_SIZE"},
+			Usage: "`bytes` of a logical block: 512, or 4096 for images that were made with such " +
 				"blocks (default what the disk has had so far, or 512)",
-			to: into(&disk.BlockSize, parseBlockSize), scope: ofDisks,
-			choices: []string{"512", "4096"}},
-		{key: keyAccessMode, env: []string{"ACCESS_MODE"}, def: "write-exclusive",
-			usage: "who may use a LUN at once: `mode` write-exclusive, write-shared or read-shared",
-			to:    into(&disk.AccessMode, serving.ParseAccessMode),
-			choices: texts(serving.AccessWriteExclusive, serving.AccessWriteShared,
-				serving.AccessReadShared), scope: ofDisks},
+			To: settings.Into(&disk.BlockSize, parseBlockSize), Scope: settings.ForDisks,
+			Choices: []string{"512", "4096"}},
+		{Key: keyAccessMode, Env: []string{"ACCESS_MODE"}, Default: "write-exclusive",
+			Usage: "who may use a LUN at once: `mode` write-exclusive, write-shared or read-shared",
+			To:    settings.Into(&disk.AccessMode, serving.ParseAccessMode),
+			Choices: texts(serving.AccessWriteExclusive, serving.AccessWriteShared,
+				serving.AccessReadShared), Scope: settings.ForDisks},
 	})
 }
 
-func (c *config) placeRows() []setting {
-	return in(sectionPlaces, []setting{
-		{key: keyWorkDir, env: []string{"WORK_DIR"}, def: "/var/lib/kubevirt-disk",
-			usage: "`directory` for the disks' copied and written data, and their state",
-			kind:  kindDir, to: text(&c.WorkDir)},
-		{key: keyPersistentDir, env: []string{"PERSISTENT_DIR"}, empty: true,
-			usage: "`directory` of a mounted volume on which disks survive: disk.img for one " +
+func (c *config) placeRows() []settings.Setting {
+	return settings.InSection(sectionPlaces, []settings.Setting{
+		{Key: keyWorkDir, Env: []string{"WORK_DIR"}, Default: "/var/lib/kubevirt-disk",
+			Usage: "`directory` for the disks' copied and written data, and their state",
+			Kind:  settings.KindDir, To: settings.Text(&c.WorkDir)},
+		{Key: keyPersistentDir, Env: []string{"PERSISTENT_DIR"}, Empty: true,
+			Usage: "`directory` of a mounted volume on which disks survive: disk.img for one " +
 				"image, a directory for each of several",
-			kind: kindDir, to: text(&c.PersistentDir)},
-		{key: keyUsageType, env: []string{"USAGE_TYPES"}, kind: kindList,
-			usage: "`NAME=DIRECTORY` of storage that disks can choose for their written data, " +
+			Kind: settings.KindDir, To: settings.Text(&c.PersistentDir)},
+		{Key: keyUsageType, Env: []string{"USAGE_TYPES"}, Kind: settings.KindList,
+			Usage: "`NAME=DIRECTORY` of storage that disks can choose for their written data, " +
 				"under disks in the YAML file; repeatable",
-			to: landing{at: &c.UsageTypes}},
-		{key: keyPodAnnotations, env: []string{"POD_ANNOTATIONS"},
-			usage: "`file` of the downward API with the pod's annotations: " + usageTypeAnnotation +
+			To: settings.Landing{At: &c.UsageTypes}},
+		{Key: keyPodAnnotations, Env: []string{"POD_ANNOTATIONS"},
+			Usage: "`file` of the downward API with the pod's annotations: " + usageTypeAnnotation +
 				"NAME adds a usage type",
-			kind: kindFile, to: text(&c.annotations)},
-		{key: "on-image-change", env: []string{"ON_IMAGE_CHANGE"}, def: "fail",
-			usage: "what to do if the image of a persistent disk has changed: `action` fail, or " +
+			Kind: settings.KindFile, To: settings.Text(&c.annotations)},
+		{Key: "on-image-change", Env: []string{"ON_IMAGE_CHANGE"}, Default: "fail",
+			Usage: "what to do if the image of a persistent disk has changed: `action` fail, or " +
 				"keep (serve it as it is)",
-			to:      into(&c.OnImageChange, instance.ParseImageChange),
-			choices: texts(instance.ImageChangeFail, instance.ImageChangeKeep)},
-		{key: "leftovers", env: []string{"LEFTOVERS"},
-			usage: "what to do with disks outside of a persistent directory if their images are " +
+			To:      settings.Into(&c.OnImageChange, instance.ParseImageChange),
+			Choices: texts(instance.ImageChangeFail, instance.ImageChangeKeep)},
+		{Key: "leftovers", Env: []string{"LEFTOVERS"},
+			Usage: "what to do with disks outside of a persistent directory if their images are " +
 				"gone or have changed: `action` keep (set them aside, with what guests wrote) or " +
 				"remove (default keep if --work-dir is given, remove otherwise)",
-			to:      into(&c.Leftovers, instance.ParseLeftovers),
-			choices: texts(instance.LeftoversKeep, instance.LeftoversRemove)},
-		{key: "ephemeral-flush", env: []string{"EPHEMERAL_FLUSH"}, def: "false", kind: kindBool,
-			usage: "let a flush of a disk that dies with the pod reach storage, so that it " +
+			To:      settings.Into(&c.Leftovers, instance.ParseLeftovers),
+			Choices: texts(instance.LeftoversKeep, instance.LeftoversRemove)},
+		{Key: "ephemeral-flush", Env: []string{"EPHEMERAL_FLUSH"}, Default: "false",
+			Kind: settings.KindBool,
+			Usage: "let a flush of a disk that dies with the pod reach storage, so that it " +
 				"survives a crash of the machine",
-			to: truth(&c.EphemeralFlush)},
+			To: settings.Truth(&c.EphemeralFlush)},
 	})
 }
 
-func (c *config) iscsiRows() []setting {
-	return in(sectionISCSI, []setting{
-		{key: keyListen, env: []string{"LISTEN"}, kind: kindList,
-			usage: "`address` of a portal, IPv4 or [IPv6], repeatable; port 0 picks a free one " +
+func (c *config) iscsiRows() []settings.Setting {
+	return settings.InSection(sectionISCSI, []settings.Setting{
+		{Key: keyListen, Env: []string{"LISTEN"}, Kind: settings.KindList,
+			Usage: "`address` of a portal, IPv4 or [IPv6], repeatable; port 0 picks a free one " +
 				"(default 0.0.0.0:3260 with CHAP, 127.0.0.1:3260 without)",
-			to: landing{at: &c.Portals}},
-		{key: keyPort, env: []string{"PORT"},
-			usage: "`port` of the portals (default 3260)",
-			to:    landing{at: &c.Portals}},
-		{key: keyISCSI, env: []string{"ISCSI"}, def: "true", kind: kindBool,
-			usage: "serve by iSCSI; false: only by --nbd", to: landing{at: &c.Portals}},
-		{key: keyTargetName, env: []string{"TARGET_NAME", "WWN"},
-			def:   "iqn.2017-01.io.kubevirt:wrapper",
-			usage: "iSCSI `name` of the target",
-			to:    into(&c.TargetName, parseTargetName)},
-		{key: "behind-nat", env: []string{"BEHIND_NAT"}, def: "false", kind: kindBool,
-			usage: "initiators reach the portals at other addresses, as through a Service: a " +
+			To: settings.Landing{At: &c.Portals}},
+		{Key: keyPort, Env: []string{"PORT"},
+			Usage: "`port` of the portals (default 3260)",
+			To:    settings.Landing{At: &c.Portals}},
+		{Key: keyISCSI, Env: []string{"ISCSI"}, Default: "true", Kind: settings.KindBool,
+			Usage: "serve by iSCSI; false: only by --nbd", To: settings.Landing{At: &c.Portals}},
+		{Key: keyTargetName, Env: []string{"TARGET_NAME", "WWN"},
+			Default: "iqn.2017-01.io.kubevirt:wrapper",
+			Usage:   "iSCSI `name` of the target",
+			To:      settings.Into(&c.TargetName, parseTargetName)},
+		{Key: "behind-nat", Env: []string{"BEHIND_NAT"}, Default: "false", Kind: settings.KindBool,
+			Usage: "initiators reach the portals at other addresses, as through a Service: a " +
 				"discovery names no address, and they log in where they have asked",
-			to: truth(&c.BehindNAT)},
-		{key: "insecure-no-auth", env: []string{"INSECURE_NO_AUTH"}, def: "false", kind: kindBool,
-			usage: "allow portals beyond loopback without CHAP: whoever reaches them can read " +
+			To: settings.Truth(&c.BehindNAT)},
+		{Key: "insecure-no-auth", Env: []string{"INSECURE_NO_AUTH"}, Default: "false",
+			Kind: settings.KindBool,
+			Usage: "allow portals beyond loopback without CHAP: whoever reaches them can read " +
 				"and write every disk",
-			to: truth(&c.insecure)},
+			To: settings.Truth(&c.insecure)},
 	})
 }
 
-func (c *config) nbdRows() []setting {
-	return in(sectionNBD, []setting{
-		{key: keyNBD, env: []string{"NBD_LISTEN"}, kind: kindList,
-			usage: "`address` at which the disks can be used by NBD, too: unix:PATH, or an IP " +
+func (c *config) nbdRows() []settings.Setting {
+	return settings.InSection(sectionNBD, []settings.Setting{
+		{Key: keyNBD, Env: []string{"NBD_LISTEN"}, Kind: settings.KindList,
+			Usage: "`address` at which the disks can be used by NBD, too: unix:PATH, or an IP " +
 				"address and a port, beyond loopback with TLS only; repeatable",
-			to: landing{at: &c.NBD}},
-		{key: keyNBDTLSCert, env: []string{"NBD_TLS_CERT"}, kind: kindFile,
-			usage: "PEM `file` with the certificate for the addresses of --nbd",
-			to:    text(&c.NBDTLS.Cert)},
-		{key: keyNBDTLSKey, env: []string{"NBD_TLS_KEY"}, kind: kindFile,
-			usage: "PEM `file` with its key", to: text(&c.NBDTLS.Key)},
-		{key: keyNBDClientCA, env: []string{"NBD_CLIENT_CA"}, kind: kindFile,
-			usage: "PEM `file` with the authorities whose certificates clients must have",
-			to:    text(&c.NBDTLS.ClientCA)},
-		{key: keyKubevirtHook, env: []string{"KUBEVIRT_HOOK"}, kind: kindBool,
-			usage: "be a hook sidecar of KubeVirt: put the disks into the domain, by NBD, and " +
+			To: settings.Landing{At: &c.NBD}},
+		{Key: keyNBDTLSCert, Env: []string{"NBD_TLS_CERT"}, Kind: settings.KindFile,
+			Usage: "PEM `file` with the certificate for the addresses of --nbd",
+			To:    settings.Text(&c.NBDTLS.Cert)},
+		{Key: keyNBDTLSKey, Env: []string{"NBD_TLS_KEY"}, Kind: settings.KindFile,
+			Usage: "PEM `file` with its key", To: settings.Text(&c.NBDTLS.Key)},
+		{Key: keyNBDClientCA, Env: []string{"NBD_CLIENT_CA"}, Kind: settings.KindFile,
+			Usage: "PEM `file` with the authorities whose certificates clients must have",
+			To:    settings.Text(&c.NBDTLS.ClientCA)},
+		{Key: keyKubevirtHook, Env: []string{"KUBEVIRT_HOOK"}, Kind: settings.KindBool,
+			Usage: "be a hook sidecar of KubeVirt: put the disks into the domain, by NBD, and " +
 				"open no port (default true where KubeVirt has started one)",
-			to: landing{at: &c.Hook}},
+			To: settings.Landing{At: &c.Hook}},
 	})
 }
 
-func (c *config) cacheRows() []setting {
-	return in(sectionRegistry, []setting{
-		{key: "cache-dir", env: []string{"CACHE_DIR"},
-			usage: "`directory` for data fetched from registries, which the daemons of a node " +
+func (c *config) cacheRows() []settings.Setting {
+	return settings.InSection(sectionRegistry, []settings.Setting{
+		{Key: "cache-dir", Env: []string{"CACHE_DIR"},
+			Usage: "`directory` for data fetched from registries, which the daemons of a node " +
 				"may share (default .cache in the work directory)",
-			kind: kindDir, to: text(&c.Streams.CacheDir)},
-		{key: "cache-size", env: []string{"CACHE_SIZE"}, def: "10Gi",
-			usage: "`bytes` that the cache directory takes, at least 256Mi: the least recently " +
+			Kind: settings.KindDir, To: settings.Text(&c.Streams.CacheDir)},
+		{Key: "cache-size", Env: []string{"CACHE_SIZE"}, Default: "10Gi",
+			Usage: "`bytes` that the cache directory takes, at least 256Mi: the least recently " +
 				"used data is removed",
-			to: into(&c.Streams.CacheSize, parseCacheSize)},
-		{key: "record-boot", env: []string{"RECORD_BOOT"},
-			usage: "`file` for the order of guests' reads in the first minute; push --boot-order " +
+			To: settings.Into(&c.Streams.CacheSize, parseCacheSize)},
+		{Key: "record-boot", Env: []string{"RECORD_BOOT"},
+			Usage: "`file` for the order of guests' reads in the first minute; push --boot-order " +
 				"uses it",
-			kind: kindFile, to: text(&c.RecordBoot)},
+			Kind: settings.KindFile, To: settings.Text(&c.RecordBoot)},
 	})
 }
 
-func (c *config) trustRows() []setting {
-	return in(sectionTrust, []setting{
-		{key: "verify", env: []string{"VERIFY"}, def: verifyAlways,
-			usage: "`when` to verify images without chunk digests: always (fetch them first), or " +
+func (c *config) trustRows() []settings.Setting {
+	return settings.InSection(sectionTrust, []settings.Setting{
+		{Key: "verify", Env: []string{"VERIFY"}, Default: verifyAlways,
+			Usage: "`when` to verify images without chunk digests: always (fetch them first), or " +
 				"when-complete (serve at once, trusting TLS until all is fetched; the LUN fails " +
 				"if the content was wrong)",
-			to:      into(&c.Streams.WhenComplete, parseVerify),
-			choices: []string{verifyAlways, verifyWhenComplete}},
+			To:      settings.Into(&c.Streams.WhenComplete, parseVerify),
+			Choices: []string{verifyAlways, verifyWhenComplete}},
 	})
 }
 
-func (c *config) operatingRows() []setting {
-	return in(sectionPages, []setting{
-		{key: keyMetricsListen, env: []string{"METRICS_LISTEN"}, def: ":9260", empty: true,
-			usage: "`address` of /metrics, /healthz, /readyz and /status; empty turns them off " +
+func (c *config) operatingRows() []settings.Setting {
+	return settings.InSection(sectionPages, []settings.Setting{
+		{Key: keyMetricsListen, Env: []string{"METRICS_LISTEN"}, Default: ":9260", Empty: true,
+			Usage: "`address` of /metrics, /healthz, /readyz and /status; empty turns them off " +
 				"(127.0.0.1:9260 without CHAP where the portals are on loopback)",
-			to: into(&c.Pages, parsePages)},
-		{key: "pages-host", env: []string{"PAGES_HOSTS"}, kind: kindList,
-			usage: "another `name` that the pages are asked for, as behind a proxy; repeatable",
-			to:    list(&c.PagesHosts)},
-		{key: keyReadyFile, env: []string{"READY_FILE"}, def: "/tmp/healthy", empty: true,
-			usage: "`file` that exists while the LUNs can be used; empty: none",
-			kind:  kindFile, to: text(&c.ReadyFile)},
-		{key: keyControlSocket, env: []string{"CONTROL_SOCKET"}, def: "control.sock", empty: true,
-			usage: "`socket` for handover, sessions, kick, snapshot and commit, relative to the " +
+			To: settings.Into(&c.Pages, parsePages)},
+		{Key: "pages-host", Env: []string{"PAGES_HOSTS"}, Kind: settings.KindList,
+			Usage: "another `name` that the pages are asked for, as behind a proxy; repeatable",
+			To:    settings.List(&c.PagesHosts)},
+		{Key: keyReadyFile, Env: []string{"READY_FILE"}, Default: "/tmp/healthy", Empty: true,
+			Usage: "`file` that exists while the LUNs can be used; empty: none",
+			Kind:  settings.KindFile, To: settings.Text(&c.ReadyFile)},
+		{Key: keyControlSocket, Env: []string{"CONTROL_SOCKET"}, Default: "control.sock",
+			Empty: true,
+			Usage: "`socket` for handover, sessions, kick, snapshot and commit, relative to the " +
 				"work directory; empty: none",
-			kind: kindFile, to: text(&c.ControlSocket)},
-		{key: keyLogLevel, env: []string{"LOG_LEVEL"}, def: "info",
-			usage:   "lowest `level` that is logged: debug, info, warn or error",
-			to:      into(&c.log.Level, console.ParseLevel),
-			choices: console.Levels},
-		{key: keyLogFormat, env: []string{"LOG_FORMAT"},
-			usage: "`format` of the log: console or json (default console on a terminal, else " +
+			Kind: settings.KindFile, To: settings.Text(&c.ControlSocket)},
+		{Key: keyLogLevel, Env: []string{"LOG_LEVEL"}, Default: "info",
+			Usage:   "lowest `level` that is logged: debug, info, warn or error",
+			To:      settings.Into(&c.log.Level, console.ParseLevel),
+			Choices: console.Levels},
+		{Key: keyLogFormat, Env: []string{"LOG_FORMAT"},
+			Usage: "`format` of the log: console or json (default console on a terminal, else " +
 				"json)",
-			to:      into(&c.log.Format, console.ParseFormat),
-			choices: console.Formats},
+			To:      settings.Into(&c.log.Format, console.ParseFormat),
+			Choices: console.Formats},
 	})
 }
 
-func (c *config) limitRows() []setting {
-	return in(sectionLimits, []setting{
-		{key: keyMemory, env: []string{"MEMORY"}, def: "64Mi",
-			usage: "`bytes` of data in flight of all sessions together, and of what --disk " +
+func (c *config) limitRows() []settings.Setting {
+	return settings.InSection(sectionLimits, []settings.Setting{
+		{Key: keyMemory, Env: []string{"MEMORY"}, Default: "64Mi",
+			Usage: "`bytes` of data in flight of all sessions together, and of what --disk " +
 				"keeps, at least 4Mi; commands beyond it are asked to try again",
-			to: into(&c.Memory, parseMemory)},
-		{key: "max-sessions", env: []string{"MAX_SESSIONS"}, def: "1024",
-			usage: "`number` of sessions at once, by iSCSI and by NBD",
-			to:    into(&c.Limits.MaxConnections, upTo(target.MostConnections))},
-		{key: "max-sessions-per-address", env: []string{"MAX_SESSIONS_PER_ADDRESS"}, def: "256",
-			usage: "`number` of sessions at once from one IPv4 address or /64 of IPv6, or " +
+			To: settings.Into(&c.Memory, parseMemory)},
+		{Key: "max-sessions", Env: []string{"MAX_SESSIONS"}, Default: "1024",
+			Usage: "`number` of sessions at once, by iSCSI and by NBD",
+			To:    settings.Into(&c.Limits.MaxConnections, upTo(target.MostConnections))},
+		{Key: "max-sessions-per-address", Env: []string{"MAX_SESSIONS_PER_ADDRESS"}, Default: "256",
+			Usage: "`number` of sessions at once from one IPv4 address or /64 of IPv6, or " +
 				"of one client by NBD",
-			to: into(&c.Limits.MaxPerAddress, upTo(target.MostConnections))},
+			To: settings.Into(&c.Limits.MaxPerAddress, upTo(target.MostConnections))},
 		unpackSetting(&c.UnpackMemory, "16Mi"),
 	})
 }
 
 // singleRows are of single disks only: the YAML file has them under the names of images.
-func (c *config) singleRows() []setting {
+func (c *config) singleRows() []settings.Setting {
 	disk := &c.Settings.Disk
-	return []setting{
-		{key: "lun", scope: ofSingleOne, to: into(&disk.LUN, parseLUN)},
-		{key: keyFormat, scope: ofSingleOne, to: into(&disk.Format, parseFormat)},
-		{key: "serial", scope: ofSingleOne, to: into(&disk.Identity.Serial, parseSerial)},
-		{key: "naa", scope: ofSingleOne, to: into(&disk.Identity.NAA, parseNAA)},
-		{key: keyReadOnly, scope: ofSingleOne, to: truth(&disk.ReadOnly)},
-		{key: keyUsageType, scope: ofSingleOne, to: into(&disk.UsageType, parseUsageType)},
+	return []settings.Setting{
+		{Key: "lun", Scope: settings.ForOneDisk, To: settings.Into(&disk.LUN, parseLUN)},
+		{Key: keyFormat, Scope: settings.ForOneDisk, To: settings.Into(&disk.Format, parseFormat)},
+		{Key: "serial", Scope: settings.ForOneDisk,
+			To: settings.Into(&disk.Identity.Serial, parseSerial)},
+		{Key: "naa", Scope: settings.ForOneDisk, To: settings.Into(&disk.Identity.NAA, parseNAA)},
+		{Key: keyReadOnly, Scope: settings.ForOneDisk, To: settings.Truth(&disk.ReadOnly)},
+		{Key: keyUsageType, Scope: settings.ForOneDisk,
+			To: settings.Into(&disk.UsageType, parseUsageType)},
 	}
+}
+
+// knownSettings are all that the YAML file may have, for one command or another.
+func knownSettings() []settings.Setting {
+	return slices.Concat(newConfig().settings(), provideSettings(new(providing)))
+}
+
+// loader is the settings of a command while they are checked.
+type loader struct{ *settings.Loader }
+
+// load finds settings, and puts their values where they land.
+func load(flags *pflag.FlagSet, rows []settings.Setting) loader {
+	l := loadBy(settings.ReadBounded, flags, rows)
+	l.Land(rows)
+	return l
+}
+
+// loadBy finds settings, and reads files with the given function. Nothing lands yet.
+func loadBy(read settings.Reader, flags *pflag.FlagSet, rows []settings.Setting) loader {
+	all := knownSettings()
+	return loader{settings.Load(read, flags, rows, settings.Known{Rows: all,
+		Disks: newConfig().diskSettings(),
+		Hint:  func(key string) string { return unknownKeyHint(key, all) }})}
+}
+
+// nameOf names a setting in messages, as flag and as variable: in a container, people mostly set
+// the variable.
+func nameOf(key string) string {
+	row, _ := settings.Find(knownSettings(), key)
+	return named(row).String()
+}
+
+// named says what a person calls a setting.
+func named(s settings.Setting) options.Setting {
+	return options.Setting{Key: s.Key, Flag: "--" + s.Key, Variable: strings.Join(s.Env, ", "),
+		Field: s.To.At}
+}
+
+// table says which settings land in which fields of o, for the daemon's messages.
+func table(o *options.Options) []options.Setting {
+	all := []options.Setting{
+		{Key: settings.KeyDisks, Flag: `"` + settings.KeyDisks + `" in the configuration file`,
+			Field: &o.Settings.Disks},
+		{Flag: "CHAP_USERNAME and CHAP_PASSWORD", Field: &o.CHAP},
+	}
+	for _, row := range (&config{Options: o}).rows() {
+		all = append(all, named(row))
+	}
+	return all
+}
+
+// unknownKeyHint helps with the likely mistakes: a misspelt key, and a credential in the file.
+func unknownKeyHint(key string, known []settings.Setting) string {
+	if looksLikeCredential(key) {
+		return ": " + credentialsHint
+	}
+	kebab := strings.ReplaceAll(strings.ToLower(key), "_", "-")
+	switch _, ok := settings.Find(known, kebab); {
+	case ok && kebab != key:
+		return fmt.Sprintf(": write %q", kebab)
+	case ok:
+		return ""
+	}
+	return didYouMean(kebab, "", wordsAsCommands(settings.Keys(known)))
+}
+
+const credentialsHint = "CHAP credentials come from the environment (CHAP_USERNAME, " +
+	"CHAP_PASSWORD) or from files (CHAP_PASSWORD_FILE)"
+
+func looksLikeCredential(name string) bool {
+	name = strings.ToLower(name)
+	for _, word := range []string{"password", "secret", "chap", "username"} {
+		if strings.Contains(name, word) {
+			return true
+		}
+	}
+	return false
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/cli/settings"
 )
 
 // TestEveryFlagIsInTheDocs compares the table in docs/configuration.md with the settings: each flag
@@ -25,7 +27,7 @@ func TestEveryFlagIsInTheDocs(t *testing.T) {
 		return all
 	}
 	known := newConfig().settings()
-	missing := slices.Collect(keysOf(known))
+	missing := slices.Collect(settings.Keys(known))
 	section, titles := "", []string(nil)
 	for line := range strings.Lines(string(text)) {
 		if title, ok := strings.CutPrefix(line, "### "); ok {
@@ -40,18 +42,18 @@ func TestEveryFlagIsInTheDocs(t *testing.T) {
 		columns := strings.Split(line, " | ")
 		var want []string
 		for _, key := range words(columns[0], flags) {
-			row, ok := find(known, key)
+			row, ok := settings.Find(known, key)
 			require.True(t, ok, "there is no flag --%s", key)
 			require.Contains(t, missing, key, "--%s stands twice", key)
 			missing = slices.DeleteFunc(missing, func(k string) bool { return k == key })
-			want = append(want, row.env...)
-			require.Contains(t, columns[2], row.def, "the default of --%s", key)
-			require.Equal(t, row.section, section, "the section of --%s", key)
+			want = append(want, row.Env...)
+			require.Contains(t, columns[2], row.Default, "the default of --%s", key)
+			require.Equal(t, row.Section, section, "the section of --%s", key)
 		}
 		require.Equal(t, want, words(columns[1], variables), columns[0])
 	}
 	require.Equal(t, sectionsOf(known), titles)
-	for key := range keysOf(new(reach).settings()) { // on a page of their own
+	for key := range settings.Keys(new(reach).settings()) { // on a page of their own
 		missing = slices.DeleteFunc(missing, func(k string) bool { return k == key })
 	}
 	require.Empty(t, missing)
@@ -72,12 +74,12 @@ func TestHelpOfServe(t *testing.T) {
 	rows := newConfig().settings()
 	for _, arg := range []string{"--help", "-h"} {
 		few, text := listed(arg)
-		require.Equal(t, append(slices.Clone(firstSettings), flagConfig, "help"), few)
+		require.Equal(t, append(slices.Clone(firstSettings), settings.FlagConfig, "help"), few)
 		require.Contains(t, text, fmt.Sprintf("There are %d more.", len(rows)-len(firstSettings)))
 		require.Contains(t, text, "--help=all")
 	}
 	all, text := listed("--help=all")
-	require.Equal(t, append(slices.Collect(keysOf(rows)), flagConfig, "help"), all)
+	require.Equal(t, append(slices.Collect(settings.Keys(rows)), settings.FlagConfig, "help"), all)
 	for _, title := range sectionsOf(rows) {
 		require.Contains(t, text, "\n"+title+":\n")
 	}
@@ -93,7 +95,7 @@ func TestEverySettingOfADiskIsShown(t *testing.T) {
 		require.NoError(t, err)
 		_, disks, ok := strings.Cut(string(text), "disks:\n")
 		require.True(t, ok)
-		for key := range keysOf(newConfig().diskSettings()) {
+		for key := range settings.Keys(newConfig().diskSettings()) {
 			require.Contains(t, disks, key+": ", path)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/registry/signature"
 )
 
@@ -29,7 +30,7 @@ func readSignKey(file string) (*signature.PrivateKey, error) {
 	if file == "" {
 		return nil, nil
 	}
-	text, err := readBounded(file)
+	text, err := settings.ReadBounded(file)
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flagSignKey, err)
 	}

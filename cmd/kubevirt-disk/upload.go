@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/client"
@@ -39,9 +40,9 @@ A token that the server asks for is read from a file, and never from the command
 		Args: usageArgs(cobra.ExactArgs(2)),
 	}
 	flags := cmd.Flags()
-	own := []setting{{key: "token-file", env: []string{envVolumesToken}, empty: true,
-		usage: "`file` with the token that the server asks for", to: text(&opt.TokenFile)}}
-	addSettings(flags, own)
+	own := []settings.Setting{{Key: "token-file", Env: []string{envVolumesToken}, Empty: true,
+		Usage: "`file` with the token that the server asks for", To: settings.Text(&opt.TokenFile)}}
+	settings.AddSettings(flags, own)
 	flags.StringVar(&opt.CAFile, "ca", "",
 		"`file` with certificates of the authorities that signed the server's certificate "+
 			"(default the system's)")

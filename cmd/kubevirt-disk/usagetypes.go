@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
 )
 
@@ -28,12 +29,12 @@ func checkUsageType(name string) error {
 }
 
 // usageTypes returns the types from the settings and from the file of the pod's annotations.
-func (l *loader) usageTypes(annotations string) options.UsageTypes {
+func (l loader) usageTypes(annotations string) options.UsageTypes {
 	types := options.UsageTypes{}
-	for _, one := range l.list(keyUsageType) {
+	for _, one := range l.List(keyUsageType) {
 		name, dir, ok := strings.Cut(one, "=")
 		if !ok {
-			l.problems.Add(l.name(keyUsageType), "%q is not a usage type: write "+
+			l.Problems.Add(l.Name(keyUsageType), "%q is not a usage type: write "+
 				"NAME=DIRECTORY", one)
 			continue
 		}
@@ -42,15 +43,15 @@ func (l *loader) usageTypes(annotations string) options.UsageTypes {
 	if annotations == "" {
 		return types
 	}
-	text, err := l.read(annotations)
+	text, err := l.Read(annotations)
 	if err != nil {
-		l.problems.Add(l.name(keyPodAnnotations), "%q cannot be read: %v", annotations,
-			withoutPath(err))
+		l.Problems.Add(l.Name(keyPodAnnotations), "%q cannot be read: %v", annotations,
+			settings.WithoutPath(err))
 		return types
 	}
 	all, err := parseAnnotations(text)
 	if err != nil {
-		l.problems.Add(l.name(keyPodAnnotations), "%q: %v", annotations, err)
+		l.Problems.Add(l.Name(keyPodAnnotations), "%q: %v", annotations, err)
 	}
 	for _, key := range slices.Sorted(maps.Keys(all)) {
 		if name, ok := strings.CutPrefix(key, usageTypeAnnotation); ok {
@@ -61,24 +62,24 @@ func (l *loader) usageTypes(annotations string) options.UsageTypes {
 }
 
 // addUsageType adds a type that the given setting names.
-func (l *loader) addUsageType(types options.UsageTypes, key, name, dir string) {
+func (l loader) addUsageType(types options.UsageTypes, key, name, dir string) {
 	name, dir = strings.TrimSpace(name), strings.TrimSpace(dir)
 	if err := checkUsageType(name); err != nil {
-		l.problems.Add(l.name(key), "%v", err)
+		l.Problems.Add(l.Name(key), "%v", err)
 		return
 	}
 	if dir == "" {
-		l.problems.Add(l.name(key), "usage type %q has no directory: write %s=DIRECTORY", name,
+		l.Problems.Add(l.Name(key), "usage type %q has no directory: write %s=DIRECTORY", name,
 			name)
 		return
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		l.problems.Add(l.name(key), "usage type %q: %v", name, err)
+		l.Problems.Add(l.Name(key), "usage type %q: %v", name, err)
 		return
 	}
 	if other, twice := types[name]; twice && other != dir {
-		l.problems.Add(l.name(key), "usage type %q has two directories, %q and %q: name one", name,
+		l.Problems.Add(l.Name(key), "usage type %q has two directories, %q and %q: name one", name,
 			other, dir)
 		return
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
@@ -108,7 +109,7 @@ func TestServeUsageTypes(t *testing.T) {
 				for _, one := range types {
 					text += "  a.raw: {usage-type: " + one + "}\n"
 				}
-				return envConfig + "=" + yamlFile(t, text)
+				return settings.EnvConfig + "=" + yamlFile(t, text)
 			}
 			refused := func(parts []string, env ...string) {
 				t.Helper()
@@ -209,7 +210,7 @@ func checkUsageTypes(t *testing.T, p *process, ssd, rust string) {
 func TestServeUsageTypeInPlaceIsRefused(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	status, _, stderr := run(t, append(l.env, "USAGE_TYPES=fast="+t.TempDir(), "COPY_MODE=none",
-		envConfig+"="+yamlFile(t, "disks:\n  a.raw: {usage-type: fast}\n")), "serve")
+		settings.EnvConfig+"="+yamlFile(t, "disks:\n  a.raw: {usage-type: fast}\n")), "serve")
 	require.Equal(t, exitUsage, status)
 	require.Contains(t, stderr, "written in place")
 }
@@ -219,7 +220,7 @@ func TestServeUsageTypeWithoutRoom(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	image := filetest.Put(t, filepath.Join(l.dir, "disk"), "a.raw", filetest.Block(1, 2<<20), 0)
 	small := filetest.TinyFS(t, "1m")
-	config := envConfig + "=" + yamlFile(t, "disks:\n  a.raw: {usage-type: small}\n")
+	config := settings.EnvConfig + "=" + yamlFile(t, "disks:\n  a.raw: {usage-type: small}\n")
 	env := append(l.env, "USAGE_TYPES=small="+small, config)
 	status, _, stderr := run(t, env, "serve")
 	require.Equal(t, exitFailed, status)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/registry/transport"
 	"kubevirt.io/disk/serving"
@@ -23,69 +24,69 @@ const (
 )
 
 // volumeSettings say how volumes are made on demand.
-func volumeSettings(v *options.Volumes) []setting {
-	return in(sectionVolumes, []setting{
-		{key: keyVolumesListen, env: []string{"VOLUMES_LISTEN"}, empty: true,
-			usage: "`address` at which volumes are made on demand (PUT /volume/NAME), as " +
+func volumeSettings(v *options.Volumes) []settings.Setting {
+	return settings.InSection(sectionVolumes, []settings.Setting{
+		{Key: keyVolumesListen, Env: []string{"VOLUMES_LISTEN"}, Empty: true,
+			Usage: "`address` at which volumes are made on demand (PUT /volume/NAME), as " +
 				"127.0.0.1:8443; other than loopback only with a certificate, and a token or " +
 				"client certificates (default none)",
-			to: into(&v.Listen, parseVolumesListen)},
-		{key: "volumes-dir", env: []string{"VOLUMES_DIR"}, kind: kindDir,
-			usage: "`directory` of the volumes (default .volumes in the persistent directory, or " +
+			To: settings.Into(&v.Listen, parseVolumesListen)},
+		{Key: "volumes-dir", Env: []string{"VOLUMES_DIR"}, Kind: settings.KindDir,
+			Usage: "`directory` of the volumes (default .volumes in the persistent directory, or " +
 				"in the work directory)",
-			to: text(&v.Dir)},
-		{key: keyVolumesTLSCert, env: []string{"VOLUMES_TLS_CERT"}, kind: kindFile,
-			usage: "`file` of the certificate (PEM) for that address, read again when it changes",
-			to:    text(&v.Access.Cert)},
-		{key: keyVolumesTLSKey, env: []string{"VOLUMES_TLS_KEY"}, kind: kindFile,
-			usage: "`file` of the certificate's key (PEM)",
-			to:    text(&v.Access.Key)},
-		{key: keyVolumesClientCA, env: []string{"VOLUMES_CLIENT_CA"}, kind: kindFile,
-			usage: "`file` of the authority (PEM) whose client certificates may make volumes",
-			to:    text(&v.Access.ClientCA)},
-		{key: keyVolumesToken, env: []string{envVolumesToken}, kind: kindFile,
-			usage: "`file` of the bearer token with which volumes may be made, read for each " +
+			To: settings.Text(&v.Dir)},
+		{Key: keyVolumesTLSCert, Env: []string{"VOLUMES_TLS_CERT"}, Kind: settings.KindFile,
+			Usage: "`file` of the certificate (PEM) for that address, read again when it changes",
+			To:    settings.Text(&v.Access.Cert)},
+		{Key: keyVolumesTLSKey, Env: []string{"VOLUMES_TLS_KEY"}, Kind: settings.KindFile,
+			Usage: "`file` of the certificate's key (PEM)",
+			To:    settings.Text(&v.Access.Key)},
+		{Key: keyVolumesClientCA, Env: []string{"VOLUMES_CLIENT_CA"}, Kind: settings.KindFile,
+			Usage: "`file` of the authority (PEM) whose client certificates may make volumes",
+			To:    settings.Text(&v.Access.ClientCA)},
+		{Key: keyVolumesToken, Env: []string{envVolumesToken}, Kind: settings.KindFile,
+			Usage: "`file` of the bearer token with which volumes may be made, read for each " +
 				"request",
-			to: text(&v.Access.Token)},
-		{key: "volumes-portal", env: []string{"VOLUMES_PORTAL"},
-			usage: "`HOST:PORT` of the portal in answers (default the address that the client " +
+			To: settings.Text(&v.Access.Token)},
+		{Key: "volumes-portal", Env: []string{"VOLUMES_PORTAL"},
+			Usage: "`HOST:PORT` of the portal in answers (default the address that the client " +
 				"used)",
-			to: into(&v.Portal, parseHostPort)},
-		{key: "volumes-max", env: []string{"VOLUMES_MAX"}, def: "1024",
-			usage: "`number` of volumes at once",
-			to:    into(&v.Max, upTo(serving.MaxNumber))},
-		{key: "volumes-max-bytes", env: []string{"VOLUMES_MAX_BYTES"},
-			usage: "`bytes` of all volumes together, as 10Ti (default no limit)",
-			to:    into(&v.MaxBytes, parseSize)},
-		{key: "volumes-claim", env: []string{"VOLUMES_CLAIM"}, kind: kindList,
-			usage: "`NAME=DIRECTORY` of a claim and the directory where it is mounted; volumes " +
+			To: settings.Into(&v.Portal, parseHostPort)},
+		{Key: "volumes-max", Env: []string{"VOLUMES_MAX"}, Default: "1024",
+			Usage: "`number` of volumes at once",
+			To:    settings.Into(&v.Max, upTo(serving.MaxNumber))},
+		{Key: "volumes-max-bytes", Env: []string{"VOLUMES_MAX_BYTES"},
+			Usage: "`bytes` of all volumes together, as 10Ti (default no limit)",
+			To:    settings.Into(&v.MaxBytes, parseSize)},
+		{Key: "volumes-claim", Env: []string{"VOLUMES_CLAIM"}, Kind: settings.KindList,
+			Usage: "`NAME=DIRECTORY` of a claim and the directory where it is mounted; volumes " +
 				"can be placed on it; repeatable",
-			to: claims(&v.Claims)},
-		{key: "volumes-url", env: []string{"VOLUMES_URL"}, kind: kindList,
-			usage: "`https://HOST[/PATH]` below which volumes may name disks by from: {url}; " +
+			To: claims(&v.Claims)},
+		{Key: "volumes-url", Env: []string{"VOLUMES_URL"}, Kind: settings.KindList,
+			Usage: "`https://HOST[/PATH]` below which volumes may name disks by from: {url}; " +
 				"redirects must stay there; repeatable (default none)",
-			to: prefixes(&v.URLs)},
+			To: prefixes(&v.URLs)},
 	})
 }
 
 // volumes says how volumes are made on demand; nil: they are not.
-func (l *loader) volumes() *options.Volumes {
+func (l loader) volumes() *options.Volumes {
 	v := new(options.Volumes)
-	if l.text(keyVolumesListen) == "" {
+	if l.Text(keyVolumesListen) == "" {
 		for _, row := range volumeSettings(v) {
-			if source := l.source(row.key); row.key != keyVolumesListen && source != "" {
-				l.problems.Add(source, "does nothing without an address for volumes: set %s, or "+
+			if source := l.Source(row.Key); row.Key != keyVolumesListen && source != "" {
+				l.Problems.Add(source, "does nothing without an address for volumes: set %s, or "+
 					"leave it out", nameOf(keyVolumesListen))
 			}
 		}
 		return nil
 	}
-	l.land(volumeSettings(v))
+	l.Land(volumeSettings(v))
 	if !v.Listen.Addr.IsValid() && v.Listen.Port == 0 {
 		return v // it is wrong, and has been told
 	}
 	if err := v.Access.Check(v.Listen.Loopback()); err != nil {
-		l.problems.Add(l.name(keyVolumesListen), "%v (--%s, --%s, --%s, --%s)", err,
+		l.Problems.Add(l.Name(keyVolumesListen), "%v (--%s, --%s, --%s, --%s)", err,
 			keyVolumesTLSCert, keyVolumesTLSKey, keyVolumesToken, keyVolumesClientCA)
 	}
 	return v
@@ -97,8 +98,8 @@ func parseVolumesListen(text string) (options.Address, error) {
 }
 
 // claims is a field that takes directories of claims, by their names.
-func claims(at *map[string]string) landing {
-	return landing{at, func(given []string) error {
+func claims(at *map[string]string) settings.Landing {
+	return settings.Landing{At: at, Set: func(given []string) error {
 		var wrong []error
 		all := map[string]string{}
 		for _, text := range given {
@@ -119,8 +120,8 @@ func claims(at *map[string]string) landing {
 }
 
 // prefixes is a field that takes beginnings of addresses.
-func prefixes(at *[]transport.Prefix) landing {
-	return landing{at, func(given []string) error {
+func prefixes(at *[]transport.Prefix) settings.Landing {
+	return settings.Landing{At: at, Set: func(given []string) error {
 		var wrong []error
 		var all []transport.Prefix
 		for _, text := range given {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
@@ -36,7 +37,7 @@ func (p *process) login(initiator string, luns ...uint16) *targettest.Session {
 func TestSettingsReachInitiators(t *testing.T) {
 	const first, second = "iqn.2020-01.test:first", "iqn.2020-01.test:second"
 	l := newPlace(t, "a.raw", "b.raw", "c.raw", "d.raw")
-	p := l.serve(t, "MAX_SESSIONS=2", envConfig+"="+yamlFile(t, `
+	p := l.serve(t, "MAX_SESSIONS=2", settings.EnvConfig+"="+yamlFile(t, `
 disks:
   a.raw: {access-mode: write-shared}
   b.raw: {read-only: true, serial: of-the-user}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/libvirt"
 )
 
@@ -82,12 +83,12 @@ Exit status 1: the daemon does not answer, or the LUN is not ready.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	f.add(cmd)
-	own := pick(newConfig().settings(), keyPort, keyTargetName, keyAccessMode)
-	addFlags(cmd.Flags(), own)
+	own := settings.Pick(newConfig().settings(), keyPort, keyTargetName, keyAccessMode)
+	settings.AddFlags(cmd.Flags(), own)
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
 		defer cancel()
-		document, err := f.document(ctx, loadBy(readBounded, cmd.Flags(), own))
+		document, err := f.document(ctx, loadBy(settings.ReadBounded, cmd.Flags(), own))
 		if err == nil {
 			_, err = fmt.Fprintln(a.stdout, document)
 		}
@@ -149,16 +150,16 @@ func (f *xmlFlags) add(cmd *cobra.Command) {
 }
 
 // document returns the requested XML element.
-func (f *xmlFlags) document(ctx context.Context, l *loader) (string, error) {
-	if f.file.isGiven(l.flags) {
+func (f *xmlFlags) document(ctx context.Context, l loader) (string, error) {
+	if f.file.isGiven(l.Flags) {
 		return f.fileDocument(l)
 	}
-	if f.nbd.isGiven(l.flags) {
+	if f.nbd.isGiven(l.Flags) {
 		return f.exportDocument(ctx, l)
 	}
 	var lun libvirt.LUN
 	var err error
-	if f.statusURL != "" || l.flags.Changed(flagStatusURL) {
+	if f.statusURL != "" || l.Flags.Changed(flagStatusURL) {
 		lun, err = f.servedLUN(ctx, l)
 	} else {
 		lun, err = f.describedLUN(l)
@@ -176,7 +177,7 @@ func (f *xmlFlags) document(ctx context.Context, l *loader) (string, error) {
 		}
 		device := f.device()
 		device.Initiator = f.initiatorName(l)
-		if err := l.problems.Err(); err != nil {
+		if err := l.Problems.Err(); err != nil {
 			return "", err
 		}
 		text, err = libvirt.DiskXML(lun, device)
@@ -206,10 +207,10 @@ func (f *xmlFlags) device() libvirt.Device {
 
 // initiatorName returns the given name, or a name for this machine. QEMU's default would be the
 // same on both machines of a live migration.
-func (f *xmlFlags) initiatorName(l *loader) string {
-	if l.flags.Changed(flagInitiator) {
+func (f *xmlFlags) initiatorName(l loader) string {
+	if l.Flags.Changed(flagInitiator) {
 		if f.domain != "" {
-			l.problems.Add("--"+flagDomain,
+			l.Problems.Add("--"+flagDomain,
 				"cannot be combined with --%s: leave one of them out",
 				flagInitiator)
 		}
@@ -217,63 +218,63 @@ func (f *xmlFlags) initiatorName(l *loader) string {
 	}
 	name, err := libvirt.InitiatorName("", f.domain)
 	if err != nil {
-		l.problems.Add("--"+flagInitiator, "has no default: %v, or give the name", err)
+		l.Problems.Add("--"+flagInitiator, "has no default: %v, or give the name", err)
 	}
 	return name
 }
 
 // describedLUN returns the LUN as the flags, or the settings of a daemon, describe it.
-func (f *xmlFlags) describedLUN(l *loader) (libvirt.LUN, error) {
+func (f *xmlFlags) describedLUN(l loader) (libvirt.LUN, error) {
 	lun := libvirt.LUN{
-		TargetName: l.text(keyTargetName), Number: f.lun,
-		AccessMode: libvirt.AccessMode(l.text(keyAccessMode)), Serial: f.serial, WWN: f.wwn,
+		TargetName: l.Text(keyTargetName), Number: f.lun,
+		AccessMode: libvirt.AccessMode(l.Text(keyAccessMode)), Serial: f.serial, WWN: f.wwn,
 	}
 	lun.Portals = f.portals(l, l.connectPort(defaultPort, true))
 	if f.secretElement {
 		// The secret only needs its name.
-		return lun, l.problems.Err()
+		return lun, l.Problems.Err()
 	}
-	if !l.flags.Changed(flagLUN) {
-		l.problems.Add("--"+flagLUN, "is missing: name the LUN, from 1, or the daemon that "+
+	if !l.Flags.Changed(flagLUN) {
+		l.Problems.Add("--"+flagLUN, "is missing: name the LUN, from 1, or the daemon that "+
 			"serves it (--%s)", flagStatusURL)
 	}
 	if len(f.hosts) == 0 {
-		l.problems.Add("--"+flagHost, "is missing: name the target's address, or the daemon that "+
+		l.Problems.Add("--"+flagHost, "is missing: name the target's address, or the daemon that "+
 			"serves it (--%s)", flagStatusURL)
 	}
-	return lun, l.problems.Err()
+	return lun, l.Problems.Err()
 }
 
 // connectPort returns the port for addresses without one: the value of --port or, with settings, of
 // any other source of that setting. Without one, it returns otherwise.
-func (l *loader) connectPort(otherwise uint16, settings bool) uint16 {
-	if !l.flags.Changed(keyPort) && (!settings || l.source(keyPort) == "") {
+func (l loader) connectPort(otherwise uint16, settings bool) uint16 {
+	if !l.Flags.Changed(keyPort) && (!settings || l.Source(keyPort) == "") {
 		return otherwise
 	}
-	port, err := parsePort(l.text(keyPort))
+	port, err := parsePort(l.Text(keyPort))
 	if err == nil && port == 0 {
 		err = errors.New("0 is not a port to connect to: want 1 to 65535")
 	}
 	if err != nil {
-		l.problems.Add(l.source(keyPort), "%v", err)
+		l.Problems.Add(l.Source(keyPort), "%v", err)
 		return otherwise
 	}
 	return port
 }
 
 // portals returns the portals of --host, each with its own port or the given one.
-func (f *xmlFlags) portals(l *loader, port uint16) []libvirt.Portal {
+func (f *xmlFlags) portals(l loader, port uint16) []libvirt.Portal {
 	var all []libvirt.Portal
 	for _, host := range f.hosts {
 		p, err := libvirt.ParsePortal(strings.TrimSpace(host))
 		switch {
 		case err != nil:
-			l.problems.Add("--"+flagHost, "%v", err)
+			l.Problems.Add("--"+flagHost, "%v", err)
 			continue
 		case p.Port == 0:
 			p.Port = port
-		case l.flags.Changed(keyPort) && p.Port != port:
-			l.problems.Add("--"+flagHost+" and --"+keyPort,
+		case l.Flags.Changed(keyPort) && p.Port != port:
+			l.Problems.Add("--"+flagHost+" and --"+keyPort,
 				"%q has another port than %d: give the port only once", host, port)
 		}
 		all = append(all, p)
@@ -283,7 +284,7 @@ func (f *xmlFlags) portals(l *loader, port uint16) []libvirt.Portal {
 
 // explainFields names the flag of each field that the library refuses, and returns a
 // *problems.Error.
-func (l *loader) explainFields(err error) error {
+func (l loader) explainFields(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -319,11 +320,11 @@ func (l *loader) explainFields(err error) error {
 		source := "--" + flagOf[field]
 		switch field {
 		case "LUN.TargetName":
-			source = l.name(keyTargetName)
+			source = l.Name(keyTargetName)
 		case "LUN.AccessMode", "File.AccessMode", "Export.AccessMode":
-			source = l.name(keyAccessMode)
+			source = l.Name(keyAccessMode)
 		}
-		l.problems.Add(source, "%s", wrong.Problem)
+		l.Problems.Add(source, "%s", wrong.Problem)
 	}
-	return l.problems.Err()
+	return l.Problems.Err()
 }

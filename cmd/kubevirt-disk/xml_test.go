@@ -311,10 +311,10 @@ func TestXMLFindsThePortal(t *testing.T) {
 		got := new(xmlFlags).servedPortals(&status.Status{Portals: c.bound}, c.page, l)
 		if c.want == "" {
 			require.Empty(t, got, "nobody listens there")
-			require.ErrorContains(t, l.problems.Err(), "--host: is missing")
+			require.ErrorContains(t, l.Problems.Err(), "--host: is missing")
 			continue
 		}
-		require.NoError(t, l.problems.Err())
+		require.NoError(t, l.Problems.Err())
 		require.Equal(t, c.want, got[0].String())
 	}
 
@@ -323,7 +323,7 @@ func TestXMLFindsThePortal(t *testing.T) {
 	require.Empty(t,
 		f.servedPortals(&status.Status{Portals: []string{"127.0.0.1:3260", "[::1]:3260"}},
 			"10.0.0.5", l))
-	require.ErrorContains(t, l.problems.Err(), "--host: is missing")
+	require.ErrorContains(t, l.Problems.Err(), "--host: is missing")
 	f.hosts = []string{"10.0.0.5"}
 	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3265}},
 		f.servedPortals(&status.Status{Portals: []string{"127.0.0.1:3265"}}, "10.0.0.5", l))

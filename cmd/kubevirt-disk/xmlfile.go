@@ -33,22 +33,22 @@ func (f *xmlFile) isGiven(flags *pflag.FlagSet) bool {
 }
 
 // fileDocument returns the element for an image in a local file.
-func (f *xmlFlags) fileDocument(l *loader) (string, error) {
+func (f *xmlFlags) fileDocument(l loader) (string, error) {
 	for _, flag := range []string{flagStatusURL, flagHost, flagLUN, flagChapUsername, flagInitiator,
 		flagDomain, keyTargetName, keyPort,
 		flagNBD, flagExport, flagTLS, flagReconnect, "secret", "secret-usage", "secret-uuid"} {
-		if l.flags.Changed(flag) {
-			l.problems.Add("--"+flag, "is about a LUN: leave it out, or leave out --%s, --%s and "+
+		if l.Flags.Changed(flag) {
+			l.Problems.Add("--"+flag, "is about a LUN: leave it out, or leave out --%s, --%s and "+
 				"--%s", flagFile, flagOverlay, keyCopyMode)
 		}
 	}
 	file := libvirt.File{Path: f.file.path, Overlay: f.file.overlay,
 		CopyMode: libvirt.CopyMode(f.file.copyMode), ReadOnly: f.readOnly,
-		AccessMode: libvirt.AccessMode(l.text(keyAccessMode)), Serial: f.serial, WWN: f.wwn}
+		AccessMode: libvirt.AccessMode(l.Text(keyAccessMode)), Serial: f.serial, WWN: f.wwn}
 	if file.CopyMode == "" && file.Overlay != "" {
 		file.CopyMode = libvirt.CopyOnWrite
 	}
-	if err := l.problems.Err(); err != nil {
+	if err := l.Problems.Err(); err != nil {
 		return "", err
 	}
 	text, err := file.DiskXML(f.device())

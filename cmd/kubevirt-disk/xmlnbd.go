@@ -53,19 +53,19 @@ func (f *xmlNBD) isGiven(flags *pflag.FlagSet) bool {
 }
 
 // exportDocument returns the element for an export.
-func (f *xmlFlags) exportDocument(ctx context.Context, l *loader) (string, error) {
+func (f *xmlFlags) exportDocument(ctx context.Context, l loader) (string, error) {
 	for _, flag := range []string{flagHost, flagChapUsername, flagInitiator, flagDomain,
 		keyTargetName, keyPort, "secret", "secret-usage", "secret-uuid"} {
-		if l.flags.Changed(flag) {
-			l.problems.Add("--"+flag, "is about iSCSI: leave it out, or leave out --%s", flagNBD)
+		if l.Flags.Changed(flag) {
+			l.Problems.Add("--"+flag, "is about iSCSI: leave it out, or leave out --%s", flagNBD)
 		}
 	}
 	if f.nbd.address == "" {
-		l.problems.Add("--"+flagNBD, "is missing: want unix:PATH, HOST or HOST:PORT")
+		l.Problems.Add("--"+flagNBD, "is missing: want unix:PATH, HOST or HOST:PORT")
 	}
 	var e libvirt.Export
 	var err error
-	if l.flags.Changed(flagStatusURL) {
+	if l.Flags.Changed(flagStatusURL) {
 		e, err = f.servedExport(ctx, l)
 	} else {
 		e, err = f.describedExport(l)
@@ -76,7 +76,7 @@ func (f *xmlFlags) exportDocument(ctx context.Context, l *loader) (string, error
 	e.ReadOnly = e.ReadOnly || f.readOnly
 	e.TLS = e.TLS || f.nbd.tls
 	e.Reconnect = f.nbd.reconnect
-	if l.flags.Changed(flagExport) {
+	if l.Flags.Changed(flagExport) {
 		e.Name = f.nbd.export
 	}
 	text, err := e.DiskXML(f.device())
@@ -84,37 +84,37 @@ func (f *xmlFlags) exportDocument(ctx context.Context, l *loader) (string, error
 }
 
 // describedExport returns the export as the flags describe it.
-func (f *xmlFlags) describedExport(l *loader) (libvirt.Export, error) {
-	e := libvirt.Export{AccessMode: libvirt.AccessMode(l.text(keyAccessMode)), Serial: f.serial,
+func (f *xmlFlags) describedExport(l loader) (libvirt.Export, error) {
+	e := libvirt.Export{AccessMode: libvirt.AccessMode(l.Text(keyAccessMode)), Serial: f.serial,
 		WWN: f.wwn}
-	if l.flags.Changed(flagLUN) {
+	if l.Flags.Changed(flagLUN) {
 		e.Name = strconv.Itoa(f.lun)
 	}
 	if f.nbd.address == nbdAuto {
-		l.problems.Add("--"+flagNBD, "auto needs a daemon to ask (--%s)", flagStatusURL)
+		l.Problems.Add("--"+flagNBD, "auto needs a daemon to ask (--%s)", flagStatusURL)
 	}
 	f.nbd.at(&e, l)
-	return e, l.problems.Err()
+	return e, l.Problems.Err()
 }
 
 // at sets where an export is.
-func (f *xmlNBD) at(e *libvirt.Export, l *loader) {
+func (f *xmlNBD) at(e *libvirt.Export, l loader) {
 	if path, ok := strings.CutPrefix(f.address, nbdSocket); ok {
 		e.Socket = path
 		if path == "" {
-			l.problems.Add("--"+flagNBD, "unix: names no socket: want unix:PATH")
+			l.Problems.Add("--"+flagNBD, "unix: names no socket: want unix:PATH")
 		}
 		return
 	}
 	portal, err := libvirt.ParsePortal(f.address)
 	if err != nil && f.address != "" {
-		l.problems.Add("--"+flagNBD, "%v, or unix:PATH", err)
+		l.Problems.Add("--"+flagNBD, "%v, or unix:PATH", err)
 	}
 	e.Portal = portal
 }
 
 // servedExport asks the daemon at --status-url for the LUN of --lun, or for its only LUN.
-func (f *xmlFlags) servedExport(ctx context.Context, l *loader) (libvirt.Export, error) {
+func (f *xmlFlags) servedExport(ctx context.Context, l loader) (libvirt.Export, error) {
 	said, pageHost, err := f.ask(ctx, l)
 	if err != nil {
 		return libvirt.Export{}, err
@@ -124,21 +124,21 @@ func (f *xmlFlags) servedExport(ctx context.Context, l *loader) (libvirt.Export,
 		return libvirt.Export{}, err
 	}
 	e := pages.ExportForLibvirt(&served, said).For(f.device())
-	if l.flags.Changed(flagSerial) {
+	if l.Flags.Changed(flagSerial) {
 		e.Serial = f.serial
 	}
-	if l.flags.Changed(flagWWN) {
+	if l.Flags.Changed(flagWWN) {
 		e.WWN = f.wwn
 	}
 	if f.nbd.address != nbdAuto {
 		f.nbd.at(&e, l)
 	} else if !atDaemon(&e, said, pageHost) {
-		l.problems.Add("--"+flagNBD, "auto finds nothing: none of the daemon's portals of NBD "+
+		l.Problems.Add("--"+flagNBD, "auto finds nothing: none of the daemon's portals of NBD "+
 			"(%s) can be reached from where its page was asked; name one that can",
 			strings.Join(said.NBDPortals, ", "))
 	}
 	e.TLS = said.NBDTLS && e.Socket == ""
-	return e, l.problems.Err()
+	return e, l.Problems.Err()
 }
 
 // atDaemon finds a portal of NBD that can be reached from where the daemon's page was asked: on

@@ -19,7 +19,7 @@ import (
 )
 
 // servedLUN asks the daemon at --status-url for the LUN of --lun, or for its only LUN.
-func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error) {
+func (f *xmlFlags) servedLUN(ctx context.Context, l loader) (libvirt.LUN, error) {
 	said, pageHost, err := f.ask(ctx, l)
 	if err != nil {
 		return libvirt.LUN{}, err
@@ -33,39 +33,39 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 	}
 	lun := pages.ForLibvirt(&served, said.TargetName).For(f.device())
 	// An empty flag means that the guest sees no serial number.
-	if l.flags.Changed(flagSerial) {
+	if l.Flags.Changed(flagSerial) {
 		lun.Serial = f.serial
 	}
-	if l.flags.Changed(flagWWN) {
+	if l.Flags.Changed(flagWWN) {
 		lun.WWN = f.wwn
 	}
 	switch asks, given := said.Authentication != status.AuthNone, f.credential.Username != ""; {
 	case asks && !given:
-		l.problems.Add("--"+flagChapUsername, "is missing: the daemon at --%s asks for CHAP",
+		l.Problems.Add("--"+flagChapUsername, "is missing: the daemon at --%s asks for CHAP",
 			flagStatusURL)
 	case given && !asks:
-		l.problems.Add("--"+flagChapUsername,
+		l.Problems.Add("--"+flagChapUsername,
 			"the daemon at --%s has no CHAP, and QEMU cannot log in there with a credential: "+
 				"leave it out, or give the daemon a credential too", flagStatusURL)
 	}
 	lun.Portals = f.servedPortals(said, pageHost, l)
-	return lun, l.problems.Err()
+	return lun, l.Problems.Err()
 }
 
 // ask asks the daemon at --status-url. It also returns the host of its page.
-func (f *xmlFlags) ask(ctx context.Context, l *loader) (said *status.Status, pageHost string,
+func (f *xmlFlags) ask(ctx context.Context, l loader) (said *status.Status, pageHost string,
 	err error) {
 	for _, key := range []string{keyTargetName, keyAccessMode} {
-		if l.flags.Changed(key) {
-			l.problems.Add("--"+key, "the daemon at --%s already reports it: leave one of them out",
+		if l.Flags.Changed(key) {
+			l.Problems.Add("--"+key, "the daemon at --%s already reports it: leave one of them out",
 				flagStatusURL)
 		}
 	}
 	page, err := statusPage(f.statusURL)
 	if err != nil {
-		l.problems.Add("--"+flagStatusURL, "%v", err)
+		l.Problems.Add("--"+flagStatusURL, "%v", err)
 	}
-	if err := l.problems.Err(); err != nil {
+	if err := l.Problems.Err(); err != nil {
 		return nil, "", err
 	}
 	said, err = askStatus(ctx, page.String())
@@ -129,7 +129,7 @@ func withoutURL(err error) error {
 
 // choose finds the LUN in a status. The LUN must be ready: before that, its serial number is
 // unknown.
-func (f *xmlFlags) choose(said *status.Status, l *loader) (status.LUN, error) {
+func (f *xmlFlags) choose(said *status.Status, l loader) (status.LUN, error) {
 	var numbers []string
 	for _, one := range said.LUNs {
 		numbers = append(numbers, fmt.Sprintf("%d (%s)", one.LUN, one.Image))
@@ -137,7 +137,7 @@ func (f *xmlFlags) choose(said *status.Status, l *loader) (status.LUN, error) {
 	list := strings.Join(numbers, ", ")
 	var found *status.LUN
 	for i, one := range said.LUNs {
-		if int(one.LUN) == f.lun || !l.flags.Changed(flagLUN) && len(said.LUNs) == 1 {
+		if int(one.LUN) == f.lun || !l.Flags.Changed(flagLUN) && len(said.LUNs) == 1 {
 			found = &said.LUNs[i]
 		}
 	}
@@ -145,12 +145,12 @@ func (f *xmlFlags) choose(said *status.Status, l *loader) (status.LUN, error) {
 	case len(said.LUNs) == 0:
 		return status.LUN{}, fmt.Errorf("the daemon has no LUN yet, it is %s: ask again "+
 			"when /readyz answers 200", said.State)
-	case found == nil && l.flags.Changed(flagLUN):
-		l.problems.Add("--"+flagLUN, "the daemon has no LUN %d: it has %s", f.lun, list)
-		return status.LUN{}, l.problems.Err()
+	case found == nil && l.Flags.Changed(flagLUN):
+		l.Problems.Add("--"+flagLUN, "the daemon has no LUN %d: it has %s", f.lun, list)
+		return status.LUN{}, l.Problems.Err()
 	case found == nil:
-		l.problems.Add("--"+flagLUN, "is missing: the daemon has %s", list)
-		return status.LUN{}, l.problems.Err()
+		l.Problems.Add("--"+flagLUN, "is missing: the daemon has %s", list)
+		return status.LUN{}, l.Problems.Err()
 	case !found.Ready:
 		return status.LUN{}, fmt.Errorf("LUN %d (%s) is not ready: ask again when /readyz "+
 			"answers 200", found.LUN, found.Image)
@@ -162,7 +162,7 @@ func (f *xmlFlags) choose(said *status.Status, l *loader) (status.LUN, error) {
 // machines can reach, or those on loopback if the status page was asked there. A portal on every
 // address is reached at the host of the status page.
 func (f *xmlFlags) servedPortals(said *status.Status, pageHost string,
-	l *loader) []libvirt.Portal {
+	l loader) []libvirt.Portal {
 	bound, usable := reachable(said.Portals, pageHost)
 	port := uint16(defaultPort)
 	if len(bound) > 0 {
@@ -172,7 +172,7 @@ func (f *xmlFlags) servedPortals(said *status.Status, pageHost string,
 		return f.portals(l, l.connectPort(port, false))
 	}
 	if len(usable) == 0 {
-		l.problems.Add("--"+flagHost, "is missing: none of the daemon's portals (%s) can be "+
+		l.Problems.Add("--"+flagHost, "is missing: none of the daemon's portals (%s) can be "+
 			"reached at the address of its page; name an address that leads to one",
 			strings.Join(said.Portals, ", "))
 		return nil
