@@ -11,7 +11,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
@@ -38,53 +37,15 @@ import (
 
 // Options are the settings of all controllers.
 type Options struct {
-	// Server is the image of kubevirt-disk that serves disks.
-	Server string
-	// ClaimSize is the size of a claim whose identity names none.
-	ClaimSize resource.Quantity
-	// UsageTypes are the storage classes by the usage types that users may name.
-	UsageTypes map[string]string
-	// ReadWriteOnce are the storage classes whose volumes do not have ReadWriteOncePod. "*" means
-	// all.
-	ReadWriteOnce []string
-	// SnapshotClass is the VolumeSnapshotClass of images; "": the driver's default.
-	SnapshotClass string
-	// PullSecret is the name of the secret, in the namespaces of identities, with the credential
-	// of the registry from which images for snapshots are fetched; "": none.
-	PullSecret string
-	// PullCA is the name of the ConfigMap there with certificates that are trusted for it, too; "":
-	// none.
-	PullCA string
-	// Without lists features of Optional that are turned off. Objects that need one say so in their
-	// conditions, and the controller needs no rights for it.
-	Without []string
-	// MoveImage is the image of kubevirt-disk-controller that moves disks of type Local to other
-	// nodes; "": they stay where they are.
-	MoveImage string
-	// FillClaims fills the claims that name a VMImage as their source.
-	FillClaims bool
-	// Volumes makes the PersistentVolumes that identities with attachment Service ask for.
-	Volumes bool
-	// Namespaces to work in, as given to Cache; none: all.
-	Namespaces []string
+	objects.Options
 	// Signatures says whose signatures images must have. The zero value: nobody's.
 	Signatures verify.Options
-	// Follow are the registries whose tags may be followed: see follow.Options.
-	Follow []string
-	// Concurrency is how many objects of a kind are handled at once.
-	Concurrency int
 }
 
-// Features that can be turned off.
-const (
-	exports   = "exports"
-	pets      = "pets"
-	services  = "services"
-	snapshots = "snapshots"
-)
-
 // Optional lists the features that Options.Without can turn off.
-func Optional() []string { return []string{exports, pets, services, snapshots} }
+func Optional() []string {
+	return []string{objects.Exports, objects.Pets, objects.Services, objects.Snapshots}
+}
 
 // Check returns what is wrong with the options, in words for the person who set them.
 func (o Options) Check() error {
@@ -120,54 +81,34 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		objects.IndexIdentity, objects.ByIdentity); err != nil {
 		return err
 	}
-	o.Signatures.Concurrency = o.Concurrency
-	verifier := &verify.Verifier{Live: mgr.GetAPIReader(), Options: o.Signatures}
-	may, err := verify.Setup(mgr, verifier)
-	if err != nil {
+	kit := objects.NewKit(mgr, o.Options)
+	verifier := &verify.Verifier{Live: kit.Live, Options: o.Signatures}
+	var err error
+	if kit.Images, err = verify.Setup(mgr, kit, verifier); err != nil {
 		return err
 	}
-	volumeSnapshots, err := snapshot.Setup(mgr, snapshot.Options{Server: o.Server,
-		ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes, SnapshotClass: o.SnapshotClass,
-		PullSecret: o.PullSecret, PullCA: o.PullCA, Concurrency: o.Concurrency, Images: may,
-		Off: slices.Contains(o.Without, snapshots)})
-	if err != nil {
+	if kit.Snapshots, err = snapshot.Setup(mgr, kit); err != nil {
 		return err
 	}
 	var mover pod.Mover
 	if o.MoveImage != "" {
-		mover = &local.Wishes{Live: mgr.GetAPIReader()}
-		if err := local.Setup(mgr, local.Options{Image: o.MoveImage,
-			Concurrency: o.Concurrency}); err != nil {
+		mover = &local.Wishes{Live: kit.Live}
+		if err := local.Setup(mgr, kit); err != nil {
 			return err
 		}
 	}
 	if o.FillClaims {
-		f := fill.Options{Server: o.Server, Namespaces: o.Namespaces, Concurrency: o.Concurrency}
+		var keys fill.Keys
 		if o.Signatures.Policies != "" {
-			f.Keys = verifier.Keys
+			keys = verifier.Keys
 		}
-		if err := fill.Setup(mgr, f); err != nil {
+		if err := fill.Setup(mgr, kit, keys); err != nil {
 			return err
 		}
 	}
-	return errors.Join(
-		pet.Setup(mgr, pet.Options{Off: slices.Contains(o.Without, pets),
-			Concurrency: o.Concurrency}),
-		export.Setup(mgr, export.Options{Off: slices.Contains(o.Without, exports),
-			Server: o.Server, Concurrency: o.Concurrency, Images: may}),
-		service.Setup(mgr, service.Options{Off: slices.Contains(o.Without, services),
-			Server: o.Server, Volumes: o.Volumes, ClaimSize: o.ClaimSize,
-			Concurrency: o.Concurrency, Images: may}),
-		identity.Setup(mgr, identity.Options{ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes,
-			ReadWriteOnce: o.ReadWriteOnce, Snapshots: volumeSnapshots, Concurrency: o.Concurrency,
-			Images: may}),
-		pod.Setup(mgr, pod.Options{Mover: mover, Concurrency: o.Concurrency, Images: may}),
-		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Snapshots: volumeSnapshots != nil,
-			Concurrency: o.Concurrency}),
-		follow.Setup(mgr, &follow.Reconciler{Verifier: verifier, Options: follow.Options{
-			Registries: o.Follow, Concurrency: o.Concurrency}}),
-		hydration.Setup(mgr, hydration.Options{Concurrency: o.Concurrency}),
-	)
+	return errors.Join(pet.Setup(mgr, kit), export.Setup(mgr, kit), service.Setup(mgr, kit),
+		identity.Setup(mgr, kit), pod.Setup(mgr, kit, mover), set.Setup(mgr, kit),
+		follow.Setup(mgr, kit, verifier), hydration.Setup(mgr, kit))
 }
 
 // Scheme has the types that the controllers read and write.

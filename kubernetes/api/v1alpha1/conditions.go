@@ -1,5 +1,7 @@
 package v1alpha1
 
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 // Conditions of a VMIdentity. A VMIdentitySet and a VMPet have a condition Ready, too.
 const (
 	// ConditionReady says that a pod may start with this disk.
@@ -112,3 +114,15 @@ const (
 	ReasonHandedOver        = "HandedOver"
 	ReasonHandoverCancelled = "HandoverCancelled"
 )
+
+// GetConditions are the conditions in the status.
+func (o *VMIdentity) GetConditions() []metav1.Condition { return o.Status.Conditions }
+
+// GetConditions are the conditions in the status.
+func (o *VMIdentitySet) GetConditions() []metav1.Condition { return o.Status.Conditions }
+
+// GetConditions are the conditions in the status.
+func (o *VMIdentitySnapshot) GetConditions() []metav1.Condition { return o.Status.Conditions }
+
+// GetConditions are the conditions in the status.
+func (o *VMPet) GetConditions() []metav1.Condition { return o.Status.Conditions }

@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -25,26 +24,8 @@ import (
 	"kubevirt.io/disk/kubernetes/vmdisk"
 )
 
-// Options are the settings of the controller.
-type Options struct {
-	// Off exports nothing. Identities with an export report that.
-	Off bool
-	// Server is the image of kubevirt-disk that commits disks.
-	Server string
-	// Images says which images may be used. nil: all may.
-	Images objects.Images
-	// Concurrency is how many identities are handled at once. 0: one.
-	Concurrency int
-}
-
 // Reconciler exports disks.
-type Reconciler struct {
-	Client client.Client
-	// Live reads pods and claims from the API server, because the cache may be late.
-	Live    client.Reader
-	Events  events.EventRecorder
-	Options Options
-}
+type Reconciler struct{ objects.Kit }
 
 // policy is the name of the admission policy that compares an export with its VMIdentity.
 const policy = "exports.controller." + v1alpha1.Group
@@ -73,11 +54,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		c.Type = v1alpha1.ConditionExported
 		objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
 	}
-	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
-	}
-	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
-	return ctrl.Result{RequeueAfter: again}, nil
+	return ctrl.Result{RequeueAfter: again}, r.Report(ctx, before, id)
 }
 
 func not(reason, format string, args ...any) *metav1.Condition {
@@ -88,7 +65,7 @@ func not(reason, format string, args ...any) *metav1.Condition {
 // step does the next step, and returns the condition (nil: none), and when to look again.
 func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1.Condition,
 	time.Duration, error) {
-	if r.Options.Off {
+	if r.Options.Off(objects.Exports) {
 		id.Status.Export = nil // no pod waits for it
 		return not(v1alpha1.ReasonInvalid, "exports are turned off (--without=exports)"), 0, nil
 	}
@@ -145,7 +122,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav
 		return not(v1alpha1.ReasonClaimPending, "the disk has no volume yet, and so nothing to "+
 			"export"), look, nil
 	}
-	if reason, message, err := objects.Held(ctx, r.Options.Images, id); err != nil {
+	if reason, message, err := r.Held(ctx, id); err != nil {
 		return nil, 0, err
 	} else if reason != "" {
 		return not(reason, "the layers of the disk's image are not read: %s", message), look, nil
@@ -270,14 +247,10 @@ func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 }
 
 // Setup adds the controller to a manager.
-func Setup(mgr ctrl.Manager, o Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
-		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Options: o}
-	b := ctrl.NewControllerManagedBy(mgr).
-		Named("export").
-		For(&v1alpha1.VMIdentity{}).
-		WithOptions(objects.Working(o.Concurrency))
-	if !o.Off {
+func Setup(mgr ctrl.Manager, kit objects.Kit) error {
+	r := &Reconciler{kit}
+	b := r.For(mgr, "export", &v1alpha1.VMIdentity{})
+	if !r.Options.Off(objects.Exports) {
 		// The end of a pod lets the disk be exported.
 		b = b.Owns(&batchv1.Job{}).Watches(&corev1.Pod{},
 			handler.EnqueueRequestsFromMapFunc(objects.Identities))

@@ -59,9 +59,9 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 		WithStatusSubresource(id, &batchv1.Job{}, &corev1.Pod{}).Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Exports: true})
 	c := role.Cache(calls.Client(w.WithWatch))
-	w.r = &Reconciler{Client: c, Live: role.Live(calls.Client(w.WithWatch)),
+	w.r = &Reconciler{objects.Kit{Client: c, Live: role.Live(calls.Client(w.WithWatch)),
 		Events:  events.NewFakeRecorder(1000),
-		Options: Options{Server: "kubevirt.io:disk"}}
+		Options: objects.Options{Server: "kubevirt.io:disk"}}}
 	return w
 }
 
@@ -209,9 +209,9 @@ func TestWhoWaits(t *testing.T) {
 		"no volume": {func(_ *world, id *v1alpha1.VMIdentity) { id.Status.Conditions = nil },
 			"ClaimPending", "no volume yet"},
 		"an image that may not be used": {func(w *world, _ *v1alpha1.VMIdentity) {
-			w.r.Options.Images = new(controllertest.Refusing(v1alpha1.ReasonNotSigned))
+			w.r.Images = new(controllertest.Refusing(v1alpha1.ReasonNotSigned))
 		}, "NotSigned", "are not read: the image has no signature"},
-		"no exports": {func(w *world, _ *v1alpha1.VMIdentity) { w.r.Options.Off = true }, "Invalid",
+		"no exports": {func(w *world, _ *v1alpha1.VMIdentity) { w.r.Options.Without = []string{objects.Exports} }, "Invalid",
 			"turned off"},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -14,7 +14,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -24,32 +23,21 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// Options are the settings of the controller.
-type Options struct {
-	// Server is the image of kubevirt-disk that fetches disks.
-	Server string
-	// Keys returns the keys of which one must have signed an image that is fetched in a
-	// namespace (none: nothing is asked), or a reason why it may not be fetched. nil: nothing is
-	// asked of any.
-	Keys func(ctx context.Context, namespace, image string) (keys []signature.Key, reason,
-		message string, err error)
-	// Namespaces to work in; none: all.
-	Namespaces []string
-	// Concurrency is how many VMImages are handled at once. 0: one.
-	Concurrency int
-}
+// Keys returns the keys of which one must have signed an image that is fetched in a namespace (none:
+// nothing is asked), or a reason why it may not be fetched.
+type Keys func(ctx context.Context, namespace, image string) (keys []signature.Key, reason,
+	message string, err error)
 
-// Reconciler fills the claims of a VMImage.
+// Reconciler fills the claims of a VMImage. Live reads volumes and pods, and claims before a volume
+// is given away.
 type Reconciler struct {
-	Client client.Client
+	objects.Kit
 	// Claims reads all claims from a cache, with index indexImage.
 	Claims client.Reader
-	// Live reads from the API server: volumes and pods, and claims before a volume is given away.
-	Live   client.Reader
-	Events events.EventRecorder
 	// Ask asks the pod that fetches a disk how far it is.
-	Ask     func(ctx context.Context, address string) (status.Progress, error)
-	Options Options
+	Ask func(ctx context.Context, address string) (status.Progress, error)
+	// Keys are those that images must be signed by. nil: nothing is asked of any.
+	Keys Keys
 
 	aside objects.Aside[map[types.UID]string]
 	mu    sync.Mutex
@@ -284,10 +272,10 @@ func (r *Reconciler) wait(ctx context.Context, claim *corev1.PersistentVolumeCla
 // not be fetched.
 func (r *Reconciler) signed(ctx context.Context, image *v1alpha1.VMImage) (*v1alpha1.VMImage,
 	*state, error) {
-	if r.Options.Keys == nil {
+	if r.Keys == nil {
 		return image, nil, nil
 	}
-	keys, reason, message, err := r.Options.Keys(ctx, image.Namespace, image.Spec.Image)
+	keys, reason, message, err := r.Keys(ctx, image.Namespace, image.Spec.Image)
 	if err != nil {
 		return nil, nil, err
 	}

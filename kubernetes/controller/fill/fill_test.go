@@ -28,6 +28,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/status"
 )
@@ -76,11 +77,12 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 		}}).Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Fill: true})
 	c := role.Cache(calls.Client(w.WithWatch))
-	w.r = &Reconciler{Client: c, Claims: c, Live: role.Live(calls.Client(w.WithWatch)),
-		Events: w.events,
+	w.r = &Reconciler{Claims: c, Kit: objects.Kit{Client: c,
+		Live: role.Live(calls.Client(w.WithWatch)), Events: w.events,
+		Options: objects.Options{Server: "kubevirt.io:disk"}},
 		Ask: func(context.Context, string) (status.Progress, error) {
 			return status.Progress{}, errors.New("no answer")
-		}, Options: Options{Server: "kubevirt.io:disk"}}
+		}}
 	w.make(controllertest.DefaultClass())
 	w.make(&v1alpha1.VMImage{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "fedora"},
 		Spec: v1alpha1.VMImageSpec{Image: image}})
@@ -472,7 +474,7 @@ func TestPolicy(t *testing.T) {
 				policy, err = signature.ParseKeys([]byte(strings.Join(c.policy, "\n")))
 				require.NoError(t, err)
 			}
-			w.r.Options.Keys = func(_ context.Context, in, name string) ([]signature.Key, string,
+			w.r.Keys = func(_ context.Context, in, name string) ([]signature.Key, string,
 				string, error) {
 				require.Equal(t, ns+" "+image, in+" "+name)
 				return policy, c.refused, "denied", nil

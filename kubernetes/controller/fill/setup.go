@@ -29,13 +29,13 @@ func byImage(o client.Object) []string {
 
 // Setup adds the controller to a manager. It has a cache of its own: that of the manager has only
 // the claims of identities.
-func Setup(mgr ctrl.Manager, o Options) error {
+func Setup(mgr ctrl.Manager, kit objects.Kit, keys Keys) error {
 	all := cache.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
 		HTTPClient: mgr.GetHTTPClient(), ByObject: map[client.Object]cache.ByObject{
 			&corev1.PersistentVolumeClaim{}: {Transform: strip}}}
-	if len(o.Namespaces) > 0 {
+	if len(kit.Options.Namespaces) > 0 {
 		all.DefaultNamespaces = map[string]cache.Config{}
-		for _, n := range o.Namespaces {
+		for _, n := range kit.Options.Namespaces {
 			all.DefaultNamespaces[n] = cache.Config{}
 		}
 	}
@@ -50,16 +50,12 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err := mgr.Add(claims); err != nil {
 		return err
 	}
-	r := &Reconciler{Client: mgr.GetClient(), Claims: claims, Live: mgr.GetAPIReader(),
-		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Ask: objects.ReadProgress, Options: o}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("fill").
-		For(&v1alpha1.VMImage{}).
+	r := &Reconciler{Kit: kit, Claims: claims, Ask: objects.ReadProgress, Keys: keys}
+	return r.For(mgr, "fill", &v1alpha1.VMImage{}).
 		WatchesRawSource(source.Kind(claims, client.Object(&corev1.PersistentVolumeClaim{}),
 			handler.EnqueueRequestsFromMapFunc(ofImage))).
 		WatchesRawSource(r.aside.Source()).
 		Watches(&batchv1.Job{}, handler.EnqueueRequestsFromMapFunc(ofImage)).
-		WithOptions(objects.Working(o.Concurrency)).
 		Complete(objects.Reconciler(r))
 }
 

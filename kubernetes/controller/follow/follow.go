@@ -20,10 +20,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
@@ -33,34 +31,21 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// Options are the settings of the controller.
-type Options struct {
-	// Registries are those whose tags are followed: HOST, or HOST/PATH with all below it. none:
-	// sets that follow a tag report that.
-	Registries []string
-	// Concurrency is how many sets are handled at once. 0: one.
-	Concurrency int
-}
-
 // Reconciler follows tags.
 type Reconciler struct {
-	Client   client.Client
-	Events   events.EventRecorder
+	objects.Kit
 	Verifier *verify.Verifier
-	Options  Options
 }
 
-// Setup adds the controller to a manager. The verifier and the options of r are as they shall be.
-func Setup(mgr ctrl.Manager, r *Reconciler) error {
-	r.Client, r.Events = mgr.GetClient(), mgr.GetEventRecorder(v1alpha1.FieldManager)
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("follow").
+// Setup adds the controller to a manager.
+func Setup(mgr ctrl.Manager, kit objects.Kit, v *verify.Verifier) error {
+	r := &Reconciler{kit, v}
+	return r.
 		// Others write the status often, and that is no reason to ask a registry.
-		For(&v1alpha1.VMIdentitySet{}, builder.WithPredicates(predicate.Funcs{
+		For(mgr, "follow", &v1alpha1.VMIdentitySet{}, builder.WithPredicates(predicate.Funcs{
 			UpdateFunc: func(e event.UpdateEvent) bool {
 				return objects.Anew(e.ObjectOld, e.ObjectNew)
 			}})).
-		WithOptions(objects.Working(r.Options.Concurrency)).
 		Complete(objects.Reconciler(r))
 }
 
@@ -97,29 +82,24 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			news = c.Message
 		}
 	}
-	if err := objects.PatchStatus(ctx, r.Client, before, set); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
-	}
-	r.tell(before, set, news)
-	return ctrl.Result{RequeueAfter: again}, nil
+	return ctrl.Result{RequeueAfter: again}, r.report(ctx, before, set, news)
 }
 
-// tell sends an event for each change of the digest, and for what is wrong, once.
-func (r *Reconciler) tell(before, set *v1alpha1.VMIdentitySet, news string) {
-	followed := func(reason string) bool {
-		return reason == v1alpha1.ReasonFollowed || reason == v1alpha1.ReasonWentBack
-	}
-	objects.TellAs(func(reason string) string {
-		if followed(reason) {
+// report writes the status, and sends an event for each change of the digest, and for what is
+// wrong, once.
+func (r *Reconciler) report(ctx context.Context, before, set *v1alpha1.VMIdentitySet,
+	news string) error {
+	err := r.ReportAs(ctx, before, set, func(reason string) string {
+		if reason == v1alpha1.ReasonFollowed || reason == v1alpha1.ReasonWentBack {
 			return ""
 		}
 		return objects.EventType(reason)
-	}, r.Events, set, before.Status.Conditions, set.Status.Conditions)
-	if news == "" {
-		return
+	})
+	if news != "" && err == nil {
+		c := meta.FindStatusCondition(set.Status.Conditions, v1alpha1.ConditionFollowed)
+		objects.Event(r.Events, set, nil, c.Reason, news)
 	}
-	c := meta.FindStatusCondition(set.Status.Conditions, v1alpha1.ConditionFollowed)
-	objects.Event(r.Events, set, nil, c.Reason, news)
+	return err
 }
 
 func interval(set *v1alpha1.VMIdentitySet) time.Duration {
@@ -130,9 +110,9 @@ func interval(set *v1alpha1.VMIdentitySet) time.Duration {
 }
 
 // allowed reports whether the administrator lets tags of a reference's repository be followed.
-func (o Options) allowed(ref transport.Reference) bool {
+func (r *Reconciler) allowed(ref transport.Reference) bool {
 	name := ref.RepositoryText()
-	return ref.Remote() && slices.ContainsFunc(o.Registries, func(prefix string) bool {
+	return ref.Remote() && slices.ContainsFunc(r.Options.Follow, func(prefix string) bool {
 		return name == prefix || strings.HasPrefix(name, strings.TrimSuffix(prefix, "/")+"/")
 	})
 }
@@ -153,7 +133,7 @@ func (r *Reconciler) look(ctx context.Context, set *v1alpha1.VMIdentitySet) (c m
 				v1alpha1.DigestOf(set.NewImage())}, false, nil
 	}
 	ref, err := transport.ParseReference(name)
-	if err != nil || !r.Options.allowed(ref) {
+	if err != nil || !r.allowed(ref) {
 		return not(v1alpha1.ReasonInvalid, "the tags of %s are not followed: the administrator of "+
 			"the cluster names the registries (--follow-registry)", from)
 	}

@@ -20,6 +20,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/controller/verify"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
@@ -67,8 +68,8 @@ func newScene(t *testing.T) *scene {
 	s.World = controllertest.New(t, nil, set,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: controllertest.Namespace}})
 	s.Allow(t, controllertest.Settings{Signatures: true})
-	s.r = &Reconciler{Client: s.Client, Events: s.World,
-		Options: Options{Registries: []string{s.host() + "/vm"}},
+	s.r = &Reconciler{Kit: objects.Kit{Client: s.Client, Events: s.World,
+		Options: objects.Options{Follow: []string{s.host() + "/vm"}}},
 		Verifier: &verify.Verifier{Live: s.Live, Options: verify.Options{Policies: dir,
 			Registry: transport.Options{Insecure: []string{s.host()},
 				Timeout: time.Second, Idle: time.Second}}}}
@@ -207,10 +208,10 @@ func TestNothingIsTaken(t *testing.T) {
 			s.r.Verifier.Options.Policies = ""
 			s.registry.Tags["stable"] = s.registry.Add([]byte("<html>"))
 		}, "Invalid"},
-		"another registry": {func(s *scene) { s.r.Options.Registries = []string{"a.example.com"} },
+		"another registry": {func(s *scene) { s.r.Options.Follow = []string{"a.example.com"} },
 			"Invalid"},
 		"the beginning of a name": {func(s *scene) {
-			s.r.Options.Registries = []string{s.host() + "/v"}
+			s.r.Options.Follow = []string{s.host() + "/v"}
 		}, "Invalid"},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -28,10 +27,7 @@ import (
 
 // Reconciler asks pods and writes condition Hydrated.
 type Reconciler struct {
-	client.Client
-	// Live reads from the API server, because the cache may be late.
-	Live   client.Reader
-	Events events.EventRecorder
+	objects.Kit
 	// Ask asks the pages of a pod how far its disk is.
 	Ask func(ctx context.Context, address string) (Answer, error)
 
@@ -127,11 +123,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		c.Message = message(id, pod)
 	}
 	objects.SetCondition(&id.Status.Conditions, id.Generation, c)
-	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
+	if err := r.Report(ctx, before, id); err != nil {
 		r.hurry(req.NamespacedName)
-		return ctrl.Result{}, fmt.Errorf("status: %w", err)
+		return ctrl.Result{}, err
 	}
-	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
 	if c.Status == metav1.ConditionTrue || c.Reason == v1alpha1.ReasonImageKept {
 		r.forget(req.NamespacedName)
 		return ctrl.Result{}, nil
@@ -268,26 +263,16 @@ func (r *Reconciler) forget(id types.NamespacedName) {
 	r.aside.Forget(id)
 }
 
-// Options are the settings of the controller.
-type Options struct {
-	// Concurrency is how many pods are asked at once. 0: one.
-	Concurrency int
-}
-
 // Setup adds the controller to a manager, whose cache has objects.IndexIdentity of pods.
-func Setup(mgr ctrl.Manager, o Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Ask: ask,
-		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("hydration").
-		For(&v1alpha1.VMIdentity{}).
+func Setup(mgr ctrl.Manager, kit objects.Kit) error {
+	r := &Reconciler{Kit: kit, Ask: ask}
+	return r.For(mgr, "hydration", &v1alpha1.VMIdentity{}).
 		WatchesRawSource(r.aside.Source()).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
 		// A claim may be another one now.
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
-		WithOptions(objects.Working(o.Concurrency)).
 		Complete(objects.Reconciler(r))
 }
 

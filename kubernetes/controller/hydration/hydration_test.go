@@ -59,7 +59,7 @@ func newAsking(t *testing.T, p *corev1.Pod) *asking {
 }
 
 func (a *asking) restart() {
-	a.r = &Reconciler{Client: a.Client, Live: a.Live, Events: a.World,
+	a.r = &Reconciler{Kit: objects.Kit{Client: a.Client, Live: a.Live, Events: a.World},
 		Ask: func(_ context.Context, address string) (Answer, error) {
 			a.asked = append(a.asked, address)
 			return a.answer, a.err

@@ -112,7 +112,7 @@ func (r *Reconciler) from(ctx context.Context, id *v1alpha1.VMIdentity, class *s
 }
 
 func (r *Reconciler) sources() *source.Finder {
-	return &source.Finder{Client: r.Client, Live: r.Live, Snapshots: r.Options.Snapshots}
+	return &source.Finder{Client: r.Client, Live: r.Live, Snapshots: r.Snapshots}
 }
 
 // noSource returns why a claim is not made, or does not get a volume.

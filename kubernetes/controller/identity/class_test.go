@@ -42,7 +42,7 @@ func TestClassMissing(t *testing.T) {
 			require.Equal(t, []string{"Warning ClassMissing"}, w.Events())
 			before := w.claim()
 
-			r := &Reconciler{Client: w.Client}
+			r := &Reconciler{w.kit()}
 			asked := []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(w.identity())}}
 			made := controllertest.DefaultClass()
 			if c.spec.StorageClassName != nil || c.spec.UsageType != "" {
@@ -84,7 +84,7 @@ func TestClassOfRestoredClaim(t *testing.T) {
 func TestClassOfSnapshot(t *testing.T) {
 	gone := "gone"
 	w := newWorld(t, v1alpha1.DiskSpec{StorageClassName: &gone, Population: v1alpha1.Snapshot})
-	w.options.Snapshots = w.Client
+	w.snapshots = w.Client
 	w.settle()
 	w.require("Ready", "False ClassMissing", "there is no StorageClass gone")
 	require.Zero(t, w.Made("PersistentVolumeClaim"))

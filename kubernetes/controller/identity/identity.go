@@ -2,13 +2,10 @@ package identity
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -17,32 +14,8 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// Options are the settings of the controller.
-type Options struct {
-	// ClaimSize is the size of the claim of an identity without a size.
-	ClaimSize resource.Quantity
-	// UsageTypes are the storage classes of usage types, by name.
-	UsageTypes map[string]string
-	// ReadWriteOnce are the storage classes whose volumes do not have access mode ReadWriteOncePod.
-	// "*" means all.
-	ReadWriteOnce []string
-	// Snapshots reads VolumeSnapshots. nil: identities with population Snapshot report that there
-	// are none.
-	Snapshots client.Reader
-	// Images says which images may be used. nil: all may.
-	Images objects.Images
-	// Concurrency is how many identities are handled at once. 0: one.
-	Concurrency int
-}
-
 // Reconciler makes claims and secrets.
-type Reconciler struct {
-	client.Client
-	// Live reads from the API server, because the cache may be late.
-	Live    client.Reader
-	Events  events.EventRecorder
-	Options Options
-}
+type Reconciler struct{ objects.Kit }
 
 // wait says why an identity is not ready. again says that no event announces a change.
 type wait struct {
@@ -78,12 +51,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // keep makes the objects of an identity, and writes its status.
 func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(before, v1alpha1.Finalizer) {
-		with := before.DeepCopy()
-		controllerutil.AddFinalizer(with, v1alpha1.Finalizer)
-		if err := r.Patch(ctx, with, lock(before)); err != nil {
-			return ctrl.Result{}, fmt.Errorf("finalizer: %w", err)
-		}
-		before = with
+		return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.Finalizer, true)
 	}
 	if before.Status.Move != nil {
 		return ctrl.Result{}, nil // package local has the claim, and reports the progress
@@ -94,7 +62,7 @@ func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctr
 		return ctrl.Result{}, err
 	}
 	conclude(id, v)
-	if err := r.write(ctx, before, id); err != nil {
+	if err := r.Report(ctx, before, id); err != nil {
 		return ctrl.Result{}, err
 	}
 	return again(id, v), nil
@@ -103,7 +71,7 @@ func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctr
 // provide makes missing objects, records the objects in the status, and returns whether the
 // identity is ready.
 func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verdict, error) {
-	reason, message, err := objects.Held(ctx, r.Options.Images, id)
+	reason, message, err := r.Held(ctx, id)
 	if err != nil {
 		return verdict{}, err
 	}
@@ -188,15 +156,6 @@ func again(id *v1alpha1.VMIdentity, v verdict) ctrl.Result {
 		after = min(max(time.Since(c.LastTransitionTime.Time), soonest), latest)
 	}
 	return ctrl.Result{RequeueAfter: after}
-}
-
-// write writes the status if it changed, and sends events about the changes.
-func (r *Reconciler) write(ctx context.Context, before, id *v1alpha1.VMIdentity) error {
-	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
-		return fmt.Errorf("status: %w", err)
-	}
-	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
-	return nil
 }
 
 // lock is a merge patch that fails if somebody has written the object since it was read.

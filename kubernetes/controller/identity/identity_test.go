@@ -24,8 +24,10 @@ import (
 
 type world struct {
 	*controllertest.World
-	t       *testing.T
-	options Options
+	t         *testing.T
+	options   objects.Options
+	images    objects.Images
+	snapshots client.Reader
 }
 
 func newWorld(t *testing.T, spec v1alpha1.DiskSpec, others ...client.Object) *world {
@@ -34,15 +36,19 @@ func newWorld(t *testing.T, spec v1alpha1.DiskSpec, others ...client.Object) *wo
 	id.Spec.DiskSpec = spec
 	others = append(others, controllertest.DefaultClass(), controllertest.Class("nvme"))
 	return &world{World: controllertest.New(t, nil, append(others, id)...), t: t,
-		options: Options{ClaimSize: resource.MustParse("20Gi"),
+		options: objects.Options{ClaimSize: resource.MustParse("20Gi"),
 			UsageTypes: map[string]string{"fast": "nvme", "big": "ceph"}}}
+}
+
+func (w *world) kit() objects.Kit {
+	return objects.Kit{Client: w.Client, Live: w.Live, Events: w.World, Options: w.options,
+		Images: w.images, Snapshots: w.snapshots}
 }
 
 func (w *world) settle() {
 	w.t.Helper()
 	w.Settle(w.t, func() []controllertest.Reconciler {
-		return []controllertest.Reconciler{&Reconciler{Client: w.Client, Live: w.Live,
-			Events: w.World, Options: w.options}}
+		return []controllertest.Reconciler{&Reconciler{w.kit()}}
 	}, "vm")
 }
 
@@ -460,8 +466,8 @@ func TestRightsGoFirst(t *testing.T) {
 		if ending {
 			require.NoError(t, w.Base.Delete(t.Context(), namespace))
 		}
-		r := &Reconciler{Client: w.Client, Live: forbidden{w.Live}, Events: w.World,
-			Options: w.options}
+		r := &Reconciler{w.kit()}
+		r.Live = forbidden{w.Live}
 		_, err := r.Reconcile(t.Context(), ctrl.Request{
 			NamespacedName: client.ObjectKeyFromObject(id)})
 		if ending {

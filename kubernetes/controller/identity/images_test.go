@@ -14,7 +14,7 @@ import (
 func TestImageThatIsHeld(t *testing.T) {
 	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
 	refusing := controllertest.Refusing(v1alpha1.ReasonNotSigned)
-	w.options.Images = &refusing
+	w.images = &refusing
 	w.settle()
 	w.require("Ready", "False NotSigned", "the image has no signature")
 	require.Equal(t, []string{"Warning NotSigned"}, w.Events())

@@ -75,12 +75,7 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 			return ctrl.Result{}, err
 		}
 	}
-	without := before.DeepCopy()
-	controllerutil.RemoveFinalizer(without, v1alpha1.Finalizer)
-	if err := r.Patch(ctx, without, lock(before)); client.IgnoreNotFound(err) != nil {
-		return ctrl.Result{}, fmt.Errorf("finalizer: %w", err)
-	}
-	return ctrl.Result{}, nil
+	return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.Finalizer, false)
 }
 
 // letGo removes all our finalizers from an identity of a namespace that is being deleted, if the
@@ -102,15 +97,12 @@ func (r *Reconciler) letGo(ctx context.Context, before *v1alpha1.VMIdentity, why
 		client.FieldOwner(v1alpha1.FieldManager)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("finalizer of claim %s: %w", claim.Name, err)
 	}
-	without := before.DeepCopy()
-	for _, name := range []string{v1alpha1.Finalizer, v1alpha1.FinalizerService,
-		v1alpha1.FinalizerMove} {
-		controllerutil.RemoveFinalizer(without, name)
-	}
-	if err := r.Patch(ctx, without, lock(before)); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("finalizers: %w", err)
-	}
-	return nil
+	return objects.Change(ctx, r.Client, before, func(id *v1alpha1.VMIdentity) {
+		for _, name := range []string{v1alpha1.Finalizer, v1alpha1.FinalizerService,
+			v1alpha1.FinalizerMove} {
+			controllerutil.RemoveFinalizer(id, name)
+		}
+	})
 }
 
 // deleting records in the status what the deletion waits for.
@@ -121,5 +113,5 @@ func (r *Reconciler) deleting(ctx context.Context, before *v1alpha1.VMIdentity, 
 	objects.SetCondition(&id.Status.Conditions, id.Generation, metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,
 		Reason: v1alpha1.ReasonDeleting, Message: m})
-	return r.write(ctx, before, id)
+	return r.Report(ctx, before, id)
 }

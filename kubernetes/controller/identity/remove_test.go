@@ -99,7 +99,8 @@ func TestDeletionThatTheCacheDoesNotKnow(t *testing.T) {
 			}
 			return c.Get(ctx, key, o, opts...)
 		}})
-		r := &Reconciler{Client: late, Live: w.Live, Events: w.World, Options: w.options}
+		r := &Reconciler{w.kit()}
+		r.Client = late
 		// The status that it writes conflicts.
 		_, _ = r.Reconcile(t.Context(), ctrl.Request{
 			NamespacedName: client.ObjectKeyFromObject(before)})

@@ -20,21 +20,14 @@ import (
 )
 
 // Setup adds the controller to a manager.
-func Setup(mgr ctrl.Manager, o Options) error {
-	r := &Reconciler{
-		Client:  mgr.GetClient(),
-		Live:    mgr.GetAPIReader(),
-		Events:  mgr.GetEventRecorder(v1alpha1.FieldManager),
-		Options: o,
-	}
+func Setup(mgr ctrl.Manager, kit objects.Kit) error {
+	r := &Reconciler{kit}
 	// A cache that is not started yet waits for nothing.
 	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.VMIdentity{},
 		source.Index, source.By); err != nil {
 		return err
 	}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("identity").
-		For(&v1alpha1.VMIdentity{}).
+	return r.For(mgr, "identity", &v1alpha1.VMIdentity{}).
 		Owns(&corev1.PersistentVolumeClaim{}).
 		// The end of a pod lets an identity be deleted.
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
@@ -49,7 +42,6 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			source.Clones(r.Client))).
 		Watches(&v1alpha1.VMIdentitySnapshot{}, handler.EnqueueRequestsFromMapFunc(
 			source.Clones(r.Client))).
-		WithOptions(objects.Working(o.Concurrency)).
 		Complete(objects.Reconciler(r))
 }
 

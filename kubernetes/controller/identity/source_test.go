@@ -124,7 +124,7 @@ func ofImage(t *testing.T) (*world, *snapshots) {
 	t.Helper()
 	w := newWorld(t, v1alpha1.DiskSpec{Image: "a", Population: v1alpha1.Snapshot})
 	s := &snapshots{name: source.Golden("a", nil)}
-	w.options.Snapshots = s
+	w.snapshots = s
 	w.settle()
 	w.require("Ready", "False Populating", "the image is looked for")
 	id := w.identity()
@@ -181,7 +181,7 @@ func TestSourceOfBackup(t *testing.T) {
 		claim.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "VolumeSnapshot",
 			Name: "velero-1", APIGroup: &source.SnapshotKind.Group}
 		w := newWorld(t, spec, claim)
-		w.options.Snapshots = &snapshots{}
+		w.snapshots = &snapshots{}
 		w.settle()
 		w.require("Ready", "True Ready", "")
 	}

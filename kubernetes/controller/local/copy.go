@@ -78,7 +78,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		return s, err
 	}
 	if receiver == nil {
-		return r.make(ctx, id, "Job", newReceiver(id, r.Options.Image, from))
+		return r.make(ctx, id, "Job", newReceiver(id, r.Options.MoveImage, from))
 	}
 	args := receiver.Spec.Template.Spec.Containers[0].Args
 	if objects.Ended(receiver).Type == "" && !slices.Equal(args,
@@ -102,7 +102,7 @@ func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (addre
 		return "", s, err
 	}
 	if job == nil {
-		s, err := r.make(ctx, id, "Job", newSender(id, r.Options.Image))
+		s, err := r.make(ctx, id, "Job", newSender(id, r.Options.MoveImage))
 		return "", s, err
 	}
 	switch objects.Ended(job).Type {

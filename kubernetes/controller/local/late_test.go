@@ -39,8 +39,8 @@ func TestCacheIsLate(t *testing.T) {
 		return c.Get(ctx, key, o, opts...)
 	}})
 	newReconciler := func() *local.Reconciler {
-		return &local.Reconciler{Client: cache, Live: w,
-			Events: &events.FakeRecorder{Events: w.events}}
+		return &local.Reconciler{Kit: objects.Kit{Client: cache, Live: w,
+			Events: &events.FakeRecorder{Events: w.events}}}
 	}
 	r := newReconciler()
 	reconcile := func() {

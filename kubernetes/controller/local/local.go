@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -23,23 +22,9 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// Options are the settings of the controller.
-type Options struct {
-	// Image is the image of kubevirt-disk-controller, whose commands move the data.
-	Image string
-	// Concurrency is how many identities are worked on at once. 0: one.
-	Concurrency int
-}
-
-// Reconciler moves disks.
+// Reconciler moves disks. Live reads volumes and nodes, too, which are in no cache.
 type Reconciler struct {
-	client.Client
-	// Live reads from the API server: volumes and nodes, which are in no cache, and everything for
-	// which the cache might be too old.
-	Live    client.Reader
-	Events  events.EventRecorder
-	Options Options
-
+	objects.Kit
 	written written
 }
 
@@ -95,8 +80,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if id.Status.Move != nil && !controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove) {
 		// Add the finalizer before anything is made: the status is then written against the version
 		// with the finalizer.
-		controllerutil.AddFinalizer(id, v1alpha1.FinalizerMove)
-		return ctrl.Result{}, r.finalizers(ctx, before, id)
+		return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.FinalizerMove, true)
 	}
 	status := metav1.ConditionFalse
 	if s.moving {
@@ -110,24 +94,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: s.reason,
 			Message: s.message})
 	}
-	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
-		return ctrl.Result{}, fmt.Errorf("status: %w", err)
+	if err := r.Report(ctx, before, id); err != nil {
+		return ctrl.Result{}, err
 	}
 	r.written.note(id)
-	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
 	return ctrl.Result{RequeueAfter: s.again}, nil
-}
-
-// finalizers writes the finalizers of an identity.
-func (r *Reconciler) finalizers(ctx context.Context, before, id *v1alpha1.VMIdentity) error {
-	with := before.DeepCopy()
-	with.Finalizers = id.Finalizers
-	err := r.Patch(ctx, with, client.MergeFromWithOptions(before,
-		client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager))
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("finalizer: %w", err)
-	}
-	return nil
 }
 
 // step takes the next step, and returns how far the move is; nil: there is nothing to report.
@@ -163,9 +134,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []
 	case err != nil:
 		return nil, err
 	case to == "" && controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove):
-		before := id.DeepCopy()
-		controllerutil.RemoveFinalizer(id, v1alpha1.FinalizerMove)
-		return nil, r.finalizers(ctx, before, id)
+		return nil, r.SetFinalizer(ctx, id, v1alpha1.FinalizerMove, false)
 	case to == "":
 		return r.still(id), nil
 	case id.Status.UsedBy != nil:
@@ -279,23 +248,17 @@ func (r *Reconciler) abandon(ctx context.Context, before *v1alpha1.VMIdentity) (
 			"deleted while its disk was moved: the volumes %s and %s both have the data and may "+
 				"stay; delete them if nobody needs it", m.VolumeName, m.NewVolumeName)
 	}
-	id := before.DeepCopy()
-	controllerutil.RemoveFinalizer(id, v1alpha1.FinalizerMove)
-	return ctrl.Result{}, r.finalizers(ctx, before, id)
+	return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.FinalizerMove, false)
 }
 
 // Setup adds the controller to a manager.
-func Setup(mgr ctrl.Manager, o Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
-		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Options: o}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("local").
-		For(&v1alpha1.VMIdentity{}).
+func Setup(mgr ctrl.Manager, kit objects.Kit) error {
+	r := &Reconciler{Kit: kit}
+	return r.For(mgr, "local", &v1alpha1.VMIdentity{}).
 		Owns(&corev1.PersistentVolumeClaim{}).
 		Owns(&batchv1.Job{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.Identities)).
-		WithOptions(objects.Working(o.Concurrency)).
 		Complete(objects.Reconciler(r))
 }
 

@@ -26,6 +26,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/local"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/controller/pod"
 )
 
@@ -201,13 +202,13 @@ func (w *world) converge() {
 		live, otherLive := role.Live(w.calls.Client(w.WithWatch)),
 			role.Live(w.others.Client(w.WithWatch))
 		recorder := &events.FakeRecorder{Events: w.events}
+		ours := objects.Kit{Client: c, Live: live, Events: recorder, Options: objects.Options{
+			ClaimSize: resource.MustParse("1Gi"), MoveImage: "kubevirt.io:disk-controller"}}
+		others := ours
+		others.Client, others.Live = other, otherLive
 		return []reconciler{
-			&pod.Reconciler{Client: other, Live: otherLive, Events: recorder,
-				Mover: &local.Wishes{Live: otherLive}},
-			&local.Reconciler{Client: c, Live: live, Events: recorder,
-				Options: local.Options{Image: "kubevirt.io:disk-controller"}},
-			&identity.Reconciler{Client: other, Live: otherLive, Events: recorder,
-				Options: identity.Options{ClaimSize: resource.MustParse("1Gi")}},
+			&pod.Reconciler{Kit: others, Mover: &local.Wishes{Live: otherLive}},
+			&local.Reconciler{Kit: ours}, &identity.Reconciler{Kit: others},
 		}
 	}
 	all := start()

@@ -70,7 +70,7 @@ func TestAside(t *testing.T) {
 
 // TestWorking: a failed attempt is repeated at once, then less often, and within a minute for ever.
 func TestWorking(t *testing.T) {
-	b := Working(3).RateLimiter
+	b := working(3).RateLimiter
 	vm, other := reconcile.Request{NamespacedName: types.NamespacedName{Name: "vm"}},
 		reconcile.Request{}
 	var wait time.Duration

@@ -3,7 +3,6 @@ package objects
 import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 
@@ -56,22 +55,16 @@ const action = "Reconcile"
 // maxNote is the longest note of an event that the API server takes. Bytes.
 const maxNote = 1024
 
-// Tell sends an event for each condition whose status or reason changed, if the reason has an
-// event.
-func Tell(r events.EventRecorder, object runtime.Object, before, after []metav1.Condition) {
-	TellAs(EventType, r, object, before, after)
-}
-
-// TellAs is Tell for a controller with events for other reasons. kind is used like EventType.
-func TellAs(kind func(reason string) string, r events.EventRecorder,
-	object runtime.Object, before, after []metav1.Condition) {
+// Tell sends an event for each condition whose status or reason changed, if kind has one for the
+// reason.
+func (k Kit) Tell(before, after Reported, kind func(reason string) string) {
 	told := make(map[string]bool) // several conditions may have one reason
-	for _, c := range after {
-		old := meta.FindStatusCondition(before, c.Type)
+	for _, c := range after.GetConditions() {
+		old := meta.FindStatusCondition(before.GetConditions(), c.Type)
 		changed := old == nil || old.Status != c.Status || old.Reason != c.Reason
 		if changed && !told[c.Reason] {
 			told[c.Reason] = true
-			send(kind(c.Reason), r, object, nil, c.Reason, c.Message)
+			EventAs(kind, k.Events, after, nil, c.Reason, c.Message)
 		}
 	}
 }
@@ -85,16 +78,12 @@ func Event(r events.EventRecorder, object, related runtime.Object, reason, messa
 // EventAs is Event for a controller with events for other reasons. kind is used like EventType.
 func EventAs(kind func(reason string) string, r events.EventRecorder, object,
 	related runtime.Object, reason, message string) {
-	send(kind(reason), r, object, related, reason, message)
-}
-
-func send(kind string, r events.EventRecorder, object, related runtime.Object,
-	reason, message string) {
-	if kind == "" {
+	of := kind(reason)
+	if of == "" {
 		return
 	}
 	if len(message) > maxNote {
 		message = message[:maxNote-3] + "..."
 	}
-	r.Eventf(object, related, kind, reason, action, "%s", message)
+	r.Eventf(object, related, of, reason, action, "%s", message)
 }

@@ -34,7 +34,10 @@ func TestTell(t *testing.T) {
 			"Normal Starting goes on by itself"}},
 	} {
 		sent := make(chan string, 10)
-		TellAs(c.kind, &events.FakeRecorder{Events: sent}, &corev1.Pod{}, before, after)
+		with := func(c []metav1.Condition) *v1alpha1.VMIdentity {
+			return &v1alpha1.VMIdentity{Status: v1alpha1.VMIdentityStatus{Conditions: c}}
+		}
+		Kit{Events: &events.FakeRecorder{Events: sent}}.Tell(with(before), with(after), c.kind)
 		close(sent)
 		var got []string
 		for e := range sent {

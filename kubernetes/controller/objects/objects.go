@@ -110,14 +110,11 @@ func statusOf(object client.Object) (any, error) {
 	return content["status"], err
 }
 
-// SetCondition sets a condition that was observed at a generation. It returns whether status or
-// reason changed: then an event is due. The time changes only with the status.
-func SetCondition(conditions *[]metav1.Condition, generation int64, c metav1.Condition) bool {
+// SetCondition sets a condition that was observed at a generation. The time changes only with the
+// status.
+func SetCondition(conditions *[]metav1.Condition, generation int64, c metav1.Condition) {
 	c.ObservedGeneration = generation
-	old := meta.FindStatusCondition(*conditions, c.Type)
-	changed := old == nil || old.Status != c.Status || old.Reason != c.Reason
 	meta.SetStatusCondition(conditions, c)
-	return changed
 }
 
 // Images says which images may be used.
@@ -127,11 +124,11 @@ type Images interface {
 	Hold(ctx context.Context, id *v1alpha1.VMIdentity) (reason, message string, err error)
 }
 
-// Held asks images about an identity. nil: all may be used.
-func Held(ctx context.Context, images Images, id *v1alpha1.VMIdentity) (reason, message string,
+// Held asks the images of the kit about an identity.
+func (k Kit) Held(ctx context.Context, id *v1alpha1.VMIdentity) (reason, message string,
 	err error) {
-	if images == nil {
+	if k.Images == nil {
 		return "", "", nil
 	}
-	return images.Hold(ctx, id)
+	return k.Images.Hold(ctx, id)
 }

@@ -140,8 +140,8 @@ const (
 	afterConflict = 50 * time.Millisecond
 )
 
-// Working are the options of a controller that handles some objects at once. 0: one.
-func Working(concurrency int) controller.Options {
+// working are the options of a controller that handles some objects at once. 0: one.
+func working(concurrency int) controller.Options {
 	return controller.Options{MaxConcurrentReconciles: concurrency,
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
 			firstTry, lastTry)}

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -21,40 +20,22 @@ import (
 )
 
 // Reconciler makes the objects of a VMPet.
-type Reconciler struct {
-	Client  client.Client
-	Events  events.EventRecorder
-	Options Options
-}
-
-// Options are the settings of the controller.
-type Options struct {
-	// Off makes no objects for pets. Their status says so.
-	Off bool
-	// Concurrency is how many pets are handled at once. 0: one.
-	Concurrency int
-}
+type Reconciler struct{ objects.Kit }
 
 // Setup adds the controller to a manager.
-func Setup(mgr ctrl.Manager, o Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), Events: mgr.GetEventRecorder(v1alpha1.FieldManager),
-		Options: o}
-	if o.Off {
-		return ctrl.NewControllerManagedBy(mgr).Named("pet").For(&v1alpha1.VMPet{}).
-			WithOptions(objects.Working(0)).
-			Complete(objects.Reconciler(r))
+func Setup(mgr ctrl.Manager, kit objects.Kit) error {
+	r := &Reconciler{kit}
+	b := r.For(mgr, "pet", &v1alpha1.VMPet{})
+	if r.Options.Off(objects.Pets) {
+		return b.Complete(objects.Reconciler(r))
 	}
 	// The identity of a pet has the pet's name.
 	ofIdentity := func(_ context.Context, o client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
 	}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("pet").
-		For(&v1alpha1.VMPet{}).
-		Owns(&v1alpha1.VMIdentitySet{}).
+	return b.Owns(&v1alpha1.VMIdentitySet{}).
 		Owns(&appsv1.StatefulSet{}).
 		Watches(&v1alpha1.VMIdentity{}, handler.EnqueueRequestsFromMapFunc(ofIdentity)).
-		WithOptions(objects.Working(o.Concurrency)).
 		Complete(objects.Reconciler(r))
 }
 
@@ -76,11 +57,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	after.Status.IdentityName = pet.Name
 	after.Status.Ready = ready.Status == metav1.ConditionTrue
 	objects.SetCondition(&after.Status.Conditions, pet.Generation, *ready)
-	if statusErr := objects.PatchStatus(ctx, r.Client, &pet, after); statusErr != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(statusErr)
-	}
-	objects.TellAs(eventType, r.Events, after, pet.Status.Conditions, after.Status.Conditions)
-	return ctrl.Result{}, err
+	return ctrl.Result{}, cmp.Or(r.ReportAs(ctx, &pet, after, eventType), err)
 }
 
 // eventType is the type of the event for a reason.
@@ -91,7 +68,7 @@ func eventType(reason string) string {
 // make makes the set and the StatefulSet of a pet. It returns condition Ready, or nil if nothing is
 // known, and an error if another try may help.
 func (r *Reconciler) make(ctx context.Context, pet *v1alpha1.VMPet) (*metav1.Condition, error) {
-	if r.Options.Off {
+	if r.Options.Off(objects.Pets) {
 		return invalid(errors.New("pets are turned off (--without=pets): make a VMIdentitySet " +
 			"and a StatefulSet instead")), nil
 	}

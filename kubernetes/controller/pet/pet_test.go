@@ -19,6 +19,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 const image = "registry.example.com/fedora@sha256:" +
@@ -34,18 +35,18 @@ type world struct {
 	events chan string
 }
 
-func newWorld(t *testing.T, calls *controllertest.Calls, objects ...client.Object) *world {
+func newWorld(t *testing.T, calls *controllertest.Calls, all ...client.Object) *world {
 	t.Helper()
 	s := runtime.NewScheme()
 	require.NoError(t, clientgoscheme.AddToScheme(s))
 	require.NoError(t, v1alpha1.AddToScheme(s))
 	w := &world{t: t, events: make(chan string, 100)}
-	w.WithWatch = fake.NewClientBuilder().WithScheme(s).WithObjects(objects...).
+	w.WithWatch = fake.NewClientBuilder().WithScheme(s).WithObjects(all...).
 		WithStatusSubresource(&v1alpha1.VMPet{}, &appsv1.StatefulSet{}, &v1alpha1.VMIdentity{}).
 		Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Pets: true})
-	w.r = &Reconciler{Client: role.Cache(calls.Client(w.WithWatch)),
-		Events: &events.FakeRecorder{Events: w.events}}
+	w.r = &Reconciler{objects.Kit{Client: role.Cache(calls.Client(w.WithWatch)),
+		Events: &events.FakeRecorder{Events: w.events}}}
 	return w
 }
 
@@ -189,13 +190,13 @@ func TestPetTemplateIsRefused(t *testing.T) {
 
 func TestPetsAreTurnedOff(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), newPet(template))
-	w.r.Options.Off = true
+	w.r.Options.Without = []string{objects.Pets}
 	w.converge()
 	require.Equal(t, v1alpha1.ReasonInvalid, w.ready().Reason)
 	require.Contains(t, w.ready().Message, "pets are turned off")
 	require.True(t, apierrors.IsNotFound(w.Get(t.Context(), name, &v1alpha1.VMIdentitySet{})))
 	require.Contains(t, <-w.events, "Warning Invalid")
-	w.r.Options.Off = false
+	w.r.Options.Without = nil
 	w.converge()
 	require.Equal(t, v1alpha1.ReasonStarting, w.ready().Reason)
 }

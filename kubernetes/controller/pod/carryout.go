@@ -37,7 +37,7 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 	if err := objects.PatchStatus(ctx, r.Client, d.before, d.id); err != nil {
 		return fmt.Errorf("status of VMIdentity %s: %w", d.id.Name, err)
 	}
-	objects.Tell(r.Events, d.id, d.before.Status.Conditions, d.id.Status.Conditions)
+	r.Tell(d.before, d.id, objects.EventType)
 	// A pod with attachment Service uses the credential of the server: see holdForSecret.
 	if len(d.start) > 0 && d.id.Spec.Attachment != v1alpha1.Service {
 		made, err := identity.MakeSecret(ctx, r.Client, d.id)

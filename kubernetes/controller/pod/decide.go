@@ -198,7 +198,7 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 		return because(c.Reason, "%s", c.Message)
 	}
 	// Now, and not when Ready was written: a policy may have changed since.
-	if reason, message, err := objects.Held(ctx, r.Images, id); err != nil {
+	if reason, message, err := r.Held(ctx, id); err != nil {
 		return nil, err
 	} else if reason != "" {
 		d.again.RequeueAfter = again

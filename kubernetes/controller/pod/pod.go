@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -25,14 +24,9 @@ import (
 // Reconciler gives disks to pods. Its requests name identities, not pods, so that one place decides
 // which pod gets a disk.
 type Reconciler struct {
-	client.Client
-	// Live reads from the API server, because the cache may be late.
-	Live   client.Reader
-	Events events.EventRecorder
+	objects.Kit
 	// Mover moves disks of type Local to pods. nil: nothing moves them.
 	Mover Mover
-	// Images says which images may be used. nil: all may.
-	Images objects.Images
 
 	seen seen
 }

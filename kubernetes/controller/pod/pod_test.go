@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/identity"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // reason returns the status and the reason of a condition.
@@ -151,7 +152,7 @@ func TestSetDiffers(t *testing.T) {
 		w.Settle(t, work, "vm")
 		require.True(t, gated(t, w, "b"), what)
 		require.Contains(t, w.Events(), "Warning SetDiffers", what)
-		r := &Reconciler{Client: w.Client, Live: w.Live}
+		r := &Reconciler{Kit: objects.Kit{Client: w.Client, Live: w.Live}}
 		h, err := r.hold(t.Context(), &decision{id: identityOf(t, w, "vm")}, c.pod)
 		require.NoError(t, err)
 		require.NotNil(t, h, what)

@@ -21,36 +21,22 @@ import (
 // indexWaiting finds the pods that wait for a set.
 const indexWaiting = v1alpha1.Group + "/pod-waits-for-set"
 
-// Options are the settings of the controller.
-type Options struct {
-	// Mover moves disks of type Local to pods. nil: none are moved.
-	Mover Mover
-	// Images says which images may be used. nil: all may.
-	Images objects.Images
-	// Concurrency is how many identities are handled at once. 0: one.
-	Concurrency int
-}
-
-// Setup adds the controller to a manager, whose cache has objects.IndexIdentity of pods.
-func Setup(mgr ctrl.Manager, o Options) error {
+// Setup adds the controller to a manager, whose cache has objects.IndexIdentity of pods. Without a
+// mover, no disks are moved.
+func Setup(mgr ctrl.Manager, kit objects.Kit, mover Mover) error {
 	// A cache that is not started yet waits for nothing.
 	err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Pod{}, indexWaiting,
 		byWaiting)
 	if err != nil {
 		return err
 	}
-	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
-		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Mover: o.Mover,
-		Images: o.Images}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("pod").
-		For(&v1alpha1.VMIdentity{}).
+	r := &Reconciler{Kit: kit, Mover: mover}
+	return r.For(mgr, "pod", &v1alpha1.VMIdentity{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.Identities)).
 		// A set may have appeared, or its firmwareUUID may be free now.
 		Watches(&v1alpha1.VMIdentitySet{}, handler.EnqueueRequestsFromMapFunc(r.waitingFor),
 			builder.WithPredicates(setMatters())).
-		WithOptions(objects.Working(o.Concurrency)).
 		Complete(objects.Reconciler(r))
 }
 

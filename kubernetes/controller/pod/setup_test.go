@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // TestSetMatters checks which events of a set wake the pods that wait for it. TestWakeUps checks
@@ -52,7 +53,7 @@ func TestWaitingFor(t *testing.T) {
 	other.Annotations[v1alpha1.AnnotationSet] = "other"
 	w := newWorld(t, set, gatedPod("waits", "a"), started, other)
 	var names []types.NamespacedName
-	r := &Reconciler{Client: w.Client}
+	r := &Reconciler{Kit: objects.Kit{Client: w.Client}}
 	for _, request := range r.waitingFor(t.Context(), set) {
 		names = append(names, request.NamespacedName)
 	}

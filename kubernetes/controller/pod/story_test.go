@@ -59,11 +59,9 @@ func newWorld(t testing.TB, all ...client.Object) *controllertest.World {
 // restart makes the controllers anew, as a new process does.
 func restart(w *controllertest.World) func() []controllertest.Reconciler {
 	return func() []controllertest.Reconciler {
-		return []controllertest.Reconciler{
-			&Reconciler{Client: w.Client, Live: w.Live, Events: recorder{w}},
-			&identity.Reconciler{Client: w.Client, Live: w.Live, Events: recorder{w},
-				Options: identity.Options{ClaimSize: resource.MustParse("20Gi")}},
-		}
+		kit := objects.Kit{Client: w.Client, Live: w.Live, Events: recorder{w},
+			Options: objects.Options{ClaimSize: resource.MustParse("20Gi")}}
+		return []controllertest.Reconciler{&Reconciler{Kit: kit}, &identity.Reconciler{Kit: kit}}
 	}
 }
 

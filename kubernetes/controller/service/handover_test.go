@@ -49,7 +49,7 @@ func TestHandoverSaysWhatItWaitsFor(t *testing.T) {
 	require.Contains(t, w.condition(v1alpha1.ConditionHandedOver).Message, `"go" is unknown`)
 	w.annotate(v1alpha1.AnnotationHandoverStep, "")
 	w.annotate(v1alpha1.AnnotationHandoverTo, there)
-	w.r.Options.Pages = func(*corev1.Pod) string { return "127.0.0.1:1" }
+	w.r.Pages = func(*corev1.Pod) string { return "127.0.0.1:1" }
 	result, err = w.reconcile()
 	require.NoError(t, err)
 	require.NotZero(t, result.RequeueAfter)

@@ -45,7 +45,7 @@ func TestPageThatHangs(t *testing.T) {
 			hangs := make(chan struct{})
 			answer := sync.OnceFunc(func() { close(hangs) })
 			daemon := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http",
-				Host: w.r.Options.Pages(nil)})
+				Host: w.r.Pages(nil)})
 			page := httptest.NewServer(http.HandlerFunc(func(res http.ResponseWriter,
 				req *http.Request) {
 				<-hangs
@@ -55,7 +55,7 @@ func TestPageThatHangs(t *testing.T) {
 			defer answer()
 			answered := make(chan types.NamespacedName, 10)
 			w.r.aside.Answered = func(id types.NamespacedName) { answered <- id }
-			w.r.Options.Pages = func(*corev1.Pod) string { return page.Listener.Addr().String() }
+			w.r.Pages = func(*corev1.Pod) string { return page.Listener.Addr().String() }
 			c.begin(w)
 			for range 4 {
 				_, err := w.reconcile()
@@ -79,7 +79,7 @@ func TestServerIsNotReached(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	w.converge()
 	gone := httptest.NewServer(http.NotFoundHandler())
-	w.r.Options.Pages = func(*corev1.Pod) string { return gone.Listener.Addr().String() }
+	w.r.Pages = func(*corev1.Pod) string { return gone.Listener.Addr().String() }
 	gone.Close()
 	require.NoError(t, w.Delete(t.Context(), w.identity()))
 	answered := make(chan types.NamespacedName, 1)
@@ -113,7 +113,7 @@ func TestServerResetsConnections(t *testing.T) {
 		}
 	}))
 	defer page.Close()
-	w.r.Options.Pages = func(*corev1.Pod) string { return page.Listener.Addr().String() }
+	w.r.Pages = func(*corev1.Pod) string { return page.Listener.Addr().String() }
 	w.annotate(v1alpha1.AnnotationHandoverTo, there)
 	said := func() string {
 		result, err := w.reconcile()

@@ -13,10 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -28,30 +26,12 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// Options are the settings of the controller.
-type Options struct {
-	// Off serves nothing. Identities with attachment Service report that.
-	Off bool
-	// Server is the image of kubevirt-disk for new Deployments.
-	Server string
-	// Volumes makes the PersistentVolumes that identities ask for. Identities report it if not.
-	Volumes bool
-	// ClaimSize is the size of the volume of an identity without a size.
-	ClaimSize resource.Quantity
-	// Images says which images may be used. nil: all may.
-	Images objects.Images
-	// Concurrency is how many identities are handled at once. 0: one.
-	Concurrency int
+// Reconciler serves identities.
+type Reconciler struct {
+	objects.Kit
 	// Pages returns the address of the pages of the daemon in a pod, host:port. nil: the pod's
 	// address.
 	Pages func(pod *corev1.Pod) string
-}
-
-// Reconciler serves identities.
-type Reconciler struct {
-	Client  client.Client
-	Events  events.EventRecorder
-	Options Options
 
 	aside objects.Aside[*status.Status]
 }
@@ -66,7 +46,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		r.aside.Forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if r.Options.Off {
+	if r.Options.Off(objects.Services) {
 		return ctrl.Result{}, r.sayOff(ctx, &before)
 	}
 	wanted := before.Spec.Attachment == v1alpha1.Service && before.DeletionTimestamp == nil
@@ -82,12 +62,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			if err := objects.PatchStatus(ctx, r.Client, &before, id); err != nil {
 				return ctrl.Result{}, client.IgnoreNotFound(err)
 			}
-			return ctrl.Result{}, r.finalizer(ctx, id, controllerutil.RemoveFinalizer)
+			return ctrl.Result{}, r.SetFinalizer(ctx, id, v1alpha1.FinalizerService, false)
 		}
 		result.RequeueAfter = 10 * look
 	case !has:
-		// The change triggers another reconcile.
-		return ctrl.Result{}, r.finalizer(ctx, &before, controllerutil.AddFinalizer)
+		return ctrl.Result{}, r.SetFinalizer(ctx, &before, v1alpha1.FinalizerService, true)
 	case before.Status.ClaimName == "" || before.Status.SecretName == "":
 		return ctrl.Result{}, nil // a change of the status triggers another reconcile
 	default:
@@ -96,11 +75,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			result.RequeueAfter = look
 		}
 	}
-	if statusErr := objects.PatchStatus(ctx, r.Client, &before, id); statusErr != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(statusErr)
-	}
-	objects.TellAs(eventType, r.Events, id, before.Status.Conditions, id.Status.Conditions)
-	return result, err
+	return result, cmp.Or(r.ReportAs(ctx, &before, id, eventType), err)
 }
 
 // sayOff records in the status of an identity that it is not served.
@@ -114,18 +89,7 @@ func (r *Reconciler) sayOff(ctx context.Context, before *v1alpha1.VMIdentity) er
 		message += "; this disk can be deleted when it is turned on"
 	}
 	set(id, servedCondition(v1alpha1.ReasonInvalid, message))
-	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
-		return client.IgnoreNotFound(err)
-	}
-	objects.TellAs(eventType, r.Events, id, before.Status.Conditions, id.Status.Conditions)
-	return nil
-}
-
-func (r *Reconciler) finalizer(ctx context.Context, before *v1alpha1.VMIdentity,
-	change func(o client.Object, finalizer string) bool) error {
-	return objects.Change(ctx, r.Client, before, func(after *v1alpha1.VMIdentity) {
-		change(after, v1alpha1.FinalizerService)
-	})
+	return r.ReportAs(ctx, before, id, eventType)
 }
 
 // serve makes the objects that serve an identity, and records their state in its status. It returns
@@ -156,7 +120,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 		server, nbd = serverOf(deployment), servesNBD(deployment)
 		// The server starts again without the image when nobody waits for it.
 		image = image || id.Status.UsedBy != nil && hasImage(deployment)
-	} else if reason, message, err := objects.Held(ctx, r.Options.Images, id); err != nil {
+	} else if reason, message, err := r.Held(ctx, id); err != nil {
 		return false, err
 	} else if reason != "" {
 		set(id, servedCondition(reason, message))
@@ -334,17 +298,13 @@ func kindOf(o client.Object) string { return strings.TrimPrefix(fmt.Sprintf("%T"
 
 // Setup adds the controller to a manager, whose cache has the Deployments and Services with
 // v1alpha1.LabelIdentity.
-func Setup(mgr ctrl.Manager, o Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), Events: mgr.GetEventRecorder(v1alpha1.FieldManager),
-		Options: o}
-	if o.Off {
-		return ctrl.NewControllerManagedBy(mgr).Named("service").For(&v1alpha1.VMIdentity{}).
-			WithOptions(objects.Working(0)).
-			Complete(objects.Reconciler(r))
+func Setup(mgr ctrl.Manager, kit objects.Kit) error {
+	r := &Reconciler{Kit: kit}
+	b := r.For(mgr, "service", &v1alpha1.VMIdentity{})
+	if r.Options.Off(objects.Services) {
+		return b.Complete(objects.Reconciler(r))
 	}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("service").
-		For(&v1alpha1.VMIdentity{}).
+	return b.
 		Watches(&appsv1.Deployment{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
 		Watches(&corev1.Service{}, handler.EnqueueRequestsFromMapFunc(
@@ -354,7 +314,6 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(labelVolume))).
 		WatchesRawSource(r.aside.Source()).
-		WithOptions(objects.Working(o.Concurrency)).
 		Complete(objects.Reconciler(r))
 }
 
@@ -369,8 +328,8 @@ func (r *Reconciler) ask(ctx context.Context, id *v1alpha1.VMIdentity, pod *core
 
 // address is that of the pages of a pod.
 func (r *Reconciler) address(pod *corev1.Pod) string {
-	if r.Options.Pages != nil {
-		return r.Options.Pages(pod)
+	if r.Pages != nil {
+		return r.Pages(pod)
 	}
 	return objects.PagesAddress(pod)
 }

@@ -25,6 +25,7 @@ import (
 	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/status"
 )
 
@@ -80,11 +81,11 @@ func newWorld(t *testing.T, calls *controllertest.Calls, change func(*v1alpha1.V
 	t.Cleanup(daemon.Close)
 	volumes := id.Annotations[v1alpha1.AnnotationVolumeClaim] != ""
 	role := controllertest.RoleOf(t, controllertest.Settings{Services: true, Volumes: volumes})
-	w.r = &Reconciler{Client: role.Cache(calls.Client(w.WithWatch)),
+	w.r = &Reconciler{Kit: objects.Kit{Client: role.Cache(calls.Client(w.WithWatch)),
 		Events: &events.FakeRecorder{Events: w.events},
-		Options: Options{Server: "kubevirt.io:disk", ClaimSize: resource.MustParse("20Gi"),
-			Volumes: volumes,
-			Pages:   func(*corev1.Pod) string { return daemon.Listener.Addr().String() }}}
+		Options: objects.Options{Server: "kubevirt.io:disk", ClaimSize: resource.MustParse("20Gi"),
+			Volumes: volumes}},
+		Pages: func(*corev1.Pod) string { return daemon.Listener.Addr().String() }}
 	return w
 }
 
@@ -419,7 +420,7 @@ func TestBackToSidecar(t *testing.T) {
 func TestServicesAreTurnedOff(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	w.converge()
-	w.r.Options.Off = true
+	w.r.Options.Without = []string{objects.Services}
 	w.converge()
 	c := w.condition(v1alpha1.ConditionServed)
 	require.Equal(t, v1alpha1.ReasonInvalid, c.Reason)
@@ -427,7 +428,7 @@ func TestServicesAreTurnedOff(t *testing.T) {
 	require.NoError(t, w.Get(t.Context(), made, &appsv1.Deployment{}))
 
 	w = newWorld(t, new(controllertest.Calls), nil)
-	w.r.Options.Off = true
+	w.r.Options.Without = []string{objects.Services}
 	w.converge()
 	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message, "use attachment Sidecar")
 	require.NotContains(t, w.condition(v1alpha1.ConditionServed).Message, "deleted")
@@ -437,7 +438,7 @@ func TestServicesAreTurnedOff(t *testing.T) {
 	w = newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
 		id.Spec.Attachment = v1alpha1.Sidecar
 	})
-	w.r.Options.Off = true
+	w.r.Options.Without = []string{objects.Services}
 	w.converge()
 	require.Empty(t, w.identity().Status.Conditions)
 }
@@ -463,7 +464,7 @@ func TestHandover(t *testing.T) {
 func TestImageThatIsHeld(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	refusing := controllertest.Refusing(v1alpha1.ReasonNotSigned)
-	w.r.Options.Images = &refusing
+	w.r.Images = &refusing
 	w.converge()
 	w.missing(made, &appsv1.Deployment{}, &corev1.Service{})
 	require.Equal(t, "NotSigned", w.condition(v1alpha1.ConditionServed).Reason)

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -29,22 +28,8 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
-// Options are the settings of the controller.
-type Options struct {
-	// UsageTypes are the storage classes of usage types, by name.
-	UsageTypes map[string]string
-	// Snapshots says that claims can be made from snapshots.
-	Snapshots bool
-	// Concurrency is how many sets are handled at once. 0: one.
-	Concurrency int
-}
-
 // Reconciler writes the status of sets.
-type Reconciler struct {
-	client.Client
-	Events  events.EventRecorder
-	Options Options
-}
+type Reconciler struct{ objects.Kit }
 
 // indexSet finds the identities of a set.
 const indexSet = "spec.setName"
@@ -54,26 +39,22 @@ const indexSet = "spec.setName"
 const calm = 500 * time.Millisecond
 
 // Setup adds the controller to a manager.
-func Setup(mgr ctrl.Manager, o Options) error {
+func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 	// A cache that is not started yet waits for nothing.
 	err := mgr.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.VMIdentity{}, indexSet,
 		bySet)
 	if err != nil {
 		return err
 	}
-	r := &Reconciler{Client: mgr.GetClient(), Options: o,
-		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("set").
+	r := &Reconciler{kit}
+	return r.For(mgr, "set", &v1alpha1.VMIdentitySet{}, builder.WithPredicates(anew())).
 		// A new set or another spec is handled at once. A change of the status is handled later:
 		// the controller writes the status itself, and would count again after each write, as fast
 		// as it can write.
-		For(&v1alpha1.VMIdentitySet{}, builder.WithPredicates(anew())).
 		Watches(&v1alpha1.VMIdentitySet{}, later(itself)).
 		Watches(&v1alpha1.VMIdentity{}, later(bySet)).
 		// A class that a set needs may have come or gone.
 		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(r.all)).
-		WithOptions(objects.Working(o.Concurrency)).
 		Complete(objects.Reconciler(r))
 }
 
@@ -150,10 +131,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	set.Status.Ready = ready.Status == metav1.ConditionTrue
 	objects.SetCondition(&set.Status.Conditions, set.Generation, ready)
-	if err := objects.PatchStatus(ctx, r.Client, before, set); err != nil {
-		return ctrl.Result{}, fmt.Errorf("status: %w", err)
+	if err := r.Report(ctx, before, set); err != nil {
+		return ctrl.Result{}, err
 	}
-	objects.Tell(r.Events, set, before.Status.Conditions, set.Status.Conditions)
 	return ctrl.Result{}, r.grow(ctx, set, ids.Items)
 }
 
@@ -162,7 +142,7 @@ func (r *Reconciler) ready(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	ids []v1alpha1.VMIdentity) (metav1.Condition, error) {
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	class, wrong := objects.ClassOf(&set.Spec, r.Options.UsageTypes)
-	if wrong == "" && source.OfImage(&set.Spec) && !r.Options.Snapshots {
+	if wrong == "" && source.OfImage(&set.Spec) && r.Snapshots == nil {
 		wrong = "population is Snapshot, and the controller has no snapshots: install the CRDs " +
 			"of VolumeSnapshots and restart the controller, or make a set with Overlay"
 	}

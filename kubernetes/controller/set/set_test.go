@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 func size(text string) *resource.Quantity {
@@ -36,8 +37,8 @@ func newWorld(t *testing.T, objects ...client.Object) *controllertest.World {
 func settle(t *testing.T, w *controllertest.World, usageTypes map[string]string) {
 	t.Helper()
 	w.Settle(t, func() []controllertest.Reconciler {
-		return []controllertest.Reconciler{&Reconciler{Client: w.Client, Events: w,
-			Options: Options{UsageTypes: usageTypes}}}
+		return []controllertest.Reconciler{&Reconciler{objects.Kit{Client: w.Client, Events: w,
+			Options: objects.Options{UsageTypes: usageTypes}}}}
 	}, "set")
 }
 

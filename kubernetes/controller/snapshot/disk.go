@@ -9,7 +9,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -21,17 +20,7 @@ import (
 
 // Disks takes VMIdentitySnapshots: it makes a VolumeSnapshot of the identity's claim, and reports
 // what the driver says about it.
-type Disks struct {
-	Client client.Client
-	// Cache reads VolumeSnapshots, which have no Go type here. nil: the cluster has none, or they
-	// are turned off.
-	Cache client.Reader
-	// Live reads claims from the API server, because the cache may be late.
-	Live   client.Reader
-	Events events.EventRecorder
-	// Class is the VolumeSnapshotClass; "": the driver's default.
-	Class string
-}
+type Disks struct{ objects.Kit }
 
 // outcome is what the three conditions say. A failure may pass; what is progressing comes to an end
 // by itself.
@@ -63,8 +52,7 @@ func (r *Disks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return r.remove(ctx, before)
 	}
 	if !controllerutil.ContainsFinalizer(before, v1alpha1.FinalizerSnapshot) {
-		// The change makes another request.
-		return ctrl.Result{}, r.finalizer(ctx, before, controllerutil.AddFinalizer)
+		return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.FinalizerSnapshot, true)
 	}
 	s := before.DeepCopy()
 	o, err := r.take(ctx, s)
@@ -83,31 +71,28 @@ func (r *Disks) say(ctx context.Context, before, s *v1alpha1.VMIdentitySnapshot,
 		}
 		return metav1.ConditionFalse
 	}
-	news := false
 	for name, status := range map[string]bool{v1alpha1.ConditionReady: o.ready,
 		v1alpha1.ConditionProgressing: !o.ready && !o.failed, v1alpha1.ConditionFailure: o.failed} {
 		c := metav1.Condition{Type: name, Status: is(status), Reason: o.reason, Message: o.message}
-		news = objects.SetCondition(&s.Status.Conditions, s.Generation, c) || news
+		objects.SetCondition(&s.Status.Conditions, s.Generation, c)
 	}
-	if err := objects.PatchStatus(ctx, r.Client, before, s); err != nil {
-		return client.IgnoreNotFound(err)
-	}
-	if news && o.failed {
-		r.Events.Eventf(s, nil, corev1.EventTypeWarning, o.reason, "Reconcile", "%s",
-			o.message[:min(len(o.message), 1000)])
-	}
-	return nil
+	return r.ReportAs(ctx, before, s, func(string) string {
+		if o.failed {
+			return corev1.EventTypeWarning
+		}
+		return ""
+	})
 }
 
 // take makes the VolumeSnapshot if it was never made, and notes its state in the status.
 func (r *Disks) take(ctx context.Context, s *v1alpha1.VMIdentitySnapshot) (outcome, error) {
-	if r.Cache == nil {
+	if r.Snapshots == nil {
 		return failing(v1alpha1.ReasonInvalid, "the controller has no VolumeSnapshots: install "+
 			"their CRDs and a CSI driver with snapshots, and restart the controller"), nil
 	}
 	name := v1alpha1.VolumeSnapshotName(s.Name)
 	volume := source.NewSnapshot()
-	err := r.Cache.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: name}, volume)
+	err := r.Snapshots.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: name}, volume)
 	switch {
 	case err == nil && !metav1.IsControlledBy(volume, s):
 		return failing(v1alpha1.ReasonInvalid, "there is a VolumeSnapshot %s that is not of this "+
@@ -161,7 +146,7 @@ func (r *Disks) make(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name s
 		return taking("VolumeSnapshot %s is made", name), nil // the change makes another request
 	}
 	return r.create(ctx, s, newVolumeSnapshot(metav1.ObjectMeta{Namespace: s.Namespace, Name: name,
-		OwnerReferences: objects.Owned("VMIdentitySnapshot", s)}, claim.Name, r.Class))
+		OwnerReferences: objects.Owned("VMIdentitySnapshot", s)}, claim.Name, r.Options.SnapshotClass))
 }
 
 func (r *Disks) create(ctx context.Context, s *v1alpha1.VMIdentitySnapshot,
@@ -226,17 +211,11 @@ func (r *Disks) remove(ctx context.Context, before *v1alpha1.VMIdentitySnapshot)
 		return ctrl.Result{}, err
 	}
 	if clone == "" {
-		return ctrl.Result{}, r.finalizer(ctx, before, controllerutil.RemoveFinalizer)
+		return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.FinalizerSnapshot,
+			false)
 	}
 	return ctrl.Result{RequeueAfter: look}, r.say(ctx, before, before.DeepCopy(),
 		outcome{reason: v1alpha1.ReasonDeleting, message: fmt.Sprintf(
 			"the snapshot is deleted when VMIdentity %s, which begins from it, has its volume: "+
 				"start a pod with that, or delete it, too", clone)})
-}
-
-func (r *Disks) finalizer(ctx context.Context, before *v1alpha1.VMIdentitySnapshot,
-	change func(o client.Object, finalizer string) bool) error {
-	return objects.Change(ctx, r.Client, before, func(after *v1alpha1.VMIdentitySnapshot) {
-		change(after, v1alpha1.FinalizerSnapshot)
-	})
 }

@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
@@ -43,9 +44,9 @@ func newKept(t *testing.T, calls *controllertest.Calls) *kept {
 		WithStatusSubresource(&v1alpha1.VMIdentity{}, &v1alpha1.VMIdentitySnapshot{}).Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Snapshots: true})
 	c := role.Cache(calls.Client(k.WithWatch))
-	k.r = &Disks{Client: c, Cache: c, Live: role.Live(calls.Client(k.WithWatch)),
-		Events: &events.FakeRecorder{Events: k.events},
-		Class:  "fast"}
+	k.r = &Disks{objects.Kit{Client: c, Snapshots: c, Live: role.Live(calls.Client(k.WithWatch)),
+		Events:  &events.FakeRecorder{Events: k.events},
+		Options: objects.Options{SnapshotClass: "fast"}}}
 	return k
 }
 
@@ -145,7 +146,7 @@ func TestKeepDiskWaits(t *testing.T) {
 	}{
 		"no VolumeSnapshots": {func(k *kept, _ *v1alpha1.VMIdentity,
 			_ *corev1.PersistentVolumeClaim) {
-			k.r.Cache = nil
+			k.r.Snapshots = nil
 		}, true, "Invalid", "install their CRDs"},
 		"no identity": {func(k *kept, id *v1alpha1.VMIdentity, _ *corev1.PersistentVolumeClaim) {
 			require.NoError(k.t, k.Delete(k.t.Context(), id))

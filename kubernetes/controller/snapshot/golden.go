@@ -47,13 +47,13 @@ func ofJob(job *batchv1.Job) metav1.OwnerReference {
 }
 
 // newJob is a Job that writes an image into the claim of its name.
-func newJob(id *v1alpha1.VMIdentity, name string, o Options) *batchv1.Job {
+func newJob(id *v1alpha1.VMIdentity, name string, o objects.Options) *batchv1.Job {
 	var ca *v1alpha1.ConfigMapKey
 	if o.PullCA != "" {
 		ca = &v1alpha1.ConfigMapKey{Name: v1alpha1.SourceName(o.PullCA)}
 	}
 	m := metaOf(id, name, ownedBy(id))
-	m.Annotations[annotationWanted] = o.wanted()
+	m.Annotations[annotationWanted] = wanted(o)
 	return objects.Command{
 		// An earlier attempt may have left a file that differs.
 		Args:  []string{"pull", "--force", id.Spec.Image, diskFile},

@@ -19,41 +19,28 @@ import (
 // Setup adds the controllers of this package to a manager, and returns the reader of
 // VolumeSnapshots for a source.Finder. It is nil if the cluster has none, or they are turned off;
 // after they are installed, the controller must be restarted.
-func Setup(mgr ctrl.Manager, o Options) (client.Reader, error) {
+func Setup(mgr ctrl.Manager, kit objects.Kit) (client.Reader, error) {
 	kind := source.SnapshotKind
 	_, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
-	none := o.Off || apimeta.IsNoMatchError(err)
+	none := kit.Options.Off(objects.Snapshots) || apimeta.IsNoMatchError(err)
 	if err != nil && !none {
 		return nil, err
 	}
-	if err := setupDisks(mgr, o, none); err != nil || none {
+	disks := kit.For(mgr, "identity-snapshot", &v1alpha1.VMIdentitySnapshot{})
+	if none {
+		return nil, disks.Complete(objects.Reconciler(&Disks{kit}))
+	}
+	kit.Snapshots = mgr.GetCache()
+	if err := disks.Owns(source.NewSnapshot()).Complete(
+		objects.Reconciler(&Disks{kit})); err != nil {
 		return nil, err
 	}
-	r := &Reconciler{Client: mgr.GetClient(), Cache: mgr.GetCache(), Live: mgr.GetAPIReader(),
-		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Options: o}
-	return r.Cache, ctrl.NewControllerManagedBy(mgr).
-		Named("snapshot").
-		For(&v1alpha1.VMIdentity{}).
+	r := &Reconciler{kit}
+	return r.Snapshots, r.For(mgr, "snapshot", &v1alpha1.VMIdentity{}).
 		Watches(&batchv1.Job{}, handler.EnqueueRequestsFromMapFunc(r.users)).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.users)).
 		Watches(source.NewSnapshot(), handler.EnqueueRequestsFromMapFunc(r.users)).
-		WithOptions(objects.Working(o.Concurrency)).
 		Complete(objects.Reconciler(r))
-}
-
-// setupDisks adds the controller of VMIdentitySnapshots. Without VolumeSnapshots it says so.
-func setupDisks(mgr ctrl.Manager, o Options, none bool) error {
-	r := &Disks{Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
-		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Class: o.SnapshotClass}
-	b := ctrl.NewControllerManagedBy(mgr).
-		Named("identity-snapshot").
-		For(&v1alpha1.VMIdentitySnapshot{}).
-		WithOptions(objects.Working(o.Concurrency))
-	if !none {
-		r.Cache = mgr.GetCache()
-		b = b.Owns(source.NewSnapshot())
-	}
-	return b.Complete(objects.Reconciler(r))
 }
 
 // users returns the identities that wait for a golden object.

@@ -12,9 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -23,43 +21,11 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
-// Options are the settings of the controller.
-type Options struct {
-	// Server is the image of kubevirt-disk that fills claims.
-	Server string
-	// ClaimSize is the smallest size of a golden claim. The images must fit into it.
-	ClaimSize resource.Quantity
-	// UsageTypes are the storage classes by the usage types that users may name.
-	UsageTypes map[string]string
-	// SnapshotClass is the VolumeSnapshotClass; "": the driver's default.
-	SnapshotClass string
-	// PullSecret is the name of a secret of type kubernetes.io/dockerconfigjson, in the namespaces
-	// of identities, for fetching images; "": none.
-	PullSecret string
-	// PullCA is the name of a ConfigMap there, whose key ca.crt has certificates that are trusted
-	// beside the usual ones; "": none.
-	PullCA string
-	// Images says which images may be used. nil: all may.
-	Images objects.Images
-	// Concurrency is how many identities are handled at once. 0: one.
-	Concurrency int
-	// Off makes no VolumeSnapshots. What needs one reports that.
-	Off bool
-}
-
 // wanted are the settings with which a Job fetches an image.
-func (o Options) wanted() string { return o.PullSecret + " " + o.PullCA }
+func wanted(o objects.Options) string { return o.PullSecret + " " + o.PullCA }
 
 // Reconciler makes golden objects for identities.
-type Reconciler struct {
-	Client client.Client
-	// Cache reads VolumeSnapshots, which have no Go type here.
-	Cache client.Reader
-	// Live reads objects from the API server that are not in the cache.
-	Live    client.Reader
-	Events  events.EventRecorder
-	Options Options
-}
+type Reconciler struct{ objects.Kit }
 
 // failedStays is how long a failed Job stays before the next try, so that people can look at it.
 const failedStays = time.Minute
@@ -86,15 +52,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	c.Type = v1alpha1.ConditionPopulated
 	id := before.DeepCopy()
-	news := objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
-	if statusErr := objects.PatchStatus(ctx, r.Client, &before, id); statusErr != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(statusErr)
-	}
-	if news && c.Reason == v1alpha1.ReasonPopulationError {
-		r.Events.Eventf(id, nil, corev1.EventTypeWarning, c.Reason, "Reconcile", "%s",
-			c.Message[:min(len(c.Message), 1000)])
-	}
-	return ctrl.Result{RequeueAfter: again}, err
+	objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
+	return ctrl.Result{RequeueAfter: again}, cmp.Or(r.Report(ctx, &before, id), err)
 }
 
 // done reports whether an identity needs its golden objects no more: its claim has the volume.
@@ -126,7 +85,7 @@ func wrong(format string, args ...any) *metav1.Condition {
 // make makes the next missing object. It returns the condition, and when to look again if no event
 // announces the next step. Without a condition nothing is known.
 func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Duration, err error) {
-	if reason, message, err := objects.Held(ctx, w.Options.Images, w.id); err != nil {
+	if reason, message, err := w.Held(ctx, w.id); err != nil {
 		return nil, 0, err
 	} else if reason != "" {
 		c := populating("%s", message)
@@ -142,7 +101,7 @@ func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Durati
 		client.Object
 		kind string
 		from client.Reader
-	}{{claim, "claim", w.Client}, {snapshot, source.SnapshotKind.Kind, w.Cache}} {
+	}{{claim, "claim", w.Client}, {snapshot, source.SnapshotKind.Kind, w.Snapshots}} {
 		there, err := w.get(ctx, one.from, one.Object)
 		if err != nil {
 			return nil, 0, err
@@ -152,7 +111,7 @@ func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Durati
 				one.kind, w.name), time.Minute, nil
 		}
 	}
-	if objects.Ended(job).Type == "" && job.Annotations[annotationWanted] != w.Options.wanted() {
+	if objects.Ended(job).Type == "" && job.Annotations[annotationWanted] != wanted(w.Options) {
 		// With what it has, it may wait for ever: for a secret that is gone, for example.
 		return populating("the settings pullSecret and pullCA are others than when Job %s was "+
 			"made: it is made again", w.name), 0, w.delete(ctx, job)

@@ -70,10 +70,11 @@ func newWorld(t *testing.T, calls *controllertest.Calls, names ...string) *world
 		WithStatusSubresource(&v1alpha1.VMIdentity{}, &batchv1.Job{}).Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Snapshots: true})
 	c := role.Cache(calls.Client(w.WithWatch))
-	w.r = &Reconciler{Client: c, Cache: c, Live: role.Live(calls.Client(w.WithWatch)),
+	w.r = &Reconciler{objects.Kit{Client: c, Snapshots: c,
+		Live:   role.Live(calls.Client(w.WithWatch)),
 		Events: &events.FakeRecorder{Events: w.events},
-		Options: Options{Server: "kubevirt.io:disk", ClaimSize: resource.MustParse("20Gi"),
-			UsageTypes: map[string]string{"fast": "ssd"}}}
+		Options: objects.Options{Server: "kubevirt.io:disk", ClaimSize: resource.MustParse("20Gi"),
+			UsageTypes: map[string]string{"fast": "ssd"}}}}
 	return w
 }
 
@@ -403,7 +404,7 @@ func TestOtherPullSecret(t *testing.T) {
 func TestImageThatIsHeld(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), "a")
 	refusing := controllertest.Refusing(v1alpha1.ReasonNotSigned)
-	w.r.Options.Images = &refusing
+	w.r.Images = &refusing
 	reconcile := func() {
 		_, err := w.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{
 			Namespace: "default", Name: "a"}})

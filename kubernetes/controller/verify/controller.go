@@ -8,10 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -24,28 +22,23 @@ import (
 // Reconciler looks for the signatures of identities' images, and writes into their status what it
 // has found.
 type Reconciler struct {
-	Client   client.Client
-	Events   events.EventRecorder
+	objects.Kit
 	Verifier *Verifier
 }
 
 // Setup adds the controller to a manager, and returns what says which images may be used. It is nil
 // if nothing is asked of any.
-func Setup(mgr ctrl.Manager, v *Verifier) (objects.Images, error) {
+func Setup(mgr ctrl.Manager, kit objects.Kit, v *Verifier) (objects.Images, error) {
 	if v.Options.Policies == "" {
 		return nil, nil
 	}
-	r := &Reconciler{Client: mgr.GetClient(), Verifier: v,
-		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
-	return v, ctrl.NewControllerManagedBy(mgr).
-		Named("verify").
-		For(&v1alpha1.VMIdentity{}).
+	r := &Reconciler{kit, v}
+	return v, r.For(mgr, "verify", &v1alpha1.VMIdentity{}).
 		// Policies and labels may have changed since the last pod.
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(objects.Identities),
 			builder.WithPredicates(predicate.Funcs{
 				UpdateFunc: func(event.UpdateEvent) bool { return false },
 				DeleteFunc: func(event.DeleteEvent) bool { return false }})).
-		WithOptions(objects.Working(v.Options.Concurrency)).
 		Complete(objects.Reconciler(r))
 }
 
@@ -72,11 +65,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	id := before.DeepCopy()
 	again := r.see(ctx, id, a)
-	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
-	}
-	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
-	return ctrl.Result{RequeueAfter: again}, nil
+	return ctrl.Result{RequeueAfter: again}, r.Report(ctx, before, id)
 }
 
 // see sets the condition and the key, and returns when to look again.

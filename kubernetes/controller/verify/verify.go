@@ -29,8 +29,6 @@ type Options struct {
 	Policies string
 	// Registry says how registries are reached. Its Gate is not used.
 	Registry transport.Options
-	// Concurrency is how many images are verified at once. 0: one.
-	Concurrency int
 }
 
 // defaultPolicy is the policy of namespaces without a label.

@@ -21,6 +21,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
@@ -60,7 +61,7 @@ func newScene(t *testing.T) *scene {
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: controllertest.Namespace}})
 	s.Allow(t, controllertest.Settings{Signatures: true})
 	s.identity(s.image())
-	s.r = &Reconciler{Client: s.Client, Events: s.World, Verifier: &Verifier{Live: s.Live,
+	s.r = &Reconciler{objects.Kit{Client: s.Client, Events: s.World}, &Verifier{Live: s.Live,
 		Options: Options{Policies: s.dir, Registry: transport.Options{
 			Insecure: []string{s.host()}, Timeout: time.Second, Idle: time.Second}}}}
 	require.NoError(t, s.r.Verifier.Options.Check())

@@ -18,6 +18,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/controller"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
@@ -95,8 +96,8 @@ func controllers(t *testing.T, p *plane.Plane, system string, without []string,
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: new(true)}})
 	require.NoError(t, err)
-	require.NoError(t, controller.Setup(mgr, controller.Options{Server: server, Without: without,
-		ClaimSize: resource.MustParse("20Gi"), Concurrency: 1}))
+	require.NoError(t, controller.Setup(mgr, controller.Options{Options: objects.Options{
+		Server: server, Without: without, ClaimSize: resource.MustParse("20Gi"), Concurrency: 1}}))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()

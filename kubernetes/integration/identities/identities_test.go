@@ -26,6 +26,7 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
@@ -69,8 +70,8 @@ func run(t *testing.T, p *plane.Plane, namespace, moveImage string) {
 		})
 		require.NoError(t, err)
 		require.NoError(t, controller.Setup(mgr, controller.Options{
-			ClaimSize: resource.MustParse("1Gi"), MoveImage: moveImage, Concurrency: 4,
-			Server: "kubevirt.io:disk"}))
+			Options: objects.Options{ClaimSize: resource.MustParse("1Gi"), MoveImage: moveImage,
+				Concurrency: 4, Server: "kubevirt.io:disk"}}))
 		go func() { ended <- mgr.Start(ctx) }()
 	}
 	t.Cleanup(func() {
