@@ -32,25 +32,35 @@ func (d *Driver) openBackChannel() error {
 	}
 	err = d.conn.Tell(SetBackendReqFD, nil, fds[1])
 	_ = unix.Close(fds[1])
-	f := os.NewFile(uintptr(fds[0]), "back channel")
-	defer f.Close()
 	if err != nil {
+		_ = unix.Close(fds[0])
 		return err
 	}
-	nc, err := net.FileConn(f)
+	nc, err := connOf(fds[0])
 	if err != nil {
 		return fmt.Errorf("a back channel: %w", err)
 	}
-	d.back = &backChannel{conn: &Conn{nc: nc.(*net.UnixConn), timeout: d.o.Timeout},
-		done: make(chan struct{})}
+	d.back = &backChannel{conn: &Conn{nc: nc, timeout: d.o.Timeout}, done: make(chan struct{})}
 	go d.back.serve(d.changes)
 	return nil
+}
+
+// connOf makes a connection of a socket, and closes that.
+func connOf(fd int) (*net.UnixConn, error) {
+	f := os.NewFile(uintptr(fd), "back channel")
+	defer f.Close()
+	nc, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return nc.(*net.UnixConn), nil
 }
 
 func (d *Driver) closeBackChannel() {
 	if d.back != nil {
 		_ = d.back.conn.Close()
 		<-d.back.done
+		d.back = nil
 	}
 }
 

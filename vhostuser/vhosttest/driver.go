@@ -191,7 +191,10 @@ func (d *Driver) connect(path string) (err error) {
 }
 
 // Start shares the memory and starts all rings, as a guest's driver does when it loads.
-func (d *Driver) Start() error {
+func (d *Driver) Start() error { return d.start((*Queue).base) }
+
+// start starts all rings, each at a position.
+func (d *Driver) start(base func(*Queue) uint16) error {
 	if d.Protocol&ProtocolInflight != 0 {
 		if err := d.shareInflight(); err != nil {
 			return err
@@ -216,7 +219,7 @@ func (d *Driver) Start() error {
 		}
 	}
 	for _, q := range d.queues {
-		if err := q.start(); err != nil {
+		if err := q.Resume(base(q)); err != nil {
 			return err
 		}
 	}

@@ -22,16 +22,31 @@ type peer struct {
 	start       func()
 }
 
-// startPeer starts it with its options after the export's own.
+// startPeer starts it with further options of the export.
 func startPeer(t *testing.T, options string) *peer {
 	t.Helper()
 	testtool.Need(t, "qemu-storage-daemon")
-	dir := t.TempDir()
-	p := &peer{socket: filepath.Join(dir, "disk.sock"), raw: filepath.Join(dir, "disk.raw")}
+	p := &peer{raw: filepath.Join(t.TempDir(), "disk.raw")}
 	for i := range diskSize {
 		p.content = append(p.content, byte(i>>9*7+i))
 	}
 	require.NoError(t, os.WriteFile(p.raw, p.content, 0o600))
+	p.serve(t, options)
+	return p
+}
+
+// twin starts another one over the same file.
+func (p *peer) twin(t *testing.T) *peer {
+	t.Helper()
+	other := &peer{raw: p.raw, content: p.content}
+	other.serve(t, "")
+	return other
+}
+
+func (p *peer) serve(t *testing.T, options string) {
+	t.Helper()
+	dir := t.TempDir()
+	p.socket = filepath.Join(dir, "disk.sock")
 	pidFile := filepath.Join(dir, "pid")
 	p.start = func() {
 		var log bytes.Buffer
@@ -54,7 +69,12 @@ func startPeer(t *testing.T, options string) *peer {
 	}
 	p.start()
 	t.Cleanup(func() { p.stop() })
-	return p
+}
+
+// same compares data without printing it.
+func same(t *testing.T, want, got []byte) {
+	t.Helper()
+	require.True(t, bytes.Equal(want, got), "%d bytes differ from %d", len(got), len(want))
 }
 
 func dial(t *testing.T, p *peer, o Options) *Driver {
@@ -95,12 +115,12 @@ func TestRequests(t *testing.T) {
 
 			got := make([]byte, 8<<10)
 			require.NoError(t, d.Read(queue, 1<<20, got))
-			require.Equal(t, p.content[1<<20:][:len(got)], got)
+			same(t, p.content[1<<20:][:len(got)], got)
 			written := bytes.Repeat([]byte("written "), 512)
 			require.NoError(t, d.Write(queue, 4096, written))
 			require.NoError(t, d.Flush(queue))
 			require.NoError(t, d.Read(queue, 2048, got))
-			require.Equal(t, written, got[2048:][:len(written)])
+			same(t, written, got[2048:][:len(written)])
 			id, err := d.ID(queue)
 			require.NoError(t, err)
 			require.Equal(t, "vhost_user_blk", id)
@@ -111,8 +131,8 @@ func TestRequests(t *testing.T) {
 			if d.Features&FeatureWriteZeroes != 0 {
 				require.NoError(t, d.WriteZeroes(queue, Range{Sector: 8, Count: 4}))
 				require.NoError(t, d.Read(queue, 4096, got[:4096]))
-				require.Equal(t, make([]byte, 2048), got[:2048])
-				require.Equal(t, written[2048:], got[2048:4096])
+				same(t, make([]byte, 2048), got[:2048])
+				same(t, written[2048:], got[2048:4096])
 				require.NoError(t, d.Discard(queue, Range{Sector: 8, Count: 8}))
 			}
 			require.NoError(t, d.BackChannelError())

@@ -43,8 +43,9 @@ type Queue struct {
 	Index int
 	Size  uint16
 
+	Table, Avail, Used Buffer // its parts in the guest's memory
+
 	d                        *Driver
-	table, avail, used       Buffer
 	availHead, usedHead      *uint32 // flags, and the index in the upper half
 	usedEvent, availEvent    *uint32 // in the lower half
 	kickFD, callFD, errFD    int
@@ -78,16 +79,12 @@ func newQueue(d *Driver, index int, size uint16) (_ *Queue, err error) {
 	for _, part := range []struct {
 		b            *Buffer
 		bytes, align int
-	}{{&q.table, descriptorLen * n, 16}, {&q.avail, 8 + 2*n, 4}, {&q.used, 8 + 8*n, 4}} {
+	}{{&q.Table, descriptorLen * n, 16}, {&q.Avail, 8 + 2*n, 4}, {&q.Used, 8 + 8*n, 4}} {
 		if *part.b, err = d.Memory.alloc(first, part.bytes, part.align); err != nil {
 			return nil, err
 		}
 	}
-	word := func(b Buffer, at int) *uint32 {
-		return (*uint32)(unsafe.Pointer(&b.Bytes[at]))
-	}
-	q.availHead, q.usedEvent = word(q.avail, 0), word(q.avail, 4+2*n)
-	q.usedHead, q.availEvent = word(q.used, 0), word(q.used, 4+8*n)
+	q.bind()
 	for _, fd := range []*int{&q.kickFD, &q.callFD, &q.errFD} {
 		if *fd, err = eventfd(); err != nil {
 			return nil, fmt.Errorf("an eventfd: %w", err)
@@ -97,14 +94,23 @@ func newQueue(d *Driver, index int, size uint16) (_ *Queue, err error) {
 	return q, nil
 }
 
+// bind finds the words of the ring in memory.
+func (q *Queue) bind() {
+	word := func(b Buffer, at int) *uint32 {
+		return (*uint32)(unsafe.Pointer(&b.Bytes[at]))
+	}
+	q.availHead, q.usedEvent = word(q.Avail, 0), word(q.Avail, 4+2*int(q.Size))
+	q.usedHead, q.availEvent = word(q.Used, 0), word(q.Used, 4+8*int(q.Size))
+}
+
 // reset empties the ring, as a driver does after a reset of the device.
 func (q *Queue) reset() {
 	q.stopReaper()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	clear(q.table.Bytes)
-	clear(q.avail.Bytes)
-	clear(q.used.Bytes)
+	clear(q.Table.Bytes)
+	clear(q.Avail.Bytes)
+	clear(q.Used.Bytes)
 	q.next, q.published, q.lastUsed, q.byHand, q.err = 0, 0, 0, 0, nil
 	q.failLocked(errors.New("the device was reset"))
 	q.err = nil
@@ -145,12 +151,11 @@ func (q *Queue) wakeLocked() {
 	q.changed = make(chan struct{})
 }
 
-// start gives the ring to the back end. It goes on where it was.
-func (q *Queue) start() error {
+// base is where the ring goes on that nobody stopped: behind what came back, as QEMU has it.
+func (q *Queue) base() uint16 {
 	q.mu.Lock()
-	base := q.lastUsed
-	q.mu.Unlock()
-	return q.Resume(base)
+	defer q.mu.Unlock()
+	return q.UsedIndex()
 }
 
 // Resume gives the ring to the back end, from an index of the avail ring on. As QEMU, it does not
@@ -184,7 +189,7 @@ func (q *Queue) address() []byte {
 		flags = 1 // VHOST_VRING_F_LOG
 	}
 	return append(U32(uint32(q.Index), flags),
-		U64(user(q.table), user(q.used), user(q.avail), q.used.Addr)...)
+		U64(user(q.Table), user(q.Used), user(q.Avail), q.Used.Addr)...)
 }
 
 // Enable enables or disables the ring. Without protocol features a ring is always enabled.
@@ -226,10 +231,11 @@ func (q *Queue) Stop() (base uint16, err error) {
 
 // SetDescriptor writes an entry of the ring's table.
 func (q *Queue) SetDescriptor(i uint16, x Descriptor) {
-	x.put(q.table.Bytes[descriptorLen*int(i):])
+	x.Put(q.Table.Bytes[descriptorLen*int(i):])
 }
 
-func (x Descriptor) put(b []byte) {
+// Put writes a descriptor to the first 16 bytes of memory, for a table of a chain's own.
+func (x Descriptor) Put(b []byte) {
 	binary.LittleEndian.PutUint64(b, x.Addr)
 	binary.LittleEndian.PutUint32(b[8:], x.Len)
 	binary.LittleEndian.PutUint16(b[12:], x.Flags)
@@ -245,7 +251,7 @@ func (q *Queue) Push(head uint16) {
 }
 
 func (q *Queue) pushLocked(head uint16) {
-	binary.LittleEndian.PutUint16(q.avail.Bytes[4+2*int(q.next%q.Size):], head)
+	binary.LittleEndian.PutUint16(q.Avail.Bytes[4+2*int(q.next%q.Size):], head)
 	q.next++
 }
 
@@ -313,6 +319,17 @@ func (q *Queue) Calls() uint64 { return q.waited.Load() }
 
 // Returned is how many heads the device has given back.
 func (q *Queue) Returned() uint64 { return q.returned.Load() }
+
+// Broken reports whether the device said that the ring is broken (SET_VRING_ERR). It says so once.
+func (q *Queue) Broken() bool {
+	fds := []unix.PollFd{{Fd: int32(q.errFD), Events: unix.POLLIN}}
+	if n, err := unix.Poll(fds, 0); n != 1 || err != nil {
+		return false
+	}
+	var b [8]byte
+	_, err := unix.Read(q.errFD, b[:])
+	return err == nil
+}
 
 // UsedIndex is the index of the used ring in memory.
 func (q *Queue) UsedIndex() uint16 { return uint16(atomic.LoadUint32(q.usedHead) >> 16) }
@@ -384,7 +401,7 @@ func (q *Queue) Add(parts []Part, indirect bool) (*Pending, error) {
 func (q *Queue) addLocked(p *Pending, parts []Part, need int) {
 	p.heads = append(p.heads, q.free[len(q.free)-need:]...)
 	q.free = q.free[:len(q.free)-need]
-	table, next := q.table.Bytes, func(i int) uint16 { return p.heads[i] }
+	table, next := q.Table.Bytes, func(i int) uint16 { return p.heads[i] }
 	if len(p.buffers) > 0 {
 		q.SetDescriptor(p.heads[0], Descriptor{Addr: p.buffers[0].Addr,
 			Len: uint32(len(p.buffers[0].Bytes)), Flags: DescIndirect})
@@ -398,7 +415,7 @@ func (q *Queue) addLocked(p *Pending, parts []Part, need int) {
 		if i+1 < len(parts) {
 			y.Flags, y.Next = y.Flags|DescNext, next(i+1)
 		}
-		y.put(table[descriptorLen*int(next(i)):])
+		y.Put(table[descriptorLen*int(next(i)):])
 	}
 	q.pushLocked(p.heads[0])
 	q.pending[p.heads[0]] = p

@@ -28,6 +28,9 @@ func (p *Pending) finish(written uint32, err error) {
 	close(p.done)
 }
 
+// Head is the descriptor that the chain begins with.
+func (p *Pending) Head() uint16 { return p.heads[0] }
+
 // Done is closed when the device has given the chain back.
 func (p *Pending) Done() <-chan struct{} { return p.done }
 
@@ -127,7 +130,7 @@ func (q *Queue) reapLocked() error {
 				"had %d requests", ErrViolation, q.Index, q.lastUsed, index, q.waiting+q.byHand)
 		}
 		for q.lastUsed != index {
-			element := q.used.Bytes[4+8*int(q.lastUsed%q.Size):]
+			element := q.Used.Bytes[4+8*int(q.lastUsed%q.Size):]
 			head, written := binary.LittleEndian.Uint32(element),
 				binary.LittleEndian.Uint32(element[4:])
 			q.lastUsed++

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"slices"
 )
 
 // Type is the type of a request (virtio 1.2, section 5.2.6).
@@ -85,10 +84,9 @@ type Command struct {
 
 // Ticket is a command that the device has.
 type Ticket struct {
-	p      *Pending
-	c      Command
-	in     []Buffer // where the data goes
-	status *byte
+	*Pending
+	c  Command
+	in []Buffer // where the data goes; the last byte is the status
 }
 
 // Begin gives a command to the device and does not wait.
@@ -127,13 +125,13 @@ func (d *Driver) Prepare(queue int, c Command) (_ *Ticket, err error) {
 		return nil, b.err
 	}
 	last := b.inside[len(b.inside)-1].Bytes
-	t := &Ticket{c: c, in: b.inside, status: &last[len(last)-1]}
-	*t.status = statusNone
-	if t.p, err = d.queues[queue].Add(b.parts, l.Indirect); err != nil {
+	last[len(last)-1] = statusNone
+	t := &Ticket{c: c, in: b.inside}
+	if t.Pending, err = d.queues[queue].Add(b.parts, l.Indirect); err != nil {
 		d.Memory.Free(b.all...)
 		return nil, err
 	}
-	t.p.buffers = append(t.p.buffers, b.all...)
+	t.buffers = append(t.buffers, b.all...)
 	return t, nil
 }
 
@@ -191,23 +189,25 @@ func (b *builder) in(bytes int, lengths []int) {
 	})
 }
 
-// Done is closed when the device has ended the command.
-func (t *Ticket) Done() <-chan struct{} { return t.p.Done() }
-
 // Wait waits until the device has ended the command, and returns the data. It is called once. An
 // error of the device is a *StatusError; the data came all the same.
 func (t *Ticket) Wait() (data []byte, err error) {
-	written, err := t.p.Wait()
+	written, err := t.Pending.Wait()
 	if err != nil {
 		return nil, err // the device may still write, so the buffers are lost
 	}
-	status := *t.status
-	var in [][]byte
+	m := &t.q.d.Memory
 	for _, b := range t.in {
-		in = append(in, b.Bytes)
+		// The guest may have moved meanwhile: the memory is where the address says.
+		now, err := m.At(b.Addr, len(b.Bytes))
+		if err != nil {
+			return nil, err
+		}
+		data = append(data, now...)
 	}
-	data = slices.Concat(in...)[:t.c.In]
-	t.p.q.d.Memory.Free(t.p.buffers...)
+	status := data[len(data)-1]
+	data = data[:t.c.In]
+	m.Free(t.buffers...)
 	switch {
 	case status == statusNone:
 		return data, fmt.Errorf("%w: %v at sector %d ended without a status", ErrViolation,

@@ -122,7 +122,7 @@ func (s *Stream) prepare(slot int) error {
 	binary.LittleEndian.PutUint64(header.Bytes, uint64(kind))
 	s.sectors = append(s.sectors, (*uint64)(unsafe.Pointer(&header.Bytes[8])))
 	s.status = append(s.status, status.Bytes)
-	table, first, head := s.q.table.Bytes, uint16(3*slot), uint16(3*slot)
+	table, first, head := s.q.Table.Bytes, uint16(3*slot), uint16(3*slot)
 	if s.o.Indirect {
 		b, err := s.alloc(3*descriptorLen, 16)
 		if err != nil {
@@ -138,7 +138,7 @@ func (s *Stream) prepare(slot int) error {
 		{data.Addr, uint32(s.o.Bytes), DescNext | inData, first + 2},
 		{status.Addr, 1, DescWrite, 0},
 	} {
-		x.put(table[descriptorLen*(int(first)+i):])
+		x.Put(table[descriptorLen*(int(first)+i):])
 	}
 	s.heads, s.begun = append(s.heads, head), append(s.begun, 0)
 	s.slots[head] = uint16(slot)
@@ -198,7 +198,7 @@ func (s *Stream) Run(length time.Duration) (t Totals, err error) {
 				ErrViolation, q.lastUsed, index, inFlight)
 		}
 		for ; q.lastUsed != index; q.lastUsed++ {
-			head := binary.LittleEndian.Uint32(q.used.Bytes[4+8*int(q.lastUsed%q.Size):])
+			head := binary.LittleEndian.Uint32(q.Used.Bytes[4+8*int(q.lastUsed%q.Size):])
 			if head >= uint32(q.Size) {
 				return t, fmt.Errorf("%w: head %d was given back", ErrViolation, head)
 			}
