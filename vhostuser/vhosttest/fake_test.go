@@ -175,6 +175,25 @@ func TestViolations(t *testing.T) {
 	})
 }
 
+// TestCutShort: memory that is cut short ends what needs it, and not the process.
+func TestCutShort(t *testing.T) {
+	f := startFake(t)
+	d := f.dial(Options{Regions: []RegionOptions{{Addr: 1 << 20, Size: 1 << 20, Unsealed: true}}})
+	q := d.Queue(0)
+	ticket, err := d.Begin(0, Command{Type: TypeFlush})
+	require.NoError(t, err)
+	require.NoError(t, d.Memory.Regions()[0].Truncate(0))
+	require.NoError(t, signal(q.callFD))
+	const wants = "the guest's memory cannot be read"
+	_, err = ticket.Wait()
+	require.ErrorContains(t, err, wants)
+	require.ErrorContains(t, q.Publish(), wants)
+	_, err = q.Submit([]Part{{1 << 20, 16, false}}, false)
+	require.ErrorContains(t, err, wants)
+	_, err = d.Prepare(0, Command{Type: TypeFlush})
+	require.ErrorContains(t, err, wants)
+}
+
 // statusOf is the status of a flush: what its second descriptor points at.
 func (f *fake) statusOf(head uint32) *byte {
 	table := f.d.Queue(0).Table.Bytes

@@ -75,6 +75,25 @@ func TestLies(t *testing.T) {
 		_, err = flush.Wait()
 		require.NoError(t, err)
 	})
+	t.Run("across regions", func(t *testing.T) {
+		const border = 1 << 20
+		d := dial(t, p, Options{Regions: []RegionOptions{{Addr: 0, Size: border},
+			{Addr: border, Size: border}}})
+		header, err := d.Memory.Alloc(32)
+		require.NoError(t, err)
+		pending, err := d.Queue(0).Submit([]Part{{header.Addr, 16, false},
+			{border - 4096, 8192, true}, {header.Addr + 16, 1, true}}, false)
+		require.NoError(t, err)
+		_, err = pending.Wait()
+		require.NoError(t, err)
+		for _, half := range []int{0, 4096} {
+			got, err := d.Memory.At(border-4096+uint64(half), 4096)
+			require.NoError(t, err)
+			same(t, p.content[half:][:4096], got)
+		}
+		_, err = d.Memory.At(border-4096, 8192)
+		require.Error(t, err)
+	})
 	t.Run("a request that does not exist", func(t *testing.T) {
 		d := dial(t, p, Options{})
 		var status *StatusError

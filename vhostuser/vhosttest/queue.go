@@ -217,16 +217,16 @@ func (q *Queue) Stop() (base uint16, err error) {
 			q.Index, reply.Payload)
 	}
 	base = uint16(binary.NativeEndian.Uint32(reply.Payload[4:]))
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if err := q.reapLocked(); err != nil {
-		return base, err
-	}
-	if left := q.published - base; int(left) != q.waiting+q.byHand {
-		return base, fmt.Errorf("%w: queue %d stopped at %d of %d, but %d requests have no answer",
-			ErrViolation, q.Index, base, q.published, q.waiting+q.byHand)
-	}
-	return base, nil
+	return base, q.locked(func() error {
+		if err := q.reapLocked(); err != nil {
+			return err
+		}
+		if left := q.published - base; int(left) != q.waiting+q.byHand {
+			return fmt.Errorf("%w: queue %d stopped at %d of %d, but %d requests have no answer",
+				ErrViolation, q.Index, base, q.published, q.waiting+q.byHand)
+		}
+		return nil
+	})
 }
 
 // SetDescriptor writes an entry of the ring's table.
@@ -272,14 +272,16 @@ func (q *Queue) AvailIndex() uint16 {
 
 // Publish shows the device what was added, and kicks it if it wants that.
 func (q *Queue) Publish() error {
-	q.mu.Lock()
-	q.startReaperLocked()
-	kick := q.publishLocked()
-	q.mu.Unlock()
+	kick := false
+	err := q.locked(func() error {
+		q.startReaperLocked()
+		kick = q.publishLocked()
+		return nil
+	})
 	if kick {
 		return q.Kick()
 	}
-	return nil
+	return err
 }
 
 // publishLocked reports whether the device wants a kick (virtio 1.2, section 2.7.10).
@@ -344,10 +346,13 @@ func (q *Queue) wait(so func() bool) error {
 	timer := time.NewTimer(q.d.o.Timeout)
 	defer timer.Stop()
 	for {
-		q.mu.Lock()
-		ok, err, changed := so(), q.err, q.changed
-		q.startReaperLocked()
-		q.mu.Unlock()
+		var changed chan struct{}
+		ok := false
+		err := q.locked(func() error {
+			ok, changed = so(), q.changed
+			q.startReaperLocked()
+			return q.err
+		})
 		switch {
 		case ok:
 			return nil

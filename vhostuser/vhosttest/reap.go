@@ -73,33 +73,49 @@ func (q *Queue) stopReaper() {
 // or the device breaks the ring.
 func (q *Queue) reap(done chan struct{}) {
 	defer close(done)
-	// Memory that a test has cut short is no reason for the process to die.
-	debug.SetPanicOnFault(true)
-	defer func() {
-		if fault := recover(); fault != nil {
-			q.mu.TryLock() // it was held where the fault was
-			q.failLocked(fmt.Errorf("the ring cannot be read: %v", fault))
-			q.mu.Unlock()
-		}
-	}()
 	for {
-		q.mu.Lock()
-		err := q.reapLocked()
+		stop := false
+		err := q.locked(func() error {
+			stop = q.stopping
+			return q.reapLocked()
+		})
+		if err == nil && !stop {
+			err = q.waitCall()
+		}
 		if err != nil {
-			q.failLocked(err)
-		}
-		stop := q.stopping || err != nil
-		q.mu.Unlock()
-		if stop {
-			return
-		}
-		if err := q.waitCall(); err != nil {
 			q.mu.Lock()
 			q.failLocked(err)
 			q.mu.Unlock()
 			return
 		}
+		if stop {
+			return
+		}
 		q.waited.Add(1)
+	}
+}
+
+// locked does something under the lock.
+func (q *Queue) locked(do func() error) (err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	defer guard(&err)()
+	return do()
+}
+
+// guard makes an error of a fault: memory that a test has cut short is no reason for the process to
+// die. Use it as `defer guard(&err)()`.
+func guard(err *error) func() {
+	before := debug.SetPanicOnFault(true)
+	return func() {
+		debug.SetPanicOnFault(before)
+		switch fault := recover().(type) {
+		case nil:
+		case interface{ Addr() uintptr }:
+			*err = fmt.Errorf("the guest's memory cannot be read: %v", fault)
+		default:
+			panic(fault)
+		}
 	}
 }
 

@@ -100,6 +100,7 @@ func (d *Driver) Begin(queue int, c Command) (*Ticket, error) {
 
 // Prepare puts a command into the ring. Queue.Publish shows it to the device.
 func (d *Driver) Prepare(queue int, c Command) (_ *Ticket, err error) {
+	defer guard(&err)()
 	l := d.o.Layout
 	if c.Layout != nil {
 		l = *c.Layout
@@ -192,6 +193,7 @@ func (b *builder) in(bytes int, lengths []int) {
 // Wait waits until the device has ended the command, and returns the data. It is called once. An
 // error of the device is a *StatusError; the data came all the same.
 func (t *Ticket) Wait() (data []byte, err error) {
+	defer guard(&err)()
 	written, err := t.Pending.Wait()
 	if err != nil {
 		return nil, err // the device may still write, so the buffers are lost
