@@ -131,8 +131,8 @@ func masked(offered, known, mask uint64) uint64 {
 	return offered & known & mask
 }
 
-// connect makes a connection and negotiates. What was negotiated before stays: a back end that
-// offers less is refused, as QEMU does it.
+// connect makes a connection and negotiates. The features that the guest has stay: a back end that
+// offers less is refused, as QEMU does it. Protocol features are QEMU's own, and are agreed anew.
 func (d *Driver) connect(path string) (err error) {
 	c, err := DialConn(path, d.o.Timeout)
 	if err != nil {
@@ -156,13 +156,14 @@ func (d *Driver) connect(path string) (err error) {
 			return err
 		}
 	}
-	if again && (features&d.Features != d.Features || protocol != d.Protocol) {
-		return fmt.Errorf("the back end offered %#x and %#x before, and now %#x and %#x",
-			d.Features, d.Protocol, d.Offered, d.OfferedProtocol)
+	if again && features&d.Features != d.Features {
+		return fmt.Errorf("%w: the guest has features %#x, but the back end offers %#x now",
+			ErrUnsupported, d.Features, d.Offered)
 	}
 	if !again {
-		d.Features, d.Protocol = features, protocol
+		d.Features = features
 	}
+	d.Protocol = protocol
 	c.ack = d.Protocol&ProtocolReplyAck != 0
 	if d.Protocol&ProtocolMQ != 0 {
 		n, err := c.number(GetQueueNum)

@@ -17,22 +17,22 @@ import (
 type fake struct {
 	t        *testing.T
 	socket   string
-	d        *Driver // whose rings it has; set by the test
-	features uint64
+	d        *Driver // whose rings it has; the back end itself does not look at it
+	features atomic.Uint64
 	protocol uint64
 
 	messages chan Request // what it was told, all of it
 	back     chan int     // the back channel
 	refuse   atomic.Uint32
 	status   uint64
-	taken    atomic.Uint32 // how many heads it says it took without giving them back
+	taken    atomic.Uint32 // how many heads it says it took
 }
 
 func startFake(t *testing.T) *fake {
 	t.Helper()
 	f := &fake{t: t, socket: filepath.Join(t.TempDir(), "fake.sock"),
-		features: FeatureProtocolFeatures | FeatureVersion1 | FeatureLogAll,
 		protocol: knownProtocol, messages: make(chan Request, 1000), back: make(chan int, 9)}
+	f.features.Store(FeatureProtocolFeatures | FeatureVersion1 | FeatureLogAll)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: f.socket, Net: "unix"})
 	require.NoError(t, err)
 	done := make(chan struct{})
@@ -66,7 +66,7 @@ func (f *fake) serve(c *Conn) {
 		answers := true
 		switch m.Request {
 		case GetFeatures:
-			reply.Payload = U64(f.features)
+			reply.Payload = U64(f.features.Load())
 		case GetProtocolFeatures:
 			reply.Payload = U64(f.protocol)
 		case GetQueueNum, GetMaxMemSlots:
@@ -76,8 +76,7 @@ func (f *fake) serve(c *Conn) {
 		case GetStatus:
 			reply.Payload = U64(f.status)
 		case GetVringBase:
-			base := uint32(f.d.Queue(0).UsedIndex()) + f.taken.Load()
-			reply.Payload = append(m.Payload[:4:4], U32(base)...)
+			reply.Payload = append(m.Payload[:4:4], U32(f.taken.Load())...)
 		case GetInflightFD:
 			fd, err := unix.MemfdCreate("inflight", 0)
 			if err != nil || unix.Ftruncate(fd, 1<<20) != nil {
@@ -260,6 +259,6 @@ func (f *fake) channel(fd int) *Conn {
 func TestOtherOffer(t *testing.T) {
 	f := startFake(t)
 	d := f.dial(Options{})
-	f.features &^= FeatureVersion1
-	require.ErrorContains(t, d.Reconnect(f.socket), "offered")
+	f.features.Store(FeatureProtocolFeatures)
+	require.ErrorIs(t, d.Reconnect(f.socket), ErrUnsupported)
 }
