@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"kubevirt.io/disk/internal/cli/xml"
+
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
@@ -205,7 +207,7 @@ func invalidValue(flag *pflag.Flag, value string) string {
 	switch kind := flag.Value.Type(); {
 	case kind == "duration":
 		return fmt.Sprintf("%q is not a duration: write it as 90s or 5m", value)
-	case flag.Name == flagLUN:
+	case flag.Name == xml.FlagLUN:
 		return fmt.Sprintf("%q is not a LUN: use 1 to %d", value, serving.MaxNumber)
 	case strings.HasPrefix(kind, "uint"):
 		return fmt.Sprintf("%q is not a number: use one from 1", value)

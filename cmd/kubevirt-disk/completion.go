@@ -3,6 +3,8 @@ package main
 import (
 	"slices"
 
+	"kubevirt.io/disk/internal/cli/xml"
+
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -36,8 +38,8 @@ var choices = map[string][]string{
 }
 
 // fileFlags take the name of a file, and are no settings.
-var fileFlags = []string{keyKernel, keyInitrd, flagFile, flagOverlay, "token-file", "ca", "cert",
-	"key"}
+var fileFlags = []string{keyKernel, keyInitrd, xml.FlagFile, xml.FlagOverlay,
+	"token-file", "ca", "cert", "key"}
 
 func texts[T ~string](values ...T) []string {
 	all := make([]string, len(values))

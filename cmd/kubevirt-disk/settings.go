@@ -20,7 +20,7 @@ const (
 	keyDiskDir        = "disk-dir"
 	keyWorkDir        = "work-dir"
 	keyListen         = "listen"
-	keyPort           = "port"
+	keyPort           = settings.KeyPort
 	keyISCSI          = "iscsi"
 	keyNBD            = "nbd"
 	keyNBDTLSCert     = "nbd-tls-cert"
@@ -33,10 +33,10 @@ const (
 	keyDiskTLSCert    = "disk-tls-cert"
 	keyDiskTLSKey     = "disk-tls-key"
 	keyDiskServerCA   = "disk-server-ca"
-	keyTargetName     = "target-name"
-	keyCopyMode       = "copy-mode"
-	keyAccessMode     = "access-mode"
-	keyMetricsListen  = "metrics-listen"
+	keyTargetName     = settings.KeyTargetName
+	keyCopyMode       = settings.KeyCopyMode
+	keyAccessMode     = settings.KeyAccessMode
+	keyMetricsListen  = settings.KeyMetricsListen
 	keyReadyFile      = "ready-file"
 	keyLogLevel       = "log-level"
 	keyLogFormat      = "log-format"

@@ -263,20 +263,6 @@ func TestXMLFromStatus(t *testing.T) {
 	require.Contains(t, stdout, "<target>iqn.2020-01.a:b</target>")
 }
 
-func TestStatusPage(t *testing.T) {
-	for text, want := range map[string]string{
-		"http://10.0.0.5:9260":                   "http://10.0.0.5:9260/status",
-		"http://[fd00::5]:9260/":                 "http://[fd00::5]:9260/status",
-		"https://disk.example.com":               "https://disk.example.com/status",
-		"https://proxy.example.com/disk1/status": "https://proxy.example.com/disk1/status",
-	} {
-		page, err := statusPage(text)
-		require.NoError(t, err)
-		require.Equal(t, want, page.String())
-	}
-}
-
-// TestXMLFindsThePortal asks daemons with different portals.
 func TestXMLFindsThePortal(t *testing.T) {
 	for _, c := range []struct {
 		bound []string
@@ -291,42 +277,6 @@ func TestXMLFindsThePortal(t *testing.T) {
 		require.Equal(t, c.want, lun.Portals[0].String())
 		require.Len(t, lun.Portals, 1)
 	}
-
-	for _, c := range []struct {
-		bound []string
-		page  string
-		want  string
-	}{
-		{[]string{"0.0.0.0:3260"}, "fd00::5", ""},
-		{[]string{"0.0.0.0:3260", "[::]:3260"}, "fd00::5", "[fd00::5]:3260"},
-		{[]string{"0.0.0.0:3260"}, "disk.example.com", "disk.example.com:3260"},
-		{[]string{"[::]:3260"}, "10.0.0.5", "10.0.0.5:3260"},
-		{[]string{"10.0.0.5:3260"}, "fd00::5", "10.0.0.5:3260"},
-		{[]string{"[fd00::5]:3260"}, "10.0.0.5", "[fd00::5]:3260"},
-		{nil, "10.0.0.5", ""},
-		{[]string{"[::]:3260", "127.0.0.1:3260"}, "10.0.0.5", ""},
-		{[]string{"[::]:3260", "127.0.0.1:3261"}, "10.0.0.5", "10.0.0.5:3260"},
-	} {
-		l := loadBy(nil, (&app{}).xmlCommand().Flags(), nil)
-		got := new(xmlFlags).servedPortals(&status.Status{Portals: c.bound}, c.page, l)
-		if c.want == "" {
-			require.Empty(t, got, "nobody listens there")
-			require.ErrorContains(t, l.Problems.Err(), "--host: is missing")
-			continue
-		}
-		require.NoError(t, l.Problems.Err())
-		require.Equal(t, c.want, got[0].String())
-	}
-
-	f := xmlFlags{}
-	l := loadBy(nil, (&app{}).xmlCommand().Flags(), nil)
-	require.Empty(t,
-		f.servedPortals(&status.Status{Portals: []string{"127.0.0.1:3260", "[::1]:3260"}},
-			"10.0.0.5", l))
-	require.ErrorContains(t, l.Problems.Err(), "--host: is missing")
-	f.hosts = []string{"10.0.0.5"}
-	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3265}},
-		f.servedPortals(&status.Status{Portals: []string{"127.0.0.1:3265"}}, "10.0.0.5", l))
 }
 
 func TestXMLFromAStatusThatWillNotDo(t *testing.T) {

@@ -63,13 +63,6 @@ func TestXMLByNBDFromStatus(t *testing.T) {
 	require.Equal(t, libvirt.Portal{Host: "127.0.0.1", Port: 10810}, e.Portal)
 	require.False(t, e.TLS)
 	require.Equal(t, "other", e.Name)
-
-	said := &status.Status{NBDPortals: []string{"unix:/s", "127.0.0.1:1", "10.0.0.5:2"}}
-	e = libvirt.Export{}
-	require.True(t, atDaemon(&e, said, "10.0.0.5"))
-	require.Equal(t, libvirt.Export{Portal: libvirt.Portal{Host: "10.0.0.5", Port: 2}}, e,
-		"neither a socket nor loopback is reached from elsewhere")
-	require.False(t, atDaemon(&e, &status.Status{}, "localhost"))
 }
 
 func TestXMLByNBDRefuses(t *testing.T) {

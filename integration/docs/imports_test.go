@@ -260,6 +260,8 @@ var importRules = []importRule{
 		why: "what is said to people does not depend on the command that says it"},
 	{pkg: "internal/cli/settings", only: []string{"internal/plainyaml", "internal/problems"},
 		deep: true, why: "a table of settings knows neither the commands nor what they set"},
+	{pkg: "internal/cli/xml", never: []string{"internal/daemon/...", "disk/image", "registry"},
+		deep: true, why: "an element is made of flags and of what a daemon says, not by a daemon"},
 	{pkg: "...", except: []string{"cmd/...", "internal/cli/..."},
 		never: []string{"github.com/spf13/...", "cmd/...", "internal/cli/..."},
 		deep: true,

@@ -16,6 +16,15 @@ const (
 	EnvConfig  = "KUBEVIRT_DISK_CONFIG"
 )
 
+// The keys that more than the command serve knows.
+const (
+	KeyTargetName    = "target-name"
+	KeyPort          = "port"
+	KeyAccessMode    = "access-mode"
+	KeyCopyMode      = "copy-mode"
+	KeyMetricsListen = "metrics-listen"
+)
+
 // Setting is one row of the contract: a flag, its environment variables, and the key of the YAML
 // file, which is the flag's name. A flag wins over the environment, the environment over the file,
 // and the file over the default. Nothing else has to know a setting: flags, help, completion, the

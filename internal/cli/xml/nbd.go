@@ -1,13 +1,15 @@
-package main
+package xml
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/loopback"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/pages"
@@ -26,14 +28,14 @@ const (
 	nbdSocket = "unix:"
 )
 
-// xmlNBD are the flags of xml for an export.
-type xmlNBD struct {
+// nbdFlags are the flags of xml for an export.
+type nbdFlags struct {
 	address, export string
 	tls             bool
 	reconnect       time.Duration
 }
 
-func (f *xmlNBD) add(flags *pflag.FlagSet) {
+func (f *nbdFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.address, flagNBD, "",
 		"`address` of NBD, which is used instead of iSCSI: unix:PATH, HOST or HOST:PORT; auto is "+
 			"one of the daemon at --status-url")
@@ -47,19 +49,14 @@ func (f *xmlNBD) add(flags *pflag.FlagSet) {
 }
 
 // isGiven reports whether the flags are about an export.
-func (f *xmlNBD) isGiven(flags *pflag.FlagSet) bool {
+func (f *nbdFlags) isGiven(flags *pflag.FlagSet) bool {
 	return flags.Changed(flagNBD) || flags.Changed(flagExport) || flags.Changed(flagTLS) ||
 		flags.Changed(flagReconnect)
 }
 
 // exportDocument returns the element for an export.
-func (f *xmlFlags) exportDocument(ctx context.Context, l loader) (string, error) {
-	for _, flag := range []string{flagHost, flagChapUsername, flagInitiator, flagDomain,
-		keyTargetName, keyPort, "secret", "secret-usage", "secret-uuid"} {
-		if l.Flags.Changed(flag) {
-			l.Problems.Add("--"+flag, "is about iSCSI: leave it out, or leave out --%s", flagNBD)
-		}
-	}
+func (f *Flags) exportDocument(ctx context.Context, l *settings.Loader) (string, error) {
+	refuse(l, forISCSI, fmt.Sprintf("is about iSCSI: leave it out, or leave out --%s", flagNBD))
 	if f.nbd.address == "" {
 		l.Problems.Add("--"+flagNBD, "is missing: want unix:PATH, HOST or HOST:PORT")
 	}
@@ -80,14 +77,14 @@ func (f *xmlFlags) exportDocument(ctx context.Context, l loader) (string, error)
 		e.Name = f.nbd.export
 	}
 	text, err := e.DiskXML(f.device())
-	return text, l.explainFields(err)
+	return text, explainFields(l, err)
 }
 
 // describedExport returns the export as the flags describe it.
-func (f *xmlFlags) describedExport(l loader) (libvirt.Export, error) {
-	e := libvirt.Export{AccessMode: libvirt.AccessMode(l.Text(keyAccessMode)), Serial: f.serial,
-		WWN: f.wwn}
-	if l.Flags.Changed(flagLUN) {
+func (f *Flags) describedExport(l *settings.Loader) (libvirt.Export, error) {
+	e := libvirt.Export{AccessMode: libvirt.AccessMode(l.Text(settings.KeyAccessMode)),
+		Serial: f.serial, WWN: f.wwn}
+	if l.Flags.Changed(FlagLUN) {
 		e.Name = strconv.Itoa(f.lun)
 	}
 	if f.nbd.address == nbdAuto {
@@ -98,7 +95,7 @@ func (f *xmlFlags) describedExport(l loader) (libvirt.Export, error) {
 }
 
 // at sets where an export is.
-func (f *xmlNBD) at(e *libvirt.Export, l loader) {
+func (f *nbdFlags) at(e *libvirt.Export, l *settings.Loader) {
 	if path, ok := strings.CutPrefix(f.address, nbdSocket); ok {
 		e.Socket = path
 		if path == "" {
@@ -114,7 +111,7 @@ func (f *xmlNBD) at(e *libvirt.Export, l loader) {
 }
 
 // servedExport asks the daemon at --status-url for the LUN of --lun, or for its only LUN.
-func (f *xmlFlags) servedExport(ctx context.Context, l loader) (libvirt.Export, error) {
+func (f *Flags) servedExport(ctx context.Context, l *settings.Loader) (libvirt.Export, error) {
 	said, pageHost, err := f.ask(ctx, l)
 	if err != nil {
 		return libvirt.Export{}, err

@@ -1,4 +1,4 @@
-package main
+package xml
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/loopback"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/pages"
@@ -19,7 +20,7 @@ import (
 )
 
 // servedLUN asks the daemon at --status-url for the LUN of --lun, or for its only LUN.
-func (f *xmlFlags) servedLUN(ctx context.Context, l loader) (libvirt.LUN, error) {
+func (f *Flags) servedLUN(ctx context.Context, l *settings.Loader) (libvirt.LUN, error) {
 	said, pageHost, err := f.ask(ctx, l)
 	if err != nil {
 		return libvirt.LUN{}, err
@@ -53,9 +54,9 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l loader) (libvirt.LUN, error)
 }
 
 // ask asks the daemon at --status-url. It also returns the host of its page.
-func (f *xmlFlags) ask(ctx context.Context, l loader) (said *status.Status, pageHost string,
+func (f *Flags) ask(ctx context.Context, l *settings.Loader) (said *status.Status, pageHost string,
 	err error) {
-	for _, key := range []string{keyTargetName, keyAccessMode} {
+	for _, key := range []string{settings.KeyTargetName, settings.KeyAccessMode} {
 		if l.Flags.Changed(key) {
 			l.Problems.Add("--"+key, "the daemon at --%s already reports it: leave one of them out",
 				flagStatusURL)
@@ -102,7 +103,7 @@ func askStatus(ctx context.Context, page string) (*status.Status, error) {
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("no daemon answers at %s: %w: is it running, with its pages there "+
-			"(--%s)?", page, withoutURL(err), keyMetricsListen)
+			"(--%s)?", page, withoutURL(err), settings.KeyMetricsListen)
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
@@ -129,7 +130,7 @@ func withoutURL(err error) error {
 
 // choose finds the LUN in a status. The LUN must be ready: before that, its serial number is
 // unknown.
-func (f *xmlFlags) choose(said *status.Status, l loader) (status.LUN, error) {
+func (f *Flags) choose(said *status.Status, l *settings.Loader) (status.LUN, error) {
 	var numbers []string
 	for _, one := range said.LUNs {
 		numbers = append(numbers, fmt.Sprintf("%d (%s)", one.LUN, one.Image))
@@ -137,7 +138,7 @@ func (f *xmlFlags) choose(said *status.Status, l loader) (status.LUN, error) {
 	list := strings.Join(numbers, ", ")
 	var found *status.LUN
 	for i, one := range said.LUNs {
-		if int(one.LUN) == f.lun || !l.Flags.Changed(flagLUN) && len(said.LUNs) == 1 {
+		if int(one.LUN) == f.lun || !l.Flags.Changed(FlagLUN) && len(said.LUNs) == 1 {
 			found = &said.LUNs[i]
 		}
 	}
@@ -145,11 +146,11 @@ func (f *xmlFlags) choose(said *status.Status, l loader) (status.LUN, error) {
 	case len(said.LUNs) == 0:
 		return status.LUN{}, fmt.Errorf("the daemon has no LUN yet, it is %s: ask again "+
 			"when /readyz answers 200", said.State)
-	case found == nil && l.Flags.Changed(flagLUN):
-		l.Problems.Add("--"+flagLUN, "the daemon has no LUN %d: it has %s", f.lun, list)
+	case found == nil && l.Flags.Changed(FlagLUN):
+		l.Problems.Add("--"+FlagLUN, "the daemon has no LUN %d: it has %s", f.lun, list)
 		return status.LUN{}, l.Problems.Err()
 	case found == nil:
-		l.Problems.Add("--"+flagLUN, "is missing: the daemon has %s", list)
+		l.Problems.Add("--"+FlagLUN, "is missing: the daemon has %s", list)
 		return status.LUN{}, l.Problems.Err()
 	case !found.Ready:
 		return status.LUN{}, fmt.Errorf("LUN %d (%s) is not ready: ask again when /readyz "+
@@ -161,15 +162,15 @@ func (f *xmlFlags) choose(said *status.Status, l loader) (status.LUN, error) {
 // servedPortals returns the portals of --host. Otherwise it returns those of the daemon that other
 // machines can reach, or those on loopback if the status page was asked there. A portal on every
 // address is reached at the host of the status page.
-func (f *xmlFlags) servedPortals(said *status.Status, pageHost string,
-	l loader) []libvirt.Portal {
+func (f *Flags) servedPortals(said *status.Status, pageHost string,
+	l *settings.Loader) []libvirt.Portal {
 	bound, usable := reachable(said.Portals, pageHost)
-	port := uint16(defaultPort)
+	port := uint16(libvirt.DefaultPort)
 	if len(bound) > 0 {
 		port = bound[0].Port
 	}
 	if len(f.hosts) > 0 {
-		return f.portals(l, l.connectPort(port, false))
+		return f.portals(l, connectPort(l, port, false))
 	}
 	if len(usable) == 0 {
 		l.Problems.Add("--"+flagHost, "is missing: none of the daemon's portals (%s) can be "+
@@ -179,7 +180,7 @@ func (f *xmlFlags) servedPortals(said *status.Status, pageHost string,
 	}
 	// libvirt's schema allows one portal, and QEMU uses one.
 	first := usable[0]
-	first.Port = l.connectPort(first.Port, false)
+	first.Port = connectPort(l, first.Port, false)
 	return []libvirt.Portal{first}
 }
 
