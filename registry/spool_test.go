@@ -41,7 +41,7 @@ type spooled struct {
 	told []string // guarded by mu
 }
 
-func newSpooled(t *testing.T, size int, opt transport.Options, parts bool,
+func newSpooled(t *testing.T, size int, opt transport.Options,
 	faults ...fault) *spooled {
 	s := &spooled{lying: newLying(t), content: noise(77, size), dir: t.TempDir()}
 	w := &registrytest.Table{Codec: registrytest.Zstd, Chunk: 256 << 10}
@@ -58,7 +58,7 @@ func newSpooled(t *testing.T, size int, opt transport.Options, parts bool,
 	opt.Idle = opt.Timeout / 5
 	s.client = newClient(t, opt)
 	s.streaming = newStreaming(t, s.client, s.dir, t.TempDir())
-	s.NoRanges, s.Faults = !parts, faults
+	s.NoRanges, s.Faults = true, faults
 	s.start(t)
 	return s
 }
@@ -98,7 +98,7 @@ const toldOnce = "is fetched once"
 // TestNoParts: a blob whose registry sends everything where a part is asked for is fetched about
 // once, and the log says so once.
 func TestNoParts(t *testing.T) {
-	s := newSpooled(t, 64<<20, transport.Options{}, false)
+	s := newSpooled(t, 64<<20, transport.Options{})
 	const piece = 128 << 10
 	order := rand.New(rand.NewPCG(1, 2)).Perm(len(s.content) / piece)
 	work := make(chan int, len(order))
@@ -129,27 +129,11 @@ func TestNoParts(t *testing.T) {
 	}
 }
 
-// TestNoPartsAtFirst: a proxy that has to fetch the blob itself sends everything once. Parts are
-// asked for again, and the whole is given up.
-func TestNoPartsAtFirst(t *testing.T) {
-	s := newSpooled(t, 64<<20, transport.Options{}, true, (&registrytest.Lying{}).Sends(1<<20, nil))
-	p := make([]byte, 4096)
-	for off := int64(len(s.content)) - 4096; off > 0; off -= 5 << 20 {
-		_, err := s.img.ReadAt(t.Context(), p, off)
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(s.content[off:off+4096], p))
-	}
-	require.Less(t, s.SentSince(), int64(len(s.layer)/2))
-	require.Equal(t, 1, s.toldOf(toldOnce))
-	require.Equal(t, 1, s.toldOf("sends parts of the blob"))
-	require.Zero(t, spooling(t, s.dir))
-}
-
 // TestNoPartsAndSilence: reads of a blob that is fetched as a whole end in time when the registry
 // goes silent, and go on when it sends again. Those of what is here do not wait.
 func TestNoPartsAndSilence(t *testing.T) {
 	goes := make(chan struct{})
-	s := newSpooled(t, 16<<20, transport.Options{Timeout: 5 * time.Second}, false)
+	s := newSpooled(t, 16<<20, transport.Options{Timeout: 5 * time.Second})
 	p := make([]byte, 4096)
 	_, err := s.img.ReadAt(t.Context(), p, 0)
 	require.NoError(t, err)
@@ -242,14 +226,14 @@ func TestNoPartsAndReaderEnds(t *testing.T) {
 	require.NoError(t, errors.Join(err, in.Close()))
 	require.True(t, bytes.Equal(s.content, got))
 	require.Zero(t, spooling(t, s.dir), "it takes no space any more")
-	require.LessOrEqual(t, s.Requests("/blobs/"), 2, "one began it, and one asked for a part")
+	require.Equal(t, 1, s.Requests("/blobs/"))
 }
 
 // TestNoPartsAndLies: wrong content of a blob that is fetched as a whole is not served, and the
 // blob is fetched again, when the whole has another digest.
 func TestNoPartsAndLies(t *testing.T) {
 	opt := transport.Options{}
-	s := newSpooled(t, 8<<20, opt, false, func(w http.ResponseWriter, _ *http.Request,
+	s := newSpooled(t, 8<<20, opt, func(w http.ResponseWriter, _ *http.Request,
 		content []byte) bool {
 		_, _ = w.Write(flipped(content, len(content)/2))
 		return true

@@ -269,14 +269,12 @@ func (f *fetch) connect() error {
 
 // ask makes one request, for a closed range if the endpoint sends parts. Every request begins at
 // the registry, so a signed address is never older than the request. If the blob is fetched as a
-// whole, it usually asks for nothing.
+// whole, it asks for nothing.
 func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
-	var s *spool
 	if !f.alone {
-		s = f.from.spoolOf(f.desc)
-	}
-	if s != nil && !(f.part && s.asks(f.off)) {
-		return f.fromSpool(s), nil
+		if s := f.from.spoolOf(f.desc); s != nil {
+			return f.fromSpool(s), nil
+		}
 	}
 	at := f.off // where the answer begins
 	res, body, err := f.request(e, at)
@@ -290,13 +288,8 @@ func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
 	}
 	switch {
 	case err != nil:
-		return f.orSpool(s, err)
+		return nil, err
 	case res.StatusCode == http.StatusPartialContent:
-		if s != nil {
-			s.drop()
-			e.client.opt.Warn(fmt.Sprintf("%s sends parts of the blob %s now: no more than is "+
-				"needed is fetched", e.repo.RegistryStr(), f.desc.Digest))
-		}
 	case f.part && !f.alone && f.from.spoolDir != "":
 		if s := f.from.spoolFrom(f, body); s != nil {
 			return f.fromSpool(s), nil
@@ -307,17 +300,9 @@ func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
 	}
 	if err = f.unproven.pass(body, res, at, f.off); err != nil {
 		_ = body.Close()
-		return f.orSpool(s, err)
+		return nil, err
 	}
 	return body, nil
-}
-
-// orSpool is what there is if a request has failed: a spool, if it was worth a try.
-func (f *fetch) orSpool(s *spool, err error) (io.ReadCloser, error) {
-	if s != nil {
-		return f.fromSpool(s), nil
-	}
-	return nil, err
 }
 
 // request asks once for the bytes from at on.

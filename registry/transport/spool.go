@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"sync"
-	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
@@ -35,19 +34,11 @@ type spool struct {
 	err     error         // guarded by mu; why it has ended before the end
 	sender  *endpoint     // guarded by mu; of the last bytes
 	gone    bool          // guarded by mu; parts are asked for again
-	asked   time.Time     // guarded by mu; when a part was last asked for in vain
-	pause   time.Duration // guarded by mu; until the next time
 	hash    hash.Hash     // of the bytes that are here; belongs to who fetches
 }
 
 const (
-	// firstAsk and lastAsk bound how long no part is asked for. A proxy that has to fetch the blob
-	// itself at first sends everything, and parts later.
-	firstAsk = 10 * time.Second
-	lastAsk  = 10 * time.Minute
-	// leastAsk is how long a read waits for the whole before it asks for its part itself.
-	leastAsk = time.Second
-	// maxSpools is how often a blob is fetched as a whole, if parts come in between.
+	// maxSpools is how often a blob is fetched as a whole, if it has another digest each time.
 	maxSpools = 3
 	// spoolPart is how much is written at once, in bytes.
 	spoolPart = 256 << 10
@@ -87,7 +78,6 @@ func (r *repository) newSpool(f *fetch, whole *looseBody) (_ *spool, told string
 	old := r.spools[digest]
 	if old != nil && !old.isGone() {
 		_ = whole.Close()
-		old.refused()
 		return old, ""
 	}
 	if r.closed || r.unspooled[digest] {
@@ -249,30 +239,6 @@ func (s *spool) isGone() bool {
 	return s.gone
 }
 
-// refused notes that a part was asked for in vain.
-func (s *spool) refused() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.asked, s.pause = time.Now(), max(s.pause, firstAsk)
-}
-
-// mayAskLocked reports whether a read should ask for a part, because it is not here yet, and the
-// registry may send parts by now.
-func (s *spool) mayAskLocked(off int64) bool {
-	return off >= s.at && s.begun < maxSpools && time.Since(s.asked) >= s.pause
-}
-
-// asks is mayAskLocked for a read that will. No other one does so for a while.
-func (s *spool) asks(off int64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.mayAskLocked(off) {
-		return false
-	}
-	s.asked, s.pause = time.Now(), min(max(2*s.pause, firstAsk), lastAsk)
-	return true
-}
-
 // spoolReader reads a spool from somewhere on.
 type spoolReader struct {
 	*spool
@@ -283,14 +249,11 @@ type spoolReader struct {
 
 func (r *spoolReader) Close() error { return nil }
 
-// Read waits for at least one byte. It returns errAskAgain if that should come by another way.
+// Read waits for at least one byte. It returns errAskAgain if the spool has ended.
 func (r *spoolReader) Read(p []byte) (int, error) {
-	timer := time.NewTimer(leastAsk)
-	defer timer.Stop()
 	for waited := false; ; waited = true {
 		r.mu.Lock()
 		here, gone, running, err, changed := r.at-r.off, r.gone, r.running, r.err, r.changed
-		ask := r.part && r.mayAskLocked(r.off)
 		r.mu.Unlock()
 		switch {
 		case gone:
@@ -317,10 +280,6 @@ func (r *spoolReader) Read(p []byte) (int, error) {
 		}
 		select {
 		case <-changed:
-		case <-timer.C:
-			if timer.Reset(leastAsk); ask {
-				return 0, errAskAgain
-			}
 		case <-r.ctx.Done():
 			return 0, context.Cause(r.ctx)
 		}
