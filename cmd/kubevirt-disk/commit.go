@@ -1,19 +1,20 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/committed"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -132,46 +133,8 @@ func (c *committing) checkOnto() error {
 	return checkOnto(c.onto, nil)
 }
 
-// committed is an open disk that is stored as an image.
-type committed struct {
-	name string
-	// content does not change. It may have the optional interfaces of a disk. close closes it.
-	content disk.Disk
-	// files are image.Contents of what the content reads from, and snapshots the IDs of those that
-	// it was made from, by images that have their content. Nil: nobody knows.
-	files     []string
-	snapshots map[string]string
-	// stored is told that an image has the content. May be nil.
-	stored func(ctx context.Context, image string) error
-	close  func() error
-}
-
-// origins are those of the content.
-func (d *committed) origins(ctx context.Context) (all []registry.Origin) {
-	add := func(o registry.Origin, since string) {
-		o.Changed = func(off, length int64) (bool, int64, error) {
-			return disk.Changed(ctx, d.content, since, off, length)
-		}
-		all = append(all, o)
-	}
-	for stored, snapshot := range d.snapshots {
-		if digest, file, _ := strings.Cut(stored, "/"); file == committedFile(d.name) {
-			add(registry.Origin{Digest: digest}, snapshot)
-		}
-	}
-	if len(d.files) > 0 {
-		add(registry.Origin{Files: d.files}, "")
-	}
-	return all
-}
-
-// notClosed is a source that is opened more than once.
-type notClosed struct{ image.Source }
-
-func (notClosed) Close() error { return nil }
-
 // openCommitted opens a disk.
-type openCommitted func(ctx context.Context, client *registry.Client) (*committed, error)
+type openCommitted func(ctx context.Context, client *registry.Client) (*committed.Disk, error)
 
 // opener finds out what a command line means. args ends with the disk, which may be "".
 func (c *committing) opener(args []string) (openCommitted, error) {
@@ -195,15 +158,68 @@ func (c *committing) opener(args []string) (openCommitted, error) {
 	case at && snapshot == "":
 		return nil, fmt.Errorf("%q names no snapshot behind the @", what)
 	case c.dir != "":
-		return func(ctx context.Context, client *registry.Client) (*committed, error) {
-			return c.openDir(ctx, client, name, snapshot)
+		return func(ctx context.Context, client *registry.Client) (*committed.Disk, error) {
+			return c.openKept(ctx, client, name, snapshot)
 		}, nil
 	case name == "":
 		return nil, fmt.Errorf("name the disk: usage is %q", c.cmd.UseLine())
 	}
-	return func(ctx context.Context, _ *registry.Client) (*committed, error) {
+	return func(ctx context.Context, _ *registry.Client) (*committed.Disk, error) {
 		return c.openOfDaemon(ctx, name, snapshot)
 	}, nil
+}
+
+// openExport returns a function that opens an export of a daemon.
+func openExport(text string) (openCommitted, error) {
+	uri, err := nbd.ParseURI(text)
+	if err == nil && uri.TLS {
+		err = errors.New("commit is for daemons of this machine: use a socket or 127.0.0.1")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the disk: %w", err)
+	}
+	return func(ctx context.Context, _ *registry.Client) (*committed.Disk, error) {
+		return committed.OpenExport(ctx, uri.Address, uri.Export)
+	}, nil
+}
+
+// openOfDaemon opens a disk of a running daemon, which may know the image that it came from.
+func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*committed.Disk,
+	error) {
+	socket, err := c.ask.socket(nil)
+	if err != nil {
+		return nil, err
+	}
+	d, err := committed.OpenOfDaemon(ctx, daemonAt(socket), name, snapshot, func(err error) error {
+		if err == nil || errors.Is(err, disk.ErrNotNow) || errors.Is(err, context.Canceled) {
+			return err
+		}
+		return explainControl(err, socket, pendingChange)
+	})
+	if err == nil && c.onto.Image == "" && !c.flat {
+		if c.onto.Image = d.Reference; d.Reference == "" {
+			return nil, errors.Join(c.ontoOrFlat(fmt.Sprintf("%q was not made of an image in a "+
+				"registry, as far as the daemon knows: ", d.Name)), d.Close())
+		}
+	}
+	return d, err
+}
+
+// openKept opens a disk in the persistent directory.
+func (c *committing) openKept(ctx context.Context, client *registry.Client,
+	name, snapshot string) (*committed.Disk, error) {
+	d, err := committed.OpenKept(ctx, client, committed.Kept{Dir: c.dir, Name: name,
+		Snapshot: snapshot, Below: cmp.Or(c.image, c.onto.Image)})
+	switch {
+	case errors.As(err, new(*committed.NoDiskError)):
+		err = fmt.Errorf("--%s: %w", keyPersistentDir, err)
+	case errors.As(err, new(*committed.BelowError)):
+		err = fmt.Errorf("%w (--%s)", err, flagImage)
+	case errors.As(err, new(*durable.LockedError)):
+		err = fmt.Errorf("%w; a disk that a daemon serves is committed without --%s, by its name",
+			err, keyPersistentDir)
+	}
+	return d, err
 }
 
 // run stores the disk.
@@ -213,25 +229,16 @@ func (c *committing) run(ctx context.Context, client *registry.Client, ref trans
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, d.close()) }()
+	defer func() { err = errors.Join(err, d.Close()) }()
 	opt.Onto = c.onto
-	opt.Onto.Origins = d.origins(ctx)
-	opt.Open = func(name string) (*image.Image, error) {
-		return image.OpenSource(ctx, name,
-			func(context.Context, string) (image.Source, error) {
-				return notClosed{&instance.Source{Disk: d.content}}, nil
-			}, image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
-	}
-	file := committedFile(d.name)
+	file := d.Prepare(ctx, &opt)
 	digest, err := c.a.push(ctx, client, []string{file}, ref, opt)
-	if err == nil && d.stored != nil {
-		if err := d.stored(ctx, committedAs(digest, file)); err != nil {
-			fmt.Fprintf(c.a.stderr, "the next commit will read more, because it is not noted that "+
-				"the snapshot is stored: %v\n", err)
-		}
-	}
 	if err != nil {
 		return err
+	}
+	if err := d.Stored(ctx, digest); err != nil {
+		fmt.Fprintf(c.a.stderr, "the next commit will read more, because it is not noted that "+
+			"the snapshot is stored: %v\n", err)
 	}
 	return writeDigest(c.digest, digest)
 }
@@ -251,19 +258,4 @@ func writeDigest(file, digest string) error {
 		return fmt.Errorf("the image %s is there, but --%s: %w", digest, flagDigestFile, err)
 	}
 	return nil
-}
-
-// committedAs is how a snapshot that was stored is remembered: what the manifest's digest says of
-// an image is true of the disk of that name only.
-func committedAs(digest, file string) string { return digest + "/" + file }
-
-// committedFile is the name of a committed disk in the image: that of the disk, which may be a
-// reference with a tag, or a snapshot of a disk.
-func committedFile(of string) string {
-	name, _, _ := strings.Cut(path.Base(of), "@")
-	name, _, _ = strings.Cut(name, ":")
-	if name == "" || name == "." || name == "/" {
-		name = "disk"
-	}
-	return strings.TrimSuffix(name, path.Ext(name)) + ".raw"
 }

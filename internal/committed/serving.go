@@ -1,4 +1,4 @@
-package main
+package committed
 
 import (
 	"context"
@@ -7,23 +7,15 @@ import (
 	"time"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/status"
 )
 
-// openOfDaemon opens a snapshot of a disk of a running daemon. Without one, it takes a snapshot,
-// which goes when the disk is closed.
-func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*committed, error) {
-	socket, err := c.ask.socket(nil)
-	if err != nil {
-		return nil, err
-	}
-	explain := func(err error) error {
-		if err == nil || errors.Is(err, disk.ErrNotNow) || errors.Is(err, context.Canceled) {
-			return err
-		}
-		return explainControl(err, socket, pendingChange)
-	}
-	daemon := daemonAt(socket)
+// OpenOfDaemon opens a snapshot of a disk of a running daemon. Without one, it takes a snapshot,
+// which goes when the disk is closed. explain makes what a person is told of an error.
+func OpenOfDaemon(ctx context.Context, daemon control.Client, name, snapshot string,
+	explain func(error) error) (*Disk, error) {
 	end := func() error { return nil }
 	own := snapshot == ""
 	if own {
@@ -50,14 +42,8 @@ func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*
 	if err != nil {
 		return nil, errors.Join(err, end())
 	}
-	d := &committed{name: r.Disk, content: r, files: r.Image, snapshots: r.Committed,
-		close: func() error { return errors.Join(r.Close(), end()) }}
-	if c.onto.Image == "" && !c.flat {
-		if c.onto.Image = r.Reference; r.Reference == "" {
-			return nil, errors.Join(c.ontoOrFlat(fmt.Sprintf("%q was not made of an image in a "+
-				"registry, as far as the daemon knows: ", r.Disk)), d.close())
-		}
-	}
+	d := &Disk{Name: r.Disk, Reference: r.Reference, content: r, files: r.Image,
+		snapshots: r.Committed, close: func() error { return errors.Join(r.Close(), end()) }}
 	if !own {
 		d.stored = func(ctx context.Context, image string) error {
 			_, err := daemon.Snapshot(ctx, status.SnapshotRequest{Image: image,
@@ -67,4 +53,23 @@ func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*
 		}
 	}
 	return d, nil
+}
+
+// OpenExport opens an export of a daemon, as any other client does.
+func OpenExport(ctx context.Context, address, export string) (*Disk, error) {
+	r, err := nbd.OpenRemote(ctx, nbd.RemoteOptions{Address: address, Export: export, Once: true})
+	if err != nil {
+		return nil, err
+	}
+	return &Disk{Name: export, content: exported{r}, close: r.Close}, nil
+}
+
+// exported is an export that nobody else writes to while it is open, so that it has extents.
+type exported struct{ *nbd.Remote }
+
+var _ disk.Extenter = exported{}
+
+// Extent implements disk.Extenter.
+func (e exported) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
+	return e.Allocated(ctx, off, length)
 }

@@ -1,0 +1,175 @@
+package committed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/registry"
+	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// Kept is a disk on a volume that no daemon serves meanwhile.
+type Kept struct {
+	Dir      string // the persistent directory
+	Name     string // of the disk; "": the only one
+	Snapshot string // of it; "": the disk as it is
+	// Below is what the disk was made of, if it is not complete without: a reference, or the path of
+	// a file. "": nobody has said.
+	Below string
+}
+
+// BelowError says that what a disk was made of cannot be read, and is needed.
+type BelowError struct {
+	Name string // of that
+	Err  error
+}
+
+func (e *BelowError) Error() string {
+	return fmt.Sprintf("the disk is not complete, and needs what it was made of, %q: %v", e.Name,
+		e.Err)
+}
+
+func (e *BelowError) Unwrap() error { return e.Err }
+
+// NoDiskError says that a directory has not the disk that is meant.
+type NoDiskError struct{ why string }
+
+func (e *NoDiskError) Error() string { return e.why }
+
+// OpenKept opens a disk on a volume. Nobody can write to it, and nothing is copied from its image.
+// The error may be a *NoDiskError, a *BelowError, or a *durable.LockedError.
+func OpenKept(ctx context.Context, client *registry.Client, k Kept) (*Disk, error) {
+	kept, err := k.find()
+	if err != nil {
+		return nil, err
+	}
+	below := new(below)
+	if !kept.Complete {
+		if below, err = openBelow(ctx, client, k.Below, kept); err != nil {
+			return nil, &BelowError{kept.Name, err}
+		}
+	}
+	inst, err := instance.Open(ctx, below.image, instance.Options{PersistentDir: kept.Dir,
+		Mode: instance.CopyOnWrite, ReadOnly: true})
+	if err != nil {
+		return nil, errors.Join(err, below.close(true))
+	}
+	d := &Disk{Name: kept.Name, content: inst.Disk, files: inst.Image(),
+		close: func() error { return errors.Join(inst.Close(), below.close(false)) }}
+	if k.Snapshot != "" {
+		opened, err := inst.OpenSnapshot(k.Snapshot)
+		if err != nil {
+			return nil, errors.Join(err, d.close())
+		}
+		end := d.close
+		d.content = opened.Disk
+		d.close = func() error { return errors.Join(opened.Close(), end()) }
+	}
+	d.snapshots = inst.CommittedBefore(d.content)
+	return d, nil
+}
+
+// find finds the disk in the directory.
+func (k Kept) find() (one instance.Kept, err error) {
+	all, err := instance.KeptIn(k.Dir)
+	if err != nil {
+		return one, &NoDiskError{err.Error()}
+	}
+	var names []string
+	for _, one := range all {
+		if one.Name == k.Name || k.Name == "" && len(all) == 1 {
+			return one, nil
+		}
+		names = append(names, strconv.Quote(one.Name))
+	}
+	why := fmt.Sprintf("%q has no disk %q: use one of %s", k.Dir, k.Name, strings.Join(names, ", "))
+	if len(all) == 0 {
+		why = fmt.Sprintf("there is no %s in %q, and in no directory of it",
+			instance.PersistentName, k.Dir)
+	} else if k.Name == "" {
+		why = fmt.Sprintf("%q has several disks: name one of %s", k.Dir, strings.Join(names, ", "))
+	}
+	return one, &NoDiskError{why}
+}
+
+// below is the image that a disk still needs. The zero value is none.
+type below struct {
+	image  *image.Image
+	cache  *cache.Cache
+	stream *registry.Stream
+	dir    string // of the cache
+}
+
+// close closes everything but the image, which the disk closes once it is open.
+func (b *below) close(withImage bool) (err error) {
+	if withImage && b.image != nil {
+		err = b.image.Close()
+	}
+	if b.stream != nil {
+		err = errors.Join(err, b.stream.Close())
+	}
+	if b.cache != nil {
+		err = errors.Join(err, b.cache.Close())
+	}
+	if b.dir != "" {
+		err = errors.Join(err, os.RemoveAll(b.dir))
+	}
+	return err
+}
+
+// openBelow opens the image that a disk was made of. Of one in a registry, nothing is fetched yet
+// but what it takes to open it.
+func openBelow(ctx context.Context, client *registry.Client, from string,
+	kept instance.Kept) (_ *below, err error) {
+	b := new(below)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.close(true))
+		}
+	}()
+	if filepath.IsAbs(from) || strings.HasPrefix(from, ".") {
+		b.image, err = image.Open(from, image.Options{Named: true})
+		return b, err
+	}
+	if from == "" {
+		return nil, errors.New("name that")
+	}
+	ref, err := transport.ParseSource(from)
+	if err != nil {
+		return nil, err
+	}
+	if b.dir, err = os.MkdirTemp("", "kubevirt-disk-commit-"); err != nil {
+		return nil, err
+	}
+	if b.cache, err = cache.Open(b.dir, cache.Options{}); err != nil {
+		return nil, err
+	}
+	b.stream, err = client.Stream(ctx, ref, registry.StreamOptions{Cache: b.cache,
+		CacheDir: b.dir, KeepDir: filepath.Join(b.dir, "image")})
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range b.stream.Disks() {
+		img, err := b.stream.Open(ctx, d.Name, image.Options{})
+		if err != nil {
+			return nil, err
+		}
+		if slices.Equal(image.Contents(img.Unhashed()), kept.Needs) {
+			b.image = img
+			return b, img.Agree(ctx) // what is read goes into another image
+		}
+		if err := img.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("%s is another image", from)
+}
