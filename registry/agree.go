@@ -128,9 +128,15 @@ func described(ctx context.Context, src transport.Source, layers []descriptor, i
 // verifiedOf reads a layer as a whole, and verifies it.
 func verifiedOf(ctx context.Context, from *transport.Blob, layers []descriptor, i int) (
 	l *layer.Contents, err error) {
-	err = from.Read(ctx, func(in io.Reader) (err error) {
-		l, err = readLayer(in, layers, i)
-		return err
+	err = from.Read(ctx, func(in io.Reader) error {
+		b := bufio.NewReaderSize(in, 64<<10)
+		head, err := b.Peek(layer.TarBlock)
+		if err != nil && err != io.EOF {
+			return err
+		}
+		r := &layer.Counter{Reader: b}
+		l, err = contentsOf(r, head, layers, i, func() int64 { return r.N })
+		return unreadable(err)
 	})
 	return l, err
 }
@@ -138,79 +144,48 @@ func verifiedOf(ctx context.Context, from *transport.Blob, layers []descriptor, 
 // headersOf reads the headers of a layer by ranges, which verifies nothing.
 func headersOf(ctx context.Context, from *transport.Blob, layers []descriptor, i int) (
 	*layer.Contents, error) {
-	r := &failing{in: &rangeReader{ctx: ctx, of: &blocks{of: from}}}
-	l, err := contentsOf(r, bufio.NewReaderSize(&rangeReader{ctx: ctx, of: r.in.of}, 512),
-		layers, i, func() int64 { return r.in.off })
-	if r.err != nil {
-		return nil, r.err
-	}
-	return l, err
-}
-
-// failing remembers an error of the layer under whatever is made of its content.
-type failing struct {
-	in  *rangeReader
-	err error
-}
-
-func (f *failing) Read(p []byte) (int, error) {
-	n, err := f.in.Read(p)
-	if err != nil && err != io.EOF {
-		f.err = err
-	}
-	return n, err
-}
-
-func (f *failing) Seek(off int64, whence int) (int64, error) { return f.in.Seek(off, whence) }
-
-// readLayer reads a layer from its beginning.
-func readLayer(in io.Reader, layers []descriptor, i int) (*layer.Contents, error) {
-	var at atomic.Int64
-	b := bufio.NewReaderSize(in, 64<<10)
-	return contentsOf(&consumed{b, &at}, b, layers, i, at.Load)
-}
-
-// consumed counts what was read.
-type consumed struct {
-	io.Reader
-	at *atomic.Int64
-}
-
-func (c *consumed) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	c.at.Add(int64(n))
-	return n, err
-}
-
-// contentsOf says which files a layer has. peek has its first block, and at is where r is.
-func contentsOf(r io.Reader, peek *bufio.Reader, layers []descriptor, i int, at func() int64) (
-	*layer.Contents, error) {
-	head, err := peek.Peek(layer.TarBlock)
-	if err != nil && err != io.EOF {
+	of := &blocks{of: from}
+	head := make([]byte, min(layer.TarBlock, of.Size()))
+	if _, err := of.ReadAt(ctx, head, 0); err != nil {
 		return nil, err
 	}
+	r := &rangeReader{ctx: ctx, of: of}
+	l, err := contentsOf(r, head, layers, i, func() int64 { return r.off })
+	if of.failed != nil {
+		return nil, of.failed
+	}
+	return l, unreadable(err)
+}
+
+// unreadable says of content that makes no sense that it is not what the index says.
+func unreadable(err error) error {
+	if err == nil || errors.As(err, new(*layer.Unsuited)) {
+		return err
+	}
+	return &layer.Unsuited{Why: "cannot be read: " + err.Error()}
+}
+
+// contentsOf says which files a layer has that is not compressed. head is its first block, and at
+// is where r is.
+func contentsOf(r io.Reader, head []byte, layers []descriptor, i int, at func() int64) (
+	*layer.Contents, error) {
 	if what := unpack.Compressed(head); what != "" {
 		return nil, &layer.Unsuited{Why: "is compressed by " + string(what)}
 	}
-	plain, err := layer.IsPlain(layers[i], head)
-	switch {
-	case err != nil:
-		return nil, &layer.Unsuited{Why: err.Error()}
-	case plain:
-		return layer.PlainContents(layers, i, nil), nil
+	if plain, err := layer.IsPlain(layers[i], head); err != nil {
+		return nil, err
+	} else if plain {
+		return layer.PlainContents(layers, i), nil
 	}
-	l, err := layer.LayTar(r, layers[i], at)
-	if no := new(layer.Unsuited); err != nil && !errors.As(err, &no) {
-		err = &layer.Unsuited{Why: "cannot be read: " + err.Error()}
-	}
-	return l, err
+	return layer.LayTar(r, layers[i], at)
 }
 
 // blocks reads a blob in blocks: each read of it is a request.
 type blocks struct {
-	of   *transport.Blob
-	off  int64 // of have
-	have []byte
+	of     *transport.Blob
+	off    int64 // of have
+	have   []byte
+	failed error // of the last request; nil: it did not fail
 }
 
 // headerBlock is as much as the headers of a file mostly have. Bytes.
@@ -221,8 +196,8 @@ func (b *blocks) Size() int64 { return b.of.Desc.Size }
 func (b *blocks) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < b.off || off >= b.off+int64(len(b.have)) {
 		next := make([]byte, min(headerBlock, b.Size()-off))
-		if err := b.of.Fill(ctx, next, off); err != nil {
-			return 0, err
+		if b.failed = b.of.Fill(ctx, next, off); b.failed != nil {
+			return 0, b.failed
 		}
 		b.off, b.have = off, next
 	}

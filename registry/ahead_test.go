@@ -14,7 +14,6 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/transport"
@@ -276,8 +275,6 @@ func TestFirstRequest(t *testing.T) {
 	require.ErrorAs(t, err, &status)
 	require.Equal(t, http.StatusUnauthorized, status.Status)
 }
-
-var _ image.Source = orderedFile{}
 
 // TestStreamWithoutTables opens an image as it was pushed before the index had tables: they are
 // fetched.

@@ -88,13 +88,13 @@ func (b *baseImage) read(ctx context.Context) error {
 			return fmt.Errorf("%s has too many platforms", b.ref)
 		}
 		text, _, err := b.source.Manifest(ctx, m.Digest.String())
+		if err == nil {
+			err = transport.CheckDigest(text, m.Digest.String())
+		}
+		if err == nil {
+			err = b.add(ctx, text, m.Platform)
+		}
 		if err != nil {
-			return err
-		}
-		if got := transport.DigestOf(text); got != m.Digest.String() {
-			return &transport.DigestError{Want: m.Digest.String(), Got: got}
-		}
-		if err := b.add(ctx, text, m.Platform); err != nil {
 			return err
 		}
 	}
@@ -202,7 +202,7 @@ func listOf(ctx context.Context, from *transport.Blob, layers []descriptor, i in
 	} else if plain {
 		name := layer.PlainName(layers, i, layer.DiskDir)
 		if in.Format == "" && image.PassOver(name, from.Desc.Size, qcow2.IsQcow2(head)) {
-			return layer.PlainContents(layers, i, nil).List, in.Finish()
+			return layer.PlainContents(layers, i).List, in.Finish()
 		}
 		return nil, errDisk
 	}
@@ -314,46 +314,63 @@ func ociType(t types.MediaType) types.MediaType {
 	return t
 }
 
-// extendConfig adds layers to a configuration, and keeps everything else in it.
-func extendConfig(text []byte, layers []v1.Descriptor, below int) ([]byte, error) {
-	bad := func(err error) ([]byte, error) {
-		return nil, fmt.Errorf("the configuration of the base image cannot be read: %w", err)
-	}
-	var config map[string]json.RawMessage
-	if err := bounded.Check(text); err != nil {
-		return bad(err)
-	}
-	if err := json.Unmarshal(text, &config); err != nil {
-		return bad(err)
-	}
-	var root struct {
+// imageConfig is the configuration of an image. What is not known of it stays as it is.
+type imageConfig struct {
+	all  map[string]json.RawMessage
+	root struct {
 		Type    string   `json:"type"`
-		DiffIDs []string `json:"diff_ids"`
+		DiffIDs []string `json:"diff_ids"` // the lowest first
 	}
-	if err := json.Unmarshal(config["rootfs"], &root); err != nil {
-		return bad(err)
+	history []json.RawMessage // nil: there is none
+}
+
+// readConfig reads the configuration of an image with so many layers.
+func readConfig(text []byte, layers int) (c imageConfig, err error) {
+	if err = bounded.Check(text); err == nil {
+		err = json.Unmarshal(text, &c.all)
 	}
-	if len(root.DiffIDs) != below {
-		return bad(fmt.Errorf("it names %d layers, and the manifest %d", len(root.DiffIDs), below))
+	if err == nil {
+		err = json.Unmarshal(c.all["rootfs"], &c.root)
 	}
-	var history []json.RawMessage
-	if err := json.Unmarshal(config["history"], &history); config["history"] != nil && err != nil {
-		return bad(err)
+	if err == nil && c.all["history"] != nil {
+		err = json.Unmarshal(c.all["history"], &c.history)
 	}
-	for _, l := range layers {
-		root.DiffIDs = append(root.DiffIDs, l.Digest.String()) // not compressed
-		history = append(history,
-			json.RawMessage(`{"created":"1970-01-01T00:00:00Z","created_by":"kubevirt-disk push"}`))
+	if err == nil && len(c.root.DiffIDs) != layers {
+		err = fmt.Errorf("it names %d layers, and the manifest %d", len(c.root.DiffIDs), layers)
 	}
+	if err != nil {
+		err = fmt.Errorf("its configuration cannot be read: %w", err)
+	}
+	return c, err
+}
+
+func (c *imageConfig) text() ([]byte, error) {
 	var err, err2 error
-	config["rootfs"], err = json.Marshal(root)
-	if config["history"] != nil || below == 0 {
-		config["history"], err2 = json.Marshal(history)
+	c.all["rootfs"], err = json.Marshal(c.root)
+	if c.history != nil {
+		c.all["history"], err2 = json.Marshal(c.history)
 	}
 	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
-	return json.Marshal(config)
+	return json.Marshal(c.all)
+}
+
+// extendConfig adds layers, which are not compressed, to a configuration.
+func extendConfig(text []byte, layers []v1.Descriptor, below int) ([]byte, error) {
+	c, err := readConfig(text, below)
+	if err != nil {
+		return nil, err
+	}
+	story := c.history != nil || below == 0
+	for _, l := range layers {
+		c.root.DiffIDs = append(c.root.DiffIDs, l.Digest.String())
+		if story {
+			c.history = append(c.history, json.RawMessage(
+				`{"created":"1970-01-01T00:00:00Z","created_by":"kubevirt-disk push"}`))
+		}
+	}
+	return c.text()
 }
 
 // sendBase brings the layers of the base along: mounted from its repository, or copied.

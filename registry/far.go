@@ -234,7 +234,9 @@ func (f *farFile) stored(ctx context.Context, p []byte, off int64) (n int, err e
 
 // fetched reads data that is not a hole.
 func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error) {
-	f.readAhead(off, int64(len(p)))
+	if !f.ends { // who waits for nothing reads side by side
+		f.readAhead(off, int64(len(p)))
+	}
 	var odd time.Time // since when the content is wrong; zero: it is not
 	for pause := transport.FirstPause; ; pause = min(2*pause, transport.LongPause) {
 		n, err := f.blob.ReadAt(ctx, p, off)

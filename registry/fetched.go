@@ -168,9 +168,7 @@ func (f *fetchedImage) bring(ctx context.Context, why string) (err error) {
 	if err := f.root.MkdirAll(f.dir); err != nil {
 		return err
 	}
-	img := *f.s.image
-	img.Source = having{img.Source, f.s.small}
-	p := newPuller(&img, f.dir, PullOptions{UnpackMemory: f.s.opt.UnpackMemory})
+	p := newPuller(f.s.image, f.dir, PullOptions{UnpackMemory: f.s.opt.UnpackMemory})
 	p.many = true
 	partial := fmt.Sprintf(".partial%08x", rand.Uint32())
 	p.create = func(name string) (*image.Destination, error) {

@@ -95,11 +95,11 @@ func (k *keptSource) Manifest(ctx context.Context, digest string) ([]byte, strin
 		}
 	}
 	content, mediaType, err := k.Source.Manifest(ctx, digest)
+	if err == nil {
+		err = transport.CheckDigest(content, digest)
+	}
 	if err != nil {
 		return nil, "", err
-	}
-	if got := transport.DigestOf(content); digest != "" && got != digest {
-		return nil, "", &transport.DigestError{Want: digest, Got: got}
 	}
 	// A manifest with a media type of its own can be read without the registry's word for it.
 	if transport.ManifestKind(content, "") != "" {
@@ -216,7 +216,7 @@ func (k *keptSource) saveBlob(desc v1.Descriptor, content io.Reader) error {
 
 func keptName(digest string) string { return strings.ReplaceAll(digest, ":", "-") }
 
-// record is the meaning of a reference when it was resolved. It is kept as JSON.
+// record is the meaning of a reference when it was resolved, as durable.EncodeRecord keeps it.
 type record struct {
 	Reference string `json:"reference"`
 	Digest    string `json:"digest"` // of the manifest
@@ -252,6 +252,10 @@ func (k *keptSource) loadRecord(ref transport.Reference) (r record, err error) {
 		return record{}, nil
 	}
 	if err == nil {
+		err = durable.DecodeRecord(content, &r)
+	}
+	if was := new(durable.DamagedError); errors.As(err, &was) { // earlier ones have no checksum
+		r = record{}
 		err = json.Unmarshal(content, &r)
 	}
 	if err == nil && (r.Reference != ref.String() || r.Digest == "") {
@@ -266,7 +270,7 @@ func (k *keptSource) loadRecord(ref transport.Reference) (r record, err error) {
 }
 
 func (k *keptSource) saveRecord(r record) error {
-	content, err := json.Marshal(r)
+	content, err := durable.EncodeRecord(r)
 	if err != nil {
 		return err
 	}

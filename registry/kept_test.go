@@ -1,11 +1,14 @@
 package registry
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry/transport"
 )
 
 // TestKeptFollowsNoLink: what is kept beside a disk lies where others may be able to write. A link
@@ -37,4 +40,32 @@ func TestKeptFollowsNoLink(t *testing.T) {
 	entries, err := os.ReadDir(foreign)
 	require.NoError(t, err)
 	require.Len(t, entries, 1)
+}
+
+// TestRecordOfEarlierVersion: what a tag named at first is known of a record without a checksum,
+// too. A damaged record is no record.
+func TestRecordOfEarlierVersion(t *testing.T) {
+	k, err := keep(nil, filepath.Join(t.TempDir(), "kept"))
+	require.NoError(t, err)
+	defer k.dir.Close()
+	ref, err := transport.ParseReference("registry.example.com/vm/a:1")
+	require.NoError(t, err)
+	want := record{Reference: ref.String(), Digest: digestOf([]byte("manifest"))}
+	text, err := json.Marshal(want)
+	require.NoError(t, err)
+	name := recordName(ref.String())
+	require.NoError(t, k.write(name, text))
+	got, err := k.loadRecord(ref)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+
+	require.NoError(t, k.saveRecord(want))
+	got, err = k.loadRecord(ref)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	text, err = k.read(name, maxRecord)
+	require.NoError(t, err)
+	require.NoError(t, k.write(name, flipped(text, len(text)/2)))
+	_, err = k.loadRecord(ref)
+	require.ErrorContains(t, err, "cannot be read")
 }

@@ -165,17 +165,17 @@ func TestMemoryOfTableOfContents(t *testing.T) {
 	}
 }
 
-// TestMemoryOfChunks: the chunks of all layers and links count together.
-func TestMemoryOfChunks(t *testing.T) {
+// manyNames is such an image, of a file with so many chunks and so many links to it.
+func manyNames(t testing.TB, chunks, links int) transport.Reference {
 	sum := registrytest.DigestText(nil)
-	ref := starry(t, func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, `{"entries":[{"name":"disk/a","type":"reg","size":65536,`+
-			`"offset":1,"chunkSize":1,"chunkDigest":%q}`, sum)
-		for i := 1; i < 1<<16 && err == nil; i++ {
+	return starry(t, func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, `{"entries":[{"name":"disk/a","type":"reg","size":%d,`+
+			`"offset":1,"chunkSize":1,"chunkDigest":%q}`, chunks, sum)
+		for i := 1; i < chunks && err == nil; i++ {
 			_, err = fmt.Fprintf(w, `,{"name":"disk/a","type":"chunk","offset":1,"innerOffset":%d,`+
 				`"chunkOffset":%[1]d,"chunkSize":1,"chunkDigest":%q}`, i, sum)
 		}
-		for i := 0; i < 100 && err == nil; i++ {
+		for i := 0; i < links && err == nil; i++ {
 			_, err = fmt.Fprintf(w, `,{"name":"disk/l%d","type":"hardlink","linkName":"disk/a"}`, i)
 		}
 		if err == nil {
@@ -183,6 +183,11 @@ func TestMemoryOfChunks(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// TestMemoryOfChunks: the chunks of all layers and links count together.
+func TestMemoryOfChunks(t *testing.T) {
+	ref := manyNames(t, 1<<16, 100)
 	slim(t, 96<<20, func() { require.Error(t, opened(t, ref)) })
 }
 

@@ -19,7 +19,6 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/layer"
-	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -66,23 +65,7 @@ func TestMemoryOfDigests(t *testing.T) {
 
 // TestMemoryOfLinks: the chunks of a file with many names are stored and loaded once.
 func TestMemoryOfLinks(t *testing.T) {
-	const chunks, links = 1 << 15, 15
-	sum := registrytest.DigestText(nil)
-	ref := starry(t, func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, `{"entries":[{"name":"disk/a","type":"reg","size":%d,`+
-			`"offset":1,"chunkSize":1,"chunkDigest":%q}`, chunks, sum)
-		for i := 1; i < chunks && err == nil; i++ {
-			_, err = fmt.Fprintf(w, `,{"name":"disk/a","type":"chunk","offset":1,"innerOffset":%d,`+
-				`"chunkOffset":%[1]d,"chunkSize":1,"chunkDigest":%q}`, i, sum)
-		}
-		for i := 0; i < links && err == nil; i++ {
-			_, err = fmt.Fprintf(w, `,{"name":"disk/l%d","type":"hardlink","linkName":"disk/a"}`, i)
-		}
-		if err == nil {
-			_, err = io.WriteString(w, `]}`)
-		}
-		return err
-	})
+	ref := manyNames(t, 1<<15, 15)
 	c := newClient(t, transport.Options{})
 	s := newStreaming(t, c, t.TempDir(), t.TempDir())
 	for range 2 {

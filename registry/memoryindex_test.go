@@ -3,7 +3,6 @@ package registry
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -44,19 +43,4 @@ func TestMemoryOfIndex(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestMemoryOfSmallLayers: layers that are fetched only to see whether they have a disk are not all
-// kept.
-func TestMemoryOfSmallLayers(t *testing.T) {
-	const size = 16 << 20
-	layers := [][]byte{tarOf(t, tarFile{Name: "disk/a.raw", Content: make([]byte, 1<<20)})}
-	for i := range 16 {
-		layers = append(layers, tarOf(t, tarFile{Name: fmt.Sprintf("usr/%d", i),
-			Content: []byte(strings.Repeat(string(rune('a'+i)), size))}))
-	}
-	s := store{}
-	ref := layoutOf(t, s, s.Image(t, layers...))
-	layers = nil
-	slim(t, maxSmall+3*size, func() { require.NoError(t, opened(t, ref)) })
 }

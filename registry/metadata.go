@@ -34,7 +34,7 @@ func needsOf(ctx context.Context, name string, opt image.Options, boot []BootRun
 		if err != nil {
 			return nil, err
 		}
-		s := &noting{file: f, size: f.Size()}
+		s := &noting{Source: f}
 		noted[name] = s
 		return s, nil
 	}
@@ -74,10 +74,9 @@ func needsOf(ctx context.Context, name string, opt image.Options, boot []BootRun
 	return all, nil
 }
 
-// noting is a file that records its reads.
+// noting is a file that records its reads. It has no holes, so that all of it is read.
 type noting struct {
-	file image.Source
-	size int64
+	image.Source
 
 	mu    sync.Mutex
 	reads [][2]int64 // guarded by mu
@@ -87,7 +86,7 @@ func (s *noting) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	s.mu.Lock()
 	s.reads = append(s.reads, [2]int64{off, off + int64(len(p))})
 	s.mu.Unlock()
-	return s.file.ReadAt(ctx, p, off)
+	return s.Source.ReadAt(ctx, p, off)
 }
 
 // ranges are the reads, in order, without overlaps, as offset and length. Reads that are close
@@ -99,7 +98,7 @@ func (s *noting) ranges() (all [][2]int64) {
 	for gap := int64(4 << 10); ; gap *= 4 {
 		all = nil
 		for _, r := range s.reads {
-			begin, end := r[0], min(r[1], s.size)
+			begin, end := r[0], min(r[1], s.Size())
 			switch last := len(all) - 1; {
 			case begin >= end:
 			case last >= 0 && begin <= all[last][0]+all[last][1]+gap:
@@ -122,7 +121,7 @@ func (s *noting) chunks(metadata [][2]int64) (runs [][2]int64) {
 	known := layer.Tables{Ranges: metadata}
 	seen := make(map[int64]bool)
 	for _, r := range s.reads {
-		end := min(r[1], s.size)
+		end := min(r[1], s.Size())
 		if r[0] >= end || known.Has(r[0], end-r[0]) >= 0 {
 			continue
 		}
@@ -142,18 +141,10 @@ func (s *noting) chunks(metadata [][2]int64) (runs [][2]int64) {
 	return runs
 }
 
-func (s *noting) Size() int64                { return s.size }
-func (s *noting) Identity() image.Identity   { return image.Identity{} }
-func (s *noting) Parallel() int              { return 1 }
 func (s *noting) WillRead(off, length int64) {}
-func (s *noting) Check() error               { return nil }
-func (s *noting) Close() error               { return s.file.Close() }
 
 func (s *noting) Extent(off, length int64) (disk.Extent, error) {
-	if off < 0 || off >= s.size {
-		return disk.Extent{}, errors.New("an extent outside of the file")
-	}
-	return disk.Extent{Length: min(length, s.size-off), Data: true}, nil
+	return disk.Extent{Length: min(length, s.Size()-off), Data: true}, nil
 }
 
 // readHead reads what image.BackingOf needs of a file. The rest of the head stays zeros, because it

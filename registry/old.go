@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/registry/layer"
@@ -133,79 +133,34 @@ func (o *oldDisk) unusable(format string, args ...any) error {
 }
 
 // checkLayers compares the index with the layers of each platform. Each file has to be alone in a
-// layer as push makes it, and no layer above may hide it.
+// layer as push makes it.
 func (o *oldDisk) checkLayers(ctx context.Context, b *baseImage) error {
-	ours := make(map[string]*layer.IndexFile) // by the digests of their layers
-	for i := range o.index.Files {
-		f := &o.index.Files[i]
-		if ours[f.Layer] != nil {
-			return o.unusable("has several disks in the layer %s", f.Layer)
+	sizes, seen := make(map[string]int64), make(map[string]bool) // by the digests of layers
+	for _, desc := range b.platforms[0].manifest.Layers {
+		sizes[desc.Digest.String()] = desc.Size
+	}
+	for _, f := range o.index.Files {
+		want, err := layer.DiskOf(f.Name, f.Size)
+		if err != nil {
+			return err
 		}
-		ours[f.Layer] = f
+		if seen[f.Layer] || f.Offset != int64(len(want.Header)) ||
+			sizes[f.Layer] != want.Size() {
+			return o.unusable("has the file %q in a layer that push has not made", f.Name)
+		}
+		seen[f.Layer] = true
 		o.names = append(o.names, strings.TrimPrefix(f.Name, layer.DiskDir+"/"))
 	}
-	checked := make(map[string]bool)
-	for _, platform := range b.platforms {
-		layers, shade, left := platform.manifest.Layers, layer.NewShadow(), len(ours)
-		for i := len(layers) - 1; i >= 0 && left > 0; i-- {
-			desc := layers[i]
-			f := ours[desc.Digest.String()]
-			if f == nil {
-				list, err := listLayer(ctx, b.source, layers, i, shade)
-				if errors.Is(err, errDisk) {
-					return o.unusable("has files in the layer %s that its index lacks", desc.Digest)
-				}
-				if err == nil {
-					err = shade.Add(list)
-				}
-				if err != nil {
-					return fmt.Errorf("layer %s: %w", desc.Digest, err)
-				}
-				continue
-			}
-			left--
-			if !shade.Shows(f.Name) {
-				return o.unusable("has an index with the file %q, which other layers hide", f.Name)
-			}
-			shade.Names[f.Name], shade.Trees[f.Name] = true, true
-			if checked[f.Layer] {
-				continue
-			}
-			checked[f.Layer] = true
-			if alone, err := isAlone(ctx, b, desc, f); err != nil {
-				return fmt.Errorf("layer %s: %w", desc.Digest, err)
-			} else if !alone {
-				return o.unusable("has the file %q in a layer that push has not made", f.Name)
-			}
-		}
-		if left > 0 {
+	for i, platform := range b.platforms {
+		err := agree(ctx, b.source, platform.manifest.Layers, o.index)
+		if i > 0 && errors.Is(err, disk.ErrWrongContent) {
 			return o.unusable("has other disks for another platform")
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-// isAlone reports whether a layer is what push makes of the file, but for the content.
-func isAlone(ctx context.Context, b *baseImage, desc descriptor, f *layer.IndexFile) (bool, error) {
-	want, err := layer.DiskOf(f.Name, f.Size)
-	if err != nil {
-		return false, err
-	}
-	if f.Offset != int64(len(want.Header)) || desc.Size != want.Size() {
-		return false, nil
-	}
-	blob, err := b.source.Blob(desc)
-	if err != nil {
-		return false, err
-	}
-	head := make([]byte, f.Offset)
-	tail := make([]byte, desc.Size-f.Offset-f.Size)
-	for off, p := range map[int64][]byte{0: head, f.Offset + f.Size: tail} {
-		if n, err := blob.ReadAt(ctx, p, off); n < len(p) {
-			return false, transport.UnexpectedEnd(err)
-		}
-	}
-	return bytes.Equal(head, want.Header) && allZeros(tail), nil
 }
 
 // open opens a file of the index by its name in the directory of the disks.

@@ -103,8 +103,9 @@ func (p *pusher) onto(ctx context.Context) (bool, error) {
 	if shared.count() == 0 && different.count() > 0 {
 		return false, p.notOnto()
 	}
-	if err := p.sayDead(ctx, different); err != nil {
-		return false, err
+	if !p.opt.Onto.Squash && len(p.old.chain) == maxChain {
+		p.client.Warn(fmt.Sprintf("the disk has %d backing files now, which is the most: push the "+
+			"next version with --squash", maxChain))
 	}
 	return true, p.makeDelta(ctx, f, img, different)
 }

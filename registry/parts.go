@@ -3,7 +3,6 @@ package registry
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/unpack"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -31,8 +31,8 @@ type parts struct {
 // and their names.
 const maxParts = 64 << 20
 
-// partsName is the file with the known parts of the image. Those that nobody has verified are the
-// repository's own.
+// partsName is the file with the known parts of the image, as durable.EncodeRecord makes it. Those
+// that nobody has verified are the repository's own.
 func (s *Stream) partsName(walked bool) string {
 	of := keptName(s.image.Digest)
 	if walked {
@@ -47,11 +47,7 @@ func (s *Stream) readParts() *parts {
 	for _, walked := range []bool{true, false} {
 		content, err := s.kept.read(s.partsName(walked), maxParts)
 		known := new(parts)
-		if err != nil || json.Unmarshal(content, known) != nil {
-			continue
-		}
-		// Repositories have had one file together before, also for parts that nobody has verified.
-		if walked || len(known.Walked) == 0 || s.record.Unverified {
+		if err == nil && durable.DecodeRecord(content, known) == nil {
 			return known
 		}
 	}
@@ -105,7 +101,7 @@ func (s *Stream) findParts(ctx context.Context) (*parts, error) {
 			return nil, fmt.Errorf("%s: %w", s.ref, err)
 		}
 	}
-	content, err := json.Marshal(all)
+	content, err := durable.EncodeRecord(all)
 	if err == nil {
 		err = s.kept.write(s.partsName(len(all.Walked) > 0), content)
 	}
@@ -142,35 +138,30 @@ func (s *Stream) unsureOf(known *parts) (all []*unverified, err error) {
 	return all, nil
 }
 
-const (
-	// smallLayer is the largest layer that is fetched only to see whether it has a disk. Bytes.
-	smallLayer = 32 << 20
-	// maxSmall is how many bytes of such layers are kept until it is known whether the whole image
-	// has to be fetched. Those beyond are fetched again then.
-	maxSmall = 64 << 20
-)
+// smallLayer is the largest layer that is fetched only to see whether it has a disk. Bytes.
+const smallLayer = 32 << 20
 
 // contents finds out which files a layer has, by reading as little as possible. left is how many
 // chunks of tables of contents the image may still have.
-func (s *Stream) contents(ctx context.Context, i, left int) (*layer.Contents, error) {
+func (s *Stream) contents(ctx context.Context, i, left int) (l *layer.Contents, err error) {
 	desc := s.image.Manifest.Layers[i]
 	switch {
 	case desc.MediaType == layer.MediaEmpty:
 		return &layer.Contents{List: new(layer.List)}, nil
 	case layer.HasTOC(desc):
-		from, err := s.image.Source.Blob(desc)
-		if err != nil {
-			return nil, err
+		var from *transport.Blob
+		if from, err = s.image.Source.Blob(desc); err == nil {
+			l, err = layer.ReadContents(ctx, from, left, s.wrongTable)
 		}
-		l, err := layer.ReadContents(ctx, from, left, s.wrongTable)
-		if err == nil {
-			err = lone(desc, l.List)
-		}
-		return l, err
 	case desc.Size <= smallLayer:
-		return s.smallLayout(ctx, i)
+		l, err = s.smallLayout(ctx, i)
+	default:
+		l, err = s.walk(ctx, i)
 	}
-	return s.walk(ctx, i)
+	if err == nil && len(l.List.Entries) == 0 && layer.IsFile(desc) { // see loneFile
+		err = &layer.Unsuited{Why: "is an archive with a disk"}
+	}
+	return l, err
 }
 
 // hopeless reports a layer that must be fetched before it is served, whatever is in it.
@@ -195,21 +186,10 @@ func (s *Stream) smallLayout(ctx context.Context, i int) (*layer.Contents, error
 	if err != nil {
 		return nil, err
 	}
-	if s.smallSize += len(content); s.smallSize <= maxSmall {
-		s.small[desc.Digest.String()] = content
-	}
 	if unpack.Compressed(content) == "" {
-		plain, err := layer.IsPlain(desc, content[:min(len(content), layer.TarBlock)])
-		if err != nil {
-			return nil, err
-		} else if plain {
-			return layer.PlainContents(s.image.Manifest.Layers, i, layer.ChunkDigests(content)), nil
-		}
-		in := bytes.NewReader(content)
-		l, err := layer.LayTar(in, desc, func() int64 { return int64(len(content) - in.Len()) })
-		if err == nil {
-			err = lone(desc, l.List)
-		}
+		r := &layer.Counter{Reader: bytes.NewReader(content)}
+		l, err := contentsOf(r, content[:min(len(content), layer.TarBlock)],
+			s.image.Manifest.Layers, i, func() int64 { return r.N })
 		if err != nil {
 			return nil, err
 		}
@@ -237,18 +217,7 @@ func (s *Stream) smallLayout(ctx context.Context, i int) (*layer.Contents, error
 	if err == nil {
 		err = in.Finish()
 	}
-	if err == nil {
-		err = lone(desc, list)
-	}
 	return &layer.Contents{List: list}, in.Explain(err)
-}
-
-// lone reports an archive whose disk lies elsewhere than in a layer: see loneFile.
-func lone(desc descriptor, list *layer.List) error {
-	if len(list.Entries) == 0 && layer.IsFile(desc) {
-		return &layer.Unsuited{Why: "is an archive with a disk"}
-	}
-	return nil
 }
 
 // unpackable reports a disk of the parts that is compressed.
@@ -287,19 +256,6 @@ func memoryBlob(desc descriptor, content []byte) *transport.Blob {
 	})
 }
 
-// having is a source of an image. Some of its blobs were fetched before.
-type having struct {
-	transport.Source
-	blobs map[string][]byte // by digest; verified
-}
-
-func (h having) Blob(desc descriptor) (*transport.Blob, error) {
-	if content, ok := h.blobs[desc.Digest.String()]; ok {
-		return memoryBlob(desc, content), nil
-	}
-	return h.Source.Blob(desc)
-}
-
 // walk reads the headers of an unverified layer by ranges.
 func (s *Stream) walk(ctx context.Context, i int) (*layer.Contents, error) {
 	desc := s.image.Manifest.Layers[i]
@@ -315,26 +271,17 @@ func (s *Stream) walk(ctx context.Context, i int) (*layer.Contents, error) {
 		return nil, &layer.Unsuited{Why: "is compressed by " + string(what) +
 			", which has to be read from its beginning"}
 	}
-	plain, err := layer.IsPlain(desc, head)
-	if err != nil {
-		return nil, err
-	}
 	u, err := s.unverifiedLayer(desc)
 	if err != nil {
 		return nil, err
 	}
-	if plain {
-		l := layer.PlainContents(s.image.Manifest.Layers, i, nil)
-		l.Walked = true
-		return l, nil
-	}
 	r := &rangeReader{ctx: ctx, of: u}
-	l, err := layer.LayTar(r, desc, func() int64 { return r.off })
-	if err == nil {
-		err = lone(desc, l.List)
+	l, err := contentsOf(r, head, s.image.Manifest.Layers, i, func() int64 { return r.off })
+	if err != nil {
+		return nil, err
 	}
 	l.Walked = true
-	return l, err
+	return l, nil
 }
 
 // rangeReader reads bytes in order, and skips others without fetching them.

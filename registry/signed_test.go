@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
@@ -167,7 +168,7 @@ func TestSignedAfterwards(t *testing.T) {
 	text, err := os.ReadFile(name)
 	require.NoError(t, err)
 	var r map[string]any
-	require.NoError(t, json.Unmarshal(text, &r))
+	require.NoError(t, durable.DecodeRecord(text, &r))
 	require.Equal(t, digest, r["named"])
 	delete(r, "named")
 	text, err = json.Marshal(r)

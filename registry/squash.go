@@ -7,11 +7,8 @@ import (
 	"path"
 	"slices"
 
-	v1 "github.com/google/go-containerregistry/pkg/v1"
-
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
-	"kubevirt.io/disk/registry/internal/bounded"
 	"kubevirt.io/disk/registry/layer"
 )
 
@@ -116,53 +113,24 @@ func (b *baseImage) leaveOut(files []string, from string, x *layer.Index) error 
 
 // reduceConfig takes layers out of a configuration, and keeps everything else in it.
 func reduceConfig(text []byte, out []bool) ([]byte, error) {
-	bad := func(err error) ([]byte, error) {
-		return nil, fmt.Errorf("the configuration of the old image cannot be read: %w", err)
+	c, err := readConfig(text, len(out))
+	if err != nil {
+		return nil, err
 	}
-	var config, root map[string]json.RawMessage
-	if err := bounded.Check(text); err != nil {
-		return bad(err)
-	}
-	if err := json.Unmarshal(text, &config); err != nil {
-		return bad(err)
-	}
-	if err := json.Unmarshal(config["rootfs"], &root); err != nil {
-		return bad(err)
-	}
-	var ids []v1.Hash
-	if err := json.Unmarshal(root["diff_ids"], &ids); err != nil {
-		return bad(err)
-	}
-	if len(ids) != len(out) {
-		return bad(fmt.Errorf("it names %d layers, and the manifest %d", len(ids), len(out)))
-	}
-	kept := []v1.Hash{}
-	for i, id := range ids {
+	kept := []string{}
+	for i, id := range c.root.DiffIDs {
 		if !out[i] {
 			kept = append(kept, id)
 		}
 	}
-	var err error
-	if root["diff_ids"], err = json.Marshal(kept); err != nil {
-		return nil, err
-	}
-	if config["rootfs"], err = json.Marshal(root); err != nil {
-		return nil, err
-	}
-	if config["history"] == nil {
-		return json.Marshal(config)
-	}
-	var history []json.RawMessage
-	if err := json.Unmarshal(config["history"], &history); err != nil {
-		return bad(err)
-	}
+	c.root.DiffIDs = kept
 	at, left := 0, []json.RawMessage{}
-	for _, line := range history {
+	for _, line := range c.history {
 		var one struct {
 			Empty bool `json:"empty_layer"`
 		}
 		if err := json.Unmarshal(line, &one); err != nil {
-			return bad(err)
+			return nil, fmt.Errorf("its configuration cannot be read: %w", err)
 		}
 		if one.Empty || at >= len(out) || !out[at] {
 			left = append(left, line)
@@ -171,88 +139,8 @@ func reduceConfig(text []byte, out []bool) ([]byte, error) {
 			at++
 		}
 	}
-	if at != len(out) {
-		return json.Marshal(config) // it does not tell the story of these layers
+	if at == len(out) { // it tells the story of these layers
+		c.history = left
 	}
-	if config["history"], err = json.Marshal(left); err != nil {
-		return nil, err
-	}
-	return json.Marshal(config)
-}
-
-// deadWorth is how much must be hidden in layers before that is said. Bytes.
-const deadWorth = 1 << 20
-
-// sayDead says if most of what the layers below have is hidden by what is above.
-func (p *pusher) sayDead(ctx context.Context, different clusters) error {
-	o := p.old
-	above := slices.Clone(different)
-	var stored, dead [2]int64 // in between, and in the oldest one
-	for i, f := range o.chain {
-		which := 0
-		if i == len(o.chain)-1 {
-			which = 1
-		} else if p.opt.Onto.Squash {
-			continue // it is left out
-		}
-		s, d, err := f.hidden(ctx, above)
-		if err != nil {
-			return err
-		}
-		stored[which] += s
-		dead[which] += d
-		if which == 0 {
-			if err := f.owns(ctx, f, above, p.planned[0].size); err != nil {
-				return nil // nobody knows what it hides, and this is only for the warning
-			}
-		}
-	}
-	share := func(which int) string {
-		return fmt.Sprintf("%d%% of the %d bytes", dead[which]*100/stored[which], stored[which])
-	}
-	switch {
-	case dead[1] > stored[1]/2 && dead[1] > deadWorth:
-		p.client.Warn(fmt.Sprintf("%s that the oldest layer of the disk has are hidden by later "+
-			"versions: store it as a whole, without --onto, to leave that out", share(1)))
-	case dead[0] > stored[0]/2 && dead[0] > deadWorth:
-		p.client.Warn(fmt.Sprintf("%s in the layers between the oldest and the new one are hidden "+
-			"by later versions: --squash leaves that out", share(0)))
-	}
-	if !p.opt.Onto.Squash && len(o.chain) == maxChain {
-		p.client.Warn(fmt.Sprintf("the disk has %d backing files now, which is the most: push the "+
-			"next version with --squash", maxChain))
-	}
-	return nil
-}
-
-// hidden returns how much of its disk a file stores, in bytes of the file, and how much of that is
-// hidden by clusters above.
-func (o *oldFile) hidden(ctx context.Context, above clusters) (stored, dead int64, err error) {
-	if o.content == nil {
-		for off := int64(0); off < o.Size() && ctx.Err() == nil; {
-			n, zero := o.blob.run(off, min(o.Size()-off, qcow2.DeltaUnit))
-			if !zero {
-				stored += n
-				if above.has(off / qcow2.DeltaUnit) {
-					dead += n
-				}
-			}
-			off += n
-		}
-		return stored, dead, ctx.Err()
-	}
-	size := o.content.Info().ClusterSize
-	err = o.content.Places(ctx, func(at qcow2.Place) bool {
-		stored += at.Length
-		first, last := at.Guest/qcow2.DeltaUnit, (at.Guest+size-1)/qcow2.DeltaUnit
-		covered := int64(0)
-		for n := first; n <= last; n++ {
-			if above.has(n) {
-				covered++
-			}
-		}
-		dead += at.Length * covered / (last - first + 1)
-		return true
-	})
-	return stored, dead, err
+	return c.text()
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -201,34 +200,5 @@ func TestPushOntoSquashRefusals(t *testing.T) {
 		_, err := o.c.Push(t.Context(), []string{file}, o.m.ref(t, "vm/a:2"), PushOptions{
 			CompressRaw: qcow2.CompressionZstd, Onto: Onto{Image: onto, Squash: true}})
 		require.ErrorContains(t, err, want)
-	}
-}
-
-// TestPushOntoSaysDead: push says if most of what lower layers have is hidden by later versions.
-func TestPushOntoSaysDead(t *testing.T) {
-	o := newOnto(t)
-	content := noise(396, 12<<20)
-	said := func() string {
-		text := strings.Join(o.said, "\n")
-		o.said = nil
-		return text
-	}
-	o.push(t, o.file(t, "vm.raw", content), "vm/a:1", "")
-	copy(content[4<<20:], noise(397, 3<<20))
-	o.push(t, o.file(t, "vm.raw", content), "vm/a:2", "vm/a:1")
-	require.NotContains(t, said(), "hidden", "a quarter of the oldest layer")
-	copy(content[4<<20:], noise(398, 2<<20))
-	file := o.file(t, "vm.raw", content)
-	o.push(t, file, "vm/a:3", "vm/a:2")
-	require.Regexp(t, `6[67]% of the \d+ bytes in the layers between .* --squash leaves that out`,
-		said())
-	o.squash(t, file, "vm/a:4", "vm/a:3")
-	require.NotContains(t, said(), "hidden")
-	copy(content, noise(399, 8<<20))
-	file = o.file(t, "vm.raw", content)
-	for _, push := range []func(*testing.T, string, string, string) string{o.push, o.squash} {
-		push(t, file, "vm/a:5", "vm/a:4")
-		require.Regexp(t, `6[67]% of the \d+ bytes that the oldest layer .*: store it as a whole`,
-			said())
 	}
 }

@@ -62,11 +62,9 @@ type Stream struct {
 	found     atomic.Bool
 	anew      bool // search, although the record has disks: an earlier start trusted TLS
 	image     *transport.Image
-	index     *layer.Index      // nil: it has none
-	fetched   *fetchedImage     // nil: it was not fetched as a whole
-	parts     *parts            // nil: it has an index, or was fetched as a whole
-	small     map[string][]byte // layers that were fetched to search for parts
-	smallSize int               // bytes of small layers so far
+	index     *layer.Index  // nil: it has none
+	fetched   *fetchedImage // nil: it was not fetched as a whole
+	parts     *parts        // nil: it has an index, or was fetched as a whole
 
 	// mu is never held while something is fetched.
 	mu       sync.Mutex
@@ -201,8 +199,6 @@ func (s *Stream) search(ctx context.Context) (err error) {
 // findWithoutIndex finds out how to read the disks of an image without an index, and fetches
 // the whole image if there is no other way.
 func (s *Stream) findWithoutIndex(ctx context.Context) (err error) {
-	s.small, s.smallSize = make(map[string][]byte), 0
-	defer func() { s.small = nil }()
 	why := "its fetched data does not exist any more"
 	fetched := s.record.Pulled || (len(s.record.Disks) == 0 || s.anew) && s.fetchedBefore()
 	if !fetched {
@@ -286,15 +282,13 @@ func (s *Stream) indexLayer(ctx context.Context, desc descriptor, keep *os.File)
 // are no backing files of others.
 func (s *Stream) indexedDisks(ctx context.Context) (names []string, err error) {
 	var top []string
-	files := make(map[string]*layer.IndexFile)
-	for i := range s.index.Files {
-		if f := &s.index.Files[i]; path.Dir(f.Name) == layer.DiskDir {
-			name := path.Base(f.Name)
-			top, files[name] = append(top, name), f
+	for _, f := range s.index.Files {
+		if path.Dir(f.Name) == layer.DiskDir {
+			top = append(top, path.Base(f.Name))
 		}
 	}
 	return s.notBelow(ctx, top, func(name string) (image.Source, error) {
-		return s.openIndexed(files[name])
+		return s.openFile(name)
 	})
 }
 
@@ -374,7 +368,7 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 	if err := s.find(ctx); err != nil {
 		return nil, err
 	}
-	var files []orderedFile
+	var files []*wholeFile
 	open := func(_ context.Context, name string) (image.Source, error) {
 		file, err := s.openFile(name)
 		if err != nil {
@@ -382,7 +376,7 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 		}
 		files = append(files, file)
 		file.opening.Store(s.index.Tables != nil)
-		return file.source, nil
+		return file, nil
 	}
 	opt.AtHand = s.index != nil && s.index.Tables != nil
 	switch {
@@ -411,21 +405,14 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 	return img, nil
 }
 
-// orderedFile is a file with the chunks that a guest reads first.
-type orderedFile struct {
-	*farFile
-	source image.Source // the same, for the image
-	boot   [][2]int64
-}
-
 // boot begins to fetch a guest's first reads of a disk, in the recorded order. The channel is
 // closed when they were fetched; nil: no boot was recorded.
-func (s *Stream) boot(files []orderedFile) <-chan struct{} {
+func (s *Stream) boot(files []*wholeFile) <-chan struct{} {
 	var all []<-chan struct{}
 	for _, f := range files {
 		f.opening.Store(false)
-		if len(f.boot) > 0 {
-			all = append(all, f.order(f.boot, s.index.ChunkSize))
+		if len(f.entry.Boot) > 0 {
+			all = append(all, f.order(f.entry.Boot, s.index.ChunkSize))
 		}
 	}
 	if len(all) == 0 {
@@ -449,27 +436,32 @@ func (s *Stream) Booted(name string) <-chan struct{} {
 	return s.booted[name]
 }
 
-// openFile opens a file by its name in the directory of the disks, and begins to fetch its
-// metadata.
-func (s *Stream) openFile(name string) (orderedFile, error) {
-	for i := range s.index.Files {
-		f := &s.index.Files[i]
-		if f.Name != path.Join(layer.DiskDir, name) {
-			continue
-		}
-		file, err := s.openIndexed(f)
-		if err != nil {
-			return orderedFile{}, err
-		}
-		for _, m := range f.Metadata {
-			if s.index.Tables == nil {
-				file.WillRead(m[0], m[1])
-			}
-		}
-		whole, err := s.wholeFile(f, file)
-		return orderedFile{file, whole, f.Boot}, err
+// openFile opens a file of the index by its name in the directory of the disks, and begins to fetch
+// its metadata.
+func (s *Stream) openFile(name string) (*wholeFile, error) {
+	i := slices.IndexFunc(s.index.Files, func(f layer.IndexFile) bool {
+		return f.Name == path.Join(layer.DiskDir, name)
+	})
+	if i < 0 {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 	}
-	return orderedFile{}, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	f, layers := &s.index.Files[i], s.image.Manifest.Layers
+	from, err := s.image.Source.Blob(layers[slices.IndexFunc(layers, func(d descriptor) bool {
+		return d.Digest.String() == f.Layer
+	})])
+	if err != nil {
+		return nil, err
+	}
+	far, err := newFarFile(s.opt.Cache, from, s.index, f, s.farOptions(f.Name))
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range f.Metadata {
+		if s.index.Tables == nil {
+			far.WillRead(m[0], m[1])
+		}
+	}
+	return &wholeFile{farFile: far, stream: s, layer: from, entry: f, pause: s.pause}, nil
 }
 
 // Close closes everything that Stream has opened.
@@ -482,16 +474,4 @@ func (s *Stream) Close() error {
 		err = errors.Join(err, u.notes.close())
 	}
 	return err
-}
-
-// openIndexed opens a file of the index.
-func (s *Stream) openIndexed(f *layer.IndexFile) (*farFile, error) {
-	i := slices.IndexFunc(s.image.Manifest.Layers, func(d descriptor) bool {
-		return d.Digest.String() == f.Layer
-	})
-	layer, err := s.image.Source.Blob(s.image.Manifest.Layers[i])
-	if err != nil {
-		return nil, err
-	}
-	return newFarFile(s.opt.Cache, layer, s.index, f, s.farOptions(f.Name))
 }

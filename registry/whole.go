@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"hash"
-	"slices"
 	"time"
 
 	"kubevirt.io/disk/disk/image"
@@ -21,24 +20,10 @@ type wholeFile struct {
 	stream *Stream
 	layer  *transport.Blob
 	entry  *layer.IndexFile
-	tell   func(text string)
 	pause  time.Duration // between two tries of Verify
 }
 
 var _ image.Unsure = (*wholeFile)(nil)
-
-// wholeFile completes a file of the index.
-func (s *Stream) wholeFile(f *layer.IndexFile, far *farFile) (image.Source, error) {
-	i := slices.IndexFunc(s.image.Manifest.Layers, func(d descriptor) bool {
-		return d.Digest.String() == f.Layer
-	})
-	from, err := s.image.Source.Blob(s.image.Manifest.Layers[i])
-	if err != nil {
-		return nil, err
-	}
-	return &wholeFile{farFile: far, stream: s, layer: from, entry: f, tell: s.warnOf(f.Name),
-		pause: s.pause}, nil
-}
 
 // Unverified is false: every byte that was returned has the digest in the index.
 func (w *wholeFile) Unverified() bool { return false }
@@ -104,7 +89,7 @@ func (w *wholeFile) around(ctx context.Context, h hash.Hash, off, end int64) err
 		if n == len(p) {
 			break
 		}
-		w.tell(fmt.Sprintf("%v; the layer cannot be verified yet, next try in %s", err, pause))
+		w.warn(fmt.Sprintf("%v; the layer cannot be verified yet, next try in %s", err, pause))
 		if err := transport.PauseFor(ctx, pause); err != nil {
 			return err
 		}
@@ -125,7 +110,7 @@ func (w *wholeFile) file(ctx context.Context, h hash.Hash) (whole bool, err erro
 			if ctx.Err() != nil {
 				return false, ctx.Err()
 			}
-			w.tell(fmt.Sprintf("%v; the layer is not verified as a whole", err))
+			w.warn(fmt.Sprintf("%v; the layer is not verified as a whole", err))
 			return false, nil
 		}
 		if w.came.Load()-before > w.Size()/8+maxAround {

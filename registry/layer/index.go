@@ -143,7 +143,7 @@ func ParseIndex(layer io.Reader, layers []v1.Descriptor, keep *os.File) (*Index,
 		layer = io.TeeReader(layer, io.NewOffsetWriter(keep, 0))
 	}
 	var text []byte
-	in := &position{Reader: layer}
+	in := &Counter{Reader: layer}
 	tr := tar.NewReader(in)
 	digests := int64(0)
 	for n := 0; n < 16; n++ {
@@ -162,10 +162,10 @@ func ParseIndex(layer io.Reader, layers []v1.Descriptor, keep *os.File) (*Index,
 		case name == chunksName:
 			digests = h.Size / DigestSize
 			if keep != nil {
-				x.Digests = io.NewSectionReader(keep, in.at, h.Size)
+				x.Digests = io.NewSectionReader(keep, in.N, h.Size)
 			}
 		case name == tablesName && keep != nil && h.Size > 0:
-			x.Packed = io.NewSectionReader(keep, in.at, h.Size)
+			x.Packed = io.NewSectionReader(keep, in.N, h.Size)
 		}
 	}
 	if _, err := io.Copy(io.Discard, layer); err != nil {
@@ -177,15 +177,15 @@ func ParseIndex(layer io.Reader, layers []v1.Descriptor, keep *os.File) (*Index,
 	return x, x.check(layers, digests)
 }
 
-// position counts what was read.
-type position struct {
+// Counter counts what was read.
+type Counter struct {
 	io.Reader
-	at int64
+	N int64 // bytes
 }
 
-func (r *position) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
-	r.at += int64(n)
+func (c *Counter) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.N += int64(n)
 	return n, err
 }
 

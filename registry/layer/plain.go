@@ -114,13 +114,13 @@ func plainName(desc descriptor) string {
 }
 
 // PlainContents are the contents of such a layer, if it is not compressed.
-func PlainContents(layers []descriptor, i int, chunks []byte) *Contents {
+func PlainContents(layers []descriptor, i int) *Contents {
 	desc := layers[i]
 	e := &Entry{Name: PlainName(layers, i, DiskDir), Kind: EntryFile, Size: desc.Size}
 	return &Contents{
 		List: &List{dir: DiskDir, Entries: map[string]*Entry{e.Name: e}},
 		Files: map[string]*Part{e.Name: {Name: e.Name, Size: e.Size,
-			Layer: desc.Digest.String(), Chunks: chunks}},
+			Layer: desc.Digest.String()}},
 	}
 }
 

@@ -45,16 +45,12 @@ func (c *Client) readAddress(ctx context.Context, a *address) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := e.tries()
-	for {
-		text, err := e.readOnce(ctx)
-		if err == nil {
-			return text, nil
-		}
-		if err := t.again(ctx, err); err != nil {
-			return nil, err
-		}
-	}
+	var text []byte
+	err = e.retry(ctx, func() error {
+		text, err = e.readOnce(ctx)
+		return err
+	})
+	return text, err
 }
 
 func (e *endpoint) readOnce(ctx context.Context) ([]byte, error) {

@@ -104,32 +104,30 @@ func (p *remotePlace) Tagged(ctx context.Context, tag string) ([]byte, error) {
 
 func (p *remotePlace) Manifest(ctx context.Context, digest string) ([]byte, error) {
 	content, err := p.Tagged(ctx, digest)
-	if got := DigestOf(content); err == nil && got != digest {
-		err = &DigestError{Want: digest, Got: got}
+	if err == nil {
+		err = CheckDigest(content, digest)
 	}
 	return content, err
 }
 
 // Referrers asks by the API. Where there is none, the tag that stands for it is asked (OCI
 // distribution specification, "Unavailable Referrers API").
-func (p *remotePlace) Referrers(ctx context.Context, digest string) ([]byte, error) {
-	t := p.at.tries()
-	for {
-		content, kind, err := p.at.text(ctx, pullScopes(p.at), request{method: http.MethodGet,
+func (p *remotePlace) Referrers(ctx context.Context, digest string) (content []byte, err error) {
+	kind := ""
+	err = p.at.retry(ctx, func() error {
+		content, kind, err = p.at.text(ctx, pullScopes(p.at), request{method: http.MethodGet,
 			path:   "referrers/" + digest,
 			header: http.Header{"Accept": {string(types.OCIImageIndex)}},
 			accept: []int{http.StatusOK}})
-		var status *StatusError
-		switch {
-		case err == nil && kind == string(types.OCIImageIndex):
-			return content, nil
-		case err == nil, errors.As(err, &status) && lacksReferrers(status.Status):
-			return p.Tagged(ctx, strings.Replace(digest, ":", "-", 1))
+		if status := new(StatusError); errors.As(err, &status) && lacksReferrers(status.Status) {
+			return nil
 		}
-		if err := t.again(ctx, err); err != nil {
-			return nil, err
-		}
+		return err
+	})
+	if err == nil && kind != string(types.OCIImageIndex) {
+		return p.Tagged(ctx, strings.Replace(digest, ":", "-", 1))
 	}
+	return content, err
 }
 
 // lacksReferrers reports whether a registry without the API may answer so.
@@ -164,8 +162,8 @@ func (p layoutPlace) Tagged(ctx context.Context, tag string) ([]byte, error) {
 
 func (p layoutPlace) Manifest(ctx context.Context, digest string) ([]byte, error) {
 	content, _, err := p.layout.Manifest(ctx, digest)
-	if got := DigestOf(content); err == nil && got != digest {
-		err = &DigestError{Want: digest, Got: got}
+	if err == nil {
+		err = CheckDigest(content, digest)
 	}
 	return content, err
 }
@@ -207,12 +205,12 @@ func (g *gated) Blob(desc v1.Descriptor) (*Blob, error) {
 func Named(ctx context.Context, src Source, ref Reference) (content []byte, mediaType string,
 	a Admission, err error) {
 	digest, _ := ref.Digest()
-	if content, mediaType, err = src.Manifest(ctx, digest); err != nil {
-		return nil, "", a, err
+	content, mediaType, err = src.Manifest(ctx, digest)
+	if err == nil {
+		err = CheckDigest(content, digest)
 	}
-	if got := DigestOf(content); digest != "" && got != digest {
-		return nil, "", a, &DigestError{Want: digest, Got: got}
+	if err == nil {
+		a, err = src.Admit(ctx, content, nil)
 	}
-	a, err = src.Admit(ctx, content, nil)
 	return content, mediaType, a, err
 }

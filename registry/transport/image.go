@@ -205,9 +205,8 @@ func (r *repository) Manifest(ctx context.Context, digest string) ([]byte, strin
 	all := r.order()
 	for i, e := range all {
 		content, mediaType, err := e.manifest(ctx, name)
-		if got := DigestOf(content); err == nil && strings.HasPrefix(name, "sha256:") &&
-			got != name {
-			err = &DigestError{Want: name, Got: got}
+		if err == nil && strings.HasPrefix(name, "sha256:") {
+			err = CheckDigest(content, name)
 		}
 		if err == nil {
 			r.move(e, true)
@@ -228,26 +227,16 @@ func (r *repository) Manifest(ctx context.Context, digest string) ([]byte, strin
 	return nil, "", fmt.Errorf("%s: %w", r.ref, err)
 }
 
-func (e *endpoint) manifest(ctx context.Context, name string) ([]byte, string, error) {
-	scopes := pullScopes(e)
-	t := e.tries()
-	for {
-		content, mediaType, err := e.manifestOnce(ctx, scopes, name)
-		if err == nil {
-			return content, mediaType, nil
-		}
-		if err := t.again(ctx, err); err != nil {
-			return nil, "", err
-		}
-	}
-}
-
-func (e *endpoint) manifestOnce(ctx context.Context, scopes []string,
-	name string) ([]byte, string, error) {
-	return e.text(ctx, scopes, request{method: http.MethodGet, path: "manifests/" + name,
-		header: http.Header{
-			"Accept": {strings.Join(manifestTypes, ", ")},
-		}, accept: []int{http.StatusOK}})
+func (e *endpoint) manifest(ctx context.Context, name string) (content []byte, mediaType string,
+	err error) {
+	err = e.retry(ctx, func() error {
+		content, mediaType, err = e.text(ctx, pullScopes(e), request{method: http.MethodGet,
+			path:   "manifests/" + name,
+			header: http.Header{"Accept": {strings.Join(manifestTypes, ", ")}},
+			accept: []int{http.StatusOK}})
+		return err
+	})
+	return content, mediaType, err
 }
 
 // text reads an answer of at most MaxManifest bytes.
@@ -277,6 +266,14 @@ func (e *endpoint) text(ctx context.Context, scopes []string,
 func DigestOf(content []byte) string {
 	sum := sha256.Sum256(content)
 	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// CheckDigest compares content with its digest. "" is any. Other content is a *DigestError.
+func CheckDigest(content []byte, want string) error {
+	if got := DigestOf(content); want != "" && got != want {
+		return &DigestError{Want: want, Got: got}
+	}
+	return nil
 }
 
 // DigestIn is the digest of what was written to a SHA-256.
@@ -321,11 +318,12 @@ func Resolve(ctx context.Context, src Source, ref Reference) (*Image, error) {
 				return nil, err
 			}
 			digest = desc.Digest.String()
-			if content, mediaType, err = src.Manifest(ctx, digest); err != nil {
-				return nil, err
+			content, mediaType, err = src.Manifest(ctx, digest)
+			if err == nil {
+				err = CheckDigest(content, digest)
 			}
-			if got := DigestOf(content); got != digest {
-				return nil, &DigestError{Want: digest, Got: got}
+			if err != nil {
+				return nil, err
 			}
 		case kind.IsImage():
 			m, err := ParseManifest(content)

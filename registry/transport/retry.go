@@ -249,16 +249,15 @@ func (e *endpoint) accepted(res *http.Response, accept []int) (*http.Response, e
 	return nil, e.statusError(res)
 }
 
-// do repeats a request until there is an answer.
-func (e *endpoint) do(ctx context.Context, scopes []string, r request) (*http.Response, error) {
-	t := e.tries()
-	for {
-		res, err := e.once(ctx, scopes, r)
+// retry repeats work until it is done, or is in vain.
+func (e *endpoint) retry(ctx context.Context, once func() error) error {
+	for t := e.tries(); ; {
+		err := once()
 		if err == nil {
-			return res, nil
+			return nil
 		}
 		if err := t.again(ctx, err); err != nil {
-			return nil, err
+			return err
 		}
 	}
 }

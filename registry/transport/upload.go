@@ -73,12 +73,13 @@ func (u *Uploader) asked() []string {
 
 // has asks whether the registry has the blob.
 func (u *Uploader) has(ctx context.Context, desc v1.Descriptor) (bool, error) {
-	res, err := u.endpoint.do(
-		ctx,
-		u.asked(),
-		request{method: http.MethodHead, path: "blobs/" + desc.Digest.String(),
-			accept: []int{http.StatusOK, http.StatusNotFound}},
-	)
+	var res *http.Response
+	err := u.endpoint.retry(ctx, func() (err error) {
+		res, err = u.endpoint.once(ctx, u.asked(), request{method: http.MethodHead,
+			path:   "blobs/" + desc.Digest.String(),
+			accept: []int{http.StatusOK, http.StatusNotFound}})
+		return err
+	})
 	if u.from != "" && !u.unmounted.Load() && u.refusesMount(err) {
 		return u.has(ctx, desc) // the registry may refuse a token for both repositories
 	}
@@ -246,18 +247,15 @@ func (u *Uploader) send(ctx context.Context, method string, at *url.URL, header 
 
 // Manifest stores a manifest under its digest, or under a tag.
 func (u *Uploader) Manifest(ctx context.Context, name, mediaType string, text []byte) error {
-	t := u.endpoint.tries()
-	for {
+	return u.endpoint.retry(ctx, func() error {
 		at := &url.URL{Scheme: "https", Host: u.endpoint.repo.RegistryStr(),
 			Path: fmt.Sprintf("/v2/%s/manifests/%s", u.endpoint.repo.RepositoryStr(), name)}
 		body := io.NewSectionReader(strings.NewReader(string(text)), 0, int64(len(text)))
 		res, err := u.send(ctx, http.MethodPut, at, http.Header{"Content-Type": {mediaType}}, body,
 			body.Size(), http.StatusCreated, http.StatusOK, http.StatusAccepted)
-		if err == nil {
-			return res.Body.Close()
-		}
-		if err := t.again(ctx, err); err != nil {
+		if err != nil {
 			return err
 		}
-	}
+		return res.Body.Close()
+	})
 }

@@ -130,20 +130,16 @@ func (w *webSource) translate(ctx context.Context, desc v1.Descriptor) (v1.Descr
 
 // size asks how long the file is; -1: the server does not say. A request for its first byte also
 // tells what a server says of it. HEAD does not work with addresses that are signed for GET.
-func (w *webSource) size(ctx context.Context) (int64, error) {
+func (w *webSource) size(ctx context.Context) (size int64, err error) {
 	e := w.endpoints[0]
-	for t := e.tries(); ; {
-		size, err := e.sizeOnce(ctx)
-		switch {
-		case err == nil && size == 0:
-			return 0, errEmpty
-		case err == nil:
-			return size, nil
-		}
-		if err := t.again(ctx, err); err != nil {
-			return 0, err
-		}
+	err = e.retry(ctx, func() error {
+		size, err = e.sizeOnce(ctx)
+		return err
+	})
+	if err == nil && size == 0 {
+		err = errEmpty
 	}
+	return size, err
 }
 
 var errEmpty = errors.New("the file is empty")
