@@ -197,9 +197,10 @@ func (s settings) vhostFiles(count int) (raws []string, remove func() error, err
 	return raws, func() error { return os.RemoveAll(dir) }, nil
 }
 
-// vhostRounds starts servers of the same raw files, and has each measured in turn.
+// vhostRounds starts servers of the same raw files, and takes each measurement of all of them in
+// turn before the next one.
 func (s settings) vhostRounds(ctx context.Context, raws []string, all []*vhostServer,
-	measure func(*vhostServer) error) (err error) {
+	measure ...func(*vhostServer) error) (err error) {
 	defer func() {
 		for _, v := range slices.Backward(all) {
 			err = errors.Join(err, v.stop())
@@ -210,10 +211,11 @@ func (s settings) vhostRounds(ctx context.Context, raws []string, all []*vhostSe
 			return err
 		}
 	}
-	for round := range s.rounds {
-		for turn := range all {
-			if err := errors.Join(ctx.Err(),
-				measure(all[(round+turn)%len(all)])); err != nil {
+	for _, one := range measure {
+		for i := range s.rounds * len(all) {
+			round, turn := i/len(all), i%len(all)
+			err := errors.Join(ctx.Err(), one(all[(round+turn)%len(all)]))
+			if err != nil {
 				return err
 			}
 		}
@@ -242,23 +244,21 @@ func measureVhostLoads(ctx context.Context, s settings) (err error) {
 		serves: func(v *vhostServer, raws []string) error { v.sockets = raws; return nil }}
 	all := s.vhostPeers()
 	all = append(all, s.vhostOverNBD(all), bare)
-	err = s.vhostRounds(ctx, raws, all, func(v *vhostServer) error {
-		for _, l := range loads {
+	var measure []func(*vhostServer) error
+	for _, l := range loads {
+		measure = append(measure, func(v *vhostServer) error {
 			if v != bare {
-				if _, err := v.load(l.name, l.guestLoad(), 1, s.length); err != nil {
-					return err
-				}
-				continue
-			}
-			r, err := floor.Run(ctx, raws[0], l.guestLoad(), s.length)
-			if err != nil {
+				_, err := v.load(l.name, l.guestLoad(), 1, s.length)
 				return err
 			}
-			v.note(l.name, r)
-		}
-		return nil
-	})
-	if err != nil {
+			r, err := floor.Run(ctx, raws[0], l.guestLoad(), s.length)
+			if err == nil {
+				v.note(l.name, r)
+			}
+			return err
+		})
+	}
+	if err := s.vhostRounds(ctx, raws, all, measure...); err != nil {
 		return err
 	}
 	fmt.Println("One guest by vhost-user, its disk a raw file in the page cache:")
