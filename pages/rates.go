@@ -1,7 +1,6 @@
 package pages
 
 import (
-	"math"
 	"time"
 )
 
@@ -28,8 +27,8 @@ const (
 	latencyFor = 5
 )
 
-// rates are the histories of all LUNs. For a LUN that is not used it takes some 200 bytes, and 1
-// KiB more for two minutes after each command: at most 20 MiB for 16,384 LUNs.
+// rates are the histories of all LUNs. For a LUN that is not used it takes some 200 bytes, and 2
+// KiB more for two minutes after each command: at most 36 MiB for 16,384 LUNs.
 type rates struct {
 	luns map[uint16]*history
 	seen map[uint16]bool // also LUNs that are gone
@@ -41,9 +40,9 @@ type rates struct {
 type history struct {
 	total  Work // until now
 	now    speed
-	copied float64               // bytes a second
-	points *[chartPoints]rounded // nil: all are zero
-	quiet  int                   // points since the last that was not zero
+	copied float64             // bytes a second
+	points *[chartPoints]point // nil: all are zero
+	quiet  int                 // points since the last that was not zero
 }
 
 // speed is the work of a LUN in the last second.
@@ -53,22 +52,8 @@ type speed struct {
 	readAge, writeAge                        int // seconds since the time was measured
 }
 
-// rounded is a speed in little memory.
-type rounded struct{ readOps, writeOps, readBytes, writeBytes logarithm }
-
-// logarithm is a number from 0 to 2^40, exact to 0.05 %.
-type logarithm uint16
-
-const logarithmSteps = math.MaxUint16 / 40
-
-func toLogarithm(v float64) logarithm {
-	if !(v > 0) {
-		return 0
-	}
-	return logarithm(min(math.MaxUint16, math.Log2(1+v)*logarithmSteps+.5))
-}
-
-func (l logarithm) value() float64 { return math.Exp2(float64(l)/logarithmSteps) - 1 }
+// point is a speed in a chart.
+type point struct{ readOps, writeOps, readBytes, writeBytes float32 }
 
 // add takes the counters of all LUNs there are.
 func (r *rates) add(now time.Time, all []Work) {
@@ -119,8 +104,8 @@ func (h *history) add(w Work, elapsed float64, at int) {
 		h.copied = copied
 	}
 	h.copied += (copied - h.copied) * smoothing
-	h.keep(rounded{toLogarithm(h.now.readOps), toLogarithm(h.now.writeOps),
-		toLogarithm(h.now.readBytes), toLogarithm(h.now.writeBytes)}, at)
+	h.keep(point{float32(h.now.readOps), float32(h.now.writeOps), float32(h.now.readBytes),
+		float32(h.now.writeBytes)}, at)
 }
 
 // mean returns the mean duration of the commands since the last look, or for a while the one
@@ -135,15 +120,15 @@ func mean(last, now Commands, was time.Duration, age int) (time.Duration, int) {
 	return was, age + 1
 }
 
-func (h *history) keep(p rounded, at int) {
-	if p == (rounded{}) {
+func (h *history) keep(p point, at int) {
+	if p == (point{}) {
 		if h.quiet++; h.quiet >= chartPoints {
 			h.points = nil
 		}
 	} else {
 		h.quiet = 0
 		if h.points == nil {
-			h.points = new([chartPoints]rounded)
+			h.points = new([chartPoints]point)
 		}
 	}
 	if h.points != nil {
@@ -152,7 +137,7 @@ func (h *history) keep(p rounded, at int) {
 }
 
 // chart draws the last minutes of one kind of rate, and returns the highest.
-func (h *history) chart(next int, read, write func(rounded) logarithm) (up, down string,
+func (h *history) chart(next int, read, write func(point) float32) (up, down string,
 	top float64) {
 	if h.points == nil {
 		return "", "", 0
@@ -160,7 +145,7 @@ func (h *history) chart(next int, read, write func(rounded) logarithm) (up, down
 	reads, writes := make([]float64, chartPoints), make([]float64, chartPoints)
 	for i := range chartPoints {
 		p := h.points[(next+i)%chartPoints]
-		reads[i], writes[i] = read(p).value(), write(p).value()
+		reads[i], writes[i] = float64(read(p)), float64(write(p))
 		top = max(top, reads[i], writes[i])
 	}
 	return drawArea(reads, top, false), drawArea(writes, top, true), top

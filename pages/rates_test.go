@@ -8,15 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestLogarithm(t *testing.T) {
-	require.Zero(t, toLogarithm(0))
-	require.Zero(t, toLogarithm(-1))
-	for v := 1.0; v < 1<<40; v *= 1.37 {
-		require.InEpsilon(t, v, toLogarithm(v).value(), .001)
-	}
-	require.InEpsilon(t, 1<<40, toLogarithm(1e30).value(), .01, "more is not shown")
-}
-
 // work is the work of a LUN after this many seconds at 100 reads of 4 KiB and 10 writes of 1 MiB a
 // second.
 func work(lun uint16, seconds int) Work {
@@ -41,8 +32,8 @@ func TestRates(t *testing.T) {
 	require.Equal(t, speed{readOps: 100, writeOps: 10, readBytes: 100 << 12, writeBytes: 10 << 20,
 		readTime: 50 * time.Microsecond, writeTime: 2 * time.Millisecond}, h.now)
 	require.InEpsilon(t, 100, h.left(100<<20).Seconds(), .001)
-	up, down, top := h.chart(r.next, func(p rounded) logarithm { return p.readOps },
-		func(p rounded) logarithm { return p.writeOps })
+	up, down, top := h.chart(r.next, func(p point) float32 { return p.readOps },
+		func(p point) float32 { return p.writeOps })
 	require.NotEmpty(t, up)
 	require.NotEmpty(t, down)
 	require.InEpsilon(t, 100, top, .001)
@@ -103,5 +94,5 @@ func TestRatesAreBounded(t *testing.T) {
 	used := with - heap()
 	t.Logf("%d bytes", used)
 	require.Greater(t, used, int64(1<<20))
-	require.Less(t, used, int64(24<<20))
+	require.Less(t, used, int64(40<<20))
 }

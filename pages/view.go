@@ -244,12 +244,12 @@ func (s *snapshot) row(l *status.LUN) row {
 	r.ReadTime, r.WriteTime = latencyText(h.now.readTime), latencyText(h.now.writeTime)
 	var top float64
 	r.OpsUp, r.OpsDown, top = h.chart(s.rates.next,
-		func(p rounded) logarithm { return p.readOps },
-		func(p rounded) logarithm { return p.writeOps })
+		func(p point) float32 { return p.readOps },
+		func(p point) float32 { return p.writeOps })
 	r.OpsTop = countText(top) + "/s"
 	r.RateUp, r.RateDown, top = h.chart(s.rates.next,
-		func(p rounded) logarithm { return p.readBytes },
-		func(p rounded) logarithm { return p.writeBytes })
+		func(p point) float32 { return p.readBytes },
+		func(p point) float32 { return p.writeBytes })
 	r.RateTop = bytesText(top) + "/s"
 	if m := s.maps(l.LUN); m != nil {
 		m = m.Fold(stripCells)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -79,283 +80,168 @@ const onLoopback = "VOLUMES_LISTEN=127.0.0.1:8443"
 // aContainer is an environment in which a container image has settings.
 const aContainer = "CONTAINER_IMAGE=r.example/web:1"
 
-// settingCases has, for each setting, three values to tell its sources apart, the default, and what
-// the configuration makes of it.
+// settingCases has, for each setting, three values to tell its sources apart.
 var settingCases = []struct {
-	key                        string
-	def, inFile, inEnv, asFlag string
-	got                        func(*config) string
+	key                   string
+	inFile, inEnv, asFlag string
 	// environment without which the values are refused: "NAME=value", separated by spaces
 	also   string
 	needed bool   // with that environment, no value is refused
 	fails  string // the value that is refused; "": none
 }{
-	{key: keyDiskDir, def: "/disk", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.Images.Dir }},
-	{key: keyWorkDir, def: "/var/lib/kubevirt-disk", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.WorkDir }},
-	{key: keyListen, def: "127.0.0.1:3260", inFile: "127.0.0.2:1", inEnv: "127.0.0.3:2",
-		asFlag: "[::1]:3", got: portalTexts},
-	{key: keyPort, def: "127.0.0.1:3260", inFile: "4001", inEnv: "4002", asFlag: "4003",
-		got: func(c *config) string {
-			return strings.Replace(portalTexts(c), "127.0.0.1:400", "400",
-				1)
-		}},
-	{key: keyTargetName, def: target.DefaultTargetName, inFile: "iqn.2020-01.f",
-		inEnv: "iqn.2020-01.e", asFlag: "iqn.2020-01.a",
-		got: func(c *config) string { return c.TargetName }},
-	{key: keyCopyMode, def: "clone", inFile: "none", inEnv: "copy-on-write", asFlag: "copy-on-read",
-		got: func(c *config) string { return string(c.Settings.Disk.CopyMode) }},
-	{key: keyAccessMode, def: "write-exclusive", inFile: "write-shared", inEnv: "read-shared",
-		asFlag: "write-exclusive",
-		got:    func(c *config) string { return string(c.Settings.Disk.AccessMode) }},
-	{key: keyMetricsListen, def: "127.0.0.1:9260", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2",
-		asFlag: "127.0.0.1:3",
-		got:    func(c *config) string { return c.Pages.String() }},
-	{key: "pages-host", def: "", inFile: "f.example", inEnv: "e.example", asFlag: "a.example",
-		got: func(c *config) string { return strings.Join(c.PagesHosts, ",") }},
-	{key: keyReadyFile, def: "/tmp/healthy", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.ReadyFile }},
-	{key: keyLogLevel, def: "info", inFile: "debug", inEnv: "warn", asFlag: "error",
-		got: func(c *config) string { return c.log.Level.String() }},
-	{key: keyLogFormat, def: "", inFile: "json", inEnv: "console", asFlag: "json",
-		got: func(c *config) string { return c.log.Format }},
-	{key: "persistent-dir", def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.PersistentDir }},
-	{key: keyUsageType, def: "", inFile: "x=/f", inEnv: "x=/e", asFlag: "x=/a",
-		got: func(c *config) string {
-			if dir, ok := c.UsageTypes["x"]; ok {
-				return "x=" + dir
-			}
-			return ""
-		}},
-	{key: keyPodAnnotations, def: "", inFile: "testdata/annotations-file",
-		inEnv: "testdata/annotations-environment", asFlag: "testdata/annotations-flag",
-		got: func(c *config) string {
-			if dir, ok := c.UsageTypes["x"]; ok {
-				return "testdata/annotations-" + strings.TrimPrefix(dir, "/")
-			}
-			return ""
-		}},
-	{key: "on-image-change", def: "fail", inFile: "keep", inEnv: "fail", asFlag: "keep",
-		got: func(c *config) string { return string(c.OnImageChange) }},
-	{key: "leftovers", def: "", inFile: "keep", inEnv: "remove", asFlag: "keep",
-		got: func(c *config) string { return string(c.Leftovers) }},
-	{key: keySize, def: "0", inFile: "1Ki", inEnv: "2Mi", asFlag: "3Gi",
-		got: func(c *config) string {
-			return map[int64]string{0: "0", 1 << 10: "1Ki", 2 << 20: "2Mi",
-				3 << 30: "3Gi"}[c.Settings.Disk.Size]
-		}},
-	{key: keyBlockSize, def: "0", inFile: "512", inEnv: "4096", asFlag: "512",
-		got: func(c *config) string { return fmt.Sprint(c.Settings.Disk.BlockSize) }},
-	{key: "ephemeral-flush", def: "false", inFile: "true", inEnv: "false", asFlag: "true",
-		got: func(c *config) string { return fmt.Sprint(c.EphemeralFlush) }},
-	{key: keyControlSocket, def: "/var/lib/kubevirt-disk/control.sock", inFile: "/f", inEnv: "/e",
-		asFlag: "/a", got: func(c *config) string { return c.ControlSocket }},
-	{key: "record-boot", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.RecordBoot }},
-	{key: "memory", def: "67108864", inFile: "4194304", inEnv: "5000000", asFlag: "6000001",
-		got: func(c *config) string { return fmt.Sprint(c.Memory) }},
-	{key: "max-sessions", def: "1024", inFile: "1", inEnv: "2", asFlag: "3",
-		got: func(c *config) string { return fmt.Sprint(c.Limits.MaxConnections) }},
-	{key: "max-sessions-per-address", def: "256", inFile: "1", inEnv: "2", asFlag: "3",
-		got: func(c *config) string { return fmt.Sprint(c.Limits.MaxPerAddress) }},
-	{key: "image", def: "", inFile: "r.example/f:1", inEnv: "r.example/e:1",
-		asFlag: "r.example/a:1", got: func(c *config) string {
-			var all []string
-			for _, ref := range c.Streams.References {
-				all = append(all, ref.String())
-			}
-			return strings.Join(all, ",")
-		}},
-	{key: keyContainerImage, def: "", inFile: "r.example/f:1", inEnv: "r.example/e:1",
-		asFlag: "r.example/a:1", got: func(c *config) string {
-			var all []string
-			for _, ref := range c.Containers.References {
-				all = append(all, ref.String())
-			}
-			return strings.Join(all, ",")
-		}},
-	{key: keyEntrypoint, inFile: "f", inEnv: "e", asFlag: "a", also: aContainer,
-		got: func(c *config) string { return strings.Join(c.Containers.Machine.Entrypoint, "|") }},
-	{key: keyArgs, inFile: "f", inEnv: "e", asFlag: "a, b", also: aContainer,
-		got: func(c *config) string { return strings.Join(c.Containers.Machine.Args, "|") }},
-	{key: keyEnv, inFile: "A=f", inEnv: "A=e", asFlag: "A=a, b", also: aContainer,
-		got: func(c *config) string { return strings.Join(c.Containers.Machine.Env, "|") }},
+	{key: keyDiskDir, inFile: "/f", inEnv: "/e", asFlag: "/a"},
+	{key: keyWorkDir, inFile: "/f", inEnv: "/e", asFlag: "/a"},
+	{key: keyListen, inFile: "127.0.0.2:1", inEnv: "127.0.0.3:2", asFlag: "[::1]:3"},
+	{key: keyPort, inFile: "4001", inEnv: "4002", asFlag: "4003"},
+	{key: keyTargetName, inFile: "iqn.2020-01.f", inEnv: "iqn.2020-01.e", asFlag: "iqn.2020-01.a"},
+	{key: keyCopyMode, inFile: "none", inEnv: "copy-on-write", asFlag: "copy-on-read"},
+	{key: keyAccessMode, inFile: "write-shared", inEnv: "read-shared", asFlag: "write-exclusive"},
+	{key: keyMetricsListen, inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2", asFlag: "127.0.0.1:3"},
+	{key: "pages-host", inFile: "f.example", inEnv: "e.example", asFlag: "a.example"},
+	{key: keyReadyFile, inFile: "/f", inEnv: "/e", asFlag: "/a"},
+	{key: keyLogLevel, inFile: "debug", inEnv: "warn", asFlag: "error"},
+	{key: keyLogFormat, inFile: "json", inEnv: "console", asFlag: "json"},
+	{key: "persistent-dir", inFile: "/f", inEnv: "/e", asFlag: "/a"},
+	{key: keyUsageType, inFile: "x=/f", inEnv: "x=/e", asFlag: "x=/a"},
+	{key: keyPodAnnotations, inFile: "testdata/annotations-file", inEnv: "testdata/annotations-environment",
+		asFlag: "testdata/annotations-flag"},
+	{key: "on-image-change", inFile: "keep", inEnv: "fail", asFlag: "keep"},
+	{key: "leftovers", inFile: "keep", inEnv: "remove", asFlag: "keep"},
+	{key: keySize, inFile: "1Ki", inEnv: "2Mi", asFlag: "3Gi"},
+	{key: keyBlockSize, inFile: "512", inEnv: "4096", asFlag: "512"},
+	{key: "ephemeral-flush", inFile: "true", inEnv: "false", asFlag: "true"},
+	{key: keyControlSocket, inFile: "/f", inEnv: "/e", asFlag: "/a"},
+	{key: "record-boot", inFile: "/f", inEnv: "/e", asFlag: "/a"},
+	{key: "memory", inFile: "4194304", inEnv: "5000000", asFlag: "6000001"},
+	{key: "max-sessions", inFile: "1", inEnv: "2", asFlag: "3"},
+	{key: "max-sessions-per-address", inFile: "1", inEnv: "2", asFlag: "3"},
+	{key: "image", inFile: "r.example/f:1", inEnv: "r.example/e:1", asFlag: "r.example/a:1"},
+	{key: keyContainerImage, inFile: "r.example/f:1", inEnv: "r.example/e:1",
+		asFlag: "r.example/a:1"},
+	{key: keyEntrypoint, inFile: "f", inEnv: "e", asFlag: "a", also: aContainer},
+	{key: keyArgs, inFile: "f", inEnv: "e", asFlag: "a, b", also: aContainer},
+	{key: keyEnv, inFile: "A=f", inEnv: "A=e", asFlag: "A=a, b", also: aContainer},
 	{key: keyEnvFile, inFile: "testdata/env-f", inEnv: "testdata/env-e",
-		asFlag: "testdata/env-a", also: aContainer, got: func(c *config) string {
-			if env := c.Containers.Machine.Env; len(env) > 0 {
-				return "testdata/env-" + strings.TrimPrefix(env[0], "A=")
-			}
-			return ""
-		}},
-	{key: "user", inFile: "f", inEnv: "e", asFlag: "a", also: aContainer,
-		got: func(c *config) string { return c.Containers.Machine.User }},
-	{key: keyContDir, inFile: "/f", inEnv: "/e", asFlag: "/a", also: aContainer,
-		got: func(c *config) string { return c.Containers.Machine.WorkDir }},
-	{key: "stop-signal", inFile: "TERM", inEnv: "INT", asFlag: "QUIT", also: aContainer,
-		got: func(c *config) string { return c.Containers.Machine.StopSignal }},
-	{key: "hostname", inFile: "f", inEnv: "e", asFlag: "a", also: aContainer,
-		got: func(c *config) string { return c.Containers.Machine.Hostname }},
-	{key: "tty", def: "false", inFile: "true", inEnv: "false", asFlag: "true", also: aContainer,
-		got: func(c *config) string { return fmt.Sprint(c.Containers.Machine.TTY) }},
-	{key: "grace", def: "0", inFile: "1", inEnv: "2", asFlag: "3", also: aContainer,
-		got: func(c *config) string { return fmt.Sprint(c.Containers.Machine.Grace) }},
-	{key: "cache-dir", def: "/var/lib/kubevirt-disk/.cache", inFile: "/f", inEnv: "/e",
-		asFlag: "/a",
-		got:    func(c *config) string { return c.Streams.CacheDir }},
-	{key: "cache-size", def: "10737418240", inFile: "300000000", inEnv: "400000000",
-		asFlag: "500000000",
-		got:    func(c *config) string { return fmt.Sprint(c.Streams.CacheSize) }},
-	{key: "unpack-memory", def: "16777216", inFile: "33554432", inEnv: "67108864",
-		asFlag: "100663296",
-		got:    func(c *config) string { return fmt.Sprint(c.UnpackMemory) }},
-	{key: "verify", def: verifyAlways, inFile: verifyWhenComplete, inEnv: verifyAlways,
-		asFlag: verifyWhenComplete, got: func(c *config) string {
-			if c.Streams.WhenComplete {
-				return verifyWhenComplete
-			}
-			return verifyAlways
-		}},
-	{key: keyRegistryConfig, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.Streams.Registry.Config }},
-	{key: "registry-ca", def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.Streams.Registry.CA }},
-	{key: "registry-mirror", def: "", inFile: "a=f", inEnv: "a=e", asFlag: "a=a",
-		got: func(c *config) string { return strings.Join(c.Streams.Registry.Mirrors, ",") }},
-	{key: "insecure-registry", def: "", inFile: "f:1", inEnv: "e:1", asFlag: "a:1",
-		got: func(c *config) string { return strings.Join(c.Streams.Registry.Insecure, ",") }},
-	{key: keyVerifyKey, def: "", inFile: "testdata/signatures/file.pub",
-		inEnv: "testdata/signatures/environment.pub", asFlag: "testdata/signatures/flag.pub",
-		got: func(c *config) string { return strings.Join(c.Streams.Signatures.Keys, ",") }},
-	{key: keySignaturePolicy, def: "", inFile: "testdata/signatures/file.yaml",
-		inEnv: "testdata/signatures/environment.yaml", asFlag: "testdata/signatures/flag.yaml",
-		got: func(c *config) string { return c.Streams.Signatures.Policy }},
-	{key: keyChecksums, def: "", inFile: "f", inEnv: "e", asFlag: "a",
-		got: func(c *config) string { return c.Streams.Registry.Checksums }},
-	{key: keyVolumesListen, def: "none", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2",
-		asFlag: "127.0.0.1:3", got: func(c *config) string {
-			if c.Volumes == nil {
-				return "none"
-			}
-			return c.Volumes.Listen.String()
-		}},
-	{key: "volumes-dir", def: "", inFile: "/f", inEnv: "/e", asFlag: "/a", also: onLoopback,
-		got: func(c *config) string { return c.Volumes.Dir }},
-	{key: keyVolumesTLSCert, inFile: "/f", inEnv: "/e", asFlag: "/a",
-		also: onLoopback + " VOLUMES_TLS_KEY=/k", needed: true,
-		got: func(c *config) string { return c.Volumes.Access.Cert }},
-	{key: keyVolumesTLSKey, inFile: "/f", inEnv: "/e", asFlag: "/a",
-		also: onLoopback + " VOLUMES_TLS_CERT=/c", needed: true,
-		got: func(c *config) string { return c.Volumes.Access.Key }},
-	{key: keyVolumesClientCA, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		also: onLoopback + " VOLUMES_TLS_CERT=/c VOLUMES_TLS_KEY=/k",
-		got:  func(c *config) string { return c.Volumes.Access.ClientCA }},
-	{key: keyVolumesToken, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a", also: onLoopback,
-		got: func(c *config) string { return c.Volumes.Access.Token }},
-	{key: "volumes-portal", def: "", inFile: "f:1", inEnv: "e:2", asFlag: "[::1]:3",
-		also: onLoopback, got: func(c *config) string { return c.Volumes.Portal }},
-	{key: "volumes-max", def: "1024", inFile: "1", inEnv: "2", asFlag: "3", also: onLoopback,
-		got: func(c *config) string { return fmt.Sprint(c.Volumes.Max) }},
-	{key: "volumes-max-bytes", def: "0", inFile: "1024", inEnv: "2048", asFlag: "4096",
-		also: onLoopback, got: func(c *config) string { return fmt.Sprint(c.Volumes.MaxBytes) }},
-	{key: "volumes-claim", def: "", inFile: "f=/1", inEnv: "e=/2", asFlag: "c=/3",
-		also: onLoopback, got: func(c *config) string {
-			text := fmt.Sprint(c.Volumes.Claims)
-			return strings.Replace(strings.Trim(text, "map[]"), ":", "=", 1)
-		}},
-	{key: "volumes-url", def: "", inFile: "https://f/1", inEnv: "http://e:2", asFlag: "https://a",
-		also: onLoopback, got: func(c *config) string {
-			var all []string
-			for _, p := range c.Volumes.URLs {
-				all = append(all, p.String())
-			}
-			return strings.Join(all, ",")
-		}},
-	{key: keyISCSI, def: "true", inFile: "false", inEnv: "true", asFlag: "false",
-		also: "NBD_LISTEN=unix:/n",
-		got:  func(c *config) string { return fmt.Sprint(len(c.Portals) > 0) }},
-	{key: keyNBD, def: "", inFile: "unix:/f", inEnv: "127.0.0.1:1", asFlag: "[::1]:2",
-		got: func(c *config) string {
-			return strings.Replace(strings.Trim(fmt.Sprint(c.NBD), "[]"), "::1]", "[::1]", 1)
-		}},
-	{key: keyDisk, def: "", inFile: "nbds://f/x", inEnv: "nbds://e/x", asFlag: "nbds://a/x",
-		got: func(c *config) string {
-			if len(c.Remotes.Disks) == 0 {
-				return ""
-			}
-			return "nbds://" + c.Remotes.Disks[0].Host + "/" + c.Remotes.Disks[0].Export
-		}},
-	{key: keyDiskTLSCert, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		also: "DISK=nbds://h/x DISK_TLS_KEY=/k", needed: true,
-		got: func(c *config) string { return c.Remotes.Cert }},
-	{key: keyDiskTLSKey, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		also: "DISK=nbds://h/x DISK_TLS_CERT=/c", needed: true,
-		got: func(c *config) string { return c.Remotes.Key }},
-	{key: keyDiskServerCA, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		also: "DISK=nbds://h/x",
-		got:  func(c *config) string { return c.Remotes.ServerCA }},
-	{key: keyNBDTLSCert, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		also: "NBD_TLS_KEY=/k NBD_CLIENT_CA=/c", needed: true,
-		got: func(c *config) string { return c.NBDTLS.Cert }},
-	{key: keyNBDTLSKey, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		also: "NBD_TLS_CERT=/k NBD_CLIENT_CA=/c", needed: true,
-		got: func(c *config) string { return c.NBDTLS.Key }},
-	{key: keyNBDClientCA, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		also: "NBD_TLS_KEY=/k NBD_TLS_CERT=/c", needed: true,
-		got: func(c *config) string { return c.NBDTLS.ClientCA }},
-	{key: "behind-nat", def: "false", inFile: "true", inEnv: "false", asFlag: "true",
-		got: func(c *config) string { return fmt.Sprint(c.BehindNAT) }},
-	{key: "insecure-no-auth", def: "false", inFile: "true", inEnv: "false", asFlag: "true",
-		also: "LISTEN=0.0.0.0", fails: "false"},
-	// Nothing here looks like KubeVirt.
-	{key: keyKubevirtHook, def: "", inFile: "true", inEnv: "false", asFlag: "true", fails: "true"},
+		asFlag: "testdata/env-a", also: aContainer},
+	{key: "user", inFile: "f", inEnv: "e", asFlag: "a", also: aContainer},
+	{key: keyContDir, inFile: "/f", inEnv: "/e", asFlag: "/a", also: aContainer},
+	{key: "stop-signal", inFile: "TERM", inEnv: "INT", asFlag: "QUIT", also: aContainer},
+	{key: "hostname", inFile: "f", inEnv: "e", asFlag: "a", also: aContainer},
+	{key: "tty", inFile: "true", inEnv: "false", asFlag: "true", also: aContainer},
+	{key: "grace", inFile: "1", inEnv: "2", asFlag: "3", also: aContainer},
+	{key: "cache-dir", inFile: "/f", inEnv: "/e", asFlag: "/a"},
+	{key: "cache-size", inFile: "300000000", inEnv: "400000000", asFlag: "500000000"},
+	{key: "unpack-memory", inFile: "33554432", inEnv: "67108864", asFlag: "100663296"},
+	{key: "verify", inFile: verifyWhenComplete, inEnv: verifyAlways, asFlag: verifyWhenComplete},
+	{key: keyRegistryConfig, inFile: "/f", inEnv: "/e", asFlag: "/a"},
+	{key: "registry-ca", inFile: "/f", inEnv: "/e", asFlag: "/a"},
+	{key: "registry-mirror", inFile: "a=f", inEnv: "a=e", asFlag: "a=a"},
+	{key: "insecure-registry", inFile: "f:1", inEnv: "e:1", asFlag: "a:1"},
+	{key: keyVerifyKey, inFile: "testdata/signatures/file.pub", inEnv: "testdata/signatures/environment.pub",
+		asFlag: "testdata/signatures/flag.pub"},
+	{key: keySignaturePolicy, inFile: "testdata/signatures/file.yaml", inEnv: "testdata/signatures/environment.yaml",
+		asFlag: "testdata/signatures/flag.yaml"},
+	{key: keyChecksums, inFile: "f", inEnv: "e", asFlag: "a"},
+	{key: keyVolumesListen, inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2", asFlag: "127.0.0.1:3"},
+	{key: "volumes-dir", inFile: "/f", inEnv: "/e", asFlag: "/a", also: onLoopback},
+	{key: keyVolumesTLSCert, inFile: "/f", inEnv: "/e",
+		asFlag: "/a", also: onLoopback + " VOLUMES_TLS_KEY=/k", needed: true},
+	{key: keyVolumesTLSKey, inFile: "/f", inEnv: "/e",
+		asFlag: "/a", also: onLoopback + " VOLUMES_TLS_CERT=/c", needed: true},
+	{key: keyVolumesClientCA, inFile: "/f", inEnv: "/e",
+		asFlag: "/a", also: onLoopback + " VOLUMES_TLS_CERT=/c VOLUMES_TLS_KEY=/k"},
+	{key: keyVolumesToken, inFile: "/f", inEnv: "/e", asFlag: "/a", also: onLoopback},
+	{key: "volumes-portal", inFile: "f:1", inEnv: "e:2", asFlag: "[::1]:3", also: onLoopback},
+	{key: "volumes-max", inFile: "1", inEnv: "2", asFlag: "3", also: onLoopback},
+	{key: "volumes-max-bytes", inFile: "1024", inEnv: "2048", asFlag: "4096", also: onLoopback},
+	{key: "volumes-claim", inFile: "f=/1", inEnv: "e=/2", asFlag: "c=/3", also: onLoopback},
+	{key: "volumes-url", inFile: "https://f/1", inEnv: "http://e:2",
+		asFlag: "https://a", also: onLoopback},
+	{key: keyISCSI, inFile: "false", inEnv: "true", asFlag: "false", also: "NBD_LISTEN=unix:/n"},
+	{key: keyNBD, inFile: "unix:/f", inEnv: "127.0.0.1:1", asFlag: "[::1]:2"},
+	{key: keyDisk, inFile: "nbds://f/x", inEnv: "nbds://e/x", asFlag: "nbds://a/x"},
+	{key: keyDiskTLSCert, inFile: "/f", inEnv: "/e",
+		asFlag: "/a", also: "DISK=nbds://h/x DISK_TLS_KEY=/k", needed: true},
+	{key: keyDiskTLSKey, inFile: "/f", inEnv: "/e",
+		asFlag: "/a", also: "DISK=nbds://h/x DISK_TLS_CERT=/c", needed: true},
+	{key: keyDiskServerCA, inFile: "/f", inEnv: "/e", asFlag: "/a", also: "DISK=nbds://h/x"},
+	{key: keyNBDTLSCert, inFile: "/f", inEnv: "/e",
+		asFlag: "/a", also: "NBD_TLS_KEY=/k NBD_CLIENT_CA=/c", needed: true},
+	{key: keyNBDTLSKey, inFile: "/f", inEnv: "/e",
+		asFlag: "/a", also: "NBD_TLS_CERT=/k NBD_CLIENT_CA=/c", needed: true},
+	{key: keyNBDClientCA, inFile: "/f", inEnv: "/e",
+		asFlag: "/a", also: "NBD_TLS_KEY=/k NBD_TLS_CERT=/c", needed: true},
+	{key: "behind-nat", inFile: "true", inEnv: "false", asFlag: "true"},
+	{key: "insecure-no-auth", inFile: "true", inEnv: "false",
+		asFlag: "true", also: "LISTEN=0.0.0.0", fails: "false"},
+	{key: keyKubevirtHook, inFile: "true", inEnv: "false", asFlag: "true", fails: "true"},
+}
+
+// field returns the value of the field in which a setting lands, and the setting's text.
+func field(c *config, key string) (value any, text string) {
+	row, _ := settings.Find(c.rows(), key)
+	if row.To.At != nil {
+		value = reflect.ValueOf(row.To.At).Elem().Interface()
+	}
+	if key == keyEnv || key == keyEnvFile {
+		value = strings.Join(c.Containers.Machine.Env, ",")
+	}
+	return value, c.values[key]
 }
 
 // TestEverySourceOfEverySetting sets each setting in each combination of its sources: a flag wins
-// over the environment, the environment over the file, and the file over the default.
+// over the environment, the environment over the file, and the file over the default. Another value
+// is another value of its field.
 func TestEverySourceOfEverySetting(t *testing.T) {
 	covered := map[string]bool{}
 	for _, c := range settingCases {
 		covered[c.key] = true
 		row, _ := settings.Find(newConfig().settings(), c.key)
-		for _, env := range row.Env {
-			for sources := range 8 {
-				hasFile, hasEnv, hasFlag := sources&1 != 0, sources&2 != 0, sources&4 != 0
-				t.Run(fmt.Sprintf("%s/%s/file=%t,env=%t,flag=%t", c.key, env, hasFile, hasEnv,
-					hasFlag), func(t *testing.T) {
-					cleanEnv(t)
-					for _, also := range strings.Fields(c.also) {
-						name, value, _ := strings.Cut(also, "=")
-						t.Setenv(name, value)
+		fields := map[string]any{} // by text
+		for i := range 8 * len(row.Env) {
+			env, sources := row.Env[i/8], i%8
+			t.Run(fmt.Sprintf("%s/%s/%03b", c.key, env, sources), func(t *testing.T) {
+				cleanEnv(t)
+				for _, also := range strings.Fields(c.also) {
+					name, value, _ := strings.Cut(also, "=")
+					t.Setenv(name, value)
+				}
+				var args []string
+				want := row.Default
+				if sources&1 != 0 {
+					args = append(args, "--config="+yamlFile(t, c.key+": \""+c.inFile+"\"\n"))
+					want = c.inFile
+				}
+				if sources&2 != 0 {
+					t.Setenv(env, c.inEnv)
+					want = c.inEnv
+				}
+				if sources&4 != 0 {
+					args = append(args, "--"+c.key+"="+c.asFlag)
+					want = c.asFlag
+				}
+				got, err := tryConfig(args...)
+				if c.fails != "" {
+					require.Equal(t, want == c.fails, err != nil, "%v", err)
+					return
+				}
+				if c.needed && sources == 0 {
+					require.Error(t, err)
+					return
+				}
+				require.NoError(t, err)
+				value, text := field(got, c.key)
+				if c.key == keyUsageType {
+					text = strings.NewReplacer("map[", "", "]", "", ":", "=").Replace(text)
+				}
+				require.Equal(t, want, text)
+				for other, is := range fields {
+					if other != text && value != nil {
+						require.NotEqual(t, is, value, "%q is the same as %q", text, other)
 					}
-					var args []string
-					want := c.def
-					if hasFile {
-						args = append(args, "--config="+yamlFile(t, c.key+": \""+c.inFile+"\"\n"))
-						want = c.inFile
-					}
-					if hasEnv {
-						t.Setenv(env, c.inEnv)
-						want = c.inEnv
-					}
-					if hasFlag {
-						args = append(args, "--"+c.key+"="+c.asFlag)
-						want = c.asFlag
-					}
-					got, err := tryConfig(args...)
-					if c.fails != "" {
-						require.Equal(t, want == c.fails, err != nil, "%v", err)
-						return
-					}
-					if c.needed && sources == 0 {
-						require.Error(t, err)
-						return
-					}
-					require.NoError(t, err)
-					require.Equal(t, want, c.got(got))
-				})
-			}
+				}
+				fields[text] = value
+			})
 		}
 	}
 	for _, s := range newConfig().settings() {
