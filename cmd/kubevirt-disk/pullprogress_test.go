@@ -8,9 +8,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/peers"
 
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/registrytest"
@@ -56,10 +59,9 @@ func TestPullForAClaim(t *testing.T) {
 
 // TestTellProgress: whoever asks is told how far a pull is, until it ends.
 func TestTellProgress(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := peers.FreePort()
 	require.NoError(t, err)
-	address := l.Addr().String()
-	require.NoError(t, l.Close())
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	p := new(registry.Progress)
 	stop, err := tellProgress(t.Context(), address, p)
 	require.NoError(t, err)

@@ -95,7 +95,7 @@ func TestKickedQEMU(t *testing.T) {
 	}
 	rig.OK(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.CHAPURL(rig.User, rig.Password,
 		1))
-	require.Contains(t, d.Output(), `"reason":"kicked"`)
+	d.UntilSaid(`"reason":"kicked"`)
 }
 
 // TestRotatedCredential gives the daemon another secret while QEMU writes. QEMU continues, and new

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/instance"
@@ -108,8 +109,11 @@ func TestRefusedLoginsAreSeen(t *testing.T) {
 	text, err := json.Marshal(d.Status())
 	require.NoError(t, err)
 	require.NotContains(t, string(text), "horse")
-	lines := d.log.FilterMessage("login refused").All()
-	require.Len(t, lines, 3)
+	var lines []observer.LoggedEntry
+	testtool.Within(t, timeout, func() bool { // the record comes before the line of the log
+		lines = d.log.FilterMessage("login refused").All()
+		return len(lines) == 3
+	}, "three are logged: %v", func() any { return lines })
 	require.Equal(t, "some<body", lines[0].ContextMap()["user"])
 	require.NotContains(t, fmt.Sprint(d.log.All()), "horse")
 	require.NoError(t, d.end())
