@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -65,7 +66,9 @@ func TestRefusedRequests(t *testing.T) {
 		_, _, err := m.Put(t.Context(), name, s)
 		return err
 	}
-	refused(t, api.CodeInvalid, put("../x", api.Spec{Size: 512}))
+	for _, name := range []string{"../x", "One", "-x", ".hidden", "a b", strings.Repeat("a", 129)} {
+		refused(t, api.CodeInvalid, put(name, api.Spec{Size: 512}))
+	}
 	refused(t, api.CodeInvalid, put("x", api.Spec{Size: 100}))
 	refused(t, api.CodeInvalid, put("x", api.Spec{AccessMode: api.WriteShared})) // no size
 	refused(t, api.CodeInvalid, put("x", api.Spec{From: &api.Source{Image: "missing"}}))

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
-
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"

@@ -66,9 +66,7 @@ func TestOtherArchitecture(t *testing.T) {
 		for _, name := range names {
 			raw := filepath.Join(t.TempDir(), "converted.raw")
 			rig.OK(t, program, "convert", filepath.Join(dir, name), raw)
-			require.Contains(t, rig.OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
-				raw),
-				"identical", name)
+			rig.Same(t, source, raw)
 		}
 	})
 }

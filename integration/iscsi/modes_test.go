@@ -82,8 +82,7 @@ func changeAndKill(t *testing.T, c rig.Config, source string, names []string) *r
 	d = rig.Start(t, c)
 	for i, name := range names {
 		t.Log(name)
-		require.Contains(t, rig.OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", want,
-			d.URL(i+1)), "identical")
+		rig.Same(t, want, d.URL(i+1))
 	}
 	return d
 }
@@ -117,8 +116,7 @@ func TestPersistentCloneIsAPlainFile(t *testing.T) {
 	})
 	d.Stop()
 	qemuIO(t, source, []string{"truncate 64M", "write -P 0x5a 60M 1M"})
-	require.Contains(t, rig.OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
-		filepath.Join(volume, "disk.img")), "identical")
+	rig.Same(t, source, filepath.Join(volume, "disk.img"))
 	left, err := filepath.Glob(filepath.Join(volume, "*"))
 	require.NoError(t, err)
 	var names []string
@@ -149,15 +147,11 @@ func TestFullWorkDirectory(t *testing.T) {
 	fill(t, filler)
 	r := rig.Client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 0x5a 0 2M", d.URL(1))
 	require.True(t, r.Status != 0 || strings.Contains(r.Output, "failed"), "%s", r)
-	require.Contains(t, rig.OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
-		d.URL(1)),
-		"identical")
+	rig.Same(t, source, d.URL(1))
 	require.NoError(t, os.Remove(filler))
 	qemuIO(t, d.URL(1), []string{"write -P 0x5a 0 2M", "flush"})
 	qemuIO(t, source, []string{"write -P 0x5a 0 2M"})
-	require.Contains(t, rig.OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
-		d.URL(1)),
-		"identical")
+	rig.Same(t, source, d.URL(1))
 	d.Stop()
 
 	// Copying waits for space, then completes the same disk.
@@ -174,17 +168,13 @@ func TestFullWorkDirectory(t *testing.T) {
 			`kubevirt_disk_waits_for_space{image="disk.qcow2",lun="1"} 1`)
 	})
 	require.Less(t, d.Status().LUNs[0].Space.Free, int64(4<<20))
-	require.Contains(t, rig.OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
-		d.URL(1)),
-		"identical")
+	rig.Same(t, source, d.URL(1))
 	require.NoError(t, os.Remove(filler))
 	d.Until("the disk is complete", func() bool { return d.Complete(1) })
 	require.False(t, d.Status().LUNs[0].Copy.WaitsForSpace)
 	require.Contains(t, d.Get("/metrics"),
 		`kubevirt_disk_waits_for_space{image="disk.qcow2",lun="1"} 0`)
-	require.Contains(t, rig.OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
-		d.URL(1)),
-		"identical")
+	rig.Same(t, source, d.URL(1))
 }
 
 // TestReadyFileOnAFullFileSystem: disks are served even if there is no space for the content of the

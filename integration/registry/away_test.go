@@ -53,5 +53,5 @@ func TestRegistryAway(t *testing.T) {
 	got := <-serving
 	require.NoError(t, got.err)
 	require.Contains(t, got.d.Output(), "reads wait for a registry")
-	sameDisk(t, got.d, 1, raw)
+	rig.Same(t, raw, got.d.URL(1))
 }

@@ -40,7 +40,7 @@ func TestRegistryOnto(t *testing.T) {
 	// A node has the old version.
 	cache := t.TempDir()
 	d := rig.Start(t, streaming(t.TempDir(), w.Proxy, "copy-on-write", "--cache-dir="+cache))
-	sameDisk(t, d, 1, old)
+	rig.Same(t, old, d.URL(1))
 	d.Stop()
 
 	_, _ = random.Read(content[10<<20 : 10<<20+512<<10])
@@ -87,7 +87,7 @@ func TestRegistryOnto(t *testing.T) {
 	next := rig.Config{DiskDir: t.TempDir(), Args: []string{"--image=" + ref, insecure,
 		"--copy-mode=copy-on-write", "--cache-dir=" + cache}}
 	d = rig.Start(t, next)
-	sameDisk(t, d, 1, raw)
+	rig.Same(t, raw, d.URL(1))
 	d.Stop()
 	t.Logf("%d bytes fetched to start the new version, of which %d differ", w.Sent.Load(), differ)
 	const headers = 2 * 2 * 16 << 10 // of two layers, which are compared with the index

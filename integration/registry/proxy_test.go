@@ -138,7 +138,7 @@ func TestRegistryProxy(t *testing.T) {
 			d := rig.Start(t, rig.Config{DiskDir: t.TempDir(), Env: map[string]string{
 				variable: p.url(proxyPassword), "LOG_LEVEL": "debug"},
 				Args: []string{"--image=" + ref, flag, "--copy-mode=copy-on-write"}})
-			sameDisk(t, d, 1, raw)
+			rig.Same(t, raw, d.URL(1))
 			require.Positive(t, used.Swap(0))
 			d.Stop()
 			said += d.Output()
@@ -211,7 +211,7 @@ func TestAddressProxy(t *testing.T) {
 		"HTTPS_PROXY": p.url(proxyPassword), "LOG_LEVEL": "debug"},
 		Args: append([]string{"--image=" + address, "--copy-mode=copy-on-write",
 			"--verify=when-complete"}, flags...)})
-	sameDisk(t, d, 1, raw)
+	rig.Same(t, raw, d.URL(1))
 	require.Positive(t, p.tunnels.Swap(0))
 	d.Stop()
 	said += d.Output()

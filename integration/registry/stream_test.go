@@ -26,12 +26,6 @@ func streaming(dir, address, mode string, args ...string) rig.Config {
 		"--insecure-registry=" + address, "--copy-mode=" + mode}, args...)}
 }
 
-func sameDisk(t *testing.T, d *rig.Daemon, lun int, raw string) {
-	t.Helper()
-	r := rig.Client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.URL(lun), raw)
-	require.Zero(t, r.Status, "%s", r)
-}
-
 // TestStream serves an image that was never pulled, as LUN 2 beside one of the directory. It kills
 // the registry while a client reads; the client waits and goes on when the registry is back. Then
 // it kills the daemon: nothing is fetched twice, and everything that was read is there without the
@@ -86,7 +80,7 @@ func TestStream(t *testing.T) {
 			w.Kill()
 			w.Forget()
 			d = rig.Start(t, c)
-			sameDisk(t, d, 2, raw)
+			rig.Same(t, raw, d.URL(2))
 			n, _ := w.Asked()
 			require.Zero(t, n, "everything was here")
 			d.Stop()
@@ -115,7 +109,7 @@ func TestStreamNothingTwice(t *testing.T) {
 		d.Crash()
 	}
 	d := rig.Start(t, c)
-	sameDisk(t, d, 2, raw)
+	rig.Same(t, raw, d.URL(2))
 	_, twice := w.Asked()
 	require.LessOrEqual(t, len(twice), 4*16, "what was on its way four times: %v", twice)
 	n, _ := w.Asked()
@@ -156,7 +150,7 @@ func TestStreamClone(t *testing.T) {
 			copy(want[7*512:], rig.Block(7, 0x5a))
 			written := filepath.Join(t.TempDir(), "written.raw")
 			require.NoError(t, os.WriteFile(written, want, 0o644))
-			sameDisk(t, d, 1, written)
+			rig.Same(t, written, d.URL(1))
 			d.Stop()
 		})
 	}
@@ -245,7 +239,7 @@ func TestStreamWithoutIndex(t *testing.T) {
 	c := streaming(t.TempDir(), w.Proxy, "copy-on-write", "--cache-dir="+cacheDir)
 	c.StateDir = t.TempDir()
 	d := rig.Start(t, c)
-	sameDisk(t, d, 1, raw)
+	rig.Same(t, raw, d.URL(1))
 	require.Greater(t, w.Bytes(), int64(len(content))*9/10)
 	d.Crash()
 	fetched, err := filepath.Glob(filepath.Join(cacheDir, "pulled", "sha256-*[0-9a-f]"))
@@ -257,12 +251,12 @@ func TestStreamWithoutIndex(t *testing.T) {
 	other := c
 	other.StateDir = t.TempDir()
 	d = rig.Start(t, other)
-	sameDisk(t, d, 1, raw)
+	rig.Same(t, raw, d.URL(1))
 	require.Greater(t, w.Bytes(), int64(len(content))*9/10)
 	d.Crash()
 	w.Kill()
 	d = rig.Start(t, c)
-	sameDisk(t, d, 1, raw)
+	rig.Same(t, raw, d.URL(1))
 }
 
 // TestStreamRefuses: an image that cannot be served is reported at the start.

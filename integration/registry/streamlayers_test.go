@@ -45,13 +45,13 @@ func TestStreamWhenComplete(t *testing.T) {
 			c.StateDir = t.TempDir()
 			d := rig.Start(t, c)
 			require.Contains(t, d.Output(), "served before its content is verified")
-			sameDisk(t, d, 1, raw)
+			rig.Same(t, raw, d.URL(1))
 			d.Until("it is verified", func() bool { return verified(t, c.StateDir) })
 			require.Contains(t, d.Get("/metrics"), "kubevirt_disk_lun_failed{")
 			d.Stop()
 			d = rig.Start(t, c)
 			require.NotContains(t, d.Output(), "served before its content is verified")
-			sameDisk(t, d, 1, raw)
+			rig.Same(t, raw, d.URL(1))
 			d.Stop()
 		})
 		t.Run("wrong "+mode, func(t *testing.T) {
@@ -116,6 +116,6 @@ func TestStreamChunked(t *testing.T) {
 	n, _ := w.Asked()
 	require.Less(t, n, 20, "it was not fetched first")
 	require.NotContains(t, d.Output(), "is fetched and verified before")
-	sameDisk(t, d, 1, raw)
+	rig.Same(t, raw, d.URL(1))
 	require.Regexp(t, `(?m)^kubevirt_disk_registry_wrong_chunks_total 0`, d.Get("/metrics"))
 }

@@ -58,5 +58,5 @@ func TestUploadOnAFullStorage(t *testing.T) {
 	fits, _ := rig.MakeUpload(t, 4<<20)
 	status, text = v.upload(fits, "vm")
 	require.Equal(t, http.StatusCreated, status, text)
-	rig.OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", fits, volumeURL(v.ready("vm")))
+	rig.Same(t, fits, volumeURL(v.ready("vm")))
 }

@@ -251,7 +251,7 @@ func TestVolumeOfSlowReference(t *testing.T) {
 	provided, err := c.Provide(t.Context(), "vm1", asked)
 	require.NoError(t, err)
 	require.Equal(t, v.ready("vm1"), provided)
-	rig.OK(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(provided))
+	rig.Same(t, raw, volumeURL(provided))
 	v.json(http.StatusOK, "PUT", "/volume/vm1", spec)
 	require.NoError(t, c.Delete(t.Context(), "vm1", false))
 	require.NoError(t, c.Delete(t.Context(), "vm1", false))

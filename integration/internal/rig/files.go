@@ -126,3 +126,9 @@ func Pattern(t *testing.T, path string, size int, fill byte) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{fill}, size), 0o644))
 }
+
+// Same requires that two raw disks, each a file or a URL that QEMU opens, have the same content.
+func Same(t *testing.T, want, got string) {
+	t.Helper()
+	OK(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", want, got)
+}
