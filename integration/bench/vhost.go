@@ -181,15 +181,16 @@ func measureVhost(ctx context.Context, s settings) error {
 	return nil
 }
 
-// vhostFiles makes raw files of equal size in a directory of their own, which the page cache holds.
-func (s settings) vhostFiles(count int) (raws []string, remove func() error, err error) {
+// vhostFiles makes raw files of a size in a directory of their own, which the page cache holds.
+func (s settings) vhostFiles(count int, size int64) (raws []string, remove func() error,
+	err error) {
 	dir, err := os.MkdirTemp(s.cache, "vhost-disk-")
 	if err != nil {
 		return nil, nil, err
 	}
 	for i := range count {
 		raw := filepath.Join(dir, fmt.Sprintf("disk%02d.raw", i))
-		if err := errors.Join(makeContent(raw, nbdSize/int64(count)), warm(raw)); err != nil {
+		if err := errors.Join(makeContent(raw, size), warm(raw)); err != nil {
 			return nil, nil, errors.Join(err, os.RemoveAll(dir))
 		}
 		raws = append(raws, raw)
@@ -231,7 +232,7 @@ func measureVhostLoads(ctx context.Context, s settings) (err error) {
 	if len(loads) == 0 {
 		return nil
 	}
-	raws, remove, err := s.vhostFiles(1)
+	raws, remove, err := s.vhostFiles(1, nbdSize)
 	if err != nil {
 		return err
 	}

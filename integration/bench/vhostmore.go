@@ -26,6 +26,9 @@ const (
 	idleName    = "an idle guest"
 )
 
+// overlaySize is the size of the disk of the overlay, which takes twice that and a third.
+const overlaySize = nbdSize / 2
+
 // vhostColdTime is short, so that few of the blocks that are read have been read before.
 const vhostColdTime = 300 * time.Millisecond
 
@@ -51,7 +54,7 @@ func measureVhostCold(ctx context.Context, s settings) (err error) {
 	if !s.loads.MatchString(coldName) {
 		return nil
 	}
-	raws, remove, err := s.vhostFiles(1)
+	raws, remove, err := s.vhostFiles(1, nbdSize)
 	if err != nil {
 		return err
 	}
@@ -156,7 +159,7 @@ func measureVhostOverlay(ctx context.Context, s settings) (err error) {
 	if !s.loads.MatchString(overlayName) || !s.speaksVhost() || s.vhost != "" {
 		return nil
 	}
-	raws, remove, err := s.vhostFiles(1)
+	raws, remove, err := s.vhostFiles(1, overlaySize)
 	if err != nil {
 		return err
 	}
@@ -203,7 +206,7 @@ func writeThird(socket string) error {
 		return err
 	}
 	data := make([]byte, 64<<10)
-	for off := int64(0); off < nbdSize && err == nil; off += int64(len(data)) {
+	for off := int64(0); off < overlaySize && err == nil; off += int64(len(data)) {
 		if off/int64(len(data))%10 < 3 {
 			err = d.Write(0, off, data)
 		}
@@ -217,7 +220,7 @@ func measureVhostGuests(ctx context.Context, s settings) (err error) {
 	if !s.loads.MatchString(manyName) && !s.loads.MatchString(idleName) {
 		return nil
 	}
-	raws, remove, err := s.vhostFiles(vhostGuests)
+	raws, remove, err := s.vhostFiles(vhostGuests, nbdSize/vhostGuests)
 	if err != nil {
 		return err
 	}

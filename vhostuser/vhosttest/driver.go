@@ -65,7 +65,7 @@ type Driver struct {
 	Memory Memory
 
 	o        Options
-	mu       sync.Mutex // guards conn and what Reconnect changes
+	mu       sync.Mutex // guards conn
 	conn     *Conn
 	queues   []*Queue
 	back     *backChannel
@@ -196,17 +196,17 @@ func (d *Driver) Start() error { return d.start((*Queue).base) }
 
 // start starts all rings, each at a position.
 func (d *Driver) start(base func(*Queue) uint16) error {
-	if d.Protocol&ProtocolInflight != 0 {
-		if err := d.shareInflight(); err != nil {
-			return err
-		}
-	}
 	features := d.Features
 	if d.log != nil {
 		features |= FeatureLogAll
 	}
 	if err := d.Conn().Tell(SetFeatures, U64(features)); err != nil {
 		return err
+	}
+	if d.Protocol&ProtocolInflight != 0 {
+		if err := d.shareInflight(); err != nil {
+			return err
+		}
 	}
 	if err := d.status(statusAcknowledge | statusDriver | statusFeaturesOK); err != nil {
 		return err
