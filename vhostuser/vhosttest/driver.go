@@ -65,8 +65,9 @@ type Driver struct {
 	Memory Memory
 
 	o        Options
-	mu       sync.Mutex // guards conn
+	mu       sync.Mutex // guards conn and closed
 	conn     *Conn
+	closed   bool
 	queues   []*Queue
 	back     *backChannel
 	inflight *Inflight
@@ -285,9 +286,16 @@ func (d *Driver) Queue(i int) *Queue { return d.queues[i] }
 func (d *Driver) Queues() int { return len(d.queues) }
 
 // Close closes the connection without a word, as a QEMU that is killed does, and gives up the
-// memory. No other method may run. Requests under way fail.
+// memory. No other method may run. Requests under way fail. Only the first call does something.
 func (d *Driver) Close() (err error) {
-	if c := d.Conn(); c != nil {
+	d.mu.Lock()
+	c, closed := d.conn, d.closed
+	d.closed = true
+	d.mu.Unlock()
+	if closed {
+		return nil
+	}
+	if c != nil {
 		if err = c.Close(); errors.Is(err, net.ErrClosed) {
 			err = nil // Reconnect has failed
 		}

@@ -261,4 +261,6 @@ func TestOtherOffer(t *testing.T) {
 	d := f.dial(Options{})
 	f.features.Store(FeatureProtocolFeatures)
 	require.ErrorIs(t, d.Reconnect(f.socket), ErrUnsupported)
+	require.NoError(t, d.Close())
+	require.NoError(t, d.Close(), "once is enough")
 }
