@@ -16,14 +16,15 @@ import (
 )
 
 // manyLUNs returns metrics with LUNs 1 to n.
-func manyLUNs(n int) (*Metrics, []Disk) {
-	m := New(status.Build{})
-	disks := make([]Disk, n)
-	for i := range disks {
-		disks[i] = Disk{LUN: uint16(i + 1), Image: fmt.Sprintf("%d.raw", i+1), Size: 1 << 30}
+func manyLUNs(n int) (*Metrics, *status.Status) {
+	page := &status.Status{LUNs: make([]status.LUN, n)}
+	for i := range page.LUNs {
+		page.LUNs[i] = status.LUN{LUN: uint16(i + 1), Image: fmt.Sprintf("%d.raw", i+1),
+			SizeBytes: 1 << 30}
 	}
-	m.SetDisks(disks)
-	return m, disks
+	m := of(page)
+	m.initiators.known = func(lun uint16) bool { return int(lun) <= len(page.LUNs) }
+	return m, page
 }
 
 // use sends commands of initiators to LUNs: each initiator to each LUN.
@@ -78,14 +79,15 @@ func TestAScrapeIsBounded(t *testing.T) {
 
 // TestSeriesOfRemovedLUNsMakeRoom: LUNs come and go. Those that are gone use up no series.
 func TestSeriesOfRemovedLUNsMakeRoom(t *testing.T) {
-	m, disks := manyLUNs(maxPairs)
+	m, page := manyLUNs(maxPairs)
 	use(m, 1, maxPairs)
 	require.EqualValues(t, maxPairs, m.initiators.pairs.Load())
 	use(m, 2, 1)
 	labels := map[string]string{"lun": "1", "initiator": other, "operation": "read"}
 	_, there := value(t, m, "kubevirt_disk_transferred_bytes_total", labels)
 	require.True(t, there)
-	m.SetDisks(disks[:1])
+	page.LUNs = page.LUNs[:1]
+	m.initiators.tidy()
 	require.EqualValues(t, 1, m.initiators.pairs.Load())
 	use(m, 2, 1)
 	labels["initiator"] = "iqn.2026-01.x:1"

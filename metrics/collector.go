@@ -84,9 +84,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect sends the metrics as they are now.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	if refresh := c.m.current().refresh; refresh != nil {
-		refresh()
-	}
+	c.m.initiators.tidy()
 	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
 	}
@@ -108,60 +106,51 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	counter(descPanics, c.m.panics.Load())
 
-	from := c.m.current()
-	if from.uploads != nil {
-		u := from.uploads()
+	if u := c.m.from.Uploads(); u != nil {
 		gauge(descUploads, float64(u.Active))
 		counter(descUploadBytes, u.Bytes)
 		counter(descUploaded, u.Completed, "completed")
 		counter(descUploaded, u.Failed, "failed")
 	}
-	if from.volumes != nil {
-		v := from.volumes()
-		for state, n := range v.States {
-			gauge(descVolumes, float64(n), state)
-		}
-		gauge(descVolumesBytes, float64(v.Bytes))
-	}
-	if from.fetched != nil {
-		f := from.fetched()
+	if f := c.m.from.Fetched(); f != nil {
 		counter(descFetched, uint64(f.Bytes))
 		counter(descChunks, uint64(f.Chunks))
 		counter(descWrong, uint64(f.Wrong))
 		counter(descDamaged, uint64(f.Damaged))
 		counter(descUnsaved, uint64(f.Unsaved))
 	}
-	for _, d := range from.disks {
-		lun, image := strconv.Itoa(int(d.LUN)), label(d.Image)
-		gauge(descSize, float64(d.Size), lun, image)
-		if d.Failed != nil {
-			gauge(descFailed, truth(d.Failed() != nil), lun, image)
+	now := c.m.from.Status()
+	if now.Volumes != nil {
+		for state, n := range now.Volumes.States {
+			gauge(descVolumes, float64(n), state)
 		}
+		gauge(descVolumesBytes, float64(now.Volumes.Bytes))
+	}
+	for _, d := range now.LUNs {
+		lun, image := strconv.Itoa(int(d.LUN)), label(d.Image)
+		gauge(descSize, float64(d.SizeBytes), lun, image)
+		gauge(descFailed, truth(d.Failure != ""), lun, image)
 		if d.SignedBy != "" {
 			gauge(descSigned, 1, lun, image, label(d.SignedBy))
 		}
-		if d.Progress != nil {
-			copied, data := d.Progress.Data()
-			gauge(descCopied, float64(copied), lun, image)
-			gauge(descData, float64(data), lun, image)
-			gauge(descComplete, truth(d.Progress.Finished()), lun, image)
-			gauge(descWaits, truth(d.Progress.Waiting()), lun, image)
+		if d.Copy != nil {
+			gauge(descCopied, float64(d.Copy.CopiedBytes), lun, image)
+			gauge(descData, float64(d.Copy.DataBytes), lun, image)
+			gauge(descComplete, truth(d.Copy.Complete), lun, image)
+			gauge(descWaits, truth(d.Copy.WaitsForSpace), lun, image)
 		}
-		if d.Space == nil {
-			continue
-		}
-		if space := d.Space(); space != nil {
-			gauge(descUsed, float64(space.Used), lun, image)
-			gauge(descFree, float64(space.Available), lun, image)
+		if d.Space != nil {
+			gauge(descUsed, float64(d.Space.Used), lun, image)
+			gauge(descFree, float64(d.Space.Free), lun, image)
 		}
 	}
-	for _, u := range from.types {
-		if space := u.Space(); space != nil {
-			gauge(descTypeUsed, float64(space.Used), label(u.Name))
-			gauge(descTypeFree, float64(space.Available), label(u.Name))
+	for _, u := range now.UsageTypes {
+		if u.Space != nil {
+			gauge(descTypeUsed, float64(u.Space.Used), label(u.Name))
+			gauge(descTypeFree, float64(u.Space.Free), label(u.Name))
 		}
 	}
-	gauge(descReady, truth(from.ready()))
+	gauge(descReady, truth(now.Ready))
 }
 
 // collectUnit sends the counters of one initiator at one LUN, unless it sent no command.

@@ -8,11 +8,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/status"
 )
 
 // TestPage checks that the page shows both the daemon and the process.
 func TestPage(t *testing.T) {
-	m := full()
+	page := status.Status{Ready: true}
+	m := of(&page)
 	ts := httptest.NewServer(m.Handler(zap.NewNop()))
 	defer ts.Close()
 	get := func() string {
@@ -24,12 +27,10 @@ func TestPage(t *testing.T) {
 		require.NoError(t, err)
 		return string(body)
 	}
-	ready := true
-	m.SetReady(func() bool { return ready })
-	page := get()
-	require.Contains(t, page, "kubevirt_disk_ready 1")
-	require.Contains(t, page, "go_goroutines")
-	require.Contains(t, page, "process_open_fds")
-	ready = false
+	text := get()
+	require.Contains(t, text, "kubevirt_disk_ready 1")
+	require.Contains(t, text, "go_goroutines")
+	require.Contains(t, text, "process_open_fds")
+	page.Ready = false
 	require.Contains(t, get(), "kubevirt_disk_ready 0")
 }

@@ -13,16 +13,13 @@ import (
 type initiatorTable struct {
 	names table[string, *initiator] // by the name that the peer gave
 	rest  initiator                 // all initiators beyond the bound
-	luns  atomic.Pointer[map[uint16]struct{}]
+	known func(lun uint16) bool
 	pairs atomic.Int64 // of an initiator and a LUN, with counters of their own
 }
 
-// keep forgets the counters of LUNs that are gone, which would use up the bounds.
-func (t *initiatorTable) keep(luns map[uint16]struct{}) {
-	gone := func(key lunKey) bool {
-		_, here := luns[uint16(key)]
-		return key != otherLUN && !here
-	}
+// tidy forgets the counters of LUNs that are gone, which would use up the bounds.
+func (t *initiatorTable) tidy() {
+	gone := func(key lunKey) bool { return key != otherLUN && !t.known(uint16(key)) }
 	t.rest.units.drop(gone)
 	for _, i := range t.names.all() {
 		if i != &t.rest {
@@ -44,7 +41,9 @@ type lunKey int32
 
 const otherLUN lunKey = -1
 
-func (t *initiatorTable) init() { t.rest.label = other }
+func (t *initiatorTable) init(known func(lun uint16) bool) {
+	t.rest.label, t.known = other, known
+}
 
 func (t *initiatorTable) get(name string) *initiator {
 	if i, ok := t.names.find(name); ok {
@@ -90,11 +89,12 @@ func (i *initiator) series(lun uint16, t *initiatorTable) *series {
 	if s, ok := i.units.find(lunKey(lun)); ok {
 		return s
 	}
+	if i != &t.rest && t.pairs.Load() >= maxPairs {
+		return t.rest.series(lun, t)
+	}
 	key := otherLUN
-	if luns := t.luns.Load(); luns != nil {
-		if _, ok := (*luns)[lun]; ok {
-			key = lunKey(lun)
-		}
+	if t.known(lun) {
+		key = lunKey(lun)
 	}
 	if s, ok := i.units.find(key); ok {
 		return s
@@ -103,9 +103,6 @@ func (i *initiator) series(lun uint16, t *initiatorTable) *series {
 		return i.units.put(key, func(size int) *series {
 			return &series{shared: size >= maxShared}
 		})
-	}
-	if key != otherLUN && t.pairs.Load() >= maxPairs {
-		return t.rest.series(lun, t)
 	}
 	return i.units.put(key, func(int) *series {
 		if key != otherLUN {

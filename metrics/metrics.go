@@ -1,14 +1,11 @@
 package metrics
 
 import (
-	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 )
@@ -28,28 +25,28 @@ type Metrics struct {
 	rejected   labelTable // by reason
 	panics     atomic.Uint64
 
-	mu      sync.Mutex
-	sources sources // guarded by mu
+	from Source
 }
 
-// sources say what cannot be counted here. A function that is nil has no series.
-type sources struct {
-	disks   []Disk
-	types   []UsageType
-	ready   func() bool
-	fetched func() Fetched
-	volumes func() Volumes
-	uploads func() Uploads
-	refresh func()
+// Source says what is not counted here. Any number of goroutines may call its functions.
+type Source struct {
+	// Status is asked once for each scrape. It must not wait long for storage.
+	Status func() status.Status
+	// Known says whether there is a LUN. Requests for others are counted together, because a peer
+	// may choose any number.
+	Known func(lun uint16) bool
+	// Fetched and Uploads have no series as long as they return nil.
+	Fetched func() *Fetched
+	Uploads func() *Uploads
 }
 
 var _ serving.Observer = (*Metrics)(nil)
 
-// New returns Metrics with a registry of its own.
-func New(build status.Build) *Metrics {
-	m := &Metrics{registry: prometheus.NewRegistry()}
-	m.sources.ready = func() bool { return false }
-	m.initiators.init()
+// New returns Metrics with a registry of its own. The functions of the source are called for
+// requests and scrapes, and not before.
+func New(build status.Build, from Source) *Metrics {
+	m := &Metrics{registry: prometheus.NewRegistry(), from: from}
+	m.initiators.init(from.Known)
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace: namespace, Name: "build_info",
 		Help: "Which binary is running; the value is always 1.",
@@ -68,65 +65,7 @@ func New(build status.Build) *Metrics {
 	return m
 }
 
-// Progress says how much of an image was copied. An image.Progress is one.
-type Progress interface {
-	Data() (copied, total int64) // bytes of data in the image
-	Total() int64                // capacity of the disk in bytes; 0 before it is made
-	Finished() bool              // the disk no longer needs the image
-	Waiting() bool               // for space
-}
-
-// Disk describes a LUN, whether or not anybody uses it.
-type Disk struct {
-	LUN      uint16
-	Image    string
-	SignedBy string       // the key that has signed the image; "": nobody asked for one
-	Size     int64        // bytes
-	Progress Progress     // nil: no image is copied
-	Failed   func() error // why the disk has failed for good, or nil; the function may be nil
-	// Space returns how much the disk uses on its storage and how much is free there, or nil while
-	// that is unknown. It must not block: see SetRefresh. The function may be nil.
-	Space func() *disk.Usage
-}
-
-// SetDisks sets the LUNs. Commands to other LUN numbers are counted together, because a peer may
-// choose any number.
-func (m *Metrics) SetDisks(disks []Disk) {
-	numbers := make(map[uint16]struct{}, len(disks))
-	for _, d := range disks {
-		numbers[d.LUN] = struct{}{}
-	}
-	m.initiators.luns.Store(&numbers)
-	m.initiators.keep(numbers)
-	m.set(func(s *sources) { s.disks = slices.Clone(disks) })
-}
-
-// UsageType is a storage that disks can choose.
-type UsageType struct {
-	Name string
-	// Space returns the space that all its disks use and the free space, or nil while that is
-	// unknown. It must not block: see SetRefresh.
-	Space func() *disk.Usage
-}
-
-// AddUsageType adds a storage that disks can choose. Its name is unique.
-func (m *Metrics) AddUsageType(u UsageType) {
-	m.set(func(s *sources) { s.types = append(slices.Clone(s.types), u) })
-}
-
-// SetRefresh sets a function that is called at the beginning of each scrape. It updates the values
-// for the functions of disks and usage types, and must not block for long.
-func (m *Metrics) SetRefresh(refresh func()) {
-	m.set(func(s *sources) { s.refresh = refresh })
-}
-
-// SetReady sets the function that tells whether every LUN can be used.
-func (m *Metrics) SetReady(ready func() bool) {
-	m.set(func(s *sources) { s.ready = ready })
-}
-
-// Fetched are the numbers of fetched data from registries since the start. A target without images
-// from registries has no such series.
+// Fetched are the numbers of fetched data from registries since the start.
 type Fetched struct {
 	Bytes, Chunks int64
 	Wrong         int64 // chunks that came with wrong content
@@ -134,45 +73,10 @@ type Fetched struct {
 	Unsaved       int64 // chunks that could not be stored in the cache
 }
 
-// SetFetched sets the function that returns the numbers of fetched data.
-func (m *Metrics) SetFetched(fetched func() Fetched) {
-	m.set(func(s *sources) { s.fetched = fetched })
-}
-
-// Volumes sums up the volumes that were made on demand. A daemon that makes none has no such
-// series.
-type Volumes struct {
-	States map[string]int // how many there are in each state
-	Bytes  int64          // of all of them
-}
-
-// SetVolumes sets the function that counts the volumes.
-func (m *Metrics) SetVolumes(volumes func() Volumes) {
-	m.set(func(s *sources) { s.volumes = volumes })
-}
-
-// Uploads counts the uploads into volumes since the start. A daemon that accepts none has no such
-// series.
+// Uploads counts the uploads into volumes since the start.
 type Uploads struct {
 	Active                   int
 	Bytes, Completed, Failed uint64
-}
-
-// SetUploads sets the function that counts the uploads.
-func (m *Metrics) SetUploads(uploads func() Uploads) {
-	m.set(func(s *sources) { s.uploads = uploads })
-}
-
-func (m *Metrics) set(change func(s *sources)) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	change(&m.sources)
-}
-
-func (m *Metrics) current() sources {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.sources
 }
 
 // LoginAccepted counts a session that reached full feature phase.

@@ -3,6 +3,7 @@ package metrics
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -12,36 +13,34 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 )
 
 const initiatorA = "iqn.1993-08.org.debian:01:aaaa"
 
-type fixedProgress struct{ copied, data, total int64 }
+// twoDisks is a page with two LUNs.
+func twoDisks() status.Status {
+	return status.Status{LUNs: []status.LUN{
+		{LUN: 1, Image: "fedora.qcow2", SizeBytes: 1 << 30, SignedBy: "sha256:ab",
+			Copy:  &status.Copy{CopiedBytes: 1 << 20, DataBytes: 1 << 25, WaitsForSpace: true},
+			Space: &status.Space{Used: 3 << 20}},
+		{LUN: 2, Image: "data.raw", SizeBytes: 4096, Failure: "flush failed"},
+	}}
+}
 
-func (p fixedProgress) Data() (copied, data int64) { return p.copied, p.data }
-func (p fixedProgress) Total() int64               { return p.total }
-func (p fixedProgress) Finished() bool             { return p.copied == p.data }
-func (p fixedProgress) Waiting() bool              { return p.copied < p.data }
-
-func twoDisks() []Disk {
-	return []Disk{
-		{LUN: 1, Image: "fedora.qcow2", Size: 1 << 30, SignedBy: "sha256:ab",
-			Progress: fixedProgress{copied: 1 << 20, data: 1 << 25, total: 1 << 30},
-			Failed:   func() error { return nil },
-			Space:    func() *disk.Usage { return &disk.Usage{Used: 3 << 20} }},
-		{LUN: 2, Image: "data.raw", Size: 4096,
-			Failed: func() error { return fmt.Errorf("flush failed") }},
-	}
+// of returns Metrics of a page, which may change.
+func of(page *status.Status) *Metrics {
+	return New(status.Build{Version: "v1.2.3", Commit: "abc", GoVersion: "go1.26",
+		Platform: "linux/amd64"}, Source{Status: func() status.Status { return *page },
+		Known: func(lun uint16) bool {
+			return slices.ContainsFunc(page.LUNs, func(l status.LUN) bool { return l.LUN == lun })
+		}, Fetched: func() *Fetched { return nil }, Uploads: func() *Uploads { return nil }})
 }
 
 func newTestMetrics() *Metrics {
-	m := New(status.Build{Version: "v1.2.3", Commit: "abc", GoVersion: "go1.26",
-		Platform: "linux/amd64"})
-	m.SetDisks(twoDisks())
-	return m
+	page := twoDisks()
+	return of(&page)
 }
 
 // value returns the value of one metric by its full name, or false if it does not exist.
@@ -171,12 +170,6 @@ func TestHistogramBucketsAreCumulativeAndEndWithEverything(t *testing.T) {
 	t.Fatal("no histogram")
 }
 
-func TestBoundsAscend(t *testing.T) {
-	for i := 1; i < len(bounds); i++ {
-		require.Less(t, bounds[i-1], bounds[i])
-	}
-}
-
 func TestCommandsToLUNsThatAreNotThereAreCountedTogether(t *testing.T) {
 	m := newTestMetrics()
 	for lun := uint16(3); lun < 5000; lun++ {
@@ -298,7 +291,8 @@ func TestLoginsSessionsAndBugs(t *testing.T) {
 }
 
 func TestDisksCopiesAndReadiness(t *testing.T) {
-	m := newTestMetrics()
+	page := twoDisks()
+	m := of(&page)
 	first, second := map[string]string{"lun": "1", "image": "fedora.qcow2"},
 		map[string]string{"lun": "2", "image": "data.raw"}
 	requireValue(t, m, 1<<30, "kubevirt_disk_lun_size_bytes", first)
@@ -315,7 +309,7 @@ func TestDisksCopiesAndReadiness(t *testing.T) {
 	_, exists = value(t, m, "kubevirt_disk_lun_free_bytes", second)
 	require.False(t, exists, "it cannot tell")
 	requireValue(t, m, 0, "kubevirt_disk_ready", nil)
-	m.SetReady(func() bool { return true })
+	page.Ready = true
 	requireValue(t, m, 1, "kubevirt_disk_ready", nil)
 	requireValue(t, m, 1, "kubevirt_disk_build_info", map[string]string{
 		"version": "v1.2.3", "commit": "abc", "goversion": "go1.26", "platform": "linux/amd64"})
@@ -323,7 +317,17 @@ func TestDisksCopiesAndReadiness(t *testing.T) {
 
 // full returns Metrics in which every metric exists.
 func full() *Metrics {
-	m := newTestMetrics()
+	page := twoDisks()
+	page.UsageTypes = []status.UsageType{{Name: "fast", Space: &status.Space{Used: 7, Free: 8}},
+		{Name: "gone"}}
+	page.Volumes = &status.Volumes{States: map[string]int{"ready": 2, "failed": 1}, Bytes: 7}
+	m := of(&page)
+	m.from.Fetched = func() *Fetched {
+		return &Fetched{Bytes: 5, Chunks: 4, Wrong: 3, Damaged: 2, Unsaved: 1}
+	}
+	m.from.Uploads = func() *Uploads {
+		return &Uploads{Active: 1, Bytes: 9, Completed: 3, Failed: 2}
+	}
 	for _, op := range operations {
 		m.RequestDone(command(initiatorA, 1, op, 512, time.Millisecond, 0))
 	}
@@ -332,67 +336,38 @@ func full() *Metrics {
 	m.SessionEnded(serving.SessionEvent{Client: initiatorA, Reason: "logout"})
 	m.MessageRejected("protocol error")
 	m.PanicCaught()
-	m.SetFetched(func() Fetched {
-		return Fetched{Bytes: 5, Chunks: 4, Wrong: 3, Damaged: 2, Unsaved: 1}
-	})
-	m.AddUsageType(UsageType{Name: "fast", Space: func() *disk.Usage {
-		return &disk.Usage{Used: 7, Available: 8}
-	}})
-	m.AddUsageType(UsageType{Name: "gone", Space: func() *disk.Usage { return nil }})
-	m.SetVolumes(func() Volumes {
-		return Volumes{States: map[string]int{"ready": 2, "failed": 1}, Bytes: 7}
-	})
-	m.SetUploads(func() Uploads {
-		return Uploads{Active: 1, Bytes: 9, Completed: 3, Failed: 2}
-	})
 	return m
 }
 
-func TestVolumes(t *testing.T) {
+// TestWhatIsNotCounted has the series of volumes, uploads, fetched images and usage types.
+func TestWhatIsNotCounted(t *testing.T) {
 	m := full()
-	requireValue(t, m, 2, "kubevirt_disk_volumes", map[string]string{"state": "ready"})
-	requireValue(t, m, 1, "kubevirt_disk_volumes", map[string]string{"state": "failed"})
-	requireValue(t, m, 7, "kubevirt_disk_volumes_bytes", nil)
-}
-
-func TestUploads(t *testing.T) {
-	m := full()
-	requireValue(t, m, 1, "kubevirt_disk_uploads", nil)
-	requireValue(t, m, 9, "kubevirt_disk_upload_bytes_total", nil)
-	ended := "kubevirt_disk_uploads_ended_total"
-	requireValue(t, m, 3, ended, map[string]string{"result": "completed"})
-	requireValue(t, m, 2, ended, map[string]string{"result": "failed"})
-}
-
-func TestFetched(t *testing.T) {
-	m := full()
-	requireValue(t, m, 5, "kubevirt_disk_registry_fetched_bytes_total", nil)
-	requireValue(t, m, 4, "kubevirt_disk_registry_fetched_chunks_total", nil)
-	requireValue(t, m, 3, "kubevirt_disk_registry_wrong_chunks_total", nil)
-	requireValue(t, m, 2, "kubevirt_disk_cache_damaged_chunks_total", nil)
-	requireValue(t, m, 1, "kubevirt_disk_cache_unsaved_chunks_total", nil)
-}
-
-func TestUsageTypes(t *testing.T) {
-	m, fast := full(), map[string]string{"usage_type": "fast"}
-	requireValue(t, m, 7, "kubevirt_disk_usage_type_used_bytes", fast)
-	requireValue(t, m, 8, "kubevirt_disk_usage_type_free_bytes", fast)
-}
-
-// TestRefresh: the values of disks and usage types are updated once for each scrape, before any of
-// them is asked.
-func TestRefresh(t *testing.T) {
-	m, scrapes := New(status.Build{}), int64(0)
-	space := func() *disk.Usage { return &disk.Usage{Used: scrapes} }
-	m.SetDisks([]Disk{{LUN: 1, Image: "a", Space: space}, {LUN: 2, Image: "b", Space: space}})
-	m.AddUsageType(UsageType{Name: "fast", Space: space})
-	m.SetRefresh(func() { scrapes++ })
-	requireValue(t, m, 1, "kubevirt_disk_lun_used_bytes",
-		map[string]string{"lun": "1", "image": "a"})
-	requireValue(t, m, 2, "kubevirt_disk_lun_used_bytes",
-		map[string]string{"lun": "2", "image": "b"})
-	requireValue(t, m, 3, "kubevirt_disk_usage_type_used_bytes",
-		map[string]string{"usage_type": "fast"})
+	for _, one := range []struct {
+		name         string
+		label, value string
+		want         float64
+	}{
+		{"volumes", "state", "ready", 2},
+		{"volumes", "state", "failed", 1},
+		{"volumes_bytes", "", "", 7},
+		{"uploads", "", "", 1},
+		{"upload_bytes_total", "", "", 9},
+		{"uploads_ended_total", "result", "completed", 3},
+		{"uploads_ended_total", "result", "failed", 2},
+		{"registry_fetched_bytes_total", "", "", 5},
+		{"registry_fetched_chunks_total", "", "", 4},
+		{"registry_wrong_chunks_total", "", "", 3},
+		{"cache_damaged_chunks_total", "", "", 2},
+		{"cache_unsaved_chunks_total", "", "", 1},
+		{"usage_type_used_bytes", "usage_type", "fast", 7},
+		{"usage_type_free_bytes", "usage_type", "fast", 8},
+	} {
+		labels := map[string]string{}
+		if one.label != "" {
+			labels[one.label] = one.value
+		}
+		requireValue(t, m, one.want, "kubevirt_disk_"+one.name, labels)
+	}
 }
 
 func TestNamesFollowTheConventions(t *testing.T) {

@@ -71,16 +71,18 @@ func New(opt options.Options) (*Daemon, error) {
 		opt:       opt,
 		log:       opt.Log,
 		started:   time.Now(),
-		metrics:   metrics.New(opt.Build),
 		readyFile: readyfile.File{Path: opt.ReadyFile},
 		ready:     make(chan struct{}),
 		state:     status.StateStarting,
 	}
+	d.metrics = metrics.New(opt.Build, metrics.Source{Status: d.Status,
+		Known:   func(lun uint16) bool { return d.inUse.At(lun) != nil },
+		Fetched: func() *metrics.Fetched { return d.sources.Fetched() },
+		Uploads: d.countUploads})
 	memory, _ := d.opt.MemoryFor()
 	d.inUse = serving.New(serving.Config{Memory: memory,
 		Observer: eventSink{d.metrics, &d.refused}, Log: opt.Log})
 	d.readyFile.Name = d.opt.Setting(&d.opt.ReadyFile).String()
-	d.metrics.SetReady(func() bool { return d.isReady() == nil })
 	d.Attend(NewLauncher(opt.Hook, opt.Log))
 	var err error
 	if opt.CHAP.Enabled() {
@@ -88,10 +90,10 @@ func New(opt options.Options) (*Daemon, error) {
 			return nil, err
 		}
 	}
-	if d.sources, err = sources.New(&d.opt, d.metrics); err != nil {
+	if d.sources, err = sources.New(&d.opt); err != nil {
 		return nil, err
 	}
-	if d.disks, err = served.New(&d.opt, d.inUse, d.metrics); err != nil {
+	if d.disks, err = served.New(&d.opt, d.inUse); err != nil {
 		return nil, err
 	}
 	return d, nil
@@ -175,7 +177,7 @@ func (d *Daemon) openVolumes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	v, err := volumes.New(&d.opt, l, d.disks, d.sources, d.boundPortals, d.metrics)
+	v, err := volumes.New(&d.opt, l, d.disks, d.sources, d.boundPortals)
 	if err != nil {
 		return err
 	}

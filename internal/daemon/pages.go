@@ -76,6 +76,14 @@ func (d *Daemon) pages(page *pages.Page, log *zap.Logger) http.Handler {
 	return pages.OnlyHosts(mux, d.opt.PagesHosts, d.opt.Setting(&d.opt.PagesHosts).String())
 }
 
+// countUploads counts the uploads into volumes, for the metrics.
+func (d *Daemon) countUploads() *metrics.Uploads {
+	d.mu.Lock()
+	v := d.volumes
+	d.mu.Unlock()
+	return v.Uploads()
+}
+
 // work returns, for the page, the amount of work of each LUN.
 func (d *Daemon) work() []pages.Work {
 	done := d.metrics.Work()

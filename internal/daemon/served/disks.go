@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -18,22 +17,19 @@ import (
 	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/plan"
-	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/serving"
 )
 
 // Disks are the disks of one daemon.
 type Disks struct {
-	opt       *options.Options
-	inUse     *serving.Disks
-	metrics   *metrics.Metrics
-	measuring sync.Mutex // held while the metrics get the list of LUNs
-	workers   *instance.Workers
-	record    *recorder            // nil: nothing is recorded
-	storages  []*gauge[disk.Usage] // of the usage types, in the order of their names
-	table     table
-	plan      *plan.Plan // set by Start
-	initial   []*Disk    // those of the plan; set by Start
+	opt      *options.Options
+	inUse    *serving.Disks
+	workers  *instance.Workers
+	record   *recorder            // nil: nothing is recorded
+	storages []*gauge[disk.Usage] // of the usage types, in the order of their names
+	table    table
+	plan     *plan.Plan // set by Start
+	initial  []*Disk    // those of the plan; set by Start
 	// handovers is told which LUNs come and go; set by ServeAll.
 	handovers *control.Server
 
@@ -50,12 +46,15 @@ type Disks struct {
 }
 
 // New returns disks that will be served from inUse. There are none yet.
-func New(opt *options.Options, inUse *serving.Disks, m *metrics.Metrics) (d *Disks, err error) {
-	d = &Disks{opt: opt, inUse: inUse, metrics: m, workers: instance.NewWorkers(),
-		OpenInstance: instance.Open}
+func New(opt *options.Options, inUse *serving.Disks) (d *Disks, err error) {
+	d = &Disks{opt: opt, inUse: inUse, workers: instance.NewWorkers(), OpenInstance: instance.Open}
 	d.Stopping, d.stop = context.WithCancel(context.Background())
-	d.measureUsageTypes()
-	m.SetRefresh(d.refresh)
+	for _, name := range opt.UsageTypes.Names() {
+		d.storages = append(d.storages, &gauge[disk.Usage]{question: func() (disk.Usage, error) {
+			free, err := image.AvailableSpace(opt.UsageTypes[name])
+			return disk.Usage{Available: free}, err
+		}})
+	}
 	d.record, err = newRecorder(opt.RecordBoot, opt.Setting(&opt.RecordBoot), opt.Log)
 	return d, err
 }
@@ -85,7 +84,6 @@ func (d *Disks) Start(ctx context.Context, p *plan.Plan) (err error) {
 // ServeAll makes LUNs of the disks that were started. From now on, handovers learns of each change.
 func (d *Disks) ServeAll(handovers *control.Server) error {
 	d.handovers = handovers
-	defer d.Measure()
 	for _, s := range d.initial {
 		if err := d.expose(s); err != nil {
 			return err

@@ -21,9 +21,7 @@ import (
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/options/optionstest"
 	"kubevirt.io/disk/internal/daemon/plan"
-	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/serving"
-	"kubevirt.io/disk/status"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -64,7 +62,7 @@ func serve(t *testing.T, disks ...disk.Disk) *Disks {
 	require.NoError(t, opt.Resolve())
 	opt.Settings.Disk.CopyMode = instance.CopyNone
 	inUse := serving.New(serving.Config{Log: opt.Log})
-	d, err := New(opt, inUse, metrics.New(status.Build{}))
+	d, err := New(opt, inUse)
 	require.NoError(t, err)
 	var found []plan.Disk
 	of := map[string]disk.Disk{}

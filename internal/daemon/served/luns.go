@@ -81,7 +81,7 @@ func (d *Disks) Abandon(s *Disk) error {
 }
 
 // Serve makes a LUN of a disk that was opened. If it is one of many, the caller tells of all by
-// Measure and Announce.
+// Announce.
 func (d *Disks) Serve(s *Disk, oneOfMany bool) error {
 	if err := d.table.begin(); err != nil {
 		return err
@@ -100,7 +100,6 @@ func (d *Disks) serveLocked(s *Disk, oneOfMany bool) error {
 		return d.orStopping(err)
 	}
 	if !oneOfMany {
-		d.Measure()
 		d.log(s)
 	}
 	return nil
@@ -129,7 +128,6 @@ func (d *Disks) Grow(s *Disk, size int64) error {
 	if err := s.enlarge(size); err != nil || s.Unserved {
 		return err
 	}
-	d.Measure()
 	return d.inUse.Resize(s.LUN)
 }
 
@@ -260,6 +258,5 @@ func (d *Disks) withdrawLocked(s *Disk) (released <-chan struct{}, err error) {
 // gone says that nobody has a LUN any more.
 func (d *Disks) gone(s *Disk) {
 	d.handovers.Removed(s.LUN)
-	d.Measure()
 	d.opt.Log.Info("removed a LUN", zap.Uint16("lun", s.LUN), zap.String("image", s.Name))
 }

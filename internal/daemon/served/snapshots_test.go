@@ -21,7 +21,6 @@ import (
 	"kubevirt.io/disk/internal/daemon/options/optionstest"
 	"kubevirt.io/disk/internal/daemon/plan"
 	"kubevirt.io/disk/internal/testtool"
-	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 )
@@ -34,7 +33,7 @@ func serveKept(t *testing.T, count int) *Disks {
 		Table: optionstest.Table}
 	require.NoError(t, opt.Resolve())
 	inUse := serving.New(serving.Config{Log: opt.Log})
-	d, err := New(opt, inUse, metrics.New(status.Build{}))
+	d, err := New(opt, inUse)
 	require.NoError(t, err)
 	var found []plan.Disk
 	for i := range count {

@@ -1,13 +1,10 @@
 package served
 
 import (
-	"slices"
 	"sync"
 	"time"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/status"
 )
 
@@ -44,25 +41,11 @@ func newMapGauge(d disk.Disk) *gauge[disk.Map] {
 }
 
 // now asks, and returns the answer; nil if nothing is known.
-func (g *gauge[T]) now() *T { return readAll([]*gauge[T]{g})[0] }
+func (g *gauge[T]) now() *T { return readAll(time.After(gaugeWait), []*gauge[T]{g})[0] }
 
-// latest returns the last answer without asking; nil if nothing is known.
-func (g *gauge[T]) latest() *T {
-	if g == nil {
-		return nil
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.last
-}
-
-// readAll is now for many gauges. Together they take no longer than one.
-func readAll[T any](gauges []*gauge[T]) []*T {
-	return readUntil(time.After(gaugeWait), gauges)
-}
-
-// readUntil asks all gauges at once, and waits for their answers until limit.
-func readUntil[T any](limit <-chan time.Time, gauges []*gauge[T]) []*T {
+// readAll is now for many gauges, side by side. A gauge without an answer at limit keeps its last
+// one.
+func readAll[T any](limit <-chan time.Time, gauges []*gauge[T]) []*T {
 	answered := make([]chan struct{}, len(gauges))
 	for i, g := range gauges {
 		if g != nil {
@@ -81,22 +64,13 @@ func readUntil[T any](limit <-chan time.Time, gauges []*gauge[T]) []*T {
 	}
 	all := make([]*T, len(gauges))
 	for i, g := range gauges {
-		all[i] = g.latest()
+		if g != nil {
+			g.mu.Lock()
+			all[i] = g.last
+			g.mu.Unlock()
+		}
 	}
 	return all
-}
-
-// refresh brings the last answers of all disks and usage types up to date, for the metrics.
-func (d *Disks) refresh() { d.askStorage(time.After(gaugeWait)) }
-
-// askStorage asks the storage of all disks and usage types at once, so that latest is up to date. A
-// gauge without an answer at limit keeps its last one.
-func (d *Disks) askStorage(limit <-chan time.Time) {
-	gauges := slices.Clone(d.storages)
-	for _, s := range d.table.served() {
-		gauges = append(gauges, s.look().space)
-	}
-	readUntil(limit, gauges)
 }
 
 // ask asks the storage, or returns nil if the last answer is still outstanding.
@@ -120,34 +94,9 @@ func (g *gauge[T]) ask() (answered chan struct{}) {
 	return answered
 }
 
-// measureUsageTypes tells the metrics which storages there are.
-func (d *Disks) measureUsageTypes() {
-	for _, name := range d.opt.UsageTypes.Names() {
-		space := &gauge[disk.Usage]{question: func() (disk.Usage, error) {
-			free, err := image.AvailableSpace(d.opt.UsageTypes[name])
-			return disk.Usage{Available: free}, err
-		}}
-		d.storages = append(d.storages, space)
-		d.metrics.AddUsageType(metrics.UsageType{Name: name, Space: func() *disk.Usage {
-			free := space.latest()
-			if free == nil {
-				return nil
-			}
-			sum := disk.Usage{Available: free.Available}
-			for _, s := range d.table.served() {
-				of := s.look().space.latest()
-				if of != nil && s.UsageType == name {
-					sum.Used += of.Used
-				}
-			}
-			return &sum
-		}})
-	}
-}
-
 // usageTypeStatus sums up the space of the disks of each type.
-func (d *Disks) usageTypeStatus(luns []status.LUN) (all []status.UsageType) {
-	spaces := readAll(d.storages)
+func (d *Disks) usageTypeStatus(luns []status.LUN, spaces []*disk.Usage) (
+	all []status.UsageType) {
 	for i, name := range d.opt.UsageTypes.Names() {
 		one := status.UsageType{Name: name, Directory: d.opt.UsageTypes[name], LUNs: []uint16{}}
 		used := int64(0)

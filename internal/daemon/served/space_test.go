@@ -88,7 +88,7 @@ func (d *together) Usage() (disk.Usage, error) {
 	}
 }
 
-// TestStorageIsAskedSideBySide: hanging disks delay a scrape of the metrics once, not once for each
+// TestStorageIsAskedSideBySide: hanging disks delay a page once, not once for each
 // disk.
 func TestStorageIsAskedSideBySide(t *testing.T) {
 	const disks = 30
@@ -100,8 +100,11 @@ func TestStorageIsAskedSideBySide(t *testing.T) {
 	}
 	d := serve(t, all...)
 	defer time.AfterFunc(time.Minute, func() { close(over) }).Stop()
-	d.askStorage(nil)
+	var gauges []*gauge[disk.Usage]
 	for _, s := range d.table.served() {
-		require.Equal(t, &disk.Usage{Used: 3}, s.look().space.latest())
+		gauges = append(gauges, s.look().space)
+	}
+	for _, space := range readAll(nil, gauges) {
+		require.Equal(t, &disk.Usage{Used: 3}, space)
 	}
 }

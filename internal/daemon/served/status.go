@@ -3,11 +3,11 @@ package served
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/status"
 )
 
@@ -29,12 +29,13 @@ func (d *Disks) Status(ready bool) (luns []status.LUN, types []status.UsageType)
 		}
 		luns, gauges = append(luns, lun), append(gauges, now.space)
 	}
-	for i, u := range readAll(gauges) {
-		if u != nil {
+	spaces := readAll(time.After(gaugeWait), append(gauges, d.storages...))
+	for i := range luns {
+		if u := spaces[i]; u != nil {
 			luns[i].Space = &status.Space{Used: u.Used, Free: u.Available}
 		}
 	}
-	return luns, d.usageTypeStatus(luns)
+	return luns, d.usageTypeStatus(luns, spaces[len(luns):])
 }
 
 // Failure returns nil unless a disk has failed for good.
@@ -57,24 +58,6 @@ func (d *Disks) Map(lun uint16) *disk.Map {
 		return s.look().contents.now()
 	}
 	return nil
-}
-
-// Measure tells the metrics which LUNs exist.
-func (d *Disks) Measure() {
-	d.measuring.Lock() // or an older list could replace a newer one
-	defer d.measuring.Unlock()
-	var all []metrics.Disk
-	for _, s := range d.table.served() {
-		m := metrics.Disk{
-			LUN: s.LUN, Image: s.Name, SignedBy: s.SignedBy, Size: s.look().size, Failed: s.Failure,
-			Space: func() *disk.Usage { return s.look().space.latest() },
-		}
-		if s.Progress != nil {
-			m.Progress = s.Progress
-		}
-		all = append(all, m)
-	}
-	d.metrics.SetDisks(all)
 }
 
 // Announce logs all LUNs.

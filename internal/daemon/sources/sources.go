@@ -29,7 +29,6 @@ const keepName = ".images"
 // Sources are where the images of one daemon come from.
 type Sources struct {
 	opt     *options.Options
-	metrics *metrics.Metrics
 	client  *registry.Client // nil: the options need none
 	streams []*registry.Stream
 
@@ -38,8 +37,8 @@ type Sources struct {
 }
 
 // New checks the settings for registries. It sends nothing to them yet.
-func New(opt *options.Options, m *metrics.Metrics) (s *Sources, err error) {
-	s = &Sources{opt: opt, metrics: m}
+func New(opt *options.Options) (s *Sources, err error) {
+	s = &Sources{opt: opt}
 	if s.hasReferences() || opt.Volumes != nil {
 		with := opt.Streams.Registry
 		with.Warn = s.warnOfRegistry()
@@ -183,13 +182,19 @@ func (s *Sources) openCache() (_ *cache.Cache, err error) {
 		return nil, fmt.Errorf("%w; name another directory with %v", err,
 			s.opt.Setting(&s.opt.Streams.CacheDir))
 	}
-	stats := s.cache.Stats
-	s.metrics.SetFetched(func() metrics.Fetched {
-		now := stats()
-		return metrics.Fetched{Bytes: now.FetchedBytes, Chunks: now.Fetched, Wrong: now.Wrong,
-			Damaged: now.Damaged, Unsaved: now.Unsaved}
-	})
 	return s.cache, nil
+}
+
+// Fetched counts what was fetched, for the metrics. nil: nothing can be yet.
+func (s *Sources) Fetched() *metrics.Fetched {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cache == nil {
+		return nil
+	}
+	now := s.cache.Stats()
+	return &metrics.Fetched{Bytes: now.FetchedBytes, Chunks: now.Fetched, Wrong: now.Wrong,
+		Damaged: now.Damaged, Unsaved: now.Unsaved}
 }
 
 // othersInCache returns everything besides chunks that counts towards the size of the cache: images

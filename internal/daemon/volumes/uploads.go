@@ -16,8 +16,8 @@ import (
 )
 
 // newUploads makes the handler that receives the data of volumes.
-func (v *Volumes) newUploads(m *metrics.Metrics) *upload.Handler {
-	h := upload.New(upload.Options{
+func (v *Volumes) newUploads() *upload.Handler {
+	return upload.New(upload.Options{
 		Volumes: fillable{v.manager},
 		Done: func(w http.ResponseWriter, r *http.Request, name string) {
 			v.server.Answer(w, r, http.StatusCreated, name)
@@ -27,12 +27,16 @@ func (v *Volumes) newUploads(m *metrics.Metrics) *upload.Handler {
 
 		UnpackMemory: v.opt.UnpackMemory,
 	})
-	m.SetUploads(func() metrics.Uploads {
-		t := h.Totals()
-		return metrics.Uploads{Active: t.Active, Bytes: t.Bytes, Completed: t.Completed,
-			Failed: t.Failed}
-	})
-	return h
+}
+
+// Uploads counts uploads, for the metrics. nil: there are no volumes.
+func (v *Volumes) Uploads() *metrics.Uploads {
+	if v == nil {
+		return nil
+	}
+	t := v.uploads.Totals()
+	return &metrics.Uploads{Active: t.Active, Bytes: t.Bytes, Completed: t.Completed,
+		Failed: t.Failed}
 }
 
 // uploadsStatus returns the uploads for the page.

@@ -15,7 +15,6 @@ import (
 	"kubevirt.io/disk/internal/daemon/plan"
 	"kubevirt.io/disk/internal/daemon/served"
 	"kubevirt.io/disk/internal/daemon/sources"
-	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/volume"
@@ -43,7 +42,7 @@ type Volumes struct {
 // New finds the existing volumes. It serves nothing yet. Requests will come by a listener, which
 // belongs to the volumes from now on, even after an error. portals returns those of the daemon.
 func New(opt *options.Options, l net.Listener, disks *served.Disks, from *sources.Sources,
-	portals func() []string, m *metrics.Metrics) (_ *Volumes, err error) {
+	portals func() []string) (_ *Volumes, err error) {
 	v := &Volumes{opt: opt, log: opt.Log.Named("volumes"), disks: disks,
 		opener: &opener{opt: opt, disks: disks, sources: from}, portals: portals, listener: l}
 	defer func() {
@@ -58,11 +57,7 @@ func New(opt *options.Options, l net.Listener, disks *served.Disks, from *source
 			opt.Setting(&opt.Volumes.Dir))
 	}
 	disks.ServeVolumes(v.manager.ID())
-	v.uploads = v.newUploads(m)
-	m.SetVolumes(func() metrics.Volumes {
-		s := v.Status()
-		return metrics.Volumes{States: s.States, Bytes: s.Bytes}
-	})
+	v.uploads = v.newUploads()
 	v.server, err = server.New(server.Options{Volumes: v.manager, Uploads: v.uploads,
 		TargetName: opt.TargetName, Portal: v.portalFor, Access: opt.Volumes.Access, Log: v.log})
 	if err != nil {
@@ -127,7 +122,6 @@ func (v *Volumes) Serve(ctx context.Context, found []plan.Disk) error {
 	if err == nil {
 		v.recoverUploads(ctx)
 	}
-	v.disks.Measure()
 	return err
 }
 
