@@ -247,16 +247,17 @@ func (sum *totals) add(s *series) {
 		from, to := &s.ops[i], &sum[i]
 		to.nanos += from.nanos.Load()
 		to.bytes += from.bytes.Load()
-		from.outcomes.each(func(status int, l *latencies) {
-			for b := range l {
-				n := l[b].Load()
-				to.buckets[b] += n
-				to.count += n
-				to.ended[status] += n
-				if !statuses[status].fine {
-					to.failed += n
-				}
+		for b := range from.took {
+			n := from.took[b].Load()
+			to.buckets[b] += n
+			to.count += n
+		}
+		for status := range from.ended {
+			n := from.ended[status].Load()
+			to.ended[status] += n
+			if !statuses[status].fine {
+				to.failed += n
 			}
-		})
+		}
 	}
 }

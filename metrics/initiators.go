@@ -132,17 +132,44 @@ type series struct {
 	ops    [len(operations)]counters
 }
 
-// counters count one operation. The numbers of commands, by status and in total, are sums of the
-// latencies, so they always agree.
+// counters count one operation.
 type counters struct {
-	outcomes outcomes
-	nanos    atomic.Uint64
-	bytes    atomic.Uint64
+	took  [len(bounds) + 1]atomic.Uint64 // commands, by their duration
+	ended [len(statuses)]atomic.Uint64   // the same commands, by their status
+	nanos atomic.Uint64
+	bytes atomic.Uint64
+}
+
+// statuses are the values of the label "status": the statuses of SAM-5 5.3.1, and "aborted" for a
+// command without a response. Any other status counts as the last one.
+var statuses = [...]struct {
+	label string
+	code  uint8
+	fine  bool // the command succeeded
+}{
+	{"good", 0x00, true},
+	{"check_condition", 0x02, false},
+	{"condition_met", 0x04, true},
+	{"busy", 0x08, false},
+	{"reservation_conflict", 0x18, false},
+	{"task_set_full", 0x28, false},
+	{"aborted", 0x40, false},
+	{other, 0xff, false},
+}
+
+func statusIndex(code uint8) int {
+	for i := range statuses {
+		if statuses[i].code == code {
+			return i
+		}
+	}
+	return len(statuses) - 1
 }
 
 func (s *series) count(e serving.RequestEvent) {
 	c := &s.ops[operationIndex(e.Op)]
-	c.outcomes.of(e.Status)[bucket(e.Duration)].Add(1)
+	c.took[bucket(e.Duration)].Add(1)
+	c.ended[statusIndex(e.Status)].Add(1)
 	c.nanos.Add(uint64(max(e.Duration, 0)))
 	if e.Bytes > 0 {
 		c.bytes.Add(uint64(e.Bytes))

@@ -41,9 +41,7 @@ func (m *Metrics) Work() map[uint16]Work {
 func (d *Done) add(c *counters) {
 	d.Bytes += c.bytes.Load()
 	d.Time += time.Duration(c.nanos.Load())
-	c.outcomes.each(func(_ int, l *latencies) {
-		for b := range l {
-			d.Commands += l[b].Load()
-		}
-	})
+	for b := range c.took {
+		d.Commands += c.took[b].Load()
+	}
 }

@@ -176,7 +176,7 @@ var importRules = []importRule{
 		only: []string{"volume/api", "volume/store"}, deep: true,
 		why: "the life of a volume knows disks by an interface"},
 	{pkg: "volume/upload", files: true,
-		only: []string{"disk", "disk/image", "disk/unpack", "volume/api"},
+		only: []string{"disk", "disk/image", "disk/unpack", "status", "volume/api"},
 		why:  "what comes is written to files, whatever a volume is"},
 	{pkg: "volume/upload", never: []string{"disk/instance", "disk/overlay", "registry/..."},
 		deep: true, why: "receiving data serves no disk"},

@@ -1,6 +1,7 @@
 package upload
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"net/http"
@@ -12,11 +13,14 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/status"
 )
 
 // Options are the options of a Handler. All functions are required.
 type Options struct {
-	Volumes Volumes
+	// Fill claims a volume that awaits content: nobody else can fill it until Release. If mayMake
+	// is set, it makes a missing volume, and then made is true.
+	Fill func(ctx context.Context, name string, mayMake bool) (v Volume, made bool, err error)
 	// Done answers a request whose upload is complete, with the status 201.
 	Done func(w http.ResponseWriter, r *http.Request, name string)
 	// Refuse answers a refused request. err is an *api.Error, or another error of Volumes.
@@ -27,6 +31,23 @@ type Options struct {
 	// default.
 	UnpackMemory int64
 	Log          *zap.Logger // nil: no log
+}
+
+// Volume is a volume that is being filled. Progress may be called during any other method.
+type Volume interface {
+	Dir() string              // for the disk, and the files of the upload
+	Context() context.Context // ends when the upload must end
+	Size() int64              // of the disk, bytes; 0: that of the data
+	Reserve(size int64) error // checks whether the volume may have that size, before data is taken
+	// Progress notes how far the upload is, in bytes. total 0: unknown.
+	Progress(received, total int64)
+	// Complete serves the volume. With image "", the disk is the file disk.img in Dir. Otherwise
+	// image is the name of an image file in Dir, which is removed when it is no longer needed.
+	// After an error the volume awaits content as before.
+	Complete(ctx context.Context, image string) error
+	// Undo removes the volume, which was made for an upload and has not been filled.
+	Undo(ctx context.Context) error
+	Release() // is called last
 }
 
 // Handler receives uploads. It serves two patterns of http.ServeMux:
@@ -58,21 +79,11 @@ func (h *Handler) Close() {
 	}
 }
 
-// Receiving is a running upload.
-type Receiving struct {
-	Volume   string
-	From     int64 // bytes that were there when its connection began
-	Received int64 // bytes
-	Total    int64 // bytes; -1: unknown
-	Began    time.Time
-}
-
 // Receiving returns the running uploads, by the names of the volumes.
-func (h *Handler) Receiving() []Receiving {
-	var all []Receiving
+func (h *Handler) Receiving() (all []status.Upload) {
 	for _, t := range h.slots.running() {
-		all = append(all, Receiving{Volume: t.name, From: t.from.Load(),
-			Received: t.received.Load(), Total: t.total.Load(), Began: t.began})
+		all = append(all, status.Upload{Volume: t.name, ReceivedBytes: t.received.Load(),
+			TotalBytes: max(t.total.Load(), 0), StartedAt: t.began, StartedBytes: t.from.Load()})
 	}
 	return all
 }

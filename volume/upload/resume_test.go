@@ -292,7 +292,7 @@ func TestOneAtATime(t *testing.T) {
 	all := s.handler.Receiving()
 	require.Len(t, all, 1)
 	require.Equal(t, "vm", all[0].Volume)
-	require.EqualValues(t, len(raw), all[0].Total)
+	require.EqualValues(t, len(raw), all[0].TotalBytes)
 	_, err := c.Write(raw[2<<20:])
 	require.NoError(t, err)
 	line, err := bufio.NewReader(c).ReadString('\n')

@@ -44,10 +44,10 @@ func (h *Handler) begin(w http.ResponseWriter, r *http.Request, name, id string)
 	return h.claim(r.Context(), t, id == "")
 }
 
-// claim claims the volume for the holder of its slot. If make is set, it makes a missing volume.
-func (h *Handler) claim(ctx context.Context, t *transfer, make bool) (*turn, error) {
+// claim claims the volume for the holder of its slot. If mayMake is set, it makes a missing volume.
+func (h *Handler) claim(ctx context.Context, t *transfer, mayMake bool) (*turn, error) {
 	paused := h.slots.pausedOf(t)
-	v, made, err := h.opt.Volumes.Fill(ctx, t.name, make)
+	v, made, err := h.opt.Fill(ctx, t.name, mayMake)
 	if err != nil {
 		h.slots.release(t, paused)
 		return nil, err
@@ -234,7 +234,7 @@ func (h *Handler) expire(ctx context.Context, name string) error {
 func (h *Handler) Recover(ctx context.Context, names []string) error {
 	var all []error
 	for _, name := range names {
-		v, _, err := h.opt.Volumes.Fill(ctx, name, false)
+		v, _, err := h.opt.Fill(ctx, name, false)
 		if err != nil {
 			all = append(all, err)
 			continue

@@ -133,7 +133,7 @@ func serve(t *testing.T, volumes *fakeVolumes) *server {
 	t.Helper()
 	s := &server{volumes: volumes}
 	s.handler = New(Options{
-		Volumes: volumes,
+		Fill: volumes.Fill,
 		Done: func(w http.ResponseWriter, _ *http.Request, name string) {
 			w.WriteHeader(http.StatusCreated)
 			fmt.Fprintln(w, name, "is ready")

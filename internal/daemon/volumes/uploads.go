@@ -8,8 +8,6 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/metrics"
-	"kubevirt.io/disk/status"
-	"kubevirt.io/disk/volume"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/server"
 	"kubevirt.io/disk/volume/upload"
@@ -18,7 +16,13 @@ import (
 // newUploads makes the handler that receives the data of volumes.
 func (v *Volumes) newUploads() *upload.Handler {
 	return upload.New(upload.Options{
-		Volumes: fillable{v.manager},
+		Fill: func(ctx context.Context, name string, mayMake bool) (upload.Volume, bool, error) {
+			f, made, err := v.manager.Fill(ctx, name, mayMake)
+			if err != nil {
+				return nil, false, err
+			}
+			return f, made, nil
+		},
 		Done: func(w http.ResponseWriter, r *http.Request, name string) {
 			v.server.Answer(w, r, http.StatusCreated, name)
 		},
@@ -37,18 +41,6 @@ func (v *Volumes) Uploads() *metrics.Uploads {
 	t := v.uploads.Totals()
 	return &metrics.Uploads{Active: t.Active, Bytes: t.Bytes, Completed: t.Completed,
 		Failed: t.Failed}
-}
-
-// uploadsStatus returns the uploads for the page.
-func uploadsStatus(h *upload.Handler) (all []status.Upload) {
-	if h == nil {
-		return nil
-	}
-	for _, r := range h.Receiving() {
-		all = append(all, status.Upload{Volume: r.Volume, ReceivedBytes: r.Received,
-			TotalBytes: max(r.Total, 0), StartedAt: r.Began, StartedBytes: r.From})
-	}
-	return all
 }
 
 // expireEvery is how often to look for interrupted uploads.
@@ -87,16 +79,4 @@ func (v *Volumes) recoverUploads(ctx context.Context) {
 		v.opt.Log.Warn("the remains of an upload could not be removed: the next upload to its "+
 			"volume removes them", zap.Error(err))
 	}
-}
-
-// fillable has the volumes of a manager in the form that uploads need.
-type fillable struct{ manager *volume.Manager }
-
-// Fill claims a volume that awaits data, or makes it if that is allowed.
-func (f fillable) Fill(ctx context.Context, name string, make bool) (upload.Volume, bool, error) {
-	v, made, err := f.manager.Fill(ctx, name, make)
-	if err != nil {
-		return nil, false, err
-	}
-	return v, made, nil
 }

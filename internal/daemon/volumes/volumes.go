@@ -95,7 +95,7 @@ func (v *Volumes) Status() *status.Volumes {
 	t := v.manager.Totals()
 	s := &status.Volumes{Address: v.listener.Addr().String(),
 		States: map[string]int{}, Bytes: t.Bytes, Max: t.Max, MaxBytes: t.MaxBytes,
-		Uploads: uploadsStatus(v.uploads)}
+		Uploads: v.uploads.Receiving()}
 	for state, n := range t.States {
 		s.States[string(state)] = n
 	}
