@@ -261,35 +261,3 @@ func TestProgressFields(t *testing.T) {
 	data, total := p.Data()
 	require.Equal(t, total, data)
 }
-
-func BenchmarkConvert(b *testing.B) {
-	dir := b.TempDir()
-	const size = 64 << 20
-	content := filetest.Sample(size, 9)
-	filetest.Put(b, dir, "in.raw", content, 0)
-	for _, c := range []struct {
-		name string
-		args []string
-	}{{"plain", nil}, {"zlib", []string{"-c"}},
-		{"zstd", []string{"-c", "-o", "compression_type=zstd"}}} {
-		b.Run(c.name, func(b *testing.B) {
-			name := c.name + ".qcow2"
-			filetest.QemuImg(b, dir,
-				append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, c.args...), "in.raw",
-					name)...)
-			img := openImage(b, filepath.Join(dir, name))
-			b.SetBytes(size)
-			out := filepath.Join(dir, "out.raw")
-			for b.Loop() {
-				if err := Convert(b.Context(), img, out, nil); err != nil {
-					b.Fatal(err)
-				}
-				// A rename over an existing file makes some file systems write the new one to
-				// storage at once.
-				if err := os.Remove(out); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

@@ -44,19 +44,3 @@ func TestOwnBlocksAllocateNothing(t *testing.T) {
 		_, _ = over.WriteAt(t.Context(), p, minGranule/2)
 	}))
 }
-
-// BenchmarkOwnBlocks measures what the map costs a read or write of the file's blocks.
-func BenchmarkOwnBlocks(b *testing.B) {
-	over, blocks := ownBlocks(b)
-	p := make([]byte, minGranule)
-	for name, op := range map[string]func(context.Context, []byte, int64) (int, error){
-		"read":  over.ReadAt,
-		"write": over.WriteAt,
-	} {
-		b.Run(name, func(b *testing.B) {
-			for i := int64(0); b.Loop(); i++ {
-				_, _ = op(b.Context(), p, i%blocks*minGranule)
-			}
-		})
-	}
-}

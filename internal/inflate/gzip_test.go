@@ -152,27 +152,3 @@ func FuzzGzip(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkGzip(b *testing.B) {
-	content := text(8<<20, 7)
-	src := member(b, content, 6, 0)
-	for _, c := range []struct {
-		name string
-		open func(io.Reader) io.Reader
-	}{
-		{"here", func(r io.Reader) io.Reader { return NewGzip(r) }},
-		{"standard library", func(r io.Reader) io.Reader {
-			z, err := gzip.NewReader(r)
-			require.NoError(b, err)
-			return z
-		}},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			b.SetBytes(int64(len(content)))
-			for b.Loop() {
-				_, err := io.Copy(io.Discard, c.open(bytes.NewReader(src)))
-				require.NoError(b, err)
-			}
-		})
-	}
-}
