@@ -34,12 +34,13 @@ func (h *handler) mutate(ctx context.Context, r review.Request) review.Response 
 	if err != nil {
 		return review.Errored(http.StatusBadRequest, err)
 	}
-	if len(admission.Disks(pod)) > 0 && !h.works(r.Namespace) {
+	disks := admission.Disks(pod)
+	if len(disks) > 0 && !h.works(r.Namespace) {
 		return review.Denied(fmt.Sprintf("the controller of kubevirt-disk does not work in "+
 			"namespace %q, so the pod would wait for its disk for ever: add the namespace to the "+
 			"chart's \"namespaces\", or remove the annotation %s", r.Namespace, api.AnnotationSet))
 	}
-	disks, err := h.wanted(ctx, pod)
+	wanted, err := h.wanted(ctx, pod, disks)
 	if err != nil {
 		return review.Errored(http.StatusInternalServerError, err)
 	}
@@ -47,7 +48,7 @@ func (h *handler) mutate(ctx context.Context, r review.Request) review.Response 
 	if err != nil {
 		return review.Errored(http.StatusInternalServerError, err)
 	}
-	if err := admission.Pod(pod, h.server, disks); err != nil {
+	if err := admission.Pod(pod, h.server, wanted); err != nil {
 		return review.Denied(err.Error())
 	}
 	after, err := json.Marshal(pod)
@@ -71,7 +72,7 @@ func (h *handler) validate(ctx context.Context, r review.Request) review.Respons
 	if !h.works(r.Namespace) {
 		return review.Allowed("") // it was made before the list of namespaces
 	}
-	disks, err := h.named(ctx, pod)
+	disks, err := h.named(ctx, pod, admission.Disks(pod))
 	if err != nil {
 		return review.Errored(http.StatusInternalServerError, err)
 	}
@@ -99,9 +100,9 @@ func (h *handler) works(namespace string) bool {
 }
 
 // named are the disks that a pod asks for, with their VMIdentitySets.
-func (h *handler) named(ctx context.Context, pod *corev1.Pod) ([]admission.Wanted, error) {
-	var all []admission.Wanted
-	for _, d := range admission.Disks(pod) {
+func (h *handler) named(ctx context.Context, pod *corev1.Pod, disks []admission.Disk) (
+	all []admission.Wanted, err error) {
+	for _, d := range disks {
 		set, err := find[api.VMIdentitySet](ctx, h.reader, "VMIdentitySet", pod, d.SetName)
 		if err != nil {
 			return nil, err
@@ -112,8 +113,9 @@ func (h *handler) named(ctx context.Context, pod *corev1.Pod) ([]admission.Wante
 }
 
 // wanted are the disks that a pod asks for, with all that there is of them.
-func (h *handler) wanted(ctx context.Context, pod *corev1.Pod) ([]admission.Wanted, error) {
-	all, err := h.named(ctx, pod)
+func (h *handler) wanted(ctx context.Context, pod *corev1.Pod, disks []admission.Disk) (
+	[]admission.Wanted, error) {
+	all, err := h.named(ctx, pod, disks)
 	if err != nil {
 		return nil, err
 	}

@@ -211,7 +211,9 @@ func TestWhoWaits(t *testing.T) {
 		"an image that may not be used": {func(w *world, _ *v1alpha1.VMIdentity) {
 			w.r.Images = new(controllertest.Refusing(v1alpha1.ReasonNotSigned))
 		}, "NotSigned", "are not read: the image has no signature"},
-		"no exports": {func(w *world, _ *v1alpha1.VMIdentity) { w.r.Options.Without = []string{objects.Exports} }, "Invalid",
+		"no exports": {func(w *world, _ *v1alpha1.VMIdentity) {
+			w.r.Options.Without = []string{objects.Exports}
+		}, "Invalid",
 			"turned off"},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -23,8 +23,8 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// Keys returns the keys of which one must have signed an image that is fetched in a namespace (none:
-// nothing is asked), or a reason why it may not be fetched.
+// Keys returns the keys of which one must have signed an image that is fetched in a namespace, or a
+// reason why it may not be fetched. No keys: nothing is asked.
 type Keys func(ctx context.Context, namespace, image string) (keys []signature.Key, reason,
 	message string, err error)
 

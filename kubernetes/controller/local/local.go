@@ -121,7 +121,7 @@ func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 }
 
 // begin records a move in the status, if the disk should move.
-func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []*corev1.Pod) (
+func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []objects.Asking) (
 	*state, error) {
 	if controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove) {
 		if gone, err := r.clean(ctx, id); !gone || err != nil {

@@ -1,7 +1,6 @@
 package local
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -10,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
@@ -22,7 +20,7 @@ type Wishes struct {
 }
 
 // Hold returns why a pod has to wait for a move, or "".
-func (w *Wishes) Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (
+func (w *Wishes) Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod objects.Asking) (
 	message string, err error) {
 	if id.Spec.Type != v1alpha1.Local {
 		return "", nil
@@ -34,7 +32,7 @@ func (w *Wishes) Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.
 			"keeps the disk on %s: change one of them", wants, v1alpha1.AnnotationMoveTo, id.Name,
 			asked), nil
 	}
-	to, err := w.to(ctx, id, []*corev1.Pod{pod})
+	to, err := w.to(ctx, id, []objects.Asking{pod})
 	if to == "" || err != nil {
 		return "", err
 	}
@@ -43,7 +41,7 @@ func (w *Wishes) Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.
 
 // to returns the node that a disk should move to, or "" if it is in the right place. A disk without
 // a volume is made where it is needed.
-func (w *Wishes) to(ctx context.Context, id *v1alpha1.VMIdentity, waiting []*corev1.Pod) (
+func (w *Wishes) to(ctx context.Context, id *v1alpha1.VMIdentity, waiting []objects.Asking) (
 	string, error) {
 	if !meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
 		return "", nil
@@ -70,7 +68,7 @@ func (w *Wishes) node(ctx context.Context, name string) (*corev1.Node, error) {
 
 // wish returns where a disk should be: where its identity says, or else where the first waiting pod
 // says.
-func wish(id *v1alpha1.VMIdentity, waiting []*corev1.Pod) string {
+func wish(id *v1alpha1.VMIdentity, waiting []objects.Asking) string {
 	if to := id.Annotations[v1alpha1.AnnotationMoveTo]; to != "" {
 		return to
 	}
@@ -82,18 +80,8 @@ func wish(id *v1alpha1.VMIdentity, waiting []*corev1.Pod) string {
 	return ""
 }
 
-// waiting returns the pods that wait for an identity at their gate, oldest first.
-func waiting(all []corev1.Pod, identity string) (pods []*corev1.Pod) {
-	for i := range all {
-		p := &all[i]
-		if admission.SetName(p, objects.Number(p, identity)) != "" && objects.Gated(p, identity) &&
-			p.DeletionTimestamp == nil {
-			pods = append(pods, p)
-		}
-	}
-	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
-			cmp.Compare(a.Name, b.Name))
-	})
-	return pods
+// waiting are those of some pods that wait for an identity at their gate, oldest first.
+func waiting(pods []corev1.Pod, identity string) []objects.Asking {
+	return slices.DeleteFunc(objects.AskingFor(pods, identity),
+		func(p objects.Asking) bool { return !p.Waits() })
 }

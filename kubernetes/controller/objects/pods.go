@@ -1,6 +1,7 @@
 package objects
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
@@ -23,16 +25,45 @@ func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// Gated reports whether a pod is held by the gate of an identity.
-func Gated(pod *corev1.Pod, identity string) bool { return GateIndex(pod, identity) >= 0 }
-
-// GateIndex is the index of the gate of an identity in the pod's list, or -1.
-func GateIndex(pod *corev1.Pod, identity string) int {
-	name := v1alpha1.Numbered(v1alpha1.Gate, Number(pod, identity))
-	return slices.IndexFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
-		return g.Name == name
-	})
+// Asking is a pod that asks for the disk of an identity, with what it says of that disk.
+type Asking struct {
+	*corev1.Pod
+	// Number is that of the disk in the pod: see admission.Disk.
+	Number int
+	// SetName is the VMIdentitySet that the pod names; "": it serves the disk, or moves it.
+	SetName string
+	// Gate is the index of the gate that holds the pod until it has the disk; -1: none does.
+	Gate int
 }
+
+// Asks says what a pod asks for of an identity.
+func Asks(pod *corev1.Pod, identity string) Asking {
+	n := Number(pod, identity)
+	gate := v1alpha1.Numbered(v1alpha1.Gate, n)
+	return Asking{pod, n, admission.SetName(pod, n), slices.IndexFunc(pod.Spec.SchedulingGates,
+		func(g corev1.PodSchedulingGate) bool { return g.Name == gate })}
+}
+
+// AskingFor are those of some pods that ask for an identity and have not ended, oldest first. Pods
+// that serve the disk or move it do not ask.
+func AskingFor(pods []corev1.Pod, identity string) (all []Asking) {
+	for i := range pods {
+		if p := Asks(&pods[i], identity); p.SetName != "" && !Finished(p.Pod) {
+			all = append(all, p)
+		}
+	}
+	slices.SortFunc(all, func(a, b Asking) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+			cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// Waits reports whether the pod is at its gate.
+func (a Asking) Waits() bool { return a.Gate >= 0 && a.DeletionTimestamp == nil }
+
+// Gated reports whether a pod is held by the gate of an identity.
+func Gated(pod *corev1.Pod, identity string) bool { return Asks(pod, identity).Gate >= 0 }
 
 // Number is the number of the disk that a pod has of an identity, by the labels of the pod. It is 0
 // if the pod has none.

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -45,12 +44,12 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 			return fmt.Errorf("secret: %w", err)
 		}
 		if made {
-			objects.Event(r.Events, d.id, d.start[0], v1alpha1.ReasonSecretMissing,
+			objects.Event(r.Events, d.id, d.start[0].Pod, v1alpha1.ReasonSecretMissing,
 				identity.SecretMissing(d.id))
 		}
 	}
 	for _, p := range d.start {
-		if err := r.ungate(ctx, p, d.id.Name, annotations(d.id, p)); err != nil {
+		if err := r.ungate(ctx, p, annotations(d.id, p)); err != nil {
 			return err
 		}
 		r.seen.note(client.ObjectKeyFromObject(d.id), p.UID, opened)
@@ -61,8 +60,8 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 // annotations are what a pod learns of its identity before it is scheduled. An identity without a
 // size or a block size has none for the pod, either: a pod that was restored may have an earlier
 // one.
-func annotations(id *v1alpha1.VMIdentity, p *corev1.Pod) map[string]string {
-	all, number := make(map[string]string), objects.Number(p, id.Name)
+func annotations(id *v1alpha1.VMIdentity, p objects.Asking) map[string]string {
+	all, number := make(map[string]string), p.Number
 	if id.Spec.FirmwareUUID != "" && number == 0 {
 		all[v1alpha1.AnnotationFirmwareUUID] = id.Spec.FirmwareUUID
 	}
@@ -76,7 +75,7 @@ func annotations(id *v1alpha1.VMIdentity, p *corev1.Pod) map[string]string {
 			all[name] = strconv.FormatInt(n, 10)
 		}
 	}
-	if id.Spec.Attachment == v1alpha1.Service && admission.Machine(p) != "" {
+	if id.Spec.Attachment == v1alpha1.Service && admission.Machine(p.Pod) != "" {
 		all[v1alpha1.Numbered(v1alpha1.AnnotationDisk, number)] = v1alpha1.DiskURI(hostOf(id))
 	}
 	return all
@@ -84,13 +83,12 @@ func annotations(id *v1alpha1.VMIdentity, p *corev1.Pod) map[string]string {
 
 // ungate gives a pod its annotations, and removes the gate of an identity from exactly this pod.
 // Others may write the pod meanwhile.
-func (r *Reconciler) ungate(ctx context.Context, p *corev1.Pod, identity string,
+func (r *Reconciler) ungate(ctx context.Context, p objects.Asking,
 	add map[string]string) error {
-	i := objects.GateIndex(p, identity)
-	path := fmt.Sprintf("/spec/schedulingGates/%d", i)
+	path := fmt.Sprintf("/spec/schedulingGates/%d", p.Gate)
 	steps := []map[string]any{
 		{"op": "test", "path": "/metadata/uid", "value": p.UID},
-		{"op": "test", "path": path + "/name", "value": p.Spec.SchedulingGates[i].Name},
+		{"op": "test", "path": path + "/name", "value": p.Spec.SchedulingGates[p.Gate].Name},
 		{"op": "remove", "path": path},
 	}
 	if len(p.Spec.SchedulingGates) == 1 {

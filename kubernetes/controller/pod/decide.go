@@ -24,15 +24,15 @@ import (
 // decision says what to do about an identity and the pods that ask for it.
 type decision struct {
 	before, id *v1alpha1.VMIdentity // as read, and as it should be
-	pods       []*corev1.Pod        // pods that ask for it and have not ended
-	waiting    []*corev1.Pod        // of these, the pods that are at their gate
+	pods       []objects.Asking     // pods that ask for it and have not ended
+	waiting    []objects.Asking     // of these, the pods that are at their gate
 
 	user  *corev1.Pod             // the pod that uses the disk, if the cache has it
 	inUse bool                    // somebody uses the disk
 	freed *corev1.ObjectReference // the pod that used it and has ended
 	again ctrl.Result
 
-	start []*corev1.Pod // pods whose gates are removed
+	start []objects.Asking // pods whose gates are removed
 	// With a fixed firmwareUUID: the set that names its pod, and the pod that it should name.
 	set  *v1alpha1.VMIdentitySet
 	next *corev1.ObjectReference
@@ -53,7 +53,7 @@ func (r *Reconciler) decide(ctx context.Context, d *decision) error {
 			d.start = append(d.start, p)
 			switch {
 			case !d.inUse:
-				d.user, d.inUse = p, true
+				d.user, d.inUse = p.Pod, true
 				d.id.Status.UsedBy = reference(p)
 			case d.id.Status.UsedBy.UID != p.UID:
 				d.id.Status.MigratesTo = reference(p)
@@ -88,7 +88,7 @@ func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
 	for _, p := range d.pods {
 		ref := reference(p)
 		switch {
-		case objects.Gated(p, d.id.Name):
+		case p.Gate >= 0:
 		case target == nil && (user == nil || user.UID != p.UID):
 			target = ref
 		}
@@ -99,7 +99,7 @@ func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
 	status.UsedBy, status.MigratesTo, d.inUse = user, target, user != nil
 	for _, p := range d.pods {
 		if user != nil && p.UID == user.UID {
-			d.user = p
+			d.user = p.Pod
 		}
 	}
 	return nil
@@ -108,7 +108,7 @@ func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
 // running returns a reference to a pod if the pod has not ended.
 func (r *Reconciler) running(ctx context.Context, d *decision, ref *corev1.ObjectReference) (
 	*corev1.ObjectReference, error) {
-	if ref == nil || slices.ContainsFunc(d.pods, func(p *corev1.Pod) bool {
+	if ref == nil || slices.ContainsFunc(d.pods, func(p objects.Asking) bool {
 		return p.UID == ref.UID
 	}) {
 		return ref, nil
@@ -126,7 +126,7 @@ func (r *Reconciler) running(ctx context.Context, d *decision, ref *corev1.Objec
 // besides returns why a pod may not start beside the one that uses the disk, or "". Only the pod
 // that KubeVirt has made to move a running machine may, and one at a time: it writes only after
 // the other has stopped.
-func (d *decision) besides(p *corev1.Pod) string {
+func (d *decision) besides(p objects.Asking) string {
 	user, target := d.id.Status.UsedBy, d.id.Status.MigratesTo
 	switch {
 	case !d.inUse || user.UID == p.UID || target != nil && target.UID == p.UID:
@@ -134,7 +134,7 @@ func (d *decision) besides(p *corev1.Pod) string {
 	case target != nil:
 		return fmt.Sprintf("pod %s uses the disk, and its machine migrates into pod %s", user.Name,
 			target.Name)
-	case d.id.Spec.Attachment == v1alpha1.Service && d.user != nil && admission.Migrates(p, d.user):
+	case d.id.Spec.Attachment == v1alpha1.Service && d.user != nil && admission.Migrates(p.Pod, d.user):
 		return ""
 	}
 	return fmt.Sprintf("pod %s uses the disk", user.Name)
@@ -149,7 +149,7 @@ func (r *Reconciler) alive(ctx context.Context, namespace string, ref *corev1.Ob
 }
 
 // hold returns why a pod must wait, or nil.
-func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*held, error) {
+func (r *Reconciler) hold(ctx context.Context, d *decision, p objects.Asking) (*held, error) {
 	because := func(reason, format string, args ...any) (*held, error) {
 		return &held{p.UID, reason, fmt.Sprintf("pod %s waits: ", p.Name) +
 			fmt.Sprintf(format, args...)}, nil
@@ -159,25 +159,24 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 		return because(v1alpha1.ReasonDeleting, "VMIdentity %s is being deleted: the pod gets a "+
 			"new disk after that", id.Name)
 	}
-	number := objects.Number(p, id.Name)
-	name, nameIt := admission.SetName(p, number), v1alpha1.Numbered(v1alpha1.AnnotationName, number)
-	if id.Spec.SetName != "" && id.Spec.SetName != name {
+	nameIt := v1alpha1.Numbered(v1alpha1.AnnotationName, p.Number)
+	if id.Spec.SetName != "" && id.Spec.SetName != p.SetName {
 		return because(v1alpha1.ReasonInvalid, "VMIdentity %s was made from VMIdentitySet %s, and "+
 			"the pod asks for %s: give the pod the annotation %s with another name", id.Name,
-			id.Spec.SetName, name, nameIt)
+			id.Spec.SetName, p.SetName, nameIt)
 	}
-	set, err := r.set(ctx, p, id.Name)
+	set, err := r.set(ctx, p)
 	if err != nil {
 		return nil, err
 	}
 	if set == nil {
-		return setMissing(p, id.Name), nil
+		return setMissing(p), nil
 	}
 	wanted := set.Spec.Image
 	if id.Spec.FollowedTag != "" { // its pods have no image as a volume
 		wanted = id.Spec.Image
 	}
-	for _, image := range []string{wanted, cmp.Or(imageOf(p, number), id.Spec.Image)} {
+	for _, image := range []string{wanted, cmp.Or(imageOf(p), id.Spec.Image)} {
 		if image != id.Spec.Image {
 			return because(v1alpha1.ReasonImageDiffers, "the disk of VMIdentity %s was made from "+
 				"%s, and the pod would start it with %s: use the former image, or give the pod "+
@@ -185,7 +184,7 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 				cmp.Or(image, "none"), nameIt)
 		}
 	}
-	if message, err := r.differs(ctx, id, set, p, number); err != nil {
+	if message, err := r.differs(ctx, id, set, p); err != nil {
 		return nil, err
 	} else if message != "" {
 		return because(v1alpha1.ReasonSetDiffers, "%s", message)
@@ -233,12 +232,12 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 		}
 	}
 	// KubeVirt gives its machines their UUIDs itself.
-	if fixed(id) && admission.Machine(p) == "" {
+	if fixed(id) && admission.Machine(p.Pod) == "" {
 		return r.holdForUUID(ctx, d, set, p)
 	}
 	// All pods take their disks in one order, so no two of them have one that the other needs.
-	for _, other := range objects.ByIdentity(p) {
-		if other < id.Name && objects.Gated(p, other) {
+	for _, other := range objects.ByIdentity(p.Pod) {
+		if other < id.Name && objects.Gated(p.Pod, other) {
 			return because(v1alpha1.ReasonStarting, "its disk of VMIdentity %s comes first: "+
 				"`kubectl describe vmid %s` says what that waits for", other, other)
 		}
@@ -248,7 +247,7 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 
 // holdForSecret holds a pod whose secret was deleted while a server of the disk may run with it. A
 // new secret would fit neither that server nor the machines that are logged in.
-func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p *corev1.Pod) (*held, error) {
+func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p objects.Asking) (*held, error) {
 	missing, err := r.secretMissing(ctx, d.id, p)
 	if err != nil {
 		return nil, fmt.Errorf("secret: %w", err)
@@ -264,17 +263,17 @@ func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p *corev1.P
 }
 
 // secretMissing reports whether the secret that a pod needs for its disk was deleted.
-func (r *Reconciler) secretMissing(ctx context.Context, id *v1alpha1.VMIdentity, p *corev1.Pod) (
+func (r *Reconciler) secretMissing(ctx context.Context, id *v1alpha1.VMIdentity, p objects.Asking) (
 	bool, error) {
-	if admission.Machine(p) != "" {
+	if admission.Machine(p.Pod) != "" {
 		return identity.MakeNBDSecret(ctx, r.Client, id, hostOf(id), client.DryRunAll)
 	}
 	return identity.MakeSecret(ctx, r.Client, id, client.DryRunAll)
 }
 
 // secretOf is the name of that secret.
-func secretOf(id *v1alpha1.VMIdentity, p *corev1.Pod) string {
-	if admission.Machine(p) != "" {
+func secretOf(id *v1alpha1.VMIdentity, p objects.Asking) string {
+	if admission.Machine(p.Pod) != "" {
 		return v1alpha1.NBDSecretName(id.Name)
 	}
 	return v1alpha1.SecretName(id.Name)
@@ -290,12 +289,12 @@ func hostOf(id *v1alpha1.VMIdentity) string {
 // been made again after the disk was, or after admission has looked at the pod. Only what the pod
 // was made for has to agree: where a disk is and how large it is, its identity knows.
 func (r *Reconciler) differs(ctx context.Context, id *v1alpha1.VMIdentity,
-	set *v1alpha1.VMIdentitySet, p *corev1.Pod, number int) (string, error) {
-	if message := unfit(id, set, p, number); message != "" {
+	set *v1alpha1.VMIdentitySet, p objects.Asking) (string, error) {
+	if message := unfit(id, set, p); message != "" {
 		return message, nil
 	}
-	if id.Spec.Population == v1alpha1.Snapshot || diskOf(p, number) == nil ||
-		imageOf(p, number) != "" {
+	if id.Spec.Population == v1alpha1.Snapshot || diskOf(p) == nil ||
+		imageOf(p) != "" {
 		return "", nil
 	}
 	// Admission believed status.hydratedClaim. Now the claim counts.
@@ -312,9 +311,8 @@ func (r *Reconciler) differs(ctx context.Context, id *v1alpha1.VMIdentity,
 const madeAgain = ": delete the pod, and make it again from its own manifest"
 
 // unfit is what differs shows without asking for the claim.
-func unfit(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p *corev1.Pod,
-	number int) string {
-	disk := diskOf(p, number)
+func unfit(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p objects.Asking) string {
+	disk := diskOf(p)
 	service := id.Spec.Attachment == v1alpha1.Service
 	filled := id.Spec.Population == v1alpha1.Snapshot
 	switch {
@@ -329,11 +327,11 @@ func unfit(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p *corev1.Pod,
 			"give the pod the annotation %s with another name", id.Name,
 			cmp.Or(id.Spec.Population, v1alpha1.Overlay), set.Name,
 			cmp.Or(set.Spec.Population, v1alpha1.Overlay),
-			v1alpha1.Numbered(v1alpha1.AnnotationName, number))
+			v1alpha1.Numbered(v1alpha1.AnnotationName, p.Number))
 	case service != (disk == nil):
 		return fmt.Sprintf("it was made for another attachment than %s, which VMIdentity %s has"+
 			madeAgain, cmp.Or(id.Spec.Attachment, v1alpha1.Sidecar), id.Name)
-	case disk != nil && filled && imageOf(p, number) != "":
+	case disk != nil && filled && imageOf(p) != "":
 		return fmt.Sprintf("it was made for another population than %s, which VMIdentity %s has"+
 			madeAgain, cmp.Or(id.Spec.Population, v1alpha1.Overlay), id.Name)
 	case disk != nil && tooSmall(disk, id.Spec.Bytes()):
@@ -360,13 +358,13 @@ func tooSmall(disk *corev1.Container, size int64) bool {
 }
 
 // diskOf is the container of a pod that serves a disk, or nil.
-func diskOf(p *corev1.Pod, number int) *corev1.Container {
-	return cmp.Or(objects.DiskContainer(&p.Spec), admission.Hook(p, number))
+func diskOf(p objects.Asking) *corev1.Container {
+	return cmp.Or(objects.DiskContainer(&p.Spec), admission.Hook(p.Pod, p.Number))
 }
 
 // imageOf returns the image of a disk that admission gave to a pod, or "" if it is unknown.
-func imageOf(p *corev1.Pod, number int) string {
-	disk := diskOf(p, number)
+func imageOf(p objects.Asking) string {
+	disk := diskOf(p)
 	if disk == nil {
 		return ""
 	}
@@ -381,7 +379,7 @@ func imageOf(p *corev1.Pod, number int) string {
 }
 
 // reference names a pod in a status.
-func reference(p *corev1.Pod) *corev1.ObjectReference {
+func reference(p objects.Asking) *corev1.ObjectReference {
 	return &corev1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID}
 }
 

@@ -20,7 +20,7 @@ func fixed(id *v1alpha1.VMIdentity) bool {
 // holdForUUID returns why a pod must wait for the UUID of its set. If it need not wait, the
 // decision records that the set should name the pod.
 func (r *Reconciler) holdForUUID(ctx context.Context, d *decision, set *v1alpha1.VMIdentitySet,
-	p *corev1.Pod) (*held, error) {
+	p objects.Asking) (*held, error) {
 	ref := set.Status.UsedBy
 	if ref != nil && ref.UID == p.UID {
 		return nil, nil

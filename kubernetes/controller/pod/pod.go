@@ -1,11 +1,9 @@
 package pod
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -16,7 +14,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
@@ -35,7 +32,7 @@ type Reconciler struct {
 type Mover interface {
 	// Hold returns why a pod must wait for a move, or "". When the answer changes, so does the
 	// identity's status or its annotations.
-	Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (string, error)
+	Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod objects.Asking) (string, error)
 }
 
 // held is a waiting pod, and why it waits.
@@ -72,36 +69,25 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return d.again, r.carryOut(ctx, &d)
 }
 
-// pods returns the pods that ask for an identity and have not ended, oldest first. Pods that serve
-// the disk or move it do not count.
-func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]*corev1.Pod, error) {
+// pods returns the pods that ask for an identity and have not ended, oldest first.
+func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]objects.Asking, error) {
 	var list corev1.PodList
 	if err := r.List(ctx, &list, client.InNamespace(id.Namespace),
 		client.MatchingFields{objects.IndexIdentity: id.Name}); err != nil {
 		return nil, fmt.Errorf("pods: %w", err)
 	}
-	var pods []*corev1.Pod
-	for i := range list.Items {
-		if p := &list.Items[i]; setName(p, id.Name) != "" && !objects.Finished(p) {
-			pods = append(pods, p)
-		}
-	}
-	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
-			cmp.Compare(a.Name, b.Name))
-	})
-	return pods, nil
+	return objects.AskingFor(list.Items, id.Name), nil
 }
 
 // make makes the identity of a pod.
-func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p *corev1.Pod) (
+func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p objects.Asking) (
 	ctrl.Result, error) {
-	set, err := r.set(ctx, p, name.Name)
+	set, err := r.set(ctx, p)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	if set == nil {
-		r.tell(name, p, setMissing(p, name.Name))
+		r.tell(name, p, setMissing(p))
 		return ctrl.Result{}, nil
 	}
 	id := newIdentity(name, set)
@@ -117,28 +103,21 @@ func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p *cor
 	return ctrl.Result{}, nil
 }
 
-// setName is the VMIdentitySet that a pod names for the disk of an identity; "": none.
-func setName(p *corev1.Pod, identity string) string {
-	return admission.SetName(p, objects.Number(p, identity))
-}
-
-// set returns that set, or nil.
-func (r *Reconciler) set(ctx context.Context, p *corev1.Pod, identity string) (
-	*v1alpha1.VMIdentitySet, error) {
+// set returns the VMIdentitySet that a pod names, or nil.
+func (r *Reconciler) set(ctx context.Context, p objects.Asking) (*v1alpha1.VMIdentitySet, error) {
 	return objects.Find[v1alpha1.VMIdentitySet](ctx, r.Client, "VMIdentitySet",
-		client.ObjectKey{Namespace: p.Namespace, Name: setName(p, identity)})
+		client.ObjectKey{Namespace: p.Namespace, Name: p.SetName})
 }
 
-func setMissing(p *corev1.Pod, identity string) *held {
+func setMissing(p objects.Asking) *held {
 	return &held{p.UID, v1alpha1.ReasonSetMissing, fmt.Sprintf("pod %s waits: there is no "+
-		"VMIdentitySet %s in its namespace: make it, or delete the pod", p.Name,
-		setName(p, identity))}
+		"VMIdentitySet %s in its namespace: make it, or delete the pod", p.Name, p.SetName)}
 }
 
 // tell sends an event about a waiting pod, unless it has sent the same before.
-func (r *Reconciler) tell(id types.NamespacedName, p *corev1.Pod, h *held) {
+func (r *Reconciler) tell(id types.NamespacedName, p objects.Asking, h *held) {
 	if r.seen.note(id, h.pod, h.reason) {
-		objects.EventAs(eventType, r.Events, p, nil, h.reason, h.message)
+		objects.EventAs(eventType, r.Events, p.Pod, nil, h.reason, h.message)
 	}
 }
 
@@ -191,12 +170,12 @@ type seen struct {
 const opened = "opened"
 
 // waiting returns the pods of an identity that are held. It forgets the others.
-func (s *seen) waiting(id types.NamespacedName, pods []*corev1.Pod) (waiting []*corev1.Pod) {
+func (s *seen) waiting(id types.NamespacedName, pods []objects.Asking) (waiting []objects.Asking) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known, gated := s.ids[id], make(map[types.UID]bool)
 	for _, p := range pods {
-		if !objects.Gated(p, id.Name) || !p.DeletionTimestamp.IsZero() {
+		if !p.Waits() {
 			continue
 		}
 		if gated[p.UID] = true; known[p.UID] != opened {

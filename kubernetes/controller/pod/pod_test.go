@@ -153,7 +153,8 @@ func TestSetDiffers(t *testing.T) {
 		require.True(t, gated(t, w, "b"), what)
 		require.Contains(t, w.Events(), "Warning SetDiffers", what)
 		r := &Reconciler{Kit: objects.Kit{Client: w.Client, Live: w.Live}}
-		h, err := r.hold(t.Context(), &decision{id: identityOf(t, w, "vm")}, c.pod)
+		h, err := r.hold(t.Context(), &decision{id: identityOf(t, w, "vm")},
+			objects.Asks(c.pod, "vm"))
 		require.NoError(t, err)
 		require.NotNil(t, h, what)
 		require.Contains(t, h.message, c.says, what)

@@ -58,8 +58,8 @@ func byWaiting(o client.Object) []string {
 	}
 	var sets []string
 	for _, identity := range objects.ByIdentity(p) {
-		if objects.Gated(p, identity) {
-			sets = append(sets, setName(p, identity))
+		if a := objects.Asks(p, identity); a.Gate >= 0 {
+			sets = append(sets, a.SetName)
 		}
 	}
 	return sets

@@ -146,7 +146,8 @@ func (r *Disks) make(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name s
 		return taking("VolumeSnapshot %s is made", name), nil // the change makes another request
 	}
 	return r.create(ctx, s, newVolumeSnapshot(metav1.ObjectMeta{Namespace: s.Namespace, Name: name,
-		OwnerReferences: objects.Owned("VMIdentitySnapshot", s)}, claim.Name, r.Options.SnapshotClass))
+		OwnerReferences: objects.Owned("VMIdentitySnapshot", s)}, claim.Name,
+		r.Options.SnapshotClass))
 }
 
 func (r *Disks) create(ctx context.Context, s *v1alpha1.VMIdentitySnapshot,
