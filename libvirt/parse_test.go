@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"kubevirt.io/disk/serving"
+
 	"github.com/stretchr/testify/require"
 )
 
@@ -225,4 +227,9 @@ func FuzzParseDisk(f *testing.F) {
 		require.Equal(t, l, gotLUN)
 		require.Equal(t, d, gotDevice)
 	})
+}
+
+// TestHighestLUN: this package imports nothing of the server, but the LUNs are the server's.
+func TestHighestLUN(t *testing.T) {
+	require.Equal(t, serving.MaxNumber, MaxLUN)
 }
