@@ -22,15 +22,17 @@ type applier struct {
 	filesLeft int
 	stepsLeft int64
 
-	// explicit are the directories for which this layer has an entry. implicit are those that it
-	// has made without one, in a directory for which it had none either.
+	// explicit are the directories for which this layer has an entry. implicit are directories
+	// that it has made only because a path leads through them. The directory around one of these
+	// is not explicit either.
 	explicit, implicit inodes
 	// used are the names of lower layers that entries of this layer depend on: symbolic links that
 	// were followed, and targets of hard links. A whiteout must not remove them, because the order
 	// of the entries would matter then.
-	used map[place]use
-	// led are the directories of lower layers with such a link somewhere below them.
-	led inodes
+	used map[dirEntry]use
+	// aboveLinks are the directories of lower layers that have a followed link in them, at any
+	// depth.
+	aboveLinks inodes
 }
 
 // inodes is a set of inodes. A layer may have a million directories: a map of them is large.
@@ -56,8 +58,8 @@ const (
 	followed     // it is a symbolic link through which an entry leads
 )
 
-// place is a name in a directory.
-type place struct {
+// dirEntry is a name in a directory.
+type dirEntry struct {
 	dir  ext4.Inode
 	name string
 }
@@ -82,8 +84,8 @@ func (a *applier) rawLimit() int64 { return a.bytesLeft + int64(a.filesLeft)*4<<
 
 // apply applies the archive of a layer, as far as tar reads it.
 func (a *applier) apply(r io.Reader) error {
-	a.explicit, a.implicit, a.led = inodes{}, inodes{}, inodes{}
-	a.used = make(map[place]use)
+	a.explicit, a.implicit, a.aboveLinks = inodes{}, inodes{}, inodes{}
+	a.used = make(map[dirEntry]use)
 	tr := tar.NewReader(r)
 	for {
 		h, err := tr.Next()
@@ -148,7 +150,7 @@ func (a *applier) entry(h *tar.Header, content io.Reader) error {
 	if err != nil {
 		return err
 	}
-	return a.put(h, place{dir, base}, attr, content)
+	return a.put(h, dirEntry{dir, base}, attr, content)
 }
 
 // cleanName is a name relative to the root, without "..".
@@ -204,7 +206,7 @@ func attrOf(h *tar.Header) (ext4.Attr, error) {
 }
 
 // put makes an entry. It replaces an existing one.
-func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader) error {
+func (a *applier) put(h *tar.Header, at dirEntry, attr ext4.Attr, content io.Reader) error {
 	var link ext4.Inode
 	if h.Typeflag == tar.TypeLink {
 		var err error
@@ -221,7 +223,7 @@ func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader
 		if old.Level == 0 {
 			return errors.New("has to be a directory")
 		}
-		if a.used[at] == followed || a.led.has(old.Inode) {
+		if a.used[at] == followed || a.aboveLinks.has(old.Inode) {
 			return errors.New("replaces a symbolic link through which other entries of the layer " +
 				"lead")
 		}
@@ -258,14 +260,14 @@ func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader
 	return err
 }
 
-func (a *applier) mkdir(at place, attr ext4.Attr) (ext4.Inode, error) {
+func (a *applier) mkdir(at dirEntry, attr ext4.Attr) (ext4.Inode, error) {
 	if err := a.take(ext4.BlockSize); err != nil {
 		return 0, err
 	}
 	return a.fs.Mkdir(at.dir, at.name, attr)
 }
 
-func (a *applier) mknod(h *tar.Header, at place, attr ext4.Attr) error {
+func (a *applier) mknod(h *tar.Header, at dirEntry, attr ext4.Attr) error {
 	if h.Devmajor < 0 || h.Devminor < 0 || h.Devmajor > math.MaxUint32 ||
 		h.Devminor > math.MaxUint32 {
 		return fmt.Errorf("has the device number %d:%d, which is not valid", h.Devmajor, h.Devminor)
@@ -293,7 +295,7 @@ func (a *applier) take(n int64) error {
 
 // linkTarget finds the file that a hard link names. It follows links in the path, but not the last
 // one, like link(2).
-func (a *applier) linkTarget(name string, at place) (ext4.Inode, error) {
+func (a *applier) linkTarget(name string, at dirEntry) (ext4.Inode, error) {
 	clean, err := cleanName(name)
 	if err != nil {
 		return 0, fmt.Errorf("is a link to %s, which %w", quoted(name), err)
@@ -312,10 +314,10 @@ func (a *applier) linkTarget(name string, at place) (ext4.Inode, error) {
 		return 0, fmt.Errorf("is a link to %s, which does not exist", quoted(name))
 	case a.fs.Type(target.Inode) == ext4.TypeDir:
 		return 0, fmt.Errorf("is a hard link to the directory %s", quoted(name))
-	case at == place{dir, base}:
+	case at == dirEntry{dir, base}:
 		return 0, errors.New("is a link to itself")
 	}
-	if used := (place{dir, base}); target.Level < a.fs.Level() && a.used[used] == unused {
+	if used := (dirEntry{dir, base}); target.Level < a.fs.Level() && a.used[used] == unused {
 		a.used[used] = linkedTo
 	}
 	return target.Inode, nil
@@ -323,7 +325,7 @@ func (a *applier) linkTarget(name string, at place) (ext4.Inode, error) {
 
 // link gives a file another name. The attributes of the entry become those of the file, as when a
 // runtime unpacks the layer. A symbolic link only gets another owner.
-func (a *applier) link(at place, file ext4.Inode, attr ext4.Attr) error {
+func (a *applier) link(at dirEntry, file ext4.Inode, attr ext4.Attr) error {
 	if err := a.fs.Link(at.dir, at.name, file); err != nil {
 		return err
 	}

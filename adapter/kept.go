@@ -127,7 +127,7 @@ func (k *Kept) Remove() error {
 	for _, name := range k.files {
 		path := filepath.Join(filepath.Dir(k.Path), name)
 		if locked == nil && path == k.Path {
-			continue // what has this name by now is somebody else's
+			continue // another process has made a level of that name meanwhile
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("a level that is not in use: %w", err)

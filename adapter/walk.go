@@ -53,7 +53,7 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 				return 0, false, a.tooManyFiles()
 			}
 			in := at
-			if at, err = a.mkdir(place{in, part}, a.implied(in)); err != nil {
+			if at, err = a.mkdir(dirEntry{in, part}, a.implied(in)); err != nil {
 				return 0, false, err
 			}
 			if !a.explicit.has(in) {
@@ -66,7 +66,7 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 				return 0, false, fmt.Errorf("leads through more than %d symbolic links", maxLinks)
 			}
 			if e.Level < a.fs.Level() {
-				a.follow(place{at, part})
+				a.follow(dirEntry{at, part})
 			}
 			target := a.fs.Target(e.Inode)
 			if strings.HasPrefix(target, "/") {
@@ -83,10 +83,10 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 }
 
 // follow records that an entry of the layer leads through a symbolic link of a lower layer.
-func (a *applier) follow(link place) {
+func (a *applier) follow(link dirEntry) {
 	a.used[link] = followed
-	for dir := link.dir; dir != ext4.Root && !a.led.has(dir); dir = a.fs.Parent(dir) {
-		a.led.add(dir)
+	for dir := link.dir; dir != ext4.Root && !a.aboveLinks.has(dir); dir = a.fs.Parent(dir) {
+		a.aboveLinks.add(dir)
 	}
 }
 
@@ -108,7 +108,7 @@ func (a *applier) whiteout(dirName, base string) error {
 		return a.clear(dir, nil)
 	}
 	if e, there := a.fs.Lookup(dir, name); there {
-		return a.hide(place{dir, name}, e, nil)
+		return a.hide(dirEntry{dir, name}, e, nil)
 	}
 	return nil
 }
@@ -121,7 +121,7 @@ func (a *applier) clear(dir ext4.Inode, attr *ext4.Attr) error {
 	}
 	for _, name := range names {
 		if e, there := a.fs.Lookup(dir, name); there {
-			if err := a.hide(place{dir, name}, e, attr); err != nil {
+			if err := a.hide(dirEntry{dir, name}, e, attr); err != nil {
 				return err
 			}
 		}
@@ -129,10 +129,11 @@ func (a *applier) clear(dir ext4.Inode, attr *ext4.Attr) error {
 	return nil
 }
 
-// hide removes what lower layers have put under a name. What this layer has put there stays. A
-// directory that stays, but for which this layer has no entry of its own, gets attr, as if the
-// directory around it had been hidden before. nil: that directory is not hidden.
-func (a *applier) hide(at place, e ext4.Entry, attr *ext4.Attr) error {
+// hide removes what lower layers have put under a name. What this layer has put there stays. If
+// this layer has put something into a directory, but has no entry for the directory itself, the
+// directory stays and gets attr: a runtime would have removed it, and made it again. attr is nil
+// if the directory around it is not hidden.
+func (a *applier) hide(at dirEntry, e ext4.Entry, attr *ext4.Attr) error {
 	if a.used[at] != unused { // also if this layer has put something else there since
 		return fmt.Errorf("removes %s, through which other entries of the layer lead",
 			quoted(at.name))

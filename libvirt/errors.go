@@ -43,7 +43,7 @@ func (p *problems) add(field, format string, args ...any) {
 	p.list = append(p.list, &FieldError{Field: field, Problem: fmt.Sprintf(format, args...)})
 }
 
-// take adds the problems of another list, whose fields are then translated once more.
+// take adds the problems of another list. It translates the names of their fields once more.
 func (p *problems) take(other *problems) {
 	for _, err := range other.list {
 		var wrong *FieldError

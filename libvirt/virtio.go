@@ -6,8 +6,8 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Virtio is what the virtio devices of a domain have alike, because its guest needs it of all of
-// them. A device that is added has to have it, too. The zero value changes nothing.
+// Virtio are the settings that all virtio devices of a domain share because its guest needs them. A
+// device that is added later needs the same. The zero value changes nothing.
 type Virtio struct {
 	// Model is virtio-transitional for guests with drivers from before virtio 1.0,
 	// virtio-non-transitional for others, or virtio where there is no PCI, as on s390x. "": as
@@ -29,8 +29,8 @@ const (
 	on               = "on"
 )
 
-// VirtioOf returns what the devices of a domain have alike. Disks say more than other devices, and
-// those that say nothing do not count.
+// VirtioOf returns what the devices of a domain share. Disks are asked first: only they have
+// queues. Devices without any of these settings are ignored.
 func VirtioOf(devices *libvirtxml.DomainDeviceList) (v Virtio) {
 	see := func(model, iommu string) {
 		switch model {
@@ -84,7 +84,8 @@ func VirtioOf(devices *libvirtxml.DomainDeviceList) (v Virtio) {
 	return v
 }
 
-// Disk gives it to a disk, unless the disk has its own or is no virtio device.
+// Disk applies the settings to a disk. It changes nothing that the disk says itself, and no disk of
+// another bus.
 func (v Virtio) Disk(d *libvirtxml.DomainDisk) {
 	if d.Target == nil || d.Target.Bus != string(BusVirtio) {
 		return
@@ -103,7 +104,7 @@ func (v Virtio) Disk(d *libvirtxml.DomainDisk) {
 	}
 }
 
-// SCSIController is a controller for disks of BusSCSI that has it.
+// SCSIController returns a controller for disks of BusSCSI with these settings.
 func (v Virtio) SCSIController() libvirtxml.DomainController {
 	c := libvirtxml.DomainController{Type: "scsi", Model: virtioController}
 	if strings.HasPrefix(v.Model, virtioModel+"-") {

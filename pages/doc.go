@@ -3,7 +3,8 @@
 //
 // A daemon makes a mux, lets Register and Page.Register add the pages, adds its own, and serves the
 // mux with NewServer. A Page measures until Stop. Package status has the types
-// of /status. By Place, clients tell whether the daemon that answered runs in their own container.
+// of /status. A client compares ContainerHeader with Container to know whether the daemon that
+// answered runs in its own container.
 //
 // The page for people is a template, a style sheet and a script. The server makes every text and
 // every picture (view), once for the page as it is loaded, and then as events of what has changed

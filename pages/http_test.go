@@ -90,11 +90,11 @@ func TestPages(t *testing.T) {
 // TestPagesTellWhereTheyAre checks that a client in another container of the pod can see that the
 // pages are not of its own container.
 func TestPagesTellWhereTheyAre(t *testing.T) {
-	require.NotEmpty(t, Place())
+	require.NotEmpty(t, Container())
 	ts := httptest.NewServer(NewServer(http.NotFoundHandler(), zap.NewNop()).Handler)
 	defer ts.Close()
 	_, _, header := get(t, ts.URL+"/nothing")
-	require.Equal(t, Place(), header.Get(PlaceHeader))
+	require.Equal(t, Container(), header.Get(ContainerHeader))
 }
 
 func TestServerBoundsSlowClients(t *testing.T) {

@@ -176,7 +176,7 @@ func (p *Page) view(r *http.Request) *view {
 	}
 	s := &snapshot{now: time.Now(), status: *p.status, rates: &p.rates, maps: p.mapLocked}
 	s.asked, s.local = r.Host, local
-	return s.view(placeOf(r.URL.Query()))
+	return s.view(selectionOf(r.URL.Query()))
 }
 
 // mapLocked asks a disk once in a tick.

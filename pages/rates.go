@@ -23,7 +23,7 @@ const (
 	chartPoints = 120
 	// smoothing is the weight of the last second in the speed of copying.
 	smoothing = .1
-	// latencyFor is for how many seconds without commands the last latency is still shown.
+	// latencyFor is how many seconds the last latency stays on the page if no command follows.
 	latencyFor = 5
 )
 

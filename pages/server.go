@@ -10,13 +10,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// NewServer returns an HTTP server for h that adds PlaceHeader to each answer. Slow and silent
+// NewServer returns an HTTP server for h that adds ContainerHeader to each answer. Slow and silent
 // clients are cut off soon. Beyond maxConnections, the server closes the connection that has been
 // silent longest. So clients cannot use up the memory or the descriptors of the disks, and a probe
 // always gets its answer.
 func NewServer(h http.Handler, log *zap.Logger) *http.Server {
 	return &http.Server{
-		Handler:           http.NewCrossOriginProtection().Handler(withPlace(h)),
+		Handler:           http.NewCrossOriginProtection().Handler(withContainer(h)),
 		ConnState:         (&crowd{seen: map[net.Conn]uint64{}}).changed,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
@@ -60,28 +60,28 @@ func (c *crowd) changed(conn net.Conn, now http.ConnState) {
 	_ = longest.Close() // its goroutine notices and ends
 }
 
-// PlaceHeader is the header in which each page names the container of its daemon. The containers of
-// a pod share a network, so a client may reach the daemon of another container.
-const PlaceHeader = "Kubevirt-Disk-Place"
+// ContainerHeader is the header in which each page names the container of its daemon. The
+// containers of a pod share a network, so a client may reach the daemon of another one.
+const ContainerHeader = "Kubevirt-Disk-Place"
 
-// Place identifies the container of this process by its mount namespace, or returns "" if it is
+// Container identifies the container of this process by its mount namespace, or returns "" if it is
 // unknown.
-func Place() string {
-	place, err := os.Readlink("/proc/self/ns/mnt")
+func Container() string {
+	namespace, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return ""
 	}
-	return place
+	return namespace
 }
 
-// withPlace adds PlaceHeader to the answers of a handler.
-func withPlace(h http.Handler) http.Handler {
-	place := Place()
-	if place == "" {
+// withContainer adds ContainerHeader to the answers of a handler.
+func withContainer(h http.Handler) http.Handler {
+	container := Container()
+	if container == "" {
 		return h
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set(PlaceHeader, place)
+		w.Header().Set(ContainerHeader, container)
 		h.ServeHTTP(w, r)
 	})
 }

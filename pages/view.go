@@ -90,17 +90,17 @@ type user struct {
 	ID, Name, Alias, From, Since, LUNs, InFlight, Commands, Read, Written string
 }
 
-// place says which of the LUNs a client looks at.
-type place struct {
+// selection says which of the LUNs a client looks at.
+type selection struct {
 	from, lun uint16 // 0: the first
 }
 
-func placeOf(q url.Values) (p place) {
+func selectionOf(q url.Values) (p selection) {
 	number := func(name string) uint16 {
 		n, _ := strconv.ParseUint(q.Get(name), 10, 16)
 		return uint16(n)
 	}
-	return place{from: number("from"), lun: number("lun")}
+	return selection{from: number("from"), lun: number("lun")}
 }
 
 // snapshot is the state of the daemon at one moment.
@@ -115,7 +115,7 @@ type snapshot struct {
 }
 
 // view makes the texts.
-func (s *snapshot) view(at place) *view {
+func (s *snapshot) view(at selection) *view {
 	st := &s.status
 	v := &view{State: string(st.State), Target: st.TargetName,
 		Portals: plain(strings.Join(append(slices.Clone(st.Portals), st.NBDPortals...), ", ")),
@@ -179,7 +179,7 @@ func (s *snapshot) uploads(v *view) {
 }
 
 // window finds the LUN that is selected, or -1, and the first that is shown.
-func (v *view) window(luns []status.LUN, at place) (selected, first int) {
+func (v *view) window(luns []status.LUN, at selection) (selected, first int) {
 	if len(luns) == 0 {
 		return -1, 0
 	}

@@ -75,15 +75,15 @@ func (g *guest) failed(err error) ending {
 	return ending{status: status}
 }
 
-// own are the mounts of the init itself.
-var own = []mountPoint{
+// initMounts are the mounts of the init itself.
+var initMounts = []mountPoint{
 	{kind: "proc", at: "/proc", flags: harmless},
 	{kind: "sysfs", at: "/sys", flags: harmless},
 	{kind: "devtmpfs", at: "/dev", flags: unix.MS_NOSUID, data: "mode=0755"},
 }
 
 func (g *guest) run() (ending, error) {
-	for _, m := range own {
+	for _, m := range initMounts {
 		if err := unix.Mount(m.kind, m.at, m.kind, m.flags, m.data); err != nil {
 			return ending{}, fmt.Errorf("%s cannot be mounted: %w", m.at, err)
 		}

@@ -36,7 +36,7 @@ type network struct {
 	address  netip.Addr
 	names    map[string]resolver // by where they are from
 	heard    map[string]routers  // by card
-	written  map[string]string   // by the file: what was written last; "": the host name was
+	written  map[string]string   // what was written to each file; the key "" has the host name
 }
 
 // resolver says where names are looked up.
@@ -342,19 +342,19 @@ func (n *network) write() error {
 		n.written[""] = n.hostname
 	}
 	for name, text := range n.files() {
-		was, again := n.written[name]
-		if again && was == text {
+		before, written := n.written[name]
+		if written && before == text {
 			continue
 		}
 		// The existing file is written to, because it is mounted over that of the image.
 		path := filepath.Join(n.dir, name)
 		update := text
-		if again {
+		if written {
 			is, err := os.ReadFile(path)
 			if err != nil {
 				return err
 			}
-			update = replaceLines(string(is), was, text)
+			update = replaceLines(string(is), before, text)
 			if update == string(is) {
 				n.written[name] = text
 				continue

@@ -232,14 +232,14 @@ func (o *adaptOptions) complete(dir string, ref transport.Reference, made *adapt
 }
 
 // domain is the description of the machine.
-func (o *adaptOptions) domain(dir string, ref transport.Reference, of string) (string, error) {
+func (o *adaptOptions) domain(dir string, ref transport.Reference, goArch string) (string, error) {
 	disk, err := libvirt.FileDisk(filepath.Join(dir, adaptedDisk), machine.DefaultSerial,
 		libvirt.Device{Cache: libvirt.CacheWriteback})
 	if err != nil {
 		return "", err
 	}
 	arch := libvirt.ArchAMD64
-	if of == "arm64" {
+	if goArch == "arm64" {
 		arch = libvirt.ArchARM64
 	}
 	name := o.name
@@ -250,7 +250,7 @@ func (o *adaptOptions) domain(dir string, ref transport.Reference, of string) (s
 		Emulated: o.emulated, Port: machine.Port, Publish: o.published,
 		Boot: libvirt.KernelBoot{Arch: arch, Kernel: filepath.Join(dir, adaptedKernel),
 			Initrd:  filepath.Join(dir, adaptedInitrd),
-			Cmdline: machine.KernelArgs(of, machine.DefaultSerial)},
+			Cmdline: machine.KernelArgs(goArch, machine.DefaultSerial)},
 	}.DomainXML()
 }
 

@@ -37,7 +37,8 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	exit           func(status int) // ends the process at once, without clean-up
-	// called by a name of the original wrapper, so the port of the pages may be taken
+	// The binary was called by a name of the original wrapper. Callers of that start several
+	// daemons in one pod, so the port of the pages may be taken.
 	asWrapper bool
 	// a second signal to stop within this time counts as the same request
 	sameRequest time.Duration

@@ -43,8 +43,8 @@ func (r *around) flags(cmd *cobra.Command) {
 		"how long each of these commands may take: a `duration` such as 30s")
 }
 
-// any reports whether there is something to run.
-func (r *around) any() bool { return r.before != "" || r.after != "" }
+// given reports whether there is something to run.
+func (r *around) given() bool { return r.before != "" || r.after != "" }
 
 // do runs the first command, then take, if that one has succeeded, and then always the last one. An
 // error of take says that there is no snapshot.

@@ -89,8 +89,8 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 	return c, l.Problems.Err()
 }
 
-// texts returns the text of each setting, by key, with what files add: by them a reload sees what
-// has changed.
+// texts returns the text of each setting, by key. A reload compares them to see what has changed.
+// So they include what comes from the files that settings name.
 func (l loader) texts(c *config) map[string]string {
 	all := map[string]string{}
 	for _, s := range c.settings() {

@@ -66,12 +66,12 @@ func checkHealth(ctx context.Context, page *options.Address, chosen bool, readyF
 			path = "/healthz"
 		}
 		url := "http://" + local(*page).String() + path
-		answer, place, err := askPage(ctx, url)
+		answer, container, err := askPage(ctx, url)
 		// The containers of a pod share one network, but not their files. A daemon that found the
 		// port of its pages taken runs without pages.
-		elsewhere := place != "" && place != pages.Place()
+		otherContainer := container != "" && container != pages.Container()
 		without := errors.Is(err, syscall.ECONNREFUSED) && daemonIsInit()
-		if chosen || !elsewhere && !without {
+		if chosen || !otherContainer && !without {
 			return answer, err
 		}
 		if live || readyFile == "" {
@@ -113,8 +113,9 @@ func local(p options.Address) options.Address {
 // maxAnswer limits the part of an answer that is read, in bytes.
 const maxAnswer = 4 << 10
 
-// askPage returns the answer of a page and the place of its daemon. A bad answer also has a place.
-func askPage(ctx context.Context, url string) (answer, place string, err error) {
+// askPage returns the answer of a page and the container of its daemon. A bad answer also names
+// one.
+func askPage(ctx context.Context, url string) (answer, container string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return "", "", err
@@ -127,16 +128,16 @@ func askPage(ctx context.Context, url string) (answer, place string, err error) 
 			err, nameOf(keyMetricsListen))
 	}
 	defer res.Body.Close()
-	place = res.Header.Get(pages.PlaceHeader)
+	container = res.Header.Get(pages.ContainerHeader)
 	body, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
 	if err != nil {
-		return "", place, fmt.Errorf("%s: %w", url, err)
+		return "", container, fmt.Errorf("%s: %w", url, err)
 	}
 	answer = strings.TrimSpace(string(body))
 	if res.StatusCode != http.StatusOK {
-		return "", place, fmt.Errorf("%s answers %d: %s", url, res.StatusCode, answer)
+		return "", container, fmt.Errorf("%s answers %d: %s", url, res.StatusCode, answer)
 	}
-	return answer, place, nil
+	return answer, container, nil
 }
 
 // daemonIsInit says whether the daemon is the first process of this container. Then it runs as long

@@ -64,7 +64,7 @@ func TestHealthcheck(t *testing.T) {
 func TestHealthcheckOfAnotherContainer(t *testing.T) {
 	place := "mnt:[1]"
 	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set(pages.PlaceHeader, place)
+		w.Header().Set(pages.ContainerHeader, place)
 		fmt.Fprintln(w, "ok of whom")
 	}))
 	defer ts.Close()
@@ -87,7 +87,7 @@ func TestHealthcheckOfAnotherContainer(t *testing.T) {
 		require.ErrorContains(t, err, "not a page of the daemon in this container")
 		require.ErrorContains(t, err, "METRICS_LISTEN")
 	}
-	for _, own := range []string{pages.Place(), ""} {
+	for _, own := range []string{pages.Container(), ""} {
 		place = own
 		answer, err = check(false, "", true)
 		require.NoError(t, err)
@@ -155,7 +155,7 @@ func TestHealthcheckOfADaemon(t *testing.T) {
 	address := p.logged("metrics", "address").(string)
 	_, place, err := askPage(t.Context(), "http://"+address+"/readyz")
 	require.NoError(t, err)
-	require.Equal(t, pages.Place(), place, "a daemon tells where it is")
+	require.Equal(t, pages.Container(), place, "a daemon tells where it is")
 	require.NotEmpty(t, place)
 	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--live"}} {
 		args = append(args, "--timeout="+timeout.String())

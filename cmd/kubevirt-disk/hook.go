@@ -35,7 +35,7 @@ const (
 	hookMemory = 16 << 20
 )
 
-// kubevirtHook is the hook or the plugin that this container is; nil: it is none.
+// kubevirtHook says what this container is to KubeVirt, a hook or a plugin. nil: neither.
 func kubevirtHook() *options.Hook {
 	container := os.Getenv(envContainer)
 	if container == "" || !isDirectory(hooksDir) {
@@ -45,7 +45,8 @@ func kubevirtHook() *options.Hook {
 		Container: container}
 }
 
-// kubevirtPlugin is the plugin whose directory is the only one in dir; nil: there is no such.
+// kubevirtPlugin finds the plugin of this container: its directory is the only one in dir. nil:
+// there is none, or there are several.
 func kubevirtPlugin(dir string) *options.Hook {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -87,8 +88,8 @@ func (l loader) hook() *options.Hook {
 	return found
 }
 
-// useHook sets the defaults of a hook: nothing listens but its sockets, and it lives with little
-// memory, with storage that may be the hook's directory only, and with the volume that is there.
+// useHook sets the defaults of a hook: it listens only on its sockets, needs little memory, and
+// keeps its files on the volume that is mounted, or else in the hook's directory.
 func (l loader) useHook(c *config) {
 	if c.Hook = l.hook(); c.Hook == nil {
 		return
@@ -127,9 +128,10 @@ func canKeepFiles(dir string) bool {
 	return unix.Access(dir, unix.W_OK|unix.X_OK) == nil
 }
 
-// findVolume makes the claim that is mounted the persistent directory. KubeVirt mounts it where the
-// machine's annotation says, which the container is not told before the launcher asks. Until then,
-// any volume could be the claim, or none: an admission webhook may have mounted it.
+// findVolume looks for the claim, which becomes the persistent directory. The annotation of the
+// machine says where KubeVirt mounts the claim, but the container learns of the annotation only
+// when the launcher asks it. Until then any mounted volume could be the claim, or none of them: an
+// admission webhook mounts volumes, too.
 func (l loader) findVolume(c *config) {
 	switch dir, err := durable.Read(c.Hook.Claim()); {
 	case err == nil: // the machine has said so
@@ -152,8 +154,9 @@ func (l loader) findVolume(c *config) {
 	c.Hook.Volumes = daemon.Mounts(own)
 }
 
-// askForClaim has the launcher say where the claim is, if it could be anywhere, and keeps that for
-// a run that nobody tells. The settings have to be loaded again then.
+// askForClaim waits until the launcher says where the claim is, if there are volumes that it could
+// be. The answer is kept in a file for the next start of the container, when the launcher does not
+// ask again. asked: load the settings again.
 func askForClaim(ctx context.Context, c *config, launcher *daemon.Launcher, log *zap.Logger) (
 	asked bool, err error) {
 	if c.Hook == nil || len(c.Hook.Volumes) == 0 {
@@ -201,8 +204,8 @@ func chooseVolume(volumes []string, dir string, said bool) (string, error) {
 	return "", p.Err()
 }
 
-// tellLauncher tells KubeVirt's launcher why a hook does not serve, until the machine is given up.
-// It returns the reason. Without a hook, there is no launcher: nil.
+// tellLauncher tells KubeVirt's launcher why a hook does not serve, each time it asks, until
+// KubeVirt gives up the machine. It returns the reason. launcher is nil if this is no hook.
 func (a *app) tellLauncher(ctx context.Context, launcher *daemon.Launcher, log *zap.Logger,
 	reason error,
 ) error {

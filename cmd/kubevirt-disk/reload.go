@@ -32,13 +32,13 @@ func (s *served) follow(ctx context.Context) {
 		defer tick.Stop()
 		looks = tick.C
 	}
-	var wished <-chan time.Time
-	w := wishes{path: s.cfg.annotations, want: s.daemon.WantHandover}
+	var requested <-chan time.Time
+	w := handoverRequests{path: s.cfg.annotations, want: s.daemon.WantHandover}
 	if w.path != "" {
 		w.look(ctx)
-		tick := time.NewTicker(wishPoll)
+		tick := time.NewTicker(handoverPoll)
 		defer tick.Stop()
-		wished = tick.C
+		requested = tick.C
 	}
 	inForce := s.cfg.values
 	for {
@@ -47,7 +47,7 @@ func (s *served) follow(ctx context.Context) {
 			return
 		case <-looks:
 			r.look()
-		case <-wished:
+		case <-requested:
 			w.look(ctx)
 		case <-s.changes.hangups:
 			inForce = s.reload(r, inForce)
@@ -100,12 +100,12 @@ const (
 	// handoverAnnotation asks for a step of a handover. Only users who may change the pod can set
 	// it.
 	handoverAnnotation = "disk.kubevirt.io/handover"
-	// wishPoll is how often the annotations are read. A live migration waits that long.
-	wishPoll = time.Second
+	// handoverPoll is how often the annotations are read. A live migration waits that long.
+	handoverPoll = time.Second
 )
 
-// wishes carries out the handovers that an annotation of the pod asks for.
-type wishes struct {
+// handoverRequests carries out the handovers that an annotation of the pod asks for.
+type handoverRequests struct {
 	path string // of the downward API's file
 	want func(ctx context.Context, asked string) (done bool)
 	done string // the last request that was done
@@ -113,7 +113,7 @@ type wishes struct {
 
 // look does what the annotation asks for, once. If the file cannot be read, as while it is being
 // replaced, look does nothing.
-func (w *wishes) look(ctx context.Context) {
+func (w *handoverRequests) look(ctx context.Context) {
 	text, err := osfile.ReadText(w.path)
 	if err != nil {
 		return

@@ -84,7 +84,7 @@ Without NAME, the snapshot is named by the time in UTC.` + askedBySocket,
 			req.Name = args[1]
 		}
 		return running(func(cmd *cobra.Command, _ []string) error {
-			if !commands.any() {
+			if !commands.given() {
 				return ask.change(req, pendingChange)
 			}
 			return a.createAround(cmd, ask, req, &commands)

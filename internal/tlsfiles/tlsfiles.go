@@ -18,7 +18,7 @@ import (
 
 // Files are the files of a server, PEM.
 type Files struct {
-	Of        string // whose they are, for messages, as "the NBD server"
+	Of        string // who uses them, for messages, as "the NBD server"
 	Cert, Key string
 	// ClientCA has the certificates that may have signed a client's certificate. "": clients show
 	// none, whatever ClientAuth says.

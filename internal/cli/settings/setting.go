@@ -66,8 +66,8 @@ const (
 	ForOneDisk       // single disks
 )
 
-// Landing is where the value of a setting goes. The zero value is for a setting that is only read
-// together with others.
+// Landing is the field that gets the value of a setting. The zero value is for a setting that the
+// command itself reads, together with others.
 type Landing struct {
 	At  any                        // a pointer to the field
 	Set func(given []string) error // nil: several settings decide, and the command joins them
