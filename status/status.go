@@ -185,12 +185,15 @@ type Space struct {
 	Free int64 `json:"free_bytes"` // shared with other users of the storage
 }
 
-// ProtocolNBD is the protocol of a session that does not speak iSCSI. It has no ISID and no TSIH.
-const ProtocolNBD = "nbd"
+// The protocols of sessions that do not speak iSCSI. They have no ISID and no TSIH.
+const (
+	ProtocolNBD       = "nbd"
+	ProtocolVhostUser = "vhost-user"
+)
 
 // Session describes a session in full feature phase (RFC 7143).
 type Session struct {
-	// Protocol is that of the session: ProtocolNBD; "" is iSCSI.
+	// Protocol is that of the session, as above; "" is iSCSI.
 	Protocol     string    `json:"protocol,omitempty"`
 	Initiator    string    `json:"initiator"` // or what a client of NBD is called
 	Alias        string    `json:"alias,omitempty"`

@@ -23,6 +23,7 @@ const (
 	keyPort           = settings.KeyPort
 	keyISCSI          = "iscsi"
 	keyNBD            = "nbd"
+	keyVhostUser      = "vhost-user"
 	keyNBDTLSCert     = "nbd-tls-cert"
 	keyNBDTLSKey      = "nbd-tls-key"
 	keyNBDClientCA    = "nbd-client-ca"
@@ -229,6 +230,10 @@ func (c *config) nbdRows() []settings.Setting {
 		{Key: keyNBDClientCA, Env: []string{"NBD_CLIENT_CA"}, Kind: settings.KindFile,
 			Usage: "PEM `file` with the authorities whose certificates clients must have",
 			To:    settings.Text(&c.NBDTLS.ClientCA)},
+		{Key: keyVhostUser, Env: []string{"VHOST_USER_DIR"}, Kind: settings.KindDir,
+			Usage: "`directory` in which each disk gets a socket, NAME.sock, for virtual " +
+				"machines of this machine, by vhost-user-blk",
+			To: settings.Text(&c.VhostUserDir)},
 		{Key: keyKubevirtHook, Env: []string{"KUBEVIRT_HOOK"}, Kind: settings.KindBool,
 			Usage: "be a hook sidecar of KubeVirt: put the disks into the domain, by NBD, and " +
 				"open no port (default true where KubeVirt has started one)",

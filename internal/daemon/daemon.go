@@ -23,6 +23,7 @@ import (
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/vhostuser"
 )
 
 var (
@@ -44,7 +45,8 @@ type Daemon struct {
 	sources *sources.Sources
 	disks   *served.Disks
 	inUse   *serving.Disks
-	nbd     *nbd.Server // set before the target is
+	nbd     *nbd.Server       // set before the target is
+	vhost   *vhostuser.Server // nil: vhost-user is off
 	refused refusedLogins
 
 	gate hookGate
@@ -226,6 +228,10 @@ func (d *Daemon) newTarget() (*target.Server, error) {
 			Crowd: serving.Crowd{Sessions: d.opt.Limits.MaxConnections,
 				PerPeer: d.opt.Limits.MaxPerAddress}})
 	}
+	if err == nil && d.opt.VhostUserDir != "" {
+		d.vhost, err = vhostuser.New(vhostuser.Options{Disks: d.inUse, Dir: d.opt.VhostUserDir,
+			Log: d.log.Named("vhost-user")})
+	}
 	if err == nil {
 		err = d.closeGate()
 	}
@@ -240,7 +246,7 @@ func (d *Daemon) serveTarget(
 	ctx context.Context, p *plan.Plan, srv *target.Server, listeners []net.Listener,
 	nbdListeners []nbdListener,
 ) error {
-	control := control.New(d.inUse, sessions{srv, d.nbd}, d.disks,
+	control := control.New(d.inUse, d.sessionsWith(srv), d.disks,
 		d.log.Named("control"))
 	defer control.Close()
 	if err := d.disks.ServeAll(control); err != nil {
@@ -330,9 +336,16 @@ func (d *Daemon) stop(srv *target.Server) error {
 
 	drain, cancelDrain := context.WithTimeout(ctx, drainTimeout)
 	defer cancelDrain()
-	nbdStopped := make(chan error, 1)
+	nbdStopped, vhostStopped := make(chan error, 1), make(chan error, 1)
 	go func() { nbdStopped <- d.nbd.Shutdown(drain) }()
-	drainErr := errors.Join(srv.Shutdown(drain), <-nbdStopped)
+	go func() {
+		var err error
+		if d.vhost != nil {
+			err = d.vhost.Shutdown(drain)
+		}
+		vhostStopped <- err
+	}()
+	drainErr := errors.Join(srv.Shutdown(drain), <-nbdStopped, <-vhostStopped)
 	if drainErr != nil {
 		// No acknowledged data is lost: the commands that were cut off were never answered.
 		d.log.Warn("some commands did not end in time and were cut off", zap.Error(drainErr))

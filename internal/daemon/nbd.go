@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
+	"kubevirt.io/disk/target"
 )
 
 // nbdListener is a bound portal.
@@ -91,6 +92,24 @@ func (d *Daemon) serveNBD(listeners []nbdListener) <-chan error {
 type sessions []interface {
 	Sessions() []status.Session
 	EndSessions(which func(status.Session) bool) []status.Session
+}
+
+// sessionsWith are those of all front ends.
+func (d *Daemon) sessionsWith(srv *target.Server) sessions {
+	all := sessions{srv, d.nbd}
+	if d.vhost != nil {
+		all = append(all, d.vhost)
+	}
+	return all
+}
+
+// refuse refuses the disks to all clients of all front ends, apart from iSCSI, which a hook does
+// not have; nil: it lets them use the disks.
+func (d *Daemon) refuse(reason error) {
+	d.nbd.Refuse(reason)
+	if d.vhost != nil {
+		d.vhost.Refuse(reason)
+	}
 }
 
 // Sessions implements control.Sessions.

@@ -86,7 +86,7 @@ func (d *Daemon) Status() status.Status {
 	page.Volumes = volumes.Status()
 	page.LUNs, page.UsageTypes = d.disks.Status(page.Ready)
 	if srv != nil {
-		page.Sessions = append(page.Sessions, sessions{srv, d.nbd}.Sessions()...)
+		page.Sessions = append(page.Sessions, d.sessionsWith(srv).Sessions()...)
 	}
 	return page
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -87,13 +88,16 @@ type listener struct {
 	net.Listener
 	path string
 	made fs.FileInfo
+	once sync.Once // the next socket of the path may get the number of this file
 }
 
-func (l *listener) Close() error {
-	err := l.Listener.Close()
-	if there, statErr := os.Lstat(l.path); statErr == nil && os.SameFile(l.made, there) {
-		_ = os.Remove(l.path)
-	}
+func (l *listener) Close() (err error) {
+	l.once.Do(func() {
+		err = l.Listener.Close()
+		if there, statErr := os.Lstat(l.path); statErr == nil && os.SameFile(l.made, there) {
+			_ = os.Remove(l.path)
+		}
+	})
 	return err
 }
 

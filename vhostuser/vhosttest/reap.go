@@ -114,7 +114,7 @@ func guard(err *error) func() {
 		case interface{ Addr() uintptr }:
 			*err = fmt.Errorf("the guest's memory cannot be read: %v", fault)
 		default:
-			panic(fault)
+			*err = fmt.Errorf("the driver has failed: %v\n%s", fault, debug.Stack())
 		}
 	}
 }

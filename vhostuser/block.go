@@ -1,0 +1,484 @@
+package vhostuser
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"runtime"
+	"time"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/internal/rangelock"
+	"kubevirt.io/disk/serving"
+)
+
+// Types of requests and their statuses, virtio 1.2, section 5.2.6.
+const (
+	blkIn          = 0
+	blkOut         = 1
+	blkFlush       = 4
+	blkGetID       = 8
+	blkDiscard     = 11
+	blkWriteZeroes = 13
+
+	statusOK    = 0
+	statusIOErr = 1
+	statusUnsup = 2
+)
+
+const (
+	blkHeader = 16
+	// idSize is how many bytes GET_ID has.
+	idSize = 20
+	// rangeSize is how many bytes describe a range to discard or to zero, and maxRanges how many
+	// of them a request may have.
+	rangeSize = 16
+	maxRanges = 16
+	flagUnmap = 1
+	// maxRangeSectors is the longest range: 2 GiB.
+	maxRangeSectors = 1 << 22
+	// stretch is how much of a long range is done in one call, and piece how much goes through
+	// memory of ours. Bytes.
+	stretch = 64 << 20
+	piece   = 256 << 10
+	// sharedFrom is the length of a request from which others of the ring are executed beside it.
+	// Bytes.
+	sharedFrom = 128 << 10
+	// scattered is how many segments cost more in calls than a copy of them.
+	scattered = 4
+	// stackCharge is how many bytes a goroutine that is in a disk for long counts for.
+	stackCharge = 16 << 10
+)
+
+// errUnsupported and the like are answers for requests that break a rule.
+var (
+	errUnsupported = errors.New("the request is not supported")
+	errRange       = errors.New("the request does not lie in the disk")
+)
+
+// run is a goroutine that executes requests of a queue.
+type run struct {
+	*serving.Turn
+	q       *queue
+	busy    bool // it has executed something since it slept
+	chain   chain
+	table   *table // that the chain lies in
+	arrived time.Time
+	r       serving.Request
+	buf     *memory.Buffer
+	kind    serving.Operation
+	held    bool // it is in conn.held
+	begun   time.Time
+}
+
+var operations = map[uint32]serving.Operation{blkIn: serving.OpRead, blkOut: serving.OpWrite,
+	blkFlush: serving.OpFlush, blkDiscard: serving.OpDiscard, blkWriteZeroes: serving.OpWrite}
+
+// serve executes and answers the request in chain. An error ends the connection.
+func (run *run) serve() error {
+	defer run.forget()
+	q, c := run.q, run.q.c
+	in, status, statusAt := takeLast(run.chain.in)
+	if status == nil {
+		return errStatus
+	}
+	var header [blkHeader]byte
+	out, ok := takeFront(run.chain.out, header[:])
+	if !ok {
+		return errHeader
+	}
+	kind := binary.LittleEndian.Uint32(header[:])
+	sector := binary.LittleEndian.Uint64(header[8:])
+	run.kind = operations[kind]
+	n, err := run.execute(kind, sector, out, in)
+	if err != nil && c.ended() != nil {
+		run.note(0, err)
+		return nil // it stays in flight, for the next connection
+	}
+	run.note(n, err)
+	switch {
+	case err == nil:
+		status[0] = statusOK
+	case errors.Is(err, errUnsupported):
+		status[0] = statusUnsup
+	default:
+		status[0] = statusIOErr
+	}
+	written := uint32(1)
+	if kind == blkIn || kind == blkGetID {
+		for _, s := range in {
+			c.dirty.mark(s.guest, uint64(len(s.p)))
+		}
+		if err == nil {
+			written += uint32(lengthOf(in))
+		}
+	}
+	c.dirty.mark(statusAt, 1)
+	q.put(run.chain.head, written)
+	if errors.Is(err, serving.ErrRemoved) {
+		return err
+	}
+	return nil
+}
+
+// forget gives back what the request holds.
+func (run *run) forget() {
+	run.table.release()
+	run.table = nil
+	run.buf.Release()
+	run.buf = nil
+	if run.held {
+		run.held = false
+		run.q.c.unhold(run)
+	}
+	if run.r.Waited() || run.r.Aborted() {
+		run.r = serving.Request{Executor: run}
+	}
+}
+
+// execute executes a request. It returns how many bytes were read or written.
+func (run *run) execute(kind uint32, sector uint64, out, in []segment) (n int64, err error) {
+	c := run.q.c
+	switch kind {
+	case blkIn:
+		n = lengthOf(in)
+	case blkOut:
+		n = lengthOf(out)
+	case blkFlush:
+		return 0, run.flush()
+	case blkGetID:
+		return 0, run.identify(in)
+	case blkDiscard, blkWriteZeroes:
+		return 0, run.ranges(kind, out)
+	default:
+		return 0, errUnsupported
+	}
+	if err := checkRange(sector, n, c.disk.Size()); err != nil || n == 0 {
+		return 0, err
+	}
+	if kind == blkIn {
+		err = run.read(int64(sector)*disk.SectorSize, in, n)
+	} else {
+		err = run.write(int64(sector)*disk.SectorSize, out, n)
+	}
+	return n, err
+}
+
+// checkRange refuses a range outside of a disk of that many bytes. A sector has 512 bytes, whatever
+// the block size is.
+func checkRange(sector uint64, length, size int64) error {
+	if length%disk.SectorSize != 0 || sector > math.MaxInt64/disk.SectorSize {
+		return errRange
+	}
+	if off := int64(sector) * disk.SectorSize; off > size || length > size-off {
+		return errRange
+	}
+	return nil
+}
+
+// begin keeps the disk for a request until disk.End, unless the client may not use it.
+func (run *run) begin(write bool) error {
+	c := run.q.c
+	if !c.client.Used(c.disk) { // what follows may wait for other clients
+		run.Enter(c.disk)
+		defer run.Leave()
+	}
+	return c.client.Begin(c.disk, write)
+}
+
+// enter marks a disk call. Others of the ring are executed beside a long one.
+func (run *run) enter(length int64) {
+	run.begun = time.Now()
+	if run.Reading && length >= sharedFrom && run.q.waiting() {
+		run.Share(run.q.c.disk)
+	}
+	run.Enter(run.q.c.disk)
+}
+
+// leave is Leave after a call whose time tells how fast the disk is.
+func (run *run) leave() {
+	if !run.r.Waited() {
+		run.q.c.disk.Took(time.Since(run.begun))
+	}
+	run.Leave()
+}
+
+// direct reports whether a disk may read and write the guest's memory itself. Of memory that the
+// front end can cut short nothing but a system call may be made. Many small segments cost more in
+// calls than a copy.
+func (run *run) direct(segs []segment, length int64) bool {
+	return run.table.sealed && (len(segs) <= scattered || length/int64(len(segs)) >= 64<<10)
+}
+
+// take takes memory of ours for a part of a request.
+func (run *run) take(length int64) []byte {
+	n := int(min(length, piece))
+	if run.buf == nil {
+		if run.buf = run.q.c.share.Get(n); run.buf == nil {
+			run.buf = run.q.c.share.Must(min(n, 16<<10))
+		}
+	}
+	return run.buf.B[:min(n, len(run.buf.B))]
+}
+
+// read reads a range of the disk into the guest's memory.
+func (run *run) read(off int64, in []segment, length int64) error {
+	c, d := run.q.c, run.q.c.disk
+	if err := run.begin(false); err != nil {
+		return err
+	}
+	defer d.End()
+	run.enter(length)
+	defer run.leave()
+	if run.direct(in, length) {
+		for i := range in {
+			if _, err := run.r.ReadAt(d, in[i].p, off); err != nil {
+				return err
+			}
+			off += int64(len(in[i].p))
+		}
+		return nil
+	}
+	for at, left := 0, length; left > 0; {
+		p := run.take(left)
+		if err := c.client.Permits(&run.r, d, false); err != nil {
+			return err
+		}
+		if _, err := run.r.ReadAt(d, p, off); err != nil {
+			return err
+		}
+		at, in = scatter(p, in, at)
+		off, left = off+int64(len(p)), left-int64(len(p))
+		run.r.Moved(d)
+	}
+	return nil
+}
+
+// lock holds a range of the disk for a change.
+func (run *run) lock(off, length int64) error {
+	c, d := run.q.c, run.q.c.disk
+	run.r.Hold.Set(rangelock.Write, c.client.Name(), off, length)
+	if err := run.r.Lock(d); err != nil {
+		return err
+	}
+	err := c.client.Permits(&run.r, d, true)
+	if err != nil {
+		run.unlock()
+	}
+	return err
+}
+
+func (run *run) unlock() { run.q.c.disk.Ranges.Unlock(&run.r.Hold) }
+
+// write writes the guest's memory to a range of the disk.
+func (run *run) write(off int64, out []segment, length int64) error {
+	c, d := run.q.c, run.q.c.disk
+	if err := run.begin(true); err != nil {
+		return err
+	}
+	defer d.End()
+	run.enter(length)
+	defer run.leave()
+	if err := run.store(off, out, length); err != nil || !c.through.Load() {
+		return err
+	}
+	return d.Disk.Flush()
+}
+
+func (run *run) store(off int64, out []segment, length int64) error {
+	c, d := run.q.c, run.q.c.disk
+	if err := run.lock(off, length); err != nil {
+		return err
+	}
+	defer run.unlock()
+	if run.direct(out, length) {
+		for i := range out {
+			if _, err := run.r.WriteAt(d, out[i].p, off); err != nil {
+				return err
+			}
+			off += int64(len(out[i].p))
+		}
+		return nil
+	}
+	for at, left := 0, length; left > 0; {
+		p := run.take(left)
+		at, out = gather(p, out, at)
+		if err := c.client.Permits(&run.r, d, true); err != nil {
+			return err
+		}
+		if _, err := run.r.WriteAt(d, p, off); err != nil {
+			return err
+		}
+		off, left = off+int64(len(p)), left-int64(len(p))
+		run.r.Moved(d)
+	}
+	return nil
+}
+
+// flush makes durable what was written. It takes long, so others of the ring are executed beside
+// it.
+func (run *run) flush() error {
+	d := run.q.c.disk
+	if err := run.begin(false); err != nil {
+		return err
+	}
+	defer d.End()
+	if !d.Volatile && run.Reading {
+		run.Share(d)
+	}
+	run.Enter(d)
+	defer run.Leave()
+	return d.Disk.Flush()
+}
+
+// identify answers GET_ID with the serial number.
+func (run *run) identify(in []segment) error {
+	if lengthOf(in) < idSize {
+		return errRange
+	}
+	var id [idSize]byte
+	copy(id[:], run.q.c.disk.Identity.Serial)
+	scatter(id[:], in, 0)
+	return nil
+}
+
+// ranges discards or zeroes.
+func (run *run) ranges(kind uint32, out []segment) error {
+	d := run.q.c.disk
+	var b [maxRanges * rangeSize]byte
+	length := lengthOf(out)
+	switch {
+	case length == 0 || length%rangeSize != 0:
+		return errRange
+	case length > int64(len(b)):
+		return errUnsupported
+	case kind == blkDiscard && d.Discards == nil, kind == blkWriteZeroes && d.Zeroes == nil:
+		return errUnsupported
+	}
+	_, _ = takeFront(out, b[:length])
+	all := b[:length]
+	for r := all; len(r) > 0; r = r[rangeSize:] { // all of them, before anything is done
+		flags, sectors := binary.LittleEndian.Uint32(r[12:]), binary.LittleEndian.Uint32(r[8:])
+		if flags&^flagUnmap != 0 || kind == blkDiscard && flags != 0 || sectors > maxRangeSectors {
+			return errUnsupported
+		}
+		err := checkRange(binary.LittleEndian.Uint64(r), int64(sectors)*disk.SectorSize, d.Size())
+		if err != nil {
+			return err
+		}
+	}
+	if err := run.begin(true); err != nil {
+		return err
+	}
+	defer d.End()
+	if run.Reading {
+		run.Share(d)
+	}
+	run.Enter(d)
+	defer run.Leave()
+	for r := all; len(r) > 0; r = r[rangeSize:] {
+		off := int64(binary.LittleEndian.Uint64(r)) * disk.SectorSize
+		length := int64(binary.LittleEndian.Uint32(r[8:])) * disk.SectorSize
+		unmap := kind == blkDiscard || binary.LittleEndian.Uint32(r[12:])&flagUnmap != 0
+		if err := run.clear(kind, off, length, unmap); err != nil {
+			return err
+		}
+	}
+	if run.q.c.through.Load() {
+		return d.Disk.Flush()
+	}
+	return nil
+}
+
+var zeroes [piece]byte
+
+// clear discards a range, or makes it read as zeros: by giving space back only if unmap says so.
+func (run *run) clear(kind uint32, off, length int64, unmap bool) error {
+	c, d := run.q.c, run.q.c.disk
+	if length == 0 {
+		return nil
+	}
+	if err := run.lock(off, length); err != nil {
+		return err
+	}
+	defer run.unlock()
+	for end := off + length; off < end; {
+		if err := c.client.Permits(&run.r, d, true); err != nil {
+			return err
+		}
+		n := min(end-off, stretch)
+		var err error
+		switch {
+		case kind == blkDiscard:
+			err = run.r.Discard(d, off, n)
+		case unmap:
+			err = run.r.Zero(d, off, n)
+		default:
+			n = min(n, piece)
+			_, err = run.r.WriteAt(d, zeroes[:n], off)
+		}
+		if err != nil {
+			return err
+		}
+		run.r.Moved(d)
+		off += n
+		runtime.Gosched() // what is short comes between
+	}
+	return nil
+}
+
+// Waits implements serving.Executor: others of the ring are executed while the request waits for
+// far content. The guest has no limit of time, so there is none here.
+func (run *run) Waits() (time.Duration, error) {
+	if !run.q.c.hold(run) {
+		return 0, serving.ErrAborted
+	}
+	run.held = true
+	// Whoever has fenced the client ends the requests that are held. This one may have come too
+	// late.
+	if !run.q.c.client.Admitted(run.q.c.disk) {
+		return 0, serving.ErrAborted
+	}
+	run.PassOn()
+	return forever, nil
+}
+
+// forever is longer than any request waits.
+const forever = 10 * 365 * 24 * time.Hour
+
+// note counts a request, records for people whether the disk does its work, and tells the observer.
+func (run *run) note(n int64, err error) {
+	c, d := run.q.c, run.q.c.disk
+	c.commands.Add(1)
+	done := serving.RequestEvent{Client: c.client.Name(), Number: d.Number, Op: run.kind,
+		Duration: time.Since(run.arrived), Status: serving.StatusGood}
+	switch {
+	case err == nil:
+		d.Worked(run.kind, run.kind.String())
+		done.Bytes = n
+		if run.kind == serving.OpRead {
+			c.bytesRead.Add(uint64(n))
+		} else {
+			c.bytesWritten.Add(uint64(n))
+		}
+	case errors.Is(err, serving.ErrAborted), errors.Is(err, serving.ErrRemoved):
+		done.Status = serving.StatusAborted
+	case errors.As(err, new(*serving.Refusal)):
+		done.Status = serving.StatusConflict
+	default:
+		done.Status = serving.StatusFailed
+		if errors.Is(err, errRange) || errors.Is(err, errUnsupported) {
+			break // the guest's fault
+		}
+		if kind, msg := serving.TroubleOf(err); kind != "" {
+			d.Failed(kind, run.kind, run.kind.String(), msg, err, time.Now())
+		}
+	}
+	c.srv.disks.Observer.RequestDone(done)
+}
+
+var (
+	errStatus = errors.New("a request has no place for its status")
+	errHeader = errors.New("a request has no header")
+)

@@ -1,0 +1,325 @@
+package vhostuser
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
+)
+
+// maxQueues is how many rings a disk has at most.
+const maxQueues = 16
+
+var (
+	errKicked   = errors.New("an operator has ended the session")
+	errPushed   = errors.New("it had said nothing, and must make room")
+	errBusy     = errors.New("another client uses the socket, and the disk has one at a time")
+	errShutdown = errors.New("the daemon stops")
+	errRefused  = errors.New("the disks are refused")
+	// errFault says that the front end has cut its memory short.
+	errFault = errors.New("the guest's memory is shorter than it was said to be")
+)
+
+// conn is one connection, from accept to close: a device of one guest.
+type conn struct {
+	srv      *Server
+	nc       *net.UnixConn
+	at       *export
+	disk     *serving.Disk
+	arrival  serving.Arrival
+	pid      int32
+	since    time.Time
+	accepted bool          // the observer knows of the session
+	gone     chan struct{} // closed when another connection may use the export
+
+	client *serving.Client // nil: the connection was refused
+	share  *memory.Share
+
+	// What the front end has set; they belong to the message loop.
+
+	features, protocol uint64
+	table              *table
+	region             *inflightRegion
+	queues             [maxQueues]*queue
+	status             uint64
+
+	dirty     dirtyLog
+	writeback atomic.Bool
+	through   atomic.Bool // a write is durable when it ends
+
+	commands, bytesRead, bytesWritten atomic.Uint64
+
+	mu    sync.Mutex
+	cause error             // guarded by mu; why the connection has ended
+	held  map[*run]struct{} // guarded by mu; requests that wait for far content
+	back  int               // guarded by mu; the back channel; -1: there is none
+}
+
+// newConn makes a connection to an export.
+func (s *Server) newConn(nc net.Conn, at *export) *conn {
+	c := &conn{srv: s, nc: nc.(*net.UnixConn), at: at, disk: at.disk, since: time.Now(), back: -1,
+		gone: make(chan struct{}), held: map[*run]struct{}{}}
+	c.writeback.Store(true)
+	c.arrival.PushOut = func() { c.fail(errPushed) }
+	if cred := socket.Peer(nc); cred != nil {
+		c.pid = cred.Pid
+	}
+	c.arrival.Source = c.remote()
+	return c
+}
+
+// Arrived implements serving.Connection.
+func (c *conn) Arrived() *serving.Arrival { return &c.arrival }
+
+// remote is where the front end is: a process of this machine.
+func (c *conn) remote() string { return fmt.Sprintf("process %d", c.pid) }
+
+func (c *conn) log() *zap.Logger {
+	return c.srv.log.With(zap.String("client", c.at.name), zap.Uint16("lun", c.disk.Number),
+		zap.String("remote", c.remote()))
+}
+
+// Session describes the connection.
+func (c *conn) Session() status.Session {
+	return status.Session{Protocol: status.ProtocolVhostUser, Initiator: c.at.name,
+		Remote: c.remote(), Local: c.at.path, Since: c.since, LUNs: []uint16{c.disk.Number},
+		Commands: c.commands.Load(), BytesRead: c.bytesRead.Load(),
+		BytesWritten: c.bytesWritten.Load()}
+}
+
+// Serve implements serving.Connection.
+func (c *conn) Serve() {
+	err := c.admit()
+	if err == nil {
+		err = c.messages()
+	}
+	c.end(err)
+}
+
+// admit lets the peer in, if its user may be here and nobody else is.
+func (c *conn) admit() error {
+	cred := socket.Peer(c.nc)
+	if cred == nil {
+		return errors.New("the system does not say who the client is")
+	}
+	if !c.srv.permitted(cred.Uid) {
+		return errors.New("the client's user may not use this socket")
+	}
+	if delay, _ := c.srv.conns.Delay(c.arrival.Source, time.Now()); delay > 0 {
+		time.Sleep(delay)
+	}
+	if err := c.srv.refusal(); err != nil {
+		return fmt.Errorf("%w: %w", errRefused, err)
+	}
+	if err := c.at.take(c); err != nil {
+		return err
+	}
+	if err := c.srv.conns.Admit(&c.arrival, c.at.name, false); err != nil {
+		return errors.New("there are as many connections as the server may have")
+	}
+	c.share = c.srv.disks.Memory.Join(c.at.name)
+	c.mu.Lock()
+	c.client = c.srv.disks.Attach(c.at.name)
+	c.mu.Unlock()
+	c.accepted = true
+	c.srv.disks.Observer.LoginAccepted(serving.LoginEvent{Client: c.at.name, Remote: c.remote(),
+		Target: c.at.export})
+	c.log().Info("vhost-user client")
+	return nil
+}
+
+// messages executes the front end's messages until the connection ends.
+func (c *conn) messages() (err error) {
+	debug.SetPanicOnFault(true)
+	defer func() {
+		if p := recover(); p != nil {
+			err = c.panicked(p)
+		}
+	}()
+	_ = c.nc.SetReadDeadline(time.Now().Add(messageTime)) // a client that says nothing is none
+	for {
+		m, err := receive(c.nc)
+		if err != nil {
+			return err
+		}
+		err = c.handle(m)
+		m.close()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// fail ends the connection because of err.
+func (c *conn) fail(err error) {
+	c.mu.Lock()
+	first := c.cause == nil
+	if first {
+		c.cause = err
+	}
+	c.mu.Unlock()
+	if first {
+		_ = c.nc.Close()
+		c.giveUp(nil)
+	}
+}
+
+// ended returns why the connection has ended; nil: it has not.
+func (c *conn) ended() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cause
+}
+
+// hold notes that a request waits for far content. It returns false if the connection has ended.
+func (c *conn) hold(run *run) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cause != nil {
+		return false
+	}
+	c.held[run] = struct{}{}
+	return true
+}
+
+func (c *conn) unhold(run *run) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.held, run)
+}
+
+// giveUp ends the requests of a queue, or of all, that wait for far content.
+func (c *conn) giveUp(q *queue) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for run := range c.held {
+		if q == nil || run.q == q {
+			run.r.Abort()
+		}
+	}
+}
+
+// panicked is why a goroutine of the connection has panicked. Memory that was cut short under us is
+// the front end's doing.
+func (c *conn) panicked(p any) error {
+	if fault, ok := p.(interface{ Addr() uintptr }); ok && fault.Addr() != 0 {
+		return errFault
+	}
+	c.srv.disks.Observer.PanicCaught()
+	c.log().Error("internal error: the vhost-user connection ends", zap.Any("panic", p),
+		zap.ByteString("stack", debug.Stack()))
+	return errors.New("internal error")
+}
+
+// end ends the connection. Its socket takes the next one when nothing of this one touches the
+// guest's memory any more: a late read would land in what the guest uses for something else.
+func (c *conn) end(err error) {
+	c.fail(err)
+	err = c.ended()
+	for _, q := range c.queues {
+		if q != nil {
+			q.close()
+		}
+	}
+	c.table.release()
+	c.region.close()
+	c.dirty.replace(nil)
+	c.setBack(-1)
+	if c.client != nil {
+		c.client.Detach()
+		c.share.Part()
+	}
+	c.at.leave(c)
+	c.srv.conns.Drop(c)
+	c.tellEnd(err)
+}
+
+// tellEnd says in the log and to the observer how the connection has ended.
+func (c *conn) tellEnd(err error) {
+	reason, expected := endOf(err)
+	level, fields := zap.InfoLevel, []zap.Field{zap.String("reason", reason), zap.Error(err)}
+	if !c.accepted {
+		level = zap.DebugLevel
+	}
+	if !expected {
+		more, say := c.srv.conns.Failed(c.arrival.Source, reason)
+		if level = zap.DebugLevel; say {
+			level = zap.WarnLevel
+		}
+		fields = append(fields, more...)
+	}
+	c.log().Log(level, "vhost-user connection ended", fields...)
+	switch {
+	case c.accepted:
+		c.srv.disks.Observer.SessionEnded(serving.SessionEvent{Client: c.at.name,
+			Remote: c.remote(), Reason: reason})
+	case !expected:
+		c.srv.disks.Observer.LoginRefused(serving.LoginEvent{Client: c.at.name,
+			Remote: c.remote(), Reason: "vhost_user_" + reason, Err: err})
+	}
+}
+
+// endOf names the end of a connection in metrics, and says whether it is one that clients and
+// operators mean.
+func endOf(err error) (reason string, expected bool) {
+	switch {
+	case errors.Is(err, errShutdown):
+		return "shutdown", true
+	case errors.Is(err, errRefused):
+		return "refused", true
+	case errors.Is(err, errKicked):
+		return "kicked", true
+	case errors.Is(err, serving.ErrRemoved):
+		return "removed", true
+	case errors.Is(err, errPushed):
+		return "pushed_out", true
+	case errors.Is(err, errBusy):
+		return "in_use", false
+	case errors.Is(err, io.EOF), errors.Is(err, os.ErrDeadlineExceeded),
+		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return "connection_closed", true
+	}
+	return "protocol_error", false
+}
+
+// setBack takes the back channel, or forgets it.
+func (c *conn) setBack(fd int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.back >= 0 {
+		_ = unix.Close(c.back)
+	}
+	c.back = fd
+}
+
+// resized tells the front end that the configuration has changed. It does not wait: a front end
+// that does not take the message does not learn it.
+func (c *conn) resized() {
+	b := binary.LittleEndian.AppendUint32(nil, backendConfigChange)
+	b = binary.LittleEndian.AppendUint32(b, flagVersion)
+	b = binary.LittleEndian.AppendUint32(b, 0)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.back < 0 {
+		return
+	}
+	err := unix.Sendmsg(c.back, b, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	if err != nil {
+		c.log().Warn("the guest does not learn that its disk has grown", zap.Error(err))
+	}
+}

@@ -1,0 +1,468 @@
+package vhostuser
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"kubevirt.io/disk/disk"
+)
+
+// Features, virtio 1.2, sections 5.2.3 and 6. FeatureLogAll and featureProtocol are vhost-user's.
+const (
+	featureSegMax      = 1 << 2
+	featureReadOnly    = 1 << 5
+	featureBlockSize   = 1 << 6
+	featureFlush       = 1 << 9
+	featureTopology    = 1 << 10
+	featureConfigWCE   = 1 << 11
+	featureMQ          = 1 << 12
+	featureDiscard     = 1 << 13
+	featureWriteZeroes = 1 << 14
+	featureLogAll      = 1 << 26
+	featureIndirect    = 1 << 28
+	featureEventIdx    = 1 << 29
+	featureProtocol    = 1 << 30
+	featureVersion1    = 1 << 32
+)
+
+const (
+	// segMax is how many segments of data a request has at most: with header and status as many as
+	// QEMU's default ring has descriptors.
+	segMax = 126
+	// configSize is how many bytes the configuration has, and configWCE which of them turns the
+	// write cache on and off.
+	configSize = 60
+	configWCE  = 32
+	maxConfig  = 256
+)
+
+// offered are the features of the device.
+func (c *conn) offered() uint64 {
+	f := uint64(featureSegMax | featureBlockSize | featureFlush | featureTopology |
+		featureConfigWCE | featureMQ | featureLogAll | featureIndirect | featureEventIdx |
+		featureProtocol | featureVersion1)
+	d := c.disk
+	if d.Protected() {
+		return f | featureReadOnly
+	}
+	if d.Discards != nil {
+		f |= featureDiscard
+	}
+	if d.Zeroes != nil {
+		f |= featureWriteZeroes
+	}
+	return f
+}
+
+// config is the configuration space, virtio 1.2, section 5.2.4.
+func (c *conn) config() (b [maxConfig]byte) {
+	d := c.disk
+	put16, put32 := binary.LittleEndian.PutUint16, binary.LittleEndian.PutUint32
+	binary.LittleEndian.PutUint64(b[:], uint64(d.Size()/disk.SectorSize))
+	put32(b[12:], segMax)
+	put32(b[20:], uint32(d.BlockSize))
+	const page = 4096 // what is read and written at once without more
+	for size := d.BlockSize; size < page; size *= 2 {
+		b[24]++ // logical blocks in a physical one, as a power of two
+	}
+	put16(b[26:], uint16(page/d.BlockSize))
+	if c.writeback.Load() {
+		b[configWCE] = 1
+	}
+	put16(b[34:], maxQueues)
+	if d.Discards != nil {
+		put32(b[36:], maxRangeSectors)
+		put32(b[40:], maxRanges)
+		put32(b[44:], page/disk.SectorSize)
+	}
+	if d.Zeroes != nil {
+		put32(b[48:], maxRangeSectors)
+		put32(b[52:], maxRanges)
+		b[56] = 1 // a range that is zeroed may give its space back
+	}
+	return b
+}
+
+// handle executes a message. An error ends the connection.
+func (c *conn) handle(m *message) error {
+	reply, fd, err := c.execute(m)
+	switch {
+	case err != nil:
+		if c.acknowledges(m) {
+			_ = c.reply(m, binary.LittleEndian.AppendUint64(nil, 1), -1)
+		}
+		return err
+	case reply != nil:
+		return c.reply(m, reply, fd)
+	case c.acknowledges(m):
+		return c.reply(m, binary.LittleEndian.AppendUint64(nil, 0), -1)
+	}
+	return nil
+}
+
+func (c *conn) acknowledges(m *message) bool {
+	return m.flags&flagNeedReply != 0 && c.protocol&protocolReplyAck != 0
+}
+
+func (c *conn) reply(m *message, payload []byte, fd int) error {
+	err := send(c.nc, m.request, flagReply, payload, fd)
+	closeFD(fd)
+	return err
+}
+
+func number(n uint64) []byte { return binary.LittleEndian.AppendUint64(nil, n) }
+
+// execute executes a message. It returns the reply, if the message has one of its own, and a
+// descriptor that goes with it.
+func (c *conn) execute(m *message) (reply []byte, fd int, err error) {
+	switch m.request {
+	case reqGetFeatures:
+		return number(c.offered()), -1, nil
+	case reqGetProtocolFeatures:
+		return number(protocolFeatures), -1, nil
+	case reqGetQueueNum:
+		return number(maxQueues), -1, nil
+	case reqGetMaxMemSlots:
+		return number(maxRegions), -1, nil
+	case reqGetStatus:
+		return number(c.status), -1, nil
+	case reqGetConfig:
+		reply, err = c.getConfig(m)
+		return reply, -1, err
+	case reqGetVringBase:
+		reply, err = c.getBase(m)
+		return reply, -1, err
+	case reqGetInflightFD:
+		return c.getInflight(m)
+	case reqSetLogBase:
+		fd := m.take(0)
+		defer closeFD(fd)
+		return number(0), -1, c.dirty.set(m.payload, fd)
+	}
+	return nil, -1, c.set(m)
+}
+
+// set executes a message without a reply of its own.
+func (c *conn) set(m *message) error {
+	switch m.request {
+	case reqSetOwner, reqSetLogFD:
+		return nil // whoever is connected owns the device, and reads the log by itself
+	case reqResetOwner, reqResetDevice:
+		c.reset()
+		return nil
+	case reqSetFeatures:
+		return c.setFeatures(m)
+	case reqSetProtocolFeatures:
+		return c.setProtocol(m)
+	case reqSetStatus:
+		n, err := m.u64()
+		if c.status = n; err == nil && n == 0 {
+			c.reset()
+		}
+		return err
+	case reqSetConfig:
+		return c.setConfig(m)
+	case reqSetBackendReqFD:
+		c.setBack(m.take(0))
+		return nil
+	case reqSetMemTable, reqAddMemReg, reqRemMemReg:
+		return c.setMemory(m)
+	case reqSetInflightFD:
+		return c.setInflight(m)
+	case reqSetVringNum, reqSetVringAddr, reqSetVringBase, reqSetVringEnable, reqSetVringKick,
+		reqSetVringCall, reqSetVringErr:
+		return c.setRing(m)
+	}
+	return fmt.Errorf("message %d is not known here", m.request)
+}
+
+func (c *conn) setFeatures(m *message) error {
+	n, err := m.u64()
+	if err != nil {
+		return err
+	}
+	// The write protection may have changed since the guest was told.
+	known := c.offered() | featureReadOnly | featureDiscard | featureWriteZeroes
+	if extra := n &^ known; extra != 0 {
+		return fmt.Errorf("the client wants features that were not offered: %#x", extra)
+	}
+	c.features = n
+	c.dirty.wanted.Store(n&featureLogAll != 0)
+	c.setThrough()
+	for _, q := range c.queues {
+		if q != nil && n&featureProtocol == 0 {
+			q.enable(true)
+		}
+	}
+	return nil
+}
+
+// setThrough finds out whether writes are durable when they end: a driver that cannot flush, or has
+// turned the write cache off, believes that.
+func (c *conn) setThrough() {
+	c.through.Store(c.features&featureFlush == 0 || !c.writeback.Load())
+}
+
+func (c *conn) setProtocol(m *message) error {
+	n, err := m.u64()
+	if err != nil {
+		return err
+	}
+	if extra := n &^ protocolFeatures; extra != 0 {
+		return fmt.Errorf("the client wants features of the protocol that were not offered: %#x",
+			extra)
+	}
+	c.protocol = n
+	return nil
+}
+
+// reset stops all rings, and forgets where they were.
+func (c *conn) reset() {
+	for _, q := range c.queues {
+		if q != nil {
+			q.halt()
+			q.ring.next = 0
+			q.enabled.Store(c.features&featureProtocol == 0)
+		}
+	}
+}
+
+func (c *conn) getConfig(m *message) ([]byte, error) {
+	if len(m.payload) < 12 {
+		return nil, m.wrongSize()
+	}
+	off, size := binary.LittleEndian.Uint32(m.payload), binary.LittleEndian.Uint32(m.payload[4:])
+	if off > maxConfig || size > maxConfig-off || len(m.payload) != 12+int(size) {
+		return []byte{}, nil // the protocol's way to say that there is no such range
+	}
+	config := c.config()
+	return append(m.payload[:12:12], config[off:off+size]...), nil
+}
+
+// setConfig turns the write cache on or off: nothing else of the configuration can be written.
+func (c *conn) setConfig(m *message) error {
+	if len(m.payload) != 13 || binary.LittleEndian.Uint32(m.payload) != configWCE ||
+		binary.LittleEndian.Uint32(m.payload[4:]) != 1 {
+		return errors.New("the client wants to write a part of the configuration that only the " +
+			"device can")
+	}
+	c.writeback.Store(m.payload[12] != 0)
+	c.setThrough()
+	return nil
+}
+
+// setMemory changes the guest's memory. The rings that run move to the new table.
+func (c *conn) setMemory(m *message) error {
+	t, err := c.newMemory(m)
+	if err != nil {
+		return err
+	}
+	if !t.sealed && (c.table == nil || c.table.sealed) {
+		c.log().Info("the guest's memory can be cut short by who shares it, so its data is " +
+			"copied: seal it (F_SEAL_SHRINK), as QEMU does with memfd")
+	}
+	c.table.release()
+	c.table = t
+	for _, q := range c.queues {
+		if q != nil {
+			if err := q.remap(t); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (c *conn) newMemory(m *message) (*table, error) {
+	if m.request != reqSetMemTable {
+		if len(m.payload) != 8+regionSize {
+			return nil, m.wrongSize()
+		}
+		r := parseRegion(m.payload[8:])
+		if m.request == reqRemMemReg {
+			return c.table.without(r)
+		}
+		fd := m.take(0)
+		defer closeFD(fd)
+		if err := r.mapFile(fd); err != nil {
+			return nil, err
+		}
+		return c.table.with(r)
+	}
+	if len(m.payload) < 8 {
+		return nil, m.wrongSize()
+	}
+	n := int(binary.LittleEndian.Uint32(m.payload))
+	if n > maxTableRegions || len(m.payload) != 8+n*regionSize || len(m.fds) != n {
+		return nil, fmt.Errorf("a table of %d regions of memory has %d bytes and %d descriptors",
+			n, len(m.payload), len(m.fds))
+	}
+	var regions []region
+	for i := range n {
+		r := parseRegion(m.payload[8+i*regionSize:])
+		if err := r.mapFile(m.fds[i]); err != nil {
+			for _, r := range regions {
+				r.mapping.release()
+			}
+			return nil, err
+		}
+		regions = append(regions, r)
+	}
+	return newTable(regions)
+}
+
+func (c *conn) getInflight(m *message) ([]byte, int, error) {
+	_, _, queues, num, err := parseInflight(m.payload)
+	if err != nil {
+		return nil, -1, err
+	}
+	fd, size, err := newInflight(queues, num)
+	if err != nil {
+		return nil, -1, err
+	}
+	region, err := openInflight(fd, size, 0, queues, num)
+	if err != nil {
+		closeFD(fd)
+		return nil, -1, err
+	}
+	region.close() // the client gives it to whoever is to use it
+	reply := binary.LittleEndian.AppendUint64(nil, size)
+	reply = binary.LittleEndian.AppendUint64(reply, 0)
+	reply = binary.LittleEndian.AppendUint16(reply, queues)
+	reply = binary.LittleEndian.AppendUint16(reply, num)
+	reply = append(reply, make([]byte, len(m.payload)-len(reply))...)
+	return reply, fd, nil
+}
+
+func (c *conn) setInflight(m *message) error {
+	size, off, queues, num, err := parseInflight(m.payload)
+	if err != nil {
+		return err
+	}
+	for _, q := range c.queues {
+		if q != nil && q.running {
+			return errors.New("the region of requests in flight comes while a ring runs")
+		}
+	}
+	fd := m.take(0)
+	defer closeFD(fd)
+	region, err := openInflight(fd, size, off, queues, num)
+	if err != nil {
+		return err
+	}
+	c.region.close()
+	c.region = region
+	return nil
+}
+
+// queue returns the queue of an index, new if it is the first time that somebody asks.
+func (c *conn) queue(index uint32) (*queue, error) {
+	if index >= maxQueues {
+		return nil, fmt.Errorf("there is no ring %d: a disk has %d", index, maxQueues)
+	}
+	if c.queues[index] == nil {
+		q := &queue{c: c, index: int(index), kick: -1, sleeper: sleeper{epoll: -1, wake: -1}}
+		q.enabled.Store(c.features&featureProtocol == 0)
+		if err := q.remap(c.table); err != nil {
+			return nil, err
+		}
+		c.queues[index] = q
+	}
+	return c.queues[index], nil
+}
+
+func (c *conn) getBase(m *message) ([]byte, error) {
+	index, _, err := m.state()
+	if err != nil {
+		return nil, err
+	}
+	q, err := c.queue(index)
+	if err != nil {
+		return nil, err
+	}
+	q.halt()
+	reply := binary.LittleEndian.AppendUint32(nil, index)
+	return binary.LittleEndian.AppendUint32(reply, uint32(q.ring.next)), nil
+}
+
+// setRing sets something of a ring. What it lies in and where it stands can change only while it
+// stands still.
+func (c *conn) setRing(m *message) error {
+	switch m.request {
+	case reqSetVringAddr:
+		return c.setAddress(m)
+	case reqSetVringKick, reqSetVringCall, reqSetVringErr:
+		return c.setWake(m)
+	}
+	index, num, err := m.state()
+	if err != nil {
+		return err
+	}
+	q, err := c.queue(index)
+	switch {
+	case err != nil:
+		return err
+	case m.request == reqSetVringEnable:
+		q.enable(num != 0)
+	case q.running:
+		return fmt.Errorf("message %d comes while ring %d runs", m.request, index)
+	case m.request == reqSetVringNum:
+		q.ring.num = num
+	default:
+		q.ring.next = uint16(num)
+	}
+	return nil
+}
+
+func (c *conn) setAddress(m *message) error {
+	if len(m.payload) != 40 {
+		return m.wrongSize()
+	}
+	u64 := func(off int) uint64 { return binary.LittleEndian.Uint64(m.payload[off:]) }
+	q, err := c.queue(binary.LittleEndian.Uint32(m.payload))
+	if err != nil {
+		return err
+	}
+	const logged = 1
+	return q.address(u64(8), u64(16), u64(24), u64(32),
+		binary.LittleEndian.Uint32(m.payload[4:])&logged != 0)
+}
+
+// setWake takes an eventfd of a ring. With the one that the driver kicks, the ring begins.
+func (c *conn) setWake(m *message) error {
+	n, err := m.u64()
+	if err != nil {
+		return err
+	}
+	q, err := c.queue(uint32(n & 0xff))
+	if err != nil {
+		return err
+	}
+	fd := -1
+	if n&vringNoFD == 0 {
+		if fd = m.take(0); fd < 0 {
+			return fmt.Errorf("message %d has no descriptor", m.request)
+		}
+		if err := checkEventFD(fd); err != nil {
+			closeFD(fd)
+			return err
+		}
+	}
+	switch {
+	case m.request == reqSetVringErr:
+		closeFD(fd)
+	case m.request == reqSetVringCall && fd < 0:
+		q.setCall(nil)
+	case m.request == reqSetVringCall:
+		q.setCall(newCaller(fd))
+	case fd < 0:
+		return errors.New("the client wants a ring that is looked at all the time")
+	default:
+		q.halt()
+		closeFD(q.kick)
+		q.kick = fd
+		return q.start()
+	}
+	return nil
+}

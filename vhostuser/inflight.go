@@ -1,0 +1,204 @@
+package vhostuser
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The region of requests in flight, as QEMU's docs/interop/vhost-user describes it for split rings:
+// for each ring a header, and behind it a state of each descriptor. The front end keeps it, and
+// gives it to whoever serves the ring next, so that requests which nobody has answered are executed
+// again. It may be as wrong as the front end likes: what it says is checked like a ring.
+const (
+	inflightHeader  = 16
+	inflightState   = 16
+	inflightVersion = 1
+	inflightAlign   = 64
+
+	offVersion   = 8
+	offDescNum   = 10
+	offLastBatch = 12
+	offUsed      = 14
+
+	stateInflight = 0
+	stateNext     = 6
+	stateCounter  = 8
+)
+
+// inflightSize is how many bytes a ring has in the region.
+func inflightSize(num uint16) uint64 {
+	n := uint64(inflightHeader) + inflightState*uint64(num)
+	return (n + inflightAlign - 1) / inflightAlign * inflightAlign
+}
+
+// inflightRegion is the whole region, mapped.
+type inflightRegion struct {
+	all    []byte
+	queues uint16
+	num    uint16 // descriptors of each ring
+}
+
+// parseInflight reads what a message says of the region.
+func parseInflight(b []byte) (size, off uint64, queues, num uint16, err error) {
+	if len(b) < 20 {
+		return 0, 0, 0, 0, fmt.Errorf("the region of requests in flight is described by %d bytes",
+			len(b))
+	}
+	size, off = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
+	queues, num = binary.LittleEndian.Uint16(b[16:]), binary.LittleEndian.Uint16(b[18:])
+	if queues == 0 || queues > maxQueues || num == 0 || uint32(num) > maxRing {
+		return 0, 0, 0, 0, fmt.Errorf("requests in flight of %d rings of %d descriptors", queues,
+			num)
+	}
+	return size, off, queues, num, nil
+}
+
+// newInflight makes a region in a new file, whose descriptor is the caller's.
+func newInflight(queues, num uint16) (fd int, size uint64, err error) {
+	size = inflightSize(num) * uint64(queues)
+	fd, err = unix.MemfdCreate("vhost-user-inflight", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return -1, 0, fmt.Errorf("memory for requests in flight: %w", err)
+	}
+	if err = unix.Ftruncate(fd, int64(size)); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS,
+			unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, 0, fmt.Errorf("memory for requests in flight: %w", err)
+	}
+	return fd, size, nil
+}
+
+// openInflight maps a region.
+func openInflight(fd int, size, off uint64, queues, num uint16) (*inflightRegion, error) {
+	if need := inflightSize(num) * uint64(queues); size < need {
+		return nil, fmt.Errorf("the region of requests in flight has %d bytes: %d rings of %d "+
+			"descriptors need %d", size, queues, num, need)
+	}
+	all, err := mapShared(fd, size, off)
+	if err != nil {
+		return nil, fmt.Errorf("the region of requests in flight: %w", err)
+	}
+	return &inflightRegion{all, queues, num}, nil
+}
+
+func (r *inflightRegion) close() {
+	if r != nil {
+		_ = unix.Munmap(r.all)
+	}
+}
+
+// inflight is a ring's part of the region. Nil notes nothing.
+type inflight struct {
+	b       []byte
+	num     uint32
+	counter uint64
+}
+
+// of is the part of a ring with that many descriptors; nil: there is none.
+func (r *inflightRegion) of(index int, num uint32) *inflight {
+	if r == nil || index >= int(r.queues) || num > uint32(r.num) {
+		return nil
+	}
+	size := inflightSize(r.num)
+	return &inflight{b: r.all[uint64(index)*size : uint64(index+1)*size : uint64(index+1)*size],
+		num: num}
+}
+
+func (f *inflight) state(head uint16) []byte {
+	at := inflightHeader + inflightState*int(head)
+	return f.b[at : at+inflightState]
+}
+
+// setFlag marks a descriptor, in order with the ring's indexes.
+func (f *inflight) setFlag(head uint16, on uint8) {
+	s := f.state(head)
+	word := (*uint32)(unsafe.Pointer(&s[stateInflight]))
+	atomic.StoreUint32(word, uint32(on)) // the three bytes behind it are padding
+}
+
+// took notes that a request is in flight. It comes before anything is done.
+func (f *inflight) took(head uint16) {
+	if f == nil {
+		return
+	}
+	f.counter++
+	binary.LittleEndian.PutUint64(f.state(head)[stateCounter:], f.counter)
+	f.setFlag(head, 1)
+}
+
+// putting notes that a request is about to be shown as used, as the only one of its batch.
+func (f *inflight) putting(head uint16) {
+	if f == nil {
+		return
+	}
+	copy(f.state(head)[stateNext:stateNext+2], f.b[offLastBatch:])
+	binary.LittleEndian.PutUint16(f.b[offLastBatch:], head)
+}
+
+// put notes that it was.
+func (f *inflight) put(head, used uint16) {
+	if f == nil {
+		return
+	}
+	f.setFlag(head, 0)
+	binary.LittleEndian.PutUint16(f.b[offUsed:], used)
+}
+
+// resume returns the requests that a ring had in flight, in the order in which they came, when its
+// used index is used. A new region gets its header.
+func (f *inflight) resume(used uint16) (heads []uint16, err error) {
+	if f == nil {
+		return nil, nil
+	}
+	if binary.LittleEndian.Uint16(f.b[offVersion:]) == 0 { // nobody has used it
+		binary.LittleEndian.PutUint16(f.b[offVersion:], inflightVersion)
+		binary.LittleEndian.PutUint16(f.b[offDescNum:], uint16(f.num))
+		binary.LittleEndian.PutUint16(f.b[offUsed:], used)
+		return nil, nil
+	}
+	if v := binary.LittleEndian.Uint16(f.b[offVersion:]); v != inflightVersion {
+		return nil, fmt.Errorf("the region of requests in flight has version %d, and only %d is "+
+			"known here", v, inflightVersion)
+	}
+	// Whoever died may have shown its last batch to the driver, and not noted it.
+	missing := used - binary.LittleEndian.Uint16(f.b[offUsed:])
+	if uint32(missing) > f.num {
+		return nil, fmt.Errorf("the region of requests in flight lags by %d requests in a ring of "+
+			"%d", missing, f.num)
+	}
+	for head := binary.LittleEndian.Uint16(f.b[offLastBatch:]); missing > 0; missing-- {
+		if uint32(head) >= f.num {
+			return nil, errHead
+		}
+		f.setFlag(head, 0)
+		head = binary.LittleEndian.Uint16(f.state(head)[stateNext:])
+	}
+	binary.LittleEndian.PutUint16(f.b[offUsed:], used)
+	type flying struct {
+		head    uint16
+		counter uint64
+	}
+	var all []flying
+	for head := range uint16(f.num) {
+		s := f.state(head)
+		if s[stateInflight] != 0 {
+			counter := binary.LittleEndian.Uint64(s[stateCounter:])
+			all = append(all, flying{head, counter})
+			f.counter = max(f.counter, counter)
+		}
+	}
+	slices.SortFunc(all, func(a, b flying) int { return cmp.Compare(a.counter, b.counter) })
+	for _, one := range all {
+		heads = append(heads, one.head)
+	}
+	return heads, nil
+}

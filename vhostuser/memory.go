@@ -1,0 +1,196 @@
+package vhostuser
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxRegions is how many regions of memory a front end may have: as many as QEMU has slots.
+	maxRegions = 32
+	// maxTableRegions is how many SET_MEM_TABLE can carry.
+	maxTableRegions = 8
+	regionSize      = 32
+)
+
+// region is a part of the guest's memory, mapped here. Addresses and sizes are bytes.
+type region struct {
+	guest  uint64 // guest physical address
+	size   uint64
+	user   uint64 // address in the front end, which ring addresses are given in
+	offset uint64 // where the region begins in its file
+	// sealed says that nobody can cut the file short, so that a plain access cannot fault
+	sealed  bool
+	mapping *mapping
+}
+
+// mapping is the memory of a region. Several tables may have it.
+type mapping struct {
+	refs atomic.Int32
+	all  []byte // from the file's begin
+}
+
+func (m *mapping) release() {
+	if m.refs.Add(-1) == 0 {
+		_ = unix.Munmap(m.all)
+	}
+}
+
+// bytes is the memory of the region.
+func (r *region) bytes() []byte { return r.mapping.all[r.offset : r.offset+r.size] }
+
+// table is the memory of a guest. It never changes; the front end gives another one. Requests keep
+// the one that they began with.
+type table struct {
+	refs    atomic.Int64 // of the connection, its queues, and requests
+	regions []region     // ascending by guest address, without overlap
+	sealed  bool         // all regions are
+}
+
+// newTable takes the mappings over.
+func newTable(regions []region) (*table, error) {
+	t := &table{regions: regions, sealed: true}
+	t.refs.Store(1)
+	slices.SortFunc(t.regions, func(a, b region) int {
+		if a.guest < b.guest {
+			return -1
+		}
+		return 1
+	})
+	for i := range t.regions {
+		r := &t.regions[i]
+		t.sealed = t.sealed && r.sealed
+		if i > 0 && t.regions[i-1].guest+t.regions[i-1].size > r.guest {
+			t.release()
+			return nil, errors.New("two regions of the guest's memory overlap")
+		}
+	}
+	return t, nil
+}
+
+func (t *table) release() {
+	if t != nil && t.refs.Add(-1) == 0 {
+		for i := range t.regions {
+			t.regions[i].mapping.release()
+		}
+	}
+}
+
+// at returns what lies at a guest address, at most length bytes: what is left may lie in the next
+// region. Nil: nothing is there.
+func (t *table) at(addr, length uint64) []byte {
+	for i := range t.regions {
+		r := &t.regions[i]
+		if off := addr - r.guest; addr >= r.guest && off < r.size {
+			n := min(length, r.size-off)
+			return r.bytes()[off : off+n : off+n]
+		}
+	}
+	return nil
+}
+
+// atUser returns the length bytes at an address of the front end, or an error.
+func (t *table) atUser(addr, length uint64) ([]byte, error) {
+	for i := range t.regions {
+		r := &t.regions[i]
+		if off := addr - r.user; addr >= r.user && off < r.size {
+			if length > r.size-off {
+				break
+			}
+			return r.bytes()[off : off+length : off+length], nil
+		}
+	}
+	return nil, fmt.Errorf("%d bytes at %#x are not in the guest's memory", length, addr)
+}
+
+// parseRegion reads the description of a region.
+func parseRegion(b []byte) region {
+	return region{guest: binary.LittleEndian.Uint64(b), size: binary.LittleEndian.Uint64(b[8:]),
+		user: binary.LittleEndian.Uint64(b[16:]), offset: binary.LittleEndian.Uint64(b[24:])}
+}
+
+// mapFile maps the region's file. A file that lies on a file system of which a page may have to be
+// waited for is refused: a thread that waits for a page cannot be stopped, and the collector of
+// garbage waits for it.
+func (r *region) mapFile(fd int) error {
+	if fd < 0 {
+		return errors.New("a region of the guest's memory has no descriptor")
+	}
+	if r.size == 0 || r.size > math.MaxInt64-r.offset || r.guest+r.size < r.guest ||
+		r.user+r.size < r.user || r.offset > math.MaxInt64 {
+		return fmt.Errorf("a region of the guest's memory has %d bytes at %#x: that cannot be",
+			r.size, r.guest)
+	}
+	var fs unix.Statfs_t
+	var st unix.Stat_t
+	if err := errors.Join(unix.Fstatfs(fd, &fs), unix.Fstat(fd, &st)); err != nil {
+		return fmt.Errorf("the guest's memory: %w", err)
+	}
+	if fs.Type != unix.TMPFS_MAGIC && fs.Type != unix.HUGETLBFS_MAGIC {
+		return errors.New("the guest's memory lies in a file that has to be waited for: use " +
+			"memfd, /dev/shm or huge pages")
+	}
+	if r.offset+r.size > uint64(st.Size) {
+		return fmt.Errorf("the guest's memory: the file ends at %d, its region at %d", st.Size,
+			r.offset+r.size)
+	}
+	length := r.offset + r.size
+	if fs.Type == unix.HUGETLBFS_MAGIC { // its mappings have whole pages
+		page := uint64(max(st.Blksize, 1))
+		length = (length + page - 1) / page * page
+	}
+	all, err := unix.Mmap(fd, 0, int(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("the guest's memory cannot be mapped: %w", err)
+	}
+	_ = unix.Madvise(all, unix.MADV_DONTDUMP) // a guest's memory is not for our core files
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	r.sealed = err == nil && seals&unix.F_SEAL_SHRINK != 0
+	r.mapping = &mapping{all: all}
+	r.mapping.refs.Store(1)
+	return nil
+}
+
+// with is a table with one more region.
+func (t *table) with(r region) (*table, error) {
+	if t != nil && len(t.regions) >= maxRegions {
+		r.mapping.release()
+		return nil, fmt.Errorf("the guest's memory has more than %d regions", maxRegions)
+	}
+	return newTable(append(t.kept(func(*region) bool { return true }), r))
+}
+
+// without is a table without a region.
+func (t *table) without(gone region) (*table, error) {
+	regions := t.kept(func(r *region) bool {
+		return r.guest != gone.guest || r.size != gone.size || r.user != gone.user
+	})
+	if t == nil || len(regions) == len(t.regions) {
+		for i := range regions {
+			regions[i].mapping.release()
+		}
+		return nil, fmt.Errorf("the guest's memory has no region of %d bytes at %#x to remove",
+			gone.size, gone.guest)
+	}
+	return newTable(regions)
+}
+
+// kept returns the regions for which which returns true, with a reference to each mapping.
+func (t *table) kept(which func(*region) bool) (all []region) {
+	if t == nil {
+		return nil
+	}
+	for i := range t.regions {
+		if r := &t.regions[i]; which(r) {
+			r.mapping.refs.Add(1)
+			all = append(all, *r)
+		}
+	}
+	return all
+}

@@ -1,0 +1,420 @@
+package vhostuser
+
+import (
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/serving"
+)
+
+const (
+	// lookFor is how long a queue looks at its ring after a request, before it sleeps until the
+	// driver kicks. To sleep and to be woken takes longer than that, and a guest that waits for one
+	// request before it makes the next one has it within that time.
+	lookFor = 30 * time.Microsecond
+	// stopTimeout is how long a ring that must stop waits for far content. QEMU stands still
+	// meanwhile, and the person at its monitor, too.
+	stopTimeout = 30 * time.Second
+)
+
+// lookers is how many queues look at their rings now. They must leave processors to the others.
+var lookers atomic.Int32
+
+// queue executes the requests of one ring. A goroutine has the role of the reader: it takes
+// requests and executes them. When one of them takes long, another goroutine gets the role
+// (serving.Reader). The message loop of the connection starts and stops it; nothing else changes
+// what the front end has set.
+type queue struct {
+	c     *conn
+	index int
+
+	mu    sync.Mutex
+	ring  ring    // guarded by mu while the queue runs
+	table *table  // guarded by mu; nil: the guest has no memory yet
+	call  *caller // guarded by mu; tells the driver; nil: nothing does
+	// guarded by mu; requests of an earlier connection that come before those of the ring
+	resumed  []uint16
+	inflight *inflight // guarded by mu while the queue runs
+
+	kick    int // the eventfd by which the driver tells; -1: none
+	enabled atomic.Bool
+	running bool
+	role    *serving.Reader
+	active  sync.WaitGroup // goroutines that execute its requests
+	stop    atomic.Bool
+	sleeper sleeper
+}
+
+// sleeper waits for the driver's kicks, or for our own wake.
+type sleeper struct {
+	epoll, wake int
+	events      [2]unix.EpollEvent
+}
+
+// open makes a sleeper that waits for an eventfd. Each write of one end of it is an edge, so it is
+// never read: a sleep costs one system call.
+func (s *sleeper) open(kick int) (err error) {
+	s.close()
+	if s.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return err
+	}
+	if s.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return err
+	}
+	for _, fd := range []int{kick, s.wake} {
+		err := unix.EpollCtl(s.epoll, unix.EPOLL_CTL_ADD, fd,
+			&unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(fd)})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sleeper) close() {
+	closeFD(s.epoll)
+	closeFD(s.wake)
+	s.epoll, s.wake = -1, -1
+}
+
+func (s *sleeper) sleep() {
+	_, _ = unix.EpollWait(s.epoll, s.events[:], -1)
+}
+
+func (s *sleeper) wakeUp() { tell(s.wake) }
+
+// tell adds one to an eventfd.
+func tell(fd int) {
+	one := [8]byte{1}
+	_, _ = unix.Write(fd, one[:])
+}
+
+// caller is the eventfd that tells the driver of used requests. A write of it can wait for the
+// front end, if that wants it, so nobody holds a lock meanwhile.
+type caller struct {
+	fd   int
+	refs atomic.Int32
+}
+
+func newCaller(fd int) *caller {
+	c := &caller{fd: fd}
+	c.refs.Store(1)
+	return c
+}
+
+func (c *caller) release() {
+	if c != nil && c.refs.Add(-1) == 0 {
+		_ = unix.Close(c.fd)
+	}
+}
+
+// drain lets a write go on that waits for the front end.
+func (c *caller) drain() {
+	if c != nil {
+		var b [8]byte
+		_, _ = unix.Preadv2(c.fd, [][]byte{b[:]}, -1, unix.RWF_NOWAIT)
+	}
+}
+
+// start begins to execute requests.
+func (q *queue) start() error {
+	if err := q.ring.place(q.table); err != nil {
+		return err
+	}
+	if err := q.begin(); err != nil {
+		return err
+	}
+	if err := q.sleeper.open(q.kick); err != nil {
+		return err
+	}
+	q.stop.Store(false)
+	q.running = true
+	q.role = q.c.srv.disks.NewReader(q.loop, func() {
+		q.c.srv.disks.Memory.Charge(stackCharge)
+		q.active.Add(1)
+	})
+	q.active.Add(1)
+	go q.role.Run()
+	return nil
+}
+
+// begin finds out where the ring stands.
+func (q *queue) begin() error {
+	r := &q.ring
+	clear(r.taken)
+	r.flags = 0
+	r.usedNext = load16(r.used, 2)
+	r.rung = r.usedNext
+	r.eventIdx = q.c.features&featureEventIdx != 0
+	q.inflight = q.c.region.of(q.index, r.num)
+	heads, err := q.inflight.resume(r.usedNext)
+	if err != nil {
+		return err
+	}
+	for _, head := range heads {
+		if err := r.hold(head); err != nil {
+			return err
+		}
+	}
+	if q.inflight != nil {
+		r.next = r.usedNext + uint16(len(heads))
+	}
+	q.resumed = heads
+	return nil
+}
+
+// halt stops taking requests, and returns when those that were taken have ended. If they wait for
+// far content, they are given up: at once, if the connection has ended, and otherwise after
+// stopTimeout.
+func (q *queue) halt() {
+	if !q.running {
+		return
+	}
+	q.stop.Store(true)
+	q.sleeper.wakeUp()
+	late := time.AfterFunc(stopTimeout, func() { q.c.giveUp(q) })
+	defer late.Stop()
+	ended := make(chan struct{})
+	go func() {
+		q.active.Wait()
+		close(ended)
+	}()
+	for done := false; !done; {
+		select {
+		case <-ended:
+			done = true
+		case <-time.After(100 * time.Millisecond):
+			q.drain()
+		}
+	}
+	q.running = false
+	q.role.Close()
+	q.sleeper.close()
+}
+
+// drain lets goroutines end that wait until the front end takes what it is told.
+func (q *queue) drain() {
+	q.mu.Lock()
+	call := q.call
+	if call != nil {
+		call.refs.Add(1)
+	}
+	q.mu.Unlock()
+	call.drain()
+	call.release()
+}
+
+// remap moves a queue to another table of memory. Requests under way keep the former one. After an
+// error the queue keeps it, too.
+func (q *queue) remap(t *table) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.running {
+		if err := q.ring.place(t); err != nil {
+			return err
+		}
+	}
+	if t != nil {
+		t.refs.Add(1)
+	}
+	q.table.release()
+	q.table = t
+	return nil
+}
+
+// address sets where the ring lies. It may run.
+func (q *queue) address(desc, used, avail, log uint64, logged bool) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	r := &q.ring
+	r.descUser, r.usedUser, r.availUser, r.usedGuest, r.logged = desc, used, avail, log, logged
+	if !q.running {
+		return nil
+	}
+	return r.place(q.table)
+}
+
+// setCall replaces what tells the driver.
+func (q *queue) setCall(call *caller) {
+	q.mu.Lock()
+	former := q.call
+	q.call = call
+	if call != nil {
+		call.refs.Add(1)
+	}
+	q.mu.Unlock()
+	former.release()
+	if call != nil { // what was told to nobody is told now
+		tell(call.fd)
+		call.release()
+	}
+}
+
+// loop is what a goroutine with the role does.
+func (q *queue) loop(turn *serving.Turn) {
+	defer q.active.Done()
+	run := &run{Turn: turn, q: q}
+	run.r.Executor = run
+	err := run.work()
+	if !run.Reading {
+		q.c.srv.disks.Memory.Charge(-stackCharge)
+	}
+	if err != nil {
+		q.c.fail(err)
+	}
+}
+
+// work takes and executes requests until the queue stops or another goroutine has the role.
+func (run *run) work() (err error) {
+	debug.SetPanicOnFault(true)
+	defer func() {
+		if p := recover(); p != nil {
+			run.Leave()
+			err = run.q.c.panicked(p)
+		}
+	}()
+	for {
+		ok, err := run.q.next(run)
+		if err != nil || !ok {
+			return err
+		}
+		if err := run.serve(); err != nil {
+			return err
+		}
+		if !run.Reading {
+			return nil
+		}
+	}
+}
+
+// next takes the next request. It returns false if the queue stops.
+func (q *queue) next(run *run) (ok bool, err error) {
+	for looked := false; ; {
+		if q.stop.Load() {
+			return false, nil
+		}
+		enabled := q.enabled.Load()
+		if enabled {
+			ok, err := q.take(run)
+			if ok || err != nil {
+				return ok, err
+			}
+			if !looked && run.busy {
+				looked = true
+				if q.look() {
+					continue
+				}
+			}
+			if !q.await() {
+				continue
+			}
+		}
+		run.busy = false
+		q.sleeper.sleep()
+		looked = true
+		if q.stop.Load() {
+			return false, nil
+		}
+		q.quiet()
+	}
+}
+
+// take fills run with the next request, if there is one.
+func (q *queue) take(run *run) (ok bool, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var head uint16
+	if len(q.resumed) > 0 {
+		head, ok = q.resumed[0], true
+		q.resumed = q.resumed[1:]
+	} else {
+		if head, ok, err = q.ring.take(); !ok || err != nil {
+			return false, err
+		}
+		q.inflight.took(head)
+	}
+	if err := q.ring.read(head, q.table, &run.chain); err != nil {
+		return false, err
+	}
+	q.table.refs.Add(1)
+	run.table, run.busy, run.arrived = q.table, true, time.Now()
+	return true, nil
+}
+
+// look waits for a request for a moment, without sleep. It returns whether there may be one.
+func (q *queue) look() bool {
+	if int(lookers.Add(1)) > max(1, runtime.GOMAXPROCS(0)/2) {
+		lookers.Add(-1)
+		return false
+	}
+	defer lookers.Add(-1)
+	for begun := time.Now(); time.Since(begun) < lookFor; {
+		if q.waiting() || q.stop.Load() {
+			return true
+		}
+	}
+	return false
+}
+
+func (q *queue) waiting() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.ring.waiting()
+}
+
+func (q *queue) await() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.resumed) == 0 && q.ring.await()
+}
+
+func (q *queue) quiet() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.ring.quiet()
+}
+
+// put gives a request back to the driver.
+func (q *queue) put(head uint16, written uint32) {
+	if call := q.show(head, written); call != nil {
+		tell(call.fd)
+		call.release()
+	}
+}
+
+// show shows the driver that a request is done. It returns what to tell it by; nil: it need not be
+// told.
+func (q *queue) show(head uint16, written uint32) *caller {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.inflight.putting(head)
+	q.ring.put(head, written, &q.c.dirty)
+	q.inflight.put(head, q.ring.usedNext)
+	if !q.ring.mustRing() || q.call == nil {
+		return nil
+	}
+	q.call.refs.Add(1)
+	return q.call
+}
+
+// enable lets a ring be served, or not.
+func (q *queue) enable(on bool) {
+	q.enabled.Store(on)
+	if q.running {
+		q.sleeper.wakeUp()
+	}
+}
+
+// close ends the queue.
+func (q *queue) close() {
+	q.halt()
+	q.sleeper.close()
+	q.call.release()
+	closeFD(q.kick)
+	q.table.release()
+}

@@ -1,0 +1,256 @@
+package vhostuser
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+)
+
+// Descriptors of a split virtqueue, virtio 1.2, section 2.7.5.
+const (
+	descSize     = 16
+	descNext     = 1 << 0
+	descWrite    = 1 << 1 // the device writes it
+	descIndirect = 1 << 2
+)
+
+const (
+	// maxRing is the longest ring that virtio allows.
+	maxRing = 32768
+	// maxChain is the most descriptors of a request. QEMU has the same limit.
+	maxChain = 1024
+	// availNoInterrupt and usedNoNotify ask the other side not to ring.
+	availNoInterrupt = 1
+	usedNoNotify     = 1
+)
+
+// ring is a split virtqueue from the device's side. The driver may write any part of it at any
+// time, so each value is read once. Its methods are not for concurrent use. They read and write the
+// guest's memory, which can fault: see fault.
+type ring struct {
+	num uint32 // descriptors, a power of two
+
+	// As the front end has set them: addresses in its own memory, and for the dirty log in the
+	// guest's.
+	descUser, availUser, usedUser uint64
+	usedGuest                     uint64
+	logged                        bool // pages of the used ring are in the dirty log
+
+	desc, avail, used []byte // nil: not mapped
+
+	next     uint16 // index of the next available entry
+	usedNext uint16 // index of the next used entry
+	rung     uint16 // usedNext when the driver was rung last
+	eventIdx bool
+
+	flags uint16   // what the driver sees of the device's
+	taken []uint64 // a bit for each head that the device has
+	fence atomic.Uint32
+}
+
+func isTaken(bits []uint64, head uint16) bool { return bits[head/64]&(1<<(head%64)) != 0 }
+
+// place finds the ring in a table of memory. After an error it stays where it was.
+func (r *ring) place(t *table) (err error) {
+	n := uint64(r.num)
+	if n == 0 || n > maxRing || n&(n-1) != 0 {
+		return fmt.Errorf("a ring has %d descriptors: that is no power of two up to %d", n, maxRing)
+	}
+	if r.descUser%16 != 0 || r.availUser%2 != 0 || r.usedUser%4 != 0 {
+		return errors.New("a ring is not aligned")
+	}
+	if t == nil {
+		return errors.New("a ring begins before the guest has memory")
+	}
+	// Both rings have one more index at their end, for EVENT_IDX.
+	desc, err := t.atUser(r.descUser, descSize*n)
+	if err != nil {
+		return err
+	}
+	avail, err := t.atUser(r.availUser, 2*n+6)
+	if err != nil {
+		return err
+	}
+	used, err := t.atUser(r.usedUser, 8*n+6)
+	if err != nil {
+		return err
+	}
+	if uintptr(unsafe.Pointer(&used[0]))%4 != 0 || uintptr(unsafe.Pointer(&avail[0]))%2 != 0 {
+		return errors.New("a ring is not aligned")
+	}
+	r.desc, r.avail, r.used = desc, avail, used
+	if len(r.taken) != int(n+63)/64 {
+		r.taken = make([]uint64, (n+63)/64)
+	}
+	return nil
+}
+
+// load16 reads two bytes at once, in order with all other such accesses. The word around them is in
+// the same page.
+func load16(b []byte, off uint64) uint16 {
+	at := uintptr(unsafe.Pointer(&b[off : off+2][0]))
+	shift := (at & 2) * 8
+	word := unsafe.Add(unsafe.Pointer(&b[off]), -int(at&2))
+	return uint16(atomic.LoadUint32((*uint32)(word)) >> shift)
+}
+
+func (r *ring) availIndex() uint16 { return load16(r.avail, 2) }
+
+// setUsed shows the driver the index of the used ring and our flags, in order with all other such
+// accesses.
+func (r *ring) setUsed() {
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&r.used[0])),
+		uint32(r.flags)|uint32(r.usedNext)<<16)
+}
+
+// errJump and the like say how a driver has broken its ring.
+var (
+	errJump    = errors.New("the driver's index has jumped beyond the ring")
+	errHead    = errors.New("the driver gives a descriptor that the ring does not have")
+	errTwice   = errors.New("the driver gives a descriptor twice")
+	errLoop    = errors.New("a chain of descriptors has no end")
+	errOrder   = errors.New("memory to read comes behind memory to write")
+	errTable   = errors.New("a table of indirect descriptors is not one")
+	errOutside = errors.New("a descriptor lies outside of the guest's memory")
+	errLength  = errors.New("a request has more than 4 GiB of memory")
+)
+
+// waiting reports whether the driver has given something that was not taken.
+func (r *ring) waiting() bool { return r.availIndex() != r.next }
+
+// take takes the head of the next request. It returns false if there is none.
+func (r *ring) take() (head uint16, ok bool, err error) {
+	ready := r.availIndex() - r.next
+	switch {
+	case ready == 0:
+		return 0, false, nil
+	case uint32(ready) > r.num:
+		return 0, false, errJump
+	}
+	head = load16(r.avail, 4+2*(uint64(r.next)&uint64(r.num-1)))
+	if err := r.hold(head); err != nil {
+		return 0, false, err
+	}
+	r.next++
+	return head, true, nil
+}
+
+// hold notes that the device has a request.
+func (r *ring) hold(head uint16) error {
+	switch {
+	case uint32(head) >= r.num:
+		return errHead
+	case isTaken(r.taken, head):
+		return errTwice
+	}
+	r.taken[head/64] |= 1 << (head % 64)
+	return nil
+}
+
+// descriptor is one as it was when it was read, once.
+type descriptor struct {
+	addr  uint64
+	len   uint32
+	flags uint16
+	next  uint16
+}
+
+func readDescriptor(b []byte, i uint64) descriptor {
+	var copied [descSize]byte
+	copy(copied[:], b[i*descSize:])
+	return descriptor{addr: binary.LittleEndian.Uint64(copied[:]),
+		len:   binary.LittleEndian.Uint32(copied[8:]),
+		flags: binary.LittleEndian.Uint16(copied[12:]),
+		next:  binary.LittleEndian.Uint16(copied[14:])}
+}
+
+// read fills c with the request that begins at a head.
+func (r *ring) read(head uint16, t *table, c *chain) error {
+	c.reset(head)
+	total := uint64(0)
+	descs, num, indirect := r.desc, r.num, false
+	for i, seen := uint32(head), uint32(0); ; seen++ {
+		if seen >= num || seen >= maxChain {
+			return errLoop
+		}
+		d := readDescriptor(descs, uint64(i))
+		if d.flags&descIndirect != 0 {
+			if indirect || d.flags&descNext != 0 || d.len == 0 || d.len%descSize != 0 ||
+				d.len > maxRing*descSize {
+				return errTable
+			}
+			// It may lie in several pieces in theory only: no driver makes such a table.
+			if descs = t.at(d.addr, uint64(d.len)); uint64(len(descs)) != uint64(d.len) {
+				return errOutside
+			}
+			num, indirect, i = d.len/descSize, true, 0
+			seen = ^uint32(0) // counted again from 0
+			continue
+		}
+		if total += uint64(d.len); total > 1<<32 {
+			return errLength
+		}
+		if err := c.add(t, d); err != nil {
+			return err
+		}
+		if d.flags&descNext == 0 {
+			return nil
+		}
+		if i = uint32(d.next); i >= num {
+			return errHead
+		}
+	}
+}
+
+// put gives a request back, into whose memory that many bytes were written.
+func (r *ring) put(head uint16, written uint32, log *dirtyLog) {
+	off := 4 + 8*(uint64(r.usedNext)&uint64(r.num-1))
+	binary.LittleEndian.PutUint32(r.used[off:], uint32(head))
+	binary.LittleEndian.PutUint32(r.used[off+4:], written)
+	r.usedNext++
+	r.taken[head/64] &^= 1 << (head % 64)
+	if r.logged {
+		log.mark(r.usedGuest+off, 8)
+		log.mark(r.usedGuest, 4)
+	}
+	r.setUsed()
+}
+
+// mustRing reports whether the driver wants to be told of what was put back since it was told last,
+// virtio 1.2, section 2.7.7.2.
+func (r *ring) mustRing() bool {
+	before := r.rung
+	if !r.eventIdx {
+		r.rung = r.usedNext
+		return load16(r.avail, 0)&availNoInterrupt == 0
+	}
+	event := load16(r.avail, 4+2*uint64(r.num))
+	if r.usedNext-event-1 >= r.usedNext-before {
+		return false
+	}
+	r.rung = r.usedNext
+	return true
+}
+
+// quiet asks the driver not to kick, because the device looks at the ring by itself.
+func (r *ring) quiet() {
+	if !r.eventIdx && r.flags == 0 { // otherwise it kicks where await has asked for it only
+		r.flags = usedNoNotify
+		r.setUsed()
+	}
+}
+
+// await asks the driver for a kick when something comes. It returns false if something is here
+// already: then the driver may not kick.
+func (r *ring) await() bool {
+	if r.eventIdx {
+		binary.LittleEndian.PutUint16(r.used[4+8*uint64(r.num):], r.next)
+		r.fence.Store(0) // the index is read after this
+	} else {
+		r.flags = 0
+		r.setUsed()
+	}
+	return !r.waiting()
+}

@@ -1,0 +1,299 @@
+package vhostuser
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
+)
+
+// Options are those of a Server.
+type Options struct {
+	Disks *serving.Disks
+	Log   *zap.Logger // nil: no log
+	// Dir is where the sockets are made, one for each disk.
+	Dir string
+	// UIDs are the users who may connect, apart from those of this process and root.
+	UIDs []uint32
+	// Crowd limits the connections.
+	Crowd serving.Crowd
+	// ReconnectDelay is the longest delay of a client whose connections have failed several times
+	// within the last minute. Default 2 s; less than 0: there is none.
+	ReconnectDelay time.Duration
+}
+
+// Server serves disks by vhost-user-blk. Any number of goroutines may call the methods.
+type Server struct {
+	disks *serving.Disks
+	log   *zap.Logger
+	dir   string
+	uids  []uint32
+	conns *serving.Connections[*conn]
+
+	mu       sync.Mutex
+	refusing error                     // guarded by mu; see Refuse
+	exports  map[*serving.Disk]*export // guarded by mu
+}
+
+// export is a disk at its socket.
+type export struct {
+	disk   *serving.Disk
+	l      net.Listener
+	export string // what the socket is called, without .sock
+	path   string
+	name   string // of the clients: serving.SocketPrefix and the path
+
+	mu   sync.Mutex
+	conn *conn // guarded by mu; who uses the disk; nil: nobody
+}
+
+// New makes a server, and a front end of the disks. There must be no disk yet.
+func New(opt Options) (*Server, error) {
+	s := &Server{disks: opt.Disks, log: opt.Log, dir: opt.Dir, uids: opt.UIDs,
+		conns: serving.NewConnections[*conn](opt.Crowd,
+			cmp.Or(opt.ReconnectDelay, 2*time.Second)),
+		exports: map[*serving.Disk]*export{}}
+	if s.log == nil {
+		s.log = zap.NewNop()
+	}
+	if !serving.ValidName(serving.SocketPrefix + filepath.Join(s.dir, "x.sock")) {
+		return nil, fmt.Errorf("vhost-user: the directory %q is a part of the names of clients, "+
+			"so it is short and has no spaces", s.dir)
+	}
+	if err := s.disks.Serve(front{s}); err != nil {
+		return nil, fmt.Errorf("vhost-user: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Server) permitted(uid uint32) bool {
+	return uid == 0 || int(uid) == os.Geteuid() || slices.Contains(s.uids, uid)
+}
+
+// Refuse refuses every disk from now on: clients are cut off, and whoever connects is. It is for
+// disks that must not be used, whatever clients believe. A later reason takes the place of this
+// one; nil ends it.
+func (s *Server) Refuse(reason error) {
+	s.mu.Lock()
+	s.refusing = reason
+	s.mu.Unlock()
+	if reason != nil {
+		s.end(func(*conn) bool { return true }, fmt.Errorf("%w: %w", errRefused, reason))
+	}
+}
+
+func (s *Server) refusal() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refusing
+}
+
+func (s *Server) end(which func(*conn) bool, err error) {
+	for _, c := range s.conns.All(which) {
+		c.fail(err)
+	}
+}
+
+// socketName is what the socket of a disk is called, without .sock: the disk's name, or its number
+// if the name cannot be that of a socket or is another one's.
+func (s *Server) socketName(d *serving.Disk) string {
+	name := d.Name
+	if name == "" || strings.ContainsAny(name, "/\\") || strings.HasPrefix(name, ".") ||
+		!serving.ValidName(serving.SocketPrefix+filepath.Join(s.dir, name+".sock")) {
+		return strconv.Itoa(int(d.Number))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, other := range s.exports {
+		if other.export == name {
+			return strconv.Itoa(int(d.Number))
+		}
+	}
+	return name
+}
+
+// add makes the socket of a disk.
+func (s *Server) add(d *serving.Disk) error {
+	name := s.socketName(d)
+	path := filepath.Join(s.dir, name+".sock")
+	l, err := socket.ListenUnix(path)
+	if err != nil {
+		return fmt.Errorf("vhost-user socket %q: %w", path, err)
+	}
+	e := &export{disk: d, l: l, export: name, path: path, name: serving.SocketPrefix + path}
+	s.mu.Lock()
+	s.exports[d] = e
+	s.mu.Unlock()
+	go func() {
+		err := s.conns.Accept(l, func(nc net.Conn) *conn { return s.newConn(nc, e) },
+			func(err error) {
+				s.log.Warn("a vhost-user client cannot be accepted now: trying again",
+					zap.String("socket", path), zap.Error(err))
+			})
+		if err != nil && !errors.Is(err, net.ErrClosed) {
+			s.log.Error("a vhost-user socket takes no clients any more",
+				zap.String("socket", path), zap.Error(err))
+		}
+	}()
+	return nil
+}
+
+// takeTimeout is how long a client waits for the one before it, which may have gone without our
+// having seen that.
+const takeTimeout = 500 * time.Millisecond
+
+// take makes a connection the one that uses the export.
+func (e *export) take(c *conn) error {
+	for timeout := time.After(takeTimeout); ; {
+		e.mu.Lock()
+		former := e.conn
+		if former == nil {
+			e.conn = c
+		}
+		e.mu.Unlock()
+		if former == nil {
+			return nil
+		}
+		select {
+		case <-former.gone:
+		case <-timeout:
+			return errBusy
+		}
+	}
+}
+
+// leave lets another connection use the export.
+func (e *export) leave(c *conn) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.conn == c {
+		e.conn = nil
+		close(c.gone)
+	}
+}
+
+// Socket is the path of a disk's socket, by its number; "": there is none.
+func (s *Server) Socket(number uint16) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for d, e := range s.exports {
+		if d.Number == number && !d.Removed() {
+			return e.path
+		}
+	}
+	return ""
+}
+
+// Sessions returns the connections, the oldest one first.
+func (s *Server) Sessions() []status.Session {
+	return s.sessions(func(status.Session) bool { return true }, func(*conn) {})
+}
+
+// EndSessions ends the connections for which which returns true, at once, and returns them. Their
+// clients may connect again. When EndSessions returns, none of them claims a disk any more, unless
+// a write is under way.
+func (s *Server) EndSessions(which func(status.Session) bool) []status.Session {
+	return s.sessions(which, func(c *conn) {
+		c.fail(errKicked)
+		c.client.Detach()
+	})
+}
+
+func (s *Server) sessions(which func(status.Session) bool, f func(*conn)) []status.Session {
+	return serving.Sessions(s.conns.All((*conn).admitted), which, f)
+}
+
+func (c *conn) admitted() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.client != nil
+}
+
+// Shutdown refuses new clients, ends the connections, and waits for what is under way. Requests
+// that wait for far content are given up; the front end has them in its region of requests in
+// flight, and gives them to the next daemon. If the context ends first, it returns its error.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.conns.Close()
+	s.end(func(*conn) bool { return true }, errShutdown)
+	return s.conns.Wait(ctx)
+}
+
+// front is the server as a front end of the disks in use.
+type front struct{ *Server }
+
+// Added implements serving.Front.
+func (f front) Added(d *serving.Disk) error { return f.add(d) }
+
+// Removed implements serving.Front: the socket goes, and who is connected.
+func (f front) Removed(d *serving.Disk) {
+	f.mu.Lock()
+	e := f.exports[d]
+	delete(f.exports, d)
+	f.mu.Unlock()
+	if e == nil {
+		return
+	}
+	_ = e.l.Close()
+	f.end(func(c *conn) bool { return c.disk == d }, serving.ErrRemoved)
+}
+
+// Resized implements serving.Front: guests see it at once.
+func (f front) Resized(d *serving.Disk) {
+	for _, c := range f.conns.All(func(c *conn) bool { return c.disk == d }) {
+		c.resized()
+	}
+}
+
+// Protected implements serving.Front. Writes are refused from now on. A guest learns it when it
+// starts again: the protocol has no news of it.
+func (f front) Protected(*serving.Disk) {}
+
+// Shared implements serving.Front.
+func (f front) Shared(*serving.Disk) {}
+
+// Bars implements serving.Front. The protocol has no reservations.
+func (f front) Bars(*serving.Disk, bool) error { return nil }
+
+// Holders implements serving.Front. Without a connection nobody holds anything.
+func (f front) Holders(*serving.Disk) []string { return nil }
+
+// Fence implements serving.Front.
+func (f front) Fence(d *serving.Disk, fenced func(string) bool) (serving.Fencing, error) {
+	return fencing{f.Server, d, fenced}, nil
+}
+
+// fencing is a fence of clients.
+type fencing struct {
+	srv    *Server
+	disk   *serving.Disk
+	fenced func(name string) bool
+}
+
+// Commit implements serving.Fencing.
+func (fencing) Commit() {}
+
+// Undo implements serving.Fencing.
+func (fencing) Undo() error { return nil }
+
+// Finish implements serving.Fencing: requests that wait for far content are given up.
+func (f fencing) Finish() {
+	for _, c := range f.srv.conns.All(func(c *conn) bool {
+		return c.disk == f.disk && f.fenced(c.at.name)
+	}) {
+		c.giveUp(nil)
+	}
+}

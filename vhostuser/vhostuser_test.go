@@ -1,0 +1,413 @@
+package vhostuser
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
+	"kubevirt.io/disk/vhostuser/vhosttest"
+)
+
+const diskSize = 8 << 20
+
+// served is a server with one disk, LUN 1, called a.
+type served struct {
+	*Server
+	disks  *serving.Disks
+	logs   *observer.ObservedLogs
+	socket string
+}
+
+// serve serves a disk, made by opt if it changes the options.
+func serve(t testing.TB, d disk.Disk, opt ...func(*serving.Options)) *served {
+	t.Helper()
+	core, logs := observer.New(zap.DebugLevel)
+	disks := serving.New(serving.Config{Log: zap.New(core)})
+	dir := t.TempDir()
+	s, err := New(Options{Disks: disks, Dir: dir, Log: zap.New(core), ReconnectDelay: -1})
+	require.NoError(t, err)
+	v := &served{s, disks, logs, filepath.Join(dir, "a.sock")}
+	v.add(t, d, opt...)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.NoError(t, s.Shutdown(ctx))
+	})
+	return v
+}
+
+func (v *served) add(t testing.TB, d disk.Disk, opt ...func(*serving.Options)) {
+	t.Helper()
+	o := serving.Options{Number: 1, Name: "a", Disk: d,
+		Identity: disk.IdentityOf([18]byte{1, 2, 3})}
+	for _, change := range opt {
+		change(&o)
+	}
+	require.NoError(t, v.disks.Add(o))
+}
+
+func (v *served) dial(t testing.TB, o vhosttest.Options) *vhosttest.Driver {
+	t.Helper()
+	d, err := vhosttest.Dial(v.socket, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+// said returns how many lines of the log have that message.
+func (v *served) said(message string) int { return v.logs.FilterMessage(message).Len() }
+
+func random(n int, seed uint64) []byte {
+	p := make([]byte, n)
+	disktest.Fill(p, rand.New(rand.NewPCG(seed, 1)))
+	return p
+}
+
+// TestRequests: what a driver may ask for, cut into descriptors in every way, with and without
+// sealed memory.
+func TestRequests(t *testing.T) {
+	layouts := map[string]vhosttest.Layout{
+		"plain":    {},
+		"indirect": {Indirect: true},
+		"cut":      {Header: []int{1, 14, 1}, Data: []int{512, 1, 511, 3000}, Indirect: true},
+		"joined":   {JoinHeader: true, JoinStatus: true, Data: []int{1000}, Indirect: true},
+		"pages":    {Data: []int{4096}, Indirect: true},
+		"regions":  {Data: []int{4096}, Regions: true},
+	}
+	for _, unsealed := range []bool{false, true} {
+		for name, layout := range layouts {
+			t.Run(fmt.Sprintf("%s, unsealed %v", name, unsealed), func(t *testing.T) {
+				v := serve(t, disktest.NewMemory(diskSize))
+				exercise(t, v.dial(t, vhosttest.Options{Layout: layout, Queues: 2,
+					Regions: []vhosttest.RegionOptions{
+						{Addr: 1 << 30, Size: 16 << 20, Unsealed: unsealed},
+						{Addr: 1 << 32, Size: 16 << 20, Unsealed: unsealed}}}))
+			})
+		}
+	}
+}
+
+// exercise compares a disk with what was written to it.
+func exercise(t *testing.T, d *vhosttest.Driver) {
+	t.Helper()
+	want, last := random(1<<18, 7), d.Queues()-1
+	for off := 0; off < len(want); {
+		n := min(512*(1+off/512%150), len(want)-off)
+		require.NoError(t, d.Write(off/512%d.Queues(), int64(off), want[off:off+n]))
+		off += n
+	}
+	require.NoError(t, d.Flush(last))
+	require.NoError(t, d.Discard(0, vhosttest.Range{Sector: 16, Count: 8}))
+	require.NoError(t, d.WriteZeroes(last, vhosttest.Range{Sector: 64, Count: 16, Unmap: true},
+		vhosttest.Range{Sector: 101, Count: 3}))
+	for _, r := range [][2]int{{16, 8}, {64, 16}, {101, 3}} {
+		clear(want[r[0]*512 : (r[0]+r[1])*512])
+	}
+	for _, size := range []int{512, 65536, 1 << 18} {
+		got := make([]byte, size)
+		for off := 0; off < len(want); off += size {
+			require.NoError(t, d.Read(0, int64(off), got))
+			require.True(t, bytes.Equal(want[off:off+size], got), "%d bytes at %d", size, off)
+		}
+	}
+	id, err := d.ID(0)
+	require.NoError(t, err)
+	require.Equal(t, disk.IdentityOf([18]byte{1, 2, 3}).Serial, id)
+}
+
+// TestRefusals: requests that the disk cannot execute get an error, and the ring goes on.
+func TestRefusals(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	d := v.dial(t, vhosttest.Options{})
+	const last = diskSize / 512
+	for name, c := range map[string]vhosttest.Command{
+		"beyond the end":     {Type: vhosttest.TypeRead, Sector: last, In: 512},
+		"over the end":       {Type: vhosttest.TypeRead, Sector: last - 1, In: 1024},
+		"sector overflows":   {Type: vhosttest.TypeRead, Sector: 1 << 55, In: 512},
+		"sector is negative": {Type: vhosttest.TypeWrite, Sector: 1<<64 - 1,
+			Out: make([]byte, 512)},
+		"half a sector":      {Type: vhosttest.TypeWrite, Out: make([]byte, 700)},
+		"short serial":       {Type: vhosttest.TypeGetID, In: 19},
+		"range too long": {Type: vhosttest.TypeDiscard,
+			Out: vhosttest.Ranges(vhosttest.Range{Count: 1 << 31})},
+		"range outside": {Type: vhosttest.TypeWriteZeroes,
+			Out: vhosttest.Ranges(vhosttest.Range{Sector: last, Count: 1})},
+		"half a range": {Type: vhosttest.TypeDiscard, Out: make([]byte, 15)},
+	} {
+		_, err := d.Do(0, c)
+		var status *vhosttest.StatusError
+		require.ErrorAs(t, err, &status, name)
+	}
+	_, err := d.Do(0, vhosttest.Command{Type: 99})
+	var status *vhosttest.StatusError
+	require.ErrorAs(t, err, &status)
+	require.EqualValues(t, vhosttest.StatusUnsupported, status.Status)
+	exercise(t, d)
+}
+
+// TestConfiguration: what the guest sees of the disk.
+func TestConfiguration(t *testing.T) {
+	for _, block := range []int{512, 4096} {
+		v := serve(t, disktest.NewMemory(diskSize),
+			func(o *serving.Options) { o.BlockSize = block })
+		d := v.dial(t, vhosttest.Options{})
+		c, err := d.Config()
+		require.NoError(t, err)
+		require.EqualValues(t, diskSize/512, c.Capacity)
+		require.EqualValues(t, block, c.BlockSize)
+		require.EqualValues(t, 4096, block<<c.PhysicalExponent)
+		require.True(t, c.WriteBack)
+		require.NotZero(t, d.Features&featureFlush)
+		require.Zero(t, d.Features&featureReadOnly)
+		require.EqualValues(t, maxQueues, d.MaxQueues)
+	}
+}
+
+// TestWriteCache: a guest that has turned the write cache off, or that cannot flush, has its writes
+// durable when they end.
+func TestWriteCache(t *testing.T) {
+	fault := disktest.NewFault(disktest.NewMemory(diskSize))
+	v := serve(t, fault)
+	d := v.dial(t, vhosttest.Options{})
+	write := func() (flushes int) {
+		before := fault.Calls(disktest.OpFlush)
+		require.NoError(t, d.Write(0, 0, make([]byte, 512)))
+		return fault.Calls(disktest.OpFlush) - before
+	}
+	require.Zero(t, write())
+	require.NoError(t, d.SetWriteCache(false))
+	require.Equal(t, 1, write())
+	require.NoError(t, d.WriteZeroes(0, vhosttest.Range{Count: 1, Unmap: true}))
+	require.Equal(t, 2, fault.Calls(disktest.OpFlush))
+	require.NoError(t, d.SetWriteCache(true))
+	require.Zero(t, write())
+	require.NoError(t, d.Close())
+	d = v.dial(t, vhosttest.Options{Features: ^uint64(featureFlush)})
+	require.Equal(t, 1, write())
+}
+
+// TestReadOnly: a disk that cannot be written says so, and refuses writes of who does not listen.
+func TestReadOnly(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize), func(o *serving.Options) { o.ReadOnly = true })
+	d := v.dial(t, vhosttest.Options{})
+	require.NotZero(t, d.Offered&featureReadOnly)
+	require.Error(t, d.Write(0, 0, make([]byte, 512)))
+	require.NoError(t, d.Read(0, 0, make([]byte, 512)))
+}
+
+// TestOneConnection: a second client is refused while the first one is there, and the next one is
+// not.
+func TestOneConnection(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	d := v.dial(t, vhosttest.Options{})
+	_, err := vhosttest.Dial(v.socket, vhosttest.Options{})
+	require.Error(t, err)
+	require.NoError(t, d.Write(0, 0, random(512, 1)))
+	for range 20 {
+		require.NoError(t, d.Close())
+		d = v.dial(t, vhosttest.Options{})
+		require.NoError(t, d.Read(0, 0, make([]byte, 512)))
+	}
+}
+
+// TestGrow: a guest sees at once that its disk has grown.
+func TestGrow(t *testing.T) {
+	m := &growing{Memory: disktest.NewMemory(2 * diskSize)}
+	m.size = diskSize
+	v := serve(t, m)
+	d := v.dial(t, vhosttest.Options{})
+	require.Error(t, d.Read(0, diskSize, make([]byte, 512)))
+	m.mu.Lock()
+	m.size = 2 * diskSize
+	m.mu.Unlock()
+	require.NoError(t, v.disks.Resize(1))
+	<-d.ConfigChanges()
+	c, err := d.Config()
+	require.NoError(t, err)
+	require.EqualValues(t, 2*diskSize/512, c.Capacity)
+	require.NoError(t, d.Read(0, diskSize, make([]byte, 512)))
+}
+
+type growing struct {
+	*disktest.Memory
+	mu   sync.Mutex
+	size int64
+}
+
+func (g *growing) Size() int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.size
+}
+
+// TestEnds: an operator ends a session, a disk is removed, the disks are refused.
+func TestEnds(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	d := v.dial(t, vhosttest.Options{})
+	require.NoError(t, d.Write(0, 0, make([]byte, 512)))
+	all := v.Sessions()
+	require.Len(t, all, 1)
+	require.Equal(t, status.ProtocolVhostUser, all[0].Protocol)
+	require.Equal(t, []uint16{1}, all[0].LUNs)
+	require.EqualValues(t, 512, all[0].BytesWritten)
+	require.Len(t, v.EndSessions(func(status.Session) bool { return true }), 1)
+	require.NoError(t, d.Conn().WaitClosed())
+
+	d = v.dial(t, vhosttest.Options{})
+	v.Refuse(os.ErrPermission)
+	require.NoError(t, d.Conn().WaitClosed())
+	_, err := vhosttest.Dial(v.socket, vhosttest.Options{})
+	require.Error(t, err)
+	v.Refuse(nil)
+
+	d = v.dial(t, vhosttest.Options{})
+	released, err := v.disks.Remove(1)
+	require.NoError(t, err)
+	<-released
+	require.NoError(t, d.Conn().WaitClosed())
+	require.NoFileExists(t, v.socket)
+	v.add(t, disktest.NewMemory(diskSize))
+	d = v.dial(t, vhosttest.Options{})
+	require.NoError(t, d.Read(0, 0, make([]byte, 512)))
+}
+
+// TestNames: two disks with one name have two sockets, and no name leads out of the directory.
+func TestNames(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	for i, name := range []string{"a", "../../b", "c d", ".."} {
+		v.add(t, disktest.NewMemory(diskSize), func(o *serving.Options) {
+			o.Number, o.Name = uint16(i+2), name
+			o.Identity = disk.IdentityOf([18]byte{10: 9, 11: byte(i)})
+		})
+		require.Equal(t, filepath.Join(v.dir, fmt.Sprintf("%d.sock", i+2)), v.Socket(uint16(i+2)))
+	}
+	info, err := os.Stat(v.socket)
+	require.NoError(t, err)
+	require.EqualValues(t, 0o600, info.Mode().Perm())
+}
+
+// TestHandover: requests of a fenced guest fail, and those of the next one do not.
+func TestHandover(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	d := v.dial(t, vhosttest.Options{})
+	require.NoError(t, d.Write(0, 0, make([]byte, 512)))
+	const next = "iqn.2026-01.example:next"
+	defer v.disks.Attach(next).Detach()
+	require.NoError(t, v.disks.Admit(1, next, time.Now().Add(time.Minute)))
+	_, err := v.disks.HandOver(1)
+	require.NoError(t, err)
+	require.Error(t, d.Write(0, 0, random(512, 1)))
+	require.Error(t, d.Read(0, 0, make([]byte, 512)))
+}
+
+// TestFarContent: requests that wait for far content do not hold up others of the ring. When the
+// connection ends, they stay in flight, and the next one executes them.
+func TestFarContent(t *testing.T) {
+	inner := disktest.NewMemory(diskSize)
+	want := random(diskSize, 3)
+	_, err := inner.WriteAt(t.Context(), want, 0)
+	require.NoError(t, err)
+	far := disktest.NewDistant(inner)
+	v := serve(t, far)
+	d := v.dial(t, vhosttest.Options{})
+	got := make([]byte, 4096)
+	require.NoError(t, d.Read(0, 1<<20, got))
+	far.Cut()
+	const waiting = 20
+	var tickets []*vhosttest.Ticket
+	for i := range waiting {
+		ticket, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead,
+			Sector: uint64(i) * disktest.DistantBlock / 512, In: 4096})
+		require.NoError(t, err)
+		tickets = append(tickets, ticket)
+	}
+	testtool.Eventually(t, func() bool { return far.Waiting() == waiting })
+	require.NoError(t, d.Read(0, 1<<20, got))
+	require.Equal(t, want[1<<20:1<<20+4096], got)
+
+	v.EndSessions(func(status.Session) bool { return true })
+	require.NoError(t, d.Conn().WaitClosed())
+	require.Len(t, d.Inflight().Taken(0), waiting)
+	require.NoError(t, d.Reconnect(v.socket))
+	testtool.Eventually(t, func() bool { return far.Waiting() == waiting })
+	far.Restore()
+	for i, ticket := range tickets {
+		data, err := ticket.Wait()
+		require.NoError(t, err)
+		require.Equal(t, want[i*disktest.DistantBlock:][:4096], data)
+	}
+	require.Empty(t, d.Inflight().Taken(0))
+}
+
+// TestStop: a ring that stops has given everything back before, and goes on where it was.
+func TestStop(t *testing.T) {
+	far := disktest.NewDistant(disktest.NewMemory(diskSize))
+	v := serve(t, far)
+	d := v.dial(t, vhosttest.Options{})
+	far.Cut()
+	ticket, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
+	require.NoError(t, err)
+	testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
+	stopped := make(chan uint16)
+	go func() {
+		base, err := d.Queue(0).Stop()
+		require.NoError(t, err)
+		stopped <- base
+	}()
+	select {
+	case <-stopped:
+		t.Fatal("the ring has stopped before its request ended")
+	case <-time.After(50 * time.Millisecond): // it cannot have stopped by then
+	}
+	far.Restore()
+	base := <-stopped
+	_, err = ticket.Wait()
+	require.NoError(t, err)
+	require.EqualValues(t, 1, base)
+	require.NoError(t, d.Queue(0).Resume(base))
+	exercise(t, d)
+}
+
+// TestDirtyLog: while a guest migrates, each page that a request has filled is in the log, and so
+// is the page of the used ring.
+func TestDirtyLog(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	for _, layout := range []vhosttest.Layout{{}, {Data: []int{4096}, Indirect: true}} {
+		d := v.dial(t, vhosttest.Options{Layout: layout})
+		require.NoError(t, d.StartLog())
+		require.NoError(t, d.Read(0, 0, make([]byte, 1<<16)))
+		require.GreaterOrEqual(t, len(d.Dirty()), 16+1)
+		require.NoError(t, d.StopLog())
+		require.NoError(t, d.Close())
+	}
+}
+
+// TestMemoryComesAndGoes: memory is plugged in and out while the ring runs.
+func TestMemoryComesAndGoes(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	d := v.dial(t, vhosttest.Options{})
+	for i := range 3 {
+		r, err := d.AddRegion(vhosttest.RegionOptions{Addr: uint64(4+i) << 30, Size: 4 << 20})
+		require.NoError(t, err)
+		exercise(t, d)
+		require.NoError(t, d.RemoveRegion(r))
+		exercise(t, d)
+	}
+	require.NoError(t, d.SetMemTable())
+	exercise(t, d)
+}
