@@ -141,7 +141,7 @@ func (o *opener) open(ctx context.Context, name string,
 	o.used = append(o.used, l.id())
 	var tail []byte
 	if err == nil {
-		head, tail, err = readEnds(within{ctx, source}, source.Size())
+		head, tail, err = readEnds(disk.ReaderAt(ctx, source), source.Size())
 	}
 	if err != nil {
 		err = refuseUnread(name, FormatUnknown, err)

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 )
@@ -29,14 +30,9 @@ func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 		if err := CheckSpace(ctx, img, filepath.Dir(f.Name()), 0); err != nil {
 			return err
 		}
-		if _, err := newCopier(img, f, p, 0).run(ctx); err != nil {
-			return err
-		}
-		// If a raw file became shorter, its end was read as a hole.
-		if err := img.CheckUntouched(); err != nil {
-			return err
-		}
-		return rememberCopy(f)
+		to := NewDestination(f, nil)
+		to.what = "the expanded disk of " + words.Name(img.Name())
+		return Expand(ctx, img, to, p)
 	})
 	if err == nil {
 		p.Finish()
@@ -66,13 +62,8 @@ func overwrite(ctx context.Context, img *Image, device string, p *Progress) erro
 // Expand writes the image to a destination, as a raw disk. If the image changes meanwhile, this is
 // an error. p may be nil.
 func Expand(ctx context.Context, img *Image, to *Destination, p *Progress) error {
-	err := to.clear(ctx, img.Size())
-	if err == nil {
-		c := newCopier(img, to.file, p, 0)
-		c.device = to.device > 0
-		_, err = c.run(ctx)
-	}
-	if err == nil {
+	_, err := newCopier(img, to, p, 0).run(ctx)
+	if err == nil { // if a raw file became shorter, its end was read as a hole
 		err = img.CheckUntouched()
 	}
 	if err == nil && to.device == 0 {

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +23,8 @@ import (
 type Destination struct {
 	file   *os.File
 	name   string
-	device int64 // size of a block device in bytes; 0 for a regular file
+	what   string // it is, for messages; "": the disk
+	device int64  // size of a block device in bytes; 0 for a regular file
 	finish func(err error) error
 }
 
@@ -187,18 +189,9 @@ func (d *Destination) writer(aligned bool) (w *rawfile.Writer, done func()) {
 
 // explain makes a message for a person of an error of writing.
 func (d *Destination) explain(err error, size int64) error {
-	dir := filepath.Dir(d.name)
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, unix.EFBIG):
-		return &SpaceError{Dir: dir, What: "the disk", FileSize: size}
-	case osfile.IsFull(err):
-		available, statErr := osfile.AvailableSpace(dir)
-		if statErr != nil {
-			available = 0
-		}
-		return &SpaceError{Dir: dir, What: "the disk", Available: available}
+	explained := NoRoom(err, filepath.Dir(d.name), cmp.Or(d.what, "the disk"), size)
+	if err == nil || explained != err {
+		return explained
 	}
 	return fmt.Errorf("writing %q: %w", d.name, err)
 }

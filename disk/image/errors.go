@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/osfile"
@@ -86,10 +88,6 @@ func (e *NoImagesError) Error() string {
 	return msg
 }
 
-// AvailableSpace returns how many bytes an unprivileged user can still write to the directory's
-// file system.
-func AvailableSpace(dir string) (int64, error) { return osfile.AvailableSpace(dir) }
-
 // SpaceError says that a directory has no room for the data to be written.
 type SpaceError struct {
 	Dir       string
@@ -116,6 +114,20 @@ func (e *SpaceError) Error() string {
 	return fmt.Sprintf("%s needs up to %s (%d bytes) in %q, where %s (%d bytes) are available; "+
 		"make room or use a larger volume",
 		e.What, words.Bytes(e.Needed), e.Needed, e.Dir, words.Bytes(e.Available), e.Available)
+}
+
+// NoRoom makes a *SpaceError of an error of writing in a directory, if that has no room. Any other
+// error stays as it is. what needs the room; size is that of its file in bytes, and 0 if the file
+// is a small one.
+func NoRoom(err error, dir, what string, size int64) error {
+	switch {
+	case errors.Is(err, unix.EFBIG) && size > 0:
+		return &SpaceError{Dir: dir, What: what, FileSize: size}
+	case osfile.IsFull(err):
+		available, _ := osfile.AvailableSpace(dir) // 0 if it is not known
+		return &SpaceError{Dir: dir, What: what, Available: available}
+	}
+	return err
 }
 
 // Is makes errors.Is(err, disk.ErrNoSpace) true.

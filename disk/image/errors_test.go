@@ -1,7 +1,6 @@
 package image
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"testing"
@@ -9,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/internal/words"
 )
 
@@ -38,13 +36,6 @@ func TestExplainOpen(t *testing.T) {
 		reason, _ := explainOpen(&fs.PathError{Op: "open", Path: "x", Err: cause}, useFound)
 		require.Contains(t, reason, want)
 	}
-}
-
-func TestMediumErrorNamesTheRange(t *testing.T) {
-	err := fmt.Errorf("x: %w", &disk.MediumError{Op: "read", Off: 4096, Length: 512, Err: unix.EIO})
-	require.ErrorIs(t, err, unix.EIO)
-	require.ErrorContains(t, err, "read of 512 bytes at 4096")
-	require.False(t, errors.Is(err, disk.ErrNoSpace))
 }
 
 func TestSizesForPeople(t *testing.T) {

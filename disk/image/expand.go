@@ -2,16 +2,10 @@ package image
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"runtime"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/words"
@@ -32,9 +26,7 @@ const (
 // once.
 type copier struct {
 	img      *Image
-	dst      *os.File // nil: only count what would be written
-	device   bool     // dst is a block device, which has its size
-	dir      string   // where dst is, for messages
+	to       *Destination // nil: only count what would be written
 	progress *Progress
 	chunk    int64
 	workers  int
@@ -50,17 +42,14 @@ type job struct {
 
 // newCopier prepares an expansion with at most that many workers. 0 means four more than
 // processors, so that the processors keep decoding while some workers write or wait for storage.
-func newCopier(img *Image, dst *os.File, p *Progress, workers int) *copier {
+func newCopier(img *Image, to *Destination, p *Progress, workers int) *copier {
 	if workers <= 0 {
 		workers = runtime.GOMAXPROCS(0) + 4
 	}
 	if p == nil {
 		p = new(Progress)
 	}
-	c := &copier{img: img, dst: dst, progress: p, chunk: chunkSize}
-	if dst != nil {
-		c.dir = filepath.Dir(dst.Name())
-	}
+	c := &copier{img: img, to: to, progress: p, chunk: chunkSize}
 	if far := img.Parallel(); far > 1 {
 		c.chunk, workers = farChunkSize, max(workers, far)
 	}
@@ -74,20 +63,12 @@ func newCopier(img *Image, dst *os.File, p *Progress, workers int) *copier {
 func (c *copier) run(ctx context.Context) (written int64, err error) {
 	c.progress.Start(c.img.Size(), c.img.use.total())
 	store := rawfile.Count
-	if c.dst != nil {
-		if !c.device {
-			err := osfile.Retry(func() error { return c.dst.Truncate(c.img.Size()) })
-			if err != nil {
-				return 0, c.writeError(err)
-			}
+	if c.to != nil {
+		if err := c.to.clear(ctx, c.img.Size()); err != nil {
+			return 0, err
 		}
-		var past io.WriterAt
-		if direct, err := rawfile.OpenDirect(c.dst); err == nil {
-			defer direct.Close() // what it wrote is in the file
-			past = direct
-		}
-		out := rawfile.NewWriter(c.dst, past)
-		out.Places = rawfile.NewPlaces(c.dst, nil)
+		out, done := c.to.writer(true)
+		defer done()
 		store = out.Store
 	}
 	group, ctx := errgroup.WithContext(ctx)
@@ -169,28 +150,11 @@ func (c *copier) work(ctx context.Context, jobs <-chan job,
 		n, err := store(p, j.off)
 		c.written.Add(n)
 		if err != nil {
-			return c.writeError(err)
+			return c.to.explain(err, c.img.Size())
 		}
 		c.progress.add(j.covered, j.data)
 	}
 	return nil
-}
-
-// writeError makes a message for a person of an error of writing.
-func (c *copier) writeError(err error) error {
-	if errors.Is(err, unix.EFBIG) {
-		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + words.Name(c.img.Name()),
-			FileSize: c.img.Size()}
-	}
-	if osfile.IsFull(err) {
-		available, statErr := osfile.AvailableSpace(c.dir)
-		if statErr != nil {
-			available = 0
-		}
-		return &SpaceError{Dir: c.dir, What: "the expanded disk of " + words.Name(c.img.Name()),
-			Available: available}
-	}
-	return fmt.Errorf("expanding %q: %w", c.img.Name(), err)
 }
 
 // SpaceNeeded returns how many bytes the expanded image takes at most. Stored zeros need no room,

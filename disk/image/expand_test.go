@@ -175,7 +175,7 @@ func TestExpansionOfAnImageThatCannotBeRead(t *testing.T) {
 		require.NoError(t, os.Truncate(img.Path(), img.Info().FileSize/2))
 		out, err := durable.Create(filepath.Join(dir, "out.raw"), 0o600)
 		require.NoError(t, err)
-		_, err = newCopier(img, out.File, nil, 8).run(t.Context())
+		_, err = newCopier(img, NewDestination(out.File, nil), nil, 8).run(t.Context())
 		var medium *disk.MediumError
 		require.ErrorAs(t, out.Finish(err), &medium)
 		require.NoFileExists(t, filepath.Join(dir, "out.raw"))
@@ -233,7 +233,7 @@ func TestFileSystemThatFillsUpMeanwhile(t *testing.T) {
 	img := openImage(t, filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(5, 3<<20), 0))
 	out, err := durable.Create(filepath.Join(small, "disk.raw"), 0o600)
 	require.NoError(t, err)
-	_, err = newCopier(img, out.File, nil, 2).run(t.Context())
+	_, err = newCopier(img, NewDestination(out.File, nil), nil, 2).run(t.Context())
 	err = out.Finish(err)
 	var space *SpaceError
 	require.ErrorAs(t, err, &space)

@@ -169,24 +169,10 @@ func isDevice(st *unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFBLK
 
 // checkRegular returns a *notRegularError for everything but a regular file.
 func checkRegular(st *unix.Stat_t) error {
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFREG:
-		return nil
-	case unix.S_IFLNK:
-		return &notRegularError{"a symbolic link"}
-	case unix.S_IFDIR:
-		return &notRegularError{"a directory"}
-	case unix.S_IFIFO:
-		return &notRegularError{"a named pipe (FIFO)"}
-	case unix.S_IFSOCK:
-		return &notRegularError{"a socket"}
-	case unix.S_IFBLK:
-		return &notRegularError{"a block device"}
-	case unix.S_IFCHR:
-		return &notRegularError{"a character device"}
-	default:
-		return &notRegularError{fmt.Sprintf("a file of type %#o", st.Mode&unix.S_IFMT)}
+	if kind := osfile.Kind(st); kind != "" {
+		return &notRegularError{kind}
 	}
+	return nil
 }
 
 // explainOpen turns an error of open or openBeneath into a reason and an action.

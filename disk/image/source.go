@@ -154,16 +154,8 @@ func (s *fileSource) Close() error { return s.file.Close() }
 
 // readFull fills p from a source. It fails if the source has become shorter since it was opened.
 func readFull(ctx context.Context, s Source, p []byte, off int64) error {
-	return osfile.ReadFull(within{ctx, s}, p, off)
+	return osfile.ReadFull(disk.ReaderAt(ctx, s), p, off)
 }
-
-// within is a source whose reads share one context.
-type within struct {
-	ctx context.Context
-	Source
-}
-
-func (w within) ReadAt(p []byte, off int64) (int, error) { return w.Source.ReadAt(w.ctx, p, off) }
 
 // unread makes an error of a read that returned too little. It is disk.ErrNotNow if the range may
 // still come later, otherwise a *disk.MediumError.

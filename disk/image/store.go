@@ -2,16 +2,12 @@ package image
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/disk/qcow2"
-	"kubevirt.io/disk/internal/osfile"
 )
 
 // ConvertQcow2 is Convert to a qcow2 image without a backing file.
@@ -83,16 +79,9 @@ func (f *storedFile) WriteAt(p []byte, off int64) (int, error) {
 
 // explain makes a message for a person of the error that was remembered.
 func (f *storedFile) explain(image string) error {
-	what, dir := "the qcow2 image of "+words.Name(image), filepath.Dir(f.Name())
-	if errors.Is(f.err, unix.EFBIG) {
-		return &SpaceError{Dir: dir, What: what, FileSize: f.end}
-	}
-	if osfile.IsFull(f.err) {
-		available, err := osfile.AvailableSpace(dir)
-		if err != nil {
-			available = 0
-		}
-		return &SpaceError{Dir: dir, What: what, Available: available}
+	what := "the qcow2 image of " + words.Name(image)
+	if err := NoRoom(f.err, filepath.Dir(f.Name()), what, f.end); err != f.err {
+		return err
 	}
 	return fmt.Errorf("writing %s: %w", what, f.err)
 }

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -215,10 +214,8 @@ func (o *opening) adopt(st fs.FileInfo) verdict {
 	}
 	o.log.Info("the volume already has a disk: serving it as it is, without the image",
 		zap.String("disk", o.dir.disk()))
-	s := &state{Version: stateVersion, Image: o.name, Mode: o.opt.Mode, Size: st.Size(),
-		BlockSize: o.newBlockSize(),
-		Identity:  newIdentity(), Created: time.Now().UTC(), Durable: true, Complete: true,
-		Map: newMapID(), Boot: bootID(), stale: true}
+	s := o.newState(st.Size())
+	s.Complete, s.stale = true, true
 	return verdict{what: keep, state: s}
 }
 

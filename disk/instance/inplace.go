@@ -48,9 +48,8 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 		if err := o.makeWay("the image is served in place now"); err != nil {
 			return nil, errors.Join(err, disk.Close())
 		}
-		s = &state{Version: stateVersion, Image: o.img.Name(), Mode: CopyNone, Size: disk.Size(),
-			Identity: newIdentity(),
-			Created:  time.Now().UTC(), Durable: true, Map: newMapID()}
+		s = o.newState(disk.Size())
+		s.Durable = true
 	}
 	if kept, err = o.recall(s, kept, file, readOnly); err != nil {
 		return nil, errors.Join(err, disk.Close())

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
@@ -256,11 +255,7 @@ func (o *opening) identity(or disk.Identity) disk.Identity {
 
 // spaceError explains an error of writing a small file in the disk's directory.
 func (o *opening) spaceError(err error) error {
-	if err == nil || !osfile.IsFull(err) {
-		return err
-	}
-	return &image.SpaceError{Dir: o.dir.path, What: "the state in " + filepath.Base(o.dir.path),
-		Available: 0}
+	return image.NoRoom(err, o.dir.path, "the state in "+filepath.Base(o.dir.path), 0)
 }
 
 // IsComplete reports whether Open needs no image: an earlier start left a complete disk that was
@@ -323,10 +318,6 @@ func (i *Instance) Grow(size int64) error {
 		return &SizeError{Image: name, Size: size,
 			Reason: "is not that of the image, which is served as it is"}
 	}
-	err := i.tree.Grow(size)
-	if errors.Is(err, unix.EFBIG) || osfile.IsFull(err) {
-		return &image.SpaceError{Dir: filepath.Dir(i.path), What: "the disk of " + words.Name(name),
-			FileSize: size}
-	}
-	return err
+	return image.NoRoom(i.tree.Grow(size), filepath.Dir(i.path), "the disk of "+words.Name(name),
+		size)
 }

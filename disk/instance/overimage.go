@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
@@ -201,11 +200,17 @@ func (o *opening) create(ctx context.Context, reason string) (*state, error) {
 			return nil, err
 		}
 	}
-	s := &state{Version: stateVersion, Image: o.name, Owner: o.owner(), Mode: o.opt.Mode,
-		Size: max(o.img.Size(), o.opt.Size), BlockSize: o.newBlockSize(), ImageSize: o.img.Size(),
-		Identity: o.identity(newIdentity()), Created: time.Now().UTC(), Durable: o.durable(),
-		Map: newMapID(), Boot: bootID(), LUN: o.opt.LUN, Chain: o.img.Unhashed()}
+	s := o.newState(max(o.img.Size(), o.opt.Size))
+	s.ImageSize, s.Chain = o.img.Size(), o.img.Unhashed()
 	return s, o.spaceError(o.dir.saveState(s, s.Durable))
+}
+
+// newState is the state of a new disk of that size.
+func (o *opening) newState(size int64) *state {
+	return &state{Version: stateVersion, Image: o.name, Owner: o.owner(), Mode: o.opt.Mode,
+		Size: size, BlockSize: o.newBlockSize(), Identity: o.identity(newIdentity()),
+		Created: time.Now().UTC(), Durable: o.durable(), Map: newMapID(), Boot: bootID(),
+		LUN: o.opt.LUN}
 }
 
 // createFile makes the file of a new disk, a hole, and records that it was made.
@@ -333,11 +338,7 @@ func (o *opening) growFile(path string, size int64) error {
 // tooLarge explains an error of giving a file a size. A file system may limit it to less than its
 // space: 16 TiB in ext4.
 func (o *opening) tooLarge(err error, size int64) error {
-	if errors.Is(err, unix.EFBIG) {
-		return &image.SpaceError{Dir: o.dir.path, What: "the disk of " + words.Name(o.name),
-			FileSize: size}
-	}
-	return err
+	return image.NoRoom(err, o.dir.path, "the disk of "+words.Name(o.name), size)
 }
 
 // syncFile makes a file durable that was written without a sync.
@@ -372,11 +373,8 @@ func (o *opening) makeEmpty() (*Instance, error) {
 		return nil, err
 	}
 	// The state comes first: a file without one looks like a disk that came with the volume.
-	s := &state{Version: stateVersion, Image: o.name, Owner: o.owner(), Mode: o.opt.Mode,
-		Size: o.opt.Size, BlockSize: o.newBlockSize(),
-		Identity: o.identity(newIdentity()), Created: time.Now().UTC(),
-		Durable: o.durable(), LUN: o.opt.LUN, Complete: true, Map: newMapID(), Boot: bootID(),
-		Chain: []image.Fingerprint{}}
+	s := o.newState(o.opt.Size)
+	s.Complete, s.Chain = true, []image.Fingerprint{}
 	if err := o.spaceError(o.dir.saveState(s, s.Durable)); err != nil {
 		return nil, err
 	}

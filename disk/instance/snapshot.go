@@ -66,25 +66,25 @@ func (i *Instance) Snapshots() []Snapshot {
 // only it had is freed in the background. Errors: *SnapshotError with ErrSnapshotMissing, or
 // ErrSnapshotInUse while a SnapshotDisk of it is open.
 func (i *Instance) DeleteSnapshot(ctx context.Context, name string) error {
-	if err := i.mayHave(name); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return i.tree.Delete(name)
+	return i.change(ctx, name, (*overlay.Tree).Delete)
 }
 
 // Revert makes the disk read as the snapshot again. What was written since is gone, other snapshots
 // stay, and so does the size. Nobody may use the disk meanwhile. Errors: *SnapshotError.
 func (i *Instance) Revert(ctx context.Context, name string) error {
+	return i.change(ctx, name, (*overlay.Tree).Revert)
+}
+
+func (i *Instance) change(ctx context.Context, name string,
+	change func(t *overlay.Tree, name string) error,
+) error {
 	if err := i.mayHave(name); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return i.tree.Revert(name)
+	return change(i.tree, name)
 }
 
 // Committed remembers that an image has the content of the snapshot with an ID. Errors:

@@ -89,18 +89,6 @@ func TestStateThatContradictsItself(t *testing.T) {
 	}
 }
 
-func TestIdentitiesAreUnique(t *testing.T) {
-	seen := make(map[string]bool)
-	naa := make(map[[8]byte]bool)
-	for range 10000 {
-		id := newIdentity()
-		require.False(t, seen[id.Serial] || naa[id.NAA])
-		seen[id.Serial], naa[id.NAA] = true, true
-		require.Equal(t, byte(3), id.NAA[0]>>4)
-		require.Regexp(t, `^[0-9a-f]{20}$`, id.Serial)
-	}
-}
-
 func TestImageChangedWhileItWasRead(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", []byte("data"), 1<<20)
 	img := openGood(t, path)

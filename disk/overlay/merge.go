@@ -1,7 +1,6 @@
 package overlay
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"time"
@@ -169,10 +168,8 @@ func (t *Tree) mergeTopLocked(below, top *node) error {
 		return err
 	}
 	// Nobody waits for an image that is far away: blocks are as large below.
-	atHand, cancel := context.WithCancel(t.ctx)
-	cancel()
 	t.stack.Freeze()
-	err := top.disk.Push(atHand, nil)
+	err := top.disk.Push(disk.AtHand, nil)
 	if err == nil {
 		err = below.disk.Settle()
 	}

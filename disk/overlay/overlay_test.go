@@ -354,14 +354,3 @@ func TestMapsOfLargeImages(t *testing.T) {
 	require.True(t, m.allSet(0, m.blocks-1))
 	require.Equal(t, m.blocks, m.nextClear(0))
 }
-
-// TestGuestIsLeftItsStorage: beside an active guest, a worker rests three times as long as its step
-// took.
-func TestGuestIsLeftItsStorage(t *testing.T) {
-	guest := new(guestWatch)
-	require.Zero(t, guest.rest(time.Second))
-	guest.touch()
-	require.Equal(t, 3*time.Second, guest.rest(time.Second))
-	guest.activeAt.Store(0)
-	require.Zero(t, guest.rest(time.Second), "the guest has been idle for a while")
-}

@@ -85,11 +85,12 @@ func (s *Stack) again(err error, before uint64) bool {
 		errors.Is(err, fs.ErrClosed) && s.changes.Load() != before)
 }
 
-// try makes a call until it did not fail because the layers have changed.
-func (s *Stack) try(call func(o *Disk) error) error {
+// try makes a call of the layer that is in a place until it did not fail because the layers have
+// changed.
+func (s *Stack) try(place *atomic.Pointer[Disk], call func(o *Disk) error) error {
 	for {
 		before := s.changes.Load()
-		if err := call(s.top.Load()); !s.again(err, before) {
+		if err := call(place.Load()); !s.again(err, before) {
 			return err
 		}
 	}
@@ -102,23 +103,21 @@ func (s *Stack) Size() int64 { return s.top.Load().Size() }
 func (s *Stack) Far() bool { return s.top.Load().parallel > 1 }
 
 // ReadAt is Disk's.
-func (s *Stack) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	for {
-		before := s.changes.Load()
-		if n, err := s.top.Load().ReadAt(ctx, p, off); !s.again(err, before) {
-			return n, err
-		}
-	}
+func (s *Stack) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+	err = s.try(&s.top, func(o *Disk) (err error) {
+		n, err = o.ReadAt(ctx, p, off)
+		return err
+	})
+	return n, err
 }
 
 // WriteAt is Disk's.
-func (s *Stack) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
-	for {
-		before := s.changes.Load()
-		if n, err := s.top.Load().WriteAt(ctx, p, off); !s.again(err, before) {
-			return n, err
-		}
-	}
+func (s *Stack) WriteAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+	err = s.try(&s.top, func(o *Disk) (err error) {
+		n, err = o.WriteAt(ctx, p, off)
+		return err
+	})
+	return n, err
 }
 
 // Discard is Disk's.
@@ -132,12 +131,12 @@ func (s *Stack) Zero(ctx context.Context, off, length int64) error {
 }
 
 func (s *Stack) deallocate(ctx context.Context, op change, off, length int64) error {
-	return s.try(func(o *Disk) error { return o.deallocate(ctx, op, off, length) })
+	return s.try(&s.top, func(o *Disk) error { return o.deallocate(ctx, op, off, length) })
 }
 
 // Extent is Disk's.
 func (s *Stack) Extent(ctx context.Context, off, length int64) (e disk.Extent, err error) {
-	err = s.try(func(o *Disk) (err error) {
+	err = s.try(&s.top, func(o *Disk) (err error) {
 		e, err = o.Extent(ctx, off, length)
 		return err
 	})
@@ -146,7 +145,7 @@ func (s *Stack) Extent(ctx context.Context, off, length int64) (e disk.Extent, e
 
 // Depth is Disk's.
 func (s *Stack) Depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
-	err = s.try(func(o *Disk) (err error) {
+	err = s.try(&s.top, func(o *Disk) (err error) {
 		depth, n, err = o.Depth(ctx, off, length)
 		return err
 	})
@@ -179,7 +178,7 @@ func (s *Stack) Grow(size int64) error { return s.top.Load().Grow(size) }
 
 // Usage is the sum of all layers, those of snapshots, too.
 func (s *Stack) Usage() (u disk.Usage, err error) {
-	err = s.try(func(o *Disk) (err error) {
+	err = s.try(&s.top, func(o *Disk) (err error) {
 		u, err = o.Usage()
 		if others := s.others.Load(); others != nil {
 			for _, o := range *others {

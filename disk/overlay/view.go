@@ -50,27 +50,23 @@ func (v *View) ReadAt(ctx context.Context, p []byte, off int64) (n int, err erro
 	if off < 0 || off > v.size-int64(len(p)) {
 		return 0, rawfile.OutOfRange("read", off, int64(len(p)), v.size)
 	}
-	for {
-		before := v.tree.stack.changes.Load()
-		n, err = v.layer.Load().read(ctx, p, off)
-		if !v.tree.stack.again(err, before) {
-			return n, err
-		}
-	}
+	err = v.tree.stack.try(&v.layer, func(o *Disk) (err error) {
+		n, err = o.read(ctx, p, off)
+		return err
+	})
+	return n, err
 }
 
 // Extent is Disk's.
 func (v *View) Extent(ctx context.Context, off, length int64) (e disk.Extent, err error) {
 	if off < 0 || length <= 0 || off > v.size-length {
-		return disk.Extent{}, rawfile.OutOfRange("extent", off, length, v.size)
+		return e, rawfile.OutOfRange("extent", off, length, v.size)
 	}
-	for {
-		before := v.tree.stack.changes.Load()
-		e, err = v.layer.Load().Extent(ctx, off, length)
-		if !v.tree.stack.again(err, before) {
-			return e, err
-		}
-	}
+	err = v.tree.stack.try(&v.layer, func(o *Disk) (err error) {
+		e, err = o.Extent(ctx, off, length)
+		return err
+	})
+	return e, err
 }
 
 // Depth is Disk's.
@@ -78,13 +74,11 @@ func (v *View) Depth(ctx context.Context, off, length int64) (depth int, n int64
 	if off < 0 || length <= 0 || off > v.size-length {
 		return 0, 0, rawfile.OutOfRange("depth", off, length, v.size)
 	}
-	for {
-		before := v.tree.stack.changes.Load()
-		depth, n, err = v.layer.Load().Depth(ctx, off, length)
-		if !v.tree.stack.again(err, before) {
-			return depth, n, err
-		}
-	}
+	err = v.tree.stack.try(&v.layer, func(o *Disk) (err error) {
+		depth, n, err = o.Depth(ctx, off, length)
+		return err
+	})
+	return depth, n, err
 }
 
 // Slow is Disk's.

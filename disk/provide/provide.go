@@ -241,13 +241,5 @@ func (f *File) release() (err error) {
 
 // spaceError explains an error of writing.
 func (p *providing) spaceError(err error) error {
-	if err == nil || !osfile.IsFull(err) || errors.As(err, new(*image.SpaceError)) {
-		return err
-	}
-	available, statErr := osfile.AvailableSpace(p.dir)
-	if statErr != nil {
-		available = 0
-	}
-	return &image.SpaceError{Dir: p.dir, What: "the file of " + words.Name(p.img.Name()),
-		Available: available}
+	return image.NoRoom(err, p.dir, "the file of "+words.Name(p.img.Name()), 0)
 }

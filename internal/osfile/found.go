@@ -5,6 +5,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,26 +18,35 @@ import (
 // foundFlags open without waiting, should the file have been exchanged after the look.
 const foundFlags = os.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
 
+// KindDirectory is the Kind of a directory.
+const KindDirectory = "a directory"
+
 // NotRegularError says that a path leads to something that is not a regular file.
-type NotRegularError struct{ Mode fs.FileMode }
+type NotRegularError struct{ Kind string }
 
 func (e *NotRegularError) Error() string {
-	kind := "something else"
-	switch e.Mode.Type() {
-	case fs.ModeDir:
-		kind = "a directory"
-	case fs.ModeNamedPipe:
-		kind = "a named pipe (FIFO)"
-	case fs.ModeSocket:
-		kind = "a socket"
-	case fs.ModeDevice:
-		kind = "a block device"
-	case fs.ModeDevice | fs.ModeCharDevice:
-		kind = "a character device"
-	case fs.ModeSymlink:
-		kind = "a symbolic link"
+	return "it is " + e.Kind + ", not a regular file: name the file itself"
+}
+
+// Kind says what a file is that is not a regular one, by its mode: "" for a regular one.
+func Kind(st *unix.Stat_t) string {
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return ""
+	case unix.S_IFLNK:
+		return "a symbolic link"
+	case unix.S_IFDIR:
+		return KindDirectory
+	case unix.S_IFIFO:
+		return "a named pipe (FIFO)"
+	case unix.S_IFSOCK:
+		return "a socket"
+	case unix.S_IFBLK:
+		return "a block device"
+	case unix.S_IFCHR:
+		return "a character device"
 	}
-	return "it is " + kind + ", not a regular file: name the file itself"
+	return fmt.Sprintf("a file of type %#o", st.Mode&unix.S_IFMT)
 }
 
 // OpenRegular opens a regular file for reading. For everything else, the error is a
@@ -54,22 +64,26 @@ func OpenRegularIn(root *os.Root, name string) (*os.File, error) {
 
 func openRegular(path string, look func() (fs.FileInfo, error),
 	open func() (*os.File, error)) (*os.File, error) {
-	refuse := func(mode fs.FileMode) error {
-		return &fs.PathError{Op: "open", Path: path, Err: &NotRegularError{mode}}
+	check := func(info fs.FileInfo) error {
+		if info.Mode().IsRegular() {
+			return nil
+		}
+		st := unix.Stat_t{Mode: info.Sys().(*syscall.Stat_t).Mode}
+		return &fs.PathError{Op: "open", Path: path, Err: &NotRegularError{Kind(&st)}}
 	}
 	info, err := look()
+	if err == nil {
+		err = check(info)
+	}
 	if err != nil {
 		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, refuse(info.Mode())
 	}
 	f, err := open()
 	if err != nil {
 		return nil, err
 	}
-	if info, err = f.Stat(); err == nil && !info.Mode().IsRegular() {
-		err = refuse(info.Mode())
+	if info, err = f.Stat(); err == nil {
+		err = check(info)
 	}
 	if err != nil {
 		_ = f.Close()

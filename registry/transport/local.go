@@ -287,7 +287,7 @@ func openArchive(ref Reference) (Source, error) {
 		return nil, fmt.Errorf("there is no file %q: after docker-archive: and oci-archive: comes "+
 			"an archive that \"docker save\", \"podman save\" or \"skopeo copy\" has written",
 			file)
-	case errors.As(err, &special) && special.Mode.IsDir():
+	case errors.As(err, &special) && special.Kind == osfile.KindDirectory:
 		return nil, fmt.Errorf("%q is a directory, and an archive is a file: if it is an OCI "+
 			"layout, write oci:%s", file, file)
 	case err != nil:

@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/status"
 )
 
@@ -229,7 +229,7 @@ func checkRoom(v Volume, length int64) error {
 	if limit := fileLimit(v.Size()); limit > 0 && length > limit {
 		return tooLarge("the upload has %d bytes, and the volume only %d", length, v.Size())
 	}
-	free, err := image.AvailableSpace(v.Dir())
+	free, err := osfile.AvailableSpace(v.Dir())
 	if err != nil {
 		return err
 	}

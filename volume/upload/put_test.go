@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/packtest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 func TestPutRaw(t *testing.T) {
@@ -288,7 +289,7 @@ func (u unread) Read([]byte) (int, error) {
 func TestLengthIsCheckedFirst(t *testing.T) {
 	s := newServer(t)
 	s.volumes.add(t, "vm", 10<<20)
-	free, err := image.AvailableSpace(s.volumes.dir)
+	free, err := osfile.AvailableSpace(s.volumes.dir)
 	require.NoError(t, err)
 	for name, test := range map[string]struct {
 		volume string

@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/plan"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/serving"
 )
 
@@ -51,7 +52,7 @@ func New(opt *options.Options, inUse *serving.Disks) (d *Disks, err error) {
 	d.Stopping, d.stop = context.WithCancel(context.Background())
 	for _, name := range opt.UsageTypes.Names() {
 		d.storages = append(d.storages, &gauge[disk.Usage]{question: func() (disk.Usage, error) {
-			free, err := image.AvailableSpace(opt.UsageTypes[name])
+			free, err := osfile.AvailableSpace(opt.UsageTypes[name])
 			return disk.Usage{Available: free}, err
 		}})
 	}
