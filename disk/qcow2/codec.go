@@ -175,3 +175,39 @@ func (im *Image) loadCluster(ctx context.Context, p []byte, entry uint64) error 
 	}
 	return im.codec.decode(p, *b, begin)
 }
+
+// readCompressed reads from a compressed cluster, up to its end. It returns how many bytes it read.
+// A cluster that is wanted in part is kept, so a series of small reads decodes it once. If the read
+// begins in the middle of a cluster, only the part up to its end is decoded, because such a reader
+// usually goes on elsewhere. A second such read decodes the whole cluster.
+func (im *Image) readCompressed(ctx context.Context, p []byte, off int64, entry uint64) (
+	int, error,
+) {
+	size := im.hdr.clusterSize()
+	within := off & (size - 1)
+	if within == 0 && int64(len(p)) >= size {
+		if err := im.loadCluster(ctx, p[:size], entry); err != nil {
+			return 0, err
+		}
+		return int(size), nil
+	}
+	need := min(within+int64(len(p)), size)
+	if within == 0 || need > size*3/4 || !im.codec.stopsEarly() {
+		need = size
+	}
+	b, err := im.decoded.get(ctx, off>>im.hdr.clusterBits, entry, need)
+	if err != nil {
+		return 0, err
+	}
+	n := copy(p, b.data[within:])
+	b.release()
+	return n, nil
+}
+
+// storedRange returns where an entry's compressed data lies in the file. The file may end within
+// the last sector of the data. A table that was read again may have changed since it was validated.
+// Data past the end of the file is then empty.
+func (im *Image) storedRange(entry uint64) (begin, end int64) {
+	off, length := im.hdr.compressedRange(entry)
+	return off, max(off, min(off+length, im.fileSize))
+}

@@ -77,6 +77,9 @@ func (v *validator) readRun(ctx context.Context, run tableRun) ([]byte, error) {
 	return content, nil
 }
 
+// announceGap is the largest gap between two pieces that are announced as one. Bytes.
+const announceGap = 16 << 10
+
 // announce announces what a read of the range will read from the file. It leaves out the first
 // piece, which is read at once. It announces pieces that lie together as one.
 func (im *Image) announce(ctx context.Context, off, length int64) {
@@ -104,7 +107,7 @@ func (im *Image) announce(ctx context.Context, off, length int64) {
 		}
 		switch {
 		case run.kind != KindData && run.kind != KindCompressed || from >= to:
-		case pieces > 0 && from >= begin && from <= end+maxPackedGap:
+		case pieces > 1 && from >= begin && from <= end+announceGap:
 			end = max(end, to)
 		default:
 			flush(from, to)

@@ -54,8 +54,7 @@ type Image struct {
 	hdr      *header
 	l1       []uint64
 	info     Info
-	runs     []guestRun // nil if unknown
-	tables   cache      // L2 tables, by their index in the L1 table
+	tables   cache // L2 tables, by their index in the L1 table
 	// the last few tables whose extents were asked for, but that no read has used
 	passing  cache
 	decoded  cache // decoded clusters, by their guest cluster
@@ -337,10 +336,6 @@ func (h *header) subclusterPiece(bits uint64, host, within int64) piece {
 func (im *Image) Extent(ctx context.Context, off, length int64) (n int64, kind Kind, err error) {
 	if off < 0 || length <= 0 || off > im.hdr.size-length {
 		return 0, 0, fmt.Errorf("extent of %d bytes at %d is outside the image", length, off)
-	}
-	if im.runs != nil {
-		n, kind = im.runAt(off, length)
-		return n, kind, nil
 	}
 	for n < length {
 		m, next, err := im.sameKind(ctx, off+n, length-n)

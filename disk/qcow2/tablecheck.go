@@ -12,14 +12,11 @@ const maxCompressed = 8 << 20
 
 // check checks the L2 table of an L1 entry.
 func (v *validator) check(entry int64, table []byte) error {
-	first, step, kind := entry*v.l2Entries(), v.entrySize(), noKind
+	first, step := entry*v.l2Entries(), v.entrySize()
 	for i := range min(v.l2Entries(), (v.size-1)>>v.clusterBits+1-first) {
 		e, sub := binary.BigEndian.Uint64(table[i*step:]), uint64(0)
 		if v.extended() {
 			sub = binary.BigEndian.Uint64(table[i*16+8:])
-		} else if k := entryKind(e); k != kind {
-			kind = k
-			v.noteRun(first+i, kind)
 		}
 		var err error
 		switch guest := (first + i) << v.clusterBits; {

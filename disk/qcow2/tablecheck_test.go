@@ -90,3 +90,48 @@ func TestCompressedDataReachesIntoData(t *testing.T) {
 		}
 	}
 }
+
+// TestNeighbours has clusters that lie one behind the other and run into something that they must
+// not touch.
+func TestNeighbours(t *testing.T) {
+	const bits, cs, n = 9, 1 << 9, 40
+	build := func() *image {
+		im := newImage(bits, 64*cs, n)
+		for i := range n {
+			im.put64(im.l2(i), uint64(atData+i)*cs|entryCopied)
+		}
+		return im
+	}
+	opened, err := build().open()
+	require.NoError(t, err)
+	require.EqualValues(t, n*cs, opened.Info().PlainSize)
+
+	im := build()
+	// the last cluster but one is cut off in the middle, which is allowed
+	im.b = im.b[:(atData+n-2)*cs+1]
+	im.put64(im.l2(n-1), 0)
+	_, err = im.open()
+	require.NoError(t, err)
+	im.put64(im.l2(n-1), uint64(atData+n-1)*cs|entryCopied)
+	_, err = im.open()
+	require.ErrorContains(t, err, "the cluster of guest offset 19968 lies at 0x5800, past the "+
+		"end of the file")
+
+	im = build()
+	im.put64(im.l2(50), uint64(atData+n-1)*cs|entryCopied)
+	_, err = im.open()
+	require.ErrorContains(t, err, "the cluster at 0x5800 is used by more than one guest cluster")
+
+	im = build()
+	for i := range n { // they begin in the metadata
+		im.put64(im.l2(i), uint64(atL2+i)*cs|entryCopied)
+	}
+	_, err = im.open()
+	require.ErrorContains(t, err, "the cluster of guest offset 0 lies at 0x800, in the image's "+
+		"metadata")
+
+	im = build()
+	im.put64(im.l2(n-1), (uint64(atData+n-1)*cs|entryCopied)+2) // a reserved bit in the last
+	_, err = im.open()
+	require.ErrorContains(t, err, "reserved bits")
+}

@@ -24,8 +24,6 @@ const (
 	// minAhead is the smallest table that is announced. The kernel reads several smaller ones at
 	// once anyway. Bytes.
 	minAhead = 4 << 10
-
-	noKind = ^Kind(0)
 )
 
 // validator goes through all tables once and records which clusters of the file are taken.
@@ -37,7 +35,6 @@ type validator struct {
 	data     clusterSet
 	tables   int64    // how many L2 tables there are
 	packed   []uint64 // the entries for compressed data, rotated: the offset is on top
-	runs     []guestRun
 
 	plainSize, compressedSize int64 // guest bytes
 }
@@ -64,9 +61,6 @@ func (v *validator) run(ctx context.Context, parallel int) (plain, compressed in
 		}
 		off := int64(e & offsetMask)
 		if off == 0 { // a part of the guest without a table
-			if i == 0 || v.im.l1[i-1]&offsetMask != 0 {
-				v.noteRun(int64(i)*v.l2Entries(), KindUnallocated)
-			}
 			continue
 		}
 		v.tables++
@@ -82,7 +76,6 @@ func (v *validator) run(ctx context.Context, parallel int) (plain, compressed in
 	if err != nil {
 		return 0, 0, err
 	}
-	v.im.runs = v.allRuns()
 	return v.plainSize, v.compressedSize, v.checkPacked()
 }
 
