@@ -146,7 +146,7 @@ func f() {
 
 type t struct{}
 
-func (t) init() { defer func() { recover() }() }
+func (t) init() { defer func() { panic(recover()) }() }
 `
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, "p.go", source, parser.SkipObjectResolution)
@@ -184,14 +184,30 @@ func sourceViolations(fset *token.FileSet, file *ast.File) []string {
 			}
 		}
 	}
+	// A function that recovers passes on what is not for it.
+	passed := map[ast.Node]bool{}
 	ast.Inspect(file, func(node ast.Node) bool {
+		if function, ok := node.(*ast.FuncLit); ok {
+			calls := map[string][]ast.Node{}
+			ast.Inspect(function.Body, func(node ast.Node) bool {
+				if call, ok := node.(*ast.CallExpr); ok {
+					if name, ok := call.Fun.(*ast.Ident); ok {
+						calls[name.Name] = append(calls[name.Name], call)
+					}
+				}
+				return true
+			})
+			for _, call := range calls["panic"] {
+				passed[call] = len(calls["recover"]) > 0
+			}
+		}
 		call, ok := node.(*ast.CallExpr)
 		if !ok {
 			return true
 		}
 		switch fun := call.Fun.(type) {
 		case *ast.Ident:
-			if fun.Name == "panic" {
+			if fun.Name == "panic" && !passed[call] {
 				report(call, "panic: return an error")
 			}
 		case *ast.SelectorExpr:
