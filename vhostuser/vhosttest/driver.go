@@ -44,6 +44,8 @@ type Options struct {
 	Layout  Layout        // of requests that say nothing else
 	Timeout time.Duration // for each answer and each request; 0: DefaultTimeout
 
+	// Quiet leaves out the kick that QEMU gives a ring that starts.
+	Quiet bool
 	// NoStart stops after the negotiation: no memory is shared, and no ring starts. Start does
 	// that.
 	NoStart bool

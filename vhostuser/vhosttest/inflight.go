@@ -101,7 +101,7 @@ func (f *Inflight) Taken(queue int) (heads []uint16) {
 
 // Reconnect goes on with a back end that has started again, as QEMU does: with the same features,
 // memory, rings and inflight region. What the back end had taken and not given back is its to do
-// again. Nobody kicks. What waits for requests goes on waiting meanwhile.
+// again. What waits for requests goes on waiting meanwhile.
 func (d *Driver) Reconnect(path string) error {
 	_ = d.Conn().Close() // it may be closed
 	if err := d.connect(path); err != nil {

@@ -17,6 +17,7 @@ const diskSize = 16 << 20
 // peer is qemu-storage-daemon, an independent back end, over a raw file of random bytes.
 type peer struct {
 	socket, raw string
+	options     string // of the export, further ones
 	content     []byte
 	stop        func()
 	start       func()
@@ -26,24 +27,24 @@ type peer struct {
 func startPeer(t *testing.T, options string) *peer {
 	t.Helper()
 	testtool.Need(t, "qemu-storage-daemon")
-	p := &peer{raw: filepath.Join(t.TempDir(), "disk.raw")}
+	p := &peer{raw: filepath.Join(t.TempDir(), "disk.raw"), options: options}
 	for i := range diskSize {
 		p.content = append(p.content, byte(i>>9*7+i))
 	}
 	require.NoError(t, os.WriteFile(p.raw, p.content, 0o600))
-	p.serve(t, options)
+	p.serve(t)
 	return p
 }
 
 // twin starts another one over the same file.
 func (p *peer) twin(t *testing.T) *peer {
 	t.Helper()
-	other := &peer{raw: p.raw, content: p.content}
-	other.serve(t, "")
+	other := &peer{raw: p.raw, content: p.content, options: p.options}
+	other.serve(t)
 	return other
 }
 
-func (p *peer) serve(t *testing.T, options string) {
+func (p *peer) serve(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
 	p.socket = filepath.Join(dir, "disk.sock")
@@ -53,7 +54,7 @@ func (p *peer) serve(t *testing.T, options string) {
 		cmd := exec.Command("qemu-storage-daemon", "--object", "iothread,id=t", "--pidfile",
 			pidFile, "--blockdev", "driver=file,node-name=f,discard=unmap,filename="+p.raw,
 			"--export", "type=vhost-user-blk,id=e,node-name=f,writable=on,iothread=t,addr.type="+
-				"unix,addr.path="+p.socket+options)
+				"unix,addr.path="+p.socket+p.options)
 		cmd.Stdout, cmd.Stderr = &log, &log
 		require.NoError(t, cmd.Start())
 		p.stop = func() {

@@ -158,10 +158,16 @@ func (q *Queue) base() uint16 {
 	return q.UsedIndex()
 }
 
-// Resume gives the ring to the back end, from an index of the avail ring on. As QEMU, it does not
-// kick.
+// Resume gives the ring to the back end, from an index of the avail ring on. The back end finds a
+// kick there, because QEMU makes the eventfd so (virtio_bus_set_host_notifier): whatever the guest
+// has put into the ring is done without another one.
 func (q *Queue) Resume(base uint16) error {
 	c, i := q.d.Conn(), uint32(q.Index)
+	if !q.d.o.Quiet {
+		if err := signal(q.kickFD); err != nil {
+			return err
+		}
+	}
 	steps := []struct {
 		request Request
 		payload []byte
