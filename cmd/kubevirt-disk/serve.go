@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"os"
 	"os/signal"
 	"runtime/debug"
 	"strconv"
@@ -21,6 +20,7 @@ import (
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 func (a *app) serveCommand() *cobra.Command {
@@ -213,7 +213,7 @@ func (s *served) run(ctx context.Context) error {
 func containerMemory() int64 {
 	for _, path := range []string{"/sys/fs/cgroup/memory.max",
 		"/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		text, err := os.ReadFile(path)
+		text, err := osfile.ReadText(path)
 		if err != nil {
 			continue
 		}

@@ -23,7 +23,7 @@ func TestNothingWaitsForAPipe(t *testing.T) {
 	// pipes.
 	except := []string{"internal/osfile", "internal/testtool", "adapter/init", "adapter/initrd",
 		"cmd/kubevirt-disk/names.go", "internal/cli/settings/file.go",
-		"cmd/kubevirt-disk/memlimit.go", "pages/hosts.go", "volume/client"}
+		"pages/hosts.go", "volume/client"}
 	waits := []string{"os.Open", "os.ReadFile", "os.OpenRoot", "os.OpenInRoot", "os.DirFS"}
 	root := "../.."
 	files := token.NewFileSet()
