@@ -3,7 +3,6 @@ package image
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -98,48 +97,39 @@ func scan(dir string, opt Options) (found []scanned, none *NoImagesError, err er
 	}
 	backing := make(map[fileID]bool)
 	ids := make(map[string]fileID)
-	look := func(names []string) error {
-		for _, name := range names {
-			o := openerIn(d, opt, useFound)
-			f, err := o.scan(name)
-			if err != nil {
-				return err
-			}
-			if f.passed {
-				none.PassedOver = append(none.PassedOver, f.refused)
-				if opt.PassedOver != nil {
-					opt.PassedOver(f.refused)
-				}
-				continue
-			}
-			found = append(found, f)
-			if len(o.used) > 0 {
-				ids[name] = o.used[0]
-				for _, id := range o.used[1:] {
-					backing[id] = true
-				}
-			}
-		}
-		return nil
-	}
-	// An image opens its whole chain, so open those first that no other image claims. Files in
-	// their chains are not opened once more: in a chain of n files that would be half of n * n
-	// opens.
-	unclaimed, claimed := d.splitClaimed(names)
-	if err := look(unclaimed); err != nil {
-		closeAll(found)
-		return nil, nil, err
-	}
+	// An image opens its whole chain. The top of a chain mostly has the last name, so files of its
+	// chain are not opened once more: in a chain of n files that would be half of n * n opens.
 	reached := make(map[string]bool)
-	for _, f := range found {
+	for _, name := range slices.Backward(names) {
+		if reached[name] {
+			continue
+		}
+		o := openerIn(d, opt, useFound)
+		f, err := o.scan(name)
+		if err != nil {
+			closeAll(found)
+			return nil, nil, err
+		}
+		if f.passed {
+			none.PassedOver = append(none.PassedOver, f.refused)
+			continue
+		}
+		found = append(found, f)
 		if f.image != nil {
 			f.image.top.below.chain(func(l *layer) { reached[l.name] = true })
 		}
+		if len(o.used) > 0 {
+			ids[name] = o.used[0]
+			for _, id := range o.used[1:] {
+				backing[id] = true
+			}
+		}
 	}
-	claimed = slices.DeleteFunc(claimed, func(name string) bool { return reached[name] })
-	if err := look(claimed); err != nil { // such as a loop, where each claims the other
-		closeAll(found)
-		return nil, nil, err
+	slices.Reverse(none.PassedOver)
+	for _, refused := range none.PassedOver {
+		if opt.PassedOver != nil {
+			opt.PassedOver(refused)
+		}
 	}
 	slices.SortStableFunc(found, func(a, b scanned) int {
 		return NaturalCompare(a.info.Name, b.info.Name)
@@ -156,55 +146,6 @@ func scan(dir string, opt Options) (found []scanned, none *NoImagesError, err er
 		return f.refused.Format != FormatQcow2
 	}), none, nil
 }
-
-// splitClaimed separates the names that headers of other files in the directory claim as backing
-// files. A header is only a hint here: it is checked when the file is opened.
-func (d *directory) splitClaimed(names []string) (unclaimed, claimed []string) {
-	isClaimed := make(map[string]bool)
-	for _, name := range names {
-		if below := d.claims(name); below != name {
-			isClaimed[below] = true
-		}
-	}
-	for _, name := range names {
-		if isClaimed[name] {
-			claimed = append(claimed, name)
-		} else {
-			unclaimed = append(unclaimed, name)
-		}
-	}
-	return unclaimed, claimed
-}
-
-// claims returns the name of the backing file that a file's qcow2 header has, or "".
-func (d *directory) claims(name string) string {
-	f, _, err := d.openAs(name, unix.O_RDONLY)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	var head [20]byte // magic, version, and where the name is
-	if _, err := f.ReadAt(head[:], 0); err != nil || string(head[:4]) != "QFI\xfb" {
-		return ""
-	}
-	claim := make([]byte, min(binary.BigEndian.Uint32(head[16:]), maxBackingName))
-	at := binary.BigEndian.Uint64(head[8:])
-	if n, _ := f.ReadAt(claim, int64(at)); at == 0 || at > maxHeaderEnd || n < len(claim) {
-		return ""
-	}
-	below, err := backingName(name, string(claim))
-	if err != nil {
-		return ""
-	}
-	return below
-}
-
-// The name of a backing file has at most maxBackingName bytes, and lies in the first cluster (qcow2
-// specification, "Header").
-const (
-	maxBackingName = 1023
-	maxHeaderEnd   = 2 << 20
-)
 
 // scan opens an image and describes it, even if it is refused. It returns an error if the file
 // could not be read for another reason.
