@@ -116,6 +116,10 @@ func (e *SpaceError) Error() string {
 		e.What, words.Bytes(e.Needed), e.Needed, e.Dir, words.Bytes(e.Available), e.Available)
 }
 
+// AvailableSpace returns how many bytes an unprivileged user can still write to the directory's
+// file system.
+func AvailableSpace(dir string) (int64, error) { return osfile.AvailableSpace(dir) }
+
 // NoRoom makes a *SpaceError of an error of writing in a directory, if that has no room. Any other
 // error stays as it is. what needs the room; size is that of its file in bytes, and 0 if the file
 // is a small one.

@@ -11,8 +11,8 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/daemon/options"
-	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/problems"
 )
 
@@ -28,7 +28,7 @@ func Check(opt *options.Options) error {
 	for _, name := range opt.UsageTypes.Names() {
 		dir := opt.UsageTypes[name]
 		fields := []zap.Field{zap.String("name", name), zap.String("directory", dir)}
-		if free, err := osfile.AvailableSpace(dir); err == nil {
+		if free, err := image.AvailableSpace(dir); err == nil {
 			fields = append(fields, zap.Int64("free_bytes", free))
 		}
 		opt.Log.Info("usage type", fields...)

@@ -16,7 +16,6 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
-	"kubevirt.io/disk/internal/osfile"
 )
 
 // MakeRoom makes what takes space. If there is too little, it removes the disks of images that are
@@ -124,7 +123,7 @@ func (r *sharedRoom) add(img *image.Image, taken int64, fresh bool) {
 
 // check returns a *image.SpaceError if the disks do not fit together.
 func (r *sharedRoom) check(ctx context.Context) error {
-	available, err := osfile.AvailableSpace(r.dir)
+	available, err := image.AvailableSpace(r.dir)
 	if err != nil {
 		return nil // opening the disks reports what is wrong
 	}
