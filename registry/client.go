@@ -1,6 +1,11 @@
 package registry
 
-import "kubevirt.io/disk/registry/transport"
+import (
+	"sync/atomic"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/transport"
+)
 
 // Client pushes, pulls and serves images. Any number of goroutines may use it.
 type Client struct{ *transport.Client }
@@ -13,3 +18,29 @@ func New(opt transport.Options) (*Client, error) {
 	}
 	return &Client{c}, nil
 }
+
+// Progress tells how far a pull or a push is. The zero value is ready. Any goroutine may call any
+// method at any time.
+type Progress struct {
+	done, total atomic.Int64
+	making      atomic.Pointer[image.Progress] // the image that is being compressed; nil: none
+}
+
+// Done is how many bytes are dealt with: compressed, hashed, sent, fetched, or found to be there.
+func (p *Progress) Done() int64 {
+	n := p.done.Load()
+	if m := p.making.Load(); m != nil {
+		data, _ := m.Data()
+		n += data
+	}
+	return n
+}
+
+// Total is how many bytes there will be; 0 before that is known.
+func (p *Progress) Total() int64 { return p.total.Load() }
+
+// Expect sets how many bytes there will be, if the caller knows.
+func (p *Progress) Expect(total int64) { p.total.Store(total) }
+
+// Data is the same.
+func (p *Progress) Data() (done, total int64) { return p.Done(), p.Total() }

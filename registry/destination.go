@@ -1,11 +1,15 @@
 package registry
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"kubevirt.io/disk/disk/image"
 )
 
 // writable finds out early, before any request, that the destination cannot be written.
@@ -35,4 +39,47 @@ func writable(dest string) error {
 			errors.Unwrap(err))
 	}
 	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// stdout writes a disk in the order of its bytes. A raw file goes straight through. An image
+// has another order. It is first expanded into a file without a name in the directory for temporary
+// files.
+func (p *puller) stdout(ctx context.Context, f *file) ([]Pulled, error) {
+	done := Pulled{Name: f.name, To: "-", Format: image.FormatRaw, Size: f.size}
+	direct := p.opt.Original
+	err := p.again(ctx, f, func(content io.Reader) error {
+		if err := p.peek(f, &content); err != nil {
+			return err
+		}
+		if f.isQcow2 {
+			done.Format = image.FormatQcow2
+		}
+		if direct = direct || !f.isQcow2 && !f.foreign; !direct {
+			return nil
+		}
+		n, err := io.Copy(p.opt.Stdout, content)
+		if done.Size = n; err == nil && f.contentSize() >= 0 && n != f.size {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("standard output has only a part of the disk: %w", err)
+	}
+	if direct {
+		return []Pulled{done}, nil
+	}
+	if f.to, err = image.Scratch(os.TempDir()); err != nil {
+		return nil, err
+	}
+	f.arrival = image.NewArrival(f.diskName(), f.contentSize(), f.to,
+		image.ArrivalOptions{Options: p.opt.Image})
+	if err := p.arrive(ctx, f, 0); err != nil {
+		return nil, err
+	}
+	done.Size, done.Format = f.arrival.VirtualSize(), f.arrival.Format()
+	if _, err := io.Copy(p.opt.Stdout, io.NewSectionReader(f.to.File(), 0, done.Size)); err != nil {
+		return nil, fmt.Errorf("standard output has only a part of the disk: %w", err)
+	}
+	return []Pulled{done}, nil
 }

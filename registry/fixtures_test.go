@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -93,3 +94,50 @@ func layoutOf(t testing.TB, s store, image v1.Descriptor) transport.Reference {
 
 // dirOf is the directory of an OCI layout.
 func dirOf(ref transport.Reference) string { return strings.TrimPrefix(ref.String(), "oci:") }
+
+// lying is a registry that misbehaves, for the client here.
+type lying struct{ *registrytest.Lying }
+
+func newLying(t testing.TB) *lying { return &lying{registrytest.NewLying(t)} }
+
+func (l *lying) ref(t testing.TB, name string) transport.Reference {
+	ref, err := transport.ParseReference(l.Host() + "/" + name)
+	require.NoError(t, err)
+	return ref
+}
+
+func (l *lying) options() transport.Options {
+	return transport.Options{Insecure: []string{l.Host()}}
+}
+
+type (
+	index     = layer.Index
+	indexFile = layer.IndexFile
+	layerList = layer.List
+)
+
+var (
+	chunkDigests = layer.ChunkDigests
+	indexBy      = layer.IndexBy
+	newShadow    = layer.NewShadow
+	openLayer    = layer.Open
+	parseIndex   = layer.ParseIndex
+	readIndex    = wholeIndex
+	readTOC      = layer.ReadTOC
+	readTar      = layer.ReadTar
+	sectionOf    = layer.SectionOf
+	under        = layer.Under
+)
+
+const (
+	annotationIndex = layer.AnnotationIndex
+	digestSize      = layer.DigestSize
+	diskDir         = layer.DiskDir
+	indexChunk      = layer.IndexChunk
+	indexVersion    = layer.IndexVersion
+	maxIndexLayer   = layer.MaxIndexLayer
+	maxShown        = layer.MaxShown
+	maxTOCChunks    = layer.MaxTOCChunks
+	mediaDisk       = layer.MediaDisk
+	mediaEmpty      = layer.MediaEmpty
+)

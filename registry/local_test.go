@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -175,4 +177,74 @@ func TestOCIArchive(t *testing.T) {
 	require.ErrorContains(t, err, "write oci-archive:vm.oci-archive")
 	_, err = transport.ParseReference("oci-archive:")
 	require.ErrorContains(t, err, "names no file")
+}
+
+// TestSavedWithCompressedLayers: crane and others compress the layers of an archive, whose
+// configuration has the digests of what is inside.
+func TestSavedWithCompressedLayers(t *testing.T) {
+	content := noise(96, 1<<20)
+	layer := tarOf(t, tarFile{Name: "disk/a.raw", Content: content})
+	digest, err := v1.NewHash(digestOf(layer))
+	require.NoError(t, err)
+	config, err := json.Marshal(v1.ConfigFile{Architecture: "amd64", OS: "linux",
+		RootFS: v1.RootFS{Type: "layers", DiffIDs: []v1.Hash{digest}}})
+	require.NoError(t, err)
+	wrong := gzipped(t, tarOf(t, tarFile{Name: "disk/a.raw", Content: flipped(content, 5)}))
+	for name, c := range map[string]struct {
+		layer []byte
+		want  string
+	}{
+		"plain": {layer: layer}, "gzip": {layer: gzipped(t, layer)},
+		"zstd":          {layer: zstandard(t, layer)},
+		"wrong content": {wrong, "the content of " + digest.String()},
+		"cut":           {gzipped(t, layer)[:1000], "unexpected EOF"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			index := `[{"Config": "config.json", "RepoTags": ["vm:1"], "Layers": ["l.tar.gz"]}]`
+			file := filepath.Join(t.TempDir(), "a.tar")
+			require.NoError(t, os.WriteFile(file, tarOf(t,
+				tarFile{Name: "config.json", Content: config},
+				tarFile{Name: "l.tar.gz", Content: c.layer},
+				tarFile{Name: "manifest.json", Content: []byte(index)}), 0o644))
+			dir, err := pull(t, parsed(t, "docker-archive:"+file), PullOptions{})
+			if c.want != "" {
+				require.ErrorContains(t, err, c.want)
+				emptyDir(t, dir)
+				return
+			}
+			require.NoError(t, err)
+			onlyFile(t, dir, "out.raw", content)
+		})
+	}
+}
+
+// TestManyValues: JSON of an image that somebody has saved takes no more memory than its length
+// allows: values of two bytes take a hundred each as Go has them.
+func TestManyValues(t *testing.T) {
+	many := "[" + strings.Repeat("{},", 100_000) + "{}]"
+	saved := func(manifest, config string) string {
+		file := filepath.Join(t.TempDir(), "saved.tar")
+		require.NoError(t, os.WriteFile(file, tarOf(t,
+			tarFile{Name: "manifest.json", Content: []byte(manifest)},
+			tarFile{Name: "config.json", Content: []byte(config)},
+			tarFile{Name: "layer.tar", Content: tarOf(t)}), 0o600))
+		return "docker-archive:" + file
+	}
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "oci-layout"), []byte("{}"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "index.json"),
+		fmt.Appendf(nil, `{"schemaVersion":2,"manifests":%s}`, many), 0o600))
+	const one = `[{"Config":"config.json","Layers":["layer.tar"]}]`
+	for name, text := range map[string]string{
+		"manifest": saved(many, "{}"),
+		"history":  saved(one, `{"history":`+many+`,"rootfs":{"diff_ids":[]}}`),
+		"index":    "oci:" + dir,
+	} {
+		ref, err := transport.ParseReference(text)
+		require.NoError(t, err)
+		_, err = pull(t, ref, PullOptions{})
+		require.ErrorContains(t, err, "more than 65536 values", name)
+	}
+	_, err := readConfig([]byte(`{"history":`+many+`,"rootfs":{"diff_ids":[]}}`), 0)
+	require.ErrorContains(t, err, "more than 65536 values")
 }

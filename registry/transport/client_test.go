@@ -1,0 +1,78 @@
+package transport
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry/registrytest"
+)
+
+// TestFetchWaitsForItsReader: time in which nobody reads does not count as time in which nothing
+// comes. Layers of container images are opened before they are read.
+func TestFetchWaitsForItsReader(t *testing.T) {
+	l := newLying(t)
+	content := registrytest.Noise(23, 1<<20)
+	desc := l.Add(content)
+	l.Faults = []registrytest.Fault{registrytest.Few(1000, 100*time.Millisecond)}
+	src, err := newClient(t, l.options()).Source(l.ref(t, "vm/a:1"), "")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, src.Close()) })
+	b, err := src.Blob(desc)
+	require.NoError(t, err)
+	in := b.Stream(t.Context(), 0, desc.Size)
+	defer in.Close()
+	got := make([]byte, len(content))
+	_, err = io.ReadFull(in, got[:1000])
+	require.NoError(t, err)
+	f := in.fetch
+	if body, ok := f.body.(*looseBody); ok { // otherwise the cut was noticed already
+		x := body.ReadCloser.(*exchange)
+		require.False(t, x.timer.Stop(), "the timer runs although nobody reads")
+	}
+	for _, at := range []*time.Time{&f.read, &f.last, &f.tries.last} {
+		*at = at.Add(-time.Hour)
+	}
+	_, err = io.ReadFull(in, got[1000:])
+	require.NoError(t, err)
+	require.Equal(t, content, got)
+}
+
+// TestProxyThatIsNone: an address of a proxy that nobody can read is refused and not ignored. The
+// password in it is not shown.
+func TestProxyThatIsNone(t *testing.T) {
+	for _, value := range []string{"http://me:pa%ss@proxy:3128", "me:pa#ss@proxy", "http://",
+		"http://me:pa/ss@proxy:3128"} {
+		t.Setenv("HTTPS_PROXY", value)
+		_, err := New(Options{})
+		require.ErrorContains(t, err, "HTTPS_PROXY is not the address of a proxy", value)
+		require.NotContains(t, err.Error(), "me:")
+	}
+	for _, value := range []string{"", "proxy", "proxy:3128", "10.0.0.1:3128", "http://proxy",
+		"socks5://proxy:1080", "http://me:pa%23ss@proxy:3128"} {
+		t.Setenv("HTTPS_PROXY", value)
+		_, err := New(Options{})
+		require.NoError(t, err, value)
+	}
+}
+
+// TestNameOfNobody: a name that does not exist is final, unless the registry has answered before.
+func TestNameOfNobody(t *testing.T) {
+	c := newClient(t, Options{})
+	e, err := c.endpoint("registry.example", "vm/a")
+	require.NoError(t, err)
+	missing := fmt.Errorf("asking: %w", &net.OpError{Op: "dial", Net: "tcp",
+		Err: &net.DNSError{Err: "no such host", Name: "registry.example", IsNotFound: true}})
+	err = e.tries().again(t.Context(), explain(missing))
+	require.ErrorContains(t, err, "no such host; check the name")
+	c.answered.Store("registry.example", true)
+	require.NoError(t, e.tries().again(t.Context(), explain(missing)))
+
+	unclear := &net.DNSError{Err: "server misbehaving", Name: "registry.example", IsTemporary: true}
+	c.answered.Clear()
+	require.NoError(t, e.tries().again(t.Context(), explain(unclear)))
+}
