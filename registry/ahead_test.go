@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -238,41 +237,22 @@ func TestHostileOrder(t *testing.T) {
 // TestFirstRequest: a registry that needs no credential gets only the request itself. One that
 // needs a credential is asked for it once.
 func TestFirstRequest(t *testing.T) {
-	m := newMemory(t)
-	pushed(t, m, "a.raw", noise(1, 1<<20), PushOptions{})
-	m.requests("", "")
-	c := m.client(t)
-	_, err := c.Resolve(t.Context(), m.ref(t, "vm/a:1"))
-	require.NoError(t, err)
-	m.mu.Lock()
-	said := strings.Join(m.said, "\n")
-	m.mu.Unlock()
-	require.NotContains(t, said, "GET /v2/\n", said)
-	require.Equal(t, 2, m.requests("GET", "/manifests/"))
-
-	var without, with int
-	m.setFault(func(w http.ResponseWriter, r *http.Request) bool {
-		user, password, ok := r.BasicAuth()
-		if ok && user == "me" && password == "pa55" {
-			with++
-			return false
-		}
-		without++
-		w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
-		w.WriteHeader(http.StatusUnauthorized)
-		return true
-	})
-	own := newClient(t, transport.Options{Insecure: []string{m.host}, Timeout: time.Second,
-		Own: transport.Credential{Username: "me", Password: "pa55"}, OwnHost: m.host})
-	_, err = own.Resolve(t.Context(), m.ref(t, "vm/a:1"))
-	require.NoError(t, err)
-	require.Equal(t, 1, without)
-	require.Equal(t, 2, with)
-	wrong := newClient(t, transport.Options{Insecure: []string{m.host}, Timeout: time.Second,
-		Own: transport.Credential{Username: "me", Password: "wrong"}, OwnHost: m.host})
-	_, err = wrong.Resolve(t.Context(), m.ref(t, "vm/a:1"))
+	l := newLying(t)
+	l.NewImage(t, noise(1, 1<<20))
+	opt := transport.Options{CA: l.TLS(t), Timeout: time.Second}
+	resolve := func() error {
+		_, err := newClient(t, opt).Resolve(t.Context(), l.ref(t, "vm/a:1"))
+		return err
+	}
+	require.NoError(t, resolve())
+	require.Equal(t, 1, l.Requests(""), "no GET /v2/")
+	l.Basic, opt.OwnHost = "me:pa55", l.Host()
+	opt.Own = transport.Credential{Username: "me", Password: "pa55"}
+	require.NoError(t, resolve())
+	require.Equal(t, 3, l.Requests(""), "one without the credential, and one with it")
+	opt.Own.Password = "wrong"
 	var status *transport.StatusError
-	require.ErrorAs(t, err, &status)
+	require.ErrorAs(t, resolve(), &status)
 	require.Equal(t, http.StatusUnauthorized, status.Status)
 }
 

@@ -4,15 +4,20 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"path"
 	"slices"
 	"strings"
 	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // firstLook is how much of each end of a disk counts as needed to open it, because an initiator
@@ -147,6 +152,51 @@ func (s *noting) WillRead(off, length int64) {}
 
 func (s *noting) Extent(off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: min(length, s.Size()-off), Data: true}, nil
+}
+
+// disksOf are those files of an image that are disks: they are meant to be, lie in the directory of
+// the disks, and are no backing file of another one. below has the backing files, by the names of
+// those that have some. If there is only one file, it is not read: everything that it needs is
+// elsewhere.
+func disksOf(ctx context.Context, layers []descriptor, files []string,
+	open func(name string) (image.Source, error)) (disks []string, below map[string]string,
+	err error) {
+	if len(files) == 1 {
+		return files, nil, nil
+	}
+	backing, passed := make([]string, len(files)), make([]bool, len(files))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(transport.Reads)
+	for i, name := range files {
+		group.Go(func() error {
+			file, err := open(name)
+			if err != nil {
+				return err
+			}
+			head, err := readHead(ctx, file)
+			if err != nil {
+				return errors.Join(fmt.Errorf("%s: %w", name, err), file.Close())
+			}
+			passed[i] = path.Dir(name) != "." ||
+				image.PassOver(name, file.Size(), qcow2.IsQcow2(head)) ||
+				layer.IsBeside(layers, name, head, file.Size())
+			backing[i] = image.BackingOf(name, head, file.Size())
+			return file.Close()
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, nil, err
+	}
+	below = make(map[string]string)
+	for i, name := range files {
+		if backing[i] != "" {
+			below[name] = backing[i]
+		}
+		if !passed[i] && !slices.Contains(backing, name) {
+			disks = append(disks, name)
+		}
+	}
+	return disks, below, nil
 }
 
 // readHead reads what image.BackingOf needs of a file. The rest of the head stays zeros, because it

@@ -79,8 +79,9 @@ func (p *pusher) findOld(ctx context.Context, f planned, here *here) (_ *oldDisk
 	case err != nil:
 		return nil, err
 	}
-	open := func(name string) (*oldFile, error) { return o.open(p.base, name) }
-	if err := o.findDisks(ctx, open); err != nil {
+	o.disks, o.below, err = disksOf(ctx, p.base.platforms[0].manifest.Layers, o.names,
+		func(name string) (image.Source, error) { return o.open(p.base, name) })
+	if err != nil {
 		return nil, err
 	}
 	if err := o.choose(f.name); err != nil {
@@ -88,7 +89,7 @@ func (p *pusher) findOld(ctx context.Context, f planned, here *here) (_ *oldDisk
 	}
 	o.image, err = image.OpenSource(ctx, o.top,
 		func(ctx context.Context, name string) (image.Source, error) {
-			file, err := open(name)
+			file, err := o.open(p.base, name)
 			if err != nil {
 				return nil, err
 			}
@@ -181,41 +182,6 @@ func (o *oldDisk) open(b *baseImage, name string) (*oldFile, error) {
 		return o.here.open(blob, o.index, f)
 	}
 	return nil, fmt.Errorf("%s: %w", name, os.ErrNotExist)
-}
-
-// findDisks finds the files that are no backing files of others.
-func (o *oldDisk) findDisks(ctx context.Context,
-	open func(name string) (*oldFile, error)) error {
-	if len(o.names) == 1 {
-		o.disks = o.names // everything that it needs is elsewhere
-		return nil
-	}
-	o.below = make(map[string]string)
-	for _, name := range o.names {
-		file, err := open(name)
-		if err != nil {
-			return err
-		}
-		head, err := readHead(ctx, file)
-		if err != nil {
-			return err
-		}
-		if below := image.BackingOf(name, head, file.Size()); below != "" {
-			o.below[name] = below
-		}
-		if path.Dir(name) == "." && !image.PassOver(name, file.Size(), qcow2.IsQcow2(head)) {
-			o.disks = append(o.disks, name)
-		}
-	}
-	o.disks = slices.DeleteFunc(o.disks, func(name string) bool {
-		for _, below := range o.below {
-			if below == name {
-				return true
-			}
-		}
-		return false
-	})
-	return nil
 }
 
 // choose picks the disk that a file is a new version of: the only one, or the one of its name.

@@ -13,10 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/layer"
@@ -287,7 +284,7 @@ func (s *Stream) indexedDisks(ctx context.Context) (names []string, err error) {
 			top = append(top, path.Base(f.Name))
 		}
 	}
-	return s.notBelow(ctx, top, func(name string) (image.Source, error) {
+	return s.disksOf(ctx, top, func(name string) (image.Source, error) {
 		return s.openFile(name)
 	})
 }
@@ -303,45 +300,19 @@ func (s *Stream) partDisks(ctx context.Context) ([]string, error) {
 		}
 	}
 	slices.Sort(top)
-	return s.notBelow(ctx, top, func(name string) (image.Source, error) {
+	return s.disksOf(ctx, top, func(name string) (image.Source, error) {
 		return s.openPart(ctx, name)
 	})
 }
 
-// notBelow are the files that are no backing file of another one, and that are meant to be disks.
-func (s *Stream) notBelow(ctx context.Context, all []string,
-	open func(name string) (image.Source, error)) (names []string, err error) {
-	if len(all) == 1 {
-		return all, nil // everything that it needs is elsewhere
+// disksOf are those of the files that are disks.
+func (s *Stream) disksOf(ctx context.Context, files []string,
+	open func(name string) (image.Source, error)) ([]string, error) {
+	disks, _, err := disksOf(ctx, s.image.Manifest.Layers, files, open)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", s.ref, err)
 	}
-	below, passed := make([]string, len(all)), make([]bool, len(all))
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(transport.Reads)
-	for i, name := range all {
-		group.Go(func() error {
-			file, err := open(name)
-			if err != nil {
-				return err
-			}
-			head, err := readHead(ctx, file)
-			if err != nil {
-				return errors.Join(fmt.Errorf("%s of %s: %w", name, s.ref, err), file.Close())
-			}
-			passed[i] = image.PassOver(name, file.Size(), qcow2.IsQcow2(head)) ||
-				layer.IsBeside(s.image.Manifest.Layers, name, head, file.Size())
-			below[i] = image.BackingOf(name, head, file.Size())
-			return file.Close()
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	for i, name := range all {
-		if !passed[i] && !slices.Contains(below, name) {
-			names = append(names, name)
-		}
-	}
-	return names, nil
+	return disks, err
 }
 
 // Digest is the digest of the image's manifest.

@@ -30,6 +30,7 @@ const layoutIndex = "index.json"
 
 // layout is an OCI layout: a directory of blobs and an index, or an archive of that.
 type layout struct {
+	atHand
 	where  string   // the directory or the archive
 	tag    string   // of the image; "": the only one
 	prefix string   // of references to this one
@@ -53,11 +54,12 @@ func openLayout(ref Reference) (*layout, error) {
 	return &layout{where: ref.oci, tag: ref.tag, prefix: prefixOCI, dir: dir}, nil
 }
 
-func (l *layout) Admit(context.Context, []byte, []byte) (Admission, error) {
-	return Admission{}, nil
-}
+// atHand is a source on this machine, which needs no connections.
+type atHand struct{}
 
-func (l *layout) Warm(context.Context, v1.Hash) {}
+func (atHand) Admit(context.Context, []byte, []byte) (Admission, error) { return Admission{}, nil }
+
+func (atHand) Warm(context.Context, v1.Hash) {}
 
 func (l *layout) Origin() string {
 	if l.packed != nil {
@@ -244,6 +246,7 @@ func (r *fileRun) Close() error { return r.file.Close() }
 // archive is the output of "docker save" or "podman save": a tar archive of layers, with a
 // manifest.json.
 type archive struct {
+	atHand
 	file     string
 	members  map[string]member
 	manifest []byte            // made from the archive's manifest
@@ -262,17 +265,9 @@ const savedIndex = "manifest.json"
 // maxMembers bounds the files of an archive.
 const maxMembers = 20000
 
-type archiveSource struct{ *archive }
+func (a *archive) Close() error { return nil }
 
-func (a archiveSource) Close() error { return nil }
-
-func (a archiveSource) Admit(context.Context, []byte, []byte) (Admission, error) {
-	return Admission{}, nil
-}
-
-func (a archiveSource) Warm(context.Context, v1.Hash) {}
-
-func (a archiveSource) Origin() string {
+func (a *archive) Origin() string {
 	info, err := os.Stat(a.file)
 	return prefixArchive + a.file + identityOf(info, err)
 }
@@ -311,7 +306,7 @@ func openArchive(ref Reference) (Source, error) {
 			"name a file that \"docker save\", \"podman save\" or \"skopeo copy\" has written",
 			file, layoutIndex, savedIndex)
 	}
-	return archiveSource{a}, nil
+	return a, nil
 }
 
 // list finds the files of the archive.
@@ -451,16 +446,16 @@ func (a *archive) assemble(ctx context.Context) error {
 	return err
 }
 
-func (a archiveSource) Manifest(ctx context.Context, _ string) ([]byte, string, error) {
-	if a.archive.manifest == nil {
+func (a *archive) Manifest(ctx context.Context, _ string) ([]byte, string, error) {
+	if a.manifest == nil {
 		if err := a.assemble(ctx); err != nil {
 			return nil, "", fmt.Errorf("archive %q: %w", a.file, err)
 		}
 	}
-	return a.archive.manifest, string(types.DockerManifestSchema2), nil
+	return a.manifest, string(types.DockerManifestSchema2), nil
 }
 
-func (a archiveSource) Blob(desc v1.Descriptor) (*Blob, error) {
+func (a *archive) Blob(desc v1.Descriptor) (*Blob, error) {
 	m, ok := a.blobs[desc.Digest.String()]
 	if !ok {
 		return nil, fmt.Errorf("archive %q has no blob %s", a.file, desc.Digest)

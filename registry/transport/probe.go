@@ -6,45 +6,34 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// The first request to a registry is usually "/v2/", to learn how it wants to be asked: with TLS or
-// without, and with which kind of credential. A manifest that is requested without a credential
-// tells the same, and is usually needed next: that saves a round trip. It saves another one if the
-// registry may be used without TLS, because both ways are tried at once.
-
-// tlsFirst is how much longer the answer with TLS may take than the one without, and still be
-// preferred.
-const tlsFirst = 300 * time.Millisecond
-
-// answer is the answer of a registry to a first request. A non-nil error says that there was none.
-type answer struct {
-	scheme string
-	res    *http.Response
-	err    error
-}
+// The first request to a registry is usually "/v2/", to learn with which kind of credential it wants
+// to be asked. A manifest that is requested without a credential tells the same, and is usually
+// needed next: that saves a round trip. A registry that may be used without TLS is asked in the
+// usual way, because that also tells whether it is.
 
 // probe sends the first request to a repository. It returns the answer if a credential would not
 // change it, and otherwise nil. In both cases it remembers what it has learned. After an error, or
 // an answer that tells nothing, the registry is asked as if there had been no probe.
 func (e *endpoint) probe(ctx context.Context, scopes []string, r request) *http.Response {
 	c := e.client
-	if r.method != http.MethodGet || !strings.HasPrefix(r.path, "manifests/") ||
+	if r.method != http.MethodGet || !strings.HasPrefix(r.path, "manifests/") || !e.secure ||
 		c.knows(e, scopes) {
 		return nil
 	}
-	got := e.firstAnswer(ctx, r)
-	if got.err != nil {
+	res, err := e.bare(ctx, r)
+	if err != nil {
 		return nil
 	}
 	var ping *http.Response
-	switch got.res.StatusCode {
+	switch res.StatusCode {
 	case http.StatusOK:
 		ping = &http.Response{StatusCode: http.StatusOK, Header: http.Header{}}
 	case http.StatusNotFound: // without a credential, existing content may look missing
@@ -54,90 +43,36 @@ func (e *endpoint) probe(ctx context.Context, scopes []string, r request) *http.
 		}
 	case http.StatusUnauthorized:
 		ping = &http.Response{StatusCode: http.StatusUnauthorized,
-			Header: http.Header{"Www-Authenticate": got.res.Header.Values("Www-Authenticate")}}
+			Header: http.Header{"Www-Authenticate": res.Header.Values("Www-Authenticate")}}
 	}
 	if ping != nil {
-		told := &told{scheme: got.scheme, host: e.repo.RegistryStr(), ping: ping}
+		told := &told{scheme: "https", host: e.repo.RegistryStr(), ping: ping}
 		if _, err := e.authorizeBy(ctx, scopes, told); err == nil &&
-			got.res.StatusCode != http.StatusUnauthorized {
-			return got.res
+			res.StatusCode != http.StatusUnauthorized {
+			return res
 		}
 	}
-	_ = got.res.Body.Close()
+	_ = res.Body.Close()
 	return nil
 }
 
-// firstAnswer sends the request without a credential, with TLS and without if both are allowed.
-func (e *endpoint) firstAnswer(ctx context.Context, r request) answer {
-	schemes := []string{"https"}
-	if !e.secure {
-		schemes = append(schemes, "http")
-	}
-	answers := make(chan answer, len(schemes))
-	for _, scheme := range schemes {
-		go func() {
-			res, err := e.askBy(ctx, scheme, r)
-			answers <- answer{scheme, res, err}
-		}()
-	}
-	var best answer
-	var late <-chan time.Time
-	for range schemes {
-		select {
-		case a := <-answers:
-			switch {
-			case a.err == nil && (best.res == nil || a.scheme == "https"):
-				if best.res != nil {
-					_ = best.res.Body.Close()
-				}
-				best = a
-			case a.err == nil:
-				_ = a.res.Body.Close()
-			case best.res == nil:
-				best = a
-			}
-		case <-late:
-			go func() { // answers from here on are too late
-				if a := <-answers; a.err == nil {
-					_ = a.res.Body.Close()
-				}
-			}()
-			return best
-		}
-		if best.err == nil {
-			if best.scheme == "https" && len(schemes) > 1 {
-				late = closedTimer
-			} else {
-				late = time.After(tlsFirst)
-			}
-		}
-	}
-	return best
-}
-
-// closedTimer has already fired.
-var closedTimer = func() <-chan time.Time {
-	c := make(chan time.Time)
-	close(c)
-	return c
-}()
-
-// askBy sends a request without a credential.
-func (e *endpoint) askBy(ctx context.Context, scheme string, r request) (*http.Response, error) {
-	address := fmt.Sprintf("%s://%s/v2/%s/%s", scheme, e.repo.RegistryStr(),
-		e.repo.RepositoryStr(), r.path)
-	req, err := http.NewRequestWithContext(ctx, r.method, address, nil)
+// bare sends a request without a credential.
+func (e *endpoint) bare(ctx context.Context, r request) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, r.method, e.address(r), nil)
 	if err != nil {
 		return nil, err
 	}
-	for key, values := range r.header {
-		req.Header[key] = values
-	}
+	maps.Copy(req.Header, r.header)
 	client := &http.Client{Transport: e.guard(false), CheckRedirect: func(*http.Request,
 		[]*http.Request) error {
 		return http.ErrUseLastResponse
 	}}
 	return client.Do(req)
+}
+
+// address is where a request goes, if that is by TLS.
+func (e *endpoint) address(r request) string {
+	return fmt.Sprintf("https://%s/v2/%s/%s", e.repo.RegistryStr(), e.repo.RepositoryStr(), r.path)
 }
 
 // told answers the ping ("GET /v2/") and the token requests of the library with answers that were

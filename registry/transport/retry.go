@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -213,19 +214,11 @@ func (e *endpoint) once(ctx context.Context, scopes []string, r request) (*http.
 	if err != nil {
 		return nil, explain(err)
 	}
-	address := fmt.Sprintf(
-		"https://%s/v2/%s/%s",
-		e.repo.RegistryStr(),
-		e.repo.RepositoryStr(),
-		r.path,
-	)
-	req, err := http.NewRequestWithContext(ctx, r.method, address, nil)
+	req, err := http.NewRequestWithContext(ctx, r.method, e.address(r), nil)
 	if err != nil {
 		return nil, permanent(err)
 	}
-	for key, values := range r.header {
-		req.Header[key] = values
-	}
+	maps.Copy(req.Header, r.header)
 	return e.send(a, req, r.accept)
 }
 
