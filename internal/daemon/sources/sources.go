@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
+	"kubevirt.io/disk/serving"
 )
 
 // keepName is the directory beside the disks for knowledge about images in registries. No disk's
@@ -86,22 +87,12 @@ const registryWarnings = 5 * time.Second
 
 // warnOfRegistry logs failed requests, but not each of them.
 func (s *Sources) warnOfRegistry() func(text string) {
-	var mu sync.Mutex
-	var last time.Time
-	var left int
+	seldom := serving.NewSeldom[struct{}](registryWarnings)
 	return func(text string) {
-		mu.Lock()
-		defer mu.Unlock()
-		if time.Since(last) < registryWarnings {
-			left++
-			return
+		if n, ok := seldom.Admit(struct{}{}, time.Now()); ok {
+			s.opt.Log.Warn("reads wait for a registry",
+				append(serving.Unsaid(n), zap.String("what", text))...)
 		}
-		fields := []zap.Field{zap.String("what", text)}
-		if left > 0 {
-			fields = append(fields, zap.Int("not_logged", left))
-		}
-		last, left = time.Now(), 0
-		s.opt.Log.Warn("reads wait for a registry", fields...)
 	}
 }
 
