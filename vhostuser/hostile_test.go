@@ -203,15 +203,15 @@ func TestWrongMessages(t *testing.T) {
 		payload []byte
 		fds     []int
 	}{
-		"unknown":           {"not known", 1000, nil, nil},
-		"a feature":         {"not offered", vhosttest.SetFeatures, vhosttest.U64(1 << 50), nil},
+		"unknown":   {"not known", 1000, nil, nil},
+		"a feature": {"not offered", vhosttest.SetFeatures, vhosttest.U64(1 << 50), nil},
 		"protocol feature": {"not offered", vhosttest.SetProtocolFeatures,
 			vhosttest.U64(1 << 50), nil},
 		"no such ring": {"there is no ring", vhosttest.SetVringNum,
 			vhosttest.U32(16, 128), nil},
-		"no payload":        {"payload", vhosttest.SetVringNum, nil, nil},
-		"kick by a pipe":    {"eventfd", vhosttest.SetVringKick, vhosttest.U64(0), []int{pipe()}},
-		"call by a file":    {"eventfd", vhosttest.SetVringCall, vhosttest.U64(0), []int{file()}},
+		"no payload":     {"payload", vhosttest.SetVringNum, nil, nil},
+		"kick by a pipe": {"eventfd", vhosttest.SetVringKick, vhosttest.U64(0), []int{pipe()}},
+		"call by a file": {"eventfd", vhosttest.SetVringCall, vhosttest.U64(0), []int{file()}},
 		"ring without ring": {"power of two", vhosttest.SetVringKick,
 			vhosttest.U64(0), []int{event(t)}},
 		"memory in a file": {"waited for", vhosttest.SetMemTable,

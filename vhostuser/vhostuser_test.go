@@ -136,13 +136,13 @@ func TestRefusals(t *testing.T) {
 	d := v.dial(t, vhosttest.Options{})
 	const last = diskSize / 512
 	for name, c := range map[string]vhosttest.Command{
-		"beyond the end":     {Type: vhosttest.TypeRead, Sector: last, In: 512},
-		"over the end":       {Type: vhosttest.TypeRead, Sector: last - 1, In: 1024},
-		"sector overflows":   {Type: vhosttest.TypeRead, Sector: 1 << 55, In: 512},
+		"beyond the end":   {Type: vhosttest.TypeRead, Sector: last, In: 512},
+		"over the end":     {Type: vhosttest.TypeRead, Sector: last - 1, In: 1024},
+		"sector overflows": {Type: vhosttest.TypeRead, Sector: 1 << 55, In: 512},
 		"sector is negative": {Type: vhosttest.TypeWrite, Sector: 1<<64 - 1,
 			Out: make([]byte, 512)},
-		"half a sector":      {Type: vhosttest.TypeWrite, Out: make([]byte, 700)},
-		"short serial":       {Type: vhosttest.TypeGetID, In: 19},
+		"half a sector": {Type: vhosttest.TypeWrite, Out: make([]byte, 700)},
+		"short serial":  {Type: vhosttest.TypeGetID, In: 19},
 		"range too long": {Type: vhosttest.TypeDiscard,
 			Out: vhosttest.Ranges(vhosttest.Range{Count: 1 << 31})},
 		"range outside": {Type: vhosttest.TypeWriteZeroes,
