@@ -104,8 +104,10 @@ func FuzzMessages(f *testing.F) {
 	f.Add([]byte{reqGetFeatures, 0, 0, reqSetFeatures, 0, 8, 0, 0, 0, 0, 1, 0, 0, 0})
 	f.Add(append([]byte{reqSetMemTable, 1, 40, 1, 0, 0, 0, 0, 0, 0, 0}, make([]byte, 32)...))
 	f.Add([]byte{reqSetVringNum, 0, 8, 0, 0, 0, 0, 128, 0, 0, 0,
-		reqSetVringKick, 2, 8, 0, 0, 0, 0, 0, 0, 0, 0, reqGetVringBase, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0})
-	f.Add([]byte{reqGetInflightFD, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 64, 0,
+		reqSetVringKick, 2, 8, 0, 0, 0, 0, 0, 0, 0, 0,
+		reqGetVringBase, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0})
+	f.Add([]byte{reqGetInflightFD, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 64,
+		0,
 		reqSetLogBase, 1, 16, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 	f.Add(append([]byte{reqGetConfig, 0, 72, 0, 0, 0, 0, 60, 0, 0, 0}, make([]byte, 64)...))
 	v := serve(f, disktest.NewMemory(diskSize))

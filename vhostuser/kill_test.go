@@ -53,7 +53,7 @@ func (f *fileDisk) Flush() error { return nil }
 
 func (f *fileDisk) Size() int64 { return f.size }
 
-// envKilled names the file that TestMain serves, in place of tests, and the directory of its socket.
+// envKilled names the file that TestMain serves in place of tests, and the socket's directory.
 const envKilled = "VHOST_USER_TEST_SERVE"
 
 func TestMain(m *testing.M) {
