@@ -33,7 +33,7 @@ func (run *run) lock(off, end int64) error {
 // has gone may be back, and have written there.
 func (run *run) wanted() error {
 	c := run.c
-	if c.lost.Load() {
+	if c.lost() {
 		return serving.ErrAborted
 	}
 	return c.client.Permits(&run.r, c.disk, run.req.changes())

@@ -19,22 +19,16 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// stackCharge is how many bytes a goroutine that hangs in a disk counts for in the limit of memory.
-const stackCharge = 16 << 10
-
 // conn is one connection, from accept to close.
 type conn struct {
+	serving.Conn
 	srv    *Server
-	nc     net.Conn
 	portal *Portal
 	name   string // what the client is called
 	// certified says that the name is its certificate's
 	certified bool
 	enlisted  bool // it counts in Server.named
-	arrival   serving.Arrival
-	slowed    bool  // the peer has failed so often that the log has it once a minute
-	accepted  bool  // the observer knows of the session
-	pid       int32 // of the client's process; 0: unknown
+	accepted  bool // the observer knows of the session
 	since     time.Time
 
 	structured, extended bool
@@ -56,31 +50,22 @@ type conn struct {
 	weight int
 	long   atomic.Int32 // long requests that are executed; see enter
 	blind  atomic.Bool  // its reader executes one more, and does not see the connection's end
-	lost   atomic.Bool  // it has ended, and not because the client said that it is done
 	// sessionName is what the client calls the connections of which it uses one at a time, the
 	// newest one; "": they have no name. Guarded by Server.mu.
 	sessionName string
-	loops       sync.WaitGroup // the goroutines that may execute requests
 
 	commands, bytesRead, bytesWritten atomic.Uint64
 
-	mu       sync.Mutex
-	wire     io.Closer // guarded by mu; what fail closes, besides nc
-	held     runs      // guarded by mu; requests that wait for far content
-	cause    error     // guarded by mu; why fail was called
-	stopping bool      // guarded by mu; stop was called
+	mu   sync.Mutex
+	held runs // guarded by mu; requests that wait for far content
 }
 
 // Serve implements serving.Connection.
 func (c *conn) Serve() {
 	if err := c.negotiate(); err != nil {
 		c.end(err)
-		if c.disk != nil {
-			c.loops.Done()
-		}
 		return
 	}
-	c.srv.conns.Goroutines.Add(1) // the loop's
 	c.role.Run()
 }
 
@@ -91,18 +76,18 @@ func (c *conn) negotiate() (err error) {
 			err = c.panicked(p)
 		}
 	}()
-	if err := c.identify(); err != nil {
+	if err := c.MayUse(c.portal.UIDs); err != nil {
 		return err
 	}
-	if err := c.wait(); err != nil {
+	if err := c.srv.conns.Wait(&c.Conn); err != nil {
 		return err
 	}
-	c.setDeadline(time.Now().Add(handshakeTime))
-	h := &handshake{c: c, nc: c.nc}
+	c.SetDeadline(time.Now().Add(handshakeTime))
+	h := &handshake{c: c, nc: c.Network()}
 	if err := h.run(); err != nil {
 		return err
 	}
-	c.setDeadline(time.Time{})
+	c.SetDeadline(time.Time{})
 	early, _ := h.in.Peek(h.in.Buffered())
 	w := c.takeWire(h.nc)
 	c.tx.init(w, c.srv.disks.Memory)
@@ -120,9 +105,9 @@ func (c *conn) negotiate() (err error) {
 	}
 	c.accepted = true
 	c.srv.disks.Observer.LoginAccepted(serving.LoginEvent{Client: c.name,
-		Remote: c.remote(), Target: c.srv.exportOf(c.disk)})
+		Remote: c.Remote(), Target: c.srv.exportOf(c.disk)})
 	level := zap.InfoLevel
-	if c.slowed {
+	if c.Slowed {
 		level = zap.DebugLevel
 	}
 	c.log().Log(level, "NBD client", zap.Uint16("lun", c.disk.Number))
@@ -138,63 +123,71 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 	if c.far != nil { // the next request comes when a reply has, which takes longer
 		pollers = nil
 	}
-	s, err := socket.New(nc, pollers)
-	if err != nil {
-		return &socket.Plain{Conn: nc}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_ = nc.Close()
-	if c.cause != nil {
-		_ = s.Close()
-	}
-	if c.stopping {
-		_ = s.SetReadDeadline(past)
-	}
-	c.wire = s
-	return s
+	w, _ := c.TakeSocket(pollers)
+	return w
 }
 
-// attach makes a disk the connection's. The caller's goroutine counts in loops then.
+// attach makes a disk the connection's.
 func (c *conn) attach(d *serving.Disk, session string, heir bool) {
 	who := serving.Who{Name: c.name, Incarnation: session, Heir: heir, Crowd: !c.certified,
-		Process: c.pid, Line: c}
-	if host, _, err := net.SplitHostPort(c.nc.RemoteAddr().String()); err == nil {
+		Process: c.Process, Line: c}
+	if host, _, err := net.SplitHostPort(c.Network().RemoteAddr().String()); err == nil {
 		who.Address = host
 	}
 	client := c.srv.disks.AttachTo(d, who)
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
 	c.client, c.disk, c.sessionName, c.since = client, d, session, time.Now()
-	c.loops.Add(1)
-	c.role = c.srv.disks.NewReader(c.loop, c.handOn)
+	c.role = c.srv.disks.NewReader(&c.Conn, c.loop, func() {})
 	c.far, _ = d.Disk.(*Remote)
 	c.share = c.srv.disks.Memory.Join(c.peer())
 	c.share.Charge(c.cost())
 }
 
 func (c *conn) log() *zap.Logger {
-	return c.srv.log.With(zap.String("client", c.name), zap.String("remote", c.remote()))
+	return c.srv.log.With(zap.String("client", c.name), zap.String("remote", c.Remote()))
 }
 
-// HungUp implements serving.Line.
-func (c *conn) HungUp() bool { return c.ended() != nil || socket.HungUp(c.network()) }
+// End implements serving.Connection.
+func (c *conn) End(err error) {
+	c.fail(err)
+	c.srv.mu.Lock()
+	client := c.client
+	c.srv.mu.Unlock()
+	if client != nil {
+		client.Detach()
+	}
+}
 
-// End implements serving.Line.
-func (c *conn) End(err error) { c.fail(err) }
+// Look implements serving.Connection. It gives other clients, of every protocol, the memory of one
+// that stands still, and the disk of one whose machine is dead, or that has gone while its reader,
+// which would see that, executes a long request.
+func (c *conn) Look(now time.Time, scarce bool) {
+	before := func(began *atomic.Int64) bool {
+		at := began.Load()
+		return at != 0 && at < now.Add(-stillTimeout).UnixNano()
+	}
+	switch {
+	case scarce && (before(&c.rx.began) || before(&c.tx.WriteSince)):
+		c.fail(serving.ErrStill)
+	case c.Silent(deadAfter):
+		c.fail(serving.ErrSilent)
+	case c.blind.Load() && c.HungUp():
+		c.fail(io.EOF)
+	}
+}
 
-// Requests implements serving.Line.
-func (c *conn) Requests() { c.loops.Wait() }
-
-// Arrived implements serving.Connection.
-func (c *conn) Arrived() *serving.Arrival { return &c.arrival }
-
-// Session describes the connection.
-func (c *conn) Session() status.Session {
+// Session implements serving.Connection.
+func (c *conn) Session() (status.Session, bool) {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	if c.disk == nil {
+		return status.Session{}, false
+	}
 	return status.Session{Protocol: status.ProtocolNBD, Initiator: c.name,
-		Remote: c.remote(), Local: c.nc.LocalAddr().String(), Since: c.since,
+		Remote: c.Remote(), Local: c.Network().LocalAddr().String(), Since: c.since,
 		LUNs: []uint16{c.disk.Number}, Commands: c.commands.Load(), BytesRead: c.bytesRead.Load(),
-		BytesWritten: c.bytesWritten.Load()}
+		BytesWritten: c.bytesWritten.Load()}, true
 }
 
 // run is a goroutine that executes a connection's requests.
@@ -217,8 +210,6 @@ type run struct {
 
 // loop is the main loop of the reading goroutine.
 func (c *conn) loop(turn *serving.Turn) {
-	defer c.srv.conns.Goroutines.Done()
-	defer c.loops.Done()
 	run := &run{Turn: turn, c: c}
 	run.r.Executor = run
 	err := run.work()
@@ -226,7 +217,6 @@ func (c *conn) loop(turn *serving.Turn) {
 		if ferr := c.tx.Flush(); err == nil { // nobody else may ever come by
 			err = ferr
 		}
-		c.srv.disks.Memory.Charge(-stackCharge)
 		if err != nil {
 			c.fail(err)
 		}
@@ -268,20 +258,13 @@ func (run *run) work() (err error) {
 	}
 }
 
-// handOn prepares for another goroutine that reads.
-func (c *conn) handOn() {
-	c.srv.disks.Memory.Charge(stackCharge)
-	c.srv.conns.Goroutines.Add(1)
-	c.loops.Add(1)
-}
-
 // Waits implements serving.Executor: another goroutine reads while the request waits for far
 // content, unless memory is exhausted, or the rest of the request is still to be read. The client
 // has no limit of time, so there is none here.
 func (run *run) Waits() (time.Duration, error) {
 	c := run.c
 	c.mu.Lock()
-	if c.cause != nil {
+	if c.Cause() != nil {
 		c.mu.Unlock()
 		return 0, serving.ErrAborted
 	}
@@ -329,13 +312,6 @@ func (run *run) forget() {
 	run.r = serving.Request{Executor: run}
 }
 
-// ended returns why the connection has ended; nil: it has not.
-func (c *conn) ended() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.cause
-}
-
 // giveUp ends the requests that wait for far content.
 func (c *conn) giveUp() {
 	c.mu.Lock()
@@ -350,47 +326,15 @@ func (c *conn) giveUp() {
 
 // fail closes the network because of err. The reader then ends the connection.
 func (c *conn) fail(err error) {
-	c.mu.Lock()
-	first := c.cause == nil
-	if first {
-		c.cause = err
-		c.lost.Store(!errors.Is(err, errDisconnected))
+	if c.Fail(err) {
+		c.giveUp()
 	}
-	w := c.wire
-	c.mu.Unlock()
-	if !first {
-		return
-	}
-	_ = c.nc.Close()
-	if w != nil {
-		_ = w.Close()
-	}
-	c.giveUp()
 }
 
-// stop ends the connection at the end of the requests that are here.
-func (c *conn) stop() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.stopping = true
-	if s, ok := c.wire.(*socket.Socket); ok {
-		_ = s.SetReadDeadline(past)
-		return
-	}
-	_ = c.nc.SetReadDeadline(past)
-}
-
-// past is a deadline that ends a wait at once.
-var past = time.Unix(1, 0)
-
-// setDeadline limits how long the client may take, unless the connection stops anyway.
-func (c *conn) setDeadline(at time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_ = c.nc.SetDeadline(at)
-	if c.stopping {
-		_ = c.nc.SetReadDeadline(past)
-	}
+// lost reports whether the connection has ended, and not because the client said that it is done.
+func (c *conn) lost() bool {
+	err := c.Cause()
+	return err != nil && !errors.Is(err, errDisconnected)
 }
 
 func (c *conn) panicked(p any) error {

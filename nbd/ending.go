@@ -22,7 +22,7 @@ func (c *conn) end(err error) {
 		}
 	}
 	c.fail(err)
-	err = c.ended()
+	err = c.Cause()
 	if c.role != nil {
 		c.role.Close()
 		c.rx.release()
@@ -37,7 +37,7 @@ func (c *conn) end(err error) {
 	reason, expected := endOf(err)
 	level, fields := zap.DebugLevel, []zap.Field{zap.String("reason", reason), zap.Error(err)}
 	if !expected || reason == "connection_closed" && c.useless() {
-		more, say := c.srv.conns.Failed(c.arrival.Source, reason)
+		more, say := c.srv.conns.Failed(c.Source, reason)
 		if say && !expected {
 			level = zap.WarnLevel
 		}
@@ -47,9 +47,9 @@ func (c *conn) end(err error) {
 	switch {
 	case c.accepted:
 		c.srv.disks.Observer.SessionEnded(serving.SessionEvent{Client: c.name,
-			Remote: c.remote(), Reason: reason})
+			Remote: c.Remote(), Reason: reason})
 	case !expected:
-		c.srv.disks.Observer.LoginRefused(serving.LoginEvent{Client: c.name, Remote: c.remote(),
+		c.srv.disks.Observer.LoginRefused(serving.LoginEvent{Client: c.name, Remote: c.Remote(),
 			Reason: "nbd_" + reason, Err: err})
 	}
 }
@@ -60,15 +60,15 @@ func endOf(err error) (reason string, expected bool) {
 	switch {
 	case errors.Is(err, errParted) || errors.Is(err, errDisconnected):
 		return "logout", true
-	case errors.Is(err, ErrServerClosed):
+	case errors.Is(err, serving.ErrClosed):
 		return "shutdown", true
-	case errors.Is(err, errRefused):
+	case errors.Is(err, serving.ErrRefused):
 		return "refused", true
-	case errors.Is(err, errKicked):
+	case errors.Is(err, serving.ErrKicked):
 		return "kicked", true
 	case errors.Is(err, serving.ErrRemoved):
 		return "removed", true
-	case errors.Is(err, errPushedOut):
+	case errors.Is(err, serving.ErrPushedOut):
 		return "pushed_out", true
 	case errors.Is(err, serving.ErrTakenOver):
 		return "reinstated", true
@@ -87,6 +87,6 @@ func endOf(err error) (reason string, expected bool) {
 // useless reports whether a connection with an export was lost at once, and did nothing: its client
 // does not like what it gets.
 func (c *conn) useless() bool {
-	return c.disk != nil && c.lost.Load() && time.Since(c.since) < time.Second &&
+	return c.disk != nil && c.lost() && time.Since(c.since) < time.Second &&
 		c.bytesRead.Load()+c.bytesWritten.Load() == 0
 }

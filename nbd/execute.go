@@ -130,7 +130,7 @@ func (run *run) finish(err error) error {
 	case errors.Is(err, serving.ErrRemoved):
 		return err
 	case errors.Is(err, serving.ErrAborted):
-		if err := run.c.ended(); err != nil {
+		if err := run.c.Cause(); err != nil {
 			return err
 		}
 		err = run.c.client.Refused(run.c.disk) // it was fenced, and the connection goes on

@@ -327,10 +327,15 @@ func TestClientsThatStandStill(t *testing.T) {
 	half := v.open(t, "", structured)
 	half.send(half.request(cmdWrite, 0, 0, 1<<20, nil), []byte("x"))
 	eventually(t, "they hold memory", func() bool { return used() >= before+9<<20 })
-	v.endStill(time.Now().Add(-stillTimeout))
+	look := func(at time.Time) {
+		for _, c := range v.conns.All(func(*conn) bool { return true }) {
+			c.Look(at, true)
+		}
+	}
+	look(time.Now())
 	require.GreaterOrEqual(t, used(), before+9<<20, "it is too early")
 	eventually(t, "it is free", func() bool {
-		v.endStill(time.Now().Add(stillTimeout)) // again: it may not have begun to write yet
+		look(time.Now().Add(2 * stillTimeout)) // again: it may not have begun to write yet
 		return used() == before
 	})
 	half.ended()

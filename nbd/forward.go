@@ -95,8 +95,7 @@ func (run *run) post(l *link, buf *memory.Buffer) bool {
 	p.link, p.c, p.asked, p.arrived, p.buf = l, c, *q, run.arrived, buf
 	p.set(q.command, 0, q.off, q.length, buf.B)
 	p.to, p.abandoned = p, false
-	c.loops.Add(1)
-	c.srv.conns.Goroutines.Add(1)
+	c.Add()
 	if q.command == cmdRead && l.post(&p.call) == nil {
 		return true
 	}
@@ -157,7 +156,7 @@ func (p *passage) completed(err error) {
 	c, q := p.c, &p.asked
 	if err != nil {
 		p.giveBack()
-		c.srv.disks.Memory.Charge(stackCharge)
+		c.srv.disks.Memory.Charge(serving.StackCharge)
 		go p.again()
 		return
 	}
@@ -195,23 +194,21 @@ func (p *passage) leave() {
 	c := p.c
 	p.link, p.c, p.buf, p.data, p.to = nil, nil, nil, nil, nil
 	passages.Put(p)
-	c.loops.Done()
-	c.srv.conns.Goroutines.Done()
+	c.Done()
 }
 
 // again executes the request as one to any other disk, which waits for the server and has words for
 // errors.
 func (p *passage) again() {
 	c := p.c
-	defer c.srv.conns.Goroutines.Done()
-	defer c.loops.Done()
+	defer c.Done()
 	run := &run{Turn: new(serving.Turn), c: c, req: p.asked, buf: p.buf, arrived: p.arrived}
 	run.r.Executor = run
 	err := run.repeat(&p.hold)
 	if ferr := c.tx.Flush(); err == nil {
 		err = ferr
 	}
-	c.srv.disks.Memory.Charge(-stackCharge)
+	c.srv.disks.Memory.Charge(-serving.StackCharge)
 	if err != nil {
 		c.fail(err)
 	}

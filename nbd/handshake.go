@@ -64,7 +64,7 @@ func (h *handshake) run() error {
 	if _, err := io.ReadFull(h.in, flags[:]); err != nil {
 		return err
 	}
-	h.c.arrival.Began.Store(true)
+	h.c.Began.Store(true)
 	client := binary.BigEndian.Uint32(flags[:])
 	if client&^uint32(flagFixedNewstyle|flagNoZeroes) != 0 {
 		return fmt.Errorf("the client has unknown flags: %#x", client)
@@ -151,9 +151,12 @@ func (h *handshake) option(o option) (done bool, err error) {
 	}
 	switch o.number {
 	case optExportName, optInfo, optGo, optList, optListMeta, optSetMeta:
-		if err := h.c.srv.refusal(h.c); err != nil && o.number == optExportName {
-			return false, fmt.Errorf("%w: %w", errRefused, err) // there is no other answer
-		} else if err != nil {
+		err := h.c.srv.disks.Refusal(h.c.name, h.c.log())
+		switch {
+		case err == nil:
+		case o.number == optExportName: // there is no other answer
+			return false, fmt.Errorf("%w: %w", serving.ErrRefused, err)
+		default:
 			return false, h.refuse(o, repErrPolicy, "%v", err)
 		}
 	}
@@ -423,7 +426,7 @@ var errAnother = errors.New("the disk is not in the state that was told a moment
 func (h *handshake) flags(d *serving.Disk) uint16 {
 	f := uint16(flagHasFlags | flagSendFlush | flagSendFUA | flagSendZeroes | flagSendCache |
 		flagSendFastZero)
-	if h.c.certified || h.c.pid != 0 || !d.Exclusive() {
+	if h.c.certified || h.c.Process != 0 || !d.Exclusive() {
 		f |= flagMultiConn // otherwise nobody knows whether two connections are of one client
 	}
 	if d.Protected() {

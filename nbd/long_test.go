@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -75,10 +76,10 @@ func TestClientThatLeavesLongRequests(t *testing.T) {
 		c.send(c.request(cmdCache, 0, 0, 2*longRequest, nil))
 	}
 	testtool.Eventually(t, func() bool { return d.now.Load() >= maxLong+1 }, "a few are executed")
-	v.endLeft()
+	v.conns.LookNow(time.Now())
 	require.Len(t, v.Sessions(), 1, "it is still there")
 	require.NoError(t, c.Close())
-	v.endLeft()
+	v.conns.LookNow(time.Now())
 	before := d.calls.Load()
 	opened()
 	testtool.Eventually(t, func() bool { return len(v.Sessions()) == 0 }, "it has gone")

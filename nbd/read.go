@@ -168,7 +168,7 @@ func (run *run) take(n int) (*memory.Buffer, error) {
 		if err := c.tx.Flush(); err != nil {
 			c.fail(err)
 		}
-		if c.ended() != nil {
+		if c.Cause() != nil {
 			return nil, serving.ErrAborted
 		}
 		if n <= poorPiece {

@@ -14,13 +14,13 @@ import (
 // answer says why.
 func TestRefuse(t *testing.T) {
 	v := serve(t, 2, nil)
-	v.Refuse(errors.New("nobody has asked for them"))
+	v.Server.disks.Refuse(errors.New("nobody has asked for them"))
 	require.Equal(t, "nobody has asked for them", string(v.hello(t).last(optGo,
 		infoData("disk1.raw"), repErrPolicy)))
-	v.Refuse(nil)
+	v.Server.disks.Refuse(nil)
 	user, chooser := v.open(t, "disk1.raw", extended), v.hello(t)
 	const words = "after a live migration the guest would meet another disk"
-	v.Refuse(errors.New(words))
+	v.Server.disks.Refuse(errors.New(words))
 	user.ended()
 	chooser.ended()
 

@@ -6,12 +6,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -21,14 +18,10 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-var (
-	errKicked    = errors.New("an operator has ended the session")
-	errPushedOut = errors.New("it had chosen no export, and must make room")
-	errSilent    = fmt.Errorf("the client's machine is silent: %w", syscall.ETIMEDOUT)
-)
+var ()
 
 // ErrServerClosed is returned by Serve after Shutdown.
-var ErrServerClosed = errors.New("the NBD server is shut down")
+var ErrServerClosed = serving.ErrClosed
 
 const (
 	// handshakeTime is how long a client may take until it has chosen an export.
@@ -75,11 +68,8 @@ type Server struct {
 	pollers socket.PollLimit
 	ctx     context.Context // ends when Shutdown gives up waiting, with ErrServerClosed
 	cancel  context.CancelCauseFunc
-	watch   sync.Once // starts watchClients
 
-	refusals *serving.Seldom[string] // by client, for the log
-	mu       sync.Mutex
-	refusing error // see Refuse
+	mu sync.Mutex
 	// named are the clients with certificates, by name
 	named map[string]*holderOfName
 }
@@ -87,13 +77,13 @@ type Server struct {
 // New makes a server, and a front end of the disks. There must be no disk yet.
 func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log,
-		conns: serving.NewConnections[*conn](opt.Crowd,
-			cmp.Or(opt.ReconnectDelay, 2*time.Second)),
-		named:    map[string]*holderOfName{},
-		refusals: serving.NewSeldom[string](time.Minute)}
+		named: map[string]*holderOfName{}}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}
+	s.conns = serving.NewConnections[*conn](serving.Rules{Disks: opt.Disks, Log: s.log,
+		Crowd: opt.Crowd, Delay: cmp.Or(opt.ReconnectDelay, 2*time.Second), Every: lookEvery,
+		Gated: true})
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if err := s.disks.Serve(front{s}); err != nil {
 		return nil, fmt.Errorf("nbd: %w", err)
@@ -110,86 +100,13 @@ func (s *Server) Serve(l net.Listener, p Portal) error {
 		return fmt.Errorf("a portal cannot be called %q: it is unix: and a path, or tcp: and an "+
 			"address, of at most 223 bytes without spaces", p.Name)
 	}
-	s.watch.Do(func() { go s.watchClients() })
-	err := s.conns.Accept(l, func(nc net.Conn) *conn { return s.newConn(nc, &p) },
-		func(err error) {
-			s.log.Warn("an NBD client cannot be accepted now: trying again",
-				zap.String("portal", p.Name), zap.Error(err))
-		})
-	if err != nil {
-		return err
-	}
-	return ErrServerClosed
-}
-
-// watchClients gives other clients, of every protocol, the memory of those that stand still, and
-// the disks of those whose machine is dead.
-func (s *Server) watchClients() {
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-s.ctx.Done():
-			return
-		case now := <-tick.C:
-			if s.disks.Memory.Scarce() {
-				s.endStill(now.Add(-stillTimeout))
-			}
-			s.endSilent(deadAfter)
-			s.endLeft()
-		}
-	}
-}
-
-// endLeft ends the connections whose client has gone while their reader, which would see that,
-// executes a long request.
-func (s *Server) endLeft() {
-	s.mu.Lock()
-	conns := s.allLocked(func(c *conn) bool {
-		return c.blind.Load() && socket.HungUp(c.network())
-	})
-	s.mu.Unlock()
-	for _, c := range conns {
-		c.fail(io.EOF)
-	}
-}
-
-// endSilent ends the connections of machines that have been silent for that long.
-func (s *Server) endSilent(since time.Duration) {
-	s.mu.Lock()
-	conns := s.allLocked(func(c *conn) bool { return socket.Silent(c.network(), since) })
-	s.mu.Unlock()
-	for _, c := range conns {
-		c.fail(errSilent)
-	}
-}
-
-// endStill ends the connections whose client has stood still since that time.
-func (s *Server) endStill(since time.Time) {
-	before := func(began *atomic.Int64) bool {
-		at := began.Load()
-		return at != 0 && at < since.UnixNano()
-	}
-	s.mu.Lock()
-	conns := s.allLocked(func(c *conn) bool {
-		return before(&c.rx.began) || before(&c.tx.WriteSince)
-	})
-	s.mu.Unlock()
-	for _, c := range conns {
-		c.fail(errors.New("memory is scarce, and the client neither takes its replies nor " +
-			"finishes its request"))
-	}
+	return s.conns.Accept(l, func(nc net.Conn) *conn { return s.newConn(nc, &p) })
 }
 
 // newConn makes a connection.
 func (s *Server) newConn(nc net.Conn, p *Portal) *conn {
-	c := &conn{srv: s, nc: nc, portal: p, name: p.Name}
-	c.arrival.PushOut = func() { c.fail(errPushedOut) }
-	c.arrival.Source = serving.SourceOf(nc).String()
-	if cred := socket.Peer(nc); cred != nil {
-		c.pid = cred.Pid
-		c.arrival.Source = c.remote()
-	}
+	c := &conn{srv: s, portal: p, name: p.Name}
+	c.Init(nc)
 	return c
 }
 
@@ -198,7 +115,7 @@ func (s *Server) chosen(c *conn) error {
 	if s.conns.Closing() {
 		return ErrServerClosed
 	}
-	switch err := s.conns.Admit(&c.arrival, c.peer(), false); {
+	switch err := s.conns.Admit(&c.Arrival, c.peer(), false); {
 	case errors.Is(err, serving.ErrPeerCrowded):
 		return fmt.Errorf("%s has as many connections as one client may have", c.name)
 	case err != nil:
@@ -211,19 +128,8 @@ func (s *Server) chosen(c *conn) error {
 // way. Replies that are ready go out. Requests that wait for far content are given up. If the
 // context ends first, it returns its error: a disk hangs, or a client does not take its replies.
 func (s *Server) Shutdown(ctx context.Context) error {
-	s.conns.Close()
-	all := s.conns.All(func(*conn) bool { return true })
-	for _, c := range all {
-		c.stop()
-	}
-	err := s.conns.Wait(ctx)
-	s.cancel(ErrServerClosed)
-	if err != nil {
-		for _, c := range all {
-			c.fail(ErrServerClosed)
-		}
-	}
-	return err
+	defer s.cancel(ErrServerClosed)
+	return s.conns.Drain(ctx)
 }
 
 // allLocked returns the connections for which which returns true. Which may look at what mu guards.
@@ -231,24 +137,14 @@ func (s *Server) allLocked(which func(*conn) bool) []*conn { return s.conns.All(
 
 // Sessions returns the connections that have chosen an export, the oldest one first.
 func (s *Server) Sessions() []status.Session {
-	return s.sessions(func(status.Session) bool { return true }, func(*conn) {})
+	return s.conns.Sessions()
 }
 
 // EndSessions ends the connections for which which returns true, at once, and returns them. Their
 // clients may connect again. Requests end without an answer. When EndSessions returns, none of them
 // claims a disk any more, unless a write is under way.
 func (s *Server) EndSessions(which func(status.Session) bool) []status.Session {
-	return s.sessions(which, func(c *conn) {
-		c.fail(errKicked)
-		c.client.Detach()
-	})
-}
-
-func (s *Server) sessions(which func(status.Session) bool, f func(*conn)) []status.Session {
-	s.mu.Lock()
-	conns := s.allLocked(func(c *conn) bool { return c.disk != nil })
-	s.mu.Unlock()
-	return serving.Sessions(conns, which, f)
+	return s.conns.Kick(which)
 }
 
 // front is the server as a front end of the disks in use.

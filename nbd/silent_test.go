@@ -39,10 +39,12 @@ func TestDeadMachine(t *testing.T) {
 	}))
 	require.NoError(t, err)
 	opened()
-	v.endSilent(deadAfter)
+	v.conns.LookNow(time.Now())
 	require.Len(t, v.Sessions(), 2, "it is too early")
 	testtool.Eventually(t, func() bool {
-		v.endSilent(time.Second)
+		for _, c := range v.conns.All(func(c *conn) bool { return c.Silent(time.Second) }) {
+			c.fail(serving.ErrSilent)
+		}
 		return len(v.Sessions()) == 1
 	}, "its connection ends")
 	other.writeAt(0, []byte("now mine"))

@@ -189,8 +189,8 @@ const maxSameNames = 64
 
 // FirstUse notes that a client accesses a disk for the first time; it may be called again. It warns
 // once for each disk and name if the same name uses an exclusive disk from another address: two
-// machines would then count as one owner. The error is ErrRemoved if the disk is removed (of a first
-// request and RemoveUnused at the same time, one wins), or a *Refusal: see Who.Crowd.
+// machines would then count as one owner. The error is ErrRemoved if the disk is removed (of a
+// first request and RemoveUnused at the same time, one wins), or a *Refusal: see Who.Crowd.
 func (c *Client) FirstUse(d *Disk) error {
 	s := c.all
 	s.mu.Lock()

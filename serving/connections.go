@@ -3,9 +3,11 @@ package serving
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -14,13 +16,35 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// Connection is one of a front end's, from accept to close.
+// Connection is one of a front end's, from accept to close. It embeds a Conn.
 type Connection interface {
 	comparable
-	// Arrived is what the entrance knows of the connection.
-	Arrived() *Arrival
+	Base() *Conn
 	// Serve runs the connection. At its end the front end calls Connections.Drop.
 	Serve()
+	// End closes the connection because of err, by Conn.Fail. Its client claims no disk afterwards,
+	// and requests that have not begun to change a disk never do.
+	End(err error)
+	// Look is called every Rules.Every: a peer may stand still, or be gone.
+	Look(now time.Time, scarce bool)
+	// Session describes the connection. It returns false if it has no session.
+	Session() (status.Session, bool)
+}
+
+// Rules are those of a front end's connections.
+type Rules struct {
+	Disks *Disks
+	Log   *zap.Logger
+	Crowd Crowd
+	// Delay is the longest delay of a peer that fails again and again; 0 or less: there is none.
+	Delay time.Duration
+	// Every is the time between two looks at the connections. Tick, if it is not nil, is called
+	// before each.
+	Every time.Duration
+	Tick  func(now time.Time)
+	// Gated says that Disks.Refuse ends the connections: the front end asks Disks.Refusal before
+	// it gives a disk to a peer.
+	Gated bool
 }
 
 // Connections are all connections of a front end. They are accepted at any number of portals,
@@ -32,8 +56,13 @@ type Connections[C Connection] struct {
 	// Goroutines are those that serve connections, and others that Wait has to wait for.
 	Goroutines sync.WaitGroup
 
-	failures *Seldom[failure]
-	closed   chan struct{} // closed by Close
+	rules     Rules
+	failures  *Seldom[failure]
+	closed    chan struct{} // closed by Close
+	over      chan struct{} // closed by Finish
+	finish    sync.Once
+	watch     sync.Once
+	pushedOut atomic.Int64 // connections since the last line of the log about them
 
 	mu      sync.Mutex
 	closing bool                      // guarded by mu
@@ -44,27 +73,34 @@ type Connections[C Connection] struct {
 // failure is why connections from a source fail.
 type failure struct{ source, reason string }
 
-// failureTold is how long the log stays quiet about a failure that repeats.
-const failureTold = time.Minute
+const (
+	// failureTold is how long the log stays quiet about a failure that repeats.
+	failureTold = time.Minute
+	// pushedOutTold is the same about connections that had to make room.
+	pushedOutTold = 10 * time.Second
+)
 
-// NewConnections is for a front end without a connection. Delay is the longest delay of a peer that
-// fails again and again; 0 or less: there is none.
-func NewConnections[C Connection](crowd Crowd, delay time.Duration) *Connections[C] {
-	return &Connections[C]{Entrance: NewEntrance(crowd), Penalties: NewPenalties(delay),
-		failures: NewSeldom[failure](failureTold), closed: make(chan struct{}),
-		portals: map[net.Listener]struct{}{}, all: map[C]struct{}{}}
+// NewConnections is for a front end without a connection.
+func NewConnections[C Connection](r Rules) *Connections[C] {
+	cs := &Connections[C]{Entrance: NewEntrance(r.Crowd), Penalties: NewPenalties(r.Delay),
+		rules: r, failures: NewSeldom[failure](failureTold), closed: make(chan struct{}),
+		over: make(chan struct{}), portals: map[net.Listener]struct{}{}, all: map[C]struct{}{}}
+	if r.Gated {
+		r.Disks.gate.add(cs.endAll)
+	}
+	return cs
 }
 
 // Accept serves the connections that come at l, each made by begin, until Close, and then returns
-// nil. It closes l. If there is no descriptor left, a connection whose peer has not introduced
-// itself gives up its own, and new ones stay in the backlog meanwhile. Warn is called after the
-// first of several such failures in a row. An error that will not pass is returned.
-func (cs *Connections[C]) Accept(l net.Listener, begin func(net.Conn) C, warn func(error)) error {
+// ErrClosed. It closes l. If there is no descriptor left, a connection whose peer has not
+// introduced itself gives up its own, and new ones stay in the backlog meanwhile. An error that
+// will not pass is returned.
+func (cs *Connections[C]) Accept(l net.Listener, begin func(net.Conn) C) error {
 	defer l.Close()
 	cs.mu.Lock()
 	if cs.closing {
 		cs.mu.Unlock()
-		return nil
+		return ErrClosed
 	}
 	cs.portals[l] = struct{}{}
 	cs.mu.Unlock()
@@ -73,6 +109,7 @@ func (cs *Connections[C]) Accept(l net.Listener, begin func(net.Conn) C, warn fu
 		defer cs.mu.Unlock()
 		delete(cs.portals, l)
 	}()
+	cs.watch.Do(func() { go cs.look() })
 	for failed := 0; ; failed++ {
 		nc, err := l.Accept()
 		if err == nil {
@@ -81,13 +118,14 @@ func (cs *Connections[C]) Accept(l net.Listener, begin func(net.Conn) C, warn fu
 			continue
 		}
 		if cs.Closing() {
-			return nil
+			return ErrClosed
 		}
 		if !passing(err) {
-			return err
+			return fmt.Errorf("portal %s: %w", l.Addr(), err)
 		}
 		if failed == 0 {
-			warn(err)
+			cs.rules.Log.Warn("cannot accept a connection, trying again",
+				zap.String("portal", l.Addr().String()), zap.Error(err))
 		}
 		pause := acceptPauses[min(failed, len(acceptPauses)-1)]
 		if cs.MakeRoom() {
@@ -103,6 +141,11 @@ func (cs *Connections[C]) Accept(l net.Listener, begin func(net.Conn) C, warn fu
 // Take serves a connection, made by begin. After Close it closes it.
 func (cs *Connections[C]) Take(nc net.Conn, begin func(net.Conn) C) {
 	c := begin(nc)
+	b := c.Base()
+	b.PushOut = func() {
+		cs.pushedOut.Add(1)
+		c.End(ErrPushedOut)
+	}
 	cs.mu.Lock()
 	if cs.closing {
 		cs.mu.Unlock()
@@ -112,9 +155,12 @@ func (cs *Connections[C]) Take(nc net.Conn, begin func(net.Conn) C) {
 	cs.all[c] = struct{}{}
 	cs.Goroutines.Add(1)
 	cs.mu.Unlock()
-	cs.Arrive(c.Arrived())
+	cs.Arrive(&b.Arrival)
+	b.Add()
 	go func() {
 		defer cs.Goroutines.Done()
+		defer b.Requests()
+		defer b.Done()
 		c.Serve()
 	}()
 }
@@ -130,7 +176,7 @@ func (cs *Connections[C]) Go(f func()) {
 
 // Drop forgets a connection. It may be called more than once.
 func (cs *Connections[C]) Drop(c C) {
-	cs.Leave(c.Arrived())
+	cs.Leave(&c.Base().Arrival)
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	delete(cs.all, c)
@@ -146,6 +192,69 @@ func (cs *Connections[C]) All(which func(C) bool) (all []C) {
 		}
 	}
 	return all
+}
+
+func (cs *Connections[C]) every() []C { return cs.All(func(C) bool { return true }) }
+
+// endAll ends every connection because of err.
+func (cs *Connections[C]) endAll(err error) {
+	for _, c := range cs.every() {
+		c.End(err)
+	}
+}
+
+// look watches the connections until Finish.
+func (cs *Connections[C]) look() {
+	tick := time.NewTicker(cs.rules.Every)
+	defer tick.Stop()
+	for told := time.Now(); ; {
+		select {
+		case <-cs.over:
+			return
+		case now := <-tick.C:
+			cs.LookNow(now)
+			if now.Sub(told) < pushedOutTold {
+				continue
+			}
+			told = now
+			if n := cs.pushedOut.Swap(0); n > 0 {
+				cs.rules.Log.Warn("connections whose peers had not introduced themselves were "+
+					"closed to make room for new ones", zap.Int64("count", n),
+					zap.Int("limit", cs.limits.Strangers))
+			}
+		}
+	}
+}
+
+// LookNow looks at all connections once.
+func (cs *Connections[C]) LookNow(now time.Time) {
+	if cs.rules.Tick != nil {
+		cs.rules.Tick(now)
+	}
+	scarce := cs.rules.Disks.Memory.Scarce()
+	for _, c := range cs.every() {
+		c.Look(now, scarce)
+	}
+}
+
+// Wait delays a connection whose source has failed several times.
+func (cs *Connections[C]) Wait(c *Conn) error {
+	var delay time.Duration
+	if delay, c.Slowed = cs.Delay(c.Source, time.Now()); delay == 0 {
+		return nil
+	}
+	cs.rules.Log.Debug("a connection is held up: its peer has failed several times",
+		zap.String("remote", c.Remote()), zap.Duration("delay", delay))
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-c.gone:
+		return net.ErrClosed
+	case <-c.stopped:
+		return ErrClosed
+	}
 }
 
 // Portals are the addresses at which connections are accepted.
@@ -190,8 +299,20 @@ func (cs *Connections[C]) Closing() bool {
 	return cs.closing
 }
 
-// Wait waits until all Goroutines have ended. If ctx ends first, it returns its error.
-func (cs *Connections[C]) Wait(ctx context.Context) error {
+// Drain lets no more connections come, reads nothing more from those that are there, and waits for
+// what is under way, as Finish does.
+func (cs *Connections[C]) Drain(ctx context.Context) error {
+	cs.Close()
+	for _, c := range cs.every() {
+		c.Base().Stop()
+	}
+	return cs.Finish(ctx)
+}
+
+// Finish waits until all Goroutines have ended. If ctx ends first, it ends all connections, and
+// returns its error: a disk hangs, or a peer does not take its answers.
+func (cs *Connections[C]) Finish(ctx context.Context) error {
+	defer cs.finish.Do(func() { close(cs.over) })
 	done := make(chan struct{})
 	go func() {
 		cs.Goroutines.Wait()
@@ -201,18 +322,28 @@ func (cs *Connections[C]) Wait(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
+		cs.endAll(ErrClosed)
 		return ctx.Err()
 	}
 }
 
-// Sessions describes those of all for which which returns true, the oldest one first, and calls
-// each for them before.
-func Sessions[S interface{ Session() status.Session }](all []S, which func(status.Session) bool,
-	each func(S)) []status.Session {
+// Sessions describes the connections with a session, the oldest one first.
+func (cs *Connections[C]) Sessions() []status.Session {
+	return cs.sessions(func(status.Session) bool { return true }, func(C) {})
+}
+
+// Kick ends the sessions for which which returns true, at once and without asking their peers, and
+// describes them. The peers may connect again. Requests end without an answer; a write that is
+// under way may still reach the disk, and the disk stays claimed until it has.
+func (cs *Connections[C]) Kick(which func(status.Session) bool) []status.Session {
+	return cs.sessions(which, func(c C) { c.End(ErrKicked) })
+}
+
+func (cs *Connections[C]) sessions(which func(status.Session) bool, each func(C)) []status.Session {
 	list := []status.Session{}
-	for _, s := range all {
-		if one := s.Session(); which(one) {
-			each(s)
+	for _, c := range cs.every() {
+		if one, ok := c.Session(); ok && which(one) {
+			each(c)
 			list = append(list, one)
 		}
 	}

@@ -11,30 +11,35 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/status"
 )
 
 // visitor is a connection that serves until it is told to end.
 type visitor struct {
-	arrival Arrival
-	nc      net.Conn
-	served  chan struct{}
-	end     chan struct{}
+	Conn
+	served chan struct{}
+	end    chan struct{}
 }
 
-func (v *visitor) Arrived() *Arrival { return &v.arrival }
+func (v *visitor) End(err error)                   { v.Fail(err) }
+func (v *visitor) Look(time.Time, bool)            {}
+func (v *visitor) Session() (status.Session, bool) { return status.Session{}, false }
 
 func (v *visitor) Serve() {
 	close(v.served)
 	<-v.end
 }
 
-// gate is a listener that answers what it is given.
-type gate struct {
+// door is a listener that answers what it is given.
+type door struct {
 	answers chan any // an error, or a net.Conn
 	closed  atomic.Bool
 }
 
-func (g *gate) Accept() (net.Conn, error) {
+func (g *door) Accept() (net.Conn, error) {
 	switch a := (<-g.answers).(type) {
 	case error:
 		return nil, a
@@ -44,28 +49,29 @@ func (g *gate) Accept() (net.Conn, error) {
 	return nil, net.ErrClosed
 }
 
-func (g *gate) Close() error {
+func (g *door) Close() error {
 	if !g.closed.Swap(true) {
 		close(g.answers)
 	}
 	return nil
 }
 
-func (g *gate) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: "/gate"} }
+func (g *door) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: "/door"} }
 
-func accepting(t *testing.T) (*Connections[*visitor], *gate, chan *visitor, chan error,
-	*atomic.Int32) {
+func accepting(t *testing.T) (*Connections[*visitor], *door, chan *visitor, chan error,
+	*observer.ObservedLogs) {
 	t.Helper()
-	cs := NewConnections[*visitor](Crowd{}, 0)
-	g, came, ended := &gate{answers: make(chan any)}, make(chan *visitor, 8), make(chan error, 1)
-	warned := new(atomic.Int32)
+	log, warned := observer.New(zap.WarnLevel)
+	cs := NewConnections[*visitor](Rules{Disks: New(Config{}), Every: time.Hour,
+		Log: zap.New(log)})
+	g, came, ended := &door{answers: make(chan any)}, make(chan *visitor, 8), make(chan error, 1)
 	go func() {
 		ended <- cs.Accept(g, func(nc net.Conn) *visitor {
-			v := &visitor{nc: nc, served: make(chan struct{}), end: make(chan struct{})}
-			v.arrival.PushOut = func() { _ = nc.Close() }
+			v := &visitor{served: make(chan struct{}), end: make(chan struct{})}
+			v.Init(nc)
 			came <- v
 			return v
-		}, func(error) { warned.Add(1) })
+		})
 	}()
 	return cs, g, came, ended, warned
 }
@@ -86,24 +92,24 @@ func TestConnections(t *testing.T) {
 
 	cs.Close()
 	cs.Close()
-	require.NoError(t, <-ended)
+	require.ErrorIs(t, <-ended, ErrClosed)
 	require.True(t, cs.Closing())
 	require.Empty(t, cs.Portals())
 	stopped, stop := context.WithCancel(t.Context())
 	stop()
-	require.ErrorIs(t, cs.Wait(stopped), context.Canceled)
+	require.ErrorIs(t, cs.Finish(stopped), context.Canceled)
 	cs.Go(func() { t.Error("nothing begins after Close") })
 	late, other := net.Pipe()
-	cs.Take(other, func(nc net.Conn) *visitor { return &visitor{nc: nc} })
+	cs.Take(other, func(nc net.Conn) *visitor { return &visitor{} })
 	_, err := late.Read(make([]byte, 1))
 	require.Error(t, err, "it was closed")
-	require.NoError(t, cs.Accept(&gate{answers: make(chan any)}, nil, nil))
+	require.ErrorIs(t, cs.Accept(&door{answers: make(chan any)}, nil), ErrClosed)
 
 	cs.Drop(v)
 	cs.Drop(v)
 	require.Zero(t, cs.Strangers())
 	close(v.end)
-	require.NoError(t, cs.Wait(t.Context()))
+	require.NoError(t, cs.Finish(t.Context()))
 }
 
 // TestAcceptThatFails: an error that passes costs a stranger its place and one line of the log for
@@ -117,22 +123,22 @@ func TestAcceptThatFails(t *testing.T) {
 	g.answers <- theirs
 	v := <-came
 	<-v.served
-	require.EqualValues(t, 1, warned.Load())
+	require.Equal(t, 1, warned.Len())
 	g.answers <- none
 	_, err := ours.Read(make([]byte, 1))
 	require.Error(t, err, "it had to make room")
 	broken := errors.New("broken")
 	g.answers <- broken
 	require.ErrorIs(t, <-ended, broken)
-	require.EqualValues(t, 2, warned.Load())
+	require.Equal(t, 2, warned.Len())
 	require.True(t, g.closed.Load())
 	close(v.end)
-	require.NoError(t, cs.Wait(t.Context()))
+	require.NoError(t, cs.Finish(t.Context()))
 }
 
 // TestFailed: the first failures of a source have a line each, and then each reason has one.
 func TestFailed(t *testing.T) {
-	cs := NewConnections[*visitor](Crowd{}, -1)
+	cs := NewConnections[*visitor](Rules{Disks: New(Config{}), Delay: -1})
 	lines := map[string]int{}
 	for range 20 {
 		for _, reason := range []string{"a", "b"} {

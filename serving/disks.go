@@ -54,6 +54,7 @@ type Disks struct {
 	inUse atomic.Pointer[[]*Disk]
 
 	watch watchdog
+	gate  gate
 
 	mu     sync.Mutex
 	fronts []Front          // guarded by mu; set before the first disk
@@ -79,6 +80,7 @@ func New(c Config) *Disks {
 		peers: map[string]*Peer{}, changing: map[uint16]*Options{}}
 	s.leastHold = min(cmp.Or(c.LeastHoldTimeout, defaultLeastHold), s.hold)
 	s.inUse.Store(&[]*Disk{})
+	s.gate.told = NewSeldom[string](time.Minute)
 	return s
 }
 

@@ -1,8 +1,9 @@
-// Package serving has the disks that are in use, whatever protocol reaches them: which they are,
-// who owns each of them, who is fenced, what peers make us keep, why requests fail, and what a
-// removal waits for. The daemon adds and removes disks and hands them over. A front end, such as
-// target or nbd, speaks a protocol and serves every disk by it. It keeps what only its protocol
-// has, such as reservations, and must not weaken what is promised here:
+// Package serving has the disks that are in use, and the connections of those who use them,
+// whatever protocol they speak: which disks there are, who owns each of them, who is fenced, who
+// takes over from whom, what peers make us keep, why requests fail, and what a removal waits for.
+// The daemon adds and removes disks and hands them over. A front end, such as target or nbd, speaks
+// a protocol and serves every disk by it. It keeps what only its protocol has, such as
+// reservations, and must not weaken what is promised here:
 //
 //   - In write-exclusive mode one peer at a time uses a disk, by one protocol or several. The first
 //     one that accesses it owns it until its last session has gone and its writes have left it.
@@ -10,27 +11,40 @@
 //   - What a peer has reserved by one protocol binds clients of all others.
 //   - When Disk.Released is closed, nothing uses the disk or its store any more.
 //
-// A peer goes by a name: of an iSCSI initiator, of a certificate, of a socket. A session of a peer
-// is a Client. A front end calls, in this order:
+// # How to write a front end
 //
-//   - Disks.Serve with its Front, before the first disk is added
-//   - Connections.Accept for each portal; it calls Connection.Serve for each connection
-//   - for each connection: Connections.Delay, and Admit when its peer is known, Memory.Join,
-//     Memory.Receive and Memory.OpenWindow, Observer.LoginAccepted, Disks.Attach or
-//     AttachIncarnation, Client.SetAddress; NewReader, if the goroutine that reads executes
-//     requests
-//   - for each request: Share.Get for its data, and Client.Begin. An error there is the answer. A
-//     front end with rights of its own, such as SCSI's reservations, makes Begin's steps itself:
-//     Client.Claim, Client.FirstUse, Disk.Begin, Disks.KeepOwner
-//   - what changes the disk, or reads what it changes: Request.Lock, then Client.Permits, because a
-//     fence may have come between; Ranges.Unlock afterwards
+// A peer goes by a name: of an iSCSI initiator, of a certificate, of a socket (see SocketPrefix). A
+// session of a peer is a Client. A front end has two types. Its server implements Front; it calls
+// Disks.Serve before the first disk is added, and NewConnections with its Rules. Its connection
+// embeds a Conn and implements Connection. Then, in this order:
+//
+//   - The server calls Connections.Accept for each portal. It begins each connection with
+//     Conn.Init, has Connection.Serve called in a goroutine, limits and watches the connections
+//     (Look), and pushes out who does not introduce himself.
+//   - Serve calls Conn.MayUse (the peer's user, at a Unix socket), Connections.Wait (peers that
+//     fail again and again), and Conn.SetDeadline until the peer has said which disk it wants.
+//     Disks.Refusal is the answer while all disks are refused, as in a pod whose launcher has not
+//     asked for them.
+//   - When the peer is known: Connections.Admit, Disks.AttachTo with its Who, then Disk.Removed (a
+//     removal that has not seen the connection does not end it), Client.TakeOver, Memory.Join,
+//     Memory.Receive, Observer.LoginAccepted. Conn.TakeSocket makes the network faster. NewReader
+//     is for a goroutine that reads and executes requests itself.
+//   - For each request: Share.Get for its data, and Client.Begin, which may wait for a former
+//     client of the same name. Its error is the answer. Client.Used says whether Begin waits for
+//     nobody. A front end with rights of its own, such as SCSI's reservations, makes Begin's steps
+//     itself: Client.Claim, Client.FirstUse, Disk.Begin, Disks.KeepOwner.
+//   - What changes the disk, or reads what it changes: Request.Lock, then Client.Permits, because a
+//     fence may have come between, or the connection's end (Conn.Cause); Ranges.Unlock afterwards.
 //   - Request.ReadAt, WriteAt and so on, which hold the request while content is far away, for as
-//     long as Client.HoldTimeout says; Client.GaveUp if the peer ends one that waits
-//   - Disk.End, then Observer.RequestDone
-//   - at the end of a connection: Request.Abort for what is under way, Client.Detach, CloseWindow,
-//     Share.Part, Connections.Drop, Connections.Failed if it failed, Observer.SessionEnded
-//   - at the end of all: Connections.Close, and Wait
-//   - in Front.Removed: UntilReleased, to answer requests that hang in the disk
+//     long as Client.HoldTimeout says; Client.GaveUp if the peer ends one that waits.
+//   - Disk.End, Disk.Worked or Disk.Failed, Observer.RequestDone. A goroutine of its own for a
+//     request counts with Conn.Add and Done.
+//   - At the end of a connection, for whatever reason: Conn.Fail, Request.Abort for what is under
+//     way, Client.Detach, Share.Part, Connections.Drop, Connections.Failed if it failed,
+//     Observer.SessionEnded or LoginRefused.
+//   - Connections.Sessions and Kick are the server's; Connections.Drain is its end.
+//   - Front.Removed and Fencing.Finish end connections or requests (Connections.All). UntilReleased
+//     is for those that hang in a removed disk.
 //
 // Only the slow path of these takes a lock or waits for the disk's store, so a request costs some
 // atomic operations and no allocation.

@@ -65,6 +65,7 @@ type stall struct {
 // Reader is the role of reading the requests of one connection.
 type Reader struct {
 	all    *Disks
+	conn   *Conn
 	loop   func(*Turn)
 	handOn func()
 
@@ -88,11 +89,14 @@ type Turn struct {
 	lost   atomic.Bool // the role, over the request in hand
 }
 
+// StackCharge is how many bytes a goroutine that hangs in a disk counts for in the limit of memory.
+const StackCharge = 16 << 10
+
 // NewReader makes the role for one connection. Run and Close follow. Loop reads and executes
 // requests until its turn is no longer Reading, or the connection has ended. HandOn is called
 // before another goroutine takes over; it must not wait.
-func (s *Disks) NewReader(loop func(*Turn), handOn func()) *Reader {
-	r := &Reader{all: s, loop: loop, handOn: handOn}
+func (s *Disks) NewReader(c *Conn, loop func(*Turn), handOn func()) *Reader {
+	r := &Reader{all: s, conn: c, loop: loop, handOn: handOn}
 	s.watch.mu.Lock()
 	defer s.watch.mu.Unlock()
 	if s.watch.readers == nil {
@@ -108,6 +112,9 @@ func (r *Reader) Run() {
 	t := &Turn{reader: r, Reading: true}
 	r.turn = t
 	r.loop(t)
+	if t.lost.Load() {
+		r.all.Memory.Charge(-StackCharge)
+	}
 	if t.passed != nil {
 		t.passed.stall.passed.Add(-1)
 	}
@@ -116,8 +123,13 @@ func (r *Reader) Run() {
 // takeOver starts another goroutine that reads, instead of one that finishes its request.
 func (r *Reader) takeOver(lost *Turn) {
 	lost.lost.Store(true)
+	r.all.Memory.Charge(StackCharge) // until that one has ended
+	r.conn.Add()
 	r.handOn()
-	go r.Run()
+	go func() {
+		defer r.conn.Done()
+		r.Run()
+	}()
 }
 
 // Close ends the role. Nothing is read any more.

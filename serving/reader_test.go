@@ -22,7 +22,7 @@ type queue struct {
 
 func newQueue(t *testing.T, s *Disks) *queue {
 	q := &queue{requests: make(chan func(*Turn))}
-	r := s.NewReader(func(turn *Turn) {
+	r := s.NewReader(new(Conn), func(turn *Turn) {
 		defer q.ended.Done()
 		for request := range q.requests {
 			request(turn)

@@ -21,7 +21,8 @@ import (
 //     Client.TakeOver.
 //
 // A protocol with sessions of its own, such as iSCSI, knows itself which session a login reinstates
-// (RFC 7143 6.3.5). All call EndStale, so that a connection that its peer has closed counts no more.
+// (RFC 7143 6.3.5). All call EndStale, so that a connection that its peer has closed counts no
+// more.
 
 // Line is the connection of a client.
 type Line interface {

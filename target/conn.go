@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,23 +13,19 @@ import (
 	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
 // conn is one TCP connection, from accept to close.
 type conn struct {
+	serving.Conn
 	srv *Server
 	rx  receiver
 	tx  sender
 
 	local, remote net.Addr
-	netMu         sync.Mutex
-	nc            net.Conn // guarded by netMu; only the reader replaces it
-
-	arrival serving.Arrival
-	slowed  bool          // the address has failed so often that the log has it once a minute
-	share   *memory.Share // the address's; set before the session is registered
-	gone    chan struct{} // closed with the network side
+	share         *memory.Share // the address's; set before the session is registered
 
 	sess atomic.Pointer[session] // set at the end of login
 
@@ -44,15 +39,11 @@ type conn struct {
 	text textExchange // belongs to the reader
 	// textHeld is how many bytes text counts for in the limit of memory; belongs to the reader.
 	textHeld int64
-
-	closeOnce sync.Once
-	cause     atomic.Pointer[error] // why fail was called
 }
 
 func (s *Server) newConn(nc net.Conn) *conn {
-	c := &conn{srv: s, nc: nc, local: nc.LocalAddr(), remote: nc.RemoteAddr(),
-		gone: make(chan struct{})}
-	c.arrival.Source, c.arrival.PushOut = serving.SourceOf(nc).String(), c.pushOut
+	c := &conn{srv: s, local: nc.LocalAddr(), remote: nc.RemoteAddr()}
+	c.Init(nc)
 	w := &socket.Plain{Conn: nc}
 	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait,
 		beforeMore: c.beforeMore, clock: &s.clock, wire: w}
@@ -83,8 +74,22 @@ func (c *conn) log() *zap.Logger {
 	return c.srv.log.With(zap.String("remote", c.remote.String()))
 }
 
-// Arrived implements serving.Connection.
-func (c *conn) Arrived() *serving.Arrival { return &c.arrival }
+// End implements serving.Connection.
+func (c *conn) End(err error) {
+	c.fail(err)
+	if sess := c.session(); sess != nil {
+		sess.leave(c.Cause())
+	}
+}
+
+// Session implements serving.Connection.
+func (c *conn) Session() (status.Session, bool) {
+	sess := c.session()
+	if sess == nil || !c.srv.registered(sess) {
+		return status.Session{}, false
+	}
+	return sess.describe(), true
+}
 
 // Serve implements serving.Connection: login, then full feature phase.
 func (c *conn) Serve() {
@@ -92,18 +97,17 @@ func (c *conn) Serve() {
 		c.close()
 		return
 	}
-	c.srv.conns.Goroutines.Add(1) // the loop's
 	c.role.Run()
 }
 
 // loginPhase runs the login and reports whether it reached full feature phase.
 func (c *conn) loginPhase() (ok bool) {
 	defer c.recoverPanic()
-	_ = c.nc.SetDeadline(time.Now().Add(c.srv.opt.Limits.LoginTimeout))
+	c.SetDeadline(time.Now().Add(c.srv.opt.Limits.LoginTimeout))
 	if !c.runLogin() {
 		return false
 	}
-	_ = c.nc.SetDeadline(time.Time{})
+	c.SetDeadline(time.Time{})
 	return true
 }
 
@@ -119,13 +123,11 @@ type runner struct {
 
 // readLoop is the main loop of the reading goroutine in full feature phase.
 func (c *conn) readLoop(turn *serving.Turn) {
-	defer c.srv.conns.Goroutines.Done()
 	run := &runner{Turn: turn, conn: c}
 	defer c.recoverRunner(run)
 	for {
 		err := c.step(run)
 		if !run.Reading {
-			c.ended()
 			if err != nil {
 				c.fail(err)
 			}
@@ -145,8 +147,8 @@ func (c *conn) finish(err error) {
 	if parting {
 		c.tx.Drain() // the peer must get its last response: to a logout or reset, or a Reject
 	}
-	if cause := c.cause.Load(); cause != nil {
-		err = *cause // we closed the connection; the read error is only a consequence
+	if cause := c.Cause(); cause != nil {
+		err = cause // we closed the connection; the read error is only a consequence
 	}
 	c.session().leave(err)
 	c.releaseReader()
@@ -171,51 +173,31 @@ func (c *conn) releaseReader() {
 // linger lets the peer close first, so that a reset of the connection does not destroy the last
 // response.
 func (c *conn) linger() {
-	if cw, ok := c.nc.(interface{ CloseWrite() error }); ok && cw.CloseWrite() == nil {
-		_ = c.nc.SetReadDeadline(time.Now().Add(time.Second))
-		_, _ = io.CopyN(io.Discard, c.nc, 1<<20)
+	nc := c.Network()
+	if cw, ok := nc.(interface{ CloseWrite() error }); ok && cw.CloseWrite() == nil {
+		_ = nc.SetReadDeadline(time.Now().Add(time.Second))
+		_, _ = io.CopyN(io.Discard, nc, 1<<20)
 	}
 }
 
 // fail closes the network side because of err. The reader then ends the session.
-func (c *conn) fail(err error) {
-	if c.cause.CompareAndSwap(nil, &err) {
-		c.closeNetwork()
-	}
-}
-
-func (c *conn) closeNetwork() {
-	c.closeOnce.Do(func() {
-		close(c.gone)
-		c.netMu.Lock()
-		defer c.netMu.Unlock()
-		_ = c.nc.Close()
-	})
-}
+func (c *conn) fail(err error) { c.Fail(err) }
 
 // takeSocket takes a session's connection away from Go's poller. If that is impossible, the
 // connection stays there and works, only slower. Nobody else may use the connection yet, except to
 // close it.
 func (c *conn) takeSocket() {
-	s, err := socket.New(c.nc, &c.srv.pollers)
+	w, err := c.TakeSocket(&c.srv.pollers)
 	if err != nil {
 		c.log().Debug("the connection stays with Go's poller", zap.Error(err))
 		return
 	}
-	_ = s.SetDeadline(time.Now().Add(c.srv.opt.Limits.LoginTimeout)) // the rest of the login's time
-	c.netMu.Lock()
-	defer c.netMu.Unlock()
-	_ = c.nc.Close()
-	c.nc, c.rx.wire, c.tx.Wire = s, s, s
-	select {
-	case <-c.gone:
-		_ = s.Close()
-	default:
-	}
+	c.SetDeadline(time.Now().Add(c.srv.opt.Limits.LoginTimeout)) // the rest of the login's time
+	c.rx.wire, c.tx.Wire = w, w
 }
 
 func (c *conn) close() {
-	c.closeNetwork()
+	c.fail(net.ErrClosed)
 	c.tx.Close() // the write fails and frees the queue
 	c.srv.drop(c)
 }
@@ -231,7 +213,7 @@ func fatalf(format string, args ...any) error {
 
 // failed counts a failure of the peer, see serving.Connections.Failed.
 func (c *conn) failed(reason string) (more []zap.Field, say bool) {
-	return c.srv.conns.Failed(c.arrival.Source, reason)
+	return c.srv.conns.Failed(c.Source, reason)
 }
 
 // step reads and handles one PDU.
@@ -255,7 +237,7 @@ func (c *conn) step(run *runner) error {
 // dispatch handles one PDU in full feature phase. If run.Reading is still set when it returns, the
 // data segment is consumed.
 func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) error {
-	if c.cause.Load() != nil {
+	if c.Cause() != nil {
 		// the session has ended, for example by reinstatement: drop its PDUs
 		return net.ErrClosed
 	}

@@ -16,7 +16,7 @@ func (c *conn) logEnd(s *session, cause error) {
 	c.srv.opt.Disks.Observer.SessionEnded(serving.SessionEvent{Client: s.login.InitiatorName,
 		Remote: c.remote.String(), Discovery: s.discovery(), Reason: reason})
 	var more []zap.Field
-	say := !c.slowed
+	say := !c.Slowed
 	switch reason {
 	case "protocol_error", "header_digest", "connection_error", "internal_error":
 		more, say = c.failed(reason)
@@ -48,9 +48,9 @@ func endReason(cause error) string {
 		return "connection_closed"
 	case errors.Is(cause, errReinstated):
 		return "reinstated"
-	case errors.Is(cause, errKicked):
+	case errors.Is(cause, serving.ErrKicked):
 		return "kicked"
-	case errors.Is(cause, errShutdown):
+	case errors.Is(cause, serving.ErrClosed):
 		return "shutdown"
 	case errors.Is(cause, errPeerDead), errors.Is(cause, errPDUTimeout),
 		errors.Is(cause, errWriteTimeout):

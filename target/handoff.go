@@ -13,9 +13,6 @@ import (
 // system call. For shorter work, on two processors, that was slower than to go on alone.
 const shareAfter = time.Millisecond
 
-// stackCharge is how many bytes a goroutine that hangs in a disk counts for in the limit of memory.
-const stackCharge = 16 << 10
-
 // enter marks the begin of a disk call of the reader. It does nothing for other goroutines.
 func (c *conn) enter(run *runner, t *task) {
 	d := t.scsi.Disk()
@@ -26,11 +23,7 @@ func (c *conn) enter(run *runner, t *task) {
 }
 
 // handOn prepares for a new reader instead of one that finishes its command and ends.
-func (c *conn) handOn() {
-	c.slowSince = 0
-	c.srv.pool.Charge(stackCharge) // until the old one has ended
-	c.srv.conns.Goroutines.Add(1)
-}
+func (c *conn) handOn() { c.slowSince = 0 }
 
 // shares reports whether to pass on a command that keeps a processor busy for long: if it keeps
 // others waiting and the reader has been busy for shareAfter. A lone command is not worth a
@@ -55,7 +48,3 @@ func (r *runner) Waits() (timeout time.Duration, err error) {
 	r.PassOn()
 	return r.conn.session().nexus.HoldTimeout(), nil
 }
-
-// ended is called once for each goroutine that has lost the reading role, when its command has
-// ended.
-func (c *conn) ended() { c.srv.pool.Charge(-stackCharge) }

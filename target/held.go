@@ -63,7 +63,7 @@ func (c *conn) replay(run *runner) error {
 		exp := sess.window.exp.Load()
 		if i := slices.IndexFunc(sess.waiting,
 			func(p *pdu.TaskManagementRequest) bool { return !pdu.SNLess(exp, p.CmdSN) }); i >= 0 {
-			if c.cause.Load() != nil {
+			if c.Cause() != nil {
 				return net.ErrClosed
 			}
 			p := sess.waiting[i]

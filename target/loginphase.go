@@ -58,8 +58,8 @@ func (r *refusal) Unwrap() error { return r.err }
 
 func (d *loginDialog) log(err error) {
 	c := d.c
-	if cause := c.cause.Load(); cause != nil {
-		err = *cause
+	if cause := c.Cause(); cause != nil {
+		err = cause
 	}
 	res := d.machine.Result()
 	ev := serving.LoginEvent{Client: res.InitiatorName, Remote: c.remote.String(),
@@ -72,7 +72,7 @@ func (d *loginDialog) log(err error) {
 	case errors.As(err, &r):
 		ev.Reason = r.reason
 		fields = append(fields, zap.Stringer("status", r.status))
-	case errors.Is(err, errPushedOut):
+	case errors.Is(err, serving.ErrPushedOut):
 		ev.Reason = "pushed_out"
 		c.srv.opt.Disks.Observer.LoginRefused(ev)
 		return // the log has one line for many such connections
@@ -127,8 +127,8 @@ func (d *loginDialog) exchange() (*session, error) {
 		c.tx.sess.exp.Store(req.CmdSN)
 		c.tx.sess.max.Store(req.CmdSN)
 		c.tx.statSN = req.ExpStatSN
-		c.arrival.Began.Store(true)
-		if err := d.wait(); err != nil {
+		c.Began.Store(true)
+		if err := c.srv.conns.Wait(&c.Conn); err != nil {
 			return nil, err
 		}
 	}
@@ -209,7 +209,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 		sess.nexus.SetAddress(hostOf(c.remote))
 	}
 	c.takeSocket()
-	c.role = c.srv.opt.Disks.NewReader(c.readLoop, c.handOn)
+	c.role = c.srv.opt.Disks.NewReader(&c.Conn, c.readLoop, c.handOn)
 	old, err := c.srv.register(sess)
 	if err != nil {
 		if sess.nexus != nil {
@@ -232,7 +232,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	c.sess.Store(sess)
 	c.tx.sess = &sess.window
 	if sess.nexus != nil {
-		sess.nexus.SetLine(sess)
+		sess.nexus.SetLine(c)
 	}
 	if err := d.answer(req, resp, sess.tsih); err != nil {
 		sess.end(err)
@@ -249,7 +249,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 		Remote: c.remote.String(),
 		Target: res.TargetName, User: res.User, Discovery: sess.discovery()})
 	level := zap.InfoLevel
-	if c.slowed {
+	if c.Slowed {
 		level = zap.DebugLevel
 	}
 	c.log().Log(level, "login", zap.String("initiator", res.InitiatorName),
@@ -260,26 +260,6 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 		zap.Bool("data_digest", res.Params.DataDigest),
 		zap.Bool("reinstated", old != nil))
 	return sess, nil
-}
-
-// wait delays a login from an address whose connections have failed several times.
-func (d *loginDialog) wait() error {
-	c := d.c
-	var delay time.Duration
-	delay, c.slowed = c.srv.conns.Delay(c.arrival.Source, time.Now())
-	if delay == 0 {
-		return nil
-	}
-	c.log().Debug("login is held up: its address has failed several times",
-		zap.Duration("delay", delay))
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-c.gone:
-		return net.ErrClosed
-	}
 }
 
 // answer sends a login response with status success.
@@ -303,4 +283,12 @@ func (d *loginDialog) refuse(req *pdu.LoginRequest, status login.Status, reason 
 		d.c.linger()
 	}
 	return r
+}
+
+// hostOf returns an address without its port.
+func hostOf(a net.Addr) string {
+	if tcp, ok := a.(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr().Unmap().String()
+	}
+	return a.String()
 }

@@ -56,42 +56,25 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 // clock.
 const janitorTick = 250 * time.Millisecond
 
-// logEvery is the time between two log lines about repeated events of one kind.
-const logEvery = 10 * time.Second
+// tick advances the coarse clock.
+func (s *Server) tick(now time.Time) { s.clock.Store(int64(now.Sub(s.start)) + 1) }
 
-// runJanitor advances the coarse clock. It ends connections whose peer does not finish a PDU, does
+// Look implements serving.Connection. It ends a connection whose peer does not finish a PDU, does
 // not read, or gives no sign of life.
-func (s *Server) runJanitor() {
-	tick := time.NewTicker(janitorTick)
-	defer tick.Stop()
-	for {
-		select {
-		case <-s.ctx.Done():
-			return
-		case <-tick.C:
-		}
-		now := int64(time.Since(s.start)) + 1
-		s.clock.Store(now)
-		scarce := s.pool.Scarce()
-		for _, sess := range s.all() {
-			s.checkTimeouts(sess, now)
-			if scarce && sess.open.Load() && now-sess.conn.tx.Wrote.Load() > int64(2*janitorTick) {
-				sess.trim() // idle sessions must not keep the memory from those that work
-			}
-		}
-		if now/int64(logEvery) != (now-int64(janitorTick))/int64(logEvery) {
-			s.logPushedOut()
-		}
+func (c *conn) Look(_ time.Time, scarce bool) {
+	sess, now := c.session(), c.srv.clock.Load()
+	if sess == nil || !sess.open.Load() || c.Cause() != nil {
+		return // the login has its own deadline
+	}
+	c.checkTimeouts(sess, now)
+	if scarce && now-c.tx.Wrote.Load() > int64(2*janitorTick) {
+		sess.trim() // idle sessions must not keep the memory from those that work
 	}
 }
 
-func (s *Server) checkTimeouts(sess *session, now int64) {
-	c := sess.conn
+func (c *conn) checkTimeouts(sess *session, now int64) {
 	defer c.recoverPanic()
-	if !sess.open.Load() {
-		return // the login has its own deadline
-	}
-	lim := &s.opt.Limits
+	lim := &c.srv.opt.Limits
 	if since := c.tx.WriteSince.Load(); since != 0 {
 		if now-since > int64(lim.PDUTimeout) {
 			c.fail(errWriteTimeout)

@@ -33,8 +33,6 @@ func (c *conn) recoverRunner(run *runner) {
 	run.buf.Release()
 	if run.Reading {
 		c.releaseReader()
-	} else {
-		c.ended()
 	}
 	c.panicked(p)
 }

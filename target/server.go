@@ -28,7 +28,7 @@ import (
 )
 
 // ErrServerClosed is the error of Serve after Shutdown or Close.
-var ErrServerClosed = errors.New("target: server closed")
+var ErrServerClosed = serving.ErrClosed
 
 // Server serves the LUNs of one target on any number of portals.
 type Server struct {
@@ -49,13 +49,10 @@ type Server struct {
 	ctx    context.Context // ends with the server
 	cancel context.CancelFunc
 
-	mu         sync.Mutex
-	sessions   map[sessionKey]*session // guarded by mu; normal sessions
-	discovery  map[*session]struct{}   // guarded by mu
-	lastTSIH   uint16                  // guarded by mu
-	background sync.Once
-
-	pushedOut atomic.Int64 // connections since the last log line about them
+	mu        sync.Mutex
+	sessions  map[sessionKey]*session // guarded by mu; normal sessions
+	discovery map[*session]struct{}   // guarded by mu
+	lastTSIH  uint16                  // guarded by mu
 }
 
 // New makes a server. It fails if the options contradict each other.
@@ -84,9 +81,10 @@ func New(opt Options) (*Server, error) {
 		start:     time.Now(),
 		sessions:  make(map[sessionKey]*session),
 		discovery: make(map[*session]struct{}),
-		conns: serving.NewConnections[*conn](serving.Crowd{Sessions: opt.Limits.MaxConnections,
-			PerPeer: opt.Limits.MaxPerAddress, Strangers: opt.Limits.MaxPendingLogins},
-			opt.Limits.LoginDelay),
+		conns: serving.NewConnections[*conn](serving.Rules{Disks: opt.Disks, Log: opt.Log,
+			Crowd: serving.Crowd{Sessions: opt.Limits.MaxConnections,
+				PerPeer: opt.Limits.MaxPerAddress, Strangers: opt.Limits.MaxPendingLogins},
+			Delay: opt.Limits.LoginDelay, Every: janitorTick, Tick: s.tick}),
 	}
 	s.clock.Store(1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -99,15 +97,7 @@ func New(opt Options) (*Server, error) {
 // Serve accepts connections on l until the server is shut down, and then returns ErrServerClosed.
 // It may be called for several listeners, and closes l.
 func (s *Server) Serve(l net.Listener) error {
-	s.background.Do(func() { s.conns.Go(s.runJanitor) })
-	err := s.conns.Accept(l, s.newConn, func(err error) {
-		s.log.Warn("cannot accept a connection, trying again",
-			zap.String("portal", l.Addr().String()), zap.Error(err))
-	})
-	if err != nil {
-		return fmt.Errorf("target: portal %s: %w", l.Addr(), err)
-	}
-	return ErrServerClosed
+	return s.conns.Accept(l, s.newConn)
 }
 
 // drop forgets a connection.
@@ -125,7 +115,7 @@ func (s *Server) register(sess *session) (old *session, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conns.Closing() { // Shutdown looks for sessions after that
-		return nil, errShutdown
+		return nil, serving.ErrClosed
 	}
 	s.lastTSIH++
 	for s.lastTSIH == 0 || s.tsihInUseLocked(s.lastTSIH) {
@@ -140,7 +130,7 @@ func (s *Server) register(sess *session) (old *session, err error) {
 	if old != nil && !s.mayReinstate(sess, old) {
 		return nil, errNotYours
 	}
-	if err := s.conns.Admit(&sess.conn.arrival, sess.conn.arrival.Source,
+	if err := s.conns.Admit(&sess.conn.Arrival, sess.conn.Source,
 		old != nil); err != nil { // an old session makes room itself
 		return nil, err
 	}
@@ -151,7 +141,7 @@ func (s *Server) register(sess *session) (old *session, err error) {
 		old.close()
 	}
 	sess.counts = true
-	sess.conn.share = s.pool.Join(sess.conn.arrival.Source)
+	sess.conn.share = s.pool.Join(sess.conn.Source)
 	sess.width = s.pool.OpenWindow(s.opt.Limits.CommandWindow)
 	sess.window.max.Store(sess.window.exp.Load() + uint32(sess.width) - 1)
 	if sess.discovery() {
@@ -212,7 +202,7 @@ func (s *Server) remove(sess *session) {
 	sess.counts = false
 	s.pool.CloseWindow(sess.width)
 	sess.conn.share.Part()
-	s.conns.Leave(&sess.conn.arrival)
+	s.conns.Leave(&sess.conn.Arrival)
 }
 
 // hasSession reports whether this user has a session with this key and TSIH.
@@ -228,6 +218,13 @@ func (s *Server) hasSession(key sessionKey, tsih uint16, user string) bool {
 		}
 	}
 	return false
+}
+
+// registered reports whether a session counts: it has not ended, and none has taken its place.
+func (s *Server) registered(sess *session) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sess.counts
 }
 
 // all returns every session in full feature phase.
@@ -246,7 +243,7 @@ func (s *Server) all() []*session {
 
 // Sessions lists the sessions in full feature phase, oldest first.
 func (s *Server) Sessions() []status.Session {
-	return serving.Sessions(s.all(), func(status.Session) bool { return true }, func(*session) {})
+	return s.conns.Sessions()
 }
 
 // EndSessions ends the sessions for which which returns true, at once and without asking their
@@ -254,5 +251,5 @@ func (s *Server) Sessions() []status.Session {
 // Disk calls in progress go on, and their writes may still reach the disk. When EndSessions
 // returns, none of these sessions claims a LUN any more, unless such a write is under way.
 func (s *Server) EndSessions(which func(status.Session) bool) []status.Session {
-	return serving.Sessions(s.all(), which, func(sess *session) { sess.end(errKicked) })
+	return s.conns.Kick(which)
 }

@@ -24,13 +24,11 @@ import (
 
 var (
 	errReinstated   = errors.New("the initiator logged in again with the same session identifier")
-	errShutdown     = errors.New("the server is shutting down")
 	errPeerDead     = errors.New("the peer is silent and does not answer a ping")
 	errPDUTimeout   = errors.New("the peer did not complete a PDU in time")
 	errWriteTimeout = errors.New("the peer does not read what it is sent")
 	errTargetReset  = errors.New("the target was reset")
 	errNexusReset   = errors.New("the initiator has reset its session")
-	errKicked       = errors.New("the session was ended by an operator")
 	errLoggedOut    = errors.New("logout")
 	errBusy         = errors.New("no memory for the command's data")
 	errSmallerSteps = errors.New("a read that waits holds too much memory")
@@ -103,8 +101,8 @@ func (s *session) extended() bool { return s.params.ProtocolLevel >= login.Level
 
 func (s *session) discovery() bool { return s.nexus == nil }
 
-// Session describes the session for the status page.
-func (s *session) Session() status.Session {
+// describe is the session for the status page.
+func (s *session) describe() status.Session {
 	n, waiting := s.load()
 	used := []uint16{}
 	if s.nexus != nil {
@@ -282,19 +280,6 @@ func (s *session) closeWindow() {
 	defer s.mu.Unlock()
 	s.closing = true
 }
-
-// HungUp implements serving.Line.
-func (s *session) HungUp() bool {
-	s.conn.netMu.Lock()
-	defer s.conn.netMu.Unlock()
-	return socket.HungUp(s.conn.nc)
-}
-
-// End implements serving.Line.
-func (s *session) End(err error) { s.end(err) }
-
-// Requests implements serving.Line. Later writes wait for those that still run by their range.
-func (s *session) Requests() {}
 
 // end ends the session and closes its connection, which ends the reader.
 func (s *session) end(cause error) {

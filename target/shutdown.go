@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
@@ -59,7 +60,7 @@ func (s *Server) Close() error {
 func (s *Server) stopAccepting() {
 	s.conns.Close()
 	for _, c := range s.conns.All(func(c *conn) bool { return c.session() == nil }) {
-		c.fail(errShutdown) // not logged in: nothing to lose
+		c.fail(serving.ErrClosed) // not logged in: nothing to lose
 	}
 }
 
@@ -67,21 +68,18 @@ func (s *Server) stopAccepting() {
 func (s *Server) closeFinished(idle bool) {
 	for _, sess := range s.all() {
 		if sess.discovery() || idle && sess.quiet() {
-			sess.end(errShutdown)
+			sess.end(serving.ErrClosed)
 		}
 	}
 }
 
 // cut closes the remaining connections and waits until the last goroutine or ctx has ended.
 func (s *Server) cut(ctx context.Context) error {
-	for _, sess := range s.all() {
-		sess.end(errShutdown)
-	}
 	for _, c := range s.conns.All(func(*conn) bool { return true }) {
-		c.fail(errShutdown)
+		c.End(serving.ErrClosed)
 	}
 	s.cancel()
-	return s.conns.Wait(ctx)
+	return s.conns.Finish(ctx)
 }
 
 // quiet reports that the initiator has been silent for a while and none of its commands can go on:

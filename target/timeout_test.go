@@ -63,13 +63,8 @@ func TestTimeouts(t *testing.T) {
 			conn.tx.WriteSince.Store(c.writeSince * s)
 			conn.tx.Wrote.Store(c.wrote * s)
 			conn.ping.sentAt.Store(c.ask * s)
-			srv.checkTimeouts(sess, now*s)
-			if cause := conn.cause.Load(); c.want == nil {
-				require.Nil(t, cause)
-			} else {
-				require.NotNil(t, cause)
-				require.ErrorIs(t, *cause, c.want)
-			}
+			conn.checkTimeouts(sess, now*s)
+			require.ErrorIs(t, conn.Cause(), c.want)
 		})
 	}
 }

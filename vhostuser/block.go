@@ -47,8 +47,6 @@ const (
 	sharedFrom = 128 << 10
 	// scattered is how many segments cost more in calls than a copy of them.
 	scattered = 4
-	// stackCharge is how many bytes a goroutine that is in a disk for long counts for.
-	stackCharge = 16 << 10
 )
 
 // errUnsupported and the like are answers for requests that break a rule.
@@ -92,7 +90,7 @@ func (run *run) serve() error {
 	sector := binary.LittleEndian.Uint64(header[8:])
 	run.kind = operations[kind]
 	n, err := run.execute(kind, sector, out, in)
-	if err != nil && c.ended() != nil {
+	if err != nil && c.Cause() != nil {
 		run.note(0, err)
 		return nil // it stays in flight, for the next connection
 	}

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/memory"
-	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 )
@@ -26,23 +25,18 @@ import (
 const maxQueues = 16
 
 var (
-	errKicked   = errors.New("an operator has ended the session")
-	errPushed   = errors.New("it had said nothing, and must make room")
-	errBusy     = errors.New("another client uses the socket, and the disk has one at a time")
-	errShutdown = errors.New("the daemon stops")
-	errRefused  = errors.New("the disks are refused")
+	errBusy = errors.New("another client uses the socket, and the disk has one at a time")
 	// errFault says that the front end has cut its memory short.
 	errFault = errors.New("the guest's memory is shorter than it was said to be")
 )
 
 // conn is one connection, from accept to close: a device of one guest.
 type conn struct {
+	serving.Conn
 	srv      *Server
 	nc       *net.UnixConn
 	at       *export
 	disk     *serving.Disk
-	arrival  serving.Arrival
-	pid      int32
 	since    time.Time
 	accepted bool          // the observer knows of the session
 	gone     chan struct{} // closed when another connection may use the export
@@ -64,10 +58,9 @@ type conn struct {
 
 	commands, bytesRead, bytesWritten atomic.Uint64
 
-	mu    sync.Mutex
-	cause error             // guarded by mu; why the connection has ended
-	held  map[*run]struct{} // guarded by mu; requests that wait for far content
-	back  int               // guarded by mu; the back channel; -1: there is none
+	mu   sync.Mutex
+	held map[*run]struct{} // guarded by mu; requests that wait for far content
+	back int               // guarded by mu; the back channel; -1: there is none
 }
 
 // newConn makes a connection to an export.
@@ -75,31 +68,40 @@ func (s *Server) newConn(nc net.Conn, at *export) *conn {
 	c := &conn{srv: s, nc: nc.(*net.UnixConn), at: at, disk: at.disk, since: time.Now(), back: -1,
 		gone: make(chan struct{}), held: map[*run]struct{}{}}
 	c.writeback.Store(true)
-	c.arrival.PushOut = func() { c.fail(errPushed) }
-	if cred := socket.Peer(nc); cred != nil {
-		c.pid = cred.Pid
-	}
-	c.arrival.Source = c.remote()
+	c.Init(nc)
 	return c
 }
 
-// Arrived implements serving.Connection.
-func (c *conn) Arrived() *serving.Arrival { return &c.arrival }
+// End implements serving.Connection.
+func (c *conn) End(err error) {
+	c.fail(err)
+	c.mu.Lock()
+	client := c.client
+	c.mu.Unlock()
+	if client != nil {
+		client.Detach()
+	}
+}
 
-// remote is where the front end is: a process of this machine.
-func (c *conn) remote() string { return fmt.Sprintf("process %d", c.pid) }
+// Look implements serving.Connection. A front end that stands still costs nothing.
+func (c *conn) Look(time.Time, bool) {}
 
 func (c *conn) log() *zap.Logger {
 	return c.srv.log.With(zap.String("client", c.at.name), zap.Uint16("lun", c.disk.Number),
-		zap.String("remote", c.remote()))
+		zap.String("remote", c.Remote()))
 }
 
-// Session describes the connection.
-func (c *conn) Session() status.Session {
+// Session implements serving.Connection.
+func (c *conn) Session() (status.Session, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.client == nil {
+		return status.Session{}, false
+	}
 	return status.Session{Protocol: status.ProtocolVhostUser, Initiator: c.at.name,
-		Remote: c.remote(), Local: c.at.path, Since: c.since, LUNs: []uint16{c.disk.Number},
+		Remote: c.Remote(), Local: c.at.path, Since: c.since, LUNs: []uint16{c.disk.Number},
 		Commands: c.commands.Load(), BytesRead: c.bytesRead.Load(),
-		BytesWritten: c.bytesWritten.Load()}
+		BytesWritten: c.bytesWritten.Load()}, true
 }
 
 // Serve implements serving.Connection.
@@ -113,31 +115,27 @@ func (c *conn) Serve() {
 
 // admit lets the peer in, if its user may be here and nobody else is.
 func (c *conn) admit() error {
-	cred := socket.Peer(c.nc)
-	if cred == nil {
-		return errors.New("the system does not say who the client is")
+	if err := c.MayUse(c.srv.uids); err != nil {
+		return err
 	}
-	if !c.srv.permitted(cred.Uid) {
-		return errors.New("the client's user may not use this socket")
+	if err := c.srv.conns.Wait(&c.Conn); err != nil {
+		return err
 	}
-	if delay, _ := c.srv.conns.Delay(c.arrival.Source, time.Now()); delay > 0 {
-		time.Sleep(delay)
-	}
-	if err := c.srv.refusal(); err != nil {
-		return fmt.Errorf("%w: %w", errRefused, err)
+	if err := c.srv.disks.Refusal(c.at.name, c.log()); err != nil {
+		return fmt.Errorf("%w: %w", serving.ErrRefused, err)
 	}
 	if err := c.at.take(c); err != nil {
 		return err
 	}
-	if err := c.srv.conns.Admit(&c.arrival, c.at.name, false); err != nil {
+	if err := c.srv.conns.Admit(&c.Arrival, c.at.name, false); err != nil {
 		return errors.New("there are as many connections as the server may have")
 	}
 	c.share = c.srv.disks.Memory.Join(c.at.name)
 	c.mu.Lock()
-	c.client = c.srv.disks.Attach(c.at.name)
+	c.client = c.srv.disks.AttachTo(c.disk, serving.Who{Name: c.at.name, Line: c})
 	c.mu.Unlock()
 	c.accepted = true
-	c.srv.disks.Observer.LoginAccepted(serving.LoginEvent{Client: c.at.name, Remote: c.remote(),
+	c.srv.disks.Observer.LoginAccepted(serving.LoginEvent{Client: c.at.name, Remote: c.Remote(),
 		Target: c.at.export})
 	c.log().Info("vhost-user client")
 	return nil
@@ -167,30 +165,16 @@ func (c *conn) messages() (err error) {
 
 // fail ends the connection because of err.
 func (c *conn) fail(err error) {
-	c.mu.Lock()
-	first := c.cause == nil
-	if first {
-		c.cause = err
-	}
-	c.mu.Unlock()
-	if first {
-		_ = c.nc.Close()
+	if c.Fail(err) {
 		c.giveUp(nil)
 	}
-}
-
-// ended returns why the connection has ended; nil: it has not.
-func (c *conn) ended() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.cause
 }
 
 // hold notes that a request waits for far content. It returns false if the connection has ended.
 func (c *conn) hold(run *run) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.cause != nil {
+	if c.Cause() != nil {
 		return false
 	}
 	c.held[run] = struct{}{}
@@ -230,7 +214,7 @@ func (c *conn) panicked(p any) error {
 // guest's memory any more: a late read would land in what the guest uses for something else.
 func (c *conn) end(err error) {
 	c.fail(err)
-	err = c.ended()
+	err = c.Cause()
 	for _, q := range c.queues {
 		if q != nil {
 			q.close()
@@ -257,7 +241,7 @@ func (c *conn) tellEnd(err error) {
 		level = zap.DebugLevel
 	}
 	if !expected {
-		more, say := c.srv.conns.Failed(c.arrival.Source, reason)
+		more, say := c.srv.conns.Failed(c.Source, reason)
 		if level = zap.DebugLevel; say {
 			level = zap.WarnLevel
 		}
@@ -267,10 +251,10 @@ func (c *conn) tellEnd(err error) {
 	switch {
 	case c.accepted:
 		c.srv.disks.Observer.SessionEnded(serving.SessionEvent{Client: c.at.name,
-			Remote: c.remote(), Reason: reason})
+			Remote: c.Remote(), Reason: reason})
 	case !expected:
 		c.srv.disks.Observer.LoginRefused(serving.LoginEvent{Client: c.at.name,
-			Remote: c.remote(), Reason: "vhost_user_" + reason, Err: err})
+			Remote: c.Remote(), Reason: "vhost_user_" + reason, Err: err})
 	}
 }
 
@@ -278,15 +262,15 @@ func (c *conn) tellEnd(err error) {
 // operators mean.
 func endOf(err error) (reason string, expected bool) {
 	switch {
-	case errors.Is(err, errShutdown):
+	case errors.Is(err, serving.ErrClosed):
 		return "shutdown", true
-	case errors.Is(err, errRefused):
+	case errors.Is(err, serving.ErrRefused):
 		return "refused", true
-	case errors.Is(err, errKicked):
+	case errors.Is(err, serving.ErrKicked):
 		return "kicked", true
 	case errors.Is(err, serving.ErrRemoved):
 		return "removed", true
-	case errors.Is(err, errPushed):
+	case errors.Is(err, serving.ErrPushedOut):
 		return "pushed_out", true
 	case errors.Is(err, errBusy):
 		return "in_use", false

@@ -134,10 +134,7 @@ func (q *queue) start() error {
 	}
 	q.stop.Store(false)
 	q.running = true
-	q.role = q.c.srv.disks.NewReader(q.loop, func() {
-		q.c.srv.disks.Memory.Charge(stackCharge)
-		q.active.Add(1)
-	})
+	q.role = q.c.srv.disks.NewReader(&q.c.Conn, q.loop, func() { q.active.Add(1) })
 	q.active.Add(1)
 	go q.role.Run()
 	return nil
@@ -261,9 +258,6 @@ func (q *queue) loop(turn *serving.Turn) {
 	run := &run{Turn: turn, q: q}
 	run.r.Executor = run
 	err := run.work()
-	if !run.Reading {
-		q.c.srv.disks.Memory.Charge(-stackCharge)
-	}
 	if err != nil {
 		q.c.fail(err)
 	}

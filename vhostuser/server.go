@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -44,9 +42,8 @@ type Server struct {
 	uids  []uint32
 	conns *serving.Connections[*conn]
 
-	mu       sync.Mutex
-	refusing error                     // guarded by mu; see Refuse
-	exports  map[*serving.Disk]*export // guarded by mu
+	mu      sync.Mutex
+	exports map[*serving.Disk]*export // guarded by mu
 }
 
 // export is a disk at its socket.
@@ -64,12 +61,13 @@ type export struct {
 // New makes a server, and a front end of the disks. There must be no disk yet.
 func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log, dir: opt.Dir, uids: opt.UIDs,
-		conns: serving.NewConnections[*conn](opt.Crowd,
-			cmp.Or(opt.ReconnectDelay, 2*time.Second)),
 		exports: map[*serving.Disk]*export{}}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}
+	s.conns = serving.NewConnections[*conn](serving.Rules{Disks: opt.Disks, Log: s.log,
+		Crowd: opt.Crowd, Delay: cmp.Or(opt.ReconnectDelay, 2*time.Second), Every: time.Minute,
+		Gated: true})
 	if !serving.ValidName(serving.SocketPrefix + filepath.Join(s.dir, "x.sock")) {
 		return nil, fmt.Errorf("vhost-user: the directory %q is a part of the names of clients, "+
 			"so it is short and has no spaces", s.dir)
@@ -78,28 +76,6 @@ func New(opt Options) (*Server, error) {
 		return nil, fmt.Errorf("vhost-user: %w", err)
 	}
 	return s, nil
-}
-
-func (s *Server) permitted(uid uint32) bool {
-	return uid == 0 || int(uid) == os.Geteuid() || slices.Contains(s.uids, uid)
-}
-
-// Refuse refuses every disk from now on: clients are cut off, and whoever connects is. It is for
-// disks that must not be used, whatever clients believe. A later reason takes the place of this
-// one; nil ends it.
-func (s *Server) Refuse(reason error) {
-	s.mu.Lock()
-	s.refusing = reason
-	s.mu.Unlock()
-	if reason != nil {
-		s.end(func(*conn) bool { return true }, fmt.Errorf("%w: %w", errRefused, reason))
-	}
-}
-
-func (s *Server) refusal() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.refusing
 }
 
 func (s *Server) end(which func(*conn) bool, err error) {
@@ -139,12 +115,8 @@ func (s *Server) add(d *serving.Disk) error {
 	s.exports[d] = e
 	s.mu.Unlock()
 	go func() {
-		err := s.conns.Accept(l, func(nc net.Conn) *conn { return s.newConn(nc, e) },
-			func(err error) {
-				s.log.Warn("a vhost-user client cannot be accepted now: trying again",
-					zap.String("socket", path), zap.Error(err))
-			})
-		if err != nil && !errors.Is(err, net.ErrClosed) {
+		err := s.conns.Accept(l, func(nc net.Conn) *conn { return s.newConn(nc, e) })
+		if !errors.Is(err, serving.ErrClosed) && !errors.Is(err, net.ErrClosed) {
 			s.log.Error("a vhost-user socket takes no clients any more",
 				zap.String("socket", path), zap.Error(err))
 		}
@@ -199,28 +171,11 @@ func (s *Server) Socket(number uint16) string {
 }
 
 // Sessions returns the connections, the oldest one first.
-func (s *Server) Sessions() []status.Session {
-	return s.sessions(func(status.Session) bool { return true }, func(*conn) {})
-}
+func (s *Server) Sessions() []status.Session { return s.conns.Sessions() }
 
-// EndSessions ends the connections for which which returns true, at once, and returns them. Their
-// clients may connect again. When EndSessions returns, none of them claims a disk any more, unless
-// a write is under way.
+// EndSessions is serving.Connections.Kick.
 func (s *Server) EndSessions(which func(status.Session) bool) []status.Session {
-	return s.sessions(which, func(c *conn) {
-		c.fail(errKicked)
-		c.client.Detach()
-	})
-}
-
-func (s *Server) sessions(which func(status.Session) bool, f func(*conn)) []status.Session {
-	return serving.Sessions(s.conns.All((*conn).admitted), which, f)
-}
-
-func (c *conn) admitted() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.client != nil
+	return s.conns.Kick(which)
 }
 
 // Shutdown refuses new clients, ends the connections, and waits for what is under way. Requests
@@ -228,8 +183,8 @@ func (c *conn) admitted() bool {
 // flight, and gives them to the next daemon. If the context ends first, it returns its error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.conns.Close()
-	s.end(func(*conn) bool { return true }, errShutdown)
-	return s.conns.Wait(ctx)
+	s.end(func(*conn) bool { return true }, serving.ErrClosed)
+	return s.conns.Finish(ctx)
 }
 
 // front is the server as a front end of the disks in use.

@@ -269,11 +269,11 @@ func TestEnds(t *testing.T) {
 	require.NoError(t, d.Conn().WaitClosed())
 
 	d = v.dial(t, vhosttest.Options{})
-	v.Refuse(os.ErrPermission)
+	v.disks.Refuse(os.ErrPermission)
 	require.NoError(t, d.Conn().WaitClosed())
 	_, err := vhosttest.Dial(v.socket, vhosttest.Options{})
 	require.Error(t, err)
-	v.Refuse(nil)
+	v.disks.Refuse(nil)
 
 	d = v.dial(t, vhosttest.Options{})
 	released, err := v.disks.Remove(1)

@@ -74,7 +74,7 @@ func (d *Daemon) define(ctx context.Context, c kubevirt.Call) (domain []byte, er
 		case c.Arrives():
 			d.refuseForGood(err)
 		case !d.gate.given:
-			d.refuse(err)
+			d.inUse.Refuse(err)
 		}
 	}()
 	if ctx.Err() != nil {
@@ -100,7 +100,7 @@ func (d *Daemon) give() error {
 			"started again, would refuse them: %w", err)
 	}
 	d.gate.given = true
-	d.refuse(nil)
+	d.inUse.Refuse(nil)
 	return nil
 }
 
@@ -108,7 +108,7 @@ func (d *Daemon) give() error {
 // container is started again. It is called with gate.mu held.
 func (d *Daemon) refuseForGood(reason error) {
 	d.gate.given, d.gate.refused = false, reason
-	d.refuse(reason)
+	d.inUse.Refuse(reason)
 	d.log.Warn("the disks are refused to all clients from now on", zap.Error(reason))
 	err := d.keepAnswer(answerRefused + reason.Error())
 	if err == nil {
@@ -159,9 +159,9 @@ func (d *Daemon) closeGate() error {
 	}
 	switch {
 	case d.gate.refused != nil:
-		d.refuse(d.gate.refused)
+		d.inUse.Refuse(d.gate.refused)
 	case d.opt.Hook != nil && !d.gate.given:
-		d.refuse(errNotAsked)
+		d.inUse.Refuse(errNotAsked)
 	}
 	return nil
 }

@@ -103,15 +103,6 @@ func (d *Daemon) sessionsWith(srv *target.Server) sessions {
 	return all
 }
 
-// refuse refuses the disks to all clients of all front ends, apart from iSCSI, which a hook does
-// not have; nil: it lets them use the disks.
-func (d *Daemon) refuse(reason error) {
-	d.nbd.Refuse(reason)
-	if d.vhost != nil {
-		d.vhost.Refuse(reason)
-	}
-}
-
 // Sessions implements control.Sessions.
 func (s sessions) Sessions() []status.Session {
 	all := []status.Session{}

@@ -32,8 +32,8 @@ func Silent(c net.Conn, d time.Duration) (silent bool) {
 }
 
 // HungUp reports whether the peer has closed its side of a connection, as a reader would learn when
-// it has taken what came before. It takes no data and does not wait; any goroutine may call it. Of a
-// connection without a descriptor, or of a closed one, nobody knows.
+// it has taken what came before. It takes no data and does not wait; any goroutine may call it. Of
+// a connection without a descriptor, or of a closed one, nobody knows.
 func HungUp(c net.Conn) (gone bool) {
 	look(c, func(fd uintptr) {
 		polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}

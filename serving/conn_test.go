@@ -1,6 +1,7 @@
-package target
+package serving
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -8,9 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 
-	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/internal/socket"
 )
 
 // TestAConnectionClosedWhileItIsTaken closes a connection when its socket is made but not yet in
@@ -24,7 +24,6 @@ func TestAConnectionClosedWhileItIsTaken(t *testing.T) {
 	defer client.Close()
 	server, err := l.Accept()
 	require.NoError(t, err)
-	defer server.Close()
 	instances := func() (n int) {
 		list, _ := os.ReadDir("/proc/self/fd")
 		for _, fd := range list {
@@ -35,24 +34,17 @@ func TestAConnectionClosedWhileItIsTaken(t *testing.T) {
 		}
 		return n
 	}
-	srv := &Server{pool: noMemory(), log: zap.NewNop()}
-	c := srv.newConn(server)
+	var c Conn
+	c.Init(server)
 	before := instances()
-	taken := make(chan struct{})
-	c.netMu.Lock()
-	go func() {
-		defer close(taken)
-		c.takeSocket()
-	}()
-	testtool.Eventually(t, func() bool { return instances() == before+2 })
-	c.closeOnce.Do(func() { // like closeNetwork, with the lock
-		close(c.gone)
-		_ = c.nc.Close()
-	})
-	c.netMu.Unlock()
-	<-taken
+	cause := errors.New("it must make room")
+	c.cause.Store(&cause) // Fail has begun, and has not closed it yet
+	_, err = c.TakeSocket(&socket.PollLimit{})
+	require.NoError(t, err)
 	require.Equal(t, before, instances())
 	require.NoError(t, client.SetReadDeadline(time.Now().Add(time.Minute)))
 	_, err = client.Read(make([]byte, 1))
 	require.ErrorIs(t, err, io.EOF)
+	require.False(t, c.Fail(net.ErrClosed))
+	require.Equal(t, cause, c.Cause())
 }

@@ -1,0 +1,55 @@
+package serving
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// gate refuses all disks, for as long as whoever decides about them says so.
+type gate struct {
+	mu     sync.Mutex
+	reason error         // guarded by mu; nil: the disks can be used
+	ends   []func(error) // guarded by mu; end the connections of each gated front end
+	told   *Seldom[string]
+}
+
+func (g *gate) add(end func(error)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ends = append(g.ends, end)
+}
+
+// Refuse refuses every disk to the clients of gated front ends from now on (see Rules): they are
+// cut off, and whoever asks for a disk is told the reason. It is for disks that must not be used,
+// whatever clients believe. A later reason takes the place of this one; nil ends it.
+func (s *Disks) Refuse(reason error) {
+	s.gate.mu.Lock()
+	s.gate.reason = reason
+	ends := s.gate.ends
+	s.gate.mu.Unlock()
+	if reason == nil {
+		return
+	}
+	// Also those that have chosen no disk yet. They may be about to; and they can ask again.
+	for _, end := range ends {
+		end(fmt.Errorf("%w: %w", ErrRefused, reason))
+	}
+}
+
+// Refusal is why every disk is refused; nil: none is. It is asked for a client that wants one,
+// whose name and log it is.
+func (s *Disks) Refusal(name string, log *zap.Logger) error {
+	s.gate.mu.Lock()
+	err := s.gate.reason
+	s.gate.mu.Unlock()
+	if err == nil {
+		return nil
+	}
+	if n, told := s.gate.told.Admit(name, time.Now()); told {
+		log.Warn("a client is refused", append(Unsaid(n), zap.Error(err))...)
+	}
+	return err
+}
