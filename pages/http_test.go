@@ -97,15 +97,6 @@ func TestPagesTellWhereTheyAre(t *testing.T) {
 	require.Equal(t, Container(), header.Get(ContainerHeader))
 }
 
-func TestServerBoundsSlowClients(t *testing.T) {
-	s := NewServer(http.NotFoundHandler(), zap.NewNop())
-	require.NotZero(t, s.ReadHeaderTimeout)
-	require.NotZero(t, s.ReadTimeout)
-	require.NotZero(t, s.WriteTimeout)
-	require.NotZero(t, s.IdleTimeout)
-	require.NotZero(t, s.MaxHeaderBytes)
-}
-
 // TestManyConnections checks that idle connections cost little, and that the server still answers a
 // probe or a scrape that comes after them.
 func TestManyConnections(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,7 +16,6 @@ import (
 
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/status"
-	"kubevirt.io/disk/target/targettest"
 )
 
 func TestServeFromStartToStop(t *testing.T) {
@@ -85,12 +83,6 @@ func TestServeFromStartToStop(t *testing.T) {
 	require.NotNil(t, p.logged("stopped", "msg"))
 }
 
-func TestServeEndsOnInterruptToo(t *testing.T) {
-	p := newPlace(t, "a.raw").serve(t, "COPY_MODE=none", "METRICS_LISTEN=")
-	require.NoError(t, p.cmd.Process.Signal(syscall.SIGINT))
-	require.Equal(t, exitDone, p.status())
-}
-
 // TestServeOutlivesTheReaderOfItsLog checks that a daemon whose log reader has gone stops as
 // cleanly as any other.
 func TestServeOutlivesTheReaderOfItsLog(t *testing.T) {
@@ -106,39 +98,6 @@ func TestServeOutlivesTheReaderOfItsLog(t *testing.T) {
 	require.NoError(t, reader.Close())
 	require.Equal(t, exitDone, p.terminate())
 	require.NoFileExists(t, l.readyFile())
-}
-
-func TestServeOnTwoPortals(t *testing.T) {
-	l := newPlace(t, "a.raw")
-	p := l.serve(t, "LISTEN=127.0.0.1:0,127.0.0.2:0")
-	var portals []string
-	for _, e := range p.entries() {
-		if e["msg"] == "portal" {
-			portals = append(portals, e["address"].(string))
-		}
-	}
-	require.Len(t, portals, 2)
-	for _, address := range portals {
-		c, err := net.Dial("tcp", address)
-		require.NoError(t, err)
-		require.NoError(t, c.Close())
-	}
-	require.Equal(t, exitDone, p.terminate())
-}
-
-func TestServeKeepsTheDiskAndItsIdentityOverARestart(t *testing.T) {
-	l := newPlace(t, "a.raw")
-	serial := ""
-	for range 2 {
-		p := l.serve(t)
-		now, _ := p.logged("serving a LUN", "serial").(string)
-		require.NotEmpty(t, now)
-		if serial != "" {
-			require.Equal(t, serial, now)
-		}
-		serial = now
-		require.Equal(t, exitDone, p.terminate())
-	}
 }
 
 // TestServeFailures are starts that end with status 1: the configuration is right, but the disks or
@@ -320,14 +279,6 @@ func TestServeWithFewDescriptors(t *testing.T) {
 	}
 }
 
-func TestServeRemovesAStaleReadyFile(t *testing.T) {
-	l := newPlace(t)
-	require.NoError(t, os.WriteFile(l.readyFile(), []byte("ready\n"), 0o644))
-	status, _, _ := run(t, l.env, "serve")
-	require.Equal(t, exitFailed, status)
-	require.NoFileExists(t, l.readyFile())
-}
-
 // TestASecondStartLeavesTheFirstReady starts a second daemon with the same settings.
 func TestASecondStartLeavesTheFirstReady(t *testing.T) {
 	l := newPlace(t, "a.raw")
@@ -342,48 +293,6 @@ func TestASecondStartLeavesTheFirstReady(t *testing.T) {
 	}
 	require.Equal(t, exitDone, p.terminate())
 	require.NoFileExists(t, l.readyFile())
-}
-
-// TestTwoDaemonsWithOneReadyFile starts two daemons that share only the ready file, as with its
-// default on one machine.
-func TestTwoDaemonsWithOneReadyFile(t *testing.T) {
-	l, other := newPlace(t, "a.raw"), newPlace(t, "a.raw")
-	other.env = append(other.env, "READY_FILE="+l.readyFile())
-	p := l.serve(t)
-	status, _, stderr := run(t, other.env, "serve")
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, l.readyFile())
-	require.Contains(t, stderr, "of another running daemon")
-	require.FileExists(t, l.readyFile(), "the first one is ready still")
-	require.NoError(t, p.cmd.Process.Kill())
-	p.status()
-	require.FileExists(t, l.readyFile())
-	second := launch(t, binary(t), other.env, "serve")
-	second.untilReady(l)
-	require.Equal(t, exitDone, second.terminate())
-	require.NoFileExists(t, l.readyFile())
-}
-
-// TestServeLeavesWhatIsNoReadyFile names another file as the ready file by mistake.
-func TestServeLeavesWhatIsNoReadyFile(t *testing.T) {
-	l := newPlace(t, "a.raw")
-	image := filepath.Join(l.dir, "disk", "a.raw")
-	empty := filepath.Join(l.dir, "empty")
-	require.NoError(t, os.Mkdir(empty, 0o755))
-	pipe := filepath.Join(l.dir, "pipe")
-	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
-	for _, path := range []string{image, empty, pipe} {
-		before, err := os.Lstat(path)
-		require.NoError(t, err)
-		status, _, stderr := run(t, append(l.env, "READY_FILE="+path), "serve")
-		require.Equal(t, exitFailed, status, stderr)
-		require.Contains(t, stderr, path)
-		require.Contains(t, stderr, "--ready-file (READY_FILE)")
-		after, err := os.Lstat(path)
-		require.NoError(t, err, "it is still there")
-		require.Equal(t, before.Mode(), after.Mode())
-		require.Equal(t, before.Size(), after.Size())
-	}
 }
 
 // TestServeRefusesToKeepDisksAmongImages uses one directory for images and disks: the next start
@@ -413,50 +322,6 @@ func TestServeRefusesToKeepDisksAmongImages(t *testing.T) {
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestStatusTellsWhoHasALUN logs in twice, so that the sessions alone do not tell.
-func TestStatusTellsWhoHasALUN(t *testing.T) {
-	const first, second = "iqn.2020-01.test:first", "iqn.2020-01.test:second"
-	l := newPlace(t, "a.raw", "b.raw")
-	p := l.serve(t)
-	portal, err := netip.ParseAddrPort(p.logged("portal", "address").(string))
-	require.NoError(t, err)
-	luns := func() []status.LUN {
-		code, body := p.page("/status")
-		require.Equal(t, http.StatusOK, code)
-		var s status.Status
-		require.NoError(t, json.Unmarshal([]byte(body), &s))
-		return s.LUNs
-	}
-	login := func(initiator string) *targettest.Session {
-		return targettest.MustLogin(t, net.TCPAddrFromAddrPort(portal),
-			targettest.LoginOptions{Initiator: initiator,
-				Target: "iqn.2017-01.io.kubevirt:wrapper"}, 1)
-	}
-	login(second)
-	require.Empty(t, luns()[0].Owner, "nobody has read or written")
-	login(first).MustGood(t, targettest.Read10(1, 0, 1))
-	require.Equal(t, first, luns()[0].Owner)
-	require.Empty(t, luns()[0].OpenTo)
-	require.Empty(t, luns()[1].Owner)
-
-	work := "WORK_DIR=" + filepath.Join(l.dir, "work")
-	status, _, stderr := run(t, []string{work}, "handover", "--lun=1", "--to="+second)
-	require.Equal(t, exitDone, status, stderr)
-	require.Equal(t, []string{first, second}, []string{luns()[0].Owner, luns()[0].OpenTo})
-	status, _, stderr = run(t, []string{work}, "handover", "--lun=1", "--finish")
-	require.Equal(t, exitDone, status, stderr)
-	require.Equal(t, []string{second, ""}, []string{luns()[0].Owner, luns()[0].OpenTo})
-	status, stdout, stderr := run(t, []string{work}, "handover", "--lun=2", "--to="+first,
-		"--for=1h")
-	require.Equal(t, exitDone, status, stderr)
-	require.Contains(t, stdout, "for 1h0m0s")
-	require.Equal(t, exitDone, p.terminate())
-	p = l.serve(t)
-	p.until("the handover goes on",
-		func() bool { return strings.Contains(p.stderr.String(), "still open for a handover\"") })
-	require.Equal(t, exitDone, p.terminate())
-}
-
 // TestNoSecretIsShown serves with CHAP in both directions, and looks for the secrets in everything
 // visible.
 func TestNoSecretIsShown(t *testing.T) {
@@ -483,17 +348,4 @@ func TestNoSecretIsShown(t *testing.T) {
 			append(l.env, "CHAP_USERNAME=user", "CHAP_PASSWORD="+testSecret), args...)
 		require.NotContains(t, stdout+stderr, testSecret)
 	}
-}
-
-func TestConsoleLog(t *testing.T) {
-	l := newPlace(t, "a.raw")
-	p := launch(t, binary(t), append(l.env, "LOG_FORMAT=console"), "serve")
-	p.until("the ready file is there", func() bool { return exists(l.readyFile()) })
-	p.until("it is logged", func() bool {
-		return strings.Contains(p.stderr.String(),
-			"  ready (")
-	})
-	require.Equal(t, exitDone, p.terminate())
-	require.Empty(t, p.stdout.String(), "the log goes to standard error")
-	require.Empty(t, p.entries())
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"net"
 	"net/netip"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/cli/settings"
-	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -109,28 +107,4 @@ func TestEphemeralFlushReachesTheDisk(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, string(state), durable)
 	}
-}
-
-// TestTheCredentialIsInForce checks that CHAP keeps out everybody without the credential, and that
-// the page shows this and the sessions.
-func TestTheCredentialIsInForce(t *testing.T) {
-	l := newPlace(t, "a.raw")
-	p := l.serve(t, "CHAP_USERNAME=user", "CHAP_PASSWORD="+testSecret)
-	login := targettest.LoginOptions{Target: wrapperTarget}
-	for _, credential := range []*targettest.CHAP{nil,
-		{Username: "user", Password: testSecret + "2"}} {
-		login.CHAP = credential
-		_, err := targettest.Login(p.portal(), login)
-		var refused *targettest.LoginError
-		require.ErrorAs(t, err, &refused)
-		require.EqualValues(t, 0x0201, refused.Status)
-	}
-	login.CHAP = &targettest.CHAP{Username: "user", Password: testSecret}
-	targettest.MustLogin(t, p.portal(), login)
-	_, body := p.page("/status")
-	var s status.Status
-	require.NoError(t, json.Unmarshal([]byte(body), &s))
-	require.Equal(t, "chap", s.Authentication)
-	require.Len(t, s.Sessions, 1)
-	require.Equal(t, exitDone, p.terminate())
 }
