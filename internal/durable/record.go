@@ -13,7 +13,8 @@ import (
 )
 
 // A record is a small file of JSON: what one start of the program leaves for the next. The checksum
-// covers the exact bytes of the state, and is xxhash64. A state that comes in versions says its own.
+// covers the exact bytes of the state, and is xxhash64. A state that comes in versions says its
+// own.
 //
 //	{"xxhash64": "0123456789abcdef", "state": {"version": 2, ...}}
 type record struct {
