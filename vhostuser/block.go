@@ -113,7 +113,7 @@ func (run *run) serve() error {
 		}
 	}
 	c.dirty.mark(statusAt, 1)
-	q.put(run.chain.head, written)
+	q.put(run.chain.head, written, run.Reading)
 	if errors.Is(err, serving.ErrRemoved) {
 		return err
 	}

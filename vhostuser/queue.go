@@ -272,6 +272,7 @@ func (run *run) work() (err error) {
 			err = run.q.c.panicked(p)
 		}
 	}()
+	run.q.tellDriver() // what the former reader had not told
 	for {
 		ok, err := run.q.next(run)
 		if err != nil || !ok {
@@ -290,6 +291,7 @@ func (run *run) work() (err error) {
 func (q *queue) next(run *run) (ok bool, err error) {
 	for looked := false; ; {
 		if q.stop.Load() {
+			q.tellDriver()
 			return false, nil
 		}
 		enabled := q.enabled.Load()
@@ -298,6 +300,7 @@ func (q *queue) next(run *run) (ok bool, err error) {
 			if ok || err != nil {
 				return ok, err
 			}
+			q.tellDriver()
 			if !looked && run.busy {
 				looked = true
 				if q.look() {
@@ -373,27 +376,38 @@ func (q *queue) quiet() {
 	q.ring.quiet()
 }
 
-// put gives a request back to the driver.
-func (q *queue) put(head uint16, written uint32) {
-	if call := q.show(head, written); call != nil {
-		tell(call.fd)
-		call.release()
-	}
-}
+// maxUntold is how many requests are done before the driver is told, while there are more to do. To
+// be told of each costs it, and us, more than the requests.
+const maxUntold = 16
 
-// show shows the driver that a request is done. It returns what to tell it by; nil: it need not be
-// told.
-func (q *queue) show(head uint16, written uint32) *caller {
+// put gives a request back to the driver. A reader tells the driver of several at once.
+func (q *queue) put(head uint16, written uint32, reader bool) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
 	q.inflight.putting(head)
 	q.ring.put(head, written, &q.c.dirty)
 	q.inflight.put(head, q.ring.usedNext)
-	if !q.ring.mustRing() || q.call == nil {
-		return nil
+	later := reader && q.ring.waiting() && q.ring.usedNext-q.ring.rung < maxUntold
+	q.mu.Unlock()
+	if !later {
+		q.tellDriver()
 	}
-	q.call.refs.Add(1)
-	return q.call
+}
+
+// tellDriver tells the driver of what was put since it was told last, if it wants that.
+func (q *queue) tellDriver() {
+	q.mu.Lock()
+	call := q.call
+	if q.ring.usedNext == q.ring.rung || !q.ring.mustRing() {
+		call = nil
+	}
+	if call != nil {
+		call.refs.Add(1)
+	}
+	q.mu.Unlock()
+	if call != nil {
+		tell(call.fd)
+		call.release()
+	}
 }
 
 // enable lets a ring be served, or not.

@@ -42,7 +42,7 @@ type ring struct {
 
 	next     uint16 // index of the next available entry
 	usedNext uint16 // index of the next used entry
-	rung     uint16 // usedNext when the driver was rung last
+	rung     uint16 // usedNext when it was found out last whether to ring
 	eventIdx bool
 
 	flags uint16   // what the driver sees of the device's
@@ -222,16 +222,12 @@ func (r *ring) put(head uint16, written uint32, log *dirtyLog) {
 // virtio 1.2, section 2.7.7.2.
 func (r *ring) mustRing() bool {
 	before := r.rung
+	r.rung = r.usedNext // the driver looks again after it has asked to be told
 	if !r.eventIdx {
-		r.rung = r.usedNext
 		return load16(r.avail, 0)&availNoInterrupt == 0
 	}
 	event := load16(r.avail, 4+2*uint64(r.num))
-	if r.usedNext-event-1 >= r.usedNext-before {
-		return false
-	}
-	r.rung = r.usedNext
-	return true
+	return r.usedNext-event-1 < r.usedNext-before
 }
 
 // quiet asks the driver not to kick, because the device looks at the ring by itself.
