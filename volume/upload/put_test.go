@@ -71,7 +71,7 @@ func makeQcow2(t *testing.T, data []byte) []byte {
 	return content
 }
 
-// TestFormats: each format in each packing, uploaded at once and in pieces.
+// TestFormats: each format in each packing. TestResume uploads in pieces.
 func TestFormats(t *testing.T) {
 	raw := rawDisk(5 << 20)
 	for format, data := range map[string][]byte{"raw": raw, "qcow2": makeQcow2(t, raw)} {
@@ -81,18 +81,6 @@ func TestFormats(t *testing.T) {
 				requireSays(t, s.put(t, "vm", upload), http.StatusCreated)
 				require.True(t, bytes.Equal(data, s.disk(t, "vm")))
 				require.Equal(t, format == "qcow2", s.volumes.all["vm"].image != "")
-			})
-			t.Run(format+" "+packing+" in pieces", func(t *testing.T) {
-				s := newServer(t)
-				at := s.create(t, "vm", int64(len(upload)))
-				for off := 0; off < len(upload); {
-					n := min(len(upload)-off, 1<<20+off+1)
-					a := s.append(t, at, off, upload[off:off+n], false)
-					requireSays(t, a, http.StatusNoContent)
-					off += n
-				}
-				requireSays(t, s.append(t, at, len(upload), nil, true), http.StatusCreated)
-				require.True(t, bytes.Equal(data, s.disk(t, "vm")))
 			})
 		}
 	}
