@@ -12,26 +12,6 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// TestAddChoosesAUsageType adds disks while the daemon runs.
-func TestAddChoosesAUsageType(t *testing.T) {
-	opt, ssd := testOptions(t, "a.raw"), t.TempDir()
-	opt.UsageTypes = options.UsageTypes{"fast": ssd}
-	d := start(t, opt)
-	dir := t.TempDir()
-	later := laterDisk(t, dir, "later.raw")
-	later.UsageType = "fast"
-	lun, err := d.disks.Add(t.Context(), later)
-	require.NoError(t, err)
-	require.FileExists(t, filepath.Join(ssd, "later.raw", "disk.raw"))
-	require.Equal(t, []uint16{lun}, d.Status().UsageTypes[0].LUNs)
-
-	unknown := laterDisk(t, dir, "unknown.raw")
-	unknown.UsageType = "slow"
-	_, err = d.disks.Add(t.Context(), unknown)
-	require.ErrorContains(t, err, "use one of fast")
-	require.Len(t, d.Status().LUNs, 2)
-}
-
 // TestUsageTypesAreCheckedAtTheStart lists everything that is wrong.
 func TestUsageTypesAreCheckedAtTheStart(t *testing.T) {
 	opt, dir := testOptions(t, "a.raw"), t.TempDir()

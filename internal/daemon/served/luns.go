@@ -11,28 +11,9 @@ import (
 	"kubevirt.io/disk/internal/daemon/plan"
 )
 
-// Add serves one more disk and returns its LUN: the LUN in its settings, or the lowest free one. It
-// returns when initiators can use the disk; in mode clone, the image is still being copied then.
-// The image belongs to the disk from now on, even after an error.
-//
-// Reload does not change an added disk, and the next start does not add it again. That start
-// removes an ephemeral disk, unless its image is then in the directory of images.
-func (d *Disks) Add(ctx context.Context, disk plan.Disk) (lun uint16, err error) {
-	s, err := d.Open(ctx, disk)
-	if err != nil {
-		return 0, err
-	}
-	if err = d.checkIdentities(d.table.all()); err == nil {
-		err = d.Serve(s, false)
-	}
-	if err != nil {
-		return 0, errors.Join(err, d.Abandon(s))
-	}
-	return s.LUN, nil
-}
-
-// Open opens one more disk, which nobody can use yet. The image belongs to the disk from now on,
-// even after an error.
+// Open opens one more disk, which nobody can use yet. Without a number, it gets the lowest free
+// one. The image belongs to the disk from now on, even after an error. Reload does not change the
+// disk, and the next start does not open it by itself.
 func (d *Disks) Open(ctx context.Context, disk plan.Disk) (s *Disk, err error) {
 	return d.openFrom(ctx, disk, nil)
 }
@@ -44,7 +25,6 @@ func (d *Disks) openFrom(ctx context.Context, disk plan.Disk, from *Disk) (s *Di
 	defer context.AfterFunc(d.Stopping, cancel)()
 	if err = d.table.begin(); err == nil {
 		defer d.table.changes.Done()
-		_, err = d.opt.HomeOf(disk.Name, disk.DiskSettings, "")
 	}
 	var added []*Disk
 	if err == nil {
@@ -131,22 +111,13 @@ func (d *Disks) Grow(s *Disk, size int64) error {
 	return d.inUse.Resize(s.LUN)
 }
 
-// Remove stops serving a disk. Commands to it then end with LOGICAL UNIT NOT SUPPORTED; commands to
-// other LUNs do not wait. If Remove returns nil, the disk is closed, and its data stays in its
-// directory. If flush is set, it is durable, too.
+// End stops serving a disk, and closes it. Commands to it then end with LOGICAL UNIT NOT SUPPORTED;
+// commands to other LUNs do not wait. Its data stays in its directory. If the disk was served, it
+// need not have reached storage.
 //
 // A command that hangs in the disk keeps it open. If ctx ends before the command does, the error
 // says so, and the disk is closed when the command returns.
-func (d *Disks) Remove(ctx context.Context, lun uint16, flush bool) error {
-	s := d.table.find(lun)
-	if s == nil || !s.Serving() {
-		return fmt.Errorf("there is no LUN %d", lun)
-	}
-	return d.End(ctx, s, flush)
-}
-
-// End is Remove for a disk that may be a LUN. If it is none, it is always made durable.
-func (d *Disks) End(ctx context.Context, s *Disk, flush bool) error {
+func (d *Disks) End(ctx context.Context, s *Disk) error {
 	if err := d.table.begin(); err != nil {
 		return err
 	}
@@ -155,15 +126,16 @@ func (d *Disks) End(ctx context.Context, s *Disk, flush bool) error {
 		d.table.changes.Done()
 		return err
 	}
-	if released == nil { // nobody had it
-		flush, released = true, nobody
+	unserved := released == nil
+	if unserved {
+		released = nobody
 	}
 	closed := make(chan error, 1)
 	go func() {
 		defer d.table.changes.Done()
 		<-released
 		var err error
-		if flush {
+		if unserved {
 			err = s.flush()
 		}
 		closed <- errors.Join(err, d.Abandon(s))

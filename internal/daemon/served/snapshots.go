@@ -80,7 +80,7 @@ func (d *Disks) ChangeSnapshots(ctx context.Context, req status.SnapshotRequest)
 		if lun == nil {
 			return "", fmt.Errorf("%s is no LUN", what)
 		}
-		return what + " is no LUN any more", d.End(ctx, lun, false)
+		return what + " is no LUN any more", d.End(ctx, lun)
 	}
 	return "", fmt.Errorf("%q is not an action on a snapshot", req.Action)
 }
@@ -276,7 +276,7 @@ func (d *Disks) endSnapshots(ctx context.Context, s *Disk, force bool) error {
 				return err
 			}
 		}
-		if err := d.End(ctx, o, false); err != nil {
+		if err := d.End(ctx, o); err != nil {
 			return err
 		}
 	}

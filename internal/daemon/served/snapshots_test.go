@@ -211,12 +211,12 @@ func TestSnapshotThatAVolumeNeeds(t *testing.T) {
 // TestEndsAtOnce: a disk is not closed under a command that hangs in it, however many take it away.
 func TestEndsAtOnce(t *testing.T) {
 	for name, again := range map[string]func(*Disks, context.Context, *Disk) error{
-		"end": func(d *Disks, ctx context.Context, s *Disk) error { return d.End(ctx, s, false) },
+		"end": func(d *Disks, ctx context.Context, s *Disk) error { return d.End(ctx, s) },
 		"withdraw": func(d *Disks, ctx context.Context, s *Disk) error {
 			if err := d.Withdraw(s); err != nil {
 				return err
 			}
-			return d.End(ctx, s, false)
+			return d.End(ctx, s)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -227,12 +227,12 @@ func TestEndsAtOnce(t *testing.T) {
 			t.Cleanup(over)
 			impatient, end := context.WithCancel(t.Context())
 			end()
-			require.ErrorIs(t, d.End(impatient, s, false), context.Canceled)
+			require.ErrorIs(t, d.End(impatient, s), context.Canceled)
 			require.ErrorIs(t, again(d, impatient, s), context.Canceled)
 			require.NotNil(t, s.Instance(), "a command hangs in it")
 			over()
 			require.NoError(t, again(d, t.Context(), s))
-			require.NoError(t, d.End(t.Context(), s, false))
+			require.NoError(t, d.End(t.Context(), s))
 			require.Nil(t, s.Instance())
 		})
 	}

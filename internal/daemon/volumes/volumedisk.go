@@ -427,5 +427,5 @@ func (o *volumeDisk) Withdraw() (users []string, err error) {
 // Close ends serving and closes the disk. If it was served until now, it is closed to be deleted,
 // so nothing needs to reach storage.
 func (o *volumeDisk) Close(ctx context.Context) error {
-	return refusal(o.disks.End(ctx, o.disk, false))
+	return refusal(o.disks.End(ctx, o.disk))
 }
