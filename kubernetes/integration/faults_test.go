@@ -151,7 +151,7 @@ func TestTwoLeadersWithOneUUID(t *testing.T) {
 	}
 	for left := machines; left > 0; left-- {
 		var free map[string]bool
-		testtool.Within(t, patience, func() bool {
+		testtool.Within(t, timeout, func() bool {
 			free = w.free()
 			require.LessOrEqual(t, len(free), 1, "%v have one UUID", free)
 			return len(free) == 1 && waiting() == left-1

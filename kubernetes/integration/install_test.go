@@ -29,7 +29,7 @@ import (
 const (
 	systemNamespace = "kubevirt-disk-system"
 	account         = "kubevirt-disk-controller"
-	patience        = 3 * time.Minute
+	timeout         = 3 * time.Minute
 )
 
 // install applies the manifest to the plane, which the tests of this package share.
@@ -49,7 +49,7 @@ func TestInstall(t *testing.T) {
 	p := plane.Get(t)
 	install(t, p)
 	pods := &corev1.PodList{}
-	testtool.Within(t, patience, func() bool {
+	testtool.Within(t, timeout, func() bool {
 		err := p.Client.List(context.Background(), pods, client.InNamespace(systemNamespace))
 		return err == nil && len(pods.Items) == 2
 	}, "both pods are made: %d", func() any { return len(pods.Items) })
@@ -145,7 +145,7 @@ func TestReplicas(t *testing.T) {
 			return h != "" && h != who && !strings.Contains(h, " ")
 		}
 	}
-	testtool.Within(t, patience, leads(""),
+	testtool.Within(t, timeout, leads(""),
 		"the first one leads: %q", func() any { return holder() })
 	first := holder()
 	b := runController(t, binary, config)
@@ -153,7 +153,7 @@ func TestReplicas(t *testing.T) {
 	require.Equal(t, first, holder(), "the second one waits")
 	worked := a.logs()
 	require.Equal(t, 0, a.terminate())
-	testtool.Within(t, patience, leads(first),
+	testtool.Within(t, timeout, leads(first),
 		"the second one leads: %q", func() any { return holder() })
 	worked += b.logs()
 	require.Equal(t, 0, b.terminate())
@@ -251,7 +251,7 @@ func runController(t testing.TB, binary string, config *rest.Config, args ...str
 func (r *running) ready() {
 	r.t.Helper()
 	var last any
-	testtool.Within(r.t, patience, func() bool {
+	testtool.Within(r.t, timeout, func() bool {
 		answer, err := http.Get(fmt.Sprintf("http://%s/readyz", r.health))
 		if err != nil {
 			last = err

@@ -105,7 +105,7 @@ func TestPodsOfTheController(t *testing.T) {
 	const args = `[commit, "registry.example.com/out:1", --persistent-dir=/data]`
 	server := []string{"        args: " + args + "\n", ""}
 	// A policy knows a VMIdentity, and is in force, a moment after they were made.
-	testtool.Within(t, patience, func() bool {
+	testtool.Within(t, timeout, func() bool {
 		return create(ownJob) == nil && create(ownJob, "vmid-x}", "database}") != nil &&
 			create(ownPet, "b}}\n    spec:", "b}}\n    spec:\n      hostPID: true") != nil
 	}, "the policies are in force: %v", func() any { return create(ownJob) })

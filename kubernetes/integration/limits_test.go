@@ -123,7 +123,7 @@ func TestLimitsOfTheController(t *testing.T) {
 	require.NoError(t, err)
 	for _, o := range objects {
 		var err error
-		testtool.Within(t, patience, func() bool { err = p.Apply(ctx, ns, o); return err == nil },
+		testtool.Within(t, timeout, func() bool { err = p.Apply(ctx, ns, o); return err == nil },
 			"%s is made: %v", o.GetName(), func() any { return err })
 		t.Cleanup(func() {
 			_ = p.Client.Delete(context.Background(), o, client.GracePeriodSeconds(0))
@@ -159,7 +159,7 @@ func TestLimitsOfTheController(t *testing.T) {
 	const gate = `{"spec": {"schedulingGates": [{"name": "disk.kubevirt.io/identity.1"},
 		{"name": "example.com/wait"}, {"$patch": "delete", "name": "disk.kubevirt.io/identity"}]}}`
 	// A policy takes effect a moment after it was made. This one is the last.
-	testtool.Within(t, patience, func() bool {
+	testtool.Within(t, timeout, func() bool {
 		return remove("PersistentVolume", "limits-volume")() != nil
 	}, "it is refused")
 	adopt := `{"metadata": {"labels": {"disk.kubevirt.io/identity": "x"}}}`

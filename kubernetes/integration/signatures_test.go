@@ -145,7 +145,7 @@ func (w *world) as(user string, args ...string) (string, error) {
 func (w *world) refuses(reason, user string, args ...string) {
 	w.t.Helper()
 	var out string
-	testtool.Within(w.t, patience, func() bool {
+	testtool.Within(w.t, timeout, func() bool {
 		var err error
 		out, err = w.as(user, args...)
 		require.Error(w.t, err, out)

@@ -81,7 +81,7 @@ spec: {image: "` + digest + `", population: Snapshot, storageClassName: snapshot
 	w.until("vm2", "get", "job", name, "-o", "jsonpath={.metadata.ownerReferences[*].name}")
 	// The collector removes the first owner: the second keeps all objects.
 	var owners string
-	testtool.Within(t, patience, func() bool {
+	testtool.Within(t, timeout, func() bool {
 		owners = w.kubectl("get", "job", name, "-o",
 			"jsonpath={.metadata.ownerReferences[*].name}")
 		return owners == "vm2"

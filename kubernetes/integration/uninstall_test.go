@@ -58,7 +58,7 @@ func TestUninstall(t *testing.T) {
 		"vmpets.disk.kubevirt.io"}
 	deleteTypes := append([]string{"delete", "--dry-run=server", "crd"}, types...)
 	var out string
-	testtool.Within(t, patience, func() bool { // a policy takes effect a moment after it was made
+	testtool.Within(t, timeout, func() bool { // a policy takes effect a moment after it was made
 		out, _ = w.p.TryKubectl(nil, deleteTypes...)
 		return strings.Contains(out, says)
 	}, "it is refused: %s", func() any { return out })

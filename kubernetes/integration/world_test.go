@@ -84,7 +84,7 @@ func (w *world) kubectl(args ...string) string {
 func (w *world) until(want string, args ...string) {
 	w.t.Helper()
 	var last string
-	testtool.Within(w.t, patience, func() bool {
+	testtool.Within(w.t, timeout, func() bool {
 		last = w.kubectl(args...)
 		return strings.Contains(last, want)
 	}, "kubectl %s: want %q, is %q", strings.Join(args, " "), want, func() any { return last })
@@ -105,7 +105,7 @@ func (w *world) machine(name, disk string) error { return w.machineOf("set", nam
 func (w *world) machineOf(set, name, disk string) error {
 	pod := gatedPod(w.ns, name, set, disk)
 	var last error
-	err := wait.PollUntilContextTimeout(w.t.Context(), 100*time.Millisecond, patience, true,
+	err := wait.PollUntilContextTimeout(w.t.Context(), 100*time.Millisecond, timeout, true,
 		func(ctx context.Context) (bool, error) {
 			// A request that seemed to fail may have succeeded.
 			last = client.IgnoreAlreadyExists(w.p.Client.Create(ctx, pod.DeepCopy()))
@@ -138,7 +138,7 @@ func (w *world) free() map[string]bool {
 // starts waits until a pod is no longer held.
 func (w *world) starts(name string) {
 	w.t.Helper()
-	testtool.Within(w.t, patience, func() bool { return w.free()[name] }, "pod %s starts", name)
+	testtool.Within(w.t, timeout, func() bool { return w.free()[name] }, "pod %s starts", name)
 }
 
 // disks returns a line for each object of the disks. The line shows whether the object was made

@@ -240,9 +240,9 @@ type Reconciler interface {
 
 // Settle lets controllers handle names in turn until nothing changes any more. After each error
 // they are made anew, as after a restart. The test fails if that does not end.
-func (w *World) Settle(t testing.TB, make func() []Reconciler, names ...string) {
+func (w *World) Settle(t testing.TB, start func() []Reconciler, names ...string) {
 	t.Helper()
-	all := make()
+	all := start()
 	const many, soon = 60, time.Second
 	for range many {
 		before, more := w.writes, false
@@ -253,7 +253,7 @@ func (w *World) Settle(t testing.TB, make func() []Reconciler, names ...string) 
 				// A conflict is tried again soon, and is not a failure.
 				more = more || err != nil || 0 < result.RequeueAfter && result.RequeueAfter < soon
 				if err != nil {
-					all = make()
+					all = start()
 					break
 				}
 			}

@@ -211,12 +211,9 @@ func (r *Reconciler) end(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 		return nil, 0, err
 	}
 	if job != nil && metav1.IsControlledBy(job, id) {
-		if job.DeletionTimestamp == nil {
-			err = r.Client.Delete(ctx, job, client.Preconditions{UID: &job.UID},
-				client.PropagationPolicy(metav1.DeletePropagationForeground))
-		}
-		if client.IgnoreNotFound(err) != nil {
-			return nil, 0, fmt.Errorf("deletion of Job %s: %w", name, err)
+		if err := objects.DeleteJob(ctx, r.Client, job,
+			metav1.DeletePropagationForeground); err != nil {
+			return nil, 0, err
 		}
 		return not(v1alpha1.ReasonStopping, "Job %s of the earlier export is ending", name),
 			time.Second, nil

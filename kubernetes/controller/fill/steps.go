@@ -113,15 +113,7 @@ func (r *Reconciler) clean(ctx context.Context, image string, claim *corev1.Pers
 
 // deleteJob deletes a Job after its pods, so that no two write to one volume.
 func (r *Reconciler) deleteJob(ctx context.Context, job *batchv1.Job) error {
-	if job.DeletionTimestamp != nil {
-		return nil
-	}
-	err := r.Client.Delete(ctx, job, client.Preconditions{UID: &job.UID},
-		client.PropagationPolicy(metav1.DeletePropagationForeground))
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("job %s: %w", job.Name, err)
-	}
-	return nil
+	return objects.DeleteJob(ctx, r.Client, job, metav1.DeletePropagationForeground)
 }
 
 // failed says why a Job has failed. It is made again after a while.

@@ -205,7 +205,7 @@ func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 		after.OwnerReferences = slices.DeleteFunc(after.OwnerReferences, controls)
 		after.OwnerReferences = append(after.OwnerReferences, want.OwnerReferences...)
 	}
-	err := r.Patch(ctx, after, lock(claim), client.FieldOwner(v1alpha1.FieldManager))
+	err := r.Patch(ctx, after, objects.Lock(claim), client.FieldOwner(v1alpha1.FieldManager))
 	if err != nil {
 		return nil, fmt.Errorf("claim %s: %w", claim.Name, err)
 	}

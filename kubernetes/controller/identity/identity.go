@@ -157,8 +157,3 @@ func again(id *v1alpha1.VMIdentity, v verdict) ctrl.Result {
 	}
 	return ctrl.Result{RequeueAfter: after}
 }
-
-// lock is a merge patch that fails if somebody has written the object since it was read.
-func lock(before client.Object) client.Patch {
-	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-}

@@ -259,8 +259,7 @@ func (r *Reconciler) made(ctx context.Context, id *v1alpha1.VMIdentity, o client
 	if !metav1.IsControlledBy(o, id) {
 		return false, nil
 	}
-	err := r.Patch(ctx, id.DeepCopy(), client.MergeFromWithOptions(id,
-		client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager))
+	err := r.Patch(ctx, id.DeepCopy(), objects.Lock(id), client.FieldOwner(v1alpha1.FieldManager))
 	if err != nil {
 		return false, fmt.Errorf("%s is not of the move, by a status that may be old: %w",
 			o.GetName(), err)
@@ -277,7 +276,7 @@ func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 		return job, nil, err
 	}
 	mine, err := r.made(ctx, id, job)
-	if mine && job.DeletionTimestamp == nil {
+	if mine {
 		err = r.deleteJob(ctx, job)
 	}
 	return nil, moving(v1alpha1.ReasonCopying, "Job %s is of an earlier try, or not of this move: "+
@@ -285,12 +284,7 @@ func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 }
 
 func (r *Reconciler) deleteJob(ctx context.Context, job *batchv1.Job) error {
-	err := r.Delete(ctx, job, client.PropagationPolicy(metav1.DeletePropagationBackground),
-		client.Preconditions{UID: &job.UID})
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("job %s: %w", job.Name, err)
-	}
-	return nil
+	return objects.DeleteJob(ctx, r.Client, job, metav1.DeletePropagationBackground)
 }
 
 // podsOf returns the pods of a Job.

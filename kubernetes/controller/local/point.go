@@ -184,8 +184,7 @@ func (r *Reconciler) reserve(ctx context.Context, v *corev1.PersistentVolume,
 func (r *Reconciler) change(ctx context.Context, v *corev1.PersistentVolume, do func()) error {
 	before := v.DeepCopy()
 	do()
-	if err := r.Patch(ctx, v, client.MergeFromWithOptions(before,
-		client.MergeFromWithOptimisticLock{}),
+	if err := r.Patch(ctx, v, objects.Lock(before),
 		client.FieldOwner(v1alpha1.FieldManager)); err != nil {
 		return fmt.Errorf("volume %s: %w", v.Name, err)
 	}
@@ -209,10 +208,8 @@ func (r *Reconciler) clean(ctx context.Context, id *v1alpha1.VMIdentity) (gone b
 			continue
 		}
 		gone = false
-		if job.DeletionTimestamp == nil {
-			if err := r.deleteJob(ctx, job); err != nil {
-				return false, err
-			}
+		if err := r.deleteJob(ctx, job); err != nil {
+			return false, err
 		}
 	}
 	var pods corev1.PodList

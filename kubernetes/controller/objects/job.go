@@ -49,6 +49,19 @@ func LastWords(ctx context.Context, from client.Reader, job *batchv1.Job, label 
 	return said, nil
 }
 
+// DeleteJob deletes a Job: in the foreground after its pods, else before them.
+func DeleteJob(ctx context.Context, c client.Client, job *batchv1.Job,
+	how metav1.DeletionPropagation) error {
+	if job.DeletionTimestamp != nil {
+		return nil
+	}
+	err := c.Delete(ctx, job, client.Preconditions{UID: &job.UID}, client.PropagationPolicy(how))
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("deletion of Job %s: %w", job.Name, err)
+	}
+	return nil
+}
+
 // lastLine is the last line of a log that is not empty, shortened to fit into a condition.
 func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")

@@ -72,9 +72,12 @@ func PatchStatus(ctx context.Context, c client.Client, before, after client.Obje
 	if equality.Semantic.DeepEqual(was, is) {
 		return nil
 	}
-	return c.Status().Patch(ctx, after,
-		client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}),
-		client.FieldOwner(v1alpha1.FieldManager))
+	return c.Status().Patch(ctx, after, Lock(before), client.FieldOwner(v1alpha1.FieldManager))
+}
+
+// Lock is a merge patch that fails if somebody has written the object since it was read.
+func Lock(before client.Object) client.Patch {
+	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }
 
 // Change writes what change has made of an object, if nobody has written it since it was read. It
@@ -82,8 +85,7 @@ func PatchStatus(ctx context.Context, c client.Client, before, after client.Obje
 func Change[T client.Object](ctx context.Context, c client.Client, before T, change func(T)) error {
 	after := before.DeepCopyObject().(T)
 	change(after)
-	return client.IgnoreNotFound(c.Patch(ctx, after,
-		client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}),
+	return client.IgnoreNotFound(c.Patch(ctx, after, Lock(before),
 		client.FieldOwner(v1alpha1.FieldManager)))
 }
 

@@ -134,7 +134,8 @@ func (d *decision) besides(p objects.Asking) string {
 	case target != nil:
 		return fmt.Sprintf("pod %s uses the disk, and its machine migrates into pod %s", user.Name,
 			target.Name)
-	case d.id.Spec.Attachment == v1alpha1.Service && d.user != nil && admission.Migrates(p.Pod, d.user):
+	case d.id.Spec.Attachment == v1alpha1.Service && d.user != nil &&
+		admission.Migrates(p.Pod, d.user):
 		return ""
 	}
 	return fmt.Sprintf("pod %s uses the disk", user.Name)
@@ -247,7 +248,8 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p objects.Asking) (*
 
 // holdForSecret holds a pod whose secret was deleted while a server of the disk may run with it. A
 // new secret would fit neither that server nor the machines that are logged in.
-func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p objects.Asking) (*held, error) {
+func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p objects.Asking) (*held,
+	error) {
 	missing, err := r.secretMissing(ctx, d.id, p)
 	if err != nil {
 		return nil, fmt.Errorf("secret: %w", err)

@@ -181,8 +181,8 @@ func (r *Reconciler) grow(ctx context.Context, set *v1alpha1.VMIdentitySet,
 		id := before.DeepCopy()
 		size := set.Spec.Size.DeepCopy()
 		id.Spec.Size = &size
-		err := r.Patch(ctx, id, client.MergeFromWithOptions(before.DeepCopy(),
-			client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager))
+		err := r.Patch(ctx, id, objects.Lock(before.DeepCopy()),
+			client.FieldOwner(v1alpha1.FieldManager))
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("size of VMIdentity %s: %w", id.Name, err)
 		}

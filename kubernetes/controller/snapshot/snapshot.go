@@ -186,8 +186,7 @@ func (w *work) job(ctx context.Context) (*batchv1.Job, *metav1.Condition, error)
 	}
 	owned := job.DeepCopy()
 	owned.OwnerReferences = append(owned.OwnerReferences, ownedBy(w.id))
-	if err := w.Client.Patch(ctx, owned, client.MergeFromWithOptions(job,
-		client.MergeFromWithOptimisticLock{}),
+	if err := w.Client.Patch(ctx, owned, objects.Lock(job),
 		client.FieldOwner(v1alpha1.FieldManager)); err != nil {
 		return nil, nil, fmt.Errorf("patch of Job %s: %w", w.name, err)
 	}
@@ -215,12 +214,7 @@ func (w *work) filling(job *batchv1.Job) *metav1.Condition {
 
 // delete deletes a Job, and with it its claim and its snapshot.
 func (w *work) delete(ctx context.Context, job *batchv1.Job) error {
-	err := w.Client.Delete(ctx, job, client.Preconditions{UID: &job.UID},
-		client.PropagationPolicy(metav1.DeletePropagationBackground))
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("deletion of Job %s: %w", w.name, err)
-	}
-	return nil
+	return objects.DeleteJob(ctx, w.Client, job, metav1.DeletePropagationBackground)
 }
 
 // retry deletes a failed Job after a while.

@@ -368,5 +368,5 @@ func machines(t *testing.T, p *plane.Plane, namespace string) {
 // eventually waits for something that may take long on a busy machine.
 func eventually(t *testing.T, what string, met func() bool) {
 	t.Helper()
-	testtool.Within(t, patience, met, what)
+	testtool.Within(t, timeout, met, what)
 }

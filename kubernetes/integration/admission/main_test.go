@@ -24,8 +24,8 @@ import (
 
 func TestMain(m *testing.M) { plane.Main(m) }
 
-// patience is how long anything may take on a busy machine before it counts as broken.
-const patience = 2 * time.Minute
+// timeout is how long anything may take on a busy machine before it counts as broken.
+const timeout = 2 * time.Minute
 
 const (
 	system     = "kubevirt-disk-system"

@@ -31,9 +31,9 @@ import (
 )
 
 const (
-	system   = "kubevirt-disk-system"
-	account  = "kubevirt-disk-controller"
-	patience = 100 * time.Second
+	system  = "kubevirt-disk-system"
+	account = "kubevirt-disk-controller"
+	timeout = 100 * time.Second
 )
 
 var image = "registry.example.com/a@sha256:" + strings.Repeat("a", 64)
@@ -164,7 +164,7 @@ func (w *world) free(name string) bool {
 // until waits for a condition, which may end the test.
 func (w *world) until(what string, met func() bool) {
 	w.t.Helper()
-	testtool.Within(w.t, patience, met, what)
+	testtool.Within(w.t, timeout, met, what)
 }
 
 // says reports whether a condition of an identity has a reason.

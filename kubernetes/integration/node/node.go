@@ -26,8 +26,8 @@ import (
 //go:embed inner.sh
 var inner []byte
 
-// patience is how long anything may take on a busy machine before it counts as broken.
-const patience = 6 * time.Minute
+// timeout is how long anything may take on a busy machine before it counts as broken.
+const timeout = 6 * time.Minute
 
 // Node is a running node, with its own control plane or with that of the node that it joined.
 type Node struct {
@@ -179,7 +179,7 @@ func (n *Node) stop(t testing.TB, cmd *exec.Cmd) {
 	_ = cmd.Process.Kill() // it may have ended
 	_ = cmd.Wait()
 	if n.pid != 0 {
-		for deadline := time.Now().Add(patience); alive(n.pid) && time.Now().Before(deadline); {
+		for deadline := time.Now().Add(timeout); alive(n.pid) && time.Now().Before(deadline); {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
@@ -217,7 +217,7 @@ func removeCgroup(dir string) {
 
 func (n *Node) until(t testing.TB, what string, met func() bool) {
 	t.Helper()
-	testtool.Within(t, patience, met, what)
+	testtool.Within(t, timeout, met, what)
 }
 
 // Command runs a program of the machine inside the namespaces, with kubectl's settings and path.
@@ -242,7 +242,7 @@ func (n *Node) Kubectl(t testing.TB, args ...string) string {
 
 // TryKubectl is Kubectl with a standard input, and it may fail.
 func (n *Node) TryKubectl(stdin string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	cmd := n.Command(ctx, append([]string{"kubectl"}, args...)...)
 	cmd.Stdin = strings.NewReader(stdin)

@@ -86,7 +86,7 @@ func (n *Node) pod(t *testing.T, file, name string, containers ...string) {
 // upload sends a disk as upload.yaml says.
 func (n *Node) upload(t *testing.T, disk string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	t.Cleanup(cancel)
 	forward := n.Command(ctx, "kubectl", "port-forward", "pod/upload", "8443")
 	said, err := forward.StdoutPipe()

@@ -269,7 +269,7 @@ type monitor struct {
 // ask sends a command and returns its answer.
 func (q *monitor) ask(format string, args ...any) map[string]any {
 	q.t.Helper()
-	require.NoError(q.t, q.conn.SetDeadline(time.Now().Add(patience)))
+	require.NoError(q.t, q.conn.SetDeadline(time.Now().Add(timeout)))
 	_, err := fmt.Fprintf(q.conn, format+"\n", args...)
 	require.NoError(q.t, err)
 	for q.answers.Scan() {

@@ -31,7 +31,7 @@ func (p *Plane) Nodes(t testing.TB, names ...string) {
 	if p.kwokErr != nil {
 		t.Fatal(p.kwokErr)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	for _, name := range names {
 		room := corev1.ResourceList{

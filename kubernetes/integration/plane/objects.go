@@ -136,7 +136,7 @@ func (p *Plane) served(ctx context.Context, crd *unstructured.Unstructured) erro
 // deleted after the test, without waiting for that. If the test failed, it logs what is in it.
 func (p *Plane) Namespace(t testing.TB) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-",
 		Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}
@@ -147,7 +147,7 @@ func (p *Plane) Namespace(t testing.TB) string {
 		if t.Failed() {
 			t.Log(p.describe(ns.Name))
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		if err := p.Client.Delete(ctx, ns); err != nil {
 			t.Log(err)
@@ -181,7 +181,7 @@ func (p *Plane) describe(namespace string) string {
 // is none; the caller makes the roles.
 func (p *Plane) ServiceAccount(t testing.TB, namespace, name string) *rest.Config {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	account := &corev1.ServiceAccount{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
@@ -214,7 +214,7 @@ func (p *Plane) TryKubectl(stdin io.Reader, args ...string) (string, error) {
 }
 
 func (p *Plane) kubectl(stdin io.Reader, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(p.Bin, "kubectl"), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+p.path("admin.kubeconfig"), "HOME="+p.Dir)

@@ -33,8 +33,8 @@ import (
 	"kubevirt.io/disk/kubernetes/controller"
 )
 
-// patience is how long anything may take on a busy machine before it counts as broken.
-const patience = 2 * time.Minute
+// timeout is how long anything may take on a busy machine before it counts as broken.
+const timeout = 2 * time.Minute
 
 // NodeGrace is how long a node may be silent before it counts as lost. Tests that lose nodes set it
 // to less, before the first Get. KWOK's nodes are silent for a minute on a busy machine.
@@ -115,7 +115,7 @@ func start(bin string) (p *Plane, err error) {
 	if p.Client, err = client.New(p.Config, client.Options{Scheme: scheme}); err != nil {
 		return p, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	// A claim that names no class has one, as in most clusters. It never gets a volume.
 	class := &storagev1.StorageClass{Provisioner: "kubernetes.io/no-provisioner",
@@ -214,12 +214,12 @@ func (p *Plane) path(name string) string { return filepath.Join(p.Dir, name) }
 
 // until waits for a condition, or for the end of a process, which is an error.
 func (p *Plane) until(what string, met func() bool) error {
-	for deadline := time.Now().Add(patience); !met(); {
+	for deadline := time.Now().Add(timeout); !met(); {
 		if name := p.processes.ended(); name != "" {
 			return fmt.Errorf("%s ended", name)
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("waited %s in vain until %s", patience, what)
+			return fmt.Errorf("waited %s in vain until %s", timeout, what)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
