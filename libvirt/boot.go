@@ -68,17 +68,6 @@ func checkPath(p *problems, field, path string) {
 	}
 }
 
-// BootOS returns the <os> element that makes a domain boot a kernel. The caller may change it.
-func BootOS(b KernelBoot) (*libvirtxml.DomainOS, error) {
-	b = b.withDefaults()
-	var p problems
-	b.check(&p)
-	if err := p.err(); err != nil {
-		return nil, err
-	}
-	return b.os(), nil
-}
-
 func (b KernelBoot) os() *libvirtxml.DomainOS {
 	return &libvirtxml.DomainOS{
 		Type:    &libvirtxml.DomainOSType{Arch: string(b.Arch), Machine: b.Machine, Type: "hvm"},

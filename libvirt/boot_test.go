@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"libvirt.org/go/libvirtxml"
 )
 
 func demoDomain(t *testing.T) KernelDomain {
@@ -76,7 +77,8 @@ func TestKernelDomainOtherwise(t *testing.T) {
 }
 
 func TestKernelBootRefuses(t *testing.T) {
-	_, err := BootOS(KernelBoot{Kernel: "kernel", Initrd: "a\nb", Arch: "mips", Cmdline: "\x00"})
+	_, err := KernelDomain{Name: "vm", Disk: new(libvirtxml.DomainDisk),
+		Boot: KernelBoot{Kernel: "kernel", Initrd: "a\nb", Arch: "mips", Cmdline: "\x00"}}.Domain()
 	for _, want := range []string{`KernelBoot.Kernel: "kernel" is relative`,
 		`KernelBoot.Initrd: "a\nb" is relative`, `KernelBoot.Arch: "mips" is unknown`,
 		"KernelBoot.Cmdline: "} {
