@@ -22,8 +22,8 @@ type Kept struct {
 	Dir      string // the persistent directory
 	Name     string // of the disk; "": the only one
 	Snapshot string // of it; "": the disk as it is
-	// Below is what the disk was made of, if it is not complete without: a reference, or the path of
-	// a file. "": nobody has said.
+	// Below is what the disk was made of, if it is not complete without: a reference, or the path
+	// of a file. "": nobody has said.
 	Below string
 }
 

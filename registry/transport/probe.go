@@ -14,10 +14,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// The first request to a registry is usually "/v2/", to learn with which kind of credential it wants
-// to be asked. A manifest that is requested without a credential tells the same, and is usually
-// needed next: that saves a round trip. A registry that may be used without TLS is asked in the
-// usual way, because that also tells whether it is.
+// The first request to a registry is usually "/v2/", to learn with which kind of credential it
+// wants to be asked. A manifest that is requested without a credential tells the same, and is
+// usually needed next: that saves a round trip. A registry that may be used without TLS is asked in
+// the usual way, because that also tells whether it is.
 
 // probe sends the first request to a repository. It returns the answer if a credential would not
 // change it, and otherwise nil. In both cases it remembers what it has learned. After an error, or
