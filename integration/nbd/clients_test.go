@@ -179,7 +179,7 @@ func TestNBDBoots(t *testing.T) {
 	g.OK(t, writesTwiceMore)
 	g.OK(t, comparesWrites)
 	g.Close()
-	d.Until("nobody uses the disks", func() bool { return len(d.Status().Sessions) == 0 })
+	d.UntilFree()
 	result := rig.Client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw",
 		"nbd+unix:///1-boot.raw?socket="+socket, "nbd+unix:///2-mirror.raw?socket="+socket)
 	require.Equal(t, 1, result.Status, "the machine has written to the mirror only: %s", result)

@@ -73,11 +73,11 @@ func TestGenerationsOfClients(t *testing.T) {
 		relay := rig.Start(t, rig.Config{DiskDir: filepath.Join(t.TempDir(), "none"),
 			Args: []string{"--disk=" + uriBehind, "--nbd=unix:" + socket}})
 		require.Contains(t, rig.OK(t, g.client("iscsi-ls"), "-s", server.PortalURL()), "Lun:1")
-		g.use(t, server.URL(1), uri)
-		g.use(t, uri, server.URL(1))
+		g.use(t, server, server.URL(1), uri)
+		g.use(t, server, uri, server.URL(1))
 		g.copies(t, uri)
 		between := "nbd+unix:///disk.raw?socket=" + socket
-		g.use(t, between, between)
+		g.use(t, relay, between, between)
 		g.copies(t, between)
 		for _, d := range []*rig.Daemon{relay, behind, server} {
 			d.Stop()
@@ -88,13 +88,14 @@ func TestGenerationsOfClients(t *testing.T) {
 
 // use fills a disk of 64 MiB, compares it as somebody else reads it, and has QEMU do each kind of
 // request.
-func (g generation) use(t *testing.T, disk, read string) {
+func (g generation) use(t *testing.T, d *rig.Daemon, disk, read string) {
 	t.Helper()
 	source := randomFile(t, filepath.Join(t.TempDir(), "source"), 64<<20)
 	rig.OK(t, g.client("qemu-img"), "convert", "-n", "-W", "-m", "16", "-f", "raw", "-O", "raw",
-		source,
-		disk)
+		source, disk)
+	d.UntilFree()
 	g.same(t, source, read)
+	d.UntilFree()
 	args := []string{"-f", "raw", "-t", "writeback"}
 	for _, command := range []string{"write -P 7 5k 130k", "write -f -P 8 1M 512", "write -z 2M 1M",
 		"discard 8M 4M", "aio_write -P 9 16M 3M", "aio_write -P 10 20M 3M", "aio_flush", "flush",

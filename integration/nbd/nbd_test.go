@@ -42,6 +42,7 @@ func TestNBD(t *testing.T) {
 	require.Zero(t, status, out)
 
 	// An initiator has the disk: nobody else may use it.
+	d.UntilFree()
 	const name = "iqn.2026-01.test:initiator"
 	initiator := rig.LoginTo(t, d, name)
 	require.Zero(t, rig.Do(t, initiator, targettest.Write10(1, 0, rig.Block(1, 1))).Status)
@@ -79,7 +80,9 @@ func TestNBD(t *testing.T) {
 	rig.OKEnv(t, work, program, "kick", "--initiator=unix:"+other)
 	_, err = held.Read(hello)
 	require.Error(t, err)
-	require.NotContains(t, rig.OKEnv(t, work, program, "sessions"), "unix:"+other)
+	d.Until("its session is gone", func() bool {
+		return !strings.Contains(rig.OKEnv(t, work, program, "sessions"), "unix:"+other)
+	})
 
 	d.Crash()
 	_, err = os.Lstat(socket)

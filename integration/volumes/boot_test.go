@@ -56,7 +56,7 @@ cmp /tmp/written /tmp/read
 	e := v.refusal(http.StatusConflict, "DELETE", "/volume/vm1", "")
 	require.Equal(t, api.CodeInUse, e.Code)
 	g.Close()
-	v.Until("nobody uses it", func() bool { return len(v.Status().Sessions) == 0 })
+	v.UntilFree()
 	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm1"))
 	require.Empty(t, v.Status().LUNs)
 

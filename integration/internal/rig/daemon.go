@@ -235,6 +235,13 @@ func (d *Daemon) Until(what string, condition func() bool) {
 	}, "%s\n%s", what, func() any { return d.Output() })
 }
 
+// UntilFree waits until nobody uses the disks any more. A client that has ended may still have its
+// session, and then another one gets no write-exclusive disk.
+func (d *Daemon) UntilFree() {
+	d.T.Helper()
+	d.Until("nobody uses the disks", func() bool { return len(d.Status().Sessions) == 0 })
+}
+
 // UntilSaid waits until the daemon has logged a text.
 func (d *Daemon) UntilSaid(text string) {
 	d.T.Helper()
