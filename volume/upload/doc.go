@@ -9,9 +9,7 @@
 //	turn.go      which volume and which upload a request is about
 //	receive.go   the content of a request
 //	slots.go     one upload at a time for each volume, and which connection it is on
-//	linger.go    the end of a connection whose upload was refused
 //	session.go   one upload: its data, how much of it is durable, how it ends
-//	content.go   the kind of the data: packed or plain, raw or qcow2
 //	record.go    what a new process needs to resume an upload
 //	fields.go    header fields: RFC 9651, RFC 9530, and those of the draft
 //
