@@ -39,7 +39,7 @@ func TestVhost(t *testing.T) {
 	for _, raw := range raws {
 		require.Less(t, zeroes(raw), 8<<20-4096*16)
 	}
-	_, err = guests.Idle(v.sockets[0], time.Millisecond, v.pids)
+	_, err = guests.Idle(v.sockets[0], 0, time.Millisecond, v.pids)
 	require.NoError(t, err)
 	_, err = v.load("reads", guests.Load{Bytes: 16 << 20, Depth: 1}, 1, time.Millisecond)
 	require.Error(t, err, "the disk is smaller than a request")

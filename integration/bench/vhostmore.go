@@ -32,6 +32,10 @@ const overlaySize = nbdSize / 2
 // vhostColdTime is short, so that few of the blocks that are read have been read before.
 const vhostColdTime = 300 * time.Millisecond
 
+// vhostSettle is how long a server has had nothing to do before it counts as idle: ours looks for
+// slow storage for two seconds after a request.
+const vhostSettle = 3 * time.Second
+
 // forget has the page cache forget a file.
 func forget(path string) error {
 	f, err := os.Open(path)
@@ -251,7 +255,7 @@ func measureVhostGuests(ctx context.Context, s settings) (err error) {
 			return err
 		}
 		r.memory = append(r.memory, float64(memory))
-		idle, err := guests.Idle(v.sockets[0], s.length, v.pids)
+		idle, err := guests.Idle(v.sockets[0], vhostSettle, s.length, v.pids)
 		r.idle = append(r.idle, idle.Seconds()/s.length.Seconds())
 		return err
 	})

@@ -185,9 +185,10 @@ func threadTimes(pids []int) (map[string]time.Duration, error) {
 	return times, nil
 }
 
-// Idle connects a guest that has done something, does nothing for a time, and returns the servers'
-// processor time meanwhile.
-func Idle(socket string, length time.Duration, pids []int) (used time.Duration, err error) {
+// Idle connects a guest that has done something, lets the server settle, and returns the servers'
+// processor time while the guest does nothing for a time.
+func Idle(socket string, settle, length time.Duration, pids []int) (used time.Duration,
+	err error) {
 	g, err := newGuest(socket, Load{Bytes: 4096, Depth: 1, Queues: 1}, 0)
 	if err != nil {
 		return 0, err
@@ -196,8 +197,7 @@ func Idle(socket string, length time.Duration, pids []int) (used time.Duration, 
 	if _, err := g.streams[0].Run(time.Millisecond); err != nil {
 		return 0, err
 	}
-	// What a server does shortly after a request is no part of this.
-	time.Sleep(100 * time.Millisecond)
+	time.Sleep(settle)
 	before, err := threadTimes(pids)
 	if err != nil {
 		return 0, err
