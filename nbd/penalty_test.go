@@ -95,6 +95,7 @@ func TestWaitingClient(t *testing.T) {
 	nc, err := net.Dial("unix", v.socket)
 	require.NoError(t, err)
 	defer nc.Close()
+	testtool.Eventually(t, func() bool { return v.conns.Strangers() == 1 }, "it is accepted")
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	require.NoError(t, v.Shutdown(ctx))
