@@ -6,6 +6,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/internal/rangelock"
+	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/serving"
 )
 
@@ -45,8 +46,8 @@ func (run *run) unlock() { run.c.disk.Ranges.Unlock(&run.r.Hold) }
 func (run *run) write() error {
 	c, q := run.c, &run.req
 	if q.length > 0 { // memory is for data that comes, not for what is announced
-		if err := c.rx.need(1); err != nil {
-			return cut(err)
+		if err := c.rx.Await(); err != nil {
+			return socket.Cut(err)
 		}
 	}
 	if q.length <= poorPiece || q.length <= memory.Max && !c.srv.disks.Memory.Scarce() {

@@ -92,11 +92,11 @@ func (c *conn) negotiate() (err error) {
 	w := c.takeWire(h.nc)
 	c.tx.init(w, c.srv.disks.Memory)
 	c.rx.init(w, c.srv.disks.Memory, early)
-	c.rx.beforeWait = func() error {
+	c.rx.BeforeWait = func() error {
 		c.sendForwarded()
 		return c.tx.Flush()
 	}
-	c.rx.beforeMore = func() error {
+	c.rx.BeforeMore = func() error {
 		if c.tx.full() || c.srv.disks.Memory.Exhausted() {
 			c.sendForwarded()
 			return c.tx.Flush()
@@ -168,7 +168,7 @@ func (c *conn) Look(now time.Time, scarce bool) {
 		return at != 0 && at < now.Add(-stillTimeout).UnixNano()
 	}
 	switch {
-	case scarce && (before(&c.rx.began) || before(&c.tx.WriteSince)):
+	case scarce && (before(&c.rx.Since) || before(&c.tx.WriteSince)):
 		c.fail(serving.ErrStill)
 	case c.Silent(deadAfter):
 		c.fail(serving.ErrSilent)

@@ -107,7 +107,7 @@ func (run *run) handle() error {
 			return err
 		}
 	}
-	if err := c.rx.discard(q.payload); err != nil {
+	if err := c.rx.Discard(q.payload); err != nil {
 		return err
 	}
 	if err == nil {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/serving"
 )
 
@@ -53,7 +54,7 @@ var errParted = errors.New("the client has ended the negotiation")
 
 // run negotiates until the client has chosen an export or gone.
 func (h *handshake) run() error {
-	h.in = bufio.NewReaderSize(h.nc, smallBuffer)
+	h.in = bufio.NewReaderSize(h.nc, socket.SmallBuffer)
 	hello := binary.BigEndian.AppendUint64(nil, magicInit)
 	hello = binary.BigEndian.AppendUint64(hello, magicOption)
 	hello = binary.BigEndian.AppendUint16(hello, flagFixedNewstyle|flagNoZeroes)
@@ -307,7 +308,7 @@ func (h *handshake) startTLS(o option) error {
 	}
 	h.denied = h.c.srv.enlist(h.c, name, form)
 	h.nc, h.tls, h.c.name, h.c.certified = nc, true, name, true
-	h.in = bufio.NewReaderSize(nc, smallBuffer)
+	h.in = bufio.NewReaderSize(nc, socket.SmallBuffer)
 	h.c.structured, h.c.extended, h.contexts, h.snapshots = false, false, 0, nil
 	return nil
 }

@@ -45,8 +45,8 @@ func (s *Server) newConn(nc net.Conn) *conn {
 	c := &conn{srv: s, local: nc.LocalAddr(), remote: nc.RemoteAddr()}
 	c.Init(nc)
 	w := &socket.Plain{Conn: nc}
-	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait,
-		beforeMore: c.beforeMore, clock: &s.clock, wire: w}
+	c.rx.BeforeWait, c.rx.BeforeMore = c.beforeWait, c.beforeMore
+	c.rx.init(w, &s.clock)
 	c.tx.init(w, &s.clock, &window{}, s.pool)
 	return c
 }
@@ -193,7 +193,7 @@ func (c *conn) takeSocket() {
 		return
 	}
 	c.SetDeadline(time.Now().Add(c.srv.opt.Limits.LoginTimeout)) // the rest of the login's time
-	c.rx.wire, c.tx.Wire = w, w
+	c.rx.Wire, c.tx.Wire = w, w
 }
 
 func (c *conn) close() {

@@ -29,7 +29,7 @@ func (c *conn) handOn() { c.slowSince = 0 }
 // others waiting and the reader has been busy for shareAfter. A lone command is not worth a
 // wake-up.
 func (c *conn) shares(t *task, d *serving.Disk) bool {
-	if c.rx.r == c.rx.w && d.Shared() == 0 || !t.scsi.Slow() {
+	if c.rx.Buffered() == 0 && d.Shared() == 0 || !t.scsi.Slow() {
 		return false
 	}
 	now := time.Since(c.srv.start)

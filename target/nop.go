@@ -82,12 +82,12 @@ func (c *conn) checkTimeouts(sess *session, now int64) {
 		return // the reader may be the one who writes, and it hears nothing meanwhile
 	}
 	wrote := c.tx.Wrote.Load()
-	since := c.rx.pduSince.Load()
+	since := c.rx.Since.Load()
 	if since != 0 && now-max(since, wrote) > int64(lim.PDUTimeout) {
 		c.fail(errPDUTimeout)
 		return
 	}
-	heard := c.rx.heard.Load()
+	heard := c.rx.Heard.Load()
 	asked := c.ping.sentAt.Load()
 	switch {
 	case asked != 0 && heard >= asked: // it was silent long before the ping

@@ -47,7 +47,7 @@ func TestQuiet(t *testing.T) {
 			conn := srv.newConn(near)
 			const now = int64(time.Hour)
 			srv.clock.Store(now)
-			conn.rx.heard.Store(now - int64(c.silent))
+			conn.rx.Heard.Store(now - int64(c.silent))
 			if c.writing > 0 {
 				conn.tx.WriteSince.Store(now - int64(c.writing))
 			}

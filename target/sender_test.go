@@ -148,16 +148,17 @@ func TestWorkingReaders(t *testing.T) {
 	var working, clock atomic.Int64
 	w := &noticingWire{working: &working}
 	nothing := func() error { return nil }
-	rx := &receiver{wire: w, buf: make([]byte, 8), clock: &clock, beforeWait: nothing,
-		beforeMore: nothing}
-	require.NoError(t, rx.need(8))
+	rx := &receiver{}
+	rx.BeforeWait, rx.BeforeMore = nothing, nothing
+	rx.init(w, &clock)
+	require.NoError(t, rx.Await())
 	require.Zero(t, working.Load(), "before login")
 	pool := memory.New(1 << 20)
 	rx.grow(pool, &working)
 	working.Add(3) // others
 	for range 2 {
-		rx.r = rx.w
-		require.NoError(t, rx.need(1))
+		require.NoError(t, rx.Discard(uint64(rx.Buffered())))
+		require.NoError(t, rx.Await())
 		require.EqualValues(t, 3, w.meantime)
 		require.EqualValues(t, 4, working.Load())
 	}

@@ -49,7 +49,8 @@ func TestSharedReads(t *testing.T) {
 	alone := &conn{srv: srv}
 	require.False(t, alone.shares(slow, l), "a wake-up would gain nothing")
 	busy := &conn{srv: srv}
-	busy.rx.w = 48
+	busy.rx.Open(nil)
+	busy.rx.Push(make([]byte, 48))
 	require.False(t, busy.shares(quick, l))
 	require.False(t, busy.shares(write, l))
 	require.False(t, busy.shares(slow, l), "before the first one nobody has waited")

@@ -90,7 +90,7 @@ func (s *session) quiet() bool {
 	idle, since := c.tx.Idle(), c.tx.WriteSince.Load()
 	now := c.srv.clock.Load()
 	// Look at this last, so that PDUs that have come meanwhile count.
-	silent := time.Duration(now - c.rx.heard.Load())
+	silent := time.Duration(now - c.rx.Heard.Load())
 	switch {
 	case since != 0 && time.Duration(now-since) >= logoutGrace:
 		return silent >= logoutGrace

@@ -58,8 +58,8 @@ func TestTimeouts(t *testing.T) {
 			}
 			sess.open.Store(true)
 			s := int64(time.Second)
-			conn.rx.pduSince.Store(c.pduSince * s)
-			conn.rx.heard.Store(c.heard * s)
+			conn.rx.Since.Store(c.pduSince * s)
+			conn.rx.Heard.Store(c.heard * s)
 			conn.tx.WriteSince.Store(c.writeSince * s)
 			conn.tx.Wrote.Store(c.wrote * s)
 			conn.ping.sentAt.Store(c.ask * s)
@@ -77,12 +77,12 @@ func TestAPDUEndsWithItsLastByte(t *testing.T) {
 	defer theirs.Close()
 	var clock atomic.Int64
 	clock.Store(1)
-	rx := &receiver{wire: &socket.Plain{Conn: ours}, buf: make([]byte, loginBuffer), clock: &clock,
-		headerDigest: true, dataDigest: true}
+	rx := &receiver{headerDigest: true, dataDigest: true}
+	rx.init(&socket.Plain{Conn: ours}, &clock)
 	var within []bool // whether the reader waited within a PDU
-	rx.beforeMore = func() error { return nil }
-	rx.beforeWait = func() error {
-		within = append(within, rx.pduSince.Load() != 0)
+	rx.BeforeMore = func() error { return nil }
+	rx.BeforeWait = func() error {
+		within = append(within, rx.Since.Load() != 0)
 		return nil
 	}
 	packet := func(data []byte) []byte {
@@ -130,7 +130,7 @@ func TestAPDUEndsWithItsLastByte(t *testing.T) {
 		require.NoError(t, rx.data.discard())
 		require.Equal(t, string(c.data), string(got))
 		require.NoError(t, <-sent)
-		require.Zero(t, rx.pduSince.Load(), "%q in pieces up to %v: it is complete", c.data, c.cuts)
+		require.Zero(t, rx.Since.Load(), "%q in pieces up to %v: it is complete", c.data, c.cuts)
 		require.Len(t, within, 1+len(c.cuts))
 		require.False(t, within[0], "nothing has come yet")
 		require.NotContains(t, within[1:], false, "%q in pieces up to %v", c.data, c.cuts)
