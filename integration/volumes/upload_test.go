@@ -173,9 +173,9 @@ func TestUploadKilled(t *testing.T) {
 		text, err := os.ReadFile(filepath.Join(v.home, "work", ".volumes", "vm",
 			"disk.img.upload.json"))
 		require.NoError(t, err)
-		var record struct{ Offset int64 }
+		var record struct{ State struct{ Offset int64 } }
 		require.NoError(t, json.Unmarshal(text, &record))
-		return record.Offset >= durable
+		return record.State.Offset >= durable
 	})
 	v.Crash()
 	v.restart(t)
