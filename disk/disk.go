@@ -148,13 +148,18 @@ func Far(d Disk) bool {
 	return ok && far.Far()
 }
 
-// AtHand is a context that has ended. A call with it does not wait for content: see Disk. A front
-// end that must not wait for storage either would need a second such context, which raw files know.
-var AtHand = func() context.Context {
+// AtHand is a context that has ended. A call with it does not wait for content: see Disk.
+var AtHand = ended()
+
+// Cached is AtHand for a read that does not wait for the storage of this machine either: what lies
+// in a file and not in the page cache is ErrNotNow. Only a hint: a disk may take it for AtHand.
+var Cached = ended()
+
+func ended() context.Context {
 	ctx, end := context.WithCancel(context.Background())
 	end()
 	return ctx
-}()
+}
 
 // ReaderAt returns what reads as an io.ReaderAt. Its calls have that context.
 func ReaderAt(ctx context.Context, r interface {

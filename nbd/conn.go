@@ -283,6 +283,14 @@ func (run *run) Waits() (time.Duration, error) {
 	return forever, nil
 }
 
+// Blocks implements serving.Executor: another goroutine reads meanwhile.
+func (run *run) Blocks() error {
+	if !run.receiving && !run.c.srv.disks.Memory.Exhausted() {
+		run.PassOn()
+	}
+	return nil
+}
+
 // forever is longer than any request waits.
 const forever = 10 * 365 * 24 * time.Hour
 

@@ -40,6 +40,10 @@ type Executor interface {
 	// It returns how long the request may be held while nothing comes. An error ends the call
 	// instead.
 	Waits() (timeout time.Duration, err error)
+	// Blocks is called by that goroutine before it waits for the storage of this machine, which has
+	// begun to read. So the front end can go on with other requests meanwhile. An error ends the
+	// call instead.
+	Blocks() error
 }
 
 // Request is one request of a peer while it uses disks, or background work. The zero value is ready
@@ -97,6 +101,15 @@ func (r *Request) Moved(d *Disk) {
 
 // ReadAt is disk.Disk's.
 func (r *Request) ReadAt(d *Disk, p []byte, off int64) (n int, err error) {
+	if !d.far && r.Executor != nil {
+		if n, err = d.Disk.ReadAt(disk.Cached, p, off); err == nil ||
+			!errors.Is(err, disk.ErrNotNow) {
+			return n, err
+		}
+		if err := r.Executor.Blocks(); err != nil {
+			return 0, err
+		}
+	}
 	if !d.far {
 		return d.Disk.ReadAt(context.Background(), p, off)
 	}

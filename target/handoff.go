@@ -48,3 +48,9 @@ func (r *runner) Waits() (timeout time.Duration, err error) {
 	r.PassOn()
 	return r.conn.session().nexus.HoldTimeout(), nil
 }
+
+// Blocks implements serving.Executor: another goroutine reads while the command waits for storage.
+func (r *runner) Blocks() error {
+	r.PassOn()
+	return nil
+}

@@ -58,62 +58,84 @@ var (
 // run is a goroutine that executes requests of a queue.
 type run struct {
 	*serving.Turn
-	q       *queue
-	busy    bool // it has executed something since it slept
-	chain   chain
-	table   *table // that the chain lies in
-	arrived time.Time
-	r       serving.Request
-	buf     *memory.Buffer
-	kind    serving.Operation
-	held    bool // it is in conn.held
-	begun   time.Time
+	q     *queue
+	busy  bool // it has executed something since it slept
+	late  bool // it executes requests that wait for storage
+	req   *request
+	r     serving.Request
+	buf   *memory.Buffer
+	kind  serving.Operation
+	held  bool // it is in conn.held
+	begun time.Time
 }
+
+// request is one of a ring's, from when it was taken until it is given back.
+type request struct {
+	chain    chain
+	table    *table // that the chain lies in
+	arrived  time.Time
+	kind     uint32
+	sector   uint64
+	out, in  []segment // data for the disk, and from it
+	status   []byte    // one byte
+	statusAt uint64    // its guest address
+}
+
+// parse finds the parts of the request in its chain, whatever way it is cut.
+func (r *request) parse() error {
+	if r.in, r.status, r.statusAt = takeLast(r.chain.in); r.status == nil {
+		return errStatus
+	}
+	var header [blkHeader]byte
+	var ok bool
+	if r.out, ok = takeFront(r.chain.out, header[:]); !ok {
+		return errHeader
+	}
+	r.kind = binary.LittleEndian.Uint32(header[:])
+	r.sector = binary.LittleEndian.Uint64(header[8:])
+	return nil
+}
+
+// errLater says that a request waits for storage, and others of the ring come first.
+var errLater = errors.New("the request waits for storage")
 
 var operations = map[uint32]serving.Operation{blkIn: serving.OpRead, blkOut: serving.OpWrite,
 	blkFlush: serving.OpFlush, blkDiscard: serving.OpDiscard, blkWriteZeroes: serving.OpWrite}
 
-// serve executes and answers the request in chain. An error ends the connection.
+// serve executes and answers its request. An error ends the connection.
 func (run *run) serve() error {
 	defer run.forget()
-	q, c := run.q, run.q.c
-	in, status, statusAt := takeLast(run.chain.in)
-	if status == nil {
-		return errStatus
-	}
-	var header [blkHeader]byte
-	out, ok := takeFront(run.chain.out, header[:])
-	if !ok {
-		return errHeader
-	}
-	kind := binary.LittleEndian.Uint32(header[:])
-	sector := binary.LittleEndian.Uint64(header[8:])
-	run.kind = operations[kind]
-	n, err := run.execute(kind, sector, out, in)
-	if err != nil && c.Cause() != nil {
-		run.note(0, err)
-		return nil // it stays in flight, for the next connection
+	q, c, req := run.q, run.q.c, run.req
+	run.kind = operations[req.kind]
+	n, err := run.execute(req)
+	if err == errLater {
+		run.req = nil
+		q.postpone(req)
+		return nil
 	}
 	run.note(n, err)
+	if err != nil && c.Cause() != nil {
+		return nil // it stays in flight, for the next connection
+	}
 	switch {
 	case err == nil:
-		status[0] = statusOK
+		req.status[0] = statusOK
 	case errors.Is(err, errUnsupported):
-		status[0] = statusUnsup
+		req.status[0] = statusUnsup
 	default:
-		status[0] = statusIOErr
+		req.status[0] = statusIOErr
 	}
 	written := uint32(1)
-	if kind == blkIn || kind == blkGetID {
-		for _, s := range in {
+	if req.kind == blkIn || req.kind == blkGetID {
+		for _, s := range req.in {
 			c.dirty.mark(s.guest, uint64(len(s.p)))
 		}
 		if err == nil {
-			written += uint32(lengthOf(in))
+			written += uint32(lengthOf(req.in))
 		}
 	}
-	c.dirty.mark(statusAt, 1)
-	q.put(run.chain.head, written, run.Reading)
+	c.dirty.mark(req.statusAt, 1)
+	q.put(req.chain.head, written, run.Reading)
 	if errors.Is(err, serving.ErrRemoved) {
 		return err
 	}
@@ -122,8 +144,10 @@ func (run *run) serve() error {
 
 // forget gives back what the request holds.
 func (run *run) forget() {
-	run.table.release()
-	run.table = nil
+	if run.req != nil {
+		run.q.recycle(run.req)
+		run.req = nil
+	}
 	run.buf.Release()
 	run.buf = nil
 	if run.held {
@@ -136,29 +160,29 @@ func (run *run) forget() {
 }
 
 // execute executes a request. It returns how many bytes were read or written.
-func (run *run) execute(kind uint32, sector uint64, out, in []segment) (n int64, err error) {
+func (run *run) execute(req *request) (n int64, err error) {
 	c := run.q.c
-	switch kind {
+	switch req.kind {
 	case blkIn:
-		n = lengthOf(in)
+		n = lengthOf(req.in)
 	case blkOut:
-		n = lengthOf(out)
+		n = lengthOf(req.out)
 	case blkFlush:
 		return 0, run.flush()
 	case blkGetID:
-		return 0, run.identify(in)
+		return 0, run.identify(req.in)
 	case blkDiscard, blkWriteZeroes:
-		return 0, run.ranges(kind, out)
+		return 0, run.ranges(req.kind, req.out)
 	default:
 		return 0, errUnsupported
 	}
-	if err := checkRange(sector, n, c.disk.Size()); err != nil || n == 0 {
+	if err := checkRange(req.sector, n, c.disk.Size()); err != nil || n == 0 {
 		return 0, err
 	}
-	if kind == blkIn {
-		err = run.read(int64(sector)*disk.SectorSize, in, n)
+	if off := int64(req.sector) * disk.SectorSize; req.kind == blkIn {
+		err = run.read(off, req.in, n)
 	} else {
-		err = run.write(int64(sector)*disk.SectorSize, out, n)
+		err = run.write(off, req.out, n)
 	}
 	return n, err
 }
@@ -206,7 +230,7 @@ func (run *run) leave() {
 // front end can cut short nothing but a system call may be made. Many small segments cost more in
 // calls than a copy.
 func (run *run) direct(segs []segment, length int64) bool {
-	return run.table.sealed && (len(segs) <= scattered || length/int64(len(segs)) >= 64<<10)
+	return run.req.table.sealed && (len(segs) <= scattered || length/int64(len(segs)) >= 64<<10)
 }
 
 // take takes memory of ours for a part of a request.
@@ -442,6 +466,15 @@ func (run *run) Waits() (time.Duration, error) {
 	return forever, nil
 }
 
+// Blocks implements serving.Executor: the reader goes on with the ring, and another goroutine waits.
+// A goroutine for each request would cost more than the request.
+func (run *run) Blocks() error {
+	if run.late || !run.Reading {
+		return nil
+	}
+	return errLater
+}
+
 // forever is longer than any request waits.
 const forever = 10 * 365 * 24 * time.Hour
 
@@ -450,7 +483,7 @@ func (run *run) note(n int64, err error) {
 	c, d := run.q.c, run.q.c.disk
 	c.commands.Add(1)
 	done := serving.RequestEvent{Client: c.client.Name(), Number: d.Number, Op: run.kind,
-		Duration: time.Since(run.arrived), Status: serving.StatusGood}
+		Duration: time.Since(run.req.arrived), Status: serving.StatusGood}
 	switch {
 	case err == nil:
 		d.Worked(run.kind, run.kind.String())

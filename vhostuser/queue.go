@@ -41,6 +41,9 @@ type queue struct {
 	resumed  []uint16
 	inflight *inflight // guarded by mu while the queue runs
 
+	free []*request // guarded by mu
+	late lateRequests
+
 	kick    int // the eventfd by which the driver tells; -1: none
 	enabled atomic.Bool
 	running bool
@@ -134,10 +137,48 @@ func (q *queue) start() error {
 	}
 	q.stop.Store(false)
 	q.running = true
-	q.role = q.c.srv.disks.NewReader(&q.c.Conn, q.loop, func() { q.active.Add(1) })
+	c, handOn := &q.c.Conn, func() { q.active.Add(1) }
+	disks := q.c.srv.disks
+	q.role = disks.NewReader(c, func(t *serving.Turn) { q.loop(t, false) }, handOn)
+	q.late.role = disks.NewReader(c, func(t *serving.Turn) { q.loop(t, true) }, handOn)
 	q.active.Add(1)
 	go q.role.Run()
 	return nil
+}
+
+// lateRequests are those that wait for storage, which has begun to read. A reader of their own
+// executes them in the order in which they came: most find their data when those before have got
+// theirs.
+type lateRequests struct {
+	role *serving.Reader
+	mu   sync.Mutex
+	all  []*request // guarded by mu
+	runs bool       // guarded by mu; a goroutine has the role
+}
+
+// postpone leaves a request to whoever waits for storage.
+func (q *queue) postpone(req *request) {
+	q.late.mu.Lock()
+	defer q.late.mu.Unlock()
+	q.late.all = append(q.late.all, req)
+	if !q.late.runs {
+		q.late.runs = true
+		q.active.Add(1)
+		go q.late.role.Run()
+	}
+}
+
+// nextLate takes the next request that waits for storage. After false nobody has the role.
+func (q *queue) nextLate() (*request, bool) {
+	q.late.mu.Lock()
+	defer q.late.mu.Unlock()
+	if len(q.late.all) == 0 {
+		q.late.runs = false
+		return nil, false
+	}
+	req := q.late.all[0]
+	q.late.all = append(q.late.all[:0], q.late.all[1:]...)
+	return req, true
 }
 
 // begin finds out where the ring stands.
@@ -191,6 +232,7 @@ func (q *queue) halt() {
 	}
 	q.running = false
 	q.role.Close()
+	q.late.role.Close()
 	q.sleeper.close()
 }
 
@@ -253,9 +295,9 @@ func (q *queue) setCall(call *caller) {
 }
 
 // loop is what a goroutine with the role does.
-func (q *queue) loop(turn *serving.Turn) {
+func (q *queue) loop(turn *serving.Turn, late bool) {
 	defer q.active.Done()
-	run := &run{Turn: turn, q: q}
+	run := &run{Turn: turn, q: q, late: late}
 	run.r.Executor = run
 	err := run.work()
 	if err != nil {
@@ -274,7 +316,12 @@ func (run *run) work() (err error) {
 	}()
 	run.q.tellDriver() // what the former reader had not told
 	for {
-		ok, err := run.q.next(run)
+		var ok bool
+		if run.late {
+			run.req, ok = run.q.nextLate()
+		} else {
+			ok, err = run.q.next(run)
+		}
 		if err != nil || !ok {
 			return err
 		}
@@ -335,12 +382,31 @@ func (q *queue) take(run *run) (ok bool, err error) {
 		}
 		q.inflight.took(head)
 	}
-	if err := q.ring.read(head, q.table, &run.chain); err != nil {
+	var req *request
+	if n := len(q.free); n > 0 {
+		req, q.free = q.free[n-1], q.free[:n-1]
+	} else {
+		req = &request{}
+	}
+	if err := q.ring.read(head, q.table, &req.chain); err != nil {
+		return false, err
+	}
+	if err := req.parse(); err != nil {
 		return false, err
 	}
 	q.table.refs.Add(1)
-	run.table, run.busy, run.arrived = q.table, true, time.Now()
+	req.table, req.arrived = q.table, time.Now()
+	run.req, run.busy = req, true
 	return true, nil
+}
+
+// recycle takes back the memory of a request that has ended.
+func (q *queue) recycle(req *request) {
+	req.table.release()
+	req.table = nil
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.free = append(q.free, req)
 }
 
 // look waits for a request for a moment, without sleep. It returns whether there may be one.

@@ -411,3 +411,42 @@ func TestMemoryComesAndGoes(t *testing.T) {
 	require.NoError(t, d.SetMemTable())
 	exercise(t, d)
 }
+
+// TestStorageThatWaits: a read that waits for storage does not hold up others of its ring, and a
+// ring that stops waits for it.
+func TestStorageThatWaits(t *testing.T) {
+	m := &waiting{Memory: disktest.NewMemory(diskSize), arrives: make(chan struct{})}
+	v := serve(t, m)
+	d := v.dial(t, vhosttest.Options{})
+	var late []*vhosttest.Ticket
+	for i := range 10 {
+		ticket, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead,
+			Sector: uint64(i) * 8, In: 4096})
+		require.NoError(t, err)
+		late = append(late, ticket)
+	}
+	require.NoError(t, d.Read(0, diskSize/2, make([]byte, 4096)))
+	require.Len(t, d.Inflight().Taken(0), len(late))
+	close(m.arrives)
+	for _, ticket := range late {
+		_, err := ticket.Wait()
+		require.NoError(t, err)
+	}
+	require.Empty(t, d.Inflight().Taken(0))
+}
+
+// waiting has the second half of its content in the page cache.
+type waiting struct {
+	*disktest.Memory
+	arrives chan struct{}
+}
+
+func (w *waiting) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if off < diskSize/2 {
+		if ctx == disk.Cached {
+			return 0, disk.ErrNotNow
+		}
+		<-w.arrives
+	}
+	return w.Memory.ReadAt(ctx, p, off)
+}

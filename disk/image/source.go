@@ -108,8 +108,15 @@ func NewFileSource(f *os.File, digest string) (Source, error) {
 	return s, nil
 }
 
-func (s *fileSource) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
-	return s.file.ReadAt(p, off)
+func (s *fileSource) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if ctx != disk.Cached {
+		return s.file.ReadAt(p, off)
+	}
+	n, err := osfile.ReadCached(s.file, p, off)
+	if err == unix.EAGAIN {
+		err = disk.ErrNotNow
+	}
+	return n, err
 }
 
 func (s *fileSource) Size() int64 { return s.stat.Size }

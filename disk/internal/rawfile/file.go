@@ -115,7 +115,7 @@ func FromOpen(f *os.File, opt Options) (*File, error) {
 func (f *File) Size() int64 { return f.size.Load() }
 
 // ReadAt reads from the page cache or the storage below it. Concurrency: as Disk.
-func (f *File) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
+func (f *File) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off >= 0 && off <= f.Size()-int64(len(p)) {
 		f.trail.Read(off, int64(len(p)))
 		if f.holes.empty(off, int64(len(p))) {
@@ -123,9 +123,16 @@ func (f *File) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 			return len(p), nil
 		}
 	}
-	n, err := f.File.ReadAt(p, off)
-	if err == nil {
+	read := (*os.File).ReadAt
+	if ctx == disk.Cached {
+		read = osfile.ReadCached
+	}
+	n, err := read(f.File, p, off)
+	switch err {
+	case nil:
 		return n, nil
+	case unix.EAGAIN:
+		return n, disk.ErrNotNow
 	}
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF // someone made the file shorter
