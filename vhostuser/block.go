@@ -466,8 +466,8 @@ func (run *run) Waits() (time.Duration, error) {
 	return forever, nil
 }
 
-// Blocks implements serving.Executor: the reader goes on with the ring, and another goroutine waits.
-// A goroutine for each request would cost more than the request.
+// Blocks implements serving.Executor: the reader goes on with the ring, and another goroutine
+// waits. A goroutine for each request would cost more than the request.
 func (run *run) Blocks() error {
 	if run.late || !run.Reading {
 		return nil
