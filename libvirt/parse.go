@@ -194,8 +194,9 @@ func device(disk *libvirtxml.DomainDisk, p *problems) Device {
 	if disk.Boot != nil {
 		d.BootOrder = disk.Boot.Order
 	}
-	if initiator := disk.Source.Network.Initiator; initiator != nil && initiator.IQN != nil {
-		d.Initiator = initiator.IQN.Name
+	network := disk.Source.Network // nil: it is a vhost-user disk
+	if network != nil && network.Initiator != nil && network.Initiator.IQN != nil {
+		d.Initiator = network.Initiator.IQN.Name
 	}
 	return d
 }
@@ -210,7 +211,8 @@ func refuseForeign(disk *libvirtxml.DomainDisk, p *problems) {
 	refuse(disk.Encryption != nil, "disk/encryption", "what is encrypted in it")
 	refuse(disk.Source.Encryption != nil, "disk/source/encryption", "what is encrypted in it")
 	refuse(disk.Source.Slices != nil, "disk/source/slices", "a part of it")
-	refuse(disk.Source.Network.Snapshot != nil, "disk/source/snapshot", "a snapshot")
+	network := disk.Source.Network
+	refuse(network != nil && network.Snapshot != nil, "disk/source/snapshot", "a snapshot")
 	refuse(disk.Transient != nil, "disk/transient", "an overlay that is thrown away")
 }
 

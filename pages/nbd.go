@@ -81,6 +81,34 @@ func nbdQEMU(portal, export string, l *status.LUN, secure bool) string {
 	return b.String()
 }
 
+// vhostUserCommands show how a machine of this host uses a disk by vhost-user.
+type vhostUserCommands struct{ Socket, QEMU, Libvirt string }
+
+// vhostUserCommandsFor writes the commands for a disk; nil: it has no socket.
+func vhostUserCommandsFor(l *status.LUN) *vhostUserCommands {
+	if l.VhostUser == "" {
+		return nil
+	}
+	c := &vhostUserCommands{Socket: l.VhostUser, QEMU: fmt.Sprintf("qemu-system-x86_64 -m 1G \\\n"+
+		"  -object memory-backend-memfd,id=mem,size=1G,share=on -numa node,memdev=mem \\\n"+
+		"  -chardev socket,id=disk%d,path=%s,reconnect=1 \\\n"+
+		"  -device vhost-user-blk-pci,chardev=disk%d", l.LUN,
+		strings.ReplaceAll(l.VhostUser, ",", ",,"), l.LUN)}
+	disk, err := VhostUserForLibvirt(l).DiskXML(libvirt.Device{})
+	if err != nil { // a path that nobody can write into a domain
+		disk = "kubevirt-disk xml --vhost-user SOCKET"
+	}
+	c.Libvirt = "<!-- in the domain -->\n" + libvirt.SharedMemoryXML +
+		"\n<!-- in its devices -->\n" + disk
+	return c
+}
+
+// VhostUserForLibvirt describes a LUN for the library that renders libvirt's elements, as a disk
+// that is served by vhost-user. QEMU tries each second to connect again.
+func VhostUserForLibvirt(l *status.LUN) libvirt.VhostUser {
+	return libvirt.VhostUser{Socket: l.VhostUser, Reconnect: time.Second}
+}
+
 // ExportForLibvirt describes a LUN for the library that renders libvirt's elements, as an export of
 // NBD. The caller adds where it is.
 func ExportForLibvirt(l *status.LUN, s *status.Status) libvirt.Export {

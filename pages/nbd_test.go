@@ -2,6 +2,7 @@ package pages
 
 import (
 	"html"
+	"strings"
 	"testing"
 	"time"
 
@@ -76,4 +77,23 @@ func TestPageOfProtocols(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestPageOfVhostUser: the page has the commands for a disk's socket, which the library reads back,
+// and none of iSCSI if only vhost-user is served.
+func TestPageOfVhostUser(t *testing.T) {
+	f := newFake()
+	f.status.Portals, f.status.NBDPortals = nil, nil
+	f.status.LUNs[1].VhostUser = "/run/disks/b,c.sock"
+	_, ts := f.serve(t)
+	_, body, _ := get(t, ts.URL+"/?lun=2")
+	body = html.UnescapeString(body)
+	require.NotContains(t, body, `id="cmd-iscsiadm"`)
+	require.Contains(t, body, "<h3>By vhost-user at /run/disks/b,c.sock</h3>")
+	require.Contains(t, body, "path=/run/disks/b,,c.sock,reconnect=1")
+	require.Contains(t, body, `<access mode="shared"></access>`)
+	_, text, _ := strings.Cut(vhostUserCommandsFor(&f.status.LUNs[1]).Libvirt, "devices -->")
+	v, _, err := libvirt.ParseVhostUser(text)
+	require.NoError(t, err)
+	require.Equal(t, libvirt.VhostUser{Socket: "/run/disks/b,c.sock", Reconnect: time.Second}, v)
 }

@@ -83,6 +83,7 @@ type detail struct {
 	CHAP                            bool
 	Commands                        *commands    // nil: there is no iSCSI
 	NBD                             *nbdCommands // nil: there is no NBD
+	VhostUser                       *vhostUserCommands
 }
 
 // user is a session.
@@ -337,8 +338,9 @@ func (s *snapshot) detail(l *status.LUN) *detail {
 	d := &detail{LUN: l.LUN, Name: plain(l.Image), Format: l.Format, Mode: l.CopyMode,
 		Access: l.AccessMode, Serial: plain(l.Serial), NAA: l.NAA, Kept: "with the container",
 		Space: none, Portal: portal, CHAP: auth != status.AuthNone,
-		NBD: nbdCommandsFor(&s.status, l, s.asked, s.local)}
-	if len(s.status.Portals) > 0 || d.NBD == nil {
+		NBD:       nbdCommandsFor(&s.status, l, s.asked, s.local),
+		VhostUser: vhostUserCommandsFor(l)}
+	if len(s.status.Portals) > 0 || d.NBD == nil && d.VhostUser == nil {
 		d.Commands = commandsFor(portal, &s.status, l)
 	}
 	if l.Persistent {

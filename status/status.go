@@ -117,6 +117,7 @@ type LUN struct {
 	Ready      bool   `json:"ready"`
 	UsageType  string `json:"usage_type,omitempty"` // the storage that the disk has chosen
 	Persistent bool   `json:"persistent"`           // survives the pod
+	VhostUser  string `json:"vhost_user,omitempty"` // path of its socket, if it has one
 	Copy       *Copy  `json:"copy,omitempty"`       // in modes that copy the image
 	Space      *Space `json:"space,omitempty"`      // if the storage can tell
 	Failure    string `json:"failure,omitempty"`    // why it has failed, until the next start

@@ -35,6 +35,11 @@ With --nbd the disk is used by NBD, which needs neither a secret nor an initiato
   kubevirt-disk xml --nbd unix:/run/disk/nbd.sock >disk.xml
   kubevirt-disk xml --status-url http://10.0.0.5:9260 --nbd auto >disk.xml
 
+With --vhost-user it is used by vhost-user, which also needs a <memoryBacking> in the domain:
+
+  kubevirt-disk xml --vhost-user /run/disks/fedora.qcow2.sock >disk.xml
+  kubevirt-disk xml --memory-backing >memory.xml
+
 With --file it prints the <disk> element for an image in a local file, as the command provide makes
 it. With --overlay, QEMU writes to that file, which lies over the image (--copy-mode):
 

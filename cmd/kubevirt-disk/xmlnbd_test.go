@@ -104,3 +104,39 @@ func TestXMLByNBDRefuses(t *testing.T) {
 		})
 	}
 }
+
+// TestXMLByVhostUser: by a socket that is named, and by that of a daemon.
+func TestXMLByVhostUser(t *testing.T) {
+	url := statusServer(t, func(s *status.Status) { s.LUNs[0].VhostUser = "/run/disks/a.raw.sock" })
+	for _, at := range [][]string{{"--vhost-user=/run/disks/a.raw.sock"},
+		{"--vhost-user=auto", "--status-url=" + url, "--lun=1"}} {
+		code, stdout, stderr := run(t, nil, append([]string{"xml", "--queues=2",
+			"--target-dev=vdc"}, at...)...)
+		require.Equal(t, exitDone, code, stderr)
+		v, device, err := libvirt.ParseVhostUser(stdout)
+		require.NoError(t, err, stdout)
+		require.Equal(t, libvirt.VhostUser{Socket: "/run/disks/a.raw.sock", Queues: 2,
+			Reconnect: time.Second}, v)
+		require.Equal(t, "vdc", device.Dev)
+	}
+	code, stdout, _ := run(t, nil, "xml", "--memory-backing")
+	require.Equal(t, exitDone, code)
+	require.Equal(t, libvirt.SharedMemoryXML+"\n", stdout)
+	for want, args := range map[string][]string{
+		"--vhost-user: auto needs a daemon":       {"--vhost-user=auto"},
+		"--vhost-user: is missing":                {"--queues=2"},
+		"--serial: libvirt takes none":            {"--vhost-user=/s", "--serial=x"},
+		"--nbd: is about NBD":                     {"--vhost-user=/s", "--nbd=unix:/s"},
+		"--host: is about iSCSI":                  {"--vhost-user=/s", "--host=h"},
+		"--cache: libvirt has none":               {"--vhost-user=/s", "--cache=none"},
+		"--queues: 17: want at most 16":           {"--vhost-user=/s", "--queues=17"},
+		"--status-url: is not asked for a socket": {"--vhost-user=/s", "--status-url=" + url},
+		"no socket for vhost-user": {"--vhost-user=auto",
+			"--status-url=" + url, "--lun=2"},
+		`--vhost-user: "s" is relative: libvirt `: {"--vhost-user=s"},
+	} {
+		code, _, stderr := run(t, nil, append([]string{"xml"}, args...)...)
+		require.NotEqual(t, exitDone, code, want)
+		require.Contains(t, stderr, want)
+	}
+}

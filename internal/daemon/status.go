@@ -86,6 +86,11 @@ func (d *Daemon) Status() status.Status {
 	page.Volumes = volumes.Status()
 	page.LUNs, page.UsageTypes = d.disks.Status(page.Ready)
 	if srv != nil {
+		for i := range page.LUNs {
+			if d.vhost != nil {
+				page.LUNs[i].VhostUser = d.vhost.Socket(page.LUNs[i].LUN)
+			}
+		}
 		page.Sessions = append(page.Sessions, d.sessionsWith(srv).Sessions()...)
 	}
 	return page
@@ -98,6 +103,11 @@ func (d *Daemon) announce() {
 	command, user := "iscsi-ls", ""
 	if d.opt.CHAP.Enabled() {
 		command, user = "LIBISCSI_CHAP_PASSWORD=... iscsi-ls", "USERNAME@"
+	}
+	if len(s.Portals)+len(s.NBDPortals) == 0 {
+		d.log.Info("ready", zap.String("vhost_user", d.opt.VhostUserDir),
+			zap.Duration("after", time.Since(d.started)))
+		return
 	}
 	if len(s.Portals) == 0 {
 		d.log.Info("ready", zap.Strings("nbd_portals", s.NBDPortals),

@@ -45,7 +45,8 @@ func (f *nbdFlags) add(flags *pflag.FlagSet) {
 		"QEMU uses TLS at --nbd, with libvirt's client certificate (default with --status-url: as "+
 			"the daemon asks)")
 	flags.DurationVar(&f.reconnect, flagReconnect, 30*time.Second,
-		"how long QEMU holds requests while it connects to --nbd again; 0 leaves that out")
+		"how long QEMU holds requests while it connects to --nbd again; with --vhost-user, how "+
+			"long it waits before each try (default there 1s); 0 leaves that out")
 }
 
 // isGiven reports whether the flags are about an export.

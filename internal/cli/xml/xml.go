@@ -36,6 +36,7 @@ type Flags struct {
 	secretElement bool
 	file          fileFlags
 	nbd           nbdFlags
+	vhostUser     vhostUserFlags
 }
 
 // Flags that other commands have, too, or that take the name of a file.
@@ -53,6 +54,7 @@ const (
 	flagChapUsername = "chap-username"
 	flagInitiator    = "initiator-name"
 	flagDomain       = "domain"
+	flagReadOnly     = "read-only"
 )
 
 // forISCSI are the flags that only a LUN of iSCSI has.
@@ -100,7 +102,8 @@ func (f *Flags) Add(flags *pflag.FlagSet) {
 		"empty for none (default with --status-url: the LUN's)")
 	f.file.add(flags)
 	f.nbd.add(flags)
-	flags.BoolVar(&f.readOnly, "read-only", false,
+	f.vhostUser.add(flags)
+	flags.BoolVar(&f.readOnly, flagReadOnly, false,
 		"the guest sees a read-only disk (default by the access mode)")
 	flags.UintVar(&f.bootOrder, "boot-order", 0, "`place` in the boot order, from 1 (default none)")
 	flags.StringVar(&f.initiator, flagInitiator, "",
@@ -124,6 +127,9 @@ func (f *Flags) Add(flags *pflag.FlagSet) {
 func (f *Flags) Document(ctx context.Context, l *settings.Loader) (string, error) {
 	if f.file.isGiven(l.Flags) {
 		return f.fileDocument(l)
+	}
+	if f.vhostUser.isGiven(l.Flags) {
+		return f.vhostUserDocument(ctx, l)
 	}
 	if f.nbd.isGiven(l.Flags) {
 		return f.exportDocument(ctx, l)
@@ -273,8 +279,11 @@ func explainFields(l *settings.Loader, err error) error {
 		"Export.Name":            flagExport,
 		"Export.Socket":          flagNBD, "Export.Portal": flagNBD, "Export.Portal.Host": flagNBD,
 		"Export.TLS": flagTLS, "Export.Reconnect": flagReconnect, "Export.Serial": flagSerial,
-		"Export.WWN": flagWWN,
-		"File.Path":  FlagFile, "File.Format": FlagFile, "File.Overlay": FlagOverlay,
+		"Export.WWN":          flagWWN,
+		"VhostUser.Socket":    flagVhostUser,
+		"VhostUser.Queues":    flagQueues,
+		"VhostUser.Reconnect": flagReconnect,
+		"File.Path":           FlagFile, "File.Format": FlagFile, "File.Overlay": FlagOverlay,
 		"File.CopyMode": settings.KeyCopyMode, "File.Serial": flagSerial, "File.WWN": flagWWN,
 	}
 	list := []error{err}
@@ -324,9 +333,10 @@ func (f *fileFlags) isGiven(flags *pflag.FlagSet) bool {
 
 // fileDocument returns the element for an image in a local file.
 func (f *Flags) fileDocument(l *settings.Loader) (string, error) {
-	refuse(l, append([]string{flagStatusURL, FlagLUN, flagNBD, flagExport, flagTLS, flagReconnect},
-		forISCSI...), fmt.Sprintf("is about a LUN: leave it out, or leave out --%s, --%s and --%s",
-		FlagFile, FlagOverlay, settings.KeyCopyMode))
+	refuse(l, append([]string{flagStatusURL, FlagLUN, flagNBD, flagExport, flagTLS, flagReconnect,
+		flagVhostUser, flagQueues, flagMemoryBacking}, forISCSI...),
+		fmt.Sprintf("is about a LUN: leave it out, or leave out --%s, --%s and --%s", FlagFile,
+			FlagOverlay, settings.KeyCopyMode))
 	file := libvirt.File{Path: f.file.path, Overlay: f.file.overlay,
 		CopyMode: libvirt.CopyMode(f.file.copyMode), ReadOnly: f.readOnly,
 		AccessMode: libvirt.AccessMode(l.Text(settings.KeyAccessMode)),

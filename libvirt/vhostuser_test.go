@@ -1,0 +1,78 @@
+package libvirt
+
+import (
+	"encoding/xml"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"libvirt.org/go/libvirtxml"
+)
+
+const vhostUserDisk = `<disk type="vhostuser" device="disk">
+  <driver name="qemu" type="raw" queues="4"></driver>
+  <source type="unix" path="/run/disks/a.sock">
+    <reconnect enabled="yes" timeout="1"></reconnect>
+  </source>
+  <target dev="vdb" bus="virtio"></target>
+  <boot order="2"></boot>
+</disk>`
+
+// TestVhostUser renders a disk and reads it back.
+func TestVhostUser(t *testing.T) {
+	v := VhostUser{Socket: "/run/disks/a.sock", Queues: 4, Reconnect: time.Second}
+	text, err := v.DiskXML(Device{Dev: "vdb", BootOrder: 2})
+	require.NoError(t, err)
+	require.Equal(t, vhostUserDisk, text)
+	back, d, err := ParseVhostUser(text)
+	require.NoError(t, err)
+	require.Equal(t, v, back)
+	require.Equal(t, Device{Dev: "vdb", Bus: BusVirtio, Kind: KindDisk, BootOrder: 2}, d)
+	again, err := back.DiskXML(d)
+	require.NoError(t, err)
+	require.Equal(t, text, again)
+
+	text, err = VhostUser{Socket: "/s"}.DiskXML(Device{})
+	require.NoError(t, err)
+	require.NotContains(t, text, "reconnect")
+	require.NotContains(t, text, "queues")
+	require.Contains(t, text, `dev="vda"`)
+}
+
+// TestVhostUserRefuses what libvirt has not for such a disk, before libvirt does.
+func TestVhostUserRefuses(t *testing.T) {
+	at := VhostUser{Socket: "/s"}
+	for want, c := range map[string]struct {
+		v VhostUser
+		d Device
+	}{
+		"VhostUser.Socket: it is empty":         {},
+		`VhostUser.Socket: "s" is relative`:     {v: VhostUser{Socket: "s"}},
+		"VhostUser.Queues: 17: want at most 16": {v: VhostUser{Socket: "/s", Queues: 17}},
+		"VhostUser.Reconnect: 1.5s: want whole": {v: VhostUser{Socket: "/s", Reconnect: 1500e6}},
+		"Device.Bus: scsi":                      {at, Device{Bus: BusSCSI}},
+		"Device.Cache: libvirt has none":        {at, Device{Cache: CacheNone}},
+		"Device.ErrorPolicy: libvirt has none":  {at, Device{ErrorPolicy: ErrorStop}},
+	} {
+		_, err := c.v.Disk(c.d)
+		require.ErrorContains(t, err, want)
+	}
+	for from, to := range map[string]string{
+		`<boot order="2"></boot>`:  "<serial>X</serial>",
+		`queues="4"`:               `cache="none"`,
+		`type="unix"`:              `type="tcp"`,
+		`type="vhostuser"`:         `type="file"`,
+		`path="/run/disks/a.sock"`: "",
+	} {
+		_, _, err := ParseVhostUser(strings.Replace(vhostUserDisk, from, to, 1))
+		require.Error(t, err, to)
+		require.Contains(t, err.Error(), "disk/", to)
+	}
+}
+
+func TestSharedMemory(t *testing.T) {
+	var domain libvirtxml.Domain
+	require.NoError(t, xml.Unmarshal([]byte("<domain>"+SharedMemoryXML+"</domain>"), &domain))
+	require.Equal(t, SharedMemory(), domain.MemoryBacking)
+}
