@@ -448,32 +448,38 @@ const maxUntold = 16
 
 // put gives a request back to the driver. A reader tells the driver of several at once.
 func (q *queue) put(head uint16, written uint32, reader bool) {
-	q.mu.Lock()
-	q.inflight.putting(head)
-	q.ring.put(head, written, &q.c.dirty)
-	q.inflight.put(head, q.ring.usedNext)
-	later := reader && q.ring.waiting() && q.ring.usedNext-q.ring.rung < maxUntold
-	q.mu.Unlock()
-	if !later {
+	if q.show(head, written, reader) {
 		q.tellDriver()
 	}
 }
 
+// show is put without the telling. It returns whether to tell the driver now.
+func (q *queue) show(head uint16, written uint32, reader bool) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock() // the guest's memory can fault
+	q.inflight.putting(head)
+	q.ring.put(head, written, &q.c.dirty)
+	q.inflight.put(head, q.ring.usedNext)
+	return !reader || !q.ring.waiting() || q.ring.usedNext-q.ring.rung >= maxUntold
+}
+
 // tellDriver tells the driver of what was put since it was told last, if it wants that.
 func (q *queue) tellDriver() {
-	q.mu.Lock()
-	call := q.call
-	if q.ring.usedNext == q.ring.rung || !q.ring.mustRing() {
-		call = nil
-	}
-	if call != nil {
-		call.refs.Add(1)
-	}
-	q.mu.Unlock()
-	if call != nil {
+	if call := q.toTell(); call != nil {
 		tell(call.fd)
 		call.release()
 	}
+}
+
+// toTell returns what tells the driver, which the caller releases; nil: it wants to hear nothing.
+func (q *queue) toTell() *caller {
+	q.mu.Lock()
+	defer q.mu.Unlock() // the guest's memory can fault
+	if q.ring.usedNext == q.ring.rung || !q.ring.mustRing() || q.call == nil {
+		return nil
+	}
+	q.call.refs.Add(1)
+	return q.call
 }
 
 // enable lets a ring be served, or not.
