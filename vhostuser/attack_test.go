@@ -1,12 +1,18 @@
 package vhostuser
 
 import (
+	"bytes"
+	"os"
+	"runtime/debug"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/vhostuser/vhosttest"
 )
 
@@ -39,4 +45,60 @@ func TestRingIsCutUnderRequest(t *testing.T) {
 	require.NoError(t, d.Memory.Regions()[0].Truncate(0))
 	far.Restore()
 	v.ends(t, d.Conn(), errFault.Error())
+}
+
+// mappings is how many mappings of the guest's memory this process has, without those of drivers.
+func mappings(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	return bytes.Count(b, []byte("memfd:"))
+}
+
+// TestMemoryIsGivenBack: when a connection ends with requests that wait for storage, they are left
+// to the next one, and nothing of the guest stays mapped.
+func TestMemoryIsGivenBack(t *testing.T) {
+	for name, end := range map[string]func(v *served){
+		"kicked":  func(v *served) { v.EndSessions(func(status.Session) bool { return true }) },
+		"removed": func(v *served) { _, _ = v.disks.Remove(1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &waiting{Memory: disktest.NewMemory(diskSize), arrives: make(chan struct{})}
+			arrive := sync.OnceFunc(func() { close(m.arrives) })
+			v := serve(t, m)
+			t.Cleanup(arrive)
+			before, fds := mappings(t), descriptors(t)
+			d := v.dial(t, vhosttest.Options{})
+			const requests = 10
+			for i := range requests {
+				_, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead,
+					Sector: uint64(i) * 8, In: 4096})
+				require.NoError(t, err)
+			}
+			require.NoError(t, d.Read(0, diskSize/2, make([]byte, 4096)))
+			end(v)
+			require.NoError(t, d.Conn().WaitClosed())
+			arrive()
+			testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
+			require.GreaterOrEqual(t, len(d.Inflight().Taken(0)), requests-1)
+			require.NoError(t, d.Close())
+			testtool.Eventually(t, func() bool { return mappings(t) == before })
+			testtool.Eventually(t, func() bool { return descriptors(t) <= fds })
+		})
+	}
+}
+
+// TestDirtyBehindWhatItIsAbout: the front end clears a bit of the dirty log and copies the page
+// then, so what was written to the page stands there before the bit is set.
+func TestDirtyBehindWhatItIsAbout(t *testing.T) {
+	cut, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	require.NoError(t, err)
+	defer func() { _ = unix.Munmap(cut) }()
+	log := &dirtyLog{bits: cut}
+	log.wanted.Store(true)
+	r := &ring{num: 4, used: make([]byte, 4+8*4+2), taken: make([]uint64, 1), logged: true}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	require.Panics(t, func() { r.put(3, 1, log) })
+	require.EqualValues(t, 1, r.used[2], "the used index")
+	require.EqualValues(t, 3, r.used[4], "the request")
 }

@@ -135,7 +135,7 @@ func (run *run) serve() error {
 		}
 	}
 	c.dirty.mark(req.statusAt, 1)
-	q.put(req.chain.head, written, run.Reading)
+	q.put(req.chain.head, written, run.Reading && !run.late)
 	if errors.Is(err, serving.ErrRemoved) {
 		return err
 	}

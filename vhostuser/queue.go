@@ -176,6 +176,10 @@ func (q *queue) nextLate() (*request, bool) {
 		q.late.runs = false
 		return nil, false
 	}
+	if q.c.Cause() != nil { // they stay in flight, for the next connection
+		q.late.runs = false
+		return nil, false
+	}
 	req := q.late.all[0]
 	q.late.all = append(q.late.all[:0], q.late.all[1:]...)
 	return req, true
@@ -337,7 +341,7 @@ func (run *run) work() (err error) {
 // next takes the next request. It returns false if the queue stops.
 func (q *queue) next(run *run) (ok bool, err error) {
 	for looked := false; ; {
-		if q.stop.Load() {
+		if q.stop.Load() || q.c.Cause() != nil {
 			q.tellDriver()
 			return false, nil
 		}
@@ -493,6 +497,9 @@ func (q *queue) enable(on bool) {
 // close ends the queue.
 func (q *queue) close() {
 	q.halt()
+	for _, req := range q.late.all {
+		req.table.release()
+	}
 	q.sleeper.close()
 	q.call.release()
 	closeFD(q.kick)

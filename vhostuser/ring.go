@@ -211,11 +211,11 @@ func (r *ring) put(head uint16, written uint32, log *dirtyLog) {
 	binary.LittleEndian.PutUint32(r.used[off+4:], written)
 	r.usedNext++
 	r.taken[head/64] &^= 1 << (head % 64)
-	if r.logged {
+	r.setUsed()
+	if r.logged { // behind what it is about: the front end clears a bit, and copies the page
 		log.mark(r.usedGuest+off, 8)
 		log.mark(r.usedGuest, 4)
 	}
-	r.setUsed()
 }
 
 // mustRing reports whether the driver wants to be told of what was put back since it was told last,
