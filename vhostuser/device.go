@@ -259,8 +259,8 @@ func (c *conn) setMemory(m *message) error {
 		return err
 	}
 	if !t.sealed && (c.table == nil || c.table.sealed) {
-		c.log().Info("the guest's memory can be cut short by who shares it, so its data is " +
-			"copied: seal it (F_SEAL_SHRINK), as QEMU does with memfd")
+		c.log().Info("the guest's memory can be cut short by who shares it, or lies in huge " +
+			"pages, so its data is copied: seal it (F_SEAL_SHRINK), as QEMU does with memfd")
 	}
 	c.table.release()
 	c.table = t

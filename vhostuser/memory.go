@@ -17,7 +17,16 @@ const (
 	// maxTableRegions is how many SET_MEM_TABLE can carry.
 	maxTableRegions = 8
 	regionSize      = 32
+	// maxMemory is how much memory a guest has at most, and maxMapped how much all of them. An
+	// address space has 128 TiB, and a file without content may claim all of it. Bytes.
+	maxMemory = 8 << 40
+	maxMapped = 64 << 40
 )
+
+var errMemory = fmt.Errorf("a guest has more than %d TiB of memory", maxMemory>>40)
+
+// mapped is how much memory guests have now.
+var mapped atomic.Int64
 
 // region is a part of the guest's memory, mapped here. Addresses and sizes are bytes.
 type region struct {
@@ -38,6 +47,7 @@ type mapping struct {
 
 func (m *mapping) release() {
 	if m.refs.Add(-1) == 0 {
+		mapped.Add(-int64(len(m.all)))
 		_ = unix.Munmap(m.all)
 	}
 }
@@ -63,9 +73,14 @@ func newTable(regions []region) (*table, error) {
 		}
 		return 1
 	})
+	total := 0
 	for i := range t.regions {
 		r := &t.regions[i]
 		t.sealed = t.sealed && r.sealed
+		if total += len(r.mapping.all); total > maxMemory {
+			t.release()
+			return nil, errMemory
+		}
 		if i > 0 && t.regions[i-1].guest+t.regions[i-1].size > r.guest {
 			t.release()
 			return nil, errors.New("two regions of the guest's memory overlap")
@@ -127,6 +142,9 @@ func (r *region) mapFile(fd int) error {
 		return fmt.Errorf("a region of the guest's memory has %d bytes at %#x: that cannot be",
 			r.size, r.guest)
 	}
+	// The size is asked for behind the seal: before it, the file could become shorter.
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	sealed := err == nil && seals&unix.F_SEAL_SHRINK != 0
 	var fs unix.Statfs_t
 	var st unix.Stat_t
 	if err := errors.Join(unix.Fstatfs(fd, &fs), unix.Fstat(fd, &st)); err != nil {
@@ -145,13 +163,21 @@ func (r *region) mapFile(fd int) error {
 		page := uint64(max(st.Blksize, 1))
 		length = (length + page - 1) / page * page
 	}
+	if length > maxMemory {
+		return errMemory
+	}
+	if mapped.Add(int64(length)) > maxMapped {
+		mapped.Add(-int64(length))
+		return fmt.Errorf("all guests would have more than %d TiB of memory", maxMapped>>40)
+	}
 	all, err := unix.Mmap(fd, 0, int(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
+		mapped.Add(-int64(length))
 		return fmt.Errorf("the guest's memory cannot be mapped: %w", err)
 	}
 	_ = unix.Madvise(all, unix.MADV_DONTDUMP) // a guest's memory is not for our core files
-	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
-	r.sealed = err == nil && seals&unix.F_SEAL_SHRINK != 0
+	// A hole in huge pages faults when there are no more of them, whatever the seals.
+	r.sealed = sealed && fs.Type == unix.TMPFS_MAGIC
 	r.mapping = &mapping{all: all}
 	r.mapping.refs.Store(1)
 	return nil
