@@ -2,6 +2,7 @@ package vhostuser
 
 import (
 	"bytes"
+	"net"
 	"os"
 	"runtime/debug"
 	"sync"
@@ -101,4 +102,21 @@ func TestDirtyBehindWhatItIsAbout(t *testing.T) {
 	require.Panics(t, func() { r.put(3, 1, log) })
 	require.EqualValues(t, 1, r.used[2], "the used index")
 	require.EqualValues(t, 3, r.used[4], "the request")
+}
+
+// TestDisabledUntilEnabled: with the feature PROTOCOL_FEATURES, a ring is disabled until the front
+// end enables it, also if the front end has spoken of it before it has accepted features.
+func TestDisabledUntilEnabled(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	nc, err := net.Dial("unix", v.socket)
+	require.NoError(t, err)
+	defer nc.Close()
+	for _, accepted := range []uint64{featureProtocol | featureVersion1, featureVersion1} {
+		c := v.newConn(nc, &export{disk: v.disks.At(1)})
+		q, err := c.queue(0)
+		require.NoError(t, err)
+		require.False(t, q.enabled.Load())
+		require.NoError(t, c.setFeatures(&message{payload: number(accepted)}))
+		require.Equal(t, accepted&featureProtocol == 0, q.enabled.Load())
+	}
 }

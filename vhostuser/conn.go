@@ -68,6 +68,7 @@ func (s *Server) newConn(nc net.Conn, at *export) *conn {
 	c := &conn{srv: s, nc: nc.(*net.UnixConn), at: at, disk: at.disk, since: time.Now(), back: -1,
 		gone: make(chan struct{}), held: map[*run]struct{}{}}
 	c.writeback.Store(true)
+	c.features = featureProtocol // rings are disabled until the front end has said more
 	c.Init(nc)
 	return c
 }
@@ -134,6 +135,9 @@ func (c *conn) admit() error {
 	c.mu.Lock()
 	c.client = c.srv.disks.AttachTo(c.disk, serving.Who{Name: c.at.name, Line: c})
 	c.mu.Unlock()
+	if c.disk.Removed() { // its removal may not have seen this connection
+		return serving.ErrRemoved
+	}
 	c.accepted = true
 	c.srv.disks.Observer.LoginAccepted(serving.LoginEvent{Client: c.at.name, Remote: c.Remote(),
 		Target: c.at.export})

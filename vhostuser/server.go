@@ -42,6 +42,7 @@ type Server struct {
 	uids  []uint32
 	conns *serving.Connections[*conn]
 
+	naming  sync.Mutex // held while a socket is made or removed: no other one takes its name
 	mu      sync.Mutex
 	exports map[*serving.Disk]*export // guarded by mu
 }
@@ -85,10 +86,10 @@ func (s *Server) end(which func(*conn) bool, err error) {
 }
 
 // socketName is what the socket of a disk is called, without .sock: the disk's name, or its number
-// if the name cannot be that of a socket or is another one's.
+// if the name cannot be that of a socket, is another one's or a number.
 func (s *Server) socketName(d *serving.Disk) string {
 	name := d.Name
-	if name == "" || strings.ContainsAny(name, "/\\") || strings.HasPrefix(name, ".") ||
+	if _, err := strconv.Atoi(name); err == nil || name == "" || strings.ContainsAny(name, "/\\") || strings.HasPrefix(name, ".") ||
 		!serving.ValidName(serving.SocketPrefix+filepath.Join(s.dir, name+".sock")) {
 		return strconv.Itoa(int(d.Number))
 	}
@@ -104,6 +105,8 @@ func (s *Server) socketName(d *serving.Disk) string {
 
 // add makes the socket of a disk.
 func (s *Server) add(d *serving.Disk) error {
+	s.naming.Lock()
+	defer s.naming.Unlock()
 	name := s.socketName(d)
 	path := filepath.Join(s.dir, name+".sock")
 	l, err := socket.ListenUnix(path)
@@ -122,6 +125,19 @@ func (s *Server) add(d *serving.Disk) error {
 		}
 	}()
 	return nil
+}
+
+// remove removes the socket of a disk, if it has one.
+func (s *Server) remove(d *serving.Disk) {
+	s.naming.Lock()
+	defer s.naming.Unlock()
+	s.mu.Lock()
+	e := s.exports[d]
+	delete(s.exports, d)
+	s.mu.Unlock()
+	if e != nil {
+		_ = e.l.Close()
+	}
 }
 
 // takeTimeout is how long a client waits for the one before it, which may have gone without our
@@ -195,14 +211,7 @@ func (f front) Added(d *serving.Disk) error { return f.add(d) }
 
 // Removed implements serving.Front: the socket goes, and who is connected.
 func (f front) Removed(d *serving.Disk) {
-	f.mu.Lock()
-	e := f.exports[d]
-	delete(f.exports, d)
-	f.mu.Unlock()
-	if e == nil {
-		return
-	}
-	_ = e.l.Close()
+	f.remove(d)
 	f.end(func(c *conn) bool { return c.disk == d }, serving.ErrRemoved)
 }
 

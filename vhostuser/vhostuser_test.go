@@ -289,7 +289,7 @@ func TestEnds(t *testing.T) {
 // TestNames: two disks with one name have two sockets, and no name leads out of the directory.
 func TestNames(t *testing.T) {
 	v := serve(t, disktest.NewMemory(diskSize))
-	for i, name := range []string{"a", "../../b", "c d", ".."} {
+	for i, name := range []string{"3", "a", "../../b", "c d", ".."} {
 		v.add(t, disktest.NewMemory(diskSize), func(o *serving.Options) {
 			o.Number, o.Name = uint16(i+2), name
 			o.Identity = disk.IdentityOf([18]byte{10: 9, 11: byte(i)})
