@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,7 @@ type conn struct {
 	client *serving.Client
 	disk   *serving.Disk
 	role   *serving.Reader
+	late   *serving.Late[lateRequest]
 	far    *Remote       // the disk, if another server has it
 	share  *memory.Share // the client's
 
@@ -139,6 +141,7 @@ func (c *conn) attach(d *serving.Disk, session string, heir bool) {
 	defer c.srv.mu.Unlock()
 	c.client, c.disk, c.sessionName, c.since = client, d, session, time.Now()
 	c.role = c.srv.disks.NewReader(&c.Conn, c.loop, func() {})
+	c.late = serving.NewLate[lateRequest](c.srv.disks, &c.Conn, c.lateLoop, func() {})
 	c.far, _ = d.Disk.(*Remote)
 	c.share = c.srv.disks.Memory.Join(c.peer())
 	c.share.Charge(c.cost())
@@ -199,6 +202,9 @@ type run struct {
 	buf  *memory.Buffer // of the request
 	more []*memory.Buffer
 	long bool // it counts in conn.long
+	late bool // it executes requests that wait for storage
+	// single says that the request is a read of one piece, which may be left for later
+	single bool
 	// blind says that the run has set conn.blind
 	blind bool
 	// receiving says that a part of the request's payload is still to come
@@ -222,7 +228,61 @@ func (c *conn) loop(turn *serving.Turn) {
 		}
 		return
 	}
+	if errors.Is(err, os.ErrDeadlineExceeded) { // it stops, and what was read is still done
+		for !c.late.Idle() && c.Cause() == nil {
+			time.Sleep(time.Millisecond)
+		}
+	}
 	c.end(err)
+}
+
+// lateRequest is a request that waits for storage.
+type lateRequest struct {
+	request
+	arrived time.Time
+}
+
+// errLater says that a request waits for storage, and others of the connection come first.
+var errLater = errors.New("the request waits for storage")
+
+// lateLoop executes requests that wait for storage.
+func (c *conn) lateLoop(turn *serving.Turn) {
+	run := &run{Turn: turn, c: c, late: true}
+	run.r.Executor = run
+	err := run.workLate()
+	if ferr := c.tx.Flush(); err == nil {
+		err = ferr
+	}
+	if err != nil {
+		c.fail(err)
+	}
+}
+
+func (run *run) workLate() (err error) {
+	c := run.c
+	defer func() {
+		if p := recover(); p != nil {
+			run.Leave()
+			run.forget()
+			err = c.panicked(p)
+		}
+	}()
+	for run.Reading {
+		next, ok := c.late.Next()
+		if !ok {
+			return nil
+		}
+		run.req, run.arrived = next.request, next.arrived
+		if err := run.finish(run.read()); err != nil {
+			return err
+		}
+		if c.late.Waiting() == 0 || c.tx.full() {
+			if err := c.tx.Flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // work reads and executes requests until the connection ends or another goroutine reads.
@@ -285,9 +345,16 @@ func (run *run) Waits() (time.Duration, error) {
 
 // Blocks implements serving.Executor: another goroutine reads meanwhile.
 func (run *run) Blocks() error {
-	if !run.receiving && !run.c.srv.disks.Memory.Exhausted() {
-		run.PassOn()
+	switch {
+	case run.late: // what is done goes out first
+		return run.c.tx.Flush()
+	case run.receiving || run.c.srv.disks.Memory.Exhausted():
+		return nil
 	}
+	if run.Reading && run.single {
+		return errLater
+	}
+	run.PassOn()
 	return nil
 }
 

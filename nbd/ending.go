@@ -25,6 +25,7 @@ func (c *conn) end(err error) {
 	err = c.Cause()
 	if c.role != nil {
 		c.role.Close()
+		c.late.Close()
 		c.rx.Release()
 		c.client.Detach()
 		c.share.Charge(-c.cost())

@@ -123,6 +123,10 @@ func (run *run) handle() error {
 // gets no answer, because its connection ends.
 func (run *run) finish(err error) error {
 	run.forget()
+	if err == errLater {
+		run.c.late.Postpone(lateRequest{run.req, run.arrived})
+		return nil
+	}
 	run.c.note(&run.req, run.arrived, err)
 	switch {
 	case err == nil:

@@ -16,7 +16,9 @@ func (run *run) read() error {
 		return err
 	}
 	defer d.End()
-	c.bytesRead.Add(q.length)
+	if !run.late {
+		c.bytesRead.Add(q.length)
+	}
 	switch {
 	case q.length == 0:
 		c.answer(q, 0)
@@ -32,7 +34,9 @@ func (run *run) read() error {
 		return err
 	}
 	run.enter()
+	run.single = true
 	_, err = run.r.ReadAt(d, run.buf.B, int64(q.off))
+	run.single = false
 	run.leave()
 	if err != nil {
 		return err

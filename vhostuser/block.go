@@ -110,7 +110,7 @@ func (run *run) serve() error {
 	n, err := run.execute(req)
 	if err == errLater {
 		run.req = nil
-		q.postpone(req)
+		q.late.Postpone(req)
 		return nil
 	}
 	run.note(n, err)
@@ -209,13 +209,17 @@ func (run *run) begin(write bool) error {
 	return c.client.Begin(c.disk, write)
 }
 
-// enter marks a disk call. Others of the ring are executed beside a long one.
-func (run *run) enter(length int64) {
+// enter marks a disk call.
+func (run *run) enter() {
 	run.begun = time.Now()
-	if run.Reading && length >= sharedFrom && run.q.waiting() {
-		run.Share(run.q.c.disk)
-	}
 	run.Enter(run.q.c.disk)
+}
+
+// shares reports whether to leave a long request to the other reader, because that has nothing to
+// do, and this one has.
+func (run *run) shares(length int64) bool {
+	return length >= sharedFrom && !run.late && run.Reading && run.q.late.Waiting() == 0 &&
+		run.q.waiting()
 }
 
 // leave is Leave after a call whose time tells how fast the disk is.
@@ -247,11 +251,14 @@ func (run *run) take(length int64) []byte {
 // read reads a range of the disk into the guest's memory.
 func (run *run) read(off int64, in []segment, length int64) error {
 	c, d := run.q.c, run.q.c.disk
+	if run.shares(length) {
+		return errLater
+	}
 	if err := run.begin(false); err != nil {
 		return err
 	}
 	defer d.End()
-	run.enter(length)
+	run.enter()
 	defer run.leave()
 	if run.direct(in, length) {
 		for i := range in {
@@ -296,11 +303,14 @@ func (run *run) unlock() { run.q.c.disk.Ranges.Unlock(&run.r.Hold) }
 // write writes the guest's memory to a range of the disk.
 func (run *run) write(off int64, out []segment, length int64) error {
 	c, d := run.q.c, run.q.c.disk
+	if run.shares(length) {
+		return errLater
+	}
 	if err := run.begin(true); err != nil {
 		return err
 	}
 	defer d.End()
-	run.enter(length)
+	run.enter()
 	defer run.leave()
 	if err := run.store(off, out, length); err != nil || !c.through.Load() {
 		return err

@@ -42,7 +42,7 @@ type queue struct {
 	inflight *inflight // guarded by mu while the queue runs
 
 	free []*request // guarded by mu
-	late lateRequests
+	late *serving.Late[*request]
 
 	kick    int // the eventfd by which the driver tells; -1: none
 	enabled atomic.Bool
@@ -140,49 +140,10 @@ func (q *queue) start() error {
 	c, handOn := &q.c.Conn, func() { q.active.Add(1) }
 	disks := q.c.srv.disks
 	q.role = disks.NewReader(c, func(t *serving.Turn) { q.loop(t, false) }, handOn)
-	q.late.role = disks.NewReader(c, func(t *serving.Turn) { q.loop(t, true) }, handOn)
+	q.late = serving.NewLate[*request](disks, c, func(t *serving.Turn) { q.loop(t, true) }, handOn)
 	q.active.Add(1)
 	go q.role.Run()
 	return nil
-}
-
-// lateRequests are those that wait for storage, which has begun to read. A reader of their own
-// executes them in the order in which they came: most find their data when those before have got
-// theirs.
-type lateRequests struct {
-	role *serving.Reader
-	mu   sync.Mutex
-	all  []*request // guarded by mu
-	runs bool       // guarded by mu; a goroutine has the role
-}
-
-// postpone leaves a request to whoever waits for storage.
-func (q *queue) postpone(req *request) {
-	q.late.mu.Lock()
-	defer q.late.mu.Unlock()
-	q.late.all = append(q.late.all, req)
-	if !q.late.runs {
-		q.late.runs = true
-		q.active.Add(1)
-		go q.late.role.Run()
-	}
-}
-
-// nextLate takes the next request that waits for storage. After false nobody has the role.
-func (q *queue) nextLate() (*request, bool) {
-	q.late.mu.Lock()
-	defer q.late.mu.Unlock()
-	if len(q.late.all) == 0 {
-		q.late.runs = false
-		return nil, false
-	}
-	if q.c.Cause() != nil { // they stay in flight, for the next connection
-		q.late.runs = false
-		return nil, false
-	}
-	req := q.late.all[0]
-	q.late.all = append(q.late.all[:0], q.late.all[1:]...)
-	return req, true
 }
 
 // begin finds out where the ring stands.
@@ -236,7 +197,9 @@ func (q *queue) halt() {
 	}
 	q.running = false
 	q.role.Close()
-	q.late.role.Close()
+	for _, req := range q.late.Close() { // they stay in flight
+		req.table.release()
+	}
 	q.sleeper.close()
 }
 
@@ -322,7 +285,7 @@ func (run *run) work() (err error) {
 	for {
 		var ok bool
 		if run.late {
-			run.req, ok = run.q.nextLate()
+			run.req, ok = run.q.late.Next()
 		} else {
 			ok, err = run.q.next(run)
 		}
@@ -497,9 +460,6 @@ func (q *queue) enable(on bool) {
 // close ends the queue.
 func (q *queue) close() {
 	q.halt()
-	for _, req := range q.late.all {
-		req.table.release()
-	}
 	q.sleeper.close()
 	q.call.release()
 	closeFD(q.kick)

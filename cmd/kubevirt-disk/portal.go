@@ -105,8 +105,9 @@ func (l loader) iscsi() bool {
 	case err != nil:
 		l.Problems.Add(l.Source(keyISCSI), "%v", err)
 	case on:
-	case len(l.List(keyNBD)) == 0:
-		l.Problems.Add(l.Source(keyISCSI), "leaves no way to the disks: set %s", nameOf(keyNBD))
+	case len(l.List(keyNBD)) == 0 && l.Text(keyVhostUser) == "":
+		l.Problems.Add(l.Source(keyISCSI), "leaves no way to the disks: set %s or %s",
+			nameOf(keyNBD), nameOf(keyVhostUser))
 	default:
 		for _, key := range []string{keyListen, keyPort} {
 			if l.Source(key) != "" {

@@ -199,7 +199,7 @@ func (c *config) iscsiRows() []settings.Setting {
 			Usage: "`port` of the portals (default 3260)",
 			To:    settings.Landing{At: &c.Portals}},
 		{Key: keyISCSI, Env: []string{"ISCSI"}, Default: "true", Kind: settings.KindBool,
-			Usage: "serve by iSCSI; false: only by --nbd", To: settings.Landing{At: &c.Portals}},
+			Usage: "serve by iSCSI; false: only by --nbd or --vhost-user", To: settings.Landing{At: &c.Portals}},
 		{Key: keyTargetName, Env: []string{"TARGET_NAME", "WWN"},
 			Default: "iqn.2017-01.io.kubevirt:wrapper",
 			Usage:   "iSCSI `name` of the target",

@@ -78,11 +78,11 @@ func startForSuite(t *testing.T, env map[string]string) (urls []string,
 func TestConformance(t *testing.T) {
 	t.Parallel() // it sleeps for a minute
 	rig.Need(t, conformance.Tool)
-	file, err := os.Open("conformance/expected.txt")
+	file, err := os.Open("../conformance/expected.txt")
 	require.NoError(t, err)
 	defer file.Close()
 	expected, err := conformance.ReadExpectations(file)
-	require.NoError(t, err, "conformance/expected.txt")
+	require.NoError(t, err, "../conformance/expected.txt")
 	all, err := conformance.List(t.Context())
 	require.NoError(t, err)
 

@@ -200,7 +200,8 @@ func TestMade(t *testing.T) {
 		change(pod)
 		require.ErrorContains(t, admission.Made(pod, wanted(pod, aSet(nil))), want)
 	}
-	require.ErrorContains(t, admission.Made(aPod(nil), wanted(aPod(nil))), "there is no VMIdentitySet")
+	require.ErrorContains(t, admission.Made(aPod(nil), wanted(aPod(nil))),
+		"there is no VMIdentitySet")
 }
 
 func TestChanged(t *testing.T) {

@@ -1,0 +1,74 @@
+package serving
+
+import "sync"
+
+// Late are the requests of a connection that wait for the storage of this machine, which has begun
+// to read for them: see disk.Cached. A reader of their own executes them in the order in which they
+// came. Most find their data when those before have got theirs. A goroutine for each would cost
+// more than the request.
+type Late[T any] struct {
+	role *Reader
+
+	mu   sync.Mutex
+	all  []T  // guarded by mu
+	runs bool // guarded by mu; a goroutine has the role
+}
+
+// NewLate is for a connection without such a request. Loop executes what Next returns, until that
+// returns false or its turn is no longer Reading. HandOn is as for NewReader, and also called before
+// a goroutine begins. Close follows.
+func NewLate[T any](s *Disks, c *Conn, loop func(*Turn), handOn func()) *Late[T] {
+	return &Late[T]{role: s.NewReader(c, loop, handOn)}
+}
+
+// Postpone leaves a request to the reader.
+func (l *Late[T]) Postpone(request T) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, request)
+	if !l.runs {
+		l.runs = true
+		l.role.conn.Add()
+		l.role.handOn()
+		go func() {
+			defer l.role.conn.Done()
+			l.role.Run()
+		}()
+	}
+}
+
+// Next is the next request. After false, the goroutine ends: there is none, or the connection has
+// ended.
+func (l *Late[T]) Next() (request T, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.all) == 0 || l.role.conn.Cause() != nil {
+		l.runs = false
+		return request, false
+	}
+	request = l.all[0]
+	l.all = append(l.all[:0], l.all[1:]...)
+	return request, true
+}
+
+// Waiting is how many requests nobody has begun with.
+func (l *Late[T]) Waiting() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.all)
+}
+
+// Idle reports whether there is no request.
+func (l *Late[T]) Idle() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.runs
+}
+
+// Close ends the role, and returns the requests that nobody has begun with.
+func (l *Late[T]) Close() []T {
+	l.role.Close()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all
+}
