@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
-	"runtime"
 	"time"
 
 	"kubevirt.io/disk/disk"
@@ -372,91 +371,6 @@ func (run *run) identify(in []segment) error {
 	var id [idSize]byte
 	copy(id[:], run.q.c.disk.Identity.Serial)
 	scatter(id[:], in, 0)
-	return nil
-}
-
-// ranges discards or zeroes.
-func (run *run) ranges(kind uint32, out []segment) error {
-	d := run.q.c.disk
-	var b [maxRanges * rangeSize]byte
-	length := lengthOf(out)
-	switch {
-	case length == 0 || length%rangeSize != 0:
-		return errRange
-	case length > int64(len(b)):
-		return errUnsupported
-	case kind == blkDiscard && d.Discards == nil, kind == blkWriteZeroes && d.Zeroes == nil:
-		return errUnsupported
-	}
-	_, _ = takeFront(out, b[:length])
-	all := b[:length]
-	for r := all; len(r) > 0; r = r[rangeSize:] { // all of them, before anything is done
-		flags, sectors := binary.LittleEndian.Uint32(r[12:]), binary.LittleEndian.Uint32(r[8:])
-		if flags&^flagUnmap != 0 || kind == blkDiscard && flags != 0 || sectors > maxRangeSectors {
-			return errUnsupported
-		}
-		err := checkRange(binary.LittleEndian.Uint64(r), int64(sectors)*disk.SectorSize, d.Size())
-		if err != nil {
-			return err
-		}
-	}
-	if err := run.begin(true); err != nil {
-		return err
-	}
-	defer d.End()
-	if run.Reading {
-		run.Share(d)
-	}
-	run.Enter(d)
-	defer run.Leave()
-	for r := all; len(r) > 0; r = r[rangeSize:] {
-		off := int64(binary.LittleEndian.Uint64(r)) * disk.SectorSize
-		length := int64(binary.LittleEndian.Uint32(r[8:])) * disk.SectorSize
-		unmap := kind == blkDiscard || binary.LittleEndian.Uint32(r[12:])&flagUnmap != 0
-		if err := run.clear(kind, off, length, unmap); err != nil {
-			return err
-		}
-	}
-	if run.q.c.through.Load() {
-		return d.Disk.Flush()
-	}
-	return nil
-}
-
-var zeroes [piece]byte
-
-// clear discards a range, or makes it read as zeros: by giving space back only if unmap says so.
-func (run *run) clear(kind uint32, off, length int64, unmap bool) error {
-	c, d := run.q.c, run.q.c.disk
-	if length == 0 {
-		return nil
-	}
-	if err := run.lock(off, length); err != nil {
-		return err
-	}
-	defer run.unlock()
-	for end := off + length; off < end; {
-		if err := c.client.Permits(&run.r, d, true); err != nil {
-			return err
-		}
-		n := min(end-off, stretch)
-		var err error
-		switch {
-		case kind == blkDiscard:
-			err = run.r.Discard(d, off, n)
-		case unmap:
-			err = run.r.Zero(d, off, n)
-		default:
-			n = min(n, piece)
-			_, err = run.r.WriteAt(d, zeroes[:n], off)
-		}
-		if err != nil {
-			return err
-		}
-		run.r.Moved(d)
-		off += n
-		runtime.Gosched() // what is short comes between
-	}
 	return nil
 }
 
