@@ -2,10 +2,12 @@ package vhostuser
 
 import (
 	"bytes"
+	"context"
 	"net"
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/vhostuser/vhosttest"
 )
@@ -119,4 +122,70 @@ func TestDisabledUntilEnabled(t *testing.T) {
 		require.NoError(t, c.setFeatures(&message{payload: number(accepted)}))
 		require.Equal(t, accepted&featureProtocol == 0, q.enabled.Load())
 	}
+}
+
+// TestScarceMemory: when memory is scarce, a ring has a few requests that wait, and the others stay
+// with the guest meanwhile.
+func TestScarceMemory(t *testing.T) {
+	m := &waiting{Memory: disktest.NewMemory(diskSize), arrives: make(chan struct{})}
+	v := serve(t, m)
+	d := v.dial(t, vhosttest.Options{})
+	v.disks.Memory.Charge(serving.DefaultMemory)
+	tickets := begin(t, d, 40, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
+	testtool.Eventually(t, func() bool { return len(d.Inflight().Taken(0)) == fewRequests })
+	close(m.arrives)
+	for _, ticket := range tickets {
+		_, err := ticket.Wait()
+		require.NoError(t, err)
+	}
+	require.NoError(t, d.Close())
+	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
+	require.EqualValues(t, serving.DefaultMemory, v.disks.Memory.Used())
+}
+
+func begin(t *testing.T, d *vhosttest.Driver, n int, c vhosttest.Command) []*vhosttest.Ticket {
+	t.Helper()
+	tickets := make([]*vhosttest.Ticket, n)
+	for i := range tickets {
+		var err error
+		tickets[i], err = d.Begin(0, c)
+		require.NoError(t, err)
+	}
+	return tickets
+}
+
+// TestDiskHangs: a disk that hangs keeps so many threads, and no more. All of its requests end when
+// it answers again.
+func TestDiskHangs(t *testing.T) {
+	m := &hanging{Memory: disktest.NewMemory(diskSize), answers: make(chan struct{})}
+	v := serve(t, m)
+	d := v.dial(t, vhosttest.Options{QueueSize: 1024})
+	var tickets []*vhosttest.Ticket
+	for i := range maxBlocked + 50 {
+		tickets = append(tickets, begin(t, d, 1, vhosttest.Command{Type: vhosttest.TypeWrite,
+			Sector: uint64(i), Out: make([]byte, 512)})...)
+	}
+	testtool.Eventually(t, func() bool { return m.inside.Load() >= maxBlocked })
+	close(m.answers)
+	for _, ticket := range tickets {
+		_, err := ticket.Wait()
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, maxBlocked, m.most.Load())
+}
+
+// hanging does not write until it answers.
+type hanging struct {
+	*disktest.Memory
+	answers      chan struct{}
+	inside, most atomic.Int32
+}
+
+func (h *hanging) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
+	n := h.inside.Add(1)
+	defer h.inside.Add(-1)
+	for most := h.most.Load(); n > most && !h.most.CompareAndSwap(most, n); most = h.most.Load() {
+	}
+	<-h.answers
+	return h.Memory.WriteAt(ctx, p, off)
 }

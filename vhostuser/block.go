@@ -73,6 +73,7 @@ type request struct {
 	chain    chain
 	table    *table // that the chain lies in
 	arrived  time.Time
+	cost     int64 // what it counts for in the limit of memory, because it waits; 0: nothing
 	kind     uint32
 	sector   uint64
 	out, in  []segment // data for the disk, and from it
@@ -109,6 +110,7 @@ func (run *run) serve() error {
 	n, err := run.execute(req)
 	if err == errLater {
 		run.req = nil
+		q.waits(req)
 		q.late.Postpone(req)
 		return nil
 	}
@@ -381,6 +383,7 @@ func (run *run) Waits() (time.Duration, error) {
 		return 0, serving.ErrAborted
 	}
 	run.held = true
+	run.q.waits(run.req)
 	// Whoever has fenced the client ends the requests that are held. This one may have come too
 	// late.
 	if !run.q.c.client.Admitted(run.q.c.disk) {

@@ -18,6 +18,9 @@ type chain struct {
 
 func (c *chain) reset(head uint16) { c.head, c.out, c.in = head, c.out[:0], c.in[:0] }
 
+// room is for how many segments the chain has memory.
+func (c *chain) room() int64 { return int64(cap(c.out) + cap(c.in)) }
+
 // lengthOf is how many bytes segments have.
 func lengthOf(segs []segment) (n int64) {
 	for i := range segs {

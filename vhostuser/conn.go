@@ -54,7 +54,8 @@ type conn struct {
 
 	dirty     dirtyLog
 	writeback atomic.Bool
-	through   atomic.Bool // a write is durable when it ends
+	through   atomic.Bool  // a write is durable when it ends
+	running   atomic.Int32 // rings that run
 
 	commands, bytesRead, bytesWritten atomic.Uint64
 

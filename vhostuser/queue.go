@@ -6,9 +6,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/serving"
 )
 
@@ -43,6 +45,10 @@ type queue struct {
 
 	free []*request // guarded by mu
 	late *serving.Late[*request]
+
+	out    int  // guarded by mu; requests that were taken and have not ended
+	asleep int  // guarded by mu; of these, those that have waited for something
+	full   bool // guarded by mu; the next one is not taken until one has ended
 
 	kick    int // the eventfd by which the driver tells; -1: none
 	enabled atomic.Bool
@@ -137,6 +143,7 @@ func (q *queue) start() error {
 	}
 	q.stop.Store(false)
 	q.running = true
+	q.c.running.Add(1)
 	c, handOn := &q.c.Conn, func() { q.active.Add(1) }
 	disks := q.c.srv.disks
 	q.role = disks.NewReader(c, func(t *serving.Turn) { q.loop(t, false) }, handOn)
@@ -144,6 +151,37 @@ func (q *queue) start() error {
 	q.active.Add(1)
 	go q.role.Run()
 	return nil
+}
+
+const (
+	// fewRequests is how many requests of a ring are taken in any case.
+	fewRequests = 16
+	// maxBlocked is how many goroutines of a connection may be in calls of the disk, each with a
+	// thread of the process: a disk hangs, and its guest has rings of many thousand requests.
+	maxBlocked = 256
+	// longChain is how many segments a request has whose memory is not kept for others.
+	longChain = 256
+)
+
+// crowded reports whether the requests that were taken must end before another one is taken.
+func (q *queue) crowded() bool {
+	if q.out < fewRequests {
+		return false
+	}
+	return q.out-q.asleep >= max(fewRequests, maxBlocked/int(max(q.c.running.Load(), 1))) ||
+		q.c.share.Exhausted()
+}
+
+// waits notes that a request waits, but not in a call of the disk. It counts for the limit of memory
+// until it ends.
+func (q *queue) waits(req *request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if req.cost == 0 {
+		req.cost = memory.RequestCost + int64(unsafe.Sizeof(segment{}))*req.chain.room()
+		q.c.share.Charge(req.cost)
+		q.asleep++
+	}
 }
 
 // begin finds out where the ring stands.
@@ -179,6 +217,8 @@ func (q *queue) halt() {
 		return
 	}
 	q.stop.Store(true)
+	q.role.Close() // first: the watchdog starts no goroutine any more
+	q.late.Close()
 	q.sleeper.wakeUp()
 	late := time.AfterFunc(stopTimeout, func() { q.c.giveUp(q) })
 	defer late.Stop()
@@ -196,9 +236,9 @@ func (q *queue) halt() {
 		}
 	}
 	q.running = false
-	q.role.Close()
+	q.c.running.Add(-1)
 	for _, req := range q.late.Close() { // they stay in flight
-		req.table.release()
+		q.recycle(req)
 	}
 	q.sleeper.close()
 }
@@ -339,6 +379,9 @@ func (q *queue) next(run *run) (ok bool, err error) {
 func (q *queue) take(run *run) (ok bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.full = q.crowded(); q.full {
+		return false, nil
+	}
 	var head uint16
 	if len(q.resumed) > 0 {
 		head, ok = q.resumed[0], true
@@ -363,6 +406,7 @@ func (q *queue) take(run *run) (ok bool, err error) {
 	}
 	q.table.refs.Add(1)
 	req.table, req.arrived = q.table, time.Now()
+	q.out++
 	run.req, run.busy = req, true
 	return true, nil
 }
@@ -373,7 +417,19 @@ func (q *queue) recycle(req *request) {
 	req.table = nil
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.free = append(q.free, req)
+	q.out--
+	if req.cost != 0 {
+		q.asleep--
+		q.c.share.Charge(-req.cost)
+		req.cost = 0
+	}
+	if q.full {
+		q.full = false
+		q.sleeper.wakeUp()
+	}
+	if req.chain.room() <= longChain {
+		q.free = append(q.free, req)
+	}
 }
 
 // look waits for a request for a moment, without sleep. It returns whether there may be one.
@@ -400,7 +456,7 @@ func (q *queue) waiting() bool {
 func (q *queue) await() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.resumed) == 0 && q.ring.await()
+	return q.full || len(q.resumed) == 0 && q.ring.await()
 }
 
 func (q *queue) quiet() {
