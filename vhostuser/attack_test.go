@@ -189,3 +189,38 @@ func (h *hanging) WriteAt(ctx context.Context, p []byte, off int64) (int, error)
 	<-h.answers
 	return h.Memory.WriteAt(ctx, p, off)
 }
+
+// TestWriteCacheOverRestart: a guest that has turned the write cache off does not have it with the
+// next connection either, also if its driver has begun anew meanwhile.
+func TestWriteCacheOverRestart(t *testing.T) {
+	fault := disktest.NewFault(disktest.NewMemory(diskSize))
+	v := serve(t, fault)
+	d := v.dial(t, vhosttest.Options{ProtocolFeatures: ^uint64(protocolMemSlots)})
+	flushes := func() int {
+		before := fault.Calls(disktest.OpFlush)
+		require.NoError(t, d.Write(0, 0, make([]byte, 512)))
+		return fault.Calls(disktest.OpFlush) - before
+	}
+	require.NoError(t, d.SetWriteCache(false))
+	require.NoError(t, d.Reset())
+	require.NoError(t, d.Start())
+	for range 2 {
+		v.EndSessions(func(status.Session) bool { return true })
+		require.NoError(t, d.Conn().WaitClosed())
+		require.NoError(t, d.Reconnect(v.socket))
+		require.Equal(t, 1, flushes())
+	}
+	require.NoError(t, d.SetWriteCache(true))
+	require.Zero(t, flushes())
+}
+
+// TestTooManyRings: a ring for which there is no thread is refused.
+func TestTooManyRings(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	rings.Add(maxRings)
+	_, err := vhosttest.Dial(v.socket, vhosttest.Options{})
+	require.Error(t, err)
+	rings.Add(-maxRings)
+	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
+	require.NoError(t, v.dial(t, vhosttest.Options{}).Read(0, 0, make([]byte, 512)))
+}

@@ -248,6 +248,7 @@ func (c *conn) setConfig(m *message) error {
 			"device can")
 	}
 	c.writeback.Store(m.payload[12] != 0)
+	c.region.setWriteback(m.payload[12] != 0)
 	c.setThrough()
 	return nil
 }
@@ -353,6 +354,8 @@ func (c *conn) setInflight(m *message) error {
 	}
 	c.region.close()
 	c.region = region
+	c.writeback.Store(region.adopt(c.writeback.Load()))
+	c.setThrough()
 	return nil
 }
 

@@ -21,6 +21,7 @@ const (
 	inflightVersion = 1
 	inflightAlign   = 64
 
+	offFeatures  = 0
 	offVersion   = 8
 	offDescNum   = 10
 	offLastBatch = 12
@@ -30,6 +31,11 @@ const (
 	stateNext     = 6
 	stateCounter  = 8
 )
+
+// writeThrough is a feature of a region: the guest has turned the write cache off. The protocol knows
+// no features yet. The front end does not tell the next daemon what the guest has set, and the guest
+// goes on believing that its writes are durable.
+const writeThrough = 1 << 63
 
 // inflightSize is how many bytes a ring has in the region.
 func inflightSize(num uint16) uint64 {
@@ -88,6 +94,28 @@ func openInflight(fd int, size, off uint64, queues, num uint16) (*inflightRegion
 		return nil, fmt.Errorf("the region of requests in flight: %w", err)
 	}
 	return &inflightRegion{all, queues, num}, nil
+}
+
+// adopt returns whether the guest has the write cache, as the region says. A region that nobody has
+// used takes it from the device.
+func (r *inflightRegion) adopt(writeback bool) bool {
+	if binary.LittleEndian.Uint16(r.all[offVersion:]) != 0 {
+		return binary.LittleEndian.Uint64(r.all[offFeatures:])&writeThrough == 0
+	}
+	r.setWriteback(writeback)
+	return writeback
+}
+
+// setWriteback notes whether the guest has the write cache.
+func (r *inflightRegion) setWriteback(on bool) {
+	if r == nil {
+		return
+	}
+	features := binary.LittleEndian.Uint64(r.all[offFeatures:]) &^ writeThrough
+	if !on {
+		features |= writeThrough
+	}
+	binary.LittleEndian.PutUint64(r.all[offFeatures:], features)
 }
 
 func (r *inflightRegion) close() {

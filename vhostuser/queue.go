@@ -1,6 +1,7 @@
 package vhostuser
 
 import (
+	"fmt"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -23,6 +24,13 @@ const (
 	// meanwhile, and the person at its monitor, too.
 	stopTimeout = 30 * time.Second
 )
+
+// maxRings is how many rings run in this process at most. Each sleeps in a thread, and Go ends a
+// process that has 10,000 of them.
+const maxRings = 4096
+
+// rings is how many rings run now.
+var rings atomic.Int32
 
 // lookers is how many queues look at their rings now. They must leave processors to the others.
 var lookers atomic.Int32
@@ -141,6 +149,11 @@ func (q *queue) start() error {
 	if err := q.sleeper.open(q.kick); err != nil {
 		return err
 	}
+	if rings.Add(1) > maxRings {
+		rings.Add(-1)
+		return fmt.Errorf("%d rings run in this process already: give guests fewer queues",
+			maxRings)
+	}
 	q.stop.Store(false)
 	q.running = true
 	q.c.running.Add(1)
@@ -237,6 +250,7 @@ func (q *queue) halt() {
 	}
 	q.running = false
 	q.c.running.Add(-1)
+	rings.Add(-1)
 	for _, req := range q.late.Close() { // they stay in flight
 		q.recycle(req)
 	}
