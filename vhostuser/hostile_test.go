@@ -316,3 +316,17 @@ func TestGarbage(t *testing.T) {
 	}
 	exercise(t, v.dial(t, vhosttest.Options{}))
 }
+
+// TestCallIsFull: a front end gives a call that waits at once. The connection ends all the same.
+func TestCallIsFull(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	d := v.dial(t, vhosttest.Options{})
+	call := event(t) // it blocks
+	_, err := unix.Write(call, append([]byte{0xfe}, bytes.Repeat([]byte{0xff}, 7)...))
+	require.NoError(t, err)
+	require.NoError(t, d.Conn().Tell(vhosttest.SetVringCall, vhosttest.U64(0), call))
+	require.NoError(t, d.Conn().Close())
+	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
+	next := v.dial(t, vhosttest.Options{})
+	require.NoError(t, next.Read(0, 0, make([]byte, 512)))
+}

@@ -45,6 +45,7 @@ type queue struct {
 	ring  ring    // guarded by mu while the queue runs
 	table *table  // guarded by mu; nil: the guest has no memory yet
 	call  *caller // guarded by mu; tells the driver; nil: nothing does
+	owes  bool    // guarded by mu; call is new, and the driver is told whatever it wants
 	// guarded by mu; requests of an earlier connection that come before those of the ring
 	resumed  []uint16
 	inflight *inflight // guarded by mu while the queue runs
@@ -231,14 +232,11 @@ func (q *queue) setCall(call *caller) {
 	q.mu.Lock()
 	former := q.call
 	q.call = call
-	if call != nil {
-		call.refs.Add(1)
-	}
+	q.owes = call != nil // what was told to nobody, by the reader: the front end may let it wait
 	q.mu.Unlock()
 	former.release()
-	if call != nil { // what was told to nobody is told now
-		tell(call.fd)
-		call.release()
+	if q.running {
+		q.sleeper.wakeUp()
 	}
 }
 
@@ -439,9 +437,10 @@ func (q *queue) tellDriver() {
 func (q *queue) toTell() *caller {
 	q.mu.Lock()
 	defer q.mu.Unlock() // the guest's memory can fault
-	if q.ring.usedNext == q.ring.rung || !q.ring.mustRing() || q.call == nil {
+	if !q.owes && (q.ring.usedNext == q.ring.rung || !q.ring.mustRing() || q.call == nil) {
 		return nil
 	}
+	q.owes = false
 	q.call.refs.Add(1)
 	return q.call
 }
