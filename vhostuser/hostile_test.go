@@ -317,16 +317,26 @@ func TestGarbage(t *testing.T) {
 	exercise(t, v.dial(t, vhosttest.Options{}))
 }
 
-// TestCallIsFull: a front end gives a call that waits at once. The connection ends all the same.
+// TestCallIsFull: a front end gives a call that waits at once, and then perhaps another one. The
+// connection ends all the same.
 func TestCallIsFull(t *testing.T) {
 	v := serve(t, disktest.NewMemory(diskSize))
-	d := v.dial(t, vhosttest.Options{})
-	call := event(t) // it blocks
-	_, err := unix.Write(call, append([]byte{0xfe}, bytes.Repeat([]byte{0xff}, 7)...))
-	require.NoError(t, err)
-	require.NoError(t, d.Conn().Tell(vhosttest.SetVringCall, vhosttest.U64(0), call))
-	require.NoError(t, d.Conn().Close())
-	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
+	fds := descriptors(t)
+	for range 2 {
+		d := v.dial(t, vhosttest.Options{})
+		for _, call := range []int{event(t), event(t)} { // they block
+			_, err := unix.Write(call, append([]byte{0xfe}, bytes.Repeat([]byte{0xff}, 7)...))
+			require.NoError(t, err)
+			require.NoError(t, d.Conn().Tell(vhosttest.SetVringCall, vhosttest.U64(0), call))
+			_, err = d.Begin(0, vhosttest.Command{Type: vhosttest.TypeFlush})
+			require.NoError(t, err)
+		}
+		require.NoError(t, d.Conn().Close())
+		testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
+		v.logs.TakeAll()
+		require.NoError(t, d.Close())
+	}
+	testtool.Eventually(t, func() bool { return descriptors(t) <= fds+4 }) // its own four
 	next := v.dial(t, vhosttest.Options{})
 	require.NoError(t, next.Read(0, 0, make([]byte, 512)))
 }

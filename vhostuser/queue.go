@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +46,9 @@ type queue struct {
 	ring  ring    // guarded by mu while the queue runs
 	table *table  // guarded by mu; nil: the guest has no memory yet
 	call  *caller // guarded by mu; tells the driver; nil: nothing does
-	owes  bool    // guarded by mu; call is new, and the driver is told whatever it wants
+	// guarded by mu; what told the driver before, if a goroutine may still do it
+	formers []*caller
+	owes    bool // guarded by mu; call is new, and the driver is told whatever it wants
 	// guarded by mu; requests of an earlier connection that come before those of the ring
 	resumed  []uint16
 	inflight *inflight // guarded by mu while the queue runs
@@ -188,13 +191,11 @@ func (q *queue) halt() {
 // drain lets goroutines end that wait until the front end takes what it is told.
 func (q *queue) drain() {
 	q.mu.Lock()
-	call := q.call
-	if call != nil {
-		call.refs.Add(1)
+	defer q.mu.Unlock()
+	q.call.drain()
+	for _, former := range q.formers {
+		former.drain()
 	}
-	q.mu.Unlock()
-	call.drain()
-	call.release()
 }
 
 // remap moves a queue to another table of memory. Requests under way keep the former one. After an
@@ -230,14 +231,27 @@ func (q *queue) address(desc, used, avail, log uint64, logged bool) error {
 // setCall replaces what tells the driver.
 func (q *queue) setCall(call *caller) {
 	q.mu.Lock()
-	former := q.call
+	q.formers = append(q.formers, q.call)
 	q.call = call
 	q.owes = call != nil // what was told to nobody, by the reader: the front end may let it wait
 	q.mu.Unlock()
-	former.release()
+	q.forgetCalls()
 	if q.running {
 		q.sleeper.wakeUp()
 	}
+}
+
+// forgetCalls lets former calls go that nobody uses any more.
+func (q *queue) forgetCalls() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.formers = slices.DeleteFunc(q.formers, func(c *caller) bool {
+		gone := c == nil || c.refs.Load() == 1
+		if gone {
+			c.release()
+		}
+		return gone
+	})
 }
 
 // loop is what a goroutine with the role does.
@@ -457,7 +471,7 @@ func (q *queue) enable(on bool) {
 func (q *queue) close() {
 	q.halt()
 	q.sleeper.close()
-	q.call.release()
+	q.setCall(nil)
 	closeFD(q.kick)
 	q.table.release()
 }
