@@ -83,7 +83,9 @@ func TestMemoryIsGivenBack(t *testing.T) {
 			end(v)
 			require.NoError(t, d.Conn().WaitClosed())
 			arrive()
-			testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
+			testtool.Eventually(t, func() bool {
+				return v.said("vhost-user connection ended") == 1
+			})
 			require.GreaterOrEqual(t, len(d.Inflight().Taken(0)), requests-1)
 			require.NoError(t, d.Close())
 			testtool.Eventually(t, func() bool { return mappings(t) == before })

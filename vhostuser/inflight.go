@@ -32,9 +32,9 @@ const (
 	stateCounter  = 8
 )
 
-// writeThrough is a feature of a region: the guest has turned the write cache off. The protocol knows
-// no features yet. The front end does not tell the next daemon what the guest has set, and the guest
-// goes on believing that its writes are durable.
+// writeThrough is a feature of a region: the guest has turned the write cache off. The protocol
+// knows no features yet. The front end does not tell the next daemon what the guest has set, and
+// the guest goes on believing that its writes are durable.
 const writeThrough = 1 << 63
 
 // inflightSize is how many bytes a ring has in the region.

@@ -116,8 +116,8 @@ func (q *queue) crowded() bool {
 		q.c.share.Exhausted()
 }
 
-// waits notes that a request waits, but not in a call of the disk. It counts for the limit of memory
-// until it ends.
+// waits notes that a request waits, but not in a call of the disk. It counts for the limit of
+// memory until it ends.
 func (q *queue) waits(req *request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -89,7 +89,9 @@ func (s *Server) end(which func(*conn) bool, err error) {
 // if the name cannot be that of a socket, is another one's or a number.
 func (s *Server) socketName(d *serving.Disk) string {
 	name := d.Name
-	if _, err := strconv.Atoi(name); err == nil || name == "" || strings.ContainsAny(name, "/\\") || strings.HasPrefix(name, ".") ||
+	_, err := strconv.Atoi(name)
+	if err == nil || name == "" || strings.ContainsAny(name, "/\\") ||
+		strings.HasPrefix(name, ".") ||
 		!serving.ValidName(serving.SocketPrefix+filepath.Join(s.dir, name+".sock")) {
 		return strconv.Itoa(int(d.Number))
 	}
