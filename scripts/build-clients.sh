@@ -9,10 +9,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 suite=trixie # Debian 13: QEMU 10.0, libnbd 1.22, libiscsi 1.20, nbdkit 1.42
-packages=qemu-utils,qemu-block-extra,libnbd-bin,python3-libnbd,libiscsi-bin,nbdkit,libc-bin
-programs=(qemu-img qemu-io qemu-nbd qemu-storage-daemon nbdinfo nbdcopy nbdkit iscsi-ls iscsi-inq iscsi-perf iscsi-test-cu)
+packages=qemu-utils,qemu-block-extra,libnbd-bin,python3-libnbd,libiscsi-bin,nbdkit,libc-bin,qemu-system-x86
+programs=(qemu-img qemu-io qemu-nbd qemu-storage-daemon nbdinfo nbdcopy nbdkit iscsi-ls iscsi-inq iscsi-perf iscsi-test-cu
+	qemu-system-x86_64)
 
-# later in integration/nbd/generations_test.go computes the same.
+# Later in integration/internal/rig/generations.go computes the same.
 hash=$(sha256sum <scripts/build-clients.sh | cut -c 1-16)
 out=${KUBEVIRT_DISK_CLIENTS:-$PWD/cache/clients}/$hash
 mkdir -p "$out"
@@ -49,6 +50,9 @@ name=$(basename "$0")
 program=$root/usr/bin/$name
 [ -e "$program" ] || program=$root/usr/sbin/$name
 export QEMU_MODULE_DIR="$lib/qemu"
+case $name in
+qemu-system-*) set -- -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" "$@" ;; # firmware
+esac
 exec "$lib"/ld-linux-*.so.? --argv0 "$name" --library-path "$lib:$lib/ceph" "$program" "$@"
 EOT
 	chmod +x "$out/new/$program"

@@ -217,12 +217,14 @@ func (c *conn) setProtocol(m *message) error {
 	return nil
 }
 
-// reset stops all rings, and forgets where they were.
+// reset stops all rings. They begin anew unless the front end says where. Where they were is kept
+// for GET_VRING_BASE: QEMU 7.2 asks after it has reset the status, and migrates a guest with the
+// answer.
 func (c *conn) reset() {
 	for _, q := range c.queues {
 		if q != nil {
 			q.halt()
-			q.ring.next = 0
+			q.anew = true
 			q.enabled.Store(c.features&featureProtocol == 0)
 		}
 	}
@@ -413,7 +415,7 @@ func (c *conn) setRing(m *message) error {
 	case m.request == reqSetVringNum:
 		q.ring.num = num
 	default:
-		q.ring.next = uint16(num)
+		q.ring.next, q.anew = uint16(num), false
 	}
 	return nil
 }

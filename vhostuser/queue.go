@@ -60,7 +60,8 @@ type queue struct {
 	asleep int  // guarded by mu; of these, those that have waited for something
 	full   bool // guarded by mu; the next one is not taken until one has ended
 
-	kick    int // the eventfd by which the driver tells; -1: none
+	kick    int  // the eventfd by which the driver tells; -1: none
+	anew    bool // the ring begins at 0: the device was reset
 	enabled atomic.Bool
 	running bool
 	role    *serving.Reader
@@ -132,6 +133,9 @@ func (q *queue) waits(req *request) {
 func (q *queue) begin() error {
 	r := &q.ring
 	clear(r.taken)
+	if q.anew {
+		r.next, q.anew = 0, false
+	}
 	r.flags = 0
 	r.usedNext = load16(r.used, 2)
 	r.rung = r.usedNext

@@ -450,3 +450,17 @@ func (w *waiting) ReadAt(ctx context.Context, p []byte, off int64) (int, error) 
 	}
 	return w.Memory.ReadAt(ctx, p, off)
 }
+
+// TestStatusBeforeBase: QEMU 7.2 resets the status before it asks where the rings were, and the
+// guest goes on there on another machine.
+func TestStatusBeforeBase(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	d := v.dial(t, vhosttest.Options{})
+	for range 3 {
+		require.NoError(t, d.Write(0, 0, make([]byte, 512)))
+	}
+	require.NoError(t, d.Conn().Tell(vhosttest.SetStatus, vhosttest.U64(0)))
+	base, err := d.Queue(0).Stop()
+	require.NoError(t, err)
+	require.EqualValues(t, 3, base)
+}

@@ -3,6 +3,7 @@ package guest
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,11 +25,16 @@ type MachineOptions struct {
 	Dir string
 	// Memory is the guest's memory in MiB; 0 means 512. It also holds the initramfs.
 	Memory int
+	// QEMU is the program; "" means qemu-system-x86_64.
+	QEMU string
 	// Args are additional arguments for QEMU.
 	Args []string
 	// In starts QEMU: a command that runs its arguments in place of itself, such as nsenter. Empty:
 	// nothing does.
 	In []string
+	// Incoming is where another machine migrates to this one, as QEMU's -incoming has it. Start does
+	// not wait then. Commands run when the other machine is here.
+	Incoming string
 	// FromDisk boots from a disk that BootDisk has made and that Args name. Guest is ignored then.
 	FromDisk bool
 }
@@ -104,7 +110,7 @@ func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
 		opt.Memory = 512
 	}
 	console := filepath.Join(opt.Dir, "console")
-	command := append(slices.Clone(opt.In), "qemu-system-x86_64",
+	command := append(slices.Clone(opt.In), cmp.Or(opt.QEMU, "qemu-system-x86_64"),
 		"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", fmt.Sprint(opt.Memory),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-chardev", "file,id=console,path="+console, "-serial", "chardev:console",
@@ -112,6 +118,9 @@ func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
 		"virtserialport,chardev=shell,name="+shellPort,
 		"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=")
 	command = append(command, append(boot, opt.Args...)...)
+	if opt.Incoming != "" {
+		command = append(command, "-incoming", opt.Incoming)
+	}
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	m := &Machine{cmd: cmd, errors: new(bytes.Buffer), console: console, done: make(chan struct{})}
@@ -137,6 +146,9 @@ func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
 		_ = cmd.Wait()
 		close(m.done)
 	}()
+	if opt.Incoming != "" {
+		return m, nil
+	}
 	defer context.AfterFunc(ctx, m.kill)()
 	for {
 		line, err := m.out.ReadString('\n')

@@ -4,6 +4,7 @@
 //
 //	iscsi     initiators: libiscsi, QEMU, the kernel; copy modes, restarts, handovers, pages
 //	nbd       NBD clients
+//	vhostuser guests that use disks by vhost-user
 //	images    the container image, and pods
 //	registry  push, pull, streaming, commit, signatures
 //	volumes   volumes on demand

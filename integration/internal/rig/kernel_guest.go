@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/guest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // Time limits for the guest, several times what it needs on a busy machine.
@@ -102,7 +103,7 @@ func (g *KernelGuest) Commands(t *testing.T) []string {
 // about matches the start of kernel messages about disks, file systems and iSCSI. Other warnings
 // are about the kernel itself, or about an emulated machine that waits for its processor.
 var about = regexp.MustCompile(
-	`^ *(sd|scsi|iscsi|connection|session|EXT4|JBD2|Buffer I/O|I/O|blk|critical|device offline|Aborting)`)
+	`^ *(sd|scsi|iscsi|virtio|connection|session|EXT4|JBD2|Buffer I/O|I/O|blk|critical|device offline|Aborting)`)
 
 // frame matches a line of a stack. The kernel prints one for a task that waits long, too. A stack
 // that is about disks follows a message that is.
@@ -145,17 +146,31 @@ func BootDisk(t *testing.T) (raw string) {
 // machine and QEMU's monitor.
 func BootFrom(t *testing.T, disk ...string) (*KernelGuest, *Monitor) {
 	t.Helper()
+	return Boot(t, guest.MachineOptions{FromDisk: true,
+		Args: append(disk, "-device", "virtio-blk-pci,drive=disk,bootindex=1")})
+}
+
+// Boot boots a machine in a directory of its own, and returns it and QEMU's monitor.
+func Boot(t *testing.T, opt guest.MachineOptions) (*KernelGuest, *Monitor) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), GuestBoot)
 	defer cancel()
-	dir := t.TempDir()
-	qmp := filepath.Join(dir, "qmp")
-	m, err := guest.Start(ctx, guest.MachineOptions{Dir: dir, FromDisk: true,
-		Args: append(disk, "-device", "virtio-blk-pci,drive=disk,bootindex=1",
-			"-qmp", "unix:"+qmp+",server=on,wait=off")})
+	opt.Dir = t.TempDir()
+	opt.Guest.CacheDir = filepath.Join("..", "..", "cache", "guest")
+	qmp := filepath.Join(opt.Dir, "qmp")
+	opt.Args = append(opt.Args, "-qmp", "unix:"+qmp+",server=on,wait=off")
+	m, err := guest.Start(ctx, opt)
+	var fetch *guest.FetchError
+	if errors.As(err, &fetch) && os.Getenv(NeedEnv) != "1" {
+		t.Skip(err.Error())
+	}
 	require.NoError(t, err)
 	t.Cleanup(m.Close)
-	conn, err := net.Dial("unix", qmp)
-	require.NoError(t, err)
+	var conn net.Conn
+	testtool.Within(t, Timeout, func() bool {
+		conn, err = net.Dial("unix", qmp)
+		return err == nil
+	}, "QEMU has a monitor: %v", func() any { return err })
 	t.Cleanup(func() { conn.Close() })
 	control := &Monitor{t: t, in: conn, out: bufio.NewScanner(conn)}
 	require.True(t, control.out.Scan(), "the greeting")
