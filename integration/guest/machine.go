@@ -32,8 +32,8 @@ type MachineOptions struct {
 	// In starts QEMU: a command that runs its arguments in place of itself, such as nsenter. Empty:
 	// nothing does.
 	In []string
-	// Incoming is where another machine migrates to this one, as QEMU's -incoming has it. Start does
-	// not wait then. Commands run when the other machine is here.
+	// Incoming is where another machine migrates to this one, as QEMU's -incoming has it. Start
+	// does not wait then. Commands run when the other machine is here.
 	Incoming string
 	// FromDisk boots from a disk that BootDisk has made and that Args name. Guest is ignored then.
 	FromDisk bool

@@ -16,7 +16,8 @@ func TestLibblkio(t *testing.T) {
 	s := serve(t, rig.DiskDir(t, 64<<20))
 	raw := rig.DiskDir(t, 64<<20) + "/disk.raw"
 	disk := "driver=virtio-blk-vhost-user,cache.direct=on,path=" + s.socket("disk.raw")
-	rig.OK(t, later.Client("qemu-img"), "compare", "--image-opts", "driver=file,filename="+raw, disk)
+	local := "driver=file,filename=" + raw
+	rig.OK(t, later.Client("qemu-img"), "compare", "--image-opts", local, disk)
 	s.UntilFree()
 	args := []string{"--image-opts"}
 	for _, command := range []string{"write -P 7 4k 132k", "write -f -P 8 1M 512", "write -z 2M 1M",
@@ -27,13 +28,11 @@ func TestLibblkio(t *testing.T) {
 	}
 	require.NotContains(t, rig.OK(t, later.Client("qemu-io"), append(args, disk)...), "failed")
 	s.UntilFree()
-	source := raw
-	rig.Pattern(t, source, 64<<20, 0x42)
+	rig.Pattern(t, raw, 64<<20, 0x42)
 	rig.OK(t, later.Client("qemu-img"), "convert", "-n", "-W", "-m", "16", "--image-opts",
-		"--target-image-opts", "driver=file,filename="+source, disk)
+		"--target-image-opts", local, disk)
 	s.UntilFree()
-	rig.OK(t, later.Client("qemu-img"), "compare", "--image-opts", "driver=file,filename="+source,
-		disk)
+	rig.OK(t, later.Client("qemu-img"), "compare", "--image-opts", local, disk)
 	s.Stop()
 	require.NotContains(t, s.Output(), "protocol_error")
 }

@@ -44,7 +44,7 @@ func testGuest(t *testing.T, generation rig.Generation) {
 
 	g.OK(t, "disks='vda vdb'\n"+writers)
 	for i := range testtool.Rounds(3, 20) {
-		g.OK(t, moreRounds(16))
+		g.OK(t, moreRounds(8))
 		if i%3 == 1 {
 			s.Stop()
 		} else {
@@ -53,7 +53,7 @@ func testGuest(t *testing.T, generation rig.Generation) {
 		s.start(t)
 	}
 	plugsMemory(t, g, control)
-	g.OK(t, moreRounds(16))
+	g.OK(t, moreRounds(8))
 	g.OK(t, everythingWritten)
 	usesNewSpace(t, g)
 	turnsCacheOff(t, s, g)
@@ -172,7 +172,7 @@ func plugsMemory(t *testing.T, g *rig.KernelGuest, control *rig.Monitor) {
 		"size": 256 << 20, "share": true})
 	control.Good("device_add", map[string]any{"driver": "pc-dimm", "id": "dimm", "memdev": "more"})
 	g.OK(t, until(`test `+total+` -ge $(($(cat /tmp/total) + 262144))`))
-	g.OK(t, moreRounds(16)) // new pages come from the memory that can be moved
+	g.OK(t, moreRounds(8)) // new pages come from the memory that can be moved
 	testtool.Within(t, rig.GuestCommand, func() bool {
 		// The guest may refuse while requests use the memory.
 		_, _ = control.Do("device_del", map[string]any{"id": "dimm"})
