@@ -17,6 +17,9 @@ func (e *edit) add(d *Disk, w *wish, later int) error {
 	if device.Bus == "" {
 		device.Bus = libvirt.BusVirtio
 	}
+	if w.vhostUser {
+		device = libvirt.Device{Bus: libvirt.BusVirtio} // libvirt has no more for it
+	}
 	export := d.Export
 	export.Serial = d.serial(w)
 	if e.serials[export.Serial] {
@@ -35,12 +38,16 @@ func (e *edit) add(d *Disk, w *wish, later int) error {
 	if device.Dev, err = e.freeName(device.Bus, later); err != nil {
 		return err
 	}
-	disk, err := export.Disk(device)
+	render, alias := export.Disk, aliasPrefix+device.Dev
+	if w.vhostUser {
+		render, alias = e.vhostUser(d, nil).Disk, w.alias
+	}
+	disk, err := render(device)
 	if err != nil {
 		return err
 	}
 	e.common.Disk(disk)
-	disk.Alias = &libvirtxml.DomainAlias{Name: aliasPrefix + device.Dev}
+	disk.Alias = &libvirtxml.DomainAlias{Name: alias}
 	if disk.Address, err = e.address(device.Bus); err != nil {
 		return err
 	}

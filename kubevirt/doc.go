@@ -1,4 +1,5 @@
-// Package kubevirt makes a disk that is served by NBD a disk of KubeVirt's virtual machines.
+// Package kubevirt makes a disk that is served by NBD or vhost-user a disk of KubeVirt's virtual
+// machines.
 //
 // A Server answers KubeVirt's launcher, which asks its hook sidecars and plugins for the domain of
 // a machine before it is defined. Edit changes that domain: it adds the disks, or exchanges the

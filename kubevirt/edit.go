@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"libvirt.org/go/libvirtxml"
+
 	"kubevirt.io/disk/libvirt"
 )
 
@@ -18,6 +20,11 @@ type Disk struct {
 	Elsewhere bool
 	// Export is what libvirt is told of it. Its socket is where the launcher finds it.
 	Export libvirt.Export
+	// VhostUser is the same for a machine that asks for that transport. Without a socket it cannot
+	// have it.
+	VhostUser libvirt.VhostUser
+	// MemoryLimit is how many bytes of memory the container may use that serves it.
+	MemoryLimit int64
 }
 
 // Edit returns the domain of a call with the disks in it, and all else as it was, byte for byte.
@@ -46,6 +53,7 @@ func Edit(c Call, disks []Disk, container string) ([]byte, error) {
 	}
 	places := make([]*element, len(disks))
 	for i := range disks {
+		wishes[i].alias = fmt.Sprintf("%s%s_%d", aliasPrefix, container, disks[i].Number)
 		if places[i], err = e.find(&disks[i], &wishes[i], m); err != nil {
 			return nil, fmt.Errorf("disk %q: %w", disks[i].Export.Name, err)
 		}
@@ -56,9 +64,15 @@ func Edit(c Call, disks []Disk, container string) ([]byte, error) {
 	e.common = e.virtio(m)
 	for i := range disks {
 		e.chosen = e.chosen || wishes[i].order() != ""
+		if err := e.checkTransport(&disks[i], &wishes[i], places[i], m); err != nil {
+			return nil, fmt.Errorf("disk %q: annotation %s: %w", disks[i].Export.Name,
+				wishes[i].said[keyTransport], err)
+		}
 	}
 	for i := range disks {
-		if places[i] != nil {
+		if places[i] != nil && wishes[i].vhostUser {
+			err = e.exchangeVhostUser(places[i], &disks[i], &wishes[i])
+		} else if places[i] != nil {
 			err = e.exchange(places[i], &disks[i], &wishes[i])
 		} else {
 			later := 0 // those that come behind it, with names of the same kind
@@ -85,6 +99,8 @@ type edit struct {
 	common  libvirt.Virtio // what every virtio device gets
 	changes []change
 	added   strings.Builder // devices
+	memory  string          // a <memoryBacking> element; "": none is added
+	shared  bool            // the domain's memory is, after the changes
 	// of the devices that were added
 	names, serials map[string]bool
 	orders         map[string]bool
@@ -116,10 +132,10 @@ func (e *edit) find(d *Disk, w *wish, m *machine) (found *element, err error) {
 	serial := d.serial(w)
 	for _, disk := range e.disks() {
 		switch {
-		case d.at(disk, serial) && found != nil:
+		case d.at(disk, w) && found != nil:
 			return nil, fmt.Errorf("the domain has it twice, as %s and %s",
 				found.child("target").attribute("dev"), disk.child("target").attribute("dev"))
-		case d.at(disk, serial):
+		case d.at(disk, w):
 			found = disk
 		case disk.child("serial").words() == serial && serial != "":
 			return nil, fmt.Errorf("its serial number %q is that of another disk of the machine, "+
@@ -131,9 +147,12 @@ func (e *edit) find(d *Disk, w *wish, m *machine) (found *element, err error) {
 }
 
 // at reports whether an element is the disk. The launcher loses the socket of a source that it
-// reads back.
-func (d *Disk) at(disk *element, serial string) bool {
-	source := disk.child("source")
+// reads back. With vhost-user there is no serial number either, and the alias is what stays.
+func (d *Disk) at(disk *element, w *wish) bool {
+	source, serial := disk.child("source"), d.serial(w)
+	if disk.attribute("type") == typeVhostUser {
+		return disk.child("alias").attribute("name") == w.alias
+	}
 	if source.attribute("protocol") != "nbd" || source.attribute("name") != d.Export.Name {
 		return false
 	}
@@ -162,10 +181,12 @@ func (e *edit) findReplaced(d *Disk, w *wish, m *machine) (*element, error) {
 		}
 		source := disk.child("source")
 		socket := source.child("host").attribute("socket")
+		path := source.attribute("path")
 		ours := source.attribute("name") == d.Export.Name &&
 			(socket == d.Export.Socket || socket == "")
 		switch kind := disk.attribute("device"); {
-		case source.attribute("protocol") == "nbd" && !ours:
+		case source.attribute("protocol") == "nbd" && !ours,
+			disk.attribute("type") == typeVhostUser && path != "" && path != d.VhostUser.Socket:
 			return nil, fmt.Errorf("annotation %s: another hook has replaced the disk of volume "+
 				"%q already", by, w.replace)
 		case kind != "disk" && kind != "cdrom" && kind != "":
@@ -182,13 +203,16 @@ func (e *edit) findReplaced(d *Disk, w *wish, m *machine) (*element, error) {
 func (e *edit) document() []byte {
 	added := e.added.String()
 	disks := e.disks()
+	if e.memory != "" && e.devices != nil {
+		e.changes = append(e.changes, change{e.devices.start, e.devices.start, e.memory})
+	}
 	switch {
 	case added == "":
 	case len(disks) > 0:
 		last := disks[len(disks)-1].end
 		e.changes = append(e.changes, change{last, last, added})
 	case e.devices == nil:
-		e.fill(e.root, "<devices>"+added+"</devices>")
+		e.fill(e.root, e.memory+"<devices>"+added+"</devices>")
 	default:
 		e.fill(e.devices, added)
 	}
@@ -229,7 +253,7 @@ func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 	if w.replace != "" {
 		common = libvirt.Virtio{} // KubeVirt has given it to its own disk
 	}
-	whole, text, err := render(export, device, common)
+	whole, text, err := render(export.Disk, device, common)
 	if err != nil {
 		return err
 	}
@@ -304,9 +328,9 @@ func (e *edit) driver(at, ours *element, w *wish) string {
 }
 
 // render returns the element of a new disk, and its text.
-func render(export libvirt.Export, device libvirt.Device, common libvirt.Virtio) (*element, string,
-	error) {
-	disk, err := export.Disk(device)
+func render(of func(libvirt.Device) (*libvirtxml.DomainDisk, error), device libvirt.Device,
+	common libvirt.Virtio) (*element, string, error) {
+	disk, err := of(device)
 	if err != nil {
 		return nil, "", err
 	}

@@ -22,10 +22,18 @@ const (
 	keyCache     = "cache"
 	keySerial    = "serial"
 	keyReplace   = "replace"
+	keyTransport = "transport"
+)
+
+// The values of the annotation about the transport.
+const (
+	transportNBD       = "nbd"
+	transportVhostUser = "vhost-user"
 )
 
 func keys() []string {
-	return []string{keyBus, keyBootOrder, keyReadOnly, keyCache, keySerial, keyReplace}
+	return []string{keyBus, keyBootOrder, keyReadOnly, keyCache, keySerial, keyReplace,
+		keyTransport}
 }
 
 // others reports whether a key with the prefix is not for the hook.
@@ -41,6 +49,8 @@ type wish struct {
 	cache     libvirt.Cache
 	serial    string
 	replace   string            // the volume whose disk is replaced
+	vhostUser bool              // by vhost-user, and not by NBD
+	alias     string            // of the disk if it is added by vhost-user
 	said      map[string]string // by key: the annotation that says it
 }
 
@@ -65,6 +75,10 @@ func (w *wish) parse(key, value string) (err error) {
 		var v string
 		v, err = oneOf(value, "true", "false")
 		w.readOnly = new(v == "true")
+	case keyTransport:
+		var v string
+		v, err = oneOf(value, transportNBD, transportVhostUser)
+		w.vhostUser = v == transportVhostUser
 	case keySerial:
 		w.serial = value
 		if value == "" {

@@ -6,8 +6,8 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// maxQueues is how many queues kubevirt-disk serves for a disk.
-const maxQueues = 16
+// MaxQueues is how many queues kubevirt-disk serves for a disk of VhostUser.
+const MaxQueues = 16
 
 // VhostUser is a disk that kubevirt-disk serves by vhost-user-blk: it reads and writes the guest's
 // memory itself, so the domain needs the element of SharedMemory, too. Serial number, write cache,
@@ -15,7 +15,9 @@ const maxQueues = 16
 // mode is no matter of the domain. Errors go to the guest: the domain does not pause.
 type VhostUser struct {
 	Socket string // absolute path, which QEMU may open
-	Queues uint   // at most 16; 0: as libvirt chooses
+	// Queues is at most MaxQueues. 0: QEMU chooses one for each vCPU, so a domain with more vCPUs
+	// than that needs a number.
+	Queues uint
 	// Reconnect is how long QEMU waits before each try to connect again, in whole seconds, while
 	// the guest's requests wait. 0: it does not try, and they wait for ever.
 	Reconnect time.Duration
@@ -63,8 +65,8 @@ func (v VhostUser) DiskXML(d Device) (string, error) {
 // check validates the disk and a device for it, and returns the device with its defaults.
 func (v VhostUser) check(d Device, p *problems) Device {
 	checkPath(p, "VhostUser.Socket", v.Socket)
-	if v.Queues > maxQueues {
-		p.add("VhostUser.Queues", "%d: want at most %d", v.Queues, maxQueues)
+	if v.Queues > MaxQueues {
+		p.add("VhostUser.Queues", "%d: want at most %d", v.Queues, MaxQueues)
 	}
 	if v.Reconnect < 0 || v.Reconnect%time.Second != 0 {
 		p.add("VhostUser.Reconnect", "%s: want whole seconds, from 0", v.Reconnect)

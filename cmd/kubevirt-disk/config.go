@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -74,6 +75,8 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 	l.checkRemotes(c.Remotes)
 	if c.Hook != nil {
 		c.NBD = append([]options.NBDPortal{c.Hook.NBD()}, c.NBD...)
+		c.VhostUserDir = cmp.Or(c.VhostUserDir, c.Hook.VhostUser())
+		c.Hook.MemoryLimit = containerMemory()
 	} else if err == nil && !c.metricsChosen {
 		c.hidePages()
 	}

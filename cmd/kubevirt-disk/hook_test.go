@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubevirt/hookpb"
 	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/vhostuser/vhosttest"
 )
 
 // sidecar is a container as KubeVirt makes it for a hook, as far as mounts, the user and the
@@ -366,4 +367,54 @@ func TestHeapLimit(t *testing.T) {
 	require.EqualValues(t, memoryLimit, heapLimit(parseMemoryMax("max\n")))
 	require.EqualValues(t, memoryLimit, heapLimit(parseMemoryMax("")))
 	require.EqualValues(t, 48<<20, heapLimit(parseMemoryMax("67108864\n")))
+}
+
+// TestHookVhostUser: a machine that asks for vhost-user gets a socket where its QEMU sees it.
+// Nobody can use it before, and SIGTERM waits until the machine has left it.
+func TestHookVhostUser(t *testing.T) {
+	s := newSidecar(t)
+	p := s.start("serve")
+	l := s.launcher(p)
+	at := filepath.Join(s.hooks, "disk", "vhost-user", "fedora.raw.sock")
+	_, err := vhosttest.Dial(at, vhosttest.Options{})
+	require.Error(t, err, "the launcher has not asked")
+	domain, err := l.defineFor(`{"metadata":{"name":"vm","annotations":` +
+		`{"disk.kubevirt.io/transport":"vhost-user"}}}`)
+	require.NoError(t, err)
+	require.Equal(t, "shared", domain.MemoryBacking.MemoryAccess.Mode)
+	require.Equal(t, "/var/run/kubevirt-hooks/hook-sidecar-0/disk/vhost-user/fedora.raw.sock",
+		domain.Devices.Disks[0].Source.VHostUser.UNIX.Path)
+
+	qemu, err := vhosttest.Dial(at, vhosttest.Options{})
+	require.NoError(t, err)
+	asked := s.start("sessions")
+	require.Equal(t, exitDone, asked.status())
+	require.Contains(t, asked.stdout.String(), "disk/vhost-user/fedora.raw.sock")
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	p.until("it waits", func() bool {
+		return strings.Contains(p.stderr.String(), "stopping when the machine has ended")
+	})
+	content := make([]byte, 4096)
+	require.NoError(t, qemu.Read(0, 0, content))
+	require.Equal(t, strings.Repeat("boot", 1024), string(content))
+	require.NoError(t, qemu.Close())
+	l.shutdown()
+	require.Equal(t, exitDone, p.status())
+	require.NoFileExists(t, at)
+}
+
+// TestServeByVhostUserOnly: a daemon without any portal is ready, and says where its disks are.
+func TestServeByVhostUserOnly(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.raw")
+	require.NoError(t, os.WriteFile(file, make([]byte, 1<<20), 0o644))
+	p := launch(t, binary(t), nil, "serve", "--iscsi=false", "--metrics-listen=",
+		"--work-dir="+filepath.Join(dir, "work"),
+		"--vhost-user="+filepath.Join(dir, "sockets"), file)
+	p.until("it is ready", func() bool {
+		return strings.Contains(p.stdout.String()+p.stderr.String(),
+			"kubevirt-disk xml --vhost-user "+filepath.Join(dir, "sockets", "a.raw.sock"))
+	})
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, exitDone, p.status())
 }

@@ -174,10 +174,13 @@ func (s *served) guide() string {
 		user = s.cfg.CHAP.Initiator.Username + "@"
 		password = "with CHAP: let the clients read the password from LIBISCSI_CHAP_PASSWORD"
 	}
-	if len(now.Portals) > 0 {
+	switch {
+	case len(now.Portals) > 0:
 		say("Serving as %s, %s:", now.TargetName, password)
-	} else {
+	case len(now.NBDPortals) > 0:
 		say("Serving by NBD:")
+	default:
+		say("Serving by vhost-user:")
 	}
 	for _, l := range now.LUNs {
 		say("  LUN %d  %q  %s", l.LUN, l.Image, console.ShortSize(l.SizeBytes))
@@ -186,6 +189,9 @@ func (s *served) guide() string {
 	if len(now.NBDPortals) > 0 {
 		say("By NBD:\n\n  qemu-img convert -O raw '%s' copy.raw\n",
 			daemon.NBDURI(&now, now.NBDPortals[0], now.LUNs[0].Image))
+	}
+	if at := now.LUNs[0].VhostUser; at != "" {
+		say("By vhost-user:\n\n  kubevirt-disk xml --vhost-user %s\n", at)
 	}
 	if len(now.Portals) > 0 {
 		s.guideISCSI(say, &now, user)

@@ -24,6 +24,9 @@ const (
 	// hookReconnect is how long QEMU holds requests while a connection that was lost, for example
 	// by kick, is made again.
 	hookReconnect = 30 * time.Second
+	// hookVhostReconnect is how long QEMU waits before each try to connect to a disk by vhost-user
+	// again. It tries for as long as the machine lives, and the guest waits.
+	hookVhostReconnect = time.Second
 	// hookInherit is how long the servers of the disks may take when a machine arrives.
 	hookInherit = 30 * time.Second
 )
@@ -40,7 +43,11 @@ func (d *Daemon) machines() int {
 	if d.running() != nil {
 		return -1
 	}
-	return len(d.nbd.Sessions())
+	n := len(d.nbd.Sessions())
+	if d.vhost != nil {
+		n += len(d.vhost.Sessions())
+	}
+	return n
 }
 
 // hookGate says whether somebody may use the disks of a hook: nobody, before the launcher was
@@ -138,10 +145,7 @@ func (d *Daemon) keepAnswer(text string) error {
 func (d *Daemon) closeGate() error {
 	d.gate.mu.Lock()
 	defer d.gate.mu.Unlock()
-	for _, p := range d.opt.NBD {
-		if p.Socket == "" {
-			continue
-		}
+	for _, p := range d.opt.Beside() {
 		text, err := durable.Read(p.Answer())
 		reason, refused := strings.CutPrefix(string(text), answerRefused)
 		switch {
@@ -208,7 +212,13 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 			Serial:     l.Serial,
 			BlockSize:  l.BlockSize,
 		}
-		disks = append(disks, kubevirt.Disk{Number: l.LUN, Elsewhere: elsewhere, Export: export})
+		one := kubevirt.Disk{Number: l.LUN, Elsewhere: elsewhere, Export: export,
+			MemoryLimit: d.opt.Hook.MemoryLimit}
+		if l.VhostUser != "" && d.opt.VhostUserDir == d.opt.Hook.VhostUser() {
+			one.VhostUser = libvirt.VhostUser{Reconnect: hookVhostReconnect,
+				Socket: d.opt.Hook.LauncherVhostUser(l.VhostUser)}
+		}
+		disks = append(disks, one)
 	}
 	domain, err := kubevirt.Edit(c, disks, d.opt.Hook.Container)
 	if err != nil || !c.Arrives() {

@@ -3,6 +3,7 @@ package options
 import (
 	"cmp"
 	"path/filepath"
+	"slices"
 )
 
 // Hook makes serve a hook sidecar or a plugin of KubeVirt: it tells the launcher of a machine's pod
@@ -20,12 +21,15 @@ type Hook struct {
 	// ClaimFound says that Options.PersistentDir was found, and not named by a person: the machine
 	// that the launcher asks for has to agree.
 	ClaimFound bool
+	// MemoryLimit is how many bytes of memory the container may use.
+	MemoryLimit int64
 }
 
 const (
 	// hookDir is the directory below Hook.Dir for all that is not a hook's socket.
 	hookDir   = "disk"
 	nbdSocket = "nbd.sock"
+	vhostDir  = "vhost-user"
 	// pluginSocket is what the object of kind Plugin has to name.
 	pluginSocket = "hook.sock"
 )
@@ -37,6 +41,31 @@ func (h *Hook) NBD() NBDPortal {
 
 // LauncherNBD is the path of that socket for QEMU.
 func (h *Hook) LauncherNBD() string { return filepath.Join(h.LauncherDir, hookDir, nbdSocket) }
+
+// VhostUser is the directory of the sockets for vhost-user.
+func (h *Hook) VhostUser() string { return filepath.Join(h.Dir, hookDir, vhostDir) }
+
+// LauncherVhostUser is the path of a socket there for QEMU.
+func (h *Hook) LauncherVhostUser(socket string) string {
+	return filepath.Join(h.LauncherDir, hookDir, vhostDir, filepath.Base(socket))
+}
+
+// Beside are the sockets of NBD, with those that a hook has beside its directory for vhost-user: a
+// container that a person has added to the pod may serve only the latter.
+func (o *Options) Beside() (all []NBDPortal) {
+	for _, p := range o.NBD {
+		if p.Socket != "" {
+			all = append(all, p)
+		}
+	}
+	if o.VhostUserDir != "" {
+		p := NBDPortal{Socket: filepath.Join(filepath.Dir(o.VhostUserDir), nbdSocket)}
+		if !slices.Contains(all, p) {
+			all = append(all, p)
+		}
+	}
+	return all
+}
 
 // Sockets are the path of the hook's socket, and one that the launcher does not take for a hook's.
 // The launcher counts sockets of all sidecars by their names, so each container has its own.
