@@ -9,10 +9,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
@@ -225,4 +227,60 @@ func TestTooManyRings(t *testing.T) {
 	rings.Add(-maxRings)
 	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
 	require.NoError(t, v.dial(t, vhosttest.Options{}).Read(0, 0, make([]byte, 512)))
+}
+
+// TestConnectionEndsInHungDisk: a connection ends while the disk hangs in a request of it. Nobody
+// else gets the guest's memory or the disk until that has ended, and a shutdown waits no longer
+// than it may.
+func TestConnectionEndsInHungDisk(t *testing.T) {
+	fault := disktest.NewFault(disktest.NewMemory(diskSize))
+	answers := make(chan struct{})
+	v := serve(t, fault)
+	d := v.dial(t, vhosttest.Options{})
+	fault.Inject(disktest.Rule{Op: disktest.OpRead, Times: 1, Block: answers})
+	begin(t, d, 1, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
+	testtool.Eventually(t, func() bool { return fault.Calls(disktest.OpRead) == 1 })
+	before := mappings(t)
+	require.NoError(t, d.Conn().Close())
+	_, err := vhosttest.Dial(v.socket, vhosttest.Options{})
+	require.Error(t, err)
+	require.GreaterOrEqual(t, mappings(t), before)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, v.Shutdown(ctx), context.DeadlineExceeded)
+	close(answers)
+	require.NoError(t, v.Shutdown(t.Context()))
+	require.NoError(t, d.Close())
+}
+
+// TestTroubles: the guest gets an I/O error, and people see why, unless the fault is the guest's.
+func TestTroubles(t *testing.T) {
+	for kind, fault := range map[string]disktest.Rule{
+		status.TroubleNoSpace:   {Op: disktest.OpWrite, Err: disk.ErrNoSpace},
+		status.TroubleReadError: {Op: disktest.OpRead, Err: &disk.MediumError{}},
+		"":                      {},
+	} {
+		f := disktest.NewFault(disktest.NewMemory(diskSize))
+		if fault.Err != nil {
+			f.Inject(fault)
+		}
+		v := serve(t, f, func(o *serving.Options) { o.ReadOnly = fault.Err == nil })
+		d := v.dial(t, vhosttest.Options{})
+		err := d.Write(0, 0, make([]byte, 4096))
+		if fault.Op == disktest.OpRead && fault.Err != nil {
+			err = d.Read(0, 0, make([]byte, 4096))
+		}
+		var wrong *vhosttest.StatusError
+		require.ErrorAs(t, err, &wrong, kind)
+		require.Equal(t, vhosttest.StatusIOErr, wrong.Status)
+		var kinds []string
+		for _, trouble := range v.disks.At(1).Troubles() {
+			kinds = append(kinds, trouble.Kind)
+		}
+		if kind == "" {
+			require.Empty(t, kinds, "a write to a disk that cannot be written")
+		} else {
+			require.Equal(t, []string{kind}, kinds)
+		}
+	}
 }

@@ -52,6 +52,7 @@ const (
 var (
 	errUnsupported = errors.New("the request is not supported")
 	errRange       = errors.New("the request does not lie in the disk")
+	errReadOnly    = errors.New("the disk cannot be written")
 )
 
 // run is a goroutine that executes requests of a queue.
@@ -207,7 +208,11 @@ func (run *run) begin(write bool) error {
 		run.Enter(c.disk)
 		defer run.Leave()
 	}
-	return c.client.Begin(c.disk, write)
+	err := c.client.Begin(c.disk, write)
+	if err == disk.ErrReadOnly {
+		return errReadOnly
+	}
+	return err
 }
 
 // enter marks a disk call.
@@ -426,7 +431,7 @@ func (run *run) note(n int64, err error) {
 		done.Status = serving.StatusConflict
 	default:
 		done.Status = serving.StatusFailed
-		if errors.Is(err, errRange) || errors.Is(err, errUnsupported) {
+		if err == errRange || err == errUnsupported || err == errReadOnly {
 			break // the guest's fault
 		}
 		if kind, msg := serving.TroubleOf(err); kind != "" {
