@@ -5,6 +5,7 @@ import (
 	"context"
 	"net"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -283,4 +284,51 @@ func TestTroubles(t *testing.T) {
 			require.Equal(t, []string{kind}, kinds)
 		}
 	}
+}
+
+// TestIndexesWrap: nobody is left asleep while the indexes of a ring wrap, with and without
+// EVENT_IDX, at one request at a time and at several.
+func TestIndexesWrap(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	for _, features := range []uint64{0, ^uint64(featureEventIdx)} {
+		d := v.dial(t, vhosttest.Options{Features: features})
+		for sum, depth := uint64(0), 1; sum < 1<<16+1000; depth = depth%8 + 1 {
+			s, err := d.Queue(0).Stream(vhosttest.StreamOptions{Bytes: 512, Depth: depth})
+			require.NoError(t, err)
+			totals, err := s.Run(50 * time.Millisecond)
+			require.NoError(t, err)
+			sum += uint64(totals.Operations)
+			s.Close()
+		}
+		require.NoError(t, d.Close())
+	}
+}
+
+// TestNothingStays of a connection: no descriptor, mapping or goroutine.
+func TestNothingStays(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	round := func() {
+		d := v.dial(t, vhosttest.Options{Queues: maxQueues})
+		require.NoError(t, d.StartLog())
+		require.NoError(t, d.SetMemTable())
+		require.NoError(t, d.Read(maxQueues-1, 0, make([]byte, 4096)))
+		base, err := d.Queue(3).Stop()
+		require.NoError(t, err)
+		require.NoError(t, d.Queue(3).Resume(base))
+		require.NoError(t, d.Close())
+	}
+	round()
+	ended := func(n int) {
+		testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == n })
+	}
+	ended(1)
+	fds, maps, goroutines := descriptors(t), mappings(t), runtime.NumGoroutine()
+	for i := range 10 {
+		round()
+		ended(i + 2)
+	}
+	testtool.Eventually(t, func() bool {
+		return descriptors(t) <= fds && mappings(t) <= maps &&
+			runtime.NumGoroutine() <= goroutines+1 // the watchdog
+	})
 }

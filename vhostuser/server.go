@@ -3,6 +3,7 @@ package vhostuser
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -65,6 +66,9 @@ func New(opt Options) (*Server, error) {
 		exports: map[*serving.Disk]*export{}}
 	if s.log == nil {
 		s.log = zap.NewNop()
+	}
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		return nil, errors.New("vhost-user: rings are read on little-endian machines only")
 	}
 	s.conns = serving.NewConnections[*conn](serving.Rules{Disks: opt.Disks, Log: s.log,
 		Crowd: opt.Crowd, Delay: cmp.Or(opt.ReconnectDelay, 2*time.Second), Every: time.Minute,
