@@ -332,3 +332,26 @@ func TestNothingStays(t *testing.T) {
 			runtime.NumGoroutine() <= goroutines+1 // the watchdog
 	})
 }
+
+// TestRegionIsKept: a front end resets the device, and gives it the same region of requests in
+// flight again. A region that says of a request that it is in flight is another matter.
+func TestRegionIsKept(t *testing.T) {
+	region := &inflightRegion{make([]byte, inflightSize(8)), 1, 8}
+	f := region.of(0, 8)
+	_, err := f.resume(0)
+	require.NoError(t, err)
+	for used := range uint16(100) {
+		f.took(used % 8)
+		f.putting(used % 8)
+		f.put(used%8, used+1)
+	}
+	heads, err := f.resume(0)
+	require.NoError(t, err)
+	require.Empty(t, heads)
+	f.took(3)
+	heads, err = f.resume(0)
+	require.NoError(t, err)
+	require.Equal(t, []uint16{3}, heads)
+	_, err = f.resume(1000)
+	require.ErrorContains(t, err, "lags")
+}

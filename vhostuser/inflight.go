@@ -181,6 +181,16 @@ func (f *inflight) put(head, used uint16) {
 	binary.LittleEndian.PutUint16(f.b[offUsed:], used)
 }
 
+// flying reports whether a request is in flight.
+func (f *inflight) flying() bool {
+	for head := range uint16(f.num) {
+		if f.state(head)[stateInflight] != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // resume returns the requests that a ring had in flight, in the order in which they came, when its
 // used index is used. A new region gets its header.
 func (f *inflight) resume(used uint16) (heads []uint16, err error) {
@@ -199,6 +209,9 @@ func (f *inflight) resume(used uint16) (heads []uint16, err error) {
 	}
 	// Whoever died may have shown its last batch to the driver, and not noted it.
 	missing := used - binary.LittleEndian.Uint16(f.b[offUsed:])
+	if uint32(missing) > f.num && !f.flying() {
+		missing = 0 // its driver has begun anew: a ring that stops has given everything back
+	}
 	if uint32(missing) > f.num {
 		return nil, fmt.Errorf("the region of requests in flight lags by %d requests in a ring of "+
 			"%d", missing, f.num)
