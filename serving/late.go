@@ -15,8 +15,8 @@ type Late[T any] struct {
 }
 
 // NewLate is for a connection without such a request. Loop executes what Next returns, until that
-// returns false or its turn is no longer Reading. HandOn is as for NewReader, and also called before
-// a goroutine begins. Close follows.
+// returns false or its turn is no longer Reading. HandOn is as for NewReader, and also called
+// before a goroutine begins. Close follows.
 func NewLate[T any](s *Disks, c *Conn, loop func(*Turn), handOn func()) *Late[T] {
 	return &Late[T]{role: s.NewReader(c, loop, handOn)}
 }
