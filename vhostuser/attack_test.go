@@ -355,3 +355,39 @@ func TestRegionIsKept(t *testing.T) {
 	_, err = f.resume(1000)
 	require.ErrorContains(t, err, "lags")
 }
+
+// TestGivenUpTogether: rings that stop one after the other wait for far content once.
+func TestGivenUpTogether(t *testing.T) {
+	far := disktest.NewDistant(disktest.NewMemory(diskSize))
+	v := serve(t, far)
+	d := v.dial(t, vhosttest.Options{Queues: 3})
+	far.Cut()
+	var tickets []*vhosttest.Ticket
+	for i := range 3 {
+		ticket, err := d.Begin(i, vhosttest.Command{Type: vhosttest.TypeRead,
+			Sector: uint64(i) * disktest.DistantBlock / 512, In: 512})
+		require.NoError(t, err)
+		tickets = append(tickets, ticket)
+	}
+	testtool.Eventually(t, func() bool { return far.Waiting() == 3 })
+	require.NoError(t, d.Queue(0).Enable(false))
+	require.NoError(t, d.Queue(1).Enable(false))
+	c := v.conns.All(func(*conn) bool { return true })[0]
+	c.mu.Lock()
+	var first *queue
+	for run := range c.held {
+		if run.q.index == 0 {
+			first = run.q
+		}
+	}
+	c.mu.Unlock()
+	c.giveUp(first)
+	for _, ticket := range tickets[:2] {
+		_, err := ticket.Wait()
+		require.Error(t, err)
+	}
+	require.Equal(t, 1, far.Waiting())
+	far.Restore()
+	_, err := tickets[2].Wait()
+	require.NoError(t, err)
+}

@@ -192,12 +192,13 @@ func (c *conn) unhold(run *run) {
 	delete(c.held, run)
 }
 
-// giveUp ends the requests of a queue, or of all, that wait for far content.
+// giveUp ends the requests of a queue, or of all, that wait for far content. With a queue go those
+// that are disabled: QEMU disables all of them before it stops one after the other.
 func (c *conn) giveUp(q *queue) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for run := range c.held {
-		if q == nil || run.q == q {
+		if q == nil || run.q == q || !run.q.enabled.Load() {
 			run.r.Abort()
 		}
 	}

@@ -223,6 +223,11 @@ func (c *conn) setProtocol(m *message) error {
 func (c *conn) reset() {
 	for _, q := range c.queues {
 		if q != nil {
+			q.enabled.Store(false) // all of them first: see giveUp
+		}
+	}
+	for _, q := range c.queues {
+		if q != nil {
 			q.halt()
 			q.anew = true
 			q.enabled.Store(c.features&featureProtocol == 0)
