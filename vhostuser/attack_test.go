@@ -3,6 +3,7 @@ package vhostuser
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net"
 	"os"
 	"runtime"
@@ -37,6 +38,49 @@ func byHand(t *testing.T, d *vhosttest.Driver, r *vhosttest.Region) {
 	q.Push(1)
 	require.NoError(t, q.Publish())
 	require.NoError(t, q.Kick())
+}
+
+// flushed is a disk that counts its flushes, and refuses them.
+type flushed struct {
+	disk.Disk
+	count  atomic.Int32
+	broken atomic.Bool
+}
+
+func (f *flushed) Flush() error {
+	f.count.Add(1)
+	if f.broken.Load() {
+		return errors.New("no storage")
+	}
+	return nil
+}
+
+// TestStopFlushes: a machine that stops may go on elsewhere, so what it has written is durable when
+// its ring stands still. QEMU is told if it is not.
+func TestStopFlushes(t *testing.T) {
+	f := &flushed{Disk: disktest.NewMemory(diskSize)}
+	v := serve(t, f)
+	d := v.dial(t, vhosttest.Options{})
+	stop := func() uint16 {
+		base, err := d.Queue(0).Stop()
+		require.NoError(t, err)
+		return base
+	}
+	base := stop()
+	require.Zero(t, f.count.Load(), "nothing was done")
+	require.NoError(t, d.Queue(0).Resume(base))
+	require.NoError(t, d.Write(0, 0, random(4096, 1)))
+	base = stop()
+	require.EqualValues(t, 1, f.count.Load())
+	require.NoError(t, d.Queue(0).Resume(base))
+	base = stop()
+	require.EqualValues(t, 1, f.count.Load(), "nothing was done since")
+	require.NoError(t, d.Queue(0).Resume(base))
+	require.NoError(t, d.Write(0, 0, random(4096, 1)))
+	f.broken.Store(true)
+	_, err := d.Queue(0).Stop()
+	require.Error(t, err)
+	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
 }
 
 // TestRingIsCutUnderRequest: the memory of the ring is cut short while a request is under way, so

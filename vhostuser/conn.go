@@ -58,6 +58,7 @@ type conn struct {
 	running   atomic.Int32 // rings that run
 
 	commands, bytesRead, bytesWritten atomic.Uint64
+	settled                           uint64 // commands before what was done is durable
 
 	mu   sync.Mutex
 	held map[*run]struct{} // guarded by mu; requests that wait for far content

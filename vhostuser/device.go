@@ -392,8 +392,30 @@ func (c *conn) getBase(m *message) ([]byte, error) {
 		return nil, err
 	}
 	q.halt()
+	if err := c.settle(); err != nil {
+		return nil, err
+	}
 	reply := binary.LittleEndian.AppendUint32(nil, index)
 	return binary.LittleEndian.AppendUint32(reply, uint32(q.ring.next)), nil
+}
+
+// settle makes durable what was done since the last time, as QEMU does with its own disks when a
+// machine stops. The machine may go on elsewhere: then the server there flushes for it, and knows
+// nothing of writes that this one has acknowledged and its disk still keeps.
+func (c *conn) settle() error {
+	done := c.commands.Load()
+	if done == c.settled || !c.client.Used(c.disk) {
+		return nil
+	}
+	if err := c.client.Begin(c.disk, false); err != nil {
+		return err
+	}
+	defer c.disk.End()
+	if err := c.disk.Disk.Flush(); err != nil {
+		return fmt.Errorf("the machine stops, and what it has written is not durable: %w", err)
+	}
+	c.settled = done
+	return nil
 }
 
 // setRing sets something of a ring. What it lies in and where it stands can change only while it

@@ -26,6 +26,7 @@ type movingMachine struct {
 	served     rig.Config
 	server     *rig.Daemon
 	migrations int
+	transport  string // of the disk, as an annotation says; "": it does not
 }
 
 // node is a pod of the instance: the launcher, and our sidecar, which hands the disk on.
@@ -95,7 +96,11 @@ func (n *node) define(vmi map[string]any) rig.Result {
 
 // vmi is the instance as virt-handler sees it at the n-th migration.
 func (m *movingMachine) vmi(n int) map[string]any {
-	vmi := vmiOf(nil)
+	annotations := map[string]string{}
+	if m.transport != "" {
+		annotations["disk.kubevirt.io/transport"] = m.transport
+	}
+	vmi := vmiOf(annotations)
 	status := map[string]any{"runtimeUser": 107, "migrationTransport": "Unix"}
 	if n > 0 {
 		status["migrationState"] = map[string]any{
@@ -248,11 +253,17 @@ const keepWriting = `(i=0; until [ -e /run/stop ]; do sync=; [ $((i%%16)) != 0 ]
 // own code. A first migration is cancelled, and the guest goes on. After the second one, the
 // sidecar of the first pod ends, and the server is killed. No write is lost.
 func TestKubeVirtMigratesADisk(t *testing.T) {
+	for _, transport := range []string{"nbd", "vhost-user"} {
+		t.Run(transport, func(t *testing.T) { migratesADisk(t, transport) })
+	}
+}
+
+func migratesADisk(t *testing.T, transport string) {
 	t.Parallel()
-	rig.Need(t, "qemu-io")
 	newLauncherPod(t) // skips the test where there can be none
 	launcherPrograms(t)
 	m := newMovingMachine(t, bootableDisk(t))
+	m.transport = transport
 	source := m.pod(m.vmi(0))
 	g := source.console()
 	g.run(t, fmt.Sprintf(keepWriting, firstBlock, movedBlocks))
