@@ -33,7 +33,7 @@ const (
 // hookAnnotation matches annotations of a machine that are for its hook: kubevirt reads
 // them. KubeVirt copies them to the launcher pod.
 var hookAnnotation = regexp.MustCompile(
-	`^disk[.]kubevirt[.]io/(bus|boot-order|read-only|cache|serial|replace)([.].+)?$`)
+	`^disk[.]kubevirt[.]io/(bus|boot-order|read-only|cache|serial|replace|transport)([.].+)?$`)
 
 // Machine is the name of KubeVirt's machine that runs in a pod; "": the pod is no launcher pod.
 func Machine(pod *corev1.Pod) string {

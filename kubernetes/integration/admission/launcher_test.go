@@ -147,7 +147,8 @@ func launcherCases() map[string]podCase {
 		"a machine and a Service":                {set: "service", change: launcher()},
 		"a machine that migrates, and a Service": {set: "service", change: launcher(migrates)},
 		"a machine with annotations for its hook": {set: "fedora", change: launcher(
-			annotate(api.Group+"/bus", "scsi", api.Group+"/boot-order.data.qcow2", "2"))},
+			annotate(api.Group+"/bus", "scsi", api.Group+"/boot-order.data.qcow2", "2",
+				api.Group+"/transport", "vhost-user"))},
 		"annotations for a hook, and no disk of ours": {change: launcher(
 			only(api.Group+"/replace", "root"))},
 		"a hook sidecar with nothing": {set: "fedora", change: launcher(func(p *corev1.Pod) {
