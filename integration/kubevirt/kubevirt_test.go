@@ -170,6 +170,39 @@ func withDisk(vmi, disk, volume map[string]any) {
 	devices["disks"] = append(devices["disks"].([]any), disk)
 }
 
+// TestKubeVirtByVhostUser: an instance asks for vhost-user. KubeVirt's launcher defines the domain
+// twice and starts it, and the guest boots. The daemon is killed and started again: the guest waits
+// for it, and is not paused.
+func TestKubeVirtByVhostUser(t *testing.T) {
+	t.Parallel()
+	p := newLauncherPod(t)
+	launcherPrograms(t)
+	dir, work := rig.SharedDir(t), rig.SharedDir(t)
+	require.NoError(t, os.Rename(bootableDisk(t), filepath.Join(dir, "guest.raw")))
+	settings := []string{"DISK_DIR=" + dir, "WORK_DIR=" + work}
+	s := p.sidecar(settings)
+	l := p.launch(vmiOf(map[string]string{"disk.kubevirt.io/transport": "vhost-user"}))
+	g := l.console()
+	disk := onlyDisk(t, l)
+	require.Equal(t, hooksDir+"/hook-sidecar-0/disk/vhost-user/guest.raw.sock",
+		disk.Source.VHostUser.UNIX.Path)
+	require.Contains(t, l.domain(), "<access mode='shared'/>")
+	require.Equal(t, "131072", g.run(t, "cat /sys/block/vda/size"))
+	require.NotEmpty(t, g.run(t, "cat /sys/block/vda/serial"))
+	g.run(t, writeLast("v"))
+
+	s.kill()
+	_, err := g.Conn.Write([]byte(readLast() + "\n"))
+	require.NoError(t, err)
+	s = p.sidecar(settings)
+	require.Equal(t, "0", g.Until(t, "status "))
+	require.Contains(t, g.log(), "vvvvvvvv")
+	require.Equal(t, "vvvvvvvv", g.run(t, readLast()))
+	l.stop()
+	require.Zero(t, s.wait(), "the sidecar ends")
+	require.Empty(t, p.sockets())
+}
+
 // TestKubeVirtSaysWhatIsWrong: a disk that cannot be served ends the launcher. Its log says why.
 func TestKubeVirtSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
