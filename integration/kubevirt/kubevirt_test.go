@@ -175,6 +175,7 @@ func withDisk(vmi, disk, volume map[string]any) {
 // for it, and is not paused.
 func TestKubeVirtByVhostUser(t *testing.T) {
 	t.Parallel()
+	testtool.NeedNightly(t)
 	p := newLauncherPod(t)
 	launcherPrograms(t)
 	dir, work := rig.SharedDir(t), rig.SharedDir(t)

@@ -254,7 +254,12 @@ const keepWriting = `(i=0; until [ -e /run/stop ]; do sync=; [ $((i%%16)) != 0 ]
 // sidecar of the first pod ends, and the server is killed. No write is lost.
 func TestKubeVirtMigratesADisk(t *testing.T) {
 	for _, transport := range []string{"nbd", "vhost-user"} {
-		t.Run(transport, func(t *testing.T) { migratesADisk(t, transport) })
+		t.Run(transport, func(t *testing.T) {
+			if transport != "nbd" {
+				testtool.NeedNightly(t)
+			}
+			migratesADisk(t, transport)
+		})
 	}
 }
 
