@@ -59,6 +59,8 @@ func ListenUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
+	// Its name goes through a descriptor of the directory, whose number is another one's soon.
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	return &listener{Listener: l, path: path, made: made}, nil
 }
 

@@ -1,6 +1,7 @@
 package socket
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -126,4 +127,25 @@ func TestControlSocketThatBecomesALink(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, os.SameFile(made, info))
 	require.EqualValues(t, 0o600, info.Mode().Perm())
+}
+
+// TestCloseRemovesItsOwn: the number of the descriptor by which a socket was made is that of
+// another directory when it is closed, with a socket of the same name.
+func TestCloseRemovesItsOwn(t *testing.T) {
+	l, err := ListenUnix(filepath.Join(t.TempDir(), "a.sock"))
+	require.NoError(t, err)
+	var fd int
+	_, err = fmt.Sscanf(l.Addr().String(), "/proc/self/fd/%d/", &fd)
+	require.NoError(t, err)
+	other := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(other, "a.sock"), nil, 0o600))
+	dir, err := os.Open(other)
+	require.NoError(t, err)
+	defer dir.Close()
+	if int(dir.Fd()) != fd {
+		require.NoError(t, unix.Dup3(int(dir.Fd()), fd, unix.O_CLOEXEC))
+		defer unix.Close(fd)
+	}
+	require.NoError(t, l.Close())
+	require.FileExists(t, filepath.Join(other, "a.sock"))
 }
