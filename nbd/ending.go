@@ -61,16 +61,8 @@ func endOf(err error) (reason string, expected bool) {
 	switch {
 	case errors.Is(err, errParted) || errors.Is(err, errDisconnected):
 		return "logout", true
-	case errors.Is(err, serving.ErrClosed):
-		return "shutdown", true
-	case errors.Is(err, serving.ErrRefused):
-		return "refused", true
-	case errors.Is(err, serving.ErrKicked):
-		return "kicked", true
-	case errors.Is(err, serving.ErrRemoved):
-		return "removed", true
-	case errors.Is(err, serving.ErrPushedOut):
-		return "pushed_out", true
+	case serving.EndOf(err) != "":
+		return serving.EndOf(err), true
 	case errors.Is(err, serving.ErrTakenOver):
 		return "reinstated", true
 	case errors.Is(err, errOver):

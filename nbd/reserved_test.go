@@ -24,7 +24,7 @@ func (*reserving) Protected(*serving.Disk)        {}
 func (*reserving) Shared(*serving.Disk)           {}
 func (*reserving) Holders(*serving.Disk) []string { return nil }
 func (*reserving) Fence(*serving.Disk, func(string) bool) (serving.Fencing, error) {
-	return fencing{}, errors.New("nobody is fenced here")
+	return nil, errors.New("nobody is fenced here")
 }
 
 func (r *reserving) Bars(_ *serving.Disk, write bool) error {

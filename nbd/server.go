@@ -85,7 +85,7 @@ func New(opt Options) (*Server, error) {
 		Crowd: opt.Crowd, Delay: cmp.Or(opt.ReconnectDelay, 2*time.Second), Every: lookEvery,
 		Gated: true})
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
-	if err := s.disks.Serve(front{s}); err != nil {
+	if err := s.disks.Serve(front{Server: s}); err != nil {
 		return nil, fmt.Errorf("nbd: %w", err)
 	}
 	return s, nil
@@ -148,7 +148,10 @@ func (s *Server) EndSessions(which func(status.Session) bool) []status.Session {
 }
 
 // front is the server as a front end of the disks in use.
-type front struct{ *Server }
+type front struct {
+	*Server
+	serving.NoRights
+}
 
 // Added implements serving.Front. Clients look for exports themselves.
 func (f front) Added(*serving.Disk) error { return nil }
@@ -185,42 +188,20 @@ func (f front) tellAgain(d *serving.Disk) {
 	}
 }
 
-// Bars implements serving.Front. The protocol has no reservations.
-func (f front) Bars(*serving.Disk, bool) error { return nil }
-
-// Holders implements serving.Front. Without a connection nobody holds anything.
-func (f front) Holders(*serving.Disk) []string { return nil }
-
-// Fence implements serving.Front.
+// Fence implements serving.Front: requests that wait for far content are given up. A session that
+// is over has no use for its connection.
 func (f front) Fence(d *serving.Disk, fenced func(string) bool) (serving.Fencing, error) {
-	return fencing{f.Server, d, fenced}, nil
-}
-
-// fencing is a fence of clients.
-type fencing struct {
-	srv    *Server
-	disk   *serving.Disk
-	fenced func(name string) bool
-}
-
-// Commit implements serving.Fencing.
-func (fencing) Commit() {}
-
-// Undo implements serving.Fencing.
-func (fencing) Undo() error { return nil }
-
-// Finish implements serving.Fencing: requests that wait for far content are given up. A session
-// that is over has no use for its connection.
-func (f fencing) Finish() {
-	f.srv.mu.Lock()
-	conns := f.srv.allLocked(func(c *conn) bool {
-		return c.disk == f.disk && f.fenced(c.client.Name())
-	})
-	f.srv.mu.Unlock()
-	for _, c := range conns {
-		if c.client.Over(c.disk) {
-			c.fail(errOver)
+	return serving.FenceBy(func() {
+		f.mu.Lock()
+		conns := f.allLocked(func(c *conn) bool {
+			return c.disk == d && fenced(c.client.Name())
+		})
+		f.mu.Unlock()
+		for _, c := range conns {
+			if c.client.Over(c.disk) {
+				c.fail(errOver)
+			}
+			c.giveUp()
 		}
-		c.giveUp()
-	}
+	}), nil
 }

@@ -26,6 +26,23 @@ var (
 	ErrRefused = errors.New("the disks are refused")
 )
 
+// EndOf names an end of a connection in metrics that serving is the reason of; "": it is not.
+func EndOf(err error) string {
+	switch {
+	case errors.Is(err, ErrClosed):
+		return "shutdown"
+	case errors.Is(err, ErrRefused):
+		return "refused"
+	case errors.Is(err, ErrKicked):
+		return "kicked"
+	case errors.Is(err, ErrRemoved):
+		return "removed"
+	case errors.Is(err, ErrPushedOut):
+		return "pushed_out"
+	}
+	return ""
+}
+
 // Conn is what every connection has, whatever its protocol: the network, who is at the other end,
 // and why it ended. A front end's own type embeds it, and calls Init first.
 type Conn struct {

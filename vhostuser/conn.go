@@ -269,16 +269,8 @@ func (c *conn) tellEnd(err error) {
 // operators mean.
 func endOf(err error) (reason string, expected bool) {
 	switch {
-	case errors.Is(err, serving.ErrClosed):
-		return "shutdown", true
-	case errors.Is(err, serving.ErrRefused):
-		return "refused", true
-	case errors.Is(err, serving.ErrKicked):
-		return "kicked", true
-	case errors.Is(err, serving.ErrRemoved):
-		return "removed", true
-	case errors.Is(err, serving.ErrPushedOut):
-		return "pushed_out", true
+	case serving.EndOf(err) != "":
+		return serving.EndOf(err), true
 	case errors.Is(err, errBusy):
 		return "in_use", false
 	case errors.Is(err, io.EOF), errors.Is(err, os.ErrDeadlineExceeded),
@@ -292,9 +284,7 @@ func endOf(err error) (reason string, expected bool) {
 func (c *conn) setBack(fd int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.back >= 0 {
-		_ = unix.Close(c.back)
-	}
+	closeFD(c.back)
 	c.back = fd
 }
 

@@ -77,7 +77,7 @@ func New(opt Options) (*Server, error) {
 		return nil, fmt.Errorf("vhost-user: the directory %q is a part of the names of clients, "+
 			"so it is short and has no spaces", s.dir)
 	}
-	if err := s.disks.Serve(front{s}); err != nil {
+	if err := s.disks.Serve(front{Server: s}); err != nil {
 		return nil, fmt.Errorf("vhost-user: %w", err)
 	}
 	return s, nil
@@ -210,7 +210,10 @@ func (s *Server) Shutdown(ctx context.Context) error {
 }
 
 // front is the server as a front end of the disks in use.
-type front struct{ *Server }
+type front struct {
+	*Server
+	serving.NoRights
+}
 
 // Added implements serving.Front.
 func (f front) Added(d *serving.Disk) error { return f.add(d) }
@@ -235,35 +238,13 @@ func (f front) Protected(*serving.Disk) {}
 // Shared implements serving.Front.
 func (f front) Shared(*serving.Disk) {}
 
-// Bars implements serving.Front. The protocol has no reservations.
-func (f front) Bars(*serving.Disk, bool) error { return nil }
-
-// Holders implements serving.Front. Without a connection nobody holds anything.
-func (f front) Holders(*serving.Disk) []string { return nil }
-
-// Fence implements serving.Front.
+// Fence implements serving.Front: requests that wait for far content are given up.
 func (f front) Fence(d *serving.Disk, fenced func(string) bool) (serving.Fencing, error) {
-	return fencing{f.Server, d, fenced}, nil
-}
-
-// fencing is a fence of clients.
-type fencing struct {
-	srv    *Server
-	disk   *serving.Disk
-	fenced func(name string) bool
-}
-
-// Commit implements serving.Fencing.
-func (fencing) Commit() {}
-
-// Undo implements serving.Fencing.
-func (fencing) Undo() error { return nil }
-
-// Finish implements serving.Fencing: requests that wait for far content are given up.
-func (f fencing) Finish() {
-	for _, c := range f.srv.conns.All(func(c *conn) bool {
-		return c.disk == f.disk && f.fenced(c.at.name)
-	}) {
-		c.giveUp(nil)
-	}
+	return serving.FenceBy(func() {
+		for _, c := range f.conns.All(func(c *conn) bool {
+			return c.disk == d && fenced(c.at.name)
+		}) {
+			c.giveUp(nil)
+		}
+	}), nil
 }

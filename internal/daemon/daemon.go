@@ -336,16 +336,7 @@ func (d *Daemon) stop(srv *target.Server) error {
 
 	drain, cancelDrain := context.WithTimeout(ctx, drainTimeout)
 	defer cancelDrain()
-	nbdStopped, vhostStopped := make(chan error, 1), make(chan error, 1)
-	go func() { nbdStopped <- d.nbd.Shutdown(drain) }()
-	go func() {
-		var err error
-		if d.vhost != nil {
-			err = d.vhost.Shutdown(drain)
-		}
-		vhostStopped <- err
-	}()
-	drainErr := errors.Join(srv.Shutdown(drain), <-nbdStopped, <-vhostStopped)
+	drainErr := d.sessionsWith(srv).shutdown(drain)
 	if drainErr != nil {
 		// No acknowledged data is lost: the commands that were cut off were never answered.
 		d.log.Warn("some commands did not end in time and were cut off", zap.Error(drainErr))

@@ -92,6 +92,7 @@ func (d *Daemon) serveNBD(listeners []nbdListener) <-chan error {
 type sessions []interface {
 	Sessions() []status.Session
 	EndSessions(which func(status.Session) bool) []status.Session
+	Shutdown(context.Context) error
 }
 
 // sessionsWith are those of all front ends.
@@ -101,6 +102,19 @@ func (d *Daemon) sessionsWith(srv *target.Server) sessions {
 		all = append(all, d.vhost)
 	}
 	return all
+}
+
+// shutdown ends all front ends at the same time.
+func (s sessions) shutdown(ctx context.Context) error {
+	stopped := make(chan error, len(s))
+	for _, front := range s {
+		go func() { stopped <- front.Shutdown(ctx) }()
+	}
+	var err error
+	for range s {
+		err = errors.Join(err, <-stopped)
+	}
+	return err
 }
 
 // Sessions implements control.Sessions.
