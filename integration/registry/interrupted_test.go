@@ -57,7 +57,7 @@ func newPieceProxy(t *testing.T, registry string, buffers bool) *pieceProxy {
 				}
 				r.Body = io.NopCloser(bytes.NewReader(piece))
 			}
-			r.Body = &countedBody{r.Body, &p.passed}
+			r.Body = &rig.CountedBody{ReadCloser: r.Body, N: &p.passed}
 		}
 		forward.ServeHTTP(w, r)
 	}))
@@ -72,18 +72,6 @@ func (p *pieceProxy) sent(before func(passed int64) (gone bool)) (n int64) {
 	defer p.mu.Unlock()
 	p.before = before
 	return p.passed.Swap(0)
-}
-
-// countedBody counts the bytes that are read.
-type countedBody struct {
-	io.ReadCloser
-	n *atomic.Int64
-}
-
-func (b *countedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.n.Add(int64(n))
-	return n, err
 }
 
 // watchedOutput can be read while a process writes it. It tells when a push ends because it was

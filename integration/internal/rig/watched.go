@@ -56,7 +56,7 @@ func NewWatchedRegistry(t *testing.T) *WatchedRegistry {
 			defer w.Hold.RUnlock()
 			rw = &countedResponse{rw, &w.Sent}
 		}
-		r.Body = &countedRequest{r.Body, &w.Received}
+		r.Body = &CountedBody{r.Body, &w.Received}
 		forward.ServeHTTP(rw, r)
 	}))
 	t.Cleanup(server.Close)
@@ -64,15 +64,15 @@ func NewWatchedRegistry(t *testing.T) *WatchedRegistry {
 	return w
 }
 
-// countedRequest counts the bytes of a request.
-type countedRequest struct {
+// CountedBody counts the bytes of a request that are read.
+type CountedBody struct {
 	io.ReadCloser
-	received *atomic.Int64
+	N *atomic.Int64
 }
 
-func (c *countedRequest) Read(p []byte) (int, error) {
+func (c *CountedBody) Read(p []byte) (int, error) {
 	n, err := c.ReadCloser.Read(p)
-	c.received.Add(int64(n))
+	c.N.Add(int64(n))
 	return n, err
 }
 
