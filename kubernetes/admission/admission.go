@@ -415,7 +415,7 @@ func same(before, after map[string]string, key string) bool {
 	return had == has && was == is
 }
 
-// another says that the VMIdentity of a disk, which is there, is not of the set that the pod names.
+// another is an error if the VMIdentity of a disk exists and is not of the set that the pod names.
 func (d Wanted) another() error {
 	set, identity := d.Set, d.Identity
 	if identity == nil {

@@ -299,7 +299,8 @@ func Get[T client.Object](t testing.TB, c client.Reader, namespace, name string,
 type Refusing string
 
 // Hold says so of every identity.
-func (r *Refusing) Hold(context.Context, *v1alpha1.VMIdentity) (reason, message string, err error) {
+func (r *Refusing) Refuse(context.Context, *v1alpha1.VMIdentity) (reason, message string,
+	err error) {
 	if *r == "" {
 		return "", "", nil
 	}

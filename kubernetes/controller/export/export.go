@@ -30,8 +30,8 @@ type Reconciler struct{ objects.Kit }
 // policy is the name of the admission policy that compares an export with its VMIdentity.
 const policy = "exports.controller." + v1alpha1.Group
 
-// look is when to look again at what no event announces.
-const look = 10 * time.Second
+// pollInterval is when to pollInterval again at what no event announces.
+const pollInterval = 10 * time.Second
 
 // Reconcile does the next step of the export of one identity.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -44,7 +44,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	id := before.DeepCopy()
-	c, again, err := r.step(ctx, id)
+	c, requeueAfter, err := r.step(ctx, id)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -54,7 +54,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		c.Type = v1alpha1.ConditionExported
 		objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
 	}
-	return ctrl.Result{RequeueAfter: again}, r.Report(ctx, before, id)
+	return ctrl.Result{RequeueAfter: requeueAfter}, r.Report(ctx, before, id)
 }
 
 func not(reason, format string, args ...any) *metav1.Condition {
@@ -94,14 +94,14 @@ func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1
 		id.Status.Export = nil
 		return not(v1alpha1.ReasonExporting, "the export begins again"), 0, nil
 	case job == nil:
-		return r.make(ctx, id)
+		return r.createJob(ctx, id)
 	case !metav1.IsControlledBy(job, id):
 		id.Status.Export.Running = false
 		return not(v1alpha1.ReasonInvalid, "there is a Job %s that is not of this VMIdentity: "+
-			"delete it", job.Name), look, nil
+			"delete it", job.Name), pollInterval, nil
 	case job.DeletionTimestamp != nil:
 		return not(v1alpha1.ReasonExporting, "Job %s is being deleted: the export begins again",
-			job.Name), look, nil
+			job.Name), pollInterval, nil
 	}
 	return r.running(ctx, id, job)
 }
@@ -116,16 +116,18 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav
 			"it"), 0, nil
 	}
 	if id.Status.Move != nil {
-		return not(v1alpha1.ReasonInUse, "the disk is being moved to another node"), look, nil
+		return not(v1alpha1.ReasonInUse, "the disk is being moved to another node"),
+			pollInterval, nil
 	}
 	if !apimeta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
 		return not(v1alpha1.ReasonClaimPending, "the disk has no volume yet, and so nothing to "+
-			"export"), look, nil
+			"export"), pollInterval, nil
 	}
-	if reason, message, err := r.Held(ctx, id); err != nil {
+	if reason, message, err := r.ImageRefused(ctx, id); err != nil {
 		return nil, 0, err
 	} else if reason != "" {
-		return not(reason, "the layers of the disk's image are not read: %s", message), look, nil
+		return not(reason, "the layers of the disk's image are not read: %s", message),
+			pollInterval, nil
 	}
 	user, err := objects.User(ctx, r.Live, id)
 	if err != nil {
@@ -137,7 +139,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav
 	if user != "" {
 		return not(v1alpha1.ReasonInUse, "pod %s uses the disk: it is exported when that pod has "+
 			"ended. To export it now, take a VMIdentitySnapshot, and export a VMIdentity that "+
-			"begins from it", user), look, nil
+			"begins from it", user), pollInterval, nil
 	}
 	now := metav1.Now()
 	id.Status.Export = &v1alpha1.ExportStatus{Reference: id.Spec.Export.Reference,
@@ -145,8 +147,8 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav
 	return not(v1alpha1.ReasonExporting, "Job %s is made", jobName(id)), 0, nil
 }
 
-// make makes the Job. The disk belongs to it already.
-func (r *Reconciler) make(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1.Condition,
+// createJob makes the Job. The disk belongs to it already.
+func (r *Reconciler) createJob(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1.Condition,
 	time.Duration, error) {
 	job := newJob(id, r.Options.Server)
 	err := r.Client.Create(ctx, job, client.FieldOwner(v1alpha1.FieldManager))
@@ -226,7 +228,7 @@ func (r *Reconciler) end(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 	for i := range pods.Items {
 		if !objects.Finished(&pods.Items[i]) {
 			return not(v1alpha1.ReasonStopping, "pod %s of the earlier export is ending",
-				pods.Items[i].Name), look, nil
+				pods.Items[i].Name), pollInterval, nil
 		}
 	}
 	id.Status.Export = nil

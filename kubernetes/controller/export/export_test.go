@@ -77,7 +77,7 @@ func (w *world) settle() {
 		before := w.state()
 		result, err := w.r.Reconcile(w.t.Context(), ctrl.Request{
 			NamespacedName: client.ObjectKey{Namespace: "default", Name: "web"}})
-		soon := result.RequeueAfter > 0 && result.RequeueAfter < look
+		soon := result.RequeueAfter > 0 && result.RequeueAfter < pollInterval
 		if err == nil && !soon && w.state() == before {
 			return
 		}

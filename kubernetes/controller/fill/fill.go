@@ -45,8 +45,8 @@ type Reconciler struct {
 }
 
 const (
-	// look is when to look again at what no event announces.
-	look = 5 * time.Second
+	// pollInterval is when to look again at what no event announces.
+	pollInterval = 5 * time.Second
 	// afterFailed is when a Job that failed is made again.
 	afterFailed = 5 * time.Minute
 	// askTime is how long pods are waited for that say how far they are.
@@ -58,12 +58,12 @@ type state struct {
 	claim           *corev1.PersistentVolumeClaim
 	reason, message string
 	progress        string
-	again           time.Duration // 0: an event announces the next step
+	requeueAfter    time.Duration // 0: an event announces the next step
 	pod             *corev1.Pod   // that can be asked how far it is; nil: none
 }
 
 func (s *state) after(d time.Duration) *state {
-	s.again = d
+	s.requeueAfter = d
 	return s
 }
 
@@ -104,11 +104,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		last = before.Status.Claims
 	}
 	r.progress(ctx, req.NamespacedName, last, all)
-	again := time.Duration(0)
+	requeueAfter := time.Duration(0)
 	r.tell(req.NamespacedName, all)
 	for _, s := range all {
-		if s.again > 0 && (again == 0 || s.again < again) {
-			again = s.again
+		if s.requeueAfter > 0 && (requeueAfter == 0 || s.requeueAfter < requeueAfter) {
+			requeueAfter = s.requeueAfter
 		}
 	}
 	if before != nil && failed == nil {
@@ -116,7 +116,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		image.Status.Claims = statusOf(all)
 		failed = client.IgnoreNotFound(objects.PatchStatus(ctx, r.Client, before, image))
 	}
-	return ctrl.Result{RequeueAfter: again}, failed
+	return ctrl.Result{RequeueAfter: requeueAfter}, failed
 }
 
 // maxListed is how many claims a status lists. All are filled.
@@ -184,7 +184,7 @@ func (r *Reconciler) step(ctx context.Context, name string, image *v1alpha1.VMIm
 			"which the claim is filled: make it", name), nil
 	case made.strange != "":
 		return is(v1alpha1.ReasonFillFailed, "there is a %s %s that is not of this claim: delete "+
-			"it", made.strange, nameOf(claim)).after(look), nil
+			"it", made.strange, nameOf(claim)).after(pollInterval), nil
 	}
 	if s, err := r.wait(ctx, claim); s != nil || err != nil {
 		return s, err
@@ -195,14 +195,14 @@ func (r *Reconciler) step(ctx context.Context, name string, image *v1alpha1.VMIm
 	}
 	switch {
 	case made.claim == nil:
-		return r.make(ctx, newClaim(claim))
+		return r.create(ctx, newClaim(claim))
 	case made.job == nil:
-		return r.make(ctx, newJob(image, claim, r.Options.Server))
+		return r.create(ctx, newJob(image, claim, r.Options.Server))
 	case made.claim.DeletionTimestamp != nil || made.job.DeletionTimestamp != nil:
-		return is(v1alpha1.ReasonFilling, "an earlier try has to go first").after(look), nil
+		return is(v1alpha1.ReasonFilling, "an earlier try has to go first").after(pollInterval), nil
 	case made.job.Annotations[annotationWanted] != wanted(image, claim, r.Options.Server):
 		return is(v1alpha1.ReasonFilling, "the VMImage has changed, and the claim is filled anew").
-			after(look), r.deleteJob(ctx, made.job)
+			after(pollInterval), r.deleteJob(ctx, made.job)
 	}
 	switch end := objects.Ended(made.job); end.Type {
 	case batchv1.JobComplete:
@@ -252,11 +252,11 @@ func (r *Reconciler) wait(ctx context.Context, claim *corev1.PersistentVolumeCla
 	}
 	missing, err := objects.MissingClass(ctx, r.Client, name, "claim")
 	if missing != "" || err != nil {
-		return is(v1alpha1.ReasonClassMissing, "%s", missing).after(look), err
+		return is(v1alpha1.ReasonClassMissing, "%s", missing).after(pollInterval), err
 	}
 	class, err := objects.Class(ctx, r.Client, name)
 	if class == nil || err != nil {
-		return is(v1alpha1.ReasonWaiting, "there is no StorageClass").after(look), err
+		return is(v1alpha1.ReasonWaiting, "there is no StorageClass").after(pollInterval), err
 	}
 	mode := class.VolumeBindingMode
 	if mode != nil && *mode == storagev1.VolumeBindingWaitForFirstConsumer &&

@@ -83,10 +83,10 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 		Ask: func(context.Context, string) (status.Progress, error) {
 			return status.Progress{}, errors.New("no answer")
 		}}
-	w.make(controllertest.DefaultClass())
-	w.make(&v1alpha1.VMImage{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "fedora"},
+	w.create(controllertest.DefaultClass())
+	w.create(&v1alpha1.VMImage{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "fedora"},
 		Spec: v1alpha1.VMImageSpec{Image: image}})
-	w.make(newTestClaim("web"))
+	w.create(newTestClaim("web"))
 	return w
 }
 
@@ -100,7 +100,7 @@ func newTestClaim(name string) *corev1.PersistentVolumeClaim {
 				corev1.ResourceStorage: resource.MustParse("10Gi")}}}}
 }
 
-func (w *world) make(o client.Object) {
+func (w *world) create(o client.Object) {
 	w.t.Helper()
 	require.NoError(w.t, w.Create(w.t.Context(), o))
 }
@@ -153,7 +153,7 @@ func (w *world) kubernetes() {
 		}
 		if bound == "" && c.Spec.DataSourceRef == nil && c.Spec.VolumeName == "" {
 			bound = "pv-" + string(c.UID)
-			w.make(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: bound},
+			w.create(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: bound},
 				Spec: corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{
 					Namespace: c.Namespace, Name: c.Name, UID: c.UID}}})
 		}
@@ -190,7 +190,7 @@ func (w *world) pod(job *batchv1.Job) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "x",
 		Labels: job.Spec.Template.Labels, OwnerReferences: []metav1.OwnerReference{{Kind: "Job",
 			APIVersion: "batch/v1", Name: job.Name, UID: job.UID, Controller: new(true)}}}}
-	w.make(pod)
+	w.create(pod)
 	return pod
 }
 
@@ -270,7 +270,7 @@ func TestWhatFills(t *testing.T) {
 
 	block := newTestClaim("block")
 	block.Spec.VolumeMode = new(corev1.PersistentVolumeBlock)
-	w.make(block)
+	w.create(block)
 	job := newJob(w.image(), block, "kubevirt.io:disk")
 	c := job.Spec.Template.Spec.Containers[0]
 	require.Equal(t, []string{image, "/dev/vm-image"}, c.Args[len(c.Args)-2:])
@@ -359,7 +359,8 @@ func TestWhatAClaimWaitsFor(t *testing.T) {
 			claim.Spec.StorageClassName = new("late")
 		}, "Normal Waiting the StorageClass late makes a volume where the first pod runs"},
 		"a stranger's Job": {func(w *world, claim *corev1.PersistentVolumeClaim) {
-			w.make(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: nameOf(claim)}})
+			w.create(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: ns,
+				Name: nameOf(claim)}})
 		}, "Warning FillFailed there is a Job vmfill-"},
 		"another namespace": {func(_ *world, claim *corev1.PersistentVolumeClaim) {
 			claim.Spec.DataSourceRef.Namespace = new("other")
@@ -370,7 +371,7 @@ func TestWhatAClaimWaitsFor(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			w := newWorld(t, new(controllertest.Calls))
-			w.make(late.DeepCopy())
+			w.create(late.DeepCopy())
 			claim := w.claim("web")
 			c.change(w, claim)
 			require.NoError(t, w.Update(t.Context(), claim))
@@ -391,7 +392,7 @@ func TestFirstConsumer(t *testing.T) {
 	mode := storagev1.VolumeBindingWaitForFirstConsumer
 	late := controllertest.Class("late")
 	late.VolumeBindingMode = &mode
-	w.make(late)
+	w.create(late)
 	claim := w.claim("web")
 	claim.Spec.StorageClassName = new("late")
 	claim.Annotations = map[string]string{annotationNode: "node-7"}
@@ -405,7 +406,7 @@ func TestFirstConsumer(t *testing.T) {
 // Kubernetes has bound to it is given away.
 func TestVolumeOfAnotherClaim(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls))
-	w.make(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "other"},
+	w.create(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "other"},
 		Spec: corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{Namespace: "victim",
 			Name: nameOf(w.claim("web")), UID: "victim"}}})
 	w.held = true

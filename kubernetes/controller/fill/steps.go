@@ -22,12 +22,12 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// make makes the claim or the Job that fills a claim.
-func (r *Reconciler) make(ctx context.Context, o client.Object) (*state, error) {
+// create makes the claim or the Job that fills a claim.
+func (r *Reconciler) create(ctx context.Context, o client.Object) (*state, error) {
 	err := r.Client.Create(ctx, o, client.FieldOwner(v1alpha1.FieldManager))
 	switch {
 	case err == nil, apierrors.IsAlreadyExists(err): // the cache is late
-		return is(v1alpha1.ReasonFilling, "%s is made", o.GetName()).after(look), nil
+		return is(v1alpha1.ReasonFilling, "%s is made", o.GetName()).after(pollInterval), nil
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
 		return is(v1alpha1.ReasonQuotaExceeded, "the quota of the namespace has no room for a "+
 			"second claim while this one is filled, or for its Job: %v", err).
@@ -61,7 +61,8 @@ func (r *Reconciler) give(ctx context.Context, claim, filled *corev1.PersistentV
 		return binding, nil
 	case from.Spec.VolumeName == "" || !objects.BoundTo(volume, from.UID):
 		return is(v1alpha1.ReasonFillFailed, "the Job has ended, and no volume is bound to the "+
-			"claim %s that it has filled: delete the Job %[1]s", filled.Name).after(look), nil
+			"claim %s that it has filled: delete the Job %[1]s", filled.Name).
+			after(pollInterval), nil
 	}
 	return binding, objects.Change(ctx, r.Client, volume, func(v *corev1.PersistentVolume) {
 		v.Spec.ClaimRef = &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim",
@@ -128,13 +129,13 @@ func (r *Reconciler) failed(ctx context.Context, job *batchv1.Job, end batchv1.J
 	if left := time.Until(end.LastTransitionTime.Add(afterFailed)); left > 0 {
 		return s.after(left), nil
 	}
-	return s.after(look), r.deleteJob(ctx, job)
+	return s.after(pollInterval), r.deleteJob(ctx, job)
 }
 
 // running says what a Job does.
 func (r *Reconciler) running(ctx context.Context, job *batchv1.Job) (*state, error) {
 	s := is(v1alpha1.ReasonFilling, "Job %s has no pod that runs: if that lasts, `kubectl "+
-		"describe job %[1]s` says why", job.Name).after(look)
+		"describe job %[1]s` says why", job.Name).after(pollInterval)
 	var pods corev1.PodList
 	if err := r.Live.List(ctx, &pods, client.InNamespace(job.Namespace),
 		client.MatchingLabels{labelFill: job.Name}); err != nil {
@@ -147,7 +148,7 @@ func (r *Reconciler) running(ctx context.Context, job *batchv1.Job) (*state, err
 		}
 		if why := objects.Unschedulable(pod); why != nil {
 			return is(v1alpha1.ReasonUnschedulable, "no node can run the pod that fills the "+
-				"claim: %s", why.Message).after(look), nil
+				"claim: %s", why.Message).after(pollInterval), nil
 		}
 		if why := waitsFor(pod); why != "" {
 			s.message = "the pod that fetches the disk does not start: " + why

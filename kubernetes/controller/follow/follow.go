@@ -64,25 +64,25 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	set, news := before.DeepCopy(), ""
-	again := time.Duration(0)
+	requeueAfter := time.Duration(0)
 	if set.Spec.Follow == nil {
 		set.Status.Followed = nil
 		meta.RemoveStatusCondition(&set.Status.Conditions, v1alpha1.ConditionFollowed)
 	} else {
-		c, changed, err := r.look(ctx, set)
+		c, changed, err := r.resolve(ctx, set)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 		c.Type = v1alpha1.ConditionFollowed
 		objects.SetCondition(&set.Status.Conditions, set.Generation, c)
-		if again = interval(set); c.Reason == v1alpha1.ReasonUnverified {
-			again = atLeast
+		if requeueAfter = interval(set); c.Reason == v1alpha1.ReasonUnverified {
+			requeueAfter = atLeast
 		}
 		if changed {
 			news = c.Message
 		}
 	}
-	return ctrl.Result{RequeueAfter: again}, r.report(ctx, before, set, news)
+	return ctrl.Result{RequeueAfter: requeueAfter}, r.report(ctx, before, set, news)
 }
 
 // report writes the status, and sends an event for each change of the digest, and for what is
@@ -117,9 +117,9 @@ func (r *Reconciler) allowed(ref transport.Reference) bool {
 	})
 }
 
-// look asks the registry, and changes the status if the tag names another image. changed says that
-// it does.
-func (r *Reconciler) look(ctx context.Context, set *v1alpha1.VMIdentitySet) (c metav1.Condition,
+// resolve asks the registry, and changes the status if the tag names another image. changed says
+// that it does.
+func (r *Reconciler) resolve(ctx context.Context, set *v1alpha1.VMIdentitySet) (c metav1.Condition,
 	changed bool, err error) {
 	from := v1alpha1.RepositoryOf(set.Spec.Image)
 	name := from + ":" + set.Spec.Follow.Tag

@@ -32,7 +32,7 @@ func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	if claim == nil && id.Status.CreationTime != nil {
 		why := &wait{reason: v1alpha1.ReasonClaimMissing, message: fmt.Sprintf("the claim %s was "+
 			"deleted, and the data with it: restore the claim from a backup, or delete this "+
-			"VMIdentity, and its pod gets a new disk", v1alpha1.ClaimName(id.Name)), again: true}
+			"VMIdentity, and its pod gets a new disk", v1alpha1.ClaimName(id.Name)), poll: true}
 		setBound(id, metav1.ConditionFalse, why.reason, why.message)
 		return nil, why, nil
 	}
@@ -54,10 +54,10 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, *wait, error) {
 	class, wrong := objects.ClassOf(&id.Spec.DiskSpec, r.Options.UsageTypes)
 	if wrong != "" {
-		return nil, &wait{reason: v1alpha1.ReasonInvalid, message: wrong, again: true}, nil
+		return nil, &wait{reason: v1alpha1.ReasonInvalid, message: wrong, poll: true}, nil
 	}
 	claim := r.newClaim(id, class)
-	why, err := r.from(ctx, id, class, claim)
+	why, err := r.setSource(ctx, id, class, claim)
 	if why != nil || err != nil {
 		return nil, why, err
 	}
@@ -70,7 +70,7 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 		if claim, err := r.findClaim(ctx, r.Live, id); claim != nil || err != nil {
 			return claim, nil, err
 		}
-		return nil, &wait{reason: v1alpha1.ReasonSecretForeign, again: true,
+		return nil, &wait{reason: v1alpha1.ReasonSecretForeign, poll: true,
 			message: fmt.Sprintf("the secret %s exists and is not of this VMIdentity: restore its "+
 				"claim, too, if it came from a backup; or else give the VMIdentity another name, "+
 				"or delete the secret", v1alpha1.SecretName(id.Name))}, nil
@@ -90,9 +90,9 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	return claim, why, err
 }
 
-// from lets a new claim be made from what the disk begins from. It returns why that is not there
-// yet.
-func (r *Reconciler) from(ctx context.Context, id *v1alpha1.VMIdentity, class *string,
+// setSource lets a new claim be made from what the disk begins from. It returns why that is not
+// there yet.
+func (r *Reconciler) setSource(ctx context.Context, id *v1alpha1.VMIdentity, class *string,
 	claim *corev1.PersistentVolumeClaim) (*wait, error) {
 	if source.Empty(id) {
 		return nil, nil
@@ -120,7 +120,7 @@ func noSource(a source.Answer, err error) (*wait, error) {
 	if a.Reason == "" || err != nil {
 		return nil, err
 	}
-	return &wait{reason: a.Reason, message: a.Message, again: true}, nil
+	return &wait{reason: a.Reason, message: a.Message, poll: true}, nil
 }
 
 // newClaim is the claim of an identity.
@@ -178,10 +178,10 @@ func (r *Reconciler) claimSize(id *v1alpha1.VMIdentity) resource.Quantity {
 func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	says, ours := claim.Annotations[v1alpha1.AnnotationContent], metav1.IsControlledBy(claim, id)
-	held := controllerutil.ContainsFinalizer(claim, v1alpha1.FinalizerDisk)
+	kept := controllerutil.ContainsFinalizer(claim, v1alpha1.FinalizerDisk)
 	deleted := !claim.DeletionTimestamp.IsZero()
 	switch {
-	case deleted && !(ours && held), !deleted && ours && held && says != "",
+	case deleted && !(ours && kept), !deleted && ours && kept && says != "",
 		!ours && (says != id.Spec.Content() || ownedByAnother(claim, id)):
 		return claim, nil
 	}
@@ -237,10 +237,10 @@ func differs(claim *corev1.PersistentVolumeClaim, id *v1alpha1.VMIdentity) bool 
 
 func controls(o metav1.OwnerReference) bool { return o.Controller != nil && *o.Controller }
 
-// look records the state of a claim in the status. It returns why the claim cannot be used.
-func (r *Reconciler) look(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim) *wait {
+// inspect records the state of a claim in the status. It returns why the claim cannot be used.
+func (r *Reconciler) inspect(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim) *wait {
 	if !metav1.IsControlledBy(claim, id) {
-		why := &wait{reason: v1alpha1.ReasonClaimForeign, again: true,
+		why := &wait{reason: v1alpha1.ReasonClaimForeign, poll: true,
 			message: fmt.Sprintf("the claim %s exists and is not of this VMIdentity: give the "+
 				"VMIdentity another name; or, if the claim has this disk, for example from a "+
 				"backup: `kubectl annotate pvc %s '%s=%s'`", claim.Name, claim.Name,
@@ -253,7 +253,7 @@ func (r *Reconciler) look(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolum
 		return why
 	}
 	if differs(claim, id) {
-		why := &wait{reason: v1alpha1.ReasonImageDiffers, again: true, message: fmt.Sprintf("the "+
+		why := &wait{reason: v1alpha1.ReasonImageDiffers, poll: true, message: fmt.Sprintf("the "+
 			"claim %s says that it has the disk %q, and that of this VMIdentity is %q: delete the "+
 			"claim; or, if it has the right disk, correct its annotation %s", claim.Name,
 			claim.Annotations[v1alpha1.AnnotationContent], id.Spec.Content(),
@@ -321,13 +321,13 @@ func refused(err error, kind string) (*wait, error) {
 	case err == nil:
 		return nil, nil
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
-		return &wait{reason: v1alpha1.ReasonQuotaExceeded, again: true, message: fmt.Sprintf(
+		return &wait{reason: v1alpha1.ReasonQuotaExceeded, poll: true, message: fmt.Sprintf(
 			"the quota of the namespace has no room for the %s: %v", kind, err)}, nil
 	case apierrors.IsForbidden(err):
-		return &wait{reason: v1alpha1.ReasonFailed, again: true, message: fmt.Sprintf(
+		return &wait{reason: v1alpha1.ReasonFailed, poll: true, message: fmt.Sprintf(
 			"the API server does not allow the %s: %v", kind, err)}, nil
 	case apierrors.IsInvalid(err):
-		return &wait{reason: v1alpha1.ReasonInvalid, again: true, message: fmt.Sprintf(
+		return &wait{reason: v1alpha1.ReasonInvalid, poll: true, message: fmt.Sprintf(
 			"the API server does not accept the %s: %v", kind, err)}, nil
 	}
 	return nil, fmt.Errorf("%s: %w", kind, err)

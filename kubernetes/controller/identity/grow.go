@@ -37,7 +37,7 @@ func (r *Reconciler) grow(ctx context.Context, id *v1alpha1.VMIdentity,
 	})
 	switch {
 	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
-		ready.reason, ready.again = v1alpha1.ReasonResizeRefused, true
+		ready.reason, ready.poll = v1alpha1.ReasonResizeRefused, true
 		ready.message = fmt.Sprintf("a pod can use the disk with the size it has; the claim %s "+
 			"cannot grow to %s: %v", claim.Name, &want, err)
 		return ready, nil

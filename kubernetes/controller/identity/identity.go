@@ -17,23 +17,23 @@ import (
 // Reconciler makes claims and secrets.
 type Reconciler struct{ objects.Kit }
 
-// wait says why an identity is not ready. again says that no event announces a change.
+// wait says why an identity is not ready. poll says that no event announces a change.
 type wait struct {
 	reason, message string
-	again           bool
+	poll            bool
 }
 
 // verdict is the content of condition Ready: true with a reason and a message, or why it is false.
 type verdict struct {
 	reason, message string
-	again           bool
+	poll            bool
 	why             *wait
 }
 
 // The shortest and longest wait for a change without an event.
 const (
-	soonest = 2 * time.Second
-	latest  = time.Minute
+	minPoll = 2 * time.Second
+	maxPoll = time.Minute
 )
 
 // Reconcile makes the claim, the secret and the status of one identity as they should be.
@@ -65,29 +65,29 @@ func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctr
 	if err := r.Report(ctx, before, id); err != nil {
 		return ctrl.Result{}, err
 	}
-	return again(id, v), nil
+	return requeueAfter(id, v), nil
 }
 
 // provide makes missing objects, records the objects in the status, and returns whether the
 // identity is ready.
 func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verdict, error) {
-	reason, message, err := r.Held(ctx, id)
+	reason, message, err := r.ImageRefused(ctx, id)
 	if err != nil {
 		return verdict{}, err
 	}
-	var held *wait
+	var refusedImage *wait
 	if reason != "" {
-		held = &wait{reason: reason, message: message, again: true}
+		refusedImage = &wait{reason: reason, message: message, poll: true}
 	}
-	if held != nil && id.Status.ClaimName == "" {
-		return verdict{why: held}, nil // nothing is made for it
+	if refusedImage != nil && id.Status.ClaimName == "" {
+		return verdict{why: refusedImage}, nil // nothing is made for it
 	}
 	claim, why, err := r.claim(ctx, id)
 	if why == nil && err == nil {
 		claim, err = r.adopt(ctx, id, claim)
 	}
 	if why == nil && err == nil {
-		why = r.look(id, claim)
+		why = r.inspect(id, claim)
 	}
 	if why == nil && err == nil && id.Status.SecretName == "" {
 		err = r.Create(ctx, secret(id), client.FieldOwner(v1alpha1.FieldManager))
@@ -103,7 +103,7 @@ func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verd
 		why, err = noSource(r.sources().Gone(ctx, id, claim))
 	}
 	if why == nil && err == nil {
-		why = held
+		why = refusedImage
 	}
 	if why == nil && err == nil {
 		why = unserved(id)
@@ -145,15 +145,15 @@ func unserved(id *v1alpha1.VMIdentity) *wait {
 	return nil
 }
 
-// again is when to look at an identity again. The wait is as long as the identity has been in its
-// present state, between soonest and latest.
-func again(id *v1alpha1.VMIdentity, v verdict) ctrl.Result {
-	if !v.again && (v.why == nil || !v.why.again) {
+// requeueAfter is when to look at an identity again. The wait is as long as the identity has been
+// in its present state, between minPoll and maxPoll.
+func requeueAfter(id *v1alpha1.VMIdentity, v verdict) ctrl.Result {
+	if !v.poll && (v.why == nil || !v.why.poll) {
 		return ctrl.Result{}
 	}
-	after := soonest
+	after := minPoll
 	if c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionReady); c != nil {
-		after = min(max(time.Since(c.LastTransitionTime.Time), soonest), latest)
+		after = min(max(time.Since(c.LastTransitionTime.Time), minPoll), maxPoll)
 	}
 	return ctrl.Result{RequeueAfter: after}
 }

@@ -39,12 +39,12 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		return ctrl.Result{}, err
 	}
 	if pod != "" {
-		return ctrl.Result{RequeueAfter: latest}, r.deleting(ctx, before, fmt.Sprintf(
+		return ctrl.Result{RequeueAfter: maxPoll}, r.deleting(ctx, before, fmt.Sprintf(
 			"pod %s uses the disk: the disk is deleted when the pod has ended", pod))
 	}
 	if clone, err := r.sources().Waiting(ctx, before.Namespace, v1alpha1.DiskSource{
 		Identity: v1alpha1.SourceName(before.Name)}); clone != "" || err != nil {
-		return ctrl.Result{RequeueAfter: latest}, errors.Join(err, r.deleting(ctx, before,
+		return ctrl.Result{RequeueAfter: maxPoll}, errors.Join(err, r.deleting(ctx, before,
 			fmt.Sprintf("VMIdentity %s begins from this disk and has no volume yet: it gets one "+
 				"when a pod starts with it, or delete it, too", clone)))
 	}
@@ -64,7 +64,7 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 			return ctrl.Result{}, err
 		}
 		// The end of the claim brings us here again.
-		return ctrl.Result{RequeueAfter: latest}, r.deleting(ctx, before, fmt.Sprintf(
+		return ctrl.Result{RequeueAfter: maxPoll}, r.deleting(ctx, before, fmt.Sprintf(
 			"the claim %s is being deleted: `kubectl describe pvc %s` says which pod still has it",
 			claim.Name, claim.Name))
 	}

@@ -30,7 +30,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	}
 	if user, err := r.user(ctx, id); user != "" || err != nil {
 		return moving(v1alpha1.ReasonInUse, "pod %s uses the disk, although it is being moved: "+
-			"delete the pod", user).after(again), err
+			"delete the pod", user).after(pollInterval), err
 	}
 	volume, err := objects.Volume(ctx, r.Live, m.VolumeName, m.VolumeUID)
 	if err != nil {
@@ -44,11 +44,11 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	case err != nil:
 		return nil, err
 	case claim == nil:
-		return r.make(ctx, id, "claim",
+		return r.create(ctx, id, "claim",
 			newClaim(id, moveClaim(id), volume.Spec.StorageClassName, ""))
 	case strange(id, claim):
 		s := moving(v1alpha1.ReasonClaimForeign, "the claim %s is not of this move: it has to go "+
-			"first", claim.Name).after(again)
+			"first", claim.Name).after(pollInterval)
 		if mine, err := r.made(ctx, id, claim); err != nil || !mine {
 			return s, err
 		}
@@ -78,14 +78,14 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		return s, err
 	}
 	if receiver == nil {
-		return r.make(ctx, id, "Job", newReceiver(id, r.Options.MoveImage, from))
+		return r.create(ctx, id, "Job", newReceiver(id, r.Options.MoveImage, from))
 	}
 	args := receiver.Spec.Template.Spec.Containers[0].Args
 	if objects.Ended(receiver).Type == "" && !slices.Equal(args,
 		newReceiver(id, "", from).Spec.Template.Spec.Containers[0].Args) {
 		// The sender was started again on another node.
 		return moving(v1alpha1.ReasonCopying, "the receiver begins again, because the sender did").
-			after(again), r.deleteJob(ctx, receiver)
+			after(pollInterval), r.deleteJob(ctx, receiver)
 	}
 	if objects.Ended(receiver).Type == batchv1.JobFailed {
 		return r.failed(ctx, id, receiver, "node "+m.To+" does not receive the disk")
@@ -102,7 +102,7 @@ func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (addre
 		return "", s, err
 	}
 	if job == nil {
-		s, err := r.make(ctx, id, "Job", newSender(id, r.Options.MoveImage))
+		s, err := r.create(ctx, id, "Job", newSender(id, r.Options.MoveImage))
 		return "", s, err
 	}
 	switch objects.Ended(job).Type {
@@ -119,8 +119,8 @@ func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (addre
 		return "", nil, err
 	}
 	if pod == nil {
-		return "", moving(v1alpha1.ReasonCopying, "Job %s has no pod yet", job.Name).after(again),
-			nil
+		return "", moving(v1alpha1.ReasonCopying, "Job %s has no pod yet", job.Name).
+			after(pollInterval), nil
 	}
 	if pod.Status.Phase == corev1.PodRunning && pod.Status.PodIP != "" {
 		if gone, err := r.gone(ctx, pod.Spec.NodeName); gone != "" || err != nil {
@@ -135,7 +135,7 @@ func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (addre
 		return "", r.lost(id, "%s", gone), err
 	}
 	return "", moving(v1alpha1.ReasonCopying, "pod %s on the node of the disk is starting",
-		pod.Name).after(again), nil
+		pod.Name).after(pollInterval), nil
 }
 
 // lost says that the disk cannot be read.
@@ -220,12 +220,12 @@ func (r *Reconciler) failed(ctx context.Context, id *v1alpha1.VMIdentity, job *b
 			return nil, err
 		}
 	}
-	return s.after(again), nil
+	return s.after(pollInterval), nil
 }
 
-// make makes an object for a move, and records its UID at once. If that fails, the object is not
+// create makes an object for a move, and records its UID at once. If that fails, the object is not
 // believed, and made again: anybody can give an object its name, labels and owner.
-func (r *Reconciler) make(ctx context.Context, id *v1alpha1.VMIdentity, kind string,
+func (r *Reconciler) create(ctx context.Context, id *v1alpha1.VMIdentity, kind string,
 	o client.Object) (*state, error) {
 	if err := r.Create(ctx, o, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
 		return refused(id, "the "+kind+" "+o.GetName(), err)
@@ -280,7 +280,7 @@ func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 		err = r.deleteJob(ctx, job)
 	}
 	return nil, moving(v1alpha1.ReasonCopying, "Job %s is of an earlier try, or not of this move: "+
-		"it has to go first", name).after(again), err
+		"it has to go first", name).after(pollInterval), err
 }
 
 func (r *Reconciler) deleteJob(ctx context.Context, job *batchv1.Job) error {
@@ -320,7 +320,7 @@ func refused(id *v1alpha1.VMIdentity, what string, err error) (*state, error) {
 			id.Status.Move.To).after(time.Second), nil
 	case apierrors.IsAlreadyExists(err):
 		return moving(v1alpha1.ReasonCopying, "%s is there already: if it is not of this "+
-			"VMIdentity, delete it", what).after(again), nil
+			"VMIdentity, delete it", what).after(pollInterval), nil
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
 		return moving(v1alpha1.ReasonQuotaExceeded, "to move the disk, the quota of the namespace "+
 			"has no room for %s: %v", what, err).after(afterFailed), nil

@@ -13,7 +13,7 @@
 //
 // A move begins when nobody uses the disk. One write to the status both records the move and makes
 // the identity not ready. That write fails if a pod got the disk meanwhile, and from then on
-// package pod holds all pods. Then
+// no pod leaves its gate. Then
 //
 //	claim vmmove-NAME  of the same class; its volume is made where the receiver runs
 //	Job   vmsend-NAME  on the node of the claim vmid-NAME: kubevirt-disk-controller send

@@ -28,18 +28,18 @@ type Reconciler struct {
 	written written
 }
 
-// again is how long to wait for changes without an event, of volumes and nodes. After a failure the
-// wait is longer, so that people can look at what failed.
+// pollInterval is how long to wait for changes without an event, of volumes and nodes. After a
+// failure the wait is longer, so that people can look at what failed.
 const (
-	again       = 5 * time.Second
-	afterFailed = 30 * time.Second
+	pollInterval = 5 * time.Second
+	afterFailed  = 30 * time.Second
 )
 
 // state is the content of condition Moving, and the next step.
 type state struct {
 	moving          bool
 	reason, message string
-	again           time.Duration // 0: an event announces the next step
+	requeueAfter    time.Duration // 0: an event announces the next step
 }
 
 func moving(reason, format string, args ...any) *state {
@@ -51,7 +51,7 @@ func stays(reason, format string, args ...any) *state {
 }
 
 func (s *state) after(d time.Duration) *state {
-	s.again = d
+	s.requeueAfter = d
 	return s
 }
 
@@ -72,7 +72,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	s, err := r.step(ctx, id)
 	if id.ResourceVersion != before.ResourceVersion {
 		r.written.note(id) // the status has what was made; its change brings us here again
-		return ctrl.Result{RequeueAfter: again}, err
+		return ctrl.Result{RequeueAfter: pollInterval}, err
 	}
 	if err != nil || s == nil {
 		return ctrl.Result{}, err
@@ -98,7 +98,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	r.written.note(id)
-	return ctrl.Result{RequeueAfter: s.again}, nil
+	return ctrl.Result{RequeueAfter: s.requeueAfter}, nil
 }
 
 // step takes the next step, and returns how far the move is; nil: there is nothing to report.
@@ -107,29 +107,31 @@ func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	if err != nil {
 		return nil, err
 	}
-	held := waiting(pods, id.Name)
+	gated := waiting(pods, id.Name)
 	move := id.Status.Move
 	switch {
 	case move == nil:
-		return r.begin(ctx, id, held)
+		return r.begin(ctx, id, gated)
 	case move.Step == v1alpha1.Point:
 		return r.point(ctx, id)
-	case wish(id, held) != move.To:
+	case wish(id, gated) != move.To:
 		return r.giveUp(ctx, id)
 	}
 	return r.copy(ctx, id)
 }
 
 // begin records a move in the status, if the disk should move.
-func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []objects.Asking) (
+func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity,
+	gated []objects.Asking) (
 	*state, error) {
 	if controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove) {
 		if gone, err := r.clean(ctx, id); !gone || err != nil {
-			return stays(v1alpha1.ReasonStays, "what moved the disk is ending").after(again), err
+			return stays(v1alpha1.ReasonStays, "what moved the disk is ending").
+				after(pollInterval), err
 		}
 	}
 	wishes := &Wishes{Live: r.Live}
-	to, err := wishes.to(ctx, id, held)
+	to, err := wishes.to(ctx, id, gated)
 	switch {
 	case err != nil:
 		return nil, err
@@ -152,12 +154,12 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []
 	}
 	if e := id.Status.Export; e != nil && e.Running {
 		return stays(v1alpha1.ReasonExporting, "Job %s commits the disk to %s: it is moved to "+
-			"node %s after that", e.JobName, e.Reference, to).after(again), nil
+			"node %s after that", e.JobName, e.Reference, to).after(pollInterval), nil
 	}
 	// A pod whose gate somebody removed by hand uses the disk, too. The cache may not have it.
 	if user, err := r.user(ctx, id); user != "" || err != nil {
 		return stays(v1alpha1.ReasonInUse, "pod %s uses the disk: it is moved to node %s when the "+
-			"pod has ended", user, to).after(again), err
+			"pod has ended", user, to).after(pollInterval), err
 	}
 	claim, err := r.claim(ctx, id, v1alpha1.ClaimName(id.Name))
 	if err != nil {
@@ -184,7 +186,8 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []
 		ClaimUID: claim.UID, VolumeName: volume.Name, VolumeUID: volume.UID,
 		AccessMode: claim.Spec.AccessModes[0],
 		Size:       claim.Spec.Resources.Requests[corev1.ResourceStorage]}
-	return moving(v1alpha1.ReasonCopying, "the disk is moved to node %s", to).after(again), nil
+	return moving(v1alpha1.ReasonCopying, "the disk is moved to node %s", to).
+		after(pollInterval), nil
 }
 
 // still withdraws the report about a move that is no longer wanted.
@@ -227,7 +230,7 @@ func (r *Reconciler) giveUp(ctx context.Context, id *v1alpha1.VMIdentity) (*stat
 	}
 	if !gone {
 		return moving(v1alpha1.ReasonStays, "the disk stays where it is: what was to move it is "+
-			"ending").after(again), nil
+			"ending").after(pollInterval), nil
 	}
 	id.Status.Move = nil
 	return stays(v1alpha1.ReasonStays, "nobody asks for the disk elsewhere"), nil
@@ -240,7 +243,7 @@ func (r *Reconciler) abandon(ctx context.Context, before *v1alpha1.VMIdentity) (
 		return ctrl.Result{}, nil
 	}
 	if gone, err := r.clean(ctx, before); !gone || err != nil {
-		return ctrl.Result{RequeueAfter: again}, err
+		return ctrl.Result{RequeueAfter: pollInterval}, err
 	}
 	if m := before.Status.Move; m != nil && m.Step == v1alpha1.Point {
 		// It is no longer known whether the data is wanted: `--cascade=orphan` asks for it.

@@ -42,7 +42,7 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 	if fresh == nil && claim != nil && claim.UID == m.ClaimUID && claim.DeletionTimestamp == nil {
 		m.Step, m.NewVolumeName, m.NewVolumeUID = v1alpha1.Copy, "", ""
 		return moving(v1alpha1.ReasonCopying, "the volume with the moved disk is gone: it is "+
-			"copied again").after(again), nil
+			"copied again").after(pollInterval), nil
 	}
 	if fresh == nil {
 		// The old volume has the whole disk, too, and stays.
@@ -59,7 +59,8 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 	if claim != nil && claim.UID != m.ClaimUID {
 		if !metav1.IsControlledBy(claim, id) || claim.Spec.VolumeName != fresh.Name {
 			return moving(v1alpha1.ReasonClaimForeign, "the claim %s is not of this VMIdentity: "+
-				"delete it; the volume %s has the disk", claim.Name, fresh.Name).after(again), nil
+				"delete it; the volume %s has the disk", claim.Name, fresh.Name).
+				after(pollInterval), nil
 		}
 		return r.finish(ctx, id, claim, fresh, former)
 	}
@@ -74,7 +75,7 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 	if claim != nil {
 		if user, err := r.user(ctx, id); user != "" || err != nil {
 			return moving(v1alpha1.ReasonInUse, "pod %s uses the disk, although it is being "+
-				"moved: delete the pod", user).after(again), err
+				"moved: delete the pod", user).after(pollInterval), err
 		}
 		return wait("the claim %s is deleted; both volumes stay", claim.Name),
 			objects.DeleteClaim(ctx, r.Client, claim)

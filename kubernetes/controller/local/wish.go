@@ -19,8 +19,8 @@ type Wishes struct {
 	Live client.Reader
 }
 
-// Hold returns why a pod has to wait for a move, or "".
-func (w *Wishes) Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod objects.Asking) (
+// MustWait returns why a pod has to wait for a move, or "".
+func (w *Wishes) MustWait(ctx context.Context, id *v1alpha1.VMIdentity, pod objects.Asking) (
 	message string, err error) {
 	if id.Spec.Type != v1alpha1.Local {
 		return "", nil

@@ -121,16 +121,16 @@ func SetCondition(conditions *[]metav1.Condition, generation int64, c metav1.Con
 
 // Images says which images may be used.
 type Images interface {
-	// Hold returns why the image of an identity may not be used now, or "". When the answer
+	// Refuse returns why the image of an identity may not be used now, or "". When the answer
 	// changes, so does the identity's status.
-	Hold(ctx context.Context, id *v1alpha1.VMIdentity) (reason, message string, err error)
+	Refuse(ctx context.Context, id *v1alpha1.VMIdentity) (reason, message string, err error)
 }
 
-// Held asks the images of the kit about an identity.
-func (k Kit) Held(ctx context.Context, id *v1alpha1.VMIdentity) (reason, message string,
+// ImageRefused returns why the image of an identity may not be used now, or "".
+func (k Kit) ImageRefused(ctx context.Context, id *v1alpha1.VMIdentity) (reason, message string,
 	err error) {
 	if k.Images == nil {
 		return "", "", nil
 	}
-	return k.Images.Hold(ctx, id)
+	return k.Images.Refuse(ctx, id)
 }

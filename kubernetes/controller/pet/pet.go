@@ -48,7 +48,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if pet.DeletionTimestamp != nil {
 		return ctrl.Result{}, nil // its objects are collected
 	}
-	ready, err := r.make(ctx, &pet)
+	ready, err := r.apply(ctx, &pet)
 	if err != nil && ready == nil {
 		return ctrl.Result{}, err
 	}
@@ -65,9 +65,9 @@ func eventType(reason string) string {
 	return cmp.Or(objects.EventType(reason), corev1.EventTypeNormal)
 }
 
-// make makes the set and the StatefulSet of a pet. It returns condition Ready, or nil if nothing is
-// known, and an error if another try may help.
-func (r *Reconciler) make(ctx context.Context, pet *v1alpha1.VMPet) (*metav1.Condition, error) {
+// apply makes the set and the StatefulSet of a pet. It returns condition Ready, or nil if nothing
+// is known, and an error if another try may help.
+func (r *Reconciler) apply(ctx context.Context, pet *v1alpha1.VMPet) (*metav1.Condition, error) {
 	if r.Options.Off(objects.Pets) {
 		return invalid(errors.New("pets are turned off (--without=pets): make a VMIdentitySet " +
 			"and a StatefulSet instead")), nil

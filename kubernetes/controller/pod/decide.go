@@ -27,10 +27,10 @@ type decision struct {
 	pods       []objects.Asking     // pods that ask for it and have not ended
 	waiting    []objects.Asking     // of these, the pods that are at their gate
 
-	user  *corev1.Pod             // the pod that uses the disk, if the cache has it
-	inUse bool                    // somebody uses the disk
-	freed *corev1.ObjectReference // the pod that used it and has ended
-	again ctrl.Result
+	user   *corev1.Pod             // the pod that uses the disk, if the cache has it
+	inUse  bool                    // somebody uses the disk
+	freed  *corev1.ObjectReference // the pod that used it and has ended
+	result ctrl.Result
 
 	start []objects.Asking // pods whose gates are removed
 	// With a fixed firmwareUUID: the set that names its pod, and the pod that it should name.
@@ -43,9 +43,9 @@ func (r *Reconciler) decide(ctx context.Context, d *decision) error {
 	if err := r.findUser(ctx, d); err != nil {
 		return err
 	}
-	var first *held
+	var first *waitingPod
 	for _, p := range d.waiting {
-		h, err := r.hold(ctx, d, p)
+		h, err := r.mustWait(ctx, d, p)
 		if err != nil {
 			return err
 		}
@@ -119,7 +119,7 @@ func (r *Reconciler) running(ctx context.Context, d *decision, ref *corev1.Objec
 	}
 	// The cache is late, or somebody took the labels off the pod. Then no event will announce its
 	// end.
-	d.again.RequeueAfter = again
+	d.result.RequeueAfter = pollInterval
 	return ref, nil
 }
 
@@ -149,10 +149,11 @@ func (r *Reconciler) alive(ctx context.Context, namespace string, ref *corev1.Ob
 	return p != nil && p.UID == ref.UID && !objects.Finished(p), err
 }
 
-// hold returns why a pod must wait, or nil.
-func (r *Reconciler) hold(ctx context.Context, d *decision, p objects.Asking) (*held, error) {
-	because := func(reason, format string, args ...any) (*held, error) {
-		return &held{p.UID, reason, fmt.Sprintf("pod %s waits: ", p.Name) +
+// mustWait returns why a pod must wait, or nil.
+func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking) (
+	*waitingPod, error) {
+	because := func(reason, format string, args ...any) (*waitingPod, error) {
+		return &waitingPod{p.UID, reason, fmt.Sprintf("pod %s waits: ", p.Name) +
 			fmt.Sprintf(format, args...)}, nil
 	}
 	id := d.id
@@ -198,10 +199,10 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p objects.Asking) (*
 		return because(c.Reason, "%s", c.Message)
 	}
 	// Now, and not when Ready was written: a policy may have changed since.
-	if reason, message, err := r.Held(ctx, id); err != nil {
+	if reason, message, err := r.ImageRefused(ctx, id); err != nil {
 		return nil, err
 	} else if reason != "" {
-		d.again.RequeueAfter = again
+		d.result.RequeueAfter = pollInterval
 		return because(reason, "%s", message)
 	}
 	if e := id.Status.Export; e != nil && e.Running {
@@ -219,12 +220,12 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p objects.Asking) (*
 			id.Name)
 	}
 	if id.Spec.Attachment == v1alpha1.Service {
-		if h, err := r.holdForSecret(ctx, d, p); h != nil || err != nil {
+		if h, err := r.waitForSecret(ctx, d, p); h != nil || err != nil {
 			return h, err
 		}
 	}
 	if r.Mover != nil {
-		message, err := r.Mover.Hold(ctx, id, p)
+		message, err := r.Mover.MustWait(ctx, id, p)
 		if err != nil {
 			return nil, err
 		}
@@ -234,7 +235,7 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p objects.Asking) (*
 	}
 	// KubeVirt gives its machines their UUIDs itself.
 	if fixed(id) && admission.Machine(p.Pod) == "" {
-		return r.holdForUUID(ctx, d, set, p)
+		return r.waitForUUID(ctx, d, set, p)
 	}
 	// All pods take their disks in one order, so no two of them have one that the other needs.
 	for _, other := range objects.ByIdentity(p.Pod) {
@@ -246,10 +247,11 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p objects.Asking) (*
 	return nil, nil
 }
 
-// holdForSecret holds a pod whose secret was deleted while a server of the disk may run with it. A
-// new secret would fit neither that server nor the machines that are logged in.
-func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p objects.Asking) (*held,
-	error) {
+// waitForSecret returns why a pod must wait, or nil. It must if its secret was deleted while a
+// server of the disk may run with it. A new secret would fit neither that server nor the machines
+// that are logged in.
+func (r *Reconciler) waitForSecret(ctx context.Context, d *decision, p objects.Asking) (
+	*waitingPod, error) {
 	missing, err := r.secretMissing(ctx, d.id, p)
 	if err != nil {
 		return nil, fmt.Errorf("secret: %w", err)
@@ -257,10 +259,10 @@ func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p objects.A
 	if !missing {
 		return nil, nil
 	}
-	d.again.RequeueAfter = again
-	return &held{p.UID, v1alpha1.ReasonSecretMissing, fmt.Sprintf("pod %s waits: the secret %s "+
-		"was deleted, and the server of the disk has the old one: when no machine uses the disk, "+
-		"`kubectl delete deployment %s`, and both are made again", p.Name,
+	d.result.RequeueAfter = pollInterval
+	return &waitingPod{p.UID, v1alpha1.ReasonSecretMissing, fmt.Sprintf("pod %s waits: the secret "+
+		"%s was deleted, and the server of the disk has the old one: when no machine uses the "+
+		"disk, `kubectl delete deployment %s`, and both are made again", p.Name,
 		secretOf(d.id, p), v1alpha1.ClaimName(d.id.Name))}, nil
 }
 
@@ -386,7 +388,7 @@ func reference(p objects.Asking) *corev1.ObjectReference {
 }
 
 // say sets the conditions about the use of the disk. first is the reason why the first pod waits.
-func (d *decision) say(first *held) {
+func (d *decision) say(first *waitingPod) {
 	c := metav1.Condition{Type: v1alpha1.ConditionInUse, Status: metav1.ConditionFalse,
 		Reason: v1alpha1.ReasonNotInUse, Message: "no pod uses the disk"}
 	status := &d.id.Status

@@ -17,10 +17,10 @@ func fixed(id *v1alpha1.VMIdentity) bool {
 	return id.Spec.FirmwareUUID != "" && id.Spec.FirmwareUUIDPolicy != v1alpha1.PerPod
 }
 
-// holdForUUID returns why a pod must wait for the UUID of its set. If it need not wait, the
+// waitForUUID returns why a pod must wait for the UUID of its set. If it need not wait, the
 // decision records that the set should name the pod.
-func (r *Reconciler) holdForUUID(ctx context.Context, d *decision, set *v1alpha1.VMIdentitySet,
-	p objects.Asking) (*held, error) {
+func (r *Reconciler) waitForUUID(ctx context.Context, d *decision, set *v1alpha1.VMIdentitySet,
+	p objects.Asking) (*waitingPod, error) {
 	ref := set.Status.UsedBy
 	if ref != nil && ref.UID == p.UID {
 		return nil, nil
@@ -31,10 +31,10 @@ func (r *Reconciler) holdForUUID(ctx context.Context, d *decision, set *v1alpha1
 			return nil, err
 		}
 		if live {
-			d.again.RequeueAfter = again
-			return &held{p.UID, v1alpha1.ReasonUUIDInUse, fmt.Sprintf("pod %s waits: pod %s has "+
-				"the firmwareUUID of VMIdentitySet %s, which is for one machine at a time: delete "+
-				"that pod, or make a set with firmwareUUIDPolicy PerPod", p.Name, ref.Name,
+			d.result.RequeueAfter = pollInterval
+			return &waitingPod{p.UID, v1alpha1.ReasonUUIDInUse, fmt.Sprintf("pod %s waits: pod %s "+
+				"has the firmwareUUID of VMIdentitySet %s, which is for one machine at a time: "+
+				"delete that pod, or make a set with firmwareUUIDPolicy PerPod", p.Name, ref.Name,
 				set.Name)}, nil
 		}
 	}

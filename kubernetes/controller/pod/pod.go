@@ -30,19 +30,19 @@ type Reconciler struct {
 
 // Mover moves disks to pods.
 type Mover interface {
-	// Hold returns why a pod must wait for a move, or "". When the answer changes, so does the
+	// MustWait returns why a pod must wait for a move, or "". When the answer changes, so does the
 	// identity's status or its annotations.
-	Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod objects.Asking) (string, error)
+	MustWait(ctx context.Context, id *v1alpha1.VMIdentity, pod objects.Asking) (string, error)
 }
 
-// held is a waiting pod, and why it waits.
-type held struct {
+// waitingPod is a pod at its gate, and why it waits.
+type waitingPod struct {
 	pod             types.UID
 	reason, message string
 }
 
-// again is how long to wait for changes that no event announces.
-const again = 30 * time.Second
+// pollInterval is how long to wait for changes that no event announces.
+const pollInterval = 30 * time.Second
 
 // Reconcile decides who uses one identity.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -60,13 +60,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if len(waiting) == 0 {
 			return ctrl.Result{}, nil
 		}
-		return r.make(ctx, req.NamespacedName, waiting[0])
+		return r.createIdentity(ctx, req.NamespacedName, waiting[0])
 	}
 	d := decision{before: before, id: before.DeepCopy(), pods: pods, waiting: waiting}
 	if err := r.decide(ctx, &d); err != nil {
 		return ctrl.Result{}, err
 	}
-	return d.again, r.carryOut(ctx, &d)
+	return d.result, r.carryOut(ctx, &d)
 }
 
 // pods returns the pods that ask for an identity and have not ended, oldest first.
@@ -79,9 +79,9 @@ func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]objec
 	return objects.AskingFor(list.Items, id.Name), nil
 }
 
-// make makes the identity of a pod.
-func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p objects.Asking) (
-	ctrl.Result, error) {
+// createIdentity makes the identity of a pod.
+func (r *Reconciler) createIdentity(ctx context.Context, name types.NamespacedName,
+	p objects.Asking) (ctrl.Result, error) {
 	set, err := r.set(ctx, p)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -93,8 +93,8 @@ func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p obje
 	id := newIdentity(name, set)
 	err = r.Create(ctx, id, client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
-		r.tell(name, p, &held{p.UID, v1alpha1.ReasonInvalid, fmt.Sprintf("pod %s waits: the API "+
-			"server does not accept its VMIdentity %s: %v", p.Name, name.Name, err)})
+		r.tell(name, p, &waitingPod{p.UID, v1alpha1.ReasonInvalid, fmt.Sprintf("pod %s waits: the "+
+			"API server does not accept its VMIdentity %s: %v", p.Name, name.Name, err)})
 		return ctrl.Result{}, err
 	}
 	if client.IgnoreAlreadyExists(err) != nil {
@@ -109,13 +109,13 @@ func (r *Reconciler) set(ctx context.Context, p objects.Asking) (*v1alpha1.VMIde
 		client.ObjectKey{Namespace: p.Namespace, Name: p.SetName})
 }
 
-func setMissing(p objects.Asking) *held {
-	return &held{p.UID, v1alpha1.ReasonSetMissing, fmt.Sprintf("pod %s waits: there is no "+
+func setMissing(p objects.Asking) *waitingPod {
+	return &waitingPod{p.UID, v1alpha1.ReasonSetMissing, fmt.Sprintf("pod %s waits: there is no "+
 		"VMIdentitySet %s in its namespace: make it, or delete the pod", p.Name, p.SetName)}
 }
 
 // tell sends an event about a waiting pod, unless it has sent the same before.
-func (r *Reconciler) tell(id types.NamespacedName, p objects.Asking, h *held) {
+func (r *Reconciler) tell(id types.NamespacedName, p objects.Asking, h *waitingPod) {
 	if r.seen.note(id, h.pod, h.reason) {
 		objects.EventAs(eventType, r.Events, p.Pod, nil, h.reason, h.message)
 	}
@@ -169,7 +169,7 @@ type seen struct {
 // opened is noted for a pod once its gate was removed.
 const opened = "opened"
 
-// waiting returns the pods of an identity that are held. It forgets the others.
+// waiting returns the pods of an identity that are at their gates. It forgets the others.
 func (s *seen) waiting(id types.NamespacedName, pods []objects.Asking) (waiting []objects.Asking) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -153,7 +153,7 @@ func TestSetDiffers(t *testing.T) {
 		require.True(t, gated(t, w, "b"), what)
 		require.Contains(t, w.Events(), "Warning SetDiffers", what)
 		r := &Reconciler{Kit: objects.Kit{Client: w.Client, Live: w.Live}}
-		h, err := r.hold(t.Context(), &decision{id: identityOf(t, w, "vm")},
+		h, err := r.mustWait(t.Context(), &decision{id: identityOf(t, w, "vm")},
 			objects.Asks(c.pod, "vm"))
 		require.NoError(t, err)
 		require.NotNil(t, h, what)

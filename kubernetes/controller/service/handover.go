@@ -34,7 +34,7 @@ func step(id *v1alpha1.VMIdentity) (to string, step status.Action, err error) {
 // the status, so that the server of another pod does not do it again. It returns whether to look
 // again soon, because no event announces that the daemon has seen the annotation.
 func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (
-	c *metav1.Condition, again bool, err error) {
+	c *metav1.Condition, poll bool, err error) {
 	to, step, err := step(id)
 	switch {
 	case to == "":

@@ -90,7 +90,7 @@ func TestServerIsNotReached(t *testing.T) {
 		<-answered
 		result, err := w.reconcile()
 		require.NoError(t, err)
-		require.Equal(t, 10*look, result.RequeueAfter)
+		require.Equal(t, 10*pollInterval, result.RequeueAfter)
 		is := w.condition(v1alpha1.ConditionServed)
 		require.Equal(t, metav1.ConditionFalse, is.Status)
 		require.Equal(t, v1alpha1.ReasonUnknown, is.Reason)

@@ -36,8 +36,8 @@ type Reconciler struct {
 	aside objects.Aside[*status.Status]
 }
 
-// look is how long to wait for changes without an event.
-const look = time.Second
+// pollInterval is how long to wait for changes without an event.
+const pollInterval = time.Second
 
 // Reconcile serves one identity, or stops serving it.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -64,15 +64,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			}
 			return ctrl.Result{}, r.SetFinalizer(ctx, id, v1alpha1.FinalizerService, false)
 		}
-		result.RequeueAfter = 10 * look
+		result.RequeueAfter = 10 * pollInterval
 	case !has:
 		return ctrl.Result{}, r.SetFinalizer(ctx, &before, v1alpha1.FinalizerService, true)
 	case before.Status.ClaimName == "" || before.Status.SecretName == "":
 		return ctrl.Result{}, nil // a change of the status triggers another reconcile
 	default:
-		var again bool
-		if again, err = r.serve(ctx, id); again {
-			result.RequeueAfter = look
+		var poll bool
+		if poll, err = r.serve(ctx, id); poll {
+			result.RequeueAfter = pollInterval
 		}
 	}
 	return result, cmp.Or(r.ReportAs(ctx, &before, id, eventType), err)
@@ -94,7 +94,7 @@ func (r *Reconciler) sayOff(ctx context.Context, before *v1alpha1.VMIdentity) er
 
 // serve makes the objects that serve an identity, and records their state in its status. It returns
 // whether to look again soon.
-func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again bool, err error) {
+func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll bool, err error) {
 	service, deployment := &corev1.Service{}, &appsv1.Deployment{}
 	key := client.ObjectKey{Namespace: id.Namespace, Name: Name(id.Name)}
 	at := client.ObjectKey{Namespace: id.Namespace, Name: serviceName(id.Name)}
@@ -120,7 +120,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 		server, nbd = serverOf(deployment), servesNBD(deployment)
 		// The server starts again without the image when nobody waits for it.
 		image = image || id.Status.UsedBy != nil && hasImage(deployment)
-	} else if reason, message, err := r.Held(ctx, id); err != nil {
+	} else if reason, message, err := r.ImageRefused(ctx, id); err != nil {
 		return false, err
 	} else if reason != "" {
 		set(id, servedCondition(reason, message))
@@ -183,11 +183,11 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 	if pod != nil && !ready(pod) {
 		pod = nil
 	}
-	handover, again, err := r.handover(ctx, id, pod)
+	handover, poll, err := r.handover(ctx, id, pod)
 	if handover != nil {
 		set(id, handover)
 	}
-	return again, err
+	return poll, err
 }
 
 // needsImage reports whether the disk of an identity needs its image.

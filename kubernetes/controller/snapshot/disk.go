@@ -27,7 +27,7 @@ type Disks struct{ objects.Kit }
 type outcome struct {
 	reason, message string
 	ready, failed   bool
-	again           time.Duration // 0: an event announces the next step
+	requeueAfter    time.Duration // 0: an event announces the next step
 }
 
 func taking(format string, args ...any) outcome {
@@ -38,8 +38,8 @@ func failing(reason, format string, args ...any) outcome {
 	return outcome{reason: reason, message: fmt.Sprintf(format, args...), failed: true}
 }
 
-// look is when to look again at what no event announces.
-const look = 10 * time.Second
+// pollInterval is when to look again at what no event announces.
+const pollInterval = 10 * time.Second
 
 // Reconcile takes one snapshot, or lets it go.
 func (r *Disks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -59,7 +59,7 @@ func (r *Disks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{RequeueAfter: o.again}, r.say(ctx, before, s, o)
+	return ctrl.Result{RequeueAfter: o.requeueAfter}, r.say(ctx, before, s, o)
 }
 
 // say writes the status, and an event about a new failure.
@@ -105,12 +105,12 @@ func (r *Disks) take(ctx context.Context, s *v1alpha1.VMIdentitySnapshot) (outco
 		return failing(v1alpha1.ReasonSourceMissing, "VolumeSnapshot %s was deleted, and the data "+
 			"with it: delete this VMIdentitySnapshot", name), nil
 	}
-	return r.make(ctx, s, name)
+	return r.begin(ctx, s, name)
 }
 
-// make makes the VolumeSnapshot. First it notes what the disk is: later, its identity may be gone,
+// begin makes the VolumeSnapshot. First it notes what the disk is: later, its identity may be gone,
 // or one of the same name may have another disk. Then it looks at the identity again.
-func (r *Disks) make(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name string) (outcome,
+func (r *Disks) begin(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name string) (outcome,
 	error) {
 	id, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Live, "VMIdentity",
 		client.ObjectKey{Namespace: s.Namespace, Name: string(s.Spec.IdentityName)})
@@ -120,7 +120,7 @@ func (r *Disks) make(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name s
 	case id == nil, id.DeletionTimestamp != nil:
 		o := failing(v1alpha1.ReasonIdentityMissing, "there is no VMIdentity %s in the namespace, "+
 			"or it is being deleted", s.Spec.IdentityName)
-		o.again = look
+		o.requeueAfter = pollInterval
 		return o, nil
 	case id.Spec.Type == v1alpha1.Local:
 		return failing(v1alpha1.ReasonInvalid, "VMIdentity %s has type Local, and Local disks "+
@@ -135,7 +135,7 @@ func (r *Disks) make(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name s
 		claim.Status.Phase != corev1.ClaimBound {
 		o := taking("VMIdentity %s has no volume yet: `kubectl describe vmid %s` says why", id.Name,
 			id.Name)
-		o.again = look
+		o.requeueAfter = pollInterval
 		return o, nil
 	}
 	if d := s.Status.Disk; d == nil || d.Image != id.Spec.Image ||
@@ -159,7 +159,7 @@ func (r *Disks) create(ctx context.Context, s *v1alpha1.VMIdentitySnapshot,
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
 		o := failing(v1alpha1.ReasonFailed, "VolumeSnapshot %s cannot be made: %v",
 			volume.GetName(), err)
-		o.again = look
+		o.requeueAfter = pollInterval
 		return o, nil
 	}
 	return outcome{}, fmt.Errorf("VolumeSnapshot %s of VMIdentitySnapshot %s: %w", volume.GetName(),
@@ -215,7 +215,7 @@ func (r *Disks) remove(ctx context.Context, before *v1alpha1.VMIdentitySnapshot)
 		return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.FinalizerSnapshot,
 			false)
 	}
-	return ctrl.Result{RequeueAfter: look}, r.say(ctx, before, before.DeepCopy(),
+	return ctrl.Result{RequeueAfter: pollInterval}, r.say(ctx, before, before.DeepCopy(),
 		outcome{reason: v1alpha1.ReasonDeleting, message: fmt.Sprintf(
 			"the snapshot is deleted when VMIdentity %s, which begins from it, has its volume: "+
 				"start a pod with that, or delete it, too", clone)})

@@ -46,14 +46,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	w := &work{Reconciler: r, id: &before, class: class,
 		name: source.Golden(before.Spec.Image, class)}
-	c, again, err := w.make(ctx)
+	c, requeueAfter, err := w.step(ctx)
 	if c == nil {
 		return ctrl.Result{}, err
 	}
 	c.Type = v1alpha1.ConditionPopulated
 	id := before.DeepCopy()
 	objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
-	return ctrl.Result{RequeueAfter: again}, cmp.Or(r.Report(ctx, &before, id), err)
+	return ctrl.Result{RequeueAfter: requeueAfter}, cmp.Or(r.Report(ctx, &before, id), err)
 }
 
 // done reports whether an identity needs its golden objects no more: its claim has the volume.
@@ -82,10 +82,11 @@ func wrong(format string, args ...any) *metav1.Condition {
 	return c
 }
 
-// make makes the next missing object. It returns the condition, and when to look again if no event
+// step makes the next missing object. It returns the condition, and when to look again if no event
 // announces the next step. Without a condition nothing is known.
-func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Duration, err error) {
-	if reason, message, err := w.Held(ctx, w.id); err != nil {
+func (w *work) step(ctx context.Context) (c *metav1.Condition, requeueAfter time.Duration,
+	err error) {
+	if reason, message, err := w.ImageRefused(ctx, w.id); err != nil {
 		return nil, 0, err
 	} else if reason != "" {
 		c := populating("%s", message)

@@ -64,8 +64,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	id := before.DeepCopy()
-	again := r.see(ctx, id, a)
-	return ctrl.Result{RequeueAfter: again}, r.Report(ctx, before, id)
+	requeueAfter := r.see(ctx, id, a)
+	return ctrl.Result{RequeueAfter: requeueAfter}, r.Report(ctx, before, id)
 }
 
 // see sets the condition and the key, and returns when to look again.
@@ -83,7 +83,7 @@ func (r *Reconciler) see(ctx context.Context, id *v1alpha1.VMIdentity, a asked) 
 		return seldom
 	}
 	if !signed(id, a.keys) {
-		key, err := r.Verifier.look(ctx, a)
+		key, err := r.Verifier.findSignature(ctx, a)
 		var no *signature.RefusedError
 		switch {
 		case errors.As(err, &no):

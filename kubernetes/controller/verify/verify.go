@@ -157,8 +157,8 @@ func signed(id *v1alpha1.VMIdentity, keys []string) bool {
 	return by != nil && by.Image == id.Spec.Image && slices.Contains(keys, by.Key)
 }
 
-// Hold returns why the image of an identity may not be used now, or "". It asks no registry.
-func (v *Verifier) Hold(ctx context.Context, id *v1alpha1.VMIdentity) (reason, message string,
+// Refuse returns why the image of an identity may not be used now, or "". It asks no registry.
+func (v *Verifier) Refuse(ctx context.Context, id *v1alpha1.VMIdentity) (reason, message string,
 	err error) {
 	if id.Spec.Image == "" {
 		return "", "", nil
@@ -183,8 +183,8 @@ const (
 	lookTime = 2 * time.Minute
 )
 
-// look looks for a signature of an image by one of the keys that are asked for.
-func (v *Verifier) look(ctx context.Context, a asked) (key string, err error) {
+// findSignature looks for a signature of an image by one of the keys that are asked for.
+func (v *Verifier) findSignature(ctx context.Context, a asked) (key string, err error) {
 	_, admitted, err := v.named(ctx, a)
 	if err == nil && admitted.Key == "" {
 		err = errors.New("the policy has changed meanwhile")

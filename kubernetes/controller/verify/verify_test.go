@@ -111,7 +111,7 @@ func (s *scene) reconcile() time.Duration {
 
 func (s *scene) held() (reason, message string) {
 	s.t.Helper()
-	reason, message, err := s.r.Verifier.Hold(s.t.Context(), s.get())
+	reason, message, err := s.r.Verifier.Refuse(s.t.Context(), s.get())
 	require.NoError(s.t, err)
 	return reason, message
 }
@@ -259,7 +259,7 @@ func TestForgedStatus(t *testing.T) {
 		{Image: id.Spec.Image, Key: "sha256:" + strings.Repeat("0", 64)}, {},
 	} {
 		id.Status.SignedBy = &by
-		reason, _, err := s.r.Verifier.Hold(t.Context(), id)
+		reason, _, err := s.r.Verifier.Refuse(t.Context(), id)
 		require.NoError(t, err)
 		require.Equal(t, "Verifying", reason)
 	}
