@@ -10,6 +10,9 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"time"
+
+	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/socket"
@@ -282,6 +285,18 @@ func (s *Server) find(name string) (*serving.Disk, error) {
 	return nil, fmt.Errorf("there is no disk %q", name)
 }
 
+// find is that of the server, and logs what is not found: many clients do not say it.
+func (h *handshake) find(name string) (*serving.Disk, error) {
+	d, err := h.c.srv.find(name)
+	if err != nil {
+		if n, ok := h.c.srv.missed.Admit(name, time.Now()); ok {
+			h.c.log().Warn("a client asks for an export that there is not",
+				append(serving.Unsaid(n), zap.String("export", name), zap.Error(err))...)
+		}
+	}
+	return d, err
+}
+
 // startTLS turns TLS on. Nothing that came before may count afterwards.
 func (h *handshake) startTLS(o option) error {
 	if ok, err := h.plain(o); !ok {
@@ -322,7 +337,7 @@ func (h *handshake) exportName(o option) error {
 	if h.c.extended {
 		return errors.New("EXPORT_NAME with extended headers is not allowed")
 	}
-	d, err := h.c.srv.find(name)
+	d, err := h.find(name)
 	if err == nil {
 		err = h.choose(d, name)
 	}
@@ -344,7 +359,7 @@ func (h *handshake) info(o option) (done bool, err error) {
 	if err != nil {
 		return false, h.refuse(o, repErrInvalid, "%v", err)
 	}
-	d, err := h.c.srv.find(r.name)
+	d, err := h.find(r.name)
 	if err != nil {
 		return false, h.refuse(o, repErrUnknown, "%v", err)
 	}

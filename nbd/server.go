@@ -69,15 +69,21 @@ type Server struct {
 	ctx     context.Context // ends when Shutdown gives up waiting, with ErrServerClosed
 	cancel  context.CancelCauseFunc
 
+	missed *serving.Seldom[string] // names of exports that nobody has
+
 	mu sync.Mutex
 	// named are the clients with certificates, by name
 	named map[string]*holderOfName
 }
 
+// missedInterval is how long the log stays quiet about a name that clients ask for in vain.
+const missedInterval = 10 * time.Minute
+
 // New makes a server, and a front end of the disks. There must be no disk yet.
 func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log,
-		named: map[string]*holderOfName{}}
+		missed: serving.NewSeldom[string](missedInterval),
+		named:  map[string]*holderOfName{}}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}

@@ -347,6 +347,8 @@ func (s *snapshot) detail(l *status.LUN) *detail {
 		d.Kept = "on a volume"
 	} else if l.CopyMode == "none" {
 		d.Kept = "in the image file"
+	} else if s.status.WorkDir != "" {
+		d.Kept = "in " + plain(s.status.WorkDir)
 	}
 	if l.Space != nil {
 		d.Space = bytesText(float64(l.Space.Used)) + " used, " +

@@ -384,6 +384,7 @@ func (p *pusher) sendBase(ctx context.Context, u *transport.Uploader) error {
 			}
 			sent = append(sent, l.Digest)
 			p.opt.Progress.total.Add(l.Size)
+			p.opt.Progress.stored.Add(l.Size)
 			b, err := p.base.source.Blob(l)
 			if err != nil {
 				return err

@@ -23,6 +23,7 @@ func New(opt transport.Options) (*Client, error) {
 // method at any time.
 type Progress struct {
 	done, total atomic.Int64
+	stored      atomic.Int64
 	making      atomic.Pointer[image.Progress] // the image that is being compressed; nil: none
 }
 
@@ -41,6 +42,10 @@ func (p *Progress) Total() int64 { return p.total.Load() }
 
 // Expect sets how many bytes there will be, if the caller knows.
 func (p *Progress) Expect(total int64) { p.total.Store(total) }
+
+// Stored is how many bytes a push has in the registry at its end. It counts a layer once that is
+// read, compressed, hashed and sent, or that several platforms share.
+func (p *Progress) Stored() int64 { return p.stored.Load() }
 
 // Data is the same.
 func (p *Progress) Data() (done, total int64) { return p.Done(), p.Total() }

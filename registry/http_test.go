@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -207,15 +208,27 @@ func TestMirror(t *testing.T) {
 	onlyFile(t, dir, "out.raw", content)
 }
 
-// TestInsecure: without the user's permission a registry is never used without TLS, not even on
+// TestInsecure: without the user's permission a registry is never used without TLS, unless it is on
 // this machine.
 func TestInsecure(t *testing.T) {
 	l := newLying(t)
-	l.NewImage(t, noise(25, 8192))
+	content := noise(25, 8192)
+	l.NewImage(t, content)
 	dir, err := pullHTTP(t, l, transport.Options{})
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", content)
+
+	// Whom it names may be elsewhere. This is no address of this machine, but leads there.
+	before := l.Requests("")
+	elsewhere := strings.Replace(l.Host(), "127.0.0.1", "0.0.0.0", 1)
+	c := newClient(t, transport.Options{})
+	_, _, err = c.Pull(t.Context(), parsed(t, elsewhere+"/vm/a:1"),
+		filepath.Join(t.TempDir(), "out.raw"), PullOptions{})
 	require.ErrorContains(t, err, "--insecure-registry")
-	emptyDir(t, dir)
-	require.Zero(t, l.Requests(""), "nothing has come to it")
+	require.Equal(t, before, l.Requests(""), "nothing has come to it")
+	l.Faults = []fault{registrytest.Redirects("http://" + elsewhere + "/x")}
+	_, err = pullHTTP(t, l, transport.Options{Timeout: time.Second})
+	require.ErrorContains(t, err, "--insecure-registry")
 }
 
 // TestCredentials: a credential from a file, or one that was named, opens the registry, and nothing

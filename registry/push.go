@@ -414,6 +414,10 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 	p.opt.Progress.total.Add(ours[0].Size)
 	for _, m := range made.images {
 		p.opt.Progress.total.Add(m.config.Size)
+		p.opt.Progress.stored.Add(m.config.Size)
+	}
+	for _, l := range ours {
+		p.opt.Progress.stored.Add(l.Size)
 	}
 	if err := u.Blob(ctx, ours[0], bytes.NewReader(p.indexed)); err != nil {
 		return "", err

@@ -395,6 +395,13 @@ func TestPushCompresses(t *testing.T) {
 		digest, err := m.client(t).Push(ctx, append(files, packed), m.ref(t, "vm/c:1"), opt)
 		require.NoError(t, err)
 		require.Equal(t, opt.Progress.Total(), opt.Progress.Done())
+		made, err := m.client(t).Resolve(ctx, m.ref(t, "vm/c:1"))
+		require.NoError(t, err)
+		stored := made.Manifest.Config.Size
+		for _, l := range made.Manifest.Layers {
+			stored += l.Size
+		}
+		require.Equal(t, stored, opt.Progress.Stored(), "each byte once")
 		emptyDir(t, tmp)
 		again, err := m.client(t).Push(ctx, append(files, packed), m.ref(t, "vm/c:1"), opt)
 		require.NoError(t, err)

@@ -41,8 +41,11 @@ type Status struct {
 	Handover *HandoverOutcome `json:"handover,omitempty"`
 	// UsageTypes are the storages that disks can choose.
 	UsageTypes []UsageType `json:"usage_types,omitempty"`
-	StartedAt  time.Time   `json:"started_at"`
-	ReadyAt    *time.Time  `json:"ready_at,omitempty"`
+	// WorkDir is the work directory, if a person has named it: what is written to disks that are
+	// not persistent stays there.
+	WorkDir   string     `json:"work_dir,omitempty"`
+	StartedAt time.Time  `json:"started_at"`
+	ReadyAt   *time.Time `json:"ready_at,omitempty"`
 	// ReadyAfterSeconds is the time from the start until every LUN could be used.
 	ReadyAfterSeconds float64 `json:"ready_after_seconds,omitempty"`
 	Build             Build   `json:"build"`

@@ -45,6 +45,7 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 	}))
 	c.Settings.Disk.CopyModeSource = l.Name(keyCopyMode)
 	c.WorkDirNamed = l.Source(keyWorkDir) != ""
+	c.Images.Named = l.Source(keyDiskDir) != ""
 	c.metricsChosen = l.Source(keyMetricsListen) != ""
 	c.log.Chosen = l.Source(keyLogLevel) != ""
 	l.useHook(c)

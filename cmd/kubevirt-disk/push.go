@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -239,11 +240,12 @@ func (a *app) push(
 	}
 	p := new(registry.Progress)
 	opt.Progress = p
-	report := a.reporter(console.OneLine(ref.String()))
-	err = report.While(p, func() (err error) {
+	report, began := a.reporter(console.OneLine(ref.String())), time.Now()
+	err = report.Watch(p, func() (err error) {
 		digest, err = client.Push(ctx, files, ref, opt)
 		return err
 	})
+	report.Clear()
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return "", errors.New(
@@ -252,6 +254,8 @@ func (a *app) push(
 	case err != nil:
 		return "", err
 	}
+	fmt.Fprintf(a.stderr, "%s: %s are stored, in %s\n", console.OneLine(ref.String()),
+		console.ShortSize(p.Stored()), time.Since(began).Round(time.Millisecond))
 	if opt.Sign != nil {
 		fmt.Fprintf(a.stderr, "%s: signed by %s\n", console.OneLine(ref.String()),
 			opt.Sign.Fingerprint)

@@ -197,7 +197,7 @@ func (s *served) guide() string {
 		s.guideISCSI(say, &now, user)
 	}
 	if at := s.daemon.PagesAddress(); at != "" {
-		say("\nState and metrics: curl http://%s/status", options.Reachable(at))
+		say("\nPage: http://%s/ (for programs: http://%[1]s/status)", options.Reachable(at))
 	}
 	say("Ctrl-C ends it.")
 	return console.Harmless(b.String())

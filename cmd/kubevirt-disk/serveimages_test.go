@@ -154,6 +154,7 @@ func TestServeNamedImagesSettings(t *testing.T) {
 			"LISTEN=127.0.0.1"), append(c.flags, paths...)...)
 		require.Contains(t, p.stdout.String(), c.said)
 		require.Contains(t, p.stdout.String(), "iscsi://vm@127.0.0.1:")
+		require.Contains(t, p.stdout.String(), "\nPage: http://127.0.0.1:")
 		require.NotContains(t, p.stdout.String(), testSecret)
 		_, status := p.page("/status")
 		require.Contains(t, status, `"copy_mode": "`+c.mode+`"`)

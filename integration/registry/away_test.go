@@ -52,6 +52,6 @@ func TestRegistryAway(t *testing.T) {
 	s.Run(t)
 	got := <-serving
 	require.NoError(t, got.err)
-	require.Contains(t, got.d.Output(), "reads wait for a registry")
+	require.Contains(t, got.d.Output(), "next try in")
 	rig.Same(t, raw, got.d.URL(1))
 }

@@ -126,8 +126,8 @@ func TestRegistryPushPull(t *testing.T) {
 			}
 			if !c.tls {
 				r := rig.Run(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
-				require.Equal(t, 1, r.Status, "without TLS, and not named for it")
-				require.Contains(t, r.Output, "--insecure-registry")
+				require.Zero(t, r.Status, "without TLS, but on this machine: %s", r)
+				require.NoError(t, os.Remove(filepath.Join(dir, "c.raw")))
 			} else {
 				r := rig.Run(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
 				require.Equal(t, 1, r.Status)

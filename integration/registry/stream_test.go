@@ -58,7 +58,7 @@ func TestStream(t *testing.T) {
 						d.URL(2), raw)
 				}()
 				testtool.Within(t, rig.Timeout, func() bool {
-					waits = strings.Contains(d.Output(), "reads wait for a registry")
+					waits = strings.Contains(d.Output(), "a read waits")
 					return waits || d.Complete(2)
 				}, "reads wait, or the disk is complete: %s", func() any { return d.Output() })
 				if waits {
@@ -272,8 +272,11 @@ func TestStreamRefuses(t *testing.T) {
 	}{
 		"no such image": {rig.Config{Args: []string{"--image=" + s.Address + "/vm/none:1",
 			"--insecure-registry=" + s.Address}}, "does not exist"},
-		"without TLS": {rig.Config{Args: []string{"--image=" + s.Address + "/vm/fedora:42"}},
+		"without TLS": {rig.Config{Args: []string{"--image=" +
+			strings.Replace(s.Address, "127.0.0.1", "0.0.0.0", 1) + "/vm/fedora:42"}},
 			"--insecure-registry"},
+		"no directory": {streaming("", s.Address, "clone", "--disk-dir=/none/such"),
+			"the image directory \"/none/such\" does not exist"},
 		"in place": {streaming("", s.Address, "none"), "cannot be served in place"},
 		"twice": {streaming("", s.Address, "clone", "--image="+s.Address+"/vm/fedora:42"),
 			"named twice"},

@@ -71,6 +71,7 @@ func (d *Daemon) Status() status.Status {
 		ReadyAt:        d.readyAt,
 		Build:          d.opt.Build,
 		Handover:       d.handover,
+		WorkDir:        d.workDir(),
 	}
 	d.mu.Unlock()
 	if page.ReadyAt != nil {
@@ -94,6 +95,14 @@ func (d *Daemon) Status() status.Status {
 		page.Sessions = append(page.Sessions, d.sessionsWith(srv).Sessions()...)
 	}
 	return page
+}
+
+// workDir is the work directory that a person has named, or "".
+func (d *Daemon) workDir() string {
+	if !d.opt.WorkDirNamed {
+		return ""
+	}
+	return d.opt.WorkDir
 }
 
 // announce logs what is served and how to log in.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 
+	"kubevirt.io/disk/internal/loopback"
 	"kubevirt.io/disk/internal/osfile"
 )
 
@@ -220,6 +221,15 @@ func (c *Client) endpoints(repo name.Repository, mirrors bool) ([]*endpoint, err
 	return append(all, e), nil
 }
 
+// near reports whether the registry is on this machine, so that nobody can listen between.
+func (e *endpoint) near() bool {
+	host := e.repo.RegistryStr()
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	return loopback.Is(strings.Trim(host, "[]"))
+}
+
 func joinPath(prefix, repository string) string {
 	if prefix == "" {
 		return repository
@@ -275,10 +285,11 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 var errPlain = errors.New("asks for a connection without TLS")
 
 // guard sees every request for one registry, and watches over its answer. Nothing goes out without
-// TLS unless the user has allowed that for this registry.
+// TLS unless the user has allowed that for this registry, or it stays on this machine.
 type guard struct {
 	client *Client
 	secure bool
+	near   bool // the registry is on this machine
 	// unverified: where a certificate is not valid, go on without one
 	unverified bool
 	base       http.RoundTripper // that verifies certificates
@@ -290,7 +301,7 @@ type guard struct {
 }
 
 func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
-	if g.secure && req.URL.Scheme != "https" {
+	if g.secure && req.URL.Scheme != "https" && !(g.near && loopback.Is(req.URL.Hostname())) {
 		return nil, permanent(fmt.Errorf("%s %w: if that is intended, name it with "+
 			"--insecure-registry",
 			req.URL.Host, errPlain))

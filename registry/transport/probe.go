@@ -25,7 +25,7 @@ import (
 func (e *endpoint) probe(ctx context.Context, scopes []string, r request) *http.Response {
 	c := e.client
 	if r.method != http.MethodGet || !strings.HasPrefix(r.path, "manifests/") || !e.secure ||
-		c.knows(e, scopes) {
+		e.near() || c.knows(e, scopes) {
 		return nil
 	}
 	res, err := e.bare(ctx, r)
@@ -121,8 +121,9 @@ func (e *endpoint) guard(unverified bool) *guard {
 	if e.mirror {
 		body = min(body, c.opt.Turn)
 	}
-	return &guard{client: c, secure: e.secure, unverified: unverified && !e.secure,
-		base: c.base, agent: c.opt.UserAgent, idle: c.opt.Idle, body: body,
+	return &guard{client: c, secure: e.secure, near: e.web == nil && e.near(),
+		unverified: unverified && !e.secure,
+		base:       c.base, agent: c.opt.UserAgent, idle: c.opt.Idle, body: body,
 		answered: func() { c.answered.Store(host, true) }}
 }
 

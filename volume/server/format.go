@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -68,10 +69,22 @@ func explain(err error) error {
 	}
 	text := strings.TrimPrefix(err.Error(), "json: ")
 	if strings.HasPrefix(text, "unknown field") {
-		return fmt.Errorf("%s: the fields are size, from (image, reference, disk, upload), "+
-			"access-mode, copy (mode, usage-type) and pvc (claimname)", text)
+		return fmt.Errorf("%s: the fields are %s", text, fieldsOf(reflect.TypeFor[api.Spec]()))
 	}
 	return errors.New(text)
+}
+
+// fieldsOf names the fields of a request, each with those in it.
+func fieldsOf(t reflect.Type) string {
+	var names []string
+	for _, f := range reflect.VisibleFields(t) {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.Type.Kind() == reflect.Pointer {
+			name += " (" + fieldsOf(f.Type.Elem()) + ")"
+		}
+		names = append(names, name)
+	}
+	return strings.Join(names, ", ")
 }
 
 // toJSON makes JSON of one YAML document.

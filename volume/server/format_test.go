@@ -30,8 +30,8 @@ func TestParseSpec(t *testing.T) {
 		require.True(t, got.IsZero())
 	}
 	for text, want := range map[string]string{
-		"sizes: 1Gi":                  "unknown field \"sizes\": the fields are size,",
-		"from: {file: a}":             "unknown field",
+		"sizes: 1Gi":                  "unknown field \"sizes\": the fields are size, block-size, from (",
+		"from: {file: a}":             "reference, url, digest, disk, snapshot, upload), access-",
 		"size: [1]":                   "is not a size",
 		"size: much":                  "is not a size",
 		"from: fedora.qcow2":          "from: it is string",

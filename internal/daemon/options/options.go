@@ -69,6 +69,8 @@ type Options struct {
 	PagesOptional bool
 	ReadyFile     string // exists while the LUNs can be used; "": none
 	ControlSocket string // path; "": none
+	// OwnSocket is another one, in a directory that only this daemon has. "": none.
+	OwnSocket string
 	// RecordBoot is a file for what guests read first from their disks. "": none.
 	RecordBoot string
 
@@ -184,6 +186,7 @@ type NBDTLS struct {
 // Images are the images that are served from the start: those of a directory, or named ones.
 type Images struct {
 	Dir   string   // every image in it, sorted naturally
+	Named bool     // a person has named Dir, so it has to be there
 	Paths []string // instead of those of Dir, in this order
 }
 

@@ -90,7 +90,7 @@ func (s *Sources) warnOfRegistry() func(text string) {
 	seldom := serving.NewSeldom[struct{}](registryWarnings)
 	return func(text string) {
 		if n, ok := seldom.Admit(struct{}{}, time.Now()); ok {
-			s.opt.Log.Warn("reads wait for a registry",
+			s.opt.Log.Warn("about fetching an image",
 				append(serving.Unsaid(n), zap.String("what", text))...)
 		}
 	}

@@ -103,3 +103,25 @@ type conflictNote struct {
 	cause     conflictCause
 	with      string
 }
+
+// missedLUN identifies a line of the log: who has asked for which LUN that no disk has.
+type missedLUN struct {
+	initiator string
+	lun       uint64
+}
+
+// logNobodys logs that an initiator wants to use a LUN that no disk has.
+func (d *Device) logNobodys(t *Task) {
+	suppressed, ok := d.missed.Admit(missedLUN{t.Nexus.Name(), t.LUN}, time.Now())
+	if !ok {
+		return
+	}
+	lun := zap.String("lun", fmt.Sprintf("%016x", t.LUN))
+	if number, ok := decodeLUN(t.LUN); ok {
+		lun = zap.Uint16("lun", number)
+	}
+	d.log.Warn("an initiator asks for a LUN that no disk has", append([]zap.Field{lun,
+		zap.String("initiator", t.Nexus.Name()), zap.String("address", t.Nexus.Address()),
+		zap.String("try", "kubevirt-disk ps, which lists the LUNs that there are")},
+		serving.Unsaid(suppressed)...)...)
+}

@@ -236,3 +236,20 @@ func TestOneNameFromTwoAddresses(t *testing.T) {
 		require.Len(t, logs.All(), 3*manyKinds)
 	})
 }
+
+// TestANobodysLUNIsLogged: who asks for a LUN that no disk has finds one line in the log for each.
+func TestANobodysLUNIsLogged(t *testing.T) {
+	b := newBench(t)
+	logs := b.watchLog()
+	for range 3 {
+		for lun := uint64(7); lun < 9; lun++ {
+			task := &Task{Nexus: b.nexus, LUN: lun << 48}
+			require.ErrorIs(t, b.d.Prepare(task), errLUNNotSupported)
+		}
+	}
+	all := logs.TakeAll()
+	require.Len(t, all, 2)
+	require.Equal(t, "an initiator asks for a LUN that no disk has", all[0].Message)
+	require.Equal(t, uint16(7), all[0].ContextMap()["lun"])
+	require.NotEmpty(t, all[0].ContextMap()["initiator"])
+}

@@ -34,6 +34,7 @@ type Device struct {
 	log    *zap.Logger
 	disks  *serving.Disks
 	faults *serving.Seldom[fault]
+	missed *serving.Seldom[missedLUN]
 	luns   atomic.Pointer[inventory] // never nil; written under mu
 	// orphans has the commands that LUNs without a disk answer.
 	orphans *opcodeTable
@@ -106,6 +107,7 @@ func New(opt Options, disks *serving.Disks) (*Device, error) {
 		orphans: newOrphanTable(),
 		log:     opt.Log,
 		faults:  serving.NewSeldom[fault](faultInterval),
+		missed:  serving.NewSeldom[missedLUN](conflictInterval),
 		disks:   disks,
 		nexuses: map[*Nexus]struct{}{},
 		known:   map[InitiatorPort]uint64{},

@@ -125,6 +125,7 @@ func (d *Device) Prepare(t *Task) error {
 func (d *Device) prepareWithoutUnit(t *Task) error {
 	cmd, err := d.orphans.lookup(&t.CDB)
 	if err != nil || cmd.opcode == opReportLUNs && t.LUN != 0 {
+		d.logNobodys(t)
 		return errLUNNotSupported
 	}
 	t.cmd = cmd
