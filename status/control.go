@@ -4,6 +4,8 @@ import "time"
 
 // The endpoints of the socket.
 const (
+	// PathStatus answers as the page /status does, also while the daemon starts.
+	PathStatus   = "/status"
 	PathHandover = "/handover"
 	PathSessions = "/sessions"
 	PathKick     = "/kick"

@@ -77,6 +77,9 @@ func (a *app) run(args []string) int {
 
 func (a *app) execute(args []string) int {
 	root := a.root()
+	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
+		describePlainly(root)
+	}
 	root.SetArgs(args)
 	return a.report(root.Execute())
 }
@@ -133,7 +136,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.adaptCommand(),
 		a.xmlCommand(), a.healthcheckCommand(), a.provideCommand(),
 		a.pullCommand(), a.pushCommand(), a.commitCommand(), a.uploadCommand(), a.handoverCommand(),
-		a.sessionsCommand(), a.kickCommand(), a.snapshotCommand(),
+		a.psCommand(), a.sessionsCommand(), a.kickCommand(), a.snapshotCommand(),
 		a.versionCommand())
 	root.Version = buildInfo().Version
 	root.SetVersionTemplate(versionText(buildInfo()))

@@ -15,7 +15,8 @@ import (
 	"kubevirt.io/disk/internal/problems"
 )
 
-// asker asks the daemon that the settings of a command name, through its control socket.
+// asker asks the daemon that the settings of a command name, or the only one of this user, through
+// its control socket.
 type asker struct {
 	a    *app
 	cmd  *cobra.Command
@@ -32,8 +33,8 @@ func (a *app) asker(cmd *cobra.Command) *asker {
 	return q
 }
 
-// socket returns the path of the control socket. check may add what else is wrong with the command
-// line.
+// socket returns the path of the control socket. If no setting names it, that is the one of this
+// user's daemon, or else the usual one. check may add what else is wrong with the command line.
 func (q *asker) socket(check func(*problems.List)) (string, error) {
 	l := load(q.cmd.Flags(), q.rows)
 	l.useHookWorkDir(q.c, kubevirtHook())
@@ -44,7 +45,28 @@ func (q *asker) socket(check func(*problems.List)) (string, error) {
 	if socket == "" {
 		l.Problems.Add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
 	}
-	return socket, l.Problems.Err()
+	if err := l.Problems.Err(); err != nil || l.Source(keyControlSocket) != "" ||
+		l.Source(keyWorkDir) != "" {
+		return socket, err
+	}
+	return q.found(socket)
+}
+
+// found returns the socket of the only daemon of this user, or another one if there is none.
+func (q *asker) found(other string) (string, error) {
+	all := daemons(q.cmd.Context())
+	switch len(all) {
+	case 0:
+		return other, nil
+	case 1:
+		return all[0].Socket, nil
+	}
+	var b strings.Builder
+	for _, d := range all {
+		fmt.Fprintf(&b, "\n  --%s=%s  (%s)", keyControlSocket, d.Socket, d.describe())
+	}
+	return "", fmt.Errorf("%d daemons of this user are running: say which one is meant:%s",
+		len(all), b.String())
 }
 
 // ask sends a request. pending: see explainControl.

@@ -82,6 +82,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 	addDigestFile(cmd, &c.digest)
 	addSignKey(cmd, &signKey)
 	c.ask = a.asker(cmd)
+	cmd.ValidArgsFunction = c.ask.completeDisk(false)
 	settings.AddSettings(cmd.Flags(), new(reach).settings())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ref, err := transport.ParseReference(args[len(args)-1])

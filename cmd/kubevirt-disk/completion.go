@@ -1,16 +1,20 @@
 package main
 
 import (
+	"context"
+	"fmt"
 	"slices"
-
-	"kubevirt.io/disk/internal/cli/xml"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/cli/xml"
 	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/status"
 )
 
 // imageExtensions are the extensions of image files, without the dot.
@@ -52,6 +56,7 @@ func texts[T ~string](values ...T) []string {
 // completeValues tells the shell what the flags and arguments of all commands can be.
 func completeValues(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
+		completeValues(cmd)
 		if slices.Contains([]string{"completion", "help"}, cmd.Name()) {
 			continue
 		}
@@ -62,6 +67,15 @@ func completeValues(root *cobra.Command) {
 		if cmd.ValidArgsFunction == nil {
 			cmd.ValidArgsFunction = cobra.NoFileCompletions
 		}
+	}
+}
+
+// describePlainly takes the backquotes out of what flags are said to be for: the help needs them,
+// and a shell shows them.
+func describePlainly(cmd *cobra.Command) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { _, f.Usage = pflag.UnquoteUsage(f) })
+	for _, c := range cmd.Commands() {
+		describePlainly(c)
 	}
 }
 
@@ -79,6 +93,70 @@ func completionOf(flag string) cobra.CompletionFunc {
 			cobra.ShellCompDirectiveFilterFileExt)
 	}
 	return cobra.NoFileCompletions
+}
+
+// completeFrom completes a flag or an argument with what of makes of the state of the daemon that
+// the command would ask. Nothing is completed if there is none.
+func (q *asker) completeFrom(of func(status.Status) []string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+		defer cancel()
+		var now status.Status
+		if socket, err := q.socket(nil); err == nil {
+			now, _, _ = daemonAt(socket).Status(ctx)
+		}
+		return of(now), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// disksOf are the names of the disks, with what they are.
+func disksOf(now status.Status) (words []string) {
+	for _, l := range now.LUNs {
+		words = append(words, fmt.Sprintf("%s\tLUN %d, %s", console.OneLine(l.Image), l.LUN,
+			console.ShortSize(l.SizeBytes)))
+	}
+	return words
+}
+
+func lunsOf(now status.Status) (words []string) {
+	for _, l := range now.LUNs {
+		words = append(words, fmt.Sprintf("%d\t%s", l.LUN, console.OneLine(l.Image)))
+	}
+	return words
+}
+
+func initiatorsOf(now status.Status) (words []string) {
+	for _, s := range now.Sessions {
+		words = append(words, fmt.Sprintf("%s\tfrom %s", console.OneLine(s.Initiator), s.Remote))
+	}
+	return words
+}
+
+func sessionsOf(now status.Status) (words []string) {
+	for _, s := range now.Sessions {
+		if s.TSIH != 0 {
+			words = append(words, fmt.Sprintf("%d\t%s", s.TSIH, console.OneLine(s.Initiator)))
+		}
+	}
+	return words
+}
+
+// completeDisk completes the disk that comes first. If named is set, one of its snapshots follows.
+func (q *asker) completeDisk(named bool) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, typed string) (words []string,
+		_ cobra.ShellCompDirective) {
+		switch {
+		case len(args) == 0:
+			return q.completeFrom(disksOf)(cmd, args, typed)
+		case len(args) == 1 && named:
+			all, _ := q.snapshots(args[0])
+			for _, s := range all {
+				words = append(words, fmt.Sprintf("%s\t%s", s.Name,
+					s.Created.UTC().Format(time.DateTime)))
+			}
+		}
+		return words, cobra.ShellCompDirectiveNoFileComp
+	}
 }
 
 // completeImages is for commands whose arguments are images.

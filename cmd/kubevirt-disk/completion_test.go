@@ -109,6 +109,16 @@ func deviceFor(flag, value string) string {
 	return "sda"
 }
 
+// TestCompletionSpeaksPlainly: the help needs backquotes around the name of a value, and nobody
+// wants to see them in a shell.
+func TestCompletionSpeaksPlainly(t *testing.T) {
+	for _, args := range [][]string{{"serve", "--"}, {"snapshot", "create", "--"}, {"push", "--"}} {
+		words, _ := complete(t, args...)
+		require.Greater(t, len(words), 3)
+		require.NotContains(t, strings.Join(words, "\n"), "`")
+	}
+}
+
 func TestVersionFlag(t *testing.T) {
 	_, want, _ := run(t, nil, "version")
 	status, stdout, stderr := run(t, nil, "--version")

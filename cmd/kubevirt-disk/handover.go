@@ -49,6 +49,7 @@ who has a LUN, and who is fenced.`,
 	}
 	q := a.asker(cmd)
 	cmd.Flags().Uint16Var(&req.LUN, "lun", 0, "`number` of the LUN")
+	_ = cmd.RegisterFlagCompletionFunc("lun", q.completeFrom(lunsOf))
 	cmd.Flags().StringVar(&req.To, "to", "", "open the LUN to this `initiator` name too")
 	cmd.Flags().DurationVar(&open, "for", 0, "how long it stays open, as 90s or 5m (default "+
 		"until --finish or --cancel)")

@@ -50,8 +50,10 @@ var examples = map[string]string{
       --token-file token`,
 	"handover": `  kubevirt-disk handover --lun 1 --to iqn.2017-01.io.kubevirt:node2 --for 5m
   kubevirt-disk handover --lun 1 --finish`,
-	"sessions": `  kubevirt-disk sessions --work-dir ./work`,
-	"kick":     `  kubevirt-disk kick --initiator iqn.2017-01.io.kubevirt:node1`,
+	"ps": `  kubevirt-disk ps`,
+	"sessions": `  kubevirt-disk sessions
+  kubevirt-disk sessions --work-dir ./work`,
+	"kick": `  kubevirt-disk kick --initiator iqn.2017-01.io.kubevirt:node1`,
 	"snapshot": `  kubevirt-disk snapshot create fedora.qcow2 before-update
   kubevirt-disk snapshot list
   kubevirt-disk snapshot revert fedora.qcow2 before-update`,

@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/internal/osfile"
 )
@@ -121,6 +122,12 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	opt := cfg.options(log)
+	place, err := control.NewPlace()
+	if err == nil && opt.ControlSocket != "" {
+		opt.OwnSocket = place.Socket()
+	} else if err != nil {
+		log.Debug("ps and other commands do not find this daemon by themselves", zap.Error(err))
+	}
 	// Callers of the original wrapper start several daemons in one pod, which has one network. They
 	// give each its own port for the portal, but not for the pages.
 	opt.PagesOptional = (a.asWrapper || person) && !cfg.metricsChosen
@@ -151,7 +158,7 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 		}
 	}
 	err = a.tellLauncher(ctx, launcher, log, err)
-	err = errors.Join(err, removeWork())
+	err = errors.Join(err, place.Remove(), removeWork())
 	if err != nil && cfg.log.Resolve(a.stderr).Format == console.JSON {
 		log.Error("serving has failed", console.ErrorField(err))
 		return &toldError{err}

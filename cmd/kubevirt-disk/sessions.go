@@ -104,6 +104,8 @@ Exit status 0: done. 1: there is no such session, or nobody answers, or not to t
 	q := a.asker(cmd)
 	cmd.Flags().StringVar(&req.Initiator, "initiator", "", "end all sessions of this `name`")
 	cmd.Flags().StringVar(&session, "session", "", "end the session of this `number`")
+	_ = cmd.RegisterFlagCompletionFunc("initiator", q.completeFrom(initiatorsOf))
+	_ = cmd.RegisterFlagCompletionFunc("session", q.completeFrom(sessionsOf))
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
 		check := func(wrong *problems.List) {
 			switch number, err := strconv.ParseUint(session, 10, 16); {

@@ -72,6 +72,8 @@ Without NAME, the snapshot is named by the time in UTC.` + askedBySocket,
 	ask := a.asker(cmd)
 	cmd.Flags().StringArrayVar(&also, "also", nil, "another `disk` of the same machine; repeatable")
 	commands.flags(cmd)
+	cmd.ValidArgsFunction = ask.completeDisk(false)
+	_ = cmd.RegisterFlagCompletionFunc("also", ask.completeFrom(disksOf))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if commands.limit <= 0 {
 			return fmt.Errorf("--%s: %s is no time: give more than 0", flagTimeLimit,
@@ -125,6 +127,7 @@ func (a *app) snapshotChangeCommand(action status.SnapshotAction, short, long st
 		Args:  usageArgs(cobra.ExactArgs(2)),
 	}
 	ask := a.asker(cmd)
+	cmd.ValidArgsFunction = ask.completeDisk(true)
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
 		return ask.change(status.SnapshotRequest{Action: action, Disks: args[:1],
 			Name: args[1]}, pendingChange)
@@ -165,6 +168,7 @@ disk then, how much storage only the snapshot needs, and its LUN if it is served
 		Args: usageArgs(cobra.MaximumNArgs(1)),
 	}
 	ask := a.asker(cmd)
+	cmd.ValidArgsFunction = ask.completeDisk(false)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
 		all, err := ask.snapshots(append(args, "")[0])

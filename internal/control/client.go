@@ -51,6 +51,8 @@ type Client struct {
 	// only that one. Containers that share a work directory share the default socket, which belongs
 	// to the first daemon, and that daemon would hand over its own LUN of the same number.
 	OwnIsInit bool
+
+	pid *int // gets the process at the other end; nil: nobody wants to know
 }
 
 // Handover asks for a step of a handover. It returns a sentence for a person that says what was
@@ -59,6 +61,14 @@ func (c Client) Handover(ctx context.Context, req status.Handover) (done string,
 	var reply status.HandoverAnswer
 	err = c.ask(ctx, http.MethodPost, status.PathHandover, req, &reply)
 	return reply.Done, err
+}
+
+// Status returns what the page /status shows. It is known also while the daemon starts. pid is the
+// daemon's process, or 0 if this container does not see it.
+func (c Client) Status(ctx context.Context) (now status.Status, pid int, err error) {
+	c.pid = &pid
+	err = c.ask(ctx, http.MethodGet, status.PathStatus, nil, &now)
+	return now, pid, err
 }
 
 // Sessions returns the sessions, oldest first.
@@ -158,8 +168,12 @@ func (c Client) dial(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.checkDaemon(socket.Peer(conn)); err != nil {
+	peer := socket.Peer(conn)
+	if err := c.checkDaemon(peer); err != nil {
 		return nil, errors.Join(err, conn.Close())
+	}
+	if c.pid != nil && peer != nil {
+		*c.pid = int(peer.Pid)
 	}
 	return conn, nil
 }

@@ -72,7 +72,8 @@ func (f *fakeTarget) OpenContent(disk, snapshot string) (*Content, error) {
 func TestReader(t *testing.T) {
 	content := &fakeContent{away: 1}
 	luns := &fakeTarget{fakeLUNs: newFakeLUNs(), content: content}
-	s := New(luns, luns, luns, zap.NewNop())
+	s := New(nil, zap.NewNop())
+	s.Begin(luns, luns, luns)
 	path := filepath.Join(t.TempDir(), "control.sock")
 	require.NoError(t, s.Listen(path))
 	defer s.Close()

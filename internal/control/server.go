@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,18 +19,47 @@ import (
 // Server carries out the requests of the control socket.
 type Server struct {
 	log       *zap.Logger
-	handovers *handovers
+	handovers *handovers // nil before Begin
 	sessions  *sessionControl
 	snapshots *snapshotControl
+	begun     atomic.Pointer[http.ServeMux] // nil before Begin
 	http      http.Server
 }
 
-// New makes a server for disks in use, the sessions of a target, and snapshots. It resumes the
-// handovers that were open when the daemon stopped, so their time goes on even if nobody can
-// connect. The caller closes the server.
-func New(disks Disks, sessions Sessions, snapshots Snapshots, log *zap.Logger) *Server {
-	s := &Server{log: log, handovers: newHandovers(disks, log),
-		sessions: &sessionControl{sessions, log}, snapshots: &snapshotControl{snapshots, log}}
+// New makes a server that tells the state of a daemon, and refuses everything else until Begin. The
+// caller closes the server.
+func New(state func() status.Status, log *zap.Logger) *Server {
+	s := &Server{log: log}
+	early := http.NewServeMux()
+	early.HandleFunc("GET "+status.PathStatus, authorized(func(w http.ResponseWriter,
+		_ *http.Request, _ uint32) {
+		answer(w, http.StatusOK, state())
+	}))
+	early.HandleFunc("/", authorized(func(w http.ResponseWriter, r *http.Request, _ uint32) {
+		if mux := s.begun.Load(); mux != nil {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		answer(w, http.StatusConflict, status.Refusal{Error: "the daemon is still starting, and " +
+			"has no disk that can be used: ask again when ps shows it as ready"})
+	}))
+	s.http = http.Server{
+		Handler:           http.NewCrossOriginProtection().Handler(early),
+		ConnContext:       withPeer,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       5 * time.Second,
+		MaxHeaderBytes:    4 << 10,
+	}
+	return s
+}
+
+// Begin answers for disks in use, the sessions of a target, and snapshots. It resumes the handovers
+// that were open when the daemon stopped, so their time goes on even if nobody can connect. It is
+// called once.
+func (s *Server) Begin(disks Disks, sessions Sessions, snapshots Snapshots) {
+	s.handovers = newHandovers(disks, s.log)
+	s.sessions = &sessionControl{sessions, s.log}
+	s.snapshots = &snapshotControl{snapshots, s.log}
 	s.handovers.resume(func(uint16) bool { return true })
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+status.PathHandover, authorized(s.handovers.handle))
@@ -41,14 +71,7 @@ func New(disks Disks, sessions Sessions, snapshots Snapshots, log *zap.Logger) *
 	mux.HandleFunc("GET "+status.PathContent, content.handle(describe))
 	mux.HandleFunc("GET "+status.PathContentBytes, content.handle(readBytes))
 	mux.HandleFunc("GET "+status.PathContentRanges, content.handle(listRanges))
-	s.http = http.Server{
-		Handler:           http.NewCrossOriginProtection().Handler(mux),
-		ConnContext:       withPeer,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       5 * time.Second,
-		MaxHeaderBytes:    4 << 10,
-	}
-	return s
+	s.begun.Store(mux)
 }
 
 // Listen starts to answer at a path. It makes the directory if it is missing, and replaces the
@@ -66,7 +89,7 @@ func (s *Server) Listen(path string) error {
 	return nil
 }
 
-// Added says that a LUN was added since New. If its disk was open to a second initiator when it was
+// Added says that a LUN was added since Begin. If its disk was open to a second initiator when it was
 // last served, that handover goes on.
 func (s *Server) Added(lun uint16) {
 	s.handovers.resume(func(added uint16) bool { return added == lun })
@@ -79,7 +102,9 @@ func (s *Server) Removed(lun uint16) { s.handovers.arm(lun, 0) }
 // after the next start.
 func (s *Server) Close() {
 	_ = s.http.Close() // it can only fail to close the listener
-	s.handovers.stopTimers()
+	if s.handovers != nil {
+		s.handovers.stopTimers()
+	}
 }
 
 // understand reads a request. If it cannot, it answers with the reason.

@@ -110,7 +110,8 @@ func TestClientAndServer(t *testing.T) {
 	luns := &fakeTarget{fakeLUNs: newFakeLUNs(), sessions: []status.Session{
 		{TSIH: 1, Initiator: second}, {TSIH: 2, Initiator: "iqn.x"},
 	}}
-	s := New(luns, luns, luns, zap.NewNop())
+	s := New(nil, zap.NewNop())
+	s.Begin(luns, luns, luns)
 	require.NoError(t, s.Listen(path))
 	c := Client{Socket: path}
 	done, err := c.Handover(t.Context(),
@@ -164,7 +165,8 @@ func TestClientAndServer(t *testing.T) {
 func TestLUNsThatComeAndGo(t *testing.T) {
 	luns := &fakeTarget{fakeLUNs: newFakeLUNs()}
 	core, log := observer.New(zap.InfoLevel)
-	s := New(luns, luns, luns, zap.New(core))
+	s := New(nil, zap.New(core))
+	s.Begin(luns, luns, luns)
 	defer s.Close()
 	_, err := s.handovers.do(t.Context(), openFor(2, time.Hour))
 	require.NoError(t, err)
@@ -192,7 +194,8 @@ func TestLUNsThatComeAndGo(t *testing.T) {
 // site still ends no session.
 func TestPagesOfOtherSites(t *testing.T) {
 	luns := &fakeTarget{fakeLUNs: newFakeLUNs(), sessions: []status.Session{{TSIH: 1}}}
-	s := New(luns, luns, luns, zap.NewNop())
+	s := New(nil, zap.NewNop())
+	s.Begin(luns, luns, luns)
 	defer s.Close()
 	for site, want := range map[string]int{"cross-site": http.StatusForbidden,
 		"same-origin": http.StatusOK} {

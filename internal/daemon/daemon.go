@@ -135,6 +135,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	d.setPortals(listeners, nbdListeners)
+	control := control.New(d.Status, d.log.Named("control"))
+	defer control.Close()
+	d.listenOwn(control)
 	for _, l := range listeners {
 		d.log.Info("portal", zap.String("address", l.Addr().String()))
 	}
@@ -161,7 +164,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	swept.Go(func() { p.Sweep(sweeping) })
 	defer swept.Wait()
 	defer stopSweeping()
-	return d.serveTarget(ctx, p, srv, listeners, nbdListeners)
+	return d.serveTarget(ctx, p, srv, control, listeners, nbdListeners)
 }
 
 // openVolumes finds the volumes, whose numbers no other disk may get.
@@ -243,12 +246,10 @@ func (d *Daemon) newTarget() (*target.Server, error) {
 
 // serveTarget serves until ctx ends or a listener fails, and then drains.
 func (d *Daemon) serveTarget(
-	ctx context.Context, p *plan.Plan, srv *target.Server, listeners []net.Listener,
-	nbdListeners []nbdListener,
+	ctx context.Context, p *plan.Plan, srv *target.Server, control *control.Server,
+	listeners []net.Listener, nbdListeners []nbdListener,
 ) error {
-	control := control.New(d.inUse, d.sessionsWith(srv), d.disks,
-		d.log.Named("control"))
-	defer control.Close()
+	control.Begin(d.inUse, d.sessionsWith(srv), d.disks)
 	if err := d.disks.ServeAll(control); err != nil {
 		return errors.Join(err, d.closeDisks(context.Background()))
 	}
@@ -289,6 +290,17 @@ func (d *Daemon) serveTarget(
 	}
 	endHook()
 	return errors.Join(err, d.stop(srv))
+}
+
+// listenOwn answers at the socket by which this user's commands find the daemon, also while it
+// starts.
+func (d *Daemon) listenOwn(c *control.Server) {
+	if d.opt.OwnSocket == "" {
+		return
+	}
+	if err := c.Listen(d.opt.OwnSocket); err != nil {
+		d.log.Warn("ps and other commands do not find this daemon by themselves", zap.Error(err))
+	}
 }
 
 // listenControl answers at the control socket.

@@ -84,7 +84,8 @@ func serve(t *testing.T, disks ...disk.Disk) *Disks {
 	p, err := plan.Make(t.Context(), opt, found, plan.Volumes{})
 	require.NoError(t, err)
 	require.NoError(t, d.Start(t.Context(), p))
-	handovers := control.New(inUse, nil, d, opt.Log)
+	handovers := control.New(nil, opt.Log)
+	handovers.Begin(inUse, nil, d)
 	require.NoError(t, d.ServeAll(handovers))
 	t.Cleanup(func() {
 		handovers.Close()

@@ -46,7 +46,8 @@ func serveKept(t *testing.T, count int) *Disks {
 	p, err := plan.Make(t.Context(), opt, found, plan.Volumes{})
 	require.NoError(t, err)
 	require.NoError(t, d.Start(t.Context(), p))
-	handovers := control.New(inUse, nil, d, opt.Log)
+	handovers := control.New(nil, opt.Log)
+	handovers.Begin(inUse, nil, d)
 	require.NoError(t, d.ServeAll(handovers))
 	t.Cleanup(func() {
 		handovers.Close()

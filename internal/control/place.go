@@ -1,0 +1,186 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/flock"
+)
+
+// The runtime directory of a user has a directory for each daemon, with its sockets, by which the
+// user's commands find it without being told where it is. A daemon keeps a file in it locked, so
+// what a killed one has left can be told from a running one's, whatever process has its number now.
+
+const (
+	runtimeName = "kubevirt-disk"
+	placePrefix = "daemon-"
+	lockName    = "lock"
+	// maxSocket is the longest path that clients can connect to (unix(7)).
+	maxSocket = 107
+)
+
+// Place is the directory of a running daemon.
+type Place struct {
+	Dir  string
+	lock *os.File
+}
+
+// Socket is the path of the control socket in it.
+func (p *Place) Socket() string { return socketIn(p.Dir) }
+
+func socketIn(dir string) string { return filepath.Join(dir, "control.sock") }
+
+// NBD is the path for a socket of NBD in it.
+func (p *Place) NBD() string { return filepath.Join(p.Dir, "nbd.sock") }
+
+// Remove removes the directory with everything in it. p may be nil.
+func (p *Place) Remove() error {
+	if p == nil {
+		return nil
+	}
+	return errors.Join(os.RemoveAll(p.Dir), p.lock.Close())
+}
+
+// runtimeDirs are where the runtime directory may be, the best place first. XDG_RUNTIME_DIR counts
+// alone if it is not the usual one: its user wants to be apart from others.
+func runtimeDirs() (dirs []string) {
+	own, user := os.Getenv("XDG_RUNTIME_DIR"), fmt.Sprintf("/run/user/%d", os.Geteuid())
+	// Everybody can write to the last one: usable looks whose it is.
+	last := filepath.Join(os.TempDir(), fmt.Sprintf("%s-%d", runtimeName, os.Geteuid()))
+	if filepath.IsAbs(own) && filepath.Clean(own) != user {
+		return []string{filepath.Join(own, runtimeName), last}
+	}
+	dirs = []string{filepath.Join(user, runtimeName)}
+	if os.Geteuid() == 0 {
+		dirs = append(dirs, filepath.Join("/run", runtimeName))
+	}
+	return append(dirs, last)
+}
+
+// usable opens a runtime directory, and makes it if that is asked for. It must be this user's
+// alone, and nobody else may be able to put another one in its place.
+func usable(dir string, make bool) (*os.File, error) {
+	if make {
+		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+	}
+	// A link to a directory that belongs to this user does not count.
+	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := ownAlone(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// ownAlone checks whose a runtime directory is, and the one that it is in.
+func ownAlone(f *os.File) error {
+	var dir, above unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &dir); err != nil {
+		return err
+	}
+	if err := unix.Fstatat(int(f.Fd()), "..", &above, 0); err != nil {
+		return err
+	}
+	user := uint32(os.Geteuid())
+	switch {
+	case dir.Uid != user || dir.Mode&0o077 != 0:
+		return fmt.Errorf("%q is not only for user %d: remove it, or set XDG_RUNTIME_DIR to "+
+			"another directory", f.Name(), user)
+	case above.Uid != user && above.Uid != 0, above.Mode&0o022 != 0 && above.Mode&unix.S_ISVTX == 0:
+		return fmt.Errorf("%q is in a directory in which others can replace it: set "+
+			"XDG_RUNTIME_DIR to another one", f.Name())
+	}
+	return nil
+}
+
+// NewPlace makes the directory of this daemon, in the first place where it can be.
+func NewPlace() (*Place, error) {
+	var errs []error
+	for _, dir := range runtimeDirs() {
+		p, err := placeIn(dir)
+		if err == nil {
+			return p, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, fmt.Errorf("there is no runtime directory: %w", errors.Join(errs...))
+}
+
+func placeIn(dir string) (*Place, error) {
+	all, err := usable(dir, true)
+	if err != nil {
+		return nil, err
+	}
+	defer all.Close()
+	flock.WaitBriefly(all) // until the lock is there, it looks like a killed one's
+	sweep(dir)
+	own, err := os.MkdirTemp(dir, placePrefix)
+	if err != nil {
+		return nil, err
+	}
+	p := &Place{Dir: own}
+	if len(p.Socket()) > maxSocket {
+		err = fmt.Errorf("%q is too long for a socket", p.Socket())
+	} else {
+		p.lock, err = os.OpenFile(filepath.Join(own, lockName),
+			os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	}
+	if err != nil {
+		return nil, errors.Join(err, os.Remove(own))
+	}
+	if err := flock.Lock(p.lock, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(err, p.Remove())
+	}
+	return p, nil
+}
+
+// Sockets are the control sockets of this user's running daemons. What killed ones have left is
+// removed.
+func Sockets() (found []string) {
+	for _, dir := range runtimeDirs() {
+		all, err := usable(dir, false)
+		if err != nil {
+			continue // nobody can have a daemon there
+		}
+		flock.WaitBriefly(all)
+		found = append(found, sweep(dir)...)
+		_ = all.Close()
+	}
+	return found
+}
+
+// sweep removes the directories of killed daemons, and returns the sockets of the others. The
+// caller has the lock of the runtime directory.
+func sweep(dir string) (running []string) {
+	entries, _ := os.ReadDir(dir) // if it cannot be read, nothing is found
+	for _, e := range entries {
+		if !e.IsDir() || !strings.HasPrefix(e.Name(), placePrefix) {
+			continue
+		}
+		at := filepath.Join(dir, e.Name())
+		lock, err := os.OpenFile(filepath.Join(at, lockName), os.O_RDWR|unix.O_NOFOLLOW, 0)
+		if err == nil {
+			err = flock.Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
+		}
+		switch {
+		case errors.Is(err, unix.EWOULDBLOCK):
+			running = append(running, socketIn(at))
+		case err == nil, errors.Is(err, fs.ErrNotExist):
+			_ = os.RemoveAll(at) // the next one tries again
+		}
+		if lock != nil {
+			_ = lock.Close()
+		}
+	}
+	return running
+}

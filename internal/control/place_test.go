@@ -1,0 +1,116 @@
+package control
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/status"
+)
+
+// shortDir is a directory whose path leaves room for a socket.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "kd-")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// TestPlaces: daemons are found until they end. What a killed one has left is removed, and nothing
+// else.
+func TestPlaces(t *testing.T) {
+	own := shortDir(t)
+	t.Setenv("XDG_RUNTIME_DIR", own)
+	t.Setenv("TMPDIR", shortDir(t))
+	require.Empty(t, Sockets())
+	one, err := NewPlace()
+	require.NoError(t, err)
+	two, err := NewPlace()
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{one.Socket(), two.Socket()}, Sockets())
+	info, err := os.Stat(filepath.Join(own, runtimeName))
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
+	other := filepath.Join(own, runtimeName, "mine")
+	require.NoError(t, os.Mkdir(other, 0o700))
+	require.NoError(t, one.lock.Close()) // as the kernel does
+	require.Equal(t, []string{two.Socket()}, Sockets())
+	require.NoDirExists(t, one.Dir)
+	require.DirExists(t, other)
+
+	// A process that asks at the very moment when a daemon makes its place waits for it.
+	require.NoError(t, two.Remove())
+	require.Empty(t, Sockets())
+	require.NoError(t, (*Place)(nil).Remove())
+}
+
+// TestPlacesOfOthers: where somebody else could put another socket in the place of a daemon's, no
+// daemon has one, and none is looked for.
+func TestPlacesOfOthers(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, dir string){
+		"for all": func(t *testing.T, dir string) {
+			require.NoError(t, os.Mkdir(dir, 0o700))
+			require.NoError(t, os.Chmod(dir, 0o777))
+		},
+		"a link": func(t *testing.T, dir string) {
+			require.NoError(t, os.Symlink(t.TempDir(), dir))
+		},
+		"a file": func(t *testing.T, dir string) {
+			require.NoError(t, os.WriteFile(dir, nil, 0o600))
+		},
+		"another user's": func(t *testing.T, dir string) {
+			if os.Geteuid() != 0 {
+				t.Skip("needs root (to make another user's directory)")
+			}
+			require.NoError(t, os.Mkdir(dir, 0o700))
+			require.NoError(t, os.Chown(dir, 65534, 65534))
+		},
+		"replaceable": func(t *testing.T, dir string) {
+			require.NoError(t, os.Chmod(filepath.Dir(dir), 0o777))
+		},
+		"too long": func(t *testing.T, dir string) {
+			long := filepath.Join(dir, strings.Repeat("x", 60), strings.Repeat("y", 60))
+			require.NoError(t, os.MkdirAll(long, 0o700))
+			t.Setenv("XDG_RUNTIME_DIR", long)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			own, last := shortDir(t), shortDir(t)
+			t.Setenv("XDG_RUNTIME_DIR", own)
+			t.Setenv("TMPDIR", last)
+			spoil(t, filepath.Join(own, runtimeName))
+			p, err := NewPlace()
+			require.NoError(t, err)
+			require.True(t, strings.HasPrefix(p.Dir, last), p.Dir)
+			require.Equal(t, []string{p.Socket()}, Sockets())
+			require.NoError(t, p.Remove())
+			require.NoError(t, os.Chmod(last, 0o777))
+			_, err = NewPlace()
+			require.ErrorContains(t, err, "set XDG_RUNTIME_DIR")
+		})
+	}
+}
+
+// TestStateBeforeBegin: while a daemon starts it tells its state, and does nothing else.
+func TestStateBeforeBegin(t *testing.T) {
+	s := New(func() status.Status { return status.Status{State: status.StateOpening} },
+		zap.NewNop())
+	defer s.Close()
+	path := filepath.Join(shortDir(t), "control.sock")
+	require.NoError(t, s.Listen(path))
+	c := Client{Socket: path}
+	now, pid, err := c.Status(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, status.StateOpening, now.State)
+	require.Equal(t, os.Getpid(), pid)
+	_, err = c.Sessions(t.Context())
+	require.ErrorContains(t, err, "is still starting")
+	_, err = c.Handover(t.Context(), status.Handover{LUN: 1, Seconds: time.Minute.Seconds()})
+	require.ErrorContains(t, err, "is still starting")
+}
