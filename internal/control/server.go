@@ -89,8 +89,8 @@ func (s *Server) Listen(path string) error {
 	return nil
 }
 
-// Added says that a LUN was added since Begin. If its disk was open to a second initiator when it was
-// last served, that handover goes on.
+// Added says that a LUN was added since Begin. If its disk was open to a second initiator when it
+// was last served, that handover goes on.
 func (s *Server) Added(lun uint16) {
 	s.handovers.resume(func(added uint16) bool { return added == lun })
 }

@@ -30,8 +30,8 @@ func TestParseSpec(t *testing.T) {
 		require.True(t, got.IsZero())
 	}
 	for text, want := range map[string]string{
-		"sizes: 1Gi":                  "unknown field \"sizes\": the fields are size, block-size, from (",
-		"from: {file: a}":             "reference, url, digest, disk, snapshot, upload), access-",
+		"sizes: 1Gi":                  "unknown field \"sizes\": the fields are size, block-",
+		"from: {file: a}":             "image, reference, url, digest, disk, snapsh",
 		"size: [1]":                   "is not a size",
 		"size: much":                  "is not a size",
 		"from: fedora.qcow2":          "from: it is string",
