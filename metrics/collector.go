@@ -39,6 +39,8 @@ var (
 		"lun", "image")
 	descSigned = desc("lun_signed", "The key that has signed a LUN's image; 1.", "lun", "image",
 		"key")
+	descImage = desc("lun_image_info", "The digest of the image of a LUN; 1.", "lun", "image",
+		"digest", "platform_digest")
 	descCopied = desc("image_copied_bytes",
 		"How much of the data in an image the disk's own file holds.", "lun", "image")
 	descData     = desc("image_data_bytes", "How much data an image stores.", "lun", "image")
@@ -132,6 +134,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descFailed, truth(d.Failure != ""), lun, image)
 		if d.SignedBy != "" {
 			gauge(descSigned, 1, lun, image, label(d.SignedBy))
+		}
+		if d.Digest != "" {
+			gauge(descImage, 1, lun, image, label(d.Digest), label(d.PlatformDigest))
 		}
 		if d.Copy != nil {
 			gauge(descCopied, float64(d.Copy.CopiedBytes), lun, image)

@@ -78,6 +78,7 @@ type detail struct {
 	Map                             mapPaths
 	Image, Copied, Written, Hole    string
 	Serial, NAA, Format, Mode, Kept string
+	Digest, Platform                string // of the image; "": none
 	Access, Space                   string
 	Portal                          string
 	CHAP                            bool
@@ -337,6 +338,7 @@ func (s *snapshot) detail(l *status.LUN) *detail {
 	auth, portal := s.status.Authentication, portalFor(s.status.Portals, s.asked, s.local)
 	d := &detail{LUN: l.LUN, Name: plain(l.Image), Format: l.Format, Mode: l.CopyMode,
 		Access: l.AccessMode, Serial: plain(l.Serial), NAA: l.NAA, Kept: "with the container",
+		Digest: plain(l.Digest), Platform: plain(l.PlatformDigest),
 		Space: none, Portal: portal, CHAP: auth != status.AuthNone,
 		NBD:       nbdCommandsFor(&s.status, l, s.asked, s.local),
 		VhostUser: vhostUserCommandsFor(l)}
@@ -409,7 +411,7 @@ func (v *view) shape() string {
 		fmt.Fprintln(h, r.LUN, r.Name, r.Kind, r.Size, r.Cells, len(r.Jobs), r.Selected)
 	}
 	if v.One != nil {
-		fmt.Fprintln(h, v.One.LUN, v.One.Rows, v.One.Serial, v.One.NAA, v.One.Format)
+		fmt.Fprintln(h, v.One.LUN, v.One.Rows, v.One.Serial, v.One.NAA, v.One.Digest, v.One.Format)
 	}
 	for _, u := range v.Users {
 		fmt.Fprintln(h, u.ID, u.Name, u.From)

@@ -115,8 +115,11 @@ func (c *Container) readConfig(ctx context.Context) (err error) {
 	return nil
 }
 
-// Digest is the digest of the manifest.
-func (c *Container) Digest() string { return c.image.Digest }
+// Digests are that of what the reference names, and of this machine's image if that is a list.
+// platform is "" if it is none.
+func (c *Container) Digests() (digest, platform string) {
+	return c.image.Named, c.image.Platform()
+}
 
 // SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.
 func (c *Container) SignedBy() string { return c.image.Admitted.Key }

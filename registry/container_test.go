@@ -134,7 +134,8 @@ func TestContainerTagIsResolvedOnce(t *testing.T) {
 		c, err := client.Container(context.Background(), ref, dir)
 		require.NoError(t, err)
 		require.NoError(t, c.Close())
-		return c.Digest(), c.Config()
+		digest, _ = c.Digests()
+		return digest, c.Config()
 	}
 	first, config := open(keep)
 

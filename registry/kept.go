@@ -162,7 +162,9 @@ func (s *Stream) resolve(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.image, s.signedBy = img, img.Admitted.Key
+	if s.image, s.signedBy = img, img.Admitted.Key; s.ref.IsAddress() {
+		s.file = transport.ContentDigest(img.Manifest)
+	}
 	return nil
 }
 
@@ -182,6 +184,19 @@ func (s *Stream) SignedBy() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.signedBy
+}
+
+// fileDigest is the digest of a file at an address, by the manifest that was kept. "": unknown.
+func (k *keptSource) fileDigest(manifest string) string {
+	content, err := k.read(keptName(manifest), transport.MaxManifest)
+	if err != nil || transport.DigestOf(content) != manifest {
+		return ""
+	}
+	m, err := transport.ParseManifest(content)
+	if err != nil || len(m.Layers) == 0 {
+		return ""
+	}
+	return transport.ContentDigest(m)
 }
 
 func proofName(digest string) string { return "signature-" + keptName(digest) + ".json" }

@@ -49,10 +49,12 @@ type Pulled struct {
 	To     string
 	Format image.Format // of the file in the image
 	Size   int64        // of the disk, bytes
+	// Platform is the digest of this machine's image in a list. "": the reference named no list.
+	Platform string
 }
 
-// Pull fetches the disks of an image, and returns them with the digest of the image's manifest, or
-// of the file behind an address.
+// Pull fetches the disks of an image, and returns them with the digest of what the reference names:
+// an image, a list of images for several platforms, or the file behind an address.
 // dest is a file, a block device, a directory for any number of disks, or "-". A file under its
 // final name is complete and has the digest in the manifest. For a block device and standard
 // output, only the error tells. Each layer is read once if the disk comes in one pass: see
@@ -69,7 +71,7 @@ func (c *Client) Pull(ctx context.Context, ref transport.Reference, dest string,
 	defer r.Source.Close()
 	p := newPuller(r, dest, opt)
 	if err := p.prepare(); err != nil {
-		return nil, r.Digest, err
+		return nil, r.Named, err
 	}
 	done, err = p.run(ctx)
 	return done, r.Content(), err
@@ -205,7 +207,7 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 			return done, err
 		}
 		done = append(done, Pulled{Name: f.name, To: f.label, Format: f.arrival.Format(),
-			Size: f.arrival.VirtualSize()})
+			Size: f.arrival.VirtualSize(), Platform: p.image.Platform()})
 	}
 	return done, nil
 }

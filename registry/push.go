@@ -446,8 +446,7 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 	}
 	// Before the tag, so that nobody finds the image by it who would refuse it.
 	if p.opt.Sign != nil {
-		if err := signature.Sign(ctx, p.client.Client, u, p.ref, made.top.Digest.String(),
-			p.opt.Sign); err != nil {
+		if err := p.sign(ctx, u, made); err != nil {
 			return "", err
 		}
 	}
@@ -456,6 +455,24 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 		return "", err
 	}
 	return made.top.Digest.String(), nil
+}
+
+// sign signs what the tag will name. If that is a list, each of its images is signed, too, as
+// "cosign sign --recursive" does: nothing leads from an image to the lists that have it, so only a
+// signature of its own admits it when it is named by its own digest.
+func (p *pusher) sign(ctx context.Context, u *transport.Uploader, made *madeImages) error {
+	all := []string{made.top.Digest.String()}
+	for _, m := range made.images {
+		if digest := m.desc.Digest.String(); !slices.Contains(all, digest) {
+			all = append(all, digest)
+		}
+	}
+	for _, digest := range all {
+		if err := signature.Sign(ctx, p.client.Client, u, p.ref, digest, p.opt.Sign); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // unchanged fails if a file was written to while it was sent.

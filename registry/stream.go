@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,6 +68,7 @@ type Stream struct {
 	mu       sync.Mutex
 	record   record                 // guarded by mu
 	signedBy string                 // guarded by mu
+	file     string                 // guarded by mu; digest of the file at an address
 	unsure   map[string]*unverified // guarded by mu; layers that are open, by digest
 	// booted is guarded by mu: for each disk, a channel that is closed when its boot order was
 	// fetched
@@ -103,6 +105,9 @@ func (c *Client) Stream(ctx context.Context, ref transport.Reference,
 		return nil, errors.Join(err, src.Close())
 	}
 	s.record, err = s.kept.loadRecord(ref)
+	if err == nil && ref.IsAddress() {
+		s.file = s.kept.fileDigest(s.record.Digest)
+	}
 	if err == nil {
 		err = s.kept.condemned(s.record.Digest)
 	}
@@ -315,11 +320,16 @@ func (s *Stream) disksOf(ctx context.Context, files []string,
 	return disks, err
 }
 
-// Digest is the digest of the image's manifest.
-func (s *Stream) Digest() string {
+// Digests are that of what the reference named first, and of this machine's image in it if that is a
+// list. platform is "" if it is none. For an address, digest is that of the file.
+func (s *Stream) Digests() (digest, platform string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.record.Digest
+	if s.ref.IsAddress() {
+		return s.file, ""
+	}
+	of := transport.Image{Digest: s.record.Digest, Named: cmp.Or(s.record.Named, s.record.Digest)}
+	return of.Named, of.Platform()
 }
 
 // Disks returns the disks of the image.

@@ -114,7 +114,7 @@ func TestStream(t *testing.T) {
 	})
 	again := newStreaming(t, m.client(t), dir, keep)
 	st2 := again.open(t, m.ref(t, "vm/a:1"))
-	require.Equal(t, st.Digest(), st2.Digest())
+	requireSameDigests(t, st, st2)
 	for _, d := range st2.Disks() {
 		require.NotEmpty(t, d.Digests)
 		img := again.disk(t, st2, d.Name)
@@ -132,7 +132,7 @@ func TestStream(t *testing.T) {
 		PushOptions{Base: BaseNone})
 	require.NoError(t, err)
 	st3 := newStreaming(t, m.client(t), dir, keep).open(t, m.ref(t, "vm/a:1"))
-	require.Equal(t, st.Digest(), st3.Digest())
+	requireSameDigests(t, st, st3)
 	st4 := newStreaming(t, m.client(t), dir, t.TempDir()).open(t, m.ref(t, "vm/a:1"))
 	require.Equal(t, []string{"other.raw"}, namesOfDisks(st4.Disks()))
 }
@@ -417,7 +417,8 @@ func TestStreamOpensBesideAFetch(t *testing.T) {
 	go func() {
 		defer close(free)
 		assert.Len(t, st.Disks(), 2)
-		assert.NotEmpty(t, st.Digest())
+		digest, _ := st.Digests()
+		assert.NotEmpty(t, digest)
 		assert.Nil(t, st.Booted("b.img"))
 		img, err := st.Open(t.Context(), "b.img", image.Options{})
 		if assert.NoError(t, err) {
@@ -432,4 +433,13 @@ func TestStreamOpensBesideAFetch(t *testing.T) {
 	close(goes)
 	require.NoError(t, <-opened)
 	<-free
+}
+
+// requireSameDigests requires that two streams are of the same image.
+func requireSameDigests(t *testing.T, a, b *Stream) {
+	t.Helper()
+	digest, platform := a.Digests()
+	again, of := b.Digests()
+	require.Equal(t, []string{digest, platform}, []string{again, of})
+	require.NotEmpty(t, digest)
 }

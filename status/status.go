@@ -112,6 +112,11 @@ type LUN struct {
 	// opened to them again.
 	Fenced   []string `json:"fenced,omitempty"`
 	ReadOnly bool     `json:"read_only"`
+	// Digest is that of the image as it was named: of a list of images, if one was. It is "" for
+	// files of this machine, and as long as nobody knows that of a file behind an address.
+	// PlatformDigest is that of this machine's image in the list.
+	Digest         string `json:"digest,omitempty"`
+	PlatformDigest string `json:"platform_digest,omitempty"`
 	// SignedBy is the fingerprint of the key by which the image was admitted: sha256:HEX, of its
 	// SPKI. It is "" if no signature was asked for.
 	SignedBy   string `json:"signed_by,omitempty"`

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"text/tabwriter"
 
@@ -36,8 +37,11 @@ func namesImage(args []string) (ref transport.Reference, ok bool) {
 
 // inspectedReference is what inspect shows of an image in a registry.
 type inspectedReference struct {
-	Reference  string            `json:"reference"`
-	Digest     string            `json:"digest"`
+	Reference string `json:"reference"`
+	Digest    string `json:"digest"`
+	// PlatformDigest is that of this machine's image, if the reference names a list of images.
+	PlatformDigest string `json:"platform_digest,omitempty"`
+
 	MediaType  string            `json:"media_type"`
 	Size       int64             `json:"size,omitempty"` // of the file at an address, bytes
 	Signatures []signature.Found `json:"signatures"`
@@ -73,6 +77,12 @@ func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJS
 		shown := inspectedReference{Reference: ref.String(), Digest: transport.DigestOf(content),
 			MediaType:  string(transport.ManifestKind(content, mediaType)),
 			Signatures: append([]signature.Found{}, found...)}
+		if transport.ManifestKind(content, mediaType).IsIndex() {
+			desc, err := transport.OfPlatform(content, ref)
+			if err == nil { // a list can be looked at where none of its images runs
+				shown.PlatformDigest = desc.Digest.String()
+			}
+		}
 		if ref.IsAddress() {
 			if err := shown.describe(content); err != nil {
 				return err
@@ -113,6 +123,9 @@ func (a *app) showReference(shown *inspectedReference, asJSON bool) error {
 	}
 	row("reference", "%s", shown.Reference)
 	row("digest", "%s", cmp.Or(shown.Digest, "not known before the file is fetched"))
+	if shown.PlatformDigest != "" {
+		row("for linux/"+runtime.GOARCH, "%s", shown.PlatformDigest)
+	}
 	row("type", "%s", shown.MediaType)
 	if shown.Size > 0 {
 		row("size", "%d bytes", shown.Size)

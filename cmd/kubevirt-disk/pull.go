@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"time"
 
 	"kubevirt.io/disk/status"
@@ -134,7 +135,7 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 	}
 	for _, d := range done {
 		fmt.Fprintf(a.stderr, "%s: %s (%s) of %s is in %s, %s\n", console.OneLine(ref.String()),
-			console.OneLine(d.Name), d.Format, digest,
+			console.OneLine(d.Name), d.Format, digestsText(digest, d.Platform),
 			console.OneLine(d.To), console.ShortSize(d.Size))
 	}
 	if o.bytes != 0 {
@@ -143,6 +144,14 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 		}
 	}
 	return writeDigest(o.digest, digest)
+}
+
+// digestsText shows the digest of what was asked for, and that of this machine's image in a list.
+func digestsText(digest, platform string) string {
+	if platform == "" {
+		return digest
+	}
+	return fmt.Sprintf("%s (linux/%s: %s)", digest, runtime.GOARCH, platform)
 }
 
 // checkPullDestination refuses output that would garble a terminal, and a file name that names the

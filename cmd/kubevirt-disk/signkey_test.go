@@ -141,6 +141,63 @@ func TestSignedBelow(t *testing.T) {
 	require.True(t, bytes.Equal(want, got))
 }
 
+// TestOneDigest: the digest that push prints is the one that all others say and take. That of this
+// machine's image stands beside it, and is as good a name, with a signature, too.
+func TestOneDigest(t *testing.T) {
+	cleanEnv(t)
+	host := memoryRegistry(t)
+	key, public := registrytest.NewSigner(t)
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	signs, raw := filepath.Join(dir, "key.pem"), filepath.Join(dir, "a.raw")
+	require.NoError(t, os.WriteFile(signs, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY",
+		Bytes: der}), 0o600))
+	require.NoError(t, os.WriteFile(raw, bytes.Repeat([]byte("a disk  "), 8192), 0o600))
+	insecure, verify := "--insecure-registry="+host, "--verify-key="+public
+	_, pushed, _ := run(t, nil, "push", insecure, "--base=none", "--sign-key="+signs, raw,
+		host+"/vm/a:1")
+	digest := strings.TrimSpace(pushed)
+
+	inspect := func(ref string) (shown inspectedReference) {
+		t.Helper()
+		status, text, _ := run(t, nil, "inspect", "--json", insecure, verify, ref)
+		require.Equal(t, exitDone, status)
+		require.NoError(t, json.Unmarshal([]byte(text), &shown))
+		return shown
+	}
+	shown := inspect(host + "/vm/a:1")
+	require.Equal(t, digest, shown.Digest)
+	platform := shown.PlatformDigest
+	require.NotContains(t, []string{"", digest}, platform)
+	said := filepath.Join(dir, "digest")
+	for name, want := range map[string]string{":1": digest, "@" + digest: digest,
+		"@" + platform: platform} {
+		ref := host + "/vm/a" + name
+		require.Equal(t, want, inspect(ref).Digest)
+		code, _, text := run(t, nil, "pull", insecure, verify, "--force", "--digest-file="+said,
+			ref, filepath.Join(dir, "out.raw"))
+		require.Equal(t, exitDone, code, text)
+		require.Contains(t, text, " of "+want)
+		require.Contains(t, text, platform)
+		got, err := os.ReadFile(said)
+		require.NoError(t, err)
+		require.Equal(t, want+"\n", string(got))
+
+		l := newPlace(t)
+		p := launch(t, binary(t), l.env, "serve", insecure, verify, "--image="+ref)
+		p.untilReady(l)
+		_, page := p.page("/?lun=1")
+		_, metrics := p.page("/metrics")
+		_, status := p.page("/status")
+		for _, where := range []string{page, metrics, status, p.stderr.String()} {
+			require.Contains(t, where, want)
+			require.Contains(t, where, platform)
+		}
+		require.Equal(t, exitDone, p.terminate())
+	}
+}
+
 // TestNamesImage: what may be a file is one.
 func TestNamesImage(t *testing.T) {
 	t.Chdir(t.TempDir())

@@ -45,9 +45,11 @@ type Options struct {
 // Made is a disk that was made from an image, by this call or an earlier one.
 type Made struct {
 	*adapter.Disk
-	Digest string // of the image's manifest
-	Arch   string // of the image, as Go names architectures
-	Cached int    // how many levels existed already
+	// Digest is that of what the reference names, and Platform that of this machine's image if it
+	// is a list of images. Platform is "" if it is none.
+	Digest, Platform string
+	Arch             string // of the image, as Go names architectures
+	Cached           int    // how many levels existed already
 	// SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.
 	SignedBy string
 }
@@ -62,7 +64,8 @@ func Image(ctx context.Context, client *registry.Client, ref transport.Reference
 	}
 	defer func() { err = errors.Join(err, container.Close()) }()
 	config := container.Config()
-	made = &Made{Digest: container.Digest(), SignedBy: container.SignedBy()}
+	made = &Made{SignedBy: container.SignedBy()}
+	made.Digest, made.Platform = container.Digests()
 	if made.Arch, err = check(config, opt.Machine); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
 	}

@@ -140,7 +140,8 @@ func (l *looked) why(content []byte, keys []Key) string {
 	}
 	if len(l.refused) == 0 {
 		return "has no signature (" + wanted + "). If it is one of a signed list of images, name " +
-			"the list: its signature covers them"
+			"the list, whose signature covers them, or sign its images, too (as " +
+			"\"cosign sign --recursive\" does)"
 	}
 	var reasons []string
 	for _, err := range l.refused {

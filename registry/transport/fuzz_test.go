@@ -51,7 +51,7 @@ func FuzzManifest(f *testing.F) {
 				}
 			}
 		}
-		_, _ = ofPlatform(content, ref)
+		_, _ = OfPlatform(content, ref)
 		_ = errorDetail(content, nil)
 	})
 }

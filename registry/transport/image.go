@@ -313,7 +313,7 @@ func Resolve(ctx context.Context, src Source, ref Reference) (*Image, error) {
 	for range maxNested {
 		switch kind := ManifestKind(content, mediaType); {
 		case kind.IsIndex():
-			desc, err := ofPlatform(content, ref)
+			desc, err := OfPlatform(content, ref)
 			if err != nil {
 				return nil, err
 			}

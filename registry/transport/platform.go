@@ -33,9 +33,9 @@ func goArch(name string) string {
 	return name
 }
 
-// ofPlatform chooses the manifest for this machine. Containers run nowhere else, and an image that
-// is built for one platform has the disk for that platform.
-func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
+// OfPlatform chooses the manifest for this machine in an index. Containers run nowhere else, and an
+// image that is built for one platform has the disk for that platform.
+func OfPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 	err := bounded.Check(content)
 	var index *v1.IndexManifest
 	if err == nil {

@@ -204,17 +204,26 @@ func (l *learned) orFirst(got string) string {
 	return l.digest
 }
 
-// Content names what the image has, for people: the file behind an address has a digest that
-// others know, too. All others are known by their manifest.
+// Content is the digest by which people know the image: of what Ref names, so that they can write
+// it wherever they can write Ref; or of the file behind an address, as others publish it. "": that
+// is not known yet.
 func (r *Image) Content() string {
 	w := webOf(r.Source)
 	if w == nil {
-		return r.Digest
+		return r.Named
 	}
 	if digest := ContentDigest(r.Manifest); digest != "" {
 		return digest
 	}
 	return w.learned.orFirst("")
+}
+
+// Platform is the digest of this machine's image in the list that Ref names. "": it is no list.
+func (r *Image) Platform() string {
+	if r.Named == r.Digest {
+		return ""
+	}
+	return r.Digest
 }
 
 // webOf returns the file at an address that a source is; nil: it is an image.

@@ -20,6 +20,9 @@ type Disk struct {
 	Far     *Far         // nil: the image is on this machine
 	// From is the image in a registry that the disk is made of, by its digest. "": another one.
 	From string
+	// Digests are that of the image as it was named, and of this platform's image in it. nil: it is
+	// of this machine.
+	Digests func() (digest, platform string)
 	// SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.
 	SignedBy string
 	// Config reads, from the open image, the configuration that the disk of a container image gets

@@ -226,6 +226,9 @@ func (s *Disk) status() status.LUN {
 		UsageType:  s.UsageType,
 		SignedBy:   s.SignedBy,
 	}
+	if s.Digests != nil {
+		lun.Digest, lun.PlatformDigest = s.Digests()
+	}
 	if s.Image != nil {
 		lun.Format = string(s.Image.Format())
 	}

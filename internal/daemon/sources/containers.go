@@ -49,11 +49,12 @@ func (s *Sources) findContainer(ctx context.Context, ref transport.Reference) (p
 			return plan.Disk{}, err
 		}
 		s.opt.Log.Info("a container image is served as a disk", zap.Stringer("reference", ref),
-			zap.String("digest", made.Digest), zap.Int("levels", len(made.Levels)),
-			zap.Int("made_before", made.Cached), making.took(),
-			signedBy(made.SignedBy))
+			digests(made.Digest, made.Platform),
+			zap.Int("levels", len(made.Levels)), zap.Int("made_before", made.Cached),
+			making.took(), signedBy(made.SignedBy))
 		return plan.Disk{Name: ref.String(), Image: img, SignedBy: made.SignedBy,
-			Config: func() ([]byte, error) { return adapt.Config(img) }}, nil
+			Digests: func() (string, string) { return made.Digest, made.Platform },
+			Config:  func() ([]byte, error) { return adapt.Config(img) }}, nil
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/adapt"
@@ -110,12 +111,12 @@ func (s *Sources) findStreams(ctx context.Context) (found []plan.Disk, err error
 		if ref.IsAddress() {
 			what = "a disk on a web server is served from there"
 		}
-		s.opt.Log.Info(what, zap.Stringer("reference", ref), zap.String("digest", stream.Digest()),
+		s.opt.Log.Info(what, zap.Stringer("reference", ref), digests(stream.Digests()),
 			signedBy(stream.SignedBy()))
 		disks := stream.Disks()
 		for _, disk := range disks {
 			f := plan.Disk{Name: ref.String(), Far: far(stream, disk),
-				SignedBy: stream.SignedBy(), From: stream.Reference()}
+				SignedBy: stream.SignedBy(), From: stream.Reference(), Digests: stream.Digests}
 			if len(disks) > 1 {
 				f.Name += "/" + disk.Name
 			}
@@ -123,6 +124,19 @@ func (s *Sources) findStreams(ctx context.Context) (found []plan.Disk, err error
 		}
 	}
 	return found, refused.Err()
+}
+
+// digests name an image in the log.
+func digests(digest, platform string) zap.Field {
+	return zap.Inline(zapcore.ObjectMarshalerFunc(func(to zapcore.ObjectEncoder) error {
+		if digest != "" { // "": of a file at an address that was not read yet
+			to.AddString("digest", digest)
+		}
+		if platform != "" {
+			to.AddString("platform_digest", platform)
+		}
+		return nil
+	}))
 }
 
 // signedBy names the key of an image in the log.

@@ -217,7 +217,7 @@ func (v *opener) streamed(ctx context.Context, want volume.Disk, to *plan.Disk) 
 		return errors.Join(err, stream.Close())
 	}
 	to.Image, to.After = img, stream.Close
-	to.SignedBy, to.From = stream.SignedBy(), stream.Reference()
+	to.SignedBy, to.From, to.Digests = stream.SignedBy(), stream.Reference(), stream.Digests
 	return nil
 }
 
