@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"syscall"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -36,15 +35,16 @@ func (c *conn) end(err error) {
 		go c.srv.delist(c)
 	}
 	reason, expected := endOf(err)
-	level, fields := zap.DebugLevel, []zap.Field{zap.String("reason", reason), zap.Error(err)}
-	if !expected || reason == "connection_closed" && c.useless() {
-		more, say := c.srv.conns.Failed(c.Source, reason)
-		if say && !expected {
-			level = zap.WarnLevel
-		}
-		fields = append(fields, more...)
+	how := serving.Failure
+	switch {
+	case reason == "connection_closed" && c.disk != nil:
+		how = serving.EndedSince(c.since, c.bytesRead.Load()+c.bytesWritten.Load() > 0)
+	case expected:
+		how = serving.Expected
 	}
-	c.log().Log(level, "NBD connection ended", fields...)
+	level, more := c.srv.conns.Ended(&c.Conn, how, reason, zap.DebugLevel)
+	c.log().Log(level, "NBD connection ended",
+		append(more, zap.String("reason", reason), zap.Error(err))...)
 	switch {
 	case c.accepted:
 		c.srv.disks.Observer.SessionEnded(serving.SessionEvent{Client: c.name,
@@ -75,11 +75,4 @@ func endOf(err error) (reason string, expected bool) {
 		return "connection_closed", true
 	}
 	return "protocol_error", false
-}
-
-// useless reports whether a connection with an export was lost at once, and did nothing: its client
-// does not like what it gets.
-func (c *conn) useless() bool {
-	return c.disk != nil && c.lost() && time.Since(c.since) < time.Second &&
-		c.bytesRead.Load()+c.bytesWritten.Load() == 0
 }

@@ -125,6 +125,7 @@ type link struct {
 	// acked is called by receive when the server has acknowledged a write, before its caller knows.
 	acked func(*call)
 	ended chan struct{} // closed when all calls have ended, and there will be no more
+	since time.Time
 
 	out [][]byte // what is being sent; whoever sends uses it
 	b   [20]byte // the receiver's; here, so that a reply allocates nothing
@@ -149,7 +150,7 @@ var linkMemory = memory.New(math.MaxInt64)
 
 func newLink(n *negotiation) *link {
 	l := &link{greeting: n.greeting, nc: n.nc, in: n.in, calls: make(map[uint64]*call),
-		ended: make(chan struct{})}
+		ended: make(chan struct{}), since: time.Now()}
 	l.sent.L = &l.mu
 	l.passOn = func() { go l.receive() }
 	if t, ok := n.nc.(*tls.Conn); ok {

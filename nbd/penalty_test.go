@@ -103,3 +103,30 @@ func TestWaitingClient(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, got)
 }
+
+// TestHotServer: the log has it once a minute that connections to a server break at once, again and
+// again. The disk works when one lasts.
+func TestHotServer(t *testing.T) {
+	n := relay(t, serve(t, 1, nil))
+	core, logs := observer.New(zapcore.InfoLevel)
+	r, err := OpenRemote(t.Context(), RemoteOptions{Address: serving.SocketPrefix + n.socket,
+		Log: zap.New(core), ReconnectDelay: time.Millisecond})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = r.Close() })
+	for range 50 {
+		former := r.now()
+		n.cut()
+		testtool.Eventually(t, func() bool {
+			now := r.now()
+			return now != nil && now != former
+		}, "it is connected again")
+	}
+	_, slowed := r.breaks.Delay("", time.Now())
+	require.True(t, slowed)
+	require.Equal(t, freeBreaks, logs.FilterMessageSnippet("is lost").Len())
+	require.Less(t, logs.FilterMessageSnippet("connected again").Len(), freeBreaks)
+	require.NoError(t, r.Flush())
+}
+
+// freeBreaks is how many of them have a line of their own: two, and one for a minute of others.
+const freeBreaks = 3

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/serving"
@@ -29,6 +30,9 @@ type RemoteOptions struct {
 	// Once says that the disk fails when its connection breaks: another client may own the disk,
 	// and change it, before there is a new one.
 	Once bool
+	// ReconnectDelay is the longest delay before a new connection, if several have broken at once
+	// within the last minute. Default 2 s; less than 0: there is none.
+	ReconnectDelay time.Duration
 	// Keep is how many bytes of memory hold what the server has not made durable; 0: 16 MiB.
 	Keep int
 }
@@ -55,9 +59,11 @@ type Remote struct {
 	kept     *unflushed
 	free     freeCalls
 	extents  extents
-	flushing atomic.Bool    // a flush in the background is under way
-	wg       sync.WaitGroup // of the goroutines in the background
-	boot     string         // of the server, which has all of kept; connect's
+	flushing atomic.Bool             // a flush in the background is under way
+	breaks   *serving.Penalties      // of connections that break at once
+	told     *serving.Seldom[string] // of those breaks, in the log
+	wg       sync.WaitGroup          // of the goroutines in the background
+	boot     string                  // of the server, which has all of kept; connect's
 	// past is the number of the first change in kept that may be repeated: after those before it
 	// others have used the disk. It is connect's.
 	past uint64
@@ -90,7 +96,9 @@ const (
 // log says later when the connection is lost, and when it is back.
 func OpenRemote(ctx context.Context, opt RemoteOptions) (*Remote, error) {
 	r := &Remote{dialer: dialer{RemoteOptions: opt, session: rand.Text()}, log: opt.Log,
-		changed: make(chan struct{}), inherit: make(chan inheritance)}
+		changed: make(chan struct{}), inherit: make(chan inheritance),
+		breaks: serving.NewPenalties(cmp.Or(opt.ReconnectDelay, 2*time.Second)),
+		told:   serving.NewSeldom[string](time.Minute)}
 	r.kept = newUnflushed(cmp.Or(opt.Keep, maxUnflushed), r.flushSoon)
 	if r.log == nil {
 		r.log = zap.NewNop()
@@ -175,9 +183,8 @@ func (r *Remote) connect(l *link) {
 		}
 		r.set(nil, nil)
 		began := time.Now()
-		r.log.Warn("the connection to the disk's server is lost: connecting again",
-			zap.String("server", r.Address), zap.String("export", r.Export), zap.Error(l.cause))
-		next, err := r.redial()
+		pause, level := r.broke(l, began)
+		next, err := r.redial(pause)
 		if err != nil {
 			switch {
 			case errors.Is(err, errOver) && r.kept.empty():
@@ -188,16 +195,41 @@ func (r *Remote) connect(l *link) {
 			r.set(nil, err)
 			return
 		}
-		r.log.Info("the disk's server is connected again", zap.String("server", r.Address),
+		r.log.Log(level, "the disk's server is connected again", zap.String("server", r.Address),
 			zap.String("export", r.Export), zap.Duration("after", time.Since(began)))
 		r.set(next, nil)
 		l = next
 	}
 }
 
-// redial returns a new connection, on which everything is as the guest has to see it. An error is
-// for good.
-func (r *Remote) redial() (*link, error) {
+// broke says in the log that a connection is lost, and how soon to connect again. Pause is 0 unless
+// connections break at once, again and again: by the same request, it may be, which is repeated on
+// each of them. The log has that once a minute. Level is for the line that there is a next one.
+func (r *Remote) broke(l *link, now time.Time) (pause time.Duration, level zapcore.Level) {
+	fields := []zap.Field{zap.String("server", r.Address), zap.String("export", r.Export),
+		zap.Error(l.cause)}
+	level = zap.InfoLevel
+	say := true
+	if now.Sub(l.since) < time.Second && r.breaks.Failed("", now) {
+		var suppressed int64
+		suppressed, say = r.told.Admit(l.cause.Error(), now)
+		pause, _ = r.breaks.Delay("", now)
+		fields, level = append(fields, serving.Unsaid(suppressed)...), zap.DebugLevel
+	}
+	if say {
+		r.log.Warn("the connection to the disk's server is lost: connecting again", fields...)
+	}
+	return pause, level
+}
+
+// redial returns a new connection, on which everything is as the guest has to see it. It waits
+// before it begins. An error is for good.
+func (r *Remote) redial(wait time.Duration) (*link, error) {
+	select {
+	case <-r.ctx.Done():
+		return nil, r.ctx.Err()
+	case <-time.After(wait):
+	}
 	told := ""
 	for pause := firstRedial; ; pause = min(2*pause, lastRedial) {
 		l, err := r.again(r.ctx)

@@ -32,6 +32,7 @@ func (v *served) remote(t testing.TB, export string) *Remote {
 func openRemote(t testing.TB, opt RemoteOptions) *Remote {
 	t.Helper()
 	opt.Log = zaptest.NewLogger(t)
+	opt.ReconnectDelay = -1 // tests break many connections
 	r, err := OpenRemote(t.Context(), opt)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = r.Close() })

@@ -70,6 +70,9 @@ func (c *Conn) Init(nc net.Conn) {
 	if c.cred = socket.Peer(nc); c.cred != nil {
 		c.Process = c.cred.Pid
 		c.Source = c.Remote()
+		if c.Process == 0 { // in another container, which the system does not tell
+			c.Source = nc.LocalAddr().String()
+		}
 	}
 }
 

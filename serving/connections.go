@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"kubevirt.io/disk/status"
 )
@@ -270,12 +271,60 @@ func (cs *Connections[C]) Portals() (all []net.Addr) {
 // Failed counts a failure of a connection from a source. Once the source has failed often, the log
 // has each reason once a minute: say tells whether it is now, and more is for the line.
 func (cs *Connections[C]) Failed(source, reason string) (more []zap.Field, say bool) {
+	more, _, say = cs.failed(source, reason)
+	return more, say
+}
+
+func (cs *Connections[C]) failed(source, reason string) (more []zap.Field, slowed, say bool) {
 	now := time.Now()
 	if !cs.Penalties.Failed(source, now) {
-		return nil, true
+		return nil, false, true
 	}
 	suppressed, say := cs.failures.Admit(failure{source, reason}, now)
-	return Unsaid(suppressed), say
+	return Unsaid(suppressed), true, say
+}
+
+// Ending is how a connection has ended.
+type Ending int
+
+const (
+	Expected Ending = iota // as peers and operators mean it
+	Failure                // because of what the peer has sent
+	// Useless is the end of one that the peer has closed at once, and that did nothing for it: the
+	// peer does not like what it gets, and may come back to get the same.
+	Useless
+)
+
+// atOnce is how soon a useless connection ends.
+const atOnce = time.Second
+
+// EndedSince is the ending of a connection that the peer has closed, if it was of some use or not.
+func EndedSince(since time.Time, used bool) Ending {
+	if used || time.Since(since) >= atOnce {
+		return Expected
+	}
+	return Useless
+}
+
+// Ended counts the end of a connection against its peer, unless it is an expected one. It returns
+// how loud the log says so: as usual, or as a warning, each reason once a minute if the peer comes
+// back again and again. More is for the line.
+func (cs *Connections[C]) Ended(c *Conn, how Ending, reason string, usual zapcore.Level) (
+	level zapcore.Level, more []zap.Field) {
+	if how == Expected {
+		if c.Slowed {
+			usual = zap.DebugLevel
+		}
+		return usual, nil
+	}
+	more, slowed, say := cs.failed(c.Source, reason)
+	switch {
+	case !say:
+		return zap.DebugLevel, more
+	case how == Useless && !slowed:
+		return usual, more
+	}
+	return zap.WarnLevel, more
 }
 
 // Close lets no more connections come. Those that are there go on.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/status"
@@ -153,4 +154,32 @@ func TestFailed(t *testing.T) {
 	require.False(t, slowed)
 	_, say := cs.Failed("there", "a")
 	require.True(t, say)
+}
+
+// TestEnded: how loud the end of a connection is, when its peer comes back again and again.
+func TestEnded(t *testing.T) {
+	for name, c := range map[string]struct {
+		how  Ending
+		want []zapcore.Level
+	}{
+		"expected": {Expected, []zapcore.Level{zap.InfoLevel, zap.InfoLevel, zap.InfoLevel,
+			zap.InfoLevel}},
+		"a failure": {Failure, []zapcore.Level{zap.WarnLevel, zap.WarnLevel, zap.WarnLevel,
+			zap.DebugLevel}},
+		"of no use": {Useless, []zapcore.Level{zap.InfoLevel, zap.InfoLevel, zap.WarnLevel,
+			zap.DebugLevel}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cs := NewConnections[*visitor](Rules{Disks: New(Config{}), Delay: -1})
+			var got []zapcore.Level
+			for range c.want {
+				level, _ := cs.Ended(&Conn{}, c.how, "reason", zap.InfoLevel)
+				got = append(got, level)
+			}
+			require.Equal(t, c.want, got)
+		})
+	}
+	require.Equal(t, Useless, EndedSince(time.Now(), false))
+	require.Equal(t, Expected, EndedSince(time.Now(), true))
+	require.Equal(t, Expected, EndedSince(time.Now().Add(-atOnce), false))
 }

@@ -40,8 +40,8 @@
 //   - Disk.End, Disk.Worked or Disk.Failed, Observer.RequestDone. A goroutine of its own for a
 //     request counts with Conn.Add and Done.
 //   - At the end of a connection, for whatever reason: Conn.Fail, Request.Abort for what is under
-//     way, Client.Detach, Share.Part, Connections.Drop, Connections.Failed if it failed,
-//     Observer.SessionEnded or LoginRefused.
+//     way, Client.Detach, Share.Part, Connections.Drop, Connections.Ended (or Failed, for a
+//     refused login), Observer.SessionEnded or LoginRefused.
 //   - Connections.Sessions and Kick are the server's; Connections.Drain is its end.
 //   - Front.Removed and Fencing.Finish end connections or requests (Connections.All). UntilReleased
 //     is for those that hang in a removed disk.

@@ -15,25 +15,23 @@ func (c *conn) logEnd(s *session, cause error) {
 	reason := endReason(cause)
 	c.srv.opt.Disks.Observer.SessionEnded(serving.SessionEvent{Client: s.login.InitiatorName,
 		Remote: c.remote.String(), Discovery: s.discovery(), Reason: reason})
-	var more []zap.Field
-	say := !c.Slowed
+	how := serving.Expected
 	switch reason {
 	case "protocol_error", "header_digest", "connection_error", "internal_error":
-		more, say = c.failed(reason)
+		how = serving.Failure
+	case "connection_closed":
+		how = serving.EndedSince(s.since, s.discovery() ||
+			s.work.read.Load()+s.work.written.Load() > 0)
 	}
-	if !say {
-		return
-	}
-	fields := []zap.Field{zap.String("initiator", s.login.InitiatorName),
+	level, fields := c.srv.conns.Ended(&c.Conn, how, reason, zap.InfoLevel)
+	fields = append(fields, zap.String("initiator", s.login.InitiatorName),
 		zap.Uint16("tsih", s.tsih),
 		zap.Bool("discovery", s.discovery()), zap.String("reason", reason),
-		zap.Duration("lasted", time.Since(s.since).Round(time.Millisecond))}
-	switch {
-	case reason == reasonLogout:
-		c.log().Info("session ended", fields...)
-	default:
-		c.log().Info("session ended", append(append(fields, zap.Error(cause)), more...)...)
+		zap.Duration("lasted", time.Since(s.since).Round(time.Millisecond)))
+	if reason != reasonLogout {
+		fields = append(fields, zap.Error(cause))
 	}
+	c.log().Log(level, "session ended", fields...)
 }
 
 const reasonLogout = "logout"

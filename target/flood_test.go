@@ -192,6 +192,43 @@ func TestFailingAddressIsSlowedDown(t *testing.T) {
 	c.MustGood(t, tt.TestUnitReady(1))
 }
 
+// TestHotInitiator: a peer that comes back at once fills no log: one that speaks something else than
+// iSCSI, and one that logs in, does nothing, and is gone.
+func TestHotInitiator(t *testing.T) {
+	for name, once := range map[string]func(t *testing.T, s *server){
+		"something else": func(t *testing.T, s *server) {
+			nc, err := net.Dial("tcp", s.addr.String())
+			require.NoError(t, err)
+			defer nc.Close()
+			hello := make([]byte, 64) // of TLS
+			copy(hello, "\x16\x03\x01")
+			_, err = nc.Write(hello)
+			require.NoError(t, err)
+			_, _ = nc.Read(make([]byte, 1)) // it ends
+		},
+		"no use for a session": func(t *testing.T, s *server) {
+			c, err := tt.Login(s.addr, tt.LoginOptions{})
+			require.NoError(t, err)
+			require.NoError(t, c.Close())
+			testtool.Eventually(t, func() bool { return len(s.Sessions()) == 0 }, "it has ended")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			core, logs := observer.New(zapcore.InfoLevel)
+			s := start(t, func(o *options) { o.Log = zap.New(core) })
+			for range 50 {
+				once(t, s)
+			}
+			warned := func() int { return logs.FilterLevelExact(zapcore.WarnLevel).Len() }
+			testtool.Eventually(t, func() bool { return warned() > 0 }, "the log says it")
+			require.LessOrEqual(t, warned(), 3)
+			require.Less(t, logs.Len(), 20)
+			c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+			c.MustGood(t, tt.TestUnitReady(1))
+		})
+	}
+}
+
 // TestWaitingLoginEndsWithTheServer has an address with so many failures that a login from it waits
 // for minutes.
 func TestWaitingLoginEndsWithTheServer(t *testing.T) {

@@ -76,12 +76,14 @@ func (d *loginDialog) log(err error) {
 		ev.Reason = "pushed_out"
 		c.srv.opt.Disks.Observer.LoginRefused(ev)
 		return // the log has one line for many such connections
-	case !d.began:
-		// This is a port scan or a health check: nobody tried to log in.
+	case !d.began && (c.rx.Heard.Load() == 0 || c.Cause() != nil):
+		// This is a port scan or a health check: nobody said anything.
 		c.log().Debug("connection closed before login", zap.Error(err))
 		return
 	case isTimeout(err):
 		ev.Reason = "timeout"
+	case !d.began:
+		ev.Reason = reasonNoLogin
 	}
 	c.srv.opt.Disks.Observer.LoginRefused(ev)
 	if r == nil {
@@ -95,6 +97,9 @@ func (d *loginDialog) log(err error) {
 		zap.String("target", ev.Target), zap.String("user", ev.User))
 	c.log().Warn("login refused", append(fields, r.more...)...)
 }
+
+// reasonNoLogin is the end of a connection whose peer sends something else than a login.
+const reasonNoLogin = "not_a_login"
 
 func isTimeout(err error) bool {
 	var t interface{ Timeout() bool }
@@ -111,10 +116,14 @@ func (d *loginDialog) exchange() (*session, error) {
 	h := &c.rx.hdr
 	if op := h.Opcode(); op != pdu.OpLoginRequest {
 		if !d.began {
-			return nil, fmt.Errorf("the first PDU is not a Login Request but opcode %v", op)
+			if err := c.srv.conns.Wait(&c.Conn); err != nil {
+				return nil, err
+			}
+			return nil, fmt.Errorf("this is no iSCSI: the peer does not begin with a Login "+
+				"Request but with opcode %v", op)
 		}
 		d.first.TaskTag = h.TaskTag()
-		return nil, d.refuse(&d.first, login.StatusInvalidDuringLogin, "not_a_login",
+		return nil, d.refuse(&d.first, login.StatusInvalidDuringLogin, reasonNoLogin,
 			fmt.Errorf("opcode %v during login", op))
 	}
 	var req pdu.LoginRequest

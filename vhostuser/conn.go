@@ -143,7 +143,11 @@ func (c *conn) admit() error {
 	c.accepted = true
 	c.srv.disks.Observer.LoginAccepted(serving.LoginEvent{Client: c.at.name, Remote: c.Remote(),
 		Target: c.at.export})
-	c.log().Info("vhost-user client")
+	level := zap.InfoLevel
+	if c.Slowed {
+		level = zap.DebugLevel
+	}
+	c.log().Log(level, "vhost-user client")
 	return nil
 }
 
@@ -243,18 +247,19 @@ func (c *conn) end(err error) {
 // tellEnd says in the log and to the observer how the connection has ended.
 func (c *conn) tellEnd(err error) {
 	reason, expected := endOf(err)
-	level, fields := zap.InfoLevel, []zap.Field{zap.String("reason", reason), zap.Error(err)}
+	usual, how := zap.InfoLevel, serving.Failure
+	switch {
+	case reason == "connection_closed" && c.accepted:
+		how = serving.EndedSince(c.since, c.commands.Load() > 0)
+	case expected:
+		how = serving.Expected
+	}
 	if !c.accepted {
-		level = zap.DebugLevel
+		usual = zap.DebugLevel
 	}
-	if !expected {
-		more, say := c.srv.conns.Failed(c.Source, reason)
-		if level = zap.DebugLevel; say {
-			level = zap.WarnLevel
-		}
-		fields = append(fields, more...)
-	}
-	c.log().Log(level, "vhost-user connection ended", fields...)
+	level, more := c.srv.conns.Ended(&c.Conn, how, reason, usual)
+	c.log().Log(level, "vhost-user connection ended",
+		append(more, zap.String("reason", reason), zap.Error(err))...)
 	switch {
 	case c.accepted:
 		c.srv.disks.Observer.SessionEnded(serving.SessionEvent{Client: c.at.name,

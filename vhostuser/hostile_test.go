@@ -3,9 +3,12 @@ package vhostuser
 import (
 	"bytes"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest"
@@ -315,6 +318,35 @@ func TestGarbage(t *testing.T) {
 		require.NoError(t, c.Close())
 	}
 	exercise(t, v.dial(t, vhosttest.Options{}))
+}
+
+// TestHotFrontEnd: a front end that comes back at once after each failure fills no log, and so does
+// one that does not like what it gets.
+func TestHotFrontEnd(t *testing.T) {
+	for name, said := range map[string]string{"garbage": "GET / HTTP/1.1\r\n\r\n", "nothing": ""} {
+		t.Run(name, func(t *testing.T) {
+			v := serve(t, disktest.NewMemory(diskSize))
+			for i := range 50 {
+				c, err := vhosttest.DialConn(v.socket, 0)
+				require.NoError(t, err)
+				require.NoError(t, c.SendBytes([]byte(said)))
+				require.NoError(t, c.Close())
+				testtool.Eventually(t, func() bool {
+					return v.said("vhost-user connection ended") == i+1
+				}, "it has ended")
+			}
+			all := v.logs.Filter(func(e observer.LoggedEntry) bool {
+				return e.Level >= zap.InfoLevel && strings.HasPrefix(e.Message, "vhost-user c")
+			})
+			warned := all.Filter(func(e observer.LoggedEntry) bool {
+				return e.Level == zap.WarnLevel
+			})
+			require.LessOrEqual(t, all.Len(), 6)
+			require.NotZero(t, warned.Len())
+			require.LessOrEqual(t, warned.Len(), 3)
+			exercise(t, v.dial(t, vhosttest.Options{}))
+		})
+	}
 }
 
 // TestCallIsFull: a front end gives a call that waits at once, and then perhaps another one. The
