@@ -165,16 +165,18 @@ func (c *conn) answerText(data []byte) ([]byte, error) {
 
 // sendTargets appends the target and its portals if the request includes the target (RFC 7143 13.3,
 // appendix C). There is one target, and the initiator has authenticated, so it may use the target.
+// What the session cannot ask for is answered with no target: no other key may be in the answer,
+// and libiscsi drops a connection that answers with one.
 func (c *conn) sendTargets(out []byte, what string) []byte {
 	name := c.srv.opt.TargetName
 	switch what {
 	case "All":
 		if !c.session().discovery() {
-			return login.AppendPair(out, "SendTargets", "Reject") // only in a discovery session
+			return out
 		}
 	case "":
-		if c.session().discovery() {
-			return login.AppendPair(out, "SendTargets", "Reject") // it has no target
+		if c.session().discovery() { // it is connected to no target
+			return out
 		}
 	default:
 		if !login.SameName(what, name) {
