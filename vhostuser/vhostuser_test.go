@@ -354,35 +354,6 @@ func TestFarContent(t *testing.T) {
 	require.Empty(t, d.Inflight().Taken(0))
 }
 
-// TestStop: a ring that stops has given everything back before, and goes on where it was.
-func TestStop(t *testing.T) {
-	far := disktest.NewDistant(disktest.NewMemory(diskSize))
-	v := serve(t, far)
-	d := v.dial(t, vhosttest.Options{})
-	far.Cut()
-	ticket, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
-	require.NoError(t, err)
-	testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
-	stopped := make(chan uint16)
-	go func() {
-		base, err := d.Queue(0).Stop()
-		require.NoError(t, err)
-		stopped <- base
-	}()
-	select {
-	case <-stopped:
-		t.Fatal("the ring has stopped before its request ended")
-	case <-time.After(50 * time.Millisecond): // it cannot have stopped by then
-	}
-	far.Restore()
-	base := <-stopped
-	_, err = ticket.Wait()
-	require.NoError(t, err)
-	require.EqualValues(t, 1, base)
-	require.NoError(t, d.Queue(0).Resume(base))
-	exercise(t, d)
-}
-
 // TestDirtyLog: while a guest migrates, each page that a request has filled is in the log, and so
 // is the page of the used ring.
 func TestDirtyLog(t *testing.T) {
@@ -449,18 +420,4 @@ func (w *waiting) ReadAt(ctx context.Context, p []byte, off int64) (int, error) 
 		<-w.arrives
 	}
 	return w.Memory.ReadAt(ctx, p, off)
-}
-
-// TestStatusBeforeBase: QEMU 7.2 resets the status before it asks where the rings were, and the
-// guest goes on there on another machine.
-func TestStatusBeforeBase(t *testing.T) {
-	v := serve(t, disktest.NewMemory(diskSize))
-	d := v.dial(t, vhosttest.Options{})
-	for range 3 {
-		require.NoError(t, d.Write(0, 0, make([]byte, 512)))
-	}
-	require.NoError(t, d.Conn().Tell(vhosttest.SetStatus, vhosttest.U64(0)))
-	base, err := d.Queue(0).Stop()
-	require.NoError(t, err)
-	require.EqualValues(t, 3, base)
 }

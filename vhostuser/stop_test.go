@@ -1,0 +1,116 @@
+// Tests of rings that stop, and go on or begin anew.
+
+package vhostuser
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/vhostuser/vhosttest"
+)
+
+// TestStop: a ring that stops has given everything back before, and goes on where it was.
+func TestStop(t *testing.T) {
+	far := disktest.NewDistant(disktest.NewMemory(diskSize))
+	v := serve(t, far)
+	d := v.dial(t, vhosttest.Options{})
+	far.Cut()
+	ticket, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
+	require.NoError(t, err)
+	testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
+	stopped := make(chan uint16)
+	go func() {
+		base, err := d.Queue(0).Stop()
+		require.NoError(t, err)
+		stopped <- base
+	}()
+	select {
+	case <-stopped:
+		t.Fatal("the ring has stopped before its request ended")
+	case <-time.After(50 * time.Millisecond): // it cannot have stopped by then
+	}
+	far.Restore()
+	base := <-stopped
+	_, err = ticket.Wait()
+	require.NoError(t, err)
+	require.EqualValues(t, 1, base)
+	require.NoError(t, d.Queue(0).Resume(base))
+	exercise(t, d)
+}
+
+// TestStatusBeforeBase: QEMU 7.2 resets the status before it asks where the rings were, and the
+// guest goes on there on another machine.
+func TestStatusBeforeBase(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	d := v.dial(t, vhosttest.Options{})
+	for range 3 {
+		require.NoError(t, d.Write(0, 0, make([]byte, 512)))
+	}
+	require.NoError(t, d.Conn().Tell(vhosttest.SetStatus, vhosttest.U64(0)))
+	base, err := d.Queue(0).Stop()
+	require.NoError(t, err)
+	require.EqualValues(t, 3, base)
+}
+
+// TestGivenUpTogether: rings that stop one after the other wait for far content once.
+func TestGivenUpTogether(t *testing.T) {
+	far := disktest.NewDistant(disktest.NewMemory(diskSize))
+	v := serve(t, far)
+	d := v.dial(t, vhosttest.Options{Queues: 3})
+	far.Cut()
+	var tickets []*vhosttest.Ticket
+	for i := range 3 {
+		ticket, err := d.Begin(i, vhosttest.Command{Type: vhosttest.TypeRead,
+			Sector: uint64(i) * disktest.DistantBlock / 512, In: 512})
+		require.NoError(t, err)
+		tickets = append(tickets, ticket)
+	}
+	testtool.Eventually(t, func() bool { return far.Waiting() == 3 })
+	require.NoError(t, d.Queue(0).Enable(false))
+	require.NoError(t, d.Queue(1).Enable(false))
+	c := v.conns.All(func(*conn) bool { return true })[0]
+	c.mu.Lock()
+	var first *queue
+	for run := range c.held {
+		if run.q.index == 0 {
+			first = run.q
+		}
+	}
+	c.mu.Unlock()
+	c.giveUp(first)
+	for _, ticket := range tickets[:2] {
+		_, err := ticket.Wait()
+		require.Error(t, err)
+	}
+	require.Equal(t, 1, far.Waiting())
+	far.Restore()
+	_, err := tickets[2].Wait()
+	require.NoError(t, err)
+}
+
+// TestRegionIsKept: a front end resets the device, and gives it the same region of requests in
+// flight again. A region that says of a request that it is in flight is another matter.
+func TestRegionIsKept(t *testing.T) {
+	region := &inflightRegion{make([]byte, inflightSize(8)), 1, 8}
+	f := region.of(0, 8)
+	_, err := f.resume(0)
+	require.NoError(t, err)
+	for used := range uint16(100) {
+		f.took(used % 8)
+		f.putting(used % 8)
+		f.put(used%8, used+1)
+	}
+	heads, err := f.resume(0)
+	require.NoError(t, err)
+	require.Empty(t, heads)
+	f.took(3)
+	heads, err = f.resume(0)
+	require.NoError(t, err)
+	require.Equal(t, []uint16{3}, heads)
+	_, err = f.resume(1000)
+	require.ErrorContains(t, err, "lags")
+}
