@@ -227,8 +227,16 @@ func (p *launcherPod) launch(vmi map[string]any) *launcher {
 		"--namespace", "default", "--uid", vmiUID, "--qemu-timeout", "4m",
 		"--grace-period-seconds", "240", "--hook-sidecars",
 		strconv.Itoa(len(sidecars)))
+	p.t.Cleanup(func() {
+		if text, _ := os.ReadFile(l.file(qemuLog)); p.t.Failed() {
+			p.t.Logf("QEMU printed last:\n%s", rig.LastLines(string(text), 60))
+		}
+	})
 	return l
 }
+
+// qemuLog is what QEMU prints, and why it was ended, below /run.
+const qemuLog = "kubevirt-private/libvirt/qemu/log/default_vm.log"
 
 // file is a path below /run, as the host reaches it.
 func (l *launcher) file(name string) string { return filepath.Join(l.dir, "run", name) }
