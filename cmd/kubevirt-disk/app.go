@@ -88,9 +88,12 @@ func (a *app) execute(args []string) int {
 func (a *app) report(err error) int {
 	var failed *failure
 	var told *toldError
+	var command *commandError
 	switch {
 	case err == nil:
 		return exitDone
+	case errors.As(err, &command) && command.text == "": // it has said itself what is wrong
+		return command.status
 	case errors.Is(err, errSilent):
 		return exitFailed
 	case !errors.As(err, &told):
@@ -98,7 +101,10 @@ func (a *app) report(err error) int {
 		console.Print(a.stderr, fmt.Sprintf("kubevirt-disk: %s\n", console.Harmless(err.Error())),
 			console.IsTerminal(a.stderr))
 	}
-	if errors.As(err, &failed) {
+	switch {
+	case command != nil:
+		return command.status
+	case errors.As(err, &failed):
 		return exitFailed
 	}
 	return exitUsage
@@ -248,8 +254,8 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 func running(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		err := run(cmd, args)
-		var wrong *problems.Error
-		if err == nil || errors.As(err, &wrong) {
+		if err == nil || errors.As(err, new(*problems.Error)) ||
+			errors.As(err, new(*commandError)) {
 			return err
 		}
 		return &failure{err: err}
@@ -260,16 +266,17 @@ func running(run func(*cobra.Command, []string) error) func(*cobra.Command, []st
 // process at once with status 1, in case something hangs. When the terminal closes, that counts as
 // a first signal, no matter how often it comes, unless the process was started to outlive its
 // terminal (nohup). Any other SIGHUP goes to hangups, unless one already waits there. If hangups is
-// nil, it counts as a closed terminal. The caller calls stop.
-func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
-	ctx context.Context, stop func()) {
+// nil, it counts as a closed terminal. Signals that pass takes count as nothing; nil: there is
+// nobody to take them. The caller calls stop.
+func (a *app) interruptible(parent context.Context, hangups chan<- struct{},
+	pass func(os.Signal) bool) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)
 	hungUp := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	outlives := signal.Ignored(syscall.SIGHUP)
 	hadTerminal, terminals := controllingTerminal() == nil, standardTerminals()
-	if hangups != nil || !outlives {
+	if hangups != nil && pass == nil || !outlives { // what is passed on outlives it, too
 		signal.Notify(hungUp, syscall.SIGHUP)
 	}
 	stopped := make(chan struct{})
@@ -279,7 +286,10 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
 			select {
 			case <-stopped:
 				return
-			case <-hungUp:
+			case s := <-hungUp:
+				if pass != nil && pass(s) {
+					continue
+				}
 				// When a terminal closes, its processes lose it before they get the signal.
 				closed := anyHungUp(terminals) || hadTerminal &&
 					errors.Is(controllingTerminal(), syscall.ENXIO)
@@ -291,7 +301,10 @@ func (a *app) interruptible(parent context.Context, hangups chan<- struct{}) (
 					continue
 				}
 				n = max(n, 1)
-			case <-signals:
+			case s := <-signals:
+				if pass != nil && pass(s) {
+					continue
+				}
 				// One request may arrive twice: timeout(1) signals the process and then its group.
 				if n > 0 && time.Since(first) < a.sameRequest {
 					continue

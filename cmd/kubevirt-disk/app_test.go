@@ -44,7 +44,7 @@ func TestStopDuringTheCopy(t *testing.T) {
 func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
 	exited := make(chan int, 1)
 	a := &app{exit: func(status int) { exited <- status }}
-	ctx, stop := a.interruptible(t.Context(), nil)
+	ctx, stop := a.interruptible(t.Context(), nil, nil)
 	defer stop()
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
 	select {
@@ -67,7 +67,7 @@ func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
 func TestOneRequestThatComesTwice(t *testing.T) {
 	exited := make(chan int, 1)
 	a := &app{exit: func(status int) { exited <- status }, sameRequest: time.Hour}
-	ctx, stop := a.interruptible(t.Context(), nil)
+	ctx, stop := a.interruptible(t.Context(), nil, nil)
 	defer stop()
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
 	<-ctx.Done()
@@ -81,7 +81,7 @@ func TestAClosedTerminalIsAFirstSignal(t *testing.T) {
 	}
 	exited := make(chan int, 1)
 	a := &app{exit: func(status int) { exited <- status }}
-	ctx, stop := a.interruptible(t.Context(), nil)
+	ctx, stop := a.interruptible(t.Context(), nil, nil)
 	defer stop()
 	for range 2 {
 		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))

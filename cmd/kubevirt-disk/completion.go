@@ -43,7 +43,7 @@ var choices = map[string][]string{
 
 // fileFlags take the name of a file, and are no settings.
 var fileFlags = []string{keyKernel, keyInitrd, xml.FlagFile, xml.FlagOverlay,
-	"token-file", "ca", "cert", "key"}
+	"token-file", "ca", "cert", "key", flagPIDFile}
 
 func texts[T ~string](values ...T) []string {
 	all := make([]string, len(values))

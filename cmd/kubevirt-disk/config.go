@@ -24,6 +24,7 @@ import (
 type config struct {
 	*options.Options
 	images        []string // served instead of the images in a directory; empty: none were named
+	command       []string // is run while the disks are served; empty: none
 	temporary     bool     // WorkDir is made at the start, and removed at the end
 	annotations   string   // file of the downward API; "": none
 	metricsChosen bool     // Pages is not the default
@@ -54,8 +55,11 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 	l.useRegistries(c)
 	var words []string
 	named := len(c.Containers.References) > 0
-	if n := flags.ArgsLenAtDash(); n >= 0 && named { // as for adapt
+	if n := flags.ArgsLenAtDash(); n >= 0 {
 		images, words = images[:n], images[n:]
+		if !named { // else they are the container's, as for adapt
+			c.command, words = append(words, "")[:max(len(words), 1)], nil
+		}
 	}
 	l.containerMachine(&c.Containers.Machine, named, words)
 	c.UsageTypes = l.usageTypes(c.annotations)
@@ -67,9 +71,9 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 	} else if err != nil {
 		// Nobody can tell whether the portals are protected, so only the default is resolved.
 		l.Problems.AddError(err)
-		c.Portals = l.portals(true)
+		c.Portals = l.portals(c, true)
 	} else {
-		c.Portals = l.portals(c.CHAP.Enabled())
+		c.Portals = l.portals(c, c.CHAP.Enabled())
 		l.checkExposure(c.Portals, c.CHAP.Enabled(), c.insecure)
 	}
 	c.NBD = l.nbd(c.NBDTLS)
@@ -80,6 +84,9 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 		c.Hook.MemoryLimit = containerMemory()
 	} else if err == nil && !c.metricsChosen {
 		c.hidePages()
+	}
+	if len(c.command) > 0 {
+		l.useCommand(c)
 	}
 	l.checkPorts(c)
 	if len(images) > 0 {

@@ -52,7 +52,7 @@ goes to standard error.
 		if err := o.check(cmd, args[1]); err != nil {
 			return err
 		}
-		ctx, stop := a.interruptible(cmd.Context(), nil)
+		ctx, stop := a.interruptible(cmd.Context(), nil, nil)
 		defer stop()
 		return a.convert(ctx, args[0], args[1], o)
 	})

@@ -26,6 +26,8 @@ bzip2, or a tar archive with no other disk (OVA). The content decides.`
 // them.
 var examples = map[string]string{
 	"serve": `  kubevirt-disk serve fedora.qcow2
+  kubevirt-disk serve fedora.qcow2 -- nbdinfo {uri}
+  kubevirt-disk serve fedora.qcow2 --fork --pid-file ./pid
   kubevirt-disk serve --disk-dir ./images --work-dir ./work --ready-file ./ready
   kubevirt-disk serve --image registry.example.com/vm/fedora:42`,
 	"inspect": `  kubevirt-disk inspect fedora.qcow2
@@ -127,7 +129,8 @@ func (h *sectionHelp) flags(all *pflag.FlagSet) string {
 		fmt.Fprintf(&b, "%s:\n%s\n", title, some.FlagUsagesWrapped(helpWidth))
 	}
 	if !h.all {
-		section("The flags that people use first", append(h.first, settings.FlagConfig, "help")...)
+		section("The flags that people use first", append(h.first, flagFork, flagPIDFile,
+			settings.FlagConfig, "help")...)
 		fmt.Fprintf(&b, "There are %d more. Use --help=all for all of them, by section:\n  %s\n",
 			len(h.rows)-len(h.first), strings.Join(sectionsOf(h.rows), "\n  "))
 		return b.String()
@@ -136,6 +139,7 @@ func (h *sectionHelp) flags(all *pflag.FlagSet) string {
 		in := settings.Only(h.rows, func(s settings.Setting) bool { return s.Section == title })
 		section(title, slices.Collect(settings.Keys(in))...)
 	}
+	section("In the background", flagFork, flagPIDFile)
 	section("All settings", settings.FlagConfig, "help")
 	return strings.TrimSuffix(b.String(), "\n")
 }

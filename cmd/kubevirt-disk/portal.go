@@ -61,8 +61,8 @@ func parsePort(s string) (uint16, error) {
 
 // portals resolves --listen, --port and the default. Chap says whether initiators must
 // authenticate.
-func (l loader) portals(chap bool) []options.Address {
-	if !l.iscsi() {
+func (l loader) portals(c *config, chap bool) []options.Address {
+	if !l.iscsi(c) {
 		return nil
 	}
 	port, portSet := uint16(defaultPort), l.Source(keyPort) != ""
@@ -98,14 +98,14 @@ func (l loader) portals(chap bool) []options.Address {
 	return all
 }
 
-// iscsi reads --iscsi. Without iSCSI there must be another way to the disks.
-func (l loader) iscsi() bool {
+// iscsi reads --iscsi. Without iSCSI there must be another way to the disks. A command has NBD.
+func (l loader) iscsi(c *config) bool {
 	on, err := settings.ParseTruth(l.Text(keyISCSI))
 	switch {
 	case err != nil:
 		l.Problems.Add(l.Source(keyISCSI), "%v", err)
 	case on:
-	case len(l.List(keyNBD)) == 0 && l.Text(keyVhostUser) == "":
+	case len(l.List(keyNBD)) == 0 && l.Text(keyVhostUser) == "" && len(c.command) == 0:
 		l.Problems.Add(l.Source(keyISCSI), "leaves no way to the disks: set %s or %s",
 			nameOf(keyNBD), nameOf(keyVhostUser))
 	default:

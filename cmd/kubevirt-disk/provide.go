@@ -91,7 +91,7 @@ Exit status 0: the file is gone. 1: the file cannot be made, and nothing is left
 		if err := l.Problems.Err(); err != nil {
 			return err
 		}
-		ctx, stop := a.interruptible(cmd.Context(), nil)
+		ctx, stop := a.interruptible(cmd.Context(), nil, nil)
 		defer stop()
 		signal.Ignore(syscall.SIGPIPE) // the reader of the log may be gone
 		logging := c.log.Resolve(a.stderr)

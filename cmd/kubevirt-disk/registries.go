@@ -152,7 +152,7 @@ func (a *app) withRegistryOf(cmd *cobra.Command, l loader, opt reach,
 	}
 	defer client.Close()
 	return running(func(cmd *cobra.Command, _ []string) error {
-		ctx, stop := a.interruptible(cmd.Context(), nil)
+		ctx, stop := a.interruptible(cmd.Context(), nil, nil)
 		defer stop()
 		return work(ctx, client)
 	})(cmd, nil)

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math"
+	"os"
 	"os/signal"
 	"runtime/debug"
 	"strconv"
@@ -21,12 +24,13 @@ import (
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/internal/daemon"
+	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/osfile"
 )
 
 func (a *app) serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "serve [IMAGE...]",
+		Use: "serve [IMAGE...] [-- COMMAND [ARGUMENT...]]",
 		Short: "Serve every image of a directory, or the named ones, as an iSCSI LUN, " +
 			"until SIGTERM",
 		Long: `Serves every image of a directory as an iSCSI LUN until SIGTERM, SIGINT or the end of
@@ -51,32 +55,57 @@ A person at a terminal can name images. They are LUN 1, 2 and so on, instead of 
 directory, and standard output says how to log in. There is no ready file then. Without --work-dir
 the disks are in a temporary directory, which is removed at the end, and the copy mode is
 copy-on-write, unless the settings say otherwise. The same holds for --image by a user who has no
-work directory and cannot make the usual one.`,
+work directory and cannot make the usual one.
+
+With -- COMMAND, the command is run when the disks can be used. At its end the daemon stops, with
+the exit status of the command: 127 if there is no such command, 126 if it cannot be run, and 128
+and the number of the signal that ended it. Signals are passed on to it. In its arguments, {uri} (or
+{nbd}) is the NBD URI of the first disk and {iscsi} its iSCSI URL; {uri2} and so on are those of the
+next ones. The environment has the same as $uri, $nbd and $iscsi. What nobody has named is chosen
+so that nothing is in the way: a socket for NBD, a free port on loopback for iSCSI, a temporary work
+directory, no pages and no ready file. The iSCSI URL has no password: clients read it from
+LIBISCSI_CHAP_PASSWORD.
+
+With --fork, the command returns with status 0 when the disks can be used, and the daemon goes on in
+the background. If it cannot start, it says why and returns its status. The daemon's log goes on if
+standard error is a file.`,
 		Args:              imageArgs(cobra.ArbitraryArgs),
 		ValidArgsFunction: completeImages,
 	}
 	rows := newConfig().settings()
 	settings.AddFlags(cmd.Flags(), rows)
+	var background background
+	background.flags(cmd)
 	help := cmd.Flags().VarPF(&sectionHelp{rows: rows, first: firstSettings}, "help", "h",
 		"help for serve; --help=all: with all flags")
 	help.NoOptDefVal = "true"
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		err = flagError(cmd, err)
-		ctx, stop := a.interruptible(cmd.Context(), nil)
+		ctx, stop := a.interruptible(cmd.Context(), nil, nil)
 		defer stop()
 		log := console.NewLogger(console.LogConfig{}, zapcore.InfoLevel, a.stderr)
 		return a.tellLauncher(ctx, daemon.NewLauncher(kubevirtHook(), log), log, err)
 	})
-	cmd.RunE = running(a.serve)
+	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
+		if background.fork && background.begin() {
+			return a.fork()
+		}
+		return a.serve(cmd, args, &background)
+	})
 	return cmd
 }
 
-// serve runs a daemon until a signal ends it.
-func (a *app) serve(cmd *cobra.Command, args []string) error {
+// serve runs a daemon until a signal or the end of its command ends it.
+func (a *app) serve(cmd *cobra.Command, args []string, background *background) error {
 	files := settings.NewRereader()
 	load := func() (*config, error) { return loadConfig(cmd.Flags(), files.Read, args...) }
 	hangups := make(chan struct{}, 1)
-	ctx, stop := a.interruptible(cmd.Context(), hangups)
+	run := &command{ended: make(chan struct{})}
+	var pass func(os.Signal) bool
+	if cmd.ArgsLenAtDash() >= 0 {
+		pass = run.pass
+	}
+	ctx, stop := a.interruptible(cmd.Context(), hangups, pass)
 	defer stop()
 	cfg, err := load()
 	if err != nil {
@@ -84,12 +113,23 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 		return a.tellLauncher(ctx, daemon.NewLauncher(cfg.Hook, log), log, err)
 	}
 	// The reader of the log may be gone: a Ctrl-C that ends this process ends its tee too. The
-	// daemon must still drain.
-	signal.Ignore(syscall.SIGPIPE)
+	// daemon must still drain. Nobody reads these signals, but a command would inherit that they are
+	// ignored.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	lines := console.NewQueue(a.stderr)
-	person := (len(cfg.images) > 0 || cfg.temporary) && cfg.Hook == nil
+	run.words = cfg.command
+	person := (len(cfg.images) > 0 || cfg.temporary) && cfg.Hook == nil && len(run.words) == 0
 	level := zap.NewAtomicLevelAt(cfg.log.Level)
 	ready := func() {}
+	if len(run.words) > 0 {
+		if err := run.find(); err != nil {
+			return err
+		}
+	}
+	if !cfg.log.Chosen && (len(run.words) > 0 || background.silent()) {
+		level.SetLevel(zapcore.ErrorLevel) // others wait for what is printed here
+		ready = func() { level.SetLevel(zapcore.WarnLevel) }
+	}
 	if person && !cfg.log.Chosen && cfg.log.Resolve(a.stderr).Format == console.Text {
 		// The guide says what the first lines would.
 		level.SetLevel(zapcore.WarnLevel)
@@ -117,20 +157,31 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	default:
 		return a.tellLauncher(ctx, launcher, log, err)
 	}
+	if err := background.check(); err != nil { // now, and not when the disks are ready
+		return err
+	}
 	removeWork, err := cfg.makeTemporary()
 	if err != nil {
 		return err
 	}
 	opt := cfg.options(log)
-	place, err := control.NewPlace()
-	if err == nil && opt.ControlSocket != "" {
+	place, placeErr := control.NewPlace()
+	if placeErr == nil && opt.ControlSocket != "" {
 		opt.OwnSocket = place.Socket()
-	} else if err != nil {
-		log.Debug("ps and other commands do not find this daemon by themselves", zap.Error(err))
+	} else if placeErr != nil {
+		log.Debug("ps and other commands do not find this daemon by themselves",
+			zap.Error(placeErr))
 	}
 	// Callers of the original wrapper start several daemons in one pod, which has one network. They
 	// give each its own port for the portal, but not for the pages.
 	opt.PagesOptional = (a.asWrapper || person) && !cfg.metricsChosen
+	if len(run.words) > 0 && len(opt.NBD) == 0 {
+		if place == nil {
+			return errors.Join(fmt.Errorf("%w: a command needs a socket for NBD, which %s also "+
+				"names", placeErr, nameOf(keyNBD)), removeWork())
+		}
+		opt.NBD = []options.NBDPortal{{Socket: place.NBD()}}
+	}
 	d, err := daemon.New(opt)
 	if err == nil {
 		d.Attend(launcher)
@@ -146,20 +197,33 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 				setLevel: level.SetLevel,
 			},
 		}
-		if person {
-			s.tell = func(guide string) {
-				console.Print(a.stdout, guide, false)
-				ready()
+		s.usable = func() error {
+			if person {
+				console.Print(a.stdout, s.guide(background.fork), false)
+			}
+			ready()
+			return background.usable()
+		}
+		if len(run.words) > 0 {
+			s.attend = func() {
+				now := d.Status()
+				run.run(a, &now, cfg.chapUser())
 			}
 		}
 		err = s.run(ctx)
+		if len(run.words) > 0 {
+			run.stop()
+			err = cmp.Or(err, run.err)
+		}
+		err = errors.Join(err, background.end())
 		if isClosed(d.Ready()) {
 			launcher = nil // it has its disks
 		}
 	}
 	err = a.tellLauncher(ctx, launcher, log, err)
 	err = errors.Join(err, place.Remove(), removeWork())
-	if err != nil && cfg.log.Resolve(a.stderr).Format == console.JSON {
+	if err != nil && !errors.As(err, new(*commandError)) &&
+		cfg.log.Resolve(a.stderr).Format == console.JSON {
 		log.Error("serving has failed", console.ErrorField(err))
 		return &toldError{err}
 	}
@@ -172,7 +236,8 @@ type served struct {
 	cfg     *config
 	log     *zap.Logger
 	changes changes
-	tell    func(guide string) // tells a person how to log in; nil: nobody to tell
+	usable  func() error // is called when the disks can be used
+	attend  func()       // runs what the daemon is for, and ends with it; nil: it has no such end
 }
 
 // startGCPercent lets the heap grow to 16 MiB while the disks are opened. Validating large images
@@ -195,8 +260,8 @@ func (s *served) run(ctx context.Context) error {
 	percent := debug.SetGCPercent(startGCPercent)
 	collect := sync.OnceFunc(func() { debug.SetGCPercent(percent) })
 	defer collect()
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	go func() { // nobody waits for it, because it may hang in a read
 		select {
 		case <-ctx.Done():
@@ -207,12 +272,23 @@ func (s *served) run(ctx context.Context) error {
 			collect()
 			debug.FreeOSMemory() // a daemon at rest would keep the garbage of its start for ever
 		})
-		if s.tell != nil {
-			s.tell(s.guide())
+		if err := s.usable(); err != nil {
+			stop(err)
+			return
+		}
+		if s.attend != nil {
+			go func() {
+				s.attend()
+				stop(nil)
+			}()
 		}
 		s.follow(ctx)
 	}()
-	return s.daemon.Run(ctx)
+	err := s.daemon.Run(ctx)
+	if cause := context.Cause(ctx); err == nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return err
 }
 
 // containerMemory is how many bytes of memory the container may use, as the kernel's control groups

@@ -165,13 +165,13 @@ func removeLeft(cache string) {
 }
 
 // guide tells a person what is served and how to log in.
-func (s *served) guide() string {
+func (s *served) guide(background bool) string {
 	now := s.daemon.Status()
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	user, password := "", "without a password, which CHAP_USERNAME and CHAP_PASSWORD would set"
+	user, password := s.cfg.chapUser(), "without a password, which CHAP_USERNAME and "+
+		"CHAP_PASSWORD would set"
 	if s.cfg.CHAP.Enabled() {
-		user = s.cfg.CHAP.Initiator.Username + "@"
 		password = "with CHAP: let the clients read the password from LIBISCSI_CHAP_PASSWORD"
 	}
 	switch {
@@ -199,15 +199,33 @@ func (s *served) guide() string {
 	if at := s.daemon.PagesAddress(); at != "" {
 		say("\nPage: http://%s/ (for programs: http://%[1]s/status)", options.Reachable(at))
 	}
-	say("Ctrl-C ends it.")
+	if background {
+		say("kill %d ends it.", os.Getpid())
+	} else {
+		say("Ctrl-C ends it.")
+	}
 	return console.Harmless(b.String())
+}
+
+// iscsiURI is how libiscsi's clients name a LUN. user is what the name for CHAP and an @ are, or "".
+// The password is in no URI.
+func iscsiURI(now *status.Status, user string, lun uint16) string {
+	return fmt.Sprintf("iscsi://%s%s/%s", user, options.Reachable(now.Portals[0]),
+		libvirt.SourceName(now.TargetName, int(lun)))
+}
+
+// chapUser is the name for CHAP in a URI, or "".
+func (c *config) chapUser() string {
+	if !c.CHAP.Enabled() {
+		return ""
+	}
+	return c.CHAP.Initiator.Username + "@"
 }
 
 // guideISCSI tells how to log in.
 func (s *served) guideISCSI(say func(string, ...any), now *status.Status, user string) {
 	portal := options.Reachable(now.Portals[0])
-	disk := fmt.Sprintf("iscsi://%s%s/%s", user, portal,
-		libvirt.SourceName(now.TargetName, int(now.LUNs[0].LUN)))
+	disk := iscsiURI(now, user, now.LUNs[0].LUN)
 	say("Log in from another terminal:\n")
 	say("  iscsi-ls -s iscsi://%s%s", user, portal)
 	say("  qemu-io -r -f raw -c 'read -v 0 512' %s", disk)

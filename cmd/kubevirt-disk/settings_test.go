@@ -74,12 +74,14 @@ func TestHelpOfServe(t *testing.T) {
 	rows := newConfig().settings()
 	for _, arg := range []string{"--help", "-h"} {
 		few, text := listed(arg)
-		require.Equal(t, append(slices.Clone(firstSettings), settings.FlagConfig, "help"), few)
+		require.Equal(t, append(slices.Clone(firstSettings), flagFork, flagPIDFile,
+			settings.FlagConfig, "help"), few)
 		require.Contains(t, text, fmt.Sprintf("There are %d more.", len(rows)-len(firstSettings)))
 		require.Contains(t, text, "--help=all")
 	}
 	all, text := listed("--help=all")
-	require.Equal(t, append(slices.Collect(settings.Keys(rows)), settings.FlagConfig, "help"), all)
+	require.Equal(t, append(slices.Collect(settings.Keys(rows)), flagFork, flagPIDFile,
+		settings.FlagConfig, "help"), all)
 	for _, title := range sectionsOf(rows) {
 		require.Contains(t, text, "\n"+title+":\n")
 	}

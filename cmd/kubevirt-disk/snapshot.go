@@ -98,7 +98,7 @@ Without NAME, the snapshot is named by the time in UTC.` + askedBySocket,
 // createAround takes a snapshot between two commands.
 func (a *app) createAround(cmd *cobra.Command, ask *asker, req status.SnapshotRequest,
 	commands *around) error {
-	ctx, stop := a.interruptible(cmd.Context(), nil)
+	ctx, stop := a.interruptible(cmd.Context(), nil, nil)
 	defer stop()
 	for _, disk := range req.Disks { // a guest is not frozen for what cannot be
 		all, err := ask.snapshots(disk)

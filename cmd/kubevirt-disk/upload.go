@@ -71,7 +71,7 @@ A token that the server asks for is read from a file, and never from the command
 		}
 		defer c.Close()
 		return running(func(cmd *cobra.Command, args []string) error {
-			ctx, stop := a.interruptible(cmd.Context(), nil)
+			ctx, stop := a.interruptible(cmd.Context(), nil, nil)
 			defer stop()
 			return a.upload(ctx, c, args[0], name)
 		})(cmd, args)

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestServeWithACommand: the command runs while the disks can be used, and its exit status is the
+// daemon's. Nothing is printed but what it prints, and nothing stays.
+func TestServeWithACommand(t *testing.T) {
+	env := apartFromOthers(t)
+	_, paths := namedPlace(t, "a.raw", "b c.raw")
+	for name, c := range map[string]struct {
+		args   []string // behind serve
+		status int
+		stdout string
+		stderr string
+	}{
+		"done": {args: []string{paths[0], "--", "echo", "one two", "three"},
+			stdout: "one two three\n"},
+		"failed": {args: []string{paths[0], "--", "sh", "-c", "echo no >&2; exit 7"}, status: 7,
+			stderr: "no\n"},
+		"killed": {args: []string{paths[0], "--", "sh", "-c", "kill -9 $$"}, status: 137,
+			stderr: "kubevirt-disk: the command was ended by a signal: killed\n"},
+		"pipe": {args: []string{paths[0], "--", "sh", "-c", "kill -PIPE $$"}, status: 141,
+			stderr: "kubevirt-disk: the command was ended by a signal: broken pipe\n"},
+		"not found": {args: []string{paths[0], "--", "no-such-command"}, status: exitNotFound,
+			stderr: "kubevirt-disk: there is no command \"no-such-command\"\n"},
+		"not executable": {args: []string{paths[0], "--", paths[0]}, status: exitNotRun,
+			stderr: "kubevirt-disk: the command cannot be run: exec: \"" + paths[0] +
+				"\": permission denied\n"},
+		"of a directory": {args: []string{"--disk-dir=" + filepath.Dir(paths[0]), "--", "sh", "-c",
+			"echo ${uri%%[?]*} ${uri2%%[?]*}"}, stdout: "nbd+unix:///a.raw nbd+unix:///b%20c.raw\n"},
+		"chosen": {args: []string{paths[0], "--nbd=127.0.0.1:0", "--iscsi=false", "--", "sh", "-c",
+			"echo ${nbd%:*} [$iscsi]"}, stdout: "nbd://127.0.0.1 []\n"},
+		"nothing": {args: []string{paths[0], "--"}, status: exitUsage,
+			stderr: "kubevirt-disk: wrong configuration: --: names no command: write serve " +
+				"IMAGE... -- COMMAND\n"},
+		"no iSCSI": {args: []string{paths[0], "--iscsi=false", "--", "x", "{iscsi2}"},
+			status: exitUsage, stderr: "kubevirt-disk: wrong configuration: {iscsi}: there is no " +
+				"iSCSI: --iscsi has turned it off\n"},
+		"in the background": {args: []string{paths[0], "--fork", "--", "true"}, status: exitUsage,
+			stderr: "kubevirt-disk: wrong configuration: --fork: does not wait, and a command is " +
+				"waited for: leave one out\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status, stdout, stderr := apart(t, env, append([]string{"serve"}, c.args...)...)
+			require.Equal(t, c.status, status, stderr)
+			require.Equal(t, c.stdout, stdout)
+			require.Equal(t, c.stderr, stderr)
+		})
+	}
+	status, stdout, stderr := apart(t, append(env, "CHAP_USERNAME=vm", "CHAP_PASSWORD="+testSecret),
+		"serve", paths[1], paths[0], "--", "sh", "-c",
+		`echo "$0 $1 $2"; env | grep -E '^(uri|nbd|iscsi)2?=' | sort; ps -o args= -p $PPID`,
+		"{uri}", "{nbd2}", "<{iscsi}>")
+	require.Zero(t, status, stderr)
+	lines := strings.Split(stdout, "\n")
+	words := strings.Fields(lines[0])
+	require.Regexp(t, `^nbd\+unix:///b%20c\.raw\?socket=/?.*nbd\.sock$`, words[0])
+	require.Regexp(t, `^nbd\+unix:///a\.raw\?socket=.*nbd\.sock$`, words[1])
+	require.Regexp(t, `^<iscsi://vm@127\.0\.0\.1:\d+/iqn\.[^/]*/1>$`, words[2])
+	require.Contains(t, lines, "uri="+words[0])
+	require.Contains(t, lines, "nbd2="+words[1])
+	require.Contains(t, lines, "iscsi="+strings.Trim(words[2], "<>"))
+	require.NotContains(t, stdout, testSecret)
+	left, err := filepath.Glob(filepath.Join(strings.TrimPrefix(env[0], "XDG_RUNTIME_DIR="),
+		"kubevirt-disk", "[ds]*-*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// TestCommandGetsSignals: a signal is the command's, which decides what comes of it.
+func TestCommandGetsSignals(t *testing.T) {
+	env := apartFromOthers(t)
+	_, paths := namedPlace(t, "a.raw")
+	for s, want := range map[syscall.Signal]int{syscall.SIGTERM: 11, syscall.SIGINT: 12,
+		syscall.SIGHUP: 13, syscall.SIGUSR1: 14, syscall.SIGQUIT: 15} {
+		p := launch(t, binary(t), env, "serve", paths[0], "--", "sh", "-c",
+			`for s in TERM:11 INT:12 HUP:13 USR1:14 QUIT:15; do trap "exit ${s#*:}" ${s%:*}; done
+			echo begun; while :; do sleep 0.01; done`)
+		p.until("it runs", func() bool { return p.stdout.String() == "begun\n" })
+		require.NoError(t, p.cmd.Process.Signal(s))
+		require.Equal(t, want, p.status(), s)
+	}
+}
+
+// TestServeInTheBackground: --fork returns when the disks can be used, and says why if they cannot.
+func TestServeInTheBackground(t *testing.T) {
+	env := apartFromOthers(t)
+	l, paths := namedPlace(t, "a.raw")
+	file := filepath.Join(l.dir, "pid")
+	serve := func(args ...string) (int, string, string) {
+		return apart(t, append(env, "PORT=0"), append([]string{"serve", "--fork"}, args...)...)
+	}
+	status, stdout, stderr := serve("--pid-file="+file, paths[0])
+	require.Zero(t, status, stderr)
+	require.Empty(t, stderr)
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var pid int
+	_, err = fmt.Sscanf(string(text), "%d\n", &pid)
+	require.NoError(t, err)
+	ended := false
+	defer func() {
+		if !ended {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}()
+	require.Contains(t, stdout, fmt.Sprintf("kill %d ends it.", pid))
+	_, listed, _ := apart(t, env, "ps")
+	require.Contains(t, listed, fmt.Sprintf("\n%d ", pid))
+	for fd := range 3 {
+		to, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd))
+		require.NoError(t, err)
+		require.Equal(t, os.DevNull, to)
+	}
+	p := &process{t: t}
+	require.NoError(t, syscall.Kill(pid, syscall.SIGTERM))
+	p.until("it has ended", func() bool { return !exists(fmt.Sprintf("/proc/%d", pid)) })
+	ended = true
+	require.NoFileExists(t, file)
+
+	for want, args := range map[string][]string{
+		"2 does not exist":                      {"missing.raw"},
+		"1 is not a file with a process number": {"--pid-file=" + paths[0], paths[0]},
+		"1 no such file or directory":           {"--pid-file=" + l.dir + "/no/pid", paths[0]},
+		"1 is a text file, not a disk":          {"/etc/passwd"},
+	} {
+		status, stdout, stderr := serve(args...)
+		require.Equal(t, want[:1], fmt.Sprint(status), stderr)
+		require.Contains(t, stderr, want[2:])
+		require.Empty(t, stdout)
+	}
+	_, listed, _ = apart(t, env, "ps")
+	require.Equal(t, "no daemon of this user is running\n", listed)
+}
