@@ -46,8 +46,10 @@ need buildah has buildah
 need podman has podman
 need skopeo has skopeo
 need runc has runc
+need libcap2-bin has setcap # for the images of a whole KubeVirt
 need docker-registry has docker-registry
 need iproute2 has ip
+need dnsmasq-base has dnsmasq # for a node
 need xz-utils has xz
 need zstd has zstd
 need strace has strace

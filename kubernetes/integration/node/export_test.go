@@ -18,46 +18,8 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// registryAddress is where a registry listens that pods reach: the address of the first node.
-const registryAddress = "10.244.0.1:5000"
-
 // exported is the image that a machine's disk is exported as.
-const exported = registryAddress + "/golden/machine:1"
-
-// serveRegistry serves a registry on the node, with the certificate of its API server, and stores
-// an image there with the digest that the node knows.
-func serveRegistry(t *testing.T, n *Node, image Image) {
-	t.Helper()
-	dir := t.TempDir()
-	config := filepath.Join(dir, "registry.yml")
-	require.NoError(t, os.WriteFile(config, fmt.Appendf(nil, `
-version: 0.1
-log: {level: error}
-storage: {filesystem: {rootdirectory: %s/registry}}
-http: {addr: "%s", tls: {certificate: %[3]s/server.crt, key: %[3]s/server.key}}
-`, dir, registryAddress, n.certificates()), 0o644))
-	serve := n.Command(t.Context(), "docker-registry", "serve", config)
-	require.NoError(t, serve.Start())
-	t.Cleanup(func() {
-		_ = serve.Process.Kill()
-		_ = serve.Wait() // it was killed
-	})
-	archive := filepath.Join(dir, "image.tar")
-	digest, err := image.write(archive)
-	require.NoError(t, err)
-	require.Equal(t, n.digests[image.Name], digest)
-	n.until(t, "the registry has the image", func() bool {
-		out, err := n.Command(t.Context(), "skopeo", "copy", "--quiet", "--preserve-digests",
-			"--dest-tls-verify=false", "oci-archive:"+archive+":"+image.Name,
-			"docker://"+image.Name).CombinedOutput()
-		if err != nil {
-			require.Contains(t, string(out), "connect") // it does not listen yet
-		}
-		return err == nil
-	})
-}
-
-func (n *Node) certificates() string { return filepath.Join(n.plane, "certs") }
+const exported = RegistryAddress + "/golden/machine:1"
 
 // export commits the disk of a machine that has ended to the registry. The new image has the layers
 // of the old one and what differs, and its disk is what the guest has left: the image, and its

@@ -31,11 +31,11 @@ const (
 func TestIdentity(t *testing.T) {
 	testtool.Need(t, "docker-registry", "qemu-system-x86_64", "skopeo")
 	plane.Binaries(t, binaries...)
-	linux := bootImage(t, registryAddress+"/vmdisks/linux:1")
+	linux := bootImage(t, RegistryAddress+"/vmdisks/linux:1")
 	n := Start(t, DiskImage(t, serverImage, ""), QEMUImage(t, qemuImage), linux,
 		ControllerImage(t, controllerImage))
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
-	serveRegistry(t, n, linux)
+	n.ServeRegistry(t, true, linux)
 	n.installController(t)
 	n.Apply(t, volume(t, n, "pv0", "ReadWriteOncePod"))
 	size := resource.MustParse("1Gi") // larger than the image
@@ -44,7 +44,7 @@ func TestIdentity(t *testing.T) {
 			Kind: "VMIdentitySet"},
 		ObjectMeta: metav1.ObjectMeta{Name: "linux", Namespace: "default"},
 		Spec: v1alpha1.DiskSpec{Size: &size,
-			Image: registryAddress + "/vmdisks/linux@" + n.digests[linux.Name]}}
+			Image: RegistryAddress + "/vmdisks/linux@" + n.digests[linux.Name]}}
 	n.applyObject(t, set)
 	pod := machinePod("machine", set)
 	defer func() { n.explain(t, pod.Name, "vm", v1alpha1.DiskContainer) }()
@@ -111,7 +111,7 @@ func (n *Node) killLeader(t *testing.T) string {
 		system, "-o", "jsonpath={.status.readyReplicas}"))
 	led := n.leader(t)
 	// Not by deleting the pod alone: it would be told to end, and resign.
-	n.kill(t, n.Kubectl(t, "get", "pod", led, "-n", system, "-o",
+	n.Kill(t, n.Kubectl(t, "get", "pod", led, "-n", system, "-o",
 		"jsonpath={.status.containerStatuses[0].containerID}"))
 	n.Kubectl(t, "delete", "pod", led, "-n", system, "--wait=false")
 	return led

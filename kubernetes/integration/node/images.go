@@ -26,35 +26,49 @@ import (
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
-// Image is a container image of one layer.
+// Image is a container image of one layer, or one that was built elsewhere.
 type Image struct {
 	Name   string            // complete, with a tag
 	Files  map[string]string // files or directories of this machine, by their path in the image
 	Config v1.Config
 
-	archive string // of the whole image, which was built elsewhere; "": it is made of the above
+	built   v1.Image // if not nil, the image
+	archive string   // of images that stays where it is; "": none
+}
+
+// Archive is a file with images, as `ctr images import` reads it. It stays where it is.
+func Archive(path string) Image { return Image{Name: path, archive: path} }
+
+// As is the image by another name.
+func (i Image) As(name string) Image {
+	i.Name = name
+	return i
 }
 
 // write makes an OCI layout, as an archive that containerd imports, and returns the image's digest.
-// A node knows the image by its name, and by the name with this digest. An image that was built
-// elsewhere has no digest here.
+// A node knows the image by its name, and by the name with this digest. An archive has no digest.
 func (i Image) write(path string) (digest string, err error) {
 	if i.archive != "" {
-		return "", os.Rename(i.archive, path)
+		_ = os.Remove(path) // of a node that stayed
+		return "", os.Symlink(i.archive, path)
 	}
-	layer, done, err := i.layer(path + ".layer")
-	if err != nil {
-		return "", err
-	}
-	defer done()
-	image, err := mutate.AppendLayers(empty.Image, static.NewLayer(layer, types.OCILayer))
-	if err != nil {
-		return "", err
-	}
-	image, err = mutate.ConfigFile(mutate.MediaType(image, types.OCIManifestSchema1),
-		&v1.ConfigFile{OS: "linux", Architecture: "amd64", Config: i.Config, RootFS: rootFS(image)})
-	if err != nil {
-		return "", err
+	image := i.built
+	if image == nil {
+		layer, done, err := i.layer(path + ".layer")
+		if err != nil {
+			return "", err
+		}
+		defer done()
+		image, err = mutate.AppendLayers(empty.Image, static.NewLayer(layer, types.OCILayer))
+		if err != nil {
+			return "", err
+		}
+		image, err = mutate.ConfigFile(mutate.MediaType(image, types.OCIManifestSchema1),
+			&v1.ConfigFile{OS: "linux", Architecture: "amd64", Config: i.Config,
+				RootFS: rootFS(image)})
+		if err != nil {
+			return "", err
+		}
 	}
 	hash, err := image.Digest()
 	if err != nil {
@@ -182,20 +196,15 @@ func DiskImage(t testing.TB, name, disk string) Image {
 // as other tests have compiled it.
 func ControllerImage(t testing.TB, name string) Image {
 	t.Helper()
-	testtool.Need(t, "buildah")
-	root, err := plane.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	bin, archive := filepath.Join(dir, "bin"), filepath.Join(dir, "controller.tar")
-	err = errors.Join(os.Mkdir(bin, 0o755),
+	b := newBuilder(t)
+	bin := filepath.Join(b.dir, "bin")
+	err := errors.Join(os.Mkdir(bin, 0o755),
 		os.Rename(Build(t, "kubernetes", "./command"),
 			filepath.Join(bin, "kubevirt-disk-controller-linux-amd64")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	licenses, err := exec.Command(filepath.Join(root, "scripts/licenses.sh"),
+	licenses, err := exec.Command(filepath.Join(b.root, "scripts/licenses.sh"),
 		"kubernetes", "./command").Output()
 	if err == nil {
 		err = os.WriteFile(filepath.Join(bin, "kubevirt-disk-controller-LICENSES"), licenses, 0o644)
@@ -203,19 +212,87 @@ func ControllerImage(t testing.TB, name string) Image {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{
-		{"build", "--quiet", "--isolation", "chroot", "--platform", "linux/amd64", "--tag", name,
-			"--file", filepath.Join(root, "Containerfile.controller"), bin},
-		{"push", "--quiet", name, "docker-archive:" + archive + ":" + name},
-	} {
-		cmd := exec.Command("buildah", append([]string{"--storage-driver", "vfs",
-			"--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run")},
-			args...)...)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("buildah %s: %v\n%s", args[0], err, out)
+	b.run("buildah", "build", "--quiet", "--isolation", "chroot", "--platform", "linux/amd64",
+		"--tag", name, "--file", filepath.Join(b.root, "Containerfile.controller"), bin)
+	return b.image(name)
+}
+
+// BaseImage is what `make image` builds, for this machine only: kubevirt.io:disk. The others are
+// images that users make of it, by their names, each with the file of its disk, as the README says.
+func BaseImage(t testing.TB, users map[string]string) []Image {
+	t.Helper()
+	b := newBuilder(t)
+	binary := Build(t, ".", "./cmd/kubevirt-disk", "-ldflags", "-s -w")
+	const base = "kubevirt.io:disk"
+	b.run(filepath.Join(b.root, "scripts/build-image.sh"), base, binary, binary)
+	b.run("buildah", "tag", base+"-amd64", "docker.io/library/"+base)
+	images := []Image{b.image("docker.io/library/" + base)}
+	for name, disk := range users {
+		context := filepath.Join(b.dir, "context")
+		err := errors.Join(os.MkdirAll(context, 0o755),
+			os.WriteFile(filepath.Join(context, "Dockerfile"), []byte("FROM "+base+
+				"\nADD "+filepath.Base(disk)+" /disk/\n"), 0o644))
+		if err != nil {
+			t.Fatal(err)
 		}
+		b.run("cp", disk, context)
+		b.run("buildah", "build", "--quiet", "--isolation", "chroot", "--format", "docker",
+			"--tag", name, context)
+		images = append(images, b.image(name))
 	}
-	return Image{Name: name, archive: archive}
+	return images
+}
+
+// builder builds images with buildah, in a store of its own.
+type builder struct {
+	t    testing.TB
+	root string // of the repository
+	dir  string
+}
+
+func newBuilder(t testing.TB) *builder {
+	t.Helper()
+	testtool.Need(t, "buildah")
+	root, err := plane.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &builder{t: t, root: root, dir: t.TempDir()}
+	err = os.WriteFile(filepath.Join(b.dir, "storage.conf"), []byte("[storage]\ndriver = \"vfs\"\n"+
+		"graphroot = \""+b.dir+"/graph\"\nrunroot = \""+b.dir+"/run\"\n"), 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (b *builder) run(args ...string) {
+	b.t.Helper()
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), "CONTAINERS_STORAGE_CONF="+filepath.Join(b.dir, "storage.conf"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// image takes an image out of the store.
+func (b *builder) image(name string) Image {
+	b.t.Helper()
+	dir := b.t.TempDir()
+	b.run("buildah", "push", "--quiet", name, "oci:"+dir+":latest")
+	index, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	list, err := index.IndexManifest()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	image, err := index.Image(list.Manifests[0].Digest)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return Image{Name: name, built: image}
 }
 
 // libraries matches the paths that ldd prints.
@@ -262,8 +339,8 @@ func QEMUImage(t testing.TB, name string) Image {
 }
 
 // Build builds a static command of the module in a directory, which is relative to that of the main
-// module, and returns the binary.
-func Build(t testing.TB, module, pkg string) string {
+// module, with further flags, and returns the binary.
+func Build(t testing.TB, module, pkg string, flags ...string) string {
 	t.Helper()
 	root, err := plane.Root()
 	if err != nil {
@@ -271,7 +348,8 @@ func Build(t testing.TB, module, pkg string) string {
 	}
 	path := filepath.Join(t.TempDir(), filepath.Base(pkg))
 	// As the Makefile builds it, so that nothing is compiled twice.
-	cmd := exec.Command("go", "build", "-trimpath", "-o", path, pkg)
+	cmd := exec.Command("go", slices.Concat([]string{"build", "-trimpath", "-o", path}, flags,
+		[]string{pkg})...)
 	cmd.Dir, cmd.Env = filepath.Join(root, module), append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -4,12 +4,17 @@
 //
 // Everything that talks to the node runs inside: Kubectl, Run. There is no registry, so the images
 // are given at the start. Another node can join it, with its own kubelet and containerd.
+//
+// While you write a test, KUBEVIRT_DISK_NODES=DIR saves the start: nodes are in DIR, stay when the
+// test ends, and the next test finds them there, with all objects; its images replace those of the
+// same names. `echo >DIR/node1/hold` ends a node.
 package node
 
 import (
 	"context"
 	_ "embed"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,8 +28,12 @@ import (
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
-//go:embed inner.sh
-var inner []byte
+var (
+	//go:embed inner.sh
+	inner string
+	//go:embed outer.sh
+	outer string
+)
 
 // timeout is how long anything may take on a busy machine before it counts as broken.
 const timeout = 6 * time.Minute
@@ -45,8 +54,11 @@ type Node struct {
 var binaries = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
 	"kubectl", "kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr"}
 
-// Start returns a node that has the images and is ready for pods. The test ends it. Two started
-// nodes would have the same cgroups, so a second node has to join the first.
+// mounted are the directories of the machine that a node mounts over.
+var mounted = []string{"/var/lib/kubelet", "/var/lib/cni", "/var/lib/kubevirt",
+	"/var/lib/kubevirt-node-labeller"}
+
+// Start returns a node that has the images and is ready for pods. The test ends it.
 func Start(t testing.TB, images ...Image) *Node {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -55,12 +67,14 @@ func Start(t testing.TB, images ...Image) *Node {
 		}
 		t.Skip("needs root")
 	}
-	testtool.Need(t, "unshare", "nsenter", "findmnt", "runc", "iptables", "ip", "openssl")
-	n := &Node{Dir: workDir(t), name: "node1", net: "10.244.0", bin: plane.Binaries(t, binaries...),
+	testtool.Need(t, "unshare", "nsenter", "findmnt", "runc", "iptables", "ip", "openssl",
+		"dnsmasq")
+	n := &Node{name: "node1", net: "10.244.0", bin: plane.Binaries(t, binaries...),
 		digests: map[string]string{}}
+	n.makeDir(t)
 	n.plane = n.Dir
 	archives := n.archives()
-	if err := os.Mkdir(archives, 0o755); err != nil {
+	if err := os.MkdirAll(archives, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	for i, image := range append(images, pauseImage(t)) {
@@ -70,10 +84,13 @@ func Start(t testing.TB, images ...Image) *Node {
 		}
 		n.digests[image.Name] = digest
 	}
-	for _, dir := range []string{"/var/lib/kubelet", "/var/lib/cni"} {
-		if err := os.MkdirAll(dir, 0o755); err != nil { // the node mounts over it
+	for _, dir := range mounted {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if n.kept(t) {
+		return n
 	}
 	n.enter(t)
 	n.untilReady(t)
@@ -84,8 +101,11 @@ func Start(t testing.TB, images ...Image) *Node {
 // two nodes. The test ends it.
 func (n *Node) Join(t testing.TB) *Node {
 	t.Helper()
-	other := &Node{Dir: workDir(t), name: "node2", net: "10.244.1", bin: n.bin, plane: n.plane,
-		digests: n.digests}
+	other := &Node{name: "node2", net: "10.244.1", bin: n.bin, plane: n.plane, digests: n.digests}
+	other.makeDir(t)
+	if other.kept(t) {
+		return other
+	}
 	other.enter(t)
 	const here, there = "10.245.0.1", "10.245.0.2"
 	other.ip(t, "link", "add", n.name, "type", "veth", "peer", "name", other.name, "netns",
@@ -95,6 +115,12 @@ func (n *Node) Join(t testing.TB) *Node {
 	other.untilReady(t)
 	return other
 }
+
+// Name is the node's name in the cluster.
+func (n *Node) Name() string { return n.name }
+
+// Digest is that of an image that was given to Start.
+func (n *Node) Digest(image string) string { return n.digests[image] }
 
 // connect gives one end of a cable its address, and a route to the pods of the other node.
 func (n *Node) connect(t testing.TB, to *Node, here, there string) {
@@ -123,25 +149,92 @@ func (n *Node) enter(t testing.TB) {
 	if err := os.Mkdir(filepath.Join(n.Dir, "log"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	log, err := os.Create(filepath.Join(n.Dir, "log/inner.log"))
+	cmd := exec.Command("bash", "-c", outer)
+	cmd.Env = append(os.Environ(), "NODE="+n.name, "NET="+n.net, "RUN="+n.Dir, "PLANE="+n.plane,
+		"BIN="+n.bin, "IMAGES="+n.archives(), "INNER="+inner,
+		// A kubelet removes unknown pods below its own cgroup.
+		"CGROUP=/kubevirt-disk"+strings.ReplaceAll(n.Dir, "/", "-"))
+	// It has to see the test's end, also if that is a signal to its group.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	hold, err := n.hold(cmd)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer log.Close()
-	cmd := exec.Command("unshare", "-m", "-n", "-p", "-f", "--mount-proc", "--kill-child", "--",
-		"bash", "-c", string(inner))
-	cmd.Env = append(os.Environ(), "NODE="+n.name, "NET="+n.net, "RUN="+n.Dir, "PLANE="+n.plane,
-		"BIN="+n.bin, "IMAGES="+n.archives())
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	said, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { n.stop(t, cmd) })
+	if os.Getenv(keepEnv) == "" {
+		t.Cleanup(func() { n.stop(t, cmd, hold) })
+	}
+	var unshare int
+	if _, err := fmt.Fscan(said, &unshare); err != nil {
+		t.Fatal(err)
+	}
 	n.until(t, n.name+" has its namespaces", func() bool {
-		n.pid = child(cmd.Process.Pid)
+		n.pid = child(unshare)
 		return n.pid != 0
 	})
+	err = os.WriteFile(filepath.Join(n.Dir, "pid"), []byte(strconv.Itoa(n.pid)), 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hold gives outer.sh a standard input that ends with the test, or, for a node that stays, one that
+// does not end.
+func (n *Node) hold(cmd *exec.Cmd) (io.WriteCloser, error) {
+	if os.Getenv(keepEnv) == "" {
+		return cmd.StdinPipe()
+	}
+	path := filepath.Join(n.Dir, "hold")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		return nil, err
+	}
+	fifo, err := os.OpenFile(path, os.O_RDWR, 0)
+	cmd.Stdin = fifo
+	return fifo, err
+}
+
+// kept says whether the node is one that stayed. It then imports the images that are new.
+func (n *Node) kept(t testing.TB) bool {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(n.Dir, "pid"))
+	if err != nil {
+		return false
+	}
+	n.pid, err = strconv.Atoi(string(data))
+	if err != nil || !alive(n.pid) {
+		t.Fatalf("%s has a node that has ended: remove it", n.Dir)
+	}
+	n.untilReady(t)
+	imported, err := os.Stat(filepath.Join(n.Dir, "imported"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := filepath.Glob(filepath.Join(n.archives(), "*.tar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	for _, archive := range found {
+		info, err := os.Stat(archive)
+		if err == nil && info.ModTime().Before(imported.ModTime()) {
+			continue
+		}
+		out, err := n.Command(context.Background(), "ctr", "-n", "k8s.io", "images", "import",
+			"--snapshotter", "overlayfs", archive).CombinedOutput()
+		if err != nil {
+			t.Fatalf("import: %v\n%s", err, out)
+		}
+	}
+	if err := os.Chtimes(filepath.Join(n.Dir, "imported"), now, now); err != nil {
+		t.Fatal(err)
+	}
+	return true
 }
 
 func (n *Node) untilReady(t testing.TB) {
@@ -152,15 +245,23 @@ func (n *Node) untilReady(t testing.TB) {
 	})
 }
 
-// workDir has a short path, because sockets are in it, and is on a disk, because containers'
-// overlays are.
-func workDir(t testing.TB) string {
+// keepEnv names a directory for nodes that stay.
+const keepEnv = "KUBEVIRT_DISK_NODES"
+
+// makeDir makes the node's directory. It has a short path, because sockets are in it, and is on a
+// disk, because containers' overlays are.
+func (n *Node) makeDir(t testing.TB) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "node-")
+	var err error
+	if keep := os.Getenv(keepEnv); keep != "" {
+		n.Dir = filepath.Join(keep, n.name)
+		err = os.MkdirAll(n.Dir, 0o755)
+	} else {
+		n.Dir, err = os.MkdirTemp("", "node-")
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dir
 }
 
 // child returns the first child of a process, or 0.
@@ -174,46 +275,17 @@ func child(pid int) int {
 	return one
 }
 
-// stop ends the first process, and with it all other processes in the namespaces.
-func (n *Node) stop(t testing.TB, cmd *exec.Cmd) {
-	_ = cmd.Process.Kill() // it may have ended
-	_ = cmd.Wait()
-	if n.pid != 0 {
-		for deadline := time.Now().Add(timeout); alive(n.pid) && time.Now().Before(deadline); {
-			time.Sleep(10 * time.Millisecond)
-		}
-	}
-	own := []string{"kubepods", "k8s.io"}
-	if n.plane != n.Dir {
-		own = []string{"kubevirt-disk-" + n.name} // as inner.sh names it
-	}
-	for _, name := range own {
-		cgroups, _ := filepath.Glob("/sys/fs/cgroup/*/" + name)
-		for _, dir := range cgroups {
-			removeCgroup(dir)
-		}
-	}
+// stop ends the node.
+func (n *Node) stop(t testing.TB, cmd *exec.Cmd, hold io.WriteCloser) {
 	if t.Failed() {
 		t.Logf("the logs of the node are in %s/log", n.Dir)
-		return
+		fmt.Fprintln(hold, "keep")
 	}
-	if err := os.RemoveAll(n.Dir); err != nil {
-		t.Log(err)
-	}
+	hold.Close()
+	_ = cmd.Wait() // its status is that of the last thing that it removed
 }
 
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
-
-// removeCgroup removes a cgroup and those below it, which no longer have processes.
-func removeCgroup(dir string) {
-	entries, _ := os.ReadDir(dir)
-	for _, e := range entries {
-		if e.IsDir() {
-			removeCgroup(filepath.Join(dir, e.Name()))
-		}
-	}
-	_ = syscall.Rmdir(dir) // for a moment, it may still have a process
-}
 
 func (n *Node) until(t testing.TB, what string, met func() bool) {
 	t.Helper()
@@ -248,6 +320,36 @@ func (n *Node) TryKubectl(stdin string, args ...string) (string, error) {
 	cmd.Stdin = strings.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
+}
+
+// Kill kills a container of this node, by its ID in the status of its pod, as a lack of memory
+// would.
+func (n *Node) Kill(t testing.TB, id string) {
+	t.Helper()
+	out, err := n.Command(t.Context(), "ctr", "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL",
+		strings.TrimPrefix(id, "containerd://")).CombinedOutput()
+	if err != nil {
+		t.Fatalf("kill %s: %v\n%s", id, err, out)
+	}
+}
+
+// KillKubelet kills the node's kubelet, and returns when another one runs.
+func (n *Node) KillKubelet(t testing.TB) {
+	t.Helper()
+	file := filepath.Join(n.Dir, "kubelet.pid")
+	former, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := n.Command(t.Context(), "kill", "-9", strings.TrimSpace(string(former))).
+		CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	n.until(t, "the kubelet runs again", func() bool {
+		now, err := os.ReadFile(file)
+		return err == nil && string(now) != string(former) && len(now) > 0
+	})
 }
 
 // Apply applies objects in YAML.

@@ -181,20 +181,12 @@ func (n *Node) killDisk(t *testing.T, pod string) {
 	t.Helper()
 	const status = ".status.initContainerStatuses[0]"
 	id := n.Kubectl(t, "get", "pod", pod, "-o", "jsonpath={"+status+".containerID}")
-	n.kill(t, id)
+	n.Kill(t, id)
 	n.until(t, "the disk's container runs again", func() bool {
 		out, err := n.TryKubectl("", "get", "pod", pod, "-o",
 			"jsonpath={"+status+".containerID} {"+status+".ready}")
 		return err == nil && !strings.HasPrefix(out, id) && strings.HasSuffix(out, " true")
 	})
-}
-
-// kill kills a container of this node, as a lack of memory would.
-func (n *Node) kill(t *testing.T, id string) {
-	t.Helper()
-	out, err := n.Command(t.Context(), "ctr", "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL",
-		strings.TrimPrefix(id, "containerd://")).CombinedOutput()
-	require.NoError(t, err, string(out))
 }
 
 // restarts returns how often a pod's own container was restarted.
