@@ -29,7 +29,7 @@ CONTROLLER_IMAGE ?= kubevirt.io:disk-controller
 MACHINE := cache/machine
 
 .DEFAULT_GOAL := help
-.PHONY: build generate manifests controller controller-image image adapter-image machine run run-container test test-cluster test-ci test-nightly test-quick check lint fuzz bench peers demo clean help FORCE
+.PHONY: build generate manifests controller controller-image image adapter-image machine run run-container test test-cluster test-kubevirt test-ci test-nightly test-quick check lint fuzz bench peers demo clean help FORCE
 
 build: $(BIN) $(BIN)-linux-arm64 ## Build the static binaries into bin/ (this machine's, and linux/arm64)
 
@@ -95,7 +95,8 @@ TESTS := INSTALL=scripts/install-tools.sh
 CLUSTER := BUILD='scripts/build-kubernetes.sh --node'
 CLIENTS := scripts/build-clients.sh
 LAUNCHER := scripts/build-launcher.sh
-NIGHTLY := $(CLIENTS);$(LAUNCHER);scripts/build-client.sh cosign;scripts/build-client.sh oras
+KUBEVIRT := scripts/build-kubevirt.sh
+NIGHTLY := $(CLIENTS);$(LAUNCHER);$(KUBEVIRT);scripts/build-client.sh cosign;scripts/build-client.sh oras
 BOTH := PARTS='main cluster' BESIDE='scripts/lint.sh scripts/fuzz.sh' FUZZTIME=$(TEST_FUZZTIME)
 
 test: ## Every test but those of a cluster; installs missing tools when root
@@ -103,6 +104,9 @@ test: ## Every test but those of a cluster; installs missing tools when root
 
 test-cluster: ## The tests with Kubernetes, and with the launcher of KubeVirt
 	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(LAUNCHER)' PARTS=cluster scripts/test.sh
+
+test-kubevirt: ## The tests with a whole KubeVirt, on two nodes; as root
+	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(KUBEVIRT)' PARTS=kubevirt scripts/test.sh
 
 test-ci: ## Both, and beside them lint and fuzz for seconds: what CI runs
 	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(CLIENTS);$(LAUNCHER)' $(BOTH) scripts/test.sh

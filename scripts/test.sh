@@ -5,7 +5,9 @@
 # runs whole parts:
 #
 #   PARTS=main     all that needs no Kubernetes: the default
-#   PARTS=cluster  Kubernetes, and what needs KubeVirt's launcher: integration/kubevirt
+#   PARTS=cluster  Kubernetes, what needs KubeVirt's launcher (integration/kubevirt), and the next
+#                  part, if scripts/build-kubevirt.sh has built what it needs
+#   PARTS=kubevirt a whole KubeVirt: kubernetes/integration/kubevirt
 #   PARTS='main cluster'
 #
 # Of main, the packages of scripts/race-packages run with the race detector. RACE=yes is all with it,
@@ -210,6 +212,7 @@ first() {
 		case $part in
 		main) with_race ;;
 		cluster) cluster "$detector" ;;
+		kubevirt) (cd kubernetes && go_test ./integration/kubevirt) ;; # it tests containers: no race detector
 		esac
 	done
 }

@@ -26,16 +26,28 @@ var waitEnds = sync.OnceValue(func() time.Time { return time.Now().Add(buildTime
 // every tool is required.
 func Built(t testing.TB, script, dir string, names ...string) {
 	t.Helper()
+	built(t, script, dir, Required(), names)
+}
+
+// BuiltOrSkip is Built for what not even CI requires: what takes so long to build that a machine
+// without it leaves it out, and says so.
+func BuiltOrSkip(t testing.TB, script, dir string, names ...string) {
+	t.Helper()
+	built(t, script, dir, false, names)
+}
+
+func built(t testing.TB, script, dir string, required bool, names []string) {
+	t.Helper()
 	name, err := await(dir, names, waitEnds)
 	switch {
 	case err != nil:
 		t.Fatalf("%s: %v", script, err)
 	case name == "":
-	case Required():
+	case required:
 		t.Fatalf("%s is required and not in %s: %s builds it. If it ran beside the tests, its last"+
 			" lines say what failed", name, dir, script)
 	default:
-		t.Skipf("needs %s, which %s builds", name, script)
+		t.Skipf("not run: needs %s, which %s builds", name, script)
 	}
 }
 

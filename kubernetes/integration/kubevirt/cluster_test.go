@@ -1,0 +1,252 @@
+package kubevirt
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/guest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/integration/node"
+	"kubevirt.io/disk/kubernetes/integration/plane"
+)
+
+const (
+	serverImage     = "docker.io/library/kubevirt.io:disk"
+	controllerImage = "docker.io/library/kubevirt.io:disk-controller"
+	guestImage      = "registry.example.com/vm/guest:1" // a user's, FROM the above
+	streamedImage   = node.RegistryAddress + "/vm/guest:1"
+	system          = "kubevirt-disk-system"
+)
+
+// timeout is how long anything may take on a busy machine before it counts as broken.
+const timeout = 10 * time.Minute
+
+// cluster is a whole KubeVirt on two nodes.
+type cluster struct {
+	*node.Node
+	other *node.Node
+	raw   string // the guest's disk, as the image has it
+
+	programs string // the directory of scripts/build-kubevirt.sh
+}
+
+// programs is the directory that scripts/build-kubevirt.sh makes. The tests are skipped without it,
+// also in CI: `make test-kubevirt` and `make test-nightly` build it.
+func programs(t *testing.T) string {
+	t.Helper()
+	root, err := plane.Root()
+	require.NoError(t, err)
+	sum := sha256.New()
+	for _, name := range []string{"integration/launcher/go.mod", "integration/launcher/go.sum",
+		"integration/launcher/operator/main.go", "scripts/build-kubevirt.sh"} {
+		data, err := os.ReadFile(filepath.Join(root, name))
+		require.NoError(t, err)
+		sum.Write(data)
+	}
+	place := os.Getenv("KUBEVIRT_DISK_KUBEVIRT")
+	if place == "" {
+		place = filepath.Join(root, "cache/kubevirt")
+	}
+	dir := filepath.Join(place, fmt.Sprintf("%x", sum.Sum(nil))[:16])
+	testtool.BuiltOrSkip(t, "scripts/build-kubevirt.sh", dir, "images.tar")
+	return dir
+}
+
+// start brings up the nodes, and installs KubeVirt and our controller there.
+func start(t *testing.T) *cluster {
+	t.Helper()
+	dir := programs(t)
+	testtool.Need(t, "apt-get", "dpkg-deb", "mke2fs", "qemu-img")
+	began := time.Now()
+	said := func(what string) { t.Logf("%3.0f s: %s", time.Since(began).Seconds(), what) }
+	c := &cluster{programs: dir, raw: guestDisk(t)}
+	packed := filepath.Join(filepath.Dir(c.raw), "guest.qcow2")
+	output(t, "qemu-img", "convert", "-c", "-O", "qcow2", c.raw, packed)
+	images := append(node.BaseImage(t, map[string]string{guestImage: packed}),
+		node.Archive(filepath.Join(dir, "images.tar")), node.ControllerImage(t, controllerImage))
+	said("the images are made")
+	c.Node = node.Start(t, images...)
+	said("the node is ready")
+	for _, image := range images {
+		if image.Name == guestImage {
+			c.ServeRegistry(t, false, image.As(streamedImage))
+		}
+	}
+	out, err := c.TryKubectl("", "get", "-n", "kubevirt", "kubevirt", "kubevirt", "-o",
+		"jsonpath={.status.phase}")
+	there := err == nil && out == "Deployed" // the nodes have stayed
+	c.Apply(t, c.manifest(t, "cluster.yaml"))
+	if !there {
+		c.install(t)
+	}
+	c.Kubectl(t, "apply", "--server-side", "-f", controllertest.Manifest(t))
+	c.other = c.Join(t) // while the first one works
+	said("the second node is ready")
+	if !there {
+		c.installed(t)
+		said("KubeVirt is available")
+	}
+	c.Kubectl(t, "rollout", "status", "deployment/kubevirt-disk-controller", "-n", system,
+		"--timeout=5m")
+	said("the controller is there")
+	return c
+}
+
+// install installs KubeVirt by its operator.
+func (c *cluster) install(t *testing.T) {
+	t.Helper()
+	// KubeVirt's own parts ask for a node of the control plane.
+	c.Kubectl(t, "label", "node", c.Name(), "node-role.kubernetes.io/control-plane=",
+		"--overwrite")
+	c.Kubectl(t, "apply", "--server-side", "--validate=false", "-f",
+		filepath.Join(c.programs, "operator.json"))
+	c.Kubectl(t, "wait", "crd/kubevirts.kubevirt.io", "--for=condition=Established",
+		"--timeout=5m")
+	c.Apply(t, c.manifest(t, "kubevirt.yaml"))
+}
+
+// installed waits until KubeVirt can be used on both nodes.
+func (c *cluster) installed(t *testing.T) {
+	t.Helper()
+	defer func() {
+		if t.Failed() {
+			c.tell(t, "get", "pods", "-A", "-o", "wide")
+			c.tell(t, "get", "events", "-n", "kubevirt", "--sort-by=.lastTimestamp")
+		}
+	}()
+	c.until(t, "KubeVirt is available", func() bool {
+		out, err := c.TryKubectl("", "get", "-n", "kubevirt", "kubevirt", "kubevirt", "-o",
+			`jsonpath={.status.conditions[?(@.type=="Available")].status}`)
+		return err == nil && out == "True"
+	})
+	c.until(t, "machines can run on both nodes", func() bool {
+		out, err := c.TryKubectl("", "get", "nodes", "-l", "kubevirt.io/schedulable=true", "-o",
+			"name")
+		return err == nil && len(strings.Fields(out)) == 2
+	})
+}
+
+// at is the node of a name.
+func (c *cluster) at(name string) *node.Node {
+	if name == c.other.Name() {
+		return c.other
+	}
+	return c.Node
+}
+
+// manifest is a file of testdata, or of examples/kubevirt, as it is.
+func (c *cluster) manifest(t *testing.T, name string) string {
+	t.Helper()
+	root, err := plane.Root()
+	require.NoError(t, err)
+	for _, dir := range []string{"testdata", filepath.Join(root, "examples/kubevirt")} {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err == nil {
+			return string(data)
+		}
+		require.ErrorIs(t, err, os.ErrNotExist)
+	}
+	t.Fatalf("there is no manifest %s", name)
+	return ""
+}
+
+// volume makes a directory on the first node, and a volume from it that is kept for this claim. It
+// returns the directory.
+func (c *cluster) volume(t *testing.T, claim, mode string) string {
+	t.Helper()
+	dir := filepath.Join(c.Dir, "volumes", claim)
+	require.NoError(t, os.RemoveAll(dir)) // of a node that stayed
+	require.NoError(t, os.MkdirAll(dir, 0o777))
+	require.NoError(t, os.Chmod(dir, 0o777)) // whoever makes a local volume sets its owner
+	c.Apply(t, fmt.Sprintf(`
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: %s}
+spec:
+  capacity: {storage: 20Gi}
+  accessModes: [%s]
+  persistentVolumeReclaimPolicy: Retain
+  storageClassName: local
+  claimRef: {namespace: default, name: %[1]s}
+  local: {path: %[3]s}
+  nodeAffinity:
+    required:
+      nodeSelectorTerms:
+      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[4]s]}]
+`, claim, mode, dir, c.Name()))
+	t.Cleanup(func() {
+		c.Kubectl(t, "delete", "pvc,pv", claim, "--ignore-not-found", "--wait=false")
+	})
+	return dir
+}
+
+// virtctl runs KubeVirt's client.
+func (c *cluster) virtctl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := c.Command(t.Context(), append([]string{filepath.Join(c.programs, "virtctl")},
+		args...)...).CombinedOutput()
+	require.NoError(t, err, "virtctl %s\n%s", strings.Join(args, " "), out)
+	return string(out)
+}
+
+// tell logs what kubectl says.
+func (c *cluster) tell(t *testing.T, args ...string) {
+	out, _ := c.TryKubectl("", args...) // the error is in out
+	t.Logf("kubectl %s\n%s", strings.Join(args, " "), out)
+}
+
+func (c *cluster) until(t *testing.T, what string, met func() bool) {
+	t.Helper()
+	testtool.Within(t, timeout, met, what)
+}
+
+// promptLine is what the guest's console shows when it waits for a command.
+const promptLine = "guest login:"
+
+// consoleShell runs in the guest: it answers each line of the console with what that command prints
+// and a line with its status. The power button switches the guest off.
+const consoleShell = `stty -echo
+(
+	until button=$(grep -l 'Power Button' /sys/class/input/event*/device/name); do sleep 0.1; done
+	button=${button%/device/name}
+	dd if=/dev/input/${button##*/} of=/dev/null bs=24 count=1 2>/dev/null
+	echo 'the power button is pressed'
+	sync
+	poweroff -f
+) &
+echo '` + promptLine + `'
+while read -r line; do
+	sh -c "$line" 2>&1
+	printf '\nstatus %d\n' $?
+done
+`
+
+// diskSize is that of the guest's disk. Its last 16 MiB belong to no file.
+const diskSize = 64 << 20
+
+// guestDisk makes a disk from which a small Debian boots.
+func guestDisk(t *testing.T) (raw string) {
+	t.Helper()
+	root, err := plane.Root()
+	require.NoError(t, err)
+	raw = filepath.Join(t.TempDir(), "guest.raw")
+	err = guest.BootDisk(raw, diskSize-16<<20, guest.Options{Init: consoleShell,
+		Modules:  []string{"virtio_blk", "virtio_pci", "button", "evdev", "virtio_scsi", "sd_mod"},
+		CacheDir: filepath.Join(root, "cache/guest")})
+	var fetch *guest.FetchError
+	if errors.As(err, &fetch) && !testtool.Required() {
+		t.Skip(err.Error())
+	}
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(raw, diskSize))
+	return raw
+}
