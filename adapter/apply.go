@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"kubevirt.io/disk/adapter/ext4"
+	"kubevirt.io/disk/internal/bitset"
 )
 
 // applier applies layers to a file system, one after the other.
@@ -25,28 +26,14 @@ type applier struct {
 	// explicit are the directories for which this layer has an entry. implicit are directories
 	// that it has made only because a path leads through them. The directory around one of these
 	// is not explicit either.
-	explicit, implicit inodes
+	explicit, implicit bitset.Set
 	// used are the names of lower layers that entries of this layer depend on: symbolic links that
 	// were followed, and targets of hard links. A whiteout must not remove them, because the order
 	// of the entries would matter then.
 	used map[dirEntry]use
 	// aboveLinks are the directories of lower layers that have a followed link in them, at any
 	// depth.
-	aboveLinks inodes
-}
-
-// inodes is a set of inodes. A layer may have a million directories: a map of them is large.
-type inodes struct{ bits []uint64 }
-
-func (s *inodes) add(n ext4.Inode) {
-	for int(n/64) >= len(s.bits) {
-		s.bits = append(s.bits, 0)
-	}
-	s.bits[n/64] |= 1 << (n % 64)
-}
-
-func (s *inodes) has(n ext4.Inode) bool {
-	return int(n/64) < len(s.bits) && s.bits[n/64]&(1<<(n%64)) != 0
+	aboveLinks bitset.Set
 }
 
 // use says how this layer has used an entry of a lower layer.
@@ -84,7 +71,7 @@ func (a *applier) rawLimit() int64 { return a.bytesLeft + int64(a.filesLeft)*4<<
 
 // apply applies the archive of a layer, as far as tar reads it.
 func (a *applier) apply(r io.Reader) error {
-	a.explicit, a.implicit, a.aboveLinks = inodes{}, inodes{}, inodes{}
+	a.explicit, a.implicit, a.aboveLinks = nil, nil, nil
 	a.used = make(map[dirEntry]use)
 	tr := tar.NewReader(r)
 	for {
@@ -216,14 +203,14 @@ func (a *applier) put(h *tar.Header, at dirEntry, attr ext4.Attr, content io.Rea
 	}
 	old, there := a.fs.Lookup(at.dir, at.name)
 	if there && h.Typeflag == tar.TypeDir && a.fs.Type(old.Inode) == ext4.TypeDir {
-		a.explicit.add(old.Inode)
+		a.explicit.Add(int64(old.Inode))
 		return a.fs.SetAttr(old.Inode, attr)
 	}
 	if there {
 		if old.Level == 0 {
 			return errors.New("has to be a directory")
 		}
-		if a.used[at] == followed || a.aboveLinks.has(old.Inode) {
+		if a.used[at] == followed || a.aboveLinks.Has(int64(old.Inode)) {
 			return errors.New("replaces a symbolic link through which other entries of the layer " +
 				"lead")
 		}
@@ -245,7 +232,7 @@ func (a *applier) put(h *tar.Header, at dirEntry, attr ext4.Attr, content io.Rea
 	case tar.TypeDir:
 		var made ext4.Inode
 		if made, err = a.mkdir(at, attr); err == nil {
-			a.explicit.add(made)
+			a.explicit.Add(int64(made))
 		}
 	case tar.TypeSymlink:
 		attr.Mode = 0o777 // like symlink(2); the mode in the archive means nothing

@@ -56,8 +56,8 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 			if at, err = a.mkdir(dirEntry{in, part}, a.implied(in)); err != nil {
 				return 0, false, err
 			}
-			if !a.explicit.has(in) {
-				a.implicit.add(at)
+			if !a.explicit.Has(int64(in)) {
+				a.implicit.Add(int64(at))
 			}
 		case a.fs.Type(e.Inode) == ext4.TypeDir:
 			at = e.Inode
@@ -85,8 +85,8 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 // follow records that an entry of the layer leads through a symbolic link of a lower layer.
 func (a *applier) follow(link dirEntry) {
 	a.used[link] = followed
-	for dir := link.dir; dir != ext4.Root && !a.aboveLinks.has(dir); dir = a.fs.Parent(dir) {
-		a.aboveLinks.add(dir)
+	for dir := link.dir; dir != ext4.Root && !a.aboveLinks.Has(int64(dir)); dir = a.fs.Parent(dir) {
+		a.aboveLinks.Add(int64(dir))
 	}
 }
 
@@ -143,12 +143,13 @@ func (a *applier) hide(at dirEntry, e ext4.Entry, attr *ext4.Attr) error {
 		return nil
 	}
 	if isDir {
-		explicit := a.explicit.has(e.Inode)
+		explicit := a.explicit.Has(int64(e.Inode))
 		if !own {
 			implied := a.implied(at.dir)
 			attr = &implied
 		}
-		if !explicit && (!own || a.implicit.has(e.Inode)) { // first, as those in it follow it
+		// first, as those in it follow it
+		if !explicit && (!own || a.implicit.Has(int64(e.Inode))) {
 			if err := a.fs.SetAttr(e.Inode, *attr); err != nil {
 				return err
 			}

@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/bitset"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
@@ -32,7 +33,7 @@ type farFile struct {
 	cached *cache.Blob   // fetches chunks in a recorded order; nil: no index has one
 	tables *layer.Tables // the metadata of the file; nil: that must be fetched
 	// booted has a bit for each chunk that a recorded boot fetches ahead; nil: no boot was recorded
-	booted atomic.Pointer[[]uint64]
+	booted atomic.Pointer[bitset.Set]
 	// opening: what is announced now is in the tables, so it need not be fetched
 	opening atomic.Bool
 	came    atomic.Int64 // bytes, from the registry
@@ -237,7 +238,7 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 	if !f.ends { // who waits for nothing reads side by side
 		f.readAhead(off, int64(len(p)))
 	}
-	var odd time.Time // since when the content is wrong; zero: it is not
+	var wrongSince time.Time // zero: the content was not wrong at the last try
 	for pause := transport.FirstPause; ; pause = min(2*pause, transport.LongPause) {
 		n, err := f.blob.ReadAt(ctx, p, off)
 		switch {
@@ -254,10 +255,10 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 		}
 		timeout := cmp.Or(f.timeout, wrongTimeout)
 		if wrong := new(transport.DigestError); !errors.As(err, &wrong) {
-			odd = time.Time{}
-		} else if odd.IsZero() {
-			odd = time.Now()
-		} else if time.Since(odd) > timeout {
+			wrongSince = time.Time{}
+		} else if wrongSince.IsZero() {
+			wrongSince = time.Now()
+		} else if time.Since(wrongSince) > timeout {
 			return n, fmt.Errorf("%w; that is so for %s: if the registry is right, the image "+
 				"contradicts itself: push the image again", err, timeout)
 		}
@@ -307,8 +308,8 @@ func (f *farFile) WillRead(off, length int64) {
 
 // inBoot reports whether a recorded boot reads the chunk.
 func (f *farFile) inBoot(chunk int64) bool {
-	bits := f.booted.Load()
-	return bits != nil && (*bits)[chunk/64]&(1<<(chunk%64)) != 0
+	booted := f.booted.Load()
+	return booted != nil && booted.Has(chunk)
 }
 
 // order begins to fetch runs of chunks, one after the other. A chunk of the index has size bytes.
@@ -325,13 +326,13 @@ func (f *farFile) order(runs [][2]int64, size int64) <-chan struct{} {
 			off += n
 		}
 	}
-	bits := make([]uint64, f.Size()/f.chunk/64+1)
+	var booted bitset.Set
 	for _, r := range mine {
 		for chunk := r[0]; chunk < r[0]+r[1]; chunk++ {
-			bits[chunk/64] |= 1 << (chunk % 64)
+			booted.Add(chunk)
 		}
 	}
-	f.booted.Store(&bits)
+	f.booted.Store(&booted)
 	return f.cached.Order(mine)
 }
 

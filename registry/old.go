@@ -255,7 +255,7 @@ func (o *oldDisk) bootOf(ctx context.Context, different clusters, size int64) (b
 			return nil, err
 		}
 		for _, b := range blocks {
-			if b*BootBlock < size && different.has(b*BootBlock/qcow2.DeltaUnit) {
+			if b*BootBlock < size && different.Has(b*BootBlock/qcow2.DeltaUnit) {
 				boot = append(boot, BootRun{First: b, Count: 1})
 			}
 		}

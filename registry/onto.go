@@ -6,19 +6,18 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/bits"
 	"os"
 	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/bitset"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
@@ -100,7 +99,7 @@ func (p *pusher) onto(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
-	if shared.count() == 0 && different.count() > 0 {
+	if shared.Len() == 0 && different.Len() > 0 {
 		return false, p.notOnto()
 	}
 	if !p.opt.Onto.Squash && len(p.old.chain) == maxChain {
@@ -139,23 +138,18 @@ func (p *pusher) sayRead() error {
 	return nil
 }
 
-// clusters has a bit for each cluster of a disk.
-type clusters []uint64
+// clusters are some clusters of a disk. Several goroutines may add some.
+type clusters struct{ bitset.Set }
 
-func newClusters(size int64) clusters { return make(clusters, (size-1)/qcow2.DeltaUnit/64+1) }
-
-func (c clusters) has(n int64) bool {
-	return n/64 < int64(len(c)) && c[n/64]&(1<<(n%64)) != 0
+func newClusters(size int64) clusters {
+	return clusters{bitset.New((size-1)/qcow2.DeltaUnit + 1)}
 }
 
-// add may be called by several goroutines.
-func (c clusters) add(n int64) { atomic.OrUint64(&c[n/64], 1<<(n%64)) }
-
-func (c clusters) count() (n int64) {
-	for _, word := range c {
-		n += int64(bits.OnesCount64(word))
+// add adds the clusters that have some of the bytes from begin to end.
+func (c clusters) add(begin, end int64) {
+	for n := begin / qcow2.DeltaUnit; n*qcow2.DeltaUnit < end; n++ {
+		c.AddShared(n)
 	}
-	return n
 }
 
 // compareUnit is how much of both disks is compared at once. Bytes.
@@ -170,7 +164,7 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 	progress.total.Add(img.Size())
 	suspects, err := p.suspects(ctx, img.Size())
 	if err != nil {
-		return nil, nil, err
+		return clusters{}, clusters{}, err
 	}
 	outer := ctx
 	group, ctx := errgroup.WithContext(outer)
@@ -196,7 +190,7 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 		suspect, n := suspects.run(off, img.Size())
 		if !suspect {
 			if err := p.old.stored(ctx, off, off+n, shared); err != nil {
-				return nil, nil, errors.Join(group.Wait(), err)
+				return clusters{}, clusters{}, errors.Join(group.Wait(), err)
 			}
 			progress.done.Add(n)
 			off += n
@@ -205,7 +199,7 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 		end := off + n
 		n, err := hole(off)
 		if err != nil {
-			return nil, nil, errors.Join(group.Wait(), err)
+			return clusters{}, clusters{}, errors.Join(group.Wait(), err)
 		}
 		if n = min(n, end-off) / compareUnit * compareUnit; n > 0 {
 			progress.done.Add(n)
@@ -224,9 +218,9 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 				end := min(at+qcow2.DeltaUnit, n)
 				switch mine := a[at:end]; {
 				case !bytes.Equal(mine, b[at:end]):
-					different.add((begin + at) / qcow2.DeltaUnit)
+					different.add(begin+at, begin+end)
 				case !allZeros(mine):
-					shared.add((begin + at) / qcow2.DeltaUnit)
+					shared.add(begin+at, begin+end)
 				}
 			}
 			progress.done.Add(n)
@@ -239,7 +233,8 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 }
 
 // suspects are the clusters that may differ from the old disk: all that have changed since an image
-// that the old disk is made of, too, and what the old disk has changed since. nil: nobody knows.
+// that the old disk is made of, too, and what the old disk has changed since. A nil
+// Set: nobody knows.
 func (p *pusher) suspects(ctx context.Context, size int64) (clusters, error) {
 	chain, have := p.old.chain, image.Contents(p.old.image.Unhashed())
 	var from *Origin
@@ -255,41 +250,39 @@ func (p *pusher) suspects(ctx context.Context, size int64) (clusters, error) {
 		}
 	}
 	if from == nil {
-		return nil, nil
+		return clusters{}, nil
 	}
 	all := newClusters(size)
 	for off := int64(0); off < size; {
 		changed, n, err := from.Changed(off, size-off)
 		if err != nil {
-			return nil, err
+			return clusters{}, err
 		}
 		if changed {
-			all.addRange(off, off+n)
+			all.add(off, off+n)
 		}
 		off += n
 	}
 	for _, f := range above {
 		if f.content == nil || f.content.Info().ExtendedL2 {
-			return nil, nil // what it has itself is not known
+			return clusters{}, nil // what it has itself is not known
 		}
 		if err := f.owns(ctx, chain[len(above)], all, size); err != nil {
-			return nil, err
+			return clusters{}, err
 		}
 	}
 	return all, nil
 }
 
 // run reports whether the clusters from off on may differ, and how many bytes of them are the same,
-// up to end. Without clusters, all may.
+// up to end. If nobody knows which do, all may.
 func (c clusters) run(off, end int64) (has bool, n int64) {
-	if c == nil {
+	if c.Set == nil {
 		return true, end - off
 	}
 	first := off / qcow2.DeltaUnit
-	last := first
-	for has = c.has(first); last*qcow2.DeltaUnit < end && c.has(last) == has; last++ {
-	}
-	return has, min(last*qcow2.DeltaUnit, end) - off
+	has, n = c.Run(first, (end-1)/qcow2.DeltaUnit+1)
+	return has, min((first+n)*qcow2.DeltaUnit, end) - off
 }
 
 // stored adds the clusters that have data of the old disk.
@@ -300,7 +293,7 @@ func (o *oldDisk) stored(ctx context.Context, off, end int64, to clusters) error
 			return err
 		}
 		if e.Data {
-			to.addRange(off, off+e.Length)
+			to.add(off, off+e.Length)
 		}
 		off += e.Length
 	}
@@ -320,22 +313,14 @@ type delta struct {
 }
 
 func (d delta) Data(ctx context.Context, f func(off, n int64) error) error {
-	for i := int64(0); i < int64(len(d.different))*64; i++ {
-		if d.different[i/64] == 0 {
-			i |= 63
-			continue
+	for off := int64(0); off < d.Size(); {
+		has, n := d.different.run(off, d.Size())
+		if has {
+			if err := f(off, n); err != nil {
+				return err
+			}
 		}
-		first := i
-		for d.different.has(i) {
-			i++
-		}
-		if i == first {
-			continue
-		}
-		off := first * qcow2.DeltaUnit
-		if err := f(off, min(i*qcow2.DeltaUnit, d.Size())-off); err != nil {
-			return err
-		}
+		off += n
 	}
 	return ctx.Err()
 }
@@ -351,8 +336,8 @@ func (p *pusher) makeDelta(ctx context.Context, f planned, img *image.Image,
 	if err != nil {
 		return err
 	}
-	p.opt.Progress.total.Add(different.count() * qcow2.DeltaUnit)
-	left := different.count() * qcow2.DeltaUnit
+	p.opt.Progress.total.Add(different.Len() * qcow2.DeltaUnit)
+	left := different.Len() * qcow2.DeltaUnit
 	compress := f.compress
 	if compress == "" {
 		compress = p.opt.CompressRaw

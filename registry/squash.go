@@ -28,8 +28,8 @@ func (p *pusher) squash(ctx context.Context, different, shared clusters) error {
 		}
 		o.left = append(o.left, f.entry.Name)
 	}
-	for i := range shared {
-		shared[i] &^= different[i]
+	for n := range different.All() {
+		shared.Remove(n)
 	}
 	for name, below := range o.below {
 		if slices.Contains(o.left, path.Join(layer.DiskDir, below)) &&
@@ -57,9 +57,9 @@ func (o *oldFile) owns(ctx context.Context, bottom *oldFile, to clusters, size i
 			"without --onto", o.name())
 	}
 	cluster := o.content.Info().ClusterSize
-	to.addRange(o.diskSize(), min(bottom.diskSize(), size))
+	to.add(o.diskSize(), min(bottom.diskSize(), size))
 	return o.content.Places(ctx, func(at qcow2.Place) bool {
-		to.addRange(at.Guest, min(at.Guest+cluster, size))
+		to.add(at.Guest, min(at.Guest+cluster, size))
 		return true
 	})
 }
@@ -70,13 +70,6 @@ func (o *oldFile) diskSize() int64 {
 		return o.Size()
 	}
 	return o.content.Info().VirtualSize
-}
-
-// addRange adds the clusters that have some of the bytes from begin to end.
-func (c clusters) addRange(begin, end int64) {
-	for n := begin / qcow2.DeltaUnit; n*qcow2.DeltaUnit < end; n++ {
-		c.add(n)
-	}
 }
 
 // leaveOut takes layers out of the images: those of these files, and the indexes above the layer

@@ -34,9 +34,11 @@ type unverified struct {
 	turn chan struct{} // has one element; its holder may verify
 	hash hash.Hash     // of everything before next; belongs to who has the turn
 	next int64
-	odd  time.Time // since when a chunk differs from before; zero: none does
+	// differsSince is when a chunk was first fetched with other content than before; zero: no chunk
+	// differs.
+	differsSince time.Time
 
-	timeout time.Duration // with such a chunk
+	timeout time.Duration // how long a chunk may differ
 }
 
 const (
@@ -151,7 +153,7 @@ func (u *unverified) verify(ctx context.Context) error {
 		}
 		u.hash.Write(part)
 		u.next += int64(len(part))
-		pause, u.odd = transport.FirstPause, time.Time{}
+		pause, u.differsSince = transport.FirstPause, time.Time{}
 	}
 	if got := transport.DigestIn(u.hash); got != u.layer.Desc.Digest.String() {
 		return u.condemn("it has the digest " + got)
@@ -167,10 +169,10 @@ func (u *unverified) puzzle(ctx context.Context, err error, pause time.Duration)
 	}
 	var changed *changedError
 	if !errors.As(err, &changed) {
-		u.odd = time.Time{}
-	} else if u.odd.IsZero() {
-		u.odd = time.Now()
-	} else if time.Since(u.odd) > u.timeout {
+		u.differsSince = time.Time{}
+	} else if u.differsSince.IsZero() {
+		u.differsSince = time.Now()
+	} else if time.Since(u.differsSince) > u.timeout {
 		return u.condemn(changed.Error())
 	}
 	u.warn(fmt.Sprintf("%v; the layer cannot be verified yet, next try in %s", err, pause))

@@ -18,6 +18,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/bitset"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
@@ -149,7 +150,7 @@ func TestDirtyBehindWhatItIsAbout(t *testing.T) {
 	defer func() { _ = unix.Munmap(cut) }()
 	log := &dirtyLog{bits: cut}
 	log.wanted.Store(true)
-	r := &ring{num: 4, used: make([]byte, 4+8*4+2), taken: make([]uint64, 1), logged: true}
+	r := &ring{num: 4, used: make([]byte, 4+8*4+2), taken: bitset.New(4), logged: true}
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	require.Panics(t, func() { r.put(3, 1, log) })
 	require.EqualValues(t, 1, r.used[2], "the used index")

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"unsafe"
+
+	"kubevirt.io/disk/internal/bitset"
 )
 
 // Descriptors of a split virtqueue, virtio 1.2, section 2.7.5.
@@ -45,12 +47,10 @@ type ring struct {
 	rung     uint16 // usedNext when it was found out last whether to ring
 	eventIdx bool
 
-	flags uint16   // what the driver sees of the device's
-	taken []uint64 // a bit for each head that the device has
+	flags uint16     // what the driver sees of the device's
+	taken bitset.Set // the heads that the device has
 	fence atomic.Uint32
 }
-
-func isTaken(bits []uint64, head uint16) bool { return bits[head/64]&(1<<(head%64)) != 0 }
 
 // place finds the ring in a table of memory. After an error it stays where it was.
 func (r *ring) place(t *table) (err error) {
@@ -82,7 +82,7 @@ func (r *ring) place(t *table) (err error) {
 	}
 	r.desc, r.avail, r.used = desc, avail, used
 	if len(r.taken) != int(n+63)/64 {
-		r.taken = make([]uint64, (n+63)/64)
+		r.taken = bitset.New(int64(n))
 	}
 	return nil
 }
@@ -142,10 +142,10 @@ func (r *ring) hold(head uint16) error {
 	switch {
 	case uint32(head) >= r.num:
 		return errHead
-	case isTaken(r.taken, head):
+	case r.taken.Has(int64(head)):
 		return errTwice
 	}
-	r.taken[head/64] |= 1 << (head % 64)
+	r.taken.Add(int64(head))
 	return nil
 }
 
@@ -210,7 +210,7 @@ func (r *ring) put(head uint16, written uint32, log *dirtyLog) {
 	binary.LittleEndian.PutUint32(r.used[off:], uint32(head))
 	binary.LittleEndian.PutUint32(r.used[off+4:], written)
 	r.usedNext++
-	r.taken[head/64] &^= 1 << (head % 64)
+	r.taken.Remove(int64(head))
 	r.setUsed()
 	if r.logged { // behind what it is about: the front end clears a bit, and copies the page
 		log.mark(r.usedGuest+off, 8)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 
+	"kubevirt.io/disk/internal/bitset"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -19,7 +20,7 @@ type Chunks struct {
 	size, chunk int64             // of the file, and of one digest; bytes
 	digests     io.ReaderAt       // one after the other
 	whole, last [sha256.Size]byte // of as many zeros as a whole chunk has, and the last one
-	zeros       []uint64          // has a bit for each chunk; nil: none is known to be zeros
+	zeros       bitset.Set        // the chunks that are zeros
 }
 
 // ChunksOf are the chunks of a file of the index.
@@ -54,10 +55,7 @@ func NewChunks(size, chunk int64, digests *io.SectionReader) (*Chunks, error) {
 			return nil, transport.UnexpectedEnd(err)
 		}
 		if digest == c.zerosOf(i) {
-			if c.zeros == nil {
-				c.zeros = make([]uint64, (count+63)/64)
-			}
-			c.zeros[i/64] |= 1 << (i % 64)
+			c.zeros.Add(i)
 		}
 	}
 	c.Name = transport.DigestIn(name)
@@ -72,23 +70,13 @@ func (c *Chunks) zerosOf(chunk int64) [sha256.Size]byte {
 	return c.whole
 }
 
-func (c *Chunks) zero(chunk int64) bool { return c.zeros[chunk/64]&(1<<(chunk%64)) != 0 }
-
 // Run reports whether the bytes at off, which lie in the file, are in a chunk of zeros, and how
 // many of length bytes are the same.
 func (c *Chunks) Run(off, length int64) (n int64, zero bool) {
 	end := min(off+length, c.size)
-	if c.zeros == nil {
-		return end - off, false
-	}
-	chunk := off / c.chunk
-	zero = c.zero(chunk)
-	at := off
-	for at < end && c.zero(chunk) == zero {
-		chunk++
-		at = chunk * c.chunk
-	}
-	return min(at, end) - off, zero
+	first := off / c.chunk
+	zero, chunks := c.zeros.Run(first, (end-1)/c.chunk+1)
+	return min((first+chunks)*c.chunk, end) - off, zero
 }
 
 // Check compares whole chunks, of which the first begins at off, with their digests. Content with

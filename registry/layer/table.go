@@ -27,9 +27,9 @@ type TableChunk struct {
 	Inner  int64 // decompressed bytes before the chunk
 	Size   int64 // bytes
 	Sum    [DigestSize]byte
-	Zeros  bool // it has nothing but zeros; length and sum are 0, and it may be larger than a unit
-	// Alone: the next chunk of the file begins where this one's compressed data ends, so there is
-	// nothing else in that
+	Zeros  bool // only zeros; then Length and Sum are 0, and the chunk may be larger than a unit
+	// Alone says that there is nothing else in the compressed data: it ends where the next chunk of
+	// the file begins.
 	Alone bool
 }
 

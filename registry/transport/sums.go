@@ -15,7 +15,7 @@ import (
 // openssl ("SHA2-256(NAME)= HEX"), PowerShell or by hand, with names as they were on another
 // machine, or with the digest alone.
 
-// sums are digests of one file, in hexadecimal; "": it is not known.
+// sums are digests of one file, in hexadecimal; "": this one is unknown.
 type sums struct{ sha256, sha512 string }
 
 // sum is a digest in a file of digests.
@@ -73,8 +73,9 @@ func pick(all []sum, size int, path string, alone bool) (string, error) {
 	return "", nil
 }
 
-// likeness is how many names at the end of a path a digest's name has. One that lies in the path as
-// a whole is the likest. 0: it is another file.
+// likeness says how well the name beside a digest matches a path: the number of path elements that
+// agree, counted from the end. A name all of whose elements agree wins over all others. 0: the name
+// is that of another file.
 func likeness(name, path string) int {
 	of, in := namesOf(name), namesOf(path)
 	n := 0

@@ -189,7 +189,7 @@ func (w *webSource) Origin() string {
 	return fmt.Sprintf("%t %s", w.endpoints[0].secure, w.ref.RepositoryText())
 }
 
-// learned is the digest that a file had when all of it was first read. "": it was not read yet.
+// learned is the digest that a file had when all of it was first read. "": nobody has read it yet.
 type learned struct {
 	mu     sync.Mutex
 	digest string // guarded by mu
