@@ -13,84 +13,6 @@ import (
 	. "kubevirt.io/disk/target/targettest"
 )
 
-const (
-	cachingPage = "\x08\x12\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
-	cacheOff    = "\x08\x12\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
-	protectPage = "\x0a\x0a\x00\x10\x08\x00\x00\x00\x00\x00\x00\x00"
-	controlPage = "\x0a\x0a\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00"
-)
-
-// modeSelect sends pages by MODE SELECT(10). bits are the bits of byte 1 other than PF.
-func modeSelect(lun uint16, bits byte, pages string) Command {
-	list := append(make([]byte, 8), pages...)
-	return Command{LUN: lun, CDB: []byte{0x55, 0x10 | bits, 0, 0, 0, 0, 0, 0, byte(len(list)), 0},
-		Write: list}
-}
-
-// modePage reads a page by MODE SENSE(10), without header and block descriptor.
-func modePage(t *testing.T, sess *Session, lun uint16, code byte) string {
-	t.Helper()
-	return string(sess.MustGood(t, reads(lun, 255, 0x5a, 8, code, 0, 0, 0, 0, 0, 255, 0)).Data[8:])
-}
-
-func TestModePages(t *testing.T) {
-	s := start(t, withStore(t))
-	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
-	t.Run("SPC-4 6.14/all pages", func(t *testing.T) {
-		require.Equal(t, cachingPage+controlPage+
-			"\x1c\x0a\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00", modePage(t, sess, 1, 0x3f))
-	})
-	t.Run("SPC-4 6.14/unknown page", func(t *testing.T) {
-		sess.MustFail(t, reads(1, 255, 0x5a, 8, 0x19, 0, 0, 0, 0, 0, 255, 0), "05/24/00")
-		sess.MustFail(t, reads(1, 255, 0x5a, 8, 0x08, 1, 0, 0, 0, 0, 255, 0), "05/24/00")
-	})
-	t.Run("SBC-3 6.5.2/DPOFUA", func(t *testing.T) {
-		require.EqualValues(t, 0x10,
-			sess.MustGood(t, reads(1, 255, 0x5a, 8, 0x08, 0, 0, 0, 0, 0, 255, 0)).Data[3])
-	})
-	t.Run("SPC-4 6.12/a change, and who is told", func(t *testing.T) {
-		sess.MustGood(t, modeSelect(1, 0, protectPage))
-		require.Equal(t, []string{"06/2A/01"}, attentions(t, second, 1))
-		require.Empty(t, attentions(t, sess, 1))
-		second.MustFail(t, Write10(1, 0, pattern(BlockSize, 1)), "07/27/02")
-		second.MustGood(t, modeSelect(1, 0, controlPage))
-		attentions(t, sess, 1)
-		sess.MustGood(t, Write10(1, 0, pattern(BlockSize, 1)))
-	})
-	t.Run("SPC-4 6.12/fields that cannot be changed", func(t *testing.T) {
-		sess.MustFail(t, modeSelect(1, 0, "\x08\x12\x05"+cachingPage[3:]), "05/26/00")
-		sess.MustFail(t, modeSelect(1, 0, "\x01\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"),
-			"05/26/00")
-		sess.MustFail(t, modeSelect(1, 0, cachingPage[:10]), "05/1A/00")
-	})
-	t.Run("SPC-4 6.12/pages cannot be saved", func(t *testing.T) {
-		sess.MustFail(t, modeSelect(1, 1, cachingPage), "05/24/00")
-		sess.MustFail(t, reads(1, 255, 0x5a, 8, 0xc8, 0, 0, 0, 0, 0, 255, 0), "05/39/00")
-	})
-}
-
-func TestLogPages(t *testing.T) {
-	sess := start(t).login(t, LoginOptions{})
-	page := func(code byte) Command {
-		return reads(1, 255, 0x4d, 0, 0x40|code, 0, 0, 0, 0, 0, 255, 0)
-	}
-	used := func() uint32 { return binary.BigEndian.Uint32(sess.MustGood(t, page(0x0c)).Data[20:]) }
-	t.Run("SPC-4 7.3.18/supported pages", func(t *testing.T) {
-		require.Equal(t, []byte{0, 0, 0, 2, 0, 0x0c}, sess.MustGood(t, page(0)).Data)
-	})
-	t.Run("SBC-3 6.4.4/used resources follow writes and unmaps", func(t *testing.T) {
-		require.Zero(t, used())
-		sess.MustGood(t, Write10(1, 0, pattern(2<<20, 1)))
-		require.EqualValues(t, 2, used())
-		sess.MustGood(t, unmap(1, 0, 4096))
-		require.Zero(t, used())
-	})
-	t.Run("SPC-4 6.9/unknown page", func(t *testing.T) { sess.MustFail(t, page(0x11), "05/24/00") })
-	t.Run("SPC-4 6.9/a parameter that does not exist", func(t *testing.T) {
-		sess.MustFail(t, reads(1, 255, 0x4d, 0, 0x4c, 0, 0, 1, 0, 0, 255, 0), "05/24/00")
-	})
-}
-
 func TestReservationEndsBeforeLogoutIsAnswered(t *testing.T) {
 	s := start(t)
 	second := s.login(t, other)
@@ -159,5 +81,24 @@ func TestDiskErrors(t *testing.T) {
 			Err: &disk.MediumError{Op: "read", Off: 12 * BlockSize, Err: errors.New("bad sector")}})
 		r := sess.MustFail(t, Read10(1, 8, 8), "03/11/00")
 		require.EqualValues(t, 12, binary.BigEndian.Uint32(r.Sense.Raw[3:]), "INFORMATION")
+	})
+}
+
+// TestGrownDisk serves a disk that has grown since the last start.
+func TestGrownDisk(t *testing.T) {
+	s := start(t, func(o *options) { o.LUNs[0].Grown = true })
+	sess := MustLogin(t, s.addr, LoginOptions{})
+	t.Run("SBC-3 4.7.2/its new capacity is reported", func(t *testing.T) {
+		require.Equal(t, []string{"06/29/00", "06/2A/09"}, attentions(t, sess, 1))
+	})
+	t.Run("SBC-3 4.7.2/not that of another LUN", func(t *testing.T) {
+		require.Equal(t, []string{"06/29/00"}, attentions(t, sess, 2))
+	})
+	t.Run("SBC-3 4.7.2/once to each initiator port", func(t *testing.T) {
+		require.NoError(t, sess.Close())
+		require.Equal(t, []string{"06/29/07"},
+			attentions(t, MustLogin(t, s.addr, LoginOptions{}), 1))
+		require.Equal(t, []string{"06/29/00", "06/2A/09"},
+			attentions(t, MustLogin(t, s.addr, other), 1))
 	})
 }

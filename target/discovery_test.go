@@ -164,37 +164,6 @@ func TestTextRequests(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "NotUnderstood", got.Get("X-com.example.key"))
 	})
-	for _, tt := range []struct {
-		name string
-		text []byte
-	}{
-		{"6.3/a key of the login phase", KV("HeaderDigest", "CRC32C").Text()},
-		{"6.3/a security key", KV("AuthMethod", "CHAP").Text()},
-		{"6.4/a key twice", KV("SendTargets", "", "SendTargets", "").Text()},
-		{"6.1/no NUL at the end", []byte("SendTargets=")},
-		{"6.1/no =", []byte("SendTargets\x00")},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			keys, err := ParseText(tt.text)
-			tag := sess.NewTag()
-			cmdSN := sess.CmdSN
-			sess.CmdSN++
-			require.NoError(t,
-				sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag,
-					CmdSN: cmdSN, ExpStatSN: sess.ExpStatSN}, tt.text))
-			p, rerr := sess.Receive()
-			require.NoError(t, rerr)
-			if p.Header.Opcode() == pdu.OpTextResponse && err == nil {
-				got, err := ParseText(p.Data)
-				require.NoError(t, err)
-				require.Contains(t, []string{"Reject", "Irrelevant"}, got.Get(keys[0].Name))
-			} else {
-				require.Equal(t, pdu.OpReject, p.Header.Opcode())
-				require.Equal(t, pdu.RejectProtocolError, pdu.RejectReason(p.Header[2]))
-			}
-			sess.MustGood(t, TestUnitReady(1))
-		})
-	}
 	t.Run("6.4/a key twice in one negotiation of two requests", func(t *testing.T) {
 		tag, transfer := sess.NewTag(), pdu.ReservedTag
 		for i := range 2 {

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
@@ -49,66 +48,6 @@ func reservationOf(t *testing.T, sess *Session) string {
 	}
 	require.Len(t, p, 24)
 	return fmt.Sprintf("%x/%d", binary.BigEndian.Uint64(p[8:]), p[21])
-}
-
-func TestPersistentReservations(t *testing.T) {
-	data := pattern(BlockSize, 3)
-	for _, c := range []struct {
-		name string
-		kind uint8
-		// whether everybody can read, and whether registered initiators can do everything
-		reads, registered bool
-	}{
-		{"Write Exclusive", WriteExclusive, true, false},
-		{"Exclusive Access", ExclusiveAccess, false, false},
-		{"Write Exclusive, Registrants Only", WriteExclusiveRO, true, true},
-		{"Exclusive Access, Registrants Only", ExclusiveAccessRO, false, true},
-		{"Write Exclusive, All Registrants", WriteExclusiveShared, true, true},
-		{"Exclusive Access, All Registrants", ExclusiveAccessShared, false, true},
-	} {
-		t.Run("SPC-4 5.13.3/"+c.name, func(t *testing.T) {
-			s := start(t)
-			sess, second := s.login(t, LoginOptions{}), s.login(t, other)
-			sess.MustFail(t, PersistOut(1, Persist{Action: PersistReserve, Type: c.kind, Key: 1}),
-				reserved)
-			register(t, sess, 1, 0)
-			sess.MustGood(t, PersistOut(1, Persist{Action: PersistReserve, Type: c.kind, Key: 1}))
-			sess.MustGood(t, Write10(1, 0, data))
-			check := func(all bool) {
-				t.Helper()
-				second.MustGood(t, TestUnitReady(1))
-				if second.MustDo(t, Read10(1, 0, 1)); c.reads || all {
-					second.MustGood(t, Read10(1, 0, 1))
-				} else {
-					second.MustFail(t, Read10(1, 0, 1), reserved)
-				}
-				if all {
-					second.MustGood(t, Write10(1, 0, data))
-				} else {
-					second.MustFail(t, Write10(1, 0, pattern(BlockSize, 4)), reserved)
-				}
-				require.Equal(t, data, sess.MustGood(t, Read10(1, 0, 1)).Data)
-				second.MustGood(t, Write10(2, 0, data)) // another LUN
-			}
-			check(false)
-			register(t, second, 2, 0)
-			check(c.registered)
-			if c.kind < WriteExclusiveShared {
-				second.MustFail(t,
-					PersistOut(1, Persist{Action: PersistReserve, Type: c.kind, Key: 2}), reserved)
-			}
-			sess.MustFail(t, PersistOut(1,
-				Persist{Action: PersistRelease, Type: c.kind ^ 0x0f, Key: 1}), "05/26/04")
-			sess.MustGood(t, PersistOut(1, Persist{Action: PersistRelease, Type: c.kind, Key: 1}))
-			if c.registered {
-				require.Equal(t, []string{"06/2A/04"}, attentions(t, second, 1))
-			} else {
-				require.Empty(t, attentions(t, second, 1))
-			}
-			require.Empty(t, attentions(t, sess, 1))
-			second.MustGood(t, Write10(1, 0, data))
-		})
-	}
 }
 
 func TestPersistentReservationsAndSessions(t *testing.T) {
@@ -215,23 +154,6 @@ func TestPersistentReservationsAndSessions(t *testing.T) {
 		second.MustGood(t, PersistOut(2, Persist{Action: PersistRegister, ActionKey: 1}))
 	})
 	s.works(t)
-}
-
-func TestPersistentReservationsOfExclusiveLUN(t *testing.T) {
-	s := start(t, func(o *options) { o.LUNs[0].Access = serving.AccessWriteExclusive })
-	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
-	register(t, sess, 1, 0)
-	second.MustFail(t, PersistOut(1, Persist{Action: PersistRegisterIgnore, ActionKey: 2}),
-		reserved)
-	second.MustFail(t, Read10(1, 0, 1), reserved)
-	_, err := sess.Logout(pdu.LogoutCloseSession)
-	require.NoError(t, err)
-	require.NoError(t, sess.ExpectClosed())
-	testtool.Eventually(t, func() bool {
-		return second.MustDo(t,
-			PersistOut(1, Persist{Action: PersistRegisterIgnore, ActionKey: 2})).Good()
-	}, "the LUN is free")
-	require.Equal(t, []uint64{1, 2}, keysOf(t, second))
 }
 
 // TestPersistThroughPowerLoss abandons a server like a killed process, and starts another one with

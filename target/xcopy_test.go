@@ -61,25 +61,6 @@ func TestExtendedCopy(t *testing.T) {
 			require.Equal(t, "05/24/00", copyStatus(t, sess, 1, 1), "its end is reported once")
 		})
 	}
-	t.Run("SPC-4 6.5/sent to a third LUN", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{})
-		sess.MustGood(t, ExtendedCopy(2, CopyList(1, units, segment(0, 0, 8, 0, 20000))))
-		require.Equal(t, data[:8*BlockSize], sess.MustGood(t, Read10(1, 20000, 8)).Data)
-		require.Equal(t, "05/24/00", copyStatus(t, sess, 1, 1),
-			"the other LUN is another copy manager")
-		require.Equal(t, "1: 1 segments, 4096 bytes", copyStatus(t, sess, 2, 1))
-	})
-	t.Run("SPC-4 6.5/a hole stays a hole", func(t *testing.T) {
-		memory := disktest.NewMemory(diskSize)
-		s := start(t, func(o *options) { o.LUNs[1].Disk = memory })
-		sess := s.login(t, LoginOptions{})
-		sess.MustGood(t, Write10(1, 4096, pattern(4096, 3)))
-		sess.MustGood(t, Write10(2, 0, pattern(1<<20, 4)))
-		sess.MustGood(t, ExtendedCopy(1, CopyList(1, units, segment(0, 1, 8192, 0, 0))))
-		require.Equal(t, make([]byte, 1<<20), sess.MustGood(t, Read10(2, 0, 2048)).Data)
-		require.Equal(t, pattern(4096, 3), sess.MustGood(t, Read10(2, 4096, 8)).Data)
-		require.LessOrEqual(t, memory.Allocated(), int64(64<<10), "of 4 MiB that were copied")
-	})
 	t.Run("11.4.5.1/more data than the list", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		c := expecting(ExtendedCopy(1, list), uint32(len(list)+100))
@@ -101,84 +82,7 @@ func TestExtendedCopy(t *testing.T) {
 		r := sess.MustFail(t, expecting(c, 0x7fffffff), "05/1A/00")
 		require.Empty(t, r.R2Ts, "no R2T")
 	})
-	t.Run("SPC-4 6.5/no parameter list", func(t *testing.T) {
-		s.login(t, LoginOptions{}).MustGood(t, ExtendedCopy(1, nil))
-	})
-	t.Run("SPC-4/operating parameters, cut off", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{})
-		whole := sess.MustGood(t, ReceiveCopyResults(1, 3, 0, 512))
-		require.Len(t, whole.Data, 46)
-		require.True(t, whole.Underflow)
-		require.Equal(t, whole.Data[:7], sess.MustGood(t, ReceiveCopyResults(1, 3, 0, 7)).Data)
-		sess.MustFail(t, ReceiveCopyResults(1, 1, 0, 512), "05/24/00")
-		sess.MustFail(t, ReceiveCopyResults(77, 3, 0, 512), "05/25/00")
-	})
-	t.Run("SPC-4 6.6.2/3PC is set", func(t *testing.T) {
-		require.NotZero(t, s.login(t, LoginOptions{}).MustGood(t, Inquiry(1, 96)).Data[5]&0x08)
-	})
 	s.works(t)
-}
-
-func TestExtendedCopyFails(t *testing.T) {
-	s := start(t, func(o *options) { o.LUNs[1].ReadOnly = true })
-	sess := s.login(t, LoginOptions{})
-	sess.MustGood(t, Write10(1, 0, pattern(1024*BlockSize, 1)))
-	t.Run("SPC-4 6.5/write-protected destination", func(t *testing.T) {
-		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, segment(0, 1, 8, 0, 0))),
-			"0A/0D/01")
-		forwarded, err := ParseSense(r.Sense.Raw[r.Sense.Raw[9]+1:])
-		require.NoError(t, err)
-		require.Equal(t, "07/27/00", forwarded.String())
-		require.Equal(t, "2: 1 segments, 0 bytes", copyStatus(t, sess, 1, 1))
-		require.Equal(t, r.Sense.Raw, sess.MustGood(t, ReceiveCopyResults(1, 4, 1, 512)).Data[60:])
-	})
-	t.Run("SPC-4 6.5/beyond the capacity", func(t *testing.T) {
-		sess.MustFail(t, ExtendedCopy(1,
-			CopyList(1, units, segment(0, 0, 8, 0, diskSize/BlockSize-7))), "0A/00/00")
-		require.Equal(t, pattern(1024*BlockSize, 1), sess.MustGood(t, Read10(1, 0, 1024)).Data)
-	})
-	t.Run("SPC-4 6.5/no such unit", func(t *testing.T) {
-		sess.MustFail(t, ExtendedCopy(1,
-			CopyList(1, [][8]byte{{0x30, 7: 99}}, segment(0, 0, 8, 0, 100))), "0A/0D/02")
-	})
-	t.Run("SPC-4 6.5/the disk fails in the middle", func(t *testing.T) {
-		remove := s.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Skip: 1, Err: errDisk})
-		defer remove()
-		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, segment(0, 0, 1024, 0, 2048))),
-			"0A/0D/01")
-		require.EqualValues(t, 512, binary.BigEndian.Uint32(r.Sense.Raw[3:]), "blocks are left")
-		require.NotZero(t, r.Sense.Raw[0]&0x80)
-	})
-	t.Run("SPC-4 5.13/a unit that another nexus has reserved", func(t *testing.T) {
-		neighbour := s.login(t, other)
-		reserve := Command{LUN: 2, CDB: []byte{0x16, 0, 0, 0, 0, 0}}
-		neighbour.MustGood(t, reserve)
-		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, segment(1, 0, 8, 0, 0))),
-			"0A/0D/01")
-		require.EqualValues(t, StatusReservationConflict, r.Sense.Raw[r.Sense.Raw[8]])
-		reserve.LUN = 1
-		neighbour.MustGood(t, reserve)
-		sess.MustFail(t, ExtendedCopy(1, nil), "status 0x18")
-		sess.MustFail(t, ReceiveCopyResults(1, 3, 0, 512), "status 0x18")
-		// A logout gives the unit back before it is answered, a lost connection soon after.
-		_, err := neighbour.Logout(pdu.LogoutCloseSession)
-		require.NoError(t, err)
-	})
-	t.Run("SPC-4 6.5/a list identifier in use", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{})
-		release := s.stall(t, disktest.OpWrite)
-		before := s.disks[0].Calls(disktest.OpWrite)
-		task := sess.MustStart(t,
-			ExtendedCopy(1, CopyList(5, units, segment(0, 0, 8, 0, 2048))))
-		testtool.Eventually(t,
-			func() bool { return s.disks[0].Calls(disktest.OpWrite) > before }, "the disk hangs")
-		sess.MustFail(t, ExtendedCopy(1, CopyList(5, units)), "05/00/16")
-		require.Equal(t, "0: 1 segments, 0 bytes", copyStatus(t, sess, 1, 5))
-		s.login(t, other).MustGood(t, ExtendedCopy(1, CopyList(5, units)))
-		release()
-		require.True(t, task.MustFinish(t).Good())
-		require.Equal(t, "1: 1 segments, 4096 bytes", copyStatus(t, sess, 1, 5))
-	})
 }
 
 // TestExtendedCopyIsStopped ends copies whose destination hangs. Everything else goes on meanwhile.
