@@ -125,9 +125,10 @@ func AvailableSpace(dir string) (int64, error) { return osfile.AvailableSpace(di
 // is a small one.
 func NoRoom(err error, dir, what string, size int64) error {
 	switch {
+	case errors.As(err, new(*SpaceError)):
 	case errors.Is(err, unix.EFBIG) && size > 0:
 		return &SpaceError{Dir: dir, What: what, FileSize: size}
-	case osfile.IsFull(err):
+	case disk.IsNoSpace(err):
 		available, _ := osfile.AvailableSpace(dir) // 0 if it is not known
 		return &SpaceError{Dir: dir, What: what, Available: available}
 	}

@@ -15,7 +15,6 @@ import (
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
 	"kubevirt.io/disk/disk/overlay"
-	"kubevirt.io/disk/internal/osfile"
 )
 
 // background is the work beside an overlay in use, in two goroutines. One, identify, reads the
@@ -166,7 +165,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	}
 	for err = b.workers.copying.Do(ctx, b.complete); isScarce(err); err = b.workers.copying.Do(ctx,
 		b.complete) {
-		b.progress.Wait(osfile.IsFull(err))
+		b.progress.Wait(disk.IsNoSpace(err))
 		if err := slots.Rest(ctx, scarceRetry); err != nil {
 			return err
 		}
@@ -190,8 +189,8 @@ func (b *background) verifyBeside(ctx context.Context) error {
 	return b.verify(ctx)
 }
 
-// settle ends the wait of those who make something of the disk: it is known whether the image is
-// right, or nobody looks any more until the next start. It returns the error.
+// settle ends the wait of those who want to make something of the disk, such as a snapshot: it is
+// known whether the image is right, or nobody will look until the next start. It returns err.
 func (b *background) settle(err error) error {
 	b.settling.Do(func() {
 		b.unproven = err
@@ -248,7 +247,7 @@ func (b *background) keepIdentifying(ctx, copying context.Context, contents []*i
 
 // isScarce reports whether an error is about space or descriptors, which others may free again.
 func isScarce(err error) bool {
-	return osfile.IsFull(err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
+	return disk.IsNoSpace(err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
 // identify adds the hashes of the image's content to the state. Without contents the state has them

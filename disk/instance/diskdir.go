@@ -12,6 +12,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
@@ -102,7 +103,7 @@ func (d *diskDir) open(what, lock string, synced bool) error {
 		case errors.Is(err, fs.ErrPermission):
 			return fmt.Errorf("%s: %w; user %d must be able to write there", what, err,
 				os.Geteuid())
-		case osfile.IsFull(err):
+		case disk.IsNoSpace(err):
 			return fmt.Errorf("%s: %w; make room or use a larger volume", what, err)
 		case errors.Is(err, unix.ENOLCK) || errors.Is(err, errors.ErrUnsupported):
 			return fmt.Errorf("%s: %w; its file system must be one that has locks", what, err)

@@ -221,7 +221,7 @@ func (o *opening) createFile(s *state) error {
 	}
 	s.Made = true
 	err = o.dir.saveState(s, s.Durable)
-	if s.stale = osfile.IsFull(err); s.stale {
+	if s.stale = disk.IsNoSpace(err); s.stale {
 		return nil // it is saved later
 	}
 	return err
@@ -296,7 +296,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	// A disk that stops being durable must say so before anything is written without a flush.
 	err = o.dir.saveState(s, s.Durable || before.Durable)
 	s.stale = err != nil
-	if osfile.IsFull(err) && s.Durable == before.Durable && len(s.Chain) > 0 {
+	if disk.IsNoSpace(err) && s.Durable == before.Durable && len(s.Chain) > 0 {
 		// Without serving it, the volume stays full. The old state still fits the disk: the hash
 		// identifies the image, the file gives the size, and the next start has the settings too. A
 		// disk without a chain may have no state yet.

@@ -80,7 +80,7 @@ func (o *Disk) savePages(pages []int64) error {
 	for i, page := range pages {
 		if _, err := o.maps.durable.WriteAt(copies[i*mapPageSize:(i+1)*mapPageSize],
 			mapHeaderSize+page*mapPageSize); err != nil {
-			if osfile.IsFull(err) {
+			if disk.IsNoSpace(err) {
 				return mapError(err)
 			}
 			return fmt.Errorf("%w: writing the map: %w", disk.ErrFailed, err)

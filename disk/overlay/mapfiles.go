@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/osfile"
 )
 
@@ -154,7 +155,7 @@ func (m *Map) makeLive() error {
 		m.files.live = live // only now: a typed nil pointer would not be a nil interface
 		return nil
 	}
-	if !osfile.IsFull(err) || m.files.durable == nil || !m.opt.IsDurable {
+	if !disk.IsNoSpace(err) || m.files.durable == nil || !m.opt.IsDurable {
 		return err
 	}
 	// A full volume must be served, or the guest could not make room. Remove the map of another

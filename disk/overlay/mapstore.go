@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/internal/osfile"
 )
 
 // mapStore keeps the map of a disk in its files, see mapMagic. Without the live file, the kill of
@@ -71,7 +70,7 @@ func (s *mapStore) distrust() error {
 
 // mapError explains an error of writing a map file to the guest.
 func mapError(err error) error {
-	if osfile.IsFull(err) {
+	if disk.IsNoSpace(err) {
 		return fmt.Errorf("%w: %w", disk.ErrNoSpace, err)
 	}
 	return fmt.Errorf("writing the map of the disk: %w", err)

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/durable"
@@ -228,7 +229,7 @@ func copyRange(dst, src *os.File, off, length int64) error {
 			return err
 		})
 		if err != nil || n == 0 {
-			if osfile.IsFull(err) || errors.Is(err, unix.EIO) {
+			if disk.IsNoSpace(err) || errors.Is(err, unix.EIO) {
 				return err
 			}
 			_, err := io.CopyBuffer(io.NewOffsetWriter(dst, off),

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 )
@@ -24,7 +25,7 @@ import (
 // maxLine is the longest line of a stream that is read, in bytes.
 const maxLine = 8 << 10
 
-// maxFiles is how many files a disk may have: more are not of a disk.
+// maxFiles bounds how many files a sender may send. No disk has nearly as many.
 const maxFiles = 10_000
 
 // Target is a directory that receives a disk. Nobody else uses it until Close.
@@ -130,7 +131,7 @@ func (t *Target) room(need int64) error {
 }
 
 func (t *Target) explain(err error) error {
-	if osfile.IsFull(err) {
+	if disk.IsNoSpace(err) {
 		return fmt.Errorf("%w; make room in %q, or use a larger volume", err, t.dir)
 	}
 	return err

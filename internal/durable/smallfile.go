@@ -27,7 +27,7 @@ func Replace(path string, content []byte, spare string, sync func(*os.File) erro
 		// with the content of an earlier file.
 		sync = (*os.File).Sync
 	}
-	if spare != "" && osfile.IsFull(err) &&
+	if spare != "" && isFull(err) &&
 		replaceBySpare(path, content, spare, sync) == nil {
 		err = nil
 	}
@@ -35,6 +35,11 @@ func Replace(path string, content []byte, spare string, sync func(*os.File) erro
 		keepSpare(spare)
 	}
 	return err
+}
+
+// isFull is disk.IsNoSpace, for errors of the system: this package knows no disks.
+func isFull(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
 }
 
 func replaceByNew(path string, content []byte, sync func(*os.File) error) error {

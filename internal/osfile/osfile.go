@@ -166,12 +166,6 @@ func AvailableSpace(dir string) (int64, error) {
 	return int64(st.Bavail) * unit, nil
 }
 
-// IsFull reports whether an error says that the file system, a quota or a limit on files is
-// exhausted.
-func IsFull(err error) bool {
-	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
-}
-
 // StatBlock is the unit of st_blocks in bytes. It does not depend on the file system's block size.
 const StatBlock = 512
 

@@ -289,7 +289,7 @@ func (f *File) writable() error {
 // written.
 func (f *File) writeError(off, length int64, err error) error {
 	switch {
-	case osfile.IsFull(err):
+	case disk.IsNoSpace(err):
 		return fmt.Errorf("%w: %w", disk.ErrNoSpace, err)
 	case errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBADF) || errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%w: %w", disk.ErrReadOnly, err)

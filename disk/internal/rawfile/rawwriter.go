@@ -371,7 +371,7 @@ func (p *Places) before(off, length int64) {
 	err := osfile.Call(p.file, func(fd int) error {
 		return unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, off, length)
 	})
-	if err != nil && !osfile.IsFull(err) {
+	if err != nil && !disk.IsNoSpace(err) {
 		p.useless.Store(true)
 	}
 }
