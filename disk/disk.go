@@ -179,9 +179,9 @@ type atFunc func(p []byte, off int64) (int, error)
 func (f atFunc) ReadAt(p []byte, off int64) (int, error)  { return f(p, off) }
 func (f atFunc) WriteAt(p []byte, off int64) (int, error) { return f(p, off) }
 
-// Elsewhere is a disk that another server has. Asked once, when the LUN is made. Its methods do not
+// Remote is a disk that another server has. Asked once, when the LUN is made. Its methods do not
 // wait for the server; they answer what it has told last.
-type Elsewhere interface {
+type Remote interface {
 	// Generation names the content of the disk, as its server does. The disk fails when that
 	// changes.
 	Generation() string

@@ -15,9 +15,9 @@ import (
 // Disk is a disk that is served in the machine's pod.
 type Disk struct {
 	Number uint16 // of its LUN; annotations may use it instead of the export's name
-	// Elsewhere says that its content is not in the pod: a machine that moves meets the same disk
+	// Remote says that its content is not in the pod: a machine that moves meets the same disk
 	// where it arrives.
-	Elsewhere bool
+	Remote bool
 	// Export is what libvirt is told of it. Its socket is where the launcher finds it.
 	Export libvirt.Export
 	// VhostUser is the same for a machine that asks for that transport. Without a socket it cannot

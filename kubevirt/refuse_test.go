@@ -141,11 +141,11 @@ func TestMigrationOfADiskElsewhere(t *testing.T) {
 		call := Call{Domain: []byte(before), Occasion: c.at,
 			VMI: []byte(`{"status": {"migrationState": ` + c.state + `}}`)}
 		require.Equal(t, c.arrives, call.Arrives(), c)
-		disks[0].Elsewhere, disks[1].Elsewhere = true, true
+		disks[0].Remote, disks[1].Remote = true, true
 		out, err := Edit(call, disks, "")
 		require.NoError(t, err)
 		require.Contains(t, string(out), sidecar0)
-		disks[0].Elsewhere = false
+		disks[0].Remote = false
 		if _, err = Edit(call, disks, ""); c.arrives {
 			require.ErrorContains(t, err, `"a" is in the pod`)
 			require.NotContains(t, err.Error(), `"b"`)

@@ -139,7 +139,7 @@ func (c *Call) Arrives() bool {
 func refuseMigration(disks []Disk) error {
 	var names []string
 	for _, d := range disks {
-		if !d.Elsewhere {
+		if !d.Remote {
 			names = append(names, fmt.Sprintf("%q", d.Export.Name))
 		}
 	}

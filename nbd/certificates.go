@@ -29,8 +29,9 @@ func LoadTLS(certFile, keyFile, clientCAFile string, log *zap.Logger) (*tls.Conf
 	}, log)
 }
 
-// LoadClientTLS makes the TLS of a client from PEM files: what it shows to a server that is called
-// host, and the certificates of those who may have signed the server's: see tlsfiles.ForClient.
+// LoadClientTLS makes the TLS configuration of a client from PEM files: its own certificate and
+// key, and the authorities that it believes about the server, whose name is host. See
+// tlsfiles.ForClient.
 func LoadClientTLS(certFile, keyFile, serverCAFile, host string) (*tls.Config, error) {
 	return tlsfiles.ForClient(certFile, keyFile, serverCAFile, host)
 }
@@ -68,8 +69,8 @@ type holderOfName struct {
 
 // enlist notes a connection of a client whose certificate has the name in this form. Who signs
 // certificates may let a client choose its common name, and look after DNS names. So two clients
-// whose names are of different forms and read the same are not one: who is there first keeps the
-// name, as long as it has a connection, and the error is the other one's answer.
+// whose names read the same and are of different forms are two clients. The first one has the name
+// as long as it is connected, and the other one gets an error.
 func (s *Server) enlist(c *conn, name, form string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

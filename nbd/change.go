@@ -1,8 +1,6 @@
 package nbd
 
 import (
-	"runtime"
-
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/internal/rangelock"
@@ -189,19 +187,7 @@ func (run *run) trim() error {
 
 // steps calls f for each part of a range that is held.
 func (run *run) steps(off, end, most int64, f func(off, n int64) error) error {
-	for off < end {
-		if err := run.wanted(); err != nil {
-			return err
-		}
-		n := min(end-off, most)
-		if err := f(off, n); err != nil {
-			return err
-		}
-		run.r.Moved(run.c.disk)
-		off += n
-		runtime.Gosched() // what is short comes between
-	}
-	return nil
+	return run.r.Steps(run.c.disk, off, end, most, run.wanted, f)
 }
 
 var zeroes [chunk]byte

@@ -130,8 +130,9 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 }
 
 // attach makes a disk the connection's.
-func (c *conn) attach(d *serving.Disk, session string, heir bool) {
-	who := serving.Who{Name: c.name, Incarnation: session, Heir: heir, Crowd: !c.certified,
+func (c *conn) attach(d *serving.Disk, session string, migrated bool) {
+	who := serving.Who{Name: c.name, Incarnation: session, MigrationTarget: migrated,
+		Crowd:   !c.certified,
 		Process: c.Process, Line: c}
 	if host, _, err := net.SplitHostPort(c.Network().RemoteAddr().String()); err == nil {
 		who.Address = host

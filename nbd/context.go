@@ -14,10 +14,10 @@ type contextSet uint32
 
 // The metadata contexts that we know.
 const (
-	contextAllocation = 1 // base:allocation
-	contextDepth      = 2 // qemu:allocation-depth
-	contextSession    = 3 // names the client's session; BLOCK_STATUS does not report it
-	contextHeir       = 4 // says that the client is an heir; BLOCK_STATUS does not report it
+	contextAllocation      = 1 // base:allocation
+	contextDepth           = 2 // qemu:allocation-depth
+	contextSession         = 3 // names the client's session; not in BLOCK_STATUS
+	contextMigrationTarget = 4 // the client is the target of a live migration; not in BLOCK_STATUS
 	// This and the next ones tell what has changed since a snapshot: qemu:dirty-bitmap:NAME.
 	contextBitmap = 5
 	// maxBitmaps is how many snapshots an export has contexts for, the newest ones.
@@ -62,7 +62,7 @@ func matches(query, name string, list bool) bool {
 func (h *handshake) meta(o option) error {
 	list := o.number == optListMeta
 	if !list {
-		h.contexts, h.contextsOf, h.session, h.heir, h.snapshots = 0, "", "", false, nil
+		h.contexts, h.contextsOf, h.session, h.migrated, h.snapshots = 0, "", "", false, nil
 		h.contextsOn, h.told = nil, told{}
 	}
 	r, err := decodeMetaRequest(o.data)
@@ -92,9 +92,9 @@ func (h *handshake) meta(o option) error {
 			return err
 		}
 	}
-	heir := session != "" && slices.Contains(r.queries, heirContext)
-	if heir {
-		if err := h.replyContext(o, contextHeir, heirContext); err != nil {
+	migrated := session != "" && slices.Contains(r.queries, migrationTargetContext)
+	if migrated {
+		if err := h.replyContext(o, contextMigrationTarget, migrationTargetContext); err != nil {
 			return err
 		}
 	}
@@ -119,7 +119,7 @@ func (h *handshake) meta(o option) error {
 	}
 	if !list {
 		h.contexts, h.contextsOf, h.contextsOn, h.snapshots = set, r.name, d, since
-		h.session, h.heir = session, heir
+		h.session, h.migrated = session, migrated
 	}
 	return h.ack(o)
 }

@@ -44,8 +44,8 @@ func (g *greeting) readOnly() bool { return g.flags&flagReadOnly != 0 }
 // dialer connects to an export, as one session: see RemoteOptions.
 type dialer struct {
 	RemoteOptions
-	session string
-	heir    bool // see Remote.Inherit
+	session  string
+	migrated bool // the target of a live migration: see Remote.Inherit
 }
 
 // dial connects to the export.
@@ -142,8 +142,8 @@ func (n *negotiation) startTLS(ctx context.Context) error {
 func (n *negotiation) join() error {
 	data := appendText(nil, n.Export)
 	queries := []string{sessionContext + n.session}
-	if n.heir {
-		queries = append(queries, heirContext)
+	if n.migrated {
+		queries = append(queries, migrationTargetContext)
 	}
 	if n.Once {
 		queries = append(queries, allocationContext)
@@ -152,13 +152,13 @@ func (n *negotiation) join() error {
 	for _, q := range queries {
 		data = appendText(data, q)
 	}
-	joined, heir := false, false
+	joined, migrated := false, false
 	err := n.ask(optSetMeta, data, func(kind uint32, p []byte) (err error) {
 		switch {
 		case kind != repMetaContext || len(p) < 4:
 			return fmt.Errorf("the server's answer of type %d is not expected", kind)
-		case string(p[4:]) == heirContext:
-			heir = true
+		case string(p[4:]) == migrationTargetContext:
+			migrated = true
 			return nil
 		case string(p[4:]) == allocationContext && n.Once:
 			n.allocation, n.allocationID = true, binary.BigEndian.Uint32(p)
@@ -177,7 +177,7 @@ func (n *negotiation) join() error {
 	case !joined:
 		return errors.New("the server does not know sessions, which keep late writes of a broken " +
 			"connection apart from those of the next: it is no kubevirt-disk, or too old a one")
-	case heir != n.heir:
+	case migrated != n.migrated:
 		return errors.New("the server is too old for a live migration: update it")
 	}
 	return nil

@@ -143,44 +143,30 @@ func (run *run) finish(err error) error {
 	return nil
 }
 
-// note counts a request that arrived then, records for people whether the disk does its work, and
-// tells the observer.
+// note counts a request that arrived then, and tells what has become of it.
 func (c *conn) note(q *request, arrived time.Time, err error) {
-	d, command := c.disk, q.command
 	c.commands.Add(1)
-	op := serving.OpOther
-	if int(command) < len(operations) {
-		op = operations[command]
+	done := serving.RequestEvent{Client: c.name, Op: serving.OpOther,
+		Duration: time.Since(arrived)}
+	if int(q.command) < len(operations) {
+		done.Op = operations[q.command]
 	}
-	switch {
-	case err == nil:
-		d.Worked(op, op.String())
-	case errors.As(err, new(*failure)), errors.As(err, new(*serving.Refusal)),
-		serving.NotHeld(err) && !errors.Is(err, disk.ErrNotNow):
-	default: // it comes from the disk
-		if kind, msg := serving.TroubleOf(err); kind != "" {
-			d.Failed(kind, op, op.String(), msg, err, time.Now())
-		}
-	}
-	done := serving.RequestEvent{Client: c.name, Number: d.Number, Op: op,
-		Duration: time.Since(arrived), Status: serving.StatusGood}
 	switch {
 	case err != nil:
-		done.Status = statusOf(err)
-	case command == cmdRead || command == cmdWrite:
+		done.Status = ownStatus(err)
+	case q.command == cmdRead || q.command == cmdWrite:
 		done.Bytes = int64(q.length)
 	}
-	c.srv.disks.Observer.RequestDone(done)
+	c.srv.disks.Done(c.disk, done, err)
 }
 
-// statusOf is the status of a request that has failed, for the observer.
-func statusOf(err error) uint8 {
-	var f *failure
+// ownStatus is the status of a request that the protocol refuses, or StatusGood.
+func ownStatus(err error) uint8 {
+	var own *failure
 	switch {
-	case errors.Is(err, serving.ErrAborted), errors.Is(err, serving.ErrRemoved):
-		return serving.StatusAborted
-	case errors.As(err, new(*serving.Refusal)),
-		errors.As(err, &f) && f.code == ePerm && f != errReadOnly:
+	case !errors.As(err, &own):
+		return serving.StatusGood
+	case own.code == ePerm && own != errReadOnly:
 		return serving.StatusConflict
 	}
 	return serving.StatusFailed

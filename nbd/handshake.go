@@ -48,7 +48,7 @@ type handshake struct {
 	contexts   contextSet
 	snapshots  []disk.Snapshot // the snapshots of contextBitmap and the next ones
 	session    string          // that SET_META_CONTEXT has chosen with them; "": none
-	heir       bool            // the session is an heir's
+	migrated   bool            // the client is the target of a live migration
 	told       told            // what the session was told of the disk
 }
 
@@ -237,8 +237,8 @@ func (s *Server) exportOf(d *serving.Disk) string {
 	return d.Name
 }
 
-// Export is the name by which clients find the disk of a number: that of the disk, or the number if
-// the name is another one's or too long.
+// Export is the name by which clients find the disk of a number: the disk's name, or its number if
+// the name is too long or another disk has it.
 func (s *Server) Export(number uint16) string {
 	if d := s.disks.At(number); d != nil {
 		return s.exportOf(d)
@@ -411,15 +411,15 @@ func (h *handshake) choose(d *serving.Disk, name string) error {
 	if err := h.c.srv.chosen(h.c); err != nil {
 		return err
 	}
-	session, heir := "", false
+	session, migrated := "", false
 	if h.contextsOn != nil && h.contextsOf == name {
 		if h.contextsOn != d { // what was agreed on says nothing of it
 			return fmt.Errorf("%w: another disk has the name %q by now", serving.ErrRemoved, name)
 		}
 		h.c.contexts, h.c.snapshots = h.contexts, h.snapshots
-		session, heir = h.session, h.heir
+		session, migrated = h.session, h.migrated
 	}
-	h.c.attach(d, session, heir)
+	h.c.attach(d, session, migrated)
 	switch { // whoever removes a disk, or takes it over, ends the connections that it finds
 	case d.Removed():
 		return serving.ErrRemoved

@@ -14,10 +14,11 @@ type inheritance struct {
 	done chan error
 }
 
-// Inherit makes the disk an heir's: the client is the target of a live migration. Another client of
-// the same name, which has the disk, keeps it until the first write here. Then the server refuses
-// it for good, also when it repeats what it has written. Reads are answered before. It is an error
-// if the server does not do that, or cannot be reached before ctx ends. A second call does nothing.
+// Inherit tells the server that the client is the target of a live migration. Another client of the
+// same name, the source, keeps the disk until the first write here. From then on the server refuses
+// the source for good, also when it repeats what it has written. Reads are answered from the
+// beginning. Inherit fails if the server cannot do that, or cannot be reached before ctx ends. A
+// second call does nothing.
 func (r *Remote) Inherit(ctx context.Context) error {
 	asked := inheritance{ctx, make(chan error, 1)}
 	for {
@@ -37,20 +38,20 @@ func (r *Remote) Inherit(ctx context.Context) error {
 	}
 }
 
-// asHeir connects as an heir, and answers whoever has asked for it. It returns nil if the
-// connection stays.
-func (r *Remote) asHeir(asked inheritance) *link {
-	if r.heir {
+// asTarget connects again as the target of a migration, and answers the call of Inherit. It returns
+// nil if the connection stays as it is.
+func (r *Remote) asTarget(asked inheritance) *link {
+	if r.migrated {
 		asked.done <- nil
 		return nil
 	}
 	ctx, stop := context.WithCancel(r.ctx)
 	defer stop()
 	defer context.AfterFunc(asked.ctx, stop)()
-	r.heir = true
+	r.migrated = true
 	l, err := r.again(ctx)
 	if err != nil {
-		r.heir = false
+		r.migrated = false
 		if !errors.Is(err, disk.ErrFailed) {
 			err = r.explain(err)
 		}

@@ -244,7 +244,7 @@ func TestInheritWaitsForLateWrites(t *testing.T) {
 	require.Equal(t, 2, v.disks[0].Calls(disktest.OpWrite))
 }
 
-// TestInheritOfAnOldServer: a server that knows no heirs would not fence the source.
+// TestInheritOfAnOldServer: a server of an earlier version would not fence the source.
 func TestInheritOfAnOldServer(t *testing.T) {
 	answer := func(option, kind uint32, data []byte) []byte {
 		return join(u64(magicReply), u32(option), u32(kind), u32(uint32(len(data))), data)
@@ -259,7 +259,7 @@ func TestInheritOfAnOldServer(t *testing.T) {
 				join(u32(3), []byte(diskContext+"3000000000000001,b,g,,x"))),
 			answer(optSetMeta, repAck, nil)))
 	}()
-	n := &negotiation{dialer: &dialer{session: "x", heir: true}, nc: client,
+	n := &negotiation{dialer: &dialer{session: "x", migrated: true}, nc: client,
 		in: bufio.NewReader(client)}
 	require.ErrorContains(t, n.run(t.Context()), "too old for a live migration")
 }

@@ -80,7 +80,7 @@ var (
 	_ disk.Disk      = (*Remote)(nil)
 	_ disk.Discarder = (*Remote)(nil)
 	_ disk.Zeroer    = (*Remote)(nil)
-	_ disk.Elsewhere = (*Remote)(nil)
+	_ disk.Remote    = (*Remote)(nil)
 )
 
 const (
@@ -171,7 +171,7 @@ func (r *Remote) connect(l *link) {
 		case <-r.ctx.Done():
 			return
 		case asked := <-r.inherit:
-			if next := r.asHeir(asked); next != nil {
+			if next := r.asTarget(asked); next != nil {
 				l = next
 			}
 			continue

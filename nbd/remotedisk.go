@@ -18,13 +18,13 @@ func (r *Remote) Name() string { return r.first.name }
 // Identity is the disk's at its server.
 func (r *Remote) Identity() disk.Identity { return r.first.identity }
 
-// Generation implements disk.Elsewhere.
+// Generation implements disk.Remote.
 func (r *Remote) Generation() string { return r.first.generation }
 
-// ReadOnly implements disk.Elsewhere.
+// ReadOnly implements disk.Remote.
 func (r *Remote) ReadOnly() bool { return r.readOnly.Load() }
 
-// Shared implements disk.Elsewhere.
+// Shared implements disk.Remote.
 func (r *Remote) Shared() bool { return r.shared.Load() }
 
 // BlockSize is the length of a logical block of the disk in bytes.

@@ -19,15 +19,17 @@ import (
 // state. GO is refused if that is no longer true.
 //
 // Sessions of one name, such as those of relays with the same certificate, are incarnations of it:
-// see serving.Client.TakeOver. Whoever also asks for heirContext is an heir, and gets the
-// same name as the answer. A session that is over is refused with NBD_REP_ERR_POLICY.
+// see serving.Client.TakeOver. Whoever also asks for migrationTargetContext is the target of a live
+// migration, and gets the same name as the answer. A session that is over is refused with
+// NBD_REP_ERR_POLICY.
 
 const (
 	// The rest of the query is the session's name, which the client has drawn.
 	sessionContext = "x-kubevirt-disk:session="
 	// The rest of the answer is what the session is told of the disk: see told.
 	diskContext = "x-kubevirt-disk:disk="
-	heirContext = "x-kubevirt-disk:heir"
+	// What earlier versions call it stays its name on the wire.
+	migrationTargetContext = "x-kubevirt-disk:heir"
 	// maxSession is the longest name of a session, in bytes.
 	maxSession = 64
 )

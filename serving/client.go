@@ -13,7 +13,8 @@ type Peer struct {
 	name     string               // with the incarnation, if it is one: see AttachTo
 	sessions atomic.Int32         // written under Disks.mu; 0: gone
 	clients  map[*Client]struct{} // guarded by Disks.mu
-	// at is the disk of an incarnation; nil: it is none. order grows with each peer that comes.
+	// at is the disk that an incarnation uses; nil: the peer is not an incarnation. order numbers
+	// peers in the order in which they came.
 	at    *Disk
 	order uint64
 }
@@ -139,8 +140,8 @@ func (c *Client) Fenced(d *Disk) bool {
 	return d.exclusive.Load() && d.isFenced(c) && !d.isGuest(c)
 }
 
-// released reports whether the client's peer, which is not a guest, may use the disk: it is not
-// fenced, and no other peer holds the claim.
+// released reports whether the client's peer may use the disk: it is not fenced, and no other peer
+// has the claim. The peer is not a guest.
 func (c *Client) released(d *Disk) bool {
 	if d.isFenced(c) {
 		return false

@@ -26,7 +26,7 @@ var (
 	ErrRefused = errors.New("the disks are refused")
 )
 
-// EndOf names an end of a connection in metrics that serving is the reason of; "": it is not.
+// EndOf is the label, in metrics, of an end that has its reason in this package. "": it has not.
 func EndOf(err error) string {
 	switch {
 	case errors.Is(err, ErrClosed):
@@ -49,7 +49,7 @@ type Conn struct {
 	Arrival
 	// Slowed says that the peer has failed so often that the log has it once a minute.
 	Slowed bool
-	// Process is the peer's, on this machine; 0: it is not known.
+	// Process is the id of the peer's process on this machine; 0: nobody knows it.
 	Process int32
 
 	cred     *unix.Ucred

@@ -17,8 +17,8 @@ const storedContent = "content"
 // asks first; until then nobody could miss it. "": none, because the disk cannot be written. An
 // error says that it cannot be read or kept now.
 func (d *Disk) Generation() (string, error) {
-	if d.Elsewhere != nil {
-		return d.Elsewhere.Generation(), nil
+	if d.Remote != nil {
+		return d.Remote.Generation(), nil
 	}
 	d.generating.Lock()
 	defer d.generating.Unlock()
@@ -57,7 +57,7 @@ func EndGeneration(store Store) error {
 // WrittenByMany reports whether others may write the disk beside one of its clients, here or where
 // the disk is.
 func (d *Disk) WrittenByMany() bool {
-	return !d.exclusive.Load() && !d.protected.Load() || d.Elsewhere != nil && d.Elsewhere.Shared()
+	return !d.exclusive.Load() && !d.protected.Load() || d.Remote != nil && d.Remote.Shared()
 }
 
 // LastUsedBy reports whether an incarnation of a name is the last that has used an exclusive disk,

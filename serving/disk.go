@@ -19,8 +19,8 @@ import (
 // (SAM-5 4.7.7.3).
 const MaxNumber = 0x3fff
 
-// NumberIn returns the number of a disk that a name is, as an export or for a command. 0: it is
-// none.
+// NumberIn reads the name of an export, or an argument of a command, as the number of a disk. 0: it
+// is not a number.
 func NumberIn(name string) uint16 {
 	n, err := strconv.ParseUint(name, 10, 16)
 	if err != nil || n > MaxNumber || strconv.FormatUint(n, 10) != name {
@@ -64,9 +64,9 @@ type Disk struct {
 	History  disk.Historian
 	Accounts disk.Accountant
 	Estimate disk.Estimator
-	// Elsewhere is the disk, if another server has it.
-	Elsewhere disk.Elsewhere
-	far       bool // see disk.Far
+	// Remote is the disk, if another server has it.
+	Remote disk.Remote
+	far    bool // see disk.Far
 
 	// Boot is drawn for each use of the disk: see Generation.
 	Boot       string
@@ -139,7 +139,7 @@ func newDisk(opt Options) (*Disk, error) {
 	d.History, _ = opt.Disk.(disk.Historian)
 	d.Accounts, _ = opt.Disk.(disk.Accountant)
 	d.Estimate, _ = opt.Disk.(disk.Estimator)
-	d.Elsewhere, _ = opt.Disk.(disk.Elsewhere)
+	d.Remote, _ = opt.Disk.(disk.Remote)
 	d.protected.Store(opt.ReadOnly)
 	d.exclusive.Store(access == AccessWriteExclusive)
 	d.size.Store(opt.Disk.Size())
@@ -156,7 +156,7 @@ func (d *Disk) Size() int64 { return d.size.Load() }
 
 // Protected reports whether the disk is write-protected, here or where it is.
 func (d *Disk) Protected() bool {
-	return d.protected.Load() || d.Elsewhere != nil && d.Elsewhere.ReadOnly()
+	return d.protected.Load() || d.Remote != nil && d.Remote.ReadOnly()
 }
 
 // Exclusive reports whether the disk is for one peer at a time.

@@ -214,9 +214,9 @@ func (d *Disk) restoreHandover() error {
 	return nil
 }
 
-// Kept reports whether a peer may keep what it holds at a front end from before a restart: it is
-// not fenced, or admitted again. The list of fenced peers is saved first, so what they held may
-// still be stored.
+// Kept reports whether a front end may restore what it has stored for a peer, such as reservations,
+// after a restart. It may not if the peer is fenced and nobody has admitted it again: the list of
+// fenced peers is saved before their state is removed, so that state may still be stored.
 func (d *Disk) Kept(name string) bool {
 	s := d.handover.Load()
 	return name == s.Guest || !slices.Contains(s.Fenced, name)

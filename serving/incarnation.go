@@ -15,9 +15,9 @@ import (
 // another one has taken its place. So that place can be taken without anybody's word: what is left
 // of the former one, such as a write that its machine sends late, is refused for good.
 //
-// When a client is gone, the first request of the next one takes its place over. As long as it is
-// there, only an heir does that: a client that was told that it is the target of a live migration.
-// It takes over at its first write. Before, it reads beside the other one, which still writes, and
+// When a client is gone, the first request of the next one takes the disk over. While the client is
+// still there, only the target of a live migration can take over, which says that it is one. It
+// does so with its first write. Until then it only reads, beside the source, which still writes and
 // which keeps the disk if the migration is cancelled.
 
 func incarnationName(name, incarnation string) string {
@@ -59,11 +59,11 @@ func (c *Client) ClaimFor(d *Disk, write bool) bool {
 	switch {
 	case c.Owns(d):
 		return true
-	case c.who.Heir && !write && (owner == nil || c.looksOn(d)):
+	case c.who.MigrationTarget && !write && (owner == nil || c.looksOn(d)):
 		return !d.isFenced(c)
 	case owner == nil || !sameName(owner.name, c.peer.name):
 		return c.Claim(d)
-	case d.isFenced(c) || !c.who.Heir && d.held(owner):
+	case d.isFenced(c) || !c.who.MigrationTarget && d.held(owner):
 		return false
 	}
 	err := c.all.takeOver(d, c)
@@ -77,7 +77,8 @@ func (c *Client) ClaimFor(d *Disk, write bool) bool {
 // looksOn reports whether the client may read beside the owner, whose place it will take.
 func (c *Client) looksOn(d *Disk) bool {
 	owner := d.owner.Load()
-	return c.who.Heir && owner != nil && sameName(owner.name, c.peer.name) && !d.isFenced(c)
+	return c.who.MigrationTarget && owner != nil && sameName(owner.name, c.peer.name) &&
+		!d.isFenced(c)
 }
 
 var (
@@ -88,7 +89,8 @@ var (
 
 // takeOver makes the client's peer the owner of a disk in place of another incarnation, as HandOver
 // does, and makes durable what that one was told is written: it cannot repeat that any more. If the
-// client is an heir, the others are over, too: their migrations were cancelled.
+// client is the target of a migration, earlier targets are over, too: their migrations were
+// cancelled.
 func (s *Disks) takeOver(d *Disk, c *Client) error {
 	_, err := s.fenceOff(d.Number, func(d *Disk) (ending, error) { return s.placeLocked(d, c) },
 		func(name string, _ ending) bool { return sameName(name, c.peer.name) },
@@ -101,7 +103,7 @@ func (s *Disks) takeOver(d *Disk, c *Client) error {
 	}
 	s.log.Info("a client of the same name has taken the disk over: the former one is fenced",
 		zap.Uint16("lun", d.Number), zap.String("client", PlainName(c.peer.name)),
-		zap.Bool("migration", c.who.Heir))
+		zap.Bool("migration", c.who.MigrationTarget))
 	if !d.Begin() {
 		return ErrRemoved
 	}
@@ -118,12 +120,12 @@ func (s *Disks) placeLocked(d *Disk, c *Client) (ending, error) {
 	case owner == nil || !sameName(owner.name, c.peer.name) || d.isFenced(c) ||
 		c.peer.sessions.Load() == 0,
 		// it may be connected again, and have no request
-		!c.who.Heir && (d.held(owner) || s.peers[owner.name] != nil):
+		!c.who.MigrationTarget && (d.held(owner) || s.peers[owner.name] != nil):
 		return ending{}, errHeld
 	}
 	over := map[string]struct{}{owner.name: {}}
 	for o := range d.clients {
-		if c.who.Heir && o.who.Heir && sameName(o.peer.name, c.peer.name) {
+		if c.who.MigrationTarget && o.who.MigrationTarget && sameName(o.peer.name, c.peer.name) {
 			over[o.peer.name] = struct{}{}
 		}
 	}

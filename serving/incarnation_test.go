@@ -57,7 +57,7 @@ type relay struct {
 
 func (r *relays) relay(incarnation string, heir bool) relay {
 	return relay{r, r.s.AttachTo(r.d,
-		Who{Name: "cert:vm", Incarnation: incarnation, Heir: heir})}
+		Who{Name: "cert:vm", Incarnation: incarnation, MigrationTarget: heir})}
 }
 
 // use makes a request as a front end does.

@@ -50,7 +50,7 @@ type LoginEvent struct {
 	Client    string // its name; "" if the peer did not name itself
 	Remote    string // the peer's address
 	Target    string // what the peer asked for, such as an iSCSI target or an NBD export
-	User      string // as which it authenticates; "": it does not; refused: that was tried
+	User      string // the user that it authenticates as, or tried to; "": it does not
 	Discovery bool   // it only asks what there is
 	Reason    string // refused: a short stable label
 	Err       error  // refused: the full reason, for people

@@ -217,8 +217,8 @@ func (t *Turn) PassOn() {
 	}
 }
 
-// Lost reports whether the goroutine has lost the role over its request: it is in the disk, or was.
-// Any goroutine may call it.
+// Lost reports whether the goroutine has lost the role of the reader, because its request took too
+// long in the disk. Any goroutine may call it.
 func (t *Turn) Lost() bool { return t.lost.Load() }
 
 // runWatchdog looks at all readers every stallTick, until there are none, or there have been no

@@ -3,6 +3,7 @@ package serving
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -97,6 +98,26 @@ func (r *Request) Moved(d *Disk) {
 	if d.far {
 		r.since = time.Time{}
 	}
+}
+
+// Steps calls f for each part of a long range, from off to end, in order. A part has at most that
+// many bytes. Before each, permitted says whether the peer may go on. Shorter requests, which wait,
+// come between.
+func (r *Request) Steps(d *Disk, off, end, most int64, permitted func() error,
+	f func(off, n int64) error) error {
+	for off < end {
+		if err := permitted(); err != nil {
+			return err
+		}
+		n := min(end-off, most)
+		if err := f(off, n); err != nil {
+			return err
+		}
+		r.Moved(d)
+		off += n
+		runtime.Gosched()
+	}
+	return nil
 }
 
 // ReadAt is disk.Disk's.

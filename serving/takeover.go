@@ -39,8 +39,8 @@ type Who struct {
 	Name string
 	// Incarnation is what it calls itself, in letters and digits; "": it goes by the name alone.
 	Incarnation string
-	// Heir says that it is the target of a live migration: see incarnation.go.
-	Heir bool
+	// MigrationTarget says that it is the target of a live migration: see incarnation.go.
+	MigrationTarget bool
 	// Crowd says that everybody who may open a socket has this name. Process tells them apart; 0:
 	// nobody knows it.
 	Crowd   bool
@@ -94,8 +94,8 @@ func (s *Disks) EndStale(name string) {
 // Such an end may be on its way, and a relay may pass it on after the new connection.
 const longestEnding = 128 * time.Millisecond
 
-// afterFormer calls begin until it does not fail because of a former client of the name, or that
-// one seems to stay.
+// afterFormer calls begin until it no longer fails because of a former client of the name, or until
+// that client seems to stay.
 func (c *Client) afterFormer(begin func() error) error {
 	for wait := time.Millisecond; ; wait *= 2 {
 		c.all.EndStale(c.peer.name)
@@ -113,8 +113,9 @@ func sameProcess(a, b *Client) bool {
 	return a.who.Process != 0 && a.who.Process == b.who.Process
 }
 
-// otherProcessLocked is a *Refusal if another process of a crowd uses the disk by the client's
-// name, or if that one's writes have not left the disk. Otherwise the client's process is the one.
+// otherProcessLocked returns a *Refusal if another process of a crowd uses the disk by the client's
+// name, or if writes of that process have not left the disk. Otherwise the disk is now for the
+// process of the client.
 func (c *Client) otherProcessLocked(d *Disk) error {
 	if !c.who.Crowd || !d.exclusive.Load() {
 		return nil

@@ -48,6 +48,28 @@ func TroubleOf(err error) (kind, msg string) {
 	return status.TroubleOther, "command failed for an unexpected reason"
 }
 
+// Done tells the observer of a request that has ended with err, and records for people whether the
+// disk does its work. A front end that has set the status says that the fault is the peer's: it
+// says nothing about the disk.
+func (s *Disks) Done(d *Disk, e RequestEvent, err error) {
+	switch {
+	case err == nil:
+		d.Worked(e.Op, e.Op.String())
+	case e.Status != StatusGood:
+	case errors.Is(err, ErrAborted), errors.Is(err, ErrRemoved):
+		e.Status = StatusAborted
+	case errors.As(err, new(*Refusal)):
+		e.Status = StatusConflict
+	default:
+		e.Status = StatusFailed
+		if kind, msg := TroubleOf(err); kind != "" {
+			d.Failed(kind, e.Op, e.Op.String(), msg, err, time.Now())
+		}
+	}
+	e.Number = d.Number
+	s.Observer.RequestDone(e)
+}
+
 // troubles are why requests to a disk fail now. The zero value has none. Any number of goroutines
 // may use it.
 type troubles struct {

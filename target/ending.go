@@ -46,10 +46,8 @@ func endReason(cause error) string {
 		return "connection_closed"
 	case errors.Is(cause, errReinstated):
 		return "reinstated"
-	case errors.Is(cause, serving.ErrKicked):
-		return "kicked"
-	case errors.Is(cause, serving.ErrClosed):
-		return "shutdown"
+	case serving.EndOf(cause) != "":
+		return serving.EndOf(cause)
 	case errors.Is(cause, errPeerDead), errors.Is(cause, errPDUTimeout),
 		errors.Is(cause, errWriteTimeout):
 		return "timeout"

@@ -410,35 +410,24 @@ func (run *run) Blocks() error {
 // forever is longer than any request waits.
 const forever = 10 * 365 * 24 * time.Hour
 
-// note counts a request, records for people whether the disk does its work, and tells the observer.
+// note counts a request, and tells what has become of it.
 func (run *run) note(n int64, err error) {
-	c, d := run.q.c, run.q.c.disk
+	c := run.q.c
 	c.commands.Add(1)
-	done := serving.RequestEvent{Client: c.client.Name(), Number: d.Number, Op: run.kind,
-		Duration: time.Since(run.req.arrived), Status: serving.StatusGood}
+	done := serving.RequestEvent{Client: c.client.Name(), Op: run.kind,
+		Duration: time.Since(run.req.arrived)}
 	switch {
 	case err == nil:
-		d.Worked(run.kind, run.kind.String())
 		done.Bytes = n
 		if run.kind == serving.OpRead {
 			c.bytesRead.Add(uint64(n))
 		} else {
 			c.bytesWritten.Add(uint64(n))
 		}
-	case errors.Is(err, serving.ErrAborted), errors.Is(err, serving.ErrRemoved):
-		done.Status = serving.StatusAborted
-	case errors.As(err, new(*serving.Refusal)):
-		done.Status = serving.StatusConflict
-	default:
+	case err == errRange, err == errUnsupported, err == errReadOnly:
 		done.Status = serving.StatusFailed
-		if err == errRange || err == errUnsupported || err == errReadOnly {
-			break // the guest's fault
-		}
-		if kind, msg := serving.TroubleOf(err); kind != "" {
-			d.Failed(kind, run.kind, run.kind.String(), msg, err, time.Now())
-		}
 	}
-	c.srv.disks.Observer.RequestDone(done)
+	c.srv.disks.Done(c.disk, done, err)
 }
 
 var (

@@ -1,6 +1,7 @@
 package vhostuser
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -74,16 +75,8 @@ func mapShared(fd int, size, off uint64) ([]byte, error) {
 	if size == 0 || size > most || off > math.MaxInt64-most || off%logPage != 0 {
 		return nil, fmt.Errorf("%d bytes at %d cannot be mapped", size, off)
 	}
-	var fs unix.Statfs_t
-	var st unix.Stat_t
-	if err := errors.Join(unix.Fstatfs(fd, &fs), unix.Fstat(fd, &st)); err != nil {
-		return nil, err
-	}
-	if fs.Type != unix.TMPFS_MAGIC {
-		return nil, errors.New("the file does not lie in memory")
-	}
-	if off+size > uint64(st.Size) {
-		return nil, fmt.Errorf("the file ends at %d", st.Size)
+	if huge, err := pagesOf(fd, off+size); huge > 0 || err != nil {
+		return nil, cmp.Or(err, errors.New("the file has huge pages"))
 	}
 	return unix.Mmap(fd, int64(off), int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }

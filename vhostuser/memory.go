@@ -130,9 +130,29 @@ func parseRegion(b []byte) region {
 		user: binary.LittleEndian.Uint64(b[16:]), offset: binary.LittleEndian.Uint64(b[24:])}
 }
 
-// mapFile maps the region's file. A file that lies on a file system of which a page may have to be
-// waited for is refused: a thread that waits for a page cannot be stopped, and the collector of
-// garbage waits for it.
+// pagesOf checks a file that a front end shares, up to end: that it lies in memory, and is that
+// long. A thread that waits for a page of another file cannot be stopped, and the collector of
+// garbage waits for it. It returns the size of huge pages; 0: the file has none.
+func pagesOf(fd int, end uint64) (huge uint64, err error) {
+	var fs unix.Statfs_t
+	var st unix.Stat_t
+	if err := errors.Join(unix.Fstatfs(fd, &fs), unix.Fstat(fd, &st)); err != nil {
+		return 0, err
+	}
+	switch fs.Type {
+	case unix.TMPFS_MAGIC:
+	case unix.HUGETLBFS_MAGIC:
+		huge = uint64(max(st.Blksize, 1))
+	default:
+		return 0, errors.New("the file has to be waited for: use memfd, /dev/shm or huge pages")
+	}
+	if end > uint64(st.Size) {
+		return 0, fmt.Errorf("the file ends at %d, and what is shared at %d", st.Size, end)
+	}
+	return huge, nil
+}
+
+// mapFile maps the region's file.
 func (r *region) mapFile(fd int) error {
 	if fd < 0 {
 		return errors.New("a region of the guest's memory has no descriptor")
@@ -145,22 +165,12 @@ func (r *region) mapFile(fd int) error {
 	// The size is asked for behind the seal: before it, the file could become shorter.
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	sealed := err == nil && seals&unix.F_SEAL_SHRINK != 0
-	var fs unix.Statfs_t
-	var st unix.Stat_t
-	if err := errors.Join(unix.Fstatfs(fd, &fs), unix.Fstat(fd, &st)); err != nil {
+	page, err := pagesOf(fd, r.offset+r.size)
+	if err != nil {
 		return fmt.Errorf("the guest's memory: %w", err)
 	}
-	if fs.Type != unix.TMPFS_MAGIC && fs.Type != unix.HUGETLBFS_MAGIC {
-		return errors.New("the guest's memory lies in a file that has to be waited for: use " +
-			"memfd, /dev/shm or huge pages")
-	}
-	if r.offset+r.size > uint64(st.Size) {
-		return fmt.Errorf("the guest's memory: the file ends at %d, its region at %d", st.Size,
-			r.offset+r.size)
-	}
 	length := r.offset + r.size
-	if fs.Type == unix.HUGETLBFS_MAGIC { // its mappings have whole pages
-		page := uint64(max(st.Blksize, 1))
+	if page > 0 { // mappings of huge pages have whole ones
 		length = (length + page - 1) / page * page
 	}
 	if length > maxMemory {
@@ -177,7 +187,7 @@ func (r *region) mapFile(fd int) error {
 	}
 	_ = unix.Madvise(all, unix.MADV_DONTDUMP) // a guest's memory is not for our core files
 	// A hole in huge pages faults when there are no more of them, whatever the seals.
-	r.sealed = sealed && fs.Type == unix.TMPFS_MAGIC
+	r.sealed = sealed && page == 0
 	r.mapping = &mapping{all: all}
 	r.mapping.refs.Store(1)
 	return nil

@@ -2,7 +2,6 @@ package vhostuser
 
 import (
 	"encoding/binary"
-	"runtime"
 
 	"kubevirt.io/disk/disk"
 )
@@ -59,7 +58,7 @@ var zeroes [piece]byte
 
 // clear discards a range, or makes it read as zeros: by giving space back only if unmap says so.
 func (run *run) clear(kind uint32, off, length int64, unmap bool) error {
-	c, d := run.q.c, run.q.c.disk
+	d := run.q.c.disk
 	if length == 0 {
 		return nil
 	}
@@ -67,27 +66,19 @@ func (run *run) clear(kind uint32, off, length int64, unmap bool) error {
 		return err
 	}
 	defer run.unlock()
-	for end := off + length; off < end; {
-		if err := c.client.Permits(&run.r, d, true); err != nil {
+	most := int64(stretch)
+	step := func(off, n int64) error { return run.r.Zero(d, off, n) }
+	switch {
+	case kind == blkDiscard:
+		step = func(off, n int64) error { return run.r.Discard(d, off, n) }
+	case !unmap:
+		most = piece
+		step = func(off, n int64) error {
+			_, err := run.r.WriteAt(d, zeroes[:n], off)
 			return err
 		}
-		n := min(end-off, stretch)
-		var err error
-		switch {
-		case kind == blkDiscard:
-			err = run.r.Discard(d, off, n)
-		case unmap:
-			err = run.r.Zero(d, off, n)
-		default:
-			n = min(n, piece)
-			_, err = run.r.WriteAt(d, zeroes[:n], off)
-		}
-		if err != nil {
-			return err
-		}
-		run.r.Moved(d)
-		off += n
-		runtime.Gosched() // what is short comes between
 	}
-	return nil
+	return run.r.Steps(d, off, off+length, most, func() error {
+		return run.q.c.client.Permits(&run.r, d, true)
+	}, step)
 }

@@ -89,8 +89,9 @@ func (s *Server) end(which func(*conn) bool, err error) {
 	}
 }
 
-// socketName is what the socket of a disk is called, without .sock: the disk's name, or its number
-// if the name cannot be that of a socket, is another one's or a number.
+// socketName is what the socket of a disk is called, without .sock: the disk's name. It is the
+// disk's number if another disk has that name, if the name is a number, or if no socket can have
+// it.
 func (s *Server) socketName(d *serving.Disk) string {
 	name := d.Name
 	_, err := strconv.Atoi(name)

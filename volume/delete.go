@@ -105,8 +105,8 @@ func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 		strings.Join(users, ", "))}
 }
 
-// retire closes the disk of a volume that cannot be deleted because of err: it was withdrawn, or
-// storage may say that it is deleted all the same.
+// retire closes the disk of a volume that cannot be deleted because of err. The disk was withdrawn
+// already, or the record on storage may say that the volume is deleted.
 func (m *Manager) retire(ctx context.Context, v *volume, err error) error {
 	if v.opened == nil && v.record.State == store.StateAwaiting {
 		return err

@@ -91,7 +91,7 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 	l.checkPorts(c)
 	if len(images) > 0 {
 		l.useImages(c, images)
-	} else if c.Elsewhere() && c.Hook == nil &&
+	} else if c.Remote() && c.Hook == nil &&
 		l.Source(keyDiskDir) == "" && l.Source(keyWorkDir) == "" && noneFor(c.WorkDir) {
 		l.useTemporary(c)
 	}

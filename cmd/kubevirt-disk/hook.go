@@ -187,7 +187,7 @@ func chooseVolume(volumes []string, dir string, said bool) (string, error) {
 		return "", nil
 	case said:
 		for _, v := range volumes {
-			if options.SameDir(v, dir) {
+			if v == dir || options.SameDirectory(v, dir) {
 				return v, nil
 			}
 		}

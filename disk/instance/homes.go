@@ -43,22 +43,22 @@ func DirIn(root, name string) string { return filepath.Join(root, escapeName(nam
 type home struct {
 	Dir   string `json:"dir"`
 	Owner string `json:"owner,omitempty"` // of an ephemeral disk
-	// Storage is the text of the file storageName there. "": it is not known.
+	// Storage is the text of the file storageName there. "": unknown.
 	Storage string `json:"storage,omitempty"`
 	// Boot is that of a disk that does not survive the next one. "": it survives all.
 	Boot string `json:"boot,omitempty"`
 }
 
-// ElsewhereError says that a disk lies in another directory than the one that it should be made in.
-// Nothing has changed.
-type ElsewhereError struct {
+// OtherPlaceError says that a disk lies in another directory than the one that it should be made
+// in. Nothing has changed.
+type OtherPlaceError struct {
 	Name  string // of the disk
 	There string // where the disk lies
 	Here  string // where it should be made
 	Away  bool   // there is nothing at all where it lies, as before a volume is mounted
 }
 
-func (e *ElsewhereError) Error() string {
+func (e *OtherPlaceError) Error() string {
 	if e.Away {
 		return fmt.Sprintf("the disk of %s lies in %q, which does not exist now, and would be "+
 			"made again in %q; mount its storage, or remove what is known of it in %q",
@@ -71,8 +71,8 @@ func (e *ElsewhereError) Error() string {
 
 // Settle looks whether dir can be the home of a disk. Usual is where the disk lies if it chooses
 // nothing. Both are the disk's own directories. If the disk lies in another directory, or in this
-// one and its storage is not there, that is an *ElsewhereError. It writes nothing. When the disk is
-// made, call Made.
+// one and its storage is not there, that is an *OtherPlaceError. It writes nothing. When the disk
+// is made, call Made.
 func (h Homes) Settle(name, usual, dir string) error {
 	known, err := h.recall(name)
 	if err != nil {
@@ -89,7 +89,7 @@ func (h Homes) Settle(name, usual, dir string) error {
 		if away, err := h.away(name, known); err != nil {
 			return err
 		} else if away {
-			return &ElsewhereError{Name: name, There: known.Dir, Here: dir, Away: true}
+			return &OtherPlaceError{Name: name, There: known.Dir, Here: dir, Away: true}
 		}
 	}
 	for _, place := range places {
@@ -101,7 +101,7 @@ func (h Homes) Settle(name, usual, dir string) error {
 			return err
 		}
 		if there {
-			return &ElsewhereError{Name: name, There: place, Here: dir}
+			return &OtherPlaceError{Name: name, There: place, Here: dir}
 		}
 	}
 	return nil

@@ -208,7 +208,7 @@ func (o *opening) assembleLayers(bottom *overlay.Disk, s *state) (*overlay.Tree,
 type shelf struct {
 	dir        *diskDir
 	durable    bool // a flush reaches storage
-	wasDurable bool // so it was so far, for layers of earlier starts
+	wasDurable bool // a flush reached storage in earlier starts, which made layers
 	volume     string
 	log        *zap.Logger
 }

@@ -291,9 +291,9 @@ func IsComplete(opt Options, digests []string) bool {
 	return len(digests) > 0 && !slices.Contains(digests, "") && slices.Equal(made, digests)
 }
 
-// Elsewhere makes an instance of a disk that another server has, whose identity stays what it is
-// there. It has no directory, so no Store, and cannot Grow.
-func Elsewhere(d disk.Disk, id disk.Identity, blockSize int, readOnly bool) *Instance {
+// WithoutFiles makes an instance of a disk that another server has, whose identity stays what it is
+// there, or of a snapshot. It has no directory, so no Store, and cannot Grow.
+func WithoutFiles(d disk.Disk, id disk.Identity, blockSize int, readOnly bool) *Instance {
 	return &Instance{Disk: d, Identity: id, BlockSize: blockSize, ReadOnly: readOnly,
 		Persistent: true, closed: d.Close}
 }

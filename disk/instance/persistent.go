@@ -136,8 +136,8 @@ func subdirectories(dir string) (all []string, err error) {
 
 // Taken returns how many bytes of storage the disk of an earlier start has: in a persistent
 // directory, or without one in the work directory, under the name of its image. The rest of its
-// image is still to be copied. It returns math.MaxInt64 for a disk that needs no more room: it is
-// complete, or its state is unknown, and opening the disk says why.
+// image is still to be copied. It returns math.MaxInt64 for a disk that needs no more room, because
+// it is complete, and for one whose state is unknown: opening that disk says why.
 func Taken(persistentDir, workDir, name string) (bytes int64, there bool) {
 	d := persistentDirOf(persistentDir)
 	if persistentDir == "" {

@@ -58,8 +58,9 @@ func (m *Made) WritableDisk(path string) (err error) {
 	return os.Rename(path+".new", path)
 }
 
-// former returns the top level below an existing file if that has to be replaced; "": it has not,
-// or there is no file. It is an error if the file belongs to other layers.
+// former returns the top level that an existing file lies above, if the file has to be replaced. It
+// returns "" if there is no file, or if it can stay. A file that belongs to other layers is an
+// error.
 func (m *Made) former(path string) (level string, err error) {
 	// Look at the file first: another process may make it at any moment. And image.Open also says
 	// that something does not exist if a level is missing.

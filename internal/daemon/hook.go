@@ -176,7 +176,8 @@ func (d *Daemon) checkClaim(c kubevirt.Call) error {
 		return nil // a person has said where they are
 	}
 	dir, said, err := c.Claim(d.opt.Hook.Container)
-	if err != nil || !said || options.SameDir(dir, d.opt.PersistentDir) {
+	if err != nil || !said || dir == d.opt.PersistentDir ||
+		options.SameDirectory(dir, d.opt.PersistentDir) {
 		return err
 	}
 	by := d.opt.Setting(&d.opt.PersistentDir)
@@ -202,7 +203,7 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 		if l.Failure != "" {
 			return nil, fmt.Errorf("disk %q has failed: %s", l.Image, l.Failure)
 		}
-		_, elsewhere := far[l.LUN]
+		_, remote := far[l.LUN]
 		export := libvirt.Export{
 			Name:       d.nbd.Export(l.LUN),
 			Socket:     d.opt.Hook.LauncherNBD(),
@@ -212,7 +213,7 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 			Serial:     l.Serial,
 			BlockSize:  l.BlockSize,
 		}
-		one := kubevirt.Disk{Number: l.LUN, Elsewhere: elsewhere, Export: export,
+		one := kubevirt.Disk{Number: l.LUN, Remote: remote, Export: export,
 			MemoryLimit: d.opt.Hook.MemoryLimit}
 		if l.VhostUser != "" && d.opt.VhostUserDir == d.opt.Hook.VhostUser() {
 			one.VhostUser = libvirt.VhostUser{Reconnect: hookVhostReconnect,
@@ -240,8 +241,8 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 func (d *Daemon) farDisks() map[uint16]*nbd.Remote {
 	far := map[uint16]*nbd.Remote{}
 	for _, s := range d.disks.Served() {
-		if s.Elsewhere != nil {
-			far[s.LUN] = s.Elsewhere.Disk.(*nbd.Remote)
+		if s.AlreadyOpen != nil {
+			far[s.LUN] = s.AlreadyOpen.Disk.(*nbd.Remote)
 		}
 	}
 	return far

@@ -23,8 +23,9 @@ const (
 	maxKeys = 1 << 10
 )
 
-// Parse reads one document, and returns its root; nil: it is empty. most is about how many values
-// it may have. The root is not decoded by the methods of yaml.Node: Decode does that.
+// Parse reads one document, and returns its root, or nil if the document is empty. most is about
+// how many values it may have. The root is not decoded by the methods of yaml.Node: Decode does
+// that.
 func Parse(text []byte, most int) (*yaml.Node, error) {
 	// Each value but the first one, or each pair of them, comes after one of these.
 	marks := 0

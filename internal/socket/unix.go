@@ -59,7 +59,8 @@ func ListenUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	// Its name goes through a descriptor of the directory, whose number is another one's soon.
+	// The name of the socket begins with /proc/self/fd/N. N is the number of another file soon, so
+	// the listener must not remove the socket by that name.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	return &listener{Listener: l, path: path, made: made}, nil
 }

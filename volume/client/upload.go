@@ -256,8 +256,8 @@ func (u *upload) ask(ctx context.Context) (api.Volume, error) {
 	return api.Volume{}, nil
 }
 
-// another says that the upload in the way is not of this file. what completes the sentence "an
-// upload ...".
+// another is the error for an interrupted upload of another file, which has to be given up first.
+// what completes the sentence "an upload ...".
 func (u *upload) another(what, number string) error {
 	return &api.Error{Status: http.StatusConflict, Message: fmt.Sprintf("an upload "+what+
 		" bytes to the volume %q was interrupted, and the file has %d: it is of another file; "+

@@ -89,17 +89,5 @@ func resolved(path string) string {
 	return path
 }
 
-// SameDir reports whether two paths lead to one directory. A part of them may be a link, such as
-// /var/run.
-func SameDir(a, b string) bool {
-	resolve := func(path string) string {
-		if real, err := filepath.EvalSymlinks(path); err == nil {
-			return real
-		}
-		return filepath.Clean(path)
-	}
-	return a == b || a != "" && b != "" && resolve(a) == resolve(b)
-}
-
 // WorkDir is a work directory in storage that ends with the pod.
 func (h *Hook) WorkDir() string { return filepath.Join(h.Dir, hookDir, "work") }

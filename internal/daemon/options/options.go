@@ -121,8 +121,8 @@ type Remote struct {
 	TLS     bool
 }
 
-// Elsewhere reports whether the options name images or disks that are not on this machine.
-func (o *Options) Elsewhere() bool {
+// Remote reports whether the options name images or disks that are not on this machine.
+func (o *Options) Remote() bool {
 	return len(o.Streams.References)+len(o.Containers.References)+len(o.Remotes.Disks) > 0
 }
 

@@ -22,7 +22,7 @@ type home struct {
 func (p *Plan) place(single bool) (err error) {
 	volume := p.opt.PersistentDir
 	dirs := make([]string, len(p.Disks))
-	here := func(d Disk) bool { return d.Elsewhere == nil }
+	here := func(d Disk) bool { return d.AlreadyOpen == nil }
 	if volume != "" && slices.ContainsFunc(p.Disks, here) {
 		if single {
 			return fmt.Errorf("the persistent directory %q belongs to a volume made without "+
@@ -30,7 +30,7 @@ func (p *Plan) place(single bool) (err error) {
 				volume, p.opt.Setting(&p.opt.Images.Dir))
 		}
 		var names []string
-		for _, d := range p.Disks { // those elsewhere are the last ones
+		for _, d := range p.Disks { // those of other servers are the last ones
 			if here(d) {
 				names = append(names, d.Name)
 			}
@@ -44,7 +44,7 @@ func (p *Plan) place(single bool) (err error) {
 	p.homes = make([]home, len(p.Disks))
 	for i := range p.Disks {
 		d, h := &p.Disks[i], &p.homes[i]
-		if d.Elsewhere != nil {
+		if d.AlreadyOpen != nil {
 			continue
 		}
 		if h.usual = dirs[i]; volume == "" {
@@ -88,28 +88,28 @@ func (p *Plan) checkHomes() error {
 			err = homes.Settle(d.Name, p.homes[i].usual, p.homes[i].dir)
 		}
 		if err != nil {
-			refused.Add(p.explainElsewhere(err))
+			refused.Add(p.explainPlace(err))
 		}
 	}
 	return refused.Err()
 }
 
-// explainElsewhere says which setting lets a disk be found again.
-func (p *Plan) explainElsewhere(err error) error {
-	var elsewhere *instance.ElsewhereError
-	if !errors.As(err, &elsewhere) {
+// explainPlace says which setting lets a disk be found again.
+func (p *Plan) explainPlace(err error) error {
+	var other *instance.OtherPlaceError
+	if !errors.As(err, &other) {
 		return err
 	}
 	key := fmt.Sprintf("%q under %v", p.opt.Setting(&p.opt.Settings.Disk.UsageType).Key,
 		p.opt.Setting(&p.opt.Settings.Disks))
-	if name := usageTypeOf(p.opt.UsageTypes, elsewhere.There); name != "" {
+	if name := usageTypeOf(p.opt.UsageTypes, other.There); name != "" {
 		return fmt.Errorf("%w: its %s was %s", err, key, name)
 	}
 	inBase := func(dir string) bool {
 		return options.SameDirectory(dir, p.opt.WorkDir) ||
 			options.SameDirectory(dir, p.opt.PersistentDir)
 	}
-	if inBase(elsewhere.There) || inBase(filepath.Dir(elsewhere.There)) {
+	if inBase(other.There) || inBase(filepath.Dir(other.There)) {
 		return fmt.Errorf("%w: it had no %s", err, key)
 	}
 	return fmt.Errorf("%w: no usage type has that place now, see %v", err,

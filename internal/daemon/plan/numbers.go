@@ -27,7 +27,7 @@ func (p *Plan) recallNumbers(volumes map[uint16]string) (numbers, error) {
 	users := map[uint16]bool{}
 	for i, d := range p.Disks {
 		here[filepath.Base(instance.DirIn("", d.Name))] = true
-		if d.Elsewhere != nil || p.homes[i].err != nil { // checkHomes says what is wrong
+		if d.AlreadyOpen != nil || p.homes[i].err != nil { // checkHomes says what is wrong
 			continue
 		}
 		lun, err := instance.LUNOf(p.homes[i].dir, persistent)

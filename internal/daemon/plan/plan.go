@@ -29,8 +29,9 @@ type Disk struct {
 	// before a guest can read it. nil: it is made from something else.
 	Config func() ([]byte, error)
 
-	// Elsewhere is the disk itself, which another server has; nil: this daemon has it.
-	Elsewhere *instance.Instance
+	// AlreadyOpen is the disk itself, if another server has it, or if it is a snapshot; nil: it has
+	// files, and is still to be opened.
+	AlreadyOpen *instance.Instance
 
 	// Dir is the directory of a persistent disk. "": the disk is ephemeral, in the directory of its
 	// usage type, or in the work directory.
@@ -63,7 +64,7 @@ func (d *Disk) String() string {
 }
 
 // local reports whether the image is a file that a person has put on this machine.
-func (d *Disk) local() bool { return d.Far == nil && d.Config == nil && d.Elsewhere == nil }
+func (d *Disk) local() bool { return d.Far == nil && d.Config == nil && d.AlreadyOpen == nil }
 
 // CloseImages closes what disks that are not opened would be made of.
 func CloseImages(disks []Disk) {
@@ -71,8 +72,8 @@ func CloseImages(disks []Disk) {
 		if d.Image != nil {
 			_ = d.Image.Close() // it was opened for reading
 		}
-		if d.Elsewhere != nil {
-			_ = d.Elsewhere.Close() // nobody has used it
+		if d.AlreadyOpen != nil {
+			_ = d.AlreadyOpen.Close() // nobody has used it
 		}
 	}
 }

@@ -22,8 +22,8 @@ func (p *Plan) Settle(s options.Settings) ([]options.DiskSettings, error) {
 	var wrong problems.List
 	settings := p.settingsFor(s, &wrong)
 	for i, one := range settings {
-		if found[i].Elsewhere != nil {
-			p.checkElsewhere(i, one, &wrong)
+		if found[i].AlreadyOpen != nil {
+			p.checkRemote(i, one, &wrong)
 			continue
 		}
 		if found[i].Far != nil && one.CopyMode == instance.CopyNone {
@@ -61,8 +61,8 @@ func (p *Plan) Settle(s options.Settings) ([]options.DiskSettings, error) {
 	return settings, wrong.Err()
 }
 
-// checkElsewhere finds settings of a disk that its own server decides.
-func (p *Plan) checkElsewhere(i int, s options.DiskSettings, wrong *problems.List) {
+// checkRemote finds settings of a disk that its own server decides.
+func (p *Plan) checkRemote(i int, s options.DiskSettings, wrong *problems.List) {
 	at := fmt.Sprintf("the disk %q", p.Disks[i].Name)
 	if s.Size != 0 {
 		wrong.Add(at, "is on another server: enlarge it there, and leave %q out",
@@ -93,7 +93,7 @@ func (p *Plan) settingsFor(s options.Settings, wrong *problems.List) (
 			all[i] = single.DiskSettings
 		}
 		all[i] = all[i].Resolved()
-		if f.Elsewhere != nil {
+		if f.AlreadyOpen != nil {
 			all[i].CopyMode = instance.CopyNone
 		}
 		luns[i] = all[i].LUN

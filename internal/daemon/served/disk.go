@@ -205,7 +205,7 @@ func (s *Disk) options() serving.Options {
 		Volatile:  !now.instance.Persistent,
 		Grown:     now.instance.Grown,
 	}
-	if s.Elsewhere == nil { // otherwise its server keeps what belongs to it
+	if s.AlreadyOpen == nil { // otherwise its server keeps what belongs to it
 		opt.Store = now.instance.Store()
 	}
 	return opt

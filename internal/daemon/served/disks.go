@@ -95,8 +95,8 @@ func (d *Disks) ServeAll(handovers *control.Server) error {
 
 // open makes a disk from its image, or opens the disk of an earlier start.
 func (d *Disks) open(ctx context.Context, s *Disk) error {
-	if s.Elsewhere != nil {
-		s.opened(s.Elsewhere)
+	if s.AlreadyOpen != nil {
+		s.opened(s.AlreadyOpen)
 		return nil
 	}
 	workDir := d.opt.WorkDirOf(s.DiskSettings)

@@ -143,7 +143,7 @@ func (d *Disks) TakeSnapshot(ctx context.Context, name string, disks ...*Disk) e
 
 // ownsSnapshots refuses a disk whose content this daemon does not keep.
 func (s *Disk) ownsSnapshots() error {
-	if s.Elsewhere != nil {
+	if s.AlreadyOpen != nil {
 		return fmt.Errorf("%v is not kept here: take snapshots where the disk is", s)
 	}
 	return nil
@@ -245,7 +245,7 @@ func (d *Disks) serveSnapshot(ctx context.Context, s *Disk, name string) (lun ui
 	one := plan.Disk{Name: snapshotName(s, name),
 		DiskSettings: options.DiskSettings{ReadOnly: true,
 			CopyMode: instance.CopyNone, AccessMode: serving.AccessReadShared},
-		Elsewhere: instance.Elsewhere(opened.Disk, snapshotIdentity(inst, opened.Snapshot.ID),
+		AlreadyOpen: instance.WithoutFiles(opened.Disk, snapshotIdentity(inst, opened.Snapshot.ID),
 			inst.BlockSize, true)}
 	added, err := d.Open(ctx, one)
 	if err != nil {

@@ -36,7 +36,7 @@ func (s *Sources) findLocal(single bool) (found []plan.Disk, err error) {
 	case len(s.opt.Images.Paths) > 0:
 		return nil, err
 	case s.opt.Images.Named && errors.Is(err, fs.ErrNotExist): // other disks would get its numbers
-	case isNoImage(err) && (s.opt.Elsewhere() || single): // it is served with the other volumes
+	case isNoImage(err) && (s.opt.Remote() || single): // it is served with the other volumes
 		return nil, nil
 	case isNoImage(err) && volume != "" && instance.HasPersistent(volume):
 		s.opt.Log.Info("there is no image: the disk of the volume is served without one",

@@ -31,7 +31,7 @@ func (s *Sources) findRemotes(ctx context.Context) (found []plan.Disk, err error
 		}
 		name := cmp.Or(u.Export, r.Name(), u.Address)
 		found = append(found, plan.Disk{Name: path.Base(name),
-			Elsewhere: instance.Elsewhere(r, r.Identity(), r.BlockSize(), r.ReadOnly())})
+			AlreadyOpen: instance.WithoutFiles(r, r.Identity(), r.BlockSize(), r.ReadOnly())})
 	}
 	return found, nil
 }

@@ -135,7 +135,7 @@ func newUnit(d *serving.Disk) (*unit, error) {
 	a := abilities{discards: u.Discards != nil, store: u.Store != nil,
 		extents: u.Extents != nil}
 	u.tables[0] = opcodeTableOf(a)
-	if a.others = true; u.Elsewhere != nil {
+	if a.others = true; u.Remote != nil {
 		u.tables[1] = opcodeTableOf(a)
 	}
 	if err := u.restore(); err != nil {
@@ -146,7 +146,7 @@ func newUnit(d *serving.Disk) (*unit, error) {
 
 // others reports whether somebody may change the disk who is not bound by what is decided here:
 // another server has it, and lets several write.
-func (u *unit) others() bool { return u.Elsewhere != nil && u.Elsewhere.Shared() }
+func (u *unit) others() bool { return u.Remote != nil && u.Remote.Shared() }
 
 // table has the commands that the unit supports now.
 func (u *unit) table() *opcodeTable {
