@@ -235,7 +235,8 @@ func (v *verdict) condemn(err error) error {
 func wrongName(digest string) string { return "wrong-" + keptName(digest) + ".txt" }
 
 // comparedName is the file that says that the index of an image agrees with its layers, or the
-// table of contents of a layer with its headers. wholeName: with all of the layer.
+// table of contents of a layer with its headers. wholeName is the file that says that the table of
+// contents agrees with all of the layer.
 func comparedName(digest string) string { return "compared-" + keptName(digest) }
 func wholeName(digest string) string    { return "compared-whole-" + keptName(digest) }
 
@@ -309,8 +310,8 @@ func (s *Stream) compareTOC(ctx context.Context, desc descriptor, whole bool) er
 // wrongTable logs a table of contents that is not what the manifest says.
 func (s *Stream) wrongTable(err error) { s.warnOf("table of contents")(err.Error()) }
 
-// once compares what describes the image twice, unless a file says that this was done: one of
-// names, of which the last is made then.
+// once makes a comparison, unless one of the files names says that it was made before. At the end
+// it makes the last one of these files.
 func (s *Stream) once(ctx context.Context, what string, names []string, f func() error) error {
 	select {
 	case <-s.comparing:

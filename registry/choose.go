@@ -57,7 +57,7 @@ func (p *puller) choose() (chosen []*file, err error) {
 	return chosen, nil
 }
 
-// there says which files there are instead of the one that was asked for.
+// there lists the files of the image, for the error that the wanted one is not among them.
 func (p *puller) there() string {
 	var names []string
 	for _, f := range p.files {

@@ -32,9 +32,10 @@ type farFile struct {
 	chunk  int64         // bytes that are fetched at once
 	cached *cache.Blob   // fetches chunks in a recorded order; nil: no index has one
 	tables *layer.Tables // the metadata of the file; nil: that must be fetched
-	// booted has a bit for each chunk that a recorded boot fetches ahead; nil: no boot was recorded
+	// booted are the chunks that a recorded boot fetches ahead; nil: no boot was recorded
 	booted atomic.Pointer[bitset.Set]
-	// opening: what is announced now is in the tables, so it need not be fetched
+	// opening says that the image is being opened. The reads that it announces are in the tables,
+	// so nothing need be fetched for them.
 	opening atomic.Bool
 	came    atomic.Int64 // bytes, from the registry
 
@@ -46,12 +47,13 @@ type farFile struct {
 type farOptions struct {
 	warn    func(text string)
 	verdict *verdict // on the image; nil: nothing in it is described twice
-	// timeout is how long a chunk may be wrong each time it comes; 0: wrongTimeout
+	// timeout is how long a chunk may have the wrong digest, however often it is fetched; 0:
+	// wrongTimeout
 	timeout time.Duration
-	// ends: a chunk that cannot be had now ends a read, which waits otherwise
+	// ends says that a read fails if a chunk cannot be had now. Otherwise it waits.
 	ends bool
-	// near fills p with a chunk that begins at off from elsewhere, if it can. That need not be the
-	// right one. nil: all are fetched
+	// near fills p with the chunk at off without the registry, if it can, from a copy on this
+	// machine for example. The content may be wrong. nil: all chunks are fetched.
 	near func(ctx context.Context, p []byte, off int64) bool
 }
 

@@ -116,7 +116,8 @@ func (s *Stream) fetchOnce(ctx context.Context, why string) (_ *fetchedImage, er
 		if alone != nil && !errors.Is(alone, unix.EWOULDBLOCK) {
 			return nil, alone
 		}
-		// If somebody serves it, nothing says any more what it was. Otherwise it is being fetched.
+		// Another process has the lock. A shared one means that it serves disks whose record is
+		// gone. An exclusive one means that it is fetching them: wait for it.
 		if alone != nil && flock.Lock(f.lock, unix.LOCK_SH|unix.LOCK_NB) != nil {
 			if err := transport.PauseFor(ctx, lockPoll); err != nil {
 				return nil, err
@@ -160,8 +161,8 @@ func (f *fetchedImage) load() error {
 	return err
 }
 
-// bring fetches the image, and puts its disks into the directory. Who has an earlier file of one
-// open keeps that.
+// bring fetches the image, and puts its disks into the directory. An open file
+// of an earlier disk stays as it is.
 func (f *fetchedImage) bring(ctx context.Context, why string) (err error) {
 	f.s.client.Warn(fmt.Sprintf("%s is fetched and verified before it is served, as it has no "+
 		"index of its disks: %s", f.s.ref, why))

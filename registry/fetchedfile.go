@@ -137,7 +137,7 @@ func (r *rawChunks) readPart(ctx context.Context, p []byte, off int64) (int, err
 	return copy(p, whole[off-chunk*layer.IndexChunk:]), nil
 }
 
-// right reads a chunk of the file, and reports whether it is what it was.
+// right reads a chunk of the file, and reports whether it has the digest that it had.
 func (r *rawChunks) right(chunk int64, p []byte) bool {
 	f := r.file.Load()
 	if f == nil || osfile.ReadFull(f, p, chunk*layer.IndexChunk) != nil ||

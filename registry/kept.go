@@ -101,7 +101,7 @@ func (k *keptSource) Manifest(ctx context.Context, digest string) ([]byte, strin
 	if err != nil {
 		return nil, "", err
 	}
-	// A manifest with a media type of its own can be read without the registry's word for it.
+	// A manifest that names its own media type can be read later without the registry.
 	if transport.ManifestKind(content, "") != "" {
 		if !k.admitted {
 			k.named = content
@@ -143,7 +143,8 @@ func (k *keptSource) resolve(ctx context.Context, gated bool, ref transport.Refe
 	if err == nil || !gated || r.Digest == "" || r.Named != "" {
 		return img, err
 	}
-	// The record was made when nobody asked for signatures, and may lack the index that is signed.
+	// At the time of the record nobody asked for signatures. So the index of the platforms, which
+	// is what is signed, may not be kept.
 	k.pinned = ""
 	if img, err2 := transport.Resolve(ctx, k, ref); err2 == nil && img.Digest == r.Digest {
 		return img, nil

@@ -133,8 +133,8 @@ func (o *oldDisk) unusable(format string, args ...any) error {
 	return errors.Join(&unusable{fmt.Sprintf(format, args...)}, err)
 }
 
-// checkLayers compares the index with the layers of each platform. Each file has to be alone in a
-// layer as push makes it.
+// checkLayers compares the index with the layers of each platform. Each file has to be
+// the only one of its layer, as push makes them.
 func (o *oldDisk) checkLayers(ctx context.Context, b *baseImage) error {
 	sizes, seen := make(map[string]int64), make(map[string]bool) // by the digests of layers
 	for _, desc := range b.platforms[0].manifest.Layers {
@@ -246,7 +246,7 @@ func (o *oldDisk) again(name string) (image.Source, error) {
 	return nil, fmt.Errorf("%s: %w", name, os.ErrNotExist)
 }
 
-// bootOf is what a guest read first of the old disk, as far as it is different now.
+// bootOf returns the blocks that a guest read first of the old disk and that the new one changes.
 func (o *oldDisk) bootOf(ctx context.Context, different clusters, size int64) (boot []BootRun,
 	err error) {
 	for _, f := range o.chain {

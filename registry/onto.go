@@ -232,9 +232,8 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 	return different, shared, err
 }
 
-// suspects are the clusters that may differ from the old disk: all that have changed since an image
-// that the old disk is made of, too, and what the old disk has changed since. A nil
-// Set: nobody knows.
+// suspects are the clusters that may differ from the old disk, if both disks come from one image:
+// the clusters that either of them has changed since then. If nobody knows, the Set is nil.
 func (p *pusher) suspects(ctx context.Context, size int64) (clusters, error) {
 	chain, have := p.old.chain, image.Contents(p.old.image.Unhashed())
 	var from *Origin

@@ -70,7 +70,8 @@ func newPacked(c *cache.Cache, from *transport.Blob, p *layer.Part) (f *packed, 
 		return nil, "", errTable
 	}
 	name = fmt.Sprintf("sha256:%x", h.Sum(nil))
-	// What is kept has come from this place, so that it was seen that nothing lies between chunks.
+	// The name of what is kept includes the layer and the table: chunks were cut there, and it was
+	// checked that nothing lies between them.
 	h.Write([]byte(from.Desc.Digest.String()))
 	h.Write(p.Table)
 	kept := fmt.Sprintf("sha256:%x", h.Sum(nil))

@@ -310,7 +310,7 @@ func (p *pusher) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	// In any order of arguments the same image: LUNs are in the order of the names.
+	// The same image whatever the order of the arguments: LUNs are in the order of the names.
 	slices.SortFunc(p.layers, func(a, b *layer.Disk) int { return strings.Compare(a.Name, b.Name) })
 	return nil
 }
@@ -444,7 +444,7 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	// Before the tag, so that nobody finds the image by it who would refuse it.
+	// Before the tag is set: whoever asks for signatures must not find the image without one.
 	if p.opt.Sign != nil {
 		if err := p.sign(ctx, u, made); err != nil {
 			return "", err

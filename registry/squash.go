@@ -12,9 +12,10 @@ import (
 	"kubevirt.io/disk/registry/layer"
 )
 
-// squash makes the new layer one on the oldest file of the chain: it gets all that the versions in
-// between have, too, and their layers are left out. different has what is not as on the old disk,
-// and gets what those versions have. That is taken out of shared, which is as on the old disk.
+// squash puts the new layer directly above the oldest file of the chain. The layers of the versions
+// in between are left out, so the new layer also gets what they have. different are the clusters
+// that differ from the old disk, and shared those that do not. squash moves the clusters of the
+// versions in between from shared to different.
 func (p *pusher) squash(ctx context.Context, different, shared clusters) error {
 	o := p.old
 	if len(o.chain) == 0 {
@@ -49,8 +50,8 @@ func (p *pusher) squash(ctx context.Context, different, shared clusters) error {
 // name is the name of a file in the directory of the disks.
 func (o *oldFile) name() string { return o.entry.Name[len(layer.DiskDir)+1:] }
 
-// owns adds the clusters that are not those of the file below, as far as a disk of that size has
-// them: what the file has itself, and what is behind its end, where bottom may have something.
+// owns adds the clusters of a disk of that size that the file does not take from the file below:
+// those that it stores itself, and those behind its end, where bottom may have something.
 func (o *oldFile) owns(ctx context.Context, bottom *oldFile, to clusters, size int64) error {
 	if o.content == nil || o.content.Info().ExtendedL2 {
 		return fmt.Errorf("what its file %q has is not known: push the new version as a whole, "+

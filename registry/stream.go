@@ -111,7 +111,8 @@ func (c *Client) Stream(ctx context.Context, ref transport.Reference,
 	if err == nil {
 		err = s.kept.condemned(s.record.Digest)
 	}
-	// It may have to be fetched now. Then its disks have other names.
+	// Disks that were served unverified do not count with this setting: the image may have to be
+	// fetched as a whole, and then its disks have other names.
 	s.anew = s.record.Unverified && !opt.WhenComplete
 	switch {
 	case err != nil:

@@ -105,8 +105,8 @@ func unverifiedName(origin, layer string) string {
 }
 
 // notesLocked returns a name for the layer as this repository has it, and the file of its notes.
-// Repositories have had one file together before. An image that was served then goes on with it,
-// because its notes say what a disk was made from.
+// Earlier versions had one file for all repositories. An image that was served by one of them goes
+// on with that file, because its notes say what a disk was made from.
 func (s *Stream) notesLocked(digest string) (name, file string) {
 	shared := "notes-" + keptName(digest)
 	name = transport.DigestOf([]byte(s.ref.RepositoryText() + "\n" + digest))

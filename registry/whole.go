@@ -98,8 +98,8 @@ func (w *wholeFile) around(ctx context.Context, h hash.Hash, off, end int64) err
 	return nil
 }
 
-// file hashes the file. whole is false if the cache has lost a considerable part of it: that part
-// was verified, and is not fetched again for this.
+// file hashes the file. whole is false if the cache has lost so much of the file that it is not
+// worth fetching again: what was read was verified anyway.
 func (w *wholeFile) file(ctx context.Context, h hash.Hash) (whole bool, err error) {
 	p, before := make([]byte, w.chunk), w.came.Load()
 	for off := int64(0); off < w.Size(); off += int64(len(p)) {

@@ -14,8 +14,9 @@ import (
 	"kubevirt.io/disk/registry/layer"
 )
 
-// look finds out how the content of a file is compressed, and how that begins which is inside; nil:
-// that cannot be read. It returns the same content. A compressed file may have a VMDK image inside.
+// look finds out how the content of a file is compressed. head is the beginning of the decompressed
+// content, or nil if that cannot be read. look returns the same content again. There may be a VMDK
+// image inside, which is compressed, too.
 func (p *puller) look(f *file, content io.Reader) (head []byte, _ io.Reader, err error) {
 	head, err = readUpTo(content, image.DetectSize)
 	content = io.MultiReader(bytes.NewReader(head), content)
