@@ -36,7 +36,7 @@ type conn struct {
 	contexts             contextSet
 	snapshots            []disk.Snapshot // the snapshots of contextBitmap and the next ones
 
-	// Set when the client has chosen an export, under Server.mu.
+	// These are set under Server.mu when the client has chosen an export.
 	client *serving.Client
 	disk   *serving.Disk
 	role   *serving.Reader
@@ -46,14 +46,15 @@ type conn struct {
 
 	rx receiver
 	tx sender
-	// posted is the connection at which forwarded requests wait to be sent; nil: there are none. It
-	// belongs to the goroutine that reads. weight tells how urgent that is, as for replies.
+	// posted is the connection to another server with forwarded requests that are queued and not
+	// sent; nil: there are none. weight tells how urgent it is to send them, as for replies. Both
+	// belong to the goroutine that reads.
 	posted *link
 	weight int
 	long   atomic.Int32 // long requests that are executed; see enter
-	blind  atomic.Bool  // its reader executes one more, and does not see the connection's end
-	// sessionName is what the client calls the connections of which it uses one at a time, the
-	// newest one; "": they have no name. Guarded by Server.mu.
+	blind  atomic.Bool  // the reader executes a long one, and does not see the connection's end
+	// sessionName is the name of the session that the connection is for: see session.go. "": none.
+	// Guarded by Server.mu.
 	sessionName string
 
 	commands, bytesRead, bytesWritten atomic.Uint64

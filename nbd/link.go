@@ -128,9 +128,9 @@ type link struct {
 	since time.Time
 
 	out [][]byte // what is being sent; whoever sends uses it
-	b   [20]byte // the receiver's; here, so that a reply allocates nothing
-	// owed are clients' connections with replies to send; urgent says that they are many. Both are
-	// the receiver's.
+	b   [20]byte // used by the receiver; here, so that a reply allocates nothing
+	// owed are clients' connections with replies to send, and urgent says that there are many of
+	// them. Only the receiver uses both.
 	owed   []*conn
 	urgent bool
 	passOn func() // starts another receiver, because this one is about to wait for a client

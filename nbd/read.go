@@ -64,7 +64,7 @@ func (run *run) readWhole() error {
 		n := min(q.length-off, chunk)
 		b := c.share.Get(int(n))
 		if b == nil {
-			// what is queued may take it
+			// the queued replies may have it
 			if err := c.tx.Flush(); err != nil {
 				return err
 			}

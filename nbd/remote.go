@@ -63,9 +63,9 @@ type Remote struct {
 	breaks   *serving.Penalties      // of connections that break at once
 	told     *serving.Seldom[string] // of those breaks, in the log
 	wg       sync.WaitGroup          // of the goroutines in the background
-	boot     string                  // of the server, which has all of kept; connect's
-	// past is the number of the first change in kept that may be repeated: after those before it
-	// others have used the disk. It is connect's.
+	boot     string                  // of the server that was sent all of kept; used by connect
+	// past is the number of the first change in kept that may be repeated. After the changes before
+	// it others have used the disk. Used by connect.
 	past uint64
 
 	readOnly, shared atomic.Bool // as the server has told last
