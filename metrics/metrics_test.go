@@ -320,6 +320,7 @@ func full() *Metrics {
 	page := twoDisks()
 	page.UsageTypes = []status.UsageType{{Name: "fast", Space: &status.Space{Used: 7, Free: 8}},
 		{Name: "gone"}}
+	page.LUNs[0].Digest, page.LUNs[0].PlatformDigest = "sha256:a", "sha256:b"
 	page.Volumes = &status.Volumes{States: map[string]int{"ready": 2, "failed": 1}, Bytes: 7}
 	m := of(&page)
 	m.from.Fetched = func() *Fetched {

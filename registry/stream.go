@@ -321,8 +321,8 @@ func (s *Stream) disksOf(ctx context.Context, files []string,
 	return disks, err
 }
 
-// Digests are that of what the reference named first, and of this machine's image in it if that is a
-// list. platform is "" if it is none. For an address, digest is that of the file.
+// Digests are that of what the reference named first, and of this machine's image in it if that is
+// a list. platform is "" if it is none. For an address, digest is that of the file.
 func (s *Stream) Digests() (digest, platform string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

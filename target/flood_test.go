@@ -192,8 +192,8 @@ func TestFailingAddressIsSlowedDown(t *testing.T) {
 	c.MustGood(t, tt.TestUnitReady(1))
 }
 
-// TestHotInitiator: a peer that comes back at once fills no log: one that speaks something else than
-// iSCSI, and one that logs in, does nothing, and is gone.
+// TestHotInitiator: a peer that comes back at once fills no log: one that speaks something else
+// than iSCSI, and one that logs in, does nothing, and is gone.
 func TestHotInitiator(t *testing.T) {
 	for name, once := range map[string]func(t *testing.T, s *server){
 		"something else": func(t *testing.T, s *server) {

@@ -186,8 +186,8 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref transport.
 	}
 	fmt.Fprintf(a.stderr, "%s: %s is a disk of %s in %d levels, %d of them existed before; "+
 		"start it with\n  virsh create %s --console\n", console.OneLine(ref.String()),
-		digestsText(made.Digest, made.Platform), console.ShortSize(made.Size), len(made.Levels), made.Cached,
-		console.OneLine(filepath.Join(dir, adaptedDomain)))
+		digestsText(made.Digest, made.Platform), console.ShortSize(made.Size), len(made.Levels),
+		made.Cached, console.OneLine(filepath.Join(dir, adaptedDomain)))
 	return nil
 }
 

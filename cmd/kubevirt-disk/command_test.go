@@ -35,8 +35,9 @@ func TestServeWithACommand(t *testing.T) {
 		"not executable": {args: []string{paths[0], "--", paths[0]}, status: exitNotRun,
 			stderr: "kubevirt-disk: the command cannot be run: exec: \"" + paths[0] +
 				"\": permission denied\n"},
-		"of a directory": {args: []string{"--disk-dir=" + filepath.Dir(paths[0]), "--", "sh", "-c",
-			"echo ${uri%%[?]*} ${uri2%%[?]*}"}, stdout: "nbd+unix:///a.raw nbd+unix:///b%20c.raw\n"},
+		"of a directory": {args: []string{"--disk-dir=" + filepath.Dir(paths[0]), "--", "sh",
+			"-c", "echo ${uri%%[?]*} ${uri2%%[?]*}"},
+			stdout: "nbd+unix:///a.raw nbd+unix:///b%20c.raw\n"},
 		"chosen": {args: []string{paths[0], "--nbd=127.0.0.1:0", "--iscsi=false", "--", "sh", "-c",
 			"echo ${nbd%:*} [$iscsi]"}, stdout: "nbd://127.0.0.1 []\n"},
 		"nothing": {args: []string{paths[0], "--"}, status: exitUsage,

@@ -430,7 +430,7 @@ func TestHelp(t *testing.T) {
 func TestDidYouMean(t *testing.T) {
 	for want, args := range map[string][]string{
 		"did you mean serve?":    {"serv"},
-		"did you mean push?":     {"help", "psuh"},
+		"did you mean snapshot?": {"help", "snapsho"},
 		"did you mean --listen?": {"serve", "--lisen=127.0.0.1"},
 	} {
 		status, _, stderr := run(t, nil, args...)

@@ -113,8 +113,8 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 		return a.tellLauncher(ctx, daemon.NewLauncher(cfg.Hook, log), log, err)
 	}
 	// The reader of the log may be gone: a Ctrl-C that ends this process ends its tee too. The
-	// daemon must still drain. Nobody reads these signals, but a command would inherit that they are
-	// ignored.
+	// daemon must still drain. Nobody reads these signals, but a command would inherit that they
+	// are ignored.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	lines := console.NewQueue(a.stderr)
 	run.words = cfg.command

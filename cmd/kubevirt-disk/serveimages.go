@@ -207,7 +207,7 @@ func (s *served) guide(background bool) string {
 	return console.Harmless(b.String())
 }
 
-// iscsiURI is how libiscsi's clients name a LUN. user is what the name for CHAP and an @ are, or "".
+// iscsiURI is how libiscsi's clients name a LUN. user is the name for CHAP and an @, or "".
 // The password is in no URI.
 func iscsiURI(now *status.Status, user string, lun uint16) string {
 	return fmt.Sprintf("iscsi://%s%s/%s", user, options.Reachable(now.Portals[0]),

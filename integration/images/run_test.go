@@ -111,8 +111,8 @@ func TestImageOfAnyUser(t *testing.T) {
 	}
 }
 
-// TestImagesThatShareAWorkDirectory runs two containers on one volume. The control socket belongs
-// to the first: a handover in the second must not hand over a LUN of the first.
+// TestImagesThatShareAWorkDirectory runs two containers on one volume. The control socket there
+// belongs to the first. In the second, a handover finds its own daemon, unless that place is named.
 func TestImagesThatShareAWorkDirectory(t *testing.T) {
 	t.Parallel()
 	e := rig.NeedImages(t, "qemu-img")
@@ -134,10 +134,13 @@ func TestImagesThatShareAWorkDirectory(t *testing.T) {
 		return c.Exec(t, "kubevirt-disk", "handover", "--lun=1", "--to=iqn.2020-01.test:second")
 	}
 	one, two := run(first), run(second)
-	refused := open(two)
+	refused := two.Exec(t, "kubevirt-disk", "handover", "--lun=1", "--to=iqn.2020-01.test:second",
+		"--work-dir=/var/lib/kubevirt-disk")
 	require.Equal(t, 1, refused.Status, "%s", refused)
 	require.Contains(t, refused.Output, "a daemon in another container")
 	require.Contains(t, refused.Output, "CONTROL_SOCKET")
+	require.Zero(t, open(two).Status)
+	rig.UntilLogged(t, two, `"msg":"handover"`)
 	require.NotContains(t, one.Log(t), `"msg":"handover"`)
 	require.Zero(t, open(one).Status)
 	rig.UntilLogged(t, one, `"msg":"handover"`)

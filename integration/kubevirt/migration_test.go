@@ -78,7 +78,7 @@ func (m *movingMachine) sidecar() *node {
 	m.t.Helper()
 	p := newLauncherPod(m.t)
 	file := func(name string) string { return filepath.Join(m.dir, name) }
-	relay := p.sidecar([]string{"DISK_DIR=" + file("none")},
+	relay := p.sidecar([]string{"DISK_DIR=" + rig.SharedDir(m.t)},
 		"--disk=nbds://127.0.0.1:"+m.port+"/guest.raw", "--disk-tls-cert="+file("vm.example.crt"),
 		"--disk-tls-key="+file("vm.example.key"), "--disk-server-ca="+file("server.crt"))
 	return &node{pod: p, relay: relay}

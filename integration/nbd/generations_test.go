@@ -26,7 +26,7 @@ func TestGenerationsOfClients(t *testing.T) {
 		server, uri := served()
 		behind, uriBehind := served()
 		socket := filepath.Join(t.TempDir(), "relay.sock")
-		relay := rig.Start(t, rig.Config{DiskDir: filepath.Join(t.TempDir(), "none"),
+		relay := rig.Start(t, rig.Config{DiskDir: t.TempDir(),
 			Args: []string{"--disk=" + uriBehind, "--nbd=unix:" + socket}})
 		require.Contains(t, rig.OK(t, g.Client("iscsi-ls"), "-s", server.PortalURL()), "Lun:1")
 		g.use(t, server, server.URL(1), uri)

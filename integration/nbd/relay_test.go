@@ -29,7 +29,7 @@ func TestRelay(t *testing.T) {
 	server := rig.Start(t, served)
 	socket := filepath.Join(t.TempDir(), "nbd.sock")
 	disk := "--disk=nbds://127.0.0.1:" + port + "/disk.raw"
-	relay := rig.Start(t, rig.Config{DiskDir: filepath.Join(dir, "none"), Args: []string{disk,
+	relay := rig.Start(t, rig.Config{DiskDir: t.TempDir(), Args: []string{disk,
 		"--disk-tls-cert=" + cert, "--disk-tls-key=" + key, "--disk-server-ca=" + ca,
 		"--nbd=unix:" + socket}})
 	require.Contains(t, server.Get("/status"), `"cert:relay.example"`)
@@ -78,7 +78,7 @@ func TestRelayThatCannotBe(t *testing.T) {
 		{"--disk=" + uri + " --size=1Gi", "enlarge it there"},
 		{"--disk=nbds://127.0.0.1:1/x --disk-tls-cert=/c", "takes a certificate and its key"},
 	} {
-		_, err := rig.TryStart(t, rig.Config{DiskDir: filepath.Join(images, "none"),
+		_, err := rig.TryStart(t, rig.Config{DiskDir: t.TempDir(),
 			Args: strings.Fields(c.args)})
 		require.ErrorContains(t, err, c.want, c.args)
 		require.NotContains(t, err.Error(), "secret")

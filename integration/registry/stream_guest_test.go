@@ -83,7 +83,7 @@ echo $? >/tmp/result
 END
 setsid sh /tmp/read.sh </dev/null >/dev/null 2>&1 &`)
 	testtool.Within(t, rig.GuestCommand, func() bool {
-		return strings.Contains(d.Output(), "a read waits")
+		return strings.Contains(d.Output(), "next try in")
 	}, "reads wait: %s", func() any { return d.Output() })
 	g.OK(t, "test ! -e /tmp/result")
 	w.Run(t)

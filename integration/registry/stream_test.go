@@ -58,7 +58,7 @@ func TestStream(t *testing.T) {
 						d.URL(2), raw)
 				}()
 				testtool.Within(t, rig.Timeout, func() bool {
-					waits = strings.Contains(d.Output(), "a read waits")
+					waits = strings.Contains(d.Output(), "next try in")
 					return waits || d.Complete(2)
 				}, "reads wait, or the disk is complete: %s", func() any { return d.Output() })
 				if waits {
@@ -275,8 +275,8 @@ func TestStreamRefuses(t *testing.T) {
 		"without TLS": {rig.Config{Args: []string{"--image=" +
 			strings.Replace(s.Address, "127.0.0.1", "0.0.0.0", 1) + "/vm/fedora:42"}},
 			"--insecure-registry"},
-		"no directory": {streaming("", s.Address, "clone", "--disk-dir=/none/such"),
-			"the image directory \"/none/such\" does not exist"},
+		"no directory": {streaming("/none/such", s.Address, "clone"),
+			`the image directory \"/none/such\" does not exist`},
 		"in place": {streaming("", s.Address, "none"), "cannot be served in place"},
 		"twice": {streaming("", s.Address, "clone", "--image="+s.Address+"/vm/fedora:42"),
 			"named twice"},
@@ -288,7 +288,9 @@ func TestStreamRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := test.config
-			c.DiskDir = t.TempDir()
+			if c.DiskDir == "" {
+				c.DiskDir = t.TempDir()
+			}
 			_, output := rig.Refused(t, c)
 			require.Contains(t, output, test.want)
 		})

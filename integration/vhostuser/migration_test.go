@@ -36,7 +36,7 @@ func testMigration(t *testing.T, generation rig.Generation) {
 	source.OK(t, "disks=vda\n"+writers)
 	source.OK(t, moreRounds(4))
 
-	second := serve(t, filepath.Join(t.TempDir(), "none"),
+	second := serve(t, t.TempDir(),
 		"--disk=nbd+unix:///disk.raw?socket="+nbd)
 	status, out := rig.Handover(t, first.conf.StateDir, 0, "--lun=1", "--to=unix:"+nbd, "--for=30m")
 	require.Zero(t, status, out)

@@ -25,7 +25,7 @@ import (
 func (e *endpoint) probe(ctx context.Context, scopes []string, r request) *http.Response {
 	c := e.client
 	if r.method != http.MethodGet || !strings.HasPrefix(r.path, "manifests/") || !e.secure ||
-		e.near() || c.knows(e, scopes) {
+		c.knows(e, scopes) {
 		return nil
 	}
 	res, err := e.bare(ctx, r)

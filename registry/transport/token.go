@@ -21,13 +21,20 @@ import (
 )
 
 // asks finds out how the registry wants to be asked. TLS with a valid certificate comes first, then
-// plain HTTP, and then TLS with another certificate, where the user has allowed them.
+// plain HTTP, and then TLS with another certificate, where the user has allowed them. A registry on
+// this machine needs no permission for plain HTTP, but none follows on a wrong certificate.
 func (e *endpoint) asks(ctx context.Context, known *told) (*transport.Challenge, error) {
 	if known != nil {
 		return transport.Ping(ctx, e.repo.Registry, known)
 	}
-	asks, err := transport.Ping(ctx, e.repo.Registry, e.guard(false))
+	first := e.guard(false)
+	near := e.secure && first.near
+	first.near = false
+	asks, err := transport.Ping(ctx, e.repo.Registry, first)
 	var certificate *tls.CertificateVerificationError
+	if near && err != nil && !errors.As(err, &certificate) { // it may answer without TLS
+		return transport.Ping(ctx, e.repo.Registry, e.guard(false))
+	}
 	if !e.secure && errors.As(err, &certificate) {
 		return transport.Ping(ctx, e.repo.Registry, e.guard(true))
 	}
