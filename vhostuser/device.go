@@ -260,66 +260,6 @@ func (c *conn) setConfig(m *message) error {
 	return nil
 }
 
-// setMemory changes the guest's memory. The rings that run move to the new table.
-func (c *conn) setMemory(m *message) error {
-	t, err := c.newMemory(m)
-	if err != nil {
-		return err
-	}
-	if !t.sealed && (c.table == nil || c.table.sealed) {
-		c.log().Info("the guest's memory can be cut short by who shares it, or lies in huge " +
-			"pages, so its data is copied: seal it (F_SEAL_SHRINK), as QEMU does with memfd")
-	}
-	c.table.release()
-	c.table = t
-	for _, q := range c.queues {
-		if q != nil {
-			if err := q.remap(t); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (c *conn) newMemory(m *message) (*table, error) {
-	if m.request != reqSetMemTable {
-		if len(m.payload) != 8+regionSize {
-			return nil, m.wrongSize()
-		}
-		r := parseRegion(m.payload[8:])
-		if m.request == reqRemMemReg {
-			return c.table.without(r)
-		}
-		fd := m.take(0)
-		defer closeFD(fd)
-		if err := r.mapFile(fd); err != nil {
-			return nil, err
-		}
-		return c.table.with(r)
-	}
-	if len(m.payload) < 8 {
-		return nil, m.wrongSize()
-	}
-	n := int(binary.LittleEndian.Uint32(m.payload))
-	if n > maxTableRegions || len(m.payload) != 8+n*regionSize || len(m.fds) != n {
-		return nil, fmt.Errorf("a table of %d regions of memory has %d bytes and %d descriptors",
-			n, len(m.payload), len(m.fds))
-	}
-	var regions []region
-	for i := range n {
-		r := parseRegion(m.payload[8+i*regionSize:])
-		if err := r.mapFile(m.fds[i]); err != nil {
-			for _, r := range regions {
-				r.mapping.release()
-			}
-			return nil, err
-		}
-		regions = append(regions, r)
-	}
-	return newTable(regions)
-}
-
 func (c *conn) getInflight(m *message) ([]byte, int, error) {
 	_, _, queues, num, err := parseInflight(m.payload)
 	if err != nil {
