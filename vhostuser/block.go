@@ -224,7 +224,7 @@ func (run *run) enter() {
 // shares reports whether to leave a long request to the other reader, because that has nothing to
 // do, and this one has.
 func (run *run) shares(length int64) bool {
-	return length >= sharedFrom && !run.late && run.Reading && run.q.late.Waiting() == 0 &&
+	return length >= sharedFrom && !run.late && run.Reading && run.q.late.Waiting() < 2 &&
 		run.q.waiting()
 }
 

@@ -267,10 +267,10 @@ func TestWriteCacheOverRestart(t *testing.T) {
 // TestTooManyRings: a ring for which there is no thread is refused.
 func TestTooManyRings(t *testing.T) {
 	v := serve(t, disktest.NewMemory(diskSize))
-	rings.Add(maxRings)
+	rings.add(maxRings)
 	_, err := vhosttest.Dial(v.socket, vhosttest.Options{})
 	require.Error(t, err)
-	rings.Add(-maxRings)
+	rings.add(-maxRings)
 	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
 	require.NoError(t, v.dial(t, vhosttest.Options{}).Read(0, 0, make([]byte, 512)))
 }

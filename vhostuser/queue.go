@@ -2,7 +2,6 @@ package vhostuser
 
 import (
 	"fmt"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -15,24 +14,10 @@ import (
 )
 
 const (
-	// lookFor is how long a queue looks at its ring after a request, before it sleeps until the
-	// driver kicks. To sleep and to be woken takes longer than that, and a guest that waits for one
-	// request before it makes the next one has it within that time.
-	lookFor = 30 * time.Microsecond
 	// stopTimeout is how long a ring that must stop waits for far content. QEMU stands still
 	// meanwhile, and the person at its monitor, too.
 	stopTimeout = 30 * time.Second
 )
-
-// maxRings is how many rings run in this process at most. Each sleeps in a thread, and Go ends a
-// process that has 10,000 of them.
-const maxRings = 4096
-
-// rings is how many rings run now.
-var rings atomic.Int32
-
-// lookers is how many queues look at their rings now. They must leave processors to the others.
-var lookers atomic.Int32
 
 // queue executes the requests of one ring. A goroutine has the role of the reader: it takes
 // requests and executes them. When one of them takes long, another goroutine gets the role
@@ -81,8 +66,7 @@ func (q *queue) start() error {
 	if err := q.sleeper.open(q.kick); err != nil {
 		return err
 	}
-	if rings.Add(1) > maxRings {
-		rings.Add(-1)
+	if !rings.add(1) {
 		return fmt.Errorf("%d rings run in this process already: give guests fewer queues",
 			maxRings)
 	}
@@ -185,7 +169,7 @@ func (q *queue) halt() {
 	}
 	q.running = false
 	q.c.running.Add(-1)
-	rings.Add(-1)
+	rings.add(-1)
 	for _, req := range q.late.Close() { // they stay in flight
 		q.recycle(req)
 	}
@@ -387,21 +371,6 @@ func (q *queue) recycle(req *request) {
 	if req.chain.room() <= longChain {
 		q.free = append(q.free, req)
 	}
-}
-
-// look waits for a request for a moment, without sleep. It returns whether there may be one.
-func (q *queue) look() bool {
-	if int(lookers.Add(1)) > max(1, runtime.GOMAXPROCS(0)/2) {
-		lookers.Add(-1)
-		return false
-	}
-	defer lookers.Add(-1)
-	for begun := time.Now(); time.Since(begun) < lookFor; {
-		if q.waiting() || q.stop.Load() {
-			return true
-		}
-	}
-	return false
 }
 
 func (q *queue) waiting() bool {

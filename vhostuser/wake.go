@@ -1,7 +1,10 @@
 package vhostuser
 
 import (
+	"runtime"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -76,3 +79,61 @@ func (c *caller) drain() {
 		_, _ = unix.Preadv2(c.fd, [][]byte{b[:]}, -1, unix.RWF_NOWAIT)
 	}
 }
+
+// lookFor is how long a queue looks at its ring after a request, before it sleeps until the driver
+// kicks. To sleep and to be woken takes longer than that, and a guest that waits for one request
+// before it makes the next one has it within that time.
+const lookFor = 30 * time.Microsecond
+
+// look waits for a request for a moment, without sleep. It returns whether there may be one.
+func (q *queue) look() bool {
+	if int(lookers.Add(1)) > max(1, int(rings.processors.Load())/2) {
+		lookers.Add(-1)
+		return false
+	}
+	defer lookers.Add(-1)
+	for begun := time.Now(); time.Since(begun) < lookFor; {
+		if q.waiting() || q.stop.Load() {
+			return true
+		}
+	}
+	return false
+}
+
+// maxRings is how many rings run in this process at most. Each sleeps in a thread, and Go ends a
+// process that has 10,000 of them.
+const maxRings = 4096
+
+// maxExtra is how many goroutines run at once beyond those that Go has processors for. A goroutine
+// that wakes in a system call goes on at once only if there is room for one more; otherwise its
+// thread sleeps again, and another one is woken for it. The kernel is better at that.
+const maxExtra = 16
+
+// rings is how many rings run now.
+var rings ringCount
+
+type ringCount struct {
+	mu         sync.Mutex
+	n          int          // guarded by mu
+	processors atomic.Int32 // as Go has found them; 0: no ring has run yet
+}
+
+// add counts rings that begin or end. It returns false if there would be too many.
+func (r *ringCount) add(n int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.n+n > maxRings {
+		return false
+	}
+	if r.n == 0 {
+		r.processors.Store(int32(runtime.GOMAXPROCS(0)))
+	}
+	r.n += n
+	if want := int(r.processors.Load()) + min(r.n, maxExtra); want != runtime.GOMAXPROCS(0) {
+		runtime.GOMAXPROCS(want)
+	}
+	return true
+}
+
+// lookers is how many queues look at their rings now. They must leave processors to the others.
+var lookers atomic.Int32
