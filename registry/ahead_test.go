@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/keychain"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -247,7 +248,7 @@ func TestFirstRequest(t *testing.T) {
 	require.NoError(t, resolve())
 	require.Equal(t, 1, l.Requests(""), "no GET /v2/")
 	l.Basic, opt.OwnHost = "me:pa55", l.Host()
-	opt.Own = transport.Credential{Username: "me", Password: "pa55"}
+	opt.Own = keychain.Credential{Username: "me", Password: "pa55"}
 	require.NoError(t, resolve())
 	require.Equal(t, 3, l.Requests(""), "one without the credential, and one with it")
 	opt.Own.Password = "wrong"

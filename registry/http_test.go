@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/registry/keychain"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -254,7 +255,7 @@ func TestCredentials(t *testing.T) {
 		require.NoError(t, err)
 		onlyFile(t, dir, "out.raw", content)
 		own := l.options()
-		own.Own, own.OwnHost = transport.Credential{Username: "me", Password: secret}, l.Host()
+		own.Own, own.OwnHost = keychain.Credential{Username: "me", Password: secret}, l.Host()
 		_, err = pullHTTP(t, l, own)
 		require.NoError(t, err)
 		require.NotContains(t, fmt.Sprintf("%v %+v %#v", own, own, own), secret)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/registry/keychain"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -34,7 +35,7 @@ func TestTokenServerNearby(t *testing.T) {
 					}
 				})
 			opt := l.options()
-			opt.Own = transport.Credential{Username: "me", Password: "pa55word"}
+			opt.Own = keychain.Credential{Username: "me", Password: "pa55word"}
 			opt.OwnHost, opt.Timeout = l.Host(), time.Second
 			dir, err := pullHTTP(t, l, opt)
 			require.NoError(t, err)
@@ -136,7 +137,7 @@ func TestUnknownCertificate(t *testing.T) {
 	l.NewImage(t, content)
 	l.Basic = "me:pa55word"
 	opt := l.options()
-	opt.Own = transport.Credential{Username: "me", Password: "pa55word"}
+	opt.Own = keychain.Credential{Username: "me", Password: "pa55word"}
 	opt.OwnHost, opt.Timeout = l.Host(), time.Second
 	var warned []string
 	opt.Warn = func(text string) { warned = append(warned, text) }

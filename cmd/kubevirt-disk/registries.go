@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/keychain"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -262,7 +263,7 @@ func parseCacheSize(text string) (int64, error) {
 }
 
 // registryCredential reads the credential from its variables. No error shows their content.
-func registryCredential() (own transport.Credential, err error) {
+func registryCredential() (own keychain.Credential, err error) {
 	if own.Username, err = secretOf(envRegistryUsername); err != nil {
 		return own, err
 	}
@@ -270,7 +271,7 @@ func registryCredential() (own transport.Credential, err error) {
 		return own, err
 	}
 	if (own.Username == "") != (own.Password == "") {
-		return transport.Credential{}, errors.New(
+		return keychain.Credential{}, errors.New(
 			"half a credential: set " + envRegistryUsername + " and " +
 				envRegistryPassword + ", or neither",
 		)

@@ -21,6 +21,7 @@ import (
 
 	"kubevirt.io/disk/internal/loopback"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/registry/keychain"
 )
 
 // Options say how registries are reached. The zero value works for public ones.
@@ -29,7 +30,7 @@ type Options struct {
 	// pull secret. "": where docker, podman and the kubelet keep theirs.
 	Config string
 	// Own is a credential for the registry OwnHost. It wins over those of Config. Zero: none.
-	Own     Credential
+	Own     keychain.Credential
 	OwnHost string
 	// CA is a file of certificates (PEM) that are trusted beside those of the system.
 	CA string
@@ -74,7 +75,7 @@ const (
 // Client reaches registries. Any number of goroutines may use it.
 type Client struct {
 	opt      Options
-	keychain *keychain
+	keychain *keychain.Keychain
 	base     *http.Transport
 	open     *http.Transport // the same, and verifies no certificate
 	tokens   *http.Transport // for token servers of registries with TLS
@@ -117,12 +118,10 @@ func New(opt Options) (*Client, error) {
 		opt.UserAgent = "kubevirt-disk"
 	}
 	c := &Client{opt: opt, ready: make(map[string]*http.Client),
-		keychain: &keychain{file: opt.Config, own: opt.Own, host: opt.OwnHost,
-			warn: opt.Warn}}
-	if opt.Config != "" {
-		if _, err := readConfig(opt.Config); err != nil {
-			return nil, err
-		}
+		keychain: &keychain.Keychain{File: opt.Config, Own: opt.Own, Host: opt.OwnHost,
+			Warn: opt.Warn}}
+	if err := c.keychain.Check(); err != nil {
+		return nil, err
 	}
 	for _, host := range opt.Insecure {
 		if _, err := name.NewRegistry(host); err != nil || strings.Contains(host, "/") {

@@ -6,8 +6,7 @@
 // opens a Source for it. Resolve finds the manifest, and each Blob is read whole or by ranges.
 // An Uploader sends. A Gate says which images may be read; gate.go also finds what lies beside one.
 //
-// Names, credentials of docker and the exchange of tokens are go-containerregistry's. Reading is
-// our own:
+// Names and the exchange of tokens are go-containerregistry's. Reading is our own:
 //
 //	retry.go   a request that is tried until it is done: 429 and Retry-After, tokens and signed
 //	           addresses that expire, connections that break. It ends with its context, or when

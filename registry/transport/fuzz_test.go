@@ -1,14 +1,9 @@
 package transport
 
 import (
-	"bytes"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-containerregistry/pkg/name"
 )
 
 // FuzzReference parses anything; an accepted reference is accepted again in its printed form.
@@ -66,25 +61,6 @@ func FuzzHeaders(f *testing.F) {
 		}
 		if retryAfter(value, time.Now()) < 0 {
 			t.Fatal(value)
-		}
-	})
-}
-
-// FuzzCredentials reads anything as a file of credentials.
-func FuzzCredentials(f *testing.F) {
-	f.Add([]byte(`{"auths":{"*.example.com/a":{"auth":"bWU6cHc="}}}`))
-	repo, _ := name.NewRepository("r.example.com/a/b")
-	dir := f.TempDir()
-	f.Fuzz(func(t *testing.T, content []byte) {
-		if bytes.Contains(content, []byte("cred")) {
-			return // it would start programs of these names
-		}
-		file := filepath.Join(dir, "config.json")
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if c, err := readConfig(file); err == nil {
-			_ = c.credential(t.Context(), repo, func(error) {})
 		}
 	})
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/registry/keychain"
 	"kubevirt.io/disk/registry/registrytest"
 )
 
@@ -138,7 +139,7 @@ func TestTokenServerByName(t *testing.T) {
 			l.WantsTokens(t, func(string) string { return "https://" + c.realm + ":" + port + "/" },
 				nil)
 			opt := Options{CA: ca, Timeout: time.Second, OwnHost: l.Host(),
-				Own: Credential{Username: "me", Password: "pa55word"}}
+				Own: keychain.Credential{Username: "me", Password: "pa55word"}}
 			src, err := newClient(t, opt).Source(l.ref(t, "vm/a:1"), "")
 			require.NoError(t, err)
 			defer src.Close()

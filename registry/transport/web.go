@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -255,7 +256,7 @@ func (r *Image) LayerText(i int) string {
 type webFile struct {
 	*address
 	client     *http.Client
-	credential *looked
+	credential authn.ContextAuthenticator
 	known      bool // somebody has said the digest, which decides what is right
 }
 
@@ -278,8 +279,8 @@ func (c *Client) webEndpoint(a *address) (*endpoint, error) {
 		return nil, err
 	}
 	named := slices.Contains(c.opt.Insecure, a.url.Host)
-	w := &webFile{address: a, credential: &looked{
-		keychain: c.keychain, target: webTarget{a.url.Host, path.Clean(a.url.Path)}}}
+	w := &webFile{address: a,
+		credential: c.keychain.For(webTarget{a.url.Host, path.Clean(a.url.Path)})}
 	e := &endpoint{client: c, repo: registry.Repo("file"),
 		secure: a.url.Scheme == "https" && !named, web: w}
 	w.client = &http.Client{Transport: e.guard(named), CheckRedirect: func(req *http.Request,

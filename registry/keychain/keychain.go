@@ -1,4 +1,7 @@
-package transport
+// Package keychain finds credentials for registries where docker, podman, skopeo and the kubelet
+// keep theirs: in files, a variable, and the programs that files name. A credential is never part
+// of an error or of a warning.
+package keychain
 
 import (
 	"context"
@@ -23,25 +26,40 @@ type Credential struct{ Username, Password string }
 func (Credential) String() string   { return "(credential)" }
 func (Credential) GoString() string { return "(credential)" }
 
-// keychain finds the credential for a repository: in the given file, or else where docker, podman
-// and the kubelet keep theirs.
-type keychain struct {
-	file string // "": where the others look
-	own  Credential
-	host string // of the registry that own is for
-	warn func(text string)
+// Keychain finds the credential for a repository: Own for the registry Host, or else one in File,
+// or where the others keep theirs. Any number of goroutines may use it.
+type Keychain struct {
+	File string // of credentials, or a directory with one; "": where the others look
+	Own  Credential
+	Host string
+	Warn func(text string) // is told once of each thing that cannot be used
 
-	warned sync.Map // what warn was called with; each once
+	warned sync.Map // what Warn was called with
+}
+
+// Check reports whether File can be read.
+func (k *Keychain) Check() error {
+	if k.File == "" {
+		return nil
+	}
+	_, err := readConfig(k.File)
+	return err
+}
+
+// For returns the credential for a repository, or for an address. It is looked up when it is
+// needed, and again when it is old.
+func (k *Keychain) For(target authn.Resource) authn.ContextAuthenticator {
+	return &looked{keychain: k, target: target}
 }
 
 // Resolve is what go-containerregistry calls. The result looks the credential up again when it is
 // old.
-func (k *keychain) Resolve(target authn.Resource) (authn.Authenticator, error) {
+func (k *Keychain) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	return k.ResolveContext(context.Background(), target)
 }
 
 // ResolveContext is Resolve for a caller that may give up.
-func (k *keychain) ResolveContext(ctx context.Context,
+func (k *Keychain) ResolveContext(ctx context.Context,
 	target authn.Resource) (authn.Authenticator, error) {
 	a := &looked{keychain: k, target: target}
 	if _, err := a.AuthorizationContext(ctx); err != nil {
@@ -56,12 +74,12 @@ func (k *keychain) ResolveContext(ctx context.Context,
 // lookup finds the credential for a repository. None is no error, because public images need none.
 // Neither is a place, an entry or a helper that cannot be used: the user is told, and if the
 // credential is missed, the registry says so. An error is a named file that cannot be read.
-func (k *keychain) lookup(ctx context.Context, target authn.Resource) (authn.AuthConfig, error) {
-	if k.own != (Credential{}) && target.RegistryStr() == k.host {
-		return authn.AuthConfig{Username: k.own.Username, Password: k.own.Password}, nil
+func (k *Keychain) lookup(ctx context.Context, target authn.Resource) (authn.AuthConfig, error) {
+	if k.Own != (Credential{}) && target.RegistryStr() == k.Host {
+		return authn.AuthConfig{Username: k.Own.Username, Password: k.Own.Password}, nil
 	}
-	if k.file != "" {
-		file, err := readConfig(k.file)
+	if k.File != "" {
+		file, err := readConfig(k.File)
 		if err != nil {
 			return authn.AuthConfig{}, err
 		}
@@ -81,15 +99,15 @@ func (k *keychain) lookup(ctx context.Context, target authn.Resource) (authn.Aut
 }
 
 // problem tells the user once about something that cannot be used.
-func (k *keychain) problem(err error) {
+func (k *Keychain) problem(err error) {
 	if _, told := k.warned.LoadOrStore(err.Error(), true); !told {
-		k.warn(err.Error())
+		k.Warn(err.Error())
 	}
 }
 
 // looked is a credential that is looked up again from time to time.
 type looked struct {
-	keychain *keychain
+	keychain *Keychain
 	target   authn.Resource
 
 	mu     sync.Mutex

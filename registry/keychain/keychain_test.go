@@ -1,6 +1,7 @@
-package transport
+package keychain
 
 import (
+	"bytes"
 	"encoding/base64"
 	"fmt"
 	"os"
@@ -19,7 +20,7 @@ func lookUp(t testing.TB, file, repository string) (string, string) {
 	repo, err := name.NewRepository(repository)
 	require.NoError(t, err)
 	var told []string
-	k := &keychain{file: file, warn: func(text string) { told = append(told, text) }}
+	k := &Keychain{File: file, Warn: func(text string) { told = append(told, text) }}
 	var found authn.AuthConfig
 	for range 2 { // each is told once
 		found, err = k.lookup(t.Context(), repo)
@@ -266,4 +267,23 @@ esac`)
 		}
 	}
 
+}
+
+// FuzzCredentials reads anything as a file of credentials.
+func FuzzCredentials(f *testing.F) {
+	f.Add([]byte(`{"auths":{"*.example.com/a":{"auth":"bWU6cHc="}}}`))
+	repo, _ := name.NewRepository("r.example.com/a/b")
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, content []byte) {
+		if bytes.Contains(content, []byte("cred")) {
+			return // it would start programs of these names
+		}
+		file := filepath.Join(dir, "config.json")
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := readConfig(file); err == nil {
+			_ = c.credential(t.Context(), repo, func(error) {})
+		}
+	})
 }
