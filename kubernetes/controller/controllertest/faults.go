@@ -1,7 +1,6 @@
 package controllertest
 
 import (
-	"context"
 	"errors"
 	"reflect"
 	"slices"
@@ -9,10 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 )
 
 // Calls counts the requests of a client, and makes one of them fail.
@@ -49,41 +46,12 @@ func (c *Calls) count(n *int, do func() error, write bool) error {
 
 // Client is a client whose requests are counted.
 func (c *Calls) Client(of client.WithWatch) client.WithWatch {
-	read := func(do func() error) error { return c.count(&c.Reads, do, false) }
-	write := func(do func() error) error { return c.count(&c.Writes, do, true) }
-	return interceptor.NewClient(of, interceptor.Funcs{
-		Get: func(ctx context.Context, in client.WithWatch, key client.ObjectKey, o client.Object,
-			opts ...client.GetOption) error {
-			return read(func() error { return in.Get(ctx, key, o, opts...) })
-		},
-		List: func(ctx context.Context, in client.WithWatch, l client.ObjectList,
-			opts ...client.ListOption) error {
-			return read(func() error { return in.List(ctx, l, opts...) })
-		},
-		Create: func(ctx context.Context, in client.WithWatch, o client.Object,
-			opts ...client.CreateOption) error {
-			return write(func() error { return in.Create(ctx, o, opts...) })
-		},
-		Delete: func(ctx context.Context, in client.WithWatch, o client.Object,
-			opts ...client.DeleteOption) error {
-			return write(func() error { return in.Delete(ctx, o, opts...) })
-		},
-		Update: func(ctx context.Context, in client.WithWatch, o client.Object,
-			opts ...client.UpdateOption) error {
-			return write(func() error { return in.Update(ctx, o, opts...) })
-		},
-		Patch: func(ctx context.Context, in client.WithWatch, o client.Object, p client.Patch,
-			opts ...client.PatchOption) error {
-			return write(func() error { return in.Patch(ctx, o, p, opts...) })
-		},
-		Apply: func(ctx context.Context, in client.WithWatch, o runtime.ApplyConfiguration,
-			opts ...client.ApplyOption) error {
-			return write(func() error { return in.Apply(ctx, o, opts...) })
-		},
-		SubResourcePatch: func(ctx context.Context, in client.Client, sub string, o client.Object,
-			p client.Patch, opts ...client.SubResourcePatchOption) error {
-			return write(func() error { return in.SubResource(sub).Patch(ctx, o, p, opts...) })
-		},
+	return intercept(of, func(r request, do func() error) error {
+		write := r.verb != "get" && r.verb != "list"
+		if write {
+			return c.count(&c.Writes, do, write)
+		}
+		return c.count(&c.Reads, do, write)
 	})
 }
 
@@ -135,18 +103,15 @@ func eachFault(t *testing.T, run func(t *testing.T, calls *Calls), reads bool) {
 // Labelled is a client that finds objects of some kinds only if they have a label, like a cache
 // that has no others.
 func Labelled(of client.WithWatch, label string, kinds ...client.Object) client.WithWatch {
-	return interceptor.NewClient(of, interceptor.Funcs{
-		Get: func(ctx context.Context, in client.WithWatch, key client.ObjectKey, o client.Object,
-			opts ...client.GetOption) error {
-			err := in.Get(ctx, key, o, opts...)
-			limited := slices.ContainsFunc(kinds, func(kind client.Object) bool {
-				return reflect.TypeOf(kind) == reflect.TypeOf(o)
-			})
-			if err != nil || !limited || o.GetLabels()[label] != "" {
-				return err
-			}
-			reflect.ValueOf(o).Elem().SetZero()
-			return apierrors.NewNotFound(schema.GroupResource{Resource: "objects"}, key.Name)
-		},
+	return intercept(of, func(r request, do func() error) error {
+		err := do()
+		limited := r.verb == "get" && slices.ContainsFunc(kinds, func(kind client.Object) bool {
+			return reflect.TypeOf(kind) == reflect.TypeOf(r.object)
+		})
+		if err != nil || !limited || r.object.(client.Object).GetLabels()[label] != "" {
+			return err
+		}
+		reflect.ValueOf(r.object).Elem().SetZero()
+		return apierrors.NewNotFound(schema.GroupResource{Resource: "objects"}, r.name)
 	})
 }

@@ -2,7 +2,6 @@ package controllertest
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -18,11 +17,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	kruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 )
 
 // Role is what the controller's account may do, by the chart with some settings. A controller that
@@ -156,94 +152,32 @@ func (r Role) Live(of client.WithWatch) client.WithWatch {
 }
 
 func (r Role) client(of client.WithWatch, get, list []string) client.WithWatch {
-	check := func(kind schema.GroupVersionKind, err error, sub, name string,
-		verbs ...string) error {
+	return intercept(of, func(q request, do func() error) error {
+		kind, err := q.kind(of)
 		if err != nil {
 			return err
 		}
 		kind.Kind = strings.TrimSuffix(kind.Kind, "List")
 		resource, _ := meta.UnsafeGuessKindToResource(kind)
-		if sub != "" {
-			resource.Resource += "/" + sub
+		if q.sub != "" {
+			resource.Resource += "/" + q.sub
+		}
+		verbs := []string{q.verb}
+		switch q.verb {
+		case "get":
+			verbs = get
+		case "list":
+			verbs = list
+		case "apply":
+			verbs = []string{"patch"} // the object is made if it is not there
 		}
 		for _, verb := range verbs {
-			if !r.allows(verb, resource.Group, resource.Resource, name) {
-				return apierrors.NewForbidden(resource.GroupResource(), name, fmt.Errorf("the "+
+			if !r.allows(verb, resource.Group, resource.Resource, q.name) {
+				return apierrors.NewForbidden(resource.GroupResource(), q.name, fmt.Errorf("the "+
 					"controller's role does not allow %s", verb))
 			}
 		}
-		return nil
-	}
-	may := func(o kruntime.Object, name string, verbs ...string) error {
-		kind, err := of.GroupVersionKindFor(o)
-		return check(kind, err, "", name, verbs...)
-	}
-	return interceptor.NewClient(of, interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
-			opts ...client.GetOption) error {
-			if err := may(o, key.Name, get...); err != nil {
-				return err
-			}
-			return c.Get(ctx, key, o, opts...)
-		},
-		List: func(ctx context.Context, c client.WithWatch, l client.ObjectList,
-			opts ...client.ListOption) error {
-			if err := may(l, "", list...); err != nil {
-				return err
-			}
-			return c.List(ctx, l, opts...)
-		},
-		Create: func(ctx context.Context, c client.WithWatch, o client.Object,
-			opts ...client.CreateOption) error {
-			if err := may(o, "", "create"); err != nil {
-				return err
-			}
-			return c.Create(ctx, o, opts...)
-		},
-		Delete: func(ctx context.Context, c client.WithWatch, o client.Object,
-			opts ...client.DeleteOption) error {
-			if err := may(o, o.GetName(), "delete"); err != nil {
-				return err
-			}
-			return c.Delete(ctx, o, opts...)
-		},
-		Update: func(ctx context.Context, c client.WithWatch, o client.Object,
-			opts ...client.UpdateOption) error {
-			if err := may(o, o.GetName(), "update"); err != nil {
-				return err
-			}
-			return c.Update(ctx, o, opts...)
-		},
-		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch,
-			opts ...client.PatchOption) error {
-			if err := may(o, o.GetName(), "patch"); err != nil {
-				return err
-			}
-			return c.Patch(ctx, o, p, opts...)
-		},
-		Apply: func(ctx context.Context, c client.WithWatch, o kruntime.ApplyConfiguration,
-			opts ...client.ApplyOption) error {
-			u, ok := o.(interface {
-				GroupVersionKind() schema.GroupVersionKind
-				GetName() string
-			})
-			if !ok {
-				return fmt.Errorf("%T is applied, and nobody knows its kind", o)
-			}
-			// It is made if it is not there.
-			if err := check(u.GroupVersionKind(), nil, "", u.GetName(), "patch"); err != nil {
-				return err
-			}
-			return c.Apply(ctx, o, opts...)
-		},
-		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object,
-			p client.Patch, opts ...client.SubResourcePatchOption) error {
-			kind, err := of.GroupVersionKindFor(o)
-			if err := check(kind, err, sub, o.GetName(), "patch"); err != nil {
-				return err
-			}
-			return c.SubResource(sub).Patch(ctx, o, p, opts...)
-		},
+		return do()
 	})
 }
 

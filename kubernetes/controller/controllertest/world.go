@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -22,7 +23,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
@@ -93,7 +93,7 @@ func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
 // Allow gives controllers the rights that they have with other settings of the chart than none.
 func (w *World) Allow(t testing.TB, s Settings) {
 	t.Helper()
-	role, base := RoleOf(t, s), interceptor.NewClient(w.Base, w.funcs())
+	role, base := RoleOf(t, s), intercept(w.Base, w.request)
 	w.Client, w.Live = role.Cache(base), role.Live(base)
 }
 
@@ -139,7 +139,7 @@ func (w *World) born(o client.Object) {
 }
 
 // request counts a request, and carries it out or fails as the test wants.
-func (w *World) request(verb string, object any, changes bool, do func() error) error {
+func (w *World) request(r request, do func() error) error {
 	w.mu.Lock()
 	w.requests++
 	fails := w.requests == w.FailAt
@@ -147,15 +147,28 @@ func (w *World) request(verb string, object any, changes bool, do func() error) 
 	if fails && !w.Afterwards {
 		return errFault
 	}
-	if changes && w.Refuse != nil {
-		if err := w.Refuse(verb, object); err != nil {
+	verb := strings.TrimSpace(r.verb + " " + r.sub)
+	if w.Refuse != nil && (r.changes() || r.dry && w.absent(r) == nil) {
+		if err := w.Refuse(verb, r.object); err != nil {
 			return err
 		}
 	}
-	err := do()
-	if err == nil && changes {
+	var err error
+	switch {
+	case r.dry:
+		err = w.absent(r)
+	case r.verb == "create":
+		w.born(r.object.(client.Object))
+		fallthrough
+	default:
+		err = do()
+	}
+	if err == nil && r.changes() {
 		w.mu.Lock()
 		w.writes++
+		if kind, err := r.kind(w.Base); r.verb == "create" && err == nil {
+			w.made[kind.Kind]++
+		}
 		w.mu.Unlock()
 		if w.Check != nil {
 			w.Check()
@@ -167,70 +180,19 @@ func (w *World) request(verb string, object any, changes bool, do func() error) 
 	return err
 }
 
-func (w *World) funcs() interceptor.Funcs {
-	return interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
-			opts ...client.GetOption) error {
-			return w.request("get", o, false, func() error { return c.Get(ctx, key, o, opts...) })
-		},
-		List: func(ctx context.Context, c client.WithWatch, l client.ObjectList,
-			opts ...client.ListOption) error {
-			return w.request("list", l, false, func() error { return c.List(ctx, l, opts...) })
-		},
-		Create: w.create,
-		Delete: func(ctx context.Context, c client.WithWatch, o client.Object,
-			opts ...client.DeleteOption) error {
-			return w.request("delete", o, true, func() error { return c.Delete(ctx, o, opts...) })
-		},
-		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch,
-			opts ...client.PatchOption) error {
-			return w.request("patch", o, true, func() error { return c.Patch(ctx, o, p, opts...) })
-		},
-		Apply: func(ctx context.Context, c client.WithWatch, o runtime.ApplyConfiguration,
-			opts ...client.ApplyOption) error {
-			return w.request("apply", o, true, func() error { return c.Apply(ctx, o, opts...) })
-		},
-		SubResourcePatch: func(ctx context.Context, c client.Client, name string, o client.Object,
-			p client.Patch, opts ...client.SubResourcePatchOption) error {
-			return w.request("patch "+name, o, true, func() error {
-				return c.SubResource(name).Patch(ctx, o, p, opts...)
-			})
-		},
+// absent is what a dry run finds, which the fake client lacks: that an object exists.
+func (w *World) absent(r request) error {
+	kind, err := r.kind(w.Base)
+	if err != nil {
+		return err
 	}
-}
-
-// create adds what the fake client lacks: UIDs, and a dry run that finds existing objects.
-func (w *World) create(ctx context.Context, c client.WithWatch, o client.Object,
-	opts ...client.CreateOption) error {
-	var all client.CreateOptions
-	all.ApplyOptions(opts)
-	dry := len(all.DryRun) > 0
-	return w.request("create", o, !dry, func() error {
-		kind, err := c.GroupVersionKindFor(o)
-		if err != nil {
-			return err
-		}
-		if dry {
-			there := &metav1.PartialObjectMetadata{}
-			there.SetGroupVersionKind(kind)
-			if c.Get(ctx, client.ObjectKeyFromObject(o), there) == nil {
-				return apierrors.NewAlreadyExists(schema.GroupResource{Resource: kind.Kind},
-					o.GetName())
-			}
-			if w.Refuse != nil {
-				return w.Refuse("create", o)
-			}
-			return nil
-		}
-		w.born(o)
-		if err := c.Create(ctx, o, opts...); err != nil {
-			return err
-		}
-		w.mu.Lock()
-		w.made[kind.Kind]++
-		w.mu.Unlock()
-		return nil
-	})
+	o := r.object.(client.Object)
+	there := &metav1.PartialObjectMetadata{}
+	there.SetGroupVersionKind(kind)
+	if w.Base.Get(r.ctx, client.ObjectKeyFromObject(o), there) == nil {
+		return apierrors.NewAlreadyExists(schema.GroupResource{Resource: kind.Kind}, o.GetName())
+	}
+	return nil
 }
 
 // Reconciler is a controller.
@@ -298,7 +260,7 @@ func Get[T client.Object](t testing.TB, c client.Reader, namespace, name string,
 // Refusing is an objects.Images: the reason why no image may be used. "": all may.
 type Refusing string
 
-// Hold says so of every identity.
+// Refuse says so of every identity.
 func (r *Refusing) Refuse(context.Context, *v1alpha1.VMIdentity) (reason, message string,
 	err error) {
 	if *r == "" {
