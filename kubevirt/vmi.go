@@ -67,8 +67,15 @@ func (m *machine) migrates() bool {
 
 // sidecar is a hook sidecar that the machine asks KubeVirt for.
 type sidecar struct {
-	PVC *struct {
-		VolumePath string `json:"volumePath"`
+	Image           string          `json:"image"`
+	ImagePullPolicy string          `json:"imagePullPolicy"`
+	Command         []string        `json:"command"`
+	Args            []string        `json:"args"`
+	ConfigMap       json.RawMessage `json:"configMap"`
+	PVC             *struct {
+		Name              string `json:"name"`
+		VolumePath        string `json:"volumePath"`
+		SharedComputePath string `json:"sharedComputePath"`
 	} `json:"pvc"`
 }
 

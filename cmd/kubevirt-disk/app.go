@@ -140,7 +140,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.adaptCommand(),
-		a.xmlCommand(), a.healthcheckCommand(), a.provideCommand(),
+		a.xmlCommand(), a.hookCommand(), a.healthcheckCommand(), a.provideCommand(),
 		a.pullCommand(), a.pushCommand(), a.commitCommand(), a.uploadCommand(), a.handoverCommand(),
 		a.psCommand(), a.sessionsCommand(), a.kickCommand(), a.snapshotCommand(),
 		a.versionCommand())

@@ -38,6 +38,8 @@ var examples = map[string]string{
 	"adapt": `  kubevirt-disk adapt docker.io/library/nginx:1.29 --to ./nginx
   kubevirt-disk adapt oci:./image --to ./machine --env LANG=C.UTF-8 -- /bin/sh -l`,
 	"xml": `  kubevirt-disk xml --status-url http://10.0.0.5:9260 --domain web >disk.xml`,
+	"hook": `  kubevirt-disk hook --check vm.yaml
+  kubevirt-disk hook --check vm.yaml --check another.yaml`,
 	"healthcheck": `  kubevirt-disk healthcheck
   kubevirt-disk healthcheck --ready-file ./ready`,
 	"provide": `  kubevirt-disk provide fedora.qcow2 --to /shared/disk`,

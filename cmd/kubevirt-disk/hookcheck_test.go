@@ -1,0 +1,55 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestHookCheck: the examples are right, and say so; what is wrong in a file is all said at once.
+func TestHookCheck(t *testing.T) {
+	const examples = "../../examples/kubevirt"
+	for name, parts := range map[string][]string{
+		"throwaway": {"the files in /disk of registry.example.com/vms/fedora:42",
+			"gone when the machine stops", "boot order 1", "A drain stops the machine"},
+		"stays":    {"on the claim stays-disk, at /data"},
+		"moves":    {"that of the VMIdentitySet moves", "if the set has attachment: Service"},
+		"existing": {"those of quay.io/containerdisks/fedora:42, fetched by"},
+		"claim":    {"VirtualMachine claim has no hook sidecar"},
+	} {
+		path, err := filepath.Abs(filepath.Join(examples, name+".yaml"))
+		require.NoError(t, err)
+		status, stdout, stderr := run(t, nil, "hook", "--check", path)
+		require.Equal(t, exitDone, status, stderr)
+		require.Empty(t, stderr)
+		for _, part := range parts {
+			require.Contains(t, stdout, part)
+		}
+	}
+
+	bad := filepath.Join(t.TempDir(), "bad.yaml")
+	require.NoError(t, os.WriteFile(bad, []byte(strings.Join([]string{
+		`{apiVersion: v1, kind: Secret}`,
+		`{apiVersion: kubevirt.io/v1, kind: VirtualMachineInstance, metadata: {name: a, annotations: {` +
+			`hooks.kubevirt.io/hookSidecars: '[{"image": "i", "args": ["serve", "--imag=x"]}]', ` +
+			`disk.kubevirt.io/bus: ide}}}`,
+		`{apiVersion: kubevirt.io/v1, kind: VirtualMachineInstance, metadata: {name: b, annotations: {` +
+			`hooks.kubevirt.io/hookSidecars: '[{"image": "i", "args": ["pull"]}]'}}}`,
+	}, "\n---\n")), 0o600))
+	status, _, stderr := run(t, nil, "hook", "--check", bad)
+	require.Equal(t, exitFailed, status)
+	for _, part := range []string{"VirtualMachineInstance a", `"ide" is unknown`,
+		"unknown flag: --imag", "VirtualMachineInstance b", `the first one is "pull"`} {
+		require.Contains(t, stderr, part)
+	}
+	require.NoError(t, os.WriteFile(bad, []byte("kind: Secret"), 0o600))
+	status, _, stderr = run(t, nil, "hook", "--check", bad)
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "no machine of KubeVirt")
+	status, _, stderr = run(t, nil, "hook")
+	require.Equal(t, exitUsage, status)
+	require.Contains(t, stderr, "name a manifest")
+}
