@@ -208,7 +208,7 @@ func (m *template) sets(sidecars int) (map[int]string, error) {
 func (m *template) supposed(container string, said []said) (all []Disk) {
 	disk := func(number uint16, name string) {
 		at := "/var/run/kubevirt-hooks/" + container + "/disk/"
-		all = append(all, Disk{Number: number, Elsewhere: true,
+		all = append(all, Disk{Number: number, Remote: true,
 			Export:    libvirt.Export{Name: name, Socket: at + "nbd.sock"},
 			VhostUser: libvirt.VhostUser{Socket: at + "vhost-user/" + strconv.Itoa(int(number))}})
 	}
