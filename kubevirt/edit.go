@@ -43,23 +43,9 @@ func Edit(c Call, disks []Disk, container string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	wishes, err := m.wishes(disks, container)
+	e, wishes, places, err := locate(c, m, disks, container)
 	if err != nil {
 		return nil, err
-	}
-	e, err := newEdit(c.Domain)
-	if err != nil {
-		return nil, fmt.Errorf("the domain is not understood: %w", err)
-	}
-	places := make([]*element, len(disks))
-	for i := range disks {
-		wishes[i].alias = fmt.Sprintf("%s%s_%d", aliasPrefix, container, disks[i].Number)
-		if places[i], err = e.find(&disks[i], &wishes[i], m); err != nil {
-			return nil, fmt.Errorf("disk %q: %w", disks[i].Export.Name, err)
-		}
-		if places[i] != nil {
-			e.own[places[i]] = true
-		}
 	}
 	e.common = e.virtio(m)
 	for i := range disks {
@@ -88,6 +74,45 @@ func Edit(c Call, disks []Disk, container string) ([]byte, error) {
 		}
 	}
 	return e.document(), nil
+}
+
+// locate finds what the annotations say about each disk, and its element; nil: it has none.
+func locate(c Call, m *machine, disks []Disk, container string) (e *edit, wishes []wish,
+	places []*element, err error,
+) {
+	if wishes, err = m.wishes(disks, container); err != nil {
+		return nil, nil, nil, err
+	}
+	if e, err = newEdit(c.Domain); err != nil {
+		return nil, nil, nil, fmt.Errorf("the domain is not understood: %w", err)
+	}
+	places = make([]*element, len(disks))
+	for i := range disks {
+		wishes[i].alias = fmt.Sprintf("%s%s_%d", aliasPrefix, container, disks[i].Number)
+		if places[i], err = e.find(&disks[i], &wishes[i], m); err != nil {
+			return nil, nil, nil, fmt.Errorf("disk %q: %w", disks[i].Export.Name, err)
+		}
+		if places[i] != nil {
+			e.own[places[i]] = true
+		}
+	}
+	return e, wishes, places, nil
+}
+
+// Fresh reports whether none of the disks is in the domain of a call: KubeVirt begins to make it.
+func Fresh(c Call, disks []Disk, container string) bool {
+	m, err := parseMachine(c.VMI)
+	if err != nil {
+		return false
+	}
+	_, _, places, err := locate(c, m, disks, container)
+	if err != nil {
+		return false
+	}
+	return !slices.ContainsFunc(places, func(at *element) bool {
+		return at.attribute("type") == typeVhostUser ||
+			at.child("source").attribute("protocol") == "nbd"
+	})
 }
 
 // edit is a domain and what is about to change in it.
@@ -156,8 +181,18 @@ func (d *Disk) at(disk *element, w *wish) bool {
 	if source.attribute("protocol") != "nbd" || source.attribute("name") != d.Export.Name {
 		return false
 	}
-	socket := source.child("host").attribute("socket")
-	return socket == d.Export.Socket || socket == "" && disk.child("serial").words() == serial
+	host := source.child("host")
+	return d.mayBe(host) && (host.attribute("socket") != "" ||
+		disk.child("serial").words() == serial)
+}
+
+// mayBe reports whether a host element is that of the disk, as it was or without its socket.
+func (d *Disk) mayBe(host *element) bool {
+	if socket := host.attribute("socket"); socket != "" {
+		return socket == d.Export.Socket
+	}
+	name := host.attribute("name")
+	return name == "" || name == d.Export.Portal.Host
 }
 
 // serial is the serial number of the disk in the guest.
@@ -180,10 +215,8 @@ func (e *edit) findReplaced(d *Disk, w *wish, m *machine) (*element, error) {
 			continue
 		}
 		source := disk.child("source")
-		socket := source.child("host").attribute("socket")
 		path := source.attribute("path")
-		ours := source.attribute("name") == d.Export.Name &&
-			(socket == d.Export.Socket || socket == "")
+		ours := source.attribute("name") == d.Export.Name && d.mayBe(source.child("host"))
 		switch kind := disk.attribute("device"); {
 		case source.attribute("protocol") == "nbd" && !ours,
 			disk.attribute("type") == typeVhostUser && path != "" && path != d.VhostUser.Socket:

@@ -263,3 +263,30 @@ func TestReadShared(t *testing.T) {
 	require.NotNil(t, d.Devices.Disks[0].ReadOnly)
 	require.NotNil(t, d.Devices.Disks[0].Shareable)
 }
+
+// TestSocketDropped: KubeVirt 1.9 may drop the socket behind the answer. What it leaves is the
+// address, and the next answer has both again.
+func TestSocketDropped(t *testing.T) {
+	disks := served("fedora.qcow2")
+	disks[0].Export.Portal = libvirt.Portal{Host: "127.107.0.1", Port: 10809}
+	const left = `<host name="127.107.0.1" port="10809"></host>`
+	for what, m := range map[string][]byte{"added": vmi(), "replaced": vmi("replace", "root")} {
+		require.True(t, Fresh(Call{Domain: []byte(before), VMI: m}, disks, "hook-sidecar-0"), what)
+		out, _ := edited(t, before, m, disks...)
+		require.Contains(t, out, `<host transport="unix" name="127.107.0.1" port="10809" socket="`+
+			sidecar0+`"></host>`, what)
+		back := strings.Replace(out, ` transport="unix" name="127.107.0.1" port="10809" socket="`+
+			sidecar0+`"`, ` name="127.107.0.1" port="10809"`, 1)
+		require.Contains(t, back, left)
+		require.False(t, Fresh(Call{Domain: []byte(back), VMI: m}, disks, "hook-sidecar-0"), what)
+		again, _ := edited(t, back, m, disks...)
+		require.Equal(t, out, again, what)
+
+		other := Call{Domain: []byte(strings.Replace(back, left,
+			`<host name="192.0.2.1" port="10809"></host>`, 1)), VMI: m}
+		_, err := Edit(other, disks, "hook-sidecar-0")
+		require.Error(t, err, "%s: the disk is another's", what)
+	}
+	require.False(t, Fresh(Call{Domain: []byte("<"), VMI: vmi()}, disks, ""))
+	require.False(t, Fresh(Call{VMI: []byte("{")}, disks, ""))
+}

@@ -12,7 +12,9 @@ import (
 const DefaultNBDPort = 10809
 
 // Export is a disk that kubevirt-disk serves by NBD: for a QEMU that has no iSCSI driver, such as
-// that of KubeVirt's launcher. It has either a Socket or a Portal.
+// that of KubeVirt's launcher. It has a Socket, a Portal, or both: libvirt uses the socket then,
+// and what is left is the portal if a program that knows no sockets writes the element anew, as
+// KubeVirt 1.9 does.
 type Export struct {
 	Name   string // of the image or the volume, or the number of the LUN; "": the only disk
 	Socket string // absolute path of a Unix socket that QEMU may open
@@ -34,7 +36,7 @@ type Export struct {
 
 // withDefaults replaces empty fields with their defaults.
 func (e Export) withDefaults() Export {
-	if e.Socket == "" && e.Portal.Port == 0 {
+	if (e.Socket == "" || e.Portal.Host != "") && e.Portal.Port == 0 {
 		e.Portal.Port = DefaultNBDPort
 	}
 	shown := e.shown().withDefaults()
@@ -78,15 +80,13 @@ func (e Export) check(p *problems) {
 		p.add("Export.Name", "%q is too long or has characters that do not print: want at most "+
 			"4096 bytes", e.Name)
 	}
-	switch {
-	case e.Socket != "" && e.Portal != (Portal{}):
-		p.add("Export.Portal", "there is a socket, too: leave one of them empty")
-	case e.Socket != "":
+	if e.Socket != "" {
 		checkPath(p, "Export.Socket", e.Socket)
 		if e.TLS {
 			p.add("Export.TLS", "a socket of this machine needs no TLS: leave it out")
 		}
-	default:
+	}
+	if e.Socket == "" || e.Portal != (Portal{}) {
 		p.addError("Export.Portal.Host", checkHost(e.Portal.Host))
 	}
 	if e.Reconnect < 0 || e.Reconnect%time.Second != 0 {
@@ -110,10 +110,12 @@ func (e Export) Disk(d Device) (*libvirtxml.DomainDisk, error) {
 
 func (e Export) source() *libvirtxml.DomainDiskSourceNetwork {
 	network := &libvirtxml.DomainDiskSourceNetwork{Protocol: "nbd", Name: e.Name}
-	host := libvirtxml.DomainDiskSourceHost{Transport: "unix", Socket: e.Socket}
-	if e.Socket == "" {
-		host = libvirtxml.DomainDiskSourceHost{Name: e.Portal.Host,
-			Port: strconv.Itoa(int(e.Portal.Port))}
+	host := libvirtxml.DomainDiskSourceHost{Socket: e.Socket}
+	if e.Socket != "" {
+		host.Transport = "unix"
+	}
+	if e.Portal != (Portal{}) {
+		host.Name, host.Port = e.Portal.Host, strconv.Itoa(int(e.Portal.Port))
 	}
 	network.Hosts = []libvirtxml.DomainDiskSourceHost{host}
 	if e.TLS {

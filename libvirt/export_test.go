@@ -55,6 +55,15 @@ func TestExportDisk(t *testing.T) {
   <boot order="1"></boot>
 </disk>`, text)
 
+	both := Export{Name: "a", Socket: "/s", Portal: Portal{Host: "127.107.0.1"}}
+	text, err = both.DiskXML(Device{})
+	require.NoError(t, err)
+	require.Contains(t, text,
+		`<host transport="unix" name="127.107.0.1" port="10809" socket="/s"></host>`)
+	back, _, err := ParseExport(text)
+	require.NoError(t, err)
+	require.Equal(t, both.withDefaults(), back)
+
 	text, err = Export{Portal: Portal{Host: "2001:db8::1"}, TLS: true, ReadOnly: true,
 		WWN: "0x3C0FFEE000000001"}.DiskXML(Device{Dev: "sdb", Bus: BusSCSI})
 	require.NoError(t, err)
@@ -75,8 +84,8 @@ func TestExportsThatCannotBe(t *testing.T) {
 		d Device
 	}{
 		"Export.Portal.Host: the host is empty": {},
-		"Export.Portal: there is a socket, too": {e: Export{Socket: "/s",
-			Portal: Portal{Host: "a"}}},
+		`Export.Portal.Host: "a b"`: {e: Export{Socket: "/s",
+			Portal: Portal{Host: "a b"}}},
 		`Export.Socket: "s" is relative`: {e: Export{Socket: "s"}},
 		"Export.TLS: a socket":           {e: Export{Socket: "/s", TLS: true}},
 		"Export.Name":                    {e: Export{Socket: "/s", Name: "a\nb"}},

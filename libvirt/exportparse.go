@@ -58,22 +58,24 @@ func (e *Export) parseHost(hosts []libvirtxml.DomainDiskSourceHost, p *problems)
 		p.add("disk/source/host", "there are %d: want one", len(hosts))
 		return
 	}
-	switch host := hosts[0]; host.Transport {
+	host := hosts[0]
+	switch host.Transport {
 	case "unix":
 		e.Socket = host.Socket
 		if e.Socket == "" {
 			p.add("Export.Socket", "it is missing: want the path of a socket")
 		}
 	case "", "tcp":
-		e.Portal.Host = host.Name
-		if host.Port != "" {
-			var err error
-			e.Portal.Port, err = parsePort(host.Port)
-			p.addError("disk/source/host/@port", err)
-		}
 	default:
 		p.add("disk/source/host/@transport", "NBD does not use the transport %q: want unix or tcp",
 			host.Transport)
+		return
+	}
+	e.Portal.Host = host.Name
+	if host.Port != "" {
+		var err error
+		e.Portal.Port, err = parsePort(host.Port)
+		p.addError("disk/source/host/@port", err)
 	}
 }
 

@@ -263,6 +263,8 @@ func parseNBDSource(source map[string]any, path string, p *problems) *Export {
 	}
 	e := &Export{Name: text("export"), Socket: text("socket")}
 	switch {
+	case nbd["host"] != nil && e.Socket != "":
+		p.add(join(path, "host"), "there is a socket, too: leave one of them out")
 	case nbd["host"] != nil:
 		e.Portal = parseHost(nbd, path, p)
 	case e.Socket == "":

@@ -3,6 +3,7 @@ package nbd
 import (
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -82,6 +83,11 @@ func (c *conn) negotiate() (err error) {
 	if err := c.MayUse(c.portal.UIDs); err != nil {
 		return err
 	}
+	if c.portal.SameUser {
+		if err := c.sameUser(); err != nil {
+			return err
+		}
+	}
 	if err := c.srv.conns.Wait(&c.Conn); err != nil {
 		return err
 	}
@@ -114,6 +120,19 @@ func (c *conn) negotiate() (err error) {
 		level = zap.DebugLevel
 	}
 	c.log().Log(level, "NBD client", zap.Uint16("lun", c.disk.Number))
+	return nil
+}
+
+// sameUser is an error unless the peer is a process of this user, at the same machine or pod.
+func (c *conn) sameUser() error {
+	uid, err := socket.LocalUser(c.Network())
+	switch {
+	case err != nil:
+		return fmt.Errorf("who the client is cannot be told: %w", err)
+	case int(uid) != os.Geteuid():
+		return fmt.Errorf("the client is of user %d, and only user %d may connect here", uid,
+			os.Geteuid())
+	}
 	return nil
 }
 

@@ -2,7 +2,10 @@ package nbd
 
 import (
 	"errors"
+	"net"
+	"os"
 	"os/exec"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -40,4 +43,30 @@ func TestRefuse(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "qemu-img", "info", v.uri("1")).CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), words)
+}
+
+// TestSameUser: at such an address only processes of the server's user are answered.
+func TestSameUser(t *testing.T) {
+	s := serve(t, 1, nil)
+	l, err := net.Listen("tcp4", "127.107.0.1:0")
+	require.NoError(t, err)
+	go func() { _ = s.Serve(l, Portal{Name: "unix:/the/socket", SameUser: true}) }()
+	host, port, err := net.SplitHostPort(l.Addr().String())
+	require.NoError(t, err)
+	greeting := func(uid uint32) string {
+		c := exec.Command("bash", "-c",
+			"exec 3<>/dev/tcp/"+host+"/"+port+"; head -c 8 <&3 2>/dev/null || true")
+		if uid != 0 {
+			c.SysProcAttr = &syscall.SysProcAttr{
+				Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		}
+		out, err := c.Output()
+		require.NoError(t, err)
+		return string(out)
+	}
+	require.Equal(t, "NBDMAGIC", greeting(0))
+	if os.Geteuid() != 0 {
+		t.Skip("the rest needs root")
+	}
+	require.Empty(t, greeting(107))
 }

@@ -58,6 +58,9 @@ type Portal struct {
 	// UIDs are the users who may connect by a Unix socket, apart from those of this process and
 	// root. Whoever may open the socket is a matter of its mode.
 	UIDs []uint32
+	// SameUser says that at an address, only processes of this network namespace may connect that
+	// are of the same user as this one. It must be one of IPv4.
+	SameUser bool
 }
 
 // Server serves disks by NBD. Any number of goroutines may call the methods.

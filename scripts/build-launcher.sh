@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Builds what the tests with KubeVirt run, from the module in integration/launcher: KubeVirt's
-# virt-launcher, which has our binary as its hook sidecar, and a program with KubeVirt's clients. A
-# binary that is there is not built again. Prints the directory.
+# Builds what the tests with KubeVirt run, from a module in integration: KubeVirt's virt-launcher,
+# which has our binary as its hook sidecar, and a program with KubeVirt's clients. A binary that is
+# there is not built again. Prints the directory.
 #
-# It is cache/launcher/HASH, HASH being that of the module and of this script. KUBEVIRT_DISK_LAUNCHER
-# names another place than cache/launcher, which several checkouts can share. It needs a C compiler
-# and Debian's libvirt-dev.
+#   build-launcher.sh [launcher | launcher19]
+#
+# The first is KubeVirt 1.7.0, the second 1.9.0. The directory is cache/launcher/HASH, HASH being
+# that of the module and of this script. KUBEVIRT_DISK_LAUNCHER names another place than
+# cache/launcher, which several checkouts can share. It needs a C compiler and Debian's libvirt-dev.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 go=${GO:-go}
-module=$PWD/integration/launcher
-# launcherPrograms in integration/kubevirt/pod_test.go computes the same.
+module=$PWD/integration/${1:-launcher}
+# programsOf in integration/kubevirt/pod_test.go computes the same.
 hash=$(cat "$module"/{go.mod,go.sum,client/main.go} scripts/build-launcher.sh | sha256sum | cut -c 1-16)
 out=${KUBEVIRT_DISK_LAUNCHER:-$PWD/cache/launcher}/$hash
 mkdir -p "$out"

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,14 +22,20 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// launcherPrograms is the directory of KubeVirt's virt-launcher and of its clients, which
-// scripts/build-launcher.sh builds. While the script runs, they are waited for. `make test` leaves
-// out this room, and `make test-cluster` runs it.
+// launcherPrograms is the directory of KubeVirt's virt-launcher and of its clients: those of 1.7.0.
 func launcherPrograms(t *testing.T) string {
 	t.Helper()
+	return programsOf(t, "launcher")
+}
+
+// programsOf is that of a module, from which scripts/build-launcher.sh builds them. While the
+// script runs, they are waited for. `make test` leaves out this room, and `make test-cluster` runs
+// it.
+func programsOf(t *testing.T, module string) string {
+	t.Helper()
 	sum := sha256.New()
-	for _, name := range []string{"../launcher/go.mod", "../launcher/go.sum",
-		"../launcher/client/main.go", "../../scripts/build-launcher.sh"} {
+	for _, name := range []string{"../" + module + "/go.mod", "../" + module + "/go.sum",
+		"../" + module + "/client/main.go", "../../scripts/build-launcher.sh"} {
 		_, _ = io.WriteString(sum, rig.ReadFile(t, name))
 	}
 	place := os.Getenv("KUBEVIRT_DISK_LAUNCHER")
@@ -37,16 +44,21 @@ func launcherPrograms(t *testing.T) string {
 	}
 	dir, err := filepath.Abs(filepath.Join(place, fmt.Sprintf("%x", sum.Sum(nil))[:16]))
 	require.NoError(t, err)
-	testtool.Built(t, "scripts/build-launcher.sh", dir, "client", "virt-launcher")
+	testtool.Built(t, "scripts/build-launcher.sh "+module, dir, "client", "virt-launcher")
 	return dir
 }
 
 // launcherPod is what a launcher pod has in common: the volume of the hook sidecars' sockets. It
 // also is one of these sidecars.
 type launcherPod struct {
-	t     *testing.T
-	hooks string
-	name  string // of the sidecar's container
+	t      *testing.T
+	hooks  string
+	name   string // of the sidecar's container
+	module string // of the launcher: see programsOf
+	// network is a process in the pod's network; nil: the launcher has one of its own, and the
+	// sidecars that of the machine.
+	network *process
+	plugins string // the volume of the sockets of plugins; "": there is none
 }
 
 // hooksDir is where the containers of a launcher pod have the volume of the hooks' sockets.
@@ -57,21 +69,35 @@ func newLauncherPod(t *testing.T) *launcherPod {
 	rig.Need(t, "libvirtd", rig.QEMUDriver, "virsh", "qemu-system-x86_64", "qemu-img", "unshare",
 		"setpriv")
 	rig.NeedRoot(t)
-	return (&launcherPod{t: t, hooks: rig.SharedDir(t)}).withSidecar(0)
+	return (&launcherPod{t: t, hooks: rig.SharedDir(t), module: "launcher"}).withSidecar(0)
 }
 
 // withSidecar is the pod as one more hook sidecar.
 func (p *launcherPod) withSidecar(number int) *launcherPod {
 	p.t.Helper()
-	another := &launcherPod{t: p.t, hooks: p.hooks, name: fmt.Sprintf("hook-sidecar-%d", number)}
+	another := new(*p)
+	another.name = fmt.Sprintf("hook-sidecar-%d", number)
 	// Kubernetes makes the directory of a subPath for everybody, too.
 	require.NoError(p.t, os.Mkdir(another.own(), 0o777))
 	require.NoError(p.t, os.Chmod(another.own(), 0o777))
 	return another
 }
 
-// own is the sidecar's part of the volume.
-func (p *launcherPod) own() string { return filepath.Join(p.hooks, p.name) }
+// own is the sidecar's, or the plugin's, part of the volume.
+func (p *launcherPod) own() string {
+	if p.plugins != "" {
+		return filepath.Join(p.plugins, p.name)
+	}
+	return filepath.Join(p.hooks, p.name)
+}
+
+// at is where its container has that.
+func (p *launcherPod) at() string {
+	if p.plugins != "" {
+		return filepath.Join("/run/kubevirt-plugin", p.name)
+	}
+	return "/run/kubevirt-hooks"
+}
 
 // process is one of a pod's containers.
 type process struct {
@@ -163,11 +189,12 @@ func (p *process) says(text string) {
 const sidecarScript = `set -eu
 mount --make-rprivate /
 own=$1
-shift
+at=$2
+shift 2
 mount --bind "$own" /mnt
 mount -t tmpfs tmpfs /run
-mkdir /run/kubevirt-hooks
-mount --bind /mnt /run/kubevirt-hooks
+mkdir -p "$at"
+mount --bind /mnt "$at"
 umount /mnt
 cd /
 exec setpriv --reuid 107 --regid 107 --clear-groups --no-new-privs --bounding-set -all \
@@ -184,8 +211,8 @@ func (p *launcherPod) sidecar(settings []string, args ...string) *process {
 		"XDG_CACHE_HOME=/var/run/kubevirt-private", "XDG_CONFIG_HOME=/var/run/kubevirt-private",
 		"XDG_RUNTIME_DIR=/var/run",
 		"GORACE=" + peers.RaceOptions}, settings...)
-	return begin(p.t, p.name, env, append([]string{"unshare", "-m", "bash", "-c",
-		sidecarScript, "sidecar", p.own(), program, "serve"}, args...)...)
+	return begin(p.t, p.name, env, p.inNetwork(append([]string{"unshare", "-m", "bash", "-c",
+		sidecarScript, "sidecar", p.own(), p.at(), program, "serve"}, args...)...)...)
 }
 
 // sockets are the files in the sidecar's part of the volume that the launcher takes for hooks.
@@ -212,7 +239,7 @@ type launcher struct {
 // it then waits for virt-handler.
 func (p *launcherPod) launch(vmi map[string]any) *launcher {
 	p.t.Helper()
-	program := filepath.Join(launcherPrograms(p.t), "virt-launcher")
+	program := filepath.Join(programsOf(p.t, p.module), "virt-launcher")
 	script, err := filepath.Abs("../launcher/run.sh")
 	require.NoError(p.t, err)
 	l := &launcher{dir: rig.SharedDir(p.t), vmi: vmi}
@@ -222,11 +249,11 @@ func (p *launcherPod) launch(vmi map[string]any) *launcher {
 	}
 	sidecars, err := os.ReadDir(p.hooks)
 	require.NoError(p.t, err)
-	l.process = begin(p.t, "virt-launcher", nil, "unshare", "-m", "-n", "-p", "-f",
-		"--mount-proc", "--kill-child", script, program, l.dir, file, p.hooks, "--name", "vm",
-		"--namespace", "default", "--uid", vmiUID, "--qemu-timeout", "4m",
-		"--grace-period-seconds", "240", "--hook-sidecars",
-		strconv.Itoa(len(sidecars)))
+	l.process = begin(p.t, "virt-launcher", []string{"PLUGIN_SOCKETS=" + p.plugins},
+		p.inNetwork("unshare", "-m", "-n", "-p", "-f", "--mount-proc", "--kill-child", script,
+			program, l.dir, file, p.hooks, "--name", "vm", "--namespace", "default", "--uid",
+			vmiUID, "--qemu-timeout", "4m", "--grace-period-seconds", "240", "--hook-sidecars",
+			strconv.Itoa(len(sidecars)))...)
 	p.t.Cleanup(func() {
 		if text, _ := os.ReadFile(l.file(qemuLog)); p.t.Failed() {
 			p.t.Logf("QEMU printed last:\n%s", rig.LastLines(string(text), 60))
@@ -237,6 +264,16 @@ func (p *launcherPod) launch(vmi map[string]any) *launcher {
 
 // qemuLog is what QEMU prints, and why it was ended, below /run.
 const qemuLog = "kubevirt-private/libvirt/qemu/log/default_vm.log"
+
+// inNetwork is a command in the pod's network, if it has one.
+func (p *launcherPod) inNetwork(args ...string) []string {
+	if p.network == nil {
+		return args
+	}
+	args = slices.DeleteFunc(args, func(a string) bool { return a == "-n" })
+	return append([]string{"nsenter", "-n", "-t", strconv.Itoa(p.network.cmd.Process.Pid)},
+		args...)
+}
 
 // file is a path below /run, as the host reaches it.
 func (l *launcher) file(name string) string { return filepath.Join(l.dir, "run", name) }

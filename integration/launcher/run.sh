@@ -8,7 +8,8 @@
 #
 # LAUNCHER is the program, which scripts/build-launcher.sh builds. DIR is an empty directory for what
 # the launcher needs. VMI is the file of the instance, in JSON; if it is empty, the launcher waits for
-# virt-handler. HOOKS is the volume of the hook sidecars' sockets. The options are the launcher's.
+# virt-handler. HOOKS is the volume of the hook sidecars' sockets, and the variable PLUGIN_SOCKETS,
+# if it is set, that of the plugins'. The options are the launcher's.
 # When it has ended, this ends with its status.
 set -euo pipefail
 launcher=$1 dir=$2 vmi=$3 hooks=$4
@@ -69,6 +70,10 @@ ln -s libvirt-sock "$dir/run/libvirt/virtqemud-sock"
 chown -R "$user:$user" "$dir/run"
 mkdir "$dir/run/kubevirt-hooks"
 mount --bind "$hooks" "$dir/run/kubevirt-hooks"
+if [ -n "${PLUGIN_SOCKETS:-}" ]; then
+	mkdir "$dir/run/kubevirt-plugin"
+	mount --bind "$PLUGIN_SOCKETS" "$dir/run/kubevirt-plugin"
+fi
 mount --rbind "$dir/run" /run
 cd /
 

@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/disk/internal/daemon/sources"
 	"kubevirt.io/disk/internal/daemon/volumes"
 	"kubevirt.io/disk/internal/readyfile"
+	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/serving"
@@ -49,7 +50,9 @@ type Daemon struct {
 	vhost   *vhostuser.Server // nil: vhost-user is off
 	refused refusedLogins
 
-	gate hookGate
+	gate       hookGate
+	hookPortal libvirt.Portal // beside the hook's socket; zero: none; set before it answers
+	atAddress  sync.Once      // the log has it that a machine has come there
 
 	mu      sync.Mutex
 	state   status.State     // guarded by mu
@@ -83,7 +86,7 @@ func New(opt options.Options) (*Daemon, error) {
 		Uploads: d.countUploads})
 	memory, _ := d.opt.MemoryFor()
 	d.inUse = serving.New(serving.Config{Memory: memory,
-		Observer: eventSink{d.metrics, &d.refused}, Log: opt.Log})
+		Observer: eventSink{d.metrics, &d.refused, d.sayIfAtAddress}, Log: opt.Log})
 	d.readyFile.Name = d.opt.Setting(&d.opt.ReadyFile).String()
 	d.Attend(NewLauncher(opt.Hook, opt.Log))
 	var err error

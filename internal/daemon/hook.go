@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -207,6 +208,7 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 		export := libvirt.Export{
 			Name:       d.nbd.Export(l.LUN),
 			Socket:     d.opt.Hook.LauncherNBD(),
+			Portal:     d.hookPortal,
 			Reconnect:  hookReconnect,
 			AccessMode: hookAccess(l.AccessMode),
 			ReadOnly:   l.ReadOnly,
@@ -221,6 +223,7 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 		}
 		disks = append(disks, one)
 	}
+	d.sayIfAskedAgain(c, disks)
 	domain, err := kubevirt.Edit(c, disks, d.opt.Hook.Container)
 	if err != nil || !c.Arrives() {
 		return domain, err
@@ -235,6 +238,35 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 			zap.Uint16("lun", l.LUN))
 	}
 	return domain, nil
+}
+
+// socketsDropped says when a machine has lost the sockets of its disks.
+const socketsDropped = "KubeVirt 1.9 writes the domain again behind this hook's answer, without " +
+	"sockets, if the cluster has an object of kind Plugin"
+
+// sayIfAskedAgain logs that KubeVirt has not used the answer before.
+func (d *Daemon) sayIfAskedAgain(c kubevirt.Call, disks []kubevirt.Disk) {
+	if !d.gate.given || d.machines() > 0 || c.Arrives() ||
+		!kubevirt.Fresh(c, disks, d.opt.Hook.Container) {
+		return
+	}
+	d.log.Warn("KubeVirt asks for the disks again, as if it had none of them: its launcher, " +
+		"container compute, could not define or start the machine, and has the reason in its " +
+		"log. If that is a missing source of a disk, which is one by vhost-user: " +
+		socketsDropped + ". Then use the transport nbd, or be a plugin")
+}
+
+// sayIfAtAddress logs, once, that the machine has no socket.
+func (d *Daemon) sayIfAtAddress(e serving.LoginEvent) {
+	if d.hookPortal.Host == "" || e.Client != d.opt.Hook.NBD().String() {
+		return
+	}
+	if _, _, err := net.SplitHostPort(e.Remote); err == nil { // else it is a process
+		d.atAddress.Do(func() {
+			d.log.Warn("the machine has come to the address of its disks, and not to their "+
+				"socket: "+socketsDropped, zap.String("address", d.hookPortal.Host))
+		})
+	}
 }
 
 // farDisks are the disks of other servers, by number.

@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
@@ -26,6 +27,9 @@ type nbdListener struct {
 
 // address is unix:PATH, or HOST:PORT.
 func (l nbdListener) address() string {
+	if l.SameUser {
+		return l.Addr().String()
+	}
 	return strings.TrimPrefix(l.Name, serving.AddressPrefix)
 }
 
@@ -70,7 +74,28 @@ func (d *Daemon) listenNBD(ctx context.Context) (all []nbdListener, err error) {
 		d.log.Info("NBD portal", zap.String("address", all[len(all)-1].address()),
 			zap.Bool("tls", portal.TLS != nil))
 	}
-	return all, nil
+	return append(all, d.listenForLauncher(ctx)...), nil
+}
+
+// listenForLauncher binds the address of a hook beside its socket. It belongs to the same client:
+// the machine. Only a machine that lost the socket needs it, so it is not there if it is taken.
+func (d *Daemon) listenForLauncher(ctx context.Context) []nbdListener {
+	if d.opt.Hook == nil {
+		return nil
+	}
+	a, ok := d.opt.Hook.Address()
+	if !ok {
+		return nil
+	}
+	lc := net.ListenConfig{KeepAliveConfig: socket.KeepAlive}
+	l, err := lc.Listen(ctx, "tcp4", a.String())
+	if err != nil {
+		d.log.Warn("the disks have no address beside their socket: a machine of KubeVirt 1.9, in "+
+			"a cluster with an object of kind Plugin, would not find them", zap.Error(err))
+		return nil
+	}
+	d.hookPortal = libvirt.Portal{Host: a.Addr.String(), Port: a.Port}
+	return []nbdListener{{l, nbd.Portal{Name: d.opt.Hook.NBD().String(), SameUser: true}}}
 }
 
 // serveNBD accepts clients at all portals of NBD, until the server is shut down. It returns an

@@ -26,7 +26,13 @@ const (
 // eventSink passes events on to the metrics, and keeps the refused logins for the page.
 type eventSink struct {
 	*metrics.Metrics
-	refused *refusedLogins
+	refused  *refusedLogins
+	accepted func(serving.LoginEvent)
+}
+
+func (o eventSink) LoginAccepted(e serving.LoginEvent) {
+	o.Metrics.LoginAccepted(e)
+	o.accepted(e)
 }
 
 func (o eventSink) LoginRefused(e serving.LoginEvent) {

@@ -2,8 +2,11 @@ package options
 
 import (
 	"cmp"
+	"net/netip"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 )
 
 // Hook makes serve a hook sidecar or a plugin of KubeVirt: it tells the launcher of a machine's pod
@@ -48,6 +51,22 @@ func (h *Hook) VhostUser() string { return filepath.Join(h.Dir, hookDir, vhostDi
 // LauncherVhostUser is the path of a socket there for QEMU.
 func (h *Hook) LauncherVhostUser(socket string) string {
 	return filepath.Join(h.LauncherDir, hookDir, vhostDir, filepath.Base(socket))
+}
+
+// hookPort is IANA's port of NBD.
+const hookPort = 10809
+
+// Address is where QEMU connects if KubeVirt has dropped the socket from the domain: one of the
+// pod's own, the same in every pod of a machine, and another for each hook sidecar. It is not
+// 127.0.0.1, since KubeVirt sends what goes there to the guest (masquerade). A plugin, whose answer
+// is defined as it is, has none: ok is false.
+func (h *Hook) Address() (a Address, ok bool) {
+	number, found := strings.CutPrefix(h.Container, "hook-sidecar-")
+	n, err := strconv.ParseUint(number, 10, 8)
+	if h.Plugin || !found || err != nil || n == 255 {
+		return Address{}, false
+	}
+	return Address{netip.AddrFrom4([4]byte{127, 107, 0, byte(n + 1)}), hookPort}, true
 }
 
 // Beside are the sockets of NBD, with those that a hook has beside its directory for vhost-user: a

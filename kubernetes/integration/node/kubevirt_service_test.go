@@ -24,7 +24,7 @@ func (n *Node) machineThatMoves(t *testing.T) {
 	require.Equal(t, v1alpha1.DiskURI(v1alpha1.ClaimName(machine)+".default.svc"),
 		n.Kubectl(t, "get", "pod", source.Name, "-o",
 			`jsonpath={.metadata.annotations.disk\.kubevirt\.io/disk}`), "by NBD with TLS")
-	require.Contains(t, n.define(t, source, "{}"), `<host transport="unix" socket="`+diskSocket+`"`)
+	require.Contains(t, n.define(t, source, "{}"), `socket="`+diskSocket+`"`)
 	n.uses(t, source, "write -P 1 100M 1M", "flush", "read -P 1 100M 1M")
 
 	target := n.movingPod(t, machine, "-target")

@@ -84,7 +84,7 @@ func (n *Node) machineThatStays(t *testing.T) {
 	n.startMachine(t, pod)
 	domain := n.define(t, pod, "{}")
 	require.Contains(t, domain,
-		`<host transport="unix" socket="`+diskSocket+`"`)
+		`socket="`+diskSocket+`"`)
 	require.Contains(t, domain, `bus="scsi"`, "an annotation says so")
 	wrote := n.untilWritten(t, pod.Name, 8)
 	t.Logf("the hook sidecar's memory:\n%s", n.memory(t, pod.Name, 1))
