@@ -198,8 +198,8 @@ func (m *template) sets(sidecars int) (map[int]string, error) {
 		all[n] = set
 	}
 	if _, first := all[0]; !first && len(all) > 0 {
-		return all, fmt.Errorf("annotation %s is missing: the disk without a number has to be there",
-			keySet)
+		return all, fmt.Errorf(
+			"annotation %s is missing: the disk without a number has to be there", keySet)
 	}
 	return all, nil
 }

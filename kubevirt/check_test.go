@@ -32,8 +32,8 @@ func TestCheck(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []Promise{
 		{Container: "hook-sidecar-0", Image: "a", Claim: "c", ClaimPath: "/data", Set: "set",
-			Drained: true, Guest: []string{"on the bus scsi, by NBD, in the place of volume root, " +
-				"boot order 1, cache none"}},
+			Drained: true, Guest: []string{"on the bus scsi, by NBD, in the place of volume " +
+				"root, boot order 1, cache none"}},
 		{Container: "hook-sidecar-1", Image: "b", Args: []string{"serve", "--disk", "x"},
 			Drained: true, Guest: []string{"on the bus virtio, by NBD, not to boot from, " +
 				"cache unsafe"}},
@@ -76,7 +76,8 @@ func TestCheckRefuses(t *testing.T) {
 			"disk.kubevirt.io/identity-set": "a", "disk.kubevirt.io/identity-set.1": "b"},
 		"the disk without a number": {sidecarsAnnotation: `[{"image": "a"}, {"image": "a"}]`,
 			"disk.kubevirt.io/identity-set.1": "b"},
-		"identity-setx is unknown": {sidecarsAnnotation: one, "disk.kubevirt.io/identity-setx": "a"},
+		"identity-setx is unknown": {sidecarsAnnotation: one,
+			"disk.kubevirt.io/identity-setx": "a"},
 		"boot order 1 already": {sidecarsAnnotation: `[{"image": "a"}, {"image": "a"}]`,
 			"disk.kubevirt.io/boot-order": "1"},
 		"the bus of a vhost-user disk": {sidecarsAnnotation: one,

@@ -27,12 +27,12 @@ func releases() []release {
 		"v1alpha3.Callbacks/Shutdown"}
 	plugins := append(hooks[:len(hooks):len(hooks)],
 		"plugins.v1alpha1.DomainHookService/MutateDomain")
-	const asItIs, address = "defined as it is", "with an object of kind `Plugin`: sockets are lost"
+	const asItIs, address = "defined as it is", "no sockets beside a `Plugin`"
 	return []release{
 		{"1.7", hooks, "", asItIs, "1.7.0 was run"},
 		{"1.8", hooks, "", asItIs, "1.8.2 was read"},
-		{"1.9, hook sidecar", hooks, "", address, "1.9.0's launcher was run"},
-		{"1.9, plugin", plugins, "", asItIs, "1.9.0's launcher was run"},
+		{"1.9, hook sidecar", hooks, "", address, "its launcher was run"},
+		{"1.9, plugin", plugins, "", asItIs, "its launcher was run"},
 		{"1.10", hooks, "`launcherHooks`", "unknown", "its proposal was read"},
 	}
 }

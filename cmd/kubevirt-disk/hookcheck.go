@@ -114,7 +114,8 @@ func (a *app) checkManifest(document string) (is bool, err error) {
 	case err != nil:
 		err = fmt.Errorf("%s: %w", name, err)
 	case len(promises) == 0:
-		fmt.Fprintf(a.stdout, "%s has no hook sidecar, so it gets nothing from kubevirt-disk\n", name)
+		fmt.Fprintf(a.stdout, "%s has no hook sidecar, so it gets nothing from kubevirt-disk\n",
+			name)
 	default:
 		fmt.Fprintln(a.stdout, name)
 		for _, p := range promises {
@@ -177,8 +178,8 @@ func (a *app) showPromise(p *kubevirt.Promise) {
 	case p.Drained:
 		say("live migration", "refused: the disk is in the pod. A drain stops the machine")
 	default:
-		say("live migration", "refused: the disk is in the pod. With evictionStrategy: None, a drain "+
-			"stops the machine instead")
+		say("live migration", "refused: the disk is in the pod. With evictionStrategy: None, a "+
+			"drain stops the machine instead")
 	}
 }
 
