@@ -10,7 +10,10 @@ BASE ?=
 CONTROLLER := bin/kubevirt-disk-controller
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) $(if $(BASE),-X main.base=$(BASE))
 CONTROLLER_LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
-BUILD := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '$(LDFLAGS)'
+# Without inlining, these take 400 KB less of the 24 MiB. None of them is on the way of a guest's request.
+SMALL := $(foreach package,github.com/pelletier github.com/prometheus github.com/spf13 go.yaml.in \
+	google.golang.org/protobuf,-gcflags='$(package)/...=-l')
+BUILD := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath $(SMALL) -ldflags '$(LDFLAGS)'
 
 # Seconds for each fuzz test: few in `make test-ci`, more in `make fuzz`.
 FUZZTIME ?= 60s
