@@ -105,7 +105,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 			return err
 		}
 		opt := pushOptions(from, compress)
-		if opt.Sign, err = readSignKey(signKey); err != nil {
+		if opt.Sign, err = a.readSignKey(signKey); err != nil {
 			return err
 		}
 		return a.withRegistry(cmd, ref, func(ctx context.Context, client *registry.Client) error {

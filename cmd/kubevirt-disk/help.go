@@ -50,6 +50,9 @@ var examples = map[string]string{
 	"push": `  kubevirt-disk push --base=none fedora.qcow2 registry.example.com/vm/fedora:42
   kubevirt-disk push --base registry.example.com/kubevirt.io:disk root.qcow2 data.raw \
       registry.example.com/vm/fedora:42`,
+	"sign":   `  kubevirt-disk sign registry.example.com/vm/fedora:42 --sign-key cosign.key`,
+	"verify": `  kubevirt-disk verify registry.example.com/vm/fedora:42 --verify-key cosign.pub`,
+	"key":    `  kubevirt-disk key generate`,
 	"upload": `  kubevirt-disk upload fedora.qcow2 https://10.0.0.5:8443/volume/vm1 --ca ca.pem \
       --token-file token`,
 	"handover": `  kubevirt-disk handover --lun 1 --to iqn.2017-01.io.kubevirt:node2 --for 5m

@@ -108,7 +108,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		if opt.Boot, err = readBootOrder(order); err != nil {
 			return err
 		}
-		if opt.Sign, err = readSignKey(signKey); err != nil {
+		if opt.Sign, err = a.readSignKey(signKey); err != nil {
 			return err
 		}
 		var reach reach

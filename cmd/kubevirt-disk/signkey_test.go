@@ -68,7 +68,7 @@ func TestSignAndInspect(t *testing.T) {
 		return text
 	}
 	push := []string{"push", "--base=none", raw, ref, "--sign-key=" + file}
-	require.Contains(t, said(exitUsage, push...), "it is encrypted: give its password")
+	require.Contains(t, said(exitUsage, push...), "is needed: give it in COSIGN_PASSWORD")
 	t.Setenv("COSIGN_PASSWORD", "pa55worx")
 	require.Contains(t, said(exitUsage, push...), "the password is wrong")
 	require.Contains(t, said(exitFailed, "inspect", ref), "does not exist")
@@ -208,5 +208,54 @@ func TestNamesImage(t *testing.T) {
 		"disk.d/vm": false, "-": false} {
 		_, ok := namesImage([]string{text})
 		require.Equal(t, want, ok, text)
+	}
+}
+
+// TestSignAfterwards: an image that was pushed without a signature is signed later, by a key that
+// we have made, and each digest of it is admitted then. The files of a key are never replaced.
+func TestSignAfterwards(t *testing.T) {
+	cleanEnv(t)
+	t.Setenv("COSIGN_PASSWORD", "pa55word")
+	host := memoryRegistry(t)
+	dir := t.TempDir()
+	key, public := filepath.Join(dir, "own.key"), filepath.Join(dir, "own.pub")
+	said := func(status int, args ...string) string {
+		t.Helper()
+		text := saidOf(t, status, args...)
+		require.NotContains(t, text, "pa55")
+		return text
+	}
+	require.Contains(t, said(exitDone, "key", "generate", "--output="+filepath.Join(dir, "own")),
+		"must stay secret")
+	info, err := os.Stat(key)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	again := said(exitFailed, "key", "generate", "--output="+filepath.Join(dir, "own"))
+	require.Contains(t, again, "is there already")
+	_, other := registrytest.NewSigner(t)
+	raw, ref := filepath.Join(dir, "a.raw"), host+"/vm/a:1"
+	require.NoError(t, os.WriteFile(raw, make([]byte, 64<<10), 0o600))
+	require.Contains(t, said(exitFailed, "sign", ref, "--sign-key="+key), "does not exist")
+	said(exitDone, "push", "--base=none", raw, ref)
+	require.Contains(t, said(exitFailed, "verify", ref, "--verify-key="+public), "no signature")
+	require.Contains(t, said(exitUsage, "verify", ref), "whose signature counts")
+	require.Contains(t, said(exitUsage, "sign", ref), "key generate")
+	require.Contains(t, said(exitUsage, "sign", ref, "--sign-key="+public), "own.pub")
+
+	list := strings.TrimSpace(said(exitDone, "inspect", ref, "--json"))
+	require.NotEmpty(t, list)
+	require.Contains(t, said(exitDone, "sign", ref, "--sign-key="+key), "signed by sha256:")
+	said(exitDone, "sign", ref, "--sign-key="+key) // once more changes nothing
+	require.Contains(t, said(exitDone, "verify", ref, "--verify-key="+public), "signed by sha256:")
+	require.Contains(t, said(exitFailed, "verify", ref, "--verify-key="+other), "another key")
+	digest := filepath.Join(dir, "digest")
+	said(exitDone, "pull", ref, filepath.Join(dir, "b.raw"), "--verify-key="+public,
+		"--digest-file="+digest)
+	var shown inspectedReference
+	require.NoError(t, json.Unmarshal([]byte(list), &shown))
+	for _, pinned := range []string{shown.Digest, shown.PlatformDigest} {
+		require.NotEmpty(t, pinned)
+		require.Contains(t, said(exitDone, "verify", host+"/vm/a@"+pinned,
+			"--verify-key="+public), pinned)
 	}
 }

@@ -185,6 +185,29 @@ func ParsePrivateKey(text, password []byte) (*PrivateKey, error) {
 	return &PrivateKey{Key: key, signer: signer}, nil
 }
 
+// GenerateKey makes a key as cosign does: ECDSA on P-256. private is PEM that the password
+// encrypts, which may be empty; public is plain PEM.
+func GenerateKey(password []byte) (private, public []byte, err error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, nil, err
+	}
+	secret, err := encrypted.Encrypt(der, password)
+	if err != nil {
+		return nil, nil, err
+	}
+	own, err := newKey(key.Public())
+	if err != nil {
+		return nil, nil, err
+	}
+	text, err := own.PEM()
+	return pem.EncodeToMemory(&pem.Block{Type: pemSigstore, Bytes: secret}), []byte(text), err
+}
+
 // sign signs a message.
 func (p *PrivateKey) sign(message []byte) ([]byte, error) {
 	if _, ok := p.public.(ed25519.PublicKey); ok {

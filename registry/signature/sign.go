@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
+	"sync/atomic"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -19,6 +21,68 @@ import (
 // maxKept is how many signatures the manifest of an image's signatures may have before another one
 // is added.
 const maxKept = 1000
+
+// SignNamed signs what a reference names in its registry, and each image of it if that is a list:
+// whoever pins one of either admits it then. No mirror is asked: what it says would be signed. It
+// returns the digest of what the reference names.
+func SignNamed(ctx context.Context, c *transport.Client, ref transport.Reference,
+	key *PrivateKey) (digest string, err error) {
+	places, err := c.Places(ref)
+	if err != nil {
+		return "", err
+	}
+	if len(places) == 0 || !ref.Remote() {
+		return "", fmt.Errorf("%s: only images in registries are signed", ref)
+	}
+	at := places[len(places)-1]
+	read, name := at.Tagged, ref.Identifier()
+	if want, ok := ref.Digest(); ok {
+		read, name = at.Manifest, want
+	}
+	content, err := read(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("%s does not exist: %w", ref, err)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", ref, err)
+	}
+	u, err := c.Uploader(ref, transport.Reference{}, new(atomic.Int64), "")
+	if err != nil {
+		return "", err
+	}
+	digest = transport.DigestOf(content)
+	all, err := imagesOf(content)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", ref, err)
+	}
+	for _, one := range append(all, digest) {
+		if err := Sign(ctx, c, u, ref, one, key); err != nil {
+			return "", err
+		}
+	}
+	return digest, nil
+}
+
+// imagesOf returns the digests of the images that a manifest lists: none if it is no list.
+func imagesOf(content []byte) (all []string, err error) {
+	if !transport.ManifestKind(content, "").IsIndex() {
+		return nil, nil
+	}
+	if err := bounded.Check(content); err != nil {
+		return nil, err
+	}
+	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
+	if err != nil {
+		return nil, fmt.Errorf("the list of images cannot be read: %w", err)
+	}
+	for _, m := range index.Manifests {
+		attests := m.Platform != nil && m.Platform.OS == "unknown" // as docker marks them
+		if m.MediaType.IsImage() && !attests && !slices.Contains(all, m.Digest.String()) {
+			all = append(all, m.Digest.String())
+		}
+	}
+	return all, nil
+}
 
 // Sign stores a signature of a manifest or an index, which the repository of ref has or will have,
 // as cosign does: in the manifest with the tag sha256-HEX.sig, beside the signatures that are there
