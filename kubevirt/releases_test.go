@@ -31,7 +31,7 @@ func releases() []release {
 	return []release{
 		{"1.7", hooks, "", asItIs, "1.7.0 was run"},
 		{"1.8", hooks, "", asItIs, "1.8.2 was read"},
-		{"1.9, hook sidecar", hooks, "", address, "its launcher was run"},
+		{"1.9, sidecar", hooks, "", address, "its launcher was run"},
 		{"1.9, plugin", plugins, "", asItIs, "its launcher was run"},
 		{"1.10", hooks, "`launcherHooks`", "unknown", "its proposal was read"},
 	}

@@ -141,8 +141,8 @@ func (a *app) verifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify REF (--verify-key FILE... | --signature-policy FILE)",
 		Short: "Check by whom an image in a registry is signed",
-		Long: `Checks whether the keys or the policy admit an image, as pull, serve and the others do
-with the same settings. The digest that was checked is printed: pull that one, because a tag may name
+		Long: `Checks whether the keys or the policy admit an image, as pull, serve and the others do with
+the same settings. The digest that was checked is printed: pull that one, because a tag may name
 another image a moment later. The command inspect lists all signatures.
 
 Exit status: 0 it is admitted, 1 it is not, or nobody can say, 2 wrong usage.
