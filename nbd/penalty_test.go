@@ -81,6 +81,8 @@ func TestHotClient(t *testing.T) {
 			require.Equal(t, 1, logs.FilterMessage("NBD client").
 				FilterField(zap.String("client", "tcp:"+port)).Len())
 			require.NoError(t, other.Close())
+			testtool.Eventually(t, func() bool { return len(v.Sessions()) == 0 },
+				"the disk is free for another client")
 			v.open(t, "", extended).alive()
 		})
 	}
