@@ -165,6 +165,7 @@ func FuzzEdit(f *testing.F) {
 	f.Add(strings.Replace(before, `<format type="raw"/>`, `<format type="raw"/><source startupPolicy=`+
 		`"x" index="y"/>`, 1), "replace.a", "root")
 	f.Add(`<domain/>`, "boot-order.a", "2")
+	f.Add(`<domain /><!-- behind it -->`, "boot-order.a", "2")
 	f.Add("<?xml version='1.0'?><!DOCTYPE x><domain>\r\n<devices/>&amp;<![CDATA[<disk>]]></domain>",
 		"serial.a", "x")
 	f.Add(`<domain><devices><disk><source protocol="nbd" name="a"/><serial>0123456789abcdef0120`+
@@ -210,14 +211,12 @@ func rest(root *element, domain string, disks []Disk) string {
 			changes = append(changes, change{c.start, c.end, ""})
 		}
 	}
+	if root.closesItself() { // then it has no devices
+		changes = append(changes, change{root.start, root.end, root.tag() + "</domain>"})
+	}
 	text := string(changed([]byte(domain), changes))
 	for _, open := range []string{"<devices></devices>", "<devices/>", "<devices />"} {
 		text = strings.Replace(text, open, "", 1)
-	}
-	for _, open := range []string{"></domain>", "/>"} {
-		if strings.HasSuffix(strings.TrimSpace(text), open) {
-			text = strings.TrimSuffix(strings.TrimSpace(text), open)
-		}
 	}
 	return text
 }
