@@ -213,6 +213,9 @@ var (
 	ErrNoSpace = errors.New("no space left for the disk")
 	// ErrReadOnly: the disk cannot be written.
 	ErrReadOnly = errors.New("disk is read-only")
+	// ErrMoved: another client has taken over a disk of another server. A disk that has failed for
+	// that has lost nothing.
+	ErrMoved = errors.New("another session of this name has taken the disk over")
 	// ErrNotNow: content cannot be had at the moment, and nothing is lost. The call may be made
 	// again. A write has changed nothing beyond the bytes that it reports as stored; a discard or
 	// zeroing may have changed a part of its range.

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"kubevirt.io/disk/status"
 )
 
 // descs are all that follow.
@@ -46,8 +48,11 @@ var (
 	descData     = desc("image_data_bytes", "How much data an image stores.", "lun", "image")
 	descComplete = desc("disk_complete", "Whether the disk no longer needs its image.", "lun",
 		"image")
-	descWaits = desc("waits_for_space", "Whether copying an image waits for space.",
-		"lun", "image")
+	descWaits = desc("waits_for_space", "Whether a LUN's disk has no space: writes of guests "+
+		"fail, or copying its image waits.", "lun", "image")
+	descState   = desc("lun_state", "1: a LUN is in this state; it is in one.", "lun", "state")
+	descTrouble = desc("lun_trouble", "Requests that wait or have failed because of a trouble "+
+		"that a LUN has now, at least 1.", "lun", "kind")
 	descUsed = desc("lun_used_bytes", "Bytes that a LUN's disk uses on its storage.",
 		"lun", "image")
 	descFree = desc("lun_free_bytes", "Bytes that are free on the storage of a LUN's disk, "+
@@ -132,6 +137,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		lun, image := strconv.Itoa(int(d.LUN)), label(d.Image)
 		gauge(descSize, float64(d.SizeBytes), lun, image)
 		gauge(descFailed, truth(d.Failure != ""), lun, image)
+		if d.State != "" {
+			gauge(descState, 1, lun, string(d.State))
+		}
+		for _, t := range d.Troubles {
+			gauge(descTrouble, float64(max(t.Count, 1)), lun, t.Kind)
+		}
+		gauge(descWaits, truth(d.State == status.DiskNoSpace), lun, image)
 		if d.SignedBy != "" {
 			gauge(descSigned, 1, lun, image, label(d.SignedBy))
 		}
@@ -142,7 +154,6 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(descCopied, float64(d.Copy.CopiedBytes), lun, image)
 			gauge(descData, float64(d.Copy.DataBytes), lun, image)
 			gauge(descComplete, truth(d.Copy.Complete), lun, image)
-			gauge(descWaits, truth(d.Copy.WaitsForSpace), lun, image)
 		}
 		if d.Space != nil {
 			gauge(descUsed, float64(d.Space.Used), lun, image)

@@ -24,8 +24,12 @@ func twoDisks() status.Status {
 	return status.Status{LUNs: []status.LUN{
 		{LUN: 1, Image: "fedora.qcow2", SizeBytes: 1 << 30, SignedBy: "sha256:ab",
 			Copy:  &status.Copy{CopiedBytes: 1 << 20, DataBytes: 1 << 25, WaitsForSpace: true},
-			Space: &status.Space{Used: 3 << 20}},
-		{LUN: 2, Image: "data.raw", SizeBytes: 4096, Failure: "flush failed"},
+			Space: &status.Space{Used: 3 << 20}, Condition: status.Condition{
+				State: status.DiskNoSpace, Kind: status.TroubleNoSpace},
+			Troubles: []status.Trouble{{Kind: status.TroubleNoSpace},
+				{Kind: status.TroubleStorage, Count: 7}}},
+		{LUN: 2, Image: "data.raw", SizeBytes: 4096, Failure: "flush failed",
+			Condition: status.Condition{State: status.DiskFailed}},
 	}}
 }
 
@@ -300,6 +304,15 @@ func TestDisksCopiesAndReadiness(t *testing.T) {
 	requireValue(t, m, 1<<25, "kubevirt_disk_image_data_bytes", first)
 	requireValue(t, m, 0, "kubevirt_disk_disk_complete", first)
 	requireValue(t, m, 1, "kubevirt_disk_waits_for_space", first)
+	requireValue(t, m, 0, "kubevirt_disk_waits_for_space", second)
+	requireValue(t, m, 1, "kubevirt_disk_lun_state",
+		map[string]string{"lun": "1", "state": "no_space"})
+	requireValue(t, m, 1, "kubevirt_disk_lun_state",
+		map[string]string{"lun": "2", "state": "failed"})
+	requireValue(t, m, 1, "kubevirt_disk_lun_trouble",
+		map[string]string{"lun": "1", "kind": "no_space"})
+	requireValue(t, m, 7, "kubevirt_disk_lun_trouble",
+		map[string]string{"lun": "1", "kind": "storage"})
 	requireValue(t, m, 3<<20, "kubevirt_disk_lun_used_bytes", first)
 	requireValue(t, m, 0, "kubevirt_disk_lun_free_bytes", first)
 	requireValue(t, m, 0, "kubevirt_disk_lun_failed", first)

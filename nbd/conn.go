@@ -158,6 +158,7 @@ func (c *conn) attach(d *serving.Disk, session string, migrated bool) {
 		who.Address = host
 	}
 	client := c.srv.disks.AttachTo(d, who)
+	c.SetClient(client)
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
 	c.client, c.disk, c.sessionName, c.since = client, d, session, time.Now()

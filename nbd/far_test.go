@@ -3,6 +3,7 @@ package nbd
 import (
 	"bytes"
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -60,6 +61,7 @@ func TestFarContent(t *testing.T) {
 		c.send(c.request(cmdRead, 0, 1<<20, 4096, nil),
 			c.request(cmdWrite, 0, 2<<20, 3, []byte("abc")))
 		v.waits(t, 2)
+		v.waitsFor(t, status.TroubleRegistry, 2)
 		require.Equal(t, bytes.Repeat([]byte{9}, 512), c.readAt(0, 512))
 		c.alive()
 		far.Restore()
@@ -340,4 +342,47 @@ func TestClientsThatStandStill(t *testing.T) {
 	})
 	half.ended()
 	idle.alive()
+}
+
+// waitsFor requires that people are told of so many requests that wait.
+func (v *served) waitsFor(t *testing.T, kind string, count int64) {
+	t.Helper()
+	look := func() []status.Trouble {
+		return v.Server.disks.At(1).Troubles(time.Now().Add(serving.LongWait))
+	}
+	testtool.Eventually(t, func() bool {
+		all := look()
+		return len(all) == 1 && all[0].Kind == kind && all[0].Count == count &&
+			slices.Equal(all[0].Peers, []string{serving.SocketPrefix + v.socket})
+	}, "it is trouble: %v", func() any { return look() })
+	waiting := 0
+	for _, one := range v.Sessions() {
+		waiting += one.Waiting
+	}
+	require.EqualValues(t, count, waiting)
+}
+
+// TestHangingDiskIsTrouble: people see how many requests wait for storage, and whose they are, also
+// those that a relay forwards to a server with such a disk, for which nobody waits here.
+func TestHangingDiskIsTrouble(t *testing.T) {
+	for kind, relayed := range map[string]bool{
+		status.TroubleStorage: false, status.TroubleServer: true,
+	} {
+		v := serve(t, 1, nil)
+		fault := v.disks[0]
+		if relayed {
+			v = handOn(t, v.remote(t, "disk1.raw"))
+		}
+		block := make(chan struct{})
+		remove := fault.Inject(disktest.Rule{Op: disktest.OpAny, Block: block})
+		c := v.open(t, "disk1.raw", structured)
+		c.send(c.request(cmdRead, 0, 0, 4096, nil), c.request(cmdRead, 0, 4096, 4096, nil))
+		v.waitsFor(t, kind, 2)
+		remove()
+		close(block)
+		for range 2 {
+			c.answer(func(uint64) (uint16, uint64) { return cmdRead, 4096 })
+		}
+		require.Empty(t, v.Server.disks.At(1).Troubles(time.Now().Add(time.Hour)))
+	}
 }

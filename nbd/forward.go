@@ -202,7 +202,7 @@ func (p *passage) leave() {
 func (p *passage) again() {
 	c := p.c
 	defer c.Done()
-	run := &run{Turn: new(serving.Turn), c: c, req: p.asked, buf: p.buf, arrived: p.arrived}
+	run := &run{Turn: c.role.Without(), c: c, req: p.asked, buf: p.buf, arrived: p.arrived}
 	run.r.Executor = run
 	err := run.repeat(&p.hold)
 	if ferr := c.tx.Flush(); err == nil {
@@ -278,6 +278,21 @@ func (l *link) settleAll() {
 		}()
 	}
 	l.owed = nil
+}
+
+// Unanswered implements serving.Forwarder.
+func (r *Remote) Unanswered(each func(c *serving.Client, since time.Time)) {
+	l := r.now()
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, call := range l.calls {
+		if p := call.to; p != nil && !call.abandoned {
+			each(p.c.client, p.arrived)
+		}
+	}
 }
 
 // now returns the connection to the server; nil: there is none now.

@@ -69,6 +69,7 @@ type Remote struct {
 	past uint64
 
 	readOnly, shared atomic.Bool // as the server has told last
+	why              atomic.Pointer[lastError]
 
 	mu      sync.Mutex
 	link    *link         // guarded by mu; nil: there is no connection now
@@ -122,6 +123,22 @@ func Unreachable(err error) bool {
 	var network *net.OpError
 	return errors.As(err, &network) && network.Op == "dial"
 }
+
+// lastError is why the server could not be used.
+type lastError struct {
+	text string
+	at   time.Time
+}
+
+// Why returns why the server could not be used last, and when that was; "": it could always be.
+func (r *Remote) Why() (text string, at time.Time) {
+	if last := r.why.Load(); last != nil {
+		return last.text, last.at
+	}
+	return "", time.Time{}
+}
+
+func (r *Remote) noteWhy(err error) { r.why.Store(&lastError{err.Error(), time.Now()}) }
 
 func (r *Remote) explain(err error) error {
 	return fmt.Errorf("export %q of the NBD server %s: %w", r.Export, r.Address, err)
@@ -182,6 +199,7 @@ func (r *Remote) connect(l *link) {
 			return
 		}
 		r.set(nil, nil)
+		r.noteWhy(l.cause)
 		began := time.Now()
 		pause, level := r.broke(l, began)
 		next, err := r.redial(pause)
@@ -236,6 +254,7 @@ func (r *Remote) redial(wait time.Duration) (*link, error) {
 		if err == nil || errors.Is(err, disk.ErrFailed) {
 			return l, err
 		}
+		r.noteWhy(err)
 		if text := err.Error(); text != told && r.ctx.Err() == nil {
 			told = text
 			r.log.Warn("the disk's server cannot be used: trying again", zap.Error(r.explain(err)))

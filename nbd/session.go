@@ -99,7 +99,7 @@ func sessionIn(queries []string) (string, error) {
 }
 
 // errOver ends the connections of a session, and refuses more of them.
-var errOver = errors.New("another session of this name has taken the disk over")
+var errOver = disk.ErrMoved
 
 // errTold ends a connection whose client is to learn what it was told otherwise.
 var errTold = errors.New("who may write the disk has changed, and the client is told when it " +

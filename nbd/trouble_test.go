@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,11 +18,11 @@ func TestTroubleIsRecorded(t *testing.T) {
 	d := v.Server.disks.At(1)
 	c := v.open(t, "disk1.raw", structured)
 	require.NotZero(t, c.do(cmdRead, 0, diskSize, 4096, nil).code)
-	require.Empty(t, d.Troubles())
+	require.Empty(t, d.Troubles(time.Now()))
 	remove := v.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Err: disk.ErrNoSpace})
 	require.NotZero(t, c.do(cmdWrite, 0, 0, 4096, make([]byte, 4096)).code)
 	remove()
-	all := d.Troubles()
+	all := d.Troubles(time.Now())
 	require.Len(t, all, 1)
 	require.Equal(t, status.TroubleNoSpace, all[0].Kind)
 	require.EqualValues(t, 1, all[0].Count)

@@ -8,18 +8,22 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// Source supplies what the pages show. All functions are required. Many requests call them at once,
-// and they must not block.
+// Source supplies what the pages show. All functions but Trouble are required. Many requests call
+// them at once, and they must not block.
 type Source struct {
 	Status func() status.Status
-	Ready  func() error // nil once every LUN can be used; otherwise what is missing
-	Health func() error // nil while a restart would not help; otherwise what has failed
+	// Ready returns nil once every LUN can be used, and as long as one can be; otherwise what is
+	// missing.
+	Ready func() error
+	// Trouble has a line for each LUN that is in trouble.
+	Trouble func() []string
+	Health  func() error // nil while a restart would not help; otherwise what has failed
 }
 
 // Register makes mux serve /healthz, /readyz and /status.
 func Register(mux *http.ServeMux, s Source) {
-	mux.HandleFunc("GET /healthz", probe(s.Health))
-	mux.HandleFunc("GET /readyz", probe(s.Ready))
+	mux.HandleFunc("GET /healthz", probe(s.Health, nil))
+	mux.HandleFunc("GET /readyz", probe(s.Ready, s.Trouble))
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
@@ -31,8 +35,8 @@ func Register(mux *http.ServeMux, s Source) {
 	})
 }
 
-// probe answers 200, or 503 and the reason.
-func probe(check func() error) http.HandlerFunc {
+// probe answers 200 and what is wrong all the same, or 503 and the reason.
+func probe(check func() error, wrong func() []string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("Cache-Control", "no-store")
@@ -43,5 +47,10 @@ func probe(check func() error) http.HandlerFunc {
 			return
 		}
 		fmt.Fprintln(w, "ok")
+		if wrong != nil {
+			for _, line := range wrong() {
+				fmt.Fprintln(w, line)
+			}
+		}
 	}
 }

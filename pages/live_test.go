@@ -69,7 +69,7 @@ func TestEvents(t *testing.T) {
 	require.Equal(t, "no-store", w.res.Header.Get("Cache-Control"))
 	require.Equal(t, "2000", w.line("retry: "))
 	first := w.news()
-	require.Equal(t, "ready", first.Text["state"])
+	require.Equal(t, "no space", first.Text["state"])
 	require.Equal(t, "copying", first.Text["state1"])
 	require.NotEmpty(t, first.Path["gi"])
 	second := w.news()

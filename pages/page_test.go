@@ -42,8 +42,9 @@ func newFake() *fake {
 		User: "who", Reason: "authentication_failed", Count: 2,
 		Last: time.Now().Add(-90 * time.Minute)}}
 	f.luns(3)
-	f.status.LUNs[1].Troubles = []status.Trouble{{Kind: "no_space", Message: "disk is full",
-		Error: "no space left", Count: 12, Since: time.Now().Add(-90 * time.Minute)}}
+	f.status.LUNs[1].Condition = status.Condition{State: status.DiskNoSpace, Kind: "no_space",
+		Reason: "disk is full: no space left", Requests: 12, WhatToDo: "free space",
+		Since: time.Now().Add(-90 * time.Minute)}
 	return f
 }
 
@@ -58,6 +59,7 @@ func (f *fake) luns(n int) {
 			Fenced: []string{"iqn.old"}, OpenTo: "iqn.node2",
 			Space: &status.Space{Used: 1, Free: 2},
 			Copy:  &status.Copy{CopiedBytes: 1 << 30, DataBytes: 4 << 30}}
+		lun.State = status.DiskReady
 		f.status.LUNs = append(f.status.LUNs, lun)
 		f.work = append(f.work, work(lun.LUN, 1))
 	}
@@ -298,32 +300,61 @@ func TestEmptyPage(t *testing.T) {
 	require.Contains(t, body, "Nobody is logged in.")
 }
 
-// TestStates checks that the most important state is shown, in words.
+// TestStates checks what is shown of a disk's state, in words.
 func TestStates(t *testing.T) {
-	lun := status.LUN{CopyMode: "clone", Copy: &status.Copy{WaitsForSpace: true}}
-	lun.Troubles = []status.Trouble{{Kind: "write_error", Message: "storage could not write",
-		Error: "on fire", Count: 3, Since: time.Now().Add(-time.Minute)}}
-	for _, want := range []string{"opening", "failing", "no space", "copying", "ready"} {
+	lun := status.LUN{CopyMode: "clone", Copy: &status.Copy{}}
+	for _, want := range []struct {
+		is    status.DiskState
+		shown string
+	}{{status.DiskStarting, "starting"}, {status.DiskFailing, "failing"},
+		{status.DiskNoSpace, "no space"}, {status.DiskWaiting, "waiting"},
+		{status.DiskFailed, "failed"}, {status.DiskFenced, "fenced"},
+		{status.DiskMoved, "moved"}, {status.DiskReady, "copying"}} {
+		lun.State = want.is
 		state, _ := stateOf(&lun, time.Now())
-		require.Equal(t, want, state)
-		switch want {
-		case "opening":
-			lun.Ready = true
-		case "failing":
-			lun.Troubles = nil
-		case "no space":
-			lun.Copy.WaitsForSpace = false
-		case "copying":
-			lun.Copy.Complete = true
-		}
+		require.Equal(t, want.shown, state)
 	}
-	lun.Troubles = []status.Trouble{{Kind: "no_space", Message: "disk is full", Error: "no room",
-		Count: 3}}
-	state, note := stateOf(&lun, time.Now())
+	lun.Copy.Complete = true
+	state, _ := stateOf(&lun, time.Now())
+	require.Equal(t, "ready", state)
+	now := time.Now()
+	lun.Condition = status.Condition{State: status.DiskNoSpace, Requests: 3,
+		Reason: "disk is full: no room", Since: now.Add(-5 * time.Second)}
+	state, note := stateOf(&lun, now)
 	require.Equal(t, "no space", state)
-	require.Contains(t, note, "disk is full: no room (3 times, since")
-	lun.Failure = "an earlier flush"
-	state, note = stateOf(&lun, time.Now())
-	require.Equal(t, "failed", state)
-	require.Equal(t, "an earlier flush", note)
+	require.Equal(t, "disk is full: no room (3 times, since 5 s)", note)
+}
+
+// TestTroubleComesFirst: the title and the headline say what is wrong, and the LUNs in trouble come
+// before all others, each in a line of its own among many. Refused logins come before the list.
+func TestTroubleComesFirst(t *testing.T) {
+	f := newFake()
+	f.luns(60)
+	f.status.LUNs[36].Condition = status.Condition{State: status.DiskNoSpace,
+		Reason: "disk is full", WhatToDo: "free space", Since: time.Now()}
+	f.status.LUNs[50].Condition = status.Condition{State: status.DiskFenced, Since: time.Now()}
+	f.status.Volumes.Failed = []status.FailedVolume{{Name: "vol", Failure: "its claim is away"}}
+	_, ts := f.serve(t)
+	_, body, _ := get(t, ts.URL+"/")
+	require.Contains(t, body, `<title id="title">2 of 60 disks: no space (LUN 37)</title>`)
+	require.Contains(t, body, `id="state" data-s="no space"`)
+	at := -1
+	for _, next := range []string{`id="headline"`, `href="?lun=37"`, "free space",
+		`href="?lun=51"`, "its claim is away", "Refused logins", `id="lun1"`, `id="lun60"`} {
+		require.Contains(t, body[at+1:], next)
+		at += 1 + strings.Index(body[at+1:], next)
+	}
+	require.NotContains(t, body, "mapline", "one line for each LUN")
+
+	f = newFake()
+	f.luns(0)
+	f.status.State = status.StateStarting
+	f.status.Starting = &status.Condition{State: status.DiskStarting, Kind: "registry",
+		Reason: "it waits for the registry of r/i: refused", WhatToDo: "see whether it runs",
+		Since: time.Now()}
+	_, ts = f.serve(t)
+	_, body, _ = get(t, ts.URL+"/")
+	require.Contains(t, body, `<title id="title">starting: waits for a registry</title>`)
+	require.Contains(t, body, "it waits for the registry of r/i: refused. What to do: see whether")
+	require.NotContains(t, body, "There are no LUNs yet.")
 }

@@ -15,9 +15,12 @@ import (
 
 const (
 	// These limit the content and the cost of one page.
-	rowsPerPage     = 50
+	rowsPerPage     = 100
 	sessionsPerPage = 100
 	uploadsPerPage  = 50
+	alarmsPerPage   = 20
+	// manyLUNs is how many LUNs get more than one line each.
+	manyLUNs = 10
 
 	// stripCells is how many cells the map of each LUN in the table has at most. It takes some 12
 	// KiB in a browser at most, and the map of the LUN that is looked at less than 64 KiB.
@@ -27,7 +30,13 @@ const (
 // view has the texts of the page. The template writes it into HTML, and the fields of live change
 // while the page is open.
 type view struct {
+	Title                                 string // of the browser's tab
 	State, Target, Portals, Auth, Version string
+	Headline                              string  // what is wrong; "": nothing
+	Alarms                                []alarm // the LUNs and volumes that are in trouble
+	MoreAlarms                            string  // "": all are shown
+	Starting                              string  // what the start waits for
+	Short                                 bool    // one line for each LUN
 	Uptime, Reading, Writing              string
 	LUNs, Sessions                        string // how many there are
 	Rows                                  []row
@@ -132,9 +141,11 @@ func (s *snapshot) view(at selection) *view {
 
 	luns := slices.Clone(st.LUNs)
 	slices.SortStableFunc(luns, func(a, b status.LUN) int { return int(a.LUN) - int(b.LUN) })
+	s.trouble(v, luns)
+	v.Short = len(luns) > manyLUNs
 	selected, first := v.window(luns, at)
 	for i := first; i < min(first+rowsPerPage, len(luns)); i++ {
-		r := s.row(&luns[i])
+		r := s.row(&luns[i], v.Short)
 		r.Selected = i == selected
 		v.Rows = append(v.Rows, r)
 	}
@@ -209,7 +220,8 @@ func (v *view) window(luns []status.LUN, at selection) (selected, first int) {
 	return selected, first
 }
 
-func (s *snapshot) row(l *status.LUN) row {
+// row is a LUN in the table; short: in one line.
+func (s *snapshot) row(l *status.LUN, short bool) row {
 	r := row{LUN: l.LUN, Name: plain(l.Image), Size: bytesText(float64(l.SizeBytes)),
 		Owner: none}
 	if l.Owner != "" {
@@ -227,6 +239,9 @@ func (s *snapshot) row(l *status.LUN) row {
 	}
 	r.Kind = strings.Join(kind, " · ")
 	r.State, r.Note = stateOf(l, s.now)
+	if short {
+		r.Note = ""
+	}
 	h := s.rates.luns[l.LUN]
 	if h == nil {
 		h = &history{}
@@ -244,6 +259,9 @@ func (s *snapshot) row(l *status.LUN) row {
 	r.ReadOps, r.WriteOps = countText(h.now.readOps), countText(h.now.writeOps)
 	r.ReadRate, r.WriteRate = bytesText(h.now.readBytes)+"/s", bytesText(h.now.writeBytes)+"/s"
 	r.ReadTime, r.WriteTime = latencyText(h.now.readTime), latencyText(h.now.writeTime)
+	if short {
+		return r
+	}
 	var top float64
 	r.OpsUp, r.OpsDown, top = h.chart(s.rates.next,
 		func(p point) float32 { return p.readOps },
@@ -260,62 +278,6 @@ func (s *snapshot) row(l *status.LUN) row {
 		r.Summary = summary(m)
 	}
 	return r
-}
-
-// stateOf returns the most important state of a LUN, and a note.
-func stateOf(l *status.LUN, now time.Time) (state, note string) {
-	switch {
-	case l.Failure != "":
-		return "failed", plain(l.Failure)
-	case !l.Ready:
-		return "opening", ""
-	case len(l.Troubles) > 0:
-		return troubleText(l.Troubles, now)
-	case l.Copy != nil && l.Copy.WaitsForSpace:
-		return "no space", "copying waits for space; the disk is served from its image meanwhile"
-	case l.Copy != nil && !l.Copy.Complete && l.CopyMode == "clone":
-		return "copying", ""
-	}
-	return "ready", ""
-}
-
-// troubleText names what makes commands fail, the first as the state.
-func troubleText(all []status.Trouble, now time.Time) (state, note string) {
-	var notes []string
-	for _, t := range all {
-		notes = append(notes, fmt.Sprintf("%s: %s (%s, since %s)", plain(t.Message),
-			plain(t.Error), timesText(t.Count), durationText(now.Sub(t.Since))))
-	}
-	if state = "failing"; all[0].Kind == status.TroubleNoSpace {
-		state = "no space"
-	}
-	return state, strings.Join(notes, "; ")
-}
-
-func timesText(n int64) string {
-	if n == 1 {
-		return "once"
-	}
-	return countText(float64(n)) + " times"
-}
-
-// refusal is a refused login. Only Note changes while it is there.
-type refusal struct{ ID, From, Name, Why, Note string }
-
-func (s *snapshot) refusals() (all []refusal) {
-	for i, r := range s.status.RefusedLogins {
-		one := refusal{ID: fmt.Sprintf("refused%d", i), From: plain(r.From),
-			Name: plain(r.Initiator), Why: plain(r.Reason), Note: fmt.Sprintf("%s, last %s ago: %s",
-				timesText(r.Count), durationText(s.now.Sub(r.Last)), plain(r.Error))}
-		if one.Name == "" {
-			one.Name = "no name"
-		}
-		if r.User != "" {
-			one.Name += ", as user " + plain(r.User)
-		}
-		all = append(all, one)
-	}
-	return all
 }
 
 // summary describes the map.
@@ -410,6 +372,9 @@ func (v *view) shape() string {
 	for _, r := range v.Rows {
 		fmt.Fprintln(h, r.LUN, r.Name, r.Kind, r.Size, r.Cells, len(r.Jobs), r.Selected)
 	}
+	for _, a := range v.Alarms {
+		fmt.Fprintln(h, a.LUN, a.Name, a.State, a.Advice)
+	}
 	if v.One != nil {
 		fmt.Fprintln(h, v.One.LUN, v.One.Rows, v.One.Serial, v.One.NAA, v.One.Digest, v.One.Format)
 	}
@@ -422,6 +387,7 @@ func (v *view) shape() string {
 	for _, r := range v.Refused {
 		fmt.Fprintln(h, r.ID, r.From, r.Name, r.Why)
 	}
+	fmt.Fprintln(h, v.Starting != "", v.Headline != "", v.MoreAlarms != "", v.Short)
 	fmt.Fprintln(h, v.Before, v.After, v.Missing, v.MoreUsers != "", v.MoreUploads != "",
 		v.Portals, v.Auth, v.Version)
 	return strconv.FormatUint(h.Sum64(), 36)
@@ -431,8 +397,16 @@ func (v *view) shape() string {
 // pictures.
 func (v *view) live() (texts, paths map[string]string) {
 	texts = map[string]string{"state": v.State, "uptime": v.Uptime, "reading": v.Reading,
-		"writing": v.Writing, "sessions": v.Sessions, "luns": v.LUNs}
+		"writing": v.Writing, "sessions": v.Sessions, "luns": v.LUNs, "title": v.Title}
+	for id, text := range map[string]string{"headline": v.Headline, "starting": v.Starting} {
+		if text != "" {
+			texts[id] = text
+		}
+	}
 	paths = map[string]string{}
+	for i, a := range v.Alarms {
+		texts["alarm"+strconv.Itoa(i)] = a.Note
+	}
 	for _, r := range v.Rows {
 		id := strconv.Itoa(int(r.LUN))
 		for name, text := range map[string]string{"state": r.State, "note": r.Note,
@@ -441,6 +415,9 @@ func (v *view) live() (texts, paths map[string]string) {
 			"rrate": r.ReadRate, "wrate": r.WriteRate, "ratetop": r.RateTop,
 			"rtime": r.ReadTime, "wtime": r.WriteTime} {
 			texts[name+id] = text
+		}
+		if v.Short {
+			continue
 		}
 		for name, d := range map[string]string{"opsup": r.OpsUp, "opsdown": r.OpsDown,
 			"rateup": r.RateUp, "ratedown": r.RateDown} {

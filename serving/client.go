@@ -122,6 +122,9 @@ func (c *Client) take(d *Disk) bool {
 	}
 	// A request that outlives its session must not bring the claim back.
 	if c.peer.sessions.Load() == 0 || !c.released(d) {
+		if d.isFenced(c) {
+			d.refused(c, time.Now())
+		}
 		return false
 	}
 	d.owner.Store(c.peer)

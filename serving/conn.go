@@ -52,6 +52,7 @@ type Conn struct {
 	// Process is the id of the peer's process on this machine; 0: nobody knows it.
 	Process int32
 
+	client   atomic.Pointer[Client] // nil: it has none yet
 	cred     *unix.Ucred
 	requests sync.WaitGroup // the goroutines that may execute requests
 	cause    atomic.Pointer[error]
@@ -75,6 +76,9 @@ func (c *Conn) Init(nc net.Conn) {
 		}
 	}
 }
+
+// SetClient says whose requests come by the connection.
+func (c *Conn) SetClient(client *Client) { c.client.Store(client) }
 
 // Base is the Conn of a type that embeds it.
 func (c *Conn) Base() *Conn { return c }

@@ -390,8 +390,13 @@ func (cs *Connections[C]) Kick(which func(status.Session) bool) []status.Session
 
 func (cs *Connections[C]) sessions(which func(status.Session) bool, each func(C)) []status.Session {
 	list := []status.Session{}
+	waits := cs.rules.Disks.waitingFor()
 	for _, c := range cs.every() {
 		if one, ok := c.Session(); ok && which(one) {
+			if w := waits[c.Base().client.Load()]; w.n > 0 {
+				one.Waiting, one.WaitingSince = max(one.Waiting, w.n), &w.oldest
+				one.InFlight, one.WaitsFor = max(one.InFlight, one.Waiting), w.what
+			}
 			each(c)
 			list = append(list, one)
 		}

@@ -43,6 +43,11 @@ type Options struct {
 	Access    AccessMode // "" is write-exclusive
 	Store     Store      // nil: nothing is kept
 
+	// What people are told of requests that wait.
+
+	Source  Source // of far content
+	Storage string // where the disk lies on this machine, such as "the directory /data"
+
 	// What only some front ends ask for.
 
 	// a loss of power ends the disk, so nothing is promised through one
@@ -97,6 +102,7 @@ type Disk struct {
 	handover atomic.Pointer[handoverState]
 
 	troubles
+	waits waits
 	uses
 	ctx    context.Context // ends when the disk is removed
 	cancel context.CancelFunc

@@ -4,8 +4,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"go.uber.org/zap"
 )
 
 // A connection's reader executes requests itself. The page cache answers nearly all of them in
@@ -24,11 +22,6 @@ const stallTick = 10 * time.Millisecond
 // stuckTicks is for how many looks a disk must have a stalled call before readers no longer try
 // requests for it. On a busy machine readers look stalled for a shorter time than that.
 const stuckTicks = 4
-
-// hungTicks is how many looks in a row must find a stalled call at a disk before the log says that
-// the disk hangs: 10 s, well before guests give up their requests. On a disk that is only slow,
-// each stalled call ends, and some look comes between two of them.
-const hungTicks = int(10 * time.Second / stallTick)
 
 // A disk that is slow but not stalled, such as a drive, would get one request at a time. So after a
 // call that took slowCall, the next slowCalls requests for it are passed on, up to slowParallel at
@@ -84,9 +77,10 @@ type Turn struct {
 
 	reader *Reader
 	call   uint64      // number of its disk call as the reader; 0: none
-	disk   *Disk       // of that call
+	disk   *Disk       // of that call, and of the request over which it has lost the role
 	passed *Disk       // the slow disk for which its request was passed on
 	lost   atomic.Bool // the role, over the request in hand
+	wait   wait        // it is in a disk call without the role
 }
 
 // StackCharge is how many bytes a goroutine that hangs in a disk counts for in the limit of memory.
@@ -113,6 +107,7 @@ func (r *Reader) Run() {
 	r.turn = t
 	r.loop(t)
 	if t.lost.Load() {
+		t.returned()
 		r.all.Memory.Charge(-StackCharge)
 	}
 	if t.passed != nil {
@@ -123,6 +118,9 @@ func (r *Reader) Run() {
 // takeOver starts another goroutine that reads, instead of one that finishes its request.
 func (r *Reader) takeOver(lost *Turn) {
 	lost.lost.Store(true)
+	if lost.disk != nil {
+		lost.wait.begin(lost.disk, lost.Client(), false)
+	}
 	r.all.Memory.Charge(StackCharge) // until that one has ended
 	r.conn.Add()
 	r.handOn()
@@ -142,11 +140,27 @@ func (r *Reader) Close() {
 // Busy reports whether the reader is in a disk call.
 func (r *Reader) Busy() bool { return r.busy.Load() != 0 }
 
-// Enter marks the begin of a disk call. It does nothing for a goroutine that has lost the role.
+// Without returns a turn that never has the role, for a request of the connection that another
+// goroutine executes.
+func (r *Reader) Without() *Turn { return &Turn{reader: r} }
+
+// Client is whose requests the goroutine executes; nil: nobody's.
+func (t *Turn) Client() *Client {
+	if t.reader == nil {
+		return nil
+	}
+	return t.reader.conn.client.Load()
+}
+
+// Enter marks the begin of a disk call.
 func (t *Turn) Enter(d *Disk) {
 	if !t.Reading {
+		if t.wait.disk == nil {
+			t.wait.begin(d, t.Client(), false)
+		}
 		return
 	}
+	t.disk = d
 	if d.stall.stuck.Load() {
 		t.PassOn()
 		return
@@ -157,7 +171,7 @@ func (t *Turn) Enter(d *Disk) {
 	}
 	r := t.reader
 	r.calls++
-	t.call, t.disk = r.calls, d
+	t.call = r.calls
 	r.busy.Store(t.call)
 	if w := &r.all.watch; w.calls.Load() == 0 {
 		w.calls.Store(1)
@@ -171,15 +185,28 @@ func (t *Turn) Enter(d *Disk) {
 // role.
 func (t *Turn) Leave() {
 	if t.call == 0 {
+		t.returned()
 		return
 	}
 	if !t.reader.busy.CompareAndSwap(t.call, 0) {
 		t.Reading = false
+		// The watchdog notes that the goroutine waits, and holds the lock meanwhile.
+		t.reader.all.watch.mu.Lock()
+		//lint:ignore SA2001 it only waits for the watchdog
+		t.reader.all.watch.mu.Unlock()
+		t.returned()
 		if t.disk.stall.stalled.Add(-1) == 0 {
 			t.disk.stall.stuck.Store(false)
 		}
 	}
 	t.call = 0
+}
+
+// returned notes that a disk call without the role has ended.
+func (t *Turn) returned() {
+	if t.wait.disk != nil {
+		t.wait.end(true)
+	}
 }
 
 // Took notes the time that a read or write took in the disk.
@@ -197,6 +224,9 @@ func (t *Turn) Share(d *Disk) bool {
 		return false
 	}
 	t.passed = d
+	if t.Reading {
+		t.disk = d
+	}
 	t.PassOn()
 	return true
 }
@@ -211,9 +241,12 @@ func (d *Disk) Stalled() int { return int(d.stall.stalled.Load()) }
 // to wait, such as for far content.
 func (t *Turn) PassOn() {
 	t.Leave()
-	if t.Reading {
+	switch {
+	case t.Reading:
 		t.Reading = false
 		t.reader.takeOver(t)
+	case t.disk != nil && t.wait.disk == nil: // the watchdog came first, and the call goes on
+		t.wait.begin(t.disk, t.Client(), false)
 	}
 }
 
@@ -260,30 +293,20 @@ func (s *Disks) lookForStalls() (readers int, busy bool) {
 	}
 	s.watch.mu.Unlock()
 	for _, d := range s.All() {
-		busy = s.age(d) || busy
+		busy = d.stall.age() || busy
 	}
 	return readers, busy
 }
 
 // age counts how long a disk has had stalled calls, and reports whether it has one.
-func (s *Disks) age(d *Disk) (stalled bool) {
-	w := &d.stall
+func (w *stall) age() (stalled bool) {
 	if w.stalled.Load() <= 0 {
-		if w.ticks >= hungTicks {
-			s.log.Info("the disk answers again", zap.Uint16("lun", d.Number),
-				zap.Duration("after", time.Duration(w.ticks)*stallTick))
-		}
 		w.ticks = 0
 		w.stuck.Store(false)
 		return false
 	}
 	if w.ticks++; w.ticks >= stuckTicks {
 		w.stuck.Store(true)
-	}
-	if w.ticks == hungTicks {
-		s.log.Warn("the disk does not answer: what it or its image lies on hangs, and the "+
-			"guest's commands with it", zap.Uint16("lun", d.Number),
-			zap.Duration("since", time.Duration(w.ticks)*stallTick))
 	}
 	return true
 }

@@ -3,15 +3,15 @@ package serving
 import (
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
-	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/status"
 )
 
 // queue is a connection: requests that the goroutine with the role takes in turn.
@@ -49,10 +49,9 @@ func oneDisk(t *testing.T, log *zap.Logger) (*Disks, *Disk) {
 }
 
 // TestAStalledReaderIsReplaced: while one request hangs in the disk, others go on. When the disk
-// has been stuck for a while, requests for it no longer delay anybody. The log tells of it.
+// has been stuck for a while, requests for it no longer delay anybody. All that wait are trouble.
 func TestAStalledReaderIsReplaced(t *testing.T) {
-	core, logs := observer.New(zapcore.InfoLevel)
-	s, d := oneDisk(t, zap.New(core))
+	s, d := oneDisk(t, nil)
 	q := newQueue(t, s)
 	answer, done := make(chan struct{}), make(chan bool, 100)
 	hang := func(turn *Turn) {
@@ -70,16 +69,16 @@ func TestAStalledReaderIsReplaced(t *testing.T) {
 	for range 20 {
 		q.requests <- hang
 	}
+	require.Empty(t, d.Troubles(time.Now()), "nobody has waited for long")
 	testtool.Eventually(t, func() bool {
-		return logs.FilterMessageSnippet("does not answer").Len() == 1
-	}, "that is logged: %v", func() any { return logs.All() })
+		all := d.Troubles(time.Now().Add(LongWait))
+		return len(all) == 1 && all[0].Kind == status.TroubleStorage && all[0].Count == 21
+	}, "21 requests wait: %v", func() any { return d.Troubles(time.Now().Add(LongWait)) })
 	close(answer)
 	for range 21 {
 		require.False(t, <-done, "each has lost the role over its request")
 	}
-	testtool.Eventually(t, func() bool {
-		return logs.FilterMessageSnippet("answers again").Len() == 1
-	}, "that is logged: %v", func() any { return logs.All() })
+	require.Empty(t, d.Troubles(time.Now().Add(LongWait+time.Hour)), "nobody waits any more")
 	require.Zero(t, d.Stalled())
 	q.requests <- func(turn *Turn) {
 		turn.Enter(d)

@@ -45,6 +45,8 @@ type Executor interface {
 	// begun to read. So the front end can go on with other requests meanwhile. An error ends the
 	// call instead.
 	Blocks() error
+	// Client is whose requests it executes; nil: nobody's.
+	Client() *Client
 }
 
 // Request is one request of a peer while it uses disks, or background work. The zero value is ready
@@ -251,7 +253,14 @@ func (r *Request) wait(d *Disk, f func(context.Context) error) error {
 	if r.aborted.Load() { // perhaps before r.cancel was set
 		return ErrAborted
 	}
+	var client *Client
+	if r.Executor != nil {
+		client = r.Executor.Client()
+	}
+	var w wait
+	w.begin(d, client, true)
 	err = f(ctx)
+	w.end(!errors.Is(err, disk.ErrNotNow))
 	if !errors.Is(err, disk.ErrNotNow) {
 		return err
 	}

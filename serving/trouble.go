@@ -20,6 +20,8 @@ const (
 	calm = 3 * time.Second
 	// maxTroubleError is how many bytes of an error are kept.
 	maxTroubleError = 300
+	// refusedFor is how long it is trouble that a fenced peer was refused.
+	refusedFor = time.Minute
 )
 
 // TroubleOf finds the kind of trouble that a disk's error is, and what it means. The kind is "" for
@@ -86,6 +88,9 @@ type trouble struct {
 }
 
 func (t *trouble) over(now time.Time) bool {
+	if t.Kind == status.TroubleFenced {
+		return now.Sub(t.Last) >= refusedFor
+	}
 	return t.worked.After(t.Last) && now.Sub(t.Last) >= calm
 }
 
@@ -110,6 +115,18 @@ func (t *troubles) Failed(kind string, op Operation, name, msg string, err error
 	one.Count++
 	t.any.Store(true)
 }
+
+// refused notes that a fenced client was refused while no owner uses the disk: nobody can use it.
+func (d *Disk) refused(c *Client, now time.Time) {
+	if owner := d.owner.Load(); owner != nil && owner.sessions.Load() > 0 {
+		return
+	}
+	name := PlainName(c.peer.name)
+	d.Failed(status.TroubleFenced, OpOther, name, name+" was fenced by a handover and is refused, "+
+		"and nobody else uses the disk", errFenced, now)
+}
+
+var errFenced = errors.New("a handover has fenced it")
 
 // Worked notes that a request has succeeded.
 func (t *troubles) Worked(op Operation, name string) {
@@ -141,14 +158,17 @@ func (t *trouble) shownBy(op Operation, name string) bool {
 	return t.op == op && t.name == name
 }
 
-// Troubles returns why requests fail now. Trouble is over when such requests succeed again.
-func (t *troubles) Troubles() (all []status.Trouble) {
+// Troubles returns why requests wait or fail now. Trouble is over when such requests succeed again.
+func (d *Disk) Troubles(now time.Time) (all []status.Trouble) {
+	if w := d.longWait(now); w != nil {
+		all = append(all, *w)
+	}
+	t := &d.troubles
 	if !t.any.Load() {
-		return nil
+		return all
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := time.Now()
 	for _, kind := range slices.Sorted(maps.Keys(t.all)) {
 		if one := t.all[kind]; !one.over(now) {
 			all = append(all, one.Trouble)

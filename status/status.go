@@ -43,7 +43,9 @@ type Status struct {
 	UsageTypes []UsageType `json:"usage_types,omitempty"`
 	// WorkDir is the work directory, if a person has named it: what is written to disks that are
 	// not persistent stays there.
-	WorkDir   string     `json:"work_dir,omitempty"`
+	WorkDir string `json:"work_dir,omitempty"`
+	// Starting is what the start waits for; nil: the daemon is ready, or stops.
+	Starting  *Condition `json:"starting,omitempty"`
 	StartedAt time.Time  `json:"started_at"`
 	ReadyAt   *time.Time `json:"ready_at,omitempty"`
 	// ReadyAfterSeconds is the time from the start until every LUN could be used.
@@ -129,29 +131,10 @@ type LUN struct {
 	Copy       *Copy  `json:"copy,omitempty"`       // in modes that copy the image
 	Space      *Space `json:"space,omitempty"`      // if the storage can tell
 	Failure    string `json:"failure,omitempty"`    // why it has failed, until the next start
-	// Troubles are why commands of guests fail now. They go when such commands succeed again.
+	Condition
+	// Troubles are why requests of guests wait or fail now. They go when such requests succeed
+	// again.
 	Troubles []Trouble `json:"troubles,omitempty"`
-}
-
-// The kinds of trouble.
-const (
-	TroubleNoSpace      = "no_space"  // the storage is full
-	TroubleReadOnly     = "read_only" // the storage can no longer be written
-	TroubleReadError    = "read_error"
-	TroubleWriteError   = "write_error"
-	TroubleReservations = "reservations" // they cannot be kept
-	TroubleNotNow       = "not_now"      // content far away cannot be reached
-	TroubleOther        = "other"
-)
-
-// Trouble is why commands to a LUN fail, though its disk has not failed.
-type Trouble struct {
-	Kind    string    `json:"kind"`    // one of Trouble...
-	Message string    `json:"message"` // what it means
-	Error   string    `json:"error"`   // the last one
-	Since   time.Time `json:"since"`
-	Last    time.Time `json:"last"`
-	Count   int64     `json:"count"` // commands that have failed
 }
 
 // RefusedLogin are logins that were refused for the same reason.
@@ -203,22 +186,25 @@ const (
 // Session describes a session in full feature phase (RFC 7143).
 type Session struct {
 	// Protocol is that of the session, as above; "" is iSCSI.
-	Protocol     string    `json:"protocol,omitempty"`
-	Initiator    string    `json:"initiator"` // or what a client of NBD is called
-	Alias        string    `json:"alias,omitempty"`
-	Remote       string    `json:"remote"`
-	Local        string    `json:"local"`
-	User         string    `json:"user,omitempty"` // the CHAP name
-	ISID         string    `json:"isid"`           // 12 hexadecimal digits
-	TSIH         uint16    `json:"tsih"`
-	Discovery    bool      `json:"discovery"`
-	Since        time.Time `json:"since"`
-	InFlight     int       `json:"in_flight"`         // commands
-	Waiting      int       `json:"waiting,omitempty"` // of these, for content that lies far away
-	HeaderDigest bool      `json:"header_digest"`
-	DataDigest   bool      `json:"data_digest"`
-	LUNs         []uint16  `json:"luns"`     // read or written so far
-	Commands     uint64    `json:"commands"` // ended so far
-	BytesRead    uint64    `json:"bytes_read"`
-	BytesWritten uint64    `json:"bytes_written"`
+	Protocol  string    `json:"protocol,omitempty"`
+	Initiator string    `json:"initiator"` // or what a client of NBD is called
+	Alias     string    `json:"alias,omitempty"`
+	Remote    string    `json:"remote"`
+	Local     string    `json:"local"`
+	User      string    `json:"user,omitempty"` // the CHAP name
+	ISID      string    `json:"isid"`           // 12 hexadecimal digits
+	TSIH      uint16    `json:"tsih"`
+	Discovery bool      `json:"discovery"`
+	Since     time.Time `json:"since"`
+	InFlight  int       `json:"in_flight"` // commands
+	// Waiting are those that wait, for content that lies far away or for storage.
+	Waiting      int        `json:"waiting,omitempty"`
+	WaitingSince *time.Time `json:"waiting_since,omitempty"` // the oldest of them
+	WaitsFor     string     `json:"waits_for,omitempty"`     // in words
+	HeaderDigest bool       `json:"header_digest"`
+	DataDigest   bool       `json:"data_digest"`
+	LUNs         []uint16   `json:"luns"`     // read or written so far
+	Commands     uint64     `json:"commands"` // ended so far
+	BytesRead    uint64     `json:"bytes_read"`
+	BytesWritten uint64     `json:"bytes_written"`
 }

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/status"
 	tt "kubevirt.io/disk/target/targettest"
 )
 
@@ -59,6 +60,7 @@ func TestOthersGoOn(t *testing.T) {
 	require.Zero(t, s.Stalls(1))
 	farWaits(t, far, len(held))
 	require.Equal(t, len(held), s.Sessions()[0].Waiting)
+	waitsFor(t, s, 1, status.TroubleRegistry, int64(len(held)))
 	far.Restore()
 	for _, task := range held {
 		require.True(t, task.MustFinish(t).Good())

@@ -216,6 +216,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 			ISID: req.ISID})
 		sess.nexus.SetProtocolLevel(res.Params.ProtocolLevel)
 		sess.nexus.SetAddress(hostOf(c.remote))
+		c.SetClient(sess.nexus.Client)
 	}
 	c.takeSocket()
 	c.role = c.srv.opt.Disks.NewReader(&c.Conn, c.readLoop, c.handOn)

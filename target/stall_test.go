@@ -6,17 +6,17 @@ import (
 	"errors"
 	"net"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
-	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
@@ -37,37 +37,31 @@ func stall(t *testing.T, d *disktest.Fault, op disktest.Op) (resume func()) {
 	return resume
 }
 
-// TestTheLogTellsOfAHangingDisk has one disk that hangs for long, and one that is always slow. The
-// log names only the first.
-func TestTheLogTellsOfAHangingDisk(t *testing.T) {
-	core, logs := observer.New(zapcore.InfoLevel)
-	s := start(t, func(o *options) { o.Log = zap.New(core) })
+// waitsFor requires that people are told of so many commands to a LUN that wait.
+func waitsFor(t *testing.T, s *server, lun uint16, kind string, commands int64) {
+	t.Helper()
+	look := func() []status.Trouble {
+		return s.inUse.At(lun).Troubles(time.Now().Add(serving.LongWait))
+	}
+	testtool.Eventually(t, func() bool {
+		all := look()
+		return len(all) == 1 && all[0].Kind == kind && all[0].Count == commands &&
+			slices.Equal(all[0].Peers, []string{tt.DefaultInitiator})
+	}, "it is trouble: %v", func() any { return look() })
+}
+
+// TestHangingDiskIsTrouble: people see how many commands wait for storage, and whose they are.
+func TestHangingDiskIsTrouble(t *testing.T) {
+	s := start(t, func(*options) {})
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
-	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 2)
-	slow := s.disks[1].Inject(disktest.Rule{Op: disktest.OpRead, Delay: 200 * time.Millisecond})
-	defer slow()
 	resume := stall(t, s.disks[0], disktest.OpAny)
 	hung := c.MustStart(t, tt.Read10(1, 0, 1))
-	tells := func(what string) []observer.LoggedEntry {
-		return logs.FilterMessageSnippet(what).All()
-	}
-	reading := other.MustStart(t, tt.Read10(2, 0, 1))
-	time.Sleep(100 * time.Millisecond)
-	// One read begins while another one is half done.
-	testtool.Eventually(t, func() bool {
-		next := other.MustStart(t, tt.Read10(2, 0, 1))
-		reading.MustFinish(t)
-		reading = next
-		return len(tells("does not answer")) > 0
-	}, "the log tells")
-	reading.MustFinish(t)
-	require.Equal(t, uint16(1), tells("does not answer")[0].ContextMap()["lun"])
-	require.Empty(t, tells("answers again"))
+	require.Empty(t, s.inUse.At(1).Troubles(time.Now()))
+	waitsFor(t, s, 1, status.TroubleStorage, 1)
+	require.Equal(t, 1, s.Sessions()[0].Waiting)
 	resume()
 	hung.MustFinish(t)
-	testtool.Eventually(t, func() bool { return len(tells("answers again")) > 0 }, "the log tells")
-	require.Equal(t, uint16(1), tells("answers again")[0].ContextMap()["lun"])
-	require.Len(t, tells("does not answer"), 1, "nothing about the slow disk")
+	require.Empty(t, s.inUse.At(1).Troubles(time.Now().Add(time.Hour)))
 }
 
 // TestStalledDisk has a disk that does not answer. Everything else goes on: pings, the other LUN,

@@ -136,6 +136,7 @@ func (c *conn) admit() error {
 	c.share = c.srv.disks.Memory.Join(c.at.name)
 	c.mu.Lock()
 	c.client = c.srv.disks.AttachTo(c.disk, serving.Who{Name: c.at.name, Line: c})
+	c.SetClient(c.client)
 	c.mu.Unlock()
 	if c.disk.Removed() { // its removal may not have seen this connection
 		return serving.ErrRemoved

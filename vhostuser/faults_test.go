@@ -216,6 +216,11 @@ func TestDiskHangs(t *testing.T) {
 			Sector: uint64(i), Out: make([]byte, 512)})...)
 	}
 	testtool.Eventually(t, func() bool { return m.inside.Load() >= maxBlocked })
+	testtool.Eventually(t, func() bool {
+		all := v.disks.At(1).Troubles(time.Now().Add(serving.LongWait))
+		return len(all) == 1 && all[0].Kind == status.TroubleStorage &&
+			all[0].Count >= maxBlocked && len(all[0].Peers) == 1
+	}, "people are told")
 	close(m.answers)
 	for _, ticket := range tickets {
 		_, err := ticket.Wait()
@@ -320,7 +325,7 @@ func TestTroubles(t *testing.T) {
 		require.ErrorAs(t, err, &wrong, kind)
 		require.Equal(t, vhosttest.StatusIOErr, wrong.Status)
 		var kinds []string
-		for _, trouble := range v.disks.At(1).Troubles() {
+		for _, trouble := range v.disks.At(1).Troubles(time.Now()) {
 			kinds = append(kinds, trouble.Kind)
 		}
 		if kind == "" {

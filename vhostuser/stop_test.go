@@ -10,6 +10,8 @@ import (
 
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/vhostuser/vhosttest"
 )
 
@@ -70,6 +72,11 @@ func TestGivenUpTogether(t *testing.T) {
 		tickets = append(tickets, ticket)
 	}
 	testtool.Eventually(t, func() bool { return far.Waiting() == 3 })
+	testtool.Eventually(t, func() bool {
+		all := v.disks.At(1).Troubles(time.Now().Add(serving.LongWait))
+		return len(all) == 1 && all[0].Kind == status.TroubleRegistry && all[0].Count == 3 &&
+			v.conns.Sessions()[0].Waiting == 3
+	}, "people are told")
 	require.NoError(t, d.Queue(0).Enable(false))
 	require.NoError(t, d.Queue(1).Enable(false))
 	c := v.conns.All(func(*conn) bool { return true })[0]

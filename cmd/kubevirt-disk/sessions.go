@@ -54,7 +54,8 @@ func printSessions(w io.Writer, sessions []status.Session) error {
 		return err
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "SESSION\tINITIATOR\tADDRESS\tLUNS\tSINCE\tCOMMANDS\tREAD\tWRITTEN")
+	fmt.Fprintln(table, "SESSION\tINITIATOR\tADDRESS\tLUNS\tSINCE\tCOMMANDS\tREAD\tWRITTEN\t"+
+		"WAITING")
 	for _, s := range sessions {
 		luns := make([]string, len(s.LUNs))
 		for i, lun := range s.LUNs {
@@ -67,9 +68,18 @@ func printSessions(w io.Writer, sessions []status.Session) error {
 		case used == "":
 			used = "none"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", numberOf(s),
+		waiting := "-"
+		if s.Waiting > 0 {
+			waiting = strconv.Itoa(s.Waiting)
+			if s.WaitingSince != nil {
+				waiting += " for " + console.Harmless(s.WaitsFor) + " since " +
+					s.WaitingSince.Format(time.RFC3339)
+			}
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", numberOf(s),
 			console.Harmless(s.Initiator), s.Remote, used, s.Since.Format(time.RFC3339), s.Commands,
-			console.ShortSize(int64(s.BytesRead)), console.ShortSize(int64(s.BytesWritten)))
+			console.ShortSize(int64(s.BytesRead)), console.ShortSize(int64(s.BytesWritten)),
+			waiting)
 	}
 	return table.Flush()
 }

@@ -58,12 +58,12 @@ func TestSessionsAndKick(t *testing.T) {
 
 	lines := strings.Split(strings.TrimSpace(ask(exitDone, "sessions")), "\n")
 	require.Len(t, lines, 4)
-	require.Equal(t, "SESSION INITIATOR ADDRESS LUNS SINCE COMMANDS READ WRITTEN",
+	require.Equal(t, "SESSION INITIATOR ADDRESS LUNS SINCE COMMANDS READ WRITTEN WAITING",
 		strings.Join(strings.Fields(lines[0]), " "))
 	fields := strings.Fields(lines[1])
 	require.Equal(t, []string{fmt.Sprint(all[0].TSIH), first, one.LocalAddr().String(), "1,3"},
 		fields[:4])
-	require.Equal(t, []string{"1", "KiB", "4", "KiB"}, fields[6:])
+	require.Equal(t, []string{"1", "KiB", "4", "KiB", "-"}, fields[6:])
 
 	for name, args := range map[string][]string{
 		"give one of":         {"kick"},

@@ -223,7 +223,7 @@ var importRules = []importRule{
 	{pkg: "internal/daemon/sources", only: []string{"disk/image", "disk/instance",
 		"internal/adapt", "internal/daemon/options", "internal/daemon/plan", "internal/problems",
 		"metrics", "nbd", "registry", "registry/cache", "registry/signature", "registry/transport",
-		"serving"},
+		"serving", "status"},
 		why: "images are found before anything is served; nbd is the client of other servers"},
 	{pkg: "internal/committed", only: []string{"disk", "disk/image", "disk/instance",
 		"internal/control", "nbd", "registry", "registry/cache", "registry/transport", "status"},

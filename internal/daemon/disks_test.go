@@ -106,11 +106,11 @@ func TestTakenPagePort(t *testing.T) {
 func TestReadyTellsWhatIsMissing(t *testing.T) {
 	d, err := New(testOptions(t, "a.raw"))
 	require.NoError(t, err)
-	require.EqualError(t, d.isReady(), "starting")
+	require.ErrorContains(t, d.isReady(), "starting: it looks at the images, since ")
 	d.set(status.StateReady)
 	require.NoError(t, d.isReady())
 	d.set(status.StateStopping)
 	require.EqualError(t, d.isReady(), "stopping")
 	d.set(status.StateOpening)
-	require.EqualError(t, d.isReady(), "opening")
+	require.ErrorContains(t, d.isReady(), "opening: it opens the disks, since ")
 }

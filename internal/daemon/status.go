@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -10,7 +11,9 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/daemon/served"
 	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 )
 
@@ -37,14 +40,45 @@ func (d *Daemon) setPortals(listeners []net.Listener, nbd []nbdListener) {
 	}
 }
 
-// isReady returns nil once every LUN can be used. Otherwise it says what is missing.
+// isReady returns nil once every LUN can be used, and as long as one can be. Otherwise it says what
+// is missing.
 func (d *Daemon) isReady() error {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.state == status.StateReady {
+	now := d.state
+	d.mu.Unlock()
+	if now == status.StateReady {
+		return d.disks.Unusable()
+	}
+	if c := d.starting(now); c != nil {
+		return fmt.Errorf("%s: %s, since %s", now, c.Reason, c.Since.Format(time.RFC3339))
+	}
+	return errors.New(string(now))
+}
+
+// starting is what the start waits for in a state; nil: it is over.
+func (d *Daemon) starting(now status.State) *status.Condition {
+	c := &status.Condition{State: status.DiskStarting, Since: d.started}
+	switch now {
+	case status.StateStarting:
+		what, since := d.sources.Step()
+		if what.Name == "" {
+			c.Reason = "it looks at the images"
+			break
+		}
+		c.Since, c.Reason = since, "it waits for "+what.Name
+		if why := served.Why(what, since); why != "" || time.Since(since) >= serving.LongWait {
+			c.Kind, c.WhatToDo = what.Kind, status.ToDo(what.Kind)
+			c.Reason += cmp.Or(why, ", which does not answer")
+		}
+	case status.StateOpening:
+		c.Reason = "it opens the disks"
+		if disk, one := d.disks.Opening(); disk != "" {
+			c.Since, c.Reason = one.Since, disk+": "+one.Reason
+		}
+	default:
 		return nil
 	}
-	return errors.New(string(d.state))
+	return c
 }
 
 // boundPortals returns the portals of iSCSI, as bound.
@@ -83,6 +117,7 @@ func (d *Daemon) Status() status.Status {
 	case d.opt.CHAP.Enabled():
 		page.Authentication = status.AuthCHAP
 	}
+	page.Starting = d.starting(page.State)
 	page.RefusedLogins = d.refused.latest(time.Now())
 	page.Volumes = volumes.Status()
 	page.LUNs, page.UsageTypes = d.disks.Status(page.Ready)

@@ -10,6 +10,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/serving"
 )
 
 // Disk is one disk to serve. Whoever finds it says what it is made of; Make says the rest.
@@ -18,6 +19,8 @@ type Disk struct {
 	Image   *image.Image // nil: the disk is complete, and is served without one
 	Backing []string     // names of the image's backing files
 	Far     *Far         // nil: the image is on this machine
+	// Source is where content comes from that is not on this machine.
+	Source serving.Source
 	// From is the image in a registry that the disk is made of, by its digest. "": another one.
 	From string
 	// Digests are that of the image as it was named, and of this platform's image in it. nil: it is

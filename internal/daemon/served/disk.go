@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
@@ -24,9 +25,13 @@ type Disk struct {
 	// clonedFrom is the disk whose snapshot this one reads from; nil: none. Set before the disk is
 	// in the table.
 	clonedFrom *Disk
+	// storage tells people where it lies on this machine. Set before it is opened.
+	storage string
 
 	mu  sync.Mutex
 	now state // guarded by mu
+	// told is the state of the disk as it was found last. Guarded by mu.
+	told told
 
 	// turn is held by whoever reverts the disk, or changes whether it is served: nobody acts on
 	// what is so only meanwhile. Before that of a snapshot of the disk.
@@ -50,6 +55,7 @@ type state struct {
 	space    *gauge[disk.Usage] // nil: the disk does not know
 	contents *gauge[disk.Map]   // nil: the disk does not know
 	serving  bool               // it is a LUN
+	opening  time.Time          // it began to be opened; zero: it waits for its turn
 }
 
 func newDisk(p plan.Disk) *Disk {
@@ -204,6 +210,8 @@ func (s *Disk) options() serving.Options {
 		Access:    now.access,
 		Volatile:  !now.instance.Persistent,
 		Grown:     now.instance.Grown,
+		Source:    s.source(),
+		Storage:   s.storage,
 	}
 	if s.AlreadyOpen == nil { // otherwise its server keeps what belongs to it
 		opt.Store = now.instance.Store()

@@ -90,6 +90,7 @@ func (d *Disks) ServeAll(handovers *control.Server) error {
 			return err
 		}
 	}
+	go d.watch()
 	return nil
 }
 
@@ -100,6 +101,7 @@ func (d *Disks) open(ctx context.Context, s *Disk) error {
 		return nil
 	}
 	workDir := d.opt.WorkDirOf(s.DiskSettings)
+	s.beginOpening(workDir)
 	opt := instance.Options{
 		Name:          s.Name,
 		Mode:          s.CopyMode,

@@ -242,7 +242,7 @@ func (d *Disks) serveSnapshot(ctx context.Context, s *Disk, name string) (lun ui
 	if err != nil {
 		return 0, err
 	}
-	one := plan.Disk{Name: snapshotName(s, name),
+	one := plan.Disk{Name: snapshotName(s, name), Source: s.source(),
 		DiskSettings: options.DiskSettings{ReadOnly: true,
 			CopyMode: instance.CopyNone, AccessMode: serving.AccessReadShared},
 		AlreadyOpen: instance.WithoutFiles(opened.Disk, snapshotIdentity(inst, opened.Snapshot.ID),

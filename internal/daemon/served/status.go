@@ -24,9 +24,7 @@ func (d *Disks) Status(ready bool) (luns []status.LUN, types []status.UsageType)
 		lun.Ready = ready && now.serving
 		have := d.inUse.Holders(s.LUN)
 		lun.Owner, lun.OpenTo, lun.Fenced = have.Owner, have.Guest, have.Fenced
-		if in := d.inUse.At(s.LUN); in != nil {
-			lun.Troubles = in.Troubles()
-		}
+		lun.Condition, lun.Troubles = d.condition(s, time.Now())
 		luns, gauges = append(luns, lun), append(gauges, now.space)
 	}
 	spaces := readAll(time.After(gaugeWait), append(gauges, d.storages...))
@@ -38,11 +36,11 @@ func (d *Disks) Status(ready bool) (luns []status.LUN, types []status.UsageType)
 	return luns, d.usageTypeStatus(luns, spaces[len(luns):])
 }
 
-// Failure returns nil unless a disk has failed for good.
+// Failure returns nil unless a disk has failed for good, and a restart may help.
 func (d *Disks) Failure() error {
 	var all []error
 	for _, s := range d.table.all() {
-		if err := s.Failure(); err != nil {
+		if err := s.Failure(); err != nil && !errors.Is(err, disk.ErrMoved) {
 			all = append(all, fmt.Errorf("%v: %w", s, err))
 		}
 	}

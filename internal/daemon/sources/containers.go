@@ -12,12 +12,15 @@ import (
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
+	"kubevirt.io/disk/serving"
 )
 
 // findContainers makes disks from the container images, or finds the disks of an earlier start.
 func (s *Sources) findContainers(ctx context.Context) (found []plan.Disk, err error) {
 	refused := problems.Refusal{Verb: "cannot be served"}
+	defer s.begin(serving.Source{})
 	for _, ref := range s.opt.Containers.References {
+		s.begin(s.Source(ref))
 		f, err := s.findContainer(ctx, ref)
 		if err != nil {
 			refused.Add(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
 	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 )
 
 // keepName is the directory beside the disks for knowledge about images in registries. No disk's
@@ -36,6 +38,67 @@ type Sources struct {
 
 	mu    sync.Mutex
 	cache *cache.Cache // guarded by mu; nil: not open
+	now   step         // guarded by mu
+	// last are the last errors of references: guarded by mu
+	last map[string]lastError
+}
+
+// step is what Find is doing.
+type step struct {
+	what serving.Source // that it waits for; Name "": nothing
+	at   time.Time      // it began
+}
+
+// lastError is what a person was warned of.
+type lastError struct {
+	text string
+	at   time.Time
+}
+
+// maxLast is how many references have a last error.
+const maxLast = 256
+
+// Step is what Find waits for now, and since when. Its Name is "" if it waits for nothing.
+func (s *Sources) Step() (what serving.Source, since time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now.what, s.now.at
+}
+
+// begin notes what Find waits for from now on.
+func (s *Sources) begin(what serving.Source) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = step{what, time.Now()}
+}
+
+// noteLast keeps a warning for the reference that it begins with.
+func (s *Sources) noteLast(text string) {
+	ref, rest, ok := strings.Cut(text, ": ")
+	if !ok {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last == nil || len(s.last) >= maxLast {
+		s.last = map[string]lastError{}
+	}
+	s.last[ref] = lastError{rest, time.Now()}
+}
+
+// Source tells people where the content of a reference comes from.
+func (s *Sources) Source(ref transport.Reference) serving.Source {
+	what := "the registry of "
+	if ref.IsAddress() {
+		what = "the web server of "
+	}
+	return serving.Source{Kind: status.TroubleRegistry, Name: what + ref.String(),
+		Why: func() (string, time.Time) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			last := s.last[ref.String()]
+			return last.text, last.at
+		}}
 }
 
 // New checks the settings for registries. It sends nothing to them yet.
@@ -90,6 +153,7 @@ const registryWarnings = 5 * time.Second
 func (s *Sources) warnOfRegistry() func(text string) {
 	seldom := serving.NewSeldom[struct{}](registryWarnings)
 	return func(text string) {
+		s.noteLast(text)
 		if n, ok := seldom.Admit(struct{}{}, time.Now()); ok {
 			s.opt.Log.Warn("about fetching an image",
 				append(serving.Unsaid(n), zap.String("what", text))...)
@@ -100,7 +164,9 @@ func (s *Sources) warnOfRegistry() func(text string) {
 // findStreams finds the disks of the images in registries. It opens none yet.
 func (s *Sources) findStreams(ctx context.Context) (found []plan.Disk, err error) {
 	refused := problems.Refusal{Verb: "cannot be served"}
+	defer s.begin(serving.Source{})
 	for _, ref := range s.opt.Streams.References {
+		s.begin(s.Source(ref))
 		stream, err := s.Stream(ctx, ref, filepath.Join(s.opt.KeepDir(), keepName))
 		if err != nil {
 			refused.Add(err)
@@ -115,7 +181,7 @@ func (s *Sources) findStreams(ctx context.Context) (found []plan.Disk, err error
 			signedBy(stream.SignedBy()))
 		disks := stream.Disks()
 		for _, disk := range disks {
-			f := plan.Disk{Name: ref.String(), Far: far(stream, disk),
+			f := plan.Disk{Name: ref.String(), Far: far(stream, disk), Source: s.Source(ref),
 				SignedBy: stream.SignedBy(), From: stream.Reference(), Digests: stream.Digests}
 			if len(disks) > 1 {
 				f.Name += "/" + disk.Name

@@ -216,7 +216,7 @@ func (v *opener) streamed(ctx context.Context, want volume.Disk, to *plan.Disk) 
 	if err != nil {
 		return errors.Join(err, stream.Close())
 	}
-	to.Image, to.After = img, stream.Close
+	to.Image, to.After, to.Source = img, stream.Close, v.sources.Source(ref)
 	to.SignedBy, to.From, to.Digests = stream.SignedBy(), stream.Reference(), stream.Digests
 	return nil
 }

@@ -81,6 +81,8 @@ func (p *timeout) Waits() (time.Duration, error) {
 
 func (p *timeout) Blocks() error { return nil }
 
+func (p *timeout) Client() *serving.Client { return nil }
+
 // held carries out a command whose data is sent in one piece, if it has any.
 func (b *bench) held(p *timeout, cdb, data []byte) result {
 	t := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(data)),

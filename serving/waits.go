@@ -1,0 +1,207 @@
+package serving
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"kubevirt.io/disk/status"
+)
+
+// A request that has waited for LongWait is trouble of its disk, whatever protocol it came by and
+// whatever it waits for. Only requests that have left the fast path are noted: those that are held
+// for far content, and those in a call of the disk that is passed on or has cost a reader its role.
+
+// LongWait is how long a request may wait before people are told.
+const LongWait = 5 * time.Second
+
+// waitsOver is how long no request must have waited for LongWait until that is over, if none has
+// ended well: a guest may have given up, and asks again.
+const waitsOver = LongWait + calm
+
+// Source says, for people, what a request waits for.
+type Source struct {
+	Kind string // status.TroubleRegistry or TroubleServer
+	Name string // such as "the registry example.com"
+	// Why returns the last error of the source, and when that was; nil: nobody knows. It is quick.
+	Why func() (text string, at time.Time)
+}
+
+// Forwarder is a disk that forwards requests, so that no goroutine waits for them.
+type Forwarder interface {
+	// Unanswered calls each for every forwarded request without an answer. Each is quick.
+	Unanswered(each func(c *Client, since time.Time))
+}
+
+// wait is a request while it waits. The zero value waits for nothing.
+type wait struct {
+	disk   *Disk   // that it is noted with; nil: it is not
+	client *Client // nil: it is work in the background
+	since  time.Time
+	far    bool // for far content
+}
+
+// waits are the requests of a disk that wait.
+type waits struct {
+	mu   sync.Mutex
+	all  map[*wait]struct{} // guarded by mu
+	came time.Time          // guarded by mu; when one has ended well
+	long *status.Trouble    // guarded by mu; nil: none waits for long
+}
+
+// begin notes that a request waits from now on.
+func (w *wait) begin(d *Disk, c *Client, far bool) {
+	d.waits.mu.Lock()
+	defer d.waits.mu.Unlock()
+	w.disk, w.client, w.since, w.far = d, c, time.Now(), far
+	if d.waits.all == nil {
+		d.waits.all = map[*wait]struct{}{}
+	}
+	d.waits.all[w] = struct{}{}
+}
+
+// end notes that a request does not wait any more. came says that it has what it has waited for.
+func (w *wait) end(came bool) {
+	d := w.disk
+	if d == nil {
+		return
+	}
+	d.waits.mu.Lock()
+	defer d.waits.mu.Unlock()
+	delete(d.waits.all, w)
+	w.disk = nil
+	if came {
+		d.waits.came = time.Now()
+	}
+}
+
+// waiting are requests that wait for the same.
+type waiting struct {
+	n       int
+	oldest  time.Time
+	clients map[*Client]int
+	what    string // that they wait for
+}
+
+func (w *waiting) add(c *Client, since time.Time) {
+	if w.n++; w.n == 1 || since.Before(w.oldest) {
+		w.oldest = since
+	}
+	if w.clients == nil {
+		w.clients = map[*Client]int{}
+	}
+	w.clients[c]++
+}
+
+// waitingNow returns the requests of a disk that wait, for far content and for storage. One that
+// waits for far content may count for both.
+func (d *Disk) waitingNow() (far, near waiting) {
+	far.what, near.what = d.source().Name, cmp.Or(d.Storage, "the storage of the disk")
+	if f, ok := d.Disk.(Forwarder); ok {
+		f.Unanswered(far.add)
+	}
+	d.waits.mu.Lock()
+	defer d.waits.mu.Unlock()
+	for w := range d.waits.all {
+		if w.far {
+			far.add(w.client, w.since)
+		} else {
+			near.add(w.client, w.since)
+		}
+	}
+	return far, near
+}
+
+// maxPeers is how many peers a trouble names.
+const maxPeers = 8
+
+// longWait is the trouble that requests wait, or nil.
+func (d *Disk) longWait(now time.Time) *status.Trouble {
+	far, near := d.waitingNow()
+	kind, why, w := status.TroubleStorage, "", &near
+	if far.n > 0 && now.Sub(far.oldest) >= LongWait {
+		w, kind = &far, d.source().Kind
+		if d.Source.Why != nil {
+			if text, at := d.Source.Why(); at.After(far.oldest) {
+				why = text
+			}
+		}
+	}
+	d.waits.mu.Lock()
+	defer d.waits.mu.Unlock()
+	if w.n == 0 || now.Sub(w.oldest) < LongWait {
+		if t := d.waits.long; t == nil || d.waits.came.After(t.Last) ||
+			now.Sub(t.Last) >= waitsOver {
+			d.waits.long = nil
+			return nil
+		}
+		told := *d.waits.long
+		return &told
+	}
+	t := d.waits.long
+	if t == nil || t.Kind != kind {
+		t = &status.Trouble{Kind: kind, Since: w.oldest}
+		d.waits.long = t
+	}
+	t.Last, t.Count, t.Peers = now, int64(w.n), peersOf(w.clients)
+	t.Message = requestsText(w.n) + " for " + w.what
+	if t.Error = why; why == "" {
+		t.Error = "no answer"
+	}
+	told := *t
+	return &told
+}
+
+func requestsText(n int) string {
+	if n == 1 {
+		return "1 request waits"
+	}
+	return fmt.Sprintf("%d requests wait", n)
+}
+
+// source is what far content comes from.
+func (d *Disk) source() Source {
+	switch {
+	case d.Source.Kind != "":
+		return d.Source
+	case d.Remote != nil:
+		return Source{Kind: status.TroubleServer, Name: "the server of the disk"}
+	}
+	return Source{Kind: status.TroubleRegistry, Name: "the registry of its image"}
+}
+
+// peersOf names clients, the first ones by name.
+func peersOf(clients map[*Client]int) []string {
+	names := map[string]struct{}{}
+	for c := range clients {
+		if c != nil {
+			names[PlainName(c.peer.name)] = struct{}{}
+		}
+	}
+	all := slices.Sorted(maps.Keys(names))
+	return all[:min(len(all), maxPeers)]
+}
+
+// waitingFor is how many requests of each client wait at the disks, for whatever, and since when.
+func (s *Disks) waitingFor() map[*Client]waiting {
+	all := map[*Client]waiting{}
+	for _, d := range s.All() {
+		far, near := d.waitingNow()
+		for _, of := range []waiting{far, near} {
+			for c, n := range of.clients {
+				one := all[c]
+				if n > one.n {
+					one.n, one.what = n, of.what
+				}
+				if one.oldest.IsZero() || of.oldest.Before(one.oldest) {
+					one.oldest = of.oldest
+				}
+				all[c] = one
+			}
+		}
+	}
+	return all
+}
