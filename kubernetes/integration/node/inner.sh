@@ -16,12 +16,6 @@ findmnt -n -o TARGET -t cgroup,cgroup2 | while read -r hierarchy; do
 		cat "$hierarchy/cpuset.cpus" >"$hierarchy$CGROUP/cpuset.cpus"
 		cat "$hierarchy/cpuset.mems" >"$hierarchy$CGROUP/cpuset.mems"
 	fi
-	# All pods together would weigh as much as one process of the machine, and miss their probes.
-	if [ -e "$hierarchy/cpu.shares" ]; then
-		echo 16384 >"$hierarchy$CGROUP/cpu.shares"
-	elif [ -e "$hierarchy$CGROUP/cpu.weight" ]; then
-		echo 1600 >"$hierarchy$CGROUP/cpu.weight"
-	fi
 done
 
 # The machine's settings stay as they are: they are read-only here, except for the network's.
