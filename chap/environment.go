@@ -43,8 +43,8 @@ const (
 //     _FILE each of the four names a file that holds the value; one newline at the file's end
 //     does not count.
 //   - USERNAME and PASSWORD, or USERNAME_BASE64 and PASSWORD_BASE64 (standard or URL alphabet):
-//     what initiators must present. The base64 variable wins over the plain one. USERNAME alone is
-//     no credential: desktop sessions set it.
+//     what initiators must present. The base64 variable wins over the plain one. USERNAME
+//     counts only with a password: desktop sessions set it.
 //   - node.session.auth.username and .password: what initiators must present; .username_in and
 //     .password_in: what the target presents.
 //   - CHAP_INITIATOR_NAME: the only iSCSI initiator name (see CheckInitiatorName) that may use the

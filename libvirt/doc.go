@@ -1,10 +1,10 @@
-// Package libvirt turns what a handler knows about a LUN into libvirt's XML: the <disk> element of
+// Package libvirt turns what a program knows about a LUN into libvirt's XML: the <disk> element of
 // a domain, the same for hot-plug, and the <secret> that the disk's credential refers to. It also
 // turns a <disk> back into the LUN. For a disk image in a local file, see File.
 //
 // A LUN says what is served and where; a Device says how the virtual machine sees it. The zero
 // Device is a virtio disk named vda, with the cache mode that the first wrapper's handler used. The
-// results are types of libvirt.org/go/libvirtxml. So a handler can add them to its own domain and
+// results are types of libvirt.org/go/libvirtxml. So a program can add them to its own domain and
 // set whatever else it needs:
 //
 //	initiator, err := libvirt.InitiatorName("", domain.UUID)

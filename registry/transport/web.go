@@ -107,8 +107,8 @@ func (w *webSource) said(ctx context.Context) (digest v1.Hash, err error) {
 			"what is right: write %s@sha256:DIGEST, or name %s with --insecure-registry", w.ref,
 			a.url.Host)
 	case hex == unknownDigest.Hex:
-		return unknownDigest, errors.New("its digest is said to be all zeros, as nothing has: " +
-			"write the right one")
+		return unknownDigest, errors.New("its digest is all zeros, which no file has: write the " +
+			"real one")
 	case hex == "":
 		return unknownDigest, nil
 	}
