@@ -51,6 +51,7 @@ type conn struct {
 	region             *inflightRegion
 	queues             [maxQueues]*queue
 	status             uint64
+	told               uint64 // the size that the front end has read, sectors
 
 	dirty     dirtyLog
 	writeback atomic.Bool

@@ -156,11 +156,7 @@ func (c *conn) set(m *message) error {
 	case reqSetProtocolFeatures:
 		return c.setProtocol(m)
 	case reqSetStatus:
-		n, err := m.u64()
-		if c.status = n; err == nil && n == 0 {
-			c.reset()
-		}
-		return err
+		return c.setStatus(m)
 	case reqSetConfig:
 		return c.setConfig(m)
 	case reqSetBackendReqFD:
@@ -204,6 +200,25 @@ func (c *conn) setThrough() {
 	c.through.Store(c.features&featureFlush == 0 || !c.writeback.Load())
 }
 
+// setStatus sets the status of the device. When the driver is ready, the front end has said all
+// about rings and waits for no answer. If it has not read the size that the disk has now, because
+// that has changed while nobody was connected or the rings stood still, it is told then.
+func (c *conn) setStatus(m *message) error {
+	const driverOK = 4
+	n, err := m.u64()
+	if err != nil {
+		return err
+	}
+	c.status = n
+	switch {
+	case n == 0:
+		c.reset()
+	case n&driverOK != 0 && c.told != uint64(c.disk.Size()/disk.SectorSize):
+		c.resized()
+	}
+	return nil
+}
+
 func (c *conn) setProtocol(m *message) error {
 	n, err := m.u64()
 	if err != nil {
@@ -244,6 +259,9 @@ func (c *conn) getConfig(m *message) ([]byte, error) {
 		return []byte{}, nil // the protocol's way to say that there is no such range
 	}
 	config := c.config()
+	if off == 0 && size >= 8 {
+		c.told = binary.LittleEndian.Uint64(config[:])
+	}
 	return append(m.payload[:12:12], config[off:off+size]...), nil
 }
 

@@ -243,6 +243,37 @@ func TestGrow(t *testing.T) {
 	require.NoError(t, d.Read(0, diskSize, make([]byte, 512)))
 }
 
+// TestGrowUnseen: a disk has grown while the front end was not connected, or could not be told. The
+// guest sees it when its rings begin again.
+func TestGrowUnseen(t *testing.T) {
+	m := &growing{Memory: disktest.NewMemory(4 * diskSize)}
+	m.size = diskSize
+	v := serve(t, m)
+	d := v.dial(t, vhosttest.Options{NoStart: true})
+	size := func() int64 {
+		c, err := d.Config()
+		require.NoError(t, err)
+		return int64(c.Capacity) * 512
+	}
+	require.EqualValues(t, diskSize, size())
+	require.NoError(t, d.Start())
+	require.Empty(t, d.ConfigChanges())
+	for i := range 2 {
+		v.EndSessions(func(status.Session) bool { return true })
+		require.NoError(t, d.Conn().WaitClosed())
+		testtool.Eventually(t, func() bool {
+			return len(v.conns.All(func(*conn) bool { return true })) == 0
+		})
+		m.mu.Lock()
+		m.size *= 2
+		m.mu.Unlock()
+		require.NoError(t, v.disks.Resize(1))
+		require.NoError(t, d.Reconnect(v.socket))
+		<-d.ConfigChanges()
+		require.EqualValues(t, diskSize<<(i+1), size())
+	}
+}
+
 type growing struct {
 	*disktest.Memory
 	mu   sync.Mutex

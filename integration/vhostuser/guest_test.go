@@ -35,12 +35,14 @@ func testGuest(t *testing.T, generation rig.Generation) {
 	s.put(t, "vm", "size: 64Mi")
 	s.put(t, "large", "size: 64Mi\nblock-size: 4096")
 	s.put(t, "read", "from: {image: disk.raw}\naccess-mode: read-shared")
-	g, control := boot(t, generation, s.socket("vm"), s.socket("large"), s.socket("read"))
+	g, control := boot(t, generation, s.socket("vm"), s.socket("large"), s.socket("read"),
+		s.socket("disk.raw"))
 
 	seesDisks(t, s, g)
 	usesFileSystem(t, s, g)
 	s.put(t, "vm", "size: 96Mi")
 	g.OK(t, until(`test "$(cat /sys/block/vda/size)" = 196608`))
+	growsUnseen(t, s, g, control)
 
 	g.OK(t, "disks='vda vdb'\n"+writers)
 	for i := range testtool.Rounds(3, 20) {
@@ -118,6 +120,20 @@ cmp -n 65536 /dev/vdc /dev/zero && exit 1
 md5sum /dev/vdc >/dev/null`)
 	require.Positive(t, s.Operations("flush"))
 	require.Positive(t, s.Operations("discard"))
+}
+
+// growsUnseen has disks grow while QEMU is not connected, and while it does not listen.
+func growsUnseen(t *testing.T, s *server, g *rig.KernelGuest, control *rig.Monitor) {
+	t.Helper()
+	g.OK(t, `test "$(cat /sys/block/vdd/size)" = 32768`)
+	s.Stop()
+	s.conf.Args = append(s.conf.Args, "--size=24Mi")
+	s.start(t)
+	g.OK(t, until(`test "$(cat /sys/block/vdd/size)" = 49152`))
+	control.Good("stop", nil)
+	s.put(t, "large", "size: 80Mi\nblock-size: 4096")
+	control.Good("cont", nil)
+	g.OK(t, until(`test "$(cat /sys/block/vdb/size)" = 163840`))
 }
 
 // writers start programs that write their part of a disk again and again, past the caches, and
