@@ -221,8 +221,8 @@ func (run *run) enter() {
 	run.Enter(run.q.c.disk)
 }
 
-// shares reports whether to leave a long request to the other reader, because that has nothing to
-// do, and this one has.
+// shares reports whether to leave a long request to the other reader, because this one has more to
+// do. A few wait there, so that both have something to do all the time.
 func (run *run) shares(length int64) bool {
 	return length >= sharedFrom && !run.late && run.Reading && run.q.late.Waiting() < 2 &&
 		run.q.waiting()
@@ -318,7 +318,7 @@ func (run *run) write(off int64, out []segment, length int64) error {
 	defer d.End()
 	run.enter()
 	defer run.leave()
-	if err := run.store(off, out, length); err != nil || !c.through.Load() {
+	if err := run.store(off, out, length); err != nil || c.through.Load() == 0 {
 		return err
 	}
 	return d.Disk.Flush()
@@ -367,7 +367,11 @@ func (run *run) flush() error {
 	}
 	run.Enter(d)
 	defer run.Leave()
-	return d.Disk.Flush()
+	err := d.Disk.Flush()
+	if c := run.q.c; err == nil && c.through.Load()&throughMaybe != 0 {
+		c.setThrough(throughMaybe, false)
+	}
+	return err
 }
 
 // identify answers GET_ID with the serial number.

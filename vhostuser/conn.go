@@ -51,12 +51,13 @@ type conn struct {
 	region             *inflightRegion
 	queues             [maxQueues]*queue
 	status             uint64
-	told               uint64 // the size that the front end has read, sectors
+	// known: of a guest that comes from elsewhere, whether it has turned the write cache off
+	known bool
+	told  uint64 // the size that the front end has read, sectors
 
-	dirty     dirtyLog
-	writeback atomic.Bool
-	through   atomic.Bool  // a write is durable when it ends
-	running   atomic.Int32 // rings that run
+	dirty   dirtyLog
+	through atomic.Uint64 // why a write is durable when it ends: see throughOff; 0: it is not
+	running atomic.Int32  // rings that run
 
 	commands, bytesRead, bytesWritten atomic.Uint64
 	settled                           uint64 // commands before what was done is durable
@@ -70,7 +71,6 @@ type conn struct {
 func (s *Server) newConn(nc net.Conn, at *export) *conn {
 	c := &conn{srv: s, nc: nc.(*net.UnixConn), at: at, disk: at.disk, since: time.Now(), back: -1,
 		gone: make(chan struct{}), held: map[*run]struct{}{}}
-	c.writeback.Store(true)
 	c.features = featureProtocol // rings are disabled until the front end has said more
 	c.Init(nc)
 	return c

@@ -67,7 +67,7 @@ func (c *conn) config() (b [maxConfig]byte) {
 		b[24]++ // logical blocks in a physical one, as a power of two
 	}
 	put16(b[26:], uint16(page/d.BlockSize))
-	if c.writeback.Load() {
+	if c.through.Load()&throughOff == 0 {
 		b[configWCE] = 1
 	}
 	put16(b[34:], maxQueues)
@@ -185,7 +185,7 @@ func (c *conn) setFeatures(m *message) error {
 	}
 	c.features = n
 	c.dirty.wanted.Store(n&featureLogAll != 0)
-	c.setThrough()
+	c.setThrough(throughUnable, n&featureFlush == 0)
 	for _, q := range c.queues {
 		if q != nil && n&featureProtocol == 0 {
 			q.enable(true)
@@ -194,10 +194,23 @@ func (c *conn) setFeatures(m *message) error {
 	return nil
 }
 
-// setThrough finds out whether writes are durable when they end: a driver that cannot flush, or has
-// turned the write cache off, believes that.
-func (c *conn) setThrough() {
-	c.through.Store(c.features&featureFlush == 0 || !c.writeback.Load())
+// Why a write is durable when it ends: the driver believes that, or may do so. The first two are
+// kept in the region of requests in flight, too.
+const (
+	throughOff = 1 << 63 // it has turned the write cache off
+	// throughMaybe: the guest has come from elsewhere, and front ends do not say what it has done
+	// there. It ends when the driver flushes, which one without a write cache need not do.
+	throughMaybe  = 1 << 62
+	throughUnable = 1 // it cannot flush
+)
+
+func (c *conn) setThrough(why uint64, on bool) {
+	if on {
+		c.through.Or(why)
+	} else {
+		c.through.And(^why)
+	}
+	c.region.setThrough(why, on)
 }
 
 // setStatus sets the status of the device. When the driver is ready, the front end has said all
@@ -244,7 +257,7 @@ func (c *conn) reset() {
 	for _, q := range c.queues {
 		if q != nil {
 			q.halt()
-			q.anew = true
+			q.anew, q.wasReset = true, true
 			q.enabled.Store(c.features&featureProtocol == 0)
 		}
 	}
@@ -272,9 +285,9 @@ func (c *conn) setConfig(m *message) error {
 		return errors.New("the client wants to write a part of the configuration that only the " +
 			"device can")
 	}
-	c.writeback.Store(m.payload[12] != 0)
-	c.region.setWriteback(m.payload[12] != 0)
-	c.setThrough()
+	c.known = true
+	c.setThrough(throughOff, m.payload[12] == 0)
+	c.setThrough(throughMaybe, false)
 	return nil
 }
 
@@ -319,8 +332,10 @@ func (c *conn) setInflight(m *message) error {
 	}
 	c.region.close()
 	c.region = region
-	c.writeback.Store(region.adopt(c.writeback.Load()))
-	c.setThrough()
+	through, known := region.adopt(c.through.Load())
+	c.known = c.known || known
+	c.setThrough(throughOff, through&throughOff != 0)
+	c.setThrough(throughMaybe, through&throughMaybe != 0)
 	return nil
 }
 
@@ -349,6 +364,7 @@ func (c *conn) getBase(m *message) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.known = c.known || q.running // from now on it is a guest that was here before
 	q.halt()
 	if err := c.settle(); err != nil {
 		return nil, err

@@ -269,6 +269,74 @@ func TestWriteCacheOverRestart(t *testing.T) {
 	require.Zero(t, flushes())
 }
 
+// TestWriteCacheOfMigratedGuest: nobody says whether a guest that comes from elsewhere has turned
+// its write cache off there. Its writes are durable until its driver flushes, or begins anew.
+func TestWriteCacheOfMigratedGuest(t *testing.T) {
+	from := serve(t, disktest.NewMemory(diskSize))
+	fault := disktest.NewFault(disktest.NewMemory(diskSize))
+	to := serve(t, fault)
+	arrive := func() (*vhosttest.Driver, func() int) {
+		d := from.dial(t, vhosttest.Options{ProtocolFeatures: ^uint64(protocolMemSlots)})
+		require.NoError(t, d.SetWriteCache(false))
+		require.NoError(t, d.Write(0, 0, make([]byte, 512)))
+		require.NoError(t, d.Migrate(to.socket, func() error { return nil }))
+		return d, func() int {
+			before := fault.Calls(disktest.OpFlush)
+			require.NoError(t, d.Write(0, 0, make([]byte, 512)))
+			return fault.Calls(disktest.OpFlush) - before
+		}
+	}
+	d, flushes := arrive()
+	require.Equal(t, 1, flushes())
+	base, err := d.Queue(0).Stop() // the machine is paused
+	require.NoError(t, err)
+	require.NoError(t, d.Queue(0).Resume(base))
+	require.Equal(t, 1, flushes())
+	to.EndSessions(func(status.Session) bool { return true })
+	require.NoError(t, d.Conn().WaitClosed())
+	require.NoError(t, d.Reconnect(to.socket))
+	require.Equal(t, 1, flushes())
+	require.NoError(t, d.Flush(0))
+	require.Zero(t, flushes())
+	require.NoError(t, d.Close())
+
+	d, flushes = arrive()
+	require.Equal(t, 1, flushes())
+	require.NoError(t, d.Reset())
+	require.NoError(t, d.Start())
+	require.Zero(t, flushes())
+	require.NoError(t, d.SetWriteCache(false))
+	require.Equal(t, 1, flushes())
+	require.NoError(t, d.Close())
+
+	d, flushes = arrive()
+	require.NoError(t, d.SetWriteCache(true))
+	require.Zero(t, flushes())
+}
+
+// TestWriteCacheOfGuestThatStays: a guest that is paused, or whose daemon is another one, has not
+// come from elsewhere. Its writes stay as fast as they were.
+func TestWriteCacheOfGuestThatStays(t *testing.T) {
+	fault := disktest.NewFault(disktest.NewMemory(diskSize))
+	v := serve(t, fault)
+	for _, features := range []uint64{^uint64(0), ^uint64(protocolInflight)} {
+		d := v.dial(t, vhosttest.Options{ProtocolFeatures: features})
+		require.NoError(t, d.Write(0, 0, make([]byte, 512)))
+		base, err := d.Queue(0).Stop()
+		require.NoError(t, err)
+		require.NoError(t, d.Queue(0).Resume(base))
+		if d.Inflight() != nil {
+			v.EndSessions(func(status.Session) bool { return true })
+			require.NoError(t, d.Conn().WaitClosed())
+			require.NoError(t, d.Reconnect(v.socket))
+		}
+		flushed := fault.Calls(disktest.OpFlush)
+		require.NoError(t, d.Write(0, 0, make([]byte, 512)))
+		require.Equal(t, flushed, fault.Calls(disktest.OpFlush))
+		require.NoError(t, d.Close())
+	}
+}
+
 // TestTooManyRings: a ring for which there is no thread is refused.
 func TestTooManyRings(t *testing.T) {
 	v := serve(t, disktest.NewMemory(diskSize))

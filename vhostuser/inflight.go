@@ -32,10 +32,10 @@ const (
 	stateCounter  = 8
 )
 
-// writeThrough is a feature of a region: the guest has turned the write cache off. The protocol
-// knows no features yet. The front end does not tell the next daemon what the guest has set, and
-// the guest goes on believing that its writes are durable.
-const writeThrough = 1 << 63
+// throughKept are features of a region. The protocol knows none yet. The front end does not tell
+// the next daemon what the guest has set, and the guest goes on believing that its writes are
+// durable.
+const throughKept = throughOff | throughMaybe
 
 // inflightSize is how many bytes a ring has in the region.
 func inflightSize(num uint16) uint64 {
@@ -96,26 +96,29 @@ func openInflight(fd int, size, off uint64, queues, num uint16) (*inflightRegion
 	return &inflightRegion{all, queues, num}, nil
 }
 
-// adopt returns whether the guest has the write cache, as the region says. A region that nobody has
-// used takes it from the device.
-func (r *inflightRegion) adopt(writeback bool) bool {
+// adopt returns why the guest's writes are durable, as the region knows it, if somebody has used
+// the region. Otherwise it is the device that knows.
+func (r *inflightRegion) adopt(through uint64) (_ uint64, known bool) {
 	if binary.LittleEndian.Uint16(r.all[offVersion:]) != 0 {
-		return binary.LittleEndian.Uint64(r.all[offFeatures:])&writeThrough == 0
+		return atomic.LoadUint64(r.features()), true
 	}
-	r.setWriteback(writeback)
-	return writeback
+	return through, false
 }
 
-// setWriteback notes whether the guest has the write cache.
-func (r *inflightRegion) setWriteback(on bool) {
-	if r == nil {
-		return
+// features are shared by the message loop and whoever executes a flush.
+func (r *inflightRegion) features() *uint64 {
+	return (*uint64)(unsafe.Pointer(&r.all[offFeatures]))
+}
+
+// setThrough notes why the guest's writes are durable.
+func (r *inflightRegion) setThrough(why uint64, on bool) {
+	switch why &= throughKept; {
+	case r == nil:
+	case on:
+		atomic.OrUint64(r.features(), why)
+	default:
+		atomic.AndUint64(r.features(), ^why)
 	}
-	features := binary.LittleEndian.Uint64(r.all[offFeatures:]) &^ writeThrough
-	if !on {
-		features |= writeThrough
-	}
-	binary.LittleEndian.PutUint64(r.all[offFeatures:], features)
 }
 
 func (r *inflightRegion) close() {

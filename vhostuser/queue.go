@@ -15,7 +15,8 @@ import (
 
 const (
 	// stopTimeout is how long a ring that must stop waits for far content. QEMU stands still
-	// meanwhile, and the person at its monitor, too.
+	// meanwhile, and the person at its monitor, too. It is not shorter, because a machine that is
+	// stopped and then saved loses what is left in flight.
 	stopTimeout = 30 * time.Second
 )
 
@@ -34,7 +35,8 @@ type queue struct {
 	// guarded by mu; what told the driver before, if a goroutine may still do it
 	formers []*caller
 	owes    bool // guarded by mu; call is new, and the driver is told whatever it wants
-	// guarded by mu; requests of an earlier connection that come before those of the ring
+	// guarded by mu; requests of an earlier connection, or left when the ring stopped: they come
+	// before those of the ring
 	resumed  []uint16
 	inflight *inflight // guarded by mu while the queue runs
 
@@ -45,14 +47,16 @@ type queue struct {
 	asleep int  // guarded by mu; of these, those that have waited for something
 	full   bool // guarded by mu; the next one is not taken until one has ended
 
-	kick    int  // the eventfd by which the driver tells; -1: none
-	anew    bool // the ring begins at 0: the device was reset
-	enabled atomic.Bool
-	running bool
-	role    *serving.Reader
-	active  sync.WaitGroup // goroutines that execute its requests
-	stop    atomic.Bool
-	sleeper sleeper
+	kick int  // the eventfd by which the driver tells; -1: none
+	anew bool // the ring begins at 0: the device was reset
+	// the device was reset since the ring ran; front ends also do that to stop a guest that goes on
+	wasReset bool
+	enabled  atomic.Bool
+	running  bool
+	role     *serving.Reader
+	active   sync.WaitGroup // goroutines that execute its requests
+	stop     atomic.Bool
+	sleeper  sleeper
 }
 
 // start begins to execute requests.
@@ -125,6 +129,10 @@ func (q *queue) begin() error {
 	r.rung = r.usedNext
 	r.eventIdx = q.c.features&featureEventIdx != 0
 	q.inflight = q.c.region.of(q.index, r.num)
+	if q.wasReset && r.next == 0 && r.usedNext == 0 { // another driver, or the same one anew
+		q.c.setThrough(throughMaybe, false)
+	}
+	q.wasReset = false
 	heads, err := q.inflight.resume(r.usedNext)
 	if err != nil {
 		return err
@@ -138,6 +146,9 @@ func (q *queue) begin() error {
 		r.next = r.usedNext + uint16(len(heads))
 	}
 	q.resumed = heads
+	if r.next != 0 && !q.c.known {
+		q.c.setThrough(throughMaybe, true)
+	}
 	return nil
 }
 
