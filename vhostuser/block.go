@@ -61,6 +61,7 @@ type run struct {
 	q     *queue
 	busy  bool // it has executed something since it slept
 	late  bool // it executes requests that wait for storage
+	left  bool // guarded by conn.mu; the request is given up because its ring stops
 	req   *request
 	r     serving.Request
 	buf   *memory.Buffer
@@ -119,6 +120,9 @@ func (run *run) serve() error {
 	if err != nil && c.Cause() != nil {
 		return nil // it stays in flight, for the next connection
 	}
+	if errors.Is(err, serving.ErrAborted) && q.leave(run) {
+		return nil
+	}
 	switch {
 	case err == nil:
 		req.status[0] = statusOK
@@ -153,8 +157,8 @@ func (run *run) forget() {
 	run.buf.Release()
 	run.buf = nil
 	if run.held {
-		run.held = false
 		run.q.c.unhold(run)
+		run.held = false
 	}
 	if run.r.Waited() || run.r.Aborted() {
 		run.r = serving.Request{Executor: run}

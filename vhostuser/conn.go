@@ -197,6 +197,14 @@ func (c *conn) unhold(run *run) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.held, run)
+	run.left = false
+}
+
+// hasLeft reports whether the request of run was given up because its ring stops.
+func (c *conn) hasLeft(run *run) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return run.left
 }
 
 // giveUp ends the requests of a queue, or of all, that wait for far content. With a queue go those
@@ -206,6 +214,7 @@ func (c *conn) giveUp(q *queue) {
 	defer c.mu.Unlock()
 	for run := range c.held {
 		if q == nil || run.q == q || !run.q.enabled.Load() {
+			run.left = true
 			run.r.Abort()
 		}
 	}

@@ -184,6 +184,13 @@ func (f *inflight) put(head, used uint16) {
 	binary.LittleEndian.PutUint16(f.b[offUsed:], used)
 }
 
+// forget forgets all requests: their driver has begun anew.
+func (f *inflight) forget() {
+	if f != nil {
+		clear(f.b[offVersion:])
+	}
+}
+
 // flying reports whether a request is in flight.
 func (f *inflight) flying() bool {
 	for head := range uint16(f.num) {

@@ -130,6 +130,7 @@ func (q *queue) begin() error {
 	r.eventIdx = q.c.features&featureEventIdx != 0
 	q.inflight = q.c.region.of(q.index, r.num)
 	if q.wasReset && r.next == 0 && r.usedNext == 0 { // another driver, or the same one anew
+		q.inflight.forget()
 		q.c.setThrough(throughMaybe, false)
 	}
 	q.wasReset = false
@@ -152,9 +153,23 @@ func (q *queue) begin() error {
 	return nil
 }
 
+// leave leaves a request in flight that is given up because its ring stops: the front end keeps the
+// region, and the ring goes on with the request. It returns false if the request must be answered,
+// because there is no region, or the guest migrates, and the region stays here.
+func (q *queue) leave(run *run) bool {
+	if q.inflight == nil || q.c.dirty.wanted.Load() || !q.c.hasLeft(run) {
+		return false
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.resumed = append(q.resumed, run.req.chain.head)
+	q.sleeper.wakeUp() // the ring may be enabled again by now
+	return true
+}
+
 // halt stops taking requests, and returns when those that were taken have ended. If they wait for
 // far content, they are given up: at once, if the connection has ended, and otherwise after
-// stopTimeout.
+// stopTimeout. See leave.
 func (q *queue) halt() {
 	if !q.running {
 		return

@@ -49,6 +49,8 @@ type Options struct {
 	// NoStart stops after the negotiation: no memory is shared, and no ring starts. Start does
 	// that.
 	NoStart bool
+	// KeepInflight gives the region of requests in flight back after a reset, too. QEMU does not.
+	KeepInflight bool
 }
 
 // regionAddr is where the first region is. 0 is an address too, but finds fewer mistakes.
@@ -267,7 +269,7 @@ func (d *Driver) Reset() error {
 	for _, q := range d.queues {
 		q.reset()
 	}
-	if d.inflight != nil {
+	if d.inflight != nil && !d.o.KeepInflight {
 		d.inflight.close()
 		d.inflight = nil
 	}
