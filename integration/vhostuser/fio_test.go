@@ -1,6 +1,7 @@
 package vhostuser
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -9,14 +10,15 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// fioJobs write and verify, small requests in any order and large ones in turn.
+// fioJobs write and verify for a time, small requests in any order and large ones in turn.
 const fioJobs = `[global]
 filename=/dev/vda
 direct=1
 ioengine=libaio
 verify=crc32c
 verify_fatal=1
-loops=20
+time_based
+runtime=%d
 
 [small]
 rw=randwrite
@@ -32,17 +34,18 @@ offset=32m
 size=96m
 `
 
-// TestFio has fio in a guest write and verify for minutes, while the daemon is killed now and then.
+// TestFio has fio in a guest write and verify for a minute, nightly for most of an hour, while the
+// daemon is killed now and then.
 func TestFio(t *testing.T) {
 	t.Parallel()
-	testtool.NeedNightly(t)
 	rig.Need(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
 	s := serve(t, rig.DiskDir(t, 128<<20))
 	const memory = 1536 // fio needs many libraries
 	opt := machine(rig.Installed)
 	opt.Memory, opt.Args = memory, devices(rig.Installed, memory, s.socket("disk.raw"))
 	opt.Guest.Packages = append(opt.Guest.Packages, "zlib1g", "fio")
-	opt.Guest.Files = map[string]string{"/root/jobs": fioJobs}
+	opt.Guest.Files = map[string]string{"/root/jobs": fmt.Sprintf(fioJobs,
+		testtool.Rounds(60, 3000))}
 	g, _ := rig.Boot(t, opt)
 	g.OK(t, "(set +e; fio /root/jobs; echo $? >/tmp/status) >/tmp/fio.log 2>&1 &")
 	for kills := 0; ; kills++ {
