@@ -20,11 +20,12 @@ import (
 )
 
 const (
-	serverImage     = "docker.io/library/kubevirt.io:disk"
 	controllerImage = "docker.io/library/kubevirt.io:disk-controller"
-	guestImage      = "registry.example.com/vm/guest:1" // a user's, FROM the above
-	streamedImage   = node.RegistryAddress + "/vm/guest:1"
-	system          = "kubevirt-disk-system"
+	// As the examples name them: the base image, and a user's image FROM it.
+	baseImage     = "registry.example.com/vms/disk:1"
+	guestImage    = "registry.example.com/vms/fedora:42"
+	streamedImage = node.RegistryAddress + "/vm/guest:1"
+	system        = "kubevirt-disk-system"
 )
 
 // timeout is how long anything may take on a busy machine before it counts as broken.
@@ -73,6 +74,7 @@ func start(t *testing.T) *cluster {
 	output(t, "qemu-img", "convert", "-c", "-O", "qcow2", c.raw, packed)
 	images := append(node.BaseImage(t, map[string]string{guestImage: packed}),
 		node.Archive(filepath.Join(dir, "images.tar")), node.ControllerImage(t, controllerImage))
+	images = append(images, images[0].As(baseImage))
 	said("the images are made")
 	c.Node = node.Start(t, images...)
 	said("the node is ready")
@@ -85,10 +87,12 @@ func start(t *testing.T) *cluster {
 		"jsonpath={.status.phase}")
 	there := err == nil && out == "Deployed" // the nodes have stayed
 	c.Apply(t, c.manifest(t, "cluster.yaml"))
-	if !there {
+	if there {
+		c.Kubectl(t, "rollout", "restart", "deployment/kubevirt-disk-controller", "-n", system)
+	} else {
 		c.install(t)
+		c.Kubectl(t, "apply", "--server-side", "-f", controllertest.Manifest(t))
 	}
-	c.Kubectl(t, "apply", "--server-side", "-f", controllertest.Manifest(t))
 	c.other = c.Join(t) // while the first one works
 	said("the second node is ready")
 	if !there {

@@ -14,5 +14,5 @@
 // While you write one, keep the cluster up between runs:
 //
 //	export KUBEVIRT_DISK_NODES=/tmp/nodes
-//	go test ./integration/kubevirt -run TestKubeVirt/scenarios/ephemeral -v
+//	go test ./integration/kubevirt -run TestKubeVirt/scenarios/throwaway -v
 package kubevirt

@@ -14,13 +14,10 @@ import (
 // memory and 200m of a processor, and nobody is killed for want of memory: with an image, with one
 // that is streamed, with a claim, and with two disks.
 func (c *cluster) guaranteed(t *testing.T) {
-	const (
-		resources = `    resources:
+	const resources = `    resources:
       requests: {cpu: "1", memory: 128Mi}
       limits: {cpu: "1", memory: 128Mi}
 `
-		local = `{"image": "` + guestImage + `"}`
-	)
 	c.volume(t, "sure-data", "ReadWriteOnce")
 	c.Apply(t, claim("sure-data"))
 	claimed := `{"image": "` + guestImage + `", "pvc": {"name": "sure-data", "volumePath": "/data"}}`
@@ -28,7 +25,7 @@ func (c *cluster) guaranteed(t *testing.T) {
 		name, sidecars string
 		disks          int
 	}{
-		{"sure-two", local + ", " + claimed, 2},
+		{"sure-two", ownImage + ", " + claimed, 2},
 		{"sure-streamed", c.streams(), 1},
 	} {
 		t.Run(kind.name, func(t *testing.T) {

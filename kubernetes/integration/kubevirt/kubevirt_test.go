@@ -11,7 +11,9 @@ func TestKubeVirt(t *testing.T) {
 			scenario func(*testing.T)
 		}{
 			{"guaranteed", c.guaranteed},
-			{"ephemeral", c.ephemeral},
+			{"throwaway", c.throwaway},
+			{"stays", c.stays},
+			{"replaced", c.replaced},
 			{"streamed", c.streamed},
 		} {
 			t.Run(one.name, func(t *testing.T) {
