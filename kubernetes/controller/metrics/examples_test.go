@@ -73,7 +73,7 @@ func known(t *testing.T) map[string][]string {
 	page, err := os.ReadFile(folder + "docs/metrics.md")
 	require.NoError(t, err)
 	for _, name := range regexp.MustCompile("`(kubevirt_disk_[a-z_]+)`").FindAllSubmatch(page, -1) {
-		all[string(name[1])] = []string{"lun", "image", "namespace", "pod"}
+		all[string(name[1])] = []string{"lun", "image", "namespace", "pod", "state", "kind"}
 	}
 	return all
 }
@@ -142,12 +142,15 @@ func TestAlerts(t *testing.T) {
 	decoder.KnownFields(true)
 	require.NoError(t, decoder.Decode(&rules))
 	all, words := known(t), conditions(t)
+	runbook, err := os.ReadFile(folder + "docs/alerts.md")
+	require.NoError(t, err)
 	require.Equal(t, "PrometheusRule", rules.Kind)
 	var names []string
 	for _, g := range rules.Spec.Groups {
 		for _, r := range g.Rules {
 			require.NotContains(t, names, r.Alert)
 			names = append(names, r.Alert)
+			require.Contains(t, string(runbook), "\n## "+r.Alert+"\n", "docs/alerts.md")
 			require.Contains(t, []string{"info", "warning", "critical"}, r.Labels["severity"])
 			require.NotEmpty(t, r.Annotations["summary"], r.Alert)
 			require.NotEmpty(t, r.Annotations["description"], r.Alert)
@@ -155,7 +158,7 @@ func TestAlerts(t *testing.T) {
 				r.Annotations["description"])
 		}
 	}
-	require.Len(t, names, 6)
+	require.Len(t, names, 10)
 }
 
 func TestDashboard(t *testing.T) {
