@@ -1,6 +1,6 @@
 // Package serving has the disks that are in use, and the connections of those who use them,
 // whatever protocol they speak: which disks there are, who owns each of them, who is fenced, who
-// takes over from whom, what peers make us keep, why requests fail, and what a removal waits for.
+// takes over from whom, what peers make us keep, why requests wait or fail, what removals wait for.
 // The daemon adds and removes disks and hands them over. A front end, such as target or nbd, speaks
 // a protocol and serves every disk by it. It keeps what only its protocol has, such as
 // reservations, and must not weaken what is promised here:
@@ -27,7 +27,8 @@
 //     asked for them.
 //   - When the peer is known: Connections.Admit, Disks.AttachTo with its Who, then Disk.Removed (a
 //     removal that has not seen the connection does not end it), Client.TakeOver, Memory.Join,
-//     Memory.Receive, Observer.LoginAccepted. Conn.TakeSocket makes the network faster. NewReader
+//     Memory.Receive, Conn.SetClient (so that people see whose requests wait),
+//     Observer.LoginAccepted. Conn.TakeSocket makes the network faster. NewReader
 //     is for a goroutine that reads and executes requests itself.
 //   - For each request: Share.Get for its data, and Client.Begin, which may wait for a former
 //     client of the same name. Its error is the answer. Client.Used says whether Begin waits for

@@ -131,15 +131,13 @@ func (a *app) printDaemons(all []runningDaemon) error {
 	return table.Flush()
 }
 
-// stateOf is what a disk is doing.
+// stateOf is what a disk is doing, and why.
 func stateOf(daemon *status.Status, l *status.LUN) string {
 	switch {
-	case l.Failure != "":
-		return "failed: " + l.Failure
-	case len(l.Troubles) > 0:
-		return l.Troubles[0].Message
-	case !l.Ready:
+	case l.State == "": // a daemon of an earlier version
 		return string(daemon.State)
+	case l.Reason != "":
+		return l.State.Words() + ": " + l.Reason
 	}
-	return string(status.StateReady)
+	return l.State.Words()
 }
