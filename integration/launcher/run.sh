@@ -21,7 +21,7 @@ if [ -s "$vmi" ]; then
 	STANDALONE_VMI=$(cat "$vmi")
 	export STANDALONE_VMI
 fi
-mkdir "$dir"/{sbin,programs,libvirt}
+mkdir "$dir"/{sbin,programs}
 touch "$dir/virt-launcher"
 mount --bind "$launcher" "$dir/virt-launcher"
 
@@ -31,7 +31,12 @@ ln -s "$dir/programs"/* "$dir/sbin/"
 ln -sf "$dir/programs/libvirtd" "$dir/sbin/virtqemud"
 mount --bind "$dir/sbin" /usr/sbin
 
-cat >"$dir/libvirt/qemu.conf" <<'CONF'
+# All of /etc is a copy. A mount over one file there ends when somebody outside replaces that file, as
+# the installation of a package replaces passwd.
+cp -a /etc "$dir/etc"
+rm -rf "$dir/etc/libvirt"
+mkdir "$dir/etc/libvirt"
+cat >"$dir/etc/libvirt/qemu.conf" <<'CONF'
 stdio_handler = "logd"
 namespaces = [ ]
 cgroup_controllers = [ ]
@@ -39,16 +44,14 @@ dynamic_ownership = 0
 remember_owner = 0
 security_driver = "none"
 CONF
-echo 'log_outputs = "3:stderr"' | tee "$dir/libvirt/virtqemud.conf" >"$dir/libvirt/virtlogd.conf"
-mount --bind "$dir/libvirt" /etc/libvirt
+echo 'log_outputs = "3:stderr"' |
+	tee "$dir/etc/libvirt/virtqemud.conf" >"$dir/etc/libvirt/virtlogd.conf"
 
 # The launcher looks for its user by name.
-sed "/^qemu:/d; /^[^:]*:[^:]*:$user:/d" /etc/passwd >"$dir/passwd"
-echo "qemu:x:$user:$user::/:/bin/false" >>"$dir/passwd"
-sed "/^qemu:/d; /^[^:]*:[^:]*:$user:/d" /etc/group >"$dir/group"
-echo "qemu:x:$user:" >>"$dir/group"
-mount --bind "$dir/passwd" /etc/passwd
-mount --bind "$dir/group" /etc/group
+sed -i "/^qemu:/d; /^[^:]*:[^:]*:$user:/d" "$dir"/etc/{passwd,group}
+echo "qemu:x:$user:$user::/:/bin/false" >>"$dir/etc/passwd"
+echo "qemu:x:$user:" >>"$dir/etc/group"
+mount --bind "$dir/etc" /etc
 
 # A device for virtualization that is there would be used, whether it works or not.
 mkdir "$dir/dev"
