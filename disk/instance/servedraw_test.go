@@ -405,7 +405,8 @@ func TestServedRawSurvivesKill(t *testing.T) {
 	path := filetest.Put(t, dir, "a.raw", nil, guestSize)
 	child := exec.Command(os.Args[0], "-test.run=^TestServeRawUntilKilled$")
 	child.Env = append(os.Environ(),
-		killedImage+"="+path, killedDir+"="+t.TempDir(), killedMode+"="+string(CopyNone))
+		killedImage+"="+path, killedDir+"="+t.TempDir(), killedMode+"="+string(CopyNone),
+		"TMPDIR="+t.TempDir()) // it cannot remove what it leaves there
 	out, err := child.CombinedOutput()
 	require.ErrorContains(t, err, "killed", "%s", out)
 	inst := startScanned(t, dir, "a.raw", 1, Options{WorkDir: t.TempDir(), Mode: CopyOnWrite})
