@@ -1,6 +1,9 @@
 package registry
 
 import (
+	"errors"
+	"io"
+	"net/http"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -25,6 +28,8 @@ func TestRegistryAway(t *testing.T) {
 	path, err := rig.Binary()
 	require.NoError(t, err)
 	c.Binary = path
+	pages := "127.0.0.1:" + rig.FreePort(t)
+	c.Env = map[string]string{"METRICS_LISTEN": pages}
 
 	type started struct {
 		d   *rig.Daemon
@@ -49,6 +54,14 @@ func TestRegistryAway(t *testing.T) {
 		})
 	}
 	commands.Wait()
+	for _, path := range []string{"/", "/readyz", "/status"} {
+		res, err := http.Get("http://" + pages + path)
+		require.NoError(t, err)
+		text, err := io.ReadAll(res.Body)
+		require.NoError(t, errors.Join(err, res.Body.Close()))
+		require.Contains(t, string(text), "waits for the registry of "+ref, path)
+		require.Contains(t, string(text), "connection refused", path)
+	}
 	s.Run(t)
 	got := <-serving
 	require.NoError(t, got.err)

@@ -67,7 +67,8 @@ func (d *Daemon) starting(now status.State) *status.Condition {
 		}
 		c.Since, c.Reason = since, "it waits for "+what.Name
 		if why := served.Why(what, since); why != "" || time.Since(since) >= serving.LongWait {
-			c.Kind, c.WhatToDo = what.Kind, status.ToDo(what.Kind)
+			c.Kind = what.Kind
+			c.WhatToDo = "see whether it runs, and whether this machine reaches it"
 			c.Reason += cmp.Or(why, ", which does not answer")
 		}
 	case status.StateOpening:

@@ -39,7 +39,7 @@ type Sources struct {
 	mu    sync.Mutex
 	cache *cache.Cache // guarded by mu; nil: not open
 	now   step         // guarded by mu
-	// last are the last errors of references: guarded by mu
+	// last are the last errors of references, registries and servers: guarded by mu
 	last map[string]lastError
 }
 
@@ -72,11 +72,14 @@ func (s *Sources) begin(what serving.Source) {
 	s.now = step{what, time.Now()}
 }
 
-// noteLast keeps a warning for the reference that it begins with.
+// noteLast keeps a warning for the reference or the registry that it begins with.
 func (s *Sources) noteLast(text string) {
 	ref, rest, ok := strings.Cut(text, ": ")
 	if !ok {
 		return
+	}
+	for _, promise := range []string{"; next try in ", "; a read waits"} { // it has come since
+		rest, _, _ = strings.Cut(rest, promise)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,6 +100,9 @@ func (s *Sources) Source(ref transport.Reference) serving.Source {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			last := s.last[ref.String()]
+			if host := s.last[ref.Host()]; host.at.After(last.at) {
+				last = host
+			}
 			return last.text, last.at
 		}}
 }
