@@ -66,16 +66,16 @@ type run struct {
 	r     serving.Request
 	buf   *memory.Buffer
 	kind  serving.Operation
-	held  bool // it is in conn.held
-	begun time.Time
+	held  bool          // it is in conn.held
+	begun time.Duration // from conn.since to when it began with the request
 }
 
 // request is one of a ring's, from when it was taken until it is given back.
 type request struct {
 	chain    chain
-	table    *table // that the chain lies in
-	arrived  time.Time
-	cost     int64 // what it counts for in the limit of memory, because it waits; 0: nothing
+	table    *table        // that the chain lies in
+	arrived  time.Duration // from conn.since
+	cost     int64         // what it counts for in the limit of memory, because it waits; 0: nothing
 	kind     uint32
 	sector   uint64
 	out, in  []segment // data for the disk, and from it
@@ -219,25 +219,11 @@ func (run *run) begin(write bool) error {
 	return err
 }
 
-// enter marks a disk call.
-func (run *run) enter() {
-	run.begun = time.Now()
-	run.Enter(run.q.c.disk)
-}
-
 // shares reports whether to leave a long request to the other reader, because this one has more to
 // do. A few wait there, so that both have something to do all the time.
 func (run *run) shares(length int64) bool {
 	return length >= sharedFrom && !run.late && run.Reading && run.q.late.Waiting() < 2 &&
 		run.q.waiting()
-}
-
-// leave is Leave after a call whose time tells how fast the disk is.
-func (run *run) leave() {
-	if !run.r.Waited() {
-		run.q.c.disk.Took(time.Since(run.begun))
-	}
-	run.Leave()
 }
 
 // direct reports whether a disk may read and write the guest's memory itself. Of memory that the
@@ -268,8 +254,8 @@ func (run *run) read(off int64, in []segment, length int64) error {
 		return err
 	}
 	defer d.End()
-	run.enter()
-	defer run.leave()
+	run.Enter(d)
+	defer run.Leave()
 	if run.direct(in, length) {
 		for i := range in {
 			if _, err := run.r.ReadAt(d, in[i].p, off); err != nil {
@@ -320,8 +306,8 @@ func (run *run) write(off int64, out []segment, length int64) error {
 		return err
 	}
 	defer d.End()
-	run.enter()
-	defer run.leave()
+	run.Enter(d)
+	defer run.Leave()
 	if err := run.store(off, out, length); err != nil || c.through.Load() == 0 {
 		return err
 	}
@@ -422,8 +408,12 @@ const forever = 10 * 365 * 24 * time.Hour
 func (run *run) note(n int64, err error) {
 	c := run.q.c
 	c.commands.Add(1)
+	now := time.Since(c.since)
+	if run.req.kind <= blkOut && !run.r.Waited() { // its time tells how fast the disk is
+		c.disk.Took(now - run.begun)
+	}
 	done := serving.RequestEvent{Client: c.client.Name(), Op: run.kind,
-		Duration: time.Since(run.req.arrived)}
+		Duration: now - run.req.arrived}
 	switch {
 	case err == nil:
 		done.Bytes = n

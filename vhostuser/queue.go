@@ -293,6 +293,7 @@ func (run *run) work() (err error) {
 		var ok bool
 		if run.late {
 			run.req, ok = run.q.late.Next()
+			run.begun = time.Since(run.q.c.since)
 		} else {
 			ok, err = run.q.next(run)
 		}
@@ -372,9 +373,9 @@ func (q *queue) take(run *run) (ok bool, err error) {
 		return false, err
 	}
 	q.table.refs.Add(1)
-	req.table, req.arrived = q.table, time.Now()
+	req.table, req.arrived = q.table, time.Since(q.c.since)
 	q.out++
-	run.req, run.busy = req, true
+	run.req, run.begun, run.busy = req, req.arrived, true
 	return true, nil
 }
 
