@@ -204,6 +204,25 @@ cluster() (
 	"$1" "${unit[@]}" "${node[@]}"
 )
 
+# again runs rooms of integration with the clients of each release of scripts/generations.
+again() { # again go_test|raced
+	local clients release releases rooms=(./integration/nbd)
+	mapfile -t releases < <(grep -v '^#' scripts/generations)
+	clients=$(scripts/build-clients.sh 2>"$dir/clients") || {
+		failed scripts/build-clients.sh "$dir/clients"
+		return 0
+	}
+	if [ -z "$clients" ]; then
+		printf '%s\n' '{"Action":"output","Package":"clients","Test":"later","Output":"    not run: needs mmdebstrap"}'
+		echo '{"Action":"skip","Package":"clients","Test":"later"}'
+		return 0
+	fi
+	for release in "${releases[@]}"; do
+		KUBEVIRT_DISK_GENERATION=$clients/$release "$1" "${rooms[@]}" |
+			sed -u "s|\"Package\":\"[^\"]*|& with $release|"
+	done
+}
+
 # Two streams of tests run at the same time: those of integration often only wait.
 first() {
 	local part detector=go_test
@@ -221,7 +240,10 @@ second() {
 	[ "$race" != yes ] || detector=raced
 	for part in $parts; do
 		case $part in
-		main) go_test "${main_plain[@]}" ;;
+		main)
+			go_test "${main_plain[@]}"
+			again "$detector"
+			;;
 		cluster) "$detector" "$launcher" ;;
 		esac
 	done

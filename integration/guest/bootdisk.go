@@ -83,7 +83,7 @@ func partitionTable(sectors uint32) []byte {
 
 // grub makes the first sector of the disk, and the sectors after it.
 func grub(work, cacheDir string) (first, rest []byte, err error) {
-	cache, err := openCache(cacheDir)
+	cache, err := openCache(cacheDir, nil)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -30,15 +30,26 @@ func (e *FetchError) Error() string {
 
 func (e *FetchError) Unwrap() error { return e.Err }
 
+// Release is a release of Debian other than this machine's.
+type Release struct {
+	Suite  string // "trixie"
+	Mirror string // the address of a mirror
+}
+
 // cache is a directory of unpacked packages: PACKAGE/root is the tree, PACKAGE/control its control
 // paragraph. A package is there completely or not at all. While the cache is open, a lock keeps
 // other processes out.
 type cache struct {
 	dir  string
 	lock *os.File
+	apt  []string // arguments of apt-get
+	own  bool     // apt-get has lists of its own here
 }
 
-func openCache(dir string) (*cache, error) {
+func openCache(dir string, release *Release) (*cache, error) {
+	if release != nil {
+		dir = filepath.Join(dir, release.Suite)
+	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
@@ -54,7 +65,40 @@ func openCache(dir string) (*cache, error) {
 		lock.Close()
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
-	return &cache{dir: dir, lock: lock}, nil
+	c := &cache{dir: dir, lock: lock, apt: []string{"-q", "-o", "APT::Sandbox::User=root",
+		"-o", "Acquire::Retries=3"}}
+	if release != nil {
+		if err := c.lists(release); err != nil {
+			c.close()
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// keyring has the keys that Debian's releases are signed with.
+const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+// lists has apt-get use lists of that release, beside those of the machine.
+func (c *cache) lists(release *Release) error {
+	c.own = true
+	home := filepath.Join(c.dir, ".apt")
+	for _, sub := range []string{"lists/partial", "archives/partial", "etc"} {
+		if err := os.MkdirAll(filepath.Join(home, sub), 0o755); err != nil {
+			return err
+		}
+	}
+	status, sources := filepath.Join(home, "status"), filepath.Join(home, "etc", "sources.list")
+	if err := os.WriteFile(status, nil, 0o644); err != nil {
+		return err
+	}
+	for key, value := range map[string]string{"Dir::State::lists": filepath.Join(home, "lists"),
+		"Dir::State::status": status, "Dir::Cache": home, "Dir::Etc::sourcelist": sources,
+		"Dir::Etc::sourceparts": filepath.Join(home, "etc")} {
+		c.apt = append(c.apt, "-o", key+"="+value)
+	}
+	return os.WriteFile(sources, []byte(fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keyring,
+		release.Mirror, release.Suite)), 0o644)
 }
 
 // close releases the lock.
@@ -176,7 +220,7 @@ func (c *cache) require(names []string) error {
 		return err
 	}
 	defer os.RemoveAll(work)
-	debs, err := download(work, missing)
+	debs, err := c.download(work, missing)
 	if err != nil {
 		return err
 	}
@@ -189,19 +233,17 @@ func (c *cache) require(names []string) error {
 }
 
 // download fetches packages into a directory and returns their files by name.
-func download(dir string, names []string) (map[string]string, error) {
+func (c *cache) download(dir string, names []string) (map[string]string, error) {
 	// By default apt-get downloads as a user that cannot write into this directory, and warns about
 	// it. Retry, because a mirror may fail once.
 	get := func(args ...string) ([]byte, error) {
-		cmd := exec.Command("apt-get",
-			append([]string{"-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"},
-				args...)...)
+		cmd := exec.Command("apt-get", append(slices.Clone(c.apt), args...)...)
 		cmd.Dir = dir
 		return cmd.CombinedOutput()
 	}
 	all := append([]string{"download"}, names...)
 	out, err := get(all...)
-	if err != nil && os.Geteuid() == 0 {
+	if err != nil && (os.Geteuid() == 0 || c.own) {
 		// A fresh machine has no package lists, and those of an old one name files that are gone.
 		if more, updateErr := get("update"); updateErr != nil {
 			return nil, &FetchError{Packages: names, Output: string(out) + string(more),
@@ -239,6 +281,9 @@ func install(deb, work, home string) error {
 		filepath.Join(work, "root")).CombinedOutput(); err != nil {
 		return fmt.Errorf("unpack %s: %w: %s", deb, err, out)
 	}
+	if err := plain(filepath.Join(work, "root")); err != nil {
+		return fmt.Errorf("unpack %s: %w", deb, err)
+	}
 	control, err := exec.Command("dpkg-deb", "-f", deb).Output()
 	if err != nil {
 		return fmt.Errorf("read %s: %w", deb, err)
@@ -247,6 +292,23 @@ func install(deb, work, home string) error {
 		return err
 	}
 	return os.Rename(work, home)
+}
+
+// plain has the modules of an unpacked kernel where Debian 12's are, and as they are there: those
+// of later releases lie below /usr and are packed. It needs xz.
+func plain(tree string) error {
+	modules := filepath.Join(tree, "usr", "lib", "modules")
+	if _, err := os.Stat(modules); err != nil {
+		return nil
+	}
+	if out, err := exec.Command("find", modules, "-name", "*.ko.xz", "-exec", "xz", "-d", "{}",
+		"+").CombinedOutput(); err != nil {
+		return fmt.Errorf("xz: %w: %s", err, out)
+	}
+	if err := os.MkdirAll(filepath.Join(tree, "lib"), 0o755); err != nil {
+		return err
+	}
+	return os.Rename(modules, filepath.Join(tree, "lib", "modules"))
 }
 
 // dependencies lists the packages that a control paragraph depends on, without versions, and only

@@ -46,6 +46,9 @@ type Options struct {
 
 	// CacheDir keeps the fetched packages, about 500 MiB for the kernel. Processes may share it.
 	CacheDir string
+
+	// Release is the release of Debian that packages and kernel are from; nil: this machine's.
+	Release *Release
 }
 
 // Build writes a guest's kernel and initramfs into the existing directory dir, and returns their
@@ -70,7 +73,7 @@ func buildWith(dir string, opt Options, makeKernel func(packed, to string) error
 		return "", "", errors.New("guest: CacheDir is empty: name the directory that keeps the " +
 			"packages")
 	}
-	cache, err := openCache(opt.CacheDir)
+	cache, err := openCache(opt.CacheDir, opt.Release)
 	if err != nil {
 		return "", "", fmt.Errorf("guest: %w", err)
 	}

@@ -14,46 +14,40 @@ import (
 // by iSCSI, by NBD, and by NBD through a relay. What one protocol has written, the other reads.
 func TestGenerationsOfClients(t *testing.T) {
 	t.Parallel()
-	tools := []string{"qemu-img", "qemu-io", rig.QEMUISCSI, "nbdcopy", "nbdinfo", "iscsi-ls"}
-	rig.InGenerations(t, tools, func(t *testing.T, installed rig.Generation) {
-		g := generation{installed}
-		served := func() (d *rig.Daemon, uri string) {
-			socket := filepath.Join(t.TempDir(), "nbd.sock")
-			d = rig.Start(t, rig.Config{DiskDir: rig.DiskDir(t, 64<<20),
-				Args: []string{"--nbd=unix:" + socket}})
-			return d, "nbd+unix:///disk.raw?socket=" + socket
-		}
-		server, uri := served()
-		behind, uriBehind := served()
-		socket := filepath.Join(t.TempDir(), "relay.sock")
-		relay := rig.Start(t, rig.Config{DiskDir: t.TempDir(),
-			Args: []string{"--disk=" + uriBehind, "--nbd=unix:" + socket}})
-		require.Contains(t, rig.OK(t, g.Client("iscsi-ls"), "-s", server.PortalURL()), "Lun:1")
-		g.use(t, server, server.URL(1), uri)
-		g.use(t, server, uri, server.URL(1))
-		g.copies(t, uri)
-		between := "nbd+unix:///disk.raw?socket=" + socket
-		g.use(t, relay, between, between)
-		g.copies(t, between)
-		for _, d := range []*rig.Daemon{relay, behind, server} {
-			d.Stop()
-			require.NotContains(t, d.Output(), "protocol_error", g.Name)
-		}
-	})
+	rig.Need(t, "qemu-img", "qemu-io", rig.QEMUISCSI, "nbdcopy", "nbdinfo", "iscsi-ls")
+	served := func() (d *rig.Daemon, uri string) {
+		socket := filepath.Join(t.TempDir(), "nbd.sock")
+		d = rig.Start(t, rig.Config{DiskDir: rig.DiskDir(t, 64<<20),
+			Args: []string{"--nbd=unix:" + socket}})
+		return d, "nbd+unix:///disk.raw?socket=" + socket
+	}
+	server, uri := served()
+	behind, uriBehind := served()
+	socket := filepath.Join(t.TempDir(), "relay.sock")
+	relay := rig.Start(t, rig.Config{DiskDir: t.TempDir(),
+		Args: []string{"--disk=" + uriBehind, "--nbd=unix:" + socket}})
+	require.Contains(t, rig.OK(t, "iscsi-ls", "-s", server.PortalURL()), "Lun:1")
+	use(t, server, server.URL(1), uri)
+	use(t, server, uri, server.URL(1))
+	copies(t, uri)
+	between := "nbd+unix:///disk.raw?socket=" + socket
+	use(t, relay, between, between)
+	copies(t, between)
+	for _, d := range []*rig.Daemon{relay, behind, server} {
+		d.Stop()
+		require.NotContains(t, d.Output(), "protocol_error")
+	}
 }
-
-// generation is a generation of clients that uses disks.
-type generation struct{ rig.Generation }
 
 // use fills a disk of 64 MiB, compares it as somebody else reads it, and has QEMU do each kind of
 // request.
-func (g generation) use(t *testing.T, d *rig.Daemon, disk, read string) {
+func use(t *testing.T, d *rig.Daemon, disk, read string) {
 	t.Helper()
 	source := randomFile(t, filepath.Join(t.TempDir(), "source"), 64<<20)
-	rig.OK(t, g.Client("qemu-img"), "convert", "-n", "-W", "-m", "16", "-f", "raw", "-O", "raw",
+	rig.OK(t, "qemu-img", "convert", "-n", "-W", "-m", "16", "-f", "raw", "-O", "raw",
 		source, disk)
 	d.UntilFree()
-	g.same(t, source, read)
+	rig.Same(t, source, read)
 	d.UntilFree()
 	args := []string{"-f", "raw", "-t", "writeback"}
 	for _, command := range []string{"write -P 7 5k 130k", "write -f -P 8 1M 512", "write -z 2M 1M",
@@ -62,25 +56,19 @@ func (g generation) use(t *testing.T, d *rig.Daemon, disk, read string) {
 		"read -P 10 20M 3M"} {
 		args = append(args, "-c", command)
 	}
-	require.NotContains(t, rig.OK(t, g.Client("qemu-io"), append(args, disk)...), "failed", disk)
+	require.NotContains(t, rig.OK(t, "qemu-io", append(args, disk)...), "failed", disk)
 }
 
 // copies has libnbd's programs read and fill a disk.
-func (g generation) copies(t *testing.T, disk string) {
+func copies(t *testing.T, disk string) {
 	t.Helper()
 	source := randomFile(t, filepath.Join(t.TempDir(), "source"), 64<<20)
 	copied := filepath.Join(t.TempDir(), "copied")
 	require.NoError(t, os.WriteFile(copied, nil, 0o600))
 	require.NoError(t, os.Truncate(copied, 64<<20))
-	rig.OK(t, g.Client("nbdcopy"), disk, copied)
-	g.same(t, copied, disk)
-	rig.OK(t, g.Client("nbdcopy"), "--flush", source, disk)
-	g.same(t, source, disk)
-	require.Contains(t, rig.OK(t, g.Client("nbdinfo"), "--map", disk), "67108864")
-}
-
-// same compares two raw disks.
-func (g generation) same(t *testing.T, a, b string) {
-	t.Helper()
-	rig.OK(t, g.Client("qemu-img"), "compare", "-f", "raw", "-F", "raw", a, b)
+	rig.OK(t, "nbdcopy", disk, copied)
+	rig.Same(t, copied, disk)
+	rig.OK(t, "nbdcopy", "--flush", source, disk)
+	rig.Same(t, source, disk)
+	require.Contains(t, rig.OK(t, "nbdinfo", "--map", disk), "67108864")
 }

@@ -34,9 +34,10 @@ list)
 build) cp "$TESTSUM" bin/testsum ;;
 test)
 	root=${PWD%/kubernetes}
-	echo "$* cgo=$CGO_ENABLED" >>"$root/tests"
+	echo "$* cgo=$CGO_ENABLED${KUBEVIRT_DISK_GENERATION:+ with $KUBEVIRT_DISK_GENERATION}" >>"$root/tests"
 	until [ -e "$root/building" ]; do sleep 0.01; done
 	echo '{"Action":"pass","Package":"p","Test":"TestA"}'
+	echo '{"Action":"pass","Package":"p"}'
 	touch "$root/tested"
 	;;
 esac
@@ -60,10 +61,12 @@ func script(t *testing.T, testsum, parts, build, install, beside string, args ..
 	text, err := os.ReadFile("../test.sh")
 	require.NoError(t, err)
 	for name, content := range map[string]string{"scripts/test.sh": string(text), "go": fakeGo,
-		"scripts/race-packages": "target\n",
-		"kubernetes/go.mod":     "module m\n",
-		"target/a_test.go":      "//go:build !race\n\nfunc TestPlain(t *testing.T) {}\n",
-		"libvirt/a_test.go":     "//go:build !race\n\nfunc TestOther(t *testing.T) {}\n",
+		"scripts/race-packages":    "target\n",
+		"scripts/build-clients.sh": "#!/bin/bash\necho /clients\n",
+		"scripts/generations":      "# releases\nlater\n",
+		"kubernetes/go.mod":        "module m\n",
+		"target/a_test.go":         "//go:build !race\n\nfunc TestPlain(t *testing.T) {}\n",
+		"libvirt/a_test.go":        "//go:build !race\n\nfunc TestOther(t *testing.T) {}\n",
 		"build": "#!/bin/bash\necho builds $1\ntouch building\n" +
 			"until [ -e tested ]; do sleep 0.01; done\n" + build,
 		"build2": "#!/bin/bash\n[ -e installed ] || exit 1\necho builds the rest\n" +
@@ -93,9 +96,9 @@ func TestScript(t *testing.T) {
 		require.Contains(t, out, "ok    "+command+"\n")
 	}
 	require.Contains(t, out, "all fine\nok    ./beside\n")
-	require.True(t, strings.HasSuffix(out, "5 passed, 0 failed, 0 skipped\n"), out)
+	require.True(t, strings.HasSuffix(out, "6 passed, 0 failed, 0 skipped\n"), out)
 	runs := strings.Split(strings.TrimSpace(tests), "\n")
-	require.Len(t, runs, 5)
+	require.Len(t, runs, 6)
 	ran := func(pattern string) {
 		t.Helper()
 		require.Equal(t, 1, len(slices.DeleteFunc(slices.Clone(runs), func(run string) bool {
@@ -107,6 +110,8 @@ func TestScript(t *testing.T) {
 	ran(`-p \d+ (\./(libvirt|chap|integration/nbd) ){3}cgo=0$`)
 	ran(`-p \d+ \./claim \./integration/node cgo=0$`)
 	ran(`-p \d+ \./integration/kubevirt cgo=0$`)
+	ran(`-p \d+ \./integration/nbd cgo=0 with /clients/later$`)
+	require.Contains(t, out, "ok    p with later")
 
 	out, _, err = script(t, testsum, "", "for i in {1..99}; do echo line $i; done; exit 1", "", "")
 	require.Error(t, err)
@@ -116,12 +121,12 @@ func TestScript(t *testing.T) {
 	}
 	require.Contains(t, out, "line 99\n")
 	require.NotContains(t, out, "line 79\n")
-	require.True(t, strings.HasSuffix(out, "\n3 passed, 0 failed, 0 skipped\n"), out)
+	require.True(t, strings.HasSuffix(out, "\n4 passed, 0 failed, 0 skipped\n"), out)
 
 	out, _, err = script(t, testsum, "", "", "", "echo a finding; exit 1")
 	require.Error(t, err)
 	require.Contains(t, out, "a finding\nFAIL  ./beside\n")
-	require.Contains(t, out, "\nfailed ./beside\n3 passed,")
+	require.Contains(t, out, "\nfailed ./beside\n4 passed,")
 
 	out, tests, err = script(t, testsum, "", "", "echo no network; exit 1", "")
 	require.Error(t, err)
@@ -143,7 +148,7 @@ func TestScriptOfPackages(t *testing.T) {
 	t.Setenv("RACE", "yes")
 	out, tests, err := script(t, testsum, "main cluster", "", "", "")
 	require.NoError(t, err, out)
-	require.Equal(t, 3, strings.Count(tests, "-race "), tests)
+	require.Equal(t, 4, strings.Count(tests, "-race "), tests)
 	require.Regexp(t, `-run \^\((TestOther|TestPlain|\|){3}\)\$ (\./(target|libvirt) ){2}cgo=0\n`, tests)
 }
 

@@ -350,8 +350,13 @@ func DirOfRun(name string) (string, error) {
 	return dir, err
 }
 
-// Main runs the tests of a room, removes what they share, and ends the process.
+// Main runs the tests of a room with the generation of clients, removes what they share, and ends
+// the process.
 func Main(m *testing.M) {
+	if err := Clients.find(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	status := m.Run()
 	for _, dir := range leftovers.dirs {
 		os.RemoveAll(dir)

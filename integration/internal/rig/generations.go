@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,18 +18,55 @@ import (
 // A Generation of clients is what one release of Debian has. A peer's version that nobody ran may
 // be the one that people have: QEMU from 8.2 on speaks NBD otherwise than QEMU 7.2.
 type Generation struct {
+	// Name is that of the release: "trixie".
 	Name string
-	// bin has the programs; "": those that are installed are taken.
-	bin string
+	// dir has bin, with a program for each client, and root; "": the programs that are installed.
+	dir string
 }
 
 // Client is the program of a generation.
-func (g Generation) Client(name string) string { return filepath.Join(g.bin, name) }
+func (g Generation) Client(name string) string {
+	if g.dir == "" {
+		return name
+	}
+	return filepath.Join(g.dir, "bin", name)
+}
 
-// Installed are the clients that are installed.
+// Installed are the clients that are installed: those of Debian 12 in CI.
 var Installed = Generation{Name: "installed"}
 
-// Later are the clients of a later Debian, which scripts/build-clients.sh unpacks.
+// Clients are those with which the tests of this process run: the directory that the environment
+// names is one of scripts/build-clients.sh. Main has them found before those that are installed.
+var Clients = func() Generation {
+	if dir := os.Getenv("KUBEVIRT_DISK_GENERATION"); dir != "" {
+		return Generation{filepath.Base(dir), dir}
+	}
+	return Installed
+}()
+
+// find has the programs of the generation found.
+func (g Generation) find() error {
+	if g.dir == "" {
+		return nil
+	}
+	bin := filepath.Join(g.dir, "bin")
+	if _, err := os.Stat(bin); err != nil {
+		return fmt.Errorf("KUBEVIRT_DISK_GENERATION names no generation of clients: %w", err)
+	}
+	return os.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+}
+
+// has reports whether a generation has a tool of its own.
+func (g Generation) has(tool string) bool {
+	for _, pattern := range modulesOf[tool] {
+		if found, _ := filepath.Glob(filepath.Join(g.dir, "root", pattern)); len(found) > 0 {
+			return g.dir != ""
+		}
+	}
+	return false
+}
+
+// Later are the clients of the latest Debian of scripts/generations.
 func Later(t *testing.T) Generation {
 	t.Helper()
 	Need(t)
@@ -38,20 +77,19 @@ func Later(t *testing.T) Generation {
 	dir, err := filepath.Abs(filepath.Join(cmp.Or(os.Getenv("KUBEVIRT_DISK_CLIENTS"),
 		filepath.Join("..", "..", "cache", "clients")), hex.EncodeToString(sum[:8])))
 	require.NoError(t, err)
-	testtool.Built(t, script, dir, "bin")
-	return Generation{"later", filepath.Join(dir, "bin")}
+	releases, err := os.ReadFile(filepath.Join("..", "..", "scripts", "generations"))
+	require.NoError(t, err)
+	lines := strings.Fields(string(releases))
+	latest := lines[len(lines)-1]
+	testtool.Built(t, script, dir, latest)
+	return Generation{latest, filepath.Join(dir, latest)}
 }
 
-// InGenerations runs a test with the clients that are installed, and with those of a later Debian.
-func InGenerations(t *testing.T, tools []string, test func(t *testing.T, g Generation)) {
+// AgainNightly leaves a test that takes long to the nightly run, except with the clients that are
+// installed.
+func AgainNightly(t *testing.T) {
 	t.Helper()
-	t.Run("installed", func(t *testing.T) {
-		t.Parallel()
-		Need(t, tools...)
-		test(t, Installed)
-	})
-	t.Run("later", func(t *testing.T) {
-		t.Parallel()
-		test(t, Later(t))
-	})
+	if Clients != Installed {
+		testtool.NeedNightly(t)
+	}
 }

@@ -50,8 +50,7 @@ func StartKernelGuest(t *testing.T) *KernelGuest {
 	defer cancel()
 	opt := guest.Initiator(kernelInitiator)
 	opt.Init += kernelGuestInit
-	opt.CacheDir = filepath.Join("..", "..", "cache", "guest")
-	m, err := guest.Start(ctx, guest.MachineOptions{Dir: t.TempDir(), Guest: opt})
+	m, err := guest.Start(ctx, InGuest(t, guest.MachineOptions{Dir: t.TempDir(), Guest: opt}))
 	var fetch *guest.FetchError
 	if errors.As(err, &fetch) && os.Getenv(NeedEnv) != "1" {
 		t.Skip(err.Error())
@@ -127,6 +126,18 @@ func (g *KernelGuest) Warnings(t *testing.T) []string {
 
 const kernelInitiator = "iqn.2026-01.test:kernel"
 
+// InGuest has a guest made of the release of the clients: its kernel and its open-iscsi are then of
+// that generation, too.
+func InGuest(t *testing.T, opt guest.MachineOptions) guest.MachineOptions {
+	t.Helper()
+	opt.Guest.CacheDir = filepath.Join("..", "..", "cache", "guest")
+	if Clients != Installed {
+		mirror := OK(t, filepath.Join("..", "..", "scripts", "debian-mirror.sh"))
+		opt.Guest.Release = &guest.Release{Suite: Clients.Name, Mirror: strings.TrimSpace(mirror)}
+	}
+	return opt
+}
+
 // BootDisk makes a disk of 64 MiB from which a PC boots by itself.
 func BootDisk(t *testing.T) (raw string) {
 	t.Helper()
@@ -156,7 +167,7 @@ func Boot(t *testing.T, opt guest.MachineOptions) (*KernelGuest, *Monitor) {
 	ctx, cancel := context.WithTimeout(t.Context(), GuestBoot)
 	defer cancel()
 	opt.Dir = t.TempDir()
-	opt.Guest.CacheDir = filepath.Join("..", "..", "cache", "guest")
+	opt = InGuest(t, opt)
 	qmp := filepath.Join(opt.Dir, "qmp")
 	opt.Args = append(opt.Args, "-qmp", "unix:"+qmp+",server=on,wait=off")
 	m, err := guest.Start(ctx, opt)

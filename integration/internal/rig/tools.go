@@ -70,7 +70,7 @@ func Need(t *testing.T, tools ...string) {
 		t.Skip("drives Linux clients")
 	}
 	for _, tool := range tools {
-		if HaveTool(tool) {
+		if Clients.has(tool) || HaveTool(tool) {
 			continue
 		}
 		message := fmt.Sprintf("needs %s (Debian package %s)", tool, packageOf[tool])
