@@ -215,7 +215,7 @@ func TestHook(t *testing.T) {
 }
 
 // TestHookWaitsForTheMachine: SIGTERM comes to all containers of the pod at once, and the guest
-// still writes then.
+// still writes then. It may come again, from the kubelet after a person.
 func TestHookWaitsForTheMachine(t *testing.T) {
 	s := newSidecar(t)
 	p := s.start("serve")
@@ -227,6 +227,8 @@ func TestHookWaitsForTheMachine(t *testing.T) {
 	p.until("it waits", func() bool {
 		return strings.Contains(p.stderr.String(), "stopping when the machine has ended")
 	})
+	require.Never(t, func() bool { return p.cmd.Process.Signal(syscall.SIGTERM) != nil },
+		300*time.Millisecond, 50*time.Millisecond)
 	_, err = l.define()
 	require.NoError(t, err, "the launcher is answered until the end")
 	leave()

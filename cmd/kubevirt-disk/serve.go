@@ -105,6 +105,10 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 	if cmd.ArgsLenAtDash() >= 0 {
 		pass = run.pass
 	}
+	if kubevirtHook() != nil {
+		// A person and the kubelet may both ask for the end, while the guest still uses its disk.
+		a.sameRequest = math.MaxInt64
+	}
 	ctx, stop := a.interruptible(cmd.Context(), hangups, pass)
 	defer stop()
 	cfg, err := load()
