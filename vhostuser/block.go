@@ -75,7 +75,7 @@ type request struct {
 	chain    chain
 	table    *table        // that the chain lies in
 	arrived  time.Duration // from conn.since
-	cost     int64         // what it counts for in the limit of memory, because it waits; 0: nothing
+	cost     int64         // in the limit of memory, because it waits; 0: nothing
 	kind     uint32
 	sector   uint64
 	out, in  []segment // data for the disk, and from it
