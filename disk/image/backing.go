@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/words"
 )
 
 const (

@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/words"
 )
 
 // Convert writes the image as a sparse raw file. Until the file is complete, it is called dst with

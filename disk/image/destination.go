@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/internal/rawfile"
-	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/words"
 )
 
 // Destination is the place where an Arrival writes. It is a file that has another name until it is

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/words"
 )
 
 // Error says why one file is not served, and what to do about it.

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/words"
 )
 
 func TestScanErrorIsTheErrorOfEveryFile(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kubevirt.io/disk/disk/internal/rawfile"
-	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/words"
 )
 
 const (

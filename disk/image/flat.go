@@ -6,7 +6,7 @@ import (
 	"io"
 	"sort"
 
-	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/words"
 )
 
 // flat says where each part of a chain's disk is. A read then goes to that place at once, and does

@@ -12,7 +12,7 @@ import (
 	"syscall"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/words"
 )
 
 // DefaultMaxVirtualSize is the limit on an image's virtual size if none is set. Bytes.

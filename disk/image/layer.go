@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"os"
 
-	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/words"
 )
 
 // maxChainExtent bounds one answer about a chain of files. Bytes.

@@ -6,8 +6,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/words"
 )
 
 // ConvertQcow2 is Convert to a qcow2 image without a backing file.

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/words"
 )
 
 // Stream writes the image as a raw disk to w, from beginning to end, including zeros: a pipe has no

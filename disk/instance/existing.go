@@ -12,8 +12,8 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/words"
 )
 
 // ImageChange says what to do with a persistent disk whose image has changed.

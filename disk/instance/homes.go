@@ -9,9 +9,9 @@ import (
 	"os"
 	"path/filepath"
 
-	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/words"
 )
 
 // homesName is the directory for knowledge about disks that lie elsewhere. No directory of a disk

@@ -3,7 +3,7 @@ package instance
 import (
 	"fmt"
 
-	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/words"
 )
 
 // UnsupportedModeError says that an image cannot be served in a copy mode.

@@ -15,9 +15,9 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/words"
 )
 
 // make makes the file. A reflink shares the image's space until somebody writes, so it is the best.

@@ -12,10 +12,10 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/words"
 )
 
 // Options are the options for making a file from an image.

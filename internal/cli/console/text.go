@@ -4,12 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"kubevirt.io/disk/internal/words"
 )
 
 // Print prints text for a person. If the text has to be read, it waits until it is written.
@@ -59,25 +60,7 @@ func Size(n int64) string {
 }
 
 // ShortSize prints a size with three digits and a binary unit.
-func ShortSize(n int64) string {
-	const units = "KMGTPE"
-	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
-	}
-	v, unit := float64(n)/1024, 0
-	for v >= 1023.5 && unit < len(units)-1 {
-		v, unit = v/1024, unit+1
-	}
-	digits := 100.
-	switch {
-	case v >= 100:
-		digits = 1
-	case v >= 10:
-		digits = 10
-	}
-	text := strconv.FormatFloat(math.Round(v*digits)/digits, 'f', -1, 64)
-	return fmt.Sprintf("%s %ciB", text, units[unit])
-}
+func ShortSize(n int64) string { return words.Bytes(n) }
 
 // WriteJSON prints a value for programs.
 func WriteJSON(w io.Writer, v any) error {

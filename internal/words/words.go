@@ -1,3 +1,5 @@
+// Package words puts sizes and file names into messages for people. A file name comes out quoted,
+// so that it is one word of one line whatever it contains.
 package words
 
 import (
