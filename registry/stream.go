@@ -40,6 +40,7 @@ type StreamOptions struct {
 	UnpackMemory int64
 
 	timeout time.Duration // of its farFiles
+	glance  bool          // fetch no image as a whole, but fail with a *layer.Unsuited
 }
 
 // Stream is an image whose disks are read as they are needed. Any number of goroutines may call its
@@ -214,6 +215,9 @@ func (s *Stream) findWithoutIndex(ctx context.Context) (err error) {
 			return err
 		}
 		s.parts, why = nil, no.Why
+	}
+	if s.opt.glance {
+		return &layer.Unsuited{Why: why}
 	}
 	s.fetched, err = s.fetch(ctx, why)
 	return err

@@ -30,9 +30,12 @@ files of each. Backing files must be in the image's own directory. For a directo
 the images that serve --disk-dir would serve. In the directory of a persistent disk that is
 disk.img.
 
-For the reference of an image in a registry, inspect shows its digest and who has signed it. What it
-has is not read. With --verify-key or --signature-policy, it says whether they admit the image. For
-the address of a disk on a web server, it shows the digest that is known, and the size.
+For the reference of an image in a registry, inspect shows its digest, its platforms, its disks, who
+has signed it, and whether serve --image streams it or fetches all of it first. It fetches little of
+the image; of one that is not streamed, it shows the first disk that it finds, which is not verified.
+With --verify-key or --signature-policy, it says whether they admit the image, and looks into no
+other one. For the address of a disk on a web server, it shows the digest that is known, and the
+size.
 
 Exit status 1: serve would refuse one of them; the output says why. With --json, one image is an
 object, and a directory or several images are an array.`,

@@ -3,14 +3,17 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/signature"
@@ -42,8 +45,17 @@ type inspectedReference struct {
 	// PlatformDigest is that of this machine's image, if the reference names a list of images.
 	PlatformDigest string `json:"platform_digest,omitempty"`
 
-	MediaType  string            `json:"media_type"`
-	Size       int64             `json:"size,omitempty"` // of the file at an address, bytes
+	MediaType string   `json:"media_type"`
+	Platforms []string `json:"platforms,omitempty"` // of a list of images
+	Size      int64    `json:"size,omitempty"`      // of the file at an address, bytes
+
+	// Disks are those that a machine of this platform gets. Streamed says whether serve streams
+	// them at once. If not, Fetched says why it fetches all of the image first, and there is only
+	// the disk that was found first. nil and nil: the image is an address, or is not admitted.
+	Disks    []image.Info `json:"disks,omitempty"`
+	Streamed *bool        `json:"streamed,omitempty"`
+	Fetched  string       `json:"fetched,omitempty"`
+
 	Signatures []signature.Found `json:"signatures"`
 	// Admitted says whether the given keys or policy admit the image. nil: none were given.
 	Admitted *bool  `json:"admitted,omitempty"`
@@ -82,6 +94,7 @@ func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJS
 			if err == nil { // a list can be looked at where none of its images runs
 				shown.PlatformDigest = desc.Digest.String()
 			}
+			shown.Platforms = transport.Platforms(content)
 		}
 		if ref.IsAddress() {
 			if err := shown.describe(content); err != nil {
@@ -94,13 +107,78 @@ func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJS
 		}
 		if refused != nil {
 			shown.Reason = refused.Error()
+		} else if !ref.IsAddress() {
+			err = shown.lookInside(ctx, c, ref)
 		}
-		if err := a.showReference(&shown, asJSON); err != nil || refused == nil {
-			return err
+		if shown := a.showReference(&shown, asJSON); shown != nil || err != nil {
+			return cmp.Or(shown, err)
 		}
-		return errSilent
+		if refused != nil || shown.unservable() {
+			return errSilent
+		}
+		return nil
 	}
 	return a.withRegistryOf(cmd, l, opt, ref, work)
+}
+
+// lookInside finds the disks of the image whose digest is shown, also if its tag has moved since.
+func (i *inspectedReference) lookInside(ctx context.Context, c *registry.Client,
+	ref transport.Reference) (err error) {
+	if ref.Remote() {
+		if ref, err = transport.ParseReference(ref.RepositoryText() + "@" + i.Digest); err != nil {
+			return err
+		}
+	}
+	dir, err := os.MkdirTemp("", "kubevirt-disk-inspect-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	inside, err := c.Inside(ctx, ref, dir)
+	if err != nil {
+		return err
+	}
+	streamed := inside.Whole == ""
+	i.Disks, i.Streamed, i.Fetched = inside.Disks, &streamed, inside.Whole
+	return nil
+}
+
+// unservable reports whether one of the disks was opened and would be refused.
+func (i *inspectedReference) unservable() bool {
+	return i.Fetched == "" &&
+		slices.ContainsFunc(i.Disks, func(d image.Info) bool { return !d.Servable })
+}
+
+// showInside shows the disks.
+func (i *inspectedReference) showInside(row func(name, format string, args ...any)) {
+	if i.Streamed == nil {
+		return
+	}
+	for _, d := range i.Disks {
+		size := "virtual size " + console.ShortSize(d.VirtualSize)
+		switch {
+		case i.Fetched == "" && !d.Servable:
+			row("disk", "%q would not be served: %s", d.Name, d.Reason)
+			continue
+		case d.VirtualSize == 0:
+			size = "its size is known when it is fetched"
+		}
+		row("disk", "%q, %s, %s", d.Name, formatText(d.Format, d.Version), size)
+		for _, b := range d.BackingChain {
+			row("  backing file", "%q, %s, virtual size %s", b.Name,
+				formatText(b.Format, b.Version), console.ShortSize(b.VirtualSize))
+		}
+	}
+	if i.Fetched == "" {
+		row("streamed", "yes: serve --image reads it while it is fetched")
+		return
+	}
+	if len(i.Disks) == 0 {
+		row("disk", "none was found at the beginnings of its layers")
+	} else {
+		row("", "this is the first one; it was not verified, and there may be others")
+	}
+	row("streamed", "no: serve --image fetches all of it first, because %s", i.Fetched)
 }
 
 // describe shows the file at an address, of which a manifest was made.
@@ -127,9 +205,13 @@ func (a *app) showReference(shown *inspectedReference, asJSON bool) error {
 		row("for linux/"+runtime.GOARCH, "%s", shown.PlatformDigest)
 	}
 	row("type", "%s", shown.MediaType)
+	if len(shown.Platforms) > 0 {
+		row("platforms", "%s", strings.Join(shown.Platforms, ", "))
+	}
 	if shown.Size > 0 {
 		row("size", "%d bytes", shown.Size)
 	}
+	shown.showInside(row)
 	if len(shown.Signatures) == 0 {
 		row("signature", "none")
 	}

@@ -91,6 +91,14 @@ func TestSignAndInspect(t *testing.T) {
 	require.Contains(t, shown.Reason, "is by another key")
 	require.Len(t, shown.Signatures, 1)
 	require.Empty(t, shown.Signatures[0].Key)
+	require.Nil(t, shown.Streamed, "nobody has looked inside")
+
+	text = said(exitDone, "inspect", ref, "--verify-key="+public, "--json")
+	require.NoError(t, json.Unmarshal([]byte(text), &shown))
+	require.Equal(t, []string{"linux/amd64", "linux/arm64"}, shown.Platforms)
+	require.True(t, *shown.Streamed)
+	require.Len(t, shown.Disks, 1)
+	require.EqualValues(t, 64<<10, shown.Disks[0].VirtualSize)
 }
 
 // TestSignedBelow: what a new image is built on has to be signed, too, and the new one is signed by

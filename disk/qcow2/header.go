@@ -84,6 +84,15 @@ const (
 // IsQcow2 reports whether a file that begins with head is a qcow2 image. It looks at four bytes.
 func IsQcow2(head []byte) bool { return len(head) >= 4 && binary.BigEndian.Uint32(head) == magic }
 
+// SizeOf is the size of the disk of an image that begins with head, as that says, in bytes. 0: it
+// is no image.
+func SizeOf(head []byte) int64 {
+	if !IsQcow2(head) || len(head) < headerLenV2 {
+		return 0
+	}
+	return max(0, int64(binary.BigEndian.Uint64(head[24:])))
+}
+
 // NameEnd is where the name of the backing file ends in an image that begins with head, as it says.
 // 0: there is none, or this is no image.
 func NameEnd(head []byte) int64 {

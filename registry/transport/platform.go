@@ -33,6 +33,27 @@ func goArch(name string) string {
 	return name
 }
 
+// Platforms are those for which a list has images, as in "linux/arm64".
+func Platforms(content []byte) (all []string) {
+	if bounded.Check(content) != nil {
+		return nil
+	}
+	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
+	if err != nil {
+		return nil
+	}
+	for _, m := range index.Manifests {
+		p := m.Platform
+		if p == nil || p.OS == "" || p.OS == "unknown" || len(all) == 20 { // see OfPlatform
+			continue
+		}
+		if text := p.String(); !slices.Contains(all, text) {
+			all = append(all, text)
+		}
+	}
+	return all
+}
+
 // OfPlatform chooses the manifest for this machine in an index. Containers run nowhere else, and an
 // image that is built for one platform has the disk for that platform.
 func OfPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
