@@ -206,7 +206,7 @@ cluster() (
 
 # again runs rooms of integration with the clients of each release of scripts/generations.
 again() { # again go_test|raced
-	local clients release releases rooms=(./integration/nbd)
+	local clients release releases rooms=(./integration/iscsi ./integration/nbd)
 	mapfile -t releases < <(grep -v '^#' scripts/generations)
 	clients=$(scripts/build-clients.sh 2>"$dir/clients") || {
 		failed scripts/build-clients.sh "$dir/clients"

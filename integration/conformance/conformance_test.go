@@ -63,12 +63,15 @@ func TestReadExpectations(t *testing.T) {
 # comment
 failed OrWrite.Simple: not built: comes later
 skipped NoMedia.NoMediaSBC Inquiry.EVPD: needs a removable LUN
-`))
+hung@b A.B: waits for nothing
+failed@a A.B: is wrong
+`), "b")
 	require.NoError(t, err)
 	require.Equal(t, map[string]Expectation{
 		"OrWrite.Simple":     {Failed, "not built: comes later"},
 		"NoMedia.NoMediaSBC": {Skipped, "needs a removable LUN"},
 		"Inquiry.EVPD":       {Skipped, "needs a removable LUN"},
+		"A.B":                {Hung, "waits for nothing"},
 	}, got)
 
 	for text, want := range map[string]string{
@@ -79,20 +82,22 @@ skipped NoMedia.NoMediaSBC Inquiry.EVPD: needs a removable LUN
 		"failed A: x":                   `"A" is not a test name`,
 		"failed A.B: x\nskipped A.B: y": "line 2: A.B is listed twice",
 	} {
-		_, err := ReadExpectations(strings.NewReader(text))
+		_, err := ReadExpectations(strings.NewReader(text), "b")
 		require.ErrorContains(t, err, want, text)
 	}
 }
 
 func TestCompare(t *testing.T) {
 	expected := map[string]Expectation{
-		"A.Fails":       {Failed, "r"},
-		"A.Skips":       {Skipped, "r"},
-		"A.FailsNoMore": {Failed, "r"},
-		"A.SkipsNow":    {Failed, "r"},
-		"A.FailsNow":    {Skipped, "r"},
-		"A.Hangs":       {Failed, "r"},
-		"A.Gone":        {Failed, "r"},
+		"A.Fails":         {Failed, "r"},
+		"A.Skips":         {Skipped, "r"},
+		"A.FailsNoMore":   {Failed, "r"},
+		"A.SkipsNow":      {Failed, "r"},
+		"A.FailsNow":      {Skipped, "r"},
+		"A.Hangs":         {Failed, "r"},
+		"A.HangsAsListed": {Hung, "r"},
+		"A.HangsNoMore":   {Hung, "r"},
+		"A.Gone":          {Failed, "r"},
 	}
 	results := []Result{
 		{"A.Passes", Passed, ""},
@@ -102,6 +107,8 @@ func TestCompare(t *testing.T) {
 		{"A.SkipsNow", Skipped, "d"},
 		{"A.FailsNow", Failed, "d"},
 		{"A.Hangs", Hung, "d"},
+		{"A.HangsAsListed", Hung, "d"},
+		{"A.HangsNoMore", Failed, "d"},
 		{"A.New", Failed, "d"},
 		{"A.NewSkip", Skipped, "d"},
 	}
@@ -110,12 +117,13 @@ func TestCompare(t *testing.T) {
 		`A.SkipsNow skipped now: remove its line, "failed A.SkipsNow: r"`,
 		"A.FailsNow failed but is expected as skipped: d",
 		"A.Hangs hung but is expected as failed: d",
+		`A.HangsNoMore failed now: remove its line, "hung A.HangsNoMore: r"`,
 		"A.New failed and is not listed: d",
 		"A.NewSkip skipped and is not listed: d",
 		"A.Gone is listed, but the suite has no such test: remove its line",
 	}, Compare(results, expected))
 	require.Empty(t, Compare(results[:1], nil))
-	require.Equal(t, "2 passed, 3 failed, 3 skipped, 1 hung", Count(results).String())
+	require.Equal(t, "2 passed, 4 failed, 3 skipped, 2 hung", Count(results).String())
 	require.Equal(t, "outcome 9", Outcome(9).String())
 }
 

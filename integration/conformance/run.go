@@ -18,11 +18,16 @@ type Options struct {
 	URLs    []string      // one, or two paths to the same LUN for the multipath tests
 	Tests   []string      // "Suite.Test"; nil: all of the suite
 	Timeout time.Duration // of each test; default 2 min
-	Env     []string      // environment of the suite; nil: this process's
+	// Hangs are tests that are known not to end. They get seconds.
+	Hangs map[string]Expectation
+	Env   []string // environment of the suite; nil: this process's
 	// Before runs before each test, for example to restart a target that has died. It returns the
 	// URLs to use.
 	Before func() ([]string, error)
 }
+
+// hangTimeout is the time of a test that is known not to end.
+const hangTimeout = 10 * time.Second
 
 // List returns the tests of the installed suite, in its order.
 func List(ctx context.Context) ([]string, error) {
@@ -75,6 +80,9 @@ func Run(ctx context.Context, opt Options) ([]Result, error) {
 }
 
 func runOne(ctx context.Context, test string, opt Options) (Result, error) {
+	if opt.Hangs[test].Outcome == Hung {
+		opt.Timeout = hangTimeout
+	}
 	limited, cancel := context.WithTimeout(ctx, opt.Timeout)
 	defer cancel()
 	args := append([]string{"--dataloss", "--allow-sanitize", "--verbose", "--test=ALL." + test},

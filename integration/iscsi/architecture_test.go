@@ -23,6 +23,7 @@ import (
 // digests, and converts an image.
 func TestOtherArchitecture(t *testing.T) {
 	t.Parallel()
+	rig.AgainNightly(t)
 	other, supported := map[string]struct {
 		name,
 		emulator string

@@ -32,8 +32,8 @@ type conformanceLUN struct {
 }
 
 // conformanceMatrix has the configurations that together run every test of the suite.
-func conformanceMatrix() []conformanceLUN {
-	return []conformanceLUN{
+func conformanceMatrix(all []string) []conformanceLUN {
+	matrix := []conformanceLUN{
 		{
 			Configuration: conformance.Configuration{Name: "thin, two paths"},
 			start: func(t *testing.T) ([]string, func() error) {
@@ -55,6 +55,19 @@ func conformanceMatrix() []conformanceLUN {
 			},
 		},
 	}
+	withCHAP := conformance.Configuration{Name: "with CHAP", Only: []string{"iSCSICHAP"}}
+	if _, err := withCHAP.Selected(all); err == nil { // libiscsi 1.20 and later
+		matrix = append(matrix, conformanceLUN{withCHAP, func(t *testing.T) ([]string,
+			func() error) {
+			urls, alive := startForSuite(t, map[string]string{"CHAP_USERNAME": rig.User,
+				"CHAP_PASSWORD": rig.Password})
+			for i, url := range urls {
+				urls[i] = strings.Replace(url, "://", "://"+rig.User+"%"+rig.Password+"@", 1)
+			}
+			return urls, alive
+		}})
+	}
+	return matrix
 }
 
 // startForSuite starts the daemon with one LUN and returns a URL for each of the two paths to it.
@@ -78,15 +91,11 @@ func startForSuite(t *testing.T, env map[string]string) (urls []string,
 func TestConformance(t *testing.T) {
 	t.Parallel() // it sleeps for a minute
 	rig.Need(t, conformance.Tool)
-	file, err := os.Open("../conformance/expected.txt")
-	require.NoError(t, err)
-	defer file.Close()
-	expected, err := conformance.ReadExpectations(file)
-	require.NoError(t, err, "../conformance/expected.txt")
 	all, err := conformance.List(t.Context())
 	require.NoError(t, err)
+	expected := expectations(t)
 
-	matrix := conformanceMatrix()
+	matrix := conformanceMatrix(all)
 	results := make([][]conformance.Result, len(matrix))
 	t.Run("matrix", func(t *testing.T) {
 		for i, lun := range matrix {
@@ -96,12 +105,12 @@ func TestConformance(t *testing.T) {
 				require.NoError(t, err)
 				urls, alive := lun.start(t)
 				results[i], err = conformance.Run(t.Context(), conformance.Options{
-					Tests:  tests,
+					Tests: tests, Hangs: expected,
 					Env:    rig.ClientEnv(),
 					Before: func() ([]string, error) { return urls, alive() },
 				})
 				require.NoError(t, err)
-				report(t, "kubevirt-disk, "+lun.Name, results[i])
+				report(t, "kubevirt-disk, "+rig.Clients.Name+", "+lun.Name, results[i])
 			})
 		}
 	})
@@ -110,10 +119,21 @@ func TestConformance(t *testing.T) {
 		runs[lun.Name] = results[i]
 	}
 	merged := conformance.Merge(all, runs)
-	report(t, "kubevirt-disk", merged)
+	report(t, "kubevirt-disk, "+rig.Clients.Name, merged)
 	for _, problem := range conformance.Compare(merged, expected) {
 		t.Error(problem)
 	}
+}
+
+// expectations are those of conformance/expected.txt for the generation of clients.
+func expectations(t *testing.T) map[string]conformance.Expectation {
+	t.Helper()
+	file, err := os.Open("../conformance/expected.txt")
+	require.NoError(t, err)
+	defer file.Close()
+	expected, err := conformance.ReadExpectations(file, rig.Clients.Name)
+	require.NoError(t, err, "../conformance/expected.txt")
+	return expected
 }
 
 // TestConformancePeers runs the suite against tgtd and gotgt and prints how they do. It says

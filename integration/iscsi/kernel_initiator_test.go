@@ -36,6 +36,7 @@ func blank(t *testing.T, names ...string) string {
 // the kernel sees the LUNs, and kills the daemon while the guest uses them.
 func TestKernelInitiator(t *testing.T) {
 	t.Parallel() // a guest has one processor
+	rig.AgainNightly(t)
 	rig.Need(t, "e2fsck", "debugfs")
 	k := &kernelTest{all: t, KernelGuest: rig.StartKernelGuest(t), doc: rig.ReadDocument(t,
 		"iscsiadm.md")}

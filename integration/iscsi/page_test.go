@@ -110,6 +110,7 @@ func imageOptions(d *rig.Daemon, lun int) string {
 // browser does not complain.
 func TestPageInABrowser(t *testing.T) {
 	t.Parallel()
+	rig.AgainNightly(t)
 	b, ctx := startBrowser(t)
 	d := servePageDisks(t)
 	v := view(ctx, d, b, "/", browser.Options{Width: 1280, Height: 900})
@@ -181,6 +182,7 @@ func TestPageInABrowser(t *testing.T) {
 // schemes.
 func TestPageFitsAPhone(t *testing.T) {
 	t.Parallel()
+	rig.AgainNightly(t)
 	b, ctx := startBrowser(t)
 	d := servePageDisks(t)
 	guestIO(d, 1, "write -q -P 7 32M 1M")

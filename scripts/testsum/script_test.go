@@ -110,7 +110,7 @@ func TestScript(t *testing.T) {
 	ran(`-p \d+ (\./(libvirt|chap|integration/nbd) ){3}cgo=0$`)
 	ran(`-p \d+ \./claim \./integration/node cgo=0$`)
 	ran(`-p \d+ \./integration/kubevirt cgo=0$`)
-	ran(`-p \d+ \./integration/nbd cgo=0 with /clients/later$`)
+	ran(`-p \d+ \./integration/iscsi \./integration/nbd cgo=0 with /clients/later$`)
 	require.Contains(t, out, "ok    p with later")
 
 	out, _, err = script(t, testsum, "", "for i in {1..99}; do echo line $i; done; exit 1", "", "")
