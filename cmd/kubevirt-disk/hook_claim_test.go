@@ -161,3 +161,23 @@ func TestHookIsNotAsked(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(s.claim, "disk.img"))
 	require.NoFileExists(t, s.socket())
 }
+
+// TestHookServesASnapshot: a snapshot that somebody reads is no disk of the machine, which may ask
+// for its disks again meanwhile.
+func TestHookServesASnapshot(t *testing.T) {
+	s := newSidecar(t)
+	s.mountClaim()
+	p := s.start("serve", "--copy-mode=copy-on-write")
+	l := s.launcher(p)
+	first, err := l.define()
+	require.NoError(t, err)
+	for _, args := range [][]string{{"snapshot", "create", "1", "s"},
+		{"snapshot", "serve", "1", "s"}} {
+		asked := s.start(args...)
+		require.Equal(t, exitDone, asked.status(), asked.stderr.String())
+	}
+	again, err := l.define()
+	require.NoError(t, err)
+	require.Equal(t, first, again)
+	require.Equal(t, exitDone, p.terminate())
+}

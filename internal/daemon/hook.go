@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 )
 
 const (
@@ -199,10 +200,16 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 		return nil, err
 	}
 	var disks []kubevirt.Disk
-	now, far := d.Status(), d.farDisks()
-	for _, l := range now.LUNs {
-		if l.Failure != "" {
-			return nil, fmt.Errorf("disk %q has failed: %s", l.Image, l.Failure)
+	luns, far := d.machineDisks()
+	for _, l := range luns {
+		if !l.State.Usable() {
+			return nil, fmt.Errorf("disk %q is %s: %s%s", l.Image, l.State.Words(), l.Reason,
+				todo(l.WhatToDo))
+		}
+		if l.State.Troubled() {
+			d.log.Warn("the machine gets a disk that is in trouble", zap.Uint16("lun", l.LUN),
+				zap.String("image", l.Image), zap.String("state", string(l.State)),
+				zap.String("reason", l.Reason), zap.String("what_to_do", l.WhatToDo))
 		}
 		_, remote := far[l.LUN]
 		export := libvirt.Export{
@@ -230,7 +237,7 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, hookInherit)
 	defer cancel()
-	for _, l := range now.LUNs {
+	for _, l := range luns {
 		if err := far[l.LUN].Inherit(ctx); err != nil {
 			return nil, fmt.Errorf("disk %q cannot follow the machine: %w", l.Image, err)
 		}
@@ -269,15 +276,34 @@ func (d *Daemon) sayIfAtAddress(e serving.LoginEvent) {
 	}
 }
 
-// farDisks are the disks of other servers, by number.
-func (d *Daemon) farDisks() map[uint16]*nbd.Remote {
-	far := map[uint16]*nbd.Remote{}
+// machineDisks are the disks for the machine, and those of other servers among them, by number. A
+// snapshot that is served is for somebody else, such as a backup.
+func (d *Daemon) machineDisks() (luns []status.LUN, far map[uint16]*nbd.Remote) {
+	mine := map[uint16]bool{}
+	far = map[uint16]*nbd.Remote{}
 	for _, s := range d.disks.Served() {
-		if s.AlreadyOpen != nil {
-			far[s.LUN] = s.AlreadyOpen.Disk.(*nbd.Remote)
+		mine[s.LUN] = !s.IsSnapshot()
+		if s.AlreadyOpen == nil {
+			continue
+		}
+		if remote, ok := s.AlreadyOpen.Disk.(*nbd.Remote); ok {
+			far[s.LUN] = remote
 		}
 	}
-	return far
+	for _, l := range d.Status().LUNs {
+		if mine[l.LUN] {
+			luns = append(luns, l)
+		}
+	}
+	return luns, far
+}
+
+// todo is what to do, behind the reason.
+func todo(do string) string {
+	if do == "" {
+		return ""
+	}
+	return ": " + do
 }
 
 // hookAccess is the access mode in the domain. A disk that is shared to be written is not: nobody

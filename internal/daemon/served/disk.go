@@ -83,6 +83,9 @@ func (s *Disk) Instance() *instance.Instance { return s.look().instance }
 // Serving reports whether the disk is a LUN.
 func (s *Disk) Serving() bool { return s.look().serving }
 
+// IsSnapshot reports whether it is a snapshot that is served, for as long as the daemon runs.
+func (s *Disk) IsSnapshot() bool { return s.snapshotOf != nil }
+
 // set records whether the disk is a LUN, and reports whether it was.
 func (s *Disk) set(serving bool) (before bool) {
 	s.mu.Lock()
