@@ -158,11 +158,11 @@ func (r *Reconciler) createJob(ctx context.Context, id *v1alpha1.VMIdentity) (*m
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), policy):
 		// The API server does not know spec.export yet.
 		return nil, 0, fmt.Errorf("making Job %s: %w", job.Name, err)
-	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
+	}
+	if _, message := objects.Refused(err, "the Job "+job.Name); message != "" {
 		// A machine need not wait for what may never be allowed.
 		id.Status.Export = nil
-		return not(v1alpha1.ReasonExportFailed, "the Job %s cannot be made: %v", job.Name, err),
-			time.Minute, nil
+		return not(v1alpha1.ReasonExportFailed, "%s", message), time.Minute, nil
 	}
 	return nil, 0, fmt.Errorf("making Job %s: %w", job.Name, err) // also if the cache is late
 }

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,16 +24,15 @@ import (
 // create makes the claim or the Job that fills a claim.
 func (r *Reconciler) create(ctx context.Context, o client.Object) (*state, error) {
 	err := r.Client.Create(ctx, o, client.FieldOwner(v1alpha1.FieldManager))
-	switch {
-	case err == nil, apierrors.IsAlreadyExists(err): // the cache is late
+	if client.IgnoreAlreadyExists(err) == nil { // the cache may be late
 		return is(v1alpha1.ReasonFilling, "%s is made", o.GetName()).after(pollInterval), nil
-	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
-		return is(v1alpha1.ReasonQuotaExceeded, "the quota of the namespace has no room for a "+
-			"second claim while this one is filled, or for its Job: %v", err).
-			after(time.Minute), nil
-	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
-		return is(v1alpha1.ReasonFillFailed, "the API server does not accept %s: %v", o.GetName(),
-			err).after(time.Minute), nil
+	}
+	what := o.GetName() + ", with which the claim is filled"
+	if reason, message := objects.Refused(err, what); reason != "" {
+		if reason != v1alpha1.ReasonQuotaExceeded {
+			reason = v1alpha1.ReasonFillFailed
+		}
+		return is(reason, "%s", message).after(time.Minute), nil
 	}
 	return nil, fmt.Errorf("making %s: %w", o.GetName(), err)
 }

@@ -75,7 +75,7 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 				"claim, too, if it came from a backup; or else give the VMIdentity another name, "+
 				"or delete the secret", v1alpha1.SecretName(id.Name))}, nil
 	}
-	if why, err := refused(err, "secret"); why != nil || err != nil {
+	if why, err := refused(err, "the secret"); why != nil || err != nil {
 		return nil, why, err
 	}
 	err = r.Create(ctx, claim, client.FieldOwner(v1alpha1.FieldManager))
@@ -86,7 +86,7 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 		}
 		return claim, nil, err
 	}
-	why, err = refused(err, "claim")
+	why, err = refused(err, "the claim")
 	return claim, why, err
 }
 
@@ -314,21 +314,13 @@ func setBound(id *v1alpha1.VMIdentity, status metav1.ConditionStatus, reason, me
 		Type: v1alpha1.ConditionBound, Status: status, Reason: reason, Message: message})
 }
 
-// refused explains why the API server refuses an object of some kind. It returns errors that pass
-// by themselves.
-func refused(err error, kind string) (*wait, error) {
-	switch {
-	case err == nil:
-		return nil, nil
-	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
-		return &wait{reason: v1alpha1.ReasonQuotaExceeded, poll: true, message: fmt.Sprintf(
-			"the quota of the namespace has no room for the %s: %v", kind, err)}, nil
-	case apierrors.IsForbidden(err):
-		return &wait{reason: v1alpha1.ReasonFailed, poll: true, message: fmt.Sprintf(
-			"the API server does not allow the %s: %v", kind, err)}, nil
-	case apierrors.IsInvalid(err):
-		return &wait{reason: v1alpha1.ReasonInvalid, poll: true, message: fmt.Sprintf(
-			"the API server does not accept the %s: %v", kind, err)}, nil
+// refused explains why the API server refuses an object. It returns errors that pass by themselves.
+func refused(err error, what string) (*wait, error) {
+	if reason, message := objects.Refused(err, what); reason != "" {
+		return &wait{reason: reason, poll: true, message: message}, nil
 	}
-	return nil, fmt.Errorf("%s: %w", kind, err)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return nil, nil
 }

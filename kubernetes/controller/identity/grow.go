@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -35,11 +34,12 @@ func (r *Reconciler) grow(ctx context.Context, id *v1alpha1.VMIdentity,
 		Spec: corev1.PersistentVolumeClaimSpec{Resources: corev1.VolumeResourceRequirements{
 			Requests: corev1.ResourceList{corev1.ResourceStorage: want}}},
 	})
+	reason, message := objects.Refused(err, fmt.Sprintf("that the claim %s grows to %s", claim.Name,
+		&want))
 	switch {
-	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
+	case reason != "":
 		ready.reason, ready.poll = v1alpha1.ReasonResizeRefused, true
-		ready.message = fmt.Sprintf("a pod can use the disk with the size it has; the claim %s "+
-			"cannot grow to %s: %v", claim.Name, &want, err)
+		ready.message = "a pod can use the disk with the size it has; " + message
 		return ready, nil
 	case err != nil:
 		return ready, fmt.Errorf("claim %s to %s: %w", claim.Name, &want, err)

@@ -91,7 +91,7 @@ func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verd
 	}
 	if why == nil && err == nil && id.Status.SecretName == "" {
 		err = r.Create(ctx, secret(id), client.FieldOwner(v1alpha1.FieldManager))
-		why, err = refused(client.IgnoreAlreadyExists(err), "secret")
+		why, err = refused(client.IgnoreAlreadyExists(err), "the secret")
 		if why == nil && err == nil {
 			id.Status.SecretName = v1alpha1.SecretName(id.Name)
 		}

@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -62,4 +64,21 @@ func digest(object client.Object) (string, error) {
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:16]), nil
+}
+
+// Refused says in words for a person why the API server refuses an object, with the reason of a
+// condition. It returns "" if the error may pass by itself.
+func Refused(err error, what string) (reason, message string) {
+	switch {
+	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
+		return v1alpha1.ReasonQuotaExceeded,
+			fmt.Sprintf("the quota of the namespace has no room for %s: %v", what, err)
+	case apierrors.IsForbidden(err):
+		return v1alpha1.ReasonFailed,
+			fmt.Sprintf("the API server does not allow %s: %v", what, err)
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+		return v1alpha1.ReasonInvalid,
+			fmt.Sprintf("the API server does not accept %s: %v", what, err)
+	}
+	return "", ""
 }

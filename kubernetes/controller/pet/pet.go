@@ -122,17 +122,17 @@ func invalid(err error) *metav1.Condition {
 // refused returns the condition after a failed request. If the API server finds the pet invalid,
 // there is no other try until the pet changes. An error that passes by itself has no condition.
 func refused(want client.Object, err error) (*metav1.Condition, error) {
-	err = fmt.Errorf("the %s cannot be made: %w",
-		want.GetObjectKind().GroupVersionKind().Kind, err)
-	switch {
-	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
-		return invalid(err), nil
-	case apierrors.IsForbidden(err):
-		c := invalid(err)
-		c.Reason = v1alpha1.ReasonFailed
-		return c, err
+	what := "the " + want.GetObjectKind().GroupVersionKind().Kind
+	reason, message := objects.Refused(err, what)
+	switch err = fmt.Errorf("%s: %w", what, err); reason {
+	case "":
+		return nil, err
+	case v1alpha1.ReasonInvalid:
+		return invalid(errors.New(message)), nil
 	}
-	return nil, err
+	c := invalid(errors.New(message))
+	c.Reason = v1alpha1.ReasonFailed
+	return c, err
 }
 
 // state returns condition Ready of a pet whose objects exist.

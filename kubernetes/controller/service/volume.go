@@ -179,13 +179,13 @@ func volumeCondition(reason, message string) *metav1.Condition {
 // error if another try may help.
 func failed(condition func(reason, message string) *metav1.Condition, what string, err error) (
 	*metav1.Condition, error) {
-	switch {
-	case apierrors.IsAlreadyExists(err):
-		return condition(v1alpha1.ReasonFailed, what+" is there already, and not of this "+
-			"VMIdentity: delete or rename it"), fmt.Errorf("%s: %w", what, err)
-	case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
-		return condition(v1alpha1.ReasonFailed, fmt.Sprintf("%s cannot be made: %v", what, err)),
-			fmt.Errorf("%s: %w", what, err)
+	_, message := objects.Refused(err, what)
+	if apierrors.IsAlreadyExists(err) {
+		message = what + " is there already, and not of this VMIdentity: delete or rename it"
 	}
-	return nil, fmt.Errorf("%s: %w", what, err)
+	err = fmt.Errorf("%s: %w", what, err)
+	if message == "" {
+		return nil, err
+	}
+	return condition(v1alpha1.ReasonFailed, message), err
 }

@@ -153,12 +153,11 @@ func (r *Disks) begin(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name 
 func (r *Disks) create(ctx context.Context, s *v1alpha1.VMIdentitySnapshot,
 	volume *unstructured.Unstructured) (outcome, error) {
 	err := r.Client.Create(ctx, volume, client.FieldOwner(v1alpha1.FieldManager))
-	switch {
-	case err == nil:
+	if err == nil {
 		return taking("VolumeSnapshot %s is made", volume.GetName()), nil
-	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
-		o := failing(v1alpha1.ReasonFailed, "VolumeSnapshot %s cannot be made: %v",
-			volume.GetName(), err)
+	}
+	if _, message := objects.Refused(err, "VolumeSnapshot "+volume.GetName()); message != "" {
+		o := failing(v1alpha1.ReasonFailed, "%s", message)
 		o.requeueAfter = pollInterval
 		return o, nil
 	}

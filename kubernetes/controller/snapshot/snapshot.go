@@ -158,11 +158,12 @@ func (w *work) create(ctx context.Context, o client.Object) (*metav1.Condition, 
 		return populating("%s %s is made", kind, w.name), nil
 	case apierrors.IsAlreadyExists(err):
 		return nil, fmt.Errorf("%s %s is not in the cache yet: %w", kind, w.name, err)
-	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
-		err = fmt.Errorf("%s %s cannot be made: %w", kind, w.name, err)
-		return wrong("%v", err), err
 	}
-	return nil, fmt.Errorf("%s %s: %w", kind, w.name, err)
+	what := kind + " " + w.name
+	if _, message := objects.Refused(err, what); message != "" {
+		return wrong("%s", message), err
+	}
+	return nil, fmt.Errorf("%s: %w", what, err)
 }
 
 // job returns the Job if this identity owns it, or else the condition that says why not yet.

@@ -329,7 +329,7 @@ func TestQuota(t *testing.T) {
 	_, err := w.reconcile("vm1")
 	require.Error(t, err)
 	require.Equal(t, v1alpha1.ReasonPopulationError, w.populated("vm1").Reason)
-	require.Contains(t, w.populated("vm1").Message, "cannot be made")
+	require.Contains(t, w.populated("vm1").Message, "does not allow")
 	w.converge("vm1")
 	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
 }
