@@ -65,12 +65,6 @@ func PersistentDirs(volume string, images []string) ([]string, error) {
 	return []string{volume}, nil
 }
 
-// PersistentState is the file that remembers what a persistent disk is: without it, the content
-// would get another identity.
-func PersistentState(volume string) string {
-	return filepath.Join(volume, PersistentName+".state")
-}
-
 // begun reports whether there is a disk, or what is left of one.
 func (d *diskDir) begun() (bool, error) {
 	if there, err := present(d.disk()); err != nil || there {
