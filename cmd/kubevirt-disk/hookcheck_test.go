@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,6 +29,28 @@ func TestHookCheck(t *testing.T) {
 		for _, part := range parts {
 			require.Contains(t, stdout, part)
 		}
+	}
+
+	for _, page := range []string{"kubevirt.md", "kubernetes-identities.md"} {
+		text, err := os.ReadFile(filepath.Join("../../docs", page))
+		require.NoError(t, err)
+		lines := strings.SplitAfter(string(text), "\n")
+		first := slices.IndexFunc(lines, func(line string) bool {
+			return strings.HasSuffix(line, "apiVersion: kubevirt.io/v1\n")
+		})
+		require.Positive(t, first, page)
+		indent := strings.Repeat(" ", strings.Index(lines[first], "api"))
+		end := slices.IndexFunc(lines[first:], func(line string) bool {
+			return line == "\n" || line == "```\n" || !strings.HasPrefix(line, indent)
+		})
+		require.Positive(t, end, page)
+		path := filepath.Join(t.TempDir(), "page.yaml")
+		require.NoError(t, os.WriteFile(path,
+			[]byte(strings.ReplaceAll("\n"+strings.Join(lines[first:first+end], ""),
+				"\n"+indent, "\n")), 0o600))
+		status, stdout, stderr := run(t, nil, "hook", "--check", path)
+		require.Equal(t, exitDone, status, "%s: %s", page, stderr)
+		require.Contains(t, stdout, "hook-sidecar-0", page)
 	}
 
 	bad := filepath.Join(t.TempDir(), "bad.yaml")
