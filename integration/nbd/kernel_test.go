@@ -47,6 +47,7 @@ func TestNBDKernelClient(t *testing.T) {
 	t.Parallel()
 	testtool.NeedNightly(t)
 	g := startNBDGuest(t)
+	require.Contains(t, g.OK(t, "uname -r"), documented(t)["Linux of the guests"]+".")
 	at := rig.FreePortal(t)
 	_, port, err := net.SplitHostPort(at)
 	require.NoError(t, err)

@@ -44,6 +44,14 @@ var Clients = func() Generation {
 	return Installed
 }()
 
+// Root is the directory that the release is unpacked into.
+func (g Generation) Root() string {
+	if g.dir == "" {
+		return "/"
+	}
+	return filepath.Join(g.dir, "root")
+}
+
 // find has the programs of the generation found.
 func (g Generation) find() error {
 	if g.dir == "" {
