@@ -124,8 +124,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	objects.SetCondition(&id.Status.Conditions, id.Generation, c)
 	if err := r.Report(ctx, before, id); err != nil {
-		r.hurry(req.NamespacedName)
-		return ctrl.Result{}, err
+		return ctrl.Result{}, err // the pod is asked again when that is due
 	}
 	if c.Status == metav1.ConditionTrue || c.Reason == v1alpha1.ReasonImageKept {
 		r.forget(req.NamespacedName)
@@ -244,16 +243,6 @@ func (r *Reconciler) asked(id types.NamespacedName, err error) (int, time.Durati
 	p.next = time.Now().Add(wait)
 	r.pace[id] = p
 	return p.failures, wait
-}
-
-// hurry lets a pod be asked again at once, because its answer could not be written.
-func (r *Reconciler) hurry(id types.NamespacedName) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p, known := r.pace[id]; known {
-		p.next = time.Now()
-		r.pace[id] = p
-	}
 }
 
 func (r *Reconciler) forget(id types.NamespacedName) {
