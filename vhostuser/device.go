@@ -320,7 +320,7 @@ func (c *conn) setInflight(m *message) error {
 		return err
 	}
 	for _, q := range c.queues {
-		if q != nil && q.running {
+		if q != nil && !q.still() {
 			return errors.New("the region of requests in flight comes while a ring runs")
 		}
 	}
@@ -411,11 +411,12 @@ func (c *conn) setRing(m *message) error {
 		return err
 	case m.request == reqSetVringEnable:
 		q.enable(num != 0)
-	case q.running:
+	case !q.still():
 		return fmt.Errorf("message %d comes while ring %d runs", m.request, index)
 	case m.request == reqSetVringNum:
 		q.ring.num = num
 	default:
+		q.wasReset = q.wasReset || q.ring.next != uint16(num)
 		q.ring.next, q.anew = uint16(num), false
 	}
 	return nil

@@ -49,7 +49,8 @@ type queue struct {
 
 	kick int  // the eventfd by which the driver tells; -1: none
 	anew bool // the ring begins at 0: the device was reset
-	// the device was reset since the ring ran; front ends also do that to stop a guest that goes on
+	// the device was reset since the ring ran, or the ring does not go on where it stood. Front
+	// ends also reset to stop a guest that goes on
 	wasReset bool
 	enabled  atomic.Bool
 	running  bool
@@ -200,6 +201,15 @@ func (q *queue) halt() {
 		q.recycle(req)
 	}
 	q.sleeper.close()
+}
+
+// still stops a ring that is disabled, and returns whether it stands still. Some front ends reset a
+// device by this alone: the ring is set up for another driver then.
+func (q *queue) still() bool {
+	if !q.enabled.Load() {
+		q.halt()
+	}
+	return !q.running
 }
 
 // drain lets goroutines end that wait until the front end takes what it is told.

@@ -112,6 +112,37 @@ func TestStopLeavesRequests(t *testing.T) {
 	}
 }
 
+// TestAnotherDriver: the firmware has a driver, and then the kernel. The front end resets nothing
+// between them, and keeps the region of requests in flight.
+func TestAnotherDriver(t *testing.T) {
+	for _, stop := range []bool{false, true} {
+		far := disktest.NewDistant(disktest.NewMemory(diskSize))
+		v := serve(t, far)
+		d := v.dial(t, vhosttest.Options{Queues: 2, KeepInflight: true,
+			ProtocolFeatures: ^uint64(protocolMemSlots)})
+		require.NoError(t, d.Read(0, 1<<20, make([]byte, 512)))
+		far.Cut() // what is left in flight is not the next driver's
+		_, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
+		require.NoError(t, err)
+		testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
+		c := v.conns.All(func(*conn) bool { return true })[0]
+		q := c.queues[0]
+		go func() {
+			for !q.stop.Load() {
+				runtime.Gosched()
+			}
+			c.giveUp(q) // without waiting for stopTimeout
+		}()
+		require.NoError(t, d.Renew(stop))
+		far.Restore()
+		for range 3 {
+			exercise(t, d)
+			require.NoError(t, d.Renew(stop))
+		}
+		exercise(t, d)
+	}
+}
+
 // TestStatusBeforeBase: QEMU 7.2 resets the status before it asks where the rings were, and the
 // guest goes on there on another machine.
 func TestStatusBeforeBase(t *testing.T) {

@@ -49,7 +49,8 @@ type Options struct {
 	// NoStart stops after the negotiation: no memory is shared, and no ring starts. Start does
 	// that.
 	NoStart bool
-	// KeepInflight gives the region of requests in flight back after a reset, too. QEMU does not.
+	// KeepInflight gives another driver of the guest the region of requests in flight of the one
+	// before. QEMU does not, and Cloud Hypervisor does.
 	KeepInflight bool
 }
 
@@ -266,6 +267,12 @@ func (d *Driver) Reset() error {
 	if err := d.Conn().Tell(ResetDevice, nil); err != nil {
 		return err
 	}
+	d.renew()
+	return nil
+}
+
+// renew empties the rings, as another driver of the guest does.
+func (d *Driver) renew() {
 	for _, q := range d.queues {
 		q.reset()
 	}
@@ -273,7 +280,23 @@ func (d *Driver) Reset() error {
 		d.inflight.close()
 		d.inflight = nil
 	}
-	return nil
+}
+
+// Renew starts the device for another driver of the guest, as Cloud Hypervisor does: the rings are
+// disabled, and stopped or not, but the device is not reset.
+func (d *Driver) Renew(stop bool) error {
+	for _, q := range d.queues {
+		if err := q.Enable(false); err != nil {
+			return err
+		}
+		if stop {
+			if _, err := q.Stop(); err != nil {
+				return err
+			}
+		}
+	}
+	d.renew()
+	return d.Start()
 }
 
 // Conn is the connection, to send messages by hand.
