@@ -172,11 +172,18 @@ func isPIDFile(path string) error {
 		return err
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, 32))
+	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	if _, err := strconv.Atoi(string(bytes.TrimSpace(text))); len(text) > 0 && err != nil {
+	var text []byte
+	if info.Mode().IsRegular() { // /dev/null reads as an empty file
+		if text, err = io.ReadAll(io.LimitReader(f, 32)); err != nil {
+			return err
+		}
+	}
+	if _, err := strconv.Atoi(string(bytes.TrimSpace(text))); err != nil &&
+		(len(text) > 0 || !info.Mode().IsRegular()) {
 		return fmt.Errorf("%q is there, and is not a file with a process number: name another one",
 			path)
 	}

@@ -128,7 +128,10 @@ func TestServeInTheBackground(t *testing.T) {
 	ended = true
 	require.NoFileExists(t, file)
 
+	pipe := filepath.Join(l.dir, "pipe") // which seems to be empty, as /dev/null does
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	for want, args := range map[string][]string{
+		"1 pipe\" is there, and is not a file":  {"--pid-file=" + pipe, paths[0]},
 		"2 does not exist":                      {"missing.raw"},
 		"1 is not a file with a process number": {"--pid-file=" + paths[0], paths[0]},
 		"1 no such file or directory":           {"--pid-file=" + l.dir + "/no/pid", paths[0]},
