@@ -35,6 +35,9 @@ const (
 	configSize = 60
 	configWCE  = 32
 	maxConfig  = 256
+	// configAlso is where Cloud Hypervisor before 2026 asks for the begin of the configuration: the
+	// offset of virtio's MMIO, which the protocol does not mean.
+	configAlso = 0x100
 )
 
 // offered are the features of the device.
@@ -268,6 +271,9 @@ func (c *conn) getConfig(m *message) ([]byte, error) {
 		return nil, m.wrongSize()
 	}
 	off, size := binary.LittleEndian.Uint32(m.payload), binary.LittleEndian.Uint32(m.payload[4:])
+	if off == configAlso {
+		off = 0
+	}
 	if off > maxConfig || size > maxConfig-off || len(m.payload) != 12+int(size) {
 		return []byte{}, nil // the protocol's way to say that there is no such range
 	}

@@ -175,6 +175,11 @@ func TestConfiguration(t *testing.T) {
 		require.NotZero(t, d.Features&featureFlush)
 		require.Zero(t, d.Features&featureReadOnly)
 		require.EqualValues(t, maxQueues, d.MaxQueues)
+		all, err := d.ConfigBytes(0, configSize)
+		require.NoError(t, err)
+		also, err := d.ConfigBytes(0x100, configSize) // Cloud Hypervisor
+		require.NoError(t, err)
+		require.Equal(t, all, also)
 	}
 }
 
