@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=qemu-utils,qemu-block-extra,qemu-system-x86,libnbd-bin,python3-libnbd,libiscsi-bin,nbdkit,fio,libc-bin
-packages+=,libvirt-daemon,libvirt-daemon-driver-qemu,libvirt-clients,libxml2-utils
+packages+=,libvirt-daemon,libvirt-daemon-driver-qemu,libvirt-daemon-driver-secret,libvirt-clients,libxml2-utils
 packages+=,util-linux,mount,dash,bash,coreutils,sed,grep # for what runs in the whole of a release
 programs=(qemu-img qemu-io qemu-nbd qemu-storage-daemon qemu-system-x86_64 nbdinfo nbdcopy nbdsh nbdkit fio virsh
 	iscsi-ls iscsi-inq iscsi-perf iscsi-readcapacity16 iscsi-test-cu)

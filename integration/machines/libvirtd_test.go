@@ -37,6 +37,9 @@ var libvirtTools = []string{"libvirtd", rig.QEMUDriver, "virsh", "qemu-system-x8
 
 func startLibvirtd(t *testing.T) *libvirtd {
 	t.Helper()
+	if rig.Clients != rig.Installed {
+		rig.NeedRoot(t)
+	}
 	dir, err := os.MkdirTemp("", "libvirt-")
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -131,13 +134,18 @@ func (l *libvirtd) own() {
 
 // command prepares a command that runs as the daemon's user, with its environment.
 func (l *libvirtd) command(ctx context.Context, name string, args ...string) *exec.Cmd {
-	if _, err := exec.LookPath(name); err != nil {
+	if _, err := exec.LookPath(name); err != nil && rig.Clients == rig.Installed {
 		name = filepath.Join("/usr/sbin", name)
 	}
-	cmd := exec.CommandContext(ctx, name, args...)
+	uid, run := l.uid, append([]string{name}, args...)
+	if rig.Clients != rig.Installed { // root takes the release, and then becomes the daemon's user
+		uid, run = nil, rig.Clients.InRoot(append([]string{"setpriv", "--reuid=65534",
+			"--regid=65534", "--clear-groups"}, run...)...)
+	}
+	cmd := exec.CommandContext(ctx, run[0], run[1:]...)
 	cmd.Env = append(l.env, "PATH="+os.Getenv("PATH")+":/usr/sbin", "LC_ALL=C.UTF-8")
 	cmd.Dir = l.dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: l.uid}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: uid}
 	return cmd
 }
 

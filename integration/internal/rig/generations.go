@@ -64,6 +64,24 @@ func (g Generation) find() error {
 	return os.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 }
 
+// inRoot has the release's /usr in the place of this machine's.
+const inRoot = `set -eu
+mount --make-rprivate /
+mount --bind "$1" /usr
+shift
+export PATH=/usr/sbin:/usr/bin
+exec "$@"`
+
+// InRoot is a command that needs the whole of the release, such as a daemon that loads drivers. It
+// needs root, unless the clients are those that are installed.
+func (g Generation) InRoot(command ...string) []string {
+	if g.dir == "" {
+		return command
+	}
+	return append([]string{"unshare", "-m", "sh", "-c", inRoot, "release",
+		filepath.Join(g.Root(), "usr")}, command...)
+}
+
 // has reports whether a generation has a tool of its own.
 func (g Generation) has(tool string) bool {
 	for _, pattern := range modulesOf[tool] {

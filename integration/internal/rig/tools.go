@@ -186,7 +186,8 @@ func Validate(t *testing.T, document, schema string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), schema+".xml")
 	require.NoError(t, os.WriteFile(path, []byte(document), 0o644))
-	require.Contains(t, OK(t, "virt-xml-validate", path, schema), "validates", document)
+	validate := Clients.InRoot("virt-xml-validate", path, schema)
+	require.Contains(t, OK(t, validate[0], validate[1:]...), "validates", document)
 }
 
 // NameBehindProxy is a name that only the proxy of a test knows.
