@@ -164,7 +164,7 @@ func (c *cluster) manifest(t *testing.T, name string) string {
 }
 
 // volume makes a directory on the first node, and a volume from it that is kept for this claim. It
-// returns the directory.
+// returns the directory. The claim of an identity is larger than its disk.
 func (c *cluster) volume(t *testing.T, claim, mode string) string {
 	t.Helper()
 	dir := filepath.Join(c.Dir, "volumes", claim)
@@ -176,7 +176,7 @@ apiVersion: v1
 kind: PersistentVolume
 metadata: {name: %s}
 spec:
-  capacity: {storage: 20Gi}
+  capacity: {storage: 30Gi}
   accessModes: [%s]
   persistentVolumeReclaimPolicy: Retain
   storageClassName: local

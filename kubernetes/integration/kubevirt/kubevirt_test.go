@@ -13,7 +13,12 @@ func TestKubeVirt(t *testing.T) {
 			{"guaranteed", c.guaranteed},
 			{"throwaway", c.throwaway},
 			{"stays", c.stays},
+			{"killed", c.killed},
+			{"ended", c.ended},
+			{"identity", c.identity},
 			{"replaced", c.replaced},
+			{"hotplug", c.hotplug},
+			{"copied", c.copied},
 			{"streamed", c.streamed},
 		} {
 			t.Run(one.name, func(t *testing.T) {

@@ -54,7 +54,7 @@ func (m *machine) boots() {
 	took := time.Since(began)
 	m.find()
 	m.c.until(m.t, m.name+" has booted", func() bool {
-		out, err := m.try("true")
+		out, err := m.try("true", 10*time.Second)
 		return err == nil && out == ""
 	})
 	m.t.Logf("%s is Running on %s after %.1f s, and has booted after %.1f s", m.name,
@@ -90,8 +90,8 @@ func (m *machine) container(name string) string {
 var answer = regexp.MustCompile(`(?s)begin \d+\n(.*?)\n?\nstatus (\d+)\n`)
 
 // try has the guest's shell run one line, and returns what it prints. A status other than 0 is an
-// error.
-func (m *machine) try(line string) (string, error) {
+// error. limit is how long the guest may take to begin: what is sent before its shell runs is lost.
+func (m *machine) try(line string, limit time.Duration) (string, error) {
 	path := filepath.Join(m.c.at(m.pod.Spec.NodeName).Dir, "kubelet/pods", string(m.pod.UID),
 		"volumes/kubernetes.io~empty-dir/private", m.uid, "virt-serial0")
 	ctx, cancel := context.WithTimeout(m.t.Context(), timeout)
@@ -105,8 +105,6 @@ func (m *machine) try(line string) (string, error) {
 	if _, err := io.WriteString(console, "echo "+mark[:len(mark)-1]+"; "+line+"\n"); err != nil {
 		return "", err
 	}
-	// Before the guest's shell runs, what is sent is lost.
-	limit := 10 * time.Second
 	var seen strings.Builder
 	buffer := make([]byte, 64<<10)
 	for {
@@ -135,7 +133,7 @@ func (m *machine) try(line string) (string, error) {
 // run is try, which must succeed.
 func (m *machine) run(line string) string {
 	m.t.Helper()
-	out, err := m.try(line)
+	out, err := m.try(line, timeout)
 	require.NoError(m.t, err, "%s: %s", m.name, line)
 	return out
 }
@@ -165,7 +163,7 @@ func (m *machine) writes(more int) (have int) {
 	m.t.Helper()
 	first := -1
 	m.c.until(m.t, m.name+" writes", func() bool {
-		out, err := m.try("cat /tmp/written")
+		out, err := m.try("cat /tmp/written", 10*time.Second)
 		if err != nil {
 			return false
 		}
