@@ -13,6 +13,9 @@ const (
 	ConditionInUse = "InUse"
 	// ConditionHydrated says that the disk no longer needs its image.
 	ConditionHydrated = "Hydrated"
+	// ConditionTroubled says what is wrong with a disk that is in use. A disk that never was in
+	// trouble has none.
+	ConditionTroubled = "Troubled"
 	// ConditionServed says that initiators can log in to a disk with attachment Service.
 	ConditionServed = "Served"
 	// ConditionVolumeReady says that the claim of AnnotationVolumeClaim has the disk.
@@ -70,6 +73,12 @@ const (
 	ReasonHydrated        = "Hydrated"
 	ReasonHydrating       = "Hydrating"
 	ReasonImageKept       = "ImageKept"
+	ReasonDiskWaits       = "DiskWaits"
+	ReasonDiskFull        = "DiskFull"
+	ReasonDiskFailing     = "DiskFailing"
+	ReasonDiskFailed      = "DiskFailed"
+	ReasonDiskFenced      = "DiskFenced"
+	ReasonDiskRecovered   = "DiskRecovered"
 	ReasonUnknown         = "Unknown"
 	ReasonServing         = "Serving"
 	ReasonStarting        = "Starting"

@@ -87,7 +87,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	pod, err := r.server(ctx, before)
+	pod, err := objects.Server(ctx, r.Client, before)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -263,22 +263,6 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
 		Complete(objects.Reconciler(r))
-}
-
-// server is the pod that serves the disk of an identity and has an address, or nil.
-func (r *Reconciler) server(ctx context.Context, id *v1alpha1.VMIdentity) (*corev1.Pod, error) {
-	var pods corev1.PodList
-	if err := r.List(ctx, &pods, client.InNamespace(id.Namespace),
-		client.MatchingFields{objects.IndexIdentity: id.Name}); err != nil {
-		return nil, fmt.Errorf("pods: %w", err)
-	}
-	for i := range pods.Items {
-		p := &pods.Items[i]
-		if !objects.Finished(p) && p.Status.PodIP != "" && objects.DiskContainer(&p.Spec) != nil {
-			return p, nil
-		}
-	}
-	return nil, nil
 }
 
 // ask reads the page /status of a pod.

@@ -190,3 +190,20 @@ func Reconciler(r reconcile.Reconciler) reconcile.Reconciler {
 		return result, err
 	})
 }
+
+// Server is the pod that serves the disk of an identity and has an address, or nil. The cache that
+// it is read from has IndexIdentity.
+func Server(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (*corev1.Pod, error) {
+	var pods corev1.PodList
+	if err := from.List(ctx, &pods, client.InNamespace(id.Namespace),
+		client.MatchingFields{IndexIdentity: id.Name}); err != nil {
+		return nil, fmt.Errorf("pods: %w", err)
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		if !Finished(p) && p.Status.PodIP != "" && DiskContainer(&p.Spec) != nil {
+			return p, nil
+		}
+	}
+	return nil, nil
+}
