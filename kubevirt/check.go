@@ -46,6 +46,12 @@ func Check(text []byte, strict func(args []string) error) (all []Promise, err er
 				"looks for it: write it into spec.template.metadata.annotations", a))
 		}
 	}
+	for _, a := range slices.Sorted(maps.Keys(m.Metadata.Annotations)) {
+		if strings.HasPrefix(a, hooksPrefix) && a != sidecarsAnnotation {
+			wrong = append(wrong, fmt.Errorf("annotation %s is unknown: want %s", a,
+				sidecarsAnnotation))
+		}
+	}
 	sidecars, err := m.checkedSidecars()
 	if err != nil {
 		return nil, errors.Join(append(wrong, err)...)

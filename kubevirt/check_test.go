@@ -68,6 +68,7 @@ func TestCheckRefuses(t *testing.T) {
 		"entry 1 has no image":         {sidecarsAnnotation: `[{"image": "a"}, {}]`},
 		"an absolute path as volumePath": {
 			sidecarsAnnotation: `[{"image": "a", "pvc": {"name": "b", "volumePath": "c"}}]`},
+		"hookSidecar is unknown: want":  {"hooks.kubevirt.io/hookSidecar": one},
 		"so nobody serves a disk":       {"disk.kubevirt.io/bus": "virtio"},
 		`"ide" is unknown`:              {sidecarsAnnotation: one, "disk.kubevirt.io/bus": "ide"},
 		"annotation disk.kubevirt.io/b": {sidecarsAnnotation: one, "disk.kubevirt.io/b": "ide"},

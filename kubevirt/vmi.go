@@ -7,8 +7,12 @@ import (
 	"strings"
 )
 
-// sidecarsAnnotation is where a machine asks KubeVirt for hook sidecars: a JSON list.
-const sidecarsAnnotation = "hooks.kubevirt.io/hookSidecars"
+// sidecarsAnnotation is where a machine asks KubeVirt for hook sidecars: a JSON list. KubeVirt has
+// no other annotation of that prefix.
+const (
+	hooksPrefix        = "hooks.kubevirt.io/"
+	sidecarsAnnotation = hooksPrefix + "hookSidecars"
+)
 
 // sidecarPrefix begins the name of a hook sidecar's container, and its place in that list ends it.
 const sidecarPrefix = "hook-sidecar-"
