@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Builds a client of registries from its module, to test with: cosign signs and verifies what we verify
-# and sign, and oras stores and reads artifacts. cosign takes eight minutes of one processor, so the
-# tests of both are nightly. Prints the binary.
+# Builds a program from its module, to test with: cosign signs and verifies what we verify and sign,
+# oras stores and reads artifacts, and registry is a later distribution than Debian's docker-registry.
+# cosign takes eight minutes of one processor, so the tests of all are nightly. Prints the binary.
 #
-# It is cache/NAME/VERSION/NAME. KUBEVIRT_DISK_COSIGN and KUBEVIRT_DISK_ORAS name another directory
-# than cache/NAME, which several checkouts can share.
+# It is cache/NAME/VERSION/NAME. KUBEVIRT_DISK_COSIGN, KUBEVIRT_DISK_ORAS and KUBEVIRT_DISK_REGISTRY
+# name another directory than cache/NAME, which several checkouts can share.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 name=${1:-}
-case $name in # the versions are those of integration/registry/cosign_test.go
+case $name in # the versions are those of integration/registry/cosign_test.go and rig/generations.go
 cosign) version=v2.6.5 package=github.com/sigstore/cosign/v2/cmd/cosign out=${KUBEVIRT_DISK_COSIGN:-} ;;
 oras) version=v1.3.6 package=oras.land/oras/cmd/oras out=${KUBEVIRT_DISK_ORAS:-} ;;
+registry) version=v3.1.2 package=github.com/distribution/distribution/v3/cmd/registry out=${KUBEVIRT_DISK_REGISTRY:-} ;;
 *)
-	echo "usage: $0 cosign|oras" >&2
+	echo "usage: $0 cosign|oras|registry" >&2
 	exit 2
 	;;
 esac

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"cmp"
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/x509"
@@ -14,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
-	"kubevirt.io/disk/internal/testtool"
 )
 
 // cosign runs it in a directory. The test is skipped if nobody has built it.
@@ -22,7 +20,7 @@ func cosign(t *testing.T, dir string, args ...string) rig.Result {
 	t.Helper()
 	// It asks for no root of trust, and finds none on a machine without network.
 	env := []string{"COSIGN_PASSWORD=pa55word", "HOME=" + dir}
-	return rig.Client(t, env, builtClient(t, "cosign", cosignVersion), args...)
+	return rig.Client(t, env, rig.BuiltClient(t, "cosign", cosignVersion), args...)
 }
 
 // TestCosign signs with cosign what we admit, in both formats and with its own and with imported
@@ -88,16 +86,3 @@ const (
 	cosignVersion = "v2.6.5"
 	orasVersion   = "v1.3.6"
 )
-
-// builtClient is a program that scripts/build-client.sh builds, for minutes: so its tests are
-// nightly.
-func builtClient(t *testing.T, name, version string) string {
-	t.Helper()
-	testtool.NeedNightly(t)
-	cache := cmp.Or(os.Getenv("KUBEVIRT_DISK_"+strings.ToUpper(name)),
-		filepath.Join("..", "..", "cache", name))
-	dir, err := filepath.Abs(filepath.Join(cache, version))
-	require.NoError(t, err)
-	testtool.Built(t, "scripts/build-client.sh "+name, dir, name)
-	return filepath.Join(dir, name)
-}

@@ -16,7 +16,7 @@ import (
 // oras runs it in a directory. The test is skipped if nobody has built it.
 func oras(t *testing.T, dir string, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), builtClient(t, "oras", orasVersion), args...)
+	cmd := exec.CommandContext(t.Context(), rig.BuiltClient(t, "oras", orasVersion), args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "HOME="+dir)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)

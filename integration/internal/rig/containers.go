@@ -309,7 +309,7 @@ func Registry(t *testing.T) string {
 	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf("version: 0.1\nlog: {level: "+
 		"error}\nstorage: {filesystem: {rootdirectory: %q}}\nhttp: {addr: %q}\n",
 		filepath.Join(dir, "data"), address)), 0o644))
-	cmd := exec.Command("docker-registry", "serve", config)
+	cmd := exec.Command(registryProgram(t), "serve", config)
 	cmd.Env = ClientEnv()
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {

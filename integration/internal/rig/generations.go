@@ -119,3 +119,29 @@ func AgainNightly(t *testing.T) {
 		testtool.NeedNightly(t)
 	}
 }
+
+// distribution is the version of the registry that goes with later clients.
+const distribution = "v3.1.2"
+
+// registryProgram is Debian's docker-registry, which is distribution 2.8; or distribution 3 with
+// the clients of a later release, which are nightly.
+func registryProgram(t *testing.T) string {
+	t.Helper()
+	if Clients == Installed || !testtool.Nightly() {
+		return "docker-registry"
+	}
+	return BuiltClient(t, "registry", distribution)
+}
+
+// BuiltClient is a program that scripts/build-client.sh builds, for minutes: so its tests are
+// nightly. The version is the one in that script.
+func BuiltClient(t *testing.T, name, version string) string {
+	t.Helper()
+	testtool.NeedNightly(t)
+	cache := cmp.Or(os.Getenv("KUBEVIRT_DISK_"+strings.ToUpper(name)),
+		filepath.Join("..", "..", "cache", name))
+	dir, err := filepath.Abs(filepath.Join(cache, version))
+	require.NoError(t, err)
+	testtool.Built(t, "scripts/build-client.sh "+name, dir, name)
+	return filepath.Join(dir, name)
+}

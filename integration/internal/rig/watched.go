@@ -202,7 +202,7 @@ func put(t *testing.T, address, kind string, content []byte) {
 	require.Equal(t, http.StatusCreated, res.StatusCode)
 }
 
-// registryServer is Debian's docker-registry.
+// registryServer is a registry for a test, which can end and begin again.
 type registryServer struct {
 	Address string
 	dir     string
@@ -240,7 +240,7 @@ func StartRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
 // Run starts it, or starts it again after kill with the data that it has stored.
 func (s *registryServer) Run(t *testing.T) {
 	t.Helper()
-	s.cmd = exec.Command("docker-registry", "serve", s.config)
+	s.cmd = exec.Command(registryProgram(t), "serve", s.config)
 	s.cmd.Env = ClientEnv()
 	require.NoError(t, s.cmd.Start())
 	testtool.Within(t, Timeout, func() bool {
