@@ -81,6 +81,7 @@ func TestFileDiskRefuses(t *testing.T) {
 			ReadOnly: true}, Device{}, "File.CopyMode"},
 		"serial":    {File{Path: "/a.raw", Serial: "ä"}, Device{}, "File.Serial"},
 		"wwn":       {File{Path: "/a.raw", WWN: "1"}, Device{Bus: BusSCSI}, "File.WWN"},
+		"device":    {File{Path: "/a.raw"}, Device{Dev: "x"}, "Device.Dev"},
 		"kind":      {File{Path: "/a.raw"}, Device{Bus: BusSCSI, Kind: KindLUN}, "Device.Kind"},
 		"initiator": {File{Path: "/a.raw"}, Device{Initiator: "iqn.2020-01.a"}, "Device.Initiator"},
 	} {

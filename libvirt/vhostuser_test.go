@@ -51,6 +51,8 @@ func TestVhostUserRefuses(t *testing.T) {
 		`VhostUser.Socket: "s" is relative`:     {v: VhostUser{Socket: "s"}},
 		"VhostUser.Queues: 17: want at most 16": {v: VhostUser{Socket: "/s", Queues: 17}},
 		"VhostUser.Reconnect: 1.5s: want whole": {v: VhostUser{Socket: "/s", Reconnect: 1500e6}},
+		"VhostUser.Reconnect: -1s: want whole":  {v: VhostUser{Socket: "/s", Reconnect: -1e9}},
+		`Device.Dev: "x" is not`:                {at, Device{Dev: "x"}},
 		"Device.Bus: scsi":                      {at, Device{Bus: BusSCSI}},
 		"Device.Cache: libvirt has none":        {at, Device{Cache: CacheNone}},
 		"Device.ErrorPolicy: libvirt has none":  {at, Device{ErrorPolicy: ErrorStop}},
