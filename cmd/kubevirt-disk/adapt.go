@@ -131,7 +131,7 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 	var err error
 	if o.to == "" {
-		wrong.Add("--"+flagTo, "is missing: name the directory for the disk")
+		wrong.AddMissing("--"+flagTo, "name the directory for the disk")
 	}
 	if o.size != "" {
 		if size, err = parseSize(o.size); err != nil {

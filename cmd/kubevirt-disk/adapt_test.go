@@ -255,7 +255,7 @@ func TestAdaptRefuses(t *testing.T) {
 		want   string
 	}{
 		{[]string{}, exitUsage, "usage is"},
-		{[]string{"r.example/web:1"}, exitUsage, "--to: is missing"},
+		{[]string{"r.example/web:1"}, exitUsage, "--to is missing"},
 		{[]string{"UPPER CASE", to}, exitUsage, "UPPER CASE"},
 		{[]string{"r.example/web:1", to, "--kernel=/none"}, exitUsage,
 			`--kernel (ADAPT_KERNEL): "/none" does not exist`},

@@ -71,7 +71,7 @@ who has a LUN, and who is fenced.`,
 		check := func(wrong *problems.List) {
 			switch {
 			case req.LUN == 0:
-				wrong.Add("--lun", "is missing: name the LUN")
+				wrong.AddMissing("--lun", "name the LUN")
 			case chosen != 1:
 				wrong.Add("handover", "give one of --to, --finish and --cancel")
 			case open < 0 || open > 0 && req.Action != status.ActionOpen:

@@ -31,8 +31,8 @@ func TestHandoverCommandLine(t *testing.T) {
 		"where it may be": {[]string{"--lun=1", "--finish"}, exitFailed,
 			"no such file or directory: is it running, with the same --work-dir (WORK_DIR) or " +
 				"--control-socket"},
-		"no LUN":         {[]string{"--finish"}, exitUsage, "--lun: is missing"},
-		"LUN 0":          {[]string{"--lun=0", "--finish"}, exitUsage, "--lun: is missing"},
+		"no LUN":         {[]string{"--finish"}, exitUsage, "--lun is missing"},
+		"LUN 0":          {[]string{"--lun=0", "--finish"}, exitUsage, "--lun is missing"},
 		"a LUN too high": {[]string{"--lun=65536", "--finish"}, exitUsage, "--lun"},
 		"no action": {[]string{"--lun=1"}, exitUsage,
 			"give one of --to, --finish and --cancel"},

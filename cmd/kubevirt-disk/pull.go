@@ -93,7 +93,8 @@ at https://HOST/PATH[@sha256:DIGEST], and writes it as a sparse raw disk. DEST i
 				return fmt.Errorf("--%s: %w", flagSize, err)
 			}
 			if args[1] == standardStream || isDirectory(args[1]) || o.format != pullRaw {
-				return fmt.Errorf("--%s is for a raw disk in a file: %q is none", flagSize, args[1])
+				return fmt.Errorf("--%s is for a raw disk in a file, and not for %q", flagSize,
+					args[1])
 			}
 		}
 		opt := new(reach)

@@ -130,9 +130,9 @@ func TestXMLRefuses(t *testing.T) {
 		"a bad IQN": {append(good, "--target-name=wrapper"),
 			[]string{"--target-name:", "wrapper"}},
 		"LUN 0":   {append(good, "--lun=0"), []string{"--lun:", "begin at 1"}},
-		"no LUN":  {[]string{"xml", "--host=a"}, []string{"--lun:", "--status-url"}},
-		"no host": {[]string{"xml", "--lun=1"}, []string{"--host:", "--status-url"}},
-		"neither": {[]string{"xml"}, []string{"--lun:", "--host:", "2 errors"}},
+		"no LUN":  {[]string{"xml", "--host=a"}, []string{"--lun is missing", "--status-url"}},
+		"no host": {[]string{"xml", "--lun=1"}, []string{"--host is missing", "--status-url"}},
+		"neither": {[]string{"xml"}, []string{"--lun is missing", "--host is missing", "2 errors"}},
 		"every address": {append(good, "--host=0.0.0.0"),
 			[]string{"--host:", "every address"}},
 		"a device off its bus": {append(good, "--target-dev=sda", "--bus=virtio"),
@@ -307,7 +307,7 @@ func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
 		"no such LUN": {statusServer(t, nil), []string{"--lun=3"}, exitUsage,
 			"1 (a.raw), 2 (b.raw)"},
 		"which LUN": {statusServer(t, nil), nil, exitUsage,
-			"--lun: is missing: the daemon has 1 (a.raw), 2 (b.raw)"},
+			"--lun is missing: the daemon has 1 (a.raw), 2 (b.raw)"},
 		"no LUN yet": {statusServer(t, func(s *status.Status) {
 			s.LUNs, s.State = nil, status.StateStarting
 		}), nil, exitFailed, "starting"},
@@ -318,7 +318,7 @@ func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
 			[]string{"--lun=1"}, exitUsage, "--serial: "},
 		"CHAP without user": {statusServer(t,
 			func(s *status.Status) { s.Authentication = "chap" }), []string{"--lun=1"}, exitUsage,
-			"--chap-username: is missing"},
+			"--chap-username is missing"},
 		"a user without CHAP": {statusServer(t, nil), []string{"--lun=1", "--chap-username=u"},
 			exitUsage, "has no CHAP"},
 	} {

@@ -68,7 +68,7 @@ func TestXMLByNBDFromStatus(t *testing.T) {
 func TestXMLByNBDRefuses(t *testing.T) {
 	alone := statusServer(t, nil)
 	for name, c := range map[string]struct{ args, want []string }{
-		"nowhere": {[]string{"--export=a"}, []string{"--nbd: is missing"}},
+		"nowhere": {[]string{"--export=a"}, []string{"--nbd is missing"}},
 		"no path": {[]string{"--nbd=unix:"}, []string{"--nbd: unix: names no socket"}},
 		"a path of no root": {[]string{"--nbd=unix:nbd.sock"},
 			[]string{`--nbd: "nbd.sock" is relative`}},
@@ -124,7 +124,7 @@ func TestXMLByVhostUser(t *testing.T) {
 	require.Equal(t, libvirt.SharedMemoryXML+"\n", stdout)
 	for want, args := range map[string][]string{
 		"--vhost-user: auto needs a daemon":       {"--vhost-user=auto"},
-		"--vhost-user: is missing":                {"--queues=2"},
+		"--vhost-user is missing":                 {"--queues=2"},
 		"--serial: libvirt takes none":            {"--vhost-user=/s", "--serial=x"},
 		"--nbd: is about NBD":                     {"--vhost-user=/s", "--nbd=unix:/s"},
 		"--host: is about iSCSI":                  {"--vhost-user=/s", "--host=h"},

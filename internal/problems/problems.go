@@ -19,6 +19,11 @@ func (l *List) Add(source, format string, args ...any) {
 	l.all = append(l.all, fmt.Errorf("%s: %s", source, fmt.Sprintf(format, args...)))
 }
 
+// AddMissing adds that a source is missing, and what to do.
+func (l *List) AddMissing(source, format string, args ...any) {
+	l.all = append(l.all, fmt.Errorf("%s is missing: %s", source, fmt.Sprintf(format, args...)))
+}
+
 // AddError adds an error that already names its source. A joined error counts as several.
 func (l *List) AddError(err error) { l.all = append(l.all, each(err)...) }
 

@@ -59,7 +59,7 @@ func (f *nbdFlags) isGiven(flags *pflag.FlagSet) bool {
 func (f *Flags) exportDocument(ctx context.Context, l *settings.Loader) (string, error) {
 	refuse(l, forISCSI, fmt.Sprintf("is about iSCSI: leave it out, or leave out --%s", flagNBD))
 	if f.nbd.address == "" {
-		l.Problems.Add("--"+flagNBD, "is missing: want unix:PATH, HOST or HOST:PORT")
+		l.Problems.AddMissing("--"+flagNBD, "want unix:PATH, HOST or HOST:PORT")
 	}
 	var e libvirt.Export
 	var err error

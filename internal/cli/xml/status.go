@@ -42,7 +42,7 @@ func (f *Flags) servedLUN(ctx context.Context, l *settings.Loader) (libvirt.LUN,
 	}
 	switch asks, given := said.Authentication != status.AuthNone, f.credential.Username != ""; {
 	case asks && !given:
-		l.Problems.Add("--"+flagChapUsername, "is missing: the daemon at --%s asks for CHAP",
+		l.Problems.AddMissing("--"+flagChapUsername, "the daemon at --%s asks for CHAP",
 			flagStatusURL)
 	case given && !asks:
 		l.Problems.Add("--"+flagChapUsername,
@@ -150,7 +150,7 @@ func (f *Flags) choose(said *status.Status, l *settings.Loader) (status.LUN, err
 		l.Problems.Add("--"+FlagLUN, "the daemon has no LUN %d: it has %s", f.lun, list)
 		return status.LUN{}, l.Problems.Err()
 	case found == nil:
-		l.Problems.Add("--"+FlagLUN, "is missing: the daemon has %s", list)
+		l.Problems.AddMissing("--"+FlagLUN, "the daemon has %s", list)
 		return status.LUN{}, l.Problems.Err()
 	case !found.Ready:
 		return status.LUN{}, fmt.Errorf("LUN %d (%s) is not ready: ask again when /readyz "+
@@ -173,7 +173,7 @@ func (f *Flags) servedPortals(said *status.Status, pageHost string,
 		return f.portals(l, connectPort(l, port, false))
 	}
 	if len(usable) == 0 {
-		l.Problems.Add("--"+flagHost, "is missing: none of the daemon's portals (%s) can be "+
+		l.Problems.AddMissing("--"+flagHost, "none of the daemon's portals (%s) can be "+
 			"reached at the address of its page; name an address that leads to one",
 			strings.Join(said.Portals, ", "))
 		return nil

@@ -52,7 +52,7 @@ func TestServedPortals(t *testing.T) {
 		got := new(Flags).servedPortals(&status.Status{Portals: c.bound}, c.page, l)
 		if c.want == "" {
 			require.Empty(t, got, "nobody listens there")
-			require.ErrorContains(t, l.Problems.Err(), "--host: is missing")
+			require.ErrorContains(t, l.Problems.Err(), "--host is missing")
 			continue
 		}
 		require.NoError(t, l.Problems.Err())
@@ -64,7 +64,7 @@ func TestServedPortals(t *testing.T) {
 	require.Empty(t,
 		f.servedPortals(&status.Status{Portals: []string{"127.0.0.1:3260", "[::1]:3260"}},
 			"10.0.0.5", l))
-	require.ErrorContains(t, l.Problems.Err(), "--host: is missing")
+	require.ErrorContains(t, l.Problems.Err(), "--host is missing")
 	f.hosts = []string{"10.0.0.5"}
 	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3265}},
 		f.servedPortals(&status.Status{Portals: []string{"127.0.0.1:3265"}}, "10.0.0.5", l))

@@ -56,7 +56,7 @@ func (f *Flags) vhostUserDocument(ctx context.Context, l *settings.Loader) (stri
 	v := libvirt.VhostUser{Socket: f.vhostUser.socket, Reconnect: time.Second}
 	switch asked := l.Flags.Changed(flagStatusURL); {
 	case v.Socket == "":
-		l.Problems.Add("--"+flagVhostUser, "is missing: want the path of a socket")
+		l.Problems.AddMissing("--"+flagVhostUser, "want the path of a socket")
 	case v.Socket != vhostUserAuto:
 		if asked {
 			l.Problems.Add("--"+flagStatusURL, "is not asked for a socket that is named: leave it "+

@@ -213,11 +213,11 @@ func (f *Flags) describedLUN(l *settings.Loader) (libvirt.LUN, error) {
 		return lun, l.Problems.Err()
 	}
 	if !l.Flags.Changed(FlagLUN) {
-		l.Problems.Add("--"+FlagLUN, "is missing: name the LUN, from 1, or the daemon that "+
+		l.Problems.AddMissing("--"+FlagLUN, "name the LUN, from 1, or the daemon that "+
 			"serves it (--%s)", flagStatusURL)
 	}
 	if len(f.hosts) == 0 {
-		l.Problems.Add("--"+flagHost, "is missing: name the target's address, or the daemon that "+
+		l.Problems.AddMissing("--"+flagHost, "name the target's address, or the daemon that "+
 			"serves it (--%s)", flagStatusURL)
 	}
 	return lun, l.Problems.Err()

@@ -58,7 +58,7 @@ func (s *Sources) openImages() ([]*image.Image, error) {
 	opt := image.Options{Formats: s.opt.Settings.Formats()}
 	if len(s.opt.Images.Paths) == 0 {
 		opt.PassedOver = func(why *image.Error) {
-			s.opt.Log.Info("a file beside the images is not served, because it is none",
+			s.opt.Log.Info("a file beside the images is no disk image, so it is not served",
 				zap.String("file", why.Name), zap.String("because", why.Reason))
 		}
 		return image.ScanDir(s.opt.Images.Dir, opt)
