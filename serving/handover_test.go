@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/status"
 )
 
 // served returns a set with disk 1, which is exclusive unless changed.
@@ -54,4 +55,26 @@ func TestFencedAreBounded(t *testing.T) {
 	s = s.ended(ending{loser: "iqn.10"})
 	require.Len(t, s.Fenced, maxFenced)
 	require.Equal(t, "iqn.10", s.Fenced[maxFenced-1], "lost again")
+}
+
+// TestFencedIsTrouble: a fenced peer that wants a disk is trouble while nobody else uses it, and
+// until a minute has passed.
+func TestFencedIsTrouble(t *testing.T) {
+	s, d := oneDisk(t, nil)
+	former, heir := s.Attach("iqn.a"), s.Attach("iqn.b")
+	require.True(t, former.Claim(d))
+	require.NoError(t, s.Admit(1, "iqn.b", time.Time{}))
+	_, err := s.HandOver(1)
+	require.NoError(t, err)
+	require.False(t, former.Claim(d))
+	require.Empty(t, d.Troubles(time.Now()), "the heir uses it")
+	heir.Detach()
+	require.False(t, former.Claim(d))
+	all := d.Troubles(time.Now())
+	require.Len(t, all, 1)
+	require.Equal(t, status.TroubleFenced, all[0].Kind)
+	require.Equal(t, status.DiskFenced, all[0].State())
+	require.Contains(t, all[0].Message, "iqn.a was fenced by a handover")
+	require.Empty(t, d.Troubles(time.Now().Add(refusedFor)))
+	former.Detach()
 }
