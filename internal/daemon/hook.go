@@ -118,6 +118,7 @@ func (d *Daemon) give() error {
 func (d *Daemon) refuseForGood(reason error) {
 	d.gate.given, d.gate.refused = false, reason
 	d.inUse.Refuse(reason)
+	close(d.launcher.refused) // once: from now on define returns before it comes here
 	d.log.Warn("the disks are refused to all clients from now on", zap.Error(reason))
 	err := d.keepAnswer(answerRefused + reason.Error())
 	if err == nil {

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -26,7 +27,7 @@ func attend(t *testing.T, connections int64) *attended {
 	a := &attended{logs: logs}
 	a.connections.Store(connections)
 	a.Launcher = &Launcher{log: zap.New(core), over: make(chan struct{}),
-		machines: func() int { return int(a.connections.Load()) }}
+		refused: make(chan struct{}), machines: func() int { return int(a.connections.Load()) }}
 	ctx, terminate := context.WithCancel(t.Context())
 	longer, stop := a.attend(ctx)
 	a.terminate, a.longer = terminate, longer
@@ -85,6 +86,21 @@ func TestAttend(t *testing.T) {
 			close(a.over)
 			<-a.longer.Done()
 			require.Equal(t, 1, a.logs.FilterMessageSnippet("somebody still uses").Len())
+		},
+		"a refused machine": func(t *testing.T) {
+			a := attend(t, 0)
+			began := time.Now()
+			close(a.refused)
+			<-a.longer.Done()
+			require.GreaterOrEqual(t, time.Since(began), hookRefused, "QEMU is told why")
+		},
+		"a refused machine, SIGTERM": func(t *testing.T) {
+			a := attend(t, 0)
+			began := time.Now()
+			close(a.refused)
+			a.terminate()
+			<-a.longer.Done()
+			require.Less(t, time.Since(began), hookRefused)
 		},
 		"an end for another reason": func(t *testing.T) {
 			a := attend(t, 1)

@@ -23,6 +23,9 @@ const (
 	hookQuiet = 2 * time.Second
 	// hookTimeout is how long QEMU may stay after the launcher has said that it has ended.
 	hookTimeout = 30 * time.Second
+	// hookRefused is how long a hook goes on that has refused a machine that arrives by a live
+	// migration. KubeVirt (1.7) starts QEMU all the same within a second, which is told why.
+	hookRefused = time.Minute
 	hookPoll    = 50 * time.Millisecond
 	// hookClose is how long calls of the launcher may take at a stop.
 	hookClose = 2 * time.Second
@@ -36,6 +39,7 @@ type Launcher struct {
 	server   *kubevirt.Server
 	machines func() int         // connections that use disks; -1: none can be used yet
 	over     chan struct{}      // closed when the launcher says that the machine has ended
+	refused  chan struct{}      // closed when a machine that arrives was refused for good
 	gone     chan struct{}      // closed when nobody answers any more
 	asked    chan kubevirt.Call // has the first call
 	can      chan struct{}      // closed when define is set
@@ -55,7 +59,8 @@ func NewLauncher(h *options.Hook, log *zap.Logger) *Launcher {
 		log = zap.NewNop()
 	}
 	l := &Launcher{hook: h, log: log, machines: func() int { return -1 },
-		over: make(chan struct{}), gone: make(chan struct{}), asked: make(chan kubevirt.Call, 1),
+		over: make(chan struct{}), refused: make(chan struct{}),
+		gone: make(chan struct{}), asked: make(chan kubevirt.Call, 1),
 		can: make(chan struct{})}
 	l.server = kubevirt.NewServer(kubevirt.Options{Define: l.answer,
 		Shutdown: sync.OnceFunc(func() { close(l.over) }), Log: log.Named("hook")})
@@ -167,7 +172,8 @@ func (l *Launcher) Refuse(ctx context.Context, reason error) error {
 
 // attend returns a context that ends when the daemon shall stop. That of a hook ends when the
 // machine has: the pod's end is announced to all containers at once, and the guest still shuts down
-// then.
+// then. It also ends when a machine was refused: KubeVirt makes no pod for the next migration while
+// a container of that one runs.
 func (l *Launcher) attend(ctx context.Context) (longer context.Context, stop context.CancelFunc) {
 	if l == nil {
 		return ctx, func() {}
@@ -179,6 +185,15 @@ func (l *Launcher) attend(ctx context.Context) (longer context.Context, stop con
 		case <-longer.Done():
 			return
 		case <-l.over:
+		case <-l.refused:
+			select {
+			case <-longer.Done():
+				return
+			case <-l.over:
+			case <-ctx.Done():
+			case <-time.After(hookRefused):
+				l.log.Info("stopping: the machine does not arrive here")
+			}
 		case <-ctx.Done():
 			if l.machines() > 0 {
 				l.log.Info("stopping when the machine has ended")
