@@ -109,7 +109,7 @@ test-cluster: ## The tests with Kubernetes, and with the launcher of KubeVirt
 	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(LAUNCHER)' PARTS=cluster scripts/test.sh
 
 test-kubevirt: ## The tests with a whole KubeVirt, on two nodes; as root
-	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(KUBEVIRT)' PARTS=kubevirt scripts/test.sh
+	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(KUBEVIRT)' PARTS=kubevirt KUBEVIRT_DISK_NIGHTLY=1 scripts/test.sh
 
 test-ci: ## Both, and beside them lint and fuzz for seconds: what CI runs
 	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(CLIENTS);$(LAUNCHER)' $(BOTH) scripts/test.sh

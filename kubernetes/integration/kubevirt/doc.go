@@ -13,6 +13,6 @@
 // Machines need names of their own, because scenarios share a namespace and run at the same time.
 // While you write one, keep the cluster up between runs:
 //
-//	export KUBEVIRT_DISK_NODES=/tmp/nodes
+//	export KUBEVIRT_DISK_NODES=/tmp/nodes KUBEVIRT_DISK_NIGHTLY=1
 //	go test ./integration/kubevirt -run TestKubeVirt/scenarios/throwaway -v
 package kubevirt

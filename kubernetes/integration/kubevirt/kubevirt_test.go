@@ -1,6 +1,14 @@
 package kubevirt
 
-import "testing"
+import (
+	"testing"
+
+	"kubevirt.io/disk/internal/testtool"
+)
+
+// everyday are the scenarios of all targets, on a machine where a whole KubeVirt was built. The
+// others run in `make test-kubevirt` and `make test-nightly`.
+var everyday = map[string]bool{"throwaway": true, "stays": true, "streamed": true}
 
 // TestKubeVirt runs what people do with disks of ours in KubeVirt.
 func TestKubeVirt(t *testing.T) {
@@ -12,7 +20,9 @@ func TestKubeVirt(t *testing.T) {
 		}{
 			{"guaranteed", c.guaranteed},
 			{"throwaway", c.throwaway},
+			{"moves", c.moves},
 			{"stays", c.stays},
+			{"refused", c.refused},
 			{"killed", c.killed},
 			{"ended", c.ended},
 			{"identity", c.identity},
@@ -22,6 +32,9 @@ func TestKubeVirt(t *testing.T) {
 			{"streamed", c.streamed},
 		} {
 			t.Run(one.name, func(t *testing.T) {
+				if !everyday[one.name] {
+					testtool.NeedNightly(t)
+				}
 				t.Parallel()
 				one.scenario(t)
 			})

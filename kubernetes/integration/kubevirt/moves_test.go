@@ -1,0 +1,151 @@
+package kubevirt
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// moves is a machine whose disk has a server of its own. It writes all the time, and moves between
+// the nodes: by a migration, by an eviction, while the server is killed, and while it is away. No
+// write is lost.
+func (c *cluster) moves(t *testing.T) {
+	const name = "moves"
+	dir := c.volume(t, v1alpha1.ClaimName(name), "ReadWriteOncePod")
+	c.Apply(t, c.withDigest(c.manifest(t, "moves.yaml")))
+	m := c.running(t, name)
+	server := "deployment/" + v1alpha1.ClaimName(name)
+	m.write("/dev/vda")
+	m.migrate("moves-1", func() {})
+	m.writes(10)
+	m.evict()
+	m.writes(10)
+	m.migrate("moves-killed", func() {
+		m.inMigration("moves-killed")
+		id := strings.Fields(c.Kubectl(t, "get", "pods", "-l", c.selector(t, server), "-o",
+			"jsonpath={.items[0].spec.nodeName} "+
+				"{.items[0].status.containerStatuses[0].containerID}"))
+		c.at(id[0]).Kill(t, id[1])
+	})
+	m.writes(10)
+	m.migrate("moves-away", func() {
+		m.inMigration("moves-away")
+		c.Kubectl(t, "scale", server, "--replicas=0")
+		c.Kubectl(t, "wait", "pods", "-l", c.selector(t, server), "--for=delete", "--timeout=5m")
+		c.Kubectl(t, "scale", server, "--replicas=1")
+	})
+	m.writes(10)
+	written := m.found("/dev/vda")
+	m.delete("vm")
+	kept(t, dir, written)
+}
+
+// selector selects the pods of a Deployment.
+func (c *cluster) selector(t *testing.T, deployment string) string {
+	t.Helper()
+	labels := c.Kubectl(t, "get", deployment, "-o",
+		`go-template={{range $k, $v := .spec.selector.matchLabels}}{{$k}}={{$v}},{{end}}`)
+	return strings.TrimSuffix(labels, ",")
+}
+
+// inMigration waits until the guest's memory moves.
+func (m *machine) inMigration(name string) {
+	m.t.Helper()
+	m.c.until(m.t, name+" runs", func() bool {
+		phase := m.c.Kubectl(m.t, "get", "vmim", name, "-o", "jsonpath={.status.phase}")
+		require.NotEqual(m.t, "Failed", phase)
+		return phase == "Running" || phase == "Succeeded"
+	})
+}
+
+// evict evicts the machine's pod, as a drain does. KubeVirt moves the machine instead.
+func (m *machine) evict() {
+	m.t.Helper()
+	began, from := time.Now(), m.pod
+	out, err := m.c.TryKubectl(`{"apiVersion": "policy/v1", "kind": "Eviction", "metadata": `+
+		`{"name": "`+from.Name+`"}}`, "create", "--raw", "/api/v1/namespaces/default/pods/"+
+		from.Name+"/eviction", "-f", "-")
+	require.Error(m.t, err, "the pod stays until the machine has moved")
+	require.Contains(m.t, out, "evacuation")
+	m.c.until(m.t, m.name+" has moved", func() bool {
+		state := m.c.Kubectl(m.t, "get", "vmi", m.name, "-o", "jsonpath={.status.nodeName} "+
+			"{.status.migrationState.sourcePod} {.status.migrationState.completed} "+
+			"{.status.migrationState.failed}")
+		words := strings.Fields(state)
+		if len(words) < 3 || words[1] != from.Name || words[2] != "true" {
+			return false
+		}
+		require.Len(m.t, words, 3, "the migration has failed")
+		return words[0] != from.Spec.NodeName
+	})
+	m.moved(began, from.Spec.NodeName)
+}
+
+// migrate moves the machine to the other node, by a migration of this name, while act happens, and
+// waits for its end.
+func (m *machine) migrate(name string, act func()) {
+	m.t.Helper()
+	began, from := time.Now(), m.pod.Spec.NodeName
+	m.t.Cleanup(func() {
+		if m.t.Failed() {
+			m.c.tell(m.t, "get", "vmim", name, "-o", "yaml")
+		}
+	})
+	m.c.Apply(m.t, migration(name, m.name))
+	act()
+	m.c.until(m.t, "migration "+name+" has succeeded", func() bool {
+		phase := m.c.Kubectl(m.t, "get", "vmim", name, "-o", "jsonpath={.status.phase}")
+		require.NotEqual(m.t, "Failed", phase)
+		return phase == "Succeeded"
+	})
+	m.moved(began, from)
+}
+
+// moved finds the pod of a machine that has moved.
+func (m *machine) moved(began time.Time, from string) {
+	m.t.Helper()
+	m.find()
+	require.NotEqual(m.t, from, m.pod.Spec.NodeName)
+	m.t.Logf("%s has moved from %s to %s in %.1f s", m.name, from, m.pod.Spec.NodeName,
+		time.Since(began).Seconds())
+}
+
+// refused is a machine whose disk is in its pod. A migration is refused with words that people find
+// where the documentation says; the guest goes on with its data, and can be moved no later either.
+func (c *cluster) refused(t *testing.T) {
+	c.Apply(t, c.instance("refused", ownImage, ""))
+	m := c.running(t, "refused")
+	m.write("/dev/vda")
+	for _, name := range []string{"refused-1", "refused-2"} {
+		c.Apply(t, migration(name, m.name))
+		var said string // by the target's hook, while its pod is there
+		c.until(t, name+" has failed", func() bool {
+			target := c.Kubectl(t, "get", "pods", "-l", "kubevirt.io/migrationJobUID="+
+				c.Kubectl(t, "get", "vmim", name, "-o", "jsonpath={.metadata.uid}"), "-o",
+				"jsonpath={.items[*].metadata.name}")
+			if out, err := c.TryKubectl("", "logs", target, "-c", "hook-sidecar-0"); err == nil {
+				said = out
+			}
+			phase := c.Kubectl(t, "get", "vmim", name, "-o", "jsonpath={.status.phase}")
+			require.NotEqual(t, "Succeeded", phase)
+			return phase == "Failed"
+		})
+		const why = "would meet another disk"
+		require.Contains(t, said, why)
+		require.Contains(t, c.Kubectl(t, "get", "events", "--field-selector",
+			"involvedObject.name="+m.name), why)
+		m.writes(10)
+	}
+	m.found("/dev/vda")
+	m.delete("vmi")
+}
+
+// migration asks KubeVirt to move a machine.
+func migration(name, machine string) string {
+	return "{apiVersion: kubevirt.io/v1, kind: VirtualMachineInstanceMigration, metadata: {name: " +
+		name + "}, spec: {vmiName: " + machine + "}}"
+}
