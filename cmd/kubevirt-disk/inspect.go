@@ -32,10 +32,10 @@ disk.img.
 
 For the reference of an image in a registry, inspect shows its digest, its platforms, its disks, who
 has signed it, and whether serve --image streams it or fetches all of it first. It fetches little of
-the image; of one that is not streamed, it shows the first disk that it finds, which is not verified.
-With --verify-key or --signature-policy, it says whether they admit the image, and looks into no
-other one. For the address of a disk on a web server, it shows the digest that is known, and the
-size.
+the image. Of one that is not streamed, it shows the first disk that it finds, which is not
+verified. With --verify-key or --signature-policy, it says whether they admit the image, and looks
+into no other one. For the address of a disk on a web server, it shows the digest that is known, and
+the size.
 
 Exit status 1: serve would refuse one of them; the output says why. With --json, one image is an
 object, and a directory or several images are an array.`,
