@@ -207,7 +207,7 @@ cluster() (
 # again runs rooms of integration with the clients of each release of scripts/generations.
 again() { # again go_test|raced
 	local clients release releases rooms=(./integration/iscsi ./integration/nbd)
-	[ "${KUBEVIRT_DISK_NIGHTLY:-}" != 1 ] || rooms+=(./integration/{machines,registry,volumes})
+	[ "${KUBEVIRT_DISK_NIGHTLY:-}" != 1 ] || rooms+=(./integration/{kubevirt,machines,registry,volumes})
 	mapfile -t releases < <(grep -v '^#' scripts/generations)
 	clients=$(scripts/build-clients.sh 2>"$dir/clients") || {
 		failed scripts/build-clients.sh "$dir/clients"

@@ -113,7 +113,7 @@ func TestKubeVirt19DropsTheSocket(t *testing.T) {
 	require.Equal(t, "pppppppp", g.run(t, readLast()))
 
 	stranger := rig.Client(t, nil, "nsenter", p.inNetwork("setpriv", "--reuid", "1000", "--regid",
-		"1000", "--clear-groups", "nbdinfo", "nbd://127.107.0.1/guest.raw")[1:]...)
+		"1000", "--clear-groups", "/usr/bin/nbdinfo", "nbd://127.107.0.1/guest.raw")[1:]...)
 	require.NotZero(t, stranger.Status, stranger)
 	s.says("only user 107 may connect here")
 

@@ -250,10 +250,11 @@ func (p *launcherPod) launch(vmi map[string]any) *launcher {
 	sidecars, err := os.ReadDir(p.hooks)
 	require.NoError(p.t, err)
 	l.process = begin(p.t, "virt-launcher", []string{"PLUGIN_SOCKETS=" + p.plugins},
-		p.inNetwork("unshare", "-m", "-n", "-p", "-f", "--mount-proc", "--kill-child", script,
-			program, l.dir, file, p.hooks, "--name", "vm", "--namespace", "default", "--uid",
-			vmiUID, "--qemu-timeout", "4m", "--grace-period-seconds", "240", "--hook-sidecars",
-			strconv.Itoa(len(sidecars)))...)
+		rig.Clients.InRoot(p.inNetwork("unshare", "-m", "-n", "-p", "-f", "--mount-proc",
+			"--kill-child", script, program, l.dir, file, p.hooks, "--name", "vm",
+			"--namespace", "default", "--uid", vmiUID, "--qemu-timeout", "4m",
+			"--grace-period-seconds", "240", "--hook-sidecars",
+			strconv.Itoa(len(sidecars)))...)...)
 	p.t.Cleanup(func() {
 		if text, _ := os.ReadFile(l.file(qemuLog)); p.t.Failed() {
 			p.t.Logf("QEMU printed last:\n%s", rig.LastLines(string(text), 60))

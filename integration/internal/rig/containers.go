@@ -256,10 +256,11 @@ func AsQEMU(t *testing.T, name string, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Timeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, name, args...)
+	user := strconv.Itoa(qemuUser)
+	run := Clients.InRoot(append([]string{"setpriv", "--reuid=" + user, "--regid=" + user,
+		"--clear-groups", name}, args...)...)
+	cmd := exec.CommandContext(ctx, run[0], run[1:]...)
 	cmd.Env, cmd.Dir = ClientEnv(), "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential: &syscall.Credential{Uid: qemuUser, Gid: qemuUser}}
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
