@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/serving"
 )
 
 // failingListener fails to accept a few times, as in a process without free descriptors.
@@ -52,4 +54,18 @@ func TestAcceptRecovers(t *testing.T) {
 		err: &net.OpError{Op: "accept", Err: syscall.EINVAL}}
 	broken.left.Store(1)
 	require.ErrorIs(t, v.Serve(broken, Portal{Name: "unix:/s"}), syscall.EINVAL)
+}
+
+// TestSessionHasTheNameOfItsSocket: a daemon may bind a socket by another name than people know.
+func TestSessionHasTheNameOfItsSocket(t *testing.T) {
+	v := serve(t, 1, nil)
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	require.NoError(t, err)
+	go func() { _ = v.Serve(l, Portal{Name: serving.SocketPrefix + "/run/disk/vm.sock"}) }()
+	nc, err := net.Dial("unix", l.Addr().String())
+	require.NoError(t, err)
+	c := greet(t, nc)
+	c.send(u32(flagFixedNewstyle | flagNoZeroes))
+	c.choose("", compact)
+	require.Equal(t, "/run/disk/vm.sock", v.Sessions()[0].Local)
 }

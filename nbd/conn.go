@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -209,8 +210,14 @@ func (c *conn) Session() (status.Session, bool) {
 	if c.disk == nil {
 		return status.Session{}, false
 	}
+	local := c.Network().LocalAddr()
+	at := local.String()
+	if path, ok := strings.CutPrefix(c.portal.Name, serving.SocketPrefix); ok &&
+		local.Network() == "unix" {
+		at = path // its listener may have bound it by another name
+	}
 	return status.Session{Protocol: status.ProtocolNBD, Initiator: c.name,
-		Remote: c.Remote(), Local: c.Network().LocalAddr().String(), Since: c.since,
+		Remote: c.Remote(), Local: at, Since: c.since,
 		LUNs: []uint16{c.disk.Number}, Commands: c.commands.Load(), BytesRead: c.bytesRead.Load(),
 		BytesWritten: c.bytesWritten.Load()}, true
 }
