@@ -79,10 +79,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil // the answer makes another request
 	}
 	r.note(req.NamespacedName, pod.UID)
-	if err == nil { // otherwise condition Hydrated says that nobody knows
-		err = r.tell(ctx, before, condition(page.LUNs))
-	} else {
-		err = nil
+	if err != nil { // what was known last stays
+		return ctrl.Result{RequeueAfter: pace}, nil
+	}
+	if c, known := condition(page.LUNs); known {
+		err = r.tell(ctx, before, c)
 	}
 	return ctrl.Result{RequeueAfter: pace}, err
 }
@@ -110,8 +111,9 @@ var reasons = map[status.DiskState]string{
 	status.DiskFenced:  v1alpha1.ReasonDiskFenced,
 }
 
-// condition is the condition for what a pod's disks are doing: the worst of them counts.
-func condition(luns []status.LUN) metav1.Condition {
+// condition is the condition for what a pod's disks are doing: the worst of them counts. known is
+// false while one is still to be opened: nobody knows whether it works then.
+func condition(luns []status.LUN) (c metav1.Condition, known bool) {
 	for _, state := range status.DiskStates { // the worst ones first
 		i := slices.IndexFunc(luns, func(l status.LUN) bool { return l.State == state })
 		if i < 0 || reasons[state] == "" {
@@ -124,10 +126,15 @@ func condition(luns []status.LUN) metav1.Condition {
 			text += ": " + l.WhatToDo
 		}
 		return metav1.Condition{Status: metav1.ConditionTrue, Reason: reasons[state],
-			Message: strings.ToValidUTF8(text[:min(len(text), maxText)], "")}
+			Message: strings.ToValidUTF8(text[:min(len(text), maxText)], "")}, true
+	}
+	if len(luns) == 0 || slices.ContainsFunc(luns, func(l status.LUN) bool {
+		return l.State == status.DiskStarting
+	}) {
+		return c, false
 	}
 	return metav1.Condition{Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDiskRecovered,
-		Message: "the disk works again"}
+		Message: "the disk works again"}, true
 }
 
 // due returns how long to wait until a pod may be asked.

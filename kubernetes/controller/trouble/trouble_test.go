@@ -74,6 +74,8 @@ func TestTroubled(t *testing.T) {
 	failed = errors.New("no route")
 	require.Equal(t, v1alpha1.ReasonDiskFull, now().Reason, "nobody knows")
 	failed = nil
+	require.Equal(t, v1alpha1.ReasonDiskFull, now().Reason, "the pod has just begun")
+	require.Equal(t, v1alpha1.ReasonDiskFull, now(status.DiskStarting).Reason)
 	c = now(status.DiskReady)
 	require.Equal(t, metav1.ConditionFalse, c.Status)
 	require.Equal(t, v1alpha1.ReasonDiskRecovered, c.Reason)
