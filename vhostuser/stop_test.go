@@ -45,6 +45,18 @@ func TestStop(t *testing.T) {
 	exercise(t, d)
 }
 
+// giveUpAtOnce gives up the first ring as soon as it stops, without waiting for stopTimeout.
+func (v *served) giveUpAtOnce() {
+	c := v.conns.All(func(*conn) bool { return true })[0]
+	q := c.queues[0]
+	go func() {
+		for !q.stop.Load() {
+			runtime.Gosched()
+		}
+		c.giveUp(q)
+	}()
+}
+
 // TestStopLeavesRequests: what waits for far content when a ring stops is left in flight after a
 // while, and the ring goes on with it. If there is no region, or the guest migrates and the region
 // stays behind, it is an error.
@@ -74,14 +86,7 @@ func TestStopLeavesRequests(t *testing.T) {
 			ticket, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
 			require.NoError(t, err)
 			testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
-			c := v.conns.All(func(*conn) bool { return true })[0]
-			q := c.queues[0]
-			go func() {
-				for !q.stop.Load() {
-					runtime.Gosched()
-				}
-				c.giveUp(q) // without waiting for stopTimeout
-			}()
+			v.giveUpAtOnce()
 			base, err := d.Queue(0).Stop()
 			require.NoError(t, err)
 			require.EqualValues(t, 2, base)
@@ -125,14 +130,7 @@ func TestAnotherDriver(t *testing.T) {
 		_, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
 		require.NoError(t, err)
 		testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
-		c := v.conns.All(func(*conn) bool { return true })[0]
-		q := c.queues[0]
-		go func() {
-			for !q.stop.Load() {
-				runtime.Gosched()
-			}
-			c.giveUp(q) // without waiting for stopTimeout
-		}()
+		v.giveUpAtOnce()
 		require.NoError(t, d.Renew(stop))
 		far.Restore()
 		for range 3 {
