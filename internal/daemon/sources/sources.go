@@ -72,8 +72,8 @@ func (s *Sources) begin(what serving.Source) {
 	s.now = step{what, time.Now()}
 }
 
-// noteLast keeps a warning for the reference or the registry that it begins with.
-func (s *Sources) noteLast(text string) {
+// noteWarning keeps a warning for the reference or the registry that it begins with.
+func (s *Sources) noteWarning(text string) {
 	ref, rest, ok := strings.Cut(text, ": ")
 	if !ok {
 		return
@@ -81,12 +81,17 @@ func (s *Sources) noteLast(text string) {
 	for _, promise := range []string{"; next try in ", "; a read waits"} { // it has come since
 		rest, _, _ = strings.Cut(rest, promise)
 	}
+	s.noteLast(ref, rest)
+}
+
+// noteLast keeps the last error of a reference, a registry or a server.
+func (s *Sources) noteLast(of, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.last == nil || len(s.last) >= maxLast {
 		s.last = map[string]lastError{}
 	}
-	s.last[ref] = lastError{rest, time.Now()}
+	s.last[of] = lastError{text, time.Now()}
 }
 
 // Source tells people where the content of a reference comes from.
@@ -159,7 +164,7 @@ const registryWarnings = 5 * time.Second
 func (s *Sources) warnOfRegistry() func(text string) {
 	seldom := serving.NewSeldom[struct{}](registryWarnings)
 	return func(text string) {
-		s.noteLast(text)
+		s.noteWarning(text)
 		if n, ok := seldom.Admit(struct{}{}, time.Now()); ok {
 			s.opt.Log.Warn("about fetching an image",
 				append(serving.Unsaid(n), zap.String("what", text))...)
