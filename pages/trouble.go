@@ -2,7 +2,6 @@ package pages
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"kubevirt.io/disk/status"
@@ -25,20 +24,20 @@ func (s *snapshot) trouble(v *view, luns []status.LUN) {
 			v.Title = "starting: waits for a " + c.Kind
 		}
 	}
-	worst := len(status.DiskStates)
+	worst := status.DiskReady
 	for i := range luns {
 		l := &luns[i]
 		if !l.State.Troubled() {
 			continue
 		}
-		if rank := slices.Index(status.DiskStates, l.State); rank < worst {
-			worst = rank
+		if l.State.Rank() < worst.Rank() {
+			worst = l.State
 		}
 		v.Alarms = append(v.Alarms, alarm{LUN: l.LUN, Name: plain(l.Image),
 			State: l.State.Words(), Note: troubleText(&l.Condition, s.now), Advice: l.WhatToDo})
 	}
 	if v.Headline = s.status.Summary(); v.Headline != "" {
-		v.State = status.DiskStates[worst].Words()
+		v.State = worst.Words()
 	}
 	if of := s.status.Volumes; of != nil && len(of.Failed) > 0 {
 		for _, f := range of.Failed {

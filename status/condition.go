@@ -1,6 +1,7 @@
 package status
 
 import (
+	"slices"
 	"strconv"
 	"time"
 )
@@ -23,6 +24,14 @@ const (
 // DiskStates are all of them, the worst ones first.
 var DiskStates = []DiskState{DiskFailed, DiskWaiting, DiskNoSpace, DiskFailing, DiskStarting,
 	DiskFenced, DiskMoved, DiskReady}
+
+// Rank is how bad a state is: 0 is the worst one, and an unknown one comes last.
+func (s DiskState) Rank() int {
+	if i := slices.Index(DiskStates, s); i >= 0 {
+		return i
+	}
+	return len(DiskStates)
+}
 
 // Troubled reports whether a person should look at a disk in the state.
 func (s DiskState) Troubled() bool {
@@ -127,19 +136,11 @@ func ToDo(kind string) string {
 // Summary says in one line how many disks are in trouble, and which one is worst; "": none is.
 func (s *Status) Summary() string {
 	n, worst := 0, -1
-	rank := func(i int) int {
-		for at, state := range DiskStates {
-			if state == s.LUNs[i].State {
-				return at
-			}
-		}
-		return len(DiskStates)
-	}
 	for i := range s.LUNs {
 		if !s.LUNs[i].State.Troubled() {
 			continue
 		}
-		if n++; worst < 0 || rank(i) < rank(worst) {
+		if n++; worst < 0 || s.LUNs[i].State.Rank() < s.LUNs[worst].State.Rank() {
 			worst = i
 		}
 	}

@@ -81,8 +81,7 @@ func (d *Disks) find(s *Disk, now time.Time) (c status.Condition, troubles []sta
 		return status.Condition{State: status.DiskReady}, nil
 	}
 	worst := slices.MinFunc(troubles, func(a, b status.Trouble) int {
-		return cmp.Compare(slices.Index(status.DiskStates, a.State()),
-			slices.Index(status.DiskStates, b.State()))
+		return cmp.Compare(a.State().Rank(), b.State().Rank())
 	})
 	c = status.Condition{State: worst.State(), Kind: worst.Kind, Reason: worst.Message,
 		Since: worst.Since, Requests: worst.Count, Peers: worst.Peers}
