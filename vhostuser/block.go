@@ -41,7 +41,7 @@ const (
 	// memory of ours. Bytes.
 	stretch = 64 << 20
 	piece   = 256 << 10
-	// sharedFrom is the length of a request from which others of the ring are executed beside it.
+	// sharedFrom is the length of a read from which others of the ring are executed beside it.
 	// Bytes.
 	sharedFrom = 128 << 10
 	// scattered is how many segments cost more in calls than a copy of them.
@@ -219,8 +219,9 @@ func (run *run) begin(write bool) error {
 	return err
 }
 
-// shares reports whether to leave a long request to the other reader, because this one has more to
-// do. A few wait there, so that both have something to do all the time.
+// shares reports whether to leave a long read to the other reader, because this one has more to do.
+// A few wait there, so that both have something to do all the time. Writes are not shared: the
+// kernel makes one at a time in a file, so the second thread would only wait for the first one.
 func (run *run) shares(length int64) bool {
 	return length >= sharedFrom && !run.late && run.Reading && run.q.late.Waiting() < 2 &&
 		run.q.waiting()
@@ -299,9 +300,6 @@ func (run *run) unlock() { run.q.c.disk.Ranges.Unlock(&run.r.Hold) }
 // write writes the guest's memory to a range of the disk.
 func (run *run) write(off int64, out []segment, length int64) error {
 	c, d := run.q.c, run.q.c.disk
-	if run.shares(length) {
-		return errLater
-	}
 	if err := run.begin(true); err != nil {
 		return err
 	}
