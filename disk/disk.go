@@ -248,7 +248,7 @@ type Usage struct {
 	Available int64 // storage that it could still take, which others may take first
 }
 
-// Accountant is a disk that knows how much storage it takes. Asked once, when the LUN is made.
+// Accountant is a disk that knows how much storage it takes.
 type Accountant interface {
 	// Usage may be out of date as soon as it returns. Same concurrency as ReadAt.
 	Usage() (Usage, error)

@@ -67,7 +67,6 @@ type Disk struct {
 	Extents  disk.Extenter
 	Layers   disk.Layered
 	History  disk.Historian
-	Accounts disk.Accountant
 	Estimate disk.Estimator
 	// Remote is the disk, if another server has it.
 	Remote disk.Remote
@@ -143,7 +142,6 @@ func newDisk(opt Options) (*Disk, error) {
 	d.Extents, _ = opt.Disk.(disk.Extenter)
 	d.Layers, _ = opt.Disk.(disk.Layered)
 	d.History, _ = opt.Disk.(disk.Historian)
-	d.Accounts, _ = opt.Disk.(disk.Accountant)
 	d.Estimate, _ = opt.Disk.(disk.Estimator)
 	d.Remote, _ = opt.Disk.(disk.Remote)
 	d.protected.Store(opt.ReadOnly)

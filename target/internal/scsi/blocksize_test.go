@@ -18,7 +18,7 @@ func longBlocks(l *LUN) { l.BlockSize = longBlock }
 
 // TestLongBlocks: every command counts in blocks of 4096 bytes on a unit that has those.
 func TestLongBlocks(t *testing.T) {
-	b := newBench(t, longBlocks, stored, accounted)
+	b := newBench(t, longBlocks, stored)
 	const blocks = testBlocks * BlockSize / longBlock
 	be := binary.BigEndian
 	capacity := b.good(cdb("25 00 00000000 00 00 00 00"), nil)
@@ -37,8 +37,6 @@ func TestLongBlocks(t *testing.T) {
 	require.Equal(t, uint32(512<<20/longBlock), be.Uint32(limits[20:]), "UNMAP")
 	require.Equal(t, uint32(1), be.Uint32(limits[28:]), "granularity of UNMAP")
 	require.Equal(t, uint32(128<<10/longBlock), be.Uint32(limits[44:]), "WRITE ATOMIC")
-	provisioning := b.good(cdb("12 01 b2 00 ff 00"), nil)
-	require.Equal(t, byte(8), provisioning[4], "thresholds of 1 MiB")
 
 	at := func(lba int) []byte {
 		t.Helper()

@@ -123,13 +123,6 @@ func (d thinDisk) Extent(ctx context.Context, off, length int64) (disk.Extent, e
 	return d.content.Extent(context.Background(), off, min(length, memPage-off%memPage))
 }
 
-// accountedDisk is a thinDisk that knows how much space it takes.
-type accountedDisk struct{ thinDisk }
-
-func (d accountedDisk) Usage() (disk.Usage, error) {
-	return disk.Usage{Used: d.content.Allocated(), Available: 5<<30 + 17}, d.begin("usage", 0, 0)
-}
-
 func testIdentity() disk.Identity {
 	return disk.Identity{Serial: "0123456789abcdef",
 		NAA: [8]byte{0x30, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77}}
@@ -162,7 +155,6 @@ func newBench(t testing.TB, change ...func(*LUN)) *bench {
 }
 
 func plainDisk(l *LUN)     { l.Disk = l.Disk.(thinDisk).memDisk }
-func accounted(l *LUN)     { l.Disk = accountedDisk{l.Disk.(thinDisk)} }
 func stored(l *LUN)        { l.Store = &keptStore{} }
 func readOnly(l *LUN)      { l.ReadOnly = true }
 func exclusive(l *LUN)     { l.Access = AccessWriteExclusive }

@@ -96,8 +96,6 @@ func TestVitalProductData(t *testing.T) {
 	}
 	requireHex(t, `00 b0 003c 00 80 0008 00020000 00000800 00000000
 		00100000 00000100 00000008 80000000 0000000000080000 00000100 00000008 00000008 0000000000000000`, newBench(t, stored).good(cdb("12 01 b0 00 ff 00"), nil))
-	requireHex(t, "00 b2 0004 0b e4 02 00",
-		newBench(t, accounted).good(cdb("12 01 b2 00 ff 00"), nil))
 	require.Equal(t, "5/24/00", newBench(t, plainDisk).run(cdb("12 01 b2 00 ff 00"), nil).outcome())
 }
 

@@ -76,7 +76,7 @@ const (
 	pageAll           = 0x3f
 	subpageAll        = 0xff
 
-	subpageProvisioning = 0x02 // of pageInformational
+	modePageHeader = 2 // bytes before a page's own fields
 )
 
 // modeField is a changeable bit of a mode page.
@@ -86,47 +86,29 @@ type modeField struct {
 	state  uint32 // its bit in modeState
 }
 
-// modePage is a row of the table of mode pages.
+// modePage is a row of the table of mode pages. None has subpages.
 type modePage struct {
-	code    byte
-	subpage byte
-	header  int    // bytes before the page's own fields: 4 with subpages, else 2
-	fixed   []byte // the page with every changeable bit zero
-	fields  []modeField
-	when    func(*unit) bool // nil: every unit has it
+	code   byte
+	fixed  []byte // the page with every changeable bit zero
+	fields []modeField
 }
-
-// length is the page length that the header states.
-func (p *modePage) length() int { return len(p.fixed) - p.header }
 
 // modePages is in ascending order.
 var modePages = [...]modePage{
 	{
 		code:   pageCaching,
-		header: 2,
 		fixed:  []byte{pageCaching, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
 		fields: []modeField{{2, 0x04, modeWCE}},
 	},
 	{
 		// QUEUE ALGORITHM MODIFIER 1: concurrent commands may be executed in any order.
 		code:   pageControl,
-		header: 2,
 		fixed:  []byte{pageControl, 10, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0},
 		fields: []modeField{{2, 0x04, modeDSense}, {4, 0x08, modeSWP}},
 	},
 	{
-		code:   pageInformational,
-		header: 2,
-		fixed:  []byte{pageInformational, 10, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 0}, // DEXCPT
-	},
-	{
-		// Logical Block Provisioning (SBC-3 6.5.6): no threshold can be set.
-		code:    pageInformational,
-		subpage: subpageProvisioning,
-		header:  4,
-		fixed: []byte{bitSPF | pageInformational, subpageProvisioning, 0, 12, 0, 0, 0, 0, 0, 0, 0,
-			0, 0, 0, 0, 0},
-		when: (*unit).counts,
+		code:  pageInformational,
+		fixed: []byte{pageInformational, 10, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 0}, // DEXCPT
 	},
 }
 
@@ -146,7 +128,7 @@ func (p *modePage) values(b []byte, state uint32) []byte {
 func (p *modePage) mask(b []byte) []byte {
 	start := len(b)
 	b = append(b, p.fixed...)
-	clear(b[start+p.header:])
+	clear(b[start+modePageHeader:])
 	for _, f := range p.fields {
 		b[start+f.offset] |= f.bit
 	}
@@ -230,20 +212,13 @@ func (t *Task) appendModePages() error {
 	if control == modeSaved {
 		return errSavingPages
 	}
-	if code == pageAll && subpage != 0 && subpage != subpageAll {
-		return invalidField(3, 7)
-	}
-	known, found := false, false
+	known := false
 	for i := range modePages {
 		p := &modePages[i]
-		if code != pageAll && code != p.code || p.when != nil && !p.when(t.unit) {
+		if code != pageAll && code != p.code {
 			continue
 		}
 		known = true
-		if subpage != subpageAll && subpage != p.subpage {
-			continue
-		}
-		found = true
 		switch control {
 		case modeCurrent:
 			t.data = p.values(t.data, shown(t.unit.mode.bits.Load()))
@@ -256,7 +231,7 @@ func (t *Task) appendModePages() error {
 	switch {
 	case !known:
 		return invalidField(2, 5)
-	case !found:
+	case subpage != 0 && subpage != subpageAll:
 		return invalidField(3, 7)
 	}
 	return nil

@@ -79,7 +79,7 @@ func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error
 		}
 		// PS, the highest bit, is reserved here, but initiators send back what they got from MODE
 		// SENSE.
-		page, err := u.findModePage(p, at)
+		page, err := findModePage(p, at)
 		if err != nil {
 			return 0, err
 		}
@@ -95,35 +95,21 @@ func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error
 
 // findModePage finds the page that begins at p[at] and checks that it is complete. p has at least
 // two bytes there.
-func (u *unit) findModePage(p []byte, at int) (*modePage, error) {
-	code, subpage, header, length := p[at]&0x3f, byte(0), 2, int(p[at+1])
-	if p[at]&bitSPF != 0 {
-		header = 4
-		if len(p)-at < header {
-			return nil, errParameterLength
-		}
-		subpage, length = p[at+1], int(binary.BigEndian.Uint16(p[at+2:]))
-	}
-	known := false
+func findModePage(p []byte, at int) (*modePage, error) {
 	for i := range modePages {
 		page := &modePages[i]
-		if page.code != code || page.when != nil && !page.when(u) {
-			continue
-		}
-		known = true
-		if page.header != header || page.subpage != subpage {
+		if page.code != p[at]&0x3f {
 			continue
 		}
 		switch {
-		case length != page.length():
-			return nil, invalidParameter(at+header/2, 7)
+		case p[at]&bitSPF != 0:
+			return nil, invalidParameter(at, 6)
+		case int(p[at+1]) != len(page.fixed)-modePageHeader:
+			return nil, invalidParameter(at+1, 7)
 		case len(p)-at < len(page.fixed):
 			return nil, errParameterLength
 		}
 		return page, nil
-	}
-	if known && header == 4 {
-		return nil, invalidParameter(at, 6)
 	}
 	return nil, invalidParameter(at, 5)
 }
@@ -131,7 +117,7 @@ func (u *unit) findModePage(p []byte, at int) (*modePage, error) {
 // parse copies the changeable bits of a page into state. bad is the offset of a byte that differs
 // from the page in any other bit, or negative.
 func (p *modePage) parse(b []byte, state uint32) (next uint32, bad int) {
-	for i := p.header; i < len(p.fixed); i++ {
+	for i := modePageHeader; i < len(p.fixed); i++ {
 		value := b[i]
 		for _, f := range p.fields {
 			if f.offset != i {

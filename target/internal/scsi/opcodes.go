@@ -30,7 +30,6 @@ const (
 	opSyncCache10      = 0x35
 	opWriteSame10      = 0x41
 	opUnmap            = 0x42
-	opLogSense         = 0x4d
 	opModeSelect10     = 0x55
 	opModeSense10      = 0x5a
 	opPersistIn        = 0x5e
@@ -196,9 +195,6 @@ func commonCommands() []command {
 		{name: "MODE SELECT(10)", opcode: opModeSelect10,
 			usage: []byte{0, bitPF, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, timeout: drain,
 			prepare: prepareModeSelect10, out: outModeSelect, finish: finishModeSelect},
-		{name: "LOG SENSE", opcode: opLogSense,
-			usage: []byte{0, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0},
-			flags: duringWriteExclusive, timeout: quick, prepare: prepareLogSense, in: inLogSense},
 
 		{name: "RESERVE(6)", opcode: opReserve6, usage: make([]byte, 6), flags: duringPersistent,
 			timeout: quick, finish: finishReserve},

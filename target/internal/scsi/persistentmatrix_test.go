@@ -28,7 +28,6 @@ var matrix = map[string]string{
 	"REPORT SUPPORTED":              "A C A A C A",
 	"READ CAPACITY":                 matrixAllowed,
 	"REPORT TARGET PORT GROUPS":     matrixAllowed,
-	"LOG SENSE":                     matrixReads,
 	"MODE SENSE":                    matrixReads,
 	"READ(":                         matrixReads,
 	"VERIFY":                        matrixReads,

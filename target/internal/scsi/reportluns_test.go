@@ -134,3 +134,26 @@ func TestNewDeviceRefuses(t *testing.T) {
 	_, err = NewDevice(Options{Vendor: "KUBEVIRT2"}, nil)
 	require.EqualError(t, err, `vendor "KUBEVIRT2" must be at most 8 printable ASCII characters`)
 }
+
+func TestReportTargetPortGroups(t *testing.T) {
+	b := newBench(t)
+	const group = "00 01 0001 00 00 00 01 0000 0001"
+	for _, c := range []struct{ name, cdb, want, data string }{
+		{"length only", "a3 0a 00 00 00 00 00 00 01 00 00 00", "GOOD", "0000000c" + group},
+		{"extended", "a3 2a 00 00 00 00 00 00 01 00 00 00", "GOOD", "00000010 10 00 0000" + group},
+		{"cut off", "a3 0a 00 00 00 00 00 00 00 06 00 00", "GOOD", "0000000c 00 01"},
+		{"no allocation", "a3 0a 00 00 00 00 00 00 00 00 00 00", "GOOD", ""},
+		{"unknown format", "a3 4a 00 00 00 00 00 00 01 00 00 00", "5/24/00", ""},
+		{"reserved byte", "a3 0a 01 00 00 00 00 00 01 00 00 00", "5/24/00", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := b.run(cdb(c.cdb), nil)
+			require.Equal(t, c.want, r.outcome())
+			requireHex(t, c.data, r.data)
+		})
+	}
+	require.EqualValues(t, 0x10, b.good(cdb("12 00 00 00 ff 00"), nil)[5]&0x30,
+		"TPGS says that the command is there")
+	require.Zero(t, b.runAs(b.nexus, 0, cdb("12 00 00 00 ff 00"), nil).data[5],
+		"and where there is no unit, it is not")
+}

@@ -141,24 +141,3 @@ func TestStoreThatIsUnsure(t *testing.T) {
 		again.runAs(again.attach("iqn.b", 0), lun1, cdb(readOne), nil).outcome())
 	again.good(cdb(writeOne), pattern(1, 1))
 }
-
-func TestProvisioningModePage(t *testing.T) {
-	b := newBench(t, accounted)
-	requireHex(t, "13 00 10 00"+provisioningModePage, b.good(cdb("1a 08 1c 02 ff 00"), nil))
-	requireHex(t, "1f 00 10 00"+informationalPage+provisioningModePage,
-		b.good(cdb("1a 08 1c ff ff 00"), nil))
-	requireHex(t, "0f 00 10 00"+informationalPage, b.good(cdb("1a 08 1c 00 ff 00"), nil))
-	requireHex(t, "13 00 10 00 5c 02 000c 00 00 0000 00000000 00000000",
-		b.good(cdb("1a 08 5c 02 ff 00"), nil))
-	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00"+provisioningModePage).outcome())
-	require.Equal(t, "5/26/00", modeSelect6(b, "00 00 00 00 5c 02 000c 01 00 0000 00000000 "+
-		"00000000").outcome(), "SITUA")
-	require.Equal(t, "5/26/00",
-		modeSelect6(b, "00 00 00 00 5c 02 0008 00 00 0000 00000000").outcome(), "length")
-	require.Equal(t, "5/1a/00", modeSelect6(b, "00 00 00 00 5c 02 00").outcome())
-	require.Equal(t, "5/26/00", modeSelect6(b, "00 00 00 00 5c 03 000c 00 00 0000 00000000 "+
-		"00000000").outcome())
-	plain := newBench(t)
-	require.Equal(t, "5/24/00", plain.run(cdb("1a 08 1c 02 ff 00"), nil).outcome())
-	require.Equal(t, "5/26/00", modeSelect6(plain, "00 00 00 00"+provisioningModePage).outcome())
-}

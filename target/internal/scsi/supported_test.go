@@ -132,7 +132,7 @@ func TestReportTaskManagement(t *testing.T) {
 
 // FuzzCommand sends arbitrary CDBs with arbitrary data through the whole life of a command.
 func FuzzCommand(f *testing.F) {
-	seed := newBench(f, accounted, stored)
+	seed := newBench(f, stored)
 	for i := range seed.d.nth(0).table().commands {
 		c := &seed.d.nth(0).table().commands[i]
 		request := make([]byte, 16)
@@ -149,12 +149,11 @@ func FuzzCommand(f *testing.F) {
 	f.Add(extendedCopy(list), list, uint8(1), false)
 	f.Add([]byte{opModeSelect6, bitPF, 0, 0, 4, 0}, make([]byte, 4), uint8(1), true)
 	f.Fuzz(func(t *testing.T, request, data []byte, chunk uint8, plain bool) {
-		small := func(l *LUN) { l.Disk = thinDisk{newMemDisk(1 << 20)} }
-		change := accounted
+		changes := []func(*LUN){func(l *LUN) { l.Disk = thinDisk{newMemDisk(1 << 20)} }, stored}
 		if plain {
-			change = plainDisk
+			changes = append(changes, plainDisk)
 		}
-		b := newBench(t, small, change, stored)
+		b := newBench(t, changes...)
 		task := &Task{Nexus: b.nexus, LUN: lun1}
 		copy(task.CDB[:], request)
 		end := func(err error) {

@@ -194,12 +194,9 @@ func appendCharacteristics(_ *Task, b []byte) []byte {
 
 // appendProvisioning is page B2h (SBC-3 6.6.6). Thin provisioning works by UNMAP and WRITE SAME.
 // Unmapped blocks read as zeros.
-func appendProvisioning(t *Task, b []byte) []byte {
+func appendProvisioning(_ *Task, b []byte) []byte {
 	const lbpu, lbpws, lbpws10, lbprz = 0x80, 0x40, 0x20, 0x04
 	const thin = 0x02
-	exponent := byte(0)
-	if t.unit.counts() {
-		exponent = byte(thresholdShift - t.unit.shift)
-	}
-	return append(b, exponent, lbpu|lbpws|lbpws10|lbprz, thin, 0)
+	const thresholds = 0 // there are none
+	return append(b, thresholds, lbpu|lbpws|lbpws10|lbprz, thin, 0)
 }
