@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
@@ -265,6 +266,33 @@ func (s *Stream) compare(ctx context.Context) error {
 		return agree(ctx, s.image.Source, s.image.Manifest.Layers, s.index)
 	})
 }
+
+// streamedFile is a file of the index. Each of its chunks has a digest, so nothing of it is left to
+// be verified.
+type streamedFile struct {
+	*farFile
+	stream *Stream
+	entry  *layer.IndexFile
+}
+
+var _ image.Unsure = (*streamedFile)(nil)
+
+func (f *streamedFile) Unverified() bool { return false }
+
+// Agree compares the index with the layers of the image, and what it has of this file with that.
+func (f *streamedFile) Agree(ctx context.Context) error {
+	if err := f.stream.compare(ctx); err != nil {
+		return err
+	}
+	if f.tables != nil {
+		for _, r := range f.tables.Ranges {
+			f.WillRead(r[0], r[1])
+		}
+	}
+	return f.verdict.condemn(compareTables(ctx, f.entry.Name, f.tables, f.stored))
+}
+
+func (f *streamedFile) Verify(context.Context) error { return nil }
 
 // compareTOCs compares each table of contents with its layer, once, and waits as compare does.
 // Unless whole is set, only the headers of the files in the table are read.

@@ -50,7 +50,6 @@ type Stream struct {
 	opt    StreamOptions
 	ref    transport.Reference
 	kept   *keptSource
-	pause  time.Duration // between two tries of wholeFile.Verify
 
 	// turn has one element. Whoever has taken it looks for the disks, which may take as long as
 	// fetching the image, and sets what follows. When found is set, nobody changes that any more,
@@ -94,7 +93,7 @@ func (c *Client) Stream(ctx context.Context, ref transport.Reference,
 	if err != nil {
 		return nil, err
 	}
-	s := &Stream{client: c, opt: opt, ref: ref, pause: transport.LongPause,
+	s := &Stream{client: c, opt: opt, ref: ref,
 		unsure: make(map[string]*unverified), booted: make(map[string]<-chan struct{}),
 		turn: make(chan struct{}, 1), comparing: make(chan struct{}, 1)}
 	s.turn <- struct{}{}
@@ -354,7 +353,7 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 	if err := s.find(ctx); err != nil {
 		return nil, err
 	}
-	var files []*wholeFile
+	var files []*streamedFile
 	open := func(_ context.Context, name string) (image.Source, error) {
 		file, err := s.openFile(name)
 		if err != nil {
@@ -393,7 +392,7 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 
 // boot begins to fetch a guest's first reads of a disk, in the recorded order. The channel is
 // closed when they were fetched; nil: no boot was recorded.
-func (s *Stream) boot(files []*wholeFile) <-chan struct{} {
+func (s *Stream) boot(files []*streamedFile) <-chan struct{} {
 	var all []<-chan struct{}
 	for _, f := range files {
 		f.opening.Store(false)
@@ -424,7 +423,7 @@ func (s *Stream) Booted(name string) <-chan struct{} {
 
 // openFile opens a file of the index by its name in the directory of the disks, and begins to fetch
 // its metadata.
-func (s *Stream) openFile(name string) (*wholeFile, error) {
+func (s *Stream) openFile(name string) (*streamedFile, error) {
 	i := slices.IndexFunc(s.index.Files, func(f layer.IndexFile) bool {
 		return f.Name == path.Join(layer.DiskDir, name)
 	})
@@ -447,7 +446,7 @@ func (s *Stream) openFile(name string) (*wholeFile, error) {
 			far.WillRead(m[0], m[1])
 		}
 	}
-	return &wholeFile{farFile: far, stream: s, layer: from, entry: f, pause: s.pause}, nil
+	return &streamedFile{far, s, f}, nil
 }
 
 // Close closes everything that Stream has opened.
