@@ -135,8 +135,8 @@ func (l *looked) why(content []byte, keys []Key) string {
 	wanted := "asked for: " + strings.Join(prints[:min(len(prints), maxReasons)], ", ")
 	if len(l.refused) == 0 && transport.ManifestKind(content, "").IsIndex() {
 		return "has no signature (" + wanted + "). It is a list of images for several platforms, " +
-			"which a signature of one of them does not cover: sign the list, or name the image " +
-			"by its digest"
+			"which a signature of one of them does not cover: sign the list (kubevirt-disk " +
+			"sign), or name a signed image of it by that image's digest"
 	}
 	if len(l.refused) == 0 {
 		return "has no signature (" + wanted + "). If it is one of a signed list of images, name " +

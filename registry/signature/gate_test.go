@@ -212,7 +212,7 @@ func TestListOfImages(t *testing.T) {
 
 	s.Sign(t, s.digest, key)
 	s.refused(t, opt, "a list of images for several platforms, which a signature of one of them "+
-		"does not cover")
+		"does not cover: sign the list (kubevirt-disk sign), or name a signed image of it")
 	img, err := s.resolveRef(t, s.ref(t, "@"+s.digest), opt)
 	require.NoError(t, err)
 	require.Equal(t, s.digest, img.Digest)
