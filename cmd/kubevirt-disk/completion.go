@@ -96,16 +96,22 @@ func completionOf(flag string) cobra.CompletionFunc {
 }
 
 // completeFrom completes a flag or an argument with what of makes of the state of the daemon that
-// the command would ask. Nothing is completed if there is none.
+// the command would ask, or of all daemons if one of several has to be named. Nothing is completed
+// if there is none.
 func (q *asker) completeFrom(of func(status.Status) []string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return func(cmd *cobra.Command, _ []string, _ string) (words []string,
+		_ cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 		defer cancel()
-		var now status.Status
 		if socket, err := q.socket(nil); err == nil {
-			now, _, _ = daemonAt(socket).Status(ctx)
+			now, _, _ := daemonAt(socket).Status(ctx)
+			return of(now), cobra.ShellCompDirectiveNoFileComp
 		}
-		return of(now), cobra.ShellCompDirectiveNoFileComp
+		for _, d := range daemons(ctx) {
+			words = append(words, of(d.Status)...)
+		}
+		return cobra.AppendActiveHelp(words, "several daemons are running: choose one with --"+
+			keyControlSocket), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 

@@ -63,6 +63,9 @@ func TestCommandsFindTheDaemon(t *testing.T) {
 	require.Contains(t, said, "2 daemons of this user are running: say which one is meant:")
 	require.Contains(t, said, fmt.Sprintf("(PID %s, a.raw, b.raw)", pid))
 	require.Contains(t, said, fmt.Sprintf("(PID %d, c.raw)", q.cmd.Process.Pid))
+	said = ask(exitDone, "__complete", "snapshot", "create", "")
+	require.Contains(t, said, "a.raw\tLUN 1, 4 KiB\nb.raw\tLUN 2, 8 KiB\nc.raw\tLUN 1")
+	require.Contains(t, said, "choose one with --control-socket")
 	var all []runningDaemon
 	require.NoError(t, json.Unmarshal([]byte(ask(exitDone, "ps", "--json")), &all))
 	require.Len(t, all, 2)
