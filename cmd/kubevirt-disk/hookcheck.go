@@ -92,6 +92,19 @@ func (a *app) checkManifests(file string) error {
 var machineKinds = []string{"VirtualMachine", "VirtualMachineInstance",
 	"VirtualMachineInstanceReplicaSet"}
 
+// exampleDigest is the one in examples and docs, which no image has.
+const exampleDigest = "@sha256:a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
+
+// checkSet checks a VMIdentitySet for what is only seen when its machine waits for ever.
+func checkSet(object map[string]any) error {
+	spec, _ := object["spec"].(map[string]any)
+	if image, _ := spec["image"].(string); strings.HasSuffix(image, exampleDigest) {
+		return errors.New("spec.image still has the digest of the example: write the one that " +
+			"push has printed")
+	}
+	return nil
+}
+
 // checkManifest checks one document. is: it is a machine.
 func (a *app) checkManifest(document string) (is bool, err error) {
 	var object map[string]any
@@ -100,11 +113,16 @@ func (a *app) checkManifest(document string) (is bool, err error) {
 	}
 	kind, _ := object["kind"].(string)
 	version, _ := object["apiVersion"].(string)
+	metadata, _ := object["metadata"].(map[string]any)
+	name := console.OneLine(fmt.Sprintf("%s %v", kind, metadata["name"]))
+	if kind == "VMIdentitySet" && strings.HasPrefix(version, "disk.kubevirt.io/") {
+		if err := checkSet(object); err != nil {
+			return false, fmt.Errorf("%s: %w", name, err)
+		}
+	}
 	if !slices.Contains(machineKinds, kind) || !strings.HasPrefix(version, "kubevirt.io/") {
 		return false, nil
 	}
-	metadata, _ := object["metadata"].(map[string]any)
-	name := console.OneLine(fmt.Sprintf("%s %v", kind, metadata["name"]))
 	text, err := json.Marshal(object)
 	if err != nil {
 		return true, fmt.Errorf("%s: %w", name, err)

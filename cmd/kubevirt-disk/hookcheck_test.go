@@ -17,7 +17,6 @@ func TestHookCheck(t *testing.T) {
 		"throwaway": {"the files in /disk of registry.example.com/vms/fedora:42",
 			"gone when the machine stops", "boot order 1", "A drain stops the machine"},
 		"stays":    {"on the claim stays-disk, at /data"},
-		"moves":    {"that of the VMIdentitySet moves", "if the set has attachment: Service"},
 		"existing": {"those of quay.io/containerdisks/fedora:42, fetched by"},
 		"claim":    {"VirtualMachine claim has no hook sidecar"},
 	} {
@@ -30,6 +29,20 @@ func TestHookCheck(t *testing.T) {
 			require.Contains(t, stdout, part)
 		}
 	}
+
+	moves, err := os.ReadFile(filepath.Join(examples, "moves.yaml"))
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "moves.yaml")
+	require.NoError(t, os.WriteFile(path, moves, 0o600))
+	status, stdout, stderr := run(t, nil, "hook", "--check", path)
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "VMIdentitySet moves: spec.image still has the digest of the example")
+	require.Contains(t, stdout, "that of the VMIdentitySet moves")
+	require.NoError(t, os.WriteFile(path,
+		[]byte(strings.Replace(string(moves), "@sha256:a8", "@sha256:b8", 1)), 0o600))
+	status, stdout, stderr = run(t, nil, "hook", "--check", path)
+	require.Equal(t, exitDone, status, stderr)
+	require.Contains(t, stdout, "if the set has attachment: Service")
 
 	for _, page := range []string{"kubevirt.md", "kubernetes-identities.md"} {
 		text, err := os.ReadFile(filepath.Join("../../docs", page))
@@ -62,7 +75,7 @@ func TestHookCheck(t *testing.T) {
 		`{apiVersion: kubevirt.io/v1, kind: VirtualMachineInstance, metadata: {name: b, annotations: {` +
 			`hooks.kubevirt.io/hookSidecars: '[{"image": "i", "args": ["pull"]}]'}}}`,
 	}, "\n---\n")), 0o600))
-	status, _, stderr := run(t, nil, "hook", "--check", bad)
+	status, _, stderr = run(t, nil, "hook", "--check", bad)
 	require.Equal(t, exitFailed, status)
 	for _, part := range []string{"VirtualMachineInstance a", `"ide" is unknown`,
 		"unknown flag: --imag", "VirtualMachineInstance b", `the first one is "pull"`} {
