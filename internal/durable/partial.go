@@ -20,6 +20,9 @@ const PartialSuffix = ".partial"
 type Partial struct {
 	File *os.File
 	path string // its final name
+
+	named  bool     // see CreateNamed
+	former *os.File // what has the name now, locked; nil: nothing
 }
 
 // Create begins a file that will get the name path. It removes a partial file that a killed process
@@ -32,6 +35,39 @@ func Create(path string, mode fs.FileMode) (*Partial, error) {
 // CreateInTurn is Create, but waits while another process is writing the file.
 func CreateInTurn(path string, mode fs.FileMode) (*Partial, error) {
 	return create(path, mode, unix.LOCK_EX)
+}
+
+// CreateNamed is Create for a path that a person has named. The file that has the name now is
+// locked until the new one replaces it: if another process uses it, CreateNamed returns a
+// *LockedError. What somebody else gives the name meanwhile is not replaced.
+func CreateNamed(path string, mode fs.FileMode) (*Partial, error) {
+	former, err := osfile.OpenFile(path, os.O_RDONLY, 0)
+	switch {
+	case err == nil:
+		err = flock.LockSoon(former, unix.LOCK_EX)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errors.Join(&LockedError{Path: path, Holder: "another process"},
+				former.Close())
+		} // a file system may have no locks
+	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrPermission):
+		return Create(path, mode) // it cannot be locked
+	default:
+		return nil, err
+	}
+	p, err := Create(path, mode)
+	if err != nil {
+		return nil, errors.Join(err, closed(former))
+	}
+	p.named, p.former = true, former
+	return p, nil
+}
+
+func closed(f *os.File) error {
+	if f == nil {
+		return nil
+	}
+	return f.Close()
 }
 
 func create(path string, mode fs.FileMode, how int) (*Partial, error) {
@@ -106,12 +142,50 @@ func (p *Partial) Finish(err error) error {
 func (p *Partial) Keep(err error) error {
 	name := p.path + PartialSuffix
 	if err == nil {
-		err = osfile.Rename(name, p.path, 0)
+		err = p.rename(name)
 	}
+	err = errors.Join(err, closed(p.former))
 	if err == nil {
 		return nil
 	}
 	return errors.Join(err, osfile.Remove(name), p.File.Close())
+}
+
+func (p *Partial) rename(from string) error {
+	if p.named && p.former == nil {
+		return RenameNew(from, p.path)
+	}
+	if p.former != nil {
+		if there, err := flock.HasName(p.former, p.path); err != nil || !there {
+			return errors.Join(err, &takenError{p.path})
+		}
+	}
+	return osfile.Rename(from, p.path, 0)
+}
+
+type takenError struct{ path string }
+
+func (e *takenError) Error() string {
+	return fmt.Sprintf("somebody else has made or removed %q meanwhile, so it was not written: "+
+		"try again, or name another file", e.path)
+}
+
+func (e *takenError) Unwrap() error { return fs.ErrExist }
+
+// RenameNew gives a file another name in its directory, and replaces nothing: then the error is
+// fs.ErrExist.
+func RenameNew(from, to string) error {
+	err := osfile.Rename(from, to, unix.RENAME_NOREPLACE)
+	if errors.Is(err, unix.EINVAL) { // some file systems, such as NFS, cannot do both in one step
+		if _, err = os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
+			return osfile.Rename(from, to, 0)
+		}
+		err = errors.Join(err, unix.EEXIST)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return &takenError{to}
+	}
+	return err
 }
 
 // FinishSynced is Finish for a file whose content must not get lost: first the content and then the

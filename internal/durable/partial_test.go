@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/flock"
 )
 
 // TestCreateFollowsNoLink: a link under the name of a partial file is removed, and the file that it
@@ -65,5 +68,43 @@ func TestWrite(t *testing.T) {
 	info, err := os.Stat(path)
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o644), info.Mode().Perm())
+	require.NoFileExists(t, path+PartialSuffix)
+}
+
+// TestCreateNamed: a file that somebody uses is not replaced, and neither is one that was not there
+// when the new one was begun.
+func TestCreateNamed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	read := func() string {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		return string(text)
+	}
+	put := func(text string) { require.NoError(t, os.WriteFile(path, []byte(text), 0o600)) }
+
+	p, err := CreateNamed(path, 0o600)
+	require.NoError(t, err)
+	put("somebody's")
+	require.ErrorContains(t, p.Finish(nil), "somebody else")
+	require.Equal(t, "somebody's", read())
+
+	p, err = CreateNamed(path, 0o600)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(path))
+	put("another's")
+	require.ErrorContains(t, p.Finish(nil), "somebody else")
+	require.Equal(t, "another's", read())
+
+	user, err := os.Open(path)
+	require.NoError(t, err)
+	require.NoError(t, flock.Lock(user, unix.LOCK_SH))
+	_, err = CreateNamed(path, 0o600)
+	require.ErrorAs(t, err, new(*LockedError))
+	require.NoError(t, user.Close())
+	p, err = CreateNamed(path, 0o600)
+	require.NoError(t, err)
+	_, err = p.File.WriteString("mine")
+	require.NoError(t, p.Finish(err))
+	require.Equal(t, "mine", read())
 	require.NoFileExists(t, path+PartialSuffix)
 }

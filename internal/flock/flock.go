@@ -85,11 +85,16 @@ func HasName(f *os.File, path string) (bool, error) {
 
 // WaitBriefly waits for the exclusive lock of f, at most two seconds. The caller goes on in any
 // case, even if the file system has no locks or somebody keeps this one.
-func WaitBriefly(f *os.File) {
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
-		if !errors.Is(Lock(f, unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) {
-			return
+func WaitBriefly(f *os.File) { _ = LockSoon(f, unix.LOCK_EX) }
+
+// LockSoon is Lock, but waits at most two seconds, and then returns unix.EWOULDBLOCK. A process
+// that is just being started has the open files of the one that starts it, with their locks, until
+// it executes its program.
+func LockSoon(f *os.File, how int) error {
+	for end := time.Now().Add(2 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		err := Lock(f, how|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) {
+			return err
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }

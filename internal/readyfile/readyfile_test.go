@@ -5,6 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -148,4 +150,30 @@ func TestReadyFileInNoDirectory(t *testing.T) {
 	err := r.Clear()
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
+}
+
+// TestOneOfTwoGetsTheFile: of two daemons that become ready at once, one fails, and the file stays
+// the other one's.
+func TestOneOfTwoGetsTheFile(t *testing.T) {
+	for range 50 {
+		path := filepath.Join(t.TempDir(), "ready")
+		both := []*File{{Path: path}, {Path: path}}
+		var got atomic.Int32
+		var all sync.WaitGroup
+		for _, f := range both {
+			all.Go(func() {
+				if f.Write() == nil {
+					got.Add(1)
+				}
+			})
+		}
+		all.Wait()
+		require.EqualValues(t, 1, got.Load())
+		for _, f := range both {
+			if f.made == nil {
+				require.NoError(t, f.Remove())
+			}
+		}
+		require.FileExists(t, path)
+	}
 }
