@@ -113,20 +113,20 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	counter(descPanics, c.m.panics.Load())
 
-	if u := c.m.from.Uploads(); u != nil {
+	if u := c.m.daemon.Uploads(); u != nil {
 		gauge(descUploads, float64(u.Active))
 		counter(descUploadBytes, u.Bytes)
 		counter(descUploaded, u.Completed, "completed")
 		counter(descUploaded, u.Failed, "failed")
 	}
-	if f := c.m.from.Fetched(); f != nil {
+	if f := c.m.daemon.Fetched(); f != nil {
 		counter(descFetched, uint64(f.Bytes))
 		counter(descChunks, uint64(f.Chunks))
 		counter(descWrong, uint64(f.Wrong))
 		counter(descDamaged, uint64(f.Damaged))
 		counter(descUnsaved, uint64(f.Unsaved))
 	}
-	now := c.m.from.Status()
+	now := c.m.daemon.Status()
 	if now.Volumes != nil {
 		for state, n := range now.Volumes.States {
 			gauge(descVolumes, float64(n), state)

@@ -1,6 +1,6 @@
 // Package metrics counts what happens at disks in use, and shows it as Prometheus series.
 //
-// A daemon makes one Metrics, with a Source for what is not an event, gives it to its disks in use
+// A daemon makes one Metrics, with a Daemon for what is not an event, gives it to its disks in use
 // as the Observer, and serves Handler as /metrics. What is known of LUNs and volumes is what the
 // page /status says.
 //

@@ -25,11 +25,11 @@ type Metrics struct {
 	rejected   labelTable // by reason
 	panics     atomic.Uint64
 
-	from Source
+	daemon Daemon
 }
 
-// Source says what is not counted here. Any number of goroutines may call its functions.
-type Source struct {
+// Daemon says what is not counted here. Any number of goroutines may call its functions.
+type Daemon struct {
 	// Status is asked once for each scrape. It must not wait long for storage.
 	Status func() status.Status
 	// Known says whether there is a LUN. Requests for others are counted together, because a peer
@@ -44,9 +44,9 @@ var _ serving.Observer = (*Metrics)(nil)
 
 // New returns Metrics with a registry of its own. The functions of the source are called for
 // requests and scrapes, and not before.
-func New(build status.Build, from Source) *Metrics {
-	m := &Metrics{registry: prometheus.NewRegistry(), from: from}
-	m.initiators.init(from.Known)
+func New(build status.Build, daemon Daemon) *Metrics {
+	m := &Metrics{registry: prometheus.NewRegistry(), daemon: daemon}
+	m.initiators.init(daemon.Known)
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace: namespace, Name: "build_info",
 		Help: "Which binary is running; the value is always 1.",

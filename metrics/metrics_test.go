@@ -36,7 +36,7 @@ func twoDisks() status.Status {
 // of returns Metrics of a page, which may change.
 func of(page *status.Status) *Metrics {
 	return New(status.Build{Version: "v1.2.3", Commit: "abc", GoVersion: "go1.26",
-		Platform: "linux/amd64"}, Source{Status: func() status.Status { return *page },
+		Platform: "linux/amd64"}, Daemon{Status: func() status.Status { return *page },
 		Known: func(lun uint16) bool {
 			return slices.ContainsFunc(page.LUNs, func(l status.LUN) bool { return l.LUN == lun })
 		}, Fetched: func() *Fetched { return nil }, Uploads: func() *Uploads { return nil }})
@@ -336,10 +336,10 @@ func full() *Metrics {
 	page.LUNs[0].Digest, page.LUNs[0].PlatformDigest = "sha256:a", "sha256:b"
 	page.Volumes = &status.Volumes{States: map[string]int{"ready": 2, "failed": 1}, Bytes: 7}
 	m := of(&page)
-	m.from.Fetched = func() *Fetched {
+	m.daemon.Fetched = func() *Fetched {
 		return &Fetched{Bytes: 5, Chunks: 4, Wrong: 3, Damaged: 2, Unsaved: 1}
 	}
-	m.from.Uploads = func() *Uploads {
+	m.daemon.Uploads = func() *Uploads {
 		return &Uploads{Active: 1, Bytes: 9, Completed: 3, Failed: 2}
 	}
 	for _, op := range operations {

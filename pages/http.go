@@ -8,9 +8,9 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// Source supplies what the pages show. All functions but Trouble are required. Many requests call
+// Daemon supplies what the pages show. All functions but Trouble are required. Many requests call
 // them at once, and they must not block.
-type Source struct {
+type Daemon struct {
 	Status func() status.Status
 	// Ready returns nil once every LUN can be used, and as long as one can be; otherwise what is
 	// missing.
@@ -21,7 +21,7 @@ type Source struct {
 }
 
 // Register makes mux serve /healthz, /readyz and /status.
-func Register(mux *http.ServeMux, s Source) {
+func Register(mux *http.ServeMux, s Daemon) {
 	mux.HandleFunc("GET /healthz", probe(s.Health, nil))
 	mux.HandleFunc("GET /readyz", probe(s.Ready, s.Trouble))
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {

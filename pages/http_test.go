@@ -31,7 +31,7 @@ func get(t *testing.T, url string) (int, string, http.Header) {
 func TestPages(t *testing.T) {
 	var notReady, unhealthy error
 	mux := http.NewServeMux()
-	Register(mux, Source{
+	Register(mux, Daemon{
 		Status: func() status.Status {
 			return status.Status{
 				State: status.StateOpening, TargetName: "iqn.x", Authentication: "chap",
@@ -102,7 +102,7 @@ func TestPagesTellWhereTheyAre(t *testing.T) {
 func TestManyConnections(t *testing.T) {
 	ts := httptest.NewUnstartedServer(nil)
 	mux := http.NewServeMux()
-	Register(mux, Source{Status: func() status.Status { return status.Status{} },
+	Register(mux, Daemon{Status: func() status.Status { return status.Status{} },
 		Ready: func() error { return nil }, Health: func() error { return nil }})
 	ts.Config = NewServer(mux, zap.NewNop())
 	ts.Start()

@@ -169,22 +169,22 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 		return err
 	}
 	opt := cfg.options(log)
-	place, placeErr := control.NewPlace()
-	if placeErr == nil && opt.ControlSocket != "" {
-		opt.OwnSocket = place.Socket()
-	} else if placeErr != nil {
+	own, ownErr := control.NewOwnDir()
+	if ownErr == nil && opt.ControlSocket != "" {
+		opt.OwnSocket = own.Socket()
+	} else if ownErr != nil {
 		log.Debug("ps and other commands do not find this daemon by themselves",
-			zap.Error(placeErr))
+			zap.Error(ownErr))
 	}
 	// Callers of the original wrapper start several daemons in one pod, which has one network. They
 	// give each its own port for the portal, but not for the pages.
 	opt.PagesOptional = (a.asWrapper || person) && !cfg.metricsChosen
 	if len(run.words) > 0 && len(opt.NBD) == 0 {
-		if place == nil {
+		if own == nil {
 			return errors.Join(fmt.Errorf("%w: a command needs a socket for NBD, which %s also "+
-				"names", placeErr, nameOf(keyNBD)), removeWork())
+				"names", ownErr, nameOf(keyNBD)), removeWork())
 		}
-		opt.NBD = []options.NBDPortal{{Socket: place.NBD()}}
+		opt.NBD = []options.NBDPortal{{Socket: own.NBD()}}
 	}
 	d, err := daemon.New(opt)
 	if err == nil {
@@ -225,7 +225,7 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 		}
 	}
 	err = a.tellLauncher(ctx, launcher, log, err)
-	err = errors.Join(err, place.Remove(), removeWork())
+	err = errors.Join(err, own.Remove(), removeWork())
 	if err != nil && !errors.As(err, new(*commandError)) &&
 		cfg.log.Resolve(a.stderr).Format == console.JSON {
 		log.Error("serving has failed", console.ErrorField(err))

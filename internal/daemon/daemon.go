@@ -80,7 +80,7 @@ func New(opt options.Options) (*Daemon, error) {
 		ready:     make(chan struct{}),
 		state:     status.StateStarting,
 	}
-	d.metrics = metrics.New(opt.Build, metrics.Source{Status: d.Status,
+	d.metrics = metrics.New(opt.Build, metrics.Daemon{Status: d.Status,
 		Known:   func(lun uint16) bool { return d.inUse.At(lun) != nil },
 		Fetched: func() *metrics.Fetched { return d.sources.Fetched() },
 		Uploads: d.countUploads})

@@ -71,7 +71,7 @@ func (d *Daemon) PagesAddress() string {
 func (d *Daemon) pages(page *pages.Page, log *zap.Logger) http.Handler {
 	mux := http.NewServeMux()
 	page.Register(mux)
-	pages.Register(mux, pages.Source{Status: d.Status, Ready: d.isReady, Trouble: d.disks.Trouble,
+	pages.Register(mux, pages.Daemon{Status: d.Status, Ready: d.isReady, Trouble: d.disks.Trouble,
 		Health: d.disks.Failure})
 	mux.Handle("GET /metrics", d.metrics.Handler(log))
 	return pages.OnlyHosts(mux, d.opt.PagesHosts, d.opt.Setting(&d.opt.PagesHosts).String())

@@ -185,7 +185,7 @@ func TestPages(t *testing.T) {
 			{Ready: true, CopyMode: "clone", Copy: copying}}, Copying, nil},
 	} {
 		mux := http.NewServeMux()
-		pages.Register(mux, pages.Source{
+		pages.Register(mux, pages.Daemon{
 			Status: func() status.Status { return status.Status{LUNs: c.luns} },
 			Ready:  func() error { return nil }, Health: func() error { return nil }})
 		s := httptest.NewServer(mux)

@@ -29,9 +29,9 @@ func TestPlaces(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", own)
 	t.Setenv("TMPDIR", shortDir(t))
 	require.Empty(t, Sockets())
-	one, err := NewPlace()
+	one, err := NewOwnDir()
 	require.NoError(t, err)
-	two, err := NewPlace()
+	two, err := NewOwnDir()
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{one.Socket(), two.Socket()}, Sockets())
 	info, err := os.Stat(filepath.Join(own, runtimeName))
@@ -47,7 +47,7 @@ func TestPlaces(t *testing.T) {
 	// A process that asks at the very moment when a daemon makes its place waits for it.
 	require.NoError(t, two.Remove())
 	require.Empty(t, Sockets())
-	require.NoError(t, (*Place)(nil).Remove())
+	require.NoError(t, (*OwnDir)(nil).Remove())
 }
 
 // TestPlacesOfOthers: where somebody else could put another socket in the place of a daemon's, no
@@ -85,13 +85,13 @@ func TestPlacesOfOthers(t *testing.T) {
 			t.Setenv("XDG_RUNTIME_DIR", own)
 			t.Setenv("TMPDIR", last)
 			spoil(t, filepath.Join(own, runtimeName))
-			p, err := NewPlace()
+			p, err := NewOwnDir()
 			require.NoError(t, err)
 			require.True(t, strings.HasPrefix(p.Dir, last), p.Dir)
 			require.Equal(t, []string{p.Socket()}, Sockets())
 			require.NoError(t, p.Remove())
 			require.NoError(t, os.Chmod(last, 0o777))
-			_, err = NewPlace()
+			_, err = NewOwnDir()
 			require.ErrorContains(t, err, "set XDG_RUNTIME_DIR")
 		})
 	}

@@ -19,28 +19,28 @@ import (
 
 const (
 	runtimeName = "kubevirt-disk"
-	placePrefix = "daemon-"
+	dirPrefix   = "daemon-"
 	lockName    = "lock"
 	// maxSocket is the longest path that clients can connect to (unix(7)).
 	maxSocket = 107
 )
 
-// Place is the directory of a running daemon.
-type Place struct {
+// OwnDir is the directory of a running daemon.
+type OwnDir struct {
 	Dir  string
 	lock *os.File
 }
 
 // Socket is the path of the control socket in it.
-func (p *Place) Socket() string { return socketIn(p.Dir) }
+func (p *OwnDir) Socket() string { return socketIn(p.Dir) }
 
 func socketIn(dir string) string { return filepath.Join(dir, "control.sock") }
 
 // NBD is the path for a socket of NBD in it.
-func (p *Place) NBD() string { return filepath.Join(p.Dir, "nbd.sock") }
+func (p *OwnDir) NBD() string { return filepath.Join(p.Dir, "nbd.sock") }
 
 // Remove removes the directory with everything in it. p may be nil.
-func (p *Place) Remove() error {
+func (p *OwnDir) Remove() error {
 	if p == nil {
 		return nil
 	}
@@ -103,11 +103,11 @@ func ownAlone(f *os.File) error {
 	return nil
 }
 
-// NewPlace makes the directory of this daemon, in the first place where it can be.
-func NewPlace() (*Place, error) {
+// NewOwnDir makes the directory of this daemon, in the first place where it can be.
+func NewOwnDir() (*OwnDir, error) {
 	var errs []error
 	for _, dir := range runtimeDirs() {
-		p, err := placeIn(dir)
+		p, err := ownDirIn(dir)
 		if err == nil {
 			return p, nil
 		}
@@ -116,7 +116,7 @@ func NewPlace() (*Place, error) {
 	return nil, fmt.Errorf("there is no runtime directory: %w", errors.Join(errs...))
 }
 
-func placeIn(dir string) (*Place, error) {
+func ownDirIn(dir string) (*OwnDir, error) {
 	all, err := usable(dir, true)
 	if err != nil {
 		return nil, err
@@ -124,11 +124,11 @@ func placeIn(dir string) (*Place, error) {
 	defer all.Close()
 	flock.WaitBriefly(all) // until the lock is there, it looks like a killed one's
 	sweep(dir)
-	own, err := os.MkdirTemp(dir, placePrefix)
+	own, err := os.MkdirTemp(dir, dirPrefix)
 	if err != nil {
 		return nil, err
 	}
-	p := &Place{Dir: own}
+	p := &OwnDir{Dir: own}
 	if len(p.Socket()) > maxSocket {
 		err = fmt.Errorf("%q is too long for a socket", p.Socket())
 	} else {
@@ -164,7 +164,7 @@ func Sockets() (found []string) {
 func sweep(dir string) (running []string) {
 	entries, _ := os.ReadDir(dir) // if it cannot be read, nothing is found
 	for _, e := range entries {
-		if !e.IsDir() || !strings.HasPrefix(e.Name(), placePrefix) {
+		if !e.IsDir() || !strings.HasPrefix(e.Name(), dirPrefix) {
 			continue
 		}
 		at := filepath.Join(dir, e.Name())
