@@ -23,7 +23,6 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/export"
 	"kubevirt.io/disk/kubernetes/controller/fill"
 	"kubevirt.io/disk/kubernetes/controller/follow"
-	"kubevirt.io/disk/kubernetes/controller/hydration"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/local"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -32,7 +31,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/service"
 	"kubevirt.io/disk/kubernetes/controller/set"
 	"kubevirt.io/disk/kubernetes/controller/snapshot"
-	"kubevirt.io/disk/kubernetes/controller/trouble"
+	"kubevirt.io/disk/kubernetes/controller/state"
 	"kubevirt.io/disk/kubernetes/controller/verify"
 )
 
@@ -109,7 +108,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	}
 	return errors.Join(pet.Setup(mgr, kit), export.Setup(mgr, kit), service.Setup(mgr, kit),
 		identity.Setup(mgr, kit), pod.Setup(mgr, kit, mover), set.Setup(mgr, kit),
-		follow.Setup(mgr, kit, verifier), hydration.Setup(mgr, kit), trouble.Setup(mgr, kit))
+		follow.Setup(mgr, kit, verifier), state.Setup(mgr, kit))
 }
 
 // Scheme has the types that the controllers read and write.

@@ -3,8 +3,7 @@
 //	identity   VMIdentity -> secret, claim and status
 //	pod        a pod that admission holds -> its VMIdentity, and then its gate is removed
 //	set        VMIdentitySet -> status, and growth of its identities
-//	hydration  asks the pages of a pod until its disk needs the image no more
-//	trouble    asks them what is wrong with a disk that is in use
+//	state      asks a pod whether its disk still needs the image, and what is wrong with it
 //	service    a disk with attachment Service: Deployment, Service, iSCSI volume, handover
 //	snapshot   the image in a claim, and a snapshot of that, for claims of population Snapshot
 //	local      type Local: moves a disk to the node where its pod has to run

@@ -1,10 +1,11 @@
-package hydration
+package state
 
 import (
 	"context"
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,15 +45,22 @@ func claimOf(name string) *corev1.PersistentVolumeClaim {
 // asking is a controller whose pods answer as the test wants, whenever they are asked.
 type asking struct {
 	*controllertest.World
-	t      *testing.T
-	r      *Reconciler
-	answer Answer
-	err    error
-	asked  []string
+	t     *testing.T
+	r     *Reconciler
+	luns  []status.LUN
+	err   error
+	asked []string
 }
 
+// Answers of pods.
+var (
+	copying = []status.LUN{{Ready: true, CopyMode: "clone", Copy: &status.Copy{}}}
+	copied  = []status.LUN{{Ready: true, CopyMode: "clone", Copy: &status.Copy{Complete: true}}}
+	kept    = []status.LUN{{Ready: true, CopyMode: "copy-on-write"}}
+)
+
 func newAsking(t *testing.T, p *corev1.Pod) *asking {
-	a := &asking{t: t, World: controllertest.New(t, []controllertest.Index{
+	a := &asking{t: t, luns: copying, World: controllertest.New(t, []controllertest.Index{
 		{Object: &corev1.Pod{}, Field: objects.IndexIdentity, Of: objects.ByIdentity}}, p,
 		&v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm"}}, claimOf("vm"))}
 	a.restart()
@@ -61,13 +69,13 @@ func newAsking(t *testing.T, p *corev1.Pod) *asking {
 
 func (a *asking) restart() {
 	a.r = &Reconciler{Kit: objects.Kit{Client: a.Client, Live: a.Live, Events: a.World},
-		Ask: func(_ context.Context, address string) (Answer, error) {
+		Ask: func(_ context.Context, address string) (*status.Status, error) {
 			a.asked = append(a.asked, address)
-			return a.answer, a.err
+			return &status.Status{LUNs: a.luns}, a.err
 		}}
 }
 
-// reconcile asks now, whatever the pace is. It returns the condition, and when the pod is due
+// reconcile asks now, whatever the pace is. It returns condition Hydrated, and when the pod is due
 // again.
 func (a *asking) reconcile() (string, ctrl.Result) {
 	a.t.Helper()
@@ -91,11 +99,11 @@ func (a *asking) reconcile() (string, ctrl.Result) {
 
 func TestUntilComplete(t *testing.T) {
 	a := newAsking(t, server("pages-vda"))
-	a.err = errNotYet
+	a.luns = nil
 	is, result := a.reconcile()
 	require.Empty(t, is)
 	require.Equal(t, first, result.RequeueAfter)
-	a.err = nil
+	a.luns = copying
 	var waits []float64
 	for range 6 {
 		is, result = a.reconcile()
@@ -106,7 +114,7 @@ func TestUntilComplete(t *testing.T) {
 	require.Equal(t, 1, a.Writes(), "nothing is written that has not changed")
 	require.Equal(t, "192.0.2.7:9270", a.asked[0])
 
-	a.answer = Complete
+	a.luns = copied
 	a.FailAt = a.Requests() + 5 // the write of the answer
 	is, _ = a.reconcile()
 	require.Equal(t, "error", is)
@@ -116,21 +124,18 @@ func TestUntilComplete(t *testing.T) {
 	require.Equal(t, []string{"Normal Hydrated"}, a.Events())
 
 	// The answer is final, also for another pod and another process.
-	before := len(a.asked)
 	a.restart()
-	a.answer = Copying
-	is, result = a.reconcile()
+	a.luns = copying
+	is, _ = a.reconcile()
 	require.Equal(t, "True Hydrated", is)
-	require.Zero(t, result)
-	require.Len(t, a.asked, before)
+	require.Equal(t, 2, a.Writes())
 }
 
 func TestKept(t *testing.T) {
 	a := newAsking(t, server("pages-vda"))
-	a.answer = Kept
-	is, result := a.reconcile()
+	a.luns = kept
+	is, _ := a.reconcile()
 	require.Equal(t, "False ImageKept", is)
-	require.Zero(t, result)
 }
 
 func TestPodThatDoesNotAnswer(t *testing.T) {
@@ -169,30 +174,33 @@ func TestNobodyToAsk(t *testing.T) {
 
 // The page has the daemon's own type.
 func TestPages(t *testing.T) {
-	complete, copying := &status.Copy{Complete: true}, &status.Copy{}
-	for _, c := range []struct {
-		luns []status.LUN
-		want Answer
-		err  error
+	for what, c := range map[string]struct {
+		luns   []status.LUN
+		reason string
 	}{
-		{nil, 0, errNotYet},
-		{[]status.LUN{{CopyMode: "clone"}}, 0, errNotYet},
-		{[]status.LUN{{Ready: true, CopyMode: "clone", Copy: copying}}, Copying, nil},
-		{[]status.LUN{{Ready: true, CopyMode: "clone", Copy: complete}}, Complete, nil},
-		{[]status.LUN{{Ready: true, CopyMode: "copy-on-write"}}, Kept, nil},
-		{[]status.LUN{{Ready: true, CopyMode: "copy-on-read", Copy: complete}}, Complete, nil},
-		{[]status.LUN{{Ready: true, CopyMode: "clone", Copy: complete},
-			{Ready: true, CopyMode: "clone", Copy: copying}}, Copying, nil},
+		"none":      {nil, ""},
+		"not ready": {[]status.LUN{{CopyMode: "clone"}}, ""},
+		"copying":   {copying, v1alpha1.ReasonHydrating},
+		"copied":    {copied, v1alpha1.ReasonHydrated},
+		"kept":      {kept, v1alpha1.ReasonImageKept},
+		"all read": {[]status.LUN{{Ready: true, CopyMode: "copy-on-read",
+			Copy: &status.Copy{Complete: true}}}, v1alpha1.ReasonHydrated},
+		"one of two":         {slices.Concat(copied, copying), v1alpha1.ReasonHydrating},
+		"kept and copying":   {slices.Concat(kept, copying), v1alpha1.ReasonHydrating},
+		"one that is kept":   {slices.Concat(kept, copied), v1alpha1.ReasonImageKept},
+		"one is still to be": {slices.Concat(copied, []status.LUN{{}}), ""},
 	} {
 		mux := http.NewServeMux()
 		pages.Register(mux, pages.Daemon{
 			Status: func() status.Status { return status.Status{LUNs: c.luns} },
 			Ready:  func() error { return nil }, Health: func() error { return nil }})
 		s := httptest.NewServer(mux)
-		got, err := ask(t.Context(), strings.TrimPrefix(s.URL, "http://"))
+		page, err := objects.ReadStatus(t.Context(), strings.TrimPrefix(s.URL, "http://"))
 		s.Close()
-		require.ErrorIs(t, err, c.err)
-		require.Equal(t, c.want, got)
+		require.NoError(t, err)
+		got, known := isHydrated(server("pages"), page.LUNs, tooMany-1)
+		require.Equal(t, c.reason, got.Reason, what)
+		require.Equal(t, c.reason != "", known, what)
 	}
 }
 
@@ -213,10 +221,9 @@ func TestPagesThatAreNone(t *testing.T) {
 		},
 	} {
 		s := httptest.NewServer(answer)
-		_, err := ask(t.Context(), strings.TrimPrefix(s.URL, "http://"))
+		_, err := objects.ReadStatus(t.Context(), strings.TrimPrefix(s.URL, "http://"))
 		s.Close()
 		require.Error(t, err)
-		require.NotErrorIs(t, err, errNotYet)
 	}
 	require.Zero(t, elsewhere)
 }
@@ -226,9 +233,9 @@ func TestPagesThatAreNone(t *testing.T) {
 func TestPageThatHangs(t *testing.T) {
 	a := newAsking(t, server("pages-vda"))
 	hangs, answered := make(chan struct{}), make(chan types.NamespacedName, 1)
-	a.r.Ask = func(context.Context, string) (Answer, error) {
+	a.r.Ask = func(context.Context, string) (*status.Status, error) {
 		<-hangs
-		return Complete, nil
+		return &status.Status{LUNs: copied}, nil
 	}
 	a.r.aside.Answered = func(id types.NamespacedName) { answered <- id }
 	for range 3 {
@@ -256,7 +263,7 @@ func (a *asking) identity() (*v1alpha1.VMIdentity, string) {
 // brought back under its name.
 func TestClaimThatWasRestored(t *testing.T) {
 	a := newAsking(t, server("pages-vda"))
-	a.answer = Complete
+	a.luns = copied
 	is, _ := a.reconcile()
 	require.Equal(t, "True Hydrated", is)
 	claim := controllertest.Get(t, a.Base, controllertest.Namespace, "vmid-vm",
@@ -269,7 +276,7 @@ func TestClaimThatWasRestored(t *testing.T) {
 	is, _ = a.reconcile()
 	require.Empty(t, is, "there is no claim")
 	a.Make(t, claimOf("vm"))
-	a.answer = Copying
+	a.luns = copying
 	is, _ = a.reconcile()
 	require.Equal(t, "False Hydrating", is)
 	id, _ = a.identity()
@@ -280,8 +287,6 @@ func TestClaimThatWasRestored(t *testing.T) {
 		Type: v1alpha1.ConditionHydrated, Reason: v1alpha1.ReasonHydrated})
 	require.NoError(t, a.Base.Status().Update(t.Context(), id))
 	is, _ = a.reconcile()
-	require.Empty(t, is)
-	is, _ = a.reconcile()
 	require.Equal(t, "False Hydrating", is)
 }
 
@@ -289,7 +294,7 @@ func TestClaimThatWasRestored(t *testing.T) {
 func TestAnswerOfAPodThatHasEnded(t *testing.T) {
 	pod := server("pages-vda")
 	a := newAsking(t, pod)
-	a.answer = Complete
+	a.luns = copied
 	a.r.Live = gone{a.Live}
 	is, _ := a.reconcile()
 	require.Empty(t, is)
@@ -332,10 +337,69 @@ func TestWhetherTheImageMayGo(t *testing.T) {
 			id.Spec.Attachment = v1alpha1.Service
 			require.NoError(t, a.Base.Update(t.Context(), id))
 		}
-		a.answer = Complete
+		a.luns = copied
 		is, _ := a.reconcile()
 		require.Equal(t, "True Hydrated", is, what)
 		_, message := a.identity()
 		require.Contains(t, message, c.says, what)
 	}
+}
+
+// TestTroubled: people see the worst of what a pod's disks are doing, once it begins, when it is
+// another trouble, and when it is over. A disk that works has no condition.
+func TestTroubled(t *testing.T) {
+	a := newAsking(t, server("pages-vda"))
+	now := func(states ...status.DiskState) *metav1.Condition {
+		t.Helper()
+		a.luns = nil
+		for i, state := range states {
+			a.luns = append(a.luns, status.LUN{LUN: uint16(i + 1), Condition: status.Condition{
+				State: state, Reason: "why " + strings.Repeat("é", maxText), Since: time.Now()}})
+		}
+		a.reconcile()
+		id, _ := a.identity()
+		return meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionTroubled)
+	}
+	require.Nil(t, now(status.DiskReady, status.DiskStarting))
+	c := now(status.DiskReady, status.DiskNoSpace, status.DiskWaiting)
+	require.Equal(t, metav1.ConditionTrue, c.Status)
+	require.Equal(t, v1alpha1.ReasonDiskWaits, c.Reason)
+	require.Contains(t, c.Message, "LUN 3 is waiting since ")
+	require.LessOrEqual(t, len(c.Message), maxText)
+	first := c.Message
+	require.Equal(t, first, now(status.DiskWaiting).Message, "the same trouble is told once")
+	require.Equal(t, v1alpha1.ReasonDiskFull, now(status.DiskNoSpace).Reason)
+	a.err = errors.New("no route")
+	require.Equal(t, v1alpha1.ReasonDiskFull, now().Reason, "nobody knows")
+	a.err = nil
+	require.Equal(t, v1alpha1.ReasonDiskFull, now().Reason, "the pod has just begun")
+	require.Equal(t, v1alpha1.ReasonDiskFull, now(status.DiskStarting).Reason)
+	c = now(status.DiskReady)
+	require.Equal(t, metav1.ConditionFalse, c.Status)
+	require.Equal(t, v1alpha1.ReasonDiskRecovered, c.Reason)
+	require.Equal(t, v1alpha1.ReasonDiskFailed, now(status.DiskFailed).Reason)
+	require.NoError(t, a.Base.DeleteAllOf(t.Context(), &corev1.Pod{},
+		client.InNamespace(controllertest.Namespace)))
+	require.Equal(t, v1alpha1.ReasonNotInUse, now().Reason)
+}
+
+// TestTroubleOfAHydratedDisk: that a disk needs its image no more does not end the questions.
+func TestTroubleOfAHydratedDisk(t *testing.T) {
+	a := newAsking(t, server("pages-vda"))
+	a.luns = copied
+	is, _ := a.reconcile()
+	require.Equal(t, "True Hydrated", is)
+	a.luns = []status.LUN{{Condition: status.Condition{State: status.DiskFailing}}}
+	is, result := a.reconcile()
+	require.Equal(t, "True Hydrated", is)
+	require.NotZero(t, result.RequeueAfter)
+	id, _ := a.identity()
+	require.True(t, meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionTroubled))
+
+	// It is asked no more often than that.
+	asked := len(a.asked)
+	_, err := a.r.Reconcile(t.Context(),
+		ctrl.Request{NamespacedName: client.ObjectKeyFromObject(id)})
+	require.NoError(t, err)
+	require.Len(t, a.asked, asked)
 }
