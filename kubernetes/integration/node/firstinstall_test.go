@@ -41,7 +41,7 @@ func installing(t *testing.T) map[string]string {
 // needs no TLS.
 func TestFirstInstall(t *testing.T) {
 	testtool.Need(t, "buildah", "skopeo", "docker-registry", "make", "qemu-img",
-		"qemu-system-x86_64")
+		"qemu-io", "qemu-system-x86_64")
 	plane.Binaries(t, binaries...)
 	scripts := installing(t)
 	root, err := plane.Root()
@@ -87,8 +87,11 @@ func TestFirstInstall(t *testing.T) {
 	require.NoError(t, err, string(out))
 
 	disk := filepath.Join(dir, "fedora.qcow2")
-	out, err = exec.Command("qemu-img", "create", "-f", "qcow2", disk, "64M").CombinedOutput()
-	require.NoError(t, err, string(out))
+	for _, args := range [][]string{{"qemu-img", "create", "-f", "qcow2", disk, "64M"},
+		{"qemu-io", "-c", "write -P 9 1M 3M", disk}} {
+		out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+		require.NoError(t, err, string(out))
+	}
 	_, err = QEMUImage(t, "localhost/qemu:1").write(filepath.Join(dir, "qemu.tar"))
 	require.NoError(t, err)
 	require.FileExists(t, filepath.Join(root, "examples/kubernetes/qemu/Containerfile"))
@@ -111,9 +114,42 @@ func TestFirstInstall(t *testing.T) {
 	// that name none.
 	n.Apply(t, strings.ReplaceAll(volume(t, n, "first", "ReadWriteOncePod"), "20Gi", "100Gi"))
 	run(strings.Join(push, "") + "echo \"$VM\" >" + dir + "/disk\n")
+	vm, err := os.ReadFile(filepath.Join(dir, "disk"))
+	require.NoError(t, err)
+	n.containerd(t, strings.TrimSpace(string(vm)), disk)
 	run(scripts["3"])
 	run("export VM=$(cat " + dir + "/disk)\n" + scripts["4"])
 	require.Regexp(t, `(?m)^my-vm +true `, n.Kubectl(t, "get", "vmid"))
 	require.Equal(t, "True", n.Kubectl(t, "get", "vmidentityset", "my-fedora", "-o",
 		"jsonpath={.status.conditions[?(@.type=='Ready')].status}"))
+}
+
+// containerd pulls what push has stored and runs it, without a kubelet: it has a namespace of its
+// own, which has none of the layers. The disk is served, and the container ends by SIGTERM.
+func (n *Node) containerd(t *testing.T, image, disk string) {
+	t.Helper()
+	ctr := func(args ...string) string {
+		t.Helper()
+		out, err := n.Command(t.Context(), append([]string{"ctr", "--namespace=alone"},
+			args...)...).CombinedOutput()
+		require.NoError(t, err, string(out))
+		return string(out)
+	}
+	const name, listens = "disk", "127.0.0.1:10809"
+	ctr("images", "pull", "--plain-http", image)
+	ctr("run", "--detach", "--net-host", "--env=CHAP_USERNAME=initiator",
+		"--env=CHAP_PASSWORD=a-long-password", "--env=NBD_LISTEN="+listens, image, name)
+	n.until(t, "the container is ready", func() bool {
+		return n.Command(t.Context(), "ctr", "--namespace=alone", "tasks", "exec",
+			"--exec-id=probe", name, "cat", "/tmp/healthy").Run() == nil
+	})
+	out, err := n.Command(t.Context(), "qemu-img", "compare", "-f", "qcow2", "-F", "raw", disk,
+		"nbd://"+listens+"/"+filepath.Base(disk)).CombinedOutput()
+	require.NoError(t, err, string(out))
+	ctr("tasks", "kill", name)
+	n.until(t, "the container has ended", func() bool {
+		return strings.Contains(ctr("tasks", "list"), "STOPPED")
+	})
+	ctr("tasks", "delete", name) // its exit status is the container's
+	ctr("containers", "delete", name)
 }
