@@ -141,7 +141,7 @@ func (run *run) serve() error {
 		}
 	}
 	c.dirty.mark(req.statusAt, 1)
-	q.put(req.chain.head, written, run.Reading && !run.late)
+	q.put(req.chain.head, written, run.Reading)
 	if errors.Is(err, serving.ErrRemoved) {
 		return err
 	}
@@ -393,10 +393,13 @@ func (run *run) Waits() (time.Duration, error) {
 // Blocks implements serving.Executor: the reader goes on with the ring, and another goroutine
 // waits. A goroutine for each request would cost more than the request.
 func (run *run) Blocks() error {
-	if run.late || !run.Reading {
-		return nil
+	switch {
+	case run.late:
+		run.q.tellDriver() // of those before this one
+	case run.Reading:
+		return errLater
 	}
-	return errLater
+	return nil
 }
 
 // forever is longer than any request waits.

@@ -302,6 +302,9 @@ func (run *run) work() (err error) {
 	for {
 		var ok bool
 		if run.late {
+			if run.q.late.Waiting() == 0 { // before: a new request starts the next goroutine
+				run.q.tellDriver()
+			}
 			run.req, ok = run.q.late.Next()
 			run.begun = time.Since(run.q.c.since)
 		} else {
@@ -446,7 +449,7 @@ func (q *queue) show(head uint16, written uint32, reader bool) bool {
 	q.inflight.putting(head)
 	q.ring.put(head, written, &q.c.dirty)
 	q.inflight.put(head, q.ring.usedNext)
-	return !reader || !q.ring.waiting() || q.ring.usedNext-q.ring.rung >= maxUntold
+	return !reader || q.ring.usedNext-q.ring.rung >= maxUntold
 }
 
 // tellDriver tells the driver of what was put since it was told last, if it wants that.
