@@ -146,10 +146,7 @@ func TestKubeVirtReplacesADisk(t *testing.T) {
 	s.kill()
 	_, err := g.Conn.Write([]byte(readLast() + "\n"))
 	require.NoError(t, err)
-	testtool.Eventually(t, func() bool {
-		out, err := l.virsh("domstate", "--reason", "default_vm")
-		return err == nil && strings.Contains(out, "paused (I/O error)")
-	}, "the guest is paused")
+	l.untilPaused()
 	s = p.sidecar(settings)
 	p.hook(s)
 	testtool.Eventually(t, func() bool {

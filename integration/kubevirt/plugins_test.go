@@ -120,10 +120,7 @@ func TestKubeVirt19DropsTheSocket(t *testing.T) {
 	s.kill()
 	_, err := g.Conn.Write([]byte(readLast() + "\n"))
 	require.NoError(t, err)
-	testtool.Eventually(t, func() bool {
-		out, err := l.virsh("domstate", "--reason", "default_vm")
-		return err == nil && strings.Contains(out, "paused (I/O error)")
-	}, "the guest is paused")
+	l.untilPaused()
 	p.hook(start())
 	testtool.Eventually(t, func() bool {
 		sync()

@@ -286,6 +286,15 @@ func (l *launcher) virsh(args ...string) (string, error) {
 		"qemu+unix:///session?socket=" + l.file("libvirt/libvirt-sock")}, args...)...)
 }
 
+// untilPaused waits until QEMU has paused the guest because of an error of its disk.
+func (l *launcher) untilPaused() {
+	l.t.Helper()
+	testtool.Eventually(l.t, func() bool {
+		out, err := l.virsh("domstate", "--reason", "default_vm")
+		return err == nil && strings.Contains(out, "paused (I/O error)")
+	}, "the guest is paused")
+}
+
 // domain is the running domain as libvirt has it.
 func (l *launcher) domain() string {
 	l.t.Helper()
