@@ -79,12 +79,15 @@ func TestKubeVirtClients(t *testing.T) {
 }
 
 // TestKubeVirtMigrationIsRefused: a disk that lives in the pod does not move. The launcher of the
-// migration's target refuses, and says what can be done.
+// migration's target refuses, and says what can be done. When the launcher has ended, so do the
+// hook that has refused, also started again, and another one that was not asked any more.
 func TestKubeVirtMigrationIsRefused(t *testing.T) {
 	t.Parallel()
 	p := newLauncherPod(t)
 	launcherPrograms(t)
-	p.smallDisk()
+	p.shareNetwork()
+	asked, another := p.smallDisk(), p.withSidecar(1)
+	notAsked := another.smallDisk()
 	l := p.launch(nil)
 	vmi := vmiOf(nil)
 	vmi["status"] = map[string]any{"migrationState": map[string]any{
@@ -94,6 +97,19 @@ func TestKubeVirtMigrationIsRefused(t *testing.T) {
 	require.NotZero(t, r.Status)
 	require.Contains(t, r.Output, "migrat")
 	require.Contains(t, l.output.String(), "migrat")
+
+	require.NotContains(t, notAsked.output.String(), "is refused")
+	asked.kill()
+	asked = p.smallDisk()
+	p.hook(asked)
+	for _, s := range []*process{asked, notAsked} {
+		s.says("launcher is there")
+		require.True(t, s.running())
+	}
+	l.kill()
+	require.Zero(t, asked.wait())
+	require.Zero(t, notAsked.wait())
+	require.Empty(t, append(p.sockets(), another.sockets()...))
 }
 
 // handler asks the launcher as virt-handler does.

@@ -13,18 +13,14 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// newPod19 is the pod of a launcher of KubeVirt 1.9, whose containers share a network as those of
-// Kubernetes do.
+// newPod19 is the pod of a launcher of KubeVirt 1.9, whose containers share a network.
 func newPod19(t *testing.T) *launcherPod {
 	t.Helper()
 	testtool.NeedNightly(t)
-	rig.Need(t, "nsenter", "ip")
 	p := newLauncherPod(t)
 	p.module = "launcher19"
 	programsOf(t, p.module)
-	p.network = begin(t, "network", nil, "unshare", "-n", "bash", "-c",
-		"ip link set lo up && echo up && exec sleep infinity")
-	p.network.says("up")
+	p.shareNetwork()
 	return p
 }
 

@@ -266,6 +266,15 @@ func (p *launcherPod) launch(vmi map[string]any) *launcher {
 // qemuLog is what QEMU prints, and why it was ended, below /run.
 const qemuLog = "kubevirt-private/libvirt/qemu/log/default_vm.log"
 
+// shareNetwork gives the pod's containers one network, as those of Kubernetes have.
+func (p *launcherPod) shareNetwork() {
+	p.t.Helper()
+	rig.Need(p.t, "nsenter", "ip")
+	p.network = begin(p.t, "network", nil, "unshare", "-n", "bash", "-c",
+		"ip link set lo up && echo up && exec sleep infinity")
+	p.network.says("up")
+}
+
 // inNetwork is a command in the pod's network, if it has one.
 func (p *launcherPod) inNetwork(args ...string) []string {
 	if p.network == nil {

@@ -167,6 +167,9 @@ func (d *Daemon) closeGate() error {
 	switch {
 	case d.gate.refused != nil:
 		d.inUse.Refuse(d.gate.refused)
+		if d.launcher != nil {
+			close(d.launcher.refused) // once, as in refuseForGood
+		}
 	case d.opt.Hook != nil && !d.gate.given:
 		d.inUse.Refuse(errNotAsked)
 	}

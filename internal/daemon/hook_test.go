@@ -2,6 +2,9 @@ package daemon
 
 import (
 	"context"
+	"net"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -10,6 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/serving"
 )
 
 // attended is a launcher whose machine has that many connections.
@@ -111,4 +117,42 @@ func TestAttend(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 	}
+}
+
+// TestLauncherEnds: a launcher that ends without a word is missed, but only if it was there.
+func TestLauncherEnds(t *testing.T) {
+	dir := t.TempDir()
+	socket, err := net.Listen("unix", filepath.Join(dir, "launcher-init-sock"))
+	require.NoError(t, err)
+	defer socket.Close()
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLauncher(new(options.Hook), nil)
+		l.sockets = filepath.Join(t.TempDir(), "of another pod")
+		go l.watch()
+		time.Sleep(time.Minute)
+		require.False(t, l.Over(), "it may be to come")
+		l.Close()
+
+		l = NewLauncher(new(options.Hook), nil)
+		l.sockets = dir
+		go l.watch()
+		time.Sleep(2 * hookLook)
+		require.False(t, l.Over())
+		require.NoError(t, socket.Close())
+		<-l.over
+	})
+}
+
+// TestRefusalIsKept: a hook that was started again after it has refused a machine for good ends as
+// the first one would have.
+func TestRefusalIsKept(t *testing.T) {
+	hook := &options.Hook{Dir: t.TempDir()}
+	own := hook.NBD()
+	require.NoError(t, os.MkdirAll(filepath.Dir(own.Socket), 0o755))
+	require.NoError(t, os.WriteFile(own.Answer(), []byte(answerRefused+"it moves"), 0o600))
+	d := &Daemon{inUse: serving.New(serving.Config{}), launcher: NewLauncher(hook, nil)}
+	d.opt.Hook, d.opt.NBD = hook, []options.NBDPortal{own}
+	require.NoError(t, d.closeGate())
+	require.EqualError(t, d.gate.refused, "it moves")
+	<-d.launcher.refused
 }

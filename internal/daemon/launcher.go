@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -27,9 +28,15 @@ const (
 	// migration. KubeVirt (1.7) starts QEMU all the same within a second, which is told why.
 	hookRefused = time.Minute
 	hookPoll    = 50 * time.Millisecond
+	// hookLook is how often a hook looks whether the launcher is there.
+	hookLook = time.Second
 	// hookClose is how long calls of the launcher may take at a stop.
 	hookClose = 2 * time.Second
 )
+
+// launcherSockets is where the launcher has the socket at which virt-handler reaches it: from
+// before it asks for a domain, until its end.
+const launcherSockets = "/var/run/kubevirt/sockets/"
 
 // Launcher is KubeVirt's launcher of the pod, which is answered at the hook's socket. Any number of
 // goroutines may call its methods.
@@ -38,7 +45,9 @@ type Launcher struct {
 	log      *zap.Logger
 	server   *kubevirt.Server
 	machines func() int         // connections that use disks; -1: none can be used yet
-	over     chan struct{}      // closed when the launcher says that the machine has ended
+	sockets  string             // launcherSockets, but for tests
+	over     chan struct{}      // closed by end
+	end      func()             // the machine has ended, or does not come
 	refused  chan struct{}      // closed when a machine that arrives was refused for good
 	gone     chan struct{}      // closed when nobody answers any more
 	asked    chan kubevirt.Call // has the first call
@@ -59,11 +68,12 @@ func NewLauncher(h *options.Hook, log *zap.Logger) *Launcher {
 		log = zap.NewNop()
 	}
 	l := &Launcher{hook: h, log: log, machines: func() int { return -1 },
-		over: make(chan struct{}), refused: make(chan struct{}),
+		sockets: launcherSockets, over: make(chan struct{}), refused: make(chan struct{}),
 		gone: make(chan struct{}), asked: make(chan kubevirt.Call, 1),
 		can: make(chan struct{})}
-	l.server = kubevirt.NewServer(kubevirt.Options{Define: l.answer,
-		Shutdown: sync.OnceFunc(func() { close(l.over) }), Log: log.Named("hook")})
+	l.end = sync.OnceFunc(func() { close(l.over) })
+	l.server = kubevirt.NewServer(kubevirt.Options{Define: l.answer, Shutdown: l.end,
+		Log: log.Named("hook")})
 	return l
 }
 
@@ -100,7 +110,7 @@ func (l *Launcher) Claim(ctx context.Context) (dir string, said bool, err error)
 	return "", false, errors.Join(err, ctx.Err())
 }
 
-// Over reports whether the launcher has said that the machine has ended. The launcher may be nil.
+// Over reports whether the machine has ended, or does not come. The launcher may be nil.
 func (l *Launcher) Over() bool { return l != nil && isClosed(l.over) }
 
 // listen makes the hook's socket, unless it is there.
@@ -116,7 +126,45 @@ func (l *Launcher) listen() error {
 	}
 	l.served = make(chan error, 1)
 	go func() { l.served <- l.server.Serve(at) }()
+	go l.watch()
 	return nil
+}
+
+// watch waits for the end of the launcher, which does not always say that its machine has ended:
+// older ones never, and others not if they gave up before they had one, for example because another
+// hook sidecar has failed. What the pod has left then holds the pod, and with it, where a machine
+// should arrive, the next migration.
+//
+// The containers of a pod share a network, and with it the kernel's list of Unix sockets, wherever
+// their files are. Only a launcher that was there can be missed.
+func (l *Launcher) watch() {
+	tick := time.NewTicker(hookLook)
+	defer tick.Stop()
+	for seen := false; ; {
+		select {
+		case <-tick.C:
+		case <-l.over:
+			return
+		case <-l.gone:
+			return
+		}
+		sockets, err := os.ReadFile("/proc/self/net/unix")
+		if err != nil {
+			l.log.Warn("whether KubeVirt's launcher has ended cannot be seen: delete the pod if "+
+				"its machine has not come", zap.Error(err))
+			return
+		}
+		there := bytes.Contains(sockets, []byte(" "+l.sockets))
+		if seen && !there {
+			l.log.Info("KubeVirt's launcher has ended")
+			l.end()
+			return
+		}
+		if there && !seen {
+			l.log.Info("KubeVirt's launcher is there: this hook ends when that does")
+		}
+		seen = there
+	}
 }
 
 // answerBy has the launcher answered by define from now on.
@@ -153,7 +201,7 @@ func (l *Launcher) Close() {
 
 // Refuse tells the launcher why there are no disks: it does not start the machine, and its log has
 // the reason. Without that it would wait for the hook. Refuse returns when ctx ends, or the
-// launcher says that the machine has ended.
+// launcher.
 func (l *Launcher) Refuse(ctx context.Context, reason error) error {
 	err := l.answerBy(func(context.Context, kubevirt.Call) ([]byte, error) { return nil, reason })
 	if err != nil {
