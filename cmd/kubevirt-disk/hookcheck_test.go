@@ -36,7 +36,8 @@ func TestHookCheck(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, moves, 0o600))
 	status, stdout, stderr := run(t, nil, "hook", "--check", path)
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "VMIdentitySet moves: spec.image still has the digest of the example")
+	require.Contains(t, stderr,
+		"VMIdentitySet moves: spec.image still has the digest of the example")
 	require.Contains(t, stdout, "that of the VMIdentitySet moves")
 	require.NoError(t, os.WriteFile(path,
 		[]byte(strings.Replace(string(moves), "@sha256:a8", "@sha256:b8", 1)), 0o600))
