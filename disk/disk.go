@@ -199,6 +199,17 @@ type Identity struct {
 	NAA    [8]byte `json:"naa"`    // NAA locally assigned, first nibble 3: VPD page 83h
 }
 
+// Or returns the identity, with what it lacks from another one.
+func (id Identity) Or(other Identity) Identity {
+	if id.Serial == "" {
+		id.Serial = other.Serial
+	}
+	if id.NAA == [8]byte{} {
+		id.NAA = other.NAA
+	}
+	return id
+}
+
 // IdentityOf makes an identity of bytes that distinguish a disk. Ten of them make a serial of 20
 // characters, as many as virtio-blk shows.
 func IdentityOf(b [18]byte) Identity {

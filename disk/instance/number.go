@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 )
@@ -19,14 +20,15 @@ func (o *opening) lun(s *state) uint16 {
 	return o.opt.LUN
 }
 
-// LUNOf returns the number that the disk in a directory was served as last. 0: there is no disk,
-// or it does not know. An error says that the disk may know, and cannot be read now.
-func LUNOf(dir string, persistent bool) (lun uint16, err error) {
+// KnownAs returns the number that the disk in a directory was served as last, and its identity.
+// Zeros: there is no disk, or it does not know. An error says that the disk may know, and cannot be
+// read now.
+func KnownAs(dir string, persistent bool) (lun uint16, id disk.Identity, err error) {
 	s, err := stateIn(dir, persistent)
 	if s == nil {
-		return 0, err
+		return 0, disk.Identity{}, err
 	}
-	return s.LUN, nil
+	return s.LUN, s.Identity, nil
 }
 
 // LUNs returns the numbers of the disks in a directory that holds the disks of many images, by

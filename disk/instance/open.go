@@ -54,7 +54,7 @@ type Options struct {
 	// Identity replaces the random identity: its serial unless it is empty, its NAA unless it is
 	// zero.
 	Identity disk.Identity
-	// LUN is the number that the disk is served as. LUNOf returns it at the next start. 0: none
+	// LUN is the number that the disk is served as. KnownAs returns it at the next start. 0: none
 	LUN      uint16
 	ReadOnly bool // every write is refused
 	// Durable makes Flush of an ephemeral disk reach storage. The flush of a persistent disk, or of
@@ -242,16 +242,7 @@ func (o *opening) owner() string {
 }
 
 // identity returns the given identity, completed by another one.
-func (o *opening) identity(or disk.Identity) disk.Identity {
-	id := o.opt.Identity
-	if id.Serial == "" {
-		id.Serial = or.Serial
-	}
-	if id.NAA == [8]byte{} {
-		id.NAA = or.NAA
-	}
-	return id
-}
+func (o *opening) identity(or disk.Identity) disk.Identity { return o.opt.Identity.Or(or) }
 
 // spaceError explains an error of writing a small file in the disk's directory.
 func (o *opening) spaceError(err error) error {

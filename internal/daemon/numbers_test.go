@@ -110,3 +110,27 @@ func TestANumberIsFreeWithoutItsDisk(t *testing.T) {
 	require.EqualValues(t, 1, all[1].LUN)
 	require.NoError(t, d.end())
 }
+
+// TestARefusedIdentityIsNotKept: a disk is told to have the serial number that another one has from
+// an earlier start. The start is refused, and the disk still has its own.
+func TestARefusedIdentityIsNotKept(t *testing.T) {
+	opt := testOptions(t, "m.raw", "n.raw")
+	opt.WorkDirNamed = true
+	serials := func() (all []string) {
+		d := start(t, opt)
+		for _, l := range d.Status().LUNs {
+			all = append(all, l.Serial)
+		}
+		require.NoError(t, d.end())
+		return all
+	}
+	own := serials()
+	n := options.SingleDisk{DiskSettings: opt.Settings.Disk}
+	n.Identity.Serial = own[0]
+	opt.Settings.Disks = map[string]options.SingleDisk{"n.raw": n}
+	d, err := New(opt)
+	require.NoError(t, err)
+	require.ErrorContains(t, d.Run(t.Context()), "have the same serial number")
+	opt.Settings.Disks = nil
+	require.Equal(t, own, serials())
+}

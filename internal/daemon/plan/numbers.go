@@ -7,21 +7,24 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/serving"
 )
 
 // numbers are the LUNs of earlier starts. They stay with the images: a guest must not find another
-// disk under its number because an image came or went. Each disk keeps its own, see
-// instance.LUNOf.
+// disk under its number because an image came or went. Each disk keeps its own, and its identity,
+// see instance.KnownAs.
 type numbers struct {
+	ids   map[string]disk.Identity // by the name of an image that is here
 	of    map[string]uint16 // by the name of an image that is here
 	taken map[uint16]string // by disks whose images are not here, and by volumes: what has it
 }
 
 // recallNumbers finds the LUNs of earlier starts. volumes are those of volumes.
 func (p *Plan) recallNumbers(volumes map[uint16]string) (numbers, error) {
-	n := numbers{of: map[string]uint16{}, taken: map[uint16]string{}}
+	n := numbers{of: map[string]uint16{}, taken: map[uint16]string{},
+		ids: map[string]disk.Identity{}}
 	persistent := p.opt.PersistentDir != ""
 	here := map[string]bool{}
 	users := map[uint16]bool{}
@@ -30,10 +33,11 @@ func (p *Plan) recallNumbers(volumes map[uint16]string) (numbers, error) {
 		if d.AlreadyOpen != nil || p.homes[i].err != nil { // checkHomes says what is wrong
 			continue
 		}
-		lun, err := instance.LUNOf(p.homes[i].dir, persistent)
+		lun, id, err := instance.KnownAs(p.homes[i].dir, persistent)
 		if err != nil {
 			return n, err
 		}
+		n.ids[d.Name] = id
 		if users[lun] {
 			continue // somebody has copied a disk; the first one keeps the number
 		}

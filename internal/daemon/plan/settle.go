@@ -49,10 +49,11 @@ func (p *Plan) Settle(s options.Settings) ([]options.DiskSettings, error) {
 				p.opt.Setting(&p.opt.Settings.Disk.UsageType).Key, string(instance.CopyClone))
 		}
 	}
-	// Check before the disks are made: a disk keeps its identity, even if the configuration file is
-	// corrected.
+	// Check before the disks are opened: a disk keeps its identity, even if the configuration file
+	// is corrected.
 	wanted := make([]Disk, len(settings))
 	for i, one := range settings {
+		one.Identity = one.Identity.Or(p.numbers.ids[found[i].Name])
 		wanted[i] = Disk{Name: found[i].Name, DiskSettings: one}
 	}
 	if err := CheckIdentities(p.opt, wanted); err != nil {
@@ -130,7 +131,8 @@ func isBacking(name string, found []Disk) bool {
 }
 
 // CheckIdentities refuses disks that initiators cannot tell apart: a multipath driver would take
-// them for two paths to one disk, and write the data of each to both. It compares only what is set.
+// them for two paths to one disk, and write the data of each to both. It compares only what is
+// known.
 func CheckIdentities(opt *options.Options, disks []Disk) error {
 	serials, naas := map[string]*Disk{}, map[[8]byte]*Disk{}
 	var all []error
