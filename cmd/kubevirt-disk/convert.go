@@ -112,7 +112,7 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	if err := a.checkDestination(destination, o); err != nil {
 		return err
 	}
-	opt.Foreign = true
+	opt.Foreign, opt.Hold = true, true
 	img, err := image.Open(source, opt)
 	if err != nil {
 		img, err = a.openWrapped(ctx, source, destination, o, err)

@@ -178,9 +178,9 @@ func (p *providing) open() (*image.Image, error) {
 		if err := checkSource(p.image); err != nil {
 			return nil, err
 		}
-		return image.Open(p.image, image.Options{})
+		return image.Open(p.image, image.Options{Hold: true})
 	}
-	images, err := image.ScanDir(p.dir, image.Options{})
+	images, err := image.ScanDir(p.dir, image.Options{Hold: true})
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("the image directory %q does not exist: put an image there, or "+

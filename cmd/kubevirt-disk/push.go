@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
@@ -207,7 +208,8 @@ func uploadsDir() string {
 
 // pushOptions are the options of a command line.
 func pushOptions(from, compress string) registry.PushOptions {
-	opt := registry.PushOptions{Base: from, Uploads: uploadsDir(), Image: foreign}
+	opt := registry.PushOptions{Base: from, Uploads: uploadsDir(),
+		Image: image.Options{Foreign: true, Hold: true}}
 	switch c := qcow2.Compression(compress); c {
 	case "":
 		opt.CompressRaw = qcow2.CompressionZstd

@@ -127,7 +127,14 @@ func (o *opener) open(ctx context.Context, name string,
 			f.digest = o.opt.Digest(name)
 		}
 		if o.opt.Hold {
-			err = flock.Lock(f.file, unix.LOCK_SH) // others hold it for a moment
+			// A cleaner of a cache has it for a moment.
+			err = flock.LockSoon(f.file, unix.LOCK_SH)
+		}
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, nil, errors.Join(&Error{Name: name, Format: FormatUnknown,
+				Reason: "is in use by another process, or by another disk of this one, which " +
+					"may write to it",
+				Action: "stop that first, or make a copy of the file"}, source.Close())
 		}
 	}
 	unsure, _ := source.(Unsure)

@@ -87,7 +87,7 @@ func convert(img *Image, dst string, write func(*os.File) error) error {
 	if err := checkDestination(img, dst+durable.PartialSuffix); err != nil {
 		return fmt.Errorf("%q is written under another name until it is complete: %w", dst, err)
 	}
-	out, err := durable.Create(dst, 0o666)
+	out, err := durable.CreateNamed(dst, 0o666)
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,8 @@ type Destination struct {
 }
 
 // CreateDestination creates a file. Until Finish, it is called path with the suffix ".partial". If
-// the file exists, Finish replaces it if replace is set; otherwise this is an error.
+// the file exists, Finish replaces it if replace is set; otherwise this is an error. It is an
+// error, too, if another process uses the file, such as a daemon that serves it.
 func CreateDestination(path string, replace bool) (*Destination, error) {
 	dir, err := osfile.Resolved(filepath.Dir(path))
 	if err != nil {
@@ -47,7 +48,7 @@ func CreateDestination(path string, replace bool) (*Destination, error) {
 		return nil, fmt.Errorf("%q exists already: name another file, or replace it with --force",
 			path)
 	}
-	out, err := durable.Create(resolved, 0o666)
+	out, err := durable.CreateNamed(resolved, 0o666)
 	if err != nil {
 		return nil, err
 	}

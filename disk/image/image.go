@@ -38,8 +38,8 @@ type Options struct {
 	// Named says that a person has named the path for this machine: it may be a link, which is
 	// followed, or a block device, which is a raw disk unless Formats says otherwise.
 	Named bool
-	// Hold locks the image's local files while the image is open, with a shared flock(2). So a
-	// cleaner can tell which files are in use.
+	// Hold locks the image's local files while the image is open, with a shared flock(2): against
+	// who writes to them in place or replaces them. A file that is being written is refused.
 	Hold bool
 	// Foreign also accepts images that other programs write, such as VHDX. They can be read and
 	// converted, and nobody else takes their files for disks.

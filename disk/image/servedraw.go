@@ -11,6 +11,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 )
 
@@ -67,8 +68,12 @@ func (d *directory) rememberRaw(file *os.File) error {
 
 // OpenRaw opens the file of a raw image again, for writing too if write is set. It checks again
 // that the file is raw, because a guest owns its content from then on. It does not compare inodes:
-// an overlay file system may give the file another one when it is opened for writing.
+// an overlay file system may give the file another one when it is opened for writing. The image
+// itself does not hold its file any more (Options.Hold), so that the caller can lock it.
 func (m *Image) OpenRaw(write bool) (*os.File, error) {
+	if m.top.local != nil {
+		_ = flock.Lock(m.top.local, unix.LOCK_UN)
+	}
 	dir, err := openDirectory(m.dir)
 	if err != nil {
 		return nil, err

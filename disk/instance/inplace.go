@@ -104,8 +104,23 @@ func (o *opening) sameFile(s *state, file *os.File, readOnly bool) bool {
 	return which == "" || which == s.File
 }
 
-// openImageFile opens the image's own file for writing and locks it: two daemons that write to one
-// file destroy it. If the file is not writable, it opens it read-only.
+// lockFile locks the file of a disk: two that write to one file destroy it, and whoever reads it as
+// an image meanwhile gets a mixture.
+func lockFile(file *os.File, readOnly bool) error {
+	how := unix.LOCK_EX
+	if readOnly {
+		how = unix.LOCK_SH
+	}
+	err := flock.LockSoon(file, how)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return &durable.LockedError{Path: file.Name(),
+			Holder: "another process, or by another disk of this one"}
+	}
+	return err
+}
+
+// openImageFile opens the image's own file for writing and locks it. If the file is not writable,
+// it opens it read-only.
 func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 	readOnly = o.opt.ReadOnly
 	file, err = o.img.OpenRaw(!readOnly)
@@ -115,14 +130,14 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 		readOnly = true
 		file, err = o.img.OpenRaw(false)
 	}
-	if err != nil || readOnly {
-		return file, readOnly, err
+	if err != nil {
+		return nil, false, err
 	}
-	if err := flock.Lock(file, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = &durable.LockedError{Path: "image " + o.img.Path(), Holder: "another process"}
-		}
+	if err := lockFile(file, readOnly); err != nil {
 		return nil, false, errors.Join(err, file.Close())
+	}
+	if readOnly {
+		return file, true, nil
 	}
 	// If this fails, serve the disk all the same. If the guest writes a header, the next start may
 	// not recognise the disk, but does not follow the header to another file.

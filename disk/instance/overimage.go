@@ -98,12 +98,11 @@ func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance
 	}
 	var file *rawfile.File
 	if err == nil {
-		file, err = rawfile.Open(o.dir.disk(), rawfile.Options{Durable: o.durable(), Private: true})
+		file, err = o.openFile(rawfile.Options{Durable: o.durable(), Private: true})
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	o.rememberOwn(file.File)
 	over := overlay.New(file, o.img, m, overlay.Options{ReadOnly: o.opt.ReadOnly,
 		CopyReads: o.opt.Mode == CopyOnRead, Unit: o.img.CopyUnit(), Reads: o.opt.Reads})
 	o.opt.Progress.Follow(over.Size(), over.Copied)
@@ -113,6 +112,20 @@ func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance
 	}
 	inst.copies = startBackground(o, over, file, s)
 	return inst, nil
+}
+
+// openFile opens the disk's own file, and locks it: the directory's lock keeps other daemons out,
+// and not those who find the file.
+func (o *opening) openFile(opt rawfile.Options) (*rawfile.File, error) {
+	file, err := rawfile.Open(o.dir.disk(), opt)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockFile(file.File, opt.ReadOnly); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	o.rememberOwn(file.File)
+	return file, nil
 }
 
 // instance makes the Instance of a disk, which it closes after an error, and its state.
@@ -132,12 +145,11 @@ func (o *opening) assembleComplete(s *state) (*Instance, error) {
 	if err := o.dir.removeMaps(); err != nil {
 		o.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
 	}
-	file, err := rawfile.Open(o.dir.disk(),
+	file, err := o.openFile(
 		rawfile.Options{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true})
 	if err != nil {
 		return nil, err
 	}
-	o.rememberOwn(file.File)
 	o.opt.Progress.Start(s.Size, 0)
 	o.opt.Progress.Finish()
 	return o.instance(overlay.NewWhole(file, overlay.Options{ReadOnly: o.opt.ReadOnly}), s)

@@ -32,7 +32,7 @@ func (p *providing) make(ctx context.Context, r record) error {
 		return err
 	}
 	defer src.Close()
-	out, err := durable.Create(p.path, 0o600)
+	out, err := durable.CreateNamed(p.path, 0o600)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (p *providing) convert(ctx context.Context, r record) error {
 		err = errors.Join(p.complete(f, r), f.Close())
 	}
 	if err == nil {
-		err = osfile.Rename(expanded, p.path, 0)
+		err = durable.RenameNew(expanded, p.path)
 	}
 	if err != nil {
 		return errors.Join(p.spaceError(err), osfile.Remove(expanded))

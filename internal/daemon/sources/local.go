@@ -55,7 +55,7 @@ func (s *Sources) hasReferences() bool {
 
 // openImages opens the images that are served from the start, or none.
 func (s *Sources) openImages() ([]*image.Image, error) {
-	opt := image.Options{Formats: s.opt.Settings.Formats()}
+	opt := image.Options{Formats: s.opt.Settings.Formats(), Hold: true}
 	if len(s.opt.Images.Paths) == 0 {
 		opt.PassedOver = func(why *image.Error) {
 			s.opt.Log.Info("a file beside the images is no disk image, so it is not served",
@@ -118,7 +118,7 @@ func (s *Sources) Local(name string) (*image.Image, error) {
 	if path == "" {
 		return nil, nil
 	}
-	img, err := image.Open(path, image.Options{Formats: s.opt.Settings.Formats()})
+	img, err := image.Open(path, image.Options{Formats: s.opt.Settings.Formats(), Hold: true})
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
