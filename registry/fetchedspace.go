@@ -31,7 +31,7 @@ func Others(cacheDir string) func() ([]cache.Other, error) {
 		}
 		for _, e := range entries {
 			if name, ok := strings.CutSuffix(e.Name(), lockSuffix); ok {
-				o, otherErr := otherOf(root, cacheDir, name, entries)
+				o, otherErr := otherOf(root, cacheDir, path.Join(fetchedDir, name))
 				if o.Bytes > 0 {
 					all = append(all, o)
 				}
@@ -50,19 +50,39 @@ func orMissing(err error) error {
 	return err
 }
 
-// otherOf returns the files of a fetched image: those of its directory, and what earlier versions
-// have kept beside it.
-func otherOf(root *os.Root, cacheDir, image string, entries []fs.DirEntry) (cache.Other, error) {
-	var what []string
+// allOf are the names of everything of a fetched image but its lock: its disks, what a process has
+// left that was killed while it fetched, and what earlier versions have kept.
+func allOf(root *os.Root, base string) (names []string, err error) {
+	entries, err := fs.ReadDir(root.FS(), fetchedDir)
 	for _, e := range entries {
-		if rest, ok := strings.CutPrefix(e.Name(), image); ok && rest != lockSuffix &&
+		name := path.Join(fetchedDir, e.Name())
+		if rest, ok := strings.CutPrefix(name, base); ok && rest != lockSuffix &&
 			(rest == "" || rest[0] == '.') {
-			what = append(what, path.Join(fetchedDir, e.Name()))
+			names = append(names, name)
 		}
 	}
-	dir := path.Join(fetchedDir, image)
-	o := cache.Other{Name: filepath.Join(cacheDir, dir),
-		Remove: func() error { return removeFetched(cacheDir, dir+lockSuffix, what) }}
+	return names, err
+}
+
+// removeAll removes everything of a fetched image but its lock, which the caller has.
+func removeAll(root *osfile.Shared, base string) error {
+	names, err := allOf(root.Root, base)
+	for _, name := range names {
+		if err == nil {
+			err = root.RemoveAll(name)
+		}
+	}
+	return err
+}
+
+// otherOf returns the files of a fetched image.
+func otherOf(root *os.Root, cacheDir, base string) (cache.Other, error) {
+	what, err := allOf(root, base)
+	if err != nil {
+		return cache.Other{}, err
+	}
+	o := cache.Other{Name: filepath.Join(cacheDir, base+rawSuffix),
+		Remove: func() error { return removeFetched(cacheDir, base) }}
 	for _, name := range what {
 		err := fs.WalkDir(root.FS(), name, func(name string, d fs.DirEntry, err error) error {
 			if err != nil {
@@ -88,13 +108,13 @@ func otherOf(root *os.Root, cacheDir, image string, entries []fs.DirEntry) (cach
 }
 
 // removeFetched removes the files of a fetched image, unless somebody fetches or serves it.
-func removeFetched(cacheDir, lockName string, what []string) error {
+func removeFetched(cacheDir, base string) error {
 	root, err := osfile.OpenShared(cacheDir, 0o770)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	lock, err := root.OpenFile(lockName, os.O_RDWR)
+	lock, err := root.OpenFile(base+lockSuffix, os.O_RDWR)
 	if err != nil {
 		return err
 	}
@@ -103,10 +123,8 @@ func removeFetched(cacheDir, lockName string, what []string) error {
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return cache.ErrInUse
 	}
-	for _, name := range what {
-		if err == nil {
-			err = root.RemoveAll(name)
-		}
+	if err != nil {
+		return err
 	}
-	return err
+	return removeAll(root, base)
 }

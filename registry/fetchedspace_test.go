@@ -38,7 +38,7 @@ func TestFetchedCounts(t *testing.T) {
 	// The remains of a process that was killed while it fetched count, too, and so does what
 	// earlier versions have kept.
 	killed := filepath.Join(s.opt.CacheDir, fetchedDir, "sha256-00")
-	for _, dir := range []string{killed, killed + ".partial", killed + ".seek"} {
+	for _, dir := range []string{killed, killed + ".partial01234567", killed + ".seek"} {
 		require.NoError(t, os.Mkdir(dir, 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "x"), content, 0o600))
 	}

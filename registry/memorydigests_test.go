@@ -18,8 +18,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/internal/osfile"
-	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -77,31 +75,6 @@ func TestMemoryOfLinks(t *testing.T) {
 			require.Error(t, err)
 		})
 	}
-}
-
-// TestMemoryOfFetchedDigests: so do those of a disk that was fetched as a whole.
-func TestMemoryOfFetchedDigests(t *testing.T) {
-	const size = 64 << 30
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.img"), []byte("data"), 0o600))
-	require.NoError(t, os.Truncate(filepath.Join(dir, "a.img"), size))
-	root, err := osfile.OpenShared(dir, 0o770)
-	require.NoError(t, err)
-	defer root.Close()
-	slim(t, 8<<20, func() {
-		f := &fetchedImage{root: root}
-		require.NoError(t, f.save(t.Context(), []Pulled{{To: "a.img", Size: size}}, ""))
-		d, err := loadFetchedDisks(root, digestsSuffix, root.Root)
-		require.NoError(t, err)
-		defer d.close()
-		chunks, err := layer.NewChunks(size, indexChunk, d.find("a.img").digests)
-		require.NoError(t, err)
-		chunk := make([]byte, indexChunk)
-		require.NoError(t, chunks.Check(chunk, size-indexChunk))
-		require.Error(t, chunks.Check(chunk, 0))
-		copy(chunk, "data")
-		require.NoError(t, chunks.Check(chunk, 0))
-	})
 }
 
 // TestMemoryOfKeptBlob: a kept index is verified without being in memory.

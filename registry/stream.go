@@ -167,7 +167,7 @@ func (s *Stream) search(ctx context.Context) (err error) {
 	var names []string
 	switch {
 	case s.fetched != nil:
-		names = s.fetched.disks.names()
+		names = s.fetched.names
 	case s.parts != nil:
 		names, err = s.partDisks(ctx)
 	default:

@@ -242,7 +242,7 @@ func TestStreamWithoutIndex(t *testing.T) {
 	rig.Same(t, raw, d.URL(1))
 	require.Greater(t, w.Bytes(), int64(len(content))*9/10)
 	d.Crash()
-	fetched, err := filepath.Glob(filepath.Join(cacheDir, "pulled", "sha256-*[0-9a-f]"))
+	fetched, err := filepath.Glob(filepath.Join(cacheDir, "pulled", "sha256-*.raw"))
 	require.NoError(t, err)
 	require.Len(t, fetched, 1)
 	require.NoError(t, os.RemoveAll(fetched[0]))

@@ -134,9 +134,6 @@ func (c *Cache) Stats() Stats {
 		Wrong: c.wrong.Load(), Damaged: c.damaged.Load(), Unsaved: c.unsaved.Load()}
 }
 
-// NoteDamaged counts a chunk that somebody else keeps in the directory, and that has changed there.
-func (c *Cache) NoteDamaged() { c.damaged.Add(1) }
-
 // BlobOptions describe a blob and its origin.
 type BlobOptions struct {
 	Digest    string // names the blob, as sha256:0123...

@@ -23,19 +23,15 @@ type Chunks struct {
 	zeros       bitset.Set        // the chunks that are zeros
 }
 
-// ChunksOf are the chunks of a file of the index.
-func (x *Index) ChunksOf(f *IndexFile) (*Chunks, error) {
-	return NewChunks(f.Size, x.ChunkSize, x.DigestsOf(f))
-}
-
 // DigestsOf are the digests of a file's chunks.
 func (x *Index) DigestsOf(f *IndexFile) *io.SectionReader {
 	return io.NewSectionReader(x.Digests, f.FirstChunk*DigestSize,
 		f.Chunks(x.ChunkSize)*DigestSize)
 }
 
-// NewChunks reads all digests of a file once.
-func NewChunks(size, chunk int64, digests *io.SectionReader) (*Chunks, error) {
+// ChunksOf are the chunks of a file of the index. It reads all their digests once.
+func (x *Index) ChunksOf(f *IndexFile) (*Chunks, error) {
+	size, chunk, digests := f.Size, x.ChunkSize, x.DigestsOf(f)
 	c := &Chunks{size: size, chunk: chunk, digests: digests}
 	zeros := make([]byte, min(size, chunk))
 	c.whole = sha256.Sum256(zeros)
