@@ -1,9 +1,6 @@
 package targettest
 
-import (
-	"encoding/binary"
-	"fmt"
-)
+import "encoding/binary"
 
 // The service actions of PERSISTENT RESERVE IN and OUT (SPC-4 6.15, 6.16).
 const (
@@ -19,7 +16,6 @@ const (
 	PersistPreempt         uint8 = 0x04
 	PersistPreemptAndAbort uint8 = 0x05
 	PersistRegisterIgnore  uint8 = 0x06
-	PersistRegisterAndMove uint8 = 0x07
 )
 
 // The types of persistent reservations (SPC-4 6.15.3.4).
@@ -34,7 +30,6 @@ const (
 
 // Bits of a Persist (SPC-4 6.16.3).
 const (
-	SpecIPT uint8 = 0x08
 	AllTgPt uint8 = 0x04
 	APTPL   uint8 = 0x01
 )
@@ -56,23 +51,6 @@ func PersistOut(lun uint16, p Persist) Command {
 	cdb := []byte{0x5f, p.Action, p.Type, 0, 0, 0, 0, 0, 0, 0}
 	binary.BigEndian.PutUint32(cdb[5:], uint32(len(list)))
 	return Command{LUN: lun, CDB: cdb, Write: list}
-}
-
-// TransportID names an initiator port (SPC-4 7.6.4.6).
-func TransportID(initiator string, isid [6]byte) []byte {
-	name := fmt.Sprintf("%s,i,0x%x\x00", initiator, isid)
-	for len(name)%4 != 0 || len(name) < 20 {
-		name += "\x00"
-	}
-	return append([]byte{0x45, 0, byte(len(name) >> 8), byte(len(name))}, name...)
-}
-
-// PersistMove is a REGISTER AND MOVE to another port. bits are UNREG (02h) and APTPL.
-func PersistMove(lun uint16, key, actionKey uint64, bits uint8, id []byte) Command {
-	c := PersistOut(lun, Persist{Action: PersistRegisterAndMove, Key: key, ActionKey: actionKey,
-		More: id})
-	copy(c.Write[16:], []byte{0, bits, 0, 1, 0, 0, byte(len(id) >> 8), byte(len(id))})
-	return c
 }
 
 // PersistIn is a PERSISTENT RESERVE IN.

@@ -101,10 +101,10 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 func TestAbortedReservationComesToNothing(t *testing.T) {
 	b := newBench(t)
 	task := &Task{Nexus: b.nexus, LUN: lun1}
-	copy(task.CDB[:], []byte{opPersistOut, saRegister, 0, 0, 0, 0, 0, 0, persistBasicLen})
+	copy(task.CDB[:], []byte{opPersistOut, saRegister, 0, 0, 0, 0, 0, 0, persistListLen})
 	require.NoError(t, b.d.Prepare(task))
 	task.Abort()
-	list := make([]byte, persistBasicLen)
+	list := make([]byte, persistListLen)
 	list[15] = 7
 	require.ErrorIs(t, task.Out(0, list), serving.ErrAborted)
 	require.Equal(t, "0:", strings.TrimSpace(b.keys()))

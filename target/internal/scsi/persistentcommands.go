@@ -14,7 +14,6 @@ const (
 	saPreempt         = 0x04
 	saPreemptAndAbort = 0x05
 	saRegisterIgnore  = 0x06
-	saRegisterAndMove = 0x07
 )
 
 // persistentCommands are the service actions of persistent reservations. PERSISTENT RESERVE OUT
@@ -45,7 +44,6 @@ func persistentCommands() []command {
 		{name: "PERSISTENT RESERVE OUT, PREEMPT AND ABORT", action: saPreemptAndAbort},
 		{name: "PERSISTENT RESERVE OUT, REGISTER AND IGNORE EXISTING KEY",
 			action: saRegisterIgnore},
-		{name: "PERSISTENT RESERVE OUT, REGISTER AND MOVE", action: saRegisterAndMove},
 	} {
 		c.opcode, c.hasAction, c.flags, c.timeout = opPersistOut, true, duringPersistent, drain
 		c.usage = []byte{0, 0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0}

@@ -1,6 +1,9 @@
 package scsi
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"encoding/hex"
+)
 
 // preparePersistIn begins a PERSISTENT RESERVE IN (SPC-4 6.15). It is refused while any nexus,
 // including this one, has reserved the unit by RESERVE(6) (SPC-2 5.5.1).
@@ -53,7 +56,6 @@ func prepareReadReservation(t *Task) error {
 // Bits of the REPORT CAPABILITIES parameter data (SPC-4 6.15.4).
 const (
 	bitCRH   = 0x10 // RESERVE(6) and RELEASE(6) of holders and registrants are tolerated
-	bitSIPC  = 0x08 // SPEC_I_PT
 	bitATPC  = 0x04 // ALL_TG_PT
 	bitPTPLC = 0x01 // persist through power loss: possible
 	bitTMV   = 0x80 // the type mask is valid
@@ -67,7 +69,7 @@ const (
 // prepareReportCapabilities is REPORT CAPABILITIES (SPC-4 6.15.4).
 func prepareReportCapabilities(t *Task) error {
 	return preparePersistIn(t, func(t *Task, s *persistentState, b []byte) []byte {
-		can, is := byte(bitCRH|bitSIPC|bitATPC), byte(bitTMV|allowReady)
+		can, is := byte(bitCRH|bitATPC), byte(bitTMV|allowReady)
 		if t.unit.persistent.store != nil {
 			can |= bitPTPLC
 		}
@@ -121,4 +123,21 @@ func prepareReadFullStatus(t *Task) error {
 		}
 		return finishList(b, omitted)
 	})
+}
+
+// appendTransportID appends the TransportID of an iSCSI initiator port (SPC-4 7.6.4.6):
+//
+//	0      FORMAT CODE 01b (bits 7-6), PROTOCOL IDENTIFIER 5h (bits 3-0)
+//	1      reserved
+//	2-3    ADDITIONAL LENGTH: of what follows, a multiple of 4, at least 20
+//	4-     the iSCSI name, ",i,0x", the ISID in hexadecimal digits, and at least one zero byte
+func appendTransportID(b []byte, p InitiatorPort) []byte {
+	const formatOfPort, protocolISCSI, minLength = 0x40, 0x05, 20
+	name := nameString(p.Name + ",i,0x" + hex.EncodeToString(p.ISID[:]))
+	for len(name) < minLength {
+		name = append(name, 0)
+	}
+	b = append(b, formatOfPort|protocolISCSI, 0)
+	b = binary.BigEndian.AppendUint16(b, uint16(len(name)))
+	return append(b, name...)
 }

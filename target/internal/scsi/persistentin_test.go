@@ -55,15 +55,15 @@ func TestPersistentReserveIn(t *testing.T) {
 
 func TestReportCapabilities(t *testing.T) {
 	b := newBench(t)
-	requireHex(t, "0008 1c 90 ea01 0000", b.good(cdb(readCapabilities), nil))
-	requireHex(t, "0008 1c", b.good(cdb("5e 02 00 00 00 00 00 00 03 00"), nil))
+	requireHex(t, "0008 14 90 ea01 0000", b.good(cdb(readCapabilities), nil))
+	requireHex(t, "0008 14", b.good(cdb("5e 02 00 00 00 00 00 00 03 00"), nil))
 	b = newBench(t, func(l *LUN) { l.Store = &memStore{} })
-	requireHex(t, "0008 1d 90 ea01 0000", b.good(cdb(readCapabilities), nil))
+	requireHex(t, "0008 15 90 ea01 0000", b.good(cdb(readCapabilities), nil))
 	b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
-	requireHex(t, "0008 1d 91 ea01 0000", b.good(cdb(readCapabilities), nil))
+	requireHex(t, "0008 15 91 ea01 0000", b.good(cdb(readCapabilities), nil))
 	b.mustPersist(b.nexus, saRegister, 0, 1, 1)
 	// the last APTPL counts
-	requireHex(t, "0008 1d 90 ea01 0000", b.good(cdb(readCapabilities), nil))
+	requireHex(t, "0008 15 90 ea01 0000", b.good(cdb(readCapabilities), nil))
 }
 
 // TestPersistentCommandsAreReported asks REPORT SUPPORTED OPERATION CODES for each service action.
@@ -79,13 +79,13 @@ func TestPersistentCommandsAreReported(t *testing.T) {
 			wantIn = []byte{0, supportStandard, 0, 10, opPersistIn, action, 0, 0, 0, 0, 0, 0xff,
 				0xff, 0}
 		}
-		if action <= saRegisterAndMove {
+		if action <= saRegisterIgnore {
 			wantOut = []byte{0, supportStandard, 0, 10, opPersistOut, action, 0xff, 0, 0, 0xff,
 				0xff, 0xff, 0xff, 0}
 		}
 		require.Equal(t, wantIn, in, "PERSISTENT RESERVE IN %02x", action)
 		require.Equal(t, wantOut, out, "PERSISTENT RESERVE OUT %02x", action)
 	}
-	request, list := persistOut(0x08, 0, 1, 2)
-	require.Equal(t, "5/24/00", b.run(request, list).outcome(), "REPLACE LOST RESERVATION")
+	request, list := persistOut(0x07, 0, 1, 2)
+	require.Equal(t, "5/24/00", b.run(request, list).outcome(), "REGISTER AND MOVE")
 }

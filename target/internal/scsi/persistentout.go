@@ -2,11 +2,11 @@ package scsi
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"slices"
 )
 
-// The parameter list of PERSISTENT RESERVE OUT (SPC-4 6.16.3). REGISTER AND MOVE has a different
-// one (see persistentmove.go).
+// The parameter list of PERSISTENT RESERVE OUT (SPC-4 6.16.3):
 //
 //	0-7    RESERVATION KEY
 //	8-15   SERVICE ACTION RESERVATION KEY
@@ -14,15 +14,11 @@ import (
 //	20     SPEC_I_PT (bit 3), ALL_TG_PT (bit 2), APTPL (bit 0)
 //	21     reserved
 //	22-23  obsolete
-//	24-27  with SPEC_I_PT: bytes of TransportIDs that follow
-//	28-    TransportIDs
+//
+// No port can be registered by another one: there is no SPEC_I_PT, and no REGISTER AND MOVE.
 const (
-	persistBasicLen = 24
-	// maxPersistList is the longest parameter list that we accept, in bytes. It has room for 260
-	// TransportIDs with the longest names, or for a thousand usual ones.
-	maxPersistList = 64 << 10
+	persistListLen = 24
 
-	bitSpecIPT = 0x08
 	bitAllTgPt = 0x04
 	bitAPTPL   = 0x01
 )
@@ -31,65 +27,32 @@ const (
 type persistList struct {
 	key       uint64
 	actionKey uint64 // SERVICE ACTION RESERVATION KEY
-	specified bool   // SPEC_I_PT
-	ids       []transportID
 	allPorts  bool
 	aptpl     bool
-
-	unregister bool // UNREG, of REGISTER AND MOVE
 }
 
-// parsePersistList reads the parameter list of a service action.
-func parsePersistList(p []byte, action byte) (l persistList, err error) {
-	if action == saRegisterAndMove {
-		return parseMoveList(p)
-	}
-	if len(p) < persistBasicLen {
+// parsePersistList reads a parameter list.
+func parsePersistList(p []byte) (l persistList, err error) {
+	if len(p) != persistListLen {
 		return l, errParameterLength
 	}
 	l.key = binary.BigEndian.Uint64(p)
 	l.actionKey = binary.BigEndian.Uint64(p[8:])
-	for bit := 7; bit >= 0; bit-- {
-		if p[20]&^(bitSpecIPT|bitAllTgPt|bitAPTPL)&(1<<bit) != 0 {
-			return l, invalidParameter(20, bit)
-		}
+	if extra := p[20] &^ (bitAllTgPt | bitAPTPL); extra != 0 {
+		return l, invalidParameter(20, bits.Len8(extra)-1)
 	}
 	if p[21] != 0 {
 		return l, invalidParameter(21, 7)
 	}
-	l.specified = p[20]&bitSpecIPT != 0
 	l.allPorts = p[20]&bitAllTgPt != 0
 	l.aptpl = p[20]&bitAPTPL != 0
-	if !l.specified {
-		if len(p) != persistBasicLen {
-			return l, errParameterLength
-		}
-		return l, nil
-	}
-	if action != saRegister {
-		return l, invalidParameter(20, 3)
-	}
-	rest := p[persistBasicLen:]
-	if len(rest) < 4 || int64(binary.BigEndian.Uint32(rest)) != int64(len(rest)-4) {
-		return l, errParameterLength
-	}
-	for at := persistBasicLen + 4; at < len(p); {
-		id, n, err := parseTransportID(p[at:], at)
-		if err != nil {
-			return l, err
-		}
-		l.ids = append(l.ids, id)
-		at += n
-	}
 	return l, nil
 }
 
 // preparePersistOut begins a PERSISTENT RESERVE OUT (SPC-4 6.16).
 func preparePersistOut(t *Task) error {
-	n := binary.BigEndian.Uint32(t.CDB[5:])
-	withIDs := t.cmd.action == saRegister || t.cmd.action == saRegisterAndMove
 	switch {
-	case n < persistBasicLen || n > maxPersistList, n != persistBasicLen && !withIDs:
+	case binary.BigEndian.Uint32(t.CDB[5:]) != persistListLen:
 		return errParameterLength
 	case t.cmd.action != saReserve:
 	case t.CDB[2]>>4 != scopeLU:
@@ -97,7 +60,7 @@ func preparePersistOut(t *Task) error {
 	case !t.reservationType().valid():
 		return invalidField(2, 3)
 	}
-	t.expect(int64(n), true)
+	t.expect(persistListLen, true)
 	return nil
 }
 
@@ -108,7 +71,7 @@ func (t *Task) reservationType() reservationType { return reservationType(t.CDB[
 // An initiator that registers or reserves uses the unit, so it becomes the owner of a
 // write-exclusive one.
 func outPersist(t *Task, _ int64, p []byte) error {
-	list, err := parsePersistList(p, t.cmd.action)
+	list, err := parsePersistList(p)
 	if err != nil {
 		return err
 	}
@@ -135,9 +98,8 @@ func outPersist(t *Task, _ int64, p []byte) error {
 // execute executes the service action of the task.
 func (e *persistentEdit) execute(t *Task, list *persistList) error {
 	own := e.find(e.by)
-	cannotKeep := list.aptpl && t.unit.persistent.store == nil
 	if t.cmd.action == saRegister || t.cmd.action == saRegisterIgnore {
-		if cannotKeep {
+		if list.aptpl && t.unit.persistent.store == nil {
 			return invalidParameter(20, 0)
 		}
 		return e.register(t, own, list)
@@ -154,11 +116,6 @@ func (e *persistentEdit) execute(t *Task, list *persistList) error {
 		e.clear()
 	case saPreempt, saPreemptAndAbort:
 		return e.preempt(t, list.actionKey)
-	case saRegisterAndMove:
-		if cannotKeep {
-			return invalidParameter(17, 0)
-		}
-		return e.move(list)
 	}
 	return nil
 }
@@ -170,8 +127,6 @@ func (e *persistentEdit) register(t *Task, own *registration, list *persistList)
 		return errConflict
 	case own != nil && t.cmd.action == saRegister && list.key != own.key:
 		return errConflict
-	case own != nil && list.specified:
-		return invalidParameter(20, 3)
 	case own == nil && list.actionKey == 0:
 		return nil // SPC-4 table 52: do nothing but return GOOD
 	}
@@ -185,24 +140,7 @@ func (e *persistentEdit) register(t *Task, own *registration, list *persistList)
 		own.key, own.allPorts = list.actionKey, list.allPorts
 		return nil
 	}
-	ports := []InitiatorPort{e.by}
-	for _, id := range list.ids {
-		if id.node {
-			ports = append(ports, t.dev.portsOf(id.port.Name)...)
-		} else {
-			ports = append(ports, id.port)
-		}
-	}
-	for _, p := range ports {
-		if e.find(p) != nil {
-			continue // a registered port keeps its key
-		}
-		r := registration{port: p, key: list.actionKey, allPorts: list.allPorts}
-		if err := e.add(r); err != nil {
-			return err
-		}
-	}
-	return nil
+	return e.add(registration{port: e.by, key: list.actionKey, allPorts: list.allPorts})
 }
 
 // unregister removes the sender's own registration. The reservation ends with it unless others hold

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 
 	"kubevirt.io/disk/serving"
 )
@@ -129,22 +128,4 @@ func (u *unit) forgetReservationsOfFenced() {
 		r.state.Store(&e.persistentState)
 		r.unsaved = true
 	}
-}
-
-// portsOf returns the known initiator ports of this name, in no order.
-func (d *Device) portsOf(name string) (ports []InitiatorPort) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for p := range d.known {
-		if p.Name == name {
-			ports = append(ports, p)
-		}
-	}
-	// d.known is bounded, so a current port may be missing from it.
-	for n := range d.nexuses {
-		if n.port.Name == name && !slices.Contains(ports, n.port) {
-			ports = append(ports, n.port)
-		}
-	}
-	return ports
 }
