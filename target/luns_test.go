@@ -342,12 +342,11 @@ func TestRemoveLUNOfACopy(t *testing.T) {
 		from, to int    // index of units
 		remove   uint16
 		want     string
-		field    int // where the fixed format sense data has the removed unit's sense data
 	}{
-		{"source", 2, 0, 1, 1, "0A/0D/01", 8},
-		{"destination", 1, 0, 1, 2, "0A/0D/01", 9},
-		{"the one that it was sent to", 1, 0, 1, 1, notSupported, 0},
-		{"only sent to", 3, 0, 1, 3, notSupported, 0},
+		{"source", 2, 0, 1, 1, "0A/0D/01"},
+		{"destination", 1, 0, 1, 2, "0A/0D/01"},
+		{"the one that it was sent to", 1, 0, 1, 1, notSupported},
+		{"only sent to", 3, 0, 1, 3, notSupported},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := start(t)
@@ -367,7 +366,7 @@ func TestRemoveLUNOfACopy(t *testing.T) {
 			released, err := s.inUse.Remove(c.remove)
 			require.NoError(t, err)
 			require.False(t, isReleased(released), "a step of the copy is under way")
-			if c.field == 0 {
+			if c.want == notSupported {
 				require.Equal(t, notSupported, copying.MustFinish(t).Failed(), "at once")
 				goOn()
 				<-released
@@ -377,9 +376,6 @@ func TestRemoveLUNOfACopy(t *testing.T) {
 			<-released
 			r := copying.MustFinish(t)
 			require.Equal(t, c.want, r.Failed())
-			forwarded, err := ParseSense(r.Sense.Raw[int(r.Sense.Raw[c.field])+1:])
-			require.NoError(t, err)
-			require.Equal(t, notSupported, forwarded.String())
 			require.Less(t, s.disks[0].Calls(disktest.OpRead)-reads, 4, "it did not go on")
 		})
 	}

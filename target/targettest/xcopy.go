@@ -40,7 +40,7 @@ func ExtendedCopy(lun uint16, list []byte) Command {
 }
 
 // ReceiveCopyResults is a RECEIVE COPY RESULTS command: service action 0 status, 3 operating
-// parameters, 4 failure details.
+// parameters.
 func ReceiveCopyResults(lun uint16, action, id byte, allocation int) Command {
 	cdb := make([]byte, 16)
 	cdb[0], cdb[1], cdb[2] = 0x84, action, id

@@ -16,7 +16,6 @@ const (
 	saExtendedCopyLID1 = 0x00
 	saCopyStatus       = 0x00
 	saCopyParameters   = 0x03
-	saCopyFailure      = 0x04
 )
 
 // copyCommands are the commands of the copy manager, which every logical unit has (SPC-4 5.17).
@@ -33,9 +32,6 @@ func copyCommands() []command {
 		{name: "RECEIVE COPY OPERATING PARAMETERS", opcode: opReceiveCopy, hasAction: true,
 			action: saCopyParameters, usage: copyUsage(0xff), timeout: quick,
 			prepare: prepareCopyParameters},
-		{name: "RECEIVE COPY FAILURE DETAILS(LID1)", opcode: opReceiveCopy, hasAction: true,
-			action: saCopyFailure, usage: copyUsage(0xff), timeout: quick,
-			prepare: prepareCopyFailure},
 	}
 }
 
@@ -44,7 +40,7 @@ func copyUsage(listID byte) []byte {
 	return []byte{0, 0, listID, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}
 }
 
-// Limits that we report in RECEIVE COPY OPERATING PARAMETERS and VPD page 8Fh, and that we enforce.
+// Limits that we report in RECEIVE COPY OPERATING PARAMETERS, and that we enforce.
 const (
 	maxCopyTargets  = 8  // CSCD descriptors
 	maxCopySegments = 64 // segment descriptors
@@ -84,11 +80,11 @@ func outExtendedCopy(t *Task, _ int64, p []byte) error {
 	defer func() {
 		if !ended { // a disk has panicked: the session ends, so free the place
 			t.Abort()
-			t.endCopy(op, nil)
+			t.endCopy(op, true)
 		}
 	}()
 	failure := t.copySegments(op, &list)
-	t.endCopy(op, failure)
+	t.endCopy(op, failure != nil)
 	ended = true
 	if failure != nil {
 		return failure

@@ -18,7 +18,7 @@ func prepareCopyStatus(t *Task) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	op := t.Nexus.copyLocked(t.unit, t.CDB[2])
-	if op == nil || op.told {
+	if op == nil {
 		return invalidField(2, 7)
 	}
 	var b [12]byte
@@ -36,38 +36,9 @@ func prepareCopyStatus(t *Task) error {
 	// GiB.
 	binary.BigEndian.PutUint32(b[8:], uint32(op.bytes.Load()))
 	if op.task == nil {
-		op.told = true
-		if op.sense == nil {
-			t.Nexus.dropCopyLocked(op)
-		}
-	}
-	t.data = append(t.data[:0], b[:]...)
-	t.reply(t.copyAllocation())
-	return nil
-}
-
-// prepareCopyFailure is RECEIVE COPY FAILURE DETAILS(LID1) (SPC-4). It reports status and sense
-// data of a failed copy once, and an empty list for any other.
-func prepareCopyFailure(t *Task) error {
-	const header = 60
-	d := t.dev
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	op := t.Nexus.copyLocked(t.unit, t.CDB[2])
-	if op == nil || op.sense == nil {
-		t.data = append(t.data[:0], 0, 0, 0, 0)
-		t.reply(t.copyAllocation())
-		return nil
-	}
-	var b [header]byte
-	binary.BigEndian.PutUint32(b[0:], uint32(header-4+len(op.sense)))
-	b[56] = byte(op.status)
-	binary.BigEndian.PutUint16(b[58:], uint16(len(op.sense)))
-	t.data = append(append(t.data[:0], b[:]...), op.sense...)
-	op.sense = nil
-	if op.told {
 		t.Nexus.dropCopyLocked(op)
 	}
+	t.data = append(t.data[:0], b[:]...)
 	t.reply(t.copyAllocation())
 	return nil
 }
@@ -93,48 +64,4 @@ func prepareCopyParameters(t *Task) error {
 	t.data = append(append(t.data[:0], b[:]...), copyDescriptors[:]...)
 	t.reply(t.copyAllocation())
 	return nil
-}
-
-// The descriptors of VPD page 8Fh (SPC-4 7.8.17).
-const (
-	copyPageCommands    = 0x0001
-	copyPageParameters  = 0x0004
-	copyPageDescriptors = 0x0008
-	copyPageTargetIDs   = 0x000c
-	copyPageGeneral     = 0x8001
-)
-
-// appendThirdPartyCopy is page 8Fh (SPC-4 7.8.17).
-func appendThirdPartyCopy(t *Task, b []byte) []byte {
-	be := binary.BigEndian
-	commands := []byte{opExtendedCopy, 1, saExtendedCopyLID1, opReceiveCopy, 3, saCopyStatus,
-		saCopyParameters, saCopyFailure}
-	b = appendCopyDescriptor(b, copyPageCommands, append([]byte{byte(len(commands))}, commands...))
-
-	var parameters [28]byte
-	be.PutUint16(parameters[4:], maxCopyTargets)
-	be.PutUint16(parameters[6:], maxCopySegments)
-	be.PutUint32(parameters[8:], maxCopyList)
-	b = appendCopyDescriptor(b, copyPageParameters, parameters[:])
-
-	b = appendCopyDescriptor(b, copyPageDescriptors,
-		append([]byte{byte(len(copyDescriptors))}, copyDescriptors[:]...))
-	b = appendCopyDescriptor(b, copyPageTargetIDs, []byte{0, 2, ownTarget >> 8, ownTarget & 0xff})
-
-	var general [32]byte
-	be.PutUint32(general[0:], maxCopies)
-	be.PutUint32(general[4:], maxCopies)
-	be.PutUint32(general[8:], maxSegmentBlocks<<t.unit.shift)
-	general[12] = byte(t.unit.shift)
-	return appendCopyDescriptor(b, copyPageGeneral, general[:])
-}
-
-// appendCopyDescriptor appends a third-party copy descriptor, padded to a multiple of four bytes.
-func appendCopyDescriptor(b []byte, kind uint16, value []byte) []byte {
-	for len(value)%4 != 0 {
-		value = append(value, 0)
-	}
-	b = binary.BigEndian.AppendUint16(b, kind)
-	b = binary.BigEndian.AppendUint16(b, uint16(len(value)))
-	return append(b, value...)
 }

@@ -25,26 +25,26 @@ type participant struct {
 // segment executes one segment descriptor and returns the sense data of its failure, or nil.
 func (c *copier) segment(i int) *senseError {
 	s := &c.list.segments[i]
-	src, failure := c.find(i, s.source, segmentSource)
+	src, failure := c.find(s.source, segmentSource)
 	if failure != nil {
 		return failure
 	}
-	dst, failure := c.find(i, s.dest, segmentDest)
+	dst, failure := c.find(s.dest, segmentDest)
 	if failure != nil {
 		return failure
 	}
 	if s.blocks == 0 {
 		return nil
 	}
-	if failure := checkSegment(i, src.unit, s.from, s.blocks, segmentFrom); failure != nil {
+	if failure := checkSegment(src.unit, s.from, s.blocks, segmentFrom); failure != nil {
 		return failure
 	}
-	if failure := checkSegment(i, dst.unit, s.to, s.blocks, segmentTo); failure != nil {
+	if failure := checkSegment(dst.unit, s.to, s.blocks, segmentTo); failure != nil {
 		return failure
 	}
 
 	if src.unit.shift != dst.unit.shift { // the number of blocks would mean two lengths
-		return copyAborted(ascIncorrectTargetType, i, segmentDest)
+		return copyAborted(ascIncorrectTargetType, segmentDest)
 	}
 	c.shift = src.unit.shift
 	from, to, total := int64(s.from)<<c.shift, int64(s.to)<<c.shift, int64(s.blocks)<<c.shift
@@ -59,14 +59,14 @@ func (c *copier) segment(i int) *senseError {
 			at = total - written - n
 		}
 		if cause := c.step(src, dst, from+at, to+at, n); cause != nil {
-			return c.failed(i, cause, written, total, backwards)
+			return c.failed(cause, written, total, backwards)
 		}
 		written += n
 		c.op.bytes.Add(uint64(n))
 	}
 	if !dst.unit.mode.writeBack() {
 		if err := dst.unit.flush(); err != nil {
-			return c.failed(i, &copyCause{dest: dst.unit, err: err}, 0, total, backwards)
+			return c.failed(&copyCause{unit: dst.unit, err: err}, 0, total, backwards)
 		}
 	}
 	return nil
@@ -84,36 +84,36 @@ func (u *unit) flush() error {
 
 // find returns the logical unit for a CSCD descriptor ID (SPC-4 6.4.6.1). field is the offset of
 // the ID in the segment descriptor.
-func (c *copier) find(segment int, id uint16, field int) (*participant, *senseError) {
+func (c *copier) find(id uint16, field int) (*participant, *senseError) {
 	switch {
 	case id == ownTarget:
 		return &c.own, nil
 	case int(id) >= len(c.targets):
-		return nil, copyAborted(ascUnreachableTarget, segment, field)
+		return nil, copyAborted(ascUnreachableTarget, field)
 	case c.targets[id].unit == nil:
-		return nil, copyAborted(ascTargetNotReachable, segment, field)
+		return nil, copyAborted(ascTargetNotReachable, field)
 	case c.list.targets[id].peripheral != peripheralDisk:
-		return nil, copyAborted(ascIncorrectTargetType, segment, field)
+		return nil, copyAborted(ascIncorrectTargetType, field)
 	}
 	return &c.targets[id], nil
 }
 
 // checkSegment refuses blocks that the unit does not have. No READ or WRITE fails here, so there is
 // no status of a unit to report: the field pointer alone says what is wrong.
-func checkSegment(segment int, u *unit, lba, count uint64, field int) *senseError {
+func checkSegment(u *unit, lba, count uint64, field int) *senseError {
 	if u.checkRange(lba, count) == nil {
 		return nil
 	}
 	if lba < u.blocks() {
 		field = segmentBlocks
 	}
-	return copyAborted(ascNone, segment, field)
+	return copyAborted(ascNone, field)
 }
 
-// copyCause is why a step failed, and at which unit. Both units are nil if neither is to blame.
+// copyCause is why a step failed, and at which unit; nil if neither is to blame.
 type copyCause struct {
-	source, dest *unit
-	err          error
+	unit *unit
+	err  error
 }
 
 // step copies n bytes, at most scratchSize. It holds both ranges meanwhile.
@@ -125,11 +125,11 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 	// A removed unit ends the copy as it ends a READ or WRITE. Its disk is not released in the
 	// middle of a step.
 	if !src.unit.Begin() {
-		return &copyCause{source: src.unit, err: errLUNNotSupported}
+		return &copyCause{unit: src.unit, err: errLUNNotSupported}
 	}
 	defer src.unit.End()
 	if !dst.unit.Begin() {
-		return &copyCause{dest: dst.unit, err: errLUNNotSupported}
+		return &copyCause{unit: dst.unit, err: errLUNNotSupported}
 	}
 	defer dst.unit.End()
 	if cause := c.admitBoth(src, dst); cause != nil {
@@ -138,7 +138,7 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 	c.t.dev.disks.KeepOwner(src.unit.served)
 	c.t.dev.disks.KeepOwner(dst.unit.served)
 	if err := dst.unit.settleAtomic(); err != nil {
-		return &copyCause{dest: dst.unit, err: err}
+		return &copyCause{unit: dst.unit, err: err}
 	}
 	c.lock(src.unit, dst.unit, from, to, n)
 	defer c.unlock(src.unit, dst.unit)
@@ -146,14 +146,14 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 		return cause
 	}
 	if dst.unit.atomicKept.Load() {
-		return &copyCause{dest: dst.unit, err: errAtomicKept}
+		return &copyCause{unit: dst.unit, err: errAtomicKept}
 	}
 	runs, err := c.readRuns(src.unit, c.buf[:n], from, c.runs[:0])
 	if err != nil {
-		return &copyCause{source: src.unit, err: err}
+		return &copyCause{unit: src.unit, err: err}
 	}
 	if err := c.writeRuns(dst.unit, c.buf[:n], to, runs); err != nil {
-		return &copyCause{dest: dst.unit, err: err}
+		return &copyCause{unit: dst.unit, err: err}
 	}
 	return nil
 }
@@ -164,10 +164,10 @@ func (c *copier) admitBoth(src, dst *participant) *copyCause {
 		return &copyCause{err: err}
 	}
 	if err := c.admit(src, false); err != nil {
-		return &copyCause{source: src.unit, err: err}
+		return &copyCause{unit: src.unit, err: err}
 	}
 	if err := c.admit(dst, true); err != nil {
-		return &copyCause{dest: dst.unit, err: err}
+		return &copyCause{unit: dst.unit, err: err}
 	}
 	return nil
 }

@@ -12,11 +12,8 @@ type copyOperation struct {
 	segments atomic.Uint32 // how many have begun
 	bytes    atomic.Uint64 // how many are written
 
-	task   *Task  // guarded by Device.mu; nil: it has ended
-	failed bool   // guarded by Device.mu
-	status Status // guarded by Device.mu; how it ended
-	sense  []byte // guarded by Device.mu; nil once the initiator has fetched it
-	told   bool   // guarded by Device.mu; the initiator knows that it has ended
+	task   *Task // guarded by Device.mu; nil: it has ended
+	failed bool  // guarded by Device.mu
 }
 
 // maxCopiesTold bounds how many ended copies are remembered for a nexus.
@@ -51,8 +48,8 @@ func (t *Task) beginCopy(list *copyList) (*copyOperation, error) {
 	return op, nil
 }
 
-// endCopy gives the place back and keeps the result for RECEIVE COPY RESULTS.
-func (t *Task) endCopy(op *copyOperation, failure *senseError) {
+// endCopy gives the place back and keeps the result for RECEIVE COPY STATUS.
+func (t *Task) endCopy(op *copyOperation, failed bool) {
 	d, n := t.dev, t.Nexus
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -62,11 +59,7 @@ func (t *Task) endCopy(op *copyOperation, failure *senseError) {
 		n.dropCopyLocked(op)
 		return
 	}
-	if failure != nil {
-		op.failed = true
-		op.status, op.sense = StatusCheckCondition,
-			failure.appendTo(nil, t.unit.mode.descriptorSense())
-	}
+	op.failed = failed
 	ended := 0
 	for i := len(n.copies) - 1; i >= 0; i-- {
 		if n.copies[i].task != nil {

@@ -107,7 +107,6 @@ type senseError struct {
 	hasInfo bool
 	info    uint64  // INFORMATION field: an LBA, or for MISCOMPARE a byte offset
 	sks     [3]byte // SENSE KEY SPECIFIC; its first bit says that it is valid
-	failure *copyFailure
 }
 
 func (e *senseError) Error() string {
@@ -192,7 +191,7 @@ func miscompare(offset int64) error {
 	return &senseError{key: Miscompare, code: ascMiscompare, hasInfo: true, info: uint64(offset)}
 }
 
-// fixedSenseLen is the length of fixed format sense data in bytes, without what a failed copy adds.
+// fixedSenseLen is the length of fixed format sense data in bytes.
 const fixedSenseLen = 18
 
 // appendTo appends the sense data in descriptor format (SPC-4 4.5.2) or in fixed format (SPC-4
@@ -213,9 +212,6 @@ func (e *senseError) appendTo(buf []byte, descriptor bool) []byte {
 		s[0] |= 0x80
 		binary.BigEndian.PutUint32(s[3:], uint32(e.info))
 	}
-	if e.failure != nil {
-		return append(buf, e.failure.appendFixed(s[:])...)
-	}
 	return append(buf, s[:]...)
 }
 
@@ -226,14 +222,8 @@ func (e *senseError) appendDescriptors(buf []byte) []byte {
 		buf = append(buf, 0x00, 0x0a, 0x80, 0x00) // information descriptor, VALID
 		buf = binary.BigEndian.AppendUint64(buf, e.info)
 	}
-	if e.failure != nil {
-		buf = e.failure.appendSegment(buf)
-	}
 	if e.sks[0]&sksValid != 0 {
 		buf = append(buf, 0x02, 0x06, 0, 0, e.sks[0], e.sks[1], e.sks[2], 0)
-	}
-	if e.failure != nil {
-		buf = e.failure.appendForwarded(buf)
 	}
 	buf[start+7] = byte(len(buf) - start - 8)
 	return buf
