@@ -42,7 +42,6 @@ type task struct {
 	cmdSN     uint32
 	expectIn  int64 // bytes the initiator expects to receive
 	expectOut int64 // bytes it expects to send
-	bidi      bool  // both are from the initiator; otherwise they are equal or one is 0
 	immediate bool
 	started   time.Duration // since the server's start
 	begun     time.Duration // the same, for the arrival of the last burst's last data
@@ -92,7 +91,7 @@ func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 		s.conn.srv.pool.Charge(memory.RequestCost)
 	}
 	t.sess, t.tag, t.cmdSN, t.immediate = s, cmd.TaskTag, cmd.CmdSN, cmd.Immediate
-	t.expectIn, t.expectOut, t.bidi = 0, 0, false
+	t.expectIn, t.expectOut = 0, 0
 	if cmd.Read {
 		t.expectIn = int64(cmd.ExpectedLength)
 	}
@@ -160,21 +159,14 @@ func (s *session) abortLocked(t *task) {
 }
 
 // handleSCSICommand starts a command (RFC 7143 11.3).
-func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *segment) error {
+func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, seg *segment) error {
 	sess := c.session()
 	var cmd pdu.SCSICommand
 	if err := cmd.Decode(h); err != nil {
 		return c.malformed(err)
 	}
-	if ok, err := c.admit(h, ahs, seg); !ok {
+	if ok, err := c.admit(h, seg); !ok {
 		return err
-	}
-	var ext pdu.AHS // a longer CDB is ignored: no command has one
-	if len(ahs) > 0 {
-		var err error
-		if ext, err = pdu.ParseAHS(ahs); err != nil {
-			return c.malformed(err)
-		}
 	}
 	t, err := sess.newTask(run, &cmd)
 	switch {
@@ -186,9 +178,6 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, ahs []byte, seg *se
 		return c.refuse(pdu.RejectImmediate, seg)
 	}
 	sess.received(cmd.CmdSN, cmd.Immediate)
-	if ext.HasBidi && cmd.Read && cmd.Write {
-		t.bidi, t.expectIn = true, int64(ext.BidiReadLength)
-	}
 	if err := c.srv.device.Prepare(&t.scsi); err != nil {
 		return c.refuseCommand(t, &cmd, seg, err)
 	}
@@ -289,7 +278,6 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	resp.Status = uint8(status)
 	resp.TaskTag = t.tag
 	resp.Overflow, resp.Underflow, resp.Residual = t.residual(cause != nil)
-	resp.BidiOverflow, resp.BidiUnderflow, resp.BidiResidual = t.bidiResidual(cause != nil)
 	// Data-In only: 0 for a write, also after R2Ts (RFC 7143 11.4.8)
 	resp.ExpDataSN = t.snIn
 	var data []byte
@@ -315,29 +303,16 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 }
 
 // residual returns by how many bytes the moved data differs from the expected length (RFC 7143
-// 11.4.5.1). For a failed command, the data moved so far counts. For a bidirectional command it is
-// about the data to the target; see bidiResidual.
+// 11.4.5.1). For a failed command, the data moved so far counts.
 func (t *task) residual(failed bool) (overflow, underflow bool, n uint32) {
 	in, out := t.moves(failed)
 	switch {
-	case t.bidi:
-		return differ(out, t.expectOut)
 	case failed, t.scsi.Dir == scsi.DirNone:
 		return differ(in+out, max(t.expectIn, t.expectOut))
 	case t.scsi.Dir == scsi.DirIn: // the initiator expected the other direction
 		return differ(in, t.expectIn)
 	}
 	return differ(out, t.expectOut)
-}
-
-// bidiResidual returns the residual of a bidirectional command's data to the initiator (RFC 7143
-// 11.4.6).
-func (t *task) bidiResidual(failed bool) (overflow, underflow bool, n uint32) {
-	if !t.bidi {
-		return false, false, 0
-	}
-	in, _ := t.moves(failed)
-	return differ(in, t.expectIn)
 }
 
 // moves returns how many bytes the command moves to the initiator and from it.

@@ -108,8 +108,7 @@ func TestMemoryOfOpenCommands(t *testing.T) {
 }
 
 // TestMemoryOfWhatWaits has sessions make the target hold other things than commands: PDUs ahead of
-// their turn with as many header segments as fit, negotiations that stop halfway, and answers that
-// nobody reads.
+// their turn with their data, negotiations that stop halfway, and answers that nobody reads.
 func TestMemoryOfWhatWaits(t *testing.T) {
 	const sessions = 100
 	var keys []byte
@@ -120,13 +119,9 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 	for name, hold := range map[string]func(c *tt.Session) []byte{
 		"held PDUs": func(c *tt.Session) (batch []byte) {
 			c.CmdSN++ // one is missing
-			ahs := make([]byte, 0, 1020)
-			for len(ahs)+244 <= 1020 {
-				ahs = pdu.AppendExtendedCDB(ahs, make([]byte, 240))
-			}
 			for range 8 {
-				cmd, _, _ := c.Prepare(tt.TestUnitReady(1))
-				batch = append(batch, c.Bytes(&cmd, nil, tt.WithAHS(ahs))...)
+				cmd, immediate, _ := c.Prepare(tt.Write10(1, 0, make([]byte, tt.BlockSize)))
+				batch = append(batch, c.Bytes(&cmd, immediate)...)
 			}
 			return batch
 		},

@@ -231,12 +231,15 @@ func (c *conn) step(run *runner) error {
 		return fatalf("a data segment of %d bytes, over the declared limit of %d", n,
 			c.session().params.RecvMaxDataSegment)
 	}
-	return c.dispatch(run, h, ahs, &c.rx.data)
+	if err := pdu.CheckAHS(ahs); err != nil {
+		return c.malformed(err)
+	}
+	return c.dispatch(run, h, &c.rx.data)
 }
 
 // dispatch handles one PDU in full feature phase. If run.Reading is still set when it returns, the
 // data segment is consumed.
-func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) error {
+func (c *conn) dispatch(run *runner, h *pdu.Header, seg *segment) error {
 	if c.Cause() != nil {
 		// the session has ended, for example by reinstatement: drop its PDUs
 		return net.ErrClosed
@@ -247,7 +250,7 @@ func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) er
 		if sess.discovery() {
 			break
 		}
-		return c.handleSCSICommand(run, h, ahs, seg)
+		return c.handleSCSICommand(run, h, seg)
 	case pdu.OpDataOut:
 		if sess.discovery() {
 			break
@@ -280,7 +283,7 @@ func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) er
 		return fatalf("opcode %v is not one of an initiator", op)
 	}
 	if h.Numbered() {
-		if ok, err := c.admit(h, ahs, seg); !ok {
+		if ok, err := c.admit(h, seg); !ok {
 			return err
 		}
 	}
@@ -338,12 +341,12 @@ func (c *conn) badData(h *pdu.Header, err error) error {
 
 // admit reports whether to handle a request now. If so, the caller calls received or rejects it. If
 // not, admit has dropped it or holds it until its turn.
-func (c *conn) admit(h *pdu.Header, ahs []byte, seg *segment) (bool, error) {
+func (c *conn) admit(h *pdu.Header, seg *segment) (bool, error) {
 	switch c.session().admit(h.CmdSN(), h.Immediate()) {
 	case admitNow:
 		return true, nil
 	case admitLater:
-		return false, c.hold(h, ahs, seg)
+		return false, c.hold(h, seg)
 	}
 	return false, c.ignore(seg)
 }

@@ -53,8 +53,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 			return c.sent(run)
 		}
 		off += int64(len(b.B))
-		// The status of a bidirectional command goes into a separate response (RFC 7143 11.7.3).
-		good := last && status == scsi.StatusGood && !t.bidi
+		good := last && status == scsi.StatusGood
 		if !c.sendChunk(run, t, b, total, good) {
 			return c.sent(run)
 		}

@@ -11,7 +11,6 @@ import (
 // heldPDU is a numbered PDU that arrived ahead of its turn, with its data.
 type heldPDU struct {
 	hdr  pdu.Header
-	ahs  *memory.Buffer
 	data *memory.Buffer
 	n    int
 	from *memory.Pool // where heldCost is counted; nil: not counted
@@ -21,7 +20,6 @@ type heldPDU struct {
 const heldCost = 192
 
 func (h *heldPDU) release() {
-	h.ahs.Release()
 	h.data.Release()
 	if h.from != nil {
 		h.from.Charge(-heldCost)
@@ -30,7 +28,7 @@ func (h *heldPDU) release() {
 
 // hold keeps the current PDU until all PDUs before it have arrived. It never holds more PDUs than
 // the command window is wide.
-func (c *conn) hold(h *pdu.Header, ahs []byte, seg *segment) error {
+func (c *conn) hold(h *pdu.Header, seg *segment) error {
 	sess, cmdSN := c.session(), h.CmdSN()
 	if sess.held == nil {
 		sess.held = make(map[uint32]*heldPDU)
@@ -43,16 +41,8 @@ func (c *conn) hold(h *pdu.Header, ahs []byte, seg *segment) error {
 	if err != nil {
 		return c.badData(h, err)
 	}
-	var extra *memory.Buffer
-	if len(ahs) > 0 {
-		if extra = c.share.Get(len(ahs)); extra == nil {
-			data.Release()
-			return c.badData(h, errBusy)
-		}
-		copy(extra.B, ahs)
-	}
 	c.srv.pool.Charge(heldCost)
-	sess.held[cmdSN] = &heldPDU{hdr: *h, ahs: extra, data: data, n: n, from: c.srv.pool}
+	sess.held[cmdSN] = &heldPDU{hdr: *h, data: data, n: n, from: c.srv.pool}
 	return nil
 }
 
@@ -90,15 +80,11 @@ func (c *conn) replay(run *runner) error {
 
 func (c *conn) replayOne(run *runner, h *heldPDU) error {
 	seg := segment{held: h.data, n: h.n, left: h.n, done: true}
-	h.data = nil // the segment owns it now
-	var ahs []byte
-	if h.ahs != nil {
-		ahs = h.ahs.B
-	}
+	h.data = nil   // the segment owns it now
 	defer func() { // even if a bug ends the session
 		h.release()
 		_ = seg.discard()
 	}()
 	c.rx.hdr = h.hdr // for a Reject
-	return c.dispatch(run, &c.rx.hdr, ahs, &seg)
+	return c.dispatch(run, &c.rx.hdr, &seg)
 }

@@ -8,7 +8,7 @@ func (c *conn) handleLogout(h *pdu.Header, seg *segment) error {
 	if err := p.Decode(h); err != nil {
 		return c.malformed(err)
 	}
-	if ok, err := c.admit(h, nil, seg); !ok {
+	if ok, err := c.admit(h, seg); !ok {
 		return err
 	}
 	if err := seg.discard(); err != nil {

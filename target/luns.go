@@ -138,12 +138,7 @@ func (s *session) answerLocked(t *task, cause error) {
 	resp := pdu.SCSIResponse{Status: uint8(status), TaskTag: t.tag, ExpDataSN: t.snIn,
 		DataLen: len(b.B)}
 	// Nothing of a write counts as done.
-	if t.bidi {
-		resp.Overflow, resp.Underflow, resp.Residual = differ(0, t.expectOut)
-		resp.BidiOverflow, resp.BidiUnderflow, resp.BidiResidual = differ(t.sent, t.expectIn)
-	} else {
-		resp.Overflow, resp.Underflow, resp.Residual = differ(t.sent, max(t.expectIn, t.expectOut))
-	}
+	resp.Overflow, resp.Underflow, resp.Residual = differ(t.sent, max(t.expectIn, t.expectOut))
 	s.abortLocked(t)
 	c.tx.respond(&resp, 0, b.B, b)
 	c.flushSoon() // the goroutine that works on the command has not ended

@@ -21,7 +21,7 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 	if p.TaskTag == pdu.ReservedTag {
 		// This is an answer to our ping, or just a sign of life; we need nothing else. It must be
 		// immediate. If it is not, it uses up its number, so that the session can go on.
-		if ok, err := c.admit(h, nil, seg); !ok {
+		if ok, err := c.admit(h, seg); !ok {
 			return err
 		}
 		if err := seg.discard(); err != nil {
@@ -30,7 +30,7 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 		c.received(h)
 		return nil
 	}
-	if ok, err := c.admit(h, nil, seg); !ok {
+	if ok, err := c.admit(h, seg); !ok {
 		return err
 	}
 	if p.TransferTag != pdu.ReservedTag {

@@ -26,7 +26,6 @@ type receiver struct {
 	headerDigest, dataDigest bool
 
 	hdr  pdu.Header
-	ahs  [255 * 4]byte
 	data segment // the data segment of the PDU in hdr
 
 	// working counts the readers of all sessions that do not wait for the network; nil before the
@@ -66,8 +65,9 @@ func (rx *receiver) setWorks(works bool) {
 	}
 }
 
-// next reads the next header with its additional header segments and checks the header digest. The
-// data segment must be consumed through data before next is called again.
+// next reads the next header with its additional header segments, and checks the header digest. The
+// segments are valid until more is read. The data segment must be consumed through data before next
+// is called again.
 func (rx *receiver) next() (ahs []byte, err error) {
 	head, err := rx.Next(pdu.HeaderLen)
 	if err != nil {
@@ -85,7 +85,7 @@ func (rx *receiver) next() (ahs []byte, err error) {
 		if err != nil {
 			return nil, socket.Cut(err)
 		}
-		ahs = rx.ahs[:copy(rx.ahs[:n], rest)]
+		ahs = rest[:n]
 		if rx.headerDigest {
 			var want [digestLen]byte
 			pdu.PutDigest(want[:], pdu.Digest(rx.hdr[:], ahs))

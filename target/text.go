@@ -30,7 +30,7 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 	if err := p.Decode(h); err != nil {
 		return c.malformed(err)
 	}
-	if ok, err := c.admit(h, nil, seg); !ok {
+	if ok, err := c.admit(h, seg); !ok {
 		return err
 	}
 	data, err := seg.take(c.share)

@@ -120,7 +120,9 @@ func (s *Session) Start(c Command) (*Task, error) {
 	s.tasks[cmd.TaskTag] = t
 	opts := c.Options
 	if len(c.CDB) > 16 {
-		opts = append([]Option{WithAHS(pdu.AppendExtendedCDB(nil, c.CDB[16:]))}, opts...)
+		more := c.CDB[16:]
+		ahs := []byte{0, byte(len(more) + 1), 1, 0} // RFC 7143 11.2.2.3
+		opts = append([]Option{WithAHS(append(ahs, more...))}, opts...)
 	}
 	if err := s.Send(&cmd, immediate, opts...); err != nil {
 		return nil, err

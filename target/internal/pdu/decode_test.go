@@ -49,7 +49,7 @@ func TestRoundTrip(t *testing.T) {
 					raw[1] &^= bitContinue
 				}
 				if op == OpSCSIResponse && raw[46]&1 == 0 {
-					raw[1] &^= bitOverflow | bitBidiOverflow
+					raw[1] &^= bitOverflow
 					raw[2] = 0
 				}
 				p := newByOpcode(op)
@@ -109,8 +109,6 @@ func TestDecodeRefuses(t *testing.T) {
 			"initiator task tag"},
 		{"11.4.1/both residuals", &SCSIResponse{Overflow: true, Underflow: true}, none,
 			"O and U bits"},
-		{"11.4.1/both bidirectional residuals",
-			&SCSIResponse{BidiOverflow: true, BidiUnderflow: true}, none, "O and U bits"},
 		{"11.4.1/residual without completion", &SCSIResponse{Response: 1, Underflow: true}, none,
 			"residual bits"},
 		{"11.4/final bit", &SCSIResponse{}, clearFinal, "F bit"},

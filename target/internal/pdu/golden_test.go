@@ -101,15 +101,14 @@ var goldens = []golden{
 		11121314 21222324
 		31323334 41424344
 		00000000 61626364`},
-	{"11.4 SCSI Response, overflow in both directions",
-		&SCSIResponse{Overflow: true, BidiOverflow: true, TaskTag: 1,
-			BidiResidual: 0x51525354, Residual: 0x61626364}, `
-		21 94 00 00 00 000000
+	{"11.4 SCSI Response, overflow",
+		&SCSIResponse{Overflow: true, TaskTag: 1, Residual: 0x61626364}, `
+		21 84 00 00 00 000000
 		0000000000000000
 		00000001 00000000
 		00000000 00000000
 		00000000 00000000
-		51525354 61626364`},
+		00000000 61626364`},
 	{"11.4 SCSI Response, target failure", &SCSIResponse{Response: 1, TaskTag: 1}, `
 		21 80 01 00 00 000000
 		0000000000000000
