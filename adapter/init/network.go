@@ -327,8 +327,8 @@ func texts(list []recommended) (texts []string) {
 	return texts
 }
 
-// write brings the host name and the files that programs read up to date. What has not changed
-// since the last time is left alone, because the image's program may have written there.
+// write brings the host name and the files that programs read up to date. What the image's program
+// has changed is its own from then on.
 func (n *network) write() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -342,68 +342,23 @@ func (n *network) write() error {
 		n.written[""] = n.hostname
 	}
 	for name, text := range n.files() {
-		before, written := n.written[name]
-		if written && before == text {
-			continue
-		}
-		// The existing file is written to, because it is mounted over that of the image.
 		path := filepath.Join(n.dir, name)
-		update := text
-		if written {
+		if before, written := n.written[name]; written {
 			is, err := os.ReadFile(path)
 			if err != nil {
 				return err
 			}
-			update = replaceLines(string(is), before, text)
-			if update == string(is) {
-				n.written[name] = text
+			if before == text || string(is) != before {
 				continue
 			}
 		}
-		if err := os.WriteFile(path, []byte(update), 0o644); err != nil {
+		// The existing file is written to, because it is mounted over that of the image.
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			return err
 		}
 		n.written[name] = text
 	}
 	return nil
-}
-
-// replaceLines returns a file that had the text "was", with the lines that the text "now"
-// changes. The rest of it is somebody else's. If no line of ours is left in it, all of it is.
-func replaceLines(file, was, now string) string {
-	if file == was {
-		return now
-	}
-	lines := slices.Collect(strings.Lines(file))
-	old, fresh := slices.Collect(strings.Lines(was)), slices.Collect(strings.Lines(now))
-	gone := func(line string) bool {
-		return slices.Contains(old, line) && !slices.Contains(fresh, line)
-	}
-	at := slices.IndexFunc(lines, gone)
-	if !slices.ContainsFunc(old, gone) { // there are only more lines
-		for i, line := range lines {
-			if slices.Contains(old, line) {
-				at = i + 1
-			}
-		}
-	}
-	if at < 0 {
-		return file
-	}
-	var update strings.Builder
-	for i, line := range append(lines, "") {
-		if i == at {
-			for _, line := range fresh {
-				if !slices.Contains(old, line) {
-					update.WriteString(line)
-				}
-			}
-		}
-		if !gone(line) {
-			update.WriteString(line)
-		}
-	}
-	return update.String()
 }
 
 // maxSearch and maxServers are the limits of resolvers (resolv.conf(5)).
