@@ -5,6 +5,7 @@ import (
 
 	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/target/internal/login"
 	"kubevirt.io/disk/target/internal/pdu"
 	"kubevirt.io/disk/target/internal/scsi"
 )
@@ -12,7 +13,7 @@ import (
 const (
 	// chunkSize is how many bytes of a command's data are in memory at a time. It is also the most
 	// that one R2T asks for.
-	chunkSize = 256 << 10
+	chunkSize = login.MaxDataSegment
 
 	// heldChunk is the same for a read that waits for far content while memory is scarce, or whose
 	// client has its part of the memory. Such reads may take long and must leave memory for others.

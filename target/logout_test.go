@@ -16,8 +16,9 @@ import (
 
 func TestLogout(t *testing.T) {
 	s := start(t)
-	for _, reason := range []pdu.LogoutReason{pdu.LogoutCloseSession, pdu.LogoutCloseConnection} {
-		t.Run("11.14/"+reason.String(), func(t *testing.T) {
+	for name, reason := range map[string]pdu.LogoutReason{"session": pdu.LogoutCloseSession,
+		"connection": pdu.LogoutCloseConnection} {
+		t.Run("11.14/"+name, func(t *testing.T) {
 			sess := s.login(t, LoginOptions{CID: 7})
 			r, err := sess.Logout(reason)
 			require.NoError(t, err)
@@ -26,7 +27,7 @@ func TestLogout(t *testing.T) {
 			testtool.Eventually(t,
 				func() bool { return len(s.Sessions()) == 0 }, "the session is gone")
 		})
-		t.Run("11.14/"+reason.String()+" ends what is pending without an answer",
+		t.Run("11.14/"+name+" ends what is pending without an answer",
 			func(t *testing.T) {
 				sess := s.login(t, solicited)
 				_, _ = waiting(t, sess, 1, 0, pattern(8*BlockSize, 1))
@@ -35,7 +36,7 @@ func TestLogout(t *testing.T) {
 				require.Equal(t, pdu.LogoutSuccess, r.Response)
 				require.NoError(t, sess.ExpectClosed())
 			})
-		t.Run("11.14/"+reason.String()+" while a command hangs in the disk", func(t *testing.T) {
+		t.Run("11.14/"+name+" while a command hangs in the disk", func(t *testing.T) {
 			sess := s.login(t, LoginOptions{})
 			release := s.stall(t, disktest.OpRead)
 			before := s.disks[0].Calls(disktest.OpRead)

@@ -282,9 +282,10 @@ func TestNotNowAborted(t *testing.T) {
 // TestNotNowImpatient aborts a command that is held. From then on its initiator gets such answers
 // earlier. Other initiators do not.
 func TestNotNowImpatient(t *testing.T) {
-	for _, f := range []pdu.TMFunction{pdu.TMAbortTask, pdu.TMAbortTaskSet,
-		pdu.TMLogicalUnitReset, pdu.TMTargetWarmReset} {
-		t.Run(f.String(), func(t *testing.T) {
+	for name, f := range map[string]pdu.TMFunction{"task": pdu.TMAbortTask,
+		"task set": pdu.TMAbortTaskSet, "unit": pdu.TMLogicalUnitReset,
+		"target": pdu.TMTargetWarmReset} {
+		t.Run(name, func(t *testing.T) {
 			s := startFar(t, time.Hour, func(o *options) {
 				o.Shared.LeastHoldTimeout = 20 * time.Millisecond
 			})

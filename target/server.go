@@ -75,9 +75,7 @@ func New(opt Options) (*Server, error) {
 		pool:   opt.Disks.Memory,
 		login: login.Config{TargetName: opt.TargetName, TargetAlias: opt.Alias,
 			PortalGroupTag: opt.PortalGroupTag,
-			Auth:           opt.Auth, Limits: login.Limits{
-				MaxRecvDataSegmentLength: chunkSize, FirstBurstLength: chunkSize,
-			}},
+			Auth:           opt.Auth},
 		start:     time.Now(),
 		sessions:  make(map[sessionKey]*session),
 		discovery: make(map[*session]struct{}),

@@ -236,21 +236,22 @@ func (t *Task) takeDataIn(p *PDU) error {
 	r, params := &t.result, &t.s.Params
 	switch {
 	case !t.cmd.Read:
-		return fmt.Errorf("%v for a command that reads nothing", &in)
+		return fmt.Errorf("data %+v for a command that reads nothing", &in)
 	case in.DataSN != uint32(len(r.DataIns)):
-		return fmt.Errorf("%v: want DataSN %d", &in, len(r.DataIns))
+		return fmt.Errorf("data %+v: want DataSN %d", &in, len(r.DataIns))
 	case int(in.BufferOffset) != len(r.Data):
-		return fmt.Errorf("%v: want offset %d, as DataSequenceInOrder and DataPDUInOrder are Yes",
-			&in, len(r.Data))
+		return fmt.Errorf("data %+v: want offset %d, as DataSequenceInOrder and DataPDUInOrder "+
+			"are Yes", &in, len(r.Data))
 	case in.DataLen > params.MaxReceive:
-		return fmt.Errorf("%v: longer than MaxRecvDataSegmentLength %d", &in, params.MaxReceive)
+		return fmt.Errorf("data %+v: longer than MaxRecvDataSegmentLength %d",
+			&in, params.MaxReceive)
 	case len(r.Data)+in.DataLen > int(t.cmd.ExpectedLength):
-		return fmt.Errorf("%v: beyond the expected length %d", &in, t.cmd.ExpectedLength)
+		return fmt.Errorf("data %+v: beyond the expected length %d", &in, t.cmd.ExpectedLength)
 	}
 	t.sequence += in.DataLen
 	if t.sequence > params.MaxBurst {
-		return fmt.Errorf("%v: a sequence of %d bytes, but MaxBurstLength is %d", &in, t.sequence,
-			params.MaxBurst)
+		return fmt.Errorf("data %+v: a sequence of %d bytes, but MaxBurstLength is %d",
+			&in, t.sequence, params.MaxBurst)
 	}
 	if t.open = !in.Final; in.Final {
 		t.sequence = 0
@@ -274,19 +275,20 @@ func (t *Task) takeR2T(p *PDU) error {
 	r := &t.result
 	switch {
 	case !t.cmd.Write:
-		return fmt.Errorf("%v for a command that writes nothing", &r2t)
+		return fmt.Errorf("R2T %+v for a command that writes nothing", &r2t)
 	case r2t.R2TSN != uint32(len(r.R2Ts)):
-		return fmt.Errorf("%v: want R2TSN %d", &r2t, len(r.R2Ts))
+		return fmt.Errorf("R2T %+v: want R2TSN %d", &r2t, len(r.R2Ts))
 	case int(r2t.DesiredLength) > t.s.Params.MaxBurst:
-		return fmt.Errorf("%v: longer than MaxBurstLength %d", &r2t, t.s.Params.MaxBurst)
+		return fmt.Errorf("R2T %+v: longer than MaxBurstLength %d", &r2t, t.s.Params.MaxBurst)
 	case uint64(r2t.BufferOffset)+uint64(r2t.DesiredLength) > uint64(t.cmd.ExpectedLength):
-		return fmt.Errorf("%v: beyond the expected length %d", &r2t, t.cmd.ExpectedLength)
+		return fmt.Errorf("R2T %+v: beyond the expected length %d", &r2t, t.cmd.ExpectedLength)
 	case r2t.LUN != t.cmd.LUN:
-		return fmt.Errorf("%v: LUN %#x, want %#x", &r2t, r2t.LUN, t.cmd.LUN)
+		return fmt.Errorf("R2T %+v: LUN %#x, want %#x", &r2t, r2t.LUN, t.cmd.LUN)
 	}
 	if n := len(r.R2Ts); n > 0 && r2t.BufferOffset != r.R2Ts[n-1].BufferOffset+
 		r.R2Ts[n-1].DesiredLength {
-		return fmt.Errorf("%v: does not follow the one before, as DataSequenceInOrder is Yes", &r2t)
+		return fmt.Errorf("R2T %+v: does not follow the one before, as DataSequenceInOrder is Yes",
+			&r2t)
 	}
 	r.R2Ts = append(r.R2Ts, r2t)
 	if t.command.OnR2T != nil {
@@ -303,27 +305,29 @@ func (t *Task) takeResponse(p *PDU) error {
 	}
 	r := &t.result
 	if n := uint32(len(r.DataIns)); rsp.Response == 0 && rsp.ExpDataSN != n { // R2Ts do not count
-		return fmt.Errorf("%v: ExpDataSN is %d, want %d (RFC 7143 11.4.8)", &rsp, rsp.ExpDataSN, n)
+		return fmt.Errorf("response %+v: ExpDataSN is %d, want %d (RFC 7143 11.4.8)",
+			&rsp, rsp.ExpDataSN, n)
 	}
 	if t.open {
-		return fmt.Errorf("%v: the last Data-In has no F bit (RFC 7143 11.7.1)", &rsp)
+		return fmt.Errorf("response %+v: the last Data-In has no F bit (RFC 7143 11.7.1)", &rsp)
 	}
 	if rsp.StatusQualifier != 0 && t.s.Params.ProtocolLevel < 2 {
-		return fmt.Errorf("%v: a status qualifier at protocol level %d (RFC 7144 5.2.1)", &rsp,
-			t.s.Params.ProtocolLevel)
+		return fmt.Errorf("response %+v: a status qualifier at protocol level %d (RFC 7144 5.2.1)",
+			&rsp, t.s.Params.ProtocolLevel)
 	}
 	r.Response, r.Status, r.Qualifier = rsp.Response, rsp.Status, rsp.StatusQualifier
 	r.Overflow, r.Underflow, r.Residual = rsp.Overflow, rsp.Underflow, rsp.Residual
 	t.done = true
 	if len(p.Data) == 0 {
 		if rsp.Status == StatusCheckCondition {
-			return fmt.Errorf("%v: CHECK CONDITION without sense data (RFC 7143 7.7)", &rsp)
+			return fmt.Errorf("response %+v: CHECK CONDITION without sense data (RFC 7143 7.7)",
+				&rsp)
 		}
 		return nil
 	}
 	if len(p.Data) < 2 || int(binary.BigEndian.Uint16(p.Data)) > len(p.Data)-2 {
-		return fmt.Errorf("%v: the sense length does not fit the data segment (RFC 7143 11.4.7.1)",
-			&rsp)
+		return fmt.Errorf("response %+v: the sense length does not fit the data segment (RFC "+
+			"7143 11.4.7.1)", &rsp)
 	}
 	r.Sense, err = ParseSense(p.Data[2 : 2+int(binary.BigEndian.Uint16(p.Data))])
 	return err

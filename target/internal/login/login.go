@@ -63,15 +63,16 @@ func (t SessionType) String() string {
 	return fmt.Sprintf("SessionType(%d)", uint8(t))
 }
 
-// Limits are the most that the target agrees to. A zero field means the default. A value outside
-// the standard's range is moved to the nearest end of the range.
-type Limits struct {
-	// The longest data segment that the target receives, in bytes; default 262144.
-	MaxRecvDataSegmentLength int
-	MaxBurstLength           int // bytes of a solicited sequence; default 1048576
-	FirstBurstLength         int // bytes of unsolicited data per command; default 262144
-	MaxOutstandingR2T        int // per command; default 1
-}
+// What the target agrees to at most, in bytes.
+const (
+	// MaxDataSegment is the longest data segment that it receives, and how much unsolicited data a
+	// command has.
+	MaxDataSegment = 256 << 10
+	maxBurst       = 1 << 20 // of a solicited sequence
+	// maxKeyBytes is how much text one login may send in total. The standard demands 8192 (RFC 7143
+	// 6.1).
+	maxKeyBytes = 16 << 10
+)
 
 // Config is common to all logins of a target. It must not change while it is in use.
 type Config struct {
@@ -79,22 +80,6 @@ type Config struct {
 	TargetAlias    string // declared in normal sessions; "": none
 	PortalGroupTag uint16
 	Auth           *chap.Authenticator // nil: initiators need not authenticate
-	Limits         Limits
-	// MaxKeyBytes is how many bytes of text one login may send in total. The default is 16384.
-	// Values below 8192, which the standard demands (RFC 7143 6.1), count as 8192.
-	MaxKeyBytes int
-}
-
-const (
-	defaultMaxKeyBytes = 16384
-	minMaxKeyBytes     = 8192
-)
-
-func (c *Config) maxKeyBytes() int {
-	if c.MaxKeyBytes == 0 {
-		return defaultMaxKeyBytes
-	}
-	return max(c.MaxKeyBytes, minMaxKeyBytes)
 }
 
 // Request is a Login Request (RFC 7143 11.12).

@@ -46,7 +46,7 @@ func NewMachine(cfg *Config) *Machine {
 	return &Machine{
 		cfg:  cfg,
 		seen: make(map[string]struct{}),
-		neg:  negotiation{limits: cfg.Limits.resolve(), params: defaultParams()},
+		neg:  negotiation{params: defaultParams()},
 	}
 }
 
@@ -106,9 +106,9 @@ func (m *Machine) step(req *Request) (Response, *refusal) {
 		}
 		return m.respond(req)
 	}
-	if m.received += len(req.Data); m.received > m.cfg.maxKeyBytes() {
+	if m.received += len(req.Data); m.received > maxKeyBytes {
 		return Response{}, refuse(StatusInitiatorError, "too_much_text",
-			"more than %d bytes of login text", m.cfg.maxKeyBytes())
+			"more than %d bytes of login text", maxKeyBytes)
 	}
 	if req.Continue {
 		m.pending = append(m.pending, req.Data...)
@@ -215,9 +215,9 @@ func (m *Machine) handle(req *Request, pairs []Pair) *refusal {
 	}
 	if !m.declared {
 		m.declared = true
-		m.neg.params.RecvMaxDataSegment = m.neg.limits.MaxRecvDataSegmentLength
+		m.neg.params.RecvMaxDataSegment = MaxDataSegment
 		m.out = AppendPair(m.out, keyMaxRecvDataSegmentLength,
-			strconv.Itoa(m.neg.limits.MaxRecvDataSegmentLength))
+			strconv.Itoa(MaxDataSegment))
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 
 // negotiation answers the operational keys of one login (RFC 7143 6.2 and section 13).
 type negotiation struct {
-	limits    Limits // resolved
 	discovery bool
 	params    Params
 }
@@ -23,67 +22,55 @@ const (
 	anySession
 )
 
-// numericKey is a key whose values are numbers. pick computes the answer to an offer within the
+// numericKey is a key whose values are numbers. agree makes the answer to an offer within the
 // range. It obeys the key's result function: with Minimum the answer must not exceed the offer,
 // with Maximum it must not be below it.
 type numericKey struct {
 	scope    scope
 	min, max int
-	pick     func(offer int, n *negotiation) int
-	param    func(*Params) *int
+	agree    func(offer int, p *Params) int
 }
 
 // numericKeys has all of them but MaxRecvDataSegmentLength, which is declared, not negotiated.
 var numericKeys = map[string]numericKey{
-	keyMaxConnections: {normalOnly, 1, 65535,
-		func(offer int, _ *negotiation) int { return min(offer, 1) },
-		func(p *Params) *int { return &p.MaxConnections }},
-	keyMaxBurstLength: {normalOnly, minLength, maxLength,
-		func(offer int, n *negotiation) int { return min(offer, n.limits.MaxBurstLength) },
-		func(p *Params) *int { return &p.MaxBurstLength }},
+	keyMaxConnections: {normalOnly, 1, 65535, always(1)},
+	keyMaxBurstLength: {normalOnly, minLength, maxLength, func(offer int, p *Params) int {
+		p.MaxBurstLength = min(offer, maxBurst)
+		return p.MaxBurstLength
+	}},
 	// The answer must not exceed MaxBurstLength, as far as that is known by now.
-	keyFirstBurstLength: {normalOnly, minLength, maxLength,
-		func(offer int, n *negotiation) int {
-			return min(offer, n.limits.FirstBurstLength, n.params.MaxBurstLength)
-		},
-		func(p *Params) *int { return &p.FirstBurstLength }},
-	keyMaxOutstandingR2T: {normalOnly, 1, 65535,
-		func(offer int, n *negotiation) int { return min(offer, n.limits.MaxOutstandingR2T) },
-		func(p *Params) *int { return &p.MaxOutstandingR2T }},
+	keyFirstBurstLength: {normalOnly, minLength, maxLength, func(offer int, p *Params) int {
+		p.FirstBurstLength = min(offer, MaxDataSegment, p.MaxBurstLength)
+		return p.FirstBurstLength
+	}},
+	keyMaxOutstandingR2T: {normalOnly, 1, 65535, always(1)},
 	// At error recovery level 0 nothing is kept for a lost connection. So there is nothing to wait
 	// for, and nothing to retain.
-	keyDefaultTime2Wait: {anySession, 0, 3600,
-		func(offer int, _ *negotiation) int { return max(offer, 0) },
-		func(p *Params) *int { return &p.DefaultTime2Wait }},
-	keyDefaultTime2Retain: {anySession, 0, 3600,
-		func(offer int, _ *negotiation) int { return min(offer, 0) },
-		func(p *Params) *int { return &p.DefaultTime2Retain }},
-	keyErrorRecoveryLevel: {anySession, 0, 2,
-		func(offer int, _ *negotiation) int { return min(offer, 0) },
-		func(p *Params) *int { return &p.ErrorRecoveryLevel }},
+	keyDefaultTime2Wait:   {anySession, 0, 3600, func(offer int, _ *Params) int { return offer }},
+	keyDefaultTime2Retain: {anySession, 0, 3600, always(0)},
+	keyErrorRecoveryLevel: {anySession, 0, 2, always(0)},
 	// 1 is RFC 7143, 2 adds RFC 7144.
-	keyISCSIProtocolLevel: {normalOnly, 0, 31,
-		func(offer int, _ *negotiation) int { return min(offer, LevelRFC7144) },
-		func(p *Params) *int { return &p.ProtocolLevel }},
+	keyISCSIProtocolLevel: {normalOnly, 0, 31, func(offer int, p *Params) int {
+		p.ProtocolLevel = min(offer, LevelRFC7144)
+		return p.ProtocolLevel
+	}},
 }
 
-// booleanKey is a key that is Yes or No. The result is offer OR ours, or offer AND ours.
-type booleanKey struct {
-	scope scope
-	or    bool
-	ours  bool
-	param func(*Params) *bool
-}
+func always(n int) func(int, *Params) int { return func(int, *Params) int { return n } }
 
-var booleanKeys = map[string]booleanKey{
-	keyInitialR2T: {normalOnly, true, false,
-		func(p *Params) *bool { return &p.InitialR2T }},
-	keyImmediateData: {normalOnly, false, true,
-		func(p *Params) *bool { return &p.ImmediateData }},
-	keyDataPDUInOrder: {normalOnly, true, true,
-		func(p *Params) *bool { return &p.DataPDUInOrder }},
-	keyDataSequenceInOrder: {normalOnly, true, true,
-		func(p *Params) *bool { return &p.DataSequenceInOrder }},
+// booleanKeys are Yes or No, and only in a normal session. The value says what is agreed to. We
+// want unsolicited and immediate data, and everything in order.
+var booleanKeys = map[string]func(offer bool, p *Params) bool{
+	keyInitialR2T: func(offer bool, p *Params) bool {
+		p.InitialR2T = offer
+		return offer
+	},
+	keyImmediateData: func(offer bool, p *Params) bool {
+		p.ImmediateData = offer
+		return offer
+	},
+	keyDataPDUInOrder:      func(bool, *Params) bool { return true },
+	keyDataSequenceInOrder: func(bool, *Params) bool { return true },
 }
 
 const (
@@ -157,26 +144,16 @@ func (n *negotiation) numeric(k numericKey, value string) string {
 	if !ok {
 		return valueReject
 	}
-	result := k.pick(offer, n)
-	*k.param(&n.params) = result
-	return strconv.Itoa(result)
+	return strconv.Itoa(k.agree(offer, &n.params))
 }
 
-func (n *negotiation) boolean(k booleanKey, value string) string {
-	if k.scope == normalOnly && n.discovery {
-		return valueIrrelevant
-	}
-	var result bool
+func (n *negotiation) boolean(agree func(bool, *Params) bool, value string) string {
 	switch {
+	case n.discovery:
+		return valueIrrelevant
 	case value != valueYes && value != valueNo:
 		return valueReject
-	case k.or:
-		result = value == valueYes || k.ours
-	default:
-		result = value == valueYes && k.ours
-	}
-	*k.param(&n.params) = result
-	if result {
+	case agree(value == valueYes, &n.params):
 		return valueYes
 	}
 	return valueNo

@@ -6,25 +6,18 @@ import (
 )
 
 // Params are the operational parameters of a session and its connection (RFC 7143 section 13).
-// Lengths are in bytes, times in seconds.
+// Lengths are in bytes. What is always the same is not in it.
 type Params struct {
 	HeaderDigest, DataDigest bool // CRC32C; false: none
 	// The initiator's MaxRecvDataSegmentLength: the longest segment that we may send.
 	SendMaxDataSegment int
 	// The target's MaxRecvDataSegmentLength: the longest segment that we may be sent.
-	RecvMaxDataSegment  int
-	MaxBurstLength      int
-	FirstBurstLength    int // at most MaxBurstLength
-	MaxOutstandingR2T   int
-	InitialR2T          bool // unsolicited Data-Out PDUs are not allowed
-	ImmediateData       bool
-	DataPDUInOrder      bool
-	DataSequenceInOrder bool
-	DefaultTime2Wait    int
-	DefaultTime2Retain  int
-	MaxConnections      int // 1
-	ErrorRecoveryLevel  int // 0
-	ProtocolLevel       int // iSCSIProtocolLevel (RFC 7144 7.1.1)
+	RecvMaxDataSegment int
+	MaxBurstLength     int
+	FirstBurstLength   int  // at most MaxBurstLength
+	InitialR2T         bool // unsolicited Data-Out PDUs are not allowed
+	ImmediateData      bool
+	ProtocolLevel      int // iSCSIProtocolLevel (RFC 7144 7.1.1)
 }
 
 // LevelRFC7144 is the iSCSIProtocolLevel that the features of RFC 7144 need: its task management
@@ -40,19 +33,13 @@ const (
 // defaultParams are the values of keys that are not negotiated.
 func defaultParams() Params {
 	return Params{
-		SendMaxDataSegment:  8192,
-		RecvMaxDataSegment:  8192,
-		MaxBurstLength:      262144,
-		FirstBurstLength:    65536,
-		MaxOutstandingR2T:   1,
-		InitialR2T:          true,
-		ImmediateData:       true,
-		DataPDUInOrder:      true,
-		DataSequenceInOrder: true,
-		DefaultTime2Wait:    2,
-		DefaultTime2Retain:  20,
-		MaxConnections:      1,
-		ProtocolLevel:       1,
+		SendMaxDataSegment: 8192,
+		RecvMaxDataSegment: 8192,
+		MaxBurstLength:     262144,
+		FirstBurstLength:   65536,
+		InitialR2T:         true,
+		ImmediateData:      true,
+		ProtocolLevel:      1,
 	}
 }
 
@@ -69,26 +56,6 @@ func (p *Params) checkBursts() *refusal {
 		p.FirstBurstLength = p.MaxBurstLength
 	}
 	return nil
-}
-
-// resolve fills in defaults and moves values into the ranges of the standard.
-func (l Limits) resolve() Limits {
-	length := func(v, def int) int {
-		if v == 0 {
-			v = def
-		}
-		return min(max(v, minLength), maxLength)
-	}
-	r2t := l.MaxOutstandingR2T
-	if r2t == 0 {
-		r2t = 1
-	}
-	return Limits{
-		MaxRecvDataSegmentLength: length(l.MaxRecvDataSegmentLength, 262144),
-		MaxBurstLength:           length(l.MaxBurstLength, 1048576),
-		FirstBurstLength:         length(l.FirstBurstLength, 262144),
-		MaxOutstandingR2T:        min(max(r2t, 1), 65535),
-	}
 }
 
 // NegotiateText answers the pairs of a text negotiation in full feature phase (RFC 7143 6.4), and

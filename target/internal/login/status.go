@@ -9,20 +9,16 @@ import (
 // lower (RFC 7143 11.13.5).
 type Status uint16
 
-// All statuses of RFC 7143.
+// The statuses that the target answers with.
 const (
 	StatusSuccess                 Status = 0x0000
-	StatusTargetMovedTemporarily  Status = 0x0101
-	StatusTargetMovedPermanently  Status = 0x0102
 	StatusInitiatorError          Status = 0x0200
 	StatusAuthenticationFailure   Status = 0x0201
 	StatusAuthorizationFailure    Status = 0x0202
 	StatusNotFound                Status = 0x0203
-	StatusTargetRemoved           Status = 0x0204
 	StatusUnsupportedVersion      Status = 0x0205
 	StatusTooManyConnections      Status = 0x0206
 	StatusMissingParameter        Status = 0x0207
-	StatusCannotIncludeInSession  Status = 0x0208
 	StatusSessionTypeNotSupported Status = 0x0209
 	StatusSessionDoesNotExist     Status = 0x020a
 	StatusInvalidDuringLogin      Status = 0x020b
@@ -31,48 +27,25 @@ const (
 	StatusOutOfResources          Status = 0x0302
 )
 
-// String describes the status.
-func (s Status) String() string {
-	switch s {
-	case StatusSuccess:
-		return "success"
-	case StatusTargetMovedTemporarily:
-		return "target moved temporarily"
-	case StatusTargetMovedPermanently:
-		return "target moved permanently"
-	case StatusInitiatorError:
-		return "initiator error"
-	case StatusAuthenticationFailure:
-		return "authentication failure"
-	case StatusAuthorizationFailure:
-		return "authorization failure"
-	case StatusNotFound:
-		return "target not found"
-	case StatusTargetRemoved:
-		return "target removed"
-	case StatusUnsupportedVersion:
-		return "unsupported version"
-	case StatusTooManyConnections:
-		return "too many connections"
-	case StatusMissingParameter:
-		return "missing parameter"
-	case StatusCannotIncludeInSession:
-		return "cannot include in session"
-	case StatusSessionTypeNotSupported:
-		return "session type not supported"
-	case StatusSessionDoesNotExist:
-		return "session does not exist"
-	case StatusInvalidDuringLogin:
-		return "invalid during login"
-	case StatusTargetError:
-		return "target error"
-	case StatusServiceUnavailable:
-		return "service unavailable"
-	case StatusOutOfResources:
-		return "out of resources"
-	}
-	return fmt.Sprintf("Status(%04x)", uint16(s))
+var statusNames = map[Status]string{
+	StatusSuccess:                 "success",
+	StatusInitiatorError:          "initiator error",
+	StatusAuthenticationFailure:   "authentication failure",
+	StatusAuthorizationFailure:    "authorization failure",
+	StatusNotFound:                "target not found",
+	StatusUnsupportedVersion:      "unsupported version",
+	StatusTooManyConnections:      "too many connections",
+	StatusMissingParameter:        "missing parameter",
+	StatusSessionTypeNotSupported: "session type not supported",
+	StatusSessionDoesNotExist:     "session does not exist",
+	StatusInvalidDuringLogin:      "invalid during login",
+	StatusTargetError:             "target error",
+	StatusServiceUnavailable:      "service unavailable",
+	StatusOutOfResources:          "out of resources",
 }
+
+// String describes the status.
+func (s Status) String() string { return statusNames[s] }
 
 // refusal says why a login ends without a session. Its text contains no secret, challenge or
 // response.

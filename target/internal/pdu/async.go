@@ -1,28 +1,13 @@
 package pdu
 
-import "fmt"
-
 // AsyncEvent is what an asynchronous message reports (RFC 7143 11.9.1).
 type AsyncEvent uint8
 
 // The asynchronous events.
 const (
-	AsyncSCSI            AsyncEvent = 0
-	AsyncLogoutRequest   AsyncEvent = 1
-	AsyncDropConnection  AsyncEvent = 2
-	AsyncDropAll         AsyncEvent = 3
-	AsyncRenegotiate     AsyncEvent = 4
-	AsyncTaskTermination AsyncEvent = 5
-	AsyncVendor          AsyncEvent = 255
+	AsyncSCSI          AsyncEvent = 0
+	AsyncLogoutRequest AsyncEvent = 1
 )
-
-var asyncEventNames = map[AsyncEvent]string{AsyncSCSI: "SCSI event",
-	AsyncLogoutRequest:  "logout request",
-	AsyncDropConnection: "connection will drop", AsyncDropAll: "all connections will drop",
-	AsyncRenegotiate: "negotiation request", AsyncTaskTermination: "tasks terminated",
-	AsyncVendor: "vendor-specific"}
-
-func (e AsyncEvent) String() string { return enumName(asyncEventNames, e) }
 
 // AsyncMessage reports an event to the initiator (RFC 7143 11.9).
 type AsyncMessage struct {
@@ -59,9 +44,4 @@ func (p *AsyncMessage) Encode(h *Header) {
 	h.put16(38, p.Parameter1)
 	h.put16(40, p.Parameter2)
 	h.put16(42, p.Parameter3)
-}
-
-func (p *AsyncMessage) String() string {
-	return fmt.Sprintf("Asynchronous Message %v parameters=%d,%d,%d statsn=%d data=%d",
-		p.Event, p.Parameter1, p.Parameter2, p.Parameter3, p.StatSN, p.DataLen)
 }

@@ -1,7 +1,5 @@
 package pdu
 
-import "fmt"
-
 // TaskAttr is the task attribute of a command (RFC 7143 11.3.1).
 type TaskAttr uint8
 
@@ -13,11 +11,6 @@ const (
 	TaskAttrHeadOfQueue
 	TaskAttrACA
 )
-
-var taskAttrNames = map[TaskAttr]string{TaskAttrUntagged: "untagged", TaskAttrSimple: "simple",
-	TaskAttrOrdered: "ordered", TaskAttrHeadOfQueue: "head of queue", TaskAttrACA: "ACA"}
-
-func (a TaskAttr) String() string { return enumName(taskAttrNames, a) }
 
 const (
 	bitRead  = 0x40
@@ -70,11 +63,4 @@ func (p *SCSICommand) Encode(h *Header) {
 	h.put32(24, p.CmdSN)
 	h.put32(28, p.ExpStatSN)
 	copy(h[32:], p.CDB[:])
-}
-
-func (p *SCSICommand) String() string {
-	return fmt.Sprintf("SCSI Command tag=%#x lun=%#016x cdb=%x expected=%d read=%t write=%t "+
-		"final=%t immediate=%t attr=%v priority=%d cmdsn=%d data=%d",
-		p.TaskTag, p.LUN, p.CDB, p.ExpectedLength, p.Read, p.Write, p.Final, p.Immediate, p.Attr,
-		p.Priority, p.CmdSN, p.DataLen)
 }

@@ -1,7 +1,5 @@
 package pdu
 
-import "fmt"
-
 // DataOut carries data for a command, with or without an R2T asking for it (RFC 7143 11.7).
 type DataOut struct {
 	Final        bool // the last of its sequence
@@ -35,11 +33,6 @@ func (p *DataOut) Encode(h *Header) {
 	h.put32(28, p.ExpStatSN)
 	h.put32(36, p.DataSN)
 	h.put32(40, p.BufferOffset)
-}
-
-func (p *DataOut) String() string {
-	return fmt.Sprintf("SCSI Data-Out tag=%#x ttt=%#x datasn=%d offset=%d data=%d final=%t",
-		p.TaskTag, p.TransferTag, p.DataSN, p.BufferOffset, p.DataLen, p.Final)
 }
 
 // DataIn carries data of a command to the initiator. The last one may also carry good status (RFC
@@ -106,11 +99,4 @@ func (p *DataIn) Encode(h *Header) {
 		h.put32(24, p.StatSN)
 		h.put32(44, p.Residual)
 	}
-}
-
-func (p *DataIn) String() string {
-	return fmt.Sprintf("SCSI Data-In tag=%#x datasn=%d offset=%d data=%d final=%t has_status=%t "+
-		"status=%#x residual=%d statsn=%d",
-		p.TaskTag, p.DataSN, p.BufferOffset, p.DataLen, p.Final, p.HasStatus, p.Status, p.Residual,
-		p.StatSN)
 }

@@ -13,7 +13,6 @@ import (
 type codec interface {
 	Decode(*Header) error
 	Encode(*Header)
-	String() string
 }
 
 // golden is a PDU and its header, taken from the drawings in RFC 7143 11, with 8 bytes on a line.
@@ -320,22 +319,10 @@ func TestGolden(t *testing.T) {
 }
 
 func TestString(t *testing.T) {
-	for _, g := range goldens {
-		h := header(t, g.hex)
-		require.True(t, strings.HasPrefix(g.pdu.String(),
-			strings.TrimPrefix(h.Opcode().String(), "Ready To Transfer (")) ||
-			h.Opcode() == OpR2T, "%s", g.pdu)
-		require.NotContains(t, g.pdu.String(), "%!", "%s", g.name)
-	}
+	require.Equal(t, "Ready To Transfer", OpR2T.String())
 	require.Equal(t, "0x07", Opcode(7).String())
-	require.Equal(t, "ABORT TASK", TMAbortTask.String())
-	require.Equal(t, "0x63", TMFunction(99).String())
-	require.Equal(t, "0x2a", TMResponse(42).String())
-	require.Equal(t, "0x09", LogoutReason(9).String())
-	require.Equal(t, "0x09", LogoutResult(9).String())
-	require.Equal(t, "0x09", AsyncEvent(9).String())
+	require.Equal(t, "SNACK reject", RejectSNACK.String())
 	require.Equal(t, "0x7f", RejectReason(0x7f).String())
-	require.Equal(t, "0x07", TaskAttr(7).String())
 }
 
 func TestHeaderLengths(t *testing.T) {

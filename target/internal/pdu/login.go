@@ -1,7 +1,5 @@
 package pdu
 
-import "fmt"
-
 const (
 	bitTransit = 0x80
 	stageMask  = 0x03
@@ -52,12 +50,6 @@ func (p *LoginRequest) Encode(h *Header) {
 	h.put32(28, p.ExpStatSN)
 }
 
-func (p *LoginRequest) String() string {
-	return fmt.Sprintf("Login Request tag=%#x csg=%d nsg=%d transit=%t continue=%t isid=%x "+
-		"tsih=%d cid=%d data=%d",
-		p.TaskTag, p.CSG, p.NSG, p.Transit, p.Continue, p.ISID, p.TSIH, p.CID, p.DataLen)
-}
-
 // LoginResponse answers a LoginRequest (RFC 7143 11.13).
 type LoginResponse struct {
 	Transit, Continue          bool
@@ -99,11 +91,4 @@ func (p *LoginResponse) Encode(h *Header) {
 	h.put32(28, p.ExpCmdSN)
 	h.put32(32, p.MaxCmdSN)
 	h[36], h[37] = p.StatusClass, p.StatusDetail
-}
-
-func (p *LoginResponse) String() string {
-	return fmt.Sprintf("Login Response tag=%#x csg=%d nsg=%d transit=%t continue=%t tsih=%d "+
-		"status=%02x%02x data=%d",
-		p.TaskTag, p.CSG, p.NSG, p.Transit, p.Continue, p.TSIH, p.StatusClass, p.StatusDetail,
-		p.DataLen)
 }

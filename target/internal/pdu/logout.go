@@ -1,7 +1,5 @@
 package pdu
 
-import "fmt"
-
 // LogoutReason says what a logout ends (RFC 7143 11.14.1).
 type LogoutReason uint8
 
@@ -12,12 +10,6 @@ const (
 	LogoutRemoveConnection LogoutReason = 2
 )
 
-var logoutReasonNames = map[LogoutReason]string{LogoutCloseSession: "close the session",
-	LogoutCloseConnection:  "close the connection",
-	LogoutRemoveConnection: "remove the connection for recovery"}
-
-func (r LogoutReason) String() string { return enumName(logoutReasonNames, r) }
-
 // LogoutResult is the outcome of a logout (RFC 7143 11.15.1).
 type LogoutResult uint8
 
@@ -26,14 +18,7 @@ const (
 	LogoutSuccess              LogoutResult = 0
 	LogoutCIDNotFound          LogoutResult = 1
 	LogoutRecoveryNotSupported LogoutResult = 2
-	LogoutCleanupFailed        LogoutResult = 3
 )
-
-var logoutResultNames = map[LogoutResult]string{LogoutSuccess: "closed",
-	LogoutCIDNotFound:          "CID not found",
-	LogoutRecoveryNotSupported: "recovery not supported", LogoutCleanupFailed: "cleanup failed"}
-
-func (r LogoutResult) String() string { return enumName(logoutResultNames, r) }
 
 // LogoutRequest ends a session or a connection (RFC 7143 11.14).
 type LogoutRequest struct {
@@ -65,10 +50,6 @@ func (p *LogoutRequest) Encode(h *Header) {
 	h.put32(28, p.ExpStatSN)
 }
 
-func (p *LogoutRequest) String() string {
-	return fmt.Sprintf("Logout Request tag=%#x reason=%v cid=%d", p.TaskTag, p.Reason, p.CID)
-}
-
 // LogoutResponse answers a LogoutRequest (RFC 7143 11.15).
 type LogoutResponse struct {
 	Response                   LogoutResult
@@ -98,8 +79,4 @@ func (p *LogoutResponse) Encode(h *Header) {
 	h.put32(32, p.MaxCmdSN)
 	h.put16(40, p.Time2Wait)
 	h.put16(42, p.Time2Retain)
-}
-
-func (p *LogoutResponse) String() string {
-	return fmt.Sprintf("Logout Response tag=%#x %v statsn=%d", p.TaskTag, p.Response, p.StatSN)
 }

@@ -1,7 +1,5 @@
 package pdu
 
-import "fmt"
-
 // NOPOut is the initiator's ping, or its answer to ours (RFC 7143 11.18).
 type NOPOut struct {
 	Immediate            bool
@@ -32,11 +30,6 @@ func (p *NOPOut) Encode(h *Header) {
 	h.put32(20, p.TransferTag)
 	h.put32(24, p.CmdSN)
 	h.put32(28, p.ExpStatSN)
-}
-
-func (p *NOPOut) String() string {
-	return fmt.Sprintf("NOP-Out tag=%#x ttt=%#x immediate=%t data=%d", p.TaskTag, p.TransferTag,
-		p.Immediate, p.DataLen)
 }
 
 // NOPIn is our ping, or our answer to the initiator's (RFC 7143 11.19).
@@ -75,9 +68,4 @@ func (p *NOPIn) Encode(h *Header) {
 	h.put32(24, p.StatSN)
 	h.put32(28, p.ExpCmdSN)
 	h.put32(32, p.MaxCmdSN)
-}
-
-func (p *NOPIn) String() string {
-	return fmt.Sprintf("NOP-In tag=%#x ttt=%#x statsn=%d data=%d", p.TaskTag, p.TransferTag,
-		p.StatSN, p.DataLen)
 }

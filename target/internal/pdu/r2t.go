@@ -1,7 +1,5 @@
 package pdu
 
-import "fmt"
-
 // R2T asks the initiator for data of a command (RFC 7143 11.8).
 type R2T struct {
 	LUN                        uint64
@@ -42,9 +40,4 @@ func (p *R2T) Encode(h *Header) {
 	h.put32(36, p.R2TSN)
 	h.put32(40, p.BufferOffset)
 	h.put32(44, p.DesiredLength)
-}
-
-func (p *R2T) String() string {
-	return fmt.Sprintf("R2T tag=%#x ttt=%#x r2tsn=%d offset=%d length=%d", p.TaskTag, p.TransferTag,
-		p.R2TSN, p.BufferOffset, p.DesiredLength)
 }

@@ -1,32 +1,25 @@
 package pdu
 
-import "fmt"
-
 // RejectReason says why a PDU was not accepted (RFC 7143 11.17.1).
 type RejectReason uint8
 
 // The reject reasons.
 const (
-	RejectDataDigest                 RejectReason = 0x02
-	RejectSNACK                      RejectReason = 0x03
-	RejectProtocolError              RejectReason = 0x04
-	RejectNotSupported               RejectReason = 0x05
-	RejectImmediate                  RejectReason = 0x06
-	RejectTaskInProgress             RejectReason = 0x07
-	RejectInvalidDataAck             RejectReason = 0x08
-	RejectInvalidPDUField            RejectReason = 0x09
-	RejectLongOperation              RejectReason = 0x0a
-	RejectDeprecatedNegotiationReset RejectReason = 0x0b
-	RejectWaitingForLogout           RejectReason = 0x0c
+	RejectDataDigest      RejectReason = 0x02
+	RejectSNACK           RejectReason = 0x03
+	RejectProtocolError   RejectReason = 0x04
+	RejectNotSupported    RejectReason = 0x05
+	RejectImmediate       RejectReason = 0x06
+	RejectTaskInProgress  RejectReason = 0x07
+	RejectInvalidPDUField RejectReason = 0x09
+	RejectLongOperation   RejectReason = 0x0a
 )
 
 var rejectReasonNames = map[RejectReason]string{RejectDataDigest: "data digest error",
 	RejectSNACK:         "SNACK reject",
 	RejectProtocolError: "protocol error", RejectNotSupported: "command not supported",
 	RejectImmediate: "immediate command reject", RejectTaskInProgress: "task in progress",
-	RejectInvalidDataAck: "invalid data ACK", RejectInvalidPDUField: "invalid PDU field",
-	RejectLongOperation: "out of resources", RejectDeprecatedNegotiationReset: "negotiation reset",
-	RejectWaitingForLogout: "waiting for logout"}
+	RejectInvalidPDUField: "invalid PDU field", RejectLongOperation: "out of resources"}
 
 func (r RejectReason) String() string { return enumName(rejectReasonNames, r) }
 
@@ -61,8 +54,4 @@ func (p *Reject) Encode(h *Header) {
 	h.put32(28, p.ExpCmdSN)
 	h.put32(32, p.MaxCmdSN)
 	h.put32(36, p.DataSN)
-}
-
-func (p *Reject) String() string {
-	return fmt.Sprintf("Reject %v statsn=%d data=%d", p.Reason, p.StatSN, p.DataLen)
 }

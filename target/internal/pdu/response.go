@@ -1,7 +1,5 @@
 package pdu
 
-import "fmt"
-
 // Bits of byte 1 in a SCSI Response and a Data-In.
 const (
 	bitOverflow    = 0x04
@@ -60,11 +58,4 @@ func (p *SCSIResponse) Encode(h *Header) {
 	h.put32(32, p.MaxCmdSN)
 	h.put32(36, p.ExpDataSN)
 	h.put32(44, p.Residual)
-}
-
-func (p *SCSIResponse) String() string {
-	return fmt.Sprintf("SCSI Response tag=%#x response=%#x status=%#x qualifier=%#x overflow=%t "+
-		"underflow=%t residual=%d statsn=%d data=%d",
-		p.TaskTag, p.Response, p.Status, p.StatusQualifier, p.Overflow, p.Underflow, p.Residual,
-		p.StatSN, p.DataLen)
 }

@@ -1,7 +1,5 @@
 package pdu
 
-import "fmt"
-
 // SNACKRequest asks the target to send PDUs again. At error recovery level 0 we do not (RFC 7143
 // 11.16).
 type SNACKRequest struct {
@@ -33,9 +31,4 @@ func (p *SNACKRequest) Encode(h *Header) {
 	h.put32(28, p.ExpStatSN)
 	h.put32(40, p.BegRun)
 	h.put32(44, p.RunLength)
-}
-
-func (p *SNACKRequest) String() string {
-	return fmt.Sprintf("SNACK Request type=%d tag=%#x begrun=%d length=%d", p.Type, p.TaskTag,
-		p.BegRun, p.RunLength)
 }

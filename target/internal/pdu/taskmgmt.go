@@ -1,7 +1,5 @@
 package pdu
 
-import "fmt"
-
 // TMFunction is a task management function (RFC 7143 11.5.1, RFC 7144 6.3).
 type TMFunction uint8
 
@@ -21,18 +19,6 @@ const (
 	TMQueryAsyncEvent  TMFunction = 12
 )
 
-var tmFunctionNames = map[TMFunction]string{TMAbortTask: "ABORT TASK",
-	TMAbortTaskSet: "ABORT TASK SET",
-	TMClearACA:     "CLEAR ACA", TMClearTaskSet: "CLEAR TASK SET",
-	TMLogicalUnitReset: "LOGICAL UNIT RESET",
-	TMTargetWarmReset:  "TARGET WARM RESET", TMTargetColdReset: "TARGET COLD RESET",
-	TMTaskReassign: "TASK REASSIGN",
-	TMQueryTask:    "QUERY TASK", TMQueryTaskSet: "QUERY TASK SET",
-	TMITNexusReset:    "I_T NEXUS RESET",
-	TMQueryAsyncEvent: "QUERY ASYNCHRONOUS EVENT"}
-
-func (f TMFunction) String() string { return enumName(tmFunctionNames, f) }
-
 // TMResponse is the outcome of a task management function (RFC 7143 11.6.1, RFC 7144 6.4).
 type TMResponse uint8
 
@@ -41,23 +27,12 @@ const (
 	TMComplete             TMResponse = 0
 	TMTaskNotExist         TMResponse = 1
 	TMLUNNotExist          TMResponse = 2
-	TMTaskStillAllegiant   TMResponse = 3
 	TMReassignNotSupported TMResponse = 4
 	TMNotSupported         TMResponse = 5
 	TMAuthorizationFailed  TMResponse = 6
 	TMSucceeded            TMResponse = 7
 	TMRejected             TMResponse = 255
 )
-
-var tmResponseNames = map[TMResponse]string{TMComplete: "function complete",
-	TMTaskNotExist: "task does not exist",
-	TMLUNNotExist:  "LUN does not exist", TMTaskStillAllegiant: "task still allegiant",
-	TMReassignNotSupported: "task allegiance reassignment not supported",
-	TMNotSupported:         "function not supported",
-	TMAuthorizationFailed:  "function authorization failed", TMSucceeded: "function succeeded",
-	TMRejected: "function rejected"}
-
-func (r TMResponse) String() string { return enumName(tmResponseNames, r) }
 
 // TaskManagementRequest asks for a task management function (RFC 7143 11.5).
 type TaskManagementRequest struct {
@@ -96,11 +71,6 @@ func (p *TaskManagementRequest) Encode(h *Header) {
 	h.put32(36, p.ExpDataSN)
 }
 
-func (p *TaskManagementRequest) String() string {
-	return fmt.Sprintf("Task Management Request %v tag=%#x ref=%#x lun=%#016x", p.Function,
-		p.TaskTag, p.RefTaskTag, p.LUN)
-}
-
 // TaskManagementResponse answers a TaskManagementRequest (RFC 7143 11.6, RFC 7144 6.4).
 type TaskManagementResponse struct {
 	Response TMResponse
@@ -129,9 +99,4 @@ func (p *TaskManagementResponse) Encode(h *Header) {
 	h.put32(24, p.StatSN)
 	h.put32(28, p.ExpCmdSN)
 	h.put32(32, p.MaxCmdSN)
-}
-
-func (p *TaskManagementResponse) String() string {
-	return fmt.Sprintf("Task Management Response %v additional=%x tag=%#x statsn=%d", p.Response,
-		p.Additional, p.TaskTag, p.StatSN)
 }

@@ -1,7 +1,5 @@
 package pdu
 
-import "fmt"
-
 // TextRequest carries keys in full feature phase (RFC 7143 11.10).
 type TextRequest struct {
 	Immediate            bool
@@ -37,11 +35,6 @@ func (p *TextRequest) Encode(h *Header) {
 	h.put32(20, p.TransferTag)
 	h.put32(24, p.CmdSN)
 	h.put32(28, p.ExpStatSN)
-}
-
-func (p *TextRequest) String() string {
-	return fmt.Sprintf("Text Request tag=%#x ttt=%#x final=%t continue=%t data=%d", p.TaskTag,
-		p.TransferTag, p.Final, p.Continue, p.DataLen)
 }
 
 // TextResponse answers a TextRequest (RFC 7143 11.11).
@@ -82,9 +75,4 @@ func (p *TextResponse) Encode(h *Header) {
 	h.put32(24, p.StatSN)
 	h.put32(28, p.ExpCmdSN)
 	h.put32(32, p.MaxCmdSN)
-}
-
-func (p *TextResponse) String() string {
-	return fmt.Sprintf("Text Response tag=%#x ttt=%#x final=%t continue=%t statsn=%d data=%d",
-		p.TaskTag, p.TransferTag, p.Final, p.Continue, p.StatSN, p.DataLen)
 }

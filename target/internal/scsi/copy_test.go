@@ -211,7 +211,8 @@ func TestCopySegmentFails(t *testing.T) {
 			prepare: func(b *copyBench) {
 				b.disk.failWith("extent", &disk.MediumError{Op: "read", Err: errors.New("bad")})
 			}},
-		{name: "destination is full", targets: both, segment: good, want: "a/0d/01", sks: "000000", residual: -1,
+		{name: "destination is full", targets: both, segment: good, want: "a/0d/01",
+			sks: "000000", residual: -1,
 			prepare: func(b *copyBench) { b.other.failWith("write", disk.ErrNoSpace) }},
 		{name: "destination fails in the middle", targets: both, segment: block(0, 1, 1100, 0, 100),
 			want: "a/0d/01", sks: "000000",
