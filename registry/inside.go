@@ -73,7 +73,7 @@ var errGlanced = errors.New("enough was read")
 
 // glance finds the first disk of an image by the beginnings of its layers, from the top.
 func (c *Client) glance(ctx context.Context, ref transport.Reference) ([]image.Info, error) {
-	r, err := c.ResolveAside(ctx, ref, "")
+	r, err := c.Resolve(ctx, ref)
 	if err != nil {
 		return nil, err
 	}

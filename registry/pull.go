@@ -64,7 +64,7 @@ func (c *Client) Pull(ctx context.Context, ref transport.Reference, dest string,
 	if err := writable(dest); err != nil {
 		return nil, "", err
 	}
-	r, err := c.ResolveAside(ctx, ref, os.TempDir())
+	r, err := c.Resolve(ctx, ref)
 	if err != nil {
 		return nil, "", err
 	}

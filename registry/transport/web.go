@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -18,8 +17,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-
-	"kubevirt.io/disk/internal/osfile"
 )
 
 // webSource is a file behind an address, as an image of one layer: the file itself. So it is read,
@@ -29,9 +26,7 @@ type webSource struct {
 	*repository // with one endpoint
 	file        *webFile
 	learned     *learned
-	sum512      string   // SHA-512 of the file, in hexadecimal; "": nobody has said it
-	asideDir    string   // for a file whose length the server does not say; "": it is refused
-	aside       *os.File // such a file, all of it; nil: it was not fetched
+	sum512      string // SHA-512 of the file, in hexadecimal; "": nobody has said it
 }
 
 // unknownDigest stands for the digest of a file until all of it was read.
@@ -80,11 +75,9 @@ func (w *webSource) describe(ctx context.Context) (desc v1.Descriptor, err error
 		return desc, err
 	}
 	switch {
-	case desc.Size < 0 && w.asideDir == "":
-		return desc, fmt.Errorf("%s does not say how long the file is: fetch it with "+
-			"\"kubevirt-disk pull\", and push it to a registry", w.file.url.Host)
 	case desc.Size < 0:
-		return w.fetchAside(ctx, desc)
+		return desc, fmt.Errorf("%s does not say how long the file is: fetch it with another "+
+			"program, such as curl, and name the file to convert, push or serve", w.file.url.Host)
 	case desc.Digest == unknownDigest && w.sum512 != "" && w.spoolDir != "":
 		return w.translate(ctx, desc)
 	}
@@ -138,12 +131,10 @@ func (w *webSource) size(ctx context.Context) (size int64, err error) {
 		return err
 	})
 	if err == nil && size == 0 {
-		err = errEmpty
+		err = errors.New("the file is empty")
 	}
 	return size, err
 }
-
-var errEmpty = errors.New("the file is empty")
 
 func (e *endpoint) sizeOnce(ctx context.Context) (int64, error) {
 	first := request{method: http.MethodGet, header: http.Header{"Range": {"bytes=0-0"}},
@@ -166,21 +157,11 @@ func (e *endpoint) sizeOnce(ctx context.Context) (int64, error) {
 }
 
 func (w *webSource) Blob(desc v1.Descriptor) (*Blob, error) {
-	if w.aside != nil {
-		return FileBlob(desc, func() (*os.File, error) { return osfile.Reopen(w.aside) }, 0), nil
-	}
 	b := &Blob{Desc: desc, from: w.repository}
 	if desc.Digest == unknownDigest {
 		b.learned, b.sum512 = w.learned, w.sum512
 	}
 	return b, nil
-}
-
-func (w *webSource) Close() error {
-	if w.aside != nil {
-		_ = w.aside.Close() // it has no name, and nobody needs it any more
-	}
-	return w.repository.Close()
 }
 
 // Warm does nothing: there is no index to wait for.
