@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"time"
 
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
@@ -31,6 +32,8 @@ type Disks interface {
 	// Open opens the disk, or makes it. Nobody can use it before Serve. If Open fails to make a
 	// disk, the caller removes what is left in its directory.
 	Open(ctx context.Context, d Disk) (Opened, error)
+	// Waits says, for people, what a disk that is being made since then waits for. It is quick.
+	Waits(from *api.Source, since time.Time) string
 }
 
 // Disk is a disk to be opened.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -137,6 +138,8 @@ type fakeDisk struct {
 	path  string
 	whole chan struct{}
 }
+
+func (f *fakeDisks) Waits(from *api.Source, _ time.Time) string { return "for " + from.Reference }
 
 func (d *fakeDisk) BlockSize() int { return max(d.d.BlockSize, 512) }
 

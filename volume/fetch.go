@@ -20,6 +20,7 @@ const fetchTimeout = time.Second
 // fetching opens a volume's disk in the background, because its image may have to be fetched first.
 type fetching struct {
 	cancel context.CancelFunc
+	waits  func() string
 	done   chan struct{} // closed when the disk is open, or cannot be opened
 
 	// set before done is closed
@@ -40,7 +41,9 @@ func (m *Manager) fetch(ctx context.Context, v *volume, timeout time.Duration) e
 		return err
 	}
 	fetchCtx, cancel := context.WithCancel(m.ctx)
-	f := &fetching{cancel: cancel, done: make(chan struct{})}
+	began := time.Now()
+	f := &fetching{cancel: cancel, done: make(chan struct{}),
+		waits: func() string { return m.opt.Disks.Waits(want.Source, began) }}
 	m.mu.Lock()
 	v.fetching, v.failure = f, nil
 	m.mu.Unlock()

@@ -31,6 +31,9 @@ func TestFetch(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, created, made)
 		require.Equal(t, state, v.State, v.Failure)
+		if state == api.StateFilling {
+			require.Equal(t, "for registry/vm/one", v.Waits)
+		}
 	}
 	until := func(name string, state api.State) {
 		t.Helper()

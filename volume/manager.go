@@ -99,6 +99,7 @@ type Volume struct {
 	Serial, NAA string // "": not known yet
 	Upload      *api.Progress
 	Failure     string
+	Waits       string // what it waits for, for people; "": nothing
 }
 
 // Has reports whether a volume's disk is in the place.
@@ -153,6 +154,9 @@ func (v *volume) lookLocked() Volume {
 	seen := Volume{Record: v.record, State: api.State(v.record.State)}
 	if v.filling != nil {
 		seen.Upload = v.filling.progress()
+	}
+	if v.fetching != nil {
+		seen.Waits = v.fetching.waits()
 	}
 	failure := v.failure
 	if v.opened != nil {

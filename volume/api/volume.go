@@ -42,6 +42,8 @@ type Info struct {
 	Upload *Progress `json:"upload,omitempty" yaml:"upload,omitempty"`
 	// Failure says why the volume is not served.
 	Failure string `json:"failure,omitempty" yaml:"failure,omitempty"`
+	// Waits says what the volume waits for while its image is fetched.
+	Waits string `json:"waits,omitempty" yaml:"waits,omitempty"`
 }
 
 // State is the state of a volume.

@@ -37,6 +37,7 @@ func (noDisks) Forget(string)                     {}
 func (noDisks) Open(context.Context, volume.Disk) (volume.Opened, error) {
 	return nil, api.Errorf(api.CodeUnavailable, "there are no disks here")
 }
+func (noDisks) Waits(*api.Source, time.Time) string { return "" }
 
 // running is a server, with its log.
 type running struct {

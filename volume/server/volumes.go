@@ -113,7 +113,7 @@ func (s *Server) answer(r *http.Request, v volume.Volume) api.Volume {
 		BlockSize: v.Record.BlockSize,
 		From:      v.Record.Spec.From.Shown(), Copy: v.Record.Spec.Copy,
 		Serial: v.Serial, NAA: v.NAA, Created: v.Record.Created,
-		Upload: v.Upload, Failure: v.Failure,
+		Upload: v.Upload, Failure: v.Failure, Waits: v.Waits,
 	}}
 	if v.State != api.StateReady {
 		return a

@@ -17,8 +17,8 @@ import (
 // see instance.KnownAs.
 type numbers struct {
 	ids   map[string]disk.Identity // by the name of an image that is here
-	of    map[string]uint16 // by the name of an image that is here
-	taken map[uint16]string // by disks whose images are not here, and by volumes: what has it
+	of    map[string]uint16        // by the name of an image that is here
+	taken map[uint16]string        // by disks whose images are not here, and by volumes: what has it
 }
 
 // recallNumbers finds the LUNs of earlier starts. volumes are those of volumes.

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
@@ -98,6 +99,16 @@ func (v *opener) open(ctx context.Context, want volume.Disk) (*served.Disk, erro
 		return nil, err
 	}
 	return v.disks.Open(ctx, what)
+}
+
+// Waits says what the image of a disk is waited for, and why it does not come.
+func (v *opener) Waits(from *api.Source, since time.Time) string {
+	ref, err := v.far(from)
+	if err != nil {
+		return "" // Open says so, too
+	}
+	source := v.sources.Source(ref)
+	return source.Name + served.Why(source, since)
 }
 
 // Default is a volume from the only image, or an empty one of the size in the settings.
