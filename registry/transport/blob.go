@@ -277,51 +277,50 @@ func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
 		}
 	}
 	at := f.off // where the answer begins
-	res, body, err := f.request(e, at)
+	res, err := f.request(e, at)
 	if err == nil && res.StatusCode == http.StatusPartialContent && !f.unproven.goesOn(res, at) {
-		_ = body.Close()
+		_ = res.Body.Close()
 		e.client.opt.Warn(fmt.Sprintf("%s: nothing shows that its next answer is of the same "+
 			"file, whose digest nobody has said: it begins again, and the first %d bytes must "+
 			"be the same", e.repo.RegistryStr(), f.off))
 		at = f.unproven.start
-		res, body, err = f.request(e, at)
+		res, err = f.request(e, at)
 	}
 	switch {
 	case err != nil:
 		return nil, err
 	case res.StatusCode == http.StatusPartialContent:
 	case f.part && !f.alone && f.from.spoolDir != "":
-		if s := f.from.spoolFrom(f, body); s != nil {
+		if s := f.from.spoolFrom(e, f.desc); s != nil {
+			_ = res.Body.Close()
 			return f.fromSpool(s), nil
 		}
 		fallthrough
 	default:
 		at = 0
 	}
-	if err = f.unproven.pass(body, res, at, f.off); err != nil {
-		_ = body.Close()
+	if err = f.unproven.pass(res, at, f.off); err != nil {
+		_ = res.Body.Close()
 		return nil, err
 	}
-	return body, nil
+	return res.Body, nil
 }
 
 // request asks once for the bytes from at on.
-func (f *fetch) request(e *endpoint, at int64) (*http.Response, *looseBody, error) {
-	ctx, body := loose(f.ctx)
+func (f *fetch) request(e *endpoint, at int64) (*http.Response, error) {
 	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", at, f.end-1)}}
-	res, err := e.part(ctx, pullScopes(e), request{method: http.MethodGet,
+	res, err := e.part(f.ctx, pullScopes(e), request{method: http.MethodGet,
 		path: "blobs/" + f.desc.Digest.String(), header: header,
 		accept: []int{http.StatusPartialContent, http.StatusOK}}, at)
-	if err == nil {
-		stream(res.Body, f.tries.rate, f.tries.timeout)
-		body.ReadCloser = res.Body
-		err = f.check(res)
-	}
 	if err != nil {
-		_ = body.Close()
-		return nil, nil, err
+		return nil, err
 	}
-	return res, body, nil
+	stream(res.Body, f.tries.rate, f.tries.timeout)
+	if err := f.check(res); err != nil {
+		_ = res.Body.Close()
+		return nil, err
+	}
+	return res, nil
 }
 
 func (f *fetch) fromSpool(s *spool) io.ReadCloser {

@@ -30,8 +30,7 @@ func TestFetchWaitsForItsReader(t *testing.T) {
 	_, err = io.ReadFull(in, got[:1000])
 	require.NoError(t, err)
 	f := in.fetch
-	if body, ok := f.body.(*looseBody); ok { // otherwise the cut was noticed already
-		x := body.ReadCloser.(*exchange)
+	if x, ok := f.body.(*exchange); ok { // otherwise the cut was noticed already
 		require.False(t, x.timer.Stop(), "the timer runs although nobody reads")
 	}
 	for _, at := range []*time.Time{&f.read, &f.last, &f.tries.last} {

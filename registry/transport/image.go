@@ -94,11 +94,11 @@ type repository struct {
 	// shunned is guarded by mu: until when an endpoint that brought too little is asked last.
 	shunned map[*endpoint]time.Time
 
-	spoolDir  string            // for blobs that are fetched as a whole; "": none are
-	spools    map[string]*spool // guarded by mu; by digest, also those that are gone
-	unspooled map[string]bool   // guarded by mu; blobs that cannot be kept
-	closed    bool              // guarded by mu
-	work      sync.WaitGroup    // fetches as a whole
+	spoolDir string // for blobs that are fetched as a whole; "": none are
+	// spools are guarded by mu: by digest, also those that are gone; nil: the blob cannot be kept
+	spools map[string]*spool
+	closed bool           // guarded by mu
+	work   sync.WaitGroup // fetches as a whole
 }
 
 // shunTime is how long an endpoint that brought too little is asked after the others.

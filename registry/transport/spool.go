@@ -2,11 +2,8 @@ package transport
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash"
-	"io"
 	"os"
 	"sync"
 
@@ -16,30 +13,24 @@ import (
 )
 
 // spool is a blob that is fetched once, as a whole, because a registry sends everything where a
-// part was asked for. Reads wait until it has come as far as they need. Its file has no name, so
-// nothing is left of it.
+// part was asked for. Reads wait until it has come as far as they need, and check it as what comes
+// in parts. Its file has no name, so nothing is left of it.
 type spool struct {
 	from *repository
 	desc v1.Descriptor
 	file *os.File
 	life context.Context
 	end  context.CancelFunc
-	// begun is how often the blob has got a spool, this one included.
-	begun int
 
 	mu      sync.Mutex
 	changed chan struct{} // guarded by mu; closed when one of those below changes
 	at      int64         // guarded by mu; the bytes that are here
-	running bool          // guarded by mu
-	err     error         // guarded by mu; why it has ended before the end
+	err     error         // guarded by mu; why nothing more comes; nil: it is under way or complete
 	sender  *endpoint     // guarded by mu; of the last bytes
 	gone    bool          // guarded by mu; parts are asked for again
-	hash    hash.Hash     // of the bytes that are here; belongs to who fetches
 }
 
 const (
-	// maxSpools is how often a blob is fetched as a whole, if it has another digest each time.
-	maxSpools = 3
 	// spoolPart is how much is written at once, in bytes.
 	spoolPart = 256 << 10
 	// spoolRoom is which part of the file system a spool leaves to others: they may be guests.
@@ -59,54 +50,42 @@ func (r *repository) spoolOf(desc v1.Descriptor) *spool {
 	return nil
 }
 
-// spoolFrom makes a spool of an answer that has the whole blob, unless there is one already. nil:
-// there is none, and the answer is still the caller's.
-func (r *repository) spoolFrom(f *fetch, whole *looseBody) *spool {
-	s, told := r.newSpool(f, whole)
-	e := f.endpoints[0]
+// spoolFrom makes a spool of a blob of which an endpoint has sent everything, unless there is one.
+// nil: it cannot be kept.
+func (r *repository) spoolFrom(e *endpoint, desc v1.Descriptor) *spool {
+	s, told := r.newSpool(desc)
 	if told != "" {
 		e.client.opt.Warn(fmt.Sprintf("%s sends all of the blob %s where a part is asked for%s",
-			e.repo.RegistryStr(), f.desc.Digest, told))
+			e.repo.RegistryStr(), desc.Digest, told))
 	}
 	return s
 }
 
-func (r *repository) newSpool(f *fetch, whole *looseBody) (_ *spool, told string) {
+func (r *repository) newSpool(desc v1.Descriptor) (_ *spool, told string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	digest := f.desc.Digest.String()
-	old := r.spools[digest]
-	if old != nil && !old.isGone() {
-		_ = whole.Close()
+	digest := desc.Digest.String()
+	old, known := r.spools[digest]
+	switch {
+	case r.closed:
+		return nil, ""
+	case known && (old == nil || !old.isGone()):
 		return old, ""
 	}
-	if r.closed || r.unspooled[digest] {
-		return nil, ""
-	}
 	if r.spools == nil {
-		r.spools, r.unspooled = make(map[string]*spool), make(map[string]bool)
+		r.spools = make(map[string]*spool)
 	}
-	file, err := r.spoolFile(f.desc.Size)
+	file, err := r.spoolFile(desc.Size)
 	if err != nil {
-		r.unspooled[digest] = true
+		r.spools[digest] = nil
 		return nil, fmt.Sprintf(", and it cannot be kept: %v; each read fetches all before it", err)
 	}
-	s := &spool{from: r, desc: f.desc, file: file, changed: make(chan struct{}), begun: 1,
-		hash: sha256.New(), sender: f.endpoints[0]}
+	s := &spool{from: r, desc: desc, file: file, changed: make(chan struct{})}
 	s.life, s.end = context.WithCancel(context.Background())
-	if !whole.keep(s.life) { // its reader has given up
-		s.drop()
-		return nil, ""
-	}
-	if old != nil {
-		s.begun += old.begun
-	}
 	r.spools[digest] = s
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.startLocked(whole, f.endpoints)
+	r.work.Go(s.fetch)
 	return s, fmt.Sprintf(": it is fetched once, all %d MiB, and reads wait until it has come as "+
-		"far as they need", f.desc.Size>>20)
+		"far as they need", desc.Size>>20)
 }
 
 // spoolFile makes a file without a name, if there is room for so many bytes.
@@ -126,90 +105,49 @@ func (r *repository) spoolFile(size int64) (*os.File, error) {
 func (r *repository) endSpools() {
 	r.mu.Lock()
 	r.closed = true
-	all := r.spools
-	r.spools = nil
-	r.mu.Unlock()
-	for _, s := range all {
-		s.drop()
+	for _, s := range r.spools {
+		if s != nil {
+			s.drop()
+		}
 	}
+	r.mu.Unlock()
 	r.work.Wait()
 }
 
-// startLocked begins to fetch, or goes on. The mutex of the repository is held, too. body is an
-// answer that brings the whole blob; nil: there is none yet.
-func (s *spool) startLocked(body io.ReadCloser, from []*endpoint) {
-	f := &fetch{ctx: s.life, desc: s.desc, from: s.from, endpoints: from, off: s.at,
-		end: s.desc.Size, alone: true, body: body}
-	if body != nil {
-		f.turn()
-	}
-	s.running, s.err = true, nil
-	s.from.work.Go(func() { s.fetch(f) })
-}
-
-// goOn begins again where the last try has ended.
-func (s *spool) goOn() error {
-	from, r := s.from.order(), s.from
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return os.ErrClosed
-	}
+// fetch brings the rest of the blob. It ends with the first error that lasts, and a read that comes
+// after that begins again.
+func (s *spool) fetch() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.running && !s.gone {
-		s.startLocked(nil, from)
-	}
-	return nil
-}
-
-// fetch brings the rest of the blob.
-func (s *spool) fetch(f *fetch) {
+	f := &fetch{ctx: s.life, desc: s.desc, from: s.from, endpoints: s.from.order(), off: s.at,
+		end: s.desc.Size, alone: true}
+	s.mu.Unlock()
 	defer f.Close()
 	p := make([]byte, spoolPart)
-	for at, over := f.off, false; !over; {
+	for at := f.off; at < s.desc.Size; {
 		n, err := f.Read(p)
-		s.hash.Write(p[:n])
 		if _, err := s.file.WriteAt(p[:n], at); err != nil {
-			s.unwritable(f, err)
+			s.unwritable(f.endpoints[0].client, err)
 			return
 		}
 		at += int64(n)
-		if at == s.desc.Size && !s.right(f) {
-			s.drop()
-			return
-		}
 		s.mu.Lock()
 		s.at, s.sender, s.err = at, f.endpoints[0], err
-		over = s.gone || err != nil || at == s.desc.Size
-		s.running = !over
 		s.tellLocked()
 		s.mu.Unlock()
+		if err != nil {
+			return
+		}
 	}
-}
-
-// right checks the digest of the whole. If that is wrong again and again, it is left to the reads
-// to find out what is: much may be right.
-func (s *spool) right(f *fetch) bool {
-	got := DigestIn(s.hash)
-	if got == s.desc.Digest.String() {
-		return true
-	}
-	e := f.endpoints[0]
-	e.client.opt.Warn(fmt.Sprintf("%s: %v", e.repo.RegistryStr(),
-		&DigestError{Want: s.desc.Digest.String(), Got: got}))
-	s.from.distrust(e)
-	return s.begun >= maxSpools
 }
 
 // unwritable ends a spool whose file cannot be written. The blob gets no other one.
-func (s *spool) unwritable(f *fetch, err error) {
+func (s *spool) unwritable(c *Client, err error) {
 	if !s.isGone() {
 		s.from.mu.Lock()
-		s.from.unspooled[s.desc.Digest.String()] = true
+		s.from.spools[s.desc.Digest.String()] = nil
 		s.from.mu.Unlock()
-		f.endpoints[0].client.opt.Warn(fmt.Sprintf("the blob %s cannot be kept any longer: %v; "+
-			"each read fetches all before it", s.desc.Digest, err))
+		c.opt.Warn(fmt.Sprintf("the blob %s cannot be kept any longer: %v; each read fetches all "+
+			"before it", s.desc.Digest, err))
 	}
 	s.drop()
 }
@@ -253,7 +191,11 @@ func (r *spoolReader) Close() error { return nil }
 func (r *spoolReader) Read(p []byte) (int, error) {
 	for waited := false; ; waited = true {
 		r.mu.Lock()
-		here, gone, running, err, changed := r.at-r.off, r.gone, r.running, r.err, r.changed
+		if r.err != nil && r.at <= r.off && !waited && !r.gone {
+			r.err = nil
+			r.from.work.Go(r.fetch)
+		}
+		here, gone, err, changed := r.at-r.off, r.gone, r.err, r.changed
 		r.mu.Unlock()
 		switch {
 		case gone:
@@ -270,13 +212,8 @@ func (r *spoolReader) Read(p []byte) (int, error) {
 				err = errAskAgain
 			}
 			return 0, err
-		case err != nil && waited:
+		case err != nil:
 			return 0, err
-		case !running:
-			if err := r.goOn(); err != nil {
-				return 0, err
-			}
-			continue
 		}
 		select {
 		case <-changed:
@@ -284,37 +221,4 @@ func (r *spoolReader) Read(p []byte) (int, error) {
 			return 0, context.Cause(r.ctx)
 		}
 	}
-}
-
-// looseBody is the body of an answer that ends with the context of its reader, until it is kept.
-type looseBody struct {
-	io.ReadCloser
-	cancel context.CancelCauseFunc
-	stop   func() bool
-}
-
-// loose returns a context that ends with ctx, and what makes a body of an answer to a request with
-// it.
-func loose(ctx context.Context) (context.Context, *looseBody) {
-	own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	return own, &looseBody{cancel: cancel,
-		stop: context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })}
-}
-
-// keep makes the body end with another context. It reports false if it has ended already.
-func (b *looseBody) keep(life context.Context) bool {
-	if !b.stop() {
-		return false
-	}
-	b.stop = context.AfterFunc(life, func() { b.cancel(context.Cause(life)) })
-	return true
-}
-
-func (b *looseBody) Close() (err error) {
-	if b.ReadCloser != nil {
-		err = b.ReadCloser.Close()
-	}
-	b.stop()
-	b.cancel(nil)
-	return err
 }

@@ -56,12 +56,12 @@ var errOtherFile = errors.New("it has another file now than before the connectio
 
 // pass reads over what has come before, in an answer that begins at a byte. off is where the
 // transfer goes on. It is an error if the answer has other bytes there.
-func (u *unproven) pass(body io.Reader, res *http.Response, at, off int64) error {
+func (u *unproven) pass(res *http.Response, at, off int64) error {
 	before := off
 	if u != nil {
 		before = max(u.start, at)
 	}
-	if _, err := io.CopyN(io.Discard, body, before-at); err != nil {
+	if _, err := io.CopyN(io.Discard, res.Body, before-at); err != nil {
 		return fmt.Errorf("reading over %d bytes: %w", off, err)
 	}
 	if u == nil {
@@ -69,7 +69,7 @@ func (u *unproven) pass(body io.Reader, res *http.Response, at, off int64) error
 	}
 	if before < off {
 		again := sha256.New()
-		if _, err := io.CopyN(again, body, off-before); err != nil {
+		if _, err := io.CopyN(again, res.Body, off-before); err != nil {
 			return fmt.Errorf("reading the first %d bytes again: %w", off, err)
 		}
 		if !bytes.Equal(again.Sum(nil), u.hash.Sum(nil)) {
