@@ -3,7 +3,6 @@ package upload
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"io"
 	"net/http"
 	"strconv"
@@ -244,22 +243,17 @@ func checkRoom(v Volume, length int64) error {
 // look answers with the progress of an upload.
 func (h *Handler) look(w http.ResponseWriter, r *http.Request, name, id string) {
 	t, s, err := h.resume(w, r, name, id)
-	switch {
-	case errors.Is(err, errComplete):
-		length, _ := strconv.ParseInt(w.Header().Get(fieldLength), 10, 64)
-		setState(w.Header(), length, length, true)
-	case err != nil:
+	if err != nil {
 		h.refuse(w, r, err)
 		return
-	default:
-		defer h.end(t)
-		if err := h.pause(t, s); err != nil {
-			h.refuse(w, r, h.give(r.Context(), t, s, err))
-			return
-		}
-		setState(w.Header(), s.offset, s.length, false)
-		w.Header().Set(fieldLimit, limits(fileLimit(t.volume.Size())))
 	}
+	defer h.end(t)
+	if err := h.pause(t, s); err != nil {
+		h.refuse(w, r, h.give(r.Context(), t, s, err))
+		return
+	}
+	setState(w.Header(), s.offset, s.length, false)
+	w.Header().Set(fieldLimit, limits(fileLimit(t.volume.Size())))
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusNoContent)
 }
@@ -274,9 +268,6 @@ func setState(header http.Header, offset, length int64, complete bool) {
 	}
 }
 
-// errComplete says that the upload is complete.
-var errComplete = refusal(http.StatusBadRequest, "the upload is complete already")
-
 // patch appends to an upload.
 func (h *Handler) patch(w http.ResponseWriter, r *http.Request, name, id string) {
 	q, err := parsePatch(r)
@@ -286,9 +277,6 @@ func (h *Handler) patch(w http.ResponseWriter, r *http.Request, name, id string)
 	}
 	t, s, err := h.resume(w, r, name, id)
 	if err != nil {
-		if errors.Is(err, errComplete) {
-			w.Header().Set(fieldComplete, formatBool(true))
-		}
 		h.refuse(w, r, err)
 		return
 	}

@@ -126,7 +126,7 @@ func (h *Handler) receive(w http.ResponseWriter, r *http.Request, t *turn, s *se
 	t.total.Store(s.length)
 	t.from.Store(s.offset)
 	t.received.Store(s.offset)
-	told := h.teller(w, t, s, q)
+	told := func() { t.received.Store(s.offset) }
 	content := summed{body{r.Body, t.transfer}, part, h}
 	err := s.take(context.WithoutCancel(r.Context()), content, told)
 	if err == nil {
@@ -180,38 +180,8 @@ func (h *Handler) complete(w http.ResponseWriter, r *http.Request, t *turn, s *s
 	took := time.Since(t.began)
 	h.log.Info("an upload is complete", zap.String("volume", t.name), zap.Int64("bytes", s.offset),
 		zap.String("format", string(s.format)), zap.Duration("duration", took))
-	h.slots.complete(t.transfer, s.base.ID, s.offset)
 	_ = t.control.SetWriteDeadline(time.Now().Add(silence))
 	h.opt.Done(w, r, t.name)
-}
-
-// tellEvery is how often a client is told how much has arrived.
-const tellEvery = 5 * time.Second
-
-// teller returns a function to call whenever data has come.
-func (h *Handler) teller(w http.ResponseWriter, t *turn, s *session, q *request) func() {
-	last, said := time.Now(), s.durable.Load()
-	return func() {
-		t.received.Store(s.offset)
-		now := s.durable.Load()
-		if !q.resumable || now == said || time.Since(last) < tellEvery {
-			return
-		}
-		last, said = time.Now(), now
-		// Only the answer to the request that began the upload repeats its address.
-		at := w.Header().Get("Location")
-		if q.offset >= 0 {
-			w.Header().Del("Location")
-		}
-		setState(w.Header(), now, -1, false)
-		w.Header().Del(fieldComplete)
-		_ = t.control.SetWriteDeadline(time.Now().Add(silence))
-		w.WriteHeader(statusResumable)
-		w.Header().Del(fieldOffset)
-		if at != "" {
-			w.Header().Set("Location", at)
-		}
-	}
 }
 
 // checkDigests compares the content of a request with its digest. At the end of the data, it also

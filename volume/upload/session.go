@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"time"
 
 	"kubevirt.io/disk/disk"
@@ -40,8 +39,6 @@ type session struct {
 	expanded bool           // it was a foreign image
 	granted  int64          // reserved for a volume without a size yet, bytes
 	flush    flusher
-
-	durable atomic.Int64 // bytes that the next process finds
 }
 
 // syncEvery is how many bytes are written before they are synced to storage.
@@ -74,7 +71,6 @@ func restore(name string, v Volume, r record) (*session, error) {
 			}
 		}
 	}
-	s.durable.Store(r.Offset)
 	if r.Format == "" {
 		return s, nil
 	}
@@ -235,8 +231,8 @@ func (s *session) takePlain(ctx context.Context, body io.Reader, told func()) er
 }
 
 func (s *session) takePacked(body io.Reader, told func()) error {
+	p := make([]byte, packedPiece)
 	for {
-		p := s.out.piece()
 		n, end := io.ReadFull(body, p)
 		if err := s.count(p[:n]); err != nil {
 			return err
@@ -335,7 +331,7 @@ func (s *session) checkpoint() error {
 	if err != nil {
 		return err
 	}
-	return s.flush.start(s.fill, func() error { return s.keep(next) })
+	return s.flush.start(s.fill, func() error { return next.save(s.dir) })
 }
 
 // snapshot returns a record of the data so far. The data is in the file, but not durable yet.
@@ -353,22 +349,11 @@ func (s *session) snapshot() (record, error) {
 	return next, err
 }
 
-// keep saves a record for the next process. Its data is durable.
-func (s *session) keep(next record) error {
-	err := next.save(s.dir)
-	if err == nil {
-		s.durable.Store(next.Offset)
-	}
-	return err
-}
-
 // pause keeps the data so far for a later request, and closes the file of plain data.
 func (s *session) pause() error {
 	if s.out != nil {
-		err := s.out.settle()
-		s.durable.Store(s.offset)
 		s.base.Touched = time.Now()
-		return err
+		return s.out.settle()
 	}
 	next, err := s.snapshot()
 	err = errors.Join(err, s.flush.wait())
@@ -381,7 +366,7 @@ func (s *session) pause() error {
 	if err != nil {
 		return err
 	}
-	return s.keep(next)
+	return next.save(s.dir)
 }
 
 // finish makes the volume from the data, and serves it.
@@ -458,7 +443,7 @@ func (s *session) place(ctx context.Context, name, image string) error {
 	s.placed = true
 	next, err := s.snapshot()
 	if err == nil {
-		err = s.keep(next)
+		err = next.save(s.dir)
 	}
 	if err == nil {
 		err = s.fill.Close()

@@ -27,9 +27,6 @@ type slot struct {
 	running *transfer // nil: no request is under way
 	paused  *session  // a packed upload that waits in memory; nil: none
 	since   uint64    // when it was paused
-	done    string    // the last complete upload, in case its client asks
-	doneAt  time.Time // when that was
-	length  int64     // of it
 }
 
 // transfer is a request that has the slot of a volume.
@@ -122,37 +119,9 @@ func (s *slots) pausedOf(t *transfer) *session {
 	return paused
 }
 
-// maxDone is how long slots remember a complete upload.
-const maxDone = time.Hour
-
-// complete remembers a complete upload, and forgets old ones.
-func (s *slots) complete(t *transfer, id string, length int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for name, one := range s.all {
-		if one.done != "" && time.Since(one.doneAt) > maxDone {
-			one.done = ""
-			s.tidyLocked(name, one)
-		}
-	}
-	one := s.all[t.name]
-	one.done, one.doneAt, one.length = id, time.Now(), length
-}
-
-// completed reports whether an upload is complete, and how long it was.
-func (s *slots) completed(name, id string) (length int64, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	one := s.all[name]
-	if one == nil || one.done != id {
-		return 0, false
-	}
-	return one.length, true
-}
-
 // tidyLocked forgets an empty slot.
 func (s *slots) tidyLocked(name string, one *slot) {
-	if one.running == nil && one.paused == nil && one.done == "" {
+	if one.running == nil && one.paused == nil {
 		delete(s.all, name)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"go.uber.org/zap"
 
@@ -143,10 +142,6 @@ func (h *Handler) resume(w http.ResponseWriter, r *http.Request, name, id string
 	*turn, *session, error) {
 	t, err := h.begin(w, r, name, id)
 	if err != nil {
-		if length, ok := h.slots.completed(name, id); ok {
-			w.Header().Set(fieldLength, strconv.FormatInt(length, 10))
-			return nil, nil, errComplete
-		}
 		return nil, nil, err
 	}
 	s, err := h.find(r.Context(), t, id)

@@ -1,6 +1,7 @@
 package upload
 
 import (
+	"bufio"
 	"context"
 	"io"
 
@@ -12,36 +13,36 @@ import (
 // requests it waits for more.
 type unpacking struct {
 	s      *session
-	pieces [2][]byte // one is unpacked while the other is received
-	next   int       // the piece to receive into
-	in     chan []byte
-	hungry chan struct{} // the goroutine needs more
-	waits  bool          // it has asked for more, and has not got it yet
-	rest   []byte        // the rest of the piece that is being unpacked
-	ended  bool          // there is no more
+	in     *io.PipeWriter
 	cancel context.CancelFunc
 	done   chan struct{} // the goroutine has ended
 	err    error         // set before done is closed
 }
 
-// packedPiece is how much packed data is received at once: bytes.
+// packedPiece is how much packed data is received at once, while as much is unpacked: bytes.
 const packedPiece = 128 << 10
 
 func startUnpacking(s *session) *unpacking {
 	ctx, cancel := context.WithCancel(context.Background())
-	u := &unpacking{s: s, in: make(chan []byte), hungry: make(chan struct{}), cancel: cancel,
-		done: make(chan struct{})}
+	from, in := io.Pipe()
+	u := &unpacking{s: s, in: in, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(u.done)
-		u.err = u.run(ctx)
+		packed := bufio.NewReaderSize(feed{from}, packedPiece)
+		if u.err = u.run(ctx, packed); u.err == nil {
+			if _, err := packed.ReadByte(); err == nil {
+				u.err = refuse("continues after the end of its compressed data; fetch it again")
+			}
+		}
+		_ = from.CloseWithError(u.err) // ends what gives more
 	}()
 	return u
 }
 
 // run unpacks the data and stores it.
-func (u *unpacking) run(ctx context.Context) error {
+func (u *unpacking) run(ctx context.Context, packed io.Reader) error {
 	s := u.s
-	in, err := unpack.Open(s.name, feed{ctx, u}, -1, unpack.Options{Memory: s.memory})
+	in, err := unpack.Open(s.name, packed, -1, unpack.Options{Memory: s.memory})
 	if err != nil {
 		return err
 	}
@@ -83,52 +84,35 @@ func (u *unpacking) run(ctx context.Context) error {
 	}
 }
 
-// piece returns memory to receive into.
-func (u *unpacking) piece() []byte {
-	p := &u.pieces[u.next]
-	u.next = 1 - u.next
-	if *p == nil {
-		*p = make([]byte, packedPiece)
-	}
-	return *p
-}
-
-// give hands a piece over once the piece before has been unpacked. It owns the memory until then.
+// give passes a piece on. It returns when the piece before has been unpacked.
 func (u *unpacking) give(p []byte) error {
 	if len(p) == 0 {
 		return nil
 	}
-	if err := u.settle(); err != nil {
-		return err
-	}
-	u.waits = false
-	u.in <- p
-	return nil
+	_, err := u.in.Write(p)
+	return err
 }
 
-// settle waits until everything that was given is unpacked.
+// settle waits until everything that was given is unpacked and the goroutine wants more: it uses
+// nothing of the session then.
 func (u *unpacking) settle() error {
-	if u.waits {
-		return nil
+	_, err := u.in.Write(nil) // returns when somebody reads
+	return err
+}
+
+// feed leaves out the empty reads by which settle returns.
+type feed struct{ *io.PipeReader }
+
+func (f feed) Read(p []byte) (n int, err error) {
+	for n == 0 && err == nil {
+		n, err = f.PipeReader.Read(p)
 	}
-	select {
-	case <-u.hungry:
-		u.waits = true
-		return nil
-	case <-u.done:
-	}
-	if u.err == nil {
-		return refuse("continues after the end of its compressed data; fetch it again")
-	}
-	return u.err
+	return n, err
 }
 
 // finish ends the data. It waits until all of it is unpacked and stored.
 func (u *unpacking) finish() error {
-	if err := u.settle(); err != nil {
-		return err
-	}
-	close(u.in)
+	_ = u.in.Close() // never fails
 	<-u.done
 	u.cancel()
 	return u.err
@@ -137,38 +121,6 @@ func (u *unpacking) finish() error {
 // abandon ends the goroutine.
 func (u *unpacking) abandon() {
 	u.cancel()
+	_ = u.in.CloseWithError(errCut) // never fails
 	<-u.done
-}
-
-// feed is the packed data that the goroutine reads.
-type feed struct {
-	ctx context.Context
-	u   *unpacking
-}
-
-func (f feed) Read(p []byte) (int, error) {
-	u := f.u
-	if len(u.rest) == 0 && u.ended {
-		return 0, io.EOF
-	}
-	if len(u.rest) == 0 {
-		select {
-		case u.hungry <- struct{}{}:
-		case <-f.ctx.Done():
-			return 0, errCut
-		}
-		select {
-		case more, open := <-u.in:
-			if !open {
-				u.ended = true
-				return 0, io.EOF
-			}
-			u.rest = more
-		case <-f.ctx.Done():
-			return 0, errCut
-		}
-	}
-	n := copy(p, u.rest)
-	u.rest = u.rest[n:]
-	return n, nil
 }
