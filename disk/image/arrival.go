@@ -21,8 +21,8 @@ import (
 //	for !a.Done() { a.Pass(ctx, the file, from its beginning) }
 //
 // One pass is usually enough. A qcow2 file needs two or three if it has tables behind the clusters
-// that they map, and another one before that if it has snapshots or bitmaps. The image is checked
-// as it comes. If a check fails when the disk is half written, Destination.Finish removes it.
+// that they map. The image is checked as it comes. If a check fails when the disk is half written,
+// Destination.Finish removes it.
 //
 // The parts of a foreign image (Options.Foreign) come in any order, so its file lies in os.TempDir
 // until it is complete.
@@ -118,7 +118,7 @@ func (a *Arrival) Pass(ctx context.Context, in io.Reader) error {
 	if IsForeign(a.format) && !a.opt.Original {
 		return a.expand(ctx, in)
 	}
-	if !a.begun && (a.qcow2 == nil || a.qcow2.Checked()) {
+	if !a.begun {
 		if err := a.begin(ctx); err != nil {
 			return err
 		}

@@ -31,8 +31,7 @@ type Guest struct {
 // archive. Each cluster goes to its place in the guest as it passes. For that, the table that maps
 // it must be known. Most programs put a table before the clusters that it maps, so one pass is
 // enough. Clusters that pass before their table need another pass of the same file. Three passes
-// are enough for any image, and one more for an image with snapshots or bitmaps: its first pass
-// only checks their tables, so that what QEMU refuses is refused before the guest gets anything.
+// are enough for any image.
 //
 // The header is checked as Open does, and tables and entries are checked as they come. Arrival does
 // not look at refcounts, nor at whether data shares a cluster with them. The result is a disk and
@@ -44,7 +43,6 @@ type Arrival struct {
 	codec    codec
 	guest    Guest
 
-	checked    bool           // the tables of snapshots and bitmaps are right, or there are none
 	passing    bool           // a pass has begun
 	now        arrivalQueue   // of this pass
 	later      arrivalQueue   // of the next pass
@@ -82,8 +80,7 @@ func NewArrival(head []byte, fileSize int64, opt Options) (*Arrival, error) {
 		return nil, err
 	}
 	a := &Arrival{hdr: h, fileSize: fileSize, unknown: unknown,
-		metadata: newClusterSet(fileSize>>h.clusterBits + 1),
-		checked:  h.snapshots == 0 && h.bitmaps.n == 0}
+		metadata: newClusterSet(fileSize>>h.clusterBits + 1)}
 	a.codec.init(h)
 	a.later = arrivalQueue{&arrivalTask{off: h.l1Offset}}
 	return a, nil
@@ -114,9 +111,6 @@ func (a *Arrival) Size() int64 { return a.hdr.size }
 // Backing returns the backing file that the image names, and its format. Both are claims; "" if
 // there is none.
 func (a *Arrival) Backing() (file, format string) { return a.hdr.backingFile, a.hdr.backingFormat }
-
-// Checked tells whether the next pass finds content. Before that, a pass only checks the image.
-func (a *Arrival) Checked() bool { return a.checked }
 
 // Done tells whether everything has been found.
 func (a *Arrival) Done() bool { return a.passing && len(a.later) == 0 }
@@ -160,11 +154,6 @@ func (a *Arrival) ClusterSize() int64 { return a.hdr.clusterSize() }
 // does not need the rest.
 func (a *Arrival) Pass(ctx context.Context, in io.Reader, guest Guest) error {
 	a.window = &window{in: in, keep: a.lookBack(), short: a.unknown}
-	if !a.checked {
-		err := a.hdr.checkExtras(ctx, windowReader{a.window, a.fileSize}, a.fileSize)
-		a.checked = err == nil
-		return err
-	}
 	a.passing, a.guest = true, guest
 	a.now, a.later = a.later, nil
 	a.starts, a.manyStarts = make(map[int64]bool), minStarts

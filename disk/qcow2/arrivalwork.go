@@ -172,26 +172,6 @@ func (w *window) some(off, length int64) ([]byte, error) {
 	return there[:min(length, int64(len(there)))], nil
 }
 
-// windowReader reads a file of that size as it comes. No read may begin far before an earlier one.
-type windowReader struct {
-	window *window
-	size   int64
-}
-
-func (r windowReader) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
-	if off < r.window.base {
-		return 0, bad("the tables of snapshots and bitmaps overlap")
-	}
-	data, err := r.window.some(off, max(0, min(int64(len(p)), r.size-off)))
-	if n = copy(p, data); n < len(p) && err == nil {
-		err = io.EOF
-	}
-	return n, err
-}
-
 // fill reads on until the requested range is in the window.
 func (w *window) fill(off, length int64) error {
 	if gone := off - w.keep - w.base; gone > 0 {

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"math"
 	"strings"
 )
 
@@ -24,8 +23,6 @@ const (
 	maxNameLen       = 1023
 	maxFormatLen     = 15      // QEMU's limit for the name of a backing format
 	maxRefcountOrder = 6       // refcounts of 64 bits
-	maxSnapshots     = 1 << 16 // QEMU's limit
-	snapshotEntry    = 40      // bytes of a snapshot in its table, at least
 	maxClusters      = 1 << 30 // of a file: each of its three bitmaps takes at most 128 MiB
 
 	defaultMaxVirtualSize = 64 << 40
@@ -37,13 +34,10 @@ const (
 	incompatExtendedL2  = 1 << 4
 	incompatKnown       = 1<<5 - 1
 
-	compatLazyRefcounts = 1 << 0
-
 	extEnd           = 0
 	extBackingFormat = 0xe2792aca
 	extLUKS          = 0x0537be77
 	extDataFile      = 0x44415441
-	extBitmaps       = 0x23852875
 	extFeatureNames  = 0x6803f857
 
 	refcountOrder = 4 // of what is written: 16 bits
@@ -116,12 +110,7 @@ type header struct {
 	l1Offset       int64
 	refTableOffset int64
 	refTableLen    int64 // clusters
-	snapshots      int
-	snapshotsAt    int64
-	bitmaps        bitmaps
 	incompatible   uint64
-	compatible     uint64
-	autoclear      uint64
 	compression    uint8
 	backingFile    string
 	backingFormat  string
@@ -169,7 +158,7 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 			return nil, bad("the file ends within the header")
 		}
 		headerLen = int64(u32(100))
-		h.incompatible, h.compatible, h.autoclear = u64(72), u64(80), u64(88)
+		h.incompatible = u64(72)
 		if order := u32(96); order > maxRefcountOrder {
 			return nil, bad("refcount_order is %d, over %d", order, maxRefcountOrder)
 		}
@@ -227,10 +216,6 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 		h.size = int64(size)
 	}
 	h.l1Size = u32(36)
-	h.snapshots = int(u32(60))
-	if err := h.checkSnapshots(u64(64), fileSize); err != nil {
-		return nil, err
-	}
 	if h.l1Offset, err = h.table("L1 table", u64(40), int64(h.l1Size)*8, maxL1Bytes,
 		fileSize); err != nil {
 		return nil, err
@@ -247,24 +232,6 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 		return nil, err
 	}
 	return h, h.readNames(ctx, r, fileSize, headerLen, u64(8), u32(16))
-}
-
-// checkSnapshots checks the place of the snapshot table, as QEMU does even if it has no entries.
-// Its entries differ in length, so only the least that they take must be in the file.
-func (h *header) checkSnapshots(offset uint64, fileSize int64) error {
-	length := int64(h.snapshots) * snapshotEntry
-	switch {
-	case h.snapshots > maxSnapshots:
-		return bad("the snapshot table has %d entries, over the limit of %d", h.snapshots,
-			maxSnapshots)
-	case offset&uint64(h.clusterSize()-1) != 0:
-		return bad("the snapshot table at %#x is not aligned to a cluster", offset)
-	case h.snapshots > 0 && (offset > uint64(fileSize) || length > fileSize-int64(offset)):
-		return bad("the snapshot table at %#x, of %d bytes or more, runs past the end of the file",
-			offset, length)
-	}
-	h.snapshotsAt = int64(offset & math.MaxInt64)
-	return nil
 }
 
 func encryptionName(method uint32) string {
@@ -364,10 +331,6 @@ func (h *header) readNames(ctx context.Context, r Reader, fileSize, headerLen in
 			return unsupported(actionDecrypt, "the image is encrypted (LUKS)")
 		case extDataFile:
 			return unsupported(actionConvert, "the image names an external data file")
-		case extBitmaps:
-			if err := h.readBitmaps(body, fileSize); err != nil {
-				return err
-			}
 		}
 		ext = ext[min(8+(n+7)&^7, int64(len(ext))):]
 	}

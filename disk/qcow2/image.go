@@ -41,9 +41,6 @@ type Info struct {
 	BackingFile    string // a claim of the image; the caller resolves it
 	BackingFormat  string
 	ExtendedL2     bool
-	LazyRefcounts  bool
-	Dirty          bool
-	Snapshots      int
 }
 
 // Image is an open, validated image. Any number of goroutines may call its methods, except
@@ -78,9 +75,6 @@ func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, e
 		willRead = func(int64, int64) {}
 	}
 	willRead(h.refTableOffset, h.refTableLen<<h.clusterBits)
-	if err := h.checkExtras(ctx, r, fileSize); err != nil {
-		return nil, err
-	}
 	im := &Image{r: r, fileSize: fileSize, hdr: h}
 	if opt.Parallel > 1 {
 		im.willRead = willRead
@@ -103,8 +97,7 @@ func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, e
 	im.info = Info{Version: h.version, ClusterSize: h.clusterSize(), VirtualSize: h.size,
 		PlainSize: plain, CompressedSize: compressed,
 		BackingFile: h.backingFile, BackingFormat: h.backingFormat,
-		ExtendedL2: h.extended(), LazyRefcounts: h.compatible&compatLazyRefcounts != 0,
-		Dirty: h.incompatible&incompatDirty != 0, Snapshots: h.snapshots}
+		ExtendedL2: h.extended()}
 	if compressed > 0 {
 		im.info.Compression = im.codec.name()
 	}

@@ -109,44 +109,6 @@ func TestMemoryOfTables(t *testing.T) {
 			}})
 			return f
 		}, 20, 10, ""},
-		"bitmaps": {func() *madeFile {
-			f := tableImage(9, 1, 1<<26, nil)
-			f.parts[0] = bytesPart(f.head(func(im *image) {
-				im.put64(88, autoclearBitmaps)
-				im.put32(headerLenV3, extBitmaps)
-				im.put32(headerLenV3+4, 24)
-				im.put32(headerLenV3+8, maxBitmaps)
-				im.put64(headerLenV3+16, maxBitmaps*32)
-				im.put64(headerLenV3+24, 8<<9)
-			}))
-			f.parts = append(f.parts, madePart{8 << 9, maxBitmaps * 32, func(i int64) uint64 {
-				switch i % 4 {
-				case 0:
-					return 8 << 20 // where its table is
-				case 1:
-					return 1<<32 | bitmapInUse
-				case 2:
-					return 1<<56 | 16<<48 | 8<<32
-				}
-				return 0
-			}})
-			return f
-		}, 10, 10, ""},
-		"snapshots": {func() *madeFile {
-			f := tableImage(9, 1, 1<<28, nil)
-			f.parts[0] = bytesPart(f.head(func(im *image) {
-				im.put32(60, maxSnapshots)
-				im.put64(64, 8<<9)
-			}))
-			f.parts = append(f.parts, madePart{8 << 9, maxSnapshots * 1064, func(i int64) uint64 {
-				switch i % (1064 / 8) {
-				case 4: // the number of bytes of further data follows in its lower half
-					return maxSnapshotExtra
-				}
-				return 0
-			}})
-			return f
-		}, 10, 10, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := c.file()

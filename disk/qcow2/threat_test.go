@@ -48,24 +48,6 @@ func TestRefused(t *testing.T) {
 			func(_ *testing.T, im *image) { im.put32(96, 7) }},
 		{"refcount_order 2^32-1", "refcount_order",
 			func(_ *testing.T, im *image) { im.put32(96, math.MaxUint32) }},
-		{"snapshots 2^32-1", "over the limit",
-			func(_ *testing.T, im *image) { im.put32(60, math.MaxUint32) }},
-		{"one snapshot too many", "over the limit",
-			func(_ *testing.T, im *image) { im.put32(60, 1<<16+1) }},
-		{"snapshots outside", "runs past the end", func(_ *testing.T, im *image) {
-			im.put32(60, 1)
-			im.put64(64, uint64(len(im.b)+cs)&^(cs-1))
-		}},
-		{"snapshots that end outside", "runs past the end", func(_ *testing.T, im *image) {
-			im.put32(60, uint32(len(im.b)/40+1))
-			im.put64(64, cs)
-		}},
-		{"snapshots at 2^64", "runs past the end", func(_ *testing.T, im *image) {
-			im.put32(60, 1)
-			im.put64(64, math.MaxUint64-cs+1)
-		}},
-		{"snapshot table unaligned", "not aligned",
-			func(_ *testing.T, im *image) { im.put64(64, cs+8) }},
 		{"long backing format", "backing format name has 16 bytes",
 			func(_ *testing.T, im *image) {
 				im.put32(104, extBackingFormat)
@@ -264,9 +246,8 @@ func TestAccepted(t *testing.T) {
 	t.Run("dirty", func(t *testing.T) {
 		im := newImage(bits, 8*cs, 4)
 		im.put64(72, incompatDirty)
-		got, err := im.open()
+		_, err := im.open()
 		require.NoError(t, err)
-		require.True(t, got.Info().Dirty)
 	})
 	t.Run("zero cluster with a place", func(t *testing.T) {
 		im := newImage(bits, 8*cs, 4)
