@@ -99,7 +99,7 @@ CLUSTER := BUILD='scripts/build-kubernetes.sh --node'
 CLIENTS := scripts/build-clients.sh
 LAUNCHER := scripts/build-launcher.sh
 KUBEVIRT := scripts/build-kubevirt.sh
-NIGHTLY := $(CLIENTS);$(LAUNCHER);$(LAUNCHER) launcher19;$(KUBEVIRT);scripts/build-client.sh cosign;scripts/build-client.sh cosign3;scripts/build-client.sh oras;scripts/build-client.sh registry
+NIGHTLY := scripts/build-kubernetes.sh --oldest;$(CLIENTS);$(LAUNCHER);$(LAUNCHER) launcher19;$(KUBEVIRT);scripts/build-client.sh cosign;scripts/build-client.sh cosign3;scripts/build-client.sh oras;scripts/build-client.sh registry
 BOTH := PARTS='main cluster' BESIDE='scripts/lint.sh scripts/fuzz.sh' FUZZTIME=$(TEST_FUZZTIME)
 
 test: ## Every test but those of a cluster; installs missing tools when root

@@ -2,7 +2,8 @@
 # Builds what the tests of Kubernetes run, from the modules in kubernetes/integration/parts: the
 # control plane (etcd, API server, controller manager, scheduler), kubectl and KWOK; with --node also
 # kubelet, kube-proxy and containerd. The first time takes about 8 minutes on two cores; a binary
-# that is there is not built again. Prints the directory.
+# that is there is not built again. Prints the directory. With --oldest, this is its directory
+# "oldest", in which all that Kubernetes releases together is of the oldest version that is promised.
 #
 # It is cache/kubernetes/HASH, HASH being that of the modules' versions and of this script, so that
 # other versions get another directory. KUBEVIRT_DISK_KUBERNETES names another place than
@@ -11,12 +12,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 go=${GO:-go}
-node=
+node='' oldest=''
 case ${1:-} in
 --node) node=1 ;;
+--oldest) node=1 oldest=1 ;;
 '') ;;
 *)
-	echo "usage: $0 [--node]" >&2
+	echo "usage: $0 [--node|--oldest]" >&2
 	exit 2
 	;;
 esac
@@ -27,6 +29,13 @@ parts=$PWD/kubernetes/integration/parts
 hash=$(cat "$parts"/*/go.mod "$parts"/*/go.sum scripts/build-kubernetes.sh | sha256sum | cut -c 1-16)
 out=${KUBEVIRT_DISK_KUBERNETES:-$PWD/cache/kubernetes}/$hash
 mkdir -p "$out"
+if [ -n "$oldest" ]; then
+	# Tests that need it wait for this lock, also while the next one is another build's.
+	mkdir -p "$out/oldest"
+	exec 8>"$out/oldest/lock"
+	flock 8
+	echo "build-kubernetes: the oldest Kubernetes" >&2
+fi
 # Two at once would build everything twice.
 exec 9>"$out/lock"
 flock 9
@@ -50,10 +59,14 @@ build() {
 	return 1
 }
 
-version=$("$go" list -C "$parts/kubernetes" -m -f '{{.Version}}' k8s.io/kubernetes)
-IFS=. read -r major minor _ <<<"${version#v}"
-about=k8s.io/component-base/version
-about="-s -w -X $about.gitVersion=$version -X $about.gitMajor=$major -X $about.gitMinor=$minor -X $about.gitTreeState=clean"
+# about PART: flags that tell the programs of a part which version they are.
+about() {
+	local version major minor to=k8s.io/component-base/version
+	version=$("$go" list -C "$parts/$1" -m -f '{{.Version}}' k8s.io/kubernetes)
+	IFS=. read -r major minor _ <<<"${version#v}"
+	echo "-s -w -X $to.gitVersion=$version -X $to.gitMajor=$major -X $to.gitMinor=$minor -X $to.gitTreeState=clean"
+}
+about=$(about kubernetes)
 
 # What takes longest comes first, so that a failure shows early.
 for command in kube-apiserver kube-controller-manager kube-scheduler kubectl; do
@@ -82,5 +95,15 @@ if [ -n "$node" ]; then
 			-tags 'no_btrfs no_devmapper no_zfs' \
 			-ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$runtime"
 	done
+fi
+if [ -n "$oldest" ]; then
+	about=$(about oldest)
+	for command in kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy; do
+		build oldest oldest/$command k8s.io/kubernetes/cmd/$command -ldflags "$about"
+	done
+	for file in etcd kubectl kwok kwok-stages.yaml containerd containerd-shim-runc-v2 ctr; do
+		ln -sf "../$file" "$out/oldest/$file"
+	done
+	out+=/oldest
 fi
 echo "$out"

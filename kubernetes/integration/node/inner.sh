@@ -5,7 +5,8 @@
 #
 # NODE is the node's name, node1 for the first one, and NET the first three numbers of its
 # addresses. RUN is a directory of this node alone, PLANE the first node's RUN. BIN has the
-# binaries, IMAGES has archives of images. CGROUP is where the node's cgroups are.
+# binaries, IMAGES has archives of images. CGROUP is where the node's cgroups are. GATES are feature
+# gates, of which there may be none.
 set -euo pipefail
 cd "$RUN"
 export PATH=$BIN:$PATH
@@ -189,6 +190,7 @@ control_plane() {
 		--service-account-signing-key-file certs/accounts.key --authorization-mode Node,RBAC \
 		--service-cluster-ip-range 10.96.0.0/16 --enable-admission-plugins NodeRestriction --allow-privileged \
 		--kubelet-client-certificate certs/client.crt --kubelet-client-key certs/client.key \
+		--feature-gates "$GATES" \
 		--kubelet-certificate-authority certs/ca.crt --kubelet-preferred-address-types InternalIP >log/kube-apiserver.log 2>&1 &
 	retry kubectl get --raw /readyz
 	kube-controller-manager --kubeconfig manager.kubeconfig --authentication-kubeconfig manager.kubeconfig \
@@ -230,7 +232,7 @@ containerd --config containerd.toml >log/containerd.log 2>&1 &
 if [ "$NODE" = node1 ]; then control_plane; fi
 retry test -e imported
 while :; do # a test may kill it
-	kubelet --config kubelet.yaml --kubeconfig "$PLANE/$NODE.kubeconfig" --hostname-override "$NODE" --node-ip "$address" >>log/kubelet.log 2>&1 &
+	kubelet --config kubelet.yaml --feature-gates "$GATES" --kubeconfig "$PLANE/$NODE.kubeconfig" --hostname-override "$NODE" --node-ip "$address" >>log/kubelet.log 2>&1 &
 	echo $! >kubelet.pid
 	wait $! || sleep 1
 done &

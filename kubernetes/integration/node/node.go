@@ -151,7 +151,7 @@ func (n *Node) enter(t testing.TB) {
 	}
 	cmd := exec.Command("bash", "-c", outer)
 	cmd.Env = append(os.Environ(), "NODE="+n.name, "NET="+n.net, "RUN="+n.Dir, "PLANE="+n.plane,
-		"BIN="+n.bin, "IMAGES="+n.archives(), "INNER="+inner,
+		"BIN="+n.bin, "IMAGES="+n.archives(), "INNER="+inner, "GATES="+plane.Gates(),
 		// A kubelet removes unknown pods below its own cgroup.
 		"CGROUP=/kubevirt-disk"+strings.ReplaceAll(n.Dir, "/", "-"))
 	// It has to see the test's end, also if that is a signal to its group.

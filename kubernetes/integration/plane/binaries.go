@@ -13,6 +13,17 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
+// oldest has the tests run with the oldest Kubernetes that is promised.
+var oldest = os.Getenv("KUBEVIRT_DISK_PLANE") == "oldest"
+
+// Gates are the feature gates that the server and the kubelets need. There may be none.
+func Gates() string {
+	if oldest {
+		return "ImageVolume=true"
+	}
+	return ""
+}
+
 // Binaries returns the directory where scripts/build-kubernetes.sh has put the binaries that it
 // built from the present modules. The test needs those that are named, as testtool.Built says.
 func Binaries(t testing.TB, names ...string) string {
@@ -21,7 +32,11 @@ func Binaries(t testing.TB, names ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	testtool.Built(t, "scripts/build-kubernetes.sh", dir, names...)
+	script := "scripts/build-kubernetes.sh"
+	if oldest {
+		dir, script = filepath.Join(dir, "oldest"), script+" --oldest"
+	}
+	testtool.Built(t, script, dir, names...)
 	return dir
 }
 

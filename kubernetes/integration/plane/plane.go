@@ -157,7 +157,8 @@ func (p *Plane) startServer(etcd, peer, server int) error {
 		"--service-account-signing-key-file="+p.path("accounts.key"),
 		"--token-auth-file="+p.path("tokens.csv"), "--authorization-mode=Node,RBAC",
 		"--service-cluster-ip-range=10.96.0.0/16", "--enable-admission-plugins=NodeRestriction",
-		"--egress-selector-config-file="+egress, "--allow-privileged", "--profiling=false")
+		"--egress-selector-config-file="+egress, "--allow-privileged", "--profiling=false",
+		"--feature-gates="+Gates())
 	if err != nil {
 		return err
 	}
