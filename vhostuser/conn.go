@@ -54,6 +54,8 @@ type conn struct {
 	// known: of a guest that comes from elsewhere, whether it has turned the write cache off
 	known bool
 	told  uint64 // the size that the front end has read, sectors
+	// patience is how long rings that stop wait for far content from now on
+	patience time.Duration
 
 	dirty   dirtyLog
 	through atomic.Uint64 // why a write is durable when it ends: see throughOff; 0: it is not
@@ -190,6 +192,9 @@ func (c *conn) hold(run *run) bool {
 		return false
 	}
 	c.held[run] = struct{}{}
+	if run.q.gaveUp {
+		run.giveUp()
+	}
 	return true
 }
 
@@ -207,17 +212,33 @@ func (c *conn) hasLeft(run *run) bool {
 	return run.left
 }
 
-// giveUp ends the requests of a queue, or of all, that wait for far content. With a queue go those
-// that are disabled: QEMU disables all of them before it stops one after the other.
+// giveUp ends the requests of a queue that stops, or of all, that wait for far content.
 func (c *conn) giveUp(q *queue) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if q != nil {
+		q.gaveUp = q.stop.Load()
+	}
 	for run := range c.held {
-		if q == nil || run.q == q || !run.q.enabled.Load() {
-			run.left = true
-			run.r.Abort()
+		if q == nil || run.q == q {
+			run.giveUp()
 		}
 	}
+}
+
+// giveUp ends the wait of its request. The caller holds conn.mu.
+func (run *run) giveUp() {
+	run.left = true
+	run.r.Abort()
+}
+
+// letWait lets a queue wait for far content.
+func (c *conn) letWait(q *queue) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	q.stop.Store(false)
+	q.gaveUp = false
+	c.patience = c.srv.stopTimeout
 }
 
 // panicked is why a goroutine of the connection has panicked. Memory that was cut short under us is

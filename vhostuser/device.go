@@ -191,7 +191,9 @@ func (c *conn) setFeatures(m *message) error {
 	c.setThrough(throughUnable, n&featureFlush == 0)
 	for _, q := range c.queues {
 		if q != nil && n&featureProtocol == 0 {
-			q.enable(true)
+			if err := q.enable(true); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -254,14 +256,10 @@ func (c *conn) setProtocol(m *message) error {
 func (c *conn) reset() {
 	for _, q := range c.queues {
 		if q != nil {
-			q.enabled.Store(false) // all of them first: see giveUp
-		}
-	}
-	for _, q := range c.queues {
-		if q != nil {
 			q.halt()
+			q.forgetKick()
 			q.anew, q.wasReset = true, true
-			q.enabled.Store(c.features&featureProtocol == 0)
+			q.enabled = c.features&featureProtocol == 0
 		}
 	}
 }
@@ -326,7 +324,7 @@ func (c *conn) setInflight(m *message) error {
 		return err
 	}
 	for _, q := range c.queues {
-		if q != nil && !q.still() {
+		if q != nil && q.running {
 			return errors.New("the region of requests in flight comes while a ring runs")
 		}
 	}
@@ -352,7 +350,7 @@ func (c *conn) queue(index uint32) (*queue, error) {
 	}
 	if c.queues[index] == nil {
 		q := &queue{c: c, index: int(index), kick: -1, sleeper: sleeper{epoll: -1, wake: -1}}
-		q.enabled.Store(c.features&featureProtocol == 0)
+		q.enabled = c.features&featureProtocol == 0
 		if err := q.remap(c.table); err != nil {
 			return nil, err
 		}
@@ -370,13 +368,19 @@ func (c *conn) getBase(m *message) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.known = c.known || q.running // from now on it is a guest that was here before
-	q.halt()
-	if err := c.settle(); err != nil {
+	if err := c.pause(q); err != nil {
 		return nil, err
 	}
+	q.forgetKick()
 	reply := binary.LittleEndian.AppendUint32(nil, index)
 	return binary.LittleEndian.AppendUint32(reply, uint32(q.ring.next)), nil
+}
+
+// pause stops a ring that may go on later, here or elsewhere.
+func (c *conn) pause(q *queue) error {
+	c.known = c.known || q.running // from now on it is a guest that was here before
+	q.halt()
+	return c.settle()
 }
 
 // settle makes durable what was done since the last time, as QEMU does with its own disks when a
@@ -416,8 +420,8 @@ func (c *conn) setRing(m *message) error {
 	case err != nil:
 		return err
 	case m.request == reqSetVringEnable:
-		q.enable(num != 0)
-	case !q.still():
+		return q.enable(num != 0)
+	case q.running:
 		return fmt.Errorf("message %d comes while ring %d runs", m.request, index)
 	case m.request == reqSetVringNum:
 		q.ring.num = num
@@ -473,7 +477,7 @@ func (c *conn) setWake(m *message) error {
 		return errors.New("the client wants a ring that is looked at all the time")
 	default:
 		q.halt()
-		closeFD(q.kick)
+		q.forgetKick()
 		q.kick = fd
 		return q.start()
 	}

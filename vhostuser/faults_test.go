@@ -168,9 +168,11 @@ func TestDisabledUntilEnabled(t *testing.T) {
 		c := v.newConn(nc, &export{disk: v.disks.At(1)})
 		q, err := c.queue(0)
 		require.NoError(t, err)
-		require.False(t, q.enabled.Load())
+		require.False(t, q.enabled)
 		require.NoError(t, c.setFeatures(&message{payload: number(accepted)}))
-		require.Equal(t, accepted&featureProtocol == 0, q.enabled.Load())
+		require.Equal(t, accepted&featureProtocol == 0, q.enabled)
+		require.NoError(t, q.enable(true))
+		require.False(t, q.running, "it has no eventfd")
 	}
 }
 

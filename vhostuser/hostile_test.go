@@ -248,6 +248,8 @@ func TestWrongMessages(t *testing.T) {
 			conn, err := vhosttest.DialConn(v.socket, 0)
 			require.NoError(t, err)
 			defer conn.Close()
+			require.NoError(t, conn.Send(vhosttest.Message{Request: vhosttest.SetVringEnable,
+				Flags: vhosttest.FlagVersion, Payload: vhosttest.U32(0, 1)}))
 			require.NoError(t, conn.Send(vhosttest.Message{Request: c.request,
 				Flags: vhosttest.FlagVersion, Payload: c.payload, FDs: c.fds}))
 			v.ends(t, conn, c.why)

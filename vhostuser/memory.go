@@ -110,18 +110,19 @@ func (t *table) at(addr, length uint64) []byte {
 	return nil
 }
 
-// atUser returns the length bytes at an address of the front end, or an error.
-func (t *table) atUser(addr, length uint64) ([]byte, error) {
+// atUser returns the length bytes at an address of the front end, and their guest address, or an
+// error.
+func (t *table) atUser(addr, length uint64) ([]byte, uint64, error) {
 	for i := range t.regions {
 		r := &t.regions[i]
 		if off := addr - r.user; addr >= r.user && off < r.size {
 			if length > r.size-off {
 				break
 			}
-			return r.bytes()[off : off+length : off+length], nil
+			return r.bytes()[off : off+length : off+length], r.guest + off, nil
 		}
 	}
-	return nil, fmt.Errorf("%d bytes at %#x are not in the guest's memory", length, addr)
+	return nil, 0, fmt.Errorf("%d bytes at %#x are not in the guest's memory", length, addr)
 }
 
 // parseRegion reads the description of a region.

@@ -14,9 +14,8 @@ import (
 )
 
 const (
-	// stopTimeout is how long a ring that must stop waits for far content. QEMU stands still
-	// meanwhile, and the person at its monitor, too. It is not shorter, because a machine that is
-	// stopped and then saved loses what is left in flight.
+	// stopTimeout is how long rings that stop one after the other wait for far content. QEMU stands
+	// still meanwhile, and the person at its monitor, too.
 	stopTimeout = 30 * time.Second
 )
 
@@ -52,16 +51,20 @@ type queue struct {
 	// the device was reset since the ring ran, or the ring does not go on where it stood. Front
 	// ends also reset to stop a guest that goes on
 	wasReset bool
-	enabled  atomic.Bool
-	running  bool
+	enabled  bool
+	running  bool // only while it is enabled
 	role     *serving.Reader
 	active   sync.WaitGroup // goroutines that execute its requests
 	stop     atomic.Bool
+	gaveUp   bool // guarded by conn.mu; it stops, and waits for far content no longer
 	sleeper  sleeper
 }
 
-// start begins to execute requests.
+// start begins to execute requests, unless the front end has still to say that it may.
 func (q *queue) start() error {
+	if q.running || !q.enabled || q.kick < 0 {
+		return nil
+	}
 	if err := q.ring.place(q.table); err != nil {
 		return err
 	}
@@ -75,7 +78,7 @@ func (q *queue) start() error {
 		return fmt.Errorf("%d rings run in this process already: give guests fewer queues",
 			maxRings)
 	}
-	q.stop.Store(false)
+	q.c.letWait(q)
 	q.running = true
 	q.c.running.Add(1)
 	c, handOn := &q.c.Conn, func() { q.active.Add(1) }
@@ -154,23 +157,22 @@ func (q *queue) begin() error {
 	return nil
 }
 
-// leave leaves a request in flight that is given up because its ring stops: the front end keeps the
-// region, and the ring goes on with the request. It returns false if the request must be answered,
-// because there is no region, or the guest migrates, and the region stays here.
+// leave keeps a request that is given up because its ring stops: see ring.rewind. It returns
+// false if that is not why.
 func (q *queue) leave(run *run) bool {
-	if q.inflight == nil || q.c.dirty.wanted.Load() || !q.c.hasLeft(run) {
+	if !q.c.hasLeft(run) {
 		return false
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.resumed = append(q.resumed, run.req.chain.head)
-	q.sleeper.wakeUp() // the ring may be enabled again by now
+	q.sleeper.wakeUp() // if it is the client that was fenced, the ring runs, and refuses it
 	return true
 }
 
 // halt stops taking requests, and returns when those that were taken have ended. If they wait for
 // far content, they are given up: at once, if the connection has ended, and otherwise after
-// stopTimeout. See leave.
+// stopTimeout. See leave. Nothing of the ring touches the guest's memory afterwards.
 func (q *queue) halt() {
 	if !q.running {
 		return
@@ -179,7 +181,8 @@ func (q *queue) halt() {
 	q.role.Close() // first: the watchdog starts no goroutine any more
 	q.late.Close()
 	q.sleeper.wakeUp()
-	late := time.AfterFunc(stopTimeout, func() { q.c.giveUp(q) })
+	begun := time.Now()
+	late := time.AfterFunc(q.c.patience, func() { q.c.giveUp(q) })
 	defer late.Stop()
 	ended := make(chan struct{})
 	go func() {
@@ -194,6 +197,7 @@ func (q *queue) halt() {
 			q.drain()
 		}
 	}
+	q.c.patience = max(0, q.c.patience-time.Since(begun))
 	q.running = false
 	q.c.running.Add(-1)
 	rings.add(-1)
@@ -201,15 +205,16 @@ func (q *queue) halt() {
 		q.recycle(req)
 	}
 	q.sleeper.close()
+	if q.c.Cause() == nil {
+		q.ring.rewind(q.resumed, &q.c.dirty)
+		q.resumed = nil
+	}
 }
 
-// still stops a ring that is disabled, and returns whether it stands still. Some front ends reset a
-// device by this alone: the ring is set up for another driver then.
-func (q *queue) still() bool {
-	if !q.enabled.Load() {
-		q.halt()
-	}
-	return !q.running
+// forgetKick makes the ring wait for a new eventfd before it runs again.
+func (q *queue) forgetKick() {
+	closeFD(q.kick)
+	q.kick = -1
 }
 
 // drain lets goroutines end that wait until the front end takes what it is told.
@@ -329,22 +334,19 @@ func (q *queue) next(run *run) (ok bool, err error) {
 			q.tellDriver()
 			return false, nil
 		}
-		enabled := q.enabled.Load()
-		if enabled {
-			ok, err := q.take(run)
-			if ok || err != nil {
-				return ok, err
-			}
-			q.tellDriver()
-			if !looked && run.busy {
-				looked = true
-				if q.look() {
-					continue
-				}
-			}
-			if !q.await() {
+		ok, err := q.take(run)
+		if ok || err != nil {
+			return ok, err
+		}
+		q.tellDriver()
+		if !looked && run.busy {
+			looked = true
+			if q.look() {
 				continue
 			}
+		}
+		if !q.await() {
+			continue
 		}
 		run.busy = false
 		q.sleeper.sleep()
@@ -472,12 +474,13 @@ func (q *queue) toTell() *caller {
 	return q.call
 }
 
-// enable lets a ring be served, or not.
-func (q *queue) enable(on bool) {
-	q.enabled.Store(on)
-	if q.running {
-		q.sleeper.wakeUp()
+// enable lets a ring be served, or not. Cloud Hypervisor saves the guest's memory then.
+func (q *queue) enable(on bool) error {
+	q.enabled = on
+	if !on {
+		return q.c.pause(q)
 	}
+	return q.start()
 }
 
 // close ends the queue.
@@ -485,6 +488,6 @@ func (q *queue) close() {
 	q.halt()
 	q.sleeper.close()
 	q.setCall(nil)
-	closeFD(q.kick)
+	q.forgetKick()
 	q.table.release()
 }

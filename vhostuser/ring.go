@@ -41,6 +41,7 @@ type ring struct {
 	logged                        bool // pages of the used ring are in the dirty log
 
 	desc, avail, used []byte // nil: not mapped
+	availGuest        uint64 // the guest address of avail
 
 	next     uint16 // index of the next available entry
 	usedNext uint16 // index of the next used entry
@@ -65,22 +66,22 @@ func (r *ring) place(t *table) (err error) {
 		return errors.New("a ring begins before the guest has memory")
 	}
 	// Both rings have one more index at their end, for EVENT_IDX.
-	desc, err := t.atUser(r.descUser, descSize*n)
+	desc, _, err := t.atUser(r.descUser, descSize*n)
 	if err != nil {
 		return err
 	}
-	avail, err := t.atUser(r.availUser, 2*n+6)
+	avail, guest, err := t.atUser(r.availUser, 2*n+6)
 	if err != nil {
 		return err
 	}
-	used, err := t.atUser(r.usedUser, 8*n+6)
+	used, _, err := t.atUser(r.usedUser, 8*n+6)
 	if err != nil {
 		return err
 	}
 	if uintptr(unsafe.Pointer(&used[0]))%4 != 0 || uintptr(unsafe.Pointer(&avail[0]))%2 != 0 {
 		return errors.New("a ring is not aligned")
 	}
-	r.desc, r.avail, r.used = desc, avail, used
+	r.desc, r.avail, r.used, r.availGuest = desc, avail, used, guest
 	if len(r.taken) != int(n+63)/64 {
 		r.taken = bitset.New(int64(n))
 	}
@@ -147,6 +148,21 @@ func (r *ring) hold(head uint16) error {
 	}
 	r.taken.Add(int64(head))
 	return nil
+}
+
+// rewind gives back heads, all that were taken and not put back: the ring goes on with them, also
+// on another machine, where nobody else knows of them. Others between them have ended. So theirs
+// become the last entries before the next one, which the driver never looks at again.
+func (r *ring) rewind(heads []uint16, log *dirtyLog) {
+	if uint16(len(heads)) != r.next-r.usedNext {
+		return
+	}
+	r.next = r.usedNext
+	for i, head := range heads {
+		off := 4 + 2*(uint64(r.next+uint16(i))&uint64(r.num-1))
+		binary.LittleEndian.PutUint16(r.avail[off:], head)
+		log.mark(r.availGuest+off, 2)
+	}
 }
 
 // descriptor is one as it was when it was read, once.

@@ -42,6 +42,8 @@ type Server struct {
 	dir   string
 	uids  []uint32
 	conns *serving.Connections[*conn]
+	// stopTimeout is the constant, and less in tests
+	stopTimeout time.Duration
 
 	naming  sync.Mutex // held while a socket is made or removed: no other one takes its name
 	mu      sync.Mutex
@@ -63,7 +65,7 @@ type export struct {
 // New makes a server, and a front end of the disks. There must be no disk yet.
 func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log, dir: opt.Dir, uids: opt.UIDs,
-		exports: map[*serving.Disk]*export{}}
+		stopTimeout: stopTimeout, exports: map[*serving.Disk]*export{}}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}

@@ -3,7 +3,6 @@
 package vhostuser
 
 import (
-	"runtime"
 	"testing"
 	"time"
 
@@ -16,98 +15,112 @@ import (
 	"kubevirt.io/disk/vhostuser/vhosttest"
 )
 
-// TestStop: a ring that stops has given everything back before, and goes on where it was.
+// TestStop: a ring that stops, or that is disabled, has given everything back before, and goes on
+// where it was.
 func TestStop(t *testing.T) {
-	far := disktest.NewDistant(disktest.NewMemory(diskSize))
-	v := serve(t, far)
-	d := v.dial(t, vhosttest.Options{})
-	far.Cut()
-	ticket, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
-	require.NoError(t, err)
-	testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
-	stopped := make(chan uint16)
-	go func() {
-		base, err := d.Queue(0).Stop()
+	for _, disable := range []bool{false, true} {
+		far := disktest.NewDistant(disktest.NewMemory(diskSize))
+		v := serve(t, far)
+		d := v.dial(t, vhosttest.Options{})
+		far.Cut()
+		ticket, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
 		require.NoError(t, err)
-		stopped <- base
-	}()
-	select {
-	case <-stopped:
-		t.Fatal("the ring has stopped before its request ended")
-	case <-time.After(50 * time.Millisecond): // it cannot have stopped by then
-	}
-	far.Restore()
-	base := <-stopped
-	_, err = ticket.Wait()
-	require.NoError(t, err)
-	require.EqualValues(t, 1, base)
-	require.NoError(t, d.Queue(0).Resume(base))
-	exercise(t, d)
-}
-
-// giveUpAtOnce gives up the first ring as soon as it stops, without waiting for stopTimeout.
-func (v *served) giveUpAtOnce() {
-	c := v.conns.All(func(*conn) bool { return true })[0]
-	q := c.queues[0]
-	go func() {
-		for !q.stop.Load() {
-			runtime.Gosched()
+		testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
+		var base uint16
+		stopped := make(chan error, 1)
+		go func() {
+			var err error
+			if disable {
+				err = d.Queue(0).Enable(false)
+			} else {
+				base, err = d.Queue(0).Stop()
+			}
+			stopped <- err
+		}()
+		select {
+		case <-stopped:
+			t.Fatal("the ring has stopped before its request ended")
+		case <-time.After(50 * time.Millisecond): // it cannot have stopped by then
 		}
-		c.giveUp(q)
-	}()
+		far.Restore()
+		require.NoError(t, <-stopped)
+		require.Empty(t, d.Inflight().Taken(0))
+		_, err = ticket.Wait()
+		require.NoError(t, err)
+		if disable {
+			require.NoError(t, d.Queue(0).Enable(true))
+		} else {
+			require.EqualValues(t, 1, base)
+			require.NoError(t, d.Queue(0).Resume(base))
+		}
+		exercise(t, d)
+	}
 }
 
-// TestStopLeavesRequests: what waits for far content when a ring stops is left in flight after a
-// while, and the ring goes on with it. If there is no region, or the guest migrates and the region
-// stays behind, it is an error.
+// TestStopLeavesRequests: what waits for far content when a ring stops is given up after a while,
+// and the ring goes on with it, wherever that is. Others that came after it have ended.
 func TestStopLeavesRequests(t *testing.T) {
 	for _, test := range []struct {
-		name                 string
-		options              vhosttest.Options
-		migrates, end, fails bool
+		name          string
+		options       vhosttest.Options
+		disable, end  bool
+		moves, resets bool
 	}{
 		{name: "the same connection"},
+		{name: "disabled", disable: true},
 		{name: "another connection", end: true},
-		{name: "another driver, the same region", options: vhosttest.Options{KeepInflight: true,
-			ProtocolFeatures: ^uint64(protocolMemSlots)}},
-		{name: "no region", fails: true,
+		{name: "another driver, the same region", resets: true,
+			options: vhosttest.Options{KeepInflight: true,
+				ProtocolFeatures: ^uint64(protocolMemSlots)}},
+		{name: "no region",
 			options: vhosttest.Options{ProtocolFeatures: ^uint64(protocolInflight)}},
-		{name: "the guest migrates", migrates: true, fails: true},
+		{name: "another machine", moves: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			far := disktest.NewDistant(disktest.NewMemory(diskSize))
-			v := serve(t, far)
+			v := serveFor(t, time.Millisecond, far)
 			d := v.dial(t, test.options)
-			if test.migrates {
-				require.NoError(t, d.StartLog())
-			}
-			require.NoError(t, d.Read(0, 1<<20, make([]byte, 512)))
+			near := vhosttest.Command{Type: vhosttest.TypeRead, Sector: 1 << 11, In: 512}
+			_, err := d.Do(0, near)
+			require.NoError(t, err)
 			far.Cut()
 			ticket, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
 			require.NoError(t, err)
 			testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
-			v.giveUpAtOnce()
-			base, err := d.Queue(0).Stop()
-			require.NoError(t, err)
-			require.EqualValues(t, 2, base)
-			if test.fails {
-				_, err := ticket.Wait()
-				require.ErrorContains(t, err, "IOERR")
+			for range 3 {
+				_, err := d.Do(0, near)
+				require.NoError(t, err)
+			}
+			if test.moves {
+				to := serve(t, disktest.NewMemory(diskSize))
+				require.NoError(t, d.Migrate(to.socket, func() error { return nil }))
+				exercise(t, d)
+				_, err = ticket.Wait()
+				require.NoError(t, err)
 				return
 			}
-			require.Len(t, d.Inflight().Taken(0), 1)
+			var base uint16
+			if test.disable {
+				err = d.Queue(0).Enable(false)
+			} else {
+				base, err = d.Queue(0).Stop()
+				require.EqualValues(t, 4, base)
+			}
+			require.NoError(t, err)
 			far.Restore()
 			switch {
+			case test.disable:
+				err = d.Queue(0).Enable(true)
 			case test.end:
 				err = d.Reconnect(v.socket)
-			case test.options.KeepInflight:
+			case test.resets:
 				require.NoError(t, d.Reset())
 				err = d.Start()
 			default:
 				err = d.Queue(0).Resume(base)
 			}
 			require.NoError(t, err)
-			if _, err = ticket.Wait(); test.options.KeepInflight {
+			if _, err = ticket.Wait(); test.resets {
 				require.ErrorContains(t, err, "reset")
 			} else {
 				require.NoError(t, err)
@@ -117,12 +130,25 @@ func TestStopLeavesRequests(t *testing.T) {
 	}
 }
 
+// TestRingIsCutWhileItStops: the ring is gone when what is left is to be written into it.
+func TestRingIsCutWhileItStops(t *testing.T) {
+	far := disktest.NewDistant(disktest.NewMemory(diskSize))
+	v := serveFor(t, time.Millisecond, far)
+	d := v.dial(t, vhosttest.Options{Unsealed: true})
+	far.Cut()
+	begin(t, d, 2, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
+	testtool.Eventually(t, func() bool { return far.Waiting() == 2 })
+	require.NoError(t, d.Memory.Regions()[0].Truncate(0))
+	require.Error(t, d.Queue(0).Enable(false))
+	v.ends(t, d.Conn(), errFault.Error())
+}
+
 // TestAnotherDriver: the firmware has a driver, and then the kernel. The front end resets nothing
 // between them, and keeps the region of requests in flight.
 func TestAnotherDriver(t *testing.T) {
 	for _, stop := range []bool{false, true} {
 		far := disktest.NewDistant(disktest.NewMemory(diskSize))
-		v := serve(t, far)
+		v := serveFor(t, time.Millisecond, far)
 		d := v.dial(t, vhosttest.Options{Queues: 2, KeepInflight: true,
 			ProtocolFeatures: ^uint64(protocolMemSlots)})
 		require.NoError(t, d.Read(0, 1<<20, make([]byte, 512)))
@@ -130,7 +156,6 @@ func TestAnotherDriver(t *testing.T) {
 		_, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
 		require.NoError(t, err)
 		testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
-		v.giveUpAtOnce()
 		require.NoError(t, d.Renew(stop))
 		far.Restore()
 		for range 3 {
@@ -158,7 +183,7 @@ func TestStatusBeforeBase(t *testing.T) {
 // TestGivenUpTogether: rings that stop one after the other wait for far content once.
 func TestGivenUpTogether(t *testing.T) {
 	far := disktest.NewDistant(disktest.NewMemory(diskSize))
-	v := serve(t, far)
+	v := serveFor(t, time.Millisecond, far)
 	d := v.dial(t, vhosttest.Options{Queues: 3})
 	far.Cut()
 	var tickets []*vhosttest.Ticket
@@ -174,27 +199,30 @@ func TestGivenUpTogether(t *testing.T) {
 		return len(all) == 1 && all[0].Kind == status.TroubleRegistry && all[0].Count == 3 &&
 			v.conns.Sessions()[0].Waiting == 3
 	}, "people are told")
-	require.NoError(t, d.Queue(0).Enable(false))
-	require.NoError(t, d.Queue(1).Enable(false))
-	c := v.conns.All(func(*conn) bool { return true })[0]
-	c.mu.Lock()
-	var first *queue
-	for run := range c.held {
-		if run.q.index == 0 {
-			first = run.q
+	stop := func(on bool) {
+		for i := range 3 {
+			require.NoError(t, d.Queue(i).Enable(on))
 		}
 	}
-	c.mu.Unlock()
-	c.giveUp(first)
-	testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
-	require.NoError(t, d.Queue(0).Enable(true))
-	require.NoError(t, d.Queue(1).Enable(true))
+	stop(false)
+	require.Zero(t, far.Waiting())
+	stop(true)
 	testtool.Eventually(t, func() bool { return far.Waiting() == 3 })
 	far.Restore()
 	for _, ticket := range tickets {
 		_, err := ticket.Wait()
 		require.NoError(t, err)
 	}
+	far.Cut()
+	_, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead,
+		Sector: 4 * disktest.DistantBlock / 512, In: 512})
+	require.NoError(t, err)
+	testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
+	c := v.conns.All(func(*conn) bool { return true })[0]
+	stop(false)
+	require.NoError(t, d.Close())
+	<-c.gone
+	require.Zero(t, c.patience, "nothing is left for others")
 }
 
 // TestRegionIsKept: a front end resets the device, and gives it the same region of requests in

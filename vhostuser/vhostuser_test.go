@@ -36,11 +36,19 @@ type served struct {
 // serve serves a disk, made by opt if it changes the options.
 func serve(t testing.TB, d disk.Disk, opt ...func(*serving.Options)) *served {
 	t.Helper()
+	return serveFor(t, stopTimeout, d, opt...)
+}
+
+// serveFor serves a disk whose rings wait so long for far content when they stop.
+func serveFor(t testing.TB, timeout time.Duration, d disk.Disk,
+	opt ...func(*serving.Options)) *served {
+	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
 	disks := serving.New(serving.Config{Log: zap.New(core)})
 	dir := t.TempDir()
 	s, err := New(Options{Disks: disks, Dir: dir, Log: zap.New(core), ReconnectDelay: -1})
 	require.NoError(t, err)
+	s.stopTimeout = timeout
 	v := &served{s, disks, logs, filepath.Join(dir, "a.sock")}
 	v.add(t, d, opt...)
 	t.Cleanup(func() {

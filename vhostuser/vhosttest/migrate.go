@@ -8,7 +8,7 @@ import "fmt"
 // the first back end wrote and did not log is lost, and shows.
 //
 // While it is copied, meanwhile is called. It may begin requests; those that it does not wait for
-// are in the guest's memory when it arrives. What the driver itself writes is copied at the end.
+// are in the guest's memory when it arrives. What the driver itself writes is copied then.
 // Buffers from before the migration lose their memory; Memory.At finds what is at their address.
 func (d *Driver) Migrate(path string, meanwhile func() error) error {
 	if err := d.StartLog(); err != nil {
@@ -27,6 +27,10 @@ func (d *Driver) Migrate(path string, meanwhile func() error) error {
 		return err
 	}
 	copyPages(moves, d.Dirty())
+	for _, q := range d.queues {
+		// A processor notes what it writes. Here only the driver does, to these and to requests.
+		q.copyOwn(moves)
+	}
 	bases := make([]uint16, len(d.queues))
 	for i, q := range d.queues {
 		if bases[i], err = q.Stop(); err != nil {
@@ -35,10 +39,6 @@ func (d *Driver) Migrate(path string, meanwhile func() error) error {
 		q.stopReaper()
 	}
 	copyPages(moves, d.Dirty())
-	for _, q := range d.queues {
-		// A processor notes what it writes. Here only the driver does, to these and to requests.
-		q.copyOwn(moves)
-	}
 	if err := d.Conn().Close(); err != nil {
 		return err
 	}
