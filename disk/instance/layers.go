@@ -228,6 +228,9 @@ func (s *shelf) options(id string, floor int64) (opt overlay.MapOptions, err err
 // Make is Shelf's. The maps come first, as for a new disk.
 func (s *shelf) Make(id string, size, floor int64) (overlay.File, *overlay.Map, error) {
 	opt, err := s.options(id, floor)
+	if err == nil {
+		err = s.dir.still()
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -292,6 +295,9 @@ func (s *shelf) Remove(id string) error {
 
 // Save is Shelf's.
 func (s *shelf) Save(r *overlay.Record) error {
+	if err := s.dir.still(); err != nil {
+		return err
+	}
 	if r == nil {
 		return s.dir.removeRecord()
 	}

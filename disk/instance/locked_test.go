@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"testing"
@@ -57,4 +58,36 @@ func TestAFileIsADiskOrAnImage(t *testing.T) {
 	require.NoError(t, below.Close())
 	require.NoError(t, image.Convert(t.Context(), open(t, other), base, nil))
 	require.NoFileExists(t, filepath.Join(dir, "base.raw"+durable.PartialSuffix))
+}
+
+// TestAMovedDirectory: while a disk is served, its directory is moved, and a copy is put in its
+// place. No snapshot is made or deleted in the copy, and the disk goes on where it is.
+func TestAMovedDirectory(t *testing.T) {
+	dir := t.TempDir()
+	path, away := filepath.Join(dir, "p"), filepath.Join(dir, "away")
+	base := filetest.Put(t, t.TempDir(), "base.raw", []byte("data"), 1<<20)
+	opt := Options{PersistentDir: path, Mode: CopyOnWrite}
+	inst, _ := start(t, base, opt)
+	require.NoError(t, TakeSnapshot(t.Context(), "a", inst))
+	require.NoError(t, os.Rename(path, away))
+	require.NoError(t, os.CopyFS(path, os.DirFS(away)))
+	want := filetest.Block('w', 512)
+	write := func(off int64) {
+		_, err := inst.WriteAt(t.Context(), want, off)
+		require.NoError(t, err)
+		require.NoError(t, inst.Flush())
+	}
+	write(0)
+	const moved = "is not the directory any more"
+	require.ErrorContains(t, TakeSnapshot(t.Context(), "b", inst), moved)
+	require.ErrorContains(t, inst.DeleteSnapshot(t.Context(), "a"), moved)
+	write(512)
+	require.NoError(t, os.RemoveAll(path))
+	require.NoError(t, os.Rename(away, path))
+	require.NoError(t, TakeSnapshot(t.Context(), "c", inst))
+	write(1024)
+	require.NoError(t, inst.Close())
+	inst, _ = start(t, base, opt)
+	require.Equal(t, bytes.Repeat([]byte("w"), 1536), filetest.ReadAll(t, inst, 1536))
+	require.Len(t, inst.Snapshots(), 2)
 }

@@ -68,9 +68,12 @@ func TestUnfinishedLayers(t *testing.T) {
 	testtool.Eventually(t, func() bool { return olderVersion(t, inst) == nil })
 	require.NoError(t, inst.Close())
 	for _, marked := range []bool{false, true} {
-		files := &shelf{dir: inst.dir, durable: true}
+		dir, err := openPersistentDir(opt.PersistentDir)
+		require.NoError(t, err)
+		files := &shelf{dir: dir, durable: true}
 		require.NoError(t, files.Save(overlay.NewRecord(inst.content, true)))
 		require.NoError(t, files.Mark(marked))
+		require.NoError(t, dir.close())
 		inst, _ = start(t, path, opt)
 		require.True(t, inst.kept)
 		require.Empty(t, layerFiles(t, inst))
@@ -80,7 +83,10 @@ func TestUnfinishedLayers(t *testing.T) {
 	inst, _ = start(t, path, opt)
 	require.NoError(t, TakeSnapshot(t.Context(), "a", inst))
 	require.NoError(t, inst.Close())
-	require.NoError(t, inst.dir.mark(false, true))
+	dir, err := openPersistentDir(opt.PersistentDir)
+	require.NoError(t, err)
+	require.NoError(t, dir.mark(false, true))
+	require.NoError(t, dir.close())
 	require.NoError(t, olderVersion(t, inst))
 	inst, _ = start(t, path, opt)
 	require.Len(t, inst.Snapshots(), 1)

@@ -77,6 +77,9 @@ func (d *diskDir) saveState(s *state, synced bool) error {
 }
 
 func (d *diskDir) saveLocked(s *state, synced bool) error {
+	if err := d.still(); err != nil {
+		return err
+	}
 	s.Version = stateVersion
 	if d.layered {
 		s.Version = layeredVersion
