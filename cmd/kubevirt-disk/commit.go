@@ -5,7 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,6 +17,7 @@ import (
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/committed"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
@@ -247,6 +251,35 @@ func (c *committing) run(ctx context.Context, client *registry.Client, ref trans
 func addDigestFile(cmd *cobra.Command, file *string) {
 	cmd.Flags().StringVar(file, flagDigestFile, "", "write the digest of the image to this "+
 		"`file`, too, such as /dev/termination-log")
+	cmd.PreRunE = func(*cobra.Command, []string) error { return checkDigestFile(*file) }
+}
+
+// digestText is what a file of --digest-file has.
+var digestText = regexp.MustCompile(`^(sha256:[0-9a-f]{64}\n?)?$`)
+
+// checkDigestFile checks that nothing but a digest is replaced: the name may be a mistake, such as
+// the path of an image.
+func checkDigestFile(file string) error {
+	if file == "" {
+		return nil
+	}
+	f, err := osfile.OpenRegular(file)
+	if errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*osfile.NotRegularError)) {
+		return nil // such as a pipe
+	}
+	if err != nil {
+		return fmt.Errorf("--%s: %w", flagDigestFile, err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, 100))
+	if err == nil && !digestText.Match(text) {
+		err = fmt.Errorf("%q is there, and has something else than a digest: name another file",
+			file)
+	}
+	if err != nil {
+		return fmt.Errorf("--%s: %w", flagDigestFile, err)
+	}
+	return nil
 }
 
 // writeDigest writes the digest of an image that was stored or fetched into the file of
@@ -255,7 +288,11 @@ func writeDigest(file, digest string) error {
 	if file == "" {
 		return nil
 	}
-	if err := os.WriteFile(file, []byte(digest+"\n"), 0o644); err != nil {
+	err := checkDigestFile(file)
+	if err == nil {
+		err = os.WriteFile(file, []byte(digest+"\n"), 0o644)
+	}
+	if err != nil {
 		return fmt.Errorf("the image %s is there, but --%s: %w", digest, flagDigestFile, err)
 	}
 	return nil

@@ -1,6 +1,10 @@
 package main
 
 import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -45,4 +49,33 @@ func TestCommitUsage(t *testing.T) {
 		require.Equal(t, exitUsage, status, stderr)
 		require.Contains(t, stderr, want)
 	}
+}
+
+// TestDigestFile: a file that has something else than a digest is not replaced, as its name may be
+// mistyped, and nothing is fetched or stored first.
+func TestDigestFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.raw")
+	image := bytes.Repeat([]byte("disk"), 1024)
+	for _, text := range [][]byte{image, []byte("sha256:1"), image[:72]} {
+		require.NoError(t, os.WriteFile(file, text, 0o644))
+		for _, args := range [][]string{
+			{"pull", "127.0.0.1:1/a:1", filepath.Join(t.TempDir(), "b.raw")},
+			{"sign", "127.0.0.1:1/a:1"}, {"commit", "a.raw", "127.0.0.1:1/a:1"},
+		} {
+			status, _, stderr := run(t, nil, append(args, "--digest-file="+file)...)
+			require.Equal(t, exitUsage, status, "%v: %s", args, stderr)
+			require.Contains(t, stderr, "has something else than a digest", args[0])
+		}
+		require.ErrorContains(t, writeDigest(file, "sha256:2"), "something else")
+		now, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(text, now))
+	}
+	digest := "sha256:" + strings.Repeat("0", 64)
+	for _, text := range []string{"", digest, digest + "\n"} {
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
+		require.NoError(t, checkDigestFile(file))
+		require.NoError(t, writeDigest(file, digest))
+	}
+	require.NoError(t, writeDigest(os.DevNull, digest))
 }

@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry"
 )
 
@@ -48,14 +49,37 @@ func newRecorder(path string, name options.Setting, log *zap.Logger) (*recorder,
 	err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 	if err != nil {
 		err = &fs.PathError{Op: "access", Path: dir, Err: err}
-	} else if info, statErr := os.Stat(path); statErr == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%q is not a regular file", path)
+	} else {
+		err = checkOrderFile(path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("what guests read when they boot cannot be recorded: name a file "+
 			"that can be made with %s: %w", name, err)
 	}
 	return &recorder{path: path, log: log}, nil
+}
+
+// checkOrderFile checks that nothing else than an earlier record is replaced: the path may be a
+// mistake, such as that of an image.
+func checkOrderFile(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil // it can be made
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%q is not a regular file", path)
+	case info.Size() == 0:
+		return nil
+	}
+	f, err := osfile.OpenRegular(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := registry.ReadBootOrder(f); err != nil {
+		return fmt.Errorf("%q is there, and is no such file: %w", path, err)
+	}
+	return nil
 }
 
 // disk returns the function to call for each read of a disk. nil: nothing is recorded.
