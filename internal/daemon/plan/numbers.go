@@ -16,9 +16,11 @@ import (
 // disk under its number because an image came or went. Each disk keeps its own, and its identity,
 // see instance.KnownAs.
 type numbers struct {
-	ids   map[string]disk.Identity // by the name of an image that is here
-	of    map[string]uint16        // by the name of an image that is here
-	taken map[uint16]string        // by disks whose images are not here, and by volumes: what has it
+	// by the names of images that are here
+	of  map[string]uint16
+	ids map[string]disk.Identity
+
+	taken map[uint16]string // by disks whose images are not here, and by volumes: what has it
 }
 
 // recallNumbers finds the LUNs of earlier starts. volumes are those of volumes.
