@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds a whole KubeVirt for the tests of a cluster: its programs, unmodified, from the module in
-# integration/launcher, in one root file system with the libvirt and QEMU of a later Debian than the
-# one that runs the tests. It is an image by the names of all of KubeVirt's images. Prints the
-# directory, which has
+# integration/launcher, in a root file system with the libvirt and QEMU of Debian 13. It is an image
+# by the names of all of KubeVirt's images. localhost/virt-launcher:bookworm is the launcher in a root
+# of Debian 12. Prints the directory, which has
 #
 #   images.tar     the images, for `ctr images import`
 #   operator.json  what installs KubeVirt's operator, made by KubeVirt's own code
@@ -15,7 +15,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-suite=trixie # Debian 13: libvirt 11.3, QEMU 10.0
+# The first has the images that KubeVirt is installed with: Debian 13: libvirt 11.3, QEMU 10.0. Of each
+# other one there is a launcher: Debian 12: libvirt 9.0, QEMU 7.2.
+releases=(trixie bookworm)
 packages=libvirt-daemon,libvirt-daemon-driver-qemu,libvirt-clients,qemu-system-x86,qemu-utils,seabios,nftables
 packages+=,iproute2,procps,ethtool,util-linux,mount,xorriso,libcap2-bin,ca-certificates,e2fsprogs,passt
 programs=(virt-operator virt-api virt-controller virt-handler virt-chroot virt-launcher virt-launcher-monitor
@@ -97,39 +99,30 @@ build operator ./operator
 "$work/operator" "$version" >"$out/operator.json"
 "${CC:-gcc}" -static -O2 -o "$work/container-disk" "$kubevirt/cmd/container-disk-v2alpha/main.c"
 
-echo "build-kubevirt: a root with Debian $suite" >&2
-root=$work/root
-mmdebstrap --quiet --variant=essential --include="$packages" --aptopt='APT::Install-Recommends "false"' \
-	--aptopt='Acquire::Retries "3"' --dpkgopt='path-exclude=/usr/share/doc/*' \
-	--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
-	"$suite" "$root" "$(scripts/debian-mirror.sh)"
-rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/*
-# What KubeVirt's own images have besides.
-echo 'qemu:x:107:107::/home/qemu:/bin/bash' >>"$root/etc/passwd"
-echo 'qemu:x:107:' >>"$root/etc/group"
-install -d -o 107 -g 107 "$root/home/qemu"
-(cd "$work" && install -m 0755 -t "$root/usr/bin" "${programs[@]}" container-disk)
-setcap cap_net_bind_service=+ep "$root/usr/bin/virt-launcher-monitor"
-install -m 0755 "$kubevirt/cmd/virt-launcher/node-labeller/node-labeller.sh" "$root/usr/bin/"
-install -D -m 0755 "$kubevirt/cmd/virt-launcher/qemu" "$root/etc/libvirt/hooks/qemu"
-install -m 0644 "$kubevirt"/cmd/virt-launcher/{qemu,virtqemud}.conf "$root/etc/libvirt/"
-echo 'log_outputs = "3:stderr"' >"$root/etc/libvirt/virtlogd.conf"
+# What KubeVirt's own images have besides Debian: a layer above each root.
+above=$work/above
+install -d "$above"/{usr/bin,usr/sbin,usr/libexec/kubevirt,home,var} "$above"/etc/libvirt/hooks
+install -d -o 107 -g 107 "$above/home/qemu"
+(cd "$work" && install -m 0755 -t "$above/usr/bin" "${programs[@]}" container-disk)
+setcap cap_net_bind_service=+ep "$above/usr/bin/virt-launcher-monitor"
+install -m 0755 "$kubevirt/cmd/virt-launcher/node-labeller/node-labeller.sh" "$above/usr/bin/"
+install -m 0755 "$kubevirt/cmd/virt-launcher/qemu" "$above/etc/libvirt/hooks/qemu"
+install -m 0644 "$kubevirt"/cmd/virt-launcher/{qemu,virtqemud}.conf "$above/etc/libvirt/"
+echo 'log_outputs = "3:stderr"' >"$above/etc/libvirt/virtlogd.conf"
 # virt-handler opens /proc/PID/root/var/run/...: an absolute link would lead into its own root.
-ln -sfn ../run "$root/var/run"
+ln -s ../run "$above/var/run"
 # KubeVirt starts virtqemud. Debian has one daemon for all drivers, here with QEMU's alone. What it is
 # called decides where it has its socket and its configuration.
-install -d "$root/usr/libexec/kubevirt"
-ln -s /usr/sbin/libvirtd "$root/usr/libexec/kubevirt/virtqemud"
-cat >"$root/usr/sbin/virtqemud" <<'EOT'
+ln -s /usr/sbin/libvirtd "$above/usr/libexec/kubevirt/virtqemud"
+cat >"$above/usr/sbin/virtqemud" <<'EOT'
 #!/bin/sh
 mkdir -p /run/libvirt
 ln -sfn libvirt-sock /run/libvirt/virtqemud-sock
 exec /usr/libexec/kubevirt/virtqemud "$@"
 EOT
-chmod 0755 "$root/usr/sbin/virtqemud"
+chmod 0755 "$above/usr/sbin/virtqemud"
 
-# An OCI layout: one layer, and a manifest for each name. Nothing is compressed.
-echo "build-kubevirt: images" >&2
+# An OCI layout. Nothing is compressed.
 blobs=$work/layout/blobs/sha256
 mkdir -p "$blobs"
 blob() { # blob FILE: moves it to the blobs and prints its digest and size, as JSON
@@ -139,33 +132,52 @@ blob() { # blob FILE: moves it to the blobs and prints its digest and size, as J
 	mv "$1" "$blobs/$digest"
 	echo "\"digest\": \"sha256:$digest\", \"size\": $size"
 }
-tar --create --file "$work/layer" --directory "$root" --numeric-owner --xattrs --xattrs-include='security.capability' .
-rm -rf "$root"
-layer=$(blob "$work/layer")
-diff=${layer#*: } diff=${diff%%,*}
+layer() { # layer DIRECTORY: removes it, and prints digest and size of its archive
+	tar --create --file "$work/layer" --directory "$1" --numeric-owner --xattrs --xattrs-include='security.capability' .
+	rm -rf "$1"
+	blob "$work/layer"
+}
+digest() { # digest BLOB: the digest in what blob has printed
+	local digest=${1#*: }
+	echo "${digest%%,*}"
+}
 type=application/vnd.oci.image
 manifests=
-while read -r name user; do
+image() { # image PROGRAM USER TAG ROOT: adds localhost/PROGRAM:TAG
+	local config
 	cat >"$work/config" <<-EOT
-		{"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [$diff]},
-		 "config": {"User": "$user", "Entrypoint": ["/usr/bin/$name"],
+		{"architecture": "amd64", "os": "linux",
+		 "rootfs": {"type": "layers", "diff_ids": [$(digest "$4"), $(digest "$above")]},
+		 "config": {"User": "$2", "Entrypoint": ["/usr/bin/$1"],
 		            "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]}}
 	EOT
 	config=$(blob "$work/config")
 	cat >"$work/manifest" <<-EOT
 		{"schemaVersion": 2, "mediaType": "$type.manifest.v1+json",
 		 "config": {"mediaType": "$type.config.v1+json", $config},
-		 "layers": [{"mediaType": "$type.layer.v1.tar", $layer}]}
+		 "layers": [{"mediaType": "$type.layer.v1.tar", $4}, {"mediaType": "$type.layer.v1.tar", $above}]}
 	EOT
 	manifests+="${manifests:+, }{\"mediaType\": \"$type.manifest.v1+json\", $(blob "$work/manifest"),
-		\"annotations\": {\"io.containerd.image.name\": \"localhost/$name:$version\"}}"
-done <<EOT
-virt-operator 1001
-virt-api 1001
-virt-controller 1001
-virt-handler 0
-virt-launcher 0
-EOT
+		\"annotations\": {\"io.containerd.image.name\": \"localhost/$1:$3\"}}"
+}
+above=$(layer "$above")
+for release in "${releases[@]}"; do
+	echo "build-kubevirt: a root with Debian $release" >&2
+	mmdebstrap --quiet --variant=essential --include="$packages" --aptopt='APT::Install-Recommends "false"' \
+		--aptopt='Acquire::Retries "3"' --dpkgopt='path-exclude=/usr/share/doc/*' \
+		--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+		"$release" "$work/root" "$(scripts/debian-mirror.sh)"
+	rm -rf "$work"/root/var/lib/apt/lists/* "$work"/root/var/cache/apt/*
+	echo 'qemu:x:107:107::/home/qemu:/bin/bash' >>"$work/root/etc/passwd"
+	echo 'qemu:x:107:' >>"$work/root/etc/group"
+	root=$(layer "$work/root")
+	if [ "$release" != "${releases[0]}" ]; then
+		image virt-launcher 0 "$release" "$root"
+		continue
+	fi
+	for name in virt-operator virt-api virt-controller; do image "$name" 1001 "$version" "$root"; done
+	for name in virt-handler virt-launcher; do image "$name" 0 "$version" "$root"; done
+done
 echo "{\"schemaVersion\": 2, \"manifests\": [$manifests]}" >"$work/layout/index.json"
 echo '{"imageLayoutVersion": "1.0.0"}' >"$work/layout/oci-layout"
 mv "$work/virtctl" "$out/virtctl"

@@ -31,13 +31,34 @@ const (
 // timeout is how long anything may take on a busy machine before it counts as broken.
 const timeout = 10 * time.Minute
 
-// cluster is a whole KubeVirt on two nodes.
+// cluster is a whole KubeVirt on two nodes, and a namespace for the machines of a test.
 type cluster struct {
 	*node.Node
 	other *node.Node
 	raw   string // the guest's disk, as the image has it
 
-	programs string // the directory of scripts/build-kubevirt.sh
+	programs  string // the directory of scripts/build-kubevirt.sh
+	namespace string
+	qemu      string // the version that runs the machines of the namespace
+}
+
+// in is the cluster with another namespace, which has a label for testdata/cluster.yaml.
+func (c *cluster) in(t *testing.T, namespace, label string) *cluster {
+	t.Helper()
+	in := *c
+	in.namespace, in.Node = namespace, c.In(t, namespace, label)
+	return &in
+}
+
+// earlier is the earlier Debian of scripts/build-kubevirt.sh.
+const earlier = "bookworm"
+
+// older is the cluster with a namespace whose machines have the launcher of the earlier Debian.
+func (c *cluster) older(t *testing.T, namespace string) *cluster {
+	t.Helper()
+	in := c.in(t, namespace, "launcher: "+earlier)
+	in.qemu = "7.2"
+	return in
 }
 
 // programs is the directory that scripts/build-kubevirt.sh makes. The tests are skipped without it,
@@ -69,7 +90,7 @@ func start(t *testing.T) *cluster {
 	testtool.Need(t, "apt-get", "dpkg-deb", "mke2fs", "qemu-img")
 	began := time.Now()
 	said := func(what string) { t.Logf("%3.0f s: %s", time.Since(began).Seconds(), what) }
-	c := &cluster{programs: dir, raw: guestDisk(t)}
+	c := &cluster{programs: dir, raw: guestDisk(t), namespace: "default", qemu: "10.0"}
 	packed := filepath.Join(filepath.Dir(c.raw), "guest.qcow2")
 	output(t, "qemu-img", "convert", "-c", "-O", "qcow2", c.raw, packed)
 	images := append(node.BaseImage(t, map[string]string{guestImage: packed}),
@@ -167,7 +188,8 @@ func (c *cluster) manifest(t *testing.T, name string) string {
 // returns the directory. The claim of an identity is larger than its disk.
 func (c *cluster) volume(t *testing.T, claim, mode string) string {
 	t.Helper()
-	dir := filepath.Join(c.Dir, "volumes", claim)
+	name := c.namespace + "-" + claim
+	dir := filepath.Join(c.Dir, "volumes", name)
 	require.NoError(t, os.RemoveAll(dir)) // of a node that stayed
 	require.NoError(t, os.MkdirAll(dir, 0o777))
 	require.NoError(t, os.Chmod(dir, 0o777)) // whoever makes a local volume sets its owner
@@ -180,15 +202,15 @@ spec:
   accessModes: [%s]
   persistentVolumeReclaimPolicy: Retain
   storageClassName: local
-  claimRef: {namespace: default, name: %[1]s}
+  claimRef: {namespace: %[5]s, name: %[6]s}
   local: {path: %[3]s}
   nodeAffinity:
     required:
       nodeSelectorTerms:
       - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[4]s]}]
-`, claim, mode, dir, c.Name()))
+`, name, mode, dir, c.Name(), c.namespace, claim))
 	t.Cleanup(func() {
-		c.Kubectl(t, "delete", "pvc,pv", claim, "--ignore-not-found", "--wait=false")
+		c.Kubectl(t, "delete", "pvc/"+claim, "pv/"+name, "--ignore-not-found", "--wait=false")
 	})
 	return dir
 }

@@ -1,7 +1,6 @@
 // Package kubevirt has the tests with a whole KubeVirt: its operator, unmodified, installs it on
-// the nodes of kubernetes/integration/node, and its guests run on a later Debian's libvirt and
-// QEMU, emulated. `make test-kubevirt` builds what they need (scripts/build-kubevirt.sh) and runs
-// them.
+// the nodes of kubernetes/integration/node, and its guests run on the libvirt and QEMU of a Debian,
+// emulated. `make test-kubevirt` builds what they need (scripts/build-kubevirt.sh) and runs them.
 //
 // TestKubeVirt brings the cluster up once, and each scenario is a subtest. To add one:
 //
@@ -11,8 +10,9 @@
 //     write and found prove that no write is lost, end ends it and looks how its pod ended.
 //
 // Machines need names of their own, because scenarios share a namespace and run at the same time.
+// One with an older libvirt and QEMU is a scenario of c.older, which has a namespace of its own.
 // While you write one, keep the cluster up between runs:
 //
 //	export KUBEVIRT_DISK_NODES=/tmp/nodes KUBEVIRT_DISK_NIGHTLY=1
-//	go test ./integration/kubevirt -run TestKubeVirt/scenarios/throwaway -v
+//	go test ./integration/kubevirt -run TestKubeVirt/scenarios/throwaway$ -v
 package kubevirt

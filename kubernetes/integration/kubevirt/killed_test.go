@@ -35,7 +35,7 @@ func (c *cluster) killed(t *testing.T) {
 	c.until(t, "the machine is paused", func() bool { return m.paused() == "True" })
 	require.Contains(t, c.Kubectl(t, "exec", m.pod.Name, "-c", "compute", "--", "virsh", "-c",
 		"qemu+unix:///session?socket=/var/run/libvirt/virtqemud-sock", "domstate", "--reason",
-		"default_"+m.name), "I/O error")
+		c.namespace+"_"+m.name), "I/O error")
 	c.Kubectl(t, "patch", "pod", m.pod.Name, "--subresource=ephemeralcontainers",
 		"--type=strategic", "-p", fmt.Sprintf(again, guestImage, "killed-disk"))
 	c.until(t, "KubeVirt resumes the machine", func() bool { return m.paused() == "False" })

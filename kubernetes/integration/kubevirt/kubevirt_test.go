@@ -10,9 +10,11 @@ import (
 // others run in `make test-kubevirt` and `make test-nightly`.
 var everyday = map[string]bool{"throwaway": true, "stays": true, "streamed": true}
 
-// TestKubeVirt runs what people do with disks of ours in KubeVirt.
+// TestKubeVirt runs what people do with disks of ours in KubeVirt. With an older launcher run, too,
+// those scenarios in which libvirt or QEMU can differ: how a disk gets into a domain.
 func TestKubeVirt(t *testing.T) {
 	c := start(t)
+	old := c.older(t, earlier)
 	t.Run("scenarios", func(t *testing.T) {
 		for _, one := range []struct { // those that take long come first
 			name     string
@@ -20,6 +22,7 @@ func TestKubeVirt(t *testing.T) {
 		}{
 			{"guaranteed", c.guaranteed},
 			{"throwaway", c.throwaway},
+			{"throwaway with " + earlier, old.throwaway},
 			{"moves", c.moves},
 			{"stays", c.stays},
 			{"refused", c.refused},
@@ -27,6 +30,7 @@ func TestKubeVirt(t *testing.T) {
 			{"ended", c.ended},
 			{"identity", c.identity},
 			{"replaced", c.replaced},
+			{"replaced with " + earlier, old.replaced},
 			{"hotplug", c.hotplug},
 			{"copied", c.copied},
 			{"streamed", c.streamed},

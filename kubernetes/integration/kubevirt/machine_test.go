@@ -54,7 +54,9 @@ func (m *machine) boots() {
 	took := time.Since(began)
 	m.find()
 	m.c.until(m.t, m.name+" has booted", func() bool {
-		out, err := m.try("true", 10*time.Second)
+		// What is sent too early is lost. So it is sent again soon, but a slow guest may answer.
+		limit := min(max(time.Since(began)/10, time.Second), 10*time.Second)
+		out, err := m.try("true", limit)
 		return err == nil && out == ""
 	})
 	m.t.Logf("%s is Running on %s after %.1f s, and has booted after %.1f s", m.name,
@@ -72,6 +74,14 @@ func (m *machine) find() {
 	require.NoError(m.t, json.Unmarshal([]byte(text), &pods))
 	require.Len(m.t, pods.Items, 1, m.name)
 	m.pod = pods.Items[0]
+}
+
+// qemu is the version of the QEMU that runs the machine, without its last number.
+func (m *machine) qemu() string {
+	m.t.Helper()
+	said := m.c.Kubectl(m.t, "exec", m.pod.Name, "-c", "compute", "--", "qemu-system-x86_64",
+		"--version")
+	return regexp.MustCompile(`version (\d+\.\d+)`).FindStringSubmatch(said)[1]
 }
 
 // container is the ID of a container of the machine's pod.

@@ -18,7 +18,7 @@ func (c *cluster) moves(t *testing.T) {
 	dir := c.volume(t, v1alpha1.ClaimName(name), "ReadWriteOncePod")
 	c.Apply(t, c.withDigest(c.manifest(t, "moves.yaml")))
 	m := c.running(t, name)
-	server := "deployment/" + v1alpha1.ClaimName(name)
+	server := m.server()
 	m.write("/dev/vda")
 	m.migrate("moves-1", func() {})
 	m.writes(10)
@@ -26,10 +26,7 @@ func (c *cluster) moves(t *testing.T) {
 	m.writes(10)
 	m.migrate("moves-killed", func() {
 		m.inMigration("moves-killed")
-		id := strings.Fields(c.Kubectl(t, "get", "pods", "-l", c.selector(t, server), "-o",
-			"jsonpath={.items[0].spec.nodeName} "+
-				"{.items[0].status.containerStatuses[0].containerID}"))
-		c.at(id[0]).Kill(t, id[1])
+		m.killServer()
 	})
 	m.writes(10)
 	m.migrate("moves-away", func() {
@@ -43,6 +40,17 @@ func (c *cluster) moves(t *testing.T) {
 	m.delete("vm")
 	kept(t, dir, written)
 }
+
+// killServer kills the server of the machine's disk.
+func (m *machine) killServer() {
+	m.t.Helper()
+	id := strings.Fields(m.c.Kubectl(m.t, "get", "pods", "-l", m.c.selector(m.t, m.server()), "-o",
+		"jsonpath={.items[0].spec.nodeName} {.items[0].status.containerStatuses[0].containerID}"))
+	m.c.at(id[0]).Kill(m.t, id[1])
+}
+
+// server is the Deployment of a disk that has a server of its own.
+func (m *machine) server() string { return "deployment/" + v1alpha1.ClaimName(m.name) }
 
 // selector selects the pods of a Deployment.
 func (c *cluster) selector(t *testing.T, deployment string) string {
@@ -67,8 +75,8 @@ func (m *machine) evict() {
 	m.t.Helper()
 	began, from := time.Now(), m.pod
 	out, err := m.c.TryKubectl(`{"apiVersion": "policy/v1", "kind": "Eviction", "metadata": `+
-		`{"name": "`+from.Name+`"}}`, "create", "--raw", "/api/v1/namespaces/default/pods/"+
-		from.Name+"/eviction", "-f", "-")
+		`{"name": "`+from.Name+`"}}`, "create", "--raw", "/api/v1/namespaces/"+
+		m.c.namespace+"/pods/"+from.Name+"/eviction", "-f", "-")
 	require.Error(m.t, err, "the pod stays until the machine has moved")
 	require.Contains(m.t, out, "evacuation")
 	m.c.until(m.t, m.name+" has moved", func() bool {

@@ -17,6 +17,7 @@ func (c *cluster) throwaway(t *testing.T) {
 	require.Equal(t, c.imageSum(t), m.sum("/dev/vda"), "what the guest reads")
 	require.Contains(t, c.Kubectl(t, "exec", m.pod.Name, "-c", "hook-sidecar-0", "--",
 		"kubevirt-disk", "sessions"), " unix:", "QEMU is at the socket, not at the address")
+	require.Equal(t, c.qemu, m.qemu())
 	m.write("/dev/vda")
 	c.virtctl(t, "pause", "vmi", m.name)
 	c.Kubectl(t, "wait", "vmi", m.name, "--for=condition=Paused", "--timeout=5m")

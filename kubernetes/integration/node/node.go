@@ -46,6 +46,7 @@ type Node struct {
 	bin   string
 	plane string // Dir of the node with the control plane
 	pid   int    // of the first process in the namespaces
+	admin string // the settings of kubectl, in the directory of the control plane
 
 	digests map[string]string // of the images, by their names
 }
@@ -70,7 +71,7 @@ func Start(t testing.TB, images ...Image) *Node {
 	testtool.Need(t, "unshare", "nsenter", "findmnt", "runc", "iptables", "ip", "openssl",
 		"dnsmasq")
 	n := &Node{name: "node1", net: "10.244.0", bin: plane.Binaries(t, binaries...),
-		digests: map[string]string{}}
+		admin: "admin.kubeconfig", digests: map[string]string{}}
 	n.makeDir(t)
 	n.plane = n.Dir
 	archives := n.archives()
@@ -101,7 +102,8 @@ func Start(t testing.TB, images ...Image) *Node {
 // two nodes. The test ends it.
 func (n *Node) Join(t testing.TB) *Node {
 	t.Helper()
-	other := &Node{name: "node2", net: "10.244.1", bin: n.bin, plane: n.plane, digests: n.digests}
+	other := &Node{name: "node2", net: "10.244.1", bin: n.bin, admin: n.admin, plane: n.plane,
+		digests: n.digests}
 	other.makeDir(t)
 	if other.kept(t) {
 		return other
@@ -114,6 +116,26 @@ func (n *Node) Join(t testing.TB) *Node {
 	other.connect(t, n, there, here)
 	other.untilReady(t)
 	return other
+}
+
+// In is the node with a namespace that kubectl uses if it is told no other one. It is made if it is
+// not there, and has this label.
+func (n *Node) In(t testing.TB, namespace, label string) *Node {
+	t.Helper()
+	n.Apply(t, fmt.Sprintf("{apiVersion: v1, kind: Namespace, metadata: {name: %s, labels: {%s}}}",
+		namespace, label))
+	config, err := os.ReadFile(filepath.Join(n.plane, n.admin))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := *n
+	in.admin = namespace + ".kubeconfig"
+	err = os.WriteFile(filepath.Join(n.plane, in.admin), config, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in.Kubectl(t, "config", "set-context", "--current", "--namespace="+namespace)
+	return &in
 }
 
 // Name is the node's name in the cluster.
@@ -296,7 +318,7 @@ func (n *Node) until(t testing.TB, what string, met func() bool) {
 func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(n.pid), "-m",
 		"-n", "-p", "--"}, args...)...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(n.plane, "admin.kubeconfig"),
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(n.plane, n.admin),
 		"PATH="+n.bin+":"+os.Getenv("PATH"), "HOME="+n.Dir)
 	cmd.WaitDelay = time.Second
 	return cmd
