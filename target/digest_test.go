@@ -70,8 +70,7 @@ func requests(sess *Session) map[string]Message {
 			LUN: LUN(1)},
 		"Logout Request": &pdu.LogoutRequest{Immediate: true,
 			Reason: pdu.LogoutCloseSession, TaskTag: 905, CmdSN: sess.CmdSN},
-		"SNACK Request": &pdu.SNACKRequest{TaskTag: pdu.ReservedTag,
-			TransferTag: pdu.ReservedTag},
+		"SNACK Request": snack(pdu.ReservedTag),
 	}
 }
 

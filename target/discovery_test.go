@@ -248,7 +248,7 @@ func TestDiscoverySession(t *testing.T) {
 				CmdSN: sess.CmdSN}
 		}},
 		{"SNACK Request", func(_ *Session, tag uint32) Message {
-			return &pdu.SNACKRequest{TaskTag: tag, TransferTag: pdu.ReservedTag}
+			return snack(tag)
 		}},
 		{"Text Request without SendTargets", func(sess *Session, tag uint32) Message {
 			return &pdu.TextRequest{Immediate: true, Final: true, TaskTag: tag,

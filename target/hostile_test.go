@@ -150,8 +150,7 @@ func TestTolerated(t *testing.T) {
 		sess.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("11.16/SNACK is rejected at error recovery level 0", func(t *testing.T) {
-		require.NoError(t, sess.Send(&pdu.SNACKRequest{LUN: LUN(1), TaskTag: 4711,
-			TransferTag: pdu.ReservedTag, ExpStatSN: sess.ExpStatSN}, nil))
+		require.NoError(t, sess.Send(snack(4711), nil))
 		r, err := sess.AwaitReject(4711)
 		require.NoError(t, err)
 		require.Contains(t, []pdu.RejectReason{pdu.RejectSNACK, pdu.RejectProtocolError}, r.Reason)

@@ -2,6 +2,7 @@ package target_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"testing"
 	"time"
 
@@ -110,6 +111,13 @@ func TestLoginFirstPDU(t *testing.T) {
 type rawMessage pdu.Header
 
 func (m rawMessage) Encode(h *pdu.Header) { *h = pdu.Header(m) }
+
+// snack is a SNACK Request (RFC 7143 11.16) about a task, without a target transfer tag.
+func snack(task uint32) rawMessage {
+	m := rawMessage{0: byte(pdu.OpSNACKRequest), 1: 0x80, 20: 0xff, 21: 0xff, 22: 0xff, 23: 0xff}
+	binary.BigEndian.PutUint32(m[16:], task)
+	return m
+}
 
 func TestLoginResponseFields(t *testing.T) {
 	s := start(t, func(o *options) { o.PortalGroupTag = 7; o.Alias = "a demo disk" })
