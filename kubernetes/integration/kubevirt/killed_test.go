@@ -9,7 +9,7 @@ import (
 )
 
 // killed is a machine with a claim, whose guest writes all the time. Its hook sidecar is killed,
-// and its task is started again on the node: the guest only waits. It is killed again, and the
+// and its task is started again on the node: the guest goes on. It is killed again, and the
 // machine pauses; an ephemeral container serves the disk, and KubeVirt resumes the machine.
 func (c *cluster) killed(t *testing.T) {
 	dir := c.volume(t, "killed-disk", "ReadWriteOnce")
@@ -29,7 +29,9 @@ func (c *cluster) killed(t *testing.T) {
 		return task("start", "--detach", "--null-io", hook)
 	})
 	m.writes(10)
-	require.Equal(t, "False", m.paused(), "the machine only waited")
+	if c.namespace != earlier { // libvirt 9.0 knows no time for which QEMU waits
+		require.Equal(t, "False", m.paused(), "the machine only waited")
+	}
 
 	on.Kill(t, hook)
 	c.until(t, "the machine is paused", func() bool { return m.paused() == "True" })

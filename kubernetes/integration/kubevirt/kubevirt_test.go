@@ -11,7 +11,8 @@ import (
 var everyday = map[string]bool{"throwaway": true, "stays": true, "streamed": true}
 
 // TestKubeVirt runs what people do with disks of ours in KubeVirt. With an older launcher run, too,
-// those scenarios in which libvirt or QEMU can differ: how a disk gets into a domain.
+// those scenarios in which libvirt or QEMU can differ: how a disk gets into a domain, and what
+// becomes of its connection.
 func TestKubeVirt(t *testing.T) {
 	c := start(t)
 	old := c.older(t, earlier)
@@ -27,6 +28,7 @@ func TestKubeVirt(t *testing.T) {
 			{"stays", c.stays},
 			{"refused", c.refused},
 			{"killed", c.killed},
+			{"killed with " + earlier, old.killed},
 			{"ended", c.ended},
 			{"identity", c.identity},
 			{"replaced", c.replaced},
