@@ -17,7 +17,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"kubevirt.io/disk/internal/loopback"
 	"kubevirt.io/disk/internal/osfile"
@@ -258,7 +260,58 @@ func (e *endpoint) authorize(ctx context.Context, scopes []string) (*http.Client
 	if found != nil {
 		return found, nil
 	}
-	return e.authorizeBy(ctx, scopes, nil)
+	ctx, cancel := context.WithTimeout(ctx, c.opt.Idle)
+	defer cancel()
+	auth, err := authn.Resolve(ctx, c.keychain, e.repo)
+	if err != nil {
+		return nil, permanent(err)
+	}
+	asks, err := e.asks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := e.answerTo(asks)
+	if err != nil {
+		return nil, err
+	}
+	wrapped, err := transport.NewWithContext(ctx, e.repo.Registry, auth, answer, scopes)
+	if err != nil {
+		return nil, err
+	}
+	a := &http.Client{Transport: wrapped, CheckRedirect: checkRedirect}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ready[e.key(scopes)] = a
+	return a, nil
+}
+
+func (e *endpoint) key(scopes []string) string {
+	return e.repo.Name() + " " + strings.Join(scopes, " ")
+}
+
+// guard is the transport for everything that is sent to the registry. If unverified is set, it goes
+// on where a certificate is not valid.
+func (e *endpoint) guard(unverified bool) *guard {
+	c, host := e.client, e.repo.RegistryStr()
+	body := c.opt.Idle
+	if e.mirror {
+		body = min(body, c.opt.Turn)
+	}
+	return &guard{client: c, secure: e.secure, near: e.web == nil && e.near(),
+		unverified: unverified && !e.secure,
+		base:       c.base, agent: c.opt.UserAgent, idle: c.opt.Idle, body: body,
+		answered: func() { c.answered.Store(host, true) }}
+}
+
+// silent reports whether the registry has answered no request yet.
+func (e *endpoint) silent() bool {
+	_, ok := e.client.answered.Load(e.repo.RegistryStr())
+	return !ok
+}
+
+// address is where a request goes, if that is by TLS.
+func (e *endpoint) address(r request) string {
+	return fmt.Sprintf("https://%s/v2/%s/%s", e.repo.RegistryStr(), e.repo.RepositoryStr(), r.path)
 }
 
 // forget makes the next request ask for permission anew, with the credential looked up again.

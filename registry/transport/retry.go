@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -207,9 +208,6 @@ func (e *endpoint) once(ctx context.Context, scopes []string, r request) (*http.
 	if e.web != nil {
 		return e.web.once(ctx, e, r)
 	}
-	if res := e.probe(ctx, scopes, r); res != nil {
-		return e.accepted(res, r.accept)
-	}
 	a, err := e.authorize(ctx, scopes)
 	if err != nil {
 		return nil, explain(err)
@@ -222,21 +220,14 @@ func (e *endpoint) once(ctx context.Context, scopes []string, r request) (*http.
 	return e.send(a, req, r.accept)
 }
 
-// send sends a prepared request.
+// send sends a prepared request. An answer that is not accepted is an error.
 func (e *endpoint) send(a *http.Client, req *http.Request, accept []int) (*http.Response, error) {
 	res, err := a.Do(req)
 	if err != nil {
 		return nil, withoutSecrets(explain(err), req)
 	}
-	return e.accepted(res, accept)
-}
-
-// accepted turns an answer that is not accepted into an error.
-func (e *endpoint) accepted(res *http.Response, accept []int) (*http.Response, error) {
-	for _, status := range accept {
-		if res.StatusCode == status {
-			return res, nil
-		}
+	if slices.Contains(accept, res.StatusCode) {
+		return res, nil
 	}
 	defer res.Body.Close()
 	return nil, e.statusError(res)

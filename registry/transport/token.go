@@ -23,10 +23,7 @@ import (
 // asks finds out how the registry wants to be asked. TLS with a valid certificate comes first, then
 // plain HTTP, and then TLS with another certificate, where the user has allowed them. A registry on
 // this machine needs no permission for plain HTTP, but none follows on a wrong certificate.
-func (e *endpoint) asks(ctx context.Context, known *told) (*transport.Challenge, error) {
-	if known != nil {
-		return transport.Ping(ctx, e.repo.Registry, known)
-	}
+func (e *endpoint) asks(ctx context.Context) (*transport.Challenge, error) {
 	first := e.guard(false)
 	near := e.secure && first.near
 	first.near = false
@@ -74,6 +71,33 @@ func (e *endpoint) answerTo(asks *transport.Challenge) (*told, error) {
 		quote.Replace("https://"+tokenHost+"/?"+at.RawQuery),
 		quote.Replace(asks.Parameters["service"])))
 	return answer, nil
+}
+
+// told answers the ping ("GET /v2/") and the token requests of the library, which is told how the
+// registry wants to be asked. All other requests go to the registry.
+type told struct {
+	inner  http.RoundTripper // for everything else
+	scheme string
+	host   string
+	ping   *http.Response
+	tokens *tokenServer // nil: there is none
+}
+
+var errOtherScheme = errors.New("the registry has answered in another way than before")
+
+func (t *told) RoundTrip(req *http.Request) (*http.Response, error) {
+	switch {
+	case t.tokens != nil && req.URL.Host == tokenHost:
+		return t.tokens.ask(req)
+	case req.URL.Path != "/v2/" || req.URL.Host != t.host:
+		return t.inner.RoundTrip(req)
+	}
+	if req.URL.Scheme != t.scheme {
+		return nil, errOtherScheme
+	}
+	res := *t.ping
+	res.Request, res.Body = req, io.NopCloser(bytes.NewReader(nil))
+	return &res, nil
 }
 
 // mayMove decides whether a redirect of a token server is followed. A credential goes nowhere else
