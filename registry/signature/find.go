@@ -1,7 +1,6 @@
 package signature
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
-	"kubevirt.io/disk/registry/internal/bounded"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -195,11 +193,7 @@ func lookReferrers(ctx context.Context, at transport.Place, digest string, seen 
 // first: the newest of them, and then what says that it states something else. So attestations,
 // which are made again and again, push no signature out.
 func signaturesIn(text []byte) (all []v1.Descriptor, err error) {
-	err = bounded.Check(text)
-	var index *v1.IndexManifest
-	if err == nil {
-		index, err = v1.ParseIndexManifest(bytes.NewReader(text))
-	}
+	index, err := transport.ParseIndex(text)
 	if err != nil {
 		return nil, fmt.Errorf("the list of what refers to the image cannot be read: %w", err)
 	}

@@ -68,20 +68,13 @@ func imagesOf(content []byte) (all []string, err error) {
 	if !transport.ManifestKind(content, "").IsIndex() {
 		return nil, nil
 	}
-	if err := bounded.Check(content); err != nil {
-		return nil, err
-	}
-	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
-	if err != nil {
-		return nil, fmt.Errorf("the list of images cannot be read: %w", err)
-	}
-	for _, m := range index.Manifests {
-		attests := m.Platform != nil && m.Platform.OS == "unknown" // as docker marks them
-		if m.MediaType.IsImage() && !attests && !slices.Contains(all, m.Digest.String()) {
+	images, err := transport.ImagesIn(content)
+	for _, m := range images {
+		if m.MediaType.IsImage() && !slices.Contains(all, m.Digest.String()) {
 			all = append(all, m.Digest.String())
 		}
 	}
-	return all, nil
+	return all, err
 }
 
 // Sign stores a signature of a manifest or an index, which the repository of ref has or will have,

@@ -145,10 +145,7 @@ func (l *layout) Manifest(ctx context.Context, digest string) ([]byte, string, e
 	if err != nil {
 		return nil, "", err
 	}
-	var index *v1.IndexManifest
-	if err = bounded.Check(content); err == nil {
-		index, err = v1.ParseIndexManifest(bytes.NewReader(content))
-	}
+	index, err := ParseIndex(content)
 	if err != nil {
 		return nil, "", fmt.Errorf("OCI layout %q: its %s cannot be read: %w", l.where, layoutIndex,
 			err)

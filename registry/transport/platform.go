@@ -33,18 +33,31 @@ func goArch(name string) string {
 	return name
 }
 
+// ParseIndex reads an index from an untrusted source.
+func ParseIndex(content []byte) (*v1.IndexManifest, error) {
+	if err := bounded.Check(content); err != nil {
+		return nil, err
+	}
+	return v1.ParseIndexManifest(bytes.NewReader(content))
+}
+
+// ImagesIn are what a list has, but for attestations, as docker marks them.
+func ImagesIn(content []byte) ([]v1.Descriptor, error) {
+	index, err := ParseIndex(content)
+	if err != nil {
+		return nil, fmt.Errorf("the list of images cannot be read: %w", err)
+	}
+	return slices.DeleteFunc(index.Manifests, func(m v1.Descriptor) bool {
+		return m.Platform != nil && m.Platform.OS == "unknown"
+	}), nil
+}
+
 // Platforms are those for which a list has images, as in "linux/arm64".
 func Platforms(content []byte) (all []string) {
-	if bounded.Check(content) != nil {
-		return nil
-	}
-	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
-	if err != nil {
-		return nil
-	}
-	for _, m := range index.Manifests {
+	images, _ := ImagesIn(content) // what is no list has none
+	for _, m := range images {
 		p := m.Platform
-		if p == nil || p.OS == "" || p.OS == "unknown" || len(all) == 20 { // see OfPlatform
+		if p == nil || p.OS == "" || len(all) == 20 {
 			continue
 		}
 		if text := p.String(); !slices.Contains(all, text) {
@@ -57,13 +70,9 @@ func Platforms(content []byte) (all []string) {
 // OfPlatform chooses the manifest for this machine in an index. Containers run nowhere else, and an
 // image that is built for one platform has the disk for that platform.
 func OfPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
-	err := bounded.Check(content)
-	var index *v1.IndexManifest
-	if err == nil {
-		index, err = v1.ParseIndexManifest(bytes.NewReader(content))
-	}
+	images, err := ImagesIn(content)
 	if err != nil {
-		return v1.Descriptor{}, fmt.Errorf("the index of %s cannot be read: %w", ref, err)
+		return v1.Descriptor{}, fmt.Errorf("%s: %w", ref, err)
 	}
 	var says struct {
 		ArtifactType string `json:"artifactType"`
@@ -72,7 +81,7 @@ func OfPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 	isArtifact := says.ArtifactType != ""
 	var there []string
 	var unnamed, artifacts []v1.Descriptor // those that may be for any platform
-	for _, m := range index.Manifests {
+	for _, m := range images {
 		p := m.Platform
 		if m.Digest.Algorithm != "sha256" || !(m.MediaType.IsImage() || m.MediaType.IsIndex()) {
 			continue
@@ -81,9 +90,6 @@ func OfPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 			if m.Annotations[annotationAbout] == "" {
 				unnamed = append(unnamed, m)
 			}
-			continue
-		}
-		if p.OS == "unknown" { // docker marks attestations like this
 			continue
 		}
 		kind := m.Annotations[annotationDiskType]
