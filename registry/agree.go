@@ -367,8 +367,7 @@ func (s *Stream) once(ctx context.Context, what string, names []string, f func()
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
-		s.warnOf(what)(fmt.Sprintf("%v; it cannot be compared with the layers yet, next try "+
-			"in %s", err, pause))
+		s.againOf(what)(err, "it cannot be compared with the layers yet", pause)
 		if err := transport.PauseFor(ctx, pause); err != nil {
 			return err
 		}

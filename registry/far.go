@@ -45,7 +45,7 @@ type farFile struct {
 
 // farOptions say how a file is read.
 type farOptions struct {
-	warn    func(text string)
+	again   tellAgain
 	verdict *verdict // on the image; nil: nothing in it is described twice
 	// timeout is how long a chunk may have the wrong digest, however often it is fetched; 0:
 	// wrongTimeout
@@ -265,7 +265,7 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 				"contradicts itself: push the image again", err, timeout)
 		}
 		wait := max(pause, min(transport.WaitFor(err), maxRetryAfter))
-		f.warn(fmt.Sprintf("%v; a read waits, next try in %s", err, wait))
+		f.again(err, "a read waits", wait)
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:

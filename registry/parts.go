@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/unpack"
@@ -369,7 +370,17 @@ func (s *Stream) farPart(p *layer.Part) (*farFile, error) {
 
 // farOptions are those of a file of the image.
 func (s *Stream) farOptions(name string) farOptions {
-	return farOptions{warn: s.warnOf(name), verdict: s.verdict, timeout: s.opt.timeout}
+	return farOptions{again: s.againOf(name), verdict: s.verdict, timeout: s.opt.timeout}
+}
+
+// tellAgain says that something has failed, and when it is tried again; see Client.TryAgain.
+type tellAgain func(err error, meanwhile string, pause time.Duration)
+
+// againOf tells that of a part of the image.
+func (s *Stream) againOf(what string) tellAgain {
+	return func(err error, meanwhile string, pause time.Duration) {
+		s.client.TryAgain(s.ref.String(), fmt.Errorf("%s: %w", what, err), meanwhile, pause)
+	}
 }
 
 // warnOf logs what is wrong with a part of the image.

@@ -29,7 +29,7 @@ type unverified struct {
 	layer  *transport.Blob
 	cached *cache.Blob
 	notes  *notes
-	warn   func(text string)
+	again  tellAgain
 
 	turn chan struct{} // has one element; its holder may verify
 	hash hash.Hash     // of everything before next; belongs to who has the turn
@@ -77,7 +77,7 @@ func (s *Stream) unverifiedLayer(desc descriptor) (*unverified, error) {
 		return nil, err
 	}
 	u := &unverified{name: name, layer: layer, notes: n, turn: make(chan struct{}, 1),
-		hash: sha256.New(), warn: s.warnOf(digest), timeout: wrongTimeout}
+		hash: sha256.New(), again: s.againOf(digest), timeout: wrongTimeout}
 	u.turn <- struct{}{}
 	u.cached, err = s.opt.Cache.Blob(cache.BlobOptions{
 		Digest: unverifiedName(s.kept.Origin(), digest),
@@ -175,7 +175,7 @@ func (u *unverified) puzzle(ctx context.Context, err error, pause time.Duration)
 	} else if time.Since(u.differsSince) > u.timeout {
 		return u.condemn(changed.Error())
 	}
-	u.warn(fmt.Sprintf("%v; the layer cannot be verified yet, next try in %s", err, pause))
+	u.again(err, "the layer cannot be verified yet", pause)
 	return transport.PauseFor(ctx, pause)
 }
 
@@ -235,6 +235,6 @@ func (f *unsureFile) Verify(ctx context.Context) error {
 func (u *unverified) open(off, size int64) *farFile {
 	name := transport.DigestOf([]byte("kubevirt-disk part\n" + u.name + "\n" +
 		strconv.FormatInt(off, 10) + "\n" + strconv.FormatInt(size, 10)))
-	return &farFile{farOptions: farOptions{warn: u.warn}, blob: section{u, off, size}, name: name,
+	return &farFile{farOptions: farOptions{again: u.again}, blob: section{u, off, size}, name: name,
 		chunk: unverifiedChunk}
 }

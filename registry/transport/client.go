@@ -62,6 +62,9 @@ type Options struct {
 	// Warn is called with messages that a person may want to see, for example that a request is
 	// tried again. May be nil.
 	Warn func(text string)
+	// Failed is called with what has failed and is tried again, of a registry (HOST or HOST:PORT)
+	// or of a reference. Warn is called for the same. May be nil.
+	Failed func(of string, err error)
 }
 
 // Reads is how many requests for ranges of blobs are worth having under way at once.

@@ -183,16 +183,26 @@ func (t *tries) again(ctx context.Context, err error) error {
 		}
 		return held
 	}
-	t.endpoint.client.opt.Warn(
-		fmt.Sprintf("%s: %v; next try in %s", t.endpoint.repo.RegistryStr(), err,
-			pause.Round(time.Millisecond)),
-	)
+	t.endpoint.client.TryAgain(t.endpoint.repo.RegistryStr(), err, "", pause)
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-time.After(pause):
 		return nil
 	}
+}
+
+// TryAgain tells a person that something has failed, and after which pause it is tried again. of is
+// a registry or a reference, and meanwhile says what waits, if that is not "".
+func (c *Client) TryAgain(of string, err error, meanwhile string, pause time.Duration) {
+	if c.opt.Failed != nil {
+		c.opt.Failed(of, err)
+	}
+	if meanwhile != "" {
+		meanwhile += ", "
+	}
+	c.opt.Warn(fmt.Sprintf("%s: %v; %snext try in %s", of, err, meanwhile,
+		pause.Round(time.Millisecond)))
 }
 
 // request is one request to a repository, which can be made more than once.

@@ -77,7 +77,7 @@ func (s *Sources) openRemote(ctx context.Context, u options.Remote) (*nbd.Remote
 		if !nbd.Unreachable(err) || time.Since(began) > remoteTimeout {
 			return nil, err
 		}
-		s.noteLast(u.Address, err.Error())
+		s.noteLast(u.Address, err)
 		s.opt.Log.Warn("a disk's server cannot be reached yet: trying again", zap.Error(err))
 		select {
 		case <-ctx.Done():

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -72,26 +71,14 @@ func (s *Sources) begin(what serving.Source) {
 	s.now = step{what, time.Now()}
 }
 
-// noteWarning keeps a warning for the reference or the registry that it begins with.
-func (s *Sources) noteWarning(text string) {
-	ref, rest, ok := strings.Cut(text, ": ")
-	if !ok {
-		return
-	}
-	for _, promise := range []string{"; next try in ", "; a read waits"} { // it has come since
-		rest, _, _ = strings.Cut(rest, promise)
-	}
-	s.noteLast(ref, rest)
-}
-
 // noteLast keeps the last error of a reference, a registry or a server.
-func (s *Sources) noteLast(of, text string) {
+func (s *Sources) noteLast(of string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.last == nil || len(s.last) >= maxLast {
 		s.last = map[string]lastError{}
 	}
-	s.last[of] = lastError{text, time.Now()}
+	s.last[of] = lastError{err.Error(), time.Now()}
 }
 
 // Source tells people where the content of a reference comes from.
@@ -117,7 +104,7 @@ func New(opt *options.Options) (s *Sources, err error) {
 	s = &Sources{opt: opt}
 	if s.hasReferences() || opt.Volumes != nil {
 		with := opt.Streams.Registry
-		with.Warn = s.warnOfRegistry()
+		with.Warn, with.Failed = s.warnOfRegistry(), s.noteLast
 		if with.Gate, err = signature.NewGate(opt.Streams.Signatures); err != nil {
 			return nil, err
 		}
@@ -164,7 +151,6 @@ const registryWarnings = 5 * time.Second
 func (s *Sources) warnOfRegistry() func(text string) {
 	seldom := serving.NewSeldom[struct{}](registryWarnings)
 	return func(text string) {
-		s.noteWarning(text)
 		if n, ok := seldom.Admit(struct{}{}, time.Now()); ok {
 			s.opt.Log.Warn("about fetching an image",
 				append(serving.Unsaid(n), zap.String("what", text))...)
