@@ -5,7 +5,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -16,7 +18,8 @@ import (
 )
 
 // TestHydratedPodHasNoImage: with the manifest as it is, a pod that is made after its disk is
-// `Hydrated` mounts no image, as the message of the condition says.
+// `Hydrated` mounts no image, as the message of the condition says. What is wrong with the disk is
+// in condition `Troubled` meanwhile, and in an event, until it works again.
 func TestHydratedPodHasNoImage(t *testing.T) {
 	w := newWorld(t)
 	w.apply(set("set", ""))
@@ -39,11 +42,15 @@ func TestHydratedPodHasNoImage(t *testing.T) {
 	const address = "127.0.92.60"
 	listener, err := net.Listen("tcp", address+":9260")
 	require.NoError(t, err)
-	page, err := json.Marshal(status.Status{LUNs: []status.LUN{{Ready: true,
-		CopyMode: string(libvirt.CopyClone), Copy: &status.Copy{Complete: true}}}})
-	require.NoError(t, err)
+	var state atomic.Pointer[status.Condition]
+	state.Store(&status.Condition{State: status.DiskNoSpace, Reason: "the storage is full",
+		Since: time.Now()})
 	disk := httptest.NewUnstartedServer(http.HandlerFunc(
-		func(res http.ResponseWriter, _ *http.Request) { _, _ = res.Write(page) }))
+		func(res http.ResponseWriter, _ *http.Request) {
+			_ = json.NewEncoder(res).Encode(status.Status{LUNs: []status.LUN{{LUN: 1, Ready: true,
+				Condition: *state.Load(), CopyMode: string(libvirt.CopyClone),
+				Copy: &status.Copy{Complete: true}}}})
+		}))
 	disk.Listener.Close()
 	disk.Listener = listener
 	disk.Start()
@@ -53,6 +60,13 @@ func TestHydratedPodHasNoImage(t *testing.T) {
 	w.until("True: the disk needs its image no more, and new pods start without it", "get", "vmid",
 		"vm", "-o", `jsonpath={range .status.conditions[?(@.type=="Hydrated")]}{.status}: `+
 			`{.message}{end}`)
+	troubled := []string{"get", "vmid", "vm", "-o",
+		`jsonpath={range .status.conditions[?(@.type=="Troubled")]}{.status}: {.message}{end}`}
+	w.until("the storage is full", troubled...)
+	w.until("Warning DiskFull", "get", "events", "-o",
+		`jsonpath={range .items[*]}{.type} {.reason}{"\n"}{end}`)
+	state.Store(&status.Condition{State: status.DiskReady, Since: time.Now()})
+	w.until("False: the disk works again", troubled...)
 
 	w.p.Kubectl(t, "-n", w.ns, "delete", "pod", "vm", "--force", "--grace-period=0")
 	w.plainPod("vm")
