@@ -202,16 +202,20 @@ cluster() (
 	mapfile -t unit < <(directories ./... | grep -v '^\./integration')
 	mapfile -t node < <(directories ./integration/...)
 	"$1" "${unit[@]}" "${node[@]}"
-	# What needs a control plane runs again, with the oldest Kubernetes that is promised.
+	# What needs a control plane runs again, with the oldest Kubernetes that is promised, and what
+	# shows that its kubelet mounts images and runs the pods of users.
 	[ "${KUBEVIRT_DISK_NIGHTLY:-}" = 1 ] || return 0
-	KUBEVIRT_DISK_PLANE=oldest "$1" ./integration ./integration/{admission,identities} |
-		sed -u 's|"Package":"[^"]*|& with Kubernetes 1.33|'
+	export KUBEVIRT_DISK_PLANE=oldest
+	{
+		"$1" ./integration ./integration/{admission,identities}
+		"$1" -run '^Test(Identity|Examples)$' ./integration/node
+	} | sed -u 's|"Package":"[^"]*|& with Kubernetes 1.33|'
 )
 
 # again runs rooms of integration with the clients of each release of scripts/generations.
 again() { # again go_test|raced
 	local clients release releases rooms=(./integration/iscsi ./integration/nbd)
-	[ "${KUBEVIRT_DISK_NIGHTLY:-}" != 1 ] || rooms+=(./integration/{kubevirt,machines,registry,volumes})
+	[ "${KUBEVIRT_DISK_NIGHTLY:-}" != 1 ] || rooms+=(./integration/{images,kubevirt,machines,registry,volumes})
 	mapfile -t releases < <(grep -v '^#' scripts/generations)
 	clients=$(scripts/build-clients.sh 2>"$dir/clients") || {
 		failed scripts/build-clients.sh "$dir/clients"
