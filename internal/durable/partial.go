@@ -172,6 +172,15 @@ func (e *takenError) Error() string {
 
 func (e *takenError) Unwrap() error { return fs.ErrExist }
 
+// RenameNewNamed is RenameNew for a path that a person has named: its directories may be links.
+func RenameNewNamed(from, to string) error {
+	dir, err := osfile.Resolved(filepath.Dir(to))
+	if err != nil {
+		return err
+	}
+	return RenameNew(from, filepath.Join(dir, filepath.Base(to)))
+}
+
 // RenameNew gives a file another name in its directory, and replaces nothing: then the error is
 // fs.ErrExist.
 func RenameNew(from, to string) error {

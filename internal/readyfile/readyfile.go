@@ -176,7 +176,7 @@ func writeAtomically(path, text string) (f *os.File, err error) {
 	// A probe may run as another user.
 	err = errors.Join(err, f.Chmod(0o644))
 	if err == nil {
-		err = durable.RenameNew(f.Name(), path)
+		err = durable.RenameNewNamed(f.Name(), path)
 	}
 	if errors.Is(err, fs.ErrExist) && foreign(path) == "" { // such as one made by touch
 		err = os.Rename(f.Name(), path)

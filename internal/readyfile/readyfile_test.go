@@ -152,6 +152,19 @@ func TestReadyFileInNoDirectory(t *testing.T) {
 	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
 }
 
+// TestReadyFileBehindALink: the directory may be reached by a link, such as /var/run.
+func TestReadyFileBehindALink(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(dir, link))
+	f := &File{Path: filepath.Join(link, "ready")}
+	require.NoError(t, f.Clear())
+	require.NoError(t, f.Write())
+	require.FileExists(t, filepath.Join(dir, "ready"))
+	require.NoError(t, f.Remove())
+	require.NoFileExists(t, filepath.Join(dir, "ready"))
+}
+
 // TestOneOfTwoGetsTheFile: of two daemons that become ready at once, one fails, and the file stays
 // the other one's.
 func TestOneOfTwoGetsTheFile(t *testing.T) {
