@@ -14,6 +14,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/flock"
 )
 
 const (
@@ -29,8 +32,8 @@ const (
 type background struct {
 	fork    bool
 	pidFile string
-	ready   *os.File    // tells the command that waits; nil: none does
-	made    fs.FileInfo // the PID file; nil: there is none yet
+	ready   *os.File // tells the command that waits; nil: none does
+	made    *os.File // the PID file, locked for as long as it is this daemon's; nil: none yet
 }
 
 // flags adds the flags to a command.
@@ -128,23 +131,25 @@ func (b *background) writePID() error {
 	if b.pidFile == "" {
 		return nil
 	}
-	if err := isPIDFile(b.pidFile); err != nil {
-		return err
-	}
 	made := fmt.Sprintf("%s.%d", b.pidFile, os.Getpid())
 	f, err := os.OpenFile(made, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(f, os.Getpid())
-	b.made, _ = f.Stat()
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(made, b.pidFile)
+	_ = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB) // it works without, too
+	if _, err = fmt.Fprintln(f, os.Getpid()); err == nil {
+		err = durable.RenameNewNamed(made, b.pidFile)
+	}
+	if errors.Is(err, fs.ErrExist) { // perhaps a killed daemon's
+		if err = isPIDFile(b.pidFile); err == nil {
+			err = os.Rename(made, b.pidFile)
+		}
 	}
 	if err != nil {
-		_ = os.Remove(made)
+		return errors.Join(err, os.Remove(made), f.Close())
 	}
-	return err
+	b.made = f
+	return nil
 }
 
 // check checks whether the PID file can be made.
@@ -178,6 +183,9 @@ func isPIDFile(path string) error {
 	}
 	var text []byte
 	if info.Mode().IsRegular() { // /dev/null reads as an empty file
+		if errors.Is(flock.Lock(f, unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK) {
+			return fmt.Errorf("%q is the file of another running daemon: name another one", path)
+		}
 		if text, err = io.ReadAll(io.LimitReader(f, 32)); err != nil {
 			return err
 		}
@@ -195,7 +203,8 @@ func (b *background) end() error {
 	if b.made == nil {
 		return nil
 	}
-	if there, err := os.Lstat(b.pidFile); err != nil || !os.SameFile(there, b.made) {
+	defer b.made.Close()
+	if there, err := flock.HasName(b.made, b.pidFile); err != nil || !there {
 		return nil
 	}
 	return os.Remove(b.pidFile)

@@ -117,6 +117,12 @@ func TestServeInTheBackground(t *testing.T) {
 	require.Contains(t, stdout, fmt.Sprintf("kill %d ends it.", pid))
 	_, listed, _ := apart(t, env, "ps")
 	require.Contains(t, listed, fmt.Sprintf("\n%d ", pid))
+	other, _, why := serve("--pid-file="+file, paths[0])
+	require.Equal(t, exitFailed, other)
+	require.Contains(t, why, "is the file of another running daemon")
+	still, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, text, still)
 	for fd := range 3 {
 		to, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd))
 		require.NoError(t, err)
