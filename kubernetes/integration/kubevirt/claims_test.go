@@ -33,6 +33,31 @@ func (c *cluster) identity(t *testing.T) {
 	kept(t, dir, written)
 }
 
+// filled is a machine of KubeVirt's own disk alone, on a claim that was filled with an image.
+func (c *cluster) filled(t *testing.T) {
+	c = c.in(t, "filled", "registries: trusted")
+	c.Apply(t, c.manifest(t, "claim.yaml"))
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.tell(t, "describe", "vmimage,pvc,job,pod")
+			c.tell(t, "logs", "-l", v1alpha1.Group+"/fill", "--tail=60")
+		}
+	})
+	claim := "vmfill-" + c.Kubectl(t, "get", "pvc", "claim-disk", "-o", "jsonpath={.metadata.uid}")
+	c.until(t, "the claim that is filled is there", func() bool {
+		_, err := c.TryKubectl("", "get", "pvc", claim)
+		return err == nil
+	})
+	dir := c.volume(t, claim, "ReadWriteOnce") // as a driver makes it
+	m := c.running(t, "claim")
+	require.Equal(t, c.imageSum(t), m.begin("/dev/vda"))
+	m.write("/dev/vda")
+	m.writes(10)
+	written := m.found("/dev/vda")
+	m.delete("vm")
+	kept(t, dir, written)
+}
+
 // hotplug is a machine with a disk of ours into which a claim is plugged, by each bus, and out of
 // which it is taken, while the guest writes to our disk.
 func (c *cluster) hotplug(t *testing.T) {

@@ -25,7 +25,9 @@ const (
 	baseImage     = "registry.example.com/vms/disk:1"
 	guestImage    = "registry.example.com/vms/fedora:42"
 	streamedImage = node.RegistryAddress + "/vm/guest:1"
-	system        = "kubevirt-disk-system"
+	// What pods of some namespaces reach by the names of registries of the examples.
+	otherRegistries = "10.244.0.1:443"
+	system          = "kubevirt-disk-system"
 )
 
 // timeout is how long anything may take on a busy machine before it counts as broken.
@@ -101,7 +103,9 @@ func start(t *testing.T) *cluster {
 	said("the node is ready")
 	for _, image := range images {
 		if image.Name == guestImage {
-			c.ServeRegistry(t, false, image.As(streamedImage))
+			c.ServeRegistry(t, node.RegistryAddress, false, image.As(streamedImage))
+			c.ServeRegistry(t, otherRegistries, true,
+				image.As(otherRegistries+strings.TrimPrefix(guestImage, "registry.example.com")))
 		}
 	}
 	out, err := c.TryKubectl("", "get", "-n", "kubevirt", "kubevirt", "kubevirt", "-o",
@@ -112,7 +116,8 @@ func start(t *testing.T) *cluster {
 		c.Kubectl(t, "rollout", "restart", "deployment/kubevirt-disk-controller", "-n", system)
 	} else {
 		c.install(t)
-		c.Kubectl(t, "apply", "--server-side", "-f", controllertest.Manifest(t))
+		c.Kubectl(t, "apply", "--server-side", "-f", controllertest.Manifest(t, "-set",
+			"claims.fill=true"))
 	}
 	c.other = c.Join(t) // while the first one works
 	said("the second node is ready")

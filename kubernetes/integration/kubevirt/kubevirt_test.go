@@ -35,6 +35,7 @@ func TestKubeVirt(t *testing.T) {
 			{"replaced with " + earlier, old.replaced},
 			{"hotplug", c.hotplug},
 			{"copied", c.copied},
+			{"filled", c.filled},
 			{"streamed", c.streamed},
 		} {
 			t.Run(one.name, func(t *testing.T) {

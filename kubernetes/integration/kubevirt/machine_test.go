@@ -154,6 +154,12 @@ func (m *machine) sum(device string) string {
 	return strings.Fields(m.run("sha256sum " + device))[0]
 }
 
+// begin is the SHA-256 of as much of a larger disk as the image has.
+func (m *machine) begin(device string) string {
+	m.t.Helper()
+	return strings.Fields(m.run(fmt.Sprintf("head -c %d %s | sha256sum", diskSize, device)))[0]
+}
+
 // firstWrite is the sector of the first write of a machine that writes: behind its files.
 const firstWrite = (diskSize - 16<<20) / 512
 

@@ -122,10 +122,11 @@ func (m *machine) moved(began time.Time, from string) {
 		time.Since(began).Seconds())
 }
 
-// refused is a machine whose disk is in its pod. A migration is refused with words that people find
-// where the documentation says; the guest goes on with its data, and can be moved no later either.
+// refused is a machine whose disks are in its pod. A migration is refused with words that people
+// find where the documentation says; the guest goes on with its data, and can be moved no later
+// either. KubeVirt asks one of the hooks, and makes the next pod when both have ended.
 func (c *cluster) refused(t *testing.T) {
-	c.Apply(t, c.instance("refused", ownImage, ""))
+	c.Apply(t, c.instance("refused", ownImage+", "+ownImage, ""))
 	m := c.running(t, "refused")
 	m.write("/dev/vda")
 	for _, name := range []string{"refused-1", "refused-2"} {

@@ -35,7 +35,7 @@ func TestIdentity(t *testing.T) {
 	n := Start(t, DiskImage(t, serverImage, ""), QEMUImage(t, qemuImage), linux,
 		ControllerImage(t, controllerImage))
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
-	n.ServeRegistry(t, true, linux)
+	n.ServeRegistry(t, RegistryAddress, true, linux)
 	n.installController(t)
 	n.Apply(t, volume(t, n, "pv0", "ReadWriteOncePod"))
 	size := resource.MustParse("1Gi") // larger than the image

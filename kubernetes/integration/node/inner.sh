@@ -73,7 +73,7 @@ credentials() {
 	key() { # key NAME SUBJECT [AUTHORITY]: a certificate for servers and clients
 		openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "certs/$1.key" -out "certs/$1.csr" -subj "$2"
 		openssl x509 -req -in "certs/$1.csr" -CA "certs/${3:-ca}.crt" -CAkey "certs/${3:-ca}.key" -CAcreateserial -out "certs/$1.crt" \
-			-extfile <(echo "subjectAltName=IP:127.0.0.1,IP:10.244.0.1,IP:10.244.1.1,IP:10.96.0.1,DNS:node1")
+			-extfile <(echo "subjectAltName=IP:127.0.0.1,IP:10.244.0.1,IP:10.244.1.1,IP:10.96.0.1,DNS:node1,DNS:quay.io,DNS:registry.example.com")
 	}
 	{
 		authority ca /CN=ca

@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// RegistryAddress is where a registry of ServeRegistry listens, and pods reach it: the address of
-// the first node.
+// RegistryAddress is where a registry can listen, and pods reach it: at the first node.
 const RegistryAddress = "10.244.0.1:5000"
 
-// ServeRegistry serves a registry on the first node until the test ends, and stores images there
-// with the digests that the nodes know. Their names begin with RegistryAddress. With secure, it has
-// the certificate of the node's API server.
-func (n *Node) ServeRegistry(t testing.TB, secure bool, images ...Image) {
+// ServeRegistry serves a registry at an address of the first node until the test ends, and stores
+// images there with the digests that the nodes know. Their names begin with the address. With
+// secure, it has the certificate of the node's API server, which is that of quay.io and
+// registry.example.com, too.
+func (n *Node) ServeRegistry(t testing.TB, address string, secure bool, images ...Image) {
 	t.Helper()
 	dir := t.TempDir()
 	tls := ""
@@ -29,7 +29,7 @@ version: 0.1
 log: {level: error}
 storage: {filesystem: {rootdirectory: %s/registry}}
 http: {addr: "%s"%s}
-`, dir, RegistryAddress, tls), 0o644); err != nil {
+`, dir, address, tls), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	serve := n.Command(t.Context(), "docker-registry", "serve", config)
