@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/durable"
@@ -85,7 +86,24 @@ func Provide(ctx context.Context, img *image.Image, opt Options) (*File, error) 
 	if err := p.keepOrMake(ctx); err != nil {
 		return nil, errors.Join(err, p.forget(), p.file.release())
 	}
+	if err := p.claim(); err != nil {
+		return nil, errors.Join(err, p.file.release())
+	}
 	return p.file, nil
+}
+
+// claim locks the file itself for as long as it is provided: nobody takes it for an image while a
+// machine writes to it, serves it in place, or replaces it.
+func (p *providing) claim() error {
+	how := unix.LOCK_EX
+	if p.opt.ReadOnly {
+		how = unix.LOCK_SH // the file may be the image's own
+	}
+	err := flock.LockSoon(p.file.file, how)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return &durable.LockedError{Path: p.path, Holder: "another process"}
+	}
+	return nil // a file system may have no locks
 }
 
 // hidden is the path of a file of ours beside the provided one.

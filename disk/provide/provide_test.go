@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/durable"
 )
 
 func open(t *testing.T, path string) *image.Image {
@@ -150,5 +151,29 @@ func TestADamagedRecordIsNotGuessed(t *testing.T) {
 		_, err := Provide(t.Context(), open(t, path), Options{To: filepath.Join(dir, "disk")})
 		require.ErrorContains(t, err, "is damaged")
 		require.FileExists(t, record)
+	}
+}
+
+// TestNobodyReplacesTheFile: while a file is provided, it is no image, and is not replaced.
+func TestNobodyReplacesTheFile(t *testing.T) {
+	path := rawImage(t)
+	hold := image.Options{Hold: true}
+	for _, readOnly := range []bool{false, true} {
+		img, err := image.Open(path, hold)
+		require.NoError(t, err)
+		f, err := Provide(t.Context(), img, Options{To: filepath.Join(t.TempDir(), "disk"),
+			ReadOnly: readOnly})
+		require.NoError(t, err)
+		taken, err := image.Open(f.Path, hold)
+		if readOnly {
+			require.NoError(t, err)
+			require.NoError(t, taken.Close())
+		} else {
+			require.ErrorContains(t, err, "in use by another process")
+		}
+		require.ErrorAs(t, image.Convert(t.Context(), open(t, rawImage(t)), f.Path, nil),
+			new(*durable.LockedError))
+		require.NoError(t, f.Remove())
+		require.NoError(t, img.Close())
 	}
 }
