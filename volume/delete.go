@@ -77,15 +77,15 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 // being deleted: so a volume in use survives a crash at this point.
 func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 	m.mu.Lock()
-	filling := v.filling
+	upload := v.upload
 	m.mu.Unlock()
 	switch {
-	case filling == nil:
+	case upload == nil:
 	case !force:
 		return api.Errorf(api.CodeInUse, "an upload to the volume %q is running: end it first, "+
 			"or delete the volume all the same with ?force=true", v.name)
 	default:
-		if err := filling.end(ctx); err != nil {
+		if err := upload.end(ctx); err != nil {
 			return err
 		}
 	}

@@ -19,8 +19,8 @@ import (
 // UploadPrefix is the prefix of all files that an upload keeps beside disk.img.
 const UploadPrefix = diskName + ".upload"
 
-// Filling is one upload into a volume that awaits its data.
-type Filling struct {
+// Upload is one upload into a volume that awaits its data.
+type Upload struct {
 	m   *Manager
 	v   *volume
 	dir string
@@ -36,7 +36,7 @@ type Filling struct {
 // Fill begins an upload. Each volume takes one at a time. The caller puts the data into files in
 // Dir, calls Complete, and always calls Release. If mayMake is set, Fill makes a missing volume,
 // and then made is true: the upload is this volume's, whoever else deletes and makes the name.
-func (m *Manager) Fill(ctx context.Context, name string, mayMake bool) (f *Filling, made bool,
+func (m *Manager) Fill(ctx context.Context, name string, mayMake bool) (u *Upload, made bool,
 	err error) {
 	if err := api.CheckName(name); err != nil {
 		if mayMake {
@@ -63,11 +63,11 @@ func (m *Manager) Fill(ctx context.Context, name string, mayMake bool) (f *Filli
 			return nil, false, err
 		}
 	}
-	f, err = m.fill(v)
-	return f, made, err
+	u, err = m.beginUpload(v)
+	return u, made, err
 }
 
-func (m *Manager) fill(v *volume) (*Filling, error) {
+func (m *Manager) beginUpload(v *volume) (*Upload, error) {
 	name := v.name
 	switch {
 	case v.record.State == "" || v.record.State == store.StateDeleting:
@@ -75,7 +75,7 @@ func (m *Manager) fill(v *volume) (*Filling, error) {
 	case v.record.State != store.StateAwaiting:
 		return nil, api.Errorf(api.CodeHasData, "the volume %q has its data: delete it first, or "+
 			"upload to another one", name)
-	case v.filling != nil:
+	case v.upload != nil:
 		return nil, api.Errorf(api.CodeBusy, "an upload to the volume %q is running already: let "+
 			"it end first", name)
 	}
@@ -92,67 +92,67 @@ func (m *Manager) fill(v *volume) (*Filling, error) {
 			return nil, fmt.Errorf("the volume %q cannot be filled: %w", name, err)
 		}
 	}
-	f := &Filling{m: m, v: v, dir: dir, gone: make(chan struct{})}
-	f.ctx, f.cancel = context.WithCancel(m.ctx)
-	f.released = sync.OnceFunc(f.release)
+	u := &Upload{m: m, v: v, dir: dir, gone: make(chan struct{})}
+	u.ctx, u.cancel = context.WithCancel(m.ctx)
+	u.released = sync.OnceFunc(u.release)
 	m.mu.Lock()
-	v.filling = f
+	v.upload = u
 	m.mu.Unlock()
-	return f, nil
+	return u, nil
 }
 
 // Dir is the directory for the data: disk.img for a raw disk, or an image of another name. The
 // names of all other files that the caller makes there begin with UploadPrefix. They are deleted
 // with the volume.
-func (f *Filling) Dir() string { return f.dir }
+func (u *Upload) Dir() string { return u.dir }
 
 // Context ends when the upload must end, because its volume is deleted or the server stops.
-func (f *Filling) Context() context.Context { return f.ctx }
+func (u *Upload) Context() context.Context { return u.ctx }
 
 // Size is the size of the volume in bytes. 0: the volume gets the size of the data.
-func (f *Filling) Size() int64 {
-	f.m.mu.Lock()
-	defer f.m.mu.Unlock()
-	return int64(f.v.record.Spec.Size)
+func (u *Upload) Size() int64 {
+	u.m.mu.Lock()
+	defer u.m.mu.Unlock()
+	return int64(u.v.record.Spec.Size)
 }
 
 // Reserve counts the volume with a size before that much data is accepted. It returns an error if
 // there is no room for it, or the volume is smaller.
-func (f *Filling) Reserve(size int64) error {
+func (u *Upload) Reserve(size int64) error {
 	if size < 0 {
 		return api.Errorf(api.CodeInvalid, "no disk has %d bytes", size)
 	}
-	want := f.Size()
+	want := u.Size()
 	if want > 0 && size > want {
 		return api.Errorf(api.CodeTooLarge, "the disk has %d bytes, and the volume %q %d: make "+
-			"the volume larger first", size, f.v.name, want)
+			"the volume larger first", size, u.v.name, want)
 	}
-	f.m.mu.Lock()
-	defer f.m.mu.Unlock()
-	if err := f.m.roomLocked(f.v, max(size, want)); err != nil {
+	u.m.mu.Lock()
+	defer u.m.mu.Unlock()
+	if err := u.m.roomLocked(u.v, max(size, want)); err != nil {
 		return err
 	}
-	f.v.reserved = size
+	u.v.reserved = size
 	return nil
 }
 
 // Progress notes how many bytes have come, and the total. total 0: unknown.
-func (f *Filling) Progress(received, total int64) {
-	f.received.Store(received)
-	f.total.Store(total)
+func (u *Upload) Progress(received, total int64) {
+	u.received.Store(received)
+	u.total.Store(total)
 }
 
-func (f *Filling) progress() *api.Progress {
-	return &api.Progress{Received: f.received.Load(), Total: f.total.Load()}
+func (u *Upload) progress() *api.Progress {
+	return &api.Progress{Received: u.received.Load(), Total: u.total.Load()}
 }
 
 // Complete makes the volume from the data, and serves it. Without an image, disk.img is the disk,
 // and the caller has brought all of it to storage. Otherwise image is a file in Dir, which is
 // removed when the disk has copied all of it. After an error the volume is as empty as before:
 // disk.img and all files with UploadPrefix are gone.
-func (f *Filling) Complete(ctx context.Context, image string) error {
-	m, v := f.m, f.v
-	held, err := f.hold(ctx)
+func (u *Upload) Complete(ctx context.Context, image string) error {
+	m, v := u.m, u.v
+	held, err := u.hold(ctx)
 	if err != nil {
 		return err
 	}
@@ -180,35 +180,35 @@ func (f *Filling) Complete(ctx context.Context, image string) error {
 	if setErr := m.set(v, before); setErr != nil {
 		err = errors.Join(err, setErr)
 	} else {
-		err = errors.Join(err, clearDisk(f.dir))
+		err = errors.Join(err, clearDisk(u.dir))
 	}
 	return fmt.Errorf("the data of the volume %q cannot be used: %w", v.name, err)
 }
 
 // hold holds the volume. A deletion that waits for the end of this upload holds it too, so hold
 // does not wait for that.
-func (f *Filling) hold(ctx context.Context) (*volume, error) {
+func (u *Upload) hold(ctx context.Context) (*volume, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(f.ctx, cancel)()
-	held, err := f.m.hold(ctx, f.v.name)
+	defer context.AfterFunc(u.ctx, cancel)()
+	held, err := u.m.hold(ctx, u.v.name)
 	switch {
-	case f.ctx.Err() == nil:
+	case u.ctx.Err() == nil:
 		return held, err
 	case err == nil:
-		f.m.release(held)
+		u.m.release(held)
 	}
-	return nil, notFound(f.v.name)
+	return nil, notFound(u.v.name)
 }
 
 // Undo deletes the volume, which was made for this upload, and releases it. It does nothing if
 // somebody else deletes the volume: by then its name may be another's.
-func (f *Filling) Undo(ctx context.Context) error {
-	m, v := f.m, f.v
-	defer f.Release()
-	held, err := f.hold(ctx)
+func (u *Upload) Undo(ctx context.Context) error {
+	m, v := u.m, u.v
+	defer u.Release()
+	held, err := u.hold(ctx)
 	if err != nil {
-		if f.ctx.Err() != nil {
+		if u.ctx.Err() != nil {
 			return nil
 		}
 		return err
@@ -217,7 +217,7 @@ func (f *Filling) Undo(ctx context.Context) error {
 	if held != v || v.record.State != store.StateAwaiting {
 		return nil
 	}
-	f.Release()
+	u.Release()
 	r := v.record
 	r.State = store.StateDeleting
 	if err := m.set(v, r); err != nil {
@@ -227,31 +227,31 @@ func (f *Filling) Undo(ctx context.Context) error {
 }
 
 // Release ends the upload, so that another one can begin. Later calls do nothing.
-func (f *Filling) Release() { f.released() }
+func (u *Upload) Release() { u.released() }
 
-func (f *Filling) release() {
-	f.cancel()
-	f.m.mu.Lock()
-	f.v.filling, f.v.reserved = nil, 0
-	f.m.mu.Unlock()
-	close(f.gone)
+func (u *Upload) release() {
+	u.cancel()
+	u.m.mu.Lock()
+	u.v.upload, u.v.reserved = nil, 0
+	u.m.mu.Unlock()
+	close(u.gone)
 }
 
 // end ends the upload on behalf of another operation, and waits until it has ended.
-func (f *Filling) end(ctx context.Context) error {
-	f.cancel()
+func (u *Upload) end(ctx context.Context) error {
+	u.cancel()
 	select {
-	case <-f.gone:
+	case <-u.gone:
 		return nil
 	case <-ctx.Done():
 		return api.Errorf(api.CodeUnavailable, "the upload to the volume %q has not ended yet: "+
-			"try again", f.v.name)
+			"try again", u.v.name)
 	}
 }
 
-// afterCopy calls f in the volume's turn, when its disk has copied all of its source. It does not,
+// afterCopy calls u in the volume's turn, when its disk has copied all of its source. It does not,
 // if the disk is closed before, or the manager stops.
-func (m *Manager) afterCopy(v *volume, opened Opened, f func()) {
+func (m *Manager) afterCopy(v *volume, opened Opened, u func()) {
 	m.work.Go(func() {
 		select {
 		case <-opened.Ended():
@@ -264,7 +264,7 @@ func (m *Manager) afterCopy(v *volume, opened Opened, f func()) {
 		}
 		defer m.release(held)
 		if held == v && v.opened == opened && opened.Copied() {
-			f()
+			u()
 		}
 	})
 }
@@ -331,9 +331,9 @@ func (m *Manager) finishClaim(v *volume, opened Opened) error {
 // share lets QEMU use the disk of a claim: it runs as another user, in the claim's group. The owner
 // of the claim may have put another file in its place, whose mode must not change.
 func share(dir string) error {
-	f, err := osfile.OpenFile(filepath.Join(dir, diskName), os.O_RDWR, 0)
+	u, err := osfile.OpenFile(filepath.Join(dir, diskName), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Chmod(0o660), f.Close())
+	return errors.Join(u.Chmod(0o660), u.Close())
 }

@@ -110,9 +110,9 @@ func TestUploadedImage(t *testing.T) {
 // TestUploadAndDeletion: an upload that fails, or has received everything, does not wait for the
 // deletion that waits for it, and takes nothing from the volume that has the name afterwards.
 func TestUploadAndDeletion(t *testing.T) {
-	for name, end := range map[string]func(*Filling) error{
-		"fails":     func(f *Filling) error { return f.Undo(context.Background()) },
-		"completes": func(f *Filling) error { return f.Complete(context.Background(), "") },
+	for name, end := range map[string]func(*Upload) error{
+		"fails":     func(f *Upload) error { return f.Undo(context.Background()) },
+		"completes": func(f *Upload) error { return f.Complete(context.Background(), "") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := start(t, t.TempDir(), newFake())

@@ -55,7 +55,7 @@ type volume struct {
 	saved   *store.Record // what storage has; nil: nobody knows, after a save that failed
 	opened  Opened        // nil: its disk is not open
 	failure error         // why it is not served
-	filling *Filling      // nil: no upload is under way
+	upload  *Upload       // nil: no upload is under way
 	// fetching is not nil while the disk is being opened in the background.
 	fetching *fetching
 
@@ -152,8 +152,8 @@ func (v *volume) seenLocked() bool {
 
 func (v *volume) lookLocked() Volume {
 	seen := Volume{Record: v.record, State: api.State(v.record.State)}
-	if v.filling != nil {
-		seen.Upload = v.filling.progress()
+	if v.upload != nil {
+		seen.Upload = v.upload.progress()
 	}
 	if v.fetching != nil {
 		seen.Waits = v.fetching.waits()
