@@ -54,8 +54,8 @@ type conn struct {
 	// known: of a guest that comes from elsewhere, whether it has turned the write cache off
 	known bool
 	told  uint64 // the size that the front end has read, sectors
-	// patience is how long rings that stop wait for far content from now on
-	patience time.Duration
+	// stopTime is how long rings that stop wait for far content from now on
+	stopTime time.Duration
 
 	dirty   dirtyLog
 	through atomic.Uint64 // why a write is durable when it ends: see throughOff; 0: it is not
@@ -238,7 +238,7 @@ func (c *conn) letWait(q *queue) {
 	defer c.mu.Unlock()
 	q.stop.Store(false)
 	q.gaveUp = false
-	c.patience = c.srv.stopTimeout
+	c.stopTime = c.srv.stopTimeout
 }
 
 // panicked is why a goroutine of the connection has panicked. Memory that was cut short under us is

@@ -182,7 +182,7 @@ func (q *queue) halt() {
 	q.late.Close()
 	q.sleeper.wakeUp()
 	begun := time.Now()
-	late := time.AfterFunc(q.c.patience, func() { q.c.giveUp(q) })
+	late := time.AfterFunc(q.c.stopTime, func() { q.c.giveUp(q) })
 	defer late.Stop()
 	ended := make(chan struct{})
 	go func() {
@@ -197,7 +197,7 @@ func (q *queue) halt() {
 			q.drain()
 		}
 	}
-	q.c.patience = max(0, q.c.patience-time.Since(begun))
+	q.c.stopTime = max(0, q.c.stopTime-time.Since(begun))
 	q.running = false
 	q.c.running.Add(-1)
 	rings.add(-1)

@@ -222,7 +222,7 @@ func TestGivenUpTogether(t *testing.T) {
 	stop(false)
 	require.NoError(t, d.Close())
 	<-c.gone
-	require.Zero(t, c.patience, "nothing is left for others")
+	require.Zero(t, c.stopTime, "nothing is left for others")
 }
 
 // TestRegionIsKept: a front end resets the device, and gives it the same region of requests in
