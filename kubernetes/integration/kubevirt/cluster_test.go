@@ -27,6 +27,7 @@ const (
 	streamedImage = node.RegistryAddress + "/vm/guest:1"
 	// What pods of some namespaces reach by the names of registries of the examples.
 	otherRegistries = "10.244.0.1:443"
+	existingImage   = "/containerdisks/fedora:42"
 	system          = "kubevirt-disk-system"
 )
 
@@ -104,7 +105,7 @@ func start(t *testing.T) *cluster {
 	for _, image := range images {
 		if image.Name == guestImage {
 			c.ServeRegistry(t, node.RegistryAddress, false, image.As(streamedImage))
-			c.ServeRegistry(t, otherRegistries, true,
+			c.ServeRegistry(t, otherRegistries, true, image.As(otherRegistries+existingImage),
 				image.As(otherRegistries+strings.TrimPrefix(guestImage, "registry.example.com")))
 		}
 	}

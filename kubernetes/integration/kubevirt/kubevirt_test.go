@@ -36,6 +36,7 @@ func TestKubeVirt(t *testing.T) {
 			{"hotplug", c.hotplug},
 			{"copied", c.copied},
 			{"filled", c.filled},
+			{"existing", c.existing},
 			{"streamed", c.streamed},
 		} {
 			t.Run(one.name, func(t *testing.T) {

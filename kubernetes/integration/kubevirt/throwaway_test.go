@@ -53,6 +53,19 @@ func (c *cluster) streamed(t *testing.T) {
 	m.delete("vmi")
 }
 
+// existing is a machine from an image of a registry that others have made. Its disk is larger.
+func (c *cluster) existing(t *testing.T) {
+	c = c.in(t, "existing", "registries: trusted")
+	c.Apply(t, c.manifest(t, "existing.yaml"))
+	m := c.running(t, "existing")
+	require.Equal(t, "41943040", m.run("cat /sys/block/vda/size"), "20 GiB")
+	require.Equal(t, c.imageSum(t), m.begin("/dev/vda"))
+	m.write("/dev/vda")
+	m.writes(10)
+	m.found("/dev/vda")
+	m.delete("vm")
+}
+
 // streams is a hook sidecar that streams the guest's image.
 func (c *cluster) streams() string {
 	return `{"image": "` + baseImage + `", "args": ["serve", "--image", "` + c.digest(streamedImage) +
