@@ -25,6 +25,7 @@ func TestKubeVirt(t *testing.T) {
 			{"throwaway", c.throwaway},
 			{"throwaway with " + earlier, old.throwaway},
 			{"moves", c.moves},
+			{"upgraded", c.upgraded},
 			{"stays", c.stays},
 			{"refused", c.refused},
 			{"killed", c.killed},

@@ -41,6 +41,36 @@ func (c *cluster) moves(t *testing.T) {
 	kept(t, dir, written)
 }
 
+// upgraded is a machine whose disk has a server of its own, and whose launcher is of an earlier
+// Debian. It moves to another such launcher, while the server is killed, and by an eviction to one
+// of the Debian that KubeVirt was installed with, as after its update. No write is lost.
+func (c *cluster) upgraded(t *testing.T) {
+	c = c.older(t, "upgraded")
+	dir := c.volume(t, v1alpha1.ClaimName("moves"), "ReadWriteOncePod")
+	// The processor that QEMU 7.2 emulates has this feature, and that of QEMU 10.0 has not. QEMU
+	// 7.2 can mix up the connections of a migration with several, which KubeVirt makes if the
+	// processor is not limited.
+	const same = "domain:\n        cpu: {features: [{name: pcommit, policy: disable}]}\n" +
+		"        resources: {requests: {cpu: 100m}, limits: {cpu: 2}}\n"
+	c.Apply(t, strings.Replace(c.withDigest(c.manifest(t, "moves.yaml")), "domain:\n", same, 1))
+	m := c.running(t, "moves")
+	require.Equal(t, "7.2", m.qemu())
+	m.write("/dev/vda")
+	m.migrate("older", func() {
+		m.inMigration("older")
+		m.killServer()
+	})
+	require.Equal(t, "7.2", m.qemu())
+	m.writes(10)
+	c.Kubectl(t, "label", "namespace", "upgraded", "launcher-")
+	m.evict()
+	require.Equal(t, "10.0", m.qemu())
+	m.writes(10)
+	written := m.found("/dev/vda")
+	m.delete("vm")
+	kept(t, dir, written)
+}
+
 // killServer kills the server of the machine's disk.
 func (m *machine) killServer() {
 	m.t.Helper()
