@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // client is the other end of the protocol, which may break each of its rules.
@@ -52,7 +54,6 @@ func (v *served) dial(t testing.TB) *client {
 func greet(t testing.TB, nc net.Conn) *client {
 	t.Helper()
 	t.Cleanup(func() { _ = nc.Close() })
-	require.NoError(t, nc.SetDeadline(time.Now().Add(time.Minute)))
 	c := &client{t: t, Conn: nc, in: bufio.NewReader(nc)}
 	hello := c.read(18)
 	require.Equal(t, uint64(magicInit), binary.BigEndian.Uint64(hello))
@@ -148,8 +149,15 @@ func metaData(name string, queries ...string) []byte {
 	return p
 }
 
+// wait gives the next call its own time: on a slow machine, a test may take minutes.
+func (c *client) wait() {
+	c.t.Helper()
+	require.NoError(c.t, c.SetDeadline(time.Now().Add(testtool.Timeout)))
+}
+
 func (c *client) send(parts ...[]byte) {
 	c.t.Helper()
+	c.wait()
 	_, err := c.Write(join(parts...))
 	require.NoError(c.t, err)
 }
@@ -157,6 +165,7 @@ func (c *client) send(parts ...[]byte) {
 func (c *client) read(n int) []byte {
 	c.t.Helper()
 	p := make([]byte, n)
+	c.wait()
 	_, err := io.ReadFull(c.in, p)
 	require.NoError(c.t, err)
 	return p

@@ -255,7 +255,7 @@ func TestServeRefusesDisksThatLookTheSame(t *testing.T) {
 	p := l.serve(t, settings.EnvConfig+"="+yamlFile(t,
 		"disks: {a.raw: {serial: a, naa: '3000000000000001'}}"))
 	require.Equal(t, exitDone, p.terminate())
-	refuses(exitFailed, "disks: {b.raw: {serial: a, naa: '3000000000000001'}}", "serial number, a,",
+	refuses(exitUsage, "disks: {b.raw: {serial: a, naa: '3000000000000001'}}", "serial number, a,",
 		"NAA identifier")
 	p = l.serve(t, settings.EnvConfig+"="+yamlFile(t,
 		"disks: {b.raw: {serial: b, naa: '3000000000000002'}}"))
