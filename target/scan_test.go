@@ -65,7 +65,7 @@ func TestScan(t *testing.T) {
 	t.Run("SPC-4 7.8/every VPD page that is listed answers", func(t *testing.T) {
 		listed := sess.MustGood(t, vitalPage(1, 0)).Data[4:]
 		require.IsIncreasing(t, listed)
-		require.Subset(t, listed, []byte{0x00, 0x80, 0x83, 0xb0, 0xb1, 0xb2})
+		require.Subset(t, listed, []byte{0x00, 0x80, 0x83, 0x8f, 0xb0, 0xb1, 0xb2})
 		for page := range 256 {
 			r := sess.MustDo(t, vitalPage(1, byte(page)))
 			if bytes.IndexByte(listed, byte(page)) < 0 {

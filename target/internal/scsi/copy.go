@@ -40,7 +40,7 @@ func copyUsage(listID byte) []byte {
 	return []byte{0, 0, listID, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0}
 }
 
-// Limits that we report in RECEIVE COPY OPERATING PARAMETERS, and that we enforce.
+// Limits that we report in RECEIVE COPY OPERATING PARAMETERS and VPD page 8Fh, and that we enforce.
 const (
 	maxCopyTargets  = 8  // CSCD descriptors
 	maxCopySegments = 64 // segment descriptors

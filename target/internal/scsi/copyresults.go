@@ -65,3 +65,47 @@ func prepareCopyParameters(t *Task) error {
 	t.reply(t.copyAllocation())
 	return nil
 }
+
+// The descriptors of VPD page 8Fh (SPC-4 7.8.17).
+const (
+	copyPageCommands    = 0x0001
+	copyPageParameters  = 0x0004
+	copyPageDescriptors = 0x0008
+	copyPageTargetIDs   = 0x000c
+	copyPageGeneral     = 0x8001
+)
+
+// appendThirdPartyCopy is page 8Fh (SPC-4 7.8.17).
+func appendThirdPartyCopy(t *Task, b []byte) []byte {
+	be := binary.BigEndian
+	commands := []byte{opExtendedCopy, 1, saExtendedCopyLID1, opReceiveCopy, 2, saCopyStatus,
+		saCopyParameters}
+	b = appendCopyDescriptor(b, copyPageCommands, append([]byte{byte(len(commands))}, commands...))
+
+	var parameters [28]byte
+	be.PutUint16(parameters[4:], maxCopyTargets)
+	be.PutUint16(parameters[6:], maxCopySegments)
+	be.PutUint32(parameters[8:], maxCopyList)
+	b = appendCopyDescriptor(b, copyPageParameters, parameters[:])
+
+	b = appendCopyDescriptor(b, copyPageDescriptors,
+		append([]byte{byte(len(copyDescriptors))}, copyDescriptors[:]...))
+	b = appendCopyDescriptor(b, copyPageTargetIDs, []byte{0, 2, ownTarget >> 8, ownTarget & 0xff})
+
+	var general [32]byte
+	be.PutUint32(general[0:], maxCopies)
+	be.PutUint32(general[4:], maxCopies)
+	be.PutUint32(general[8:], maxSegmentBlocks<<t.unit.shift)
+	general[12] = byte(t.unit.shift)
+	return appendCopyDescriptor(b, copyPageGeneral, general[:])
+}
+
+// appendCopyDescriptor appends a third-party copy descriptor, padded to a multiple of four bytes.
+func appendCopyDescriptor(b []byte, kind uint16, value []byte) []byte {
+	for len(value)%4 != 0 {
+		value = append(value, 0)
+	}
+	b = binary.BigEndian.AppendUint16(b, kind)
+	b = binary.BigEndian.AppendUint16(b, uint16(len(value)))
+	return append(b, value...)
+}

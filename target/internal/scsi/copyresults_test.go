@@ -39,6 +39,17 @@ func TestCopyOperatingParameters(t *testing.T) {
 		"list identifiers of four bytes")
 }
 
+// TestThirdPartyCopyPage: libiscsi's suite looks here for what it may test.
+func TestThirdPartyCopyPage(t *testing.T) {
+	requireHex(t, `00 8f 0060
+		0001 0008 07 83 01 00 84 02 00 03
+		0004 001c 00000000 0008 0040 00000800 00000000 000000000000000000000000
+		0008 0004 02 02 e4 00
+		000c 0004 0002 ffff
+		8001 0020 00000010 00000010 01fffe00 09 00 000000000000000000000000000000000000`,
+		newBench(t).good(cdb("12 01 8f 00 ff 00"), nil))
+}
+
 func TestCopyStatus(t *testing.T) {
 	b := newCopyBench(t)
 	b.write(0, pattern(600, 1))

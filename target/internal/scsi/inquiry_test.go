@@ -65,9 +65,9 @@ func TestVitalProductData(t *testing.T) {
 		name, page, want string
 		plain            bool
 	}{
-		{name: "supported pages", page: "00", want: "00 00 0007 00 80 83 86 b0 b1 b2"},
+		{name: "supported pages", page: "00", want: "00 00 0008 00 80 83 86 8f b0 b1 b2"},
 		{name: "supported pages of a plain disk", page: "00", plain: true,
-			want: "00 00 0006 00 80 83 86 b0 b1"},
+			want: "00 00 0007 00 80 83 86 8f b0 b1"},
 		{name: "serial number", page: "80", want: "00 80 0010 30313233343536373839616263646566"},
 		{name: "identification", page: "83", want: `00 83 00b8
 			01 03 00 08 3011223344556677

@@ -11,6 +11,7 @@ const (
 	vpdSerial          = 0x80
 	vpdIdentification  = 0x83
 	vpdExtended        = 0x86
+	vpdThirdPartyCopy  = 0x8f
 	vpdBlockLimits     = 0xb0
 	vpdCharacteristics = 0xb1
 	vpdProvisioning    = 0xb2
@@ -24,12 +25,13 @@ type vpdPage struct {
 	append func(*Task, []byte) []byte // appends the bytes after the page length
 }
 
-func vpdPages() [7]vpdPage {
+func vpdPages() [8]vpdPage {
 	return [...]vpdPage{
 		{code: vpdSupported, orphan: true, append: (*Task).appendSupportedPages},
 		{code: vpdSerial, append: appendSerial},
 		{code: vpdIdentification, orphan: true, append: appendIdentification},
 		{code: vpdExtended, append: appendExtendedInquiry},
+		{code: vpdThirdPartyCopy, append: appendThirdPartyCopy},
 		{code: vpdBlockLimits, append: appendBlockLimits},
 		{code: vpdCharacteristics, append: appendCharacteristics},
 		{code: vpdProvisioning, when: func(u *unit) bool { return u.Discards != nil },
