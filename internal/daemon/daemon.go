@@ -108,6 +108,8 @@ func New(opt options.Options) (*Daemon, error) {
 // It is for the time before Run.
 func (d *Daemon) Attend(l *Launcher) {
 	if d.launcher = l; l != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		l.machines = d.machines
 	}
 }

@@ -133,14 +133,47 @@ func TestLauncherEnds(t *testing.T) {
 		require.False(t, l.Over(), "it may be to come")
 		l.Close()
 
+		var connections atomic.Int64
 		l = NewLauncher(new(options.Hook), nil)
-		l.sockets = dir
+		l.sockets, l.machines = dir, func() int { return int(connections.Load()) }
 		go l.watch()
 		time.Sleep(2 * hookLook)
 		require.False(t, l.Over())
+		connections.Store(1)
 		require.NoError(t, socket.Close())
+		time.Sleep(time.Minute)
+		require.False(t, l.Over(), "QEMU uses a disk, so its launcher is there")
+		connections.Store(0)
+		begin := time.Now()
 		<-l.over
+		require.GreaterOrEqual(t, time.Since(begin), (hookMissed-1)*hookLook)
 	})
+}
+
+// TestClientOfALauncher: the socket of a connection is listed with the path of the one that it was
+// accepted from, among those of the client, which may be another launcher's.
+func TestClientOfALauncher(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "launcher-sock")
+	socket, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	c, err := net.Dial("unix", path)
+	require.NoError(t, err)
+	defer c.Close()
+	accepted, err := socket.Accept()
+	require.NoError(t, err)
+	defer accepted.Close()
+	listed := func() []byte {
+		sockets, err := os.ReadFile("/proc/self/net/unix")
+		require.NoError(t, err)
+		require.Contains(t, string(sockets), " "+path)
+		return sockets
+	}
+	l := &Launcher{sockets: dir}
+	require.True(t, l.listens(listed()))
+	socket.(*net.UnixListener).SetUnlinkOnClose(false)
+	require.NoError(t, socket.Close())
+	require.False(t, l.listens(listed()))
 }
 
 // TestRefusalIsKept: a hook that was started again after it has refused a machine for good ends as

@@ -28,8 +28,10 @@ const (
 	// migration. KubeVirt (1.7) starts QEMU all the same within a second, which is told why.
 	hookRefused = time.Minute
 	hookPoll    = 50 * time.Millisecond
-	// hookLook is how often a hook looks whether the launcher is there.
-	hookLook = time.Second
+	// hookLook is how often a hook looks whether the launcher is there, and hookMissed how often in a
+	// row it must not find it: the kernel tells its list in pieces, between which it changes.
+	hookLook   = time.Second
+	hookMissed = 3
 	// hookClose is how long calls of the launcher may take at a stop.
 	hookClose = 2 * time.Second
 )
@@ -41,22 +43,23 @@ const launcherSockets = "/var/run/kubevirt/sockets/"
 // Launcher is KubeVirt's launcher of the pod, which is answered at the hook's socket. Any number of
 // goroutines may call its methods.
 type Launcher struct {
-	hook     *options.Hook
-	log      *zap.Logger
-	server   *kubevirt.Server
-	machines func() int         // connections that use disks; -1: none can be used yet
-	sockets  string             // launcherSockets, but for tests
-	over     chan struct{}      // closed by end
-	end      func()             // the machine has ended, or does not come
-	refused  chan struct{}      // closed when a machine that arrives was refused for good
-	gone     chan struct{}      // closed when nobody answers any more
-	asked    chan kubevirt.Call // has the first call
-	can      chan struct{}      // closed when define is set
+	hook    *options.Hook
+	log     *zap.Logger
+	server  *kubevirt.Server
+	sockets string             // launcherSockets, but for tests
+	over    chan struct{}      // closed by end
+	end     func()             // the machine has ended, or does not come
+	refused chan struct{}      // closed when a machine that arrives was refused for good
+	gone    chan struct{}      // closed when nobody answers any more
+	asked   chan kubevirt.Call // has the first call
+	can     chan struct{}      // closed when define is set
 
 	closed sync.Once
 	mu     sync.Mutex
 	served chan error // guarded by mu; nil: there is no socket yet
-	define func(context.Context, kubevirt.Call) ([]byte, error)
+	// machines is the number of connections that use disks; -1: none can be used yet. Guarded by mu
+	machines func() int
+	define   func(context.Context, kubevirt.Call) ([]byte, error)
 }
 
 // NewLauncher makes a launcher that is not answered yet. Without a hook there is none: nil.
@@ -136,11 +139,12 @@ func (l *Launcher) listen() error {
 // should arrive, the next migration.
 //
 // The containers of a pod share a network, and with it the kernel's list of Unix sockets, wherever
-// their files are. Only a launcher that was there can be missed.
+// their files are. Only a launcher that was there can be missed, and QEMU ends with it: who still
+// uses a disk proves that it is there.
 func (l *Launcher) watch() {
 	tick := time.NewTicker(hookLook)
 	defer tick.Stop()
-	for seen := false; ; {
+	for seen, missed := false, 0; ; {
 		select {
 		case <-tick.C:
 		case <-l.over:
@@ -154,17 +158,41 @@ func (l *Launcher) watch() {
 				"its machine has not come", zap.Error(err))
 			return
 		}
-		there := bytes.Contains(sockets, []byte(" "+l.sockets))
-		if seen && !there {
+		missed++
+		switch there := l.listens(sockets); {
+		case there && !seen:
+			l.log.Info("KubeVirt's launcher is there: this hook ends when that does")
+			seen, missed = true, 0
+		case there || l.using() > 0:
+			missed = 0
+		case seen && missed >= hookMissed:
 			l.log.Info("KubeVirt's launcher has ended")
 			l.end()
 			return
 		}
-		if there && !seen {
-			l.log.Info("KubeVirt's launcher is there: this hook ends when that does")
-		}
-		seen = there
 	}
+}
+
+// listens reports whether the list has a socket at which the launcher listens. That of a client that
+// is connected there has its path, too (proc(5)).
+func (l *Launcher) listens(sockets []byte) bool {
+	for line := range bytes.Lines(sockets) {
+		const flags, path, listening = 3, 7, "00010000"
+		f := bytes.Fields(line)
+		if len(f) > path && string(f[flags]) == listening &&
+			bytes.HasPrefix(f[path], []byte(l.sockets)) {
+			return true
+		}
+	}
+	return false
+}
+
+// using is the number of connections that use disks; -1: none can be used yet.
+func (l *Launcher) using() int {
+	l.mu.Lock()
+	machines := l.machines
+	l.mu.Unlock()
+	return machines()
 }
 
 // answerBy has the launcher answered by define from now on.
@@ -243,7 +271,7 @@ func (l *Launcher) attend(ctx context.Context) (longer context.Context, stop con
 				l.log.Info("stopping: the machine does not arrive here")
 			}
 		case <-ctx.Done():
-			if l.machines() > 0 {
+			if l.using() > 0 {
 				l.log.Info("stopping when the machine has ended")
 			}
 		}
@@ -259,7 +287,7 @@ func (l *Launcher) waitForMachine(ctx context.Context) {
 	over := l.over
 	var late <-chan time.Time
 	for seen := time.Now(); ; {
-		n := l.machines()
+		n := l.using()
 		if n < 0 || n == 0 && (isClosed(l.over) || time.Since(seen) > hookQuiet) {
 			return
 		}
