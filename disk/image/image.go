@@ -39,7 +39,8 @@ type Options struct {
 	// followed, or a block device, which is a raw disk unless Formats says otherwise.
 	Named bool
 	// Hold locks the image's local files while the image is open, with a shared flock(2): against
-	// who writes to them in place or replaces them. A file that is being written is refused.
+	// who writes to them in place or replaces them. A file that is being written is refused. A file
+	// system without such locks is no error.
 	Hold bool
 	// Foreign also accepts images that other programs write, such as VHDX. They can be read and
 	// converted, and nobody else takes their files for disks.
