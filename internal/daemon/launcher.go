@@ -28,8 +28,8 @@ const (
 	// migration. KubeVirt (1.7) starts QEMU all the same within a second, which is told why.
 	hookRefused = time.Minute
 	hookPoll    = 50 * time.Millisecond
-	// hookLook is how often a hook looks whether the launcher is there, and hookMissed how often in a
-	// row it must not find it: the kernel tells its list in pieces, between which it changes.
+	// hookLook is how often a hook looks whether the launcher is there, and hookMissed how often in
+	// a row it must not find it: the kernel tells its list in pieces, between which it changes.
 	hookLook   = time.Second
 	hookMissed = 3
 	// hookClose is how long calls of the launcher may take at a stop.
@@ -173,8 +173,8 @@ func (l *Launcher) watch() {
 	}
 }
 
-// listens reports whether the list has a socket at which the launcher listens. That of a client that
-// is connected there has its path, too (proc(5)).
+// listens reports whether the list has a socket at which the launcher listens. That of a client
+// that is connected there has its path, too (proc(5)).
 func (l *Launcher) listens(sockets []byte) bool {
 	for line := range bytes.Lines(sockets) {
 		const flags, path, listening = 3, 7, "00010000"
