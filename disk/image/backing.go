@@ -126,9 +126,8 @@ func (o *opener) open(ctx context.Context, name string,
 		if o.opt.Digest != nil {
 			f.digest = o.opt.Digest(name)
 		}
-		// A cleaner of a cache has the lock for a moment. Some network file systems have no locks,
-		// and are read all the same.
-		if o.opt.Hold && errors.Is(flock.LockSoon(f.file, unix.LOCK_SH), unix.EWOULDBLOCK) {
+		// A cleaner of a cache has the lock for a moment.
+		if o.opt.Hold && flock.Taken(f.file, unix.LOCK_SH) {
 			return nil, nil, errors.Join(&Error{Name: name, Format: FormatUnknown,
 				Reason: "is in use by another process, or by another disk of this one, which " +
 					"may write to it",

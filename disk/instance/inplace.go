@@ -105,14 +105,15 @@ func (o *opening) sameFile(s *state, file *os.File, readOnly bool) bool {
 }
 
 // lockFile locks the file of a disk: two that write to one file destroy it, and whoever reads it as
-// an image meanwhile gets a mixture.
-func lockFile(file *os.File, readOnly bool) error {
-	how := unix.LOCK_EX
+// an image meanwhile gets a mixture. Where the file system has no locks, it can only be read.
+func lockFile(file *os.File, readOnly bool) (err error) {
+	taken := false
 	if readOnly {
-		how = unix.LOCK_SH
+		taken = flock.Taken(file, unix.LOCK_SH)
+	} else if err = flock.LockSoon(file, unix.LOCK_EX); errors.Is(err, unix.EWOULDBLOCK) {
+		taken = true
 	}
-	err := flock.LockSoon(file, how)
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	if taken {
 		return &durable.LockedError{Path: file.Name(),
 			Holder: "another process, or by another disk of this one"}
 	}

@@ -44,11 +44,10 @@ func CreateNamed(path string, mode fs.FileMode) (*Partial, error) {
 	former, err := osfile.OpenFile(path, os.O_RDONLY, 0)
 	switch {
 	case err == nil:
-		err = flock.LockSoon(former, unix.LOCK_EX)
-		if errors.Is(err, unix.EWOULDBLOCK) {
+		if flock.Taken(former, unix.LOCK_EX) {
 			return nil, errors.Join(&LockedError{Path: path, Holder: "another process"},
 				former.Close())
-		} // a file system may have no locks
+		}
 	case errors.Is(err, fs.ErrNotExist):
 	case errors.Is(err, fs.ErrPermission):
 		return Create(path, mode) // it cannot be locked

@@ -87,6 +87,10 @@ func HasName(f *os.File, path string) (bool, error) {
 // case, even if the file system has no locks or somebody keeps this one.
 func WaitBriefly(f *os.File) { _ = LockSoon(f, unix.LOCK_EX) }
 
+// Taken is LockSoon for a file that is used also where the file system has no locks. It reports
+// whether somebody else keeps the lock.
+func Taken(f *os.File, how int) bool { return errors.Is(LockSoon(f, how), unix.EWOULDBLOCK) }
+
 // LockSoon is Lock, but waits at most two seconds, and then returns unix.EWOULDBLOCK. A process
 // that is just being started has the open files of the one that starts it, with their locks, until
 // it executes its program.
