@@ -99,11 +99,10 @@ func (p *providing) claim() error {
 	if p.opt.ReadOnly {
 		how = unix.LOCK_SH // the file may be the image's own
 	}
-	err := flock.LockSoon(p.file.file, how)
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	if flock.Taken(p.file.file, how) {
 		return &durable.LockedError{Path: p.path, Holder: "another process"}
 	}
-	return nil // a file system may have no locks
+	return nil
 }
 
 // hidden is the path of a file of ours beside the provided one.
