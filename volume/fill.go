@@ -249,9 +249,9 @@ func (u *Upload) end(ctx context.Context) error {
 	}
 }
 
-// afterCopy calls u in the volume's turn, when its disk has copied all of its source. It does not,
+// afterCopy calls f in the volume's turn, when its disk has copied all of its source. It does not,
 // if the disk is closed before, or the manager stops.
-func (m *Manager) afterCopy(v *volume, opened Opened, u func()) {
+func (m *Manager) afterCopy(v *volume, opened Opened, f func()) {
 	m.work.Go(func() {
 		select {
 		case <-opened.Ended():
@@ -264,7 +264,7 @@ func (m *Manager) afterCopy(v *volume, opened Opened, u func()) {
 		}
 		defer m.release(held)
 		if held == v && v.opened == opened && opened.Copied() {
-			u()
+			f()
 		}
 	})
 }
@@ -331,9 +331,9 @@ func (m *Manager) finishClaim(v *volume, opened Opened) error {
 // share lets QEMU use the disk of a claim: it runs as another user, in the claim's group. The owner
 // of the claim may have put another file in its place, whose mode must not change.
 func share(dir string) error {
-	u, err := osfile.OpenFile(filepath.Join(dir, diskName), os.O_RDWR, 0)
+	f, err := osfile.OpenFile(filepath.Join(dir, diskName), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
-	return errors.Join(u.Chmod(0o660), u.Close())
+	return errors.Join(f.Chmod(0o660), f.Close())
 }
