@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,25 +43,30 @@ type cluster struct {
 
 	programs  string // the directory of scripts/build-kubevirt.sh
 	namespace string
-	qemu      string // the version that runs the machines of the namespace
+	labels    []string // of the namespace, for testdata/cluster.yaml
+	qemu      string   // the version that runs the machines of the namespace
 }
 
-// in is the cluster with another namespace, which has a label for testdata/cluster.yaml.
+// in is the cluster with another namespace, which has this label besides.
 func (c *cluster) in(t *testing.T, namespace, label string) *cluster {
 	t.Helper()
 	in := *c
-	in.namespace, in.Node = namespace, c.In(t, namespace, label)
+	in.labels = slices.Compact(append(slices.Clip(c.labels), label))
+	in.namespace, in.Node = namespace, c.In(t, namespace, strings.Join(in.labels, ", "))
 	return &in
 }
 
-// earlier is the earlier Debian of scripts/build-kubevirt.sh.
-const earlier = "bookworm"
+// The earlier Debian of scripts/build-kubevirt.sh, and its QEMU.
+const (
+	earlier     = "bookworm"
+	earlierQEMU = "7.2"
+)
 
 // older is the cluster with a namespace whose machines have the launcher of the earlier Debian.
 func (c *cluster) older(t *testing.T, namespace string) *cluster {
 	t.Helper()
 	in := c.in(t, namespace, "launcher: "+earlier)
-	in.qemu = "7.2"
+	in.qemu = earlierQEMU
 	return in
 }
 

@@ -29,7 +29,7 @@ func (c *cluster) killed(t *testing.T) {
 		return task("start", "--detach", "--null-io", hook)
 	})
 	m.writes(10)
-	if c.namespace != earlier { // libvirt 9.0 knows no time for which QEMU waits
+	if c.qemu != earlierQEMU { // libvirt 9.0 knows no time for which QEMU waits
 		require.Equal(t, "False", m.paused(), "the machine only waited")
 	}
 
