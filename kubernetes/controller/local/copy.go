@@ -252,8 +252,9 @@ func strange(id *v1alpha1.VMIdentity, o client.Object) bool {
 }
 
 // made reports whether this controller has made an object that is strange for a move, so that it
-// may delete it. Another leader may have made it, and recorded it after the status was read. So
-// the identity is written first. That changes nothing, and is a conflict if the status is old.
+// may delete it. The status may be older than the object: the cache is late, or another leader has
+// made it. So the identity is written first. That changes nothing, and is a conflict if the status
+// is old.
 func (r *Reconciler) made(ctx context.Context, id *v1alpha1.VMIdentity, o client.Object) (
 	bool, error) {
 	if !metav1.IsControlledBy(o, id) {

@@ -3,15 +3,12 @@ package local
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -23,10 +20,7 @@ import (
 )
 
 // Reconciler moves disks. Live reads volumes and nodes, too, which are in no cache.
-type Reconciler struct {
-	objects.Kit
-	written written
-}
+type Reconciler struct{ objects.Kit }
 
 // pollInterval is how long to wait for changes without an event, of volumes and nodes. After a
 // failure the wait is longer, so that people can look at what failed.
@@ -59,10 +53,9 @@ func (s *state) after(d time.Duration) *state {
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	before := &v1alpha1.VMIdentity{}
 	if err := r.Get(ctx, req.NamespacedName, before); err != nil {
-		r.written.forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if before.Spec.Type != v1alpha1.Local || r.written.late(before) {
+	if before.Spec.Type != v1alpha1.Local {
 		return ctrl.Result{}, nil
 	}
 	if before.DeletionTimestamp != nil {
@@ -71,7 +64,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	id := before.DeepCopy()
 	s, err := r.step(ctx, id)
 	if id.ResourceVersion != before.ResourceVersion {
-		r.written.note(id) // the status has what was made; its change brings us here again
+		// The status has what was made; its change brings us here again.
 		return ctrl.Result{RequeueAfter: pollInterval}, err
 	}
 	if err != nil || s == nil {
@@ -94,11 +87,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: s.reason,
 			Message: s.message})
 	}
-	if err := r.Report(ctx, before, id); err != nil {
-		return ctrl.Result{}, err
-	}
-	r.written.note(id)
-	return ctrl.Result{RequeueAfter: s.requeueAfter}, nil
+	return ctrl.Result{RequeueAfter: s.requeueAfter}, r.Report(ctx, before, id)
 }
 
 // step takes the next step, and returns how far the move is; nil: there is nothing to report.
@@ -263,47 +252,4 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.Identities)).
 		Complete(objects.Reconciler(r))
-}
-
-// written has the version of each identity that was last written, until the cache has it. A move
-// deletes what its status does not know, so by an older status it would delete what it has just
-// made. After a restart, the cache begins with the newest version. The zero value is ready.
-type written struct {
-	mu       sync.Mutex
-	versions map[types.NamespacedName]string // guarded by mu
-}
-
-// note remembers an identity as the API server returned it.
-func (w *written) note(id *v1alpha1.VMIdentity) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.versions == nil {
-		w.versions = make(map[types.NamespacedName]string)
-	}
-	w.versions[client.ObjectKeyFromObject(id)] = id.ResourceVersion
-}
-
-// late reports whether the cache returned an identity from before the last note. When the cache has
-// the new one, there is an event, so there is nothing to do now.
-func (w *written) late(cached *v1alpha1.VMIdentity) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	key := client.ObjectKeyFromObject(cached)
-	noted, ok := w.versions[key]
-	if !ok {
-		return false
-	}
-	order, err := resourceversion.CompareResourceVersion(cached.ResourceVersion, noted)
-	if err == nil && order < 0 {
-		return true
-	}
-	delete(w.versions, key)
-	return false
-}
-
-// forget is for an identity that is gone.
-func (w *written) forget(key types.NamespacedName) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.versions, key)
 }
