@@ -1,10 +1,10 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -191,20 +191,12 @@ func (r *Reconciler) receiving(ctx context.Context, id *v1alpha1.VMIdentity, job
 // failed says why a Job failed. After a while both Jobs are deleted, and the copy begins again.
 func (r *Reconciler) failed(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job,
 	what string) (*state, error) {
-	pods, err := r.podsOf(ctx, id, job)
+	said, err := objects.LastWords(ctx, r.Client, job, batchv1.JobNameLabel)
 	if err != nil {
 		return nil, err
 	}
-	why := "its pods are gone"
-	for i := range pods {
-		for _, c := range pods[i].Status.ContainerStatuses {
-			if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
-				why = strings.TrimSpace(t.Message)
-			}
-		}
-	}
 	s := moving(v1alpha1.ReasonTargetFailed, "%s: %s. It is tried again; the disk stays where it "+
-		"was", what, why)
+		"was", what, cmp.Or(said, "its pods are gone"))
 	for _, c := range job.Status.Conditions {
 		left := time.Until(c.LastTransitionTime.Add(afterFailed))
 		if (c.Type == batchv1.JobFailed || c.Type == batchv1.JobComplete) && left > 0 {
@@ -288,29 +280,21 @@ func (r *Reconciler) deleteJob(ctx context.Context, job *batchv1.Job) error {
 	return objects.DeleteJob(ctx, r.Client, job, metav1.DeletePropagationBackground)
 }
 
-// podsOf returns the pods of a Job.
-func (r *Reconciler) podsOf(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
-	[]corev1.Pod, error) {
+// podOf returns the pod of a Job that has not ended, or nil.
+func (r *Reconciler) podOf(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
+	*corev1.Pod, error) {
 	var all corev1.PodList
 	if err := r.List(ctx, &all, client.InNamespace(id.Namespace),
 		client.MatchingLabels{labelMove: id.Name}); err != nil {
 		return nil, fmt.Errorf("pods: %w", err)
 	}
-	return slices.DeleteFunc(all.Items, func(p corev1.Pod) bool {
-		return !metav1.IsControlledBy(&p, job)
-	}), nil
-}
-
-// podOf returns the pod of a Job that has not ended, or nil.
-func (r *Reconciler) podOf(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
-	*corev1.Pod, error) {
-	pods, err := r.podsOf(ctx, id, job)
-	for i := range pods {
-		if !objects.Finished(&pods[i]) && pods[i].DeletionTimestamp == nil {
-			return &pods[i], err
+	for i := range all.Items {
+		p := &all.Items[i]
+		if metav1.IsControlledBy(p, job) && !objects.Finished(p) && p.DeletionTimestamp == nil {
+			return p, nil
 		}
 	}
-	return nil, err
+	return nil, nil
 }
 
 // refused returns nil if an object was made, or else why the API server does not accept it.
@@ -322,12 +306,12 @@ func refused(id *v1alpha1.VMIdentity, what string, err error) (*state, error) {
 	case apierrors.IsAlreadyExists(err):
 		return moving(v1alpha1.ReasonCopying, "%s is there already: if it is not of this "+
 			"VMIdentity, delete it", what).after(pollInterval), nil
-	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
-		return moving(v1alpha1.ReasonQuotaExceeded, "to move the disk, the quota of the namespace "+
-			"has no room for %s: %v", what, err).after(afterFailed), nil
-	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
-		return moving(v1alpha1.ReasonFailed, "to move the disk, the API server does not accept "+
-			"%s: %v", what, err).after(afterFailed), nil
+	}
+	if reason, message := objects.Refused(err, what); reason != "" {
+		if reason == v1alpha1.ReasonInvalid {
+			reason = v1alpha1.ReasonFailed
+		}
+		return moving(reason, "the disk is to be moved, and %s", message).after(afterFailed), nil
 	}
 	return nil, fmt.Errorf("%s: %w", what, err)
 }

@@ -7,7 +7,6 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -86,56 +85,20 @@ func newReceiver(id *v1alpha1.VMIdentity, image, from string) *batchv1.Job {
 
 func newJob(id *v1alpha1.VMIdentity, name, image, claim string, args ...string) *batchv1.Job {
 	m := metaOf(id, name)
-	return &batchv1.Job{ObjectMeta: m, Spec: batchv1.JobSpec{
-		BackoffLimit: new(int32(retries)),
-		Template: corev1.PodTemplateSpec{
-			ObjectMeta: metav1.ObjectMeta{Labels: m.Labels},
-			Spec: corev1.PodSpec{
-				AutomountServiceAccountToken: new(false),
-				EnableServiceLinks:           new(false),
-				RestartPolicy:                corev1.RestartPolicyNever,
-				// Both nodes are fixed, even if one of them is being emptied.
-				Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists,
-					Effect: corev1.TaintEffectNoSchedule}},
-				SecurityContext: &corev1.PodSecurityContext{
-					RunAsNonRoot:        new(true),
-					RunAsUser:           new(int64(vmdisk.DiskUser)),
-					RunAsGroup:          new(int64(vmdisk.DiskUser)),
-					FSGroup:             new(int64(vmdisk.DiskUser)),
-					FSGroupChangePolicy: new(corev1.FSGroupChangeOnRootMismatch),
-					SeccompProfile: &corev1.SeccompProfile{
-						Type: corev1.SeccompProfileTypeRuntimeDefault}},
-				Containers: []corev1.Container{{
-					Name:  "move",
-					Image: image,
-					Args:  append(args, fmt.Sprintf("--secret-file=%s/%s", secretDir, secretFile)),
-					// A failure is reported with the last words of the command.
-					TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
-					Resources: corev1.ResourceRequirements{
-						Requests: corev1.ResourceList{
-							corev1.ResourceCPU:    resource.MustParse("100m"),
-							corev1.ResourceMemory: resource.MustParse("64Mi")},
-						Limits: corev1.ResourceList{
-							corev1.ResourceMemory: resource.MustParse("256Mi")},
-					},
-					SecurityContext: &corev1.SecurityContext{
-						AllowPrivilegeEscalation: new(false),
-						ReadOnlyRootFilesystem:   new(true),
-						Capabilities: &corev1.Capabilities{
-							Drop: []corev1.Capability{"ALL"}}},
-					VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: dataDir},
-						{Name: "secret", MountPath: secretDir, ReadOnly: true}},
-				}},
-				Volumes: []corev1.Volume{
-					{Name: "data", VolumeSource: corev1.VolumeSource{
-						PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
-							ClaimName: claim}}},
-					{Name: "secret", VolumeSource: corev1.VolumeSource{
-						Secret: &corev1.SecretVolumeSource{SecretName: id.Status.SecretName,
-							DefaultMode: new(int32(0o440)),
-							Items:       []corev1.KeyToPath{{Key: secretFile, Path: secretFile}}}}},
-				},
-			},
-		},
-	}}
+	job := objects.Command{Args: append(args, fmt.Sprintf("--secret-file=%s/%s", secretDir,
+		secretFile)), Image: image, Claim: claim, Dir: dataDir, Retries: retries}.Job(m, m.Labels)
+	pod := &job.Spec.Template.Spec
+	// The controller's image has another user.
+	pod.SecurityContext.RunAsUser = new(int64(vmdisk.DiskUser))
+	pod.SecurityContext.RunAsGroup = new(int64(vmdisk.DiskUser))
+	// Both nodes are fixed, even if one of them is being emptied.
+	pod.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists,
+		Effect: corev1.TaintEffectNoSchedule}}
+	pod.Containers[0].VolumeMounts = append(pod.Containers[0].VolumeMounts,
+		corev1.VolumeMount{Name: "secret", MountPath: secretDir, ReadOnly: true})
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "secret",
+		VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
+			SecretName: id.Status.SecretName, DefaultMode: new(int32(0o440)),
+			Items: []corev1.KeyToPath{{Key: secretFile, Path: secretFile}}}}})
+	return job
 }

@@ -197,7 +197,7 @@ func (n *nodes) move(ctx context.Context, p *corev1.Pod, args []string, address 
 		return err
 	}
 	credential := &corev1.Secret{}
-	key := client.ObjectKey{Namespace: n.ns, Name: p.Spec.Volumes[1].Secret.SecretName}
+	key := client.ObjectKey{Namespace: n.ns, Name: p.Spec.Volumes[2].Secret.SecretName}
 	if err := n.Client.Get(ctx, key, credential); err != nil {
 		return err
 	}
