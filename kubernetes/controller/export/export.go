@@ -268,7 +268,7 @@ func jobName(id *v1alpha1.VMIdentity) string {
 	e := id.Spec.Export
 	text := fmt.Appendf(nil, "%s\n%s\n%s\n%s\n%v", id.Name, id.UID, e.Reference, e.SecretName,
 		e.Flat)
-	if e.RegistryCA != nil { // as earlier versions name the others
+	if e.RegistryCA != nil {
 		text = fmt.Appendf(text, "\n%s\n%s", e.RegistryCA.Name, e.RegistryCA.Key)
 	}
 	sum := sha256.Sum256(text)

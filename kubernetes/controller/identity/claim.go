@@ -171,18 +171,15 @@ func (r *Reconciler) claimSize(id *v1alpha1.VMIdentity) resource.Quantity {
 }
 
 // adopt makes a claim that a backup has restored the identity's own, if the claim says that its
-// content is that of the identity. It also lets a claim say so that an earlier version has made,
-// and holds it. Nothing else is changed about a claim that is not the identity's.
-//
-// A claim that somebody deletes while its identity stays is let go.
+// content is that of the identity. Nothing else is changed about a claim that is not the
+// identity's. A claim that has lost our finalizer gets it again, and one that somebody deletes
+// while its identity stays is let go.
 func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
-	says, ours := claim.Annotations[v1alpha1.AnnotationContent], metav1.IsControlledBy(claim, id)
+	ours, deleted := metav1.IsControlledBy(claim, id), !claim.DeletionTimestamp.IsZero()
 	kept := controllerutil.ContainsFinalizer(claim, v1alpha1.FinalizerDisk)
-	deleted := !claim.DeletionTimestamp.IsZero()
-	switch {
-	case deleted && !(ours && kept), !deleted && ours && kept && says != "",
-		!ours && (says != id.Spec.Content() || ownedByAnother(claim, id)):
+	if ours && kept != deleted || !ours && (deleted || ownedByAnother(claim, id) ||
+		claim.Annotations[v1alpha1.AnnotationContent] != id.Spec.Content()) {
 		return claim, nil
 	}
 	// The cache may not know that the identity is being deleted. With that, Kubernetes may have
@@ -194,17 +191,10 @@ func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 		return claim, objects.ReleaseClaim(ctx, r.Client, claim)
 	}
 	after := claim.DeepCopy()
-	want := r.newClaim(id, nil).ObjectMeta
 	controllerutil.AddFinalizer(after, v1alpha1.FinalizerDisk)
-	if says == "" {
-		metav1.SetMetaDataAnnotation(&after.ObjectMeta, v1alpha1.AnnotationContent,
-			id.Spec.Content())
-	}
 	metav1.SetMetaDataLabel(&after.ObjectMeta, v1alpha1.LabelIdentity, id.Name)
-	if !ours {
-		after.OwnerReferences = slices.DeleteFunc(after.OwnerReferences, controls)
-		after.OwnerReferences = append(after.OwnerReferences, want.OwnerReferences...)
-	}
+	after.OwnerReferences = append(slices.DeleteFunc(after.OwnerReferences, controls),
+		objects.Owned("VMIdentity", id)...)
 	err := r.Patch(ctx, after, objects.Lock(claim), client.FieldOwner(v1alpha1.FieldManager))
 	if err != nil {
 		return nil, fmt.Errorf("claim %s: %w", claim.Name, err)
@@ -228,13 +218,6 @@ func ownedByAnother(claim *corev1.PersistentVolumeClaim, id *v1alpha1.VMIdentity
 	})
 }
 
-// differs reports whether the identity's claim says that its disk is another one: somebody has
-// changed what it says, or the image of the identity, which an earlier version did, too.
-func differs(claim *corev1.PersistentVolumeClaim, id *v1alpha1.VMIdentity) bool {
-	says := claim.Annotations[v1alpha1.AnnotationContent]
-	return says != "" && says != id.Spec.Content() && metav1.IsControlledBy(claim, id)
-}
-
 func controls(o metav1.OwnerReference) bool { return o.Controller != nil && *o.Controller }
 
 // inspect records the state of a claim in the status. It returns why the claim cannot be used.
@@ -252,12 +235,12 @@ func (r *Reconciler) inspect(id *v1alpha1.VMIdentity, claim *corev1.PersistentVo
 		setBound(id, metav1.ConditionFalse, why.reason, why.message)
 		return why
 	}
-	if differs(claim, id) {
+	says := claim.Annotations[v1alpha1.AnnotationContent]
+	if says != "" && says != id.Spec.Content() { // somebody has changed it
 		why := &wait{reason: v1alpha1.ReasonImageDiffers, poll: true, message: fmt.Sprintf("the "+
 			"claim %s says that it has the disk %q, and that of this VMIdentity is %q: delete the "+
-			"claim; or, if it has the right disk, correct its annotation %s", claim.Name,
-			claim.Annotations[v1alpha1.AnnotationContent], id.Spec.Content(),
-			v1alpha1.AnnotationContent)}
+			"claim; or, if it has the right disk, correct its annotation %s", claim.Name, says,
+			id.Spec.Content(), v1alpha1.AnnotationContent)}
 		setBound(id, metav1.ConditionFalse, why.reason, why.message)
 		return why
 	}

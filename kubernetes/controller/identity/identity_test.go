@@ -260,20 +260,6 @@ func TestClaimComesBack(t *testing.T) {
 	w.require("Ready", "True Ready", "")
 }
 
-// TestClaimOfAnEarlierVersion: it says now what it has, so that a backup of it can be restored.
-func TestClaimOfAnEarlierVersion(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
-	w.settle()
-	claim := w.claim()
-	claim.Annotations = nil
-	require.NoError(t, w.Base.Update(t.Context(), claim))
-	w.settle()
-	require.Equal(t, "Overlay a", w.claim().Annotations[v1alpha1.AnnotationContent])
-	writes := w.Writes()
-	w.settle()
-	require.Equal(t, writes, w.Writes())
-}
-
 func TestForeignSecret(t *testing.T) {
 	theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm"}}
 	w := newWorld(t, v1alpha1.DiskSpec{}, theirs)

@@ -121,7 +121,7 @@ func TestClaimThatIsDeletedByHand(t *testing.T) {
 	w.require("Ready", "False ClaimMissing", "restore the claim")
 }
 
-// TestHolds: a claim that an earlier version has made is held, too.
+// TestHolds: a claim that has lost its finalizer, as by a backup, is held again.
 func TestHolds(t *testing.T) {
 	w := newWorld(t, v1alpha1.DiskSpec{})
 	w.settle()

@@ -29,6 +29,7 @@ func (w *world) moved(former string) {
 	require.NotEqual(w.t, former, claim.Spec.VolumeName)
 	require.Equal(w.t, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
 		claim.Spec.AccessModes)
+	require.Equal(w.t, "Overlay "+image, claim.Annotations[v1alpha1.AnnotationContent])
 	v := &corev1.PersistentVolume{}
 	require.True(w.t, w.get(claim.Spec.VolumeName, v))
 	require.Equal(w.t, corev1.PersistentVolumeReclaimDelete, v.Spec.PersistentVolumeReclaimPolicy)

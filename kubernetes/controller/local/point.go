@@ -134,9 +134,7 @@ func mine(id *v1alpha1.VMIdentity, v *corev1.PersistentVolume) bool {
 	case ref.Namespace != id.Namespace:
 		return false
 	case ref.Name == moveClaim(id):
-		// Earlier versions recorded no UIDs.
-		made := id.Status.Move.Made
-		return made == nil || made[ref.Name] == ref.UID
+		return id.Status.Move.Made[ref.Name] == ref.UID
 	}
 	return ref.Name == v1alpha1.ClaimName(id.Name)
 }

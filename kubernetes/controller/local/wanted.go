@@ -60,6 +60,7 @@ func newClaim(id *v1alpha1.VMIdentity, name, class, volume string) *corev1.Persi
 		}}
 	if volume != "" { // the identity's own claim
 		delete(c.Labels, labelMove)
+		c.Annotations = map[string]string{v1alpha1.AnnotationContent: id.Spec.Content()}
 		c.Finalizers = []string{v1alpha1.FinalizerDisk}
 	}
 	return c

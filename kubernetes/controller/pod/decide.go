@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,7 +17,6 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
-	"kubevirt.io/disk/kubernetes/vmdisk"
 )
 
 // decision says what to do about an identity and the pods that ask for it.
@@ -338,27 +336,8 @@ func unfit(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p objects.Askin
 	case disk != nil && filled && imageOf(p) != "":
 		return fmt.Sprintf("it was made for another population than %s, which VMIdentity %s has"+
 			madeAgain, cmp.Or(id.Spec.Population, v1alpha1.Overlay), id.Name)
-	case disk != nil && tooSmall(disk, id.Spec.Bytes()):
-		return fmt.Sprintf("it was made when the disk of VMIdentity %s was smaller than %s, and a "+
-			"disk never shrinks"+madeAgain, id.Name, id.Spec.Size)
-	case disk != nil && id.Spec.BlockSize != 0 && !slices.ContainsFunc(disk.Env,
-		func(e corev1.EnvVar) bool { return e.Name == vmdisk.EnvBlockSize }):
-		return fmt.Sprintf("an earlier version of kubevirt-disk gave it its disk, and would not "+
-			"tell it the blockSize of VMIdentity %s"+madeAgain, id.Name)
 	}
 	return ""
-}
-
-// tooSmall reports whether a container that an earlier version has made, or a person, asks for a
-// size below that of the disk.
-func tooSmall(disk *corev1.Container, size int64) bool {
-	for _, e := range disk.Env {
-		if e.Name == vmdisk.EnvSize && e.ValueFrom == nil && e.Value != "" {
-			has, err := resource.ParseQuantity(e.Value)
-			return err == nil && has.Value() < size
-		}
-	}
-	return false
 }
 
 // diskOf is the container of a pod that serves a disk, or nil.

@@ -34,7 +34,6 @@ func TestCertificates(t *testing.T) {
 		w.converge()
 		first := &corev1.Secret{}
 		require.NoError(t, w.Get(t.Context(), certificates, first))
-		require.True(t, servesNBD(w.deployment()))
 		require.NoError(t, w.Delete(t.Context(), w.deployment()))
 		w.converge()
 		again := &corev1.Secret{}
@@ -48,22 +47,6 @@ func TestCertificates(t *testing.T) {
 		require.NoError(t, w.Get(t.Context(), certificates, again))
 		require.NotEqual(t, first.Data, again.Data)
 	})
-}
-
-// TestServerWithoutNBD: the server that an earlier version has made goes on as it is.
-func TestServerWithoutNBD(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), nil)
-	w.converge()
-	id := w.identity()
-	require.NoError(t, w.Delete(t.Context(), w.deployment()))
-	old, err := newDeployment(id, "kubevirt.io:disk", false, true)
-	require.NoError(t, err)
-	require.NoError(t, w.Create(t.Context(), old))
-	w.converge()
-	require.False(t, servesNBD(w.deployment()))
-	require.NoError(t, w.Delete(t.Context(), w.deployment()))
-	w.converge()
-	require.True(t, servesNBD(w.deployment()))
 }
 
 // TestCertificatesOfOthers: a server never has certificates whose keys somebody else knows.

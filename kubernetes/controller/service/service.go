@@ -111,13 +111,13 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll b
 				apierrors.NewAlreadyExists(schema.GroupResource{Resource: kind}, one.at.Name))
 		}
 	}
-	server, nbd := r.Options.Server, true
+	server := r.Options.Server
 	image, err := r.needsImage(ctx, id)
 	if err != nil {
 		return false, err
 	}
 	if deployment.ResourceVersion != "" {
-		server, nbd = serverOf(deployment), servesNBD(deployment)
+		server = serverOf(deployment)
 		// The server starts again without the image when nobody waits for it.
 		image = image || id.Status.UsedBy != nil && hasImage(deployment)
 	} else if reason, message, err := r.ImageRefused(ctx, id); err != nil {
@@ -126,7 +126,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll b
 		set(id, servedCondition(reason, message))
 		return false, nil
 	}
-	want, err := newDeployment(id, server, nbd, image)
+	want, err := newDeployment(id, server, image)
 	if err != nil {
 		set(id, servedCondition(v1alpha1.ReasonInvalid, err.Error()))
 		return false, nil

@@ -303,12 +303,12 @@ func TestOddSize(t *testing.T) {
 	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm1"},
 		Spec:   v1alpha1.VMIdentitySpec{DiskSpec: v1alpha1.DiskSpec{Image: image, Size: &size}},
 		Status: v1alpha1.VMIdentityStatus{ClaimName: made.Name, SecretName: made.Name}}
-	d, err := newDeployment(id, "kubevirt.io:disk", true, true)
+	d, err := newDeployment(id, "kubevirt.io:disk", true)
 	require.NoError(t, err)
 	require.Contains(t, d.Spec.Template.Spec.Containers[0].Env,
 		corev1.EnvVar{Name: "SIZE", Value: "1500000256"})
 	size, id.Spec.BlockSize = resource.MustParse("1000001000"), 4096
-	d, err = newDeployment(id, "kubevirt.io:disk", true, true)
+	d, err = newDeployment(id, "kubevirt.io:disk", true)
 	require.NoError(t, err)
 	require.Subset(t, d.Spec.Template.Spec.Containers[0].Env, []corev1.EnvVar{
 		{Name: "SIZE", Value: "1000001536"}, {Name: "BLOCK_SIZE", Value: "4096"}})

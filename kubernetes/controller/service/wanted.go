@@ -79,14 +79,6 @@ func host(id *v1alpha1.VMIdentity) string {
 	return fmt.Sprintf("%s.%s.svc", serviceName(id.Name), id.Namespace)
 }
 
-// servesNBD reports whether the server of a Deployment can be used by NBD, too. One that an earlier
-// version has made cannot, and stays as it is.
-func servesNBD(d *appsv1.Deployment) bool {
-	return slices.ContainsFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.Name == nbdVolume
-	})
-}
-
 // hasImage reports whether the server of a Deployment has the disk's image as a volume.
 func hasImage(d *appsv1.Deployment) bool {
 	return slices.ContainsFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
@@ -116,8 +108,7 @@ func serveNBD(id *v1alpha1.VMIdentity, pod *corev1.PodSpec, c *corev1.Container)
 }
 
 // newDeployment is the Deployment of an identity whose claim and secret exist.
-func newDeployment(id *v1alpha1.VMIdentity, server string, nbd, image bool) (*appsv1.Deployment,
-	error) {
+func newDeployment(id *v1alpha1.VMIdentity, server string, image bool) (*appsv1.Deployment, error) {
 	disk := vmdisk.Disk{Image: id.Spec.Image, Device: v1alpha1.Device, Size: id.Spec.Bytes(),
 		BlockSize: int(id.Spec.BlockSize), Filled: !image}
 	pod := corev1.PodSpec{
@@ -149,9 +140,7 @@ func newDeployment(id *v1alpha1.VMIdentity, server string, nbd, image bool) (*ap
 		corev1.EnvVar{Name: "BEHIND_NAT", Value: "true"})
 	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: podinfo,
 		MountPath: podinfoDir, ReadOnly: true})
-	if nbd {
-		serveNBD(id, &pod, &c)
-	}
+	serveNBD(id, &pod, &c)
 	pod.Containers = []corev1.Container{c}
 	file := corev1.DownwardAPIVolumeFile{Path: annotations, FieldRef: &corev1.ObjectFieldSelector{
 		APIVersion: "v1", FieldPath: "metadata.annotations"}}

@@ -282,7 +282,7 @@ func TestClaimThatWasRestored(t *testing.T) {
 	id, _ = a.identity()
 	require.Empty(t, id.Status.HydratedClaim)
 
-	// A condition without a claim is from an earlier version, or a backup of the identity.
+	// A condition without a claim is from a backup of the identity.
 	meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{Status: metav1.ConditionTrue,
 		Type: v1alpha1.ConditionHydrated, Reason: v1alpha1.ReasonHydrated})
 	require.NoError(t, a.Base.Status().Update(t.Context(), id))
