@@ -58,11 +58,11 @@ func DeleteNBDSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdenti
 }
 
 // MakeNBDSecret makes that secret again if somebody has deleted it, as MakeSecret does.
-func MakeNBDSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity, host string,
-	options ...client.CreateOption) (bool, error) {
+func MakeNBDSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
+	host string) error {
 	s, err := nbdSecret(id, host)
-	if err != nil {
-		return false, err
+	if err == nil {
+		_, err = makeSecret(ctx, c, s)
 	}
-	return makeSecret(ctx, c, s, options)
+	return err
 }

@@ -44,20 +44,16 @@ func secret(id *v1alpha1.VMIdentity) *corev1.Secret {
 }
 
 // MakeSecret makes the secret of an identity again if somebody has deleted it, and returns whether
-// it did. The password is new, so nothing may still run with the old one. With the option
-// client.DryRunAll it only returns whether the secret is missing.
+// it did. The password is new, so nothing may still run with the old one.
 //
 // A namespace whose quota is full refuses an existing secret just like a missing one. So a refusal
 // of the API server counts as an existing secret.
-func MakeSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
-	options ...client.CreateOption) (bool, error) {
-	return makeSecret(ctx, c, secret(id), options)
+func MakeSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity) (bool, error) {
+	return makeSecret(ctx, c, secret(id))
 }
 
-func makeSecret(ctx context.Context, c client.Client, s *corev1.Secret,
-	options []client.CreateOption) (bool, error) {
-	options = append(options, client.FieldOwner(v1alpha1.FieldManager))
-	err := c.Create(ctx, s, options...)
+func makeSecret(ctx context.Context, c client.Client, s *corev1.Secret) (bool, error) {
+	err := c.Create(ctx, s, client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsAlreadyExists(err) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
 		return false, nil
 	}

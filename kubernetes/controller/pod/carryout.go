@@ -37,7 +37,8 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 		return fmt.Errorf("status of VMIdentity %s: %w", d.id.Name, err)
 	}
 	r.Tell(d.before, d.id, objects.EventType)
-	// A pod with attachment Service uses the credential of the server: see waitForSecret.
+	// A pod with attachment Service uses the credential that the server has. If somebody has
+	// deleted that, another one would fit neither the server nor the machines that are logged in.
 	if len(d.start) > 0 && d.id.Spec.Attachment != v1alpha1.Service {
 		made, err := identity.MakeSecret(ctx, r.Client, d.id)
 		if err != nil {

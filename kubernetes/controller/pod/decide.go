@@ -15,7 +15,6 @@ import (
 
 	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
@@ -217,11 +216,6 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 			"attachment Service still has the disk: the message of its condition Served says why",
 			id.Name)
 	}
-	if id.Spec.Attachment == v1alpha1.Service {
-		if h, err := r.waitForSecret(ctx, d, p); h != nil || err != nil {
-			return h, err
-		}
-	}
 	if r.Mover != nil {
 		message, err := r.Mover.MustWait(ctx, id, p)
 		if err != nil {
@@ -243,42 +237,6 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 		}
 	}
 	return nil, nil
-}
-
-// waitForSecret returns why a pod must wait, or nil. It must if its secret was deleted while a
-// server of the disk may run with it. A new secret would fit neither that server nor the machines
-// that are logged in.
-func (r *Reconciler) waitForSecret(ctx context.Context, d *decision, p objects.Asking) (
-	*waitingPod, error) {
-	missing, err := r.secretMissing(ctx, d.id, p)
-	if err != nil {
-		return nil, fmt.Errorf("secret: %w", err)
-	}
-	if !missing {
-		return nil, nil
-	}
-	d.result.RequeueAfter = pollInterval
-	return &waitingPod{p.UID, v1alpha1.ReasonSecretMissing, fmt.Sprintf("pod %s waits: the secret "+
-		"%s was deleted, and the server of the disk has the old one: when no machine uses the "+
-		"disk, `kubectl delete deployment %s`, and both are made again", p.Name,
-		secretOf(d.id, p), v1alpha1.ClaimName(d.id.Name))}, nil
-}
-
-// secretMissing reports whether the secret that a pod needs for its disk was deleted.
-func (r *Reconciler) secretMissing(ctx context.Context, id *v1alpha1.VMIdentity, p objects.Asking) (
-	bool, error) {
-	if admission.Machine(p.Pod) != "" {
-		return identity.MakeNBDSecret(ctx, r.Client, id, hostOf(id), client.DryRunAll)
-	}
-	return identity.MakeSecret(ctx, r.Client, id, client.DryRunAll)
-}
-
-// secretOf is the name of that secret.
-func secretOf(id *v1alpha1.VMIdentity, p objects.Asking) string {
-	if admission.Machine(p.Pod) != "" {
-		return v1alpha1.NBDSecretName(id.Name)
-	}
-	return v1alpha1.SecretName(id.Name)
 }
 
 // hostOf is the host that serves a disk with attachment Service.

@@ -40,13 +40,7 @@ func TestMachineWithTwoDisks(t *testing.T) {
 	require.Equal(t, []string{"disk.kubevirt.io/identity.2"}, gates(t, w, "a"))
 	require.Equal(t, "service", identityOf(t, w, "vm-2").Spec.SetName)
 	require.Equal(t, 3, w.Made("PersistentVolumeClaim"))
-	id := identityOf(t, w, "vm-2")
-	id.Status.Portal = "vmid-vm-2.test.svc:3260"
-	meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionServed, Status: metav1.ConditionTrue,
-		Reason: v1alpha1.ReasonServing})
-	require.NoError(t, w.Base.Status().Update(t.Context(), id))
-	w.Make(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NBDSecretName("vm-2")}})
+	served(t, w, "vm-2")
 	w.Settle(t, work, "vm", "vm-1", "vm-2")
 	require.Empty(t, gates(t, w, "a"))
 	p, _ := get(t, w, "a", &corev1.Pod{})

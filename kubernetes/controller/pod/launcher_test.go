@@ -113,7 +113,7 @@ func TestLaunchersOfAFixedUUID(t *testing.T) {
 	require.Nil(t, set.Status.UsedBy)
 }
 
-// served lets the disk of an identity be served, with what its machines need.
+// served lets the disk of an identity be served.
 func served(t *testing.T, w *controllertest.World, name string) {
 	t.Helper()
 	id := identityOf(t, w, name)
@@ -122,12 +122,6 @@ func served(t *testing.T, w *controllertest.World, name string) {
 		Type: v1alpha1.ConditionServed, Status: metav1.ConditionTrue,
 		Reason: v1alpha1.ReasonServing})
 	require.NoError(t, w.Base.Status().Update(t.Context(), id))
-}
-
-// certificates makes the secret that machines of KubeVirt need for a served disk.
-func certificates(t *testing.T, w *controllertest.World, name string) {
-	t.Helper()
-	w.Make(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NBDSecretName(name)}})
 }
 
 // targetOf is a pod that KubeVirt has made to move machine `vm` into, for a migration.
@@ -150,10 +144,6 @@ func TestLauncherOfAService(t *testing.T) {
 	require.True(t, gated(t, w, "a"))
 	require.Contains(t, w.Events(), "Normal Starting")
 	served(t, w, "vm")
-	w.Settle(t, work, "vm")
-	require.True(t, gated(t, w, "a"), "there are no certificates")
-	require.Equal(t, "False SecretMissing", reason(identityOf(t, w, "vm"), v1alpha1.ConditionInUse))
-	certificates(t, w, "vm")
 	w.Settle(t, work, "vm")
 	for _, name := range []string{"a", "b"} {
 		require.False(t, gated(t, w, name), name)
@@ -209,7 +199,6 @@ func TestOneMachineOfAService(t *testing.T) {
 		work := restart(w)
 		w.Settle(t, work, "vm")
 		served(t, w, "vm")
-		certificates(t, w, "vm")
 		w.Settle(t, work, "vm")
 		require.False(t, gated(t, w, "a"), what)
 		require.True(t, gated(t, w, "b"), what)
@@ -233,7 +222,6 @@ func TestOneTarget(t *testing.T) {
 	work := restart(w)
 	w.Settle(t, work, "vm")
 	served(t, w, "vm")
-	certificates(t, w, "vm")
 	before := &corev1.PodList{} // both are at their gates
 	require.NoError(t, w.Base.List(t.Context(), before))
 	w.Settle(t, work, "vm")

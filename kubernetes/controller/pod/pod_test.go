@@ -11,14 +11,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
-	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
@@ -388,31 +386,15 @@ func TestQuotaIsFullOfSecrets(t *testing.T) {
 
 // The server of the disk has the old credential, so no new one is made beside it.
 func TestSecretOfAServiceDeletedByHand(t *testing.T) {
-	w := newWorld(t, newSet(func(s *v1alpha1.VMIdentitySet) {
-		s.Spec.Attachment = v1alpha1.Service
-	}), ofService(gatedPod("a", "vm")))
+	set := newSet(behindService)
+	w := newWorld(t, set, ofService(gatedPod("a", "vm")))
 	work := restart(w)
 	w.Settle(t, work, "vm")
-	id := identityOf(t, w, "vm")
-	meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{Status: metav1.ConditionTrue,
-		Type: v1alpha1.ConditionServed, Reason: v1alpha1.ReasonServing})
-	require.NoError(t, w.Base.Status().Update(t.Context(), id))
 	remove(t, w, named(&corev1.Secret{}, "vmid-vm"))
-	w.Settle(t, work, "vm")
-	require.True(t, gated(t, w, "a"))
-	require.Equal(t, 1, w.Made("Secret"))
-	id = identityOf(t, w, "vm")
-	require.Equal(t, "False SecretMissing", reason(id, v1alpha1.ConditionInUse))
-	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionInUse)
-	require.Contains(t, c.Message, "kubectl delete deployment vmid-vm")
-	require.Contains(t, w.Events(), "Warning SecretMissing")
-
-	// As the new Deployment does.
-	made, err := identity.MakeSecret(t.Context(), w.Client, id)
-	require.NoError(t, err)
-	require.True(t, made)
+	served(t, w, "vm")
 	w.Settle(t, work, "vm")
 	require.False(t, gated(t, w, "a"))
+	require.Equal(t, 1, w.Made("Secret"))
 }
 
 // TestExportHasTheDisk: a pod waits while the disk belongs to the Job of an export.

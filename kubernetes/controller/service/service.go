@@ -204,8 +204,7 @@ func (r *Reconciler) certificates(ctx context.Context, id *v1alpha1.VMIdentity) 
 	if id.Status.Portal == "" {
 		return identity.NewNBDSecret(ctx, r.Client, id, host(id))
 	}
-	_, err := identity.MakeNBDSecret(ctx, r.Client, id, host(id))
-	return err
+	return identity.MakeNBDSecret(ctx, r.Client, id, host(id))
 }
 
 // pod returns the pod that serves an identity, or nil. A pod that is ending counts only if there is
