@@ -103,7 +103,7 @@ spec: {identityName: second}
 ` + identityFrom("third", "snapshot: monday"))
 	w.until("vmid-second", "get", "volumesnapshot", "vmsnap-monday", "-o",
 		"jsonpath={.spec.source.persistentVolumeClaimName}")
-	ready("third", "VMIdentitySnapshot monday is not ready: VolumeSnapshot vmsnap-monday")
+	ready("third", "VMIdentitySnapshot monday is not ready: `kubectl describe vmidsnap monday`")
 	w.kubectl("patch", "volumesnapshot", "vmsnap-monday", "--subresource=status", "--type=merge",
 		"-p", `{"status": {"readyToUse": true, "restoreSize": "21Gi",
 		"creationTime": "2026-11-01T10:00:00Z"}}`)

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -60,14 +59,6 @@ func (f *Finder) Find(ctx context.Context, id *v1alpha1.VMIdentity, class *strin
 		return f.fromIdentity(ctx, id, string(s.Identity), class)
 	}
 	return f.fromSnapshot(ctx, id, string(s.Snapshot), class)
-}
-
-// notReady says why an object is not ready, by its conditions.
-func notReady(conditions []metav1.Condition) string {
-	if c := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady); c != nil {
-		return c.Message
-	}
-	return "the controller has not looked at it yet"
 }
 
 // missing is the answer for an object that does not exist, or is being deleted.
@@ -144,11 +135,6 @@ func (f *Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name
 		return not(v1alpha1.ReasonNotCloneable, "VMIdentity %s does not agree to a clone: add %q "+
 			"to its spec.cloneableBy", name, id.Name)
 	}
-	if ring, err := f.ring(ctx, id, from); ring != "" || err != nil {
-		a, _ := not(v1alpha1.ReasonInvalid, "the sources go round in a ring, and none of these "+
-			"disks can be the first: %s", ring)
-		return a, err
-	}
 	if a, err := differs(id, "VMIdentity "+name, v1alpha1.SnapshotDisk{Image: from.Spec.Image,
 		Population: from.Spec.Population, BlockSize: from.Spec.BlockSize,
 		Size: from.Spec.Size}); a.Reason != "" || err != nil {
@@ -164,9 +150,9 @@ func (f *Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name
 	}
 	if from.Status.CreationTime == nil || claim == nil ||
 		claim.DeletionTimestamp != nil || !metav1.IsControlledBy(claim, from) {
-		why := notReady(from.Status.Conditions)
+		// Not its message: two that begin from each other would repeat what the other one says.
 		return not(v1alpha1.ReasonPopulating, "VMIdentity %s has no disk yet, from which this one "+
-			"begins: %s", name, why)
+			"begins: `kubectl describe vmid %[1]s` says why", name)
 	}
 	pod, err := objects.User(ctx, f.Client, from)
 	if err != nil {
@@ -180,28 +166,6 @@ func (f *Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name
 	return f.clone(ctx, claim, class)
 }
 
-// ring returns the names of identities that begin from each other and have no disk yet, or "".
-func (f *Finder) ring(ctx context.Context, id, from *v1alpha1.VMIdentity) (string, error) {
-	names, seen := id.Name, map[string]bool{}
-	for from != nil && from.Status.CreationTime == nil {
-		names += " from " + from.Name
-		if from.Name == id.Name {
-			return names, nil
-		}
-		// Somebody else's ring is told to that.
-		if from.Spec.Source == nil || from.Spec.Source.Identity == "" || seen[from.Name] {
-			return "", nil
-		}
-		seen[from.Name] = true
-		var err error
-		from, err = f.identity(ctx, id.Namespace, string(from.Spec.Source.Identity))
-		if err != nil {
-			return "", err
-		}
-	}
-	return "", nil
-}
-
 func (f *Finder) fromSnapshot(ctx context.Context, id *v1alpha1.VMIdentity, name string,
 	class *string) (Answer, error) {
 	from, err := f.snapshot(ctx, id.Namespace, name)
@@ -213,8 +177,8 @@ func (f *Finder) fromSnapshot(ctx context.Context, id *v1alpha1.VMIdentity, name
 	case from.DeletionTimestamp != nil:
 		return missing("VMIdentitySnapshot", name, from)
 	case !from.Status.ReadyToUse || from.Status.Disk == nil:
-		why := notReady(from.Status.Conditions)
-		return not(v1alpha1.ReasonPopulating, "VMIdentitySnapshot %s is not ready: %s", name, why)
+		return not(v1alpha1.ReasonPopulating, "VMIdentitySnapshot %s is not ready: `kubectl "+
+			"describe vmidsnap %[1]s` says why", name)
 	}
 	if a, err := differs(id, "VMIdentitySnapshot "+name, *from.Status.Disk); a.Reason != "" ||
 		err != nil {

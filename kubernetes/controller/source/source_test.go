@@ -219,15 +219,7 @@ func TestWhatIsNoSource(t *testing.T) {
 			"", ""},
 		"itself": {v1alpha1.DiskSource{Identity: "clone"}, func(o *scene) {
 			o.clone.Spec.CloneableBy = []string{"*"}
-		}, v1alpha1.ReasonInvalid, "clone from clone"},
-		"a ring": {fromIdentity, func(o *scene) {
-			o.web.Spec.Source = &v1alpha1.DiskSource{Identity: "clone"}
-			o.web.Status.CreationTime = nil
-		}, v1alpha1.ReasonInvalid, "clone from web-0 from clone"},
-		"a ring of others": {fromIdentity, func(o *scene) {
-			o.web.Spec.Source = &v1alpha1.DiskSource{Identity: "web-0"}
-			o.web.Status.CreationTime = nil
-		}, v1alpha1.ReasonPopulating, "has no disk yet"},
+		}, v1alpha1.ReasonPopulating, "VMIdentity clone has no disk yet"},
 		"no snapshot": {fromSnapshot, func(o *scene) { o.snapshot = nil },
 			v1alpha1.ReasonSourceMissing, "there is no VMIdentitySnapshot monday"},
 		"a snapshot that goes": {fromSnapshot, func(o *scene) { ends(o.snapshot) },
