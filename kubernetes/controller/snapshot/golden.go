@@ -17,8 +17,6 @@ const (
 	labelGolden = v1alpha1.Group + "/golden"
 	// annotationImage is on golden objects, for people: the image.
 	annotationImage = v1alpha1.Group + "/image"
-	// annotationWanted is on a golden Job: the settings that it was made with.
-	annotationWanted = v1alpha1.Group + "/pulls-with"
 
 	dataDir  = "/data"
 	diskFile = dataDir + "/disk.img"
@@ -52,14 +50,12 @@ func newJob(id *v1alpha1.VMIdentity, name string, o objects.Options) *batchv1.Jo
 	if o.PullCA != "" {
 		ca = &v1alpha1.ConfigMapKey{Name: v1alpha1.SourceName(o.PullCA)}
 	}
-	m := metaOf(id, name, ownedBy(id))
-	m.Annotations[annotationWanted] = wanted(o)
 	return objects.Command{
 		// An earlier attempt may have left a file that differs.
 		Args:  []string{"pull", "--force", id.Spec.Image, diskFile},
 		Image: o.Server, Claim: name, Dir: dataDir, Secret: o.PullSecret, CA: ca,
 		Retries: retries,
-	}.Job(m, map[string]string{labelGolden: name})
+	}.Job(metaOf(id, name, ownedBy(id)), map[string]string{labelGolden: name})
 }
 
 func newClaim(id *v1alpha1.VMIdentity, job *batchv1.Job, class *string,

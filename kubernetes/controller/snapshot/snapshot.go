@@ -21,9 +21,6 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
-// wanted are the settings with which a Job fetches an image.
-func wanted(o objects.Options) string { return o.PullSecret + " " + o.PullCA }
-
 // Reconciler makes golden objects for identities.
 type Reconciler struct{ objects.Kit }
 
@@ -112,11 +109,6 @@ func (w *work) step(ctx context.Context) (c *metav1.Condition, requeueAfter time
 				one.kind, w.name), time.Minute, nil
 		}
 	}
-	if objects.Ended(job).Type == "" && job.Annotations[annotationWanted] != wanted(w.Options) {
-		// With what it has, it may wait for ever: for a secret that is gone, for example.
-		return populating("the settings pullSecret and pullCA are others than when Job %s was "+
-			"made: it is made again", w.name), 0, w.delete(ctx, job)
-	}
 	switch {
 	case objects.Ended(job).Type == batchv1.JobFailed:
 		return w.retry(ctx, job, objects.Ended(job))
@@ -200,23 +192,12 @@ func (w *work) job(ctx context.Context) (*batchv1.Job, *metav1.Condition, error)
 
 // filling is the condition for a running Job.
 func (w *work) filling(job *batchv1.Job) *metav1.Condition {
-	switch {
-	case job.Status.Active == 0 && job.Status.Failed == 0:
-		return populating("Job %s has no pod yet; if that lasts, `kubectl describe job %s` says "+
-			"why", w.name, w.name)
-	case job.Status.Ready != nil && *job.Status.Ready == 0 && job.Status.Active > 0:
-		return populating("the pod of Job %s is not running yet; if that lasts, `kubectl describe "+
-			"pod -l %s=%s` says why", w.name, labelGolden, w.name)
-	case job.Status.Failed > 0:
+	if job.Status.Failed > 0 {
 		return populating("Job %s tries again to write the image (%d tries failed): `kubectl logs "+
-			"job/%s` says why", w.name, job.Status.Failed, w.name)
+			"job/%[1]s` says why", w.name, job.Status.Failed)
 	}
-	return populating("Job %s writes the image", w.name)
-}
-
-// delete deletes a Job, and with it its claim and its snapshot.
-func (w *work) delete(ctx context.Context, job *batchv1.Job) error {
-	return objects.DeleteJob(ctx, w.Client, job, metav1.DeletePropagationBackground)
+	return populating("Job %s writes the image; if that lasts, `kubectl describe pod -l %s=%[1]s` "+
+		"says why, or `kubectl describe job %[1]s` if there is none", w.name, labelGolden)
 }
 
 // retry deletes a failed Job after a while.
@@ -224,7 +205,9 @@ func (w *work) retry(ctx context.Context, job *batchv1.Job, failed batchv1.JobCo
 	*metav1.Condition, time.Duration, error) {
 	left := failedStays - time.Since(failed.LastTransitionTime.Time)
 	if left <= 0 {
-		if err := w.delete(ctx, job); err != nil {
+		// Its claim and its snapshot go with it.
+		if err := objects.DeleteJob(ctx, w.Client, job,
+			metav1.DeletePropagationBackground); err != nil {
 			return nil, 0, err
 		}
 		return populating("Job %s failed, and is made again", w.name), 0, nil

@@ -378,28 +378,6 @@ func TestSnapshotGoesBeforeTheVolume(t *testing.T) {
 	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
 }
 
-// TestOtherPullSecret: a Job that has not ended is made again with the settings of now. One that is
-// complete stays.
-func TestOtherPullSecret(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), "vm1")
-	_, err := w.reconcile("vm1")
-	require.NoError(t, err)
-	w.kubernetes()
-	w.r.Options.PullSecret = "another"
-	_, err = w.reconcile("vm1")
-	require.NoError(t, err)
-	require.Contains(t, w.populated("vm1").Message, "pullSecret")
-	require.False(t, w.there(&batchv1.Job{}))
-	w.converge("vm1")
-	job := &batchv1.Job{}
-	require.True(t, w.there(job))
-	require.Contains(t, job.Spec.Template.Spec.Volumes[2].Secret.SecretName, "another")
-	w.r.Options.PullSecret = "third"
-	w.converge("vm1")
-	require.True(t, w.there(job))
-	require.Contains(t, job.Spec.Template.Spec.Volumes[2].Secret.SecretName, "another")
-}
-
 // TestImageThatIsHeld: nothing is written from an image that may not be used.
 func TestImageThatIsHeld(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), "a")
