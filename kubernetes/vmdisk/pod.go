@@ -69,7 +69,8 @@ type Pod struct {
 // The containers are init containers that keep running (Kubernetes 1.29 and later). They come
 // first, so the pod's own containers start when every disk can be used, and end before them. They
 // fit into a namespace with the pod security standard "restricted". If a claim is used and the pod
-// has no fsGroup, it becomes the group of the disks' user, so that the volume can be written.
+// has no fsGroup, it becomes the group of the disks' user, so that the volume can be written. The
+// API server refuses a pod that has a container or a volume with one of the same names.
 func AddToPod(spec *corev1.PodSpec, disks []Disk, p Pod) error {
 	if err := check(disks, "disks"); err != nil {
 		return err
@@ -98,24 +99,15 @@ func AddToPod(spec *corev1.PodSpec, disks []Disk, p Pod) error {
 				d.UsageType, slices.Sorted(maps.Keys(p.UsageTypes)))
 		}
 	}
-	taken := names(spec)
-	var containers []corev1.Container
-	var volumes []corev1.Volume
-	for i, d := range disks {
-		c, own := p.container(d, i)
-		for _, name := range ownNames(c, own) {
-			if taken[name] {
-				wrong.add("disks", "the pod has a container or a volume %q already: rename it",
-					name)
-			}
-		}
-		containers, volumes = append(containers, c), append(volumes, own...)
-	}
 	if err := wrong.err(); err != nil {
 		return err
 	}
+	var containers []corev1.Container
+	for i, d := range disks {
+		c, volumes := p.container(d, i)
+		containers, spec.Volumes = append(containers, c), append(spec.Volumes, volumes...)
+	}
 	spec.InitContainers = append(containers, spec.InitContainers...)
-	spec.Volumes = append(spec.Volumes, volumes...)
 	if len(p.Claims) > 0 {
 		if spec.SecurityContext == nil {
 			spec.SecurityContext = &corev1.PodSecurityContext{}
@@ -126,29 +118,6 @@ func AddToPod(spec *corev1.PodSpec, disks []Disk, p Pod) error {
 		}
 	}
 	return nil
-}
-
-// names are the names of a pod's containers and volumes.
-func names(spec *corev1.PodSpec) map[string]bool {
-	all := make(map[string]bool)
-	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
-		all[c.Name] = true
-	}
-	for _, v := range spec.Volumes {
-		all[v.Name] = true
-	}
-	return all
-}
-
-// ownNames are the names of a disk's container and volumes, each once.
-func ownNames(c corev1.Container, volumes []corev1.Volume) []string {
-	all := []string{c.Name}
-	for _, v := range volumes {
-		if v.Name != c.Name {
-			all = append(all, v.Name)
-		}
-	}
-	return all
 }
 
 // container is the container of the disk at a place of the list, with its volumes. The container

@@ -195,16 +195,6 @@ func TestRefusalsChangeNothing(t *testing.T) {
 			return vmdisk.AddToPod(s, disks, vmdisk.Pod{Secret: "chap",
 				UsageTypes: map[string]corev1.VolumeSource{"slow": {}}})
 		},
-		`the pod has a container or a volume "disk-sda" already`: func(s *corev1.PodSpec) error {
-			s.Volumes = []corev1.Volume{{Name: "disk-sda"}}
-			return vmdisk.AddToPod(s, disks, good)
-		},
-		`the pod has a container or a volume "disk-sda-image" already`: func(
-			s *corev1.PodSpec) error {
-			s.Volumes = []corev1.Volume{{Name: "disk-sda-image"}}
-			return vmdisk.AddToPod(s, disks,
-				vmdisk.Pod{Server: "x", Secret: "chap", UsageTypes: fast})
-		},
 		"disks[0].size: 513 is not a size": func(s *corev1.PodSpec) error {
 			return vmdisk.AddToPod(s, []vmdisk.Disk{{Image: "a", Device: "sda", Size: 513}}, good)
 		},
