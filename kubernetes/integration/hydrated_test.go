@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/status"
 )
@@ -40,23 +42,15 @@ func TestHydratedPodHasNoImage(t *testing.T) {
 
 	// No node runs the pod. This is the page of its disk, which is copied.
 	const address = "127.0.92.60"
-	listener, err := net.Listen("tcp", address+":9260")
-	require.NoError(t, err)
 	var state atomic.Pointer[status.Condition]
 	state.Store(&status.Condition{State: status.DiskNoSpace, Reason: "the storage is full",
 		Since: time.Now()})
-	disk := httptest.NewUnstartedServer(http.HandlerFunc(
-		func(res http.ResponseWriter, _ *http.Request) {
-			_ = json.NewEncoder(res).Encode(status.Status{LUNs: []status.LUN{{LUN: 1, Ready: true,
-				Condition: *state.Load(), CopyMode: string(libvirt.CopyClone),
-				Copy: &status.Copy{Complete: true}}}})
-		}))
-	disk.Listener.Close()
-	disk.Listener = listener
-	disk.Start()
-	t.Cleanup(disk.Close)
-	w.p.Kubectl(t, "-n", w.ns, "patch", "pod", "vm", "--subresource=status", "-p",
-		`{"status": {"podIP": "`+address+`", "podIPs": [{"ip": "`+address+`"}]}}`)
+	page(t, address, func(res http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(res).Encode(status.Status{LUNs: []status.LUN{{LUN: 1, Ready: true,
+			Condition: *state.Load(), CopyMode: string(libvirt.CopyClone),
+			Copy: &status.Copy{Complete: true}}}})
+	})
+	w.at("vm", address)
 	w.until("True: the disk needs its image no more, and new pods start without it", "get", "vmid",
 		"vm", "-o", `jsonpath={range .status.conditions[?(@.type=="Hydrated")]}{.status}: `+
 			`{.message}{end}`)
@@ -72,4 +66,48 @@ func TestHydratedPodHasNoImage(t *testing.T) {
 	w.plainPod("vm")
 	w.starts("vm")
 	require.Empty(t, images())
+}
+
+// page is that of a disk at an address.
+func page(t *testing.T, address string, answer http.HandlerFunc) {
+	t.Helper()
+	listener, err := net.Listen("tcp", address+":9260")
+	require.NoError(t, err)
+	disk := httptest.NewUnstartedServer(answer)
+	disk.Listener.Close()
+	disk.Listener = listener
+	disk.Start()
+	t.Cleanup(disk.Close)
+}
+
+// at gives a pod an address.
+func (w *world) at(pod, address string) {
+	w.t.Helper()
+	w.p.Kubectl(w.t, "-n", w.ns, "patch", "pod", pod, "--subresource=status", "-p",
+		`{"status": {"podIP": "`+address+`", "podIPs": [{"ip": "`+address+`"}]}}`)
+}
+
+// TestPageThatHangs: pods that do not answer do not keep the controller from asking others.
+func TestPageThatHangs(t *testing.T) {
+	w := newWorld(t)
+	w.apply(set("set", ""))
+	const address, pods = "127.0.92.61", 8
+	var asked atomic.Int32
+	page(t, address, func(_ http.ResponseWriter, req *http.Request) {
+		asked.Add(1)
+		defer asked.Add(-1)
+		<-req.Context().Done()
+	})
+	for n := range pods {
+		name := fmt.Sprintf("vm-%d", n)
+		require.NoError(t, w.machine(name, name))
+		w.starts(name)
+	}
+	require.Zero(t, w.c.terminate())
+	for n := range pods {
+		w.at(fmt.Sprintf("vm-%d", n), address)
+	}
+	w.c = w.controller(w.p.ServiceAccount(t, systemNamespace, account), "--concurrency=1")
+	testtool.Within(t, timeout, func() bool { return asked.Load() == pods },
+		"all are asked at once: %d", func() any { return asked.Load() })
 }

@@ -39,9 +39,8 @@ type Reconciler struct {
 	// Keys are those that images must be signed by. nil: nothing is asked of any.
 	Keys Keys
 
-	aside objects.Aside[map[types.UID]string]
-	mu    sync.Mutex
-	told  map[types.NamespacedName]map[types.UID]string // guarded by mu; the last of each claim
+	mu   sync.Mutex
+	told map[types.NamespacedName]map[types.UID]string // guarded by mu; the last of each claim
 }
 
 const (
@@ -99,11 +98,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			all = append(all, s)
 		}
 	}
-	var last []v1alpha1.ClaimStatus
-	if before != nil {
-		last = before.Status.Claims
-	}
-	r.progress(ctx, req.NamespacedName, last, all)
+	r.progress(ctx, all)
 	requeueAfter := time.Duration(0)
 	r.tell(req.NamespacedName, all)
 	for _, s := range all {

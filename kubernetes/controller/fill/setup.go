@@ -51,10 +51,9 @@ func Setup(mgr ctrl.Manager, kit objects.Kit, keys Keys) error {
 		return err
 	}
 	r := &Reconciler{Kit: kit, Claims: claims, Ask: objects.ReadProgress, Keys: keys}
-	return r.For(mgr, "fill", &v1alpha1.VMImage{}).
+	return r.ForAsking(mgr, "fill", &v1alpha1.VMImage{}).
 		WatchesRawSource(source.Kind(claims, client.Object(&corev1.PersistentVolumeClaim{}),
 			handler.EnqueueRequestsFromMapFunc(ofImage))).
-		WatchesRawSource(r.aside.Source()).
 		Watches(&batchv1.Job{}, handler.EnqueueRequestsFromMapFunc(ofImage)).
 		Complete(objects.Reconciler(r))
 }

@@ -7,14 +7,12 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -168,61 +166,28 @@ func waitsFor(pod *corev1.Pod) string {
 	return ""
 }
 
-// progress says how far the pods are that fetch disks. They are asked beside the reconciles, all of
-// a VMImage at once: a pod that does not answer keeps nobody. Until there is an answer, claims are
-// as far as they were.
-func (r *Reconciler) progress(ctx context.Context, image types.NamespacedName,
-	before []v1alpha1.ClaimStatus, all []*state) {
-	asked := make(map[types.UID]string)
-	for _, s := range all {
-		if s.pod != nil {
-			asked[s.claim.UID] = net.JoinHostPort(s.pod.Status.PodIP, strconv.Itoa(port))
-		}
-	}
-	if len(asked) == 0 {
-		r.aside.Forget(image)
-		return
-	}
-	is, known, _ := r.aside.Ask(ctx, image, "", func(ctx context.Context) (map[types.UID]string,
-		error) {
-		return r.ask(ctx, asked), nil
-	})
-	if !known {
-		is = make(map[types.UID]string)
-		for _, c := range before {
-			is[c.UID] = c.Progress
-		}
-	}
-	for _, s := range all {
-		if p := is[s.claim.UID]; s.pod != nil && p != "" {
-			s.progress = p
-			s.message += ", " + p + " so far"
-		}
-	}
-}
-
-// ask asks pods, by the claims that they fill. One that does not answer in time is not said to be
-// anywhere.
-func (r *Reconciler) ask(ctx context.Context, pods map[types.UID]string) map[types.UID]string {
+// progress says how far the pods are that fetch disks, as they say themselves. They are asked at
+// once, and one that does not answer in time is not said to be anywhere.
+func (r *Reconciler) progress(ctx context.Context, all []*state) {
 	ctx, stop := context.WithTimeout(ctx, askTime)
 	defer stop()
-	var mu sync.Mutex
-	is := make(map[types.UID]string)
 	var group errgroup.Group
 	group.SetLimit(16)
-	for claim, address := range pods {
+	for _, s := range all {
+		if s.pod == nil {
+			continue
+		}
 		group.Go(func() error {
-			p, err := r.Ask(ctx, address)
+			p, err := r.Ask(ctx, net.JoinHostPort(s.pod.Status.PodIP, strconv.Itoa(port)))
 			if err == nil && p.Total > 0 && p.Done >= 0 {
-				mu.Lock()
-				defer mu.Unlock()
-				is[claim] = fmt.Sprintf("%d%%", int64(min(1, float64(p.Done)/float64(p.Total))*100))
+				s.progress = fmt.Sprintf("%d%%",
+					int64(min(1, float64(p.Done)/float64(p.Total))*100))
+				s.message += ", " + s.progress + " so far"
 			}
 			return nil
 		})
 	}
 	_ = group.Wait() // none returns an error
-	return is
 }
 
 // quarter is how many quarters of the way are done, by a progress as 42%.

@@ -91,6 +91,13 @@ func (k Kit) For(mgr ctrl.Manager, name string, object client.Object,
 		WithOptions(working(k.Options.Concurrency))
 }
 
+// ForAsking is For for a controller that asks pods for their pages. It handles so many objects at
+// once that pages which hang do not keep it from the others.
+func (k Kit) ForAsking(mgr ctrl.Manager, name string, object client.Object) *builder.Builder {
+	k.Options.Concurrency = max(k.Options.Concurrency, asking)
+	return k.For(mgr, name, object)
+}
+
 // Reported is an object of ours with conditions.
 type Reported interface {
 	client.Object

@@ -169,6 +169,9 @@ const (
 	lastTry  = time.Minute
 	// afterConflict is how long the cache gets to receive somebody else's write.
 	afterConflict = 50 * time.Millisecond
+	// asking is how many pods may be waited for at once, each for pageTimeout. In a minute, these
+	// are more than a thousand that do not answer.
+	asking = 128
 )
 
 // working are the options of a controller that handles some objects at once. 0: one.

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
@@ -30,4 +31,22 @@ func TestReconciler(t *testing.T) {
 		require.Equal(t, c.want, err)
 		require.Equal(t, c.after, result.RequeueAfter)
 	}
+}
+
+// TestWorking: a failed attempt is repeated at once, then less often, and within a minute for ever.
+func TestWorking(t *testing.T) {
+	b := working(3).RateLimiter
+	vm, other := reconcile.Request{NamespacedName: types.NamespacedName{Name: "vm"}},
+		reconcile.Request{}
+	var wait time.Duration
+	for range 100 {
+		next := b.When(vm)
+		require.GreaterOrEqual(t, next, wait)
+		require.LessOrEqual(t, next, time.Minute)
+		wait = next
+	}
+	require.Equal(t, time.Minute, wait)
+	require.Less(t, b.When(other), time.Second)
+	b.Forget(vm)
+	require.Less(t, b.When(vm), time.Second)
 }

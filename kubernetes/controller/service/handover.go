@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/status"
 )
 
@@ -63,16 +64,14 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 			return nil, false, fmt.Errorf("pod %s: %w", pod.Name, err)
 		}
 	}
-	s, known, err := r.ask(ctx, id, pod)
+	s, err := r.Ask(ctx, objects.PagesAddress(pod))
 	switch {
-	case !known:
-		return nil, false, nil // the condition stays until there is an answer
 	case err != nil:
 		// The error contains ports, which differ at each try, and each change of the status would
 		// be another try, at once.
 		return handoverCondition(v1alpha1.ReasonHandoverPending, fmt.Sprintf("the server in pod "+
 			"%s does not answer: let the controller reach http://%s/status", pod.Name,
-			r.address(pod))), true, nil
+			objects.PagesAddress(pod))), true, nil
 	case s.Handover == nil || s.Handover.Asked != asked:
 		return handoverCondition(v1alpha1.ReasonHandoverPending, fmt.Sprintf("the server in pod "+
 			"%s is asked to %s the LUN for %s", pod.Name, step, to)), true, nil

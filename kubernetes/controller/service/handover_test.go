@@ -1,6 +1,7 @@
 package service
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -49,7 +50,7 @@ func TestHandoverSaysWhatItWaitsFor(t *testing.T) {
 	require.Contains(t, w.condition(v1alpha1.ConditionHandedOver).Message, `"go" is unknown`)
 	w.annotate(v1alpha1.AnnotationHandoverStep, "")
 	w.annotate(v1alpha1.AnnotationHandoverTo, there)
-	w.r.Pages = func(*corev1.Pod) string { return "127.0.0.1:1" }
+	w.silent = func() error { return errors.New("no route") }
 	result, err = w.reconcile()
 	require.NoError(t, err)
 	require.NotZero(t, result.RequeueAfter)

@@ -83,8 +83,8 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 }
 
 // users returns the machines that use a disk: pods that name the identity, and initiators that are
-// logged in. Nobody can use a disk that is not served. If known is false, its server has not
-// answered yet, or condition Served says that it does not.
+// logged in. Nobody can use a disk that is not served. If known is false, condition Served says
+// that its server does not answer.
 func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users []string,
 	known bool, err error) {
 	pods, err := objects.PodsOf(ctx, r.Client, id)
@@ -102,17 +102,13 @@ func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users 
 	if err != nil || server == nil || !ready(server) {
 		return users, true, err
 	}
-	s, known, err := r.ask(ctx, id, server)
+	s, err := r.Ask(ctx, objects.PagesAddress(server))
 	if err != nil {
-		// The error contains times and ports, which differ at each try. It is not returned: the
-		// request for the next answer succeeds, so the waits between tries would never grow.
+		// The error contains times and ports, which differ at each try.
 		set(id, servedCondition(v1alpha1.ReasonUnknown, fmt.Sprintf("pod %s does not say who is "+
 			"logged in to the disk, so the disk stays: let the controller reach http://%s/status, "+
 			"or switch off the node %s if it is lost, and tell Kubernetes", server.Name,
-			r.address(server), server.Spec.NodeName)))
-		return nil, false, nil
-	}
-	if !known {
+			objects.PagesAddress(server), server.Spec.NodeName)))
 		return nil, false, nil
 	}
 	for _, session := range s.Sessions {

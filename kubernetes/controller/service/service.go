@@ -29,11 +29,8 @@ import (
 // Reconciler serves identities.
 type Reconciler struct {
 	objects.Kit
-	// Pages returns the address of the pages of the daemon in a pod, host:port. nil: the pod's
-	// address.
-	Pages func(pod *corev1.Pod) string
-
-	aside objects.Aside[*status.Status]
+	// Ask reads the page /status at an address.
+	Ask func(ctx context.Context, address string) (*status.Status, error)
 }
 
 // pollInterval is how long to wait for changes without an event.
@@ -43,7 +40,6 @@ const pollInterval = time.Second
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var before v1alpha1.VMIdentity
 	if err := r.Client.Get(ctx, req.NamespacedName, &before); err != nil {
-		r.aside.Forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if r.Options.Off(objects.Services) {
@@ -298,8 +294,8 @@ func kindOf(o client.Object) string { return strings.TrimPrefix(fmt.Sprintf("%T"
 // Setup adds the controller to a manager, whose cache has the Deployments and Services with
 // v1alpha1.LabelIdentity.
 func Setup(mgr ctrl.Manager, kit objects.Kit) error {
-	r := &Reconciler{Kit: kit}
-	b := r.For(mgr, "service", &v1alpha1.VMIdentity{})
+	r := &Reconciler{Kit: kit, Ask: objects.ReadStatus}
+	b := r.ForAsking(mgr, "service", &v1alpha1.VMIdentity{})
 	if r.Options.Off(objects.Services) {
 		return b.Complete(objects.Reconciler(r))
 	}
@@ -312,23 +308,5 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 			objects.ByLabel(v1alpha1.LabelServer))).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(labelVolume))).
-		WatchesRawSource(r.aside.Source()).
 		Complete(objects.Reconciler(r))
-}
-
-// ask reads the page of the daemon in a pod. If known is false, the answer makes another reconcile.
-func (r *Reconciler) ask(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (
-	page *status.Status, known bool, err error) {
-	return r.aside.Ask(ctx, client.ObjectKeyFromObject(id), pod.UID,
-		func(ctx context.Context) (*status.Status, error) {
-			return objects.ReadStatus(ctx, r.address(pod))
-		})
-}
-
-// address is that of the pages of a pod.
-func (r *Reconciler) address(pod *corev1.Pod) string {
-	if r.Pages != nil {
-		return r.Pages(pod)
-	}
-	return objects.PagesAddress(pod)
 }

@@ -1,9 +1,7 @@
 package service
 
 import (
-	"encoding/json"
-	"net/http"
-	"net/http/httptest"
+	"context"
 	"strings"
 	"sync"
 	"testing"
@@ -51,6 +49,8 @@ type world struct {
 	events chan string
 	page   status.Status // of the daemon
 	stale  bool          // the kubelet has not written the annotations yet
+	// silent is why the daemon does not answer. nil: it does.
+	silent func() error
 }
 
 func newWorld(t *testing.T, calls *controllertest.Calls, change func(*v1alpha1.VMIdentity)) *world {
@@ -73,19 +73,19 @@ func newWorld(t *testing.T, calls *controllertest.Calls, change func(*v1alpha1.V
 	w.WithWatch = fake.NewClientBuilder().WithScheme(s).WithObjects(id, secret).
 		WithStatusSubresource(id, &appsv1.Deployment{}, &corev1.Pod{},
 			&corev1.PersistentVolumeClaim{}).Build()
-	daemon := httptest.NewServer(http.HandlerFunc(func(res http.ResponseWriter,
-		_ *http.Request) {
-		w.follow()
-		_ = json.NewEncoder(res).Encode(w.page)
-	}))
-	t.Cleanup(daemon.Close)
 	volumes := id.Annotations[v1alpha1.AnnotationVolumeClaim] != ""
 	role := controllertest.RoleOf(t, controllertest.Settings{Services: true, Volumes: volumes})
 	w.r = &Reconciler{Kit: objects.Kit{Client: role.Cache(calls.Client(w.WithWatch)),
 		Events: &events.FakeRecorder{Events: w.events},
 		Options: objects.Options{Server: "kubevirt.io:disk", ClaimSize: resource.MustParse("20Gi"),
 			Volumes: volumes}},
-		Pages: func(*corev1.Pod) string { return daemon.Listener.Addr().String() }}
+		Ask: func(context.Context, string) (*status.Status, error) {
+			if w.silent != nil {
+				return nil, w.silent()
+			}
+			w.follow()
+			return &w.page, nil
+		}}
 	return w
 }
 

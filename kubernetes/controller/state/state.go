@@ -27,9 +27,8 @@ type Reconciler struct {
 	// Ask reads the page /status at an address.
 	Ask func(ctx context.Context, address string) (*status.Status, error)
 
-	aside objects.Aside[*status.Status]
-	mu    sync.Mutex
-	pace  map[types.NamespacedName]pace // guarded by mu
+	mu   sync.Mutex
+	pace map[types.NamespacedName]pace // guarded by mu
 }
 
 // pace is how often a pod is asked.
@@ -79,13 +78,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, r.Report(ctx, before, id)
 	}
-	page, answered, err := r.aside.Ask(ctx, req.NamespacedName, pod.UID,
-		func(ctx context.Context) (*status.Status, error) {
-			return r.Ask(ctx, objects.PagesAddress(pod))
-		})
-	if !answered { // the answer makes another request
-		return ctrl.Result{}, r.Report(ctx, before, id)
-	}
+	page, err := r.Ask(ctx, objects.PagesAddress(pod))
 	failures, wait := r.asked(req.NamespacedName, err)
 	if err != nil {
 		page = &status.Status{} // what was known last stays
@@ -150,14 +143,12 @@ func (r *Reconciler) forget(id types.NamespacedName) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.pace, id)
-	r.aside.Forget(id)
 }
 
 // Setup adds the controller to a manager, whose cache has objects.IndexIdentity of pods.
 func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 	r := &Reconciler{Kit: kit, Ask: objects.ReadStatus}
-	return r.For(mgr, "state", &v1alpha1.VMIdentity{}).
-		WatchesRawSource(r.aside.Source()).
+	return r.ForAsking(mgr, "state", &v1alpha1.VMIdentity{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
 		// A claim may be another one now.

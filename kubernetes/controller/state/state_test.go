@@ -228,27 +228,6 @@ func TestPagesThatAreNone(t *testing.T) {
 	require.Zero(t, elsewhere)
 }
 
-// TestPageThatHangs: while a pod does not answer, Reconcile returns at once, so that the pods of
-// other identities are asked. The answer counts when it comes.
-func TestPageThatHangs(t *testing.T) {
-	a := newAsking(t, server("pages-vda"))
-	hangs, answered := make(chan struct{}), make(chan types.NamespacedName, 1)
-	a.r.Ask = func(context.Context, string) (*status.Status, error) {
-		<-hangs
-		return &status.Status{LUNs: copied}, nil
-	}
-	a.r.aside.Answered = func(id types.NamespacedName) { answered <- id }
-	for range 3 {
-		is, _ := a.reconcile()
-		require.Empty(t, is)
-	}
-	close(hangs)
-	require.Equal(t, types.NamespacedName{Namespace: "test", Name: "vm"}, <-answered)
-	is, _ := a.reconcile()
-	require.Equal(t, "True Hydrated", is)
-	require.Empty(t, answered, "it was asked once")
-}
-
 // identity is the VMIdentity, with the message of condition Hydrated.
 func (a *asking) identity() (*v1alpha1.VMIdentity, string) {
 	a.t.Helper()
