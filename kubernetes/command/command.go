@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/signal"
 	"runtime"
 	"strings"
@@ -57,17 +55,12 @@ func command(stdout, stderr io.Writer) *cobra.Command {
 		Long: `Keeps the disks of virtual machines in Kubernetes: makes the claims and credentials of VMIdentity
 objects, and lets pods start when their disk is ready.
 
-Each flag can be set by the environment, too: --claim-size by CLAIM_SIZE. A list has commas there.
-
 Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 		Version:       version,
 		Args:          cobra.NoArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := fromEnvironment(cmd.Flags()); err != nil {
-				return err
-			}
+		RunE: func(*cobra.Command, []string) error {
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
 			return s.run(ctx, stderr)
@@ -148,22 +141,6 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"make the PersistentVolumes that VMIdentities with attachment Service ask for")
 	f.IntVar(&s.options.Concurrency, "concurrency", 8,
 		"how many objects of a kind are worked on at once")
-}
-
-// fromEnvironment sets each flag that is not on the command line from its environment variable.
-func fromEnvironment(flags *pflag.FlagSet) error {
-	var wrong []error
-	flags.VisitAll(func(f *pflag.Flag) {
-		variable := strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
-		value := os.Getenv(variable)
-		if f.Changed || value == "" || f.Name == "help" || f.Name == "version" {
-			return
-		}
-		if err := flags.Set(f.Name, value); err != nil {
-			wrong = append(wrong, fmt.Errorf("%s: %w", variable, err))
-		}
-	})
-	return errors.Join(wrong...)
 }
 
 func (s *settings) run(ctx context.Context, stderr io.Writer) error {
