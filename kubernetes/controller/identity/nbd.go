@@ -3,6 +3,7 @@ package identity
 import (
 	"context"
 	"crypto/x509"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,22 +17,20 @@ import (
 // that of the server, and one for all clients, which by it are one name. It is immutable, as the
 // CHAP credential is.
 func nbdSecret(id *v1alpha1.VMIdentity, host string) (*corev1.Secret, error) {
-	ca, err := newAuthority("kubevirt-disk "+string(id.UID), time.Now())
+	now := time.Now()
+	cert, key, err := certificate(x509.ExtKeyUsageServerAuth, host, now)
 	if err != nil {
 		return nil, err
 	}
-	cert, key, err := ca.issue(x509.ExtKeyUsageServerAuth, host)
-	if err != nil {
-		return nil, err
-	}
-	clientCert, clientKey, err := ca.issue(x509.ExtKeyUsageClientAuth, id.Name+"."+id.Namespace)
+	clientCert, clientKey, err := certificate(x509.ExtKeyUsageClientAuth,
+		id.Name+"."+id.Namespace, now)
 	return &corev1.Secret{
 		ObjectMeta: objects.MetaOf(id, v1alpha1.NBDSecretName(id.Name)),
 		Type:       corev1.SecretTypeTLS,
 		Immutable:  new(true),
 		Data: map[string][]byte{
 			corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key,
-			v1alpha1.KeyAuthority:  inPEM("CERTIFICATE", ca.Raw),
+			v1alpha1.KeyAuthority:  slices.Concat(cert, clientCert),
 			v1alpha1.KeyClientCert: clientCert, v1alpha1.KeyClientKey: clientKey,
 		},
 	}, err
