@@ -133,25 +133,6 @@ func TestLegacyAnnotations(t *testing.T) {
 	require.Empty(t, admission.Disks(&corev1.Pod{}))
 }
 
-// kubernetes/integration has the cases that are refused, on an API server. Here is what needs no
-// server: a refused pod is not changed, and a second call for the same pod changes nothing more.
-func TestRefusedIsUnchanged(t *testing.T) {
-	pod := aPod(func(p *corev1.Pod) {
-		p.Spec.Containers[0].Image = "registry.example.com:5000/fedora"
-	})
-	want := pod.DeepCopy()
-	require.ErrorContains(t, give(pod, aSet(nil)),
-		"the pod has image registry.example.com:5000/fedora, and VMIdentitySet")
-	require.Equal(t, want, pod)
-	pod = aPod(nil)
-	require.NoError(t, give(pod, aSet(nil)))
-	want = pod.DeepCopy()
-	require.NoError(t, give(pod, aSet(nil)))
-	require.Equal(t, want, pod)
-	pod.Name = "copy"
-	require.ErrorContains(t, give(pod, aSet(nil)), `"disk-vda" already`)
-}
-
 func TestImages(t *testing.T) {
 	for image, allowed := range map[string]bool{
 		"registry.example.com:5000/fedora" + digest:    true,

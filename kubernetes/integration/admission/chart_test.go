@@ -235,7 +235,7 @@ func inForce(t *testing.T, p *plane.Plane, namespace string) {
 	t.Helper()
 	elsewhere := p.Namespace(t)
 	for _, where := range []string{namespace, elsewhere} {
-		require.NoError(t, p.Client.Create(t.Context(), sets(where)["fedora"]))
+		require.NoError(t, p.Client.Create(t.Context(), newSet(where, "fedora")))
 	}
 	pod, err := dryRun(t.Context(), p, aPod(namespace, "fedora"))
 	require.NoError(t, err)

@@ -13,16 +13,41 @@ import (
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
-// TestWebhook: the webhook of the manifest changes pods as package admission does. It has only the
-// rights of the controller's account. It makes its certificate, and the API server trusts it.
+// TestWebhook: the API server asks the webhook of the manifest about pods. It has only the rights
+// of the controller's account, and answers what package admission says.
 func TestWebhook(t *testing.T) {
 	p := plane.Get(t)
 	namespace := begin(t, p)
 	install(t, p)
-	t.Run("new", func(t *testing.T) { agree(t, p, namespace) })
+	t.Run("looks like ours", func(t *testing.T) {
+		for _, name := range []string{api.Group + "/identityset", api.Group + "/Identity-Name",
+			"identityset", "virtletVMIdentitySet", "kubevirt.io/identity-set"} {
+			pod := aPod(namespace, "")
+			pod.Annotations = map[string]string{name: "x"}
+			_, err := dryRun(t.Context(), p, pod)
+			require.ErrorContains(t, err, `the annotation "`+name+`" looks like one`)
+		}
+	})
 	t.Run("an identity that is there", func(t *testing.T) { occupied(t, p, namespace) })
-	t.Run("changed", func(t *testing.T) { updates(t, p, namespace) })
+	t.Run("changed", func(t *testing.T) { changed(t, p, namespace) })
 	t.Run("our own objects", func(t *testing.T) { own(t, p, namespace) })
+}
+
+// changed: what names the disk of a pod cannot be changed, and also not come later.
+func changed(t *testing.T, p *plane.Plane, namespace string) {
+	pod := aPod(namespace, "fedora")
+	require.NoError(t, p.Client.Create(t.Context(), pod))
+	plain := aPod(namespace, "")
+	plain.Name, plain.Annotations = "plain", map[string]string{}
+	require.NoError(t, p.Client.Create(t.Context(), plain))
+	for _, before := range []*corev1.Pod{pod, plain} {
+		after := before.DeepCopy()
+		after.Annotations = map[string]string{api.AnnotationSet: "large"}
+		// The scheduler may write the pod meanwhile. For a patch, that is no conflict.
+		err := p.Client.Patch(t.Context(), after, client.MergeFrom(before), client.DryRunAll)
+		require.ErrorContains(t, err, "the annotation disk.kubevirt.io/identity-set names the disk")
+		require.NoError(t, p.Client.Delete(t.Context(), before, client.GracePeriodSeconds(0)))
+	}
 }
 
 // occupied: a pod does not get the disk of another set.
