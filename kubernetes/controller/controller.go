@@ -90,7 +90,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if kit.Snapshots, err = snapshot.Setup(mgr, kit); err != nil {
 		return err
 	}
-	var mover pod.Mover
+	var mover *local.Wishes
 	if o.MoveImage != "" {
 		mover = &local.Wishes{Live: kit.Live}
 		if err := local.Setup(mgr, kit); err != nil {

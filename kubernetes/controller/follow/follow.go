@@ -22,8 +22,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -42,10 +40,7 @@ func Setup(mgr ctrl.Manager, kit objects.Kit, v *verify.Verifier) error {
 	r := &Reconciler{kit, v}
 	return r.
 		// Others write the status often, and that is no reason to ask a registry.
-		For(mgr, "follow", &v1alpha1.VMIdentitySet{}, builder.WithPredicates(predicate.Funcs{
-			UpdateFunc: func(e event.UpdateEvent) bool {
-				return objects.Anew(e.ObjectOld, e.ObjectNew)
-			}})).
+		For(mgr, "follow", &v1alpha1.VMIdentitySet{}, builder.WithPredicates(objects.NewSpec())).
 		Complete(objects.Reconciler(r))
 }
 

@@ -100,7 +100,7 @@ func (r *Reconciler) setSource(ctx context.Context, id *v1alpha1.VMIdentity, cla
 	if why, err := r.missing(ctx, class); why != nil || err != nil {
 		return why, err // what would be filled has no volume either
 	}
-	a, err := r.sources().Find(ctx, id, class)
+	a, err := source.Finder{Kit: r.Kit}.Find(ctx, id, class)
 	if why, err := noSource(a, err); why != nil || err != nil {
 		return why, err
 	}
@@ -109,10 +109,6 @@ func (r *Reconciler) setSource(ctx context.Context, id *v1alpha1.VMIdentity, cla
 		claim.Spec.Resources.Requests[corev1.ResourceStorage] = a.AtLeast
 	}
 	return nil, nil
-}
-
-func (r *Reconciler) sources() *source.Finder {
-	return &source.Finder{Client: r.Client, Live: r.Live, Snapshots: r.Snapshots}
 }
 
 // noSource returns why a claim is not made, or does not get a volume.

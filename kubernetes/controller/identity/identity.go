@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
 // Reconciler makes claims and secrets.
@@ -100,7 +101,7 @@ func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verd
 		why, err = r.classless(ctx, claim)
 	}
 	if why == nil && err == nil {
-		why, err = noSource(r.sources().Gone(ctx, id, claim))
+		why, err = noSource(source.Finder{Kit: r.Kit}.Gone(ctx, id, claim))
 	}
 	if why == nil && err == nil {
 		why = refusedImage

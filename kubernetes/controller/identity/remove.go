@@ -16,6 +16,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
 // remove deletes the objects of an identity that is being deleted, and then its finalizer. While a
@@ -42,8 +43,9 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		return ctrl.Result{RequeueAfter: maxPoll}, r.deleting(ctx, before, fmt.Sprintf(
 			"pod %s uses the disk: the disk is deleted when the pod has ended", pod))
 	}
-	if clone, err := r.sources().Waiting(ctx, before.Namespace, v1alpha1.DiskSource{
-		Identity: v1alpha1.SourceName(before.Name)}); clone != "" || err != nil {
+	clone, err := source.Finder{Kit: r.Kit}.Waiting(ctx, before.Namespace,
+		v1alpha1.DiskSource{Identity: v1alpha1.SourceName(before.Name)})
+	if clone != "" || err != nil {
 		return ctrl.Result{RequeueAfter: maxPoll}, errors.Join(err, r.deleting(ctx, before,
 			fmt.Sprintf("VMIdentity %s begins from this disk and has no volume yet: it gets one "+
 				"when a pod starts with it, or delete it, too", clone)))

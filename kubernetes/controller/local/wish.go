@@ -19,7 +19,8 @@ type Wishes struct {
 	Live client.Reader
 }
 
-// MustWait returns why a pod has to wait for a move, or "".
+// MustWait returns why a pod has to wait for a move, or "". When the answer changes, so does the
+// identity's status or its annotations.
 func (w *Wishes) MustWait(ctx context.Context, id *v1alpha1.VMIdentity, pod objects.Asking) (
 	message string, err error) {
 	if id.Spec.Type != v1alpha1.Local {

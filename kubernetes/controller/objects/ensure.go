@@ -23,16 +23,10 @@ const annotationApplied = v1alpha1.Group + "/applied"
 // it applied. have is the object as it was read; without a resourceVersion there is none yet. Other
 // people's changes in fields of the object stay until another object is wanted.
 func Ensure(ctx context.Context, c client.Client, have, want client.Object) (bool, error) {
-	digest, err := digest(want)
-	if err != nil {
+	other, err := differs(have, want)
+	if !other || err != nil {
 		return false, err
 	}
-	if have.GetResourceVersion() != "" && have.GetAnnotations()[annotationApplied] == digest {
-		return false, nil
-	}
-	annotations := map[string]string{annotationApplied: digest}
-	maps.Copy(annotations, want.GetAnnotations())
-	want.SetAnnotations(annotations)
 	return true, Apply(ctx, c, want)
 }
 
@@ -43,14 +37,23 @@ func Make(ctx context.Context, c client.Client, have, want client.Object) (bool,
 	if have.GetResourceVersion() != "" {
 		return Ensure(ctx, c, have, want)
 	}
+	if _, err := differs(have, want); err != nil {
+		return false, err
+	}
+	return true, c.Create(ctx, want, client.FieldOwner(v1alpha1.FieldManager))
+}
+
+// differs notes a digest on an object that is wanted, and reports whether that of the object as it
+// was read is another one.
+func differs(have, want client.Object) (bool, error) {
 	digest, err := digest(want)
-	if err != nil {
+	if err != nil || have.GetAnnotations()[annotationApplied] == digest {
 		return false, err
 	}
 	annotations := map[string]string{annotationApplied: digest}
 	maps.Copy(annotations, want.GetAnnotations())
 	want.SetAnnotations(annotations)
-	return true, c.Create(ctx, want, client.FieldOwner(v1alpha1.FieldManager))
+	return true, nil
 }
 
 func digest(object client.Object) (string, error) {

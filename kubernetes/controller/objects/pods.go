@@ -13,7 +13,9 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/admission"
@@ -160,6 +162,13 @@ func Unschedulable(pod *corev1.Pod) *corev1.PodCondition {
 // UID, and may have the same generation.
 func Anew(before, after client.Object) bool {
 	return before.GetUID() != after.GetUID() || before.GetGeneration() != after.GetGeneration()
+}
+
+// NewSpec ignores events in which only the status of an object has changed.
+func NewSpec() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		return Anew(e.ObjectOld, e.ObjectNew)
+	}}
 }
 
 // The shortest and longest time before a failed attempt is repeated. It is repeated within a

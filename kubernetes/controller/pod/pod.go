@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/local"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
@@ -22,16 +23,9 @@ import (
 type Reconciler struct {
 	objects.Kit
 	// Mover moves disks of type Local to pods. nil: nothing moves them.
-	Mover Mover
+	Mover *local.Wishes
 
 	seen seen
-}
-
-// Mover moves disks to pods.
-type Mover interface {
-	// MustWait returns why a pod must wait for a move, or "". When the answer changes, so does the
-	// identity's status or its annotations.
-	MustWait(ctx context.Context, id *v1alpha1.VMIdentity, pod objects.Asking) (string, error)
 }
 
 // waitingPod is a pod at its gate, and why it waits.

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/local"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
@@ -23,7 +24,7 @@ const indexWaiting = v1alpha1.Group + "/pod-waits-for-set"
 
 // Setup adds the controller to a manager, whose cache has objects.IndexIdentity of pods. Without a
 // mover, no disks are moved.
-func Setup(mgr ctrl.Manager, kit objects.Kit, mover Mover) error {
+func Setup(mgr ctrl.Manager, kit objects.Kit, mover *local.Wishes) error {
 	// A cache that is not started yet waits for nothing.
 	err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Pod{}, indexWaiting,
 		byWaiting)

@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -47,7 +46,7 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 		return err
 	}
 	r := &Reconciler{kit}
-	return r.For(mgr, "set", &v1alpha1.VMIdentitySet{}, builder.WithPredicates(anew())).
+	return r.For(mgr, "set", &v1alpha1.VMIdentitySet{}, builder.WithPredicates(objects.NewSpec())).
 		// A new set or another spec is handled at once. A change of the status is handled later:
 		// the controller writes the status itself, and would count again after each write, as fast
 		// as it can write.
@@ -77,13 +76,6 @@ func (r *Reconciler) all(ctx context.Context, _ client.Object) (all []reconcile.
 }
 
 func itself(set client.Object) []string { return []string{set.GetName()} }
-
-// anew ignores events in which only a set's status has changed.
-func anew() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return objects.Anew(e.ObjectOld, e.ObjectNew)
-	}}
-}
 
 // later queues the sets of an object a moment after the object has changed. names returns the names
 // of these sets.

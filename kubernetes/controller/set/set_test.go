@@ -136,11 +136,12 @@ func TestEvents(t *testing.T) {
 		UID: "1", Generation: 1}}
 	grown, again, counted := old.DeepCopy(), old.DeepCopy(), old.DeepCopy()
 	grown.Generation, again.UID, counted.Status.Identities = 2, "2", 1
-	require.True(t, anew().Create(event.CreateEvent{Object: old}))
-	require.True(t, anew().Update(event.UpdateEvent{ObjectOld: old, ObjectNew: grown}))
-	require.True(t, anew().Update(event.UpdateEvent{ObjectOld: old, ObjectNew: again}),
+	now := objects.NewSpec()
+	require.True(t, now.Create(event.CreateEvent{Object: old}))
+	require.True(t, now.Update(event.UpdateEvent{ObjectOld: old, ObjectNew: grown}))
+	require.True(t, now.Update(event.UpdateEvent{ObjectOld: old, ObjectNew: again}),
 		"it was deleted and made again while the watch was lost")
-	require.False(t, anew().Update(event.UpdateEvent{ObjectOld: old, ObjectNew: counted}))
+	require.False(t, now.Update(event.UpdateEvent{ObjectOld: old, ObjectNew: counted}))
 
 	q := &queue{}
 	set, ids := later(itself), later(bySet)

@@ -205,7 +205,7 @@ func (r *Disks) remove(ctx context.Context, before *v1alpha1.VMIdentitySnapshot)
 	if !controllerutil.ContainsFinalizer(before, v1alpha1.FinalizerSnapshot) {
 		return ctrl.Result{}, nil
 	}
-	clone, err := (&source.Finder{Client: r.Client, Live: r.Live}).Waiting(ctx, before.Namespace,
+	clone, err := source.Finder{Kit: r.Kit}.Waiting(ctx, before.Namespace,
 		v1alpha1.DiskSource{Snapshot: v1alpha1.SourceName(before.Name)})
 	if err != nil {
 		return ctrl.Result{}, err

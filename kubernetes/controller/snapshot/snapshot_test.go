@@ -180,7 +180,7 @@ func TestPopulate(t *testing.T) {
 	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
 		w := newWorld(t, calls, "vm1", "vm2")
 		w.converge("vm1", "vm2")
-		f := &source.Finder{Client: w, Live: w, Snapshots: w}
+		f := source.Finder{Kit: objects.Kit{Client: w, Live: w, Snapshots: w}}
 		for _, name := range []string{"vm1", "vm2"} {
 			require.Equal(t, metav1.ConditionTrue, w.populated(name).Status)
 			a, err := f.Find(t.Context(), w.identity(name), nil)
@@ -244,7 +244,8 @@ func TestJobFails(t *testing.T) {
 	require.Contains(t, c.Message, "cannot write the image: registry.example.com is unknown")
 	require.Positive(t, result.RequeueAfter)
 	require.Contains(t, <-w.events, "Warning PopulationError")
-	a, err := (&source.Finder{Snapshots: w}).Find(t.Context(), w.identity("vm1"), nil)
+	f := source.Finder{Kit: objects.Kit{Snapshots: w}}
+	a, err := f.Find(t.Context(), w.identity("vm1"), nil)
 	require.NoError(t, err)
 	require.Equal(t, source.Answer{Reason: c.Reason, Message: c.Message}, a)
 	reads := w.calls.Reads
@@ -309,7 +310,8 @@ func TestWhatEndsIsNotUsed(t *testing.T) {
 		require.Equal(t, v1alpha1.ReasonPopulating, w.populated("vm2").Reason, name)
 		require.Contains(t, w.populated("vm2").Message, "is being deleted", name)
 		if name == "VolumeSnapshot" {
-			a, err := (&source.Finder{Snapshots: w}).Find(t.Context(), w.identity("vm1"), nil)
+			f := source.Finder{Kit: objects.Kit{Snapshots: w}}
+			a, err := f.Find(t.Context(), w.identity("vm1"), nil)
 			require.NoError(t, err)
 			require.Equal(t, v1alpha1.ReasonPopulating, a.Reason)
 		}

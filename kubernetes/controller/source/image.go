@@ -64,7 +64,7 @@ func Golden(image string, class *string) string {
 
 // fromImage answers with the VolumeSnapshot of the image of an identity, which has the name.
 // Package snapshot makes it, and writes condition Populated when it is there.
-func (f *Finder) fromImage(ctx context.Context, id *v1alpha1.VMIdentity, name string) (Answer,
+func (f Finder) fromImage(ctx context.Context, id *v1alpha1.VMIdentity, name string) (Answer,
 	error) {
 	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionPopulated)
 	switch {

@@ -16,14 +16,8 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// Finder finds the sources of claims.
-type Finder struct {
-	Client client.Reader
-	// Live reads from the API server: the cache has only our claims and pods.
-	Live client.Reader
-	// Snapshots reads VolumeSnapshots. nil: the cluster has none, or they are turned off.
-	Snapshots client.Reader
-}
+// Finder finds the sources of claims. Live reads those that are not ours: the cache has no others.
+type Finder struct{ objects.Kit }
 
 // Answer is what a claim is made from, or why there is nothing yet.
 type Answer struct {
@@ -46,7 +40,7 @@ func Empty(id *v1alpha1.VMIdentity) bool {
 // Find returns what the claim of an identity is made from. class is the storage class of the claim,
 // as for objects.Class. When the answer changes, so does the status of the identity, or that of
 // what it begins from.
-func (f *Finder) Find(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (Answer, error) {
+func (f Finder) Find(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (Answer, error) {
 	s := id.Spec.Source
 	switch {
 	case Empty(id):
@@ -71,7 +65,7 @@ func missing(kind, name string, o client.Object) (Answer, error) {
 		"disk begins: make it, or delete this VMIdentity", kind, name)
 }
 
-func (f *Finder) fromClaim(ctx context.Context, id *v1alpha1.VMIdentity, name string,
+func (f Finder) fromClaim(ctx context.Context, id *v1alpha1.VMIdentity, name string,
 	class *string) (Answer, error) {
 	claim, err := f.claim(ctx, id.Namespace, name)
 	switch {
@@ -121,7 +115,7 @@ func writes(pod *corev1.Pod, claim string) bool {
 	return false
 }
 
-func (f *Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name string,
+func (f Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name string,
 	class *string) (Answer, error) {
 	from, err := f.identity(ctx, id.Namespace, name)
 	switch {
@@ -166,7 +160,7 @@ func (f *Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name
 	return f.clone(ctx, claim, class)
 }
 
-func (f *Finder) fromSnapshot(ctx context.Context, id *v1alpha1.VMIdentity, name string,
+func (f Finder) fromSnapshot(ctx context.Context, id *v1alpha1.VMIdentity, name string,
 	class *string) (Answer, error) {
 	from, err := f.snapshot(ctx, id.Namespace, name)
 	switch {
@@ -229,7 +223,7 @@ const (
 )
 
 // clone is the answer for a claim that a class shall clone.
-func (f *Finder) clone(ctx context.Context, claim *corev1.PersistentVolumeClaim, class *string) (
+func (f Finder) clone(ctx context.Context, claim *corev1.PersistentVolumeClaim, class *string) (
 	Answer, error) {
 	if claim.Status.Phase != corev1.ClaimBound {
 		return not(v1alpha1.ReasonPopulating, "the claim %s, from which the disk begins, has no "+
@@ -249,7 +243,7 @@ func (f *Finder) clone(ctx context.Context, claim *corev1.PersistentVolumeClaim,
 }
 
 // driver returns why a class cannot clone what a provisioner has made ("": unknown which).
-func (f *Finder) driver(ctx context.Context, class *string, provisioner string) (Answer, error) {
+func (f Finder) driver(ctx context.Context, class *string, provisioner string) (Answer, error) {
 	c, err := objects.Class(ctx, f.Client, class)
 	if err != nil {
 		return Answer{}, err
@@ -275,19 +269,19 @@ func (f *Finder) driver(ctx context.Context, class *string, provisioner string) 
 	return Answer{}, nil
 }
 
-func (f *Finder) claim(ctx context.Context, namespace, name string) (
+func (f Finder) claim(ctx context.Context, namespace, name string) (
 	*corev1.PersistentVolumeClaim, error) {
 	return objects.Find[corev1.PersistentVolumeClaim](ctx, f.Live, "claim",
 		client.ObjectKey{Namespace: namespace, Name: name})
 }
 
-func (f *Finder) identity(ctx context.Context, namespace, name string) (*v1alpha1.VMIdentity,
+func (f Finder) identity(ctx context.Context, namespace, name string) (*v1alpha1.VMIdentity,
 	error) {
 	return objects.Find[v1alpha1.VMIdentity](ctx, f.Client, "VMIdentity",
 		client.ObjectKey{Namespace: namespace, Name: name})
 }
 
-func (f *Finder) snapshot(ctx context.Context, namespace, name string) (
+func (f Finder) snapshot(ctx context.Context, namespace, name string) (
 	*v1alpha1.VMIdentitySnapshot, error) {
 	return objects.Find[v1alpha1.VMIdentitySnapshot](ctx, f.Client, "VMIdentitySnapshot",
 		client.ObjectKey{Namespace: namespace, Name: name})

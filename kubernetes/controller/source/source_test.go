@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 const image = "registry.example.com/fedora@sha256:" +
@@ -91,7 +92,7 @@ func (o *scene) find(t *testing.T) Answer {
 			}
 		}
 	}
-	f := &Finder{Client: w.Client, Live: w.Live}
+	f := Finder{objects.Kit{Client: w.Client, Live: w.Live}}
 	a, err := f.Find(t.Context(), o.clone, new("csi"))
 	require.NoError(t, err)
 	require.Zero(t, w.Writes(), "looking changes nothing")
@@ -252,7 +253,7 @@ func TestGone(t *testing.T) {
 		claim := &corev1.PersistentVolumeClaim{}
 		claim.Spec.DataSourceRef = o.find(t).From
 		w := controllertest.New(t, nil)
-		f := &Finder{Client: w.Client, Live: w.Live}
+		f := Finder{objects.Kit{Client: w.Client, Live: w.Live}}
 		a, err := f.Gone(t.Context(), o.clone, claim)
 		require.NoError(t, err)
 		require.Equal(t, v1alpha1.ReasonSourceMissing, a.Reason)

@@ -17,7 +17,7 @@ import (
 // Gone returns why a claim that was made from a source will not get its volume: the source has
 // gone. A snapshot of an image is made again, under the same name. Nothing is known of a source
 // that somebody else gave the claim, such as a backup.
-func (f *Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
+func (f Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (Answer, error) {
 	s, from := id.Spec.Source, claim.Spec.DataSourceRef
 	if from == nil || claim.Status.Phase == corev1.ClaimBound {
@@ -52,7 +52,7 @@ func (f *Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 // "". Until it has its volume, the source is needed. One without a claim does not count: it gets
 // none while the source goes, so both would stay. The status of one whose claim was just made does
 // not name the claim yet, so the API server is asked for that.
-func (f *Finder) Waiting(ctx context.Context, namespace string, source v1alpha1.DiskSource) (string,
+func (f Finder) Waiting(ctx context.Context, namespace string, source v1alpha1.DiskSource) (string,
 	error) {
 	var ids v1alpha1.VMIdentityList
 	if err := f.Client.List(ctx, &ids, client.InNamespace(namespace)); err != nil {
