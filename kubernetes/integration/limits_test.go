@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -106,18 +105,9 @@ func TestLimitsOfTheController(t *testing.T) {
 	c, err := clientOf(p.ServiceAccount(t, systemNamespace, account))
 	require.NoError(t, err)
 	// The right over volumes is from the chart's localDisks.move.
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "limits"},
-		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""},
-			Resources: []string{"persistentvolumes"}, Verbs: []string{"create", "get", "patch",
-				"delete"}}}}
-	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: role.ObjectMeta,
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "limits"},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: systemNamespace,
-			Name: account}}}
-	for _, o := range []client.Object{role, binding} {
-		require.NoError(t, p.Client.Create(ctx, o))
-		t.Cleanup(func() { _ = p.Client.Delete(context.Background(), o) })
-	}
+	p.Grant(t, "limits", systemNamespace, account, rbacv1.PolicyRule{APIGroups: []string{""},
+		Resources: []string{"persistentvolumes"}, Verbs: []string{"create", "get", "patch",
+			"delete"}})
 	const ns = "kube-system"
 	objects, err := plane.Decode(strings.NewReader(somebody))
 	require.NoError(t, err)

@@ -104,19 +104,8 @@ func makeMany(b *testing.B, ctx context.Context, p *plane.Plane, ns string, iden
 
 // gatedPod is a pod as admission leaves it.
 func gatedPod(ns, name, set, disk string) *corev1.Pod {
-	yes, no := true, false
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name,
-			Annotations: map[string]string{v1alpha1.AnnotationSet: set,
-				v1alpha1.AnnotationName: disk}},
-		Spec: corev1.PodSpec{
-			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes,
-				SeccompProfile: &corev1.SeccompProfile{
-					Type: corev1.SeccompProfileTypeRuntimeDefault}},
-			Containers: []corev1.Container{{Name: "vm", Image: "registry.example.com/vm:1",
-				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
-					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}}},
-		}}
+	pod := plane.Pod(ns, name, map[string]string{v1alpha1.AnnotationSet: set,
+		v1alpha1.AnnotationName: disk})
 	if err := admission.Pod(pod, "registry.example.com/disk:1", []admission.Wanted{{
 		Disk: admission.Disks(pod)[0], Set: &v1alpha1.VMIdentitySet{
 			ObjectMeta: metav1.ObjectMeta{Name: set},

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"kubevirt.io/disk/kubernetes/integration/plane"
@@ -374,59 +373,4 @@ func TestNamesOfOthers(t *testing.T) {
 		_, err := p.TryKubectl(nil, "delete", name, "--all", "-n", p.Namespace(t))
 		require.Error(t, err, name)
 	}
-}
-
-// TestPlane checks the assumptions of other tests: a service account may do nothing without a role,
-// objects without their owner are removed, and pods are scheduled and seem to run.
-func TestPlane(t *testing.T) {
-	p := plane.Get(t)
-	ns := p.Namespace(t)
-	ctx := context.Background()
-	t.Run("RBAC", func(t *testing.T) {
-		config := p.ServiceAccount(t, ns, "nobody")
-		c, err := clientOf(config)
-		require.NoError(t, err)
-		err = c.List(ctx, &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{
-			APIVersion: "v1", Kind: "SecretList"}})
-		require.ErrorContains(t, err, "system:serviceaccount:"+ns+":nobody")
-		require.ErrorContains(t, err, "cannot list resource")
-	})
-	t.Run("nodes and scheduling", func(t *testing.T) {
-		p.Nodes(t, "node-a")
-		objects, err := plane.Decode(strings.NewReader(`
-apiVersion: v1
-kind: Pod
-metadata: {name: gated}
-spec:
-  schedulingGates: [{name: example.com/wait}]
-  terminationGracePeriodSeconds: 0
-  securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
-  containers:
-  - name: c
-    image: example.com/c
-    securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
-`))
-		require.NoError(t, err)
-		require.NoError(t, p.Apply(ctx, ns, objects...))
-		p.Kubectl(t, "patch", "pod", "gated", "-n", ns, "--type=json",
-			"-p", `[{"op": "remove", "path": "/spec/schedulingGates/0"}]`)
-		p.Kubectl(t, "wait", "pod", "gated", "-n", ns, "--for=condition=Ready", "--timeout=100s")
-		require.Equal(t, "node-a", p.Kubectl(t, "get", "pod", "gated", "-n", ns,
-			"-o", "jsonpath={.spec.nodeName}"))
-		p.Kubectl(t, "delete", "pod", "gated", "-n", ns)
-	})
-	t.Run("collection", func(t *testing.T) {
-		p.Kubectl(t, "create", "configmap", "owner", "-n", ns)
-		uid := p.Kubectl(t, "get", "configmap", "owner", "-n", ns, "-o", "jsonpath={.metadata.uid}")
-		objects, err := plane.Decode(strings.NewReader(`
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: owned, ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: owner, uid: ` +
-			uid + `}]}
-`))
-		require.NoError(t, err)
-		require.NoError(t, p.Apply(ctx, ns, objects...))
-		p.Kubectl(t, "delete", "configmap", "owner", "-n", ns)
-		p.Kubectl(t, "wait", "configmap", "owned", "-n", ns, "--for=delete", "--timeout=100s")
-	})
 }

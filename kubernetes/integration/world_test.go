@@ -10,8 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -52,17 +50,8 @@ func (w *world) controller(config *rest.Config, args ...string) *running {
 func grant(t *testing.T, p *plane.Plane, s controllertest.Settings) {
 	t.Helper()
 	role := controllertest.RoleOf(t, s)
-	name := strings.ToLower(t.Name())
-	cluster := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name},
-		Rules: slices.Concat(role.Rules, role.Cluster)}
-	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: cluster.ObjectMeta,
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: systemNamespace,
-			Name: account}}}
-	for _, o := range []client.Object{cluster, binding} {
-		require.NoError(t, p.Client.Create(t.Context(), o))
-		t.Cleanup(func() { _ = p.Client.Delete(context.Background(), o) })
-	}
+	p.Grant(t, strings.ToLower(t.Name()), systemNamespace, account,
+		slices.Concat(role.Rules, role.Cluster)...)
 }
 
 func (w *world) apply(text string) {

@@ -61,28 +61,8 @@ func quantity(text string) *resource.Quantity {
 	return &q
 }
 
-// aPod fits into a namespace with pod security `restricted`.
 func aPod(namespace, set string) *corev1.Pod {
-	yes, no := true, false
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "vm",
-			Annotations: map[string]string{api.AnnotationSet: set}},
-		Spec: corev1.PodSpec{
-			// The token's volume and mounts would be at other places in the lists.
-			AutomountServiceAccountToken: &no,
-			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes,
-				SeccompProfile: &corev1.SeccompProfile{
-					Type: corev1.SeccompProfileTypeRuntimeDefault}},
-			Containers: []corev1.Container{container("vm")},
-		},
-	}
-}
-
-func container(name string) corev1.Container {
-	no := false
-	return corev1.Container{Name: name, Image: "registry.example.com/qemu:1",
-		SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
-			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}}
+	return plane.Pod(namespace, "vm", map[string]string{api.AnnotationSet: set})
 }
 
 func annotate(pairs ...string) func(*corev1.Pod) {

@@ -9,25 +9,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
 // launcher is the pod in which KubeVirt runs a machine with two hook sidecars.
 func (w *world) launcher(name string, annotations map[string]string) *corev1.Pod {
-	no, yes, user := false, true, int64(107)
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "virt-launcher-" + name,
-			Annotations: annotations, Labels: map[string]string{"kubevirt.io": "virt-launcher"},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1",
-				Kind: "VirtualMachineInstance", Name: name, UID: "u", Controller: &yes}}},
-		Spec: corev1.PodSpec{AutomountServiceAccountToken: &no,
-			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user,
-				SeccompProfile: &corev1.SeccompProfile{
-					Type: corev1.SeccompProfileTypeRuntimeDefault}}}}
-	for _, c := range []string{"compute", "hook-sidecar-0", "hook-sidecar-1"} {
-		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: c, Image: "vm",
-			SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
-				Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}})
-	}
+	pod := plane.Pod(w.ns, "virt-launcher-"+name, annotations, "compute", "hook-sidecar-0",
+		"hook-sidecar-1")
+	pod.Labels = map[string]string{"kubevirt.io": "virt-launcher"}
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1",
+		Kind: "VirtualMachineInstance", Name: name, UID: "u", Controller: new(true)}}
 	return pod
 }
 

@@ -10,7 +10,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -45,15 +44,8 @@ func run(t *testing.T, p *plane.Plane, namespace, moveImage string) {
 		controllertest.Manifest(t))
 	require.NoError(t, err, out)
 	// Pets are off in the manifest.
-	role := controllertest.RoleOf(t, controllertest.Settings{Pets: true})
-	pets := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "pets"}, Rules: role.Rules}
-	bind := &rbacv1.ClusterRoleBinding{ObjectMeta: pets.ObjectMeta,
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "pets"},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: system,
-			Name: account}}}
-	for _, o := range []client.Object{pets, bind} {
-		require.NoError(t, client.IgnoreAlreadyExists(p.Client.Create(t.Context(), o)))
-	}
+	p.Grant(t, namespace, system, account,
+		controllertest.RoleOf(t, controllertest.Settings{Pets: true}).Rules...)
 	account := p.ServiceAccount(t, system, account)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
@@ -111,27 +103,11 @@ func (w *world) set(change func(*v1alpha1.DiskSpec)) {
 	w.make(set)
 }
 
-// pod makes a pod as admission leaves it: held, with the claim of its identity.
+// pod makes a pod as admission leaves it.
 func (w *world) pod(name, id string) {
 	w.t.Helper()
-	no, yes, user := false, true, int64(107)
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name,
-			Annotations: map[string]string{v1alpha1.AnnotationSet: "set",
-				v1alpha1.AnnotationName: id}},
-		Spec: corev1.PodSpec{
-			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user,
-				SeccompProfile: &corev1.SeccompProfile{
-					Type: corev1.SeccompProfileTypeRuntimeDefault}},
-			Containers: []corev1.Container{{Name: "vm", Image: "vm",
-				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
-					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
-				VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
-			Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
-				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
-					ClaimName: v1alpha1.ClaimName(id)}}}},
-		},
-	}
+	pod := plane.Pod(w.ns, name, map[string]string{v1alpha1.AnnotationSet: "set",
+		v1alpha1.AnnotationName: id})
 	require.NoError(w.t, admission.Pod(pod, "registry.example.com/disk:1", []admission.Wanted{{
 		Disk: admission.Disks(pod)[0], Set: &v1alpha1.VMIdentitySet{
 			ObjectMeta: metav1.ObjectMeta{Name: "set"},

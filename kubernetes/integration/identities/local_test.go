@@ -1,7 +1,6 @@
 package identities
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -20,24 +19,6 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
-
-// mayMove gives the controller the rights from the chart's localDisks.move.
-func mayMove(t *testing.T, p *plane.Plane, name string) {
-	t.Helper()
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name},
-		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"},
-				Verbs: []string{"get", "patch"}},
-			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}}}}
-	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: system,
-			Name: account}}}
-	for _, o := range []client.Object{role, binding} {
-		require.NoError(t, p.Client.Create(t.Context(), o))
-		t.Cleanup(func() { _ = p.Client.Delete(context.Background(), o) })
-	}
-}
 
 // localVolume is a volume on a node. Its class would remove it.
 func (w *world) localVolume(name, node, class string) (dir string) {
@@ -72,16 +53,7 @@ func (w *world) localVolume(name, node, class string) (dir string) {
 // unless that is "". If the pod named its claim twice, the scheduler would look for two volumes.
 func (w *world) machine(name, node string) {
 	w.t.Helper()
-	no, yes, user := false, true, int64(107)
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.ns,
-		Annotations: map[string]string{v1alpha1.AnnotationSet: "set"}},
-		Spec: corev1.PodSpec{
-			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user,
-				SeccompProfile: &corev1.SeccompProfile{
-					Type: corev1.SeccompProfileTypeRuntimeDefault}},
-			Containers: []corev1.Container{{Name: "vm", Image: "vm",
-				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
-					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}}}}}
+	p := plane.Pod(w.ns, name, map[string]string{v1alpha1.AnnotationSet: "set"})
 	if node != "" {
 		p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
 	}
@@ -95,7 +67,11 @@ func TestLocalMoves(t *testing.T) {
 	w := &world{Plane: p, t: t, ns: p.Namespace(t)}
 	run(t, p, w.ns, "kubevirt.io:disk-controller")
 	class, one, two := w.ns, w.ns+"-1", w.ns+"-2"
-	mayMove(t, p, w.ns)
+	// The rights from the chart's localDisks.move.
+	p.Grant(t, w.ns+"-move", system, account, rbacv1.PolicyRule{APIGroups: []string{""},
+		Resources: []string{"persistentvolumes"}, Verbs: []string{"get", "patch"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"},
+			Verbs: []string{"get"}})
 	newNodes(w, one, two)
 	late := storagev1.VolumeBindingWaitForFirstConsumer
 	require.NoError(t, p.Client.Create(t.Context(), &storagev1.StorageClass{

@@ -88,15 +88,7 @@ func TestLostNode(t *testing.T) {
 			"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}]}}`)
 	w.make(pet)
 	w.until("admission knows the set", func() bool {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "try",
-			Annotations: map[string]string{v1alpha1.AnnotationSet: "fedora"}},
-			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "vm", Image: "vm"}}}}
-		pod.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: new(true),
-			RunAsUser: new(int64(107)), SeccompProfile: &corev1.SeccompProfile{
-				Type: corev1.SeccompProfileTypeRuntimeDefault}}
-		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{
-			AllowPrivilegeEscalation: new(false),
-			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}
+		pod := plane.Pod(w.ns, "try", map[string]string{v1alpha1.AnnotationSet: "fedora"})
 		err := w.Client.Create(t.Context(), pod, client.DryRunAll)
 		return err == nil && len(pod.Spec.SchedulingGates) > 0
 	})

@@ -223,3 +223,24 @@ func (p *Plane) kubectl(stdin io.Reader, args ...string) (string, error) {
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
+
+// Pod is a pod that fits into a namespace with pod security `restricted`. It has no volume with a
+// token, which would be at other places in the lists. Without names of containers, it has one, vm.
+func Pod(namespace, name string, annotations map[string]string, containers ...string) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: annotations},
+		Spec: corev1.PodSpec{AutomountServiceAccountToken: new(false),
+			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: new(true),
+				RunAsUser: new(int64(107)), SeccompProfile: &corev1.SeccompProfile{
+					Type: corev1.SeccompProfileTypeRuntimeDefault}}}}
+	if len(containers) == 0 {
+		containers = []string{"vm"}
+	}
+	for _, name := range containers {
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: name,
+			Image: "registry.example.com/qemu:1", SecurityContext: &corev1.SecurityContext{
+				AllowPrivilegeEscalation: new(false),
+				Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}})
+	}
+	return pod
+}

@@ -1,5 +1,29 @@
 package plane
 
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Grant gives an account rights everywhere, until the test ends.
+func (p *Plane) Grant(t testing.TB, name, namespace, account string, rules ...rbacv1.PolicyRule) {
+	t.Helper()
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace,
+			Name: account}}}
+	for _, o := range []client.Object{role, binding} {
+		require.NoError(t, p.Client.Create(t.Context(), o))
+		t.Cleanup(func() { _ = p.Client.Delete(context.Background(), o) })
+	}
+}
+
 // FillRights are the rights that the chart gives the account of the controller with claims.fill, as
 // YAML.
 func FillRights(namespace, account string) string {
