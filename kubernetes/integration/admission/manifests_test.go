@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -21,8 +20,8 @@ import (
 var digestLeftOut = regexp.MustCompile(`sha256:\.\.\.`)
 
 // TestManifestsOfPages: the API server accepts each manifest of our types and of Kubernetes' own in
-// the pages and in the examples for KubeVirt, with its validation, and without unknown fields.
-// KubeVirt's own objects are for `make test-kubevirt`, and for hook --check.
+// the pages and in the examples, with its validation, without unknown fields, and under pod
+// security `restricted`. KubeVirt's own objects are for `make test-kubevirt`, and for hook --check.
 func TestManifestsOfPages(t *testing.T) {
 	p := plane.Get(t)
 	namespace := p.Namespace(t)
@@ -30,10 +29,14 @@ func TestManifestsOfPages(t *testing.T) {
 	require.NoError(t, err)
 	pages, err := filepath.Glob(root + "/docs/*.md")
 	require.NoError(t, err)
-	manifests, err := filepath.Glob(root + "/examples/kubevirt/*.yaml")
-	require.NoError(t, err)
+	for _, folder := range []string{"kubevirt", "kubernetes", "registry", "container"} {
+		manifests, err := filepath.Glob(root + "/examples/" + folder + "/*.yaml")
+		require.NoError(t, err)
+		require.NotEmpty(t, manifests, folder)
+		pages = append(pages, manifests...)
+	}
 	kinds := map[string]bool{}
-	for _, file := range slices.Concat(pages, manifests) {
+	for _, file := range pages {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		blocks := []string{string(text)}
@@ -50,9 +53,12 @@ func TestManifestsOfPages(t *testing.T) {
 				}
 				document = digestLeftOut.ReplaceAllString(document,
 					"sha256:"+strings.Repeat("ab", 32))
+				document = strings.ReplaceAll(document, "namespace: default",
+					"namespace: "+namespace)
 				out, err := p.TryKubectl(strings.NewReader(document), "apply", "-n", namespace,
 					"--dry-run=server", "--validate=strict", "-f", "-")
 				require.NoError(t, err, "%s:\n%s\n%s", file, document, out)
+				require.NotContains(t, out, "would violate PodSecurity", "%s:\n%s", file, document)
 				kinds[is.Kind] = true
 			}
 		}

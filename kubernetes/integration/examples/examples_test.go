@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -102,37 +101,6 @@ func decodeStrictly(text []byte) (objects []runtime.Object, err error) {
 	}
 }
 
-// TestOtherExamples: the objects in the examples for other things are valid, too. VirtualMachines
-// are KubeVirt's.
-func TestOtherExamples(t *testing.T) {
-	for _, file := range []string{"registry/pull.yaml", "container/kernelboot.yaml"} {
-		text, err := os.ReadFile("../../../examples/" + file)
-		require.NoError(t, err)
-		looked := 0
-		for document := range strings.SplitSeq(string(text), "\n---\n") {
-			if strings.Contains(document, "kind: VirtualMachine\n") {
-				continue
-			}
-			objects, err := decodeStrictly([]byte(document))
-			require.NoError(t, err, file)
-			looked += len(objects)
-		}
-		require.Positive(t, looked, file)
-	}
-}
-
-func TestStrictDecodingBites(t *testing.T) {
-	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - name: " +
-		"x\n    image: x\n"
-	_, err := decodeStrictly([]byte(pod))
-	require.NoError(t, err)
-	for _, wrong := range []string{"    imagepullPolicy: Never\n",
-		"    readonlyRootFilesystem: true\n", "    image: y\n"} {
-		_, err := decodeStrictly([]byte(pod + wrong))
-		require.Error(t, err, wrong)
-	}
-}
-
 // containersOf returns all containers of a pod.
 func containersOf(pod *corev1.PodTemplateSpec) []corev1.Container {
 	return slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
@@ -150,15 +118,14 @@ func diskContainer(t *testing.T, pod *corev1.PodTemplateSpec) *corev1.Container 
 	return nil
 }
 
-// TestKubernetesExamples checks the examples like a cluster's API server and admission: strict
-// types, the restricted pod security standard, and that every reference has a target.
+// TestKubernetesExamples: every reference of the examples has a target. An API server looks at the
+// rest: TestManifestsOfPages.
 func TestKubernetesExamples(t *testing.T) {
 	all := readKubernetesExamples(t)
 	require.ElementsMatch(t, []string{"vm-env", "vm-files", "my-fedora-disk", "upload"},
 		keys(all.pods))
 	for name, pod := range all.pods {
 		t.Run(name, func(t *testing.T) {
-			require.Empty(t, restrictedViolations(&pod.Spec))
 			require.Empty(t, brokenReferences(pod, all))
 			c := diskContainer(t, pod)
 			require.True(t, *c.SecurityContext.ReadOnlyRootFilesystem)
@@ -245,98 +212,20 @@ func portNames(pod *corev1.PodTemplateSpec) (names []string) {
 	return names
 }
 
-// restrictedViolations lists the violations of the restricted pod security standard (policy
-// "restricted" of Kubernetes 1.25 and later).
-func restrictedViolations(pod *corev1.PodSpec) (found []string) {
-	bad := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
-	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
-		bad("a namespace of the host")
-	}
-	shared := pod.SecurityContext
-	if shared == nil {
-		shared = &corev1.PodSecurityContext{}
-	}
-	for _, v := range pod.Volumes {
-		s := v.VolumeSource
-		if s.ConfigMap == nil && s.CSI == nil && s.DownwardAPI == nil && s.EmptyDir == nil &&
-			s.Ephemeral == nil && s.PersistentVolumeClaim == nil &&
-			s.Projected == nil && s.Secret == nil {
-			bad("volume %s has a kind that is not allowed", v.Name)
-		}
-	}
-	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
-		own := c.SecurityContext
-		if own == nil {
-			own = &corev1.SecurityContext{}
-		}
-		if own.Privileged != nil && *own.Privileged {
-			bad("%s: privileged", c.Name)
-		}
-		if own.AllowPrivilegeEscalation == nil || *own.AllowPrivilegeEscalation {
-			bad("%s: privilege escalation", c.Name)
-		}
-		if own.Capabilities == nil || !slices.Contains(own.Capabilities.Drop, "ALL") {
-			bad("%s: capabilities are not dropped", c.Name)
-		} else if slices.ContainsFunc(own.Capabilities.Add,
-			func(c corev1.Capability) bool { return c != "NET_BIND_SERVICE" }) {
-			bad("%s: capabilities are added", c.Name)
-		}
-		nonRoot := shared.RunAsNonRoot
-		if own.RunAsNonRoot != nil {
-			nonRoot = own.RunAsNonRoot
-		}
-		if nonRoot == nil || !*nonRoot {
-			bad("%s: may run as root", c.Name)
-		}
-		for _, user := range []*int64{shared.RunAsUser, own.RunAsUser} {
-			if user != nil && *user == 0 {
-				bad("%s: runs as root", c.Name)
-			}
-		}
-		seccomp := shared.SeccompProfile
-		if own.SeccompProfile != nil {
-			seccomp = own.SeccompProfile
-		}
-		if seccomp == nil || seccomp.Type != corev1.SeccompProfileTypeRuntimeDefault &&
-			seccomp.Type != corev1.SeccompProfileTypeLocalhost {
-			bad("%s: no seccomp profile", c.Name)
-		}
-		if own.ProcMount != nil && *own.ProcMount != corev1.DefaultProcMount {
-			bad("%s: proc mount", c.Name)
-		}
-		for _, p := range c.Ports {
-			if p.HostPort != 0 {
-				bad("%s: host port", c.Name)
-			}
-		}
-	}
-	return found
-}
-
-func TestRestrictedRulesBite(t *testing.T) {
-	no := false
-	pod := corev1.PodSpec{
-		HostNetwork:     true,
-		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &no},
-		Volumes: []corev1.Volume{
-			{Name: "v", VolumeSource: corev1.VolumeSource{
-				HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}},
-		Containers: []corev1.Container{
-			{Name: "c", Ports: []corev1.ContainerPort{{HostPort: 1}}}},
-	}
-	require.Equal(t, []string{"a namespace of the host",
-		"volume v has a kind that is not allowed", "c: privilege escalation",
-		"c: capabilities are not dropped", "c: may run as root", "c: no seccomp profile",
-		"c: host port"}, restrictedViolations(&pod))
-}
-
-// brokenReferences lists the volumes, claims, secrets, keys and ports that a pod refers to but that
-// do not exist.
+// brokenReferences lists the claims, secrets, keys and ports that a pod refers to but that do not
+// exist, and the volumes that it does not use.
 func brokenReferences(pod *corev1.PodTemplateSpec, all kubernetesExamples) (found []string) {
 	bad := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
-	volumes, used := map[string]bool{}, map[string]bool{}
+	used := map[string]bool{}
+	for _, c := range containersOf(pod) {
+		for _, m := range c.VolumeMounts {
+			used[m.Name] = true
+		}
+	}
 	for _, v := range pod.Spec.Volumes {
-		volumes[v.Name] = true
+		if !used[v.Name] {
+			bad("nobody mounts volume %s", v.Name)
+		}
 		if v.Secret != nil && all.secrets[v.Secret.SecretName] == nil {
 			bad("volume %s: no secret %s", v.Name, v.Secret.SecretName)
 		}
@@ -345,12 +234,6 @@ func brokenReferences(pod *corev1.PodTemplateSpec, all kubernetesExamples) (foun
 		}
 	}
 	for _, c := range containersOf(pod) {
-		for _, m := range c.VolumeMounts {
-			used[m.Name] = true
-			if !volumes[m.Name] {
-				bad("%s: no volume %s", c.Name, m.Name)
-			}
-		}
 		for _, from := range c.EnvFrom {
 			if from.SecretRef == nil || all.secrets[from.SecretRef.Name] == nil {
 				bad("%s: envFrom without its secret", c.Name)
@@ -373,11 +256,6 @@ func brokenReferences(pod *corev1.PodTemplateSpec, all kubernetesExamples) (foun
 				}) {
 				bad("%s: a probe asks port %s", c.Name, p.HTTPGet.Port.String())
 			}
-		}
-	}
-	for name := range volumes {
-		if !used[name] {
-			bad("nobody mounts volume %s", name)
 		}
 	}
 	return found
