@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -39,8 +38,7 @@ type Reconciler struct {
 	// Keys are those that images must be signed by. nil: nothing is asked of any.
 	Keys Keys
 
-	mu   sync.Mutex
-	told map[types.NamespacedName]map[types.UID]string // guarded by mu; the last of each claim
+	told objects.Once
 }
 
 const (
@@ -100,7 +98,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	r.progress(ctx, all)
 	requeueAfter := time.Duration(0)
-	r.tell(req.NamespacedName, all)
+	r.tell(all)
 	for _, s := range all {
 		if s.requeueAfter > 0 && (requeueAfter == 0 || s.requeueAfter < requeueAfter) {
 			requeueAfter = s.requeueAfter
@@ -130,23 +128,18 @@ func statusOf(all []*state) (list []v1alpha1.ClaimStatus) {
 	return list[:min(len(list), maxListed)]
 }
 
-// tell sends an event of each claim whose state has changed, and at each quarter of the way.
-func (r *Reconciler) tell(image types.NamespacedName, all []*state) {
-	r.mu.Lock()
-	before := r.told[image]
-	if r.told == nil {
-		r.told = make(map[types.NamespacedName]map[types.UID]string)
+// tell sends an event of each claim for each new state, and at each quarter of the way.
+func (r *Reconciler) tell(all []*state) {
+	type news struct {
+		claim        types.UID
+		reason, what string
 	}
-	now := make(map[types.UID]string, len(all))
 	for _, s := range all {
-		now[s.claim.UID] = s.reason + quarter(s.progress)
-	}
-	if r.told[image] = now; len(now) == 0 {
-		delete(r.told, image)
-	}
-	r.mu.Unlock()
-	for _, s := range all {
-		if before[s.claim.UID] != now[s.claim.UID] {
+		n := news{s.claim.UID, s.reason, s.message}
+		if s.reason == v1alpha1.ReasonFilling {
+			n.what = quarter(s.progress)
+		}
+		if r.told.First(n) {
 			objects.EventAs(eventType, r.Events, s.claim, nil, s.reason, s.message)
 		}
 	}

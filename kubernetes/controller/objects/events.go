@@ -1,9 +1,13 @@
 package objects
 
 import (
+	"sync"
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/tools/events"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -92,4 +96,27 @@ func EventAs(kind func(reason string) string, r events.EventRecorder, object,
 		message = message[:maxNote-3] + "..."
 	}
 	r.Eventf(object, related, of, reason, action, "%s", message)
+}
+
+// Once remembers for an hour what was said or done, so that it is said or done once. Nothing else
+// depends on it: after a restart, it is empty. The zero value is ready.
+type Once struct {
+	made sync.Once
+	seen *cache.Expiring
+}
+
+// First reports whether something is new, and remembers it.
+func (o *Once) First(what any) bool {
+	known := o.Known(what)
+	if !known {
+		o.seen.Set(what, nil, time.Hour)
+	}
+	return !known
+}
+
+// Known reports whether something was there already.
+func (o *Once) Known(what any) bool {
+	o.made.Do(func() { o.seen = cache.NewExpiring() })
+	_, known := o.seen.Get(what)
+	return known
 }

@@ -53,7 +53,7 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 		if err := r.ungate(ctx, p, annotations(d.id, p)); err != nil {
 			return err
 		}
-		r.seen.note(client.ObjectKeyFromObject(d.id), p.UID, opened)
+		r.seen.First(note{client.ObjectKeyFromObject(d.id), p.UID, opened})
 	}
 	return nil
 }

@@ -3,8 +3,7 @@ package pod
 import (
 	"context"
 	"fmt"
-	"maps"
-	"sync"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,7 +24,7 @@ type Reconciler struct {
 	// Mover moves disks of type Local to pods. nil: nothing moves them.
 	Mover *local.Wishes
 
-	seen seen
+	seen objects.Once // notes
 }
 
 // waitingPod is a pod at its gate, and why it waits.
@@ -48,7 +47,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, err
 	}
-	waiting := r.seen.waiting(req.NamespacedName, pods)
+	waiting := slices.DeleteFunc(slices.Clone(pods), func(p objects.Asking) bool {
+		return !p.Waits() || r.seen.Known(note{req.NamespacedName, p.UID, opened})
+	})
 	if err != nil {
 		if len(waiting) == 0 {
 			return ctrl.Result{}, nil
@@ -109,7 +110,7 @@ func setMissing(p objects.Asking) *waitingPod {
 
 // tell sends an event about a waiting pod, unless it has sent the same before.
 func (r *Reconciler) tell(id types.NamespacedName, p objects.Asking, h *waitingPod) {
-	if r.seen.note(id, h.pod, h.reason) {
+	if r.seen.First(note{id, h.pod, h.reason}) {
 		objects.EventAs(eventType, r.Events, p.Pod, nil, h.reason, h.message)
 	}
 }
@@ -151,48 +152,13 @@ func newIdentity(name types.NamespacedName, set *v1alpha1.VMIdentitySet) *v1alph
 // maxLabel is the longest value of a label, in bytes.
 const maxLabel = 63
 
-// seen is what was last done about each waiting pod of each identity: the reason that people were
-// told, or opened. So people are told once, and a gate that the cache still has is not opened
-// again. Nothing else depends on it, and after a restart it is empty. The zero value is ready.
-type seen struct {
-	mu  sync.Mutex
-	ids map[types.NamespacedName]map[types.UID]string // guarded by mu
+// note is what was done about a waiting pod of an identity: the reason that people were told, or
+// opened. So people are told once, and a gate that the cache still has is not opened again.
+type note struct {
+	identity types.NamespacedName
+	pod      types.UID
+	what     string
 }
 
 // opened is noted for a pod once its gate was removed.
 const opened = "opened"
-
-// waiting returns the pods of an identity that are at their gates. It forgets the others.
-func (s *seen) waiting(id types.NamespacedName, pods []objects.Asking) (waiting []objects.Asking) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	known, gated := s.ids[id], make(map[types.UID]bool)
-	for _, p := range pods {
-		if !p.Waits() {
-			continue
-		}
-		if gated[p.UID] = true; known[p.UID] != opened {
-			waiting = append(waiting, p)
-		}
-	}
-	maps.DeleteFunc(known, func(u types.UID, _ string) bool { return !gated[u] })
-	if len(known) == 0 {
-		delete(s.ids, id)
-	}
-	return waiting
-}
-
-// note notes what is done about a pod, and reports whether that is new.
-func (s *seen) note(id types.NamespacedName, pod types.UID, what string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ids == nil {
-		s.ids = make(map[types.NamespacedName]map[types.UID]string)
-	}
-	if s.ids[id] == nil {
-		s.ids[id] = make(map[types.UID]string)
-	}
-	before := s.ids[id][pod]
-	s.ids[id][pod] = what
-	return before != what
-}
