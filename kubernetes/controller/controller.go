@@ -90,9 +90,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if kit.Snapshots, err = snapshot.Setup(mgr, kit); err != nil {
 		return err
 	}
-	var mover *local.Wishes
 	if o.MoveImage != "" {
-		mover = &local.Wishes{Live: kit.Live}
 		if err := local.Setup(mgr, kit); err != nil {
 			return err
 		}
@@ -107,7 +105,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}
 	}
 	return errors.Join(pet.Setup(mgr, kit), export.Setup(mgr, kit), service.Setup(mgr, kit),
-		identity.Setup(mgr, kit), pod.Setup(mgr, kit, mover), set.Setup(mgr, kit),
+		identity.Setup(mgr, kit), pod.Setup(mgr, kit), set.Setup(mgr, kit),
 		follow.Setup(mgr, kit, verifier), state.Setup(mgr, kit))
 }
 

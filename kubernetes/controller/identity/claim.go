@@ -21,10 +21,10 @@ import (
 // claim returns the identity's claim. It makes one unless the identity had one that was ready.
 func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, *wait, error) {
-	claim, err := r.findClaim(ctx, r.Client, id)
+	claim, err := objects.Claim(ctx, r.Client, id)
 	if err == nil && claim == nil && id.Status.CreationTime != nil {
 		// A claim that was made a moment ago may not be in the cache yet.
-		claim, err = r.findClaim(ctx, r.Live, id)
+		claim, err = objects.Claim(ctx, r.Live, id)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -40,13 +40,6 @@ func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 		return claim, nil, nil
 	}
 	return r.makeClaim(ctx, id)
-}
-
-// findClaim returns the claim with the identity's name, or nil.
-func (r *Reconciler) findClaim(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (
-	*corev1.PersistentVolumeClaim, error) {
-	return objects.Find[corev1.PersistentVolumeClaim](ctx, from, "claim",
-		client.ObjectKey{Namespace: id.Namespace, Name: v1alpha1.ClaimName(id.Name)})
 }
 
 // makeClaim makes the claim, unless the name of the secret is taken: see the package comment.
@@ -67,7 +60,7 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	}
 	if apierrors.IsAlreadyExists(err) {
 		// Another controller may have been faster: it makes the claim first.
-		if claim, err := r.findClaim(ctx, r.Live, id); claim != nil || err != nil {
+		if claim, err := objects.Claim(ctx, r.Live, id); claim != nil || err != nil {
 			return claim, nil, err
 		}
 		return nil, &wait{reason: v1alpha1.ReasonSecretForeign, poll: true,
@@ -80,7 +73,7 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	}
 	err = r.Create(ctx, claim, client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsAlreadyExists(err) {
-		claim, err := r.findClaim(ctx, r.Live, id)
+		claim, err := objects.Claim(ctx, r.Live, id)
 		if err == nil && claim == nil {
 			err = fmt.Errorf("claim %s: it was deleted just now", v1alpha1.ClaimName(id.Name))
 		}

@@ -50,7 +50,7 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 			fmt.Sprintf("VMIdentity %s begins from this disk and has no volume yet: it gets one "+
 				"when a pod starts with it, or delete it, too", clone)))
 	}
-	claim, err := r.findClaim(ctx, r.Live, before)
+	claim, err := objects.Claim(ctx, r.Live, before)
 	if err != nil {
 		return ctrl.Result{}, err
 	}

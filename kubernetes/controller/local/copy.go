@@ -150,7 +150,7 @@ func (r *Reconciler) gone(ctx context.Context, name string) (string, error) {
 	if name == "" {
 		return "", nil
 	}
-	node, err := (&Wishes{Live: r.Live}).node(ctx, name)
+	node, err := findNode(ctx, r.Live, name)
 	if err != nil {
 		return "", err
 	}

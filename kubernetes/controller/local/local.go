@@ -111,16 +111,14 @@ func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 
 // begin records a move in the status, if the disk should move.
 func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity,
-	gated []objects.Asking) (
-	*state, error) {
+	gated []objects.Asking) (*state, error) {
 	if controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove) {
 		if gone, err := r.clean(ctx, id); !gone || err != nil {
 			return stays(v1alpha1.ReasonStays, "what moved the disk is ending").
 				after(pollInterval), err
 		}
 	}
-	wishes := &Wishes{Live: r.Live}
-	to, err := wishes.to(ctx, id, gated)
+	to, err := target(ctx, r.Live, id, gated)
 	switch {
 	case err != nil:
 		return nil, err
@@ -132,7 +130,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity,
 		return stays(v1alpha1.ReasonInUse, "pod %s uses the disk: it is moved to node %s when the "+
 			"pod has ended", id.Status.UsedBy.Name, to), nil
 	}
-	node, err := wishes.node(ctx, to)
+	node, err := findNode(ctx, r.Live, to)
 	if err != nil {
 		return nil, err
 	}

@@ -145,10 +145,8 @@ func (r *Reconciler) keep(ctx context.Context, v *corev1.PersistentVolume) error
 		return nil
 	}
 	return r.change(ctx, v, func() {
-		if v.Annotations == nil {
-			v.Annotations = make(map[string]string)
-		}
-		v.Annotations[annotationReclaim] = string(v.Spec.PersistentVolumeReclaimPolicy)
+		metav1.SetMetaDataAnnotation(&v.ObjectMeta, annotationReclaim,
+			string(v.Spec.PersistentVolumeReclaimPolicy))
 		v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 	})
 }

@@ -13,16 +13,10 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// Wishes knows where disks should be.
-type Wishes struct {
-	// Live reads nodes, which are in no cache.
-	Live client.Reader
-}
-
 // MustWait returns why a pod has to wait for a move, or "". When the answer changes, so does the
-// identity's status or its annotations.
-func (w *Wishes) MustWait(ctx context.Context, id *v1alpha1.VMIdentity, pod objects.Asking) (
-	message string, err error) {
+// identity's status or its annotations. live reads nodes, which are in no cache.
+func MustWait(ctx context.Context, live client.Reader, id *v1alpha1.VMIdentity,
+	pod objects.Asking) (message string, err error) {
 	if id.Spec.Type != v1alpha1.Local {
 		return "", nil
 	}
@@ -33,17 +27,17 @@ func (w *Wishes) MustWait(ctx context.Context, id *v1alpha1.VMIdentity, pod obje
 			"keeps the disk on %s: change one of them", wants, v1alpha1.AnnotationMoveTo, id.Name,
 			asked), nil
 	}
-	to, err := w.to(ctx, id, []objects.Asking{pod})
+	to, err := target(ctx, live, id, []objects.Asking{pod})
 	if to == "" || err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("its disk is moved to node %s first", to), nil
 }
 
-// to returns the node that a disk should move to, or "" if it is in the right place. A disk without
-// a volume is made where it is needed.
-func (w *Wishes) to(ctx context.Context, id *v1alpha1.VMIdentity, waiting []objects.Asking) (
-	string, error) {
+// target returns the node that a disk should move to, or "" if it is in the right place. A disk
+// without a volume is made where it is needed.
+func target(ctx context.Context, live client.Reader, id *v1alpha1.VMIdentity,
+	waiting []objects.Asking) (string, error) {
 	if !meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
 		return "", nil
 	}
@@ -55,16 +49,16 @@ func (w *Wishes) to(ctx context.Context, id *v1alpha1.VMIdentity, waiting []obje
 		return to, nil
 	}
 	// The label of a node may differ from its name.
-	node, err := w.node(ctx, id.Status.NodeName)
+	node, err := findNode(ctx, live, id.Status.NodeName)
 	if err != nil || node != nil && node.Labels[corev1.LabelHostname] == to {
 		return "", err
 	}
 	return to, nil
 }
 
-// node returns a node, or nil if there is none.
-func (w *Wishes) node(ctx context.Context, name string) (*corev1.Node, error) {
-	return objects.Find[corev1.Node](ctx, w.Live, "node", client.ObjectKey{Name: name})
+// findNode returns a node, or nil if there is none.
+func findNode(ctx context.Context, live client.Reader, name string) (*corev1.Node, error) {
+	return objects.Find[corev1.Node](ctx, live, "node", client.ObjectKey{Name: name})
 }
 
 // wish returns where a disk should be: where its identity says, or else where the first waiting pod

@@ -207,7 +207,7 @@ func (w *world) converge() {
 		others := ours
 		others.Client, others.Live = other, otherLive
 		return []reconciler{
-			&pod.Reconciler{Kit: others, Mover: &local.Wishes{Live: otherLive}},
+			&pod.Reconciler{Kit: others},
 			&local.Reconciler{Kit: ours}, &identity.Reconciler{Kit: others},
 		}
 	}

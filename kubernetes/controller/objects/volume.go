@@ -22,6 +22,13 @@ func Volume(ctx context.Context, from client.Reader, name string, uid types.UID)
 	return v, nil
 }
 
+// Claim returns the claim of an identity, or nil.
+func Claim(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (
+	*corev1.PersistentVolumeClaim, error) {
+	return Find[corev1.PersistentVolumeClaim](ctx, from, "claim", client.ObjectKey{
+		Namespace: id.Namespace, Name: v1alpha1.ClaimName(id.Name)})
+}
+
 // DeleteClaim deletes a claim whose disk may go. Kubernetes keeps it while a pod has it.
 func DeleteClaim(ctx context.Context, c client.Client, claim *corev1.PersistentVolumeClaim) error {
 	if err := ReleaseClaim(ctx, c, claim); err != nil || claim.DeletionTimestamp != nil {

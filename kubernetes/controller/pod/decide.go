@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/local"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
@@ -216,8 +217,8 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 			"attachment Service still has the disk: the message of its condition Served says why",
 			id.Name)
 	}
-	if r.Mover != nil {
-		message, err := r.Mover.MustWait(ctx, id, p)
+	if r.Options.MoveImage != "" {
+		message, err := local.MustWait(ctx, r.Live, id, p)
 		if err != nil {
 			return nil, err
 		}
@@ -258,8 +259,7 @@ func (r *Reconciler) differs(ctx context.Context, id *v1alpha1.VMIdentity,
 		return "", nil
 	}
 	// Admission believed status.hydratedClaim. Now the claim counts.
-	claim, err := objects.Find[corev1.PersistentVolumeClaim](ctx, r.Live, "claim",
-		client.ObjectKey{Namespace: id.Namespace, Name: v1alpha1.ClaimName(id.Name)})
+	claim, err := objects.Claim(ctx, r.Live, id)
 	if err != nil || claim != nil && id.NeedsNoImage(claim.UID) {
 		return "", err
 	}

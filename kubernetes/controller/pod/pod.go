@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/controller/local"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
@@ -21,9 +20,6 @@ import (
 // which pod gets a disk.
 type Reconciler struct {
 	objects.Kit
-	// Mover moves disks of type Local to pods. nil: nothing moves them.
-	Mover *local.Wishes
-
 	seen objects.Once // notes
 }
 

@@ -5,7 +5,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,23 +14,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/controller/local"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // indexWaiting finds the pods that wait for a set.
 const indexWaiting = v1alpha1.Group + "/pod-waits-for-set"
 
-// Setup adds the controller to a manager, whose cache has objects.IndexIdentity of pods. Without a
-// mover, no disks are moved.
-func Setup(mgr ctrl.Manager, kit objects.Kit, mover *local.Wishes) error {
+// Setup adds the controller to a manager, whose cache has objects.IndexIdentity of pods.
+func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 	// A cache that is not started yet waits for nothing.
 	err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Pod{}, indexWaiting,
 		byWaiting)
 	if err != nil {
 		return err
 	}
-	r := &Reconciler{Kit: kit, Mover: mover}
+	r := &Reconciler{Kit: kit}
 	return r.For(mgr, "pod", &v1alpha1.VMIdentity{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.Identities)).
@@ -67,23 +64,13 @@ func byWaiting(o client.Object) []string {
 }
 
 // waitingFor returns the identities whose pods wait for a set.
-func (r *Reconciler) waitingFor(ctx context.Context, set client.Object) []reconcile.Request {
+func (r *Reconciler) waitingFor(ctx context.Context, set client.Object) (all []reconcile.Request) {
 	var pods corev1.PodList
 	// The cache does not fail once it has started.
 	_ = r.List(ctx, &pods, client.InNamespace(set.GetNamespace()),
 		client.MatchingFields{indexWaiting: set.GetName()})
-	var names []string
 	for i := range pods.Items {
-		names = append(names, objects.ByIdentity(&pods.Items[i])...)
-	}
-	return requests(set.GetNamespace(), names)
-}
-
-func requests(namespace string, names []string) []reconcile.Request {
-	var all []reconcile.Request
-	for _, name := range names {
-		all = append(all, reconcile.Request{
-			NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}})
+		all = append(all, objects.Identities(ctx, &pods.Items[i])...)
 	}
 	return all
 }

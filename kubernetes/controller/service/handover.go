@@ -55,10 +55,7 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 	asked := string(request)
 	if pod.Annotations[v1alpha1.AnnotationHandoverRequest] != asked {
 		with := pod.DeepCopy()
-		if with.Annotations == nil {
-			with.Annotations = map[string]string{}
-		}
-		with.Annotations[v1alpha1.AnnotationHandoverRequest] = asked
+		metav1.SetMetaDataAnnotation(&with.ObjectMeta, v1alpha1.AnnotationHandoverRequest, asked)
 		if err := r.Client.Patch(ctx, with, client.MergeFrom(pod),
 			client.FieldOwner(v1alpha1.FieldManager)); err != nil {
 			return nil, false, fmt.Errorf("pod %s: %w", pod.Name, err)

@@ -188,8 +188,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll b
 
 // needsImage reports whether the disk of an identity needs its image.
 func (r *Reconciler) needsImage(ctx context.Context, id *v1alpha1.VMIdentity) (bool, error) {
-	claim, err := objects.Find[corev1.PersistentVolumeClaim](ctx, r.Client, "claim",
-		client.ObjectKey{Namespace: id.Namespace, Name: id.Status.ClaimName})
+	claim, err := objects.Claim(ctx, r.Client, id)
 	return !(id.Spec.Population == v1alpha1.Snapshot || claim != nil &&
 		id.NeedsNoImage(claim.UID)), err
 }

@@ -126,8 +126,7 @@ func (r *Disks) begin(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name 
 		return failing(v1alpha1.ReasonInvalid, "VMIdentity %s has type Local, and Local disks "+
 			"have no snapshots", id.Name), nil
 	}
-	claim, err := objects.Find[corev1.PersistentVolumeClaim](ctx, r.Live, "claim",
-		client.ObjectKey{Namespace: s.Namespace, Name: v1alpha1.ClaimName(id.Name)})
+	claim, err := objects.Claim(ctx, r.Live, id)
 	if err != nil {
 		return outcome{}, err
 	}

@@ -57,8 +57,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	// The claim comes before the pod: one that still has the pod is the claim that the pod has.
-	claim, err := objects.Find[corev1.PersistentVolumeClaim](ctx, r.Client, "claim",
-		client.ObjectKey{Namespace: before.Namespace, Name: v1alpha1.ClaimName(before.Name)})
+	claim, err := objects.Claim(ctx, r.Client, before)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
