@@ -27,8 +27,16 @@ type Calls struct {
 // errLost is a broken connection.
 var errLost = errors.New("the connection to the API server is lost")
 
-func (c *Calls) count(n *int, do func() error, write bool) error {
-	*n++
+// Client is a client whose requests are counted.
+func (c *Calls) Client(of client.WithWatch) client.WithWatch { return intercept(of, c.request) }
+
+func (c *Calls) request(r request, do func() error) error {
+	write := r.verb != "get" && r.verb != "list"
+	if write {
+		c.Writes++
+	} else {
+		c.Reads++
+	}
 	c.writes = append(c.writes, write)
 	if c.Reads+c.Writes != c.Fail {
 		return do()
@@ -42,17 +50,6 @@ func (c *Calls) count(n *int, do func() error, write bool) error {
 		return c.Err
 	}
 	return errLost
-}
-
-// Client is a client whose requests are counted.
-func (c *Calls) Client(of client.WithWatch) client.WithWatch {
-	return intercept(of, func(r request, do func() error) error {
-		write := r.verb != "get" && r.verb != "list"
-		if write {
-			return c.count(&c.Writes, do, write)
-		}
-		return c.count(&c.Reads, do, write)
-	})
 }
 
 // Conflict is the API server's answer to a write of an object that somebody else has written.

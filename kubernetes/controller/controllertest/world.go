@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -42,25 +41,18 @@ type Index struct {
 type World struct {
 	Client, Live, Base client.WithWatch
 
-	// FailAt is the number of the request that fails, counted from 1; 0: none does. With
-	// Afterwards, the request is carried out and then fails.
-	FailAt     int
-	Afterwards bool
+	// Calls are the requests of controllers, of which one may fail.
+	Calls *Calls
 	// Refuse is called before each request that makes or changes an object, unless it is nil.
 	Refuse func(verb string, object any) error
 	// Check is called after each request that changed something, unless it is nil.
 	Check func()
 
-	mu       sync.Mutex
-	requests int
-	writes   int
-	made     map[string]int
-	uid      int
-	events   []string
+	writes int
+	made   map[string]int
+	uid    int
+	events []string
 }
-
-// errFault is the error of the request that fails.
-var errFault = errors.New("the request fails, as the test wants it")
 
 // New makes a world with objects.
 func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
@@ -82,7 +74,7 @@ func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
 	for _, i := range indexes {
 		b = b.WithIndex(i.Object, i.Field, i.Of)
 	}
-	w := &World{Base: b.Build(), made: make(map[string]int)}
+	w := &World{Base: b.Build(), Calls: new(Calls), made: make(map[string]int)}
 	w.Allow(t, Settings{})
 	for _, o := range objects {
 		w.Make(t, o)
@@ -93,7 +85,9 @@ func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
 // Allow gives controllers the rights that they have with other settings of the chart than none.
 func (w *World) Allow(t testing.TB, s Settings) {
 	t.Helper()
-	role, base := RoleOf(t, s), intercept(w.Base, w.request)
+	role, base := RoleOf(t, s), intercept(w.Base, func(r request, do func() error) error {
+		return w.Calls.request(r, func() error { return w.request(r, do) })
+	})
 	w.Client, w.Live = role.Cache(base), role.Live(base)
 }
 
@@ -105,9 +99,6 @@ func (w *World) Make(t testing.TB, o client.Object) {
 		t.Fatal(err)
 	}
 }
-
-// Requests is how many requests there were.
-func (w *World) Requests() int { return w.requests }
 
 // Writes is how many requests changed something.
 func (w *World) Writes() int { return w.writes }
@@ -138,15 +129,8 @@ func (w *World) born(o client.Object) {
 	}
 }
 
-// request counts a request, and carries it out or fails as the test wants.
+// request carries out a request, unless the test refuses it.
 func (w *World) request(r request, do func() error) error {
-	w.mu.Lock()
-	w.requests++
-	fails := w.requests == w.FailAt
-	w.mu.Unlock()
-	if fails && !w.Afterwards {
-		return errFault
-	}
 	verb := strings.TrimSpace(r.verb + " " + r.sub)
 	if w.Refuse != nil && (r.changes() || r.dry && w.absent(r) == nil) {
 		if err := w.Refuse(verb, r.object); err != nil {
@@ -164,18 +148,13 @@ func (w *World) request(r request, do func() error) error {
 		err = do()
 	}
 	if err == nil && r.changes() {
-		w.mu.Lock()
 		w.writes++
 		if kind, err := r.kind(w.Base); r.verb == "create" && err == nil {
 			w.made[kind.Kind]++
 		}
-		w.mu.Unlock()
 		if w.Check != nil {
 			w.Check()
 		}
-	}
-	if fails {
-		return errFault
 	}
 	return err
 }
@@ -224,7 +203,7 @@ func (w *World) Settle(t testing.TB, start func() []Reconciler, names ...string)
 			return
 		}
 	}
-	t.Fatalf("it does not settle: %d requests, %d writes", w.requests, w.writes)
+	t.Fatalf("it does not settle: %d reads, %d writes", w.Calls.Reads, w.writes)
 }
 
 // Class is a storage class.

@@ -1,7 +1,6 @@
 package pod
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -152,20 +151,12 @@ func story(t *testing.T, w *controllertest.World, kind func(*v1alpha1.VMIdentity
 // Each request of the whole story fails once, and the process then starts anew. The end is the same
 // as without the failure. The UUID is fixed because that takes one more step.
 func TestEveryRequestFailsOnce(t *testing.T) {
-	for _, afterwards := range []bool{false, true} {
-		last := 0
-		for n := 1; ; n++ {
-			w := newWorld(t)
-			w.FailAt, w.Afterwards = n, afterwards
-			t.Run(fmt.Sprintf("request %d, carried out %t", n, afterwards),
-				func(t *testing.T) { story(t, w, fixedUUID) })
-			if t.Failed() || w.Requests() < n {
-				break
-			}
-			last = n
-		}
-		require.Greater(t, last, 30, "the story has more requests than that")
-	}
+	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t)
+		w.Calls = calls
+		story(t, w, fixedUUID)
+		require.Greater(t, calls.Reads+calls.Writes, 30)
+	})
 }
 
 // A settled state is left alone.

@@ -51,29 +51,24 @@ func status(t *testing.T, w *controllertest.World) v1alpha1.VMIdentitySetStatus 
 }
 
 func TestCountsAndGrows(t *testing.T) {
-	for n := 0; ; n++ {
+	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
 		set := &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"},
 			Spec: v1alpha1.DiskSpec{Size: size("20Gi")}}
 		w := newWorld(t, set, newIdentity("a", "set", size("10Gi"), true),
 			newIdentity("b", "set", size("30Gi"), false), newIdentity("c", "set", nil, true),
 			newIdentity("d", "other", size("1Gi"), true), controllertest.DefaultClass())
-		w.FailAt = n
+		w.Calls = calls
 		settle(t, w, nil)
 		require.EqualValues(t, 3, status(t, w).Identities)
 		require.EqualValues(t, 2, status(t, w).ReadyIdentities)
 		require.True(t, meta.IsStatusConditionTrue(status(t, w).Conditions, "Ready"))
 		for name, want := range map[string]string{
 			"a": "20Gi", "b": "30Gi", "c": "20Gi", "d": "1Gi"} {
-			id := &v1alpha1.VMIdentity{}
-			require.NoError(t, w.Base.Get(t.Context(),
-				client.ObjectKey{Namespace: "test", Name: name}, id))
+			id := controllertest.Get(t, w.Base, "test", name, &v1alpha1.VMIdentity{})
 			require.Equal(t, want, id.Spec.Size.String(), name)
 		}
 		require.Equal(t, 3, w.Writes())
-		if w.Requests() < n {
-			return
-		}
-	}
+	})
 }
 
 func TestUsageTypeUnknown(t *testing.T) {

@@ -115,7 +115,7 @@ func TestUntilComplete(t *testing.T) {
 	require.Equal(t, "192.0.2.7:9270", a.asked[0])
 
 	a.luns = copied
-	a.FailAt = a.Requests() + 5 // the write of the answer
+	a.Calls.Fail = a.Calls.Reads + a.Calls.Writes + 5 // the write of the answer
 	is, _ = a.reconcile()
 	require.Equal(t, "error", is)
 	a.restart()
