@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -204,6 +205,45 @@ func (w *World) Settle(t testing.TB, start func() []Reconciler, names ...string)
 		}
 	}
 	t.Fatalf("it does not settle: %d reads, %d writes", w.Calls.Reads, w.writes)
+}
+
+// Scheme has our types, those of pods and claims, and more. It has few, because a fake client goes
+// through all of them at each request.
+func Scheme(more ...func(*runtime.Scheme) error) *runtime.Scheme {
+	s := runtime.NewScheme()
+	for _, add := range append(more, corev1.AddToScheme, v1alpha1.AddToScheme) {
+		_ = add(s) // a missing type makes every test fail
+	}
+	return s
+}
+
+// PodOf makes a pod of a Job.
+func PodOf(t testing.TB, c client.Client, job *batchv1.Job) *corev1.Pod {
+	t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: job.Namespace,
+		GenerateName: job.Name + "-", Labels: job.Spec.Template.Labels,
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job",
+			Name: job.Name, UID: job.UID, Controller: new(true)}}}}
+	require.NoError(t, c.Create(t.Context(), pod))
+	return pod
+}
+
+// EndJob lets a Job end, and a pod of it, which says something at its end.
+func EndJob(t testing.TB, c client.Client, job *batchv1.Job, how batchv1.JobConditionType,
+	says string) {
+	t.Helper()
+	pod := PodOf(t, c, job)
+	pod.Status.Phase = corev1.PodSucceeded
+	code := int32(0)
+	if how == batchv1.JobFailed {
+		pod.Status.Phase, code = corev1.PodFailed, 1
+	}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
+		Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: says}}}}
+	require.NoError(t, c.Status().Update(t.Context(), pod))
+	job.Status.Conditions = []batchv1.JobCondition{{Type: how, Status: corev1.ConditionTrue,
+		LastTransitionTime: metav1.Now()}}
+	require.NoError(t, c.Status().Update(t.Context(), job))
 }
 
 // Class is a storage class.

@@ -2,7 +2,6 @@ package export
 
 import (
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -10,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -30,14 +28,7 @@ const (
 // pushed is the digest that the command says.
 var pushed = "sha256:" + strings.Repeat("b", 64)
 
-var scheme = sync.OnceValue(func() *runtime.Scheme {
-	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, batchv1.AddToScheme,
-		v1alpha1.AddToScheme} {
-		_ = add(s) // a missing type makes every test fail
-	}
-	return s
-})
+var scheme = controllertest.Scheme(batchv1.AddToScheme)
 
 // world is an API server with an identity that nobody uses, and an export.
 type world struct {
@@ -55,7 +46,7 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 	id.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBound,
 		Status: metav1.ConditionTrue}}
 	w := &world{t: t}
-	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme()).WithObjects(id).
+	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme).WithObjects(id).
 		WithStatusSubresource(id, &batchv1.Job{}, &corev1.Pod{}).Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Exports: true})
 	c := role.Cache(calls.Client(w.WithWatch))
@@ -122,28 +113,7 @@ func (w *world) change(change func(id *v1alpha1.VMIdentity)) {
 // ends lets the pod of the only Job end with a message, and the Job with it.
 func (w *world) ends(how batchv1.JobConditionType, says string) {
 	w.t.Helper()
-	job := w.jobs()[0]
-	pod := w.pod(job)
-	pod.Status.Phase = corev1.PodSucceeded
-	code := int32(0)
-	if how == batchv1.JobFailed {
-		pod.Status.Phase, code = corev1.PodFailed, 1
-	}
-	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
-		Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: says}}}}
-	require.NoError(w.t, w.Status().Update(w.t.Context(), pod))
-	job.Status.Conditions = []batchv1.JobCondition{{Type: how, Status: corev1.ConditionTrue}}
-	require.NoError(w.t, w.Status().Update(w.t.Context(), &job))
-}
-
-// pod makes the pod of a Job.
-func (w *world) pod(job batchv1.Job) *corev1.Pod {
-	w.t.Helper()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: job.Name + "-x",
-		Labels: job.Spec.Template.Labels, OwnerReferences: []metav1.OwnerReference{{Kind: "Job",
-			APIVersion: "batch/v1", Name: job.Name, UID: job.UID, Controller: new(true)}}}}
-	require.NoError(w.t, w.Create(w.t.Context(), pod))
-	return pod
+	controllertest.EndJob(w.t, w, &w.jobs()[0], how, says)
 }
 
 // TestExport: whichever write fails, one Job commits the disk, which belongs to it before the Job
@@ -258,7 +228,7 @@ func TestExportFails(t *testing.T) {
 func TestExportIsGivenUp(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls))
 	w.settle()
-	pod := w.pod(w.jobs()[0])
+	pod := controllertest.PodOf(t, w, &w.jobs()[0])
 	w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Export = nil })
 	// The cache does not know the Job yet.
 	cache := w.r.Client

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,7 +17,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -38,14 +36,7 @@ const ns = "default"
 var (
 	image  = "registry.example.com/fedora@sha256:" + strings.Repeat("a", 64)
 	digest = "sha256:" + strings.Repeat("a", 64)
-	scheme = sync.OnceValue(func() *runtime.Scheme {
-		s := runtime.NewScheme()
-		for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, batchv1.AddToScheme,
-			storagev1.AddToScheme, v1alpha1.AddToScheme} {
-			_ = add(s) // a missing type makes every test fail
-		}
-		return s
-	})
+	scheme = controllertest.Scheme(batchv1.AddToScheme, storagev1.AddToScheme)
 )
 
 // world is an API server with a VMImage and a claim that begins from it, and Kubernetes' work on
@@ -65,7 +56,7 @@ type world struct {
 func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 	t.Helper()
 	w := &world{t: t, events: events.NewFakeRecorder(1000)}
-	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme()).
+	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme).
 		WithIndex(&corev1.PersistentVolumeClaim{}, indexImage, byImage).
 		WithStatusSubresource(&v1alpha1.VMImage{}, &batchv1.Job{}, &corev1.Pod{},
 			&corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}).
@@ -171,27 +162,11 @@ func (w *world) kubernetes() {
 
 func (w *world) end(job *batchv1.Job) {
 	w.t.Helper()
-	how, phase, code, says := batchv1.JobComplete, corev1.PodSucceeded, int32(0), digest
 	if w.fails != "" {
-		how, phase, code, says = batchv1.JobFailed, corev1.PodFailed, 1, w.fails
+		controllertest.EndJob(w.t, w, job, batchv1.JobFailed, w.fails)
+		return
 	}
-	pod := w.pod(job)
-	pod.Status.Phase = phase
-	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
-		Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: says}}}}
-	require.NoError(w.t, w.Status().Update(w.t.Context(), pod))
-	job.Status.Conditions = []batchv1.JobCondition{{Type: how, Status: corev1.ConditionTrue,
-		LastTransitionTime: metav1.Now()}}
-	require.NoError(w.t, w.Status().Update(w.t.Context(), job))
-}
-
-func (w *world) pod(job *batchv1.Job) *corev1.Pod {
-	w.t.Helper()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "x",
-		Labels: job.Spec.Template.Labels, OwnerReferences: []metav1.OwnerReference{{Kind: "Job",
-			APIVersion: "batch/v1", Name: job.Name, UID: job.UID, Controller: new(true)}}}}
-	w.create(pod)
-	return pod
+	controllertest.EndJob(w.t, w, job, batchv1.JobComplete, digest)
 }
 
 func (w *world) reconcile() {
@@ -285,7 +260,7 @@ func TestProgress(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls))
 	w.held = true
 	w.settle()
-	pod := w.pod(w.job())
+	pod := controllertest.PodOf(t, w, w.job())
 	pod.Status.Phase, pod.Status.PodIP = corev1.PodRunning, "192.0.2.7"
 	require.NoError(t, w.Status().Update(t.Context(), pod))
 	for _, c := range []struct {

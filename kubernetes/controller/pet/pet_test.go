@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,6 +26,8 @@ const image = "registry.example.com/fedora@sha256:" +
 
 var name = client.ObjectKey{Namespace: "default", Name: "fedora"}
 
+var scheme = controllertest.Scheme(appsv1.AddToScheme)
+
 // world is an API server without admission, and the reconciler.
 type world struct {
 	t *testing.T
@@ -37,11 +38,8 @@ type world struct {
 
 func newWorld(t *testing.T, calls *controllertest.Calls, all ...client.Object) *world {
 	t.Helper()
-	s := runtime.NewScheme()
-	require.NoError(t, clientgoscheme.AddToScheme(s))
-	require.NoError(t, v1alpha1.AddToScheme(s))
 	w := &world{t: t, events: make(chan string, 100)}
-	w.WithWatch = fake.NewClientBuilder().WithScheme(s).WithObjects(all...).
+	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme).WithObjects(all...).
 		WithStatusSubresource(&v1alpha1.VMPet{}, &appsv1.StatefulSet{}, &v1alpha1.VMIdentity{}).
 		Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Pets: true})

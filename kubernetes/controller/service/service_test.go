@@ -3,7 +3,6 @@ package service
 import (
 	"context"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,7 +12,6 @@ import (
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -55,7 +53,6 @@ type world struct {
 
 func newWorld(t *testing.T, calls *controllertest.Calls, change func(*v1alpha1.VMIdentity)) *world {
 	t.Helper()
-	s := scheme()
 	id := &v1alpha1.VMIdentity{
 		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: "u-1",
 			Generation: 1, Annotations: map[string]string{},
@@ -70,7 +67,7 @@ func newWorld(t *testing.T, calls *controllertest.Calls, change func(*v1alpha1.V
 	w := &world{t: t, calls: calls, events: make(chan string, 1000)}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: made.Namespace,
 		Name: made.Name}}
-	w.WithWatch = fake.NewClientBuilder().WithScheme(s).WithObjects(id, secret).
+	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme).WithObjects(id, secret).
 		WithStatusSubresource(id, &appsv1.Deployment{}, &corev1.Pod{},
 			&corev1.PersistentVolumeClaim{}).Build()
 	volumes := id.Annotations[v1alpha1.AnnotationVolumeClaim] != ""
@@ -89,15 +86,7 @@ func newWorld(t *testing.T, calls *controllertest.Calls, change func(*v1alpha1.V
 	return w
 }
 
-// scheme has few types: the fake client makes a list of all of them at each request.
-var scheme = sync.OnceValue(func() *runtime.Scheme {
-	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme,
-		v1alpha1.AddToScheme} {
-		_ = add(s) // a missing type makes every test fail
-	}
-	return s
-})
+var scheme = controllertest.Scheme(appsv1.AddToScheme)
 
 // follow does the work of the daemon on the annotation of its pod.
 func (w *world) follow() {

@@ -40,7 +40,7 @@ func newKept(t *testing.T, calls *controllertest.Calls) *kept {
 		Name: "monday", UID: "monday"}}
 	s.Spec.IdentityName = "vm1"
 	k := &kept{t: t, events: make(chan string, 1000)}
-	k.WithWatch = fake.NewClientBuilder().WithScheme(scheme()).WithObjects(id, claim, s).
+	k.WithWatch = fake.NewClientBuilder().WithScheme(scheme).WithObjects(id, claim, s).
 		WithStatusSubresource(&v1alpha1.VMIdentity{}, &v1alpha1.VMIdentitySnapshot{}).Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Snapshots: true})
 	c := role.Cache(calls.Client(k.WithWatch))

@@ -1,7 +1,6 @@
 package snapshot
 
 import (
-	"sync"
 	"testing"
 	"time"
 
@@ -29,17 +28,11 @@ import (
 const image = "registry.example.com/fedora@sha256:" +
 	"a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
 
-// scheme has few types: the fake client makes a list of all of them at each request.
-var scheme = sync.OnceValue(func() *runtime.Scheme {
-	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, batchv1.AddToScheme,
-		v1alpha1.AddToScheme} {
-		_ = add(s) // a missing type makes every test fail
-	}
+var scheme = controllertest.Scheme(batchv1.AddToScheme, func(s *runtime.Scheme) error {
 	s.AddKnownTypeWithName(source.SnapshotKind, &unstructured.Unstructured{})
 	s.AddKnownTypeWithName(source.SnapshotKind.GroupVersion().WithKind("VolumeSnapshotList"),
 		&unstructured.UnstructuredList{})
-	return s
+	return nil
 })
 
 // world is an API server with a snapshot driver and the Job controller. The driver takes a moment,
@@ -66,8 +59,8 @@ func newWorld(t *testing.T, calls *controllertest.Calls, names ...string) *world
 			Spec: v1alpha1.VMIdentitySpec{DiskSpec: v1alpha1.DiskSpec{Image: image,
 				Population: v1alpha1.Snapshot}}})
 	}
-	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme()).WithObjects(all...).
-		WithStatusSubresource(&v1alpha1.VMIdentity{}, &batchv1.Job{}).Build()
+	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme).WithObjects(all...).
+		WithStatusSubresource(&v1alpha1.VMIdentity{}, &batchv1.Job{}, &corev1.Pod{}).Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Snapshots: true})
 	c := role.Cache(calls.Client(w.WithWatch))
 	w.r = &Reconciler{objects.Kit{Client: c, Snapshots: c,
@@ -109,19 +102,11 @@ func (w *world) kubernetes() bool {
 		require.NoError(w.t, w.Update(ctx, job))
 		return true
 	case hasClaim && objects.Ended(job).Type == "":
-		c := batchv1.JobCondition{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}
 		if w.jobFails != "" {
-			c.Type, c.LastTransitionTime = batchv1.JobFailed, metav1.Now()
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
-				Name: "pod-" + string(job.UID), Labels: job.Spec.Template.Labels,
-				OwnerReferences: []metav1.OwnerReference{ofJob(job)}}}
-			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
-				Terminated: &corev1.ContainerStateTerminated{ExitCode: 1,
-					Message: "fetching\n" + w.jobFails + "\n"}}}}
-			require.NoError(w.t, w.Create(ctx, pod))
+			controllertest.EndJob(w.t, w, job, batchv1.JobFailed, "fetching\n"+w.jobFails+"\n")
+			return true
 		}
-		job.Status.Conditions = append(job.Status.Conditions, c)
-		require.NoError(w.t, w.Status().Update(ctx, job))
+		controllertest.EndJob(w.t, w, job, batchv1.JobComplete, "")
 		return true
 	case hasSnapshot:
 		ready, _, problem := source.SnapshotState(snapshot)
