@@ -30,11 +30,9 @@ func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 		return nil, nil, err
 	}
 	if claim == nil && id.Status.CreationTime != nil {
-		why := &wait{reason: v1alpha1.ReasonClaimMissing, message: fmt.Sprintf("the claim %s was "+
-			"deleted, and the data with it: restore the claim from a backup, or delete this "+
-			"VMIdentity, and its pod gets a new disk", v1alpha1.ClaimName(id.Name)), poll: true}
-		setBound(id, metav1.ConditionFalse, why.reason, why.message)
-		return nil, why, nil
+		return nil, unusable(id, v1alpha1.ReasonClaimMissing, "the claim %s was deleted, and the "+
+			"data with it: restore the claim from a backup, or delete this VMIdentity, and its "+
+			"pod gets a new disk", v1alpha1.ClaimName(id.Name)), nil
 	}
 	if claim != nil {
 		return claim, nil, nil
@@ -211,41 +209,35 @@ func controls(o metav1.OwnerReference) bool { return o.Controller != nil && *o.C
 
 // inspect records the state of a claim in the status. It returns why the claim cannot be used.
 func (r *Reconciler) inspect(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim) *wait {
-	if !metav1.IsControlledBy(claim, id) {
-		why := &wait{reason: v1alpha1.ReasonClaimForeign, poll: true,
-			message: fmt.Sprintf("the claim %s exists and is not of this VMIdentity: give the "+
-				"VMIdentity another name; or, if the claim has this disk, for example from a "+
-				"backup: `kubectl annotate pvc %s '%s=%s'`", claim.Name, claim.Name,
-				v1alpha1.AnnotationContent, id.Spec.Content())}
-		if ownedByAnother(claim, id) {
-			why.message = fmt.Sprintf("the claim %s belongs to another object: give the "+
-				"VMIdentity another name", claim.Name)
-		}
-		setBound(id, metav1.ConditionFalse, why.reason, why.message)
-		return why
-	}
 	says := claim.Annotations[v1alpha1.AnnotationContent]
+	switch {
+	case metav1.IsControlledBy(claim, id):
+	case ownedByAnother(claim, id):
+		return unusable(id, v1alpha1.ReasonClaimForeign, "the claim %s belongs to another object: "+
+			"give the VMIdentity another name", claim.Name)
+	default:
+		return unusable(id, v1alpha1.ReasonClaimForeign, "the claim %s exists and is not of this "+
+			"VMIdentity: give the VMIdentity another name; or, if the claim has this disk, for "+
+			"example from a backup: `kubectl annotate pvc %[1]s '%s=%s'`", claim.Name,
+			v1alpha1.AnnotationContent, id.Spec.Content())
+	}
 	if says != "" && says != id.Spec.Content() { // somebody has changed it
-		why := &wait{reason: v1alpha1.ReasonImageDiffers, poll: true, message: fmt.Sprintf("the "+
-			"claim %s says that it has the disk %q, and that of this VMIdentity is %q: delete the "+
-			"claim; or, if it has the right disk, correct its annotation %s", claim.Name, says,
-			id.Spec.Content(), v1alpha1.AnnotationContent)}
-		setBound(id, metav1.ConditionFalse, why.reason, why.message)
-		return why
+		return unusable(id, v1alpha1.ReasonImageDiffers, "the claim %s says that it has the disk "+
+			"%q, and that of this VMIdentity is %q: delete the claim; or, if it has the right "+
+			"disk, correct its annotation %s", claim.Name, says, id.Spec.Content(),
+			v1alpha1.AnnotationContent)
 	}
 	id.Status.ClaimName = claim.Name
 	if size, ok := claim.Status.Capacity[corev1.ResourceStorage]; ok {
 		id.Status.Size = &size
 	}
-	var why *wait
 	switch {
 	case !claim.DeletionTimestamp.IsZero():
-		why = &wait{reason: v1alpha1.ReasonClaimMissing, message: fmt.Sprintf("the claim %s is "+
-			"being deleted, and the data with it, when no pod uses it any more", claim.Name)}
+		return unusable(id, v1alpha1.ReasonClaimMissing, "the claim %s is being deleted, and the "+
+			"data with it, when no pod uses it any more", claim.Name)
 	case claim.Status.Phase == corev1.ClaimLost:
-		why = &wait{reason: v1alpha1.ReasonClaimLost, message: fmt.Sprintf("the volume %s of the "+
-			"claim %s has gone: bring the volume back, or delete this VMIdentity",
-			claim.Spec.VolumeName, claim.Name)}
+		return unusable(id, v1alpha1.ReasonClaimLost, "the volume %s of the claim %s has gone: "+
+			"bring the volume back, or delete this VMIdentity", claim.Spec.VolumeName, claim.Name)
 	case claim.Status.Phase == corev1.ClaimBound:
 		setBound(id, metav1.ConditionTrue, v1alpha1.ReasonClaimBound,
 			fmt.Sprintf("the claim %s has its volume", claim.Name))
@@ -254,9 +246,13 @@ func (r *Reconciler) inspect(id *v1alpha1.VMIdentity, claim *corev1.PersistentVo
 			fmt.Sprintf("the claim %s has no volume yet: many classes make one when a pod is "+
 				"scheduled; else `kubectl describe pvc %s` says why", claim.Name, claim.Name))
 	}
-	if why != nil {
-		setBound(id, metav1.ConditionFalse, why.reason, why.message)
-	}
+	return nil
+}
+
+// unusable is why an identity cannot use its claim. Condition Bound says so, too.
+func unusable(id *v1alpha1.VMIdentity, reason, format string, args ...any) *wait {
+	why := &wait{reason: reason, message: fmt.Sprintf(format, args...), poll: true}
+	setBound(id, metav1.ConditionFalse, why.reason, why.message)
 	return why
 }
 
