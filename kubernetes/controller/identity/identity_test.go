@@ -272,32 +272,17 @@ func TestForeignSecret(t *testing.T) {
 	require.True(t, w.get("vmid-vm", &corev1.Secret{}), "it is not ours to delete")
 }
 
-// The claim was made, and the process killed before its secret was.
-func TestKilledBetweenClaimAndSecret(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{})
-	w.Refuse = func(verb string, o any) error {
-		if _, ok := o.(*corev1.Secret); ok && w.Made("PersistentVolumeClaim") == 1 {
-			w.Refuse = nil
-			return errors.New("killed")
-		}
-		return nil
-	}
-	w.settle()
-	w.require("Ready", "True Ready", "")
-	require.Equal(t, 1, w.Made("Secret"))
-	require.Equal(t, 1, w.Made("PersistentVolumeClaim"))
-}
-
 func TestClaimDeletedByHand(t *testing.T) {
 	w := newWorld(t, v1alpha1.DiskSpec{})
 	w.settle()
 	claim := w.claim()
-	claim.Finalizers = []string{"kubernetes.io/pvc-protection"}
+	claim.Finalizers = append(claim.Finalizers, "kubernetes.io/pvc-protection")
 	require.NoError(t, w.Base.Update(t.Context(), claim))
 	require.NoError(t, w.Base.Delete(t.Context(), claim))
 	w.settle()
 	w.require("Ready", "False ClaimMissing", "is being deleted")
 	claim = w.claim()
+	require.Len(t, claim.Finalizers, 1, "ours does not hold it")
 	claim.Finalizers = nil
 	require.NoError(t, w.Base.Update(t.Context(), claim))
 	w.settle()
@@ -394,29 +379,6 @@ func TestServedFirst(t *testing.T) {
 		w.settle()
 		w.require("Ready", c.ready, "")
 	}
-}
-
-// `kubectl delete --cascade=orphan` keeps the data: the garbage collector gets time to remove our
-// ownership from the claim.
-func TestOrphan(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{})
-	w.settle()
-	id := w.identity()
-	id.Finalizers = append(id.Finalizers, metav1.FinalizerOrphanDependents)
-	require.NoError(t, w.Base.Update(t.Context(), id))
-	require.NoError(t, w.Base.Delete(t.Context(), id))
-	w.settle()
-	require.Zero(t, w.claim().DeletionTimestamp)
-
-	claim := w.claim()
-	claim.OwnerReferences = nil
-	require.NoError(t, w.Base.Update(t.Context(), claim))
-	id = w.identity()
-	id.Finalizers = []string{v1alpha1.Finalizer}
-	require.NoError(t, w.Base.Update(t.Context(), id))
-	w.settle()
-	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
-	require.Zero(t, w.claim().DeletionTimestamp)
 }
 
 // forbidden is a reader that may not read pods.

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -56,27 +55,6 @@ func launcherOf(t *testing.T, name string, annotations map[string]string,
 	}
 	require.NoError(t, admission.Pod(p, "", disks))
 	return p
-}
-
-// TestLauncher: the disk of a machine of KubeVirt stays when its pod goes, and is for one pod at a
-// time.
-func TestLauncher(t *testing.T) {
-	size := resource.MustParse("2Gi")
-	set := newSet(func(s *v1alpha1.VMIdentitySet) { s.Spec.Size = &size })
-	w := newWorld(t, set, launcherPod(t, "virt-launcher-vm-a", set),
-		launcherPod(t, "virt-launcher-vm-b", set))
-	work := restart(w)
-	w.Settle(t, work, "vm")
-	require.False(t, gated(t, w, "virt-launcher-vm-a"))
-	require.True(t, gated(t, w, "virt-launcher-vm-b"))
-	a, _ := get(t, w, "virt-launcher-vm-a", &corev1.Pod{})
-	require.Equal(t, "2147483648", a.Annotations[v1alpha1.AnnotationSize])
-	uid := identityOf(t, w, "vm").UID
-	remove(t, w, named(&corev1.Pod{}, "virt-launcher-vm-a"))
-	w.Settle(t, work, "vm")
-	require.False(t, gated(t, w, "virt-launcher-vm-b"))
-	require.Equal(t, uid, identityOf(t, w, "vm").UID)
-	require.Equal(t, 1, w.Made("PersistentVolumeClaim"))
 }
 
 // TestLauncherThatDiffers: what the hook sidecar was given has to be what the disk was made of.

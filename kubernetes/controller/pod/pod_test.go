@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	ctrl "sigs.k8s.io/controller-runtime"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
@@ -330,18 +329,6 @@ func TestOtherGatesStay(t *testing.T) {
 	now, _ := get(t, w, "a", &corev1.Pod{})
 	require.Equal(t, []corev1.PodSchedulingGate{{Name: "example.com/other"}},
 		now.Spec.SchedulingGates)
-}
-
-// A reconcile for an unknown name does nothing.
-func TestNothingToDo(t *testing.T) {
-	w := newWorld(t)
-	for _, r := range restart(w)() {
-		result, err := r.Reconcile(t.Context(), ctrl.Request{
-			NamespacedName: types.NamespacedName{Namespace: "test", Name: "none"}})
-		require.NoError(t, err)
-		require.Zero(t, result)
-	}
-	require.Zero(t, w.Writes())
 }
 
 // A deleted secret is made again for the next pod, with another password. The running pod keeps its

@@ -193,50 +193,6 @@ func TestTwoLeaders(t *testing.T) {
 		"neither takes what the other made for a stranger's")
 }
 
-// A disk is deleted after its pod, with all its objects.
-func TestDeletionOrder(t *testing.T) {
-	w := newWorld(t)
-	w.set(func(*v1alpha1.DiskSpec) {})
-	w.pod("a", "vm")
-	w.until("the pod starts", func() bool { return w.free("a") })
-	w.remove("vm", &v1alpha1.VMIdentity{})
-	w.until("the identity waits", w.says("vm", v1alpha1.ConditionReady, v1alpha1.ReasonDeleting))
-	claim := &corev1.PersistentVolumeClaim{}
-	require.True(t, w.get("vmid-vm", claim))
-	require.Zero(t, claim.DeletionTimestamp)
-	w.remove("set", &v1alpha1.VMIdentitySet{})
-	w.remove("a", &corev1.Pod{})
-	w.until("all is gone", func() bool {
-		return !w.get("vm", &v1alpha1.VMIdentity{}) &&
-			!w.get("vmid-vm", &corev1.PersistentVolumeClaim{}) &&
-			!w.get("vmid-vm", &corev1.Secret{})
-	})
-}
-
-// A secret that somebody deletes is made again when the next pod starts, with the manifest's role,
-// which may not read secrets.
-func TestSecretDeleted(t *testing.T) {
-	w := newWorld(t)
-	w.set(func(*v1alpha1.DiskSpec) {})
-	w.pod("a", "vm")
-	w.until("the pod starts", func() bool { return w.free("a") })
-	old, now := &corev1.Secret{}, &corev1.Secret{}
-	require.True(t, w.get("vmid-vm", old))
-	w.remove("vmid-vm", &corev1.Secret{})
-	w.remove("a", &corev1.Pod{})
-	w.pod("b", "vm")
-	w.until("the next one starts", func() bool { return w.free("b") })
-	require.True(t, w.get("vmid-vm", now), "before its pod starts")
-	const password = "node.session.auth.password"
-	require.Len(t, now.Data[password], len(old.Data[password]))
-	require.NotEqual(t, old.Data, now.Data)
-	require.Equal(t, old.OwnerReferences, now.OwnerReferences)
-	require.True(t, *now.Immutable)
-	w.until("an event says it", func() bool {
-		return strings.Contains(w.Kubectl(t, "get", "events", "-n", w.ns), "SecretMissing")
-	})
-}
-
 // An object that is stuck says why, and goes on when it can.
 func TestStuck(t *testing.T) {
 	w := newWorld(t)
