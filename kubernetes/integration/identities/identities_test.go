@@ -38,7 +38,7 @@ const (
 var image = "registry.example.com/a@sha256:" + strings.Repeat("a", 64)
 
 // run starts two managers that both lead, with exactly the manifest's role.
-func run(t *testing.T, p *plane.Plane, namespace, moveImage string) {
+func run(t *testing.T, p *plane.Plane, namespace string) {
 	t.Helper()
 	out, err := p.TryKubectl(nil, "apply", "--server-side", "--force-conflicts", "-f",
 		controllertest.Manifest(t))
@@ -62,7 +62,7 @@ func run(t *testing.T, p *plane.Plane, namespace, moveImage string) {
 		})
 		require.NoError(t, err)
 		require.NoError(t, controller.Setup(mgr, controller.Options{
-			Options: objects.Options{ClaimSize: resource.MustParse("1Gi"), MoveImage: moveImage,
+			Options: objects.Options{ClaimSize: resource.MustParse("1Gi"),
 				Concurrency: 4, Server: "kubevirt.io:disk"}}))
 		go func() { ended <- mgr.Start(ctx) }()
 	}
@@ -85,7 +85,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	p := plane.Get(t)
 	w := &world{Plane: p, t: t, ns: p.Namespace(t)}
-	run(t, p, w.ns, "")
+	run(t, p, w.ns)
 	return w
 }
 

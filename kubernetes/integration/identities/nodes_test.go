@@ -2,10 +2,6 @@ package identities
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net"
-	"strings"
 	"sync"
 	"time"
 
@@ -15,29 +11,22 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"kubevirt.io/disk/disk/transfer"
-	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// nodes are nodes that the test simulates. The commands of pods that move a disk run in the test's
-// process, with the directories of local volumes and over loopback; other pods only seem to run.
+// nodes are nodes that the test simulates. Their pods only seem to run.
 type nodes struct {
 	*world
 	names []string
 	mu    sync.Mutex
-	runs  map[types.UID]func() // ends the work of a pod; guarded by mu
-	lost  map[string]bool      // nodes that do not answer; guarded by mu
+	lost  map[string]bool // nodes that do not answer; guarded by mu
 	work  sync.WaitGroup
 }
 
 // newNodes makes ready nodes, and runs the pods that are scheduled to them until the test ends.
 func newNodes(w *world, names ...string) *nodes {
 	w.t.Helper()
-	n := &nodes{world: w, names: names, runs: make(map[types.UID]func()),
-		lost: make(map[string]bool)}
+	n := &nodes{world: w, names: names, lost: make(map[string]bool)}
 	for _, name := range names {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
 			Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux"}}}
@@ -123,125 +112,14 @@ func (n *nodes) isLost(name string) bool {
 	return n.lost[name]
 }
 
-// pod takes the next step for a pod.
+// pod takes the next step for a pod. A step that fails is taken again.
 func (n *nodes) pod(ctx context.Context, p *corev1.Pod) {
-	n.mu.Lock()
-	end, runs := n.runs[p.UID]
-	n.mu.Unlock()
 	switch {
 	case p.Spec.NodeName == "" || n.isLost(p.Spec.NodeName):
 	case p.DeletionTimestamp != nil:
-		if runs {
-			end()
-		}
 		_ = n.Client.Delete(ctx, p, client.GracePeriodSeconds(0))
-	case runs || objects.Finished(p):
-	default:
-		ctx, cancel := context.WithCancel(ctx)
-		ended := make(chan struct{})
-		n.mu.Lock()
-		n.runs[p.UID] = func() { cancel(); <-ended }
-		address := fmt.Sprintf("127.77.%d.%d", len(n.runs), 1+len(n.names))
-		n.mu.Unlock()
-		n.work.Add(1)
-		go func() {
-			defer n.work.Done()
-			defer close(ended)
-			defer cancel()
-			n.run(ctx, p, address)
-		}()
+	case p.Status.Phase != corev1.PodRunning:
+		p.Status.Phase = corev1.PodRunning
+		_ = n.Client.Status().Update(ctx, p)
 	}
-}
-
-// run is the life of a pod.
-func (n *nodes) run(ctx context.Context, p *corev1.Pod, address string) {
-	n.status(ctx, p, corev1.PodStatus{Phase: corev1.PodRunning, PodIP: address,
-		PodIPs: []corev1.PodIP{{IP: address}}})
-	args := p.Spec.Containers[0].Args
-	if len(args) == 0 {
-		return
-	}
-	err := n.move(ctx, p, args, address)
-	if ctx.Err() != nil {
-		return
-	}
-	s := corev1.PodStatus{Phase: corev1.PodSucceeded, PodIP: address}
-	if err != nil {
-		s.Phase = corev1.PodFailed
-		s.ContainerStatuses = []corev1.ContainerStatus{{Name: "move", State: corev1.ContainerState{
-			Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: err.Error()}}}}
-	}
-	n.status(ctx, p, s)
-}
-
-func (n *nodes) status(ctx context.Context, p *corev1.Pod, s corev1.PodStatus) {
-	for ctx.Err() == nil {
-		now := &corev1.Pod{}
-		err := n.Client.Get(ctx, client.ObjectKeyFromObject(p), now)
-		if err == nil && now.UID == p.UID {
-			s.Conditions = now.Status.Conditions
-			now.Status = s
-			err = n.Client.Status().Update(ctx, now)
-		}
-		if err == nil || apierrors.IsNotFound(err) {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-}
-
-// move does the work of the commands of kubevirt-disk-controller.
-func (n *nodes) move(ctx context.Context, p *corev1.Pod, args []string, address string) error {
-	dir, err := n.dir(ctx, p)
-	if err != nil {
-		return err
-	}
-	credential := &corev1.Secret{}
-	key := client.ObjectKey{Namespace: n.ns, Name: p.Spec.Volumes[2].Secret.SecretName}
-	if err := n.Client.Get(ctx, key, credential); err != nil {
-		return err
-	}
-	secret, err := transfer.NewSecret(credential.Data["node.session.auth.password"])
-	if err != nil {
-		return err
-	}
-	const secretFile = "--secret-file=/etc/secret/node.session.auth.password"
-	switch text := strings.Join(args, " "); {
-	case text == "send /data --listen=:9259 "+secretFile:
-		source, err := transfer.OpenSource(dir)
-		if err != nil {
-			return err
-		}
-		defer source.Close()
-		l, err := net.Listen("tcp", address+":9259")
-		if err != nil {
-			return err
-		}
-		return transfer.Serve(ctx, l, secret, source, new(transfer.Progress), func(error) {})
-	case len(args) == 5 && text == "receive --replace "+args[2]+" /data "+secretFile:
-		target, err := transfer.OpenTarget(dir, true)
-		if err != nil {
-			return err
-		}
-		defer target.Close()
-		return transfer.Fetch(ctx, args[2], secret, target, new(transfer.Progress))
-	}
-	return fmt.Errorf("no such command: %q", args)
-}
-
-// dir is the directory of a pod's local volume.
-func (n *nodes) dir(ctx context.Context, p *corev1.Pod) (string, error) {
-	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
-	err := n.Client.Get(ctx, client.ObjectKey{Namespace: n.ns,
-		Name: p.Spec.Volumes[0].PersistentVolumeClaim.ClaimName}, claim)
-	if err == nil {
-		err = n.Client.Get(ctx, client.ObjectKey{Name: claim.Spec.VolumeName}, volume)
-	}
-	if err == nil && volume.Spec.Local == nil {
-		err = errors.New("the volume is not local")
-	}
-	if err != nil {
-		return "", err
-	}
-	return volume.Spec.Local.Path, nil
 }
