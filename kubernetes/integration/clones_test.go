@@ -93,7 +93,6 @@ spec: {accessModes: [ReadWriteOnce], storageClassName: clones,
 	w.kubectl("delete", "vmid", "first", "--wait=false")
 	ready("first", "VMIdentity second begins from this disk and has no volume yet")
 	w.volumeFor("vmid-second")
-	w.exports("second")
 
 	w.apply(`
 apiVersion: disk.kubevirt.io/v1alpha1
@@ -121,30 +120,4 @@ spec: {identityName: second}
 	w.until("NotFound", "get", "vmidsnap", "monday")
 	w.until("NotFound", "get", "volumesnapshot", "vmsnap-monday")
 	require.NotContains(t, w.c.logs(), "forbidden")
-}
-
-// exports commits a disk to an image by a Job. The test says what its pod says.
-func (w *world) exports(vm string) {
-	w.t.Helper()
-	w.kubectl("patch", "vmid", vm, "--type=merge", "-p", `{"spec": {"export": {"reference":
-		"registry.example.com/golden/web:1", "secretName": "vmexport-push"}}}`)
-	w.until("vmexport-push", "get", "job", "-l", "disk.kubevirt.io/export", "-o",
-		"jsonpath={.items[*].spec.template.spec.volumes[*].secret.secretName}")
-	w.until("pod/vmexport-", "get", "pod", "-l", "disk.kubevirt.io/export", "-o", "name")
-	pod := strings.TrimSpace(w.kubectl("get", "pod", "-l", "disk.kubevirt.io/export", "-o", "name"))
-	pushed := "sha256:" + strings.Repeat("b", 64)
-	w.ends(pod, "commit", pushed)
-	w.until("True "+pushed, "get", "vmid", vm, "-o", `jsonpath={.status.conditions[?(@.type==`+
-		`"Exported")].status} {.status.export.digest}`)
-	w.kubectl("patch", "vmid", vm, "--type=merge", "-p", `{"spec": {"export": null}}`)
-	w.until("No resources found", "get", "job")
-}
-
-// ends lets a pod succeed, with what its container says.
-func (w *world) ends(pod, container, says string) {
-	w.t.Helper()
-	w.kubectl("patch", pod, "--subresource=status", "--type=merge", "-p", `{"status": {
-		"phase": "Succeeded", "containerStatuses": [{"name": "`+container+`", "image": "x",
-		"imageID": "x", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 0,
-		"message": "`+says+`"}}}]}}`)
 }

@@ -16,9 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -42,20 +40,6 @@ func install(t testing.TB, p *plane.Plane) {
 }
 
 var installed sync.Once
-
-// TestInstall checks that the API server accepts all of the manifest, and lets its pods start under
-// pod security `restricted`.
-func TestInstall(t *testing.T) {
-	p := plane.Get(t)
-	install(t, p)
-	pods := &corev1.PodList{}
-	testtool.Within(t, timeout, func() bool {
-		err := p.Client.List(context.Background(), pods, client.InNamespace(systemNamespace))
-		return err == nil && len(pods.Items) == 2
-	}, "both pods are made: %d", func() any { return len(pods.Items) })
-	require.Equal(t, "restricted", p.Kubectl(t, "get", "ns", systemNamespace, "-o",
-		`jsonpath={.metadata.labels.pod-security\.kubernetes\.io/enforce}`))
-}
 
 // TestWhatTheControllerMustNotDo asks the API server what the role of the manifest allows.
 func TestWhatTheControllerMustNotDo(t *testing.T) {
@@ -122,57 +106,6 @@ func TestWhatTheControllerMustNotDo(t *testing.T) {
 		"update leases.coordination.k8s.io in " + systemNamespace,
 	} {
 		require.False(t, can(what), what)
-	}
-}
-
-// TestReplicas runs two controllers with exactly the manifest's role. One leads, and when it ends,
-// the other takes over. Neither asks for anything that it may not have.
-func TestReplicas(t *testing.T) {
-	p := plane.Get(t)
-	install(t, p)
-	binary := controllerBinary(t)
-	config := p.ServiceAccount(t, systemNamespace, account)
-	a := runController(t, binary, config)
-	a.ready()
-	holder := func() string {
-		out, _ := p.TryKubectl(nil, "get", "lease", account, "-n", systemNamespace, "-o",
-			"jsonpath={.spec.holderIdentity}")
-		return out
-	}
-	leads := func(who string) func() bool {
-		return func() bool {
-			h := holder() // or a message from kubectl
-			return h != "" && h != who && !strings.Contains(h, " ")
-		}
-	}
-	testtool.Within(t, timeout, leads(""),
-		"the first one leads: %q", func() any { return holder() })
-	first := holder()
-	b := runController(t, binary, config)
-	b.ready()
-	require.Equal(t, first, holder(), "the second one waits")
-	worked := a.logs()
-	require.Equal(t, 0, a.terminate())
-	testtool.Within(t, timeout, leads(first),
-		"the second one leads: %q", func() any { return holder() })
-	worked += b.logs()
-	require.Equal(t, 0, b.terminate())
-	// Namespaces of earlier tests may be ending, with identities that are being deleted.
-	going := func(line string) bool {
-		return strings.Contains(line, "because it is being terminated") ||
-			strings.Contains(line, `"namespace":"test-`)
-	}
-	for line := range strings.Lines(a.logs() + b.logs()) {
-		if !going(line) {
-			require.NotContains(t, line, "forbidden")
-		}
-	}
-	// Work that had begun when they were told to end may fail. That is no error.
-	for line := range strings.Lines(worked) {
-		late := strings.Contains(line, `"logger":"leaderelection"`) // the server is busy
-		if !late && !going(line) {
-			require.NotContains(t, line, `"level":"error"`)
-		}
 	}
 }
 

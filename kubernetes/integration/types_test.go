@@ -31,6 +31,12 @@ func identity(name, export string) string {
 	return strings.Replace(set(name, `, "export": `+export), "VMIdentitySet", "VMIdentity", 1)
 }
 
+// vmImage is a VMImage.
+func vmImage(spec string) string {
+	return `{apiVersion: disk.kubevirt.io/v1alpha1, kind: VMImage, metadata: {name: a}, spec: ` +
+		spec + `}`
+}
+
 // fromAddress is a VMIdentitySet whose disks are a file on a web server.
 func fromAddress(name, rest string) string {
 	return strings.Replace(set(name, rest), testImage, "https://example.com/fedora.qcow2"+
@@ -103,6 +109,11 @@ func TestRules(t *testing.T) {
 			says: "a disk from a web address needs population Snapshot"},
 		{object: fromAddress("a", `, "population": "Snapshot", "follow": {"tag": "a"}`),
 			says: "and follows no tag"},
+		{object: vmImage(`{image: "oci:/etc"}`), says: "must be in a registry or at an address"},
+		{object: vmImage(`{image: "--help"}`),
+			says: "must be the reference of an image, or an address"},
+		{object: vmImage(`{image: "registry.example.com/x:1", secretName: other}`),
+			says: "must begin with vmimage-"},
 		{object: set("a", `, "source": {}`), says: "name one of claim, identity and snapshot"},
 		{object: set("a", `, "source": {"identity": "other/a"}`),
 			says: "must be the name of an object of the same namespace, without the namespace"},

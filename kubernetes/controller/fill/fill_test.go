@@ -261,6 +261,12 @@ func TestProgress(t *testing.T) {
 	w.held = true
 	w.settle()
 	pod := controllertest.PodOf(t, w, w.job())
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled,
+		Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "no node"}}
+	require.NoError(t, w.Status().Update(t.Context(), pod))
+	w.reconcile()
+	require.Contains(t, w.image().Status.Claims[0].Message, "no node can run the pod")
+	pod.Status.Conditions = nil
 	pod.Status.Phase, pod.Status.PodIP = corev1.PodRunning, "192.0.2.7"
 	require.NoError(t, w.Status().Update(t.Context(), pod))
 	for _, c := range []struct {
