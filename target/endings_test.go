@@ -82,7 +82,7 @@ func TestEveryCommandIsCountedOnce(t *testing.T) {
 	require.Equal(t, 1, seen.of(aborted), "it waited for data")
 
 	before := s.disks[0].Calls(disktest.OpWrite)
-	resume := stall(t, s.disks[0], disktest.OpWrite)
+	resume := s.stall(t, disktest.OpWrite)
 	stuck := c.MustStart(t, held)
 	r2t, err := stuck.AwaitR2T()
 	require.NoError(t, err)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -182,7 +181,6 @@ func pattern(n int, seed byte) []byte {
 type events struct {
 	mu     sync.Mutex
 	counts map[string]int // guarded by mu
-	ends   []string       // guarded by mu; why sessions ended
 }
 
 func (e *events) add(all ...string) {
@@ -202,13 +200,6 @@ func (e *events) count(what string) int {
 	return e.counts[what]
 }
 
-// reasons returns why sessions ended, the first one first.
-func (e *events) reasons() []string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Clone(e.ends)
-}
-
 func (e *events) LoginAccepted(serving.LoginEvent)  { e.add("accepted") }
 func (e *events) LoginRefused(l serving.LoginEvent) { e.add("refused", "refused "+l.Reason) }
 func (e *events) RequestDone(serving.RequestEvent)  { e.add("command") }
@@ -216,9 +207,6 @@ func (e *events) MessageRejected(reason string)     { e.add("rejected", "rejecte
 func (e *events) PanicCaught()                      { e.add("panic") }
 
 func (e *events) SessionEnded(s serving.SessionEvent) {
-	e.mu.Lock()
-	e.ends = append(e.ends, s.Reason)
-	e.mu.Unlock()
 	e.add("ended", "ended "+s.Reason)
 }
 

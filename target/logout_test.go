@@ -133,6 +133,8 @@ func TestShutdown(t *testing.T) {
 		stopped := s.shutdown(time.Minute)
 		_, err := sess.AwaitAsync()
 		require.NoError(t, err)
+		_, err = Login(s.addr, other)
+		require.Error(t, err, "nobody logs in any more")
 		release()
 		require.True(t, task.MustFinish(t).Good())
 		got := make([]byte, len(data))

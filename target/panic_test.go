@@ -17,6 +17,18 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
+// panicky is a disk with a bug.
+type panicky struct{ *disktest.Memory }
+
+func (panicky) ReadAt(context.Context, []byte, int64) (int, error) { panic("a bug in the disk") }
+
+func (p panicky) WriteAt(ctx context.Context, b []byte, off int64) (int, error) {
+	if b[0] == 'X' {
+		panic("another bug in the disk")
+	}
+	return p.Memory.WriteAt(ctx, b, off)
+}
+
 // waitsAndPanics is a disk whose reads wait for a while and then panic.
 type waitsAndPanics struct {
 	*disktest.Memory

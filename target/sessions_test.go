@@ -2,7 +2,6 @@ package target_test
 
 import (
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -61,11 +60,11 @@ func TestReinstatement(t *testing.T) {
 		require.NoError(t, err)
 		old.MustGood(t, TestUnitReady(1))
 		// Nor before the login is complete.
-		s.refusedAny(t, LoginOptions{CHAP: good(), ISID: o.ISID, Edit: func(_ int, p *LoginPDU) {
+		s.refused(t, LoginOptions{CHAP: good(), ISID: o.ISID, Edit: func(_ int, p *LoginPDU) {
 			if p.CSG == StageOperational {
 				p.CSG = StageReserved
 			}
-		}})
+		}}, 0x0200)
 		old.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("6.3.1/another name or identifier is another session", func(t *testing.T) {
@@ -83,58 +82,8 @@ func TestReinstatement(t *testing.T) {
 			Initiator: strings.ToUpper(DefaultInitiator[:4]) + DefaultInitiator[4:]})
 		require.NoError(t, old.ExpectClosed())
 	})
-	t.Run("6.3.1/TSIH of a session with another identifier", func(t *testing.T) {
-		old := s.login(t, o)
-		s.refusedAny(t, LoginOptions{CHAP: good(), ISID: [6]byte{0x80, 0x77}, TSIH: old.TSIH})
-		old.MustGood(t, TestUnitReady(1))
-	})
-}
-
-// refusedAny checks that a login is refused with a status of class 2, initiator error.
-func (s *server) refusedAny(t *testing.T, o LoginOptions) {
-	t.Helper()
-	c := MustDial(t, s.addr)
-	_, err := c.Login(o)
-	var le *LoginError
-	require.ErrorAs(t, err, &le)
-	require.Equal(t, uint16(2), le.Status>>8)
-	require.NoError(t, c.ExpectClosed())
-}
-
-// TestLoginStorm has many initiators reinstate one session. One session stays, and the target
-// works.
-func TestLoginStorm(t *testing.T) {
-	s := start(t, withCHAP(mutual))
-	var wg sync.WaitGroup
-	for i := range 8 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for j := range 25 {
-				o := LoginOptions{CHAP: good(), ISID: [6]byte{0x80, 1}}
-				if j%3 == 2 {
-					o.CHAP = &CHAP{Username: user, Password: "wrong password"}
-				}
-				c, err := Dial(s.addr)
-				if err != nil {
-					t.Errorf("connect: %v", err)
-					return
-				}
-				if sess, err := c.Login(o); err == nil && i%2 == 0 {
-					_, _ = sess.Do(TestUnitReady(1))
-				}
-				if j%4 == 0 {
-					_ = c.Reset()
-				} else {
-					_ = c.Close()
-				}
-			}
-		}()
-	}
-	wg.Wait()
 	testtool.Eventually(t,
-		func() bool { return len(s.Sessions()) == 0 }, "every session ends with its connection")
-	s.login(t, LoginOptions{CHAP: good(), ISID: [6]byte{0x80, 1}}).MustGood(t, TestUnitReady(1))
+		func() bool { return s.seen.count("ended reinstated") > 0 }, "the log says why")
 }
 
 func TestSessions(t *testing.T) {
@@ -190,17 +139,6 @@ func TestConnectionLimit(t *testing.T) {
 		}
 		return c.Close() == nil
 	}, "there is room again")
-}
-
-// TestSessionOfAnother checks that a user cannot end the session of another user, even with its
-// initiator name and ISID. There is one credential per target, so the test uses a credential that
-// is bound to an initiator name.
-func TestSessionOfAnother(t *testing.T) {
-	s := start(t, withCHAP(func(c *chap.Config) { c.InitiatorName = DefaultInitiator }))
-	sess := s.login(t, LoginOptions{CHAP: good()})
-	s.refused(t, LoginOptions{CHAP: good(), Initiator: other.Initiator}, 0x0201)
-	s.refused(t, LoginOptions{CHAP: &CHAP{Username: "mallory", Password: password}}, 0x0201)
-	sess.MustGood(t, TestUnitReady(1))
 }
 
 // TestReplacedCredential checks that sessions go on when the credential is replaced, and that their

@@ -1,119 +1,18 @@
 package target_test
 
 import (
-	"bytes"
-	"fmt"
-	"math/rand"
 	"os"
 	"runtime"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
-
-// TestTaskManagementStorm aborts commands in every state, while the disk is slow and other sessions
-// abort too. Once a task is reported aborted, nothing more is sent for it.
-func TestTaskManagementStorm(t *testing.T) {
-	s := start(t)
-	s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Delay: 12 * time.Millisecond})
-	s.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Delay: time.Millisecond})
-	// All log in before the first one resets a LUN, which would abort the first commands of the
-	// others, too.
-	var sessions [3]*tt.Session
-	for i := range sessions {
-		sessions[i] = tt.MustLogin(t, s.addr,
-			tt.LoginOptions{Initiator: fmt.Sprintf("iqn.2026-01.test:storm-%d", i)}, 1, 2)
-	}
-	var wg sync.WaitGroup
-	for i, c := range sessions {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			if err := storm(c, rand.New(rand.NewSource(int64(i)))); err != nil {
-				t.Errorf("session %d: %v", i, err)
-			}
-		}()
-	}
-	wg.Wait()
-	require.Zero(t, s.seen.count("panic"))
-}
-
-// storm keeps commands in flight and aborts them, one by one or all commands of a LUN.
-func storm(c *tt.Session, r *rand.Rand) error {
-	var flying []*tt.Task
-	for range 80 {
-		for len(flying) < 8 {
-			lun := uint16(1 + r.Intn(2))
-			cmd := tt.Read10(lun, uint32(r.Intn(1000)), 1+r.Intn(1200))
-			switch r.Intn(3) {
-			case 0:
-				cmd = tt.Write10(lun, uint32(r.Intn(1000)), make([]byte, 512<<r.Intn(10)))
-			case 1:
-				cmd = tt.Read10(lun, uint32(r.Intn(1000)), 8)
-			}
-			task, err := c.Start(cmd)
-			if err != nil {
-				return err
-			}
-			flying = append(flying, task)
-		}
-		function := []pdu.TMFunction{pdu.TMAbortTask, pdu.TMAbortTask, pdu.TMAbortTask,
-			pdu.TMAbortTaskSet, pdu.TMLogicalUnitReset}[r.Intn(5)]
-		if function == pdu.TMAbortTask {
-			i := r.Intn(len(flying))
-			task := flying[i]
-			// The task is forgotten, so everything that comes for it from now on is a stray.
-			if _, err := c.AbortTask(task); err != nil {
-				return err
-			}
-			flying = append(flying[:i], flying[i+1:]...)
-		} else {
-			got, err := c.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
-				Function: function, LUN: tt.LUN(1)})
-			if err != nil || got != pdu.TMComplete {
-				return fmt.Errorf("%v: %v, %w", function, got, err)
-			}
-		}
-		// A session may have aborted the others of this LUN; those of LUN 2 are never aborted.
-		var left []*tt.Task
-		for _, task := range flying {
-			switch {
-			case task.Done():
-				c.Forget(task)
-			case function != pdu.TMAbortTask && task.LUN() == 1:
-				c.Forget(task)
-			default:
-				left = append(left, task)
-			}
-		}
-		flying = left
-		if stray := c.Inbox(); len(stray) > 0 {
-			return fmt.Errorf("%v of task %#x came after it was reported aborted",
-				stray[0].Header.Opcode(), stray[0].Header.TaskTag())
-		}
-		if _, err := c.Ping(nil); err != nil {
-			return err
-		}
-	}
-	for _, task := range flying {
-		if task.LUN() != 2 {
-			c.Forget(task) // another session may have reset the LUN
-			continue
-		}
-		if _, err := task.Finish(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // descriptors returns how many files this process has open.
 func descriptors(t *testing.T) int {
@@ -174,31 +73,6 @@ func TestChurn(t *testing.T) {
 	testtool.Eventually(t, func() bool { return descriptors(t) <= files },
 		"descriptors are closed: there were %d", files)
 	c.MustGood(t, tt.TestUnitReady(1))
-}
-
-// TestDeadPeerFreesItsClaim checks that an initiator that owns a LUN and goes silent loses its
-// claim.
-func TestDeadPeerFreesItsClaim(t *testing.T) {
-	s := start(t, func(o *options) {
-		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 5*time.Second
-		o.LUNs[0].Access = serving.AccessWriteExclusive
-	})
-	// Nobody may be silent before everybody has logged in, which may take a while on a busy
-	// machine.
-	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1, 2)
-	silent := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:silent"}, 1)
-	silent.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
-	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(),
-		"the other initiator owns the LUN")
-	testtool.Eventually(t, func() bool {
-		r, err := other.Do(tt.Write10(1, 0, bytes.Repeat([]byte{1}, 512)))
-		require.NoError(t, err)
-		return r.Good()
-	}, "the claim is free")
-	// the claim ends before the session
-	testtool.Eventually(t,
-		func() bool { return s.seen.count("ended") == 1 }, "the session has ended")
-	require.Equal(t, []string{"timeout"}, s.seen.reasons())
 }
 
 // TestRefusedLoginHoldsNothing refuses an initiator's last login because of a limit, and ends its
