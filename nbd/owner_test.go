@@ -98,6 +98,12 @@ func TestReservationsBindClients(t *testing.T) {
 		out(tt.Persist{Action: tt.PersistRelease, Type: kind, Key: 7})
 		require.Empty(t, b.shell(everyWay))
 	}
+	out(tt.Persist{Action: tt.PersistRegister, Key: 7})
+	sess.MustGood(t, tt.Reserve6(1))
+	require.Equal(t, "read cache write zero trim ", b.shell(everyWay))
+	_ = sess.Conn.Close()
+	testtool.Eventually(t, func() bool { return b.shell(everyWay) == "" },
+		"the session's reservation ends")
 }
 
 // TestOneOwnerOfBothProtocols has an initiator and processes of NBD use one write-exclusive disk.
@@ -132,6 +138,8 @@ except nbd.Error as e:
 	}
 	testtool.Eventually(t, wrote,
 		"the first process writes: %+v", func() any { return server.Sessions() })
+	_, err := all.RemoveUnused(1)
+	require.Equal(t, &serving.InUseError{LUN: 1, Initiators: []string{initiator, peer}}, err)
 	former, err := all.HandOver(1)
 	require.NoError(t, err)
 	require.Equal(t, initiator, former)
