@@ -22,70 +22,13 @@ func names() Keys {
 		DefaultTarget)
 }
 
-func TestLoginStages(t *testing.T) {
-	s := start(t)
-
-	t.Run("6.3/operational stage straight to full feature", func(t *testing.T) {
-		s.login(t, LoginOptions{}).MustGood(t, TestUnitReady(1))
-	})
-	t.Run("6.3/security, operational, full feature", func(t *testing.T) {
-		s.login(t, LoginOptions{WithSecurity: true}).MustGood(t, TestUnitReady(1))
-	})
-	t.Run("6.3/security straight to full feature", func(t *testing.T) {
-		s.login(t, LoginOptions{StraightToFull: true}).MustGood(t, TestUnitReady(1))
-	})
-
-	t.Run("6.3/a login request in full feature phase ends the session", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, 2}})
-		require.NoError(t, sess.SendLogin(loginID,
-			LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Keys: names()}))
-		_, err := sess.ExpectClosedAfter()
-		require.NoError(t, err)
-	})
-	s.works(t)
-}
-
 func TestLoginFirstPDU(t *testing.T) {
 	s := start(t)
-	first := func(keys Keys) LoginPDU {
-		return LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true, Keys: keys}
-	}
-	t.Run("6.3.1/a TSIH that does not exist", func(t *testing.T) {
-		c := MustDial(t, s.addr)
-		r, err := c.LoginStep(LoginID{TSIH: 4711, Tag: 1}, first(names()))
-		require.NoError(t, err)
-		require.Equal(t, uint16(0x020a), r.Status())
-		require.NoError(t, c.ExpectClosed())
-	})
-	t.Run("6.3.1/the TSIH of another initiator's session", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, 3}})
-		for name, id := range map[string]LoginID{DefaultInitiator: {ISID: [6]byte{0x80, 4}},
-			other.Initiator: {ISID: sess.ISID}} {
-			c := MustDial(t, s.addr)
-			id.TSIH, id.CID, id.Tag = sess.TSIH, sess.CID, 1
-			r, err := c.LoginStep(id, first(KV("InitiatorName", name, "TargetName", DefaultTarget)))
-			require.NoError(t, err)
-			require.Equal(t, uint16(0x020a), r.Status())
-			require.NoError(t, c.ExpectClosed())
-		}
-		sess.MustGood(t, TestUnitReady(1))
-	})
-	t.Run("6.3.1/a second connection for a session", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, 3}})
-		c := MustDial(t, s.addr)
-		r, err := c.LoginStep(LoginID{ISID: sess.ISID, TSIH: sess.TSIH, CID: 9, Tag: 1},
-			first(names()))
-		require.NoError(t, err)
-		require.Equal(t, uint16(0x0206), r.Status())
-		sess.MustGood(t, TestUnitReady(1)) // the session still works
-	})
 	for _, tt := range []struct {
 		name string
 		msg  Message
 	}{
 		{"NOP-Out", &pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag}},
-		{"SCSI Command", &pdu.SCSICommand{Final: true, TaskTag: 1, LUN: LUN(1)}},
-		{"Text Request", &pdu.TextRequest{Final: true, TaskTag: 1, TransferTag: pdu.ReservedTag}},
 		{"an opcode that does not exist", rawMessage{0: 0x1b}},
 	} {
 		t.Run("6.3/first PDU is "+tt.name, func(t *testing.T) {
@@ -104,6 +47,13 @@ func TestLoginFirstPDU(t *testing.T) {
 			require.NoError(t, c.ExpectClosed())
 		})
 	}
+	t.Run("6.3/a data segment over 8192 bytes", func(t *testing.T) {
+		c := MustDial(t, s.addr)
+		require.NoError(t, c.SendLogin(loginID,
+			LoginPDU{CSG: StageOperational, Raw: bytes.Repeat([]byte{'x'}, 8193)}))
+		_, err := c.ExpectClosedAfter()
+		require.NoError(t, err)
+	})
 	s.works(t)
 }
 
@@ -153,35 +103,6 @@ func TestLoginResponseFields(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		require.Equal(t, "a demo disk", sess.Answers.Get("TargetAlias"))
 	})
-}
-
-func TestLoginText(t *testing.T) {
-	s := start(t)
-	text := append(names(), KV("HeaderDigest", "None", "X-com.example.test", "1")...).Text()
-	final := func(c *Conn, raw []byte) (*LoginReply, error) {
-		return c.LoginStep(loginID, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true,
-			Raw: raw})
-	}
-	t.Run("6.1/one byte a PDU", func(t *testing.T) {
-		c := MustDial(t, s.addr)
-		for _, b := range text[:len(text)-1] {
-			_, err := c.LoginStep(loginID,
-				LoginPDU{CSG: StageOperational, Continue: true, Raw: []byte{b}})
-			require.NoError(t, err)
-		}
-		r, err := final(c, text[len(text)-1:])
-		require.NoError(t, err)
-		require.True(t, r.Transit)
-	})
-	t.Run("6.3/a data segment over 8192 bytes", func(t *testing.T) {
-		c := MustDial(t, s.addr)
-		require.NoError(t, c.SendLogin(loginID,
-			LoginPDU{CSG: StageOperational, Raw: bytes.Repeat([]byte{'x'}, 8193)}))
-		_, err := c.ExpectClosedAfter()
-		require.NoError(t, err)
-	})
-
-	s.works(t)
 }
 
 func TestLoginDeadline(t *testing.T) {

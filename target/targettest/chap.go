@@ -16,33 +16,21 @@ import (
 	"strings"
 )
 
-// CHAP is the initiator's side of CHAP (RFC 7143 12.1.3). Its hooks can misbehave.
+// CHAP is the initiator's side of CHAP (RFC 7143 12.1.3).
 type CHAP struct {
 	Offer              string // CHAP_A; default "5"
 	Username, Password string
 
 	// For mutual CHAP: the name and secret that the target must prove.
 	TargetUsername, TargetPassword string
-	// Challenge is our challenge for the target; default 16 random bytes. Identifier goes with it.
-	Challenge  []byte
+	// Identifier goes with our challenge for the target.
 	Identifier byte
 
 	Base64 bool // encode binary values in base64, not in hexadecimal
 
-	// Methods is the list of AuthMethod; default "CHAP".
-	Methods string
-
-	// Response may change the response before it is encoded. Challenged sees the target's
-	// challenge.
-	Response   func(response []byte) []byte
-	Challenged func(identifier byte, challenge []byte)
-
 	// Separate sends AuthMethod and CHAP_A in separate PDUs. Otherwise one PDU has both.
 	Separate bool
 }
-
-// ErrTargetNotAuthentic says that the target did not prove its secret.
-var ErrTargetNotAuthentic = errors.New("the target's CHAP response is wrong")
 
 // Digest returns the hash for an algorithm number of CHAP_A, or nil if there is none.
 func Digest(algorithm int) hash.Hash {
@@ -92,27 +80,24 @@ func DecodeBinary(s string) ([]byte, error) {
 func splitList(s string) []string { return strings.Split(s, ",") }
 
 // run goes through the security stage with CHAP.
-func (a *CHAP) run(l *login, first Keys, next uint8) error {
-	methods, offer := a.Methods, a.Offer
-	if methods == "" {
-		methods = "CHAP"
-	}
+func (a *CHAP) run(l *login, first Keys) error {
+	offer := a.Offer
 	if offer == "" {
 		offer = "5"
 	}
-	keys := append(first, Key{"AuthMethod", methods})
+	keys := append(first, Key{"AuthMethod", "CHAP"})
 	if !a.Separate {
 		keys = append(keys, Key{"CHAP_A", offer})
 	}
-	r, err := l.do(LoginPDU{CSG: StageSecurity, NSG: next, Keys: keys})
+	r, err := l.do(LoginPDU{CSG: StageSecurity, NSG: StageOperational, Keys: keys})
 	if err != nil {
 		return err
 	}
 	if got := r.Keys.Get("AuthMethod"); got != "CHAP" {
-		return fmt.Errorf("AuthMethod=%s is answered with %q", methods, got)
+		return fmt.Errorf("AuthMethod=CHAP is answered with %q", got)
 	}
 	if r.Keys.Get("CHAP_A") == "" {
-		r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: next, Keys: KV("CHAP_A", offer)})
+		r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: StageOperational, Keys: KV("CHAP_A", offer)})
 		if err != nil {
 			return err
 		}
@@ -121,25 +106,15 @@ func (a *CHAP) run(l *login, first Keys, next uint8) error {
 	if err != nil {
 		return err
 	}
-	if a.Challenged != nil {
-		a.Challenged(id, challenge)
-	}
 	response := Respond(algorithm, id, a.Password, challenge)
-	if a.Response != nil {
-		response = a.Response(response)
-	}
 	keys = KV("CHAP_N", a.Username, "CHAP_R", a.encode(response))
-	mutual := a.TargetPassword != ""
-	ours := a.Challenge
+	mutual, ours := a.TargetPassword != "", make([]byte, 16)
 	if mutual {
-		if ours == nil {
-			ours = make([]byte, 16)
-			_, _ = rand.Read(ours)
-		}
+		_, _ = rand.Read(ours)
 		keys = append(keys, KV("CHAP_I", strconv.Itoa(int(a.Identifier)), "CHAP_C",
 			a.encode(ours))...)
 	}
-	r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: next, Transit: true, Keys: keys})
+	r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true, Keys: keys})
 	if err != nil {
 		return err
 	}
@@ -148,7 +123,8 @@ func (a *CHAP) run(l *login, first Keys, next uint8) error {
 		if err != nil || !bytes.Equal(got,
 			Respond(algorithm, a.Identifier, a.TargetPassword, ours)) ||
 			r.Keys.Get("CHAP_N") != a.TargetUsername {
-			return fmt.Errorf("%w: CHAP_N=%s", ErrTargetNotAuthentic, r.Keys.Get("CHAP_N"))
+			return fmt.Errorf("the target does not prove its secret: CHAP_N=%s",
+				r.Keys.Get("CHAP_N"))
 		}
 	} else if _, ok := r.Keys.Lookup("CHAP_R"); ok {
 		return errors.New("the target sent a CHAP_R without a challenge")

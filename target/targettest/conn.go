@@ -113,7 +113,6 @@ type Option func(*outgoing)
 type outgoing struct {
 	ahs              []byte
 	pad              byte
-	noPad            bool
 	flipHeaderDigest bool
 	flipDataDigest   bool
 	edit             []func(*pdu.Header)
@@ -132,9 +131,6 @@ func WithHeader(edit func(h *pdu.Header)) Option {
 
 // WithPadding uses another value than 0 for padding bytes.
 func WithPadding(b byte) Option { return func(o *outgoing) { o.pad = b } }
-
-// WithoutPadding leaves the padding out.
-func WithoutPadding() Option { return func(o *outgoing) { o.noPad = true } }
 
 // WrongHeaderDigest sends a header digest that does not match.
 func WrongHeaderDigest() Option { return func(o *outgoing) { o.flipHeaderDigest = true } }
@@ -181,7 +177,7 @@ func (c *Conn) Bytes(m Message, data []byte, opts ...Option) []byte {
 	}
 	start := len(b)
 	b = append(b, data...)
-	for !o.noPad && (len(b)-start)%4 != 0 {
+	for (len(b)-start)%4 != 0 {
 		b = append(b, o.pad)
 	}
 	if c.DataDigest && len(data) > 0 {

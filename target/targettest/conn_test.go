@@ -44,7 +44,6 @@ func TestBytes(t *testing.T) {
 
 	require.Equal(t, []byte{0xff, 0xff, 0xff},
 		c.Bytes(msg, []byte{1, 2, 3, 4, 5}, WithPadding(0xff))[53:])
-	require.Len(t, c.Bytes(msg, []byte{1, 2, 3, 4, 5}, WithoutPadding()), 48+5)
 	require.Len(t, c.Bytes(msg, []byte{1, 2, 3, 4, 5}, CutAfter(20)), 20)
 	require.Equal(t, byte(2), c.Bytes(msg, nil, WithAHS([]byte{0, 1, 9, 0, 1}))[4])
 	require.Equal(t, byte(7), c.Bytes(msg, nil, WithHeader(func(h *pdu.Header) { h[9] = 7 }))[9])

@@ -153,9 +153,8 @@ type LoginOptions struct {
 	Keys Keys
 
 	// SkipSecurity starts in the operational stage, the default without CHAP. WithSecurity starts
-	// in the security stage. StraightToFull goes from the security stage directly to full feature
-	// phase.
-	SkipSecurity, WithSecurity, StraightToFull bool
+	// in the security stage.
+	SkipSecurity, WithSecurity bool
 
 	// Edit may change every Login Request before it is sent. Step counts from 0.
 	Edit func(step int, p *LoginPDU)
@@ -219,20 +218,18 @@ func Login(addr net.Addr, o LoginOptions) (*Session, error) {
 
 // login is a login in progress.
 type login struct {
-	c     *Conn
-	o     *LoginOptions
-	id    LoginID
-	step  int
-	stage uint8
-	sent  Keys // operational keys
-	got   Keys
-	tsih  uint16
+	c    *Conn
+	o    *LoginOptions
+	id   LoginID
+	step int
+	sent Keys // operational keys
+	got  Keys
+	tsih uint16
 }
 
 // Login logs in on a connection.
 func (c *Conn) Login(o LoginOptions) (*Session, error) {
-	l := &login{c: c, o: &o, id: LoginID{ISID: o.ISID, TSIH: o.TSIH, CID: o.CID, Tag: c.NewTag()},
-		stage: StageOperational}
+	l := &login{c: c, o: &o, id: LoginID{ISID: o.ISID, TSIH: o.TSIH, CID: o.CID, Tag: c.NewTag()}}
 	if l.id.ISID == ([6]byte{}) {
 		l.id.ISID = [6]byte{0x80}
 	}
@@ -240,17 +237,14 @@ func (c *Conn) Login(o LoginOptions) (*Session, error) {
 		c.CmdSN = o.CmdSN
 	}
 	first := o.identification()
-	if o.CHAP != nil && !o.SkipSecurity || o.WithSecurity || o.StraightToFull {
-		l.stage = StageSecurity
+	if o.CHAP != nil && !o.SkipSecurity || o.WithSecurity {
 		if err := l.security(first); err != nil {
 			return nil, err
 		}
 		first = nil
 	}
-	if l.stage == StageOperational {
-		if err := l.operational(first); err != nil {
-			return nil, err
-		}
+	if err := l.operational(first); err != nil {
+		return nil, err
 	}
 	return l.session()
 }
@@ -269,19 +263,15 @@ func (l *login) do(p LoginPDU) (*LoginReply, error) {
 		return r, &LoginError{Status: r.Status()}
 	}
 	if r.Transit {
-		l.stage, l.tsih = r.NSG, r.TSIH
+		l.tsih = r.TSIH
 	}
 	return r, nil
 }
 
 // security goes through the security stage.
 func (l *login) security(first Keys) error {
-	next := StageOperational
-	if l.o.StraightToFull {
-		next = StageFull
-	}
 	if l.o.CHAP == nil {
-		r, err := l.do(LoginPDU{CSG: StageSecurity, NSG: next, Transit: true,
+		r, err := l.do(LoginPDU{CSG: StageSecurity, NSG: StageOperational, Transit: true,
 			Keys: append(first, Key{"AuthMethod", "None"})})
 		if err != nil {
 			return err
@@ -291,7 +281,7 @@ func (l *login) security(first Keys) error {
 		}
 		return nil
 	}
-	return l.o.CHAP.run(l, first, next)
+	return l.o.CHAP.run(l, first)
 }
 
 // operational goes through the operational stage.

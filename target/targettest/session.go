@@ -18,8 +18,7 @@ type Session struct {
 	TSIH    uint16
 	CID     uint16
 
-	AnswerPings  bool // answer NOP-Ins that ask for it; default true
-	IgnoreWindow bool // send commands even if MaxCmdSN forbids it
+	AnswerPings bool // answer NOP-Ins that ask for it; default true
 
 	tasks map[uint32]*Task // commands without a response yet
 	inbox []*PDU           // PDUs that came while a call waited for something else

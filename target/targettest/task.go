@@ -108,7 +108,7 @@ func (s *Session) Prepare(c Command) (cmd pdu.SCSICommand, immediate, unsolicite
 
 // Start sends a command with its immediate and unsolicited data.
 func (s *Session) Start(c Command) (*Task, error) {
-	if !c.Immediate && !s.IgnoreWindow && pdu.SNLess(s.MaxCmdSN, s.CmdSN) {
+	if !c.Immediate && pdu.SNLess(s.MaxCmdSN, s.CmdSN) {
 		return nil, fmt.Errorf("the command window is closed: CmdSN %d, MaxCmdSN %d", s.CmdSN,
 			s.MaxCmdSN)
 	}

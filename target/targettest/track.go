@@ -54,9 +54,6 @@ func (c *Conn) track(h *pdu.Header) error {
 	return nil
 }
 
-// Resync forgets StatSN and the command window. The next PDU sets them.
-func (c *Conn) Resync() { c.numbers = false }
-
 // decoder is a pointer to a PDU type.
 type decoder[T any] interface {
 	*T
