@@ -18,8 +18,6 @@ func TestWriteThatIsCutShort(t *testing.T) {
 	s := start(t)
 	const blocks, lba = 1100, 31
 	write10 := Write10(1, lba, make([]byte, blocks*BlockSize)).CDB
-	fua := bytes.Clone(write10)
-	fua[1] = 0x08
 	before := pattern(blocks*BlockSize, 77)
 	for _, way := range []struct {
 		name string
@@ -39,8 +37,6 @@ func TestWriteThatIsCutShort(t *testing.T) {
 			cdb  []byte
 		}{
 			{"WRITE(10)", write10},
-			{"WRITE(10) with FUA", fua},
-			{"WRITE(16)", cdb16(0x8a, 0, lba, blocks)},
 			{"WRITE AND VERIFY(16)", cdb16(0x8e, 2, lba, blocks)},
 		} {
 			for _, n := range []int{1, 200, 511, 513, 4096, 512<<10 + 1} {
@@ -88,47 +84,6 @@ func TestCutWriteWithoutItsData(t *testing.T) {
 	}
 	sess.MustFail(t, write, "0B/0C/0D")
 	require.Equal(t, before, sess.MustGood(t, Read10(1, 8, 8)).Data)
-}
-
-// TestWrongAmountOfData checks that commands that need exactly the data of their CDB refuse any
-// other amount before they look at the data.
-func TestWrongAmountOfData(t *testing.T) {
-	s := start(t, withStore(t))
-	old := pattern(8*BlockSize, 1)
-	other := pattern(64*BlockSize, 99)
-	for _, o := range []LoginOptions{{}, solicited} {
-		sess := s.login(t, o)
-		for name, c := range map[string]struct {
-			cdb   []byte
-			takes int // bytes
-			sent  []int
-		}{
-			"COMPARE AND WRITE": {compareWrite16(1, 8, old, nil).CDB, 16 * BlockSize, []int{200,
-				8 * BlockSize,
-				16*BlockSize - 1, 16*BlockSize + 1, 32 * BlockSize}},
-			"WRITE SAME": {cdb16(0x93, 0, 8, 8), BlockSize, []int{200, BlockSize - 1, BlockSize + 1,
-				8 * BlockSize}},
-			"WRITE ATOMIC": {writeAtomic(1, 8, old).CDB, 8 * BlockSize, []int{200, 8*BlockSize - 1,
-				8*BlockSize + 1}},
-			"VERIFY": {verify(1, 1, 8, 8, nil).CDB, 8 * BlockSize, []int{200, BlockSize,
-				8*BlockSize - 1}},
-			"VERIFY of a block": {verify(1, 3, 8, 8, nil).CDB, BlockSize, []int{200,
-				BlockSize - 1}},
-			"UNMAP": {unmap(1, 8, 8).CDB, 24, []int{4, 23}},
-		} {
-			for _, n := range c.sent {
-				t.Run(fmt.Sprintf("%s/%d bytes", name, n), func(t *testing.T) {
-					sess.MustGood(t, Write10(1, 8, old))
-					want := "05/0E/03"
-					if n > c.takes {
-						want = "05/24/00"
-					}
-					sess.MustFail(t, Command{LUN: 1, CDB: c.cdb, Write: other[:n]}, want)
-					require.Equal(t, old, sess.MustGood(t, Read10(1, 8, 8)).Data)
-				})
-			}
-		}
-	}
 }
 
 // TestBothDirections sets R and W both, as in a bidirectional command, with a length for the other

@@ -1,7 +1,6 @@
 package target_test
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,29 +15,6 @@ var solicited = LoginOptions{Keys: KV("InitialR2T", "Yes", "ImmediateData", "No"
 
 func TestWriteData(t *testing.T) {
 	s := start(t)
-	for _, r2t := range []string{"Yes", "No"} {
-		for _, immediate := range []string{"Yes", "No"} {
-			for _, lengths := range [][2]string{{"65536", "262144"}, {"512", "512"},
-				{"4096", "8192"}, {"1000", "3001"}} {
-				t.Run(fmt.Sprintf("13.10/InitialR2T %s ImmediateData %s FirstBurstLength %s "+
-					"MaxBurstLength %s", r2t, immediate, lengths[0], lengths[1]),
-					func(t *testing.T) {
-						sess := s.login(t,
-							LoginOptions{Keys: KV("InitialR2T", r2t, "ImmediateData", immediate,
-								"FirstBurstLength", lengths[0], "MaxBurstLength", lengths[1])})
-						for _, blocks := range []int{1, 2, 7, 8, 16, 129, 600} {
-							data := pattern(blocks*BlockSize, byte(blocks))
-							r := sess.MustGood(t, Write10(1, 31, data))
-							if r2t == "Yes" && immediate == "No" {
-								require.NotEmpty(t, r.R2Ts)
-								require.Zero(t, r.R2Ts[0].BufferOffset)
-							}
-							require.Equal(t, data, sess.MustGood(t, Read10(1, 31, blocks)).Data)
-						}
-					})
-			}
-		}
-	}
 	t.Run("13.11/the initiator may leave unsolicited data out", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		data := pattern(100*BlockSize, 9)

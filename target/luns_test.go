@@ -11,7 +11,6 @@ import (
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
-	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
 	. "kubevirt.io/disk/target/targettest"
 )
@@ -108,35 +107,6 @@ func TestAddLUN(t *testing.T) {
 	mustHear(t, sess, 7)
 	require.NoError(t, second.ExpectOnlyPing(), "it still has not read the list")
 	s.works(t)
-}
-
-func TestAddLUNRefuses(t *testing.T) {
-	s := start(t)
-	lun := func(number uint16, id byte) serving.Options {
-		l, _ := newLUN(number, id)
-		return l
-	}
-	without := lun(3, 3)
-	without.Disk = nil
-	for _, c := range []struct {
-		lun  serving.Options
-		want string
-	}{
-		{lun(0, 3), "1 to 16383"},
-		{lun(16384, 3), "at most 16383"},
-		{without, "has no disk"},
-		{lun(1, 3), "LUN 1 is given to two disks"},
-		{lun(3, 2), "same identifier as LUN 2"},
-	} {
-		require.ErrorContains(t, s.inUse.Add(c.lun), c.want)
-	}
-	_, err := s.inUse.Remove(3)
-	require.ErrorContains(t, err, "no LUN 3")
-	require.ErrorContains(t, s.inUse.Resize(3), "no LUN 3")
-	sess := s.login(t, LoginOptions{})
-	require.Equal(t, []uint64{LUN(1), LUN(2)}, luns(t, sess, 0, 0))
-	require.NoError(t, s.Close())
-	require.ErrorIs(t, s.inUse.Add(lun(3, 3)), target.ErrServerClosed)
 }
 
 // TestServerWithoutLUNs starts a server without LUNs, adds one and removes it.
@@ -330,6 +300,7 @@ func TestResizeLUN(t *testing.T) {
 	require.NotContains(t, attentions(t, other, 2), capacityChanged)
 	d.size.Store(diskSize / 2)
 	require.ErrorContains(t, s.inUse.Resize(1), "can only grow")
+	require.ErrorContains(t, s.inUse.Resize(9), "no LUN 9")
 	d.size.Store(diskSize)
 	sess.MustGood(t, Read10(1, last, 1))
 }

@@ -55,8 +55,12 @@ func TestNegotiationProperty(t *testing.T) {
 		blocks := 1 + r.Intn(300)
 		w := sess.MustDo(t, Write10(1, 7, data[:blocks*BlockSize]))
 		require.True(t, w.Good(), "%v: %s", o.Keys, w.Failed())
-		require.Equal(t, data[:blocks*BlockSize], sess.MustGood(t, Read10(1, 7, blocks)).Data, "%v",
-			o.Keys)
+		if sess.Params.InitialR2T && !sess.Params.ImmediateData {
+			require.Zero(t, w.R2Ts[0].BufferOffset)
+		}
+		read := sess.MustGood(t, Read10(1, 7, blocks))
+		require.Equal(t, data[:blocks*BlockSize], read.Data, "%v", o.Keys)
+		require.True(t, read.StatusInData, "good status comes with the last data")
 		require.NoError(t, c.Close())
 	}
 	require.Zero(t, refused, "burst lengths that contradict each other can be answered by "+

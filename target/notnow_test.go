@@ -193,7 +193,7 @@ func TestNotNowInTheMiddle(t *testing.T) {
 }
 
 // TestNotNowQualifier tells when to try again, where the session has negotiated that there is room
-// for it.
+// for it. The initiator of these tests refuses a qualifier of a session that has not.
 func TestNotNowQualifier(t *testing.T) {
 	s := startFar(t, 20*time.Millisecond)
 	sess := s.login(t, LoginOptions{Keys: KV("iSCSIProtocolLevel", "2")})

@@ -2,7 +2,6 @@ package target_test
 
 import (
 	"encoding/binary"
-	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -29,17 +28,6 @@ func keysOf(t *testing.T, sess *Session) (keys []uint64) {
 		keys = append(keys, binary.BigEndian.Uint64(p))
 	}
 	return keys
-}
-
-// reservationOf returns the reservation of LUN 1 as "key/type", or "none".
-func reservationOf(t *testing.T, sess *Session) string {
-	t.Helper()
-	p := sess.MustGood(t, PersistIn(1, ReadReservation, 4096)).Data
-	if len(p) == 8 {
-		return "none"
-	}
-	require.Len(t, p, 24)
-	return fmt.Sprintf("%x/%d", binary.BigEndian.Uint64(p[8:]), p[21])
 }
 
 // TestReservationsKnowTheInitiatorPort: name and ISID of a login are the port that is registered.

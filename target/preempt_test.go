@@ -32,32 +32,6 @@ func fencing(t *testing.T) (s *server, sess, second *Session) {
 
 func TestPreempt(t *testing.T) {
 	data := pattern(8*BlockSize, 2)
-	t.Run("SPC-4 5.13.11.4/PREEMPT takes the reservation over", func(t *testing.T) {
-		_, sess, second := fencing(t)
-		task, r2t := waiting(t, second, 1, 0, data)
-		p := fence
-		p.Action = PersistPreempt
-		sess.MustGood(t, PersistOut(1, p))
-		require.Equal(t, "1/5", reservationOf(t, sess))
-		require.NoError(t, task.Answer(r2t))
-		require.True(t, task.MustFinish(t).Good(), "an admitted command is not aborted")
-		require.Equal(t, []string{"06/2A/05"}, attentions(t, second, 1))
-		second.MustFail(t, Write10(1, 0, data), reserved)
-		second.MustFail(t, PersistOut(1,
-			Persist{Action: PersistPreempt, Type: WriteExclusiveRO, Key: 2, ActionKey: 1}),
-			reserved)
-		require.Empty(t, attentions(t, sess, 1))
-	})
-	t.Run("SPC-4 5.13.11.4/a key that nobody has", func(t *testing.T) {
-		_, sess, second := fencing(t)
-		p := fence
-		p.ActionKey = 77
-		sess.MustFail(t, PersistOut(1, p), reserved)
-		p.ActionKey = 0
-		sess.MustFail(t, PersistOut(1, p), "05/26/00")
-		require.Equal(t, "2/5", reservationOf(t, sess))
-		require.Empty(t, attentions(t, second, 1))
-	})
 	t.Run("SPC-4 5.13.11.5/PREEMPT AND ABORT ends commands that wait for data", func(t *testing.T) {
 		_, sess, second := fencing(t)
 		one, oneR2T := waiting(t, second, 1, 0, data)

@@ -1,8 +1,6 @@
 package target_test
 
 import (
-	"bytes"
-	"encoding/binary"
 	"fmt"
 	"testing"
 
@@ -54,19 +52,6 @@ func TestProtocolLevel(t *testing.T) {
 		}
 		return o
 	}
-	for _, tt := range []struct {
-		level      string
-		descriptor uint16
-	}{{"", 0x0961}, {"0", 0x0960}, {"1", 0x0961}, {"2", 0x0962}, {"31", 0x0962}} {
-		t.Run(fmt.Sprintf("RFC 7144 4.2/the version descriptor at level %q", tt.level),
-			func(t *testing.T) {
-				sess := s.login(t, at(tt.level))
-				for _, lun := range []uint16{0, 1, 2} {
-					require.Equal(t, tt.descriptor,
-						binary.BigEndian.Uint16(sess.MustGood(t, Inquiry(lun, 96)).Data[64:]))
-				}
-			})
-	}
 	supported := reads(1, 16, 0xa3, 0x0d, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0)
 	for _, level := range []string{"", "0", "1"} {
 		t.Run(fmt.Sprintf("RFC 7144 4.1/the new functions at level %q", level), func(t *testing.T) {
@@ -86,69 +71,7 @@ func TestProtocolLevel(t *testing.T) {
 	t.Run("SPC-4 6.36/the new functions are reported", func(t *testing.T) {
 		require.Equal(t, []byte{0xde, 0x07, 0, 0}, s.login(t, extended).MustGood(t, supported).Data)
 	})
-	t.Run("RFC 7144 6.3/undefined functions", func(t *testing.T) {
-		sess := s.login(t, extended)
-		for _, function := range []pdu.TMFunction{0, 13, 0x7f} {
-			require.Zero(t, ask(t, sess, pdu.TMNotSupported,
-				pdu.TaskManagementRequest{Function: function, LUN: LUN(1)}))
-		}
-	})
-	for _, level := range []string{"1", "2"} {
-		t.Run("RFC 7144 5.1.1/command priorities at level "+level, func(t *testing.T) {
-			sess := s.login(t, at(level))
-			var tasks []*Task
-			for priority := range uint8(16) {
-				c := Write10(1, 64+uint32(priority), bytes.Repeat([]byte{priority}, BlockSize))
-				c.Priority = priority
-				tasks = append(tasks, sess.MustStart(t, c))
-			}
-			for _, task := range tasks {
-				require.True(t, task.MustFinish(t).Good())
-			}
-			for priority := range uint8(16) {
-				c := Read10(1, 64+uint32(priority), 1)
-				c.Priority = priority
-				require.Equal(t, bytes.Repeat([]byte{priority}, BlockSize),
-					sess.MustGood(t, c).Data)
-			}
-		})
-	}
 	s.works(t)
-}
-
-// TestStatusQualifier makes commands hang in the disk until there is no memory for another one.
-func TestStatusQualifier(t *testing.T) {
-	for _, tt := range []struct {
-		section, level string
-		want           uint16
-	}{
-		{"RFC 7144 5.2.1/BUSY says when to try again", "2", 1},
-		{"RFC 7144 5.2.1/no qualifier unless negotiated", "1", 0},
-	} {
-		t.Run(tt.section, func(t *testing.T) {
-			s := start(t, func(o *options) { o.Shared.Memory = 2 << 20 })
-			sess := s.login(t, LoginOptions{Keys: KV("iSCSIProtocolLevel", tt.level)})
-			require.Zero(t, sess.MustGood(t, TestUnitReady(1)).Qualifier)
-			release := s.stall(t, disktest.OpRead)
-			var tasks []*Task
-			for range 16 {
-				tasks = append(tasks, sess.MustStart(t, Read10(1, 0, 512)))
-			}
-			busy := tasks[len(tasks)-1].MustFinish(t)
-			require.Equal(t, StatusBusy, busy.Status)
-			require.Equal(t, tt.want, busy.Qualifier)
-			release()
-			good := 0
-			for _, task := range tasks[:len(tasks)-1] {
-				if r := task.MustFinish(t); r.Good() {
-					require.Zero(t, r.Qualifier)
-					good++
-				}
-			}
-			require.Positive(t, good)
-			sess.MustGood(t, Read10(1, 0, 512))
-		})
-	}
 }
 
 func TestQueryTask(t *testing.T) {
@@ -377,19 +300,4 @@ func TestNexusReset(t *testing.T) {
 				require.NoError(t, again.ExpectOnlyPing())
 			})
 	}
-	t.Run("RFC 7144 6.3/persistent reservations stay", func(t *testing.T) {
-		s := start(t)
-		sess, neighbour := s.login(t, extended), s.login(t, extendedOther)
-		register(t, sess, 0x1234, 0)
-		sess.MustGood(t, PersistOut(1,
-			Persist{Action: PersistReserve, Type: WriteExclusive, Key: 0x1234}))
-		_, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
-			Function: pdu.TMITNexusReset})
-		require.NoError(t, err)
-		_, err = sess.ExpectClosedAfter()
-		require.NoError(t, err)
-		neighbour.MustFail(t, Write10(1, 0, data), reserved)
-		require.Equal(t, "1234/1", reservationOf(t, neighbour))
-		s.login(t, extended).MustGood(t, Write10(1, 0, data))
-	})
 }

@@ -9,27 +9,18 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
 
 func TestOptions(t *testing.T) {
-	lun := func(n uint16) serving.Options {
-		return serving.Options{Number: n, Name: "a.raw", Disk: disktest.NewMemory(1 << 20),
-			Identity: identity(1)}
-	}
+	zero, _ := newLUN(0, 1)
 	limits := func(l target.Limits) options { return options{Options: target.Options{Limits: l}} }
 	for _, c := range []struct {
 		name, want string
 		opt        options
 	}{
-		{"LUN 0", "LUN 0: a LUN number is 1 to 16383", options{LUNs: []serving.Options{lun(0)}}},
-		{"LUN 16384", "LUN 16384: a number is at most 16383",
-			options{LUNs: []serving.Options{lun(16384)}}},
-		{"LUN twice", "LUN 1 is given to two disks",
-			options{LUNs: []serving.Options{lun(1), lun(1)}}},
-		{"no disk", "LUN 1: has no disk", options{LUNs: []serving.Options{{Number: 1}}}},
+		{"LUN 0", "LUN 0: a LUN number is 1 to 16383", options{LUNs: []serving.Options{zero}}},
 		{"long vendor", "vendor", options{Options: target.Options{Vendor: "123456789"}}},
 		{"sessions without a handle", "handles for 65535 sessions",
 			limits(target.Limits{MaxConnections: 65536})},
@@ -68,4 +59,6 @@ func TestServeAfterClose(t *testing.T) {
 	require.ErrorIs(t, s.Serve(l), target.ErrServerClosed)
 	_, err = l.Accept()
 	require.True(t, errors.Is(err, net.ErrClosed), "Serve closes its listener")
+	late, _ := newLUN(3, 3)
+	require.ErrorIs(t, s.inUse.Add(late), target.ErrServerClosed)
 }

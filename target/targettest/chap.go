@@ -97,7 +97,8 @@ func (a *CHAP) run(l *login, first Keys) error {
 		return fmt.Errorf("AuthMethod=CHAP is answered with %q", got)
 	}
 	if r.Keys.Get("CHAP_A") == "" {
-		r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: StageOperational, Keys: KV("CHAP_A", offer)})
+		r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: StageOperational,
+			Keys: KV("CHAP_A", offer)})
 		if err != nil {
 			return err
 		}

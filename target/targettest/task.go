@@ -16,7 +16,6 @@ type Command struct {
 
 	Immediate bool
 	Attr      pdu.TaskAttr // default simple
-	Priority  uint8        // RFC 7144 5.1.1
 
 	// How to send data. Default: as much immediate and then unsolicited data as the session's
 	// parameters allow.
@@ -84,7 +83,7 @@ func LUN(n uint16) uint64 {
 // Start sends them.
 func (s *Session) Prepare(c Command) (cmd pdu.SCSICommand, immediate, unsolicited []byte) {
 	cmd = pdu.SCSICommand{Immediate: c.Immediate, Final: true, Read: c.Read > 0,
-		Write: len(c.Write) > 0, Attr: c.Attr, Priority: c.Priority,
+		Write: len(c.Write) > 0, Attr: c.Attr,
 		LUN: LUN(c.LUN), TaskTag: s.NewTag(), ExpectedLength: uint32(max(c.Read, len(c.Write)))}
 	if cmd.Attr == pdu.TaskAttrUntagged {
 		cmd.Attr = pdu.TaskAttrSimple

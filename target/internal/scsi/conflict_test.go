@@ -143,7 +143,6 @@ func leaves(b *bench, n *Nexus) { b.d.Detach(n) }
 
 func clears(b *bench, n *Nexus) { require.Equal(b.t, "GOOD", b.persist(n, saClear, 0, 5, 0)) }
 
-// TestConflictLogIsBounded: initiators without a credential may choose any number of names, and
 // TestOneNameFromTwoAddresses uses a LUN as two machines of one initiator name do, at both ends of
 // a live migration.
 func TestOneNameFromTwoAddresses(t *testing.T) {

@@ -328,6 +328,28 @@ func TestCopyClaims(t *testing.T) {
 	require.Equal(t, "RESERVATION CONFLICT", b.run(receiveCopy(saCopyStatus, 1), nil).outcome())
 }
 
+// TestCopyAndPersistentReservations: a copy that is asked for elsewhere may do with a reserved unit
+// what a READ and a WRITE of the same nexus may do.
+func TestCopyAndPersistentReservations(t *testing.T) {
+	b := newCopyBench(t)
+	stranger := b.attach("iqn.b", 0)
+	b.register(b.nexus, 1)
+	b.mustPersist(b.nexus, saReserve, typeWriteExclusiveRO, 1, 0)
+	copies := func(segment, want string) {
+		t.Helper()
+		list := copyParameters(1, 0, both, segment)
+		require.Equal(t, want, b.runAs(stranger, lun2, extendedCopy(list), list).outcome())
+	}
+	copies(block(0, 1, 8, 0, 0), "GOOD")
+	copies(block(1, 0, 8, 0, 0), "a/0d/01")
+	require.Zero(t, b.disk.count("write"))
+	b.register(stranger, 2)
+	copies(block(1, 0, 8, 0, 0), "GOOD")
+	b.mustPersist(b.nexus, saRelease, typeWriteExclusiveRO, 1, 0)
+	b.mustPersist(b.nexus, saReserve, typeExclusiveAccess, 1, 0)
+	copies(block(0, 1, 8, 0, 0), "a/0d/01")
+}
+
 // TestCopyLocksTheFirstUnitFirst checks the lock order that keeps copies from deadlock with
 // exclusive commands between them. A copy that waits for the first unit holds nothing of the
 // second, in either direction.

@@ -105,6 +105,10 @@ func TestGrownLUNTellsItsCapacity(t *testing.T) {
 	require.Equal(t, "6/29/00", b.runAs(n, lun1, cdb(testReady), nil).outcome())
 	require.Equal(t, "6/2a/09", b.runAs(n, lun1, cdb(testReady), nil).outcome())
 	require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(testReady), nil).outcome())
+	b.d.Detach(n)
+	require.Equal(t, []string{"2907"}, pending(b.d.Attach(n.port)), "once to each port")
+	require.Equal(t, []string{"2900", "2a09"},
+		pending(b.d.Attach(InitiatorPort{Name: "iqn.other"})))
 }
 
 // TestOwnerLeavesBeforeHandOver is the usual end of a live migration: the first machine logs out

@@ -157,7 +157,7 @@ func TestRemovedUnitIsReleasedLast(t *testing.T) {
 }
 
 // TestFirstUseOrRemoveUnused: of a first READ and RemoveUnused at the same time one wins, and the
-// other one notices.
+// other one notices. Some initiators are logged in, and some log in at that moment.
 func TestFirstUseOrRemoveUnused(t *testing.T) {
 	b := newBench(t)
 	_ = b.remove()
@@ -167,7 +167,10 @@ func TestFirstUseOrRemoveUnused(t *testing.T) {
 		lun, _ := another(byte(i))
 		b.add(lun)
 		name := fmt.Sprint("iqn.", i) // one that has not used another disk under this number
-		n := b.attach(name, 0)
+		var n *Nexus
+		if i%2 == 0 {
+			n = b.attach(name, 0)
+		}
 		var all sync.WaitGroup
 		var arrived atomic.Int32
 		meet := func() { // more exact than a channel
@@ -178,6 +181,9 @@ func TestFirstUseOrRemoveUnused(t *testing.T) {
 		var read result
 		all.Go(func() {
 			meet()
+			if n == nil {
+				n = b.attach(name, 0)
+			}
 			read = b.runAs(n, lun1, cdb("28 00 00000000 00 0001 00"), nil)
 		})
 		meet()
