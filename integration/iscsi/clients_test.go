@@ -2,11 +2,9 @@ package iscsi
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -14,11 +12,6 @@ import (
 	"kubevirt.io/disk/integration/internal/rig"
 	"kubevirt.io/disk/integration/peers"
 	"kubevirt.io/disk/libvirt"
-)
-
-const (
-	mutualUser   = "wrapper"
-	mutualSecret = "another-secret-5678"
 )
 
 // with returns env with additional variables.
@@ -103,50 +96,6 @@ func TestCHAPClients(t *testing.T) {
 	}
 }
 
-// TestMutualCHAP makes the target prove itself as well.
-func TestMutualCHAP(t *testing.T) {
-	t.Parallel()
-	rig.Need(t, "iscsi-inq")
-	d := rig.Start(t, rig.Config{DiskDir: rig.DiskDir(t, 8<<20),
-		Env: with(rig.CHAPEnv, "CHAP_MUTUAL_USERNAME", mutualUser, "CHAP_MUTUAL_PASSWORD",
-			mutualSecret)})
-	env := func(user, secret string) []string {
-		return []string{"LIBISCSI_CHAP_USERNAME=" + rig.User,
-			"LIBISCSI_CHAP_PASSWORD=" + rig.Password,
-			"LIBISCSI_CHAP_TARGET_USERNAME=" + user, "LIBISCSI_CHAP_TARGET_PASSWORD=" + secret}
-	}
-	require.Contains(t, rig.OKEnv(t, env(mutualUser, mutualSecret), "iscsi-inq", d.URL(1)),
-		"KUBEVIRT")
-	require.NotZero(t, rig.Client(t, env(mutualUser, "not-that-secret"), "iscsi-inq",
-		d.URL(1)).Status)
-}
-
-// TestCredentialSources starts the daemon with each way of giving a credential.
-func TestCredentialSources(t *testing.T) {
-	t.Parallel()
-	rig.Need(t, "iscsi-inq")
-	files := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(files, "u"), []byte(rig.User+"\n"), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(files, "p"), []byte(rig.Password+"\n"), 0o600))
-	dir := rig.DiskDir(t, 8<<20)
-	for name, env := range map[string]map[string]string{
-		"files": {"CHAP_USERNAME_FILE": filepath.Join(files, "u"),
-			"CHAP_PASSWORD_FILE": filepath.Join(files, "p")},
-		"original": {"USERNAME": rig.User, "PASSWORD": rig.Password},
-		"base64": {"USERNAME_BASE64": "Z3Vlc3Q=",
-			"PASSWORD_BASE64": "YS1sb25nLXNlY3JldC0xMjM0"},
-		"Kubernetes": {"node.session.auth.username": rig.User,
-			"node.session.auth.password": rig.Password},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := rig.Start(t, rig.Config{DiskDir: dir, Env: env})
-			require.NotZero(t, rig.Client(t, nil, "iscsi-inq", d.URL(1)).Status)
-			rig.OKEnv(t, []string{"LIBISCSI_CHAP_USERNAME=" + rig.User,
-				"LIBISCSI_CHAP_PASSWORD=" + rig.Password}, "iscsi-inq", d.URL(1))
-		})
-	}
-}
-
 // TestHeaderDigest turns header digests on and off with QEMU. libiscsi's own tools do not ask for
 // them, and libiscsi does not support data digests: the tests of target have those.
 func TestHeaderDigest(t *testing.T) {
@@ -165,38 +114,6 @@ func TestHeaderDigest(t *testing.T) {
 				})
 		})
 	}
-}
-
-// TestWriteAndReadBack writes with one client and reads back with others.
-func TestWriteAndReadBack(t *testing.T) {
-	t.Parallel()
-	rig.Need(t, "qemu-io", "qemu-img", rig.QEMUISCSI)
-	d := rig.Start(t, rig.Config{DiskDir: rig.DiskDir(t, 32<<20)})
-	qemuIO := func(commands ...string) string {
-		args := []string{"-f", "raw"}
-		for _, c := range commands {
-			args = append(args, "-c", c)
-		}
-		return rig.OK(t, "qemu-io", append(args, d.URL(1))...)
-	}
-	qemuIO("write -P 0x11 0 4k", "write -P 0x22 1M 3M", "write -P 0x33 512 512",
-		"write -f -P 0x44 10M 64k",
-		"write -P 0x55 20M 8M", "discard 22M 1M", "write -z 23M 1M", "flush")
-	qemuIO("read -P 0x11 0 512", "read -P 0x33 512 512", "read -P 0x22 1M 3M",
-		"read -P 0x44 10M 64k",
-		"read -P 0x55 20M 2M", "read -P 0 22M 2M", "read -P 0x55 24M 4M")
-	copied := filepath.Join(t.TempDir(), "copy.raw")
-	rig.OK(t, "qemu-img", "convert", "-f", "raw", "-O", "raw", d.URL(1), copied)
-	rig.Same(t, copied, d.URL(1))
-	b, err := os.ReadFile(copied)
-	require.NoError(t, err)
-	require.Equal(t, byte(0x44), b[10<<20+100])
-
-	// And the other way round: convert writes a whole disk, and qemu-io reads it.
-	fresh := filepath.Join(t.TempDir(), "fresh.raw")
-	rig.MakeRawSeed(t, fresh, 32<<20, 99)
-	rig.OK(t, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", fresh, d.URL(1))
-	rig.Same(t, fresh, d.URL(1))
 }
 
 // TestImageKinds serves images of every kind together, and compares each LUN with what qemu-img
@@ -257,38 +174,4 @@ func TestHighLUNs(t *testing.T) {
 		image := filepath.Join(dir, fmt.Sprintf("%d.raw", lun))
 		rig.Same(t, image, url)
 	}
-}
-
-// TestExclusive: a write-exclusive LUN belongs to one initiator name at a time.
-func TestExclusive(t *testing.T) {
-	t.Parallel()
-	rig.Need(t, "iscsi-perf", "qemu-io", rig.QEMUISCSI)
-	d := rig.Start(t, rig.Config{DiskDir: rig.DiskDir(t, 8<<20)})
-	first := rig.LoginTo(t, d, "iqn.2026-01.test:first")
-	require.True(t, rig.Do(t, first, rig.ReadBlock(1, 0)).Good())
-	r := rig.Client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 512", d.URL(1))
-	require.NotZero(t, r.Status, "the LUN belongs to the first initiator: %s", r)
-	rig.Logout(t, first)
-	rig.OK(t, "qemu-io", "-f", "raw", "-c", "read 0 512", d.URL(1))
-}
-
-// TestGarbage sends garbage to the portal while a client works.
-func TestGarbage(t *testing.T) {
-	t.Parallel()
-	d := rig.Start(t, rig.Config{DiskDir: rig.DiskDir(t, 8<<20)})
-	s := rig.LoginTo(t, d, "iqn.2026-01.test:bystander")
-	for _, garbage := range []string{
-		"GET / HTTP/1.1\r\nHost: x\r\n\r\n", strings.Repeat("\xff", 4096),
-		strings.Repeat("\x00", 4096), "\x43",
-		"\x43\x87\x00\x00\xff\xff\xff\xff" + strings.Repeat("\x00", 40),
-		"\x01" + strings.Repeat("A", 47),
-	} {
-		c, err := net.Dial("tcp", d.Portals[0])
-		require.NoError(t, err)
-		_, err = c.Write([]byte(garbage))
-		require.NoError(t, err)
-		require.True(t, rig.Do(t, s, rig.ReadBlock(1, 1)).Good())
-		require.NoError(t, c.Close())
-	}
-	require.True(t, rig.Do(t, s, rig.ReadBlock(1, 2)).Good())
 }
