@@ -101,26 +101,3 @@ func Nbdsh(t *testing.T, args ...string) *exec.Cmd {
 	cmd.Env = append(os.Environ(), "PATH=/usr/bin:/bin")
 	return cmd
 }
-
-// TestClients has the common clients list, read and write.
-func TestClients(t *testing.T) {
-	v := serve(t, 2, nil)
-	list := tool(t, "nbdinfo", "--list", v.uri(""))
-	require.Contains(t, list, `export="disk1.raw"`)
-	require.Contains(t, list, `export="disk2.raw"`)
-	require.Contains(t, list, "base:allocation")
-	file := filepath.Join(t.TempDir(), "file")
-	content := make([]byte, diskSize)
-	for i := range content[:3<<20] {
-		content[i] = byte(i * 7 / 5)
-	}
-	require.NoError(t, os.WriteFile(file, content, 0o600))
-	tool(t, "nbdcopy", file, v.uri("disk1.raw"))
-	tool(t, "nbdcopy", v.uri("disk1.raw"), file+"2")
-	got, err := os.ReadFile(file + "2")
-	require.NoError(t, err)
-	require.True(t, string(content) == string(got))
-	tool(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", file, v.uri("disk1.raw"))
-	tool(t, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", file, v.uri("2"))
-	tool(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", file, v.uri("disk2.raw"))
-}

@@ -1,9 +1,13 @@
 package nbd
 
 import (
+	"net"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/serving"
 )
 
 func TestParseURI(t *testing.T) {
@@ -40,4 +44,18 @@ func TestParseURI(t *testing.T) {
 		require.ErrorContains(t, err, says, text)
 		require.NotContains(t, err.Error(), "secret")
 	}
+}
+
+// TestSessionHasTheNameOfItsSocket: a daemon may bind a socket by another name than people know.
+func TestSessionHasTheNameOfItsSocket(t *testing.T) {
+	v := serve(t, 1, nil)
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	require.NoError(t, err)
+	go func() { _ = v.Serve(l, Portal{Name: serving.SocketPrefix + "/run/disk/vm.sock"}) }()
+	nc, err := net.Dial("unix", l.Addr().String())
+	require.NoError(t, err)
+	c := greet(t, nc)
+	c.send(u32(flagFixedNewstyle | flagNoZeroes))
+	c.choose("", compact)
+	require.Equal(t, "/run/disk/vm.sock", v.Sessions()[0].Local)
 }
