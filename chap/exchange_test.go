@@ -149,8 +149,6 @@ func TestVerifyFailures(t *testing.T) {
 			FailureAuthentication, "unknown_user"},
 		{"user in hex is plain text", func(r *Reply, _ Challenge) { r.Name = ptr("0x616c696365") },
 			FailureAuthentication, "unknown_user"},
-		{"user in base64 is plain text", func(r *Reply, _ Challenge) { r.Name = ptr("0bYWxpY2U=") },
-			FailureAuthentication, "unknown_user"},
 		{"wrong password", func(r *Reply,
 			c Challenge) {
 			r.Response = ptr(respond(t, c, "not the password"))
@@ -162,43 +160,18 @@ func TestVerifyFailures(t *testing.T) {
 			FailureAuthentication, "bad_password"},
 		{"long response", func(r *Reply, _ Challenge) { *r.Response += "00" },
 			FailureAuthentication, "bad_password"},
-		{"1024 bytes", func(r *Reply,
-			_ Challenge) {
-			r.Response = ptr("0x" + strings.Repeat("00", 1024))
-		}, FailureAuthentication, "bad_password"},
 		{"1025 bytes", func(r *Reply,
 			_ Challenge) {
 			r.Response = ptr("0x" + strings.Repeat("00", 1025))
 		}, FailureProtocol, "bad_chap_r"},
 		{"bad hex", func(r *Reply, _ Challenge) { *r.Response = (*r.Response)[:33] + "g" },
 			FailureProtocol, "bad_chap_r"},
-		{"bad base64", func(r *Reply, _ Challenge) { *r.Response = "0b!" }, FailureProtocol,
-			"bad_chap_r"},
-		{"no encoding", func(r *Reply, _ Challenge) { *r.Response = (*r.Response)[2:] },
-			FailureProtocol, "bad_chap_r"},
-		{"empty response", func(r *Reply, _ Challenge) { *r.Response = "0x" }, FailureProtocol,
-			"bad_chap_r"},
 		{"identifier 256", func(r *Reply, _ Challenge) {
 			r.Identifier, r.Challenge = ptr("256"),
 				backC
 		}, FailureProtocol, "bad_chap_i"},
-		{"identifier -1", func(r *Reply, _ Challenge) {
-			r.Identifier, r.Challenge = ptr("-1"),
-				backC
-		}, FailureProtocol, "bad_chap_i"},
-		{"identifier empty", func(r *Reply, _ Challenge) {
-			r.Identifier, r.Challenge = ptr(""),
-				backC
-		}, FailureProtocol, "bad_chap_i"},
 		{"challenge of 1025 bytes", func(r *Reply, _ Challenge) {
 			r.Identifier, r.Challenge = backI, ptr("0x"+strings.Repeat("00", 1025))
-		}, FailureProtocol, "bad_chap_c"},
-		{"challenge in no encoding",
-			func(r *Reply, _ Challenge) { r.Identifier, r.Challenge = backI, ptr("1234") },
-			FailureProtocol, "bad_chap_c"},
-		{"empty challenge", func(r *Reply, _ Challenge) {
-			r.Identifier, r.Challenge = backI,
-				ptr("0x")
 		}, FailureProtocol, "bad_chap_c"},
 		{"our challenge", func(r *Reply, c Challenge) {
 			r.Identifier, r.Challenge = backI,
@@ -235,34 +208,6 @@ func TestVerifyFailures(t *testing.T) {
 		e.Close()
 		e.Close()
 		require.Empty(t, auth.outstanding, tt.name)
-	}
-}
-
-// TestEncodings sends responses and challenges in every spelling that is allowed.
-func TestEncodings(t *testing.T) {
-	auth := newAuth(t, Config{Initiator: aliceCred, Target: targetCred})
-	raw := sequence(1024)
-	for _, encode := range []func([]byte) string{
-		FormatBinary,
-		func(b []byte) string { return "0X" + strings.ToUpper(FormatBinary(b)[2:]) },
-		func(b []byte) string { return "0b" + base64.StdEncoding.EncodeToString(b) },
-		func(b []byte) string { return "0B" + base64.StdEncoding.EncodeToString(b) },
-	} {
-		for _, id := range []string{"0", "255", "0x1", "0XfF"} {
-			e := auth.Begin(initiatorIQN)
-			c, err := e.Start("5")
-			require.NoError(t, err)
-			response, err := ParseBinary(respond(t, c, secretA), MaxBinaryLen)
-			require.NoError(t, err)
-			proof, err := e.Verify(Reply{ptr("alice"), ptr(encode(response)), ptr(id),
-				ptr(encode(raw))})
-			require.NoError(t, err)
-			n, err := ParseNumber(id)
-			require.NoError(t, err)
-			require.Equal(t, FormatBinary(MD5.Response(byte(n), []byte(secretB), raw)),
-				proof.Response)
-			e.Close()
-		}
 	}
 }
 

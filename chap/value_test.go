@@ -1,7 +1,6 @@
 package chap
 
 import (
-	"bytes"
 	"encoding/base64"
 	"strings"
 	"testing"
@@ -81,25 +80,4 @@ func TestParseNumber(t *testing.T) {
 		_, err := ParseNumber(in)
 		require.Error(t, err, in)
 	}
-}
-
-func FuzzParseBinary(f *testing.F) {
-	for _, s := range []string{"", "0x", "0b", "0x1", "0xdead", "0XDEAD", "0b3q2+7w==", "0B3q2+7w=",
-		"0bAA==", "1", "0x\x00"} {
-		f.Add(s, 4)
-	}
-	f.Fuzz(func(t *testing.T, s string, max int) {
-		max &= 0xffff
-		b, err := ParseBinary(s, max)
-		if err != nil {
-			return
-		}
-		if len(b) == 0 || len(b) > max {
-			t.Fatalf("%d bytes with a limit of %d", len(b), max)
-		}
-		again, err := ParseBinary(FormatBinary(b), max)
-		if err != nil || !bytes.Equal(again, b) {
-			t.Fatalf("%x came back as %x, %v", b, again, err)
-		}
-	})
 }

@@ -241,11 +241,6 @@ func TestCHAPResponses(t *testing.T) {
 				"CHAP_R="+answer(t, k, secret))
 		},
 			StatusAuthenticationFailure, "unknown_user"},
-		{"user in hex", func(k map[string]string) []byte {
-			return text("CHAP_N=0x616c696365",
-				"CHAP_R="+answer(t, k, secret))
-		},
-			StatusAuthenticationFailure, "unknown_user"},
 		{"our secret", func(k map[string]string) []byte {
 			return text("CHAP_N="+user,
 				"CHAP_R="+answer(t, k, ownSecret))
@@ -254,21 +249,8 @@ func TestCHAPResponses(t *testing.T) {
 		{"our challenge back", func(k map[string]string) []byte {
 			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, secret), back(k["CHAP_C"]))
 		}, StatusAuthenticationFailure, "reflected_challenge"},
-		{"response without its end", func(k map[string]string) []byte {
-			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, secret)[:40])
-		}, StatusAuthenticationFailure, "bad_password"},
 		{"response not in hex",
 			func(k map[string]string) []byte { return text("CHAP_N="+user, "CHAP_R=0xzz") },
-			StatusInitiatorError, "bad_chap_r"},
-		{"response of 1024", func(k map[string]string) []byte {
-			return text("CHAP_N="+user,
-				"CHAP_R=0x"+repeat("ab", 1024))
-		},
-			StatusAuthenticationFailure, "bad_password"},
-		{"response of 1025", func(k map[string]string) []byte {
-			return text("CHAP_N="+user,
-				"CHAP_R=0x"+repeat("ab", 1025))
-		},
 			StatusInitiatorError, "bad_chap_r"},
 		{"identifier of 256", func(k map[string]string) []byte {
 			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, secret), "CHAP_I=256", "CHAP_C=0x00")
@@ -342,14 +324,6 @@ func TestBoundInitiatorName(t *testing.T) {
 	keys := i.challenge(normal("AuthMethod=CHAP"))
 	i.refused(&Request{Data: text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret))},
 		StatusAuthenticationFailure, "wrong_initiator_name")
-}
-
-func TestMutualNotConfigured(t *testing.T) {
-	i := newInitiator(t, chapConfig(t, func(c *chap.Config) { c.Target = chap.Credential{} }))
-	keys := i.challenge(normal("AuthMethod=CHAP"))
-	i.refused(&Request{Data: text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret), "CHAP_I=1",
-		"CHAP_C=0x01")},
-		StatusAuthenticationFailure, "mutual_not_configured")
 }
 
 func TestUnknownKeysDuringSecurity(t *testing.T) {

@@ -131,17 +131,3 @@ func TestSplitAnywhere(t *testing.T) {
 	run(single...)
 	run(append(single, nil)...)
 }
-
-// TestUnchangedWithoutTransit: with T=0 the stage never advances, however often it is sent.
-func TestUnchangedWithoutTransit(t *testing.T) {
-	i := newInitiator(t, openConfig())
-	resp, _ := i.ok(OperationalNegotiation, FullFeature, false, normal())
-	require.False(t, resp.Transit)
-	for range 10 {
-		resp, _ = i.ok(OperationalNegotiation, FullFeature, false, nil)
-		require.False(t, resp.Transit)
-		require.False(t, i.m.Done())
-	}
-	resp, _ = i.ok(OperationalNegotiation, FullFeature, true, nil)
-	require.True(t, resp.Transit)
-}

@@ -312,6 +312,19 @@ func TestGolden(t *testing.T) {
 	}
 }
 
+// TestNoAllocation: decoders and encoders run once per PDU, so they must not allocate.
+func TestNoAllocation(t *testing.T) {
+	for _, g := range goldens {
+		h, p := header(t, g.hex), g.pdu
+		require.Zero(t, testing.AllocsPerRun(10, func() {
+			if p.Decode(&h) != nil {
+				t.Error("refused")
+			}
+			p.Encode(&h)
+		}), g.name)
+	}
+}
+
 func TestString(t *testing.T) {
 	require.Equal(t, "Ready To Transfer", OpR2T.String())
 	require.Equal(t, "0x07", Opcode(7).String())
