@@ -275,28 +275,3 @@ func TestCommandWindowWithoutCommands(t *testing.T) {
 		}
 	})
 }
-
-// TestManyCommands sends as many commands at once as the window allows. All of them end, each with
-// its own data.
-func TestManyCommands(t *testing.T) {
-	s := start(t)
-	sess := s.login(t, LoginOptions{})
-	const n = 100
-	for round := range 5 {
-		var tasks []*Task
-		for i := range n {
-			tasks = append(tasks,
-				sess.MustStart(t, Write10(1, uint32(i*8), pattern(8*BlockSize, byte(i+round)))))
-		}
-		for _, task := range tasks {
-			require.True(t, task.MustFinish(t).Good())
-		}
-		tasks = tasks[:0]
-		for i := range n {
-			tasks = append(tasks, sess.MustStart(t, Read10(1, uint32(i*8), 8)))
-		}
-		for i, task := range tasks {
-			require.Equal(t, pattern(8*BlockSize, byte(i+round)), task.MustFinish(t).Data)
-		}
-	}
-}

@@ -311,13 +311,4 @@ func TestDiscoverySession(t *testing.T) {
 		}
 		require.Positive(t, n)
 	})
-	t.Run("11.9/a stop ends it at once", func(t *testing.T) {
-		s := start(t)
-		sess := MustLogin(t, s.addr, discovery)
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		require.NoError(t, s.Shutdown(ctx))
-		_, err := sess.ExpectClosedAfter()
-		require.NoError(t, err)
-	})
 }

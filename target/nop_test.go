@@ -99,14 +99,6 @@ func TestNOPIn(t *testing.T) {
 			NOPTimeout: timeout}))
 	}
 	s := patient(time.Minute)
-	t.Run("11.19/a silent peer is pinged", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{})
-		in, data, err := Expect[pdu.NOPIn](sess.Conn)
-		require.NoError(t, err)
-		require.Empty(t, data)
-		require.Equal(t, pdu.ReservedTag, in.TaskTag)
-		require.NotEqual(t, pdu.ReservedTag, in.TransferTag)
-	})
 	t.Run("11.19/a peer that answers stays", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		for range 4 {
