@@ -28,9 +28,7 @@ func TestAbortStopsLongCommands(t *testing.T) {
 			b := newBench(t)
 			b.write(0, pattern(8, 1))
 			b.disk.reset()
-			task := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(c.data))}
-			copy(task.CDB[:], c.cdb)
-			require.NoError(t, b.d.Prepare(task))
+			task := b.prepared(b.nexus, c.cdb, c.data)
 			b.disk.enter = func(method string) {
 				if method == c.method && b.disk.count(method) == 1 {
 					task.Abort()
@@ -81,9 +79,7 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, stored)
 			b.write(0, fresh)
-			task := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(c.data))}
-			copy(task.CDB[:], c.cdb)
-			require.NoError(t, b.d.Prepare(task))
+			task := b.prepared(b.nexus, c.cdb, c.data)
 			b.disk.reset()
 			task.Abort()
 			require.ErrorIs(t, carryOut(task, c.data), serving.ErrAborted)
@@ -100,9 +96,8 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 // store holds up. The initiator was told that it has ended, so its later registrations must count.
 func TestAbortedReservationComesToNothing(t *testing.T) {
 	b := newBench(t)
-	task := &Task{Nexus: b.nexus, LUN: lun1}
-	copy(task.CDB[:], []byte{opPersistOut, saRegister, 0, 0, 0, 0, 0, 0, persistListLen})
-	require.NoError(t, b.d.Prepare(task))
+	task := b.prepared(b.nexus,
+		[]byte{opPersistOut, saRegister, 0, 0, 0, 0, 0, 0, persistListLen}, nil)
 	task.Abort()
 	list := make([]byte, persistListLen)
 	list[15] = 7
@@ -132,9 +127,7 @@ func TestAbortedStateChangesComeToNothing(t *testing.T) {
 			if c.cdb == release {
 				b.good(cdb(reserve), nil)
 			}
-			task := &Task{Nexus: b.nexus, LUN: lun1}
-			copy(task.CDB[:], cdb(c.cdb))
-			require.NoError(t, b.d.Prepare(task))
+			task := b.prepared(b.nexus, cdb(c.cdb), nil)
 			task.Abort()
 			if c.cdb != release {
 				b.d.ResetLUN(lun1)

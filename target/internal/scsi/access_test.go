@@ -15,14 +15,12 @@ const (
 func TestWriteExclusive(t *testing.T) {
 	b := newBench(t, exclusive)
 	second := b.attach("iqn.b", 0)
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(testReady), nil).outcome(),
-		"nobody owns it yet")
-	require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
-	require.Equal(t, "GOOD", b.run(cdb(readOne), nil).outcome(),
+	require.Equal(t, "GOOD", b.ready(second), "nobody owns it yet")
+	require.Equal(t, "GOOD", b.ready(b.nexus))
+	require.Equal(t, "GOOD", b.reads(b.nexus),
 		"the first that accesses the medium becomes the owner")
 	twin := b.attach("iqn.a", 1)
-	require.Equal(t, "GOOD", b.runAs(twin, lun1, cdb(writeOne), pattern(1, 1)).outcome(),
-		"a second session of the owner")
+	require.Equal(t, "GOOD", b.writes(twin), "a second session of the owner")
 
 	for _, c := range []struct{ cdb, want string }{
 		{testReady, conflict},
@@ -46,21 +44,19 @@ func TestWriteExclusive(t *testing.T) {
 	}
 
 	b.d.Detach(b.nexus)
-	require.Equal(t, conflict, b.runAs(second, lun1, cdb(readOne), nil).outcome(),
-		"the owner has a nexus left")
+	require.Equal(t, conflict, b.reads(second), "the owner has a nexus left")
 	b.d.Detach(twin)
 	b.d.Detach(twin)
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(readOne), nil).outcome())
+	require.Equal(t, "GOOD", b.reads(second))
 	back := b.attach("iqn.a", 0)
-	require.Equal(t, conflict, b.runAs(back, lun1, cdb(readOne), nil).outcome(),
-		"it is the second one's now")
+	require.Equal(t, conflict, b.reads(back), "it is the second one's now")
 }
 
 func TestRefusedCommandDoesNotClaim(t *testing.T) {
 	b := newBench(t, exclusive)
 	second := b.attach("iqn.b", 0)
 	require.Equal(t, "5/21/00", b.run(cdb("28 00 ff 00 00 00 00 00 01 00"), nil).outcome())
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(readOne), nil).outcome())
+	require.Equal(t, "GOOD", b.reads(second))
 }
 
 func TestOwnerReturnsAfterItsSession(t *testing.T) {
@@ -117,26 +113,26 @@ func TestSessionEndsOnce(t *testing.T) {
 	again := b.attach("iqn.a", 1)
 	b.d.Detach(again)
 	b.d.Detach(again)
-	require.Equal(t, conflict, b.runAs(b.attach("iqn.b", 0), lun1, cdb(readOne), nil).outcome())
+	require.Equal(t, conflict, b.reads(b.attach("iqn.b", 0)))
 	b.good(cdb(writeOne), pattern(1, 1))
 }
 
 func TestEndedSessionDoesNotClaim(t *testing.T) {
 	b := newBench(t, exclusive)
 	b.d.Detach(b.nexus)
-	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome())
-	require.Equal(t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun1, cdb(readOne), nil).outcome())
+	require.Equal(t, conflict, b.reads(b.nexus))
+	require.Equal(t, "GOOD", b.reads(b.attach("iqn.b", 0)))
 }
 
 func TestSharedModes(t *testing.T) {
 	shared := newBench(t)
 	for _, n := range []*Nexus{shared.nexus, shared.attach("iqn.b", 0)} {
-		require.Equal(t, "GOOD", shared.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+		require.Equal(t, "GOOD", shared.writes(n))
 	}
 	for _, mode := range []func(*LUN){readSharedLUN, readOnly} {
 		b := newBench(t, mode)
 		for _, n := range []*Nexus{b.nexus, b.attach("iqn.b", 0)} {
-			require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(readOne), nil).outcome())
+			require.Equal(t, "GOOD", b.reads(n))
 		}
 	}
 }

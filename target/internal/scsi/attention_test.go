@@ -12,15 +12,14 @@ func TestNewNexusHasAttention(t *testing.T) {
 	b := newBench(t)
 	port := InitiatorPort{Name: "iqn.c", ISID: [6]byte{1}}
 	n := b.d.Attach(port)
-	require.Equal(t, "6/29/00", b.runAs(n, lun1, cdb(testReady), nil).outcome())
-	require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(testReady), nil).outcome(), "it is reported once")
+	require.Equal(t, "6/29/00", b.ready(n))
+	require.Equal(t, "GOOD", b.ready(n), "it is reported once")
 	b.d.Detach(n)
 
 	again := b.d.Attach(port)
-	require.Equal(t, "6/29/07", b.runAs(again, lun1, cdb(testReady), nil).outcome(),
-		"the port was here before")
+	require.Equal(t, "6/29/07", b.ready(again), "the port was here before")
 	other := b.d.Attach(InitiatorPort{Name: "iqn.c", ISID: [6]byte{2}})
-	require.Equal(t, "6/29/00", b.runAs(other, lun1, cdb(testReady), nil).outcome())
+	require.Equal(t, "6/29/00", b.ready(other))
 }
 
 // TestAttentionAndCommands checks which commands report a unit attention, and which leave it
@@ -61,7 +60,7 @@ func TestAttentionsAreReportedInOrder(t *testing.T) {
 	a.raise(attnModeChanged | attnCapacityChanged | attnReset | attnPowerOn)
 	for _, want := range []string{"6/29/00", "6/29/03", "6/29/07", "6/2a/09", "6/2a/01", "6/2f/00",
 		"6/3f/03", "6/3f/0e", "GOOD"} {
-		require.Equal(t, want, b.run(cdb(testReady), nil).outcome())
+		require.Equal(t, want, b.ready(b.nexus))
 	}
 }
 
@@ -69,8 +68,8 @@ func TestReportLUNsDeliversTheNews(t *testing.T) {
 	b := newBench(t)
 	b.nexus.nth(0).raise(attnLUNsChanged | attnModeChanged)
 	b.good(cdb("a0 00 00 00 00 00 00 00 01 00 00 00"), nil)
-	require.Equal(t, "6/2a/01", b.run(cdb(testReady), nil).outcome())
-	require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
+	require.Equal(t, "6/2a/01", b.ready(b.nexus))
+	require.Equal(t, "GOOD", b.ready(b.nexus))
 }
 
 func TestResetsReachEveryNexus(t *testing.T) {
@@ -82,12 +81,12 @@ func TestResetsReachEveryNexus(t *testing.T) {
 	} {
 		reset()
 		for _, n := range []*Nexus{b.nexus, other} {
-			require.Equal(t, "6/29/03", b.runAs(n, lun1, cdb(testReady), nil).outcome())
-			require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(testReady), nil).outcome())
+			require.Equal(t, "6/29/03", b.ready(n))
+			require.Equal(t, "GOOD", b.ready(n))
 		}
 	}
 	b.d.ResetLUN(9 << 48)
-	require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
+	require.Equal(t, "GOOD", b.ready(b.nexus))
 }
 
 func TestTasksCleared(t *testing.T) {
@@ -95,9 +94,9 @@ func TestTasksCleared(t *testing.T) {
 	hit, spared := b.attach("iqn.b", 0), b.attach("iqn.c", 0)
 	b.d.TasksCleared(lun1, b.nexus, []*Nexus{b.nexus, hit})
 	b.d.TasksCleared(9<<48, b.nexus, []*Nexus{spared})
-	require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
-	require.Equal(t, "6/2f/00", b.runAs(hit, lun1, cdb(testReady), nil).outcome())
-	require.Equal(t, "GOOD", b.runAs(spared, lun1, cdb(testReady), nil).outcome())
+	require.Equal(t, "GOOD", b.ready(b.nexus))
+	require.Equal(t, "6/2f/00", b.ready(hit))
+	require.Equal(t, "GOOD", b.ready(spared))
 }
 
 func TestRequestSense(t *testing.T) {
@@ -133,8 +132,8 @@ func TestPendingAttention(t *testing.T) {
 	b.nexus.nth(0).raise(attnPowerOn)
 	info, _ = b.d.PendingAttention(lun1, b.nexus)
 	require.Equal(t, [3]byte{0x26, 0x29, 0x00}, info, "several, the one of highest precedence")
-	require.Equal(t, "6/29/00", b.run(cdb(testReady), nil).outcome(), "they are still pending")
-	require.Equal(t, "6/29/07", b.run(cdb(testReady), nil).outcome())
+	require.Equal(t, "6/29/00", b.ready(b.nexus), "they are still pending")
+	require.Equal(t, "6/29/07", b.ready(b.nexus))
 	_, pending = b.d.PendingAttention(lun1, b.nexus)
 	require.False(t, pending)
 }

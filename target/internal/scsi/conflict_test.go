@@ -65,8 +65,7 @@ func TestConflictsAreLogged(t *testing.T) {
 				for isid := range byte(2) {
 					n := b.attach(initiator, isid)
 					for range 100 {
-						require.Equal(t, conflict,
-							b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+						require.Equal(t, conflict, b.writes(n))
 					}
 				}
 				cause, who, owner := warned(t, logs)
@@ -81,7 +80,7 @@ func TestConflictsAreLogged(t *testing.T) {
 			c.free(b, b.nexus)
 			second, third := b.attach("iqn.d", 0), b.attach("iqn.b", 3)
 			c.take(b, second)
-			require.Equal(t, conflict, b.runAs(third, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+			require.Equal(t, conflict, b.writes(third))
 			if c.owner == "" {
 				_, who, owner := warned(t, logs)
 				require.Equal(t, []string{"iqn.b", "iqn.d"}, []string{who, owner},
@@ -102,7 +101,7 @@ func TestConflictsAreLogged(t *testing.T) {
 	t.Run("a reset", func(t *testing.T) {
 		b := newBench(t, exclusive)
 		logs := b.watchLog()
-		require.Equal(t, "GOOD", b.run(cdb(readOne), nil).outcome())
+		require.Equal(t, "GOOD", b.reads(b.nexus))
 		n := b.attach("iqn.b", 0)
 		for range 10 {
 			require.False(t, b.d.MayReset(lun1, n))
@@ -171,7 +170,7 @@ func TestOneNameFromTwoAddresses(t *testing.T) {
 				second := b.attach(c.second, isid)
 				second.SetAddress(c.addr)
 				for range 3 {
-					require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(readOne), nil).outcome())
+					require.Equal(t, "GOOD", b.reads(second))
 				}
 				b.d.Detach(second)
 			}
@@ -190,11 +189,11 @@ func TestOneNameFromTwoAddresses(t *testing.T) {
 		b := newBench(t, exclusive)
 		b.nexus.SetAddress("192.0.2.1")
 		logs := b.watchLog()
-		require.Equal(t, "GOOD", b.run(cdb(writeOne), pattern(1, 1)).outcome())
+		require.Equal(t, "GOOD", b.writes(b.nexus))
 		b.d.Detach(b.nexus)
 		second := b.attach("iqn.a", 1)
 		second.SetAddress("192.0.2.2")
-		require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+		require.Equal(t, "GOOD", b.writes(second))
 		require.Empty(t, logs.All())
 	})
 	t.Run("while others log in", func(t *testing.T) {
@@ -211,7 +210,7 @@ func TestOneNameFromTwoAddresses(t *testing.T) {
 		for range 1000 {
 			n := b.attach("iqn.a", 1)
 			n.SetAddress("192.0.2.1")
-			require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(readOne), nil).outcome())
+			require.Equal(t, "GOOD", b.reads(n))
 			b.d.Detach(n)
 		}
 		logins.Wait()
@@ -225,7 +224,7 @@ func TestOneNameFromTwoAddresses(t *testing.T) {
 			for end := range byte(2) {
 				n := b.attach(fmt.Sprint("iqn.", i), end)
 				n.SetAddress(fmt.Sprint("192.0.2.", end))
-				require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(readOne), nil).outcome())
+				require.Equal(t, "GOOD", b.reads(n))
 				defer b.d.Detach(n)
 			}
 			for n := range b.d.nexuses {

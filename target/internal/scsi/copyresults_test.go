@@ -125,9 +125,7 @@ func (b *copyBench) pausedCopy(n *Nexus, list []byte) (task *Task, resume func()
 			<-release
 		}
 	}
-	task = &Task{Nexus: n, LUN: lun1}
-	copy(task.CDB[:], extendedCopy(list))
-	require.NoError(b.t, b.d.Prepare(task))
+	task = b.prepared(n, extendedCopy(list), nil)
 	done := make(chan result, 1)
 	go func() {
 		status, sense := b.d.Outcome(task, task.Out(0, list), nil)

@@ -62,7 +62,7 @@ func TestDiskThatItsServerProtects(t *testing.T) {
 		l.Disk = e
 	})
 	e.protected.Store(true)
-	require.Equal(t, "7/27/00", b.run(cdb(writeOne), pattern(1, 1)).outcome())
+	require.Equal(t, "7/27/00", b.writes(b.nexus))
 	b.good(cdb(readOne), nil)
 	e.protected.Store(false)
 	b.good(cdb(writeOne), pattern(1, 1))

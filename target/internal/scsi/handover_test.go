@@ -17,13 +17,8 @@ func TestHandOver(t *testing.T) {
 	var fenced []*Nexus
 	b.d.opt.Abort = func(nexuses []*Nexus, _ func(*Task) bool) { fenced = nexuses }
 	second, third := b.attach("iqn.b", 0), b.attach("iqn.c", 0)
-	read := func(n *Nexus) string { return b.runAs(n, lun1, cdb(readOne), nil).outcome() }
-	write := func(n *Nexus) string {
-		return b.runAs(n, lun1, cdb(writeOne),
-			pattern(1, 1)).outcome()
-	}
-	require.Equal(t, "GOOD", write(b.nexus))
-	require.Equal(t, conflict, read(second))
+	require.Equal(t, "GOOD", b.writes(b.nexus))
+	require.Equal(t, conflict, b.reads(second))
 
 	require.ErrorContains(t, b.finish(), "open it first")
 	require.ErrorContains(t, withdraw(b.d, number), "nobody")
@@ -33,29 +28,29 @@ func TestHandOver(t *testing.T) {
 	require.NoError(t, b.admit("iqn.b"), "the same once more")
 	require.ErrorContains(t, b.admit("iqn.c"), "open to iqn.b")
 	for _, n := range []*Nexus{b.nexus, second} {
-		require.Equal(t, "GOOD", read(n))
-		require.Equal(t, "GOOD", write(n))
+		require.Equal(t, "GOOD", b.reads(n))
+		require.Equal(t, "GOOD", b.writes(n))
 	}
-	require.Equal(t, conflict, read(third))
+	require.Equal(t, conflict, b.reads(third))
 
 	guest, err := b.d.disks.Withdraw(number)
 	require.NoError(t, err)
 	require.Equal(t, "iqn.b", guest)
 	require.Equal(t, []*Nexus{second}, fenced)
-	require.Equal(t, conflict, write(second))
-	require.Equal(t, "GOOD", write(b.nexus), "the owner goes on after a migration that failed")
+	require.Equal(t, conflict, b.writes(second))
+	require.Equal(t, "GOOD", b.writes(b.nexus), "the owner goes on after a migration that failed")
 
 	require.NoError(t, b.admit("iqn.b"))
 	require.NoError(t, b.finish())
 	require.ElementsMatch(t, []*Nexus{b.nexus, third}, fenced)
-	require.Equal(t, conflict, write(b.nexus))
-	require.Equal(t, conflict, read(b.nexus))
-	require.Equal(t, "GOOD", write(second))
+	require.Equal(t, conflict, b.writes(b.nexus))
+	require.Equal(t, conflict, b.reads(b.nexus))
+	require.Equal(t, "GOOD", b.writes(second))
 
 	// An initiator that is away cannot take it over.
 	require.NoError(t, b.admit("iqn.gone"))
 	require.ErrorContains(t, b.finish(), "not logged in")
-	require.Equal(t, "GOOD", write(second))
+	require.Equal(t, "GOOD", b.writes(second))
 	require.NoError(t, withdraw(b.d, number))
 
 	require.Equal(t, serving.Holders{Owner: "iqn.b", Fenced: []string{"iqn.a", "iqn.gone"}},
@@ -72,7 +67,7 @@ func TestHandOver(t *testing.T) {
 	require.Empty(t, b.d.disks.Holders(9))
 
 	shared := newBench(t)
-	require.Equal(t, "GOOD", shared.run(cdb(readOne), nil).outcome())
+	require.Equal(t, "GOOD", shared.reads(shared.nexus))
 	require.Empty(t, shared.d.disks.Holders(number), "it is everybody's")
 	require.ErrorContains(t, shared.admit("iqn.b"), "open to every initiator")
 }
@@ -102,9 +97,9 @@ func TestHandOverTellsWhoIsFenced(t *testing.T) {
 func TestGrownLUNTellsItsCapacity(t *testing.T) {
 	b := newBench(t, func(l *LUN) { l.Grown = true })
 	n := b.d.Attach(InitiatorPort{Name: "iqn.new"})
-	require.Equal(t, "6/29/00", b.runAs(n, lun1, cdb(testReady), nil).outcome())
-	require.Equal(t, "6/2a/09", b.runAs(n, lun1, cdb(testReady), nil).outcome())
-	require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(testReady), nil).outcome())
+	require.Equal(t, "6/29/00", b.ready(n))
+	require.Equal(t, "6/2a/09", b.ready(n))
+	require.Equal(t, "GOOD", b.ready(n))
 	b.d.Detach(n)
 	require.Equal(t, []string{"2907"}, pending(b.d.Attach(n.port)), "once to each port")
 	require.Equal(t, []string{"2900", "2a09"},
@@ -117,36 +112,32 @@ func TestGrownLUNTellsItsCapacity(t *testing.T) {
 func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	b := newBench(t, exclusive)
 	second, third := b.attach("iqn.b", 0), b.attach("iqn.c", 0)
-	write := func(n *Nexus) string {
-		return b.runAs(n, lun1, cdb(writeOne),
-			pattern(1, 1)).outcome()
-	}
-	require.Equal(t, "GOOD", write(b.nexus))
+	require.Equal(t, "GOOD", b.writes(b.nexus))
 	require.NoError(t, b.admit("iqn.b"))
-	require.Equal(t, "GOOD", write(second))
+	require.Equal(t, "GOOD", b.writes(second))
 	b.d.Detach(b.nexus)
 
-	require.Equal(t, conflict, write(third))
-	require.Equal(t, conflict, b.runAs(third, lun1, cdb(testReady), nil).outcome())
-	require.Equal(t, "GOOD", write(second))
+	require.Equal(t, conflict, b.writes(third))
+	require.Equal(t, conflict, b.ready(third))
+	require.Equal(t, "GOOD", b.writes(second))
 	again := b.attach("iqn.a", 1)
-	require.Equal(t, "GOOD", write(again), "a connection was lost: the owner comes back")
+	require.Equal(t, "GOOD", b.writes(again), "a connection was lost: the owner comes back")
 	b.d.Detach(again)
 
 	require.NoError(t, b.finish())
-	require.Equal(t, conflict, write(third))
-	require.Equal(t, "GOOD", write(second))
+	require.Equal(t, conflict, b.writes(third))
+	require.Equal(t, "GOOD", b.writes(second))
 	b.d.Detach(second)
-	require.Equal(t, "GOOD", write(third), "the last session of the new owner has ended")
+	require.Equal(t, "GOOD", b.writes(third), "the last session of the new owner has ended")
 
 	// The same holds if the second machine is away, too, as when both restart. The LUN is free when
 	// the migration has ended.
 	require.NoError(t, b.admit("iqn.b"))
 	b.d.Detach(third)
 	fourth := b.attach("iqn.d", 0)
-	require.Equal(t, conflict, write(fourth))
+	require.Equal(t, conflict, b.writes(fourth))
 	require.NoError(t, withdraw(b.d, 1))
-	require.Equal(t, "GOOD", write(fourth))
+	require.Equal(t, "GOOD", b.writes(fourth))
 }
 
 // TestGuestOfALUNOfNobody checks that a guest of a LUN without an owner is fenced like any other.
@@ -154,7 +145,7 @@ func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 func TestGuestOfALUNOfNobody(t *testing.T) {
 	b := newBench(t, exclusive)
 	require.NoError(t, b.admit("iqn.a"))
-	require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
+	require.Equal(t, "GOOD", b.ready(b.nexus))
 	require.NoError(t, withdraw(b.d, 1))
 	require.Empty(t, b.d.disks.Holders(1).Owner)
 	for _, command := range []string{testReady, readOne} {
@@ -166,10 +157,6 @@ func TestGuestOfALUNOfNobody(t *testing.T) {
 // it, because nobody else can release the reservations of a fenced initiator. The new owner's
 // registrations stay.
 func TestHandOverEndsReservations(t *testing.T) {
-	write := func(b *bench, n *Nexus) string {
-		return b.runAs(n, lun1, cdb(writeOne),
-			pattern(1, 1)).outcome()
-	}
 	for _, kind := range allTypes {
 		t.Run(fmt.Sprint(kind), func(t *testing.T) {
 			m := &memStore{}
@@ -180,7 +167,7 @@ func TestHandOverEndsReservations(t *testing.T) {
 			b.mustPersist(second, saRegister, 0, 0, 2, bitAPTPL)
 			b.mustPersist(b.nexus, saReserve, kind, 1, 0)
 			if !kind.registrants() {
-				require.Equal(t, conflict, write(b, second))
+				require.Equal(t, conflict, b.writes(second))
 			}
 			require.NoError(t, b.finish())
 			require.Equal(t, []string{"2a05"}, pending(b.nexus))
@@ -194,8 +181,8 @@ func TestHandOverEndsReservations(t *testing.T) {
 			}
 			require.Equal(t, told, pending(second))
 			require.Equal(t, reserved, b.reservation())
-			require.Equal(t, "GOOD", write(b, second))
-			require.Equal(t, conflict, write(b, b.nexus))
+			require.Equal(t, "GOOD", b.writes(second))
+			require.Equal(t, conflict, b.writes(b.nexus))
 
 			again := newBench(t, exclusive, func(l *LUN) { l.Store = m })
 			require.Equal(t, "0: 2", again.keys(), "nor does a restart bring it back")
@@ -210,7 +197,7 @@ func TestHandOverEndsReservations(t *testing.T) {
 		b.mustPersist(second, saReserve, typeExclusiveAccess, 2, 0)
 		require.NoError(t, b.finish())
 		require.Equal(t, "2/3", b.reservation())
-		require.Equal(t, "GOOD", write(b, second))
+		require.Equal(t, "GOOD", b.writes(second))
 	})
 	t.Run("RESERVE(6)", func(t *testing.T) {
 		b := newBench(t, exclusive)
@@ -218,9 +205,9 @@ func TestHandOverEndsReservations(t *testing.T) {
 		b.good(cdb(writeOne), pattern(1, 1))
 		b.good(cdb(reserve), nil)
 		require.NoError(t, b.admit("iqn.b"))
-		require.Equal(t, conflict, write(b, second))
+		require.Equal(t, conflict, b.writes(second))
 		require.NoError(t, b.finish())
-		require.Equal(t, "GOOD", write(b, second))
+		require.Equal(t, "GOOD", b.writes(second))
 	})
 	t.Run("that cannot be saved", func(t *testing.T) {
 		m := &memStore{}
@@ -231,11 +218,11 @@ func TestHandOverEndsReservations(t *testing.T) {
 		m.fail = errors.New("no such device")
 		require.ErrorContains(t, b.finish(), "no such device")
 		require.Equal(t, "1: 1", b.keys())
-		require.Equal(t, "GOOD", write(b, b.nexus), "nothing has changed")
+		require.Equal(t, "GOOD", b.writes(b.nexus), "nothing has changed")
 		m.fail = nil
 		require.NoError(t, b.finish())
 		require.Equal(t, []string{"2a05"}, pending(b.nexus))
-		require.Equal(t, conflict, write(b, b.nexus))
+		require.Equal(t, conflict, b.writes(b.nexus))
 	})
 }
 
@@ -258,7 +245,7 @@ func TestWithdrawEndsReservations(t *testing.T) {
 			b.good(cdb(writeOne), pattern(1, 1))
 			require.NoError(t, b.admit("iqn.b"))
 			take(b, second)
-			require.Equal(t, conflict, b.run(cdb(writeOne), pattern(1, 1)).outcome())
+			require.Equal(t, conflict, b.writes(b.nexus))
 			require.NoError(t, withdraw(b.d, 1))
 			b.good(cdb(writeOne), pattern(1, 1))
 		})
@@ -273,16 +260,14 @@ func TestHandOverOvertakesReservations(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, exclusive)
 			b.good(cdb(writeOne), pattern(1, 1))
-			task := &Task{Nexus: b.nexus, LUN: lun1}
-			copy(task.CDB[:], cdb(c))
-			require.NoError(t, b.d.Prepare(task))
+			task := b.prepared(b.nexus, cdb(c), nil)
 			second := b.attach("iqn.b", 0)
 			require.NoError(t, b.admit("iqn.b"))
 			require.NoError(t, b.finish())
 			_, list := persistOut(saRegister, 0, 0, 7)
 			require.ErrorIs(t, carryOut(task, list[:task.Length]), errConflict)
 			require.Equal(t, "0:", b.keys())
-			require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+			require.Equal(t, "GOOD", b.writes(second))
 		})
 	}
 }
@@ -292,24 +277,16 @@ func TestHandOverOvertakesReservations(t *testing.T) {
 // such commands as well, a moment after the fence is set.
 func TestHandOverOvertakesChanges(t *testing.T) {
 	list := unhex("00 00 00 00" + cacheOff)
-	for name, c := range map[string]struct{ cdb, data []byte }{
-		"MODE SELECT": {cdb: []byte{opModeSelect6, bitPF, 0, 0, byte(len(list)), 0}, data: list},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, exclusive)
-			b.good(cdb(writeOne), pattern(1, 1))
-			task := &Task{Nexus: b.nexus, LUN: lun1}
-			copy(task.CDB[:], c.cdb)
-			require.NoError(t, b.d.Prepare(task))
-			b.attach("iqn.b", 0)
-			require.NoError(t, b.admit("iqn.b"))
-			ended := error(nil)
-			b.d.opt.Abort = func([]*Nexus, func(*Task) bool) { ended = carryOut(task, c.data) }
-			require.NoError(t, b.finish())
-			require.ErrorIs(t, ended, errConflict)
-			require.EqualValues(t, modeDefault, b.d.nth(0).mode.bits.Load())
-		})
-	}
+	b := newBench(t, exclusive)
+	b.good(cdb(writeOne), pattern(1, 1))
+	task := b.prepared(b.nexus, []byte{opModeSelect6, bitPF, 0, 0, byte(len(list)), 0}, nil)
+	b.attach("iqn.b", 0)
+	require.NoError(t, b.admit("iqn.b"))
+	ended := error(nil)
+	b.d.opt.Abort = func([]*Nexus, func(*Task) bool) { ended = carryOut(task, list) }
+	require.NoError(t, b.finish())
+	require.ErrorIs(t, ended, errConflict)
+	require.EqualValues(t, modeDefault, b.d.nth(0).mode.bits.Load())
 }
 
 // TestNewOwnerLeavesDuringHandOver logs the new owner out while the store is busy with the end of

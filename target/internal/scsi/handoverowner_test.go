@@ -30,14 +30,8 @@ func TestIdleOwnerIsFenced(t *testing.T) {
 // since then.
 func TestOwnerIsRemembered(t *testing.T) {
 	for name, use := range map[string]func(m *migration, n *Nexus) string{
-		"WRITE": func(m *migration,
-			n *Nexus) string {
-			return m.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome()
-		},
-		"READ": func(m *migration,
-			n *Nexus) string {
-			return m.runAs(n, lun1, cdb(readOne), nil).outcome()
-		},
+		"WRITE": func(m *migration, n *Nexus) string { return m.writes(n) },
+		"READ":  func(m *migration, n *Nexus) string { return m.reads(n) },
 		"SYNCHRONIZE CACHE": func(m *migration, n *Nexus) string {
 			return m.runAs(n, lun1, cdb("35 00 00 00 00 00 00 00 00 00"), nil).outcome()
 		},

@@ -40,15 +40,13 @@ func (m *migration) write(initiator string) string {
 	if m.at[initiator] == nil {
 		m.at[initiator] = m.attach(initiator, 0)
 	}
-	return m.runAs(m.at[initiator], lun1, cdb(writeOne), pattern(1, 1)).outcome()
+	return m.writes(m.at[initiator])
 }
 
 // take logs an initiator in, which takes the LUN by a write that does not end.
 func (m *migration) take(initiator string) {
 	m.at[initiator] = m.attach(initiator, 0)
-	task := &Task{Nexus: m.at[initiator], LUN: lun1}
-	copy(task.CDB[:], cdb(writeOne))
-	require.NoError(m.t, m.d.Prepare(task))
+	m.prepared(m.at[initiator], cdb(writeOne), nil)
 }
 
 func (m *migration) logout(initiator string) {
@@ -81,8 +79,8 @@ func TestFencedStayOut(t *testing.T) {
 
 			lose(t, m)
 			require.Equal(t, conflict, m.write("iqn.a"))
-			require.Equal(t, conflict, m.runAs(m.at["iqn.a"], lun1, cdb(readOne), nil).outcome())
-			require.Equal(t, conflict, m.runAs(m.at["iqn.a"], lun1, cdb(testReady), nil).outcome())
+			require.Equal(t, conflict, m.reads(m.at["iqn.a"]))
+			require.Equal(t, conflict, m.ready(m.at["iqn.a"]))
 			require.Equal(t, conflict, m.runAs(m.at["iqn.a"], lun1, cdb(reserve), nil).outcome())
 			require.Equal(t, conflict, m.persist(m.at["iqn.a"], saRegister, 0, 0, 1))
 			require.Equal(t, serving.Holders{Fenced: []string{"iqn.a"}}, m.d.disks.Holders(1))
@@ -118,8 +116,8 @@ func TestFencedAreLogged(t *testing.T) {
 	observe()
 	refused := func(n *Nexus) {
 		for range 3 {
-			require.Equal(t, conflict, m.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome())
-			require.Equal(t, conflict, m.runAs(n, lun1, cdb(testReady), nil).outcome())
+			require.Equal(t, conflict, m.writes(n))
+			require.Equal(t, conflict, m.ready(n))
 		}
 	}
 	require.Equal(t, "GOOD", m.write("iqn.a"))
@@ -322,8 +320,8 @@ func TestKilledBetweenTheSavesOfAFence(t *testing.T) {
 	b = newBench(t, exclusive, kept)
 	second := b.attach("iqn.b", 0)
 	require.Equal(t, "0:", b.keys())
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
-	require.Equal(t, conflict, b.run(cdb(writeOne), pattern(1, 1)).outcome())
+	require.Equal(t, "GOOD", b.writes(second))
+	require.Equal(t, conflict, b.writes(b.nexus))
 
 	// It does not come back either when nobody is fenced any more.
 	require.NoError(t, b.admit("iqn.a"))

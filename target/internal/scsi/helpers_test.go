@@ -250,6 +250,22 @@ func (b *bench) runAs(n *Nexus, lun uint64, cdb []byte, data []byte) result {
 	return drive(b.d, n, lun, cdb, data, 8192)
 }
 
+// ready, reads and writes are how a TEST UNIT READY, a READ and a WRITE of LUN 1 end.
+func (b *bench) ready(n *Nexus) string { return b.runAs(n, lun1, cdb(testReady), nil).outcome() }
+func (b *bench) reads(n *Nexus) string { return b.runAs(n, lun1, cdb(readOne), nil).outcome() }
+func (b *bench) writes(n *Nexus) string {
+	return b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome()
+}
+
+// prepared is a command to LUN 1 that is to be carried out; data is what comes with it.
+func (b *bench) prepared(n *Nexus, cdb, data []byte) *Task {
+	b.t.Helper()
+	t := &Task{Nexus: n, LUN: lun1, Offered: int64(len(data))}
+	copy(t.CDB[:], cdb)
+	require.NoError(b.t, b.d.Prepare(t))
+	return t
+}
+
 // drive carries out a command with data in chunks.
 func drive(d *Device, n *Nexus, lun uint64, cdb []byte, data []byte, chunk int64) result {
 	t := &Task{Nexus: n, LUN: lun, Offered: int64(len(data))}

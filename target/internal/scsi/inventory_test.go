@@ -55,7 +55,7 @@ func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
 	b.good(cdb(writeOne), pattern(1, 1))
 	require.NoError(t, b.admit("iqn.b"))
 	require.NoError(t, b.finish()) // iqn.b owns it, and iqn.a is fenced
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+	require.Equal(t, "GOOD", b.writes(second))
 	as := *b
 	as.nexus = second
 	as.register(second, 7)
@@ -68,9 +68,7 @@ func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
 	}
 	require.NoError(t, b.admit("iqn.c"))
 	b.nexus.nth(0).raise(attnModeChanged)
-	late := &Task{Nexus: second, LUN: lun1}
-	copy(late.CDB[:], cdb("12 00 00 00 60 00"))
-	require.NoError(t, b.d.Prepare(late))
+	late := b.prepared(second, cdb("12 00 00 00 60 00"), nil)
 
 	require.True(t, released(b.remove()))
 	fresh, m := another(9, exclusive, stored)
@@ -79,7 +77,7 @@ func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
 	mistaken := b.runAs(second, lun1, cdb(writeOne), pattern(1, 1))
 	require.Equal(t, "5/25/00", mistaken.outcome(), "it has the other disk in mind")
 	b.good(cdb("12 00 00 00 60 00"), nil)
-	require.Equal(t, "5/25/00", b.run(cdb(testReady), nil).outcome(), "a tool has looked")
+	require.Equal(t, "5/25/00", b.ready(b.nexus), "a tool has looked")
 	b.good(cdb("12 00 00 00 24 00"), nil)
 	require.Equal(t, []string{"2900", "3f0e"}, pending(b.nexus))
 	require.Equal(t, serving.Holders{}, b.d.disks.Holders(1))
@@ -90,7 +88,7 @@ func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
 	b.good(cdb(writeOne), pattern(1, 1))
 	require.Equal(t, 1, m.count("write"))
 	require.Equal(t, "iqn.a", b.d.disks.Holders(1).Owner)
-	require.Equal(t, "5/25/00", b.runAs(second, lun1, cdb(testReady), nil).outcome())
+	require.Equal(t, "5/25/00", b.ready(second))
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb("12 00 00 00 24 00"), nil).outcome())
 	require.Equal(t, []string{"2900", "3f0e"}, pending(second))
 	owned := b.runAs(second, lun1, cdb(testReady), nil)
@@ -112,9 +110,7 @@ func TestCommandOfARemovedUnit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, stored)
-			task := &Task{Nexus: b.nexus, LUN: lun1}
-			copy(task.CDB[:], c.cdb)
-			require.NoError(t, b.d.Prepare(task))
+			task := b.prepared(b.nexus, c.cdb, nil)
 			idle := b.remove()
 			require.True(t, released(idle), "it has not begun to use the disk")
 			require.True(t, task.Removed())
@@ -221,7 +217,7 @@ func TestSlotsAreUsedAgain(t *testing.T) {
 	require.LessOrEqual(t, len(*b.nexus.slots.Load()), 8)
 	require.Len(t, b.d.luns.Load().units, 1)
 	late := b.attach("iqn.b", 0)
-	require.Equal(t, "GOOD", b.runAs(late, lun1, cdb(testReady), nil).outcome())
+	require.Equal(t, "GOOD", b.ready(late))
 }
 
 // TestTenantsAreBounded checks that the first disk of initiators without a session is forgotten.
@@ -230,14 +226,14 @@ func TestTenantsAreBounded(t *testing.T) {
 	b.good(cdb(writeOne), pattern(1, 1))
 	for i := range 2 * maxTenants {
 		n := b.attach(fmt.Sprintf("iqn.%d", i), 1)
-		require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(readOne), nil).outcome())
+		require.Equal(t, "GOOD", b.reads(n))
 		b.d.Detach(n)
 	}
 	require.Len(t, b.d.tenants[1], maxTenants)
 	b.remove()
 	l, _ := another(9)
 	b.add(l)
-	require.Equal(t, "5/25/00", b.run(cdb(writeOne), pattern(1, 1)).outcome())
+	require.Equal(t, "5/25/00", b.writes(b.nexus))
 }
 
 // TestInitiatorThatWasAway: an initiator learns about changes when it logs in again.
@@ -270,7 +266,7 @@ func TestHangingStoreHoldsUpNobody(t *testing.T) {
 	require.ErrorContains(t, b.d.disks.Add(other), "LUN 2 is given to two disks")
 	other.Number = 3
 	b.add(other)
-	require.Equal(t, "6/3f/0e", b.run(cdb(testReady), nil).outcome())
+	require.Equal(t, "6/3f/0e", b.ready(b.nexus))
 	close(gate)
 	require.NoError(t, <-done)
 }

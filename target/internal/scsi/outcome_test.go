@@ -110,9 +110,7 @@ func TestCheckCondition(t *testing.T) {
 
 func TestTransportMistakesAreErrors(t *testing.T) {
 	b := newBench(t)
-	task := &Task{Nexus: b.nexus, LUN: lun1}
-	copy(task.CDB[:], cdb(readOne))
-	require.NoError(t, b.d.Prepare(task))
+	task := b.prepared(b.nexus, cdb(readOne), nil)
 	require.ErrorIs(t, task.In(0, make([]byte, 1024)), errPastEnd)
 	require.ErrorIs(t, task.In(-1, nil), errPastEnd)
 	require.ErrorIs(t, task.Out(0, nil), errPastEnd)

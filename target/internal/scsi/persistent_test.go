@@ -135,17 +135,17 @@ func TestRegistrationsBelongToPorts(t *testing.T) {
 		"another session of that name")
 	b.register(second, 2)
 	b.mustPersist(second, saReserve, typeExclusiveAccess, 2, 0)
-	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome())
+	require.Equal(t, conflict, b.reads(b.nexus))
 
 	b.d.Detach(second)
 	b.d.ResetLUN(lun1)
 	b.d.ResetTarget()
 	pending(b.nexus)
-	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome(), "it outlives session and resets")
+	require.Equal(t, conflict, b.reads(b.nexus), "it outlives session and resets")
 	require.Equal(t, "2: 1 2", b.keys())
 	second = b.attach("iqn.b", 0)
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(readOne), nil).outcome(), "the port is back")
-	require.Equal(t, conflict, b.runAs(b.attach("iqn.b", 7), lun1, cdb(readOne), nil).outcome())
+	require.Equal(t, "GOOD", b.reads(second), "the port is back")
+	require.Equal(t, conflict, b.reads(b.attach("iqn.b", 7)))
 	b.mustPersist(second, saRelease, typeExclusiveAccess, 2, 0)
 	b.good(cdb(readOne), nil)
 }
@@ -224,7 +224,7 @@ func TestReserveAndRelease(t *testing.T) {
 			} else {
 				require.Empty(t, pending(second))
 			}
-			require.Equal(t, "GOOD", b.runAs(third, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+			require.Equal(t, "GOOD", b.writes(third))
 		})
 	}
 }
@@ -251,7 +251,7 @@ func TestUnregister(t *testing.T) {
 			require.Equal(t, "none", b.reservation())
 			for _, n := range []*Nexus{b.nexus, second, third} {
 				require.Empty(t, pending(n))
-				require.Equal(t, "GOOD", b.runAs(n, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+				require.Equal(t, "GOOD", b.writes(n))
 			}
 		})
 	}

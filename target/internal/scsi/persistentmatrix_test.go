@@ -189,9 +189,7 @@ func TestPersistentAmongReserve(t *testing.T) {
 	// A RESERVE(6) that comes between the check and the execution of a PERSISTENT RESERVE OUT.
 	b = newBench(t)
 	request, list := persistOut(saRegister, 0, 0, 1)
-	task := &Task{Nexus: b.nexus, LUN: lun1}
-	copy(task.CDB[:], request)
-	require.NoError(t, b.d.Prepare(task))
+	task := b.prepared(b.nexus, request, nil)
 	require.Equal(t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun1, cdb(reserve), nil).outcome())
 	require.Equal(t, error(errConflict), task.Out(0, list))
 }
@@ -205,25 +203,22 @@ func TestPersistentAndAccessMode(t *testing.T) {
 		"what is refused claims nothing")
 	b.register(second, 2)
 	require.Equal(t, conflict, b.persist(b.nexus, saRegister, 0, 0, 1), "to register is to use it")
-	require.Equal(t, conflict, b.run(cdb(readOne), nil).outcome())
+	require.Equal(t, conflict, b.reads(b.nexus))
 	b.d.Detach(second)
 
 	b.register(b.nexus, 1)
 	b.register(twin, 3)
 	b.mustPersist(b.nexus, saReserve, typeWriteExclusiveRO, 1, 0)
-	require.Equal(t, "GOOD", b.runAs(twin, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+	require.Equal(t, "GOOD", b.writes(twin))
 	second = b.attach("iqn.b", 0)
-	require.Equal(t, conflict, b.runAs(second, lun1, cdb(readOne), nil).outcome(),
-		"registered, but not the owner")
+	require.Equal(t, conflict, b.reads(second), "registered, but not the owner")
 	require.Equal(t, conflict, b.persist(second, saPreempt, typeWriteExclusive, 2, 1))
 	require.Equal(t, "GOOD", b.runAs(second, lun1,
 		[]byte{opPersistIn, saReadKeys, 0, 0, 0, 0, 0, 0, 64, 0}, nil).outcome())
 	b.d.Detach(b.nexus)
 	b.d.Detach(twin)
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome(),
-		"a registrant, and now the owner")
+	require.Equal(t, "GOOD", b.writes(second), "a registrant, and now the owner")
 	stranger := b.attach("iqn.c", 0)
 	b.d.Detach(second)
-	require.Equal(t, conflict, b.runAs(stranger, lun1, cdb(writeOne), pattern(1, 1)).outcome(),
-		"the reservation outlives the sessions")
+	require.Equal(t, conflict, b.writes(stranger), "the reservation outlives the sessions")
 }

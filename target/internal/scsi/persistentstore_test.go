@@ -65,13 +65,13 @@ func TestReservationsSurvive(t *testing.T) {
 			require.Equal(t, "0: 1 2", b.keys(), "PRGENERATION begins again")
 			require.Equal(t, reserved, b.reservation())
 			require.Equal(t, full[4:], b.persistIn(b.nexus, saReadFullStatus)[4:])
-			require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+			require.Equal(t, "GOOD", b.writes(second))
 			stranger := b.attach("iqn.c", 0)
 			want := conflict
 			if kind == typeNone {
 				want = "GOOD"
 			}
-			require.Equal(t, want, b.runAs(stranger, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+			require.Equal(t, want, b.writes(stranger))
 			requireHex(t, "91", b.persistIn(b.nexus, saReportCapabilities)[3:4])
 
 			b.mustPersist(second, saClear, 0, 2, 0)
@@ -137,7 +137,7 @@ func TestStoreFails(t *testing.T) {
 	require.Equal(t, "1: 1", b.keys())
 	require.Equal(t, "none", b.reservation())
 	require.Equal(t, stored, string(m.content))
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
+	require.Equal(t, "GOOD", b.writes(second))
 	require.Equal(t, 1, logs.Len(), "once a minute")
 	require.Contains(t, logs.All()[0].ContextMap()["error"],
 		"LUN 1 could not be saved and stay as they were: the volume is gone")

@@ -123,26 +123,6 @@ func TestCompareAndWriteWaitsForReads(t *testing.T) {
 	require.Equal(t, pattern(1, 2), b.read(0, 1))
 }
 
-// TestClaimEndsWithTheLastWrite holds a write in the disk while its session ends. The next owner is
-// admitted only when that write has ended.
-func TestClaimEndsWithTheLastWrite(t *testing.T) {
-	b := newBench(t, exclusive)
-	second := b.attach("iqn.b", 0)
-	arrived, goOn := b.hang("write")
-	var wg sync.WaitGroup
-	wg.Go(func() { b.run(cdb(writeOne), pattern(1, 7)) })
-	<-arrived
-	b.d.Detach(b.nexus)
-	require.Equal(t, conflict, b.runAs(second, lun1, cdb(readOne), nil).outcome())
-	back := b.attach("iqn.a", 0)
-	require.Equal(t, "GOOD", b.runAs(back, lun1, cdb(readOne), nil).outcome(),
-		"its own initiator may go on")
-	b.d.Detach(back)
-	close(goOn)
-	wg.Wait()
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(readOne), nil).outcome())
-}
-
 // TestCompareAndWriteIsAtomic counts with COMPARE AND WRITE from several sessions at once, among
 // reads and writes of neighbouring blocks: no increment may be lost and no read may see halves of
 // two.

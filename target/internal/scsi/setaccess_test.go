@@ -10,11 +10,7 @@ import (
 func TestSetAccess(t *testing.T) {
 	b := newBench(t, exclusive)
 	second := b.attach("iqn.b", 0)
-	write := func(n *Nexus) string {
-		return b.runAs(n, lun1, cdb(writeOne),
-			pattern(1, 1)).outcome()
-	}
-	good, conflict := write(b.nexus), write(second)
+	good, conflict := b.writes(b.nexus), b.writes(second)
 	require.NotEqual(t, good, conflict)
 	require.ErrorContains(t, b.d.disks.SetAccess(2, AccessWriteShared, false), "no LUN 2")
 
@@ -22,24 +18,25 @@ func TestSetAccess(t *testing.T) {
 	require.NoError(t, b.d.disks.Admit(1, "iqn.c", time.Time{}))
 	require.ErrorContains(t, b.d.disks.SetAccess(1, AccessWriteShared, false), "handover")
 	require.ErrorContains(t, b.d.disks.SetAccess(1, AccessReadShared, false), "handover")
-	require.Equal(t, conflict, write(second))
+	require.Equal(t, conflict, b.writes(second))
 	_, err := b.d.disks.Withdraw(1)
 	require.NoError(t, err)
 
 	require.NoError(t, b.d.disks.SetAccess(1, AccessWriteExclusive, true))
-	require.Equal(t, "6/2a/01", write(b.nexus))
-	require.Equal(t, "7/27/00", write(b.nexus))
-	require.Equal(t, "6/2a/01", write(second), "everybody is told, whom a conflict keeps out, too")
-	require.Equal(t, conflict, write(second))
+	require.Equal(t, "6/2a/01", b.writes(b.nexus))
+	require.Equal(t, "7/27/00", b.writes(b.nexus))
+	require.Equal(t, "6/2a/01", b.writes(second),
+		"everybody is told, whom a conflict keeps out, too")
+	require.Equal(t, conflict, b.writes(second))
 	require.NoError(t, b.d.disks.SetAccess(1, AccessWriteExclusive, true))
-	require.Equal(t, "7/27/00", write(b.nexus), "nothing has changed, and nobody is told")
+	require.Equal(t, "7/27/00", b.writes(b.nexus), "nothing has changed, and nobody is told")
 	require.NoError(t, b.d.disks.SetAccess(1, AccessWriteShared, false))
 	for _, n := range []*Nexus{b.nexus, second} {
-		require.Equal(t, "6/2a/01", write(n))
-		require.Equal(t, good, write(n))
+		require.Equal(t, "6/2a/01", b.writes(n))
+		require.Equal(t, good, b.writes(n))
 	}
 	require.ErrorContains(t, b.d.disks.SetAccess(1, AccessWriteExclusive, false), "restart")
-	require.Equal(t, good, write(second))
+	require.Equal(t, good, b.writes(second))
 	require.ErrorContains(t, b.d.disks.Admit(1, "iqn.c", time.Time{}), "every initiator")
 
 	sealed := newBench(t, readSharedLUN)

@@ -68,7 +68,7 @@ func TestModePagesCannotBeSaved(t *testing.T) {
 	b.good([]byte{opModeSelect6, bitPF, 0, 0, byte(len(list)), 0}, list)
 	requireHex(t, "17 00 10 00"+cacheOff, b.good(cdb("1a 08 08 00 ff 00"), nil))
 	b.d.ResetLUN(lun1)
-	require.Equal(t, "6/29/03", b.run(cdb(testReady), nil).outcome())
+	require.Equal(t, "6/29/03", b.ready(b.nexus))
 	requireHex(t, "17 00 10 00"+cachingPage, b.good(cdb("1a 08 08 00 ff 00"), nil))
 }
 
@@ -137,7 +137,6 @@ func TestStoreThatIsUnsure(t *testing.T) {
 	again := newBench(t, kept)
 	require.Equal(t, "0: 1", again.keys())
 	require.Equal(t, "1/3", again.reservation())
-	require.Equal(t, conflict,
-		again.runAs(again.attach("iqn.b", 0), lun1, cdb(readOne), nil).outcome())
+	require.Equal(t, conflict, again.reads(again.attach("iqn.b", 0)))
 	again.good(cdb(writeOne), pattern(1, 1))
 }

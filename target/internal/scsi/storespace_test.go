@@ -46,7 +46,7 @@ func savingCommands() []struct {
 		}},
 		{"WRITE behind an atomic one", func(b *bench) {
 			b.d.nth(0).atomicKept.Store(true)
-		}, func(b *bench) string { return b.run(cdb(writeOne), pattern(1, 1)).outcome() }},
+		}, func(b *bench) string { return b.writes(b.nexus) }},
 		{"UNMAP behind an atomic one", func(b *bench) {
 			b.d.nth(0).atomicKept.Store(true)
 		}, func(b *bench) string { return b.run(unmapCDB(8+16), unmapList(0, 8)).outcome() }},
