@@ -84,22 +84,3 @@ func (p *pipeline) run() error {
 	_, err := io.ReadFull(p.Conn, p.answers)
 	return err
 }
-
-// BenchmarkConnection measures a connection over a Unix socket at depth 32, client and server in
-// one process.
-func BenchmarkConnection(b *testing.B) {
-	for _, c := range pipelineCases {
-		b.Run(c.name, func(b *testing.B) {
-			p := newPipeline(b, c.mode, c.command, c.flags, c.size)
-			require.NoError(b, p.run())
-			b.SetBytes(int64(c.size))
-			b.ReportAllocs()
-			b.ResetTimer()
-			for n := 0; n < b.N; n += pipelineDepth {
-				if err := p.run(); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

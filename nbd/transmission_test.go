@@ -452,37 +452,3 @@ func TestModel(t *testing.T) {
 	}
 	wg.Wait()
 }
-
-// TestPipeline sends many requests at once, and takes the answers in any order.
-func TestPipeline(t *testing.T) {
-	v := serve(t, 1, nil)
-	inModes(t, func(t *testing.T, mode int) {
-		c := v.open(t, "", mode)
-		first := c.cookie + 1
-		var all []byte
-		const count, size = 200, 6000
-		for i := range uint64(count) {
-			all = append(all, c.request(cmdWrite, 0, i*size, size,
-				bytes.Repeat([]byte{byte(i)}, size))...)
-		}
-		go func() { _, _ = c.Write(all) }()
-		seen := map[uint64]bool{}
-		for range count {
-			cookie, a := c.answer(func(uint64) (uint16, uint64) { return cmdWrite, size })
-			c.good(a)
-			seen[cookie-first] = true
-		}
-		require.Len(t, seen, count)
-		first = c.cookie + 1
-		all = nil
-		for i := range uint64(count) {
-			all = append(all, c.request(cmdRead, 0, i*size, size, nil)...)
-		}
-		c.send(all)
-		for range count {
-			cookie, a := c.answer(func(uint64) (uint16, uint64) { return cmdRead, size })
-			i := cookie - first
-			require.Equal(t, bytes.Repeat([]byte{byte(i)}, size), c.content(a, i*size, size))
-		}
-	})
-}
