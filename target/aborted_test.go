@@ -48,13 +48,11 @@ func TestAbortedWhileItsDataArrives(t *testing.T) {
 		end  func(t *testing.T, sess *Session)
 	}{
 		{"SAM-5 7.7/LOGICAL UNIT RESET", func(t *testing.T, sess *Session) {
-			manage(t, sess, pdu.TMComplete,
-				pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+			manageAll(t, sess, pdu.TMComplete, pdu.TMLogicalUnitReset)
 			attentions(t, sess, 1)
 		}},
 		{"SAM-5 7.4/CLEAR TASK SET", func(t *testing.T, sess *Session) {
-			manage(t, sess, pdu.TMComplete,
-				pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
+			manageAll(t, sess, pdu.TMComplete, pdu.TMClearTaskSet)
 		}},
 		{"11.5.1/TARGET WARM RESET", func(t *testing.T, sess *Session) {
 			manage(t, sess, pdu.TMComplete,
@@ -91,8 +89,7 @@ func TestAbortedBeforeTheRestOfItsData(t *testing.T) {
 		LoginOptions{Keys: KV("InitialR2T", "No", "ImmediateData", "Yes")}), s.login(t, other)
 	task, finish := halfSent(t, s, sess, pattern(8*BlockSize, 1),
 		func(cmd *pdu.SCSICommand) { cmd.Final = false })
-	manage(t, neighbour, pdu.TMComplete,
-		pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+	manageAll(t, neighbour, pdu.TMComplete, pdu.TMLogicalUnitReset)
 	finish()
 	sess.Forget(task)
 	attentions(t, sess, 1)
@@ -106,15 +103,11 @@ func TestAbortedBetweenItsBursts(t *testing.T) {
 	const width = 4
 	s := start(t, limits(target.Limits{CommandWindow: width}))
 	sess := s.login(t, solicited)
-	release := s.stall(t, disktest.OpWrite)
-	before := s.disks[0].Calls(disktest.OpWrite)
+	release, hangs := s.stall(t, disktest.OpWrite)
 	write, r2t := waiting(t, sess, 1, 0, pattern(1<<20, 1))
 	require.NoError(t, write.Answer(r2t))
-	testtool.Eventually(t,
-		func() bool { return s.disks[0].Calls(disktest.OpWrite) > before }, "the disk hangs")
-	manage(t, sess, pdu.TMComplete,
-		pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: write.Tag()})
-	sess.Forget(write)
+	hangs(1)
+	aborts(t, sess, write)
 	release()
 	testtool.Eventually(t, func() bool {
 		require.NoError(t, sess.ExpectOnlyPing(), "no R2T and no answer")
@@ -129,15 +122,10 @@ func TestTagOfAnAbortedCommand(t *testing.T) {
 	const width = 4
 	s := start(t, limits(target.Limits{CommandWindow: width}))
 	sess := s.login(t, solicited)
-	release := s.stall(t, disktest.OpRead)
-	before := s.disks[0].Calls(disktest.OpRead)
+	release, hangs := s.stall(t, disktest.OpRead)
 	read := sess.MustStart(t, Read10(1, 0, 1))
-	testtool.Eventually(t,
-		func() bool { return s.disks[0].Calls(disktest.OpRead) > before }, "it is in the disk")
-	manage(t, sess, pdu.TMComplete,
-		pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask, LUN: LUN(1),
-			RefTaskTag: read.Tag()})
-	sess.Forget(read)
+	hangs(1)
+	aborts(t, sess, read)
 	c := Write10(1, 8, pattern(BlockSize, 1))
 	c.OnR2T, c.Edit = HoldR2T, func(cmd *pdu.SCSICommand) { cmd.TaskTag = read.Tag() }
 	write := sess.MustStart(t, c)

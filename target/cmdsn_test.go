@@ -2,6 +2,7 @@ package target_test
 
 import (
 	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -121,12 +122,8 @@ func TestCmdSN(t *testing.T) {
 		done(t, sess, late)
 	})
 	t.Run("11.2.1.8/a task tag in use", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
-		c := Write10(1, 0, pattern(BlockSize, 1))
-		c.OnR2T = HoldR2T
-		task := sess.MustStart(t, c)
-		r2t, err := task.AwaitR2T()
-		require.NoError(t, err)
+		sess := s.login(t, solicited)
+		task, r2t := waiting(t, sess, 1, 0, pattern(BlockSize, 1))
 		again := numbered(sess, sess.CmdSN, false)
 		again.TaskTag = task.Tag()
 		require.NoError(t, sess.Send(again, nil))
@@ -142,22 +139,23 @@ func TestCmdSN(t *testing.T) {
 	s.works(t)
 }
 
-// stall makes every call of a kind to the disk of LUN 1 wait until release is called. The end of
-// the test calls it, too.
-func (s *server) stall(t *testing.T, op disktest.Op) (release func()) {
+// stall makes every call of a kind to the disk of LUN 1 wait until release is called, as the end of
+// the test does, too; hangs waits until that many more calls are there.
+func (s *server) stall(t *testing.T, op disktest.Op) (release func(), hangs func(calls int)) {
 	t.Helper()
+	before := s.disks[0].Calls(op)
 	block := make(chan struct{})
 	remove := s.disks[0].Inject(disktest.Rule{Op: op, Block: block})
-	released := false
-	release = func() {
-		if !released {
-			released = true
-			remove()
-			close(block)
-		}
-	}
+	release = sync.OnceFunc(func() {
+		remove()
+		close(block)
+	})
 	t.Cleanup(release)
-	return release
+	return release, func(calls int) {
+		t.Helper()
+		testtool.Eventually(t, func() bool { return s.disks[0].Calls(op) >= before+calls },
+			"the disk hangs")
+	}
 }
 
 func TestCommandWindow(t *testing.T) {
@@ -167,13 +165,12 @@ func TestCommandWindow(t *testing.T) {
 	require.Equal(t, sess.ExpCmdSN+width-1, sess.MaxCmdSN,
 		"4.2.2.1: the window has its configured width")
 
-	release := s.stall(t, disktest.OpRead)
+	release, hangs := s.stall(t, disktest.OpRead)
 	var tasks []*Task
 	for range width {
 		tasks = append(tasks, sess.MustStart(t, Read10(1, 0, 1)))
 	}
-	testtool.Eventually(t, func() bool { return s.disks[0].Calls(disktest.OpRead) >= width },
-		"all commands are in the disk")
+	hangs(width)
 	_, err := sess.Ping(nil)
 	require.NoError(t, err)
 	require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN, "the window is closed")

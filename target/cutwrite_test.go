@@ -71,9 +71,7 @@ func TestCutWriteWithoutItsData(t *testing.T) {
 	r2t, err := task.AwaitR2T()
 	require.NoError(t, err)
 	require.EqualValues(t, BlockSize+200, r2t.DesiredLength)
-	response, err := sess.AbortTask(task)
-	require.NoError(t, err)
-	require.Equal(t, pdu.TMComplete, response)
+	aborts(t, sess, task)
 	require.NoError(t, task.DataOut(pdu.DataOut{Final: true, TransferTag: r2t.TransferTag},
 		write.Write))
 	require.Equal(t, before, sess.MustGood(t, Read10(1, 8, 8)).Data)

@@ -160,8 +160,7 @@ func TestDataDigestError(t *testing.T) {
 	for which := range 4 {
 		t.Run(fmt.Sprintf("7.8/Data-Out %d of 4", which), func(t *testing.T) {
 			sess := s.login(t,
-				LoginOptions{DataDigest: true,
-					Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
+				LoginOptions{DataDigest: true, Keys: solicited.Keys})
 			old := pattern(64*BlockSize, 3)
 			sess.MustGood(t, Write10(1, 500, old))
 			c := Write10(1, 500, pattern(64*BlockSize, 4))
@@ -177,8 +176,7 @@ func TestDataDigestError(t *testing.T) {
 		})
 	}
 	t.Run("7.8/several Data-Outs of a sequence", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{DataDigest: true,
-			Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
+		sess := s.login(t, LoginOptions{DataDigest: true, Keys: solicited.Keys})
 		c := Write10(1, 500, pattern(8*BlockSize, 4))
 		c.OnR2T = func(task *Task, r pdu.R2T) error {
 			for i := range 4 {
@@ -196,16 +194,11 @@ func TestDataDigestError(t *testing.T) {
 		require.NoError(t, sess.ExpectOnlyPing())
 	})
 	t.Run("7.8/the response waits for the end of the sequence", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{DataDigest: true,
-			Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
-		c := Write10(1, 500, pattern(8*BlockSize, 4))
-		c.OnR2T = HoldR2T
-		task := sess.MustStart(t, c)
-		r2t, err := task.AwaitR2T()
-		require.NoError(t, err)
+		sess := s.login(t, LoginOptions{DataDigest: true, Keys: solicited.Keys})
+		task, r2t := waiting(t, sess, 1, 500, pattern(8*BlockSize, 4))
 		require.NoError(t, task.DataOut(pdu.DataOut{TransferTag: r2t.TransferTag},
 			make([]byte, 2048), WrongDataDigest()))
-		_, err = sess.Ping(nil)
+		_, err := sess.Ping(nil)
 		require.NoError(t, err)
 		stray := sess.Inbox()
 		require.Len(t, stray, 1, "the Reject, and no response yet")

@@ -1,11 +1,9 @@
 package target_test
 
 import (
-	"context"
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 

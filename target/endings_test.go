@@ -12,7 +12,6 @@ import (
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
-	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
 
@@ -48,7 +47,6 @@ func TestEveryCommandIsCountedOnce(t *testing.T) {
 		seen.events = o.Shared.Observer.(*events)
 		o.Shared.Observer, o.LUNs[1].Access = seen, serving.AccessWriteExclusive
 	})
-	solicited := tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}
 	c := tt.MustLogin(t, s.addr, solicited, 1, 2)
 	data := make([]byte, 4096)
 	c.MustGood(t, tt.Write10(1, 0, data))
@@ -65,37 +63,19 @@ func TestEveryCommandIsCountedOnce(t *testing.T) {
 	require.EqualValues(t, conflict, r.Status)
 	require.Equal(t, 1, seen.of(conflict))
 
-	held := tt.Write10(1, 0, data)
-	held.OnR2T = tt.HoldR2T
-	abort := func(task *tt.Task) {
-		t.Helper()
-		_, err := c.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
-			Function: pdu.TMAbortTask,
-			LUN:      tt.LUN(1), RefTaskTag: task.Tag()})
-		require.NoError(t, err)
-		c.Forget(task)
-	}
-	waiting := c.MustStart(t, held)
-	_, err = waiting.AwaitR2T()
-	require.NoError(t, err)
-	abort(waiting)
+	held, _ := waiting(t, c, 1, 0, data)
+	aborts(t, c, held)
 	require.Equal(t, 1, seen.of(aborted), "it waited for data")
 
-	before := s.disks[0].Calls(disktest.OpWrite)
-	resume := s.stall(t, disktest.OpWrite)
-	stuck := c.MustStart(t, held)
-	r2t, err := stuck.AwaitR2T()
-	require.NoError(t, err)
+	resume, hangs := s.stall(t, disktest.OpWrite)
+	stuck, r2t := waiting(t, c, 1, 0, data)
 	require.NoError(t, stuck.Answer(r2t))
-	testtool.Eventually(t,
-		func() bool { return s.disks[0].Calls(disktest.OpWrite) > before }, "it is in the disk")
-	abort(stuck)
+	hangs(1)
+	aborts(t, c, stuck)
 	resume()
 	testtool.Eventually(t, func() bool { return seen.of(aborted) == 2 }, "it has ended")
 
-	last := c.MustStart(t, held)
-	_, err = last.AwaitR2T()
-	require.NoError(t, err)
+	waiting(t, c, 1, 0, data)
 	require.NoError(t, c.Close())
 	testtool.Eventually(t, func() bool { return seen.of(aborted) == 3 }, "its session has ended")
 	require.Equal(t, 2, seen.of(good))

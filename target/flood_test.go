@@ -2,12 +2,10 @@ package target_test
 
 import (
 	"bytes"
-	"errors"
 	"net"
 	"net/netip"
 	"runtime"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"

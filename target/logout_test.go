@@ -38,11 +38,9 @@ func TestLogout(t *testing.T) {
 			})
 		t.Run("11.14/"+name+" while a command hangs in the disk", func(t *testing.T) {
 			sess := s.login(t, LoginOptions{})
-			release := s.stall(t, disktest.OpRead)
-			before := s.disks[0].Calls(disktest.OpRead)
+			release, hangs := s.stall(t, disktest.OpRead)
 			sess.Forget(sess.MustStart(t, Read10(1, 0, 8)))
-			testtool.Eventually(t,
-				func() bool { return s.disks[0].Calls(disktest.OpRead) > before }, "the disk hangs")
+			hangs(1)
 			r, err := sess.Logout(reason)
 			require.NoError(t, err)
 			require.Equal(t, pdu.LogoutSuccess, r.Response)
@@ -125,11 +123,10 @@ func TestShutdown(t *testing.T) {
 	t.Run("11.9.1/commands in flight end, and acknowledged data is written", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})
-		release := s.stall(t, disktest.OpWrite)
+		release, hangs := s.stall(t, disktest.OpWrite)
 		data := pattern(8*BlockSize, 5)
 		task := sess.MustStart(t, Write10(1, 0, data))
-		testtool.Eventually(t,
-			func() bool { return s.disks[0].Calls(disktest.OpWrite) > 0 }, "the disk hangs")
+		hangs(1)
 		stopped := s.shutdown(time.Minute)
 		_, err := sess.AwaitAsync()
 		require.NoError(t, err)
@@ -148,10 +145,9 @@ func TestShutdown(t *testing.T) {
 	t.Run("11.9.1/a command that takes longer than the time for a logout", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})
-		release := s.stall(t, disktest.OpWrite)
+		release, hangs := s.stall(t, disktest.OpWrite)
 		task := sess.MustStart(t, Write10(1, 0, pattern(8*BlockSize, 5)))
-		testtool.Eventually(t,
-			func() bool { return s.disks[0].Calls(disktest.OpWrite) > 0 }, "the disk hangs")
+		hangs(1)
 		stopped := s.shutdown(time.Minute)
 		m, err := sess.AwaitAsync()
 		require.NoError(t, err)
@@ -220,10 +216,9 @@ func TestShutdown(t *testing.T) {
 	t.Run("11.9.1/a disk that hangs does not delay the end for ever", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})
-		release := s.stall(t, disktest.OpRead)
+		release, hangs := s.stall(t, disktest.OpRead)
 		sess.MustStart(t, Read10(1, 0, 8))
-		testtool.Eventually(t,
-			func() bool { return s.disks[0].Calls(disktest.OpRead) > 0 }, "the disk hangs")
+		hangs(1)
 		require.ErrorIs(t, <-s.shutdown(300*time.Millisecond), context.DeadlineExceeded)
 		_, err := sess.ExpectClosedAfter()
 		require.NoError(t, err)

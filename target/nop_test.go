@@ -71,14 +71,12 @@ func TestNOPOutWhileTheDiskStalls(t *testing.T) {
 	} {
 		t.Run("11.18/"+tt.name, func(t *testing.T) {
 			sess := s.login(t, LoginOptions{})
-			release := s.stall(t, tt.op)
-			before := s.disks[0].Calls(tt.op)
+			release, hangs := s.stall(t, tt.op)
 			var tasks []*Task
 			for range 20 {
 				tasks = append(tasks, sess.MustStart(t, tt.command))
 			}
-			testtool.Eventually(t,
-				func() bool { return s.disks[0].Calls(tt.op) > before }, "the disk hangs")
+			hangs(1)
 			for range 20 { // the disk does not answer before release
 				_, err := sess.Ping([]byte("still there?"))
 				require.NoError(t, err)
@@ -188,16 +186,12 @@ func TestNOPInOpensTheWindow(t *testing.T) {
 	}
 	t.Run("11.19/commands that hang in the disk", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
-		release := s.stall(t, disktest.OpRead)
-		before := s.disks[0].Calls(disktest.OpRead)
+		release, hangs := s.stall(t, disktest.OpRead)
 		for range width {
 			sess.Forget(sess.MustStart(t, Read10(1, 0, 1)))
 		}
-		testtool.Eventually(t,
-			func() bool { return s.disks[0].Calls(disktest.OpRead) >= before+width },
-			"all commands are in the disk")
-		manage(t, sess, pdu.TMComplete,
-			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+		hangs(width)
+		manageAll(t, sess, pdu.TMComplete, pdu.TMLogicalUnitReset)
 		require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN, "the disk is still at work")
 		require.NoError(t, sess.ExpectOnlyPing())
 		release()
@@ -210,8 +204,7 @@ func TestNOPInOpensTheWindow(t *testing.T) {
 			sess.Forget(task)
 		}
 		require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN)
-		manage(t, neighbour, pdu.TMComplete,
-			pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
+		manageAll(t, neighbour, pdu.TMComplete, pdu.TMClearTaskSet)
 		told(t, sess)
 	})
 	s.works(t)

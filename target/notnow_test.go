@@ -224,7 +224,7 @@ func TestNotNowAborted(t *testing.T) {
 	const tag = 0xabcd
 	lun := func(f pdu.TMFunction) func(*testing.T, *farServer, *Session, *Session) {
 		return func(t *testing.T, _ *farServer, sess, _ *Session) {
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{Function: f, LUN: LUN(1)})
+			manageAll(t, sess, pdu.TMComplete, f)
 		}
 	}
 	for _, c := range []struct {
@@ -292,8 +292,7 @@ func TestNotNowImpatient(t *testing.T) {
 			sess, second := s.login(t, LoginOptions{}), s.login(t, other)
 			s.far.Cut()
 			// An abort of a command that is not held changes nothing.
-			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{
-				Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+			manageAll(t, sess, pdu.TMComplete, pdu.TMLogicalUnitReset)
 			attentions(t, sess, 1)
 			attentions(t, second, 1)
 			held := sess.MustStart(t, Read10(1, 0, 1))
@@ -327,9 +326,7 @@ func TestNotNowBehindAnother(t *testing.T) {
 	behind := sess.MustStart(t, unaligned(4, 1))
 	_, err := sess.Ping(nil)
 	require.NoError(t, err)
-	got, err := sess.AbortTask(behind)
-	require.NoError(t, err)
-	require.Equal(t, pdu.TMComplete, got)
+	aborts(t, sess, behind)
 	rooms(t, sess)
 	behind = sess.MustStart(t, unaligned(4, 1))
 	_, err = sess.Ping(nil)
@@ -465,9 +462,7 @@ func TestNotNowCopy(t *testing.T) {
 	held.far.Cut()
 	task := sess.MustStart(t, from)
 	held.waits(t, 1)
-	got, err := sess.AbortTask(task)
-	require.NoError(t, err)
-	require.Equal(t, pdu.TMComplete, got)
+	aborts(t, sess, task)
 	held.waits(t, 0)
 	rooms(t, sess)
 }

@@ -106,22 +106,3 @@ var pipelineCases = []struct {
 	{"read 64 KiB", false, false, 64 << 10},
 	{"write 64 KiB", true, false, 64 << 10},
 }
-
-// BenchmarkConnection measures a session over loopback at depth 32, initiator and target in one
-// process.
-func BenchmarkConnection(b *testing.B) {
-	for _, c := range pipelineCases {
-		b.Run(c.name, func(b *testing.B) {
-			p := newPipeline(b, c.write, c.digests, c.size)
-			require.NoError(b, p.run(c.digests))
-			b.SetBytes(int64(c.size))
-			b.ReportAllocs()
-			b.ResetTimer()
-			for n := 0; n < b.N; n += pipelineDepth {
-				if err := p.run(c.digests); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

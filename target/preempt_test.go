@@ -56,13 +56,11 @@ func TestPreempt(t *testing.T) {
 	})
 	t.Run("SPC-4 5.13.11.5/PREEMPT AND ABORT waits for writes in the disk", func(t *testing.T) {
 		s, sess, second := fencing(t)
-		release := s.stall(t, disktest.OpWrite)
-		before := s.disks[0].Calls(disktest.OpWrite)
+		release, hangs := s.stall(t, disktest.OpWrite)
 		stuck := second.MustStart(t, Write10(1, 0, data))
-		r2ts := func() bool { return s.disks[0].Calls(disktest.OpWrite) > before }
 		_, err := second.Ping(nil) // answers the R2T on the way
 		require.NoError(t, err)
-		testtool.Eventually(t, r2ts, "the disk hangs")
+		hangs(1)
 		task := sess.MustStart(t, PersistOut(1, fence))
 		testtool.Eventually(t,
 			func() bool { return len(keysOf(t, sess)) == 1 }, "the registration is gone")
@@ -82,14 +80,11 @@ func TestPreempt(t *testing.T) {
 	t.Run("SPC-4 5.13.11.5/PREEMPT AND ABORT waits for writes of an ended session",
 		func(t *testing.T) {
 			s, sess, second := fencing(t)
-			release := s.stall(t, disktest.OpWrite)
-			before := s.disks[0].Calls(disktest.OpWrite)
+			release, hangs := s.stall(t, disktest.OpWrite)
 			second.MustStart(t, Write10(1, 0, data))
 			_, err := second.Ping(nil)
 			require.NoError(t, err)
-			testtool.Eventually(t,
-				func() bool { return s.disks[0].Calls(disktest.OpWrite) > before },
-				"the disk hangs")
+			hangs(1)
 			require.NoError(t, second.Close())
 			testtool.Eventually(t,
 				func() bool { return s.seen.count("ended") == 1 }, "the session ends")

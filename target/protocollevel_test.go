@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/internal/pdu"
 	. "kubevirt.io/disk/target/targettest"
 )
@@ -93,11 +92,9 @@ func TestQueryTask(t *testing.T) {
 	})
 	t.Run("RFC 7144 6.4.2/a task that hangs in the disk", func(t *testing.T) {
 		sess := s.login(t, extended)
-		release := s.stall(t, disktest.OpRead)
-		before := s.disks[0].Calls(disktest.OpRead)
+		release, hangs := s.stall(t, disktest.OpRead)
 		task := sess.MustStart(t, Read10(1, 0, 8))
-		testtool.Eventually(t,
-			func() bool { return s.disks[0].Calls(disktest.OpRead) > before }, "the disk hangs")
+		hangs(1)
 		askTask(t, sess, pdu.TMSucceeded, task)
 		release()
 		require.Equal(t, data, task.MustFinish(t).Data)
@@ -235,8 +232,7 @@ func TestQueryAsynchronousEvent(t *testing.T) {
 	t.Run("RFC 7144 6.4.2/several", func(t *testing.T) {
 		cleared := s.login(t, extendedOther)
 		waiting(t, sess, 1, 0, pattern(8*BlockSize, 1))
-		manage(t, cleared, pdu.TMComplete,
-			pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
+		manageAll(t, cleared, pdu.TMComplete, pdu.TMClearTaskSet)
 		manage(t, sess, pdu.TMComplete, reset)
 		require.Equal(t, [3]byte{0x26, 0x29, 0x03}, ask(t, sess, pdu.TMSucceeded, query))
 		sess.MustFail(t, TestUnitReady(1), "06/29/03")
@@ -268,12 +264,9 @@ func TestNexusReset(t *testing.T) {
 				sess.MustGood(t, reserve6)
 				neighbour.MustFail(t, TestUnitReady(1), reserved)
 				task, _ := waiting(t, sess, 1, 0, data)
-				hangs := s.stall(t, disktest.OpRead)
-				before := s.disks[0].Calls(disktest.OpRead)
+				resume, hangs := s.stall(t, disktest.OpRead)
 				reading := sess.MustStart(t, Read10(1, 0, 8))
-				testtool.Eventually(t,
-					func() bool { return s.disks[0].Calls(disktest.OpRead) > before },
-					"the disk hangs")
+				hangs(1)
 				sess.Forget(task)
 				sess.Forget(reading)
 
@@ -287,7 +280,7 @@ func TestNexusReset(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, pdu.TMComplete, r)
 				require.NoError(t, sess.ExpectClosed())
-				hangs()
+				resume()
 
 				require.Empty(t, attentions(t, neighbour, 1), "others are not affected")
 				neighbour.MustGood(t, TestUnitReady(1))

@@ -28,22 +28,14 @@ func TestReinstatedSessionIsFenced(t *testing.T) {
 		}},
 		"LOGICAL UNIT RESET": {serving.AccessWriteShared,
 			func(t *testing.T, s *server, other *tt.Session) {
-				got, err := other.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
-					Function: pdu.TMLogicalUnitReset, LUN: tt.LUN(1)})
-				require.NoError(t, err)
-				require.Equal(t, pdu.TMComplete, got)
+				manageAll(t, other, pdu.TMComplete, pdu.TMLogicalUnitReset)
 			}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := start(t, func(o *options) { o.LUNs[0].Access = c.access })
 			old := tt.MustLogin(t, s.addr,
-				tt.LoginOptions{Initiator: first,
-					Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
-			write := tt.Write10(1, 0, bytes.Repeat([]byte{1}, 512))
-			write.OnR2T = tt.HoldR2T
-			task := old.MustStart(t, write)
-			r2t, err := task.AwaitR2T()
-			require.NoError(t, err)
+				tt.LoginOptions{Initiator: first, Keys: solicited.Keys}, 1)
+			task, r2t := waiting(t, old, 1, 0, bytes.Repeat([]byte{1}, 512))
 			other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: second})
 
 			require.NoError(t, s.BeginReinstatement(first))

@@ -100,8 +100,7 @@ func TestRejectedCmdSN(t *testing.T) {
 		})
 		t.Run("4.2.3.3/"+name+"/a reset does not wait for it", func(t *testing.T) {
 			sess, _, _ := begin(t)
-			manage(t, sess, pdu.TMComplete,
-				pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+			manageAll(t, sess, pdu.TMComplete, pdu.TMLogicalUnitReset)
 			attentions(t, sess, 1)
 			sess.MustGood(t, TestUnitReady(1))
 		})

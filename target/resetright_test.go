@@ -28,12 +28,10 @@ func TestResetOfSomebodyElsesLUN(t *testing.T) {
 		task, r2t := waiting(t, owner, 1, 0, data)
 		for _, sess := range by {
 			for _, function := range functions {
-				manage(t, sess, pdu.TMAuthorizationFailed,
-					pdu.TaskManagementRequest{Function: function, LUN: LUN(1)})
+				manageAll(t, sess, pdu.TMAuthorizationFailed, function)
 			}
 			// its own tasks
-			manage(t, sess, pdu.TMComplete,
-				pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
+			manageAll(t, sess, pdu.TMComplete, pdu.TMAbortTaskSet)
 			manage(t, sess, pdu.TMComplete,
 				pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(2)})
 		}
@@ -51,8 +49,7 @@ func TestResetOfSomebodyElsesLUN(t *testing.T) {
 	t.Run("after a handover", func(t *testing.T) { refused(t, second, first, third) })
 	t.Run("the owner itself", func(t *testing.T) {
 		for _, function := range functions[:3] {
-			manage(t, second, pdu.TMComplete,
-				pdu.TaskManagementRequest{Function: function, LUN: LUN(1)})
+			manageAll(t, second, pdu.TMComplete, function)
 		}
 		attentions(t, second, 1)
 		attentions(t, second, 2)
@@ -60,15 +57,12 @@ func TestResetOfSomebodyElsesLUN(t *testing.T) {
 	t.Run("nobody's", func(t *testing.T) {
 		_, err := second.Logout(pdu.LogoutCloseSession)
 		require.NoError(t, err)
-		manage(t, first, pdu.TMAuthorizationFailed,
-			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
-		manage(t, third, pdu.TMComplete,
-			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+		manageAll(t, first, pdu.TMAuthorizationFailed, pdu.TMLogicalUnitReset)
+		manageAll(t, third, pdu.TMComplete, pdu.TMLogicalUnitReset)
 	})
 	t.Run("opened again by a handover", func(t *testing.T) {
 		require.NoError(t, s.inUse.Admit(1, DefaultInitiator+".first", time.Time{}))
-		manage(t, first, pdu.TMComplete,
-			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+		manageAll(t, first, pdu.TMComplete, pdu.TMLogicalUnitReset)
 		attentions(t, first, 1)
 		first.MustGood(t, Write10(1, 0, data))
 	})

@@ -35,11 +35,9 @@ func TestReinstatement(t *testing.T) {
 	})
 	t.Run("6.3.5/a task that hangs in the disk", func(t *testing.T) {
 		old := s.login(t, o)
-		release := s.stall(t, disktest.OpWrite)
-		before := s.disks[0].Calls(disktest.OpWrite)
+		release, hangs := s.stall(t, disktest.OpWrite)
 		old.MustStart(t, Write10(1, 0, pattern(8*BlockSize, 1)))
-		testtool.Eventually(t,
-			func() bool { return s.disks[0].Calls(disktest.OpWrite) > before }, "the disk hangs")
+		hangs(1)
 		fresh := MustLogin(t, s.addr, o)
 		require.NoError(t, old.ExpectClosed())
 		attentions(t, fresh, 1)
@@ -105,13 +103,11 @@ func TestSessions(t *testing.T) {
 	require.Zero(t, info.InFlight)
 
 	t.Run("a connection that breaks ends its session and frees its tasks", func(t *testing.T) {
-		release := s.stall(t, disktest.OpRead)
-		before := s.disks[0].Calls(disktest.OpRead)
+		release, hangs := s.stall(t, disktest.OpRead)
 		for range 10 {
 			sess.MustStart(t, Read10(1, 0, 8))
 		}
-		testtool.Eventually(t,
-			func() bool { return s.disks[0].Calls(disktest.OpRead) > before }, "the disk hangs")
+		hangs(1)
 		testtool.Eventually(t,
 			func() bool { return s.Sessions()[0].InFlight > 0 }, "they are in flight")
 		require.NoError(t, sess.Reset())

@@ -1,7 +1,6 @@
 package target_test
 
 import (
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,16 +18,10 @@ func TestStaleRead(t *testing.T) {
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	before, window := s.DataInUse(), c.MaxCmdSN-c.CmdSN
 	calls := s.disks[0].Calls(disktest.OpRead)
-	block := make(chan struct{})
-	resume := sync.OnceFunc(func() { close(block) })
-	t.Cleanup(resume)
-	s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Times: 1, Block: block})
+	resume, hangs := s.stall(t, disktest.OpRead)
 	stale := c.MustStart(t, tt.Read10(1, 0, 4<<20/512))
-	testtool.Eventually(t, func() bool { return s.disks[0].Calls(disktest.OpRead) > calls },
-		"the read reaches the disk")
-	got, err := c.AbortTask(stale)
-	require.NoError(t, err)
-	require.Equal(t, pdu.TMComplete, got)
+	hangs(1)
+	aborts(t, c, stale)
 	resume()
 	testtool.Eventually(t, func() bool { return s.DataInUse() <= before }, "nothing is held")
 	require.Equal(t, calls+1, s.disks[0].Calls(disktest.OpRead), "the rest is not read")

@@ -36,7 +36,7 @@ func waitsFor(t *testing.T, s *server, lun uint16, kind string, commands int64) 
 func TestHangingDiskIsTrouble(t *testing.T) {
 	s := start(t, func(*options) {})
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
-	resume := s.stall(t, disktest.OpAny)
+	resume, _ := s.stall(t, disktest.OpAny)
 	hung := c.MustStart(t, tt.Read10(1, 0, 1))
 	require.Empty(t, s.inUse.At(1).Troubles(time.Now()))
 	waitsFor(t, s, 1, status.TroubleStorage, 1)
@@ -52,7 +52,7 @@ func TestManyStalledCommands(t *testing.T) {
 	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
 	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1, 2)
-	resume := s.stall(t, disktest.OpAny)
+	resume, _ := s.stall(t, disktest.OpAny)
 	var stuck []*tt.Task
 	for i := range 100 {
 		cmd := tt.Read10(1, uint32(i), 1)
@@ -118,7 +118,7 @@ func TestSlowDisk(t *testing.T) {
 func TestStalledOutOfOrder(t *testing.T) {
 	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
-	resume := s.stall(t, disktest.OpAny)
+	resume, _ := s.stall(t, disktest.OpAny)
 	first := c.MustStart(t, tt.Read10(1, 0, 1))
 	testtool.Eventually(t, func() bool { return s.Stalls(1) == 1 }, "the first one is found out")
 	const late = 20
@@ -182,7 +182,7 @@ func TestLogoutBehindAnAnswer(t *testing.T) {
 	defer c.Close()
 	_, err = c.ClearAttention(1)
 	require.NoError(t, err)
-	resume := s.stall(t, disktest.OpAny)
+	resume, _ := s.stall(t, disktest.OpAny)
 	c.MustStart(t, tt.Read10(1, 0, 65535))
 	testtool.Eventually(t, func() bool { return s.Stalls(1) == 1 }, "its reader has lost the role")
 	resume()

@@ -129,15 +129,10 @@ func TestPeersThatStay(t *testing.T) {
 // again.
 func TestAFailedBurstIsNotKept(t *testing.T) {
 	s := start(t)
-	c := tt.MustLogin(t, s.addr,
-		tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
+	c := tt.MustLogin(t, s.addr, solicited, 1)
 	before := s.DataInUse()
 	for range 4 {
-		write := tt.Write10(1, 0, make([]byte, 64<<10))
-		write.OnR2T = tt.HoldR2T
-		task := c.MustStart(t, write)
-		r2t, err := task.AwaitR2T()
-		require.NoError(t, err)
+		task, r2t := waiting(t, c, 1, 0, make([]byte, 64<<10))
 		const part = 1024
 		for i, dataSN := range []uint32{0, 2, 3} { // 1 is missing
 			require.NoError(t,
@@ -158,13 +153,8 @@ func TestABurstThatBreaksOffIsNotKept(t *testing.T) {
 	before := s.DataInUse()
 	for _, last := range []pdu.DataOut{{DataSN: 1}, {DataSN: 1, Final: true}, {DataSN: 7},
 		{DataSN: 7, Final: true}} {
-		c := tt.MustLogin(t, s.addr,
-			tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
-		write := tt.Write10(1, 0, make([]byte, 64<<10))
-		write.OnR2T = tt.HoldR2T
-		task := c.MustStart(t, write)
-		r2t, err := task.AwaitR2T()
-		require.NoError(t, err)
+		c := tt.MustLogin(t, s.addr, solicited, 1)
+		task, r2t := waiting(t, c, 1, 0, make([]byte, 64<<10))
 		first := pdu.DataOut{LUN: tt.LUN(1), TaskTag: task.Tag(), TransferTag: r2t.TransferTag,
 			ExpStatSN: c.ExpStatSN}
 		require.NoError(t, c.Send(&first, make([]byte, 32<<10)))

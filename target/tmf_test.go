@@ -6,7 +6,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/internal/pdu"
 	. "kubevirt.io/disk/target/targettest"
 )
@@ -21,6 +20,20 @@ func manage(t *testing.T, sess *Session, want pdu.TMResponse, r pdu.TaskManageme
 	got, err := sess.TaskManagement(r)
 	require.NoError(t, err)
 	require.Equal(t, want, got)
+}
+
+// manageAll runs a function that covers the tasks of LUN 1 and checks the response.
+func manageAll(t *testing.T, sess *Session, want pdu.TMResponse, f pdu.TMFunction) {
+	t.Helper()
+	manage(t, sess, want, pdu.TaskManagementRequest{Function: f, LUN: LUN(1)})
+}
+
+// aborts ends a task that is under way.
+func aborts(t *testing.T, sess *Session, task *Task) {
+	t.Helper()
+	got, err := sess.AbortTask(task)
+	require.NoError(t, err)
+	require.Equal(t, pdu.TMComplete, got)
 }
 
 // waiting starts a write and does not answer its R2T.
@@ -61,9 +74,7 @@ func TestAbortTask(t *testing.T) {
 		sess := s.login(t, solicited)
 		sess.MustGood(t, Write10(1, 0, old))
 		task, r2t := waiting(t, sess, 1, 0, data)
-		r, err := sess.AbortTask(task)
-		require.NoError(t, err)
-		require.Equal(t, pdu.TMComplete, r)
+		aborts(t, sess, task)
 		quiet(t, sess, task, r2t)
 		require.Equal(t, old, sess.MustGood(t, Read10(1, 0, 8)).Data)
 		require.Empty(t, attentions(t, sess, 1), "no unit attention for the initiator that aborts")
@@ -72,9 +83,7 @@ func TestAbortTask(t *testing.T) {
 		sess := s.login(t, solicited)
 		task, r2t := waiting(t, sess, 1, 0, data)
 		require.NoError(t, task.DataOut(pdu.DataOut{TransferTag: r2t.TransferTag}, data[:512]))
-		r, err := sess.AbortTask(task)
-		require.NoError(t, err)
-		require.Equal(t, pdu.TMComplete, r)
+		aborts(t, sess, task)
 		require.NoError(t, task.DataOut(pdu.DataOut{Final: true, TransferTag: r2t.TransferTag,
 			DataSN: 1, BufferOffset: 512}, data[512:]))
 		require.NoError(t, sess.ExpectOnlyPing())
@@ -90,14 +99,10 @@ func TestAbortTask(t *testing.T) {
 	} {
 		t.Run("11.6.1/a "+tt.name+" that hangs in the disk", func(t *testing.T) {
 			sess := s.login(t, LoginOptions{})
-			release := s.stall(t, tt.op)
-			before := s.disks[0].Calls(tt.op)
+			release, hangs := s.stall(t, tt.op)
 			task := sess.MustStart(t, tt.command)
-			testtool.Eventually(t,
-				func() bool { return s.disks[0].Calls(tt.op) > before }, "the disk hangs")
-			r, err := sess.AbortTask(task)
-			require.NoError(t, err)
-			require.Equal(t, pdu.TMComplete, r)
+			hangs(1)
+			aborts(t, sess, task)
 			require.NoError(t, sess.ExpectOnlyPing())
 			release()
 			// The next write to the same blocks comes after the rest of the aborted one, which has
@@ -262,17 +267,13 @@ func TestAbortManyTasks(t *testing.T) {
 	t.Run("11.5.1/tasks that hang in the disk are covered, too", func(t *testing.T) {
 		for _, function := range []pdu.TMFunction{pdu.TMAbortTaskSet, pdu.TMLogicalUnitReset} {
 			sess := s.login(t, LoginOptions{})
-			release := s.stall(t, disktest.OpRead)
-			before := s.disks[0].Calls(disktest.OpRead)
+			release, hangs := s.stall(t, disktest.OpRead)
 			var tasks []*Task
 			for range 5 {
 				tasks = append(tasks, sess.MustStart(t, Read10(1, 0, 8)))
 			}
-			testtool.Eventually(t,
-				func() bool { return s.disks[0].Calls(disktest.OpRead) >= before+5 },
-				"the disk hangs")
-			manage(t, sess, pdu.TMComplete,
-				pdu.TaskManagementRequest{Function: function, LUN: LUN(1)})
+			hangs(5)
+			manageAll(t, sess, pdu.TMComplete, function)
 			for _, task := range tasks {
 				sess.Forget(task)
 			}
@@ -294,8 +295,7 @@ func TestAbortManyTasks(t *testing.T) {
 	t.Run("SAM-5 7.4/CLEAR TASK SET makes no unit attention for initiators without tasks",
 		func(t *testing.T) {
 			sess, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
-			manage(t, sess, pdu.TMComplete,
-				pdu.TaskManagementRequest{Function: pdu.TMClearTaskSet, LUN: LUN(1)})
+			manageAll(t, sess, pdu.TMComplete, pdu.TMClearTaskSet)
 			require.Empty(t, attentions(t, neighbour, 1))
 		})
 	t.Run("11.5.1/TARGET COLD RESET ends every session", func(t *testing.T) {
@@ -316,8 +316,7 @@ func TestTaskManagementRequests(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})
 	t.Run("11.5.1/unsupported functions are not acknowledged", func(t *testing.T) {
-		manage(t, sess, pdu.TMNotSupported,
-			pdu.TaskManagementRequest{Function: pdu.TMClearACA, LUN: LUN(1)})
+		manageAll(t, sess, pdu.TMNotSupported, pdu.TMClearACA)
 		manage(t, sess, pdu.TMReassignNotSupported,
 			pdu.TaskManagementRequest{Function: pdu.TMTaskReassign, LUN: LUN(1), RefTaskTag: 5})
 		for _, function := range []pdu.TMFunction{0, 13, 0x7f, pdu.TMQueryTask, pdu.TMQueryTaskSet,
@@ -402,8 +401,7 @@ func TestManagementWaitsForCommands(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		next := sess.CmdSN
 		sess.CmdSN = sess.MaxCmdSN + 2
-		manage(t, sess, pdu.TMComplete,
-			pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
+		manageAll(t, sess, pdu.TMComplete, pdu.TMAbortTaskSet)
 		sess.CmdSN = next
 		sess.MustGood(t, TestUnitReady(1))
 	})

@@ -25,13 +25,10 @@ func TestCopyFromElsewhereIsFenced(t *testing.T) {
 		Persist{Action: PersistReserve, Type: WriteExclusiveRO, Key: 1}))
 	sess.MustGood(t, Write10(2, 0, pattern(blocks*BlockSize, 1)))
 
-	release := s.stall(t, disktest.OpWrite)
-	before := s.disks[0].Calls(disktest.OpWrite)
+	release, hangs := s.stall(t, disktest.OpWrite)
 	task := second.MustStart(t,
 		ExtendedCopy(2, CopyList(1, units, segment(1, 0, blocks, 0, 0))))
-	testtool.Eventually(t,
-		func() bool { return s.disks[0].Calls(disktest.OpWrite) > before },
-		"the disk hangs")
+	hangs(1)
 	preempt := sess.MustStart(t,
 		PersistOut(1, Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO,
 			Key: 1, ActionKey: 2}))

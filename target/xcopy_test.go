@@ -92,12 +92,10 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 	newer := bytes.Repeat([]byte{0x77}, BlockSize)
 	s.login(t, LoginOptions{}).MustGood(t, Write10(1, 0, pattern(blocks*BlockSize, 5)))
 	hang := func(t *testing.T, sess *Session, lun uint16) (task *Task, release func()) {
-		release = s.stall(t, disktest.OpWrite)
-		before := s.disks[0].Calls(disktest.OpWrite)
+		release, hangs := s.stall(t, disktest.OpWrite)
 		task = sess.MustStart(t,
 			ExtendedCopy(lun, CopyList(1, units, segment(0, 0, blocks, 0, to))))
-		testtool.Eventually(t,
-			func() bool { return s.disks[0].Calls(disktest.OpWrite) > before }, "the disk hangs")
+		hangs(1)
 		_, err := sess.Ping(nil)
 		require.NoError(t, err)
 		sess.MustGood(t, Write10(2, 0, newer))
@@ -129,8 +127,7 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			sess := s.login(t, LoginOptions{})
 			task, release := hang(t, sess, 1)
-			manage(t, sess, pdu.TMComplete,
-				pdu.TaskManagementRequest{Function: tt.stop, LUN: LUN(1)})
+			manageAll(t, sess, pdu.TMComplete, tt.stop)
 			sess.Forget(task)
 			release()
 			_, err := sess.ClearAttention(1)
@@ -145,9 +142,7 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 	t.Run("11.6.1/ABORT TASK", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		task, release := hang(t, sess, 1)
-		r, err := sess.AbortTask(task)
-		require.NoError(t, err)
-		require.Equal(t, pdu.TMComplete, r)
+		aborts(t, sess, task)
 		release()
 		ended(t, sess)
 		require.NoError(t, sess.ExpectOnlyPing())
@@ -155,8 +150,7 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 	t.Run("SPC-4 6.5/a reset of the destination by somebody else", func(t *testing.T) {
 		sess, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
 		task, release := hang(t, sess, 2)
-		manage(t, neighbour, pdu.TMComplete,
-			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+		manageAll(t, neighbour, pdu.TMComplete, pdu.TMLogicalUnitReset)
 		release()
 		r := task.MustFinish(t)
 		require.Equal(t, "0A/0D/01", r.Failed())
