@@ -301,15 +301,6 @@ func TestUnsolicitedData(t *testing.T) {
 				"nothing was written")
 		})
 	}
-	t.Run("4.2.5/unsolicited data of a command that fails is skipped", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{})
-		sess.MustFail(t, Write10(1, diskSize/BlockSize-1, data), "05/21/00")
-		sess.MustFail(t, Write10(9, 0, data), "05/25/00")
-		bad := Write10(1, 0, data)
-		bad.CDB[0] = 0xff
-		sess.MustFail(t, bad, "05/20/00")
-		require.NoError(t, sess.ExpectOnlyPing())
-	})
 	t.Run("11.4.2/a command that fails is answered after its unsolicited data",
 		func(t *testing.T) {
 			unknown := Write10(1, 0, data)

@@ -108,20 +108,6 @@ func TestDataDigestError(t *testing.T) {
 		require.Equal(t, pdu.RejectDataDigest, r.Reason)
 		require.NoError(t, sess.ExpectOnlyPing())
 	})
-	t.Run("7.8/Text Request", func(t *testing.T) {
-		sess := s.login(t, bothDigests)
-		tag := sess.NewTag()
-		require.NoError(t, sess.Send(&pdu.TextRequest{Immediate: true, Final: true, TaskTag: tag,
-			TransferTag: pdu.ReservedTag,
-			CmdSN:       sess.CmdSN, ExpStatSN: sess.ExpStatSN}, KV("SendTargets", "").Text(),
-			WrongDataDigest()))
-		r, err := sess.AwaitReject(tag)
-		require.NoError(t, err)
-		require.Equal(t, pdu.RejectDataDigest, r.Reason)
-		require.NoError(t, sess.ExpectOnlyPing())
-		_, err = sess.Text(KV("SendTargets", ""))
-		require.NoError(t, err)
-	})
 	t.Run("7.8/immediate data", func(t *testing.T) {
 		sess := s.login(t, bothDigests)
 		old, data := pattern(BlockSize, 1), pattern(BlockSize, 2)

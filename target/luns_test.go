@@ -2,7 +2,6 @@ package target_test
 
 import (
 	"encoding/binary"
-	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -144,16 +143,12 @@ func TestRemoveLUNThatHangs(t *testing.T) {
 	s := start(t)
 	sess := s.login(t, LoginOptions{})
 	second := s.login(t, LoginOptions{Initiator: "iqn.2026-01.test:b"})
-	gate := make(chan struct{})
-	release := sync.OnceFunc(func() { close(gate) })
-	defer release()
-	s.disks[0].Inject(disktest.Rule{Op: disktest.OpAny, Block: gate})
+	release, hangs := s.stall(t, disktest.OpAny)
 	data := pattern(8*BlockSize, 9)
 	stuck := []*Task{sess.MustStart(t, Read10(1, 0, 8)), sess.MustStart(t, Write10(1, 0, data)),
 		sess.MustStart(t, Write10(1, 0, data)), // waits for the first one
 		sess.MustStart(t, SynchronizeCache10(1)), second.MustStart(t, Write10(1, 100, data))}
-	testtool.Eventually(t,
-		func() bool { return s.disks[0].Calls(disktest.OpAny) >= 4 }, "they hang")
+	hangs(4)
 	released, err := s.inUse.Remove(1)
 	require.NoError(t, err)
 	for _, task := range stuck {
@@ -323,15 +318,11 @@ func TestRemoveLUNOfACopy(t *testing.T) {
 			require.NoError(t, s.inUse.Add(third))
 			sess := MustLogin(t, s.addr, LoginOptions{}, 1, 2, 3)
 			sess.MustGood(t, Write10(1, 0, pattern(1<<20, 1)))
-			gate := make(chan struct{})
-			goOn := sync.OnceFunc(func() { close(gate) })
-			defer goOn()
 			reads := s.disks[0].Calls(disktest.OpRead)
-			s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Block: gate})
+			goOn, hangs := s.stall(t, disktest.OpRead)
 			list := CopyList(1, units, segment(c.from, c.to, 2048, 0, 4096))
 			copying := sess.MustStart(t, ExtendedCopy(c.at, list))
-			testtool.Eventually(t,
-				func() bool { return s.disks[0].Calls(disktest.OpRead) > reads }, "it reads")
+			hangs(1)
 			released, err := s.inUse.Remove(c.remove)
 			require.NoError(t, err)
 			require.False(t, isReleased(released), "a step of the copy is under way")
@@ -360,13 +351,9 @@ func TestRemoveLUNStopsLongWork(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := start(t)
 			sess := s.login(t, LoginOptions{})
-			gate := make(chan struct{})
-			goOn := sync.OnceFunc(func() { close(gate) })
-			defer goOn()
-			s.disks[0].Inject(disktest.Rule{Op: disktest.OpAny, Block: gate})
+			goOn, hangs := s.stall(t, disktest.OpAny)
 			task := sess.MustStart(t, command)
-			testtool.Eventually(t,
-				func() bool { return s.disks[0].Calls(disktest.OpAny) > 0 }, "it is under way")
+			hangs(1)
 			released, err := s.inUse.Remove(1)
 			require.NoError(t, err)
 			if !task.Done() {
