@@ -36,17 +36,16 @@ func TestJoiningTellsNothingBeforeAuthentication(t *testing.T) {
 		t.Run("6.3.1/"+c.name, func(t *testing.T) {
 			c.as.ISID, c.as.TSIH = c.id.ISID, c.id.TSIH
 			for chap, status := range map[*CHAP]uint16{
-				{Username: user, Password: "a wrong password"}:                   0x0201,
-				{Username: "nobody", Password: password}:                         0x0201,
-				{Username: user, Password: password, Offer: "5", Separate: true}: c.status,
-				good(): c.status,
+				{Username: user, Password: "a wrong password"}: 0x0201,
+				{Username: "nobody", Password: password}:       0x0201,
+				good():                                         c.status,
 			} {
 				c.as.CHAP = chap
 				s.refused(t, c.as, status)
 			}
-			c.as.CHAP, c.as.SkipSecurity = nil, true
+			c.as.CHAP = nil
 			s.refused(t, c.as, 0x0201)
-			c.as.SkipSecurity, c.as.WithSecurity = false, true
+			c.as.WithSecurity = true
 			s.refused(t, c.as, 0x0201)
 			sess.MustGood(t, TestUnitReady(1))
 		})

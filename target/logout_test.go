@@ -240,7 +240,7 @@ func TestReservationEndsBeforeLogoutIsAnswered(t *testing.T) {
 	for range 20 {
 		holder := s.login(t, LoginOptions{Initiator: DefaultInitiator + ".holder",
 			ISID: [6]byte{0x80, 7}})
-		holder.MustGood(t, Command{LUN: 1, CDB: []byte{0x16, 0, 0, 0, 0, 0}})
+		holder.MustGood(t, Reserve6(1))
 		second.MustFail(t, Read10(1, 0, 1), "status 0x18")
 		_, err := holder.Logout(pdu.LogoutCloseSession)
 		require.NoError(t, err)
@@ -255,7 +255,7 @@ func TestClosedConnectionIsSeenAtTheNextLogin(t *testing.T) {
 	for i := range 50 {
 		o := LoginOptions{Initiator: DefaultInitiator + ".holder", ISID: [6]byte{0x80, byte(i)}}
 		holder := s.login(t, o)
-		holder.MustGood(t, Command{LUN: 1, CDB: []byte{0x16, 0, 0, 0, 0, 0}})
+		holder.MustGood(t, Reserve6(1))
 		require.NoError(t, holder.Close())
 	}
 	s.login(t, LoginOptions{Initiator: DefaultInitiator + ".holder",

@@ -37,9 +37,8 @@ func ask(t *testing.T, sess *Session, want pdu.TMResponse, r pdu.TaskManagementR
 // askTask queries a command.
 func askTask(t *testing.T, sess *Session, want pdu.TMResponse, task *Task) {
 	t.Helper()
-	got, err := sess.QueryTask(task)
-	require.NoError(t, err)
-	require.Equal(t, want, got)
+	manage(t, sess, want, pdu.TaskManagementRequest{Function: pdu.TMQueryTask,
+		LUN: LUN(task.LUN()), RefTaskTag: task.Tag(), RefCmdSN: task.CmdSN()})
 }
 
 func TestProtocolLevel(t *testing.T) {

@@ -27,9 +27,6 @@ type CHAP struct {
 	Identifier byte
 
 	Base64 bool // encode binary values in base64, not in hexadecimal
-
-	// Separate sends AuthMethod and CHAP_A in separate PDUs. Otherwise one PDU has both.
-	Separate bool
 }
 
 // Digest returns the hash for an algorithm number of CHAP_A, or nil if there is none.
@@ -85,23 +82,13 @@ func (a *CHAP) run(l *login, first Keys) error {
 	if offer == "" {
 		offer = "5"
 	}
-	keys := append(first, Key{"AuthMethod", "CHAP"})
-	if !a.Separate {
-		keys = append(keys, Key{"CHAP_A", offer})
-	}
+	keys := append(first, Key{"AuthMethod", "CHAP"}, Key{"CHAP_A", offer})
 	r, err := l.do(LoginPDU{CSG: StageSecurity, NSG: StageOperational, Keys: keys})
 	if err != nil {
 		return err
 	}
 	if got := r.Keys.Get("AuthMethod"); got != "CHAP" {
 		return fmt.Errorf("AuthMethod=CHAP is answered with %q", got)
-	}
-	if r.Keys.Get("CHAP_A") == "" {
-		r, err = l.do(LoginPDU{CSG: StageSecurity, NSG: StageOperational,
-			Keys: KV("CHAP_A", offer)})
-		if err != nil {
-			return err
-		}
 	}
 	algorithm, id, challenge, err := parseChallenge(offer, r.Keys)
 	if err != nil {

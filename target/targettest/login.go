@@ -152,9 +152,8 @@ type LoginOptions struct {
 	// key out.
 	Keys Keys
 
-	// SkipSecurity starts in the operational stage, the default without CHAP. WithSecurity starts
-	// in the security stage.
-	SkipSecurity, WithSecurity bool
+	// WithSecurity starts in the security stage, even without CHAP.
+	WithSecurity bool
 
 	// Edit may change every Login Request before it is sent. Step counts from 0.
 	Edit func(step int, p *LoginPDU)
@@ -237,7 +236,7 @@ func (c *Conn) Login(o LoginOptions) (*Session, error) {
 		c.CmdSN = o.CmdSN
 	}
 	first := o.identification()
-	if o.CHAP != nil && !o.SkipSecurity || o.WithSecurity {
+	if o.CHAP != nil || o.WithSecurity {
 		if err := l.security(first); err != nil {
 			return nil, err
 		}

@@ -61,6 +61,3 @@ func PersistIn(lun uint16, action uint8, allocation int) Command {
 
 // Reserve6 is a RESERVE(6).
 func Reserve6(lun uint16) Command { return Command{LUN: lun, CDB: []byte{0x16, 0, 0, 0, 0, 0}} }
-
-// Release6 is a RELEASE(6).
-func Release6(lun uint16) Command { return Command{LUN: lun, CDB: []byte{0x17, 0, 0, 0, 0, 0}} }

@@ -155,17 +155,6 @@ func (s *Session) ExpectOnlyPing() error {
 	return nil
 }
 
-// QueryTask asks the target whether a command of this session is in the task set (RFC 7144 6.3).
-func (s *Session) QueryTask(t *Task) (pdu.TMResponse, error) {
-	ref := t.cmd.CmdSN
-	if t.cmd.Immediate {
-		ref = s.CmdSN
-	}
-	return s.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMQueryTask,
-		LUN: t.cmd.LUN, RefTaskTag: t.cmd.TaskTag,
-		RefCmdSN: ref})
-}
-
 // TaskManagement sends a task management request with a number and a new tag, and waits for the
 // response.
 func (s *Session) TaskManagement(r pdu.TaskManagementRequest) (pdu.TMResponse, error) {

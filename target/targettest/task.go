@@ -15,7 +15,6 @@ type Command struct {
 	Write []byte // data for the target; its length is the expected length
 
 	Immediate bool
-	Attr      pdu.TaskAttr // default simple
 
 	// How to send data. Default: as much immediate and then unsolicited data as the session's
 	// parameters allow.
@@ -83,11 +82,8 @@ func LUN(n uint16) uint64 {
 // Start sends them.
 func (s *Session) Prepare(c Command) (cmd pdu.SCSICommand, immediate, unsolicited []byte) {
 	cmd = pdu.SCSICommand{Immediate: c.Immediate, Final: true, Read: c.Read > 0,
-		Write: len(c.Write) > 0, Attr: c.Attr,
+		Write: len(c.Write) > 0, Attr: pdu.TaskAttrSimple,
 		LUN: LUN(c.LUN), TaskTag: s.NewTag(), ExpectedLength: uint32(max(c.Read, len(c.Write)))}
-	if cmd.Attr == pdu.TaskAttrUntagged {
-		cmd.Attr = pdu.TaskAttrSimple
-	}
 	copy(cmd.CDB[:], c.CDB)
 	cmd.CmdSN, cmd.ExpStatSN = s.number(c.Immediate)
 	p := &s.Params

@@ -119,30 +119,6 @@ func Expect[T any, P decoder[T]](c *Conn) (T, []byte, error) {
 	return v, p.Data, err
 }
 
-// ExpectReject receives a Reject. It checks the reason, and the opcode and task tag of the rejected
-// PDU's header.
-func (c *Conn) ExpectReject(reason pdu.RejectReason, op pdu.Opcode, tag uint32) error {
-	p, err := c.Receive()
-	if err != nil {
-		return err
-	}
-	if p.Header.Opcode() != pdu.OpReject {
-		return &UnexpectedError{Want: "Reject " + reason.String(), PDU: p}
-	}
-	r, err := asReject(p)
-	if err != nil {
-		return err
-	}
-	if r.Reason != reason {
-		return fmt.Errorf("%w, want reason %v", r, reason)
-	}
-	if r.Header.Opcode() != op || r.Header.TaskTag() != tag {
-		return fmt.Errorf("the Reject carries a %v with tag %#x, want %v with %#x",
-			r.Header.Opcode(), r.Header.TaskTag(), op, tag)
-	}
-	return nil
-}
-
 // ExpectClosed waits until the target closes the connection. Another PDU is an error.
 func (c *Conn) ExpectClosed() error {
 	p, err := c.Receive()

@@ -9,7 +9,7 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// noDisk does nothing, so that only the device server can allocate.
+// noDisk does nothing, so that only the device server costs anything.
 type noDisk struct{}
 
 func (noDisk) ReadAt(ctx context.Context, p []byte, _ int64) (int, error)  { return len(p), nil }
@@ -23,7 +23,7 @@ type noDistance struct{ noDisk }
 
 func (noDistance) Far() bool { return true }
 
-func mediumCommand(b *testing.T, dsk disk.Disk, opcode byte) (run func()) {
+func mediumCommand(b testing.TB, dsk disk.Disk, opcode byte) (run func()) {
 	d, err := NewDevice(Options{}, []LUN{{Number: 1, Disk: dsk, Identity: testIdentity()}})
 	require.NoError(b, err)
 	n := d.Attach(InitiatorPort{Name: "iqn.a"})
@@ -61,5 +61,13 @@ func TestReadWriteDoNotAllocate(t *testing.T) {
 			each := testing.AllocsPerRun(100, mediumCommand(t, d, op))
 			require.Zero(t, each, "opcode %02x, %T", op, d)
 		}
+	}
+}
+
+func BenchmarkWrite10(b *testing.B) {
+	run := mediumCommand(b, noDisk{}, opWrite10)
+	b.ReportAllocs()
+	for b.Loop() {
+		run()
 	}
 }
