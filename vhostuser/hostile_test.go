@@ -308,20 +308,6 @@ func TestCallThatWaits(t *testing.T) {
 	require.NoError(t, next.Read(0, 0, make([]byte, 512)))
 }
 
-// TestGarbage: what is no vhost-user at all.
-func TestGarbage(t *testing.T) {
-	v := serve(t, disktest.NewMemory(diskSize))
-	for _, b := range [][]byte{[]byte("GET / HTTP/1.1\r\n\r\n"), make([]byte, 4096),
-		bytes.Repeat([]byte{0xff}, 100), vhosttest.Header(vhosttest.GetFeatures, 1|4, 0)} {
-		c, err := vhosttest.DialConn(v.socket, 0)
-		require.NoError(t, err)
-		require.NoError(t, c.SendBytes(b))
-		require.NoError(t, c.WaitClosed())
-		require.NoError(t, c.Close())
-	}
-	exercise(t, v.dial(t, vhosttest.Options{}))
-}
-
 // TestHotFrontEnd: a front end that comes back at once after each failure fills no log, and so does
 // one that does not like what it gets.
 func TestHotFrontEnd(t *testing.T) {

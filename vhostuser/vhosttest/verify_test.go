@@ -1,13 +1,10 @@
 package vhosttest
 
 import (
-	"context"
 	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestVerifier: a guest that verifies its data moves, and sees what somebody else has changed.
@@ -30,27 +27,4 @@ func TestVerifier(t *testing.T) {
 	_, err = raw.WriteAt([]byte{1}, 2048*42+2047)
 	require.NoError(t, err)
 	require.ErrorContains(t, v.Check(), "block at 86016 has wrong data")
-}
-
-// TestVerifierKilled: a guest goes on working while its back end is killed. One request is under
-// way at a time, because qemu-storage-daemon has no inflight region.
-func TestVerifierKilled(t *testing.T) {
-	p := startPeer(t, "")
-	require.NoError(t, os.Truncate(p.raw, 0))
-	require.NoError(t, os.Truncate(p.raw, diskSize))
-	d := dial(t, p, Options{})
-	v := NewVerifier(d, VerifierOptions{Blocks: 100, Bytes: 2048, Depth: 1})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- v.Run(ctx, 1<<30) }()
-	for range 3 {
-		before := v.Done()
-		testtool.Eventually(t, func() bool { return v.Done() > before+100 })
-		p.stop()
-		p.start()
-		require.NoError(t, d.Reconnect(p.socket))
-	}
-	cancel()
-	require.NoError(t, <-ended)
-	require.NoError(t, v.Check())
 }
