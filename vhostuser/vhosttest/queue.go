@@ -325,27 +325,8 @@ func (q *Queue) Kicks() uint64 { return q.kicked.Load() }
 // Calls is how often the device has called, as far as the driver has looked.
 func (q *Queue) Calls() uint64 { return q.waited.Load() }
 
-// Returned is how many heads the device has given back.
-func (q *Queue) Returned() uint64 { return q.returned.Load() }
-
-// Broken reports whether the device said that the ring is broken (SET_VRING_ERR). It says so once.
-func (q *Queue) Broken() bool {
-	fds := []unix.PollFd{{Fd: int32(q.errFD), Events: unix.POLLIN}}
-	if n, err := unix.Poll(fds, 0); n != 1 || err != nil {
-		return false
-	}
-	var b [8]byte
-	_, err := unix.Read(q.errFD, b[:])
-	return err == nil
-}
-
 // UsedIndex is the index of the used ring in memory.
 func (q *Queue) UsedIndex() uint16 { return uint16(atomic.LoadUint32(q.usedHead) >> 16) }
-
-// WaitReturned waits until the device has given back that many heads since the beginning.
-func (q *Queue) WaitReturned(n uint64) error {
-	return q.wait(func() bool { return q.returned.Load() >= n })
-}
 
 // wait waits until something is so. It is asked under q.mu.
 func (q *Queue) wait(so func() bool) error {
