@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
-	"kubevirt.io/disk/target/targettest"
 )
 
 const modesSize = 48 << 20
@@ -217,37 +216,3 @@ func fill(t *testing.T, path string) {
 // size is a file's length; allocated is the space that it takes on its file system. Both in bytes.
 func size(t *testing.T, path string) int64      { return rig.FileStat(t, path).Size }
 func allocated(t *testing.T, path string) int64 { return rig.FileStat(t, path).Blocks * 512 }
-
-// TestReservationsOfAPersistentDisk: an initiator makes a reservation that persists through power
-// loss (APTPL). A persistent disk still has it after the daemon was killed. An ephemeral disk says
-// that it does not keep any.
-func TestReservationsOfAPersistentDisk(t *testing.T) {
-	t.Parallel()
-	rig.Need(t)
-	const holder, other = "iqn.2026-01.test:holder", "iqn.2026-01.test:other"
-	const key = 0x1234
-	register := targettest.Persist{Action: targettest.PersistRegister, ActionKey: key,
-		Bits: targettest.APTPL}
-	c := rig.Config{DiskDir: rig.DiskDir(t, 1<<20), StateDir: t.TempDir(),
-		Env: map[string]string{"ACCESS_MODE": "write-shared"}}
-	ephemeral := rig.Start(t, c)
-	require.Equal(t, targettest.StatusCheckCondition,
-		rig.Do(t, rig.LoginTo(t, ephemeral, holder), targettest.PersistOut(1, register)).Status)
-	ephemeral.Stop()
-
-	c.StateDir = t.TempDir()
-	c.Env["PERSISTENT_DIR"] = rig.NewVolume(t, c.StateDir)
-	d := rig.Start(t, c)
-	s := rig.LoginTo(t, d, holder)
-	require.Zero(t, rig.Do(t, s, targettest.PersistOut(1, register)).Status)
-	require.Zero(t,
-		rig.Do(t, s, targettest.PersistOut(1,
-			targettest.Persist{Action: targettest.PersistReserve, Type: targettest.WriteExclusive,
-				Key: key})).Status)
-	d.Crash()
-	d = rig.Start(t, c)
-	write := targettest.Write10(1, 0, rig.Block(0, 1))
-	require.Equal(t, targettest.StatusReservationConflict,
-		rig.Do(t, rig.LoginTo(t, d, other), write).Status)
-	require.Zero(t, rig.Do(t, rig.LoginTo(t, d, holder), write).Status)
-}

@@ -2,7 +2,6 @@ package iscsi
 
 import (
 	"encoding/json"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -96,30 +95,4 @@ func TestKickedQEMU(t *testing.T) {
 	rig.OK(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.CHAPURL(rig.User, rig.Password,
 		1))
 	d.UntilSaid(`"reason":"kicked"`)
-}
-
-// TestRotatedCredential gives the daemon another secret while QEMU writes. QEMU continues, and new
-// logins need the new secret.
-func TestRotatedCredential(t *testing.T) {
-	t.Parallel()
-	rig.Need(t, "qemu-img", "qemu-io", rig.QEMUISCSI, "iscsi-ls")
-	secret := filepath.Join(t.TempDir(), "password")
-	require.NoError(t, os.WriteFile(secret, []byte(rig.Password+"\n"), 0o600))
-	const next = rig.Password + "-next"
-	d := rig.Start(t, rig.Config{DiskDir: rig.DiskDir(t, 32<<20), Env: map[string]string{
-		"CHAP_USERNAME": rig.User, "CHAP_PASSWORD_FILE": secret}})
-	b := startBench(t, d.CHAPURL(rig.User, rig.Password, 1))
-	d.Until("QEMU writes", func() bool { return d.Operations("write") > 100 })
-	require.NoError(t, os.WriteFile(secret+".new", []byte(next+"\n"), 0o600))
-	require.NoError(t, os.Rename(secret+".new", secret))
-	list := func(password string) int {
-		env := []string{"LIBISCSI_CHAP_USERNAME=" + rig.User, "LIBISCSI_CHAP_PASSWORD=" + password}
-		return rig.Client(t, env, "iscsi-ls", d.PortalURL()).Status
-	}
-	d.Until("the new secret is in force", func() bool { return list(next) == 0 })
-	require.NotZero(t, list(rig.Password))
-	b.completes()
-	rig.OK(t, "qemu-io", "-f", "raw", "-c", "read -P 0x5a 0 32M", d.CHAPURL(rig.User, next, 1))
-
-	require.NotContains(t, d.Output(), rig.Password)
 }

@@ -199,6 +199,38 @@ func TestFirstUseOrRemoveUnused(t *testing.T) {
 	t.Logf("%d of %d disks stayed", kept, rounds)
 }
 
+// TestRemoveUnused: a unit stays while a session that has used it lasts, or the reservation of
+// somebody who has gone. What is no use, and a registration alone, keep no unit.
+func TestRemoveUnused(t *testing.T) {
+	b := newBench(t)
+	users := func() []string {
+		_, err := b.d.disks.RemoveUnused(1)
+		var used *serving.InUseError
+		require.ErrorAs(t, err, &used)
+		return used.Initiators
+	}
+	second := b.attach("iqn.b", 0)
+	b.register(b.nexus, 1)
+	b.register(second, 2)
+	require.Equal(t, "GOOD", b.reads(second))
+	require.Equal(t, []string{"iqn.a", "iqn.b"}, users())
+	b.mustPersist(b.nexus, saReserve, typeWriteExclusiveRO, 1, 0)
+	b.d.Detach(b.nexus)
+	b.d.Detach(second)
+	require.Equal(t, []string{"iqn.a"}, users(), "the holder")
+	second = b.attach("iqn.b", 0)
+	b.mustPersist(second, saClear, 0, 2, 0)
+	b.register(second, 2)
+	b.d.Detach(second)
+	third := b.attach("iqn.c", 0)
+	require.Equal(t, "GOOD", b.ready(third))
+	released, err := b.d.disks.RemoveUnused(1)
+	require.NoError(t, err)
+	<-released
+	_, err = b.d.disks.RemoveUnused(1)
+	require.ErrorContains(t, err, "there is no LUN 1")
+}
+
 // TestSlotsAreUsedAgain: the tables of nexuses do not grow with units that come and go.
 func TestSlotsAreUsedAgain(t *testing.T) {
 	b := newBench(t)
