@@ -40,15 +40,8 @@ func crowd(t *testing.T, s *server, sessions int, keys ...string) ([]*tt.Session
 	t.Helper()
 	all, conns := make([]*tt.Session, sessions), make([]net.Conn, sessions)
 	for i := range all {
-		nc, err := net.Dial("tcp", s.addr.String())
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = nc.Close() })
 		o := tt.LoginOptions{ISID: [6]byte{0x80, byte(i >> 8), byte(i)}, Keys: tt.KV(keys...)}
-		c, err := tt.NewConn(nc).Login(o)
-		require.NoError(t, err)
-		_, err = c.ClearAttention(1)
-		require.NoError(t, err)
-		all[i], conns[i] = c, nc
+		all[i], conns[i] = s.loginFrom(t, "127.0.0.1", o)
 	}
 	return all, conns
 }

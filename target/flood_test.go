@@ -253,16 +253,9 @@ func TestInitiatorsThatTakeNothing(t *testing.T) {
 	const limit, sessions = 16 << 20, 80
 	s := start(t, func(o *options) { o.Shared.Memory = limit })
 	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1)
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
 	for i := range sessions {
-		nc, err := dialer.Dial("tcp", s.addr.String())
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = nc.Close() })
+		c, nc := s.loginFrom(t, "127.0.0.2", tt.LoginOptions{ISID: [6]byte{0x80, 0, byte(i)}})
 		require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(4096))
-		c, err := tt.NewConn(nc).Login(tt.LoginOptions{ISID: [6]byte{0x80, 0, byte(i)}})
-		require.NoError(t, err)
-		_, err = c.ClearAttention(1)
-		require.NoError(t, err)
 		for c.MaxCmdSN-c.CmdSN < 1<<31 {
 			c.MustStart(t, tt.Read10(1, 0, 8192))
 		}

@@ -135,6 +135,21 @@ func (s *server) login(t testing.TB, o LoginOptions) *Session {
 	return MustLogin(t, s.addr, o, 1, 2)
 }
 
+// loginFrom logs in from an address of this machine, clears the unit attentions of LUN 1, and also
+// returns the connection.
+func (s *server) loginFrom(t testing.TB, host string, o LoginOptions) (*Session, net.Conn) {
+	t.Helper()
+	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(host)}}
+	nc, err := from.Dial("tcp", s.addr.String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = nc.Close() })
+	c, err := NewConn(nc).Login(o)
+	require.NoError(t, err)
+	_, err = c.ClearAttention(1)
+	require.NoError(t, err)
+	return c, nc
+}
+
 // refused checks that a login is refused with this status and that the connection closes.
 func (s *server) refused(t testing.TB, o LoginOptions, status uint16) {
 	t.Helper()

@@ -249,9 +249,7 @@ func TestQueryAsynchronousEvent(t *testing.T) {
 
 func TestNexusReset(t *testing.T) {
 	data := pattern(8*BlockSize, 2)
-	reserve6, nexusReset := Command{LUN: 1, CDB: make([]byte, 6)},
-		pdu.TaskManagementRequest{Function: pdu.TMITNexusReset}
-	reserve6.CDB[0] = 0x16
+	nexusReset := pdu.TaskManagementRequest{Function: pdu.TMITNexusReset}
 	for _, immediate := range []bool{true, false} {
 		t.Run(fmt.Sprintf("RFC 7144 6.3/I_T NEXUS RESET, immediate %t", immediate),
 			func(t *testing.T) {
@@ -260,7 +258,7 @@ func TestNexusReset(t *testing.T) {
 				sess, neighbour := s.login(t, extended), s.login(t, extendedOther)
 				sess.MustGood(t, Write10(1, 0, old))
 				theirs, theirR2T := waiting(t, neighbour, 2, 0, data)
-				sess.MustGood(t, reserve6)
+				sess.MustGood(t, Reserve6(1))
 				neighbour.MustFail(t, TestUnitReady(1), reserved)
 				task, _ := waiting(t, sess, 1, 0, data)
 				resume, hangs := s.stall(t, disktest.OpRead)

@@ -1,7 +1,6 @@
 package target_test
 
 import (
-	"net"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -21,14 +20,7 @@ func TestOneNameFromTwoHosts(t *testing.T) {
 		o.Log, o.LUNs[0].Access = zap.New(core), serving.AccessWriteExclusive
 	})
 	use := func(host string, isid byte) {
-		from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(host)}}
-		nc, err := from.Dial("tcp", s.addr.String())
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = nc.Close() })
-		c, err := tt.NewConn(nc).Login(tt.LoginOptions{ISID: [6]byte{0x80, isid}})
-		require.NoError(t, err)
-		_, err = c.ClearAttention(1)
-		require.NoError(t, err)
+		c, _ := s.loginFrom(t, host, tt.LoginOptions{ISID: [6]byte{0x80, isid}})
 		c.MustGood(t, tt.Read10(1, 0, 1))
 	}
 	use("127.0.0.1", 1)

@@ -173,15 +173,9 @@ func (c *slowConn) Read(p []byte) (int, error) {
 // not end before.
 func TestLogoutBehindAnAnswer(t *testing.T) {
 	s := start(t)
-	nc, err := net.Dial("tcp", s.addr.String())
-	require.NoError(t, err)
-	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(256<<10))
-	c, err := tt.NewConn(nc).Login(
+	c, nc := s.loginFrom(t, "127.0.0.1",
 		tt.LoginOptions{Keys: tt.KV("MaxRecvDataSegmentLength", "262144")})
-	require.NoError(t, err)
-	defer c.Close()
-	_, err = c.ClearAttention(1)
-	require.NoError(t, err)
+	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(256<<10))
 	resume, _ := s.stall(t, disktest.OpAny)
 	c.MustStart(t, tt.Read10(1, 0, 65535))
 	testtool.Eventually(t, func() bool { return s.Stalls(1) == 1 }, "its reader has lost the role")
@@ -191,7 +185,7 @@ func TestLogoutBehindAnAnswer(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		return waiting > 0 && s.Queued() == waiting
 	}, "it waits for the peer")
-	_, err = c.Logout(pdu.LogoutCloseSession)
+	_, err := c.Logout(pdu.LogoutCloseSession)
 	require.NoError(t, err)
 	require.NoError(t, c.ExpectClosed())
 }

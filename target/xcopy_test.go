@@ -61,20 +61,6 @@ func TestExtendedCopy(t *testing.T) {
 			require.Equal(t, "05/24/00", copyStatus(t, sess, 1, 1), "its end is reported once")
 		})
 	}
-	t.Run("11.4.5.1/more data than the list", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{})
-		c := expecting(ExtendedCopy(1, list), uint32(len(list)+100))
-		r := sess.MustGood(t, c)
-		require.Equal(t, []any{false, true, uint32(100)},
-			[]any{r.Overflow, r.Underflow, r.Residual})
-	})
-	t.Run("11.4.5.1/less data than the list", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{})
-		c := ExtendedCopy(1, list)
-		c.Write = list[:len(list)-1]
-		sess.MustFail(t, c, "05/0E/03")
-		require.Equal(t, "05/24/00", copyStatus(t, sess, 1, 1))
-	})
 	t.Run("SPC-4 6.5/a huge length for the parameter list", func(t *testing.T) {
 		sess := s.login(t, solicited)
 		c := ExtendedCopy(1, list)
