@@ -54,15 +54,6 @@ func isReleased(released <-chan struct{}) bool {
 	}
 }
 
-// manageLUN executes a task management function for a LUN.
-func manageLUN(t *testing.T, sess *Session, function pdu.TMFunction, lun uint16) pdu.TMResponse {
-	t.Helper()
-	got, err := sess.TaskManagement(pdu.TaskManagementRequest{Immediate: true, Function: function,
-		LUN: LUN(lun)})
-	require.NoError(t, err)
-	return got
-}
-
 const (
 	lunsChanged     = "06/3F/0E"
 	notSupported    = "05/25/00"
@@ -131,7 +122,7 @@ func TestServerWithoutLUNs(t *testing.T) {
 		calls := d.Calls(disktest.OpAny)
 		sess.MustFail(t, Read10(1, 0, 1), notSupported)
 		sess.MustFail(t, Write10(1, 0, make([]byte, BlockSize)), notSupported)
-		require.Equal(t, pdu.TMLUNNotExist, manageLUN(t, sess, pdu.TMLogicalUnitReset, 1))
+		manageAll(t, sess, pdu.TMLUNNotExist, pdu.TMLogicalUnitReset)
 		require.Equal(t, calls, d.Calls(disktest.OpAny))
 	}
 }
@@ -165,7 +156,7 @@ func TestRemoveLUNThatHangs(t *testing.T) {
 	sess.MustGood(t, Inquiry(1, 36))
 	require.Equal(t, []string{powerOn, lunsChanged}, attentions(t, sess, 1))
 	require.Equal(t, make([]byte, len(data)), sess.MustGood(t, Read10(1, 0, 8)).Data)
-	require.Equal(t, pdu.TMComplete, manageLUN(t, sess, pdu.TMLogicalUnitReset, 1))
+	manageAll(t, sess, pdu.TMComplete, pdu.TMLogicalUnitReset)
 
 	release()
 	<-released
@@ -200,7 +191,7 @@ func TestRemoveLUNWithDataPending(t *testing.T) {
 	mustHear(t, sess, 1)
 	require.NoError(t, sess.ExpectOnlyPing(), "no answer before the data (RFC 7143 11.4.2)")
 	aborts(t, sess, aborted)
-	require.Equal(t, pdu.TMComplete, manageLUN(t, sess, pdu.TMAbortTaskSet, 1), "of the new disk")
+	manageAll(t, sess, pdu.TMComplete, pdu.TMAbortTaskSet) // of the new disk
 	require.NoError(t, write.Answer(r2t))
 	r := write.MustFinish(t)
 	require.Equal(t, notSupported, r.Failed())

@@ -61,41 +61,6 @@ func TestClientsSeeTheLUNs(t *testing.T) {
 	}
 }
 
-// TestCHAPClients logs in with the right password, a wrong one and none, also for discovery.
-func TestCHAPClients(t *testing.T) {
-	t.Parallel()
-	rig.Need(t, "iscsi-ls", "iscsi-inq", "qemu-img", rig.QEMUISCSI)
-	d := rig.Start(t, rig.Config{DiskDir: rig.DiskDir(t, 8<<20), Env: rig.CHAPEnv})
-	good := []string{"LIBISCSI_CHAP_USERNAME=" + rig.User, "LIBISCSI_CHAP_PASSWORD=" + rig.Password}
-	require.Contains(t, rig.OKEnv(t, good, "iscsi-ls", d.PortalURL()), peers.DefaultTarget)
-	require.Contains(t, rig.OKEnv(t, good, "iscsi-inq", d.URL(1)), "KUBEVIRT")
-	rig.OK(t, "qemu-img", "info", d.CHAPURL(rig.User, rig.Password, 1))
-	for name, env := range map[string][]string{
-		"wrong password": {"LIBISCSI_CHAP_USERNAME=" + rig.User,
-			"LIBISCSI_CHAP_PASSWORD=not-the-password"},
-		"wrong user": {"LIBISCSI_CHAP_USERNAME=nobody",
-			"LIBISCSI_CHAP_PASSWORD=" + rig.Password},
-		"no credential": nil,
-	} {
-		t.Run(name, func(t *testing.T) {
-			for _, r := range []rig.Result{rig.Client(t, env, "iscsi-ls", d.PortalURL()),
-				rig.Client(t, env, "iscsi-inq", d.URL(1))} {
-				require.NotZero(t, r.Status, "%s", r)
-				require.NotContains(t, r.Output, "KUBEVIRT")
-				require.NotContains(t, r.Output, "Target:"+peers.DefaultTarget)
-			}
-		})
-	}
-	require.NotZero(t, rig.Client(t, nil, "qemu-img", "info",
-		d.CHAPURL(rig.User, "not-the-password", 1)).Status)
-	metrics := d.Get("/metrics")
-	require.Contains(t, metrics, `reason="bad_password"`)
-	for what, text := range map[string]string{"log": d.Output(), "metrics": metrics,
-		"status": d.Get("/status")} {
-		require.NotContains(t, text, rig.Password, "the secret is in the %s", what)
-	}
-}
-
 // TestHeaderDigest turns header digests on and off with QEMU. libiscsi's own tools do not ask for
 // them, and libiscsi does not support data digests: the tests of target have those.
 func TestHeaderDigest(t *testing.T) {
