@@ -117,26 +117,6 @@ func TestSessions(t *testing.T) {
 	require.Equal(t, 1, s.seen.count("accepted"))
 }
 
-func TestConnectionLimit(t *testing.T) {
-	s := start(t, limits(target.Limits{MaxConnections: 3}))
-	var all []*Session
-	for i := range 3 {
-		all = append(all, s.login(t, LoginOptions{ISID: [6]byte{0x80, byte(i)}}))
-	}
-	s.refused(t, LoginOptions{ISID: [6]byte{0x80, 9}}, 0x0302)
-	for _, sess := range all {
-		sess.MustGood(t, TestUnitReady(1))
-	}
-	require.NoError(t, all[0].Close())
-	testtool.Eventually(t, func() bool {
-		c, err := Login(s.addr, LoginOptions{ISID: [6]byte{0x80, 9}})
-		if err != nil {
-			return false
-		}
-		return c.Close() == nil
-	}, "there is room again")
-}
-
 // TestReplacedCredential checks that sessions go on when the credential is replaced, and that their
 // initiators can come back with the new one. The new user may also reinstate a session of the old
 // one, whose connection may be broken without the target knowing.
