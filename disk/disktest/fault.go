@@ -41,13 +41,11 @@ type Rule struct {
 	// Off and Length, in bytes, restrict the rule to calls that touch the range. Length 0 is the
 	// whole disk. A flush matches only a rule for the whole disk.
 	Off, Length int64
-	Skip        int // this many matching calls pass first
 	Times       int // the rule applies to this many calls; 0: to all that follow
 
-	Err     error           // the call returns it
-	Partial int64           // with Err: how many bytes are read or written all the same
-	Delay   time.Duration   // the call waits first
-	Block   <-chan struct{} // the call waits until the channel is closed
+	Err   error           // the call returns it
+	Delay time.Duration   // the call waits first
+	Block <-chan struct{} // the call waits until the channel is closed
 }
 
 // Fault is a disk that fails or delays chosen calls of another one. Each call is checked against
@@ -116,7 +114,7 @@ func (f *Fault) before(op Op, off, length int64) *Rule {
 			continue
 		}
 		r.seen++
-		if n := r.seen - r.Skip; n > 0 && (r.Times == 0 || n <= r.Times) {
+		if r.Times == 0 || r.seen <= r.Times {
 			hit = append(hit, r.Rule)
 		}
 	}
@@ -155,15 +153,10 @@ func (f *Fault) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 func (f *Fault) transfer(ctx context.Context, op Op, p []byte, off int64,
 	call func(context.Context, []byte, int64) (int, error),
 ) (int, error) {
-	r := f.before(op, off, int64(len(p)))
-	if r == nil {
-		return call(ctx, p, off)
+	if r := f.before(op, off, int64(len(p))); r != nil {
+		return 0, r.Err
 	}
-	n, err := 0, error(nil)
-	if part := min(r.Partial, int64(len(p))); part > 0 {
-		n, err = call(ctx, p[:part], off)
-	}
-	return n, errors.Join(r.Err, err)
+	return call(ctx, p, off)
 }
 
 func (f *Fault) Flush() error {
