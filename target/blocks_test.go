@@ -71,7 +71,6 @@ func unmap(lun uint16, pairs ...uint64) Command {
 // TestBlockCommands runs commands over the wire: those that carry no data, some, and more or less
 // than they should. What each does otherwise is tested in scsi.
 func TestBlockCommands(t *testing.T) {
-	const end = diskSize / BlockSize
 	s := start(t, withStore(t))
 	sess := s.login(t, LoginOptions{})
 	old, data, zeros := pattern(8*BlockSize, 1), pattern(8*BlockSize, 2), make([]byte, 8*BlockSize)
