@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
 	. "kubevirt.io/disk/target/targettest"
@@ -145,7 +146,7 @@ func TestCHAP(t *testing.T) {
 	s.refused(t, LoginOptions{}, 0x0201)
 	s.refused(t, LoginOptions{Discovery: true}, 0x0201)
 	s.refused(t, LoginOptions{CHAP: &CHAP{Username: user, Password: "another password"}}, 0x0201)
-	require.NotZero(t, s.seen.count("refused bad_password"))
+	testtool.Eventually(t, func() bool { return s.seen.count("refused bad_password") == 1 })
 	_, err := Login(s.addr, LoginOptions{Discovery: true, CHAP: good()})
 	require.NoError(t, err)
 	for _, offer := range []string{"5", "6", "7", "8"} {
