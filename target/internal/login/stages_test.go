@@ -7,76 +7,46 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFirstStageMatrix sends every combination of CSG, NSG, T and C in the first request (RFC 7143
-// 6.3, 11.12).
-func TestFirstStageMatrix(t *testing.T) {
-	for csg := range Stage(4) {
-		for nsg := range Stage(4) {
-			for _, transit := range []bool{false, true} {
-				for _, more := range []bool{false, true} {
-					name := fmt.Sprintf("CSG %d NSG %d T %v C %v", csg, nsg, transit, more)
-					i := newInitiator(t, openConfig())
-					resp := i.m.Step(&Request{CSG: csg, NSG: nsg, Transit: transit, Continue: more,
-						Data: normal()})
-					switch {
-					case csg >= 2:
-						i.requireRefused(resp, StatusInitiatorError, "bad_stage")
-					case transit && more:
-						i.requireRefused(resp, StatusInitiatorError, "bad_flags")
-					case transit && (nsg <= csg || nsg == 2):
-						i.requireRefused(resp, StatusInitiatorError, "bad_stage")
-					case more:
-						require.Equal(t, Response{CSG: csg}, resp, name)
-					default:
-						require.Equal(t, StatusSuccess, resp.Status, name)
-						require.Equal(t, csg, resp.CSG, name)
-						require.Equal(t, transit, resp.Transit, name)
-						require.Equal(t, transit && nsg == FullFeature, i.m.Done(), name)
-						require.NotEmpty(t, resp.Data, name)
-						if transit {
-							require.Equal(t, nsg, resp.NSG, name)
-						} else {
-							require.Zero(t, resp.NSG, "reserved")
-						}
-					}
-				}
-			}
+// TestStageMatrix sends every combination of CSG, NSG, T and C in the first request, and within a
+// stage (RFC 7143 6.3, 11.12). A request for another stage is refused, and so is a step back.
+func TestStageMatrix(t *testing.T) {
+	const nowhere = FullFeature // the first request
+	for n := range 3 * 4 * 4 * 4 {
+		now := []Stage{nowhere, SecurityNegotiation, OperationalNegotiation}[n%3]
+		csg, nsg, transit, more := Stage(n/3%4), Stage(n/12%4), n/48%2 == 1, n/96 == 1
+		name := fmt.Sprintf("in %v: CSG %d NSG %d T %v C %v", now, csg, nsg, transit, more)
+		i := newInitiator(t, openConfig())
+		var data []byte
+		switch now {
+		case nowhere:
+			data = normal()
+		case SecurityNegotiation:
+			i.ok(SecurityNegotiation, 0, false, normal())
+		default:
+			i.ok(SecurityNegotiation, OperationalNegotiation, true, normal())
 		}
-	}
-}
-
-// TestLaterStageMatrix begins within a stage. A request for another stage is refused, and so is a
-// step back.
-func TestLaterStageMatrix(t *testing.T) {
-	for _, now := range []Stage{SecurityNegotiation, OperationalNegotiation} {
-		for csg := range Stage(4) {
-			for nsg := range Stage(4) {
-				for _, transit := range []bool{false, true} {
-					for _, more := range []bool{false, true} {
-						name := fmt.Sprintf("in %v: CSG %d NSG %d T %v C %v", now, csg, nsg,
-							transit, more)
-						i := newInitiator(t, openConfig())
-						if now == SecurityNegotiation {
-							i.ok(SecurityNegotiation, 0, false, normal())
-						} else {
-							i.ok(SecurityNegotiation, OperationalNegotiation, true, normal())
-						}
-						resp := i.m.Step(&Request{CSG: csg, NSG: nsg, Transit: transit,
-							Continue: more})
-						switch {
-						case csg != now:
-							i.requireRefused(resp, StatusInitiatorError, "bad_stage")
-						case transit && more:
-							i.requireRefused(resp, StatusInitiatorError, "bad_flags")
-						case transit && (nsg <= now || nsg == 2):
-							i.requireRefused(resp, StatusInitiatorError, "bad_stage")
-						default:
-							require.Equal(t, StatusSuccess, resp.Status, name)
-							require.Equal(t, transit, resp.Transit, name)
-							require.Equal(t, transit && nsg == FullFeature, i.m.Done(), name)
-						}
-					}
-				}
+		resp := i.m.Step(&Request{CSG: csg, NSG: nsg, Transit: transit, Continue: more, Data: data})
+		switch {
+		case csg >= 2 || now != nowhere && csg != now:
+			i.requireRefused(resp, StatusInitiatorError, "bad_stage")
+		case transit && more:
+			i.requireRefused(resp, StatusInitiatorError, "bad_flags")
+		case transit && (nsg <= csg || nsg == 2):
+			i.requireRefused(resp, StatusInitiatorError, "bad_stage")
+		case more:
+			require.Equal(t, Response{CSG: csg}, resp, name)
+		default:
+			require.Equal(t, StatusSuccess, resp.Status, name)
+			require.Equal(t, csg, resp.CSG, name)
+			require.Equal(t, transit, resp.Transit, name)
+			require.Equal(t, transit && nsg == FullFeature, i.m.Done(), name)
+			if now == nowhere {
+				require.NotEmpty(t, resp.Data, name)
+			}
+			if transit {
+				require.Equal(t, nsg, resp.NSG, name)
+			} else {
+				require.Zero(t, resp.NSG, "reserved")
 			}
 		}
 	}
