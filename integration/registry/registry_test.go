@@ -140,56 +140,6 @@ func TestRegistryPushPull(t *testing.T) {
 	}
 }
 
-// TestRegistryLies fetches through a proxy that delays, cuts, refuses and changes answers.
-func TestRegistryLies(t *testing.T) {
-	t.Parallel()
-	rig.Need(t, "docker-registry", "qemu-img")
-	raw, qcow2 := newDisk(t)
-	s := rig.StartRegistry(t, false, "")
-	rig.MustRun(
-		t,
-		nil,
-		"push",
-		"--base=none",
-		"--insecure-registry="+s.Address,
-		qcow2,
-		s.Address+"/vm/fedora:42",
-	)
-	for name, set := range map[string]func(p *lyingProxy){
-		"cut":      func(p *lyingProxy) { p.cutAfter, p.cuts = 1<<20, 8 },
-		"busy":     func(p *lyingProxy) { p.busy = 3 },
-		"redirect": func(p *lyingProxy) { p.redirects, p.cutAfter, p.cuts = true, 3<<20, 3 },
-		"wrong":    func(p *lyingProxy) { p.flip = true },
-	} {
-		t.Run(name, func(t *testing.T) {
-			p := newLyingProxy(t, s.Address)
-			p.mu.Lock()
-			set(p)
-			p.mu.Unlock()
-			dir := t.TempDir()
-			dest := filepath.Join(dir, "a.raw")
-			r := rig.Run(
-				t,
-				nil,
-				"pull",
-				"--insecure-registry="+p.address,
-				p.address+"/vm/fedora:42",
-				dest,
-			)
-			if name != "wrong" {
-				require.Zero(t, r.Status, "%s", r)
-				sameFile(t, raw, dest)
-				return
-			}
-			require.Equal(t, 1, r.Status)
-			require.Contains(t, r.Output, "digest")
-			left, err := os.ReadDir(dir)
-			require.NoError(t, err)
-			require.Empty(t, left)
-		})
-	}
-}
-
 // TestRegistryBuildah fetches disks from images that buildah has built and pushed, with each
 // compression.
 func TestRegistryBuildah(t *testing.T) {
