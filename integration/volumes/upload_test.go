@@ -2,8 +2,6 @@ package volumes
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -40,92 +38,6 @@ func (v *volumeDaemon) ready(name string) api.Volume {
 	a := v.json(http.StatusOK, "GET", "/volume/"+name, "")
 	require.Equal(v.T, api.StateReady, a.Info.State)
 	return a
-}
-
-// TestUploadFormats: curl makes a volume from a file in each format and packing, and QEMU reads the
-// file's content. Files that are no longer needed are removed.
-func TestUploadFormats(t *testing.T) {
-	t.Parallel()
-	rig.Need(t, "curl", "gzip", "xz", "zstd", "qemu-img", rig.QEMUISCSI)
-	v := startVolumes(t, nil)
-	raw, _ := rig.MakeUpload(t, 24<<20)
-	image := filepath.Join(filepath.Dir(raw), "disk.qcow2")
-	rig.MakeQcow2(t, raw, image, "", true)
-	for _, pack := range []string{"gzip", "xz", "zstd"} {
-		rig.OK(t, pack, "-1", "-k", "-q", raw)
-		rig.OK(t, pack, "-1", "-k", "-q", image)
-	}
-	for i, file := range []string{raw, raw + ".gz", raw + ".xz", raw + ".zst", image,
-		image + ".gz", image + ".xz", image + ".zst"} {
-		name := fmt.Sprint("vm", i)
-		status, text := v.upload(file, name)
-		require.Equal(t, http.StatusCreated, status, "%s: %s", file, text)
-		a := v.ready(name)
-		require.EqualValues(t, 24<<20, a.Info.Size)
-		require.Contains(t, text, fmt.Sprint("lun: ", a.ISCSI.LUN))
-		rig.Same(t, raw, volumeURL(a))
-		status, text = v.upload(file, name)
-		require.Equal(t, http.StatusConflict, status, text)
-	}
-	v.Until("the images are gone", func() bool {
-		return !strings.Contains(strings.Join(files(t, v.home), "\n"), "upload")
-	})
-	require.Contains(t, v.Get("/metrics"),
-		`kubevirt_disk_uploads_ended_total{result="completed"} 8`)
-	v.Crash()
-	v.restart(t)
-	rig.Same(t, raw, volumeURL(v.ready("vm7")))
-}
-
-// TestUploadIntoVolume: a volume of a given size gets its data, and refuses more than it holds.
-func TestUploadIntoVolume(t *testing.T) {
-	t.Parallel()
-	rig.Need(t, "curl", "zstd", "qemu-io", rig.QEMUISCSI)
-	v := startVolumes(t, nil)
-	raw, content := rig.MakeUpload(t, 8<<20)
-	a := v.json(http.StatusAccepted, "PUT", "/volume/vm", "size: 16Mi\nfrom: {upload: true}")
-	require.Equal(t, api.StateAwaiting, a.Info.State)
-	v.json(http.StatusAccepted, "PUT", "/volume/small", "size: 4Mi\nfrom: {upload: true}")
-	before := v.Status().LUNs
-
-	sum := sha256.Sum256(content[1:])
-	wrong := base64.StdEncoding.EncodeToString(sum[:])
-	zeros := filepath.Join(t.TempDir(), "zeros.raw")
-	rig.Pattern(t, zeros, 64<<20, 0)
-	rig.OK(t, "zstd", "-q", zeros)
-	for _, refused := range []struct {
-		file, name string
-		status     int
-		args       []string
-	}{
-		{raw, "vm", 400, []string{"-H", "Content-Digest: sha-256=:" + wrong + ":"}},
-		{raw, "small", 413, nil},
-		{zeros + ".zst", "vm", 413, nil},
-		{"/etc/passwd", "vm", 422, nil},
-		{"/etc/passwd", "new", 422, nil},
-	} {
-		status, text := v.upload(refused.file, refused.name, refused.args...)
-		require.Equal(t, refused.status, status, text)
-		require.Contains(t, text, "error: ")
-	}
-	require.Equal(t, before, v.Status().LUNs, "no LUN appears")
-	require.NotContains(t, strings.Join(files(t, v.home), "\n"), "disk.img")
-	v.refusal(http.StatusNotFound, "GET", "/volume/new", "")
-
-	status, text := v.upload(raw, "vm", "-H", "Content-Digest: sha-256=:"+digestOf(content)+":")
-	require.Equal(t, http.StatusCreated, status, text)
-	url := volumeURL(v.ready("vm"))
-	require.EqualValues(t, 16<<20, v.ready("vm").Info.Size)
-	atDisk(t, url, "read -P 0 8M 8M", "write -P 5 12M 1M", "flush")
-	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm"))
-	status, text = v.upload(raw, "vm")
-	require.Equal(t, http.StatusCreated, status, text)
-	require.EqualValues(t, 8<<20, v.ready("vm").Info.Size)
-}
-
-func digestOf(p []byte) string {
-	sum := sha256.Sum256(p)
-	return base64.StdEncoding.EncodeToString(sum[:])
 }
 
 // sendPart begins a request and sends a part of its content.
