@@ -2,10 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
-	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"testing"
 	"time"
@@ -79,31 +75,6 @@ func TestProcfs(t *testing.T) {
 	require.Positive(t, stop())
 }
 
-// TestUntilComplete checks that the status is asked for until every LUN is complete, and that a bad
-// answer does not count.
-func TestUntilComplete(t *testing.T) {
-	answers := []string{`{"luns": []}`,
-		`{"luns": [{"copy": {"complete": true}}, {"copy": {"complete": false}}]}`,
-		`{"luns": [{"copy": {"complete": true}}]}`}
-	asked := 0
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		require.Equal(t, "/status", r.URL.Path)
-		fmt.Fprint(w, answers[min(asked, len(answers)-1)])
-		asked++
-	}))
-	defer server.Close()
-	address := server.Listener.Addr().String()
-	require.NoError(t, untilComplete(t.Context(), address))
-	require.Equal(t, len(answers), asked)
-
-	answers, asked = []string{"no page"}, 0
-	require.ErrorContains(t, untilComplete(t.Context(), address), "200 OK")
-	answers = []string{`{"luns": [{}]}`}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*completePoll)
-	defer cancel()
-	require.ErrorIs(t, untilComplete(ctx, address), context.DeadlineExceeded)
-}
-
 // TestExpandMeasures checks that one measurement fills every column of the tables.
 func TestExpandMeasures(t *testing.T) {
 	for try := 1; ; try++ {
@@ -121,52 +92,4 @@ func TestExpandMeasures(t *testing.T) {
 	}
 	_, err := expand(t.Context(), []string{"sh", "-c", "echo why; exit 1"}, t.TempDir()+"/raw")
 	require.ErrorContains(t, err, "why")
-}
-
-func TestFindOSImages(t *testing.T) {
-	dir := t.TempDir()
-	require.NoError(t, os.MkdirAll(dir+"/os", 0o755))
-	require.NoError(t, os.WriteFile(dir+"/os/zlib"+tenfold+".qcow2", nil, 0o644))
-	found := findOSImages(settings{cache: dir + "/bench"}, startImages...)
-	require.Equal(t, map[string]string{"zlib" + tenfold: dir + "/os/zlib" + tenfold + ".qcow2"},
-		found)
-}
-
-func TestFlags(t *testing.T) {
-	s, err := parse([]string{"-only", "expand", "-targets", "kubevirt-disk,tgtd", "-rounds", "1"})
-	require.NoError(t, err)
-	require.Equal(t, []string{"expand"}, s.only)
-	require.Equal(t, []string{"kubevirt-disk", "tgtd"}, s.targets)
-	for _, args := range [][]string{{"-only", "x"}, {"-loads", "("}, {"-targets", "x"},
-		{"-rounds", "0"}, {"-length", "1ms"}, {"x"}} {
-		_, err := parse(args)
-		require.Error(t, err, args)
-	}
-}
-
-func TestChosenLoads(t *testing.T) {
-	s, err := parse([]string{"-only", "load", "-loads", "4 KiB.*write, depth 32$"})
-	require.NoError(t, err)
-	chosen := s.chosen(generatorJobs(generatorLoads(1, lunSize)))
-	require.Len(t, chosen, 1)
-	require.Equal(t, "4 KiB random write, depth 32", chosen[0].name)
-	require.True(t, chosen[0].inside)
-	s, err = parse(nil)
-	require.NoError(t, err)
-	require.Len(t, s.chosen(clientJobs()), len(loads), "all loads by default")
-}
-
-func TestContent(t *testing.T) {
-	path := t.TempDir() + "/a/content"
-	const size = 3<<20 + 512
-	require.NoError(t, makeContent(path, size))
-	first, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Len(t, first, size)
-	require.NotEqual(t, make([]byte, size), first)
-	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{1}, size), 0o644))
-	require.NoError(t, makeContent(path, size))
-	kept, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, byte(1), kept[0], "a file of that size is kept")
 }

@@ -117,18 +117,3 @@ func TestWireGetsTheRestAtOnce(t *testing.T) {
 		require.Fail(t, "it waits for more than there is")
 	}
 }
-
-func TestGeneratorLoads(t *testing.T) {
-	seen := map[string]bool{}
-	for _, luns := range []int{1, manyLUNs} {
-		for _, j := range generatorJobs(generatorLoads(luns, 1<<30)) {
-			require.False(t, seen[j.name], "%s twice", j.name)
-			seen[j.name] = true
-		}
-	}
-	for _, name := range []string{"4 KiB random read, depth 32",
-		"256 KiB random write, depth 16, 4 sessions, digests",
-		"4 KiB random write, depth 32, 4 sessions, 64 LUNs"} {
-		require.True(t, seen[name], name)
-	}
-}

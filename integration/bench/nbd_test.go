@@ -176,64 +176,10 @@ func requireTools(t *testing.T, packageOf map[string]string) {
 	}
 }
 
-// smallExport returns the bytes from a server of 1 MiB: its greeting, and the greeting with the
-// default export after it.
-func smallExport() (greeting, export []byte) {
-	greeting = append([]byte("NBDMAGICIHAVEOPT"), 0, nbdFixedNewstyle|nbdNoZeroes)
-	return greeting, append(greeting[:len(greeting):len(greeting)], 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0)
-}
-
-// TestNBDFailures checks the errors for other servers, for NBD servers that fail, and for slow
-// ones.
-func TestNBDFailures(t *testing.T) {
-	load := generatorLoad{bytes: 4096, depth: 2, sessions: 1, luns: 1, size: 1 << 20,
-		step: coldStep}
-	greeting, export := smallExport()
-	for _, c := range []struct {
-		name string
-		says []byte
-		load func(*generatorLoad)
-		want string
-	}{
-		{name: "not NBD", says: []byte("HTTP/1.1 400 Bad Request"), want: "fixed newstyle"},
-		{name: "old", says: []byte("NBDMAGICIHAVEOPT\x00\x00"), want: "fixed newstyle"},
-		{name: "no export", says: greeting, want: "default export"},
-		{name: "another size", says: export, load: func(l *generatorLoad) { l.size *= 2 },
-			want: "exports 1048576 bytes"},
-		{name: "writes", load: func(l *generatorLoad) { l.write = true }, want: "only reads"},
-		{name: "failing", says: append(export[:len(export):len(export)],
-			"\x67\x44\x66\x98\x00\x00\x00\x05\x00\x00\x00\x00\x00\x00\x10\x00"...),
-			want: "a read at 4096 ended with error 5"},
-		{name: "confused", says: append(export[:len(export):len(export)],
-			make([]byte, nbdReplyLen)...), want: "begins with 0x0"},
-		{name: "ended", says: export, want: "EOF"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			socket := filepath.Join(t.TempDir(), "nbd")
-			l, err := net.Listen("unix", socket)
-			require.NoError(t, err)
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				nc, err := l.Accept()
-				if err != nil {
-					return
-				}
-				defer nc.Close()
-				_, _ = nc.Write(c.says) // the client may have left already
-				_ = nc.(*net.UnixConn).CloseWrite()
-				_, _ = io.Copy(io.Discard, nc) // until the client leaves
-			}()
-			with := load
-			if c.load != nil {
-				c.load(&with)
-			}
-			_, err = generate(t.Context(), with, nbdScheme+socket, 10*time.Millisecond)
-			require.ErrorContains(t, err, c.want)
-			l.Close()
-			<-ended
-		})
-	}
+// smallExport returns the bytes from a server of 1 MiB: its greeting, and the default export.
+func smallExport() []byte {
+	greeting := append([]byte("NBDMAGICIHAVEOPT"), 0, nbdFixedNewstyle|nbdNoZeroes)
+	return append(greeting, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0)
 }
 
 // TestLoadEndsWithItsLastByte checks that a load ends only when everything from the server has
@@ -253,10 +199,9 @@ func TestLoadEndsWithItsLastByte(t *testing.T) {
 			return
 		}
 		defer nc.Close()
-		_, export := smallExport()
 		reply := append(binary.BigEndian.AppendUint32(nil, nbdReplyMagic),
 			make([]byte, nbdReplyLen-4+4096)...)
-		_, err = nc.Write(export)
+		_, err = nc.Write(smallExport())
 		if err == nil {
 			_, err = io.ReadFull(nc, make([]byte, 20+28)) // the answer and a request
 		}

@@ -54,14 +54,3 @@ func TestVhost(t *testing.T) {
 	require.Positive(t, r.Servers)
 	require.Zero(t, zeroes(raws[0]), "all of the file is written")
 }
-
-// TestRunningServer: a server that somebody else has started is named with its process.
-func TestRunningServer(t *testing.T) {
-	var v vhostServer
-	require.NoError(t, v.running("/run/a.sock,/run/b.sock,12"))
-	require.Equal(t, []string{"/run/a.sock", "/run/b.sock"}, v.sockets)
-	require.Equal(t, []int{12}, v.pids)
-	for _, wrong := range []string{"", "12", "/run/a.sock", "/run/a.sock,pid"} {
-		require.ErrorContains(t, v.running(wrong), "must be SOCKET")
-	}
-}
