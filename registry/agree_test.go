@@ -103,6 +103,8 @@ func TestOneDigestOneDisk(t *testing.T) {
 			files: []indexFile{fileIn("disk/a.raw", both, good)}, content: good}, true},
 		"right, an artifact": {madeIndex{layers: [][]byte{good}, plain: true,
 			files: []indexFile{fileIn("disk/a.raw", good, good)}, content: good}, true},
+		"right, of what a layer above replaces": {madeIndex{layers: [][]byte{other},
+			files: []indexFile{fileIn("disk/a.raw", other, evil)}, content: evil, above: one}, true},
 		"the place of another file": {madeIndex{layers: [][]byte{both},
 			files: []indexFile{fileIn("disk/a.raw", both, evil)}, content: evil}, false},
 		"another name": {madeIndex{layers: [][]byte{one},

@@ -144,7 +144,10 @@ func TestArtifactsOfOthers(t *testing.T) {
 			l := s.Add(zstandard(t, [][]byte{raw, other}[i]))
 			l.MediaType = mediaDisk + "raw+zstd"
 			l.Annotations = map[string]string{"io.kubevirt.disk.name": name,
-				"io.kubevirt.disk.size": "2Mi", "org.opencontainers.image.title": name + ".raw.zst"}
+				"io.kubevirt.disk.size": "2Mi"}
+			if len(names) > 1 {
+				l.Annotations["org.opencontainers.image.title"] = name + ".raw.zst"
+			}
 			layers = append(layers, l)
 		}
 		config := s.Add([]byte(`{"kind": "VirtualMachine"}`))

@@ -291,55 +291,6 @@ func TestPullLate(t *testing.T) {
 	require.True(t, bytes.Equal(content, got))
 }
 
-// TestPullArtifact fetches a disk artifact of KubeVirt: a compressed disk without a tar archive.
-func TestPullArtifact(t *testing.T) {
-	content := noise(8, 5<<20)
-	s := store{}
-	layer := s.Add(zstandard(t, content))
-	layer.MediaType = "application/vnd.kubevirt.disk.raw+zstd"
-	layer.Annotations = map[string]string{"io.kubevirt.disk.name": "rootdisk"}
-	m := v1.Manifest{
-		SchemaVersion: 2,
-		MediaType:     types.OCIManifestSchema1,
-		Config:        s.Add([]byte("{}")),
-		Layers:        []v1.Descriptor{layer},
-		ArtifactType:  "application/vnd.kubevirt.disk",
-	}
-	ref := layoutOf(t, s, s.Manifest(t, m))
-	dir, err := pull(t, ref, PullOptions{})
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", content)
-	dir = t.TempDir()
-	_, _, err = newClient(t, transport.Options{}).Pull(t.Context(), ref, dir,
-		PullOptions{})
-	require.NoError(t, err)
-	onlyFile(t, dir, "rootdisk.raw", content)
-}
-
-// TestPullWrongBytes: a layer with the wrong digest leaves nothing.
-func TestPullWrongBytes(t *testing.T) {
-	for name, pack := range map[string]func(testing.TB, []byte) []byte{
-		"plain": func(_ testing.TB, p []byte) []byte { return p }, "gzip": gzipped,
-		"zstd": zstandard,
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := store{}
-			layer := pack(t, tarOf(t, tarFile{Name: "disk/a.img", Content: noise(9, 1<<20)}))
-			desc := s.Image(t, layer)
-			for digest, content := range s {
-				if bytes.Equal(content, layer) {
-					wrong := bytes.Clone(content)
-					wrong[len(wrong)/2] ^= 1
-					s[digest] = wrong
-				}
-			}
-			dir, err := pull(t, layoutOf(t, s, desc), PullOptions{})
-			require.Error(t, err)
-			emptyDir(t, dir)
-		})
-	}
-}
-
 // TestPullKeeps: an existing file stays unless it should be replaced, even if that fails.
 func TestPullKeeps(t *testing.T) {
 	s := store{}

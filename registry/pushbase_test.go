@@ -121,14 +121,3 @@ func TestLUNsOfBuiltImage(t *testing.T) {
 		})
 	}
 }
-
-// TestPullPathBuiltUpon: pull --path does not believe an index below a layer that the index does
-// not know.
-func TestPullPathBuiltUpon(t *testing.T) {
-	l, replaced := builtUpon(t)
-	dir := t.TempDir()
-	_, _, err := newClient(t, l.options()).Pull(t.Context(), l.ref(t, "vm/a:1"), dir,
-		PullOptions{Path: "a.raw"})
-	require.NoError(t, err)
-	onlyFile(t, dir, "a.raw", replaced)
-}

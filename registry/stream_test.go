@@ -346,40 +346,6 @@ func TestStreamWrongLayer(t *testing.T) {
 	require.Empty(t, files)
 }
 
-// builtUpon is an image with an index, and a layer on top that replaces its disk a.raw.
-func builtUpon(t testing.TB) (l *lying, replaced []byte) {
-	file := filepath.Join(t.TempDir(), "a.raw")
-	require.NoError(t, os.WriteFile(file, noise(1, 1<<20), 0o644))
-	m := newMemory(t)
-	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"),
-		PushOptions{Base: BaseNone})
-	require.NoError(t, err)
-	r, err := m.client(t).Resolve(t.Context(), m.ref(t, "vm/a:1"))
-	require.NoError(t, err)
-	l = newLying(t)
-	manifest := *r.Manifest
-	for _, desc := range manifest.Layers {
-		b, err := r.Source.Blob(desc)
-		require.NoError(t, err)
-		content, err := io.ReadAll(b.Verified(t.Context()))
-		require.NoError(t, err)
-		l.Add(content)
-	}
-	replaced = noise(2, 1<<20)
-	manifest.Layers = append(manifest.Layers,
-		l.Add(tarOf(t, tarFile{Name: "disk/a.raw", Content: replaced})))
-	l.Tags["1"] = l.Manifest(t, manifest)
-	return l, replaced
-}
-
-// TestStreamBuiltUpon: an index is not believed if somebody has added a layer on top of it.
-func TestStreamBuiltUpon(t *testing.T) {
-	l, replaced := builtUpon(t)
-	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
-	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.raw")
-	require.True(t, bytes.Equal(replaced, contentOf(t, img)))
-}
-
 // TestStreamOpensBesideAFetch: while one disk waits for the registry, others open, and the stream
 // tells about itself.
 func TestStreamOpensBesideAFetch(t *testing.T) {

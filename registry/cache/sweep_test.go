@@ -3,7 +3,6 @@ package cache
 import (
 	"bytes"
 	"context"
-	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -200,41 +199,6 @@ func FuzzSegment(f *testing.F) {
 			require.False(t, s.load(i, p))
 		}
 	})
-}
-
-// BenchmarkRead compares reads of 4 KiB of cached data with reads of a plain file.
-func BenchmarkRead(b *testing.B) {
-	const size = 8 * segmentSize
-	c := openCache(b, b.TempDir(), Options{})
-	blob := openBlob(b, c, size, new(far))
-	requireRead(b, blob, 0, size)
-	plain, err := os.Create(filepath.Join(b.TempDir(), "plain"))
-	require.NoError(b, err)
-	defer plain.Close()
-	_, err = plain.Write(contentAt(0, size))
-	require.NoError(b, err)
-	ctx := context.Background()
-	for _, candidate := range []struct {
-		name string
-		read func(p []byte, off int64) (int, error)
-	}{
-		{"cache", func(p []byte, off int64) (int, error) { return blob.ReadAt(ctx, p, off) }},
-		{"file", plain.ReadAt},
-	} {
-		b.Run(candidate.name, func(b *testing.B) {
-			b.ReportAllocs()
-			b.SetBytes(4096)
-			b.RunParallel(func(pb *testing.PB) {
-				p := make([]byte, 4096)
-				for pb.Next() {
-					if _, err := candidate.read(p, rand.Int64N(size/4096)*4096); err != nil {
-						b.Error(errors.New("read failed"), err)
-						return
-					}
-				}
-			})
-		})
-	}
 }
 
 // TestOthersCount: other things in the directory count towards its size. They are removed when they
