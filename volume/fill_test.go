@@ -149,19 +149,3 @@ func TestUploadAndDeletion(t *testing.T) {
 	require.NoError(t, fill.Undo(t.Context()))
 	require.Empty(t, m.List())
 }
-
-// TestDeleteEndsUploads: with force, Delete ends the upload first.
-func TestDeleteEndsUploads(t *testing.T) {
-	m := start(t, t.TempDir(), newFake())
-	_, _, err := m.Put(t.Context(), "vm1", upload)
-	require.NoError(t, err)
-	fill, _, err := m.Fill(t.Context(), "vm1", false)
-	require.NoError(t, err)
-	go func() {
-		<-fill.Context().Done()
-		fill.Release()
-	}()
-	require.NoError(t, m.Delete(t.Context(), "vm1", true))
-	require.Empty(t, m.List())
-	refused(t, api.CodeNotFound, fill.Complete(t.Context(), ""))
-}

@@ -158,6 +158,10 @@ func TestUnknownFilesSayWhatToDo(t *testing.T) {
 		{"disk.qcow2", "\x01\x02\x03", "does not begin with a qcow2 header"},
 		{"disk.raw", "", "is empty"},
 		{"grüße.txt", "grüße\n", "is a text file"},
+		{"8 bits", "gr\xfc\xdfe\n", "is a text file"},
+		{"UTF-16", "\xff\xfef\x00\xfc\x00r\x00 \x00a\x00", "is a text file"},
+		{"cut in a character", strings.Repeat("x", 4095) + "\xe2", "is a text file"},
+		{"colours", "\x1b[1mboot\x1b[0m\n", "is a text file"},
 	} {
 		require.Contains(t, refuseUnknown(c.name, []byte(c.head), useFound).Explain(), c.want,
 			c.name)

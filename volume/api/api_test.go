@@ -87,21 +87,3 @@ func TestDifferences(t *testing.T) {
 	require.ErrorContains(t, err,
 		`its from is nothing, and not the disk "d" of r/n:t, its block-size is 512, and not 4096`)
 }
-
-func FuzzSpec(f *testing.F) {
-	f.Add([]byte(`{"size":"1Gi","from":{"image":"a"},"copy":{"mode":"clone"}}`))
-	f.Fuzz(func(t *testing.T, text []byte) {
-		var s Spec
-		if json.Unmarshal(text, &s) != nil {
-			return
-		}
-		r, err := s.Resolved()
-		if err != nil {
-			return
-		}
-		again, err := r.Resolved()
-		require.NoError(t, err)
-		require.Empty(t, Differences(r, again))
-		require.GreaterOrEqual(t, int64(r.Size), int64(0))
-	})
-}

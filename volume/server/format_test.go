@@ -72,7 +72,8 @@ func TestLoopbackHost(t *testing.T) {
 	}
 }
 
-// FuzzSpec: every request is understood or refused, quickly.
+// FuzzSpec: every request is understood or refused, quickly. What it means is the same when it is
+// completed once more.
 func FuzzSpec(f *testing.F) {
 	f.Add([]byte("size: 20Gi\nfrom: {image: a}\ncopy: {mode: clone}\n"), false)
 	f.Add([]byte(`{"size": 512, "pvc": {"claimname": "c"}}`), true)
@@ -90,6 +91,13 @@ func FuzzSpec(f *testing.F) {
 			require.False(t, strings.HasPrefix(err.Error(), "json: "), err.Error())
 			return
 		}
-		_, _ = spec.Resolved()
+		r, err := spec.Resolved()
+		if err != nil {
+			return
+		}
+		again, err := r.Resolved()
+		require.NoError(t, err)
+		require.Empty(t, api.Differences(r, again))
+		require.GreaterOrEqual(t, int64(r.Size), int64(0))
 	})
 }

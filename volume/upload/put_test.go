@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -123,21 +122,12 @@ func TestRefusedContent(t *testing.T) {
 			"more than 2 times"},
 		"gzip, zeros and more": {append(append(bytes.Clone(packs["gzip"]), 0, 0), "x"...), 422,
 			"zeros"},
-		"frames that zstd skips": {skippable(600), 422, "is empty"},
-		"a page of another time": {sectors("<HTML>\r\n<p>Nicht verf\xfcgbar</p>"), 422, "HTML"},
-		"an error in XML": {sectors("\ufeff <?xml version='1.0'?>\n<Error>no</Error>"), 422,
-			"XML"},
-		"an error in JSON": {sectors("{\"error\": \"not found\"}"), 422, "JSON"},
-		"a list in JSON":   {sectors("[ {\"code\": \"DENIED\"}]"), 422, "JSON"},
-		"a text of 8 bits": {sectors("f\xfcr alle\n"), 422, "text"},
-		"a text in UTF-16": {sectors("\xff\xfef\x00\xfc\x00r\x00 \x00a\x00"), 422, "text"},
-		"a text that is cut in a character": {sectors(strings.Repeat("x", 4095) + "\u20ac"), 422,
-			"text"},
-		"a log with colours": {sectors("\x1b[1mboot\x1b[0m\n"), 422, "text"},
-		"an answer with its header": {append([]byte("HTTP/1.1 200 OK\r\n\r\n"),
-			raw[:len(raw)-19]...), 422, "header"},
-		"a form": {append([]byte("--x\r\nContent-Disposition: form-data; name=a\r\n\r\n"),
-			raw...), 422, "form"},
+		"frames that zstd skips":    {skippable(600), 422, "is empty"},
+		"a text of many sectors":    {bytes.Repeat([]byte("no disk\n"), 512<<4), 422, "text"},
+		"xz that needs much memory": {packtest.XzNeeding(raw, 25), 422, "memory"},
+		// A frame with a window of 3.75 TiB (RFC 8878 3.1.1.1.2).
+		"zstd that needs much memory": {append([]byte{0x28, 0xb5, 0x2f, 0xfd, 0, 0xff, 1, 0, 0},
+			make([]byte, 8<<10)...), 422, "MiB of memory"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -161,14 +151,6 @@ func TestRefusedContent(t *testing.T) {
 func skippable(n int) []byte {
 	return append(binary.LittleEndian.AppendUint32([]byte("\x5e\x2a\x4d\x18"), uint32(n)),
 		make([]byte, n)...)
-}
-
-// sectors repeats a text as long as a raw disk could be.
-func sectors(text string) []byte {
-	if odd := len(text) % 2; odd == 1 {
-		text += " "
-	}
-	return []byte(strings.Repeat(text, 512*16))[:len(text)*512*16]
 }
 
 // TestPaddedAndSkipped: what gzip and zstd unpack is unpacked here: files of pzstd, whose frames
