@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/image"
 )
 
 // asidesOf returns the directories of the disks that were set aside.
@@ -125,62 +126,48 @@ func TestNothingThatAGuestWroteIsRemoved(t *testing.T) {
 	}
 }
 
-// TestADiskThatIsMissingIsNotMadeAgain: a disk that was there once is refused until it is back.
+// TestADiskThatIsMissingIsNotMadeAgain: a disk that was there once is refused until it is back, also
+// when there is no hash of its image yet, as with a far image, or no image at all.
 func TestADiskThatIsMissingIsNotMadeAgain(t *testing.T) {
-	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
-	for name, opt := range map[string]Options{
-		"named":      {WorkDir: t.TempDir(), Leftovers: LeftoversKeep},
-		"persistent": {PersistentDir: t.TempDir()},
-	} {
-		for _, mode := range []CopyMode{CopyOnWrite, CopyClone} {
-			t.Run(name+"/"+string(mode), func(t *testing.T) {
-				opt.Mode = mode
-				inst, _ := start(t, path, opt)
-				inst.copies.done.Wait()
-				_, err := inst.WriteAt(t.Context(), filetest.Block('w', 512), 0)
-				require.NoError(t, err)
-				require.NoError(t, inst.Close())
-				require.NoError(t, os.Rename(inst.path, inst.path+"-away"))
-				for range 2 {
-					_, err = Open(t.Context(), openGood(t, path), opt)
-					require.ErrorContains(t, err, "is missing, and was there at an earlier start")
-					require.NoFileExists(t, inst.path)
-				}
-				require.NoError(t, os.Rename(inst.path+"-away", inst.path))
-				again, _ := start(t, path, opt)
-				require.Equal(t, inst.Identity, again.Identity)
-				require.Equal(t, filetest.Block('w', 512), filetest.ReadAll(t, again, 512))
-				require.NoError(t, again.Close())
-			})
-		}
-	}
-}
-
-// TestADiskThatIsMissingIsKnownFromItsFirstMoment: there is no hash of its image yet, as with a far
-// image; or no image at all.
-func TestADiskThatIsMissingIsKnownFromItsFirstMoment(t *testing.T) {
 	content := filetest.Sample(1<<20, 1)
-	for name, opt := range map[string]Options{
-		"named":      {WorkDir: t.TempDir(), Leftovers: LeftoversKeep},
-		"persistent": {PersistentDir: t.TempDir()},
-	} {
-		for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead} {
-			t.Run(name+"/"+string(mode), func(t *testing.T) {
-				opt.Mode = mode
-				inst, _ := startFar(t, content, "sha256:1", opt)
-				_, err := inst.WriteAt(t.Context(), filetest.Block('w', 512), 0)
-				require.NoError(t, err)
-				require.NoError(t, inst.Close())
-				require.NoError(t, os.Rename(inst.path, inst.path+"-away"))
-				img, _ := openFar(t, content, "sha256:1")
-				_, err = Open(t.Context(), img, opt)
-				require.ErrorContains(t, err, "is missing, and was there at an earlier start")
-				require.NoError(t, os.Rename(inst.path+"-away", inst.path))
-				again, _ := startFar(t, content, "sha256:1", opt)
-				require.Equal(t, inst.Identity, again.Identity)
-				require.Equal(t, filetest.Block('w', 512), filetest.ReadAll(t, again, 512))
-				require.NoError(t, again.Close())
-			})
+	path := filetest.Put(t, t.TempDir(), "a.raw", content, 0)
+	images := map[string]func(t *testing.T) *image.Image{
+		"near": func(t *testing.T) *image.Image { return openGood(t, path) },
+		"far": func(t *testing.T) *image.Image {
+			img, _ := openFar(t, content, "sha256:1")
+			return img
+		},
+	}
+	for where, open := range images {
+		for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
+			for name, opt := range map[string]Options{
+				"named":      {WorkDir: t.TempDir(), Leftovers: LeftoversKeep},
+				"persistent": {PersistentDir: t.TempDir()},
+			} {
+				t.Run(where+"/"+string(mode)+"/"+name, func(t *testing.T) {
+					opt.Mode = mode
+					inst, err := Open(t.Context(), open(t), opt)
+					require.NoError(t, err)
+					if where == "near" {
+						inst.copies.done.Wait()
+					}
+					_, err = inst.WriteAt(t.Context(), filetest.Block('w', 512), 0)
+					require.NoError(t, err)
+					require.NoError(t, inst.Close())
+					require.NoError(t, os.Rename(inst.path, inst.path+"-away"))
+					for range 2 {
+						_, err = Open(t.Context(), open(t), opt)
+						require.ErrorContains(t, err, "is missing, and was there at an earlier start")
+						require.NoFileExists(t, inst.path)
+					}
+					require.NoError(t, os.Rename(inst.path+"-away", inst.path))
+					again, err := Open(t.Context(), open(t), opt)
+					require.NoError(t, err)
+					require.Equal(t, inst.Identity, again.Identity)
+					require.Equal(t, filetest.Block('w', 512), filetest.ReadAll(t, again, 512))
+					require.NoError(t, again.Close())
+				})
+			}
 		}
 	}
 	t.Run("brought along", func(t *testing.T) {

@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/disktest/sourcetest"
 	"kubevirt.io/disk/disk/image"
@@ -170,17 +169,4 @@ func TestFarImageIsNotServedInPlace(t *testing.T) {
 		Options{Mode: CopyNone, WorkDir: t.TempDir(), Log: zap.NewNop()})
 	require.ErrorAs(t, err, new(*UnsupportedModeError))
 	require.ErrorContains(t, err, "not a file of this machine")
-}
-
-// TestDisksOverFarImages runs the suite of all disks.
-func TestDisksOverFarImages(t *testing.T) {
-	for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
-		t.Run(string(mode), func(t *testing.T) {
-			disktest.Run(t, func(t *testing.T) disk.Disk {
-				opt := Options{Mode: mode, WorkDir: t.TempDir()}
-				inst, _ := startFar(t, filetest.Sample(3<<20, 1), "sha256:1", opt)
-				return inst.Disk
-			})
-		})
-	}
 }

@@ -142,10 +142,12 @@ func TestReadsAreKeptInOneMode(t *testing.T) {
 // TestLargeImageInASmallDirectory: only a mode that copies everything needs space for everything.
 func TestLargeImageInASmallDirectory(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(3<<20, 1), 0)
-	_, err := Open(t.Context(), openGood(t, path),
-		Options{WorkDir: filetest.TinyFS(t, "1m"), Mode: CopyClone})
-	var space *image.SpaceError
-	require.ErrorAs(t, err, &space)
+	small := filetest.TinyFS(t, "1m")
+	_, err := Open(t.Context(), openGood(t, path), Options{WorkDir: small, Mode: CopyClone})
+	require.ErrorAs(t, err, new(*image.SpaceError))
+	entries, err := os.ReadDir(small)
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "only the directory with the lock")
 	for _, mode := range []CopyMode{CopyOnRead, CopyOnWrite} {
 		inst, _ := start(t, path, Options{WorkDir: filetest.TinyFS(t, "1m"), Mode: mode})
 		require.EqualValues(t, 3<<20, inst.Size())

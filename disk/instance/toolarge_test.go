@@ -59,18 +59,6 @@ func TestFilesThatAreTooLarge(t *testing.T) {
 	require.False(t, again.Grown)
 }
 
-// TestCloneThatDoesNotFit: a clone that cannot fit is refused before anything is made.
-func TestCloneThatDoesNotFit(t *testing.T) {
-	small := filetest.TinyFS(t, "1m")
-	img := openGood(t, filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(5, 3<<20), 0))
-	_, err := Open(t.Context(), img, Options{WorkDir: small})
-	var space *image.SpaceError
-	require.ErrorAs(t, err, &space)
-	entries, err := os.ReadDir(small)
-	require.NoError(t, err)
-	require.Len(t, entries, 1, "only the directory with the lock")
-}
-
 // TestCancelledStartLeavesNothing: a cancelled start leaves no disk.
 func TestCancelledStartLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
