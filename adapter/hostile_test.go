@@ -195,16 +195,6 @@ func TestWhiteoutOfWhatIsUsed(t *testing.T) {
 	}
 }
 
-// TestManyLinks gives a file more names than it may have.
-func TestManyLinks(t *testing.T) {
-	items := []item{file("f", "")}
-	for i := range 65001 {
-		items = append(items, link('1', fmt.Sprint(i), "f"))
-	}
-	_, err := Build(context.Background(), imageOf(layerOf(t, items...)), t.TempDir(), Options{})
-	require.ErrorContains(t, err, "it has 65000 names already")
-}
-
 // TestDeepTree has a directory in a directory, and so on, deeper than a path can say.
 func TestDeepTree(t *testing.T) {
 	deep := strings.Repeat("d/", 1000)

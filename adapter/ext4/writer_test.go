@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"maps"
-	"math/rand/v2"
-	"slices"
 	"strings"
 	"testing"
 
@@ -192,49 +189,6 @@ func TestFileOfManyGroups(t *testing.T) {
 		must(w.Create(Root, "large", Attr{Mode: 0o644}, &sparse{size: 43 << 30, step: 64 << 10}))
 	})
 	require.Greater(t, w.Size(), int64(43<<30))
-}
-
-func TestRandomLevels(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, 2))
-	d, w := newDisk(t), New()
-	dirs := []Inode{Root}
-	files := make(map[string]string)
-	paths := map[Inode]string{Root: ""}
-	for range 6 {
-		d.level(w, func() {
-			for i := range 200 {
-				dir := dirs[r.IntN(len(dirs))]
-				name := fmt.Sprintf("%d-%d", w.Level(), i)
-				switch r.IntN(10) {
-				case 0:
-					sub := must(w.Mkdir(dir, name, Attr{Mode: 0o755}))
-					dirs = append(dirs, sub)
-					paths[sub] = paths[dir] + "/" + name
-				case 1:
-					if all := slices.Sorted(maps.Keys(files)); len(all) > 0 {
-						path := all[r.IntN(len(all))]
-						slash := strings.LastIndexByte(path, '/')
-						for n, p := range paths {
-							if p == path[:slash] {
-								require.NoError(t, w.Remove(n, path[slash+1:]))
-							}
-						}
-						delete(files, path)
-					}
-				default:
-					p := make([]byte, r.IntN(20000))
-					for i := range p {
-						p[i] = byte('a' + r.IntN(26))
-					}
-					must(w.Create(dir, name, Attr{Mode: 0o644}, bytes.NewReader(p)))
-					files[paths[dir]+"/"+name] = string(p)
-				}
-			}
-		})
-	}
-	for path, content := range files {
-		require.Equal(t, content, d.cat(path), path)
-	}
 }
 
 func TestLevelsDependOnWhatWasDone(t *testing.T) {

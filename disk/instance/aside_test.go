@@ -126,8 +126,8 @@ func TestNothingThatAGuestWroteIsRemoved(t *testing.T) {
 	}
 }
 
-// TestADiskThatIsMissingIsNotMadeAgain: a disk that was there once is refused until it is back, also
-// when there is no hash of its image yet, as with a far image, or no image at all.
+// TestADiskThatIsMissingIsNotMadeAgain: a disk that was there once is refused until it is back. So
+// is one without a hash of its image yet, as with a far image, or without any image.
 func TestADiskThatIsMissingIsNotMadeAgain(t *testing.T) {
 	content := filetest.Sample(1<<20, 1)
 	path := filetest.Put(t, t.TempDir(), "a.raw", content, 0)
@@ -157,7 +157,7 @@ func TestADiskThatIsMissingIsNotMadeAgain(t *testing.T) {
 					require.NoError(t, os.Rename(inst.path, inst.path+"-away"))
 					for range 2 {
 						_, err = Open(t.Context(), open(t), opt)
-						require.ErrorContains(t, err, "is missing, and was there at an earlier start")
+						require.ErrorContains(t, err, "is missing, and was there at an earlier")
 						require.NoFileExists(t, inst.path)
 					}
 					require.NoError(t, os.Rename(inst.path+"-away", inst.path))
