@@ -115,8 +115,7 @@ func TestLikeQEMU(t *testing.T) {
 // compare compares an image with what qemu-img makes of it, and with how it begins.
 func compare(t *testing.T, dir string, format Format, qemu string, begins []byte) {
 	filetest.QemuImg(t, dir, "convert", "-f", qemu, "-O", "raw", "image", "want")
-	want, err := os.ReadFile(filepath.Join(dir, "want"))
-	require.NoError(t, err)
+	want := filetest.Content(t, filepath.Join(dir, "want"))
 	im := openFile(t, format, filepath.Join(dir, "image"))
 	got := content(t, im)
 	require.True(t, bytes.Equal(want, got))

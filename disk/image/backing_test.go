@@ -99,9 +99,7 @@ func TestBackingChainDepthAndContent(t *testing.T) {
 	require.Equal(t, BackingInfo{Name: "0", Format: FormatRaw, FormatSource: SourceContent,
 		VirtualSize: 1 << 20, FileSize: 1 << 20},
 		img.Info().BackingChain[maxBackingDepth-1])
-	p := make([]byte, 8192)
-	_, err = img.ReadAt(t.Context(), p, 0)
-	require.NoError(t, err)
+	p := filetest.Read(t, img, 0, 8192)
 	require.Equal(t, append(filetest.Block('0', 4096), make([]byte, 4096)...), p)
 	require.Less(t, img.Info().AllocatedSize, int64(1<<20),
 		"holes of the raw backing file are holes")
@@ -135,9 +133,7 @@ func TestBackingFilesInSubdirectories(t *testing.T) {
 	images, err := ScanDir(dir, Options{})
 	require.NoError(t, err)
 	require.Len(t, images, 1)
-	p := make([]byte, 4096)
-	_, err = images[0].ReadAt(t.Context(), p, 0)
-	require.NoError(t, err)
+	p := filetest.Read(t, images[0], 0, 4096)
 	require.Equal(t, filetest.Block('r', 4096), p)
 	names(images)
 }
@@ -153,9 +149,7 @@ func TestBackingFilesOfAnotherSize(t *testing.T) {
 			filetest.OverlayOn(t, dir, "top.qcow2", "base.raw", "raw")
 			img := openImage(t, filepath.Join(dir, "top.qcow2"))
 			want := append(base, make([]byte, 1<<20)...)[:1<<20]
-			got := make([]byte, 1<<20)
-			_, err := img.ReadAt(t.Context(), got, 0)
-			require.NoError(t, err)
+			got := filetest.Read(t, img, 0, 1<<20)
 			require.True(t, bytes.Equal(want, got))
 			require.LessOrEqual(t, img.use.total(), min(int64(size), 1<<20)+4096)
 		})

@@ -219,8 +219,7 @@ func FuzzDetect(f *testing.F) {
 func TestQcow2ThatIsNotServed(t *testing.T) {
 	dir := t.TempDir()
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "good.qcow2", "1M")
-	good, err := os.ReadFile(filepath.Join(dir, "good.qcow2"))
-	require.NoError(t, err)
+	good := filetest.Content(t, filepath.Join(dir, "good.qcow2"))
 	edited := func(name string, at int, to byte) {
 		p := bytes.Clone(good)
 		p[at] = to
@@ -239,7 +238,7 @@ func TestQcow2ThatIsNotServed(t *testing.T) {
 		"first.qcow2":   `cannot be served: its version 1 is not supported, and versions 2 and 3 are; convert it with "qemu-img convert -f qcow -O qcow2"`,
 	}, scanErrors(t, dir))
 	var unreadable *Error
-	err = refuseQcow2("disk.qcow2", fmt.Errorf("reading the header: %w", unix.EIO))
+	err := refuseQcow2("disk.qcow2", fmt.Errorf("reading the header: %w", unix.EIO))
 	require.ErrorAs(t, err, &unreadable)
 	require.Equal(t, "cannot be read: reading the header: input/output error", unreadable.Explain())
 	require.True(t, unreadable.unreadable())

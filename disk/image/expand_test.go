@@ -49,8 +49,7 @@ func TestConvert(t *testing.T) {
 			out := filepath.Join(dir, "out.raw")
 			var p Progress
 			require.NoError(t, Convert(t.Context(), img, out, &p))
-			got, err := os.ReadFile(out)
-			require.NoError(t, err)
+			got := filetest.Content(t, out)
 			require.True(t, bytes.Equal(want, got))
 			require.True(t, p.Finished())
 			require.EqualValues(t, len(want), p.Done())
@@ -79,8 +78,7 @@ func TestConvertOfAChainWithHoles(t *testing.T) {
 	out := filepath.Join(dir, "out.raw")
 	require.NoError(t, Convert(t.Context(), img, out, nil))
 	require.EqualValues(t, 1<<20, filetest.Allocated(t, out))
-	got, err := os.ReadFile(out)
-	require.NoError(t, err)
+	got := filetest.Content(t, out)
 	require.True(t, bytes.Equal(base, got))
 }
 
@@ -125,20 +123,17 @@ func TestConvertDestinations(t *testing.T) {
 	// As a download that was never renamed.
 	unfinished := filepath.Join(dir, "disk.img"+durable.PartialSuffix)
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", unfinished, "1M")
-	before, err := os.ReadFile(unfinished)
-	require.NoError(t, err)
+	before := filetest.Content(t, unfinished)
 	require.ErrorContains(t, Convert(t.Context(), openImage(t, unfinished),
 		filepath.Join(dir, "disk.img"), nil), `is the image "disk.img.partial" itself`)
-	after, err := os.ReadFile(unfinished)
-	require.NoError(t, err)
+	after := filetest.Content(t, unfinished)
 	require.True(t, bytes.Equal(before, after), "the image is not touched")
 
 	// A file that a killed process left is taken over, and an older result is replaced.
 	out := filetest.Put(t, dir, "out.raw", filetest.Block(9, 5<<20), 0)
 	filetest.Put(t, dir, "out.raw"+durable.PartialSuffix, filetest.Block(8, 5<<20), 0)
 	require.NoError(t, Convert(t.Context(), img, out, nil))
-	got, err := os.ReadFile(out)
-	require.NoError(t, err)
+	got := filetest.Content(t, out)
 	require.True(t, bytes.Equal(append([]byte("base"), make([]byte, 1<<20-4)...), got))
 
 	// One that is being written is left alone.
@@ -210,9 +205,7 @@ func TestNotEnoughSpaceIsFoundOutFirst(t *testing.T) {
 	for _, part := range []string{small, "3145728", fmt.Sprint(space.Available), "disk.raw"} {
 		require.Contains(t, err.Error(), part)
 	}
-	entries, err := os.ReadDir(small)
-	require.NoError(t, err)
-	require.Empty(t, entries)
+	filetest.Empty(t, small)
 
 	// A file that is full of stored zeros, as container layers make of a sparse one, does fit.
 	zeros := openImage(t, filetest.Put(t, dir, "zeros.raw",
@@ -239,9 +232,7 @@ func TestFileSystemThatFillsUpMeanwhile(t *testing.T) {
 	require.ErrorAs(t, err, &space)
 	require.ErrorIs(t, err, disk.ErrNoSpace)
 	require.Contains(t, err.Error(), small)
-	entries, err := os.ReadDir(small)
-	require.NoError(t, err)
-	require.Empty(t, entries)
+	filetest.Empty(t, small)
 }
 
 func TestProgressFields(t *testing.T) {

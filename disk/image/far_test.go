@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"math"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"sync/atomic"
 	"testing"
@@ -30,8 +29,7 @@ type files map[string]*sourcetest.Far
 func load(t testing.TB, dir string, opt sourcetest.Options, names ...string) files {
 	all := files{}
 	for _, name := range names {
-		content, err := os.ReadFile(filepath.Join(dir, name))
-		require.NoError(t, err)
+		content := filetest.Content(t, filepath.Join(dir, name))
 		all[name] = sourcetest.New(content, opt)
 	}
 	return all
@@ -131,15 +129,12 @@ func TestFarImages(t *testing.T) {
 			random := rand.New(rand.NewPCG(3, 3))
 			for range 100 {
 				off := random.Int64N(size)
-				p := make([]byte, 1+random.Int64N(min(size-off, 300<<10)))
-				_, err := far.ReadAt(t.Context(), p, off)
-				require.NoError(t, err)
+				p := filetest.Read(t, far, off, 1+random.Int64N(min(size-off, 300<<10)))
 				require.True(t, bytes.Equal(want[off:off+int64(len(p))], p))
 			}
 			out := filepath.Join(t.TempDir(), "out.raw")
 			require.NoError(t, image.Convert(t.Context(), far, out, nil))
-			got, err := os.ReadFile(out)
-			require.NoError(t, err)
+			got := filetest.Content(t, out)
 			require.Equal(t, -1, filetest.FirstDifference(want, got))
 			var stream bytes.Buffer
 			require.NoError(t, image.Stream(t.Context(), far, &stream, nil))
@@ -186,8 +181,7 @@ func TestFarImageOutOfReach(t *testing.T) {
 			defer img.Close()
 			const off = 5 << 20
 			want, got := make([]byte, 128<<10), make([]byte, 128<<10)
-			content, err := os.ReadFile(filepath.Join(dir, "raw.raw"))
-			require.NoError(t, err)
+			content := filetest.Content(t, filepath.Join(dir, "raw.raw"))
 			copy(want, content[off:])
 
 			all.cut()

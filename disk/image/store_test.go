@@ -57,8 +57,7 @@ func TestConvertQcow2(t *testing.T) {
 			require.Equal(t, img.DataSize(), data)
 			require.Equal(t, data, done)
 
-			image, err := os.ReadFile(out)
-			require.NoError(t, err)
+			image := filetest.Content(t, out)
 			if first == nil {
 				first = image
 				stored := openImage(t, out)
@@ -112,9 +111,7 @@ func TestConvertQcow2ToAFullVolume(t *testing.T) {
 	require.ErrorIs(t, err, disk.ErrNoSpace)
 	require.Equal(t, small, space.Dir)
 	require.ErrorContains(t, err, `the qcow2 image of "disk.raw": `)
-	entries, err := os.ReadDir(small)
-	require.NoError(t, err)
-	require.Empty(t, entries)
+	filetest.Empty(t, small)
 
 	// Compressed data has room.
 	require.NoError(t, ConvertQcow2(t.Context(), img, out, qcow2.CompressionZstd, nil))

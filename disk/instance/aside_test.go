@@ -44,8 +44,7 @@ func TestADiskThatDoesNotFitIsSetAside(t *testing.T) {
 					require.Zero(t, logs.FilterMessageSnippet("removed").Len())
 				}
 				if !inst.kept {
-					_, err := inst.WriteAt(t.Context(), filetest.Block(mark, 512), 4096)
-					require.NoError(t, err)
+					filetest.Write(t, inst, filetest.Block(mark, 512), 4096)
 					require.NoError(t, inst.Store().Save("kept", []byte{mark}))
 				}
 				kept, err := inst.Store().Load("kept")
@@ -104,8 +103,7 @@ func TestNothingThatAGuestWroteIsRemoved(t *testing.T) {
 			opt := Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite, Leftovers: LeftoversKeep}
 			inst, _ := start(t, path, opt)
 			inst.copies.done.Wait()
-			_, err := inst.WriteAt(t.Context(), filetest.Block('w', 4096), 4096)
-			require.NoError(t, err)
+			filetest.Write(t, inst, filetest.Block('w', 4096), 4096)
 			require.NoError(t, inst.Close())
 			spoil(t, inst, &opt)
 			again, logs := start(t, path, opt)
@@ -113,8 +111,7 @@ func TestNothingThatAGuestWroteIsRemoved(t *testing.T) {
 			require.NoError(t, again.Close())
 			aside := asidesOf(t, work, "a.raw")
 			require.Len(t, aside, 1)
-			written, err := os.ReadFile(filepath.Join(aside[0], diskName))
-			require.NoError(t, err)
+			written := filetest.Content(t, filepath.Join(aside[0], diskName))
 			require.Equal(t, filetest.Block('w', 4096), written[4096:8192])
 			if name == "served in place" {
 				opt.Mode = CopyOnWrite
@@ -151,8 +148,7 @@ func TestADiskThatIsMissingIsNotMadeAgain(t *testing.T) {
 					if where == "near" {
 						inst.copies.done.Wait()
 					}
-					_, err = inst.WriteAt(t.Context(), filetest.Block('w', 512), 0)
-					require.NoError(t, err)
+					filetest.Write(t, inst, filetest.Block('w', 512), 0)
 					require.NoError(t, inst.Close())
 					require.NoError(t, os.Rename(inst.path, inst.path+"-away"))
 					for range 2 {
@@ -185,15 +181,14 @@ func TestADiskThatIsMissingIsNotMadeAgain(t *testing.T) {
 		opt := Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite}
 		inst, _ := startFar(t, content, "sha256:1", opt)
 		require.NoError(t, inst.Close())
-		s, err := loadState(inst.dir.state())
-		require.NoError(t, err)
+		s := stateOf(t, inst)
 		s.Made = false
 		require.NoError(t, s.save(inst.dir.state(), true))
 		inst, _ = startFar(t, content, "sha256:1", opt)
 		require.NoError(t, inst.Close())
 		require.NoError(t, os.Remove(inst.path))
 		img, _ := openFar(t, content, "sha256:1")
-		_, err = Open(t.Context(), img, opt)
+		_, err := Open(t.Context(), img, opt)
 		require.ErrorContains(t, err, "is missing, and was there at an earlier start")
 	})
 }
@@ -203,8 +198,7 @@ func TestKilledBeforeTheFileIsMade(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
 	killed := func(inst *Instance) {
 		require.NoError(t, inst.Close())
-		s, err := loadState(inst.dir.state())
-		require.NoError(t, err)
+		s := stateOf(t, inst)
 		if len(s.Chain) > 0 {
 			s.Chain[0].Hash = ""
 		}
@@ -244,8 +238,7 @@ func TestSettingAsideIsKilled(t *testing.T) {
 				return inst
 			}
 			first := use(old)
-			_, err := first.WriteAt(t.Context(), filetest.Block('w', 512), 512)
-			require.NoError(t, err)
+			filetest.Write(t, first, filetest.Block('w', 512), 512)
 			require.NoError(t, first.Store().Save("kept", []byte("x")))
 			require.NoError(t, first.Close())
 			d := workDirOf(opt.WorkDir, "a.raw")
@@ -295,8 +288,7 @@ func TestSweepKeepsInANamedDirectory(t *testing.T) {
 		path := filetest.Put(t, images, "a.raw", filetest.Sample(1<<20, uint64(i)), 0)
 		inst, _ := start(t, path, opt)
 		inst.copies.done.Wait()
-		_, err := inst.WriteAt(t.Context(), filetest.Block('w', 512), 512)
-		require.NoError(t, err)
+		filetest.Write(t, inst, filetest.Block('w', 512), 512)
 		require.NoError(t, inst.Close())
 	}
 	require.NoError(t, os.Remove(filepath.Join(images, "a.raw")))

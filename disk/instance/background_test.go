@@ -120,8 +120,7 @@ func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
 	incomplete := func() {
 		t.Helper()
 		require.Error(t, inst.copies.complete())
-		s, err := loadState(inst.dir.state())
-		require.NoError(t, err)
+		s := stateOf(t, inst)
 		require.False(t, s.Complete)
 		require.FileExists(t, inst.dir.liveMap())
 		require.FileExists(t, inst.dir.durableMap())
@@ -220,8 +219,7 @@ func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
 			testtool.Eventually(t, func() bool { return len(openFiles(t, dir)) == 0 },
 				"its image is closed: %v", func() any { return openFiles(t, dir) })
 			require.Len(t, openFiles(t, work), 2, "%v", openFiles(t, work))
-			_, err = inst.WriteAt(t.Context(), filetest.Block('c', 512), 0)
-			require.NoError(t, err)
+			filetest.Write(t, inst, filetest.Block('c', 512), 0)
 			require.NoError(t, inst.Flush())
 			require.NoError(t, inst.Close())
 			require.Empty(t, openFiles(t, work))

@@ -44,8 +44,7 @@ func TestACompleteDiskNeedsNoImage(t *testing.T) {
 			require.NoError(t, err)
 			inst, err = Open(t.Context(), img, opt)
 			require.NoError(t, err)
-			_, err = inst.WriteAt(t.Context(), filetest.Block('w', 512), 512)
-			require.NoError(t, err)
+			filetest.Write(t, inst, filetest.Block('w', 512), 512)
 			inst.copies.done.Wait()
 			require.NoError(t, inst.Close())
 

@@ -3,7 +3,6 @@ package instance
 import (
 	"bytes"
 	"context"
-	"os"
 	"testing"
 	"time"
 
@@ -63,11 +62,9 @@ func TestFarImageIsKnownByItsDigest(t *testing.T) {
 			}
 			want := bytes.Clone(content)
 			copy(want[5000:], "written by the guest")
-			_, err := first.WriteAt(t.Context(), want[4096:8192], 4096)
-			require.NoError(t, err)
+			filetest.Write(t, first, want[4096:8192], 4096)
 			require.NoError(t, first.Close())
-			s, err := loadState(first.dir.state())
-			require.NoError(t, err)
+			s := stateOf(t, first)
 			require.Equal(t, "sha256:1", s.Chain[0].Digest)
 
 			again, source := startFar(t, content, "sha256:1", opt)
@@ -102,8 +99,7 @@ func TestStateOfAFileIsNoStateOfADigest(t *testing.T) {
 	first, _ := start(t, path, opt)
 	settle(t, first)
 	require.NoError(t, first.Close())
-	text, err := os.ReadFile(first.dir.state())
-	require.NoError(t, err)
+	text := filetest.Content(t, first.dir.state())
 	require.NotContains(t, string(text), "digest")
 	require.Regexp(t, `"xxh3":"[0-9a-f]{16}","dev":\d+,"ino":\d+,"mtime":\d+,"ctime":\d+}`,
 		string(text))
@@ -113,8 +109,7 @@ func TestStateOfAFileIsNoStateOfADigest(t *testing.T) {
 	require.True(t, again.kept)
 	require.Greater(t, source.Stats().Bytes, int64(len(content)))
 	require.NoError(t, again.Close())
-	s, err := loadState(first.dir.state())
-	require.NoError(t, err)
+	s := stateOf(t, first)
 	require.Equal(t, "sha256:1", s.Chain[0].Digest)
 	third, source := startFar(t, content, "sha256:1", opt)
 	require.True(t, third.kept)
@@ -134,8 +129,7 @@ func TestFarImageWithoutADigest(t *testing.T) {
 	source.Mend()
 	inst.copies.done.Wait()
 	require.NoError(t, inst.Close())
-	s, err := loadState(inst.dir.state())
-	require.NoError(t, err)
+	s := stateOf(t, inst)
 	near := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", content, 0))
 	want, err := near.Fingerprint(t.Context(), near.Hashes(nil), NewWorkers().hashing)
 	require.NoError(t, err)
@@ -155,8 +149,7 @@ func TestStopWhileAFarImageIsOutOfReach(t *testing.T) {
 		require.NoError(t, inst.Close())
 		require.Zero(t, source.Waiting())
 		require.Equal(t, 1, source.Stats().Closed)
-		s, err := loadState(inst.dir.state())
-		require.NoError(t, err)
+		s := stateOf(t, inst)
 		require.False(t, s.Complete)
 		require.Empty(t, s.Chain[0].Hash)
 		opt.PersistentDir = t.TempDir()

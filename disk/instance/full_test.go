@@ -41,8 +41,7 @@ func smallExt4(t *testing.T, size int64) string {
 // copied replaces the image by a copy, as a restarted container finds it.
 func copied(t *testing.T, path string) {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	require.NoError(t, err)
+	content := filetest.Content(t, path)
 	moved(t, path, content)
 }
 
@@ -117,8 +116,7 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 						append(filetest.Sample(3<<20, 1), make([]byte, 1<<20)...), 0)
 					opt := Options{WorkDir: volume(t), Mode: CopyOnWrite, Owner: "us",
 						Size: 12 << 20}
-					content, err := os.ReadFile(path)
-					require.NoError(t, err)
+					content := filetest.Content(t, path)
 					inst, _ := start(t, path, opt)
 					inst.copies.done.Wait() // the content of the image is known
 					content = guestFills(t, inst, content)

@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 )
@@ -24,12 +25,9 @@ func TestEmpty(t *testing.T) {
 	inst, err := instance.Open(t.Context(), nil, opt)
 	require.NoError(t, err)
 	require.Equal(t, int64(4<<20), inst.Size())
-	got := make([]byte, 4<<20)
-	_, err = inst.ReadAt(t.Context(), got, 0)
-	require.NoError(t, err)
+	got := filetest.Read(t, inst, 0, 4<<20)
 	require.Equal(t, make([]byte, 4<<20), got)
-	_, err = inst.WriteAt(t.Context(), []byte("written"), 512)
-	require.NoError(t, err)
+	filetest.Write(t, inst, []byte("written"), 512)
 	require.NoError(t, inst.Close())
 
 	again, err := instance.Open(t.Context(), nil, instance.Options{PersistentDir: dir})
@@ -75,20 +73,16 @@ func TestGrow(t *testing.T) {
 			}
 			inst := open()
 			require.NoError(t, inst.Grow(size+512))
-			_, err := inst.WriteAt(t.Context(), bytes.Repeat([]byte{9}, 512), size)
-			require.NoError(t, err)
+			filetest.Write(t, inst, bytes.Repeat([]byte{9}, 512), size)
 			require.NoError(t, inst.Grow(32<<20))
 			require.NoError(t, inst.Grow(32<<20))
 			require.ErrorAs(t, inst.Grow(size), new(*instance.SizeError))
 			require.ErrorAs(t, inst.Grow(32<<20+1), new(*instance.SizeError))
-			_, err = inst.WriteAt(t.Context(), bytes.Repeat([]byte{8}, 4096), 32<<20-4096)
-			require.NoError(t, err)
+			filetest.Write(t, inst, bytes.Repeat([]byte{8}, 4096), 32<<20-4096)
 			require.NoError(t, inst.Flush())
 			for range 2 {
 				require.Equal(t, int64(32<<20), inst.Size())
-				got := make([]byte, 32<<20)
-				_, err = inst.ReadAt(t.Context(), got, 0)
-				require.NoError(t, err)
+				got := filetest.Read(t, inst, 0, 32<<20)
 				want := make([]byte, 32<<20)
 				copy(want, bytes.Repeat([]byte{7}, size))
 				copy(want[size:], bytes.Repeat([]byte{9}, 512))

@@ -70,8 +70,7 @@ func TestHistory(t *testing.T) {
 	write := func(off int64) {
 		p := bytes.Repeat([]byte{byte(off >> 12)}, 4096)
 		copy(d.model[off:], p)
-		_, err := d.inst.WriteAt(t.Context(), p, off)
-		require.NoError(t, err)
+		filetest.Write(t, d.inst, p, off)
 	}
 	take := func(name string) {
 		require.NoError(t, TakeSnapshot(t.Context(), name, d.inst))
@@ -161,8 +160,7 @@ func TestSnapshotOfAClosedDisk(t *testing.T) {
 	for _, mode := range []CopyMode{CopyClone, CopyOnWrite} {
 		path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(1<<20, 5), 0)
 		inst, _ := start(t, path, Options{PersistentDir: t.TempDir(), Mode: mode})
-		_, err := inst.WriteAt(t.Context(), make([]byte, 4096), 0)
-		require.NoError(t, err)
+		filetest.Write(t, inst, make([]byte, 4096), 0)
 		require.NoError(t, TakeSnapshot(t.Context(), "s", inst))
 		s, err := inst.OpenSnapshot("s")
 		require.NoError(t, err)

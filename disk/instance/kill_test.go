@@ -69,8 +69,7 @@ func TestWriteUntilKilled(t *testing.T) {
 	out := bufio.NewWriter(os.Stdout)
 	for ; ; n++ {
 		off, p := killWrite(n)
-		_, err := inst.WriteAt(t.Context(), p, off)
-		require.NoError(t, err)
+		filetest.Write(t, inst, p, off)
 		fmt.Fprintf(out, "written %d\n", n)
 		require.NoError(t, out.Flush())
 		if n%64 == 0 {

@@ -73,8 +73,7 @@ func TestAMovedDirectory(t *testing.T) {
 	require.NoError(t, os.CopyFS(path, os.DirFS(away)))
 	want := filetest.Block('w', 512)
 	write := func(off int64) {
-		_, err := inst.WriteAt(t.Context(), want, off)
-		require.NoError(t, err)
+		filetest.Write(t, inst, want, off)
 		require.NoError(t, inst.Flush())
 	}
 	write(0)

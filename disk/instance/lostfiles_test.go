@@ -46,8 +46,7 @@ func TestLostFiles(t *testing.T) {
 			settle(t, inst)
 		}
 		require.NoError(t, TakeSnapshot(t.Context(), "s", inst))
-		_, err := inst.WriteAt(t.Context(), filetest.Block('n', 4096), 0)
-		require.NoError(t, err)
+		filetest.Write(t, inst, filetest.Block('n', 4096), 0)
 		require.NoError(t, inst.Store().Save("reservations", []byte("x")))
 		require.NoError(t, inst.Close())
 		dir := inst.dir

@@ -20,8 +20,7 @@ import (
 func reboot(t *testing.T, inst *Instance) {
 	t.Helper()
 	require.NoError(t, inst.Close())
-	s, err := loadState(inst.dir.state())
-	require.NoError(t, err)
+	s := stateOf(t, inst)
 	s.Boot = "another"
 	require.NoError(t, s.save(inst.dir.state(), false))
 	rewriteMap(t, inst.dir.liveMap(), mapBoot, mapBootLength, "another")
@@ -38,8 +37,7 @@ const (
 // rewriteMap changes the boot or the volume in a map file.
 func rewriteMap(t *testing.T, path string, off, length int, value string) {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	require.NoError(t, err)
+	content := filetest.Content(t, path)
 	sum := xxhash.Sum64(content[:mapChecksum])
 	require.Equal(t, sum, binary.LittleEndian.Uint64(content[mapChecksum:]), "it is a map file")
 	clear(content[off : off+length])
@@ -84,9 +82,7 @@ func TestWritesWhereTheImageHadAHole(t *testing.T) {
 				require.Equal(t, -1,
 					filetest.FirstDifference(want, filetest.ReadAll(t, inst, size)), "start %d", i)
 				for _, off := range []int{8192*i + 512, 3<<20 + 8192*i} {
-					_, err := inst.WriteAt(t.Context(), filetest.Block(byte('a'+i), 4096),
-						int64(off))
-					require.NoError(t, err)
+					filetest.Write(t, inst, filetest.Block(byte('a'+i), 4096), int64(off))
 					copy(want[off:], filetest.Block(byte('a'+i), 4096))
 				}
 				require.NoError(t, inst.Flush())
@@ -124,18 +120,14 @@ func TestMapsAreWrittenOnce(t *testing.T) {
 	for _, name := range []string{inst.dir.liveMap(), inst.dir.durableMap()} {
 		require.LessOrEqual(t, filetest.Allocated(t, name), int64(64<<10))
 	}
-	_, err = inst.WriteAt(t.Context(), filetest.Block('w', 4096), size/2)
-	require.NoError(t, err)
+	filetest.Write(t, inst, filetest.Block('w', 4096), size/2)
 	require.NoError(t, inst.Close())
 
 	again, _ := start(t, path, opt)
 	require.Zero(t, made())
-	p := make([]byte, 4096)
-	_, err = again.ReadAt(t.Context(), p, size/2)
-	require.NoError(t, err)
+	p := filetest.Read(t, again, size/2, 4096)
 	require.Equal(t, filetest.Block('w', 4096), p)
-	_, err = again.WriteAt(t.Context(), filetest.Block('x', 4096), 0)
-	require.NoError(t, err)
+	filetest.Write(t, again, filetest.Block('x', 4096), 0)
 	require.NoError(t, again.Flush())
 
 	reboot(t, again)
@@ -153,16 +145,13 @@ func TestFlushOfWhatAnEarlierProcessWrote(t *testing.T) {
 	opt := Options{Mode: CopyOnWrite, PersistentDir: t.TempDir()}
 	inst, _ := start(t, path, opt)
 	inst.copies.done.Wait()
-	_, err := inst.WriteAt(t.Context(), filetest.Block('w', 4096), 8192)
-	require.NoError(t, err)
+	filetest.Write(t, inst, filetest.Block('w', 4096), 8192)
 	require.NoError(t, inst.Close())
 	again, _ := start(t, path, opt)
 	require.NoError(t, again.Flush())
 	reboot(t, again)
 	third, _ := start(t, path, opt)
-	p := make([]byte, 4096)
-	_, err = third.ReadAt(t.Context(), p, 8192)
-	require.NoError(t, err)
+	p := filetest.Read(t, third, 8192, 4096)
 	require.Equal(t, filetest.Block('w', 4096), p)
 }
 
@@ -195,8 +184,7 @@ func TestDiskThatStopsBeingDurable(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(3<<20, 1), 0)
 	opt := Options{WorkDir: t.TempDir(), Mode: CopyOnWrite, Durable: true}
 	inst, _ := start(t, path, opt)
-	_, err := inst.WriteAt(t.Context(), filetest.Block('w', 8192), 4096)
-	require.NoError(t, err)
+	filetest.Write(t, inst, filetest.Block('w', 8192), 4096)
 	require.NoError(t, inst.Flush())
 	reboot(t, inst)
 
@@ -204,9 +192,7 @@ func TestDiskThatStopsBeingDurable(t *testing.T) {
 	for range 2 {
 		again, logs := start(t, path, opt)
 		require.True(t, again.kept, dropReason(logs))
-		p := make([]byte, 8192)
-		_, err = again.ReadAt(t.Context(), p, 4096)
-		require.NoError(t, err)
+		p := filetest.Read(t, again, 4096, 8192)
 		require.Equal(t, filetest.Block('w', 8192), p)
 		require.NoError(t, again.Close())
 	}
@@ -222,8 +208,7 @@ func TestEphemeralDiskOnAnotherMount(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block('a', 1<<20), 0)
 	opt := Options{Mode: CopyOnWrite, WorkDir: t.TempDir()}
 	inst, _ := start(t, path, opt)
-	_, err := inst.WriteAt(t.Context(), filetest.Block('w', 4096), 8192)
-	require.NoError(t, err)
+	filetest.Write(t, inst, filetest.Block('w', 4096), 8192)
 	require.NoError(t, inst.Close())
 	rewriteMap(t, inst.dir.liveMap(), mapVolume, mapVolumeLength, "another")
 
@@ -235,8 +220,7 @@ func TestEphemeralDiskOnAnotherMount(t *testing.T) {
 		require.True(t, again.kept, dropReason(logs))
 		require.Equal(t, -1, filetest.FirstDifference(want,
 			filetest.ReadAll(t, again, again.Size())))
-		_, err = again.WriteAt(t.Context(), filetest.Block('d', 4096), int64(off))
-		require.NoError(t, err)
+		filetest.Write(t, again, filetest.Block('d', 4096), int64(off))
 		copy(want[off:], filetest.Block('d', 4096))
 		require.NoError(t, again.Close())
 	}

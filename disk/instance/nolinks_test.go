@@ -30,8 +30,7 @@ func foreign(t *testing.T, names ...string) (dir string, unchanged func()) {
 		require.NoError(t, err)
 		require.ElementsMatch(t, names, filetest.FileNames(entries))
 		for _, name := range names {
-			content, err := os.ReadFile(filepath.Join(dir, name))
-			require.NoError(t, err)
+			content := filetest.Content(t, filepath.Join(dir, name))
 			require.True(t, bytes.Equal(filetest.Block('f', 1<<20), content), name)
 		}
 	}
@@ -107,8 +106,7 @@ func TestFilesThatAreLinks(t *testing.T) {
 								require.ErrorContains(t, err, inst.dir.path)
 								continue
 							}
-							_, err = again.WriteAt(t.Context(), filetest.Block('w', 4096), 0)
-							require.NoError(t, err)
+							filetest.Write(t, again, filetest.Block('w', 4096), 0)
 							_ = again.Store().Save("kept", filetest.Block('k', 100))
 							_ = again.Store().Save("kept", nil)
 							require.NoError(t, again.Flush())
@@ -203,9 +201,7 @@ func TestDirectoryOfAnother(t *testing.T) {
 			}
 			require.ErrorContains(t, err, dir)
 			require.ErrorContains(t, err, "belongs to user 1234")
-			entries, err := os.ReadDir(dir)
-			require.NoError(t, err)
-			require.Empty(t, entries)
+			filetest.Empty(t, dir)
 		})
 	}
 }

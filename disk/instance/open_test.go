@@ -31,14 +31,21 @@ func start(t *testing.T, path string, opt Options) (*Instance, *observer.Observe
 	return inst, logs
 }
 
+// stateOf is what is recorded of a disk.
+func stateOf(t testing.TB, inst *Instance) *state {
+	t.Helper()
+	s, err := loadState(inst.dir.state())
+	require.NoError(t, err)
+	return s
+}
+
 // settle waits until the disk is complete.
 func settle(t *testing.T, inst *Instance) {
 	t.Helper()
 	if inst.copies != nil {
 		inst.copies.done.Wait()
 	}
-	s, err := loadState(inst.dir.state())
-	require.NoError(t, err)
+	s := stateOf(t, inst)
 	require.True(t, s.Complete)
 }
 
@@ -65,12 +72,10 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 	require.Equal(t, filepath.Join(work, "disk.raw", "disk.raw"), first.path)
 	require.Len(t, first.Identity.Serial, 20)
 	require.Equal(t, byte(3), first.Identity.NAA[0]>>4)
-	before, err := loadState(first.dir.state())
-	require.NoError(t, err)
+	before := stateOf(t, first)
 	require.Equal(t, "disk.raw", before.Image)
 	require.Equal(t, CopyClone, before.Mode)
-	_, err = first.WriteAt(t.Context(), filetest.Block('w', 8192), 4096)
-	require.NoError(t, err)
+	filetest.Write(t, first, filetest.Block('w', 8192), 4096)
 	copy(content[4096:], filetest.Block('w', 8192))
 	require.NoError(t, first.Close())
 	require.NoError(t, first.Close())
@@ -78,8 +83,7 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 	again, logs := start(t, path, opt)
 	require.True(t, again.kept)
 	require.Equal(t, first.Identity, again.Identity)
-	after, err := loadState(again.dir.state())
-	require.NoError(t, err)
+	after := stateOf(t, again)
 	require.True(t, before.Created.Equal(after.Created))
 	require.True(t, bytes.Equal(content, filetest.ReadAll(t, again, again.Size())))
 	require.Equal(t, 1, logs.FilterMessageSnippet("keeping the existing disk").Len())
@@ -89,8 +93,7 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 
 	// The same bytes with another inode and another time, as in a new container, are still the same
 	// image.
-	old, err := os.ReadFile(path)
-	require.NoError(t, err)
+	old := filetest.Content(t, path)
 	require.NoError(t, os.Remove(path))
 	filetest.Put(t, dir, "disk.raw", old, 0)
 	require.NoError(t, os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)))
@@ -123,8 +126,7 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 		}, "state file is missing"},
 		{"state is damaged", func(t *testing.T, _, work string) {
 			path := filepath.Join(work, stateName)
-			text, err := os.ReadFile(path)
-			require.NoError(t, err)
+			text := filetest.Content(t, path)
 			text = bytes.Replace(text, []byte(`"image":"disk.raw"`), []byte(`"image":"disk.rax"`),
 				1)
 			require.NoError(t, os.WriteFile(path, text, 0o600))
@@ -173,8 +175,7 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 			path := filetest.Put(t, dir, "disk.raw", filetest.Sample(3<<20, 1), 0)
 			opt := Options{WorkDir: work}
 			first, _ := start(t, path, opt)
-			_, err := first.WriteAt(t.Context(), filetest.Block('w', 512), 0)
-			require.NoError(t, err)
+			filetest.Write(t, first, filetest.Block('w', 512), 0)
 			require.NoError(t, first.Close())
 			c.change(t, path, filepath.Join(work, "disk.raw"))
 
@@ -182,8 +183,7 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 			require.False(t, again.kept)
 			require.Contains(t, dropReason(logs), c.reason)
 			require.NotEqual(t, first.Identity, again.Identity)
-			want, err := os.ReadFile(path)
-			require.NoError(t, err)
+			want := filetest.Content(t, path)
 			require.True(t, bytes.Equal(want, filetest.ReadAll(t, again, again.Size())),
 				"the image as it is now")
 			require.NoError(t, again.Close())
@@ -290,15 +290,13 @@ func TestModeNoneServesTheFileItself(t *testing.T) {
 	require.Equal(t, path, first.path)
 	require.False(t, first.ReadOnly)
 	require.True(t, first.durable)
-	_, err := first.WriteAt(t.Context(), filetest.Block('w', 512), 512)
-	require.NoError(t, err)
+	filetest.Write(t, first, filetest.Block('w', 512), 512)
 	require.NoError(t, first.Flush())
-	content, err := os.ReadFile(path)
-	require.NoError(t, err)
+	content := filetest.Content(t, path)
 	require.Equal(t, filetest.Block('w', 512), content[512:1024])
 
 	// Another daemon, even with a work directory of its own, cannot write to the same file.
-	_, err = Open(t.Context(), openGood(t, path), Options{WorkDir: t.TempDir(), Mode: CopyNone})
+	_, err := Open(t.Context(), openGood(t, path), Options{WorkDir: t.TempDir(), Mode: CopyNone})
 	var locked *durable.LockedError
 	require.ErrorAs(t, err, &locked)
 	require.Contains(t, err.Error(), path)
@@ -442,8 +440,7 @@ func TestCompleteClone(t *testing.T) {
 	require.Equal(t, data, done)
 	require.NoFileExists(t, first.path+".live")
 	require.True(t, bytes.Equal(content, filetest.ReadAll(t, first, first.Size())))
-	_, err := first.WriteAt(t.Context(), filetest.Block('w', 512), 512)
-	require.NoError(t, err)
+	filetest.Write(t, first, filetest.Block('w', 512), 512)
 	copy(content[512:], filetest.Block('w', 512))
 	require.NoError(t, first.Close())
 
@@ -463,8 +460,7 @@ func TestModesOfOneDisk(t *testing.T) {
 		inst, _ := start(t, path, Options{WorkDir: work, Mode: mode})
 		require.Equal(t, i > 0, inst.kept)
 		off := 1<<20 + i*4096 + 512
-		_, err := inst.WriteAt(t.Context(), filetest.Block(byte('a'+i), 1024), int64(off))
-		require.NoError(t, err)
+		filetest.Write(t, inst, filetest.Block(byte('a'+i), 1024), int64(off))
 		copy(content[off:], filetest.Block(byte('a'+i), 1024))
 		require.True(t, bytes.Equal(content, filetest.ReadAll(t, inst, inst.Size())))
 		if mode == CopyClone {

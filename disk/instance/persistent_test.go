@@ -28,17 +28,15 @@ func TestImageThatWasNeverRead(t *testing.T) {
 	opt := Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite}
 	inst, _ := start(t, path, opt)
 	inst.copies.done.Wait()
-	_, err := inst.WriteAt(t.Context(), filetest.Block('w', 512), 512)
-	require.NoError(t, err)
+	filetest.Write(t, inst, filetest.Block('w', 512), 512)
 	require.NoError(t, inst.Close())
-	s, err := loadState(inst.dir.state())
-	require.NoError(t, err)
+	s := stateOf(t, inst)
 	s.Chain[0].Hash = ""
 	require.NoError(t, s.save(inst.dir.state(), true))
 
 	moved(t, path, content)
 	var refused *PersistentError
-	_, err = Open(t.Context(), openGood(t, path), opt)
+	_, err := Open(t.Context(), openGood(t, path), opt)
 	require.ErrorAs(t, err, &refused)
 	require.ErrorContains(t, err, "before its image had been read once")
 	require.ErrorContains(t, err, "--on-image-change=keep")
@@ -50,8 +48,7 @@ func TestImageThatWasNeverRead(t *testing.T) {
 	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, kept, kept.Size())))
 	kept.copies.done.Wait()
 	require.NoError(t, kept.Close())
-	s, err = loadState(inst.dir.state())
-	require.NoError(t, err)
+	s = stateOf(t, inst)
 	require.NotEmpty(t, s.Chain[0].Hash, "from now on it is known")
 
 	moved(t, path, filetest.Sample(3<<20, 2))
@@ -89,13 +86,11 @@ func TestFullVolumeIsServed(t *testing.T) {
 			opt := Options{PersistentDir: volume, Mode: mode}
 			inst, _ := start(t, path, opt)
 			inst.copies.done.Wait()
-			_, err := inst.WriteAt(t.Context(), filetest.Block('w', 1<<20), 0)
-			require.NoError(t, err)
+			filetest.Write(t, inst, filetest.Block('w', 1<<20), 0)
 			require.NoError(t, inst.Flush())
 			if mode == CopyClone {
 				require.NoError(t, inst.Close())
-				s, err := loadState(inst.dir.state())
-				require.NoError(t, err)
+				s := stateOf(t, inst)
 				s.Boot = "another"
 				require.NoError(t, s.save(inst.dir.state(), true))
 			} else {
@@ -113,12 +108,10 @@ func TestFullVolumeIsServed(t *testing.T) {
 				require.NoFileExists(t, again.dir.liveMap(),
 					"it is of another machine, to which the disk may come back")
 			}
-			p := make([]byte, 1<<20)
-			_, err = again.ReadAt(t.Context(), p, 0)
-			require.NoError(t, err)
+			p := filetest.Read(t, again, 0, 1<<20)
 			require.Equal(t, filetest.Block('w', 1<<20), p)
 			require.NoError(t, again.Disk.(disk.Discarder).Discard(t.Context(), 0, 1<<20))
-			_, err = again.WriteAt(t.Context(), filetest.Block('x', 4096), 2<<20)
+			_, err := again.WriteAt(t.Context(), filetest.Block('x', 4096), 2<<20)
 			require.NoError(t, err, "there is room again")
 			require.NoError(t, again.Flush())
 			require.NoError(t, again.Close())

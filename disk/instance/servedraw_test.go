@@ -26,15 +26,13 @@ func guestWrites(t testing.TB) map[string]func(d disk.Disk) {
 		return func(d disk.Disk) {
 			p := make([]byte, disk.SectorSize)
 			copy(p, sector)
-			_, err := d.WriteAt(t.Context(), p, off)
-			require.NoError(t, err)
+			filetest.Write(t, d, p, off)
 		}
 	}
 	dir := t.TempDir()
 	filetest.Put(t, dir, "secret.raw", nil, guestSize)
 	filetest.OverlayOn(t, dir, "top.qcow2", "secret.raw", "raw")
-	header, err := os.ReadFile(filepath.Join(dir, "top.qcow2"))
-	require.NoError(t, err)
+	header := filetest.Content(t, filepath.Join(dir, "top.qcow2"))
 	return map[string]func(disk.Disk){
 		"luks": at(0, "LUKS\xba\xbe\x00\x02"),
 		"gzip": at(0, "\x1f\x8b\x08"),
@@ -43,8 +41,7 @@ func guestWrites(t testing.TB) map[string]func(d disk.Disk) {
 		"vhd":  at(guestSize-disk.SectorSize, "conectix"),
 		"qcow2": func(d disk.Disk) {
 			padded := append(header, make([]byte, -len(header)&(disk.SectorSize-1))...)
-			_, err := d.WriteAt(t.Context(), padded, 0)
-			require.NoError(t, err)
+			filetest.Write(t, d, padded, 0)
 		},
 	}
 }

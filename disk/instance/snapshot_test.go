@@ -129,14 +129,11 @@ func (d *snapshotDisk) operate() {
 		d.open()
 		d.compare()
 	case op <= 18:
-		p := make([]byte, length)
-		_, err := d.inst.ReadAt(t.Context(), p, off)
-		require.NoError(t, err)
+		p := filetest.Read(t, d.inst, off, length)
 		require.True(t, bytes.Equal(part, p), "%d bytes at %d", length, off)
 	default:
 		disktest.Fill(part, r)
-		_, err := d.inst.WriteAt(t.Context(), part, off)
-		require.NoError(t, err)
+		filetest.Write(t, d.inst, part, off)
 	}
 }
 
@@ -291,16 +288,14 @@ func TestSnapshotsOnAFullVolume(t *testing.T) {
 			inst, _ := start(t, path, opt)
 			inst.copies.done.Wait()
 			write := func(b byte) {
-				_, err := inst.WriteAt(t.Context(), filetest.Block(b, 1<<20), 0)
-				require.NoError(t, err)
+				filetest.Write(t, inst, filetest.Block(b, 1<<20), 0)
 			}
 			write('a')
 			require.NoError(t, TakeSnapshot(t.Context(), "first", inst))
-			_, err := inst.WriteAt(t.Context(), filetest.Block('c', 1<<20), 1<<20)
-			require.NoError(t, err)
+			filetest.Write(t, inst, filetest.Block('c', 1<<20), 1<<20)
 			more, free := filetest.Fill(t, volume)
 			before := layerFiles(t, inst)
-			err = TakeSnapshot(t.Context(), "second", inst)
+			err := TakeSnapshot(t.Context(), "second", inst)
 			require.ErrorIs(t, err, disk.ErrNoSpace)
 			require.ErrorContains(t, err, "no space is left")
 			require.Len(t, inst.Snapshots(), 1)
@@ -329,8 +324,7 @@ func TestSnapshotsOnAFullVolume(t *testing.T) {
 func TestDamagedLayers(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(1<<20, 5), 0)
 	layerOf := func(inst *Instance) string {
-		s, err := loadState(inst.dir.state())
-		require.NoError(t, err)
+		s := stateOf(t, inst)
 		r, err := inst.dir.loadLayers(s)
 		require.NoError(t, err)
 		return inst.dir.layer(r.Top)
@@ -351,8 +345,7 @@ func TestDamagedLayers(t *testing.T) {
 				inst, _ := start(t, path, opt)
 				settle(t, inst)
 				require.NoError(t, TakeSnapshot(t.Context(), "a", inst))
-				_, err := inst.WriteAt(t.Context(), filetest.Block('w', 4096), 0)
-				require.NoError(t, err)
+				filetest.Write(t, inst, filetest.Block('w', 4096), 0)
 				require.NoError(t, inst.Flush())
 				require.NoError(t, inst.Close())
 				layers := layerFiles(t, inst)
@@ -389,10 +382,9 @@ func TestLeftoverLayers(t *testing.T) {
 	inst, _ := start(t, path, opt)
 	settle(t, inst)
 	require.NoError(t, TakeSnapshot(t.Context(), "a", inst))
-	_, err := inst.WriteAt(t.Context(), filetest.Block('w', 4096), 0)
-	require.NoError(t, err)
+	filetest.Write(t, inst, filetest.Block('w', 4096), 0)
 	require.NoError(t, inst.Close())
-	_, err = image.Open(inst.dir.disk(), image.Options{})
+	_, err := image.Open(inst.dir.disk(), image.Options{})
 	require.ErrorContains(t, err, "delete the snapshots first")
 	stray := inst.dir.layer(strings.Repeat("0", 32))
 	for _, name := range []string{stray, stray + ".live", stray + ".map.partial"} {

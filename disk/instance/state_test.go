@@ -55,8 +55,7 @@ func TestStateDamageIsNoticed(t *testing.T) {
 	want := exampleState()
 	path := filepath.Join(t.TempDir(), stateName)
 	require.NoError(t, want.save(path, false))
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
+	text := filetest.Content(t, path)
 	for i := range len(text) * 8 {
 		flipped := append([]byte(nil), text...)
 		flipped[i/8] ^= 1 << (i % 8)

@@ -37,8 +37,7 @@ func TestSweepRemovesTheDiskOfAnImageThatIsGone(t *testing.T) {
 	var used int64
 	for _, name := range []string{"gone one.raw", "kept.raw"} {
 		inst, _ := start(t, filepath.Join(images, name), opt)
-		_, err := inst.WriteAt(t.Context(), filetest.Block('w', 1<<20), 0)
-		require.NoError(t, err)
+		filetest.Write(t, inst, filetest.Block('w', 1<<20), 0)
 		require.NoError(t, inst.Store().Save("mode-pages", []byte("x")))
 		require.NoError(t, inst.Close())
 		used = usedIn(inst.dir.path)

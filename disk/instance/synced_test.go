@@ -41,8 +41,7 @@ func flushUnsyncedMap(t *testing.T, inst *Instance) {
 	require.NoError(t, err)
 	require.NoError(t, data.Sync())
 	require.NoError(t, data.Close())
-	live, err := os.ReadFile(inst.dir.liveMap())
-	require.NoError(t, err)
+	live := filetest.Content(t, inst.dir.liveMap())
 	durable, err := os.OpenFile(inst.dir.durableMap(), os.O_RDWR, 0)
 	require.NoError(t, err)
 	_, err = durable.WriteAt(live[mapHeaderSize:], mapHeaderSize)
@@ -69,8 +68,7 @@ func TestKeepPromises(t *testing.T) {
 			}
 		}
 		if write {
-			_, err := inst.WriteAt(t.Context(), filetest.Block('w', 8192), 512)
-			require.NoError(t, err)
+			filetest.Write(t, inst, filetest.Block('w', 8192), 512)
 			require.NoError(t, inst.Flush())
 			require.NoError(t, inst.Store().Save("mode-pages", []byte("kept")))
 		}
@@ -84,8 +82,7 @@ func TestKeepPromises(t *testing.T) {
 		use(sayKept+"a larger one", volume, false)
 		if mode == CopyOnWrite {
 			inst, _ := start(t, image, volume)
-			_, err := inst.WriteAt(t.Context(), filetest.Block('k', 8192), 2<<20)
-			require.NoError(t, err)
+			filetest.Write(t, inst, filetest.Block('k', 8192), 2<<20)
 			flushUnsyncedMap(t, inst)
 			require.NoError(t, inst.Close())
 			inst, _ = start(t, image, volume)
@@ -97,8 +94,7 @@ func TestKeepPromises(t *testing.T) {
 			require.NoError(t, os.MkdirAll(filepath.Dir(kept), 0o700))
 			require.NoError(t, durable.Replace(kept, []byte("killed before the name is synced"),
 				"", syncFilesOnly))
-			content, err := os.ReadFile(inst.dir.state())
-			require.NoError(t, err)
+			content := filetest.Content(t, inst.dir.state())
 			require.NoError(t, inst.Close())
 			require.NoError(t, durable.Replace(inst.dir.state(), content, "", syncFilesOnly))
 			inst, _ = start(t, image, volume)
@@ -140,8 +136,7 @@ func TestPromisesReachStorage(t *testing.T) {
 	child.Env = append(os.Environ(), tracedDir+"="+dir)
 	out, err := child.CombinedOutput()
 	require.NoError(t, err, string(out))
-	text, err := os.ReadFile(trace)
-	require.NoError(t, err)
+	text := filetest.Content(t, trace)
 	s := &syncedFiles{t: t, dir: dir, changes: map[string]int{}, stored: map[string]int{},
 		bound: true}
 	begun, syncing := map[string]string{}, map[string]int{}

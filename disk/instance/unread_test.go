@@ -46,8 +46,7 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 					first.copies.done.Wait()
 				}
 				want := filetest.Block('w', 1<<20)
-				_, err := first.WriteAt(t.Context(), want, 0)
-				require.NoError(t, err)
+				filetest.Write(t, first, want, 0)
 				id := first.Identity
 				require.NoError(t, first.Close())
 
@@ -61,7 +60,7 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 					restore := limitDescriptors(t, next+extra)
 					again, err := Open(t.Context(), img, opt)
 					if err == nil {
-						err = again.Close()
+						err := again.Close()
 						restore()
 						require.NoError(t, err)
 						break
@@ -76,9 +75,7 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 				again, logs := start(t, path, opt)
 				require.True(t, again.kept, "%v", dropReason(logs))
 				require.Equal(t, id, again.Identity)
-				got := make([]byte, len(want))
-				_, err = again.ReadAt(t.Context(), got, 0)
-				require.NoError(t, err)
+				got := filetest.Read(t, again, 0, len(want))
 				require.Equal(t, want, got)
 			})
 		}

@@ -70,9 +70,8 @@ func TestWrongContentFailsTheDisk(t *testing.T) {
 			opt := Options{WorkDir: t.TempDir(), Mode: mode}
 			inst := startUnsure(t, s, opt)
 			p := make([]byte, 4096)
-			_, err := inst.WriteAt(t.Context(), p, 0)
-			require.NoError(t, err)
-			_, err = inst.ReadAt(t.Context(), p, 1<<20)
+			filetest.Write(t, inst, p, 0)
+			_, err := inst.ReadAt(t.Context(), p, 1<<20)
 			require.NoError(t, err)
 			s.verdict <- fmt.Errorf("%w: a test", disk.ErrWrongContent)
 			testtool.Eventually(t, func() bool {
@@ -92,8 +91,7 @@ func TestWrongContentFailsTheDisk(t *testing.T) {
 			}
 			inst.copies.done.Wait()
 			require.NoError(t, inst.Close())
-			state, err := loadState(inst.dir.state())
-			require.NoError(t, err)
+			state := stateOf(t, inst)
 			require.False(t, state.Complete)
 		})
 	}
@@ -107,13 +105,11 @@ func TestVerifiedBeforeItIsComplete(t *testing.T) {
 		inst := startUnsure(t, s, Options{WorkDir: t.TempDir(), Mode: CopyClone})
 		testtool.Eventually(t, func() bool { return s.asked.Load() == 1 },
 			"the content is verified")
-		state, err := loadState(inst.dir.state())
-		require.NoError(t, err)
+		state := stateOf(t, inst)
 		require.False(t, state.Complete)
 		s.verdict <- nil
 		inst.copies.done.Wait()
-		state, err = loadState(inst.dir.state())
-		require.NoError(t, err)
+		state = stateOf(t, inst)
 		require.True(t, state.Complete)
 		require.NoError(t, inst.Close())
 
@@ -153,8 +149,7 @@ func TestImageThatContradictsItself(t *testing.T) {
 				_, err := inst.ReadAt(t.Context(), make([]byte, 512), 0)
 				require.ErrorIs(t, err, disk.ErrWrongContent)
 				inst.copies.done.Wait()
-				state, err := loadState(inst.dir.state())
-				require.NoError(t, err)
+				state := stateOf(t, inst)
 				require.False(t, state.Complete)
 			})
 		}
@@ -188,8 +183,7 @@ func TestCloneOfADiskThatIsNotVerified(t *testing.T) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.ErrorIs(t, inst.Settled(ended), context.Canceled)
-		state, err := loadState(clone.dir.state())
-		require.NoError(t, err)
+		state := stateOf(t, clone)
 		require.False(t, state.Complete)
 		s.verdict <- verdict
 		switch err := inst.Settled(t.Context()); {
@@ -200,8 +194,7 @@ func TestCloneOfADiskThatIsNotVerified(t *testing.T) {
 			require.NotErrorIs(t, err, disk.ErrNotNow, "to ask again is of no use")
 		}
 		clone.copies.done.Wait()
-		state, err = loadState(clone.dir.state())
-		require.NoError(t, err)
+		state = stateOf(t, clone)
 		require.Equal(t, verdict == nil, state.Complete)
 		_, err = clone.WriteAt(t.Context(), nil, 0)
 		require.Equal(t, wrong, errors.Is(err, disk.ErrWrongContent))

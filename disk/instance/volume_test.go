@@ -19,8 +19,7 @@ func snapshot(t *testing.T, from, to string, off int64, length int) {
 	entries, err := os.ReadDir(from)
 	require.NoError(t, err)
 	for _, e := range entries {
-		content, err := os.ReadFile(filepath.Join(from, e.Name()))
-		require.NoError(t, err)
+		content := filetest.Content(t, filepath.Join(from, e.Name()))
 		if e.Name() == PersistentName {
 			clear(content[off : off+int64(length)])
 		}
@@ -43,11 +42,9 @@ func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 			opt := Options{Mode: mode, PersistentDir: volume}
 			inst, _ := start(t, path, opt)
 			inst.copies.done.Wait()
-			_, err := inst.WriteAt(t.Context(), filetest.Block('f', 4096), 4096)
-			require.NoError(t, err)
+			filetest.Write(t, inst, filetest.Block('f', 4096), 4096)
 			require.NoError(t, inst.Flush())
-			_, err = inst.WriteAt(t.Context(), filetest.Block('l', 512), 1<<20)
-			require.NoError(t, err)
+			filetest.Write(t, inst, filetest.Block('l', 512), 1<<20)
 			filetest.ReadAll(t, inst, inst.Size())
 			snapshot(t, volume, restored, 1<<20, 2<<20)
 
@@ -59,8 +56,7 @@ func TestSnapshotOfAVolumeOnTheSameMachine(t *testing.T) {
 			require.Equal(t, inst.Identity, clone.Identity)
 			require.Equal(t, -1,
 				filetest.FirstDifference(want, filetest.ReadAll(t, clone, clone.Size())))
-			_, err = clone.WriteAt(t.Context(), filetest.Block('c', 512), 2<<20)
-			require.NoError(t, err)
+			filetest.Write(t, clone, filetest.Block('c', 512), 2<<20)
 			copy(want[2<<20:], filetest.Block('c', 512))
 			require.NoError(t, clone.Close())
 

@@ -35,8 +35,7 @@ func TestCheckpointSpeaksOfFlushedDataOnly(t *testing.T) {
 		write := func(b byte, blockNumber int64) {
 			p := filetest.Block(b, minGranule)
 			d.attempt(p, blockNumber*minGranule)
-			_, err := d.over.WriteAt(t.Context(), p, blockNumber*minGranule)
-			require.NoError(t, err)
+			filetest.Write(t, d.over, p, blockNumber*minGranule)
 			copy(d.expected[blockNumber*minGranule:], p)
 		}
 		write('a', 1)
@@ -53,8 +52,7 @@ func TestCheckpointSpeaksOfFlushedDataOnly(t *testing.T) {
 // because that one is saving the changes of both.
 func TestFlushWaitsForTheOneBefore(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
-	_, err := d.over.WriteAt(t.Context(), filetest.Block('a', minGranule), minGranule)
-	require.NoError(t, err)
+	filetest.Write(t, d.over, filetest.Block('a', minGranule), minGranule)
 	begun, release := make(chan struct{}), make(chan struct{})
 	var flushes atomic.Int64
 	d.over.file = &flushing{d.file, func() {

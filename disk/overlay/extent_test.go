@@ -41,10 +41,8 @@ func TestDepth(t *testing.T) {
 	require.Equal(t, want, depths(t, d.over, simSize))
 
 	require.NoError(t, d.over.Discard(t.Context(), 3*minGranule, minGranule)) // a hole stays one
-	_, err := d.over.WriteAt(t.Context(), filetest.Block('w', 512), minGranule+512)
-	require.NoError(t, err)
-	_, err = d.over.WriteAt(t.Context(), filetest.Block('w', minGranule), 8*minGranule)
-	require.NoError(t, err)
+	filetest.Write(t, d.over, filetest.Block('w', 512), minGranule+512)
+	filetest.Write(t, d.over, filetest.Block('w', minGranule), 8*minGranule)
 	require.NoError(t, d.over.Discard(t.Context(), 10*minGranule, 2*minGranule))
 	for _, block := range []int{1, 8, 10, 11} {
 		want[block] = disk.DepthOwn
@@ -52,7 +50,7 @@ func TestDepth(t *testing.T) {
 	require.Equal(t, want, depths(t, d.over, simSize), "a discarded block is not the image's")
 
 	for _, r := range [][2]int64{{-1, 512}, {0, 0}, {0, -1}, {simSize - 512, 1024}} {
-		_, _, err = d.over.Depth(t.Context(), r[0], r[1])
+		_, _, err := d.over.Depth(t.Context(), r[0], r[1])
 		require.Error(t, err, "%d", r)
 	}
 
@@ -82,10 +80,9 @@ func (lostExtents) Extent(context.Context, int64, int64) (disk.Extent, error) {
 // TestDepthOfALostImage: what the disk has needs no image.
 func TestDepthOfALostImage(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
-	_, err := d.over.WriteAt(t.Context(), filetest.Block('w', minGranule), 8*minGranule)
-	require.NoError(t, err)
+	filetest.Write(t, d.over, filetest.Block('w', minGranule), 8*minGranule)
 	d.over.base.img = lostExtents{d.image}
-	_, _, err = d.over.Depth(t.Context(), 0, minGranule)
+	_, _, err := d.over.Depth(t.Context(), 0, minGranule)
 	require.ErrorIs(t, err, errLost)
 	depth, n, err := d.over.Depth(t.Context(), 8*minGranule, 4*minGranule)
 	require.NoError(t, err)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -71,8 +70,7 @@ func TestDiskOverAFarImage(t *testing.T) {
 	filetest.QemuImg(t, dir, "convert", "-c", "-f", "raw", "-O", "qcow2", "a.raw", "a.qcow2")
 	for _, name := range []string{"a.raw", "a.qcow2"} {
 		for _, copyReads := range []bool{false, true} {
-			packed, err := os.ReadFile(filepath.Join(dir, name))
-			require.NoError(t, err)
+			packed := filetest.Content(t, filepath.Join(dir, name))
 			synctest.Test(t, func(t *testing.T) {
 				d := newFarDisk(t, name, packed, content,
 					sourcetest.Options{Delay: 50 * time.Millisecond}, Options{CopyReads: copyReads})
@@ -130,8 +128,7 @@ func TestOutOfReach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newRawDisk(t, 4<<20, sourcetest.Options{})
 		own := filetest.Block('o', minGranule)
-		_, err := d.served.WriteAt(t.Context(), own, 7*minGranule)
-		require.NoError(t, err)
+		filetest.Write(t, d.served, own, 7*minGranule)
 		d.source.Cut()
 		other := d.served.(*Stack)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -167,20 +164,16 @@ func TestOutOfReach(t *testing.T) {
 		synctest.Wait()
 
 		now := time.Now()
-		p := make([]byte, minGranule)
-		_, err = other.ReadAt(t.Context(), p, 7*minGranule)
-		require.NoError(t, err)
+		p := filetest.Read(t, other, 7*minGranule, minGranule)
 		require.Equal(t, own, p)
-		_, err = other.WriteAt(t.Context(), part, 7*minGranule+512)
-		require.NoError(t, err)
+		filetest.Write(t, other, part, 7*minGranule+512)
 		// others wait for the last three
 		for _, at := range []int64{6, 8, 19, 20, 21} {
-			_, err = other.WriteAt(t.Context(), filetest.Block('w', minGranule), at*minGranule)
-			require.NoError(t, err)
+			filetest.Write(t, other, filetest.Block('w', minGranule), at*minGranule)
 		}
 		require.NoError(t, other.Discard(t.Context(), 30*minGranule, 5*minGranule))
 		require.NoError(t, other.Flush())
-		_, err = other.Extent(t.Context(), 0, 1<<20)
+		_, err := other.Extent(t.Context(), 0, 1<<20)
 		require.NoError(t, err)
 		depth, _, err := other.Depth(t.Context(), 19*minGranule, minGranule)
 		require.NoError(t, err)
@@ -214,15 +207,12 @@ func TestWriteThatWaitedForItsBlock(t *testing.T) {
 			written <- err
 		}()
 		synctest.Wait()
-		_, err := d.served.WriteAt(t.Context(), filetest.Block('w', 2*minGranule), 5*minGranule)
-		require.NoError(t, err)
+		filetest.Write(t, d.served, filetest.Block('w', 2*minGranule), 5*minGranule)
 		d.source.Mend()
 		require.NoError(t, <-written)
 		want := filetest.Block('w', minGranule)
 		copy(want[512:], filetest.Block('p', 512))
-		got := make([]byte, minGranule)
-		_, err = d.served.ReadAt(t.Context(), got, 5*minGranule)
-		require.NoError(t, err)
+		got := filetest.Read(t, d.served, 5*minGranule, minGranule)
 		require.Equal(t, want, got)
 	})
 }
@@ -239,8 +229,7 @@ func TestDetachingWhileSomebodyWaits(t *testing.T) {
 			read <- err
 		}()
 		synctest.Wait()
-		_, err := d.served.WriteAt(t.Context(), filetest.Block('w', 1<<20), 0)
-		require.NoError(t, err)
+		filetest.Write(t, d.served, filetest.Block('w', 1<<20), 0)
 		dropped := make(chan struct{})
 		go func() {
 			d.base.drop()
@@ -254,7 +243,7 @@ func TestDetachingWhileSomebodyWaits(t *testing.T) {
 		}
 		require.Equal(t, -1, filetest.FirstDifference(filetest.Block('w', 1<<20),
 			filetest.ReadAll(t, d.served, 1<<20)))
-		_, err = d.served.(disk.Extenter).Extent(t.Context(), 0, 512)
+		_, err := d.served.(disk.Extenter).Extent(t.Context(), 0, 512)
 		require.NoError(t, err)
 		d.source.Mend()
 		require.NoError(t, <-read)
@@ -355,10 +344,8 @@ func TestFarImageThatIsGone(t *testing.T) {
 		time.Sleep(time.Minute)
 		done, all := d.Copied()
 		require.Equal(t, all-64<<10, done)
-		p := make([]byte, 512)
-		_, err := d.served.ReadAt(t.Context(), p, 5<<20)
-		require.NoError(t, err)
-		_, err = d.served.ReadAt(t.Context(), make([]byte, 64<<10), 5<<20+64<<10)
+		_ = filetest.Read(t, d.served, 5<<20, 512)
+		_, err := d.served.ReadAt(t.Context(), make([]byte, 64<<10), 5<<20+64<<10)
 		var medium *disk.MediumError
 		require.ErrorAs(t, err, &medium)
 		require.NotErrorIs(t, err, disk.ErrNotNow)

@@ -57,9 +57,7 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		seen.End()
 		require.EqualValues(t, whole, seen.whole.Load())
 
-		got := make([]byte, size)
-		_, err = file.ReadAt(t.Context(), got, 0)
-		require.NoError(t, err)
+		got := filetest.Read(t, file, 0, size)
 		require.True(t, bytes.Equal(content, got))
 		want, err := img.Fingerprint(t.Context(), img.Hashes(nil), slots.New(2, slots.Options{}))
 		require.NoError(t, err)

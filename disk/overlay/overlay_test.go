@@ -60,9 +60,7 @@ func TestUnreadableBlockOfTheImage(t *testing.T) {
 		require.NoError(t, d.hydrate.run(t.Context()))
 		d.over.base.drop()
 		clear(d.expected[5*minGranule : 6*minGranule])
-		got := make([]byte, simSize)
-		_, err = d.over.ReadAt(t.Context(), got, 0)
-		require.NoError(t, err)
+		got := filetest.Read(t, d.over, 0, simSize)
 		require.Equal(t, d.expected, got)
 	}
 }
@@ -73,13 +71,11 @@ func TestWholeBlocksReadNothing(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	counted := &counting{Image: d.image}
 	d.over.base.img = counted
-	_, err := d.over.WriteAt(t.Context(), make([]byte, 3*minGranule), 4*minGranule)
-	require.NoError(t, err)
+	filetest.Write(t, d.over, make([]byte, 3*minGranule), 4*minGranule)
 	require.Zero(t, counted.reads)
 	require.NoError(t, d.over.Discard(t.Context(), 20*minGranule, 2*minGranule))
 	require.Zero(t, counted.reads)
-	_, err = d.over.WriteAt(t.Context(), make([]byte, 3*minGranule), 24*minGranule+disk.SectorSize)
-	require.NoError(t, err)
+	filetest.Write(t, d.over, make([]byte, 3*minGranule), 24*minGranule+disk.SectorSize)
 	require.Equal(t, 2, counted.reads)
 }
 
@@ -109,8 +105,7 @@ func TestHydrationPunchesWhatIsThere(t *testing.T) {
 		make([]byte, simSize))}
 	clear(content.Content[9*minGranule : 10*minGranule])
 	// the end of a hole of the image: every fifth block is one
-	_, err := file.WriteAt(t.Context(), filetest.Block('x', minGranule), 9*minGranule)
-	require.NoError(t, err)
+	filetest.Write(t, file, filetest.Block('x', minGranule), 9*minGranule)
 	blocks := newBlockMap(blocksOf(simSize))
 	maps := newMapStore(len(blocks.pages))
 	held, err := markHoles(t.Context(), stored{content}, blocks, maps.save)
@@ -184,8 +179,7 @@ func TestHydrationLeavesProcessorsToTheGuest(t *testing.T) {
 // an empty write whether the disk has failed; that does not count.
 func TestWatchingTheDiskIsNoGuest(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
-	_, err := d.over.WriteAt(t.Context(), nil, 0)
-	require.NoError(t, err)
+	filetest.Write(t, d.over, nil, 0)
 	require.False(t, d.hydrate.o.watch.active())
 	for name, act := range map[string]func() error{
 		"read": func() error {
@@ -289,8 +283,7 @@ func TestHolesThatAreNoWholeBlocks(t *testing.T) {
 // not marked yet. It leaves marked blocks alone.
 func TestGivingBackSparesTheGuest(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
-	_, err := d.over.WriteAt(t.Context(), filetest.Block('g', minGranule), 7*minGranule)
-	require.NoError(t, err)
+	filetest.Write(t, d.over, filetest.Block('g', minGranule), 7*minGranule)
 	held := d.over.locks.lock(5, 5)
 	done := make(chan struct{})
 	go func() {
@@ -302,15 +295,12 @@ func TestGivingBackSparesTheGuest(t *testing.T) {
 		t.Fatal("giveBack did not wait")
 	case <-time.After(50 * time.Millisecond):
 	}
-	_, err = d.file.WriteAt(t.Context(), filetest.Block('g', minGranule), 5*minGranule)
-	require.NoError(t, err)
+	filetest.Write(t, d.file, filetest.Block('g', minGranule), 5*minGranule)
 	require.NoError(t, d.over.mark(5, 5))
 	d.over.locks.unlock(held)
 	<-done
 	for _, written := range []int64{5, 7} {
-		p := make([]byte, minGranule)
-		_, err = d.over.ReadAt(t.Context(), p, written*minGranule)
-		require.NoError(t, err)
+		p := filetest.Read(t, d.over, written*minGranule, minGranule)
 		require.Equal(t, filetest.Block('g', minGranule), p)
 	}
 }

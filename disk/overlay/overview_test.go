@@ -52,13 +52,10 @@ func TestMapOfAnOverlay(t *testing.T) {
 	require.Equal(t, disk.Cell{Image: block}, cell(m, 31))
 	require.Equal(t, disk.Cell{Hole: block}, cell(m, 32))
 
-	_, err = o.WriteAt(t.Context(), make([]byte, disk.SectorSize), 3*block)
-	require.NoError(t, err)
+	filetest.Write(t, o, make([]byte, disk.SectorSize), 3*block)
 	// The file remembers its holes by 64 KiB.
-	_, err = o.WriteAt(t.Context(), make([]byte, 16*block), 48*block)
-	require.NoError(t, err)
-	_, err = o.WriteAt(t.Context(), make([]byte, 16*block), 96*block)
-	require.NoError(t, err)
+	filetest.Write(t, o, make([]byte, 16*block), 48*block)
+	filetest.Write(t, o, make([]byte, 16*block), 96*block)
 	_, err = o.ReadAt(t.Context(), make([]byte, block), 7*block)
 	require.NoError(t, err)
 	m = o.Map()

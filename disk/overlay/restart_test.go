@@ -59,16 +59,14 @@ func TestRestartAfterAFailedFlush(t *testing.T) {
 	d := &disks{dir: t.TempDir(), img: filetest.SimImage{Content: bytes.Clone(content)},
 		opt: Options{CopyReads: true}, boot: "a boot"}
 	over := d.start(t)
-	_, err := over.WriteAt(t.Context(), filetest.Block('f', 4096), 4096)
-	require.NoError(t, err)
+	filetest.Write(t, over, filetest.Block('f', 4096), 4096)
 	require.NoError(t, over.Flush())
 	// the rest of it comes from the image
-	_, err = over.WriteAt(t.Context(), filetest.Block('l', 512), 1<<20)
-	require.NoError(t, err)
+	filetest.Write(t, over, filetest.Block('l', 512), 1<<20)
 	filetest.ReadAll(t, over, over.Size()) // and so does everything else
 	over.file = &unflushed{over.file}
 	require.ErrorIs(t, over.Flush(), disk.ErrFailed)
-	_, err = over.WriteAt(t.Context(), filetest.Block('x', 512), 4096)
+	_, err := over.WriteAt(t.Context(), filetest.Block('x', 512), 4096)
 	require.ErrorIs(t, err, disk.ErrFailed)
 	require.NoError(t, over.Close())
 
@@ -116,13 +114,11 @@ func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
 	img := filetest.SimImage{Content: filetest.Block('a', 1<<20)}
 	d := &disks{dir: t.TempDir(), img: img, boot: "a boot"}
 	over := d.start(t)
-	content, err := os.ReadFile(d.durableMap())
-	require.NoError(t, err)
+	content := filetest.Content(t, d.durableMap())
 	platter, err := os.OpenFile(filetest.Put(t, t.TempDir(), "map", content, 0), os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer platter.Close()
-	_, err = over.WriteAt(t.Context(), filetest.Block('w', 4096), 8192)
-	require.NoError(t, err)
+	filetest.Write(t, over, filetest.Block('w', 4096), 8192)
 	over.maps.durable = unsyncable{over.maps.durable}
 	require.ErrorIs(t, over.Flush(), disk.ErrFailed)
 	require.NoError(t, over.Close())
@@ -131,14 +127,11 @@ func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
 	again.maps.durable = onStorage{again.maps.durable, platter}
 	require.NoError(t, again.Flush())
 	require.NoError(t, again.Close())
-	content, err = os.ReadFile(platter.Name())
-	require.NoError(t, err)
+	content = filetest.Content(t, platter.Name())
 	require.NoError(t, os.WriteFile(d.durableMap(), content, 0o600))
 	d.boot = "another boot"
 	third := d.start(t)
-	p := make([]byte, 4096)
-	_, err = third.ReadAt(t.Context(), p, 8192)
-	require.NoError(t, err)
+	p := filetest.Read(t, third, 8192, 4096)
 	require.Equal(t, filetest.Block('w', 4096), p)
 	require.NoError(t, third.Close())
 }

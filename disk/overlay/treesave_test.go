@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
 // unsureShelf fails to save the record, as a sync of a directory that fails: the new record has its
@@ -85,13 +86,10 @@ func TestGrowAfterASnapshotThatCannotBeRecorded(t *testing.T) {
 	require.Equal(t, size, d.disk.Size())
 	require.NoError(t, d.tree.Grow(2*size))
 	data := bytes.Repeat([]byte{'d'}, disk.SectorSize)
-	_, err := d.disk.WriteAt(t.Context(), data, 2*size-disk.SectorSize)
-	require.NoError(t, err)
+	filetest.Write(t, d.disk, data, 2*size-disk.SectorSize)
 	require.NoError(t, d.disk.Flush())
 	d.load()
-	got := make([]byte, disk.SectorSize)
-	_, err = d.disk.ReadAt(t.Context(), got, 2*size-disk.SectorSize)
-	require.NoError(t, err)
+	got := filetest.Read(t, d.disk, 2*size-disk.SectorSize, disk.SectorSize)
 	require.Equal(t, data, got)
 }
 

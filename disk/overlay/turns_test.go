@@ -68,9 +68,7 @@ func copying(t *testing.T, shared *slots.Slots, base func(Image) Image) (*simDis
 func requireCopied(t *testing.T, d *simDisk) {
 	require.Zero(t, d.over.blocks.clear.Load())
 	d.over.base.drop()
-	got := make([]byte, simSize)
-	_, err := d.over.ReadAt(t.Context(), got, 0)
-	require.NoError(t, err)
+	got := filetest.Read(t, d.over, 0, simSize)
 	require.Equal(t, d.expected, got)
 }
 

@@ -42,8 +42,7 @@ func rawImage(t *testing.T) string {
 // able to.
 func TestCopyKeepsHoles(t *testing.T) {
 	path := rawImage(t)
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
+	want := filetest.Content(t, path)
 	for name, dir := range map[string]string{"here": t.TempDir(), "in memory": memory(t)} {
 		t.Run(name, func(t *testing.T) {
 			p := &providing{img: open(t, path), dir: dir, path: filepath.Join(dir, "x.raw")}
@@ -55,8 +54,7 @@ func TestCopyKeepsHoles(t *testing.T) {
 			require.NoError(t, err)
 			defer dst.Close()
 			require.NoError(t, p.copy(t.Context(), dst, src))
-			got, err := os.ReadFile(p.path)
-			require.NoError(t, err)
+			got := filetest.Content(t, p.path)
 			require.True(t, bytes.Equal(want, got))
 			var st unix.Stat_t
 			require.NoError(t, unix.Fstat(int(dst.Fd()), &st))
@@ -80,9 +78,7 @@ func TestAnInterruptionLeavesNothing(t *testing.T) {
 	cancel()
 	_, err := Provide(ctx, open(t, rawImage(t)), Options{To: filepath.Join(dir, "disk")})
 	require.ErrorIs(t, err, context.Canceled)
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Empty(t, entries)
+	filetest.Empty(t, dir)
 }
 
 // TestBackingFilesBecomeOneRawFile makes a file that QEMU can use where the backing file is not.
@@ -96,13 +92,10 @@ func TestBackingFilesBecomeOneRawFile(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, to+".raw", f.Path)
 	require.Equal(t, "conversion", f.How)
-	got, err := os.ReadFile(f.Path)
-	require.NoError(t, err)
+	got := filetest.Content(t, f.Path)
 	require.True(t, bytes.Equal(bytes.Repeat([]byte{5}, 1<<20), got))
 	require.NoError(t, f.Remove())
-	entries, err := os.ReadDir(filepath.Dir(to))
-	require.NoError(t, err)
-	require.Empty(t, entries)
+	filetest.Empty(t, filepath.Dir(to))
 
 	// Without backing files, it keeps its format.
 	alone := filepath.Join(t.TempDir(), "alone.qcow2")

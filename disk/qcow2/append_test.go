@@ -73,8 +73,7 @@ func TestAppendedImage(t *testing.T) {
 		dir := filepath.Dir(path)
 		filetest.QemuImg(t, dir, "check", "-q", path)
 		filetest.QemuImg(t, dir, "convert", "-O", "raw", path, "raw")
-		raw, err := os.ReadFile(filepath.Join(dir, "raw"))
-		require.NoError(t, err)
+		raw := filetest.Content(t, filepath.Join(dir, "raw"))
 		require.True(t, bytes.Equal(want, raw))
 	}
 }
@@ -92,8 +91,7 @@ func TestAppendedImageHidesItsBackingFile(t *testing.T) {
 	require.NoError(t, os.Rename(base, filepath.Join(dir, "base.qcow2")))
 	filetest.QemuImg(t, dir, "check", "-q", path)
 	filetest.QemuImg(t, dir, "convert", "-O", "raw", path, "raw")
-	raw, err := os.ReadFile(filepath.Join(dir, "raw"))
-	require.NoError(t, err)
+	raw := filetest.Content(t, filepath.Join(dir, "raw"))
 	want := make([]byte, 2<<20)
 	for _, n := range []int{1, 3, 4, 300} {
 		copy(want[n<<12:], full)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/testtool"
 )
@@ -53,15 +54,13 @@ func compareArrival(t testing.TB, path string, want []byte) (passes int) {
 	got := make([]byte, len(want))
 	var lay func(path string)
 	lay = func(path string) {
-		file, err := os.ReadFile(path)
-		require.NoError(t, err)
+		file := filetest.Content(t, path)
 		a, err := qcow2.NewArrival(file[:min(len(file), qcow2.HeadSize)], int64(len(file)),
 			qcow2.Options{})
 		require.NoError(t, err)
 		own := make([]byte, a.Size())
 		if name, format := a.Backing(); format == "raw" {
-			base, err := os.ReadFile(filepath.Join(filepath.Dir(path), name))
-			require.NoError(t, err)
+			base := filetest.Content(t, filepath.Join(filepath.Dir(path), name))
 			copy(own, base)
 		} else if name != "" {
 			lay(filepath.Join(filepath.Dir(path), name))
@@ -116,8 +115,7 @@ func TestArrivalPasses(t *testing.T) {
 	runTool(t, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-o", "cluster_size=4k", raw,
 		path)
 	runTool(t, "qemu-img", "resize", "-q", path, "64G")
-	file, err := os.ReadFile(path)
-	require.NoError(t, err)
+	file := filetest.Content(t, path)
 	got := make([]byte, 12<<20)
 	guest := guestOf(got)
 	a, err := qcow2.NewArrival(file[:qcow2.HeadSize], int64(len(file)), qcow2.Options{})
@@ -137,8 +135,7 @@ func TestArrivalCut(t *testing.T) {
 	raw, path := filepath.Join(dir, "raw"), filepath.Join(dir, "image")
 	require.NoError(t, os.WriteFile(raw, bytes.Repeat([]byte("content."), 1<<18), 0o644))
 	runTool(t, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, path)
-	file, err := os.ReadFile(path)
-	require.NoError(t, err)
+	file := filetest.Content(t, path)
 	for cut := 0; cut < len(file); cut += len(file)/40 + 1 {
 		a, err := qcow2.NewArrival(file, int64(len(file)), qcow2.Options{})
 		require.NoError(t, err)

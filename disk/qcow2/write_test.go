@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/testtool"
 )
@@ -67,9 +68,7 @@ func (d *memoryDisk) Data(_ context.Context, f func(off, n int64) error) error {
 
 // whole is the disk with all of it said to be data.
 func (d *memoryDisk) whole(t testing.TB) *memoryDisk {
-	all := make([]byte, d.size)
-	_, err := d.ReadAt(t.Context(), all, 0)
-	require.NoError(t, err)
+	all := filetest.Read(t, d, 0, d.size)
 	return &memoryDisk{size: d.size, runs: []run{{0, all}}}
 }
 
@@ -158,9 +157,7 @@ func requireStored(t *testing.T, d *memoryDisk, image []byte) {
 		off += n
 	}
 	for _, r := range d.runs { // also where the image stores nothing
-		got := make([]byte, len(r.content))
-		_, err = im.ReadAt(t.Context(), got, r.off)
-		require.NoError(t, err)
+		got := filetest.Read(t, im, r.off, len(r.content))
 		require.True(t, bytes.Equal(r.content, got), "%d bytes at %d", len(got), r.off)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/disktest/packtest"
 	"kubevirt.io/disk/internal/testtool"
 )
@@ -142,8 +143,7 @@ func TestVMDKOfQEMU(t *testing.T) {
 		out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O",
 			"vmdk", "-o", "subformat=streamOptimized", path("raw"), path("vmdk")).CombinedOutput()
 		require.NoError(t, err, "%s", out)
-		image, err := os.ReadFile(path("vmdk"))
-		require.NoError(t, err)
+		image := filetest.Content(t, path("vmdk"))
 		_, got, err := all("a.vmdk", image, Options{})
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(disk, got), size)
@@ -160,8 +160,7 @@ func TestVMDKOfQEMU(t *testing.T) {
 		out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-f", "vmdk", "-o",
 			"subformat="+form, path(form), "1M").CombinedOutput()
 		require.NoError(t, err, "%s", out)
-		image, err := os.ReadFile(path(form))
-		require.NoError(t, err)
+		image := filetest.Content(t, path(form))
 		c, err := Open("a.vmdk", bytes.NewReader(image), -1, Options{})
 		require.NoError(t, err)
 		require.Empty(t, c.Formats, "it is left to who converts it")
@@ -379,8 +378,7 @@ func TestVMDKTables(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O", "vmdk",
 		"-o", "subformat=streamOptimized", raw, path).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	before, err := os.ReadFile(path)
-	require.NoError(t, err)
+	before := filetest.Content(t, path)
 	at := int(le.Uint32(before[le.Uint64(before[56:])*512:])) * 512
 	for _, f := range []change{swap(at, 0, 1), put(at, 0), put(at+100*4, 129),
 		put(int(le.Uint64(before[56:])*512), 0)} {

@@ -113,6 +113,42 @@ func ReadAll(t *testing.T, r interface {
 	return content
 }
 
+// Read reads a part of a disk, all of which must be there.
+func Read[N int | int64](t testing.TB, r interface {
+	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
+}, off int64, length N) []byte {
+	t.Helper()
+	p := make([]byte, length)
+	_, err := r.ReadAt(t.Context(), p, off)
+	require.NoError(t, err)
+	return p
+}
+
+// Write writes to a disk, which must take it.
+func Write(t testing.TB, w interface {
+	WriteAt(ctx context.Context, p []byte, off int64) (int, error)
+}, p []byte, off int64) {
+	t.Helper()
+	_, err := w.WriteAt(t.Context(), p, off)
+	require.NoError(t, err)
+}
+
+// Content is what a file has.
+func Content(t testing.TB, path string) []byte {
+	t.Helper()
+	p, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return p
+}
+
+// Empty requires a directory without files.
+func Empty(t testing.TB, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
 // noise fills p, which nobody else has yet. The race detector would look at each byte.
 //
 //go:norace

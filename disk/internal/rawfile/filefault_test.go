@@ -56,8 +56,7 @@ func TestFileIsReadAnewAfterAFailedFlush(t *testing.T) {
 			forgotten = append(forgotten, fd)
 			return forgetCached(fd)
 		}
-		_, err := f.WriteAt(t.Context(), filetest.Block('w', 4096), 0)
-		require.NoError(t, err)
+		filetest.Write(t, f, filetest.Block('w', 4096), 0)
 		var want []int
 		if err := f.Flush(); cause != nil {
 			require.ErrorIs(t, err, cause)
@@ -87,9 +86,7 @@ func TestFullFileSystem(t *testing.T) {
 	}
 	require.ErrorIs(t, err, disk.ErrNoSpace)
 	require.ErrorIs(t, err, unix.ENOSPC)
-	got := make([]byte, len(p))
-	_, err = f.ReadAt(t.Context(), got, 0)
-	require.NoError(t, err)
+	got := filetest.Read(t, f, 0, len(p))
 	require.Equal(t, p, got)
 	_, err = f.WriteAt(t.Context(), filetest.Block(2, 64<<10), 0)
 	require.NoError(t, err, "allocated blocks can be written")
@@ -104,13 +101,10 @@ func TestWithoutHoles(t *testing.T) {
 	dir := t.TempDir()
 	f := openSparse(t, dir, 1<<20, Options{})
 	f.noPunch.Store(true)
-	_, err := f.WriteAt(t.Context(), filetest.Block(1, 1<<20), 0)
-	require.NoError(t, err)
+	filetest.Write(t, f, filetest.Block(1, 1<<20), 0)
 	require.NoError(t, f.Discard(t.Context(), 512, 600<<10))
 	require.NoError(t, f.Zero(t.Context(), 800<<10, 8192))
-	got := make([]byte, 1<<20)
-	_, err = f.ReadAt(t.Context(), got, 0)
-	require.NoError(t, err)
+	got := filetest.Read(t, f, 0, 1<<20)
 	want := filetest.Block(1, 1<<20)
 	clear(want[512 : 512+600<<10])
 	clear(want[800<<10 : 808<<10])
@@ -123,8 +117,7 @@ func TestDiscardGivesSpaceBack(t *testing.T) {
 	f := openSparse(t, dir, 1<<20, Options{})
 	for _, give := range []func(ctx context.Context, off, length int64) error{f.Discard,
 		f.Zero} {
-		_, err := f.WriteAt(t.Context(), filetest.Block(1, 1<<20), 0)
-		require.NoError(t, err)
+		filetest.Write(t, f, filetest.Block(1, 1<<20), 0)
 		require.NoError(t, give(t.Context(), 0, 1<<20))
 		require.Zero(t, filetest.Allocated(t, filepath.Join(dir, "disk.raw")))
 		e, err := f.Extent(t.Context(), 0, 1<<20)

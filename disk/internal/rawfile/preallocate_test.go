@@ -28,8 +28,7 @@ func TestPreallocator(t *testing.T) {
 	p.busy = nil
 	p.before(0, preallocateFrom)
 	require.EqualValues(t, 2*preallocateFrom, filetest.Allocated(t, f.Name()))
-	content, err := os.ReadFile(f.Name())
-	require.NoError(t, err)
+	content := filetest.Content(t, f.Name())
 	require.True(t, bytes.Equal(make([]byte, size), content))
 
 	// If it fails once, it is not tried again.
@@ -99,7 +98,6 @@ func TestRawWriterPreallocates(t *testing.T) {
 	require.EqualValues(t, 2<<20, written)
 	require.EqualValues(t, 2<<20, filetest.Allocated(t, f.Name()))
 	require.NotZero(t, f.large)
-	got, err := os.ReadFile(f.Name())
-	require.NoError(t, err)
+	got := filetest.Content(t, f.Name())
 	require.True(t, bytes.Equal(content, got))
 }

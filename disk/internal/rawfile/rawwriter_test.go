@@ -130,8 +130,7 @@ func TestRawWriter(t *testing.T) {
 			expected, err := Count(content, 0)
 			require.NoError(t, err)
 			require.Equal(t, expected, total)
-			got, err := os.ReadFile(path)
-			require.NoError(t, err)
+			got := filetest.Content(t, path)
 			require.True(t, bytes.Equal(content, got))
 			var st unix.Stat_t
 			require.NoError(t, unix.Fstat(int(f.Fd()), &st))

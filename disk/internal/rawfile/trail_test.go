@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
 // guestFile is a file of 8 MiB with data at 3 MiB that a guest uses.
@@ -39,10 +40,8 @@ func TestMapOfAFile(t *testing.T) {
 		// Holes are remembered in larger parts.
 		require.EqualValues(t, 8<<20-minHoleRegion, m.Total().Hole)
 
-		_, err := d.WriteAt(t.Context(), make([]byte, 512), 5<<20)
-		require.NoError(t, err)
-		_, err = d.WriteAt(t.Context(), make([]byte, 512), data)
-		require.NoError(t, err)
+		filetest.Write(t, d, make([]byte, 512), 5<<20)
+		filetest.Write(t, d, make([]byte, 512), data)
 		m = d.Map()
 		require.Equal(t, disk.Cell{Written: 4096}, at(m, 5<<20))
 		require.Equal(t, disk.Cell{Written: 4096}, at(m, data))
@@ -51,8 +50,7 @@ func TestMapOfAFile(t *testing.T) {
 		require.Equal(t, disk.Cell{Hole: 4096}, at(d.Map(), data))
 		require.NoError(t, d.Discard(t.Context(), 5<<20, 512))
 		require.Equal(t, disk.Cell{Written: 4096}, at(d.Map(), 5<<20), "the rest was not discarded")
-		_, err = d.WriteAt(t.Context(), make([]byte, 512), data)
-		require.NoError(t, err)
+		filetest.Write(t, d, make([]byte, 512), data)
 		m = d.Map()
 		require.EqualValues(t, 4096, at(m, data).Written)
 		require.EqualValues(t, 8192, m.Total().Written)
@@ -66,18 +64,16 @@ func fixed(size int64) func() int64 { return func() int64 { return size } }
 func TestMapOfAFileThatGrows(t *testing.T) {
 	d := guestFile(t, true)
 	d.Map() // from now on reads are remembered
-	_, err := d.WriteAt(t.Context(), make([]byte, 512), 5<<20)
-	require.NoError(t, err)
+	filetest.Write(t, d, make([]byte, 512), 5<<20)
 	require.NoError(t, d.Discard(t.Context(), 0, 1<<20))
 	require.NoError(t, d.Grow(64<<20))
-	_, err = d.ReadAt(t.Context(), make([]byte, 512), 60<<20)
+	_, err := d.ReadAt(t.Context(), make([]byte, 512), 60<<20)
 	require.NoError(t, err)
 	m := d.Map()
 	require.EqualValues(t, 64<<20, m.Size)
 	require.EqualValues(t, 16<<10, m.CellBytes)
 	require.EqualValues(t, 16<<10, at(m, 5<<20).Written)
-	_, err = d.WriteAt(t.Context(), make([]byte, 512), 60<<20)
-	require.NoError(t, err)
+	filetest.Write(t, d, make([]byte, 512), 60<<20)
 	require.NoError(t, d.Discard(t.Context(), 3<<20, minHoleRegion))
 	m = d.Map()
 	require.EqualValues(t, 16<<10, at(m, 5<<20).Written)
