@@ -25,8 +25,7 @@ const longWait = 40 * time.Second
 func TestNobodyAnswers(t *testing.T) {
 	port, err := peers.FreePort()
 	require.NoError(t, err)
-	ref, err := transport.ParseReference(fmt.Sprintf("127.0.0.1:%d/vm/a:1", port))
-	require.NoError(t, err)
+	ref := parsed(t, fmt.Sprintf("127.0.0.1:%d/vm/a:1", port))
 	file := filepath.Join(t.TempDir(), "a.raw")
 	require.NoError(t, os.WriteFile(file, make([]byte, 4096), 0o600))
 	for what, work := range map[string]func(context.Context, *Client) error{

@@ -245,8 +245,7 @@ func TestFetchedChild(t *testing.T) {
 	if os.Getenv(childRef) == "" {
 		t.Skip("only TestFetchedSharedByUsers needs it")
 	}
-	ref, err := transport.ParseReference(os.Getenv(childRef))
-	require.NoError(t, err)
+	ref := parsed(t, os.Getenv(childRef))
 	c := newClient(t, transport.Options{Insecure: []string{strings.Split(ref.String(), "/")[0]}})
 	s := newStreaming(t, c, os.Getenv(childCache), filepath.Join(os.Getenv("HOME"), "keep"))
 	s.once(t, ref, func(_ string, img *image.Image) {

@@ -7,8 +7,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"kubevirt.io/disk/registry/transport"
 )
 
 // TestKeptFollowsNoLink: what is kept beside a disk lies where others may be able to write. A link
@@ -48,8 +46,7 @@ func TestRecordOfEarlierVersion(t *testing.T) {
 	k, err := keep(nil, filepath.Join(t.TempDir(), "kept"))
 	require.NoError(t, err)
 	defer k.dir.Close()
-	ref, err := transport.ParseReference("registry.example.com/vm/a:1")
-	require.NoError(t, err)
+	ref := parsed(t, "registry.example.com/vm/a:1")
 	want := record{Reference: ref.String(), Digest: digestOf([]byte("manifest"))}
 	text, err := json.Marshal(want)
 	require.NoError(t, err)

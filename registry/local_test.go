@@ -50,9 +50,8 @@ func TestLocalImagesThatAreNone(t *testing.T) {
 		"oci-archive:" + at("saved") + ":web": {"has no tags",
 			"write docker-archive:" + at("saved")},
 	} {
-		parsed, err := transport.ParseReference(ref)
-		require.NoError(t, err)
-		_, err = client.Container(context.Background(), parsed, "")
+		parsed := parsed(t, ref)
+		_, err := client.Container(context.Background(), parsed, "")
 		for _, text := range want {
 			require.ErrorContains(t, err, text, ref)
 		}
@@ -94,8 +93,7 @@ func TestLocalImagesThatArePipes(t *testing.T) {
 		"oci:" + at("manifest"):        "a named pipe",
 		"oci:" + at("layer"):           "a named pipe",
 	} {
-		parsed, err := transport.ParseReference(ref)
-		require.NoError(t, err)
+		parsed := parsed(t, ref)
 		done := make(chan error, 1)
 		go func() {
 			_, _, err := client.Pull(context.Background(), parsed, at("out"), PullOptions{})
@@ -139,8 +137,7 @@ func TestOCIArchive(t *testing.T) {
 		return file
 	}
 	pulled := func(ref string) ([]byte, error) {
-		parsed, err := transport.ParseReference(ref)
-		require.NoError(t, err)
+		parsed := parsed(t, ref)
 		require.False(t, parsed.Remote())
 		dir, err := pull(t, parsed, PullOptions{})
 		if err != nil {
@@ -167,8 +164,7 @@ func TestOCIArchive(t *testing.T) {
 	_, err = pulled("oci-archive:" + two)
 	require.ErrorContains(t, err, "name one as oci-archive:"+two+":TAG")
 
-	ref, err := transport.ParseReference("oci-archive:" + two + ":a")
-	require.NoError(t, err)
+	ref := parsed(t, "oci-archive:"+two+":a")
 	stream := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
 	img := stream.disk(t, stream.open(t, ref), "a.img")
 	require.True(t, bytes.Equal(content, contentOf(t, img)))
@@ -240,9 +236,8 @@ func TestManyValues(t *testing.T) {
 		"history":  saved(one, `{"history":`+many+`,"rootfs":{"diff_ids":[]}}`),
 		"index":    "oci:" + dir,
 	} {
-		ref, err := transport.ParseReference(text)
-		require.NoError(t, err)
-		_, err = pull(t, ref, PullOptions{})
+		ref := parsed(t, text)
+		_, err := pull(t, ref, PullOptions{})
 		require.ErrorContains(t, err, "more than 65536 values", name)
 	}
 	_, err := readConfig([]byte(`{"history":`+many+`,"rootfs":{"diff_ids":[]}}`), 0)

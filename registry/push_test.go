@@ -110,8 +110,7 @@ func (m *memory) requests(method, part string) (n int) {
 }
 
 func (m *memory) ref(t testing.TB, name string) transport.Reference {
-	ref, err := transport.ParseReference(m.host + "/" + name)
-	require.NoError(t, err)
+	ref := parsed(t, m.host+"/"+name)
 	return ref
 }
 
@@ -222,8 +221,7 @@ func TestPushPull(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, digest, second)
 	require.Zero(t, m.requests("PATCH", ""))
-	byDigest, err := transport.ParseReference(m.host + "/vm/a@" + digest)
-	require.NoError(t, err)
+	byDigest := parsed(t, m.host+"/vm/a@"+digest)
 
 	r, err := c.Resolve(ctx, byDigest)
 	require.NoError(t, err)

@@ -37,14 +37,9 @@ func newFarDisk(t *testing.T, name string, packed, content []byte, source source
 	img, err := image.OpenSource(t.Context(), name, open, image.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, img.Close()) })
-	size := img.Size()
-	blocks := newBlockMap(blocksOf(size))
-	maps := newMapStore(len(blocks.pages))
-	held, err := markHoles(t.Context(), img, blocks, maps.save)
-	require.NoError(t, err)
-	d.file = filetest.NewSimFile(&filetest.Machine{CrashIn: -1}, make([]byte, size))
+	d.file = filetest.NewSimFile(&filetest.Machine{CrashIn: -1}, make([]byte, img.Size()))
 	opt.Unit = img.CopyUnit()
-	d.Disk = newDisk(d.file, img, blocks, maps, held, opt)
+	d.Disk = over(t, d.file, img, opt)
 	d.served = NewStack(d.Disk)
 	return d
 }

@@ -43,17 +43,13 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 			rawfile.Options{Private: true})
 		require.NoError(t, err)
 		defer file.Close()
-		blocks := newBlockMap(blocksOf(size))
-		maps := newMapStore(len(blocks.pages))
-		held, err := markHoles(t.Context(), img, blocks, maps.save)
-		require.NoError(t, err)
-		over := newDisk(file, img, blocks, maps, held, Options{Unit: img.CopyUnit()})
-		h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
+		o := over(t, file, img, Options{Unit: img.CopyUnit()})
+		h := newHydration(o, CopyOptions{Slots: slots.New(4, slots.Options{})})
 		hashes := img.Hashes(nil)
 		seen := &seenChunks{ReadAlong: image.NewReadAlong(img, hashes[0])}
 		h.follower = seen
 		require.NoError(t, h.pass(t.Context())) // run would wait for a guest first
-		require.Zero(t, blocks.clear.Load())
+		require.Zero(t, o.blocks.clear.Load())
 		seen.End()
 		require.EqualValues(t, whole, seen.whole.Load())
 

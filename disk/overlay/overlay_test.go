@@ -106,12 +106,8 @@ func TestHydrationPunchesWhatIsThere(t *testing.T) {
 	clear(content.Content[9*minGranule : 10*minGranule])
 	// the end of a hole of the image: every fifth block is one
 	filetest.Write(t, file, filetest.Block('x', minGranule), 9*minGranule)
-	blocks := newBlockMap(blocksOf(simSize))
-	maps := newMapStore(len(blocks.pages))
-	held, err := markHoles(t.Context(), stored{content}, blocks, maps.save)
-	require.NoError(t, err)
-	over := newDisk(file, stored{content}, blocks, maps, held, Options{})
-	require.NoError(t, over.Copy(t.Context(), CopyOptions{Slots: slots.New(4, slots.Options{})}))
+	require.NoError(t, over(t, file, stored{content}, Options{}).Copy(t.Context(),
+		CopyOptions{Slots: slots.New(4, slots.Options{})}))
 	require.Equal(t, content.Content, file.Cache)
 	require.Equal(t, []int64{8 * minGranule}, file.at)
 }
@@ -203,15 +199,11 @@ func TestWatchingTheDiskIsNoGuest(t *testing.T) {
 
 // largerDisk makes a disk that is larger than its image, which ends within a block. It returns the
 // disk's content too.
-func largerDisk(t *testing.T, opt Options) (over *Disk, want []byte) {
+func largerDisk(t *testing.T, opt Options) (d *Disk, want []byte) {
 	image := newSimDisk(t, 1, opt).image
 	want = append(bytes.Clone(image.Content), make([]byte, 6*minGranule-3*disk.SectorSize)...)
-	blocks := newBlockMap(blocksOf(simSize))
-	maps := newMapStore(len(blocks.pages))
-	held, err := markHoles(t.Context(), image, blocks, maps.save)
-	require.NoError(t, err)
 	file := filetest.NewSimFile(&filetest.Machine{CrashIn: -1}, make([]byte, len(want)))
-	return newDisk(file, image, blocks, maps, held, opt), want
+	return over(t, file, image, opt), want
 }
 
 // TestDiskLargerThanItsImage: the file has only a part of the image's last block. Around it the

@@ -37,12 +37,8 @@ func TestMapOfAnOverlay(t *testing.T) {
 		content[i] = byte(i) | 1
 	}
 	img := filetest.SimImage{Content: content}
-	blocks := newBlockMap(blocksOf(size))
-	store := newMapStore(len(blocks.pages))
-	stored, err := markHoles(t.Context(), img, blocks, store.save)
-	require.NoError(t, err)
 	// As large again as the image: that part is a hole, too.
-	o := newDisk(sparseFile(t, 2*size), img, blocks, store, stored, Options{})
+	o := over(t, sparseFile(t, 2*size), img, Options{})
 	defer o.Close()
 
 	cell := func(m *disk.Map, i int64) disk.Cell { return m.Cells[i*block/m.CellBytes] }
@@ -56,7 +52,7 @@ func TestMapOfAnOverlay(t *testing.T) {
 	// The file remembers its holes by 64 KiB.
 	filetest.Write(t, o, make([]byte, 16*block), 48*block)
 	filetest.Write(t, o, make([]byte, 16*block), 96*block)
-	_, err = o.ReadAt(t.Context(), make([]byte, block), 7*block)
+	_, err := o.ReadAt(t.Context(), make([]byte, block), 7*block)
 	require.NoError(t, err)
 	m = o.Map()
 	require.Equal(t, disk.Cell{Image: 31 * block, Written: 33 * block, Hole: 64 * block,
