@@ -15,202 +15,160 @@ import (
 // reads.
 func TestRefused(t *testing.T) {
 	const bits, cs = 16, 1 << 16
+	put32 := func(at int, value uint32) func(*image) {
+		return func(im *image) { im.put32(at, value) }
+	}
+	put64 := func(at int, value uint64) func(*image) {
+		return func(im *image) { im.put64(at, value) }
+	}
 	for _, c := range []struct {
 		name   string
 		want   string
-		change func(t *testing.T, im *image)
+		change func(im *image)
 	}{
-		{"not qcow2", "is not a qcow2 image", func(_ *testing.T, im *image) { im.b[0] = 'X' }},
-		{"ends in the header", "ends within the header",
-			func(_ *testing.T, im *image) { im.b = im.b[:50] }},
-		{"version 1", "version 1 is not supported",
-			func(_ *testing.T, im *image) { im.put32(4, 1) }},
-		{"version 4", "version 4 is not supported",
-			func(_ *testing.T, im *image) { im.put32(4, 4) }},
-		{"cluster_bits 8", "cluster_bits is 8", func(_ *testing.T, im *image) { im.put32(20, 8) }},
-		{"cluster_bits 22", "cluster_bits is 22",
-			func(_ *testing.T, im *image) { im.put32(20, 22) }},
-		{"cluster_bits 2^32-1", "cluster_bits is 4294967295",
-			func(_ *testing.T, im *image) { im.put32(20, math.MaxUint32) }},
-		{"header_length 72 in version 3", "header_length is 72",
-			func(_ *testing.T, im *image) { im.put32(100, 72) }},
-		{"header_length beyond the cluster", "header_length is 65544",
-			func(_ *testing.T, im *image) { im.put32(100, cs+8) }},
-		{"header_length unaligned", "header_length is 105",
-			func(_ *testing.T, im *image) { im.put32(100, 105) }},
-		{"size 0", "virtual size is 0", func(_ *testing.T, im *image) { im.put64(24, 0) }},
-		{"size 2^63", "over the limit", func(_ *testing.T, im *image) { im.put64(24, 1<<63) }},
-		{"size 2^64-1", "over the limit",
-			func(_ *testing.T, im *image) { im.put64(24, math.MaxUint64) }},
-		{"size over 64 TiB", "over the limit",
-			func(_ *testing.T, im *image) { im.put64(24, 64<<40+512) }},
-		{"refcounts of 128 bits", "refcount_order is 7",
-			func(_ *testing.T, im *image) { im.put32(96, 7) }},
-		{"refcount_order 2^32-1", "refcount_order",
-			func(_ *testing.T, im *image) { im.put32(96, math.MaxUint32) }},
-		{"long backing format", "backing format name has 16 bytes",
-			func(_ *testing.T, im *image) {
-				im.put32(104, extBackingFormat)
-				im.put32(108, 16)
-			}},
-		{"corrupt bit", "marked corrupt",
-			func(_ *testing.T, im *image) { im.put64(72, incompatCorrupt) }},
-		{"data file bit", "external file",
-			func(_ *testing.T, im *image) { im.put64(72, incompatDataFile) }},
-		{"unknown bit", "unknown feature (incompatible feature bit 17)",
-			func(_ *testing.T, im *image) { im.put64(72, 1<<17) }},
-		{"the first unknown bit", "unknown feature (incompatible feature bit 5)",
-			func(_ *testing.T, im *image) { im.put64(72, 1<<5) }},
-		{"the last unknown bit", "unknown feature (incompatible feature bit 63)",
-			func(_ *testing.T, im *image) { im.put64(72, 1<<63) }},
-		{"compression bit without type", "contradict",
-			func(_ *testing.T, im *image) { im.put64(72, incompatCompression) }},
-		{"compression type 2", "compression type 2 is unknown", func(_ *testing.T, im *image) {
+		{"not qcow2", "is not a qcow2 image", func(im *image) { im.b[0] = 'X' }},
+		{"ends in the header", "ends within the header", func(im *image) { im.b = im.b[:50] }},
+		{"version 1", "version 1 is not supported", put32(4, 1)},
+		{"version 4", "version 4 is not supported", put32(4, 4)},
+		{"cluster_bits 8", "cluster_bits is 8", put32(20, 8)},
+		{"cluster_bits 22", "cluster_bits is 22", put32(20, 22)},
+		{"cluster_bits 2^32-1", "cluster_bits is 4294967295", put32(20, math.MaxUint32)},
+		{"header_length 72 in version 3", "header_length is 72", put32(100, 72)},
+		{"header_length beyond the cluster", "header_length is 65544", put32(100, cs+8)},
+		{"header_length unaligned", "header_length is 105", put32(100, 105)},
+		{"size 0", "virtual size is 0", put64(24, 0)},
+		{"size 2^63", "over the limit", put64(24, 1<<63)},
+		{"size 2^64-1", "over the limit", put64(24, math.MaxUint64)},
+		{"size over 64 TiB", "over the limit", put64(24, 64<<40+512)},
+		{"refcounts of 128 bits", "refcount_order is 7", put32(96, 7)},
+		{"refcount_order 2^32-1", "refcount_order", put32(96, math.MaxUint32)},
+		{"long backing format", "backing format name has 16 bytes", func(im *image) {
+			im.put32(104, extBackingFormat)
+			im.put32(108, 16)
+		}},
+		{"corrupt bit", "marked corrupt", put64(72, incompatCorrupt)},
+		{"data file bit", "external file", put64(72, incompatDataFile)},
+		{"unknown bit", "unknown feature (incompatible feature bit 17)", put64(72, 1<<17)},
+		{"the first unknown bit", "unknown feature (incompatible feature bit 5)", put64(72, 1<<5)},
+		{"the last unknown bit", "unknown feature (incompatible feature bit 63)", put64(72, 1<<63)},
+		{"compression bit without type", "contradict", put64(72, incompatCompression)},
+		{"compression type 2", "compression type 2 is unknown", func(im *image) {
 			im.put64(72, incompatCompression)
 			im.put32(100, 112)
 			im.b[104] = 2
 		}},
-		{"compression type without bit", "contradict", func(_ *testing.T, im *image) {
+		{"compression type without bit", "contradict", func(im *image) {
 			im.put32(100, 112)
 			im.b[104] = 1
 		}},
-		{"AES", "encrypted (AES)", func(_ *testing.T, im *image) { im.put32(32, 1) }},
-		{"LUKS", "encrypted (LUKS)", func(_ *testing.T, im *image) { im.put32(32, 2) }},
-		{"LUKS header", "encrypted (LUKS)", func(_ *testing.T, im *image) {
+		{"AES", "encrypted (AES)", put32(32, 1)},
+		{"LUKS", "encrypted (LUKS)", put32(32, 2)},
+		{"LUKS header", "encrypted (LUKS)", func(im *image) {
 			im.put32(104, extLUKS)
 			im.put32(108, 16)
 		}},
-		{"data file name", "external data file", func(_ *testing.T, im *image) {
+		{"data file name", "external data file", func(im *image) {
 			im.put32(104, extDataFile)
 			im.put32(108, 11)
 		}},
-		{"extension past the cluster", "runs past the header cluster",
-			func(_ *testing.T, im *image) {
-				im.put32(104, 0x12345678)
-				im.put32(108, cs)
-			}},
-		{"extension of 2^32-1", "runs past the header cluster", func(_ *testing.T, im *image) {
+		{"extension past the cluster", "runs past the header cluster", func(im *image) {
+			im.put32(104, 0x12345678)
+			im.put32(108, cs)
+		}},
+		{"extension of 2^32-1", "runs past the header cluster", func(im *image) {
 			im.put32(104, 0x12345678)
 			im.put32(108, math.MaxUint32)
 		}},
-		{"extension one byte past the cluster", "runs past the header cluster",
-			func(_ *testing.T, im *image) {
-				im.put32(104, 0x12345678)
-				im.put32(108, cs-headerLenV3-8+1)
-			}},
-		{"L1 size 2^32-1", "over the limit",
-			func(_ *testing.T, im *image) { im.put32(36, math.MaxUint32) }},
-		{"L1 over 32 MiB", "over the limit",
-			func(_ *testing.T, im *image) { im.put32(36, 4<<20+1) }},
-		{"L1 too small", "the virtual size needs",
-			func(_ *testing.T, im *image) { im.put64(24, 1<<40) }},
+		{"extension one byte past the cluster", "runs past the header cluster", func(im *image) {
+			im.put32(104, 0x12345678)
+			im.put32(108, cs-headerLenV3-8+1)
+		}},
+		{"L1 size 2^32-1", "over the limit", put32(36, math.MaxUint32)},
+		{"L1 over 32 MiB", "over the limit", put32(36, 4<<20+1)},
+		{"L1 too small", "the virtual size needs", put64(24, 1<<40)},
 		{"L1 too small by one", "the L1 table has 1 entries, and the virtual size needs 2",
-			func(_ *testing.T, im *image) { im.put64(24, cs*cs/8+512) }},
-		{"L1 at the end", "runs past the end",
-			func(_ *testing.T, im *image) { im.put64(40, uint64(len(im.b))) }},
-		{"L1 offset overflows", "runs past the end",
-			func(_ *testing.T, im *image) { im.put64(40, math.MaxUint64-cs+1) }},
-		{"L1 unaligned", "not aligned",
-			func(_ *testing.T, im *image) { im.put64(40, atL1*cs+512) }},
-		{"L1 in the header", "lies in the header",
-			func(_ *testing.T, im *image) { im.put64(40, 0) }},
-		{"L1 on the refcount table", "overlaps other metadata",
-			func(_ *testing.T, im *image) { im.put64(40, cs) }},
-		{"refcount table too long", "over the limit",
-			func(_ *testing.T, im *image) { im.put32(56, math.MaxUint32) }},
-		{"refcount table over 8 MiB", "over the limit",
-			func(_ *testing.T, im *image) { im.put32(56, 8<<20/cs+1) }},
-		{"refcount table outside", "runs past the end",
-			func(_ *testing.T, im *image) { im.put64(48, 1<<40) }},
-		{"refcount block outside", "runs past the end",
-			func(_ *testing.T, im *image) { im.put64(cs, 1<<40) }},
-		{"refcount block unaligned", "not aligned",
-			func(_ *testing.T, im *image) { im.put64(cs, 2*cs+8) }},
-		{"refcount block 2^64-1", "past the end",
-			func(_ *testing.T, im *image) { im.put64(cs, math.MaxUint64) }},
-		{"L1 entry reserved bits", "reserved bits",
-			func(_ *testing.T, im *image) { im.put64(atL1*cs, atL2*cs|1) }},
-		{"L2 outside", "past the end", func(_ *testing.T, im *image) { im.put64(atL1*cs, 1<<40) }},
-		{"L2 unaligned", "not aligned",
-			func(_ *testing.T, im *image) { im.put64(atL1*cs, atL2*cs+512) }},
-		{"L2 in the header", "",
-			func(_ *testing.T, im *image) { im.put64(atL1*cs, 0); im.put64(40, 0) }},
-		{"L2 on L1", "overlaps other metadata",
-			func(_ *testing.T, im *image) { im.put64(atL1*cs, atL1*cs) }},
-		{"L2 on refcounts", "overlaps other metadata",
-			func(_ *testing.T, im *image) { im.put64(atL1*cs, 2*cs) }},
-		{"data outside", "past the end",
-			func(_ *testing.T, im *image) { im.put64(im.l2(0), 1<<40) }},
+			put64(24, cs*cs/8+512)},
+		{"L1 at the end", "runs past the end", func(im *image) { im.put64(40, uint64(len(im.b))) }},
+		{"L1 offset overflows", "runs past the end", put64(40, math.MaxUint64-cs+1)},
+		{"L1 unaligned", "not aligned", put64(40, atL1*cs+512)},
+		{"L1 in the header", "lies in the header", put64(40, 0)},
+		{"L1 on the refcount table", "overlaps other metadata", put64(40, cs)},
+		{"refcount table too long", "over the limit", put32(56, math.MaxUint32)},
+		{"refcount table over 8 MiB", "over the limit", put32(56, 8<<20/cs+1)},
+		{"refcount table outside", "runs past the end", put64(48, 1<<40)},
+		{"refcount block outside", "runs past the end", put64(cs, 1<<40)},
+		{"refcount block unaligned", "not aligned", put64(cs, 2*cs+8)},
+		{"refcount block 2^64-1", "past the end", put64(cs, math.MaxUint64)},
+		{"L1 entry reserved bits", "reserved bits", put64(atL1*cs, atL2*cs|1)},
+		{"L2 outside", "past the end", put64(atL1*cs, 1<<40)},
+		{"L2 unaligned", "not aligned", put64(atL1*cs, atL2*cs+512)},
+		{"L2 in the header", "", func(im *image) { im.put64(atL1*cs, 0); im.put64(40, 0) }},
+		{"L2 on L1", "overlaps other metadata", put64(atL1*cs, atL1*cs)},
+		{"L2 on refcounts", "overlaps other metadata", put64(atL1*cs, 2*cs)},
+		{"data outside", "past the end", func(im *image) { im.put64(im.l2(0), 1<<40) }},
 		{"data just at the end", "past the end",
-			func(_ *testing.T, im *image) { im.put64(im.l2(0), uint64(len(im.b))) }},
-		{"data unaligned", "not aligned",
-			func(_ *testing.T, im *image) { im.put64(im.l2(0), atData*cs+512) }},
-		{"data on L2", "in the image's metadata",
-			func(_ *testing.T, im *image) { im.put64(im.l2(0), atL2*cs) }},
-		{"data on L1", "in the image's metadata",
-			func(_ *testing.T, im *image) { im.put64(im.l2(0), atL1*cs) }},
+			func(im *image) { im.put64(im.l2(0), uint64(len(im.b))) }},
+		{"data unaligned", "not aligned", func(im *image) { im.put64(im.l2(0), atData*cs+512) }},
+		{"data on L2", "in the image's metadata", func(im *image) { im.put64(im.l2(0), atL2*cs) }},
+		{"data on L1", "in the image's metadata", func(im *image) { im.put64(im.l2(0), atL1*cs) }},
 		{"data on refcounts", "in the image's metadata",
-			func(_ *testing.T, im *image) { im.put64(im.l2(0), 2*cs) }},
+			func(im *image) { im.put64(im.l2(0), 2*cs) }},
 		{"data twice", "used by more than one",
-			func(_ *testing.T, im *image) { im.data(0, atData, 1); im.data(7, atData, 1) }},
+			func(im *image) { im.data(0, atData, 1); im.data(7, atData, 1) }},
 		{"L2 entry reserved bits", "reserved bits",
-			func(_ *testing.T, im *image) { im.put64(im.l2(0), atData*cs|2) }},
+			func(im *image) { im.put64(im.l2(0), atData*cs|2) }},
 		{"L2 entry high reserved bits", "reserved bits",
-			func(_ *testing.T, im *image) { im.put64(im.l2(0), atData*cs|1<<60) }},
+			func(im *image) { im.put64(im.l2(0), atData*cs|1<<60) }},
 		{"zero flag in version 2", "reserved bits",
-			func(_ *testing.T, im *image) { im.put32(4, 2); im.put64(im.l2(0), 1) }},
+			func(im *image) { im.put32(4, 2); im.put64(im.l2(0), 1) }},
 		{"compressed outside", "past the end",
-			func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|1<<40) }},
-		{"compressed runs out", "past the end", func(_ *testing.T, im *image) {
+			func(im *image) { im.put64(im.l2(0), entryCompressed|1<<40) }},
+		{"compressed runs out", "past the end", func(im *image) {
 			im.put64(im.l2(0), entryCompressed|255<<54|uint64(len(im.b)-1024))
 		}},
-		{"compressed runs out by a sector", "past the end", func(_ *testing.T, im *image) {
+		{"compressed runs out by a sector", "past the end", func(im *image) {
 			im.put64(im.l2(0), entryCompressed|2<<54|uint64(len(im.b)-1024))
 		}},
 		{"compressed in metadata", "in the image's metadata",
-			func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|atL2*cs) }},
+			func(im *image) { im.put64(im.l2(0), entryCompressed|atL2*cs) }},
 		{"compressed in the header", "in the image's metadata",
-			func(_ *testing.T, im *image) { im.put64(im.l2(0), entryCompressed|512) }},
-		{"compressed into data", "overlaps another cluster", func(_ *testing.T, im *image) {
+			func(im *image) { im.put64(im.l2(0), entryCompressed|512) }},
+		{"compressed into data", "overlaps another cluster", func(im *image) {
 			im.put64(im.l2(0), entryCompressed|1<<54|((atData+1)*cs-512)) // its second sector
 			im.data(1, atData+1, 1)
 		}},
-		{"compressed on data", "overlaps another cluster", func(_ *testing.T, im *image) {
+		{"compressed on data", "overlaps another cluster", func(im *image) {
 			im.data(0, atData, 1)
 			im.put64(im.l2(1), entryCompressed|atData*cs)
 		}},
-		{"data on compressed", "overlaps another cluster", func(_ *testing.T, im *image) {
+		{"data on compressed", "overlaps another cluster", func(im *image) {
 			im.put64(im.l2(0), entryCompressed|atData*cs)
 			im.data(1, atData, 1)
 		}},
-		{"compressed twice", "used by more than one", func(t *testing.T, im *image) {
+		{"compressed twice", "used by more than one", func(im *image) {
 			d := deflated(t, make([]byte, cs))
 			im.compressed(0, atData*cs, d)
 			im.compressed(1, atData*cs, d)
 		}},
-		{"compressed and copied", "not shared",
-			func(_ *testing.T,
-				im *image) {
-				im.put64(im.l2(0), entryCompressed|entryCopied|atData*cs)
-			}},
+		{"compressed and copied", "not shared", func(im *image) {
+			im.put64(im.l2(0), entryCompressed|entryCopied|atData*cs)
+		}},
 		{"backing name too long", "backing file name has 1024 bytes",
-			func(_ *testing.T, im *image) { im.put64(8, 200); im.put32(16, 1024) }},
-		{"backing name empty", "backing file name has 0 bytes",
-			func(_ *testing.T, im *image) { im.put64(8, 200) }},
+			func(im *image) { im.put64(8, 200); im.put32(16, 1024) }},
+		{"backing name empty", "backing file name has 0 bytes", put64(8, 200)},
 		{"backing name outside", "outside the header cluster",
-			func(_ *testing.T, im *image) { im.put64(8, cs-4); im.put32(16, 8) }},
+			func(im *image) { im.put64(8, cs-4); im.put32(16, 8) }},
 		{"backing name one byte outside", "outside the header cluster",
-			func(_ *testing.T, im *image) { im.put64(8, cs-4); im.put32(16, 5) }},
+			func(im *image) { im.put64(8, cs-4); im.put32(16, 5) }},
 		{"backing name overflows", "outside the header cluster",
-			func(_ *testing.T, im *image) { im.put64(8, math.MaxUint64-3); im.put32(16, 8) }},
+			func(im *image) { im.put64(8, math.MaxUint64-3); im.put32(16, 8) }},
 		{"backing name in the header", "outside the header cluster",
-			func(_ *testing.T, im *image) { im.put64(8, 24); im.put32(16, 8) }},
-		{"backing name with NUL", "NUL",
-			func(_ *testing.T, im *image) { im.put64(8, 200); im.put32(16, 8) }},
+			func(im *image) { im.put64(8, 24); im.put32(16, 8) }},
+		{"backing name with NUL", "NUL", func(im *image) { im.put64(8, 200); im.put32(16, 8) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			im := newImage(bits, 8*cs, 4)
-			c.change(t, im)
+			c.change(im)
 			_, err := im.open()
 			require.ErrorContains(t, err, c.want)
 			var format *FormatError
