@@ -83,7 +83,8 @@ func TestWriteUntilKilled(t *testing.T) {
 
 // TestKill ends a process with SIGKILL, again and again, while it writes to a disk and copies its
 // image. The page cache survives that. So every acknowledged write is there, and the image
-// everywhere else.
+// everywhere else. It may also take, delete and revert to snapshots, while layers are merged beside
+// it. Each snapshot has its content byte by byte.
 func TestKill(t *testing.T) {
 	rounds := testtool.Rounds(12, 96)
 	if n, err := strconv.Atoi(os.Getenv(killRounds)); err == nil {
@@ -91,59 +92,50 @@ func TestKill(t *testing.T) {
 	}
 	content := filetest.Sample(killSize, 1)
 	image := filetest.Put(t, t.TempDir(), "disk.raw", content, 0)
+	kill := func(t *testing.T, mode CopyMode, kind string, snapshots bool) {
+		t.Parallel()
+		dir := filepath.Join(t.TempDir(), kind)
+		m := &killModel{t: t, content: filetest.Clone(content), snaps: map[uint64][]byte{}}
+		next, acknowledged, taken := uint64(1), uint64(0), 0
+		for round := range rounds / 6 {
+			last := killOnce(t, image, dir, mode, next, snapshots || round%2 == 1, snapshots,
+				m.says)
+			acknowledged += last + 1 - next
+			taken += len(m.snaps)
+			inst, err := Open(t.Context(), openGood(t, image), killOptions(dir, string(mode)))
+			require.NoError(t, err)
+			require.True(t, inst.kept || last == 0)
+			m.check(inst, last)
+			next = last + 2
+			// Without this lock, a process that another subtest is starting could have inherited
+			// the lock file, and keep it until it runs its program.
+			syscall.ForkLock.Lock()
+			err = inst.Close()
+			syscall.ForkLock.Unlock()
+			require.NoError(t, err)
+		}
+		require.Positive(t, acknowledged, "the process was always killed too early")
+		require.Equal(t, snapshots, taken > 0, "the process was always killed too early")
+	}
 	for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
 		for _, kind := range []string{"ephemeral", "persistent"} {
-			t.Run(string(mode)+"/"+kind, func(t *testing.T) {
-				t.Parallel()
-				dir := filepath.Join(t.TempDir(), kind)
-				model := bytes.Clone(content)
-				next, acknowledged := uint64(1), 0
-				for round := range rounds / 6 {
-					last := killOnce(t, image, dir, mode, next, round%2 == 1, nil)
-					for ; next <= last; next++ {
-						off, p := killWrite(next)
-						copy(model[off:], p)
-						acknowledged++
-					}
-					img := openGood(t, image)
-					inst, err := Open(t.Context(), img, killOptions(dir, string(mode)))
-					require.NoError(t, err)
-					require.True(t, inst.kept || last == 0)
-					got := filetest.ReadAll(t, inst, inst.Size())
-					// The write in flight may be there, in part or not at all.
-					off, p := killWrite(next)
-					for i := 0; i < len(p); i += disk.SectorSize {
-						if at := int(off) +
-							i; bytes.Equal(got[at:at+disk.SectorSize], p[i:i+disk.SectorSize]) {
-							copy(model[at:], p[i:i+disk.SectorSize])
-						}
-					}
-					next++
-					if at := filetest.FirstDifference(model, got); at >= 0 {
-						t.Fatalf("after write %d the disk differs at byte %d", last, at)
-					}
-					// Without this lock, a process that another subtest is starting could have
-					// inherited the lock file, and keep it until it runs its program.
-					syscall.ForkLock.Lock()
-					err = inst.Close()
-					syscall.ForkLock.Unlock()
-					require.NoError(t, err)
-				}
-				require.Positive(t, acknowledged, "the process was always killed too early")
+			t.Run(string(mode)+"/"+kind, func(t *testing.T) { kill(t, mode, kind, false) })
+			t.Run(string(mode)+"/"+kind+"/snapshots", func(t *testing.T) {
+				kill(t, mode, kind, true)
 			})
 		}
 	}
 }
 
 // killOnce runs the process for a random time and returns the number of its last acknowledged
-// write. If asked, the time starts at its first write. With says it takes snapshots, too, the time
-// starts at the first of them, and says gets each line about them and about writes.
+// write. If asked, the time starts at its first write, or at the first snapshot if it takes some.
+// says gets each line about writes and snapshots.
 func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64,
-	writing bool, says func(line string)) (last uint64) {
+	writing, snapshots bool, says func(line string)) (last uint64) {
 	child := exec.Command(os.Args[0], "-test.run=^TestWriteUntilKilled$")
 	child.Env = append(os.Environ(), killedImage+"="+image, killedDir+"="+dir,
 		killedMode+"="+string(mode), killedFirst+"="+strconv.FormatUint(first, 10))
-	if says != nil {
+	if snapshots {
 		child.Env = append(child.Env, killedSnaps+"=1")
 	}
 	out, err := child.StdoutPipe()
@@ -158,16 +150,12 @@ func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64,
 	defer timer.Stop()
 	last = first - 1
 	for lines := bufio.NewScanner(out); lines.Scan(); {
-		if begun := says == nil || strings.HasPrefix(lines.Text(), "taken "); writing && begun {
+		if begun := !snapshots || strings.HasPrefix(lines.Text(), "taken "); writing && begun {
 			timer.Reset(after)
 			writing = false
 		}
-		_, err := fmt.Sscanf(lines.Text(), "written %d", &last)
-		if says != nil {
-			says(lines.Text())
-		} else if err != nil {
-			t.Errorf("the process says %q", lines.Text())
-		}
+		_, _ = fmt.Sscanf(lines.Text(), "written %d", &last)
+		says(lines.Text())
 	}
 	child.Wait() // it was killed
 	return last

@@ -4,17 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
-	"kubevirt.io/disk/internal/testtool"
 )
 
 // killEvery is how many writes lie between two snapshots.
@@ -122,39 +118,4 @@ func (m *killModel) check(inst *Instance, last uint64) {
 		}
 	}
 	require.Equal(m.t, -1, filetest.FirstDifference(m.content, got), "after write %d", last)
-}
-
-// TestKillWithSnapshots is TestKill with a process that takes, deletes and reverts to snapshots,
-// while layers are merged beside it. Each snapshot has its content byte by byte.
-func TestKillWithSnapshots(t *testing.T) {
-	rounds := testtool.Rounds(12, 96)
-	if n, err := strconv.Atoi(os.Getenv(killRounds)); err == nil {
-		rounds = n
-	}
-	content := filetest.Sample(killSize, 1)
-	image := filetest.Put(t, t.TempDir(), "disk.raw", content, 0)
-	for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
-		for _, kind := range []string{"ephemeral", "persistent"} {
-			t.Run(string(mode)+"/"+kind, func(t *testing.T) {
-				t.Parallel()
-				dir := filepath.Join(t.TempDir(), kind)
-				m := &killModel{t: t, content: filetest.Clone(content), snaps: map[uint64][]byte{}}
-				next, taken := uint64(1), 0
-				for range rounds / 6 {
-					last := killOnce(t, image, dir, mode, next, true, m.says)
-					taken += len(m.snaps)
-					inst, err := Open(t.Context(), openGood(t, image), killOptions(dir,
-						string(mode)))
-					require.NoError(t, err)
-					m.check(inst, last)
-					next = last + 2
-					syscall.ForkLock.Lock() // see TestKill
-					err = inst.Close()
-					syscall.ForkLock.Unlock()
-					require.NoError(t, err)
-				}
-				require.Positive(t, taken, "the process was always killed too early")
-			})
-		}
-	}
 }
