@@ -117,27 +117,33 @@ func (m *migration) sh(about string) (output string, status int) {
 // machine starts the QEMU of the next block, and connects to its monitor.
 func (m *migration) machine(name, about string) *qmp {
 	m.t.Helper()
-	cmd := m.command(about, name+".console")
-	// The whole block is one process group, so that killing the group ends QEMU.
+	return startQEMU(m.t, m.command(about, name+".console"), m.dir, name)
+}
+
+// startQEMU runs a command that starts QEMU, and connects to its monitor. The monitor and the
+// console have the machine's name in the directory.
+func startQEMU(t *testing.T, cmd *exec.Cmd, dir, name string) *qmp {
+	t.Helper()
+	// A shell and QEMU are one process group, so that killing the group ends QEMU.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	require.NoError(m.t, cmd.Start())
-	q := &qmp{t: m.t, name: name, ended: make(chan struct{})}
-	q.console = filepath.Join(m.dir, name+".console")
+	require.NoError(t, cmd.Start())
+	q := &qmp{t: t, name: name, ended: make(chan struct{}),
+		console: filepath.Join(dir, name+".console")}
 	go func() {
 		_ = cmd.Wait()
 		close(q.ended)
 	}()
-	m.t.Cleanup(func() {
+	t.Cleanup(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		<-q.ended
-		if m.t.Failed() {
-			m.t.Logf("%s: QEMU printed %q; its guest printed last:\n%s",
+		if t.Failed() {
+			t.Logf("%s: QEMU printed %q; its guest printed last:\n%s",
 				name, out.String(), rig.LastLines(q.said(), 20))
 		}
 	})
-	q.connect(filepath.Join(m.dir, name+".qmp"))
+	q.connect(filepath.Join(dir, name+".qmp"))
 	return q
 }
 

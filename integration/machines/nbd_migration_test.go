@@ -1,10 +1,8 @@
 package machines
 
 import (
-	"bytes"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -22,33 +20,14 @@ type nbdMigration struct {
 // machine starts a QEMU whose disk is an export at a socket, and connects to its monitor.
 func (m *nbdMigration) machine(name, socket string, more ...string) *qmp {
 	m.t.Helper()
-	q := &qmp{t: m.t, name: name, ended: make(chan struct{}),
-		console: filepath.Join(m.dir, name+".console")}
-	monitor := filepath.Join(m.dir, name+".qmp")
+	at := filepath.Join(m.dir, name)
 	cmd := exec.Command("qemu-system-x86_64", append([]string{"-accel", "tcg", "-m", "256",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-kernel", m.kernel,
-		"-initrd", m.initrd, "-append", "console=ttyS0", "-serial", "file:" + q.console,
-		"-qmp", "unix:" + monitor + ",server=on,wait=off", "-device", "virtio-scsi-pci",
+		"-initrd", m.initrd, "-append", "console=ttyS0", "-serial", "file:" + at + ".console",
+		"-qmp", "unix:" + at + ".qmp,server=on,wait=off", "-device", "virtio-scsi-pci",
 		"-blockdev", "driver=nbd,node-name=disk,export=vm.raw,reconnect-delay=60," +
 			"server.type=unix,server.path=" + socket, "-device", "scsi-hd,drive=disk"}, more...)...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	require.NoError(m.t, cmd.Start())
-	go func() {
-		_ = cmd.Wait()
-		close(q.ended)
-	}()
-	m.t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-q.ended
-		if m.t.Failed() {
-			m.t.Logf("%s: QEMU printed %q; its guest printed last:\n%s", name, out.String(),
-				rig.LastLines(q.said(), 20))
-		}
-	})
-	q.connect(monitor)
-	return q
+	return startQEMU(m.t, cmd, m.dir, name)
 }
 
 // move migrates the guest from one QEMU to another one, which waits for it.
