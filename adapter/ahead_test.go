@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
 // smallLayers are layers of one file each.
@@ -81,10 +83,8 @@ func TestLayersAreOpenedAhead(t *testing.T) {
 	other := t.TempDir()
 	require.Equal(t, d.Levels, build(t, other, imageOf(archives...)).Levels)
 	for _, l := range d.Levels {
-		a, err := os.ReadFile(filepath.Join(dir, l.File))
-		require.NoError(t, err)
-		b, err := os.ReadFile(filepath.Join(other, l.File))
-		require.NoError(t, err)
+		a := filetest.Content(t, filepath.Join(dir, l.File))
+		b := filetest.Content(t, filepath.Join(other, l.File))
 		require.True(t, bytes.Equal(a, b), l.File)
 	}
 }

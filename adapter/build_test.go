@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/adapter/ext4"
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -94,10 +95,8 @@ func TestImagesShareLevels(t *testing.T) {
 	}
 	build(t, other, imageOf(base, two))
 	for _, l := range second.Levels { // made at once, and above existing levels
-		a, err := os.ReadFile(filepath.Join(dir, l.File))
-		require.NoError(t, err)
-		b, err := os.ReadFile(filepath.Join(other, l.File))
-		require.NoError(t, err)
+		a := filetest.Content(t, filepath.Join(dir, l.File))
+		b := filetest.Content(t, filepath.Join(other, l.File))
 		require.True(t, bytes.Equal(a, b), l.File)
 	}
 }

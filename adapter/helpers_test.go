@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/testtool"
 )
@@ -183,8 +184,7 @@ func readTree(t testing.TB, root string) map[string]node {
 			Dev: st.Rdev, Xattrs: xattrsOf(t, path)}
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFREG:
-			p, err := os.ReadFile(path)
-			require.NoError(t, err)
+			p := filetest.Content(t, path)
 			n.Content = string(p)
 		case unix.S_IFLNK:
 			n.Content, err = os.Readlink(path)

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
 var errRead = errors.New("a layer is read that is there")
@@ -26,10 +28,8 @@ func unread(layers int, archives [][]byte) Image {
 func requireSameLevels(t *testing.T, want, got string, levels []Level) {
 	t.Helper()
 	for _, l := range levels {
-		a, err := os.ReadFile(filepath.Join(want, l.File))
-		require.NoError(t, err)
-		b, err := os.ReadFile(filepath.Join(got, l.File))
-		require.NoError(t, err)
+		a := filetest.Content(t, filepath.Join(want, l.File))
+		b := filetest.Content(t, filepath.Join(got, l.File))
 		require.Equal(t, digestOf(a), digestOf(b), l.File)
 	}
 }
@@ -77,13 +77,12 @@ func TestStates(t *testing.T) {
 	requireSameLevels(t, whole, dir, d.Levels)
 
 	state := filepath.Join(dir, stateName(d.Levels[5].File))
-	content, err := os.ReadFile(state)
-	require.NoError(t, err)
+	content := filetest.Content(t, state)
 	content[len(content)/2] ^= 1
 	for _, damaged := range [][]byte{content, content[:100], {}} {
 		require.NoError(t, os.WriteFile(state, damaged, 0o644))
 		require.NoError(t, os.Remove(level(6)))
-		_, err = Build(context.Background(), unread(6, archives), dir, Options{})
+		_, err := Build(context.Background(), unread(6, archives), dir, Options{})
 		require.ErrorIs(t, err, errRead)
 		build(t, dir, unread(2, archives)) // there is another state
 		requireSameLevels(t, whole, dir, d.Levels)

@@ -84,8 +84,7 @@ func TestPushArtifact(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, done, len(c.content))
 			for i, name := range c.disks {
-				got, err := os.ReadFile(filepath.Join(to, name))
-				require.NoError(t, err)
+				got := bytesOf(t, filepath.Join(to, name))
 				require.True(t, bytes.Equal(c.content[i], got))
 			}
 
@@ -94,9 +93,7 @@ func TestPushArtifact(t *testing.T) {
 			require.Equal(t, c.disks, namesOfDisks(st.Disks()))
 			img := s.disk(t, st, c.disks[0])
 			require.False(t, img.Unverified())
-			p := make([]byte, 4096)
-			_, err = img.ReadAt(t.Context(), p, 2<<20)
-			require.NoError(t, err)
+			p := readAt(t, img, 2<<20, 4096)
 			require.True(t, bytes.Equal(raw[2<<20:][:4096], p))
 			require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(3<<20), "by ranges")
 			require.True(t, bytes.Equal(raw, contentOf(t, img)))

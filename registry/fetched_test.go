@@ -70,8 +70,7 @@ func builtImage(t testing.TB) (l *lying, ref transport.Reference, layer []byte,
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "base.img"), base, 0o644))
 	qemuImg(t, dir, "create", "-f", "qcow2", "-b", "base.img", "-F", "raw", "top.qcow2", "5M")
-	top, err := os.ReadFile(filepath.Join(dir, "top.qcow2"))
-	require.NoError(t, err)
+	top := filetest.Content(t, filepath.Join(dir, "top.qcow2"))
 	packed := qcow2Of(t, raw, "-c")
 	l = newLying(t)
 	layer = gzipped(t, tarOf(t, tarFile{Name: "disk/odd.img", Content: raw},
@@ -264,8 +263,7 @@ func TestFetchedSharedByUsers(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(home)) })
 	require.NoError(t, os.Chmod(home, 0o755))
 	program := filepath.Join(home, "child")
-	self, err := os.ReadFile(os.Args[0])
-	require.NoError(t, err)
+	self := filetest.Content(t, os.Args[0])
 	require.NoError(t, os.WriteFile(program, self, 0o755))
 	s := &streaming{opt: StreamOptions{CacheDir: filepath.Join(home, "cache")}}
 	require.NoError(t, os.Mkdir(s.opt.CacheDir, 0o700))

@@ -10,8 +10,8 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
@@ -25,6 +25,10 @@ type (
 
 var (
 	digestOf  = transport.DigestOf
+	bytesOf   = filetest.Content
+	emptyDir  = filetest.Empty
+	readAt    = filetest.Read[int]
+	usedBytes = filetest.Allocated
 	cut       = registrytest.Cut
 	gzipped   = registrytest.Gzipped
 	noise     = registrytest.Noise
@@ -56,16 +60,8 @@ func onlyFile(t testing.TB, dir, name string, want []byte) {
 	require.NoError(t, err)
 	require.Len(t, entries, 1, "%v", entries)
 	require.Equal(t, name, entries[0].Name())
-	got, err := os.ReadFile(filepath.Join(dir, name))
-	require.NoError(t, err)
+	got := bytesOf(t, filepath.Join(dir, name))
 	require.True(t, bytes.Equal(want, got), "%s has another content", name)
-}
-
-func emptyDir(t testing.TB, dir string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Empty(t, entries)
 }
 
 func platformOf(arch string) *v1.Platform { return &v1.Platform{OS: "linux", Architecture: arch} }
@@ -75,14 +71,6 @@ func otherArch() string {
 		return "amd64"
 	}
 	return "arm64"
-}
-
-// usedBytes is how much space a file takes.
-func usedBytes(t testing.TB, path string) int64 {
-	t.Helper()
-	var st unix.Stat_t
-	require.NoError(t, unix.Stat(path, &st))
-	return st.Blocks * 512
 }
 
 // layoutOf writes an OCI layout of one image.

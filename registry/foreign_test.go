@@ -26,8 +26,7 @@ func TestForeign(t *testing.T) {
 	for name, format := range map[string]string{"box.vhdx": "vhdx", "box.vmdk": "vmdk"} {
 		qemuImg(t, dir, "convert", "-f", "raw", "-O", format, "raw", name)
 		path := filepath.Join(dir, name)
-		content, err := os.ReadFile(path)
-		require.NoError(t, err)
+		content := bytesOf(t, path)
 		for title, content := range map[string][]byte{name: content,
 			name + ".gz": gzipped(t, content),
 			"box.tar":    packtest.Tar(t, packtest.File{Name: name, Data: content})} {
@@ -79,8 +78,7 @@ func TestForeign(t *testing.T) {
 	// Only the end of a fixed VHD image tells what it is.
 	qemuImg(t, dir, "convert", "-f", "raw", "-O", "vpc", "-o", "subformat=fixed,force_size=on",
 		"raw", "fixed.img")
-	fixed, err := os.ReadFile(filepath.Join(dir, "fixed.img"))
-	require.NoError(t, err)
+	fixed := bytesOf(t, filepath.Join(dir, "fixed.img"))
 	for title, content := range map[string][]byte{"fixed.vhd": fixed,
 		"fixed.img.gz": gzipped(t, fixed)} {
 		s := store{}

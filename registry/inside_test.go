@@ -42,8 +42,7 @@ func TestInside(t *testing.T) {
 	require.Equal(t, "b.raw", all.Disks[1].Name)
 	require.EqualValues(t, len(raw), all.Disks[1].VirtualSize)
 
-	qcow2, err := os.ReadFile(filepath.Join(dir, "a.qcow2"))
-	require.NoError(t, err)
+	qcow2 := bytesOf(t, filepath.Join(dir, "a.qcow2"))
 	local := newClient(t, transport.Options{})
 	for _, c := range []struct {
 		title   string

@@ -143,8 +143,7 @@ func TestOCIArchive(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		got, err := os.ReadFile(filepath.Join(dir, "out.raw"))
-		require.NoError(t, err)
+		got := bytesOf(t, filepath.Join(dir, "out.raw"))
 		return got, nil
 	}
 	one := archived(a)

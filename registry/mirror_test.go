@@ -86,8 +86,7 @@ func TestMirrorOfAnotherManifest(t *testing.T) {
 	dest := filepath.Join(t.TempDir(), "a.raw")
 	_, _, err := newClient(t, opt).Pull(t.Context(), ref, dest, PullOptions{})
 	require.NoError(t, err)
-	got, err := os.ReadFile(dest)
-	require.NoError(t, err)
+	got := bytesOf(t, dest)
 	require.True(t, bytes.Equal(content, got))
 }
 

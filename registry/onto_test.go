@@ -251,8 +251,7 @@ func TestPushOntoOneOfSeveral(t *testing.T) {
 	_, _, err = o.c.Pull(t.Context(), ref, dir, PullOptions{})
 	require.NoError(t, err)
 	for name, want := range map[string][]byte{"a.raw": a, "b.1.raw": b} {
-		got, err := os.ReadFile(filepath.Join(dir, name))
-		require.NoError(t, err)
+		got := bytesOf(t, filepath.Join(dir, name))
 		require.True(t, bytes.Equal(want, got), name)
 	}
 	_, err = o.c.Push(t.Context(), []string{filepath.Join(o.dir, "a.raw"),

@@ -229,8 +229,7 @@ func TestPullDirectory(t *testing.T) {
 		"5M",
 	)
 	file := func(name string) tarFile {
-		p, err := os.ReadFile(filepath.Join(work, name))
-		require.NoError(t, err)
+		p := bytesOf(t, filepath.Join(work, name))
 		return tarFile{Name: "disk/" + name, Content: p}
 	}
 	want := make([]byte, 5<<20)
@@ -249,11 +248,9 @@ func TestPullDirectory(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, done, 2, "what is below another disk is none of its own")
 	require.Len(t, digest, 71)
-	got, err := os.ReadFile(filepath.Join(dir, "top.raw"))
-	require.NoError(t, err)
+	got := bytesOf(t, filepath.Join(dir, "top.raw"))
 	require.True(t, bytes.Equal(want, got))
-	got, err = os.ReadFile(filepath.Join(dir, "other.img"))
-	require.NoError(t, err)
+	got = bytesOf(t, filepath.Join(dir, "other.img"))
 	require.True(t, bytes.Equal(other, got))
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
@@ -272,8 +269,7 @@ func TestPullLate(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(work, "raw"), content, 0o644))
 	qemuImg(t, work, "convert", "-f", "raw", "-O", "qcow2", "-o", "cluster_size=4k", "raw", "image")
 	qemuImg(t, work, "resize", "-q", "image", "16G")
-	inside, err := os.ReadFile(filepath.Join(work, "image"))
-	require.NoError(t, err)
+	inside := bytesOf(t, filepath.Join(work, "image"))
 	s := store{}
 	dir, err := pull(
 		t,
@@ -409,8 +405,7 @@ func TestPullSparseTar(t *testing.T) {
 			filepath.Join(dir, "layer"), "disk").
 			CombinedOutput()
 		require.NoError(t, err, "%s", out)
-		layer, err := os.ReadFile(filepath.Join(dir, "layer"))
-		require.NoError(t, err)
+		layer := bytesOf(t, filepath.Join(dir, "layer"))
 		require.Less(t, len(layer), 1<<20, "tar has found no holes")
 		s := store{}
 		got, err := pull(t, layoutOf(t, s, s.Image(t, layer)), PullOptions{})

@@ -203,8 +203,7 @@ func TestPushPull(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, done, 2)
 	for name, want := range contents {
-		got, err := os.ReadFile(filepath.Join(dir, name))
-		require.NoError(t, err)
+		got := bytesOf(t, filepath.Join(dir, name))
 		require.True(t, bytes.Equal(want, got), name)
 	}
 
@@ -293,8 +292,7 @@ func TestIndexMetadata(t *testing.T) {
 		require.NoError(t, err)
 		x, err := readIndex(ctx, r)
 		require.NoError(t, err)
-		file, err := os.ReadFile(filepath.Join(dir, "a.qcow2"))
-		require.NoError(t, err)
+		file := bytesOf(t, filepath.Join(dir, "a.qcow2"))
 		only := make([]byte, len(file)) // all other bytes are wrong
 		for i := range only {
 			only[i] = 0xee
@@ -423,8 +421,7 @@ func TestPushCompresses(t *testing.T) {
 		_, _, err = m.client(t).Pull(ctx, m.ref(t, "vm/c:1"), to, PullOptions{})
 		require.NoError(t, err)
 		for name, want := range contents {
-			got, err := os.ReadFile(filepath.Join(to, name))
-			require.NoError(t, err)
+			got := bytesOf(t, filepath.Join(to, name))
 			require.True(t, bytes.Equal(want, got), name)
 		}
 	}

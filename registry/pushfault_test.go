@@ -5,7 +5,6 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -72,8 +71,7 @@ func TestPushGoesOn(t *testing.T) {
 				Pull(context.Background(), m.ref(t, "vm/a:1"), dir, PullOptions{})
 			require.NoError(t, err)
 			for name, want := range contents {
-				got, err := os.ReadFile(filepath.Join(dir, name))
-				require.NoError(t, err)
+				got := bytesOf(t, filepath.Join(dir, name))
 				require.True(t, bytes.Equal(want, got), name)
 			}
 		})

@@ -213,8 +213,7 @@ func (p *pushTry) interrupt(t *testing.T) {
 	info, err := left[0].Info()
 	require.NoError(t, err)
 	require.Equal(t, fs.FileMode(0o600), info.Mode(), "who has the address can send to it")
-	content, err := os.ReadFile(filepath.Join(p.dir, left[0].Name()))
-	require.NoError(t, err)
+	content := bytesOf(t, filepath.Join(p.dir, left[0].Name()))
 	require.Contains(t, string(content), uploadState)
 }
 

@@ -165,13 +165,12 @@ func TestSignedAfterwards(t *testing.T) {
 	ref := l.ref(t, "vm/a:1")
 	require.NoError(t, s.open(t, ref).Close())
 	name := filepath.Join(keep, recordName(ref.String()))
-	text, err := os.ReadFile(name)
-	require.NoError(t, err)
+	text := bytesOf(t, name)
 	var r map[string]any
 	require.NoError(t, durable.DecodeRecord(text, &r))
 	require.Equal(t, digest, r["named"])
 	delete(r, "named")
-	text, err = json.Marshal(r)
+	text, err := json.Marshal(r)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(name, text, 0o600))
 

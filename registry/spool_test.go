@@ -133,9 +133,7 @@ func TestNoParts(t *testing.T) {
 func TestNoPartsAndSilence(t *testing.T) {
 	goes := make(chan struct{})
 	s := newSpooled(t, 16<<20, transport.Options{Timeout: 5 * time.Second})
-	p := make([]byte, 4096)
-	_, err := s.img.ReadAt(t.Context(), p, 0)
-	require.NoError(t, err)
+	p := filetest.Read(t, s.img, 0, 4096)
 	require.Equal(t, 1, spooling(t, s.dir))
 	s.lying.Mu.Lock()
 	for range 1000 {
@@ -148,7 +146,7 @@ func TestNoPartsAndSilence(t *testing.T) {
 	defer cancel()
 	far := int64(12 << 20)
 	began := time.Now()
-	_, err = s.img.ReadAt(ctx, p, far)
+	_, err := s.img.ReadAt(ctx, p, far)
 	require.ErrorIs(t, err, disk.ErrNotNow)
 	require.Less(t, time.Since(began), longWait)
 	near := int64(6 << 20)

@@ -70,10 +70,7 @@ func (s *streaming) wrongRead(t testing.TB, img *image.Image, p []byte, off int6
 }
 
 func contentOf(t testing.TB, img *image.Image) []byte {
-	p := make([]byte, img.Size())
-	_, err := img.ReadAt(t.Context(), p, 0)
-	require.NoError(t, err)
-	return p
+	return readAt(t, img, 0, int(img.Size()))
 }
 
 func namesOfDisks(disks []StreamDisk) (names []string) {

@@ -53,9 +53,7 @@ func TestWhenComplete(t *testing.T) {
 	img := s.disk(t, st, "a.img")
 	require.Equal(t, transport.Reads, img.Parallel())
 	require.True(t, img.Unverified())
-	p := make([]byte, 1<<20)
-	_, err := img.ReadAt(t.Context(), p, 20<<20)
-	require.NoError(t, err)
+	p := readAt(t, img, 20<<20, 1<<20)
 	require.True(t, bytes.Equal(content[20<<20:21<<20], p))
 	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(len(layer)/2))
 
@@ -89,12 +87,10 @@ func TestWhenCompleteWrong(t *testing.T) {
 	s := whenComplete(t, l, keep)
 	st := s.open(t, ref)
 	img := s.disk(t, st, "a.img")
-	p := make([]byte, 4096)
-	_, err := img.ReadAt(t.Context(), p, 1<<20)
-	require.NoError(t, err)
+	p := readAt(t, img, 1<<20, 4096)
 	require.DirExists(t, filepath.Join(s.opt.CacheDir, "v1",
 		keptName(unverifiedName(st.kept.Source.Origin(), digestOf(layer)))))
-	err = img.Verify(t.Context())
+	err := img.Verify(t.Context())
 	require.ErrorIs(t, err, disk.ErrWrongContent)
 	require.ErrorContains(t, err, digestOf(layer))
 	require.ErrorIs(t, img.Verify(t.Context()), disk.ErrWrongContent)
@@ -188,9 +184,7 @@ func TestWhenCompleteChanged(t *testing.T) {
 	l.Replace(digestOf(layer), flipped(layer, 9<<20))
 	s := whenComplete(t, l, keep)
 	img := s.disk(t, s.open(t, ref), "a.img")
-	p := make([]byte, 4<<20)
-	_, err := img.ReadAt(t.Context(), p, 8<<20)
-	require.NoError(t, err)
+	p := readAt(t, img, 8<<20, 4<<20)
 	require.False(t, bytes.Equal(content[8<<20:12<<20], p))
 
 	// A kill, and a cache that is gone.

@@ -307,9 +307,7 @@ func TestStreamAddress(t *testing.T) {
 	require.Equal(t, []string{"f.img"}, namesOfDisks(st.Disks()))
 	img := s.disk(t, st, "f.img")
 	require.True(t, img.Unverified())
-	p := make([]byte, 1<<20)
-	_, err := img.ReadAt(t.Context(), p, 20<<20)
-	require.NoError(t, err)
+	p := readAt(t, img, 20<<20, 1<<20)
 	require.True(t, bytes.Equal(content[20<<20:21<<20], p))
 	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(4<<20))
 
@@ -325,14 +323,13 @@ func TestStreamAddress(t *testing.T) {
 	require.Empty(t, platform)
 	img2 := again.disk(t, st2, "f.img")
 	require.Equal(t, img.Unhashed()[0].Digest, img2.Unhashed()[0].Digest)
-	_, err = img2.ReadAt(t.Context(), p, 20<<20)
+	_, err := img2.ReadAt(t.Context(), p, 20<<20)
 	require.NoError(t, err)
 	require.Len(t, w.Said(), asked)
 	files, err := filepath.Glob(filepath.Join(keep, "*"))
 	require.NoError(t, err)
 	for _, f := range files {
-		text, err := os.ReadFile(f)
-		require.NoError(t, err)
+		text := bytesOf(t, f)
 		require.NotContains(t, string(text), "hush", f)
 	}
 

@@ -207,8 +207,7 @@ func TestAppliance(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "raw"), raw, 0o644))
 	qemuImg(t, dir, "convert", "-f", "raw", "-O", "vmdk", "-o", "subformat=streamOptimized", "raw",
 		"box-disk1.vmdk")
-	disk, err := os.ReadFile(filepath.Join(dir, "box-disk1.vmdk"))
-	require.NoError(t, err)
+	disk := bytesOf(t, filepath.Join(dir, "box-disk1.vmdk"))
 	file := func(name string, content []byte) packtest.File {
 		return packtest.File{Name: name, Data: content}
 	}
@@ -251,8 +250,7 @@ func TestAppliance(t *testing.T) {
 	require.Error(t, err)
 	emptyDir(t, to)
 	qemuImg(t, dir, "convert", "-f", "raw", "-O", "vmdk", "raw", "sparse.vmdk")
-	sparse, err := os.ReadFile(filepath.Join(dir, "sparse.vmdk"))
-	require.NoError(t, err)
+	sparse := bytesOf(t, filepath.Join(dir, "sparse.vmdk"))
 	to, err = pull(t, layoutOf(t, s, artifactOf(t, s, orasLayer(s, "sparse.vmdk", sparse))),
 		PullOptions{})
 	require.ErrorContains(t, err, "kubevirt-disk convert ")

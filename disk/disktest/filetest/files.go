@@ -69,7 +69,7 @@ func Block(b byte, n int) []byte {
 }
 
 // Allocated returns how many bytes a file takes on its file system.
-func Allocated(t *testing.T, path string) int64 {
+func Allocated(t testing.TB, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
 	require.NoError(t, unix.Stat(path, &st))
