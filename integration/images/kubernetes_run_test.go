@@ -215,8 +215,7 @@ func migrate(t *testing.T, c *rig.Container, host string, secret map[string]stri
 // examples shows that the credentials' variables are right.
 func TestKubernetesSettings(t *testing.T) {
 	rig.Need(t)
-	path, err := rig.Binary()
-	require.NoError(t, err)
+	path := rig.Program(t)
 	// Lines are wrapped.
 	help := strings.Join(strings.Fields(rig.OK(t, path, "serve", "--help=all")), " ")
 	for name, pod := range rig.ReadKubernetesExamples(t).Pods {

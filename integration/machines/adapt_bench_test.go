@@ -141,8 +141,7 @@ func (c cost) add(other cost) cost {
 // same. Then it does that for the same image again, and for one with another top layer.
 func BenchmarkAdapt(b *testing.B) {
 	testtool.Need(b, "podman")
-	path, err := rig.Binary()
-	require.NoError(b, err)
+	path := rig.Program(b)
 	root, err := os.MkdirTemp("", "adapt-")
 	require.NoError(b, err)
 	defer func() { require.NoError(b, os.RemoveAll(root)) }()

@@ -117,8 +117,7 @@ func adapted(t *testing.T, dir string, args ...string) string {
 
 func adaptedFrom(t *testing.T, ref, boot, dir string, args ...string) string {
 	t.Helper()
-	path, err := rig.Binary()
-	require.NoError(t, err)
+	path := rig.Program(t)
 	rig.OK(t, path, append([]string{"adapt", ref, "--to", dir, "--emulated",
 		"--kernel", filepath.Join(boot, "vmlinuz"), "--initrd", filepath.Join(boot, "initrd")},
 		args...)...)

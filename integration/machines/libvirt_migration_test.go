@@ -29,8 +29,7 @@ func TestLibvirtMigration(t *testing.T) {
 		Env: map[string]string{
 			"CHAP_USERNAME": "vm", "CHAP_PASSWORD": rig.Password, "COPY_MODE": "none",
 		}})
-	path, err := rig.Binary()
-	require.NoError(t, err)
+	path := rig.Program(t)
 	xml := func(node string, args ...string) string {
 		args = append([]string{"xml", "--status-url=http://" + d.Metrics}, args...)
 		return rig.OKEnv(t, []string{"NODE_NAME=" + node}, path, args...)

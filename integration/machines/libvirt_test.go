@@ -78,8 +78,7 @@ func TestLibvirtSchema(t *testing.T) {
 		require.NoError(t, err)
 		domain.Devices.Disks = append(domain.Devices.Disks, *disk)
 	}
-	path, err := rig.Binary()
-	require.NoError(t, err)
+	path := rig.Program(t)
 	var printed libvirtxml.DomainDisk
 	require.NoError(t, printed.Unmarshal(rig.OK(t, path, "xml", "--host=10.0.0.5", "--lun=300",
 		"--target-dev=sdd", "--chap-username=vm")))
@@ -177,8 +176,7 @@ func TestLibvirtDomain(t *testing.T) {
 		"node.session.auth.username": kubevirtUser, "node.session.auth.password": kubevirtPassword,
 		"LISTEN": "127.0.0.1:0," + rig.SecondLoopback(), "COPY_MODE": "none",
 	}})
-	kubevirtDisk, err := rig.Binary()
-	require.NoError(t, err)
+	kubevirtDisk := rig.Program(t)
 	xml := func(args ...string) string {
 		return rig.OK(t, kubevirtDisk,
 			append([]string{"xml", "--status-url=http://" + d.Metrics}, args...)...)

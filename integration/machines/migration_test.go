@@ -241,8 +241,7 @@ func TestLiveMigration(t *testing.T) {
 			"CHAP_USERNAME": "vm", "CHAP_PASSWORD": rig.Password, "COPY_MODE": "none",
 		}})
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "password"), []byte(rig.Password), 0o600))
-	path, err := rig.Binary()
-	require.NoError(t, err)
+	path := rig.Program(t)
 	m := &migration{t: t, doc: rig.ReadDocument(t, "../docs/live-migration.md"), dir: dir}
 	m.env = rig.ClientEnv("WORK_DIR="+filepath.Join(state, "work"),
 		"PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"))

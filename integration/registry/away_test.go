@@ -25,8 +25,7 @@ func TestRegistryAway(t *testing.T) {
 	rig.MustRun(t, nil, "push", "--base=none", insecure, qcow2, ref)
 	s.Kill()
 	c := streaming(t.TempDir(), s.Address, "copy-on-write")
-	path, err := rig.Binary()
-	require.NoError(t, err)
+	path := rig.Program(t)
 	c.Binary = path
 	pages := "127.0.0.1:" + rig.FreePort(t)
 	c.Env = map[string]string{"METRICS_LISTEN": pages}

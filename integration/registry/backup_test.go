@@ -60,8 +60,7 @@ func TestBackupExample(t *testing.T) {
 		require.NoError(t, <-stopped)
 	}()
 
-	program, err := rig.Binary()
-	require.NoError(t, err)
+	program := rig.Program(t)
 	env := []string{"PATH=" + filepath.Dir(program) + ":" + os.Getenv("PATH"),
 		"WORK_DIR=" + filepath.Join(c.StateDir, "work"), "NBD_SOCKET=" + socket,
 		"INSECURE_REGISTRY=" + w.Proxy, "HOME=" + dir}

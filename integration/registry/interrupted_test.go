@@ -105,12 +105,11 @@ func (o *watchedOutput) String() string {
 // after a part of a piece.
 func TestRegistryPushInterrupted(t *testing.T) {
 	rig.Need(t, "docker-registry")
-	path, err := rig.Binary()
-	require.NoError(t, err)
+	path := rig.Program(t)
 	const size = 64 << 20
 	raw := filepath.Join(t.TempDir(), "a.img")
 	content := make([]byte, size)
-	_, err = rand.NewChaCha8([32]byte{1}).Read(content)
+	_, err := rand.NewChaCha8([32]byte{1}).Read(content)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(raw, content, 0o600))
 	for name, signal := range map[string]syscall.Signal{"SIGKILL": syscall.SIGKILL,

@@ -19,8 +19,7 @@ func TestRegistryLogins(t *testing.T) {
 	raw, qcow2 := newDisk(t)
 	s := rig.StartRegistry(t, false, basicAuth(t))
 	flag := "--insecure-registry=" + s.Address
-	path, err := rig.Binary()
-	require.NoError(t, err)
+	path := rig.Program(t)
 	const docker = "docker"
 	for name, c := range map[string]struct {
 		tool   []string

@@ -206,8 +206,7 @@ func TestServeImageAsAUser(t *testing.T) {
 	s := rig.StartRegistry(t, false, "")
 	flag := "--insecure-registry=" + s.Address
 	rig.MustRun(t, nil, "push", "--base=none", flag, qcow2, s.Address+"/vm/fedora:42")
-	path, err := rig.Binary()
-	require.NoError(t, err)
+	path := rig.Program(t)
 	program, err := os.ReadFile(path)
 	require.NoError(t, err)
 	home, err := os.MkdirTemp("", "user-") // t.TempDir is root's alone

@@ -154,8 +154,7 @@ func TestVolumesByCertificate(t *testing.T) {
 	require.Equal(t, "201", r.Output)
 
 	raw, _ := rig.MakeUpload(t, 1<<20)
-	path, err := rig.Binary()
-	require.NoError(t, err)
+	path := rig.Program(t)
 	upload := []string{"upload", raw, url + "/volume/vm2", "--ca", at("server.cert")}
 	r = rig.Client(t, nil, path, upload...)
 	require.NotZero(t, r.Status)

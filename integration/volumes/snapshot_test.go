@@ -123,8 +123,7 @@ func TestChangedBlocks(t *testing.T) {
 	}
 
 	// A backup reads a snapshot, which stays as it is.
-	program, err := rig.Binary()
-	require.NoError(t, err)
+	program := rig.Program(t)
 	work := []string{"WORK_DIR=" + filepath.Join(v.home, "work")}
 	said := rig.OKEnv(t, work, program, "snapshot", "serve", "vm1", "tuesday")
 	require.Contains(t, said, `as "vm1@tuesday"`)

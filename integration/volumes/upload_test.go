@@ -97,8 +97,7 @@ func TestUploadKilled(t *testing.T) {
 	require.Equal(t, http.StatusConflict, status, text)
 	require.Contains(t, text, "kubevirt-disk upload")
 
-	path, err := rig.Binary()
-	require.NoError(t, err)
+	path := rig.Program(t)
 	out := rig.OK(t, path, "upload", raw, v.base+"/volume/vm")
 	require.Contains(t, out, "iscsi:")
 	require.Contains(t, out, "vm: 160 MiB")
@@ -143,8 +142,7 @@ func TestUploadOfQcow2Killed(t *testing.T) {
 // TestUploadCommand uploads with a certificate and a token, and without.
 func TestUploadCommand(t *testing.T) {
 	t.Parallel()
-	path, err := rig.Binary()
-	require.NoError(t, err)
+	path := rig.Program(t)
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	rig.MakeCertificate(t, in("cert.pem"), in("key.pem"))

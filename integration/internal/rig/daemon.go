@@ -89,9 +89,7 @@ func Start(t *testing.T, c Config) *Daemon {
 func TryStart(t *testing.T, c Config) (*Daemon, error) {
 	t.Helper()
 	if c.Binary == "" {
-		path, err := Binary()
-		require.NoError(t, err)
-		c.Binary = path
+		c.Binary = Program(t)
 	}
 	if c.StateDir == "" {
 		c.StateDir = t.TempDir()
@@ -269,9 +267,7 @@ func (d *Daemon) Operations(kind string) (sum int) {
 // Run runs the command without the credentials in a person's home.
 func Run(t *testing.T, env []string, args ...string) Result {
 	t.Helper()
-	path, err := Binary()
-	require.NoError(t, err)
-	return Client(t, append(env, "HOME="+t.TempDir()), path, args...)
+	return Client(t, append(env, "HOME="+t.TempDir()), Program(t), args...)
 }
 
 // MustRun is kubevirtDisk for commands that must succeed.
@@ -298,9 +294,7 @@ func (d *Daemon) Status() (page status.Status) {
 func Handover(t *testing.T, stateDir string, user uint32, args ...string) (status int,
 	output string) {
 	t.Helper()
-	path, err := Binary()
-	require.NoError(t, err)
-	cmd := exec.Command(path, append([]string{"handover"}, args...)...)
+	cmd := exec.Command(Program(t), append([]string{"handover"}, args...)...)
 	if user != 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user,
 			Gid: user}}
@@ -311,6 +305,14 @@ func Handover(t *testing.T, stateDir string, user uint32, args ...string) (statu
 		require.ErrorAs(t, err, new(*exec.ExitError))
 	}
 	return cmd.ProcessState.ExitCode(), string(out)
+}
+
+// Program returns the path of Binary.
+func Program(t testing.TB) string {
+	t.Helper()
+	path, err := Binary()
+	require.NoError(t, err)
+	return path
 }
 
 // Binary builds kubevirt-disk once per run and returns its path. If the tests run with the race
