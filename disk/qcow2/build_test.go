@@ -92,13 +92,20 @@ func (im *image) open() (*Image, error) {
 	return Open(bg, near{bytes.NewReader(im.b)}, int64(len(im.b)), Options{})
 }
 
-// opensAs opens the image and reads all of it, which has to be want.
-func (im *image) opensAs(t *testing.T, want []byte) *Image {
+// opened opens the image, which has to be valid.
+func (im *image) opened(t testing.TB) *Image {
 	t.Helper()
 	got, err := im.open()
 	require.NoError(t, err)
+	return got
+}
+
+// opensAs opens the image and reads all of it, which has to be want.
+func (im *image) opensAs(t *testing.T, want []byte) *Image {
+	t.Helper()
+	got := im.opened(t)
 	p := make([]byte, len(want))
-	_, err = got.ReadAt(bg, p, 0)
+	_, err := got.ReadAt(bg, p, 0)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(want, p))
 	got.holdsNothing(t)

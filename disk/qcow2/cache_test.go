@@ -182,8 +182,7 @@ func TestDamagedClusterAmongOthers(t *testing.T) {
 		im.compressed(i, at, data)
 		at += len(data)
 	}
-	got, err := im.open()
-	require.NoError(t, err)
+	got := im.opened(t)
 	p := make([]byte, 3*cs)
 	n, err := got.ReadAt(bg, p, 0)
 	require.ErrorContains(t, err, "guest offset 65536:")

@@ -31,8 +31,7 @@ func TestTableIsChangedAfterValidation(t *testing.T) {
 				for i := range 4 {
 					im.compressed(i, atData*cs+i*len(data), data)
 				}
-				got, err := im.open()
-				require.NoError(t, err)
+				got := im.opened(t)
 				for _, i := range changed {
 					im.put64(im.l2(i), entry)
 				}
@@ -62,8 +61,7 @@ func TestTableIsChangedBetweenReads(t *testing.T) {
 		im.compressed(i, atData*cs+i*len(data), data)
 	}
 	good := bytes.Clone(im.b)
-	got, err := im.open()
-	require.NoError(t, err)
+	got := im.opened(t)
 	p := make([]byte, 4*cs)
 	for range 150 {
 		copy(im.b, good)

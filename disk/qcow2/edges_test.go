@@ -107,8 +107,7 @@ func TestExtensionsAndTheirEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			im := newImage(bits, 8*cs, 1)
 			c.change(im)
-			got, err := im.open()
-			require.NoError(t, err)
+			got := im.opened(t)
 			require.Equal(t, c.file, got.Info().BackingFile)
 			require.Equal(t, c.format, got.Info().BackingFormat)
 		})
@@ -124,8 +123,7 @@ func TestInfo(t *testing.T) {
 	im.put32(60, 3) // snapshots
 	im.put64(80, 1) // lazy refcounts
 	im.data(0, atData, 1)
-	got, err := im.open()
-	require.NoError(t, err)
+	got := im.opened(t)
 	require.Equal(t, Info{Version: 3, ClusterSize: 1 << 16, VirtualSize: 8 << 16,
 		PlainSize: 1 << 16}, got.Info())
 }
@@ -176,8 +174,7 @@ func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 	im.put64(im.l2(8), math.MaxUint64) // behind the end, which is never read
 	im.b = im.b[:atData*cs+1000]
 	for _, backing := range []int{0, 2*cs + 1000} {
-		got, err := im.open()
-		require.NoError(t, err)
+		got := im.opened(t)
 		want := make([]byte, 8*cs)
 		copy(want, bytes.Repeat([]byte{7}, 1000))
 		if backing > 0 {
@@ -187,7 +184,7 @@ func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 		// also where the backing file has nothing at all
 		for _, off := range []int{0, 2*cs + 999, 2*cs + 1000, 4 * cs} {
 			p := bytes.Repeat([]byte{0xa5}, 8*cs-off)
-			_, err = got.ReadAt(bg, p, int64(off))
+			_, err := got.ReadAt(bg, p, int64(off))
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(want[off:], p), off)
 		}

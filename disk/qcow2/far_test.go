@@ -65,8 +65,7 @@ func TestFarTables(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			im := manyTables(bits, gap, rand.Perm(tables))
 			file := &farFile{Reader: bytes.NewReader(im.b)}
-			near, err := im.open()
-			require.NoError(t, err)
+			near := im.opened(t)
 			begin := time.Now()
 			got, err := Open(t.Context(), file, int64(len(im.b)), Options{Parallel: parallel})
 			require.NoError(t, err)

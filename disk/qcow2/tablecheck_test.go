@@ -102,15 +102,14 @@ func TestNeighbours(t *testing.T) {
 		}
 		return im
 	}
-	opened, err := build().open()
-	require.NoError(t, err)
+	opened := build().opened(t)
 	require.EqualValues(t, n*cs, opened.Info().PlainSize)
 
 	im := build()
 	// the last cluster but one is cut off in the middle, which is allowed
 	im.b = im.b[:(atData+n-2)*cs+1]
 	im.put64(im.l2(n-1), 0)
-	_, err = im.open()
+	_, err := im.open()
 	require.NoError(t, err)
 	im.put64(im.l2(n-1), uint64(atData+n-1)*cs|entryCopied)
 	_, err = im.open()

@@ -37,8 +37,7 @@ func TestConflictsBetweenTables(t *testing.T) {
 		}
 		return im
 	}
-	opened, err := build().open()
-	require.NoError(t, err)
+	opened := build().opened(t)
 	require.EqualValues(t, clusters/2*cs, opened.Info().CompressedSize)
 	require.EqualValues(t, clusters/2*cs, opened.Info().PlainSize)
 	for range 40 {
