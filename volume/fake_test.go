@@ -267,6 +267,29 @@ func start(t *testing.T, dir string, f *fakeDisks) *Manager {
 	return m
 }
 
+// put makes a volume, or finds it.
+func put(t *testing.T, m *Manager, name string, spec api.Spec) Volume {
+	t.Helper()
+	v, _, err := m.Put(t.Context(), name, spec)
+	require.NoError(t, err)
+	return v
+}
+
+func get(t *testing.T, m *Manager, name string) Volume {
+	t.Helper()
+	v, err := m.Get(name)
+	require.NoError(t, err)
+	return v
+}
+
+// filling begins an upload into a volume.
+func filling(t *testing.T, m *Manager, name string) *Upload {
+	t.Helper()
+	fill, _, err := m.Fill(t.Context(), name, false)
+	require.NoError(t, err)
+	return fill
+}
+
 // refused checks the code of a refusal.
 func refused(t *testing.T, code api.Code, err error) *api.Error {
 	t.Helper()

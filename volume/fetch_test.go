@@ -25,7 +25,7 @@ func TestFetch(t *testing.T) {
 	one := api.Spec{Size: 512, From: &api.Source{Reference: "registry/vm/one"}}
 	claimed := one
 	claimed.PVC = &api.Claim{Name: "c"}
-	put := func(name string, spec api.Spec, created bool, state api.State) {
+	puts := func(name string, spec api.Spec, created bool, state api.State) {
 		t.Helper()
 		v, made, err := m.Put(t.Context(), name, spec)
 		require.NoError(t, err)
@@ -43,10 +43,10 @@ func TestFetch(t *testing.T) {
 		})
 	}
 	f.slow = make(chan struct{})
-	put("quick", api.Spec{Size: 512, From: &api.Source{Upload: true}}, true, api.StateAwaiting)
+	puts("quick", api.Spec{Size: 512, From: &api.Source{Upload: true}}, true, api.StateAwaiting)
 	for name, spec := range map[string]api.Spec{"one": one, "claimed": claimed, "gone": one} {
-		put(name, spec, true, api.StateFilling)
-		put(name, spec, false, api.StateFilling)
+		puts(name, spec, true, api.StateFilling)
+		puts(name, spec, false, api.StateFilling)
 	}
 	larger := one
 	larger.Size = 1024
@@ -57,18 +57,18 @@ func TestFetch(t *testing.T) {
 
 	require.NoError(t, m.Close())
 	m = open()
-	put("one", one, false, api.StateFilling)
+	puts("one", one, false, api.StateFilling)
 	close(f.slow)
 	until("one", api.StateReady)
 	until("claimed", api.StateReady)
-	put("one", one, false, api.StateReady)
+	puts("one", one, false, api.StateReady)
 	f.mu.Lock()
 	require.Len(t, f.served, 1)
 	f.mu.Unlock()
 
 	// An error in the background is reported later.
 	f.set(func() { f.slow, f.opening = make(chan struct{}), func() error { return errFake } })
-	put("bad", one, true, api.StateFilling)
+	puts("bad", one, true, api.StateFilling)
 	f.set(func() { close(f.slow) })
 	until("bad", api.StateFailed)
 	require.Empty(t, filesIn(t, m, "bad"))
@@ -77,8 +77,7 @@ func TestFetch(t *testing.T) {
 		until("worse", api.StateFailed)
 	}
 	f.set(func() { f.opening = nil })
-	_, _, err = m.Put(t.Context(), "bad", one)
-	require.NoError(t, err)
+	put(t, m, "bad", one)
 	until("bad", api.StateReady)
 }
 

@@ -43,8 +43,7 @@ func TestPutTwice(t *testing.T) {
 	require.Equal(t, "access-mode", e.Differs[0].Field)
 	require.Equal(t, "size", e.Differs[1].Field)
 
-	v, _, err = m.Put(ctx, "vm1", api.Spec{Size: 8192})
-	require.NoError(t, err)
+	v = put(t, m, "vm1", api.Spec{Size: 8192})
 	require.Equal(t, int64(8192), v.Record.Size)
 	two, _, err := m.Put(ctx, "vm2", api.Spec{}) // the default; 65 is an image's
 	require.NoError(t, err)
@@ -127,16 +126,14 @@ func TestKilled(t *testing.T) {
 	var before, after, deleting string
 	f.opening = func() error { before = snapshot(); return nil }
 	f.serving = func() error { after = snapshot(); return nil }
-	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 4096})
-	require.NoError(t, err)
+	put(t, m, "vm1", api.Spec{Size: 4096})
 	hold := make(chan struct{})
 	f.set(func() { f.closing = hold })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	refused(t, api.CodeUnavailable, deleteOnce(ctx, m, "vm1"))
 	deleting = snapshot()
-	v, err := m.Get("vm1")
-	require.NoError(t, err)
+	v := get(t, m, "vm1")
 	require.Equal(t, api.StateDeleting, v.State)
 	close(hold)
 	require.NoError(t, m.Delete(t.Context(), "vm1", false)) // waits for its turn
@@ -168,15 +165,13 @@ func TestDelete(t *testing.T) {
 	m := start(t, t.TempDir(), f)
 	require.NoError(t, m.Delete(t.Context(), "vm1", false))
 	require.NoError(t, m.Delete(t.Context(), "../vm1", false))
-	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
-	require.NoError(t, err)
+	put(t, m, "vm1", api.Spec{Size: 512})
 	f.set(func() { f.users = []string{"iqn.1994-05.com.example:node1"} })
 	e := refused(t, api.CodeInUse, m.Delete(t.Context(), "vm1", false))
 	require.Equal(t, f.users, e.Users)
 	require.ErrorContains(t, e, "node1")
 	require.Len(t, f.served, 1)
-	v, err := m.Get("vm1")
-	require.NoError(t, err)
+	v := get(t, m, "vm1")
 	require.Equal(t, api.StateReady, v.State)
 	require.NoError(t, m.Delete(t.Context(), "vm1", true))
 	require.Empty(t, f.served)
@@ -194,15 +189,13 @@ func TestDeleteThatCannotBeNoted(t *testing.T) {
 		t.Run(after, func(t *testing.T) {
 			f := newFake()
 			m := start(t, t.TempDir(), f)
-			_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
-			require.NoError(t, err)
+			put(t, m, "vm1", api.Spec{Size: 512})
 			dir := m.store.Dir("vm1")
 			require.NoError(t, os.Rename(dir, dir+".away"))
 			e := refused(t, api.CodeFailed, m.Delete(t.Context(), "vm1", false))
 			require.ErrorContains(t, e, "PUT it to have it back")
 			require.Empty(t, f.served)
-			v, err := m.Get("vm1")
-			require.NoError(t, err)
+			v := get(t, m, "vm1")
 			require.Equal(t, api.StateFailed, v.State)
 			require.NoError(t, os.Rename(dir+".away", dir))
 			if after == "PUT" {
@@ -224,20 +217,17 @@ func TestDeleteThatCannotBeNoted(t *testing.T) {
 func TestGrowthThatFails(t *testing.T) {
 	f := newFake()
 	m := start(t, t.TempDir(), f)
-	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
-	require.NoError(t, err)
+	put(t, m, "vm1", api.Spec{Size: 512})
 	dir := m.store.Dir("vm1")
 	f.set(func() {
 		f.growing = func() error { return errors.Join(unix.ENOSPC, os.Rename(dir, dir+".away")) }
 	})
-	_, _, err = m.Put(t.Context(), "vm1", api.Spec{Size: 4096})
+	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 4096})
 	require.ErrorIs(t, err, unix.ENOSPC)
-	v, err := m.Get("vm1")
-	require.NoError(t, err)
+	v := get(t, m, "vm1")
 	require.EqualValues(t, 512, v.Record.Size)
 	require.NoError(t, os.Rename(dir+".away", dir))
-	v, _, err = m.Put(t.Context(), "vm1", api.Spec{})
-	require.NoError(t, err)
+	v = put(t, m, "vm1", api.Spec{})
 	require.EqualValues(t, 512, v.Record.Size)
 }
 
@@ -246,19 +236,17 @@ func TestGrowthThatFails(t *testing.T) {
 func TestMissingDisk(t *testing.T) {
 	dir, f := t.TempDir(), newFake()
 	m := start(t, dir, f)
-	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
-	require.NoError(t, err)
+	put(t, m, "vm1", api.Spec{Size: 512})
 	require.NoError(t, m.Close())
 	disk := filepath.Join(m.store.Dir("vm1"), diskName)
 	require.NoError(t, os.Rename(disk, disk+".away"))
 	f.set(func() { f.served = map[uint16]string{} })
-	m, err = New(Options{Dir: dir, Disks: f})
+	m, err := New(Options{Dir: dir, Disks: f})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = m.Close() })
 	m.missingPoll = time.Millisecond
 	require.NoError(t, m.Load(t.Context()))
-	v, err := m.Get("vm1")
-	require.NoError(t, err)
+	v := get(t, m, "vm1")
 	require.Equal(t, api.StateFailed, v.State)
 	_, _, err = m.Put(t.Context(), "vm1", api.Spec{Size: 512})
 	require.ErrorIs(t, err, fs.ErrNotExist)
@@ -302,8 +290,7 @@ func TestBrokenVolumes(t *testing.T) {
 	dir, f := t.TempDir(), newFake()
 	m := start(t, dir, f)
 	for _, name := range []string{"good", "bad", "damaged"} {
-		_, _, err := m.Put(t.Context(), name, api.Spec{Size: 512})
-		require.NoError(t, err)
+		put(t, m, name, api.Spec{Size: 512})
 	}
 	require.NoError(t, m.Close())
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "damaged", "volume.json"), []byte("{"),
@@ -391,13 +378,11 @@ func TestClaimIsFilled(t *testing.T) {
 	dir := t.TempDir()
 	m := start(t, dir, f)
 	spec := api.Spec{From: &api.Source{Image: "a"}, PVC: &api.Claim{Name: "c"}}
-	v, _, err := m.Put(t.Context(), "x", spec)
-	require.NoError(t, err)
+	v := put(t, m, "x", spec)
 	require.Equal(t, api.StateFilling, v.State)
 	require.NoError(t, m.Close())
 	m = start(t, dir, f)
-	v, err = m.Get("x")
-	require.NoError(t, err)
+	v = get(t, m, "x")
 	require.Equal(t, api.StateFilling, v.State)
 	close(f.whole)
 	testtool.Eventually(t, func() bool {

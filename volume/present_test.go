@@ -48,31 +48,28 @@ func TestStorageIsMissingAtAStart(t *testing.T) {
 			}
 			m := start(t, dir, f)
 			m.timeout = time.Millisecond
-			put, _, err := m.Put(ctx, api.DefaultName, test.spec)
-			require.NoError(t, err)
+			made := put(t, m, api.DefaultName, test.spec)
 			if test.spec.From != nil && test.spec.From.Upload {
-				fill, _, err := m.Fill(ctx, api.DefaultName, false)
-				require.NoError(t, err)
+				fill := filling(t, m, api.DefaultName)
 				disk := filepath.Join(there, diskName)
 				require.NoError(t, os.WriteFile(disk, make([]byte, 512), 0o600))
 				require.NoError(t, fill.Complete(ctx, ""))
 				fill.Release()
 			} else if test.state != "" {
-				require.Equal(t, test.state, put.State)
+				require.Equal(t, test.state, made.State)
 			}
 			require.NoError(t, m.Close())
 
 			require.NoError(t, os.Rename(there, away))
 			require.NoError(t, os.Mkdir(there, 0o700))
 			f.served, f.slow, f.whole = map[uint16]string{}, nil, nil
-			m, err = New(Options{Dir: dir, Disks: f})
+			m, err := New(Options{Dir: dir, Disks: f})
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = m.Close() })
 			m.missingPoll = tick
 			require.NoError(t, m.Load(ctx))
 			time.Sleep(5 * tick)
-			v, err := m.Get(api.DefaultName)
-			require.NoError(t, err)
+			v := get(t, m, api.DefaultName)
 			require.Equal(t, api.StateFailed, v.State)
 			require.Contains(t, v.Failure, "is missing: mount its storage")
 			_, _, err = m.Put(ctx, api.DefaultName, test.spec)
@@ -106,11 +103,10 @@ func TestUploadToMissingStorage(t *testing.T) {
 			require.NoError(t, os.Mkdir(there, 0o700))
 			f.claims = map[string]string{"there": there}
 			m := start(t, t.TempDir(), f)
-			_, _, err := m.Put(t.Context(), "vm1", spec)
-			require.NoError(t, err)
+			put(t, m, "vm1", spec)
 			require.NoError(t, os.Rename(there, there+".away"))
 			require.NoError(t, os.Mkdir(there, 0o700))
-			_, _, err = m.Fill(t.Context(), "vm1", true)
+			_, _, err := m.Fill(t.Context(), "vm1", true)
 			require.ErrorContains(t, err, "is missing: mount its storage")
 			require.NoError(t, os.Remove(there))
 			require.NoError(t, os.Rename(there+".away", there))

@@ -16,8 +16,7 @@ func TestSnapshots(t *testing.T) {
 	for name, spec := range map[string]api.Spec{"v": {Size: 512}, "w": {Size: 512},
 		"claim": {Size: 512, PVC: &api.Claim{Name: "c"}},
 		"later": {From: &api.Source{Upload: true}}} {
-		_, _, err := m.Put(t.Context(), name, spec)
-		require.NoError(t, err)
+		put(t, m, name, spec)
 	}
 	names := func(volume string) (all []string) {
 		t.Helper()

@@ -45,12 +45,11 @@ func TestDeletionOfWhichNobodyKnows(t *testing.T) {
 		f := newFake()
 		m := start(t, t.TempDir(), f)
 		spec := api.Spec{Size: 512}
-		_, _, err := m.Put(t.Context(), "vm1", spec)
-		require.NoError(t, err)
+		put(t, m, "vm1", spec)
 		unsure(m, 2) // the former record is not there again, and PUT fails
 		refused(t, api.CodeFailed, m.Delete(t.Context(), "vm1", force))
 		require.Empty(t, f.served)
-		_, _, err = m.Put(t.Context(), "vm1", spec)
+		_, _, err := m.Put(t.Context(), "vm1", spec)
 		refused(t, api.CodeFailed, err)
 		require.Empty(t, f.served)
 		_, _, err = m.TakeSnapshot(t.Context(), "vm1", "s")
@@ -71,13 +70,11 @@ func TestDeletionOfWhichNobodyKnows(t *testing.T) {
 func TestForcedDeletionThatFails(t *testing.T) {
 	f := newFake()
 	m := start(t, t.TempDir(), f)
-	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
-	require.NoError(t, err)
+	put(t, m, "vm1", api.Spec{Size: 512})
 	unsure(m, 0)
 	require.ErrorIs(t, m.Delete(t.Context(), "vm1", true), unix.EIO)
 	for range 2 {
-		v, err := m.Get("vm1")
-		require.NoError(t, err)
+		v := get(t, m, "vm1")
 		require.Equal(t, api.StateReady, v.State)
 		require.Equal(t, map[uint16]string{64: "vm1"}, f.served)
 		m = again(t, m, f)
@@ -90,10 +87,8 @@ func TestUploadOfWhichNobodyKnows(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		f := newFake()
 		m := start(t, t.TempDir(), f)
-		_, _, err := m.Put(t.Context(), "vm1", api.Spec{From: &api.Source{Upload: true}})
-		require.NoError(t, err)
-		fill, _, err := m.Fill(t.Context(), "vm1", false)
-		require.NoError(t, err)
+		put(t, m, "vm1", api.Spec{From: &api.Source{Upload: true}})
+		fill := filling(t, m, "vm1")
 		path := filepath.Join(fill.Dir(), diskName)
 		require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
 		unsure(m, 1)
@@ -102,19 +97,16 @@ func TestUploadOfWhichNobodyKnows(t *testing.T) {
 		require.Empty(t, f.served)
 		if restart {
 			m = again(t, m, f)
-			v, err := m.Get("vm1")
-			require.NoError(t, err)
+			v := get(t, m, "vm1")
 			require.Equal(t, api.StateReady, v.State, v.Failure)
 			require.EqualValues(t, 4096, v.Record.Size)
 			continue
 		}
-		fill, _, err = m.Fill(t.Context(), "vm1", false)
-		require.NoError(t, err)
+		fill = filling(t, m, "vm1")
 		require.NoFileExists(t, path)
 		fill.Release()
 		m = again(t, m, f)
-		v, err := m.Get("vm1")
-		require.NoError(t, err)
+		v := get(t, m, "vm1")
 		require.Equal(t, api.StateAwaiting, v.State, v.Failure)
 	}
 }
@@ -126,8 +118,7 @@ func TestFetchOfWhichNobodyKnows(t *testing.T) {
 	m.timeout = time.Nanosecond
 	f.slow = make(chan struct{})
 	spec := api.Spec{Size: 512, From: &api.Source{Reference: "registry/vm/one"}}
-	v, _, err := m.Put(t.Context(), "vm1", spec)
-	require.NoError(t, err)
+	v := put(t, m, "vm1", spec)
 	require.Equal(t, api.StateFilling, v.State)
 	unsure(m, 1)
 	close(f.slow)
@@ -136,8 +127,7 @@ func TestFetchOfWhichNobodyKnows(t *testing.T) {
 		return err == nil && v.State == api.StateFailed
 	})
 	m = again(t, m, f)
-	v, err = m.Get("vm1")
-	require.NoError(t, err)
+	v = get(t, m, "vm1")
 	require.Equal(t, api.StateReady, v.State, v.Failure)
 }
 
@@ -145,16 +135,14 @@ func TestFetchOfWhichNobodyKnows(t *testing.T) {
 func TestGrowthOfWhichNobodyKnows(t *testing.T) {
 	f := newFake()
 	m := start(t, t.TempDir(), f)
-	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
-	require.NoError(t, err)
+	put(t, m, "vm1", api.Spec{Size: 512})
 	unsure(m, 2)
-	_, _, err = m.Put(t.Context(), "vm1", api.Spec{Size: 4096})
+	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 4096})
 	require.ErrorIs(t, err, unix.EIO)
 	_, _, err = m.Put(t.Context(), "vm1", api.Spec{Size: 512})
 	require.ErrorIs(t, err, unix.EIO)
 	for range 2 {
-		v, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
-		require.NoError(t, err)
+		v := put(t, m, "vm1", api.Spec{Size: 512})
 		require.EqualValues(t, 512, v.Record.Size)
 		m = again(t, m, f)
 	}
