@@ -86,8 +86,6 @@ func TestRegistryRestarts(t *testing.T) {
 		defer mu.Unlock()
 		warned = append(warned, text)
 	}
-	dir, err := pullHTTP(t, l, opt)
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", content)
+	brings(t, newClient(t, opt), l.ref(t, "vm/a:1"), PullOptions{}, content)
 	require.Contains(t, fmt.Sprint(warned), "connection refused")
 }

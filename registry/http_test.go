@@ -23,10 +23,8 @@ import (
 func pullHTTP(t testing.TB, l *lying, opt transport.Options) (dir string, err error) {
 	t.Helper()
 	dir = t.TempDir()
-	_, _, err = newClient(
-		t,
-		opt,
-	).Pull(context.Background(), l.ref(t, "vm/a:1"), filepath.Join(dir, "out.raw"), PullOptions{})
+	_, _, err = newClient(t, opt).Pull(context.Background(), l.ref(t, "vm/a:1"),
+		filepath.Join(dir, "out.raw"), PullOptions{})
 	return dir, err
 }
 
@@ -64,9 +62,7 @@ func TestFetchGoesOn(t *testing.T) {
 			if c.elsewhere {
 				l.Elsewhere = l.Storage.URL
 			}
-			dir, err := pullHTTP(t, l, l.options())
-			require.NoError(t, err)
-			onlyFile(t, dir, "out.raw", content)
+			brings(t, newClient(t, l.options()), l.ref(t, "vm/a:1"), PullOptions{}, content)
 			require.Equal(t, 1, l.Requests("/manifests/"), "registries count them")
 			require.Empty(t, l.Faults)
 			for _, a := range l.Auth {
@@ -186,16 +182,12 @@ func TestMirror(t *testing.T) {
 		Mirrors:  []string{registry.Host() + "=" + mirror.Host() + "/cache"},
 	}
 
-	dir, err := pullHTTP(t, registry, opt)
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", content)
+	brings(t, newClient(t, opt), registry.ref(t, "vm/a:1"), PullOptions{}, content)
 	require.Equal(t, 1, mirror.Requests("GET /v2/cache/vm/a/manifests/1"))
 
 	mirror.NewImage(t, content)
 	before := registry.Requests("/v2/vm")
-	dir, err = pullHTTP(t, registry, opt)
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", content)
+	brings(t, newClient(t, opt), registry.ref(t, "vm/a:1"), PullOptions{}, content)
 	require.Equal(t, before, registry.Requests("/v2/vm"))
 
 	// A blob that the mirror has lost comes from the registry.
@@ -204,9 +196,7 @@ func TestMirror(t *testing.T) {
 			delete(mirror.Store, digest)
 		}
 	}
-	dir, err = pullHTTP(t, registry, opt)
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", content)
+	brings(t, newClient(t, opt), registry.ref(t, "vm/a:1"), PullOptions{}, content)
 }
 
 // TestInsecure: without the user's permission a registry is never used without TLS, unless it is on
@@ -215,15 +205,13 @@ func TestInsecure(t *testing.T) {
 	l := newLying(t)
 	content := noise(25, 8192)
 	l.NewImage(t, content)
-	dir, err := pullHTTP(t, l, transport.Options{})
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", content)
+	brings(t, newClient(t, transport.Options{}), l.ref(t, "vm/a:1"), PullOptions{}, content)
 
 	// Whom it names may be elsewhere. This is no address of this machine, but leads there.
 	before := l.Requests("")
 	elsewhere := strings.Replace(l.Host(), "127.0.0.1", "0.0.0.0", 1)
 	c := newClient(t, transport.Options{})
-	_, _, err = c.Pull(t.Context(), parsed(t, elsewhere+"/vm/a:1"),
+	_, _, err := c.Pull(t.Context(), parsed(t, elsewhere+"/vm/a:1"),
 		filepath.Join(t.TempDir(), "out.raw"), PullOptions{})
 	require.ErrorContains(t, err, "--insecure-registry")
 	require.Equal(t, before, l.Requests(""), "nothing has come to it")
@@ -251,12 +239,10 @@ func TestCredentials(t *testing.T) {
 		opt.Config = config
 		write(fmt.Sprintf(`{"auths":{%q:{"auth":"eDp5"},"%s/vm":{"auth":%q}}}`, l.Host(), l.Host(),
 			auth))
-		dir, err := pullHTTP(t, l, opt)
-		require.NoError(t, err)
-		onlyFile(t, dir, "out.raw", content)
+		brings(t, newClient(t, opt), l.ref(t, "vm/a:1"), PullOptions{}, content)
 		own := l.options()
 		own.Own, own.OwnHost = keychain.Credential{Username: "me", Password: secret}, l.Host()
-		_, err = pullHTTP(t, l, own)
+		_, err := pullHTTP(t, l, own)
 		require.NoError(t, err)
 		require.NotContains(t, fmt.Sprintf("%v %+v %#v", own, own, own), secret)
 

@@ -34,9 +34,7 @@ func TestMirrorLies(t *testing.T) {
 				l.Tags["1"] = l.Image(t, layer)
 			}
 			mirror.Replace(digestOf(layer), flipped(layer, len(layer)/2))
-			dir, err := pullHTTP(t, registry, opt)
-			require.NoError(t, err)
-			onlyFile(t, dir, "out.raw", content)
+			brings(t, newClient(t, opt), registry.ref(t, "vm/a:1"), PullOptions{}, content)
 			require.Positive(t, mirror.Requests("/blobs/"))
 			require.Equal(t, 1, registry.Requests("/blobs/"+digestOf(layer)))
 
@@ -141,10 +139,6 @@ func TestMirrorComesBack(t *testing.T) {
 	}
 	opt.Turn = 200 * time.Millisecond
 	c := newClient(t, opt)
-	dir := t.TempDir()
-	_, _, err := c.Pull(t.Context(), registry.ref(t, "vm/a:1"), filepath.Join(dir, "out.raw"),
-		PullOptions{})
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", content)
+	brings(t, c, registry.ref(t, "vm/a:1"), PullOptions{}, content)
 	require.Equal(t, 1, asked(without))
 }

@@ -196,11 +196,7 @@ func TestPushOntoOthers(t *testing.T) {
 				o.m.ref(t, "vm/a:2"), opt)
 			require.NoError(t, err)
 			require.Contains(t, strings.Join(o.said, "\n"), "has no index")
-			dir := t.TempDir()
-			_, _, err = o.c.Pull(t.Context(), o.m.ref(t, "vm/a:2"), filepath.Join(dir, "disk.raw"),
-				PullOptions{})
-			require.NoError(t, err)
-			onlyFile(t, dir, "disk.raw", now)
+			brings(t, o.c, o.m.ref(t, "vm/a:2"), PullOptions{}, now)
 		})
 	}
 }

@@ -130,9 +130,7 @@ func TestIndexWithoutPlatforms(t *testing.T) {
 		return layoutOf(t, s, desc)
 	}
 	for _, all := range [][]v1.Descriptor{{foreign, a}, {a, attested}, {blank, foreign}} {
-		dir, err := pull(t, index(all...), PullOptions{})
-		require.NoError(t, err)
-		onlyFile(t, dir, "out.raw", content)
+		brings(t, newClient(t, transport.Options{}), index(all...), PullOptions{}, content)
 	}
 	_, err := pull(t, index(a, b, foreign), PullOptions{})
 	require.ErrorContains(t, err, "2 images and does not say for which platforms")

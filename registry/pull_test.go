@@ -24,11 +24,18 @@ import (
 func pull(t testing.TB, ref transport.Reference, opt PullOptions) (dir string, err error) {
 	t.Helper()
 	dir = t.TempDir()
-	_, _, err = newClient(
-		t,
-		transport.Options{},
-	).Pull(context.Background(), ref, filepath.Join(dir, "out.raw"), opt)
+	_, _, err = newClient(t, transport.Options{}).Pull(context.Background(), ref,
+		filepath.Join(dir, "out.raw"), opt)
 	return dir, err
+}
+
+// brings pulls an image, which must become one file with that content.
+func brings(t testing.TB, c *Client, ref transport.Reference, opt PullOptions, want []byte) {
+	t.Helper()
+	dir := t.TempDir()
+	_, _, err := c.Pull(context.Background(), ref, filepath.Join(dir, "out.raw"), opt)
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", want)
 }
 
 // TestPullFormats fetches a disk out of each kind of layer, raw and qcow2 inside.
@@ -65,13 +72,10 @@ func TestPullFormats(t *testing.T) {
 					pack(t, layer),
 				),
 				)
-				dir, err := pull(t, ref, PullOptions{})
-				require.NoError(t, err)
-				onlyFile(t, dir, "out.raw", content)
+				brings(t, newClient(t, transport.Options{}), ref, PullOptions{}, content)
 
-				dir, err = pull(t, ref, PullOptions{Original: true})
-				require.NoError(t, err)
-				onlyFile(t, dir, "out.raw", inside)
+				brings(t, newClient(t, transport.Options{}), ref, PullOptions{Original: true},
+					inside)
 
 				var stdout bytes.Buffer
 				done, _, err := newClient(
@@ -256,9 +260,7 @@ func TestPullDirectory(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, entries, 2)
 
-	dir, err = pull(t, ref, PullOptions{Path: "top.qcow2"})
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", want)
+	brings(t, newClient(t, transport.Options{}), ref, PullOptions{Path: "top.qcow2"}, want)
 }
 
 // TestPullLate fetches a qcow2 file with a table behind the data that it maps. The layer is read
@@ -408,8 +410,7 @@ func TestPullSparseTar(t *testing.T) {
 		layer := bytesOf(t, filepath.Join(dir, "layer"))
 		require.Less(t, len(layer), 1<<20, "tar has found no holes")
 		s := store{}
-		got, err := pull(t, layoutOf(t, s, s.Image(t, layer)), PullOptions{})
-		require.NoError(t, err)
-		onlyFile(t, got, "out.raw", content)
+		brings(t, newClient(t, transport.Options{}), layoutOf(t, s, s.Image(t, layer)),
+			PullOptions{}, content)
 	}
 }

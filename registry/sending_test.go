@@ -170,11 +170,7 @@ func (p *pushTry) whole(t *testing.T) {
 	left, err := os.ReadDir(p.dir)
 	require.NoError(t, err)
 	require.Empty(t, left)
-	dir := t.TempDir()
-	_, _, err = p.m.client(t).Pull(t.Context(), p.m.ref(t, "vm/a:1"),
-		filepath.Join(dir, "out.raw"), PullOptions{})
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", noise(70, pushedSize))
+	brings(t, p.m.client(t), p.m.ref(t, "vm/a:1"), PullOptions{}, noise(70, pushedSize))
 }
 
 // TestPushBrokenPiece goes on inside a piece after a broken connection.

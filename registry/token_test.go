@@ -37,9 +37,7 @@ func TestTokenServerNearby(t *testing.T) {
 			opt := l.options()
 			opt.Own = keychain.Credential{Username: "me", Password: "pa55word"}
 			opt.OwnHost, opt.Timeout = l.Host(), time.Second
-			dir, err := pullHTTP(t, l, opt)
-			require.NoError(t, err)
-			onlyFile(t, dir, "out.raw", content)
+			brings(t, newClient(t, opt), l.ref(t, "vm/a:1"), PullOptions{}, content)
 		})
 	}
 }
@@ -141,13 +139,11 @@ func TestUnknownCertificate(t *testing.T) {
 	opt.OwnHost, opt.Timeout = l.Host(), time.Second
 	var warned []string
 	opt.Warn = func(text string) { warned = append(warned, text) }
-	dir, err := pullHTTP(t, l, opt)
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", content)
+	brings(t, newClient(t, opt), l.ref(t, "vm/a:1"), PullOptions{}, content)
 	require.Len(t, warned, 1)
 	require.Contains(t, warned[0], "because of --insecure-registry")
 
 	opt.Insecure = nil
-	_, err = pullHTTP(t, l, opt)
+	_, err := pullHTTP(t, l, opt)
 	require.ErrorContains(t, err, "--registry-ca")
 }

@@ -98,9 +98,7 @@ func TestPullCompressedInLayer(t *testing.T) {
 	s := store{}
 	ref := layoutOf(t, s, s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.qcow2.xz",
 		Content: packtest.Tool(t, qcow2Of(t, raw), "xz")}))))
-	dir, err := pull(t, ref, PullOptions{})
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", raw)
+	brings(t, newClient(t, transport.Options{}), ref, PullOptions{}, raw)
 	st := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
 	opened := st.open(t, ref)
 	require.True(t, bytes.Equal(raw, contentOf(t, st.disk(t, opened, "a.raw"))))
@@ -146,13 +144,9 @@ func TestPullWrappedRefused(t *testing.T) {
 	}
 	s := store{}
 	ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, "disks.tar", two)))
-	dir, err := pull(t, ref, PullOptions{Path: "b.qcow2"})
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", raw)
-	dir, err = pull(t, layoutOf(t, s, artifactOf(t, s, orasLayer(s, "disk",
-		packtest.XzNeeding(raw, 28)))), PullOptions{UnpackMemory: 64 << 20})
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", raw)
+	brings(t, newClient(t, transport.Options{}), ref, PullOptions{Path: "b.qcow2"}, raw)
+	brings(t, newClient(t, transport.Options{}), layoutOf(t, s, artifactOf(t, s, orasLayer(s,
+		"disk", packtest.XzNeeding(raw, 28)))), PullOptions{UnpackMemory: 64 << 20}, raw)
 }
 
 // TestPushWrapped: a wrapped file is pushed as the disk in it.
@@ -232,11 +226,7 @@ func TestAppliance(t *testing.T) {
 		_, err = m.client(t).Push(t.Context(), []string{path}, m.ref(t, "vm/a:1"),
 			PushOptions{Base: BaseNone, CompressRaw: "zstd"})
 		require.NoError(t, err, title)
-		to = t.TempDir()
-		_, _, err = m.client(t).Pull(t.Context(), m.ref(t, "vm/a:1"), filepath.Join(to, "out.raw"),
-			PullOptions{})
-		require.NoError(t, err)
-		onlyFile(t, to, "out.raw", raw)
+		brings(t, m.client(t), m.ref(t, "vm/a:1"), PullOptions{}, raw)
 	}
 	s := store{}
 	two := packtest.Tar(t, file("box-disk1.vmdk", disk), file("box-disk2.vmdk", disk))
