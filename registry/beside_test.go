@@ -25,18 +25,15 @@ func TestArtifactWithTexts(t *testing.T) {
 			add("README.md", []byte("# read me\n"))
 			add("a.sig", noise(93, 512))
 			ref := layoutOf(t, s, artifactOf(t, s, layers...))
-			dir, err := pull(t, ref, PullOptions{})
-			require.NoError(t, err)
-			onlyFile(t, dir, "out.raw", raw)
-			dir = t.TempDir()
-			done, _, err := newClient(t, transport.Options{}).Pull(t.Context(), ref, dir,
-				PullOptions{})
+			c := newClient(t, transport.Options{})
+			brings(t, c, ref, PullOptions{}, raw)
+			done, _, err := c.Pull(t.Context(), ref, t.TempDir(), PullOptions{})
 			require.NoError(t, err)
 			require.Len(t, done, 1)
 			if name == "a.raw.gz" {
 				return // the cache gets it by the same way
 			}
-			st := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
+			st := newStreaming(t, c, t.TempDir(), t.TempDir())
 			st.opt.WhenComplete = true
 			require.Equal(t, []string{name}, namesOfDisks(st.open(t, ref).Disks()))
 		})

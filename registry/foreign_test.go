@@ -32,17 +32,14 @@ func TestForeign(t *testing.T) {
 			"box.tar":    packtest.Tar(t, packtest.File{Name: name, Data: content})} {
 			s := store{}
 			ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
-			to, err := pull(t, ref, PullOptions{Image: allowed})
-			require.NoError(t, err, title)
-			onlyFile(t, to, "out.raw", raw)
+			c := newClient(t, transport.Options{})
+			brings(t, c, ref, PullOptions{Image: allowed}, raw)
 			var out bytes.Buffer
-			_, _, err = newClient(t, transport.Options{}).Pull(t.Context(), ref, "-",
-				PullOptions{Image: allowed, Stdout: &out})
+			_, _, err := c.Pull(t.Context(), ref, "-", PullOptions{Image: allowed, Stdout: &out})
 			require.NoError(t, err, title)
 			require.True(t, bytes.Equal(raw, out.Bytes()), title)
-			to = t.TempDir()
-			_, _, err = newClient(t, transport.Options{}).Pull(t.Context(), ref, to,
-				PullOptions{Image: allowed})
+			to := t.TempDir()
+			_, _, err = c.Pull(t.Context(), ref, to, PullOptions{Image: allowed})
 			require.NoError(t, err, title)
 			onlyFile(t, to, "box.raw", raw)
 			to, err = pull(t, ref, PullOptions{})
@@ -51,11 +48,10 @@ func TestForeign(t *testing.T) {
 		}
 		s := store{}
 		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, name, content)))
-		to, err := pull(t, ref, PullOptions{Image: allowed, Original: true})
-		require.NoError(t, err)
-		onlyFile(t, to, "out.raw", content)
+		brings(t, newClient(t, transport.Options{}), ref,
+			PullOptions{Image: allowed, Original: true}, content)
 		cut := layoutOf(t, s, artifactOf(t, s, orasLayer(s, name, content[:len(content)/2])))
-		to, err = pull(t, cut, PullOptions{Image: allowed})
+		to, err := pull(t, cut, PullOptions{Image: allowed})
 		require.ErrorContains(t, err, "is a damaged")
 		emptyDir(t, to)
 
@@ -79,13 +75,10 @@ func TestForeign(t *testing.T) {
 		"fixed.img.gz": gzipped(t, fixed)} {
 		s := store{}
 		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
-		to, err := pull(t, ref, PullOptions{Image: allowed})
-		require.NoError(t, err)
-		onlyFile(t, to, "out.raw", raw)
-		to, err = pull(t, ref, PullOptions{Image: allowed, Original: true})
-		require.NoError(t, err)
-		onlyFile(t, to, "out.raw", fixed)
-		to, err = pull(t, ref, PullOptions{})
+		c := newClient(t, transport.Options{})
+		brings(t, c, ref, PullOptions{Image: allowed}, raw)
+		brings(t, c, ref, PullOptions{Image: allowed, Original: true}, fixed)
+		to, err := pull(t, ref, PullOptions{})
 		require.ErrorContains(t, err, "kubevirt-disk convert ")
 		emptyDir(t, to)
 	}

@@ -330,10 +330,9 @@ func TestPullPlatform(t *testing.T) {
 		desc.MediaType = types.OCIImageIndex
 		return desc
 	}
-	dir, err := pull(t, layoutOf(t, s, index(attestation, other, mine)), PullOptions{})
-	require.NoError(t, err)
-	onlyFile(t, dir, "out.raw", content)
-	dir, err = pull(t, layoutOf(t, s, index(other, attestation)), PullOptions{})
+	brings(t, newClient(t, transport.Options{}), layoutOf(t, s, index(attestation, other, mine)),
+		PullOptions{}, content)
+	dir, err := pull(t, layoutOf(t, s, index(other, attestation)), PullOptions{})
 	require.ErrorContains(t, err, "only for: linux/"+otherArch())
 	emptyDir(t, dir)
 	_, err = pull(
