@@ -116,9 +116,7 @@ func TestLayerThatIsNotReadToItsEndIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	_, err := Build(context.Background(), img, dir, Options{})
 	require.ErrorIs(t, err, digest)
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Empty(t, entries)
+	filetest.Empty(t, dir)
 }
 
 type failing struct{ err error }
@@ -137,9 +135,7 @@ func TestSameLevelAtOnce(t *testing.T) {
 		})
 	}
 	group.Wait()
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, entries, 5, "two layers with their states, and the top level")
+	require.Len(t, filetest.Names(t, dir), 5, "two layers with their states, and the top level")
 }
 
 // TestSmallLevels pins how large small changes are.

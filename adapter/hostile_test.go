@@ -7,12 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
 // TestHostileLayersAreRefused has layers that make no sense. The message names the layer and the
@@ -70,9 +71,7 @@ func TestHostileLayersAreRefused(t *testing.T) {
 			require.ErrorContains(t, err, c.message)
 			require.ErrorContains(t, err, "layer 1, "+img.Layers[0].Digest+": ")
 			require.Less(t, len(err.Error()), 1000)
-			left, err := os.ReadDir(dir)
-			require.NoError(t, err)
-			require.Empty(t, left, "nothing is left behind")
+			filetest.Empty(t, dir)
 		})
 	}
 }

@@ -171,8 +171,7 @@ func TestFetchedDamaged(t *testing.T) {
 				}
 				l.Server.Close()
 				s.once(t, ref, right) // it was mended
-				all, err := os.ReadDir(filepath.Dir(s.fetchedDir(l)))
-				require.NoError(t, err)
+				all := namesIn(t, filepath.Dir(s.fetchedDir(l)))
 				if !served && what != "a link" {
 					require.Len(t, all, 2, "the disks, and the lock")
 				}

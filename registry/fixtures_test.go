@@ -2,7 +2,6 @@ package registry
 
 import (
 	"bytes"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -27,6 +26,7 @@ var (
 	digestOf  = transport.DigestOf
 	bytesOf   = filetest.Content
 	emptyDir  = filetest.Empty
+	namesIn   = filetest.Names
 	readAt    = filetest.Read[int]
 	usedBytes = filetest.Allocated
 	cut       = registrytest.Cut
@@ -56,10 +56,7 @@ func newClient(t testing.TB, opt transport.Options) *Client {
 // onlyFile checks that the directory has one file, with that content.
 func onlyFile(t testing.TB, dir, name string, want []byte) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, entries, 1, "%v", entries)
-	require.Equal(t, name, entries[0].Name())
+	require.Equal(t, []string{name}, namesIn(t, dir))
 	got := bytesOf(t, filepath.Join(dir, name))
 	require.True(t, bytes.Equal(want, got), "%s has another content", name)
 }

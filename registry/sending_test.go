@@ -167,9 +167,7 @@ func (p *pushTry) push(ctx context.Context, t *testing.T) error {
 
 // whole pulls the pushed disk, and checks that nothing is left of the upload.
 func (p *pushTry) whole(t *testing.T) {
-	left, err := os.ReadDir(p.dir)
-	require.NoError(t, err)
-	require.Empty(t, left)
+	emptyDir(t, p.dir)
 	brings(t, p.m.client(t), p.m.ref(t, "vm/a:1"), PullOptions{}, noise(70, pushedSize))
 }
 

@@ -28,12 +28,9 @@ import (
 // unreadable makes every read of an open file of this process fail until back is called.
 func unreadable(t *testing.T, path string) (back func()) {
 	fd := -1
-	entries, err := os.ReadDir("/proc/self/fd")
-	require.NoError(t, err)
-	for _, e := range entries {
-		if name, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && name ==
-			path {
-			fd, err = strconv.Atoi(e.Name())
+	for _, n := range filetest.Names(t, "/proc/self/fd") {
+		if name, err := os.Readlink(filepath.Join("/proc/self/fd", n)); err == nil && name == path {
+			fd, err = strconv.Atoi(n)
 			require.NoError(t, err)
 		}
 	}
@@ -229,11 +226,9 @@ func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
 
 // openFiles returns the open files of this process below a directory.
 func openFiles(t *testing.T, dir string) (names []string) {
-	entries, err := os.ReadDir("/proc/self/fd")
-	require.NoError(t, err)
-	for _, e := range entries {
+	for _, n := range filetest.Names(t, "/proc/self/fd") {
 		// The descriptor that listed the directory is closed by now.
-		if name, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil &&
+		if name, err := os.Readlink(filepath.Join("/proc/self/fd", n)); err == nil &&
 			strings.HasPrefix(name, dir) {
 			names = append(names, name)
 		}

@@ -52,11 +52,9 @@ func TestLostFiles(t *testing.T) {
 		dir := inst.dir
 		groups := [][]string{{dir.diskFile}, {dir.stateFile}, {filepath.Base(dir.layers())},
 			nil, {dir.diskFile + mapSuffixes[0], dir.diskFile + mapSuffixes[1]}}
-		names, err := os.ReadDir(dir.path)
-		require.NoError(t, err)
-		for _, e := range names {
-			if strings.HasPrefix(e.Name(), dir.diskFile+layerInfix) {
-				groups[3] = append(groups[3], e.Name())
+		for _, name := range filetest.Names(t, dir.path) {
+			if strings.HasPrefix(name, dir.diskFile+layerInfix) {
+				groups[3] = append(groups[3], name)
 			}
 		}
 		require.NotEmpty(t, groups[3])

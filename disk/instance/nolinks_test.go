@@ -26,9 +26,7 @@ func foreign(t *testing.T, names ...string) (dir string, unchanged func()) {
 	}
 	return dir, func() {
 		t.Helper()
-		entries, err := os.ReadDir(dir)
-		require.NoError(t, err)
-		require.ElementsMatch(t, names, filetest.FileNames(entries))
+		require.ElementsMatch(t, names, filetest.Names(t, dir))
 		for _, name := range names {
 			content := filetest.Content(t, filepath.Join(dir, name))
 			require.True(t, bytes.Equal(filetest.Block('f', 1<<20), content), name)

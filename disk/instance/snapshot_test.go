@@ -27,9 +27,7 @@ import (
 // layerFiles returns the names of the files that snapshots have made in a disk's directory.
 func layerFiles(t *testing.T, inst *Instance) (names []string) {
 	t.Helper()
-	entries, err := os.ReadDir(inst.dir.path)
-	require.NoError(t, err)
-	for _, name := range filetest.FileNames(entries) {
+	for _, name := range filetest.Names(t, inst.dir.path) {
 		if strings.Contains(name, ".layer") {
 			names = append(names, name)
 		}

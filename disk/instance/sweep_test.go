@@ -20,12 +20,7 @@ func sweep(t *testing.T, work, images, owner string) (left []string, logs *obser
 	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
 	Sweep(t.Context(), work, images, nil, owner, LeftoversRemove, zap.New(core))
-	entries, err := os.ReadDir(work)
-	require.NoError(t, err)
-	for _, e := range entries {
-		left = append(left, e.Name())
-	}
-	return left, logs
+	return filetest.Names(t, work), logs
 }
 
 func TestSweepRemovesTheDiskOfAnImageThatIsGone(t *testing.T) {

@@ -16,14 +16,12 @@ import (
 // holds: it happens to have the unflushed map, but not what was written in the given range.
 func snapshot(t *testing.T, from, to string, off int64, length int) {
 	t.Helper()
-	entries, err := os.ReadDir(from)
-	require.NoError(t, err)
-	for _, e := range entries {
-		content := filetest.Content(t, filepath.Join(from, e.Name()))
-		if e.Name() == PersistentName {
+	for _, name := range filetest.Names(t, from) {
+		content := filetest.Content(t, filepath.Join(from, name))
+		if name == PersistentName {
 			clear(content[off : off+int64(length)])
 		}
-		require.NoError(t, os.WriteFile(filepath.Join(to, e.Name()), content, 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(to, name), content, 0o600))
 	}
 }
 

@@ -36,9 +36,7 @@ func testStore(t *testing.T, durable bool) {
 	}
 	require.ErrorContains(t, s.Save("mode-pages", append(largest, 7)), "mode-pages cannot hold")
 	require.NoError(t, s.Save("sanitize", []byte("y")))
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Equal(t, []string{SpareSuffix, "mode-pages", "sanitize"}, filetest.FileNames(entries),
+	require.Equal(t, []string{SpareSuffix, "mode-pages", "sanitize"}, filetest.Names(t, dir),
 		"one file per name, and a spare")
 	info, err := os.Stat(filepath.Join(dir, "sanitize"))
 	require.NoError(t, err)
@@ -97,9 +95,7 @@ func TestStoreFails(t *testing.T) {
 	// A directory has this name, so Save fails. It leaves no partial file behind.
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "taken", "by"), 0o755))
 	require.Error(t, s.Save("taken", []byte("x")))
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Equal(t, []string{SpareSuffix, "kept", "taken"}, filetest.FileNames(entries))
+	require.Equal(t, []string{SpareSuffix, "kept", "taken"}, filetest.Names(t, dir))
 }
 
 // TestStoreRefuses checks that Load notices every other content, and that the message names the

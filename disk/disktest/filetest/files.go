@@ -203,8 +203,11 @@ func Fill(t *testing.T, dir string) (more, free func()) {
 		func() { require.NoError(t, errors.Join(filler.Close(), os.Remove(filler.Name()))) }
 }
 
-// FileNames returns the names of entries.
-func FileNames(entries []os.DirEntry) (names []string) {
+// Names returns the names of the files in a directory, in order.
+func Names(t testing.TB, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
