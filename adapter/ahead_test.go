@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
 // smallLayers are layers of one file each.
@@ -82,11 +80,7 @@ func TestLayersAreOpenedAhead(t *testing.T) {
 	require.LessOrEqual(t, most.Load(), int64(mostOpen))
 	other := t.TempDir()
 	require.Equal(t, d.Levels, build(t, other, imageOf(archives...)).Levels)
-	for _, l := range d.Levels {
-		a := filetest.Content(t, filepath.Join(dir, l.File))
-		b := filetest.Content(t, filepath.Join(other, l.File))
-		require.True(t, bytes.Equal(a, b), l.File)
-	}
+	requireSameLevels(t, dir, other, d.Levels)
 }
 
 // TestOpenedAheadIsClosed: if a layer fails, archives that were opened ahead are closed, and the

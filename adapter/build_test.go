@@ -2,7 +2,6 @@ package adapter
 
 import (
 	"archive/tar"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -94,11 +93,7 @@ func TestImagesShareLevels(t *testing.T) {
 		require.True(t, l.Cached, l.File)
 	}
 	build(t, other, imageOf(base, two))
-	for _, l := range second.Levels { // made at once, and above existing levels
-		a := filetest.Content(t, filepath.Join(dir, l.File))
-		b := filetest.Content(t, filepath.Join(other, l.File))
-		require.True(t, bytes.Equal(a, b), l.File)
-	}
+	requireSameLevels(t, dir, other, second.Levels) // made at once, and above existing levels
 }
 
 func TestImageWithoutLayers(t *testing.T) {

@@ -110,9 +110,7 @@ func TestImageBuild(t *testing.T) {
 		}
 	})
 	t.Run("two builds give one digest and the next one takes their place", func(t *testing.T) {
-		another, err := rig.NewEngine()
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, another.Remove()) })
+		another := rig.OwnEngine(t)
 		printed, err := another.MakeImage("077")
 		require.NoError(t, err)
 		lines := regexp.MustCompile(

@@ -27,9 +27,7 @@ func TestRunContainer(t *testing.T) {
 	rig.Need(t, "bash", "setpriv", rig.QEMUISCSI)
 	ref, boot := requireContainerImage(t), requireBootFiles(t)
 	path := rig.Program(t)
-	e, err := rig.NewEngine()
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, e.Remove()) })
+	e := rig.OwnEngine(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*rig.MachineTime)
 	defer cancel()
 	var out bytes.Buffer

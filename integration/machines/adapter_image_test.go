@@ -31,9 +31,7 @@ func TestAdapterImage(t *testing.T) {
 	rig.Need(t, "buildah", "podman", "runc", "qemu-system-x86_64", "apt-get", "dpkg-deb",
 		rig.QEMUISCSI)
 	rig.NeedRoot(t)
-	e, err := rig.NewEngine()
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, e.Remove()) })
+	e := rig.OwnEngine(t)
 	printed, err := e.Make("adapter-image", "022", "KERNELFLAGS=--any")
 	requireKernel(t, err)
 	boot := ""

@@ -146,9 +146,7 @@ func TestRegistryBuildah(t *testing.T) {
 	t.Parallel()
 	rig.Need(t, "docker-registry", "qemu-img", "buildah")
 	rig.NeedRoot(t)
-	e, err := rig.NewEngine()
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, e.Remove()) })
+	e := rig.OwnEngine(t)
 	raw, qcow2 := newDisk(t)
 	s := rig.StartRegistry(t, false, "")
 	work := t.TempDir()
@@ -253,9 +251,7 @@ func TestRegistryServe(t *testing.T) {
 	user := address + "/vm/fedora:42"
 	rig.MustRun(t, nil, "push", "--insecure-registry="+address, "--base="+base, qcow2, user)
 
-	node, err := rig.NewEngine()
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, node.Remove()) })
+	node := rig.OwnEngine(t)
 	node.OK(t, "podman", "pull", "--quiet", "--tls-verify=false", user)
 	n := rig.Network{}
 	c := node.NewContainer(

@@ -16,9 +16,7 @@ import (
 // pushBuilt builds an image of a file with buildah, and pushes it.
 func pushBuilt(t *testing.T, address, file string, args ...string) {
 	t.Helper()
-	e, err := rig.NewEngine()
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, e.Remove()) })
+	e := rig.OwnEngine(t)
 	work, base := t.TempDir(), filepath.Base(file)
 	require.NoError(t, os.Link(file, filepath.Join(work, base)))
 	dockerfile := filepath.Join(work, "Dockerfile")

@@ -35,6 +35,15 @@ type Engine struct {
 	env  []string // a client's environment with vars
 }
 
+// OwnEngine makes storage for one test.
+func OwnEngine(t *testing.T) *Engine {
+	t.Helper()
+	e, err := NewEngine()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, e.Remove()) })
+	return e
+}
+
 // NewEngine makes the storage in a new directory. The path is short, because podman makes sockets
 // in it.
 func NewEngine() (*Engine, error) {
