@@ -20,46 +20,6 @@ import (
 	"kubevirt.io/disk/internal/durable"
 )
 
-func TestConvert(t *testing.T) {
-	t.Cleanup(func() { goleak.VerifyNone(t) })
-	for _, c := range []struct {
-		name string
-		args []string
-	}{
-		{"raw", nil},
-		{"plain", []string{}},
-		{"version 2", []string{"-o", "compat=0.10"}},
-		{"small clusters", []string{"-o", "cluster_size=512"}},
-		{"large clusters", []string{"-c", "-o", "cluster_size=2M"}},
-		{"zlib", []string{"-c"}},
-		{"zstd", []string{"-c", "-o", "compression_type=zstd"}},
-		{"subclusters", []string{"-o", "extended_l2=on,cluster_size=128k"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			dir := t.TempDir()
-			want := filetest.Sample(9<<20+512, 1)
-			path := filetest.Put(t, dir, "in.raw", want, 0)
-			if c.args != nil {
-				args := append([]string{"convert", "-f", "raw", "-O", "qcow2"}, c.args...)
-				filetest.QemuImg(t, dir, append(args, "in.raw", "in.qcow2")...)
-				path = filepath.Join(dir, "in.qcow2")
-			}
-			img := openImage(t, path)
-			require.True(t, bytes.Equal(want, filetest.ReadAll(t, img, img.Size())))
-			out := filepath.Join(dir, "out.raw")
-			var p Progress
-			require.NoError(t, Convert(t.Context(), img, out, &p))
-			got := filetest.Content(t, out)
-			require.True(t, bytes.Equal(want, got))
-			require.True(t, p.Finished())
-			require.EqualValues(t, len(want), p.Done())
-			require.EqualValues(t, len(want), p.Total())
-			require.Less(t, filetest.Allocated(t, out), int64(len(want))*9/10, "zeros are holes")
-			require.NoFileExists(t, out+durable.PartialSuffix)
-		})
-	}
-}
-
 func TestConvertOfAChainWithHoles(t *testing.T) {
 	dir := t.TempDir()
 	base := append(filetest.Block('b', 1<<20), make([]byte, 100<<20)...)
@@ -145,18 +105,6 @@ func TestConvertDestinations(t *testing.T) {
 	require.NoFileExists(t, out+durable.PartialSuffix)
 }
 
-func TestCancelledExpansionLeavesNothing(t *testing.T) {
-	t.Cleanup(func() { goleak.VerifyNone(t) })
-	dir := t.TempDir()
-	img := openImage(t, filetest.Put(t, dir, "disk.raw", filetest.Sample(8<<20, 3), 0))
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, Convert(ctx, img, filepath.Join(dir, "out.raw"), nil), context.Canceled)
-	left, err := filepath.Glob(filepath.Join(dir, "out.raw*"))
-	require.NoError(t, err)
-	require.Empty(t, left)
-}
-
 // TestExpansionOfAnImageThatCannotBeRead checks that the error names the place, although other
 // workers wait for the range that cannot be read.
 func TestExpansionOfAnImageThatCannotBeRead(t *testing.T) {
@@ -175,19 +123,6 @@ func TestExpansionOfAnImageThatCannotBeRead(t *testing.T) {
 		require.ErrorAs(t, out.Finish(err), &medium)
 		require.NoFileExists(t, filepath.Join(dir, "out.raw"))
 	}
-}
-
-// A raw image that is cut off while it is converted would otherwise end in zeros.
-func TestConvertOfAnImageThatIsChanged(t *testing.T) {
-	t.Cleanup(func() { goleak.VerifyNone(t) })
-	dir := t.TempDir()
-	img := openImage(t, filetest.Put(t, dir, "disk.raw", filetest.Block(1, 4<<20), 0))
-	require.NoError(t, os.Truncate(img.Path(), 2<<20))
-	require.ErrorContains(t, Convert(t.Context(), img, filepath.Join(dir, "out.raw"), nil),
-		`"disk.raw" was changed`)
-	left, err := filepath.Glob(filepath.Join(dir, "out.raw*"))
-	require.NoError(t, err)
-	require.Empty(t, left)
 }
 
 func TestNotEnoughSpaceIsFoundOutFirst(t *testing.T) {

@@ -21,8 +21,8 @@ var compressions = []qcow2.Compression{
 	qcow2.CompressionZstd, qcow2.CompressionZlib, qcow2.CompressionNone,
 }
 
-// TestConvertQcow2 makes the same image from the same disk, however the disk is stored.
-func TestConvertQcow2(t *testing.T) {
+// TestConvert makes the same files from the same disk, however the disk is stored.
+func TestConvert(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 	dir := t.TempDir()
 	want := filetest.Sample(9<<20+512, 1)
@@ -43,16 +43,28 @@ func TestConvertQcow2(t *testing.T) {
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "zlib.qcow2",
 		"over.qcow2")
 	sources = append(sources, filepath.Join(dir, "over.qcow2"))
+	out := filepath.Join(dir, "out")
+	whole := func(p *Progress) {
+		t.Helper()
+		require.NoFileExists(t, out+durable.PartialSuffix)
+		require.True(t, p.Finished())
+		require.EqualValues(t, len(want), p.Done())
+		require.EqualValues(t, len(want), p.Total())
+	}
+	for _, source := range sources {
+		var p Progress
+		require.NoError(t, Convert(t.Context(), openImage(t, source), out, &p), source)
+		whole(&p)
+		require.True(t, bytes.Equal(want, filetest.Content(t, out)), source)
+		require.Less(t, filetest.Allocated(t, out), int64(len(want))*9/10, "zeros are holes")
+	}
 	for _, c := range compressions {
 		var first []byte
 		for _, source := range sources {
 			img := openImage(t, source)
-			out := filepath.Join(dir, "out")
 			var p Progress
 			require.NoError(t, ConvertQcow2(t.Context(), img, out, c, &p))
-			require.NoFileExists(t, out+durable.PartialSuffix)
-			require.True(t, p.Finished())
-			require.EqualValues(t, len(want), p.Done())
+			whole(&p)
 			done, data := p.Data()
 			require.Equal(t, img.DataSize(), data)
 			require.Equal(t, data, done)
@@ -72,33 +84,46 @@ func TestConvertQcow2(t *testing.T) {
 	}
 }
 
-func TestConvertQcow2LeavesNothingBehind(t *testing.T) {
-	t.Cleanup(func() { goleak.VerifyNone(t) })
-	dir := t.TempDir()
-	out := filepath.Join(dir, "out.qcow2")
-	convert := func(ctx context.Context, img *Image, dst string) error {
-		err := ConvertQcow2(ctx, img, dst, qcow2.CompressionNone, nil)
-		require.NoFileExists(t, out)
-		require.NoFileExists(t, out+durable.PartialSuffix)
-		return err
+func TestConvertLeavesNothingBehind(t *testing.T) {
+	for name, f := range map[string]func(ctx context.Context, img *Image, dst string) error{
+		"raw": func(ctx context.Context, img *Image, dst string) error {
+			return Convert(ctx, img, dst, nil)
+		},
+		"qcow2": func(ctx context.Context, img *Image, dst string) error {
+			return ConvertQcow2(ctx, img, dst, qcow2.CompressionNone, nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Cleanup(func() { goleak.VerifyNone(t) })
+			dir := t.TempDir()
+			out := filepath.Join(dir, "out")
+			convert := func(ctx context.Context, img *Image, dst string) error {
+				err := f(ctx, img, dst)
+				require.NoFileExists(t, out)
+				require.NoFileExists(t, out+durable.PartialSuffix)
+				return err
+			}
+			img := openImage(t, filetest.Put(t, dir, "disk.raw", filetest.Block(1, 4<<20), 0))
+			ended, cancel := context.WithCancel(t.Context())
+			cancel()
+			require.ErrorIs(t, convert(ended, img, out), context.Canceled)
+			require.ErrorContains(t, convert(t.Context(), img, img.Path()),
+				`image "disk.raw" itself`)
+			require.ErrorContains(t, convert(t.Context(), img, dir), "is a directory")
+			require.Error(t, convert(t.Context(), img, filepath.Join(dir, "none", "out")))
+
+			// What is missing would otherwise become zeros.
+			require.NoError(t, os.Truncate(img.Path(), 2<<20))
+			require.ErrorContains(t, convert(t.Context(), img, out), `"disk.raw" was changed`)
+
+			filetest.Put(t, dir, "in.raw", filetest.Block(1, 8<<20), 0)
+			filetest.QemuImg(t, dir, "convert", "-f", "raw", "-O", "qcow2", "in.raw", "in.qcow2")
+			img = openImage(t, filepath.Join(dir, "in.qcow2"))
+			require.NoError(t, os.Truncate(img.Path(), img.Info().FileSize/2))
+			var medium *disk.MediumError
+			require.ErrorAs(t, convert(t.Context(), img, out), &medium)
+		})
 	}
-	img := openImage(t, filetest.Put(t, dir, "disk.raw", filetest.Block(1, 4<<20), 0))
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, convert(ended, img, out), context.Canceled)
-	require.ErrorContains(t, convert(t.Context(), img, img.Path()), `image "disk.raw" itself`)
-	require.ErrorContains(t, convert(t.Context(), img, dir), "is a directory")
-	require.Error(t, convert(t.Context(), img, filepath.Join(dir, "none", "out.qcow2")))
-
-	require.NoError(t, os.Truncate(img.Path(), 2<<20))
-	require.ErrorContains(t, convert(t.Context(), img, out), `"disk.raw" was changed`)
-
-	filetest.Put(t, dir, "in.raw", filetest.Block(1, 8<<20), 0)
-	filetest.QemuImg(t, dir, "convert", "-f", "raw", "-O", "qcow2", "in.raw", "in.qcow2")
-	img = openImage(t, filepath.Join(dir, "in.qcow2"))
-	require.NoError(t, os.Truncate(img.Path(), img.Info().FileSize/2))
-	var medium *disk.MediumError
-	require.ErrorAs(t, convert(t.Context(), img, out), &medium)
 }
 
 func TestConvertQcow2ToAFullVolume(t *testing.T) {
