@@ -52,11 +52,16 @@ func TestConvert(t *testing.T) {
 		require.EqualValues(t, len(want), p.Total())
 	}
 	for _, source := range sources {
-		var p Progress
-		require.NoError(t, Convert(t.Context(), openImage(t, source), out, &p), source)
-		whole(&p)
+		img := openImage(t, source)
+		var file, streamed Progress
+		require.NoError(t, Convert(t.Context(), img, out, &file), source)
+		whole(&file)
 		require.True(t, bytes.Equal(want, filetest.Content(t, out)), source)
 		require.Less(t, filetest.Allocated(t, out), int64(len(want))*9/10, "zeros are holes")
+		var stream bytes.Buffer
+		require.NoError(t, Stream(t.Context(), img, &stream, &streamed), source)
+		whole(&streamed)
+		require.True(t, bytes.Equal(want, stream.Bytes()), source)
 	}
 	for _, c := range compressions {
 		var first []byte

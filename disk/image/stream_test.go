@@ -13,24 +13,6 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-func TestStream(t *testing.T) {
-	t.Cleanup(func() { goleak.VerifyNone(t) })
-	dir := t.TempDir()
-	content := filetest.Sample(17<<20+1536, 7)
-	raw := filetest.Put(t, dir, "disk.raw", content, 0)
-	filetest.QemuImg(t, dir, "convert", "-q", "-c", "-f", "raw", "-O", "qcow2", "disk.raw",
-		"disk.qcow2")
-	for _, path := range []string{raw, dir + "/disk.qcow2"} {
-		img := openImage(t, path)
-		var out bytes.Buffer
-		p := new(Progress)
-		require.NoError(t, Stream(t.Context(), img, &out, p))
-		require.True(t, bytes.Equal(content, out.Bytes()), path)
-		require.True(t, p.Finished())
-		require.EqualValues(t, len(content), p.Done())
-	}
-}
-
 // A disk that is one hole is written as zeros, so that its reader sees its size.
 func TestStreamWritesHoles(t *testing.T) {
 	img := openImage(t, filetest.Put(t, t.TempDir(), "disk.raw", nil, 5<<20))
