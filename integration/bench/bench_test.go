@@ -2,11 +2,19 @@ package main
 
 import (
 	"bytes"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/peers"
 )
 
 func TestMedian(t *testing.T) {
@@ -92,4 +100,63 @@ func TestExpandMeasures(t *testing.T) {
 	}
 	_, err := expand(t.Context(), []string{"sh", "-c", "echo why; exit 1"}, t.TempDir()+"/raw")
 	require.ErrorContains(t, err, "why")
+}
+
+// TestFloor checks that the floor does the work that is measured: every byte of a write is in the
+// file, and reads come from there.
+func TestFloor(t *testing.T) {
+	if _, err := exec.LookPath("gcc"); err != nil {
+		require.NotEqual(t, "1", os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS"), "gcc is required")
+		t.Skip("needs gcc")
+	}
+	const size = 4 << 20
+	raw := filepath.Join(t.TempDir(), "lun.raw")
+	require.NoError(t, os.WriteFile(raw, make([]byte, size), 0o600))
+	floor, err := peers.StartFloor(t.TempDir(), raw)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, floor.Stop()) })
+	for _, load := range []generatorLoad{
+		{bytes: 4 << 10, depth: 1, sessions: 1, luns: 1},
+		{bytes: 4 << 10, depth: 32, sessions: 4, luns: 1},
+		{bytes: 256 << 10, depth: 16, sessions: 2, luns: 1},
+		{bytes: 256 << 10, depth: 16, sessions: 1, luns: 1, write: true, step: 256 << 10},
+	} {
+		load.size = size
+		done, err := generate(t.Context(), load, floor.URL, 100*time.Millisecond)
+		require.NoError(t, err, load.String())
+		require.Positive(t, done.operations, load.String())
+	}
+	content, err := os.ReadFile(raw)
+	require.NoError(t, err)
+	want := make([]byte, 256<<10)
+	for i := range want {
+		want[i] = byte(i * 7)
+	}
+	require.True(t, bytes.Equal(want, content[:256<<10]),
+		"the generator's writes are in the file")
+	// A read beyond the end fails: the connection ends, and the load says so.
+	beyond := generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: size << 20}
+	_, err = generate(t.Context(), beyond, floor.URL, 50*time.Millisecond)
+	require.Error(t, err)
+}
+
+// TestLink: data arrives unchanged, and not too early.
+func TestLink(t *testing.T) {
+	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(content)
+	}))
+	defer server.Close()
+	k, err := newLink(strings.TrimPrefix(server.URL, "http://"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, k.close()) }()
+	begin := time.Now()
+	res, err := http.Get("http://" + k.address)
+	require.NoError(t, err)
+	got, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content, got))
+	least := 4*linkDelay + time.Duration(float64(len(content))/linkRate*float64(time.Second))
+	require.GreaterOrEqual(t, time.Since(begin), least)
+	require.Greater(t, k.fetched.Load(), int64(len(content)))
 }

@@ -1,8 +1,10 @@
 package layer
 
 import (
+	"archive/tar"
 	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,6 +53,44 @@ func FuzzIndex(f *testing.F) {
 			for _, m := range f.Metadata {
 				if m[0] < 0 || m[1] < 1 || m[0]+m[1] > f.Size {
 					t.Fatalf("%+v", f)
+				}
+			}
+		}
+	})
+}
+
+// FuzzLayer reads anything as the tar archive of a layer. Files that it shows lie in the directory,
+// and Go's own reader finds the same files there.
+func FuzzLayer(f *testing.F) {
+	f.Add(registrytest.TarOf(f, registrytest.TarFile{Name: "disk/a", Content: []byte("x")},
+		registrytest.TarFile{Name: "disk/.wh.b"},
+		registrytest.TarFile{Name: "disk/c", Kind: tar.TypeLink, Link: "disk/a"}))
+	f.Add(registrytest.TarOf(f, registrytest.TarFile{Name: "./disk/../x"},
+		registrytest.TarFile{Name: ".wh..wh..opq"}))
+	f.Fuzz(func(t *testing.T, layer []byte) {
+		var read int64
+		list, err := ReadTar(
+			bytes.NewReader(layer),
+			DiskDir,
+			func(e *Entry, content io.Reader) error {
+				n, err := io.Copy(io.Discard, io.LimitReader(content, 1<<20))
+				read += n
+				return err
+			},
+		)
+		if err != nil {
+			return
+		}
+		s := NewShadow()
+		for name := range list.Entries {
+			if !s.Shows(name) || !Under(DiskDir, name) || strings.Contains("/"+name+"/", "/../") {
+				t.Fatal(name)
+			}
+		}
+		if err := s.Add(list); err == nil {
+			for name := range list.Entries {
+				if s.Shows(name) {
+					t.Fatalf("%q shows twice", name)
 				}
 			}
 		}

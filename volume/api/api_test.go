@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"math"
 	"strings"
 	"testing"
 
@@ -86,4 +87,18 @@ func TestDifferences(t *testing.T) {
 	require.Equal(t, 409, err.HTTPStatus())
 	require.ErrorContains(t, err,
 		`its from is nothing, and not the disk "d" of r/n:t, its block-size is 512, and not 4096`)
+}
+
+// TestSizeAdvice: a message about a size names one that a disk can have.
+func TestSizeAdvice(t *testing.T) {
+	for size, advice := range map[Size]string{1: "such as 512", 513: "such as 1024",
+		-5: "such as 512", math.MaxInt64: "such as 9223372036854775296",
+		math.MaxInt64 - 511: "", math.MaxInt64 - 600: "such as 9223372036854775296"} {
+		err := size.check()
+		if advice == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorContains(t, err, advice)
+	}
 }
