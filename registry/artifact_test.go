@@ -84,8 +84,7 @@ func TestPushArtifact(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, done, len(c.content))
 			for i, name := range c.disks {
-				got := bytesOf(t, filepath.Join(to, name))
-				require.True(t, bytes.Equal(c.content[i], got))
+				require.True(t, bytes.Equal(c.content[i], bytesOf(t, filepath.Join(to, name))))
 			}
 
 			s := newStreaming(t, m.client(t), t.TempDir(), t.TempDir())
@@ -93,8 +92,7 @@ func TestPushArtifact(t *testing.T) {
 			require.Equal(t, c.disks, namesOfDisks(st.Disks()))
 			img := s.disk(t, st, c.disks[0])
 			require.False(t, img.Unverified())
-			p := readAt(t, img, 2<<20, 4096)
-			require.True(t, bytes.Equal(raw[2<<20:][:4096], p))
+			require.True(t, bytes.Equal(raw[2<<20:][:4096], readAt(t, img, 2<<20, 4096)))
 			require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(3<<20), "by ranges")
 			require.True(t, bytes.Equal(raw, contentOf(t, img)))
 		})

@@ -262,8 +262,7 @@ func TestFetchedSharedByUsers(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(home)) })
 	require.NoError(t, os.Chmod(home, 0o755))
 	program := filepath.Join(home, "child")
-	self := filetest.Content(t, os.Args[0])
-	require.NoError(t, os.WriteFile(program, self, 0o755))
+	require.NoError(t, os.WriteFile(program, filetest.Content(t, os.Args[0]), 0o755))
 	s := &streaming{opt: StreamOptions{CacheDir: filepath.Join(home, "cache")}}
 	require.NoError(t, os.Mkdir(s.opt.CacheDir, 0o700))
 	require.NoError(t, os.Chown(s.opt.CacheDir, 0, group))

@@ -84,8 +84,7 @@ func TestMirrorOfAnotherManifest(t *testing.T) {
 	dest := filepath.Join(t.TempDir(), "a.raw")
 	_, _, err := newClient(t, opt).Pull(t.Context(), ref, dest, PullOptions{})
 	require.NoError(t, err)
-	got := bytesOf(t, dest)
-	require.True(t, bytes.Equal(content, got))
+	require.True(t, bytes.Equal(content, bytesOf(t, dest)))
 }
 
 // TestPullNowhere: a destination that cannot be written is an error at once, before any request.

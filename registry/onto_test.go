@@ -247,8 +247,7 @@ func TestPushOntoOneOfSeveral(t *testing.T) {
 	_, _, err = o.c.Pull(t.Context(), ref, dir, PullOptions{})
 	require.NoError(t, err)
 	for name, want := range map[string][]byte{"a.raw": a, "b.1.raw": b} {
-		got := bytesOf(t, filepath.Join(dir, name))
-		require.True(t, bytes.Equal(want, got), name)
+		require.True(t, bytes.Equal(want, bytesOf(t, filepath.Join(dir, name))), name)
 	}
 	_, err = o.c.Push(t.Context(), []string{filepath.Join(o.dir, "a.raw"),
 		filepath.Join(o.dir, "b.raw")}, o.m.ref(t, "vm/a:3"), onto)

@@ -203,8 +203,7 @@ func TestPushPull(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, done, 2)
 	for name, want := range contents {
-		got := bytesOf(t, filepath.Join(dir, name))
-		require.True(t, bytes.Equal(want, got), name)
+		require.True(t, bytes.Equal(want, bytesOf(t, filepath.Join(dir, name))), name)
 	}
 
 	// In another directory, later, in another order: it is the same image, and nothing of it is
@@ -418,8 +417,7 @@ func TestPushCompresses(t *testing.T) {
 		_, _, err = m.client(t).Pull(ctx, m.ref(t, "vm/c:1"), to, PullOptions{})
 		require.NoError(t, err)
 		for name, want := range contents {
-			got := bytesOf(t, filepath.Join(to, name))
-			require.True(t, bytes.Equal(want, got), name)
+			require.True(t, bytes.Equal(want, bytesOf(t, filepath.Join(to, name))), name)
 		}
 	}
 }

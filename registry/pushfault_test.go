@@ -71,8 +71,7 @@ func TestPushGoesOn(t *testing.T) {
 				Pull(context.Background(), m.ref(t, "vm/a:1"), dir, PullOptions{})
 			require.NoError(t, err)
 			for name, want := range contents {
-				got := bytesOf(t, filepath.Join(dir, name))
-				require.True(t, bytes.Equal(want, got), name)
+				require.True(t, bytes.Equal(want, bytesOf(t, filepath.Join(dir, name))), name)
 			}
 		})
 	}

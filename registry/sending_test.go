@@ -207,8 +207,7 @@ func (p *pushTry) interrupt(t *testing.T) {
 	info, err := left[0].Info()
 	require.NoError(t, err)
 	require.Equal(t, fs.FileMode(0o600), info.Mode(), "who has the address can send to it")
-	content := bytesOf(t, filepath.Join(p.dir, left[0].Name()))
-	require.Contains(t, string(content), uploadState)
+	require.Contains(t, string(bytesOf(t, filepath.Join(p.dir, left[0].Name()))), uploadState)
 }
 
 // TestPushGoesOnInBlob interrupts a push. The next one sends only what is missing; without the

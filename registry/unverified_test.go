@@ -184,8 +184,7 @@ func TestWhenCompleteChanged(t *testing.T) {
 	l.Replace(digestOf(layer), flipped(layer, 9<<20))
 	s := whenComplete(t, l, keep)
 	img := s.disk(t, s.open(t, ref), "a.img")
-	p := readAt(t, img, 8<<20, 4<<20)
-	require.False(t, bytes.Equal(content[8<<20:12<<20], p))
+	require.False(t, bytes.Equal(content[8<<20:12<<20], readAt(t, img, 8<<20, 4<<20)))
 
 	// A kill, and a cache that is gone.
 	l.Replace(digestOf(layer), layer)

@@ -133,8 +133,7 @@ func TestKilled(t *testing.T) {
 	cancel()
 	refused(t, api.CodeUnavailable, deleteOnce(ctx, m, "vm1"))
 	deleting = snapshot()
-	v := get(t, m, "vm1")
-	require.Equal(t, api.StateDeleting, v.State)
+	require.Equal(t, api.StateDeleting, get(t, m, "vm1").State)
 	close(hold)
 	require.NoError(t, m.Delete(t.Context(), "vm1", false)) // waits for its turn
 

@@ -74,8 +74,7 @@ func TestForcedDeletionThatFails(t *testing.T) {
 	unsure(m, 0)
 	require.ErrorIs(t, m.Delete(t.Context(), "vm1", true), unix.EIO)
 	for range 2 {
-		v := get(t, m, "vm1")
-		require.Equal(t, api.StateReady, v.State)
+		require.Equal(t, api.StateReady, get(t, m, "vm1").State)
 		require.Equal(t, map[uint16]string{64: "vm1"}, f.served)
 		m = again(t, m, f)
 	}

@@ -135,8 +135,7 @@ func TestBackingFilesInSubdirectories(t *testing.T) {
 	images, err := ScanDir(dir, Options{})
 	require.NoError(t, err)
 	require.Len(t, images, 1)
-	p := filetest.Read(t, images[0], 0, 4096)
-	require.Equal(t, filetest.Block('r', 4096), p)
+	require.Equal(t, filetest.Block('r', 4096), filetest.Read(t, images[0], 0, 4096))
 	names(images)
 }
 
@@ -151,8 +150,7 @@ func TestBackingFilesOfAnotherSize(t *testing.T) {
 			filetest.OverlayOn(t, dir, "top.qcow2", "base.raw", "raw")
 			img := openImage(t, filepath.Join(dir, "top.qcow2"))
 			want := append(base, make([]byte, 1<<20)...)[:1<<20]
-			got := filetest.Read(t, img, 0, 1<<20)
-			require.True(t, bytes.Equal(want, got))
+			require.True(t, bytes.Equal(want, filetest.Read(t, img, 0, 1<<20)))
 			require.LessOrEqual(t, img.use.total(), min(int64(size), 1<<20)+4096)
 		})
 	}

@@ -38,8 +38,7 @@ func TestConvertOfAChainWithHoles(t *testing.T) {
 	out := filepath.Join(dir, "out.raw")
 	require.NoError(t, Convert(t.Context(), img, out, nil))
 	require.EqualValues(t, 1<<20, filetest.Allocated(t, out))
-	got := filetest.Content(t, out)
-	require.True(t, bytes.Equal(base, got))
+	require.True(t, bytes.Equal(base, filetest.Content(t, out)))
 }
 
 func TestImageReadAtItsEnd(t *testing.T) {

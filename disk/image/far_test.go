@@ -134,8 +134,7 @@ func TestFarImages(t *testing.T) {
 			}
 			out := filepath.Join(t.TempDir(), "out.raw")
 			require.NoError(t, image.Convert(t.Context(), far, out, nil))
-			got := filetest.Content(t, out)
-			require.Equal(t, -1, filetest.FirstDifference(want, got))
+			require.Equal(t, -1, filetest.FirstDifference(want, filetest.Content(t, out)))
 			var stream bytes.Buffer
 			require.NoError(t, image.Stream(t.Context(), far, &stream, nil))
 			require.Equal(t, -1, filetest.FirstDifference(want, stream.Bytes()))

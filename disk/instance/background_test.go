@@ -117,8 +117,7 @@ func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
 	incomplete := func() {
 		t.Helper()
 		require.Error(t, inst.copies.complete())
-		s := stateOf(t, inst)
-		require.False(t, s.Complete)
+		require.False(t, stateOf(t, inst).Complete)
 		require.FileExists(t, inst.dir.liveMap())
 		require.FileExists(t, inst.dir.durableMap())
 	}

@@ -151,8 +151,7 @@ func TestFlushOfWhatAnEarlierProcessWrote(t *testing.T) {
 	require.NoError(t, again.Flush())
 	reboot(t, again)
 	third, _ := start(t, path, opt)
-	p := filetest.Read(t, third, 8192, 4096)
-	require.Equal(t, filetest.Block('w', 4096), p)
+	require.Equal(t, filetest.Block('w', 4096), filetest.Read(t, third, 8192, 4096))
 }
 
 // TestMapsOfACompleteDiskAreRemoved removes the maps of a process that was killed right after the
@@ -192,8 +191,7 @@ func TestDiskThatStopsBeingDurable(t *testing.T) {
 	for range 2 {
 		again, logs := start(t, path, opt)
 		require.True(t, again.kept, dropReason(logs))
-		p := filetest.Read(t, again, 4096, 8192)
-		require.Equal(t, filetest.Block('w', 8192), p)
+		require.Equal(t, filetest.Block('w', 8192), filetest.Read(t, again, 4096, 8192))
 		require.NoError(t, again.Close())
 	}
 	reboot(t, inst)

@@ -37,8 +37,7 @@ func TestOlderVersionsRefuseLayers(t *testing.T) {
 			require.ErrorContains(t, olderVersion(t, inst), "version 3, and this program knows 2")
 			close(later)
 			settle(t, inst)
-			s := stateOf(t, inst)
-			require.True(t, s.Complete)
+			require.True(t, stateOf(t, inst).Complete)
 			require.Error(t, olderVersion(t, inst))
 			require.NoError(t, inst.Close())
 			opt.LUN = 7 // something to be recorded at the start

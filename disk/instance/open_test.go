@@ -45,8 +45,7 @@ func settle(t *testing.T, inst *Instance) {
 	if inst.copies != nil {
 		inst.copies.done.Wait()
 	}
-	s := stateOf(t, inst)
-	require.True(t, s.Complete)
+	require.True(t, stateOf(t, inst).Complete)
 }
 
 // dropReason returns why the log says that an existing disk was not kept, or "".
@@ -83,8 +82,7 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 	again, logs := start(t, path, opt)
 	require.True(t, again.kept)
 	require.Equal(t, first.Identity, again.Identity)
-	after := stateOf(t, again)
-	require.True(t, before.Created.Equal(after.Created))
+	require.True(t, before.Created.Equal(stateOf(t, again).Created))
 	require.True(t, bytes.Equal(content, filetest.ReadAll(t, again, again.Size())))
 	require.Equal(t, 1, logs.FilterMessageSnippet("keeping the existing disk").Len())
 	require.Zero(t, logs.FilterMessageSnippet("checking whether the image").Len(),
@@ -292,8 +290,7 @@ func TestModeNoneServesTheFileItself(t *testing.T) {
 	require.True(t, first.durable)
 	filetest.Write(t, first, filetest.Block('w', 512), 512)
 	require.NoError(t, first.Flush())
-	content := filetest.Content(t, path)
-	require.Equal(t, filetest.Block('w', 512), content[512:1024])
+	require.Equal(t, filetest.Block('w', 512), filetest.Content(t, path)[512:1024])
 
 	// Another daemon, even with a work directory of its own, cannot write to the same file.
 	_, err := Open(t.Context(), openGood(t, path), Options{WorkDir: t.TempDir(), Mode: CopyNone})

@@ -75,8 +75,7 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 				again, logs := start(t, path, opt)
 				require.True(t, again.kept, "%v", dropReason(logs))
 				require.Equal(t, id, again.Identity)
-				got := filetest.Read(t, again, 0, len(want))
-				require.Equal(t, want, got)
+				require.Equal(t, want, filetest.Read(t, again, 0, len(want)))
 			})
 		}
 	}

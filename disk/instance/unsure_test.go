@@ -91,8 +91,7 @@ func TestWrongContentFailsTheDisk(t *testing.T) {
 			}
 			inst.copies.done.Wait()
 			require.NoError(t, inst.Close())
-			state := stateOf(t, inst)
-			require.False(t, state.Complete)
+			require.False(t, stateOf(t, inst).Complete)
 		})
 	}
 }
@@ -149,8 +148,7 @@ func TestImageThatContradictsItself(t *testing.T) {
 				_, err := inst.ReadAt(t.Context(), make([]byte, 512), 0)
 				require.ErrorIs(t, err, disk.ErrWrongContent)
 				inst.copies.done.Wait()
-				state := stateOf(t, inst)
-				require.False(t, state.Complete)
+				require.False(t, stateOf(t, inst).Complete)
 			})
 		}
 	}

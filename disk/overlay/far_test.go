@@ -159,8 +159,7 @@ func TestOutOfReach(t *testing.T) {
 		synctest.Wait()
 
 		now := time.Now()
-		p := filetest.Read(t, other, 7*minGranule, minGranule)
-		require.Equal(t, own, p)
+		require.Equal(t, own, filetest.Read(t, other, 7*minGranule, minGranule))
 		filetest.Write(t, other, part, 7*minGranule+512)
 		// others wait for the last three
 		for _, at := range []int64{6, 8, 19, 20, 21} {
@@ -207,8 +206,7 @@ func TestWriteThatWaitedForItsBlock(t *testing.T) {
 		require.NoError(t, <-written)
 		want := filetest.Block('w', minGranule)
 		copy(want[512:], filetest.Block('p', 512))
-		got := filetest.Read(t, d.served, 5*minGranule, minGranule)
-		require.Equal(t, want, got)
+		require.Equal(t, want, filetest.Read(t, d.served, 5*minGranule, minGranule))
 	})
 }
 

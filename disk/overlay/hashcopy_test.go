@@ -53,8 +53,7 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 		seen.End()
 		require.EqualValues(t, whole, seen.whole.Load())
 
-		got := filetest.Read(t, file, 0, size)
-		require.True(t, bytes.Equal(content, got))
+		require.True(t, bytes.Equal(content, filetest.Read(t, file, 0, size)))
 		want, err := img.Fingerprint(t.Context(), img.Hashes(nil), slots.New(2, slots.Options{}))
 		require.NoError(t, err)
 		along, err := img.Fingerprint(t.Context(), hashes, slots.New(2, slots.Options{}))

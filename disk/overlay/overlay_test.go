@@ -60,8 +60,7 @@ func TestUnreadableBlockOfTheImage(t *testing.T) {
 		require.NoError(t, d.hydrate.run(t.Context()))
 		d.over.base.drop()
 		clear(d.expected[5*minGranule : 6*minGranule])
-		got := filetest.Read(t, d.over, 0, simSize)
-		require.Equal(t, d.expected, got)
+		require.Equal(t, d.expected, filetest.Read(t, d.over, 0, simSize))
 	}
 }
 

@@ -132,8 +132,7 @@ func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
 	require.NoError(t, os.WriteFile(d.durableMap(), content, 0o600))
 	d.boot = "another boot"
 	third := d.start(t)
-	p := filetest.Read(t, third, 8192, 4096)
-	require.Equal(t, filetest.Block('w', 4096), p)
+	require.Equal(t, filetest.Block('w', 4096), filetest.Read(t, third, 8192, 4096))
 	require.NoError(t, third.Close())
 }
 

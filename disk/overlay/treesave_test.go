@@ -89,8 +89,7 @@ func TestGrowAfterASnapshotThatCannotBeRecorded(t *testing.T) {
 	filetest.Write(t, d.disk, data, 2*size-disk.SectorSize)
 	require.NoError(t, d.disk.Flush())
 	d.load()
-	got := filetest.Read(t, d.disk, 2*size-disk.SectorSize, disk.SectorSize)
-	require.Equal(t, data, got)
+	require.Equal(t, data, filetest.Read(t, d.disk, 2*size-disk.SectorSize, disk.SectorSize))
 }
 
 // TestOverWhatIsClosed: a call ends with an error when what the layers lie over is closed. It does

@@ -68,8 +68,7 @@ func copying(t *testing.T, shared *slots.Slots, base func(Image) Image) (*simDis
 func requireCopied(t *testing.T, d *simDisk) {
 	require.Zero(t, d.over.blocks.clear.Load())
 	d.over.base.drop()
-	got := filetest.Read(t, d.over, 0, simSize)
-	require.Equal(t, d.expected, got)
+	require.Equal(t, d.expected, filetest.Read(t, d.over, 0, simSize))
 }
 
 // TestCopyingOfManyDisksIsBounded: with any number of disks, only workers with a slot read images

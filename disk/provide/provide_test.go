@@ -54,8 +54,7 @@ func TestCopyKeepsHoles(t *testing.T) {
 			require.NoError(t, err)
 			defer dst.Close()
 			require.NoError(t, p.copy(t.Context(), dst, src))
-			got := filetest.Content(t, p.path)
-			require.True(t, bytes.Equal(want, got))
+			require.True(t, bytes.Equal(want, filetest.Content(t, p.path)))
 			var st unix.Stat_t
 			require.NoError(t, unix.Fstat(int(dst.Fd()), &st))
 			require.Less(t, st.Blocks*512, int64(8<<20), "the hole is a hole")
@@ -92,8 +91,7 @@ func TestBackingFilesBecomeOneRawFile(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, to+".raw", f.Path)
 	require.Equal(t, "conversion", f.How)
-	got := filetest.Content(t, f.Path)
-	require.True(t, bytes.Equal(bytes.Repeat([]byte{5}, 1<<20), got))
+	require.True(t, bytes.Equal(bytes.Repeat([]byte{5}, 1<<20), filetest.Content(t, f.Path)))
 	require.NoError(t, f.Remove())
 	filetest.Empty(t, filepath.Dir(to))
 

@@ -73,8 +73,7 @@ func TestAppendedImage(t *testing.T) {
 		dir := filepath.Dir(path)
 		filetest.QemuImg(t, dir, "check", "-q", path)
 		filetest.QemuImg(t, dir, "convert", "-O", "raw", path, "raw")
-		raw := filetest.Content(t, filepath.Join(dir, "raw"))
-		require.True(t, bytes.Equal(want, raw))
+		require.True(t, bytes.Equal(want, filetest.Content(t, filepath.Join(dir, "raw"))))
 	}
 }
 

@@ -158,8 +158,7 @@ func TestUsersShare(t *testing.T) {
 	filetest.Needs(t, "root (to start processes of other users)", os.Geteuid() == 0)
 	const group = 5000
 	program := filepath.Join(t.TempDir(), "child")
-	content := filetest.Content(t, os.Args[0])
-	require.NoError(t, os.WriteFile(program, content, 0o755))
+	require.NoError(t, os.WriteFile(program, filetest.Content(t, os.Args[0]), 0o755))
 	mask := syscall.Umask(0o022)
 	defer syscall.Umask(mask)
 	for name, c := range map[string]struct {

@@ -86,8 +86,7 @@ func TestFullFileSystem(t *testing.T) {
 	}
 	require.ErrorIs(t, err, disk.ErrNoSpace)
 	require.ErrorIs(t, err, unix.ENOSPC)
-	got := filetest.Read(t, f, 0, len(p))
-	require.Equal(t, p, got)
+	require.Equal(t, p, filetest.Read(t, f, 0, len(p)))
 	_, err = f.WriteAt(t.Context(), filetest.Block(2, 64<<10), 0)
 	require.NoError(t, err, "allocated blocks can be written")
 	require.NoError(t, f.Discard(t.Context(), 64<<10, 64<<10))

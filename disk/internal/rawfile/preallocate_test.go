@@ -28,8 +28,7 @@ func TestPreallocator(t *testing.T) {
 	p.busy = nil
 	p.before(0, preallocateFrom)
 	require.EqualValues(t, 2*preallocateFrom, filetest.Allocated(t, f.Name()))
-	content := filetest.Content(t, f.Name())
-	require.True(t, bytes.Equal(make([]byte, size), content))
+	require.True(t, bytes.Equal(make([]byte, size), filetest.Content(t, f.Name())))
 
 	// If it fails once, it is not tried again.
 	read, err := os.Open(f.Name())
@@ -98,6 +97,5 @@ func TestRawWriterPreallocates(t *testing.T) {
 	require.EqualValues(t, 2<<20, written)
 	require.EqualValues(t, 2<<20, filetest.Allocated(t, f.Name()))
 	require.NotZero(t, f.large)
-	got := filetest.Content(t, f.Name())
-	require.True(t, bytes.Equal(content, got))
+	require.True(t, bytes.Equal(content, filetest.Content(t, f.Name())))
 }

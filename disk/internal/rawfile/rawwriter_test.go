@@ -130,8 +130,7 @@ func TestRawWriter(t *testing.T) {
 			expected, err := Count(content, 0)
 			require.NoError(t, err)
 			require.Equal(t, expected, total)
-			got := filetest.Content(t, path)
-			require.True(t, bytes.Equal(content, got))
+			require.True(t, bytes.Equal(content, filetest.Content(t, path)))
 			var st unix.Stat_t
 			require.NoError(t, unix.Fstat(int(f.Fd()), &st))
 			require.Less(t, st.Blocks*512, expected+expected/4, "zeros are holes")
