@@ -294,8 +294,7 @@ func TestPushOntoOtherTables(t *testing.T) {
 			files = append(files, filepath.Join(dir, name))
 			require.NoError(t, os.WriteFile(files[i], noise(uint64(485+i), 1<<20), 0o644))
 		}
-		_, err := c.Push(t.Context(), files, m.ref(t, "vm/a:1"), PushOptions{Base: o.base.String()})
-		require.NoError(t, err)
+		pushes(t, c, files, m.ref(t, "vm/a:1"), PushOptions{Base: o.base.String()})
 		p := &pusher{client: c, ref: m.ref(t, "vm/a:2"), opt: PushOptions{Progress: new(Progress)}}
 		require.NoError(t, p.findBase(t.Context(), m.ref(t, "vm/a:1").String()))
 		img, err := p.open(files[0])

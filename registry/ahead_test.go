@@ -25,10 +25,8 @@ func pushed(t testing.TB, m *memory, name string, content []byte, opt PushOption
 	file := filepath.Join(t.TempDir(), name)
 	require.NoError(t, os.WriteFile(file, content, 0o644))
 	opt.Base = BaseNone
-	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"), opt)
-	require.NoError(t, err)
-	r, err := m.client(t).Resolve(t.Context(), m.ref(t, "vm/a:1"))
-	require.NoError(t, err)
+	pushes(t, m.client(t), []string{file}, m.ref(t, "vm/a:1"), opt)
+	r := resolves(t, m.client(t), m.ref(t, "vm/a:1"))
 	return fullIndex(t, r)
 }
 
@@ -224,8 +222,7 @@ func TestHostileOrder(t *testing.T) {
 	x := pushed(t, m, "a.raw", content, PushOptions{})
 	c, err := cache.Open(t.TempDir(), cache.Options{})
 	require.NoError(t, err)
-	r, err := m.client(t).Resolve(t.Context(), m.ref(t, "vm/a:1"))
-	require.NoError(t, err)
+	r := resolves(t, m.client(t), m.ref(t, "vm/a:1"))
 	layer, err := r.Source.Blob(r.Manifest.Layers[1])
 	require.NoError(t, err)
 	far, err := newFarFile(c, layer, x, &x.Files[0], farOptions{})
@@ -262,8 +259,7 @@ func TestStreamWithoutTables(t *testing.T) {
 	content := noise(3, 24<<20)
 	m := newMemory(t)
 	x := pushed(t, m, "a.qcow2", qcow2Of(t, content), PushOptions{})
-	r, err := m.client(t).Resolve(t.Context(), m.ref(t, "vm/a:1"))
-	require.NoError(t, err)
+	r := resolves(t, m.client(t), m.ref(t, "vm/a:1"))
 	l := newLying(t)
 	manifest := *r.Manifest
 	for i, desc := range manifest.Layers {

@@ -48,16 +48,13 @@ func TestPushArtifact(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ref := m.ref(t, "vm/"+name+":1")
 			opt := PushOptions{Artifact: true, Progress: new(Progress)}
-			digest, err := m.client(t).Push(t.Context(), c.files, ref, opt)
-			require.NoError(t, err)
+			digest := pushes(t, m.client(t), c.files, ref, opt)
 			require.Equal(t, opt.Progress.Total(), opt.Progress.Done())
 			opt.Sign = sign
-			again, err := m.client(t).Push(t.Context(), c.files, ref, opt)
-			require.NoError(t, err)
+			again := pushes(t, m.client(t), c.files, ref, opt)
 			require.Equal(t, digest, again)
 
-			r, err := m.client(t).Resolve(t.Context(), ref)
-			require.NoError(t, err)
+			r := resolves(t, m.client(t), ref)
 			require.Equal(t, digest, r.Digest, "no index of platforms leads to it")
 			require.Equal(t, types.MediaType(mediaEmpty), r.Manifest.Config.MediaType)
 			require.Equal(t, typeArtifact, r.Manifest.ArtifactType)
@@ -77,8 +74,9 @@ func TestPushArtifact(t *testing.T) {
 
 			to := t.TempDir()
 			asked := transport.Options{Insecure: []string{m.host}}
-			asked.Gate, err = signature.NewGate(signature.Options{Keys: []string{key}})
+			gate, err := signature.NewGate(signature.Options{Keys: []string{key}})
 			require.NoError(t, err)
+			asked.Gate = gate
 			done, _, err := newClient(t, asked).Pull(t.Context(), ref, to,
 				PullOptions{Original: true})
 			require.NoError(t, err)

@@ -25,8 +25,7 @@ func BenchmarkCached(b *testing.B) {
 		files = append(files, filepath.Join(dir, "a.qcow2"))
 	}
 	m := newMemory(b)
-	_, err := m.client(b).Push(b.Context(), files, m.ref(b, "vm/a:1"), PushOptions{Base: BaseNone})
-	require.NoError(b, err)
+	pushes(b, m.client(b), files, m.ref(b, "vm/a:1"), PushOptions{Base: BaseNone})
 	s := newStreaming(b, m.client(b), b.TempDir(), b.TempDir())
 	stream := s.open(b, m.ref(b, "vm/a:1"))
 	for _, file := range files {

@@ -58,8 +58,7 @@ func TestForeign(t *testing.T) {
 		m := newMemory(t)
 		for _, opt := range []PushOptions{{Base: BaseNone, CompressRaw: "zstd"}, {Artifact: true}} {
 			opt.Image = allowed
-			_, err = m.client(t).Push(t.Context(), []string{path}, m.ref(t, "vm/a:1"), opt)
-			require.NoError(t, err)
+			pushes(t, m.client(t), []string{path}, m.ref(t, "vm/a:1"), opt)
 			brings(t, m.client(t), m.ref(t, "vm/a:1"), PullOptions{}, raw)
 		}
 		_, err = m.client(t).Push(t.Context(), []string{path}, m.ref(t, "vm/a:2"),

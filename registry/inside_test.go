@@ -22,9 +22,8 @@ func TestInside(t *testing.T) {
 	qemuImg(t, dir, "create", "-f", "qcow2", "below.qcow2", "1G")
 	qemuImg(t, dir, "create", "-f", "qcow2", "-b", "below.qcow2", "-F", "qcow2", "a.qcow2", "2G")
 	m := newMemory(t)
-	_, err := m.client(t).Push(t.Context(), []string{filepath.Join(dir, "a.qcow2"),
-		filepath.Join(dir, "b.raw")}, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
-	require.NoError(t, err)
+	pushes(t, m.client(t), []string{filepath.Join(dir, "a.qcow2"), filepath.Join(dir, "b.raw")},
+		m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
 
 	look := func(c *Client, ref transport.Reference) *Inside {
 		t.Helper()

@@ -74,8 +74,7 @@ func (o *ontoCase) push(t *testing.T, file, ref, onto string) string {
 	if onto != "" {
 		opt.Base, opt.Onto.Image = "", o.m.ref(t, onto).String()
 	}
-	digest, err := o.c.Push(t.Context(), []string{file}, o.m.ref(t, ref), opt)
-	require.NoError(t, err)
+	digest := pushes(t, o.c, []string{file}, o.m.ref(t, ref), opt)
 	require.Equal(t, opt.Progress.Total(), opt.Progress.Done())
 	return digest
 }
@@ -117,9 +116,7 @@ func TestPushOnto(t *testing.T) {
 		t.Run("compressed by "+string(c), func(t *testing.T) {
 			o := newOnto(t)
 			opt := PushOptions{Base: o.base.String(), CompressRaw: c}
-			_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", old)},
-				o.m.ref(t, "vm/a:1"), opt)
-			require.NoError(t, err)
+			pushes(t, o.c, []string{o.file(t, "vm.raw", old)}, o.m.ref(t, "vm/a:1"), opt)
 			whole, _ := o.m.traffic()
 
 			file := o.file(t, "vm.raw", now)
@@ -140,10 +137,8 @@ func TestPushOnto(t *testing.T) {
 			o.requireDisk(t, "vm/a:2", names[1], now, true)
 			o.requireDisk(t, "vm/a:1", names[0], old, true)
 
-			was, err := o.c.Resolve(t.Context(), o.m.ref(t, "vm/a:1"))
-			require.NoError(t, err)
-			is, err := o.c.Resolve(t.Context(), o.m.ref(t, "vm/a:2"))
-			require.NoError(t, err)
+			was := resolves(t, o.c, o.m.ref(t, "vm/a:1"))
+			is := resolves(t, o.c, o.m.ref(t, "vm/a:2"))
 			require.Len(t, is.Manifest.Layers, len(was.Manifest.Layers)+2)
 			for i, l := range was.Manifest.Layers {
 				require.Equal(t, l.Digest, is.Manifest.Layers[i].Digest)
@@ -176,9 +171,7 @@ func TestPushOntoOthers(t *testing.T) {
 		o.m.traffic()
 		opt := PushOptions{CompressRaw: qcow2.CompressionZstd,
 			Onto: Onto{Image: o.m.ref(t, "vm/a:1").String(), File: path}}
-		_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", now)},
-			o.m.ref(t, "vm/a:3"), opt)
-		require.NoError(t, err)
+		pushes(t, o.c, []string{o.file(t, "vm.raw", now)}, o.m.ref(t, "vm/a:3"), opt)
 		came, went := o.m.traffic()
 		require.Less(t, came, int64(len(old)/10), "the old file is here")
 		require.Less(t, went, int64(len(old)/10))
@@ -192,9 +185,7 @@ func TestPushOntoOthers(t *testing.T) {
 			o := newOnto(t)
 			ref := baseOf(t, gzipped(t, l))
 			opt := PushOptions{CompressRaw: qcow2.CompressionZstd, Onto: Onto{Image: ref.String()}}
-			_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", now)},
-				o.m.ref(t, "vm/a:2"), opt)
-			require.NoError(t, err)
+			pushes(t, o.c, []string{o.file(t, "vm.raw", now)}, o.m.ref(t, "vm/a:2"), opt)
 			require.Contains(t, strings.Join(o.said, "\n"), "has no index")
 			brings(t, o.c, o.m.ref(t, "vm/a:2"), PullOptions{}, now)
 		})
@@ -212,8 +203,7 @@ func TestPushOntoNothing(t *testing.T) {
 	_, err := o.c.Push(t.Context(), []string{file}, o.m.ref(t, "vm/a:2"), opt)
 	require.ErrorContains(t, err, "--base")
 	opt.Base = o.base.String()
-	digest, err := o.c.Push(t.Context(), []string{file}, o.m.ref(t, "vm/a:2"), opt)
-	require.NoError(t, err)
+	digest := pushes(t, o.c, []string{file}, o.m.ref(t, "vm/a:2"), opt)
 	require.Contains(t, strings.Join(o.said, "\n"), "nothing of")
 	require.Equal(t, o.push(t, file, "vm/whole:1", ""), digest)
 }
@@ -224,9 +214,8 @@ func TestPushOntoOneOfSeveral(t *testing.T) {
 	o := newOnto(t)
 	a, b := likeADisk(3, 4<<20), likeADisk(4, 6<<20)
 	opt := PushOptions{Base: o.base.String(), CompressRaw: qcow2.CompressionZstd}
-	_, err := o.c.Push(t.Context(), []string{o.file(t, "a.raw", a), o.file(t, "b.raw", b)},
-		o.m.ref(t, "vm/a:1"), opt)
-	require.NoError(t, err)
+	pushes(t, o.c, []string{o.file(t, "a.raw", a), o.file(t, "b.raw", b)}, o.m.ref(t, "vm/a:1"),
+		opt)
 	onto := PushOptions{CompressRaw: qcow2.CompressionZstd,
 		Onto: Onto{Image: o.m.ref(t, "vm/a:1").String()}}
 	copy(b[2<<20:], noise(365, 1000))
@@ -234,8 +223,7 @@ func TestPushOntoOneOfSeveral(t *testing.T) {
 		_, err := o.c.Push(t.Context(), []string{o.file(t, name, b)}, o.m.ref(t, "vm/a:2"), onto)
 		require.ErrorContains(t, err, says)
 	}
-	_, err = o.c.Push(t.Context(), []string{o.file(t, "b.raw", b)}, o.m.ref(t, "vm/a:2"), onto)
-	require.NoError(t, err)
+	pushes(t, o.c, []string{o.file(t, "b.raw", b)}, o.m.ref(t, "vm/a:2"), onto)
 	ref := o.m.ref(t, "vm/a:2")
 	s := newStreaming(t, o.c, t.TempDir(), t.TempDir())
 	st := s.open(t, ref)
@@ -244,7 +232,7 @@ func TestPushOntoOneOfSeveral(t *testing.T) {
 	require.True(t, bytes.Equal(a, contentOf(t, s.disk(t, st, "a.qcow2"))))
 	require.True(t, bytes.Equal(b, contentOf(t, s.disk(t, st, "b.1.qcow2"))))
 	dir := t.TempDir()
-	_, _, err = o.c.Pull(t.Context(), ref, dir, PullOptions{})
+	_, _, err := o.c.Pull(t.Context(), ref, dir, PullOptions{})
 	require.NoError(t, err)
 	for name, want := range map[string][]byte{"a.raw": a, "b.1.raw": b} {
 		require.True(t, bytes.Equal(want, bytesOf(t, filepath.Join(dir, name))), name)
@@ -265,11 +253,9 @@ func TestPushOntoKeepsBoot(t *testing.T) {
 	opt := PushOptions{Base: o.base.String(), CompressRaw: qcow2.CompressionZstd,
 		Boot: &BootOrder{Disks: []BootDisk{{Name: "vm.raw", Size: 16 << 20,
 			Blocks: []BootRun{{First: 8 << 20 / BootBlock, Count: 1}, {First: 1, Count: 2}}}}}}
-	_, err := o.c.Push(t.Context(), []string{file}, o.m.ref(t, "vm/a:1"), opt)
-	require.NoError(t, err)
+	pushes(t, o.c, []string{file}, o.m.ref(t, "vm/a:1"), opt)
 	o.push(t, o.file(t, "vm.raw", now), "vm/a:2", "vm/a:1")
-	r, err := o.c.Resolve(t.Context(), o.m.ref(t, "vm/a:2"))
-	require.NoError(t, err)
+	r := resolves(t, o.c, o.m.ref(t, "vm/a:2"))
 	boots := make(map[string]int)
 	for _, f := range fullIndex(t, r).Files {
 		boots[f.Name] = len(f.Boot)
@@ -279,8 +265,7 @@ func TestPushOntoKeepsBoot(t *testing.T) {
 
 	copy(now[12<<20:], "not read at boot")
 	o.squash(t, o.file(t, "vm.raw", now), "vm/a:3", "vm/a:2")
-	r, err = o.c.Resolve(t.Context(), o.m.ref(t, "vm/a:3"))
-	require.NoError(t, err)
+	r = resolves(t, o.c, o.m.ref(t, "vm/a:3"))
 	for _, f := range fullIndex(t, r).Files {
 		require.Equal(t, boots[f.Name], len(f.Boot), f.Name)
 	}
@@ -326,15 +311,12 @@ func TestPushOntoLyingIndex(t *testing.T) {
 	copy(now[2<<20:], noise(381, 256<<10))
 	copy(now[3<<20:], noise(382, 1000))
 	ref := o.m.ref(t, "vm/a:1")
-	_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", old)}, ref,
-		PushOptions{Base: o.base.String()})
-	require.NoError(t, err)
+	pushes(t, o.c, []string{o.file(t, "vm.raw", old)}, ref, PushOptions{Base: o.base.String()})
 
-	r, err := o.c.Resolve(t.Context(), ref)
-	require.NoError(t, err)
+	r := resolves(t, o.c, ref)
 	x := fullIndex(t, r)
 	digests := make([]byte, x.Digests.Size())
-	_, err = x.Digests.ReadAt(digests, 0)
+	_, err := x.Digests.ReadAt(digests, 0)
 	require.NoError(t, err)
 	lie := chunkDigests(now)
 	copy(digests[8*digestSize:], lie[8*digestSize:9*digestSize]) // of the first change

@@ -84,9 +84,7 @@ func TestPushOntoOrigin(t *testing.T) {
 					func(context.Context, string) (image.Source, error) { return d, nil },
 					image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
 			}}
-		digest, err := o.c.Push(t.Context(), []string{filepath.Join(o.dir, "vm.raw")},
-			o.m.ref(t, ref), opt)
-		require.NoError(t, err)
+		digest = pushes(t, o.c, []string{filepath.Join(o.dir, "vm.raw")}, o.m.ref(t, ref), opt)
 		require.Equal(t, opt.Progress.Total(), opt.Progress.Done())
 		return digest, d.read.Load()
 	}

@@ -114,6 +114,22 @@ func (m *memory) ref(t testing.TB, name string) transport.Reference {
 	return ref
 }
 
+// pushes pushes files, which must work, and returns the image's digest.
+func pushes(t testing.TB, c *Client, files []string, ref transport.Reference,
+	opt PushOptions) (digest string) {
+	t.Helper()
+	digest, err := c.Push(t.Context(), files, ref, opt)
+	require.NoError(t, err)
+	return digest
+}
+
+func resolves(t testing.TB, c *Client, ref transport.Reference) *transport.Image {
+	t.Helper()
+	r, err := c.Resolve(t.Context(), ref)
+	require.NoError(t, err)
+	return r
+}
+
 func (m *memory) client(t testing.TB) *Client {
 	return newClient(t, transport.Options{Insecure: []string{m.host}, Timeout: 20 * time.Second})
 }
@@ -195,8 +211,7 @@ func TestPushPull(t *testing.T) {
 	base, baseLayer := newBase(t)
 	_, files, contents := diskFiles(t)
 	c, ref := m.client(t), m.ref(t, "vm/a:1")
-	digest, err := c.Push(ctx, files, ref, PushOptions{Base: base.String()})
-	require.NoError(t, err)
+	digest := pushes(t, c, files, ref, PushOptions{Base: base.String()})
 
 	dir := t.TempDir()
 	done, _, err := c.Pull(ctx, ref, dir, PullOptions{})
@@ -221,8 +236,7 @@ func TestPushPull(t *testing.T) {
 	require.Zero(t, m.requests("PATCH", ""))
 	byDigest := parsed(t, m.host+"/vm/a@"+digest)
 
-	r, err := c.Resolve(ctx, byDigest)
-	require.NoError(t, err)
+	r := resolves(t, c, byDigest)
 	require.Len(t, r.Manifest.Layers, 5)
 	require.Equal(t, digestOf(baseLayer), r.Manifest.Layers[0].Digest.String())
 	require.Equal(t, types.OCILayer, r.Manifest.Layers[0].MediaType)
@@ -287,8 +301,7 @@ func TestIndexMetadata(t *testing.T) {
 		_, err := m.client(t).
 			Push(ctx, []string{filepath.Join(dir, "a.qcow2")}, ref, PushOptions{Base: BaseNone})
 		require.NoError(t, err)
-		r, err := m.client(t).Resolve(ctx, ref)
-		require.NoError(t, err)
+		r := resolves(t, m.client(t), ref)
 		x, err := readIndex(ctx, r)
 		require.NoError(t, err)
 		file := bytesOf(t, filepath.Join(dir, "a.qcow2"))
@@ -322,8 +335,7 @@ func TestPushContainerDisk(t *testing.T) {
 	_, err := m.client(t).
 		Push(ctx, []string{filepath.Join(dir, "a.img")}, ref, PushOptions{Base: BaseNone})
 	require.NoError(t, err)
-	r, err := m.client(t).Resolve(ctx, ref)
-	require.NoError(t, err)
+	r := resolves(t, m.client(t), ref)
 	list, err := readTarOf(ctx, r, 0)
 	require.NoError(t, err)
 	require.Contains(t, list.Entries, "disk")
@@ -384,22 +396,18 @@ func TestPushCompresses(t *testing.T) {
 			CompressRaw: c.raw,
 			Progress:    new(Progress),
 		}
-		digest, err := m.client(t).Push(ctx, append(files, packed), m.ref(t, "vm/c:1"), opt)
-		require.NoError(t, err)
+		digest := pushes(t, m.client(t), append(files, packed), m.ref(t, "vm/c:1"), opt)
 		require.Equal(t, opt.Progress.Total(), opt.Progress.Done())
-		made, err := m.client(t).Resolve(ctx, m.ref(t, "vm/c:1"))
-		require.NoError(t, err)
+		made := resolves(t, m.client(t), m.ref(t, "vm/c:1"))
 		stored := 2 * made.Manifest.Config.Size // of amd64 and of arm64
 		for _, l := range made.Manifest.Layers {
 			stored += l.Size
 		}
 		require.Equal(t, stored, opt.Progress.Stored(), "each byte once")
 		emptyDir(t, tmp)
-		again, err := m.client(t).Push(ctx, append(files, packed), m.ref(t, "vm/c:1"), opt)
-		require.NoError(t, err)
+		again := pushes(t, m.client(t), append(files, packed), m.ref(t, "vm/c:1"), opt)
 		require.Equal(t, digest, again)
-		r, err := m.client(t).Resolve(ctx, m.ref(t, "vm/c:1"))
-		require.NoError(t, err)
+		r := resolves(t, m.client(t), m.ref(t, "vm/c:1"))
 		x, err := readIndex(ctx, r)
 		require.NoError(t, err)
 		var names []string

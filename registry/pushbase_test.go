@@ -59,9 +59,8 @@ func TestPushOntoDisks(t *testing.T) {
 		tarFile{Name: "kubevirt-disk", Content: noise(7, 100)})
 	lower := tarOf(t, tarFile{Name: "disk/disk1.raw", Content: noise(8, 1<<20)})
 	pushedBase := newMemory(t)
-	_, err := pushedBase.client(t).Push(t.Context(), files[1:], pushedBase.ref(t, "vm/base:1"),
+	pushes(t, pushedBase.client(t), files[1:], pushedBase.ref(t, "vm/base:1"),
 		PushOptions{Base: BaseNone})
-	require.NoError(t, err)
 
 	for name, test := range map[string]struct {
 		base    string
@@ -91,8 +90,7 @@ func TestPushOntoDisks(t *testing.T) {
 			m := newMemory(t)
 			c := newClient(t, transport.Options{Insecure: []string{m.host, pushedBase.host}})
 			ref := m.ref(t, "vm/a:1")
-			_, err := c.Push(t.Context(), test.push, ref, PushOptions{Base: test.base})
-			require.NoError(t, err)
+			pushes(t, c, test.push, ref, PushOptions{Base: test.base})
 			s := newStreaming(t, c, t.TempDir(), t.TempDir())
 			st := s.open(t, ref)
 			require.Equal(t, test.disks, inContainer(t, c, ref))

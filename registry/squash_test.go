@@ -19,8 +19,7 @@ func (o *ontoCase) squash(t *testing.T, file, ref, onto string) string {
 	t.Helper()
 	opt := PushOptions{CompressRaw: qcow2.CompressionZstd, Progress: new(Progress),
 		Onto: Onto{Image: o.m.ref(t, onto).String(), Squash: true}}
-	digest, err := o.c.Push(t.Context(), []string{file}, o.m.ref(t, ref), opt)
-	require.NoError(t, err)
+	digest := pushes(t, o.c, []string{file}, o.m.ref(t, ref), opt)
 	require.Equal(t, opt.Progress.Total(), opt.Progress.Done())
 	return digest
 }
@@ -28,8 +27,7 @@ func (o *ontoCase) squash(t *testing.T, file, ref, onto string) string {
 // layersOf are the digests of an image's layers, which must agree with its configuration.
 func (o *ontoCase) layersOf(t *testing.T, ref string) (digests []string) {
 	t.Helper()
-	r, err := o.c.Resolve(t.Context(), o.m.ref(t, ref))
-	require.NoError(t, err)
+	r := resolves(t, o.c, o.m.ref(t, ref))
 	for _, l := range r.Manifest.Layers {
 		digests = append(digests, l.Digest.String())
 	}
@@ -72,9 +70,8 @@ func TestPushOntoSquash(t *testing.T) {
 		t.Run("compressed by "+string(c), func(t *testing.T) {
 			o := newOnto(t)
 			content := likeADisk(8, 16<<20+512)
-			_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", content)},
-				o.m.ref(t, "vm/a:0"), PushOptions{Base: o.base.String(), CompressRaw: c})
-			require.NoError(t, err)
+			pushes(t, o.c, []string{o.file(t, "vm.raw", content)}, o.m.ref(t, "vm/a:0"),
+				PushOptions{Base: o.base.String(), CompressRaw: c})
 			whole, _ := o.m.traffic()
 			next := func(ref, onto string, change func()) string {
 				change()
@@ -109,8 +106,7 @@ func TestPushOntoSquash(t *testing.T) {
 			was, is := o.layersOf(t, "vm/a:0"), o.layersOf(t, "vm/a:4")
 			require.Len(t, is, len(was)+2, "an index and the new layer")
 			require.Equal(t, was, is[:len(was)], "a node that has the oldest one has these")
-			r, err := o.c.Resolve(t.Context(), o.m.ref(t, "vm/a:4"))
-			require.NoError(t, err)
+			r := resolves(t, o.c, o.m.ref(t, "vm/a:4"))
 			var files []string
 			for _, f := range fullIndex(t, r).Files {
 				files = append(files, f.Name)
@@ -134,9 +130,8 @@ func TestPushOntoSquashOneOfSeveral(t *testing.T) {
 	o := newOnto(t)
 	a, b := likeADisk(9, 4<<20), likeADisk(10, 6<<20)
 	opt := PushOptions{Base: o.base.String(), CompressRaw: qcow2.CompressionZstd}
-	_, err := o.c.Push(t.Context(), []string{o.file(t, "a.raw", a), o.file(t, "b.raw", b)},
-		o.m.ref(t, "vm/a:1"), opt)
-	require.NoError(t, err)
+	pushes(t, o.c, []string{o.file(t, "a.raw", a), o.file(t, "b.raw", b)}, o.m.ref(t, "vm/a:1"),
+		opt)
 	for i, ref := range []string{"vm/a:2", "vm/a:3", "vm/a:4", "vm/a:5"} {
 		name, content := "a.raw", a
 		if i%2 == 0 {
@@ -184,8 +179,7 @@ func TestPushOntoSquashRefusals(t *testing.T) {
 		for _, name := range names {
 			files = append(files, filepath.Join(o.dir, name))
 		}
-		_, err := o.c.Push(t.Context(), files, o.m.ref(t, ref), PushOptions{Base: o.base.String()})
-		require.NoError(t, err)
+		pushes(t, o.c, files, o.m.ref(t, ref), PushOptions{Base: o.base.String()})
 	}
 	push("vm/two:1", "a.qcow2", "b.qcow2")
 	push("vm/sub:1", "c.qcow2")

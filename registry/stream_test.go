@@ -85,8 +85,7 @@ func TestStream(t *testing.T) {
 	m := newMemory(t)
 	_, files, contents := diskFiles(t)
 	contents["a.qcow2"] = contents["a.raw"]
-	_, err := m.client(t).Push(t.Context(), files, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
-	require.NoError(t, err)
+	pushes(t, m.client(t), files, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
 	dir, keep := t.TempDir(), filepath.Join(t.TempDir(), "keep")
 	m.requests("", "")
 
@@ -125,9 +124,7 @@ func TestStream(t *testing.T) {
 	m.setFault(nil)
 	other := filepath.Join(t.TempDir(), "other.raw")
 	require.NoError(t, os.WriteFile(other, noise(9, 1<<20), 0o644))
-	_, err = m.client(t).Push(t.Context(), []string{other}, m.ref(t, "vm/a:1"),
-		PushOptions{Base: BaseNone})
-	require.NoError(t, err)
+	pushes(t, m.client(t), []string{other}, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
 	st3 := newStreaming(t, m.client(t), dir, keep).open(t, m.ref(t, "vm/a:1"))
 	requireSameDigests(t, st, st3)
 	st4 := newStreaming(t, m.client(t), dir, t.TempDir()).open(t, m.ref(t, "vm/a:1"))
@@ -146,9 +143,7 @@ func oneDisk(t testing.TB, m *memory, size int, opt transport.Options) (*streami
 	content := noise(40, size)
 	file := filepath.Join(t.TempDir(), "a.raw")
 	require.NoError(t, os.WriteFile(file, content, 0o644))
-	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"),
-		PushOptions{Base: BaseNone})
-	require.NoError(t, err)
+	pushes(t, m.client(t), []string{file}, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
 	opt.Insecure = []string{m.host}
 	s := newStreaming(t, newClient(t, opt), t.TempDir(), t.TempDir())
 	return s, s.disk(t, s.open(t, m.ref(t, "vm/a:1")), "a.raw"), content

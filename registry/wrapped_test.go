@@ -167,9 +167,8 @@ func TestPushWrapped(t *testing.T) {
 		write("wrapped.tar.bz2", packtest.Tool(t, packtest.Tar(t,
 			packtest.File{Name: "a.qcow2", Data: qcow2}), "bzip2"))} {
 		p := new(Progress)
-		digest, err := m.client(t).Push(t.Context(), []string{file},
-			m.ref(t, fmt.Sprintf("vm/a:%d", i)), PushOptions{Base: BaseNone, Progress: p})
-		require.NoError(t, err)
+		digest := pushes(t, m.client(t), []string{file}, m.ref(t, fmt.Sprintf("vm/a:%d", i)),
+			PushOptions{Base: BaseNone, Progress: p})
 		require.Equal(t, p.Total(), p.Done())
 		digests[digest] = file
 		emptyDir(t, tmp)
@@ -177,9 +176,8 @@ func TestPushWrapped(t *testing.T) {
 	require.Len(t, digests, 1, "it is the same image")
 
 	file := write("b.gz", gzipped(t, raw))
-	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/b:1"),
-		PushOptions{Base: BaseNone, CompressRaw: "zstd"})
-	require.NoError(t, err)
+	pushes(t, m.client(t), []string{file}, m.ref(t, "vm/b:1"), PushOptions{Base: BaseNone,
+		CompressRaw: "zstd"})
 	to := t.TempDir()
 	done, _, err := m.client(t).Pull(t.Context(), m.ref(t, "vm/b:1"), to, PullOptions{})
 	require.NoError(t, err)
