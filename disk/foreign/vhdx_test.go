@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
 // Where the parts of vhdxOf are.
@@ -115,10 +117,7 @@ func TestVHDXChunks(t *testing.T) {
 	im, err := Open(bg, VHDX, s, s.size, Options{})
 	require.NoError(t, err)
 	for block, want := range map[int64]byte{0: 'a', ratio - 1: 'b', ratio: 'c', 2 * ratio: 'd'} {
-		p := make([]byte, 1)
-		_, err := im.ReadAt(bg, p, block<<20)
-		require.NoError(t, err)
-		require.Equal(t, want, p[0], "block %d", block)
+		require.Equal(t, want, filetest.Read(t, im, block<<20, 1)[0], "block %d", block)
 	}
 	require.Equal(t, int64(4<<20), im.Stored())
 }

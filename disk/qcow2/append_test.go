@@ -66,10 +66,7 @@ func TestAppendedImage(t *testing.T) {
 		}
 		path, im := appendImage(t, qcow2.AppendOptions{ClusterSize: clusterSize}, 700*size,
 			clusters, order)
-		got := make([]byte, len(want))
-		_, err := im.ReadAt(context.Background(), got, 0)
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(want, got))
+		require.True(t, bytes.Equal(want, filetest.Read(t, im, 0, len(want))))
 		dir := filepath.Dir(path)
 		filetest.QemuImg(t, dir, "check", "-q", path)
 		filetest.QemuImg(t, dir, "convert", "-O", "raw", path, "raw")

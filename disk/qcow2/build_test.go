@@ -10,6 +10,8 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
 // near reads without a context.
@@ -104,10 +106,7 @@ func (im *image) opened(t testing.TB) *Image {
 func (im *image) opensAs(t *testing.T, want []byte) *Image {
 	t.Helper()
 	got := im.opened(t)
-	p := make([]byte, len(want))
-	_, err := got.ReadAt(bg, p, 0)
-	require.NoError(t, err)
-	require.True(t, bytes.Equal(want, p))
+	require.True(t, bytes.Equal(want, filetest.Read(t, got, 0, len(want))))
 	got.holdsNothing(t)
 	return got
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -98,9 +99,7 @@ func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
 		}
 		im.decoded.init(im.hdr.clusterSize(), decodedCacheBytes, load)
 		read := func(off int) {
-			p := make([]byte, 4096)
-			_, err := im.ReadAt(bg, p, int64(off))
-			require.NoError(t, err)
+			p := filetest.Read(t, im, int64(off), 4096)
 			require.True(t, bytes.Equal(content[off:][:4096], p), "%d", off)
 		}
 		for _, off := range []int{20 << 10, 16 << 10, 1<<16 + 60<<10, 2 << 16} {
@@ -157,13 +156,11 @@ func TestMoreOfABlockThatIsRead(t *testing.T) {
 func TestReadOfManyClusters(t *testing.T) {
 	for _, kind := range []uint8{compressionZlib, compressionZstd} {
 		im, _, content := compressedImage(t, 40, kind)
-		got := make([]byte, len(content))
-		_, err := im.ReadAt(bg, got, 0)
-		require.NoError(t, err)
+		got := filetest.Read(t, im, 0, len(content))
 		require.True(t, bytes.Equal(content, got))
 
 		// From the middle of a cluster into the middle of another one.
-		_, err = im.ReadAt(bg, got[:5<<16], 1000)
+		_, err := im.ReadAt(bg, got[:5<<16], 1000)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(content[1000:][:5<<16], got[:5<<16]))
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
 // TestRefused has an image for each attack that a hostile one can try, and the reason that a person
@@ -212,19 +214,14 @@ func TestAccepted(t *testing.T) {
 		im.data(0, atData, 7)
 		im.put64(im.l2(0), atData*cs|entryZero)
 		got := im.opened(t)
-		p := make([]byte, cs)
-		_, err := got.ReadAt(bg, p, 0)
-		require.NoError(t, err)
-		require.Equal(t, make([]byte, cs), p)
+		require.Equal(t, make([]byte, cs), filetest.Read(t, got, 0, cs))
 	})
 	t.Run("the file ends within the last cluster", func(t *testing.T) {
 		im := newImage(bits, 8*cs, 1)
 		im.data(0, atData, 7)
 		im.b = im.b[:atData*cs+1000]
 		got := im.opened(t)
-		p := make([]byte, cs)
-		_, err := got.ReadAt(bg, p, 0)
-		require.NoError(t, err)
+		p := filetest.Read(t, got, 0, cs)
 		require.Equal(t, append(bytes.Repeat([]byte{7}, 1000), make([]byte, cs-1000)...), p)
 	})
 	t.Run("unknown extension", func(t *testing.T) {
@@ -271,13 +268,11 @@ func TestCompressed(t *testing.T) {
 			im.compressed(1, atData*cs+100+len(d), d)
 			got := im.opened(t)
 			require.Equal(t, kind, got.Info().Compression)
-			p := make([]byte, 2*cs)
-			_, err := got.ReadAt(bg, p, 0)
-			require.NoError(t, err)
+			p := filetest.Read(t, got, 0, 2*cs)
 			require.Equal(t, append(bytes.Clone(want), want...), p)
 			part := make([]byte, 10)
 			for off := int64(cs - 5); off < cs+5; off++ {
-				_, err = got.ReadAt(bg, part, off)
+				_, err := got.ReadAt(bg, part, off)
 				require.NoError(t, err)
 				require.Equal(t, p[off:off+10], part)
 			}
@@ -315,10 +310,7 @@ func TestCompressed(t *testing.T) {
 					encode(t, want[1000:])...)
 				im.compressed(0, atData*cs, frames)
 				got := im.opened(t)
-				p := make([]byte, cs)
-				_, err := got.ReadAt(bg, p, 0)
-				require.NoError(t, err)
-				require.Equal(t, want, p)
+				require.Equal(t, want, filetest.Read(t, got, 0, cs))
 			})
 		}
 		t.Run(kind+" cut at every byte", func(t *testing.T) {

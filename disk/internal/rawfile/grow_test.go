@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
 // TestRegionsGrow: a set that has grown several times keeps the regions from before and after.
@@ -65,10 +66,7 @@ func TestGrow(t *testing.T) {
 		before := f.Size()
 		require.NoError(t, f.Grow(size))
 		require.Equal(t, size, f.Size())
-		got := make([]byte, 8192)
-		_, err := f.ReadAt(t.Context(), got, before)
-		require.NoError(t, err)
-		require.Equal(t, make([]byte, 8192), got)
+		require.Equal(t, make([]byte, 8192), filetest.Read(t, f, before, 8192))
 	}
 	close(stop)
 	beside.Wait()

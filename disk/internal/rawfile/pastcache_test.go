@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -121,10 +122,7 @@ func TestPastCacheBesideGuest(t *testing.T) {
 	group.Wait()
 	t.Logf("%d runs went past the cache, %d through it", around.Load(), through.Load())
 	require.NoError(t, d.Flush())
-	got := make([]byte, size)
-	_, err := d.ReadAt(t.Context(), got, 0)
-	require.NoError(t, err)
-	require.True(t, bytes.Equal(want, got))
+	require.True(t, bytes.Equal(want, filetest.Read(t, d, 0, size)))
 }
 
 // TestCacheGuard checks that a writer through the cache waits for a write past it in the same
