@@ -23,11 +23,15 @@ var pushedDigest = regexp.MustCompile(`(?m)^sha256:[0-9a-f]{64}$`)
 // sameFile compares two files.
 func sameFile(t *testing.T, want, got string) {
 	t.Helper()
-	a, err := os.ReadFile(want)
-	require.NoError(t, err)
-	b, err := os.ReadFile(got)
-	require.NoError(t, err)
-	require.True(t, bytes.Equal(a, b), "%s and %s differ", want, got)
+	require.True(t, rig.ReadFile(t, want) == rig.ReadFile(t, got), "%s and %s differ", want, got)
+}
+
+// pullSecret writes the credentials of a registry into a directory, as Kubernetes mounts them.
+func pullSecret(t *testing.T, dir, address string) {
+	t.Helper()
+	auth := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registryPassword))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, ".dockerconfigjson"),
+		fmt.Appendf(nil, `{"auths":{%q:{"auth":%q}}}`, address, auth), 0o600))
 }
 
 // newDisk makes a raw disk, and a compressed qcow2 of it.
@@ -64,72 +68,40 @@ func TestRegistryPushPull(t *testing.T) {
 				flags = []string{"--registry-ca=" + s.CA}
 			}
 			ref := s.Address + "/vm/fedora:42"
-			pushed := rig.MustRun(
-				t,
-				login,
-				append([]string{"push", "--base=none", qcow2, ref}, flags...)...)
+			run := func(env []string, args ...string) rig.Result {
+				t.Helper()
+				return rig.MustRun(t, env, append(args, flags...)...)
+			}
+			pushed := run(login, "push", "--base=none", qcow2, ref)
 			digest := pushedDigest.FindString(pushed.Output)
 			require.NotEmpty(t, digest, "%s", pushed)
-			again := rig.MustRun(
-				t,
-				login,
-				append(
-					[]string{"push", "--base=none", qcow2, s.Address + "/vm/other:1"},
-					flags...)...)
+			again := run(login, "push", "--base=none", qcow2, s.Address+"/vm/other:1")
 			require.Equal(t, digest, pushedDigest.FindString(again.Output))
 
 			dir := t.TempDir()
-			rig.MustRun(
-				t,
-				login,
-				append([]string{"pull", ref, filepath.Join(dir, "a.raw")}, flags...)...)
+			run(login, "pull", ref, filepath.Join(dir, "a.raw"))
 			sameFile(t, raw, filepath.Join(dir, "a.raw"))
-			rig.MustRun(
-				t,
-				login,
-				append(
-					[]string{
-						"pull",
-						"--format=original",
-						s.Address + "/vm/fedora@" + digest,
-						filepath.Join(dir, "a.qcow2"),
-					},
-					flags...)...)
+			run(login, "pull", "--format=original", s.Address+"/vm/fedora@"+digest,
+				filepath.Join(dir, "a.qcow2"))
 			sameFile(t, qcow2, filepath.Join(dir, "a.qcow2"))
 			require.Positive(t, issued())
 
-			// A pull secret, as Kubernetes mounts it.
-			secret := filepath.Join(t.TempDir(), ".dockerconfigjson")
-			require.NoError(
-				t,
-				os.WriteFile(secret, []byte(fmt.Sprintf(
-					`{"auths":{%q:{"auth":%q}}}`,
-					s.Address,
-					base64.StdEncoding.EncodeToString(
-						[]byte(registryUser+":"+registryPassword),
-					),
-				)), 0o600),
-			)
-			rig.MustRun(
-				t,
-				[]string{"REGISTRY_CONFIG=" + filepath.Dir(secret)},
-				append([]string{"pull", ref, filepath.Join(dir, "b.raw")}, flags...)...)
+			secret := t.TempDir()
+			pullSecret(t, secret, s.Address)
+			run([]string{"REGISTRY_CONFIG=" + secret}, "pull", ref, filepath.Join(dir, "b.raw"))
 			sameFile(t, raw, filepath.Join(dir, "b.raw"))
 
 			if auth != "" {
-				r := rig.Run(
-					t,
-					[]string{login[0], login[1] + "2"},
+				r := rig.Run(t, []string{login[0], login[1] + "2"},
 					append([]string{"pull", ref, filepath.Join(dir, "c.raw")}, flags...)...)
 				require.Equal(t, 1, r.Status)
 				require.NotContains(t, r.String(), registryPassword)
 			}
+			r := rig.Run(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
 			if !c.tls {
-				r := rig.Run(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
 				require.Zero(t, r.Status, "without TLS, but on this machine: %s", r)
 				require.NoError(t, os.Remove(filepath.Join(dir, "c.raw")))
 			} else {
-				r := rig.Run(t, login, "pull", ref, filepath.Join(dir, "c.raw"))
 				require.Equal(t, 1, r.Status)
 				require.Contains(t, r.Output, "--registry-ca")
 			}
@@ -299,14 +271,7 @@ func TestRegistryJob(t *testing.T) {
 		s.Address+"/vm/fedora:42",
 	)
 	volume, secrets := t.TempDir(), t.TempDir()
-	require.NoError(
-		t,
-		os.WriteFile(filepath.Join(secrets, ".dockerconfigjson"), []byte(fmt.Sprintf(
-			`{"auths":{%q:{"auth":%q}}}`,
-			s.Address,
-			base64.StdEncoding.EncodeToString([]byte(registryUser+":"+registryPassword)),
-		)), 0o600),
-	)
+	pullSecret(t, secrets, s.Address)
 	here := strings.NewReplacer(
 		"registry.example.com",
 		s.Address,
