@@ -78,7 +78,7 @@ func TestAdaptFromARegistry(t *testing.T) {
 	for _, f := range files {
 		if adapter.IsLevel(f.Name()) {
 			levels++
-			requireSameFile(t, filepath.Join(local, f.Name()), filepath.Join(fetched, f.Name()))
+			rig.SameFile(t, filepath.Join(local, f.Name()), filepath.Join(fetched, f.Name()))
 		}
 	}
 	require.Greater(t, levels, 2)

@@ -56,7 +56,7 @@ func TestAdapterImage(t *testing.T) {
 			"--emulated")...)
 		made := filepath.Join(out, "vm")
 		for name, from := range map[string]string{"kernel": "vmlinuz", "initrd": "initrd"} {
-			requireSameFile(t, filepath.Join(boot, from), filepath.Join(made, name))
+			rig.SameFile(t, filepath.Join(boot, from), filepath.Join(made, name))
 		}
 		require.Contains(t, rig.ReadFile(t, filepath.Join(made, "domain.xml")),
 			`"/out/vm/disk.qcow2"`)
@@ -70,7 +70,7 @@ func TestAdapterImage(t *testing.T) {
 				continue
 			}
 			levels++
-			requireSameFile(t, filepath.Join(here, f.Name()), filepath.Join(made, f.Name()))
+			rig.SameFile(t, filepath.Join(here, f.Name()), filepath.Join(made, f.Name()))
 			info, err := os.Stat(filepath.Join(made, f.Name()))
 			require.NoError(t, err)
 			require.EqualValues(t, 107, info.Sys().(*syscall.Stat_t).Uid)
@@ -126,7 +126,7 @@ func checkAdapterImage(t *testing.T, e *rig.Engine, id, arch, root string) {
 	tree := filepath.Join("..", "..", "cache", "kernel", arch)
 	kernel, err := initrd.Kernel(filepath.Join(tree, "root"))
 	require.NoError(t, err)
-	requireSameFile(t, kernel, at("boot/vmlinuz"))
+	rig.SameFile(t, kernel, at("boot/vmlinuz"))
 	release, err := rig.HoldBin()
 	require.NoError(t, err)
 	content, err := initrd.Build(initrd.Options{KernelTree: filepath.Join(tree, "root"),
@@ -144,12 +144,6 @@ func checkAdapterImage(t *testing.T, e *rig.Engine, id, arch, root string) {
 		require.Equal(t, os.FileMode(0o644), info.Mode(), name)
 		require.Zero(t, info.Sys().(*syscall.Stat_t).Uid, name)
 	}
-}
-
-// requireSameFile compares two files. It does not print them.
-func requireSameFile(t *testing.T, want, got string) {
-	t.Helper()
-	require.True(t, rig.ReadFile(t, want) == rig.ReadFile(t, got), "%s and %s differ", want, got)
 }
 
 // kernelBootExample reads the example for KubeVirt: the environment of the container that serves

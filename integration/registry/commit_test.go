@@ -62,7 +62,7 @@ func TestCommit(t *testing.T) {
 	for _, repository := range []string{"/vm2/fedora:43", "/flat/fedora:43"} {
 		got := filepath.Join(t.TempDir(), "got.raw")
 		rig.MustRun(t, nil, "pull", insecure, w.Proxy+repository, got)
-		sameFile(t, want, got)
+		rig.SameFile(t, want, got)
 	}
 
 	// The next version has all that the guest has written, on the layers that the disk came from.
@@ -84,7 +84,7 @@ func TestCommit(t *testing.T) {
 		require.NoError(t, os.WriteFile(want, content, 0o644))
 		got := filepath.Join(t.TempDir(), "got.raw")
 		rig.MustRun(t, nil, "pull", insecure, w.Proxy+"/vm2/fedora:"+tag, got)
-		sameFile(t, want, got)
+		rig.SameFile(t, want, got)
 	}
 	require.Equal(t, layers("43")+2, layers("44"))
 	require.Equal(t, layers("43"), layers("45"))

@@ -157,7 +157,7 @@ func TestRegistryPushInterrupted(t *testing.T) {
 
 			out := filepath.Join(t.TempDir(), "out.raw")
 			rig.MustRun(t, env, "pull", ref, out, "--insecure-registry="+p.address)
-			sameFile(t, raw, out)
+			rig.SameFile(t, raw, out)
 		})
 	}
 }

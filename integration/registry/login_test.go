@@ -77,7 +77,7 @@ func TestRegistryLogins(t *testing.T) {
 			}
 			r := rig.Client(t, env, command[0], command[1:]...)
 			require.Zero(t, r.Status, "%s", r)
-			sameFile(t, raw, filepath.Join(dir, "a.raw"))
+			rig.SameFile(t, raw, filepath.Join(dir, "a.raw"))
 			require.NotContains(t, r.Output, registryPassword)
 			r = rig.Client(t, []string{"HOME=/nonexistent", "XDG_RUNTIME_DIR=/nonexistent"}, path,
 				"pull", flag, ref, filepath.Join(dir, "b.raw"))

@@ -65,7 +65,7 @@ func TestRegistryOnto(t *testing.T) {
 	ref := w.Proxy + "/vm2/fedora:43"
 	out := t.TempDir()
 	rig.MustRun(t, nil, "pull", insecure, ref, filepath.Join(out, "new.raw"))
-	sameFile(t, raw, filepath.Join(out, "new.raw"))
+	rig.SameFile(t, raw, filepath.Join(out, "new.raw"))
 	for _, name := range []string{"fedora.qcow2", "fedora.1.qcow2"} {
 		rig.MustRun(t, nil, "pull", insecure, "--path="+name, "--format=original", ref,
 			filepath.Join(out, name))

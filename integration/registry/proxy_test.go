@@ -133,7 +133,7 @@ func TestRegistryProxy(t *testing.T) {
 			r = disk(env, "pull", ref, out)
 			require.Zero(t, r.Status, "%s", r)
 			require.Positive(t, used.Swap(0))
-			sameFile(t, raw, out)
+			rig.SameFile(t, raw, out)
 
 			d := rig.Start(t, rig.Config{DiskDir: t.TempDir(), Env: map[string]string{
 				variable: p.url(proxyPassword), "LOG_LEVEL": "debug"},
@@ -205,7 +205,7 @@ func TestAddressProxy(t *testing.T) {
 	r := pull(out, "HTTPS_PROXY="+p.url(proxyPassword))
 	require.Zero(t, r.Status, "%s", r)
 	require.Positive(t, p.tunnels.Swap(0))
-	sameFile(t, raw, out)
+	rig.SameFile(t, raw, out)
 
 	d := rig.Start(t, rig.Config{DiskDir: t.TempDir(), Env: map[string]string{
 		"HTTPS_PROXY": p.url(proxyPassword), "LOG_LEVEL": "debug"},

@@ -20,12 +20,6 @@ import (
 // pushedDigest is the last line of push.
 var pushedDigest = regexp.MustCompile(`(?m)^sha256:[0-9a-f]{64}$`)
 
-// sameFile compares two files.
-func sameFile(t *testing.T, want, got string) {
-	t.Helper()
-	require.True(t, rig.ReadFile(t, want) == rig.ReadFile(t, got), "%s and %s differ", want, got)
-}
-
 // pullSecret writes the credentials of a registry into a directory, as Kubernetes mounts them.
 func pullSecret(t *testing.T, dir, address string) {
 	t.Helper()
@@ -80,16 +74,16 @@ func TestRegistryPushPull(t *testing.T) {
 
 			dir := t.TempDir()
 			run(login, "pull", ref, filepath.Join(dir, "a.raw"))
-			sameFile(t, raw, filepath.Join(dir, "a.raw"))
+			rig.SameFile(t, raw, filepath.Join(dir, "a.raw"))
 			run(login, "pull", "--format=original", s.Address+"/vm/fedora@"+digest,
 				filepath.Join(dir, "a.qcow2"))
-			sameFile(t, qcow2, filepath.Join(dir, "a.qcow2"))
+			rig.SameFile(t, qcow2, filepath.Join(dir, "a.qcow2"))
 			require.Positive(t, issued())
 
 			secret := t.TempDir()
 			pullSecret(t, secret, s.Address)
 			run([]string{"REGISTRY_CONFIG=" + secret}, "pull", ref, filepath.Join(dir, "b.raw"))
-			sameFile(t, raw, filepath.Join(dir, "b.raw"))
+			rig.SameFile(t, raw, filepath.Join(dir, "b.raw"))
 
 			if auth != "" {
 				r := rig.Run(t, []string{login[0], login[1] + "2"},
@@ -158,7 +152,7 @@ func TestRegistryBuildah(t *testing.T) {
 	for _, format := range []string{"oci", "docker"} {
 		image := build("one:"+format, one, "--format", format)
 		e.OK(t, "buildah", "push", "--tls-verify=false", image)
-		sameFile(t, raw, pull(image))
+		rig.SameFile(t, raw, pull(image))
 	}
 	for i, how := range []string{"--compression-format=zstd", "--compression-format=zstd:chunked",
 		"--disable-compression"} {
@@ -174,7 +168,7 @@ func TestRegistryBuildah(t *testing.T) {
 			require.Contains(t, r.Output, "chunked", "%s", r) // older versions do not know it
 			continue
 		}
-		sameFile(t, raw, pull(image))
+		rig.SameFile(t, raw, pull(image))
 	}
 	// A layer replaces files, and removes files.
 	image := build(
@@ -182,10 +176,10 @@ func TestRegistryBuildah(t *testing.T) {
 		"FROM scratch\nADD fedora.qcow2 /disk/disk.img\nADD other.raw /disk/disk.img\n",
 	)
 	e.OK(t, "buildah", "push", "--tls-verify=false", image)
-	sameFile(t, other, pull(image))
+	rig.SameFile(t, other, pull(image))
 	image = build("three:1", "FROM scratch\nADD fedora.qcow2 other.raw /disk/\n")
 	e.OK(t, "buildah", "push", "--tls-verify=false", image)
-	sameFile(t, other, pull(image, "--path=other.raw"))
+	rig.SameFile(t, other, pull(image, "--path=other.raw"))
 	container := strings.TrimSpace(e.OK(t, "buildah", "from", "--pull-never", image))
 	mounted := strings.TrimSpace(e.OK(t, "buildah", "mount", container))
 	require.NoError(t, os.Remove(filepath.Join(mounted, "disk", "fedora.qcow2")))
@@ -193,14 +187,14 @@ func TestRegistryBuildah(t *testing.T) {
 	removed := s.Address + "/built/removed:1"
 	e.OK(t, "buildah", "commit", "--quiet", "--rm", container, removed)
 	e.OK(t, "buildah", "push", "--tls-verify=false", removed)
-	sameFile(t, other, pull(removed))
+	rig.SameFile(t, other, pull(removed))
 
 	// Without a registry.
 	layout, archive := filepath.Join(work, "layout"), filepath.Join(work, "image.tar")
 	e.OK(t, "buildah", "push", removed, "oci:"+layout+":latest")
-	sameFile(t, other, pull("oci:"+layout+":latest"))
+	rig.SameFile(t, other, pull("oci:"+layout+":latest"))
 	e.OK(t, "buildah", "push", removed, "docker-archive:"+archive)
-	sameFile(t, other, pull("docker-archive:"+archive))
+	rig.SameFile(t, other, pull("docker-archive:"+archive))
 }
 
 // TestRegistryServe pushes a disk onto the base image, and podman runs the result.
@@ -290,7 +284,7 @@ func TestRegistryJob(t *testing.T) {
 	}
 	for range 2 { // a Job may be tried again
 		rig.MustRun(t, env, args...)
-		sameFile(t, raw, filepath.Join(volume, "disk.img"))
+		rig.SameFile(t, raw, filepath.Join(volume, "disk.img"))
 	}
 }
 

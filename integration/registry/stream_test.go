@@ -241,7 +241,7 @@ func TestServeImageAsAUser(t *testing.T) {
 	}
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), "%s", &log)
-	sameFile(t, raw, copied)
+	rig.SameFile(t, raw, copied)
 	left, err := filepath.Glob(filepath.Join(home, ".cache", "kubevirt-disk", "*"))
 	require.NoError(t, err)
 	require.Empty(t, left)

@@ -81,6 +81,12 @@ func ReadFile(t *testing.T, path string) string {
 	return string(content)
 }
 
+// SameFile compares two files. It does not print them.
+func SameFile(t *testing.T, want, got string) {
+	t.Helper()
+	require.True(t, ReadFile(t, want) == ReadFile(t, got), "%s and %s differ", want, got)
+}
+
 func SHA256(b []byte) string {
 	hash := sha256.Sum256(b)
 	return hex.EncodeToString(hash[:])
