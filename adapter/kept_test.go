@@ -58,7 +58,8 @@ func TestKeptLevels(t *testing.T) {
 			require.NoError(t, k.Remove())
 		}
 	}
-	require.Len(t, filetest.Names(t, dir), 3, "the level that is used, its state, and what is not ours")
+	// the level that is used, its state, and what is not ours
+	require.Len(t, filetest.Names(t, dir), 3)
 
 	again := build(t, dir, img)
 	require.Equal(t, d.Path, again.Path)
