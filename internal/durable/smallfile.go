@@ -19,7 +19,7 @@ const maxSmall = 1 << 20
 // Replace replaces the content of a file in one step: whatever happens, the file has the old or the
 // new content. With sync, which is (*os.File).Sync, first the content and then the name have
 // reached storage when it returns. With the path of a spare it works on a full volume, too: see
-// keepSpare.
+// keepSpare. If the error is that there is no space, the file certainly has the old content.
 func Replace(path string, content []byte, spare string, sync func(*os.File) error) error {
 	err := replaceByNew(path, content, sync)
 	if sync == nil {
@@ -27,9 +27,10 @@ func Replace(path string, content []byte, spare string, sync func(*os.File) erro
 		// with the content of an earlier file.
 		sync = (*os.File).Sync
 	}
-	if spare != "" && isFull(err) &&
-		replaceBySpare(path, content, spare, sync) == nil {
-		err = nil
+	if spare != "" && isFull(err) {
+		if replaced, bySpare := replaceBySpare(path, content, spare, sync); replaced {
+			err = bySpare
+		}
 	}
 	if err == nil && spare != "" {
 		keepSpare(spare)
@@ -52,7 +53,16 @@ func replaceByNew(path string, content []byte, sync func(*os.File) error) error 
 		err = sync(out.File)
 	}
 	if err = out.Finish(err); err == nil && sync != nil {
-		err = SyncDir(filepath.Dir(path), sync)
+		err = unsure(SyncDir(filepath.Dir(path), sync))
+	}
+	return err
+}
+
+// unsure is an error after the file was replaced: whatever it is about, nobody may take it for one
+// that has changed nothing.
+func unsure(err error) error {
+	if isFull(err) {
+		return fmt.Errorf("the file is replaced, and a crash may bring back what it was: %v", err)
 	}
 	return err
 }

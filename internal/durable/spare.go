@@ -42,16 +42,18 @@ func keepSpare(path string) {
 }
 
 // replaceBySpare is Replace without new space: it writes the content into the spare and swaps the
-// names of the two files. After a crash nobody reads what is in a spare.
-func replaceBySpare(path string, content []byte, spare string, sync func(*os.File) error) error {
+// names of the two files. After a crash nobody reads what is in a spare. An error does not count
+// unless the file was replaced.
+func replaceBySpare(path string, content []byte, spare string, sync func(*os.File) error) (
+	replaced bool, err error) {
 	// The spare may have been the file until a moment ago. As long as the swap has not reached
 	// storage, a crash makes it the file again.
 	if err := SyncDir(filepath.Dir(path), sync); err != nil {
-		return err
+		return false, err
 	}
 	f, err := osfile.OpenFile(spare, os.O_WRONLY, 0)
 	if err != nil {
-		return err
+		return false, err
 	}
 	// Do not truncate it first: that would free its space.
 	if _, err = f.WriteAt(content, 0); err == nil {
@@ -61,19 +63,19 @@ func replaceBySpare(path string, content []byte, spare string, sync func(*os.Fil
 		err = sync(f)
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		return err
+		return false, err
 	}
 	err = osfile.Rename(spare, path, unix.RENAME_EXCHANGE)
 	if err != nil { // there is no such file yet, or the file system cannot swap names
 		err = osfile.Rename(spare, path, 0)
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := SyncDir(filepath.Dir(path), sync); err != nil {
 		// A crash may make the spare the file again (see above), so nobody may write to it any
 		// more. A later sync may not report the failure again.
-		return errors.Join(err, osfile.Remove(spare))
+		return true, unsure(errors.Join(err, osfile.Remove(spare)))
 	}
-	return nil
+	return true, nil
 }

@@ -117,6 +117,10 @@ func TestReplacingOnAFullVolume(t *testing.T) {
 					func() uint64 { names, _ := s.now(); return names["owner"] }())
 			} else {
 				require.True(t, s.failAt > 0 && s.failAt <= s.calls, "%v", err)
+				got, readErr := os.ReadFile(path)
+				require.NoError(t, readErr)
+				require.False(t, isFull(err) && string(got) == string(next),
+					"it says that nothing has changed: %v", err)
 			}
 		}
 		free()
