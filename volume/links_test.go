@@ -60,3 +60,22 @@ func TestLinksInForeignStorage(t *testing.T) {
 	put("other", z)
 	require.NoDirExists(t, filepath.Join(elsewhere, "other"))
 }
+
+// TestUsageTypeHasTheDirectory: what lies where a volume of a usage type should be made stays when
+// that is refused, and after a restart.
+func TestUsageTypeHasTheDirectory(t *testing.T) {
+	f, fast, dir := newFake(), t.TempDir(), t.TempDir()
+	f.claims = map[string]string{"fast": fast}
+	m := start(t, dir, f)
+	there := filepath.Join(fast, ".volumes", m.store.ID(), "vm1")
+	require.NoError(t, os.MkdirAll(there, 0o700))
+	disk := filepath.Join(there, diskName)
+	require.NoError(t, os.WriteFile(disk, []byte("keep"), 0o600))
+	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512,
+		Copy: &api.Copy{UsageType: "fast"}})
+	refused(t, api.CodeInUse, err)
+	require.FileExists(t, disk)
+	require.NoError(t, m.Close())
+	require.Empty(t, start(t, dir, newFake()).List())
+	require.FileExists(t, disk)
+}

@@ -86,8 +86,21 @@ func makePlace(dir string) error {
 }
 
 // vacant refuses a directory that has a disk. The disk is another volume's, or came from elsewhere,
-// and must not be deleted with this volume.
+// and must not be deleted with this volume. So it is called before there is a record of this one.
 func (m *Manager) vacant(r store.Record, dir string) error {
+	switch r.Place.Kind {
+	case store.PlaceOwn:
+		return nil // the store refuses a directory that is there
+	case store.PlaceUsageType:
+		switch _, err := os.Lstat(dir); {
+		case err == nil:
+			return api.Errorf(api.CodeInUse, "%q is there already, perhaps of a volume that was "+
+				"deleted while this storage was away: move it away, or use another name", dir)
+		case !errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("the directory of the volume %q cannot be made: %w", r.Name, err)
+		}
+		return nil
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, o := range m.volumes {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"time"
 
 	"go.uber.org/zap"
@@ -111,7 +110,7 @@ func (m *Manager) begin(v *volume, r *store.Record) (dir string, err error) {
 	if dir, err = m.dir(*r); err == nil {
 		err = m.enter(v, *r)
 	}
-	if err == nil && (r.Place.Kind == store.PlaceRoot || r.Place.Kind == store.PlaceClaim) {
+	if err == nil {
 		err = m.vacant(*r, dir)
 	}
 	if err != nil {
@@ -129,10 +128,7 @@ func (m *Manager) begin(v *volume, r *store.Record) (dir string, err error) {
 func (m *Manager) makeDisk(ctx context.Context, v *volume, r store.Record, dir string) error {
 	switch r.Place.Kind {
 	case store.PlaceUsageType:
-		if err := makePlace(dir); errors.Is(err, fs.ErrExist) {
-			return api.Errorf(api.CodeInUse, "%q is there already, perhaps of a volume that was "+
-				"deleted while this storage was away: move it away, or use another name", dir)
-		} else if err != nil {
+		if err := makePlace(dir); err != nil {
 			return fmt.Errorf("the directory of the volume %q could not be made: %w", r.Name, err)
 		}
 	case store.PlaceRoot, store.PlaceClaim:
