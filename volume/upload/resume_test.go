@@ -140,7 +140,8 @@ func TestResume(t *testing.T) {
 				requireSays(t, s.append(t, at, cut, data[cut:half], false), http.StatusNoContent)
 				requireSays(t, s.append(t, at, half, data[half:], true), http.StatusCreated)
 				require.True(t, bytes.Equal(disk, s.disk(t, "vm")))
-				requireSays(t, s.append(t, at, len(data), nil, true), http.StatusConflict)
+				requireSays(t, s.append(t, at, len(data), nil, true), http.StatusNotFound)
+				requireSays(t, s.ask(t, http.MethodHead, at, nil), http.StatusNotFound)
 			})
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/volume/api"
 )
 
 // turn is a request that holds the slot and the volume.
@@ -141,6 +142,10 @@ func (h *Handler) inTheWay(w http.ResponseWriter, r *http.Request, id string, of
 func (h *Handler) resume(w http.ResponseWriter, r *http.Request, name, id string) (
 	*turn, *session, error) {
 	t, err := h.begin(w, r, name, id)
+	var refused *api.Error
+	if errors.As(err, &refused) && refused.Code == api.CodeHasData {
+		err = gone(name) // it is complete, or was of an earlier volume of that name
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -152,16 +157,20 @@ func (h *Handler) resume(w http.ResponseWriter, r *http.Request, name, id string
 	return t, s, nil
 }
 
+// gone says that an upload is not there.
+func gone(volume string) error {
+	return refusal(http.StatusNotFound, "there is no such upload to the volume %q: begin it "+
+		"again, unless the volume has its data", volume)
+}
+
 // find returns the upload with that identifier.
 func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error) {
-	gone := refusal(http.StatusNotFound, "there is no such upload to the volume %q: begin it again",
-		t.name)
 	rec, err := h.waiting(t)
 	switch {
 	case durable.IsUnread(err):
 		return nil, unreadable(err)
 	case err != nil || rec.ID != id:
-		return nil, gone
+		return nil, gone(t.name)
 	}
 	t.made = rec.Made
 	s := t.paused
@@ -180,7 +189,7 @@ func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error
 	if s == nil {
 		s = &session{name: t.name, dir: t.volume.Dir(), base: rec, placed: rec.Placed}
 	}
-	return nil, h.give(ctx, t, s, gone)
+	return nil, h.give(ctx, t, s, gone(t.name))
 }
 
 // Expire gives up uploads that nobody has continued for too long, so that their data does not take
