@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/rangelock"
@@ -129,17 +130,18 @@ func (u *unit) putBack(before []byte, off int64) error {
 	if err == nil || u.Discards == nil {
 		return err
 	}
-	const step = atomicGranularity
-	for ; len(before) > 0; before, off = before[step:], off+step {
-		block := before[:step]
-		if [step]byte(block) == ([step]byte{}) {
-			err = u.Discards.Discard(context.Background(), off, step)
-		} else {
+	for len(before) > 0 {
+		n := min(atomicGranularity, len(before))
+		block := before[:n]
+		if slices.ContainsFunc(block, func(b byte) bool { return b != 0 }) {
 			_, err = u.Disk.WriteAt(context.Background(), block, off)
+		} else {
+			err = u.Discards.Discard(context.Background(), off, int64(n))
 		}
 		if err != nil {
 			return err
 		}
+		before, off = before[n:], off+int64(n)
 	}
 	return nil
 }
@@ -167,7 +169,8 @@ func (u *unit) undoAtomic() error {
 			"remove %s", storedAtomic, off+uint64(len(before)), size,
 			u.Store.Where(storedAtomic))
 	}
-	if _, err = u.Disk.WriteAt(context.Background(), before, int64(off)); err == nil {
+	// The volume may be full, and only a guest of this disk can make room.
+	if err = u.putBack(before, int64(off)); err == nil {
 		err = u.Disk.Flush()
 	}
 	if err == nil {

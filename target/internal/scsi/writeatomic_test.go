@@ -307,6 +307,20 @@ func TestWriteAtomicWithoutSpace(t *testing.T) {
 	require.Equal(t, 1, b.disk.allocated(), "the holes are holes again")
 }
 
+// TestWriteAtomicThatWasCutOffWithoutSpace: a full volume does not keep the disk from being served,
+// because its guest could make room.
+func TestWriteAtomicThatWasCutOffWithoutSpace(t *testing.T) {
+	full := newMemDisk(1 << 20)
+	full.content.SetFree(0)
+	record := make([]byte, atomicRecord+2*atomicGranularity)
+	record[6] = atomicGranularity >> 8 // the offset, big-endian
+	store := &keptStore{kept: map[string][]byte{storedAtomic: record}}
+	_, err := NewDevice(Options{},
+		[]LUN{{Number: 3, Disk: thinDisk{full}, Identity: testIdentity(), Store: store}})
+	require.NoError(t, err)
+	require.Empty(t, store.kept[storedAtomic])
+}
+
 func TestAtomicRecordThatMakesNoSense(t *testing.T) {
 	for name, record := range map[string][]byte{
 		"it has 7 bytes":   make([]byte, 7),
