@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/adapter"
 	"kubevirt.io/disk/adapter/machine"
 	"kubevirt.io/disk/internal/adapt"
 	"kubevirt.io/disk/internal/cli/console"
@@ -132,6 +134,8 @@ func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 	var err error
 	if o.to == "" {
 		wrong.AddMissing("--"+flagTo, "name the directory for the disk")
+	} else if err := o.checkPlace(); err != nil {
+		wrong.Add("--"+flagTo, "%v", err)
 	}
 	if o.size != "" {
 		if size, err = parseSize(o.size); err != nil {
@@ -158,6 +162,28 @@ func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 		}
 	}
 	return size
+}
+
+// checkPlace refuses a directory in which other files than those of an earlier call would be
+// replaced: their names may be anybody's, and those of levels are not.
+func (o *adaptOptions) checkPlace() error {
+	entries, _ := os.ReadDir(o.to) // what is wrong with it shows when it is made
+	if slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return adapter.IsTop(e.Name()) }) {
+		return nil
+	}
+	for name, from := range map[string]string{adaptedKernel: o.kernel, adaptedInitrd: o.initrd,
+		adaptedDomain: ""} {
+		path := filepath.Join(o.to, name)
+		there, err := os.Stat(path)
+		if err != nil {
+			continue
+		}
+		if given, err := os.Stat(from); err != nil || !os.SameFile(there, given) {
+			return fmt.Errorf("%q is there, and no machine of adapt is beside it: name another "+
+				"directory, or move the file away", path)
+		}
+	}
+	return nil
 }
 
 func (a *app) adapt(ctx context.Context, client *registry.Client, ref transport.Reference,

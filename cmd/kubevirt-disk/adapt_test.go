@@ -96,6 +96,26 @@ func TestAdapt(t *testing.T) {
 	require.Equal(t, written, content("disk.qcow2"), "the machine goes on")
 }
 
+// TestAdaptReplacesOnlyItsOwn: a kernel of somebody else is not replaced, but may be used.
+func TestAdaptReplacesOnlyItsOwn(t *testing.T) {
+	env, dir := bootable(t, "arm64"), t.TempDir()
+	ref := savedImage(t, "arm64")
+	for _, name := range []string{"kernel", "initrd", "domain.xml"} {
+		file := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(file, []byte("precious"), 0o600))
+		status, _, stderr := run(t, env, "adapt", ref, "--to", dir)
+		require.Equal(t, exitUsage, status, stderr)
+		require.Contains(t, stderr, file)
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Equal(t, "precious", string(text))
+		require.NoError(t, os.Remove(file))
+	}
+	_, given, _ := strings.Cut(env[0], "=")
+	status, _, stderr := run(t, env, "adapt", ref, "--to", filepath.Dir(given))
+	require.Equal(t, exitDone, status, stderr)
+}
+
 // TestAdaptAgain: with another configuration, the machine goes on with what it wrote. What cannot
 // be is refused before anything is replaced.
 func TestAdaptAgain(t *testing.T) {
