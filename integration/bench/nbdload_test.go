@@ -78,7 +78,7 @@ func TestVhost(t *testing.T) {
 	require.NoError(t, v.begin(dir, raws))
 	t.Cleanup(func() { require.NoError(t, v.stop()) })
 	l := guests.Load{Write: true, Sequential: true, Bytes: 4096, Depth: 16, Queues: 2}
-	r, err := v.load("writes", l, 2, 100*time.Millisecond)
+	r, err := v.load(t.Context(), "writes", l, 2, 100*time.Millisecond)
 	require.NoError(t, err)
 	require.Len(t, r.Guests, 2)
 	require.Equal(t, r.Operations, r.Guests[0]+r.Guests[1])
@@ -89,14 +89,15 @@ func TestVhost(t *testing.T) {
 	}
 	_, err = guests.Idle(v.sockets[0], 0, time.Millisecond, v.pids)
 	require.NoError(t, err)
-	_, err = v.load("reads", guests.Load{Bytes: 16 << 20, Depth: 1}, 1, time.Millisecond)
+	_, err = v.load(t.Context(), "reads", guests.Load{Bytes: 16 << 20, Depth: 1}, 1,
+		time.Millisecond)
 	require.Error(t, err, "the disk is smaller than a request")
 
 	require.NoError(t, os.WriteFile(raws[0], make([]byte, 1<<20), 0o600))
 	floor, err := guests.BuildFloor(dir)
 	require.NoError(t, err)
 	l = guests.Load{Write: true, Sequential: true, Bytes: 64 << 10, Depth: 16}
-	r, err = floor.Run(t.Context(), raws[0], l, time.Millisecond)
+	r, err = floor.Run(t.Context(), raws[:1], l, time.Millisecond)
 	require.NoError(t, err)
 	require.Zero(t, r.Operations%16)
 	require.Positive(t, r.Servers)

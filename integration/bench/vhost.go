@@ -25,6 +25,14 @@ type vhostServer struct {
 	nbdServer // its processes and files; what it measured, by load
 	sockets   []string
 	serves    func(v *vhostServer, raws []string) error
+	floor     *guests.Floor // what runs in the place of a server; nil: there is one
+}
+
+// bareLoop does what is the least that a server must do.
+func (s settings) bareLoop() (*vhostServer, error) {
+	floor, err := guests.BuildFloor(filepath.Dir(s.cache))
+	return &vhostServer{nbdServer: nbdServer{name: "bare loop"}, floor: &floor,
+		serves: func(v *vhostServer, raws []string) error { v.sockets = raws; return nil }}, err
 }
 
 // vhostPeers are servers of raw files; ours is the first, unless it has no such sockets.
@@ -144,9 +152,13 @@ func (v *vhostServer) begin(cache string, raws []string) (err error) {
 }
 
 // load runs a load once, with a guest for each of the first sockets.
-func (v *vhostServer) load(name string, l guests.Load, count int,
-	length time.Duration) (guests.Result, error) {
-	r, err := guests.Run(v.sockets[:count], l, length, v.pids)
+func (v *vhostServer) load(ctx context.Context, name string, l guests.Load, count int,
+	length time.Duration) (r guests.Result, err error) {
+	if v.floor != nil {
+		r, err = v.floor.Run(ctx, v.sockets[:count], l, length)
+	} else {
+		r, err = guests.Run(v.sockets[:count], l, length, v.pids)
+	}
 	if err != nil {
 		return r, fmt.Errorf("%s, %s: %w", v.name, name, err)
 	}
@@ -237,25 +249,16 @@ func measureVhostLoads(ctx context.Context, s settings) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	floor, err := guests.BuildFloor(filepath.Dir(s.cache))
+	bare, err := s.bareLoop()
 	if err != nil {
 		return err
 	}
-	bare := &vhostServer{nbdServer: nbdServer{name: "bare loop"},
-		serves: func(v *vhostServer, raws []string) error { v.sockets = raws; return nil }}
 	all := s.vhostPeers()
 	all = append(all, s.vhostOverNBD(all), bare)
 	var measure []func(*vhostServer) error
 	for _, l := range loads {
 		measure = append(measure, func(v *vhostServer) error {
-			if v != bare {
-				_, err := v.load(l.name, l.guestLoad(), 1, s.length)
-				return err
-			}
-			r, err := floor.Run(ctx, raws[0], l.guestLoad(), s.length)
-			if err == nil {
-				v.note(l.name, r)
-			}
+			_, err := v.load(ctx, l.name, l.guestLoad(), 1, s.length)
 			return err
 		})
 	}

@@ -130,8 +130,9 @@ func (s settings) coldReaders(raws []string) (all []*coldReader, stop func() err
 			return nil, stop, err
 		}
 		all = append(all, &coldReader{name: v.name + ", vhost-user",
-			read: func(context.Context) (float64, error) {
-				r, err := v.load(coldName, guests.Load{Bytes: 4 << 10, Depth: 32}, 1, vhostColdTime)
+			read: func(ctx context.Context) (float64, error) {
+				r, err := v.load(ctx, coldName, guests.Load{Bytes: 4 << 10, Depth: 32}, 1,
+					vhostColdTime)
 				return r.Rate(), err
 			}})
 	}
@@ -194,7 +195,7 @@ func measureVhostOverlay(ctx context.Context, s settings) (err error) {
 	l := guests.Load{Bytes: 4 << 10, Depth: 32}
 	for range s.rounds {
 		for _, v := range []*vhostServer{raw, overlay} {
-			if _, err := v.load(overlayName, l, 1, s.length); err != nil {
+			if _, err := v.load(ctx, overlayName, l, 1, s.length); err != nil {
 				return err
 			}
 		}
@@ -237,6 +238,11 @@ func measureVhostGuests(ctx context.Context, s settings) (err error) {
 	if s.vhost != "" {
 		all = all[1:] // a server that runs has not so many disks
 	}
+	bare, err := s.bareLoop()
+	if err != nil {
+		return err
+	}
+	all = append(all, bare)
 	type row struct{ least, idle, memory []float64 }
 	rows := map[string]*row{}
 	l := guests.Load{Bytes: 4 << 10, Depth: 8, Queues: vhostQueues}
@@ -245,15 +251,18 @@ func measureVhostGuests(ctx context.Context, s settings) (err error) {
 			rows[v.name] = &row{}
 		}
 		r := rows[v.name]
-		if _, err := v.load("one", l, 1, s.length); err != nil {
+		if _, err := v.load(ctx, "one", l, 1, s.length); err != nil {
 			return err
 		}
-		many, err := v.load(manyName, l, vhostGuests, s.length)
+		many, err := v.load(ctx, manyName, l, vhostGuests, s.length)
 		if err != nil {
 			return err
 		}
 		mean := float64(many.Operations) / vhostGuests
 		r.least = append(r.least, float64(slices.Min(many.Guests))/mean)
+		if v == bare {
+			return nil
+		}
 		memory, err := anonymousMemory(v.pids[0])
 		if err != nil {
 			return err
@@ -266,12 +275,13 @@ func measureVhostGuests(ctx context.Context, s settings) (err error) {
 	if err != nil {
 		return err
 	}
-	out := table{head: []string{"server", "one guest", "16 guests", "to one", "least to mean",
-		"anonymous memory", "idle guest, of a processor"}}
+	out := table{head: []string{"server", "one guest", "CPU", "16 guests", "CPU", "to one",
+		"least to mean", "anonymous memory", "idle guest, of a processor"}}
 	for _, v := range all {
 		r := rows[v.name]
 		out.add(v.name, fmt.Sprintf("%.0f", median(v.rates["one"])),
-			fmt.Sprintf("%.0f", median(v.rates[manyName])),
+			microseconds(v.cpu["one"]), fmt.Sprintf("%.0f", median(v.rates[manyName])),
+			microseconds(v.cpu[manyName]),
 			ratio(median(ratios(v.rates[manyName], v.rates["one"])), 1),
 			ratio(median(r.least), 1), mib(median(r.memory)),
 			fmt.Sprintf("%.4f %%", 100*median(r.idle)))

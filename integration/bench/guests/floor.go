@@ -33,8 +33,9 @@ func BuildFloor(dir string) (Floor, error) {
 	return f, nil
 }
 
-// Run does the system calls of a load on a file for a time. The result has no latencies.
-func (f Floor) Run(ctx context.Context, file string, l Load, length time.Duration) (r Result,
+// Run does the system calls of a load for a time, with a guest for each file. The result has no
+// latencies.
+func (f Floor) Run(ctx context.Context, files []string, l Load, length time.Duration) (r Result,
 	err error) {
 	what, order := "r", "random"
 	if l.Write {
@@ -43,14 +44,22 @@ func (f Floor) Run(ctx context.Context, file string, l Load, length time.Duratio
 	if l.Sequential {
 		order = "sequential"
 	}
-	out, err := exec.CommandContext(ctx, f.binary, file, what, order, strconv.Itoa(l.Bytes),
-		strconv.Itoa(l.Depth), strconv.FormatFloat(length.Seconds(), 'f', -1, 64)).Output()
+	args := []string{what, order, strconv.Itoa(l.Bytes), strconv.Itoa(l.Depth),
+		strconv.Itoa(max(l.Queues, 1)), strconv.FormatFloat(length.Seconds(), 'f', -1, 64)}
+	out, err := exec.CommandContext(ctx, f.binary, append(args, files...)...).Output()
 	if err != nil {
 		return r, fmt.Errorf("the floor: %w", err)
 	}
-	_, err = fmt.Sscan(string(out), &r.Operations, &r.Elapsed, &r.Servers)
-	if err != nil {
+	r.Guests = make([]uint64, len(files))
+	values := []any{&r.Elapsed, &r.Servers}
+	for i := range r.Guests {
+		values = append(values, &r.Guests[i])
+	}
+	if _, err := fmt.Sscan(string(out), values...); err != nil {
 		return r, fmt.Errorf("the floor printed %q: %w", out, err)
+	}
+	for _, done := range r.Guests {
+		r.Operations += done
 	}
 	return r, nil
 }

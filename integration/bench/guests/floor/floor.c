@@ -1,10 +1,11 @@
-// The system calls that a back end of vhost-user must make for its requests, and nothing else: one
-// thread sleeps in a read of an eventfd, moves the data of as many requests as are in flight
-// between a file and shared memory, and writes another eventfd. A second thread is the guest, which
-// wakes it and waits. There is no ring, no check and no protocol. It prints the number of requests,
-// the nanoseconds that passed, and those of the first thread's processor time.
+// The system calls that a back end of vhost-user must make for its requests, and nothing else: for
+// each ring, one thread sleeps in a read of an eventfd, moves the data of as many requests as are in
+// flight between a file and shared memory, and writes another eventfd. A second thread is the guest,
+// which wakes it and waits. There is no ring, no check and no protocol. Each file has that many
+// rings. It prints the nanoseconds that passed, those of the first threads' processor time, and the
+// number of requests of each file.
 //
-// usage: floor FILE r|w random|sequential BYTES DEPTH SECONDS
+// usage: floor r|w random|sequential BYTES DEPTH RINGS SECONDS FILE...
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -19,11 +20,17 @@
 #include <time.h>
 #include <unistd.h>
 
-static int file, kick, call, writes, sequential;
-static long bytes, depth, places;
-static char *memory;
-static atomic_int ended;
-static long done, used;
+struct ring {
+	int file, kick, call;
+	uint64_t random, next, places;
+	char *memory;
+	atomic_int ended;
+	long done, used;
+	pthread_t server, guest;
+};
+
+static int writes, sequential;
+static long bytes, depth, length, begin;
 
 static void die(const char *what) {
 	perror(what);
@@ -48,69 +55,97 @@ static void wake(int fd) {
 		die("write of an eventfd");
 }
 
-static void *serve(void *unused) {
-	(void)unused;
-	uint64_t random = 88172645463325252ull, next = 0;
-	long begin = now(CLOCK_THREAD_CPUTIME_ID);
+static void *serve(void *ring) {
+	struct ring *r = ring;
+	long begun = now(CLOCK_THREAD_CPUTIME_ID);
 	for (;;) {
-		wait_for(kick);
-		if (atomic_load(&ended))
+		wait_for(r->kick);
+		if (atomic_load(&r->ended))
 			break;
 		for (long i = 0; i < depth; i++) {
-			uint64_t place = next++ % places;
+			uint64_t place = r->next++ % r->places;
 			if (!sequential) {
-				random ^= random << 13;
-				random ^= random >> 7;
-				random ^= random << 17;
-				place = random % places;
+				r->random ^= r->random << 13;
+				r->random ^= r->random >> 7;
+				r->random ^= r->random << 17;
+				place = r->random % r->places;
 			}
-			char *p = memory + i * bytes;
-			ssize_t n = writes ? pwrite(file, p, bytes, place * bytes)
-				: pread(file, p, bytes, place * bytes);
+			char *p = r->memory + i * bytes;
+			ssize_t n = writes ? pwrite(r->file, p, bytes, place * bytes)
+				: pread(r->file, p, bytes, place * bytes);
 			if (n != bytes)
 				die("the file");
 		}
-		done += depth;
-		wake(call);
+		r->done += depth;
+		wake(r->call);
 	}
-	used = now(CLOCK_THREAD_CPUTIME_ID) - begin;
+	r->used = now(CLOCK_THREAD_CPUTIME_ID) - begun;
 	return NULL;
 }
 
-int main(int argc, char **argv) {
-	if (argc != 7)
-		return 2;
-	writes = argv[2][0] == 'w';
-	sequential = argv[3][0] == 's';
-	bytes = atol(argv[4]);
-	depth = atol(argv[5]);
-	long length = atof(argv[6]) * 1e9;
+static void *ask(void *ring) {
+	struct ring *r = ring;
+	do {
+		wake(r->kick);
+		wait_for(r->call);
+	} while (now(CLOCK_MONOTONIC) - begin < length);
+	atomic_store(&r->ended, 1);
+	wake(r->kick);
+	return NULL;
+}
+
+static void prepare(struct ring *r, const char *path, uint64_t seed) {
 	struct stat info;
-	if ((file = open(argv[1], O_RDWR)) < 0 || fstat(file, &info))
-		die(argv[1]);
-	if (bytes < 1 || depth < 1 || (places = info.st_size / bytes) < 1)
-		return 2;
+	if ((r->file = open(path, O_RDWR)) < 0 || fstat(r->file, &info))
+		die(path);
+	if ((r->places = info.st_size / bytes) < 1)
+		exit(2);
+	r->random = 88172645463325252ull ^ seed;
 	int shared = memfd_create("floor", 0);
 	if (shared < 0 || ftruncate(shared, bytes * depth))
 		die("memfd");
-	memory = mmap(NULL, bytes * depth, PROT_READ | PROT_WRITE, MAP_SHARED, shared, 0);
-	if (memory == MAP_FAILED)
+	r->memory = mmap(NULL, bytes * depth, PROT_READ | PROT_WRITE, MAP_SHARED, shared, 0);
+	if (r->memory == MAP_FAILED)
 		die("mmap");
-	memset(memory, 0x5a, bytes * depth);
-	kick = eventfd(0, 0);
-	call = eventfd(0, 0);
-	pthread_t server;
-	if (kick < 0 || call < 0 || pthread_create(&server, NULL, serve, NULL))
-		die("thread");
-	long begin = now(CLOCK_MONOTONIC), took;
-	do {
-		wake(kick);
-		wait_for(call);
-		took = now(CLOCK_MONOTONIC) - begin;
-	} while (took < length);
-	atomic_store(&ended, 1);
-	wake(kick);
-	pthread_join(server, NULL);
-	printf("%ld %ld %ld\n", done, took, used);
+	memset(r->memory, 0x5a, bytes * depth);
+	r->kick = eventfd(0, 0);
+	r->call = eventfd(0, 0);
+	if (r->kick < 0 || r->call < 0)
+		die("eventfd");
+}
+
+int main(int argc, char **argv) {
+	if (argc < 8)
+		return 2;
+	writes = argv[1][0] == 'w';
+	sequential = argv[2][0] == 's';
+	bytes = atol(argv[3]);
+	depth = atol(argv[4]);
+	long rings = atol(argv[5]), files = argc - 7;
+	length = atof(argv[6]) * 1e9;
+	struct ring *all = calloc(files * rings, sizeof *all);
+	if (bytes < 1 || depth < 1 || rings < 1 || !all)
+		return 2;
+	for (long i = 0; i < files * rings; i++)
+		prepare(all + i, argv[7 + i / rings], i);
+	begin = now(CLOCK_MONOTONIC);
+	for (long i = 0; i < files * rings; i++)
+		if (pthread_create(&all[i].server, NULL, serve, all + i) ||
+			pthread_create(&all[i].guest, NULL, ask, all + i))
+			die("thread");
+	long used = 0;
+	for (long i = 0; i < files * rings; i++) {
+		pthread_join(all[i].guest, NULL);
+		pthread_join(all[i].server, NULL);
+		used += all[i].used;
+	}
+	printf("%ld %ld", now(CLOCK_MONOTONIC) - begin, used);
+	for (long i = 0; i < files; i++) {
+		long done = 0;
+		for (long j = 0; j < rings; j++)
+			done += all[i * rings + j].done;
+		printf(" %ld", done);
+	}
+	printf("\n");
 	return 0;
 }
