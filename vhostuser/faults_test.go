@@ -84,6 +84,30 @@ func TestStopFlushes(t *testing.T) {
 	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
 }
 
+// TestKickEndsStop: a machine that stops waits for a flush that takes long, such as that of a disk
+// of another server which is away. An operator's kick lets QEMU go on at once. The next connection
+// is refused until the flush has ended.
+func TestKickEndsStop(t *testing.T) {
+	fault := disktest.NewFault(disktest.NewMemory(diskSize))
+	v := serve(t, fault)
+	d := v.dial(t, vhosttest.Options{})
+	require.NoError(t, d.Write(0, 0, random(4096, 1)))
+	answers := make(chan struct{})
+	fault.Inject(disktest.Rule{Op: disktest.OpFlush, Times: 1, Block: answers})
+	stopped := make(chan error, 1)
+	go func() {
+		_, err := d.Queue(0).Stop()
+		stopped <- err
+	}()
+	testtool.Eventually(t, func() bool { return fault.Calls(disktest.OpFlush) == 1 })
+	require.Len(t, v.EndSessions(func(status.Session) bool { return true }), 1)
+	require.Error(t, <-stopped)
+	require.Error(t, d.Reconnect(v.socket))
+	close(answers)
+	testtool.Eventually(t, func() bool { return d.Reconnect(v.socket) == nil })
+	exercise(t, d)
+}
+
 // TestRingIsCutUnderRequest: the memory of the ring is cut short while a request is under way, so
 // that what faults is its way back.
 func TestRingIsCutUnderRequest(t *testing.T) {
