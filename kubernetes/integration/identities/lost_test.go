@@ -1,6 +1,7 @@
 package identities
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,21 +19,36 @@ import (
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
-// lose lets a node answer no more, and Kubernetes know it at once. Its pods stay as they are.
-func (n *nodes) lose(name string) {
-	n.t.Helper()
-	n.mu.Lock()
-	n.lost[name] = true
-	n.mu.Unlock()
-	n.until("node "+name+" is not ready", func() bool {
+// node makes a node that takes pods. No kubelet runs there, and for an hour nobody misses it.
+func (w *world) node(name string) {
+	w.t.Helper()
+	room := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8"),
+		corev1.ResourceMemory: resource.MustParse("64Gi"),
+		corev1.ResourcePods:   resource.MustParse("100")}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux"}},
+		Status: corev1.NodeStatus{Capacity: room, Allocatable: room,
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady,
+				Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now(),
+				LastTransitionTime: metav1.Now()}}}}
+	require.NoError(w.t, w.Client.Create(w.t.Context(), node))
+	w.t.Cleanup(func() { _ = w.Client.Delete(context.Background(), node) })
+	w.until("node "+name+" takes pods", func() bool {
 		node := &corev1.Node{}
-		require.NoError(n.t, n.Client.Get(n.t.Context(), client.ObjectKey{Name: name}, node))
-		for i := range node.Status.Conditions {
-			if c := &node.Status.Conditions[i]; c.Type == corev1.NodeReady {
-				c.Status, c.LastTransitionTime = corev1.ConditionUnknown, metav1.Now()
-			}
-		}
-		return n.Client.Status().Update(n.t.Context(), node) == nil
+		return w.Client.Get(w.t.Context(), client.ObjectKey{Name: name}, node) == nil &&
+			len(node.Spec.Taints) == 0
+	})
+}
+
+// lose lets Kubernetes know that a node answers no more. Its pods stay as they are.
+func (w *world) lose(name string) {
+	w.t.Helper()
+	w.until("node "+name+" is not ready", func() bool {
+		node := &corev1.Node{}
+		require.NoError(w.t, w.Client.Get(w.t.Context(), client.ObjectKey{Name: name}, node))
+		c := &node.Status.Conditions[0]
+		c.Status, c.LastTransitionTime = corev1.ConditionUnknown, metav1.Now()
+		return w.Client.Status().Update(w.t.Context(), node) == nil
 	})
 }
 
@@ -59,7 +75,8 @@ func TestLostNode(t *testing.T) {
 	require.Len(t, commands, 6)
 	w := newWorld(t)
 	one, two := w.ns+"-1", w.ns+"-2"
-	n := newNodes(w, one, two)
+	w.node(one)
+	w.node(two)
 	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: w.ns},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity: corev1.ResourceList{
@@ -98,8 +115,12 @@ func TestLostNode(t *testing.T) {
 	runs := func(not types.UID) func() bool {
 		return func() bool {
 			pod = &corev1.Pod{}
-			return w.get("fedora-0", pod) && pod.UID != not && pod.DeletionTimestamp == nil &&
-				pod.Status.Phase == corev1.PodRunning
+			if !w.get("fedora-0", pod) || pod.UID == not || pod.DeletionTimestamp != nil ||
+				pod.Spec.NodeName == "" {
+				return false
+			}
+			pod.Status.Phase = corev1.PodRunning // as its kubelet says it
+			return w.Client.Status().Update(t.Context(), pod) == nil
 		}
 	}
 	w.until("the machine runs", runs(""))
@@ -124,7 +145,7 @@ func TestLostNode(t *testing.T) {
 		return w.Kubectl(t, append(strings.Fields(command), "-n", w.ns)...)
 	}
 
-	n.lose(lost)
+	w.lose(lost)
 	w.until("step 1 shows it", func() bool {
 		return strings.Contains(w.Kubectl(t, "get", "nodes", lost), "NotReady") &&
 			w.get("fedora-0", pod) && pod.DeletionTimestamp != nil

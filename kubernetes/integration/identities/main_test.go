@@ -3,12 +3,8 @@ package identities
 
 import (
 	"testing"
-	"time"
 
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
-func TestMain(m *testing.M) {
-	plane.NodeGrace = 50 * time.Second // as in a cluster: a test loses nodes
-	plane.Main(m)
-}
+func TestMain(m *testing.M) { plane.Main(m) }
