@@ -12,12 +12,12 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/committed"
 	"kubevirt.io/disk/internal/durable"
-	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
@@ -257,29 +257,43 @@ func addDigestFile(cmd *cobra.Command, file *string) {
 // digestText is what a file of --digest-file has.
 var digestText = regexp.MustCompile(`^(sha256:[0-9a-f]{64}\n?)?$`)
 
-// checkDigestFile checks that nothing but a digest is replaced: the name may be a mistake, such as
-// the path of an image.
+// checkDigestFile checks that nothing but a digest would be replaced.
 func checkDigestFile(file string) error {
 	if file == "" {
 		return nil
 	}
-	f, err := osfile.OpenRegular(file)
-	if errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*osfile.NotRegularError)) {
-		return nil // such as a pipe
+	f, err := openDigestFile(file, os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && f != nil {
+		err = f.Close()
 	}
 	if err != nil {
 		return fmt.Errorf("--%s: %w", flagDigestFile, err)
 	}
-	defer f.Close()
+	return nil
+}
+
+// openDigestFile opens a file that has a digest or nothing: the name may be a mistake, such as the
+// path of an image. What is no regular file, such as a pipe, is not opened: nil.
+func openDigestFile(file string, flags int) (*os.File, error) {
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
+		return nil, nil
+	}
+	f, err := os.OpenFile(file, flags|unix.O_NONBLOCK|unix.O_NOCTTY, 0o644)
+	if err != nil {
+		return nil, err
+	}
 	text, err := io.ReadAll(io.LimitReader(f, 100))
 	if err == nil && !digestText.Match(text) {
 		err = fmt.Errorf("%q is there, and has something else than a digest: name another file",
 			file)
 	}
 	if err != nil {
-		return fmt.Errorf("--%s: %w", flagDigestFile, err)
+		return nil, errors.Join(err, f.Close())
 	}
-	return nil
+	return f, nil
 }
 
 // writeDigest writes the digest of an image that was stored or fetched into the file of
@@ -288,9 +302,17 @@ func writeDigest(file, digest string) error {
 	if file == "" {
 		return nil
 	}
-	err := checkDigestFile(file)
-	if err == nil {
-		err = os.WriteFile(file, []byte(digest+"\n"), 0o644)
+	text := []byte(digest + "\n")
+	f, err := openDigestFile(file, os.O_RDWR|os.O_CREATE)
+	switch {
+	case err != nil:
+	case f == nil:
+		err = os.WriteFile(file, text, 0o644)
+	default:
+		if err = f.Truncate(0); err == nil {
+			_, err = f.WriteAt(text, 0)
+		}
+		err = errors.Join(err, f.Close())
 	}
 	if err != nil {
 		return fmt.Errorf("the image %s is there, but --%s: %w", digest, flagDigestFile, err)

@@ -140,9 +140,9 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	defer img.Close()
 	err = report.While(p, func() error {
 		if isQcow2 {
-			return image.ConvertQcow2(ctx, img, destination, compression, p)
+			return image.ConvertQcow2(ctx, img, destination, o.force, compression, p)
 		}
-		return image.Convert(ctx, img, destination, p)
+		return image.Convert(ctx, img, destination, o.force, p)
 	})
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("interrupted: %q was not written", destination)

@@ -16,17 +16,17 @@ import (
 )
 
 // Convert writes the image as a sparse raw file. Until the file is complete, it is called dst with
-// the suffix ".partial". Then it gets its name and replaces a file that has it already. It is not
-// flushed to storage. If dst is a block device, it is overwritten and flushed. If the image changes
-// meanwhile, this is an error. p may be nil.
-func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
+// the suffix ".partial". Then it gets its name. A file that has it already is replaced if replace
+// is set; otherwise this is an error. It is not flushed to storage. If dst is a block device, it is
+// overwritten and flushed. If the image changes meanwhile, this is an error. p may be nil.
+func Convert(ctx context.Context, img *Image, dst string, replace bool, p *Progress) error {
 	if p == nil {
 		p = new(Progress)
 	}
 	if info, err := os.Stat(dst); err == nil && info.Mode().Type() == fs.ModeDevice {
 		return overwrite(ctx, img, dst, p)
 	}
-	err := convert(img, dst, func(f *os.File) error {
+	err := convert(img, dst, replace, func(f *os.File) error {
 		if err := CheckSpace(ctx, img, filepath.Dir(f.Name()), 0); err != nil {
 			return err
 		}
@@ -73,7 +73,7 @@ func Expand(ctx context.Context, img *Image, to *Destination, p *Progress) error
 }
 
 // convert calls write with a file that gets the name dst once it is complete.
-func convert(img *Image, dst string, write func(*os.File) error) error {
+func convert(img *Image, dst string, replace bool, write func(*os.File) error) error {
 	// The user named the path of the directory, so it may contain links. Inside the directory, no
 	// link is followed.
 	dir, err := osfile.Resolved(filepath.Dir(dst))
@@ -87,7 +87,7 @@ func convert(img *Image, dst string, write func(*os.File) error) error {
 	if err := checkDestination(img, dst+durable.PartialSuffix); err != nil {
 		return fmt.Errorf("%q is written under another name until it is complete: %w", dst, err)
 	}
-	out, err := durable.CreateNamed(dst, 0o666)
+	out, err := durable.CreateNamed(dst, 0o666, replacing(replace, dst))
 	if err != nil {
 		return err
 	}

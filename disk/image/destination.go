@@ -44,15 +44,22 @@ func CreateDestination(path string, replace bool) (*Destination, error) {
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("destination %q is neither a regular file nor a block device; "+
 			"name a file to create", path)
-	case !replace:
-		return nil, fmt.Errorf("%q exists already: name another file, or replace it with --force",
-			path)
 	}
-	out, err := durable.CreateNamed(resolved, 0o666)
+	out, err := durable.CreateNamed(resolved, 0o666, replacing(replace, path))
 	if err != nil {
 		return nil, err
 	}
 	return &Destination{file: out.File, name: path, finish: out.Finish}, nil
+}
+
+// replacing is what durable.CreateNamed asks before it replaces a file.
+func replacing(allowed bool, path string) func(*os.File) error {
+	if allowed {
+		return nil
+	}
+	return func(*os.File) error {
+		return fmt.Errorf("%q exists already: name another file, or replace it with --force", path)
+	}
 }
 
 // OpenDevice opens a block device exclusively. It fails if somebody else has done so, such as a

@@ -36,7 +36,7 @@ func TestConvertOfAChainWithHoles(t *testing.T) {
 	_, err = img.Extent(t.Context(), img.Size(), 1)
 	require.Error(t, err)
 	out := filepath.Join(dir, "out.raw")
-	require.NoError(t, Convert(t.Context(), img, out, nil))
+	require.NoError(t, Convert(t.Context(), img, out, true, nil))
 	require.EqualValues(t, 1<<20, filetest.Allocated(t, out))
 	require.True(t, bytes.Equal(base, filetest.Content(t, out)))
 }
@@ -75,23 +75,26 @@ func TestConvertDestinations(t *testing.T) {
 		case "sub":
 			require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o755))
 		}
-		require.ErrorContains(t, Convert(t.Context(), img, filepath.Join(dir, name), nil), want)
+		require.ErrorContains(t, Convert(t.Context(), img, filepath.Join(dir, name), true, nil),
+			want)
 	}
-	require.Error(t, Convert(t.Context(), img, filepath.Join(dir, "missing", "out.raw"), nil))
+	require.Error(t, Convert(t.Context(), img, filepath.Join(dir, "missing", "out.raw"), true, nil))
 
 	// As a download that was never renamed.
 	unfinished := filepath.Join(dir, "disk.img"+durable.PartialSuffix)
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", unfinished, "1M")
 	before := filetest.Content(t, unfinished)
 	require.ErrorContains(t, Convert(t.Context(), openImage(t, unfinished),
-		filepath.Join(dir, "disk.img"), nil), `is the image "disk.img.partial" itself`)
+		filepath.Join(dir, "disk.img"), true, nil), `is the image "disk.img.partial" itself`)
 	after := filetest.Content(t, unfinished)
 	require.True(t, bytes.Equal(before, after), "the image is not touched")
 
 	// A file that a killed process left is taken over, and an older result is replaced.
 	out := filetest.Put(t, dir, "out.raw", filetest.Block(9, 5<<20), 0)
 	filetest.Put(t, dir, "out.raw"+durable.PartialSuffix, filetest.Block(8, 5<<20), 0)
-	require.NoError(t, Convert(t.Context(), img, out, nil))
+	require.ErrorContains(t, Convert(t.Context(), img, out, false, nil), "exists already")
+	require.ErrorContains(t, ConvertQcow2(t.Context(), img, out, false, "", nil), "exists already")
+	require.NoError(t, Convert(t.Context(), img, out, true, nil))
 	got := filetest.Content(t, out)
 	require.True(t, bytes.Equal(append([]byte("base"), make([]byte, 1<<20-4)...), got))
 
@@ -99,7 +102,7 @@ func TestConvertDestinations(t *testing.T) {
 	busy, err := durable.Create(out, 0o600)
 	require.NoError(t, err)
 	var locked *durable.LockedError
-	require.ErrorAs(t, Convert(t.Context(), img, out, nil), &locked)
+	require.ErrorAs(t, Convert(t.Context(), img, out, true, nil), &locked)
 	require.ErrorIs(t, busy.Finish(context.Canceled), context.Canceled)
 	require.NoFileExists(t, out+durable.PartialSuffix)
 }
@@ -129,7 +132,7 @@ func TestNotEnoughSpaceIsFoundOutFirst(t *testing.T) {
 	dir := t.TempDir()
 	img := openImage(t, filetest.Put(t, dir, "disk.raw", filetest.Block(5, 3<<20), 0))
 	var space *SpaceError
-	err := Convert(t.Context(), img, filepath.Join(small, "out.raw"), nil)
+	err := Convert(t.Context(), img, filepath.Join(small, "out.raw"), true, nil)
 	require.ErrorAs(t, err, &space)
 	require.ErrorIs(t, err, disk.ErrNoSpace)
 	require.EqualValues(t, 3<<20, space.Needed)
@@ -145,14 +148,15 @@ func TestNotEnoughSpaceIsFoundOutFirst(t *testing.T) {
 	zeros := openImage(t, filetest.Put(t, dir, "zeros.raw",
 		append(filetest.Block(5, 256<<10), make([]byte, 8<<20)...), 0))
 	require.Greater(t, zeros.use.total(), int64(8<<20))
-	require.NoError(t, Convert(t.Context(), zeros, filepath.Join(small, "out.raw"), nil))
+	require.NoError(t, Convert(t.Context(), zeros, filepath.Join(small, "out.raw"), true, nil))
 
 	// A compressed image counts in full: it could keep us busy with terabytes of zeros.
 	filetest.QemuImg(t, dir, "convert", "-c", "-f", "raw", "-O", "qcow2", "disk.raw", "bomb.qcow2")
 	bomb := openImage(t, filepath.Join(dir, "bomb.qcow2"))
 	require.Less(t, bomb.Info().FileSize, int64(1<<20))
 	require.EqualValues(t, 3<<20, bomb.use.compressed)
-	require.ErrorAs(t, Convert(t.Context(), bomb, filepath.Join(small, "bomb.raw"), nil), &space)
+	require.ErrorAs(t, Convert(t.Context(), bomb, filepath.Join(small, "bomb.raw"), true, nil),
+		&space)
 }
 
 func TestFileSystemThatFillsUpMeanwhile(t *testing.T) {

@@ -133,7 +133,7 @@ func TestFarImages(t *testing.T) {
 				require.True(t, bytes.Equal(want[off:off+int64(len(p))], p))
 			}
 			out := filepath.Join(t.TempDir(), "out.raw")
-			require.NoError(t, image.Convert(t.Context(), far, out, nil))
+			require.NoError(t, image.Convert(t.Context(), far, out, true, nil))
 			require.Equal(t, -1, filetest.FirstDifference(want, filetest.Content(t, out)))
 			var stream bytes.Buffer
 			require.NoError(t, image.Stream(t.Context(), far, &stream, nil))

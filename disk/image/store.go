@@ -12,9 +12,9 @@ import (
 
 // ConvertQcow2 is Convert to a qcow2 image without a backing file.
 func ConvertQcow2(
-	ctx context.Context, img *Image, dst string, c qcow2.Compression, p *Progress,
+	ctx context.Context, img *Image, dst string, replace bool, c qcow2.Compression, p *Progress,
 ) error {
-	return convert(img, dst, func(f *os.File) error {
+	return convert(img, dst, replace, func(f *os.File) error {
 		_, err := Store(ctx, img, f, c, p)
 		return err
 	})

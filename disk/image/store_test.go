@@ -55,7 +55,7 @@ func TestConvert(t *testing.T) {
 	for _, source := range sources {
 		img := openImage(t, source)
 		var file, streamed Progress
-		require.NoError(t, Convert(t.Context(), img, out, &file), source)
+		require.NoError(t, Convert(t.Context(), img, out, true, &file), source)
 		whole(&file)
 		require.True(t, bytes.Equal(want, filetest.Content(t, out)), source)
 		require.Less(t, filetest.Allocated(t, out), int64(len(want))*9/10, "zeros are holes")
@@ -69,7 +69,7 @@ func TestConvert(t *testing.T) {
 		for _, source := range sources {
 			img := openImage(t, source)
 			var p Progress
-			require.NoError(t, ConvertQcow2(t.Context(), img, out, c, &p))
+			require.NoError(t, ConvertQcow2(t.Context(), img, out, true, c, &p))
 			whole(&p)
 			done, data := p.Data()
 			require.Equal(t, img.DataSize(), data)
@@ -93,10 +93,10 @@ func TestConvert(t *testing.T) {
 func TestConvertLeavesNothingBehind(t *testing.T) {
 	for name, f := range map[string]func(ctx context.Context, img *Image, dst string) error{
 		"raw": func(ctx context.Context, img *Image, dst string) error {
-			return Convert(ctx, img, dst, nil)
+			return Convert(ctx, img, dst, true, nil)
 		},
 		"qcow2": func(ctx context.Context, img *Image, dst string) error {
-			return ConvertQcow2(ctx, img, dst, qcow2.CompressionNone, nil)
+			return ConvertQcow2(ctx, img, dst, true, qcow2.CompressionNone, nil)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -136,7 +136,7 @@ func TestConvertQcow2ToAFullVolume(t *testing.T) {
 	small := filetest.TinyFS(t, "1m")
 	img := openImage(t, filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(5, 3<<20), 0))
 	out := filepath.Join(small, "out.qcow2")
-	err := ConvertQcow2(t.Context(), img, out, qcow2.CompressionNone, nil)
+	err := ConvertQcow2(t.Context(), img, out, true, qcow2.CompressionNone, nil)
 	var space *SpaceError
 	require.ErrorAs(t, err, &space)
 	require.ErrorIs(t, err, disk.ErrNoSpace)
@@ -145,7 +145,7 @@ func TestConvertQcow2ToAFullVolume(t *testing.T) {
 	filetest.Empty(t, small)
 
 	// Compressed data has room.
-	require.NoError(t, ConvertQcow2(t.Context(), img, out, qcow2.CompressionZstd, nil))
+	require.NoError(t, ConvertQcow2(t.Context(), img, out, true, qcow2.CompressionZstd, nil))
 }
 
 func TestStoreSaysWhatIsWrongWithItsFile(t *testing.T) {

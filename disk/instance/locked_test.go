@@ -41,7 +41,7 @@ func TestAFileIsADiskOrAnImage(t *testing.T) {
 			require.ErrorContains(t, err, "in use by another process")
 			before, err := os.Stat(inst.path)
 			require.NoError(t, err)
-			err = image.Convert(t.Context(), open(t, other), inst.path, nil)
+			err = image.Convert(t.Context(), open(t, other), inst.path, true, nil)
 			require.ErrorAs(t, err, new(*durable.LockedError))
 			after, err := os.Stat(inst.path)
 			require.NoError(t, err)
@@ -53,10 +53,10 @@ func TestAFileIsADiskOrAnImage(t *testing.T) {
 	below := open(t, base)
 	_, err := Open(t.Context(), open(t, base), Options{WorkDir: t.TempDir(), Mode: CopyNone})
 	require.ErrorAs(t, err, new(*durable.LockedError), "somebody reads it as an image")
-	require.ErrorAs(t, image.Convert(t.Context(), open(t, other), base, nil),
+	require.ErrorAs(t, image.Convert(t.Context(), open(t, other), base, true, nil),
 		new(*durable.LockedError))
 	require.NoError(t, below.Close())
-	require.NoError(t, image.Convert(t.Context(), open(t, other), base, nil))
+	require.NoError(t, image.Convert(t.Context(), open(t, other), base, true, nil))
 	require.NoFileExists(t, filepath.Join(dir, "base.raw"+durable.PartialSuffix))
 }
 

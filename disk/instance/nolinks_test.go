@@ -165,7 +165,8 @@ func TestLinksOfTheOperator(t *testing.T) {
 		}
 	}
 	img := openGood(t, path)
-	require.NoError(t, image.Convert(t.Context(), img, filepath.Join(links, "run", "out.raw"), nil))
+	require.NoError(t, image.Convert(t.Context(), img, filepath.Join(links, "run", "out.raw"), true,
+		nil))
 	require.FileExists(t, filepath.Join(real, "out.raw"))
 }
 
@@ -236,7 +237,7 @@ func TestConvertToALink(t *testing.T) {
 		"hard": os.Link} {
 		out := filepath.Join(t.TempDir(), "out.raw")
 		require.NoError(t, link(filepath.Join(victim, "kept"), out+durable.PartialSuffix))
-		err := image.Convert(t.Context(), img, out, nil)
+		err := image.Convert(t.Context(), img, out, true, nil)
 		require.Equal(t, kind == "symbolic", err != nil,
 			"what was left behind is removed, and a link is named: %v", err)
 		unchanged()

@@ -368,12 +368,12 @@ func TestConvertedDiskIsRaw(t *testing.T) {
 	filetest.QemuImg(t, dir, "convert", "-f", "raw", "-O", "qcow2", "in.raw", "a.qcow2")
 	out := filepath.Join(dir, "out.raw")
 	require.NoError(t, image.Convert(t.Context(), openGood(t, filepath.Join(dir, "a.qcow2")), out,
-		nil))
+		true, nil))
 	require.Equal(t, image.SourceServed, openGood(t, out).Info().FormatSource)
 
 	// A copy that looks like a disk gets no mark, so that another image may be written over it.
 	plain := filetest.Put(t, dir, "plain.raw", nil, guestSize)
-	require.NoError(t, image.Convert(t.Context(), openGood(t, plain), out, nil))
+	require.NoError(t, image.Convert(t.Context(), openGood(t, plain), out, true, nil))
 	require.Equal(t, image.SourceContent, openGood(t, out).Info().FormatSource)
 
 	// The mark of a killed process does not stay on the new file.
@@ -382,7 +382,7 @@ func TestConvertedDiskIsRaw(t *testing.T) {
 	require.NoError(t, left.Truncate(4096))
 	require.NoError(t, image.MarkRaw(left, ""))
 	require.NoError(t, left.Close())
-	require.NoError(t, image.Convert(t.Context(), openGood(t, plain), out, nil))
+	require.NoError(t, image.Convert(t.Context(), openGood(t, plain), out, true, nil))
 	require.Equal(t, image.SourceContent, openGood(t, out).Info().FormatSource)
 }
 

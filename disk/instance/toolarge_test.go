@@ -35,7 +35,7 @@ func TestFilesThatAreTooLarge(t *testing.T) {
 		return err
 	}
 	for name, err := range map[string]error{
-		"convert":   image.Convert(t.Context(), img, filepath.Join(dir, "out.raw"), nil),
+		"convert":   image.Convert(t.Context(), img, filepath.Join(dir, "out.raw"), true, nil),
 		"ephemeral": open(img, Options{WorkDir: work}),
 		"persistent": open(img,
 			Options{PersistentDir: filepath.Join(dir, "volume"), Mode: CopyOnWrite}),

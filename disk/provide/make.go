@@ -32,7 +32,7 @@ func (p *providing) make(ctx context.Context, r record) error {
 		return err
 	}
 	defer src.Close()
-	out, err := durable.CreateNamed(p.path, 0o600)
+	out, err := durable.CreateNamed(p.path, 0o600, nil)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (p *providing) link(src *os.File, r record) error {
 func (p *providing) convert(ctx context.Context, r record) error {
 	expanded := p.hidden(".expanded")
 	p.file.How = "conversion"
-	err := image.Convert(ctx, p.img, expanded, p.opt.Progress)
+	err := image.Convert(ctx, p.img, expanded, true, p.opt.Progress)
 	var f *os.File
 	if err == nil {
 		f, err = osfile.OpenFile(expanded, os.O_RDWR, 0)

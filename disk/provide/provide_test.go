@@ -162,7 +162,7 @@ func TestNobodyReplacesTheFile(t *testing.T) {
 		} else {
 			require.ErrorContains(t, err, "in use by another process")
 		}
-		require.ErrorAs(t, image.Convert(t.Context(), open(t, rawImage(t)), f.Path, nil),
+		require.ErrorAs(t, image.Convert(t.Context(), open(t, rawImage(t)), f.Path, true, nil),
 			new(*durable.LockedError))
 		require.NoError(t, f.Remove())
 		require.NoError(t, img.Close())

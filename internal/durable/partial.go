@@ -39,17 +39,22 @@ func CreateInTurn(path string, mode fs.FileMode) (*Partial, error) {
 
 // CreateNamed is Create for a path that a person has named. The file that has the name now is
 // locked until the new one replaces it: if another process uses it, CreateNamed returns a
-// *LockedError. What somebody else gives the name meanwhile is not replaced.
-func CreateNamed(path string, mode fs.FileMode) (*Partial, error) {
+// *LockedError. What somebody else gives the name meanwhile is not replaced. may says why the file
+// that has the name now must not be replaced; nil: any may be.
+func CreateNamed(path string, mode fs.FileMode, may func(former *os.File) error) (*Partial, error) {
 	former, err := osfile.OpenFile(path, os.O_RDONLY, 0)
 	switch {
 	case err == nil:
 		if flock.Taken(former, unix.LOCK_EX) {
-			return nil, errors.Join(&LockedError{Path: path, Holder: "another process"},
-				former.Close())
+			err = &LockedError{Path: path, Holder: "another process"}
+		} else if may != nil {
+			err = may(former)
+		}
+		if err != nil {
+			return nil, errors.Join(err, former.Close())
 		}
 	case errors.Is(err, fs.ErrNotExist):
-	case errors.Is(err, fs.ErrPermission):
+	case errors.Is(err, fs.ErrPermission) && may == nil:
 		return Create(path, mode) // it cannot be locked
 	default:
 		return nil, err

@@ -2,6 +2,7 @@ package durable
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -82,13 +83,13 @@ func TestCreateNamed(t *testing.T) {
 	}
 	put := func(text string) { require.NoError(t, os.WriteFile(path, []byte(text), 0o600)) }
 
-	p, err := CreateNamed(path, 0o600)
+	p, err := CreateNamed(path, 0o600, nil)
 	require.NoError(t, err)
 	put("somebody's")
 	require.ErrorContains(t, p.Finish(nil), "somebody else")
 	require.Equal(t, "somebody's", read())
 
-	p, err = CreateNamed(path, 0o600)
+	p, err = CreateNamed(path, 0o600, nil)
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(path))
 	put("another's")
@@ -98,10 +99,16 @@ func TestCreateNamed(t *testing.T) {
 	user, err := os.Open(path)
 	require.NoError(t, err)
 	require.NoError(t, flock.Lock(user, unix.LOCK_SH))
-	_, err = CreateNamed(path, 0o600)
+	_, err = CreateNamed(path, 0o600, nil)
 	require.ErrorAs(t, err, new(*LockedError))
 	require.NoError(t, user.Close())
-	p, err = CreateNamed(path, 0o600)
+	_, err = CreateNamed(path, 0o600, func(former *os.File) error {
+		text, err := io.ReadAll(former)
+		require.NoError(t, err)
+		return errors.New(string(text) + " must stay")
+	})
+	require.EqualError(t, err, "another's must stay")
+	p, err = CreateNamed(path, 0o600, nil)
 	require.NoError(t, err)
 	_, err = p.File.WriteString("mine")
 	require.NoError(t, p.Finish(err))

@@ -63,7 +63,7 @@ func makeQcow2(t *testing.T, data []byte) []byte {
 	img, err := image.Open(raw, image.Options{})
 	require.NoError(t, err)
 	defer img.Close()
-	require.NoError(t, image.ConvertQcow2(context.Background(), img, out,
+	require.NoError(t, image.ConvertQcow2(context.Background(), img, out, true,
 		qcow2.CompressionNone, nil))
 	content, err := os.ReadFile(out)
 	require.NoError(t, err)

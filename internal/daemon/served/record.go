@@ -1,6 +1,7 @@
 package served
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -62,22 +63,26 @@ func newRecorder(path string, name options.Setting, log *zap.Logger) (*recorder,
 // checkOrderFile checks that nothing else than an earlier record is replaced: the path may be a
 // mistake, such as that of an image.
 func checkOrderFile(path string) error {
-	info, err := os.Stat(path)
+	info, err := os.Lstat(path)
 	switch {
 	case err != nil:
 		return nil // it can be made
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%q is not a regular file", path)
-	case info.Size() == 0:
-		return nil
 	}
 	f, err := osfile.OpenRegular(path)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	return errors.Join(isOrder(f), f.Close())
+}
+
+func isOrder(f *os.File) error {
+	if info, err := f.Stat(); err != nil || info.Size() == 0 {
+		return err
+	}
 	if _, err := registry.ReadBootOrder(f); err != nil {
-		return fmt.Errorf("%q is there, and is no such file: %w", path, err)
+		return fmt.Errorf("%q is there, and is no such file: %w", f.Name(), err)
 	}
 	return nil
 }
@@ -149,10 +154,16 @@ func (r *recorder) save() {
 		zap.Int("disks", len(all.Disks)), zap.Int("bytes", blocks*registry.BootBlock))
 }
 
-// writeOrder replaces the file in one step.
+// writeOrder replaces the file in one step, as checkOrderFile has it.
 func writeOrder(path string, order *registry.BootOrder) error {
-	return durable.WriteNamed(path, 0o644, func(f *os.File) error {
-		_, err := order.WriteTo(f)
+	dir, err := osfile.Resolved(filepath.Dir(path))
+	if err != nil {
 		return err
-	})
+	}
+	out, err := durable.CreateNamed(filepath.Join(dir, filepath.Base(path)), 0o644, isOrder)
+	if err != nil {
+		return err
+	}
+	_, err = order.WriteTo(out.File)
+	return out.FinishSynced(err)
 }

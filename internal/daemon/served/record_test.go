@@ -27,4 +27,6 @@ func TestRecordReplacesOnlyRecords(t *testing.T) {
 	require.NoError(t, check())
 	require.NoError(t, os.WriteFile(path, []byte("QFI\xfb a disk"), 0o644))
 	require.ErrorContains(t, check(), "is no such file")
+	require.ErrorContains(t, writeOrder(path, new(registry.BootOrder)), "is no such file",
+		"it may have got the name since the start")
 }
