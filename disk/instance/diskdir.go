@@ -15,7 +15,6 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/durable"
-	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 )
 
@@ -309,15 +308,9 @@ func (d *diskDir) clearUnits() error {
 	return err
 }
 
-// still checks that the path leads to the directory that was locked. If somebody has moved it, what
-// is made at the path is in another one, and neither has the whole disk.
-func (d *diskDir) still() error {
-	if there, err := flock.HasName(d.lock, d.lock.Name()); err != nil || there {
-		return err
-	}
-	return fmt.Errorf("%q is not the directory any more that the disk was opened in, or its lock "+
-		"is gone: put it back, or stop, and start with the right one", d.path)
-}
+// still checks that the path leads to the directory that was locked. Else neither that one nor the
+// one at the path has the whole disk.
+func (d *diskDir) still() error { return durable.Holds(d.lock, d.lock.Name()) }
 
 // close releases the lock.
 func (d *diskDir) close() error { return durable.ReleaseLock(d.lock) }

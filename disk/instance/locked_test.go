@@ -80,6 +80,7 @@ func TestAMovedDirectory(t *testing.T) {
 	const moved = "is not the directory any more"
 	require.ErrorContains(t, TakeSnapshot(t.Context(), "b", inst), moved)
 	require.ErrorContains(t, inst.DeleteSnapshot(t.Context(), "a"), moved)
+	require.ErrorContains(t, inst.Store().Save("handover", []byte("x")), moved)
 	write(512)
 	require.NoError(t, os.RemoveAll(path))
 	require.NoError(t, os.Rename(away, path))

@@ -186,7 +186,9 @@ func (i *Instance) end() error {
 // reservations, the former content of interrupted writes. It is removed when the content is
 // replaced, and is as durable as the disk.
 func (i *Instance) Store() *durable.Store {
-	return durable.NewStore(i.dir.disk()+unitInfix+i.content, i.durable)
+	s := durable.NewStore(i.dir.disk()+unitInfix+i.content, i.durable)
+	s.May = i.dir.still
+	return s
 }
 
 // opening is one call of Open, with the disk's directory locked.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -50,6 +51,16 @@ func AcquireLock(path, what string) (*os.File, error) {
 		fmt.Fprintf(f, "%d %s\n", os.Getpid(), host)
 	}
 	return f, nil
+}
+
+// Holds checks that the path of a lock file still leads to the file that was locked. If somebody
+// has moved its directory, what is saved at the path gets into another one.
+func Holds(lock *os.File, path string) error {
+	if there, err := flock.HasName(lock, path); err != nil || there {
+		return err
+	}
+	return fmt.Errorf("%q is not the directory any more that was opened, or its lock is gone: put "+
+		"it back, or stop, and start with the right one", filepath.Dir(path))
 }
 
 // ReleaseLock unlocks and closes the file that AcquireLock has returned. Closing alone is not

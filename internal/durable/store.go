@@ -18,6 +18,10 @@ import (
 // directory. It belongs to the content of the disk: other content has another store. A name
 // consists of a few lower case letters and hyphens. Any number of goroutines may use it.
 type Store struct {
+	// May says why nothing can be saved now, if it returns an error. nil: everything can. It is set
+	// before the first call.
+	May func() error
+
 	dir string
 	// syncs a file or a directory; nil: saved state survives the end of the process, but no crash
 	sync func(*os.File) error
@@ -73,6 +77,11 @@ func (s *Store) Load(name string) ([]byte, error) {
 func (s *Store) Save(name string, data []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.May != nil {
+		if err := s.May(); err != nil {
+			return err
+		}
+	}
 	if len(data) == 0 {
 		if err := osfile.Remove(s.Where(name)); err != nil || s.sync == nil {
 			return err

@@ -188,6 +188,9 @@ func (s *Store) Remove(name string) error {
 
 // replace stores a file in one step. That works on a full volume, too.
 func (s *Store) replace(name string, content any) error {
+	if err := durable.Holds(s.lock, s.Dir(lockName)); err != nil {
+		return err
+	}
 	return durable.SaveRecord(filepath.Join(s.dir, name), content, (*os.File).Sync)
 }
 

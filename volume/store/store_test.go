@@ -84,6 +84,21 @@ func TestWhatAKillLeaves(t *testing.T) {
 	require.FileExists(t, filepath.Join(s.Dir("damaged"), "disk.img"))
 }
 
+// TestMovedDirectory: nothing is kept in another directory than the one that is locked.
+func TestMovedDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "volumes")
+	s := open(t, dir)
+	one := record("one", 64)
+	require.NoError(t, s.Make(one))
+	require.NoError(t, os.Rename(dir, dir+".away"))
+	require.NoError(t, os.CopyFS(dir, os.DirFS(dir+".away")))
+	one.Size = 2 << 20
+	require.ErrorContains(t, s.Save(one), "is not the directory any more")
+	require.NoError(t, os.RemoveAll(dir))
+	require.NoError(t, os.Rename(dir+".away", dir))
+	require.NoError(t, s.Save(one))
+}
+
 // TestNumbers: a number comes again only after all others, even if the process is restarted at any
 // moment.
 func TestNumbers(t *testing.T) {
