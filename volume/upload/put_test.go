@@ -365,13 +365,15 @@ func TestUnknownLength(t *testing.T) {
 	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
 }
 
-// TestCompleteFails: a volume that cannot be served awaits content again.
+// TestCompleteFails: a volume that cannot be served awaits content again, and has what it has put
+// there itself.
 func TestCompleteFails(t *testing.T) {
 	s := newServer(t)
 	v := s.volumes.add(t, "vm", 0)
 	v.fails = io.ErrClosedPipe
+	require.NoError(t, os.WriteFile(filepath.Join(v.Dir(), markName), nil, 0o600))
 	requireSays(t, s.put(t, "vm", rawDisk(1<<20)), http.StatusInternalServerError)
-	s.requireEmpty(t, "vm")
+	require.Equal(t, []string{markName}, s.files(t, "vm"))
 	v.fails = nil
 	requireSays(t, s.put(t, "vm", rawDisk(1<<20)), http.StatusCreated)
 }

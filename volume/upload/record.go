@@ -21,6 +21,9 @@ const (
 	recordName = prefix + ".json"     // the record
 	dataName   = prefix + ".data"     // the data so far
 	qcow2Name  = prefix + ".qcow2"    // a complete image
+
+	// markName is a file by which the volume knows its storage: see volume/present.go.
+	markName = diskName + ".volume"
 )
 
 const recordVersion = 1
@@ -107,7 +110,7 @@ func clearFiles(dir string, placed bool) error {
 	}
 	for _, name := range names {
 		ours := strings.HasPrefix(name, prefix) || placed && strings.HasPrefix(name, diskName)
-		if ours && name != recordName {
+		if ours && name != recordName && name != markName {
 			err = errors.Join(err, osfile.RemoveAll(filepath.Join(dir, name)))
 		}
 	}
