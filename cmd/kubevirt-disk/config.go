@@ -88,7 +88,6 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 	if len(c.command) > 0 {
 		l.useCommand(c)
 	}
-	l.checkPorts(c)
 	if len(images) > 0 {
 		l.useImages(c, images)
 	} else if c.Remote() && c.Hook == nil &&

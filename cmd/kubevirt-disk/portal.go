@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -93,7 +92,7 @@ func (l loader) portals(c *config, chap bool) []options.Address {
 				"%q has another port than %d: give the port only once", e, port)
 			continue
 		}
-		all = addAddress(l, keyListen, all, p, p.Clashes)
+		all = append(all, p)
 	}
 	return all
 }
@@ -153,79 +152,9 @@ func (l loader) nbd(files options.NBDTLS) (all []options.NBDPortal) {
 				continue
 			}
 		}
-		all = addAddress(l, keyNBD, all, p, func(o options.NBDPortal) bool {
-			return o == p || p.Socket == "" && o.Socket == "" && p.Address.Clashes(o.Address)
-		})
+		all = append(all, p)
 	}
 	return all
-}
-
-// addAddress adds an address to those of a setting, unless it is one of them already.
-func addAddress[A comparable](l loader, key string, all []A, p A, clashes func(A) bool) []A {
-	switch i := slices.IndexFunc(all, clashes); {
-	case i < 0:
-	case all[i] == p:
-		l.Problems.Add(l.Source(key), "%v is listed twice", p)
-		return all
-	default:
-		l.Problems.Add(l.Source(key), "one of %v and %v includes the other: leave the other out",
-			all[i], p)
-	}
-	return append(all, p)
-}
-
-// bound are the addresses on which a part of the daemon listens.
-type bound struct {
-	what string // who they are
-	key  string // the setting that names them
-	port string // the setting that names their port
-	at   []options.Address
-}
-
-// checkPorts refuses an address that two parts of the daemon would listen on. Otherwise this
-// process would find the port taken by itself, and say that another one has it.
-func (l loader) checkPorts(c *config) {
-	all := []bound{{"the portals of iSCSI", keyListen, keyPort, c.Portals},
-		{"NBD", keyNBD, keyNBD, nil}, {"the pages", keyMetricsListen, keyMetricsListen, nil},
-		{"volumes", keyVolumesListen, keyVolumesListen, nil}}
-	for _, p := range c.NBD {
-		if p.Socket == "" {
-			all[1].at = append(all[1].at, p.Address)
-		}
-	}
-	if c.Pages != nil {
-		all[2].at = []options.Address{*c.Pages}
-	}
-	if c.Volumes != nil {
-		all[3].at = []options.Address{c.Volumes.Listen}
-	}
-	for i, later := range all {
-		for _, earlier := range all[:i] {
-			if at, clash := later.clashes(earlier); clash {
-				l.Problems.Add(l.Name(later.key), "%s: %s would use the port, too; choose another "+
-					"for one of them, for %s with %s", at, earlier.what, earlier.what,
-					nameOf(earlier.port))
-			}
-		}
-	}
-}
-
-// clashes returns the first address of b that one of o covers, or the reverse.
-func (b bound) clashes(o bound) (options.Address, bool) {
-	both := func(p options.Address, all []options.Address) options.Address {
-		if p.Network(all) == "tcp" {
-			p.Addr = netip.Addr{} // [::] takes IPv4 too if it is alone
-		}
-		return p
-	}
-	for _, mine := range b.at {
-		if slices.ContainsFunc(o.at, func(p options.Address) bool {
-			return both(mine, b.at).Clashes(both(p, o.at))
-		}) {
-			return mine, true
-		}
-	}
-	return options.Address{}, false
 }
 
 var errNoAuth = errors.New("without CHAP everybody who reaches the portal could read and write " +

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -58,62 +57,4 @@ func TestLocal(t *testing.T) {
 	require.Equal(t, "127.0.0.1:9260", local(mustPortal(t, ":9260")).String())
 	require.Equal(t, "[::1]:9260", local(mustPortal(t, "[::]:9260")).String())
 	require.Equal(t, "10.0.0.1:9260", local(mustPortal(t, "10.0.0.1:9260")).String())
-}
-
-// TestPagesBesidePortals checks that portals and pages can have the same port if their addresses do
-// not overlap.
-func TestPagesBesidePortals(t *testing.T) {
-	for portals, pages := range map[string]string{
-		"127.0.0.2:4000":             "127.0.0.1:4000",
-		"[::1]:4000":                 "127.0.0.1:4000",
-		"127.0.0.1:4000":             "[::1]:4000",
-		"[::]:4000,127.0.0.1:4000":   "127.0.0.2:4000", // [::] then leaves IPv4 alone
-		"[::]:4000,127.0.0.1:4001":   "127.0.0.1:4002",
-		"127.0.0.1:0,127.0.0.2:4000": ":0",
-	} {
-		cleanEnv(t)
-		c := mustConfig(t, "--insecure-no-auth", "--listen="+portals, "--metrics-listen="+pages)
-		require.Equal(t, portals, portalTexts(c))
-		require.Equal(t, pages, c.Pages.String())
-	}
-}
-
-// TestPortsOfOneDaemon: a port that two parts of a daemon would use is an error of the settings,
-// not another process.
-func TestPortsOfOneDaemon(t *testing.T) {
-	const tls = " --nbd-tls-cert=/c --nbd-tls-key=/k --nbd-client-ca=/a"
-	for args, want := range map[string][]string{
-		"--nbd=127.0.0.1:3260": {"--nbd: 127.0.0.1:3260: the portals of iSCSI would use the port",
-			"with --port"},
-		"--nbd=127.0.0.2:4000 --listen=:4000 --insecure-no-auth": {"--nbd: 127.0.0.2:4000"},
-		"--nbd=127.0.0.1:4000 --metrics-listen=:4000": {
-			"--metrics-listen: :4000: NBD would use the port", "for NBD with --nbd"},
-		"--nbd=127.0.0.1:4000 --volumes-listen=127.0.0.1:4000": {
-			"--volumes-listen: 127.0.0.1:4000: NBD would"},
-		"--volumes-listen=127.0.0.1:4000 --metrics-listen=127.0.0.1:4000": {
-			"--volumes-listen: 127.0.0.1:4000: the pages would", "with --metrics-listen"},
-		"--metrics-listen=127.0.0.1:3260":          {"--metrics-listen: 127.0.0.1:3260:"},
-		"--nbd=127.0.0.1:1 --nbd=127.0.0.1:1":      {"127.0.0.1:1 is listed twice"},
-		"--nbd=127.0.0.1:1 --nbd=0.0.0.0:1" + tls:  {"0.0.0.0:1 includes the other"},
-		"--nbd=unix:/s --nbd=unix:/s":              {"unix:/s is listed twice"},
-		"--nbd=[::]:3260 --listen=127.0.0.1" + tls: {"--nbd: [::]:3260: the portals"},
-	} {
-		cleanEnv(t)
-		_, err := tryConfig(strings.Fields(args)...)
-		require.Error(t, err, args)
-		for _, part := range want {
-			require.ErrorContains(t, err, part, args)
-		}
-	}
-	for _, args := range []string{
-		"--nbd=127.0.0.2:3260",
-		"--nbd=127.0.0.1:0 --listen=127.0.0.1:0 --metrics-listen=127.0.0.1:0",
-		"--nbd=127.0.0.1:3260 --iscsi=false",
-		"--nbd=127.0.0.1:9260 --metrics-listen=",
-		"--nbd=unix:/a --nbd=unix:/b --nbd=[::1]:1 --nbd=127.0.0.1:1",
-	} {
-		cleanEnv(t)
-		_, err := tryConfig(strings.Fields(args)...)
-		require.NoError(t, err, args)
-	}
 }

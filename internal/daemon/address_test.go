@@ -38,46 +38,6 @@ func TestPortalNetworks(t *testing.T) {
 	}
 }
 
-// TestClashes compares Clashes with what the kernel refuses.
-func TestClashes(t *testing.T) {
-	for text, want := range map[string]bool{
-		"127.0.0.1 127.0.0.1": true, "127.0.0.1 127.0.0.2": false, "127.0.0.1 0.0.0.0": true,
-		"0.0.0.0 :": true, "127.0.0.1 :": true, "127.0.0.1 [::1]": false, "0.0.0.0 [::]": false,
-		"127.0.0.1 [::]": false, "[::1] [::]": true, "[::1] :": true, "[::] :": true,
-	} {
-		t.Run(text, func(t *testing.T) {
-			if l, err := net.Listen("tcp6", "[::1]:0"); err == nil {
-				require.NoError(t, l.Close())
-			} else if strings.Contains(text, "[") {
-				t.Skip("skipped: this machine has no IPv6")
-			}
-			one, two, _ := strings.Cut(text, " ")
-			var all []options.Address
-			bindable := false
-			// Another process may have the port at one of the addresses. Then another port shows
-			// it.
-			for tries := 0; tries < 8 && !bindable; tries++ {
-				free, err := net.Listen("tcp", ":0")
-				require.NoError(t, err)
-				port := strconv.Itoa(free.Addr().(*net.TCPAddr).Port)
-				require.NoError(t, free.Close())
-				all = nil
-				for _, address := range []string{one, two} {
-					all = append(all, mustAddress(t, strings.TrimSuffix(address, ":")+":"+port))
-				}
-				listeners, err := listenAll(t.Context(), all, nil)
-				closeAll(listeners)
-				bindable = err == nil
-			}
-			require.Equal(t, want, !bindable)
-			require.Equal(t, want, all[0].Clashes(all[1]))
-			require.Equal(t, want, all[1].Clashes(all[0]))
-			all[0].Port = 0
-			require.False(t, all[0].Clashes(all[1]))
-		})
-	}
-}
-
 func TestListenAllBindsAllOrNone(t *testing.T) {
 	taken, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -42,8 +42,9 @@ func listen(ctx context.Context, what string, a options.Address, all []options.A
 	case err == nil:
 		return l, nil
 	case errors.Is(err, syscall.EADDRINUSE):
-		err = fmt.Errorf("%s %s: the port is taken by another process, which may be in another "+
-			"container of the pod: stop it, or choose another port with %s: %w", what, a, by, err)
+		err = fmt.Errorf("%s %s: the port is taken, by another setting or by another process, "+
+			"which may be in another container of the pod: stop it, or choose another port with "+
+			"%s: %w", what, a, by, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		err = fmt.Errorf(
 			"%s %s: this machine does not have the address: choose another with %s: %w",

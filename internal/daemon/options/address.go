@@ -40,20 +40,6 @@ func (a Address) Network(all []Address) string {
 	return "tcp6"
 }
 
-// Clashes says that only one of two addresses can be bound: they are the same, or one of them
-// covers the other.
-func (a Address) Clashes(o Address) bool {
-	switch {
-	case a.Port != o.Port || a.Port == 0:
-		return false
-	case !a.Addr.IsValid() || !o.Addr.IsValid():
-		return true
-	case a.Addr.Is4() != o.Addr.Is4():
-		return false
-	}
-	return a == o || a.Addr.IsUnspecified() || o.Addr.IsUnspecified()
-}
-
 // Reachable replaces an address that stands for every address by one that a client on this machine
 // can use.
 func Reachable(address string) string {
