@@ -125,18 +125,15 @@ func (a *app) printDaemons(all []runningDaemon) error {
 		}
 		for _, l := range d.Status.LUNs {
 			row(fmt.Sprint(l.LUN), l.Image, console.ShortSize(l.SizeBytes),
-				stateOf(&d.Status, &l), l.Owner)
+				stateOf(&l), l.Owner)
 		}
 	}
 	return table.Flush()
 }
 
 // stateOf is what a disk is doing, and why.
-func stateOf(daemon *status.Status, l *status.LUN) string {
-	switch {
-	case l.State == "": // a daemon of an earlier version
-		return string(daemon.State)
-	case l.Reason != "":
+func stateOf(l *status.LUN) string {
+	if l.Reason != "" {
 		return l.State.Words() + ": " + l.Reason
 	}
 	return l.State.Words()

@@ -46,33 +46,14 @@ func SaveRecord(path string, state any, sync func(*os.File) error) error {
 // need not have one. The error is fs.ErrNotExist if there is no file, and a *DamagedError if the
 // record cannot be used. After any other error the record may be intact: see IsUnread.
 func LoadRecord(path string, state any, versions ...int) error {
-	text, err := readRecord(path)
-	if err == nil {
-		err = DecodeRecord(text, state, versions...)
-	}
-	return err
-}
-
-// LoadPlainRecord is LoadRecord for a file that an earlier version may have written: its state
-// alone, without a checksum.
-func LoadPlainRecord(path string, state any, versions ...int) error {
-	text, err := readRecord(path)
-	var plain map[string]json.RawMessage
-	if err == nil && json.Unmarshal(text, &plain) == nil && plain["xxhash64"] == nil {
-		text, err = EncodeRecord(json.RawMessage(text))
-	}
-	if err == nil {
-		err = DecodeRecord(text, state, versions...)
-	}
-	return err
-}
-
-func readRecord(path string) ([]byte, error) {
 	text, err := Read(path)
-	if err == nil || errors.Is(err, fs.ErrNotExist) || IsUnread(err) {
-		return text, err
+	switch {
+	case err == nil:
+		return DecodeRecord(text, state, versions...)
+	case errors.Is(err, fs.ErrNotExist) || IsUnread(err):
+		return err
 	}
-	return nil, &DamagedError{err.Error()}
+	return &DamagedError{err.Error()}
 }
 
 // EncodeRecord returns the content of a record's file.

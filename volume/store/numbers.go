@@ -36,7 +36,7 @@ type turn struct {
 }
 
 func (s *Store) loadNumbers() error {
-	err := durable.LoadPlainRecord(s.Dir(numbersName), &s.numbers)
+	err := durable.LoadRecord(s.Dir(numbersName), &s.numbers)
 	if errors.Is(err, fs.ErrNotExist) {
 		records, _, _, loadErr := s.Load()
 		if loadErr != nil {

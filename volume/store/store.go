@@ -111,7 +111,7 @@ func (s *Store) Load() (records []Record, damaged map[string]error, foreign []st
 		}
 		at := path.Join(name, recordName)
 		var r saved
-		err := durable.LoadPlainRecord(s.Dir(at), &r, recordVersion)
+		err := durable.LoadRecord(s.Dir(at), &r, recordVersion)
 		if errors.Is(err, fs.ErrNotExist) {
 			if !s.removeRest(name) {
 				foreign = append(foreign, name)

@@ -56,7 +56,7 @@ const maxAge = 24 * time.Hour
 // loadRecord reads the record in a directory. It returns fs.ErrNotExist if there is none.
 func loadRecord(dir string) (record, error) {
 	var r record
-	err := durable.LoadPlainRecord(filepath.Join(dir, recordName), &r, recordVersion)
+	err := durable.LoadRecord(filepath.Join(dir, recordName), &r, recordVersion)
 	if err == nil {
 		err = r.check()
 	}

@@ -3,6 +3,7 @@ package upload
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -295,12 +297,16 @@ func FuzzFields(f *testing.F) {
 	})
 }
 
-// FuzzRecord: a record that a crash has damaged is refused, or can be written again.
+// FuzzRecord: a record that contradicts itself is refused, or can be written again.
 func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"version":1,"id":"x","length":-1}`))
 	f.Add([]byte(`{"version":1,"id":"x","length":9,"offset":9,"format":"raw",` +
 		`"sums":{"sha-256":"AA=="}}`))
-	f.Fuzz(func(t *testing.T, text []byte) {
+	f.Fuzz(func(t *testing.T, state []byte) {
+		text, err := durable.EncodeRecord(json.RawMessage(state))
+		if err != nil {
+			return // it is no JSON
+		}
 		dir := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, recordName), text, 0o600))
 		r, err := loadRecord(dir)
