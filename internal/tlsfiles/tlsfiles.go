@@ -8,12 +8,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"io"
-	"os"
 	"sync"
-	"syscall"
 
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Files are the files of a server, PEM.
@@ -74,7 +73,7 @@ func (s *server) load() (*tls.Config, error) {
 	var err error
 	for i, path := range []string{s.Cert, s.Key, s.ClientCA} {
 		if path != "" && err == nil {
-			files[i], err = Read(path)
+			files[i], err = osfile.ReadText(path)
 		}
 	}
 	s.mu.Lock()
@@ -141,7 +140,7 @@ func ForClient(cert, key, serverCA, host string) (*tls.Config, error) {
 	if serverCA == "" {
 		return config, nil
 	}
-	text, err := Read(serverCA)
+	text, err := osfile.ReadText(serverCA)
 	if err != nil {
 		return nil, fmt.Errorf("the authorities of the server: %w", err)
 	}
@@ -150,21 +149,4 @@ func ForClient(cert, key, serverCA, host string) (*tls.Config, error) {
 		return nil, fmt.Errorf("%q has no certificate (PEM) of an authority", serverCA)
 	}
 	return config, nil
-}
-
-const maxFile = 1 << 20 // bytes
-
-// Read returns the content of a file with a credential.
-func Read(path string) ([]byte, error) {
-	// A pipe that nobody writes to is an empty file.
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(text) > maxFile {
-		err = fmt.Errorf("%q is far too large", path)
-	}
-	return text, err
 }

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/tlsfiles"
 	"kubevirt.io/disk/volume/api"
 )
@@ -132,7 +133,7 @@ const minToken = 16 // characters
 
 // readToken reads the file of the token. Its errors never contain the content.
 func readToken(path string) ([]byte, error) {
-	text, err := tlsfiles.Read(path)
+	text, err := osfile.ReadText(path)
 	if err != nil {
 		return nil, fmt.Errorf("the token: %w", err)
 	}
