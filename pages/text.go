@@ -7,23 +7,15 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"kubevirt.io/disk/internal/words"
 )
 
 // none stands for a value that is not known.
 const none = "–"
 
 // bytesText writes an amount of bytes with three digits, such as "1.25 GiB".
-func bytesText(n float64) string {
-	units := [...]string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
-	u := 0
-	for n >= 1023.5 && u < len(units)-1 {
-		n, u = n/1024, u+1
-	}
-	if u == 0 {
-		return fmt.Sprintf("%.0f B", n)
-	}
-	return digits(n) + " " + units[u]
-}
+func bytesText(n float64) string { return words.Bytes(int64(n)) }
 
 // digits writes a number with about three digits.
 func digits(n float64) string {

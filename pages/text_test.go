@@ -8,12 +8,6 @@ import (
 )
 
 func TestTexts(t *testing.T) {
-	for n, want := range map[float64]string{0: "0 B", 1: "1 B", 512: "512 B", 1023: "1023 B",
-		1024: "1 KiB", 1536: "1.50 KiB", 10 << 20: "10 MiB", 12.34 * (1 << 20): "12.3 MiB",
-		999.9 * (1 << 20): "1000 MiB", 1023.9 * (1 << 20): "1.00 GiB", 16 << 40: "16 TiB",
-		5 << 60: "5120 PiB"} {
-		require.Equal(t, want, bytesText(n), "%f", n)
-	}
 	for n, want := range map[float64]string{0: "0", 0.4: "0", 12: "12", 999: "999", 1000: "1,000",
 		123456.7: "123,457", 1e9: "1,000,000,000"} {
 		require.Equal(t, want, countText(n))

@@ -201,7 +201,7 @@ var importRules = []importRule{
 		deep: true, why: "a disk is made of archives, wherever they come from"},
 	{pkg: "metrics", only: []string{"serving", "disk", "status"},
 		why: "Prometheus series describe disks in use, whatever the protocol; pages are separate"},
-	{pkg: "pages", only: []string{"disk", "libvirt", "status"}, deep: true,
+	{pkg: "pages", only: []string{"disk", "internal/words", "libvirt", "status"}, deep: true,
 		why: "pages show what they are told, whoever serves the disks"},
 	{pkg: "pages", never: []string{"github.com/prometheus/...", "github.com/spf13/..."},
 		deep: true, why: "metrics and settings are other packages' work"},
