@@ -119,7 +119,7 @@ func TestServeInTheBackground(t *testing.T) {
 	require.Contains(t, listed, fmt.Sprintf("\n%d ", pid))
 	other, _, why := serve("--pid-file="+file, paths[0])
 	require.Equal(t, exitFailed, other)
-	require.Contains(t, why, "is the file of another running daemon")
+	require.Contains(t, why, "the place of the file of another running daemon")
 	still, err := os.ReadFile(file)
 	require.NoError(t, err)
 	require.Equal(t, text, still)
@@ -137,11 +137,11 @@ func TestServeInTheBackground(t *testing.T) {
 	pipe := filepath.Join(l.dir, "pipe") // which seems to be empty, as /dev/null does
 	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	for want, args := range map[string][]string{
-		"1 pipe\" is there, and is not a file":  {"--pid-file=" + pipe, paths[0]},
-		"2 does not exist":                      {"missing.raw"},
-		"1 is not a file with a process number": {"--pid-file=" + paths[0], paths[0]},
-		"1 no such file or directory":           {"--pid-file=" + l.dir + "/no/pid", paths[0]},
-		"1 is a text file, not a disk":          {"/etc/passwd"},
+		"1 something that is not a regular file": {"--pid-file=" + pipe, paths[0]},
+		"2 does not exist":                       {"missing.raw"},
+		"1 of a file with other content":         {"--pid-file=" + paths[0], paths[0]},
+		"1 no such file or directory":            {"--pid-file=" + l.dir + "/no/pid", paths[0]},
+		"1 is a text file, not a disk":           {"/etc/passwd"},
 	} {
 		status, stdout, stderr := serve(args...)
 		require.Equal(t, want[:1], fmt.Sprint(status), stderr)

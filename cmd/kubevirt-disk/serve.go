@@ -161,7 +161,7 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 	default:
 		return a.tellLauncher(ctx, launcher, log, err)
 	}
-	if err := background.check(); err != nil { // now, and not when the disks are ready
+	if err := background.pid.Clear(); err != nil { // now, and not when the disks are ready
 		return err
 	}
 	removeWork, err := cfg.makeTemporary()
@@ -219,7 +219,7 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 			run.stop()
 			err = cmp.Or(err, run.err)
 		}
-		err = errors.Join(err, background.end())
+		err = errors.Join(err, background.pid.Remove())
 		if isClosed(d.Ready()) {
 			launcher = nil // it has its disks
 		}

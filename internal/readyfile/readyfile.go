@@ -1,4 +1,5 @@
-// Package readyfile makes the file that tells probes that disks can be used.
+// Package readyfile makes files that are there while disks can be used: the ready file, for probes,
+// and the PID file of a daemon, for who wants to end it.
 //
 // A process calls Clear when it starts, Write when the disks can be used, and Remove when they no
 // longer can. The package leaves files alone that it has not made.
@@ -11,6 +12,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -22,17 +25,35 @@ import (
 // readyText is the content that identifies a ready file.
 const readyText = "ready\n"
 
-// File tells probes that the disks can be used. The process that made it keeps it locked. So
-// another process with the same setting can tell it from the file of a killed one.
+// File says that the disks can be used. The process that made it keeps it locked. So another
+// process with the same setting can tell it from the file of a killed one.
 type File struct {
 	Path string   // "": none
 	Name string   // of the setting, for messages
+	PID  bool     // it is a PID file: it has the number of this process
 	made *os.File // nil: not yet
 }
 
-// Clear removes the ready file of a killed daemon, because a probe would take this daemon for
-// ready. Anything else with that name stays and is an error: the name may be a mistake, such as the
-// path of an image. /dev/null is allowed and means no file.
+func (r *File) kind() string {
+	if r.PID {
+		return "PID file"
+	}
+	return "ready file"
+}
+
+// mayReplace reports whether a file with this content is one of the same kind, which may be left of
+// a killed daemon. An empty one is, as touch makes it.
+func (r *File) mayReplace(text string) bool {
+	if r.PID && text != "" {
+		_, err := strconv.Atoi(strings.TrimSpace(text))
+		return err == nil
+	}
+	return text == "" || text == readyText
+}
+
+// Clear removes the file of a killed daemon, because others would take this one for ready. Anything
+// else with that name stays and is an error: the name may be a mistake, such as the path of an
+// image.
 func (r *File) Clear() error {
 	if r.Path == "" {
 		return nil
@@ -51,20 +72,21 @@ func (r *File) Clear() error {
 	return nil
 }
 
-// unmakeable says what to do if the ready file cannot be made.
+// unmakeable says what to do if the file cannot be made.
 func (r *File) unmakeable(err error) error {
-	return fmt.Errorf("the ready file cannot be made, so no probe would see that the LUNs are "+
-		"ready: choose another place with %s, or turn it off with an empty value: %w", r.Name, err)
+	return fmt.Errorf("the %s cannot be made, so nobody would see that the disks can be used: "+
+		"choose another place with %s, or turn it off with an empty value: %w", r.kind(), r.Name,
+		err)
 }
 
 // checkPlace returns an error if the path holds something that is not this daemon's.
 func (r *File) checkPlace() error {
-	what := foreign(r.Path)
+	what := r.foreign()
 	if what == "" {
 		return nil
 	}
-	return fmt.Errorf("the ready file %q would take the place of %s: choose another place with "+
-		"%s, or turn it off with an empty value", r.Path, what, r.Name)
+	return fmt.Errorf("the %s %q would take the place of %s: choose another place with %s, or "+
+		"turn it off with an empty value", r.kind(), r.Path, what, r.Name)
 }
 
 // Write makes the file. It appears with its content, because a probe may read it at any moment.
@@ -76,7 +98,7 @@ func (r *File) Write() error {
 	if err := r.checkPlace(); err != nil {
 		return err
 	}
-	f, err := writeAtomically(r.Path, readyText)
+	f, err := r.write()
 	if err != nil {
 		return r.unmakeable(err)
 	}
@@ -94,7 +116,7 @@ func (r *File) Remove() error {
 		_ = r.made.Close() // the file is complete
 		r.made = nil
 	}
-	if !own && foreign(r.Path) != "" {
+	if !own && r.foreign() != "" {
 		return nil
 	}
 	return r.unlink()
@@ -115,10 +137,13 @@ func inPlace(made fs.FileInfo, path string) bool {
 	return err == nil && os.SameFile(made, there)
 }
 
-// foreign describes the object in the place of the ready file. It returns "" if there is nothing, a
-// ready file, or an empty file, as touch makes it.
-func foreign(path string) string {
-	info, err := os.Lstat(path)
+// maxText is longer than the content of any such file, in bytes.
+const maxText = 32
+
+// foreign describes what is in the place of the file. It returns "" if there is nothing, or what
+// may be replaced.
+func (r *File) foreign() string {
+	info, err := os.Lstat(r.Path)
 	switch {
 	case err != nil:
 		return "" // any other error shows when it is removed
@@ -126,25 +151,21 @@ func foreign(path string) string {
 		return "a directory"
 	case !info.Mode().IsRegular():
 		return "something that is not a regular file"
-	case lockedByDaemon(path):
-		return "the ready file of another running daemon"
-	case info.Size() == 0:
-		return ""
+	case lockedByDaemon(r.Path):
+		return "the file of another running daemon"
 	}
-	if info.Size() == int64(len(readyText)) {
-		if f, err := openUnlinked(path); err == nil {
-			defer f.Close()
-			text, err := io.ReadAll(io.LimitReader(f, int64(len(readyText))+1))
-			if err == nil && string(text) == readyText {
-				return ""
-			}
+	if f, err := openUnlinked(r.Path); err == nil {
+		defer f.Close()
+		text, err := io.ReadAll(io.LimitReader(f, maxText))
+		if err == nil && len(text) < maxText && r.mayReplace(string(text)) {
+			return ""
 		}
 	}
 	return "a file with other content"
 }
 
-// lockedByDaemon reports whether the daemon that made a ready file is running. On a file system
-// without locks it returns false.
+// lockedByDaemon reports whether the daemon that made a file is running. On a file system without
+// locks it returns false.
 func lockedByDaemon(path string) bool {
 	f, err := openUnlinked(path)
 	if err != nil {
@@ -160,26 +181,29 @@ func openUnlinked(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 }
 
-// writeAtomically makes a file and returns it open and locked.
-func writeAtomically(path, text string) (f *os.File, err error) {
-	f, err = os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+// write makes the file in one step, and returns it open and locked.
+func (r *File) write() (f *os.File, err error) {
+	f, err = os.CreateTemp(filepath.Dir(r.Path), "."+filepath.Base(r.Path)+".*")
 	if err != nil {
 		return nil, err
 	}
-	// The ready file also works without a lock.
-	_ = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB)
+	_ = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB) // it works without, too
+	text := readyText
+	if r.PID {
+		text = fmt.Sprintln(os.Getpid())
+	}
 	_, err = f.WriteString(text)
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT); full && !r.PID {
 		// An empty file works, too. Copying or a guest may have just taken all space.
 		err = f.Truncate(0)
 	}
 	// A probe may run as another user.
 	err = errors.Join(err, f.Chmod(0o644))
 	if err == nil {
-		err = durable.RenameNewNamed(f.Name(), path)
+		err = durable.RenameNewNamed(f.Name(), r.Path)
 	}
-	if errors.Is(err, fs.ErrExist) && foreign(path) == "" { // such as one made by touch
-		err = os.Rename(f.Name(), path)
+	if errors.Is(err, fs.ErrExist) && r.foreign() == "" { // such as one made by touch
+		err = os.Rename(f.Name(), r.Path)
 	}
 	if err != nil {
 		_ = os.Remove(f.Name())
@@ -196,10 +220,10 @@ func (r *File) unlink() error {
 	case errors.Is(err, syscall.EROFS):
 		// The kernel returns this even for a missing file. That is right here: the file could not
 		// be made later either.
-		return fmt.Errorf("the ready file %q is on a read-only file system: mount a volume "+
-			"there, or choose another place with %s, or turn it off with an empty value",
-			r.Path, r.Name)
+		return fmt.Errorf("the %s %q is on a read-only file system: mount a volume there, or "+
+			"choose another place with %s, or turn it off with an empty value", r.kind(), r.Path,
+			r.Name)
 	}
-	return fmt.Errorf("the ready file cannot be removed, so probes would take the LUNs for "+
-		"ready: remove it, or choose another place with %s: %w", r.Name, err)
+	return fmt.Errorf("the %s cannot be removed, so others would take the disks for ready: "+
+		"remove it, or choose another place with %s: %w", r.kind(), r.Name, err)
 }
