@@ -123,45 +123,11 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 		return "", nil, err
 	}
 	defer all.Close()
-	// Without this lock, another daemon could remove the new directory before it is locked.
-	flock.WaitBriefly(all)
-	removeLeft(cache)
-	own, err := os.MkdirTemp(cache, temporaryPrefix)
+	own, err := flock.NewOwnDir(all, temporaryPrefix)
 	if err != nil {
 		return "", nil, err
 	}
-	lock, err := osfile.OpenDir(own)
-	if err != nil {
-		return "", nil, err
-	}
-	flock.WaitBriefly(lock)
-	remove = func() error { return errors.Join(os.RemoveAll(own), lock.Close()) }
-	// The work directory is inside the locked one: making the control socket locks its directory,
-	// and would wait for this lock.
-	work := filepath.Join(own, "work")
-	if err := os.Mkdir(work, 0o700); err != nil {
-		return "", nil, errors.Join(err, remove())
-	}
-	return work, remove, nil
-}
-
-// removeLeft removes the directories of killed daemons.
-func removeLeft(cache string) {
-	entries, _ := os.ReadDir(cache) // if it cannot be read, they stay
-	for _, e := range entries {
-		path := filepath.Join(cache, e.Name())
-		if !e.IsDir() || !strings.HasPrefix(e.Name(), temporaryPrefix) {
-			continue
-		}
-		dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
-		if err != nil {
-			continue
-		}
-		if flock.Lock(dir, unix.LOCK_EX|unix.LOCK_NB) == nil {
-			_ = os.RemoveAll(path) // the next daemon tries again
-		}
-		_ = dir.Close()
-	}
+	return own.Path, own.Remove, nil
 }
 
 // guide tells a person what is served and how to log in.

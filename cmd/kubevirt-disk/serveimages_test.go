@@ -51,7 +51,7 @@ func TestServeNamedImages(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(l.dir, "cache", "kubevirt-disk", temporaryPrefix+"*"))
 	require.NoError(t, err)
 	require.Len(t, left, 1)
-	work := filepath.Join(left[0], "work")
+	work := left[0]
 	require.FileExists(t, filepath.Join(work, "a.raw", "disk.raw"))
 	require.Contains(t, p.stdout.String(), work)
 	status2, done, stderr := run(t, l.env, "handover", "--lun=1", "--to="+second,
@@ -89,19 +89,6 @@ func TestServeNamedImagesTwice(t *testing.T) {
 	require.Equal(t, exitDone, first.terminate())
 	require.Equal(t, exitDone, next.terminate())
 	require.Zero(t, count())
-}
-
-// TestTemporaryDirectoryIsNotLocked: the start makes its socket there, and would wait for the lock.
-func TestTemporaryDirectoryIsNotLocked(t *testing.T) {
-	t.Setenv("XDG_CACHE_HOME", t.TempDir())
-	path, remove, err := temporaryDir()
-	require.NoError(t, err)
-	dir, err := os.Open(path)
-	require.NoError(t, err)
-	defer dir.Close()
-	require.NoError(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB))
-	require.NoError(t, remove())
-	require.NoDirExists(t, filepath.Dir(path))
 }
 
 // TestTemporaryDirectoryWithoutAWritableCache, as where the home directory is mounted read-only.

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -14,37 +13,32 @@ import (
 )
 
 // The runtime directory of a user has a directory for each daemon, with its sockets, by which the
-// user's commands find it without being told where it is. A daemon keeps a file in it locked, so
-// what a killed one has left can be told from a running one's, whatever process has its number now.
+// user's commands find it without being told where it is.
 
 const (
 	runtimeName = "kubevirt-disk"
 	dirPrefix   = "daemon-"
-	lockName    = "lock"
 	// maxSocket is the longest path that clients can connect to (unix(7)).
 	maxSocket = 107
 )
 
 // OwnDir is the directory of a running daemon.
-type OwnDir struct {
-	Dir  string
-	lock *os.File
-}
+type OwnDir struct{ *flock.OwnDir }
 
 // Socket is the path of the control socket in it.
-func (p *OwnDir) Socket() string { return socketIn(p.Dir) }
+func (p *OwnDir) Socket() string { return socketIn(p.Path) }
 
 func socketIn(dir string) string { return filepath.Join(dir, "control.sock") }
 
 // NBD is the path for a socket of NBD in it.
-func (p *OwnDir) NBD() string { return filepath.Join(p.Dir, "nbd.sock") }
+func (p *OwnDir) NBD() string { return filepath.Join(p.Path, "nbd.sock") }
 
 // Remove removes the directory with everything in it. p may be nil.
 func (p *OwnDir) Remove() error {
 	if p == nil {
 		return nil
 	}
-	return errors.Join(os.RemoveAll(p.Dir), p.lock.Close())
+	return p.OwnDir.Remove()
 }
 
 // runtimeDirs are where the runtime directory may be, the best place first. XDG_RUNTIME_DIR counts
@@ -122,24 +116,13 @@ func ownDirIn(dir string) (*OwnDir, error) {
 		return nil, err
 	}
 	defer all.Close()
-	flock.WaitBriefly(all) // until the lock is there, it looks like a killed one's
-	sweep(dir)
-	own, err := os.MkdirTemp(dir, dirPrefix)
+	own, err := flock.NewOwnDir(all, dirPrefix)
 	if err != nil {
 		return nil, err
 	}
-	p := &OwnDir{Dir: own}
+	p := &OwnDir{own}
 	if len(p.Socket()) > maxSocket {
-		err = fmt.Errorf("%q is too long for a socket", p.Socket())
-	} else {
-		p.lock, err = os.OpenFile(filepath.Join(own, lockName),
-			os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	}
-	if err != nil {
-		return nil, errors.Join(err, os.Remove(own))
-	}
-	if err := flock.Lock(p.lock, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(err, p.Remove())
+		return nil, errors.Join(fmt.Errorf("%q is too long for a socket", p.Socket()), p.Remove())
 	}
 	return p, nil
 }
@@ -152,35 +135,10 @@ func Sockets() (found []string) {
 		if err != nil {
 			continue // nobody can have a daemon there
 		}
-		flock.WaitBriefly(all)
-		found = append(found, sweep(dir)...)
+		for _, own := range flock.OwnDirs(all, dirPrefix) {
+			found = append(found, socketIn(own))
+		}
 		_ = all.Close()
 	}
 	return found
-}
-
-// sweep removes the directories of killed daemons, and returns the sockets of the others. The
-// caller has the lock of the runtime directory.
-func sweep(dir string) (running []string) {
-	entries, _ := os.ReadDir(dir) // if it cannot be read, nothing is found
-	for _, e := range entries {
-		if !e.IsDir() || !strings.HasPrefix(e.Name(), dirPrefix) {
-			continue
-		}
-		at := filepath.Join(dir, e.Name())
-		lock, err := os.OpenFile(filepath.Join(at, lockName), os.O_RDWR|unix.O_NOFOLLOW, 0)
-		if err == nil {
-			err = flock.Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
-		}
-		switch {
-		case errors.Is(err, unix.EWOULDBLOCK):
-			running = append(running, socketIn(at))
-		case err == nil, errors.Is(err, fs.ErrNotExist):
-			_ = os.RemoveAll(at) // the next one tries again
-		}
-		if lock != nil {
-			_ = lock.Close()
-		}
-	}
-	return running
 }
