@@ -5,14 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net"
 	"os"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/socket"
@@ -123,9 +120,10 @@ func (l *Launcher) listen() error {
 	if l.served != nil {
 		return nil
 	}
-	at, err := listenHook(l.hook)
+	path, aside := l.hook.Sockets()
+	at, err := socket.ListenUnixAside(path, aside)
 	if err != nil {
-		return err
+		return fmt.Errorf("the hook's socket %q: %w", path, err)
 	}
 	l.served = make(chan error, 1)
 	go func() { l.served <- l.server.Serve(at) }()
@@ -315,47 +313,4 @@ func isClosed(c <-chan struct{}) bool {
 	default:
 		return false
 	}
-}
-
-// hookListener removes the socket when it is closed, unless it is another daemon's by then.
-type hookListener struct {
-	net.Listener
-	path string
-	made fs.FileInfo
-}
-
-// Addr implements net.Listener.
-func (l *hookListener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
-
-// Close implements net.Listener.
-func (l *hookListener) Close() error {
-	if there, err := os.Lstat(l.path); err == nil && os.SameFile(l.made, there) {
-		_ = os.Remove(l.path)
-	}
-	return l.Listener.Close()
-}
-
-// listenHook makes the hook's socket. The launcher never sees one that does not answer, except that
-// of a killed daemon, which is replaced.
-func listenHook(h *options.Hook) (net.Listener, error) {
-	path, aside := h.Sockets()
-	failed := func(err error) error { return fmt.Errorf("the hook's socket %q: %w", path, err) }
-	ctx, cancel := context.WithTimeout(context.Background(), hookClose)
-	defer cancel()
-	if c, err := socket.DialUnix(ctx, path); err == nil {
-		_ = c.Close()
-		return nil, failed(fmt.Errorf("another daemon uses it: %w", unix.EADDRINUSE))
-	}
-	l, err := socket.ListenUnix(aside)
-	if err != nil {
-		return nil, failed(err)
-	}
-	made, err := os.Lstat(aside)
-	if err == nil {
-		err = os.Rename(aside, path)
-	}
-	if err != nil {
-		return nil, failed(errors.Join(err, l.Close()))
-	}
-	return &hookListener{Listener: l, path: path, made: made}, nil
 }

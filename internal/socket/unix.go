@@ -65,6 +65,25 @@ func ListenUnix(path string) (net.Listener, error) {
 	return &listener{Listener: l, path: path, made: made}, nil
 }
 
+// ListenUnixAside is ListenUnix for a directory in which others take each socket for one that
+// answers. The socket is made at another path of the file system, and gets its name when it
+// listens. So only that of a killed daemon never answers, and it is replaced.
+func ListenUnixAside(path, aside string) (net.Listener, error) {
+	if c, err := DialUnix(context.Background(), path); err == nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("another daemon uses it: %w", unix.EADDRINUSE)
+	}
+	l, err := ListenUnix(aside)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Rename(aside, path); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	l.(*listener).path = path
+	return l, nil
+}
+
 // restrict lets only the own user connect to a socket. Somebody may have replaced it, for example
 // with a link to another file. That is an error, and the other file is not touched.
 func restrict(dir *os.File, name string) (fs.FileInfo, error) {
@@ -96,10 +115,10 @@ type listener struct {
 
 func (l *listener) Close() (err error) {
 	l.once.Do(func() {
-		err = l.Listener.Close()
 		if there, statErr := os.Lstat(l.path); statErr == nil && os.SameFile(l.made, there) {
-			_ = os.Remove(l.path)
+			_ = os.Remove(l.path) // first: nobody finds a socket that does not answer
 		}
+		err = l.Listener.Close()
 	})
 	return err
 }

@@ -149,3 +149,23 @@ func TestCloseRemovesItsOwn(t *testing.T) {
 	require.NoError(t, l.Close())
 	require.FileExists(t, filepath.Join(other, "a.sock"))
 }
+
+// TestListenAside: a socket that is seen answers, and one that does not is replaced.
+func TestListenAside(t *testing.T) {
+	dir := t.TempDir()
+	path, aside := filepath.Join(dir, "a.sock"), filepath.Join(dir, "aside", "a.sock")
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	require.NoError(t, err)
+	_, err = ListenUnixAside(path, aside)
+	require.ErrorContains(t, err, "another daemon uses it")
+	left.SetUnlinkOnClose(false)
+	require.NoError(t, left.Close())
+	l, err := ListenUnixAside(path, aside)
+	require.NoError(t, err)
+	require.NoFileExists(t, aside)
+	c, err := DialUnix(t.Context(), path)
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	require.NoError(t, l.Close())
+	require.NoFileExists(t, path)
+}
