@@ -35,10 +35,24 @@ func (s *Sources) findContainers(ctx context.Context) (found []plan.Disk, err er
 	return found, nil
 }
 
+// conversionInterval is the shortest time between two log lines about one conversion, which may
+// take minutes at a first start.
+const conversionInterval = 10 * time.Second
+
 func (s *Sources) findContainer(ctx context.Context, ref transport.Reference) (plan.Disk, error) {
-	making := &conversion{reference: ref, log: s.opt.Log, now: time.Now}
+	var read registry.Progress
+	seldom := serving.NewSeldom[struct{}](conversionInterval)
+	began, took := time.Now(), zap.Skip()
 	opt := adapt.Options{KeepDir: filepath.Join(s.opt.KeepDir(), keepName),
-		Progress: &making.read, Working: making.tell, Machine: s.opt.Containers.Machine}
+		Progress: &read, Machine: s.opt.Containers.Machine,
+		Working: func() { // it is not called if all levels exist
+			took = zap.Duration("took", time.Since(began))
+			if _, ok := seldom.Admit(struct{}{}, time.Now()); ok {
+				done, total := read.Data()
+				s.opt.Log.Info("a container image becomes a disk", zap.Stringer("reference", ref),
+					zap.Int64("read_bytes", done), zap.Int64("total_bytes", total))
+			}
+		}}
 	for again := true; ; again = false {
 		made, err := adapt.Image(ctx, s.client, ref, s.opt.Containers.Dir, opt)
 		if err != nil {
@@ -52,48 +66,10 @@ func (s *Sources) findContainer(ctx context.Context, ref transport.Reference) (p
 			return plan.Disk{}, err
 		}
 		s.opt.Log.Info("a container image is served as a disk", zap.Stringer("reference", ref),
-			digests(made.Digest, made.Platform),
-			zap.Int("levels", len(made.Levels)), zap.Int("made_before", made.Cached),
-			making.took(), signedBy(made.SignedBy))
+			digests(made.Digest, made.Platform), zap.Int("levels", len(made.Levels)),
+			zap.Int("made_before", made.Cached), took, signedBy(made.SignedBy))
 		return plan.Disk{Name: ref.String(), Image: img, SignedBy: made.SignedBy,
 			Digests: func() (string, string) { return made.Digest, made.Platform },
 			Config:  func() ([]byte, error) { return adapt.Config(img) }}, nil
 	}
-}
-
-// conversion logs that a disk is being made, which may take minutes at a first start.
-type conversion struct {
-	reference transport.Reference
-	log       *zap.Logger
-	now       func() time.Time
-	read      registry.Progress
-	began     time.Time // zero: nothing was read yet
-	told      time.Time
-}
-
-// conversionInterval is the shortest time between two log lines about one conversion.
-const conversionInterval = 10 * time.Second
-
-// tell is called while layers are read.
-func (c *conversion) tell() {
-	now := c.now()
-	message := "a container image is still becoming a disk"
-	if c.began.IsZero() {
-		c.began = now
-		message = "a container image becomes a disk"
-	} else if now.Sub(c.told) < conversionInterval {
-		return
-	}
-	c.told = now
-	done, total := c.read.Data()
-	c.log.Info(message, zap.Stringer("reference", c.reference), zap.Int64("read_bytes", done),
-		zap.Int64("total_bytes", total))
-}
-
-// took returns how long the conversion took, or no field if there was nothing to read.
-func (c *conversion) took() zap.Field {
-	if c.began.IsZero() {
-		return zap.Skip()
-	}
-	return zap.Duration("took", c.now().Sub(c.began))
 }

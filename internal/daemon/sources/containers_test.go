@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -65,24 +64,5 @@ func TestConversionIsLogged(t *testing.T) {
 			require.Equal(t, e.Message == ends && len(want) > 1, timed)
 		}
 		require.Equal(t, want, messages)
-	}
-}
-
-// TestLongConversion: the log has a line every ten seconds during a long conversion.
-func TestLongConversion(t *testing.T) {
-	core, log := observer.New(zap.InfoLevel)
-	now := time.Now()
-	c := &conversion{log: zap.New(core), now: func() time.Time { return now }}
-	c.read.Expect(7 << 20)
-	for range 31 {
-		c.tell()
-		now = now.Add(time.Second)
-	}
-	lines := log.TakeAll()
-	require.Len(t, lines, 4)
-	require.Equal(t, "a container image becomes a disk", lines[0].Message)
-	for _, l := range lines[1:] {
-		require.Equal(t, "a container image is still becoming a disk", l.Message)
-		require.EqualValues(t, 7<<20, l.ContextMap()["total_bytes"])
 	}
 }
