@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -213,27 +212,6 @@ func TestConvertDoesNotGarbleATerminal(t *testing.T) {
 	err := a.convert(t.Context(), absolute(t, demoImage), "-", convertOptions{})
 	require.ErrorContains(t, err, "standard output is a terminal")
 	require.Empty(t, said.String())
-}
-
-// TestNoStandardOutput: Go's runtime opens /dev/null in place of a closed standard output. Without
-// a check, the disk would be written there.
-func TestNoStandardOutput(t *testing.T) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, null.Close()) })
-	a := &app{stdout: null, stderr: io.Discard}
-	source := filepath.Join(t.TempDir(), "a.raw")
-	require.NoError(t, os.WriteFile(source, make([]byte, 512), 0o600))
-	require.ErrorContains(t, a.convert(t.Context(), source, "-", convertOptions{}),
-		"standard output is closed")
-	require.ErrorContains(t, a.checkPullDestination("-", pullOptions{}),
-		"standard output is closed")
-
-	wanted, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0) // as a shell does for ">/dev/null"
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, wanted.Close()) })
-	a.stdout = wanted
-	require.NoError(t, a.convert(t.Context(), source, "-", convertOptions{}))
 }
 
 // TestRegistrySettings: push, pull and adapt have the registry settings of serve, from the same
