@@ -286,59 +286,63 @@ func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 	if w.replace != "" {
 		common = libvirt.Virtio{} // KubeVirt has given it to its own disk
 	}
-	whole, text, err := render(export.Disk, device, common)
+	made, err := render(export.Disk, device, common)
 	if err != nil {
 		return err
 	}
+	missing := []string{"driver", "source", "blockio", "readonly", "shareable", "serial"}
 	drive := at.attribute("device") == "cdrom" // its blocks are what they are
-	part := func(name string) string {
-		if c := whole.child(name); c != nil && !(drive && name == "blockio") {
-			return text[c.start:c.end]
-		}
-		return ""
+	if drive {
+		missing = slices.DeleteFunc(missing, func(name string) bool { return name == "blockio" })
 	}
+	e.rewrite(at, made, missing, func(c *element) string {
+		switch c.name {
+		case "source":
+			return made.part("source")
+		case "driver":
+			return e.driver(c, made.child("driver"), w)
+		case "blockio":
+			if !drive && logical(c) != logical(made.child("blockio")) {
+				return made.part("blockio") // the one that is there was for another disk
+			}
+		case "backingStore", "auth", "mirror":
+			return ""
+		}
+		return e.text(c)
+	})
+	return nil
+}
+
+// rewrite makes an element a new disk: its type, those of the disk's parts that it is missing, and
+// its own as part has them.
+func (e *edit) rewrite(at *element, made *rendered, missing []string,
+	part func(*element) string) {
 	var b strings.Builder
-	set := []string{"type", "network"}
-	if model := whole.attribute("model"); model != "" && at.attribute("model") == "" {
+	set := []string{"type", made.attribute("type")}
+	if model := made.attribute("model"); model != "" && at.attribute("model") == "" {
 		set = append(set, "model", model)
 	}
 	b.WriteString(at.tag(set...))
-	driver, blocks := at.child("driver"), at.child("blockio")
-	if driver == nil {
-		b.WriteString(part("driver"))
-	}
-	source := at.child("source") // the new one takes its place
-	if source == nil {
-		b.WriteString(part("source"))
-	}
-	for _, name := range []string{"blockio", "readonly", "shareable", "serial"} {
+	for _, name := range missing {
 		if at.child(name) == nil {
-			b.WriteString(part(name))
+			b.WriteString(made.part(name))
 		}
 	}
 	last := at.open
 	for _, c := range at.children {
 		b.Write(e.before[last:c.start])
 		last = c.end
-		switch {
-		case c == source:
-			b.WriteString(part("source"))
-		case c == driver:
-			b.WriteString(e.driver(c, whole.child("driver"), w))
-		case c == blocks && !drive && logical(c) != logical(whole.child("blockio")):
-			b.WriteString(part("blockio")) // the one that is there was for another disk
-		case slices.Contains([]string{"backingStore", "auth", "mirror"}, c.name):
-		default:
-			b.Write(e.before[c.start:c.end])
-		}
+		b.WriteString(part(c))
 	}
 	if !at.closesItself() {
 		b.Write(e.before[last:at.close])
 	}
 	b.WriteString("</" + at.name + ">")
 	e.changes = append(e.changes, change{at.start, at.end, b.String()})
-	return nil
 }
+
+// text is an element of the domain as it stands there.
+func (e *edit) text(c *element) string { return string(e.before[c.start:c.end]) }
 
 // logical is the length of a logical block in a <blockio> element, as libvirt has it.
 func logical(blocks *element) string {
@@ -360,20 +364,33 @@ func (e *edit) driver(at, ours *element, w *wish) string {
 	return at.tag(set...) + string(e.before[at.open:at.end])
 }
 
-// render returns the element of a new disk, and its text.
+// rendered is the element of a new disk, and its text.
+type rendered struct {
+	*element
+	document string
+}
+
+// part is the text of one of its elements, "" without one.
+func (r *rendered) part(name string) string {
+	if c := r.child(name); c != nil {
+		return r.document[c.start:c.end]
+	}
+	return ""
+}
+
 func render(of func(libvirt.Device) (*libvirtxml.DomainDisk, error), device libvirt.Device,
-	common libvirt.Virtio) (*element, string, error) {
+	common libvirt.Virtio) (*rendered, error) {
 	disk, err := of(device)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	common.Disk(disk)
 	text, err := xml.Marshal(disk)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	root, err := parse(text)
-	return root, string(text), err
+	return &rendered{root, string(text)}, err
 }
 
 // protect makes the guest's disk read-only if that is wished.

@@ -147,47 +147,23 @@ func (e *edit) vhostUser(d *Disk, driver *element) libvirt.VhostUser {
 // exchangeVhostUser makes an element the disk by vhost-user. What is left of it is what libvirt
 // takes for such a disk: where the guest sees it, and its queues.
 func (e *edit) exchangeVhostUser(at *element, d *Disk, w *wish) error {
-	target, driver, source := at.child("target"), at.child("driver"), at.child("source")
-	v, common := e.vhostUser(d, driver), e.common
+	v, common := e.vhostUser(d, at.child("driver")), e.common
 	if w.replace != "" {
 		common = libvirt.Virtio{} // KubeVirt has given it to its own disk
 	}
-	whole, text, err := render(v.Disk, libvirt.Device{Dev: target.attribute("dev"),
+	made, err := render(v.Disk, libvirt.Device{Dev: at.child("target").attribute("dev"),
 		Bus: libvirt.BusVirtio}, common)
 	if err != nil {
 		return err
 	}
-	part := func(name string) string {
-		c := whole.child(name)
-		return text[c.start:c.end]
-	}
-	var b strings.Builder
-	set := []string{"type", typeVhostUser}
-	if model := whole.attribute("model"); model != "" && at.attribute("model") == "" {
-		set = append(set, "model", model)
-	}
-	b.WriteString(at.tag(set...))
-	if driver == nil {
-		b.WriteString(part("driver"))
-	}
-	if source == nil {
-		b.WriteString(part("source"))
-	}
-	last := at.open
-	for _, c := range at.children {
-		b.Write(e.before[last:c.start])
-		last = c.end
+	e.rewrite(at, made, []string{"driver", "source"}, func(c *element) string {
 		switch c.name {
 		case "driver", "source":
-			b.WriteString(part(c.name))
+			return made.part(c.name)
 		case "target", "alias", "boot", "address":
-			b.Write(e.before[c.start:c.end])
+			return e.text(c)
 		}
-	}
-	if !at.closesItself() {
-		b.Write(e.before[last:at.close])
-	}
-	b.WriteString("</" + at.name + ">")
-	e.changes = append(e.changes, change{at.start, at.end, b.String()})
+		return ""
+	})
 	return nil
 }
