@@ -30,14 +30,8 @@ var (
 		"Time from a command's arrival to its response being queued.", "lun", "initiator",
 		"operation")
 	descSessions = desc("sessions", "Sessions that are logged in.", "initiator", "type")
-	descAccepted = desc("logins_accepted_total", "Logins that led to a session.", "type")
-	descRefused  = desc("logins_refused_total", "Logins that were refused.", "reason")
-	descEnded    = desc("sessions_ended_total", "Sessions that have ended.", "reason")
-	descRejected = desc("pdus_rejected_total", "PDUs that were answered with a Reject.", "reason")
-	descPanics   = desc("panics_caught_total",
-		"Bugs that ended one session; each is in the log with its stack.")
-	descSize   = desc("lun_size_bytes", "Capacity of a LUN.", "lun", "image")
-	descFailed = desc("lun_failed", "Whether a LUN's disk has failed until the next restart.",
+	descSize     = desc("lun_size_bytes", "Capacity of a LUN.", "lun", "image")
+	descFailed   = desc("lun_failed", "Whether a LUN's disk has failed until the next restart.",
 		"lun", "image")
 	descSigned = desc("lun_signed", "The key that has signed a LUN's image; 1.", "lun", "image",
 		"key")
@@ -105,14 +99,6 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			c.collectUnit(ch, lun, group.label, unit)
 		}
 	}
-	for t, d := range map[*labelTable]*prometheus.Desc{
-		&c.m.accepted: descAccepted, &c.m.refused: descRefused, &c.m.ended: descEnded,
-		&c.m.rejected: descRejected,
-	} {
-		t.each(func(name string, n uint64) { counter(d, n, name) })
-	}
-	counter(descPanics, c.m.panics.Load())
-
 	if u := c.m.daemon.Uploads(); u != nil {
 		gauge(descUploads, float64(u.Active))
 		counter(descUploadBytes, u.Bytes)

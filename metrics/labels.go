@@ -8,9 +8,8 @@ import (
 )
 
 const (
-	// maxInitiators and maxReasons limit the label values that peers choose.
+	// maxInitiators limits the label values that peers choose.
 	maxInitiators = 64
-	maxReasons    = 64
 
 	// maxPairs is how many pairs of an initiator and a LUN have counters of their own. Other
 	// initiators of a LUN are counted together, and shown for each of maxShared LUNs; for the LUNs
@@ -81,43 +80,4 @@ func (t *table[K, V]) drop(gone func(K) bool) int {
 		t.live.Store(&next)
 	}
 	return len(old) - len(next)
-}
-
-// labelTable counts by a short label. The labels should be few; if they are not, it limits them.
-type labelTable struct {
-	counters table[string, *atomic.Uint64]
-	rest     atomic.Uint64
-}
-
-func (t *labelTable) add(name string) {
-	if name == "" {
-		name = "unknown"
-	}
-	name = label(name)
-	c, ok := t.counters.find(name)
-	switch {
-	case ok:
-	case name == other || len(t.counters.all()) >= maxReasons:
-		c = &t.rest
-	default:
-		c = t.counters.put(name, func(size int) *atomic.Uint64 {
-			if size >= maxReasons {
-				return &t.rest
-			}
-			return new(atomic.Uint64)
-		})
-	}
-	c.Add(1)
-}
-
-// each calls f for every label and its count.
-func (t *labelTable) each(f func(name string, n uint64)) {
-	for name, c := range t.counters.all() {
-		if c != &t.rest {
-			f(name, c.Load())
-		}
-	}
-	if n := t.rest.Load(); n > 0 {
-		f(other, n)
-	}
 }

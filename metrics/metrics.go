@@ -1,8 +1,6 @@
 package metrics
 
 import (
-	"sync/atomic"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
@@ -19,11 +17,11 @@ type Metrics struct {
 	registry *prometheus.Registry
 
 	initiators initiatorTable
-	accepted   labelTable // by session type
-	refused    labelTable // by reason
-	ended      labelTable // by reason
-	rejected   labelTable // by reason
-	panics     atomic.Uint64
+	accepted   *prometheus.CounterVec // by session type
+	refused    *prometheus.CounterVec // by reason, as the next ones
+	ended      *prometheus.CounterVec
+	rejected   *prometheus.CounterVec
+	panics     prometheus.Counter
 
 	daemon Daemon
 }
@@ -45,7 +43,19 @@ var _ serving.Observer = (*Metrics)(nil)
 // New returns Metrics with a registry of its own. The functions of the source are called for
 // requests and scrapes, and not before.
 func New(build status.Build, daemon Daemon) *Metrics {
-	m := &Metrics{registry: prometheus.NewRegistry(), daemon: daemon}
+	count := func(name, help, by string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name,
+			Help: help}, []string{by})
+	}
+	m := &Metrics{registry: prometheus.NewRegistry(), daemon: daemon,
+		accepted: count("logins_accepted_total", "Logins that led to a session.", "type"),
+		refused:  count("logins_refused_total", "Logins that were refused.", "reason"),
+		ended:    count("sessions_ended_total", "Sessions that have ended.", "reason"),
+		rejected: count("pdus_rejected_total", "PDUs that were answered with a Reject.", "reason"),
+		panics: prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace,
+			Name: "panics_caught_total",
+			Help: "Bugs that ended one session; each is in the log with its stack."}),
+	}
 	m.initiators.init(daemon.Known)
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace: namespace, Name: "build_info",
@@ -57,7 +67,7 @@ func New(build status.Build, daemon Daemon) *Metrics {
 	})
 	info.Set(1)
 	m.registry.MustRegister(
-		info,
+		info, m.accepted, m.refused, m.ended, m.rejected, m.panics,
 		&collector{m: m},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
@@ -81,17 +91,19 @@ type Uploads struct {
 
 // LoginAccepted counts a session that reached full feature phase.
 func (m *Metrics) LoginAccepted(e serving.LoginEvent) {
-	m.accepted.add(sessionType(e.Discovery))
+	m.accepted.WithLabelValues(sessionType(e.Discovery)).Inc()
 	m.initiators.get(e.Client).gauge(e.Discovery).Add(1)
 }
 
 // LoginRefused counts a refused login by its reason. The initiator name is not a label, because it
 // is not authenticated.
-func (m *Metrics) LoginRefused(e serving.LoginEvent) { m.refused.add(e.Reason) }
+func (m *Metrics) LoginRefused(e serving.LoginEvent) {
+	m.refused.WithLabelValues(e.Reason).Inc()
+}
 
 // SessionEnded counts the end of a session. LoginAccepted has counted its beginning.
 func (m *Metrics) SessionEnded(e serving.SessionEvent) {
-	m.ended.add(e.Reason)
+	m.ended.WithLabelValues(e.Reason).Inc()
 	m.initiators.get(e.Client).gauge(e.Discovery).Add(-1)
 }
 
@@ -102,10 +114,10 @@ func (m *Metrics) RequestDone(e serving.RequestEvent) {
 }
 
 // MessageRejected counts a Reject PDU by its reason.
-func (m *Metrics) MessageRejected(reason string) { m.rejected.add(reason) }
+func (m *Metrics) MessageRejected(reason string) { m.rejected.WithLabelValues(reason).Inc() }
 
 // PanicCaught counts a bug that ended one session.
-func (m *Metrics) PanicCaught() { m.panics.Add(1) }
+func (m *Metrics) PanicCaught() { m.panics.Inc() }
 
 func sessionType(discovery bool) string {
 	if discovery {

@@ -238,26 +238,12 @@ func TestOverflowIsShownIfThereIsOne(t *testing.T) {
 	}
 }
 
-func TestReasonsAreBounded(t *testing.T) {
-	m := newTestMetrics()
-	for i := range 1000 {
-		m.LoginRefused(serving.LoginEvent{Reason: fmt.Sprint("reason", i)})
-		m.MessageRejected(fmt.Sprint("reason", i))
-	}
-	for _, name := range []string{"kubevirt_disk_logins_refused_total",
-		"kubevirt_disk_pdus_rejected_total"} {
-		require.Equal(t, maxReasons+1, testutil.CollectAndCount(&collector{m: m}, name))
-		requireValue(t, m, 1000-maxReasons, name, map[string]string{"reason": "other"})
-	}
-}
-
 func TestNamesThatAreNoLabelsDoNotBreakThePage(t *testing.T) {
 	m := newTestMetrics()
 	// The first two become the same label when they are made valid. "other" is the overflow's name.
 	for _, name := range []string{"iqn.\xff", "iqn.\xfe", "other", "", "iqn.\"quoted\"\n"} {
 		m.LoginAccepted(serving.LoginEvent{Client: name})
 		m.RequestDone(command(name, 1, serving.OpRead, 1, time.Microsecond, 0))
-		m.LoginRefused(serving.LoginEvent{Reason: name})
 	}
 	m.initiators.get("a second time, after the overflow").normal.Add(1)
 	require.Equal(t, 4, testutil.CollectAndCount(&collector{m: m},
