@@ -133,163 +133,120 @@ func TestWithoutACredentialThereIsNoAuth(t *testing.T) {
 	require.Nil(t, disk.Auth)
 }
 
-// TestWhatIsWrongIsNamed changes one thing in a good LUN and device.
+// TestWhatIsWrongIsNamed changes one thing in a good LUN or device, or both.
 func TestWhatIsWrongIsNamed(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(*LUN, *Device)
-		field  string
-		says   string
-	}{
-		"no portal": {func(l *LUN, _ *Device) { l.Portals = nil }, "LUN.Portals",
-			"no host"},
-		"an empty host": {func(l *LUN,
-			_ *Device) {
-			l.Portals = append(l.Portals, Portal{})
-		}, "LUN.Portals[1].Host", "empty"},
-		"every address": {func(l *LUN, _ *Device) { l.Portals[0].Host = "0.0.0.0" },
-			"LUN.Portals[0].Host", "every address"},
-		"every IPv6 address": {func(l *LUN, _ *Device) { l.Portals[0].Host = "::" },
-			"LUN.Portals[0].Host", "every address"},
-		"an address with a zone": {func(l *LUN,
-			_ *Device) {
-			l.Portals[0].Host = "fe80::1%eth0"
-		}, "LUN.Portals[0].Host", "zone"},
-		"brackets": {func(l *LUN, _ *Device) { l.Portals[0].Host = "[::1]" },
-			"LUN.Portals[0].Host", "brackets"},
-		"a host with a port": {func(l *LUN, _ *Device) { l.Portals[0].Host = "a:1" },
-			"LUN.Portals[0].Host", "DNS name"},
-		"no target name": {func(l *LUN, _ *Device) { l.TargetName = "" },
-			"LUN.TargetName", "empty"},
-		"a bad IQN": {func(l *LUN, _ *Device) { l.TargetName = "iqn.bad" },
-			"LUN.TargetName", "iqn.bad"},
-		"a target name with a LUN": {func(l *LUN, _ *Device) { l.TargetName += "/1" },
-			"LUN.TargetName", "'/'"},
-		"LUN 0": {func(l *LUN, _ *Device) { l.Number = 0 }, "LUN.Number",
-			"begin at 1"},
-		"a negative LUN": {func(l *LUN, _ *Device) { l.Number = -1 }, "LUN.Number",
-			"-1"},
-		"too high a LUN": {func(l *LUN, _ *Device) { l.Number = 16384 }, "LUN.Number",
-			"16383"},
-		"a secret without a user": {func(l *LUN, _ *Device) { l.Credential.Username = "" },
-			"LUN.Credential.Username", "empty"},
-		"a user with a newline": {func(l *LUN, _ *Device) { l.Credential.Username = "a\nb" },
-			"LUN.Credential.Username", "control"},
-		"a user that is not UTF-8": {func(l *LUN,
-			_ *Device) {
-			l.Credential.Username = "a\xff"
-		}, "LUN.Credential.Username", "not UTF-8"},
-		"a user without a secret": {func(l *LUN, _ *Device) { l.Credential.SecretUsage = "" },
-			"LUN.Credential.SecretUsage", "reference"},
-		"a usage with a slash": {func(l *LUN,
-			_ *Device) {
-			l.Credential.SecretUsage = "a/b"
-		}, "LUN.Credential.SecretUsage", "a/b"},
-		"a usage with a newline": {func(l *LUN,
-			_ *Device) {
-			l.Credential.SecretUsage = "a\nb"
-		}, "LUN.Credential.SecretUsage", "control"},
-		"a bad UUID": {func(l *LUN,
-			_ *Device) {
-			l.Credential.SecretUUID = "1234"
-		}, "LUN.Credential.SecretUUID", "1234"},
-		"an access mode": {func(l *LUN, _ *Device) { l.AccessMode = "rw" },
-			"LUN.AccessMode", "write-exclusive, write-shared or read-shared"},
-		"a serial's characters": {func(l *LUN, _ *Device) { l.Serial = "a/b" }, "LUN.Serial",
-			"a/b"},
-		"a serial that virtio cuts": {func(l *LUN,
-			_ *Device) {
-			l.Serial = "0123456789abcdef01234"
-		}, "LUN.Serial", "21 characters"},
-		"a serial that SATA cuts": {func(l *LUN,
-			d *Device) {
-			l.Serial = "0123456789abcdef01234"
-			d.Bus = BusSATA
-		}, "LUN.Serial", "21 characters"},
-		"a serial that SCSI cuts": {func(l *LUN,
-			d *Device) {
-			l.Serial = "0123456789abcdef0123456789abcdef01234"
-			d.Dev = "sda"
-		}, "LUN.Serial", "37 characters"},
-		"a bad WWN": {func(l *LUN, d *Device) { l.WWN = "naa.3"; d.Dev = "sda" },
-			"LUN.WWN", "16 hexadecimal"},
-		"a WWN of a virtio disk": {func(l *LUN, _ *Device) { l.WWN = "3c0ffee000000001" },
-			"LUN.WWN", "virtio"},
-		"a WWN of a SATA disk": {func(l *LUN,
-			d *Device) {
-			l.WWN = "3c0ffee000000001"
-			d.Bus = BusSATA
-		}, "LUN.WWN", "sata"},
-		"a bus": {func(_ *LUN, d *Device) { d.Bus = "ide" }, "Device.Bus",
-			"virtio, scsi, sata or usb"},
-		"sda on virtio": {func(_ *LUN,
-			d *Device) {
-			d.Dev = "sda"
-			d.Bus = BusVirtio
-		}, "Device.Dev", "vda"},
-		"vda on scsi": {func(_ *LUN, d *Device) { d.Dev = "vda"; d.Bus = BusSCSI },
-			"Device.Dev", "sda"},
-		"a partition": {func(_ *LUN, d *Device) { d.Dev = "vda1" }, "Device.Dev",
-			"vda1"},
-		"a path": {func(_ *LUN, d *Device) { d.Dev = "/dev/vda" },
-			"Device.Dev", "/dev/vda"},
-		"a kind": {func(_ *LUN, d *Device) { d.Kind = "cdrom" },
-			"Device.Kind", "disk or lun"},
-		"a LUN on virtio": {func(_ *LUN, d *Device) { d.Kind = KindLUN },
-			"Device.Kind", "scsi"},
-		"a LUN with a serial": {func(l *LUN,
-			d *Device) {
-			*d = Device{Kind: KindLUN, Dev: "sda"}
-			l.Serial = "a"
-		}, "LUN.Serial", "target's own"},
-		"a LUN with a WWN": {func(l *LUN,
-			d *Device) {
-			*d = Device{Kind: KindLUN, Dev: "sda"}
-			l.WWN = "3c0ffee000000001"
-		}, "LUN.WWN", "target's own"},
-		"a cache mode": {func(_ *LUN, d *Device) { d.Cache = "fast" },
-			"Device.Cache", "writeback"},
-		"an I/O mode": {func(_ *LUN, d *Device) { d.IO = "aio" }, "Device.IO",
-			"io_uring"},
-		"native I/O through a cache": {func(_ *LUN,
-			d *Device) {
-			d.IO = IONative
-			d.Cache = CacheWriteback
-		}, "Device.IO", "writeback"},
-		"a discard mode": {func(_ *LUN, d *Device) { d.Discard = "on" },
-			"Device.Discard", "unmap or ignore"},
-		"a mode of zeros": {func(_ *LUN, d *Device) { d.DetectZeroes = "yes" },
-			"Device.DetectZeroes", "off, on or unmap"},
-		"zeros discarded, kept mapped": {func(_ *LUN,
-			d *Device) {
-			d.DetectZeroes = ZeroesUnmap
-			d.Discard = DiscardIgnore
-		}, "Device.DetectZeroes", "ignore"},
-		"an error policy": {func(_ *LUN, d *Device) { d.ErrorPolicy = "retry" },
-			"Device.ErrorPolicy", "enospace"},
-		"a policy that reads lack": {func(_ *LUN,
-			d *Device) {
-			d.ReadErrorPolicy = ErrorNoSpace
-		}, "Device.ReadErrorPolicy", "stop, report or ignore"},
-		"an initiator": {func(_ *LUN, d *Device) { d.Initiator = "vm" },
-			"Device.Initiator", "vm"},
-		"a read-only SATA disk": {func(l *LUN,
-			d *Device) {
-			l.ReadOnly = true
-			d.Bus = BusSATA
-		}, "Device.Bus", "read-only"},
-	} {
+	wrong := func(name string, l LUN, d Device, field, says string) {
 		t.Run(name, func(t *testing.T) {
-			l, d := demoLUN(), Device{}
-			c.change(&l, &d)
 			_, err := Disk(l, d)
 			var wrong *FieldError
 			require.ErrorAs(t, err, &wrong)
-			require.Equal(t, c.field, wrong.Field)
-			require.Contains(t, wrong.Problem, c.says)
+			require.Equal(t, field, wrong.Field)
+			require.Contains(t, wrong.Problem, says)
 			var joined interface{ Unwrap() []error }
 			require.True(t, errors.As(err, &joined))
 			require.Len(t, joined.Unwrap(), 1, "one mistake must give one error: %v", err)
 		})
+	}
+	for name, c := range map[string]struct {
+		change      func(*LUN)
+		field, says string
+	}{
+		"no portal": {func(l *LUN) { l.Portals = nil }, "LUN.Portals", "no host"},
+		"an empty host": {func(l *LUN) { l.Portals = append(l.Portals, Portal{}) },
+			"LUN.Portals[1].Host", "empty"},
+		"every address": {func(l *LUN) { l.Portals[0].Host = "0.0.0.0" },
+			"LUN.Portals[0].Host", "every address"},
+		"every IPv6 address": {func(l *LUN) { l.Portals[0].Host = "::" },
+			"LUN.Portals[0].Host", "every address"},
+		"an address with a zone": {func(l *LUN) { l.Portals[0].Host = "fe80::1%eth0" },
+			"LUN.Portals[0].Host", "zone"},
+		"brackets": {func(l *LUN) { l.Portals[0].Host = "[::1]" },
+			"LUN.Portals[0].Host", "brackets"},
+		"a host with a port": {func(l *LUN) { l.Portals[0].Host = "a:1" },
+			"LUN.Portals[0].Host", "DNS name"},
+		"no target name": {func(l *LUN) { l.TargetName = "" }, "LUN.TargetName", "empty"},
+		"a bad IQN":      {func(l *LUN) { l.TargetName = "iqn.bad" }, "LUN.TargetName", "iqn.bad"},
+		"a target name with a LUN": {func(l *LUN) { l.TargetName += "/1" },
+			"LUN.TargetName", "'/'"},
+		"LUN 0":          {func(l *LUN) { l.Number = 0 }, "LUN.Number", "begin at 1"},
+		"a negative LUN": {func(l *LUN) { l.Number = -1 }, "LUN.Number", "-1"},
+		"too high a LUN": {func(l *LUN) { l.Number = 16384 }, "LUN.Number", "16383"},
+		"a secret without a user": {func(l *LUN) { l.Credential.Username = "" },
+			"LUN.Credential.Username", "empty"},
+		"a user with a newline": {func(l *LUN) { l.Credential.Username = "a\nb" },
+			"LUN.Credential.Username", "control"},
+		"a user that is not UTF-8": {func(l *LUN) { l.Credential.Username = "a\xff" },
+			"LUN.Credential.Username", "not UTF-8"},
+		"a user without a secret": {func(l *LUN) { l.Credential.SecretUsage = "" },
+			"LUN.Credential.SecretUsage", "reference"},
+		"a usage with a slash": {func(l *LUN) { l.Credential.SecretUsage = "a/b" },
+			"LUN.Credential.SecretUsage", "a/b"},
+		"a usage with a newline": {func(l *LUN) { l.Credential.SecretUsage = "a\nb" },
+			"LUN.Credential.SecretUsage", "control"},
+		"a bad UUID": {func(l *LUN) { l.Credential.SecretUUID = "1234" },
+			"LUN.Credential.SecretUUID", "1234"},
+		"an access mode": {func(l *LUN) { l.AccessMode = "rw" },
+			"LUN.AccessMode", "write-exclusive, write-shared or read-shared"},
+		"a serial's characters": {func(l *LUN) { l.Serial = "a/b" }, "LUN.Serial", "a/b"},
+		"a serial that virtio cuts": {func(l *LUN) { l.Serial = "0123456789abcdef01234" },
+			"LUN.Serial", "21 characters"},
+		"a WWN of a virtio disk": {func(l *LUN) { l.WWN = "3c0ffee000000001" },
+			"LUN.WWN", "virtio"},
+	} {
+		l := demoLUN()
+		c.change(&l)
+		wrong(name, l, Device{}, c.field, c.says)
+	}
+	for name, c := range map[string]struct {
+		device      Device
+		field, says string
+	}{
+		"a bus":           {Device{Bus: "ide"}, "Device.Bus", "virtio, scsi, sata or usb"},
+		"sda on virtio":   {Device{Dev: "sda", Bus: BusVirtio}, "Device.Dev", "vda"},
+		"vda on scsi":     {Device{Dev: "vda", Bus: BusSCSI}, "Device.Dev", "sda"},
+		"a partition":     {Device{Dev: "vda1"}, "Device.Dev", "vda1"},
+		"a path":          {Device{Dev: "/dev/vda"}, "Device.Dev", "/dev/vda"},
+		"a kind":          {Device{Kind: "cdrom"}, "Device.Kind", "disk or lun"},
+		"a LUN on virtio": {Device{Kind: KindLUN}, "Device.Kind", "scsi"},
+		"a cache mode":    {Device{Cache: "fast"}, "Device.Cache", "writeback"},
+		"an I/O mode":     {Device{IO: "aio"}, "Device.IO", "io_uring"},
+		"native I/O through a cache": {Device{IO: IONative, Cache: CacheWriteback},
+			"Device.IO", "writeback"},
+		"a discard mode":  {Device{Discard: "on"}, "Device.Discard", "unmap or ignore"},
+		"a mode of zeros": {Device{DetectZeroes: "yes"}, "Device.DetectZeroes", "off, on or unmap"},
+		"zeros discarded, kept mapped": {Device{DetectZeroes: ZeroesUnmap, Discard: DiscardIgnore},
+			"Device.DetectZeroes", "ignore"},
+		"an error policy": {Device{ErrorPolicy: "retry"}, "Device.ErrorPolicy", "enospace"},
+		"a policy that reads lack": {Device{ReadErrorPolicy: ErrorNoSpace},
+			"Device.ReadErrorPolicy", "stop, report or ignore"},
+		"an initiator": {Device{Initiator: "vm"}, "Device.Initiator", "vm"},
+	} {
+		wrong(name, demoLUN(), c.device, c.field, c.says)
+	}
+	for name, c := range map[string]struct {
+		change      func(*LUN)
+		device      Device
+		field, says string
+	}{
+		"a serial that SATA cuts": {func(l *LUN) { l.Serial = "0123456789abcdef01234" },
+			Device{Bus: BusSATA}, "LUN.Serial", "21 characters"},
+		"a serial that SCSI cuts": {
+			func(l *LUN) { l.Serial = "0123456789abcdef0123456789abcdef01234" },
+			Device{Dev: "sda"}, "LUN.Serial", "37 characters"},
+		"a bad WWN": {func(l *LUN) { l.WWN = "naa.3" }, Device{Dev: "sda"},
+			"LUN.WWN", "16 hexadecimal"},
+		"a WWN of a SATA disk": {func(l *LUN) { l.WWN = "3c0ffee000000001" }, Device{Bus: BusSATA},
+			"LUN.WWN", "sata"},
+		"a LUN with a serial": {func(l *LUN) { l.Serial = "a" }, Device{Kind: KindLUN, Dev: "sda"},
+			"LUN.Serial", "target's own"},
+		"a LUN with a WWN": {func(l *LUN) { l.WWN = "3c0ffee000000001" },
+			Device{Kind: KindLUN, Dev: "sda"}, "LUN.WWN", "target's own"},
+		"a read-only SATA disk": {func(l *LUN) { l.ReadOnly = true }, Device{Bus: BusSATA},
+			"Device.Bus", "read-only"},
+	} {
+		l := demoLUN()
+		c.change(&l)
+		wrong(name, l, c.device, c.field, c.says)
 	}
 }
 
