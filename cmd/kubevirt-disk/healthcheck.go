@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/netip"
 	"os"
 	"strings"
 	"syscall"
@@ -65,7 +64,7 @@ func checkHealth(ctx context.Context, page *options.Address, chosen bool, readyF
 		if live {
 			path = "/healthz"
 		}
-		url := "http://" + local(*page).String() + path
+		url := "http://" + options.Reachable(page.String()) + path
 		answer, container, err := askPage(ctx, url)
 		// The containers of a pod share one network, but not their files. A daemon that found the
 		// port of its pages taken runs without pages.
@@ -96,18 +95,6 @@ func checkHealth(ctx context.Context, page *options.Address, chosen bool, readyF
 			nameOf(keyReadyFile))
 	}
 	return "ok", nil
-}
-
-// local returns the address by which this machine reaches a portal, which may be bound to every
-// address.
-func local(p options.Address) options.Address {
-	switch {
-	case !p.Addr.IsValid(), p.Addr == netip.IPv4Unspecified():
-		p.Addr = loopback4()
-	case p.Addr == netip.IPv6Unspecified():
-		p.Addr = netip.IPv6Loopback()
-	}
-	return p
 }
 
 // maxAnswer limits the part of an answer that is read, in bytes.

@@ -68,12 +68,13 @@ func TestHealthcheckOfAnotherContainer(t *testing.T) {
 		fmt.Fprintln(w, "ok of whom")
 	}))
 	defer ts.Close()
-	page := mustPortal(t, ts.Listener.Addr().String())
+	page, _, err := parsePortal(ts.Listener.Addr().String(), defaultPort)
+	require.NoError(t, err)
 	ready := filepath.Join(t.TempDir(), "healthy")
 	check := func(chosen bool, readyFile string, live bool) (string, error) {
 		return checkHealth(t.Context(), &page, chosen, readyFile, live)
 	}
-	_, err := check(false, ready, false)
+	_, err = check(false, ready, false)
 	require.ErrorContains(t, err, "not ready")
 	require.NoError(t, os.WriteFile(ready, nil, 0o644))
 	answer, err := check(false, ready, false)

@@ -4,8 +4,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"kubevirt.io/disk/internal/daemon/options"
 )
 
 func TestParsePortal(t *testing.T) {
@@ -43,18 +41,4 @@ func TestParsePortal(t *testing.T) {
 		_, _, err := parsePortal(text, defaultPort)
 		require.Error(t, err, text)
 	}
-}
-
-func mustPortal(t *testing.T, text string) options.Address {
-	t.Helper()
-	p, _, err := parsePortal(text, defaultPort)
-	require.NoError(t, err)
-	return p
-}
-
-// TestLocal checks that a daemon on every address is asked on this machine.
-func TestLocal(t *testing.T) {
-	require.Equal(t, "127.0.0.1:9260", local(mustPortal(t, ":9260")).String())
-	require.Equal(t, "[::1]:9260", local(mustPortal(t, "[::]:9260")).String())
-	require.Equal(t, "10.0.0.1:9260", local(mustPortal(t, "10.0.0.1:9260")).String())
 }

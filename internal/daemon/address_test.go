@@ -79,7 +79,7 @@ func mustAddress(t *testing.T, text string) options.Address {
 func TestReachable(t *testing.T) {
 	for from, want := range map[string]string{
 		"0.0.0.0:3260": "127.0.0.1:3260", "[::]:3260": "[::1]:3260", "10.0.0.1:1": "10.0.0.1:1",
-		"[::1]:1": "[::1]:1",
+		"[::1]:1": "[::1]:1", ":9260": "127.0.0.1:9260",
 	} {
 		require.Equal(t, want, options.Reachable(from))
 	}
