@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"iter"
@@ -72,28 +71,8 @@ func wideHelp(root *cobra.Command) {
 	for _, c := range root.Commands() {
 		c.Example = examples[c.Name()]
 	}
-	plain := root.UsageFunc()
-	root.SetUsageFunc(func(c *cobra.Command) error {
-		out := c.OutOrStderr()
-		var text bytes.Buffer
-		c.SetOut(&text)
-		err := plain(c)
-		c.SetOut(out)
-		before, flags, found := strings.Cut(text.String(), "Flags:\n")
-		if _, after, more := strings.Cut(flags, "\n\n"); found {
-			flags = "Flags:\n" + c.LocalFlags().FlagUsagesWrapped(helpWidth)
-			if more {
-				flags += "\n" + after
-			}
-		}
-		if help := c.Flags().Lookup("help"); help != nil {
-			if asked, ok := help.Value.(*sectionHelp); ok {
-				flags = asked.flags(c.Flags())
-			}
-		}
-		fmt.Fprint(out, before+flags)
-		return err
-	})
+	wrapped := fmt.Sprintf(".FlagUsagesWrapped %d", helpWidth)
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", wrapped))
 }
 
 // sectionHelp is --help of a command that has more settings than a person reads. It lists those
@@ -120,6 +99,13 @@ func (h *sectionHelp) Set(text string) error {
 	}
 	h.asked = asked
 	return nil
+}
+
+// usage is the usage of the command, as Cobra has it, with the flags by section.
+func (h *sectionHelp) usage(c *cobra.Command) error {
+	_, err := fmt.Fprintf(c.OutOrStderr(), "Usage:\n  %s\n\nExamples:\n%s\n\n%s", c.UseLine(),
+		c.Example, h.flags(c.Flags()))
+	return err
 }
 
 // flags describes the flags of a command.

@@ -76,9 +76,10 @@ standard error is a file.`,
 	settings.AddFlags(cmd.Flags(), rows)
 	var background background
 	background.flags(cmd)
-	help := cmd.Flags().VarPF(&sectionHelp{rows: rows, first: firstSettings}, "help", "h",
-		"help for serve; --help=all: with all flags")
+	sections := &sectionHelp{rows: rows, first: firstSettings}
+	help := cmd.Flags().VarPF(sections, "help", "h", "help for serve; --help=all: with all flags")
 	help.NoOptDefVal = "true"
+	cmd.SetUsageFunc(sections.usage)
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		err = flagError(cmd, err)
 		ctx, stop := a.interruptible(cmd.Context(), nil, nil)
