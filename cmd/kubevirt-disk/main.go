@@ -4,6 +4,9 @@
 package main
 
 import (
+	"errors"
+	"fmt"
+	"io"
 	"os"
 	"time"
 )
@@ -18,4 +21,58 @@ func main() {
 	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, exit: os.Exit,
 		sameRequest: 100 * time.Millisecond}
 	os.Exit(a.run(os.Args))
+}
+
+// Callers of the original wrapper use these names: the pod's command is /entry-point.sh PORT, and
+// its readiness probe runs cat /tmp/healthy. An image from scratch has neither a shell nor cat, so
+// the binary does what its name says.
+const (
+	nameEntryPoint = "entry-point.sh"
+	nameCat        = "cat"
+)
+
+// entryPoint serves on the port in its argument, or on the port from the environment. Callers of
+// the original file wrapper give no port, but say where the file has to be.
+func (a *app) entryPoint(args []string) int {
+	a.asWrapper = true
+	// At a desktop, USERNAME alone means nothing. Here somebody has forgotten the password.
+	if os.Getenv("USERNAME") != "" && os.Getenv("PASSWORD") == "" &&
+		os.Getenv("PASSWORD_BASE64") == "" {
+		return a.report(errors.New("USERNAME is set but PASSWORD is not; a credential needs both"))
+	}
+	switch len(args) {
+	case 0:
+		if os.Getenv(envCopyPath) != "" {
+			return a.execute([]string{"provide"})
+		}
+		return a.execute([]string{"serve"})
+	case 1:
+		return a.execute([]string{"serve", "--" + keyPort + "=" + args[0]})
+	}
+	return a.report(fmt.Errorf("%s takes one argument, the port", nameEntryPoint))
+}
+
+// cat prints files. A missing file is status 1, as the readiness probe expects.
+func (a *app) cat(args []string) int {
+	if len(args) == 0 {
+		return a.report(fmt.Errorf("%s: want the name of a file", nameCat))
+	}
+	status := exitDone
+	for _, path := range args {
+		if err := a.catFile(path); err != nil {
+			fmt.Fprintf(a.stderr, "%s: %v\n", nameCat, err)
+			status = exitFailed
+		}
+	}
+	return status
+}
+
+func (a *app) catFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.Copy(a.stdout, f)
+	return err
 }

@@ -22,7 +22,7 @@ func TestNothingWaitsForAPipe(t *testing.T) {
 	// These read what the kernel, a package of Debian, a machine of ours or the caller has, or know
 	// pipes.
 	except := []string{"internal/osfile", "internal/testtool", "adapter/init", "adapter/initrd",
-		"cmd/kubevirt-disk/names.go", "internal/cli/settings/file.go",
+		"cmd/kubevirt-disk/main.go", "internal/cli/settings/file.go",
 		"pages/hosts.go", "volume/client"}
 	waits := []string{"os.Open", "os.ReadFile", "os.OpenRoot", "os.OpenInRoot", "os.DirFS"}
 	root := "../.."
