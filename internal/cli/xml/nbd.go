@@ -77,7 +77,7 @@ func (f *Flags) exportDocument(ctx context.Context, l *settings.Loader) (string,
 	if l.Flags.Changed(flagExport) {
 		e.Name = f.nbd.export
 	}
-	text, err := e.DiskXML(f.device())
+	text, err := e.DiskXML(f.device)
 	return text, explainFields(l, err)
 }
 
@@ -121,7 +121,7 @@ func (f *Flags) servedExport(ctx context.Context, l *settings.Loader) (libvirt.E
 	if err != nil {
 		return libvirt.Export{}, err
 	}
-	e := pages.ExportForLibvirt(&served, said).For(f.device())
+	e := pages.ExportForLibvirt(&served, said).For(f.device)
 	if l.Flags.Changed(flagSerial) {
 		e.Serial = f.serial
 	}

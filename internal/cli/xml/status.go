@@ -32,7 +32,7 @@ func (f *Flags) servedLUN(ctx context.Context, l *settings.Loader) (libvirt.LUN,
 	if err != nil {
 		return libvirt.LUN{}, err
 	}
-	lun := pages.ForLibvirt(&served, said.TargetName).For(f.device())
+	lun := pages.ForLibvirt(&served, said.TargetName).For(f.device)
 	// An empty flag means that the guest sees no serial number.
 	if l.Flags.Changed(flagSerial) {
 		lun.Serial = f.serial

@@ -85,6 +85,6 @@ func (f *Flags) vhostUserDocument(ctx context.Context, l *settings.Loader) (stri
 	if err := l.Problems.Err(); err != nil {
 		return "", err
 	}
-	text, err := v.DiskXML(f.device())
+	text, err := v.DiskXML(f.device)
 	return text, explainFields(l, err)
 }

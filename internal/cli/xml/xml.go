@@ -23,16 +23,9 @@ type Flags struct {
 	serial, wwn   string
 	readOnly      bool
 	credential    libvirt.Credential
-	dev, bus      string
-	kind          string
-	bootOrder     uint
+	device        libvirt.Device // but for its initiator
 	initiator     string
 	domain        string
-	cache, io     string
-	discard       string
-	detectZeroes  string
-	errorPolicy   string
-	rerrorPolicy  string
 	secretElement bool
 	file          fileFlags
 	nbd           nbdFlags
@@ -83,13 +76,13 @@ func (f *Flags) Add(flags *pflag.FlagSet) {
 		"`address` of the target, HOST or HOST:PORT or [IPv6]:PORT, repeatable; QEMU uses the "+
 			"first (default with --status-url: the daemon's)")
 	flags.IntVar(&f.lun, FlagLUN, 0, "`number` of the LUN (default: the daemon's only one)")
-	flags.StringVar(&f.dev, "target-dev", "",
+	flags.StringVar(&f.device.Dev, "target-dev", "",
 		"device `name` in the guest: vda and so on with bus virtio, else sda (default the bus's "+
 			"first)")
-	flags.StringVar(&f.bus, "bus", "", "`bus` of the device: virtio, scsi or sata (default by "+
-		"the device name)")
-	flags.StringVar(&f.kind, "device", "", "`kind` of the device: disk, or lun to pass SCSI "+
-		"commands on (default disk)")
+	flags.StringVar((*string)(&f.device.Bus), "bus", "", "`bus` of the device: virtio, scsi or "+
+		"sata (default by the device name)")
+	flags.StringVar((*string)(&f.device.Kind), "device", "", "`kind` of the device: disk, or lun "+
+		"to pass SCSI commands on (default disk)")
 	flags.StringVar(&f.credential.Username, flagChapUsername, "", "CHAP user `name`")
 	flags.StringVar(&f.credential.SecretUsage, "secret-usage", "",
 		"usage `name` of the libvirt secret with the password (default the target name)")
@@ -105,21 +98,23 @@ func (f *Flags) Add(flags *pflag.FlagSet) {
 	f.vhostUser.add(flags)
 	flags.BoolVar(&f.readOnly, flagReadOnly, false,
 		"the guest sees a read-only disk (default by the access mode)")
-	flags.UintVar(&f.bootOrder, "boot-order", 0, "`place` in the boot order, from 1 (default none)")
+	flags.UintVar(&f.device.BootOrder, "boot-order", 0,
+		"`place` in the boot order, from 1 (default none)")
 	flags.StringVar(&f.initiator, flagInitiator, "",
 		"iSCSI `name` by which QEMU logs in, empty for QEMU's own (default: from this machine's "+
 			"name and --domain)")
 	flags.StringVar(&f.domain, flagDomain, "",
 		"name or UUID of the `domain`, which becomes a part of the default of --initiator-name")
-	flags.StringVar(&f.cache, "cache", "", "QEMU's cache `mode` (default none)")
-	flags.StringVar(&f.io, "io", "", "QEMU's I/O `mode`: threads, native or io_uring")
-	flags.StringVar(&f.discard, "discard", "",
+	flags.StringVar((*string)(&f.device.Cache), "cache", "", "QEMU's cache `mode` (default none)")
+	flags.StringVar((*string)(&f.device.IO), "io", "", "QEMU's I/O `mode`: threads, native or "+
+		"io_uring")
+	flags.StringVar((*string)(&f.device.Discard), "discard", "",
 		"what to do with the guest's discards: `mode` unmap or ignore (default unmap)")
-	flags.StringVar(&f.detectZeroes, "detect-zeroes", "",
+	flags.StringVar((*string)(&f.device.DetectZeroes), "detect-zeroes", "",
 		"whether QEMU looks for zeros in writes: `mode` off, on or unmap")
-	flags.StringVar(&f.errorPolicy, "error-policy", "",
+	flags.StringVar((*string)(&f.device.ErrorPolicy), "error-policy", "",
 		"what a failed command does: `policy` stop, report, ignore or enospace")
-	flags.StringVar(&f.rerrorPolicy, "rerror-policy", "",
+	flags.StringVar((*string)(&f.device.ReadErrorPolicy), "rerror-policy", "",
 		"the same for reads: `policy` stop, report or ignore")
 }
 
@@ -152,7 +147,7 @@ func (f *Flags) Document(ctx context.Context, l *settings.Loader) (string, error
 		if f.credential != (libvirt.Credential{}) {
 			lun.Credential = f.reference(lun.TargetName)
 		}
-		device := f.device()
+		device := f.device
 		device.Initiator = f.initiatorName(l)
 		if err := l.Problems.Err(); err != nil {
 			return "", err
@@ -170,16 +165,6 @@ func (f *Flags) reference(targetName string) libvirt.Credential {
 		c.SecretUsage = targetName
 	}
 	return c
-}
-
-func (f *Flags) device() libvirt.Device {
-	return libvirt.Device{
-		Dev: f.dev, Bus: libvirt.Bus(f.bus), Kind: libvirt.Kind(f.kind), BootOrder: f.bootOrder,
-		Cache: libvirt.Cache(f.cache), IO: libvirt.IO(f.io), Discard: libvirt.Discard(f.discard),
-		DetectZeroes:    libvirt.Zeroes(f.detectZeroes),
-		ErrorPolicy:     libvirt.ErrorPolicy(f.errorPolicy),
-		ReadErrorPolicy: libvirt.ErrorPolicy(f.rerrorPolicy),
-	}
 }
 
 // initiatorName returns the given name, or a name for this machine. QEMU's default would be the
@@ -347,6 +332,6 @@ func (f *Flags) fileDocument(l *settings.Loader) (string, error) {
 	if err := l.Problems.Err(); err != nil {
 		return "", err
 	}
-	text, err := file.DiskXML(f.device())
+	text, err := file.DiskXML(f.device)
 	return text, explainFields(l, err)
 }
