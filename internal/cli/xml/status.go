@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"slices"
 	"strings"
 
 	"kubevirt.io/disk/internal/cli/settings"
@@ -187,40 +186,19 @@ func (f *Flags) servedPortals(said *status.Status, pageHost string,
 // reachable returns the addresses of portals as a client uses them, and those that can be reached
 // from where the status page was asked.
 func reachable(portals []string, pageHost string) (bound, usable []libvirt.Portal) {
-	var addrs []netip.AddrPort
 	for _, text := range portals {
-		// Skip text that is no address; it comes from a newer daemon that listens in another way.
-		if addr, err := netip.ParseAddrPort(text); err == nil {
-			addrs = append(addrs, addr)
+		addr, err := netip.ParseAddrPort(text)
+		if err != nil {
+			continue // it is a socket, or of a newer daemon that listens in another way
 		}
-	}
-	for _, addr := range addrs {
 		p := libvirt.Portal{Host: addr.Addr().String(), Port: addr.Port()}
 		if addr.Addr().IsUnspecified() {
 			p.Host = pageHost
 		}
 		bound = append(bound, p)
-		if answersAt(addr, pageHost, addrs) &&
-			(!addr.Addr().IsLoopback() || loopback.Is(pageHost)) {
+		if !addr.Addr().IsLoopback() || loopback.Is(pageHost) {
 			usable = append(usable, p)
 		}
 	}
 	return bound, usable
-}
-
-// answersAt reports whether a portal on every address can be reached at the host of a status page.
-// The page is reached by IPv4 or IPv6. 0.0.0.0 has only IPv4. [::] has both, unless another portal
-// has its port for IPv4.
-func answersAt(portal netip.AddrPort, host string, all []netip.AddrPort) bool {
-	addr, err := netip.ParseAddr(host)
-	if err != nil || !portal.Addr().IsUnspecified() {
-		return true
-	}
-	if ip4 := addr.Unmap().Is4(); portal.Addr().Is4() || !ip4 {
-		return portal.Addr().Is4() == ip4
-	}
-	return !slices.ContainsFunc(all, func(o netip.AddrPort) bool {
-		return o.Addr().Is4() &&
-			o.Port() == portal.Port()
-	})
 }
