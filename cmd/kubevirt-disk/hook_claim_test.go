@@ -33,8 +33,7 @@ func TestHookPersists(t *testing.T) {
 func TestHookWithTwoClaims(t *testing.T) {
 	s := newSidecar(t)
 	s.mountClaim()
-	s.second = s.t.TempDir()
-	require.NoError(t, os.Chown(s.second, 107, 107))
+	s.mountSecond()
 	p := s.start("serve")
 	l := s.launcher(p)
 	_, err := l.define()

@@ -265,17 +265,3 @@ func (s *Disk) status() status.LUN {
 	}
 	return lun
 }
-
-// openFiles is the largest number of files that the disk keeps open: its lock and its own file.
-// Until it is complete, also the image and the map; a disk that survives a crash of the machine has
-// two maps. Ephemeral ones do, too, if durable is set.
-func (s *Disk) openFiles(durable bool) int {
-	switch {
-	case s.Progress == nil:
-		return 2
-	case s.Dir != "" || durable:
-		return 5
-	default:
-		return 4
-	}
-}

@@ -242,15 +242,6 @@ func (d *Disks) ExplainDescriptors(err error) error {
 	if !errors.Is(err, syscall.EMFILE) {
 		return err
 	}
-	what := "the disks take"
-	if disks := d.table.all(); len(disks) > 0 {
-		need := 0
-		for _, s := range disks {
-			need += s.openFiles(d.opt.EphemeralFlush)
-		}
-		what = fmt.Sprintf("%d disks take, up to %d, and one more for each backing file and each "+
-			"session", len(disks), need)
-	}
-	return fmt.Errorf("the process may not open as many files as %s: raise the limit (ulimit -n, "+
-		"or that of the container), or serve fewer images: %w", what, err)
+	return fmt.Errorf("the process may not open as many files as the disks take: raise the limit "+
+		"(ulimit -n, or that of the container), or serve fewer images: %w", err)
 }

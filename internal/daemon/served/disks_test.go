@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -127,18 +126,4 @@ func TestDisksAreClosedAtOnce(t *testing.T) {
 	})
 	require.EqualError(t, err, "disk 3\ndisk 23")
 	require.NoError(t, forAll(0, 0, nil))
-}
-
-// TestTooFewDescriptors checks that the error says how many descriptors the disks need.
-func TestTooFewDescriptors(t *testing.T) {
-	d := serve(t, &brokenDisk{})
-	too := d.ExplainDescriptors(&os.PathError{Op: "open", Path: "x", Err: syscall.EMFILE})
-	require.ErrorIs(t, too, syscall.EMFILE)
-	require.ErrorContains(t, too, "1 disks take, up to 2, and one more")
-	clone := d.table.all()[0]
-	clone.Progress = new(image.Progress)
-	require.ErrorContains(t, d.ExplainDescriptors(syscall.EMFILE), "up to 4, and")
-	clone.Dir = "/volume"
-	require.ErrorContains(t, d.ExplainDescriptors(syscall.EMFILE), "up to 5, and")
-	require.Equal(t, syscall.ENOSPC, d.ExplainDescriptors(syscall.ENOSPC))
 }
