@@ -26,6 +26,8 @@ type machine struct {
 	name string
 	uid  string
 	pod  corev1.Pod
+
+	freed bool // once, see phase
 }
 
 // running waits until a machine runs and its guest has booted.

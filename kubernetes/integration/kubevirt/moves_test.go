@@ -103,10 +103,40 @@ func (c *cluster) selector(t *testing.T, deployment string) string {
 func (m *machine) inMigration(name string) {
 	m.t.Helper()
 	m.c.until(m.t, name+" runs", func() bool {
-		phase := m.c.Kubectl(m.t, "get", "vmim", name, "-o", "jsonpath={.status.phase}")
+		phase := m.phase(name)
 		require.NotEqual(m.t, "Failed", phase)
 		return phase == "Running" || phase == "Succeeded"
 	})
+}
+
+// evacuation begins the names of migrations that KubeVirt makes for evictions.
+const evacuation = "kubevirt-evacuation-"
+
+// phase is that of a migration. KubeVirt's handler of a node may keep its connection to a launcher
+// that has ended, if that ends while it is told to, and then waits for it in the next migration to
+// the node: see docs/kubevirt.md. The migration is made to fail once, and is made again.
+func (m *machine) phase(name string) string {
+	m.t.Helper()
+	phase := func() string {
+		return m.c.Kubectl(m.t, "get", "vmim", name, "-o", "jsonpath={.status.phase}")
+	}
+	is := phase()
+	if m.freed || is != "PreparingTarget" || !strings.Contains(m.c.Kubectl(m.t, "get", "events",
+		"--field-selector", "reason=SyncFailed,involvedObject.name="+m.name),
+		"unresponsive command server") {
+		return is
+	}
+	m.t.Logf("KubeVirt waits for the former launcher of %s: %s ends", m.name, name)
+	m.freed = true
+	m.c.Kubectl(m.t, "delete", "pods", "--wait=false", "-l", "kubevirt.io/migrationJobUID="+
+		m.c.Kubectl(m.t, "get", "vmim", name, "-o", "jsonpath={.metadata.uid}"))
+	m.c.until(m.t, name+" has failed", func() bool { return phase() == "Failed" })
+	if strings.HasPrefix(name, evacuation) {
+		return "Failed" // KubeVirt makes the next one
+	}
+	m.c.Kubectl(m.t, "delete", "vmim", name)
+	m.c.Apply(m.t, migration(name, m.name))
+	return "Pending"
 }
 
 // evict evicts the machine's pod, as a drain does. KubeVirt moves the machine instead.
@@ -119,6 +149,12 @@ func (m *machine) evict() {
 	require.Error(m.t, err, "the pod stays until the machine has moved")
 	require.Contains(m.t, out, "evacuation")
 	m.c.until(m.t, m.name+" has moved", func() bool {
+		for _, name := range strings.Fields(m.c.Kubectl(m.t, "get", "vmim", "-o",
+			`jsonpath={.items[?(@.status.phase=="PreparingTarget")].metadata.name}`)) {
+			if strings.HasPrefix(name, evacuation) && m.phase(name) == "Failed" {
+				return false
+			}
+		}
 		state := m.c.Kubectl(m.t, "get", "vmi", m.name, "-o", "jsonpath={.status.nodeName} "+
 			"{.status.migrationState.sourcePod} {.status.migrationState.completed} "+
 			"{.status.migrationState.failed}")
@@ -126,7 +162,10 @@ func (m *machine) evict() {
 		if len(words) < 3 || words[1] != from.Name || words[2] != "true" {
 			return false
 		}
-		require.Len(m.t, words, 3, "the migration has failed")
+		if len(words) > 3 { // failed
+			require.True(m.t, m.freed, state)
+			return false
+		}
 		return words[0] != from.Spec.NodeName
 	})
 	m.moved(began, from.Spec.NodeName)
@@ -145,7 +184,7 @@ func (m *machine) migrate(name string, act func()) {
 	m.c.Apply(m.t, migration(name, m.name))
 	act()
 	m.c.until(m.t, "migration "+name+" has succeeded", func() bool {
-		phase := m.c.Kubectl(m.t, "get", "vmim", name, "-o", "jsonpath={.status.phase}")
+		phase := m.phase(name)
 		require.NotEqual(m.t, "Failed", phase)
 		return phase == "Succeeded"
 	})
