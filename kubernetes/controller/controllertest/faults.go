@@ -5,10 +5,12 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -50,6 +52,30 @@ func (c *Calls) request(r request, do func() error) error {
 		return c.Err
 	}
 	return errLost
+}
+
+// Settle reconciles objects until nothing is left to do: no reconcile failed, wrote or wants to be
+// repeated within a second, and others, unless it is nil, had nothing to do. It returns the last
+// result.
+func (c *Calls) Settle(t testing.TB, r Reconciler, others func() bool,
+	names ...client.ObjectKey) (last ctrl.Result) {
+	t.Helper()
+	var errs error
+	for range 40 {
+		writes, soon := c.Writes, false
+		errs = nil
+		for _, name := range names {
+			result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: name})
+			last, errs = result, errors.Join(errs, err)
+			soon = soon || 0 < result.RequeueAfter && result.RequeueAfter < time.Second
+		}
+		busy := others != nil && others()
+		if !busy && errs == nil && !soon && writes == c.Writes {
+			return last
+		}
+	}
+	t.Fatal("it does not settle:", errs)
+	return last
 }
 
 // Conflict is the API server's answer to a write of an object that somebody else has written.

@@ -34,7 +34,8 @@ var scheme = controllertest.Scheme(batchv1.AddToScheme)
 type world struct {
 	t *testing.T
 	client.WithWatch
-	r *Reconciler
+	calls *controllertest.Calls
+	r     *Reconciler
 }
 
 func newWorld(t *testing.T, calls *controllertest.Calls) *world {
@@ -45,7 +46,7 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 	id.Spec.Export = &v1alpha1.ExportSpec{Reference: reference, SecretName: "vmexport-push"}
 	id.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBound,
 		Status: metav1.ConditionTrue}}
-	w := &world{t: t}
+	w := &world{t: t, calls: calls}
 	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme).WithObjects(id).
 		WithStatusSubresource(id, &batchv1.Job{}, &corev1.Pod{}).Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Exports: true})
@@ -61,29 +62,9 @@ func (w *world) identity() *v1alpha1.VMIdentity {
 	return controllertest.Get(w.t, w, "default", "web", &v1alpha1.VMIdentity{})
 }
 
-// settle reconciles until nothing changes any more.
 func (w *world) settle() {
 	w.t.Helper()
-	for range 30 {
-		before := w.state()
-		result, err := w.r.Reconcile(w.t.Context(), ctrl.Request{
-			NamespacedName: client.ObjectKey{Namespace: "default", Name: "web"}})
-		soon := result.RequeueAfter > 0 && result.RequeueAfter < pollInterval
-		if err == nil && !soon && w.state() == before {
-			return
-		}
-	}
-	w.t.Fatal("it does not settle")
-}
-
-func (w *world) state() string {
-	id := &v1alpha1.VMIdentity{}
-	controllertest.There(w.t, w, "default", "web", id)
-	var names []string
-	for _, job := range w.jobs() {
-		names = append(names, job.Name)
-	}
-	return id.ResourceVersion + strings.Join(names, " ")
+	w.calls.Settle(w.t, w.r, nil, client.ObjectKey{Namespace: "default", Name: "web"})
 }
 
 func (w *world) jobs() []batchv1.Job {

@@ -32,13 +32,14 @@ var scheme = controllertest.Scheme(appsv1.AddToScheme)
 type world struct {
 	t *testing.T
 	client.WithWatch
+	calls  *controllertest.Calls
 	r      *Reconciler
 	events chan string
 }
 
 func newWorld(t *testing.T, calls *controllertest.Calls, all ...client.Object) *world {
 	t.Helper()
-	w := &world{t: t, events: make(chan string, 100)}
+	w := &world{t: t, calls: calls, events: make(chan string, 100)}
 	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme).WithObjects(all...).
 		WithStatusSubresource(&v1alpha1.VMPet{}, &appsv1.StatefulSet{}, &v1alpha1.VMIdentity{}).
 		Build()
@@ -66,16 +67,9 @@ func (w *world) reconcile() error {
 	return err
 }
 
-// converge reconciles until that succeeds.
 func (w *world) converge() {
 	w.t.Helper()
-	var err error
-	for range 5 {
-		if err = w.reconcile(); err == nil {
-			return
-		}
-	}
-	w.t.Fatal("it does not converge:", err)
+	w.calls.Settle(w.t, w.r, nil, name)
 }
 
 func (w *world) get(o client.Object) {

@@ -115,18 +115,9 @@ func (w *world) reconcile() (ctrl.Result, error) {
 }
 
 // converge reconciles until there is nothing to do, like the watches and the queue.
-func (w *world) converge() (last ctrl.Result) {
+func (w *world) converge() ctrl.Result {
 	w.t.Helper()
-	var err error
-	for range 20 {
-		writes := w.calls.Writes
-		last, err = w.reconcile()
-		if changed := w.kubernetes(); err == nil && writes == w.calls.Writes && !changed {
-			return last
-		}
-	}
-	w.t.Fatal("it does not converge:", err)
-	return last
+	return w.calls.Settle(w.t, w.r, w.kubernetes, name)
 }
 
 // kubernetes gives the Service an address, and the Deployment a ready pod. It returns whether it

@@ -23,6 +23,7 @@ import (
 type kept struct {
 	t *testing.T
 	client.WithWatch
+	calls  *controllertest.Calls
 	r      *Disks
 	events chan string
 }
@@ -39,7 +40,7 @@ func newKept(t *testing.T, calls *controllertest.Calls) *kept {
 	s := &v1alpha1.VMIdentitySnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
 		Name: "monday", UID: "monday"}}
 	s.Spec.IdentityName = "vm1"
-	k := &kept{t: t, events: make(chan string, 1000)}
+	k := &kept{t: t, calls: calls, events: make(chan string, 1000)}
 	k.WithWatch = fake.NewClientBuilder().WithScheme(scheme).WithObjects(id, claim, s).
 		WithStatusSubresource(&v1alpha1.VMIdentity{}, &v1alpha1.VMIdentitySnapshot{}).Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Snapshots: true})
@@ -50,27 +51,9 @@ func newKept(t *testing.T, calls *controllertest.Calls) *kept {
 	return k
 }
 
-// settle reconciles until nothing changes any more.
-func (k *kept) settle() (last ctrl.Result) {
+func (k *kept) settle() ctrl.Result {
 	k.t.Helper()
-	for range 30 {
-		before := k.version()
-		var err error
-		last, err = k.r.Reconcile(k.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{
-			Namespace: "default", Name: "monday"}})
-		if err == nil && k.version() == before {
-			return last
-		}
-	}
-	k.t.Fatal("it does not settle")
-	return last
-}
-
-func (k *kept) version() string {
-	s, v := &v1alpha1.VMIdentitySnapshot{}, source.NewSnapshot()
-	controllertest.There(k.t, k, "default", "monday", s)
-	controllertest.There(k.t, k, "default", "vmsnap-monday", v)
-	return s.ResourceVersion + " " + v.GetResourceVersion()
+	return k.calls.Settle(k.t, k.r, nil, client.ObjectKey{Namespace: "default", Name: "monday"})
 }
 
 func (k *kept) snapshot() *v1alpha1.VMIdentitySnapshot {

@@ -130,22 +130,13 @@ func (w *world) reconcile(name string) (ctrl.Result, error) {
 }
 
 // converge reconciles until there is nothing to do.
-func (w *world) converge(names ...string) (last ctrl.Result) {
+func (w *world) converge(names ...string) ctrl.Result {
 	w.t.Helper()
-	var err error
-	for range 40 {
-		writes, failed := w.calls.Writes, false
-		for _, name := range names {
-			if last, err = w.reconcile(name); err != nil {
-				failed = true
-			}
-		}
-		if !w.kubernetes() && !failed && writes == w.calls.Writes {
-			return last
-		}
+	var keys []client.ObjectKey
+	for _, name := range names {
+		keys = append(keys, client.ObjectKey{Namespace: "default", Name: name})
 	}
-	w.t.Fatal("it does not converge:", err)
-	return last
+	return w.calls.Settle(w.t, w.r, w.kubernetes, keys...)
 }
 
 func (w *world) identity(name string) *v1alpha1.VMIdentity {
