@@ -41,9 +41,9 @@ func (c *cluster) moves(t *testing.T) {
 	kept(t, dir, written)
 }
 
-// movable is the example of a machine that moves. For the earlier QEMU, its processor has no feature
-// that the later one does not emulate, and is limited: QEMU 7.2 can mix up the connections of a
-// migration with several, which KubeVirt makes if it is not.
+// movable is the example of a machine that moves. For the earlier QEMU, its processor has no
+// feature that the later one does not emulate, and is limited: QEMU 7.2 can mix up the connections
+// of a migration with several, which KubeVirt makes if it is not.
 func (c *cluster) movable(t *testing.T) string {
 	t.Helper()
 	const earlier = "domain:\n        cpu: {features: [{name: pcommit, policy: disable}]}\n" +
