@@ -24,9 +24,19 @@ func Resolved(dir string) (string, error) { return filepath.EvalSymlinks(dir) }
 var ErrLinked = errors.New("the file has other names (hard links) and may be somebody else's; " +
 	"remove the link, or the file")
 
-// openDir opens a directory for the *at system calls: one part of its path after the other.
-// openat2(2), which some seccomp profiles and kernels before 5.6 refuse, would save some calls.
+// openDir opens a directory for the *at system calls.
 func openDir(path string) (fd int, err error) {
+	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
+	err = Retry(func() (err error) { fd, err = unix.Openat2(unix.AT_FDCWD, path, how); return err })
+	if err == unix.ENOSYS || err == unix.EPERM {
+		return walkDir(path) // kernels before 5.6, and some seccomp profiles
+	}
+	return fd, err
+}
+
+// walkDir is openDir for kernels without openat2: it opens one part of the path after the other.
+func walkDir(path string) (fd int, err error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
 	start := "."
 	if filepath.IsAbs(path) {
