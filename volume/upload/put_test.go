@@ -378,6 +378,21 @@ func TestCompleteFails(t *testing.T) {
 	requireSays(t, s.put(t, "vm", rawDisk(1<<20)), http.StatusCreated)
 }
 
+// TestRecordStays: a volume that is served keeps its disk, whatever becomes of the upload's record.
+func TestRecordStays(t *testing.T) {
+	s, raw := newServer(t), rawDisk(1<<20)
+	v := s.volumes.add(t, "vm", 0)
+	v.done = func() { // it cannot be removed
+		path := filepath.Join(v.Dir(), recordName)
+		require.NoError(t, os.Remove(path))
+		require.NoError(t, os.MkdirAll(filepath.Join(path, "below"), 0o700))
+	}
+	requireSays(t, s.put(t, "vm", raw), http.StatusCreated)
+	content, err := os.ReadFile(filepath.Join(v.Dir(), diskName))
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(raw, content))
+}
+
 // TestForeignDisk: a file that no upload has made is not replaced.
 func TestForeignDisk(t *testing.T) {
 	s := newServer(t)

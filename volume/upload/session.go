@@ -3,7 +3,6 @@ package upload
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -458,10 +457,9 @@ func (s *session) place(ctx context.Context, name, image string) error {
 	if err := s.volume.Complete(ctx, image); err != nil {
 		return err
 	}
-	// The volume is served. Only the record is left, and it is not read any more.
-	if err := osfile.Remove(filepath.Join(s.dir, recordName)); err != nil {
-		return fmt.Errorf("the volume is served, but %w", err)
-	}
+	// The volume is served. Only the record is left, and nobody reads it any more. It goes with the
+	// volume if it cannot be removed now.
+	_ = osfile.Remove(filepath.Join(s.dir, recordName))
 	return nil
 }
 

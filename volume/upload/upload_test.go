@@ -39,7 +39,8 @@ type fakeVolume struct {
 	ready   bool
 	image   string
 	filling bool
-	fails   error // of Complete
+	fails   error  // of Complete
+	done    func() // is called by Complete at its end; nil: nothing
 	ctx     context.Context
 	cancel  context.CancelFunc
 }
@@ -107,6 +108,9 @@ func (v *fakeVolume) Complete(_ context.Context, image string) error {
 	v.of.mu.Lock()
 	defer v.of.mu.Unlock()
 	v.ready, v.image = true, image
+	if v.done != nil {
+		v.done()
+	}
 	return nil
 }
 
