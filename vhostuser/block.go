@@ -60,6 +60,7 @@ type run struct {
 	*serving.Turn
 	q     *queue
 	busy  bool // it has executed something since it slept
+	taken uint // how often it has looked for a request
 	late  bool // it executes requests that wait for storage
 	left  bool // guarded by conn.mu; the request is given up because its ring stops
 	req   *request

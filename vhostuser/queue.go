@@ -71,7 +71,7 @@ func (q *queue) start() error {
 	if err := q.begin(); err != nil {
 		return err
 	}
-	if err := q.sleeper.open(q.kick); err != nil {
+	if err := q.sleeper.open(q); err != nil {
 		return err
 	}
 	if !rings.add(1) {
@@ -334,6 +334,9 @@ func (q *queue) next(run *run) (ok bool, err error) {
 			q.tellDriver()
 			return false, nil
 		}
+		if run.taken++; run.taken%turnLength == 0 {
+			q.yield()
+		}
 		ok, err := q.take(run)
 		if ok || err != nil {
 			return ok, err
@@ -345,12 +348,10 @@ func (q *queue) next(run *run) (ok bool, err error) {
 				continue
 			}
 		}
-		if !q.await() {
+		if !q.sleep() {
 			continue
 		}
-		run.busy = false
-		q.sleeper.sleep()
-		looked = true
+		run.busy, looked = false, true
 		if q.stop.Load() {
 			return false, nil
 		}
@@ -421,10 +422,11 @@ func (q *queue) waiting() bool {
 	return q.ring.waiting()
 }
 
+// await asks the driver for a kick. It returns false if there is something to do already.
 func (q *queue) await() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.full || len(q.resumed) == 0 && q.ring.await()
+	return !q.owes && (q.full || len(q.resumed) == 0 && q.ring.await())
 }
 
 func (q *queue) quiet() {

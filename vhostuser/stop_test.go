@@ -247,3 +247,15 @@ func TestRegionIsKept(t *testing.T) {
 	_, err = f.resume(1000)
 	require.ErrorContains(t, err, "lags")
 }
+
+// TestManyAwake: where many rings are awake, Go's poller wakes those that are kicked.
+func TestManyAwake(t *testing.T) {
+	rings.awake.Add(maxRings)
+	defer rings.awake.Add(-maxRings)
+	for name, test := range map[string]func(*testing.T){"indexes wrap": TestIndexesWrap,
+		"stop": TestStop, "requests are left": TestStopLeavesRequests, "far": TestFarContent,
+		"another call": TestCallThatWaits, "scarce memory": TestScarceMemory,
+		"memory is cut": TestMemoryIsCutShort, "nothing stays": TestNothingStays} {
+		t.Run(name, test)
+	}
+}

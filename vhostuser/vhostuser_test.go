@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -455,6 +456,7 @@ func TestStorageThatWaits(t *testing.T) {
 type waiting struct {
 	*disktest.Memory
 	arrives chan struct{}
+	waited  atomic.Int32 // so many calls
 }
 
 // arrived is a block of a waiting disk that is there when somebody waits for it.
@@ -466,6 +468,7 @@ func (w *waiting) ReadAt(ctx context.Context, p []byte, off int64) (int, error) 
 			return 0, disk.ErrNotNow
 		}
 		if off != arrived {
+			w.waited.Add(1)
 			<-w.arrives
 		}
 	}

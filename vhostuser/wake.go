@@ -1,9 +1,11 @@
 package vhostuser
 
 import (
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,11 +15,18 @@ import (
 type sleeper struct {
 	epoll, wake int
 	events      [2]unix.EpollEvent
+
+	// What Go's poller needs. woken is called before and after the wait.
+	file    *os.File // of epoll
+	polled  syscall.RawConn
+	woken   func(uintptr) bool
+	resting bool
+	yields  bool // it only lets others come before it
 }
 
-// open makes a sleeper that waits for an eventfd. Each write of one end of it is an edge, so it is
-// never read: a sleep costs one system call.
-func (s *sleeper) open(kick int) (err error) {
+// open makes a sleeper of a queue that waits for an eventfd. Each write of one end of it is an
+// edge, so it is never read: a sleep costs one system call.
+func (s *sleeper) open(q *queue) (err error) {
 	s.close()
 	if s.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return err
@@ -25,27 +34,84 @@ func (s *sleeper) open(kick int) (err error) {
 	if s.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return err
 	}
-	for _, fd := range []int{kick, s.wake} {
+	for _, fd := range []int{q.kick, s.wake} {
 		err := unix.EpollCtl(s.epoll, unix.EPOLL_CTL_ADD, fd,
 			&unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(fd)})
 		if err != nil {
 			return err
 		}
 	}
-	return nil
+	if err := unix.SetNonblock(s.epoll, true); err != nil { // Go's poller takes no others
+		return err
+	}
+	s.file = os.NewFile(uintptr(s.epoll), "the kicks of a ring")
+	s.woken = func(uintptr) bool {
+		switch {
+		case s.resting:
+			return true
+		case s.yields:
+			s.wakeUp()
+		case q.stop.Load() || !q.await():
+			return true
+		}
+		s.resting = true
+		return false
+	}
+	s.polled, err = s.file.SyscallConn()
+	return err
 }
 
 func (s *sleeper) close() {
-	closeFD(s.epoll)
+	if s.file == nil {
+		closeFD(s.epoll)
+	} else {
+		_ = s.file.Close()
+	}
 	closeFD(s.wake)
-	s.epoll, s.wake = -1, -1
-}
-
-func (s *sleeper) sleep() {
-	_, _ = unix.EpollWait(s.epoll, s.events[:], -1)
+	s.epoll, s.wake, s.file = -1, -1, nil
 }
 
 func (s *sleeper) wakeUp() { tell(s.wake) }
+
+// sleep waits until there may be something to do. It returns false if that is so already.
+//
+// A thread that sleeps in a system call wakes soonest. But where as many rings are awake as there
+// are processors, the kernel would only switch between their threads. Then Go's poller wakes those
+// that were kicked, and a few threads go from ring to ring.
+func (q *queue) sleep() bool {
+	others := rings.awake.Add(-1)
+	defer rings.awake.Add(1)
+	s := &q.sleeper
+	if others >= rings.processors.Load() {
+		s.resting = false
+		if s.polled.Read(s.woken) == nil {
+			return s.resting
+		}
+		// The poller has not taken it.
+	}
+	if !q.await() {
+		return false
+	}
+	_, _ = unix.EpollWait(s.epoll, s.events[:], -1)
+	return true
+}
+
+// turnLength is how many requests of a ring come one after the other where others wait for their
+// turn.
+const turnLength = 64
+
+// yield lets others that were kicked come before this ring, which has more to do. Go's scheduler
+// would do so after 10 ms.
+func (q *queue) yield() {
+	if rings.awake.Load() <= rings.processors.Load() {
+		return
+	}
+	s := &q.sleeper
+	q.tellDriver()
+	s.resting, s.yields = false, true
+	_ = s.polled.Read(s.woken)
+	s.yields = false
+}
 
 // tell adds one to an eventfd.
 func tell(fd int) {
@@ -85,13 +151,12 @@ func (c *caller) drain() {
 // before it makes the next one has it within that time.
 const lookFor = 30 * time.Microsecond
 
-// look waits for a request for a moment, without sleep. It returns whether there may be one.
+// look waits for a request for a moment, without sleep. It returns whether there may be one. Where
+// more rings are awake than half of the processors, it does not: the others need them.
 func (q *queue) look() bool {
-	if int(lookers.Add(1)) > max(1, int(rings.processors.Load())/2) {
-		lookers.Add(-1)
+	if rings.awake.Load() > max(1, rings.processors.Load()/2) {
 		return false
 	}
-	defer lookers.Add(-1)
 	for begun := time.Now(); time.Since(begun) < lookFor; {
 		if q.waiting() || q.stop.Load() {
 			return true
@@ -104,18 +169,14 @@ func (q *queue) look() bool {
 // process that has 10,000 of them.
 const maxRings = 4096
 
-// maxExtra is how many goroutines run at once beyond those that Go has processors for. A goroutine
-// that wakes in a system call goes on at once only if there is room for one more; otherwise its
-// thread sleeps again, and another one is woken for it. The kernel is better at that.
-const maxExtra = 16
-
 // rings is how many rings run now.
 var rings ringCount
 
 type ringCount struct {
 	mu         sync.Mutex
 	n          int          // guarded by mu
-	processors atomic.Int32 // as Go has found them; 0: no ring has run yet
+	awake      atomic.Int32 // those that do not sleep
+	processors atomic.Int32 // as Go had found them when the last ring began
 }
 
 // add counts rings that begin or end. It returns false if there would be too many.
@@ -125,15 +186,8 @@ func (r *ringCount) add(n int) bool {
 	if r.n+n > maxRings {
 		return false
 	}
-	if r.n == 0 {
-		r.processors.Store(int32(runtime.GOMAXPROCS(0)))
-	}
 	r.n += n
-	if want := int(r.processors.Load()) + min(r.n, maxExtra); want != runtime.GOMAXPROCS(0) {
-		runtime.GOMAXPROCS(want)
-	}
+	r.awake.Add(int32(n))
+	r.processors.Store(int32(runtime.GOMAXPROCS(0)))
 	return true
 }
-
-// lookers is how many queues look at their rings now. They must leave processors to the others.
-var lookers atomic.Int32
