@@ -11,34 +11,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// newFarServer is newServer with the content of LUN 1 far away. hold is how long a command may wait
-// for content.
-func newFarServer(t *testing.T, hold time.Duration) (*server, *disktest.Distant) {
-	far := disktest.NewDistant(disktest.NewMemory(diskSize))
-	return start(t, func(o *options) {
-		o.LUNs[0].Disk = far
-		o.Shared.HoldTimeout = hold
-	}), far
-}
-
-func farWaits(t *testing.T, far *disktest.Distant, commands int) {
-	t.Helper()
-	testtool.Eventually(t,
-		func() bool { return far.Waiting() == commands }, "commands wait for content")
-}
+// wide lets a session of a farServer send as many commands as others.
+func wide(o *options) { o.Limits.CommandWindow = 0 }
 
 // TestOthersGoOn has many commands wait for content. Everything else on the same connection goes
 // on. No reader waits, not even until the watchdog notices.
 func TestOthersGoOn(t *testing.T) {
-	s, far := newFarServer(t, time.Hour)
+	s := startFar(t, time.Hour, wide)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
-	far.Cut()
+	s.far.Cut()
 	var held []*tt.Task
 	for i := range uint32(32) {
 		cmd := tt.Read10(1, i*8, 8)
@@ -47,7 +33,7 @@ func TestOthersGoOn(t *testing.T) {
 		}
 		held = append(held, c.MustStart(t, cmd))
 	}
-	farWaits(t, far, len(held))
+	s.waits(t, len(held))
 	require.Zero(t, s.Stalls(1))
 	for i := range uint32(500) {
 		data := bytes.Repeat([]byte{byte(i)}, 4096)
@@ -58,10 +44,10 @@ func TestOthersGoOn(t *testing.T) {
 	require.NoError(t, err)
 	c.MustGood(t, tt.Write10(1, 1024, make([]byte, 4096))) // whole blocks of the same LUN
 	require.Zero(t, s.Stalls(1))
-	farWaits(t, far, len(held))
+	s.waits(t, len(held))
 	require.Equal(t, len(held), s.Sessions()[0].Waiting)
-	waitsFor(t, s, 1, status.TroubleRegistry, int64(len(held)))
-	far.Restore()
+	waitsFor(t, s.server, 1, status.TroubleRegistry, int64(len(held)))
+	s.far.Restore()
 	for _, task := range held {
 		require.True(t, task.MustFinish(t).Good())
 	}
@@ -76,15 +62,15 @@ func TestOthersGoOn(t *testing.T) {
 // sessions still get memory for their commands: many answers of BUSY would soon be errors for their
 // guests.
 func TestHeldCommandsLeaveMemory(t *testing.T) {
-	s, far := newFarServer(t, time.Hour)
-	far.Cut()
+	s := startFar(t, time.Hour, wide)
+	s.far.Cut()
 	for i := range 3 {
 		name := fmt.Sprintf("iqn.2026-01.test:%d", i)
 		c := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: name}, 1)
 		for range 128 {
 			c.MustStart(t, tt.Read10(1, 0, 512))
 		}
-		farWaits(t, far, (i+1)*128)
+		s.waits(t, (i+1)*128)
 	}
 	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 2)
 	for range 64 {
@@ -102,17 +88,17 @@ func TestDistantStorm(t *testing.T) {
 	if testing.Short() {
 		rounds = 50
 	}
-	s, far := newFarServer(t, 5*time.Millisecond)
+	s := startFar(t, 5*time.Millisecond, wide)
 	ctx, stop := context.WithCancel(t.Context())
 	var weather, users sync.WaitGroup
 	weather.Go(func() {
 		r := rand.New(rand.NewPCG(1, 1))
 		for ctx.Err() == nil {
-			[]func(){far.Cut, far.Refuse, far.Restore, far.Restore, far.Forget,
-				func() { far.Slow(time.Duration(r.IntN(2000)) * time.Microsecond) }}[r.IntN(6)]()
+			[]func(){s.far.Cut, s.far.Refuse, s.far.Restore, s.far.Restore, s.far.Forget,
+				func() { s.far.Slow(time.Duration(r.IntN(2000)) * time.Microsecond) }}[r.IntN(6)]()
 			time.Sleep(time.Duration(r.IntN(5000)) * time.Microsecond)
 		}
-		far.Restore()
+		s.far.Restore()
 	})
 	for i := range uint32(initiators) {
 		name := fmt.Sprintf("iqn.2026-01.test:%d", i)
@@ -121,7 +107,7 @@ func TestDistantStorm(t *testing.T) {
 			r := rand.New(rand.NewPCG(2, uint64(i)))
 			var content [blocks][]byte
 			for b := range content {
-				content[b] = make([]byte, 512)
+				content[b] = farContent[(int(i)*blocks+b)*512:][:512]
 			}
 			for range rounds {
 				first := r.IntN(blocks)
@@ -153,5 +139,5 @@ func TestDistantStorm(t *testing.T) {
 	stop()
 	weather.Wait()
 	testtool.Eventually(t, func() bool { return s.DataInUse() <= 512<<10 }, "nothing is held")
-	require.Zero(t, far.Waiting())
+	require.Zero(t, s.far.Waiting())
 }
