@@ -13,24 +13,15 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// newTarget makes a target with disks.
-func newTarget(t *testing.T, c serving.Config, opt target.Options, disks ...serving.Options) (
-	*target.Server, *serving.Disks) {
+// startTarget serves disks until the test ends.
+func startTarget(t *testing.T, c serving.Config, disks ...serving.Options) *rig.RunningTarget {
 	t.Helper()
-	opt.Disks = serving.New(c)
-	s, err := target.New(opt)
+	all := serving.New(c)
+	s, err := target.New(target.Options{Disks: all})
 	require.NoError(t, err)
 	for _, d := range disks {
-		require.NoError(t, opt.Disks.Add(d))
+		require.NoError(t, all.Add(d))
 	}
-	return s, opt.Disks
-}
-
-// startTarget serves LUN 1 until the test ends.
-func startTarget(t *testing.T) *rig.RunningTarget {
-	t.Helper()
-	one, _ := rig.RunningLUN(1, 1)
-	s, disks := newTarget(t, serving.Config{}, target.Options{}, one)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	served := make(chan error, 1)
@@ -39,7 +30,7 @@ func startTarget(t *testing.T) *rig.RunningTarget {
 		require.NoError(t, s.Close())
 		require.ErrorIs(t, <-served, target.ErrServerClosed)
 	})
-	return &rig.RunningTarget{Server: s, InUse: disks, Portal: l.Addr().String()}
+	return &rig.RunningTarget{Server: s, InUse: all, Portal: l.Addr().String()}
 }
 
 // TestKernelLUNsComeAndGo: the kernel finds a disk, sees it grow and loses it, while it uses
@@ -47,7 +38,8 @@ func startTarget(t *testing.T) *rig.RunningTarget {
 func TestKernelLUNsComeAndGo(t *testing.T) {
 	testtool.NeedNightly(t)
 	t.Parallel() // a guest has one processor
-	s := startTarget(t)
+	one, _ := rig.RunningLUN(1, 1)
+	s := startTarget(t, serving.Config{}, one)
 	g := rig.StartKernelGuest(t)
 	g.Prelude = fmt.Sprintf(`PORTAL=%s TARGET=%s
 # disk is the name of the kernel's disk of a LUN, once udev has made its link.
@@ -146,7 +138,8 @@ iscsiadm -m node -T $TARGET -p $PORTAL --logout`)
 func TestQEMULUNsComeAndGo(t *testing.T) {
 	t.Parallel()
 	rig.Need(t, "qemu-system-x86_64", "qemu-io", rig.QEMUISCSI)
-	s := startTarget(t)
+	one, _ := rig.RunningLUN(1, 1)
+	s := startTarget(t, serving.Config{}, one)
 	m := rig.StartMonitor(t)
 	m.Plug(s, 1)
 	m.Works(1, 1, 0)

@@ -3,7 +3,6 @@ package iscsi
 import (
 	"bytes"
 	"fmt"
-	"net"
 	"os/exec"
 	"sync/atomic"
 	"testing"
@@ -38,17 +37,7 @@ func startFarTarget(t *testing.T, hold time.Duration) *farTarget {
 	one, _ := rig.RunningLUN(1, 1)
 	two, _ := rig.RunningLUN(2, 2)
 	one.Disk = f.far
-	s, _ := newTarget(t, serving.Config{HoldTimeout: hold, Observer: f},
-		target.Options{}, one, two)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(l) }()
-	t.Cleanup(func() {
-		require.NoError(t, s.Close())
-		require.ErrorIs(t, <-served, target.ErrServerClosed)
-	})
-	f.portal = l.Addr().String()
+	f.portal = startTarget(t, serving.Config{HoldTimeout: hold, Observer: f}, one, two).Portal
 	return f
 }
 
