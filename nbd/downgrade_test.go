@@ -90,7 +90,10 @@ func TestDowngrade(t *testing.T) {
 	uri := func(port string) string {
 		return "nbds://localhost:" + port + "/disk1.raw?tls-certificates=" + a.dir
 	}
-	tool(t, "nbdinfo", uri(port)) // nobody is between
+	// Nobody is between.
+	require.Contains(t, tool(t, "nbdinfo", uri(port)), "TLS")
+	tool(t, "qemu-img", "map", "--object", "tls-creds-x509,id=tls0,endpoint=client,dir="+a.dir,
+		"--image-opts", "driver=nbd,host=localhost,port="+port+",export=disk1.raw,tls-creds=tls0")
 	for name, insists := range map[string]*exec.Cmd{
 		"libnbd": exec.Command("nbdinfo", "PORT"),
 		"QEMU": exec.Command("qemu-img", "map", "--object",

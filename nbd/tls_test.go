@@ -218,17 +218,6 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	require.ErrorContains(t, err, "has no certificate")
 }
 
-// TestTLSClients has common clients use TLS.
-func TestTLSClients(t *testing.T) {
-	v, a := serve(t, 1, nil), newAuthority(t)
-	port := v.serveTLS(t, a, nil)
-	a.issue("client", certtest.Client("Alice"))
-	out := tool(t, "nbdinfo", "nbds://localhost:"+port+"/disk1.raw?tls-certificates="+a.dir)
-	require.Contains(t, out, "TLS")
-	tool(t, "qemu-img", "map", "--object", "tls-creds-x509,id=tls0,endpoint=client,dir="+a.dir,
-		"--image-opts", "driver=nbd,host=localhost,port="+port+",export=disk1.raw,tls-creds=tls0")
-}
-
 // TestTLSCarriesData moves data in pieces that are smaller and larger than what is sent together,
 // many requests at once. When the client is done, the server ends TLS before the connection, as the
 // specification asks for: without that, a client cannot know that nothing was cut off.

@@ -1,7 +1,6 @@
 package target_test
 
 import (
-	"fmt"
 	"sync"
 	"testing"
 
@@ -33,15 +32,13 @@ func done(t *testing.T, sess *Session, cmd *pdu.SCSICommand) pdu.SCSIResponse {
 
 func TestCmdSN(t *testing.T) {
 	s := start(t)
-	for _, first := range []uint32{1, 0, 0x7ffffffe, 0xfffffff8} {
-		t.Run(fmt.Sprintf("4.2.2.1/counts on from %#x", first), func(t *testing.T) {
-			sess := s.login(t, LoginOptions{CmdSN: first})
-			for range 300 {
-				sess.MustGood(t, TestUnitReady(1))
-				require.Equal(t, sess.CmdSN, sess.ExpCmdSN)
-			}
-		})
-	}
+	t.Run("4.2.2.1/counts on from 0xfffffff8", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{CmdSN: 0xfffffff8})
+		for range 300 {
+			sess.MustGood(t, TestUnitReady(1))
+			require.Equal(t, sess.CmdSN, sess.ExpCmdSN)
+		}
+	})
 	t.Run("4.2.2.1/a duplicate is ignored in silence", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		sess.MustGood(t, TestUnitReady(1))

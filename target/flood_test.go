@@ -15,7 +15,6 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
@@ -90,15 +89,8 @@ func TestFewDescriptors(t *testing.T) {
 // authentication.
 func TestMemoryBeforeLogin(t *testing.T) {
 	const conns = 200
-	auth, err := chap.NewAuthenticator(
-		chap.Config{Initiator: chap.Credential{Username: "fedora",
-			Secret: chap.NewSecret("correct horse 1")}})
-	require.NoError(t, err)
 	// so many connections take a while on a busy machine
-	s := start(t, func(o *options) {
-		o.Auth, o.Limits.LoginTimeout = auth,
-			10*time.Minute
-	})
+	s := start(t, withCHAP(), limits(target.Limits{LoginTimeout: 10 * time.Minute}))
 	all := make([]*tt.Conn, conns)
 	for i := range all {
 		all[i] = tt.MustDial(t, s.addr)
@@ -167,25 +159,20 @@ func TestSessionsPerAddress(t *testing.T) {
 // TestFailingAddressIsSlowedDown checks that logins wait, but work, after several failures of
 // authentication from their address.
 func TestFailingAddressIsSlowedDown(t *testing.T) {
-	auth, err := chap.NewAuthenticator(
-		chap.Config{Initiator: chap.Credential{Username: "fedora",
-			Secret: chap.NewSecret("correct horse 1")}})
-	require.NoError(t, err)
 	core, logs := observer.New(zapcore.DebugLevel)
-	s := start(t, func(o *options) {
-		o.Auth, o.Log, o.Limits.LoginDelay = auth, zap.New(core), 300*time.Millisecond
+	s := start(t, withCHAP(), func(o *options) {
+		o.Log, o.Limits.LoginDelay = zap.New(core), 300*time.Millisecond
 	})
 	heldUp := func() int { return logs.FilterMessageSnippet("held up").Len() }
 	for i := range 6 {
 		require.Equal(t, max(0, i-3), heldUp())
 		_, err := tt.Login(s.addr,
-			tt.LoginOptions{CHAP: &tt.CHAP{Username: "fedora", Password: "wrong password"}})
+			tt.LoginOptions{CHAP: &tt.CHAP{Username: user, Password: "wrong password"}})
 		var refused *tt.LoginError
 		require.ErrorAs(t, err, &refused)
 		require.Equal(t, uint16(0x0201), refused.Status)
 	}
-	c := tt.MustLogin(t, s.addr,
-		tt.LoginOptions{CHAP: &tt.CHAP{Username: "fedora", Password: "correct horse 1"}}, 1)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{CHAP: good()}, 1)
 	require.Equal(t, 4, heldUp())
 	c.MustGood(t, tt.TestUnitReady(1))
 }
