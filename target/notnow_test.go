@@ -199,6 +199,7 @@ func TestNotNowQualifier(t *testing.T) {
 	sess := s.login(t, LoginOptions{Keys: KV("iSCSIProtocolLevel", "2")})
 	s.far.Cut()
 	require.EqualValues(t, 1, sess.MustFail(t, Read10(1, 0, 1), statusBusy).Qualifier)
+	require.Zero(t, sess.MustFail(t, Read10(1, diskSize/BlockSize, 1), "05/21/00").Qualifier)
 }
 
 // TestNotNowAtOnce has a disk that says many times, at once, that its content is not here. The
