@@ -34,8 +34,8 @@ offset=32m
 size=96m
 `
 
-// TestFio has fio in a guest write and verify for a minute, nightly for most of an hour, while the
-// daemon is killed now and then.
+// TestFio has fio in a guest write and verify for two minutes, nightly for an hour, while the daemon
+// is killed now and then.
 func TestFio(t *testing.T) {
 	t.Parallel()
 	rig.Need(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
@@ -45,7 +45,7 @@ func TestFio(t *testing.T) {
 	opt.Memory, opt.Args = memory, devices(rig.Installed, memory, s.socket("disk.raw"))
 	opt.Guest.Packages = append(opt.Guest.Packages, "zlib1g", "fio")
 	opt.Guest.Files = map[string]string{"/root/jobs": fmt.Sprintf(fioJobs,
-		testtool.Rounds(60, 3000))}
+		testtool.Rounds(120, 3600))}
 	g, _ := rig.Boot(t, opt)
 	g.OK(t, "(set +e; fio /root/jobs; echo $? >/tmp/status) >/tmp/fio.log 2>&1 &")
 	for kills := 0; ; kills++ {
