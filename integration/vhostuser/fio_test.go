@@ -34,8 +34,8 @@ offset=32m
 size=96m
 `
 
-// TestFio has fio in a guest write and verify for two minutes, nightly for an hour, while the daemon
-// is killed now and then.
+// TestFio has fio in a guest write and verify for two minutes, nightly for an hour, while the
+// daemon is killed now and then.
 func TestFio(t *testing.T) {
 	t.Parallel()
 	rig.Need(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
