@@ -58,6 +58,7 @@ func testGuest(t *testing.T, generation rig.Generation) {
 	g.OK(t, moreRounds(8))
 	g.OK(t, everythingWritten)
 	usesNewSpace(t, g)
+	resetsDevice(t, g, "vdd")
 	turnsCacheOff(t, s, g)
 	require.Empty(t, g.Warnings(t))
 	sum := strings.Fields(g.OK(t, "sync; md5sum /dev/vda"))[0]
@@ -208,6 +209,31 @@ func usesNewSpace(t *testing.T, g *rig.KernelGuest) {
 dd if=/tmp/want of=/dev/vda bs=1048576 seek=88 conv=notrunc,fsync 2>/dev/null
 dd if=/dev/vda of=/tmp/got bs=1048576 skip=88 iflag=direct 2>/dev/null
 cmp /tmp/want /tmp/got`)
+}
+
+// resetsDevice has the guest take its driver off a disk in the middle of writes, which resets the
+// device, and give it back. Requests under way may end with errors there, and nothing else does.
+func resetsDevice(t *testing.T, g *rig.KernelGuest, disk string) {
+	t.Helper()
+	g.OK(t, "disk="+disk+`
+cd /sys/bus/virtio/drivers/virtio_blk
+for i in 1 2 3 4 5; do
+	device=$(basename $(readlink -f /sys/block/$disk/device))
+	rm -f /tmp/node
+	mknod /tmp/node b $(tr : ' ' </sys/block/$disk/dev)
+	for n in 0 1 2 3; do
+		while dd if=/tmp/want of=/tmp/node bs=65536 seek=$((n * 64)) count=64 oflag=direct 			conv=notrunc; do :; done 2>/dev/null &
+	done
+	`+until(`test "$(xargs </sys/block/$disk/inflight)" != "0 0"`)+`
+	echo $device >unbind
+	wait
+	echo $device >bind
+	`+until("test -b /dev/$disk")+`
+	dd if=/tmp/want of=/dev/$disk bs=1M seek=8 conv=notrunc,fsync 2>/dev/null
+	dd if=/dev/$disk of=/tmp/got bs=1M skip=8 count=8 iflag=direct 2>/dev/null
+	cmp /tmp/want /tmp/got
+done
+dmesg -C`)
 }
 
 // turnsCacheOff has the guest turn the write cache off: it flushes nothing any more.
