@@ -27,7 +27,7 @@ type machine struct {
 	uid  string
 	pod  corev1.Pod
 
-	freed bool // once, see phase
+	waits int // the result of unresponsive after the last migration that phase made again
 }
 
 // running waits until a machine runs and its guest has booted.

@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -114,29 +115,44 @@ const evacuation = "kubevirt-evacuation-"
 
 // phase is that of a migration. KubeVirt's handler of a node may keep its connection to a launcher
 // that has ended, if that ends while it is told to, and then waits for it in the next migration to
-// the node: see docs/kubevirt.md. The migration is made to fail once, and is made again.
+// the node: see docs/kubevirt.md. That migration is made to fail, and is made again.
 func (m *machine) phase(name string) string {
 	m.t.Helper()
 	phase := func() string {
 		return m.c.Kubectl(m.t, "get", "vmim", name, "-o", "jsonpath={.status.phase}")
 	}
 	is := phase()
-	if m.freed || is != "PreparingTarget" || !strings.Contains(m.c.Kubectl(m.t, "get", "events",
-		"--field-selector", "reason=SyncFailed,involvedObject.name="+m.name),
-		"unresponsive command server") {
+	if is != "PreparingTarget" || m.unresponsive()-m.waits < 10 {
 		return is
 	}
 	m.t.Logf("KubeVirt waits for the former launcher of %s: %s ends", m.name, name)
-	m.freed = true
 	m.c.Kubectl(m.t, "delete", "pods", "--wait=false", "-l", "kubevirt.io/migrationJobUID="+
 		m.c.Kubectl(m.t, "get", "vmim", name, "-o", "jsonpath={.metadata.uid}"))
 	m.c.until(m.t, name+" has failed", func() bool { return phase() == "Failed" })
+	m.waits = m.unresponsive()
 	if strings.HasPrefix(name, evacuation) {
 		return "Failed" // KubeVirt makes the next one
 	}
 	m.c.Kubectl(m.t, "delete", "vmim", name)
 	m.c.Apply(m.t, migration(name, m.name))
 	return "Pending"
+}
+
+// unresponsive is how often KubeVirt has said that a launcher of the machine does not answer, about
+// once a second.
+func (m *machine) unresponsive() (times int) {
+	m.t.Helper()
+	for _, said := range strings.Split(m.c.Kubectl(m.t, "get", "events", "--field-selector",
+		"reason=SyncFailed,involvedObject.name="+m.name, "-o",
+		`jsonpath={range .items[*]}{.count} {.message}{"\n"}{end}`), "\n") {
+		count, message, _ := strings.Cut(said, " ")
+		if strings.Contains(message, "unresponsive command server") {
+			n, err := strconv.Atoi(count)
+			require.NoError(m.t, err)
+			times += n
+		}
+	}
+	return times
 }
 
 // evict evicts the machine's pod, as a drain does. KubeVirt moves the machine instead.
@@ -163,7 +179,7 @@ func (m *machine) evict() {
 			return false
 		}
 		if len(words) > 3 { // failed
-			require.True(m.t, m.freed, state)
+			require.Positive(m.t, m.waits, state)
 			return false
 		}
 		return words[0] != from.Spec.NodeName
