@@ -171,6 +171,11 @@ func TestViolations(t *testing.T) {
 		f.taken.Store(1)
 		_, err = d.Queue(0).Stop()
 		require.ErrorContains(t, err, "stopped at 1 of 1, but 1 requests have no answer")
+		_, err = d.Prepare(0, Command{Type: TypeFlush})
+		require.NoError(t, err)
+		f.taken.Store(0)
+		_, err = d.Queue(0).Stop()
+		require.NoError(t, err, "the second one is not published")
 	})
 }
 

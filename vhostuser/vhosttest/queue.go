@@ -227,9 +227,10 @@ func (q *Queue) Stop() (base uint16, err error) {
 		if err := q.reapLocked(); err != nil {
 			return err
 		}
-		if int(q.published-base) != q.waiting+q.byHand {
+		// Another goroutine may be about to publish what it has added.
+		if int(q.next-base) != q.waiting+q.byHand {
 			return fmt.Errorf("%w: queue %d stopped at %d of %d, but %d requests have no answer",
-				ErrViolation, q.Index, base, q.published, q.waiting+q.byHand)
+				ErrViolation, q.Index, base, q.next, q.waiting+q.byHand)
 		}
 		return nil
 	})
