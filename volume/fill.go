@@ -16,9 +16,6 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// UploadPrefix is the prefix of all files that an upload keeps beside disk.img.
-const UploadPrefix = diskName + ".upload"
-
 // Upload is one upload into a volume that awaits its data.
 type Upload struct {
 	m   *Manager
@@ -33,8 +30,8 @@ type Upload struct {
 	received, total atomic.Int64
 }
 
-// Fill begins an upload. Each volume takes one at a time. The caller puts the data into files in
-// Dir, calls Complete, and always calls Release. If mayMake is set, Fill makes a missing volume,
+// Fill begins an upload. Each volume takes one at a time. The caller puts the data into Disk, or a
+// file beside it, calls Complete, and always calls Release. If mayMake is set, Fill makes a missing volume,
 // and then made is true: the upload is this volume's, whoever else deletes and makes the name.
 func (m *Manager) Fill(ctx context.Context, name string, mayMake bool) (u *Upload, made bool,
 	err error) {
@@ -101,10 +98,13 @@ func (m *Manager) beginUpload(v *volume) (*Upload, error) {
 	return u, nil
 }
 
-// Dir is the directory for the data: disk.img for a raw disk, or an image of another name. The
-// names of all other files that the caller makes there begin with UploadPrefix. They are deleted
-// with the volume.
-func (u *Upload) Dir() string { return u.dir }
+// Disk is the path of the disk. The paths of all files that the caller makes begin with it. They
+// are deleted with the volume.
+func (u *Upload) Disk() string { return filepath.Join(u.dir, diskName) }
+
+// Files lists what the caller may remove: the disk, and all files whose paths begin as its does,
+// but not those that the volume needs without a disk.
+func (u *Upload) Files() (paths []string, err error) { return disposable(u.dir) }
 
 // Context ends when the upload must end, because its volume is deleted or the server stops.
 func (u *Upload) Context() context.Context { return u.ctx }
@@ -146,10 +146,10 @@ func (u *Upload) progress() *api.Progress {
 	return &api.Progress{Received: u.received.Load(), Total: u.total.Load()}
 }
 
-// Complete makes the volume from the data, and serves it. Without an image, disk.img is the disk,
-// and the caller has brought all of it to storage. Otherwise image is a file in Dir, which is
-// removed when the disk has copied all of it. After an error the volume is as empty as before:
-// disk.img and all files with UploadPrefix are gone.
+// Complete makes the volume from the data, and serves it. Without an image, the file Disk is the
+// disk, and the caller has brought all of it to storage. Otherwise image is the path of a file
+// beside it, which is removed when the disk has copied all of it. After an error the volume is as
+// empty as before: all Files are gone.
 func (u *Upload) Complete(ctx context.Context, image string) error {
 	m, v := u.m, u.v
 	held, err := u.hold(ctx)
@@ -162,7 +162,9 @@ func (u *Upload) Complete(ctx context.Context, image string) error {
 	}
 	before := v.record
 	r := before
-	r.File = image
+	if image != "" {
+		r.File = filepath.Base(image)
+	}
 	r.Size = int64(before.Spec.Size)
 	if r.Place.Kind == store.PlaceClaim {
 		r.State = store.StateFilling

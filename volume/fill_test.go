@@ -46,14 +46,17 @@ func TestFill(t *testing.T) {
 	refused(t, api.CodeInUse, m.Delete(ctx, "vm1", false))
 
 	// Unusable data leaves the volume as empty as it was.
-	disk := filepath.Join(fill.Dir(), diskName)
-	for _, name := range []string{disk, filepath.Join(fill.Dir(), UploadPrefix+".qcow2")} {
+	disk := fill.Disk()
+	for _, name := range []string{disk, fill.Disk() + ".image"} {
 		require.NoError(t, os.WriteFile(name, make([]byte, 1024), 0o600))
 	}
 	f.set(func() { f.opening = func() error { return errFake } })
-	require.ErrorIs(t, fill.Complete(ctx, UploadPrefix+".qcow2"), errFake)
+	require.ErrorIs(t, fill.Complete(ctx, disk+".image"), errFake)
 	f.set(func() { f.opening = nil })
-	entries, err := os.ReadDir(fill.Dir())
+	files, err := fill.Files()
+	require.NoError(t, err)
+	require.Empty(t, files)
+	entries, err := os.ReadDir(filepath.Dir(disk))
 	require.NoError(t, err)
 	require.Len(t, entries, 2) // the record, and its spare
 	fill.Release()
@@ -85,9 +88,9 @@ func TestUploadedImage(t *testing.T) {
 	put(t, m, "vm1", api.Spec{Size: 4096, From: &api.Source{Upload: true}})
 	fill := filling(t, m, "vm1")
 	refused(t, api.CodeTooLarge, fill.Reserve(8192))
-	image := filepath.Join(fill.Dir(), UploadPrefix+".qcow2")
+	image := fill.Disk() + ".image"
 	require.NoError(t, os.WriteFile(image, []byte("QFI"), 0o600))
-	require.NoError(t, fill.Complete(ctx, filepath.Base(image)))
+	require.NoError(t, fill.Complete(ctx, image))
 	fill.Release()
 	require.FileExists(t, image)
 	require.NoError(t, m.Close())
@@ -138,4 +141,24 @@ func TestUploadAndDeletion(t *testing.T) {
 	fill := filling(t, m, "vm1")
 	require.NoError(t, fill.Undo(t.Context()))
 	require.Empty(t, m.List())
+}
+
+// TestUploadLeavesTheMark: an upload to a claim may remove everything that it and a disk have left,
+// and not the mark of the volume: without that and a disk, the storage would count as missing.
+func TestUploadLeavesTheMark(t *testing.T) {
+	f, claim := newFake(), t.TempDir()
+	f.claims = map[string]string{"c": claim}
+	m := start(t, t.TempDir(), f)
+	put(t, m, "vm1", api.Spec{From: upload.From, PVC: &api.Claim{Name: "c"}})
+	require.FileExists(t, filepath.Join(claim, markName))
+	fill := filling(t, m, "vm1")
+	require.NoError(t, os.WriteFile(fill.Disk()+".rest", nil, 0o600))
+	files, err := fill.Files()
+	require.NoError(t, err)
+	require.Equal(t, []string{fill.Disk() + ".rest"}, files)
+	for _, file := range files {
+		require.NoError(t, os.Remove(file))
+	}
+	fill.Release()
+	filling(t, m, "vm1").Release()
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -133,6 +134,14 @@ func diskFiles(dir string) (paths []string, err error) {
 	return paths, err
 }
 
+// disposable lists the files of the disk in a directory that the volume goes on using.
+func disposable(dir string) (paths []string, err error) {
+	paths, err = diskFiles(dir)
+	return slices.DeleteFunc(paths, func(path string) bool {
+		return filepath.Base(path) == markName
+	}), err
+}
+
 // clear removes the disk of a volume and everything else except its record.
 func (m *Manager) clear(r store.Record) error {
 	dir, err := m.dir(r)
@@ -157,11 +166,9 @@ func (m *Manager) clear(r store.Record) error {
 
 // clearDisk removes the files of the disk in a directory, which the volume goes on using.
 func clearDisk(dir string) error {
-	paths, err := diskFiles(dir)
+	paths, err := disposable(dir)
 	for _, path := range paths {
-		if filepath.Base(path) != markName {
-			err = errors.Join(err, osfile.RemoveAll(path))
-		}
+		err = errors.Join(err, osfile.RemoveAll(path))
 	}
 	if err != nil {
 		return err

@@ -3,7 +3,6 @@ package volume
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -88,7 +87,7 @@ func TestUploadOfWhichNobodyKnows(t *testing.T) {
 		m := start(t, t.TempDir(), f)
 		put(t, m, "vm1", api.Spec{From: &api.Source{Upload: true}})
 		fill := filling(t, m, "vm1")
-		path := filepath.Join(fill.Dir(), diskName)
+		path := fill.Disk()
 		require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
 		unsure(m, 1)
 		require.ErrorIs(t, fill.Complete(t.Context(), ""), unix.EIO)

@@ -110,11 +110,3 @@ func SyncDir(path string, sync func(*os.File) error) error {
 
 // SyncParent makes the name of a file durable.
 func SyncParent(path string) error { return SyncDir(filepath.Dir(path), (*os.File).Sync) }
-
-// Rename gives a file another name in its directory, durably. Its content must be on storage.
-func Rename(from, to string) error {
-	if err := osfile.Rename(from, to, 0); err != nil {
-		return err
-	}
-	return SyncParent(to)
-}

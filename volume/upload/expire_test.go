@@ -53,11 +53,11 @@ func TestExpire(t *testing.T) {
 // age makes an upload just too old.
 func (s *server) age(t *testing.T, name string) {
 	t.Helper()
-	dir := filepath.Join(s.volumes.dir, name)
-	rec, err := loadRecord(dir)
+	disk := filepath.Join(s.volumes.dir, name, diskName)
+	rec, err := loadRecord(disk)
 	require.NoError(t, err, fmt.Sprint(s.files(t, name)))
 	rec.Touched = rec.Touched.Add(-maxAge)
-	require.NoError(t, rec.save(dir))
+	require.NoError(t, rec.save(disk))
 	s.handler.slots.mu.Lock()
 	defer s.handler.slots.mu.Unlock()
 	if one := s.handler.slots.all[name]; one != nil && one.paused != nil {

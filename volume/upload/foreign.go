@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/osfile"
@@ -17,14 +16,14 @@ func (s *session) expand(ctx context.Context) error {
 	}
 	// The next process could not tell how far this one has come.
 	s.base.Packed = true
-	if err := s.base.save(s.dir); err != nil {
+	if err := s.base.save(s.volume.Disk()); err != nil {
 		return err
 	}
 	img, err := image.OpenUnnamed(ctx, s.name, s.fill.File(), image.Options{Foreign: true})
 	if err != nil {
 		return err
 	}
-	data := filepath.Join(s.dir, dataName)
+	data := s.volume.Disk() + dataSuffix
 	if err = s.fits(img.Size(), false); err == nil {
 		err = expandTo(ctx, img, data+".raw")
 	}

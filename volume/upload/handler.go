@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"io"
 	"net/http"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -35,14 +36,18 @@ type Options struct {
 
 // Volume is a volume that is being filled. Progress may be called during any other method.
 type Volume interface {
-	Dir() string              // for the disk, and the files of the upload
+	// Disk is the path of the disk. The paths of all files that the upload makes begin with it.
+	Disk() string
+	// Files lists what lies there and may be removed: what the upload has made, and the disk with
+	// what belongs to it. It leaves out what the volume itself needs.
+	Files() (paths []string, err error)
 	Context() context.Context // ends when the upload must end
 	Size() int64              // of the disk, bytes; 0: that of the data
 	Reserve(size int64) error // checks whether the volume may have that size, before data is taken
 	// Progress notes how far the upload is, in bytes. total 0: unknown.
 	Progress(received, total int64)
-	// Complete serves the volume. With image "", the disk is the file disk.img in Dir. Otherwise
-	// image is the name of an image file in Dir, which is removed when it is no longer needed.
+	// Complete serves the volume. With image "", the disk is the file Disk. Otherwise image is the
+	// path of an image beside it, which is removed when it is no longer needed.
 	// After an error the volume awaits content as before.
 	Complete(ctx context.Context, image string) error
 	// Undo removes the volume, which was made for an upload and has not been filled.
@@ -204,7 +209,7 @@ func (h *Handler) start(w http.ResponseWriter, r *http.Request, t *turn, q *requ
 	}
 	rec := record{Version: recordVersion, ID: rand.Text(), Resumable: q.resumable, Made: t.made,
 		Coding: q.coding, Touched: time.Now(), Length: q.length, Want: q.repr}
-	if err := rec.save(t.volume.Dir()); err != nil {
+	if err := rec.save(t.volume.Disk()); err != nil {
 		return nil, err
 	}
 	s := newSession(t.name, t.volume, rec)
@@ -229,7 +234,7 @@ func checkRoom(v Volume, length int64) error {
 	if limit := fileLimit(v.Size()); limit > 0 && length > limit {
 		return tooLarge("the upload has %d bytes, and the volume only %d", length, v.Size())
 	}
-	free, err := osfile.AvailableSpace(v.Dir())
+	free, err := osfile.AvailableSpace(filepath.Dir(v.Disk()))
 	if err != nil {
 		return err
 	}

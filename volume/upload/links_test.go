@@ -29,7 +29,7 @@ func contents(t *testing.T, dir string) map[string]string {
 // that appears in it during an upload never leads out of it, whatever its name is.
 func TestLinks(t *testing.T) {
 	for _, name := range []string{recordName, recordName + ".partial", dataName, qcow2Name,
-		diskName, prefix + ".x"} {
+		diskName, diskName + suffix + ".x"} {
 		for what, data := range map[string][]byte{"good": rawDisk(1 << 20),
 			"refused": bytes.Repeat([]byte("text\n"), 1000)} {
 			t.Run(name+"/"+what, func(t *testing.T) {

@@ -371,9 +371,9 @@ func TestCompleteFails(t *testing.T) {
 	s := newServer(t)
 	v := s.volumes.add(t, "vm", 0)
 	v.fails = io.ErrClosedPipe
-	require.NoError(t, os.WriteFile(filepath.Join(v.Dir(), markName), nil, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(v.Dir(), ownName), nil, 0o600))
 	requireSays(t, s.put(t, "vm", rawDisk(1<<20)), http.StatusInternalServerError)
-	require.Equal(t, []string{markName}, s.files(t, "vm"))
+	require.Equal(t, []string{ownName}, s.files(t, "vm"))
 	v.fails = nil
 	requireSays(t, s.put(t, "vm", rawDisk(1<<20)), http.StatusCreated)
 }
@@ -403,6 +403,30 @@ func TestForeignDisk(t *testing.T) {
 	content, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t, "precious", string(content))
+}
+
+// TestForeignDiskMeanwhile: the same for a file that somebody makes while the data comes, also if
+// the process is killed just before the data gets that name.
+func TestForeignDiskMeanwhile(t *testing.T) {
+	for _, killed := range []bool{false, true} {
+		s, raw := newServer(t), rawDisk(1<<20)
+		v := s.volumes.add(t, "vm", 0)
+		at := s.create(t, "vm", int64(len(raw)))
+		requireSays(t, s.append(t, at, 0, raw[:1<<19], false), http.StatusNoContent)
+		require.NoError(t, os.WriteFile(v.Disk(), []byte("precious"), 0o600))
+		if killed {
+			rec, err := loadRecord(v.Disk())
+			require.NoError(t, err)
+			rec.Placed = true
+			require.NoError(t, rec.save(v.Disk()))
+			s = s.restart(t)
+		}
+		requireSays(t, s.append(t, at, 1<<19, raw[1<<19:], true), http.StatusConflict, v.Disk())
+		require.Equal(t, map[string]string{diskName: "precious"}, contents(t, v.Dir()))
+		require.NoError(t, os.Remove(v.Disk()))
+		requireSays(t, s.put(t, "vm", raw), http.StatusCreated)
+		require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
+	}
 }
 
 func TestMethods(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -14,16 +13,12 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// The files of an upload in the volume's directory.
+// The files of an upload. Their names begin with that of the volume's disk.
 const (
-	diskName   = "disk.img"           // a complete raw disk
-	prefix     = diskName + ".upload" // begins the names of all others
-	recordName = prefix + ".json"     // the record
-	dataName   = prefix + ".data"     // the data so far
-	qcow2Name  = prefix + ".qcow2"    // a complete image
-
-	// markName is a file by which the volume knows its storage: see volume/present.go.
-	markName = diskName + ".volume"
+	suffix       = ".upload"         // begins the suffixes of all
+	recordSuffix = suffix + ".json"  // the record
+	dataSuffix   = suffix + ".data"  // the data so far
+	qcow2Suffix  = suffix + ".qcow2" // a complete image
 )
 
 const recordVersion = 1
@@ -53,15 +48,18 @@ type record struct {
 // maxAge is how long an interrupted upload can be resumed.
 const maxAge = 24 * time.Hour
 
-// loadRecord reads the record in a directory. It returns fs.ErrNotExist if there is none.
-func loadRecord(dir string) (record, error) {
+// loadRecord reads the record of an upload to a disk. It returns fs.ErrNotExist if there is none.
+func loadRecord(disk string) (record, error) {
 	var r record
-	err := durable.LoadRecord(filepath.Join(dir, recordName), &r, recordVersion)
+	err := durable.LoadRecord(disk+recordSuffix, &r, recordVersion)
 	if err == nil {
 		err = r.check()
 	}
 	if err != nil {
 		return record{}, err
+	}
+	if _, err := os.Lstat(disk + dataSuffix); err == nil {
+		r.Placed = false // a kill came first: what has the disk's name is another's
 	}
 	return r, nil
 }
@@ -87,35 +85,35 @@ func (r *record) goesOn() bool {
 }
 
 // save replaces the record in one step. When it returns, the record is on storage.
-func (r *record) save(dir string) error {
+func (r *record) save(disk string) error {
 	text, err := durable.EncodeRecord(r)
 	if err != nil {
 		return err
 	}
 	// Without a spare: the files of an upload go when it is complete.
-	err = durable.Replace(filepath.Join(dir, recordName), text, "", (*os.File).Sync)
+	err = durable.Replace(disk+recordSuffix, text, "", (*os.File).Sync)
 	if err != nil {
 		return fmt.Errorf("the state of the upload: %w", err)
 	}
 	return nil
 }
 
-// clearFiles removes the files that an upload has left in a directory. It removes a disk only if
-// placed is set: then the record says that the upload made the disk. It removes the record last:
-// while it is there, the next start clears again.
-func clearFiles(dir string, placed bool) error {
-	names, err := osfile.Names(dir)
+// clearFiles removes the files that an upload has left. It removes a disk only if placed is set:
+// then the record says that the upload made the disk. It removes the record last: while it is
+// there, the next start clears again.
+func clearFiles(v Volume, placed bool) error {
+	disk := v.Disk()
+	files, err := v.Files()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	for _, name := range names {
-		ours := strings.HasPrefix(name, prefix) || placed && strings.HasPrefix(name, diskName)
-		if ours && name != recordName && name != markName {
-			err = errors.Join(err, osfile.RemoveAll(filepath.Join(dir, name)))
+	for _, file := range files {
+		if (placed || strings.HasPrefix(file, disk+suffix)) && file != disk+recordSuffix {
+			err = errors.Join(err, osfile.RemoveAll(file))
 		}
 	}
 	if err != nil {
 		return err
 	}
-	return osfile.Remove(filepath.Join(dir, recordName))
+	return osfile.Remove(disk + recordSuffix)
 }

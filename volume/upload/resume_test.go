@@ -213,7 +213,7 @@ func TestKilled(t *testing.T) {
 		v := &fakeVolume{of: s.volumes, name: name}
 		require.NoError(t, os.Mkdir(v.Dir(), 0o700))
 		rec := record{Version: recordVersion, ID: "x", Made: name == "made", Length: -1}
-		require.NoError(t, rec.save(v.Dir()))
+		require.NoError(t, rec.save(v.Disk()))
 		require.NoError(t, os.WriteFile(filepath.Join(v.Dir(), dataName), raw, 0o600))
 		s.volumes.all[name] = v
 	}
@@ -234,10 +234,11 @@ func TestKilledBeforeServing(t *testing.T) {
 		at := s.create(t, "vm", int64(len(data)))
 		requireSays(t, s.append(t, at, 0, data, false), http.StatusNoContent)
 		dir := filepath.Join(s.volumes.dir, "vm")
-		rec, err := loadRecord(dir)
+		disk := filepath.Join(dir, diskName)
+		rec, err := loadRecord(disk)
 		require.NoError(t, err)
 		rec.Placed = true
-		require.NoError(t, rec.save(dir))
+		require.NoError(t, rec.save(disk))
 		require.NoError(t, os.Rename(filepath.Join(dir, dataName), filepath.Join(dir, name)))
 		s = s.restart(t)
 		require.Equal(t, len(data), s.offset(t, at))

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	"kubevirt.io/disk/disk"
@@ -18,7 +18,6 @@ import (
 // session is one upload. One request at a time calls its methods.
 type session struct {
 	name   string // of the volume
-	dir    string
 	volume Volume // claimed by the request
 	base   record // the record at the beginning
 
@@ -45,7 +44,7 @@ const syncEvery = 64 << 20
 
 // newSession begins an upload without data.
 func newSession(name string, v Volume, r record) *session {
-	s := &session{name: name, dir: v.Dir(), volume: v, base: r, length: r.Length}
+	s := &session{name: name, volume: v, base: r, length: r.Length}
 	s.sums = summerFor(r.Want)
 	if r.Resumable && s.sums["sha-256"] == nil {
 		s.sums["sha-256"] = newSummer("sha-256")["sha-256"] // the digest may come at the end
@@ -55,16 +54,16 @@ func newSession(name string, v Volume, r record) *session {
 
 // restore makes a session from the record of an earlier one.
 func restore(name string, v Volume, r record) (*session, error) {
-	s := &session{name: name, dir: v.Dir(), volume: v, base: r, length: r.Length, offset: r.Offset,
-		head: r.Head, format: r.Format}
+	s := &session{name: name, volume: v, base: r, length: r.Length, offset: r.Offset, head: r.Head,
+		format: r.Format}
 	var err error
 	if s.sums, err = loadSummer(r.Sums); err != nil {
 		return nil, err
 	}
 	if r.Placed {
 		// The process ended before the volume was served.
-		for _, name := range []string{diskName, qcow2Name} {
-			err := osfile.Rename(filepath.Join(s.dir, name), filepath.Join(s.dir, dataName), 0)
+		for _, from := range []string{v.Disk(), v.Disk() + qcow2Suffix} {
+			err := osfile.Rename(from, v.Disk()+dataSuffix, 0)
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
 				return nil, err
 			}
@@ -80,7 +79,7 @@ func restore(name string, v Volume, r record) (*session, error) {
 }
 
 func (s *session) open(keep int64) (err error) {
-	s.fill, err = image.OpenFilling(filepath.Join(s.dir, dataName), keep)
+	s.fill, err = image.OpenFilling(s.volume.Disk()+dataSuffix, keep)
 	return err
 }
 
@@ -147,7 +146,7 @@ func (s *session) decide(ctx context.Context) error {
 	}
 	if f != "" {
 		s.base.Packed = true
-		if err := s.base.save(s.dir); err != nil {
+		if err := s.base.save(s.volume.Disk()); err != nil {
 			return err
 		}
 		s.out = startUnpacking(s)
@@ -330,7 +329,7 @@ func (s *session) checkpoint() error {
 	if err != nil {
 		return err
 	}
-	return s.flush.start(s.fill, func() error { return next.save(s.dir) })
+	return s.flush.start(s.fill, func() error { return next.save(s.volume.Disk()) })
 }
 
 // snapshot returns a record of the data so far. The data is in the file, but not durable yet.
@@ -365,7 +364,7 @@ func (s *session) pause() error {
 	if err != nil {
 		return err
 	}
-	return next.save(s.dir)
+	return next.save(s.volume.Disk())
 }
 
 // finish makes the volume from the data, and serves it.
@@ -419,7 +418,7 @@ func (s *session) finishRaw(ctx context.Context) error {
 	if err := s.fill.Finish(size); err != nil {
 		return err
 	}
-	return s.place(ctx, diskName, "")
+	return s.place(ctx, s.volume.Disk(), "")
 }
 
 func (s *session) finishQcow2(ctx context.Context) error {
@@ -433,16 +432,18 @@ func (s *session) finishQcow2(ctx context.Context) error {
 	if err := s.fits(size, false); err != nil {
 		return err
 	}
-	return s.place(ctx, qcow2Name, qcow2Name)
+	file := s.volume.Disk() + qcow2Suffix
+	return s.place(ctx, file, file)
 }
 
 // place gives the file its final name, and has the volume served. It saves the record first, so
-// that the file never lacks an owner.
-func (s *session) place(ctx context.Context, name, image string) error {
+// that the file never lacks an owner. A file that somebody else has made meanwhile stays.
+func (s *session) place(ctx context.Context, to, image string) error {
+	path := s.volume.Disk()
 	s.placed = true
 	next, err := s.snapshot()
 	if err == nil {
-		err = next.save(s.dir)
+		err = next.save(s.volume.Disk())
 	}
 	if err == nil {
 		err = s.fill.Close()
@@ -450,7 +451,13 @@ func (s *session) place(ctx context.Context, name, image string) error {
 	if err != nil {
 		return err
 	}
-	err = durable.Rename(filepath.Join(s.dir, dataName), filepath.Join(s.dir, name))
+	switch err = durable.RenameNew(path+dataSuffix, to); {
+	case errors.Is(err, fs.ErrExist):
+		s.placed, next.Placed = false, false
+		return errors.Join(taken(s.name, to), next.save(path))
+	case err == nil:
+		err = durable.SyncParent(to)
+	}
 	if err != nil {
 		return err
 	}
@@ -459,14 +466,14 @@ func (s *session) place(ctx context.Context, name, image string) error {
 	}
 	// The volume is served. Only the record is left, and nobody reads it any more. It goes with the
 	// volume if it cannot be removed now.
-	_ = osfile.Remove(filepath.Join(s.dir, recordName))
+	_ = osfile.Remove(path + recordSuffix)
 	return nil
 }
 
 // discard ends the upload and removes its data.
 func (s *session) discard() error {
 	s.free()
-	return clearFiles(s.dir, s.placed)
+	return clearFiles(s.volume, s.placed)
 }
 
 // free ends the upload in this process. Its files remain.

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
-	"path/filepath"
 
 	"go.uber.org/zap"
 
@@ -89,7 +88,7 @@ func (h *Handler) thin() {
 // waiting returns the upload that waits for its next request: its record, and its session if that
 // is in memory. It returns fs.ErrNotExist if there is none.
 func (h *Handler) waiting(t *turn) (record, error) {
-	rec, err := loadRecord(t.volume.Dir())
+	rec, err := loadRecord(t.volume.Disk())
 	if t.paused != nil && (err != nil || rec.ID != t.paused.base.ID) {
 		t.paused.free() // its volume was deleted meanwhile
 		t.paused = nil
@@ -119,15 +118,19 @@ func (h *Handler) vacant(w http.ResponseWriter, r *http.Request, t *turn) error 
 		return unreadable(err)
 	}
 	t.made = t.made || rec.Made
-	if err := clearFiles(t.volume.Dir(), rec.Placed); err != nil {
+	if err := clearFiles(t.volume, rec.Placed); err != nil {
 		return err
 	}
-	disk := filepath.Join(t.volume.Dir(), diskName)
-	if _, err := os.Lstat(disk); !errors.Is(err, fs.ErrNotExist) {
-		return refusal(http.StatusConflict, "the volume %q awaits data, but there is the file %q "+
-			"already, which no upload has made: move it away", t.name, disk)
+	if _, err := os.Lstat(t.volume.Disk()); !errors.Is(err, fs.ErrNotExist) {
+		return taken(t.name, t.volume.Disk())
 	}
 	return nil
+}
+
+// taken says that somebody else has made a file that would be the volume's disk.
+func taken(volume, disk string) error {
+	return refusal(http.StatusConflict, "the volume %q awaits data, but there is the file %q "+
+		"already, which no upload has made: move it away", volume, disk)
 }
 
 func (h *Handler) inTheWay(w http.ResponseWriter, r *http.Request, id string, offset int64) error {
@@ -187,7 +190,7 @@ func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error
 		h.log.Warn("an upload cannot go on", zap.String("volume", t.name), zap.Error(err))
 	}
 	if s == nil {
-		s = &session{name: t.name, dir: t.volume.Dir(), base: rec, placed: rec.Placed}
+		s = &session{name: t.name, volume: t.volume, base: rec, placed: rec.Placed}
 	}
 	return nil, h.give(ctx, t, s, gone(t.name))
 }
@@ -219,11 +222,11 @@ func (h *Handler) expire(ctx context.Context, name string) error {
 	if err != nil {
 		return nil // there is no upload
 	}
-	s := &session{name: name, dir: t.volume.Dir(), base: rec, offset: rec.Offset,
-		placed: rec.Placed}
+	s := &session{name: name, base: rec, offset: rec.Offset, placed: rec.Placed}
 	if t.paused != nil {
 		s = t.paused
 	}
+	s.volume = t.volume
 	if !s.base.old() {
 		return nil
 	}
@@ -248,7 +251,7 @@ func (h *Handler) Recover(ctx context.Context, names []string) error {
 		if durable.IsUnread(err) {
 			all = append(all, unreadable(err)) // the upload may go on later
 		} else if err != nil || !rec.goesOn() {
-			s := &session{name: name, dir: v.Dir(), base: rec, placed: rec.Placed}
+			s := &session{name: name, volume: v, base: rec, placed: rec.Placed}
 			if err := h.give(ctx, t, s, nil); err != nil {
 				all = append(all, err)
 			}

@@ -20,7 +20,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
+)
+
+// The names of a fake volume's files. What its own file is called, only the volume knows.
+const (
+	diskName   = "root.disk"
+	ownName    = diskName + ".own"
+	recordName = diskName + recordSuffix
+	dataName   = diskName + dataSuffix
+	qcow2Name  = diskName + qcow2Suffix
 )
 
 // fakeVolumes are volumes in directories, without disks.
@@ -90,9 +100,20 @@ func (v *fakeVolume) Undo(context.Context) error {
 }
 
 func (v *fakeVolume) Dir() string              { return filepath.Join(v.of.dir, v.name) }
+func (v *fakeVolume) Disk() string             { return filepath.Join(v.Dir(), diskName) }
 func (v *fakeVolume) Context() context.Context { return v.ctx }
 func (v *fakeVolume) Size() int64              { return v.size }
 func (v *fakeVolume) Progress(_, _ int64)      {}
+
+func (v *fakeVolume) Files() (paths []string, err error) {
+	names, err := osfile.Names(v.Dir())
+	for _, name := range names {
+		if strings.HasPrefix(name, diskName) && name != ownName {
+			paths = append(paths, filepath.Join(v.Dir(), name))
+		}
+	}
+	return paths, err
+}
 
 func (v *fakeVolume) Reserve(size int64) error {
 	if v.of.limit > 0 && size > v.of.limit {
@@ -223,7 +244,7 @@ func (s *server) disk(t *testing.T, name string) []byte {
 	require.True(t, v.ready, "the volume is not ready")
 	file := diskName
 	if v.image != "" {
-		file = v.image
+		file = filepath.Base(v.image)
 	}
 	content, err := os.ReadFile(filepath.Join(v.Dir(), file))
 	require.NoError(t, err)
@@ -312,12 +333,13 @@ func FuzzRecord(f *testing.F) {
 			return // it is no JSON
 		}
 		dir := t.TempDir()
-		require.NoError(t, os.WriteFile(filepath.Join(dir, recordName), text, 0o600))
-		r, err := loadRecord(dir)
+		disk := filepath.Join(dir, diskName)
+		require.NoError(t, os.WriteFile(disk+recordSuffix, text, 0o600))
+		r, err := loadRecord(disk)
 		if err != nil {
 			return
 		}
 		_, _ = loadSummer(r.Sums)
-		require.NoError(t, r.save(dir))
+		require.NoError(t, r.save(disk))
 	})
 }
