@@ -152,6 +152,11 @@ func (m *Manager) load(ctx context.Context, v *volume) error {
 	}
 	switch v.record.State {
 	case store.StateMaking, store.StateDeleting:
+		if v.record.Unmade {
+			if err := m.vacate(v.record); err != nil {
+				return err
+			}
+		}
 		if err := m.erase(v); err != nil {
 			return err
 		}

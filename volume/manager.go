@@ -259,14 +259,19 @@ func (m *Manager) Totals() Totals {
 }
 
 // enter counts a new volume and its size, which may be 0 while it is unknown. It refuses if there
-// are too many volumes or too many bytes.
+// are too many volumes or too many bytes, or if another one has the claim.
 func (m *Manager) enter(v *volume, r store.Record) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	count := 0
 	for _, o := range m.volumes {
-		if o != v && o.record.State != "" {
-			count++
+		if o == v || o.record.State == "" {
+			continue
+		}
+		count++
+		if o.record.Place == r.Place && r.Place.Kind == store.PlaceClaim {
+			return api.Errorf(api.CodeInUse, "the volume %q already uses the claim %q", o.name,
+				r.Place.Name)
 		}
 	}
 	if m.opt.Max > 0 && count >= m.opt.Max {

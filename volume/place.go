@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
@@ -67,7 +69,42 @@ func (m *Manager) named(dir string) (string, error) {
 	return resolved, err
 }
 
-// makePlace makes the directory of a volume on another storage, whose own directory exists.
+// occupy makes the directory of a volume on another storage, or marks one that is there. Several
+// servers may use the storage, so the system decides who is first, and not a look. After an error
+// nothing in it is the volume's.
+func (m *Manager) occupy(r store.Record, dir string) error {
+	var err error
+	if r.Place.Kind == store.PlaceUsageType {
+		if err = makePlace(dir); errors.Is(err, fs.ErrExist) {
+			return api.Errorf(api.CodeInUse, "%q is there already, perhaps of a volume that was "+
+				"deleted while this storage was away: move it away, or use another name", dir)
+		}
+	} else if err = m.mark(r, dir); errors.Is(err, fs.ErrExist) {
+		return api.Errorf(api.CodeInUse, "%q has a disk already: remove %s* there, or use another "+
+			"claim", dir, diskName)
+	}
+	if err != nil {
+		return fmt.Errorf("the directory of the volume %q cannot be used: %w", r.Name, err)
+	}
+	return nil
+}
+
+// vacate removes what a kill may have left of occupy before the record said so.
+func (m *Manager) vacate(r store.Record) error {
+	dir, err := m.dir(r)
+	if err != nil {
+		return err
+	}
+	if r.Place.Kind != store.PlaceUsageType {
+		return m.removeMark(r, dir)
+	}
+	if err := osfile.Remove(dir); !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	return nil // it is another's
+}
+
+// makePlace makes the directory of a volume. That of its storage exists.
 func makePlace(dir string) error {
 	above := filepath.Dir(dir)
 	for _, name := range []string{filepath.Dir(above), above} {
@@ -80,43 +117,8 @@ func makePlace(dir string) error {
 	}
 	for _, name := range []string{dir, above, filepath.Dir(above)} {
 		if err := durable.SyncParent(name); err != nil {
-			return err
+			return errors.Join(err, osfile.Remove(dir))
 		}
-	}
-	return nil
-}
-
-// vacant refuses a directory that has a disk. The disk is another volume's, or came from elsewhere,
-// and must not be deleted with this volume. So it is called before there is a record of this one.
-func (m *Manager) vacant(r store.Record, dir string) error {
-	switch r.Place.Kind {
-	case store.PlaceOwn:
-		return nil // the store refuses a directory that is there
-	case store.PlaceUsageType:
-		switch _, err := os.Lstat(dir); {
-		case err == nil:
-			return api.Errorf(api.CodeInUse, "%q is there already, perhaps of a volume that was "+
-				"deleted while this storage was away: move it away, or use another name", dir)
-		case !errors.Is(err, fs.ErrNotExist):
-			return fmt.Errorf("the directory of the volume %q cannot be made: %w", r.Name, err)
-		}
-		return nil
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, o := range m.volumes {
-		if o.name != r.Name && o.record.State != "" && o.record.Place == r.Place {
-			return api.Errorf(api.CodeInUse, "the volume %q already uses the claim %q", o.name,
-				r.Place.Name)
-		}
-	}
-	names, err := diskFiles(dir)
-	if err != nil {
-		return fmt.Errorf("the directory of the volume %q cannot be read: %w", r.Name, err)
-	}
-	if len(names) > 0 {
-		return api.Errorf(api.CodeInUse, "%q has a disk already: remove %s* there, or use another "+
-			"claim", dir, diskName)
 	}
 	return nil
 }
@@ -148,10 +150,12 @@ func (m *Manager) clear(r store.Record) error {
 	if err != nil {
 		return fmt.Errorf("its disk is kept: %w", err)
 	}
-	switch r.Place.Kind {
-	case store.PlaceOwn:
+	switch {
+	case r.Place.Kind == store.PlaceOwn:
 		return nil // it goes with the record
-	case store.PlaceUsageType:
+	case r.Unmade:
+		return nil // it may be another's
+	case r.Place.Kind == store.PlaceUsageType:
 		return osfile.RemoveAll(dir)
 	}
 	err = clearDisk(dir)

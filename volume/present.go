@@ -19,12 +19,43 @@ import (
 // storage from an empty mount point, which must not be filled in its place.
 const markName = diskName + ".volume"
 
-// mark begins to use a directory that is not made for the volume alone.
-func mark(dir, name string) error {
-	return durable.Write(filepath.Join(dir, markName), 0o600, func(f *os.File) error {
-		_, err := fmt.Fprintln(f, name)
-		return err
+// mark begins to use a directory that is not made for the volume alone. If it has a disk or a mark,
+// that stays as it is, and the error is fs.ErrExist.
+func (m *Manager) mark(r store.Record, dir string) error {
+	p, err := durable.CreateNamed(filepath.Join(dir, markName), 0o600, func(*os.File) error {
+		return fs.ErrExist
 	})
+	if err != nil {
+		return err
+	}
+	_, err = p.File.WriteString(m.markText(r))
+	err = p.FinishSynced(err)
+	if err == nil {
+		var others []string
+		if others, err = disposable(dir); len(others) > 0 {
+			err = errors.Join(err, fs.ErrExist)
+		}
+	}
+	if err != nil {
+		return errors.Join(err, m.removeMark(r, dir))
+	}
+	return nil
+}
+
+// markText is the content of a volume's mark.
+func (m *Manager) markText(r store.Record) string { return r.Name + " " + m.store.ID() + "\n" }
+
+// removeMark removes the mark of a volume, and no other.
+func (m *Manager) removeMark(r store.Record, dir string) error {
+	path := filepath.Join(dir, markName)
+	text, err := durable.Read(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && string(text) != m.markText(r):
+		return nil
+	case err != nil:
+		return fmt.Errorf("%q %w", path, err)
+	}
+	return osfile.Remove(path)
 }
 
 // unmark removes the mark of a volume whose disk is there. One that stays goes with the volume.

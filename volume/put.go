@@ -107,11 +107,9 @@ func (m *Manager) begin(v *volume, r *store.Record) (dir string, err error) {
 			return "", fmt.Errorf("there is no LUN for the volume %q: %w", r.Name, err)
 		}
 	}
+	r.Unmade = r.Place.Kind != store.PlaceOwn
 	if dir, err = m.dir(*r); err == nil {
 		err = m.enter(v, *r)
-	}
-	if err == nil {
-		err = m.vacant(*r, dir)
 	}
 	if err != nil {
 		return "", err
@@ -126,16 +124,17 @@ func (m *Manager) begin(v *volume, r *store.Record) (dir string, err error) {
 
 // makeDisk makes the disk of a volume that already has a record, and serves it.
 func (m *Manager) makeDisk(ctx context.Context, v *volume, r store.Record, dir string) error {
-	switch r.Place.Kind {
-	case store.PlaceUsageType:
-		if err := makePlace(dir); err != nil {
-			return fmt.Errorf("the directory of the volume %q could not be made: %w", r.Name, err)
+	if r.Unmade {
+		if err := m.occupy(r, dir); err != nil {
+			return err
 		}
-	case store.PlaceRoot, store.PlaceClaim:
-		if err := mark(dir, r.Name); err != nil {
-			return fmt.Errorf("the directory of the volume %q cannot be used: %w", r.Name, err)
+		r.Unmade, r.Marked = false, r.Place.Kind != store.PlaceUsageType
+		m.mu.Lock()
+		v.record = r // what was made goes with the volume, whether or not this can be saved
+		m.mu.Unlock()
+		if err := m.set(v, r); err != nil {
+			return err
 		}
-		r.Marked = true
 	}
 	if r.Spec.From != nil && r.Spec.From.Upload {
 		r.State = store.StateAwaiting

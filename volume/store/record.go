@@ -35,10 +35,12 @@ type Record struct {
 	Size  int64  `json:"size"`          // of its disk, bytes; 0: not known yet
 	// BlockSize is the length of the disk's logical blocks in bytes. 0: not known yet, or the disk
 	// was last opened by an earlier version.
-	BlockSize int       `json:"block_size,omitempty"`
-	Spec      api.Spec  `json:"spec"` // the resolved request that made it
-	Place     Place     `json:"place"`
-	Created   time.Time `json:"created"`
+	BlockSize int      `json:"block_size,omitempty"`
+	Spec      api.Spec `json:"spec"` // the resolved request that made it
+	Place     Place    `json:"place"`
+	// Unmade says that nothing is in the place yet that was made for the volume.
+	Unmade  bool      `json:"unmade,omitempty"`
+	Created time.Time `json:"created"`
 	// File is an image in the volume's directory, the source of its disk. "": none.
 	File string `json:"file,omitempty"`
 	// Marked says that a file was made in the place before the disk. As long as the disk is not
