@@ -173,7 +173,16 @@ func (f *fetchedImage) bring(ctx context.Context, why string) (err error) {
 	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
 		return err
 	}
-	if f.find() { // somebody else was faster
+	return f.place(partial)
+}
+
+// place gives fetched disks their directory, unless somebody else has done so meanwhile. What is
+// there is looked at only if it is in the way: a look before would be out of date.
+func (f *fetchedImage) place(partial string) error {
+	if err := f.root.Rename(partial, f.dir()); err == nil {
+		return nil
+	}
+	if f.find() {
 		return f.root.RemoveAll(partial)
 	}
 	if err := f.root.RemoveAll(f.dir()); err != nil { // it has something else

@@ -17,6 +17,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -305,4 +306,32 @@ func TestFetchedSharedByUsers(t *testing.T) {
 	read(4002) // removes what is there, and fetches it
 	l.Server.Close()
 	read(4001)
+}
+
+// TestFetchedByTwo: of two processes that have fetched the disks at the same moment, the one whose
+// disks have the name first keeps them there: it has begun to open them.
+func TestFetchedByTwo(t *testing.T) {
+	for range 300 {
+		root, err := osfile.OpenShared(t.TempDir(), 0o770)
+		require.NoError(t, err)
+		require.NoError(t, root.Mkdir(fetchedDir))
+		f := &fetchedImage{root: root, base: fetchedDir + "/image"}
+		placed := make(chan error, 2)
+		for _, suffix := range []string{".partial1", ".partial2"} {
+			require.NoError(t, root.Mkdir(f.base+suffix))
+			require.NoError(t, root.WriteFile(f.base+suffix+"/a.img", nil, 0o600))
+			one := &fetchedImage{root: root, base: f.base}
+			go func() { placed <- one.place(f.base + suffix) }()
+		}
+		require.NoError(t, <-placed)
+		require.True(t, f.find())
+		first, err := root.Stat(f.dir())
+		require.NoError(t, err)
+		require.NoError(t, <-placed)
+		now, err := root.Stat(f.dir())
+		require.NoError(t, err)
+		require.True(t, os.SameFile(first, now))
+		require.Equal(t, []string{"image.raw"}, namesIn(t, filepath.Join(root.Name(), fetchedDir)))
+		require.NoError(t, root.Close())
+	}
 }

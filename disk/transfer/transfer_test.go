@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/disk/transfer"
+	"kubevirt.io/disk/internal/durable"
 )
 
 func secret(t *testing.T, text string) transfer.Secret {
@@ -102,6 +103,8 @@ func TestOverlay(t *testing.T) {
 		copy(want[w.off:], data)
 	}
 	require.NoError(t, disk.Flush())
+	_, err = transfer.OpenSource(from)
+	require.ErrorAs(t, err, new(*durable.LockedError), "both lock the same file")
 	identity := disk.Identity
 	require.NoError(t, disk.Close())
 
