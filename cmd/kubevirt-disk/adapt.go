@@ -98,7 +98,7 @@ The arguments, and the options that a container runtime would have, take the pla
 		}
 		own := slices.Concat(o.registry.settings(), o.bootSettings())
 		all := slices.Concat(own, machineSettings(&o.machine))
-		l := loadBy(settings.ReadBounded, cmd.Flags(), all)
+		l := loadBy(osfile.ReadText, cmd.Flags(), all)
 		l.Land(own)
 		l.machine(&o.machine, args[1:])
 		size := o.check(&l.Problems)

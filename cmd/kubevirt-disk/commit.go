@@ -12,12 +12,12 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/committed"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
@@ -263,11 +263,11 @@ func checkDigestFile(file string) error {
 		return nil
 	}
 	f, err := openDigestFile(file, os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err == nil && f != nil {
+	switch {
+	case err == nil:
 		err = f.Close()
+	case errors.Is(err, fs.ErrNotExist), errors.As(err, new(*osfile.NotRegularError)):
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("--%s: %w", flagDigestFile, err)
@@ -276,12 +276,9 @@ func checkDigestFile(file string) error {
 }
 
 // openDigestFile opens a file that has a digest or nothing: the name may be a mistake, such as the
-// path of an image. What is no regular file, such as a pipe, is not opened: nil.
+// path of an image. What is no regular file, such as a pipe, is not opened.
 func openDigestFile(file string, flags int) (*os.File, error) {
-	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
-		return nil, nil
-	}
-	f, err := os.OpenFile(file, flags|unix.O_NONBLOCK|unix.O_NOCTTY, 0o644)
+	f, err := osfile.OpenRegularFile(file, flags, 0o644)
 	if err != nil {
 		return nil, err
 	}
@@ -305,10 +302,9 @@ func writeDigest(file, digest string) error {
 	text := []byte(digest + "\n")
 	f, err := openDigestFile(file, os.O_RDWR|os.O_CREATE)
 	switch {
-	case err != nil:
-	case f == nil:
+	case errors.As(err, new(*osfile.NotRegularError)):
 		err = os.WriteFile(file, text, 0o644)
-	default:
+	case err == nil:
 		if err = f.Truncate(0); err == nil {
 			_, err = f.WriteAt(text, 0)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/problems"
 )
 
@@ -235,7 +236,7 @@ func TestErrorsHaveNoSecrets(t *testing.T) {
 
 func TestConfigFileIsBounded(t *testing.T) {
 	cleanEnv(t)
-	_, err := tryConfig("--config=" + yamlFile(t, strings.Repeat("#", settings.MaxFile+1)))
+	_, err := tryConfig("--config=" + yamlFile(t, strings.Repeat("#", osfile.MaxText+1)))
 	require.ErrorContains(t, err, "larger than")
 	_, err = tryConfig("--config=/dev/zero")
 	require.ErrorContains(t, err, "larger than")

@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
@@ -56,7 +57,7 @@ func tryConfig(args ...string) (*config, error) {
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
-	return loadConfig(flags, settings.ReadBounded, flags.Args()...)
+	return loadConfig(flags, osfile.ReadText, flags.Args()...)
 }
 
 func mustConfig(t *testing.T, args ...string) *config {

@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -88,7 +89,7 @@ func TestRereader(t *testing.T) {
 	require.NoError(t, os.Remove(path))
 	_, err = r.Read(path)
 	require.ErrorIs(t, err, os.ErrNotExist)
-	require.NoError(t, os.WriteFile(path, make([]byte, settings.MaxFile+1), 0o600))
+	require.NoError(t, os.WriteFile(path, make([]byte, osfile.MaxText+1), 0o600))
 	_, err = r.Read(path)
 	require.ErrorContains(t, err, "larger than")
 }

@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/serving"
 )
@@ -125,7 +126,7 @@ func TestSettingsOfNamedImages(t *testing.T) {
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	settings.AddFlags(flags, newConfig().settings())
 	require.NoError(t, flags.Parse([]string{"--config=" + yamlFile(t, "disks: {a.raw: {lun: 9}}")}))
-	c, err := loadConfig(flags, settings.ReadBounded, path)
+	c, err := loadConfig(flags, osfile.ReadText, path)
 	require.NoError(t, err)
 	require.Equal(t, instance.CopyOnWrite, c.Settings.Disk.CopyMode)
 	require.Equal(t, instance.CopyOnWrite, c.Settings.Disks["a.raw"].CopyMode)

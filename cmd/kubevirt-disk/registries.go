@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/keychain"
@@ -288,7 +289,7 @@ func secretOf(name string) (string, error) {
 	case file == "":
 		return plain, nil
 	}
-	content, err := settings.ReadBounded(file)
+	content, err := osfile.ReadText(file)
 	if err != nil {
 		return "", fmt.Errorf("%s_FILE: %w", name, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/transport"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
@@ -340,7 +341,7 @@ type loader struct{ *settings.Loader }
 
 // load finds settings, and puts their values where they land.
 func load(flags *pflag.FlagSet, rows []settings.Setting) loader {
-	l := loadBy(settings.ReadBounded, flags, rows)
+	l := loadBy(osfile.ReadText, flags, rows)
 	l.Land(rows)
 	return l
 }

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
@@ -37,7 +38,7 @@ func (a *app) readSignKey(file string) (*signature.PrivateKey, error) {
 	if file == "" {
 		return nil, nil
 	}
-	text, err := settings.ReadBounded(file)
+	text, err := osfile.ReadText(file)
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flagSignKey, err)
 	}

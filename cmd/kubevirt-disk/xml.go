@@ -8,6 +8,7 @@ import (
 
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/cli/xml"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 func (a *app) xmlCommand() *cobra.Command {
@@ -56,7 +57,7 @@ Exit status 1: the daemon does not answer, or the LUN is not ready.`,
 		ctx, cancel := context.WithTimeout(cmd.Context(), f.Timeout)
 		defer cancel()
 		document, err := f.Document(ctx,
-			loadBy(settings.ReadBounded, cmd.Flags(), own).Loader)
+			loadBy(osfile.ReadText, cmd.Flags(), own).Loader)
 		if err == nil {
 			_, err = fmt.Fprintln(a.stdout, document)
 		}

@@ -1,18 +1,20 @@
 package osfile
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // A path that somebody else has filled may lead to anything. Opening a named pipe waits for its
 // other end, for ever and whatever signal comes, and opening a device may already do something. The
-// functions here look first, and never wait. They follow symbolic links: volumes of Kubernetes are
+// functions here look first, and never wait for ever. They follow symbolic links: volumes of Kubernetes are
 // full of them.
 
 // foundFlags open without waiting, should the file have been exchanged after the look.
@@ -51,9 +53,12 @@ func Kind(st *unix.Stat_t) string {
 
 // OpenRegular opens a regular file for reading. For everything else, the error is a
 // *NotRegularError.
-func OpenRegular(path string) (*os.File, error) {
+func OpenRegular(path string) (*os.File, error) { return OpenRegularFile(path, os.O_RDONLY, 0) }
+
+// OpenRegularFile is OpenRegular with the flags and the mode of os.OpenFile.
+func OpenRegularFile(path string, flags int, mode fs.FileMode) (*os.File, error) {
 	return openRegular(path, func() (fs.FileInfo, error) { return os.Stat(path) },
-		func() (*os.File, error) { return os.OpenFile(path, foundFlags, 0) })
+		func() (*os.File, error) { return os.OpenFile(path, flags|foundFlags, mode) })
 }
 
 // OpenRegularIn is OpenRegular within a directory.
@@ -75,7 +80,7 @@ func openRegular(path string, look func() (fs.FileInfo, error),
 	if err == nil {
 		err = check(info)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // open makes it, or says so, too
 		return nil, err
 	}
 	f, err := open()
@@ -96,22 +101,45 @@ func openRegular(path string, look func() (fs.FileInfo, error),
 // pipe that nobody writes to is an empty file.
 func OpenText(path string) (*os.File, error) { return os.OpenFile(path, foundFlags, 0) }
 
-// maxText bounds a file of settings, in bytes. Certificates of all authorities are a quarter of
-// that.
-const maxText = 1 << 20
+const (
+	// MaxText bounds what ReadText reads, in bytes. Certificates of all authorities are a quarter
+	// of that.
+	MaxText = 1 << 20
+	// textTimeout is how long ReadText waits for the end. The pipe of a process substitution is
+	// being written while it is read. But nobody writes to a pipe that was named by mistake, and a
+	// terminal waits for a person.
+	textTimeout = 10 * time.Second
+)
 
-// ReadText returns the content of such a file.
-func ReadText(path string) ([]byte, error) {
-	f, err := OpenText(path)
-	if err != nil {
-		return nil, err
+// ReadText returns the content of a file of settings, which may be a pipe. It limits the memory and
+// the time.
+func ReadText(path string) ([]byte, error) { return readWithin(path, textTimeout) }
+
+func readWithin(path string, timeout time.Duration) ([]byte, error) {
+	var text []byte
+	var err error
+	done := make(chan struct{})
+	// Opening a pipe may block for ever. This goroutine then ends with the process.
+	go func() {
+		defer close(done)
+		var f *os.File
+		if f, err = os.Open(path); err != nil {
+			return
+		}
+		defer f.Close()
+		text, err = io.ReadAll(io.LimitReader(f, MaxText+1))
+		if err == nil && len(text) > MaxText {
+			text, err = nil, &fs.PathError{Op: "read", Path: path,
+				Err: fmt.Errorf("it is larger than %d bytes", MaxText)}
+		}
+	}()
+	select {
+	case <-done:
+		return text, err
+	case <-time.After(timeout):
+		return nil, &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("it did not end within "+
+			"%v: name a regular file, or a pipe that is written to and closed", timeout)}
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxText+1))
-	if err == nil && len(text) > maxText {
-		err = fmt.Errorf("%q has more than %d bytes", path, maxText)
-	}
-	return text, err
 }
 
 // OpenRoot opens a directory, and nothing else.

@@ -72,10 +72,28 @@ func TestOpenFound(t *testing.T) {
 	_, err = OpenRegular("/dev/zero")
 	require.ErrorContains(t, err, "a character device")
 	ends(t, func() {
-		text, err := ReadText(at("fifo")) // nobody writes to it
-		require.NoError(t, err)
-		require.Empty(t, text)
+		_, err := readWithin(at("fifo"), time.Millisecond) // nobody writes to it
+		require.ErrorContains(t, err, "did not end")
 	})
+}
+
+// TestOpenRegularFile: a file is made and written to, and what has the name already is opened only
+// if it is a regular file.
+func TestOpenRegularFile(t *testing.T) {
+	dir := t.TempDir()
+	file, fifo := filepath.Join(dir, "file"), filepath.Join(dir, "fifo")
+	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	_, err := OpenRegularFile(file, os.O_RDWR, 0)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	for range 2 {
+		f, err := OpenRegularFile(file, os.O_RDWR|os.O_CREATE, 0o600)
+		require.NoError(t, err)
+		_, err = f.WriteAt([]byte("text"), 0)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+	}
+	_, err = OpenRegularFile(fifo, os.O_RDWR|os.O_CREATE, 0o600)
+	require.ErrorAs(t, err, new(*NotRegularError))
 }
 
 // TestReadText reads the pipe of a process substitution, and no more than settings have.
@@ -90,7 +108,7 @@ func TestReadText(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "text", string(text))
 	large := filepath.Join(t.TempDir(), "large")
-	require.NoError(t, os.WriteFile(large, make([]byte, maxText+1), 0o600))
+	require.NoError(t, os.WriteFile(large, make([]byte, MaxText+1), 0o600))
 	_, err = ReadText(large)
-	require.ErrorContains(t, err, "more than")
+	require.ErrorContains(t, err, "larger than")
 }

@@ -7,7 +7,6 @@ import (
 
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/plainyaml"
-	"kubevirt.io/disk/registry/internal/bounded"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -22,9 +21,6 @@ type Options struct {
 
 // Enabled reports whether anything is asked for.
 func (o Options) Enabled() bool { return len(o.Keys) > 0 || o.Policy != "" }
-
-// maxFile bounds a file with keys or a policy, in bytes.
-const maxFile = 1 << 20
 
 // The words of a policy.
 const (
@@ -82,7 +78,7 @@ func (o Options) read() (*policy, error) {
 		return nil, fmt.Errorf("keys and the policy %q are both given: name the keys in the "+
 			"policy, under the prefix \"%s\"", o.Policy, everything)
 	}
-	text, err := readFile(o.Policy)
+	text, err := osfile.ReadText(o.Policy)
 	if err != nil {
 		return nil, err
 	}
@@ -94,21 +90,8 @@ func (o Options) read() (*policy, error) {
 	return p, nil
 }
 
-func readFile(name string) ([]byte, error) {
-	f, err := osfile.OpenText(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := bounded.Read(f, maxFile)
-	if err != nil {
-		return nil, fmt.Errorf("%q: %w", name, err)
-	}
-	return text, nil
-}
-
 func readKeys(name string) ([]Key, error) {
-	text, err := readFile(name)
+	text, err := osfile.ReadText(name)
 	if err != nil {
 		return nil, fmt.Errorf("a key to verify with: %w", err)
 	}

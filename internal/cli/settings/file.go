@@ -3,23 +3,19 @@ package settings
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"go.yaml.in/yaml/v3"
 
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/plainyaml"
 )
 
 // KeyDisks is the key for the settings of single disks, by the names of their images.
 const KeyDisks = "disks"
-
-// MaxFile limits the size of a settings or credential file, in bytes.
-const MaxFile = 1 << 20
 
 // Reader reads a settings or credential file.
 type Reader func(path string) ([]byte, error)
@@ -91,40 +87,6 @@ func yamlProblem(err error) string {
 		return "a value begins with *, which makes it a reference: put it in quotes"
 	}
 	return text
-}
-
-// readTimeout limits the time until the end of a settings or credential file. The pipe of a
-// process substitution is being written while it is read. But nobody writes to a pipe that was
-// named by mistake, and a terminal waits for a person.
-const readTimeout = 10 * time.Second
-
-// ReadBounded reads a file that may be a pipe. It limits the memory and the time.
-func ReadBounded(path string) ([]byte, error) { return readWithin(path, readTimeout) }
-
-func readWithin(path string, timeout time.Duration) ([]byte, error) {
-	var text []byte
-	var err error
-	done := make(chan struct{})
-	// Opening a pipe may block for ever. This goroutine then ends with the process.
-	go func() {
-		defer close(done)
-		var f *os.File
-		if f, err = os.Open(path); err != nil {
-			return
-		}
-		defer f.Close()
-		text, err = io.ReadAll(io.LimitReader(f, MaxFile+1))
-	}()
-	select {
-	case <-done:
-	case <-time.After(timeout):
-		return nil, fmt.Errorf("it did not end within %v: name a regular file, or a pipe that is "+
-			"written to and closed", timeout)
-	}
-	if len(text) > MaxFile {
-		return nil, fmt.Errorf("it is larger than %d bytes", MaxFile)
-	}
-	return text, err
 }
 
 // WithoutPath returns the cause of an error about a file when the message already names the file,
@@ -229,7 +191,7 @@ func (r *Rereader) Read(path string) ([]byte, error) {
 		return text, nil
 	}
 	st, statErr := os.Stat(path)
-	text, err := ReadBounded(path)
+	text, err := osfile.ReadText(path)
 	if err == nil && (statErr != nil || !st.Mode().IsRegular()) {
 		r.kept[path] = text
 	}

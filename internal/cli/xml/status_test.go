@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/status"
 )
@@ -30,7 +31,7 @@ func TestServedPortals(t *testing.T) {
 		rows := []settings.Setting{{Key: settings.KeyPort}}
 		flags := pflag.NewFlagSet("xml", pflag.ContinueOnError)
 		settings.AddFlags(flags, rows)
-		return settings.Load(settings.ReadBounded, flags, rows, settings.Known{Rows: rows})
+		return settings.Load(osfile.ReadText, flags, rows, settings.Known{Rows: rows})
 	}
 	for _, c := range []struct {
 		bound []string
