@@ -145,7 +145,7 @@ func TestSnapshotsWithoutAnID(t *testing.T) {
 	require.NoError(t, err)
 	created := r.Snapshots[0].Created
 	r.Snapshots[0].ID = ""
-	require.NoError(t, durable.SaveRecord(dir.layers(), r, (*os.File).Sync))
+	require.NoError(t, durable.SaveRecord(dir.layers(), r, nil, (*os.File).Sync))
 	for range 3 {
 		inst, _ = start(t, path, opt)
 		require.Equal(t, "monday"+created.UTC().String(), inst.Snapshots()[0].ID)

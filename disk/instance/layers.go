@@ -301,7 +301,7 @@ func (s *shelf) Save(r *overlay.Record) error {
 	if r == nil {
 		return s.dir.removeRecord()
 	}
-	return durable.SaveRecord(s.dir.layers(), r, syncIf(s.synced()))
+	return durable.SaveRecord(s.dir.layers(), r, s.dir.still, syncIf(s.synced()))
 }
 
 // Mark is Shelf's.

@@ -69,7 +69,8 @@ func newIdentity() disk.Identity {
 	return disk.IdentityOf(random)
 }
 
-// saveState writes the state of the directory's disk.
+// saveState writes the state of the directory's disk in one step. With synced, it has reached
+// storage then.
 func (d *diskDir) saveState(s *state, synced bool) error {
 	d.stateMu.Lock()
 	defer d.stateMu.Unlock()
@@ -84,7 +85,7 @@ func (d *diskDir) saveLocked(s *state, synced bool) error {
 	if d.layered {
 		s.Version = layeredVersion
 	}
-	return s.save(d.state(), synced)
+	return durable.SaveRecord(d.state(), s, d.still, syncIf(synced))
 }
 
 // mark says in the state whether the disk has layers. The state is in use elsewhere, so this goes
@@ -102,11 +103,6 @@ func (d *diskDir) mark(layered, synced bool) error {
 		d.layered = before
 	}
 	return err
-}
-
-// save writes the state and gives it its final name in one step. With synced it also syncs both.
-func (s *state) save(path string, synced bool) error {
-	return durable.SaveRecord(path, s, syncIf(synced))
 }
 
 func syncIf(synced bool) func(*os.File) error {

@@ -24,6 +24,11 @@ func exampleState() *state {
 			Hash: "0"}}}
 }
 
+// save writes a state that no directory has.
+func (s *state) save(path string, synced bool) error {
+	return durable.SaveRecord(path, s, nil, syncIf(synced))
+}
+
 func TestStateRoundTrip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), stateName)
 	_, err := loadState(path)

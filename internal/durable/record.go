@@ -33,13 +33,14 @@ func Damaged(format string, args ...any) error {
 }
 
 // SaveRecord replaces a file by a record of that state. It works on a full volume, too: beside the
-// file there is a spare for it. sync is as for Replace.
-func SaveRecord(path string, state any, sync func(*os.File) error) error {
+// file there is a spare for it. sync is as for Replace. If may returns an error, nothing is
+// replaced: it says whether the directory is still the one that is meant. nil: any is.
+func SaveRecord(path string, state any, may func() error, sync func(*os.File) error) error {
 	text, err := EncodeRecord(state)
 	if err != nil {
 		return err
 	}
-	return Replace(path, text, path+SpareSuffix, sync)
+	return replaceIf(may, path, text, path+SpareSuffix, sync)
 }
 
 // LoadRecord reads a record into a state, if that has one of these versions; without versions it

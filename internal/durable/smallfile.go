@@ -21,14 +21,25 @@ const maxSmall = 1 << 20
 // reached storage when it returns. With the path of a spare it works on a full volume, too: see
 // keepSpare. If the error is that there is no space, the file certainly has the old content.
 func Replace(path string, content []byte, spare string, sync func(*os.File) error) error {
-	err := replaceByNew(path, content, sync)
+	return replaceIf(nil, path, content, spare, sync)
+}
+
+// replaceIf is Replace, unless may returns an error. It is asked when the new file lies beside the
+// one to replace: if it says that this is the right directory, nothing is replaced in another one
+// that somebody puts in its place from then on, because the new file is not there.
+func replaceIf(may func() error, path string, content []byte, spare string,
+	sync func(*os.File) error) error {
+	if may == nil {
+		may = func() error { return nil }
+	}
+	err := replaceByNew(may, path, content, sync)
 	if sync == nil {
 		// Without it, a crash could bring back the spare under the file's name, half written or
 		// with the content of an earlier file.
 		sync = (*os.File).Sync
 	}
 	if spare != "" && isFull(err) {
-		if replaced, bySpare := replaceBySpare(path, content, spare, sync); replaced {
+		if replaced, bySpare := replaceBySpare(may, path, content, spare, sync); replaced {
 			err = bySpare
 		}
 	}
@@ -43,12 +54,15 @@ func isFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
 }
 
-func replaceByNew(path string, content []byte, sync func(*os.File) error) error {
+func replaceByNew(may func() error, path string, content []byte,
+	sync func(*os.File) error) error {
 	out, err := Create(path, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = out.File.Write(content)
+	if err = may(); err == nil {
+		_, err = out.File.Write(content)
+	}
 	if err == nil && sync != nil {
 		err = sync(out.File)
 	}

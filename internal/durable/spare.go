@@ -44,8 +44,8 @@ func keepSpare(path string) {
 // replaceBySpare is Replace without new space: it writes the content into the spare and swaps the
 // names of the two files. After a crash nobody reads what is in a spare. An error does not count
 // unless the file was replaced.
-func replaceBySpare(path string, content []byte, spare string, sync func(*os.File) error) (
-	replaced bool, err error) {
+func replaceBySpare(may func() error, path string, content []byte, spare string,
+	sync func(*os.File) error) (replaced bool, err error) {
 	// The spare may have been the file until a moment ago. As long as the swap has not reached
 	// storage, a crash makes it the file again.
 	if err := SyncDir(filepath.Dir(path), sync); err != nil {
@@ -61,6 +61,9 @@ func replaceBySpare(path string, content []byte, spare string, sync func(*os.Fil
 	}
 	if err == nil {
 		err = sync(f)
+	}
+	if err == nil {
+		err = may()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return false, err

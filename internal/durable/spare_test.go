@@ -101,7 +101,7 @@ func TestReplacingOnAFullVolume(t *testing.T) {
 		}
 		var free func()
 		s.guest, free = filetest.Fill(t, dir)
-		require.True(t, isFull(replaceByNew(path, filetest.Block('x', 4096),
+		require.True(t, isFull(Replace(path, filetest.Block('x', 4096), "",
 			(*os.File).Sync)), "there is no space")
 		for i := range saves {
 			next := filetest.Block(byte('a'+i), []int{1, 4096, 9, 4000}[i%4])

@@ -105,6 +105,6 @@ func (s *Store) Save(name string, data []byte) error {
 	} else if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return Replace(s.Where(name), binary.LittleEndian.AppendUint64(append([]byte(nil), data...),
-		xxhash.Sum64(data)), s.spare(), s.sync)
+	content := binary.LittleEndian.AppendUint64(append([]byte(nil), data...), xxhash.Sum64(data))
+	return replaceIf(s.May, s.Where(name), content, s.spare(), s.sync)
 }

@@ -188,10 +188,11 @@ func (s *Store) Remove(name string) error {
 
 // replace stores a file in one step. That works on a full volume, too.
 func (s *Store) replace(name string, content any) error {
-	if err := durable.Holds(s.lock, s.Dir(lockName)); err != nil {
+	still := func() error { return durable.Holds(s.lock, s.Dir(lockName)) }
+	if err := still(); err != nil { // before the new file is there
 		return err
 	}
-	return durable.SaveRecord(filepath.Join(s.dir, name), content, (*os.File).Sync)
+	return durable.SaveRecord(filepath.Join(s.dir, name), content, still, (*os.File).Sync)
 }
 
 func (s *Store) syncDir(name string) error {
