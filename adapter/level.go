@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"kubevirt.io/disk/disk/qcow2"
@@ -80,8 +81,15 @@ func (b *builder) stored() error {
 // partialSuffix is the suffix of incomplete files.
 const partialSuffix = ".partial"
 
+// isPartial reports whether a file is named like the incomplete one of a level, or of a state, of
+// any version. Others may have files in the directory.
 func isPartial(name string) bool {
-	return strings.HasPrefix(name, ".") && strings.HasSuffix(name, partialSuffix)
+	stem, ok := strings.CutSuffix(name, partialSuffix)
+	if !ok || !strings.Contains(stem, ".qcow2") && !strings.Contains(stem, stateSuffix) {
+		return false
+	}
+	return slices.ContainsFunc([]string{".empty.", ".layer-", ".image-"},
+		func(of string) bool { return strings.HasPrefix(stem, of) })
 }
 
 // claim opens the file in which a level is made, locked and empty. If a killed process has left the

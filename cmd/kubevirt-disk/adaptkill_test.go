@@ -97,8 +97,7 @@ func TestAdaptKilled(t *testing.T) {
 		killed++
 		if _, err := os.Stat(path); err == nil {
 			for name := range content() {
-				if strings.HasPrefix(name, ".") || strings.HasSuffix(name, ".new") ||
-					strings.HasSuffix(name, ".partial") {
+				if strings.HasSuffix(name, ".partial") {
 					left++
 				}
 			}

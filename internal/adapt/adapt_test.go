@@ -18,23 +18,41 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// TestServedLevelsStay: the cache may remove the levels of a disk that nobody has open, but no
-// others. A disk is known by the names of its levels, even if they were made again.
-func TestServedLevelsStay(t *testing.T) {
+// emptyLayer is an image with one layer that has nothing, made into levels in a directory.
+func emptyLayer(t *testing.T, dir, config string) *Made {
+	t.Helper()
 	var archive bytes.Buffer
 	require.NoError(t, tar.NewWriter(&archive).Close())
 	id := fmt.Sprintf("sha256:%x", sha256.Sum256(archive.Bytes()))
+	d, err := adapter.Build(context.Background(), adapter.Image{Config: []byte(config),
+		Layers: []adapter.Layer{{Digest: id, DiffID: id,
+			Open: func(context.Context) (io.ReadCloser, error) {
+				return io.NopCloser(bytes.NewReader(archive.Bytes())), nil
+			}}}}, dir, adapter.Options{})
+	require.NoError(t, err)
+	return &Made{Disk: d}
+}
+
+// TestFilesOfOthersStay: a person may keep files beside a machine, under names that are near.
+func TestFilesOfOthersStay(t *testing.T) {
 	dir := t.TempDir()
-	made := func(config string) *Made {
-		t.Helper()
-		d, err := adapter.Build(context.Background(), adapter.Image{Config: []byte(config),
-			Layers: []adapter.Layer{{Digest: id, DiffID: id,
-				Open: func(context.Context) (io.ReadCloser, error) {
-					return io.NopCloser(bytes.NewReader(archive.Bytes())), nil
-				}}}}, dir, adapter.Options{})
-		require.NoError(t, err)
-		return &Made{Disk: d}
+	disk := filepath.Join(dir, "disk.qcow2")
+	for _, name := range []string{disk + ".new", filepath.Join(dir, ".film.partial")} {
+		require.NoError(t, os.WriteFile(name, []byte("a person's"), 0o600))
+		require.NoError(t, emptyLayer(t, dir, `{}`).WritableDisk(disk))
+		text, err := os.ReadFile(name)
+		require.NoError(t, err, name)
+		require.Equal(t, "a person's", string(text), name)
+		require.NoError(t, os.Remove(disk))
 	}
+	require.NoFileExists(t, disk+".partial")
+}
+
+// TestServedLevelsStay: the cache may remove the levels of a disk that nobody has open, but no
+// others. A disk is known by the names of its levels, even if they were made again.
+func TestServedLevelsStay(t *testing.T) {
+	dir := t.TempDir()
+	made := func(config string) *Made { return emptyLayer(t, dir, config) }
 	served, other := made(`{"a":1}`), made(`{"a":2}`)
 	img, err := served.Open()
 	require.NoError(t, err)

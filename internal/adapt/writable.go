@@ -15,7 +15,8 @@ import (
 	"kubevirt.io/disk/adapter"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
-	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // CheckWritable refuses a file that WritableDisk cannot use. It changes nothing.
@@ -31,32 +32,29 @@ func (m *Made) WritableDisk(path string) (err error) {
 	if _, err := os.Lstat(path); err == nil {
 		return m.rebase(path)
 	}
-	f, err := flock.Claim(path + ".new")
+	dir, err := osfile.Resolved(filepath.Dir(path))
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
+	out, err := durable.CreateNew(filepath.Join(dir, filepath.Base(path)), 0o644)
+	if err != nil {
+		return err
+	}
 	// Another process may have made the same machine, and started it already.
 	if _, err := os.Lstat(path); err == nil {
-		_ = os.Remove(path + ".new") // the claim has made it again
+		_ = out.Finish(errMade) // it is empty
 		return m.rebase(path)
 	}
-	if err := f.Truncate(0); err != nil {
-		return err
-	}
-	w, err := qcow2.NewAppender(f, qcow2.AppendOptions{ClusterSize: 64 << 10,
+	w, err := qcow2.NewAppender(out.File, qcow2.AppendOptions{ClusterSize: 64 << 10,
 		Backing: filepath.Base(m.Path)})
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = w.Finish(m.Size)
 	}
-	if _, err := w.Finish(m.Size); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return out.FinishSynced(err)
 }
+
+// errMade ends a file that is not needed.
+var errMade = errors.New("another process has made the machine")
 
 // former returns the top level that an existing file lies above, if the file has to be replaced. It
 // returns "" if there is no file, or if it can stay. A file that belongs to other layers is an

@@ -37,6 +37,15 @@ func CreateInTurn(path string, mode fs.FileMode) (*Partial, error) {
 	return create(path, mode, unix.LOCK_EX)
 }
 
+// CreateNew is CreateInTurn for a file that replaces none.
+func CreateNew(path string, mode fs.FileMode) (*Partial, error) {
+	p, err := CreateInTurn(path, mode)
+	if err == nil {
+		p.named = true
+	}
+	return p, err
+}
+
 // CreateNamed is Create for a path that a person has named. The file that has the name now is
 // locked until the new one replaces it: if another process uses it, CreateNamed returns a
 // *LockedError. What somebody else gives the name meanwhile is not replaced. may says why the file

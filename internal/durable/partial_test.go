@@ -89,6 +89,11 @@ func TestCreateNamed(t *testing.T) {
 	require.ErrorContains(t, p.Finish(nil), "somebody else")
 	require.Equal(t, "somebody's", read())
 
+	p, err = CreateNew(path, 0o600)
+	require.NoError(t, err)
+	require.ErrorContains(t, p.FinishSynced(nil), "somebody else")
+	require.Equal(t, "somebody's", read())
+
 	p, err = CreateNamed(path, 0o600, nil)
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(path))
