@@ -162,17 +162,29 @@ func storageID(root string) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(root, storageName)
-	switch id, err := durable.Read(path); {
-	case err == nil:
-		return string(id), nil
-	case !errors.Is(err, fs.ErrNotExist):
-		return "", fmt.Errorf("%q %w", path, err)
+	read := func() (string, error) {
+		id, err := durable.Read(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%q %w", path, err)
+		}
+		return string(id), err
 	}
-	id := rand.Text()
-	return id, durable.Write(path, 0o644, func(f *os.File) error { // other users' daemons read it
-		_, err := f.WriteString(id)
-		return err
-	})
+	id, err := read()
+	if !errors.Is(err, fs.ErrNotExist) {
+		return id, err
+	}
+	out, err := durable.CreateNew(path, 0o600)
+	if err != nil {
+		return "", err
+	}
+	id = rand.Text()
+	if _, err = out.File.WriteString(id); err == nil {
+		err = out.File.Chmod(0o644) // other users' daemons read it
+	}
+	if err = out.FinishSynced(err); errors.Is(err, fs.ErrExist) {
+		return read() // another daemon was faster
+	}
+	return id, err
 }
 
 // samePlace reports whether two paths lead to the same directory, which need not exist.

@@ -3,6 +3,7 @@ package instance
 import (
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -121,5 +122,32 @@ func TestFullVolumeIsServed(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, filetest.Block('x', 4096), p)
 		})
+	}
+}
+
+// TestStorageOfManyDaemons: all daemons that choose a new storage at the same time know it by the
+// same text. Otherwise one of them takes it for another storage later.
+func TestStorageOfManyDaemons(t *testing.T) {
+	const daemons = 8
+	for range 20 {
+		root := t.TempDir()
+		var all sync.WaitGroup
+		var ids [daemons]string
+		var errs [daemons]error
+		begin := make(chan struct{})
+		for i := range daemons {
+			all.Go(func() {
+				<-begin
+				ids[i], errs[i] = storageID(root)
+			})
+		}
+		close(begin)
+		all.Wait()
+		now, err := storageID(root)
+		require.NoError(t, err)
+		for i := range daemons {
+			require.NoError(t, errs[i])
+			require.Equal(t, now, ids[i])
+		}
 	}
 }
