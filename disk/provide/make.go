@@ -32,7 +32,7 @@ func (p *providing) make(ctx context.Context, r record) error {
 		return err
 	}
 	defer src.Close()
-	out, err := durable.CreateNamed(p.path, 0o600, nil)
+	out, err := durable.CreateNamed(p.path, 0o600, func(*os.File) error { return p.foreign() })
 	if err != nil {
 		return err
 	}

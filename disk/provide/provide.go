@@ -165,8 +165,7 @@ func (p *providing) keepOrMake(ctx context.Context) error {
 	}
 	if _, err := os.Lstat(p.path); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
-			err = fmt.Errorf("%q exists already, and this program has not made it: remove it, or "+
-				"choose another path", p.path)
+			err = p.foreign()
 		}
 		return err
 	}
@@ -179,6 +178,12 @@ func (p *providing) keepOrMake(ctx context.Context) error {
 		zap.String("image", p.img.Name()), zap.String("how", p.file.How),
 		zap.Int64("size", p.img.Size()), zap.Duration("duration", time.Since(begin)))
 	return nil
+}
+
+// foreign is the error for a file that is in the place of the one to make.
+func (p *providing) foreign() error {
+	return fmt.Errorf("%q exists already, and this program has not made it: remove it, or choose "+
+		"another path", p.path)
 }
 
 // keep opens the file of an earlier run, which was killed, and reports whether it is there.
@@ -199,6 +204,10 @@ func (p *providing) keep(known *record, now record) (bool, error) {
 			"killed, and a machine may be using it: stop the machine, and remove the file", path),
 			f.Close())
 	}
+	if known.ReadOnly && !now.ReadOnly {
+		return false, errors.Join(fmt.Errorf("%q was made to be read only, by a run that was "+
+			"killed: say so again, or stop the machine, and remove the file", path), f.Close())
+	}
 	p.file.file, p.file.How = f, "kept"
 	p.opt.Log.Info("the disk of an earlier run is kept, with what was written to it",
 		zap.String("path", p.path), zap.String("image", p.img.Name()))
@@ -212,11 +221,14 @@ func (p *providing) forget() error {
 		return nil
 	}
 	f, err := osfile.OpenFile(filepath.Join(p.dir, known.File), os.O_RDONLY, 0)
-	if err == nil {
+	switch {
+	case err == nil:
 		defer f.Close()
 		if instanceOf(f) == known.Instance {
 			return nil
 		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil // it may be there, and cannot be opened now
 	}
 	return osfile.Remove(p.file.state)
 }

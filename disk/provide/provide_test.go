@@ -134,6 +134,48 @@ func TestTheImageIsToldByItsContent(t *testing.T) {
 	require.FileExists(t, to+".raw")
 }
 
+// TestAnImageIsNotWritten: the file of a run that was killed may be the image's own, which others
+// use, too.
+func TestAnImageIsNotWritten(t *testing.T) {
+	dir := t.TempDir()
+	path := filetest.Put(t, dir, "image.raw", filetest.Sample(1<<20, 5), 0)
+	opt := Options{To: filepath.Join(dir, "vm", "disk"), ReadOnly: true}
+	f, err := Provide(t.Context(), open(t, path), opt)
+	require.NoError(t, err)
+	require.NoError(t, f.release()) // as a kill does
+	filetest.Put(t, dir, "new.raw", filetest.Content(t, path), 0)
+	require.NoError(t, os.Rename(filepath.Join(dir, "new.raw"), path)) // as an upgrade does
+	opt.ReadOnly = false
+	_, err = Provide(t.Context(), open(t, path), opt)
+	require.ErrorContains(t, err, "was made to be read only")
+	require.FileExists(t, opt.To+".raw")
+	opt.ReadOnly = true
+	f, err = Provide(t.Context(), open(t, path), opt)
+	require.NoError(t, err)
+	require.NoError(t, f.Remove())
+}
+
+// TestAFileThatCannotBeOpenedNow: the next run knows it still. And nothing is replaced that
+// somebody has put there since.
+func TestAFileThatCannotBeOpenedNow(t *testing.T) {
+	path, to := rawImage(t), filepath.Join(t.TempDir(), "disk")
+	f, err := Provide(t.Context(), open(t, path), Options{To: to})
+	require.NoError(t, err)
+	require.NoError(t, f.release())
+	require.NoError(t, os.Rename(to+".raw", to+".away"))
+	require.NoError(t, os.Symlink(to+".away", to+".raw")) // it is refused, as EMFILE and EIO are
+	_, err = Provide(t.Context(), open(t, path), Options{To: to})
+	require.ErrorIs(t, err, unix.ELOOP)
+	require.NoError(t, os.Rename(to+".away", to+".raw"))
+	f, err = Provide(t.Context(), open(t, path), Options{To: to})
+	require.NoError(t, err)
+	require.Equal(t, "kept", f.How)
+	require.NoError(t, f.Remove())
+	require.NoError(t, os.WriteFile(f.Path, []byte("somebody's"), 0o600))
+	p := &providing{img: open(t, path), dir: filepath.Dir(to), path: f.Path, file: f}
+	require.ErrorContains(t, p.make(t.Context(), record{}), "this program has not made it")
+}
+
 func TestADamagedRecordIsNotGuessed(t *testing.T) {
 	path, dir := rawImage(t), t.TempDir()
 	for _, text := range []string{"", "{", `{"file":"../x","instance":"1"}`, `{"file":"x"}`} {

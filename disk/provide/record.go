@@ -22,6 +22,8 @@ type record struct {
 	File     string `json:"file"`     // name
 	Instance string `json:"instance"` // of the file; tells it from another one of that name
 	Image    string `json:"image"`    // which image it was made of
+	// ReadOnly: it may be the file of an image, and its mode is that of a file nobody writes to.
+	ReadOnly bool `json:"read_only,omitempty"`
 }
 
 // loadRecord returns nil if there is no record.
@@ -93,6 +95,7 @@ func (p *providing) describe() (record, error) {
 		}
 		_, _ = hash.Write(buf[:n]) // never fails
 	}
-	return record{File: filepath.Base(p.path), Image: fmt.Sprintf("%s %s %d %d %016x",
-		p.img.Name(), p.img.Format(), st.Size(), p.img.Size(), hash.Sum64())}, nil
+	return record{File: filepath.Base(p.path), ReadOnly: p.opt.ReadOnly,
+		Image: fmt.Sprintf("%s %s %d %d %016x", p.img.Name(), p.img.Format(), st.Size(),
+			p.img.Size(), hash.Sum64())}, nil
 }
