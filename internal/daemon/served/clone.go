@@ -50,13 +50,15 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 		_ = opened.Close() // it only forgets that the snapshot is in use
 		return nil, err
 	}
-	id := snapshotIdentity(inst, opened.Snapshot.ID).Serial
+	digest := "snapshot:" + opened.Snapshot.ID // the disk may get another serial number
+	earlier := "snapshot:" + snapshotIdentity(inst, opened.Snapshot.ID).Serial
 	name := snapshotName(from, snapshot)
 	what.Image, err = image.OpenSource(ctx, name,
 		func(context.Context, string) (image.Source, error) {
 			return &instance.Source{Disk: opened.Disk,
-				ID: image.Identity{Digest: "snapshot:" + id}, Of: inst}, nil
-		}, image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
+				ID: image.Identity{Digest: digest}, Of: inst}, nil
+		}, image.Options{Formats: map[string]image.Format{name: image.FormatRaw},
+			Alike: func(now, before string) bool { return now == digest && before == earlier }})
 	if err != nil {
 		_ = opened.Close() // it only forgets that the snapshot is in use
 		return nil, err
@@ -119,11 +121,15 @@ func (d *Disks) uncloned(s *Disk) error {
 // do. Of others only the note with the snapshot is known: the rule holds without the volumes, too.
 func (d *Disks) needless(s *Disk, one instance.Snapshot) error {
 	d.table.mu.Lock()
+	defer d.table.mu.Unlock()
 	users := d.table.clonesLocked(s.Name, one.Name)
-	d.table.mu.Unlock()
 	for _, clone := range one.Clones {
 		by, name, _ := strings.Cut(clone, "/")
 		switch {
+		case by == d.volumesID && !slices.Contains(users, name):
+			if d.table.notedLocked(s, one.Name, name) {
+				users = append(users, name)
+			}
 		case d.volumesID == "":
 			users = append(users, fmt.Sprintf("the volume %q, or was: serve volumes "+
 				"(--volumes-listen), and see", name))

@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/options/optionstest"
 	"kubevirt.io/disk/internal/daemon/plan"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
@@ -181,7 +182,7 @@ func TestDeletionOfADiskThatIsRead(t *testing.T) {
 // TestSnapshotThatAVolumeNeeds: a snapshot that was cloned stays, also if the daemon does not serve
 // the volumes that would tell who needs it, or serves others.
 func TestSnapshotThatAVolumeNeeds(t *testing.T) {
-	d := serveKept(t, 1)
+	d := serveKept(t, 2)
 	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
 	d.ServeVolumes("here")
 	clone, err := d.Clone(t.Context(), plan.Disk{Name: "vm2", Dir: t.TempDir(), Volume: true,
@@ -198,6 +199,22 @@ func TestSnapshotThatAVolumeNeeds(t *testing.T) {
 	require.NoError(t, d.AddVolume(Volume{Name: "vm2", Disk: "1.raw", Snapshot: "s"}, true))
 	require.ErrorIs(t, remove(), instance.ErrSnapshotInUse, "it is not open")
 	require.Equal(t, []string{"vm2"}, d.LeaveVolume("1.raw", true))
+	// The record of the volume cannot be read, or the image was renamed since: the note counts.
+	require.NoError(t, d.AddVolume(Volume{Name: "vm2", Unknown: true}, true))
+	require.ErrorIs(t, remove(), instance.ErrSnapshotInUse)
+	require.Equal(t, []string{"vm2"}, d.LeaveVolume("1.raw", true))
+	require.NoError(t, d.AddVolume(Volume{Name: "vm2", Disk: "0.raw", Snapshot: "s"}, true))
+	require.ErrorIs(t, remove(), instance.ErrSnapshotInUse)
+	// Another volume has the name by now.
+	for _, v := range []Volume{{}, {Disk: "0.raw", Snapshot: "t"}, {Disk: "2.raw", Snapshot: "s"}} {
+		v.Name = "vm2"
+		require.NoError(t, d.AddVolume(v, true))
+		require.Empty(t, d.LeaveVolume("1.raw", true))
+		require.NoError(t, remove())
+		require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+		inst := d.table.all()[0].Instance()
+		require.NoError(t, inst.NoteClone(inst.Snapshots()[0].ID, "here/vm2"))
+	}
 	d.DropVolume("vm2")
 	require.NoError(t, remove())
 	// Nothing is cloned from a volume that is deleted.
@@ -207,6 +224,37 @@ func TestSnapshotThatAVolumeNeeds(t *testing.T) {
 	require.ErrorAs(t, d.AddVolume(clone2, false), new(*LeavingError))
 	require.Empty(t, d.LeaveVolume("vm1", false))
 	require.NoError(t, d.AddVolume(clone2, false))
+}
+
+// TestCloneOfADiskWithAnotherSerialNumber: a clone knows its snapshot whatever serial number the
+// disk has by now, and as earlier versions have known it.
+func TestCloneOfADiskWithAnotherSerialNumber(t *testing.T) {
+	d := serveKept(t, 1)
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+	what := plan.Disk{Name: "vm2", Dir: t.TempDir(), Volume: true,
+		DiskSettings: options.DiskSettings{CopyMode: instance.CopyOnWrite}}
+	clone := func() error {
+		s, err := d.Clone(t.Context(), what, "1.raw", "s")
+		if err == nil {
+			err = d.Abandon(s)
+		}
+		return err
+	}
+	require.NoError(t, clone())
+	inst := d.table.all()[0].Instance()
+	inst.Identity.Serial = "another"
+	require.NoError(t, clone())
+	path, state := filepath.Join(what.Dir, instance.PersistentName+".state"), map[string]any{}
+	require.NoError(t, durable.LoadRecord(path, &state))
+	state["chain"].([]any)[0].(map[string]any)["digest"] = "snapshot:" +
+		snapshotIdentity(inst, inst.Snapshots()[0].ID).Serial
+	require.NoError(t, durable.SaveRecord(path, state, nil, nil))
+	require.NoError(t, clone())
+	inst.Identity.Serial = "a third one"
+	require.NoError(t, clone(), "it knows the snapshot better by now")
+	require.NoError(t, d.DeleteSnapshot(t.Context(), d.table.all()[0], "s"))
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+	require.ErrorContains(t, clone(), "the image has changed")
 }
 
 // TestEndsAtOnce: a disk is not closed under a command that hangs in it, however many take it away.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Volume is what a volume has from before it is made until it is gone, whether its disk is open or
@@ -13,6 +14,8 @@ type Volume struct {
 	Name           string
 	LUN            uint16 // 0: none
 	Disk, Snapshot string // what it was cloned from; "": nothing
+	// Unknown says that its record cannot be read, so nobody knows what it was cloned from.
+	Unknown bool
 
 	leaving bool // guarded by table.mu; nothing can be cloned from it any more
 }
@@ -72,11 +75,17 @@ func (e *LeavingError) Error() string {
 // LeaveVolume says that a volume will be deleted, or takes that back: meanwhile nothing can be
 // cloned from it. It does nothing, and returns the volumes that need it, if there are some.
 func (d *Disks) LeaveVolume(name string, leaving bool) (needed []string) {
+	noted := d.notedClones(name)
 	t := &d.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if leaving {
 		needed = t.clonesLocked(name, "")
+		for _, clone := range noted {
+			if v := t.volumes[clone]; v != nil && v.Unknown {
+				needed = append(needed, clone)
+			}
+		}
 	}
 	if v := t.volumes[name]; v != nil && len(needed) == 0 {
 		v.leaving = leaving
@@ -84,17 +93,54 @@ func (d *Disks) LeaveVolume(name string, leaving bool) (needed []string) {
 	return needed
 }
 
+// notedClones returns the volumes that the snapshots of a volume name as their clones. They may be
+// gone, or others of the same name by now.
+func (d *Disks) notedClones(volume string) (names []string) {
+	for _, s := range d.table.all() {
+		inst := s.Instance()
+		if s.Name != volume || inst == nil {
+			continue
+		}
+		for _, one := range inst.Snapshots() {
+			for _, clone := range one.Clones {
+				by, name, _ := strings.Cut(clone, "/")
+				if by == d.volumesID && !slices.Contains(names, name) {
+					names = append(names, name)
+				}
+			}
+		}
+	}
+	return names
+}
+
 // clonesLocked returns the volumes that still need a snapshot of a disk ("": any of them), by name.
 func (t *table) clonesLocked(disk, snapshot string) (names []string) {
 	for _, v := range t.volumes {
-		copied := func(s *Disk) bool {
-			return s.Volume && s.Name == v.Name && s.Progress != nil && s.Progress.Finished()
-		}
 		if v.Disk == disk && (snapshot == "" || v.Snapshot == snapshot) &&
-			!slices.ContainsFunc(t.disks, copied) {
+			!t.copiedLocked(v.Name) {
 			names = append(names, v.Name)
 		}
 	}
 	slices.Sort(names)
 	return names
+}
+
+// copiedLocked reports whether the disk of a volume has copied everything.
+func (t *table) copiedLocked(volume string) bool {
+	return slices.ContainsFunc(t.disks, func(s *Disk) bool {
+		return s.Volume && s.Name == volume && s.Progress != nil && s.Progress.Finished()
+	})
+}
+
+// notedLocked reports whether a volume may still need a snapshot of a disk that says so, although
+// its record does not name the disk. The record cannot be read, or the disk had another name: that
+// of an image that was renamed.
+func (t *table) notedLocked(s *Disk, snapshot, volume string) bool {
+	v := t.volumes[volume]
+	if v == nil || t.copiedLocked(volume) {
+		return false
+	}
+	other := func(o *Disk) bool { return o != s && o.Name == v.Disk }
+	return v.Unknown || v.Disk != "" && v.Snapshot == snapshot &&
+		!slices.ContainsFunc(t.disks, other)
 }

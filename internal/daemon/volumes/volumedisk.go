@@ -41,7 +41,7 @@ type opener struct {
 
 // Enter says that there is a volume.
 func (v *opener) Enter(r store.Record, earlier bool) error {
-	one := served.Volume{Name: r.Name, LUN: r.LUN}
+	one := served.Volume{Name: r.Name, LUN: r.LUN, Unknown: r.State == ""}
 	one.Disk, one.Snapshot = r.Spec.From.Cloned()
 	return refusal(v.disks.AddVolume(one, earlier))
 }
