@@ -91,8 +91,8 @@ func (x *Extents) Forget() {
 	x.mu.Unlock()
 }
 
-// seekExtent returns where the run of data or hole ends that begins at off. Nobody knows where the
-// last one does: math.MaxInt64.
+// seekExtent returns where the run of data or hole ends that begins at off. math.MaxInt64: nobody
+// knows.
 func seekExtent(f *os.File, off int64) (end int64, data bool, err error) {
 	err = Call(f, func(fd int) (err error) {
 		end, data, err = seekEnd(fd, off)
@@ -109,8 +109,8 @@ func seekEnd(fd int, off int64) (end int64, data bool, err error) {
 	for range 4 {
 		begin, err := seek(fd, off, unix.SEEK_DATA)
 		switch {
-		case err == unix.ENXIO: // no data from here to the end
-			return math.MaxInt64, false, nil
+		case err == unix.ENXIO:
+			return lastHole(fd, off)
 		case err == unix.EINVAL || err == unix.EOPNOTSUPP:
 			return math.MaxInt64, true, nil
 		case err != nil:
@@ -120,7 +120,7 @@ func seekEnd(fd int, off int64) (end int64, data bool, err error) {
 		}
 		end, err := seek(fd, off, unix.SEEK_HOLE)
 		if err == unix.ENXIO {
-			return math.MaxInt64, false, nil
+			return lastHole(fd, off)
 		}
 		if err != nil {
 			return 0, false, err
@@ -130,6 +130,20 @@ func seekEnd(fd int, off int64) (end int64, data bool, err error) {
 		}
 	}
 	return off + StatBlock, true, nil // a hole may always be taken for data
+}
+
+// lastHole is the run at off in a file that has no data from there on. What lies behind the end of
+// the file is no hole: somebody has made it shorter. It is taken for data, because a read of it
+// fails, and a copy that left it out would have zeros for what is lost.
+func lastHole(fd int, off int64) (end int64, data bool, err error) {
+	var st unix.Stat_t
+	switch err := Retry(func() error { return unix.Fstat(fd, &st) }); {
+	case err != nil:
+		return 0, false, err
+	case off >= st.Size:
+		return math.MaxInt64, true, nil
+	}
+	return st.Size, false, nil
 }
 
 func seek(fd int, off int64, whence int) (at int64, err error) {

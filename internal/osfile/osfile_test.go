@@ -65,7 +65,10 @@ func TestExtents(t *testing.T) {
 	check(part/2, 2*part, part/2, true)
 	check(part, 4*part, 2*part, false)
 	check(3*part, part, part, true)
-	check(4*part, part, part, false) // behind the end
+
+	require.NoError(t, f.Truncate(5*part))
+	check(4*part, 2*part, part, false)
+	check(5*part, part, part, true) // behind the end: a hole there would be zeros in a copy
 }
 
 // TestNameless: nothing is left in the directory, and the file can be used.

@@ -64,6 +64,14 @@ func TestFileThatBecameShorterIsAMediumError(t *testing.T) {
 	require.EqualValues(t, 512, medium.Length)
 	_, err = d.ReadAt(t.Context(), make([]byte, 512), 0)
 	require.NoError(t, err)
+
+	// A client that copies the disk asks first, and does not read holes.
+	e, err := d.Extent(t.Context(), 0, 1<<20)
+	require.NoError(t, err)
+	require.Equal(t, disk.Extent{Length: 4096}, e)
+	e, err = d.Extent(t.Context(), 4096, 1<<20-4096)
+	require.NoError(t, err)
+	require.Equal(t, disk.Extent{Length: 1<<20 - 4096, Data: true}, e)
 }
 
 func TestOpenFileRefuses(t *testing.T) {
