@@ -159,8 +159,13 @@ func (c *Client) released(d *Disk) bool {
 // guest, which is about to become the owner. In a live migration the first machine logs out before
 // the disk is handed over, and in a restart both are gone.
 func (d *Disk) held(owner *Peer) bool {
-	return owner.sessions.Load() > 0 || d.handover.Load().Guest != "" ||
-		d.Ranges.Writing(owner.name)
+	return d.handover.Load().Guest != "" || d.busy(owner)
+}
+
+// busy is held without the last reason, which is none for another incarnation of the owner: it is
+// one of the two that the disk is open to.
+func (d *Disk) busy(owner *Peer) bool {
+	return owner.sessions.Load() > 0 || d.Ranges.Writing(owner.name)
 }
 
 // isGuest reports whether the client's peer may use the disk beside its owner.

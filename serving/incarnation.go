@@ -63,7 +63,7 @@ func (c *Client) ClaimFor(d *Disk, write bool) bool {
 		return !d.isFenced(c)
 	case owner == nil || !sameName(owner.name, c.peer.name):
 		return c.Claim(d)
-	case d.isFenced(c) || !c.who.MigrationTarget && d.held(owner):
+	case d.isFenced(c) || !c.who.MigrationTarget && d.busy(owner):
 		return false
 	}
 	err := c.all.takeOver(d, c)
@@ -120,7 +120,7 @@ func (s *Disks) placeLocked(d *Disk, c *Client) (ending, error) {
 	case owner == nil || !sameName(owner.name, c.peer.name) || d.isFenced(c) ||
 		c.peer.sessions.Load() == 0,
 		// it may be connected again, and have no request
-		!c.who.MigrationTarget && (d.held(owner) || s.peers[owner.name] != nil):
+		!c.who.MigrationTarget && (d.busy(owner) || s.peers[owner.name] != nil):
 		return ending{}, errHeld
 	}
 	over := map[string]struct{}{owner.name: {}}

@@ -221,6 +221,29 @@ func TestIncarnationsAndHandovers(t *testing.T) {
 	require.Equal(t, "cert:vm", r.s.Holders(1).Guest)
 }
 
+// TestRestartDuringAHandover: a client of the owner's name that is started anew has the disk as the
+// former one had it, while the disk is open to another one, too.
+func TestRestartDuringAHandover(t *testing.T) {
+	r := newRelays(t)
+	source, other := r.relay("a", false), relay{r, r.s.Attach("iqn.other")}
+	require.True(t, source.writes())
+	require.NoError(t, r.s.Admit(1, "iqn.other", time.Time{}))
+	require.True(t, other.writes())
+	again := r.relay("b", false)
+	require.False(t, again.reads(), "the former one is still there")
+	source.Detach()
+	require.True(t, again.reads())
+	require.True(t, again.writes())
+	require.True(t, other.writes())
+	require.False(t, r.relay("a", false).writes())
+	require.False(t, relay{r, r.s.Attach("iqn.third")}.reads())
+	former, err := r.s.HandOver(1)
+	require.NoError(t, err)
+	require.Equal(t, "cert:vm", former)
+	require.False(t, again.writes())
+	require.True(t, other.writes())
+}
+
 // TestOverIsBounded starts a client again and again.
 func TestOverIsBounded(t *testing.T) {
 	s := &handoverState{Guest: "iqn.guest"}
