@@ -191,6 +191,10 @@ func requireTopic(root *cobra.Command) {
 // flagError says what to do about a wrong flag. It does not repeat the value after an unknown flag,
 // because that may be a password.
 func flagError(cmd *cobra.Command, err error) error {
+	// The flag belongs to the command that was meant.
+	if words := cmd.Flags().Args(); cmd.HasAvailableSubCommands() && len(words) > 0 {
+		return usageArgs(cobra.NoArgs)(cmd, words)
+	}
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) {
 		name := "--" + unknown.GetSpecifiedName()
@@ -238,7 +242,7 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 					return fmt.Errorf("%s= is not an argument: %s", name, credentialsHint)
 				}
 			}
-			if !cmd.HasParent() { // an unknown command
+			if cmd.HasAvailableSubCommands() { // an unknown command
 				return fmt.Errorf("%w%s: see %s --help", err, didYouMean(args[0], "", cmd),
 					cmd.CommandPath())
 			}
@@ -249,6 +253,14 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// noArgs takes no argument. That of Cobra would call one an unknown command.
+func noArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%q is too much: the command takes no argument", args[0])
+	}
+	return nil
 }
 
 // running makes a RunE whose errors mean exit status 1, except those about configuration.

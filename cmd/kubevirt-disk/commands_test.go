@@ -432,6 +432,11 @@ func TestDidYouMean(t *testing.T) {
 		"did you mean serve?":    {"serv"},
 		"did you mean snapshot?": {"help", "snapsho"},
 		"did you mean --listen?": {"serve", "--lisen=127.0.0.1"},
+		"did you mean revert?":   {"snapshot", "revet", "a.raw", "one", "--work-dir=work"},
+		"did you mean generate?": {"key", "generat"},
+
+		`"iqn.x" is too much`:               {"kick", "iqn.x"},
+		"CHAP_PASSWORD= is not an argument": {"CHAP_PASSWORD=x", "serve", "--disk-dir=y"},
 	} {
 		status, _, stderr := run(t, nil, args...)
 		require.Equal(t, exitUsage, status)

@@ -45,7 +45,7 @@ The command asks the daemon through its control socket. The daemon obeys only it
 Exit status 0: done. 1: refused, with the reason, and nothing has changed; or the daemon has not
 answered in time, for example because its disk hangs, and may still be at it. The page /status tells
 who has a LUN, and who is fenced.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(noArgs),
 	}
 	q := a.asker(cmd)
 	cmd.Flags().Uint16Var(&req.LUN, "lun", 0, "`number` of the LUN")

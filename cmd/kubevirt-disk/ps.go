@@ -100,7 +100,7 @@ The commands sessions, kick, snapshot, commit and handover find a daemon in the 
 is one. If there are several, name its socket, as ps shows it, with --control-socket.
 
 Exit status 0: done, also if there is no daemon.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(noArgs),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print all that /status has of each")
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {

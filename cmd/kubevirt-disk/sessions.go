@@ -27,7 +27,7 @@ that they have read or written, since when, and what they have done.
 The command asks the daemon through its control socket. The daemon obeys only its own user and root.
 
 Exit status 0: done, also if there is no session. 1: nobody answers, or not to this user.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(noArgs),
 	}
 	q := a.asker(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print all fields, as on /status")
@@ -109,7 +109,7 @@ The command asks the daemon through its control socket. The daemon obeys only it
 The command sessions lists the names and numbers.
 
 Exit status 0: done. 1: there is no such session, or nobody answers, or not to this user.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(noArgs),
 	}
 	q := a.asker(cmd)
 	cmd.Flags().StringVar(&req.Initiator, "initiator", "", "end all sessions of this `name`")

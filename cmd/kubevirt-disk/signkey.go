@@ -203,7 +203,7 @@ func (a *app) keyCommand() *cobra.Command {
 		Long: `Makes a key pair: PREFIX.key, which signs and must stay secret, and PREFIX.pub, which
 verifies. Cosign reads them, too. The password of PREFIX.key is in ` + envSignPassword + `, or in the file that
 ` + envSignPassword + `_FILE names, or is asked for at the terminal. It may be empty. Files that are there stay.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(noArgs),
 	}
 	generate.Flags().StringVar(&prefix, "output", "cosign", "`prefix` of the two files")
 	generate.RunE = running(func(*cobra.Command, []string) error { return a.generateKey(prefix) })

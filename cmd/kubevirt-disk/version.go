@@ -58,7 +58,7 @@ func (a *app) versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version, the commit, and what the binary was built with",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(noArgs),
 		RunE: running(func(*cobra.Command, []string) error {
 			b := buildInfo()
 			if asJSON {

@@ -48,7 +48,7 @@ it. With --overlay, QEMU writes to that file, which lies over the image (--copy-
   kubevirt-disk xml --file /vm/disk.qcow2 --overlay /storage/ssd/vm.qcow2 >disk.xml
 
 Exit status 1: the daemon does not answer, or the LUN is not ready.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(noArgs),
 	}
 	f.Add(cmd.Flags())
 	own := settings.Pick(newConfig().settings(), keyPort, keyTargetName, keyAccessMode)
