@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
 
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/osfile"
@@ -32,7 +33,7 @@ cluster and no registry, so it does not know which disks an image has. Other obj
 over.
 
 "-" is standard input. Exit status 1: something is wrong.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(noArgs),
 	}
 	cmd.Flags().StringArrayVar(&check, "check", nil, "`file` of manifests, or -. Repeatable.")
 	cmd.RunE = func(*cobra.Command, []string) error {
@@ -72,9 +73,14 @@ func (a *app) checkManifests(file string) error {
 		return fmt.Errorf("%s: %w", file, err)
 	}
 	var wrong error
-	machines := 0
+	machines, lines := 0, -1 // the line before the first document is not in the file
 	for document := range strings.SplitSeq("\n"+string(text), "\n---") {
-		is, err := a.checkManifest(document)
+		next := lines + strings.Count(document, "\n") + 1
+		if lines < 0 {
+			document, lines = strings.TrimPrefix(document, "\n"), 0
+		}
+		is, err := a.checkManifest(document, lines)
+		lines = next
 		if is {
 			machines++
 		}
@@ -105,10 +111,29 @@ func checkSet(object map[string]any) error {
 	return nil
 }
 
-// checkManifest checks one document. is: it is a machine.
-func (a *app) checkManifest(document string) (is bool, err error) {
-	var object map[string]any
-	if err := plainyaml.Decode([]byte(document), plainyaml.MaxValues, &object); err != nil {
+// readManifest reads one document, which comes after that many lines of its file.
+func readManifest(document string, lines int) (object map[string]any, err error) {
+	root, err := plainyaml.Parse([]byte(document), plainyaml.MaxValues)
+	switch {
+	case err == nil && root == nil:
+		return nil, nil
+	case err == nil && root.Kind != yaml.MappingNode:
+		return nil, fmt.Errorf("line %d: this is no manifest: it begins with no key, such as "+
+			"apiVersion", lines+root.Line)
+	case err == nil:
+		err = plainyaml.Decode([]byte(document), plainyaml.MaxValues, &object)
+	}
+	if err != nil && lines > 0 { // so that the error has the number of the line in the file
+		return readManifest(strings.Repeat("\n", lines)+document, 0)
+	}
+	return object, err
+}
+
+// checkManifest checks one document, which comes after that many lines of its file. is: it is a
+// machine.
+func (a *app) checkManifest(document string, lines int) (is bool, err error) {
+	object, err := readManifest(document, lines)
+	if err != nil {
 		return false, err
 	}
 	kind, _ := object["kind"].(string)

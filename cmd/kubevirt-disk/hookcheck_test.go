@@ -82,6 +82,17 @@ func TestHookCheck(t *testing.T) {
 		"unknown flag: --imag", "VirtualMachineInstance b", `the first one is "pull"`} {
 		require.Contains(t, stderr, part)
 	}
+	for text, want := range map[string]string{
+		"hello\n":                         "line 1: this is no manifest",
+		"kind: A\n---\n# note\nhello\n":   "line 4: this is no manifest",
+		"---\nkind: A\n---\nkind: B\n\tc": "line 4: found a tab",
+		"kind: A\nkind: A\n":              "line 2: \"kind\" is already defined",
+	} {
+		require.NoError(t, os.WriteFile(bad, []byte(text), 0o600))
+		status, _, stderr = run(t, nil, "hook", "--check", bad)
+		require.Equal(t, exitFailed, status)
+		require.Contains(t, stderr, want)
+	}
 	require.NoError(t, os.WriteFile(bad, []byte("kind: Secret"), 0o600))
 	status, _, stderr = run(t, nil, "hook", "--check", bad)
 	require.Equal(t, exitFailed, status)
