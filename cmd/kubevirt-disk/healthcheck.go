@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/readyfile"
 	"kubevirt.io/disk/pages"
 )
 
@@ -32,7 +33,7 @@ If the pages are off, the ready file decides. It also decides in a container if 
 the default address of the pages, or only the daemon of another container of the pod.
 
 Exit status 0: yes. 1: no, or nobody answers.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(noArgs),
 	}
 	c := newConfig()
 	own := settings.Pick(c.settings(), keyMetricsListen, keyReadyFile)
@@ -93,6 +94,9 @@ func checkHealth(ctx context.Context, page *options.Address, chosen bool, readyF
 		return "", fmt.Errorf("not ready: %q is not a regular file: is it the daemon's %s?",
 			readyFile,
 			nameOf(keyReadyFile))
+	case readyfile.Left(readyFile):
+		return "", fmt.Errorf("not ready: the daemon that made %q has ended, and was killed: "+
+			"start it again", readyFile)
 	}
 	return "ok", nil
 }

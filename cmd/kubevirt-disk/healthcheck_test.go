@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/readyfile"
 	"kubevirt.io/disk/pages"
 )
 
@@ -76,7 +77,9 @@ func TestHealthcheckOfAnotherContainer(t *testing.T) {
 	}
 	_, err = check(false, ready, false)
 	require.ErrorContains(t, err, "not ready")
-	require.NoError(t, os.WriteFile(ready, nil, 0o644))
+	made := readyfile.File{Path: ready}
+	require.NoError(t, made.Write())
+	defer func() { require.NoError(t, made.Remove()) }()
 	answer, err := check(false, ready, false)
 	require.NoError(t, err)
 	require.Equal(t, "ok", answer)
@@ -131,7 +134,14 @@ func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
 	status, _, stderr = run(t, off, "healthcheck")
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, ready)
-	require.NoError(t, os.WriteFile(ready, nil, 0o644))
+	require.NoError(t, os.WriteFile(ready, []byte("ready\n"), 0o644)) // of a daemon that was killed
+	status, _, stderr = run(t, off, "healthcheck")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "has ended")
+	made := readyfile.File{Path: ready}
+	require.NoError(t, made.Clear())
+	require.NoError(t, made.Write())
+	defer func() { require.NoError(t, made.Remove()) }()
 	status, stdout, _ := run(t, off, "healthcheck")
 	require.Equal(t, exitDone, status)
 	require.Equal(t, "ok\n", stdout)

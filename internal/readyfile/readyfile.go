@@ -175,6 +175,17 @@ func lockedByDaemon(path string) bool {
 	return errors.Is(flock.Lock(f, unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
+// Left reports whether the daemon that made the file at a path has ended without removing it. On a
+// file system without locks it returns false.
+func Left(path string) bool {
+	f, err := openUnlinked(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return flock.Lock(f, unix.LOCK_SH|unix.LOCK_NB) == nil
+}
+
 // openUnlinked opens a file that was a regular file a moment ago. If a link or a pipe has replaced
 // it, it neither follows the link nor waits.
 func openUnlinked(path string) (*os.File, error) {
