@@ -136,6 +136,15 @@ func TestServeFailures(t *testing.T) {
 			want: []string{"/proc", "ready file"}},
 		"work directory": {env: []string{"WORK_DIR=/proc/work"}, make: rawImage,
 			want: []string{"/proc/work"}},
+		"work directory that is a file": {env: []string{"WORK_DIR=/etc/passwd"}, make: rawImage,
+			want: []string{`"/etc/passwd" is not a directory`, "--work-dir (WORK_DIR)"}},
+		"work directory in a file": {env: []string{"WORK_DIR=/etc/passwd/work"}, make: rawImage,
+			want: []string{`"/etc/passwd/work" is not a directory`, "--work-dir (WORK_DIR)"}},
+		"sockets in a file": {env: []string{"VHOST_USER_DIR=/etc/passwd/sockets"}, make: rawImage,
+			want: []string{`"/etc/passwd/sockets" is not a directory`,
+				"--vhost-user (VHOST_USER_DIR)"}},
+		"sockets in nowhere": {env: []string{"VHOST_USER_DIR=/proc/sockets"}, make: rawImage,
+			want: []string{"/proc/sockets"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newPlace(t)

@@ -181,7 +181,7 @@ func TestServeNamedImagesThatWillNotDo(t *testing.T) {
 		"two of one name": {[]string{paths[0], again}, exitFailed,
 			[]string{`have the same name`, again}},
 		"one twice": {[]string{paths[0], paths[0]}, exitFailed,
-			[]string{"have the same name"}},
+			[]string{"is named twice: leave one out"}},
 		"a directory": {[]string{dir}, exitUsage,
 			[]string{`"` + dir + `" is a directory: --disk-dir=` + dir +
 				" serves the images in it"}},

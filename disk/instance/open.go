@@ -223,8 +223,8 @@ func (o *opening) check() error {
 			disk.LongBlock, o.opt.BlockSize)
 	case o.img != nil && o.opt.Size != 0 && o.opt.Size < o.img.Size():
 		return &SizeError{Image: o.name, Size: o.opt.Size,
-			Reason: fmt.Sprintf("is less than the %d bytes (%s) of the image", o.img.Size(),
-				words.Bytes(o.img.Size()))}
+			Reason: fmt.Sprintf("is less than the %d bytes (%s) of the image: give none, or at "+
+				"least that", o.img.Size(), words.Bytes(o.img.Size()))}
 	case o.opt.Identity.NAA != [8]byte{} && o.opt.Identity.NAA[0]>>4 != 3:
 		return fmt.Errorf("%q: the NAA identifier %x does not begin with 3 (locally assigned)",
 			o.name, o.opt.Identity.NAA)

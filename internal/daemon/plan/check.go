@@ -22,6 +22,9 @@ func Check(opt *options.Options) error {
 	if err := checkDirectories(opt); err != nil {
 		return err
 	}
+	if err := checkMade(opt); err != nil {
+		return err
+	}
 	if err := checkUsageTypes(opt); err != nil {
 		return err
 	}
@@ -70,6 +73,45 @@ func checkDirectories(opt *options.Options) error {
 		}
 	}
 	return wrong.Err()
+}
+
+// checkMade refuses directories that cannot be there, and would be made if they are missing. An
+// error of a file in them would not name the setting.
+func checkMade(opt *options.Options) error {
+	check := func(field any, dir string, writes bool) error {
+		at := dir // or the nearest directory above it
+		st, err := os.Stat(at)
+		for errors.Is(err, fs.ErrNotExist) && at != filepath.Dir(at) {
+			at = filepath.Dir(at)
+			st, err = os.Stat(at)
+		}
+		if err == nil && !st.IsDir() || errors.Is(err, unix.ENOTDIR) {
+			return fmt.Errorf("%q is not a directory, nor can one be made there: name another one "+
+				"with %v", dir, opt.Setting(field))
+		}
+		if err == nil && writes {
+			err = unix.Faccessat(unix.AT_FDCWD, at, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
+		}
+		var path *fs.PathError
+		if errors.As(err, &path) {
+			err = path.Err // the message names it
+		}
+		if err != nil {
+			return fmt.Errorf("the directory %q cannot be used by user %d: %w: give that user the "+
+				"right to, or name another one with %v", dir, os.Geteuid(), err,
+				opt.Setting(field))
+		}
+		return nil
+	}
+	if opt.PersistentDir == "" { // with one, the work directory may be out of reach
+		if err := check(&opt.WorkDir, opt.WorkDir, false); err != nil {
+			return err
+		}
+	}
+	if opt.VhostUserDir == "" {
+		return nil
+	}
+	return check(&opt.VhostUserDir, opt.VhostUserDir, true)
 }
 
 // checkUsageTypes refuses directories that cannot hold disks. So a mistake shows at the start, not

@@ -69,7 +69,10 @@ func (s *Sources) openImages() ([]*image.Image, error) {
 	opt.Named = true
 	for _, path := range s.opt.Images.Paths {
 		name := filepath.Base(path)
-		if other, twice := paths[name]; twice {
+		if other, twice := paths[name]; twice && filepath.Clean(other) == filepath.Clean(path) {
+			refused.Add(fmt.Errorf("%q is named twice: leave one out", path))
+			continue
+		} else if twice {
 			refused.Add(fmt.Errorf("%q and %q have the same name, but names must be unique: "+
 				"rename one of them, or leave one out", other, path))
 			continue
@@ -137,11 +140,10 @@ func (s *Sources) explainScan(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("the image directory %q does not exist: put images there, or name "+
-			"another directory with %v: %w", dir, name, err)
+			"another directory with %v", dir, name)
 	case errors.Is(err, syscall.ENOTDIR):
-		return fmt.Errorf(
-			"%q is not a directory: name the directory that the images are in, with %v: %w",
-			dir, name, err)
+		return fmt.Errorf("%q is not a directory: name the directory that the images are in, with "+
+			"%v", dir, name)
 	case errors.As(err, new(*image.ScanError)): // its files say what is wrong with each
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("the image directory %q cannot be read by user %d: make it readable for "+
