@@ -76,7 +76,7 @@ func TestXMLByNBDRefuses(t *testing.T) {
 		"no address":    {[]string{"--nbd=a b"}, []string{"--nbd:", "a b", "or unix:PATH"}},
 		"auto alone":    {[]string{"--nbd=auto"}, []string{"--nbd: auto needs", "--status-url"}},
 		"no NBD there": {[]string{"--nbd=auto", "--lun=1", "--status-url=" + alone},
-			[]string{"--nbd: auto finds nothing"}},
+			[]string{"--nbd: the daemon serves no disk by NBD"}},
 		"no such LUN": {[]string{"--nbd=auto", "--lun=7", "--status-url=" + alone},
 			[]string{"--lun: the daemon has no LUN 7"}},
 		"TLS at a socket": {[]string{"--nbd=unix:/s", "--tls"}, []string{"--tls: a socket"}},

@@ -128,9 +128,12 @@ func (f *Flags) servedExport(ctx context.Context, l *settings.Loader) (libvirt.E
 	if l.Flags.Changed(flagWWN) {
 		e.WWN = f.wwn
 	}
-	if f.nbd.address != nbdAuto {
+	switch {
+	case f.nbd.address != nbdAuto:
 		f.nbd.at(&e, l)
-	} else if !atDaemon(&e, said, pageHost) {
+	case len(said.NBDPortals) == 0:
+		l.Problems.Add("--"+flagNBD, "the daemon serves no disk by NBD: start it with --nbd")
+	case !atDaemon(&e, said, pageHost):
 		l.Problems.Add("--"+flagNBD, "auto finds nothing: none of the daemon's portals of NBD "+
 			"(%s) can be reached from where its page was asked; name one that can",
 			strings.Join(said.NBDPortals, ", "))
