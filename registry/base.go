@@ -43,17 +43,21 @@ func (p *pusher) findBase(ctx context.Context, base string) error {
 	if base == BaseNone {
 		return nil
 	}
+	what := "base image"
+	if base == p.opt.Onto.Image {
+		what = "the image to push onto"
+	}
 	ref, err := transport.ParseReference(base)
 	if err != nil {
-		return fmt.Errorf("base image: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	src, err := p.client.Source(ref, "")
 	if err != nil {
-		return fmt.Errorf("base image: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	p.base = &baseImage{source: src, ref: ref}
 	if err := p.base.read(ctx); err != nil {
-		return fmt.Errorf("base image: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
 }

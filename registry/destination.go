@@ -13,7 +13,7 @@ import (
 )
 
 // writable finds out early, before any request, that the destination cannot be written.
-func writable(dest string) error {
+func writable(dest string, replace bool) error {
 	if dest == "-" {
 		return nil
 	}
@@ -27,6 +27,8 @@ func writable(dest string) error {
 			return fmt.Errorf("block device %q cannot be written: %w", dest, errors.Unwrap(err))
 		}
 		return f.Close()
+	case err == nil && info.Mode().IsRegular() && !replace:
+		return fmt.Errorf("%q exists already: name another file, or replace it with --force", dest)
 	}
 	if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("there is no directory %q: make it first", dir)

@@ -223,6 +223,11 @@ func TestPushOntoOneOfSeveral(t *testing.T) {
 		_, err := o.c.Push(t.Context(), []string{o.file(t, name, b)}, o.m.ref(t, "vm/a:2"), onto)
 		require.ErrorContains(t, err, says)
 	}
+	missing := onto
+	missing.Onto.Image = o.m.ref(t, "vm/gone:1").String()
+	_, err := o.c.Push(t.Context(), []string{o.file(t, "b.raw", b)}, o.m.ref(t, "vm/a:2"), missing)
+	require.ErrorContains(t, err, "the image to push onto: ")
+	require.ErrorContains(t, err, "check the name, and the tag")
 	pushes(t, o.c, []string{o.file(t, "b.raw", b)}, o.m.ref(t, "vm/a:2"), onto)
 	ref := o.m.ref(t, "vm/a:2")
 	s := newStreaming(t, o.c, t.TempDir(), t.TempDir())
@@ -232,7 +237,7 @@ func TestPushOntoOneOfSeveral(t *testing.T) {
 	require.True(t, bytes.Equal(a, contentOf(t, s.disk(t, st, "a.qcow2"))))
 	require.True(t, bytes.Equal(b, contentOf(t, s.disk(t, st, "b.1.qcow2"))))
 	dir := t.TempDir()
-	_, _, err := o.c.Pull(t.Context(), ref, dir, PullOptions{})
+	_, _, err = o.c.Pull(t.Context(), ref, dir, PullOptions{})
 	require.NoError(t, err)
 	for name, want := range map[string][]byte{"a.raw": a, "b.1.raw": b} {
 		require.True(t, bytes.Equal(want, bytesOf(t, filepath.Join(dir, name))), name)

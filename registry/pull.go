@@ -61,7 +61,7 @@ type Pulled struct {
 // image.Arrival.
 func (c *Client) Pull(ctx context.Context, ref transport.Reference, dest string,
 	opt PullOptions) (done []Pulled, digest string, err error) {
-	if err := writable(dest); err != nil {
+	if err := writable(dest, opt.Replace); err != nil {
 		return nil, "", err
 	}
 	r, err := c.Resolve(ctx, ref)

@@ -300,6 +300,10 @@ func TestPullKeeps(t *testing.T) {
 	c := newClient(t, transport.Options{})
 	_, _, err := c.Pull(context.Background(), ref, dest, PullOptions{})
 	require.ErrorContains(t, err, "--force")
+	gone, err := transport.ParseReference("oci:" + filepath.Join(dir, "gone"))
+	require.NoError(t, err)
+	_, _, err = c.Pull(context.Background(), gone, dest, PullOptions{})
+	require.ErrorContains(t, err, "--force", "nothing is asked before")
 	onlyFile(t, dir, "out.raw", []byte("mine"))
 	_, _, err = c.Pull(context.Background(), bad, dest, PullOptions{Replace: true})
 	require.Error(t, err)
@@ -331,7 +335,7 @@ func TestPullPlatform(t *testing.T) {
 	brings(t, newClient(t, transport.Options{}), layoutOf(t, s, index(attestation, other, mine)),
 		PullOptions{}, content)
 	dir, err := pull(t, layoutOf(t, s, index(other, attestation)), PullOptions{})
-	require.ErrorContains(t, err, "only for: linux/"+otherArch())
+	require.ErrorContains(t, err, "only for: linux/"+otherArch()+"; name one")
 	emptyDir(t, dir)
 	_, err = pull(
 		t,

@@ -221,10 +221,15 @@ func (p *pusher) open(file string) (*image.Image, error) {
 	return image.Open(file, p.opt.Image)
 }
 
-// checkNames refuses two different files of one name.
+// checkNames refuses two different files of one name, and one file that is named twice. The backing
+// file of another one may be named.
 func (p *pusher) checkNames() error {
-	from := make(map[string]string)
+	from, named := make(map[string]string), make(map[string]bool)
 	for _, f := range p.planned {
+		if other := from[f.name]; named[f.name] && same(other, f.path) {
+			return fmt.Errorf("%q is named twice: leave one out", f.path)
+		}
+		named[f.name] = true
 		names, files := []string{f.name}, []string{f.path}
 		for _, below := range f.below {
 			names, files = append(names,

@@ -455,6 +455,8 @@ func TestPushRefuses(t *testing.T) {
 		"not there": {[]string{filepath.Join(dir, "none.img")}, m.ref(t, "vm/a:1"), "none.img"},
 		"same names": {[]string{good, file("x/a.img", noise(37, 8192))}, m.ref(t, "vm/a:1"),
 			"same name"},
+		"twice": {[]string{good, filepath.Join(dir, "x", "..", "a.img")}, m.ref(t, "vm/a:1"),
+			"is named twice"},
 		"to a digest": {[]string{good}, digest, "name a tag"},
 		"to a layout": {[]string{good}, oci, "not in a registry"},
 	} {

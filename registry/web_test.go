@@ -103,7 +103,8 @@ func TestPullAddress(t *testing.T) {
 			want: "without TLS"},
 		"elsewhere": {faults: []fault{registrytest.Redirects("file:///etc/passwd")},
 			want: `an address of "file"`},
-		"missing": {suffix: ".gone?" + secret, want: "404"},
+		"missing":  {suffix: ".gone?" + secret, want: "404"},
+		"an image": {suffix: ":42", want: `in a registry, leave out "https://"`},
 		"expired": {suffix: "?" + secret, faults: []fault{says(403), says(403)},
 			want: "have expired"},
 		"empty": {want: "is empty", server: func(w *web) {

@@ -57,7 +57,11 @@ object, and a directory or several images are an array.`,
 			}
 			return a.inspectReference(cmd, ref, asJSON)
 		}
-		if ref, ok := namesImage(args); ok {
+		ref, ok, err := namesImage(args)
+		if err != nil {
+			return err
+		}
+		if ok {
 			return a.inspectReference(cmd, ref, asJSON)
 		}
 		return running(func(*cobra.Command, []string) error {
@@ -264,21 +268,25 @@ func orNone(s string) string {
 }
 
 // namesImage reports whether the arguments are one reference of an image. A file of that name comes
-// first, and so does what can only be a path: a registry has a dot or a port in its name.
-func namesImage(args []string) (ref transport.Reference, ok bool) {
+// first, and so does what can only be a path: a registry has a dot or a port in its name. An error
+// says that there is neither such a file, nor can there be such a reference.
+func namesImage(args []string) (ref transport.Reference, ok bool, err error) {
 	if len(args) != 1 {
-		return ref, false
+		return ref, false, nil
 	}
 	if _, err := os.Lstat(args[0]); err == nil {
-		return ref, false
-	}
-	ref, err := transport.ParseReference(args[0])
-	if err != nil {
-		return ref, false
+		return ref, false, nil
 	}
 	host, _, more := strings.Cut(args[0], "/")
 	remote := more && strings.ContainsAny(host, ".:") && !strings.HasPrefix(host, ".")
-	return ref, remote || !ref.Remote()
+	ref, err = transport.ParseReference(args[0])
+	switch {
+	case err == nil:
+		return ref, remote || !ref.Remote(), nil
+	case remote:
+		return ref, false, fmt.Errorf("there is no file %q, and %w", args[0], err)
+	}
+	return ref, false, nil
 }
 
 // inspectedReference is what inspect shows of an image in a registry.

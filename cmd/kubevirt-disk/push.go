@@ -44,8 +44,9 @@ as it is, and serve --image streams it.
 
 With --onto, FILE is a new version of the disk in another image. The new image has the layers of
 that one, and a layer with what differs, so that little is sent, and little is fetched by who has
-the old one. The old disk is compared by the digests in its index, and not fetched. With --squash,
-the layers of the versions between the oldest one and the new one are left out.
+the old one. To compare the two, the old disk is fetched, or of a raw one only the chunks that
+differ. With --squash, the layers of the versions between the oldest one and the new one are left
+out.
 
 Exit status: 0 done, 1 failed while running, 2 wrong usage.
 

@@ -214,8 +214,16 @@ func TestNamesImage(t *testing.T) {
 		"localhost:5000/a": true, "oci:dir": true, "docker://vm/a": true, "a.qcow2": false,
 		"vm/a": false, "./vm/a:1": false, "../vm.d/a": false, "/vm.d/a": false,
 		"disk.d/vm": false, "-": false} {
-		_, ok := namesImage([]string{text})
+		_, ok, err := namesImage([]string{text})
+		require.NoError(t, err)
 		require.Equal(t, want, ok, text)
+	}
+	// Neither a file nor a reference: the message says what is wrong with each.
+	for text, want := range map[string]string{"localhost:5000/VM/a:1": "can only contain",
+		"localhost:5000/a@sha256:00": "no valid digest"} {
+		_, _, err := namesImage([]string{text})
+		require.ErrorContains(t, err, "there is no file")
+		require.ErrorContains(t, err, want)
 	}
 }
 

@@ -222,7 +222,8 @@ func (r *repository) Manifest(ctx context.Context, digest string) ([]byte, strin
 	}
 	err := errs[len(errs)-1] // of the registry itself
 	if notFound(err) {
-		return nil, "", fmt.Errorf("%s does not exist: %w", r.ref, err)
+		return nil, "", fmt.Errorf("%s does not exist: %w; check the name, and the tag or digest",
+			r.ref, err)
 	}
 	return nil, "", fmt.Errorf("%s: %w", r.ref, err)
 }

@@ -116,6 +116,6 @@ func OfPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 	case len(there) == 0:
 		return v1.Descriptor{}, fmt.Errorf("the index of %s has no image", ref)
 	}
-	return v1.Descriptor{}, fmt.Errorf("%s has no image for linux/%s, only for: %s",
-		ref, runtime.GOARCH, strings.Join(there, ", "))
+	return v1.Descriptor{}, fmt.Errorf("%s has no image for linux/%s, only for: %s; name one of "+
+		"these by its digest if you want its disk", ref, runtime.GOARCH, strings.Join(there, ", "))
 }

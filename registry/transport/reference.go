@@ -136,7 +136,12 @@ func otherPlace(text string) error {
 		"is elsewhere with another program, and name the file to convert or push", scheme+"://")
 }
 
+// badName says what is wrong with a name. The error of a tag tells more than that of a reference.
 func badName(text string, err error) error {
+	if _, cause := name.NewTag(strings.TrimPrefix(text, prefixDocker),
+		name.WeakValidation); cause != nil {
+		err = cause
+	}
 	return fmt.Errorf(
 		"%q is not an image reference: %w; write REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST, "+
 			"oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE",

@@ -56,7 +56,8 @@ func (e *StatusError) Error() string {
 	switch {
 	case e.away:
 	case e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden:
-		text += "; name a file with credentials by --registry-config"
+		text += "; the credential is missing or wrong, or may not do this: name a file with one by " +
+			"--registry-config, or set REGISTRY_USERNAME and REGISTRY_PASSWORD"
 	}
 	return text
 }

@@ -54,6 +54,10 @@ func (c *Client) openAddress(ref Reference, spoolDir string) (*webSource, error)
 // word counts, its first whole content says it.
 func (w *webSource) Manifest(ctx context.Context, _ string) ([]byte, string, error) {
 	desc, err := w.describe(ctx)
+	if err != nil && strings.Contains(w.file.file(), ":") { // as in front of a tag
+		err = fmt.Errorf("%w; if it is an image in a registry, leave out %q", err,
+			w.file.url.Scheme+"://")
+	}
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", w.ref, err)
 	}
