@@ -21,8 +21,9 @@ type Partial struct {
 	File *os.File
 	path string // its final name
 
-	named  bool     // see CreateNamed
-	former *os.File // what has the name now, locked; nil: nothing
+	named    bool     // see CreateNamed
+	former   *os.File // what has the name now, locked; nil: nothing
+	replaces bool     // a file that a power cut may not take along with this one
 }
 
 // Create begins a file that will get the name path. It removes a partial file that a killed process
@@ -48,8 +49,9 @@ func CreateNew(path string, mode fs.FileMode) (*Partial, error) {
 
 // CreateNamed is Create for a path that a person has named. The file that has the name now is
 // locked until the new one replaces it: if another process uses it, CreateNamed returns a
-// *LockedError. What somebody else gives the name meanwhile is not replaced. may says why the file
-// that has the name now must not be replaced; nil: any may be.
+// *LockedError. What somebody else gives the name meanwhile is not replaced. A power cut leaves the
+// former content under the name, or the new one. may says why the file that has the name now must
+// not be replaced; nil: any may be.
 func CreateNamed(path string, mode fs.FileMode, may func(former *os.File) error) (*Partial, error) {
 	former, err := osfile.OpenFile(path, os.O_RDONLY, 0)
 	switch {
@@ -63,8 +65,12 @@ func CreateNamed(path string, mode fs.FileMode, may func(former *os.File) error)
 			return nil, errors.Join(err, former.Close())
 		}
 	case errors.Is(err, fs.ErrNotExist):
-	case errors.Is(err, fs.ErrPermission) && may == nil:
-		return Create(path, mode) // it cannot be locked
+	case errors.Is(err, fs.ErrPermission) && may == nil: // it cannot be locked
+		p, err := Create(path, mode)
+		if err == nil {
+			p.replaces = true
+		}
+		return p, err
 	default:
 		return nil, err
 	}
@@ -72,7 +78,7 @@ func CreateNamed(path string, mode fs.FileMode, may func(former *os.File) error)
 	if err != nil {
 		return nil, errors.Join(err, closed(former))
 	}
-	p.named, p.former = true, former
+	p.named, p.former, p.replaces = true, former, former != nil
 	return p, nil
 }
 
@@ -154,6 +160,10 @@ func (p *Partial) Finish(err error) error {
 // Keep is Finish, but without an error it leaves the file open and locked.
 func (p *Partial) Keep(err error) error {
 	name := p.path + PartialSuffix
+	if err == nil && p.replaces {
+		// Some file systems may bring the name to storage before the content.
+		err = osfile.Retry(p.File.Sync)
+	}
 	if err == nil {
 		err = p.rename(name)
 	}
