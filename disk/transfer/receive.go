@@ -30,12 +30,13 @@ const maxFiles = 10_000
 
 // Target is a directory that receives a disk. Nobody else uses it until Close.
 type Target struct {
-	dir  string
-	lock *os.File
+	dir   string
+	locks []*os.File
 }
 
 // OpenTarget locks a directory and makes it empty. What an earlier try left is removed, and
-// everything if replace is set; otherwise a directory that holds something is refused.
+// everything if replace is set; otherwise a directory that holds something is refused. If a daemon
+// has a disk there, that is an error, and everything stays.
 func OpenTarget(dir string, replace bool) (*Target, error) {
 	dir, err := osfile.Resolved(dir)
 	if err != nil {
@@ -45,8 +46,11 @@ func OpenTarget(dir string, replace bool) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Target{dir: dir, lock: lock}
+	t := &Target{dir: dir, locks: []*os.File{lock}}
 	entries, err := os.ReadDir(dir)
+	if err == nil && replace {
+		err = t.lockBelow(entries)
+	}
 	if err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -72,8 +76,29 @@ func OpenTarget(dir string, replace bool) (*Target, error) {
 	return t, nil
 }
 
+// lockBelow locks the disks of several images, each of which has a directory.
+func (t *Target) lockBelow(entries []fs.DirEntry) error {
+	for _, e := range entries {
+		path := filepath.Join(t.dir, e.Name(), lockName)
+		if _, err := os.Lstat(path); err != nil {
+			continue // who has a disk has this file
+		}
+		lock, err := durable.AcquireLock(path, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		t.locks = append(t.locks, lock)
+	}
+	return nil
+}
+
 // Close frees the directory.
-func (t *Target) Close() error { return durable.ReleaseLock(t.lock) }
+func (t *Target) Close() (err error) {
+	for _, lock := range t.locks {
+		err = errors.Join(err, durable.ReleaseLock(lock))
+	}
+	return err
+}
 
 // Receive makes the files of a stream, and checks them.
 func (t *Target) Receive(ctx context.Context, r io.Reader, p *Progress) error {

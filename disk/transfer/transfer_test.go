@@ -275,6 +275,19 @@ func TestOnlyOne(t *testing.T) {
 	_, err = transfer.OpenTarget(to, true)
 	require.ErrorContains(t, err, "is in use by")
 	require.NoError(t, target.Close())
+
+	// A daemon that serves several images has locked their directories, and not the one above.
+	from, served := disks(t), disks(t)
+	put(t, filepath.Join(served, "a.raw", "more"), 1, nil)
+	before := names(t, served)
+	source, err = transfer.OpenSource(served) // as a daemon does
+	require.NoError(t, err)
+	require.ErrorAs(t, move(t, from, served, true), new(*durable.LockedError))
+	require.Subset(t, names(t, served), before)
+	require.NoError(t, source.Close())
+	require.NoError(t, move(t, from, served, true))
+	require.NoFileExists(t, filepath.Join(served, "a.raw", "more"))
+
 	_, err = transfer.OpenSource(t.TempDir())
 	require.ErrorContains(t, err, "has no disk.img: name the directory of a persistent disk")
 }
