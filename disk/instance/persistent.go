@@ -3,7 +3,6 @@ package instance
 import (
 	"errors"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 
@@ -128,25 +127,16 @@ func subdirectories(dir string) (all []string, err error) {
 	return all, err
 }
 
-// Taken returns how many bytes of storage the disk of an earlier start has: in a persistent
-// directory, or without one in the work directory, under the name of its image. The rest of its
-// image is still to be copied. It returns math.MaxInt64 for a disk that needs no more room, because
-// it is complete, and for one whose state is unknown: opening that disk says why.
-func Taken(persistentDir, workDir, name string) (bytes int64, there bool) {
+// Exists reports whether an earlier start has made a disk: in a persistent directory, or without
+// one in the work directory, under the name of its image. If nobody can tell, it may have, and
+// opening that disk says why.
+func Exists(persistentDir, workDir, name string) bool {
 	d := persistentDirOf(persistentDir)
 	if persistentDir == "" {
 		d = workDirOf(workDir, escapeName(name))
 	}
 	there, err := present(d.disk())
-	if err != nil || !there {
-		return math.MaxInt64, err != nil
-	}
-	var st unix.Stat_t
-	s, err := loadState(d.state())
-	if err != nil || s.Complete || unix.Lstat(d.disk(), &st) != nil {
-		return math.MaxInt64, true
-	}
-	return st.Blocks * osfile.StatBlock, true
+	return there || err != nil
 }
 
 // present reports whether the name exists and is not a directory. An image may give its name to a

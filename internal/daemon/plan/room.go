@@ -67,24 +67,21 @@ func (p *Plan) Sweep(ctx context.Context) (kept int64) {
 type sharedRoom struct {
 	dir    string // a directory on it
 	images []*image.Image
-	taken  []int64 // bytes of each image's disk from an earlier start
-	fresh  bool    // one of the disks is new
 }
 
 // CheckRoom refuses to start with new disks that do not fit together on the storage that they
 // share. Opening a disk only checks whether it fits alone: at that time the others are still being
-// copied, and have taken little of their room. The same goes for disks that an earlier start has
-// copied in part. Their rest counts, too, but without a new disk they are never refused: machines
-// run from them, and may have freed data that was copied.
+// copied, and have taken little of their room. A disk of an earlier start is never refused: a
+// machine runs from it, and copying waits for room.
 func (p *Plan) CheckRoom(ctx context.Context) error {
 	rooms := map[uint64]*sharedRoom{}
 	var order []*sharedRoom
 	for _, d := range p.Disks {
 		root := p.opt.WorkDirOf(d.DiskSettings)
-		if d.Image == nil || d.CopyMode != instance.CopyClone {
-			continue // it takes no space
+		if d.Image == nil || d.CopyMode != instance.CopyClone ||
+			instance.Exists(d.Dir, root, d.Name) {
+			continue
 		}
-		taken, there := instance.Taken(d.Dir, root, d.Name)
 		if d.Dir != "" {
 			root = d.Dir
 		}
@@ -96,10 +93,10 @@ func (p *Plan) CheckRoom(ctx context.Context) error {
 			rooms[device] = &sharedRoom{dir: dir}
 			order = append(order, rooms[device])
 		}
-		rooms[device].add(d.Image, taken, !there)
+		rooms[device].images = append(rooms[device].images, d.Image)
 	}
 	for _, room := range order {
-		if len(room.images) < 2 || !room.fresh {
+		if len(room.images) < 2 {
 			continue
 		}
 		err := p.MakeRoom(ctx, instance.CopyClone, func() error { return room.check(ctx) })
@@ -110,17 +107,6 @@ func (p *Plan) CheckRoom(ctx context.Context) error {
 	return nil
 }
 
-func (r *sharedRoom) add(img *image.Image, taken int64, fresh bool) {
-	if taken == math.MaxInt64 && !fresh {
-		return // it already has all its space
-	}
-	if fresh {
-		taken = 0
-	}
-	r.images, r.taken = append(r.images, img), append(r.taken, taken)
-	r.fresh = r.fresh || fresh
-}
-
 // check returns a *image.SpaceError if the disks do not fit together.
 func (r *sharedRoom) check(ctx context.Context) error {
 	available, err := image.AvailableSpace(r.dir)
@@ -128,12 +114,12 @@ func (r *sharedRoom) check(ctx context.Context) error {
 		return nil // opening the disks reports what is wrong
 	}
 	sum := func(known int64) (needed int64, err error) {
-		for i, img := range r.images {
+		for _, img := range r.images {
 			n, err := image.SpaceNeeded(ctx, img, known, 0)
 			if err != nil {
 				return 0, err
 			}
-			needed += min(max(n-r.taken[i], 0), math.MaxInt64-needed)
+			needed += min(n, math.MaxInt64-needed)
 		}
 		return needed, nil
 	}

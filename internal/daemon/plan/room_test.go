@@ -68,32 +68,6 @@ func TestRoomForAllDisks(t *testing.T) {
 	require.NoError(t, check(t, Disk{Name: "a.raw"}, Disk{Name: "b.raw"}), "it is there already")
 }
 
-// TestRoomForTheRest: a disk that an earlier start has copied in part needs room for its rest, and
-// a new disk must not take that. Without a new disk, nothing is refused.
-func TestRoomForTheRest(t *testing.T) {
-	const size = 4 << 20
-	tiny, images := filetest.TinyFS(t, "6m"), t.TempDir()
-	filetest.Put(t, images, "a.raw", filetest.Block(1, size), 0)
-	filetest.Put(t, images, "b.raw", filetest.Block(2, size), 0)
-	filetest.Put(t, images, "small.raw", filetest.Block(3, 4096), 0)
-	for _, name := range []string{"a.raw", "b.raw"} {
-		// Nothing of it is copied in this mode.
-		inst, err := instance.Open(t.Context(), openImage(t, filepath.Join(images, name)),
-			instance.Options{WorkDir: filepath.Join(tiny, "work"), Name: name,
-				Mode: instance.CopyOnWrite})
-		require.NoError(t, err)
-		_, err = inst.WriteAt(t.Context(), filetest.Block('w', 4096), 4096)
-		require.NoError(t, err)
-		require.NoError(t, inst.Close())
-	}
-	refused := checkRooms(t, tiny, images, Disk{Name: "a.raw"}, Disk{Name: "b.raw"},
-		Disk{Name: "small.raw"})
-	require.ErrorIs(t, refused, disk.ErrNoSpace)
-	require.ErrorContains(t, refused, `"a.raw", "b.raw", "small.raw" together`)
-	require.NoError(t, checkRooms(t, tiny, images, Disk{Name: "a.raw"}, Disk{Name: "b.raw"}))
-	require.NoError(t, checkRooms(t, tiny, images, Disk{Name: "a.raw"}, Disk{Name: "small.raw"}))
-}
-
 // TestTooLittleSpaceIsExplained checks that the message names smaller copy modes if a copy of the
 // image does not fit, and only then.
 func TestTooLittleSpaceIsExplained(t *testing.T) {
