@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -144,9 +146,15 @@ func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 	}
 	boot := o.bootSettings()
 	for i, path := range []string{o.kernel, o.initrd} {
-		if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
+		f, err := osfile.OpenRegular(path)
+		switch {
+		case err == nil:
+			_ = f.Close() // it was opened for reading
+		case errors.Is(err, fs.ErrNotExist):
 			wrong.Add(named(boot[i]).String(), "%q does not exist: the image "+
 				"kubevirt.io:adapter has one, and \"make machine\" makes one", path)
+		default:
+			wrong.Add(named(boot[i]).String(), "%v", err)
 		}
 	}
 	for _, text := range o.publish {
@@ -217,23 +225,14 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref transport.
 	return nil
 }
 
-// fits refuses a kernel that cannot run an image of that architecture.
+// fits refuses the usual kernel for an image of another architecture: it is this machine's.
 func (o *adaptOptions) fits(arch string) error {
-	boot := o.bootSettings()
-	of, err := adapt.KernelArch(o.kernel)
-	if err != nil {
-		return fmt.Errorf("%s: %q: %w", named(boot[0]), o.kernel, err)
+	if arch == runtime.GOARCH || o.kernel != defaultKernel && o.initrd != defaultInitrd {
+		return nil
 	}
-	if of != arch {
-		return fmt.Errorf("the image is made for %s, and the kernel %q for %s: name one for "+
-			"%s, and its initramfs, with --%s and --%s (\"make machine\" makes both)", arch,
-			o.kernel, of, arch, keyKernel, keyInitrd)
-	}
-	f, err := osfile.OpenRegular(o.initrd)
-	if err != nil {
-		return fmt.Errorf("%s: %w", named(boot[1]), err)
-	}
-	return f.Close()
+	return fmt.Errorf("the image is made for %s, and this program's kernel for %s: name one for "+
+		"%s, and its initramfs, with --%s and --%s (\"make machine\" makes both)", arch,
+		runtime.GOARCH, arch, keyKernel, keyInitrd)
 }
 
 // complete makes the files beside the levels. It checks everything before it replaces the first.

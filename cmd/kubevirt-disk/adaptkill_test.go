@@ -64,7 +64,7 @@ func layeredImage(t *testing.T, layers int) string {
 // TestAdaptKilled kills adapt at any moment, again and again. What it makes when it is left alone
 // is then the same as without that, and nothing else is there.
 func TestAdaptKilled(t *testing.T) {
-	env, ref := bootable(t, "amd64"), layeredImage(t, 5)
+	env, ref := bootable(t), layeredImage(t, 5)
 	path := filepath.Join(t.TempDir(), "vm")
 	args := []string{"adapt", ref, "--to", path}
 	content := func() map[string][sha256.Size]byte {

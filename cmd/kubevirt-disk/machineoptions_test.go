@@ -33,7 +33,7 @@ func TestEnvFile(t *testing.T) {
 		require.ErrorContains(t, err, file)
 		require.ErrorContains(t, err, want)
 		require.NotContains(t, err.Error(), "hunter2")
-		status, _, stderr := run(t, bootable(t, "amd64"), "adapt", savedImage(t, "amd64"),
+		status, _, stderr := run(t, bootable(t), "adapt", savedImage(t, "amd64"),
 			"--to="+t.TempDir(), "--env-file="+file)
 		require.Equal(t, exitUsage, status)
 		require.Contains(t, stderr, want)
