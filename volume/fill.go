@@ -31,8 +31,9 @@ type Upload struct {
 }
 
 // Fill begins an upload. Each volume takes one at a time. The caller puts the data into Disk, or a
-// file beside it, calls Complete, and always calls Release. If mayMake is set, Fill makes a missing volume,
-// and then made is true: the upload is this volume's, whoever else deletes and makes the name.
+// file beside it, calls Complete, and always calls Release. If mayMake is set, Fill makes a missing
+// volume, and then made is true: the upload is this volume's, whoever else deletes and makes the
+// name.
 func (m *Manager) Fill(ctx context.Context, name string, mayMake bool) (u *Upload, made bool,
 	err error) {
 	if err := api.CheckName(name); err != nil {

@@ -14,8 +14,8 @@ import (
 
 // A path that somebody else has filled may lead to anything. Opening a named pipe waits for its
 // other end, for ever and whatever signal comes, and opening a device may already do something. The
-// functions here look first, and never wait for ever. They follow symbolic links: volumes of Kubernetes are
-// full of them.
+// functions here look first, and never wait for ever. They follow symbolic links: volumes of
+// Kubernetes are full of them.
 
 // foundFlags open without waiting, should the file have been exchanged after the look.
 const foundFlags = os.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
@@ -140,6 +140,15 @@ func readWithin(path string, timeout time.Duration) ([]byte, error) {
 		return nil, &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("it did not end within "+
 			"%v: name a regular file, or a pipe that is written to and closed", timeout)}
 	}
+}
+
+// CheckWritable returns an error if this user cannot make files in a directory.
+func CheckWritable(dir string) error {
+	err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
+	if err != nil {
+		return &fs.PathError{Op: "access", Path: dir, Err: err}
+	}
+	return nil
 }
 
 // OpenRoot opens a directory, and nothing else.

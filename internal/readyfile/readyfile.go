@@ -20,6 +20,7 @@ import (
 
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // readyText is the content that identifies a ready file.
@@ -65,9 +66,8 @@ func (r *File) Clear() error {
 		return err
 	}
 	// Fail now. Later it may have taken long to make the disks, and initiators may be logging in.
-	dir := filepath.Dir(r.Path)
-	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
-		return r.unmakeable(&fs.PathError{Op: "access", Path: dir, Err: err})
+	if err := osfile.CheckWritable(filepath.Dir(r.Path)); err != nil {
+		return r.unmakeable(err)
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/problems"
 )
 
@@ -133,9 +134,8 @@ func checkUsageTypes(opt *options.Options) error {
 			wrong.Add(source, "%q is not a directory", dir)
 			continue
 		}
-		err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
-		if err != nil {
-			wrong.Add(source, "user %d cannot write in %q: %v", os.Geteuid(), dir, err)
+		if err := osfile.CheckWritable(dir); err != nil {
+			wrong.Add(source, "user %d cannot write in it: %v", os.Geteuid(), err)
 		}
 	}
 	return wrong.Err()

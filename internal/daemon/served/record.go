@@ -3,7 +3,6 @@ package served
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/durable"
@@ -46,11 +44,8 @@ func newRecorder(path string, name options.Setting, log *zap.Logger) (*recorder,
 	if path == "" {
 		return nil, nil
 	}
-	dir := filepath.Dir(path)
-	err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
-	if err != nil {
-		err = &fs.PathError{Op: "access", Path: dir, Err: err}
-	} else {
+	err := osfile.CheckWritable(filepath.Dir(path))
+	if err == nil {
 		err = checkOrderFile(path)
 	}
 	if err != nil {
