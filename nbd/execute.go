@@ -252,9 +252,10 @@ func (run *run) enter() {
 	}
 }
 
-// leave is Leave after a read or write of one piece, whose time tells how fast the disk is.
+// leave is Leave after a read or write of one piece, whose time tells how fast the disk is. That of
+// a read that waits for storage tells of those before it, too.
 func (run *run) leave() {
-	if !run.r.Waited() {
+	if !run.r.Waited() && !run.late {
 		run.c.disk.Took(time.Since(run.begun))
 	}
 	run.Leave()

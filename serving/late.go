@@ -65,10 +65,14 @@ func (l *Late[T]) Idle() bool {
 	return !l.runs
 }
 
-// Close ends the role, and returns the requests that nobody has begun with.
-func (l *Late[T]) Close() []T {
-	l.role.Close()
+// Left takes away the requests that nobody has begun with.
+func (l *Late[T]) Left() []T {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.all
+	left := l.all
+	l.all = nil
+	return left
 }
+
+// Close ends the role.
+func (l *Late[T]) Close() { l.role.Close() }

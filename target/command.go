@@ -352,7 +352,8 @@ func (c *conn) observe(t *task, status uint8) {
 	// it may have waited for data, not for the disk
 	aborted := status == uint8(scsi.StatusTaskAborted)
 	once := op == serving.OpRead && moved <= chunkSize || op == serving.OpWrite
-	if once && !aborted && !t.scsi.Waited() {
+	late := t.owner != nil && t.owner.late // its time tells of the reads before it, too
+	if once && !aborted && !late && !t.scsi.Waited() {
 		t.scsi.Disk().Took(now - t.begun)
 	}
 	t.sess.work.count(op, moved)

@@ -29,7 +29,8 @@ type conn struct {
 
 	sess atomic.Pointer[session] // set at the end of login
 
-	role *serving.Reader // set before the session is registered
+	role *serving.Reader      // set before the session is registered
+	late *serving.Late[*task] // the same; reads that wait for storage
 	// slowSince is when the reader got its first command that keeps a processor busy since it last
 	// waited, as time since the server's start; 0: none. It belongs to the reader.
 	slowSince time.Duration
@@ -119,6 +120,9 @@ type runner struct {
 	queued int            // weight of the queue after its last response; see Sender.WeightLocked
 	task   *task          // its current or last command; see ownsLocked
 	buf    *memory.Buffer // filled by a read, but not queued yet
+	late   bool           // it executes reads that wait for storage
+	// single says that the command is a read of one piece, which may be left for later
+	single bool
 }
 
 // readLoop is the main loop of the reading goroutine in full feature phase.

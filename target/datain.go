@@ -28,6 +28,13 @@ func (c *conn) runRead(run *runner, t *task) error {
 		return c.finishTask(run, t)
 	}
 	b := c.share.Get(int(min(total, chunkSize)))
+	if b == nil && run.late { // what is answered may have it
+		if err := c.tx.Flush(); err != nil {
+			c.abandon(t)
+			return err
+		}
+		b = c.share.Must(int(min(total, heldChunk)))
+	}
 	if b == nil {
 		c.complete(t, errBusy)
 		return c.sent(run)
@@ -35,7 +42,9 @@ func (c *conn) runRead(run *runner, t *task) error {
 	for off := int64(0); ; {
 		run.buf = b
 		c.enter(run, t)
+		run.single = off == 0 && int64(len(b.B)) == total
 		err := t.scsi.In(off, b.B)
+		run.single = false
 		status := scsi.StatusGood
 		last := off+int64(len(b.B)) == total
 		if err == nil && last {
@@ -43,6 +52,11 @@ func (c *conn) runRead(run *runner, t *task) error {
 		}
 		run.Leave()
 		run.buf = nil
+		if err == errLater {
+			b.Release()
+			c.postpone(t)
+			return nil
+		}
 		if errors.Is(err, errSmallerSteps) {
 			b.Release()
 			b = c.share.Must(int(min(total-off, heldChunk)))

@@ -1,6 +1,7 @@
 package target
 
 import (
+	"errors"
 	"time"
 
 	"kubevirt.io/disk/serving"
@@ -16,7 +17,7 @@ const shareAfter = time.Millisecond
 // enter marks the begin of a disk call of the reader. It does nothing for other goroutines.
 func (c *conn) enter(run *runner, t *task) {
 	d := t.scsi.Disk()
-	if d == nil || run.Reading && c.shares(t, d) && run.Share(d) {
+	if d == nil || !run.late && run.Reading && c.shares(t, d) && run.Share(d) {
 		return
 	}
 	run.Enter(d)
@@ -49,8 +50,62 @@ func (r *runner) Waits() (timeout time.Duration, err error) {
 	return r.conn.session().nexus.HoldTimeout(), nil
 }
 
-// Blocks implements serving.Executor: another goroutine reads while the command waits for storage.
+// errLater says that a read waits for storage, and other commands of the session come first.
+var errLater = errors.New("the read waits for storage")
+
+// Blocks implements serving.Executor: the session goes on while the command waits for storage. A
+// goroutine for each read would cost more than the read.
 func (r *runner) Blocks() error {
+	switch {
+	case r.late: // the reads before this one are answered first
+		return r.conn.tx.Flush()
+	case r.Reading && r.single:
+		return errLater
+	}
 	r.PassOn()
 	return nil
+}
+
+// postpone leaves a read to the reader of those that wait for storage.
+func (c *conn) postpone(t *task) {
+	s := t.sess
+	s.mu.Lock()
+	t.owner = nil
+	s.mu.Unlock()
+	c.late.Postpone(t)
+}
+
+// lateLoop executes reads that wait for storage.
+func (c *conn) lateLoop(turn *serving.Turn) {
+	run := &runner{Turn: turn, conn: c, late: true}
+	defer c.recoverRunner(run)
+	for run.Reading {
+		t, ok := c.late.Next()
+		if !ok {
+			return
+		}
+		if !run.take(t) {
+			continue
+		}
+		err := c.runRead(run, t)
+		if err == nil && c.late.Waiting() == 0 {
+			err = c.tx.Flush()
+		}
+		if err != nil {
+			c.fail(err)
+		}
+	}
+}
+
+// take makes a postponed read the runner's, unless it was aborted meanwhile.
+func (r *runner) take(t *task) bool {
+	s := t.sess
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t.state == taskAborted {
+		s.dropLocked(t)
+		return false
+	}
+	t.owner, r.task, t.scsi.Executor = r, t, r
+	return true
 }

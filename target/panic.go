@@ -31,7 +31,7 @@ func (c *conn) recoverRunner(run *runner) {
 	}
 	sess.mu.Unlock()
 	run.buf.Release()
-	if run.Reading {
+	if run.Reading && !run.late {
 		c.releaseReader()
 	}
 	c.panicked(p)

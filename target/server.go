@@ -103,6 +103,10 @@ func (s *Server) drop(c *conn) {
 	s.conns.Drop(c)
 	if c.role != nil {
 		c.role.Close()
+		c.late.Close()
+		for _, t := range c.late.Left() {
+			c.abandon(t)
+		}
 	}
 }
 

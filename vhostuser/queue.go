@@ -201,7 +201,7 @@ func (q *queue) halt() {
 	q.running = false
 	q.c.running.Add(-1)
 	rings.add(-1)
-	for _, req := range q.late.Close() { // they stay in flight
+	for _, req := range q.late.Left() { // they stay in flight
 		q.recycle(req)
 	}
 	q.sleeper.close()

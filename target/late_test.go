@@ -1,0 +1,111 @@
+package target_test
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/target/internal/pdu"
+	tt "kubevirt.io/disk/target/targettest"
+)
+
+// storage is a disk whose first half is not in the page cache. Whoever waits for it waits for
+// arrives.
+type storage struct {
+	*disktest.Memory
+	arrives chan struct{}
+	waiting atomic.Int32
+	broken  bool // it panics when it arrives
+}
+
+// startStorage serves it as LUN 1. It also returns the first MiB of its content.
+func startStorage(t *testing.T, change ...func(*options)) (*server, *storage, []byte) {
+	d := &storage{Memory: disktest.NewMemory(diskSize), arrives: make(chan struct{})}
+	content := pattern(1<<20, 5)
+	_, err := d.Memory.WriteAt(t.Context(), content, 0)
+	require.NoError(t, err)
+	change = append(change, func(o *options) { o.LUNs[0].Disk = d })
+	return start(t, change...), d, content
+}
+
+func (d *storage) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if off < diskSize/2 {
+		if ctx == disk.Cached {
+			return 0, disk.ErrNotNow
+		}
+		d.waiting.Add(1)
+		<-d.arrives
+		d.waiting.Add(-1)
+		if d.broken {
+			panic("a bug in the disk")
+		}
+	}
+	return d.Memory.ReadAt(ctx, p, off)
+}
+
+const late = 24 // reads that wait
+
+func startLate(t *testing.T, c *tt.Session) (all []*tt.Task) {
+	for i := range late {
+		all = append(all, c.MustStart(t, tt.Read10(1, uint32(8*i), 8)))
+	}
+	return all
+}
+
+// TestReadsThatWaitForStorage: they hold up nobody, get their own data, and those that were aborted
+// get no answer.
+func TestReadsThatWaitForStorage(t *testing.T) {
+	s, d, content := startStorage(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
+	all := startLate(t, c)
+	c.MustGood(t, tt.Read10(1, diskSize/2/tt.BlockSize, 8))
+	c.MustGood(t, tt.Write10(1, 1000, make([]byte, tt.BlockSize)))
+	c.MustGood(t, tt.Read10(2, 0, 8))
+	_, err := c.Ping(nil)
+	require.NoError(t, err)
+	require.Equal(t, late, s.Sessions()[0].InFlight)
+	for _, i := range []int{late - 1, 3, 0} {
+		r, err := c.AbortTask(all[i])
+		require.NoError(t, err)
+		require.Equal(t, pdu.TMComplete, r)
+		c.Forget(all[i])
+		all = slices.Delete(all, i, i+1)
+	}
+	close(d.arrives)
+	for _, task := range all {
+		at := int(task.CmdSN()-all[0].CmdSN()+1) * 8 * tt.BlockSize // the first was aborted
+		require.Equal(t, content[at:at+8*tt.BlockSize], task.MustFinish(t).Data)
+	}
+	require.NoError(t, c.ExpectOnlyPing())
+	testtool.Eventually(t, func() bool { return s.Sessions()[0].InFlight == 0 }, "all have ended")
+}
+
+// TestLateReadsLeaveNothing: a session that ends with reads that wait gives their memory back, and
+// so does one that a bug ends.
+func TestLateReadsLeaveNothing(t *testing.T) {
+	for _, broken := range []bool{false, true} {
+		s, d, _ := startStorage(t, func(o *options) { o.Log = zap.NewNop() })
+		d.broken = broken
+		before := s.MemoryInUse()
+		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
+		startLate(t, c)
+		testtool.Eventually(t, func() bool { return d.waiting.Load() > 0 }, "a read waits")
+		if !broken {
+			require.NoError(t, c.Reset())
+			testtool.Eventually(t, func() bool { return len(s.Sessions()) == 0 }, "it has ended")
+		}
+		close(d.arrives)
+		testtool.Eventually(t, func() bool {
+			return s.MemoryInUse() == before && d.waiting.Load() == 0
+		}, "nothing is held: %v", func() any { return s.MemoryInUse() - before })
+		s.bugs = s.seen.count("panic")
+		require.Equal(t, broken, s.bugs > 0)
+	}
+}
