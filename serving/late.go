@@ -1,6 +1,9 @@
 package serving
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
 
 // Late are the requests of a connection that wait for the storage of this machine, which has begun
 // to read for them: see disk.Cached. A reader of their own executes them in the order in which they
@@ -26,6 +29,19 @@ func (l *Late[T]) Postpone(request T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.all = append(l.all, request)
+	l.runLocked()
+}
+
+// Return leaves a request to the reader that comes before all others.
+func (l *Late[T]) Return(request T) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = slices.Insert(l.all, 0, request)
+	l.runLocked()
+}
+
+// runLocked starts the goroutine, unless it runs.
+func (l *Late[T]) runLocked() {
 	if !l.runs {
 		l.runs = true
 		l.role.conn.Add()

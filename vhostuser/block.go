@@ -62,13 +62,15 @@ type run struct {
 	busy  bool // it has executed something since it slept
 	taken uint // how often it has looked for a request
 	late  bool // it executes requests that wait for storage
-	left  bool // guarded by conn.mu; the request is given up because its ring stops
-	req   *request
-	r     serving.Request
-	buf   *memory.Buffer
-	kind  serving.Operation
-	held  bool          // it is in conn.held
-	begun time.Duration // from conn.since to when it began with the request
+	// it waits for storage although others of the ring may have to begin, as none could be taken
+	insists bool
+	left    bool // guarded by conn.mu; the request is given up because its ring stops
+	req     *request
+	r       serving.Request
+	buf     *memory.Buffer
+	kind    serving.Operation
+	held    bool          // it is in conn.held
+	begun   time.Duration // from conn.since to when it began with the request
 }
 
 // request is one of a ring's, from when it was taken until it is given back.
@@ -113,9 +115,7 @@ func (run *run) serve() error {
 	n, err := run.execute(req)
 	if err == errLater {
 		run.req = nil
-		q.waits(req)
-		q.late.Postpone(req)
-		return nil
+		return run.postpone(req)
 	}
 	run.note(n, err)
 	if err != nil && c.Cause() != nil {
@@ -147,6 +147,23 @@ func (run *run) serve() error {
 		return err
 	}
 	return nil
+}
+
+// postpone leaves a request for later: another one of the ring begins first, or the other reader
+// takes it. A request that has waited before is still the first.
+func (run *run) postpone(req *request) error {
+	q := run.q
+	if req.cost == 0 {
+		q.waits(req)
+		q.late.Postpone(req)
+		return nil
+	}
+	next, err := q.take()
+	q.late.Return(req)
+	if run.insists = next == nil; !run.insists {
+		q.late.Return(next)
+	}
+	return err
 }
 
 // forget gives back what the request holds.
@@ -392,13 +409,16 @@ func (run *run) Waits() (time.Duration, error) {
 }
 
 // Blocks implements serving.Executor: the reader goes on with the ring, and another goroutine
-// waits. A goroutine for each request would cost more than the request.
+// waits. A goroutine for each request would cost more than the request. That one, too, goes on with
+// the ring before it waits: so storage has as much to do as the guest wants, and both share that.
 func (run *run) Blocks() error {
-	switch {
-	case run.late:
-		run.q.tellDriver() // of those before this one
-	case run.Reading:
+	switch q := run.q; {
+	case !run.late && !run.Reading:
+	case !run.late, run.req.cost == 0, !run.insists && !q.stop.Load() && q.waiting():
 		return errLater
+	default:
+		run.insists = false
+		q.tellDriver() // of those before this one
 	}
 	return nil
 }
@@ -411,7 +431,8 @@ func (run *run) note(n int64, err error) {
 	c := run.q.c
 	c.commands.Add(1)
 	now := time.Since(c.since)
-	if run.req.kind <= blkOut && !run.r.Waited() { // its time tells how fast the disk is
+	// Its time tells how fast the disk is, unless it was told before that it has to wait.
+	if run.req.kind <= blkOut && !run.r.Waited() && !run.late {
 		c.disk.Took(now - run.begun)
 	}
 	done := serving.RequestEvent{Client: c.client.Name(), Op: run.kind,

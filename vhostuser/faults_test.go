@@ -84,28 +84,48 @@ func TestStopFlushes(t *testing.T) {
 	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
 }
 
+// relayed is a disk of another server, which may not answer.
+type relayed struct{ *disktest.Fault }
+
+func (relayed) Far() bool { return true }
+
 // TestKickEndsStop: a machine that stops waits for a flush that takes long, such as that of a disk
-// of another server which is away. An operator's kick lets QEMU go on at once. The next connection
-// is refused until the flush has ended.
+// of another server which is away, and for a write that a server has and does not answer. An
+// operator's kick lets QEMU go on at once. The next connection is refused until that has ended.
 func TestKickEndsStop(t *testing.T) {
-	fault := disktest.NewFault(disktest.NewMemory(diskSize))
-	v := serve(t, fault)
-	d := v.dial(t, vhosttest.Options{})
-	require.NoError(t, d.Write(0, 0, random(4096, 1)))
-	answers := make(chan struct{})
-	fault.Inject(disktest.Rule{Op: disktest.OpFlush, Times: 1, Block: answers})
-	stopped := make(chan error, 1)
-	go func() {
-		_, err := d.Queue(0).Stop()
-		stopped <- err
-	}()
-	testtool.Eventually(t, func() bool { return fault.Calls(disktest.OpFlush) == 1 })
-	require.Len(t, v.EndSessions(func(status.Session) bool { return true }), 1)
-	require.Error(t, <-stopped)
-	require.Error(t, d.Reconnect(v.socket))
-	close(answers)
-	testtool.Eventually(t, func() bool { return d.Reconnect(v.socket) == nil })
-	exercise(t, d)
+	for _, op := range []disktest.Op{disktest.OpFlush, disktest.OpWrite} {
+		fault := disktest.NewFault(disktest.NewMemory(diskSize))
+		v := serveFor(t, time.Millisecond, relayed{fault})
+		d := v.dial(t, vhosttest.Options{})
+		require.NoError(t, d.Write(0, 0, random(4096, 1)))
+		answers := make(chan struct{})
+		calls := fault.Calls(op)
+		fault.Inject(disktest.Rule{Op: op, Times: 1, Block: answers})
+		var ticket *vhosttest.Ticket
+		if op == disktest.OpWrite {
+			var err error
+			ticket, err = d.Begin(0, vhosttest.Command{Type: vhosttest.TypeWrite,
+				Out: random(4096, 2)})
+			require.NoError(t, err)
+			testtool.Eventually(t, func() bool { return fault.Calls(op) > calls })
+		}
+		stopped := make(chan error, 1)
+		go func() {
+			_, err := d.Queue(0).Stop()
+			stopped <- err
+		}()
+		testtool.Eventually(t, func() bool { return fault.Calls(op) > calls })
+		require.Len(t, v.EndSessions(func(status.Session) bool { return true }), 1)
+		require.Error(t, <-stopped)
+		require.Error(t, d.Reconnect(v.socket))
+		close(answers)
+		testtool.Eventually(t, func() bool { return d.Reconnect(v.socket) == nil })
+		if ticket != nil {
+			_, err := ticket.Wait()
+			require.NoError(t, err, "it is executed again")
+		}
+		exercise(t, d)
+	}
 }
 
 // TestRingIsCutUnderRequest: the memory of the ring is cut short while a request is under way, so
@@ -152,6 +172,7 @@ func TestMemoryIsGivenBack(t *testing.T) {
 				require.NoError(t, err)
 			}
 			require.NoError(t, d.Read(0, diskSize/2, make([]byte, 4096)))
+			testtool.Eventually(t, func() bool { return m.waited.Load() > 0 })
 			end(v)
 			require.NoError(t, d.Conn().WaitClosed())
 			arrive()

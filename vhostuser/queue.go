@@ -337,9 +337,13 @@ func (q *queue) next(run *run) (ok bool, err error) {
 		if run.taken++; run.taken%turnLength == 0 {
 			q.yield()
 		}
-		ok, err := q.take(run)
-		if ok || err != nil {
-			return ok, err
+		req, err := q.take()
+		if err != nil {
+			return false, err
+		}
+		if req != nil {
+			run.req, run.begun, run.busy = req, req.arrived, true
+			return true, nil
 		}
 		q.tellDriver()
 		if !looked && run.busy {
@@ -359,40 +363,39 @@ func (q *queue) next(run *run) (ok bool, err error) {
 	}
 }
 
-// take fills run with the next request, if there is one.
-func (q *queue) take(run *run) (ok bool, err error) {
+// take takes the next request of the ring; nil: there is none.
+func (q *queue) take() (req *request, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.full = q.crowded(); q.full {
-		return false, nil
+		return nil, nil
 	}
 	var head uint16
 	if len(q.resumed) > 0 {
-		head, ok = q.resumed[0], true
+		head = q.resumed[0]
 		q.resumed = q.resumed[1:]
 	} else {
+		var ok bool
 		if head, ok, err = q.ring.take(); !ok || err != nil {
-			return false, err
+			return nil, err
 		}
 		q.inflight.took(head)
 	}
-	var req *request
 	if n := len(q.free); n > 0 {
 		req, q.free = q.free[n-1], q.free[:n-1]
 	} else {
 		req = &request{}
 	}
 	if err := q.ring.read(head, q.table, &req.chain); err != nil {
-		return false, err
+		return nil, err
 	}
 	if err := req.parse(); err != nil {
-		return false, err
+		return nil, err
 	}
 	q.table.refs.Add(1)
 	req.table, req.arrived = q.table, time.Since(q.c.since)
 	q.out++
-	run.req, run.begun, run.busy = req, req.arrived, true
-	return true, nil
+	return req, nil
 }
 
 // recycle takes back the memory of a request that has ended.

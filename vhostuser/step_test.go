@@ -12,7 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 )
 
 // Where a mortal's memory is in its file: the table of descriptors, the rings, and a request.
@@ -127,11 +129,10 @@ func (m *mortal) dies(memory []byte, do func()) (died bool) {
 }
 
 func (m *mortal) take() {
-	run := &run{q: m.q}
-	ok, err := m.q.take(run)
+	req, err := m.q.take()
 	require.NoError(m.t, err)
-	if ok {
-		m.taken = append(m.taken, run.req)
+	if req != nil {
+		m.taken = append(m.taken, req)
 	}
 }
 
@@ -191,4 +192,55 @@ func TestKilledAtEachStep(t *testing.T) {
 	for step, n := range deaths {
 		require.Positive(t, n, "step %d", step)
 	}
+}
+
+// TestWhoWaitsBeginsOthers: before a goroutine waits for storage, it begins with what the ring has,
+// so that storage has as much to do as the guest wants.
+func TestWhoWaitsBeginsOthers(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	m := newMortal(t, 1)
+	q, c := m.q, m.q.c
+	c.share = v.disks.Memory.Join("guest")
+	defer c.share.Part()
+	q.late = serving.NewLate[*request](v.disks, &c.Conn, func(*serving.Turn) {}, func() {})
+	defer q.late.Close()
+	run := &run{Turn: &serving.Turn{Reading: true}, q: q, late: true}
+	waits := func() bool {
+		err := run.Blocks()
+		if err == nil {
+			return true
+		}
+		require.Equal(t, errLater, err)
+		require.NoError(t, run.postpone(run.req))
+		var ok bool
+		run.req, ok = q.late.Next()
+		require.True(t, ok)
+		return false
+	}
+	give := func(n int) {
+		for len(m.given) < n { // it may choose one that is given
+			m.give(1)
+		}
+	}
+	give(3)
+	m.take()
+	first := m.taken[0]
+	run.req = first
+	require.False(t, waits(), "it is new")
+	require.Same(t, first, run.req)
+	for range 2 {
+		require.False(t, waits())
+		require.NotSame(t, first, run.req)
+		require.False(t, waits(), "it is new")
+		require.Same(t, first, run.req)
+	}
+	require.True(t, waits(), "the ring is empty")
+	give(4)
+	q.out += 2 * maxBlocked
+	require.False(t, waits(), "nothing more may be taken")
+	require.Same(t, first, run.req)
+	require.True(t, waits())
+	q.out -= 2 * maxBlocked
+	q.stop.Store(true)
+	require.True(t, waits())
 }
