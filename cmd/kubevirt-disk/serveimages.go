@@ -193,7 +193,9 @@ func (s *served) guideISCSI(say func(string, ...any), now *status.Status, user s
 	portal := options.Reachable(now.Portals[0])
 	disk := iscsiURI(now, user, now.LUNs[0].LUN)
 	say("Log in from another terminal:\n")
-	say("  iscsi-ls -s iscsi://%s%s", user, portal)
+	if !s.cfg.BehindNAT { // a discovery names no address then, and iscsi-ls lists nothing
+		say("  iscsi-ls -s iscsi://%s%s", user, portal)
+	}
 	say("  qemu-io -r -f raw -c 'read -v 0 512' %s", disk)
 	say("  qemu-img convert -O raw %s copy.raw", disk)
 	say("\nAs a disk of this machine (root, package open-iscsi):\n")

@@ -68,6 +68,16 @@ func TestServeNamedImages(t *testing.T) {
 	require.Len(t, entries, 3)
 }
 
+// TestHintsBehindNAT: a discovery names no address then, and iscsi-ls lists nothing.
+func TestHintsBehindNAT(t *testing.T) {
+	l, paths := namedPlace(t, "a.raw")
+	p := serveNamed(t, append(l.env, "BEHIND_NAT=true"), paths...)
+	said := p.stdout.String() + p.stderr.String()
+	require.NotContains(t, said, "iscsi-ls")
+	require.Contains(t, said, "qemu-img info iscsi://127.0.0.1:")
+	require.Equal(t, exitDone, p.terminate())
+}
+
 // TestServeNamedImagesTwice: two daemons do not get in each other's way, and the next start removes
 // the files of a killed one.
 func TestServeNamedImagesTwice(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/served"
+	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
@@ -145,9 +146,9 @@ func (d *Daemon) workDir() string {
 func (d *Daemon) announce() {
 	s := d.Status()
 	d.disks.Announce()
-	command, user := "iscsi-ls", ""
+	password, user := "", ""
 	if d.opt.CHAP.Enabled() {
-		command, user = "LIBISCSI_CHAP_PASSWORD=... iscsi-ls", "USERNAME@"
+		password, user = "LIBISCSI_CHAP_PASSWORD=... ", "USERNAME@"
 	}
 	if len(s.Portals)+len(s.NBDPortals) == 0 {
 		d.log.Info("ready", zap.String("vhost_user", d.opt.VhostUserDir),
@@ -160,7 +161,12 @@ func (d *Daemon) announce() {
 			zap.String("try", "nbdinfo --list "+NBDURI(&s, s.NBDPortals[0], "")))
 		return
 	}
-	try := fmt.Sprintf("%s -s iscsi://%s%s", command, user, options.Reachable(s.Portals[0]))
+	at := "iscsi://" + user + options.Reachable(s.Portals[0])
+	try := password + "iscsi-ls -s " + at
+	if d.opt.BehindNAT && len(s.LUNs) > 0 { // a discovery names no address, so iscsi-ls lists nothing
+		try = password + "qemu-img info " + at + "/" +
+			libvirt.SourceName(s.TargetName, int(s.LUNs[0].LUN))
+	}
 	d.log.Info("ready", zap.String("target", s.TargetName), zap.Strings("portals", s.Portals),
 		zap.String("authentication", s.Authentication),
 		zap.Duration("after", time.Since(d.started)), zap.String("try", try))
