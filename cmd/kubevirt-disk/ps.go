@@ -97,7 +97,7 @@ disks. A daemon is found by the runtime directory: kubevirt-disk in $XDG_RUNTIME
 /run/user/UID, /run (root) or $TMPDIR. One without a control socket is not listed.
 
 The commands sessions, kick, snapshot, commit and handover find a daemon in the same way, if there
-is one. If there are several, name its socket, as ps shows it, with --control-socket.
+is one. If there are several, name the socket of one, as ps shows it, with --control-socket.
 
 Exit status 0: done, also if there is no daemon.`,
 		Args: usageArgs(noArgs),

@@ -251,9 +251,8 @@ func (a *app) push(
 	report.Clear()
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return "", errors.New(
-			"interrupted: the tag was not set; push again to resume",
-		)
+		return "", errors.New("interrupted: the tag was not set; run the same command again to " +
+			"resume")
 	case err != nil:
 		return "", err
 	}
