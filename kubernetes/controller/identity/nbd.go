@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -36,32 +37,26 @@ func nbdSecret(id *v1alpha1.VMIdentity, host string) (*corev1.Secret, error) {
 	}, err
 }
 
-// NewNBDSecret makes the secret with the certificates for NBD of an identity that nobody was served
-// by yet. One that is there was made by a controller that was killed since, and is replaced; that
-// of somebody else is an error.
-func NewNBDSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
+// MakeNBDSecret makes the secret with the certificates for NBD of an identity, unless it is there:
+// a server or machines may have it already, also if the cache or the status do not say so yet. One
+// of somebody else is an error. The API server lets us delete none of those, which a deletion that
+// is only tried (dry run) finds out. It is tried after any refusal: a namespace whose quota is full
+// refuses an existing secret just like a missing one.
+func MakeNBDSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
 	host string) error {
 	s, err := nbdSecret(id, host)
 	if err != nil {
 		return err
 	}
-	if err := DeleteNBDSecret(ctx, c, id); err != nil {
-		return err
+	err = c.Create(ctx, s, client.FieldOwner(v1alpha1.FieldManager))
+	refused := apierrors.IsAlreadyExists(err) || apierrors.IsForbidden(err)
+	if refused && c.Delete(ctx, s, client.DryRunAll) == nil {
+		return nil
 	}
-	return c.Create(ctx, s, client.FieldOwner(v1alpha1.FieldManager))
+	return err
 }
 
 // DeleteNBDSecret deletes that secret, if it is there.
 func DeleteNBDSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity) error {
 	return deleteSecret(ctx, c, id, v1alpha1.NBDSecretName(id.Name))
-}
-
-// MakeNBDSecret makes that secret again if somebody has deleted it, as MakeSecret does.
-func MakeNBDSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
-	host string) error {
-	s, err := nbdSecret(id, host)
-	if err == nil {
-		_, err = makeSecret(ctx, c, s)
-	}
-	return err
 }

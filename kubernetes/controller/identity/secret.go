@@ -49,11 +49,7 @@ func secret(id *v1alpha1.VMIdentity) *corev1.Secret {
 // A namespace whose quota is full refuses an existing secret just like a missing one. So a refusal
 // of the API server counts as an existing secret.
 func MakeSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity) (bool, error) {
-	return makeSecret(ctx, c, secret(id))
-}
-
-func makeSecret(ctx context.Context, c client.Client, s *corev1.Secret) (bool, error) {
-	err := c.Create(ctx, s, client.FieldOwner(v1alpha1.FieldManager))
+	err := c.Create(ctx, secret(id), client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsAlreadyExists(err) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
 		return false, nil
 	}

@@ -7,11 +7,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
@@ -30,17 +34,44 @@ func Ensure(ctx context.Context, c client.Client, have, want client.Object) (boo
 	return true, Apply(ctx, c, want)
 }
 
-// Make is Ensure for a kind of which the cache has only our own objects. An object of that name
-// that somebody else has made is not in the cache, and must not be changed: the error is
-// AlreadyExists.
-func Make(ctx context.Context, c client.Client, have, want client.Object) (bool, error) {
+// Make is Ensure for a kind of which the cache has only our own objects. want has MetaOf.
+func (k Kit) Make(ctx context.Context, have, want client.Object) (bool, error) {
 	if have.GetResourceVersion() != "" {
-		return Ensure(ctx, c, have, want)
+		return Ensure(ctx, k.Client, have, want)
 	}
 	if _, err := differs(have, want); err != nil {
 		return false, err
 	}
-	return true, c.Create(ctx, want, client.FieldOwner(v1alpha1.FieldManager))
+	return true, k.New(ctx, want)
+}
+
+// New makes an object, with MetaOf, that is not in the cache. If somebody else has made one of that
+// name, the error is AlreadyExists. If that one is the same, and the cache is late, it is a
+// conflict, which passes.
+func (k Kit) New(ctx context.Context, o client.Object) error {
+	err := k.Create(ctx, o, client.FieldOwner(v1alpha1.FieldManager))
+	if !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	kind, wrong := apiutil.GVKForObject(o, k.Scheme())
+	if wrong != nil {
+		return wrong
+	}
+	// The controller may list these kinds, and not get one.
+	ours := &metav1.PartialObjectMetadataList{}
+	ours.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+	if wrong := k.Live.List(ctx, ours, client.InNamespace(o.GetNamespace()),
+		client.MatchingLabels(o.GetLabels())); wrong != nil {
+		return fmt.Errorf("%s: %w", o.GetName(), wrong)
+	}
+	owner := o.GetAnnotations()[v1alpha1.AnnotationOwner]
+	if slices.ContainsFunc(ours.Items, func(one metav1.PartialObjectMetadata) bool {
+		return one.Name == o.GetName() && one.Annotations[v1alpha1.AnnotationOwner] == owner
+	}) {
+		return apierrors.NewConflict(schema.GroupResource{Group: kind.Group, Resource: kind.Kind},
+			o.GetName(), err)
+	}
+	return err
 }
 
 // differs notes a digest on an object that is wanted, and reports whether that of the object as it

@@ -87,7 +87,8 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 // that its server does not answer.
 func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users []string,
 	known bool, err error) {
-	pods, err := objects.PodsOf(ctx, r.Client, id)
+	// The cache may not know yet that a pod has left its gate.
+	pods, err := objects.PodsOf(ctx, r.Live, id)
 	if err != nil {
 		return nil, false, err
 	}

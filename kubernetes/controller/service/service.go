@@ -128,7 +128,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll b
 		return false, nil
 	}
 	wantService := newService(id)
-	made, err := objects.Make(ctx, r.Client, service, wantService)
+	made, err := r.Make(ctx, service, wantService)
 	if err != nil {
 		return false, noted(id, servedCondition, "the Service "+at.Name, err)
 	}
@@ -144,7 +144,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll b
 			objects.Event(r.Events, id, nil, v1alpha1.ReasonSecretMissing,
 				identity.SecretMissing(id))
 		}
-		if err := r.certificates(ctx, id); err != nil {
+		if err := identity.MakeNBDSecret(ctx, r.Client, id, host(id)); err != nil {
 			return false, noted(id, servedCondition,
 				"the secret "+v1alpha1.NBDSecretName(id.Name), err)
 		}
@@ -155,7 +155,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll b
 			d.Spec.Template.Spec = want.Spec.Template.Spec
 		})
 	}
-	if _, err := objects.Make(ctx, r.Client, deployment, want); err != nil {
+	if _, err := r.Make(ctx, deployment, want); err != nil {
 		return false, noted(id, servedCondition, "the Deployment "+key.Name, err)
 	}
 	id.Status.TargetName = targetName(id)
@@ -191,15 +191,6 @@ func (r *Reconciler) needsImage(ctx context.Context, id *v1alpha1.VMIdentity) (b
 	claim, err := objects.Claim(ctx, r.Client, id)
 	return !(id.Spec.Population == v1alpha1.Snapshot || claim != nil &&
 		id.NeedsNoImage(claim.UID)), err
-}
-
-// certificates makes the certificates of a server that is about to be made. Once an identity was
-// served, machines may have them, and they stay.
-func (r *Reconciler) certificates(ctx context.Context, id *v1alpha1.VMIdentity) error {
-	if id.Status.Portal == "" {
-		return identity.NewNBDSecret(ctx, r.Client, id, host(id))
-	}
-	return identity.MakeNBDSecret(ctx, r.Client, id, host(id))
 }
 
 // pod returns the pod that serves an identity, or nil. A pod that is ending counts only if there is

@@ -72,7 +72,8 @@ func newWorld(t *testing.T, calls *controllertest.Calls, change func(*v1alpha1.V
 			&corev1.PersistentVolumeClaim{}).Build()
 	volumes := id.Annotations[v1alpha1.AnnotationVolumeClaim] != ""
 	role := controllertest.RoleOf(t, controllertest.Settings{Services: true, Volumes: volumes})
-	w.r = &Reconciler{Kit: objects.Kit{Client: role.Cache(calls.Client(w.WithWatch)),
+	api := calls.Client(w.WithWatch)
+	w.r = &Reconciler{Kit: objects.Kit{Client: role.Cache(api), Live: role.Live(api),
 		Events: &events.FakeRecorder{Events: w.events},
 		Options: objects.Options{Server: "kubevirt.io:disk", ClaimSize: resource.MustParse("20Gi"),
 			Volumes: volumes}},

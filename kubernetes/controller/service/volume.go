@@ -140,8 +140,7 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 		if err := objects.Apply(ctx, r.Client, r.newVolume(id, address, name, modes)); err != nil {
 			return failed(volumeCondition, "the PersistentVolume "+volumeName(id), err)
 		}
-		if err := r.Client.Create(ctx, r.newClaim(id, name, modes),
-			client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+		if err := r.New(ctx, r.newClaim(id, name, modes)); err != nil {
 			return failed(volumeCondition, "the claim "+name, err)
 		}
 	}
