@@ -160,13 +160,18 @@ func (r *Reconciler) claimSize(id *v1alpha1.VMIdentity) resource.Quantity {
 // adopt makes a claim that a backup has restored the identity's own, if the claim says that its
 // content is that of the identity. Nothing else is changed about a claim that is not the
 // identity's. A claim that has lost our finalizer gets it again, and one that somebody deletes
-// while its identity stays is let go.
+// while its identity stays is let go, and also one of an identity of this name that is gone.
 func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	ours, deleted := metav1.IsControlledBy(claim, id), !claim.DeletionTimestamp.IsZero()
 	kept := controllerutil.ContainsFinalizer(claim, v1alpha1.FinalizerDisk)
-	if ours && kept != deleted || !ours && (deleted || ownedByAnother(claim, id) ||
-		claim.Annotations[v1alpha1.AnnotationContent] != id.Spec.Content()) {
+	switch {
+	case ours && kept != deleted:
+		return claim, nil
+	case !ours && (ownedByAnother(claim, id) || deleted && !kept):
+		return claim, nil
+	case !ours && !deleted &&
+		claim.Annotations[v1alpha1.AnnotationContent] != id.Spec.Content():
 		return claim, nil
 	}
 	// The cache may not know that the identity is being deleted. With that, Kubernetes may have

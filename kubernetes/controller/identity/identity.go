@@ -39,9 +39,13 @@ const (
 
 // Reconcile makes the claim, the secret and the status of one identity as they should be.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	before := &v1alpha1.VMIdentity{}
-	if err := r.Get(ctx, req.NamespacedName, before); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+	before, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Client, "VMIdentity",
+		req.NamespacedName)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if before == nil {
+		return ctrl.Result{}, r.forsaken(ctx, req.NamespacedName)
 	}
 	if !before.DeletionTimestamp.IsZero() {
 		return r.remove(ctx, before)

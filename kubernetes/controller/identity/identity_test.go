@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
@@ -258,6 +259,50 @@ func TestClaimComesBack(t *testing.T) {
 		Annotations: backup.Annotations, Labels: backup.Labels}})
 	w.settle()
 	w.require("Ready", "True Ready", "")
+}
+
+// TestForsakenClaim: a claim that is being deleted goes if its identity does not exist: somebody
+// has taken the finalizers away, or a backup has restored the claim alone. A new identity of that
+// name gets a new disk. While only the cache does not know the identity, the claim stays.
+func TestForsakenClaim(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
+	w.settle()
+	id := w.identity()
+	require.NoError(t, w.Base.Delete(t.Context(), w.claim()))
+	r := &Reconciler{w.kit()}
+	r.Client = interceptor.NewClient(w.Client, interceptor.Funcs{Get: func(ctx context.Context,
+		c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+		if _, ok := o.(*v1alpha1.VMIdentity); ok {
+			return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
+		}
+		return c.Get(ctx, key, o, opts...)
+	}})
+	reconcile := func() {
+		_, err := r.Reconcile(t.Context(), ctrl.Request{
+			NamespacedName: client.ObjectKeyFromObject(id)})
+		require.NoError(t, err)
+	}
+	reconcile()
+	require.Contains(t, w.claim().Finalizers, v1alpha1.FinalizerDisk)
+	id.Finalizers = nil
+	require.NoError(t, w.Base.Update(t.Context(), id))
+	require.NoError(t, w.Base.Delete(t.Context(), id))
+	reconcile()
+	require.False(t, w.get("vmid-vm", &corev1.PersistentVolumeClaim{}))
+
+	for what, forsaken := range map[string]*corev1.PersistentVolumeClaim{
+		"of an earlier one": {ObjectMeta: metav1.ObjectMeta{OwnerReferences: objects.Owned(
+			"VMIdentity", id)}},
+		"restored alone": {ObjectMeta: metav1.ObjectMeta{}},
+	} {
+		forsaken.Name, forsaken.Finalizers = "vmid-vm", []string{v1alpha1.FinalizerDisk}
+		forsaken.Labels = map[string]string{v1alpha1.LabelIdentity: "vm"}
+		w := newWorld(t, v1alpha1.DiskSpec{Image: "a"}, forsaken)
+		require.NoError(t, w.Base.Delete(t.Context(), forsaken))
+		w.settle()
+		w.require("Ready", "True Ready", "")
+		require.NotEqual(t, forsaken.UID, w.claim().UID, what)
+	}
 }
 
 func TestForeignSecret(t *testing.T) {

@@ -107,6 +107,22 @@ func (r *Reconciler) letGo(ctx context.Context, before *v1alpha1.VMIdentity, why
 	})
 }
 
+// forsaken lets Kubernetes delete a claim whose identity does not exist: somebody has taken the
+// finalizers of the identity away, or a backup has restored the claim alone.
+func (r *Reconciler) forsaken(ctx context.Context, identity client.ObjectKey) error {
+	gone := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Namespace: identity.Namespace,
+		Name: identity.Name}}
+	claim, err := objects.Claim(ctx, r.Client, gone)
+	if claim == nil || claim.DeletionTimestamp == nil || err != nil {
+		return err
+	}
+	now, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Live, "VMIdentity", identity)
+	if now != nil || err != nil {
+		return err // the cache is late
+	}
+	return objects.ReleaseClaim(ctx, r.Client, claim)
+}
+
 // deleting records in the status what the deletion waits for.
 func (r *Reconciler) deleting(ctx context.Context, before *v1alpha1.VMIdentity, m string) error {
 	id := before.DeepCopy()

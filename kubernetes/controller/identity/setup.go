@@ -28,7 +28,9 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 		return err
 	}
 	return r.For(mgr, "identity", &v1alpha1.VMIdentity{}).
-		Owns(&corev1.PersistentVolumeClaim{}).
+		// By the label: a claim whose identity has gone may have lost its owner, too.
+		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
+			objects.ByLabel(v1alpha1.LabelIdentity))).
 		// The end of a pod lets an identity be deleted.
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.Identities),
