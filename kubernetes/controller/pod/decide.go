@@ -165,7 +165,7 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 			"the pod asks for %s: give the pod the annotation %s with another name", id.Name,
 			id.Spec.SetName, p.SetName, nameIt)
 	}
-	set, err := r.set(ctx, p)
+	set, err := r.set(ctx, r.Client, p)
 	if err != nil {
 		return nil, err
 	}

@@ -21,11 +21,14 @@ func fixed(id *v1alpha1.VMIdentity) bool {
 // decision records that the set should name the pod.
 func (r *Reconciler) waitForUUID(ctx context.Context, d *decision, set *v1alpha1.VMIdentitySet,
 	p objects.Asking) (*waitingPod, error) {
-	ref := set.Status.UsedBy
-	if ref != nil && ref.UID == p.UID {
+	if ref := set.Status.UsedBy; ref != nil && ref.UID == p.UID {
 		return nil, nil
 	}
-	if ref != nil {
+	users, err := r.usersOfUUID(ctx, d.id, set)
+	if err != nil {
+		return nil, err
+	}
+	for _, ref := range users {
 		live, err := r.alive(ctx, p.Namespace, ref)
 		if err != nil {
 			return nil, err
@@ -40,6 +43,28 @@ func (r *Reconciler) waitForUUID(ctx context.Context, d *decision, set *v1alpha1
 	}
 	d.set, d.next = set, reference(p)
 	return nil, nil
+}
+
+// usersOfUUID are the pods that may have the UUID of an identity: the one that the set names, and
+// those of its other identities. A set that was made again names none.
+func (r *Reconciler) usersOfUUID(ctx context.Context, id *v1alpha1.VMIdentity,
+	set *v1alpha1.VMIdentitySet) (users []*corev1.ObjectReference, err error) {
+	var ids v1alpha1.VMIdentityList
+	if err := r.List(ctx, &ids, client.InNamespace(id.Namespace),
+		client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("VMIdentities: %w", err)
+	}
+	for i := range ids.Items {
+		other := &ids.Items[i]
+		if other.Name != id.Name && other.Spec.SetName == set.Name && fixed(other) &&
+			other.Spec.FirmwareUUID == id.Spec.FirmwareUUID && other.Status.UsedBy != nil {
+			users = append(users, other.Status.UsedBy)
+		}
+	}
+	if set.Status.UsedBy != nil {
+		users = append(users, set.Status.UsedBy)
+	}
+	return users, nil
 }
 
 // takeUUID makes a set name the pod that has its UUID. nil: none.

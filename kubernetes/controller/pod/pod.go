@@ -72,7 +72,9 @@ func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]objec
 // createIdentity makes the identity of a pod.
 func (r *Reconciler) createIdentity(ctx context.Context, name types.NamespacedName,
 	p objects.Asking) (ctrl.Result, error) {
-	set, err := r.set(ctx, p)
+	// The disk stays as it is made now. Admission has looked at the set of now, and not at an
+	// earlier one, which the cache may still have.
+	set, err := r.set(ctx, r.Live, p)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -94,8 +96,9 @@ func (r *Reconciler) createIdentity(ctx context.Context, name types.NamespacedNa
 }
 
 // set returns the VMIdentitySet that a pod names, or nil.
-func (r *Reconciler) set(ctx context.Context, p objects.Asking) (*v1alpha1.VMIdentitySet, error) {
-	return objects.Find[v1alpha1.VMIdentitySet](ctx, r.Client, "VMIdentitySet",
+func (r *Reconciler) set(ctx context.Context, from client.Reader, p objects.Asking) (
+	*v1alpha1.VMIdentitySet, error) {
+	return objects.Find[v1alpha1.VMIdentitySet](ctx, from, "VMIdentitySet",
 		client.ObjectKey{Namespace: p.Namespace, Name: p.SetName})
 }
 

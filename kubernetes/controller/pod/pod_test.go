@@ -2,6 +2,7 @@ package pod
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -13,6 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
@@ -51,6 +55,45 @@ func TestOnePodOfAFixedUUID(t *testing.T) {
 	require.Equal(t, "False NotInUse", reason(identityOf(t, w, "a"), v1alpha1.ConditionInUse))
 	set, _ = get(t, w, "set", &v1alpha1.VMIdentitySet{})
 	require.Equal(t, "b", set.Status.UsedBy.Name)
+}
+
+// TestUUIDOfASetThatIsMadeAgain: such a set does not name the pod that has its UUID.
+func TestUUIDOfASetThatIsMadeAgain(t *testing.T) {
+	w := newWorld(t, newSet(fixedUUID), gatedPod("a", "a"))
+	work := restart(w)
+	w.Settle(t, work, "a")
+	require.False(t, gated(t, w, "a"))
+	remove(t, w, named(&v1alpha1.VMIdentitySet{}, "set"))
+	w.Make(t, newSet(fixedUUID))
+	w.Make(t, gatedPod("b", "b"))
+	w.Settle(t, work, "a", "b")
+	require.True(t, gated(t, w, "b"))
+	require.Equal(t, "False UUIDInUse", reason(identityOf(t, w, "b"), v1alpha1.ConditionInUse))
+	remove(t, w, named(&corev1.Pod{}, "a"))
+	w.Settle(t, work, "a", "b")
+	require.False(t, gated(t, w, "b"))
+}
+
+// TestSetThatTheCacheDoesNotKnow: a new disk is made from the set that is there, and not from the
+// one before it, which the cache still has.
+func TestSetThatTheCacheDoesNotKnow(t *testing.T) {
+	before := newSet(func(s *v1alpha1.VMIdentitySet) { s.Spec.Image = image2 })
+	w := newWorld(t, newSet(), gatedPod("a", "vm"))
+	late := interceptor.NewClient(w.Client, interceptor.Funcs{Get: func(ctx context.Context,
+		c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+		if set, ok := o.(*v1alpha1.VMIdentitySet); ok {
+			before.DeepCopyInto(set)
+			return nil
+		}
+		return c.Get(ctx, key, o, opts...)
+	}})
+	r := &Reconciler{Kit: objects.Kit{Client: late, Live: w.Live, Events: recorder{w}}}
+	_, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{
+		Namespace: controllertest.Namespace, Name: "vm"}})
+	require.NoError(t, err)
+	require.Equal(t, image, identityOf(t, w, "vm").Spec.Image)
+	w.Settle(t, restart(w), "vm")
+	require.False(t, gated(t, w, "a"))
 }
 
 func TestUUIDPerPod(t *testing.T) {
