@@ -146,11 +146,8 @@ func find[T any, O interface {
 	*T
 	client.Object
 }](ctx context.Context, from client.Reader, what string, pod *corev1.Pod, name string) (O, error) {
-	if name == "" {
-		return nil, nil // the pod is refused
-	}
-	key := client.ObjectKey{Namespace: pod.Namespace, Name: name}
-	return objects.Find[T, O](ctx, from, what, key)
+	return objects.Find[T, O](ctx, from, what,
+		client.ObjectKey{Namespace: pod.Namespace, Name: name})
 }
 
 // maxValues is about how many values a pod may have. Some of two bytes take hundreds as Go has

@@ -1,6 +1,7 @@
 package objects
 
 import (
+	"strings"
 	"sync"
 	"time"
 
@@ -93,7 +94,7 @@ func EventAs(kind func(reason string) string, r events.EventRecorder, object,
 		return
 	}
 	if len(message) > maxNote {
-		message = message[:maxNote-3] + "..."
+		message = strings.ToValidUTF8(message[:maxNote-3], "") + "..."
 	}
 	r.Eventf(object, related, of, reason, action, "%s", message)
 }

@@ -13,17 +13,18 @@ import (
 )
 
 // TestTell: a changed condition is sent as an event, once for each reason, if the reason has one.
-// The API server takes no longer note.
+// The API server takes no longer note. It counts a part of a character as a whole one.
 func TestTell(t *testing.T) {
 	condition := func(kind, reason, message string) metav1.Condition {
 		return metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason,
 			Message: message}
 	}
 	before := []metav1.Condition{condition("Old", v1alpha1.ReasonFailed, "said already")}
-	after := append(before, condition("A", v1alpha1.ReasonInvalid, strings.Repeat("x", 2000)),
+	after := append(before, condition("A", v1alpha1.ReasonInvalid, strings.Repeat("x", 1019)+
+		strings.Repeat("☃", 9)), // three bytes each
 		condition("B", v1alpha1.ReasonInvalid, "of the same reason"),
 		condition("C", v1alpha1.ReasonStarting, "goes on by itself"))
-	long := "Warning Invalid " + strings.Repeat("x", 1021) + "..."
+	long := "Warning Invalid " + strings.Repeat("x", 1019) + "..."
 	normal := func(reason string) string { return corev1.EventTypeNormal }
 	for name, c := range map[string]struct {
 		kind func(string) string

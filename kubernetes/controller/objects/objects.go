@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -41,11 +42,16 @@ func Apply(ctx context.Context, c client.Client, object client.Object) error {
 		client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
 }
 
-// Find reads an object; nil: there is none. what names its kind in errors, such as "claim".
+// Find reads an object; nil: there is none. what names its kind in errors, such as "claim". The
+// name may be anything that a person has written: the API server is not asked for one that no
+// object can have, because its client finds that an error.
 func Find[T any, O interface {
 	*T
 	client.Object
 }](ctx context.Context, from client.Reader, what string, key client.ObjectKey) (O, error) {
+	if key.Name == "" || len(path.IsValidPathSegmentName(key.Name)) > 0 {
+		return nil, nil
+	}
 	o := O(new(T))
 	err := from.Get(ctx, key, o)
 	switch {
