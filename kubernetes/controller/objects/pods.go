@@ -203,6 +203,16 @@ func Reconciler(r reconcile.Reconciler) reconcile.Reconciler {
 	})
 }
 
+// Writes reports whether a pod may write to a claim. That of a generic ephemeral volume has the
+// names of the pod and the volume.
+func Writes(pod *corev1.Pod, claim string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		c := v.PersistentVolumeClaim
+		return c != nil && c.ClaimName == claim && !c.ReadOnly ||
+			v.Ephemeral != nil && pod.Name+"-"+v.Name == claim
+	})
+}
+
 // Server is the pod that serves the disk of an identity and has an address, or nil. The cache that
 // it is read from has IndexIdentity.
 func Server(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (*corev1.Pod, error) {
@@ -213,7 +223,9 @@ func Server(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (*
 	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		if !Finished(p) && p.Status.PodIP != "" && DiskContainer(&p.Spec) != nil {
+		// Anybody can give a pod the label. One that has the claim could write into it, too.
+		if !Finished(p) && p.Status.PodIP != "" && DiskContainer(&p.Spec) != nil &&
+			Writes(p, v1alpha1.ClaimName(id.Name)) {
 			return p, nil
 		}
 	}

@@ -90,7 +90,7 @@ func (f Finder) fromClaim(ctx context.Context, id *v1alpha1.VMIdentity, name str
 		return Answer{}, fmt.Errorf("pods: %w", err)
 	}
 	for i := range pods.Items {
-		if pod := &pods.Items[i]; !objects.Finished(pod) && writes(pod, name) {
+		if pod := &pods.Items[i]; !objects.Finished(pod) && objects.Writes(pod, name) {
 			return not(v1alpha1.ReasonSourceInUse, "pod %s may write to the claim %s, from which "+
 				"the disk begins: the disk is made when that pod has ended", pod.Name, name)
 		}
@@ -102,17 +102,6 @@ func controlledByIdentity(claim *corev1.PersistentVolumeClaim) bool {
 	owner := metav1.GetControllerOf(claim)
 	return owner != nil && owner.Kind == "VMIdentity" &&
 		strings.HasPrefix(owner.APIVersion, v1alpha1.Group+"/")
-}
-
-// writes reports whether a pod may write to a claim.
-func writes(pod *corev1.Pod, claim string) bool {
-	for _, v := range pod.Spec.Volumes {
-		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim &&
-			!v.PersistentVolumeClaim.ReadOnly {
-			return true
-		}
-	}
-	return false
 }
 
 func (f Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name string,

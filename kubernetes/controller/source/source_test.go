@@ -156,6 +156,12 @@ func TestWhatIsNoSource(t *testing.T) {
 		}, v1alpha1.ReasonPopulating, "has no volume yet"},
 		"a claim that a pod writes": {fromClaim, runs("golden", false), v1alpha1.ReasonSourceInUse,
 			"pod other may write to the claim golden"},
+		"a claim that a pod has made": {v1alpha1.DiskSource{Claim: "other-work"},
+			func(o *scene) {
+				o.golden.Name = "other-work"
+				o.pod.Spec.Volumes = []corev1.Volume{{Name: "work",
+					VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}
+			}, v1alpha1.ReasonSourceInUse, "pod other may write to the claim other-work"},
 		"a claim that a pod reads": {fromClaim, runs("golden", true), "", ""},
 		"a claim that a pod has written": {fromClaim, func(o *scene) {
 			runs("golden", false)(o)

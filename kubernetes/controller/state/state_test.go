@@ -32,6 +32,8 @@ func server(port string) *corev1.Pod {
 		Labels: map[string]string{v1alpha1.LabelIdentity: "vm"}}}
 	p.Spec.InitContainers = []corev1.Container{{Name: v1alpha1.DiskContainer,
 		Ports: []corev1.ContainerPort{{Name: port, ContainerPort: 9270}}}}
+	p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "vmid-vm"}}}}
 	p.Status.PodIP = "192.0.2.7"
 	return p
 }
@@ -160,6 +162,7 @@ func TestNobodyToAsk(t *testing.T) {
 		"no address":   func(p *corev1.Pod) { p.Status.PodIP = "" },
 		"ended":        func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded },
 		"serves none":  func(p *corev1.Pod) { p.Spec.InitContainers = nil },
+		"has no claim": func(p *corev1.Pod) { p.Spec.Volumes = nil },
 		"another disk": func(p *corev1.Pod) { p.Labels[v1alpha1.LabelIdentity] = "other" },
 	} {
 		p := server("pages-vda")
@@ -293,8 +296,8 @@ func (g gone) Get(ctx context.Context, key client.ObjectKey, o client.Object,
 // TestWhetherTheImageMayGo: the message says so only if no pod gets the image any more.
 func TestWhetherTheImageMayGo(t *testing.T) {
 	withImage := server("pages-vda")
-	withImage.Spec.Volumes = []corev1.Volume{{Name: "image", VolumeSource: corev1.VolumeSource{
-		Image: &corev1.ImageVolumeSource{Reference: "image"}}}}
+	withImage.Spec.Volumes = append(withImage.Spec.Volumes, corev1.Volume{Name: "image",
+		VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "image"}}})
 	for what, c := range map[string]struct {
 		pod     *corev1.Pod
 		service bool
