@@ -31,9 +31,6 @@ type FollowedStatus struct {
 	// +kubebuilder:validation:MaxItems=32
 	// +optional
 	Earlier []string `json:"earlier,omitempty"`
-	// changeTime is when another digest was found last.
-	// +optional
-	ChangeTime *metav1.Time `json:"changeTime,omitempty"`
 }
 
 // NewImage is the image of new identities, by its digest.

@@ -15,7 +15,6 @@ import (
 // +kubebuilder:validation:XValidation:rule="!self.metadata.name.contains('.')",message="the name may have no dots, as the name of the pod is made from it, and is also its host name"
 // +kubebuilder:printcolumn:name=Running,type=boolean,JSONPath=`.spec.running`
 // +kubebuilder:printcolumn:name=Ready,type=boolean,JSONPath=`.status.ready`
-// +kubebuilder:printcolumn:name=Identity,type=string,JSONPath=`.status.identityName`
 // +kubebuilder:printcolumn:name=Reason,type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 // +kubebuilder:printcolumn:name=Age,type=date,JSONPath=`.metadata.creationTimestamp`
 type VMPet struct {
@@ -53,9 +52,6 @@ type VMPetStatus struct {
 	// ready is true when the machine's pod is ready, like condition Ready.
 	// +optional
 	Ready bool `json:"ready"`
-	// identityName is the VMIdentity with the machine's disk.
-	// +optional
-	IdentityName string `json:"identityName,omitempty"`
 	// +listType=map
 	// +listMapKey=type
 	// +optional

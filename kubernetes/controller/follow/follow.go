@@ -166,8 +166,7 @@ func (r *Reconciler) resolve(ctx context.Context, set *v1alpha1.VMIdentitySet) (
 		f.Earlier, changed = earlier[:min(len(earlier), maxEarlier)], true
 	}
 	if changed {
-		now := metav1.Now()
-		f.Image, f.ChangeTime = from+"@"+found.Digest, &now
+		f.Image = from + "@" + found.Digest
 		set.Status.Followed = f
 	}
 	return c, changed, nil

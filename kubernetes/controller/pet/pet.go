@@ -54,7 +54,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	after := pet.DeepCopy()
 	after.Status.ObservedGeneration = pet.Generation
-	after.Status.IdentityName = pet.Name
 	after.Status.Ready = ready.Status == metav1.ConditionTrue
 	objects.SetCondition(&after.Status.Conditions, pet.Generation, *ready)
 	return ctrl.Result{}, cmp.Or(r.ReportAs(ctx, &pet, after, eventType), err)
