@@ -92,7 +92,10 @@ func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 	if err := m.abortFetch(ctx, v); err != nil {
 		return err
 	}
-	if force || v.opened == nil {
+	if v.opened == nil {
+		return m.apart(v.record)
+	}
+	if force {
 		return nil
 	}
 	users, err := v.opened.Withdraw()

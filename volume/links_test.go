@@ -1,12 +1,14 @@
 package volume
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
@@ -78,4 +80,39 @@ func TestUsageTypeHasTheDirectory(t *testing.T) {
 	require.NoError(t, m.Close())
 	require.Empty(t, start(t, dir, newFake()).List())
 	require.FileExists(t, disk)
+}
+
+// TestDiskOfAnotherServer: who has a copy of the directory of volumes deletes no disk that another
+// server has, neither now nor when it is not served any more.
+func TestDiskOfAnotherServer(t *testing.T) {
+	for name, spec := range map[string]api.Spec{
+		"usage type": {Size: 512, Copy: &api.Copy{UsageType: "there"}},
+		"claim":      {Size: 512, PVC: &api.Claim{Name: "there"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			there, dir, f := t.TempDir(), t.TempDir(), newFake()
+			f.claims = map[string]string{"there": there}
+			m := start(t, dir, f)
+			put(t, m, "vm1", spec)
+			place, err := m.dir(m.volumes["vm1"].record)
+			require.NoError(t, err)
+			disk := filepath.Join(place, diskName)
+			require.NoError(t, m.Close())
+			lock, err := durable.AcquireLock(disk+".lock", place)
+			require.NoError(t, err)
+			f = newFake()
+			f.claims = map[string]string{"there": there}
+			f.opening = func() error { return errors.New("it is in use") }
+			m = start(t, dir, f)
+			for _, force := range []bool{false, true} {
+				refused(t, api.CodeInUse, m.Delete(t.Context(), "vm1", force))
+			}
+			require.NoError(t, durable.ReleaseLock(lock))
+			require.NoError(t, m.Close())
+			m = start(t, dir, f)
+			require.FileExists(t, disk)
+			require.NoError(t, m.Delete(t.Context(), "vm1", false))
+			require.NoFileExists(t, disk)
+		})
+	}
 }

@@ -155,7 +155,13 @@ func (m *Manager) clear(r store.Record) error {
 		return nil // it goes with the record
 	case r.Unmade:
 		return nil // it may be another's
-	case r.Place.Kind == store.PlaceUsageType:
+	}
+	unlock, err := lockDisk(dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if r.Place.Kind == store.PlaceUsageType {
 		return osfile.RemoveAll(dir)
 	}
 	err = clearDisk(dir)
@@ -164,6 +170,37 @@ func (m *Manager) clear(r store.Record) error {
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
+	}
+	return err
+}
+
+// lockDisk locks a disk that is to be removed, as who serves it does. A copy of the directory of
+// volumes, such as a backup, names the same disks on other storage as the server that has it.
+func lockDisk(dir string) (unlock func(), err error) {
+	path := filepath.Join(dir, diskName+".lock")
+	unlock = func() {}
+	if _, err := os.Lstat(path); err != nil {
+		return unlock, nil // who serves a disk has made it
+	}
+	lock, err := durable.AcquireLock(path, dir)
+	switch locked := new(durable.LockedError); {
+	case errors.As(err, &locked):
+		return nil, api.Errorf(api.CodeInUse, "the disk is kept: %v", err)
+	case err == nil:
+		unlock = func() { _ = durable.ReleaseLock(lock) } // it was removed
+	}
+	return unlock, nil // a disk that cannot be locked is not served
+}
+
+// apart refuses a volume whose disk another process serves.
+func (m *Manager) apart(r store.Record) error {
+	dir, err := m.dir(r)
+	if err != nil || r.Unmade || r.Place.Kind == store.PlaceOwn {
+		return nil // clear says more, and the store is locked
+	}
+	unlock, err := lockDisk(dir)
+	if err == nil {
+		unlock()
 	}
 	return err
 }
