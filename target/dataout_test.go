@@ -117,81 +117,55 @@ func TestWriteDataErrors(t *testing.T) {
 	s := start(t)
 	old := pattern(8*BlockSize, 1)
 	const n = 8 * BlockSize
+	// Each PDU has the length of its data, and what is added to the transfer tag of the R2T.
 	for _, tt := range []struct {
-		name   string
-		answer func(task *Task, r pdu.R2T) error
+		name string
+		outs []pdu.DataOut
+		opts []Option
 		// "": the target drops or rejects the PDU, and the right data still counts
 		want string
 	}{
-		{"7.9/DataSN begins at 1", func(task *Task, r pdu.R2T) error {
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1},
-				make([]byte, n))
-		}, "0B/47/05"},
-		{"7.9/a hole in DataSN", func(task *Task, r pdu.R2T) error {
-			if err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag},
-				make([]byte, n/2)); err != nil {
-				return err
-			}
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 2,
-				BufferOffset: n / 2}, make([]byte, n/2))
-		}, "0B/47/05"},
-		{"11.7.6/wrong offset", func(task *Task, r pdu.R2T) error {
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag,
-				BufferOffset: 512}, make([]byte, n))
-		}, "0B/4B/00"},
-		{"11.7.6/offset goes back", func(task *Task, r pdu.R2T) error {
-			if err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag},
-				make([]byte, n/2)); err != nil {
-				return err
-			}
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1},
-				make([]byte, n/2))
-		}, "0B/4B/00"},
-		{"11.4.7.2/more than the R2T asks for", func(task *Task, r pdu.R2T) error {
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag},
-				make([]byte, n+512))
-		}, "0B/0C/0D"},
-		{"11.4.7.2/less than the R2T asks for", func(task *Task, r pdu.R2T) error {
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag},
-				make([]byte, n-512))
-		}, "0B/0C/0D"},
-		{"11.8/complete, but without the F bit, and then more", func(task *Task, r pdu.R2T) error {
-			err := task.DataOut(pdu.DataOut{TransferTag: r.TransferTag}, make([]byte, n))
-			if err != nil {
-				return err
-			}
-			return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag, DataSN: 1,
-				BufferOffset: n}, make([]byte, 4))
-		}, "0B/0C/0D"},
-		{"11.8.5/an unknown transfer tag", func(task *Task, r pdu.R2T) error {
-			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag + 1000},
-				make([]byte, n)); err != nil {
-				return err
-			}
-			return task.Answer(r)
-		}, ""},
-		{"11.7.4/unsolicited data instead of solicited data", func(task *Task, r pdu.R2T) error {
-			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: pdu.ReservedTag},
-				make([]byte, n)); err != nil {
-				return err
-			}
-			return task.Answer(r)
-		}, ""},
-		{"11.7/a task that does not exist", func(task *Task, r pdu.R2T) error {
-			if err := task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag},
-				make([]byte, n),
-				WithHeader(func(h *pdu.Header) { h[16] ^= 0x40 })); err != nil {
-				return err
-			}
-			return task.Answer(r)
-		}, ""},
+		{"7.9/DataSN begins at 1", []pdu.DataOut{{Final: true, DataSN: 1, DataLen: n}}, nil,
+			"0B/47/05"},
+		{"7.9/a hole in DataSN", []pdu.DataOut{{DataLen: n / 2},
+			{Final: true, DataSN: 2, BufferOffset: n / 2, DataLen: n / 2}}, nil, "0B/47/05"},
+		{"11.7.6/wrong offset", []pdu.DataOut{{Final: true, BufferOffset: 512, DataLen: n}}, nil,
+			"0B/4B/00"},
+		{"11.7.6/offset goes back", []pdu.DataOut{{DataLen: n / 2},
+			{Final: true, DataSN: 1, DataLen: n / 2}}, nil, "0B/4B/00"},
+		{"11.4.7.2/more than the R2T asks for", []pdu.DataOut{{Final: true, DataLen: n + 512}},
+			nil, "0B/0C/0D"},
+		{"11.4.7.2/less than the R2T asks for", []pdu.DataOut{{Final: true, DataLen: n - 512}},
+			nil, "0B/0C/0D"},
+		{"11.8/complete, but without the F bit, and then more", []pdu.DataOut{{DataLen: n},
+			{Final: true, DataSN: 1, BufferOffset: n, DataLen: 4}}, nil, "0B/0C/0D"},
+		{"11.8.5/an unknown transfer tag",
+			[]pdu.DataOut{{Final: true, TransferTag: 1000, DataLen: n}}, nil, ""},
+		{"11.7.4/unsolicited data instead of solicited data",
+			[]pdu.DataOut{{Final: true, TransferTag: pdu.ReservedTag, DataLen: n}}, nil, ""},
+		{"11.7/a task that does not exist", []pdu.DataOut{{Final: true, DataLen: n}},
+			[]Option{WithHeader(func(h *pdu.Header) { h[16] ^= 0x40 })}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			sess := s.login(t, solicited)
 			sess.MustGood(t, Write10(1, 200, old))
 			fresh := pattern(n, 7)
 			c := Write10(1, 200, fresh)
-			c.OnR2T = tt.answer
+			c.OnR2T = func(task *Task, r pdu.R2T) error {
+				for _, out := range tt.outs {
+					if out.TransferTag != pdu.ReservedTag {
+						out.TransferTag += r.TransferTag
+					}
+					err := task.DataOut(out, make([]byte, out.DataLen), tt.opts...)
+					if err != nil {
+						return err
+					}
+				}
+				if tt.want == "" {
+					return task.Answer(r)
+				}
+				return nil
+			}
 			task := sess.MustStart(t, c)
 			r := awaitResult(t, task)
 			content := sess.MustGood(t, Read10(1, 200, 8)).Data
@@ -208,6 +182,17 @@ func TestWriteDataErrors(t *testing.T) {
 		})
 	}
 	s.works(t)
+}
+
+// failure receives the response to a command that has failed, and returns its sense and residual.
+func failure(t *testing.T, sess *Session, tag uint32) (string, uint32) {
+	t.Helper()
+	r, sense, err := Expect[pdu.SCSIResponse](sess.Conn)
+	require.NoError(t, err)
+	require.Equal(t, tag, r.TaskTag)
+	got, err := ParseSense(sense[2:])
+	require.NoError(t, err)
+	return got.String(), r.Residual
 }
 
 // awaitResult is MustFinish for a task whose data may be rejected in part.
@@ -290,12 +275,8 @@ func TestUnsolicitedData(t *testing.T) {
 				sess.MustGood(t, Write10(1, 300, make([]byte, len(data))))
 				return
 			}
-			r, sense, err := Expect[pdu.SCSIResponse](sess.Conn)
-			require.NoError(t, err)
-			require.Equal(t, cmd.TaskTag, r.TaskTag)
-			got, err := ParseSense(sense[2:])
-			require.NoError(t, err)
-			require.Equal(t, tt.want, got.String())
+			got, _ := failure(t, sess, cmd.TaskTag)
+			require.Equal(t, tt.want, got)
 			require.NoError(t, sess.ExpectOnlyPing(), "the data is skipped")
 			require.Equal(t, before, sess.MustGood(t, Read10(1, 300, 16)).Data,
 				"nothing was written")
@@ -318,13 +299,9 @@ func TestUnsolicitedData(t *testing.T) {
 				require.NoError(t, sess.ExpectOnlyPing(), "more is to come")
 				out.Final, out.DataSN, out.BufferOffset = true, 1, 1024
 				require.NoError(t, sess.Send(&out, data[1024:]))
-				r, sense, err := Expect[pdu.SCSIResponse](sess.Conn)
-				require.NoError(t, err)
-				require.Equal(t, []uint32{cmd.TaskTag, cmd.ExpectedLength},
-					[]uint32{r.TaskTag, r.Residual})
-				got, err := ParseSense(sense[2:])
-				require.NoError(t, err)
-				require.Equal(t, want, got.String())
+				got, residual := failure(t, sess, cmd.TaskTag)
+				require.Equal(t, want, got)
+				require.Equal(t, cmd.ExpectedLength, residual)
 				require.NoError(t, sess.ExpectOnlyPing())
 			}
 		})

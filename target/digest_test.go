@@ -2,6 +2,7 @@ package target_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -123,37 +124,32 @@ func TestDataDigestError(t *testing.T) {
 		sess.MustGood(t, c)
 		require.Equal(t, data, sess.MustGood(t, Read10(1, 50, 1)).Data)
 	})
-	// damaged sends one of the Data-Out PDUs of a sequence with a flipped bit.
-	damaged := func(which int) func(task *Task, r pdu.R2T) error {
-		return func(task *Task, r pdu.R2T) error {
-			const parts = 4
-			n := int(r.DesiredLength) / parts
-			for i := range parts {
-				opts := []Option{}
-				if i == which {
-					opts = append(opts, FlipDataBit(77))
-				}
-				if err := task.DataOut(pdu.DataOut{Final: i == parts-1, TransferTag: r.TransferTag,
-					DataSN:       uint32(i),
-					BufferOffset: r.BufferOffset + uint32(i*n)}, make([]byte, n),
-					opts...); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-	}
-	for which := range 4 {
-		t.Run(fmt.Sprintf("7.8/Data-Out %d of 4", which), func(t *testing.T) {
+	// damaged sends some of the four Data-Out PDUs of a sequence with a flipped bit.
+	for _, damaged := range [][]int{{0}, {1}, {2}, {3}, {0, 1, 2, 3}} {
+		t.Run(fmt.Sprintf("7.8/Data-Out %v of 4", damaged), func(t *testing.T) {
 			sess := s.login(t,
 				LoginOptions{DataDigest: true, Keys: solicited.Keys})
 			old := pattern(64*BlockSize, 3)
 			sess.MustGood(t, Write10(1, 500, old))
 			c := Write10(1, 500, pattern(64*BlockSize, 4))
-			c.OnR2T = damaged(which)
+			c.OnR2T = func(task *Task, r pdu.R2T) error {
+				n := int(r.DesiredLength) / 4
+				for i := range 4 {
+					var opts []Option
+					if slices.Contains(damaged, i) {
+						opts = append(opts, FlipDataBit(77))
+					}
+					if err := task.DataOut(pdu.DataOut{Final: i == 3, TransferTag: r.TransferTag,
+						DataSN: uint32(i), BufferOffset: r.BufferOffset + uint32(i*n)},
+						make([]byte, n), opts...); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
 			r := sess.MustDo(t, c)
 			require.Equal(t, "0B/47/05", r.Failed())
-			require.NotEmpty(t, r.Rejects)
+			require.GreaterOrEqual(t, len(r.Rejects), len(damaged))
 			require.Equal(t, pdu.RejectDataDigest, r.Rejects[0].Reason)
 			require.Equal(t, pdu.OpDataOut, r.Rejects[0].Header.Opcode())
 			require.NoError(t, sess.ExpectOnlyPing(), "the rest of the sequence is dropped")
@@ -161,24 +157,6 @@ func TestDataDigestError(t *testing.T) {
 			sess.MustGood(t, Write10(1, 500, old))
 		})
 	}
-	t.Run("7.8/several Data-Outs of a sequence", func(t *testing.T) {
-		sess := s.login(t, LoginOptions{DataDigest: true, Keys: solicited.Keys})
-		c := Write10(1, 500, pattern(8*BlockSize, 4))
-		c.OnR2T = func(task *Task, r pdu.R2T) error {
-			for i := range 4 {
-				if err := task.DataOut(pdu.DataOut{Final: i == 3, TransferTag: r.TransferTag,
-					DataSN: uint32(i), BufferOffset: uint32(i * 1024)},
-					make([]byte, 1024), FlipDataBit(77)); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-		r := sess.MustDo(t, c)
-		require.Equal(t, "0B/47/05", r.Failed())
-		require.Len(t, r.Rejects, 4)
-		require.NoError(t, sess.ExpectOnlyPing())
-	})
 	t.Run("7.8/the response waits for the end of the sequence", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{DataDigest: true, Keys: solicited.Keys})
 		task, r2t := waiting(t, sess, 1, 500, pattern(8*BlockSize, 4))

@@ -106,43 +106,42 @@ func TestSendTargets(t *testing.T) {
 		}, "all portals show")
 
 		sess := MustLogin(t, s.addr, o)
-		first := func(tag uint32) pdu.TextResponse {
-			require.NoError(t,
-				sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag,
-					CmdSN:     sess.CmdSN,
-					ExpStatSN: sess.ExpStatSN}, KV("SendTargets", "All").Text()))
-			sess.CmdSN++
-			r, data, err := Expect[pdu.TextResponse](sess.Conn)
+		begin := func(tag uint32) uint32 {
+			r, data, err := exchange(t, sess, pdu.TextRequest{Final: true, TaskTag: tag,
+				TransferTag: pdu.ReservedTag}, KV("SendTargets", "All").Text())
 			require.NoError(t, err)
 			require.False(t, r.Final)
 			require.Len(t, data, 512)
-			return r
+			return r.TransferTag
 		}
 		next := func(tag, transfer uint32) error {
-			require.NoError(t,
-				sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: transfer,
-					CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
-			sess.CmdSN++
-			_, _, err := Expect[pdu.TextResponse](sess.Conn)
+			_, _, err := exchange(t, sess,
+				pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: transfer}, nil)
 			return err
 		}
-		r := first(100)
-		require.NoError(t, next(100, r.TransferTag))
-		stale := r.TransferTag
-		err := next(100, stale)
-		_, rejected := ReasonOf(err)
-		require.True(t, rejected, "a stale tag: %v", err)
-		r = first(101)
-		second := first(102) // a new request ends the old exchange
-		err = next(101, r.TransferTag)
-		_, rejected = ReasonOf(err)
-		require.True(t, rejected, "%v", err)
-		_ = second
+		first := begin(100)
+		require.NoError(t, next(100, first))
+		_, rejected := ReasonOf(next(100, first))
+		require.True(t, rejected, "a stale tag")
+		first = begin(101)
+		begin(102) // a new request ends the old exchange
+		_, rejected = ReasonOf(next(101, first))
+		require.True(t, rejected)
 		got, err := sess.Text(KV("SendTargets", "All"))
 		require.NoError(t, err)
 		require.Len(t, got.All("TargetAddress"), 31)
 	})
 	s.works(t)
+}
+
+// exchange sends a Text Request, and receives the answer.
+func exchange(t *testing.T, sess *Session, r pdu.TextRequest, text []byte) (pdu.TextResponse,
+	[]byte, error) {
+	t.Helper()
+	r.CmdSN, r.ExpStatSN = sess.CmdSN, sess.ExpStatSN
+	require.NoError(t, sess.Send(&r, text))
+	sess.CmdSN++
+	return Expect[pdu.TextResponse](sess.Conn)
 }
 
 func TestTextRequests(t *testing.T) {
@@ -163,12 +162,8 @@ func TestTextRequests(t *testing.T) {
 	t.Run("6.4/a key twice in one negotiation of two requests", func(t *testing.T) {
 		tag, transfer := sess.NewTag(), pdu.ReservedTag
 		for i := range 2 {
-			require.NoError(t,
-				sess.Send(&pdu.TextRequest{Final: i == 1, TaskTag: tag, TransferTag: transfer,
-					CmdSN:     sess.CmdSN,
-					ExpStatSN: sess.ExpStatSN}, KV("X-com.example.key", "1").Text()))
-			sess.CmdSN++
-			r, _, err := Expect[pdu.TextResponse](sess.Conn)
+			r, _, err := exchange(t, sess, pdu.TextRequest{Final: i == 1, TaskTag: tag,
+				TransferTag: transfer}, KV("X-com.example.key", "1").Text())
 			if i == 0 {
 				require.NoError(t, err)
 				require.False(t, r.Final)
@@ -185,12 +180,8 @@ func TestTextRequests(t *testing.T) {
 		transfer := pdu.ReservedTag
 		for i := range text {
 			last := i == len(text)-1
-			require.NoError(t,
-				sess.Send(&pdu.TextRequest{Final: last, Continue: !last, TaskTag: tag,
-					TransferTag: transfer, CmdSN: sess.CmdSN,
-					ExpStatSN: sess.ExpStatSN}, text[i:i+1]))
-			sess.CmdSN++
-			r, data, err := Expect[pdu.TextResponse](sess.Conn)
+			r, data, err := exchange(t, sess, pdu.TextRequest{Final: last, Continue: !last,
+				TaskTag: tag, TransferTag: transfer}, text[i:i+1])
 			require.NoError(t, err)
 			if !last {
 				require.Empty(t, data)
@@ -208,12 +199,8 @@ func TestTextRequests(t *testing.T) {
 		tag := sess.NewTag()
 		transfer := pdu.ReservedTag
 		for range 64 {
-			require.NoError(t,
-				sess.Send(&pdu.TextRequest{Continue: true, TaskTag: tag, TransferTag: transfer,
-					CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN},
-					make([]byte, 8192)))
-			sess.CmdSN++
-			r, _, err := Expect[pdu.TextResponse](sess.Conn)
+			r, _, err := exchange(t, sess, pdu.TextRequest{Continue: true, TaskTag: tag,
+				TransferTag: transfer}, make([]byte, 8192))
 			if _, rejected := ReasonOf(err); rejected {
 				sess.MustGood(t, TestUnitReady(1))
 				return
@@ -228,45 +215,31 @@ func TestTextRequests(t *testing.T) {
 
 func TestDiscoverySession(t *testing.T) {
 	s := start(t)
-	for _, tt := range []struct {
-		name string
-		msg  func(sess *Session, tag uint32) Message
-	}{
-		{"SCSI Command", func(sess *Session, tag uint32) Message {
-			return &pdu.SCSICommand{Final: true, TaskTag: tag, LUN: LUN(1), CmdSN: sess.CmdSN}
-		}},
-		{"Task Management Request", func(sess *Session, tag uint32) Message {
-			return &pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMTargetColdReset,
-				TaskTag: tag, CmdSN: sess.CmdSN}
-		}},
-		{"NOP-Out", func(sess *Session, tag uint32) Message {
-			return &pdu.NOPOut{Immediate: true, TaskTag: tag, TransferTag: pdu.ReservedTag,
-				CmdSN: sess.CmdSN}
-		}},
-		{"SNACK Request", func(_ *Session, tag uint32) Message {
-			return snack(tag)
-		}},
-		{"Text Request without SendTargets", func(sess *Session, tag uint32) Message {
-			return &pdu.TextRequest{Immediate: true, Final: true, TaskTag: tag,
-				TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
-		}},
-		{"Logout Request that closes a connection", func(sess *Session, tag uint32) Message {
-			return &pdu.LogoutRequest{Immediate: true, Reason: pdu.LogoutCloseConnection,
-				TaskTag: tag, CmdSN: sess.CmdSN}
-		}},
-		{"Data-Out", func(_ *Session, tag uint32) Message {
-			return &pdu.DataOut{Final: true, TaskTag: tag, TransferTag: 1}
-		}},
-	} {
-		t.Run("13.21/no "+tt.name, func(t *testing.T) {
+	messages := func(sn, tag uint32) map[string]Message {
+		return map[string]Message{
+			"SCSI Command": &pdu.SCSICommand{Final: true, TaskTag: tag, LUN: LUN(1), CmdSN: sn},
+			"Task Management Request": &pdu.TaskManagementRequest{Immediate: true,
+				Function: pdu.TMTargetColdReset, TaskTag: tag, CmdSN: sn},
+			"NOP-Out": &pdu.NOPOut{Immediate: true, TaskTag: tag, TransferTag: pdu.ReservedTag,
+				CmdSN: sn},
+			"SNACK Request": snack(tag),
+			"Text Request without SendTargets": &pdu.TextRequest{Immediate: true, Final: true,
+				TaskTag: tag, TransferTag: pdu.ReservedTag, CmdSN: sn},
+			"Logout Request that closes a connection": &pdu.LogoutRequest{Immediate: true,
+				Reason: pdu.LogoutCloseConnection, TaskTag: tag, CmdSN: sn},
+			"Data-Out": &pdu.DataOut{Final: true, TaskTag: tag, TransferTag: 1},
+		}
+	}
+	for name := range messages(0, 0) {
+		t.Run("13.21/no "+name, func(t *testing.T) {
 			bystander := s.login(t, other)
 			sess := MustLogin(t, s.addr, discovery)
 			tag := sess.NewTag()
 			var data []byte
-			if strings.HasPrefix(tt.name, "Text") {
+			if strings.HasPrefix(name, "Text") {
 				data = KV("MaxRecvDataSegmentLength", "8192").Text()
 			}
-			require.NoError(t, sess.Send(tt.msg(sess, tag), data))
+			require.NoError(t, sess.Send(messages(sess.CmdSN, tag)[name], data))
 			r, err := sess.AwaitReject(tag)
 			require.NoError(t, err)
 			require.NotZero(t, r.Reason)

@@ -140,10 +140,7 @@ func TestSessionsPerAddress(t *testing.T) {
 	require.NoError(t, err)
 	_, err = login(2)
 	require.NoError(t, err)
-	_, err = login(3)
-	var refused *tt.LoginError
-	require.ErrorAs(t, err, &refused)
-	require.Equal(t, uint16(0x0302), refused.Status)
+	s.refused(t, tt.LoginOptions{ISID: [6]byte{0x80, 3}}, 0x0302)
 	again, err := login(1)
 	require.NoError(t, err, "a reinstated session makes room for the new one")
 	_, err = first.ExpectClosedAfter()
@@ -166,11 +163,8 @@ func TestFailingAddressIsSlowedDown(t *testing.T) {
 	heldUp := func() int { return logs.FilterMessageSnippet("held up").Len() }
 	for i := range 6 {
 		require.Equal(t, max(0, i-3), heldUp())
-		_, err := tt.Login(s.addr,
-			tt.LoginOptions{CHAP: &tt.CHAP{Username: user, Password: "wrong password"}})
-		var refused *tt.LoginError
-		require.ErrorAs(t, err, &refused)
-		require.Equal(t, uint16(0x0201), refused.Status)
+		s.refused(t, tt.LoginOptions{CHAP: &tt.CHAP{Username: user, Password: "wrong password"}},
+			0x0201)
 	}
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{CHAP: good()}, 1)
 	require.Equal(t, 4, heldUp())

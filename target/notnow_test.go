@@ -3,6 +3,7 @@ package target_test
 import (
 	"bytes"
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -234,8 +235,7 @@ func TestNotNowAborted(t *testing.T) {
 	}{
 		{"ABORT TASK", func(t *testing.T, _ *farServer, sess, _ *Session) {
 			for i := range uint32(3) {
-				manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{
-					Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: tag + i})
+				abortTask(t, sess, pdu.TMComplete, 1, tag+i, 0)
 			}
 		}},
 		{"ABORT TASK SET", lun(pdu.TMAbortTaskSet)},
@@ -338,7 +338,8 @@ func TestNotNowBehindAnother(t *testing.T) {
 	require.True(t, first.MustFinish(t).Good())
 }
 
-// TestNotNowSessionEnds ends a session whose commands wait.
+// TestNotNowSessionEnds ends a session whose commands wait, and the server: at once, and after the
+// time that it has for commands under way.
 func TestNotNowSessionEnds(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -355,6 +356,12 @@ func TestNotNowSessionEnds(t *testing.T) {
 		{"kicked", func(_ *testing.T, s *farServer, _ *Session) {
 			s.EndSessions(func(status.Session) bool { return true })
 		}},
+		{"the server", func(t *testing.T, s *farServer, _ *Session) {
+			require.NoError(t, s.Close())
+		}},
+		{"the server, later", func(t *testing.T, s *farServer, _ *Session) {
+			require.ErrorIs(t, <-s.shutdown(50*time.Millisecond), context.DeadlineExceeded)
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := startFar(t, time.Hour)
@@ -367,36 +374,9 @@ func TestNotNowSessionEnds(t *testing.T) {
 			s.waits(t, 8)
 			c.end(t, s, sess)
 			s.waits(t, 0)
-			s.works(t)
-		})
-	}
-}
-
-// TestNotNowStop stops the server while commands wait: at once, and after the time that it has for
-// commands under way.
-func TestNotNowStop(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		stop func(*farServer) error
-		want error
-	}{
-		{"Close", func(s *farServer) error { return s.Close() }, nil},
-		{"Shutdown", func(s *farServer) error {
-			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-			defer cancel()
-			return s.Shutdown(ctx)
-		}, context.DeadlineExceeded},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := startFar(t, time.Hour)
-			sess := s.login(t, LoginOptions{})
-			s.far.Cut()
-			for i := range uint32(farWindow) {
-				sess.MustStart(t, Read10(1, i*farBlock, 1))
+			if !strings.HasPrefix(c.name, "the server") {
+				s.works(t)
 			}
-			s.waits(t, farWindow)
-			require.ErrorIs(t, c.stop(s), c.want)
-			s.waits(t, 0)
 		})
 	}
 }

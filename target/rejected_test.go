@@ -82,9 +82,7 @@ func TestRejectedCmdSN(t *testing.T) {
 		})
 		t.Run("7.11/"+name+"/the number is aborted", func(t *testing.T) {
 			sess, rejected, tag := begin(t)
-			manage(t, sess, pdu.TMComplete,
-				pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: tag,
-					RefCmdSN: rejected})
+			abortTask(t, sess, pdu.TMComplete, 1, tag, rejected)
 			require.NoError(t, sess.Send(numbered(sess, rejected, false), nil))
 			require.NoError(t, sess.ExpectOnlyPing())
 			sess.MustGood(t, TestUnitReady(1))
@@ -92,9 +90,7 @@ func TestRejectedCmdSN(t *testing.T) {
 		t.Run("7.11/"+name+"/the number is aborted later", func(t *testing.T) {
 			sess, rejected, tag := begin(t)
 			sess.MustGood(t, TestUnitReady(1))
-			manage(t, sess, pdu.TMComplete,
-				pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: tag,
-					RefCmdSN: rejected})
+			abortTask(t, sess, pdu.TMComplete, 1, tag, rejected)
 			require.NoError(t, sess.Send(numbered(sess, rejected, false), nil))
 			require.NoError(t, sess.ExpectOnlyPing())
 		})

@@ -87,13 +87,10 @@ func TestRefusedLoginHoldsNothing(t *testing.T) {
 	first.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
 	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1, 2)
 	owner.ISID = [6]byte{0x80, 7}
-	_, err := tt.Login(s.addr, owner)
-	var refused *tt.LoginError
-	require.ErrorAs(t, err, &refused)
-	require.Equal(t, uint16(0x0302), refused.Status)
+	s.refused(t, owner, 0x0302)
 	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(),
 		"the owner has the LUN")
-	_, err = first.Logout(pdu.LogoutCloseSession)
+	_, err := first.Logout(pdu.LogoutCloseSession)
 	require.NoError(t, err)
 	other.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
 }

@@ -28,6 +28,13 @@ func manageAll(t *testing.T, sess *Session, want pdu.TMResponse, f pdu.TMFunctio
 	manage(t, sess, want, pdu.TaskManagementRequest{Function: f, LUN: LUN(1)})
 }
 
+// abortTask asks for the end of one task, and checks the response.
+func abortTask(t *testing.T, sess *Session, want pdu.TMResponse, lun uint16, tag, refCmdSN uint32) {
+	t.Helper()
+	manage(t, sess, want, pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(lun),
+		RefTaskTag: tag, RefCmdSN: refCmdSN})
+}
+
 // aborts ends a task that is under way.
 func aborts(t *testing.T, sess *Session, task *Task) {
 	t.Helper()
@@ -130,9 +137,7 @@ func TestAbortTask(t *testing.T) {
 		task := sess.MustStart(t, c)
 		r2t, err := task.AwaitR2T()
 		require.NoError(t, err)
-		manage(t, sess, pdu.TMComplete,
-			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1),
-				RefTaskTag: task.Tag(), RefCmdSN: sess.CmdSN})
+		abortTask(t, sess, pdu.TMComplete, 1, task.Tag(), sess.CmdSN)
 		quiet(t, sess, task, r2t)
 	})
 	t.Run("11.6.1/a task that has ended", func(t *testing.T) {
@@ -146,21 +151,15 @@ func TestAbortTask(t *testing.T) {
 	})
 	t.Run("11.6.1/a task that never was, outside the window", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
-		manage(t, sess, pdu.TMTaskNotExist,
-			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: 4711,
-				RefCmdSN: sess.CmdSN - 1})
-		manage(t, sess, pdu.TMTaskNotExist,
-			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: 4711,
-				RefCmdSN: sess.MaxCmdSN + 1})
+		abortTask(t, sess, pdu.TMTaskNotExist, 1, 4711, sess.CmdSN-1)
+		abortTask(t, sess, pdu.TMTaskNotExist, 1, 4711, sess.MaxCmdSN+1)
 		sess.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("11.6.1/a task that has not arrived counts as received", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		lost := sess.CmdSN // its command never arrives
 		sess.CmdSN++
-		manage(t, sess, pdu.TMComplete,
-			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: 4711,
-				RefCmdSN: lost})
+		abortTask(t, sess, pdu.TMComplete, 1, 4711, lost)
 		sess.MustGood(t, TestUnitReady(1)) // and does not delay those after it
 		require.NoError(t, sess.Send(numbered(sess, lost, false), nil))
 		require.NoError(t, sess.ExpectOnlyPing(), "it does not run when it arrives late")
@@ -170,9 +169,7 @@ func TestAbortTask(t *testing.T) {
 		early, late := numbered(sess, sess.CmdSN, false), numbered(sess, sess.CmdSN+1, false)
 		sess.CmdSN += 2
 		require.NoError(t, sess.Send(late, nil))
-		manage(t, sess, pdu.TMComplete,
-			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1),
-				RefTaskTag: late.TaskTag, RefCmdSN: late.CmdSN})
+		abortTask(t, sess, pdu.TMComplete, 1, late.TaskTag, late.CmdSN)
 		require.NoError(t, sess.Send(early, nil))
 		done(t, sess, early)
 		require.NoError(t, sess.ExpectOnlyPing())
@@ -180,16 +177,12 @@ func TestAbortTask(t *testing.T) {
 	})
 	t.Run("11.5.3/a LUN that does not exist", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
-		manage(t, sess, pdu.TMLUNNotExist,
-			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(77), RefTaskTag: 1,
-				RefCmdSN: sess.CmdSN - 1})
+		abortTask(t, sess, pdu.TMLUNNotExist, 77, 1, sess.CmdSN-1)
 	})
 	t.Run("11.5.1/a task of another session cannot be aborted", func(t *testing.T) {
 		sess, thief := s.login(t, solicited), s.login(t, other)
 		task, r2t := waiting(t, sess, 1, 0, data)
-		manage(t, thief, pdu.TMTaskNotExist,
-			pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1),
-				RefTaskTag: task.Tag(), RefCmdSN: thief.CmdSN - 1})
+		abortTask(t, thief, pdu.TMTaskNotExist, 1, task.Tag(), thief.CmdSN-1)
 		require.NoError(t, task.Answer(r2t))
 		require.True(t, task.MustFinish(t).Good())
 	})
@@ -368,9 +361,7 @@ func TestManagementWaitsForCommands(t *testing.T) {
 				Function: function, LUN: LUN(1)})
 			require.NoError(t, err)
 			require.NoError(t, sess.ExpectOnlyPing(), "it waits")
-			manage(t, sess, pdu.TMRejected,
-				pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(1), RefTaskTag: tag,
-					RefCmdSN: sess.CmdSN})
+			abortTask(t, sess, pdu.TMRejected, 1, tag, sess.CmdSN)
 			require.NoError(t, sess.Send(first, nil))
 			done(t, sess, first)
 			r2t, _, err := Expect[pdu.R2T](sess.Conn)
@@ -433,9 +424,7 @@ func TestManagementWaitsForCommands(t *testing.T) {
 	t.Run("11.6.1/ABORT TASK of a command of another LUN that waits for its turn",
 		func(t *testing.T) {
 			sess, first, second := ahead(t)
-			manage(t, sess, pdu.TMTaskNotExist,
-				pdu.TaskManagementRequest{Function: pdu.TMAbortTask, LUN: LUN(2),
-					RefTaskTag: second.TaskTag, RefCmdSN: second.CmdSN})
+			abortTask(t, sess, pdu.TMTaskNotExist, 2, second.TaskTag, second.CmdSN)
 			require.NoError(t, sess.Send(first, nil))
 			done(t, sess, first)
 			r2t, _, err := Expect[pdu.R2T](sess.Conn)

@@ -135,6 +135,17 @@ func answer(t testing.TB, keys map[string]string, secret string) string {
 	return chap.FormatBinary(chap.Algorithm(alg).Response(byte(id), []byte(secret), c))
 }
 
+// proofOf is a reply to the challenge in keys, and proof is the right one.
+func proofOf(t testing.TB, keys map[string]string, name, password string) []byte {
+	t.Helper()
+	return text("CHAP_N="+name, "CHAP_R="+answer(t, keys, password))
+}
+
+func proof(t testing.TB, keys map[string]string) []byte {
+	t.Helper()
+	return proofOf(t, keys, user, secret)
+}
+
 // challenge logs in as far as the target's challenge.
 func (i *initiator) challenge(first []byte) map[string]string {
 	i.t.Helper()
@@ -150,8 +161,7 @@ func (i *initiator) challenge(first []byte) map[string]string {
 func (i *initiator) secure(first []byte, nsg Stage) Response {
 	i.t.Helper()
 	keys := i.challenge(first)
-	resp, _ := i.ok(SecurityNegotiation, nsg, true,
-		text("CHAP_N="+user, "CHAP_R="+answer(i.t, keys, secret)))
+	resp, _ := i.ok(SecurityNegotiation, nsg, true, proof(i.t, keys))
 	require.True(i.t, resp.Transit)
 	require.Equal(i.t, nsg, resp.NSG)
 	return resp

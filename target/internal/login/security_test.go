@@ -47,15 +47,13 @@ func TestTransitWaitsForAuthentication(t *testing.T) {
 		require.Equal(t, "CHAP", keys["AuthMethod"])
 		resp, keys = i.ok(SecurityNegotiation, nsg, true, text("CHAP_A=5"))
 		require.False(t, resp.Transit)
-		resp, _ = i.ok(SecurityNegotiation, nsg, true,
-			text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
+		resp, _ = i.ok(SecurityNegotiation, nsg, true, proof(t, keys))
 		require.True(t, resp.Transit)
 	}
 	// Authenticated with T=0: the next request may move on without text.
 	i := newInitiator(t, chapConfig(t))
 	keys := i.challenge(normal("AuthMethod=CHAP"))
-	resp, _ := i.ok(SecurityNegotiation, 0, false,
-		text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
+	resp, _ := i.ok(SecurityNegotiation, 0, false, proof(t, keys))
 	require.False(t, resp.Transit)
 	resp, _ = i.ok(SecurityNegotiation, FullFeature, true, nil)
 	require.True(t, resp.Transit)
@@ -125,8 +123,7 @@ func TestTargetProposes(t *testing.T) {
 	_, keys = i.ok(SecurityNegotiation, 0, false, text("AuthMethod=CHAP", "CHAP_A=8"))
 	require.Equal(t, "8", keys["CHAP_A"])
 	require.NotContains(t, keys, "AuthMethod")
-	resp, _ = i.ok(SecurityNegotiation, FullFeature, true,
-		text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
+	resp, _ = i.ok(SecurityNegotiation, FullFeature, true, proof(t, keys))
 	require.True(t, resp.Transit)
 
 	// The initiator did not wait for our proposal; its own just comes late.
@@ -149,8 +146,7 @@ func TestMethodAndAlgorithmsTogether(t *testing.T) {
 	_, keys := i.ok(SecurityNegotiation, 0, false, normal("AuthMethod=CHAP", "CHAP_A=9,6"))
 	require.Equal(t, "CHAP", keys["AuthMethod"])
 	require.Equal(t, "6", keys["CHAP_A"])
-	resp, _ := i.ok(SecurityNegotiation, FullFeature, true,
-		text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
+	resp, _ := i.ok(SecurityNegotiation, FullFeature, true, proof(t, keys))
 	require.True(t, resp.Transit)
 }
 
@@ -218,52 +214,46 @@ func TestCHAPAfterSuccess(t *testing.T) {
 	for _, late := range [][]byte{text("CHAP_I=1", "CHAP_C=0x00"), text("CHAP_C=0x00")} {
 		i := newInitiator(t, chapConfig(t))
 		keys := i.challenge(normal("AuthMethod=CHAP"))
-		i.ok(SecurityNegotiation, 0, false, text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret)))
+		i.ok(SecurityNegotiation, 0, false, proof(t, keys))
 		i.refused(&Request{NSG: FullFeature, Transit: true, Data: late}, StatusInitiatorError,
 			"auth_out_of_order")
 	}
 }
 
 func TestCHAPResponses(t *testing.T) {
-	back := func(c string) string { return "CHAP_I=1\x00CHAP_C=" + c }
 	for _, tt := range []struct {
-		name   string
-		reply  func(keys map[string]string) []byte
-		status Status
-		reason string
+		name           string
+		user, password string
+		more           func(challenge string) []string
+		status         Status
+		reason         string
 	}{
-		{"wrong password", func(k map[string]string) []byte {
-			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, "not the password"))
-		},
-			StatusAuthenticationFailure, "bad_password"},
-		{"unknown user", func(k map[string]string) []byte {
-			return text("CHAP_N=bob",
-				"CHAP_R="+answer(t, k, secret))
-		},
-			StatusAuthenticationFailure, "unknown_user"},
-		{"our secret", func(k map[string]string) []byte {
-			return text("CHAP_N="+user,
-				"CHAP_R="+answer(t, k, ownSecret))
-		},
-			StatusAuthenticationFailure, "same_secret"},
-		{"our challenge back", func(k map[string]string) []byte {
-			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, secret), back(k["CHAP_C"]))
+		{"wrong password", user, "not the password", nil, StatusAuthenticationFailure,
+			"bad_password"},
+		{"unknown user", "bob", secret, nil, StatusAuthenticationFailure, "unknown_user"},
+		{"our secret", user, ownSecret, nil, StatusAuthenticationFailure, "same_secret"},
+		{"our challenge back", user, secret, func(c string) []string {
+			return []string{"CHAP_I=1", "CHAP_C=" + c}
 		}, StatusAuthenticationFailure, "reflected_challenge"},
-		{"response not in hex",
-			func(k map[string]string) []byte { return text("CHAP_N="+user, "CHAP_R=0xzz") },
-			StatusInitiatorError, "bad_chap_r"},
-		{"identifier of 256", func(k map[string]string) []byte {
-			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, secret), "CHAP_I=256", "CHAP_C=0x00")
+		{"response not in hex", user, "", nil, StatusInitiatorError, "bad_chap_r"},
+		{"identifier of 256", user, secret, func(string) []string {
+			return []string{"CHAP_I=256", "CHAP_C=0x00"}
 		}, StatusInitiatorError, "bad_chap_i"},
-		{"challenge of 1025", func(k map[string]string) []byte {
-			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, secret),
-				back("0x"+repeat("ab", 1025)))
+		{"challenge of 1025", user, secret, func(string) []string {
+			return []string{"CHAP_I=1", "CHAP_C=0x" + repeat("ab", 1025)}
 		}, StatusInitiatorError, "bad_chap_c"},
 	} {
 		i := newInitiator(t, chapConfig(t))
 		keys := i.challenge(normal("AuthMethod=CHAP"))
-		resp := i.refused(&Request{NSG: OperationalNegotiation, Transit: true,
-			Data: tt.reply(keys)}, tt.status, tt.reason)
+		reply := text("CHAP_N="+user, "CHAP_R=0xzz")
+		if tt.password != "" {
+			reply = proofOf(t, keys, tt.user, tt.password)
+		}
+		if tt.more != nil {
+			reply = append(reply, text(tt.more(keys["CHAP_C"])...)...)
+		}
+		resp := i.refused(&Request{NSG: OperationalNegotiation, Transit: true, Data: reply},
+			tt.status, tt.reason)
 		require.NotContains(t, resp.Err.Error(), keys["CHAP_C"][2:], tt.name)
 		require.Empty(t, i.m.Result().User, tt.name)
 	}
@@ -272,22 +262,11 @@ func TestCHAPResponses(t *testing.T) {
 // TestIndistinguishable: whatever is wrong with a credential, only the log shows a difference.
 func TestIndistinguishable(t *testing.T) {
 	var seen []Response
-	for _, reply := range []func(k map[string]string) []byte{
-		func(k map[string]string) []byte {
-			return text("CHAP_N="+user, "CHAP_R="+answer(t, k, "not the password"))
-		},
-		func(k map[string]string) []byte {
-			return text("CHAP_N=bob",
-				"CHAP_R="+answer(t, k, secret))
-		},
-		func(k map[string]string) []byte {
-			return text("CHAP_N=",
-				"CHAP_R="+answer(t, k, "not the password"))
-		},
-	} {
+	for _, c := range [][2]string{{user, "not the password"}, {"bob", secret},
+		{"", "not the password"}} {
 		i := newInitiator(t, chapConfig(t))
 		resp := i.m.Step(&Request{NSG: FullFeature, Transit: true,
-			Data: reply(i.challenge(normal("AuthMethod=CHAP")))})
+			Data: proofOf(t, i.challenge(normal("AuthMethod=CHAP")), c[0], c[1])})
 		resp.Err, resp.Reason = nil, ""
 		seen = append(seen, resp)
 	}
@@ -322,7 +301,7 @@ func TestBoundInitiatorName(t *testing.T) {
 	i.secure(normal("AuthMethod=CHAP"), FullFeature)
 	i = newInitiator(t, chapConfig(t, bind("iqn.2001-04.com.example:other")))
 	keys := i.challenge(normal("AuthMethod=CHAP"))
-	i.refused(&Request{Data: text("CHAP_N="+user, "CHAP_R="+answer(t, keys, secret))},
+	i.refused(&Request{Data: proof(t, keys)},
 		StatusAuthenticationFailure, "wrong_initiator_name")
 }
 

@@ -75,6 +75,12 @@ func (b *copyBench) read2(lba, blocks int) []byte {
 	return p
 }
 
+// reservesTwo has another initiator reserve LUN 2.
+func reservesTwo(b *copyBench) {
+	require.Equal(b.t, "GOOD",
+		b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"), nil).outcome())
+}
+
 func TestCopyBetweenUnits(t *testing.T) {
 	b := newCopyBench(t)
 	data := pattern(3000, 1)
@@ -235,16 +241,10 @@ func TestCopySegmentFails(t *testing.T) {
 			}},
 		{name: "destination is reserved", targets: both, segment: good, want: "a/0d/01",
 			sks: "000000", residual: -1,
-			prepare: func(b *copyBench) {
-				require.Equal(b.t, "GOOD",
-					b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"), nil).outcome())
-			}},
+			prepare: reservesTwo},
 		{name: "source is reserved", targets: both, segment: block(1, 0, 8, 0, 100),
 			want: "a/0d/01", sks: "000000", residual: -1,
-			prepare: func(b *copyBench) {
-				require.Equal(b.t, "GOOD",
-					b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"), nil).outcome())
-			}},
+			prepare: reservesTwo},
 		{name: "destination is another initiator's", targets: both, segment: good, want: "a/0d/01",
 			sks: "000000", residual: -1, change: second(exclusive),
 			prepare: func(b *copyBench) {

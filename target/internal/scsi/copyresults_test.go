@@ -191,10 +191,7 @@ func TestCopyUnderWay(t *testing.T) {
 	}{
 		{"a reset of the destination stops it",
 			func(b *copyBench) { b.d.ResetLUN(lun2) }},
-		{"a reservation stops it", func(b *copyBench) {
-			require.Equal(b.t, "GOOD", b.runAs(b.attach("iqn.b", 0), lun2, cdb("16 00 00 00 00 00"),
-				nil).outcome())
-		}},
+		{"a reservation stops it", reservesTwo},
 		{"write protection stops it", func(b *copyBench) {
 			require.Equal(b.t, "GOOD",
 				b.runAs(b.nexus, lun2, cdb("15 10 00 00 10 00"),

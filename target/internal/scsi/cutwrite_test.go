@@ -79,8 +79,7 @@ type blockDisk struct {
 	flips         bool // a bit of the stored data
 }
 
-func (d *blockDisk) hit(off int64,
-	p []byte) bool {
+func (d *blockDisk) hit(off int64, p []byte) bool {
 	return off <= d.off && d.off < off+int64(len(p))
 }
 

@@ -91,7 +91,7 @@ func TestModeSelectAccepts(t *testing.T) {
 		{"no number of blocks", "00 00 00 08 00000000 00000200", false, modeDefault},
 		{"saveable bit", "00 00 00 00 88 12 04 00 00000000 00000000 00000000 00000000", false,
 			modeDefault},
-		{"write cache off", "00 00 00 00 08 12 00 00 00000000 00000000 00000000 00000000", false,
+		{"write cache off", "00 00 00 00" + cacheOff, false,
 			0},
 		{"descriptor format sense", "00 00 00 00 0a 0a 04 10 0000 0000 0000 0000", false,
 			modeWCE | modeDSense},
@@ -160,8 +160,7 @@ func TestModeSelectTellsOtherNexuses(t *testing.T) {
 	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00"+cachingPage).outcome())
 	require.Equal(t, "GOOD", b.runAs(other, lun1, cdb("00 00 00 00 00 00"), nil).outcome(),
 		"nothing has changed")
-	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00 08 12 00 00 00000000 00000000 00000000 "+
-		"00000000").outcome())
+	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00"+cacheOff).outcome())
 	require.Equal(t, "GOOD", b.run(cdb("00 00 00 00 00 00"), nil).outcome())
 	require.Equal(t, "6/2a/01", b.runAs(other, lun1, cdb("00 00 00 00 00 00"), nil).outcome())
 	for _, c := range []struct{ what, page string }{
@@ -177,8 +176,7 @@ func TestModeSelectTellsOtherNexuses(t *testing.T) {
 
 func TestWriteCacheOffFlushesEveryWrite(t *testing.T) {
 	b := newBench(t)
-	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00 08 12 00 00 00000000 00000000 00000000 "+
-		"00000000").outcome())
+	require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00"+cacheOff).outcome())
 	require.Equal(t, 1, b.disk.count("flush"), "what the cache held")
 	b.good(cdb("2a 00 00 00 00 00 00 00 01 00"), pattern(1, 1))
 	require.Equal(t, 2, b.disk.count("flush"))

@@ -33,16 +33,13 @@ func savingCommands() []struct {
 			return b.run(cdb("9c 00 0000000000000008 0000 0010 00 00"), pattern(16, 2)).outcome()
 		}},
 		{"REGISTER", nil, func(b *bench) string {
-			return b.persist(b.nexus, saRegister, 0, 0, 1,
-				bitAPTPL)
+			return b.persist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
 		}},
 		{"RESERVE", registered, func(b *bench) string {
-			return b.persist(b.nexus, saReserve,
-				typeExclusiveAccess, 1, 0)
+			return b.persist(b.nexus, saReserve, typeExclusiveAccess, 1, 0)
 		}},
 		{"CLEAR", registered, func(b *bench) string {
-			return b.persist(b.nexus, saClear, 0, 1,
-				0)
+			return b.persist(b.nexus, saClear, 0, 1, 0)
 		}},
 		{"WRITE behind an atomic one", func(b *bench) {
 			b.d.nth(0).atomicKept.Store(true)
