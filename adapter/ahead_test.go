@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // smallLayers are layers of one file each.
@@ -111,11 +113,8 @@ func TestOpenedAheadIsClosed(t *testing.T) {
 			require.ErrorIs(t, err, broken)
 			require.ErrorContains(t, err, fmt.Sprintf("layer %d, ", failing+1))
 			require.Zero(t, open.Load(), "%s %d", when, failing)
-			there, err := filepath.Glob(filepath.Join(dir, "*.qcow2"))
-			require.NoError(t, err)
-			require.Len(t, there, failing)
-			partial, err := filepath.Glob(filepath.Join(dir, ".*.qcow2"+partialSuffix))
-			require.NoError(t, err)
+			require.Len(t, testtool.Must(filepath.Glob(filepath.Join(dir, "*.qcow2")))(t), failing)
+			partial := testtool.Must(filepath.Glob(filepath.Join(dir, ".*.qcow2"+partialSuffix)))(t)
 			require.Empty(t, partial)
 		}
 	}
@@ -127,17 +126,14 @@ func TestLevelThatCannotBeStored(t *testing.T) {
 	archives := smallLayers(t, 3)
 	img := imageOf(archives...)
 	dir := t.TempDir()
-	b, err := plan(img, dir, Options{})
-	require.NoError(t, err)
+	b := testtool.Must(plan(img, dir, Options{}))(t)
 	inTheWay := filepath.Join(dir, b.levels[1].File)
 	img.Layers[1].Open = func(context.Context) (io.ReadCloser, error) {
 		return &watchedArchive{bytes.NewReader(archives[1]),
 			func() error { return os.Mkdir(inTheWay, 0o755) }, func() {}}, nil
 	}
-	_, err = Build(t.Context(), img, dir, Options{})
-	require.ErrorContains(t, err, inTheWay)
-	names, err := filepath.Glob(filepath.Join(dir, "*.qcow2"))
-	require.NoError(t, err)
+	require.ErrorContains(t, testtool.Err(Build(t.Context(), img, dir, Options{})), inTheWay)
+	names := testtool.Must(filepath.Glob(filepath.Join(dir, "*.qcow2")))(t)
 	require.ElementsMatch(t, []string{filepath.Join(dir, b.levels[0].File), inTheWay}, names)
 	require.NoError(t, os.Remove(inTheWay))
 	build(t, dir, imageOf(archives...))

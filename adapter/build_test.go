@@ -62,12 +62,9 @@ func TestTopLevelHoldsTheConfiguration(t *testing.T) {
 	require.Equal(t, int64(20<<30+1<<20), d.Size)
 	require.Less(t, d.Levels[1].Bytes, int64(150<<10))
 	raw := flatten(t, dir, d.Levels)
-	info, err := os.Stat(raw)
-	require.NoError(t, err)
-	require.Equal(t, d.Size, info.Size())
+	require.Equal(t, d.Size, testtool.Must(os.Stat(raw))(t).Size())
 	fsck(t, raw)
-	f, err := os.Open(raw)
-	require.NoError(t, err)
+	f := testtool.Must(os.Open(raw))(t)
 	defer f.Close()
 	var got Config
 	in := io.NewSectionReader(f, ConfigOffset, MaxConfig)
@@ -109,8 +106,7 @@ func TestLayerThatIsNotReadToItsEndIsRefused(t *testing.T) {
 		return io.NopCloser(io.MultiReader(r, failing{digest})), err
 	}
 	dir := t.TempDir()
-	_, err := Build(context.Background(), img, dir, Options{})
-	require.ErrorIs(t, err, digest)
+	require.ErrorIs(t, testtool.Err(Build(context.Background(), img, dir, Options{})), digest)
 	filetest.Empty(t, dir)
 }
 
@@ -125,8 +121,7 @@ func TestSameLevelAtOnce(t *testing.T) {
 	var group sync.WaitGroup
 	for range 8 {
 		group.Go(func() {
-			_, err := Build(context.Background(), img, dir, Options{})
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(Build(context.Background(), img, dir, Options{})))
 		})
 	}
 	group.Wait()
@@ -202,16 +197,13 @@ func TestGroupSharesLevels(t *testing.T) {
 	levels := filepath.Join(dir, "levels")
 	_, err := Build(t.Context(), imageOf(layerOf(t, file("a", "b"))), levels, Options{})
 	require.NoError(t, err)
-	names, err := os.ReadDir(levels)
-	require.NoError(t, err)
+	names := testtool.Must(os.ReadDir(levels))(t)
 	require.Greater(t, len(names), 2)
 	for _, path := range append(names, nil) {
 		at := levels
 		if path != nil {
 			at = filepath.Join(levels, path.Name())
 		}
-		info, err := os.Stat(at)
-		require.NoError(t, err)
-		require.EqualValues(t, 0o060, info.Mode()&0o060, at)
+		require.EqualValues(t, 0o060, testtool.Must(os.Stat(at))(t).Mode()&0o060, at)
 	}
 }

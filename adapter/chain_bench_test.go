@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // layersAsOf makes the layers of an image as package managers and COPY make them: 6,000 files in
@@ -44,28 +45,23 @@ func layersAsOf(t testing.TB, layers int) (archives [][]byte) {
 // asOne writes a disk into one file, in the order of the disk.
 func asOne(t testing.TB, img *image.Image) string {
 	path := filepath.Join(t.TempDir(), "one.qcow2")
-	f, err := os.Create(path)
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(path))(t)
 	defer f.Close()
-	a, err := qcow2.NewAppender(f, qcow2.AppendOptions{})
-	require.NoError(t, err)
+	a := testtool.Must(qcow2.NewAppender(f, qcow2.AppendOptions{}))(t)
 	p := make([]byte, 1<<20)
 	for off := int64(0); off < img.Size(); {
-		e, err := img.Extent(t.Context(), off, img.Size()-off)
-		require.NoError(t, err)
+		e := testtool.Must(img.Extent(t.Context(), off, img.Size()-off))(t)
 		for end := off + e.Length; off < end; {
 			part := p[:min(int64(len(p)), end-off)]
 			if e.Data {
 				_, err := img.ReadAt(t.Context(), part, off)
 				require.True(t, err == nil || err == io.EOF)
-				_, err = a.WriteAt(part, off)
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(a.WriteAt(part, off)))
 			}
 			off += int64(len(part))
 		}
 	}
-	_, err = a.Finish(img.Size())
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(a.Finish(img.Size())))
 	return path
 }
 
@@ -75,24 +71,19 @@ func BenchmarkChain(b *testing.B) {
 	for _, levels := range []int{8, 32, 128} {
 		dir := b.TempDir()
 		d := build(b, dir, imageOf(layersAsOf(b, levels-1)...))
-		chain, err := image.Open(d.Path, image.Options{})
-		require.NoError(b, err)
+		chain := testtool.Must(image.Open(d.Path, image.Options{}))(b)
 		defer chain.Close()
-		one, err := image.Open(asOne(b, chain), image.Options{})
-		require.NoError(b, err)
+		one := testtool.Must(image.Open(asOne(b, chain), image.Options{}))(b)
 		defer one.Close()
 		b.Run(fmt.Sprint(levels, "/open"), func(b *testing.B) {
 			for b.Loop() {
-				img, err := image.Open(d.Path, image.Options{})
-				require.NoError(b, err)
-				require.NoError(b, img.Close())
+				require.NoError(b, testtool.Must(image.Open(d.Path, image.Options{}))(b).Close())
 			}
 		})
 		for _, length := range []int64{4 << 10, 256 << 10} {
 			var stored []int64
 			for off := int64(0); off < chain.Size(); off += length {
-				e, err := chain.Extent(b.Context(), off, length)
-				require.NoError(b, err)
+				e := testtool.Must(chain.Extent(b.Context(), off, length))(b)
 				if e.Data {
 					stored = append(stored, off)
 				}

@@ -53,8 +53,7 @@ func layerOf(t testing.TB, items ...item) []byte {
 		h := i.Header
 		h.Size, h.Format = int64(len(i.content)), tar.FormatPAX
 		require.NoError(t, w.WriteHeader(&h))
-		_, err := w.Write([]byte(i.content))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(w.Write([]byte(i.content))))
 	}
 	require.NoError(t, w.Close())
 	return b.Bytes()
@@ -79,9 +78,7 @@ func imageOf(layers ...[]byte) Image {
 
 func build(t testing.TB, dir string, img Image) *Disk {
 	t.Helper()
-	d, err := Build(context.Background(), img, dir, Options{})
-	require.NoError(t, err)
-	return d
+	return testtool.Must(Build(context.Background(), img, dir, Options{}))(t)
 }
 
 type contextFile struct{ *os.File }
@@ -93,13 +90,11 @@ func (f contextFile) ReadAt(_ context.Context, p []byte, off int64) (int, error)
 // flatten writes the disk at a level into a raw file.
 func flatten(t testing.TB, dir string, levels []Level) string {
 	t.Helper()
-	raw, err := os.Create(filepath.Join(t.TempDir(), "raw"))
-	require.NoError(t, err)
+	raw := testtool.Must(os.Create(filepath.Join(t.TempDir(), "raw")))(t)
 	defer raw.Close()
 	p := make([]byte, 1<<20)
 	for i, l := range levels { // the data of a level lies over that of the levels below
-		f, err := os.Open(filepath.Join(dir, l.File))
-		require.NoError(t, err)
+		f := testtool.Must(os.Open(filepath.Join(dir, l.File)))(t)
 		defer f.Close()
 		im, err := qcow2.Open(context.Background(), contextFile{f}, l.Bytes, qcow2.Options{})
 		require.NoError(t, err)
@@ -108,18 +103,15 @@ func flatten(t testing.TB, dir string, levels []Level) string {
 		}
 		require.NoError(t, raw.Truncate(im.Size()))
 		for off := int64(0); off < im.Size(); {
-			n, kind, err := im.Extent(context.Background(), off, im.Size()-off)
-			require.NoError(t, err)
+			n, kind := testtool.Must2(im.Extent(context.Background(), off, im.Size()-off))(t)
 			for end := off + n; off < end; {
 				part := p[:min(int64(len(p)), end-off)]
 				if kind == qcow2.KindUnallocated {
 					off = end
 					continue
 				}
-				_, err := im.ReadAt(context.Background(), part, off)
-				require.NoError(t, err)
-				_, err = raw.WriteAt(part, off)
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(im.ReadAt(context.Background(), part, off)))
+				require.NoError(t, testtool.Err(raw.WriteAt(part, off)))
 				off += int64(len(part))
 			}
 		}
@@ -217,8 +209,7 @@ func xattrsOf(t testing.TB, path string) map[string]string {
 			continue
 		}
 		value := make([]byte, 64<<10)
-		n, err := unix.Lgetxattr(path, name, value)
-		require.NoError(t, err)
+		n := testtool.Must(unix.Lgetxattr(path, name, value))(t)
 		if found == nil {
 			found = make(map[string]string)
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/adapter/ext4"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // setgidDirectory is an entry of a directory with the setgid bit and a group.
@@ -26,8 +27,7 @@ func attrsOf(t *testing.T, dirs []string, layers ...[]item) map[string]ext4.Attr
 	}
 	found := make(map[string]ext4.Attr)
 	for _, name := range dirs {
-		dir, ok, err := a.dir(name, false)
-		require.NoError(t, err)
+		dir, ok := testtool.Must2(a.dir(name, false))(t)
 		require.True(t, ok, name)
 		found[name] = a.fs.Attr(dir)
 	}

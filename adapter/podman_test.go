@@ -65,8 +65,7 @@ func must[T any](value T, err error) T {
 // shortDir is a directory that podman accepts: with a short path, and without capital letters.
 func shortDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "levels-")
-	require.NoError(t, err)
+	dir := testtool.Must(os.MkdirTemp("", "levels-"))(t)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	return dir
 }
@@ -81,8 +80,7 @@ func podmanTree(t *testing.T, store, layout string) map[string]node {
 			"--runroot", filepath.Join(store, "run"), "--storage-driver", "vfs"}, args...)...)
 		var stderr strings.Builder
 		cmd.Stderr = &stderr
-		out, err := cmd.Output()
-		require.NoError(t, err, "podman %v: %s", args, stderr.String())
+		out := testtool.Must(cmd.Output())(t, "podman %v: %s", args, stderr.String())
 		return strings.TrimSpace(string(out))
 	}
 	id := podman("pull", "-q", "oci:"+layout)

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // kubevirtSecret is as long as the secrets that KubeVirt makes: base64url of 32 bytes.
@@ -66,8 +68,7 @@ func TestSecretIsNeverShown(t *testing.T) {
 	type holder struct{ hidden Config }
 	cfg := Config{Initiator: Credential{Username: "alice", Secret: NewSecret(value)},
 		Target: Credential{Username: "bob", Secret: NewSecret(value + "2")}}
-	auth, err := NewAuthenticator(cfg)
-	require.NoError(t, err)
+	auth := testtool.Must(NewAuthenticator(cfg))(t)
 	for _, v := range []any{cfg, &cfg, cfg.Initiator, cfg.Initiator.Secret, &cfg.Initiator.Secret,
 		holder{cfg}, &holder{cfg}, auth, auth.Begin("x")} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
@@ -75,13 +76,9 @@ func TestSecretIsNeverShown(t *testing.T) {
 			require.NotContains(t, shown, value, verb)
 			require.NotContains(t, shown, hex.EncodeToString([]byte(value)), verb)
 		}
-		b, err := json.Marshal(v)
-		require.NoError(t, err)
-		require.NotContains(t, string(b), value)
+		require.NotContains(t, string(testtool.Must(json.Marshal(v))(t)), value)
 	}
-	b, err := cfg.Initiator.Secret.MarshalText()
-	require.NoError(t, err)
-	require.Equal(t, "[redacted]", string(b))
+	require.Equal(t, "[redacted]", string(testtool.Must(cfg.Initiator.Secret.MarshalText())(t)))
 	require.Equal(t, "[redacted]", cfg.Initiator.Secret.String())
 	require.Contains(t, cfg.Initiator.Secret.GoString(), "[redacted]")
 	require.Empty(t, Secret{}.String())
@@ -146,11 +143,9 @@ func TestConfigValidate(t *testing.T) {
 			continue
 		}
 		require.ErrorContains(t, err, tt.want, tt.name)
-		_, err = NewAuthenticator(tt.cfg)
-		require.Error(t, err, tt.name)
+		require.Error(t, testtool.Err(NewAuthenticator(tt.cfg)), tt.name)
 	}
-	_, err := NewAuthenticator(Config{})
-	require.ErrorContains(t, err, "no credential")
+	require.ErrorContains(t, testtool.Err(NewAuthenticator(Config{})), "no credential")
 }
 
 func TestCheckInitiatorName(t *testing.T) {
@@ -185,5 +180,83 @@ func TestCheckInitiatorName(t *testing.T) {
 		"iqn.2001-04.com.example:" + strings.Repeat("a", maxNameLen-23): "223",
 	} {
 		require.ErrorContains(t, CheckInitiatorName(name), want, name)
+	}
+}
+
+const secretC = "another-secret-of-carol"
+
+// login runs one exchange and calls between after the challenge and before the answer.
+func login(t *testing.T, a *Authenticator, user, secret string, between func()) (*Proof, error) {
+	t.Helper()
+	e := a.Begin(initiatorIQN)
+	defer e.Close()
+	c := testtool.Must(e.Start("7"))(t)
+	between()
+	answer := respond(t, c, secret)
+	return e.Verify(Reply{Name: &user, Response: &answer,
+		Identifier: ptr("1"), Challenge: ptr("0x0102030405060708")})
+}
+
+func TestReplace(t *testing.T) {
+	nothing := func() {}
+	first := Config{Initiator: aliceCred, Target: targetCred}
+	second := Config{Initiator: Credential{"carol", NewSecret(secretC)},
+		Target: Credential{"other", NewSecret(secretA + "-too")}}
+	a := newAuth(t, first)
+	proof := testtool.Must(login(t, a, "alice", secretA, nothing))(t)
+	require.Equal(t, "storage", proof.Name)
+	require.True(t, a.Knows("alice"))
+
+	// A login that already has its challenge is judged by the configuration at its answer.
+	replace := func() { require.NoError(t, a.Replace(second)) }
+	_, err := login(t, a, "alice", secretA, replace)
+	requireFailure(t, err, FailureAuthentication, "unknown_user")
+	require.False(t, a.Knows("alice"))
+	proof = testtool.Must(login(t, a, "carol", secretC, nothing))(t)
+	require.Equal(t, "other", proof.Name)
+	back := func() { require.NoError(t, a.Replace(first)) }
+	_, err = login(t, a, "alice", secretA, back)
+	require.NoError(t, err)
+
+	// A bad configuration changes nothing.
+	for _, bad := range []Config{
+		{},
+		{Initiator: Credential{"alice", NewSecret("short")}},
+		{Initiator: aliceCred, Target: Credential{"storage", aliceCred.Secret}},
+		{Initiator: aliceCred, InitiatorName: "nobody"},
+	} {
+		require.Error(t, a.Replace(bad))
+		_, err = login(t, a, "alice", secretA, nothing)
+		require.NoError(t, err)
+	}
+
+	bound := first
+	bound.InitiatorName = "iqn.2001-04.com.example:another"
+	require.NoError(t, a.Replace(bound))
+	_, err = login(t, a, "alice", secretA, nothing)
+	requireFailure(t, err, FailureAuthentication, "wrong_initiator_name")
+}
+
+func TestConfigEqual(t *testing.T) {
+	base := func() Config {
+		return Config{Initiator: Credential{"alice", NewSecret(secretA)},
+			Target:        Credential{"storage", NewSecret(secretB)},
+			InitiatorName: initiatorIQN, Algorithms: []Algorithm{MD5}}
+	}
+	require.True(t, base().Equal(base()))
+	require.True(t, Config{}.Equal(Config{}))
+	for name, change := range map[string]func(c *Config){
+		"user":         func(c *Config) { c.Initiator.Username = "bob" },
+		"secret":       func(c *Config) { c.Initiator.Secret = NewSecret(secretC) },
+		"no secret":    func(c *Config) { c.Initiator.Secret = Secret{} },
+		"target":       func(c *Config) { c.Target = Credential{} },
+		"target's":     func(c *Config) { c.Target.Secret = NewSecret(secretC) },
+		"name":         func(c *Config) { c.InitiatorName = "" },
+		"another name": func(c *Config) { c.InitiatorName += "x" },
+		"algorithms":   func(c *Config) { c.Algorithms = nil },
+	} {
+		changed := base()
+		change(&changed)
+		require.False(t, changed.Equal(base()), name)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const (
@@ -110,8 +112,7 @@ func TestFromEnvironmentSources(t *testing.T) {
 			"CHAP_INITIATOR_NAME_FILE": "/name"},
 			Config{Initiator: alice, InitiatorName: "iqn.2001-04.com.example:a"}},
 	} {
-		got, err := fromMap(tt.vars, files)
-		require.NoError(t, err, tt.name)
+		got := testtool.Must(fromMap(tt.vars, files))(t, tt.name)
 		require.Equal(t, tt.want, got, tt.name)
 		require.Equal(t, !tt.want.Initiator.IsZero(), got.Enabled(), tt.name)
 		require.Equal(t, !tt.want.Target.IsZero(), got.Mutual(), tt.name)

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const initiatorIQN = "iqn.2001-04.com.example:host"
@@ -20,9 +22,7 @@ var (
 
 func newAuth(t testing.TB, cfg Config) *Authenticator {
 	t.Helper()
-	a, err := NewAuthenticator(cfg)
-	require.NoError(t, err)
-	return a
+	return testtool.Must(NewAuthenticator(cfg))(t)
 }
 
 func ptr(s string) *string { return &s }
@@ -30,12 +30,9 @@ func ptr(s string) *string { return &s }
 // respond computes CHAP_R from the challenge, as an initiator does.
 func respond(t testing.TB, c Challenge, secret string) string {
 	t.Helper()
-	alg, err := ParseNumber(c.Algorithm)
-	require.NoError(t, err)
-	id, err := strconv.ParseUint(c.Identifier, 10, 8)
-	require.NoError(t, err, "CHAP_I is 0 to 255")
-	challenge, err := ParseBinary(c.Challenge, MaxBinaryLen)
-	require.NoError(t, err)
+	alg := testtool.Must(ParseNumber(c.Algorithm))(t)
+	id := testtool.Must(strconv.ParseUint(c.Identifier, 10, 8))(t, "CHAP_I is 0 to 255")
+	challenge := testtool.Must(ParseBinary(c.Challenge, MaxBinaryLen))(t)
 	return FormatBinary(Algorithm(alg).Response(byte(id), []byte(secret), challenge))
 }
 
@@ -95,18 +92,15 @@ func TestExchange(t *testing.T) {
 					Target: Credential{"storage", NewSecret(own)}})
 			for _, mutual := range []bool{false, true} {
 				e := auth.Begin(initiatorIQN)
-				c, err := e.Start(strconv.Itoa(int(alg)))
-				require.NoError(t, err)
-				sent, err := ParseBinary(c.Challenge, MaxBinaryLen)
-				require.NoError(t, err)
+				c := testtool.Must(e.Start(strconv.Itoa(int(alg))))(t)
+				sent := testtool.Must(ParseBinary(c.Challenge, MaxBinaryLen))(t)
 				require.Len(t, sent, max(16, alg.Size()))
 				r := Reply{Name: ptr("alice"), Response: ptr(respond(t, c, secret))}
 				if mutual {
 					r.Identifier, r.Challenge = ptr("200"),
 						ptr("0x0102030405060708090a0b0c0d0e0f10")
 				}
-				proof, err := e.Verify(r)
-				require.NoError(t, err)
+				proof := testtool.Must(e.Verify(r))(t)
 				require.Equal(t, "alice", e.User())
 				if mutual {
 					want := respond(t, Challenge{strconv.Itoa(int(alg)), "200", *r.Challenge}, own)
@@ -149,8 +143,7 @@ func TestVerifyFailures(t *testing.T) {
 			FailureAuthentication, "unknown_user"},
 		{"user in hex is plain text", func(r *Reply, _ Challenge) { r.Name = ptr("0x616c696365") },
 			FailureAuthentication, "unknown_user"},
-		{"wrong password", func(r *Reply,
-			c Challenge) {
+		{"wrong password", func(r *Reply, c Challenge) {
 			r.Response = ptr(respond(t, c, "not the password"))
 		}, FailureAuthentication, "bad_password"},
 		{"the target's secret",
@@ -160,8 +153,7 @@ func TestVerifyFailures(t *testing.T) {
 			FailureAuthentication, "bad_password"},
 		{"long response", func(r *Reply, _ Challenge) { *r.Response += "00" },
 			FailureAuthentication, "bad_password"},
-		{"1025 bytes", func(r *Reply,
-			_ Challenge) {
+		{"1025 bytes", func(r *Reply, _ Challenge) {
 			r.Response = ptr("0x" + strings.Repeat("00", 1025))
 		}, FailureProtocol, "bad_chap_r"},
 		{"bad hex", func(r *Reply, _ Challenge) { *r.Response = (*r.Response)[:33] + "g" },
@@ -181,8 +173,7 @@ func TestVerifyFailures(t *testing.T) {
 			r.Identifier, r.Challenge = backI, ptr("0X"+strings.ToUpper(c.Challenge[2:]))
 		}, FailureAuthentication, "reflected_challenge"},
 		{"our challenge in base64", func(r *Reply, c Challenge) {
-			b, err := ParseBinary(c.Challenge, MaxBinaryLen)
-			require.NoError(t, err)
+			b := testtool.Must(ParseBinary(c.Challenge, MaxBinaryLen))(t)
 			r.Identifier, r.Challenge = backI, ptr("0b"+base64.StdEncoding.EncodeToString(b))
 		}, FailureAuthentication, "reflected_challenge"},
 		{"our challenge and a wrong password", func(r *Reply, c Challenge) {
@@ -196,8 +187,7 @@ func TestVerifyFailures(t *testing.T) {
 	} {
 		auth := newAuth(t, Config{Initiator: aliceCred, Target: targetCred})
 		e := auth.Begin(initiatorIQN)
-		c, err := e.Start("7")
-		require.NoError(t, err)
+		c := testtool.Must(e.Start("7"))(t)
 		r := Reply{Name: ptr("alice"), Response: ptr(respond(t, c, secretA))}
 		tt.change(&r, c)
 		proof, err := e.Verify(r)
@@ -213,8 +203,7 @@ func TestVerifyFailures(t *testing.T) {
 
 func TestMutualNotConfigured(t *testing.T) {
 	e := newAuth(t, Config{Initiator: aliceCred}).Begin(initiatorIQN)
-	c, err := e.Start("5")
-	require.NoError(t, err)
+	c := testtool.Must(e.Start("5"))(t)
 	proof, err := e.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"), ptr("0x01")})
 	requireFailure(t, err, FailureAuthentication, "mutual_not_configured")
 	require.Nil(t, proof)
@@ -224,24 +213,20 @@ func TestMutualNotConfigured(t *testing.T) {
 func TestReflectionAcrossLogins(t *testing.T) {
 	auth := newAuth(t, Config{Initiator: aliceCred, Target: targetCred})
 	first := auth.Begin(initiatorIQN)
-	victim, err := first.Start("5")
-	require.NoError(t, err)
+	victim := testtool.Must(first.Start("5"))(t)
 	for _, offer := range []string{"5", "6"} {
 		second := auth.Begin(initiatorIQN)
-		c, err := second.Start(offer)
-		require.NoError(t, err)
-		_, err = second.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"),
+		c := testtool.Must(second.Start(offer))(t)
+		_, err := second.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"),
 			ptr(victim.Challenge)})
 		requireFailure(t, err, FailureAuthentication, "reflected_challenge")
 		second.Close()
 	}
 	first.Close() // from here on the challenge is not outstanding
 	third := auth.Begin(initiatorIQN)
-	c, err := third.Start("5")
-	require.NoError(t, err)
-	proof, err := third.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"),
-		ptr(victim.Challenge)})
-	require.NoError(t, err)
+	c := testtool.Must(third.Start("5"))(t)
+	proof := testtool.Must(third.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"),
+		ptr(victim.Challenge)}))(t)
 	require.NotNil(t, proof)
 }
 
@@ -258,9 +243,8 @@ func TestInitiatorNameBinding(t *testing.T) {
 		{initiatorIQN, "", false},
 	} {
 		e := newAuth(t, Config{Initiator: aliceCred, InitiatorName: tt.bound}).Begin(tt.name)
-		c, err := e.Start("5")
-		require.NoError(t, err)
-		_, err = e.Verify(Reply{Name: ptr("alice"), Response: ptr(respond(t, c, secretA))})
+		c := testtool.Must(e.Start("5"))(t)
+		_, err := e.Verify(Reply{Name: ptr("alice"), Response: ptr(respond(t, c, secretA))})
 		if tt.ok {
 			require.NoError(t, err)
 			continue
@@ -276,12 +260,10 @@ func TestWhatAPeerSentIsQuoted(t *testing.T) {
 		offer := auth.Begin(initiatorIQN)
 		_, noAlgorithm := offer.Start(hostile)
 		user := auth.Begin(initiatorIQN)
-		c, err := user.Start("5")
-		require.NoError(t, err)
+		c := testtool.Must(user.Start("5"))(t)
 		_, noUser := user.Verify(Reply{Name: &hostile, Response: ptr(respond(t, c, secretA))})
 		name := auth.Begin(hostile)
-		c, err = name.Start("5")
-		require.NoError(t, err)
+		c = testtool.Must(name.Start("5"))(t)
 		_, noName := name.Verify(Reply{Name: ptr("alice"), Response: ptr(respond(t, c, secretA))})
 		requireFailure(t, noAlgorithm, FailureAuthentication, "no_common_algorithm")
 		requireFailure(t, noUser, FailureAuthentication, "unknown_user")
@@ -297,8 +279,7 @@ func TestVerifyWithoutChallenge(t *testing.T) {
 	e := newAuth(t, Config{Initiator: aliceCred}).Begin(initiatorIQN)
 	_, err := e.Verify(Reply{Name: ptr("alice"), Response: ptr("0x00")})
 	requireFailure(t, err, FailureProtocol, "chap_out_of_order")
-	_, err = e.Start("5")
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(e.Start("5")))
 	e.Close()
 	_, err = e.Verify(Reply{Name: ptr("alice"), Response: ptr("0x00")})
 	requireFailure(t, err, FailureProtocol, "chap_out_of_order")
@@ -363,4 +344,61 @@ func TestFailureKindString(t *testing.T) {
 	require.Equal(t, "missing parameter", FailureMissing.String())
 	require.Equal(t, "initiator error", FailureProtocol.String())
 	require.Equal(t, "FailureKind(9)", FailureKind(9).String())
+}
+
+// FuzzValues decodes numbers and binary values that a peer sends. An accepted value is within its
+// bounds, and means the same when it is encoded again.
+func FuzzValues(f *testing.F) {
+	for _, seed := range []string{"", "0", "255", "256", "-1", "0x", "0xff", "0XfF", "0x123", "0b",
+		"0bAQID", "0BAQ==", "0bAR==", "0b\n", "18446744073709551616",
+		"0x" + strings.Repeat("00", MaxBinaryLen), "0x" + strings.Repeat("00", MaxBinaryLen+1)} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, value string) {
+		if b, err := ParseBinary(value, MaxBinaryLen); err == nil {
+			require.NotEmpty(t, b)
+			require.LessOrEqual(t, len(b), MaxBinaryLen)
+			require.Equal(t, b, testtool.Must(ParseBinary(FormatBinary(b), MaxBinaryLen))(t))
+		} else {
+			require.Nil(t, b)
+		}
+		if n, err := ParseNumber(value); err == nil {
+			require.Equal(t, n, testtool.Must(ParseNumber(strconv.FormatUint(n, 10)))(t))
+		}
+	})
+}
+
+// FuzzExchange answers a challenge with anything. Nobody gets in, because the fuzzer cannot reach
+// the right answer, and no error shows a secret.
+func FuzzExchange(f *testing.F) {
+	f.Add("5", "alice", "0x00", "1", "0x01", byte(15))
+	f.Add("5,6,7,8", "storage", "0bAAAA", "256", "0x", byte(3))
+	f.Add("", "", "", "", "", byte(0))
+	auth := newAuth(f, Config{Initiator: aliceCred, Target: targetCred})
+	f.Fuzz(func(t *testing.T, offer, name, response, identifier, challenge string, present byte) {
+		e := auth.Begin(initiatorIQN)
+		defer e.Close()
+		var failure *Error
+		if _, err := e.Start(offer); err != nil {
+			require.ErrorAs(t, err, &failure)
+		}
+		var r Reply
+		for i, field := range []struct {
+			to   **string
+			from string
+		}{{&r.Name, name}, {&r.Response, response}, {&r.Identifier, identifier},
+			{&r.Challenge, challenge}} {
+			if present&(1<<i) != 0 {
+				*field.to = &field.from
+			}
+		}
+		proof, err := e.Verify(r)
+		require.ErrorAs(t, err, &failure)
+		require.Nil(t, proof)
+		require.Empty(t, e.User())
+		if !strings.Contains(name+offer, secretA) && !strings.Contains(name+offer, secretB) {
+			require.NotContains(t, err.Error(), secretA)
+			require.NotContains(t, err.Error(), secretB)
+		}
+	})
 }

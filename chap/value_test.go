@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestParseBinary(t *testing.T) {
@@ -70,14 +72,11 @@ func TestParseNumber(t *testing.T) {
 	for in, want := range map[string]uint64{"0": 0, "1": 1, "255": 255, "0x0": 0, "0xfF": 255,
 		"0X10": 16, "0x001": 1,
 		"18446744073709551615": 1<<64 - 1, "0xffffffffffffffff": 1<<64 - 1} {
-		got, err := ParseNumber(in)
-		require.NoError(t, err, in)
-		require.Equal(t, want, got, in)
+		require.Equal(t, want, testtool.Must(ParseNumber(in))(t, in), in)
 	}
 	for _, in := range []string{"", "-1", "+1", "00", "01", "012", "0b1", "1 ", " 1", "1.0", "1_0",
 		"0x", "0xg", "0x-1", "x1", "1~2", "Yes",
 		"18446744073709551616", "0x10000000000000000"} {
-		_, err := ParseNumber(in)
-		require.Error(t, err, in)
+		require.Error(t, testtool.Err(ParseNumber(in)), in)
 	}
 }

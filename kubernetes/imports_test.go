@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // importRules say what packages of this module must not need, directly or not, and why. Those of
@@ -64,8 +66,7 @@ func importsOf(t *testing.T, patterns ...string) map[string][]string {
 	t.Helper()
 	cmd := exec.Command("go", append([]string{"list", "-f",
 		`{{.ImportPath}} {{join .Deps " "}}`}, patterns...)...)
-	out, err := cmd.Output()
-	require.NoError(t, err)
+	out := testtool.Must(cmd.Output())(t)
 	found := map[string][]string{}
 	for line := range strings.Lines(string(out)) {
 		words := strings.Fields(line)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"libvirt.org/go/libvirtxml"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/libvirt"
 )
 
@@ -74,10 +75,8 @@ func without(domain string, parts ...string) string {
 // edited is the domain with the disks, and its elements.
 func edited(t *testing.T, domain string, m []byte, disks ...Disk) (string, libvirtxml.Domain) {
 	t.Helper()
-	out, err := Edit(Call{Domain: []byte(domain), VMI: m}, disks, "hook-sidecar-0")
-	require.NoError(t, err)
-	again, err := Edit(Call{Domain: out, VMI: m}, disks, "hook-sidecar-0")
-	require.NoError(t, err)
+	out := testtool.Must(Edit(Call{Domain: []byte(domain), VMI: m}, disks, "hook-sidecar-0"))(t)
+	again := testtool.Must(Edit(Call{Domain: out, VMI: m}, disks, "hook-sidecar-0"))(t)
 	require.Equal(t, string(out), string(again), "nothing is left to change")
 	var d libvirtxml.Domain
 	require.NoError(t, d.Unmarshal(string(out)))

@@ -2,12 +2,14 @@ package kubevirt
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/libvirt"
 )
 
@@ -177,10 +179,8 @@ func FuzzEdit(f *testing.F) {
 		if err != nil {
 			return
 		}
-		after, err := parse(out)
-		require.NoError(t, err)
-		was, err := parse([]byte(domain))
-		require.NoError(t, err)
+		after := testtool.Must(parse(out))(t)
+		was := testtool.Must(parse([]byte(domain)))(t)
 		ours := 0
 		for _, disk := range after.child("devices").all("disk") {
 			if disk.child("source").child("host").attribute("socket") == sidecar0 {
@@ -188,8 +188,7 @@ func FuzzEdit(f *testing.F) {
 			}
 		}
 		require.GreaterOrEqual(t, ours, 2)
-		again, err := Edit(Call{Domain: out, VMI: c.VMI}, disks, "hook-sidecar-0")
-		require.NoError(t, err)
+		again := testtool.Must(Edit(Call{Domain: out, VMI: c.VMI}, disks, "hook-sidecar-0"))(t)
 		require.Equal(t, string(out), string(again))
 		// Whatever is no disk of ours stands there as before, in the same order.
 		require.Equal(t, rest(was, domain, disks), rest(after, string(out), disks))
@@ -224,24 +223,105 @@ func rest(root *element, domain string, disks []Disk) string {
 // TestClaim: the machine says where each of its hook sidecars has its claim, by its place.
 func TestClaim(t *testing.T) {
 	c := func(text string) *Call {
-		m, err := json.Marshal(map[string]any{"metadata": map[string]any{
-			"annotations": map[string]string{sidecarsAnnotation: text}}})
-		require.NoError(t, err)
+		m := testtool.Must(json.Marshal(map[string]any{"metadata": map[string]any{
+			"annotations": map[string]string{sidecarsAnnotation: text}}}))(t)
 		return &Call{VMI: m}
 	}
 	two := c(`[{"image": "a"}, {"image": "b", "pvc": {"name": "x", "volumePath": "/data"}}]`)
 	for container, want := range map[string]string{"hook-sidecar-0": " true",
 		"hook-sidecar-1": "/data true", "hook-sidecar-2": " false", "hook-sidecar-01": " false",
 		"disks": " false", "": " false"} {
-		dir, said, err := two.Claim(container)
-		require.NoError(t, err)
+		dir, said := testtool.Must2(two.Claim(container))(t)
 		require.Equal(t, want, fmt.Sprint(dir, " ", said), container)
 	}
-	_, said, err := (&Call{VMI: []byte(`{}`)}).Claim("hook-sidecar-0")
-	require.NoError(t, err)
+	_, said := testtool.Must2((&Call{VMI: []byte(`{}`)}).Claim("hook-sidecar-0"))(t)
 	require.False(t, said)
-	_, _, err = c("[").Claim("hook-sidecar-0")
-	require.ErrorContains(t, err, sidecarsAnnotation)
-	_, _, err = (&Call{VMI: []byte("{")}).Claim("hook-sidecar-0")
+	require.ErrorContains(t, testtool.Err2(c("[").Claim("hook-sidecar-0")), sidecarsAnnotation)
+	_, _, err := (&Call{VMI: []byte("{")}).Claim("hook-sidecar-0")
 	require.ErrorContains(t, err, "VirtualMachineInstance")
+}
+
+// machineWith is a VirtualMachine with annotations of its template.
+func machineWith(t *testing.T, annotations map[string]string, spec string) []byte {
+	t.Helper()
+	text := testtool.Must(json.Marshal(annotations))(t)
+	return []byte(`{"kind": "VirtualMachine", "spec": {"template": {"metadata": {"annotations": ` +
+		string(text) + `}, "spec": ` + spec + `}}}`)
+}
+
+// TestCheck: what a machine would get is what Edit makes of it.
+func TestCheck(t *testing.T) {
+	const spec = `{"evictionStrategy": "None", "domain": {"devices": {"disks": [
+		{"name": "root", "bootOrder": 1, "disk": {"bus": "scsi"}}]}}, "volumes": [{"name": "root"}]}`
+	all := testtool.Must(Check(machineWith(t, map[string]string{
+		sidecarsAnnotation: `[{"image": "a", "pvc": {"name": "c", "volumePath": "/data"}},
+			{"image": "b", "args": ["serve", "--disk", "x"]}, {"image": "d", "command": ["e"]}]`,
+		"disk.kubevirt.io/replace.hook-sidecar-0": "root",
+		"disk.kubevirt.io/cache.hook-sidecar-1":   "unsafe",
+		"disk.kubevirt.io/identity-set":           "set",
+		"kubevirt.io/other":                       "x",
+	}, spec), nil))(t)
+	require.Equal(t, []Promise{
+		{Container: "hook-sidecar-0", Image: "a", Claim: "c", ClaimPath: "/data", Set: "set",
+			Drained: true, Guest: []string{"on the bus scsi, by NBD, in the place of volume " +
+				"root, boot order 1, cache none"}},
+		{Container: "hook-sidecar-1", Image: "b", Args: []string{"serve", "--disk", "x"},
+			Drained: true, Guest: []string{"on the bus virtio, by NBD, not to boot from, " +
+				"cache unsafe"}},
+		{Container: "hook-sidecar-2", Image: "d", Other: true, Drained: true},
+	}, all)
+
+	all = testtool.Must(Check(machineWith(t, map[string]string{
+		sidecarsAnnotation:                `[{"image": "a"}]`,
+		"disk.kubevirt.io/serial.a.qcow2": "s",
+		"disk.kubevirt.io/bus.a.qcow2":    "scsi",
+		"disk.kubevirt.io/transport.2":    "vhost-user",
+		"disk.kubevirt.io/boot-order.2":   "0",
+		"disk.kubevirt.io/cache.b":        "unsafe",
+		"disk.kubevirt.io/boot-order.b":   "2",
+		"disk.kubevirt.io/bus":            "sata",
+		"disk.kubevirt.io/bus.2":          "virtio",
+	}, `{}`), nil))(t)
+	require.ElementsMatch(t, []string{
+		"a.qcow2: on the bus scsi, by NBD, not to boot from, cache none, serial number s",
+		"LUN 2: on the bus virtio, by vhost-user, not to boot from",
+		"b: on the bus sata, by NBD, boot order 2, cache unsafe",
+	}, all[0].Guest)
+}
+
+// TestCheckRefuses: each mistake is named, and several at once.
+func TestCheckRefuses(t *testing.T) {
+	const one = `[{"image": "a"}]`
+	for want, annotations := range map[string]map[string]string{
+		`json: unknown field "volume"`: {sidecarsAnnotation: `[{"image": "a", "volume": "x"}]`},
+		"is not understood":            {sidecarsAnnotation: `{"image": "a"}`},
+		"entry 1 has no image":         {sidecarsAnnotation: `[{"image": "a"}, {}]`},
+		"an absolute path as volumePath": {
+			sidecarsAnnotation: `[{"image": "a", "pvc": {"name": "b", "volumePath": "c"}}]`},
+		"hookSidecar is unknown: want":  {"hooks.kubevirt.io/hookSidecar": one},
+		"so nobody serves a disk":       {"disk.kubevirt.io/bus": "virtio"},
+		`"ide" is unknown`:              {sidecarsAnnotation: one, "disk.kubevirt.io/bus": "ide"},
+		"annotation disk.kubevirt.io/b": {sidecarsAnnotation: one, "disk.kubevirt.io/b": "ide"},
+		`no volume "x"`:                 {sidecarsAnnotation: one, "disk.kubevirt.io/replace": "x"},
+		"no hook sidecar hook-sidecar-1": {sidecarsAnnotation: one,
+			"disk.kubevirt.io/identity-set": "a", "disk.kubevirt.io/identity-set.1": "b"},
+		"the disk without a number": {sidecarsAnnotation: `[{"image": "a"}, {"image": "a"}]`,
+			"disk.kubevirt.io/identity-set.1": "b"},
+		"identity-setx is unknown": {sidecarsAnnotation: one,
+			"disk.kubevirt.io/identity-setx": "a"},
+		"boot order 1 already": {sidecarsAnnotation: `[{"image": "a"}, {"image": "a"}]`,
+			"disk.kubevirt.io/boot-order": "1"},
+		"the bus of a vhost-user disk": {sidecarsAnnotation: one,
+			"disk.kubevirt.io/transport": "vhost-user", "disk.kubevirt.io/bus": "scsi"},
+		"args: no": {sidecarsAnnotation: `[{"image": "a", "args": ["x"]}]`},
+	} {
+		require.ErrorContains(t, testtool.Err(Check(machineWith(t, annotations, `{}`),
+			func([]string) error { return errors.New("no") })), want)
+	}
+	_, err := Check([]byte(`{"kind": "VirtualMachine", "metadata": {"annotations": {"`+
+		sidecarsAnnotation+`": "[]", "disk.kubevirt.io/bus": "sata"}}, "spec": {"template": {}}}`), nil)
+	require.ErrorContains(t, err, sidecarsAnnotation+" is on the object itself")
+	require.ErrorContains(t, err, "disk.kubevirt.io/bus is on the object itself")
+	_, err = Check([]byte(`{"kind": "VirtualMachine", "spec": {}}`), nil)
+	require.ErrorContains(t, err, "no machine in spec.template")
 }

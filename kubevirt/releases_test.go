@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // release is what a version of KubeVirt calls, and what it gets.
@@ -63,7 +65,6 @@ func TestReleases(t *testing.T) {
 			require.NotEqual(t, http.StatusNotFound, w.Code, "%s: %s", r.version, procedure)
 		}
 	}
-	page, err := os.ReadFile("../docs/kubevirt.md")
-	require.NoError(t, err)
+	page := testtool.Must(os.ReadFile("../docs/kubevirt.md"))(t)
 	require.Contains(t, string(page), strings.Join(rows, "\n"))
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubevirt/hookpb"
 )
 
@@ -40,8 +41,7 @@ func ask(t *testing.T, options ...grpc.DialOption) *asked {
 		Log:      zaptest.NewLogger(t),
 	})
 	path := filepath.Join(t.TempDir(), "hook.sock")
-	l, err := net.Listen("unix", path)
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("unix", path))(t)
 	served := make(chan error, 1)
 	go func() { served <- a.Serve(l) }()
 	t.Cleanup(func() {
@@ -55,8 +55,7 @@ func ask(t *testing.T, options ...grpc.DialOption) *asked {
 		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", path)
 		}))
-	a.ClientConn, err = grpc.NewClient("passthrough:///"+path, options...)
-	require.NoError(t, err)
+	a.ClientConn = testtool.Must(grpc.NewClient("passthrough:///"+path, options...))(t)
 	t.Cleanup(func() { require.NoError(t, a.ClientConn.Close()) })
 	return a
 }

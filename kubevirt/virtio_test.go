@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"libvirt.org/go/libvirtxml"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // machineOf is a VirtualMachineInstance with a specification.
@@ -178,8 +180,7 @@ func TestVirtioOfKubeVirt(t *testing.T) {
 			spec: `"domain": {"devices": {"blockMultiQueue": true}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			domain, err := os.ReadFile("testdata/kubevirt-1.7.0/" + name + ".xml")
-			require.NoError(t, err)
+			domain := testtool.Must(os.ReadFile("testdata/kubevirt-1.7.0/" + name + ".xml"))(t)
 			_, d := edited(t, string(domain), machineOf(want.spec), served("a")...)
 			disk := d.Devices.Disks[len(d.Devices.Disks)-1]
 			require.Equal(t, "nbd", disk.Source.Network.Protocol)

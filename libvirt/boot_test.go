@@ -5,20 +5,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"libvirt.org/go/libvirtxml"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func demoDomain(t *testing.T) KernelDomain {
 	t.Helper()
-	disk, err := FileDisk("/vm/disk.qcow2", "container", Device{Cache: CacheWriteback})
-	require.NoError(t, err)
+	disk := testtool.Must(FileDisk("/vm/disk.qcow2", "container", Device{Cache: CacheWriteback}))(t)
 	return KernelDomain{Name: "web", Disk: disk, Emulated: true, Port: "io.kubevirt.disk.0",
 		Boot: KernelBoot{Kernel: "/vm/kernel", Initrd: "/vm/initrd",
 			Cmdline: "console=ttyS0 kubevirt.serial=container"}}
 }
 
 func TestKernelDomain(t *testing.T) {
-	text, err := demoDomain(t).DomainXML()
-	require.NoError(t, err)
+	text := testtool.Must(demoDomain(t).DomainXML())(t)
 	require.Equal(t, `<domain type="qemu">
   <name>web</name>
   <memory unit="MiB">256</memory>
@@ -63,11 +63,9 @@ func TestKernelDomain(t *testing.T) {
 func TestKernelDomainOtherwise(t *testing.T) {
 	lun := demoLUN()
 	lun.Serial = "1234"
-	disk, err := Disk(lun, Device{Bus: BusSCSI})
-	require.NoError(t, err)
-	domain, err := KernelDomain{Name: "web", Disk: disk, Memory: 512, CPUs: 2,
-		Boot: KernelBoot{Kernel: "/vm/kernel", Arch: ArchARM64}}.Domain()
-	require.NoError(t, err)
+	disk := testtool.Must(Disk(lun, Device{Bus: BusSCSI}))(t)
+	domain := testtool.Must(KernelDomain{Name: "web", Disk: disk, Memory: 512, CPUs: 2,
+		Boot: KernelBoot{Kernel: "/vm/kernel", Arch: ArchARM64}}.Domain())(t)
 	require.Equal(t, "kvm", domain.Type)
 	require.Equal(t, "host-passthrough", domain.CPU.Mode)
 	require.Equal(t, "virt", domain.OS.Type.Machine)

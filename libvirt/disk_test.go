@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"libvirt.org/go/libvirtxml"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // demoLUN is a LUN without special settings.
@@ -21,8 +23,7 @@ func demoLUN() LUN {
 
 // TestTheOriginalElements renders the same as the first wrapper's handler, with nothing else set.
 func TestTheOriginalElements(t *testing.T) {
-	text, err := DiskXML(demoLUN(), Device{})
-	require.NoError(t, err)
+	text := testtool.Must(DiskXML(demoLUN(), Device{}))(t)
 	require.Equal(t, `<disk type="network" device="disk">
   <driver name="qemu" type="raw" cache="none" discard="unmap"></driver>
   <auth username="u">
@@ -33,8 +34,7 @@ func TestTheOriginalElements(t *testing.T) {
   </source>
   <target dev="vda" bus="virtio"></target>
 </disk>`, text)
-	secret, err := SecretXML(demoLUN().Credential)
-	require.NoError(t, err)
+	secret := testtool.Must(SecretXML(demoLUN().Credential))(t)
 	require.Equal(t, `<secret ephemeral="no" private="yes">
   <usage type="iscsi">
     <target>demo</target>
@@ -43,7 +43,7 @@ func TestTheOriginalElements(t *testing.T) {
 }
 
 func TestEveryElement(t *testing.T) {
-	text, err := DiskXML(LUN{
+	text := testtool.Must(DiskXML(LUN{
 		Portals:    []Portal{{Host: "fd00::5"}, {Host: "disk.example.com", Port: 3261}},
 		TargetName: "iqn.2017-01.io.kubevirt:wrapper",
 		Number:     300,
@@ -56,8 +56,7 @@ func TestEveryElement(t *testing.T) {
 		Dev: "sdb", Bus: BusSCSI, BootOrder: 2, Initiator: "iqn.2020-01.org.example:vm",
 		Cache: CacheDirectsync, IO: IONative, Discard: DiscardUnmap,
 		DetectZeroes: ZeroesUnmap, ErrorPolicy: ErrorNoSpace, ReadErrorPolicy: ErrorReport,
-	})
-	require.NoError(t, err)
+	}))(t)
 	require.Equal(t, `<disk type="network" device="disk">
   <driver name="qemu" type="raw" cache="directsync" error_policy="enospace" rerror_policy="report" io="native" discard="unmap" detect_zeroes="unmap"></driver>
   <auth username="u">
@@ -92,8 +91,7 @@ func TestAccessModes(t *testing.T) {
 	} {
 		l := demoLUN()
 		l.AccessMode, l.ReadOnly = c.mode, c.readOnly
-		disk, err := Disk(l, Device{})
-		require.NoError(t, err)
+		disk := testtool.Must(Disk(l, Device{}))(t)
 		require.Equal(t, c.readonly, disk.ReadOnly != nil, "%+v", c)
 		require.Equal(t, c.shareable, disk.Shareable != nil, "%+v", c)
 	}
@@ -103,8 +101,7 @@ func TestAccessModes(t *testing.T) {
 func TestDiskLeavesItsArguments(t *testing.T) {
 	l := demoLUN()
 	l.Portals[0].Port = 0
-	_, err := Disk(l, Device{})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(Disk(l, Device{})))
 	require.Equal(t, []Portal{{Host: "10.0.0.5"}}, l.Portals)
 }
 
@@ -119,8 +116,7 @@ func TestDeviceDefaults(t *testing.T) {
 		{Device{Bus: BusSATA}, "sda", "sata"},
 		{Device{Bus: BusSCSI}, "sda", "scsi"},
 	} {
-		disk, err := Disk(demoLUN(), c.given)
-		require.NoError(t, err)
+		disk := testtool.Must(Disk(demoLUN(), c.given))(t)
 		require.Equal(t, &libvirtxml.DomainDiskTarget{Dev: c.dev, Bus: c.bus}, disk.Target)
 	}
 }
@@ -128,9 +124,7 @@ func TestDeviceDefaults(t *testing.T) {
 func TestWithoutACredentialThereIsNoAuth(t *testing.T) {
 	l := demoLUN()
 	l.Credential = Credential{}
-	disk, err := Disk(l, Device{})
-	require.NoError(t, err)
-	require.Nil(t, disk.Auth)
+	require.Nil(t, testtool.Must(Disk(l, Device{}))(t).Auth)
 }
 
 // TestWhatIsWrongIsNamed changes one thing in a good LUN or device, or both.
@@ -259,8 +253,7 @@ func TestAllErrorsAreReportedAtOnce(t *testing.T) {
 
 func TestNativeIOPastTheCache(t *testing.T) {
 	for _, cache := range []Cache{CacheNone, CacheDirectsync} {
-		disk, err := Disk(demoLUN(), Device{IO: IONative, Cache: cache})
-		require.NoError(t, err)
+		disk := testtool.Must(Disk(demoLUN(), Device{IO: IONative, Cache: cache}))(t)
 		require.Equal(t, "native", disk.Driver.IO)
 	}
 }
@@ -275,8 +268,7 @@ func TestForADevice(t *testing.T) {
 		{Device{}, "s", ""}, {Device{Dev: "sda"}, "s", l.WWN}, {Device{Bus: BusSATA}, "s", ""},
 		{Device{Dev: "sda", Kind: KindLUN}, "", ""},
 	} {
-		disk, err := Disk(l.For(c.d), c.d)
-		require.NoError(t, err)
+		disk := testtool.Must(Disk(l.For(c.d), c.d))(t)
 		require.Equal(t, c.serial, disk.Serial)
 		require.Equal(t, c.wwn, disk.WWN)
 	}
@@ -284,16 +276,12 @@ func TestForADevice(t *testing.T) {
 
 func TestHotplug(t *testing.T) {
 	for _, dev := range []string{"vdb", "sdb"} {
-		plain, err := DiskXML(demoLUN(), Device{Dev: dev})
-		require.NoError(t, err)
-		hot, err := HotplugXML(demoLUN(), Device{Dev: dev})
-		require.NoError(t, err)
-		require.Equal(t, plain, hot)
+		plain := testtool.Must(DiskXML(demoLUN(), Device{Dev: dev}))(t)
+		require.Equal(t, plain, testtool.Must(HotplugXML(demoLUN(), Device{Dev: dev}))(t))
 	}
 	_, err := HotplugXML(demoLUN(), Device{Bus: BusSATA})
 	require.ErrorContains(t, err, "Device.Bus: ")
-	_, err = HotplugXML(LUN{}, Device{})
-	require.ErrorContains(t, err, "LUN.Portals: ")
+	require.ErrorContains(t, testtool.Err(HotplugXML(LUN{}, Device{})), "LUN.Portals: ")
 }
 
 func TestSecret(t *testing.T) {
@@ -302,9 +290,8 @@ func TestSecret(t *testing.T) {
 	require.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", secret.UUID)
 	require.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", secret.Usage.Target,
 		"libvirt lets a disk use only a secret for iSCSI")
-	secret, err = Secret(Credential{SecretUUID: "01234567-89ab-cdef-0123-456789abcdef",
-		SecretUsage: "name"})
-	require.NoError(t, err)
+	secret = testtool.Must(Secret(Credential{SecretUUID: "01234567-89ab-cdef-0123-456789abcdef",
+		SecretUsage: "name"}))(t)
 	require.Equal(t, "name", secret.Usage.Target)
 	for field, c := range map[string]Credential{
 		"Credential.SecretUsage": {Username: "u"},
@@ -326,14 +313,95 @@ func TestParsePortal(t *testing.T) {
 		"a:03260":                       {Host: "a", Port: 3260},
 		strings.Repeat("a.", 126) + "a": {Host: strings.Repeat("a.", 126) + "a"},
 	} {
-		got, err := ParsePortal(text)
-		require.NoError(t, err, text)
-		require.Equal(t, want, got)
+		require.Equal(t, want, testtool.Must(ParsePortal(text))(t, text))
 	}
 	for _, text := range []string{"", ":3260", "a:b", "a:0", "a:65536", "0.0.0.0:3260", "a b",
 		"[::1]:x", "http://a", "a:1:2", strings.Repeat("a.", 126) + "ab"} {
-		_, err := ParsePortal(text)
-		require.Error(t, err, text)
+		require.Error(t, testtool.Err(ParsePortal(text)), text)
 	}
 	require.Equal(t, "[::1]:3260", Portal{Host: "::1"}.String())
+}
+
+func TestFileDisk(t *testing.T) {
+	text := testtool.Must(File{Path: "/vm/disk.qcow2"}.DiskXML(Device{}))(t)
+	require.Equal(t, `<disk type="file" device="disk">
+  <driver name="qemu" type="qcow2" cache="none" discard="unmap"></driver>
+  <source file="/vm/disk.qcow2"></source>
+  <backingStore></backingStore>
+  <target dev="vda" bus="virtio"></target>
+</disk>`, text)
+}
+
+func TestFileDiskWithAnOverlay(t *testing.T) {
+	text := testtool.Must(File{
+		Path: "/vm/disk.raw", CopyMode: CopyOnRead, Overlay: "/storage/ssd/a&b.qcow2",
+		Serial: "DATA-1", WWN: "0x3C0FFEE000000001",
+	}.DiskXML(Device{Dev: "sdb", BootOrder: 1, IO: IOThreads}))(t)
+	require.Equal(t, `<disk type="file" device="disk">
+  <driver name="qemu" type="qcow2" cache="none" io="threads" copy_on_read="on" `+
+		`discard="unmap"></driver>
+  <source file="/storage/ssd/a&amp;b.qcow2"></source>
+  <backingStore type="file">
+    <format type="raw"></format>
+    <source file="/vm/disk.raw"></source>
+    <backingStore></backingStore>
+  </backingStore>
+  <target dev="sdb" bus="scsi"></target>
+  <serial>DATA-1</serial>
+  <wwn>3c0ffee000000001</wwn>
+  <boot order="1"></boot>
+</disk>`, text)
+
+	disk, err := File{Path: "/vm/disk.raw", CopyMode: CopyClone, Overlay: "/ssd/vm.raw"}.Disk(
+		Device{})
+	require.NoError(t, err)
+	require.Equal(t, "/ssd/vm.raw", disk.Source.File.File)
+	require.Equal(t, "raw", disk.Driver.Type)
+	require.Nil(t, disk.BackingStore.Source)
+
+	disk = testtool.Must(File{Path: "/vm/disk.raw", AccessMode: WriteShared}.Disk(Device{}))(t)
+	require.NotNil(t, disk.Shareable)
+	disk = testtool.Must(File{Path: "/vm/disk", Format: FormatQcow2, AccessMode: ReadShared}.Disk(
+		Device{}))(t)
+	require.NotNil(t, disk.ReadOnly)
+}
+
+func TestFileDiskRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		file   File
+		device Device
+		field  string
+	}{
+		"no path":           {File{Format: FormatRaw}, Device{}, "File.Path"},
+		"a relative path":   {File{Path: "disk.raw"}, Device{}, "File.Path"},
+		"control character": {File{Path: "/a\nb.raw"}, Device{}, "File.Path"},
+		"unknown extension": {File{Path: "/a.vmdk"}, Device{}, "File.Format"},
+		"unknown mode":      {File{Path: "/a.raw", CopyMode: "cow"}, Device{}, "File.CopyMode"},
+		"no overlay": {File{Path: "/a.raw", CopyMode: CopyOnWrite}, Device{},
+			"File.Overlay"},
+		"an overlay for nothing": {File{Path: "/a.raw", Overlay: "/b.qcow2"}, Device{},
+			"File.Overlay"},
+		"over itself": {File{Path: "/a.qcow2", Overlay: "/a.qcow2", CopyMode: CopyOnWrite},
+			Device{}, "File.Overlay"},
+		"shared qcow2": {File{Path: "/a.qcow2", AccessMode: WriteShared}, Device{},
+			"File.AccessMode"},
+		"shared overlay": {File{Path: "/a.raw", Overlay: "/b", CopyMode: CopyOnWrite,
+			AccessMode: WriteShared}, Device{}, "File.AccessMode"},
+		"shared clone": {File{Path: "/a.raw", Overlay: "/b", CopyMode: CopyClone,
+			AccessMode: WriteShared}, Device{}, "File.AccessMode"},
+		"read-only copy-on-read": {File{Path: "/a.raw", Overlay: "/b", CopyMode: CopyOnRead,
+			ReadOnly: true}, Device{}, "File.CopyMode"},
+		"serial":    {File{Path: "/a.raw", Serial: "ä"}, Device{}, "File.Serial"},
+		"wwn":       {File{Path: "/a.raw", WWN: "1"}, Device{Bus: BusSCSI}, "File.WWN"},
+		"device":    {File{Path: "/a.raw"}, Device{Dev: "x"}, "Device.Dev"},
+		"kind":      {File{Path: "/a.raw"}, Device{Bus: BusSCSI, Kind: KindLUN}, "Device.Kind"},
+		"initiator": {File{Path: "/a.raw"}, Device{Initiator: "iqn.2020-01.a"}, "Device.Initiator"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := c.file.DiskXML(c.device)
+			var wrong *FieldError
+			require.ErrorAs(t, err, &wrong)
+			require.Equal(t, c.field, wrong.Field)
+		})
+	}
 }

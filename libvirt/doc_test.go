@@ -9,12 +9,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestHandlersPageCompiles compiles the Go code of the page.
 func TestHandlersPageCompiles(t *testing.T) {
-	page, err := os.ReadFile("../docs/handlers.md")
-	require.NoError(t, err)
+	page := testtool.Must(os.ReadFile("../docs/handlers.md"))(t)
 	source := `package main
 
 import (
@@ -51,12 +52,9 @@ func main() {}
 // TestHandlersPageImports runs the page's commands for importing the module, in a handler's module.
 // It needs no network: everything else is in the module cache of this machine.
 func TestHandlersPageImports(t *testing.T) {
-	page, err := os.ReadFile("../docs/handlers.md")
-	require.NoError(t, err)
-	root, err := filepath.Abs("..")
-	require.NoError(t, err)
-	cache, err := exec.Command("go", "env", "GOMODCACHE").Output()
-	require.NoError(t, err)
+	page := testtool.Must(os.ReadFile("../docs/handlers.md"))(t)
+	root := testtool.Must(filepath.Abs(".."))(t)
+	cache := testtool.Must(exec.Command("go", "env", "GOMODCACHE").Output())(t)
 	var recipes []string
 	for _, block := range blocks(string(page)) {
 		if strings.Contains(block, "go mod edit -require") || strings.Contains(block, "go get ") {

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestInitiatorName(t *testing.T) {
@@ -32,22 +34,16 @@ func TestInitiatorName(t *testing.T) {
 		{long[:maxNamePart], long[:maxNamePart],
 			"iqn.2017-01.io.kubevirt:" + long[:maxNamePart] + ":" + long[:maxNamePart]},
 	} {
-		name, err := InitiatorName(c.machine, c.domain)
-		require.NoError(t, err)
+		name := testtool.Must(InitiatorName(c.machine, c.domain))(t)
 		require.NoError(t, CheckName(name))
 		if c.want != "" {
 			require.Equal(t, c.want, name)
 		}
 		require.Empty(t, seen[name], "%q on %q has the same name as another", c.domain, c.machine)
 		seen[name] = c.machine + " " + c.domain
-		again, err := InitiatorName(c.machine, c.domain)
-		require.NoError(t, err)
-		require.Equal(t, name, again)
+		require.Equal(t, name, testtool.Must(InitiatorName(c.machine, c.domain))(t))
 		lun, device := demoLUN(), Device{Initiator: name}
-		text, err := DiskXML(lun, device)
-		require.NoError(t, err)
-		_, parsed, err := ParseDisk(text)
-		require.NoError(t, err)
+		_, parsed := testtool.Must2(ParseDisk(testtool.Must(DiskXML(lun, device))(t)))(t)
 		require.Equal(t, name, parsed.Initiator)
 	}
 }
@@ -55,16 +51,13 @@ func TestInitiatorName(t *testing.T) {
 func TestMachine(t *testing.T) {
 	t.Setenv("NODE_NAME", "node-1")
 	t.Setenv("POD_NAME", "virt-launcher-vm-x7k2p")
-	name, err := InitiatorName("", "vm")
-	require.NoError(t, err)
+	name := testtool.Must(InitiatorName("", "vm"))(t)
 	require.Equal(t, "iqn.2017-01.io.kubevirt:node-1:vm", name)
 	t.Setenv("NODE_NAME", "")
-	name, err = InitiatorName("", "")
-	require.NoError(t, err)
+	name = testtool.Must(InitiatorName("", ""))(t)
 	require.Equal(t, "iqn.2017-01.io.kubevirt:virt-launcher-vm-x7k2p", name)
 	t.Setenv("POD_NAME", "")
-	hostname, err := os.Hostname()
-	require.NoError(t, err)
+	hostname := testtool.Must(os.Hostname())(t)
 	machine, err := Machine()
 	if distinguishes(hostname) == nil {
 		require.NoError(t, err)
@@ -79,4 +72,40 @@ func TestMachine(t *testing.T) {
 		require.ErrorContains(t, distinguishes(hostname), "set NODE_NAME", hostname)
 	}
 	require.NoError(t, distinguishes("localhost-1"))
+}
+
+func TestCheckName(t *testing.T) {
+	for _, name := range []string{
+		"iqn.2017-01.io.kubevirt:wrapper", "iqn.2001-04.com.example",
+		"iqn.2001-04.com.example:storage:diskarrays-sn-a8675309",
+		"iqn.2001-12.com.ex-ample:storage.tape1.sys1.xyz", "eui.02004567A425678D",
+		"eui.02004567a425678d",
+		"naa.52004567BA64678D", "naa.62004567BA64678D0123456789ABCDEF",
+		"iqn.2001-04.com.example:" + strings.Repeat("a", maxNameLength-24),
+	} {
+		require.NoError(t, CheckName(name), name)
+	}
+	for name, want := range map[string]string{
+		"":                                "iqn.",
+		"disk":                            "iqn.",
+		"IQN.2017-01.io.kubevirt":         "iqn.",
+		"iqn.2017-01.io.kubevirt:Wrapper": "iqn.2017-01.io.kubevirt:wrapper",
+		"iqn.2017-1.io.kubevirt":          "YEAR-MONTH",
+		"iqn.2017-13.io.kubevirt":         "YEAR-MONTH",
+		"iqn.17-01.io.kubevirt":           "YEAR-MONTH",
+		"iqn.2017-01":                     "YEAR-MONTH",
+		"iqn.2017-01.":                    "YEAR-MONTH",
+		"iqn.2017-01.io..kubevirt":        "YEAR-MONTH",
+		"iqn.2017-01.io.kubevirt:":        "YEAR-MONTH",
+		"iqn.2017-01.io.kubevirt:a b":     "' '",
+		"iqn.2017-01.io.kubevirt:a_b":     "'_'",
+		"iqn.2017-01.io.kubevirt:a\x00":   `'\x00'`,
+		"iqn.2017-01.io.kubevirt:ä":       "'ä'",
+		"eui.123":                         "16 hexadecimal",
+		"eui.02004567A425678G":            "16 hexadecimal",
+		"naa.123":                         "16 or 32",
+		"iqn.2001-04.com.example:" + strings.Repeat("a", maxNameLength-23): "224 bytes",
+	} {
+		require.ErrorContains(t, CheckName(name), want, name)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 
 	"github.com/stretchr/testify/require"
@@ -64,10 +65,8 @@ func TestRoundTrip(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
 		l, d := randomDisk(r)
-		text, err := DiskXML(l, d)
-		require.NoError(t, err)
-		gotLUN, gotDevice, err := ParseDisk(text)
-		require.NoError(t, err, text)
+		text := testtool.Must(DiskXML(l, d))(t)
+		gotLUN, gotDevice := testtool.Must2(ParseDisk(text))(t, text)
 		require.Equal(t, l, gotLUN, text)
 		require.Equal(t, d, gotDevice, text)
 	}
@@ -87,13 +86,11 @@ func TestAddressOfALUN(t *testing.T) {
 		{16383, "a/32767", "a/16383"},
 	} {
 		l := LUN{Portals: []Portal{{Host: "h"}}, TargetName: "iqn.2020-01.a", Number: c.number}
-		disk, err := Disk(l, Device{})
-		require.NoError(t, err)
+		disk := testtool.Must(Disk(l, Device{}))(t)
 		require.Equal(t, "iqn.2020-01."+c.name, disk.Source.Network.Name)
 		for _, name := range []string{c.name, c.other} {
 			disk.Source.Network.Name = "iqn.2020-01." + name
-			got, _, err := FromDisk(disk)
-			require.NoError(t, err, name)
+			got, _ := testtool.Must2(FromDisk(disk))(t, name)
 			require.Equal(t, c.number, got.Number, name)
 		}
 	}
@@ -102,7 +99,7 @@ func TestAddressOfALUN(t *testing.T) {
 // TestParseWhatLibvirtShows parses a disk as `virsh dumpxml` prints it for a running domain. The
 // credential is inside <source>, where other handlers write it.
 func TestParseWhatLibvirtShows(t *testing.T) {
-	l, d, err := ParseDisk(`
+	l, d := testtool.Must2(ParseDisk(`
     <disk type='network' device='disk' snapshot='no'>
       <driver name='qemu' type='raw' queues='2'/>
       <source protocol='iscsi' name='iqn.2017-01.io.kubevirt:wrapper/2' index='1'>
@@ -120,8 +117,7 @@ func TestParseWhatLibvirtShows(t *testing.T) {
       <address type='drive' controller='0' bus='0' target='0' unit='0'/>
     </disk>
     <!-- the end -->
-`)
-	require.NoError(t, err)
+`))(t)
 	require.Equal(t, LUN{
 		Portals:    []Portal{{Host: "10.0.0.5", Port: 3260}},
 		TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 2, WWN: "3c0ffee000000001",
@@ -194,16 +190,13 @@ func TestParseRefuses(t *testing.T) {
 	named := `<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host name="a"/>` +
 		`<initiator><iqn name="Node-1"/></initiator></source>` + target + `</disk>`
 	var wrong *FieldError
-	_, _, err := ParseDisk(named)
-	require.ErrorAs(t, err, &wrong)
+	require.ErrorAs(t, testtool.Err2(ParseDisk(named)), &wrong)
 	require.Equal(t, "disk/source/initiator/iqn/@name", wrong.Field)
 	good := `<disk type="network">` + source + target + `</disk>`
-	_, _, err = ParseDisk(good)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err2(ParseDisk(good)))
 	for _, document := range []string{"", "disk", "<disk", "<domain></domain>", good + good,
 		good + "<a", good[:len(good)-7]} {
-		_, _, err := ParseDisk(document)
-		require.Error(t, err, document)
+		require.Error(t, testtool.Err2(ParseDisk(document)), document)
 	}
 }
 
@@ -211,19 +204,15 @@ func TestParseRefuses(t *testing.T) {
 func FuzzParseDisk(f *testing.F) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 20 {
-		text, err := DiskXML(randomDisk(r))
-		require.NoError(f, err)
-		f.Add(text)
+		f.Add(testtool.Must(DiskXML(randomDisk(r)))(f))
 	}
 	f.Fuzz(func(t *testing.T, document string) {
 		l, d, err := ParseDisk(document)
 		if err != nil {
 			return
 		}
-		text, err := DiskXML(l, d)
-		require.NoError(t, err)
-		gotLUN, gotDevice, err := ParseDisk(text)
-		require.NoError(t, err, text)
+		text := testtool.Must(DiskXML(l, d))(t)
+		gotLUN, gotDevice := testtool.Must2(ParseDisk(text))(t, text)
 		require.Equal(t, l, gotLUN)
 		require.Equal(t, d, gotDevice)
 	})

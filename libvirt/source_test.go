@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // decode runs a YAML decoder on a text.
@@ -59,37 +61,32 @@ func TestSourcesOfTheProposal(t *testing.T) {
 			want[0].Copy = Copy{Mode: CopyOnWrite, UsageType: "fast"}
 		}
 		document := decode(t, text)
-		luns, err := ParseSources(document)
-		require.NoError(t, err, text)
+		luns := testtool.Must(ParseSources(document))(t, text)
 		require.Equal(t, want, luns)
 
 		// A JSON decoder uses other types for the numbers.
-		asJSON, err := json.Marshal(document)
-		require.NoError(t, err)
+		asJSON := testtool.Must(json.Marshal(document))(t)
 		var again map[string]any
 		require.NoError(t, json.Unmarshal(asJSON, &again))
-		luns, err = ParseSources(again)
-		require.NoError(t, err, text)
+		luns = testtool.Must(ParseSources(again))(t, text)
 		require.Equal(t, want, luns)
 		exact := json.NewDecoder(bytes.NewReader(asJSON))
 		exact.UseNumber()
 		clear(again)
 		require.NoError(t, exact.Decode(&again))
-		luns, err = ParseSources(again)
-		require.NoError(t, err, text)
+		luns = testtool.Must(ParseSources(again))(t, text)
 		require.Equal(t, want, luns)
 	}
 }
 
 func TestSeveralSources(t *testing.T) {
-	luns, err := ParseSources(decode(t, `
+	luns := testtool.Must(ParseSources(decode(t, `
 disks:
   - source: {iscsi: {host: {name: a, port: 3261}, portal: iqn.2017-01.io.kubevirt:a, lun: "1"}}
     access-mode: read-only
   - source: {iscsi: {host: {name: "fd00::5"}, portal: iqn.2017-01.io.kubevirt:b, lun: 2}, lun: 2}
     access-mode: read-shared
-`))
-	require.NoError(t, err)
+`)))(t)
 	require.Equal(t, []LUN{
 		{Portals: []Portal{{Host: "a", Port: 3261}}, TargetName: "iqn.2017-01.io.kubevirt:a",
 			Number: 1, AccessMode: WriteExclusive, ReadOnly: true},

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
@@ -19,13 +20,10 @@ func TestPage(t *testing.T) {
 	ts := httptest.NewServer(m.Handler(zap.NewNop()))
 	defer ts.Close()
 	get := func() string {
-		res, err := http.Get(ts.URL)
-		require.NoError(t, err)
+		res := testtool.Must(http.Get(ts.URL))(t)
 		defer res.Body.Close()
 		require.Equal(t, http.StatusOK, res.StatusCode)
-		body, err := io.ReadAll(res.Body)
-		require.NoError(t, err)
-		return string(body)
+		return string(testtool.Must(io.ReadAll(res.Body))(t))
 	}
 	text := get()
 	require.Contains(t, text, "kubevirt_disk_ready 1")

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 )
@@ -50,9 +51,7 @@ func newTestMetrics() *Metrics {
 // value returns the value of one metric by its full name, or false if it does not exist.
 func value(t *testing.T, m *Metrics, name string, labels map[string]string) (float64, bool) {
 	t.Helper()
-	families, err := m.registry.Gather()
-	require.NoError(t, err)
-	for _, f := range families {
+	for _, f := range testtool.Must(m.registry.Gather())(t) {
 		if f.GetName() != name {
 			continue
 		}
@@ -155,9 +154,7 @@ func TestHistogramBucketsAreCumulativeAndEndWithEverything(t *testing.T) {
 		30 * time.Second, time.Hour} {
 		m.RequestDone(command(initiatorA, 1, serving.OpRead, 1, d, 0))
 	}
-	families, err := m.registry.Gather()
-	require.NoError(t, err)
-	for _, f := range families {
+	for _, f := range testtool.Must(m.registry.Gather())(t) {
 		if f.GetName() != "kubevirt_disk_operation_duration_seconds" {
 			continue
 		}
@@ -371,9 +368,7 @@ func TestWhatIsNotCounted(t *testing.T) {
 }
 
 func TestNamesFollowTheConventions(t *testing.T) {
-	problems, err := testutil.GatherAndLint(full().registry)
-	require.NoError(t, err)
-	require.Empty(t, problems)
+	require.Empty(t, testtool.Must(testutil.GatherAndLint(full().registry))(t))
 }
 
 // TestEveryDescriptionIsEmitted checks that Describe and Collect know the same metrics.
@@ -413,8 +408,7 @@ func TestCountingWhilePagesAreMade(t *testing.T) {
 		})
 	}
 	for range 20 {
-		_, err := m.registry.Gather()
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(m.registry.Gather()))
 	}
 	wg.Wait()
 	sum := uint64(0)

@@ -46,9 +46,7 @@ type answered struct {
 // dial connects and takes the greeting, without an answer.
 func (v *served) dial(t testing.TB) *client {
 	t.Helper()
-	nc, err := net.Dial("unix", v.socket)
-	require.NoError(t, err)
-	return greet(t, nc)
+	return greet(t, testtool.Must(net.Dial("unix", v.socket))(t))
 }
 
 func greet(t testing.TB, nc net.Conn) *client {
@@ -158,16 +156,14 @@ func (c *client) wait() {
 func (c *client) send(parts ...[]byte) {
 	c.t.Helper()
 	c.wait()
-	_, err := c.Write(join(parts...))
-	require.NoError(c.t, err)
+	require.NoError(c.t, testtool.Err(c.Write(join(parts...))))
 }
 
 func (c *client) read(n int) []byte {
 	c.t.Helper()
 	p := make([]byte, n)
 	c.wait()
-	_, err := io.ReadFull(c.in, p)
-	require.NoError(c.t, err)
+	require.NoError(c.t, testtool.Err(io.ReadFull(c.in, p)))
 	return p
 }
 

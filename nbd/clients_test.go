@@ -51,8 +51,7 @@ func serveBeside(t testing.TB, config serving.Config, other serving.Front, name 
 	if other != nil {
 		require.NoError(t, all.Serve(other))
 	}
-	s, err := New(Options{Disks: all, Log: log, ReconnectDelay: -1})
-	require.NoError(t, err)
+	s := testtool.Must(New(Options{Disks: all, Log: log, ReconnectDelay: -1}))(t)
 	v := &served{Server: s, socket: filepath.Join(t.TempDir(), "nbd.sock")}
 	for i := range count {
 		v.disks = append(v.disks, disktest.NewFault(disktest.NewMemory(diskSize)))
@@ -63,8 +62,7 @@ func serveBeside(t testing.TB, config serving.Config, other serving.Front, name 
 		}
 		require.NoError(t, all.Add(o))
 	}
-	l, err := net.Listen("unix", v.socket)
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("unix", v.socket))(t)
 	done := make(chan error, 1)
 	go func() {
 		done <- s.Serve(l, Portal{Name: cmp.Or(name, serving.SocketPrefix+v.socket)})

@@ -169,9 +169,7 @@ func (v *served) portal(t *testing.T, a *authority, secure bool) func(tls.Certif
 	go func() { _ = v.Serve(l, portal) }()
 	return func(cert tls.Certificate) *client {
 		t.Helper()
-		nc, err := net.Dial("unix", path)
-		require.NoError(t, err)
-		c := greet(t, nc)
+		c := greet(t, testtool.Must(net.Dial("unix", path))(t))
 		c.send(u32(flagFixedNewstyle | flagNoZeroes))
 		if secure {
 			c.last(optStartTLS, nil, repAck)

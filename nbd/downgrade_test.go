@@ -25,12 +25,10 @@ type between struct {
 
 func standBetween(t *testing.T, server string) *between {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	b := &between{}
-	_, b.port, err = net.SplitHostPort(l.Addr().String())
-	require.NoError(t, err)
+	_, b.port = testtool.Must2(net.SplitHostPort(l.Addr().String()))(t)
 	go func() {
 		for {
 			victim, err := l.Accept()

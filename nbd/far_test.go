@@ -25,8 +25,7 @@ func eventually(t testing.TB, what string, done func() bool) {
 func serveFar(t *testing.T) (*served, *disktest.Distant) {
 	t.Helper()
 	far := disktest.NewDistant(disktest.NewMemory(diskSize))
-	_, err := far.WriteAt(t.Context(), bytes.Repeat([]byte{9}, 4096), 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(far.WriteAt(t.Context(), bytes.Repeat([]byte{9}, 4096), 0)))
 	far.Cut()
 	return serve(t, 1, func(o *serving.Options) { o.Disk = far }), far
 }
@@ -137,9 +136,7 @@ func TestEndsWhileContentIsFar(t *testing.T) {
 	})
 	t.Run("removal", func(t *testing.T) {
 		v, c := start(t)
-		released, err := v.Server.disks.Remove(1)
-		require.NoError(t, err)
-		<-released
+		<-testtool.Must(v.Server.disks.Remove(1))(t)
 		c.ended()
 		idle(t, v)
 	})
@@ -148,8 +145,7 @@ func TestEndsWhileContentIsFar(t *testing.T) {
 		all := v.Server.disks
 		heir := all.Attach("iqn.2026-01.test:heir")
 		require.NoError(t, all.Admit(1, heir.Name(), time.Time{}))
-		former, err := all.HandOver(1)
-		require.NoError(t, err)
+		former := testtool.Must(all.HandOver(1))(t)
 		require.Equal(t, serving.SocketPrefix+v.socket, former)
 		for range 3 {
 			_, a := c.answer(func(uint64) (uint16, uint64) { return 0, 0 })
@@ -219,8 +215,7 @@ func (p panicky) Discard(ctx context.Context, off, length int64) error {
 // TestPanics: a panic ends its connection, and keeps neither memory nor ranges nor the disk.
 func TestPanics(t *testing.T) {
 	full := disktest.NewMemory(diskSize)
-	_, err := full.WriteAt(t.Context(), make([]byte, diskSize), 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(full.WriteAt(t.Context(), make([]byte, diskSize), 0)))
 	v := serve(t, 1, func(o *serving.Options) { o.Disk = panicky{full} })
 	other := v.open(t, "", structured)
 	inModes(t, func(t *testing.T, mode int) {
@@ -245,9 +240,7 @@ func TestPanics(t *testing.T) {
 		}
 	})
 	require.False(t, v.Server.disks.At(1).Ranges.Writing(serving.SocketPrefix+v.socket))
-	released, err := v.Server.disks.Remove(1)
-	require.NoError(t, err)
-	<-released
+	<-testtool.Must(v.Server.disks.Remove(1))(t)
 }
 
 // manyStrangers is how many clients may have chosen no export.

@@ -45,8 +45,7 @@ func TestRelayOfASlowClient(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	for range requests {
-		_, err := io.CopyN(io.Discard, slow.in, 20+8+size)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(io.CopyN(io.Discard, slow.in, 20+8+size)))
 	}
 	require.NoError(t, <-sent)
 	slow.readAt(0, 4096)
@@ -60,8 +59,7 @@ func TestRelayGivesUp(t *testing.T) {
 	v.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Block: hang})
 	far := handOn(t, v.remote(t, "disk1.raw"))
 	c := far.open(t, "", structured)
-	_, err := c.Write(c.request(cmdRead, 0, 0, 4096, nil))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.Write(c.request(cmdRead, 0, 0, 4096, nil))))
 	testtool.Eventually(t, func() bool { return v.disks[0].Calls(disktest.OpRead) == 1 })
 	require.NoError(t, c.Close())
 	testtool.Eventually(t, func() bool { return len(far.Sessions()) == 0 })

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -112,8 +113,7 @@ func FuzzConnection(f *testing.F) {
 
 func throughServer(t *testing.T, sent []byte) {
 	all := serving.New(serving.Config{})
-	s, err := New(Options{Disks: all, ReconnectDelay: -1})
-	require.NoError(t, err)
+	s := testtool.Must(New(Options{Disks: all, ReconnectDelay: -1}))(t)
 	require.NoError(t, all.Add(serving.Options{Number: 1, Name: "d",
 		Disk: disktest.NewMemory(1 << 20), Identity: disk.Identity{NAA: [8]byte{0x30}}}))
 	ours, theirs := net.Pipe()

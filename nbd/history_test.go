@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -103,8 +104,7 @@ func TestAnotherDiskBetweenItsContextsAndGo(t *testing.T) {
 	require.Equal(t, uint32(repAck), c.option(optStructuredReply, nil)[0].kind)
 	require.Len(t, c.option(optSetMeta, metaData("", "qemu:dirty-bitmap:a")), 2)
 	before := v.Server.disks.At(1).Options
-	_, err := v.Server.disks.Remove(1)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(v.Server.disks.Remove(1)))
 	before.Disk, before.Identity.NAA = disktest.NewMemory(diskSize), [8]byte{0x30, 9}
 	require.NoError(t, v.Server.disks.Add(before))
 	c.send(optionBytes(optGo, infoData("")))

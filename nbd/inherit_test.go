@@ -94,8 +94,7 @@ func (m *migration) write(r *Remote, b byte) error {
 func (m *migration) requireReads(r *Remote, b byte) {
 	m.t.Helper()
 	got := make([]byte, 512)
-	_, err := r.ReadAt(m.t.Context(), got, 0)
-	require.NoError(m.t, err)
+	require.NoError(m.t, testtool.Err(r.ReadAt(m.t.Context(), got, 0)))
 	require.Equal(m.t, bytes.Repeat([]byte{b}, 512), got)
 }
 
@@ -210,8 +209,7 @@ func TestInheritFencesReplays(t *testing.T) {
 	m.requireOver(m.source)
 	require.ErrorIs(t, m.source.Flush(), disk.ErrFailed, "it cannot know that nothing is lost")
 	got := make([]byte, 512)
-	_, err = m.target.ReadAt(t.Context(), got, 4096)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(m.target.ReadAt(t.Context(), got, 4096)))
 	require.Equal(t, bytes.Repeat([]byte{5}, 512), got)
 	m.requireReads(m.target, 2)
 }

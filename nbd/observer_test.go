@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -57,8 +58,7 @@ func TestTheObserverIsTold(t *testing.T) {
 
 	r.told = nil
 	c = v.dial(t)
-	_, err := c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))))
 	eventually(t, "it is refused", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()

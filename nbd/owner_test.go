@@ -30,19 +30,15 @@ type both struct {
 func serveBoth(t *testing.T, access serving.AccessMode) *both {
 	t.Helper()
 	all := serving.New(serving.Config{})
-	iscsi, err := target.New(target.Options{Disks: all})
-	require.NoError(t, err)
-	server, err := nbd.New(nbd.Options{Disks: all})
-	require.NoError(t, err)
+	iscsi := testtool.Must(target.New(target.Options{Disks: all}))(t)
+	server := testtool.Must(nbd.New(nbd.Options{Disks: all}))(t)
 	require.NoError(t, all.Add(serving.Options{Number: 1, Name: "d",
 		Disk: disktest.NewMemory(1 << 20), Access: access,
 		Identity: disk.Identity{Serial: "x", NAA: [8]byte{0x30}}}))
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	tcp := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	go func() { _ = iscsi.Serve(tcp) }()
 	socket := filepath.Join(t.TempDir(), "nbd.sock") // its directory has capitals
-	unix, err := net.Listen("unix", socket)
-	require.NoError(t, err)
+	unix := testtool.Must(net.Listen("unix", socket))(t)
 	peer := serving.SocketPrefix + socket
 	go func() { _ = server.Serve(unix, nbd.Portal{Name: peer}) }()
 	t.Cleanup(func() {
@@ -140,8 +136,7 @@ except nbd.Error as e:
 		"the first process writes: %+v", func() any { return server.Sessions() })
 	_, err := all.RemoveUnused(1)
 	require.Equal(t, &serving.InUseError{LUN: 1, Initiators: []string{initiator, peer}}, err)
-	former, err := all.HandOver(1)
-	require.NoError(t, err)
+	former := testtool.Must(all.HandOver(1))(t)
 	require.Equal(t, initiator, former)
 	sess.MustFail(t, tt.Write10(1, 0, block), "status 0x18")
 	require.Contains(t, shell(try), "EPERM", "another process at the same socket")
@@ -152,8 +147,7 @@ except nbd.Error as e:
 
 	require.NoError(t, all.Admit(1, initiator, time.Time{}))
 	sess.MustGood(t, tt.Write10(1, 0, block))
-	former, err = all.HandOver(1)
-	require.NoError(t, err)
+	former = testtool.Must(all.HandOver(1))(t)
 	require.Equal(t, peer, former)
 	require.Contains(t, shell(try), "EPERM", "it is fenced")
 	sess.MustGood(t, tt.Write10(1, 0, block))

@@ -28,16 +28,13 @@ func watched(t *testing.T, delay time.Duration) (v *served, port string,
 	t.Helper()
 	core, logs := observer.New(zapcore.InfoLevel)
 	all := serving.New(serving.Config{})
-	s, err := New(Options{Disks: all, Log: zap.New(core), ReconnectDelay: delay})
-	require.NoError(t, err)
+	s := testtool.Must(New(Options{Disks: all, Log: zap.New(core), ReconnectDelay: delay}))(t)
 	require.NoError(t, all.Add(serving.Options{Number: 1, Name: "d",
 		Disk: disktest.NewMemory(diskSize), Identity: disk.Identity{NAA: [8]byte{0x30}}}))
 	v = &served{Server: s, socket: filepath.Join(t.TempDir(), "nbd.sock")}
-	l, err := net.Listen("unix", v.socket)
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("unix", v.socket))(t)
 	go s.Serve(l, Portal{Name: "unix:" + v.socket})
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	tcp := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	go s.Serve(tcp, Portal{Name: "tcp:" + tcp.Addr().String()})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -72,9 +69,7 @@ func TestHotClient(t *testing.T) {
 			require.LessOrEqual(t, logs.FilterMessage("NBD connection ended").Len(), 3)
 			// The next client may come before a failure is counted.
 			require.Less(t, logs.FilterMessage("NBD client").Len(), 20)
-			nc, err := net.Dial("tcp", port)
-			require.NoError(t, err)
-			other := greet(t, nc)
+			other := greet(t, testtool.Must(net.Dial("tcp", port))(t))
 			other.send(u32(flagFixedNewstyle | flagNoZeroes))
 			other.choose("", structured)
 			other.alive()
@@ -94,16 +89,13 @@ func TestWaitingClient(t *testing.T) {
 	for range 30 {
 		v.conns.Failed(us(), "test")
 	}
-	nc, err := net.Dial("unix", v.socket)
-	require.NoError(t, err)
+	nc := testtool.Must(net.Dial("unix", v.socket))(t)
 	defer nc.Close()
 	testtool.Eventually(t, func() bool { return v.conns.Strangers() == 1 }, "it is accepted")
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	require.NoError(t, v.Shutdown(ctx))
-	got, err := io.ReadAll(nc)
-	require.NoError(t, err)
-	require.Empty(t, got)
+	require.Empty(t, testtool.Must(io.ReadAll(nc))(t))
 }
 
 // TestHotServer: the log has it once a minute that connections to a server break at once, again and

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -44,8 +45,7 @@ func newPipeline(t testing.TB, mode int, command, flags uint16, size int) *pipel
 
 func fullServer(t testing.TB) *served {
 	full := disktest.NewMemory(diskSize)
-	_, err := full.WriteAt(t.Context(), make([]byte, diskSize), 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(full.WriteAt(t.Context(), make([]byte, diskSize), 0)))
 	return serve(t, 1, func(o *serving.Options) {
 		o.Disk, o.Access = full, serving.AccessWriteShared
 	})

@@ -48,11 +48,9 @@ func TestRefuse(t *testing.T) {
 // TestSameUser: at such an address only processes of the server's user are answered.
 func TestSameUser(t *testing.T) {
 	s := serve(t, 1, nil)
-	l, err := net.Listen("tcp4", "127.107.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp4", "127.107.0.1:0"))(t)
 	go func() { _ = s.Serve(l, Portal{Name: "unix:/the/socket", SameUser: true}) }()
-	host, port, err := net.SplitHostPort(l.Addr().String())
-	require.NoError(t, err)
+	host, port := testtool.Must2(net.SplitHostPort(l.Addr().String()))(t)
 	greeting := func(uid uint32) string {
 		c := exec.Command("bash", "-c",
 			"exec 3<>/dev/tcp/"+host+"/"+port+"; head -c 8 <&3 2>/dev/null || true")
@@ -60,9 +58,7 @@ func TestSameUser(t *testing.T) {
 			c.SysProcAttr = &syscall.SysProcAttr{
 				Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 		}
-		out, err := c.Output()
-		require.NoError(t, err)
-		return string(out)
+		return string(testtool.Must(c.Output())(t))
 	}
 	require.Equal(t, "NBDMAGIC", greeting(0))
 	if os.Geteuid() != 0 {

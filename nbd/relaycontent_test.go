@@ -40,8 +40,7 @@ func block(b byte) []byte { return bytes.Repeat([]byte{b}, 4096) }
 func requireContent(t *testing.T, d disk.Disk, off int64, b byte) {
 	t.Helper()
 	got := make([]byte, 4096)
-	_, err := d.ReadAt(t.Context(), got, off)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.ReadAt(t.Context(), got, off)))
 	require.Equal(t, block(b), got)
 }
 
@@ -138,8 +137,7 @@ func TestRelayOfASharedDisk(t *testing.T) {
 	require.NoError(t, write(r, 4096, 2))
 	require.NoError(t, write(r, 8192, 3))
 	require.NoError(t, r.Zero(t.Context(), 8192, 4096))
-	_, err := r.WriteAt(t.Context(), make([]byte, 2<<20), 1<<20)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(r.WriteAt(t.Context(), make([]byte, 2<<20), 1<<20)))
 	n.leave(t)
 	require.NoError(t, v.crash())
 	n.restart(t, 1, nil)
@@ -345,8 +343,7 @@ func TestRelayPartsOfSectors(t *testing.T) {
 		<-all[i]
 	}
 	got := make([]byte, 2*rounds)
-	_, err := v.disks[0].ReadAt(t.Context(), got, 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(v.disks[0].ReadAt(t.Context(), got, 0)))
 	require.Equal(t, bytes.Repeat([]byte{1, 2}, rounds), got)
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -27,8 +28,7 @@ func relay(t testing.TB, v *served) *relayed {
 	t.Helper()
 	n := &relayed{served: v, socket: filepath.Join(t.TempDir(), "relay.sock"),
 		conns: make(map[net.Conn]struct{})}
-	l, err := net.Listen("unix", n.socket)
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("unix", n.socket))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -95,9 +95,7 @@ func (n *relayed) restart(t testing.TB, number uint16, change func(*serving.Opti
 	t.Helper()
 	all := n.Server.disks
 	opt := all.At(number).Options
-	released, err := all.Remove(number)
-	require.NoError(t, err)
-	<-released
+	<-testtool.Must(all.Remove(number))(t)
 	if change != nil {
 		change(&opt)
 	}

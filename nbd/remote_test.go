@@ -33,8 +33,7 @@ func openRemote(t testing.TB, opt RemoteOptions) *Remote {
 	t.Helper()
 	opt.Log = zaptest.NewLogger(t)
 	opt.ReconnectDelay = -1 // tests break many connections
-	r, err := OpenRemote(t.Context(), opt)
-	require.NoError(t, err)
+	r := testtool.Must(OpenRemote(t.Context(), opt))(t)
 	t.Cleanup(func() { _ = r.Close() })
 	return r
 }
@@ -51,8 +50,7 @@ func plain(t *testing.T, r *Remote) disk.Disk {
 	t.Helper()
 	zeros := make([]byte, 4<<10)
 	for range 512 {
-		_, err := r.WriteAt(t.Context(), zeros, 0)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(r.WriteAt(t.Context(), zeros, 0)))
 	}
 	require.NoError(t, r.Flush())
 	return plainDisk{r, r, r}
@@ -69,21 +67,17 @@ func TestRemoteByTLS(t *testing.T) {
 		TLS: func() (*tls.Config, error) { return config, nil }}
 	r := openRemote(t, opt)
 	want := bytes.Repeat([]byte{7}, 3<<20)
-	_, err := r.WriteAt(t.Context(), want, 512)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(r.WriteAt(t.Context(), want, 512)))
 	got := make([]byte, len(want))
-	_, err = r.ReadAt(t.Context(), got, 512)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(r.ReadAt(t.Context(), got, 512)))
 	require.Equal(t, want, got)
 	require.Equal(t, "cert:vm.example", v.Sessions()[0].Initiator)
 
 	opt.TLS = nil
-	_, err = OpenRemote(t.Context(), opt)
-	require.ErrorContains(t, err, "this server needs TLS")
+	require.ErrorContains(t, testtool.Err(OpenRemote(t.Context(), opt)), "this server needs TLS")
 	config = &tls.Config{ServerName: "localhost"}
 	opt.TLS = func() (*tls.Config, error) { return config, nil }
-	_, err = OpenRemote(t.Context(), opt)
-	require.ErrorContains(t, err, "unknown authority")
+	require.ErrorContains(t, testtool.Err(OpenRemote(t.Context(), opt)), "unknown authority")
 }
 
 // TestRemoteThatIsNone: what cannot be used is an error at once.
@@ -166,8 +160,7 @@ func heals(t *testing.T, n *relayed, r *Remote) {
 	n.cut()
 	require.NoError(t, r.Flush())
 	got := make([]byte, diskSize)
-	_, err := n.disks[0].ReadAt(t.Context(), got, 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(n.disks[0].ReadAt(t.Context(), got, 0)))
 	require.True(t, bytes.Equal(model, got))
 }
 
@@ -211,8 +204,7 @@ func TestRemoteCrash(t *testing.T) {
 	change := func(off int, p []byte) {
 		t.Helper()
 		copy(want[off:], p)
-		_, err := r.WriteAt(t.Context(), p, int64(off))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(r.WriteAt(t.Context(), p, int64(off))))
 	}
 	crash := func() {
 		t.Helper()
@@ -223,8 +215,7 @@ func TestRemoteCrash(t *testing.T) {
 		n.restart(t, 1, nil)
 		n.set(false, 0)
 		got := make([]byte, diskSize)
-		_, err := r.ReadAt(t.Context(), got, 0)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(r.ReadAt(t.Context(), got, 0)))
 		require.True(t, bytes.Equal(want, got))
 	}
 	change(0, bytes.Repeat([]byte{1}, 64<<10))
@@ -279,8 +270,7 @@ func TestRemoteLateWrite(t *testing.T) {
 	close(finish)
 	require.NoError(t, <-second)
 	got := make([]byte, 4096)
-	_, err := v.disks[0].ReadAt(t.Context(), got, 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(v.disks[0].ReadAt(t.Context(), got, 0)))
 	require.Equal(t, bytes.Repeat([]byte{2}, 4096), got)
 }
 
@@ -324,8 +314,7 @@ func TestRemoteWaits(t *testing.T) {
 	require.ErrorIs(t, <-done, disk.ErrNotNow)
 	require.ErrorIs(t, <-done, disk.ErrNotNow)
 	n.set(false, 0)
-	_, err := r.ReadAt(t.Context(), make([]byte, 512), 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(r.ReadAt(t.Context(), make([]byte, 512), 0)))
 }
 
 // TestRemoteErrors: what the server's storage says arrives.
@@ -340,11 +329,9 @@ func TestRemoteErrors(t *testing.T) {
 	require.Equal(t, int64(512), medium.Length)
 	remove()
 	remove = v.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Err: disk.ErrNoSpace})
-	_, err = r.WriteAt(t.Context(), make([]byte, 512), 0)
-	require.ErrorIs(t, err, disk.ErrNoSpace)
+	require.ErrorIs(t, testtool.Err(r.WriteAt(t.Context(), make([]byte, 512), 0)), disk.ErrNoSpace)
 	remove()
-	_, err = r.WriteAt(t.Context(), make([]byte, 512), 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(r.WriteAt(t.Context(), make([]byte, 512), 0)))
 	v.disks[0].Inject(disktest.Rule{Op: disktest.OpFlush, Err: disk.ErrFailed})
 	require.ErrorIs(t, r.Flush(), disk.ErrFailed)
 	_, err = r.WriteAt(t.Context(), make([]byte, 512), 0)
@@ -355,15 +342,13 @@ func TestRemoteErrors(t *testing.T) {
 func TestRemoteOwnedByAnother(t *testing.T) {
 	v := serve(t, 1, func(o *serving.Options) { o.Access = serving.AccessWriteExclusive })
 	other := filepath.Join(t.TempDir(), "other.sock")
-	l, err := net.Listen("unix", other)
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("unix", other))(t)
 	go func() { _ = v.Serve(l, Portal{Name: serving.SocketPrefix + other}) }()
 	owner := v.remote(t, "")
-	_, err = owner.WriteAt(t.Context(), bytes.Repeat([]byte{1}, 512), 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(owner.WriteAt(t.Context(), bytes.Repeat([]byte{1}, 512), 0)))
 	next := openRemote(t, RemoteOptions{Address: serving.SocketPrefix + other})
 	done := make(chan error, 1)
-	_, err = next.WriteAt(disk.AtHand, make([]byte, 512), 0)
+	_, err := next.WriteAt(disk.AtHand, make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrNotNow)
 	_, err = next.WriteAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrNotNow, "the caller tries again")

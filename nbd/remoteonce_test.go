@@ -19,11 +19,9 @@ func TestRemoteOnce(t *testing.T) {
 	n := relay(t, serve(t, 1, nil))
 	r := openRemote(t, RemoteOptions{Address: serving.SocketPrefix + n.socket,
 		Export: "disk1.raw", Once: true})
-	_, err := r.ReadAt(t.Context(), make([]byte, 512), 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(r.ReadAt(t.Context(), make([]byte, 512), 0)))
 	n.cut()
-	_, err = r.ReadAt(t.Context(), make([]byte, 512), 0)
-	require.ErrorIs(t, err, disk.ErrFailed)
+	require.ErrorIs(t, testtool.Err(r.ReadAt(t.Context(), make([]byte, 512), 0)), disk.ErrFailed)
 }
 
 // sparse is a disk of which every other page is a hole.
@@ -48,8 +46,7 @@ func TestRemoteExtents(t *testing.T) {
 	v := serve(t, 1, func(o *serving.Options) { o.Disk = s })
 	n := relay(t, v)
 	opt := RemoteOptions{Address: serving.SocketPrefix + n.socket}
-	e, err := openRemote(t, opt).Allocated(t.Context(), 512, diskSize-512)
-	require.NoError(t, err)
+	e := testtool.Must(openRemote(t, opt).Allocated(t.Context(), 512, diskSize-512))(t)
 	require.Equal(t, disk.Extent{Length: diskSize - 512, Data: true}, e)
 	require.Zero(t, s.asked.Load())
 
@@ -57,8 +54,7 @@ func TestRemoteExtents(t *testing.T) {
 	r := openRemote(t, opt)
 	is := func(off, length int64, data bool, want int64) {
 		t.Helper()
-		e, err := r.Allocated(t.Context(), off, length)
-		require.NoError(t, err)
+		e := testtool.Must(r.Allocated(t.Context(), off, length))(t)
 		require.Equal(t, disk.Extent{Length: want, Data: data}, e)
 	}
 	for off := int64(0); off < diskSize; off += layerPage {
@@ -82,6 +78,5 @@ func TestRemoteExtents(t *testing.T) {
 	s.gate.Unlock()
 	is(0, 512, false, 512)
 	n.cut()
-	_, err = r.Allocated(t.Context(), diskSize-512, 512)
-	require.ErrorIs(t, err, disk.ErrFailed)
+	require.ErrorIs(t, testtool.Err(r.Allocated(t.Context(), diskSize-512, 512)), disk.ErrFailed)
 }

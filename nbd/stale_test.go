@@ -18,8 +18,7 @@ import (
 // of the pod. It returns what connects one.
 func unknown(t *testing.T, v *served) (open func(mode int) *client) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
 	go func() { served <- v.Serve(l, Portal{Name: serving.AddressPrefix + l.Addr().String()}) }()
 	t.Cleanup(func() {
@@ -28,9 +27,7 @@ func unknown(t *testing.T, v *served) (open func(mode int) *client) {
 	})
 	return func(mode int) *client {
 		t.Helper()
-		nc, err := net.Dial("tcp", l.Addr().String())
-		require.NoError(t, err)
-		c := greet(t, nc)
+		c := greet(t, testtool.Must(net.Dial("tcp", l.Addr().String()))(t))
 		c.send(u32(flagFixedNewstyle | flagNoZeroes))
 		if mode == compact {
 			c.choose("", mode)
@@ -92,15 +89,12 @@ func TestRelayComesBackAtOnce(t *testing.T) {
 	v := serve(t, 1, func(o *serving.Options) { o.Access = serving.AccessWriteExclusive })
 	for range 100 {
 		r := v.remote(t, "")
-		_, err := r.WriteAt(t.Context(), []byte("relay"), 0)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(r.WriteAt(t.Context(), []byte("relay"), 0)))
 		require.NoError(t, r.Close())
 	}
 	stays, other := v.remote(t, ""), v.remote(t, "")
-	_, err := stays.WriteAt(t.Context(), []byte("stays"), 0)
-	require.NoError(t, err)
-	_, err = other.WriteAt(t.Context(), []byte("other"), 0)
+	require.NoError(t, testtool.Err(stays.WriteAt(t.Context(), []byte("stays"), 0)))
+	_, err := other.WriteAt(t.Context(), []byte("other"), 0)
 	require.ErrorContains(t, err, "in use by another client that is called")
-	_, err = stays.WriteAt(t.Context(), []byte("stays"), 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(stays.WriteAt(t.Context(), []byte("stays"), 0)))
 }

@@ -48,9 +48,7 @@ func (a *authority) issue(name string, change certtest.Change) tls.Certificate {
 	cert, key := a.file(name+"-cert.pem"), a.file(name+"-key.pem")
 	require.NoError(a.t, certtest.Sign(a.file("ca-cert.pem"), a.file("ca-key.pem"), cert, key,
 		change))
-	pair, err := tls.LoadX509KeyPair(cert, key)
-	require.NoError(a.t, err)
-	return pair
+	return testtool.Must(tls.LoadX509KeyPair(cert, key))(a.t)
 }
 
 func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
@@ -66,23 +64,18 @@ func (a *authority) issueServer() {
 func (v *served) serveTLS(t testing.TB, a *authority, log *zap.Logger) string {
 	t.Helper()
 	a.issueServer()
-	config, err := LoadTLS(a.file("server-cert.pem"), a.file("server-key.pem"),
-		a.file("ca-cert.pem"), log)
-	require.NoError(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	config := testtool.Must(LoadTLS(a.file("server-cert.pem"), a.file("server-key.pem"),
+		a.file("ca-cert.pem"), log))(t)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	portal := Portal{Name: serving.AddressPrefix + l.Addr().String(), TLS: config}
 	go func() { _ = v.Serve(l, portal) }()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	require.NoError(t, err)
+	_, port := testtool.Must2(net.SplitHostPort(l.Addr().String()))(t)
 	return port
 }
 
 func dialPort(t testing.TB, port string) *client {
 	t.Helper()
-	nc, err := net.Dial("tcp", "127.0.0.1:"+port)
-	require.NoError(t, err)
-	c := greet(t, nc)
+	c := greet(t, testtool.Must(net.Dial("tcp", "127.0.0.1:"+port))(t))
 	c.send(u32(flagFixedNewstyle | flagNoZeroes))
 	return c
 }
@@ -104,8 +97,7 @@ func (a *authority) secure(t testing.TB, port string, certs ...tls.Certificate) 
 func TestCertificates(t *testing.T) {
 	v, a := serve(t, 1, nil), newAuthority(t)
 	port := v.serveTLS(t, a, nil)
-	uri, err := url.Parse("spiffe://cluster/ns/a/vm/X")
-	require.NoError(t, err)
+	uri := testtool.Must(url.Parse("spiffe://cluster/ns/a/vm/X"))(t)
 	for name, change := range map[string]func(*x509.Certificate){
 		"cert:Alice": certtest.Client("Alice"),
 		"cert:vm.example": func(c *x509.Certificate) {
@@ -125,8 +117,7 @@ func TestCertificates(t *testing.T) {
 		require.Equal(t, name, v.Sessions()[0].Initiator)
 		require.Contains(t, v.Sessions()[0].Remote, "127.0.0.1:")
 		require.NoError(t, v.Server.disks.Admit(1, name+"2", time.Time{}), "capitals are kept")
-		_, err := v.Server.disks.Withdraw(1)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(v.Server.disks.Withdraw(1)))
 		_ = c.Close()
 		testtool.Eventually(t, func() bool { return len(v.Sessions()) == 0 },
 			"the session ends: %+v", func() any { return v.Sessions() })
@@ -200,8 +191,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	require.Equal(t, 1, logs.FilterMessageSnippet("cannot be used").Len(), "it is said once")
 	a.issueServer()
 	other := newAuthority(t)
-	both, err := os.ReadFile(other.file("ca-cert.pem"))
-	require.NoError(t, err)
+	both := testtool.Must(os.ReadFile(other.file("ca-cert.pem")))(t)
 	require.NoError(t, os.WriteFile(a.file("ca-cert.pem"), both, 0o600))
 	a.secure(t, port, other.issue("client", certtest.Client("b"))).choose("", extended)
 	require.Equal(t, 1, logs.FilterMessageSnippet("read again").Len())
@@ -210,7 +200,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	rest, _ := io.ReadAll(c.in)
 	require.Empty(t, rest, "the former authority counts no more")
 
-	_, err = LoadTLS(a.file("server-cert.pem"), a.file("client-key.pem"), a.file("ca-cert.pem"),
+	_, err := LoadTLS(a.file("server-cert.pem"), a.file("client-key.pem"), a.file("ca-cert.pem"),
 		nil)
 	require.ErrorContains(t, err, "server-cert.pem")
 	_, err = LoadTLS(a.file("server-cert.pem"), a.file("server-key.pem"), a.file("server-key.pem"),
@@ -248,8 +238,7 @@ func TestTLSCarriesData(t *testing.T) {
 		require.True(t, bytes.Equal(want[off:off+piece], c.content(got, off, piece)))
 	}
 	c.send(c.request(cmdDisconnect, 0, 0, 0, nil))
-	rest, err := io.ReadAll(c.Conn.(*tls.Conn).NetConn())
-	require.NoError(t, err)
+	rest := testtool.Must(io.ReadAll(c.Conn.(*tls.Conn).NetConn()))(t)
 	require.NotEmpty(t, rest, "TLS ends before the connection")
 }
 

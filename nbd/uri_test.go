@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -21,9 +22,7 @@ func TestParseURI(t *testing.T) {
 			Export: "x"},
 		"nbd+unix:///a%20b?socket=/run/disk.sock": {Address: "unix:/run/disk.sock", Export: "a b"},
 	} {
-		got, err := ParseURI(text)
-		require.NoError(t, err, text)
-		require.Equal(t, want, got, text)
+		require.Equal(t, want, testtool.Must(ParseURI(text))(t, text), text)
 	}
 	for text, says := range map[string]string{
 		"":                            "its scheme must be nbds",
@@ -49,12 +48,9 @@ func TestParseURI(t *testing.T) {
 // TestSessionHasTheNameOfItsSocket: a daemon may bind a socket by another name than people know.
 func TestSessionHasTheNameOfItsSocket(t *testing.T) {
 	v := serve(t, 1, nil)
-	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("unix", filepath.Join(t.TempDir(), "s")))(t)
 	go func() { _ = v.Serve(l, Portal{Name: serving.SocketPrefix + "/run/disk/vm.sock"}) }()
-	nc, err := net.Dial("unix", l.Addr().String())
-	require.NoError(t, err)
-	c := greet(t, nc)
+	c := greet(t, testtool.Must(net.Dial("unix", l.Addr().String()))(t))
 	c.send(u32(flagFixedNewstyle | flagNoZeroes))
 	c.choose("", compact)
 	require.Equal(t, "/run/disk/vm.sock", v.Sessions()[0].Local)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestDrawMap(t *testing.T) {
@@ -45,9 +46,7 @@ func TestMapIsSmall(t *testing.T) {
 	for range 20 {
 		paths := map[string]string{}
 		drawMap(worstMap(r), gridColumns).add(paths, "g", "")
-		data, err := json.Marshal(news{Path: paths})
-		require.NoError(t, err)
-		require.LessOrEqual(t, len(data), 64<<10)
+		require.LessOrEqual(t, len(testtool.Must(json.Marshal(news{Path: paths}))(t)), 64<<10)
 	}
 }
 

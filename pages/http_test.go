@@ -9,23 +9,22 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
 func get(t *testing.T, url string) (int, string, http.Header) {
 	t.Helper()
-	res, err := http.Get(url)
-	require.NoError(t, err)
+	res := testtool.Must(http.Get(url))(t)
 	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	require.NoError(t, err)
-	return res.StatusCode, string(body), res.Header
+	return res.StatusCode, string(testtool.Must(io.ReadAll(res.Body))(t)), res.Header
 }
 
 func TestPages(t *testing.T) {
@@ -81,8 +80,7 @@ func TestPages(t *testing.T) {
 
 	status, _, _ = get(t, ts.URL+"/secrets")
 	require.Equal(t, http.StatusNotFound, status)
-	res, err := http.Post(ts.URL+"/status", "text/plain", nil)
-	require.NoError(t, err)
+	res := testtool.Must(http.Post(ts.URL+"/status", "text/plain", nil))(t)
 	require.NoError(t, res.Body.Close())
 	require.Equal(t, http.StatusMethodNotAllowed, res.StatusCode)
 }
@@ -110,13 +108,11 @@ func TestManyConnections(t *testing.T) {
 	address := ts.Listener.Addr().String()
 	var all []net.Conn
 	for range 4 * maxConnections {
-		c, err := net.Dial("tcp", address)
-		require.NoError(t, err)
+		c := testtool.Must(net.Dial("tcp", address))(t)
 		defer c.Close()
-		_, err = io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+		_, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
 		require.NoError(t, err)
-		_, err = http.ReadResponse(bufio.NewReader(c), nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(http.ReadResponse(bufio.NewReader(c), nil)))
 		all = append(all, c)
 	}
 	status, _, _ := get(t, ts.URL+"/readyz")
@@ -146,19 +142,15 @@ func TestShortConnectionsPushNobodyOut(t *testing.T) {
 	ask := func(c net.Conn, more string) {
 		_, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n"+more+"\r\n")
 		require.NoError(t, err)
-		_, err = http.ReadResponse(bufio.NewReader(c), nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(http.ReadResponse(bufio.NewReader(c), nil)))
 	}
-	stays, err := net.Dial("tcp", ts.Listener.Addr().String())
-	require.NoError(t, err)
+	stays := testtool.Must(net.Dial("tcp", ts.Listener.Addr().String()))(t)
 	defer stays.Close()
 	ask(stays, "")
 	for range 2 * maxConnections {
-		c, err := net.Dial("tcp", ts.Listener.Addr().String())
-		require.NoError(t, err)
+		c := testtool.Must(net.Dial("tcp", ts.Listener.Addr().String()))(t)
 		ask(c, "Connection: close\r\n")
-		_, err = io.Copy(io.Discard, c)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(io.Copy(io.Discard, c)))
 		require.NoError(t, c.Close())
 	}
 	ask(stays, "")
@@ -182,4 +174,45 @@ func TestPagesOfOtherSites(t *testing.T) {
 		require.Equal(t, want, w.Code, origin)
 		require.Equal(t, want == http.StatusOK, reached, origin)
 	}
+}
+
+// TestOnlyHosts: a name that a stranger can register gets no page, so that no page of a stranger
+// can read this one in a browser. Probes are answered in any case.
+func TestOnlyHosts(t *testing.T) {
+	page := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	h := OnlyHosts(page, []string{"vm.example.com"}, "--pages-host")
+	ask := func(host, path string) (int, string) {
+		r := httptest.NewRequest("GET", path, nil)
+		r.Host = host
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code, w.Body.String()
+	}
+	for _, host := range []string{"127.0.0.1:9260", "10.1.2.3", "[fd00::1]:9260", "[::1]", "",
+		"localhost:9260", "LOCALHOST", "disks", "disks.ns.svc", "Disks.NS.SVC",
+		"disks.ns.svc.cluster.local:9260", "vm.example.com", "VM.example.com.:80"} {
+		for _, path := range []string{"/", "/status", "/metrics", "/readyz"} {
+			code, _ := ask(host, path)
+			require.Equal(t, http.StatusOK, code, "%s %s", host, path)
+		}
+	}
+	for _, host := range []string{"evil.example.com", "127.0.0.1.evil.com",
+		"localhost.evil.com:9260", "disks.ns.svc.evil.com", "example.com", "x.vm.example.com",
+		"evilsvc.com"} {
+		for _, path := range []string{"/", "/status", "/metrics", "/events"} {
+			code, text := ask(host, path)
+			require.Equal(t, http.StatusMisdirectedRequest, code, "%s %s", host, path)
+			require.Contains(t, text, "--pages-host")
+		}
+		code, _ := ask(host, "/healthz")
+		require.Equal(t, http.StatusOK, code)
+	}
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	text := "nameserver 10.0.0.1\nsearch ns.svc.Corp.example svc.corp.example. com\n" +
+		"options ndots:5\n"
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	ends := searchDomains(path)
+	require.Equal(t, []string{".ns.svc.corp.example", ".svc.corp.example"}, ends)
+	require.True(t, knownHost("disks.ns.svc.corp.example:80", nil, ends))
+	require.False(t, knownHost("evil.com", nil, ends))
 }

@@ -32,10 +32,8 @@ func watch(t *testing.T, url string) *watcher {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
-	req, err := http.NewRequestWithContext(ctx, "GET", url+"/events?lun=1", nil)
-	require.NoError(t, err)
-	res, err := http.DefaultClient.Do(req)
-	require.NoError(t, err)
+	req := testtool.Must(http.NewRequestWithContext(ctx, "GET", url+"/events?lun=1", nil))(t)
+	res := testtool.Must(http.DefaultClient.Do(req))(t)
 	t.Cleanup(func() { res.Body.Close() })
 	return &watcher{t: t, res: res, read: bufio.NewReader(res.Body)}
 }
@@ -44,8 +42,7 @@ func watch(t *testing.T, url string) *watcher {
 func (w *watcher) line(prefix string) string {
 	w.t.Helper()
 	for {
-		line, err := w.read.ReadString('\n')
-		require.NoError(w.t, err)
+		line := testtool.Must(w.read.ReadString('\n'))(w.t)
 		if rest, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), prefix); ok {
 			return rest
 		}
@@ -95,8 +92,7 @@ func TestEvents(t *testing.T) {
 	}
 	page.Stop()
 	require.Equal(t, "end", w.line("event: "))
-	_, err := io.Copy(io.Discard, w.read)
-	require.NoError(t, err, "the answer has an end")
+	require.NoError(t, testtool.Err(io.Copy(io.Discard, w.read)), "the answer has an end")
 	page.Wait()
 	w = watch(t, ts.URL)
 	require.Equal(t, http.StatusServiceUnavailable, w.res.StatusCode, "the daemon is going")
@@ -149,11 +145,10 @@ func TestClientsAreBounded(t *testing.T) {
 func TestSlowClientIsDropped(t *testing.T) {
 	page, ts := newFake().serve(t)
 	page.timeout = time.Second / 2
-	conn, err := net.Dial("tcp", ts.Listener.Addr().String())
-	require.NoError(t, err)
+	conn := testtool.Must(net.Dial("tcp", ts.Listener.Addr().String()))(t)
 	defer conn.Close()
 	require.NoError(t, conn.(*net.TCPConn).SetReadBuffer(4096))
-	_, err = io.WriteString(conn, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
+	_, err := io.WriteString(conn, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
 	require.NoError(t, err)
 	clients := func() int {
 		page.mu.Lock()
@@ -188,10 +183,8 @@ func TestSlowClientIsDropped(t *testing.T) {
 // nothing.
 func TestNothingIsLeft(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	one, err := NewPage(newFake().source())
-	require.NoError(t, err)
-	two, err := NewPage(newFake().source())
-	require.NoError(t, err)
+	one := testtool.Must(NewPage(newFake().source()))(t)
+	two := testtool.Must(NewPage(newFake().source()))(t)
 	one.Stop()
 	one.Stop()
 	one.Wait()
@@ -203,16 +196,13 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 	mux := http.NewServeMux()
 	two.Register(mux)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	srv := newTestServer(mux)
 	go func() { _ = srv.Serve(l) }()
 	client := &http.Client{Transport: &http.Transport{}}
-	res, err := client.Get("http://" + l.Addr().String() + "/events")
-	require.NoError(t, err)
+	res := testtool.Must(client.Get("http://" + l.Addr().String() + "/events"))(t)
 	two.Stop()
-	_, err = io.Copy(io.Discard, res.Body)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(io.Copy(io.Discard, res.Body)))
 	require.NoError(t, res.Body.Close())
 	client.CloseIdleConnections()
 	require.NoError(t, srv.Close())

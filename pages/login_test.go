@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/status"
 )
@@ -50,8 +51,7 @@ func TestCommands(t *testing.T) {
 		require.NotContains(t, c.Iscsiadm, "password_in")
 
 		// What the library reads back is the LUN, with nothing lost.
-		back, device, err := libvirt.ParseDisk(c.Libvirt)
-		require.NoError(t, err)
+		back, device := testtool.Must2(libvirt.ParseDisk(c.Libvirt))(t)
 		require.Equal(t, 300, back.Number)
 		require.Equal(t, page.TargetName, back.TargetName)
 		require.Equal(t, []libvirt.Portal{{Host: "fd00::1", Port: 3260}}, back.Portals)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/status"
 )
@@ -24,8 +25,7 @@ func TestNBDCommands(t *testing.T) {
 		"server.type=unix,server.path=/run/disk/nbd.sock")
 	require.Contains(t, c.QEMU, "reconnect-delay=30 ")
 	require.Equal(t, "nbdinfo 'nbd+unix:///b.qcow2?socket=%2Frun%2Fdisk%2Fnbd.sock'", c.List)
-	e, _, err := libvirt.ParseExport(c.Libvirt)
-	require.NoError(t, err)
+	e, _ := testtool.Must2(libvirt.ParseExport(c.Libvirt))(t)
 	require.Equal(t, libvirt.Export{Name: "b.qcow2", Socket: "/run/disk/nbd.sock",
 		Reconnect: 30 * time.Second, AccessMode: libvirt.WriteExclusive, Serial: "s2"}, e)
 
@@ -36,8 +36,7 @@ func TestNBDCommands(t *testing.T) {
 	require.Contains(t, c.QEMU, ",tls-creds=tls,read-only=on ")
 	require.Equal(t, "nbdinfo 'nbds://example.com:10809/b.qcow2?tls-certificates=CERTIFICATES'",
 		c.List)
-	e, _, err = libvirt.ParseExport(c.Libvirt)
-	require.NoError(t, err)
+	e, _ = testtool.Must2(libvirt.ParseExport(c.Libvirt))(t)
 	require.True(t, e.TLS && e.ReadOnly)
 	require.Equal(t, libvirt.Portal{Host: "example.com", Port: 10809}, e.Portal)
 
@@ -93,7 +92,6 @@ func TestPageOfVhostUser(t *testing.T) {
 	require.Contains(t, body, "path=/run/disks/b,,c.sock,reconnect=1")
 	require.Contains(t, body, `<access mode="shared"></access>`)
 	_, text, _ := strings.Cut(vhostUserCommandsFor(&f.status.LUNs[1]).Libvirt, "devices -->")
-	v, _, err := libvirt.ParseVhostUser(text)
-	require.NoError(t, err)
+	v, _ := testtool.Must2(libvirt.ParseVhostUser(text))(t)
 	require.Equal(t, libvirt.VhostUser{Socket: "/run/disks/b,c.sock", Reconnect: time.Second}, v)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
@@ -98,8 +99,7 @@ func (f *fake) source() PageSource {
 // serve serves a page with an HTTP server as the daemon's.
 func (f *fake) serve(t *testing.T) (*Page, *httptest.Server) {
 	t.Helper()
-	page, err := NewPage(f.source())
-	require.NoError(t, err)
+	page := testtool.Must(NewPage(f.source()))(t)
 	mux := http.NewServeMux()
 	page.Register(mux)
 	ts := httptest.NewUnstartedServer(nil)
@@ -134,10 +134,8 @@ func TestPage(t *testing.T) {
 	}
 	for _, method := range []string{"POST", "PUT", "DELETE", "PATCH"} {
 		for _, path := range []string{"/", "/events", "/page.js"} {
-			req, err := http.NewRequest(method, ts.URL+path, nil)
-			require.NoError(t, err)
-			res, err := http.DefaultClient.Do(req)
-			require.NoError(t, err)
+			req := testtool.Must(http.NewRequest(method, ts.URL+path, nil))(t)
+			res := testtool.Must(http.DefaultClient.Do(req))(t)
 			require.NoError(t, res.Body.Close())
 			require.Equal(t, http.StatusMethodNotAllowed, res.StatusCode, "%s %s", method, path)
 		}
@@ -150,10 +148,8 @@ func TestHeadIsGetWithoutABody(t *testing.T) {
 	for path, kind := range map[string]string{"/": "text/html; charset=utf-8",
 		"/events": "text/event-stream", "/page.css": "text/css; charset=utf-8",
 		"/page.js": "text/javascript; charset=utf-8", "/page.svg": "image/svg+xml"} {
-		res, err := http.Head(ts.URL + path)
-		require.NoError(t, err)
-		body, err := io.ReadAll(res.Body)
-		require.NoError(t, err)
+		res := testtool.Must(http.Head(ts.URL + path))(t)
+		body := testtool.Must(io.ReadAll(res.Body))(t)
 		require.NoError(t, res.Body.Close())
 		require.Empty(t, body)
 		require.Equal(t, http.StatusOK, res.StatusCode)
@@ -165,11 +161,9 @@ func TestHeadIsGetWithoutABody(t *testing.T) {
 		}
 	}
 	_, _, header := get(t, ts.URL+"/page.css")
-	req, err := http.NewRequest("GET", ts.URL+"/page.css", nil)
-	require.NoError(t, err)
+	req := testtool.Must(http.NewRequest("GET", ts.URL+"/page.css", nil))(t)
 	req.Header.Set("If-None-Match", header.Get("ETag"))
-	res, err := http.DefaultClient.Do(req)
-	require.NoError(t, err)
+	res := testtool.Must(http.DefaultClient.Do(req))(t)
 	require.NoError(t, res.Body.Close())
 	require.Equal(t, http.StatusNotModified, res.StatusCode)
 }
@@ -357,4 +351,29 @@ func TestTroubleComesFirst(t *testing.T) {
 	require.Contains(t, body, `<title id="title">starting: waits for a registry</title>`)
 	require.Contains(t, body, "it waits for the registry of r/i: refused. What to do: see whether")
 	require.NotContains(t, body, "There are no LUNs yet.")
+}
+
+func TestTexts(t *testing.T) {
+	for n, want := range map[float64]string{0: "0", 0.4: "0", 12: "12", 999: "999", 1000: "1,000",
+		123456.7: "123,457", 1e9: "1,000,000,000"} {
+		require.Equal(t, want, countText(n))
+	}
+	for d, want := range map[time.Duration]string{0: none, 300: "1 µs",
+		85 * time.Microsecond:   "85 µs",
+		1234 * time.Microsecond: "1.23 ms", 25 * time.Millisecond: "25 ms", 3 * time.Second: "3 s",
+		1500 * time.Millisecond: "1.50 s"} {
+		require.Equal(t, want, latencyText(d))
+	}
+	for d, want := range map[time.Duration]string{-time.Second: "0 s", 59 * time.Second: "59 s",
+		61 * time.Second: "1 min", 90 * time.Minute: "1 h 30 min", 72 * time.Hour: "3 days"} {
+		require.Equal(t, want, durationText(d))
+	}
+	require.Equal(t, "0 %", percentText(0, 10))
+	require.Equal(t, "1 %", percentText(1, 1000), "a little is not nothing")
+	require.Equal(t, "99 %", percentText(9999, 10000), "nearly all is not all")
+	require.Equal(t, "100 %", percentText(10, 10))
+	require.Equal(t, "0 %", percentText(0, 0))
+	require.Equal(t, "iqn.a\ufffdb\ufffd", plain("iqn.a\u202eb\x00"))
+	require.Equal(t, "a, b", plains([]string{"a", "b"}))
+	require.Equal(t, "a, b, c, d, e, 2 more", plains([]string{"a", "b", "c", "d", "e", "f", "g"}))
 }

@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -47,13 +48,10 @@ func (x madeIndex) push(t *testing.T, l *lying) {
 	made := &index{Version: indexVersion, ChunkSize: indexChunk,
 		Digests: sectionOf(chunkDigests(x.content)), Files: x.files}
 	if x.tables != nil {
-		z, err := zstd.NewWriter(nil, zstd.WithWindowSize(64<<10))
-		require.NoError(t, err)
+		z := testtool.Must(zstd.NewWriter(nil, zstd.WithWindowSize(64<<10)))(t)
 		made.Packed = sectionOf(z.EncodeAll(x.tables, nil))
 	}
-	text, err := made.Layer(false)
-	require.NoError(t, err)
-	desc := l.Add(text)
+	desc := l.Add(testtool.Must(made.Layer(false))(t))
 	desc.MediaType, desc.Annotations = types.OCIUncompressedLayer,
 		map[string]string{annotationIndex: "1"}
 	m.Layers = append(m.Layers, desc)
@@ -152,8 +150,7 @@ func TestOneDigestOneDisk(t *testing.T) {
 				emptyDir(t, to)
 			}
 			s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
-			st, err := s.client.Stream(t.Context(), ref, s.opt)
-			require.NoError(t, err)
+			st := testtool.Must(s.client.Stream(t.Context(), ref, s.opt))(t)
 			img, err := st.Open(t.Context(), st.Disks()[0].Name, image.Options{})
 			switch {
 			case c.right:
@@ -188,8 +185,7 @@ func linkHeader(t *testing.T, name, to string) []byte {
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "disk"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, to), nil, 0o644))
 	require.NoError(t, os.Link(filepath.Join(dir, to), filepath.Join(dir, name)))
-	b, err := exec.Command("tar", "--format=ustar", "-C", dir, "-c", to, name).Output()
-	require.NoError(t, err)
+	b := testtool.Must(exec.Command("tar", "--format=ustar", "-C", dir, "-c", to, name).Output())(t)
 	return b[512:1024]
 }
 
@@ -206,10 +202,8 @@ func TestTablesWhenTheirChunkArrives(t *testing.T) {
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.raw")
 	p := readAt(t, img, 800<<10, 512)
-	_, err := img.ReadAt(t.Context(), p, 500<<10)
-	require.ErrorIs(t, err, disk.ErrWrongContent)
-	_, err = img.ReadAt(t.Context(), p, 800<<10)
-	require.ErrorIs(t, err, disk.ErrWrongContent)
+	require.ErrorIs(t, testtool.Err(img.ReadAt(t.Context(), p, 500<<10)), disk.ErrWrongContent)
+	require.ErrorIs(t, testtool.Err(img.ReadAt(t.Context(), p, 800<<10)), disk.ErrWrongContent)
 }
 
 // TestWrongHeadersOnTheirWay: a registry that sends wrong bytes once does not condemn the image.
@@ -268,17 +262,15 @@ func TestVerdictThatCannotBeRead(t *testing.T) {
 		content: good}.push(t, l)
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	ref := l.ref(t, "vm/a:1")
-	st, err := s.client.Stream(t.Context(), ref, s.opt)
-	require.NoError(t, err)
+	st := testtool.Must(s.client.Stream(t.Context(), ref, s.opt))(t)
 	verdict := filepath.Join(s.opt.KeepDir, wrongName(st.image.Digest))
 	require.NoError(t, st.Close())
 	require.NoError(t, os.Mkdir(verdict, 0o700))
-	_, err = s.client.Stream(t.Context(), ref, s.opt)
+	_, err := s.client.Stream(t.Context(), ref, s.opt)
 	require.ErrorContains(t, err, "whether the image sha256:")
 	require.ErrorContains(t, err, filepath.Base(verdict))
 	require.NoError(t, os.Remove(verdict))
-	st, err = s.client.Stream(t.Context(), ref, s.opt)
-	require.NoError(t, err)
+	st = testtool.Must(s.client.Stream(t.Context(), ref, s.opt))(t)
 	require.NoError(t, st.Close())
 }
 
@@ -297,12 +289,8 @@ func TestPushOntoOtherTables(t *testing.T) {
 		pushes(t, c, files, m.ref(t, "vm/a:1"), PushOptions{Base: o.base.String()})
 		p := &pusher{client: c, ref: m.ref(t, "vm/a:2"), opt: PushOptions{Progress: new(Progress)}}
 		require.NoError(t, p.findBase(t.Context(), m.ref(t, "vm/a:1").String()))
-		img, err := p.open(files[0])
-		require.NoError(t, err)
-		here, err := newHere(img, "")
-		require.NoError(t, err)
-		p.old, err = p.findOld(t.Context(), planned{name: "a.raw"}, here)
-		require.NoError(t, err)
+		here := testtool.Must(newHere(testtool.Must(p.open(files[0]))(t), ""))(t)
+		p.old = testtool.Must(p.findOld(t.Context(), planned{name: "a.raw"}, here))(t)
 		for i := range p.old.index.Files {
 			if f := &p.old.index.Files[i]; f.Name == "disk/"+wrong {
 				last := p.old.index.TablesOf(f)
@@ -317,7 +305,7 @@ func TestPushOntoOtherTables(t *testing.T) {
 				require.NoError(t, err)
 			}
 		}
-		_, err = p.old.indexed(t.Context(), p.base)
+		_, err := p.old.indexed(t.Context(), p.base)
 		if wrong == "" {
 			require.NoError(t, err)
 		} else {
@@ -339,9 +327,7 @@ func contradicted(t *testing.T, l *lying, content []byte, wrong int) (layer []by
 	x := &index{Version: indexVersion, ChunkSize: indexChunk, Digests: sectionOf(digests),
 		Files: []indexFile{{Name: "disk/a.img", Size: int64(len(content)),
 			Layer: desc.Digest.String(), Offset: int64(at)}}}
-	text, err := x.Layer(true)
-	require.NoError(t, err)
-	second := l.Add(text)
+	second := l.Add(testtool.Must(x.Layer(true))(t))
 	second.MediaType = types.OCILayer
 	second.Annotations = map[string]string{annotationIndex: "1"}
 	config := l.Add([]byte("{}"))
@@ -364,7 +350,6 @@ func TestIndexContradictsLayer(t *testing.T) {
 	_, err := img.ReadAt(t.Context(), p, 5*indexChunk+100)
 	require.NotErrorIs(t, err, disk.ErrNotNow)
 	require.ErrorContains(t, err, "push the image again")
-	_, err = img.ReadAt(t.Context(), p, 6*indexChunk)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(img.ReadAt(t.Context(), p, 6*indexChunk)))
 	require.True(t, bytes.Equal(content[6*indexChunk:][:len(p)], p))
 }

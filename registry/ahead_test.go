@@ -3,10 +3,12 @@ package registry
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/keychain"
 	"kubevirt.io/disk/registry/transport"
@@ -33,17 +36,15 @@ func pushed(t testing.TB, m *memory, name string, content []byte, opt PushOption
 // fullIndex is the index of an image, with its digests and tables.
 func fullIndex(t testing.TB, r *transport.Image) *index {
 	t.Helper()
-	keep, err := os.Create(filepath.Join(t.TempDir(), "index"))
-	require.NoError(t, err)
+	keep := testtool.Must(os.Create(filepath.Join(t.TempDir(), "index")))(t)
 	t.Cleanup(func() { keep.Close() })
-	x, err := indexBy(r, func(desc descriptor) (x *index, err error) {
+	x := testtool.Must(indexBy(r, func(desc descriptor) (x *index, err error) {
 		err = r.Read(t.Context(), desc, maxIndexLayer, func(in io.Reader) error {
 			x, err = parseIndex(in, r.Manifest.Layers, keep)
 			return err
 		})
 		return x, err
-	})
-	require.NoError(t, err)
+	}))(t)
 	return x
 }
 
@@ -142,8 +143,7 @@ func TestStreamTables(t *testing.T) {
 			img := s.disk(t, s.open(t, m.ref(t, "vm/a:1")), name)
 			p := make([]byte, 4096)
 			for _, off := range []int64{0, img.Size() - 4096} {
-				_, err := img.ReadAt(t.Context(), p, off)
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(img.ReadAt(t.Context(), p, off)))
 				require.True(t, bytes.Equal(content[off:off+4096], p))
 			}
 			require.Equal(t, int64(1), s.opt.Cache.Stats().Fetched)
@@ -156,29 +156,22 @@ func TestStreamTables(t *testing.T) {
 // TestTablesThatLie: tables that are not as long as they say are refused, and a decompression bomb
 // does not become large.
 func TestTablesThatLie(t *testing.T) {
-	dir, err := os.OpenRoot(t.TempDir())
-	require.NoError(t, err)
+	dir := testtool.Must(os.OpenRoot(t.TempDir()))(t)
 	defer dir.Close()
 	file := func() (*os.File, error) { return osfile.NamelessIn(dir) }
 	x := &index{Files: []indexFile{{Metadata: [][2]int64{{0, 512}, {4096, 512}}}}}
-	w, err := zstd.NewWriter(nil)
-	require.NoError(t, err)
+	w := testtool.Must(zstd.NewWriter(nil))(t)
 	for what, content := range map[string][]byte{"short": make([]byte, 1000),
 		"long": make([]byte, 1025), "bomb": make([]byte, 64<<20)} {
 		x.Packed = sectionOf(w.EncodeAll(content, nil))
-		_, err := x.UnpackTables(file)
-		require.Error(t, err, what)
+		require.Error(t, testtool.Err(x.UnpackTables(file)), what)
 	}
 	x.Packed = sectionOf([]byte("no zstd"))
-	_, err = x.UnpackTables(file)
-	require.Error(t, err)
+	require.Error(t, testtool.Err(x.UnpackTables(file)))
 	x.Packed = sectionOf(w.EncodeAll(make([]byte, 1024), nil))
-	f, err := x.UnpackTables(file)
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
+	require.NoError(t, testtool.Must(x.UnpackTables(file))(t).Close())
 	x.Files[0].Metadata[1][1] = 1 << 40
-	_, err = x.UnpackTables(file)
-	require.ErrorContains(t, err, "more than")
+	require.ErrorContains(t, testtool.Err(x.UnpackTables(file)), "more than")
 	emptyDir(t, dir.Name())
 }
 
@@ -194,12 +187,10 @@ func TestStreamZeros(t *testing.T) {
 	require.True(t, bytes.Equal(content, contentOf(t, img)))
 	require.Equal(t, int64(1+2), s.opt.Cache.Stats().Fetched, "the index and two chunks")
 	require.Equal(t, int64(2*indexChunk), img.DataSize())
-	e, err := img.Extent(t.Context(), 0, img.Size())
-	require.NoError(t, err)
+	e := testtool.Must(img.Extent(t.Context(), 0, img.Size()))(t)
 	require.False(t, e.Data)
 	require.Equal(t, int64(2<<20), e.Length)
-	e, err = img.Extent(t.Context(), 2<<20, img.Size()-2<<20)
-	require.NoError(t, err)
+	e = testtool.Must(img.Extent(t.Context(), 2<<20, img.Size()-2<<20))(t)
 	require.True(t, e.Data)
 	require.Equal(t, int64(indexChunk), e.Length)
 }
@@ -220,13 +211,10 @@ func TestHostileOrder(t *testing.T) {
 	s, _, content := oneDisk(t, m, 4<<20, transport.Options{})
 	require.Equal(t, int64(1), s.opt.Cache.Stats().Fetched, "the index")
 	x := pushed(t, m, "a.raw", content, PushOptions{})
-	c, err := cache.Open(t.TempDir(), cache.Options{})
-	require.NoError(t, err)
+	c := testtool.Must(cache.Open(t.TempDir(), cache.Options{}))(t)
 	r := resolves(t, m.client(t), m.ref(t, "vm/a:1"))
-	layer, err := r.Source.Blob(r.Manifest.Layers[1])
-	require.NoError(t, err)
-	far, err := newFarFile(c, layer, x, &x.Files[0], farOptions{})
-	require.NoError(t, err)
+	layer := testtool.Must(r.Source.Blob(r.Manifest.Layers[1]))(t)
+	far := testtool.Must(newFarFile(c, layer, x, &x.Files[0], farOptions{}))(t)
 	<-far.order([][2]int64{{3, 2}, {3, 2}, {4, 1}}, x.ChunkSize)
 	require.Equal(t, int64(2), c.Stats().Fetched)
 	require.NoError(t, c.Close())
@@ -263,9 +251,7 @@ func TestStreamWithoutTables(t *testing.T) {
 	l := newLying(t)
 	manifest := *r.Manifest
 	for i, desc := range manifest.Layers {
-		b, err := r.Source.Blob(desc)
-		require.NoError(t, err)
-		old, err := io.ReadAll(b.Verified(t.Context()))
+		old, err := io.ReadAll(testtool.Must(r.Source.Blob(desc))(t).Verified(t.Context()))
 		require.NoError(t, err)
 		if i == 0 {
 			x.Packed = nil
@@ -280,4 +266,82 @@ func TestStreamWithoutTables(t *testing.T) {
 	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.qcow2")
 	require.Greater(t, s.opt.Cache.Stats().Fetched, int64(1))
 	require.True(t, bytes.Equal(content, contentOf(t, img)))
+}
+
+// TestBootOrder: an order that is written can be read, and a block that is named twice counts once.
+func TestBootOrder(t *testing.T) {
+	d := BootDisk{Name: "a b.qcow2", Size: 10 << 20}
+	for _, block := range []int64{0, 7, 8, 9, 3} {
+		d.Add(block)
+	}
+	order := &BootOrder{Disks: []BootDisk{d, {Name: "b", Size: 1}}}
+	var b bytes.Buffer
+	require.NoError(t, testtool.Err(order.WriteTo(&b)))
+	require.Equal(t, bootHead+"\ndisk 10485760 \"a b.qcow2\"\n0\n7+2\n3\ndisk 1 \"b\"\n",
+		b.String())
+	again := testtool.Must(ReadBootOrder(&b))(t)
+	require.Equal(t, order, again)
+
+	again, err := ReadBootOrder(strings.NewReader(bootHead + "\ndisk 1000000 \"a\"\n4+1\n5+1\n4\n"))
+	require.NoError(t, err)
+	require.Equal(t, []BootRun{{4, 3}}, again.Disks[0].Blocks)
+}
+
+// TestBootOrderRefuses: an order that makes no sense is refused, and the error names the line.
+func TestBootOrderRefuses(t *testing.T) {
+	disk := bootHead + "\ndisk 1000000 \"a\"\n"
+	for text, want := range map[string]string{
+		"":                               "not a boot order",
+		"kubevirt-disk boot order 2\n":   "not a boot order",
+		bootHead + "\n7\n":               "line 2: blocks come before",
+		bootHead + "\ndisk 0 \"a\"\n":    "not the size",
+		bootHead + "\ndisk 9 a\n":        "not a quoted name",
+		disk + "-1\n":                    "line 3: \"-1\" is neither a block",
+		disk + "1+-1\n":                  "neither a block",
+		disk + "1+x\n":                   "neither a block",
+		disk + "16\n":                    "does not lie in a disk of 16 blocks",
+		disk + "15+1\n":                  "does not lie in",
+		disk + "9223372036854775807+1\n": "does not lie in",
+		bootHead + "\ndisk 9223372036854775807 \"a\"\n0+40000\n": "more than 32768 blocks",
+		bootHead + "\ndisk 9223372036854775807 \"a\"\n0+32767\n40000\n": "line 4: there are more " +
+			"than 32768 blocks",
+		bootHead + "\n" + strings.Repeat("disk 1 \"a\"\n", 1025): "more than 1024 disks",
+		bootHead + "\n" + strings.Repeat("x", 70000):             "too long",
+		disk + strings.Repeat("1\n", 9<<20):                      "more than 16777216 bytes",
+	} {
+		_, err := ReadBootOrder(strings.NewReader(text))
+		require.ErrorContains(t, err, want, "%.60q", text)
+	}
+}
+
+// FuzzBootOrder reads anything as a boot order. What is accepted is bounded, lies in its disks, and
+// is the same after it is written and read again.
+func FuzzBootOrder(f *testing.F) {
+	f.Add([]byte(bootHead + "\ndisk 1000000 \"a\"\n4+1\n5+1\n4\n"))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		order, err := ReadBootOrder(bytes.NewReader(content))
+		if err != nil {
+			return
+		}
+		for _, d := range order.Disks {
+			n := int64(0)
+			for _, r := range d.Blocks {
+				n += r.Count
+				if r.First < 0 || r.Count < 1 || (r.First+r.Count-1)*BootBlock >= d.Size {
+					t.Fatal(d)
+				}
+			}
+			if n > MaxBootBlocks {
+				t.Fatal(n)
+			}
+		}
+		var b bytes.Buffer
+		if _, err := order.WriteTo(&b); err != nil {
+			t.Fatal(err)
+		}
+		again, err := ReadBootOrder(&b)
+		if err != nil || fmt.Sprint(again) != fmt.Sprint(order) {
+			t.Fatal(err, again, order)
+		}
+	})
 }

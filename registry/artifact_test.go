@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -74,12 +75,9 @@ func TestPushArtifact(t *testing.T) {
 
 			to := t.TempDir()
 			asked := transport.Options{Insecure: []string{m.host}}
-			gate, err := signature.NewGate(signature.Options{Keys: []string{key}})
-			require.NoError(t, err)
-			asked.Gate = gate
-			done, _, err := newClient(t, asked).Pull(t.Context(), ref, to,
-				PullOptions{Original: true})
-			require.NoError(t, err)
+			asked.Gate = testtool.Must(signature.NewGate(signature.Options{Keys: []string{key}}))(t)
+			done, _ := testtool.Must2(newClient(t, asked).Pull(t.Context(), ref, to,
+				PullOptions{Original: true}))(t)
 			require.Len(t, done, len(c.content))
 			for i, name := range c.disks {
 				require.True(t, bytes.Equal(c.content[i], bytesOf(t, filepath.Join(to, name))))
@@ -200,9 +198,8 @@ func TestArtifactsOfOthers(t *testing.T) {
 			}
 			require.NoError(t, err)
 			onlyFile(t, dir, "out.raw", raw)
-			done, _, err := newClient(t, transport.Options{}).Pull(t.Context(), ref,
-				filepath.Join(t.TempDir(), "x"), PullOptions{Path: c.path})
-			require.NoError(t, err)
+			done, _ := testtool.Must2(newClient(t, transport.Options{}).Pull(t.Context(), ref,
+				filepath.Join(t.TempDir(), "x"), PullOptions{Path: c.path}))(t)
 			require.Equal(t, "disk/"+c.disk, done[0].Name)
 			stream := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
 			st := stream.open(t, ref)
@@ -259,8 +256,7 @@ func TestArtifactWithTexts(t *testing.T) {
 			ref := layoutOf(t, s, artifactOf(t, s, layers...))
 			c := newClient(t, transport.Options{})
 			brings(t, c, ref, PullOptions{}, raw)
-			done, _, err := c.Pull(t.Context(), ref, t.TempDir(), PullOptions{})
-			require.NoError(t, err)
+			done, _ := testtool.Must2(c.Pull(t.Context(), ref, t.TempDir(), PullOptions{}))(t)
 			require.Len(t, done, 1)
 			if name == "a.raw.gz" {
 				return // the cache gets it by the same way

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -23,9 +24,7 @@ const longWait = 40 * time.Second
 // TestNobodyAnswers: a registry that refuses connections from the beginning is soon an error, and
 // the first warning says so at once.
 func TestNobodyAnswers(t *testing.T) {
-	port, err := peers.FreePort()
-	require.NoError(t, err)
-	ref := parsed(t, fmt.Sprintf("127.0.0.1:%d/vm/a:1", port))
+	ref := parsed(t, fmt.Sprintf("127.0.0.1:%d/vm/a:1", testtool.Must(peers.FreePort())(t)))
 	file := filepath.Join(t.TempDir(), "a.raw")
 	require.NoError(t, os.WriteFile(file, make([]byte, 4096), 0o600))
 	for what, work := range map[string]func(context.Context, *Client) error{

@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // BenchmarkCached compares random reads of 4 KiB of a disk that was fetched before with those of
@@ -30,8 +31,7 @@ func BenchmarkCached(b *testing.B) {
 	stream := s.open(b, m.ref(b, "vm/a:1"))
 	for _, file := range files {
 		name := filepath.Base(file)
-		local, err := image.Open(file, image.Options{})
-		require.NoError(b, err)
+		local := testtool.Must(image.Open(file, image.Options{}))(b)
 		b.Cleanup(func() { require.NoError(b, local.Close()) })
 		for _, candidate := range []struct {
 			from string
@@ -39,8 +39,7 @@ func BenchmarkCached(b *testing.B) {
 		}{{"cache", s.disk(b, stream, name)}, {"file", local}} {
 			p := make([]byte, 1<<20)
 			for off := int64(0); off < size; off += int64(len(p)) {
-				_, err := candidate.img.ReadAt(b.Context(), p, off)
-				require.NoError(b, err)
+				require.NoError(b, testtool.Err(candidate.img.ReadAt(b.Context(), p, off)))
 			}
 			b.Run(name+"/"+candidate.from, func(b *testing.B) {
 				b.ReportAllocs()

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -23,12 +24,9 @@ func containerOf(
 	t.Helper()
 	config := v1.ConfigFile{OS: system}
 	for _, id := range diffIDs {
-		h, err := v1.NewHash(id)
-		require.NoError(t, err)
-		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, h)
+		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, testtool.Must(v1.NewHash(id))(t))
 	}
-	text, err := json.Marshal(config)
-	require.NoError(t, err)
+	text := testtool.Must(json.Marshal(config))(t)
 	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: s.Add(text)}
 	m.Config.MediaType = types.OCIConfigJSON
 	for _, l := range layers {
@@ -41,8 +39,7 @@ func containerOf(
 
 func openContainer(t testing.TB, ref transport.Reference) (*Container, error) {
 	t.Helper()
-	client, err := New(transport.Options{})
-	require.NoError(t, err)
+	client := testtool.Must(New(transport.Options{}))(t)
 	t.Cleanup(client.Close)
 	c, err := client.Container(context.Background(), ref, "")
 	if err == nil {
@@ -68,14 +65,12 @@ func TestContainerLayersAreReadAndVerified(t *testing.T) {
 		{"another archive in gzip", gzipped(t, archive), other, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			image, err := openContainer(t,
-				containerOf(t, store{}, "linux", []string{c.diffID}, c.layer))
-			require.NoError(t, err)
+			image := testtool.Must(openContainer(t,
+				containerOf(t, store{}, "linux", []string{c.diffID}, c.layer)))(t)
 			require.Equal(t, []ContainerLayer{{Digest: digestOf(c.layer), DiffID: c.diffID,
 				Size: int64(len(c.layer))}}, image.Layers())
 			var progress Progress
-			in, err := image.OpenLayer(context.Background(), 0, &progress)
-			require.NoError(t, err)
+			in := testtool.Must(image.OpenLayer(context.Background(), 0, &progress))(t)
 			defer in.Close()
 			content, err := io.ReadAll(in)
 			var wrong *transport.DigestError
@@ -97,16 +92,13 @@ func TestContainerWhoseLayerWasChanged(t *testing.T) {
 	ref := containerOf(t, store{}, "linux", []string{digestOf(archive)}, layer)
 	changed := append([]byte(nil), layer...)
 	changed[len(changed)-1] ^= 1 // the length in gzip's trailer
-	h, err := v1.NewHash(digestOf(layer))
-	require.NoError(t, err)
+	h := testtool.Must(v1.NewHash(digestOf(layer)))(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dirOf(ref), "blobs", "sha256", h.Hex),
 		changed, 0o644))
-	image, err := openContainer(t, ref)
-	require.NoError(t, err)
-	in, err := image.OpenLayer(context.Background(), 0, nil)
-	require.NoError(t, err)
+	image := testtool.Must(openContainer(t, ref))(t)
+	in := testtool.Must(image.OpenLayer(context.Background(), 0, nil))(t)
 	defer in.Close()
-	_, err = io.ReadAll(in)
+	_, err := io.ReadAll(in)
 	var wrong *transport.DigestError
 	require.True(t, errors.As(err, &wrong), "%v", err)
 }
@@ -125,14 +117,12 @@ func TestContainerIsRefused(t *testing.T) {
 func TestContainerTagIsResolvedOnce(t *testing.T) {
 	archive := tarOf(t, tarFile{Name: "a", Content: []byte("content")})
 	ref := containerOf(t, store{}, "linux", []string{digestOf(archive)}, archive)
-	client, err := New(transport.Options{})
-	require.NoError(t, err)
+	client := testtool.Must(New(transport.Options{}))(t)
 	defer client.Close()
 	keep := filepath.Join(t.TempDir(), "kept")
 	open := func(dir string) (digest string, config []byte) {
 		t.Helper()
-		c, err := client.Container(context.Background(), ref, dir)
-		require.NoError(t, err)
+		c := testtool.Must(client.Container(context.Background(), ref, dir))(t)
 		require.NoError(t, c.Close())
 		digest, _ = c.Digests()
 		return digest, c.Config()

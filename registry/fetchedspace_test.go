@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/cache"
 )
 
@@ -20,14 +21,10 @@ func TestFetchedCounts(t *testing.T) {
 	l.Tags["1"] = l.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	others := Others(s.opt.CacheDir)
-	none, err := others()
-	require.NoError(t, err)
-	require.Empty(t, none)
+	require.Empty(t, testtool.Must(others())(t))
 
-	st, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
-	require.NoError(t, err)
-	all, err := others()
-	require.NoError(t, err)
+	st := testtool.Must(s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt))(t)
+	all := testtool.Must(others())(t)
 	require.Len(t, all, 1)
 	require.InDelta(t, 2.25*(1<<20), all[0].Bytes, 1<<20, "a quarter of it is holes")
 	for _, o := range all {
@@ -44,8 +41,7 @@ func TestFetchedCounts(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(killed+".digests", content, 0o600))
 	require.NoError(t, os.WriteFile(killed+".lock", nil, 0o600))
-	all, err = others()
-	require.NoError(t, err)
+	all = testtool.Must(others())(t)
 	require.Len(t, all, 2)
 	require.GreaterOrEqual(t, all[0].Bytes, int64(4*len(content)))
 
@@ -53,12 +49,9 @@ func TestFetchedCounts(t *testing.T) {
 	for _, o := range all {
 		require.NoError(t, o.Remove())
 	}
-	all, err = others()
-	require.NoError(t, err)
+	all = testtool.Must(others())(t)
 	require.Empty(t, all)
-	left, err := filepath.Glob(killed + "*")
-	require.NoError(t, err)
-	require.Equal(t, []string{killed + ".lock"}, left)
+	require.Equal(t, []string{killed + ".lock"}, testtool.Must(filepath.Glob(killed+"*"))(t))
 
 	// It is fetched again when it is needed.
 	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
@@ -92,9 +85,7 @@ func TestFetchedRemovedMeanwhile(t *testing.T) {
 			return
 		default:
 		}
-		all, err := Others(s.opt.CacheDir)()
-		require.NoError(t, err)
-		for _, o := range all {
+		for _, o := range testtool.Must(Others(s.opt.CacheDir)())(t) {
 			if err := o.Remove(); !errors.Is(err, cache.ErrInUse) {
 				require.NoError(t, err)
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
@@ -47,8 +48,7 @@ const (
 
 func newClient(t testing.TB, opt transport.Options) *Client {
 	t.Helper()
-	c, err := New(opt)
-	require.NoError(t, err)
+	c := testtool.Must(New(opt))(t)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -72,9 +72,7 @@ func otherArch() string {
 
 // layoutOf writes an OCI layout of one image.
 func layoutOf(t testing.TB, s store, image v1.Descriptor) transport.Reference {
-	ref, err := transport.ParseReference("oci:" + s.Layout(t, image))
-	require.NoError(t, err)
-	return ref
+	return testtool.Must(transport.ParseReference("oci:" + s.Layout(t, image)))(t)
 }
 
 // dirOf is the directory of an OCI layout.
@@ -86,9 +84,7 @@ type lying struct{ *registrytest.Lying }
 func newLying(t testing.TB) *lying { return &lying{registrytest.NewLying(t)} }
 
 func (l *lying) ref(t testing.TB, name string) transport.Reference {
-	ref, err := transport.ParseReference(l.Host() + "/" + name)
-	require.NoError(t, err)
-	return ref
+	return testtool.Must(transport.ParseReference(l.Host() + "/" + name))(t)
 }
 
 func (l *lying) options() transport.Options {

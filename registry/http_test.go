@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/keychain"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
@@ -141,11 +142,10 @@ func TestFetchCancelled(t *testing.T) {
 		return true
 	}}
 	dir := t.TempDir()
-	_, _, err := newClient(
+	require.ErrorIs(t, testtool.Err2(newClient(
 		t,
 		l.options(),
-	).Pull(ctx, l.ref(t, "vm/a:1"), filepath.Join(dir, "out.raw"), PullOptions{})
-	require.ErrorIs(t, err, stop)
+	).Pull(ctx, l.ref(t, "vm/a:1"), filepath.Join(dir, "out.raw"), PullOptions{})), stop)
 	emptyDir(t, dir)
 }
 
@@ -156,16 +156,13 @@ func TestReadAt(t *testing.T) {
 		l.NoRanges = noRanges
 		content := noise(23, 300<<10)
 		desc := l.Add(content)
-		src, err := newClient(t, l.options()).Source(l.ref(t, "vm/a:1"), "")
-		require.NoError(t, err)
-		b, err := src.Blob(desc)
-		require.NoError(t, err)
+		src := testtool.Must(newClient(t, l.options()).Source(l.ref(t, "vm/a:1"), ""))(t)
+		b := testtool.Must(src.Blob(desc))(t)
 		l.Faults = []fault{cut(10), says(500), cut(0)}
 		for _, c := range []struct{ off, length int }{{0, 1}, {1000, 100 << 10},
 			{len(content) - 1, 1}, {len(content) - 5, 5}} {
 			p := make([]byte, c.length)
-			n, err := b.ReadAt(context.Background(), p, int64(c.off))
-			require.NoError(t, err)
+			n := testtool.Must(b.ReadAt(context.Background(), p, int64(c.off)))(t)
 			require.Equal(t, c.length, n)
 			require.Equal(t, content[c.off:c.off+c.length], p)
 		}
@@ -211,12 +208,11 @@ func TestInsecure(t *testing.T) {
 	before := l.Requests("")
 	elsewhere := strings.Replace(l.Host(), "127.0.0.1", "0.0.0.0", 1)
 	c := newClient(t, transport.Options{})
-	_, _, err := c.Pull(t.Context(), parsed(t, elsewhere+"/vm/a:1"),
-		filepath.Join(t.TempDir(), "out.raw"), PullOptions{})
-	require.ErrorContains(t, err, "--insecure-registry")
+	require.ErrorContains(t, testtool.Err2(c.Pull(t.Context(), parsed(t, elsewhere+"/vm/a:1"),
+		filepath.Join(t.TempDir(), "out.raw"), PullOptions{})), "--insecure-registry")
 	require.Equal(t, before, l.Requests(""), "nothing has come to it")
 	l.Faults = []fault{registrytest.Redirects("http://" + elsewhere + "/x")}
-	_, err = pullHTTP(t, l, transport.Options{Timeout: time.Second})
+	_, err := pullHTTP(t, l, transport.Options{Timeout: time.Second})
 	require.ErrorContains(t, err, "--insecure-registry")
 }
 
@@ -242,8 +238,7 @@ func TestCredentials(t *testing.T) {
 		brings(t, newClient(t, opt), l.ref(t, "vm/a:1"), PullOptions{}, content)
 		own := l.options()
 		own.Own, own.OwnHost = keychain.Credential{Username: "me", Password: secret}, l.Host()
-		_, err := pullHTTP(t, l, own)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(pullHTTP(t, l, own)))
 		require.NotContains(t, fmt.Sprintf("%v %+v %#v", own, own, own), secret)
 
 		// Credentials of another registry, or of another repository of this one, are not sent.
@@ -261,7 +256,7 @@ func TestCredentials(t *testing.T) {
 			require.NotContains(t, err.Error(), auth)
 		}
 		write(`{"auths": {"x": {"auth": "` + auth + `", }}}`)
-		_, err = New(opt)
+		_, err := New(opt)
 		require.Error(t, err)
 		require.NotContains(t, err.Error(), auth)
 	}
@@ -282,8 +277,7 @@ func TestMissingHelper(t *testing.T) {
 	for _, config := range []string{file, ""} {
 		opt := l.options()
 		opt.Config = config
-		dir, err := pullHTTP(t, l, opt)
-		require.NoError(t, err, "the image is public")
+		dir := testtool.Must(pullHTTP(t, l, opt))(t, "the image is public")
 		onlyFile(t, dir, "out.raw", content)
 	}
 }

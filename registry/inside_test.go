@@ -27,9 +27,7 @@ func TestInside(t *testing.T) {
 
 	look := func(c *Client, ref transport.Reference) *Inside {
 		t.Helper()
-		inside, err := c.Inside(t.Context(), ref, t.TempDir())
-		require.NoError(t, err)
-		return inside
+		return testtool.Must(c.Inside(t.Context(), ref, t.TempDir()))(t)
 	}
 	all := look(m.client(t), m.ref(t, "vm/a:1"))
 	require.Empty(t, all.Whole)

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -69,14 +70,12 @@ func TestLocalImagesThatArePipes(t *testing.T) {
 	pipe("pipe")
 	pipe("index/index.json")
 	config := []byte("{}")
-	manifest, err := json.Marshal(v1.Manifest{SchemaVersion: 2,
+	manifest := testtool.Must(json.Marshal(v1.Manifest{SchemaVersion: 2,
 		MediaType: types.OCIManifestSchema1, Config: descriptorOf(config),
-		Layers: []v1.Descriptor{descriptorOf([]byte("layer"))}})
-	require.NoError(t, err)
+		Layers: []v1.Descriptor{descriptorOf([]byte("layer"))}}))(t)
 	for _, name := range []string{"manifest", "layer"} {
-		index, err := json.Marshal(v1.IndexManifest{SchemaVersion: 2,
-			Manifests: []v1.Descriptor{descriptorOf(manifest)}})
-		require.NoError(t, err)
+		index := testtool.Must(json.Marshal(v1.IndexManifest{SchemaVersion: 2,
+			Manifests: []v1.Descriptor{descriptorOf(manifest)}}))(t)
 		require.NoError(t, os.MkdirAll(at(name), 0o755))
 		require.NoError(t, os.WriteFile(at(name+"/index.json"), index, 0o644))
 	}
@@ -128,8 +127,7 @@ func TestOCIArchive(t *testing.T) {
 		files := []tarFile{{Name: "./oci-layout", Content: []byte("{}")},
 			{Name: "./index.json", Content: index}}
 		for digest, blob := range s {
-			h, err := v1.NewHash(digest)
-			require.NoError(t, err)
+			h := testtool.Must(v1.NewHash(digest))(t)
 			files = append(files, tarFile{Name: "./blobs/sha256/" + h.Hex, Content: blob})
 		}
 		file := filepath.Join(t.TempDir(), "vm.oci-archive")
@@ -148,19 +146,15 @@ func TestOCIArchive(t *testing.T) {
 	}
 	one := archived(a)
 	for _, prefix := range []string{"oci-archive:", "docker-archive:"} {
-		got, err := pulled(prefix + one)
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(content, got))
+		require.True(t, bytes.Equal(content, testtool.Must(pulled(prefix+one))(t)))
 	}
 	tagged := func(d v1.Descriptor, tag string) v1.Descriptor {
 		d.Annotations = map[string]string{"org.opencontainers.image.ref.name": tag}
 		return d
 	}
 	two := archived(tagged(a, "a"), tagged(b, "b"))
-	got, err := pulled("oci-archive:" + two + ":b")
-	require.NoError(t, err)
-	require.True(t, bytes.Equal(other, got))
-	_, err = pulled("oci-archive:" + two)
+	require.True(t, bytes.Equal(other, testtool.Must(pulled("oci-archive:"+two+":b"))(t)))
+	_, err := pulled("oci-archive:" + two)
 	require.ErrorContains(t, err, "name one as oci-archive:"+two+":TAG")
 
 	ref := parsed(t, "oci-archive:"+two+":a")
@@ -179,11 +173,9 @@ func TestOCIArchive(t *testing.T) {
 func TestSavedWithCompressedLayers(t *testing.T) {
 	content := noise(96, 1<<20)
 	layer := tarOf(t, tarFile{Name: "disk/a.raw", Content: content})
-	digest, err := v1.NewHash(digestOf(layer))
-	require.NoError(t, err)
-	config, err := json.Marshal(v1.ConfigFile{Architecture: "amd64", OS: "linux",
-		RootFS: v1.RootFS{Type: "layers", DiffIDs: []v1.Hash{digest}}})
-	require.NoError(t, err)
+	digest := testtool.Must(v1.NewHash(digestOf(layer)))(t)
+	config := testtool.Must(json.Marshal(v1.ConfigFile{Architecture: "amd64", OS: "linux",
+		RootFS: v1.RootFS{Type: "layers", DiffIDs: []v1.Hash{digest}}}))(t)
 	wrong := gzipped(t, tarOf(t, tarFile{Name: "disk/a.raw", Content: flipped(content, 5)}))
 	for name, c := range map[string]struct {
 		layer []byte

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -82,8 +83,7 @@ func TestMirrorOfAnotherManifest(t *testing.T) {
 	mirror.Replace(desc.Digest.String(), []byte(`{"schemaVersion":2,"layers":[]}`))
 	ref := parsed(t, registry.Host()+"/vm/a@"+desc.Digest.String())
 	dest := filepath.Join(t.TempDir(), "a.raw")
-	_, _, err := newClient(t, opt).Pull(t.Context(), ref, dest, PullOptions{})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err2(newClient(t, opt).Pull(t.Context(), ref, dest, PullOptions{})))
 	require.True(t, bytes.Equal(content, bytesOf(t, dest)))
 }
 

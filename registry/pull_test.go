@@ -78,11 +78,10 @@ func TestPullFormats(t *testing.T) {
 					inside)
 
 				var stdout bytes.Buffer
-				done, _, err := newClient(
+				done, _ := testtool.Must2(newClient(
 					t,
 					transport.Options{},
-				).Pull(context.Background(), ref, "-", PullOptions{Stdout: &stdout})
-				require.NoError(t, err)
+				).Pull(context.Background(), ref, "-", PullOptions{Stdout: &stdout}))(t)
 				require.True(t, bytes.Equal(content, stdout.Bytes()))
 				require.Equal(t, int64(len(content)), done[0].Size)
 			})
@@ -95,13 +94,12 @@ func TestPullIsSparse(t *testing.T) {
 	content := make([]byte, 64<<20)
 	copy(content[32<<20:], noise(2, 64<<10))
 	s := store{}
-	dir, err := pull(
+	dir := testtool.Must(pull(
 		t,
 		layoutOf(t, s,
 			s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))),
 		PullOptions{},
-	)
-	require.NoError(t, err)
+	))(t)
 	onlyFile(t, dir, "out.raw", content)
 	require.Less(t, usedBytes(t, filepath.Join(dir, "out.raw")), int64(2<<20))
 }
@@ -247,9 +245,8 @@ func TestPullDirectory(t *testing.T) {
 	),
 	)
 	dir := t.TempDir()
-	done, digest, err := newClient(t, transport.Options{}).Pull(t.Context(), ref, dir,
-		PullOptions{})
-	require.NoError(t, err)
+	done, digest := testtool.Must2(newClient(t, transport.Options{}).Pull(t.Context(), ref, dir,
+		PullOptions{}))(t)
 	require.Len(t, done, 2, "what is below another disk is none of its own")
 	require.Len(t, digest, 71)
 	got := bytesOf(t, filepath.Join(dir, "top.raw"))
@@ -271,19 +268,16 @@ func TestPullLate(t *testing.T) {
 	qemuImg(t, work, "resize", "-q", "image", "16G")
 	inside := bytesOf(t, filepath.Join(work, "image"))
 	s := store{}
-	dir, err := pull(
+	dir := testtool.Must(pull(
 		t,
 		layoutOf(t, s,
 			s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.qcow2", Content: inside})))),
 		PullOptions{},
-	)
-	require.NoError(t, err)
-	f, err := os.Open(filepath.Join(dir, "out.raw"))
-	require.NoError(t, err)
+	))(t)
+	f := testtool.Must(os.Open(filepath.Join(dir, "out.raw")))(t)
 	defer f.Close()
 	got := make([]byte, len(content))
-	_, err = f.ReadAt(got, 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(f.ReadAt(got, 0)))
 	require.True(t, bytes.Equal(content, got))
 }
 
@@ -337,13 +331,12 @@ func TestPullPlatform(t *testing.T) {
 	dir, err := pull(t, layoutOf(t, s, index(other, attestation)), PullOptions{})
 	require.ErrorContains(t, err, "only for: linux/"+otherArch()+"; name one")
 	emptyDir(t, dir)
-	_, err = pull(
+	require.ErrorContains(t, testtool.Err(pull(
 		t,
 		layoutOf(t, s,
 			s.Manifest(t, map[string]any{"schemaVersion": 1, "mediaType": "application/x"})),
 		PullOptions{},
-	)
-	require.ErrorContains(t, err, `"application/x"`)
+	)), `"application/x"`)
 }
 
 // TestPullBounded: an archive that claims too much is soon an error.

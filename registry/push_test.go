@@ -25,6 +25,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -118,16 +119,13 @@ func (m *memory) ref(t testing.TB, name string) transport.Reference {
 func pushes(t testing.TB, c *Client, files []string, ref transport.Reference,
 	opt PushOptions) (digest string) {
 	t.Helper()
-	digest, err := c.Push(t.Context(), files, ref, opt)
-	require.NoError(t, err)
+	digest = testtool.Must(c.Push(t.Context(), files, ref, opt))(t)
 	return digest
 }
 
 func resolves(t testing.TB, c *Client, ref transport.Reference) *transport.Image {
 	t.Helper()
-	r, err := c.Resolve(t.Context(), ref)
-	require.NoError(t, err)
-	return r
+	return testtool.Must(c.Resolve(t.Context(), ref))(t)
 }
 
 func (m *memory) client(t testing.TB) *Client {
@@ -214,8 +212,7 @@ func TestPushPull(t *testing.T) {
 	digest := pushes(t, c, files, ref, PushOptions{Base: base.String()})
 
 	dir := t.TempDir()
-	done, _, err := c.Pull(ctx, ref, dir, PullOptions{})
-	require.NoError(t, err)
+	done, _ := testtool.Must2(c.Pull(ctx, ref, dir, PullOptions{}))(t)
 	require.Len(t, done, 2)
 	for name, want := range contents {
 		require.True(t, bytes.Equal(want, bytesOf(t, filepath.Join(dir, name))), name)
@@ -225,13 +222,12 @@ func TestPushPull(t *testing.T) {
 	// sent.
 	_, again, _ := diskFiles(t)
 	m.requests("", "")
-	second, err := c.Push(
+	second := testtool.Must(c.Push(
 		ctx,
 		[]string{again[1], again[0]},
 		m.ref(t, "vm/a:2"),
 		PushOptions{Base: base.String()},
-	)
-	require.NoError(t, err)
+	))(t)
 	require.Equal(t, digest, second)
 	require.Zero(t, m.requests("PATCH", ""))
 	byDigest := parsed(t, m.host+"/vm/a@"+digest)
@@ -240,8 +236,7 @@ func TestPushPull(t *testing.T) {
 	require.Len(t, r.Manifest.Layers, 5)
 	require.Equal(t, digestOf(baseLayer), r.Manifest.Layers[0].Digest.String())
 	require.Equal(t, types.OCILayer, r.Manifest.Layers[0].MediaType)
-	config, err := r.Small(ctx, r.Manifest.Config, transport.MaxManifest)
-	require.NoError(t, err)
+	config := testtool.Must(r.Small(ctx, r.Manifest.Config, transport.MaxManifest))(t)
 	var parsed v1.ConfigFile
 	require.NoError(t, json.Unmarshal(config, &parsed))
 	require.Len(t, parsed.RootFS.DiffIDs, 5)
@@ -255,28 +250,23 @@ func TestPushPull(t *testing.T) {
 	for i, l := range r.Manifest.Layers[2:] {
 		require.Equal(t, types.OCIUncompressedLayer, l.MediaType)
 		require.Equal(t, l.Digest, parsed.RootFS.DiffIDs[i+2], "a layer that is not compressed")
-		layer, err := r.Small(ctx, l, 100<<20)
-		require.NoError(t, err)
+		layer := testtool.Must(r.Small(ctx, l, 100<<20))(t)
 		tr := tar.NewReader(bytes.NewReader(layer))
-		h, err := tr.Next()
-		require.NoError(t, err)
+		h := testtool.Must(tr.Next())(t)
 		require.Equal(
 			t,
 			[]any{107, 107, int64(0o444), int64(0)},
 			[]any{h.Uid, h.Gid, h.Mode, h.ModTime.Unix()},
 		)
-		content, err := io.ReadAll(tr)
-		require.NoError(t, err)
-		_, err = tr.Next()
+		content := testtool.Must(io.ReadAll(tr))(t)
+		_, err := tr.Next()
 		require.Equal(t, io.EOF, err)
 
 		f := x.Files[i]
 		names = append(names, f.Name)
 		require.Equal(t, []any{h.Name, h.Size, l.Digest.String()}, []any{f.Name, f.Size, f.Layer})
 		require.True(t, bytes.Equal(content, layer[f.Offset:f.Offset+f.Size]))
-		chunks, err := x.ChunksOf(&f)
-		require.NoError(t, err)
-		require.NoError(t, chunks.Check(content, 0))
+		require.NoError(t, testtool.Must(x.ChunksOf(&f))(t).Check(content, 0))
 	}
 	require.Equal(t, []string{"disk/a.qcow2", "disk/bases/b.img", "disk/other.raw"}, names)
 }
@@ -298,12 +288,10 @@ func TestIndexMetadata(t *testing.T) {
 				"a.qcow2",
 			)...)
 		ref := m.ref(t, "vm/meta:1")
-		_, err := m.client(t).
-			Push(ctx, []string{filepath.Join(dir, "a.qcow2")}, ref, PushOptions{Base: BaseNone})
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(m.client(t).
+			Push(ctx, []string{filepath.Join(dir, "a.qcow2")}, ref, PushOptions{Base: BaseNone})))
 		r := resolves(t, m.client(t), ref)
-		x, err := readIndex(ctx, r)
-		require.NoError(t, err)
+		x := testtool.Must(readIndex(ctx, r))(t)
 		file := bytesOf(t, filepath.Join(dir, "a.qcow2"))
 		only := make([]byte, len(file)) // all other bytes are wrong
 		for i := range only {
@@ -316,8 +304,7 @@ func TestIndexMetadata(t *testing.T) {
 		}
 		require.Less(t, total, int64(len(file))/4)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "only.qcow2"), only, 0o644))
-		img, err := image.Open(filepath.Join(dir, "only.qcow2"), image.Options{})
-		require.NoError(t, err)
+		img := testtool.Must(image.Open(filepath.Join(dir, "only.qcow2"), image.Options{}))(t)
 		require.Equal(t, int64(len(content)), img.Size())
 		require.NoError(t, img.Close())
 	}
@@ -332,24 +319,20 @@ func TestPushContainerDisk(t *testing.T) {
 	content := noise(34, 1<<20)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.img"), content, 0o644))
 	ref := m.ref(t, "vm/cd:1")
-	_, err := m.client(t).
-		Push(ctx, []string{filepath.Join(dir, "a.img")}, ref, PushOptions{Base: BaseNone})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(m.client(t).
+		Push(ctx, []string{filepath.Join(dir, "a.img")}, ref, PushOptions{Base: BaseNone})))
 	r := resolves(t, m.client(t), ref)
-	list, err := readTarOf(ctx, r, 0)
-	require.NoError(t, err)
+	list := testtool.Must(readTarOf(ctx, r, 0))(t)
 	require.Contains(t, list.Entries, "disk")
 	require.Len(t, list.Entries, 1)
-	list, err = readTarOf(ctx, r, 1)
-	require.NoError(t, err)
+	list = testtool.Must(readTarOf(ctx, r, 1))(t)
 	require.Contains(t, list.Entries, "disk/a.img")
 
 	// One of several disks by itself.
 	second := filepath.Join(dir, "b.img")
 	require.NoError(t, os.WriteFile(second, noise(35, 1<<20), 0o644))
-	_, err = m.client(t).
-		Push(ctx, []string{filepath.Join(dir, "a.img"), second}, ref, PushOptions{Base: BaseNone})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(m.client(t).
+		Push(ctx, []string{filepath.Join(dir, "a.img"), second}, ref, PushOptions{Base: BaseNone})))
 	m.traffic()
 	brings(t, m.client(t), ref, PullOptions{Path: "a.img"}, content)
 	came, _ := m.traffic()
@@ -408,21 +391,18 @@ func TestPushCompresses(t *testing.T) {
 		again := pushes(t, m.client(t), append(files, packed), m.ref(t, "vm/c:1"), opt)
 		require.Equal(t, digest, again)
 		r := resolves(t, m.client(t), m.ref(t, "vm/c:1"))
-		x, err := readIndex(ctx, r)
-		require.NoError(t, err)
+		x := testtool.Must(readIndex(ctx, r))(t)
 		var names []string
 		for _, f := range x.Files {
 			names = append(names, f.Name)
 			require.NotEmpty(t, f.Metadata, f.Name)
 			if f.Name == "disk/packed.qcow2" {
-				info, err := os.Stat(packed)
-				require.NoError(t, err)
-				require.Equal(t, info.Size(), f.Size)
+				require.Equal(t, testtool.Must(os.Stat(packed))(t).Size(), f.Size)
 			}
 		}
 		require.Equal(t, c.want, names)
 		to := t.TempDir()
-		_, _, err = m.client(t).Pull(ctx, m.ref(t, "vm/c:1"), to, PullOptions{})
+		_, _, err := m.client(t).Pull(ctx, m.ref(t, "vm/c:1"), to, PullOptions{})
 		require.NoError(t, err)
 		for name, want := range contents {
 			require.True(t, bytes.Equal(want, bytesOf(t, filepath.Join(to, name))), name)
@@ -460,9 +440,8 @@ func TestPushRefuses(t *testing.T) {
 		"to a digest": {[]string{good}, digest, "name a tag"},
 		"to a layout": {[]string{good}, oci, "not in a registry"},
 	} {
-		_, err := m.client(t).
-			Push(context.Background(), c.files, c.ref, PushOptions{Base: BaseNone})
-		require.ErrorContains(t, err, c.want, name)
+		require.ErrorContains(t, testtool.Err(m.client(t).
+			Push(context.Background(), c.files, c.ref, PushOptions{Base: BaseNone})), c.want, name)
 		require.Zero(t, m.requests("", ""), name)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -20,13 +21,11 @@ func baseOf(t testing.TB, layers ...[]byte) transport.Reference {
 	for _, l := range layers {
 		ids = append(ids, digestOf(l))
 	}
-	text, err := json.Marshal(map[string]any{"os": "linux",
-		"rootfs": map[string]any{"type": "layers", "diff_ids": ids}})
-	require.NoError(t, err)
+	text := testtool.Must(json.Marshal(map[string]any{"os": "linux",
+		"rootfs": map[string]any{"type": "layers", "diff_ids": ids}}))(t)
 	desc := s.Add(text)
 	made := s.Image(t, layers...)
-	m, err := transport.ParseManifest(s[made.Digest.String()])
-	require.NoError(t, err)
+	m := testtool.Must(transport.ParseManifest(s[made.Digest.String()]))(t)
 	m.Config.Digest, m.Config.Size = desc.Digest, desc.Size
 	return layoutOf(t, s, s.Manifest(t, m))
 }
@@ -35,11 +34,8 @@ func baseOf(t testing.TB, layers ...[]byte) transport.Reference {
 func inContainer(t testing.TB, c *Client, ref transport.Reference) (names []string) {
 	t.Helper()
 	dir := t.TempDir()
-	_, _, err := c.Pull(t.Context(), ref, dir, PullOptions{Original: true})
-	require.NoError(t, err)
-	images, err := image.ScanDir(dir, image.Options{})
-	require.NoError(t, err)
-	for _, img := range images {
+	require.NoError(t, testtool.Err2(c.Pull(t.Context(), ref, dir, PullOptions{Original: true})))
+	for _, img := range testtool.Must(image.ScanDir(dir, image.Options{}))(t) {
 		names = append(names, img.Name())
 		require.NoError(t, img.Close())
 	}

@@ -12,6 +12,8 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestPushGoesOn: a push survives broken connections, answers that ask to wait, and uploads that
@@ -61,15 +63,13 @@ func TestPushGoesOn(t *testing.T) {
 				return fault(now, w, r)
 			}
 			base, _ := newBase(t)
-			_, err := m.client(t).
+			require.NoError(t, testtool.Err(m.client(t).
 				Push(context.Background(), files, m.ref(t, "vm/a:1"),
-					PushOptions{Base: base.String()})
-			require.NoError(t, err)
+					PushOptions{Base: base.String()})))
 			m.fault = nil
 			dir := t.TempDir()
-			_, _, err = m.client(t).
-				Pull(context.Background(), m.ref(t, "vm/a:1"), dir, PullOptions{})
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err2(m.client(t).
+				Pull(context.Background(), m.ref(t, "vm/a:1"), dir, PullOptions{})))
 			for name, want := range contents {
 				require.True(t, bytes.Equal(want, bytesOf(t, filepath.Join(dir, name))), name)
 			}
@@ -96,9 +96,8 @@ func TestPushInterrupted(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	require.Zero(t, m.requests("PUT", "/manifests/"))
 	m.fault = nil
-	_, err = m.client(t).
-		Push(context.Background(), files, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(m.client(t).
+		Push(context.Background(), files, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})))
 	require.Equal(t, 4, m.requests("PATCH", ""), "two layers, and two configurations")
 }
 
@@ -118,18 +117,14 @@ func TestPushMountRefused(t *testing.T) {
 				return u.serve(w, r)
 			}
 			content := noise(71, 1<<20)
-			h, _, err := v1.SHA256(bytes.NewReader(content))
-			require.NoError(t, err)
+			h, _ := testtool.Must2(v1.SHA256(bytes.NewReader(content)))(t)
 			desc := v1.Descriptor{Digest: h, Size: int64(len(content))}
-			up, err := m.client(t).Uploader(m.ref(t, "vm/a:1"), m.ref(t, "vm/base:1"),
-				new(atomic.Int64), "")
-			require.NoError(t, err)
+			up := testtool.Must(m.client(t).Uploader(m.ref(t, "vm/a:1"), m.ref(t, "vm/base:1"),
+				new(atomic.Int64), ""))(t)
 			require.NoError(t, up.Blob(t.Context(), desc, bytes.NewReader(content)))
 			require.Equal(t, 1, mounts)
-			src, err := m.client(t).Source(m.ref(t, "vm/a:1"), "")
-			require.NoError(t, err)
-			b, err := src.Blob(desc)
-			require.NoError(t, err)
+			src := testtool.Must(m.client(t).Source(m.ref(t, "vm/a:1"), ""))(t)
+			b := testtool.Must(src.Blob(desc))(t)
 			require.NoError(t, b.Fill(t.Context(), make([]byte, len(content)), 0))
 		})
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -201,11 +202,9 @@ func (p *pushTry) interrupt(t *testing.T) {
 	require.ErrorIs(t, p.push(ctx, t), context.Canceled)
 	require.Greater(t, p.u.forget(false), int64(pushedSize/2))
 	p.u.during = nil
-	left, err := os.ReadDir(p.dir)
-	require.NoError(t, err)
+	left := testtool.Must(os.ReadDir(p.dir))(t)
 	require.Len(t, left, 1)
-	info, err := left[0].Info()
-	require.NoError(t, err)
+	info := testtool.Must(left[0].Info())(t)
 	require.Equal(t, fs.FileMode(0o600), info.Mode(), "who has the address can send to it")
 	require.Contains(t, string(bytesOf(t, filepath.Join(p.dir, left[0].Name()))), uploadState)
 }
@@ -230,8 +229,7 @@ func TestPushGoesOnInBlob(t *testing.T) {
 			p.u.lie = pushedSize
 		}},
 		"damaged": {all: true, change: func(t *testing.T, p *pushTry) {
-			left, err := os.ReadDir(p.dir)
-			require.NoError(t, err)
+			left := testtool.Must(os.ReadDir(p.dir))(t)
 			require.NoError(t, os.WriteFile(filepath.Join(p.dir, left[0].Name()),
 				[]byte("\x00nonsense\n"), 0o600))
 		}},

@@ -3,11 +3,18 @@ package registry
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
@@ -74,8 +82,7 @@ func TestUnsigned(t *testing.T) {
 		},
 	}
 	for name, read := range ways {
-		err := read(asking(t, l, file))
-		require.ErrorAs(t, err, new(*signature.RefusedError), name)
+		require.ErrorAs(t, read(asking(t, l, file)), new(*signature.RefusedError), name)
 		require.Zero(t, l.Requests("/blobs/"), name)
 		require.Equal(t, 0, l.Requests("/manifests/"+digest), name)
 		emptyDir(t, dir)
@@ -98,11 +105,9 @@ func TestPassedBy(t *testing.T) {
 	_, file := registrytest.NewSigner(t)
 	l := newLying(t)
 	listed(t, l, []byte("a disk"))
-	src, err := asking(t, l, file).Source(l.ref(t, "vm/a:1"), "")
-	require.NoError(t, err)
-	_, _, err = src.Manifest(t.Context(), "")
-	require.NoError(t, err)
-	_, err = src.Blob(l.Tags["1"])
+	src := testtool.Must(asking(t, l, file).Source(l.ref(t, "vm/a:1"), ""))(t)
+	require.NoError(t, testtool.Err2(src.Manifest(t.Context(), "")))
+	_, err := src.Blob(l.Tags["1"])
 	require.ErrorContains(t, err, "nobody has asked whether it may be read")
 }
 
@@ -142,12 +147,10 @@ func TestSignedLater(t *testing.T) {
 	})
 	st, s, err = start(file)
 	served(registrytest.Fingerprint(t, key), st, s, err)
-	_, _, err = start(otherFile)
-	require.ErrorContains(t, err, "its signatures cannot be read now")
+	require.ErrorContains(t, testtool.Err2(start(otherFile)), "its signatures cannot be read now")
 
 	l.Server.Config.Handler = inner
-	_, _, err = start(otherFile)
-	require.ErrorContains(t, err, "is by another key")
+	require.ErrorContains(t, testtool.Err2(start(otherFile)), "is by another key")
 	l.Sign(t, digest, key, second)
 	st, s, err = start(otherFile)
 	served(registrytest.Fingerprint(t, second), st, s, err)
@@ -170,12 +173,11 @@ func TestSignedAfterwards(t *testing.T) {
 	require.NoError(t, durable.DecodeRecord(text, &r))
 	require.Equal(t, digest, r["named"])
 	delete(r, "named")
-	text, err := json.Marshal(r)
-	require.NoError(t, err)
+	text = testtool.Must(json.Marshal(r))(t)
 	require.NoError(t, os.WriteFile(name, text, 0o600))
 
 	s.client = asking(t, l, file)
-	_, err = s.client.Stream(t.Context(), ref, s.opt)
+	_, err := s.client.Stream(t.Context(), ref, s.opt)
 	require.ErrorAs(t, err, new(*signature.RefusedError))
 	l.Sign(t, digest, key)
 	require.Equal(t, registrytest.Fingerprint(t, key), s.open(t, ref).SignedBy())
@@ -187,3 +189,58 @@ func TestSignedAfterwards(t *testing.T) {
 }
 
 var _ transport.Gate = (*signature.Gate)(nil)
+
+// newPrivateKey makes a key that signs, and a file with its public part.
+func newPrivateKey(t testing.TB) (*signature.PrivateKey, string) {
+	key := testtool.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	der := testtool.Must(x509.MarshalPKCS8PrivateKey(key))(t)
+	signs, err := signature.ParsePrivateKey(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY",
+		Bytes: der}), nil)
+	require.NoError(t, err)
+	return signs, registrytest.PublicKey(t, key)
+}
+
+// TestPushSigned: what push has signed is admitted. Further keys are added, and the same one is
+// not. An image that cannot be signed gets no tag.
+func TestPushSigned(t *testing.T) {
+	m := newMemory(t)
+	file := rawFile(t)
+	first, firstFile := newPrivateKey(t)
+	second, secondFile := newPrivateKey(t)
+	push := func(tag string, key *signature.PrivateKey) (string, error) {
+		return m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:"+tag),
+			PushOptions{Base: BaseNone, Sign: key})
+	}
+	pull := func(tag string, keys ...string) error {
+		opt := transport.Options{Insecure: []string{m.host}}
+		var err error
+		opt.Gate, err = signature.NewGate(signature.Options{Keys: keys})
+		require.NoError(t, err)
+		_, _, err = newClient(t, opt).Pull(t.Context(), m.ref(t, "vm/a:"+tag),
+			filepath.Join(t.TempDir(), "out.raw"), PullOptions{})
+		return err
+	}
+	digest := testtool.Must(push("1", first))(t)
+	require.NoError(t, pull("1", firstFile))
+	require.ErrorContains(t, pull("1", secondFile), "is by another key")
+	require.Equal(t, digest, testtool.Must(push("1", first))(t))
+	require.NoError(t, testtool.Err(push("1", second)))
+	require.NoError(t, pull("1", firstFile))
+	require.NoError(t, pull("1", secondFile))
+
+	tag := strings.Replace(digest, ":", "-", 1) + ".sig"
+	at := "http://" + m.host + "/v2/vm/a/manifests/" + tag
+	res := testtool.Must(http.Get(at))(t)
+	var made v1.Manifest
+	require.NoError(t, json.NewDecoder(res.Body).Decode(&made))
+	require.NoError(t, res.Body.Close())
+	require.Len(t, made.Layers, 2, "one of each key")
+
+	var sent atomic.Int64
+	u, err := m.client(t).Uploader(m.ref(t, "vm/a:1"), transport.Reference{}, &sent, "")
+	require.NoError(t, err)
+	require.NoError(t, u.Manifest(t.Context(), tag, string(made.MediaType), []byte("garbage")))
+	require.NoError(t, os.WriteFile(file, make([]byte, 64<<10), 0o644))
+	require.ErrorContains(t, testtool.Err(push("2", first)), "the signatures of "+digest)
+	require.ErrorContains(t, pull("2", firstFile), "does not exist")
+}

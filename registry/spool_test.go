@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -142,23 +143,19 @@ func TestNoPartsAndSilence(t *testing.T) {
 	defer cancel()
 	far := int64(12 << 20)
 	began := time.Now()
-	_, err := s.img.ReadAt(ctx, p, far)
-	require.ErrorIs(t, err, disk.ErrNotNow)
+	require.ErrorIs(t, testtool.Err(s.img.ReadAt(ctx, p, far)), disk.ErrNotNow)
 	require.Less(t, time.Since(began), longWait)
 	near := int64(6 << 20)
-	_, err = s.img.ReadAt(t.Context(), p, near)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.img.ReadAt(t.Context(), p, near)))
 	require.True(t, bytes.Equal(s.content[near:near+4096], p))
-	b, err := s.stream.kept.Blob(layer)
-	require.NoError(t, err)
+	b := testtool.Must(s.stream.kept.Blob(layer))(t)
 	began = time.Now()
-	_, err = b.ReadAt(t.Context(), p, layer.Size-4096)
+	_, err := b.ReadAt(t.Context(), p, layer.Size-4096)
 	require.ErrorContains(t, err, "nothing came")
 	require.Less(t, time.Since(began), longWait)
 
 	close(goes)
-	_, err = s.img.ReadAt(t.Context(), p, far)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.img.ReadAt(t.Context(), p, far)))
 	require.True(t, bytes.Equal(s.content[far:far+4096], p))
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -31,8 +32,7 @@ func (o *ontoCase) layersOf(t *testing.T, ref string) (digests []string) {
 	for _, l := range r.Manifest.Layers {
 		digests = append(digests, l.Digest.String())
 	}
-	text, err := r.Small(t.Context(), r.Manifest.Config, transport.MaxManifest)
-	require.NoError(t, err)
+	text := testtool.Must(r.Small(t.Context(), r.Manifest.Config, transport.MaxManifest))(t)
 	require.Contains(t, string(text), "X-Own", "what is not known is kept")
 	var config struct {
 		RootFS struct {

@@ -40,15 +40,13 @@ func newStreaming(t testing.TB, c *Client, dir, keep string) *streaming {
 }
 
 func (s *streaming) open(t testing.TB, ref transport.Reference) *Stream {
-	st, err := s.client.Stream(t.Context(), ref, s.opt)
-	require.NoError(t, err)
+	st := testtool.Must(s.client.Stream(t.Context(), ref, s.opt))(t)
 	t.Cleanup(func() { require.NoError(t, st.Close()) })
 	return st
 }
 
 func (s *streaming) disk(t testing.TB, st *Stream, name string) *image.Image {
-	img, err := st.Open(t.Context(), name, image.Options{})
-	require.NoError(t, err)
+	img := testtool.Must(st.Open(t.Context(), name, image.Options{}))(t)
 	t.Cleanup(func() { require.NoError(t, img.Close()) })
 	return img
 }
@@ -177,8 +175,7 @@ func TestStreamWaits(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()
 			p := make([]byte, 4096)
-			_, err := img.ReadAt(ctx, p, 1<<20)
-			require.ErrorIs(t, err, disk.ErrNotNow)
+			require.ErrorIs(t, testtool.Err(img.ReadAt(ctx, p, 1<<20)), disk.ErrNotNow)
 			done := make(chan error, 1)
 			go func() {
 				_, err := img.ReadAt(t.Context(), p, 2<<20)
@@ -246,8 +243,7 @@ func TestStreamReadsAhead(t *testing.T) {
 	fetched := func() int64 { return s.opt.Cache.Stats().Fetched }
 	before, p := fetched(), make([]byte, 4096)
 	at := func(chunk int64) {
-		_, err := img.ReadAt(t.Context(), p, chunk*indexChunk+4096)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(img.ReadAt(t.Context(), p, chunk*indexChunk+4096)))
 	}
 	for _, chunk := range []int64{50, 40, 30, 20} {
 		at(chunk)
@@ -269,8 +265,7 @@ func TestStreamReadsAhead(t *testing.T) {
 	testtool.Eventually(t, func() bool { return fetched() >= before+8+4+1 })
 	p = p[:4096]
 	for off := int64(34*indexChunk - 4096); off < 34*indexChunk+indexChunk/4; off += 4096 {
-		_, err := img.ReadAt(t.Context(), p, off)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(img.ReadAt(t.Context(), p, off)))
 	}
 	testtool.Eventually(t, func() bool {
 		_, err := img.ReadAt(ended(t), p, 35*indexChunk)
@@ -333,8 +328,7 @@ func TestStreamWrongLayer(t *testing.T) {
 	_, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
 	var wrong *transport.DigestError
 	require.ErrorAs(t, err, &wrong)
-	files, err := filepath.Glob(filepath.Join(s.opt.CacheDir, fetchedDir, "*", "*"))
-	require.NoError(t, err)
+	files := testtool.Must(filepath.Glob(filepath.Join(s.opt.CacheDir, fetchedDir, "*", "*")))(t)
 	require.Empty(t, files)
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
@@ -41,23 +42,19 @@ func TestTableOfContents(t *testing.T) {
 				st := s.open(t, l.ref(t, "vm/a:1"))
 				require.Equal(t, []string{"a.img", "b.img", "c.img", "empty.img"},
 					namesOfDisks(st.Disks()))
-				file, err := openPartOf(t, st, "a.img")
-				require.NoError(t, err)
+				file := testtool.Must(openPartOf(t, st, "a.img"))(t)
 				for _, span := range [][2]int64{{0, 1}, {int64(chunk) - 1, 2}, {4 << 20, 3 << 20},
 					{9 << 20, 12288}, {1, 9 << 20}} {
 					p := make([]byte, span[1])
-					n, err := file.ReadAt(t.Context(), p, span[0])
-					require.NoError(t, err)
+					n := testtool.Must(file.ReadAt(t.Context(), p, span[0]))(t)
 					require.True(t, bytes.Equal(content[span[0]:span[0]+int64(n)], p))
 				}
 				require.Zero(t, s.opt.Cache.Stats().Wrong)
-				_, err = file.ReadAt(t.Context(), make([]byte, 1), int64(len(content)))
+				_, err := file.ReadAt(t.Context(), make([]byte, 1), int64(len(content)))
 				require.Error(t, err)
-				link, err := openPartOf(t, st, "b.img")
-				require.NoError(t, err)
+				link := testtool.Must(openPartOf(t, st, "b.img"))(t)
 				require.Equal(t, file.Identity(), link.Identity())
-				e, err := file.Extent(6<<20, 1<<20)
-				require.NoError(t, err)
+				e := testtool.Must(file.Extent(6<<20, 1<<20))(t)
 				require.True(t, e.Data || codec == registrytest.Zstd)
 				c := s.disk(t, st, "c.img")
 				require.False(t, c.Unverified())
@@ -188,8 +185,7 @@ func TestTableHostile(t *testing.T) {
 					return
 				}
 				require.NoError(t, err)
-				img, err := st.Open(t.Context(), "a.img", image.Options{})
-				require.NoError(t, err)
+				img := testtool.Must(st.Open(t.Context(), "a.img", image.Options{}))(t)
 				require.Equal(t, 1, img.Parallel())
 				require.True(t, bytes.Equal(content, contentOf(t, img)))
 				require.NoError(t, errors.Join(img.Close(), st.Close()))
@@ -210,13 +206,11 @@ func TestTableOfOtherData(t *testing.T) {
 		l.Annotated(t, layer, annotations)
 		s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 		s.opt.timeout = time.Second
-		file, err := openPartOf(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
-		require.NoError(t, err)
-		_, err = file.ReadAt(t.Context(), make([]byte, 512), 600<<10)
+		file := testtool.Must(openPartOf(t, s.open(t, l.ref(t, "vm/a:1")), "a.img"))(t)
+		_, err := file.ReadAt(t.Context(), make([]byte, 512), 600<<10)
 		require.NotErrorIs(t, err, disk.ErrNotNow)
 		require.ErrorContains(t, err, "push the image again")
-		_, err = file.ReadAt(t.Context(), make([]byte, 512), 0)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(file.ReadAt(t.Context(), make([]byte, 512), 0)))
 		require.NoError(t, file.Close())
 	}
 }
@@ -253,13 +247,10 @@ func TestTableOfAnotherDigest(t *testing.T) {
 func FuzzTOC(f *testing.F) {
 	w := &registrytest.Table{Codec: registrytest.Gzip, Chunk: 1000}
 	w.Add(f, tarFile{Name: "disk/a", Content: noise(76, 5000)})
-	text, err := json.Marshal(map[string]any{"version": 1, "entries": w.Entries})
-	require.NoError(f, err)
-	f.Add(text)
+	f.Add(testtool.Must(json.Marshal(map[string]any{"version": 1, "entries": w.Entries}))(f))
 	f.Add([]byte(`{"entries":[{"name":"disk/a","type":"reg","size":9000000,"offset":1,` +
 		`"chunkType":"zeros"},{"name":"disk/b","type":"hardlink","linkName":"disk/a"}]}`))
-	store, err := cache.Open(f.TempDir(), cache.Options{})
-	require.NoError(f, err)
+	store := testtool.Must(cache.Open(f.TempDir(), cache.Options{}))(f)
 	f.Cleanup(func() { require.NoError(f, store.Close()) })
 	const size = 1 << 20
 	desc := (registrytest.Lying{Store: map[string][]byte{}}).Add(make([]byte, size))

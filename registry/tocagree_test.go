@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -162,8 +163,7 @@ func TestOneDigestOneTable(t *testing.T) {
 }
 
 func serveTable(t *testing.T, s *streaming, ref transport.Reference, c tocCase, good []byte) {
-	st, err := s.client.Stream(t.Context(), ref, s.opt)
-	require.NoError(t, err)
+	st := testtool.Must(s.client.Stream(t.Context(), ref, s.opt))(t)
 	img, err := st.Open(t.Context(), "a.img", image.Options{})
 	require.NoError(t, err)
 	switch err := img.Agree(t.Context()); {
@@ -246,8 +246,7 @@ func TestTableWithOtherDataBetween(t *testing.T) {
 					continue
 				}
 				require.NoError(t, err)
-				img, err := st.Open(t.Context(), "a.img", image.Options{})
-				require.NoError(t, err)
+				img := testtool.Must(st.Open(t.Context(), "a.img", image.Options{}))(t)
 				want := map[*registrytest.Table][]byte{right: good, wrong: inArchive}[w]
 				require.True(t, bytes.Equal(want, contentOf(t, img)))
 				seen++

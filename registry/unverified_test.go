@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +15,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/packtest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -101,10 +106,8 @@ func TestWhenCompleteWrong(t *testing.T) {
 	emptyCache(t, s.opt.CacheDir, st, digestOf(layer))
 
 	// The next start does not use the disk that was made from it.
-	st2, err := s.client.Stream(t.Context(), ref, s.opt)
-	require.NoError(t, err)
-	_, err = st2.Open(t.Context(), "a.img", image.Options{})
-	require.ErrorContains(t, err, keep)
+	st2 := testtool.Must(s.client.Stream(t.Context(), ref, s.opt))(t)
+	require.ErrorContains(t, testtool.Err(st2.Open(t.Context(), "a.img", image.Options{})), keep)
 	require.NoError(t, st2.Close())
 }
 
@@ -129,32 +132,25 @@ func TestWhenCompleteOrigin(t *testing.T) {
 		s.client = newClient(t, l.options())
 		return s.client.Stream(t.Context(), ref, s.opt)
 	}
-	st, err := opened(wrong, wrongRef)
-	require.NoError(t, err)
+	st := testtool.Must(opened(wrong, wrongRef))(t)
 	for _, d := range st.Disks() {
-		img, err := st.Open(t.Context(), d.Name, image.Options{})
-		require.NoError(t, err)
+		img := testtool.Must(st.Open(t.Context(), d.Name, image.Options{}))(t)
 		contentOf(t, img)
 		require.NoError(t, img.Close())
 	}
-	st2, err := opened(right, ref)
-	require.NoError(t, err)
-	img, err := st2.Open(t.Context(), "a.img", image.Options{})
-	require.NoError(t, err)
+	st2 := testtool.Must(opened(right, ref))(t)
+	img := testtool.Must(st2.Open(t.Context(), "a.img", image.Options{}))(t)
 	require.True(t, bytes.Equal(content, contentOf(t, img)))
 	require.NoError(t, img.Verify(t.Context()))
 	require.NoError(t, img.Close())
 	require.NoError(t, st2.Close())
 
-	bad, err := st.Open(t.Context(), "c.img", image.Options{})
-	require.NoError(t, err)
+	bad := testtool.Must(st.Open(t.Context(), "c.img", image.Options{}))(t)
 	require.ErrorIs(t, bad.Verify(t.Context()), disk.ErrWrongContent)
 	require.NoError(t, bad.Close())
 	require.NoError(t, st.Close())
-	st3, err := opened(right, ref)
-	require.NoError(t, err)
-	img, err = st3.Open(t.Context(), "a.img", image.Options{})
-	require.NoError(t, err)
+	st3 := testtool.Must(opened(right, ref))(t)
+	img = testtool.Must(st3.Open(t.Context(), "a.img", image.Options{}))(t)
 	require.True(t, bytes.Equal(content, contentOf(t, img)))
 	require.NoError(t, img.Close())
 	require.NoError(t, st3.Close())
@@ -215,8 +211,7 @@ func TestWhenCompleteWaits(t *testing.T) {
 	l.Mu.Unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	err := img.Verify(ctx)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, img.Verify(ctx), context.DeadlineExceeded)
 	require.True(t, img.Unverified())
 	require.NoError(t, img.Verify(t.Context()))
 	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(len(layer)*5/4),
@@ -292,6 +287,126 @@ func TestWalkHostile(t *testing.T) {
 			}
 			require.Error(t, err)
 			require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(24<<20))
+		})
+	}
+}
+
+// part answers with a range of a file, and breaks the connection after so many bytes (-1: never).
+// The tag "" is none.
+func part(file []byte, tag string, most int) fault {
+	return func(w http.ResponseWriter, r *http.Request, _ []byte) bool {
+		if tag != "" {
+			w.Header().Set("ETag", tag)
+		}
+		if most < 0 {
+			most = len(file)
+		}
+		return cut(most)(w, r, file)
+	}
+}
+
+// whole answers with all of a file, whatever was asked for.
+func whole(file []byte) fault {
+	return func(w http.ResponseWriter, r *http.Request, _ []byte) bool {
+		w.Header().Set("Content-Length", fmt.Sprint(len(file)))
+		return registrytest.Whole(w, r, file)
+	}
+}
+
+// TestPullBrokenWithoutDigest: nobody knows the digest, and the connection breaks. What is there in
+// the end is one file: the rest of another one never gets below its name, whoever answers, and
+// whatever he says about it.
+func TestPullBrokenWithoutDigest(t *testing.T) {
+	file := noise(90, 1<<20)
+	other := flipped(file, 900000) // the same size, and the same beginning
+	early := flipped(file, 100)
+	packed, packedOther := packtest.Xz(file), packtest.Xz(noise(91, 1<<20))
+	size := min(len(packed), len(packedOther))
+	const a, b = webFile + "?a", webFile + "?b"
+	mirror := func(t *testing.T, answers ...fault) fault { // another server, which a redirect names
+		w := newWeb(t, file)
+		w.Fail(answers...)
+		return registrytest.Redirects(w.Server.URL + webFile)
+	}
+	for name, c := range map[string]struct {
+		server func(t *testing.T) []fault
+		file   []byte // what must come; nil: an error
+		again  bool   // it is said that it begins again
+	}{
+		"the same validator": {file: file, server: func(*testing.T) []fault {
+			return []fault{part(file, `"1"`, 300000), part(file, `"1"`, 300000)}
+		}},
+		"no validator": {file: file, again: true, server: func(*testing.T) []fault {
+			return []fault{part(file, "", 300000), part(file, "", 1), part(file, "", -1)}
+		}},
+		"a weak validator": {file: file, again: true, server: func(*testing.T) []fault {
+			return []fault{part(file, `W/"1"`, 300000), part(file, `W/"1"`, 500000),
+				part(file, `W/"1"`, -1), part(file, `W/"1"`, -1)}
+		}},
+		"a weak validator, another file": {again: true, server: func(*testing.T) []fault {
+			return []fault{part(early, `W/"1"`, 300000), part(file, `W/"1"`, -1)}
+		}},
+		"no validator, another file": {again: true, server: func(*testing.T) []fault {
+			return []fault{part(early, "", 300000), part(file, "", -1), part(file, "", -1)}
+		}},
+		"another file, and no ranges": {server: func(*testing.T) []fault {
+			return []fault{part(early, `"1"`, 300000), whole(file)}
+		}},
+		"the same file, and no ranges": {file: file, server: func(*testing.T) []fault {
+			return []fault{part(file, `"1"`, 300000), whole(file)}
+		}},
+		"an end that differs": {file: file, again: true, server: func(*testing.T) []fault {
+			return []fault{part(other, `"2"`, 300000)} // none of that end has come
+		}},
+		"an end that differs, late": {again: true, server: func(*testing.T) []fault {
+			return []fault{part(other, `"2"`, 950000)}
+		}},
+		"mirrors with two files": {again: true, server: func(t *testing.T) []fault {
+			return []fault{mirror(t, part(early, `"old"`, 300000)), mirror(t), mirror(t)}
+		}},
+		"mirrors with two files and one tag": {again: true, server: func(t *testing.T) []fault {
+			return []fault{mirror(t, part(early, `"1"`, 300000)), mirror(t), mirror(t)}
+		}},
+		"mirrors with one file": {file: file, again: true, server: func(t *testing.T) []fault {
+			return []fault{mirror(t, part(file, `"x"`, 300000)), mirror(t), mirror(t)}
+		}},
+		"mirrors before anything has come": {file: file, server: func(t *testing.T) []fault {
+			return []fault{mirror(t, part(early, `"old"`, 0)), mirror(t)}
+		}},
+		"a mirror that changes and back": {file: file, again: true, server: func(
+			t *testing.T) []fault {
+			to := mirror(t, part(file, `"1"`, 300000), part(early, `"2"`, -1))
+			return []fault{to, to, to}
+		}},
+		"queries that name files": {again: true, server: func(*testing.T) []fault {
+			return []fault{registrytest.Redirects(a), part(early, `"1"`, 300000),
+				registrytest.Redirects(b), part(file, `"1"`, -1),
+				registrytest.Redirects(b), part(file, `"1"`, -1)}
+		}},
+		"compressed": {again: true, server: func(*testing.T) []fault {
+			late := packedOther[:size]
+			return []fault{part(packed[:size], `"1"`, size/2), part(late, `"2"`, -1),
+				part(late, `"2"`, -1)}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWeb(t, file)
+			if name == "compressed" {
+				w.Put(webFile, packed[:size], `"1"`)
+			}
+			w.Fail(append([]fault{nil}, c.server(t)...)...) // the first tells the size
+			dir, digest, err := w.pull(t, w.Server.URL+webFile)
+			require.Equal(t, c.again, strings.Contains(strings.Join(w.told, "\n"), "begins again"),
+				"%q", w.told)
+			if c.file == nil {
+				require.ErrorContains(t, err, "it was replaced")
+				emptyDir(t, dir)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, digestOf(file), digest)
+			onlyFile(t, dir, "out.raw", file)
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -154,12 +155,9 @@ func TestMirrorIsSlow(t *testing.T) {
 			opt.Warn = func(text string) { warned = append(warned, text) }
 			opt.Turn = 300 * time.Millisecond
 			c := newClient(t, opt)
-			src, err := c.Source(registry.ref(t, "vm/a:1"), "")
-			require.NoError(t, err)
-			r, err := transport.Resolve(t.Context(), src, registry.ref(t, "vm/a:1"))
-			require.NoError(t, err)
-			b, err := src.Blob(r.Manifest.Layers[0])
-			require.NoError(t, err)
+			src := testtool.Must(c.Source(registry.ref(t, "vm/a:1"), ""))(t)
+			r := testtool.Must(transport.Resolve(t.Context(), src, registry.ref(t, "vm/a:1")))(t)
+			b := testtool.Must(src.Blob(r.Manifest.Layers[0]))(t)
 			got := make([]byte, len(layer))
 			require.NoError(t, b.Fill(t.Context(), got, 0))
 			require.Equal(t, layer, got)
@@ -210,10 +208,8 @@ func TestSlowLinkIsEnough(t *testing.T) {
 	for range connections {
 		l.Faults = append(l.Faults, registrytest.Few(perConnection, 50*time.Millisecond))
 	}
-	src, err := newClient(t, opt).Source(l.ref(t, "vm/a:1"), "")
-	require.NoError(t, err)
-	b, err := src.Blob(desc)
-	require.NoError(t, err)
+	src := testtool.Must(newClient(t, opt).Source(l.ref(t, "vm/a:1"), ""))(t)
+	b := testtool.Must(src.Blob(desc))(t)
 	began := time.Now()
 	got := make([]byte, len(content))
 	require.NoError(t, b.Fill(t.Context(), got, 0))

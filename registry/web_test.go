@@ -19,6 +19,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/packtest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
@@ -47,9 +48,7 @@ func newWeb(t testing.TB, content []byte) *web {
 }
 
 func parsed(t testing.TB, text string) transport.Reference {
-	ref, err := transport.ParseSource(text)
-	require.NoError(t, err)
-	return ref
+	return testtool.Must(transport.ParseSource(text))(t)
 }
 
 // pull fetches an address into a new directory.
@@ -170,12 +169,11 @@ func TestPullAddressTwice(t *testing.T) {
 			"-", PullOptions{Stdout: &out})
 		return out, digest, err
 	}
-	out, digest, err := pulled()
-	require.NoError(t, err)
+	out, digest := testtool.Must2(pulled())(t)
 	require.Equal(t, digestOf(content), digest)
 	require.True(t, bytes.Equal(content, out.Bytes()))
 
-	_, _, err = pulled(nil, nil, func(to http.ResponseWriter, r *http.Request, _ []byte) bool {
+	_, _, err := pulled(nil, nil, func(to http.ResponseWriter, r *http.Request, _ []byte) bool {
 		return cut(len(content))(to, r, flipped(content, 9000))
 	})
 	require.ErrorContains(t, err, "the content of "+digestOf(content))
@@ -231,17 +229,14 @@ func TestAddressCredentials(t *testing.T) {
 	require.NoError(t, os.WriteFile(login, fmt.Appendf(nil,
 		`{"auths": {%q: {"auth": %q}, "other.example.com": {"auth": %[2]q}}}`,
 		w.Host()+"/images", auth), 0o600))
-	_, _, err := w.pull(t, w.Server.URL+webFile)
-	require.ErrorContains(t, err, "401")
+	require.ErrorContains(t, testtool.Err2(w.pull(t, w.Server.URL+webFile)), "401")
 	w.opt.Config = login
-	_, _, err = w.pull(t, w.Server.URL+webFile)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err2(w.pull(t, w.Server.URL+webFile)))
 
 	// Both have the same certificate.
 	w.Fail(registrytest.Redirects(other.Server.URL+webFile+"?a=hush"),
 		registrytest.Redirects(other.Server.URL+webFile+"?a=hush"))
-	_, _, err = w.pull(t, w.Server.URL+webFile+"?b=hush@"+digestOf(content))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err2(w.pull(t, w.Server.URL+webFile+"?b=hush@"+digestOf(content))))
 	require.NotEmpty(t, other.Said())
 	for _, r := range other.Said() {
 		require.Empty(t, r.Header.Get("Authorization"))
@@ -252,8 +247,7 @@ func TestAddressCredentials(t *testing.T) {
 	w.Fail(registrytest.Redirects(other.Server.URL + webFile))
 	other.Fail(registrytest.Redirects(w.Server.URL + webFile))
 	before := len(w.Said())
-	_, _, err = w.pull(t, w.Server.URL+webFile)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err2(w.pull(t, w.Server.URL+webFile)))
 	require.NotEmpty(t, w.Said()[before].Header.Get("Authorization"))
 	require.Empty(t, w.Said()[before+1].Header.Get("Authorization"))
 }
@@ -265,11 +259,10 @@ func TestPlainAddress(t *testing.T) {
 	server := registrytest.NewPlainWeb(t)
 	server.Put(webFile, content, `"1"`)
 	// This is no address of this machine, to which one may speak without TLS, but leads there.
-	_, port, err := net.SplitHostPort(server.Host())
-	require.NoError(t, err)
+	_, port := testtool.Must2(net.SplitHostPort(server.Host()))(t)
 	address := "http://0.0.0.0:" + port + webFile
 	c := newClient(t, transport.Options{Timeout: time.Second})
-	_, _, err = c.Pull(t.Context(), parsed(t, address), filepath.Join(t.TempDir(), "a.raw"),
+	_, _, err := c.Pull(t.Context(), parsed(t, address), filepath.Join(t.TempDir(), "a.raw"),
 		PullOptions{})
 	require.ErrorContains(t, err, "without TLS nothing else says what is right")
 	ref := parsed(t, address+"@"+digestOf(content))
@@ -324,8 +317,7 @@ func TestStreamAddress(t *testing.T) {
 	require.Empty(t, platform)
 	img2 := again.disk(t, st2, "f.img")
 	require.Equal(t, img.Unhashed()[0].Digest, img2.Unhashed()[0].Digest)
-	_, err := img2.ReadAt(t.Context(), p, 20<<20)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(img2.ReadAt(t.Context(), p, 20<<20)))
 	require.Len(t, w.Said(), asked)
 	files, err := filepath.Glob(filepath.Join(keep, "*"))
 	require.NoError(t, err)
@@ -343,12 +335,10 @@ func TestStreamAddress(t *testing.T) {
 	_, err = img2.ReadAt(t.Context(), p, 20<<20) // is here
 	require.NoError(t, err)
 	w.Put(webFile, content, `"1"`) // The right one is back.
-	_, err = img2.ReadAt(t.Context(), p[:4096], 8<<20)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(img2.ReadAt(t.Context(), p[:4096], 8<<20)))
 	w.Put(webFile, noise(86, len(content)), `"2"`)
 	require.ErrorIs(t, img2.Verify(t.Context()), disk.ErrWrongContent)
-	_, err = img2.ReadAt(t.Context(), p, 20<<20)
-	require.ErrorIs(t, err, disk.ErrWrongContent)
+	require.ErrorIs(t, testtool.Err(img2.ReadAt(t.Context(), p, 20<<20)), disk.ErrWrongContent)
 	for _, text := range w.told {
 		require.NotContains(t, text, "hush")
 	}

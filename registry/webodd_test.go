@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 )
 
@@ -55,10 +56,9 @@ func TestPullAddressOfOddServers(t *testing.T) {
 			t.Parallel()
 			w := newWeb(t, content)
 			w.Always = c.always
-			dir, _, err := w.pull(t, w.Server.URL+webFile+"@"+digestOf(content))
-			require.NoError(t, err)
+			dir, _ := testtool.Must2(w.pull(t, w.Server.URL+webFile+"@"+digestOf(content)))(t)
 			onlyFile(t, dir, "out.raw", content)
-			dir, _, err = w.pull(t, w.Server.URL+webFile)
+			dir, _, err := w.pull(t, w.Server.URL+webFile)
 			if c.noDigest != "" {
 				require.ErrorContains(t, err, c.noDigest)
 				emptyDir(t, dir)

@@ -58,25 +58,22 @@ func TestPullWrapped(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			s := store{}
 			ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
-			dir, err := pull(t, ref, PullOptions{})
-			require.NoError(t, err)
+			dir := testtool.Must(pull(t, ref, PullOptions{}))(t)
 			onlyFile(t, dir, "out.raw", raw)
 			p := new(Progress)
-			_, err = pull(t, ref, PullOptions{Progress: p})
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(pull(t, ref, PullOptions{Progress: p})))
 			require.Equal(t, int64(len(content)), p.Done(), "it is read once")
 
 			dir = t.TempDir() // a name without the wrapping
-			done, _, err := newClient(t, transport.Options{}).Pull(t.Context(), ref, dir,
-				PullOptions{})
-			require.NoError(t, err)
+			done, _ := testtool.Must2(newClient(t, transport.Options{}).Pull(t.Context(), ref, dir,
+				PullOptions{}))(t)
 			require.Len(t, done, 1)
 			onlyFile(t, dir, filepath.Base(done[0].To), raw)
 			require.NotContains(t, []string{".xz", ".gz", ".bz2", ".zst"},
 				filepath.Ext(done[0].To))
 
 			var stdout bytes.Buffer
-			_, _, err = newClient(t, transport.Options{}).Pull(t.Context(), ref, "-",
+			_, _, err := newClient(t, transport.Options{}).Pull(t.Context(), ref, "-",
 				PullOptions{Stdout: &stdout})
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(raw, stdout.Bytes()))
@@ -209,9 +206,7 @@ func TestAppliance(t *testing.T) {
 		"box.vmdk.gz": gzipped(t, disk), "box.ova.gz": gzipped(t, ova)} {
 		s := store{}
 		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
-		to, err := pull(t, ref, PullOptions{})
-		require.NoError(t, err, title)
-		onlyFile(t, to, "out.raw", raw)
+		onlyFile(t, testtool.Must(pull(t, ref, PullOptions{}))(t, title), "out.raw", raw)
 		st := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
 		opened := st.open(t, ref)
 		require.Len(t, opened.Disks(), 1)
@@ -221,7 +216,7 @@ func TestAppliance(t *testing.T) {
 		path := filepath.Join(dir, title)
 		require.NoError(t, os.WriteFile(path, content, 0o644))
 		m := newMemory(t)
-		_, err = m.client(t).Push(t.Context(), []string{path}, m.ref(t, "vm/a:1"),
+		_, err := m.client(t).Push(t.Context(), []string{path}, m.ref(t, "vm/a:1"),
 			PushOptions{Base: BaseNone, CompressRaw: "zstd"})
 		require.NoError(t, err, title)
 		brings(t, m.client(t), m.ref(t, "vm/a:1"), PullOptions{}, raw)

@@ -11,19 +11,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestAConnectionClosedWhileItIsTaken closes a connection when its socket is made but not yet in
 // use, as happens when it must make room.
 func TestAConnectionClosedWhileItIsTaken(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	client, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
+	client := testtool.Must(net.Dial("tcp", l.Addr().String()))(t)
 	defer client.Close()
-	server, err := l.Accept()
-	require.NoError(t, err)
+	server := testtool.Must(l.Accept())(t)
 	instances := func() (n int) {
 		list, _ := os.ReadDir("/proc/self/fd")
 		for _, fd := range list {
@@ -39,12 +37,10 @@ func TestAConnectionClosedWhileItIsTaken(t *testing.T) {
 	before := instances()
 	cause := errors.New("it must make room")
 	c.cause.Store(&cause) // Fail has begun, and has not closed it yet
-	_, err = c.TakeSocket(&socket.PollLimit{})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.TakeSocket(&socket.PollLimit{})))
 	require.Equal(t, before, instances())
 	require.NoError(t, client.SetReadDeadline(time.Now().Add(time.Minute)))
-	_, err = client.Read(make([]byte, 1))
-	require.ErrorIs(t, err, io.EOF)
+	require.ErrorIs(t, testtool.Err(client.Read(make([]byte, 1))), io.EOF)
 	require.False(t, c.Fail(net.ErrClosed))
 	require.Equal(t, cause, c.Cause())
 }

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
@@ -102,8 +103,7 @@ func TestConnections(t *testing.T) {
 	cs.Go(func() { t.Error("nothing begins after Close") })
 	late, other := net.Pipe()
 	cs.Take(other, func(nc net.Conn) *visitor { return &visitor{} })
-	_, err := late.Read(make([]byte, 1))
-	require.Error(t, err, "it was closed")
+	require.Error(t, testtool.Err(late.Read(make([]byte, 1))), "it was closed")
 	require.ErrorIs(t, cs.Accept(&door{answers: make(chan any)}, nil), ErrClosed)
 
 	cs.Drop(v)
@@ -126,8 +126,7 @@ func TestAcceptThatFails(t *testing.T) {
 	<-v.served
 	require.Equal(t, 1, warned.Len())
 	g.answers <- none
-	_, err := ours.Read(make([]byte, 1))
-	require.Error(t, err, "it had to make room")
+	require.Error(t, testtool.Err(ours.Read(make([]byte, 1))), "it had to make room")
 	broken := errors.New("broken")
 	g.answers <- broken
 	require.ErrorIs(t, <-ended, broken)

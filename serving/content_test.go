@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestGeneration: the content of a disk has one name over restarts, until it is replaced. A name
@@ -16,27 +18,19 @@ import (
 func TestGeneration(t *testing.T) {
 	r := newRelays(t)
 	r.store.broken = errors.New("broken")
-	_, err := r.d.Generation()
-	require.ErrorContains(t, err, "cannot be saved: broken")
+	require.ErrorContains(t, testtool.Err(r.d.Generation()), "cannot be saved: broken")
 	r.store.broken = nil
-	first, err := r.d.Generation()
-	require.NoError(t, err)
+	first := testtool.Must(r.d.Generation())(t)
 	require.NotEmpty(t, first)
 	boot := r.d.Boot
 	r.restart()
-	again, err := r.d.Generation()
-	require.NoError(t, err)
-	require.Equal(t, first, again)
+	require.Equal(t, first, testtool.Must(r.d.Generation())(t))
 	require.NotEqual(t, boot, r.d.Boot)
 	require.NoError(t, EndGeneration(r.store))
 	r.restart()
-	next, err := r.d.Generation()
-	require.NoError(t, err)
-	require.NotEqual(t, first, next)
+	require.NotEqual(t, first, testtool.Must(r.d.Generation())(t))
 	_, d := served(t, func(o *Options) { o.Disk, o.ReadOnly = r.content, true })
-	none, err := d.Generation()
-	require.NoError(t, err)
-	require.Empty(t, none, "nobody writes it")
+	require.Empty(t, testtool.Must(d.Generation())(t), "nobody writes it")
 }
 
 // TestLastUser: a client finds out whether others have used the disk since it did, also after a

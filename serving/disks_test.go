@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func released(c <-chan struct{}) bool {
@@ -34,9 +36,7 @@ func TestRemovedDisksAreForgotten(t *testing.T) {
 	s, d := served(t)
 	opt := d.Options
 	for range 100 {
-		released, err := s.Remove(1)
-		require.NoError(t, err)
-		<-released
+		<-testtool.Must(s.Remove(1))(t)
 		require.NoError(t, s.Add(opt))
 	}
 	require.LessOrEqual(t, len(s.leaving), 1)
@@ -45,4 +45,13 @@ func TestRemovedDisksAreForgotten(t *testing.T) {
 		s.Attach("iqn.a").Detach()
 	}
 	require.Empty(t, s.peers)
+}
+
+func TestParseAccessMode(t *testing.T) {
+	for _, mode := range []AccessMode{AccessWriteExclusive, AccessWriteShared, AccessReadShared} {
+		require.Equal(t, mode, testtool.Must(ParseAccessMode(string(mode)))(t))
+	}
+	require.Equal(t, AccessWriteExclusive, testtool.Must(ParseAccessMode(""))(t))
+	_, err := ParseAccessMode("Write-Shared")
+	require.ErrorContains(t, err, `"Write-Shared" is unknown; use write-exclusive`)
 }

@@ -2,9 +2,13 @@ package serving
 
 import (
 	"net"
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // conn4 is a connection with only a peer's address.
@@ -76,23 +80,64 @@ func TestOnePeerDoesNotTakeAll(t *testing.T) {
 		e.Arrive(a)
 		return a, e.Admit(a, peer, replaces)
 	}
-	first, err := come("a", false)
-	require.NoError(t, err)
+	first := testtool.Must(come("a", false))(t)
 	require.NoError(t, e.Admit(first, "a", false), "it is one already")
-	_, err = come("a", false)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(come("a", false)))
 	refused, err := come("a", false)
 	require.ErrorIs(t, err, ErrPeerCrowded)
-	_, err = come("b", false)
-	require.NoError(t, err, "another one has room")
-	_, err = come("c", false)
-	require.ErrorIs(t, err, ErrCrowded)
-	again, err := come("a", true)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(come("b", false)), "another one has room")
+	require.ErrorIs(t, testtool.Err(come("c", false)), ErrCrowded)
+	again := testtool.Must(come("a", true))(t)
 	for range 2 {
 		e.Leave(first)
 		e.Leave(again)
 	}
 	require.NoError(t, e.Admit(refused, "a", false), "there is room again")
 	require.Equal(t, 1, e.Strangers())
+}
+
+func TestPenaltyGrowsAndEnds(t *testing.T) {
+	p := NewPenalties(2 * time.Second)
+	now := time.Now()
+	var delays []time.Duration
+	for range 10 {
+		delay, _ := p.Delay("a", now)
+		delays = append(delays, delay/time.Millisecond)
+		p.Failed("a", now)
+		now = now.Add(time.Second)
+	}
+	require.Equal(t, []time.Duration{0, 0, 0, 100, 200, 400, 800, 1600, 2000, 2000}, delays)
+	delay, slowed := p.Delay("neighbour", now)
+	require.Zero(t, delay)
+	require.False(t, slowed)
+	for range 1000 {
+		p.Failed("a", now)
+	}
+	delay, slowed = p.Delay("a", now)
+	require.Equal(t, 2*time.Second, delay, "nobody is locked out")
+	require.True(t, slowed)
+	now = now.Add(penaltyMemory + 1)
+	delay, slowed = p.Delay("a", now)
+	require.Zero(t, delay)
+	require.False(t, slowed)
+	p.Failed("a", now)
+	delay, _ = p.Delay("a", now)
+	require.Zero(t, delay, "old failures do not count")
+}
+
+func TestPenaltiesAreBounded(t *testing.T) {
+	p := NewPenalties(time.Second)
+	start := time.Now()
+	for i := range 3 * maxPenalties {
+		for range freeFailures {
+			p.Failed(strconv.Itoa(i), start.Add(time.Duration(i)))
+		}
+		require.LessOrEqual(t, len(p.table), maxPenalties)
+	}
+	delay, _ := p.Delay("0", start)
+	require.Zero(t, delay, "the peer with the oldest failure is forgotten")
+	delay, _ = p.Delay(strconv.Itoa(3*maxPenalties-1), start.Add(3*maxPenalties))
+	require.Positive(t, delay)
+	p.Failed("0", start.Add(2*penaltyMemory))
+	require.Len(t, p.table, 1, "expired peers go first")
 }

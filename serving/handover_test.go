@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
@@ -38,8 +39,7 @@ func TestGuestDoesNotClaim(t *testing.T) {
 	s.mu.Unlock()
 	require.True(t, <-admitted)
 	require.Empty(t, s.Holders(1).Owner)
-	_, err := s.HandOver(1)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.HandOver(1)))
 	require.Equal(t, Holders{Owner: "iqn.b"}, s.Holders(1))
 }
 
@@ -64,8 +64,7 @@ func TestFencedIsTrouble(t *testing.T) {
 	former, heir := s.Attach("iqn.a"), s.Attach("iqn.b")
 	require.True(t, former.Claim(d))
 	require.NoError(t, s.Admit(1, "iqn.b", time.Time{}))
-	_, err := s.HandOver(1)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.HandOver(1)))
 	require.False(t, former.Claim(d))
 	require.Empty(t, d.Troubles(time.Now()), "the heir uses it")
 	heir.Detach()

@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/rangelock"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // shelf is a Store that a restart does not empty.
@@ -202,13 +203,10 @@ func TestIncarnationsAndHandovers(t *testing.T) {
 	require.True(t, target.writes())
 	require.Equal(t, Holders{Owner: "cert:vm", Guest: "cert:other"}, r.s.Holders(1),
 		"it stays open")
-	_, err := r.s.HandOver(1)
-	require.ErrorIs(t, err, ErrNotLoggedIn)
+	require.ErrorIs(t, testtool.Err(r.s.HandOver(1)), ErrNotLoggedIn)
 	other := relay{r, r.s.AttachTo(r.d, Who{Name: "cert:other", Incarnation: "o"})}
 	require.True(t, other.writes())
-	former, err := r.s.HandOver(1)
-	require.NoError(t, err)
-	require.Equal(t, "cert:vm", former)
+	require.Equal(t, "cert:vm", testtool.Must(r.s.HandOver(1))(t))
 	require.Equal(t, Holders{Owner: "cert:other", Fenced: []string{"cert:vm"}}, r.s.Holders(1))
 	require.False(t, target.writes())
 	require.False(t, r.relay("c", true).writes(), "the name is fenced")
@@ -273,8 +271,7 @@ func TestHandOverToTheLastIncarnation(t *testing.T) {
 	r.relay("a", false)
 	last := r.relay("m", false)
 	r.s.AttachTo(elsewhere, Who{Name: "cert:vm", Incarnation: "y"})
-	_, err := r.s.HandOver(1)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(r.s.HandOver(1)))
 	require.True(t, last.Owns(r.d))
 	require.True(t, last.writes())
 	require.False(t, first.writes())
@@ -287,6 +284,5 @@ func TestHandOverNeedsOneAtTheDisk(t *testing.T) {
 	require.True(t, relay{r, r.s.Attach("iqn.first")}.writes())
 	require.NoError(t, r.s.Admit(1, "cert:vm", time.Time{}))
 	r.s.AttachTo(&Disk{}, Who{Name: "cert:vm", Incarnation: "y"})
-	_, err := r.s.HandOver(1)
-	require.ErrorIs(t, err, ErrNotLoggedIn)
+	require.ErrorIs(t, testtool.Err(r.s.HandOver(1)), ErrNotLoggedIn)
 }

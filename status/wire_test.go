@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // The page and the requests as daemons of other versions write and read them. A field that is
@@ -18,14 +20,12 @@ import (
 // one that shows which fields are absent without a value.
 func TestStatusOnTheWire(t *testing.T) {
 	for name, full := range map[string]bool{"full.json": true, "zero.json": false} {
-		text, err := os.ReadFile("testdata/" + name)
-		require.NoError(t, err)
+		text := testtool.Must(os.ReadFile("testdata/" + name))(t)
 		s := decode[Status](t, string(text))
 		if full {
 			requireFull(t, "Status", reflect.ValueOf(s))
 		}
-		again, err := json.MarshalIndent(s, "", "  ")
-		require.NoError(t, err)
+		again := testtool.Must(json.MarshalIndent(s, "", "  "))(t)
 		require.Equal(t, string(text), string(again)+"\n", name)
 	}
 }
@@ -64,8 +64,7 @@ func TestMessagesOnTheWire(t *testing.T) {
 // TestControllerAsks checks the request that the Kubernetes controller puts into an annotation. It
 // compares the text with what is there already, which an earlier version may have written.
 func TestControllerAsks(t *testing.T) {
-	text, err := json.Marshal(Handover{Action: ActionFinish, LUN: 1, To: "iqn.b"})
-	require.NoError(t, err)
+	text := testtool.Must(json.Marshal(Handover{Action: ActionFinish, LUN: 1, To: "iqn.b"}))(t)
 	require.Equal(t, `{"action":"finish","lun":1,"to":"iqn.b"}`, string(text))
 }
 
@@ -74,16 +73,14 @@ func TestControllerAsks(t *testing.T) {
 func message[T any](t *testing.T, full, zero string) {
 	t.Helper()
 	var none T
-	text, err := json.Marshal(none)
-	require.NoError(t, err)
+	text := testtool.Must(json.Marshal(none))(t)
 	require.Equal(t, zero, string(text))
 	if full == "" {
 		return
 	}
 	m := decode[T](t, full)
 	requireFull(t, reflect.TypeFor[T]().Name(), reflect.ValueOf(m))
-	text, err = json.Marshal(m)
-	require.NoError(t, err)
+	text = testtool.Must(json.Marshal(m))(t)
 	require.Equal(t, full, string(text))
 }
 

@@ -129,8 +129,7 @@ func TestTagOfAnAbortedCommand(t *testing.T) {
 	c := Write10(1, 8, pattern(BlockSize, 1))
 	c.OnR2T, c.Edit = HoldR2T, func(cmd *pdu.SCSICommand) { cmd.TaskTag = read.Tag() }
 	write := sess.MustStart(t, c)
-	r2t, err := write.AwaitR2T()
-	require.NoError(t, err)
+	r2t := testtool.Must(write.AwaitR2T())(t)
 	release()
 	testtool.Eventually(t, func() bool {
 		_, err := sess.Ping(nil)
@@ -179,8 +178,7 @@ func TestCommandsOfAnEndedSession(t *testing.T) {
 		close(d.resume)
 		require.NoError(t, s.Close())
 		got := make([]byte, BlockSize)
-		_, err := d.ReadAt(t.Context(), got, 7*BlockSize)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(d.ReadAt(t.Context(), got, 7*BlockSize)))
 		require.True(t, bytes.Equal(fresh, got),
 			"a command of the former session has overwritten a later write")
 	}

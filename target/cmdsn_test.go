@@ -23,8 +23,7 @@ func numbered(sess *Session, cmdSN uint32, immediate bool) *pdu.SCSICommand {
 // done receives a SCSI Response with GOOD for a command.
 func done(t *testing.T, sess *Session, cmd *pdu.SCSICommand) pdu.SCSIResponse {
 	t.Helper()
-	r, _, err := Expect[pdu.SCSIResponse](sess.Conn)
-	require.NoError(t, err)
+	r, _ := testtool.Must2(Expect[pdu.SCSIResponse](sess.Conn))(t)
 	require.Equal(t, cmd.TaskTag, r.TaskTag)
 	require.Zero(t, r.Status)
 	return r
@@ -97,13 +96,10 @@ func TestCmdSN(t *testing.T) {
 			sess.MustGood(t, c)
 			require.Equal(t, before, sess.ExpCmdSN)
 		}
-		_, err := sess.Ping(nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Ping(nil)))
 		require.Equal(t, sess.CmdSN, sess.ExpCmdSN)
-		tag, err := sess.SendPing(false, nil)
-		require.NoError(t, err)
-		_, err = sess.AwaitPing(tag)
-		require.NoError(t, err)
+		tag := testtool.Must(sess.SendPing(false, nil))(t)
+		require.NoError(t, testtool.Err(sess.AwaitPing(tag)))
 		require.Equal(t, sess.CmdSN, sess.ExpCmdSN, "a NOP-Out that is not immediate does")
 	})
 	t.Run("4.2.2.1/immediate commands overtake", func(t *testing.T) {
@@ -124,8 +120,7 @@ func TestCmdSN(t *testing.T) {
 		again := numbered(sess, sess.CmdSN, false)
 		again.TaskTag = task.Tag()
 		require.NoError(t, sess.Send(again, nil))
-		r, err := sess.AwaitReject(task.Tag())
-		require.NoError(t, err)
+		r := testtool.Must(sess.AwaitReject(task.Tag()))(t)
 		require.Equal(t, pdu.RejectTaskInProgress, r.Reason)
 		require.Equal(t, again.CmdSN, sess.ExpCmdSN,
 			"7.3: a rejected number does not count as received")
@@ -168,8 +163,7 @@ func TestCommandWindow(t *testing.T) {
 		tasks = append(tasks, sess.MustStart(t, Read10(1, 0, 1)))
 	}
 	hangs(width)
-	_, err := sess.Ping(nil)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(sess.Ping(nil)))
 	require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN, "the window is closed")
 
 	t.Run("4.2.2.1/beyond a closed window is ignored", func(t *testing.T) {
@@ -177,18 +171,16 @@ func TestCommandWindow(t *testing.T) {
 		require.NoError(t, sess.ExpectOnlyPing())
 	})
 	t.Run("4.2.2.1/a closed window still takes one task management request", func(t *testing.T) {
-		r, err := sess.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
+		r := testtool.Must(sess.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
 			Function: pdu.TMAbortTask, LUN: LUN(1),
-			RefTaskTag: 0x7fff0000, RefCmdSN: sess.CmdSN - 1000})
-		require.NoError(t, err)
+			RefTaskTag: 0x7fff0000, RefCmdSN: sess.CmdSN - 1000}))(t)
 		require.Equal(t, pdu.TMTaskNotExist, r)
 	})
 	t.Run("4.2.2.1/a closed window still takes one other immediate command", func(t *testing.T) {
 		c := TestUnitReady(1)
 		c.Immediate = true
 		sess.MustGood(t, c)
-		_, err := sess.Ping(nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Ping(nil)))
 		require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN, "its end does not open the window")
 	})
 	t.Run("4.2.2.1/too many immediate commands are rejected", func(t *testing.T) {
@@ -198,8 +190,7 @@ func TestCommandWindow(t *testing.T) {
 			c.Immediate = true
 			started = append(started, sess.MustStart(t, c))
 		}
-		_, err := sess.Ping(nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Ping(nil)))
 		rejected := 0
 		for _, p := range sess.Inbox() {
 			require.Equal(t, pdu.OpReject, p.Header.Opcode())
@@ -223,8 +214,7 @@ func TestCommandWindow(t *testing.T) {
 		require.True(t, task.MustFinish(t).Good())
 	}
 	t.Run("4.2.2.1/the window opens again", func(t *testing.T) {
-		_, err := sess.Ping(nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Ping(nil)))
 		require.Equal(t, sess.ExpCmdSN+width-1, sess.MaxCmdSN)
 		for range 3 * width {
 			sess.MustGood(t, TestUnitReady(1))
@@ -240,10 +230,8 @@ func TestCommandWindowWithoutCommands(t *testing.T) {
 	t.Run("4.2.2.1/pings", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		for range 3 * width {
-			tag, err := sess.SendPing(false, nil)
-			require.NoError(t, err)
-			_, err = sess.AwaitPing(tag)
-			require.NoError(t, err)
+			tag := testtool.Must(sess.SendPing(false, nil))(t)
+			require.NoError(t, testtool.Err(sess.AwaitPing(tag)))
 			require.Equal(t, sess.ExpCmdSN+width-1, sess.MaxCmdSN,
 				"the window is as wide as before")
 		}
@@ -260,12 +248,10 @@ func TestCommandWindowWithoutCommands(t *testing.T) {
 		sess.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("4.2.2.1/text in a discovery session", func(t *testing.T) {
-		sess, err := Login(s.addr, LoginOptions{Discovery: true})
-		require.NoError(t, err)
+		sess := testtool.Must(Login(s.addr, LoginOptions{Discovery: true}))(t)
 		defer sess.Close()
 		for range 3 * width {
-			_, err := sess.Text(KV("SendTargets", "All"))
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(sess.Text(KV("SendTargets", "All"))))
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -75,10 +76,8 @@ func TestMemoryOfOpenCommands(t *testing.T) {
 			cmd.Final = true
 			batch = append(batch, c.Bytes(&cmd, nil)...)
 		}
-		_, err := conns[i].Write(batch)
-		require.NoError(t, err)
-		_, err = io.ReadFull(conns[i], answers[:(2*width-1)*pdu.HeaderLen])
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(conns[i].Write(batch)))
+		require.NoError(t, testtool.Err(io.ReadFull(conns[i], answers[:(2*width-1)*pdu.HeaderLen])))
 	}
 	open := 0
 	for _, info := range s.Sessions() {
@@ -137,14 +136,12 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 			all, conns := crowd(t, s, sessions)
 			before, counted := s.memory()
 			for i, c := range all {
-				_, err := conns[i].Write(hold(c))
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(conns[i].Write(hold(c))))
 			}
 			read := make([]byte, 1<<20)
 			for _, nc := range conns {
 				if name != "held PDUs" {
-					_, err := nc.Read(read)
-					require.NoError(t, err)
+					require.NoError(t, testtool.Err(nc.Read(read)))
 				}
 			}
 			testtool.Eventually(t,
@@ -161,4 +158,25 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 				func() bool { return s.MemoryInUse() == 0 }, "all memory is free")
 		})
 	}
+}
+
+// TestIdleSessionsLeaveMemory has many sessions work hard at once and then rest. They must give up
+// memory that another session needs.
+func TestIdleSessionsLeaveMemory(t *testing.T) {
+	const sessions, blocks, segment = 160, 200, 512
+	s := start(t, func(o *options) { o.Shared.Memory = 4 << 20 })
+	all, _ := crowd(t, s, sessions, "MaxRecvDataSegmentLength", strconv.Itoa(segment))
+	for _, c := range all {
+		for range 2 { // the queue uses two slices in turns
+			_, err := c.Do(tt.Read10(1, 0, blocks)) // GOOD, or BUSY towards the end
+			require.NoError(t, err)
+		}
+	}
+	t.Logf("%d KiB", s.MemoryInUse()>>10)
+	other := testtool.Must(tt.Dial(s.addr))(t)
+	c := testtool.Must(other.Login(tt.LoginOptions{ISID: [6]byte{0x80, 0xff}}))(t)
+	require.NoError(t, testtool.Err(c.ClearAttention(1)))
+	testtool.Eventually(t, func() bool {
+		return testtool.Must(c.Do(tt.Read10(1, 0, blocks)))(t).Status == 0
+	}, "there is memory for a command")
 }

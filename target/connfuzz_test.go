@@ -80,8 +80,7 @@ func FuzzConnection(f *testing.F) {
 			{Number: 2, Name: "still", Disk: disktest.NewMemory(1 << 20), Identity: identity(2),
 				Access: serving.AccessWriteShared},
 		}}
-	srv, err := opt.serve()
-	require.NoError(f, err)
+	srv := testtool.Must(opt.serve())(f)
 	l := newPipes()
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()
@@ -91,9 +90,7 @@ func FuzzConnection(f *testing.F) {
 	})
 	login := func(t *testing.T, o tt.LoginOptions) (*tt.Session, net.Conn) {
 		nc := l.dial()
-		s, err := tt.NewConn(nc).Login(o)
-		require.NoError(t, err)
-		return s, nc
+		return testtool.Must(tt.NewConn(nc).Login(o))(t), nc
 	}
 	f.Fuzz(func(t *testing.T, input []byte) {
 		if len(input) == 0 || len(input) > 64<<10 {
@@ -128,11 +125,9 @@ func FuzzConnection(f *testing.F) {
 		}, "the connection ends and leaves nothing")
 		require.Zero(t, seen.count("panic"))
 		s, other := login(t, tt.LoginOptions{Initiator: "iqn.2026-01.test:bystander"})
-		_, err := s.ClearAttention(2)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(s.ClearAttention(2)))
 		// a session of the fuzzer may have reserved it by now
-		_, err = s.Do(tt.Read10(2, 0, 1))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(s.Do(tt.Read10(2, 0, 1))))
 		require.NoError(t, other.Close())
 		testtool.Eventually(t,
 			func() bool { all, _ := srv.Connections(); return all == 0 }, "the bystander ends")

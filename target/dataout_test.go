@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/internal/pdu"
 	. "kubevirt.io/disk/target/targettest"
 )
@@ -52,8 +53,7 @@ func TestWriteData(t *testing.T) {
 		for _, n := range []int{1, 2, 3, 511, 513, 4095} {
 			cmd, _, _ := sess.Prepare(Write10(1, 4, data))
 			require.NoError(t, sess.Send(&cmd, data[:n]))
-			r2t, _, err := Expect[pdu.R2T](sess.Conn)
-			require.NoError(t, err)
+			r2t, _ := testtool.Must2(Expect[pdu.R2T](sess.Conn))(t)
 			require.Equal(t, []uint32{uint32(n), uint32(len(data) - n)},
 				[]uint32{r2t.BufferOffset, r2t.DesiredLength})
 			require.NoError(t,
@@ -71,8 +71,7 @@ func TestWriteData(t *testing.T) {
 		c.OnR2T = HoldR2T
 		task := sess.MustStart(t, c)
 		for i := range 4 {
-			r2t, err := task.AwaitR2T()
-			require.NoError(t, err)
+			r2t := testtool.Must(task.AwaitR2T())(t)
 			require.Equal(t, uint32(i*1024), r2t.BufferOffset)
 			require.NoError(t, sess.ExpectOnlyPing(), "no second R2T before the first has its data")
 			require.NoError(t, task.Answer(r2t))
@@ -98,9 +97,7 @@ func TestWriteData(t *testing.T) {
 			tasks = append(tasks, sess.MustStart(t, c))
 		}
 		for i := len(tasks) - 1; i >= 0; i-- {
-			r2t, err := tasks[i].AwaitR2T()
-			require.NoError(t, err)
-			require.NoError(t, tasks[i].Answer(r2t))
+			require.NoError(t, tasks[i].Answer(testtool.Must(tasks[i].AwaitR2T())(t)))
 		}
 		for i, task := range tasks {
 			require.True(t, task.MustFinish(t).Good())
@@ -187,12 +184,9 @@ func TestWriteDataErrors(t *testing.T) {
 // failure receives the response to a command that has failed, and returns its sense and residual.
 func failure(t *testing.T, sess *Session, tag uint32) (string, uint32) {
 	t.Helper()
-	r, sense, err := Expect[pdu.SCSIResponse](sess.Conn)
-	require.NoError(t, err)
+	r, sense := testtool.Must2(Expect[pdu.SCSIResponse](sess.Conn))(t)
 	require.Equal(t, tag, r.TaskTag)
-	got, err := ParseSense(sense[2:])
-	require.NoError(t, err)
-	return got.String(), r.Residual
+	return testtool.Must(ParseSense(sense[2:]))(t).String(), r.Residual
 }
 
 // awaitResult is MustFinish for a task whose data may be rejected in part.
@@ -262,8 +256,7 @@ func TestUnsolicitedData(t *testing.T) {
 				at += n
 			}
 			if tt.want == "" {
-				r2t, _, err := Expect[pdu.R2T](sess.Conn)
-				require.NoError(t, err)
+				r2t, _ := testtool.Must2(Expect[pdu.R2T](sess.Conn))(t)
 				require.Equal(t, []uint32{2048, uint32(len(data) - 2048)},
 					[]uint32{r2t.BufferOffset, r2t.DesiredLength})
 				require.NoError(t,

@@ -27,22 +27,17 @@ func TestDigests(t *testing.T) {
 				require.Equal(t, data, sess.MustGood(t, Read10(1, 0, 700)).Data)
 				// Every length of padding, in both directions.
 				for n := range 9 {
-					echo, err := sess.Ping(data[:n])
-					require.NoError(t, err)
+					echo := testtool.Must(sess.Ping(data[:n]))(t)
 					require.Equal(t, string(data[:n]), string(echo))
 				}
-				_, err := sess.Text(KV("SendTargets", ""))
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(sess.Text(KV("SendTargets", ""))))
 			})
 		}
 	}
 	t.Run("13.1/padding counts, whatever its value", func(t *testing.T) {
 		sess := s.login(t, bothDigests)
-		tag, err := sess.SendPing(true, []byte{1, 2, 3}, WithPadding(0xa5))
-		require.NoError(t, err)
-		echo, err := sess.AwaitPing(tag)
-		require.NoError(t, err)
-		require.Equal(t, []byte{1, 2, 3}, echo)
+		tag := testtool.Must(sess.SendPing(true, []byte{1, 2, 3}, WithPadding(0xa5)))(t)
+		require.Equal(t, []byte{1, 2, 3}, testtool.Must(sess.AwaitPing(tag))(t))
 	})
 	t.Run("13.1/additional headers are in the header digest", func(t *testing.T) {
 		sess := s.login(t, bothDigests)
@@ -102,11 +97,8 @@ func TestDataDigestError(t *testing.T) {
 	s := start(t)
 	t.Run("7.8/NOP-Out", func(t *testing.T) {
 		sess := s.login(t, bothDigests)
-		tag, err := sess.SendPing(true, []byte("hello"), WrongDataDigest())
-		require.NoError(t, err)
-		r, err := sess.AwaitReject(tag)
-		require.NoError(t, err)
-		require.Equal(t, pdu.RejectDataDigest, r.Reason)
+		tag := testtool.Must(sess.SendPing(true, []byte("hello"), WrongDataDigest()))(t)
+		require.Equal(t, pdu.RejectDataDigest, testtool.Must(sess.AwaitReject(tag))(t).Reason)
 		require.NoError(t, sess.ExpectOnlyPing())
 	})
 	t.Run("7.8/immediate data", func(t *testing.T) {
@@ -162,8 +154,7 @@ func TestDataDigestError(t *testing.T) {
 		task, r2t := waiting(t, sess, 1, 500, pattern(8*BlockSize, 4))
 		require.NoError(t, task.DataOut(pdu.DataOut{TransferTag: r2t.TransferTag},
 			make([]byte, 2048), WrongDataDigest()))
-		_, err := sess.Ping(nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Ping(nil)))
 		stray := sess.Inbox()
 		require.Len(t, stray, 1, "the Reject, and no response yet")
 		require.Equal(t, pdu.OpReject, stray[0].Header.Opcode())
@@ -189,9 +180,7 @@ func TestDataDigestError(t *testing.T) {
 		tag := sess.NewTag()
 		require.NoError(t, sess.Send(&pdu.SCSICommand{Final: true, TaskTag: tag, LUN: LUN(1),
 			CmdSN: sess.CmdSN}, make([]byte, 10), WrongDataDigest()))
-		r, err := sess.AwaitReject(tag)
-		require.NoError(t, err)
-		require.Equal(t, pdu.RejectDataDigest, r.Reason)
+		require.Equal(t, pdu.RejectDataDigest, testtool.Must(sess.AwaitReject(tag))(t).Reason)
 	})
 	s.works(t)
 }

@@ -22,33 +22,25 @@ func TestSendTargets(t *testing.T) {
 	t.Run("App. C/All", func(t *testing.T) {
 		sess := MustLogin(t, s.addr, discovery)
 		for range 3 { // as often as it likes
-			got, err := sess.Text(KV("SendTargets", "All"))
-			require.NoError(t, err)
-			require.Equal(t, record, got)
+			require.Equal(t, record, testtool.Must(sess.Text(KV("SendTargets", "All")))(t))
 		}
-		r, err := sess.Logout(pdu.LogoutCloseSession)
-		require.NoError(t, err)
+		r := testtool.Must(sess.Logout(pdu.LogoutCloseSession))(t)
 		require.Equal(t, pdu.LogoutSuccess, r.Response)
 		require.NoError(t, sess.ExpectClosed())
 	})
 	t.Run("App. C/by name, in any letters", func(t *testing.T) {
 		sess := MustLogin(t, s.addr, discovery)
 		for _, name := range []string{DefaultTarget, strings.ToUpper(DefaultTarget)} {
-			got, err := sess.Text(KV("SendTargets", name))
-			require.NoError(t, err)
-			require.Equal(t, record, got)
+			require.Equal(t, record, testtool.Must(sess.Text(KV("SendTargets", name)))(t))
 		}
-		got, err := sess.Text(KV("SendTargets", "iqn.2017-01.io.kubevirt:other"))
-		require.NoError(t, err)
+		got := testtool.Must(sess.Text(KV("SendTargets", "iqn.2017-01.io.kubevirt:other")))(t)
 		require.Empty(t, got)
 	})
 	t.Run("App. C/on a normal session, its own target", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
-		got, err := sess.Text(KV("SendTargets", ""))
-		require.NoError(t, err)
+		got := testtool.Must(sess.Text(KV("SendTargets", "")))(t)
 		require.Equal(t, record, got)
-		got, err = sess.Text(KV("SendTargets", "All"))
-		require.NoError(t, err)
+		got = testtool.Must(sess.Text(KV("SendTargets", "All")))(t)
 		require.Empty(t, got, "All must not be supported in a normal session")
 		sess.MustGood(t, TestUnitReady(1))
 	})
@@ -61,55 +53,46 @@ func TestSendTargets(t *testing.T) {
 		go func() { _ = s.Serve(second) }()
 		var got Keys
 		testtool.Eventually(t, func() bool {
-			sess, err := Login(s.addr, discovery)
-			require.NoError(t, err)
+			sess := testtool.Must(Login(s.addr, discovery))(t)
 			defer sess.Close()
-			got, err = sess.Text(KV("SendTargets", "All"))
-			require.NoError(t, err)
+			got = testtool.Must(sess.Text(KV("SendTargets", "All")))(t)
 			return len(got) == 3
 		}, "the second portal shows")
 		require.Equal(t, KV("TargetName", DefaultTarget, "TargetAddress", s.addr.String()+",3",
 			"TargetAddress", second.Addr().String()+",3"), got)
 		require.True(t, strings.HasPrefix(got[2].Value, "[::1]:"))
 		sess := MustLogin(t, second.Addr(), LoginOptions{}, 1)
-		got, err = sess.Text(KV("SendTargets", ""))
-		require.NoError(t, err)
+		got = testtool.Must(sess.Text(KV("SendTargets", "")))(t)
 		require.Equal(t, second.Addr().String()+",3", got.Get("TargetAddress"),
 			"the portal of the connection comes first")
 	})
 	t.Run("App. C/no portal: that of the connection", func(t *testing.T) {
 		s := start(t, func(o *options) { o.HidePortals = true })
-		got, err := MustLogin(t, s.addr, discovery).Text(KV("SendTargets", "All"))
-		require.NoError(t, err)
+		got := testtool.Must(MustLogin(t, s.addr, discovery).Text(KV("SendTargets", "All")))(t)
 		require.Equal(t, KV("TargetName", DefaultTarget), got)
-		got, err = s.login(t, LoginOptions{}).Text(KV("SendTargets", ""))
-		require.NoError(t, err)
+		got = testtool.Must(s.login(t, LoginOptions{}).Text(KV("SendTargets", "")))(t)
 		require.Equal(t, KV("TargetName", DefaultTarget), got)
 	})
 	t.Run("11.10.4/a long answer continues by its transfer tag", func(t *testing.T) {
 		// It takes many portals to make an answer of more than 512 bytes.
 		s := start(t)
 		for range 30 {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
+			l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 			go func() { _ = s.Serve(l) }()
 		}
 		o := discovery
 		o.Keys = KV("MaxRecvDataSegmentLength", "512")
 		testtool.Eventually(t, func() bool {
-			sess, err := Login(s.addr, o)
-			require.NoError(t, err)
+			sess := testtool.Must(Login(s.addr, o))(t)
 			defer sess.Close()
-			got, err := sess.Text(KV("SendTargets", "All"))
-			require.NoError(t, err)
+			got := testtool.Must(sess.Text(KV("SendTargets", "All")))(t)
 			return len(got.All("TargetAddress")) == 31
 		}, "all portals show")
 
 		sess := MustLogin(t, s.addr, o)
 		begin := func(tag uint32) uint32 {
-			r, data, err := exchange(t, sess, pdu.TextRequest{Final: true, TaskTag: tag,
-				TransferTag: pdu.ReservedTag}, KV("SendTargets", "All").Text())
-			require.NoError(t, err)
+			r, data := testtool.Must2(exchange(t, sess, pdu.TextRequest{Final: true, TaskTag: tag,
+				TransferTag: pdu.ReservedTag}, KV("SendTargets", "All").Text()))(t)
 			require.False(t, r.Final)
 			require.Len(t, data, 512)
 			return r.TransferTag
@@ -127,8 +110,7 @@ func TestSendTargets(t *testing.T) {
 		begin(102) // a new request ends the old exchange
 		_, rejected = ReasonOf(next(101, first))
 		require.True(t, rejected)
-		got, err := sess.Text(KV("SendTargets", "All"))
-		require.NoError(t, err)
+		got := testtool.Must(sess.Text(KV("SendTargets", "All")))(t)
 		require.Len(t, got.All("TargetAddress"), 31)
 	})
 	s.works(t)
@@ -149,14 +131,12 @@ func TestTextRequests(t *testing.T) {
 	sess := s.login(t, LoginOptions{})
 	t.Run("13.12/MaxRecvDataSegmentLength again", func(t *testing.T) {
 		sess.MustGood(t, Write10(1, 0, pattern(64*BlockSize, 1)))
-		_, err := sess.Text(KV("MaxRecvDataSegmentLength", "1024"))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Text(KV("MaxRecvDataSegmentLength", "1024"))))
 		sess.Params.MaxReceive = 1024
 		require.Equal(t, pattern(64*BlockSize, 1), sess.MustGood(t, Read10(1, 0, 64)).Data)
 	})
 	t.Run("6.2/an unknown key", func(t *testing.T) {
-		got, err := sess.Text(KV("X-com.example.key", "1"))
-		require.NoError(t, err)
+		got := testtool.Must(sess.Text(KV("X-com.example.key", "1")))(t)
 		require.Equal(t, "NotUnderstood", got.Get("X-com.example.key"))
 	})
 	t.Run("6.4/a key twice in one negotiation of two requests", func(t *testing.T) {
@@ -190,9 +170,7 @@ func TestTextRequests(t *testing.T) {
 				continue
 			}
 			require.True(t, r.Final)
-			keys, err := ParseText(data)
-			require.NoError(t, err)
-			require.Equal(t, DefaultTarget, keys.Get("TargetName"))
+			require.Equal(t, DefaultTarget, testtool.Must(ParseText(data))(t).Get("TargetName"))
 		}
 	})
 	t.Run("6.1/a text without end is refused", func(t *testing.T) {
@@ -240,32 +218,26 @@ func TestDiscoverySession(t *testing.T) {
 				data = KV("MaxRecvDataSegmentLength", "8192").Text()
 			}
 			require.NoError(t, sess.Send(messages(sess.CmdSN, tag)[name], data))
-			r, err := sess.AwaitReject(tag)
-			require.NoError(t, err)
-			require.NotZero(t, r.Reason)
-			got, err := sess.Text(KV("SendTargets", "All"))
-			require.NoError(t, err)
-			require.NotEmpty(t, got)
+			require.NotZero(t, testtool.Must(sess.AwaitReject(tag))(t).Reason)
+			require.NotEmpty(t, testtool.Must(sess.Text(KV("SendTargets", "All")))(t))
 			bystander.MustGood(t, TestUnitReady(1))
 		})
 	}
 	t.Run("7.4.2.1/the same initiator, identifier and portal reinstate it", func(t *testing.T) {
 		first := MustLogin(t, s.addr, discovery)
 		another := MustLogin(t, s.addr, LoginOptions{Discovery: true, ISID: [6]byte{0x80, 0x44}})
-		portal, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		portal := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 		go func() { _ = s.Serve(portal) }()
 		elsewhere := MustLogin(t, portal.Addr(), discovery)
 		normal := s.login(t, LoginOptions{})
-		_, err = first.Text(KV("SendTargets", "All"))
+		_, err := first.Text(KV("SendTargets", "All"))
 		require.NoError(t, err, "6.3.5: a normal session does not end it")
 		require.True(t, slices.ContainsFunc(s.Sessions(),
 			func(info status.Session) bool { return info.Discovery }))
 		second := MustLogin(t, s.addr, discovery)
 		require.NoError(t, first.ExpectClosed())
 		for _, sess := range []*Session{another, elsewhere, second} {
-			_, err := sess.Text(KV("SendTargets", "All"))
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(sess.Text(KV("SendTargets", "All"))))
 		}
 		// The session has the same name and ISID, but discovery does not touch it.
 		normal.MustGood(t, TestUnitReady(1))

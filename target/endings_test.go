@@ -130,8 +130,7 @@ func TestReinstatedSessionIsFenced(t *testing.T) {
 	}{
 		"handover": {serving.AccessWriteExclusive, func(t *testing.T, s *server, _ *tt.Session) {
 			require.NoError(t, s.inUse.Admit(1, second, time.Time{}))
-			_, err := s.inUse.HandOver(1)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(s.inUse.HandOver(1)))
 		}},
 		"LOGICAL UNIT RESET": {serving.AccessWriteShared,
 			func(t *testing.T, s *server, other *tt.Session) {

@@ -2,6 +2,7 @@ package target_test
 
 import (
 	"bytes"
+	"io"
 	"net"
 	"net/netip"
 	"runtime"
@@ -16,6 +17,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
@@ -37,8 +39,7 @@ func TestHalfOpenFlood(t *testing.T) {
 	c.MustGood(t, tt.Write10(1, 0, data))
 	longest := time.Duration(0)
 	for i := range flood {
-		nc, err := net.Dial("tcp", s.addr.String())
-		require.NoError(t, err)
+		nc := testtool.Must(net.Dial("tcp", s.addr.String()))(t)
 		defer nc.Close()
 		if i%3 == 0 {
 			_, _ = nc.Write([]byte{0x43, 0x81, 0, 0, 0, 0, 0, 50})
@@ -51,8 +52,7 @@ func TestHalfOpenFlood(t *testing.T) {
 		other, err := tt.Login(s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:late"})
 		require.NoError(t, err)
 		longest = max(longest, time.Since(began))
-		_, err = other.Logout(pdu.LogoutCloseSession)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(other.Logout(pdu.LogoutCloseSession)))
 		require.NoError(t, other.Close())
 		_, pending := s.Connections()
 		require.LessOrEqual(t, pending, 256)
@@ -79,8 +79,7 @@ func TestFewDescriptors(t *testing.T) {
 	}
 	for _, c := range all {
 		require.Equal(t, data, c.MustGood(t, tt.Read10(1, 79, len(data)/512)).Data)
-		_, err := c.Logout(pdu.LogoutCloseSession)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(c.Logout(pdu.LogoutCloseSession)))
 		require.NoError(t, c.Close())
 	}
 }
@@ -116,10 +115,9 @@ func TestMemoryBeforeLogin(t *testing.T) {
 	for _, c := range all {
 		_, err := c.LoginStep(id, tt.LoginPDU{CSG: tt.StageSecurity, Raw: []byte(keys.String())})
 		require.NoError(t, err)
-		_, err = c.LoginStep(id,
+		require.NoError(t, testtool.Err(c.LoginStep(id,
 			tt.LoginPDU{CSG: tt.StageSecurity, Continue: true,
-				Raw: bytes.Repeat([]byte{'x'}, 8000)})
-		require.NoError(t, err)
+				Raw: bytes.Repeat([]byte{'x'}, 8000)})))
 	}
 	after := inUse()
 	each := (int64(after) - int64(before)) / conns
@@ -136,21 +134,14 @@ func TestSessionsPerAddress(t *testing.T) {
 	login := func(n byte) (*tt.Session, error) {
 		return tt.Login(s.addr, tt.LoginOptions{ISID: [6]byte{0x80, n}, Discovery: n == 2})
 	}
-	first, err := login(1)
-	require.NoError(t, err)
-	_, err = login(2)
-	require.NoError(t, err)
+	first := testtool.Must(login(1))(t)
+	require.NoError(t, testtool.Err(login(2)))
 	s.refused(t, tt.LoginOptions{ISID: [6]byte{0x80, 3}}, 0x0302)
-	again, err := login(1)
-	require.NoError(t, err, "a reinstated session makes room for the new one")
-	_, err = first.ExpectClosedAfter()
-	require.NoError(t, err)
-	_, err = again.Logout(pdu.LogoutCloseSession)
-	require.NoError(t, err)
+	again := testtool.Must(login(1))(t, "a reinstated session makes room for the new one")
+	require.NoError(t, testtool.Err(first.ExpectClosedAfter()))
+	require.NoError(t, testtool.Err(again.Logout(pdu.LogoutCloseSession)))
 	require.NoError(t, again.ExpectClosed())
-	third, err := login(3)
-	require.NoError(t, err)
-	require.NoError(t, third.Close())
+	require.NoError(t, testtool.Must(login(3))(t).Close())
 }
 
 // TestFailingAddressIsSlowedDown checks that logins wait, but work, after several failures of
@@ -176,19 +167,15 @@ func TestFailingAddressIsSlowedDown(t *testing.T) {
 func TestHotInitiator(t *testing.T) {
 	for name, once := range map[string]func(t *testing.T, s *server){
 		"something else": func(t *testing.T, s *server) {
-			nc, err := net.Dial("tcp", s.addr.String())
-			require.NoError(t, err)
+			nc := testtool.Must(net.Dial("tcp", s.addr.String()))(t)
 			defer nc.Close()
 			hello := make([]byte, 64) // of TLS
 			copy(hello, "\x16\x03\x01")
-			_, err = nc.Write(hello)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(nc.Write(hello)))
 			_, _ = nc.Read(make([]byte, 1)) // it ends
 		},
 		"no use for a session": func(t *testing.T, s *server) {
-			c, err := tt.Login(s.addr, tt.LoginOptions{})
-			require.NoError(t, err)
-			require.NoError(t, c.Close())
+			require.NoError(t, testtool.Must(tt.Login(s.addr, tt.LoginOptions{}))(t).Close())
 			testtool.Eventually(t, func() bool { return len(s.Sessions()) == 0 }, "it has ended")
 		},
 	} {
@@ -247,4 +234,68 @@ func TestInitiatorsThatTakeNothing(t *testing.T) {
 		other.MustGood(t, tt.Read10(1, 0, 512))
 		require.Less(t, s.MemoryInUse(), int64(limit+limit/4+sessions*(128<<10)))
 	}
+}
+
+// TestPingFlood sends requests that are answered at once, faster than the target handles them. The
+// answers go out meanwhile, and do not pile up until the initiator pauses.
+func TestPingFlood(t *testing.T) {
+	s := start(t)
+	nc := testtool.Must(net.Dial("tcp", s.addr.String()))(t)
+	defer nc.Close()
+	c := testtool.Must(tt.NewConn(nc).Login(tt.LoginOptions{}))(t)
+	require.NoError(t, nc.SetDeadline(time.Time{}))
+	received := make(chan struct{})
+	go func() {
+		defer close(received)
+		_, _ = io.Copy(io.Discard, nc)
+	}()
+	flood := bytes.Repeat(c.Bytes(&pdu.NOPOut{Immediate: true, TaskTag: 1,
+		TransferTag: pdu.ReservedTag, CmdSN: c.CmdSN}, nil), 40000)
+	sent := make(chan error, 1)
+	go func() {
+		for range 10 {
+			if _, err := nc.Write(flood); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- nil
+	}()
+	most := 0
+	for done := false; !done; {
+		select {
+		case err := <-sent:
+			require.NoError(t, err)
+			done = true
+		default:
+			most = max(most, s.Queued())
+			runtime.Gosched()
+		}
+	}
+	t.Logf("%d bytes were queued at most", most)
+	require.Less(t, most, 1<<20)
+	require.NoError(t, nc.Close())
+	<-received
+}
+
+// TestOneNameFromTwoHosts logs in with one name, first from one address and then from two. Only the
+// second case gets a warning.
+func TestOneNameFromTwoHosts(t *testing.T) {
+	core, logs := observer.New(zapcore.WarnLevel)
+	s := start(t, func(o *options) {
+		o.Log, o.LUNs[0].Access = zap.New(core), serving.AccessWriteExclusive
+	})
+	use := func(host string, isid byte) {
+		c, _ := s.loginFrom(t, host, tt.LoginOptions{ISID: [6]byte{0x80, isid}})
+		c.MustGood(t, tt.Read10(1, 0, 1))
+	}
+	use("127.0.0.1", 1)
+	use("127.0.0.1", 2)
+	require.Empty(t, logs.All(), "two ports of one address are one host")
+	use("127.0.0.2", 3)
+	use("127.0.0.2", 4)
+	require.Len(t, logs.All(), 1)
+	m := logs.All()[0].ContextMap()
+	require.Equal(t, tt.DefaultInitiator, m["initiator"])
+	require.ElementsMatch(t, []any{"127.0.0.1", "127.0.0.2"}, m["addresses"])
 }

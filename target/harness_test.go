@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 	. "kubevirt.io/disk/target/targettest"
@@ -140,13 +141,10 @@ func (s *server) login(t testing.TB, o LoginOptions) *Session {
 func (s *server) loginFrom(t testing.TB, host string, o LoginOptions) (*Session, net.Conn) {
 	t.Helper()
 	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(host)}}
-	nc, err := from.Dial("tcp", s.addr.String())
-	require.NoError(t, err)
+	nc := testtool.Must(from.Dial("tcp", s.addr.String()))(t)
 	t.Cleanup(func() { _ = nc.Close() })
-	c, err := NewConn(nc).Login(o)
-	require.NoError(t, err)
-	_, err = c.ClearAttention(1)
-	require.NoError(t, err)
+	c := testtool.Must(NewConn(nc).Login(o))(t)
+	require.NoError(t, testtool.Err(c.ClearAttention(1)))
 	return c, nc
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/internal/pdu"
 	. "kubevirt.io/disk/target/targettest"
 )
@@ -60,8 +61,7 @@ func TestMalformedPDUs(t *testing.T) {
 			if err := sess.Send(msg, make([]byte, tt.data), tt.opts...); err != nil {
 				require.ErrorIs(t, err, ErrClosed)
 			}
-			list, err := sess.ExpectClosedAfter()
-			require.NoError(t, err)
+			list := testtool.Must(sess.ExpectClosedAfter())(t)
 			require.LessOrEqual(t, len(list), 1)
 			for _, p := range list {
 				require.Equal(t, pdu.OpReject, p.Header.Opcode())
@@ -116,8 +116,7 @@ func TestTolerated(t *testing.T) {
 	})
 	t.Run("11.16/SNACK is rejected at error recovery level 0", func(t *testing.T) {
 		require.NoError(t, sess.Send(snack(4711), nil))
-		r, err := sess.AwaitReject(4711)
-		require.NoError(t, err)
+		r := testtool.Must(sess.AwaitReject(4711))(t)
 		require.Contains(t, []pdu.RejectReason{pdu.RejectSNACK, pdu.RejectProtocolError}, r.Reason)
 		sess.MustGood(t, TestUnitReady(1))
 	})
@@ -136,8 +135,7 @@ func TestRejectOfHeldPDU(t *testing.T) {
 	require.NoError(t, sess.Send(late, nil))
 	require.NoError(t, sess.Send(early, nil))
 	done(t, sess, early)
-	r, err := sess.AwaitReject(task.Tag())
-	require.NoError(t, err)
+	r := testtool.Must(sess.AwaitReject(task.Tag()))(t)
 	require.Equal(t, pdu.RejectTaskInProgress, r.Reason)
 	require.Equal(t, pdu.OpSCSICommand, r.Header.Opcode())
 	require.NoError(t, task.Answer(r2t))

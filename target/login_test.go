@@ -3,6 +3,9 @@ package target_test
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
+	"math/rand"
+	"strconv"
 	"testing"
 	"time"
 
@@ -42,8 +45,7 @@ func TestLoginFirstPDU(t *testing.T) {
 			_, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Keys: names()})
 			require.NoError(t, err)
 			require.NoError(t, c.Send(tt.msg, nil))
-			r, _, err := Expect[pdu.LoginResponse](c)
-			require.NoError(t, err)
+			r, _ := testtool.Must2(Expect[pdu.LoginResponse](c))(t)
 			require.Equal(t, []uint8{0x02, 0x0b}, []uint8{r.StatusClass, r.StatusDetail})
 			require.NoError(t, c.ExpectClosed())
 		})
@@ -52,8 +54,7 @@ func TestLoginFirstPDU(t *testing.T) {
 		c := MustDial(t, s.addr)
 		require.NoError(t, c.SendLogin(loginID,
 			LoginPDU{CSG: StageOperational, Raw: bytes.Repeat([]byte{'x'}, 8193)}))
-		_, err := c.ExpectClosedAfter()
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(c.ExpectClosedAfter()))
 	})
 	s.works(t)
 }
@@ -76,17 +77,15 @@ func TestLoginResponseFields(t *testing.T) {
 	c.ExpStatSN, c.CmdSN = 1000, 0xfffffff0
 	id := LoginID{ISID: [6]byte{0x80, 1}, Tag: 5, CID: 9}
 
-	r, err := c.LoginStep(id, LoginPDU{CSG: StageOperational, Keys: names()})
-	require.NoError(t, err)
+	r := testtool.Must(c.LoginStep(id, LoginPDU{CSG: StageOperational, Keys: names()}))(t)
 	require.Equal(t, "7", r.Keys.Get("TargetPortalGroupTag"), "6.3.1: in the first response")
 	require.Zero(t, r.TSIH, "11.13.3: only in the final response")
 	require.Equal(t, uint32(0xfffffff0), r.ExpCmdSN,
 		"11.12.8: a login request is immediate and uses no CmdSN")
 
 	// Conn checks that StatSN goes on from response to response.
-	r, err = c.LoginStep(id, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true,
-		Keys: KV("InitiatorAlias", "tester")})
-	require.NoError(t, err)
+	r = testtool.Must(c.LoginStep(id, LoginPDU{CSG: StageOperational, NSG: StageFull, Transit: true,
+		Keys: KV("InitiatorAlias", "tester")}))(t)
 	require.True(t, r.Transit)
 	require.Equal(t, StageFull, r.NSG)
 	require.NotZero(t, r.TSIH)
@@ -96,8 +95,7 @@ func TestLoginResponseFields(t *testing.T) {
 
 	require.NoError(t, c.Send(&pdu.NOPOut{TaskTag: 1, TransferTag: pdu.ReservedTag,
 		CmdSN: 0xfffffff0, ExpStatSN: c.ExpStatSN}, nil))
-	in, _, err := Expect[pdu.NOPIn](c)
-	require.NoError(t, err)
+	in, _ := testtool.Must2(Expect[pdu.NOPIn](c))(t)
 	require.Equal(t, uint32(0xfffffff1), in.ExpCmdSN)
 
 	t.Run("13.6/TargetAlias", func(t *testing.T) {
@@ -147,8 +145,7 @@ func TestCHAP(t *testing.T) {
 	s.refused(t, LoginOptions{Discovery: true}, 0x0201)
 	s.refused(t, LoginOptions{CHAP: &CHAP{Username: user, Password: "another password"}}, 0x0201)
 	testtool.Eventually(t, func() bool { return s.seen.count("refused bad_password") == 1 })
-	_, err := Login(s.addr, LoginOptions{Discovery: true, CHAP: good()})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(Login(s.addr, LoginOptions{Discovery: true, CHAP: good()})))
 	for _, offer := range []string{"5", "6", "7", "8"} {
 		t.Run("12.1.3/algorithm "+offer, func(t *testing.T) {
 			a := good()
@@ -159,4 +156,59 @@ func TestCHAP(t *testing.T) {
 			s.login(t, LoginOptions{CHAP: a})
 		})
 	}
+}
+
+// TestNegotiationProperty proposes random values in random order, split over random PDUs. Login
+// checks that the answers are legal outcomes, and Session that the session keeps to them.
+func TestNegotiationProperty(t *testing.T) {
+	s := start(t)
+	seed := rand.Int63()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewSource(seed))
+	length := func() string {
+		n := []int{512, 513, 1024, 4096, 8192, 65536, 262144, 1 << 20, 1<<24 - 1}[r.Intn(9)]
+		return strconv.Itoa(n)
+	}
+	yesNo := func() string { return []string{"Yes", "No"}[r.Intn(2)] }
+	data := pattern(300*BlockSize, 1)
+	refused := 0
+	for range 60 {
+		o := LoginOptions{Keys: KV("MaxRecvDataSegmentLength", length(), "MaxBurstLength", length(),
+			"FirstBurstLength", length(),
+			"InitialR2T", yesNo(), "ImmediateData", yesNo(), "MaxOutstandingR2T",
+			strconv.Itoa(1+r.Intn(4)),
+			"DefaultTime2Wait", strconv.Itoa(r.Intn(10)), "MaxConnections",
+			strconv.Itoa(1+r.Intn(8))),
+			HeaderDigest: r.Intn(2) == 0, DataDigest: r.Intn(2) == 0, CmdSN: r.Uint32()}
+		shuffle := func(keys Keys) {
+			r.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+		}
+		o.Edit = func(step int, p *LoginPDU) {
+			if step == 0 {
+				shuffle(p.Keys)
+			}
+		}
+		c := MustDial(t, s.addr)
+		sess, err := c.Login(o)
+		var le *LoginError
+		if errors.As(err, &le) {
+			require.Equal(t, uint16(0x0200), le.Status, "%v", o.Keys)
+			refused++
+			continue
+		}
+		require.NoError(t, err, "%v", o.Keys)
+		require.NoError(t, testtool.Err(sess.ClearAttention(1)))
+		blocks := 1 + r.Intn(300)
+		w := sess.MustDo(t, Write10(1, 7, data[:blocks*BlockSize]))
+		require.True(t, w.Good(), "%v: %s", o.Keys, w.Failed())
+		if sess.Params.InitialR2T && !sess.Params.ImmediateData {
+			require.Zero(t, w.R2Ts[0].BufferOffset)
+		}
+		read := sess.MustGood(t, Read10(1, 7, blocks))
+		require.Equal(t, data[:blocks*BlockSize], read.Data, "%v", o.Keys)
+		require.True(t, read.StatusInData, "good status comes with the last data")
+		require.NoError(t, c.Close())
+	}
+	require.Zero(t, refused, "burst lengths that contradict each other can be answered by "+
+		"smaller ones (13.14)")
 }

@@ -37,8 +37,7 @@ func luns(t *testing.T, sess *Session, at uint16, selects byte) (list []uint64) 
 // mustHear receives the asynchronous message about a changed list of LUNs.
 func mustHear(t *testing.T, sess *Session, lun uint16) {
 	t.Helper()
-	async, err := sess.AwaitAsync()
-	require.NoError(t, err)
+	async := testtool.Must(sess.AwaitAsync())(t)
 	require.Equal(t, pdu.AsyncSCSI, async.Event)
 	require.Equal(t, LUN(lun), async.LUN)
 	require.Positive(t, async.DataLen)
@@ -92,8 +91,7 @@ func TestAddLUN(t *testing.T) {
 	require.Equal(t, []string{lunsChanged}, attentions(t, second, 300))
 	require.Equal(t, data, second.MustGood(t, Read10(300, 16, 8)).Data)
 	require.NotEqual(t, data, sess.MustGood(t, Read10(7, 16, 8)).Data)
-	_, err := s.inUse.Remove(7)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.inUse.Remove(7)))
 	mustHear(t, sess, 7)
 	require.NoError(t, second.ExpectOnlyPing(), "it still has not read the list")
 	s.works(t)
@@ -112,9 +110,7 @@ func TestServerWithoutLUNs(t *testing.T) {
 		require.Equal(t, []string{powerOn}, attentions(t, sess, 1))
 		require.EqualValues(t, 0x00, sess.MustGood(t, Inquiry(1, 36)).Data[0])
 		sess.MustGood(t, Write10(1, 0, pattern(8*BlockSize, 1)))
-		released, err := s.inUse.Remove(1)
-		require.NoError(t, err)
-		require.True(t, isReleased(released), "nothing uses the disk")
+		require.True(t, isReleased(testtool.Must(s.inUse.Remove(1))(t)), "nothing uses the disk")
 		mustHear(t, sess, 1)
 		require.Empty(t, luns(t, sess, 0, 0))
 		require.EqualValues(t, 0x3f, sess.MustGood(t, Inquiry(0, 36)).Data[0])
@@ -140,8 +136,7 @@ func TestRemoveLUNThatHangs(t *testing.T) {
 		sess.MustStart(t, Write10(1, 0, data)), // waits for the first one
 		sess.MustStart(t, SynchronizeCache10(1)), second.MustStart(t, Write10(1, 100, data))}
 	hangs(4)
-	released, err := s.inUse.Remove(1)
-	require.NoError(t, err)
+	released := testtool.Must(s.inUse.Remove(1))(t)
 	for _, task := range stuck {
 		require.Equal(t, notSupported, task.MustFinish(t).Failed())
 	}
@@ -177,14 +172,11 @@ func TestRemoveLUNWithDataPending(t *testing.T) {
 	solicited := Write10(1, 0, data)
 	solicited.NoImmediate, solicited.NoUnsolicited, solicited.OnR2T = true, true, HoldR2T
 	write := sess.MustStart(t, solicited)
-	r2t, err := write.AwaitR2T()
-	require.NoError(t, err)
+	r2t := testtool.Must(write.AwaitR2T())(t)
 	aborted := sess.MustStart(t, solicited)
-	_, err = aborted.AwaitR2T()
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(aborted.AwaitR2T()))
 
-	released, err := s.inUse.Remove(1)
-	require.NoError(t, err)
+	released := testtool.Must(s.inUse.Remove(1))(t)
 	require.True(t, isReleased(released), "the commands wait for the initiator, not for the disk")
 	lun, fresh := newLUN(1, 3)
 	require.NoError(t, s.inUse.Add(lun))
@@ -207,8 +199,7 @@ func TestRemoveLUNWithDataPending(t *testing.T) {
 func TestNumberOfAnotherDisk(t *testing.T) {
 	s := start(t)
 	replace := func(id byte) *disktest.Fault {
-		_, err := s.inUse.Remove(1)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(s.inUse.Remove(1)))
 		lun, d := newLUN(1, id)
 		require.NoError(t, s.inUse.Add(lun))
 		return d
@@ -245,8 +236,7 @@ func TestNumberOfAnotherDisk(t *testing.T) {
 	sess.MustGood(t, write)
 
 	// The same disk again is not another disk.
-	_, err := s.inUse.Remove(1)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.inUse.Remove(1)))
 	lun, _ := newLUN(1, 3)
 	require.NoError(t, s.inUse.Add(lun))
 	require.Equal(t, []string{powerOn, lunsChanged}, attentions(t, sess, 1))
@@ -314,8 +304,7 @@ func TestRemoveLUNOfACopy(t *testing.T) {
 			list := CopyList(1, units, segment(c.from, c.to, 2048, 0, 4096))
 			copying := sess.MustStart(t, ExtendedCopy(c.at, list))
 			hangs(1)
-			released, err := s.inUse.Remove(c.remove)
-			require.NoError(t, err)
+			released := testtool.Must(s.inUse.Remove(c.remove))(t)
 			require.False(t, isReleased(released), "a step of the copy is under way")
 			if c.want == notSupported {
 				require.Equal(t, notSupported, copying.MustFinish(t).Failed(), "at once")
@@ -345,8 +334,7 @@ func TestRemoveLUNStopsLongWork(t *testing.T) {
 			goOn, hangs := s.stall(t, disktest.OpAny)
 			task := sess.MustStart(t, command)
 			hangs(1)
-			released, err := s.inUse.Remove(1)
-			require.NoError(t, err)
+			released := testtool.Must(s.inUse.Remove(1))(t)
 			if !task.Done() {
 				require.Equal(t, notSupported, task.MustFinish(t).Failed())
 			}

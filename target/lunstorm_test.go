@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
@@ -121,8 +122,7 @@ func TestLUNsComeAndGo(t *testing.T) {
 			d.size.Add(4096)
 			require.NoError(t, s.inUse.Resize(number))
 		default:
-			released, err := s.inUse.Remove(number)
-			require.NoError(t, err)
+			released := testtool.Must(s.inUse.Remove(number))(t)
 			delete(here, number)
 			users.Go(func() {
 				<-released

@@ -18,15 +18,13 @@ func TestNOPOut(t *testing.T) {
 	sess := s.login(t, LoginOptions{Keys: KV("MaxRecvDataSegmentLength", "4096")})
 	t.Run("11.18/data is echoed", func(t *testing.T) {
 		for _, n := range []int{0, 1, 2, 3, 4, 100, 4096} {
-			echo, err := sess.Ping(pattern(n, 1))
-			require.NoError(t, err)
+			echo := testtool.Must(sess.Ping(pattern(n, 1)))(t)
 			require.Len(t, echo, n)
 			require.Equal(t, string(pattern(n, 1)), string(echo))
 		}
 	})
 	t.Run("11.18.3/as much data as the initiator takes", func(t *testing.T) {
-		echo, err := sess.Ping(pattern(8192, 1))
-		require.NoError(t, err)
+		echo := testtool.Must(sess.Ping(pattern(8192, 1)))(t)
 		require.Equal(t, pattern(4096, 1), echo)
 	})
 	t.Run("11.18.1/without a task tag there is no answer", func(t *testing.T) {
@@ -39,8 +37,7 @@ func TestNOPOut(t *testing.T) {
 		// This violates the standard. However the target handles it, commands go on.
 		require.NoError(t, sess.Send(&pdu.NOPOut{TaskTag: pdu.ReservedTag,
 			TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
-		_, err := sess.Ping(nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Ping(nil)))
 		sess.Inbox()
 		sess.CmdSN = sess.ExpCmdSN
 		sess.MustGood(t, TestUnitReady(1))
@@ -48,8 +45,7 @@ func TestNOPOut(t *testing.T) {
 	t.Run("11.18.2/an unknown transfer tag", func(t *testing.T) {
 		require.NoError(t, sess.Send(&pdu.NOPOut{Immediate: true, TaskTag: pdu.ReservedTag,
 			TransferTag: 4711, CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
-		_, err := sess.Ping(nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Ping(nil)))
 		sess.Inbox()
 		sess.MustGood(t, TestUnitReady(1))
 	})
@@ -78,8 +74,7 @@ func TestNOPOutWhileTheDiskStalls(t *testing.T) {
 			}
 			hangs(1)
 			for range 20 { // the disk does not answer before release
-				_, err := sess.Ping([]byte("still there?"))
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(sess.Ping([]byte("still there?"))))
 			}
 			sess.MustGood(t, Read10(2, 0, 8)) // another LUN
 			release()
@@ -100,8 +95,7 @@ func TestNOPIn(t *testing.T) {
 	t.Run("11.19/a peer that answers stays", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		for range 4 {
-			in, _, err := Expect[pdu.NOPIn](sess.Conn)
-			require.NoError(t, err)
+			in, _ := testtool.Must2(Expect[pdu.NOPIn](sess.Conn))(t)
 			require.NoError(t,
 				sess.Send(&pdu.NOPOut{Immediate: true, LUN: in.LUN, TaskTag: pdu.ReservedTag,
 					TransferTag: in.TransferTag,
@@ -112,8 +106,7 @@ func TestNOPIn(t *testing.T) {
 	t.Run("11.19/a peer that does not answer is dropped", func(t *testing.T) {
 		s := patient(5 * time.Second) // enough for a login on a busy machine
 		sess := s.login(t, LoginOptions{})
-		list, err := sess.ExpectClosedAfter()
-		require.NoError(t, err)
+		list := testtool.Must(sess.ExpectClosedAfter())(t)
 		require.Len(t, list, 1)
 		require.Equal(t, pdu.OpNOPIn, list[0].Header.Opcode())
 		testtool.Eventually(t,
@@ -128,8 +121,7 @@ func TestPDUDeadline(t *testing.T) {
 		"a part of the data": 100} {
 		t.Run(name, func(t *testing.T) {
 			sess := s.login(t, LoginOptions{})
-			_, err := sess.SendPing(true, make([]byte, 200), CutAfter(n))
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(sess.SendPing(true, make([]byte, 200), CutAfter(n))))
 			require.NoError(t, sess.ExpectClosed())
 		})
 	}
@@ -176,8 +168,7 @@ func TestNOPInOpensTheWindow(t *testing.T) {
 	s := start(t, limits(target.Limits{CommandWindow: width}))
 	told := func(t *testing.T, sess *Session) {
 		t.Helper()
-		in, _, err := Expect[pdu.NOPIn](sess.Conn)
-		require.NoError(t, err)
+		in, _ := testtool.Must2(Expect[pdu.NOPIn](sess.Conn))(t)
 		require.Equal(t, []uint32{pdu.ReservedTag, pdu.ReservedTag},
 			[]uint32{in.TaskTag, in.TransferTag}, "it asks for no answer")
 		require.False(t, pdu.SNLess(sess.MaxCmdSN, sess.CmdSN), "the window is open")

@@ -43,8 +43,7 @@ var farContent = pattern(64*disktest.DistantBlock, 3)
 func startFar(t *testing.T, hold time.Duration, change ...func(*options)) *farServer {
 	t.Helper()
 	near := disktest.NewMemory(diskSize)
-	_, err := near.WriteAt(t.Context(), farContent, 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(near.WriteAt(t.Context(), farContent, 0)))
 	core, log := logs.New(zapcore.WarnLevel)
 	s := &farServer{far: disktest.NewDistant(near), log: log}
 	change = append([]func(*options){func(o *options) {
@@ -66,8 +65,7 @@ func (s *farServer) waits(t *testing.T, commands int) {
 // content is what a part of LUN 1 has.
 func (s *farServer) content(t *testing.T, sess *Session, lba uint32, blocks int) []byte {
 	t.Helper()
-	r, err := insist(sess, Read10(1, lba, blocks))
-	require.NoError(t, err)
+	r := testtool.Must(insist(sess, Read10(1, lba, blocks)))(t)
 	require.True(t, r.Good(), r.Failed())
 	return r.Data
 }
@@ -86,8 +84,7 @@ func insist(sess *Session, c Command) (*Result, error) {
 func rooms(t *testing.T, sess *Session) {
 	t.Helper()
 	testtool.Eventually(t, func() bool {
-		_, err := sess.Ping(nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Ping(nil)))
 		return sess.MaxCmdSN == sess.CmdSN-1+farWindow
 	}, "the command window is open")
 }
@@ -142,8 +139,7 @@ func TestNotNow(t *testing.T) {
 			}
 			s.far.Forget()
 			s.far.Slow(time.Millisecond)
-			r, err := insist(sess, c)
-			require.NoError(t, err)
+			r := testtool.Must(insist(sess, c))(t)
 			require.Contains(t, []uint8{0, 4}, r.Status, "GOOD or CONDITION MET")
 			require.Len(t, s.log.All(), 1, "the log tells once of what is tried again and again")
 			require.Contains(t, s.log.All()[0].Message, "asked to try again")
@@ -272,8 +268,7 @@ func TestNotNowAborted(t *testing.T) {
 			rooms(t, sess)
 			require.NoError(t, sess.ExpectOnlyPing(), "no answer to what was aborted")
 			s.far.Restore()
-			_, err := second.ClearAttention(1)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(second.ClearAttention(1)))
 			require.True(t, bytes.Equal(farContent, s.content(t, second, 0, 64*farBlock)))
 			require.Empty(t, s.log.All())
 		})
@@ -325,13 +320,11 @@ func TestNotNowBehindAnother(t *testing.T) {
 	first := second.MustStart(t, unaligned(4, 1))
 	s.waits(t, 1)
 	behind := sess.MustStart(t, unaligned(4, 1))
-	_, err := sess.Ping(nil)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(sess.Ping(nil)))
 	aborts(t, sess, behind)
 	rooms(t, sess)
 	behind = sess.MustStart(t, unaligned(4, 1))
-	_, err = sess.Ping(nil)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(sess.Ping(nil)))
 	second.MustGood(t, PersistOut(1, preemptFirst))
 	sess.Forget(behind)
 	s.far.Restore()
@@ -349,8 +342,7 @@ func TestNotNowSessionEnds(t *testing.T) {
 			require.NoError(t, sess.Close())
 		}},
 		{"logout", func(t *testing.T, _ *farServer, sess *Session) {
-			_, err := sess.Logout(pdu.LogoutCloseSession)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(sess.Logout(pdu.LogoutCloseSession)))
 		}},
 		{"reinstated", func(t *testing.T, s *farServer, _ *Session) { s.login(t, LoginOptions{}) }},
 		{"kicked", func(_ *testing.T, s *farServer, _ *Session) {
@@ -389,12 +381,10 @@ func TestNotNowDrained(t *testing.T) {
 	read := sess.MustStart(t, Read10(1, 0, 1))
 	s.waits(t, 1)
 	done := s.shutdown(time.Minute)
-	_, err := sess.AwaitAsync()
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(sess.AwaitAsync()))
 	s.far.Restore()
 	require.True(t, read.MustFinish(t).Good())
-	_, err = sess.Logout(pdu.LogoutCloseSession)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(sess.Logout(pdu.LogoutCloseSession)))
 	require.NoError(t, <-done)
 }
 
@@ -409,8 +399,7 @@ func TestNotNowRemoved(t *testing.T) {
 			sess.MustStart(t, unaligned(8+i, 1)))
 	}
 	s.waits(t, len(tasks))
-	released, err := s.inUse.Remove(1)
-	require.NoError(t, err)
+	released := testtool.Must(s.inUse.Remove(1))(t)
 	for _, task := range tasks {
 		require.Equal(t, "05/25/00", task.MustFinish(t).Failed())
 	}

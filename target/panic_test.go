@@ -55,8 +55,7 @@ func TestManyPanicsLeaveNothing(t *testing.T) {
 	expected := 0
 	end := func(c *tt.Session) {
 		expected++
-		_, err := c.ExpectClosedAfter()
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(c.ExpectClosedAfter()))
 	}
 	for range 20 {
 		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
@@ -70,10 +69,8 @@ func TestManyPanicsLeaveNothing(t *testing.T) {
 	hangs := c.MustStart(t, tt.Read10(2, 0, 512))
 	c.MustStart(t, tt.Read10(2, 0, 512))
 	testtool.Eventually(t, func() bool { return slow.begun.Load() == 2 }, "both hang in the disk")
-	_, err := c.Ping(nil)
-	require.NoError(t, err)
-	_, err = c.AbortTask(hangs)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.Ping(nil)))
+	require.NoError(t, testtool.Err(c.AbortTask(hangs)))
 	close(slow.resume)
 	expected++ // two goroutines of one session
 	end(c)
@@ -119,8 +116,7 @@ func TestPanicWithLocksHeld(t *testing.T) {
 		seen.armed.Store(true)
 		before := seen.count("panic")
 		c.MustStart(t, command)
-		_, err := c.ExpectClosedAfter()
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(c.ExpectClosedAfter()))
 		testtool.Eventually(t,
 			func() bool { return seen.count("panic") == before+1 }, "it is counted")
 		bystander.MustGood(t, tt.Read10(2, 0, 1))

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
@@ -31,24 +32,20 @@ func newPipeline(t testing.TB, write, digests bool, size int) *pipeline {
 	opt := options{LUNs: []serving.Options{{Number: 1, Name: "bench",
 		Disk: disktest.NewMemory(diskSize), Identity: identity(1),
 		Access: serving.AccessWriteShared}}}
-	srv, err := opt.serve()
-	require.NoError(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	srv := testtool.Must(opt.serve())(t)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()
 	t.Cleanup(func() {
 		require.NoError(t, srv.Close())
 		require.ErrorIs(t, <-served, target.ErrServerClosed)
 	})
-	nc, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
+	nc := testtool.Must(net.Dial("tcp", l.Addr().String()))(t)
 	t.Cleanup(func() { _ = nc.Close() })
 	s, err := tt.NewConn(nc).Login(tt.LoginOptions{HeaderDigest: digests, DataDigest: digests,
 		Keys: tt.KV("MaxRecvDataSegmentLength", "262144", "FirstBurstLength", "262144")})
 	require.NoError(t, err)
-	_, err = s.ClearAttention(1)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.ClearAttention(1)))
 	p := &pipeline{nc: nc, cmdSN: s.CmdSN}
 	for i := range pipelineDepth {
 		cmd := pdu.SCSICommand{Final: true, Read: !write, Write: write, LUN: tt.LUN(1),

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestPortals checks which portals are listed for an initiator: for those on other hosts, no
@@ -13,9 +15,7 @@ func TestPortals(t *testing.T) {
 	portals := []net.Addr{&net.UnixAddr{Name: "/run/portal"}}
 	for _, a := range []string{"127.0.0.1:3260", "127.0.0.2:3260", "192.0.2.7:3260",
 		"192.0.2.7:3261", "[2001:db8::7]:3260", "0.0.0.0:3262", "[::]:3262"} {
-		addr, err := net.ResolveTCPAddr("tcp", a)
-		require.NoError(t, err)
-		portals = append(portals, addr)
+		portals = append(portals, testtool.Must(net.ResolveTCPAddr("tcp", a))(t))
 	}
 	for here, want := range map[string][]string{
 		"127.0.0.1:3260": {"127.0.0.1:3260", "127.0.0.2:3260"},
@@ -24,8 +24,7 @@ func TestPortals(t *testing.T) {
 			"[2001:db8::7]:3260"},
 		"[::ffff:127.0.0.1]:99": {"127.0.0.1:99", "127.0.0.1:3260", "127.0.0.2:3260"},
 	} {
-		local, err := net.ResolveTCPAddr("tcp", here)
-		require.NoError(t, err)
+		local := testtool.Must(net.ResolveTCPAddr("tcp", here))(t)
 		require.Equal(t, want, portalsBeside(local, portals), "from %s", here)
 	}
 }

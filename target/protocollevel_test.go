@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/internal/pdu"
 	. "kubevirt.io/disk/target/targettest"
 )
@@ -26,10 +27,8 @@ var newFunctions = []pdu.TMFunction{pdu.TMQueryTask, pdu.TMQueryTaskSet, pdu.TMI
 func ask(t *testing.T, sess *Session, want pdu.TMResponse, r pdu.TaskManagementRequest) [3]byte {
 	t.Helper()
 	r.Immediate = true
-	tag, err := sess.SendTaskManagement(r)
-	require.NoError(t, err)
-	got, err := sess.AwaitTaskManagementPDU(tag)
-	require.NoError(t, err)
+	tag := testtool.Must(sess.SendTaskManagement(r))(t)
+	got := testtool.Must(sess.AwaitTaskManagementPDU(tag))(t)
 	require.Equal(t, want, got.Response)
 	return got.Additional
 }
@@ -103,8 +102,7 @@ func TestQueryTask(t *testing.T) {
 		c := Write10(1, 0, data)
 		c.OnR2T, c.Immediate = HoldR2T, true
 		task := sess.MustStart(t, c)
-		r2t, err := task.AwaitR2T()
-		require.NoError(t, err)
+		r2t := testtool.Must(task.AwaitR2T())(t)
 		askTask(t, sess, pdu.TMSucceeded, task)
 		require.NoError(t, task.Answer(r2t))
 		require.True(t, task.MustFinish(t).Good())
@@ -112,8 +110,7 @@ func TestQueryTask(t *testing.T) {
 	t.Run("RFC 7144 6.4.2/a task that was aborted", func(t *testing.T) {
 		sess := s.login(t, extended)
 		task, _ := waiting(t, sess, 1, 0, data)
-		_, err := sess.AbortTask(task)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.AbortTask(task)))
 		askTask(t, sess, pdu.TMComplete, task)
 	})
 	t.Run("RFC 7144 6.4.2/a task of another LUN or session", func(t *testing.T) {
@@ -157,8 +154,7 @@ func TestQueryTask(t *testing.T) {
 		// They begin in order, and may end in another one.
 		var ended []uint32
 		for range 2 {
-			r, _, err := Expect[pdu.SCSIResponse](sess.Conn)
-			require.NoError(t, err)
+			r, _ := testtool.Must2(Expect[pdu.SCSIResponse](sess.Conn))(t)
 			require.Zero(t, r.Status)
 			ended = append(ended, r.TaskTag)
 		}
@@ -170,8 +166,7 @@ func TestQueryTask(t *testing.T) {
 		require.NoError(t, sess.Send(&pdu.TaskManagementRequest{Immediate: true,
 			Function: pdu.TMQueryTask, LUN: LUN(1), TaskTag: tag,
 			RefTaskTag: tag, CmdSN: sess.CmdSN, RefCmdSN: sess.CmdSN}, nil))
-		r, err := sess.AwaitTaskManagement(tag)
-		require.NoError(t, err)
+		r := testtool.Must(sess.AwaitTaskManagement(tag))(t)
 		require.Equal(t, pdu.TMRejected, r)
 		// These are not commands: the function could end a command before its answer.
 		early, late := &pdu.NOPOut{TaskTag: sess.NewTag(), TransferTag: pdu.ReservedTag,
@@ -182,10 +177,8 @@ func TestQueryTask(t *testing.T) {
 		sess.CmdSN += 2
 		ask(t, sess, pdu.TMRejected, request(pdu.TMQueryTask, 1, late, early.CmdSN+1))
 		require.NoError(t, sess.Send(early, nil))
-		_, err = sess.AwaitPing(early.TaskTag)
-		require.NoError(t, err)
-		r, err = sess.AwaitTaskManagement(late)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.AwaitPing(early.TaskTag)))
+		r = testtool.Must(sess.AwaitTaskManagement(late))(t)
 		require.Equal(t, pdu.TMComplete, r)
 	})
 	t.Run("RFC 7144 6.4.2/QUERY TASK SET", func(t *testing.T) {
@@ -269,13 +262,10 @@ func TestNexusReset(t *testing.T) {
 
 				// the LUN field is reserved and ignored
 				nexusReset.Immediate, nexusReset.LUN = immediate, LUN(77)
-				tag, err := sess.SendTaskManagement(nexusReset)
-				require.NoError(t, err)
+				tag := testtool.Must(sess.SendTaskManagement(nexusReset))(t)
 				// Tasks, reservation and connection end while the disk still hangs. The response
 				// comes last.
-				r, err := sess.AwaitTaskManagement(tag)
-				require.NoError(t, err)
-				require.Equal(t, pdu.TMComplete, r)
+				require.Equal(t, pdu.TMComplete, testtool.Must(sess.AwaitTaskManagement(tag))(t))
 				require.NoError(t, sess.ExpectClosed())
 				resume()
 

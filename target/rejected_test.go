@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
 	. "kubevirt.io/disk/target/targettest"
@@ -52,8 +53,7 @@ func TestRejectedCmdSN(t *testing.T) {
 			sess = s.login(t, bothDigests)
 			tag = sess.NewTag()
 			send(t, sess, tag)
-			_, err := sess.AwaitReject(tag)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(sess.AwaitReject(tag)))
 			require.Equal(t, sess.CmdSN, sess.ExpCmdSN, "it does not count as received")
 			sess.CmdSN++
 			return sess, sess.CmdSN - 1, tag
@@ -107,31 +107,25 @@ func TestRejectedCmdSN(t *testing.T) {
 			sess.NewTag()
 		sess.CmdSN++
 		rejects["NOP-Out with a wrong digest"](t, sess, tag)
-		_, err := sess.AwaitReject(tag)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.AwaitReject(tag)))
 		require.NoError(t, sess.Send(last, nil))
 		require.NoError(t, sess.Send(first, nil))
 		done(t, sess, first)
 		done(t, sess, last)
 	})
 	t.Run("7.3/a SCSI Command in a discovery session", func(t *testing.T) {
-		sess, err := Login(s.addr, LoginOptions{Discovery: true})
-		require.NoError(t, err)
+		sess := testtool.Must(Login(s.addr, LoginOptions{Discovery: true}))(t)
 		defer sess.Close()
 		command := numbered(sess, sess.CmdSN, false)
 		require.NoError(t, sess.Send(command, nil))
-		_, err = sess.AwaitReject(command.TaskTag)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.AwaitReject(command.TaskTag)))
 		require.Equal(t, command.CmdSN, sess.ExpCmdSN)
-		_, err = sess.Text(KV("SendTargets", "All"))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Text(KV("SendTargets", "All"))))
 		command.CmdSN = sess.CmdSN
 		require.NoError(t, sess.Send(command, nil))
-		_, err = sess.AwaitReject(command.TaskTag)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.AwaitReject(command.TaskTag)))
 		sess.CmdSN++
-		_, err = sess.Text(KV("SendTargets", "All"))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Text(KV("SendTargets", "All"))))
 	})
 	s.works(t)
 }
@@ -145,8 +139,7 @@ func TestManyRejects(t *testing.T) {
 		for range 5 * width {
 			tag := sess.NewTag()
 			rejects["Text Request with a wrong digest"](t, sess, tag)
-			_, err := sess.AwaitReject(tag)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(sess.AwaitReject(tag)))
 			sess.CmdSN++
 			require.Equal(t, sess.CmdSN+width-1, sess.MaxCmdSN)
 		}

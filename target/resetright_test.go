@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 	. "kubevirt.io/disk/target/targettest"
@@ -44,8 +45,7 @@ func TestResetOfSomebodyElsesLUN(t *testing.T) {
 	first.MustGood(t, Write10(1, 0, data))
 	t.Run("another initiator's", func(t *testing.T) { refused(t, first, second, third) })
 	require.NoError(t, s.inUse.Admit(1, DefaultInitiator+".second", time.Time{}))
-	_, err := s.inUse.HandOver(1)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.inUse.HandOver(1)))
 	t.Run("after a handover", func(t *testing.T) { refused(t, second, first, third) })
 	t.Run("the owner itself", func(t *testing.T) {
 		for _, function := range functions[:3] {
@@ -55,8 +55,7 @@ func TestResetOfSomebodyElsesLUN(t *testing.T) {
 		attentions(t, second, 2)
 	})
 	t.Run("nobody's", func(t *testing.T) {
-		_, err := second.Logout(pdu.LogoutCloseSession)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(second.Logout(pdu.LogoutCloseSession)))
 		manageAll(t, first, pdu.TMAuthorizationFailed, pdu.TMLogicalUnitReset)
 		manageAll(t, third, pdu.TMComplete, pdu.TMLogicalUnitReset)
 	})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
@@ -27,22 +28,18 @@ func TestOptions(t *testing.T) {
 		{"negative limit", "CommandWindow", limits(target.Limits{CommandWindow: -1})},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := c.opt.serve()
-			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, testtool.Err(c.opt.serve()), c.want)
 		})
 	}
-	_, err := target.New(target.Options{})
-	require.ErrorContains(t, err, "needs the disks")
+	require.ErrorContains(t, testtool.Err(target.New(target.Options{})), "needs the disks")
 }
 
 // TestCloseAsServingBegins closes a server just as it begins to serve. The race detector finds
 // faults.
 func TestCloseAsServingBegins(t *testing.T) {
 	for range 300 {
-		srv, err := target.New(target.Options{Disks: serving.New(serving.Config{})})
-		require.NoError(t, err)
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		srv := testtool.Must(target.New(target.Options{Disks: serving.New(serving.Config{})}))(t)
+		l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 		served := make(chan error, 1)
 		go func() { served <- srv.Serve(l) }()
 		runtime.Gosched()
@@ -54,10 +51,9 @@ func TestCloseAsServingBegins(t *testing.T) {
 func TestServeAfterClose(t *testing.T) {
 	s := start(t)
 	require.NoError(t, s.Shutdown(context.Background()))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	require.ErrorIs(t, s.Serve(l), target.ErrServerClosed)
-	_, err = l.Accept()
+	_, err := l.Accept()
 	require.True(t, errors.Is(err, net.ErrClosed), "Serve closes its listener")
 	late, _ := newLUN(3, 3)
 	require.ErrorIs(t, s.inUse.Add(late), target.ErrServerClosed)

@@ -52,10 +52,9 @@ func TestReinstatement(t *testing.T) {
 			ISID: o.ISID}, 0x0201)
 		s.refused(t, LoginOptions{ISID: o.ISID}, 0x0201)
 		c := MustDial(t, s.addr)
-		_, err := c.LoginStep(LoginID{ISID: o.ISID, Tag: 1},
+		require.NoError(t, testtool.Err(c.LoginStep(LoginID{ISID: o.ISID, Tag: 1},
 			LoginPDU{CSG: StageSecurity, NSG: StageOperational,
-				Keys: append(names(), KV("AuthMethod", "CHAP", "CHAP_A", "5")...)})
-		require.NoError(t, err)
+				Keys: append(names(), KV("AuthMethod", "CHAP", "CHAP_A", "5")...)})))
 		old.MustGood(t, TestUnitReady(1))
 		// Nor before the login is complete.
 		s.refused(t, LoginOptions{CHAP: good(), ISID: o.ISID, Edit: func(_ int, p *LoginPDU) {
@@ -156,4 +155,61 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	require.Len(t, s.Sessions(), 1)
 	require.NoError(t, neighbour.Send(&pdu.NOPOut{Immediate: true, TaskTag: pdu.ReservedTag,
 		TransferTag: pdu.ReservedTag, CmdSN: neighbour.CmdSN}, nil))
+}
+
+// TestJoiningTellsNothingBeforeAuthentication logs in with the TSIH of an existing session, and
+// with others. Until the initiator has authenticated, the answers are the same, including the
+// refusal of a wrong secret. Only afterwards do they differ.
+func TestJoiningTellsNothingBeforeAuthentication(t *testing.T) {
+	s := start(t, withCHAP())
+	sess := s.login(t, LoginOptions{CHAP: good(), ISID: [6]byte{0x80, 3}})
+	finder := LoginOptions{CHAP: good(), Discovery: true, ISID: [6]byte{0x80, 4}}
+	discovery := testtool.Must(Login(s.addr, finder))(t)
+	for _, c := range []struct {
+		name   string
+		id     LoginID
+		as     LoginOptions
+		status uint16 // once authenticated
+	}{
+		{"a session", LoginID{ISID: sess.ISID, TSIH: sess.TSIH}, LoginOptions{}, 0x0206},
+		{"another handle", LoginID{ISID: sess.ISID, TSIH: sess.TSIH + 77}, LoginOptions{}, 0x020a},
+		{"another identifier", LoginID{ISID: [6]byte{0x80, 9}, TSIH: sess.TSIH}, LoginOptions{},
+			0x020a},
+		{"another initiator", LoginID{ISID: sess.ISID, TSIH: sess.TSIH}, other, 0x020a},
+		{"a discovery session", LoginID{ISID: discovery.ISID, TSIH: discovery.TSIH}, finder,
+			0x0206},
+		{"no discovery session", LoginID{ISID: discovery.ISID, TSIH: sess.TSIH}, finder, 0x020a},
+	} {
+		t.Run("6.3.1/"+c.name, func(t *testing.T) {
+			c.as.ISID, c.as.TSIH = c.id.ISID, c.id.TSIH
+			for chap, status := range map[*CHAP]uint16{
+				{Username: user, Password: "a wrong password"}: 0x0201,
+				{Username: "nobody", Password: password}:       0x0201,
+				good():                                         c.status,
+			} {
+				c.as.CHAP = chap
+				s.refused(t, c.as, status)
+			}
+			c.as.CHAP = nil
+			s.refused(t, c.as, 0x0201)
+			c.as.WithSecurity = true
+			s.refused(t, c.as, 0x0201)
+			sess.MustGood(t, TestUnitReady(1))
+		})
+	}
+	require.NoError(t, testtool.Err(discovery.Logout(pdu.LogoutCloseSession)))
+}
+
+// TestJoiningIsRefusedWithoutAuthentication does the same on a target without authentication, in
+// both stages. It answers at once.
+func TestJoiningIsRefusedWithoutAuthentication(t *testing.T) {
+	s := start(t)
+	sess := s.login(t, LoginOptions{ISID: [6]byte{0x80, 3}})
+	for _, o := range []LoginOptions{{}, {WithSecurity: true}} {
+		o.ISID, o.TSIH = sess.ISID, sess.TSIH
+		s.refused(t, o, 0x0206)
+		o.TSIH += 77
+		s.refused(t, o, 0x020a)
+	}
+	sess.MustGood(t, TestUnitReady(1))
 }

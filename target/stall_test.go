@@ -62,8 +62,7 @@ func TestManyStalledCommands(t *testing.T) {
 		stuck = append(stuck, c.MustStart(t, cmd), other.MustStart(t, tt.Read10(1, 0, 1)))
 	}
 	for _, sess := range []*tt.Session{c, other} {
-		_, err := sess.Ping(nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Ping(nil)))
 		sess.MustGood(t, tt.Write10(2, 0, make([]byte, 512)))
 	}
 	require.LessOrEqual(t, s.Stalls(1), 2*2*5,
@@ -130,14 +129,12 @@ func TestStalledOutOfOrder(t *testing.T) {
 	for i := range commands {
 		require.NoError(t, c.Send(&commands[late-1-i], nil))
 	}
-	_, err := c.Ping(nil)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.Ping(nil)))
 	resume()
 	require.True(t, first.MustFinish(t).Good())
 	answered := len(c.Inbox())
 	for ; answered < late; answered++ {
-		in, _, err := tt.Expect[pdu.DataIn](c.Conn)
-		require.NoError(t, err)
+		in, _ := testtool.Must2(tt.Expect[pdu.DataIn](c.Conn))(t)
 		require.True(t, in.HasStatus)
 	}
 }
@@ -185,8 +182,7 @@ func TestLogoutBehindAnAnswer(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		return waiting > 0 && s.Queued() == waiting
 	}, "it waits for the peer")
-	_, err := c.Logout(pdu.LogoutCloseSession)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.Logout(pdu.LogoutCloseSession)))
 	require.NoError(t, c.ExpectClosed())
 }
 
@@ -197,20 +193,75 @@ func TestSlowPeerStays(t *testing.T) {
 		o.Limits.PDUTimeout, o.Limits.NOPInterval, o.Limits.NOPTimeout = 4*time.Second,
 			300*time.Millisecond, 4*time.Second
 	})
-	nc, err := net.Dial("tcp", s.addr.String())
-	require.NoError(t, err)
+	nc := testtool.Must(net.Dial("tcp", s.addr.String()))(t)
 	// so that only a little of the answer is under way
 	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(256<<10))
 	slow := &slowConn{Conn: nc}
-	c, err := tt.NewConn(slow).Login(tt.LoginOptions{HeaderDigest: true,
-		Keys: tt.KV("MaxRecvDataSegmentLength", "262144")})
-	require.NoError(t, err)
+	c := testtool.Must(tt.NewConn(slow).Login(tt.LoginOptions{HeaderDigest: true,
+		Keys: tt.KV("MaxRecvDataSegmentLength", "262144")}))(t)
 	defer c.Close()
-	_, err = c.ClearAttention(1)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.ClearAttention(1)))
 	// This takes more than 6 s. It reads the rest at once, because a ping waits behind it in the
 	// buffers of the network.
 	slow.slow = 16 << 20
 	c.MustGood(t, tt.Read10(1, 0, 65535))
 	c.MustGood(t, tt.TestUnitReady(1))
+}
+
+// TestTextWhileCommands declares another MaxRecvDataSegmentLength while other goroutines than the
+// reader answer commands.
+func TestTextWhileCommands(t *testing.T) {
+	s := start(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	s.disks[0].Inject(disktest.Rule{Op: disktest.OpAny, Delay: 30 * time.Millisecond})
+	for _, length := range []string{"65536", "32768", "16384", "8192"} {
+		var tasks []*tt.Task
+		for i := range 8 {
+			tasks = append(tasks, c.MustStart(t, tt.Read10(1, uint32(i), 1)))
+		}
+		require.NoError(t, testtool.Err(c.Text(tt.KV("MaxRecvDataSegmentLength", length))))
+		for _, task := range tasks {
+			require.True(t, task.MustFinish(t).Good())
+		}
+	}
+}
+
+// TestStaleRead aborts a long read whose first part hangs in the disk. The rest is not read, and
+// the session goes on.
+func TestStaleRead(t *testing.T) {
+	s := start(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	before, window := s.DataInUse(), c.MaxCmdSN-c.CmdSN
+	calls := s.disks[0].Calls(disktest.OpRead)
+	resume, hangs := s.stall(t, disktest.OpRead)
+	stale := c.MustStart(t, tt.Read10(1, 0, 4<<20/512))
+	hangs(1)
+	aborts(t, c, stale)
+	resume()
+	testtool.Eventually(t, func() bool { return s.DataInUse() <= before }, "nothing is held")
+	require.Equal(t, calls+1, s.disks[0].Calls(disktest.OpRead), "the rest is not read")
+	require.NoError(t, c.ExpectOnlyPing())
+	require.Equal(t, window, c.MaxCmdSN-c.CmdSN, "its place in the window is given back once")
+	require.Len(t, c.MustGood(t, tt.Read10(1, 0, 8)).Data, 8*512)
+}
+
+// TestHeldDataIsNotKept sends requests with unused data ahead of their turn. Their memory must be
+// free again.
+func TestHeldDataIsNotKept(t *testing.T) {
+	s := start(t)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	before := s.DataInUse()
+	late, _, _ := c.Prepare(tt.TestUnitReady(1))
+	for _, cdb := range [][]byte{tt.TestUnitReady(1).CDB, tt.Read10(1, 1<<31, 1).CDB,
+		tt.Read10(1, 0, 1).CDB} {
+		cmd, _, _ := c.Prepare(tt.Command{LUN: 1, CDB: cdb})
+		require.NoError(t, c.Send(&cmd, make([]byte, 16<<10)))
+	}
+	require.NoError(t, testtool.Err(c.Ping(nil)))
+	require.Greater(t, s.DataInUse(), before, "they wait for their turn")
+	require.NoError(t, c.Send(&late, nil))
+	for range 4 {
+		require.NoError(t, testtool.Err2(tt.Expect[pdu.SCSIResponse](c.Conn)))
+	}
+	testtool.Eventually(t, func() bool { return s.DataInUse() <= before }, "nothing is held")
 }

@@ -112,12 +112,10 @@ func TestPeersThatStay(t *testing.T) {
 		require.NoError(t, end(c), name)
 		testtool.Eventually(t, func() bool { all, _ := s.Connections(); return all == 0 },
 			name+": the connection is given up")
-		_, err := c.ExpectClosedAfter()
-		require.NoError(t, err, name)
+		require.NoError(t, testtool.Err(c.ExpectClosedAfter()), name)
 	}
 	c := tt.MustDial(t, s.addr)
-	_, err := c.Login(tt.LoginOptions{Target: "iqn.2026-01.test:another"})
-	require.Error(t, err)
+	require.Error(t, testtool.Err(c.Login(tt.LoginOptions{Target: "iqn.2026-01.test:another"})))
 	testtool.Eventually(t, func() bool { all, _ := s.Connections(); return all == 0 },
 		"a refused login: the connection is given up")
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/internal/pdu"
 	. "kubevirt.io/disk/target/targettest"
 )
@@ -17,9 +18,7 @@ var other = LoginOptions{Initiator: DefaultInitiator + ".other", ISID: [6]byte{0
 func manage(t *testing.T, sess *Session, want pdu.TMResponse, r pdu.TaskManagementRequest) {
 	t.Helper()
 	r.Immediate = true
-	got, err := sess.TaskManagement(r)
-	require.NoError(t, err)
-	require.Equal(t, want, got)
+	require.Equal(t, want, testtool.Must(sess.TaskManagement(r))(t))
 }
 
 // manageAll runs a function that covers the tasks of LUN 1 and checks the response.
@@ -38,9 +37,7 @@ func abortTask(t *testing.T, sess *Session, want pdu.TMResponse, lun uint16, tag
 // aborts ends a task that is under way.
 func aborts(t *testing.T, sess *Session, task *Task) {
 	t.Helper()
-	got, err := sess.AbortTask(task)
-	require.NoError(t, err)
-	require.Equal(t, pdu.TMComplete, got)
+	require.Equal(t, pdu.TMComplete, testtool.Must(sess.AbortTask(task))(t))
 }
 
 // waiting starts a write and does not answer its R2T.
@@ -49,9 +46,7 @@ func waiting(t *testing.T, sess *Session, lun uint16, lba uint32, data []byte) (
 	c := Write10(lun, lba, data)
 	c.OnR2T = HoldR2T
 	task := sess.MustStart(t, c)
-	r2t, err := task.AwaitR2T()
-	require.NoError(t, err)
-	return task, r2t
+	return task, testtool.Must(task.AwaitR2T())(t)
 }
 
 // quiet checks that nothing more comes for an aborted task, even if data is still sent for it.
@@ -65,8 +60,7 @@ func quiet(t *testing.T, sess *Session, task *Task, r2t pdu.R2T) {
 // attentions returns the unit attentions of a LUN for a session, as "key/asc/ascq".
 func attentions(t *testing.T, sess *Session, lun uint16) []string {
 	t.Helper()
-	list, err := sess.ClearAttention(lun)
-	require.NoError(t, err)
+	list := testtool.Must(sess.ClearAttention(lun))(t)
 	var names []string
 	for _, s := range list {
 		names = append(names, s.String())
@@ -123,8 +117,7 @@ func TestAbortTask(t *testing.T) {
 	t.Run("11.6.1/a task tag can be used again at once", func(t *testing.T) {
 		sess := s.login(t, solicited)
 		task, _ := waiting(t, sess, 1, 0, data)
-		_, err := sess.AbortTask(task)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.AbortTask(task)))
 		cmd := numbered(sess, sess.CmdSN, false)
 		cmd.TaskTag = task.Tag()
 		require.NoError(t, sess.Send(cmd, nil))
@@ -135,8 +128,7 @@ func TestAbortTask(t *testing.T) {
 		c := Write10(1, 0, data)
 		c.OnR2T, c.Immediate = HoldR2T, true
 		task := sess.MustStart(t, c)
-		r2t, err := task.AwaitR2T()
-		require.NoError(t, err)
+		r2t := testtool.Must(task.AwaitR2T())(t)
 		abortTask(t, sess, pdu.TMComplete, 1, task.Tag(), sess.CmdSN)
 		quiet(t, sess, task, r2t)
 	})
@@ -144,9 +136,7 @@ func TestAbortTask(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		task := sess.MustStart(t, TestUnitReady(1))
 		require.True(t, task.MustFinish(t).Good())
-		r, err := sess.AbortTask(task)
-		require.NoError(t, err)
-		require.Equal(t, pdu.TMTaskNotExist, r)
+		require.Equal(t, pdu.TMTaskNotExist, testtool.Must(sess.AbortTask(task))(t))
 		sess.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("11.6.1/a task that never was, outside the window", func(t *testing.T) {
@@ -212,20 +202,17 @@ func TestAbortManyTasks(t *testing.T) {
 			two, twoR2T := waiting(t, sess, 2, 0, data)
 			theirs, theirR2T := waiting(t, neighbour, 1, 100, data)
 
-			tag, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
-				Function: tt.function, LUN: LUN(1)})
-			require.NoError(t, err)
+			tag := testtool.Must(sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
+				Function: tt.function, LUN: LUN(1)}))(t)
 			sess.Forget(one)
-			_, err = sess.Ping(nil) // now the target has the request
+			_, err := sess.Ping(nil) // now the target has the request
 			require.NoError(t, err)
 			// A target may wait for the data that it has asked for before it acts (11.5.1).
 			require.NoError(t, one.Answer(oneR2T))
 			if tt.others {
 				quiet(t, neighbour, theirs, theirR2T)
 			}
-			r, err := sess.AwaitTaskManagement(tag)
-			require.NoError(t, err)
-			require.Equal(t, pdu.TMComplete, r)
+			require.Equal(t, pdu.TMComplete, testtool.Must(sess.AwaitTaskManagement(tag))(t))
 			require.NoError(t, sess.ExpectOnlyPing(), "no answer for a covered task")
 			if tt.lun2 {
 				quiet(t, sess, two, twoR2T)
@@ -331,8 +318,7 @@ func TestTaskManagementRequests(t *testing.T) {
 		require.NoError(t, sess.Send(&pdu.TaskManagementRequest{Immediate: true,
 			Function: pdu.TMAbortTask, LUN: LUN(1), TaskTag: tag,
 			RefTaskTag: tag, CmdSN: sess.CmdSN, RefCmdSN: sess.CmdSN}, nil))
-		r, err := sess.AwaitTaskManagement(tag)
-		require.NoError(t, err)
+		r := testtool.Must(sess.AwaitTaskManagement(tag))(t)
 		require.Contains(t, []pdu.TMResponse{pdu.TMRejected, pdu.TMTaskNotExist}, r)
 		sess.MustGood(t, TestUnitReady(1))
 	})
@@ -357,19 +343,15 @@ func TestManagementWaitsForCommands(t *testing.T) {
 		"LOGICAL UNIT RESET": pdu.TMLogicalUnitReset} {
 		t.Run("4.2.3.3/"+name, func(t *testing.T) {
 			sess, first, second := ahead(t)
-			tag, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
-				Function: function, LUN: LUN(1)})
-			require.NoError(t, err)
+			tag := testtool.Must(sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
+				Function: function, LUN: LUN(1)}))(t)
 			require.NoError(t, sess.ExpectOnlyPing(), "it waits")
 			abortTask(t, sess, pdu.TMRejected, 1, tag, sess.CmdSN)
 			require.NoError(t, sess.Send(first, nil))
 			done(t, sess, first)
-			r2t, _, err := Expect[pdu.R2T](sess.Conn)
-			require.NoError(t, err)
+			r2t, _ := testtool.Must2(Expect[pdu.R2T](sess.Conn))(t)
 			require.Equal(t, second.TaskTag, r2t.TaskTag)
-			r, err := sess.AwaitTaskManagement(tag)
-			require.NoError(t, err)
-			require.Equal(t, pdu.TMComplete, r)
+			require.Equal(t, pdu.TMComplete, testtool.Must(sess.AwaitTaskManagement(tag))(t))
 			require.NoError(t,
 				sess.Send(&pdu.DataOut{Final: true, LUN: LUN(1), TaskTag: second.TaskTag,
 					TransferTag: r2t.TransferTag}, make([]byte, r2t.DesiredLength)))
@@ -401,13 +383,11 @@ func TestManagementWaitsForCommands(t *testing.T) {
 		var tags []uint32
 		rejected := 0
 		for range 20 {
-			tag, err := sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
-				Function: pdu.TMAbortTaskSet, LUN: LUN(1)})
-			require.NoError(t, err)
+			tag := testtool.Must(sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
+				Function: pdu.TMAbortTaskSet, LUN: LUN(1)}))(t)
 			tags = append(tags, tag)
 		}
-		_, err := sess.Ping(nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Ping(nil)))
 		for _, p := range sess.Inbox() {
 			require.Equal(t, pdu.RejectImmediate, pdu.RejectReason(p.Header[2]))
 			rejected++
@@ -416,9 +396,7 @@ func TestManagementWaitsForCommands(t *testing.T) {
 		require.Less(t, rejected, len(tags))
 		require.NoError(t, sess.Send(first, nil))
 		for _, tag := range tags[:len(tags)-rejected] {
-			r, err := sess.AwaitTaskManagement(tag)
-			require.NoError(t, err)
-			require.Equal(t, pdu.TMComplete, r)
+			require.Equal(t, pdu.TMComplete, testtool.Must(sess.AwaitTaskManagement(tag))(t))
 		}
 	})
 	t.Run("11.6.1/ABORT TASK of a command of another LUN that waits for its turn",
@@ -427,8 +405,7 @@ func TestManagementWaitsForCommands(t *testing.T) {
 			abortTask(t, sess, pdu.TMTaskNotExist, 2, second.TaskTag, second.CmdSN)
 			require.NoError(t, sess.Send(first, nil))
 			done(t, sess, first)
-			r2t, _, err := Expect[pdu.R2T](sess.Conn)
-			require.NoError(t, err)
+			r2t, _ := testtool.Must2(Expect[pdu.R2T](sess.Conn))(t)
 			require.Equal(t, second.TaskTag, r2t.TaskTag)
 		})
 	s.works(t)

@@ -82,8 +82,7 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 		task = sess.MustStart(t,
 			ExtendedCopy(lun, CopyList(1, units, segment(0, 0, blocks, 0, to))))
 		hangs(1)
-		_, err := sess.Ping(nil)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Ping(nil)))
 		sess.MustGood(t, Write10(2, 0, newer))
 		require.Equal(t, newer, sess.MustGood(t, Read10(2, 0, 1)).Data, "the other LUN goes on")
 		require.Equal(t, pattern(BlockSize, 5), sess.MustGood(t, Read10(1, 0, 1)).Data,
@@ -116,8 +115,7 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 			manageAll(t, sess, pdu.TMComplete, tt.stop)
 			sess.Forget(task)
 			release()
-			_, err := sess.ClearAttention(1)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(sess.ClearAttention(1)))
 			ended(t, sess)
 			require.NoError(t, sess.ExpectOnlyPing(), "no answer for it")
 			// Its goroutine releases the blocks before it forgets the copy.
@@ -148,8 +146,7 @@ func TestExtendedCopyIsStopped(t *testing.T) {
 	t.Run("11.14/logout", func(t *testing.T) {
 		sess := s.login(t, LoginOptions{})
 		_, release := hang(t, sess, 1)
-		_, err := sess.Logout(pdu.LogoutCloseSession)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(sess.Logout(pdu.LogoutCloseSession)))
 		require.NoError(t, sess.ExpectClosed())
 		release()
 		ended(t, s.login(t, other))

@@ -27,8 +27,7 @@ type diskFile struct {
 
 func newDisk(t testing.TB) *diskFile {
 	t.Helper()
-	f, err := os.Create(filepath.Join(t.TempDir(), "disk"))
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(filepath.Join(t.TempDir(), "disk")))(t)
 	t.Cleanup(func() { f.Close() })
 	return &diskFile{t: t, file: f}
 }
@@ -79,9 +78,7 @@ func (d *diskFile) debugfs(request string) string {
 	cmd := exec.Command("debugfs", "-R", request, d.file.Name())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	require.NoError(d.t, err, "debugfs: %s", stderr.String())
-	return string(out)
+	return string(testtool.Must(cmd.Output())(d.t, "debugfs: %s", stderr.String()))
 }
 
 // cat returns the content of a file.

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // writes records the writes of a level, in their order.
@@ -76,8 +78,7 @@ func TestStateGoesOn(t *testing.T) {
 			require.NoError(t, w.Finish())
 			var state, again bytes.Buffer
 			require.NoError(t, w.Save(&state))
-			loaded, err := Load(bytes.NewReader(state.Bytes()))
-			require.NoError(t, err)
+			loaded := testtool.Must(Load(bytes.NewReader(state.Bytes())))(t)
 			require.NoError(t, loaded.Save(&again))
 			require.Equal(t, state.Bytes(), again.Bytes())
 

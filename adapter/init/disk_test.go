@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestListDisks(t *testing.T) {
@@ -26,16 +28,13 @@ func TestListDisks(t *testing.T) {
 
 func TestChooseDisk(t *testing.T) {
 	list := []blockDevice{{"sda", "12345678901234567890"}, {"vda", "12345678901234567890"}}
-	name, err := chooseDisk(list, "123456789012345678901234")
-	require.NoError(t, err)
+	name := testtool.Must(chooseDisk(list, "123456789012345678901234"))(t)
 	require.Equal(t, "vda", name, "virtio cuts serial numbers")
-	name, err = chooseDisk(list, "other")
-	require.NoError(t, err)
+	name = testtool.Must(chooseDisk(list, "other"))(t)
 	require.Empty(t, name)
-	_, err = chooseDisk(list, "")
+	_, err := chooseDisk(list, "")
 	require.ErrorContains(t, err, "several disks, sda (serial number")
-	name, err = chooseDisk(list[:1], "")
-	require.NoError(t, err)
+	name = testtool.Must(chooseDisk(list[:1], ""))(t)
 	require.Equal(t, "sda", name)
 }
 
@@ -45,17 +44,14 @@ func TestParseSuperblock(t *testing.T) {
 	binary.LittleEndian.PutUint32(b[0x18:], 2)
 	binary.LittleEndian.PutUint32(b[4:], 7)
 	binary.LittleEndian.PutUint32(b[0x150:], 1)
-	s, err := parseSuperblock(b)
-	require.NoError(t, err)
+	s := testtool.Must(parseSuperblock(b))(t)
 	require.Equal(t, superblock{blocks: 7, blockSize: 4096}, s)
 	binary.LittleEndian.PutUint32(b[0x60:], feature64)
-	s, err = parseSuperblock(b)
-	require.NoError(t, err)
+	s = testtool.Must(parseSuperblock(b))(t)
 	require.EqualValues(t, 1<<32+7, s.blocks)
 	binary.LittleEndian.PutUint32(b[0x18:], 40)
-	_, err = parseSuperblock(b)
-	require.ErrorContains(t, err, "2^40 KiB")
-	_, err = parseSuperblock(make([]byte, superSize))
+	require.ErrorContains(t, testtool.Err(parseSuperblock(b)), "2^40 KiB")
+	_, err := parseSuperblock(make([]byte, superSize))
 	require.ErrorContains(t, err, "no ext4 file system")
 }
 
@@ -65,22 +61,18 @@ func TestModules(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "index"), []byte(
 		"module base\nmodule net base more\nmodule other\nalias virtio:d00000001v* net\n"+
 			"alias virtio:d00000001v* other\nalias pci:v*[12] other\nmalformed\n"), 0o644))
-	m, err := readModules(dir)
-	require.NoError(t, err)
+	m := testtool.Must(readModules(dir))(t)
 	var files []string
 	m.insert = func(file string) error {
 		files = append(files, filepath.Base(file))
 		return nil
 	}
-	more, err := m.loadFor("virtio:d00000002v0")
-	require.NoError(t, err)
+	more := testtool.Must(m.loadFor("virtio:d00000002v0"))(t)
 	require.False(t, more)
-	more, err = m.loadFor("virtio:d00000001v1AF4")
-	require.NoError(t, err)
+	more = testtool.Must(m.loadFor("virtio:d00000001v1AF4"))(t)
 	require.True(t, more)
 	require.Equal(t, []string{"base.ko", "more.ko", "net.ko", "other.ko"}, files)
-	more, err = m.loadFor("pci:v1")
-	require.NoError(t, err)
+	more = testtool.Must(m.loadFor("pci:v1"))(t)
 	require.False(t, more)
 	require.Len(t, files, 4)
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestFindProgram(t *testing.T) {
@@ -26,9 +27,7 @@ func TestFindProgram(t *testing.T) {
 	path := dir + "/none:" + dir + "/a:" + dir + "/b:"
 	for name, want := range map[string]string{"tool": dir + "/a/tool", "text": dir + "/b/text",
 		"./here": "./here", "a/tool": "a/tool", "here": "./here"} {
-		got, err := findProgram(name, path)
-		require.NoError(t, err)
-		require.Equal(t, want, got)
+		require.Equal(t, want, testtool.Must(findProgram(name, path))(t))
 	}
 	for name, status := range map[string]int{
 		"":        machine.StatusNotFound, // as in a runtime, and not the directory of PATH

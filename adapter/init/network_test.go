@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/adapter/init/internal/dhcp"
 	"kubevirt.io/disk/adapter/init/internal/rtnl"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestNetworkFiles(t *testing.T) {
@@ -44,9 +45,7 @@ func TestProgramsKeepTheirFiles(t *testing.T) {
 		return nil
 	}
 	read := func(name string) string {
-		text, err := os.ReadFile(filepath.Join(dir, name))
-		require.NoError(t, err)
-		return string(text)
+		return string(testtool.Must(os.ReadFile(filepath.Join(dir, name)))(t))
 	}
 	change := func(name, text string) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
@@ -138,8 +137,7 @@ func TestNetworkFile(t *testing.T) {
 		_, err := networkFile(in(name))
 		require.ErrorContains(t, err, in(name)+" of the image stays as it is", name)
 	}
-	at, err := networkFile(in("missing"))
-	require.NoError(t, err)
+	at := testtool.Must(networkFile(in("missing")))(t)
 	require.Equal(t, in("run/missing"), at)
 	require.FileExists(t, at)
 }

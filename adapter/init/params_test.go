@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestParseParams(t *testing.T) {
@@ -83,14 +84,12 @@ func TestPowerButtonIsHeardAtOnce(t *testing.T) {
 	b.look()
 	b.look() // it is not listened to twice
 	for _, f := range []*os.File{keyboard, button, button} {
-		_, err := f.Write(inputEvent(eventKey, keyPower, keyPowerDown))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(f.Write(inputEvent(eventKey, keyPower, keyPowerDown))))
 	}
 	<-pressed
 	<-pressed
 	require.Len(t, b.seen, 2)
 	require.NoError(t, keyboard.SetReadDeadline(time.Now().Add(time.Minute)))
-	n, err := keyboard.Read(make([]byte, 2*eventSize))
-	require.NoError(t, err)
+	n := testtool.Must(keyboard.Read(make([]byte, 2*eventSize)))(t)
 	require.Equal(t, eventSize, n, "what has no such button is not read")
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const webConfig = `{"architecture":"amd64","config":{"User":"www","Env":["PATH=/bin","A=1"],
@@ -38,24 +39,21 @@ func (d onDisk) ReadAt(p []byte, off int64) (int, error) {
 }
 
 func TestReadProcess(t *testing.T) {
-	p, _, err := readProcess(configured(webConfig, ""), params{})
-	require.NoError(t, err)
+	p, _ := testtool.Must2(readProcess(configured(webConfig, ""), params{}))(t)
 	require.Equal(t, process{Args: []string{"/web", "--port", "80"},
 		Env: []string{"PATH=/bin", "A=1"}, User: "www", Dir: "/srv", Volumes: []string{"/data"},
 		StopSignal: syscall.SIGQUIT, stopGiven: true}, p)
 
-	p, options, err := readProcess(configured(webConfig, `{"entrypoint":["sh"],
+	p, options := testtool.Must2(readProcess(configured(webConfig, `{"entrypoint":["sh"],
 "env":["A=2","B=3"],"user":"0","workDir":"tmp","stopSignal":"TERM","hostname":"h"}`),
-		params{tty: true})
-	require.NoError(t, err)
+		params{tty: true}))(t)
 	require.Equal(t, process{Args: []string{"sh"}, TTY: true,
 		Env:  []string{"TERM=xterm", "PATH=/bin", "A=2", "B=3"},
 		User: "0", Dir: "/tmp", Volumes: []string{"/data"}, StopSignal: syscall.SIGTERM,
 		stopGiven: true}, p)
 	require.Equal(t, "h", options.Hostname)
 
-	p, _, err = readProcess(configured(webConfig, `{"args":["--help"]}`), params{})
-	require.NoError(t, err)
+	p, _ = testtool.Must2(readProcess(configured(webConfig, `{"args":["--help"]}`), params{}))(t)
 	require.Equal(t, []string{"/web", "--help"}, p.Args)
 }
 
@@ -153,16 +151,13 @@ func TestFindUser(t *testing.T) {
 		"4000:4001": {uid: 4000, gid: 4001, home: "/"},
 		"4000":      {uid: 4000, home: "/"},
 	} {
-		got, err := findUser(spec, passwdFile, groupFile)
-		require.NoError(t, err)
-		require.Equal(t, want, got, spec)
+		require.Equal(t, want, testtool.Must(findUser(spec, passwdFile, groupFile))(t), spec)
 	}
 	_, err := findUser("nobody", passwdFile, groupFile)
 	require.ErrorContains(t, err, `user "nobody" is not in its /etc/passwd`)
 	_, err = findUser("www:nobody", passwdFile, groupFile)
 	require.ErrorContains(t, err, `group "nobody" is not in its /etc/group`)
-	id, err := findUser("", "", "")
-	require.NoError(t, err)
+	id := testtool.Must(findUser("", "", ""))(t)
 	require.Equal(t, identity{home: "/root"}, id, "an image without passwd")
 }
 

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestKernelArgs(t *testing.T) {
@@ -16,12 +18,9 @@ func TestKernelArgs(t *testing.T) {
 func TestParseSignal(t *testing.T) {
 	for text, want := range map[string]int{"": 15, "SIGQUIT": 3, "quit": 3, "9": 9,
 		"SIGRTMIN+3": 37, "RTMIN": 34, "SIGRTMAX-1": 63} {
-		got, err := ParseSignal(text)
-		require.NoError(t, err)
-		require.Equal(t, want, int(got), text)
+		require.Equal(t, want, int(testtool.Must(ParseSignal(text))(t)), text)
 	}
 	for _, text := range []string{"SIGNONE", "0", "65", "SIGRTMIN+40", "SIGRTMIN+x"} {
-		_, err := ParseSignal(text)
-		require.ErrorContains(t, err, text)
+		require.ErrorContains(t, testtool.Err(ParseSignal(text)), text)
 	}
 }

@@ -48,21 +48,15 @@ func (f onDisk) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 }
 
 func openFile(t *testing.T, format Format, path string) *Image {
-	f, err := os.Open(path)
-	require.NoError(t, err)
+	f := testtool.Must(os.Open(path))(t)
 	t.Cleanup(func() { f.Close() })
-	info, err := f.Stat()
-	require.NoError(t, err)
-	im, err := Open(bg, format, onDisk{f}, info.Size(), Options{})
-	require.NoError(t, err, path)
-	return im
+	info := testtool.Must(f.Stat())(t)
+	return testtool.Must(Open(bg, format, onDisk{f}, info.Size(), Options{}))(t, path)
 }
 
 func content(t *testing.T, im *Image) []byte {
 	p := make([]byte, im.Size())
-	n, err := im.ReadAt(bg, p, 0)
-	require.NoError(t, err)
-	require.Len(t, p, n)
+	require.Len(t, p, testtool.Must(im.ReadAt(bg, p, 0))(t))
 	return p
 }
 
@@ -122,8 +116,7 @@ func compare(t *testing.T, dir string, format Format, qemu string, begins []byte
 	require.True(t, bytes.HasPrefix(got, begins))
 	stored := int64(0)
 	for off := int64(0); off < im.Size(); {
-		at, n, err := im.Run(bg, off, im.Size()-off)
-		require.NoError(t, err)
+		at, n := testtool.Must2(im.Run(bg, off, im.Size()-off))(t)
 		if at >= 0 {
 			stored += n
 		} else {

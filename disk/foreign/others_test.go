@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const testBlock = 4 << 10
@@ -117,14 +119,12 @@ func TestOthers(t *testing.T) {
 			want[at] = byte(at) + 1
 			c.s.parts[place] = []byte{byte(at) + 1}
 		}
-		im, err := Open(bg, c.format, c.s, c.s.size, Options{})
-		require.NoError(t, err, c.format)
+		im := testtool.Must(Open(bg, c.format, c.s, c.s.size, Options{}))(t, c.format)
 		require.True(t, bytes.Equal(want, content(t, im)), c.format)
 	}
 	// The copy of a footer counts if the footer is damaged.
 	vhd.parts[64<<10-512][20]++
-	_, err := Open(bg, VHD, vhd, vhd.size, Options{})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(Open(bg, VHD, vhd, vhd.size, Options{})))
 }
 
 // TestOthersRefused: what a hostile or damaged image says is not believed.
@@ -297,8 +297,7 @@ func TestOthersRefused(t *testing.T) {
 	require.ErrorContains(t, err, "in its metadata", "without the flag, 1 is a place")
 	zeros := vmdkOf(2, 1, 16)
 	zeros.parts[0][8] = vmdkZeroGrains
-	im, err := Open(bg, VMDK, zeros, zeros.size, Options{})
-	require.NoError(t, err)
+	im := testtool.Must(Open(bg, VMDK, zeros, zeros.size, Options{}))(t)
 	require.Equal(t, int64(testBlock), im.Stored())
 	_, err = Open(bg, "qed", zeros, zeros.size, Options{})
 	require.ErrorContains(t, err, "no reader")
@@ -328,4 +327,59 @@ func FuzzOthers(f *testing.F) {
 			readSome(t, im)
 		}
 	})
+}
+
+// TestMemoryOfTables opens files with holes that have as many blocks as can be checked, and some
+// that have more. Whether they are read or refused, the memory for the tables has a limit.
+func TestMemoryOfTables(t *testing.T) {
+	const most = maxClaims - 2
+	sized := func(s *sparse, size int64) *sparse {
+		s.size = size
+		return s
+	}
+	vhd := func(blocks int64) *sparse {
+		s := vhdOf(16, 8)
+		size := blocks * (testBlock + 512)
+		s.parts[size-512] = s.parts[64<<10-512]
+		delete(s.parts, 64<<10-512)
+		return sized(s, size)
+	}
+	vmdk := func(blocks int64) *sparse {
+		s := vmdkOf(1)
+		delete(s.parts, 1024) // the directory, which is longer, and has nothing
+		delete(s.parts, 1536)
+		le := binary.LittleEndian
+		le.PutUint64(s.parts[0][12:], 1<<37/vmdkSector)
+		le.PutUint64(s.parts[0][64:], 1<<26)
+		return sized(s, blocks*testBlock)
+	}
+	for name, c := range map[string]struct {
+		format Format
+		file   *sparse
+		wrong  string // "": nothing
+	}{
+		"vhd":                 {VHD, vhd(most), "in its copy of the footer"},
+		"vhd, too large":      {VHD, vhd(2 * most), "too many to check"},
+		"vdi":                 {VDI, sized(vdiOf(1<<24), most*testBlock), "table lies at"},
+		"vdi, few":            {VDI, sized(vdiOf(16), most*testBlock), "where another one is"},
+		"vdi, too large":      {VDI, sized(vdiOf(16), 2*most*testBlock), "too many to check"},
+		"vmdk":                {VMDK, vmdk(most), ""},
+		"vmdk, too large":     {VMDK, vmdk(2 * most), "too many to check"},
+		"vhdx":                {VHDX, sized(vhdxOf(100<<30, 512), most<<20), ""},
+		"vhdx, too large":     {VHDX, sized(vhdxOf(1<<30, 512), 2*most<<20), "too many to check"},
+		"vhdx, a short table": {VHDX, sized(vhdxOf(1<<40, 512), most<<20), "its BAT has"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var err error
+			grew := testtool.HeapGrowth(t, func() {
+				_, err = Open(bg, c.format, c.file, c.file.size, Options{})
+			})
+			require.Less(t, grew, int64(110<<20))
+			if c.wrong == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, c.wrong)
+			}
+		})
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // Where the parts of vhdxOf are.
@@ -92,8 +93,7 @@ func TestVHDX(t *testing.T) {
 		s.parts[9<<20+5] = []byte("first")
 		s.parts[4<<20-1] = []byte("-third")
 		s.parts[6<<20+4090] = []byte("at end, and past it")
-		im, err := Open(bg, VHDX, s, s.size, Options{})
-		require.NoError(t, err)
+		im := testtool.Must(Open(bg, VHDX, s, s.size, Options{}))(t)
 		got := content(t, im)
 		require.Len(t, got, 6<<20+4096)
 		require.Equal(t, "first", string(got[5:10]))
@@ -114,8 +114,7 @@ func TestVHDXChunks(t *testing.T) {
 	for i, off := range []int64{4, 5, 8, 9} {
 		s.parts[off<<20] = []byte{byte('a' + i)}
 	}
-	im, err := Open(bg, VHDX, s, s.size, Options{})
-	require.NoError(t, err)
+	im := testtool.Must(Open(bg, VHDX, s, s.size, Options{}))(t)
 	for block, want := range map[int64]byte{0: 'a', ratio - 1: 'b', ratio: 'c', 2 * ratio: 'd'} {
 		require.Equal(t, want, filetest.Read(t, im, block<<20, 1)[0], "block %d", block)
 	}
@@ -274,9 +273,8 @@ func TestVHDXRefused(t *testing.T) {
 	refused(t, "half upon the one behind", VHDX, s, "where another one is")
 	s = vhdxOf(8<<20, 512, at(4), at(8))
 	le.PutUint32(s.parts[testItems], 4<<20)
-	_, err := Open(bg, VHDX, s, s.size, Options{})
-	require.NoError(t, err)
-	_, err = Open(bg, VHDX, s, s.size, Options{MaxVirtualSize: 4 << 20})
+	require.NoError(t, testtool.Err(Open(bg, VHDX, s, s.size, Options{})))
+	_, err := Open(bg, VHDX, s, s.size, Options{MaxVirtualSize: 4 << 20})
 	require.ErrorContains(t, err, "more than the limit")
 	// However large it claims to be, its memory is bounded.
 	s = vhdxOf(63<<40, 512, at(4))

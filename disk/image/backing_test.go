@@ -16,6 +16,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestBackingFilesThatAreRefused(t *testing.T) {
@@ -108,8 +109,7 @@ func TestBackingChainDepthAndContent(t *testing.T) {
 
 	top := fmt.Sprintf("%d.qcow2", maxBackingDepth)
 	require.NoError(t, os.Remove(filepath.Join(dir, fmt.Sprintf("%d.qcow2", maxBackingDepth+1))))
-	images, err := ScanDir(dir, Options{})
-	require.NoError(t, err)
+	images := testtool.Must(ScanDir(dir, Options{}))(t)
 	require.Equal(t, []string{top}, names(images), "backing files are no LUNs")
 }
 
@@ -132,8 +132,7 @@ func TestBackingFilesInSubdirectories(t *testing.T) {
 	// relative to the file that names it
 	filetest.OverlayOn(t, dir, "base/mid.qcow2", "deep/root", "raw")
 	filetest.OverlayOn(t, dir, "top.qcow2", "./base/mid.qcow2", "qcow2")
-	images, err := ScanDir(dir, Options{})
-	require.NoError(t, err)
+	images := testtool.Must(ScanDir(dir, Options{}))(t)
 	require.Len(t, images, 1)
 	require.Equal(t, filetest.Block('r', 4096), filetest.Read(t, images[0], 0, 4096))
 	names(images)
@@ -172,19 +171,16 @@ func TestWithoutOpenat2(t *testing.T) {
 	filetest.Put(t, dir, "sub/base.raw", []byte("base"), 1<<20)
 	require.NoError(t, os.Symlink("base.raw", filepath.Join(dir, "link.raw")))
 	for _, missing := range []unix.Errno{unix.ENOSYS, unix.EPERM} {
-		d, err := openDirectory(dir)
-		require.NoError(t, err)
+		d := testtool.Must(openDirectory(dir))(t)
 		d.openat2 = func(int, string, *unix.OpenHow) (int, error) { return -1, missing }
-		f, _, err := d.openBeneath("base.raw")
-		require.NoError(t, err)
+		f, _ := testtool.Must2(d.openBeneath("base.raw"))(t)
 		f.Close()
-		_, _, err = d.openBeneath("sub/base.raw")
+		_, _, err := d.openBeneath("sub/base.raw")
 		require.ErrorIs(t, err, errNoOpenat2)
 		reason, action := explainOpen(err, useBacking)
 		require.Contains(t, reason, "openat2")
 		require.NotEmpty(t, action)
-		_, _, err = d.openBeneath("link.raw")
-		require.Error(t, err)
+		require.Error(t, testtool.Err2(d.openBeneath("link.raw")))
 		d.close()
 	}
 }
@@ -192,8 +188,7 @@ func TestWithoutOpenat2(t *testing.T) {
 func TestOpenat2IsAskedAgain(t *testing.T) {
 	dir := t.TempDir()
 	filetest.Put(t, dir, "base.raw", []byte("base"), 512)
-	d, err := openDirectory(dir)
-	require.NoError(t, err)
+	d := testtool.Must(openDirectory(dir))(t)
 	defer d.close()
 	calls := 0
 	d.openat2 = func(fd int, path string, how *unix.OpenHow) (int, error) {
@@ -204,11 +199,8 @@ func TestOpenat2IsAskedAgain(t *testing.T) {
 		require.Equal(t, uint64(unix.RESOLVE_NO_SYMLINKS), how.Resolve&unix.RESOLVE_NO_SYMLINKS)
 		return unix.Openat2(fd, path, how)
 	}
-	_, f, err := d.openBeneath("base.raw")
-	require.NoError(t, err)
-	content, err := io.ReadAll(f)
-	require.NoError(t, err)
-	require.Len(t, content, 512)
+	_, f := testtool.Must2(d.openBeneath("base.raw"))(t)
+	require.Len(t, testtool.Must(io.ReadAll(f))(t), 512)
 	f.Close()
 }
 
@@ -239,31 +231,25 @@ func TestChainOfOtherSizes(t *testing.T) {
 	for range 20 {
 		dir, name := t.TempDir(), ""
 		for i := range 7 {
-			f, err := os.Create(filepath.Join(dir, fmt.Sprint(i)))
-			require.NoError(t, err)
-			a, err := qcow2.NewAppender(f, qcow2.AppendOptions{Backing: name})
-			require.NoError(t, err)
+			f := testtool.Must(os.Create(filepath.Join(dir, fmt.Sprint(i))))(t)
+			a := testtool.Must(qcow2.NewAppender(f, qcow2.AppendOptions{Backing: name}))(t)
 			clusters := 1 + r.IntN(40)
 			for _, c := range r.Perm(clusters)[:r.IntN(clusters)] {
 				_, err := a.WriteAt(bytes.Repeat([]byte{byte(i * r.IntN(3))}, 4<<10), int64(c)<<12)
 				require.NoError(t, err)
 			}
-			_, err = a.Finish(int64(clusters) << 12)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(a.Finish(int64(clusters)<<12)))
 			require.NoError(t, f.Close())
 			name = fmt.Sprint(i)
 		}
 		img := openImage(t, filepath.Join(dir, name))
 		require.NotNil(t, img.flat)
 		want, got := make([]byte, img.Size()), make([]byte, img.Size())
-		_, err := img.ReadAt(t.Context(), got, 0)
-		require.NoError(t, err)
-		_, err = img.top.ReadAt(t.Context(), want, 0)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(img.ReadAt(t.Context(), got, 0)))
+		require.NoError(t, testtool.Err(img.top.ReadAt(t.Context(), want, 0)))
 		require.Equal(t, want, got)
 		for off := int64(0); off < img.Size(); off += 4 << 10 {
-			_, kind, err := img.top.extent(t.Context(), off, 4<<10)
-			require.NoError(t, err)
+			_, kind := testtool.Must2(img.top.extent(t.Context(), off, 4<<10))(t)
 			require.Equal(t, kind, img.flat.at(off).kind, off)
 		}
 	}

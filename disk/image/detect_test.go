@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/internal/words"
 )
 
@@ -122,8 +123,7 @@ func TestForeignFormatsFromTheirTools(t *testing.T) {
 		if _, err := exec.LookPath(pack[0]); err != nil {
 			continue
 		}
-		out, err := exec.Command(pack[0], append(pack[1:], "-c", raw)...).Output()
-		require.NoError(t, err)
+		out := testtool.Must(exec.Command(pack[0], append(pack[1:], "-c", raw)...).Output())(t)
 		filetest.Put(t, dir, pack[0]+".img", out, (int64(len(out))+511)/512*512)
 		want[pack[0]+".img"] = Format(pack[0])
 	}
@@ -133,8 +133,7 @@ func TestForeignFormatsFromTheirTools(t *testing.T) {
 		want["app.ova"] = "tar"
 	}
 	for name, format := range want {
-		info, err := Inspect(filepath.Join(dir, name), Options{})
-		require.NoError(t, err, name)
+		info := testtool.Must(Inspect(filepath.Join(dir, name), Options{}))(t, name)
 		require.Equal(t, format, info.Format, name)
 		require.False(t, info.Servable, name)
 	}

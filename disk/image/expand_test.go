@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestConvertOfAChainWithHoles(t *testing.T) {
@@ -27,14 +28,11 @@ func TestConvertOfAChainWithHoles(t *testing.T) {
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "top.qcow2")
 	img := openImage(t, filepath.Join(dir, "top.qcow2"))
 	require.EqualValues(t, 1<<20, img.Info().AllocatedSize)
-	e, err := img.Extent(t.Context(), 0, img.Size())
-	require.NoError(t, err)
+	e := testtool.Must(img.Extent(t.Context(), 0, img.Size()))(t)
 	require.Equal(t, disk.Extent{Length: 1 << 20, Data: true}, e)
-	e, err = img.Extent(t.Context(), 1<<20, img.Size()-1<<20)
-	require.NoError(t, err)
+	e = testtool.Must(img.Extent(t.Context(), 1<<20, img.Size()-1<<20))(t)
 	require.False(t, e.Data)
-	_, err = img.Extent(t.Context(), img.Size(), 1)
-	require.Error(t, err)
+	require.Error(t, testtool.Err(img.Extent(t.Context(), img.Size(), 1)))
 	out := filepath.Join(dir, "out.raw")
 	require.NoError(t, Convert(t.Context(), img, out, true, nil))
 	require.EqualValues(t, 1<<20, filetest.Allocated(t, out))
@@ -49,8 +47,7 @@ func TestImageReadAtItsEnd(t *testing.T) {
 	require.Equal(t, io.EOF, err)
 	_, err = img.ReadAt(t.Context(), p, 1024)
 	require.Equal(t, io.EOF, err)
-	_, err = img.ReadAt(t.Context(), p, -1)
-	require.Error(t, err)
+	require.Error(t, testtool.Err(img.ReadAt(t.Context(), p, -1)))
 
 	require.NoError(t, os.Truncate(img.Path(), 512))
 	_, err = img.ReadAt(t.Context(), p, 0)
@@ -99,8 +96,7 @@ func TestConvertDestinations(t *testing.T) {
 	require.True(t, bytes.Equal(append([]byte("base"), make([]byte, 1<<20-4)...), got))
 
 	// One that is being written is left alone.
-	busy, err := durable.Create(out, 0o600)
-	require.NoError(t, err)
+	busy := testtool.Must(durable.Create(out, 0o600))(t)
 	var locked *durable.LockedError
 	require.ErrorAs(t, Convert(t.Context(), img, out, true, nil), &locked)
 	require.ErrorIs(t, busy.Finish(context.Canceled), context.Canceled)
@@ -118,9 +114,8 @@ func TestExpansionOfAnImageThatCannotBeRead(t *testing.T) {
 			"in.qcow2")
 		img := openImage(t, filepath.Join(dir, "in.qcow2"))
 		require.NoError(t, os.Truncate(img.Path(), img.Info().FileSize/2))
-		out, err := durable.Create(filepath.Join(dir, "out.raw"), 0o600)
-		require.NoError(t, err)
-		_, err = newCopier(img, NewDestination(out.File, nil), nil, 8).run(t.Context())
+		out := testtool.Must(durable.Create(filepath.Join(dir, "out.raw"), 0o600))(t)
+		_, err := newCopier(img, NewDestination(out.File, nil), nil, 8).run(t.Context())
 		var medium *disk.MediumError
 		require.ErrorAs(t, out.Finish(err), &medium)
 		require.NoFileExists(t, filepath.Join(dir, "out.raw"))
@@ -162,9 +157,8 @@ func TestNotEnoughSpaceIsFoundOutFirst(t *testing.T) {
 func TestFileSystemThatFillsUpMeanwhile(t *testing.T) {
 	small := filetest.TinyFS(t, "1m")
 	img := openImage(t, filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(5, 3<<20), 0))
-	out, err := durable.Create(filepath.Join(small, "disk.raw"), 0o600)
-	require.NoError(t, err)
-	_, err = newCopier(img, NewDestination(out.File, nil), nil, 2).run(t.Context())
+	out := testtool.Must(durable.Create(filepath.Join(small, "disk.raw"), 0o600))(t)
+	_, err := newCopier(img, NewDestination(out.File, nil), nil, 2).run(t.Context())
 	err = out.Finish(err)
 	var space *SpaceError
 	require.ErrorAs(t, err, &space)

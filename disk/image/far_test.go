@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/sourcetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/slots"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // files are the files of an image that lies far away.
@@ -110,8 +111,7 @@ func TestFarImages(t *testing.T) {
 	dir := t.TempDir()
 	for kind, names := range images(t, dir) {
 		t.Run(kind, func(t *testing.T) {
-			near, err := image.Open(filepath.Join(dir, names[0]), image.Options{})
-			require.NoError(t, err)
+			near := testtool.Must(image.Open(filepath.Join(dir, names[0]), image.Options{}))(t)
 			defer near.Close()
 			require.Equal(t, 1, near.Parallel())
 
@@ -279,8 +279,7 @@ func TestDigestInsteadOfAHash(t *testing.T) {
 	filetest.Put(t, dir, "a.raw", filetest.Sample(3<<20, 1), 0)
 	openAs := func(digest string) (*image.Image, *sourcetest.Far) {
 		all := load(t, dir, sourcetest.Options{Digest: digest}, "a.raw")
-		img, err := image.OpenSource(t.Context(), "a.raw", all.open, image.Options{})
-		require.NoError(t, err)
+		img := testtool.Must(image.OpenSource(t.Context(), "a.raw", all.open, image.Options{}))(t)
 		t.Cleanup(func() { img.Close() })
 		return img, all["a.raw"]
 	}
@@ -293,8 +292,7 @@ func TestDigestInsteadOfAHash(t *testing.T) {
 	require.Equal(t, prints, same)
 	again, source2 := openAs("sha256:1")
 	require.False(t, again.Touched(prints))
-	reason, now, err := again.Compare(t.Context(), prints)
-	require.NoError(t, err)
+	reason, now := testtool.Must2(again.Compare(t.Context(), prints))(t)
 	require.Empty(t, reason)
 	require.Equal(t, prints, now)
 	require.Equal(t, before, source.Stats().Reads)
@@ -302,21 +300,17 @@ func TestDigestInsteadOfAHash(t *testing.T) {
 
 	other, _ := openAs("sha256:2")
 	require.True(t, other.Touched(prints))
-	reason, _, err = other.Compare(t.Context(), prints)
-	require.NoError(t, err)
+	reason, _ = testtool.Must2(other.Compare(t.Context(), prints))(t)
 	require.Equal(t, `the image has changed: "a.raw" is sha256:2 now, and was sha256:1`, reason)
 
 	// If only one of the two has a digest, the hash decides, if there is one.
-	near, err := image.Open(filepath.Join(dir, "a.raw"), image.Options{})
-	require.NoError(t, err)
+	near := testtool.Must(image.Open(filepath.Join(dir, "a.raw"), image.Options{}))(t)
 	defer near.Close()
-	reason, _, err = near.Compare(t.Context(), prints)
-	require.NoError(t, err)
+	reason, _ = testtool.Must2(near.Compare(t.Context(), prints))(t)
 	require.Contains(t, reason, "was known by its digest, sha256:1")
 	hashed, err := near.Fingerprint(t.Context(), near.Hashes(nil), slots.New(1, slots.Options{}))
 	require.NoError(t, err)
-	reason, now, err = img.Compare(t.Context(), hashed)
-	require.NoError(t, err)
+	reason, now = testtool.Must2(img.Compare(t.Context(), hashed))(t)
 	require.Empty(t, reason)
 	require.Equal(t, "sha256:1", now[0].Digest)
 	_, _, err = img.Compare(t.Context(), near.Unhashed())
@@ -327,23 +321,21 @@ func TestDigestInsteadOfAHash(t *testing.T) {
 func TestHashOfAFarImage(t *testing.T) {
 	dir := t.TempDir()
 	filetest.Put(t, dir, "a.raw", filetest.Sample(20<<20, 1), 0)
-	near, err := image.Open(filepath.Join(dir, "a.raw"), image.Options{})
-	require.NoError(t, err)
+	near := testtool.Must(image.Open(filepath.Join(dir, "a.raw"), image.Options{}))(t)
 	defer near.Close()
 	want, err := near.Fingerprint(t.Context(), near.Hashes(nil), slots.New(1, slots.Options{}))
 	require.NoError(t, err)
 	synctest.Test(t, func(t *testing.T) {
 		s := slots.New(1, slots.Options{})
 		all := load(t, dir, sourcetest.Options{Delay: time.Second, Parallel: 5}, "a.raw")
-		img, err := image.OpenSource(t.Context(), "a.raw", all.open, image.Options{})
-		require.NoError(t, err)
+		img := testtool.Must(image.OpenSource(t.Context(), "a.raw", all.open, image.Options{}))(t)
 		defer img.Close()
 		contents := img.Hashes(nil)
 		before := all.sum().Reads
 		time.AfterFunc(1500*time.Millisecond, all.cut)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		_, err = img.Fingerprint(ctx, contents, s)
+		_, err := img.Fingerprint(ctx, contents, s)
 		require.ErrorIs(t, err, disk.ErrNotNow)
 		require.False(t, errors.As(err, new(*disk.MediumError)))
 		synctest.Wait()
@@ -351,8 +343,7 @@ func TestHashOfAFarImage(t *testing.T) {
 			"what was on its way arrives, and the next wait")
 		all.mend()
 		begin := time.Now()
-		got, err := img.Fingerprint(t.Context(), contents, s)
-		require.NoError(t, err)
+		got := testtool.Must(img.Fingerprint(t.Context(), contents, s))(t)
 		require.Equal(t, want[0].Hash, got[0].Hash)
 		require.Equal(t, 5, all.sum().Most)
 		require.Equal(t, 2*time.Second, time.Since(begin), "what was hashed is not read again")
@@ -371,16 +362,13 @@ func TestWhatIsAtHand(t *testing.T) {
 			return off+length <= reached.Load()
 		}}
 		all := load(t, dir, opt, names...)
-		img, err := image.OpenSource(t.Context(), names[0], all.open, image.Options{})
-		require.NoError(t, err)
+		img := testtool.Must(image.OpenSource(t.Context(), names[0], all.open, image.Options{}))(t)
 		defer img.Close()
 		all.cut()
 		want, got := filetest.ReadAll(t, img, size), make([]byte, size)
-		_, err = img.ReadAt(ended, got, 0)
-		require.NoError(t, err, kind)
+		require.NoError(t, testtool.Err(img.ReadAt(ended, got, 0)), kind)
 		require.Equal(t, -1, filetest.FirstDifference(want, got), kind)
 		reached.Store(0)
-		_, err = img.ReadAt(ended, got, 0)
-		require.ErrorIs(t, err, disk.ErrNotNow, kind)
+		require.ErrorIs(t, testtool.Err(img.ReadAt(ended, got, 0)), disk.ErrNotNow, kind)
 	}
 }

@@ -10,14 +10,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // fillWith appends data in pieces of the given size.
 func fillWith(t *testing.T, f *Filling, data []byte, piece int) {
 	t.Helper()
 	for len(data) > 0 {
-		p, err := f.Next(context.Background())
-		require.NoError(t, err)
+		p := testtool.Must(f.Next(context.Background()))(t)
 		n := copy(p[:min(len(p), piece)], data)
 		f.Put(p[:n])
 		data = data[n:]
@@ -34,8 +35,7 @@ func TestFilling(t *testing.T) {
 	for _, piece := range []int{fillPiece, 1<<20 - 1, 70_000, 4096} {
 		for _, cut := range []int{0, 1, 4096, 1<<20 + 1, 5 << 20, len(data)} {
 			path := filepath.Join(t.TempDir(), "file")
-			f, err := OpenFilling(path, 0)
-			require.NoError(t, err)
+			f := testtool.Must(OpenFilling(path, 0))(t)
 			fillWith(t, f, data[:cut], piece)
 			require.NoError(t, f.Drain())
 			require.NoError(t, f.Sync())
@@ -44,8 +44,7 @@ func TestFilling(t *testing.T) {
 			fillWith(t, f, bytes.Repeat([]byte{0xee}, 2<<20), piece)
 			require.NoError(t, f.Close())
 
-			f, err = OpenFilling(path, int64(cut))
-			require.NoError(t, err)
+			f = testtool.Must(OpenFilling(path, int64(cut)))(t)
 			require.NoError(t, f.Expect(int64(len(data))))
 			fillWith(t, f, data[cut:], piece)
 			require.NoError(t, f.Finish(12<<20))
@@ -53,8 +52,7 @@ func TestFilling(t *testing.T) {
 			require.NoError(t, unix.Fstat(int(f.File().Fd()), &st))
 			require.Less(t, st.Blocks*512, int64(6<<20), "zeros must be holes")
 			require.NoError(t, f.Close())
-			got, err := os.ReadFile(path)
-			require.NoError(t, err)
+			got := testtool.Must(os.ReadFile(path))(t)
 			want := append(bytes.Clone(data), make([]byte, 12<<20-len(data))...)
 			require.True(t, bytes.Equal(want, got), "%d bytes, cut at %d", piece, cut)
 		}
@@ -65,14 +63,11 @@ func TestFillingRefuses(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(path, make([]byte, 100), 0o600))
-	_, err := OpenFilling(path, 101)
-	require.ErrorContains(t, err, "has 100 bytes")
+	require.ErrorContains(t, testtool.Err(OpenFilling(path, 101)), "has 100 bytes")
 	link := filepath.Join(dir, "link")
 	require.NoError(t, os.Symlink(path, link))
-	_, err = OpenFilling(link, 0)
-	require.Error(t, err)
-	f, err := OpenFilling(path, 0)
-	require.NoError(t, err)
+	require.Error(t, testtool.Err(OpenFilling(link, 0)))
+	f := testtool.Must(OpenFilling(path, 0))(t)
 	defer f.Close()
 	full := new(SpaceError)
 	require.ErrorAs(t, f.Expect(1<<62), &full)
@@ -81,8 +76,7 @@ func TestFillingRefuses(t *testing.T) {
 // TestFillingFails: an error of storage comes back from Next, and stays.
 func TestFillingFails(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	f, err := OpenFilling(path, 0)
-	require.NoError(t, err)
+	f := testtool.Must(OpenFilling(path, 0))(t)
 	t.Cleanup(func() { _ = f.Close() }) // its error is that the file is closed
 	require.NoError(t, f.to.file.Close())
 	p, err := f.Next(context.Background())

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // scanErrors scans a directory that cannot be served, and returns the message for each file.
@@ -24,8 +26,7 @@ func scanErrors(t *testing.T, dir string) map[string]string {
 // openImage opens an image that has to be good, and closes it in the end.
 func openImage(t testing.TB, path string) *Image {
 	t.Helper()
-	img, err := Open(path, Options{})
-	require.NoError(t, err)
+	img := testtool.Must(Open(path, Options{}))(t)
 	t.Cleanup(func() { img.Close() })
 	return img
 }

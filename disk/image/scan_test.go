@@ -16,6 +16,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/internal/words"
 )
 
@@ -37,9 +38,7 @@ func TestScanInNaturalOrder(t *testing.T) {
 	}
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "lost+found"), 0o700))
 	filetest.Put(t, dir, "sub/not-looked-at.txt", []byte("x"), 0)
-	images, err := ScanDir(dir, Options{})
-	require.NoError(t, err)
-	require.Equal(t, want, names(images))
+	require.Equal(t, want, names(testtool.Must(ScanDir(dir, Options{}))(t)))
 }
 
 func TestNaturalCompare(t *testing.T) {
@@ -109,8 +108,7 @@ func TestScanListsEveryOffendingFile(t *testing.T) {
 	require.NoError(t, os.Symlink("nowhere", filepath.Join(dir, "dangling.raw")))
 	require.NoError(t, os.Symlink(outside, filepath.Join(dir, "..data")))
 	require.NoError(t, unix.Mkfifo(filepath.Join(dir, "fifo.raw"), 0o644))
-	socket, err := net.Listen("unix", filepath.Join(dir, "sock.raw"))
-	require.NoError(t, err)
+	socket := testtool.Must(net.Listen("unix", filepath.Join(dir, "sock.raw")))(t)
 	defer socket.Close()
 	want := map[string]string{
 		"zz.txt": "text file", "odd.img": "1000 bytes", "short.raw": "4 bytes",
@@ -137,7 +135,7 @@ func TestScanListsEveryOffendingFile(t *testing.T) {
 	}
 	require.Len(t, reasons, len(want))
 
-	_, err = ScanDir(dir, Options{})
+	_, err := ScanDir(dir, Options{})
 	require.NotContains(t, err.Error(), "\x1b", "a name cannot control the terminal")
 	require.NotContains(t, err.Error(), "good.raw:")
 	var bad *ScanError
@@ -158,21 +156,17 @@ func TestScanPassesOver(t *testing.T) {
 	_, err := ScanDir(dir, Options{})
 	require.ErrorAs(t, err, &none)
 	require.ErrorContains(t, err, ".keep")
-	_, err = InspectDir(dir, Options{})
-	require.ErrorAs(t, err, &none)
+	require.ErrorAs(t, testtool.Err(InspectDir(dir, Options{})), &none)
 
 	filetest.Put(t, dir, "a.raw", []byte("data"), 1024)
 	filetest.Put(t, dir, ".b.raw", []byte("data"), 1024)
 	var passed []string
-	images, err := ScanDir(dir, Options{PassedOver: func(why *Error) {
+	images := testtool.Must(ScanDir(dir, Options{PassedOver: func(why *Error) {
 		passed = append(passed, why.Name)
-	}})
-	require.NoError(t, err)
+	}}))(t)
 	require.Equal(t, []string{".b.raw", "a.raw"}, names(images))
 	require.Equal(t, want, passed)
-	infos, err := InspectDir(dir, Options{})
-	require.NoError(t, err)
-	require.Len(t, infos, 2)
+	require.Len(t, testtool.Must(InspectDir(dir, Options{}))(t), 2)
 
 	filetest.Put(t, dir, ".c.qcow2", []byte("QFI\xfb\x00\x00\x00\x03"), 512)
 	_, err = ScanDir(dir, Options{})
@@ -193,16 +187,13 @@ func TestSizeLimitOfRawImages(t *testing.T) {
 	filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20)
 	_, err := ScanDir(dir, Options{MaxVirtualSize: 1<<20 - 1})
 	require.ErrorContains(t, err, "limit")
-	images, err := ScanDir(dir, Options{MaxVirtualSize: 1 << 20})
-	require.NoError(t, err)
-	names(images)
+	names(testtool.Must(ScanDir(dir, Options{MaxVirtualSize: 1 << 20}))(t))
 }
 
 func TestInspect(t *testing.T) {
 	dir := t.TempDir()
-	info, err := Inspect(filetest.Put(t, dir, "disk.raw", filetest.Block(1, 8192), 1<<20),
-		Options{})
-	require.NoError(t, err)
+	info := testtool.Must(Inspect(filetest.Put(t, dir, "disk.raw", filetest.Block(1, 8192), 1<<20),
+		Options{}))(t)
 	require.True(t, info.Servable)
 	require.Empty(t, info.Reason)
 	require.Equal(t, FormatRaw, info.Format)
@@ -210,7 +201,7 @@ func TestInspect(t *testing.T) {
 	require.EqualValues(t, 1<<20, info.FileSize)
 	require.NotNil(t, info.BackingChain, "an empty list in JSON, not null")
 
-	info, err = Inspect(filetest.Put(t, dir, "notes.txt", []byte("text"), 0), Options{})
+	info, err := Inspect(filetest.Put(t, dir, "notes.txt", []byte("text"), 0), Options{})
 	require.NoError(t, err)
 	require.False(t, info.Servable)
 	require.Contains(t, info.Reason, "text file")
@@ -228,27 +219,23 @@ func TestInspect(t *testing.T) {
 
 	link := filepath.Join(dir, "link.raw")
 	require.NoError(t, os.Symlink("disk.raw", link))
-	info, err = Inspect(link, Options{})
-	require.NoError(t, err)
+	info = testtool.Must(Inspect(link, Options{}))(t)
 	require.False(t, info.Servable)
 	require.Contains(t, info.Reason, "symbolic link")
-	info, err = Inspect(link, Options{Named: true})
-	require.NoError(t, err)
+	info = testtool.Must(Inspect(link, Options{Named: true}))(t)
 	require.True(t, info.Servable)
 	require.Equal(t, "link.raw", info.Name)
 
 	// Claims of a refused image about itself are still shown.
 	filetest.QemuImg(t, dir, "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw",
 		"top.qcow2", "1M")
-	info, err = Inspect(filepath.Join(dir, "top.qcow2"), Options{})
-	require.NoError(t, err)
+	info = testtool.Must(Inspect(filepath.Join(dir, "top.qcow2"), Options{}))(t)
 	require.False(t, info.Servable)
 	require.Equal(t, 3, info.Version)
 	require.EqualValues(t, 1<<20, info.VirtualSize)
 	require.EqualValues(t, 64<<10, info.ClusterSize)
 	require.Contains(t, info.Reason, "absolute")
-	text, err := json.Marshal(info)
-	require.NoError(t, err)
+	text := testtool.Must(json.Marshal(info))(t)
 	for _, key := range []string{"format", "version", "virtual_size", "allocated_size",
 		"cluster_size", "backing_chain", "servable", "reason"} {
 		require.Contains(t, string(text), `"`+key+`":`)
@@ -275,8 +262,7 @@ func TestInspectDir(t *testing.T) {
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw",
 		"disk10.qcow2")
 	described := func() (all map[string]Info, order []string) {
-		infos, err := InspectDir(dir, Options{})
-		require.NoError(t, err)
+		infos := testtool.Must(InspectDir(dir, Options{}))(t)
 		all = map[string]Info{}
 		for _, info := range infos {
 			all[info.Name] = info
@@ -312,12 +298,9 @@ func TestScanOfAChain(t *testing.T) {
 	const files = 100
 	for i := range files {
 		name := fmt.Sprintf("level%d.qcow2", i)
-		f, err := os.Create(filepath.Join(dir, name))
-		require.NoError(t, err)
-		w, err := qcow2.NewAppender(f, qcow2.AppendOptions{Backing: below})
-		require.NoError(t, err)
-		_, err = w.Finish(1 << 20)
-		require.NoError(t, err)
+		f := testtool.Must(os.Create(filepath.Join(dir, name)))(t)
+		w := testtool.Must(qcow2.NewAppender(f, qcow2.AppendOptions{Backing: below}))(t)
+		require.NoError(t, testtool.Err(w.Finish(1<<20)))
 		require.NoError(t, f.Close())
 		below = name
 	}

@@ -188,12 +188,11 @@ func TestStreamThatFails(t *testing.T) {
 	}), p))
 
 	ctx, cancel := context.WithCancel(t.Context())
-	err := Stream(ctx, img, streamWriter(func(p []byte) (int, error) {
+	require.ErrorIs(t, Stream(ctx, img, streamWriter(func(p []byte) (int, error) {
 		cancel()
 		return len(p),
 			nil
-	}), nil)
-	require.ErrorIs(t, err, context.Canceled)
+	}), nil), context.Canceled)
 
 	require.NoError(t, os.Truncate(path, 20<<20))
 	require.Error(t, Stream(t.Context(), img,

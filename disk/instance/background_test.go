@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/disktest/sourcetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
@@ -35,11 +36,9 @@ func unreadable(t *testing.T, path string) (back func()) {
 		}
 	}
 	require.NotEqual(t, -1, fd, "%s is not open", path)
-	other, err := os.OpenFile(path, os.O_WRONLY, 0)
-	require.NoError(t, err)
+	other := testtool.Must(os.OpenFile(path, os.O_WRONLY, 0))(t)
 	defer other.Close()
-	good, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	require.NoError(t, err)
+	good := testtool.Must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0))(t)
 	require.NoError(t, unix.Dup3(int(other.Fd()), fd, unix.O_CLOEXEC))
 	return func() {
 		require.NoError(t, unix.Dup3(good, fd, unix.O_CLOEXEC))
@@ -54,8 +53,7 @@ func identifying(t *testing.T) (*background, *observer.ObservedLogs) {
 	filetest.Put(t, dir, "base.raw", content, 0)
 	filetest.QemuImg(t, dir, "create", "-f", "qcow2", "-b", "base.raw", "-F", "raw", "top.qcow2")
 	img := openGood(t, filepath.Join(dir, "top.qcow2"))
-	work, err := openWorkDir(t.TempDir(), "top.qcow2", false)
-	require.NoError(t, err)
+	work := testtool.Must(openWorkDir(t.TempDir(), "top.qcow2", false))(t)
 	t.Cleanup(func() { require.NoError(t, work.close()) })
 	core, logs := observer.New(zap.WarnLevel)
 	return &background{img: img, dir: work, log: zap.New(core), retry: time.Millisecond,
@@ -168,9 +166,7 @@ func TestLargeCloneMayGoPastTheCache(t *testing.T) {
 	opt := Options{WorkDir: t.TempDir(), Workers: NewWorkers(), Progress: new(image.Progress)}
 	var held []*slots.Slot
 	for range opt.Workers.copying.Count() {
-		slot, err := opt.Workers.copying.Acquire(t.Context())
-		require.NoError(t, err)
-		held = append(held, slot)
+		held = append(held, testtool.Must(opt.Workers.copying.Acquire(t.Context()))(t))
 	}
 	inst, _ := start(t, path, opt)
 	ways := func() int {
@@ -200,8 +196,7 @@ func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
 			if persistent {
 				opt.PersistentDir = work
 			}
-			inst, err := Open(t.Context(), img, opt)
-			require.NoError(t, err)
+			inst := testtool.Must(Open(t.Context(), img, opt))(t)
 			written := make(chan error, 1)
 			go func() { // all the while
 				var err error
@@ -233,4 +228,63 @@ func openFiles(t *testing.T, dir string) (names []string) {
 		}
 	}
 	return names
+}
+
+// TestACompleteDiskNeedsNoImage opens a complete disk again without its image, by its name. A disk
+// of another image, or an incomplete one, does not count.
+func TestACompleteDiskNeedsNoImage(t *testing.T) {
+	content := filetest.Sample(3<<20, 1)
+	const digest, name = "sha256:0123", "registry.example.com/vm/a:1"
+	for what, opt := range map[string]Options{
+		"ephemeral":  {WorkDir: t.TempDir(), Name: name},
+		"persistent": {PersistentDir: t.TempDir(), Name: name},
+	} {
+		t.Run(what, func(t *testing.T) {
+			require.False(t, IsComplete(opt, []string{digest}), "there is no disk yet")
+			img := testtool.Must(image.OpenSource(t.Context(), "a.raw",
+				func(context.Context, string) (image.Source, error) {
+					return sourcetest.New(content, sourcetest.Options{Digest: digest}), nil
+				}, image.Options{}))(t)
+			incomplete := opt
+			incomplete.Mode = CopyOnWrite
+			inst := testtool.Must(Open(t.Context(), img, incomplete))(t)
+			require.NoError(t, inst.Close())
+			require.False(t, IsComplete(opt, []string{digest}), "the disk is not complete")
+
+			img = testtool.Must(image.OpenSource(t.Context(), "a.raw",
+				func(context.Context, string) (image.Source, error) {
+					return sourcetest.New(content, sourcetest.Options{Digest: digest}), nil
+				}, image.Options{}))(t)
+			inst = testtool.Must(Open(t.Context(), img, opt))(t)
+			filetest.Write(t, inst, filetest.Block('w', 512), 512)
+			inst.copies.done.Wait()
+			require.NoError(t, inst.Close())
+
+			require.True(t, IsComplete(opt, []string{digest}))
+			require.False(t, IsComplete(opt, []string{"sha256:4567"}), "the disk has another image")
+			require.False(t, IsComplete(opt, []string{digest, digest}),
+				"the image had no backing file")
+			require.False(t, IsComplete(opt, nil))
+			if opt.PersistentDir == "" {
+				other := opt
+				other.Name = "registry.example.com/vm/b:1"
+				require.False(t, IsComplete(other, []string{digest}))
+				Sweep(t.Context(), opt.WorkDir, t.TempDir(), []string{name}, opt.Owner,
+					LeftoversRemove, zap.NewNop())
+			}
+			again := testtool.Must(Open(t.Context(), nil, opt))(t)
+			require.True(t, again.kept)
+			require.Equal(t, inst.Identity, again.Identity)
+			copy(content[512:], filetest.Block('w', 512))
+			got := filetest.ReadAll(t, again, again.Size())
+			require.Equal(t, -1, filetest.FirstDifference(content, got))
+			require.NoError(t, again.Close())
+			if opt.PersistentDir == "" {
+				Sweep(t.Context(), opt.WorkDir, t.TempDir(), nil, opt.Owner, LeftoversRemove,
+					zap.NewNop())
+				_, err := os.Stat(filepath.Join(opt.WorkDir, escapeName(name)))
+				require.ErrorIs(t, err, os.ErrNotExist)
+			}
+		})
+	}
 }

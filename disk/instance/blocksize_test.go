@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestMadeForOtherBlocks: what is on a disk says for which logical blocks it was made.
@@ -67,8 +68,7 @@ func TestBlockSizeIsKept(t *testing.T) {
 				require.ErrorContains(t, err, "no multiple of that")
 			}
 			for _, said := range []int{disk.LongBlock, 0, disk.LongBlock} {
-				inst, err := open(said, 0)
-				require.NoError(t, err)
+				inst := testtool.Must(open(said, 0))(t)
 				require.Equal(t, disk.LongBlock, inst.BlockSize)
 				if mode != CopyNone {
 					require.ErrorContains(t, inst.Grow(inst.Size()+512), "a multiple of 4096 bytes")
@@ -87,8 +87,7 @@ func TestBlockSizeIsKept(t *testing.T) {
 				return
 			}
 			require.ErrorContains(t, err, "set the block size to 4096 again")
-			inst, err = open(0, 0)
-			require.NoError(t, err)
+			inst = testtool.Must(open(0, 0))(t)
 			require.Equal(t, disk.LongBlock, inst.BlockSize)
 			require.NoError(t, inst.Close())
 		})
@@ -112,8 +111,7 @@ func TestBlockSizeIsKept(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(volume, PersistentName), content, 0o600))
 	_, err := Open(t.Context(), nil, Options{PersistentDir: volume, BlockSize: disk.LongBlock})
 	require.ErrorAs(t, err, new(*BlockSizeError))
-	inst, err := Open(t.Context(), nil, Options{PersistentDir: volume})
-	require.NoError(t, err)
+	inst := testtool.Must(Open(t.Context(), nil, Options{PersistentDir: volume}))(t)
 	require.Equal(t, disk.SectorSize, inst.BlockSize)
 	require.NoError(t, inst.Close())
 }
@@ -142,8 +140,7 @@ func TestBlockSizeUnasked(t *testing.T) {
 			require.NoError(t, err, "a guest has written that")
 			require.Equal(t, disk.SectorSize, inst.BlockSize)
 			require.NoError(t, inst.Close())
-			inst, err = open(Options{})
-			require.NoError(t, err, "it has had short blocks so far")
+			inst = testtool.Must(open(Options{}))(t, "it has had short blocks so far")
 			require.NoError(t, inst.Close())
 		})
 	}

@@ -21,8 +21,7 @@ func openFar(t *testing.T, content []byte, digest string) (*image.Image, *source
 	t.Helper()
 	source := sourcetest.New(content, sourcetest.Options{Digest: digest})
 	open := func(context.Context, string) (image.Source, error) { return source, nil }
-	img, err := image.OpenSource(t.Context(), "a.raw", open, image.Options{})
-	require.NoError(t, err)
+	img := testtool.Must(image.OpenSource(t.Context(), "a.raw", open, image.Options{}))(t)
 	t.Cleanup(func() { img.Close() })
 	return img, source
 }
@@ -32,8 +31,7 @@ func startFar(t *testing.T, content []byte, digest string, opt Options) (*Instan
 	*sourcetest.Far) {
 	t.Helper()
 	img, source := openFar(t, content, digest)
-	inst, err := Open(t.Context(), img, opt)
-	require.NoError(t, err)
+	inst := testtool.Must(Open(t.Context(), img, opt))(t)
 	t.Cleanup(func() { inst.Close() })
 	return inst, source
 }
@@ -121,16 +119,14 @@ func TestFarImageWithoutADigest(t *testing.T) {
 	opt := Options{WorkDir: t.TempDir(), Mode: CopyOnWrite, HeadTimeout: time.Millisecond}
 	img, source := openFar(t, content, "")
 	source.Cut()
-	inst, err := Open(t.Context(), img, opt)
-	require.NoError(t, err)
+	inst := testtool.Must(Open(t.Context(), img, opt))(t)
 	testtool.Eventually(t, func() bool { return source.Waiting() > 0 }, "a read waits")
 	source.Mend()
 	inst.copies.done.Wait()
 	require.NoError(t, inst.Close())
 	s := stateOf(t, inst)
 	near := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", content, 0))
-	want, err := near.Fingerprint(t.Context(), near.Hashes(nil), NewWorkers().hashing)
-	require.NoError(t, err)
+	want := testtool.Must(near.Fingerprint(t.Context(), near.Hashes(nil), NewWorkers().hashing))(t)
 	require.Equal(t, want[0].Hash, s.Chain[0].Hash)
 }
 
@@ -141,8 +137,7 @@ func TestStopWhileAFarImageIsOutOfReach(t *testing.T) {
 	for _, digest := range []string{"sha256:1", ""} {
 		img, source := openFar(t, content, digest)
 		source.Cut()
-		inst, err := Open(t.Context(), img, opt)
-		require.NoError(t, err)
+		inst := testtool.Must(Open(t.Context(), img, opt))(t)
 		testtool.Eventually(t, func() bool { return source.Waiting() > 0 }, "a read waits")
 		require.NoError(t, inst.Close())
 		require.Zero(t, source.Waiting())

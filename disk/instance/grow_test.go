@@ -13,27 +13,25 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestEmpty: a disk that is made of nothing reads as zeros, and is the same one later.
 func TestEmpty(t *testing.T) {
 	dir := t.TempDir()
 	opt := instance.Options{Name: "vm1", PersistentDir: dir, Empty: true}
-	_, err := instance.Open(t.Context(), nil, opt)
-	require.ErrorAs(t, err, new(*instance.SizeError))
+	require.ErrorAs(t, testtool.Err(instance.Open(t.Context(), nil, opt)), new(*instance.SizeError))
 	opt.Size = 4 << 20
-	inst, err := instance.Open(t.Context(), nil, opt)
-	require.NoError(t, err)
+	inst := testtool.Must(instance.Open(t.Context(), nil, opt))(t)
 	require.Equal(t, int64(4<<20), inst.Size())
 	got := filetest.Read(t, inst, 0, 4<<20)
 	require.Equal(t, make([]byte, 4<<20), got)
 	filetest.Write(t, inst, []byte("written"), 512)
 	require.NoError(t, inst.Close())
 
-	again, err := instance.Open(t.Context(), nil, instance.Options{PersistentDir: dir})
-	require.NoError(t, err)
+	again := testtool.Must(instance.Open(t.Context(), nil, instance.Options{PersistentDir: dir}))(t)
 	require.Equal(t, inst.Identity, again.Identity)
-	_, err = again.ReadAt(t.Context(), got[:7], 512)
+	_, err := again.ReadAt(t.Context(), got[:7], 512)
 	require.NoError(t, err)
 	require.Equal(t, "written", string(got[:7]))
 	require.NoError(t, again.Close())
@@ -45,9 +43,8 @@ func TestEmpty(t *testing.T) {
 	}
 
 	disktest.Run(t, func(t *testing.T) disk.Disk {
-		inst, err := instance.Open(t.Context(), nil, instance.Options{Empty: true,
-			PersistentDir: t.TempDir(), Size: 8 << 20})
-		require.NoError(t, err)
+		inst := testtool.Must(instance.Open(t.Context(), nil, instance.Options{Empty: true,
+			PersistentDir: t.TempDir(), Size: 8 << 20}))(t)
 		t.Cleanup(func() { require.NoError(t, inst.Close()) })
 		return inst.Disk
 	})
@@ -64,11 +61,9 @@ func TestGrow(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			dir := t.TempDir()
 			open := func() *instance.Instance {
-				img, err := image.Open(path, image.Options{})
-				require.NoError(t, err)
-				inst, err := instance.Open(t.Context(), img, instance.Options{Mode: mode,
-					PersistentDir: dir})
-				require.NoError(t, err)
+				img := testtool.Must(image.Open(path, image.Options{}))(t)
+				inst := testtool.Must(instance.Open(t.Context(), img, instance.Options{Mode: mode,
+					PersistentDir: dir}))(t)
 				return inst
 			}
 			inst := open()

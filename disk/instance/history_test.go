@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // requireHistory checks what a disk that holds content says has changed since its snapshots: never
@@ -27,8 +28,7 @@ func requireHistory(t *testing.T, h disk.Disk, content []byte, snaps map[string]
 		before, known := snaps[since]
 		require.True(t, known, since)
 		for off, size := int64(0), int64(len(content)); off < size; {
-			is, n, err := history.Changed(t.Context(), one.ID, off, size-off)
-			require.NoError(t, err)
+			is, n := testtool.Must2(history.Changed(t.Context(), one.ID, off, size-off))(t)
 			require.Positive(t, n)
 			require.LessOrEqual(t, off+n, size)
 			if is {
@@ -49,8 +49,7 @@ func (d *snapshotDisk) compareHistory() {
 	d.t.Helper()
 	requireHistory(d.t, d.inst.Disk, d.model, d.snaps)
 	for name, content := range d.snaps {
-		s, err := d.inst.OpenSnapshot(name)
-		require.NoError(d.t, err)
+		s := testtool.Must(d.inst.OpenSnapshot(name))(d.t)
 		changed := requireHistory(d.t, s.Disk, content, d.snaps)
 		require.Contains(d.t, s.Disk.(disk.Historian).Since(), s.Snapshot)
 		require.Equal(d.t, name, s.Snapshot.Name)
@@ -139,10 +138,7 @@ func TestSnapshotsWithoutAnID(t *testing.T) {
 	require.NoError(t, TakeSnapshot(t.Context(), "monday", inst))
 	require.NoError(t, inst.Close())
 	dir := persistentDirOf(opt.PersistentDir)
-	s, err := loadState(dir.state())
-	require.NoError(t, err)
-	r, err := dir.loadLayers(s)
-	require.NoError(t, err)
+	r := testtool.Must(dir.loadLayers(testtool.Must(loadState(dir.state()))(t)))(t)
 	created := r.Snapshots[0].Created
 	r.Snapshots[0].ID = ""
 	require.NoError(t, durable.SaveRecord(dir.layers(), r, nil, (*os.File).Sync))
@@ -162,15 +158,12 @@ func TestSnapshotOfAClosedDisk(t *testing.T) {
 		inst, _ := start(t, path, Options{PersistentDir: t.TempDir(), Mode: mode})
 		filetest.Write(t, inst, make([]byte, 4096), 0)
 		require.NoError(t, TakeSnapshot(t.Context(), "s", inst))
-		s, err := inst.OpenSnapshot("s")
-		require.NoError(t, err)
+		s := testtool.Must(inst.OpenSnapshot("s"))(t)
 		require.Equal(t, []string{"s"}, inst.Viewed())
 		require.NoError(t, inst.Close())
 		p := make([]byte, 4096)
-		_, err = s.ReadAt(t.Context(), p, 0)
-		require.ErrorIs(t, err, fs.ErrClosed)
-		_, err = inst.ReadAt(t.Context(), p, 0)
-		require.ErrorIs(t, err, fs.ErrClosed)
+		require.ErrorIs(t, testtool.Err(s.ReadAt(t.Context(), p, 0)), fs.ErrClosed)
+		require.ErrorIs(t, testtool.Err(inst.ReadAt(t.Context(), p, 0)), fs.ErrClosed)
 		require.NoError(t, s.Close())
 		require.Empty(t, inst.Viewed())
 	}
@@ -190,8 +183,7 @@ func TestCommitted(t *testing.T) {
 	require.ErrorIs(t, inst.Committed("sunday", "sha256:1/vm.raw"), ErrSnapshotMissing)
 	before := func(of string) map[string]string {
 		t.Helper()
-		s, err := inst.OpenSnapshot(of)
-		require.NoError(t, err)
+		s := testtool.Must(inst.OpenSnapshot(of))(t)
 		defer s.Close()
 		return inst.CommittedBefore(s.Disk)
 	}

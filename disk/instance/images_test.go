@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // scanReasons scans a directory that cannot be served, and returns the reason for each file.
@@ -26,8 +27,7 @@ func scanReasons(t *testing.T, dir string) map[string]string {
 // openGood opens a valid image, and closes it at the end of the test.
 func openGood(t testing.TB, path string) *image.Image {
 	t.Helper()
-	img, err := image.Open(path, image.Options{})
-	require.NoError(t, err)
+	img := testtool.Must(image.Open(path, image.Options{}))(t)
 	t.Cleanup(func() { img.Close() })
 	return img
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // reboot makes a work directory look as after a restart of the machine: the live map is of another
@@ -43,10 +44,8 @@ func rewriteMap(t *testing.T, path string, off, length int, value string) {
 	clear(content[off : off+length])
 	copy(content[off:off+length], value)
 	binary.LittleEndian.PutUint64(content[mapChecksum:], xxhash.Sum64(content[:mapChecksum]))
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	require.NoError(t, err)
-	_, err = f.WriteAt(content[:mapHeaderSize], 0)
-	require.NoError(t, err)
+	f := testtool.Must(os.OpenFile(path, os.O_RDWR, 0))(t)
+	require.NoError(t, testtool.Err(f.WriteAt(content[:mapHeaderSize], 0)))
 	require.NoError(t, f.Close())
 }
 
@@ -71,8 +70,7 @@ func TestWritesWhereTheImageHadAHole(t *testing.T) {
 					require.NoError(t, os.Truncate(filetest.Put(t, dir, "new.raw", nil, 0), size))
 					f, err := os.OpenFile(filepath.Join(dir, "new.raw"), os.O_WRONLY, 0)
 					require.NoError(t, err)
-					_, err = f.WriteAt(content[1<<20:2<<20], 1<<20)
-					require.NoError(t, err)
+					require.NoError(t, testtool.Err(f.WriteAt(content[1<<20:2<<20], 1<<20)))
 					require.NoError(t, f.Close())
 				}
 				require.NoError(t, os.Rename(filepath.Join(dir, "new.raw"), path))
@@ -98,11 +96,9 @@ func TestMapsAreWrittenOnce(t *testing.T) {
 	const size = 1 << 40
 	dir, volume := t.TempDir(), t.TempDir()
 	path := filetest.Put(t, dir, "disk.raw", filetest.Sample(8192, 1), size)
-	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
-	require.NoError(t, err)
+	watch := testtool.Must(unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC))(t)
 	defer unix.Close(watch)
-	_, err = unix.InotifyAddWatch(watch, volume, unix.IN_MOVED_TO)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(unix.InotifyAddWatch(watch, volume, unix.IN_MOVED_TO)))
 	made := func() (count int) {
 		events := make([]byte, 64<<10)
 		n, err := unix.Read(watch, events)
@@ -133,8 +129,7 @@ func TestMapsAreWrittenOnce(t *testing.T) {
 	reboot(t, again)
 	third, _ := start(t, path, opt)
 	require.Equal(t, 1, made(), "a live map of another boot is of no use")
-	_, err = third.ReadAt(t.Context(), p, 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(third.ReadAt(t.Context(), p, 0)))
 	require.Equal(t, filetest.Block('x', 4096), p)
 }
 

@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // start opens an image as a daemon does, and returns the disk and the log.
@@ -25,8 +26,7 @@ func start(t *testing.T, path string, opt Options) (*Instance, *observer.Observe
 	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
 	opt.Log = zap.New(core)
-	inst, err := Open(t.Context(), openGood(t, path), opt)
-	require.NoError(t, err)
+	inst := testtool.Must(Open(t.Context(), openGood(t, path), opt))(t)
 	t.Cleanup(func() { inst.Close() })
 	return inst, logs
 }
@@ -34,9 +34,7 @@ func start(t *testing.T, path string, opt Options) (*Instance, *observer.Observe
 // stateOf is what is recorded of a disk.
 func stateOf(t testing.TB, inst *Instance) *state {
 	t.Helper()
-	s, err := loadState(inst.dir.state())
-	require.NoError(t, err)
-	return s
+	return testtool.Must(loadState(inst.dir.state()))(t)
 }
 
 // settle waits until the disk is complete.
@@ -101,8 +99,7 @@ func TestRestartKeepsTheDiskOfTheSameImage(t *testing.T) {
 	require.True(t, moved.kept)
 	require.Equal(t, first.Identity, moved.Identity)
 	require.NoError(t, moved.Close())
-	s, err := loadState(filepath.Join(work, "disk.raw", stateName))
-	require.NoError(t, err)
+	s := testtool.Must(loadState(filepath.Join(work, "disk.raw", stateName)))(t)
 	require.EqualValues(t, 1e9, s.Chain[0].MTime, "the next start need not read it")
 }
 
@@ -118,8 +115,7 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 		{"image of the same size", func(t *testing.T, image, _ string) {
 			filetest.Put(t, filepath.Dir(image), "disk.raw", filetest.Sample(3<<20, 2), 0)
 		}, `content of "disk.raw"`},
-		{"state is missing", func(t *testing.T, _,
-			work string) {
+		{"state is missing", func(t *testing.T, _, work string) {
 			require.NoError(t, os.Remove(filepath.Join(work, stateName)))
 		}, "state file is missing"},
 		{"state is damaged", func(t *testing.T, _, work string) {
@@ -129,8 +125,7 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 				1)
 			require.NoError(t, os.WriteFile(path, text, 0o600))
 		}, "checksum"},
-		{"state is empty", func(t *testing.T, _,
-			work string) {
+		{"state is empty", func(t *testing.T, _, work string) {
 			require.NoError(t, os.Truncate(filepath.Join(work, stateName), 0))
 		}, "damaged"},
 		{"state is a link", func(t *testing.T, _, work string) {
@@ -141,8 +136,7 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 		{"disk is too short", func(t *testing.T, _, work string) {
 			require.NoError(t, os.Truncate(filepath.Join(work, diskName), 512))
 		}, "512 bytes"},
-		{"disk is missing", func(t *testing.T, _,
-			work string) {
+		{"disk is missing", func(t *testing.T, _, work string) {
 			require.NoError(t, os.Remove(filepath.Join(work, diskName)))
 		}, "missing"},
 		{"disk is a link", func(t *testing.T, _, work string) {
@@ -153,18 +147,15 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 		{"machine was restarted", func(t *testing.T, _, work string) {
 			rewrite(t, work, func(s *state) { s.Boot = "another" })
 		}, "restarted"},
-		{"another mode", func(t *testing.T, _,
-			work string) {
+		{"another mode", func(t *testing.T, _, work string) {
 			rewrite(t, work, func(s *state) { s.Mode = CopyNone })
 		}, `copy mode "none"`},
 		{"state of another image",
-			func(t *testing.T, _,
-				work string) {
+			func(t *testing.T, _, work string) {
 				rewrite(t, work, func(s *state) { s.Image = "x" })
 			}, `image "x"`},
 		{"state of another version",
-			func(t *testing.T, _,
-				work string) {
+			func(t *testing.T, _, work string) {
 				rewrite(t, work, func(s *state) { s.Version = 1 })
 			}, "version 1"},
 	} {
@@ -194,8 +185,7 @@ func TestRestartDoesNotKeepTheDisk(t *testing.T) {
 // rewrite changes the state in a work directory and seals it again.
 func rewrite(t *testing.T, work string, change func(*state)) {
 	t.Helper()
-	s, err := loadState(filepath.Join(work, stateName))
-	require.NoError(t, err)
+	s := testtool.Must(loadState(filepath.Join(work, stateName)))(t)
 	change(s)
 	require.NoError(t, s.save(filepath.Join(work, stateName), false))
 }
@@ -357,15 +347,10 @@ func TestModes(t *testing.T) {
 	}
 	require.Error(t, CopyMode("x").Check(nil))
 	for _, s := range []string{"none", "copy-on-write", "copy-on-read", "clone"} {
-		m, err := ParseCopyMode(s)
-		require.NoError(t, err)
-		require.Equal(t, s, string(m))
+		require.Equal(t, s, string(testtool.Must(ParseCopyMode(s))(t)))
 	}
-	m, err := ParseCopyMode("")
-	require.NoError(t, err)
-	require.Equal(t, CopyClone, m)
-	_, err = ParseCopyMode("Clone")
-	require.ErrorContains(t, err, "copy-on-write")
+	require.Equal(t, CopyClone, testtool.Must(ParseCopyMode(""))(t))
+	require.ErrorContains(t, testtool.Err(ParseCopyMode("Clone")), "copy-on-write")
 }
 
 func TestWorkDirThatCannotBeUsed(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const guestSize = 1 << 20
@@ -89,8 +90,7 @@ func TestServedRawStaysRaw(t *testing.T) {
 				require.True(t, bytes.Equal(want, filetest.ReadAll(t, inst, guestSize)), mode)
 				require.NoError(t, inst.Close())
 			}
-			info, err := image.Inspect(filepath.Join(dir, name), image.Options{})
-			require.NoError(t, err)
+			info := testtool.Must(image.Inspect(filepath.Join(dir, name), image.Options{}))(t)
 			require.Equal(t, image.FormatRaw, info.Format)
 			require.Equal(t, image.SourceServed, info.FormatSource)
 			require.Equal(t, image.Format(looks), info.LooksLike)
@@ -109,9 +109,8 @@ func TestServedRawStaysRaw(t *testing.T) {
 			reason := scanReasons(t, dir)[name]
 			require.Contains(t, reason, `set "format: raw" for it under "disks"`)
 
-			images, err := image.ScanDir(dir,
-				image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
-			require.NoError(t, err)
+			images := testtool.Must(image.ScanDir(dir,
+				image.Options{Formats: map[string]image.Format{name: image.FormatRaw}}))(t)
 			require.Len(t, images, 2)
 			require.Equal(t, image.SourceTold, images[0].Info().FormatSource)
 			require.True(t, bytes.Equal(want, filetest.ReadAll(t, images[0], guestSize)))
@@ -131,8 +130,7 @@ func TestServedRawWithoutAttributes(t *testing.T) {
 	filetest.Needs(t, "root with CAP_SYS_ADMIN (to mount a file system)", err == nil)
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	path := filetest.Put(t, dir, "a.raw", nil, guestSize)
-	f, err := os.Open(path)
-	require.NoError(t, err)
+	f := testtool.Must(os.Open(path))(t)
 	require.ErrorIs(t, image.MarkRaw(f, ""), unix.EOPNOTSUPP,
 		"the test needs a file system without attributes")
 	require.NoError(t, f.Close())
@@ -159,8 +157,7 @@ func TestServedRawWithoutAttributes(t *testing.T) {
 	// The disk of a volume keeps its mark there too.
 	volume := filepath.Join(dir, "volume")
 	filetest.Put(t, volume, PersistentName, nil, guestSize)
-	inst, err = Open(t.Context(), nil, Options{PersistentDir: volume})
-	require.NoError(t, err)
+	inst = testtool.Must(Open(t.Context(), nil, Options{PersistentDir: volume}))(t)
 	guestWrites(t)["qcow2"](inst)
 	want = filetest.ReadAll(t, inst, guestSize)
 	require.NoError(t, inst.Close())
@@ -206,12 +203,10 @@ func TestHeaderOfAGuestIsNotFollowed(t *testing.T) {
 	told := func(f image.Format) image.Options {
 		return image.Options{Formats: map[string]image.Format{"a.raw": f}}
 	}
-	img, err := image.Open(filepath.Join(dir, "a.raw"), told(image.FormatQcow2))
-	require.NoError(t, err)
+	img := testtool.Must(image.Open(filepath.Join(dir, "a.raw"), told(image.FormatQcow2)))(t)
 	require.Equal(t, filetest.Block('s', 512), filetest.ReadAll(t, img, 512))
 	require.NoError(t, img.Close())
-	img, err = image.Open(filepath.Join(dir, "a.raw"), told(image.FormatRaw))
-	require.NoError(t, err)
+	img = testtool.Must(image.Open(filepath.Join(dir, "a.raw"), told(image.FormatRaw)))(t)
 	require.Equal(t, []byte("QFI\xfb"), filetest.ReadAll(t, img, 4))
 	require.NoError(t, img.Close())
 }
@@ -231,8 +226,7 @@ func TestToldFormat(t *testing.T) {
 			image.Options{Formats: map[string]image.Format{name: f}})
 	}
 	for _, name := range []string{"plain.raw", "no-name", "disk.vmdk"} {
-		img, err := open(name, image.FormatRaw)
-		require.NoError(t, err)
+		img := testtool.Must(open(name, image.FormatRaw))(t)
 		require.Equal(t, image.SourceTold, img.Info().FormatSource)
 		require.NoError(t, img.Close())
 	}
@@ -251,8 +245,7 @@ func TestToldFormat(t *testing.T) {
 		{"empty.raw", image.FormatRaw, "is empty"},
 		{"missing.raw", image.FormatRaw, "does not exist"},
 	} {
-		_, err := open(c.name, c.format)
-		require.ErrorContains(t, err, c.want)
+		require.ErrorContains(t, testtool.Err(open(c.name, c.format)), c.want)
 	}
 
 	inst, _ := start(t, filepath.Join(dir, "plain.raw"),
@@ -263,10 +256,8 @@ func TestToldFormat(t *testing.T) {
 	require.ErrorContains(t, err, "was served raw before")
 
 	// In mode none it is served in the given format.
-	img, err := open("disk.vmdk", image.FormatRaw)
-	require.NoError(t, err)
-	inst, err = Open(t.Context(), img, Options{WorkDir: t.TempDir(), Mode: CopyNone})
-	require.NoError(t, err)
+	img := testtool.Must(open("disk.vmdk", image.FormatRaw))(t)
+	inst = testtool.Must(Open(t.Context(), img, Options{WorkDir: t.TempDir(), Mode: CopyNone}))(t)
 	require.NoError(t, inst.Close())
 }
 
@@ -329,8 +320,7 @@ func TestOwnDiskFilesAreRaw(t *testing.T) {
 			inst.copies.done.Wait()
 		}
 		require.NoError(t, inst.Close())
-		info, err := image.Inspect(inst.path, image.Options{})
-		require.NoError(t, err)
+		info := testtool.Must(image.Inspect(inst.path, image.Options{}))(t)
 		require.True(t, info.Servable, info.Reason)
 		require.Equal(t, image.SourceServed, info.FormatSource)
 
@@ -346,14 +336,12 @@ func TestBroughtDiskIsNotProbed(t *testing.T) {
 	for looks, write := range guestWrites(t) {
 		volume := t.TempDir()
 		path := filetest.Put(t, volume, PersistentName, nil, guestSize)
-		f, err := rawfile.Open(path, rawfile.Options{})
-		require.NoError(t, err)
+		f := testtool.Must(rawfile.Open(path, rawfile.Options{}))(t)
 		write(f)
 		want := filetest.ReadAll(t, f, guestSize)
 		require.NoError(t, f.Close())
 		for range 2 {
-			inst, err := Open(t.Context(), nil, Options{PersistentDir: volume})
-			require.NoError(t, err, looks)
+			inst := testtool.Must(Open(t.Context(), nil, Options{PersistentDir: volume}))(t, looks)
 			require.True(t, bytes.Equal(want, filetest.ReadAll(t, inst, guestSize)), looks)
 			require.NoError(t, inst.Close())
 		}
@@ -377,8 +365,7 @@ func TestConvertedDiskIsRaw(t *testing.T) {
 	require.Equal(t, image.SourceContent, openGood(t, out).Info().FormatSource)
 
 	// The mark of a killed process does not stay on the new file.
-	left, err := os.OpenFile(out+durable.PartialSuffix, os.O_RDWR|os.O_CREATE, 0o644)
-	require.NoError(t, err)
+	left := testtool.Must(os.OpenFile(out+durable.PartialSuffix, os.O_RDWR|os.O_CREATE, 0o644))(t)
 	require.NoError(t, left.Truncate(4096))
 	require.NoError(t, image.MarkRaw(left, ""))
 	require.NoError(t, left.Close())

@@ -47,8 +47,7 @@ func without(t *testing.T, inst *Instance) {
 
 func contentOf(t *testing.T, inst *Instance, name string) []byte {
 	t.Helper()
-	s, err := inst.OpenSnapshot(name)
-	require.NoError(t, err)
+	s := testtool.Must(inst.OpenSnapshot(name))(t)
 	defer s.Close()
 	return filetest.ReadAll(t, s, s.Size())
 }
@@ -253,8 +252,7 @@ func TestSnapshotRefusals(t *testing.T) {
 		inst.Revert(t.Context(), "b"), err} {
 		require.ErrorIs(t, err, ErrSnapshotMissing)
 	}
-	open, err := inst.OpenSnapshot(longest)
-	require.NoError(t, err)
+	open := testtool.Must(inst.OpenSnapshot(longest))(t)
 	require.ErrorIs(t, inst.DeleteSnapshot(t.Context(), longest), ErrSnapshotInUse)
 	_, err = open.WriteAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrReadOnly)
@@ -323,9 +321,7 @@ func TestDamagedLayers(t *testing.T) {
 	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(1<<20, 5), 0)
 	layerOf := func(inst *Instance) string {
 		s := stateOf(t, inst)
-		r, err := inst.dir.loadLayers(s)
-		require.NoError(t, err)
-		return inst.dir.layer(r.Top)
+		return inst.dir.layer(testtool.Must(inst.dir.loadLayers(s))(t).Top)
 	}
 	for name, damage := range map[string]func(inst *Instance) error{
 		"record": func(inst *Instance) error {
@@ -399,7 +395,6 @@ func TestLeftoverLayers(t *testing.T) {
 	require.Equal(t, -1, filetest.FirstDifference(content, contentOf(t, back, "a")))
 	require.Equal(t, filetest.Block('w', 4096), filetest.ReadAll(t, back, 4096))
 	for _, name := range []string{stray, stray + ".live", stray + ".map.partial"} {
-		_, err := os.Lstat(name)
-		require.ErrorIs(t, err, fs.ErrNotExist)
+		require.ErrorIs(t, testtool.Err(os.Lstat(name)), fs.ErrNotExist)
 	}
 }

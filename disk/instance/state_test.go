@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func exampleState() *state {
@@ -31,20 +33,15 @@ func (s *state) save(path string, synced bool) error {
 
 func TestStateRoundTrip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), stateName)
-	_, err := loadState(path)
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, testtool.Err(loadState(path)), os.ErrNotExist)
 	want := exampleState()
 	require.NoError(t, want.save(path, true))
-	got, err := loadState(path)
-	require.NoError(t, err)
-	require.Equal(t, want, got)
-	st, err := os.Stat(path)
-	require.NoError(t, err)
+	require.Equal(t, want, testtool.Must(loadState(path))(t))
+	st := testtool.Must(os.Stat(path))(t)
 	require.Equal(t, os.FileMode(0o600), st.Mode())
 
 	require.NoError(t, os.Truncate(path, 1<<20+1))
-	_, err = loadState(path)
-	require.ErrorAs(t, err, new(*durable.DamagedError))
+	require.ErrorAs(t, testtool.Err(loadState(path)), new(*durable.DamagedError))
 }
 
 func decodeState(text []byte) (*state, error) {
@@ -70,8 +67,7 @@ func TestStateDamageIsNoticed(t *testing.T) {
 		}
 	}
 	for n := range text[:len(text)-1] {
-		_, err := decodeState(text[:n])
-		require.Error(t, err, "the first %d bytes", n)
+		require.Error(t, testtool.Err(decodeState(text[:n])), "the first %d bytes", n)
 	}
 }
 
@@ -88,8 +84,7 @@ func TestStateThatContradictsItself(t *testing.T) {
 		change(s)
 		path := filepath.Join(t.TempDir(), stateName)
 		require.NoError(t, s.save(path, false))
-		_, err := loadState(path)
-		require.ErrorContains(t, err, "damaged", name)
+		require.ErrorContains(t, testtool.Err(loadState(path)), "damaged", name)
 	}
 }
 
@@ -104,11 +99,8 @@ func TestImageChangedWhileItWasRead(t *testing.T) {
 }
 
 func FuzzState(f *testing.F) {
-	body, err := json.Marshal(exampleState())
-	require.NoError(f, err)
-	text, err := durable.EncodeRecord(exampleState())
-	require.NoError(f, err)
-	f.Add(text, false)
+	body := testtool.Must(json.Marshal(exampleState()))(f)
+	f.Add(testtool.Must(durable.EncodeRecord(exampleState()))(f), false)
 	f.Add(body, true) // sealed by the test, so that the fuzzer gets past the checksum
 	f.Add([]byte(`{}`), true)
 	f.Add([]byte(`null`), true)
@@ -130,4 +122,76 @@ func FuzzState(f *testing.F) {
 			t.Fatalf("accepted %+v", s)
 		}
 	})
+}
+
+// TestStoreGoesWithTheDisk: the store of a logical unit belongs to the content of its disk. It
+// stays while the disk is kept, under any name, and goes with it.
+func TestStoreGoesWithTheDisk(t *testing.T) {
+	dir, work := t.TempDir(), t.TempDir()
+	path := filetest.Put(t, dir, "disk.raw", filetest.Sample(1<<20, 1), 0)
+	opt := Options{WorkDir: work}
+
+	first, _ := start(t, path, opt)
+	require.NoError(t, first.Store().Save("mode-pages", []byte("x")))
+	require.NoError(t, first.Close())
+
+	opt.Identity.Serial = "another"
+	again, _ := start(t, path, opt)
+	require.True(t, again.kept)
+	require.Equal(t, "x", string(testtool.Must(again.Store().Load("mode-pages"))(t)))
+	require.NoError(t, again.Close())
+
+	filetest.Put(t, dir, "disk.raw", filetest.Sample(1<<20, 2), 0)
+	other, _ := start(t, path, opt)
+	require.False(t, other.kept)
+	require.NotEqual(t, filepath.Dir(first.Store().Where("kept")),
+		filepath.Dir(other.Store().Where("kept")))
+	require.NoDirExists(t, filepath.Dir(first.Store().Where("kept")))
+}
+
+func TestStoreIsAsDurableAsTheDisk(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(1<<20, 1), 0)
+	for want, opt := range map[bool][]Options{
+		true:  {{Durable: true}, {Mode: CopyNone}, {Mode: CopyOnWrite, PersistentDir: t.TempDir()}},
+		false: {{}, {Mode: CopyOnWrite}},
+	} {
+		for _, o := range opt {
+			o.WorkDir = t.TempDir()
+			inst, _ := start(t, path, o)
+			require.Equal(t, want, inst.durable, "%+v", o)
+			require.NoError(t, inst.Close())
+		}
+	}
+}
+
+// TestStoreOfAnExchangedFile: the store of an image served in place does not apply to another file
+// of its name. An interrupted atomic write would put blocks of one file into the other.
+func TestStoreOfAnExchangedFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20)
+	opt := Options{Mode: CopyNone, WorkDir: t.TempDir()}
+	first, _ := start(t, path, opt)
+	require.False(t, first.kept)
+	require.NoError(t, first.Store().Save("kept", []byte("x")))
+	require.NoError(t, first.Close())
+	for _, readOnly := range []bool{false, true, false} {
+		opt.ReadOnly = readOnly
+		again, logs := start(t, path, opt)
+		require.True(t, again.kept)
+		require.Equal(t, "x", string(testtool.Must(again.Store().Load("kept"))(t)))
+		require.Empty(t, logs.FilterLevelExact(zap.WarnLevel).All())
+		require.NoError(t, again.Close())
+	}
+
+	filetest.Put(t, dir, "new.raw", []byte("data"), 1<<20)
+	require.NoError(t, os.Rename(filepath.Join(dir, "new.raw"), path))
+	for i := range 2 {
+		other, logs := start(t, path, opt)
+		require.Equal(t, i > 0, other.kept)
+		require.Equal(t, first.Identity, other.Identity)
+		require.Equal(t, 1-i, logs.FilterMessageSnippet("has changed since").Len())
+		require.Empty(t, testtool.Must(other.Store().Load("kept"))(t))
+		require.NoDirExists(t, filepath.Dir(first.Store().Where("kept")))
+		require.NoError(t, other.Close())
+	}
 }

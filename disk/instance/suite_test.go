@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestSuiteOverAnImage runs the suite of all disks over an image in each mode, ephemeral and
@@ -40,15 +41,13 @@ func TestSuiteOverAnImage(t *testing.T) {
 		} {
 			t.Run(string(mode)+"/"+name, func(t *testing.T) {
 				disktest.Run(t, func(t *testing.T) disk.Disk {
-					img, err := image.Open(path, image.Options{})
-					require.NoError(t, err)
+					img := testtool.Must(image.Open(path, image.Options{}))(t)
 					opt := opt
 					opt.Mode, opt.WorkDir = mode, t.TempDir()
 					if opt.PersistentDir != "" {
 						opt.PersistentDir = t.TempDir()
 					}
-					inst, err := instance.Open(t.Context(), img, opt)
-					require.NoError(t, err)
+					inst := testtool.Must(instance.Open(t.Context(), img, opt))(t)
 					t.Cleanup(func() { require.NoError(t, inst.Close()) })
 					return inst.Disk
 				})
@@ -69,8 +68,7 @@ func TestSlowReads(t *testing.T) {
 		t.Skip("needs qemu-img")
 	}
 	require.NoError(t, err, "%s", out)
-	img, err := image.Open(path, image.Options{})
-	require.NoError(t, err)
+	img := testtool.Must(image.Open(path, image.Options{}))(t)
 	inst, err := instance.Open(t.Context(), img,
 		instance.Options{WorkDir: t.TempDir(), Mode: instance.CopyOnWrite,
 			BlockSizeKnown: true}) // so it is not looked at before
@@ -81,10 +79,8 @@ func TestSlowReads(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, slow(0))
 	require.True(t, slow(256<<10))
-	_, err = inst.ReadAt(t.Context(), make([]byte, 4096), 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(inst.ReadAt(t.Context(), make([]byte, 4096), 0)))
 	require.False(t, slow(32<<10), "the cluster is in memory")
-	_, err = inst.WriteAt(t.Context(), make([]byte, 4096), 256<<10)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(inst.WriteAt(t.Context(), make([]byte, 4096), 256<<10)))
 	require.False(t, slow(256<<10), "it was written")
 }

@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // sweep runs Sweep, and returns the remaining directories and the log.
@@ -118,8 +119,7 @@ func TestSweepNeverTouchesAPersistentDisk(t *testing.T) {
 	path := filetest.Put(t, images, "a.raw", filetest.Sample(1<<20, 1), 0)
 	ephemeral, _ := start(t, path, Options{WorkDir: work, Owner: "us"})
 	require.NoError(t, ephemeral.Close())
-	dirs, err := PersistentDirs(work, []string{"a.raw", "b.raw"})
-	require.NoError(t, err)
+	dirs := testtool.Must(PersistentDirs(work, []string{"a.raw", "b.raw"}))(t)
 	require.Equal(t, filepath.Join(work, "a.raw"), dirs[0])
 	persistent, _ := start(t, path, Options{PersistentDir: dirs[0], Owner: "us"})
 	settle(t, persistent)
@@ -135,18 +135,13 @@ func TestSweepNeverTouchesAPersistentDisk(t *testing.T) {
 	again, _ := start(t, path, Options{PersistentDir: dirs[0]})
 	require.True(t, again.kept)
 	require.Equal(t, persistent.Identity, again.Identity)
-	kept, err := again.Store().Load("mode-pages")
-	require.NoError(t, err)
-	require.Equal(t, "x", string(kept))
+	require.Equal(t, "x", string(testtool.Must(again.Store().Load("mode-pages"))(t)))
 	require.NoError(t, again.Close())
 
-	before, err := os.ReadDir(dirs[0])
-	require.NoError(t, err)
+	before := testtool.Must(os.ReadDir(dirs[0]))(t)
 	require.NoError(t, os.Remove(path))
 	sweep(t, work, images, "us")
-	after, err := os.ReadDir(dirs[0])
-	require.NoError(t, err)
-	require.Equal(t, before, after)
+	require.Equal(t, before, testtool.Must(os.ReadDir(dirs[0]))(t))
 }
 
 // TestSweepGoesOn: the next process continues the removal of a killed one.
@@ -195,9 +190,7 @@ func TestSweepBesideAStart(t *testing.T) {
 			inst.dir.lock.Name()} {
 			require.FileExists(t, name)
 		}
-		current, err := flock.HasName(inst.dir.lock, inst.dir.lock.Name())
-		require.NoError(t, err)
-		require.True(t, current)
+		require.True(t, testtool.Must(flock.HasName(inst.dir.lock, inst.dir.lock.Name()))(t))
 		require.NoError(t, inst.Close())
 	}
 	close(stop)

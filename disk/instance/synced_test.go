@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // tracedDir tells the test binary that it is the traced process, and where it works.
@@ -37,15 +38,12 @@ func syncFilesOnly(f *os.File) error {
 // flushUnsyncedMap does what a flush does when it is killed before it syncs the map: the data is on
 // storage, and the durable map equals the live one, but only in the page cache.
 func flushUnsyncedMap(t *testing.T, inst *Instance) {
-	data, err := os.OpenFile(inst.dir.disk(), os.O_RDWR, 0)
-	require.NoError(t, err)
+	data := testtool.Must(os.OpenFile(inst.dir.disk(), os.O_RDWR, 0))(t)
 	require.NoError(t, data.Sync())
 	require.NoError(t, data.Close())
 	live := filetest.Content(t, inst.dir.liveMap())
-	durable, err := os.OpenFile(inst.dir.durableMap(), os.O_RDWR, 0)
-	require.NoError(t, err)
-	_, err = durable.WriteAt(live[mapHeaderSize:], mapHeaderSize)
-	require.NoError(t, err)
+	durable := testtool.Must(os.OpenFile(inst.dir.durableMap(), os.O_RDWR, 0))(t)
+	require.NoError(t, testtool.Err(durable.WriteAt(live[mapHeaderSize:], mapHeaderSize)))
 	require.NoError(t, durable.Close())
 }
 
@@ -121,8 +119,7 @@ func TestPromisesReachStorage(t *testing.T) {
 	filetest.Needs(t, "strace", err == nil)
 	filetest.Needs(t, "the right to trace a process",
 		exec.Command(strace, "-o", os.DevNull, "true").Run() == nil)
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	require.NoError(t, err)
+	dir := testtool.Must(filepath.EvalSymlinks(t.TempDir()))(t)
 	filetest.Put(t, dir, "disk.raw", filetest.Sample(3<<20, 1), 0)
 	for _, mode := range []CopyMode{CopyOnWrite, CopyClone} { // the directories exist already
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, string(mode), "disk.raw"), 0o700))

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestFilesThatAreTooLarge: the largest file of a file system has nothing to do with its free
@@ -68,8 +69,6 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 	_, err := Open(ctx, img, Options{WorkDir: filepath.Join(dir, "work")})
 	require.ErrorIs(t, err, context.Canceled)
 	for _, pattern := range []string{"work/*/disk*", "work/*/state*"} {
-		left, err := filepath.Glob(filepath.Join(dir, pattern))
-		require.NoError(t, err)
-		require.Empty(t, left)
+		require.Empty(t, testtool.Must(filepath.Glob(filepath.Join(dir, pattern)))(t))
 	}
 }

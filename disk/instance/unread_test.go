@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // limitDescriptors limits the descriptors of the process, until restore is called.
@@ -53,8 +54,7 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 				refused := 0
 				for extra := uint64(0); ; extra++ {
 					img := openGood(t, path)
-					probe, err := os.Open(path)
-					require.NoError(t, err)
+					probe := testtool.Must(os.Open(path))(t)
 					next := uint64(probe.Fd())
 					require.NoError(t, probe.Close())
 					restore := limitDescriptors(t, next+extra)
@@ -86,8 +86,7 @@ func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 func TestBootAndVolumeAreTheSameWithoutDescriptors(t *testing.T) {
 	dir := t.TempDir()
 	boot := bootID()
-	volume, err := volumeID(dir)
-	require.NoError(t, err)
+	volume := testtool.Must(volumeID(dir))(t)
 	restore := limitDescriptors(t, 0)
 	bootNow := bootID()
 	volumeNow, err := volumeID(dir)
@@ -109,8 +108,7 @@ func TestWhatAUnitKeptIsNotToBeRemovedBecauseItCannotBeOpened(t *testing.T) {
 	require.ErrorIs(t, err, unix.EMFILE)
 	require.NotContains(t, err.Error(), "remove")
 	require.NoError(t, os.WriteFile(s.Where("handover"), []byte("cut off"), 0o600))
-	_, err = s.Load("handover")
-	require.ErrorContains(t, err, "remove")
+	require.ErrorContains(t, testtool.Err(s.Load("handover")), "remove")
 }
 
 // TestRestartKeepsTheDiskOfAnImageWhoseNameIsNoText: a file name is bytes, but the state file is

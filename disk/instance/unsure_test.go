@@ -52,11 +52,9 @@ func startUnsure(t *testing.T, s *unsureSource, opt Options) *Instance {
 	s.Source = sourcetest.New(filetest.Sample(4<<20, 1), sourcetest.Options{Digest: "sha256:1"})
 	s.verdict = make(chan error, 1)
 	open := func(context.Context, string) (image.Source, error) { return s, nil }
-	img, err := image.OpenSource(t.Context(), "a.raw", open, image.Options{})
-	require.NoError(t, err)
+	img := testtool.Must(image.OpenSource(t.Context(), "a.raw", open, image.Options{}))(t)
 	require.Equal(t, s.unverified, img.Unverified())
-	inst, err := Open(t.Context(), img, opt)
-	require.NoError(t, err)
+	inst := testtool.Must(Open(t.Context(), img, opt))(t)
 	t.Cleanup(func() { inst.Close() })
 	return inst
 }
@@ -71,8 +69,7 @@ func TestWrongContentFailsTheDisk(t *testing.T) {
 			inst := startUnsure(t, s, opt)
 			p := make([]byte, 4096)
 			filetest.Write(t, inst, p, 0)
-			_, err := inst.ReadAt(t.Context(), p, 1<<20)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(inst.ReadAt(t.Context(), p, 1<<20)))
 			s.verdict <- fmt.Errorf("%w: a test", disk.ErrWrongContent)
 			testtool.Eventually(t, func() bool {
 				_, err := inst.WriteAt(t.Context(), nil, 0)
@@ -164,14 +161,12 @@ func TestCloneOfADiskThatIsNotVerified(t *testing.T) {
 		s := &unsureSource{unverified: true}
 		inst := startUnsure(t, s, Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite})
 		require.NoError(t, TakeSnapshot(t.Context(), "now", inst))
-		snapshot, err := inst.OpenSnapshot("now")
-		require.NoError(t, err)
-		img, err := image.OpenSource(t.Context(), "clone.raw",
+		snapshot := testtool.Must(inst.OpenSnapshot("now"))(t)
+		img := testtool.Must(image.OpenSource(t.Context(), "clone.raw",
 			func(context.Context, string) (image.Source, error) {
 				return &Source{Disk: snapshot.Disk, ID: image.Identity{Digest: "snapshot:1"},
 					Of: inst}, nil
-			}, image.Options{})
-		require.NoError(t, err)
+			}, image.Options{}))(t)
 		clone, err := Open(t.Context(), img, Options{PersistentDir: t.TempDir(), Mode: CopyClone})
 		require.NoError(t, err)
 		testtool.Eventually(t, func() bool {

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // flushing is a file that calls a function during its flush.
@@ -114,12 +115,10 @@ func TestMapFileSaysWhatTheMapSays(t *testing.T) {
 	require.NoError(t, m.set(3*mapPageBlocks, blocks-1, nil))
 	header := mapHeader{granule: minGranule, blocks: blocks}
 	path := filepath.Join(t.TempDir(), "map")
-	f, err := createMap(path, header, m, false)
-	require.NoError(t, err)
+	f := testtool.Must(createMap(path, header, m, false))(t)
 	require.NoError(t, f.Close())
 	again := newBlockMap(blocks)
-	f, err = mergeMap(path, header, again, func(int64, bool) {})
-	require.NoError(t, err)
+	f = testtool.Must(mergeMap(path, header, again, func(int64, bool) {}))(t)
 	require.NoError(t, f.Close())
 	want, got := make([]byte, mapPageSize), make([]byte, mapPageSize)
 	for page := range int64(4) {
@@ -171,8 +170,7 @@ func TestMapPagesAreWrittenTogether(t *testing.T) {
 			}
 		}
 		w := &pageWrites{content: make([]byte, mapHeaderSize+pages*mapPageSize)}
-		full, err := writeMapPages(w, m)
-		require.NoError(t, err)
+		full := testtool.Must(writeMapPages(w, m))(t)
 		require.Equal(t, want, w.sizes)
 		stored := make([]byte, mapPageSize)
 		for page := range int64(pages) {

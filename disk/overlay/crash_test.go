@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/internal/slots"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // simDisk is an overlay on simulated files, with the possible content of its sectors after a crash.
@@ -63,8 +64,7 @@ func newSimDisk(t *testing.T, seed uint64, opt Options) *simDisk {
 func (d *simDisk) open(m *filetest.Machine, live *filetest.SimFile) {
 	blocks, store := simMap(d.t, m, d.durable, live, simHeader())
 	d.live = store.live.(mapFile).SimFile
-	stored, err := markHoles(d.t.Context(), d.image, blocks, store.save)
-	require.NoError(d.t, err)
+	stored := testtool.Must(markHoles(d.t.Context(), d.image, blocks, store.save))(d.t)
 	d.m, d.allowed = m, map[int64][][]byte{}
 	d.over = newDisk(d.file, d.image, blocks, store, stored, d.opt)
 	d.hydrate = newHydration(d.over, CopyOptions{Slots: slots.New(4, slots.Options{})})
@@ -192,8 +192,7 @@ func (d *simDisk) killed() []byte {
 	for _, f := range []*filetest.SimFile{d.durable, d.live} {
 		blocks.mergePage(0, f.Cache[mapHeaderSize:])
 	}
-	_, err := markHoles(d.t.Context(), d.image, blocks, nil)
-	require.NoError(d.t, err)
+	require.NoError(d.t, testtool.Err(markHoles(d.t.Context(), d.image, blocks, nil)))
 	over := newDisk(d.file, d.image, blocks, newMapStore(len(blocks.pages)), 0, Options{})
 	return filetest.ReadAll(d.t, over, simSize)
 }
@@ -231,6 +230,90 @@ func TestCrashPointsFindLostData(t *testing.T) {
 			found := false
 			for seed := uint64(0); seed < 40 && !found; seed++ {
 				found = crashes(t, seed, Options{}, 25, lie) != nil
+			}
+			require.True(t, found)
+		})
+	}
+}
+
+// treeCrashes lets a disk with snapshots crash, or its process be killed, so many times.
+func treeCrashes(t *testing.T, seed uint64, opt Options, whole bool, rounds int,
+	prepare func(*simTree),
+) error {
+	d := newSimTree(t, seed, opt, whole)
+	for round := range rounds {
+		prepare(d)
+		d.m.CrashIn = 1 + d.m.Random.IntN(120)
+		var err error
+		for err == nil {
+			err = d.operate()
+		}
+		if !errors.Is(err, filetest.ErrCrashed) {
+			return fmt.Errorf("round %d: an operation failed without a crash: %w", round, err)
+		}
+		if err := d.restart(d.m.Random.IntN(3) == 0); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+	}
+	// Without snapshots it ends as if it never had one.
+	for name := range d.snaps {
+		require.NoError(t, d.tree.Delete(name))
+	}
+	d.mergeAll()
+	require.Equal(t, d.tree.bottom, d.tree.top)
+	require.Empty(t, d.files)
+	for _, name := range []string{"record", "mark"} {
+		require.Nil(t, testtool.Must(d.store.Load(name))(t), name)
+	}
+	clear(d.snaps)
+	return d.look(0, int64(len(d.expected)))
+}
+
+// treeModes are the disks that snapshots are taken of.
+var treeModes = map[string]struct {
+	opt   Options
+	whole bool
+}{
+	"copy-on-write": {},
+	"copy-on-read":  {opt: Options{CopyReads: true, Unit: 2 * minGranule}},
+	"complete":      {whole: true},
+}
+
+// TestPushAfterAPowerCut: a push that a power cut has ended may have left in the layer below what
+// the layer above has lost. It does not come back, also behind the end that the disk had when the
+// layer above was made, where that is in the midst of a block.
+func TestPushAfterAPowerCut(t *testing.T) {
+	const more = 4 * disk.SectorSize
+	for name, mode := range treeModes {
+		t.Run(name, func(t *testing.T) {
+			d := newSimTree(t, 1, mode.opt, mode.whole)
+			last := make([]byte, disk.SectorSize)
+			filetest.Write(t, d.disk, last, simSize-disk.SectorSize)
+			copy(d.expected[simSize-disk.SectorSize:], last)
+			require.NoError(t, TakeSnapshot(t.Context(), "a", d.tree))
+			require.NoError(t, d.tree.Grow(simSize+more))
+			d.expected = append(d.expected, make([]byte, more)...)
+			require.NoError(t, d.tree.Delete("a"))
+			require.NoError(t, d.file.Grow(simSize+more))
+			filetest.Write(t, d.file, bytes.Repeat([]byte{1}, more), simSize)
+			require.NoError(t, d.look(0, simSize+more))
+			d.mergeAll()
+			require.NoError(t, d.look(0, simSize+more))
+		})
+	}
+}
+
+// TestSnapshotCrashPointsFindLostData checks that the simulation works: storage that ignores
+// flushes loses data.
+func TestSnapshotCrashPointsFindLostData(t *testing.T) {
+	for name, lie := range map[string]func(*simTree){
+		"the bottom":       func(d *simTree) { d.file.Lies = true },
+		"the layers above": func(d *simTree) { d.lost = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := false
+			for seed := uint64(0); seed < 40 && !found; seed++ {
+				found = treeCrashes(t, seed, Options{}, false, 25, lie) != nil
 			}
 			require.True(t, found)
 		})

@@ -9,14 +9,14 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // depths returns the depth of each block of a disk.
 func depths(t *testing.T, d disk.Layered, size int64) (all []int) {
 	t.Helper()
 	for off := int64(0); off < size; {
-		depth, n, err := d.Depth(t.Context(), off, size-off)
-		require.NoError(t, err)
+		depth, n := testtool.Must2(d.Depth(t.Context(), off, size-off))(t)
 		require.Positive(t, n)
 		require.LessOrEqual(t, n, size-off)
 		for end := off + n; off < end; off += minGranule {
@@ -50,8 +50,7 @@ func TestDepth(t *testing.T) {
 	require.Equal(t, want, depths(t, d.over, simSize), "a discarded block is not the image's")
 
 	for _, r := range [][2]int64{{-1, 512}, {0, 0}, {0, -1}, {simSize - 512, 1024}} {
-		_, _, err := d.over.Depth(t.Context(), r[0], r[1])
-		require.Error(t, err, "%d", r)
+		require.Error(t, testtool.Err2(d.over.Depth(t.Context(), r[0], r[1])), "%d", r)
 	}
 
 	require.NoError(t, d.hydrate.run(t.Context()))
@@ -62,8 +61,7 @@ func TestDepth(t *testing.T) {
 	}
 	require.Equal(t, want, depths(t, d.over, simSize))
 	d.over.base.drop()
-	depth, n, err := d.over.Depth(t.Context(), 0, simSize)
-	require.NoError(t, err)
+	depth, n := testtool.Must2(d.over.Depth(t.Context(), 0, simSize))(t)
 	require.Equal(t, disk.DepthOwn, depth, "without an image all is the disk's own")
 	require.EqualValues(t, simSize, n)
 }
@@ -82,10 +80,8 @@ func TestDepthOfALostImage(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	filetest.Write(t, d.over, filetest.Block('w', minGranule), 8*minGranule)
 	d.over.base.img = lostExtents{d.image}
-	_, _, err := d.over.Depth(t.Context(), 0, minGranule)
-	require.ErrorIs(t, err, errLost)
-	depth, n, err := d.over.Depth(t.Context(), 8*minGranule, 4*minGranule)
-	require.NoError(t, err)
+	require.ErrorIs(t, testtool.Err2(d.over.Depth(t.Context(), 0, minGranule)), errLost)
+	depth, n := testtool.Must2(d.over.Depth(t.Context(), 8*minGranule, 4*minGranule))(t)
 	require.Equal(t, disk.DepthOwn, depth)
 	require.EqualValues(t, minGranule, n)
 }

@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/disktest/sourcetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // farDisk is a disk over an image that is far away.
@@ -34,8 +35,7 @@ func newFarDisk(t *testing.T, name string, packed, content []byte, source source
 	opt Options) *farDisk {
 	d := &farDisk{source: sourcetest.New(packed, source), content: content}
 	open := func(context.Context, string) (image.Source, error) { return d.source, nil }
-	img, err := image.OpenSource(t.Context(), name, open, image.Options{})
-	require.NoError(t, err)
+	img := testtool.Must(image.OpenSource(t.Context(), name, open, image.Options{}))(t)
 	t.Cleanup(func() { require.NoError(t, img.Close()) })
 	d.file = filetest.NewSimFile(&filetest.Machine{CrashIn: -1}, make([]byte, img.Size()))
 	opt.Unit = img.CopyUnit()
@@ -167,10 +167,8 @@ func TestOutOfReach(t *testing.T) {
 		}
 		require.NoError(t, other.Discard(t.Context(), 30*minGranule, 5*minGranule))
 		require.NoError(t, other.Flush())
-		_, err := other.Extent(t.Context(), 0, 1<<20)
-		require.NoError(t, err)
-		depth, _, err := other.Depth(t.Context(), 19*minGranule, minGranule)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(other.Extent(t.Context(), 0, 1<<20)))
+		depth, _ := testtool.Must2(other.Depth(t.Context(), 19*minGranule, minGranule))(t)
 		require.Equal(t, disk.DepthOwn, depth)
 		require.False(t, other.Slow(0))
 		require.Equal(t, now, time.Now(), "none of that waited")
@@ -236,8 +234,7 @@ func TestDetachingWhileSomebodyWaits(t *testing.T) {
 		}
 		require.Equal(t, -1, filetest.FirstDifference(filetest.Block('w', 1<<20),
 			filetest.ReadAll(t, d.served, 1<<20)))
-		_, err := d.served.(disk.Extenter).Extent(t.Context(), 0, 512)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(d.served.(disk.Extenter).Extent(t.Context(), 0, 512)))
 		d.source.Mend()
 		require.NoError(t, <-read)
 		<-dropped

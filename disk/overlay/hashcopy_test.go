@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // seenChunks counts the whole chunks that a hydration has read at once.
@@ -39,9 +40,8 @@ func TestHydrationReadsForTheHash(t *testing.T) {
 	raw := filetest.Put(t, dir, "plain.raw", content, size)
 	copyOf := func(t *testing.T, path string, whole int) {
 		img := openGood(t, path)
-		file, err := rawfile.Open(filetest.Put(t, dir, "disk.img", nil, size),
-			rawfile.Options{Private: true})
-		require.NoError(t, err)
+		file := testtool.Must(rawfile.Open(filetest.Put(t, dir, "disk.img", nil, size),
+			rawfile.Options{Private: true}))(t)
 		defer file.Close()
 		o := over(t, file, img, Options{Unit: img.CopyUnit()})
 		h := newHydration(o, CopyOptions{Slots: slots.New(4, slots.Options{})})

@@ -3,16 +3,14 @@ package overlay
 import (
 	"testing"
 
-	"github.com/stretchr/testify/require"
-
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // openGood opens a valid image, and closes it at the end of the test.
 func openGood(t testing.TB, path string) *image.Image {
 	t.Helper()
-	img, err := image.Open(path, image.Options{})
-	require.NoError(t, err)
+	img := testtool.Must(image.Open(path, image.Options{}))(t)
 	t.Cleanup(func() { img.Close() })
 	return img
 }
@@ -22,7 +20,6 @@ func over(t testing.TB, file File, img Image, opt Options) *Disk {
 	t.Helper()
 	blocks := newBlockMap(blocksOf(img.Size()))
 	maps := newMapStore(len(blocks.pages))
-	held, err := markHoles(t.Context(), img, blocks, maps.save)
-	require.NoError(t, err)
+	held := testtool.Must(markHoles(t.Context(), img, blocks, maps.save))(t)
 	return newDisk(file, img, blocks, maps, held, opt)
 }

@@ -4,15 +4,23 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // spoiled is an image with one unreadable block.
@@ -40,20 +48,17 @@ func TestUnreadableBlockOfTheImage(t *testing.T) {
 		d.over.base.img = &spoiled{SimImage: d.image, block: 5}
 		p := make([]byte, minGranule)
 		var medium *disk.MediumError
-		_, err := d.over.ReadAt(t.Context(), p, 5*minGranule)
-		require.ErrorAs(t, err, &medium)
+		require.ErrorAs(t, testtool.Err(d.over.ReadAt(t.Context(), p, 5*minGranule)), &medium)
 		require.EqualValues(t, 5*minGranule, medium.Off)
 		for _, block := range []int64{4, 6} {
-			_, err := d.over.ReadAt(t.Context(), p, block*minGranule)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(d.over.ReadAt(t.Context(), p, block*minGranule)))
 			require.Equal(t, d.expected[block*minGranule:(block+1)*minGranule], p)
 		}
 		n, err := d.over.WriteAt(t.Context(), make([]byte, disk.SectorSize), 5*minGranule)
 		require.ErrorAs(t, err, &medium, "the rest of the block is not known")
 		require.Zero(t, n, "wherever storage failed, nothing is stored")
 
-		err = d.hydrate.pass(t.Context())
-		require.ErrorAs(t, err, &medium)
+		require.ErrorAs(t, d.hydrate.pass(t.Context()), &medium)
 		require.EqualValues(t, 1, d.over.blocks.clear.Load(), "everything else is copied")
 		_, err = d.over.WriteAt(t.Context(), make([]byte, minGranule), 5*minGranule)
 		require.NoError(t, err, "a whole block needs nothing of the image")
@@ -263,8 +268,7 @@ func TestHolesThatAreNoWholeBlocks(t *testing.T) {
 	for half, want := range []int64{35, 34} { // the last block ends before its second half
 		blocks := newBlockMap(blocksOf(simSize))
 		img := halves{newSimDisk(t, 1, Options{}).image, int64(half)}
-		held, err := markHoles(t.Context(), img, blocks, nil)
-		require.NoError(t, err)
+		held := testtool.Must(markHoles(t.Context(), img, blocks, nil))(t)
 		require.Equal(t, want*minGranule, held)
 		require.Equal(t, want, blocks.clear.Load())
 	}
@@ -334,4 +338,58 @@ func TestMapsOfLargeImages(t *testing.T) {
 	require.Zero(t, m.clear.Load())
 	require.True(t, m.allSet(0, m.blocks-1))
 	require.Equal(t, m.blocks, m.nextClear(0))
+}
+
+// TestCopyingToAFullVolumeTakesNothing: if the space is too small for a chunk, copying leaves it to
+// the guest and to the small files beside the disk.
+func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
+	const size = 4 << 20
+	full := filetest.TinyFS(t, "1536k")
+	img := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', size), 0))
+	file := testtool.Must(rawfile.Open(filetest.Put(t, full, "disk.img", nil, size),
+		rawfile.Options{Private: true}))(t)
+	defer file.Close()
+	blocks := newBlockMap(blocksOf(size))
+	maps := newMapStore(len(blocks.pages))
+	over := newDisk(file, img, blocks, maps, size, Options{})
+	filetest.Write(t, over, filetest.Block('b', 64<<10), 1<<20)
+	progress := new(image.Progress)
+	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{}), Progress: progress})
+	slot := testtool.Must(h.slots.Acquire(t.Context()))(t)
+	defer slot.Release()
+	for range 5 {
+		_, _ = h.step(t.Context(), slot)
+	}
+	require.True(t, h.paused.Load())
+	require.True(t, progress.Waiting())
+	require.EqualValues(t, (size-1<<20-64<<10)/minGranule, blocks.clear.Load(),
+		"one chunk has found space")
+	require.EqualValues(t, 512<<10-64<<10, testtool.Must(osfile.AvailableSpace(full))(t))
+	require.NoError(t, durable.Replace(filepath.Join(full, "state"), filetest.Block('s', 4096),
+		"", nil))
+	filetest.Write(t, over, filetest.Block('c', 256<<10), 3<<20)
+	want := filetest.Block('a', size)
+	copy(want[1<<20:], filetest.Block('b', 64<<10))
+	copy(want[3<<20:], filetest.Block('c', 256<<10))
+	require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, size)))
+}
+
+// TestHolesThatCannotBeSaved: the image has more holes than at the last start, and that cannot be
+// saved. The disk still reads as before.
+func TestHolesThatCannotBeSaved(t *testing.T) {
+	const size = 3 * mapPageBlocks * minGranule
+	img := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', 1<<20), size))
+	m := newBlockMap(blocksOf(size))
+	full := fmt.Errorf("%w: %w", disk.ErrNoSpace, unix.ENOSPC)
+	stored := testtool.Must(markHoles(t.Context(), img, m, func(page, _ int64, _ []byte) error {
+		if page > 0 {
+			return full
+		}
+		return nil
+	}))(t)
+	require.Equal(t, m.clear.Load()*minGranule, stored, "nothing is copied yet")
+	require.EqualValues(t, 2*mapPageBlocks*minGranule+1<<20, stored)
+	broken := func(int64, int64, []byte) error { return unix.EIO }
+	_, err := markHoles(t.Context(), img, newBlockMap(blocksOf(size)), broken)
+	require.ErrorIs(t, err, unix.EIO)
 }

@@ -14,19 +14,17 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // sparseFile opens an empty file of that size as the file of an overlay.
 func sparseFile(t testing.TB, size int64) *rawfile.File {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk.img")
-	f, err := os.Create(path)
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(path))(t)
 	require.NoError(t, f.Truncate(size))
 	require.NoError(t, f.Close())
-	file, err := rawfile.Open(path, rawfile.Options{Private: true})
-	require.NoError(t, err)
-	return file
+	return testtool.Must(rawfile.Open(path, rawfile.Options{Private: true}))(t)
 }
 
 // TestMapOfAnOverlay follows a disk from its image to a complete one.
@@ -52,8 +50,7 @@ func TestMapOfAnOverlay(t *testing.T) {
 	// The file remembers its holes by 64 KiB.
 	filetest.Write(t, o, make([]byte, 16*block), 48*block)
 	filetest.Write(t, o, make([]byte, 16*block), 96*block)
-	_, err := o.ReadAt(t.Context(), make([]byte, block), 7*block)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(o.ReadAt(t.Context(), make([]byte, block), 7*block)))
 	m = o.Map()
 	require.Equal(t, disk.Cell{Image: 31 * block, Written: 33 * block, Hole: 64 * block,
 		Read: true}, m.Total())
@@ -161,8 +158,7 @@ func BenchmarkMap(b *testing.B) {
 			defer o.Close()
 			for range 1000 { // a guest that is all over the disk
 				off := r.Int64N(size/minGranule) * minGranule
-				_, err := o.WriteAt(b.Context(), buf, off)
-				require.NoError(b, err)
+				require.NoError(b, testtool.Err(o.WriteAt(b.Context(), buf, off)))
 			}
 			b.ReportAllocs()
 			for b.Loop() {

@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // counted counts the bytes that go past the cache.
@@ -100,9 +101,8 @@ func (g *cloneGuest) operate(cursor int64) {
 // the time, and what is on storage after the last flush.
 func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	const size, guests, copiers, opsPerChunk = 72<<20 + 3*disk.SectorSize, 2, 4, 8
-	d, err := rawfile.Open(filetest.Put(t, t.TempDir(), "disk.img", nil, size),
-		rawfile.Options{Private: true, Durable: true})
-	require.NoError(t, err)
+	d := testtool.Must(rawfile.Open(filetest.Put(t, t.TempDir(), "disk.img", nil, size),
+		rawfile.Options{Private: true, Durable: true}))(t)
 	defer d.Close()
 	past := d.OpenPastCache()
 	if past == nil {
@@ -126,8 +126,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	maps.live, maps.durable = mapFile{filetest.NewSimFile(m, empty)},
 		mapFile{filetest.NewSimFile(m, empty)}
 	image := filetest.SimImage{Content: content}
-	held, err := markHoles(t.Context(), image, blocks, maps.save)
-	require.NoError(t, err)
+	held := testtool.Must(markHoles(t.Context(), image, blocks, maps.save))(t)
 	over := newDisk(d, image, blocks, maps, held, Options{})
 	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 	direct := &counted{WriterAt: past}
@@ -204,13 +203,10 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 		require.Equal(t, -1, filetest.FirstDifference(want, got))
 	}
 	requireContent(filetest.ReadAll(t, over, size))
-	f, err := os.Open(d.File.Name())
-	require.NoError(t, err)
+	f := testtool.Must(os.Open(d.File.Name()))(t)
 	defer f.Close()
 	require.NoError(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
-	got, err := io.ReadAll(f)
-	require.NoError(t, err)
-	requireContent(got)
+	requireContent(testtool.Must(io.ReadAll(f))(t))
 }
 
 // TestClonePreallocates: the writer of a clone learns whether a guest is active, because allocating

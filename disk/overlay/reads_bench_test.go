@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // BenchmarkReadsOfSnapshots reads a disk with ten snapshots and one without, in turn, from files in
@@ -26,19 +27,16 @@ func BenchmarkReadsOfSnapshots(b *testing.B) {
 		disktest.Fill(content, r)
 		file := func(name string) (*rawfile.File, *os.File) {
 			path := filepath.Join(dir, name)
-			f, err := os.Create(path)
-			require.NoError(b, err)
+			f := testtool.Must(os.Create(path))(b)
 			require.NoError(b, f.Truncate(size))
-			raw, err := rawfile.Open(path, rawfile.Options{})
-			require.NoError(b, err)
+			raw := testtool.Must(rawfile.Open(path, rawfile.Options{}))(b)
 			b.Cleanup(func() { raw.Close(); f.Close() })
 			return raw, f
 		}
 		whole := func(name string) *Disk {
 			raw, f := file(name)
 			for off := int64(0); off < size; off += piece {
-				_, err := f.WriteAt(content, off)
-				require.NoError(b, err)
+				require.NoError(b, testtool.Err(f.WriteAt(content, off)))
 			}
 			return NewWhole(raw, Options{})
 		}
@@ -48,8 +46,7 @@ func BenchmarkReadsOfSnapshots(b *testing.B) {
 			m := newBlockMap(size / minGranule)
 			for range size / piece / 20 {
 				off := r.Int64N(size/piece) * piece
-				_, err := f.WriteAt(content, off)
-				require.NoError(b, err)
+				require.NoError(b, testtool.Err(f.WriteAt(content, off)))
 				_ = m.set(off/minGranule, (off+piece-1)/minGranule, nil)
 			}
 			top = newLayer(raw, top, size, m, newMapStore(len(m.pages)), Options{})

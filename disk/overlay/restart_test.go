@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // disks is one durable disk over several processes.
@@ -44,8 +45,7 @@ func (d *disks) start(t *testing.T) *Disk {
 		filetest.Put(t, d.dir, "disk", nil, d.img.Size())
 	}
 	require.NoError(t, m.Begin(t.Context(), d.img))
-	file, err := rawfile.Open(d.file(), rawfile.Options{Durable: true, Private: true})
-	require.NoError(t, err)
+	file := testtool.Must(rawfile.Open(d.file(), rawfile.Options{Durable: true, Private: true}))(t)
 	return New(file, d.img, m, d.opt)
 }
 
@@ -71,10 +71,8 @@ func TestRestartAfterAFailedFlush(t *testing.T) {
 	require.ErrorIs(t, err, disk.ErrFailed)
 	require.NoError(t, over.Close())
 
-	f, err := os.OpenFile(d.file(), os.O_RDWR, 0)
-	require.NoError(t, err)
-	_, err = f.WriteAt(make([]byte, 2<<20), 1<<20)
-	require.NoError(t, err)
+	f := testtool.Must(os.OpenFile(d.file(), os.O_RDWR, 0))(t)
+	require.NoError(t, testtool.Err(f.WriteAt(make([]byte, 2<<20), 1<<20)))
 	require.NoError(t, f.Close())
 	again := d.start(t)
 	copy(content[4096:], filetest.Block('f', 4096))
@@ -141,9 +139,7 @@ func TestMapOfAnotherDisk(t *testing.T) {
 	own := mapHeader{granule: minGranule, blocks: 100, id: [16]byte{1, 15: 2}, boot: "a boot",
 		volume: "a volume"}
 	path := filepath.Join(t.TempDir(), "map")
-	f, err := createMap(path, own, newBlockMap(100), false)
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
+	require.NoError(t, testtool.Must(createMap(path, own, newBlockMap(100), false))(t).Close())
 	merge := func(header mapHeader) error {
 		f, err := mergeMap(path, header, newBlockMap(100), func(int64, bool) {})
 		if err == nil {
@@ -173,8 +169,7 @@ func (fullFile) WriteAt([]byte, int64) (int, error) { return 0, unix.ENOSPC }
 func TestMapThatCannotBeWritten(t *testing.T) {
 	m := newBlockMap(mapPageBlocks)
 	require.NoError(t, m.set(3, 3, nil))
-	_, err := writeMapPages(fullFile{}, m)
-	require.ErrorIs(t, err, unix.ENOSPC)
+	require.ErrorIs(t, testtool.Err(writeMapPages(fullFile{}, m)), unix.ENOSPC)
 }
 
 // failingReads is storage whose reads fail.

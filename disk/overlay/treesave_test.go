@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // unsureShelf fails to save the record, as a sync of a directory that fails: the new record has its
@@ -47,8 +48,7 @@ func (d *simTree) fill(b byte) error {
 // first is the first byte of the disk.
 func (d *simTree) first() byte {
 	p := make([]byte, disk.SectorSize)
-	_, err := d.disk.ReadAt(d.t.Context(), p, 0)
-	require.NoError(d.t, err)
+	require.NoError(d.t, testtool.Err(d.disk.ReadAt(d.t.Context(), p, 0)))
 	return p[0]
 }
 
@@ -99,10 +99,8 @@ func TestOverWhatIsClosed(t *testing.T) {
 	p := make([]byte, disk.SectorSize)
 	of := NewStack(newDisk(d.file, closedImage{d.image}, newBlockMap(blocksOf(simSize)),
 		newMapStore(1), simSize, Options{}))
-	_, err := of.ReadAt(t.Context(), p, 0)
-	require.ErrorIs(t, err, fs.ErrClosed)
-	_, err = of.WriteAt(t.Context(), p, 0)
-	require.ErrorIs(t, err, fs.ErrClosed)
+	require.ErrorIs(t, testtool.Err(of.ReadAt(t.Context(), p, 0)), fs.ErrClosed)
+	require.ErrorIs(t, testtool.Err(of.WriteAt(t.Context(), p, 0)), fs.ErrClosed)
 }
 
 // closedImage is the snapshot of a disk that was closed, as the image of a clone.

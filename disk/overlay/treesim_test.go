@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // simTree is a simDisk with snapshots. Its expected content is that of the live disk.
@@ -123,8 +124,7 @@ func (d *simTree) load() {
 	var record *Record
 	text, err := d.store.Load("record")
 	require.NoError(d.t, err)
-	mark, err := d.store.Load("mark")
-	require.NoError(d.t, err)
+	mark := testtool.Must(d.store.Load("mark"))(d.t)
 	require.False(d.t, mark != nil && text == nil, "the record of a marked disk is gone")
 	if text != nil {
 		record = new(Record)
@@ -258,8 +258,7 @@ func (d *simTree) merge() error {
 
 // commit reads a snapshot as an image of it is stored, and notes that there is one.
 func (d *simTree) commit(name string) error {
-	v, err := d.tree.View(name)
-	require.NoError(d.t, err)
+	v := testtool.Must(d.tree.View(name))(d.t)
 	got := make([]byte, v.Size())
 	if _, err := v.ReadAt(d.t.Context(), got, 0); err != nil {
 		return err
@@ -323,8 +322,7 @@ func (d *simTree) look(off, length int64) error {
 		if name == d.maybe {
 			continue
 		}
-		v, err := d.tree.View(name)
-		require.NoError(d.t, err)
+		v := testtool.Must(d.tree.View(name))(d.t)
 		n := min(length, v.Size()-off)
 		if n > 0 {
 			if _, err := v.ReadAt(d.t.Context(), p[:n], off); err != nil {
@@ -362,9 +360,7 @@ func (d *simTree) restart(killed bool) error {
 	}
 	store := filetest.NewSimStore(m)
 	for _, name := range []string{"record", "mark"} {
-		kept, err := d.store.Load(name)
-		require.NoError(d.t, err)
-		require.NoError(d.t, store.Save(name, kept))
+		require.NoError(d.t, store.Save(name, testtool.Must(d.store.Load(name))(d.t)))
 	}
 	d.store = store
 	d.file, d.durable = next(d.file, m), next(d.durable, m)
@@ -389,8 +385,7 @@ func (d *simTree) compare(allowed map[int64][][]byte) error {
 	for _, s := range d.tree.Snapshots() {
 		have[s.Name] = true
 		want, known := d.snaps[s.Name]
-		v, err := d.tree.View(s.Name)
-		require.NoError(d.t, err)
+		v := testtool.Must(d.tree.View(s.Name))(d.t)
 		got := filetest.ReadAll(d.t, v, v.Size())
 		if !known || !bytes.Equal(got, want) {
 			return fmt.Errorf("snapshot %s has other content, at %d", s.Name,

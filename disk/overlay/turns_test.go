@@ -176,8 +176,7 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 // TestWaitingForASlotEndsWithTheContext stops a worker that waits for a slot.
 func TestWaitingForASlotEndsWithTheContext(t *testing.T) {
 	shared := slots.New(1, slots.Options{})
-	held, err := shared.Acquire(t.Context())
-	require.NoError(t, err)
+	held := testtool.Must(shared.Acquire(t.Context()))(t)
 	_, h := copying(t, shared, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -200,8 +199,7 @@ func TestProgressOfAllDisksIsLoggedOnce(t *testing.T) {
 		progress := new(image.Progress)
 		progress.Follow(d.over.Size(), d.over.Copied)
 		h.log, h.progress, h.begun = zap.New(core), progress, time.Now().Add(-logEvery)
-		slot, err := shared.Acquire(t.Context())
-		require.NoError(t, err)
+		slot := testtool.Must(shared.Acquire(t.Context()))(t)
 		more, _ := h.step(t.Context(), slot)
 		require.True(t, more)
 		slot.Release()
@@ -217,8 +215,7 @@ func TestBuffersAreNoLargerThanTheDisk(t *testing.T) {
 	shared := slots.New(1, slots.Options{})
 	_, h := copying(t, shared, nil)
 	h.chunk = hydrationChunk
-	slot, err := shared.Acquire(t.Context())
-	require.NoError(t, err)
+	slot := testtool.Must(shared.Acquire(t.Context()))(t)
 	more, _ := h.step(t.Context(), slot)
 	require.True(t, more)
 	require.LessOrEqual(t, cap(slot.Buffer(0)), simSize+minGranule, "in whole blocks")

@@ -13,12 +13,12 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func open(t *testing.T, path string) *image.Image {
 	t.Helper()
-	img, err := image.Open(path, image.Options{})
-	require.NoError(t, err)
+	img := testtool.Must(image.Open(path, image.Options{}))(t)
 	t.Cleanup(func() { _ = img.Close() })
 	return img
 }
@@ -47,11 +47,9 @@ func TestCopyKeepsHoles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := &providing{img: open(t, path), dir: dir, path: filepath.Join(dir, "x.raw")}
 			p.opt.Progress = new(image.Progress)
-			src, err := p.img.OpenFile()
-			require.NoError(t, err)
+			src := testtool.Must(p.img.OpenFile())(t)
 			defer src.Close()
-			dst, err := os.Create(p.path)
-			require.NoError(t, err)
+			dst := testtool.Must(os.Create(p.path))(t)
 			defer dst.Close()
 			require.NoError(t, p.copy(t.Context(), dst, src))
 			require.True(t, bytes.Equal(want, filetest.Content(t, p.path)))
@@ -87,8 +85,7 @@ func TestBackingFilesBecomeOneRawFile(t *testing.T) {
 	require.NoError(t, os.WriteFile(base, bytes.Repeat([]byte{5}, 1<<20), 0o644))
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", top)
 	to := filepath.Join(t.TempDir(), "disk")
-	f, err := Provide(t.Context(), open(t, top), Options{To: to})
-	require.NoError(t, err)
+	f := testtool.Must(Provide(t.Context(), open(t, top), Options{To: to}))(t)
 	require.Equal(t, to+".raw", f.Path)
 	require.Equal(t, "conversion", f.How)
 	require.True(t, bytes.Equal(bytes.Repeat([]byte{5}, 1<<20), filetest.Content(t, f.Path)))
@@ -98,8 +95,7 @@ func TestBackingFilesBecomeOneRawFile(t *testing.T) {
 	// Without backing files, it keeps its format.
 	alone := filepath.Join(t.TempDir(), "alone.qcow2")
 	filetest.QemuImg(t, dir, "convert", "-O", "qcow2", top, alone)
-	f, err = Provide(t.Context(), open(t, alone), Options{To: to})
-	require.NoError(t, err)
+	f = testtool.Must(Provide(t.Context(), open(t, alone), Options{To: to}))(t)
 	require.Equal(t, to+".qcow2", f.Path)
 	require.NoError(t, f.Remove())
 }
@@ -117,19 +113,15 @@ func TestAnExchangedImageIsNoticed(t *testing.T) {
 // TestTheImageIsToldByItsContent has two images with everything else in common.
 func TestTheImageIsToldByItsContent(t *testing.T) {
 	path, to := rawImage(t), filepath.Join(t.TempDir(), "disk")
-	f, err := Provide(t.Context(), open(t, path), Options{To: to})
-	require.NoError(t, err)
+	f := testtool.Must(Provide(t.Context(), open(t, path), Options{To: to}))(t)
 	require.NoError(t, f.release()) // as a kill does
-	again, err := Provide(t.Context(), open(t, path), Options{To: to})
-	require.NoError(t, err)
+	again := testtool.Must(Provide(t.Context(), open(t, path), Options{To: to}))(t)
 	require.Equal(t, "kept", again.How)
 	require.NoError(t, again.release())
-	file, err := os.OpenFile(path, os.O_WRONLY, 0)
-	require.NoError(t, err)
-	_, err = file.WriteAt([]byte{77}, 0)
-	require.NoError(t, err)
+	file := testtool.Must(os.OpenFile(path, os.O_WRONLY, 0))(t)
+	require.NoError(t, testtool.Err(file.WriteAt([]byte{77}, 0)))
 	require.NoError(t, file.Close())
-	_, err = Provide(t.Context(), open(t, path), Options{To: to})
+	_, err := Provide(t.Context(), open(t, path), Options{To: to})
 	require.ErrorContains(t, err, "another image")
 	require.FileExists(t, to+".raw")
 }
@@ -192,11 +184,9 @@ func TestNobodyReplacesTheFile(t *testing.T) {
 	path := rawImage(t)
 	hold := image.Options{Hold: true}
 	for _, readOnly := range []bool{false, true} {
-		img, err := image.Open(path, hold)
-		require.NoError(t, err)
-		f, err := Provide(t.Context(), img, Options{To: filepath.Join(t.TempDir(), "disk"),
-			ReadOnly: readOnly})
-		require.NoError(t, err)
+		img := testtool.Must(image.Open(path, hold))(t)
+		f := testtool.Must(Provide(t.Context(), img, Options{To: filepath.Join(t.TempDir(), "disk"),
+			ReadOnly: readOnly}))(t)
 		taken, err := image.Open(f.Path, hold)
 		if readOnly {
 			require.NoError(t, err)

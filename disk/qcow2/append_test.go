@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // appendImage writes an image of clusters at the given numbers, in that order, and opens it.
@@ -21,22 +22,15 @@ func appendImage(t *testing.T, opt qcow2.AppendOptions, size int64, clusters map
 ) (string, *qcow2.Image) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image.qcow2")
-	f, err := os.Create(path)
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(path))(t)
 	t.Cleanup(func() { f.Close() })
-	a, err := qcow2.NewAppender(f, opt)
-	require.NoError(t, err)
+	a := testtool.Must(qcow2.NewAppender(f, opt))(t)
 	for _, n := range order {
-		_, err := a.WriteAt(clusters[n], n*int64(len(clusters[n])))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(a.WriteAt(clusters[n], n*int64(len(clusters[n])))))
 	}
-	length, err := a.Finish(size)
-	require.NoError(t, err)
-	info, err := f.Stat()
-	require.NoError(t, err)
-	require.Equal(t, info.Size(), length)
-	im, err := qcow2.Open(context.Background(), fileReader{f}, length, qcow2.Options{})
-	require.NoError(t, err)
+	length := testtool.Must(a.Finish(size))(t)
+	require.Equal(t, testtool.Must(f.Stat())(t).Size(), length)
+	im := testtool.Must(qcow2.Open(context.Background(), fileReader{f}, length, qcow2.Options{}))(t)
 	return path, im
 }
 
@@ -99,8 +93,7 @@ func TestAppendedImageHidesItsBackingFile(t *testing.T) {
 func TestSmallAppendedImage(t *testing.T) {
 	full := bytes.Repeat([]byte("x"), 4<<10)
 	path, _ := appendImage(t, qcow2.AppendOptions{}, 8<<30, map[int64][]byte{0: full}, []int64{0})
-	info, err := os.Stat(path)
-	require.NoError(t, err)
+	info := testtool.Must(os.Stat(path))(t)
 	// header, cluster, L2 table, L1 table of 4096 entries, refcounts and their table
 	require.Equal(t, int64(4<<10*(1+1+1+8+2)), info.Size())
 }
@@ -108,8 +101,7 @@ func TestSmallAppendedImage(t *testing.T) {
 func TestAppendingIsRefused(t *testing.T) {
 	_, err := qcow2.NewAppender(nil, qcow2.AppendOptions{ClusterSize: 5000})
 	require.ErrorContains(t, err, "a power of two from 4 KiB to 64 KiB works")
-	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(filepath.Join(t.TempDir(), "image")))(t)
 	defer f.Close()
 	full := bytes.Repeat([]byte("x"), 4<<10)
 	for _, c := range []struct {
@@ -121,17 +113,14 @@ func TestAppendingIsRefused(t *testing.T) {
 			return err
 		}},
 		{"written twice", func(a *qcow2.Appender) error {
-			_, err := a.WriteAt(append(full, full...), 4<<10)
-			require.NoError(t, err)
-			_, err = a.WriteAt(full, 8<<10)
-			require.NoError(t, err)
-			_, err = a.Finish(1 << 20)
+			require.NoError(t, testtool.Err(a.WriteAt(append(full, full...), 4<<10)))
+			require.NoError(t, testtool.Err(a.WriteAt(full, 8<<10)))
+			_, err := a.Finish(1 << 20)
 			return err
 		}},
 		{"past the size", func(a *qcow2.Appender) error {
-			_, err := a.WriteAt(full, 1<<20)
-			require.NoError(t, err)
-			_, err = a.Finish(1 << 20)
+			require.NoError(t, testtool.Err(a.WriteAt(full, 1<<20)))
+			_, err := a.Finish(1 << 20)
 			return err
 		}},
 		{"cannot be stored", func(a *qcow2.Appender) error {
@@ -139,8 +128,7 @@ func TestAppendingIsRefused(t *testing.T) {
 			return err
 		}},
 	} {
-		a, err := qcow2.NewAppender(f, qcow2.AppendOptions{})
-		require.NoError(t, err)
+		a := testtool.Must(qcow2.NewAppender(f, qcow2.AppendOptions{}))(t)
 		require.ErrorContains(t, c.do(a), c.message)
 	}
 }
@@ -164,22 +152,19 @@ func (f *failingFile) WriteAt(p []byte, off int64) (int, error) {
 func TestAppendingToAFullDisk(t *testing.T) {
 	full := bytes.Repeat([]byte("x"), 1<<20)
 	finish := func(f *failingFile) (int64, error) {
-		a, err := qcow2.NewAppender(f, qcow2.AppendOptions{})
-		require.NoError(t, err)
+		a := testtool.Must(qcow2.NewAppender(f, qcow2.AppendOptions{}))(t)
 		for i := range int64(3) {
 			_, _ = a.WriteAt(full, i<<20)
 		}
 		return a.Finish(1 << 40) // the L1 table is longer than what is written at once
 	}
 	f := &failingFile{limit: 1 << 30}
-	length, err := finish(f)
-	require.NoError(t, err)
+	length := testtool.Must(finish(f))(t)
 	require.True(t, f.head)
 	require.Greater(t, length, int64(7<<20))
 	for _, limit := range []int64{1 << 12, 2 << 20, 3<<20 + 1<<12, 5 << 20, length - 1} {
 		f := &failingFile{limit: limit}
-		_, err := finish(f)
-		require.ErrorIs(t, err, io.ErrShortWrite, "%d", limit)
+		require.ErrorIs(t, testtool.Err(finish(f)), io.ErrShortWrite, "%d", limit)
 		require.False(t, f.head)
 	}
 }

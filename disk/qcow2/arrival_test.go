@@ -20,8 +20,7 @@ import (
 // guestOf writes the image's own content into p, which has zeros or the backing file's content.
 func guestOf(p []byte) qcow2.Guest {
 	return qcow2.Guest{
-		Write: func(data []byte,
-			off int64) error {
+		Write: func(data []byte, off int64) error {
 			copy(p[off:off+int64(len(data))], data)
 			return nil
 		},
@@ -32,9 +31,8 @@ func guestOf(p []byte) qcow2.Guest {
 // arrive reads a file as it comes into p, and returns how often it had to come.
 func arrive(t testing.TB, file, p []byte, small bool) (passes int) {
 	t.Helper()
-	a, err := qcow2.NewArrival(file[:min(len(file), qcow2.HeadSize)], int64(len(file)),
-		qcow2.Options{})
-	require.NoError(t, err)
+	a := testtool.Must(qcow2.NewArrival(file[:min(len(file), qcow2.HeadSize)], int64(len(file)),
+		qcow2.Options{}))(t)
 	require.Equal(t, int64(len(p)), a.Size())
 	for !a.Done() {
 		var in io.Reader = bytes.NewReader(file)
@@ -55,9 +53,8 @@ func compareArrival(t testing.TB, path string, want []byte) (passes int) {
 	var lay func(path string)
 	lay = func(path string) {
 		file := filetest.Content(t, path)
-		a, err := qcow2.NewArrival(file[:min(len(file), qcow2.HeadSize)], int64(len(file)),
-			qcow2.Options{})
-		require.NoError(t, err)
+		a := testtool.Must(qcow2.NewArrival(file[:min(len(file), qcow2.HeadSize)], int64(len(file)),
+			qcow2.Options{}))(t)
 		own := make([]byte, a.Size())
 		if name, format := a.Backing(); format == "raw" {
 			base := filetest.Content(t, filepath.Join(filepath.Dir(path), name))
@@ -137,8 +134,7 @@ func TestArrivalCut(t *testing.T) {
 	runTool(t, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, path)
 	file := filetest.Content(t, path)
 	for cut := 0; cut < len(file); cut += len(file)/40 + 1 {
-		a, err := qcow2.NewArrival(file, int64(len(file)), qcow2.Options{})
-		require.NoError(t, err)
+		a := testtool.Must(qcow2.NewArrival(file, int64(len(file)), qcow2.Options{}))(t)
 		require.ErrorIs(t, a.Pass(context.Background(), bytes.NewReader(file[:cut]),
 			guestOf(make([]byte, 2<<20))), io.ErrUnexpectedEOF)
 	}

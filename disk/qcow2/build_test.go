@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // near reads without a context.
@@ -75,17 +76,14 @@ func (im *image) compressed(i, off int, data []byte) {
 
 func deflated(t testing.TB, p []byte) []byte {
 	var b bytes.Buffer
-	w, err := flate.NewWriter(&b, 6)
-	require.NoError(t, err)
-	_, err = w.Write(p)
-	require.NoError(t, err)
+	w := testtool.Must(flate.NewWriter(&b, 6))(t)
+	require.NoError(t, testtool.Err(w.Write(p)))
 	require.NoError(t, w.Close())
 	return b.Bytes()
 }
 
 func zstandard(t testing.TB, p []byte) []byte {
-	w, err := zstd.NewWriter(nil)
-	require.NoError(t, err)
+	w := testtool.Must(zstd.NewWriter(nil))(t)
 	defer func() { _ = w.Close() }()
 	return w.EncodeAll(p, nil)
 }
@@ -97,9 +95,7 @@ func (im *image) open() (*Image, error) {
 // opened opens the image, which has to be valid.
 func (im *image) opened(t testing.TB) *Image {
 	t.Helper()
-	got, err := im.open()
-	require.NoError(t, err)
-	return got
+	return testtool.Must(im.open())(t)
 }
 
 // opensAs opens the image and reads all of it, which has to be want.

@@ -47,9 +47,7 @@ func compressedImage(t testing.TB, clusters int, kind uint8) (*Image, *countedFi
 	t.Helper()
 	im, content := compressedFile(t, clusters, kind)
 	file := &countedFile{Reader: bytes.NewReader(im.b)}
-	got, err := Open(bg, near{file}, int64(len(im.b)), Options{})
-	require.NoError(t, err)
-	return got, file, content
+	return testtool.Must(Open(bg, near{file}, int64(len(im.b)), Options{}))(t), file, content
 }
 
 func compressedFile(t testing.TB, clusters int, kind uint8) (*image, []byte) {
@@ -79,8 +77,7 @@ func TestSequentialReadsDecodeOnce(t *testing.T) {
 		got := make([]byte, len(content))
 		before := file.reads.Load()
 		for off := 0; off < len(got); off += 4096 {
-			_, err := im.ReadAt(bg, got[off:off+4096], int64(off))
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(im.ReadAt(bg, got[off:off+4096], int64(off))))
 		}
 		require.True(t, bytes.Equal(content, got))
 		require.EqualValues(t, 1+20, file.reads.Load()-before, "the table, and each cluster once")
@@ -122,8 +119,7 @@ func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
 			require.Empty(t, loaded)
 		}
 		require.False(t, decodes(im, 60<<10))
-		_, _, err := im.sameKind(bg, 0, 1<<16)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err2(im.sameKind(bg, 0, 1<<16)))
 		im.holdsNothing(t)
 	}
 }
@@ -134,20 +130,16 @@ func TestMoreOfABlockThatIsRead(t *testing.T) {
 		copy(p, "abcdefgh")
 		return nil
 	})
-	first, err := c.get(bg, 0, 1, 3)
-	require.NoError(t, err)
+	first := testtool.Must(c.get(bg, 0, 1, 3))(t)
 	require.Equal(t, "abc\x00\x00\x00\x00\x00", string(first.data))
-	second, err := c.get(bg, 0, 1, 4)
-	require.NoError(t, err)
+	second := testtool.Must(c.get(bg, 0, 1, 4))(t)
 	require.Equal(t, "abcdefgh", string(second.data))
 	require.Equal(t, "abc\x00\x00\x00\x00\x00", string(first.data), "what is read does not change")
 	first.release()
 	second.release()
-	third, err := c.get(bg, 0, 1, 4)
-	require.NoError(t, err)
+	third := testtool.Must(c.get(bg, 0, 1, 4))(t)
 	require.Equal(t, "abcdefgh", string(third.data))
-	fourth, err := c.get(bg, 0, 1, 8)
-	require.NoError(t, err)
+	fourth := testtool.Must(c.get(bg, 0, 1, 8))(t)
 	require.Same(t, third.slot, fourth.slot)
 	third.release()
 	fourth.release()
@@ -160,8 +152,7 @@ func TestReadOfManyClusters(t *testing.T) {
 		require.True(t, bytes.Equal(content, got))
 
 		// From the middle of a cluster into the middle of another one.
-		_, err := im.ReadAt(bg, got[:5<<16], 1000)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(im.ReadAt(bg, got[:5<<16], 1000)))
 		require.True(t, bytes.Equal(content[1000:][:5<<16], got[:5<<16]))
 	}
 }
@@ -186,8 +177,7 @@ func TestDamagedClusterAmongOthers(t *testing.T) {
 	require.ErrorAs(t, err, new(*FormatError))
 	require.Equal(t, cs, n)
 	require.True(t, bytes.Equal(content[:cs], p[:cs]))
-	_, err = got.ReadAt(bg, p[:cs], 2*cs)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(got.ReadAt(bg, p[:cs], 2*cs)))
 	require.True(t, bytes.Equal(content[2*cs:], p[:cs]))
 }
 
@@ -239,27 +229,22 @@ func TestCacheFailuresAndFullShards(t *testing.T) {
 		p[0] = byte(at)
 		return nil
 	})
-	_, err := c.get(bg, 1, 1, 8)
-	require.ErrorIs(t, err, failure)
+	require.ErrorIs(t, testtool.Err(c.get(bg, 1, 1, 8)), failure)
 	fail = false
 	var held []pinned
 	for i := range int64(minSlots) {
-		b, err := c.get(bg, i, uint64(i), 8)
-		require.NoError(t, err)
-		held = append(held, b)
+		held = append(held, testtool.Must(c.get(bg, i, uint64(i), 8))(t))
 	}
 	// Every slot is being read: one more block is loaded, and not kept.
 	for range 2 {
 		before := loads
-		b, err := c.get(bg, 100, 100, 8)
-		require.NoError(t, err)
+		b := testtool.Must(c.get(bg, 100, 100, 8))(t)
 		require.EqualValues(t, 100, b.data[0])
 		b.release()
 		require.Equal(t, before+1, loads)
 	}
 	fail = true
-	_, err = c.get(bg, 100, 100, 8)
-	require.ErrorIs(t, err, failure)
+	require.ErrorIs(t, testtool.Err(c.get(bg, 100, 100, 8)), failure)
 	fail = false
 	for i, b := range held {
 		require.EqualValues(t, i, b.data[0], "what is read does not change")
@@ -267,14 +252,11 @@ func TestCacheFailuresAndFullShards(t *testing.T) {
 	}
 	// The least recently used one makes room.
 	for _, key := range []int64{0, 2, 3, 100} {
-		b, err := c.get(bg, key, uint64(key), 8)
-		require.NoError(t, err)
-		b.release()
+		testtool.Must(c.get(bg, key, uint64(key), 8))(t).release()
 	}
 	before := loads
 	for _, key := range []int64{0, 2, 3, 100} {
-		b, err := c.get(bg, key, uint64(key), 8)
-		require.NoError(t, err)
+		b := testtool.Must(c.get(bg, key, uint64(key), 8))(t)
 		require.EqualValues(t, key, b.data[0])
 		b.release()
 	}
@@ -391,11 +373,7 @@ func TestPanicWhileLoading(t *testing.T) {
 	}
 	broken = false
 	for range 2 {
-		p, err := c.get(bg, 1, 0, 512)
-		require.NoError(t, err)
-		p.release()
+		testtool.Must(c.get(bg, 1, 0, 512))(t).release()
 	}
-	p, err := c.loadAside(bg, 0)
-	require.NoError(t, err)
-	p.release()
+	testtool.Must(c.loadAside(bg, 0))(t).release()
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // A table that is read again after the image was opened may have changed since it was validated.
@@ -39,8 +41,7 @@ func TestTableIsChangedAfterValidation(t *testing.T) {
 					for off := int64(0); off < 4*cs; off += cs / 2 {
 						_, _ = got.ReadAt(bg, make([]byte, n), off)
 						got.Decodes(off)
-						_, _, err := got.Extent(bg, off, got.Size()-off)
-						require.NoError(t, err)
+						require.NoError(t, testtool.Err2(got.Extent(bg, off, got.Size()-off)))
 					}
 				}
 			}
@@ -104,8 +105,7 @@ func TestFileBecomesShorter(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := &shrinkingFile{im.b, int64(len(im.b))}
-			got, err := Open(bg, near{file}, file.size, Options{})
-			require.NoError(t, err)
+			got := testtool.Must(Open(bg, near{file}, file.size, Options{}))(t)
 			got.SetBacking(near{&shrinkingFile{make([]byte, 8*cs), 3 * cs}}, 8*cs)
 			file.size = c.size
 			n, err := got.ReadAt(bg, make([]byte, c.n), c.off)

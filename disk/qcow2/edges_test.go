@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestLargestVirtualSize lifts the limit. A size that would overflow is refused like any other that
@@ -25,9 +27,8 @@ func TestLargestVirtualSize(t *testing.T) {
 // TestTooManyClusters: a limit on the number of clusters bounds the memory of their maps.
 func TestTooManyClusters(t *testing.T) {
 	im := newImage(9, 8<<9, 1)
-	_, err := Open(bg, near{hugeFile{im.b}}, maxClusters<<9, Options{})
-	require.NoError(t, err)
-	_, err = Open(bg, near{hugeFile{im.b}}, maxClusters<<9+1, Options{})
+	require.NoError(t, testtool.Err(Open(bg, near{hugeFile{im.b}}, maxClusters<<9, Options{})))
+	_, err := Open(bg, near{hugeFile{im.b}}, maxClusters<<9+1, Options{})
 	require.ErrorContains(t, err, "too many")
 }
 
@@ -49,8 +50,7 @@ func TestMetadataOfSeveralClusters(t *testing.T) {
 		im.put64(atL1<<bits, first<<bits|entryCopied)
 		return im
 	}
-	_, err := build().open()
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(build().open()))
 	// of the latter; the L1 table has more entries than it needs
 	for _, size = range []uint64{size, 8 * cs} {
 		for _, taken := range []uint64{atL1, atL1 + 1, refTable, refTable + 1,
@@ -115,8 +115,7 @@ func TestExtensionsAndTheirEnd(t *testing.T) {
 	}
 	im := newImage(bits, 8*cs, 1)
 	extension(im, headerLenV3, extBackingFormat, 65)
-	_, err := im.open()
-	require.ErrorContains(t, err, "backing format name has 65 bytes")
+	require.ErrorContains(t, testtool.Err(im.open()), "backing format name has 65 bytes")
 }
 
 func TestInfo(t *testing.T) {
@@ -157,8 +156,7 @@ func TestSubclusters(t *testing.T) {
 	}{0: {3 * sub, KindUnallocated}, 3*sub + 10: {2*sub - 10, KindData}, 5 * sub: {sub, KindZero},
 		31 * sub:     {cs + sub, KindData},
 		2*cs + 4*sub: {sub, KindZero}, 2*cs + 5*sub: {sub + 512, KindData}} {
-		n, kind, err := got.Extent(bg, off, size-off)
-		require.NoError(t, err)
+		n, kind := testtool.Must2(got.Extent(bg, off, size-off))(t)
 		require.Equal(t, c.kind, kind, off)
 		require.Equal(t, c.n, n, off)
 	}
@@ -185,8 +183,7 @@ func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 		// also where the backing file has nothing at all
 		for _, off := range []int{0, 2*cs + 999, 2*cs + 1000, 4 * cs} {
 			p := bytes.Repeat([]byte{0xa5}, 8*cs-off)
-			_, err := got.ReadAt(bg, p, int64(off))
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(got.ReadAt(bg, p, int64(off))))
 			require.True(t, bytes.Equal(want[off:], p), off)
 		}
 	}
@@ -206,8 +203,7 @@ func TestRestOfTheLastTable(t *testing.T) {
 	copy(want[(entries+2)*cs:], bytes.Repeat([]byte{7}, cs))
 	im.opensAs(t, want)
 	im.put64(im.l2(entries+3), math.MaxUint64)
-	_, err := im.open()
-	require.ErrorAs(t, err, new(*FormatError))
+	require.ErrorAs(t, testtool.Err(im.open()), new(*FormatError))
 }
 
 // TestFileEndsWithinASector has compressed data at the end of a file whose last sector is cut, at
@@ -251,11 +247,9 @@ func TestScatteredClusters(t *testing.T) {
 	for _, off := range []int64{-1, 3*cs + 512, math.MaxInt64} {
 		_, _, ok := got.Stored(bg, off, 1)
 		require.False(t, ok)
-		_, _, err := got.Extent(bg, off, 1)
-		require.ErrorContains(t, err, "outside the image")
+		require.ErrorContains(t, testtool.Err2(got.Extent(bg, off, 1)), "outside the image")
 	}
-	_, _, err := got.Extent(bg, 0, 3*cs+513)
-	require.ErrorContains(t, err, "outside the image")
+	require.ErrorContains(t, testtool.Err2(got.Extent(bg, 0, 3*cs+513)), "outside the image")
 }
 
 // TestAdvice: what qemu-img check finds no fault with is not sent there.

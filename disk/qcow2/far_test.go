@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 var errNotNow = errors.New("not now")
@@ -81,8 +83,7 @@ func TestFarTables(t *testing.T) {
 
 			p := make([]byte, 16)
 			off := int64(7 * (1 << bits / 8) << bits)
-			_, err = got.ReadAt(t.Context(), p, off)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(got.ReadAt(t.Context(), p, off)))
 			require.Equal(t, "of table 7", string(bytes.TrimRight(p, "\x00")))
 		})
 	}
@@ -133,9 +134,8 @@ func TestReaderThatGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		im, content := compressedFile(t, 4, compressionZlib)
 		file := &farFile{Reader: bytes.NewReader(im.b)}
-		got, err := Open(t.Context(), file, int64(len(im.b)), Options{Parallel: 4})
-		require.NoError(t, err)
-		_, err = got.ReadAt(t.Context(), make([]byte, 1), 0) // the table is in memory then
+		got := testtool.Must(Open(t.Context(), file, int64(len(im.b)), Options{Parallel: 4}))(t)
+		_, err := got.ReadAt(t.Context(), make([]byte, 1), 0) // the table is in memory then
 		require.NoError(t, err)
 
 		read := func(ctx context.Context) (time.Duration, error) {
@@ -177,9 +177,7 @@ func TestReaderThatGivesUp(t *testing.T) {
 		all.Wait()
 		require.EqualValues(t, before+2, file.reads.Load())
 		got.holdsNothing(t)
-		took, err := read(t.Context())
-		require.NoError(t, err)
-		require.Zero(t, took, "it is kept")
+		require.Zero(t, testtool.Must(read(t.Context()))(t), "it is kept")
 	})
 }
 
@@ -206,8 +204,7 @@ func TestWaitingForAPlaceEnds(t *testing.T) {
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		_, err := c.get(ctx, 1000, 1000, 8)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, testtool.Err(c.get(ctx, 1000, 1000, 8)), context.DeadlineExceeded)
 		close(goOn)
 		all.Wait()
 		require.Empty(t, c.places)
@@ -239,10 +236,8 @@ func TestPiecesAreAnnounced(t *testing.T) {
 	for _, off := range []int64{0, 100, 5 * cs} {
 		l.announced, l.read, l.sudden = map[int64]int64{}, nil, nil
 		p, q := make([]byte, got.Size()-off), make([]byte, got.Size()-off)
-		_, err := got.ReadAt(bg, p, off)
-		require.NoError(t, err)
-		_, err = want.ReadAt(bg, q, off)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(got.ReadAt(bg, p, off)))
+		require.NoError(t, testtool.Err(want.ReadAt(bg, q, off)))
 		require.True(t, bytes.Equal(q, p))
 		require.Greater(t, len(l.read), 4)
 		require.Equal(t, l.read[:1], l.sudden, "all but the first piece are announced")

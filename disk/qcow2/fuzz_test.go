@@ -91,8 +91,7 @@ func FuzzArrival(f *testing.F) {
 		const limit = 1 << 20
 		got := make([]byte, limit)
 		a, err := NewArrival(b, int64(len(b)), Options{MaxVirtualSize: limit})
-		guest := Guest{Write: func(p []byte,
-			off int64) error {
+		guest := Guest{Write: func(p []byte, off int64) error {
 			copy(got[off:off+int64(len(p))], p)
 			return nil
 		}}

@@ -40,8 +40,7 @@ func TestWhatQEMURefuses(t *testing.T) {
 	require.NoError(t, os.WriteFile(raw, bytes.Repeat([]byte("data"), 256<<10), 0o600))
 	runTool(t, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-o",
 		"cluster_size=4k,compression_type=zstd", raw, path)
-	whole, err := os.ReadFile(path)
-	require.NoError(t, err)
+	whole := testtool.Must(os.ReadFile(path))(t)
 	be := binary.BigEndian
 	type field struct {
 		name     string

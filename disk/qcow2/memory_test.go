@@ -174,6 +174,5 @@ func TestTablesEnd(t *testing.T) {
 	require.ErrorIs(t, f.arrive(ctx), context.Canceled)
 	ctx, cancel = context.WithCancel(bg)
 	defer cancel()
-	_, err := Open(ctx, near{f}, f.size, Options{})
-	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, testtool.Err(Open(ctx, near{f}, f.size, Options{})), context.Canceled)
 }

@@ -35,22 +35,16 @@ func (n nearFile) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 // openFile opens an image and, by the names in it, its backing files, all in one directory.
 func openFile(t testing.TB, path string) *qcow2.Image {
 	t.Helper()
-	f, err := os.Open(path)
-	require.NoError(t, err)
+	f := testtool.Must(os.Open(path))(t)
 	t.Cleanup(func() { _ = f.Close() })
-	st, err := f.Stat()
-	require.NoError(t, err)
-	im, err := qcow2.Open(t.Context(), nearFile{f}, st.Size(), qcow2.Options{})
-	require.NoError(t, err, path)
+	st := testtool.Must(f.Stat())(t)
+	im := testtool.Must(qcow2.Open(t.Context(), nearFile{f}, st.Size(), qcow2.Options{}))(t, path)
 	if name := im.Info().BackingFile; name != "" {
 		base := filepath.Join(filepath.Dir(path), filepath.Base(name))
 		if im.Info().BackingFormat == "raw" {
-			b, err := os.Open(base)
-			require.NoError(t, err)
+			b := testtool.Must(os.Open(base))(t)
 			t.Cleanup(func() { _ = b.Close() })
-			bst, err := b.Stat()
-			require.NoError(t, err)
-			im.SetBacking(nearFile{b}, bst.Size())
+			im.SetBacking(nearFile{b}, testtool.Must(b.Stat())(t).Size())
 		} else {
 			b := openFile(t, base)
 			im.SetBacking(b, b.Size())
@@ -148,8 +142,7 @@ func randomImage(t *testing.T, r *rand.Rand, dir string) {
 	}
 	raw := filepath.Join(dir, "raw")
 	runTool(t, "qemu-img", "convert", "-f", "qcow2", "-O", "raw", top, raw)
-	want, err := os.ReadFile(raw)
-	require.NoError(t, err)
+	want := testtool.Must(os.ReadFile(raw))(t)
 	compareImage(t, r, openFile(t, top), want)
 	compareArrival(t, top, want)
 }
@@ -234,8 +227,7 @@ func randomWrites(r *rand.Rand, size int64, compress bool, file string) []string
 func compareImage(t *testing.T, r *rand.Rand, im *qcow2.Image, want []byte) {
 	require.Equal(t, int64(len(want)), im.Size())
 	got := bytes.Repeat([]byte{0xa5}, len(want)) // zeros have to be written, too
-	n, err := im.ReadAt(t.Context(), got, 0)
-	require.NoError(t, err)
+	n := testtool.Must(im.ReadAt(t.Context(), got, 0))(t)
 	require.Equal(t, len(want), n)
 	if !bytes.Equal(got, want) {
 		for i := range got {
@@ -245,21 +237,18 @@ func compareImage(t *testing.T, r *rand.Rand, im *qcow2.Image, want []byte) {
 	for range 20 {
 		off := r.Int64N(im.Size())
 		part := bytes.Repeat([]byte{0xa5}, int(min(im.Size()-off, r.Int64N(200<<10)+1)))
-		_, err := im.ReadAt(t.Context(), part, off)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(im.ReadAt(t.Context(), part, off)))
 		require.True(t, bytes.Equal(want[off:off+int64(len(part))], part), "%d bytes at %d",
 			len(part), off)
 	}
 	stored := make(map[qcow2.Kind]int64)
 	for off := int64(0); off < im.Size(); {
-		n, kind, err := im.Extent(t.Context(), off, im.Size()-off)
-		require.NoError(t, err)
+		n, kind := testtool.Must2(im.Extent(t.Context(), off, im.Size()-off))(t)
 		require.Positive(t, n)
 		stored[kind] += n
 		within := r.Int64N(n)
 		length := r.Int64N(n-within) + 1
-		part, same, err := im.Extent(t.Context(), off+within, length)
-		require.NoError(t, err)
+		part, same := testtool.Must2(im.Extent(t.Context(), off+within, length))(t)
 		require.Equal(t, kind, same, "%d bytes from %d of the run of %d bytes at %d", length,
 			within, n, off)
 		require.Equal(t, length, part, "%d bytes from %d of the run of %d bytes at %d", length,

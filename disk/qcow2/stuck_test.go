@@ -38,8 +38,7 @@ func TestDecodesDoesNotWaitForStorage(t *testing.T) {
 	im.compressed(1, (atData+1)<<16, deflated(t, words(1<<16, 1)))
 	file := &stuckFile{Reader: bytes.NewReader(im.b), stuck: make(chan struct{}),
 		back: make(chan struct{})}
-	got, err := Open(bg, near{file}, int64(len(im.b)), Options{})
-	require.NoError(t, err)
+	got := testtool.Must(Open(bg, near{file}, int64(len(im.b)), Options{}))(t)
 	close(file.stuck)
 	ask := func(off int64) (slow, below bool) {
 		asked := make(chan struct{})
@@ -94,9 +93,7 @@ func TestShards(t *testing.T) {
 	require.Len(t, c.shards, maxShards)
 	for key := range int64(64) {
 		require.False(t, c.has(1000+key, 1))
-		b, err := c.get(bg, 1000+key, uint64(key), 8)
-		require.NoError(t, err)
-		b.release()
+		testtool.Must(c.get(bg, 1000+key, uint64(key), 8))(t).release()
 	}
 	for key := range int64(64) {
 		require.True(t, c.has(1000+key, 8))

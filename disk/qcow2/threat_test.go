@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestRefused has an image for each attack that a hostile one can try, and the reason that a person
@@ -206,8 +207,7 @@ func TestAccepted(t *testing.T) {
 	t.Run("dirty", func(t *testing.T) {
 		im := newImage(bits, 8*cs, 4)
 		im.put64(72, incompatDirty)
-		_, err := im.open()
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(im.open()))
 	})
 	t.Run("zero cluster with a place", func(t *testing.T) {
 		im := newImage(bits, 8*cs, 4)
@@ -235,8 +235,7 @@ func TestAccepted(t *testing.T) {
 		require.Equal(t, "raw", got.Info().BackingFormat)
 	})
 	t.Run("reading past the end", func(t *testing.T) {
-		got, err := newImage(bits, 8*cs, 1).open()
-		require.NoError(t, err)
+		got := testtool.Must(newImage(bits, 8*cs, 1).open())(t)
 		n, err := got.ReadAt(bg, make([]byte, 1024), 8*cs-512)
 		require.Equal(t, 512, n)
 		require.ErrorIs(t, err, io.EOF)
@@ -272,8 +271,7 @@ func TestCompressed(t *testing.T) {
 			require.Equal(t, append(bytes.Clone(want), want...), p)
 			part := make([]byte, 10)
 			for off := int64(cs - 5); off < cs+5; off++ {
-				_, err := got.ReadAt(bg, part, off)
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(got.ReadAt(bg, part, off)))
 				require.Equal(t, p[off:off+10], part)
 			}
 		})
@@ -359,8 +357,7 @@ func TestMemory(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, int64(64<<40), got.Size())
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(16<<20))
-	n, kind, err := got.Extent(bg, 0, got.Size())
-	require.NoError(t, err)
+	n, kind := testtool.Must2(got.Extent(bg, 0, got.Size()))(t)
 	require.Equal(t, KindUnallocated, kind)
 	require.Equal(t, got.Size(), n)
 }

@@ -85,8 +85,7 @@ func (f *memoryFile) WriteAt(p []byte, off int64) (int, error) {
 func write(t testing.TB, src qcow2.Source, opt qcow2.WriteOptions) []byte {
 	t.Helper()
 	var f memoryFile
-	n, err := qcow2.Write(t.Context(), &f, src, opt)
-	require.NoError(t, err)
+	n := testtool.Must(qcow2.Write(t.Context(), &f, src, opt))(t)
 	require.EqualValues(t, len(f.b), n)
 	return f.b
 }
@@ -138,8 +137,7 @@ func content(r *rand.Rand, size int) []byte {
 // requireStored fails unless Open accepts the image, and it holds the disk.
 func requireStored(t *testing.T, d *memoryDisk, image []byte) {
 	t.Helper()
-	im, err := openBytes(t, image)
-	require.NoError(t, err)
+	im := testtool.Must(openBytes(t, image))(t)
 	require.Equal(t, d.size, im.Size())
 	step := min(d.size, 1<<20)
 	got, want := make([]byte, step), make([]byte, step)
@@ -183,13 +181,11 @@ func requireCheckedByQEMU(t *testing.T, d *memoryDisk, image []byte) {
 	if d.size > 15<<40 {
 		return // ext4 has no such files
 	}
-	f, err := os.Create(raw)
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(raw))(t)
 	defer f.Close()
 	require.NoError(t, f.Truncate(d.size))
 	for _, r := range d.runs {
-		_, err := f.WriteAt(r.content, r.off)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(f.WriteAt(r.content, r.off)))
 	}
 	runTool(t, "qemu-img", "compare", "-q", "-f", "qcow2", "-F", "raw", path, raw)
 }
@@ -265,9 +261,7 @@ func TestWriteKinds(t *testing.T) {
 	d := shapes()["noise and text in turns"]
 	for _, c := range compressions {
 		image := write(t, d, qcow2.WriteOptions{Compression: c})
-		im, err := openBytes(t, image)
-		require.NoError(t, err)
-		info := im.Info()
+		info := testtool.Must(openBytes(t, image))(t).Info()
 		noise, text := int64(6*64<<10), int64(9*64<<10)
 		if c == qcow2.CompressionNone {
 			require.Equal(t, []int64{noise + text, 0}, []int64{info.PlainSize, info.CompressedSize})

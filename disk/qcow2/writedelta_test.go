@@ -61,8 +61,7 @@ func TestWriteDelta(t *testing.T) {
 				require.NoError(t, os.WriteFile(filepath.Join(dir, "below.raw"), old, 0o644))
 				require.NoError(t, os.WriteFile(filepath.Join(dir, "want.raw"), want, 0o644))
 
-				im, err := openBytes(t, top)
-				require.NoError(t, err)
+				im := testtool.Must(openBytes(t, top))(t)
 				info := im.Info()
 				require.Equal(t, "below.raw", info.BackingFile)
 				require.Equal(t, "raw", info.BackingFormat)

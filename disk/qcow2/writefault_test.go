@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // fullFile takes some bytes, and then is full.
@@ -146,12 +147,10 @@ func TestWriteOfWhatChanges(t *testing.T) {
 		var reads atomic.Int64
 		src := &changingDisk{memoryDisk: d, zero: func() bool { return reads.Add(1) > 1 }}
 		image := write(t, src, qcow2.WriteOptions{Compression: c})
-		_, err := openBytes(t, image)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(openBytes(t, image)))
 		reads.Store(-20)
 		image = write(t, src, qcow2.WriteOptions{Compression: c})
-		_, err = openBytes(t, image)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(openBytes(t, image)))
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // flatDisk is a Source without holes.
@@ -36,10 +38,8 @@ func TestWrittenTablesAreAtTheFront(t *testing.T) {
 	clear(b[200<<10 : 600<<10]) // several tables
 	f := make(sliceFile, 4<<20)
 	d := flatDisk{near{bytes.NewReader(b)}, int64(len(b))}
-	n, err := Write(t.Context(), f, d, WriteOptions{clusterBits: 9})
-	require.NoError(t, err)
-	im, err := Open(bg, near{bytes.NewReader(f[:n])}, n, Options{})
-	require.NoError(t, err)
+	n := testtool.Must(Write(t.Context(), f, d, WriteOptions{clusterBits: 9}))(t)
+	im := testtool.Must(Open(bg, near{bytes.NewReader(f[:n])}, n, Options{}))(t)
 
 	h := im.hdr
 	first, tables := n, 0
@@ -66,7 +66,7 @@ func TestWrittenTablesAreAtTheFront(t *testing.T) {
 
 	head := bytes.Clone(f[:n])
 	clear(head[first:])
-	_, err = Open(bg, near{bytes.NewReader(head)}, n, Options{})
+	_, err := Open(bg, near{bytes.NewReader(head)}, n, Options{})
 	require.NoError(t, err, "nothing behind it is needed")
 }
 
@@ -75,8 +75,7 @@ func TestCompressorsForget(t *testing.T) {
 	r := rand.New(rand.NewPCG(17, 6))
 	for _, c := range []Compression{CompressionZstd, CompressionZlib} {
 		const size = 64 << 10
-		used, err := newCompressor(c)
-		require.NoError(t, err)
+		used := testtool.Must(newCompressor(c))(t)
 		for range 60 {
 			cluster := make([]byte, size)
 			alphabet := 1 + r.IntN(256)
@@ -86,8 +85,7 @@ func TestCompressorsForget(t *testing.T) {
 					cluster[i] = cluster[i-1-r.IntN(100)]
 				}
 			}
-			fresh, err := newCompressor(c)
-			require.NoError(t, err)
+			fresh := testtool.Must(newCompressor(c))(t)
 			require.True(t, bytes.Equal(fresh(nil, cluster), used(nil, cluster)), c)
 		}
 	}
@@ -96,8 +94,7 @@ func TestCompressorsForget(t *testing.T) {
 // QEMU decodes zlib clusters with a window of 4 KiB: no match may reach back further, however
 // well it would fit.
 func TestZlibStaysInItsWindow(t *testing.T) {
-	compress, err := newCompressor(CompressionZlib)
-	require.NoError(t, err)
+	compress := testtool.Must(newCompressor(CompressionZlib))(t)
 	r := rand.New(rand.NewPCG(17, 7))
 	for _, distance := range []int{1 << 10, 1<<12 - 1, 1<<12 + 1, 1 << 13, 1 << 15} {
 		cluster := make([]byte, 64<<10)

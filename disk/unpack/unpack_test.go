@@ -52,10 +52,9 @@ func TestEndIsChecked(t *testing.T) {
 	damaged[len(damaged)-5] ^= 1 // its checksum
 	for want, data := range map[string][]byte{"cannot be decompressed": damaged,
 		"two disks": packtest.Tar(t, one, packtest.File{Name: "b.raw", Data: raw})} {
-		c, err := Open("a.tar", bytes.NewReader(data), -1, Options{})
-		require.NoError(t, err)
+		c := testtool.Must(Open("a.tar", bytes.NewReader(data), -1, Options{}))(t)
 		got := make([]byte, c.Size)
-		_, err = io.ReadFull(c, got)
+		_, err := io.ReadFull(c, got)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(raw, got))
 		for range 2 {
@@ -110,8 +109,7 @@ func TestOpen(t *testing.T) {
 		"twice.gz": {packtest.Gzip(t, packtest.Gzip(t, raw)), raw, "twice", "gzip gzip"},
 	} {
 		t.Run(filepath.Base(name), func(t *testing.T) {
-			got, content, err := all(name, c.data, Options{})
-			require.NoError(t, err)
+			got, content := testtool.Must2(all(name, c.data, Options{}))(t)
 			require.True(t, bytes.Equal(c.want, content))
 			require.Equal(t, c.disk, got.Name)
 			require.Equal(t, c.formats, strings.Join(texts(got.Formats), " "))
@@ -207,10 +205,9 @@ func TestMemory(t *testing.T) {
 	raw := rawDisk(1 << 20)
 	for code, memory := range map[byte]int64{24: 16 << 20, 26: 32 << 20, 28: 64 << 20} {
 		data := packtest.XzNeeding(raw, code)
-		_, got, err := all("x.xz", data, Options{Memory: memory})
-		require.NoError(t, err)
+		_, got := testtool.Must2(all("x.xz", data, Options{Memory: memory}))(t)
 		require.True(t, bytes.Equal(raw, got))
-		_, _, err = all("x.xz", data, Options{Memory: memory - 1})
+		_, _, err := all("x.xz", data, Options{Memory: memory - 1})
 		require.ErrorContains(t, err, "memory")
 	}
 	_, _, err := all("x.xz", packtest.XzNeeding(raw, 30), Options{Memory: 1 << 40}) // 128 MiB
@@ -219,8 +216,7 @@ func TestMemory(t *testing.T) {
 	var before, after runtime.MemStats
 	huge := packtest.XzNeeding(raw, 37)
 	runtime.ReadMemStats(&before)
-	_, _, err = all("x.xz", huge, Options{})
-	require.Error(t, err)
+	require.Error(t, testtool.Err2(all("x.xz", huge, Options{})))
 	runtime.ReadMemStats(&after)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20))
 }
@@ -254,13 +250,11 @@ func TestBombs(t *testing.T) {
 			Data: make([]byte, 2*limit)}), "bzip2"),
 	} {
 		require.Less(t, len(data), 32<<10, name)
-		to, err := image.Scratch(t.TempDir())
-		require.NoError(t, err)
+		to := testtool.Must(image.Scratch(t.TempDir()))(t)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		in := &endless{data: data}
-		c, err := Open(name, in, -1, Options{})
-		require.NoError(t, err, name)
+		c := testtool.Must(Open(name, in, -1, Options{}))(t, name)
 		a := image.NewArrival("a.raw", c.Size, to, image.ArrivalOptions{
 			Options: image.Options{MaxVirtualSize: limit}})
 		require.ErrorContains(t, a.Pass(t.Context(), c), "more than the limit", name)
@@ -268,9 +262,7 @@ func TestBombs(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(48<<20), name)
 		require.Less(t, in.came, int64(256<<10), name)
-		info, err := to.File().Stat()
-		require.NoError(t, err)
-		require.LessOrEqual(t, info.Size(), int64(limit), name)
+		require.LessOrEqual(t, testtool.Must(to.File().Stat())(t).Size(), int64(limit), name)
 		require.NoError(t, to.Finish(nil))
 	}
 }
@@ -288,10 +280,8 @@ func TestXzOfARM64(t *testing.T) {
 func TestXz9(t *testing.T) {
 	raw := rawDisk(4 << 20)
 	data := packtest.Tool(t, raw, "xz", "-9")
-	_, _, err := all("x.xz", data, Options{})
-	require.ErrorContains(t, err, "--unpack-memory")
-	_, got, err := all("x.xz", data, Options{Memory: MaxMemory})
-	require.NoError(t, err)
+	require.ErrorContains(t, testtool.Err2(all("x.xz", data, Options{})), "--unpack-memory")
+	_, got := testtool.Must2(all("x.xz", data, Options{Memory: MaxMemory}))(t)
 	require.True(t, bytes.Equal(raw, got))
 }
 
@@ -314,8 +304,7 @@ func TestSparseTar(t *testing.T) {
 			"-cf", "-", "disk.raw").Output()
 		require.NoError(t, err)
 		require.Less(t, len(out), 2<<20)
-		c, got, err := all("x.tar", out, Options{})
-		require.NoError(t, err, format)
+		c, got := testtool.Must2(all("x.tar", out, Options{}))(t, format)
 		require.True(t, bytes.Equal(raw, got), format)
 		require.Equal(t, int64(len(raw)), c.Size)
 	}

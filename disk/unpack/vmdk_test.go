@@ -62,8 +62,7 @@ func vmdkOf(t testing.TB, disk []byte, change func(head []byte), sectors ...int)
 		}
 		var z bytes.Buffer
 		w := zlib.NewWriter(&z)
-		_, err := w.Write(grain)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(w.Write(grain)))
 		require.NoError(t, w.Close())
 		b = le.AppendUint32(le.AppendUint64(b, uint64(sector)), uint32(z.Len()))
 		b = append(b, z.Bytes()...)
@@ -98,8 +97,7 @@ func TestVMDK(t *testing.T) {
 			packtest.File{Name: "a.vmdk.xz", Data: packtest.Xz(image)}),
 		"box.ova": ova, "box.ova.gz": packtest.Gzip(t, ova),
 		"a.vmdk.gz.gz": packtest.Gzip(t, packtest.Gzip(t, image))} {
-		c, got, err := all(name, data, Options{})
-		require.NoError(t, err, name)
+		c, got := testtool.Must2(all(name, data, Options{}))(t, name)
 		require.True(t, bytes.Equal(disk, got), name)
 		want := "a.raw"
 		if strings.HasPrefix(name, "box") {
@@ -110,21 +108,16 @@ func TestVMDK(t *testing.T) {
 	// What follows the last grain of a full disk is read, too: an upload must have a reader for it.
 	disk = disk[:128<<10]
 	from := bytes.NewReader(vmdkOf(t, disk, nil, 0, 128))
-	c, err := Open("a.vmdk", from, -1, Options{})
-	require.NoError(t, err)
-	got, err := io.ReadAll(c)
-	require.NoError(t, err)
+	got := testtool.Must(io.ReadAll(testtool.Must(Open("a.vmdk", from, -1, Options{}))(t)))(t)
 	require.True(t, bytes.Equal(disk, got))
 	require.Zero(t, from.Len())
 	var empty *Content
-	empty, got, err = all("a.vmdk", vmdkOf(t, make([]byte, 2<<20), nil), Options{})
-	require.NoError(t, err)
+	empty, got = testtool.Must2(all("a.vmdk", vmdkOf(t, make([]byte, 2<<20), nil), Options{}))(t)
 	require.Equal(t, make([]byte, 2<<20), got)
 	require.Equal(t, "a.raw", empty.Name)
 	text := bytes.Repeat([]byte("text of a disk\n\n"), 4096)
-	_, got, err = all("a.ova", packtest.Tar(t, packtest.File{Name: "a.vmdk",
-		Data: vmdkOf(t, text, nil, 0)}), Options{})
-	require.NoError(t, err, "a VMDK image is a disk, whatever is on it")
+	_, got = testtool.Must2(all("a.ova", packtest.Tar(t, packtest.File{Name: "a.vmdk",
+		Data: vmdkOf(t, text, nil, 0)}), Options{}))(t, "a VMDK image is a disk, whatever is on it")
 	require.Equal(t, text, got)
 }
 
@@ -144,8 +137,7 @@ func TestVMDKOfQEMU(t *testing.T) {
 			"vmdk", "-o", "subformat=streamOptimized", path("raw"), path("vmdk")).CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		image := filetest.Content(t, path("vmdk"))
-		_, got, err := all("a.vmdk", image, Options{})
-		require.NoError(t, err)
+		_, got := testtool.Must2(all("a.vmdk", image, Options{}))(t)
 		require.True(t, bytes.Equal(disk, got), size)
 		if size < 3<<20 {
 			continue
@@ -161,8 +153,7 @@ func TestVMDKOfQEMU(t *testing.T) {
 			"subformat="+form, path(form), "1M").CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		image := filetest.Content(t, path(form))
-		c, err := Open("a.vmdk", bytes.NewReader(image), -1, Options{})
-		require.NoError(t, err)
+		c := testtool.Must(Open("a.vmdk", bytes.NewReader(image), -1, Options{}))(t)
 		require.Empty(t, c.Formats, "it is left to who converts it")
 	}
 }
@@ -264,8 +255,7 @@ func TestVMDKRefused(t *testing.T) {
 			copy(p[200:], "\nRW 1 SPARSE \"y.vmdk\"\n")
 		})), "one of 2 files"},
 	} {
-		_, _, err := all("a.vmdk", c.image, Options{})
-		require.ErrorContains(t, err, c.want, name)
+		require.ErrorContains(t, testtool.Err2(all("a.vmdk", c.image, Options{})), c.want, name)
 	}
 }
 
@@ -358,8 +348,7 @@ func TestVMDKTables(t *testing.T) {
 	for name, f := range behind {
 		t.Run(name, func(t *testing.T) { refused(t, whole, f) })
 	}
-	_, got, err := all("a.vmdk", whole, Options{})
-	require.NoError(t, err)
+	_, got := testtool.Must2(all("a.vmdk", whole, Options{}))(t)
 	require.Len(t, got, len(disk))
 	// A grain that is said to be zeros, where the header allows it, is as one that is not there.
 	flags := func(p []byte) []byte {
@@ -369,7 +358,7 @@ func TestVMDKTables(t *testing.T) {
 		return p
 	}
 	refused(t, whole, put(end-table+5*4, 1))
-	_, _, err = all("a.vmdk", put(end-table+5*4, 1)(flags(bytes.Clone(whole))), Options{})
+	_, _, err := all("a.vmdk", put(end-table+5*4, 1)(flags(bytes.Clone(whole))), Options{})
 	require.NoError(t, err)
 
 	testtool.Need(t, "qemu-img")
@@ -384,7 +373,6 @@ func TestVMDKTables(t *testing.T) {
 		put(int(le.Uint64(before[56:])*512), 0)} {
 		refused(t, before, f)
 	}
-	_, got, err = all("a.vmdk", before, Options{})
-	require.NoError(t, err)
+	_, got = testtool.Must2(all("a.vmdk", before, Options{}))(t)
 	require.True(t, bytes.Equal(disk, got))
 }

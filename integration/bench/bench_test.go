@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestMedian(t *testing.T) {
@@ -46,39 +47,28 @@ func TestParseClients(t *testing.T) {
 	const perf = "\r00:00:01 - lba 1, iops current 47307 (184 MB/s), iops average 47307 (184 " +
 		"MB/s), in_flight 32, busy 0" +
 		"\niops average 52029 (203 MB/s)                \n\nfinished.\n"
-	rate, err := parseIscsiPerf(perf)
-	require.NoError(t, err)
-	require.Equal(t, 52029.0, rate)
-	_, err = parseIscsiPerf("iops average 0 (0 MB/s)")
-	require.ErrorIs(t, err, errHung)
-	_, err = parseIscsiPerf("login failed")
-	require.ErrorContains(t, err, "login failed")
+	require.Equal(t, 52029.0, testtool.Must(parseIscsiPerf(perf))(t))
+	require.ErrorIs(t, testtool.Err(parseIscsiPerf("iops average 0 (0 MB/s)")), errHung)
+	require.ErrorContains(t, testtool.Err(parseIscsiPerf("login failed")), "login failed")
 
 	elapsed, err := parseQemuBench("Sending 2000 write requests\nRun completed in 0.046 seconds.\n")
 	require.NoError(t, err)
 	require.Equal(t, 46*time.Millisecond, elapsed)
-	elapsed, err = parseQemuBench("Run completed in 0.000 seconds.\n")
-	require.NoError(t, err)
+	elapsed = testtool.Must(parseQemuBench("Run completed in 0.000 seconds.\n"))(t)
 	require.Equal(t, time.Millisecond, elapsed)
-	_, err = parseQemuBench("qemu-img: failed")
-	require.ErrorContains(t, err, "failed")
+	require.ErrorContains(t, testtool.Err(parseQemuBench("qemu-img: failed")), "failed")
 	require.Equal(t, 500.0, client{operations: 1000, elapsed: 2 * time.Second}.rate())
 }
 
 func TestProcfs(t *testing.T) {
-	used, err := parseStat("7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 150 25 30 1 20 0\n")
-	require.NoError(t, err)
+	used := testtool.Must(parseStat("7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 150 25 30 1 20 0\n"))(t)
 	require.Equal(t, 2060*time.Millisecond, used)
-	_, err = parseStat("7 (a) S 1")
-	require.Error(t, err)
-	anonymous, err := parseRssAnon("VmRSS:\t 2000 kB\nRssAnon:\t    1234 kB\n")
-	require.NoError(t, err)
+	require.Error(t, testtool.Err(parseStat("7 (a) S 1")))
+	anonymous := testtool.Must(parseRssAnon("VmRSS:\t 2000 kB\nRssAnon:\t    1234 kB\n"))(t)
 	require.EqualValues(t, 1234<<10, anonymous)
-	_, err = parseRssAnon("VmRSS: 1 kB\n")
-	require.Error(t, err)
+	require.Error(t, testtool.Err(parseRssAnon("VmRSS: 1 kB\n")))
 
-	_, err = cpuTime(os.Getpid())
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(cpuTime(os.Getpid())))
 	stop := watchMemory(os.Getpid())
 	require.Positive(t, stop())
 }
@@ -86,10 +76,9 @@ func TestProcfs(t *testing.T) {
 // TestExpandMeasures checks that one measurement fills every column of the tables.
 func TestExpandMeasures(t *testing.T) {
 	for try := 1; ; try++ {
-		u, err := expand(t.Context(),
+		u := testtool.Must(expand(t.Context(),
 			[]string{"dd", "if=/dev/zero", "of=/dev/null", "bs=32M", "count=20"},
-			t.TempDir()+"/raw")
-		require.NoError(t, err)
+			t.TempDir()+"/raw"))(t)
 		require.Positive(t, u.wall)
 		require.Greater(t, u.memory, 32.0*(1<<20))
 		if u.anonymous > 0 {
@@ -112,8 +101,7 @@ func TestFloor(t *testing.T) {
 	const size = 4 << 20
 	raw := filepath.Join(t.TempDir(), "lun.raw")
 	require.NoError(t, os.WriteFile(raw, make([]byte, size), 0o600))
-	floor, err := peers.StartFloor(t.TempDir(), raw)
-	require.NoError(t, err)
+	floor := testtool.Must(peers.StartFloor(t.TempDir(), raw))(t)
 	t.Cleanup(func() { require.NoError(t, floor.Stop()) })
 	for _, load := range []generatorLoad{
 		{bytes: 4 << 10, depth: 1, sessions: 1, luns: 1},
@@ -126,8 +114,7 @@ func TestFloor(t *testing.T) {
 		require.NoError(t, err, load.String())
 		require.Positive(t, done.operations, load.String())
 	}
-	content, err := os.ReadFile(raw)
-	require.NoError(t, err)
+	content := testtool.Must(os.ReadFile(raw))(t)
 	want := make([]byte, 256<<10)
 	for i := range want {
 		want[i] = byte(i * 7)
@@ -136,8 +123,7 @@ func TestFloor(t *testing.T) {
 		"the generator's writes are in the file")
 	// A read beyond the end fails: the connection ends, and the load says so.
 	beyond := generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: size << 20}
-	_, err = generate(t.Context(), beyond, floor.URL, 50*time.Millisecond)
-	require.Error(t, err)
+	require.Error(t, testtool.Err(generate(t.Context(), beyond, floor.URL, 50*time.Millisecond)))
 }
 
 // TestLink: data arrives unchanged, and not too early.
@@ -147,14 +133,10 @@ func TestLink(t *testing.T) {
 		_, _ = w.Write(content)
 	}))
 	defer server.Close()
-	k, err := newLink(strings.TrimPrefix(server.URL, "http://"))
-	require.NoError(t, err)
+	k := testtool.Must(newLink(strings.TrimPrefix(server.URL, "http://")))(t)
 	defer func() { require.NoError(t, k.close()) }()
 	begin := time.Now()
-	res, err := http.Get("http://" + k.address)
-	require.NoError(t, err)
-	got, err := io.ReadAll(res.Body)
-	require.NoError(t, err)
+	got := testtool.Must(io.ReadAll(testtool.Must(http.Get("http://" + k.address))(t).Body))(t)
 	require.True(t, bytes.Equal(content, got))
 	least := 4*linkDelay + time.Duration(float64(len(content))/linkRate*float64(time.Second))
 	require.GreaterOrEqual(t, time.Since(begin), least)

@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
@@ -18,15 +19,13 @@ import (
 func TestGenerate(t *testing.T) {
 	const size = 8 << 20
 	disks := serving.New(serving.Config{})
-	srv, err := target.New(target.Options{Disks: disks})
-	require.NoError(t, err)
+	srv := testtool.Must(target.New(target.Options{Disks: disks}))(t)
 	for n := range byte(3) {
 		require.NoError(t, disks.Add(serving.Options{Number: uint16(n) + 1, Name: "bench",
 			Disk: disktest.NewMemory(size), Access: serving.AccessWriteShared,
 			Identity: disk.Identity{Serial: fmt.Sprint("bench-", n), NAA: [8]byte{0x30, 7: n}}}))
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()
 	t.Cleanup(func() {
@@ -45,50 +44,39 @@ func TestGenerate(t *testing.T) {
 	} {
 		t.Run(load.String(), func(t *testing.T) {
 			load.size = size
-			done, err := generate(t.Context(), load, url, 50*time.Millisecond)
-			require.NoError(t, err)
+			done := testtool.Must(generate(t.Context(), load, url, 50*time.Millisecond))(t)
 			require.Positive(t, done.operations)
 		})
 	}
-	conn, err := connect(url, 0,
-		generatorLoad{bytes: 4096, depth: 4, sessions: 1, luns: 1, size: size}, silence)
-	require.NoError(t, err)
-	done, err := conn.run(func() bool { return true })
-	require.NoError(t, err)
+	conn := testtool.Must(connect(url, 0,
+		generatorLoad{bytes: 4096, depth: 4, sessions: 1, luns: 1, size: size}, silence))(t)
+	done := testtool.Must(conn.run(func() bool { return true }))(t)
 	require.EqualValues(t, 1, done, "at least one is sent")
 	require.NoError(t, conn.close())
-	_, err = generate(t.Context(),
+	require.ErrorContains(t, testtool.Err(generate(t.Context(),
 		generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 4, size: size}, url,
-		time.Millisecond)
-	require.ErrorContains(t, err, "LUN 4")
-	_, err = generate(t.Context(),
+		time.Millisecond)), "LUN 4")
+	require.ErrorContains(t, testtool.Err(generate(t.Context(),
 		generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: size << 20}, url,
-		50*time.Millisecond)
-	require.ErrorContains(t, err, "status 0x2", "beyond the end")
-	_, err = generate(t.Context(), generatorLoad{sessions: 1}, "http://a/b", time.Millisecond)
+		50*time.Millisecond)), "status 0x2", "beyond the end")
+	_, err := generate(t.Context(), generatorLoad{sessions: 1}, "http://a/b", time.Millisecond)
 	require.Error(t, err)
-	_, _, err = parseURL("iscsi://127.0.0.1:3260")
-	require.Error(t, err)
+	require.Error(t, testtool.Err2(parseURL("iscsi://127.0.0.1:3260")))
 }
 
 // TestWireGetsTheRestAtOnce lets the data of the last reply arrive in two parts. The first part is
 // there before the client waits. No other data wakes the client.
 func TestWireGetsTheRestAtOnce(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	client, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
+	client := testtool.Must(net.Dial("tcp", l.Addr().String()))(t)
 	defer client.Close()
-	server, err := l.Accept()
-	require.NoError(t, err)
+	server := testtool.Must(l.Accept())(t)
 	defer server.Close()
-	w, err := newWire(client, time.Hour)
-	require.NoError(t, err)
+	w := testtool.Must(newWire(client, time.Hour))(t)
 	defer w.close()
 	send := func(bytes int) {
-		_, err := server.Write(make([]byte, bytes))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(server.Write(make([]byte, bytes))))
 	}
 	const header, much, first, second = 48, 64 << 20, 100 << 10, 50 << 10
 	reply := func(bytes int) {

@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/bench/guests"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestImageServers compares the data that the servers of images send with the output of `qemu-img
@@ -35,26 +38,19 @@ func TestImageServers(t *testing.T) {
 		out, err := exec.Command("qemu-img", args...).CombinedOutput()
 		require.NoError(t, err, string(out))
 	}
-	want, err := os.ReadFile(raw)
-	require.NoError(t, err)
-	load, err := coldLoad(image, 16)
-	require.NoError(t, err)
+	want := testtool.Must(os.ReadFile(raw))(t)
+	load := testtool.Must(coldLoad(image, 16))(t)
 
 	for _, c := range s.imageServers() {
 		t.Run(c.name, func(t *testing.T) {
-			rate, err := s.coldRate(t.Context(), c, image, 16)
-			require.NoError(t, err)
-			require.Positive(t, rate)
+			require.Positive(t, testtool.Must(s.coldRate(t.Context(), c, image, 16))(t))
 
-			url, stop, err := c.start(image, t.TempDir())
-			require.NoError(t, err)
+			url, stop := testtool.Must2(c.start(image, t.TempDir()))(t)
 			defer func() { require.NoError(t, stop()) }()
 			url, finish := listenIn(t, url)
-			conn, err := connect(url, 0, load, silence)
-			require.NoError(t, err)
+			conn := testtool.Must(connect(url, 0, load, silence))(t)
 			turns := 0
-			done, err := conn.run(func() bool { turns++; return turns > 500 })
-			require.NoError(t, err)
+			done := testtool.Must(conn.run(func() bool { turns++; return turns > 500 }))(t)
 			require.NoError(t, conn.close())
 			got := answers(t, url, finish)
 			require.Greater(t, len(got), 100)
@@ -89,13 +85,11 @@ func listenIn(t *testing.T, url string) (between string, finish func() (sent, re
 	own := filepath.Join(t.TempDir(), "between")
 	between = nbdScheme + own
 	if address == url {
-		portal, name, err := parseURL(url)
-		require.NoError(t, err)
+		portal, name := testtool.Must2(parseURL(url))(t)
 		network, address, own = "tcp", portal, "127.0.0.1:0"
 		between = "/" + name + "/1"
 	}
-	l, err := net.Listen(network, own)
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen(network, own))(t)
 	t.Cleanup(func() { l.Close() })
 	if network == "tcp" {
 		between = "iscsi://" + l.Addr().String() + between
@@ -188,8 +182,7 @@ func TestLoadEndsWithItsLastByte(t *testing.T) {
 	const size = 1 << 20
 	load := generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: size, step: coldStep}
 	socket := filepath.Join(t.TempDir(), "nbd")
-	l, err := net.Listen("unix", socket)
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("unix", socket))(t)
 	defer l.Close()
 	left := make(chan error, 1)
 	go func() {
@@ -215,8 +208,7 @@ func TestLoadEndsWithItsLastByte(t *testing.T) {
 		_, _ = nc.Write(reply[nbdReplyLen+1:])
 		left <- err
 	}()
-	conn, err := connect(nbdScheme+socket, 0, load, silence)
-	require.NoError(t, err)
+	conn := testtool.Must(connect(nbdScheme+socket, 0, load, silence))(t)
 	done, err := conn.run(func() bool { return true }) // at least one is sent
 	require.NoError(t, err)
 	require.EqualValues(t, 1, done)
@@ -238,4 +230,87 @@ func TestColdAddresses(t *testing.T) {
 		seen[offset] = true
 	}
 	require.Len(t, seen, size/4096)
+}
+
+func TestParseFio(t *testing.T) {
+	done := testtool.Must(parseFio(`load: some note
+{"jobs": [{"jobname": "load", "error": 0, "read": {"total_ios": 500, "runtime": 250},
+  "write": {"total_ios": 0, "runtime": 0}}]}`))(t)
+	require.Equal(t, client{operations: 500, elapsed: 250 * time.Millisecond}, done)
+	for text, want := range map[string]string{
+		"":                                   "no JSON",
+		"fio: no such engine":                "no JSON",
+		`{"jobs": []}`:                       "has failed",
+		`{"jobs": [{"error": 5}]}`:           "has failed",
+		`{"jobs": [{"error": 0}]}`:           "done nothing",
+		`{"jobs": [{"error": 0}, {"a": 1}]}`: "has failed",
+	} {
+		require.ErrorContains(t, testtool.Err(parseFio(text)), want, text)
+	}
+}
+
+// buildServer builds our server as the Makefile does, of what is compiled for other tests anyway.
+func buildServer(t *testing.T, path string) {
+	t.Helper()
+	build := exec.Command("go", "build", "-trimpath", "-o", path, "./cmd/kubevirt-disk")
+	build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+}
+
+// TestNBDServers starts each server and has fio use it.
+func TestNBDServers(t *testing.T) {
+	requireTools(t, map[string]string{"fio": "fio", "nbdkit": "nbdkit", "qemu-nbd": "qemu-utils"})
+	dir := t.TempDir()
+	s := settings{server: filepath.Join(dir, "kubevirt-disk"), cache: dir}
+	buildServer(t, s.server)
+	images := t.TempDir()
+	require.NoError(t, makeContent(filepath.Join(images, "disk.raw"), nbdSize))
+	for _, one := range s.nbdServers() {
+		t.Run(one.name, func(t *testing.T) {
+			require.NoError(t, one.start(dir, images))
+			defer func() { require.NoError(t, one.stop()) }()
+			l := nbdLoads()[1]
+			require.NoError(t, one.measure(t.Context(), l, 100*time.Millisecond))
+			require.Positive(t, one.rates[l.name][0])
+		})
+	}
+}
+
+// TestVhost: guests move data by vhost-user as the tables say, and the bare loop does so without.
+func TestVhost(t *testing.T) {
+	requireTools(t, map[string]string{"qemu-storage-daemon": "qemu-system-common", "gcc": "gcc"})
+	dir := t.TempDir()
+	var raws []string
+	for _, name := range []string{"a.raw", "b.raw"} {
+		raws = append(raws, filepath.Join(dir, name))
+		require.NoError(t, os.WriteFile(raws[len(raws)-1], make([]byte, 8<<20), 0o600))
+	}
+	zeroes := func(raw string) int {
+		return bytes.Count(testtool.Must(os.ReadFile(raw))(t), []byte{0})
+	}
+	v := vhostQEMU("QEMU", "aio=threads")
+	require.NoError(t, v.begin(dir, raws))
+	t.Cleanup(func() { require.NoError(t, v.stop()) })
+	l := guests.Load{Write: true, Sequential: true, Bytes: 4096, Depth: 16, Queues: 2}
+	r := testtool.Must(v.load(t.Context(), "writes", l, 2, 100*time.Millisecond))(t)
+	require.Len(t, r.Guests, 2)
+	require.Equal(t, r.Operations, r.Guests[0]+r.Guests[1])
+	require.Positive(t, r.ServerTime())
+	require.Len(t, v.rates["writes"], 1)
+	for _, raw := range raws {
+		require.Less(t, zeroes(raw), 8<<20-4096*16)
+	}
+	require.NoError(t, testtool.Err(guests.Idle(v.sockets[0], 0, time.Millisecond, v.pids)))
+	_, err := v.load(t.Context(), "reads", guests.Load{Bytes: 16 << 20, Depth: 1}, 1,
+		time.Millisecond)
+	require.Error(t, err, "the disk is smaller than a request")
+
+	require.NoError(t, os.WriteFile(raws[0], make([]byte, 1<<20), 0o600))
+	floor := testtool.Must(guests.BuildFloor(dir))(t)
+	l = guests.Load{Write: true, Sequential: true, Bytes: 64 << 10, Depth: 16}
+	r = testtool.Must(floor.Run(t.Context(), raws[:1], l, time.Millisecond))(t)
+	require.Zero(t, r.Operations%16)
+	require.Positive(t, r.Servers)
+	require.Zero(t, zeroes(raws[0]), "all of the file is written")
 }

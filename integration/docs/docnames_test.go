@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // codeSpan is a span of code in a paragraph.
@@ -66,8 +67,7 @@ func trackedFiles(t *testing.T, patterns ...string) []string {
 		patterns...)
 	cmd := exec.Command("git", args...)
 	cmd.Dir = "../.."
-	out, err := cmd.Output()
-	require.NoError(t, err)
+	out := testtool.Must(cmd.Output())(t)
 	return slices.DeleteFunc(strings.Fields(string(out)), func(file string) bool {
 		_, err := os.Lstat(filepath.Join("..", "..", file))
 		return err != nil // removed, and not yet committed

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -52,9 +53,8 @@ func TestGrafanaDashboard(t *testing.T) {
 	d := rig.Start(t, rig.Config{DiskDir: rig.DiskDir(t, 8<<20), Env: rig.CHAPEnv})
 	session := targettest.LoginOptions{Initiator: "iqn.2026-01.test:grafana",
 		CHAP: &targettest.CHAP{Username: rig.User, Password: rig.Password}}
-	portal, err := net.ResolveTCPAddr("tcp", d.Portals[0])
-	require.NoError(t, err)
-	_, err = targettest.Login(portal, targettest.LoginOptions{Initiator: session.Initiator})
+	portal := testtool.Must(net.ResolveTCPAddr("tcp", d.Portals[0]))(t)
+	_, err := targettest.Login(portal, targettest.LoginOptions{Initiator: session.Initiator})
 	require.Error(t, err, "for the metrics of refused logins")
 	first := targettest.MustLogin(t, portal, session, 1)
 	require.True(t, rig.Do(t, first, targettest.Write10(1, 0, rig.Block(0, 1))).Good())
@@ -65,8 +65,7 @@ func TestGrafanaDashboard(t *testing.T) {
 	// Only a peer that breaks the protocol causes these.
 	labels["kubevirt_disk_pdus_rejected_total"] = []string{"reason"}
 
-	text, err := os.ReadFile("../../examples/kubernetes/grafana-dashboard.json")
-	require.NoError(t, err)
+	text := testtool.Must(os.ReadFile("../../examples/kubernetes/grafana-dashboard.json"))(t)
 	var dashboard grafanaDashboard
 	require.NoError(t, json.Unmarshal(text, &dashboard))
 	require.NotEmpty(t, dashboard.UID)

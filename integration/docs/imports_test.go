@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const module = "kubevirt.io/disk"
@@ -401,8 +402,7 @@ func listPackages(t *testing.T) []goPackage {
 	cmd.Dir = "../.."
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	require.NoError(t, err, "go list: %s", stderr.String())
+	out := testtool.Must(cmd.Output())(t, "go list: %s", stderr.String())
 
 	var pkgs []goPackage
 	for dec := json.NewDecoder(bytes.NewReader(out)); ; {

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestSourceRulesOfTests: tests wait in one way, which is patient, tells what was there instead,
@@ -17,13 +19,10 @@ import (
 func TestSourceRulesOfTests(t *testing.T) {
 	checked := 0
 	for _, pkg := range listPackages(t) {
-		files, err := filepath.Glob(filepath.Join(pkg.Dir, "*_test.go"))
-		require.NoError(t, err)
-		for _, path := range files {
+		for _, path := range testtool.Must(filepath.Glob(filepath.Join(pkg.Dir, "*_test.go")))(t) {
 			checked++
 			fset := token.NewFileSet()
-			file, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
-			require.NoError(t, err)
+			file := testtool.Must(parser.ParseFile(fset, path, nil, parser.SkipObjectResolution))(t)
 			for _, violation := range waitingViolations(fset, file) {
 				t.Errorf("%s/%s: %s", pkg.ImportPath, filepath.Base(path), violation)
 			}

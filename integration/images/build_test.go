@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestImageBuild checks the result of `make image`.
@@ -40,8 +41,7 @@ func TestImageBuild(t *testing.T) {
 			container := strings.TrimSpace(e.OK(t, "podman", "create", id))
 			binary := filepath.Join(t.TempDir(), "kubevirt-disk")
 			e.OK(t, "podman", "cp", container+":/kubevirt-disk", binary)
-			info, err := os.Stat(binary)
-			require.NoError(t, err)
+			info := testtool.Must(os.Stat(binary))(t)
 			require.Less(t, info.Size(), int64(24<<20),
 				"the binary has grown: is text/template linked, which keeps every method?")
 			require.Equal(t, "107:107", image.Config.User,
@@ -111,8 +111,7 @@ func TestImageBuild(t *testing.T) {
 	})
 	t.Run("two builds give one digest and the next one takes their place", func(t *testing.T) {
 		another := rig.OwnEngine(t)
-		printed, err := another.MakeImage("077")
-		require.NoError(t, err)
+		printed := testtool.Must(another.MakeImage("077"))(t)
 		lines := regexp.MustCompile(
 			`(?m)^linux/(amd64|arm64) +(sha256:[0-9a-f]{64}) +[0-9.]+MiB unpacked, [0-9.]+MiB in a registry$`).FindAllStringSubmatch(printed, -1)
 		require.Len(t, lines, 2, printed)
@@ -132,8 +131,7 @@ func TestImageBuild(t *testing.T) {
 				strings.Fields(another.OK(t, "podman", "images", "--all", "--quiet")))
 		}
 		before := count()
-		_, err = another.MakeImage("022", "SOURCE_DATE_EPOCH=1000000000")
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(another.MakeImage("022", "SOURCE_DATE_EPOCH=1000000000")))
 		require.Equal(t, before, count(), "%s", another.OK(t, "podman", "images", "--all"))
 		c := another.NewContainer(t, user, []string{"--network=none"})
 		c.Start(t)
@@ -180,8 +178,7 @@ func TestImageExamples(t *testing.T) {
 		"containerdisk": {"--build-arg",
 			"CONTAINERDISK=localhost/" + e.Build(t, context, at("containerdisk"))},
 	}
-	examples, err := filepath.Glob("../../examples/images/*/Dockerfile")
-	require.NoError(t, err)
+	examples := testtool.Must(filepath.Glob("../../examples/images/*/Dockerfile"))(t)
 	require.Len(t, examples, len(sizes))
 	for _, dockerfile := range examples {
 		name := filepath.Base(filepath.Dir(dockerfile))

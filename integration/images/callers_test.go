@@ -17,6 +17,7 @@ import (
 
 	"kubevirt.io/disk/integration/internal/rig"
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -212,8 +213,7 @@ func TestWrapperDefect5(t *testing.T) {
 	options := append(rig.WithEnv("USERNAME="+rig.User, "PASSWORD="+rig.Password), n.Option(),
 		asWrapper("3260"))
 	c := e.NewContainer(t, image, append(options, rig.Hardened[1:]...))
-	address, err := net.ResolveTCPAddr("tcp", n.Host+":3260")
-	require.NoError(t, err)
+	address := testtool.Must(net.ResolveTCPAddr("tcp", n.Host+":3260"))(t)
 	intrude := func() (refused bool, err error) {
 		s, err := targettest.Login(address,
 			targettest.LoginOptions{Initiator: "iqn.2026-01.test:early",
@@ -239,8 +239,7 @@ func TestWrapperDefect5(t *testing.T) {
 	refused, err := intrude()
 	require.True(t, refused, err)
 	rig.OKEnv(t, rig.CHAPClient, "iscsi-ls", "iscsi://"+n.Host+":3260")
-	line, err := os.ReadFile(filepath.Join("/proc", c.PID(t), "cmdline"))
-	require.NoError(t, err)
+	line := testtool.Must(os.ReadFile(filepath.Join("/proc", c.PID(t), "cmdline")))(t)
 	require.Equal(t, "/entry-point.sh\x003260\x00", string(line))
 	require.NotContains(t, c.Log(t), rig.Password)
 }
@@ -277,12 +276,9 @@ func TestWrapperDefect6(t *testing.T) {
 // page fetches a page of a daemon.
 func page(t *testing.T, url string) string {
 	t.Helper()
-	answer, err := http.Get(url)
-	require.NoError(t, err)
+	answer := testtool.Must(http.Get(url))(t)
 	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	require.NoError(t, err)
-	return string(body)
+	return string(testtool.Must(io.ReadAll(answer.Body))(t))
 }
 
 // TestWrapperDefect7: the wrapper guessed the format and had no limits. An image could exhaust
@@ -311,10 +307,9 @@ func TestWrapperDefect7(t *testing.T) {
 		}, "qcow2"},
 		{"a table of 4 GiB in a small file", func(t *testing.T, path string) {
 			rig.OK(t, "qemu-img", "create", "-q", "-f", "qcow2", path, "1M")
-			file, err := os.OpenFile(path, os.O_RDWR, 0)
-			require.NoError(t, err)
+			file := testtool.Must(os.OpenFile(path, os.O_RDWR, 0))(t)
 			defer file.Close()
-			_, err = file.WriteAt([]byte{0x20, 0, 0, 0}, 36) // l1_size, entries of 8 bytes
+			_, err := file.WriteAt([]byte{0x20, 0, 0, 0}, 36) // l1_size, entries of 8 bytes
 			require.NoError(t, err)
 		}, "L1"},
 		{"more data than the volume has room for", func(t *testing.T, path string) {

@@ -59,8 +59,7 @@ func TestImageAsContainerDisk(t *testing.T) {
 	require.Equal(t, c.PID(t), strconv.Itoa(pid))
 
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "root", "disk")
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
+	entries := testtool.Must(os.ReadDir(dir))(t)
 	require.Len(t, entries, 1, "KubeVirt takes an image with one file")
 	file := filepath.Join(dir, entries[0].Name())
 	overlay := filepath.Join(shared, "overlay.qcow2")
@@ -75,7 +74,7 @@ func TestImageAsContainerDisk(t *testing.T) {
 	}
 	require.Contains(t, rig.OK(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, file),
 		"identical", "the image is as it was")
-	_, err = rig.AsQEMU(t, "qemu-io", "-f", "qcow2", "-c", "write 0 64k", file)
+	_, err := rig.AsQEMU(t, "qemu-io", "-f", "qcow2", "-c", "write 0 64k", file)
 	require.Error(t, err, "nobody can write to the image itself")
 
 	require.NoError(t, os.Remove(socket))

@@ -144,8 +144,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				require.NoError(t, err, "the disk must be on the volume claim")
 				defer disk.Close()
 				start := make([]byte, 64<<10)
-				_, err = disk.Read(start)
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(disk.Read(start)))
 				require.Equal(t, bytes.Repeat([]byte{5}, len(start)), start)
 				migrate(t, c, n.Host, secret)
 			}
@@ -159,8 +158,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 func uploadInto(t *testing.T, n rig.Network, claim string, secret map[string]string) {
 	t.Helper()
 	rig.Need(t, "curl")
-	manifest, err := os.ReadFile("../../examples/kubernetes/upload.yaml")
-	require.NoError(t, err)
+	manifest := testtool.Must(os.ReadFile("../../examples/kubernetes/upload.yaml"))(t)
 	command := regexp.MustCompile(`curl -T fedora\.qcow2 (http\S+)`).FindSubmatch(manifest)
 	require.NotNil(t, command)
 	raw, content := rig.MakeUpload(t, 8<<20)
@@ -185,10 +183,8 @@ func uploadInto(t *testing.T, n rig.Network, claim string, secret map[string]str
 func migrate(t *testing.T, c *rig.Container, host string, secret map[string]string) {
 	t.Helper()
 	const first, second = "iqn.2017-01.io.kubevirt:source", "iqn.2017-01.io.kubevirt:destination"
-	readme, err := os.ReadFile("../../examples/kubernetes/README.md")
-	require.NoError(t, err)
-	address, err := net.ResolveTCPAddr("tcp", host+":3260")
-	require.NoError(t, err)
+	readme := testtool.Must(os.ReadFile("../../examples/kubernetes/README.md"))(t)
+	address := testtool.Must(net.ResolveTCPAddr("tcp", host+":3260"))(t)
 	login := func(initiator string) *targettest.Session {
 		return targettest.MustLogin(t, address,
 			targettest.LoginOptions{Initiator: initiator, Target: peers.DefaultTarget,

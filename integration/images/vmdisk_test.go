@@ -28,8 +28,7 @@ func TestVMDisks(t *testing.T) {
 
 	domain := &libvirtxml.Domain{}
 	require.NoError(t, domain.Unmarshal(text))
-	made, err := objects.Read(rig.HandlerMade + "pod.yaml")
-	require.NoError(t, err)
+	made := testtool.Must(objects.Read(rig.HandlerMade + "pod.yaml"))(t)
 	pod := made[0].PodOf()
 	require.Len(t, pod.Spec.InitContainers, 2)
 
@@ -40,8 +39,7 @@ func TestVMDisks(t *testing.T) {
 		c.Name = "disk" // as runPod looks for
 		one.Spec.InitContainers = []objects.Container{c}
 		running, places := runPod(t, e, image, n, &one, secrets)
-		lun, _, err := libvirt.FromDisk(&domain.Devices.Disks[i])
-		require.NoError(t, err)
+		lun, _ := testtool.Must2(libvirt.FromDisk(&domain.Devices.Disks[i]))(t)
 		url := fmt.Sprintf("iscsi://vm%%%s@%s/%s/%d", "0123456789abcdef",
 			lun.Portals[0], lun.TargetName, lun.Number)
 		var last rig.Result

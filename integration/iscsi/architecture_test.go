@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -47,8 +48,7 @@ func TestOtherArchitecture(t *testing.T) {
 	t.Run("CHAP and digests", func(t *testing.T) {
 		d := rig.Start(t, rig.Config{Binary: program, DiskDir: rig.DiskDir(t, 8<<20),
 			Env: rig.CHAPEnv})
-		addr, err := net.ResolveTCPAddr("tcp", d.Portals[0])
-		require.NoError(t, err)
+		addr := testtool.Must(net.ResolveTCPAddr("tcp", d.Portals[0]))(t)
 		for _, algorithm := range []chap.Algorithm{chap.MD5, chap.SHA1, chap.SHA256,
 			chap.SHA3_256} {
 			s := targettest.MustLogin(t, addr,
@@ -79,8 +79,7 @@ func emulated(t *testing.T, arch, emulator string) string {
 	built := "bin/kubevirt-disk-linux-" + arch
 	dir := t.TempDir()
 	path, program := filepath.Join(dir, arch), filepath.Join(dir, "kubevirt-disk")
-	release, err := rig.HoldBin()
-	require.NoError(t, err)
+	release := testtool.Must(rig.HoldBin())(t)
 	defer release()
 	cmd := exec.Command("make", "--no-print-directory", built)
 	cmd.Dir = "../.."

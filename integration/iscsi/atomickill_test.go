@@ -93,8 +93,7 @@ func TestKilledAtomicWrites(t *testing.T) {
 		rounds = n
 	}
 	dir, state := rig.DiskDir(t, 8<<20), t.TempDir()
-	image, err := os.ReadFile(filepath.Join(dir, "disk.raw"))
-	require.NoError(t, err)
+	image := testtool.Must(os.ReadFile(filepath.Join(dir, "disk.raw")))(t)
 	volume := rig.NewVolume(t, state)
 	c := rig.Config{DiskDir: dir, StateDir: state,
 		Env: map[string]string{"ACCESS_MODE": "write-shared", "PERSISTENT_DIR": volume}}
@@ -149,9 +148,7 @@ func TestKilledAtomicWrites(t *testing.T) {
 // atomic write.
 func atomicRecords(t *testing.T, volume string) []string {
 	t.Helper()
-	records, err := filepath.Glob(filepath.Join(volume, "*.unit-*", "atomic-write"))
-	require.NoError(t, err)
-	return records
+	return testtool.Must(filepath.Glob(filepath.Join(volume, "*.unit-*", "atomic-write")))(t)
 }
 
 func awaitAtomicRecord(t *testing.T, volume string) {

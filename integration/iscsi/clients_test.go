@@ -1,16 +1,21 @@
 package iscsi
 
 import (
+	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/libvirt"
 )
 
@@ -129,14 +134,96 @@ func TestHighLUNs(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(settings), 0o644))
 	d := rig.Start(t, rig.Config{DiskDir: dir,
 		Env: map[string]string{"KUBEVIRT_DISK_CONFIG": file}})
-	portal, err := libvirt.ParsePortal(d.Portals[0])
-	require.NoError(t, err)
+	portal := testtool.Must(libvirt.ParsePortal(d.Portals[0]))(t)
 	for _, lun := range luns {
-		disk, err := libvirt.Disk(libvirt.LUN{Portals: []libvirt.Portal{portal},
-			TargetName: peers.DefaultTarget, Number: lun}, libvirt.Device{})
-		require.NoError(t, err)
+		disk := testtool.Must(libvirt.Disk(libvirt.LUN{Portals: []libvirt.Portal{portal},
+			TargetName: peers.DefaultTarget, Number: lun}, libvirt.Device{}))(t)
 		url := d.PortalURL() + "/" + disk.Source.Network.Name
 		image := filepath.Join(dir, fmt.Sprintf("%d.raw", lun))
 		rig.Same(t, image, url)
 	}
+}
+
+// TestCopyOffload makes QEMU copy one LUN to another with EXTENDED COPY. No block goes through the
+// client, and unallocated blocks stay unallocated.
+func TestCopyOffload(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "qemu-img", rig.QEMUISCSI)
+	dir, state := t.TempDir(), t.TempDir()
+	const size, used = 64 << 20, 24 << 20
+	rig.MakeRaw(t, filepath.Join(dir, "a.raw"), used)
+	require.NoError(t, os.Truncate(filepath.Join(dir, "a.raw"), size))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "b.raw"),
+		bytes.Repeat([]byte("old data"), 16<<20/8), 0o644))
+	require.NoError(t, os.Truncate(filepath.Join(dir, "b.raw"), size))
+	d := rig.Start(t, rig.Config{DiskDir: dir, StateDir: state})
+	rig.OK(t, "qemu-img", "convert", "-C", "-n", "-f", "raw", "-O", "raw", d.URL(1), d.URL(2))
+	require.Zero(t, d.Operations("read"), "the target must copy by itself")
+	rig.Same(t, d.URL(1), d.URL(2))
+	rig.Same(t, filepath.Join(dir, "a.raw"), d.URL(2))
+	d.Stop()
+
+	allocated := int64(0)
+	require.NoError(t, filepath.WalkDir(state, func(path string, e os.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil {
+			allocated += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		return err
+	}))
+	require.Less(t, allocated, int64(8<<20), "bytes of both disks: the destination must free "+
+		"what the source does not use")
+}
+
+// TestBlockDevicesAndLinks: a person names a logical volume by its link. It is read, written in
+// place, and overwritten by convert, and a header that a guest has written on it is not believed.
+func TestBlockDevicesAndLinks(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "qemu-img", "qemu-io", rig.QEMUISCSI, "losetup")
+	rig.NeedRoot(t)
+	dir := t.TempDir()
+	image, volume := filepath.Join(dir, "a.qcow2"), filepath.Join(dir, "volume")
+	rig.OK(t, "qemu-img", "create", "-q", "-f", "qcow2", image, "8M")
+	rig.OK(t, "qemu-io", "-c", "write -P 7 1M 1M", image)
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("old "), 4<<20), 0o600))
+	device := strings.TrimSpace(rig.OK(t, "losetup", "--find", "--show", file))
+	t.Cleanup(func() { require.NoError(t, exec.Command("losetup", "--detach", device).Run()) })
+	require.NoError(t, os.Symlink(device, volume))
+	link := filepath.Join(dir, "link.qcow2")
+	require.NoError(t, os.Symlink("a.qcow2", link))
+
+	rig.MustRun(t, nil, "convert", link, volume)
+	rig.OK(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 7 1M 1M", "-c", "read -P 0 0 1M", file)
+	got := testtool.Must(os.ReadFile(file))(t)
+	require.Equal(t, "old old ", string(got[8<<20:8<<20+8]), "what is behind the disk stays")
+	r := rig.Run(t, nil, "convert", volume, device)
+	require.NotZero(t, r.Status)
+	require.Contains(t, r.Output, "is the image itself")
+	r = rig.Run(t, nil, "convert", "--target-format=qcow2", link, volume)
+	require.NotZero(t, r.Status)
+	require.Contains(t, r.Output, "takes a raw disk")
+
+	serve := func(args ...string) *rig.Daemon {
+		return rig.Start(t, rig.Config{Args: append([]string{"--copy-mode=none"}, args...)})
+	}
+	d := serve(volume)
+	rig.OK(t, "qemu-io", "-f", "raw", "-c", "read -P 7 1M 1M", "-c", "write -P 9 4M 64k",
+		"-c", "write -z 1M 512k", "-c", "discard 2M 1M", "-c", "flush", d.URL(1))
+	r = rig.Run(t, nil, "serve", "--copy-mode=none", "--listen=127.0.0.1:0",
+		"--metrics-listen=", device)
+	require.NotZero(t, r.Status, "two daemons must not write to one device")
+	require.Contains(t, r.Output, "is in use")
+	d.Stop()
+	rig.OK(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 9 4M 64k", "-c", "read -P 0 1M 512k",
+		"-c", "read -P 7 1536k 512k", file)
+
+	// A guest writes the header of an image that names another file of the host.
+	header := filepath.Join(dir, "header.qcow2")
+	rig.OK(t, "qemu-img", "create", "-q", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", header)
+	require.NoError(t, os.WriteFile(device, testtool.Must(os.ReadFile(header))(t), 0))
+	require.Contains(t, rig.MustRun(t, nil, "inspect", volume).Output, "raw")
 }

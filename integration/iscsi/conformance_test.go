@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/disk/integration/conformance"
 	"kubevirt.io/disk/integration/internal/rig"
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // conformanceSize is the size of the LUN. The suite wants at least 8000 blocks of 512 bytes, and
@@ -91,8 +92,7 @@ func startForSuite(t *testing.T, env map[string]string) (urls []string,
 func TestConformance(t *testing.T) {
 	t.Parallel() // it sleeps for a minute
 	rig.Need(t, conformance.Tool)
-	all, err := conformance.List(t.Context())
-	require.NoError(t, err)
+	all := testtool.Must(conformance.List(t.Context()))(t)
 	expected := expectations(t)
 
 	matrix := conformanceMatrix(all)
@@ -101,15 +101,13 @@ func TestConformance(t *testing.T) {
 		for i, lun := range matrix {
 			t.Run(lun.Name, func(t *testing.T) {
 				t.Parallel() // each has a target of its own
-				tests, err := lun.Selected(all)
-				require.NoError(t, err)
+				tests := testtool.Must(lun.Selected(all))(t)
 				urls, alive := lun.start(t)
-				results[i], err = conformance.Run(t.Context(), conformance.Options{
+				results[i] = testtool.Must(conformance.Run(t.Context(), conformance.Options{
 					Tests: tests, Hangs: expected,
 					Env:    rig.ClientEnv(),
 					Before: func() ([]string, error) { return urls, alive() },
-				})
-				require.NoError(t, err)
+				}))(t)
 				report(t, "kubevirt-disk, "+rig.Clients.Name+", "+lun.Name, results[i])
 			})
 		}
@@ -128,8 +126,7 @@ func TestConformance(t *testing.T) {
 // expectations are those of conformance/expected.txt for the generation of clients.
 func expectations(t *testing.T) map[string]conformance.Expectation {
 	t.Helper()
-	file, err := os.Open("../conformance/expected.txt")
-	require.NoError(t, err)
+	file := testtool.Must(os.Open("../conformance/expected.txt"))(t)
 	defer file.Close()
 	expected, err := conformance.ReadExpectations(file, rig.Clients.Name)
 	require.NoError(t, err, "../conformance/expected.txt")
@@ -145,13 +142,11 @@ func TestConformancePeers(t *testing.T) {
 		t.Skip("a measurement, not a check: set KUBEVIRT_DISK_PEERS to the directory of gotgt")
 	}
 	rig.Need(t, conformance.Tool, "tgtd")
-	gotgt, err := filepath.Abs(filepath.Join(gotgtDir, "gotgt"))
-	require.NoError(t, err)
+	gotgt := testtool.Must(filepath.Abs(filepath.Join(gotgtDir, "gotgt")))(t)
 
 	for name, startPeer := range map[string]func(dir, raw string) (*peers.Target, error){
 		"tgtd": func(_, raw string) (*peers.Target, error) { return peers.StartTgtd(raw) },
-		"gotgt": func(dir, raw string) (*peers.Target,
-			error) {
+		"gotgt": func(dir, raw string) (*peers.Target, error) {
 			return peers.StartGotgt(gotgt, dir, raw)
 		},
 	} {
@@ -160,7 +155,7 @@ func TestConformancePeers(t *testing.T) {
 			rig.MakeRaw(t, raw, conformanceSize)
 			var target *peers.Target
 			deaths := -1
-			results, err := conformance.Run(t.Context(), conformance.Options{
+			results := testtool.Must(conformance.Run(t.Context(), conformance.Options{
 				Timeout: 10 * time.Second,
 				Env:     rig.ClientEnv(),
 				Before: func() ([]string, error) {
@@ -173,8 +168,7 @@ func TestConformancePeers(t *testing.T) {
 					}
 					return []string{target.URL, target.URL}, nil
 				},
-			})
-			require.NoError(t, err)
+			}))(t)
 			require.NoError(t, target.Stop())
 			report(t, name, results)
 			fmt.Printf("conformance: %s died %d times\n", name, deaths)
@@ -209,15 +203,13 @@ func report(t *testing.T, name string, results []conformance.Result) {
 func TestConformanceHarness(t *testing.T) {
 	t.Parallel() // it waits
 	rig.Need(t, conformance.Tool)
-	port, err := peers.FreePort()
-	require.NoError(t, err)
-	results, err := conformance.Run(context.Background(), conformance.Options{
+	port := testtool.Must(peers.FreePort())(t)
+	results := testtool.Must(conformance.Run(context.Background(), conformance.Options{
 		URLs:    []string{fmt.Sprintf("iscsi://127.0.0.1:%d/%s/1", port, peers.DefaultTarget)},
 		Tests:   []string{"TestUnitReady.Simple"},
 		Timeout: 20 * time.Second,
 		Env:     rig.ClientEnv(),
-	})
-	require.NoError(t, err)
+	}))(t)
 	require.Len(t, results, 1)
 	require.Equal(t, conformance.Hung, results[0].Outcome)
 	require.NotEmpty(t, results[0].Detail)

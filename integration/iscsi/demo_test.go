@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestDemoObeysTheEnvironment runs the demo with other ports, as the daemon's message about a taken
@@ -69,10 +70,8 @@ func withPort(text, port string) string { return strings.ReplaceAll(text, "#", p
 // demo is a program that runs the script of `make run`.
 func demo(t *testing.T) string {
 	t.Helper()
-	built, err := rig.Binary()
-	require.NoError(t, err)
-	script, err := filepath.Abs("../../scripts/run-demo.sh")
-	require.NoError(t, err)
+	built := testtool.Must(rig.Binary())(t)
+	script := testtool.Must(filepath.Abs("../../scripts/run-demo.sh"))(t)
 	path := filepath.Join(t.TempDir(), "demo")
 	require.NoError(t, os.WriteFile(path,
 		fmt.Appendf(nil, "#!/bin/sh\nexec '%s' '%s'\n", script, built), 0o755))

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -24,23 +25,19 @@ func TestOutOfDescriptors(t *testing.T) {
 	want := rig.Block(7, 0x3c)
 	require.True(t, rig.Do(t, s, targettest.Write10(1, 7, want)).Good())
 
-	open, err := os.ReadDir("/proc/" + strconv.Itoa(d.PID()) + "/fd")
-	require.NoError(t, err)
+	open := testtool.Must(os.ReadDir("/proc/" + strconv.Itoa(d.PID()) + "/fd"))(t)
 	few := unix.Rlimit{Cur: uint64(len(open) + 20), Max: uint64(len(open) + 20)}
 	require.NoError(t, unix.Prlimit(d.PID(), unix.RLIMIT_NOFILE, &few, nil))
 	for i := range 200 {
-		nc, err := net.Dial("tcp", d.Portals[0])
-		require.NoError(t, err)
+		nc := testtool.Must(net.Dial("tcp", d.Portals[0]))(t)
 		defer nc.Close()
 		if i%20 != 19 {
 			continue
 		}
 		require.Equal(t, want, rig.Do(t, s, rig.ReadBlock(1, 7)).Data)
-		addr, err := net.ResolveTCPAddr("tcp", d.Portals[0])
-		require.NoError(t, err)
-		other, err := targettest.Login(addr,
-			targettest.LoginOptions{Initiator: "iqn.2026-01.test:late", Discovery: true})
-		require.NoError(t, err)
+		addr := testtool.Must(net.ResolveTCPAddr("tcp", d.Portals[0]))(t)
+		other := testtool.Must(targettest.Login(addr,
+			targettest.LoginOptions{Initiator: "iqn.2026-01.test:late", Discovery: true}))(t)
 		rig.Logout(t, other)
 	}
 	d.Until("the log mentions it", func() bool {

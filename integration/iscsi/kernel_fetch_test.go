@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // debianMirror is a mirror of Debian on this machine, with one kernel in one suite.
@@ -37,8 +38,7 @@ func (m debianMirror) offer(t *testing.T, version string) {
 	deb := filepath.Join(m.dir, "kernel.deb")
 	write(deb, "")
 	runIn(t, m.dir, "dpkg-deb", "--root-owner-group", "--build", tree, deb)
-	content, err := os.ReadFile(deb)
-	require.NoError(t, err)
+	content := testtool.Must(os.ReadFile(deb))(t)
 	packages := fields("linux-image-cloud-amd64", "Depends: "+name+"\nFilename: meta.deb\n"+
 		"Size: 1\nSHA256: "+strings.Repeat("0", 64)+"\n") + "\n" + fields(name, fmt.Sprintf(
 		"Filename: kernel.deb\nSize: %d\nSHA256: %x\n", len(content), sha256.Sum256(content)))
@@ -66,8 +66,7 @@ func runIn(t *testing.T, dir string, args ...string) {
 func TestKernelUpdates(t *testing.T) {
 	rig.Need(t, "apt-get", "apt-cache", "dpkg", "dpkg-deb", "gpg", "gpg-agent")
 	// Its path is short, because the agent has a socket in it.
-	gnupg, err := os.MkdirTemp("", "gpg")
-	require.NoError(t, err)
+	gnupg := testtool.Must(os.MkdirTemp("", "gpg"))(t)
 	t.Cleanup(func() {
 		_ = exec.Command("gpgconf", "--homedir", gnupg, "--kill", "all").Run() // it ends by itself
 		require.NoError(t, os.RemoveAll(gnupg))
@@ -93,8 +92,7 @@ func TestKernelUpdates(t *testing.T) {
 		text, err := os.ReadFile(filepath.Join(kernels, "amd64", "root", "boot", "vmlinuz"))
 		require.NoError(t, err)
 		require.Equal(t, version, string(text))
-		source, err := os.ReadFile(filepath.Join(kernels, "amd64", "source"))
-		require.NoError(t, err)
+		source := testtool.Must(os.ReadFile(filepath.Join(kernels, "amd64", "source")))(t)
 		require.Contains(t, string(source), "/linux/"+version+"/")
 	}
 

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // The credentials in examples/iscsiadm.md.
@@ -421,8 +422,6 @@ func hasFiles(t *testing.T, device string, sums []string) {
 		name, want, _ := strings.Cut(sum, " ")
 		cmd := exec.Command("debugfs", "-R", "cat "+name, device)
 		cmd.Env = rig.ClientEnv()
-		content, err := cmd.Output()
-		require.NoError(t, err)
-		require.Equal(t, want, fmt.Sprintf("%x", md5.Sum(content)), name)
+		require.Equal(t, want, fmt.Sprintf("%x", md5.Sum(testtool.Must(cmd.Output())(t))), name)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/disk/integration/guest"
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/libvirt"
 )
 
@@ -44,14 +45,12 @@ func TestKubernetesVolumeExample(t *testing.T) {
 		Env: with(chap, "LISTEN", rig.FreePortal(t))})
 	disk := &libvirtxml.DomainDisk{}
 	require.NoError(t, disk.Unmarshal(rig.ReadFile(t, rig.HandlerMade+"volume.xml")))
-	host, port, err := net.SplitHostPort(d.Portals[0])
-	require.NoError(t, err)
+	host, port := testtool.Must2(net.SplitHostPort(d.Portals[0]))(t)
 	at := &disk.Source.Network.Hosts[0]
 	require.Equal(t, "10.96.0.50:3260", at.Name+":"+at.Port)
 	at.Name, at.Port = host, port
 	require.Equal(t, "default.my-fedora-chap", disk.Auth.Secret.Usage)
-	lun, _, err := libvirt.FromDisk(disk)
-	require.NoError(t, err)
+	lun, _ := testtool.Must2(libvirt.FromDisk(disk))(t)
 	rig.OK(t, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k",
 		fmt.Sprintf("iscsi://%s%%%s@%s/%s/%d", disk.Auth.Username, chap["CHAP_PASSWORD"],
 			lun.Portals[0], lun.TargetName, lun.Number))
@@ -73,8 +72,7 @@ func (k *kernelTest) kubernetesVolume(t *testing.T) {
 	for key, value := range secret {
 		data[key] = []byte(value)
 	}
-	script, device, err := guest.Attach(v, data)
-	require.NoError(t, err)
+	script, device := testtool.Must2(guest.Attach(v, data))(t)
 	k.OK(t, script+"dd if=/dev/urandom of="+device+" bs=64k count=4 oflag=direct conv=fsync")
 	require.NotZero(t, allocated(t, k.disk("disk.raw")))
 	k.OK(t, fmt.Sprintf("iscsiadm -m node -p %s -T %s --logout\niscsiadm -m node -o delete\n"+

@@ -17,13 +17,11 @@ import (
 func startTarget(t *testing.T, c serving.Config, disks ...serving.Options) *rig.RunningTarget {
 	t.Helper()
 	all := serving.New(c)
-	s, err := target.New(target.Options{Disks: all})
-	require.NoError(t, err)
+	s := testtool.Must(target.New(target.Options{Disks: all}))(t)
 	for _, d := range disks {
 		require.NoError(t, all.Add(d))
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	t.Cleanup(func() {

@@ -1,14 +1,18 @@
 package iscsi
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/target/targettest"
 )
 
 const modesSize = 48 << 20
@@ -65,9 +69,7 @@ func TestCopyModes(t *testing.T) {
 func changeAndKill(t *testing.T, c rig.Config, source string, names []string) *rig.Daemon {
 	t.Helper()
 	want := filepath.Join(t.TempDir(), "want.raw")
-	content, err := os.ReadFile(source)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(want, content, 0o644))
+	require.NoError(t, os.WriteFile(want, testtool.Must(os.ReadFile(source))(t), 0o644))
 	changes := []string{"write -P 0x5a 1M 3M", "write -P 0xa5 7680 1024", "write -z 20M 2M",
 		"discard 40M 4M", "write -P 0x11 33554432 512", "flush"}
 	qemuIO(t, want, changes)
@@ -116,8 +118,7 @@ func TestPersistentCloneIsAPlainFile(t *testing.T) {
 	d.Stop()
 	qemuIO(t, source, []string{"truncate 64M", "write -P 0x5a 60M 1M"})
 	rig.Same(t, source, filepath.Join(volume, "disk.img"))
-	left, err := filepath.Glob(filepath.Join(volume, "*"))
-	require.NoError(t, err)
+	left := testtool.Must(filepath.Glob(filepath.Join(volume, "*")))(t)
 	var names []string
 	for _, path := range left {
 		// the rest differs between disks
@@ -216,3 +217,66 @@ func fill(t *testing.T, path string) {
 // size is a file's length; allocated is the space that it takes on its file system. Both in bytes.
 func size(t *testing.T, path string) int64      { return rig.FileStat(t, path).Size }
 func allocated(t *testing.T, path string) int64 { return rig.FileStat(t, path).Blocks * 512 }
+
+// TestRestartOnAFullVolume: the guest has filled the volume that holds all data of the daemon. The
+// daemon is killed, and when its container restarts, the image has another inode. The guest's
+// writes must still be there, even after the next restart. Only another image frees the space.
+func TestRestartOnAFullVolume(t *testing.T) {
+	t.Parallel()
+	rig.Need(t)
+	const diskSize, chunk = 32 << 20, 64 << 10
+	state, images := t.TempDir(), rig.DiskDir(t, diskSize)
+	rig.MountTmpfs(t, state, "4m")
+	image := filepath.Join(images, "disk.raw")
+	want := testtool.Must(os.ReadFile(image))(t)
+	c := rig.Config{DiskDir: images, StateDir: state,
+		Env: map[string]string{"COPY_MODE": "copy-on-write", "LEFTOVERS": "remove"}}
+	d := rig.Start(t, c)
+	d.Until("the image's hash is known", func() bool {
+		found, err := filepath.Glob(filepath.Join(state, "*", "disk.raw", "state.json"))
+		require.NoError(t, err)
+		require.Len(t, found, 1)
+		text := testtool.Must(os.ReadFile(found[0]))(t)
+		return regexp.MustCompile(`"xxh3":"[0-9a-f]+"`).Match(text)
+	})
+	s, full := rig.LoginTo(t, d, "iqn.2026-01.test:guest"), false
+	for _, n := range []int{chunk, 512} {
+		for off, refused := 0, 0; off < diskSize && refused == 0; off += n {
+			data := bytes.Repeat([]byte{byte(1 + off/n%255)}, n)
+			if bytes.Equal(want[off:off+n], data) {
+				continue
+			}
+			switch r := rig.Do(t, s, targettest.Write10(1, uint32(off/512), data)); r.Status {
+			case 0:
+				copy(want[off:], data)
+			default:
+				refused++
+				copy(want[off:], rig.Do(t, s, targettest.Read10(1, uint32(off/512), n/512)).Data)
+				full = true
+			}
+		}
+	}
+	require.True(t, full)
+	serial := d.Status().LUNs[0].Serial
+	for _, mode := range []string{"copy-on-write", "copy-on-read", "copy-on-read", "clone"} {
+		d.Crash()
+		require.NoError(t, os.WriteFile(image+".new", testtool.Must(os.ReadFile(image))(t), 0o600))
+		require.NoError(t, os.Rename(image+".new", image))
+		c.Env["COPY_MODE"] = mode
+		d = rig.Start(t, c)
+		require.Equal(t, serial, d.Status().LUNs[0].Serial, d.Output())
+		s = rig.LoginTo(t, d, "iqn.2026-01.test:guest")
+		for off := 0; off < diskSize; off += chunk {
+			r := rig.Do(t, s, targettest.Read10(1, uint32(off/512), chunk/512))
+			require.Zero(t, r.Status)
+			require.True(t, bytes.Equal(want[off:off+chunk], r.Data), "mode %s, byte %d", mode, off)
+		}
+	}
+	// The disk of a removed image makes room for the disk of the present image.
+	d.Crash()
+	require.NoError(t, os.Rename(image, filepath.Join(images, "another.raw")))
+	c.Env["COPY_MODE"] = "copy-on-write"
+	d = rig.Start(t, c)
+	require.NotEqual(t, serial, d.Status().LUNs[0].Serial)
+	require.Contains(t, d.Output(), "removed the disk of an image that is gone")
+}

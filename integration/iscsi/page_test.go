@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/integration/browser"
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // pageTimeout limits the work with a browser. The machine may be slow.
@@ -23,10 +24,7 @@ const pageTimeout = 8 * time.Minute
 func startBrowser(t *testing.T) (*browser.Browser, context.Context) {
 	t.Helper()
 	rig.Need(t, "chromium")
-	path, err := exec.LookPath("chromium")
-	require.NoError(t, err)
-	b, err := browser.Start(path, t.TempDir())
-	require.NoError(t, err)
+	b := testtool.Must(browser.Start(testtool.Must(exec.LookPath("chromium"))(t), t.TempDir()))(t)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	ctx, cancel := context.WithTimeout(context.Background(), pageTimeout)
 	t.Cleanup(cancel)
@@ -43,9 +41,7 @@ type viewer struct {
 func view(ctx context.Context, d *rig.Daemon, b *browser.Browser, path string,
 	opt browser.Options) *viewer {
 	d.T.Helper()
-	page, err := b.Open(ctx, "http://"+d.Metrics+path, opt)
-	require.NoError(d.T, err)
-	return &viewer{page, d.T, ctx}
+	return &viewer{testtool.Must(b.Open(ctx, "http://"+d.Metrics+path, opt))(d.T), d.T, ctx}
 }
 
 func (v *viewer) until(expression string) {
@@ -69,8 +65,7 @@ func (v *viewer) press(keys ...string) {
 // picture keeps a screenshot with the artifacts of the test.
 func (v *viewer) picture(name string) {
 	v.t.Helper()
-	png, err := v.Screenshot(v.ctx)
-	require.NoError(v.t, err)
+	png := testtool.Must(v.Screenshot(v.ctx))(v.t)
 	require.NoError(v.t, os.WriteFile(filepath.Join(v.t.ArtifactDir(), name+".png"), png, 0o644))
 }
 
@@ -134,14 +129,12 @@ func TestPageInABrowser(t *testing.T) {
 	stay := exec.Command("qemu-io", "--object", "secret,id=s,data=page-secret-page",
 		"--image-opts", imageOptions(d, 2))
 	stay.Env = rig.ClientEnv()
-	in, err := stay.StdinPipe()
-	require.NoError(t, err)
+	in := testtool.Must(stay.StdinPipe())(t)
 	require.NoError(t, stay.Start())
 	v.until("document.querySelector('.sessions th[scope=row]')?.textContent.trim() == " +
 		"'iqn.2026-01.test:page'")
 	say := func(command string) { // one at a time, as qemu-io reads them
-		_, err := in.Write([]byte(command + "\n"))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(in.Write([]byte(command+"\n"))))
 	}
 	say("write 0 64k")
 	v.until("document.getElementById('owner2').textContent == 'iqn.2026-01.test:page'")

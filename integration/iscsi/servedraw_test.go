@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -22,8 +23,7 @@ func TestGuestDoesNotDecideWhatItsDiskIs(t *testing.T) {
 	overlay := filepath.Join(t.TempDir(), "top.qcow2")
 	rig.OK(t, "qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", "secret.raw",
 		overlay, "8M")
-	header, err := os.ReadFile(overlay)
-	require.NoError(t, err)
+	header := testtool.Must(os.ReadFile(overlay))(t)
 	for looks, written := range map[string]struct {
 		lba  uint32
 		data []byte
@@ -40,14 +40,12 @@ func TestGuestDoesNotDecideWhatItsDiskIs(t *testing.T) {
 			image, secret := filepath.Join(dir, "guest.raw"), filepath.Join(dir, "secret.raw")
 			rig.MakeRawSeed(t, image, size, 1)
 			rig.MakeRawSeed(t, secret, size, 2)
-			other, err := os.ReadFile(secret)
-			require.NoError(t, err)
+			other := testtool.Must(os.ReadFile(secret))(t)
 			serve := func(mode string) (*rig.Daemon, *targettest.Session) {
 				d := rig.Start(t, rig.Config{DiskDir: dir,
 					Env: map[string]string{"COPY_MODE": mode}})
 				s := rig.LoginTo(t, d, "iqn.2026-01.test:guest")
-				_, err := s.ClearAttention(2)
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(s.ClearAttention(2)))
 				return d, s
 			}
 			d, s := serve("none")
@@ -57,8 +55,7 @@ func TestGuestDoesNotDecideWhatItsDiskIs(t *testing.T) {
 				require.True(t, rig.Do(t, s, targettest.Write10(1, lba, padded[i:i+512])).Good())
 			}
 			d.Crash()
-			want, err := os.ReadFile(image)
-			require.NoError(t, err)
+			want := testtool.Must(os.ReadFile(image))(t)
 			for _, mode := range []string{"none", "copy-on-write", "clone", "none"} {
 				d, s := serve(mode)
 				for lba := uint32(0); lba < blocks; lba += 128 {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
@@ -33,8 +34,7 @@ func inTrouble(d *rig.Daemon, state status.DiskState, kind, reason string) {
 	require.Contains(d.T, series, fmt.Sprintf(`lun_state{lun="1",state="%s"} 1`, state))
 	require.Contains(d.T, series, fmt.Sprintf(`lun_trouble{kind="%s",lun="1"}`, kind))
 	for _, probe := range []string{"/readyz", "/healthz"} {
-		res, err := http.Get("http://" + d.Metrics + probe)
-		require.NoError(d.T, err)
+		res := testtool.Must(http.Get("http://" + d.Metrics + probe))(d.T)
 		require.NoError(d.T, res.Body.Close())
 		require.Equal(d.T, http.StatusOK, res.StatusCode, probe)
 	}

@@ -113,16 +113,13 @@ func (l *launcher) consoleLog() string {
 // connectConsole connects to the console of a guest that has booted.
 func (l *launcher) connectConsole() serialConsole {
 	l.t.Helper()
-	conn, err := net.Dial("unix", l.serial())
-	require.NoError(l.t, err)
-	return serialConsole{rig.NewConsole(l.t, conn), l}
+	return serialConsole{rig.NewConsole(l.t, testtool.Must(net.Dial("unix", l.serial()))(l.t)), l}
 }
 
 // run executes a command in the guest and returns what it prints, without white space around it.
 func (c serialConsole) run(t *testing.T, command string) string {
 	t.Helper()
-	_, err := c.Conn.Write([]byte(command + "\n"))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.Conn.Write([]byte(command+"\n"))))
 	from := len(c.Seen)
 	status := c.Until(t, "status ")
 	text := strings.TrimSpace(strings.Join(c.Seen[from:len(c.Seen)-1], "\n"))

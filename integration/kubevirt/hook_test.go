@@ -128,8 +128,7 @@ func (l *launcher) handler(command string, vmi map[string]any, more ...string) r
 // vmiFile writes an instance into a file.
 func vmiFile(t *testing.T, vmi map[string]any) string {
 	t.Helper()
-	text, err := json.Marshal(vmi)
-	require.NoError(t, err)
+	text := testtool.Must(json.Marshal(vmi))(t)
 	file := filepath.Join(t.TempDir(), "vmi.json")
 	require.NoError(t, os.WriteFile(file, text, 0o644))
 	return file

@@ -144,8 +144,7 @@ func TestKubeVirtReplacesADisk(t *testing.T) {
 	// with virt-handler, which asks for a running machine again and again: QEMU connects beside the
 	// first request after that, which still fails.
 	s.kill()
-	_, err := g.Conn.Write([]byte(readLast() + "\n"))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(g.Conn.Write([]byte(readLast()+"\n"))))
 	l.untilPaused()
 	s = p.sidecar(settings)
 	p.hook(s)
@@ -191,8 +190,7 @@ func TestKubeVirtByVhostUser(t *testing.T) {
 
 	s.kill()
 	from := len(g.Seen)
-	_, err := g.Conn.Write([]byte(readLast() + "\n"))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(g.Conn.Write([]byte(readLast()+"\n"))))
 	s = p.sidecar(settings)
 	require.Equal(t, "0", g.Until(t, "status "))
 	require.Contains(t, strings.Join(g.Seen[from:], "\n"), "vvvvvvvv")

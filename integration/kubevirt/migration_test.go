@@ -135,8 +135,7 @@ func (m *movingMachine) begin(from *node, bandwidth string) (to *node, vmi map[s
 func (m *movingMachine) proxy(from, to string) {
 	m.t.Helper()
 	_ = os.Remove(from) // of an earlier migration
-	l, err := socket.ListenUnix(from)
-	require.NoError(m.t, err)
+	l := testtool.Must(socket.ListenUnix(from))(m.t)
 	m.t.Cleanup(func() { _ = l.Close() })
 	for _, path := range []string{filepath.Dir(from), from} {
 		require.NoError(m.t, os.Chmod(path, 0o777))
@@ -321,8 +320,7 @@ func migratesADisk(t *testing.T, transport string) {
 	target.stop()
 	require.Zero(t, target.relay.wait(), "the sidecar ends")
 	m.server.Stop()
-	content, err := os.ReadFile(filepath.Join(m.served.StateDir, "volume", "disk.img"))
-	require.NoError(t, err)
+	content := testtool.Must(os.ReadFile(filepath.Join(m.served.StateDir, "volume", "disk.img")))(t)
 	for i, n := range want {
 		at := (firstBlock + i) * 512
 		require.Equal(t, fmt.Sprintf("%-512s", fmt.Sprintf("block %d", n)),

@@ -46,8 +46,7 @@ func (l *launcher) handle19(command string, vmi map[string]any, plugins ...any) 
 		return err == nil
 	}, "the launcher listens for virt-handler")
 	if len(plugins) > 0 {
-		text, err := json.Marshal(plugins)
-		require.NoError(l.t, err)
+		text := testtool.Must(json.Marshal(plugins))(l.t)
 		file = filepath.Join(l.t.TempDir(), "plugins.json")
 		require.NoError(l.t, os.WriteFile(file, text, 0o644))
 	}
@@ -114,8 +113,7 @@ func TestKubeVirt19DropsTheSocket(t *testing.T) {
 	s.says("only user 107 may connect here")
 
 	s.kill()
-	_, err := g.Conn.Write([]byte(readLast() + "\n"))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(g.Conn.Write([]byte(readLast()+"\n"))))
 	l.untilPaused()
 	p.hook(start())
 	testtool.Eventually(t, func() bool {

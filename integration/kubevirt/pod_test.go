@@ -203,8 +203,7 @@ exec setpriv --reuid 107 --regid 107 --clear-groups --no-new-privs --bounding-se
 // sidecar starts kubevirt-disk as the pod's hook sidecar.
 func (p *launcherPod) sidecar(settings []string, args ...string) *process {
 	p.t.Helper()
-	program, err := rig.Binary()
-	require.NoError(p.t, err)
+	program := testtool.Must(rig.Binary())(p.t)
 	require.NoError(p.t, os.Chmod(filepath.Dir(program), 0o755))
 	// KubeVirt sets the variables that begin with XDG in all containers of user 107.
 	env := append([]string{"CONTAINER_NAME=" + p.name, "LOG_FORMAT=json",
@@ -218,9 +217,7 @@ func (p *launcherPod) sidecar(settings []string, args ...string) *process {
 // sockets are the files in the sidecar's part of the volume that the launcher takes for hooks.
 func (p *launcherPod) sockets() (found []string) {
 	p.t.Helper()
-	entries, err := os.ReadDir(p.own())
-	require.NoError(p.t, err)
-	for _, e := range entries {
+	for _, e := range testtool.Must(os.ReadDir(p.own()))(p.t) {
 		if !e.IsDir() {
 			found = append(found, filepath.Join(p.own(), e.Name()))
 		}
@@ -240,15 +237,13 @@ type launcher struct {
 func (p *launcherPod) launch(vmi map[string]any) *launcher {
 	p.t.Helper()
 	program := filepath.Join(programsOf(p.t, p.module), "virt-launcher")
-	script, err := filepath.Abs("../launcher/run.sh")
-	require.NoError(p.t, err)
+	script := testtool.Must(filepath.Abs("../launcher/run.sh"))(p.t)
 	l := &launcher{dir: rig.SharedDir(p.t), vmi: vmi}
 	file := os.DevNull
 	if vmi != nil {
 		file = vmiFile(p.t, vmi)
 	}
-	sidecars, err := os.ReadDir(p.hooks)
-	require.NoError(p.t, err)
+	sidecars := testtool.Must(os.ReadDir(p.hooks))(p.t)
 	l.process = begin(p.t, "virt-launcher", []string{"PLUGIN_SOCKETS=" + p.plugins},
 		rig.Clients.InRoot(p.inNetwork("unshare", "-m", "-n", "-p", "-f", "--mount-proc",
 			"--kill-child", script, program, l.dir, file, p.hooks, "--name", "vm",
@@ -324,8 +319,7 @@ func (l *launcher) stop() {
 	children := strings.Fields(rig.ReadFile(l.t, filepath.Join("/proc", pid, "task", pid,
 		"children")))
 	require.Len(l.t, children, 1)
-	first, err := strconv.Atoi(children[0])
-	require.NoError(l.t, err)
+	first := testtool.Must(strconv.Atoi(children[0]))(l.t)
 	require.NoError(l.t, syscall.Kill(first, syscall.SIGTERM))
 	r := l.handler("stop", l.vmi)
 	require.Zero(l.t, r.Status, r)

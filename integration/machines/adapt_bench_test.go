@@ -42,13 +42,11 @@ func benchImage(b *testing.B, dir string, layers ...benchLayer) {
 	blobs := filepath.Join(dir, "blobs", "sha256")
 	require.NoError(b, os.MkdirAll(blobs, 0o755))
 	add := func(kind string, write func(w io.Writer)) descriptor {
-		f, err := os.CreateTemp(blobs, "")
-		require.NoError(b, err)
+		f := testtool.Must(os.CreateTemp(blobs, ""))(b)
 		defer f.Close()
 		sum := sha256.New()
 		write(io.MultiWriter(f, sum))
-		size, err := f.Seek(0, io.SeekCurrent)
-		require.NoError(b, err)
+		size := testtool.Must(f.Seek(0, io.SeekCurrent))(b)
 		digest := fmt.Sprintf("%x", sum.Sum(nil))
 		require.NoError(b, os.Rename(f.Name(), filepath.Join(blobs, digest)))
 		return descriptor{"application/vnd.oci.image." + kind, "sha256:" + digest, size}
@@ -61,8 +59,7 @@ func benchImage(b *testing.B, dir string, layers ...benchLayer) {
 	for _, l := range layers {
 		id := sha256.New()
 		found = append(found, add("layer.v1.tar+gzip", func(w io.Writer) {
-			packed, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
-			require.NoError(b, err)
+			packed := testtool.Must(gzip.NewWriterLevel(w, gzip.BestSpeed))(b)
 			l.write(b, io.MultiWriter(packed, id))
 			require.NoError(b, packed.Close())
 		}))
@@ -73,9 +70,8 @@ func benchImage(b *testing.B, dir string, layers ...benchLayer) {
 		"rootfs": map[string]any{"type": "layers", "diff_ids": ids}})
 	manifest := object("manifest.v1+json", map[string]any{"schemaVersion": 2, "config": config,
 		"mediaType": "application/vnd.oci.image.manifest.v1+json", "layers": found})
-	index, err := json.Marshal(map[string]any{"schemaVersion": 2,
-		"manifests": []descriptor{manifest}})
-	require.NoError(b, err)
+	index := testtool.Must(json.Marshal(map[string]any{"schemaVersion": 2,
+		"manifests": []descriptor{manifest}}))(b)
 	require.NoError(b, os.WriteFile(filepath.Join(dir, "index.json"), index, 0o644))
 	require.NoError(b, os.WriteFile(filepath.Join(dir, "oci-layout"),
 		[]byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644))
@@ -103,8 +99,7 @@ func (l benchLayer) write(b *testing.B, w io.Writer) {
 		for size > 0 {
 			from := random.IntN(len(content) / 2)
 			n := min(size, len(content)/2)
-			_, err := t.Write(content[from : from+n])
-			require.NoError(b, err)
+			require.NoError(b, testtool.Err(t.Write(content[from:from+n])))
 			size -= n
 		}
 	}
@@ -142,8 +137,7 @@ func (c cost) add(other cost) cost {
 func BenchmarkAdapt(b *testing.B) {
 	testtool.Need(b, "podman")
 	path := rig.Program(b)
-	root, err := os.MkdirTemp("", "adapt-")
-	require.NoError(b, err)
+	root := testtool.Must(os.MkdirTemp("", "adapt-"))(b)
 	defer func() { require.NoError(b, os.RemoveAll(root)) }()
 	below := []benchLayer{{"one", 40000, 27000, 1}, {"two", 18990, 28000, 2}}
 	first, second := filepath.Join(root, "first"), filepath.Join(root, "second")

@@ -64,9 +64,7 @@ func TestMachineLosesItsPower(t *testing.T) {
 	require.Equal(t, "0", m.exited(), m.console())
 	found := regexp.MustCompile(`checked ([0-9]+)\n`).FindStringSubmatch(m.console())
 	require.Len(t, found, 2)
-	checked, err := strconv.Atoi(found[1])
-	require.NoError(t, err)
-	require.GreaterOrEqual(t, checked, 3)
+	require.GreaterOrEqual(t, testtool.Must(strconv.Atoi(found[1]))(t), 3)
 	requireClean(t, rawOf(t, disk))
 }
 
@@ -79,13 +77,11 @@ type pushedLayer struct {
 // layersOf returns the layers of an image in a registry.
 func layersOf(t *testing.T, address, reference string) []pushedLayer {
 	t.Helper()
-	request, err := http.NewRequest(http.MethodGet,
-		"http://"+address+"/v2/vm/"+reference, nil)
-	require.NoError(t, err)
+	request := testtool.Must(http.NewRequest(http.MethodGet,
+		"http://"+address+"/v2/vm/"+reference, nil))(t)
 	request.Header.Set("Accept", "application/vnd.oci.image.manifest.v1+json, "+
 		"application/vnd.oci.image.index.v1+json")
-	response, err := http.DefaultClient.Do(request)
-	require.NoError(t, err)
+	response := testtool.Must(http.DefaultClient.Do(request))(t)
 	defer response.Body.Close()
 	var m struct {
 		Layers    []pushedLayer
@@ -109,8 +105,7 @@ func savedImage(t *testing.T, program string, unread int) string {
 		out := tar.NewWriter(w)
 		require.NoError(t, out.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg,
 			Mode: mode, Size: int64(len(content))}))
-		_, err := out.Write(content)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(out.Write(content)))
 		require.NoError(t, out.Flush())
 	}
 	var layers [2]bytes.Buffer
@@ -126,16 +121,14 @@ func savedImage(t *testing.T, program string, unread int) string {
 		"rootfs": map[string]any{"type": "layers", "diff_ids": ids}})
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "saved.tar")
-	f, err := os.Create(file)
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(file))(t)
 	defer f.Close()
 	archive(f, "config.json", 0o644, config)
 	archive(f, "one.tar", 0o644, layers[0].Bytes())
 	archive(f, "two.tar", 0o644, layers[1].Bytes())
 	archive(f, "manifest.json", 0o644, []byte(`[{"Config":"config.json",
 		"RepoTags":["saved:1"],"Layers":["one.tar","two.tar"]}]`))
-	_, err = f.Write(make([]byte, 1024))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(f.Write(make([]byte, 1024))))
 	return "docker-archive:" + file
 }
 
@@ -155,8 +148,7 @@ func TestLevelsAreStreamed(t *testing.T) {
 	for i, status := range []string{"16", "17"} {
 		require.NoError(t, os.RemoveAll(filepath.Join(dir, "disk.qcow2")))
 		adaptedFrom(t, ref, boot, dir, "--", "exit", status)
-		tops, err := filepath.Glob(filepath.Join(dir, "image-*.qcow2"))
-		require.NoError(t, err)
+		tops := testtool.Must(filepath.Glob(filepath.Join(dir, "image-*.qcow2")))(t)
 		require.Len(t, tops, 1)
 		rig.MustRun(t, nil, "push", "--base=none", "--insecure-registry="+w.Address, tops[0],
 			w.Address+"/vm/machine:"+status)
@@ -199,9 +191,7 @@ func TestArm64Machine(t *testing.T) {
 	rig.Need(t, "qemu-system-aarch64", "buildah", "apt-get", "dpkg-deb")
 	const firmware = "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd"
 	boot := madeBootFiles(t, func() (string, error) { return makeBootFiles("arm64") })
-	ref, err := makeContainerImage("arm64")
-	require.NoError(t, err)
-	dir := adaptedFrom(t, ref, boot, t.TempDir())
+	dir := adaptedFrom(t, testtool.Must(makeContainerImage("arm64"))(t), boot, t.TempDir())
 	c := machineConfig{arm64: true, boot: boot, noNet: true}
 	if _, err := os.Stat(firmware); err == nil {
 		c.firmware = firmware
@@ -214,8 +204,7 @@ func TestArm64Machine(t *testing.T) {
 	if c.firmware != "" {
 		m.powerButton()
 	} else {
-		_, err := fmt.Fprintln(m.port, machine.WordStop)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(fmt.Fprintln(m.port, machine.WordStop)))
 	}
 	require.Equal(t, "42", m.exited())
 	requireClean(t, rawOf(t, filepath.Join(dir, "disk.qcow2")))

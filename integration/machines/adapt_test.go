@@ -1,6 +1,8 @@
 package machines
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -103,9 +106,7 @@ func makeContainerImage(arch string) (ref string, err error) {
 func requireContainerImage(t *testing.T) string {
 	t.Helper()
 	rig.Need(t, "buildah")
-	ref, err := containerImage()
-	require.NoError(t, err)
-	return ref
+	return testtool.Must(containerImage())(t)
 }
 
 // adapted makes a machine of the image, with arguments of adapt, and returns its directory.
@@ -253,8 +254,7 @@ func TestWebServerInAMachine(t *testing.T) {
 			Env: map[string]string{"CONTAINER_IMAGE": ref, "PERSISTENT_DIR": volume,
 				"COPY_MODE": "copy-on-write", "LISTEN": portal}})
 	}
-	port, err := peers.FreePort()
-	require.NoError(t, err)
+	port := testtool.Must(peers.FreePort())(t)
 	posted := ""
 	for round := range 2 {
 		d := serve()
@@ -293,8 +293,7 @@ func TestWebServerInAMachine(t *testing.T) {
 			require.Equal(t, posted, get(t, url))
 			m.powerButton()
 		} else {
-			_, err := fmt.Fprintln(m.port, machine.WordStop)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(fmt.Fprintln(m.port, machine.WordStop)))
 		}
 		require.Equal(t, "42", m.exited())
 		require.Contains(t, m.console(), "stopped by its stop signal\n")
@@ -357,4 +356,51 @@ func dig(t *testing.T, in map[string]any, keys ...string) any {
 		require.True(t, ok, key)
 	}
 	return value
+}
+
+// TestRunContainer runs the script of `make run-container`: it builds a small image, and boots it
+// with plain QEMU from its LUN. Another image is a web server that answers. SIGINT (Ctrl-C) and
+// SIGTERM are the power button.
+func TestRunContainer(t *testing.T) {
+	t.Parallel()
+	testtool.NeedNightly(t)
+	rig.Need(t, "bash", "setpriv", rig.QEMUISCSI)
+	ref, boot := requireContainerImage(t), requireBootFiles(t)
+	path := rig.Program(t)
+	e := rig.OwnEngine(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*rig.MachineTime)
+	defer cancel()
+	var out bytes.Buffer
+	command := func(env ...string) *exec.Cmd {
+		port := testtool.Must(peers.FreePort())(t)
+		out.Reset()
+		cmd := exec.CommandContext(ctx, filepath.Join("..", "..", "scripts", "run-container.sh"),
+			path,
+			boot, t.TempDir())
+		cmd.Env = append(append(os.Environ(), e.Vars...), fmt.Sprint("PORT=", port))
+		cmd.Env = append(cmd.Env, env...)
+		cmd.Stdout, cmd.Stderr = &out, &out
+		cmd.WaitDelay = rig.MachineTime
+		return cmd
+	}
+	says := func(text string) {
+		t.Helper()
+		require.Contains(t, strings.ReplaceAll(out.String(), "\r\n", "\n"), text)
+	}
+
+	require.NoError(t, command("IMAGE=").Run(), "%s", &out)
+	says("Hello from a container image in a virtual machine: Linux ")
+	says("user 0, start 1\n")
+	says("run-container: the exit status of the entry point is 7\n")
+
+	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		web := testtool.Must(peers.FreePort())(t)
+		cmd := command("IMAGE="+ref, fmt.Sprintf("FORWARD=%d:80", web))
+		require.NoError(t, cmd.Start())
+		require.Empty(t, get(t, fmt.Sprintf("http://127.0.0.1:%d/", web)))
+		require.NoError(t, cmd.Process.Signal(signal))
+		require.NoError(t, cmd.Wait(), "%s", &out)
+		says("stopped by its stop signal\n")
+		says("run-container: the exit status of the entry point is 42\n")
+	}
 }

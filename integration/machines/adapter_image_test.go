@@ -62,8 +62,7 @@ func TestAdapterImage(t *testing.T) {
 			`"/out/vm/disk.qcow2"`)
 		// It is the same as this machine makes from the image, byte for byte.
 		here := adapted(t, t.TempDir())
-		files, err := os.ReadDir(here)
-		require.NoError(t, err)
+		files := testtool.Must(os.ReadDir(here))(t)
 		levels := 0
 		for _, f := range files {
 			if !adapter.IsLevel(f.Name()) {
@@ -71,8 +70,7 @@ func TestAdapterImage(t *testing.T) {
 			}
 			levels++
 			rig.SameFile(t, filepath.Join(here, f.Name()), filepath.Join(made, f.Name()))
-			info, err := os.Stat(filepath.Join(made, f.Name()))
-			require.NoError(t, err)
+			info := testtool.Must(os.Stat(filepath.Join(made, f.Name())))(t)
 			require.EqualValues(t, 107, info.Sys().(*syscall.Stat_t).Uid)
 		}
 		require.Greater(t, levels, 2)
@@ -124,11 +122,9 @@ func checkAdapterImage(t *testing.T, e *rig.Engine, id, arch, root string) {
 
 	at := func(name string) string { return filepath.Join(root, name) }
 	tree := filepath.Join("..", "..", "cache", "kernel", arch)
-	kernel, err := initrd.Kernel(filepath.Join(tree, "root"))
-	require.NoError(t, err)
+	kernel := testtool.Must(initrd.Kernel(filepath.Join(tree, "root")))(t)
 	rig.SameFile(t, kernel, at("boot/vmlinuz"))
-	release, err := rig.HoldBin()
-	require.NoError(t, err)
+	release := testtool.Must(rig.HoldBin())(t)
 	content, err := initrd.Build(initrd.Options{KernelTree: filepath.Join(tree, "root"),
 		Init: filepath.Join("..", "..", "bin", "kubevirt-disk-init-linux-"+arch)})
 	release()
@@ -139,8 +135,7 @@ func checkAdapterImage(t *testing.T, e *rig.Engine, id, arch, root string) {
 	require.Regexp(t, `source package is\n"linux", version \S+, .*https://snapshot.debian.org/`,
 		rig.ReadFile(t, at("usr/share/doc/linux/SOURCE")))
 	for _, name := range []string{"boot/vmlinuz", "boot/initrd", "usr/share/doc/linux/copyright"} {
-		info, err := os.Stat(at(name))
-		require.NoError(t, err)
+		info := testtool.Must(os.Stat(at(name)))(t)
 		require.Equal(t, os.FileMode(0o644), info.Mode(), name)
 		require.Zero(t, info.Sys().(*syscall.Stat_t).Uid, name)
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"encoding/xml"
 	"errors"
 	"fmt"
 	"net"
@@ -19,6 +20,7 @@ import (
 
 	"kubevirt.io/disk/integration/guest"
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/status"
 )
@@ -65,8 +67,7 @@ func TestLibvirtSchema(t *testing.T) {
 		{passed, libvirt.Device{Dev: "sdc", Kind: libvirt.KindLUN,
 			Initiator: "iqn.2020-01.org.example:vm", Cache: libvirt.CacheDefault}},
 	} {
-		disk, err := libvirt.Disk(c.lun, c.device)
-		require.NoError(t, err)
+		disk := testtool.Must(libvirt.Disk(c.lun, c.device))(t)
 		domain.Devices.Disks = append(domain.Devices.Disks, *disk)
 	}
 	for i, e := range []libvirt.Export{
@@ -74,8 +75,7 @@ func TestLibvirtSchema(t *testing.T) {
 		{Name: "fedora.qcow2", Socket: "/run/disk/nbd.sock"},
 		{Name: "1", Portal: libvirt.Portal{Host: "disk.example.com"}, TLS: true, Serial: "DATA-1"},
 	} {
-		disk, err := e.Disk(libvirt.Device{Dev: "vd" + string(rune('x'+i))})
-		require.NoError(t, err)
+		disk := testtool.Must(e.Disk(libvirt.Device{Dev: "vd" + string(rune('x'+i))}))(t)
 		domain.Devices.Disks = append(domain.Devices.Disks, *disk)
 	}
 	path := rig.Program(t)
@@ -87,14 +87,11 @@ func TestLibvirtSchema(t *testing.T) {
 	require.NoError(t, byNBD.Unmarshal(rig.OK(t, path, "xml", "--nbd=unix:/run/disk/nbd.sock",
 		"--export=a.qcow2", "--target-dev=vde", "--reconnect=0")))
 	domain.Devices.Disks = append(domain.Devices.Disks, byNBD)
-	document, err := domain.Marshal()
-	require.NoError(t, err)
+	document := testtool.Must(domain.Marshal())(t)
 	rig.Validate(t, document, "domain")
 
 	for _, c := range []libvirt.Credential{lun.Credential, named.Credential} {
-		document, err := libvirt.SecretXML(c)
-		require.NoError(t, err)
-		rig.Validate(t, document, "secret")
+		rig.Validate(t, testtool.Must(libvirt.SecretXML(c))(t), "secret")
 	}
 	rig.Validate(t, rig.OK(t, path, "xml", "--secret"), "secret")
 	bad := filepath.Join(t.TempDir(), "bad.xml")
@@ -166,8 +163,7 @@ func TestLibvirtDomain(t *testing.T) {
 		rig.MakeRawSeed(t, image(n), 8*mib, uint64(n))
 	}
 	sum := func(n, from, size int) string {
-		content, err := os.ReadFile(image(n))
-		require.NoError(t, err)
+		content := testtool.Must(os.ReadFile(image(n)))(t)
 		hash := sha256.Sum256(content[from*mib : (from+size)*mib])
 		return hex.EncodeToString(hash[:])
 	}
@@ -223,8 +219,7 @@ func TestLibvirtDomain(t *testing.T) {
 	require.Equal(t, "0", said(guest.Ended+" "))
 
 	for n := 1; n <= 2; n++ {
-		content, err := os.ReadFile(image(n))
-		require.NoError(t, err)
+		content := testtool.Must(os.ReadFile(image(n)))(t)
 		require.True(t, bytes.Equal(pattern, content[5*mib:6*mib]),
 			"LUN %d must have what the guest wrote", n)
 		require.Equal(t, rig.SHA256(make([]byte, 2*mib)), sum(n, 1, 2))
@@ -248,10 +243,8 @@ func TestLibvirtDomain(t *testing.T) {
 	require.NoError(t, domain.Unmarshal(attached))
 	require.Len(t, domain.Devices.Disks, 2)
 	for i, made := range []string{disk, rig.ReadFile(t, hot)} {
-		wantLUN, wantDevice, err := libvirt.ParseDisk(made)
-		require.NoError(t, err)
-		gotLUN, gotDevice, err := libvirt.FromDisk(&domain.Devices.Disks[i])
-		require.NoError(t, err)
+		wantLUN, wantDevice := testtool.Must2(libvirt.ParseDisk(made))(t)
+		gotLUN, gotDevice := testtool.Must2(libvirt.FromDisk(&domain.Devices.Disks[i]))(t)
 		require.Equal(t, wantLUN, gotLUN)
 		require.Equal(t, wantDevice, gotDevice)
 	}
@@ -284,16 +277,13 @@ func domainXML(t *testing.T, disk, kernel, initrd, console string) string {
 			MemBalloon: &libvirtxml.DomainMemBalloon{Model: "none"},
 		},
 	}
-	document, err := domain.Marshal()
-	require.NoError(t, err)
-	return document
+	return testtool.Must(domain.Marshal())(t)
 }
 
 // listen listens on a socket that the domain can connect to.
 func (l *libvirtd) listen(name string) net.Listener {
 	l.t.Helper()
-	listener, err := net.Listen("unix", filepath.Join(l.dir, name))
-	require.NoError(l.t, err)
+	listener := testtool.Must(net.Listen("unix", filepath.Join(l.dir, name)))(l.t)
 	l.t.Cleanup(func() { listener.Close() })
 	l.own()
 	return listener
@@ -302,9 +292,7 @@ func (l *libvirtd) listen(name string) net.Listener {
 // readConsole collects the lines of the first connection.
 func readConsole(t *testing.T, listener net.Listener) *rig.ConsoleLines {
 	t.Helper()
-	conn, err := listener.Accept()
-	require.NoError(t, err)
-	return rig.NewConsole(t, conn)
+	return rig.NewConsole(t, testtool.Must(listener.Accept())(t))
 }
 
 // serialAndWWN returns a LUN's serial number and NAA identifier from a status page, in the form
@@ -325,10 +313,56 @@ func serialAndWWN(t *testing.T, page string, lun uint16) string {
 // nextData returns the offset of a file's first data at or after an offset.
 func nextData(t *testing.T, path string, from int64) int64 {
 	t.Helper()
-	file, err := os.Open(path)
-	require.NoError(t, err)
+	file := testtool.Must(os.Open(path))(t)
 	defer file.Close()
-	offset, err := unix.Seek(int(file.Fd()), from, unix.SEEK_DATA)
-	require.NoError(t, err)
-	return offset
+	return testtool.Must(unix.Seek(int(file.Fd()), from, unix.SEEK_DATA))(t)
+}
+
+// TestLibvirtFile: libvirt and QEMU open files that the command provides, with the elements that
+// the command prints: the file itself, and overlays over another file.
+func TestLibvirtFile(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "virt-xml-validate", "xmllint", "qemu-img")
+	rig.Need(t, libvirtTools...)
+	path := rig.Program(t)
+	l := startLibvirtd(t)
+	source := filepath.Join(t.TempDir(), "source.raw")
+	rig.MakeRaw(t, source, 8<<20)
+	require.NoError(t, os.Mkdir(filepath.Join(l.dir, "vm"), 0o755))
+	at := func(name string) string { return filepath.Join(l.dir, "vm", name) }
+	rig.OK(t, "qemu-img", "convert", "-O", "qcow2", source, at("own.qcow2"))
+	rig.OK(t, "qemu-img", "convert", "-O", "raw", source, at("base.raw"))
+	rig.OK(t, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", at("base.raw"),
+		at("write.qcow2"))
+	rig.OK(t, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", at("base.raw"),
+		at("read.qcow2"))
+	l.own()
+
+	domain := libvirtxml.Domain{Type: "qemu", Name: "files",
+		Memory: &libvirtxml.DomainMemory{Value: 64, Unit: "MiB"},
+		OS: &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Arch: "x86_64", Machine: "q35",
+			Type: "hvm"}},
+		Devices: &libvirtxml.DomainDeviceList{Emulator: "/usr/bin/qemu-system-x86_64"}}
+	for _, args := range [][]string{
+		{"--file=" + at("own.qcow2"), "--target-dev=vda", "--serial=OWN"},
+		{"--file=" + at("base.raw"), "--overlay=" + at("write.qcow2"), "--target-dev=vdb"},
+		{"--file=" + at("base.raw"), "--overlay=" + at("read.qcow2"), "--copy-mode=copy-on-read",
+			"--target-dev=vdc"},
+	} {
+		// The directory may be in memory, where QEMU cannot pass the page cache.
+		args = append([]string{"xml", "--cache=writeback"}, args...)
+		var disk libvirtxml.DomainDisk
+		require.NoError(t, xml.Unmarshal([]byte(rig.OK(t, path, args...)), &disk))
+		domain.Devices.Disks = append(domain.Devices.Disks, disk)
+	}
+	document := testtool.Must(domain.Marshal())(t)
+	rig.Validate(t, document, "domain")
+	l.virsh("create", l.file("files.xml", document), "--paused")
+	t.Cleanup(func() { _, _ = l.tryVirsh("destroy", "files") })
+	blocks := l.virsh("domblklist", "files")
+	for _, name := range []string{"own.qcow2", "write.qcow2", "read.qcow2"} {
+		require.Contains(t, blocks, at(name))
+	}
+	require.Contains(t, l.virsh("dumpxml", "files"), at("base.raw"))
+	require.Contains(t, l.virsh("domblkinfo", "files", "vdb"), "8388608")
 }

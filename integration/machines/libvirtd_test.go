@@ -40,8 +40,7 @@ func startLibvirtd(t *testing.T) *libvirtd {
 	if rig.Clients != rig.Installed {
 		rig.NeedRoot(t)
 	}
-	dir, err := os.MkdirTemp("", "libvirt-")
-	require.NoError(t, err)
+	dir := testtool.Must(os.MkdirTemp("", "libvirt-"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o755))
 	l := &libvirtd{t: t, dir: dir}

@@ -117,8 +117,7 @@ func bootMachine(t *testing.T, c machineConfig) *containerMachine {
 		c.boot = requireBootFiles(t)
 	}
 	// The names of sockets are short.
-	dir, err := os.MkdirTemp("", "machine-")
-	require.NoError(t, err)
+	dir := testtool.Must(os.MkdirTemp("", "machine-"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	m := &containerMachine{t: t, dir: dir, ended: make(chan struct{})}
 	qemu, board, arch := "qemu-system-x86_64", "q35", "amd64"
@@ -225,8 +224,7 @@ func (m *containerMachine) monitor(command string) {
 	var answer map[string]any
 	require.NoError(m.t, answers.Decode(&answer))
 	for _, command := range []string{`"execute":"qmp_capabilities"`, command} {
-		_, err := fmt.Fprintf(m.control, `{%s}`, command)
-		require.NoError(m.t, err)
+		require.NoError(m.t, testtool.Err(fmt.Fprintf(m.control, `{%s}`, command)))
 		for answer = nil; answer["return"] == nil; { // events come in between
 			require.NoError(m.t, answers.Decode(&answer))
 			require.NotContains(m.t, answer, "error")

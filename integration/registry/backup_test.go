@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/serving"
 )
@@ -33,9 +34,8 @@ func TestBackupExample(t *testing.T) {
 	c.StateDir = t.TempDir()
 	d := rig.Start(t, c)
 	defer d.Stop()
-	guest, err := nbd.OpenRemote(t.Context(), nbd.RemoteOptions{
-		Address: serving.SocketPrefix + socket})
-	require.NoError(t, err)
+	guest := testtool.Must(nbd.OpenRemote(t.Context(), nbd.RemoteOptions{
+		Address: serving.SocketPrefix + socket}))(t)
 	over, stopped := make(chan struct{}), make(chan error, 1)
 	go func() {
 		r, block := rand.New(rand.NewPCG(36, 3)), make([]byte, 4096)
@@ -69,8 +69,7 @@ func TestBackupExample(t *testing.T) {
 	for n := range 4 {
 		var last string
 		if n == 2 {
-			text, err := os.ReadFile(filepath.Join(dir, "last"))
-			require.NoError(t, err)
+			text := testtool.Must(os.ReadFile(filepath.Join(dir, "last")))(t)
 			last = strings.TrimSpace(string(text))
 			rig.OKEnv(t, env, program, "snapshot", "serve", "1", last)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // The versions that scripts/build-client.sh builds.
@@ -95,10 +96,8 @@ func (c cosign) test(t *testing.T, ways []way) {
 	own := filepath.Join(c.dir, "own")
 	c.must(t, "generate-key-pair", "--output-key-prefix="+own)
 	edwards := filepath.Join(c.dir, "edwards")
-	_, private, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
-	der, err := x509.MarshalPKCS8PrivateKey(private)
-	require.NoError(t, err)
+	_, private := testtool.Must2(ed25519.GenerateKey(rand.Reader))(t)
+	der := testtool.Must(x509.MarshalPKCS8PrivateKey(private))(t)
 	require.NoError(t, os.WriteFile(edwards+".pem",
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600))
 	c.must(t, "import-key-pair", "--key="+edwards+".pem", "--output-key-prefix="+edwards)

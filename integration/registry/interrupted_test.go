@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // pieceProxy is a proxy before a registry. It counts the bytes in pieces of blobs.
@@ -109,8 +110,7 @@ func TestRegistryPushInterrupted(t *testing.T) {
 	const size = 64 << 20
 	raw := filepath.Join(t.TempDir(), "a.img")
 	content := make([]byte, size)
-	_, err := rand.NewChaCha8([32]byte{1}).Read(content)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(rand.NewChaCha8([32]byte{1}).Read(content)))
 	require.NoError(t, os.WriteFile(raw, content, 0o600))
 	for name, signal := range map[string]syscall.Signal{"SIGKILL": syscall.SIGKILL,
 		"SIGTERM": syscall.SIGTERM} {

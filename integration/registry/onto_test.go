@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestRegistryOnto pushes a disk, changes two percent of it, and pushes that onto the first one, in
@@ -105,17 +106,14 @@ func layerSize(t *testing.T, w *rig.WatchedRegistry, repository, digest string) 
 func layerSizes(t *testing.T, w *rig.WatchedRegistry, repository, digest string) (sizes []int64) {
 	t.Helper()
 	for {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
-			"http://"+w.Address+"/v2/"+repository+"/manifests/"+digest, nil)
-		require.NoError(t, err)
+		req := testtool.Must(http.NewRequestWithContext(t.Context(), http.MethodGet,
+			"http://"+w.Address+"/v2/"+repository+"/manifests/"+digest, nil))(t)
 		req.Header.Set("Accept", strings.Join([]string{
 			"application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.index.v1+json",
 		}, ","))
-		res, err := http.DefaultClient.Do(req)
-		require.NoError(t, err)
+		res := testtool.Must(http.DefaultClient.Do(req))(t)
 		var text bytes.Buffer
-		_, err = text.ReadFrom(res.Body)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(text.ReadFrom(res.Body)))
 		require.NoError(t, res.Body.Close())
 		var says struct {
 			Manifests []struct{ Digest string }

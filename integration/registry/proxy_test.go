@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const (
@@ -106,8 +107,7 @@ func TestRegistryProxy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := rig.StartRegistry(t, tls, "")
 			p := newProxy(t, s.Address)
-			_, port, err := net.SplitHostPort(s.Address)
-			require.NoError(t, err)
+			_, port := testtool.Must2(net.SplitHostPort(s.Address))(t)
 			registry := rig.NameBehindProxy + ":" + port
 			ref := registry + "/vm/fedora:42"
 			used, variable, flag := &p.tunnels, "HTTPS_PROXY", "--registry-ca="+s.CA
@@ -165,8 +165,7 @@ func TestAddressProxy(t *testing.T) {
 	t.Parallel()
 	rig.Need(t, "qemu-img")
 	raw, qcow2 := newDisk(t)
-	content, err := os.ReadFile(qcow2)
-	require.NoError(t, err)
+	content := testtool.Must(os.ReadFile(qcow2))(t)
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	own := rig.MakeCertificate(t, ca, ca+".key")
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
@@ -183,8 +182,7 @@ func TestAddressProxy(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	p := newProxy(t, server.Listener.Addr().String())
-	_, port, err := net.SplitHostPort(p.server)
-	require.NoError(t, err)
+	_, port := testtool.Must2(net.SplitHostPort(p.server))(t)
 	host := rig.NameBehindProxy + ":" + port
 	credential := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registryPassword))
 	logins := filepath.Join(t.TempDir(), "config.json")

@@ -13,8 +13,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk/disktest/packtest"
 	"kubevirt.io/disk/integration/internal/rig"
 	"kubevirt.io/disk/integration/objects"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // pushedDigest is the last line of push.
@@ -99,9 +101,7 @@ func TestRegistryPushPull(t *testing.T) {
 				require.Equal(t, 1, r.Status)
 				require.Contains(t, r.Output, "--registry-ca")
 			}
-			left, err := os.ReadDir(dir)
-			require.NoError(t, err)
-			require.Len(t, left, 3, "nothing of what failed")
+			require.Len(t, testtool.Must(os.ReadDir(dir))(t), 3, "nothing of what failed")
 		})
 	}
 }
@@ -119,8 +119,7 @@ func TestRegistryBuildah(t *testing.T) {
 	other := filepath.Join(work, "other.raw")
 	rig.MakeRawSeed(t, other, 4<<20, 9)
 	for _, file := range []string{raw, qcow2} {
-		content, err := os.ReadFile(file)
-		require.NoError(t, err)
+		content := testtool.Must(os.ReadFile(file))(t)
 		require.NoError(t, os.WriteFile(filepath.Join(work, filepath.Base(file)), content, 0o644))
 	}
 	build := func(name, instructions string, options ...string) string {
@@ -236,8 +235,7 @@ func TestRegistryServe(t *testing.T) {
 func TestRegistryJob(t *testing.T) {
 	t.Parallel()
 	rig.Need(t, "docker-registry", "qemu-img")
-	all, err := objects.Read("../../examples/registry/pull.yaml")
-	require.NoError(t, err)
+	all := testtool.Must(objects.Read("../../examples/registry/pull.yaml"))(t)
 	claims := map[string]bool{}
 	var job *objects.PodTemplate
 	for _, o := range all {
@@ -306,10 +304,8 @@ func TestRegistryBlockDevice(t *testing.T) {
 	}
 	large := device(32 << 20)
 	rig.MustRun(t, nil, "pull", flag, s.Address+"/vm/fedora:42", large)
-	want, err := os.ReadFile(raw)
-	require.NoError(t, err)
-	got, err := os.ReadFile(large)
-	require.NoError(t, err)
+	want := testtool.Must(os.ReadFile(raw))(t)
+	got := testtool.Must(os.ReadFile(large))(t)
 	require.True(t, bytes.Equal(want, got[:len(want)]))
 	require.Equal(
 		t,
@@ -321,4 +317,66 @@ func TestRegistryBlockDevice(t *testing.T) {
 	r := rig.Run(t, nil, "pull", flag, s.Address+"/vm/fedora:42", device(8<<20))
 	require.Equal(t, 1, r.Status)
 	require.Contains(t, r.Output, "the disk needs")
+}
+
+// oras runs it in a directory. The test is skipped if nobody has built it.
+func oras(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), rig.BuiltClient(t, "oras", orasVersion), args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "HOME="+dir)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return string(out)
+}
+
+// TestOras pulls what "oras push" has stored, whatever wraps it, and has "oras pull" fetch what
+// push --artifact stores.
+func TestOras(t *testing.T) {
+	t.Parallel()
+	dir, back := t.TempDir(), t.TempDir()
+	oras(t, dir, "version")
+	rig.Need(t, "docker-registry", "qemu-img", "xz")
+	s := rig.StartRegistry(t, false, "")
+	insecure := "--insecure-registry=" + s.Address
+	raw := append(bytes.Repeat([]byte("\x00words"), 1<<16*2), make([]byte, 1<<20)...)
+	write := func(name string, content []byte) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), content, 0o644))
+	}
+	read := func(dir, name string) []byte {
+		return testtool.Must(os.ReadFile(filepath.Join(dir, name)))(t)
+	}
+	write("a.raw", raw)
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O", "qcow2",
+		filepath.Join(dir, "a.raw"), filepath.Join(dir, "a.qcow2")).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	qcow2 := read(dir, "a.qcow2")
+	write("a.qcow2.xz", packtest.Tool(t, qcow2, "xz", "-9"))
+	write("a.tar.gz", packtest.Gzip(t, packtest.Tar(t,
+		packtest.File{Name: "README", Data: []byte("read me\n")},
+		packtest.File{Name: "a.raw", Data: raw})))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "disk"), 0o755))
+	write("disk/b.raw", raw)
+
+	ref := s.Address + "/vm/oras:1"
+	to := filepath.Join(back, "out")
+	for _, file := range []string{"a.raw", "a.qcow2", "a.qcow2.xz", "a.tar.gz", "disk",
+		"a.raw:application/x-disk"} {
+		oras(t, dir, "push", "--plain-http", ref, file)
+		rig.MustRun(t, nil, "pull", insecure, "--force", ref, to)
+		require.True(t, bytes.Equal(raw, read(back, "out")), file)
+	}
+	require.NoError(t, os.Remove(to))
+
+	rig.MustRun(t, nil, "push", "--artifact", insecure, filepath.Join(dir, "a.qcow2"),
+		filepath.Join(dir, "disk", "b.raw"), s.Address+"/vm/ours:1")
+	oras(t, back, "pull", "--plain-http", s.Address+"/vm/ours:1")
+	require.True(t, bytes.Equal(qcow2, read(back, "a.qcow2")))
+	require.True(t, bytes.Equal(raw, read(back, "b.raw")))
+	require.Len(t, testtool.Must(os.ReadDir(back))(t), 2, "the index is no file")
+
+	// A copy is the same artifact.
+	oras(t, dir, "cp", "--from-plain-http", "--to-plain-http", s.Address+"/vm/ours:1",
+		s.Address+"/vm/copy:1")
+	rig.MustRun(t, nil, "pull", insecure, "--path=b.raw", s.Address+"/vm/copy:1", to)
+	require.True(t, bytes.Equal(raw, read(back, "out")))
 }

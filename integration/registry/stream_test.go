@@ -3,15 +3,19 @@ package registry
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
@@ -45,8 +49,7 @@ func TestStream(t *testing.T) {
 				c.StateDir = t.TempDir()
 				d = rig.Start(t, c)
 				s := rig.LoginTo(t, d, "iqn.2026-01.test:first")
-				_, err := s.ClearAttention(2)
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(s.ClearAttention(2)))
 				require.True(t, rig.Do(t, s, rig.ReadBlock(2, 0)).Good())
 				rig.Logout(t, s)
 
@@ -113,8 +116,7 @@ func TestStreamClone(t *testing.T) {
 			require.NoError(t, os.RemoveAll(cache))
 
 			d = rig.Start(t, c)
-			want, err := os.ReadFile(raw)
-			require.NoError(t, err)
+			want := testtool.Must(os.ReadFile(raw))(t)
 			copy(want[7*512:], rig.Block(7, 0x5a))
 			written := filepath.Join(t.TempDir(), "written.raw")
 			require.NoError(t, os.WriteFile(written, want, 0o644))
@@ -207,8 +209,7 @@ func TestServeImageAsAUser(t *testing.T) {
 	flag := "--insecure-registry=" + s.Address
 	rig.MustRun(t, nil, "push", "--base=none", flag, qcow2, s.Address+"/vm/fedora:42")
 	path := rig.Program(t)
-	program, err := os.ReadFile(path)
-	require.NoError(t, err)
+	program := testtool.Must(os.ReadFile(path))(t)
 	home, err := os.MkdirTemp("", "user-") // t.TempDir is root's alone
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(home)) })
@@ -223,8 +224,7 @@ func TestServeImageAsAUser(t *testing.T) {
 		"--listen=127.0.0.1:0", "--metrics-listen=", "--ready-file=")
 	cmd.Dir = home
 	cmd.Env = []string{"HOME=" + home, "PATH=" + os.Getenv("PATH"), fmt.Sprint("NOBODY=", nobody)}
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	out := testtool.Must(cmd.StdoutPipe())(t)
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	require.NoError(t, cmd.Start())
@@ -242,7 +242,59 @@ func TestServeImageAsAUser(t *testing.T) {
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), "%s", &log)
 	rig.SameFile(t, raw, copied)
-	left, err := filepath.Glob(filepath.Join(home, ".cache", "kubevirt-disk", "*"))
-	require.NoError(t, err)
+	left := testtool.Must(filepath.Glob(filepath.Join(home, ".cache", "kubevirt-disk", "*")))(t)
 	require.Empty(t, left)
+}
+
+// TestRegistryAway: a command that a person waits for soon says that nobody answers. A daemon that
+// starts before its registry waits for it.
+func TestRegistryAway(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "docker-registry", "qemu-img")
+	raw, qcow2 := newDisk(t)
+	s := rig.StartRegistry(t, false, "")
+	ref, insecure := s.Address+"/vm/fedora:42", "--insecure-registry="+s.Address
+	rig.MustRun(t, nil, "push", "--base=none", insecure, qcow2, ref)
+	s.Kill()
+	c := streaming(t.TempDir(), s.Address, "copy-on-write")
+	path := rig.Program(t)
+	c.Binary = path
+	pages := "127.0.0.1:" + rig.FreePort(t)
+	c.Env = map[string]string{"METRICS_LISTEN": pages}
+
+	type started struct {
+		d   *rig.Daemon
+		err error
+	}
+	serving := make(chan started, 1)
+	go func() {
+		d, err := rig.TryStart(t, c)
+		serving <- started{d, err}
+	}()
+	var commands sync.WaitGroup
+	for _, args := range [][]string{
+		{"pull", ref, filepath.Join(t.TempDir(), "a.raw")},
+		{"push", "--base=none", raw, ref},
+		{"adapt", ref, "--to", t.TempDir(), "--kernel", raw, "--initrd", raw},
+	} {
+		commands.Go(func() {
+			r := rig.Run(t, nil, append(args, insecure)...)
+			assert.Equal(t, 1, r.Status)
+			assert.Contains(t, r.Output, "connection refused; next try in ")
+			assert.Contains(t, r.Output, "without any answer: asking "+s.Address)
+		})
+	}
+	commands.Wait()
+	for _, path := range []string{"/", "/readyz", "/status"} {
+		res := testtool.Must(http.Get("http://" + pages + path))(t)
+		text, err := io.ReadAll(res.Body)
+		require.NoError(t, errors.Join(err, res.Body.Close()))
+		require.Contains(t, string(text), "waits for the registry of "+ref, path)
+		require.Contains(t, string(text), "connection refused", path)
+	}
+	s.Run(t)
+	got := <-serving
+	require.NoError(t, got.err)
+	require.Contains(t, got.d.Output(), "next try in")
+	rig.Same(t, raw, got.d.URL(1))
 }

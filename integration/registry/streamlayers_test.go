@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -58,8 +59,7 @@ func TestStreamWhenComplete(t *testing.T) {
 			d := rig.Start(t, c)
 			d.UntilSaid("the image has wrong content")
 			s := rig.LoginTo(t, d, "iqn.2026-01.test:first")
-			_, err := s.ClearAttention(1)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(s.ClearAttention(1)))
 			for _, command := range []targettest.Command{rig.ReadBlock(1, 0),
 				targettest.Write10(1, 7, rig.Block(7, 0x5a))} {
 				r := rig.Do(t, s, command)
@@ -78,10 +78,8 @@ func TestStreamWhenComplete(t *testing.T) {
 
 // verified reports whether the layer of the image was verified, according to the notes.
 func verified(t *testing.T, dir string) bool {
-	names, err := filepath.Glob(filepath.Join(dir, "*", ".images", "notes-*"))
-	require.NoError(t, err)
-	more, err := filepath.Glob(filepath.Join(dir, ".images", "notes-*"))
-	require.NoError(t, err)
+	names := testtool.Must(filepath.Glob(filepath.Join(dir, "*", ".images", "notes-*")))(t)
+	more := testtool.Must(filepath.Glob(filepath.Join(dir, ".images", "notes-*")))(t)
 	for _, name := range append(names, more...) {
 		content, err := os.ReadFile(name)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -106,8 +104,7 @@ func TestStreamChunked(t *testing.T) {
 	pushBuilt(t, w.Address, raw, "--compression-format=zstd:chunked")
 	d := rig.Start(t, streaming(t.TempDir(), w.Proxy, "copy-on-write"))
 	s := rig.LoginTo(t, d, "iqn.2026-01.test:first")
-	_, err := s.ClearAttention(1)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.ClearAttention(1)))
 	require.True(t, rig.Do(t, s, rig.ReadBlock(1, 0)).Good())
 	rig.Logout(t, s)
 	require.Less(t, w.Asked(), 20, "it was not fetched first")

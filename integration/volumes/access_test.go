@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 	volumeclient "kubevirt.io/disk/volume/client"
 )
@@ -60,12 +61,10 @@ func TestVolumesAreProtected(t *testing.T) {
 	var e *api.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, http.StatusUnauthorized, e.HTTPStatus())
-	c, err := volumeclient.New(volumeclient.Options{Server: server, CAFile: at("cert"),
-		TokenFile: at("token")})
-	require.NoError(t, err)
+	c := testtool.Must(volumeclient.New(volumeclient.Options{Server: server, CAFile: at("cert"),
+		TokenFile: at("token")}))(t)
 	defer c.Close()
-	v, err := c.Put(t.Context(), "vm1", api.Spec{Size: 1 << 20})
-	require.NoError(t, err)
+	v := testtool.Must(c.Put(t.Context(), "vm1", api.Spec{Size: 1 << 20}))(t)
 	require.Equal(t, api.Host{Name: "storage.example.com", Port: "13260"}, v.ISCSI.Host)
 	for what, text := range map[string]string{"log": d.Output(), "metrics": d.Get("/metrics"),
 		"status": d.Get("/status")} {

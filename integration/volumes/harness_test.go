@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -63,19 +64,15 @@ func volumesAddress(t *testing.T, d *rig.Daemon) (address string) {
 // ask makes a request and returns the status and the body.
 func (v *volumeDaemon) ask(method, path, body string, headers ...string) (int, string) {
 	v.T.Helper()
-	r, err := http.NewRequestWithContext(v.T.Context(), method, v.base+path,
-		strings.NewReader(body))
-	require.NoError(v.T, err)
+	r := testtool.Must(http.NewRequestWithContext(v.T.Context(), method, v.base+path,
+		strings.NewReader(body)))(v.T)
 	for i := 0; i+1 < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
 	client := http.Client{Timeout: rig.Timeout}
-	answer, err := client.Do(r)
-	require.NoError(v.T, err)
+	answer := testtool.Must(client.Do(r))(v.T)
 	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	require.NoError(v.T, err)
-	return answer.StatusCode, string(text)
+	return answer.StatusCode, string(testtool.Must(io.ReadAll(answer.Body))(v.T))
 }
 
 // answers returns the status of the answer to a request.
@@ -154,7 +151,5 @@ func files(t *testing.T, dir string) (names []string) {
 // portalAddress is the first portal of a daemon.
 func portalAddress(t *testing.T, d *rig.Daemon) net.Addr {
 	t.Helper()
-	address, err := net.ResolveTCPAddr("tcp", d.Portals[0])
-	require.NoError(t, err)
-	return address
+	return testtool.Must(net.ResolveTCPAddr("tcp", d.Portals[0]))(t)
 }

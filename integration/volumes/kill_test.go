@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 	volumeclient "kubevirt.io/disk/volume/client"
 )
@@ -118,8 +119,7 @@ func TestVolumesAreKilled(t *testing.T) {
 		workers[i] = &worker{name: fmt.Sprintf("vm%d", i), given: given}
 	}
 	for round := range 10 {
-		c, err := volumeclient.New(volumeclient.Options{Server: v.base})
-		require.NoError(t, err)
+		c := testtool.Must(volumeclient.New(volumeclient.Options{Server: v.base}))(t)
 		var all sync.WaitGroup
 		for _, w := range workers {
 			all.Go(func() { w.run(t.Context(), c) })
@@ -132,10 +132,8 @@ func TestVolumesAreKilled(t *testing.T) {
 		all.Wait()
 		c.Close()
 		v.restart(t)
-		c, err = volumeclient.New(volumeclient.Options{Server: v.base})
-		require.NoError(t, err)
-		list, err := c.List(t.Context())
-		require.NoError(t, err)
+		c = testtool.Must(volumeclient.New(volumeclient.Options{Server: v.base}))(t)
+		list := testtool.Must(c.List(t.Context()))(t)
 		now, owner := map[string]*api.Volume{}, map[uint16]string{}
 		for _, one := range list {
 			now[one.Info.Name] = &one

@@ -2,6 +2,8 @@ package volumes
 
 import (
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,8 +28,7 @@ func TestThousandVolumes(t *testing.T) {
 	testtool.NeedNightly(t)
 	t.Parallel()
 	v := startVolumes(t, map[string]string{"LISTEN": rig.FreePortal(t)})
-	c, err := volumeclient.New(volumeclient.Options{Server: v.base})
-	require.NoError(t, err)
+	c := testtool.Must(volumeclient.New(volumeclient.Options{Server: v.base}))(t)
 	var all sync.WaitGroup
 	names := make(chan string)
 	for range 8 {
@@ -44,18 +45,15 @@ func TestThousandVolumes(t *testing.T) {
 	}
 	close(names)
 	all.Wait()
-	before, err := c.List(t.Context())
-	require.NoError(t, err)
+	before := testtool.Must(c.List(t.Context()))(t)
 	require.Len(t, before, manyVolumes)
 	c.Close()
 	t.Logf("after making them: %s", memoryOf(t, v.Daemon))
 	v.Crash()
 	v.restart(t)
-	c, err = volumeclient.New(volumeclient.Options{Server: v.base})
-	require.NoError(t, err)
+	c = testtool.Must(volumeclient.New(volumeclient.Options{Server: v.base}))(t)
 	defer c.Close()
-	after, err := c.List(t.Context())
-	require.NoError(t, err)
+	after := testtool.Must(c.List(t.Context()))(t)
 	require.Equal(t, before, after)
 	t.Logf("ready after %.2f s: %s", v.Status().ReadyAfterSeconds, memoryOf(t, v.Daemon))
 	luns := map[uint16]bool{}
@@ -72,20 +70,65 @@ func TestThousandVolumes(t *testing.T) {
 	require.True(t, rig.Do(t, s, targettest.Write10(last, 0, data)).Good())
 	require.Equal(t, data, rig.Do(t, s, targettest.Read10(last, 0, 8)).Data)
 	rig.Logout(t, s)
-	_, err = c.Put(t.Context(), "one-more", api.Spec{Size: 1 << 30})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.Put(t.Context(), "one-more", api.Spec{Size: 1 << 30})))
 	require.NoError(t, c.Delete(t.Context(), "one-more", false))
 }
 
 // memoryOf returns the resident memory of a daemon, from the kernel.
 func memoryOf(t *testing.T, d *rig.Daemon) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(d.PID()), "status"))
-	require.NoError(t, err)
+	text := testtool.Must(os.ReadFile(filepath.Join("/proc", fmt.Sprint(d.PID()), "status")))(t)
 	for line := range strings.Lines(string(text)) {
 		if strings.HasPrefix(line, "VmRSS") {
 			return strings.Join(strings.Fields(line), " ")
 		}
 	}
 	return ""
+}
+
+// TestVolumeDeleteAndFirstUse: if DELETE and the first use of a disk by an initiator coincide,
+// either the disk is gone for the initiator, or DELETE is refused and the disk stays.
+func TestVolumeDeleteAndFirstUse(t *testing.T) {
+	const rounds = 30
+	v := startVolumes(t, map[string]string{"LISTEN": rig.FreePortal(t)})
+	addr, err := net.ResolveTCPAddr("tcp", v.Portals[0])
+	require.NoError(t, err)
+	kept := 0
+	for i := range rounds {
+		lun := v.put("vm1", "size: 1Mi").ISCSI.LUN
+		name := fmt.Sprint("iqn.2026-01.test:", i)
+		var sess *targettest.Session
+		if i%2 == 0 { // the others log in at the moment of DELETE
+			sess = targettest.MustLogin(t, addr, targettest.LoginOptions{Initiator: name}, lun)
+		}
+		begin, answer := make(chan struct{}), 0
+		var all sync.WaitGroup
+		all.Go(func() {
+			<-begin
+			answer = v.answers("DELETE", "/volume/vm1")
+		})
+		close(begin)
+		if sess == nil {
+			sess, err = targettest.Login(addr, targettest.LoginOptions{Initiator: name})
+			require.NoError(t, err)
+		}
+		read := rig.Do(t, sess, targettest.Read10(lun, 0, 1))
+		for read.Sense.Key == 6 { // unit attentions
+			read = rig.Do(t, sess, targettest.Read10(lun, 0, 1))
+		}
+		all.Wait()
+		if read.Good() {
+			kept++
+			require.Equal(t, http.StatusConflict, answer, "round %d", i)
+			e := v.refusal(http.StatusConflict, "DELETE", "/volume/vm1", "")
+			require.Equal(t, []string{name}, e.Users)
+			require.True(t, rig.Do(t, sess, targettest.Write10(lun, 0, make([]byte, 512))).Good())
+			require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm1?force=true"))
+		} else {
+			require.Equal(t, "05/25/00", read.Failed(), "round %d", i)
+			require.Equal(t, http.StatusNoContent, answer, "round %d", i)
+		}
+		rig.Logout(t, sess)
+	}
+	t.Logf("%d of %d volumes stayed", kept, rounds)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -27,8 +28,7 @@ func (v *volumeDaemon) upload(path, name string, args ...string) (status int, te
 	out := rig.OK(v.T, "curl", append(args, "-sS", "--expect100-timeout", "120", "-T", path,
 		"-w", "\n%{http_code}", v.base+"/volume/"+name+"/data")...)
 	at := strings.LastIndexByte(out, '\n')
-	status, err := strconv.Atoi(out[at+1:])
-	require.NoError(v.T, err, out)
+	status = testtool.Must(strconv.Atoi(out[at+1:]))(v.T, out)
 	return status, out[:at]
 }
 
@@ -44,14 +44,12 @@ func (v *volumeDaemon) ready(name string) api.Volume {
 func (v *volumeDaemon) sendPart(method, path string, part []byte, length int,
 	headers string) net.Conn {
 	v.T.Helper()
-	c, err := net.Dial("tcp", strings.TrimPrefix(v.base, "http://"))
-	require.NoError(v.T, err)
+	c := testtool.Must(net.Dial("tcp", strings.TrimPrefix(v.base, "http://")))(v.T)
 	v.T.Cleanup(func() { _ = c.Close() })
-	_, err = fmt.Fprintf(c, "%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n%s\r\n",
+	_, err := fmt.Fprintf(c, "%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n%s\r\n",
 		method, path, length, headers)
 	require.NoError(v.T, err)
-	_, err = io.Copy(c, bytes.NewReader(part))
-	require.NoError(v.T, err)
+	require.NoError(v.T, testtool.Err(io.Copy(c, bytes.NewReader(part))))
 	v.Until("it has come", func() bool {
 		s := v.Status().Volumes
 		return len(s.Uploads) > 0 && s.Uploads[0].ReceivedBytes >= int64(len(part))&^(1<<20-1)
@@ -82,9 +80,8 @@ func TestUploadKilled(t *testing.T) {
 	v.sendPart("PUT", "/volume/vm/data", content[:half], len(content), "Upload-Complete: ?1\r\n")
 	const durable = 64 << 20 // so much is synced at a time, and is on storage a little later
 	v.Until("a part is on storage", func() bool {
-		text, err := os.ReadFile(filepath.Join(v.home, "work", ".volumes", "vm",
-			"disk.img.upload.json"))
-		require.NoError(t, err)
+		text := testtool.Must(os.ReadFile(filepath.Join(v.home, "work", ".volumes", "vm",
+			"disk.img.upload.json")))(t)
 		var record struct{ State struct{ Offset int64 } }
 		require.NoError(t, json.Unmarshal(text, &record))
 		return record.State.Offset >= durable
@@ -111,9 +108,7 @@ func metric(t *testing.T, page, name string) float64 {
 	t.Helper()
 	for line := range strings.Lines(page) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			require.NoError(t, err)
-			return n
+			return testtool.Must(strconv.ParseFloat(strings.TrimSpace(value), 64))(t)
 		}
 	}
 	t.Fatalf("there is no %s", name)
@@ -183,4 +178,53 @@ func TestUploadCommand(t *testing.T) {
 	require.Zero(t, r.Status, "%s", r)
 	require.Contains(t, r.Output, "iscsi:\n")
 	require.NotContains(t, v.Output(), token)
+}
+
+// TestUploadOnAFullStorage: storage fills up during an upload of unknown size. The volume is as
+// empty as before and no LUN appears. Others go on, even a volume on the same storage and another
+// daemon.
+func TestUploadOnAFullStorage(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "curl", "zstd", "qemu-io", "qemu-img", rig.QEMUISCSI)
+	small, large := t.TempDir(), t.TempDir()
+	rig.MountTmpfs(t, small, "24m")
+	v := startVolumes(t, map[string]string{"USAGE_TYPES": "small=" + small + ",large=" + large})
+	other := startVolumes(t, map[string]string{"VOLUMES_DIR": filepath.Join(small, "other")})
+	there := []api.Volume{v.put("large", "size: 4Mi\ncopy: {usage-type: large}"),
+		v.put("small", "size: 4Mi\ncopy: {usage-type: small}"), other.put("other", "size: 4Mi")}
+	for _, a := range there {
+		atDisk(t, volumeURL(a), "write -P 0x42 0 1M", "flush")
+	}
+	raw, _ := rig.MakeUpload(t, 128<<20) // 32 MiB are data
+	rig.OK(t, "zstd", "-q", "-1", "-k", raw)
+	image := filepath.Join(t.TempDir(), "disk.qcow2")
+	rig.MakeQcow2(t, raw, image, "", false)
+
+	const spec = "from: {upload: true}\ncopy: {usage-type: small}"
+	v.json(http.StatusAccepted, "PUT", "/volume/vm", spec)
+	luns := len(v.Status().LUNs)
+	// The length is unknown: only writing shows that there is no room.
+	for _, file := range []string{raw, raw + ".zst", image} {
+		status, text := v.upload(file, "vm", "-H", "Transfer-Encoding: chunked")
+		require.Equal(t, http.StatusInsufficientStorage, status, text)
+		require.Contains(t, text, small)
+		require.Contains(t, text, "make room")
+		require.Equal(t, http.StatusAccepted, v.answers("GET", "/volume/vm"))
+		require.Len(t, v.Status().LUNs, luns)
+		require.NotContains(t, strings.Join(files(t, small), "\n"), "/vm/disk.img")
+		for _, a := range there {
+			atDisk(t, volumeURL(a), "read -P 0x42 0 1M", "write -P 0x43 2M 1M", "flush")
+		}
+	}
+	// The length is known, so no data is received.
+	before := metric(t, v.Get("/metrics"), "kubevirt_disk_upload_bytes_total")
+	status, text := v.upload(raw, "vm")
+	require.Equal(t, http.StatusInsufficientStorage, status, text)
+	require.Contains(t, text, "are free")
+	require.Equal(t, before, metric(t, v.Get("/metrics"), "kubevirt_disk_upload_bytes_total"))
+
+	fits, _ := rig.MakeUpload(t, 4<<20)
+	status, text = v.upload(fits, "vm")
+	require.Equal(t, http.StatusCreated, status, text)
+	rig.Same(t, fits, volumeURL(v.ready("vm")))
 }

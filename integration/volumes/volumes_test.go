@@ -17,6 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"kubevirt.io/disk/integration/internal/rig"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
@@ -39,8 +40,7 @@ func TestVolumeLife(t *testing.T) {
 	m.Plug(s, lun)
 	m.Works(lun, 1, 0)
 
-	addr, err := net.ResolveTCPAddr("tcp", v.Portals[0])
-	require.NoError(t, err)
+	addr := testtool.Must(net.ResolveTCPAddr("tcp", v.Portals[0]))(t)
 	other := targettest.MustLogin(t, addr, targettest.LoginOptions{}, made.ISCSI.LUN)
 	grown := v.json(http.StatusOK, "PUT", "/volume/vm1", `{"size": "128Mi"}`)
 	require.Equal(t, api.Size(128<<20), grown.Info.Size)
@@ -99,8 +99,7 @@ func TestVolumeAnswer(t *testing.T) {
 	require.Equal(t, http.StatusCreated, code, text)
 	var document map[string]any
 	require.NoError(t, yaml.Unmarshal([]byte(text), &document))
-	luns, err := libvirt.ParseSources(document)
-	require.NoError(t, err)
+	luns := testtool.Must(libvirt.ParseSources(document))(t)
 	require.Len(t, luns, 1)
 	require.Equal(t, []libvirt.Portal{{Host: "127.0.0.1", Port: luns[0].Portals[0].Port}},
 		luns[0].Portals)
@@ -108,26 +107,20 @@ func TestVolumeAnswer(t *testing.T) {
 	require.True(t, strings.HasPrefix(text, "iscsi:\n  host:\n    name: 127.0.0.1\n    port: \""),
 		text)
 
-	c, err := volumeclient.New(volumeclient.Options{Server: v.base})
-	require.NoError(t, err)
+	c := testtool.Must(volumeclient.New(volumeclient.Options{Server: v.base}))(t)
 	defer c.Close()
-	byClient, err := c.Get(t.Context(), api.DefaultName)
-	require.NoError(t, err)
+	byClient := testtool.Must(c.Get(t.Context(), api.DefaultName))(t)
 	require.Equal(t, luns[0].Number, int(byClient.ISCSI.LUN))
-	two, err := c.Put(t.Context(), "two", api.Spec{Size: 1 << 20})
-	require.NoError(t, err)
+	two := testtool.Must(c.Put(t.Context(), "two", api.Spec{Size: 1 << 20}))(t)
 	require.NotEqual(t, two.ISCSI.LUN, byClient.ISCSI.LUN)
-	all, err := c.List(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, []api.Volume{byClient, two}, all)
-	_, err = c.Put(t.Context(), "two", api.Spec{Size: 512})
+	require.Equal(t, []api.Volume{byClient, two}, testtool.Must(c.List(t.Context()))(t))
+	_, err := c.Put(t.Context(), "two", api.Spec{Size: 512})
 	var refused *api.Error
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, api.CodeDiffers, refused.Code)
 	require.Equal(t, "size", refused.Differs[0].Field)
 	require.NoError(t, c.Delete(t.Context(), "two", false))
-	_, err = c.Get(t.Context(), "two")
-	require.ErrorAs(t, err, &refused)
+	require.ErrorAs(t, testtool.Err(c.Get(t.Context(), "two")), &refused)
 	require.Equal(t, http.StatusNotFound, refused.HTTPStatus())
 
 	// /status and the metrics report volumes.
@@ -239,18 +232,16 @@ func TestVolumeOfSlowReference(t *testing.T) {
 	require.Equal(t, map[string]int{"filling": 1}, v.Status().Volumes.States)
 
 	// This is what starts a machine.
-	c, err := volumeclient.New(volumeclient.Options{Server: v.base})
-	require.NoError(t, err)
+	c := testtool.Must(volumeclient.New(volumeclient.Options{Server: v.base}))(t)
 	defer c.Close()
 	asked := api.Spec{From: &api.Source{Reference: w.Proxy + "/vm/fedora:42"}}
 	early, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	_, err = c.Provide(early, "vm1", asked)
+	_, err := c.Provide(early, "vm1", asked)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, `volume "vm1" gets its image`)
 	time.AfterFunc(100*time.Millisecond, release)
-	provided, err := c.Provide(t.Context(), "vm1", asked)
-	require.NoError(t, err)
+	provided := testtool.Must(c.Provide(t.Context(), "vm1", asked))(t)
 	require.Equal(t, v.ready("vm1"), provided)
 	rig.Same(t, raw, volumeURL(provided))
 	v.json(http.StatusOK, "PUT", "/volume/vm1", spec)
@@ -319,8 +310,7 @@ func TestVolumeExamples(t *testing.T) {
 	rig.Pattern(t, raw, 1<<20, 1)
 	rig.MakeQcow2(t, raw, filepath.Join(dir, "fedora.qcow2"), "", true)
 	v := startVolumes(t, map[string]string{"DISK_DIR": dir})
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "volumes.md"))
-	require.NoError(t, err)
+	text := testtool.Must(os.ReadFile(filepath.Join("..", "..", "docs", "volumes.md")))(t)
 	blocks := regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(text), -1)
 	require.Len(t, blocks, 5)
 	home := t.TempDir()
@@ -337,4 +327,58 @@ func TestVolumeExamples(t *testing.T) {
 	require.Contains(t, string(text), "lun: 64\n", "the answer that is shown")
 	require.Contains(t, rig.OK(t, "curl", "-sS", "--fail-with-body", v.base+"/openapi.yaml"),
 		"openapi: 3.1.0")
+}
+
+// bootVolume boots a machine from a volume, and returns the machine and QEMU's monitor.
+func bootVolume(t *testing.T, a api.Volume) (*rig.KernelGuest, *rig.Monitor) {
+	t.Helper()
+	return rig.BootFrom(t, "-drive", "if=none,id=disk,format=raw,file="+volumeURL(a))
+}
+
+// TestVolumeBoots: a machine boots from a volume that PUT has made and curl has filled. The volume
+// is enlarged while it runs, and the machine uses the new space. Then the volume is deleted and
+// made again.
+func TestVolumeBoots(t *testing.T) {
+	testtool.NeedNightly(t)
+	t.Parallel()
+	rig.Need(t, "curl", "qemu-system-x86_64", "qemu-img", rig.QEMUISCSI)
+	raw := rig.BootDisk(t)
+	v := startVolumes(t, nil)
+	fill := func() api.Volume {
+		v.json(http.StatusAccepted, "PUT", "/volume/vm1", "from: {upload: true}")
+		status, text := v.upload(raw, "vm1")
+		require.Equal(t, http.StatusCreated, status, text)
+		return v.ready("vm1")
+	}
+	first := fill()
+	began := time.Now()
+	g, control := bootVolume(t, first)
+	t.Logf("booted after %s", time.Since(began))
+	// The machine has booted from the disk: it has nothing else.
+	g.OK(t, `test "$(cat /sys/block/vda/size)" = 131072`)
+
+	grown := v.json(http.StatusOK, "PUT", "/volume/vm1", "size: 96Mi\nfrom: {upload: true}")
+	require.Equal(t, api.Size(96<<20), grown.Info.Size)
+	require.Equal(t, first.Info.Serial, grown.Info.Serial)
+	control.Good("block_resize", map[string]any{"device": "disk", "size": 96 << 20})
+	g.OK(t, `for i in $(seq 3000); do test "$(cat /sys/block/vda/size)" = 196608 && break; sleep 0.1; done
+test "$(cat /sys/block/vda/size)" = 196608
+head -c 1048576 /dev/urandom >/tmp/written
+dd if=/tmp/written of=/dev/vda bs=1048576 seek=95 conv=notrunc,fsync 2>/dev/null
+echo 3 >/proc/sys/vm/drop_caches
+dd if=/dev/vda of=/tmp/read bs=1048576 skip=95 2>/dev/null
+cmp /tmp/written /tmp/read
+! dmesg | grep -iE 'I/O error|vda.*(error|fail)'`)
+
+	e := v.refusal(http.StatusConflict, "DELETE", "/volume/vm1", "")
+	require.Equal(t, api.CodeInUse, e.Code)
+	g.Close()
+	v.UntilFree()
+	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm1"))
+	require.Empty(t, v.Status().LUNs)
+
+	again := fill()
+	require.EqualValues(t, 64<<20, again.Info.Size)
+	require.NotEqual(t, first.Info.Serial, again.Info.Serial)
+	rig.Same(t, raw, volumeURL(again))
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
@@ -81,8 +82,7 @@ func TestReader(t *testing.T) {
 	explain := func(err error) error { return fmt.Errorf("explained: %w", err) }
 	_, err := c.Reader(t.Context(), "none", "s", explain)
 	require.EqualError(t, err, "explained: there is no disk none")
-	r, err := c.Reader(t.Context(), "vm", "s", explain)
-	require.NoError(t, err)
+	r := testtool.Must(c.Reader(t.Context(), "vm", "s", explain))(t)
 	defer r.Close()
 	require.Equal(t, status.Content{Disk: "vm", Identity: "s", Size: content.Size(),
 		Image: []string{"sha256:0"}}, r.Content)
@@ -91,13 +91,11 @@ func TestReader(t *testing.T) {
 	content.away = 0
 	_, _ = content.ReadAt(t.Context(), want, 512)
 	content.away = 1 // it is asked again
-	_, err = r.ReadAt(t.Context(), got, 512)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(r.ReadAt(t.Context(), got, 512)))
 	require.True(t, bytes.Equal(want, got))
 
 	for block := int64(0); block < fakeBlocks-3; block++ {
-		e, err := r.Extent(t.Context(), block*fakeBlock, fakeBlock)
-		require.NoError(t, err)
+		e := testtool.Must(r.Extent(t.Context(), block*fakeBlock, fakeBlock))(t)
 		require.Equal(t, disk.Extent{Data: block%2 == 1, Length: fakeBlock}, e)
 		in, n, err := disk.Changed(t.Context(), r, "monday", block*fakeBlock+512, 2*fakeBlock)
 		require.NoError(t, err)

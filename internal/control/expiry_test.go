@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
@@ -19,8 +20,7 @@ func TestHandoverThatCannotRunOut(t *testing.T) {
 	luns := newFakeLUNs()
 	core, log := observer.New(zap.InfoLevel)
 	c := newHandovers(luns, zap.New(core))
-	_, err := c.do(t.Context(), openFor(2, time.Hour))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.do(t.Context(), openFor(2, time.Hour))))
 	luns.broken = unix.ENOSPC
 	c.expire(2, c.openings[2])
 	lines := log.TakeAll()
@@ -43,8 +43,7 @@ func TestHandoverRunsOutOnBrokenStorage(t *testing.T) {
 	core, log := observer.New(zap.WarnLevel)
 	c := newHandovers(f, zap.New(core))
 	defer c.stopTimers()
-	_, err := c.do(t.Context(), openFor(2, time.Hour))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.do(t.Context(), openFor(2, time.Hour))))
 	for i, absent := range []bool{false, true} {
 		f.absent = absent
 		c.expire(2, c.openings[2])
@@ -66,8 +65,7 @@ func TestHandoverRunsOutWithoutTheSecond(t *testing.T) {
 	f.absent = true
 	core, log := observer.New(zap.InfoLevel)
 	c := newHandovers(f, zap.New(core))
-	_, err := c.do(t.Context(), openFor(2, time.Hour))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.do(t.Context(), openFor(2, time.Hour))))
 	c.expire(2, c.openings[2])
 	require.Equal(t, second, log.All()[0].ContextMap()["fenced"])
 	owner, guest := f.state(2)
@@ -83,8 +81,7 @@ func TestHandoverRunsOutOnWeakStorage(t *testing.T) {
 	f.broken, f.once = errors.New("no space left"), true
 	c := newHandovers(f, zap.NewNop())
 	defer c.stopTimers()
-	_, err := c.do(t.Context(), openFor(2, time.Hour))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.do(t.Context(), openFor(2, time.Hour))))
 	c.expire(2, c.openings[2])
 	_, guest := f.state(2)
 	require.Equal(t, second, guest)
@@ -101,8 +98,7 @@ func TestHandoverResumed(t *testing.T) {
 	for lun, open := range map[uint16]time.Duration{2: time.Hour, 3: time.Nanosecond, 4: 0} {
 		req := openFor(lun, 0)
 		req.Seconds = open.Seconds()
-		_, err := c.do(t.Context(), req)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(c.do(t.Context(), req)))
 	}
 	c.stopTimers()
 
@@ -130,15 +126,13 @@ func TestEndOfAHandoverEndsItsTime(t *testing.T) {
 		luns := newFakeLUNs()
 		c := newHandovers(luns, zap.NewNop())
 		defer c.stopTimers()
-		_, err := c.do(t.Context(), openFor(2, time.Hour))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(c.do(t.Context(), openFor(2, time.Hour))))
 		luns.broken, luns.once = unix.ENOSPC, false
-		_, err = c.do(t.Context(), status.Handover{Action: action, LUN: 2})
+		_, err := c.do(t.Context(), status.Handover{Action: action, LUN: 2})
 		require.ErrorIs(t, err, unix.ENOSPC)
 		require.Contains(t, c.openings, uint16(2), action)
 		luns.broken = nil
-		_, err = c.do(t.Context(), status.Handover{Action: action, LUN: 2})
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(c.do(t.Context(), status.Handover{Action: action, LUN: 2})))
 		require.Empty(t, c.openings, action)
 	}
 }
@@ -152,8 +146,7 @@ func TestHandoverRunsOut(t *testing.T) {
 		"": "nobody is fenced", "iqn.2026-01.test:source": "the former owner is fenced",
 	} {
 		luns.owner[2] = former
-		_, err := c.do(t.Context(), openFor(2, time.Hour))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(c.do(t.Context(), openFor(2, time.Hour))))
 		c.expire(2, c.openings[2])
 		lines := log.TakeAll()
 		require.Len(t, lines, 1)

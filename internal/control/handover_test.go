@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 )
@@ -132,8 +133,7 @@ func TestHandoverForNoTime(t *testing.T) {
 	longest := time.Duration(math.MaxInt64).Seconds()
 	for _, seconds := range []float64{-1, -1e-300, 1e10, 1e300, longest} {
 		req := status.Handover{Action: status.ActionOpen, LUN: 2, To: second, Seconds: seconds}
-		_, err := c.do(t.Context(), req)
-		require.ErrorContains(t, err, "cannot be open for")
+		require.ErrorContains(t, testtool.Err(c.do(t.Context(), req)), "cannot be open for")
 	}
 	require.Empty(t, luns.opened)
 }
@@ -168,8 +168,7 @@ func TestHandoverExtendedAtItsEnd(t *testing.T) {
 		f := newFakeLUNs()
 		c := newHandovers(f, zap.NewNop())
 		defer c.stopTimers()
-		_, err := c.do(t.Context(), openFor(1, time.Millisecond))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(c.do(t.Context(), openFor(1, time.Millisecond))))
 		<-f.begun
 		extended := make(chan error, 1)
 		go func() {
@@ -191,11 +190,9 @@ func TestHandoverExtendedAtItsEnd(t *testing.T) {
 		f := newFakeLUNs()
 		c := newHandovers(f, zap.NewNop())
 		defer c.stopTimers()
-		_, err := c.do(t.Context(), openFor(2, time.Hour))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(c.do(t.Context(), openFor(2, time.Hour))))
 		first := c.openings[2]
-		_, err = c.do(t.Context(), openFor(2, time.Hour))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(c.do(t.Context(), openFor(2, time.Hour))))
 		c.expire(2, first) // its timer had fired already
 		owner, guest := f.state(2)
 		require.Empty(t, owner)
@@ -204,10 +201,9 @@ func TestHandoverExtendedAtItsEnd(t *testing.T) {
 		// A timer that fires after another request ended its handover does nothing, and leaves a
 		// later opening alone.
 		last := c.openings[2]
-		_, err = c.do(t.Context(), status.Handover{Action: status.ActionCancel, LUN: 2})
+		_, err := c.do(t.Context(), status.Handover{Action: status.ActionCancel, LUN: 2})
 		require.NoError(t, err)
-		_, err = c.do(t.Context(), openFor(2, 0))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(c.do(t.Context(), openFor(2, 0))))
 		c.expire(2, last)
 		owner, guest = f.state(2)
 		require.Empty(t, owner)
@@ -221,19 +217,17 @@ func TestHandoverExtendedAtItsEnd(t *testing.T) {
 func TestHandoverThatHangs(t *testing.T) {
 	f := newFakeLUNs()
 	c := newHandovers(f, zap.NewNop())
-	_, err := c.do(t.Context(), openFor(1, 0))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.do(t.Context(), openFor(1, 0))))
 	finished := make(chan error, 1)
 	go func() {
 		_, err := c.do(t.Context(), status.Handover{Action: status.ActionFinish, LUN: 1})
 		finished <- err
 	}()
 	<-f.begun
-	_, err = c.do(t.Context(), openFor(2, time.Hour))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.do(t.Context(), openFor(2, time.Hour))))
 	gone, leave := context.WithCancel(t.Context())
 	leave()
-	_, err = c.do(gone, status.Handover{Action: status.ActionCancel, LUN: 1})
+	_, err := c.do(gone, status.Handover{Action: status.ActionCancel, LUN: 1})
 	require.ErrorContains(t, err, "the disk of LUN 1 is still running commands")
 	c.stopTimers()
 	close(f.goOn)

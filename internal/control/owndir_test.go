@@ -10,14 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
 // shortDir is a directory whose path leaves room for a socket.
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "kd-")
-	require.NoError(t, err)
+	dir := testtool.Must(os.MkdirTemp("/tmp", "kd-"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -28,13 +28,10 @@ func TestPlaces(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", own)
 	t.Setenv("TMPDIR", shortDir(t))
 	require.Empty(t, Sockets())
-	one, err := NewOwnDir()
-	require.NoError(t, err)
-	two, err := NewOwnDir()
-	require.NoError(t, err)
+	one := testtool.Must(NewOwnDir())(t)
+	two := testtool.Must(NewOwnDir())(t)
 	require.ElementsMatch(t, []string{one.Socket(), two.Socket()}, Sockets())
-	info, err := os.Stat(filepath.Join(own, runtimeName))
-	require.NoError(t, err)
+	info := testtool.Must(os.Stat(filepath.Join(own, runtimeName)))(t)
 	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
 	require.NoError(t, one.Remove())
 	require.Equal(t, []string{two.Socket()}, Sockets())
@@ -78,14 +75,12 @@ func TestPlacesOfOthers(t *testing.T) {
 			t.Setenv("XDG_RUNTIME_DIR", own)
 			t.Setenv("TMPDIR", last)
 			spoil(t, filepath.Join(own, runtimeName))
-			p, err := NewOwnDir()
-			require.NoError(t, err)
+			p := testtool.Must(NewOwnDir())(t)
 			require.True(t, strings.HasPrefix(p.Path, last), p.Path)
 			require.Equal(t, []string{p.Socket()}, Sockets())
 			require.NoError(t, p.Remove())
 			require.NoError(t, os.Chmod(last, 0o777))
-			_, err = NewOwnDir()
-			require.ErrorContains(t, err, "set XDG_RUNTIME_DIR")
+			require.ErrorContains(t, testtool.Err(NewOwnDir()), "set XDG_RUNTIME_DIR")
 		})
 	}
 }
@@ -98,12 +93,10 @@ func TestStateBeforeBegin(t *testing.T) {
 	path := filepath.Join(shortDir(t), "control.sock")
 	require.NoError(t, s.Listen(path))
 	c := Client{Socket: path}
-	now, pid, err := c.Status(t.Context())
-	require.NoError(t, err)
+	now, pid := testtool.Must2(c.Status(t.Context()))(t)
 	require.Equal(t, status.StateOpening, now.State)
 	require.Equal(t, os.Getpid(), pid)
-	_, err = c.Sessions(t.Context())
-	require.ErrorContains(t, err, "is still starting")
-	_, err = c.Handover(t.Context(), status.Handover{LUN: 1, Seconds: time.Minute.Seconds()})
+	require.ErrorContains(t, testtool.Err(c.Sessions(t.Context())), "is still starting")
+	_, err := c.Handover(t.Context(), status.Handover{LUN: 1, Seconds: time.Minute.Seconds()})
 	require.ErrorContains(t, err, "is still starting")
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -18,6 +19,8 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 )
@@ -114,18 +117,15 @@ func TestClientAndServer(t *testing.T) {
 	s.Begin(luns, luns, luns)
 	require.NoError(t, s.Listen(path))
 	c := Client{Socket: path}
-	done, err := c.Handover(t.Context(),
-		status.Handover{Action: status.ActionOpen, LUN: 2, To: second})
-	require.NoError(t, err)
+	done := testtool.Must(c.Handover(t.Context(),
+		status.Handover{Action: status.ActionOpen, LUN: 2, To: second}))(t)
 	require.Contains(t, done, "LUN 2 is open to "+second)
-	_, err = c.Handover(t.Context(), status.Handover{Action: status.ActionFinish, LUN: 3})
+	_, err := c.Handover(t.Context(), status.Handover{Action: status.ActionFinish, LUN: 3})
 	var refused *RefusedError
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, "not handed over", refused.Reason)
 
-	all, err := c.Sessions(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, luns.sessions, all)
+	require.Equal(t, luns.sessions, testtool.Must(c.Sessions(t.Context()))(t))
 	ended, err := c.Kick(t.Context(), status.Kick{Initiator: strings.ToUpper(second)})
 	require.NoError(t, err)
 	require.Equal(t, luns.sessions[:1], ended)
@@ -134,11 +134,9 @@ func TestClientAndServer(t *testing.T) {
 		require.ErrorAs(t, err, &refused, "%v", req)
 	}
 
-	snapshots, err := c.Snapshots(t.Context(), "a b&c")
-	require.NoError(t, err)
+	snapshots := testtool.Must(c.Snapshots(t.Context(), "a b&c"))(t)
 	require.Equal(t, []status.Snapshot{{Disk: "a b&c", Name: "s"}}, snapshots)
-	_, err = c.Snapshots(t.Context(), "none")
-	require.ErrorAs(t, err, &refused)
+	require.ErrorAs(t, testtool.Err(c.Snapshots(t.Context(), "none")), &refused)
 	require.Equal(t, "there is no disk none", refused.Reason)
 	done, err = c.Snapshot(t.Context(), status.SnapshotRequest{Action: status.SnapshotCreate,
 		Disks: []string{"1", "2"}, Name: "s"})
@@ -155,8 +153,7 @@ func TestClientAndServer(t *testing.T) {
 	}
 	s.Close()
 	require.NoFileExists(t, path)
-	_, err = c.Sessions(t.Context())
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, testtool.Err(c.Sessions(t.Context())), fs.ErrNotExist)
 }
 
 // TestLUNsThatComeAndGo removes and adds LUNs. The timer of a handover stops with its LUN and does
@@ -168,8 +165,7 @@ func TestLUNsThatComeAndGo(t *testing.T) {
 	s := New(nil, zap.New(core))
 	s.Begin(luns, luns, luns)
 	defer s.Close()
-	_, err := s.handovers.do(t.Context(), openFor(2, time.Hour))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.handovers.do(t.Context(), openFor(2, time.Hour))))
 	former := s.handovers.openings[2]
 	luns.opened, luns.broken = nil, errors.New("there is no LUN 2")
 	s.Removed(2)
@@ -207,4 +203,49 @@ func TestPagesOfOtherSites(t *testing.T) {
 		s.http.Handler.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey{}, peer)))
 		require.Equal(t, want, w.Code, site)
 	}
+}
+
+// TestHandoverWithoutAnAnswer asks a daemon that waits for its disk.
+func TestHandoverWithoutAnAnswer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	l := testtool.Must(socket.ListenUnix(path))(t)
+	defer l.Close()
+	ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer stop()
+	_, err := Client{Socket: path}.Handover(ctx, status.Handover{})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+func TestHandoverOfAnotherContainersDaemon(t *testing.T) {
+	machine, container := Client{}, Client{OwnIsInit: true}
+	require.NoError(t, container.checkDaemon(&unix.Ucred{Pid: 1}), "its own")
+	require.NoError(t, machine.checkDaemon(&unix.Ucred{Pid: 0}),
+		"of a container without a daemon, to control one")
+	require.NoError(t, machine.checkDaemon(&unix.Ucred{Pid: 77}), "on a machine")
+	require.NoError(t, container.checkDaemon(nil), "the kernel does not tell")
+	for _, pid := range []int32{0, 77} {
+		require.ErrorIs(t, container.checkDaemon(&unix.Ucred{Pid: pid}), ErrStranger)
+	}
+
+	path := filepath.Join(t.TempDir(), "control.sock")
+	l := testtool.Must(socket.ListenUnix(path))(t)
+	defer l.Close()
+	c := testtool.Must(net.Dial("unix", path))(t)
+	defer c.Close()
+	require.EqualValues(t, os.Getpid(), socket.Peer(c).Pid, "the listener, seen from the client")
+	_, err := Client{Socket: path, OwnIsInit: true}.Sessions(t.Context())
+	require.ErrorIs(t, err, ErrStranger, "the test is not the first process of its container")
+}
+
+// TestHandoverAsksSomethingElse asks a server that is not a daemon of this program.
+func TestHandoverAsksSomethingElse(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	l := testtool.Must(socket.ListenUnix(path))(t)
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	require.NoError(t, server.Listener.Close())
+	server.Listener = l
+	server.Start()
+	defer server.Close()
+	_, err := Client{Socket: path}.Handover(t.Context(), status.Handover{})
+	require.ErrorIs(t, err, ErrUnknown)
 }

@@ -6,22 +6,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestReleaseLock: a lock that is released can be had at once, although a process that is just
 // being started still has a copy of the open file.
 func TestReleaseLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), LockName)
-	f, err := AcquireLock(path, "the directory")
-	require.NoError(t, err)
-	copied, err := unix.Dup(int(f.Fd()))
-	require.NoError(t, err)
+	f := testtool.Must(AcquireLock(path, "the directory"))(t)
+	copied := testtool.Must(unix.Dup(int(f.Fd())))(t)
 	defer unix.Close(copied)
 	var locked *LockedError
-	_, err = AcquireLock(path, "the directory")
-	require.ErrorAs(t, err, &locked)
+	require.ErrorAs(t, testtool.Err(AcquireLock(path, "the directory")), &locked)
 	require.NoError(t, ReleaseLock(f))
-	f, err = AcquireLock(path, "the directory")
-	require.NoError(t, err)
+	f = testtool.Must(AcquireLock(path, "the directory"))(t)
 	require.NoError(t, ReleaseLock(f))
 }

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // savedFile shows what a directory may look like after a power failure. A file has the content of
@@ -31,13 +32,9 @@ type savedFile struct {
 
 func (s *savedFile) now() (names map[string]uint64, contents map[uint64]string) {
 	names, contents = map[string]uint64{}, map[uint64]string{}
-	entries, err := os.ReadDir(filepath.Dir(s.path))
-	require.NoError(s.t, err)
-	for _, e := range entries {
-		st, err := e.Info()
-		require.NoError(s.t, err)
-		content, err := os.ReadFile(filepath.Join(filepath.Dir(s.path), e.Name()))
-		require.NoError(s.t, err)
+	for _, e := range testtool.Must(os.ReadDir(filepath.Dir(s.path)))(s.t) {
+		st := testtool.Must(e.Info())(s.t)
+		content := testtool.Must(os.ReadFile(filepath.Join(filepath.Dir(s.path), e.Name())))(s.t)
 		inode := st.Sys().(*syscall.Stat_t).Ino
 		names[e.Name()], contents[inode] = inode, string(content)
 	}
@@ -51,8 +48,7 @@ func (s *savedFile) sync(f *os.File) error {
 	if s.calls++; s.calls == s.failAt {
 		return unix.EIO
 	}
-	st, err := f.Stat()
-	require.NoError(s.t, err)
+	st := testtool.Must(f.Stat())(s.t)
 	names, contents := s.now()
 	if st.IsDir() {
 		s.names = names
@@ -109,9 +105,7 @@ func TestReplacingOnAFullVolume(t *testing.T) {
 			err := Replace(path, next, spare, s.sync)
 			s.check()
 			if err == nil {
-				got, err := os.ReadFile(path)
-				require.NoError(t, err)
-				require.Equal(t, next, got)
+				require.Equal(t, next, testtool.Must(os.ReadFile(path))(t))
 				s.allowed = []string{string(next)}
 				require.Equal(t, s.names["owner"],
 					func() uint64 { names, _ := s.now(); return names["owner"] }())
@@ -125,8 +119,7 @@ func TestReplacingOnAFullVolume(t *testing.T) {
 		}
 		free()
 		require.NoError(t, Replace(path, []byte("last"), spare, (*os.File).Sync))
-		st, err := os.Stat(spare)
-		require.NoError(t, err)
+		st := testtool.Must(os.Stat(spare))(t)
 		require.EqualValues(t, spareSize, st.Sys().(*syscall.Stat_t).Blocks*osfile.StatBlock,
 			"the spare has its space again")
 	}
@@ -142,13 +135,10 @@ func TestStoreOnAFullVolume(t *testing.T) {
 	for i := range 20 {
 		want := filetest.Block(byte(i), 1+i*200)
 		require.NoError(t, s.Save("handover", want))
-		got, err := s.Load("handover")
-		require.NoError(t, err)
-		require.Equal(t, want, got)
+		require.Equal(t, want, testtool.Must(s.Load("handover"))(t))
 	}
 	require.ErrorIs(t, s.Save("handover", make([]byte, spareSize+1)), unix.ENOSPC)
-	got, err := s.Load("handover")
-	require.NoError(t, err)
+	got := testtool.Must(s.Load("handover"))(t)
 	require.Equal(t, filetest.Block(19, 1+19*200), got)
 
 	require.NoError(t, s.Save("atomic-write", []byte("what was there before")))
@@ -160,8 +150,7 @@ func TestStoreOnAFullVolume(t *testing.T) {
 	ephemeral := NewStore(s.dir, false)
 	for i := range 3 {
 		require.NoError(t, ephemeral.Save("reservations", filetest.Block(byte(i), 100)))
-		got, err := ephemeral.Load("reservations")
-		require.NoError(t, err)
+		got := testtool.Must(ephemeral.Load("reservations"))(t)
 		require.Equal(t, filetest.Block(byte(i), 100), got)
 	}
 }

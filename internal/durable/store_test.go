@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestStore(t *testing.T) {
@@ -38,13 +39,10 @@ func testStore(t *testing.T, durable bool) {
 	require.NoError(t, s.Save("sanitize", []byte("y")))
 	require.Equal(t, []string{SpareSuffix, "mode-pages", "sanitize"}, filetest.Names(t, dir),
 		"one file per name, and a spare")
-	info, err := os.Stat(filepath.Join(dir, "sanitize"))
-	require.NoError(t, err)
-	require.EqualValues(t, 0o600, info.Mode())
+	require.EqualValues(t, 0o600, testtool.Must(os.Stat(filepath.Join(dir, "sanitize")))(t).Mode())
 
 	require.NoError(t, s.Save("mode-pages", nil))
-	got, err = s.Load("mode-pages")
-	require.NoError(t, err)
+	got = testtool.Must(s.Load("mode-pages"))(t)
 	require.Nil(t, got)
 }
 
@@ -57,9 +55,8 @@ func TestStoreOrder(t *testing.T) {
 	s := NewStore(dir, true)
 	var synced []string
 	s.sync = func(f *os.File) error {
-		name, err := filepath.Rel(parent, f.Name())
-		require.NoError(t, err)
-		_, err = os.Lstat(path)
+		name := testtool.Must(filepath.Rel(parent, f.Name()))(t)
+		_, err := os.Lstat(path)
 		require.Equal(t, name == "unit" && len(synced) < 3, err == nil, "%s is flushed", name)
 		synced = append(synced, name)
 		return nil
@@ -83,8 +80,7 @@ func TestStoreFails(t *testing.T) {
 	require.NoError(t, s.Save("kept", []byte("old")))
 	s.sync = func(*os.File) error { return unix.EIO }
 	require.ErrorIs(t, s.Save("kept", []byte("new")), unix.EIO)
-	got, err := s.Load("kept")
-	require.NoError(t, err)
+	got := testtool.Must(s.Load("kept"))(t)
 	require.Equal(t, "old", string(got), "content that may not have reached storage does not "+
 		"replace the old")
 	require.ErrorIs(t, s.Save("kept", nil), unix.EIO)
@@ -123,13 +119,11 @@ func TestStoreRefuses(t *testing.T) {
 	dir := t.TempDir()
 	s := NewStore(dir, false)
 	require.NoError(t, s.Save("sanitize", []byte("content")))
-	good, err := os.ReadFile(filepath.Join(dir, "sanitize"))
-	require.NoError(t, err)
+	good := testtool.Must(os.ReadFile(filepath.Join(dir, "sanitize")))(t)
 	for i := range len(good) * 8 {
 		bad := bytes.Clone(good)
 		bad[i/8] ^= 1 << (i % 8)
 		filetest.Put(t, dir, "sanitize", bad, 0)
-		_, err := s.Load("sanitize")
-		require.ErrorContains(t, err, "damaged", "bit %d", i)
+		require.ErrorContains(t, testtool.Err(s.Load("sanitize")), "damaged", "bit %d", i)
 	}
 }

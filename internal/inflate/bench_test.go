@@ -10,6 +10,8 @@ import (
 
 	klauspost "github.com/klauspost/compress/flate"
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const clusterSize = 64 << 10
@@ -28,10 +30,7 @@ func corpus(b *testing.B) map[string][][]byte {
 		sources.Write(content)
 		return err
 	}))
-	self, err := os.Executable()
-	require.NoError(b, err)
-	code, err := os.ReadFile(self)
-	require.NoError(b, err)
+	code := testtool.Must(os.ReadFile(testtool.Must(os.Executable())(b)))(b)
 	packed := make(map[string][][]byte)
 	for name, content := range map[string][]byte{"sources": sources.Bytes(), "code": code} {
 		for len(content) >= clusterSize && len(packed[name]) < 64 {

@@ -12,6 +12,8 @@ import (
 	"testing/iotest"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // member compresses content into one gzip member. It flushes after each flush bytes, as parallel
@@ -64,16 +66,12 @@ func TestGzip(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			src := bytes.Join(c.members, nil)
-			z, err := gzip.NewReader(bytes.NewReader(src))
-			require.NoError(t, err)
-			want, err := io.ReadAll(z)
-			require.NoError(t, err)
+			z := testtool.Must(gzip.NewReader(bytes.NewReader(src)))(t)
+			want := testtool.Must(io.ReadAll(z))(t)
 			for _, in := range []io.Reader{bytes.NewReader(src),
 				iotest.HalfReader(bytes.NewReader(src)),
 				iotest.DataErrReader(bytes.NewReader(src))} {
-				got, err := io.ReadAll(NewGzip(in))
-				require.NoError(t, err)
-				require.True(t, bytes.Equal(want, got))
+				require.True(t, bytes.Equal(want, testtool.Must(io.ReadAll(NewGzip(in)))(t)))
 			}
 		})
 	}

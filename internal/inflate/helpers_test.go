@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // reference decodes with compress/flate, at most size bytes; err is nil if it got them all.
@@ -55,10 +57,8 @@ func agree(t testing.TB, d *Decoder, src []byte, size int) ([]byte, error) {
 func deflate(t testing.TB, p []byte, level int) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	w, err := flate.NewWriter(&b, level)
-	require.NoError(t, err)
-	_, err = w.Write(p)
-	require.NoError(t, err)
+	w := testtool.Must(flate.NewWriter(&b, level))(t)
+	require.NoError(t, testtool.Err(w.Write(p)))
 	require.NoError(t, w.Close())
 	return b.Bytes()
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const (
@@ -212,8 +214,7 @@ func TestSymbols(t *testing.T) {
 		w.fixed(256)
 		for _, slack := range []int{0, 512} {
 			src := append(bytes.Clone(w.b), make([]byte, slack)...)
-			got, err := agree(t, &d, src, len(want)+slack)
-			require.NoError(t, err)
+			got := testtool.Must(agree(t, &d, src, len(want)+slack))(t)
 			require.True(t, bytes.Equal(want, got), "distance code %d", distance)
 		}
 	}
@@ -251,9 +252,8 @@ func TestNearMatches(t *testing.T) {
 		}
 		w.fixed(256)
 		for _, slack := range []int{0, 512} {
-			got, err := agree(t, &d, append(bytes.Clone(w.b), make([]byte, slack)...),
-				len(want)+slack)
-			require.NoError(t, err)
+			got := testtool.Must(agree(t, &d, append(bytes.Clone(w.b), make([]byte, slack)...),
+				len(want)+slack))(t)
 			require.True(t, bytes.Equal(want, got), "distance %d", distance)
 		}
 	}
@@ -290,11 +290,10 @@ func TestLongestMatch(t *testing.T) {
 		w.code(0x7fff, 15).bits(31, 5).code(0x7fff, 15).bits(0x1fff, 13)
 		want = append(want, want[len(want)-32<<10:][:258]...)
 		alone := bytes.Clone(w.b)
-		got, err := agree(t, &d, alone, len(want))
-		require.NoError(t, err)
+		got := testtool.Must(agree(t, &d, alone, len(want)))(t)
 		require.True(t, bytes.Equal(want, got), lead)
 		w.code(0, 1)
-		got, err = agree(t, &d, w.b, len(want)+1)
+		got, err := agree(t, &d, w.b, len(want)+1)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(want, got), lead)
 		if len(w.b) > len(alone) { // the end begins a byte
@@ -325,9 +324,8 @@ func TestLevels(t *testing.T) {
 				for _, size := range []int{0, 1, len(content) / 2, len(content) - 1, len(content),
 					len(content) + 1, len(content) + 1000} {
 					for _, garbage := range []int{0, 511} {
-						got, err := agree(t, &d,
-							append(src[:len(src):len(src)], noise[:garbage]...), size)
-						require.NoError(t, err)
+						got := testtool.Must(agree(t, &d,
+							append(src[:len(src):len(src)], noise[:garbage]...), size))(t)
 						require.True(t, bytes.Equal(content[:min(size, len(content))], got))
 					}
 				}
@@ -392,4 +390,21 @@ func TestNoAllocations(t *testing.T) {
 	src, dst := deflate(t, content, 6), make([]byte, 64<<10)
 	require.Zero(t, testing.AllocsPerRun(10, func() { _, _ = d.Decode(dst, src) }))
 	require.Equal(t, content, dst)
+}
+
+// FuzzDecode compares the decoder with compress/flate: the same verdict and the same bytes.
+func FuzzDecode(f *testing.F) {
+	// Small inputs: the fuzzer then spends its time on finding new cases, not on making long inputs
+	// shorter.
+	for _, content := range [][]byte{nil, []byte("hello, hello, hello"), text(120, 1)} {
+		for _, level := range []int{-2, 0, 9} {
+			f.Add(deflate(f, content, level), uint16(len(content)), uint16(0))
+		}
+	}
+	f.Add(deflate(f, make([]byte, 5000), 9), uint16(5000), uint16(0))
+	f.Add(longCodes().b, uint16(20), uint16(100))
+	f.Fuzz(func(t *testing.T, src []byte, size, slack uint16) {
+		// With input behind them, even the short streams that a fuzzer likes reach the fast loop.
+		agree(t, new(Decoder), append(src, make([]byte, slack%2048)...), int(size))
+	})
 }

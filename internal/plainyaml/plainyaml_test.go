@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // bombs are texts of about n bytes that a plain decoder makes much of.
@@ -115,7 +117,5 @@ func TestRead(t *testing.T) {
 		require.NoError(t, Decode([]byte(text), MaxValues, &got), text)
 		require.Equal(t, want, got, text)
 	}
-	root, err := Parse([]byte("a: 03260"), 10)
-	require.NoError(t, err)
-	require.Equal(t, "03260", root.Content[1].Value)
+	require.Equal(t, "03260", testtool.Must(Parse([]byte("a: 03260"), 10))(t).Content[1].Value)
 }

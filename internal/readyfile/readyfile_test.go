@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func testReadyFile(path string) File {
@@ -23,11 +25,9 @@ func TestReadyFile(t *testing.T) {
 	r := testReadyFile(path)
 	require.NoError(t, r.Clear(), "none is there")
 	require.NoError(t, r.Write())
-	info, err := os.Stat(path)
-	require.NoError(t, err)
+	info := testtool.Must(os.Stat(path))(t)
 	require.Equal(t, os.FileMode(0o644), info.Mode())
-	files, err := os.ReadDir(dir)
-	require.NoError(t, err)
+	files := testtool.Must(os.ReadDir(dir))(t)
 	require.Len(t, files, 1, "nothing temporary is left")
 	require.NoError(t, r.Remove())
 	require.NoFileExists(t, path)
@@ -44,8 +44,7 @@ func TestReadyFile(t *testing.T) {
 	require.Error(t, r.Write())
 	require.NoError(t, r.Remove())
 	require.DirExists(t, path, "the directory is not this daemon's")
-	files, err = os.ReadDir(dir)
-	require.NoError(t, err)
+	files = testtool.Must(os.ReadDir(dir))(t)
 	require.Len(t, files, 1)
 }
 
@@ -76,8 +75,7 @@ func TestReadyFileLeavesWhatIsNotItsOwn(t *testing.T) {
 				require.ErrorContains(t, r.Write(), "would take the place of", name)
 			}
 			require.NoError(t, r.Remove(), name)
-			_, err := os.Lstat(path)
-			require.NoError(t, err, name)
+			require.NoError(t, testtool.Err(os.Lstat(path)), name)
 		}
 	}
 }
@@ -139,9 +137,7 @@ func TestReadyFileWithoutSpace(t *testing.T) {
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &before))
 	require.ErrorIs(t, err, unix.EFBIG)
 	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
-	left, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Empty(t, left)
+	require.Empty(t, testtool.Must(os.ReadDir(dir))(t))
 	require.NoError(t, r.Remove())
 }
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // fewDescriptors limits the number of descriptors, and takes all of the lowest numbers except free
@@ -58,11 +60,8 @@ func TestASocketThatCannotBe(t *testing.T) {
 				require.NoError(t, err, "a descriptor is missing")
 				defer unix.Close(fd)
 			}
-			_, err = client.Write([]byte("data"))
-			require.NoError(t, err)
-			n, err := io.ReadFull(server, make([]byte, 4))
-			require.NoError(t, err)
-			require.Equal(t, 4, n)
+			require.NoError(t, testtool.Err(client.Write([]byte("data"))))
+			require.Equal(t, 4, testtool.Must(io.ReadFull(server, make([]byte, 4)))(t))
 		})
 	}
 }

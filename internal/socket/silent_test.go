@@ -26,15 +26,12 @@ func deaf(t *testing.T, c *net.TCPConn) {
 
 // TestSilent tells a peer whose machine is dead from one that is only stopped, and takes nothing.
 func TestSilent(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	pair := func() (here, there *net.TCPConn) {
-		c, err := net.Dial("tcp", l.Addr().String())
-		require.NoError(t, err)
+		c := testtool.Must(net.Dial("tcp", l.Addr().String()))(t)
 		t.Cleanup(func() { _ = c.Close() })
-		s, err := l.Accept()
-		require.NoError(t, err)
+		s := testtool.Must(l.Accept())(t)
 		t.Cleanup(func() { _ = s.Close() })
 		return s.(*net.TCPConn), c.(*net.TCPConn)
 	}
@@ -55,14 +52,12 @@ func TestSilent(t *testing.T) {
 	}
 
 	dead, there := pair()
-	asSocket, err := New(dead, nil)
-	require.NoError(t, err)
+	asSocket := testtool.Must(New(dead, nil))(t)
 	defer asSocket.Close()
 	deaf(t, there)
 	quiet(dead)
 	require.False(t, Silent(dead, long), "it was sent nothing")
-	_, err = dead.Write([]byte("are you there?"))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(dead.Write([]byte("are you there?"))))
 	testtool.Eventually(t, func() bool { return Silent(dead, long) }, "it is silent")
 	require.True(t, Silent(asSocket, long))
 	require.False(t, Silent(dead, time.Hour))
@@ -70,8 +65,7 @@ func TestSilent(t *testing.T) {
 	stopped, there := pair()
 	require.NoError(t, there.SetReadBuffer(4096))
 	require.NoError(t, stopped.SetWriteDeadline(time.Now().Add(time.Second)))
-	_, err = stopped.Write(make([]byte, 64<<20))
-	require.Error(t, err, "its buffers are full")
+	require.Error(t, testtool.Err(stopped.Write(make([]byte, 64<<20))), "its buffers are full")
 	quiet(stopped) // between two probes
 	require.False(t, Silent(stopped, long))
 	require.NotZero(t, info(stopped).Backoff, "it is asked for room")

@@ -24,14 +24,11 @@ import (
 // tcpPair returns both ends of a connection over loopback.
 func tcpPair(t *testing.T) (server, client *net.TCPConn) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	dialled, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
+	dialled := testtool.Must(net.Dial("tcp", l.Addr().String()))(t)
 	t.Cleanup(func() { _ = dialled.Close() })
-	accepted, err := l.Accept()
-	require.NoError(t, err)
+	accepted := testtool.Must(l.Accept())(t)
 	t.Cleanup(func() { _ = accepted.Close() })
 	return accepted.(*net.TCPConn), dialled.(*net.TCPConn)
 }
@@ -40,8 +37,7 @@ func tcpPair(t *testing.T) (server, client *net.TCPConn) {
 func socketPair(t *testing.T) (*Socket, *net.TCPConn) {
 	t.Helper()
 	server, client := tcpPair(t)
-	s, err := New(server, &PollLimit{})
-	require.NoError(t, err)
+	s := testtool.Must(New(server, &PollLimit{}))(t)
 	t.Cleanup(func() { _ = s.Close() })
 	require.NoError(t, server.Close())
 	return s, client
@@ -49,8 +45,7 @@ func socketPair(t *testing.T) (*Socket, *net.TCPConn) {
 
 func send(t *testing.T, client *net.TCPConn) {
 	t.Helper()
-	_, err := client.Write([]byte("data"))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(client.Write([]byte("data"))))
 }
 
 // waits returns when a call waits in Go's poller for the socket of the test.
@@ -87,8 +82,7 @@ func polled(t *testing.T) {
 // arrived waits until the kernel reports an event of the socket.
 func arrived(t *testing.T, s *Socket, event int16) {
 	t.Helper()
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: event}}, 60_000)
-	require.NoError(t, err)
+	n := testtool.Must(unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: event}}, 60_000))(t)
 	require.Equal(t, 1, n)
 }
 
@@ -179,13 +173,11 @@ func TestASocketIsSilent(t *testing.T) {
 		}
 		return done
 	}
-	n, err := s.Readv(buf, nil, true)
-	require.NoError(t, err)
+	n := testtool.Must(s.Readv(buf, nil, true))(t)
 	require.Equal(t, 4, n)
 	send(t, client)
 	require.True(t, wakes(), "after a wait the instance is armed")
-	n, err = s.Readv(buf, nil, true)
-	require.NoError(t, err)
+	n = testtool.Must(s.Readv(buf, nil, true))(t)
 	require.Equal(t, 4, n)
 	send(t, client)
 	require.False(t, wakes(), "the last read did not wait")
@@ -207,8 +199,7 @@ func TestSocketMissesNothing(t *testing.T) {
 	send(t, client)
 	// Go's poller has seen the data, but not that it was read.
 	polled(t)
-	_, err := s.Readv(buf, nil, true)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.Readv(buf, nil, true)))
 	require.NoError(t, s.in.silence())
 
 	try := s.in.try
@@ -222,9 +213,7 @@ func TestSocketMissesNothing(t *testing.T) {
 		return done
 	}
 	require.NoError(t, s.SetReadDeadline(time.Now().Add(time.Minute)))
-	n, err := s.Readv(buf, nil, true)
-	require.NoError(t, err)
-	require.Equal(t, 4, n)
+	require.Equal(t, 4, testtool.Must(s.Readv(buf, nil, true))(t))
 }
 
 // TestSocketWrites writes more buffers than a system call takes, and more bytes than the peer takes
@@ -251,9 +240,7 @@ func TestSocketWrites(t *testing.T) {
 	require.Positive(t, s.out.tries, "the writer has waited")
 	require.False(t, s.out.armed, "and is woken no more")
 	require.Nil(t, s.iov, "such a long list is not kept")
-	n, err := s.Write([]byte("end"))
-	require.NoError(t, err)
-	require.Equal(t, 3, n)
+	require.Equal(t, 3, testtool.Must(s.Write([]byte("end")))(t))
 	require.NoError(t, s.CloseWrite())
 	require.True(t, bytes.Equal(append(want, "end"...), <-got))
 }
@@ -308,22 +295,18 @@ func TestASocketEndsWhoWaits(t *testing.T) {
 func TestSocketEnded(t *testing.T) {
 	s, client := socketPair(t)
 	require.False(t, HungUp(s))
-	_, err := client.Write([]byte("last"))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(client.Write([]byte("last"))))
 	require.NoError(t, client.Close())
 	testtool.Eventually(t, func() bool { return HungUp(s) }, "although there is something to read")
-	n, err := s.Read(make([]byte, 8))
-	require.NoError(t, err)
-	require.Equal(t, 4, n)
+	require.Equal(t, 4, testtool.Must(s.Read(make([]byte, 8)))(t))
 	require.True(t, HungUp(s))
-	_, err = s.Read(make([]byte, 8))
-	require.ErrorIs(t, err, io.EOF)
+	require.ErrorIs(t, testtool.Err(s.Read(make([]byte, 8))), io.EOF)
 
 	s, client = socketPair(t)
 	require.NoError(t, client.SetLinger(0))
 	require.NoError(t, client.Close())
 	testtool.Eventually(t, func() bool { return HungUp(s) }, "by a reset")
-	_, err = s.Read(make([]byte, 8))
+	_, err := s.Read(make([]byte, 8))
 	require.ErrorIs(t, err, unix.ECONNRESET, "the reader sees the end, too")
 }
 
@@ -331,20 +314,18 @@ func TestWhatIsNoSocketStaysAsItIs(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	defer ours.Close()
-	_, err := New(ours, &PollLimit{})
-	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorIs(t, testtool.Err(New(ours, &PollLimit{})), errors.ErrUnsupported)
 	w := &Plain{Conn: ours}
 	require.False(t, HungUp(w))
 
 	server, _ := tcpPair(t)
-	_, err = New(struct{ *net.TCPConn }{server}, &PollLimit{})
+	_, err := New(struct{ *net.TCPConn }{server}, &PollLimit{})
 	require.ErrorIs(t, err, errors.ErrUnsupported,
 		"the wrapper may count the bytes")
 }
 
 func TestAConnectionWithinTheHostIsNotPaced(t *testing.T) {
-	allowed, err := os.ReadFile("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-	require.NoError(t, err)
+	allowed := testtool.Must(os.ReadFile("/proc/sys/net/ipv4/tcp_allowed_congestion_control"))(t)
 	others := slices.DeleteFunc(strings.Fields(string(allowed)),
 		func(name string) bool { return name == "reno" })
 	if len(others) == 0 {
@@ -357,11 +338,9 @@ func TestAConnectionWithinTheHostIsNotPaced(t *testing.T) {
 		err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, others[0])
 	}))
 	require.NoError(t, err)
-	s, err := New(server, &PollLimit{})
-	require.NoError(t, err)
+	s := testtool.Must(New(server, &PollLimit{}))(t)
 	defer s.Close()
-	name, err := unix.GetsockoptString(s.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION)
-	require.NoError(t, err)
+	name := testtool.Must(unix.GetsockoptString(s.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION))(t)
 	require.Equal(t, "reno", name)
 }
 
@@ -387,27 +366,21 @@ func TestWithinHost(t *testing.T) {
 
 // TestSocketOverUnix: a Unix socket is as good as one of TCP.
 func TestSocketOverUnix(t *testing.T) {
-	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("unix", filepath.Join(t.TempDir(), "s")))(t)
 	defer l.Close()
-	client, err := net.Dial("unix", l.Addr().String())
-	require.NoError(t, err)
+	client := testtool.Must(net.Dial("unix", l.Addr().String()))(t)
 	defer client.Close()
-	server, err := l.Accept()
-	require.NoError(t, err)
-	s, err := New(server, &PollLimit{})
-	require.NoError(t, err)
+	server := testtool.Must(l.Accept())(t)
+	s := testtool.Must(New(server, &PollLimit{}))(t)
 	require.NoError(t, server.Close())
 	defer s.Close()
 	late := time.AfterFunc(5*time.Millisecond, func() { _, _ = client.Write([]byte("ping")) })
 	defer late.Stop()
 	got := make([]byte, 4)
-	_, err = io.ReadFull(s, got)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(io.ReadFull(s, got)))
 	require.Equal(t, "ping", string(got))
 	require.NoError(t, s.Writev([][]byte{[]byte("po"), []byte("ng")}))
-	_, err = io.ReadFull(client, got)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(io.ReadFull(client, got)))
 	require.Equal(t, "pong", string(got))
 	require.False(t, HungUp(s))
 	require.NoError(t, client.Close())
@@ -416,17 +389,13 @@ func TestSocketOverUnix(t *testing.T) {
 
 // TestAUnixSocketHoldsAReply: nobody has to be woken in the middle of a reply with 256 KiB.
 func TestAUnixSocketHoldsAReply(t *testing.T) {
-	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("unix", filepath.Join(t.TempDir(), "s")))(t)
 	defer l.Close()
-	peer, err := net.Dial("unix", l.Addr().String())
-	require.NoError(t, err)
+	peer := testtool.Must(net.Dial("unix", l.Addr().String()))(t)
 	defer peer.Close()
-	nc, err := l.Accept()
-	require.NoError(t, err)
+	nc := testtool.Must(l.Accept())(t)
 	defer nc.Close()
-	s, err := New(nc, &PollLimit{})
-	require.NoError(t, err)
+	s := testtool.Must(New(nc, &PollLimit{}))(t)
 	defer s.Close()
 	require.NoError(t, s.SetWriteDeadline(time.Now().Add(time.Minute)))
 	require.NoError(t, s.Writev([][]byte{make([]byte, 44), make([]byte, 256<<10)}))

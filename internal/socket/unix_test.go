@@ -10,17 +10,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestControlSocketOfTheNext checks that a daemon that has lost its socket does not remove the next
 // daemon's socket when it stops.
 func TestControlSocketOfTheNext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
-	first, err := ListenUnix(path)
-	require.NoError(t, err)
+	first := testtool.Must(ListenUnix(path))(t)
 	require.NoError(t, os.Remove(path))
-	second, err := ListenUnix(path)
-	require.NoError(t, err)
+	second := testtool.Must(ListenUnix(path))(t)
 	require.NoError(t, first.Close())
 	require.FileExists(t, path)
 	require.NoError(t, second.Close())
@@ -32,8 +32,7 @@ func TestControlSocketOfTheNext(t *testing.T) {
 func TestControlSocketOfDaemonsThatStartTogether(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	for range 50 {
-		left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-		require.NoError(t, err)
+		left := testtool.Must(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 		left.SetUnlinkOnClose(false)
 		require.NoError(t, left.Close())
 		var listeners [4]net.Listener
@@ -46,9 +45,7 @@ func TestControlSocketOfDaemonsThatStartTogether(t *testing.T) {
 			})
 		}
 		daemons.Wait()
-		c, err := net.Dial("unix", path)
-		require.NoError(t, err, "nobody listens")
-		require.NoError(t, c.Close())
+		require.NoError(t, testtool.Must(net.Dial("unix", path))(t, "nobody listens").Close())
 		made := 0
 		for _, l := range listeners {
 			if l != nil {
@@ -75,28 +72,22 @@ func TestControlSocketOfABusyDaemon(t *testing.T) {
 		}
 	}
 	require.ErrorIs(t, err, unix.EAGAIN)
-	_, err = ListenUnix(path)
-	require.ErrorContains(t, err, "another daemon uses it")
+	require.ErrorContains(t, testtool.Err(ListenUnix(path)), "another daemon uses it")
 	require.FileExists(t, path)
 }
 
 // TestControlSocketInTheWay checks that a killed daemon's socket is replaced, and nothing else.
 func TestControlSocketInTheWay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
-	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	require.NoError(t, err)
-	_, err = ListenUnix(path)
-	require.ErrorContains(t, err, "another daemon uses it")
+	left := testtool.Must(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
+	require.ErrorContains(t, testtool.Err(ListenUnix(path)), "another daemon uses it")
 	left.SetUnlinkOnClose(false)
 	require.NoError(t, left.Close())
-	l, err := ListenUnix(path)
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
+	require.NoError(t, testtool.Must(ListenUnix(path))(t).Close())
 	require.NoFileExists(t, path)
 
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
-	_, err = ListenUnix(path)
-	require.ErrorContains(t, err, "not a socket")
+	require.ErrorContains(t, testtool.Err(ListenUnix(path)), "not a socket")
 	require.FileExists(t, path)
 }
 
@@ -108,23 +99,16 @@ func TestControlSocketThatBecomesALink(t *testing.T) {
 	require.NoError(t, os.WriteFile(victim, nil, 0o644))
 	require.NoError(t, os.Chmod(victim, 0o644))
 	require.NoError(t, os.Symlink(victim, filepath.Join(dir, "link")))
-	l, err := net.Listen("unix", filepath.Join(dir, "socket"))
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("unix", filepath.Join(dir, "socket")))(t)
 	defer l.Close()
-	d, err := os.Open(dir)
-	require.NoError(t, err)
+	d := testtool.Must(os.Open(dir))(t)
 	defer d.Close()
-	_, err = restrict(d, "link")
-	require.ErrorContains(t, err, "not a socket")
-	_, err = restrict(d, "none")
-	require.ErrorIs(t, err, os.ErrNotExist)
-	info, err := os.Stat(victim)
-	require.NoError(t, err)
+	require.ErrorContains(t, testtool.Err(restrict(d, "link")), "not a socket")
+	require.ErrorIs(t, testtool.Err(restrict(d, "none")), os.ErrNotExist)
+	info := testtool.Must(os.Stat(victim))(t)
 	require.EqualValues(t, 0o644, info.Mode())
-	made, err := restrict(d, "socket")
-	require.NoError(t, err)
-	info, err = os.Lstat(filepath.Join(dir, "socket"))
-	require.NoError(t, err)
+	made := testtool.Must(restrict(d, "socket"))(t)
+	info = testtool.Must(os.Lstat(filepath.Join(dir, "socket")))(t)
 	require.True(t, os.SameFile(made, info))
 	require.EqualValues(t, 0o600, info.Mode().Perm())
 }
@@ -132,15 +116,12 @@ func TestControlSocketThatBecomesALink(t *testing.T) {
 // TestCloseRemovesItsOwn: the number of the descriptor by which a socket was made is that of
 // another directory when it is closed, with a socket of the same name.
 func TestCloseRemovesItsOwn(t *testing.T) {
-	l, err := ListenUnix(filepath.Join(t.TempDir(), "a.sock"))
-	require.NoError(t, err)
+	l := testtool.Must(ListenUnix(filepath.Join(t.TempDir(), "a.sock")))(t)
 	var fd int
-	_, err = fmt.Sscanf(l.Addr().String(), "/proc/self/fd/%d/", &fd)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(fmt.Sscanf(l.Addr().String(), "/proc/self/fd/%d/", &fd)))
 	other := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(other, "a.sock"), nil, 0o600))
-	dir, err := os.Open(other)
-	require.NoError(t, err)
+	dir := testtool.Must(os.Open(other))(t)
 	defer dir.Close()
 	if int(dir.Fd()) != fd {
 		require.NoError(t, unix.Dup3(int(dir.Fd()), fd, unix.O_CLOEXEC))
@@ -154,18 +135,13 @@ func TestCloseRemovesItsOwn(t *testing.T) {
 func TestListenAside(t *testing.T) {
 	dir := t.TempDir()
 	path, aside := filepath.Join(dir, "a.sock"), filepath.Join(dir, "aside", "a.sock")
-	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	require.NoError(t, err)
-	_, err = ListenUnixAside(path, aside)
-	require.ErrorContains(t, err, "another daemon uses it")
+	left := testtool.Must(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
+	require.ErrorContains(t, testtool.Err(ListenUnixAside(path, aside)), "another daemon uses it")
 	left.SetUnlinkOnClose(false)
 	require.NoError(t, left.Close())
-	l, err := ListenUnixAside(path, aside)
-	require.NoError(t, err)
+	l := testtool.Must(ListenUnixAside(path, aside))(t)
 	require.NoFileExists(t, aside)
-	c, err := DialUnix(t.Context(), path)
-	require.NoError(t, err)
-	require.NoError(t, c.Close())
+	require.NoError(t, testtool.Must(DialUnix(t.Context(), path))(t).Close())
 	require.NoError(t, l.Close())
 	require.NoFileExists(t, path)
 }

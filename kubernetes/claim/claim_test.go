@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/claim"
 	"kubevirt.io/disk/libvirt"
 )
@@ -57,11 +58,7 @@ func render(t *testing.T, src corev1.PersistentVolumeSource, opt claim.Options,
 	modes ...corev1.PersistentVolumeAccessMode) string {
 	t.Helper()
 	c, v := bound(src, modes...)
-	disk, err := claim.Disk(c, v, opt)
-	require.NoError(t, err)
-	text, err := disk.Marshal()
-	require.NoError(t, err)
-	return text
+	return testtool.Must(testtool.Must(claim.Disk(c, v, opt))(t).Marshal())(t)
 }
 
 func TestISCSI(t *testing.T) {
@@ -143,16 +140,14 @@ func TestMounted(t *testing.T) {
 	_, err := claim.Disk(c, v, claim.Options{Username: "vm"})
 	require.ErrorContains(t, err, "its volume has a file system, with the disk in the file "+
 		"disk.img")
-	disk, err := claim.Disk(c, v, claim.Options{Path: "/claims/data"})
-	require.NoError(t, err)
+	disk := testtool.Must(claim.Disk(c, v, claim.Options{Path: "/claims/data"}))(t)
 	require.Equal(t, "/claims/data/disk.img", disk.Source.File.File)
 
 	other := driver("ebs.csi.aws.com", "vol-1", nil)
 	got := render(t, other, claim.Options{Path: "/dev/data"}, rwo)
 	require.Contains(t, got, `<disk type="block"`)
 	require.Contains(t, got, `<source dev="/dev/data">`)
-	_, err = claim.Disk(c, v, claim.Options{})
-	require.Error(t, err)
+	require.Error(t, testtool.Err(claim.Disk(c, v, claim.Options{})))
 }
 
 func TestAccessModes(t *testing.T) {

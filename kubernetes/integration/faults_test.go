@@ -175,8 +175,7 @@ type wire struct {
 
 func newWire(t *testing.T, to string) *wire {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	w := &wire{listener: l, to: to, conns: map[net.Conn]struct{}{}}
 	t.Cleanup(func() {
 		l.Close()

@@ -71,8 +71,7 @@ func TestHydratedPodHasNoImage(t *testing.T) {
 // page is that of a disk at an address.
 func page(t *testing.T, address string, answer http.HandlerFunc) {
 	t.Helper()
-	listener, err := net.Listen("tcp", address+":9260")
-	require.NoError(t, err)
+	listener := testtool.Must(net.Listen("tcp", address+":9260"))(t)
 	disk := httptest.NewUnstartedServer(answer)
 	disk.Listener.Close()
 	disk.Listener = listener

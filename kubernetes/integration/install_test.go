@@ -113,8 +113,7 @@ func TestWhatTheControllerMustNotDo(t *testing.T) {
 func controllerBinary(t testing.TB) string {
 	t.Helper()
 	built.Do(func() {
-		root, err := plane.Root()
-		require.NoError(t, err)
+		root := testtool.Must(plane.Root())(t)
 		built.path = filepath.Join(plane.Get(t).Dir, "kubevirt-disk-controller")
 		// As the Makefile builds it, so that nothing is compiled twice.
 		cmd := exec.Command("go", "build", "-trimpath", "-o", built.path,
@@ -155,8 +154,7 @@ func runController(t testing.TB, binary string, config *rest.Config, args ...str
 	require.NoError(t, plane.Kubeconfig(config, kubeconfig))
 	r := &running{t: t, health: plane.FreeAddress(t), hook: plane.FreeAddress(t),
 		log: filepath.Join(dir, "log"), done: make(chan struct{})}
-	log, err := os.Create(r.log)
-	require.NoError(t, err)
+	log := testtool.Must(os.Create(r.log))(t)
 	defer log.Close()
 	r.cmd = exec.Command(binary, append([]string{"--kubeconfig=" + kubeconfig,
 		"--leader-election-namespace=" + systemNamespace, "--metrics-listen=0",

@@ -75,8 +75,7 @@ func TestPodsOfTheController(t *testing.T) {
 	install(t, p)
 	// What a policy would not refuse, a missing right must not hide.
 	grant(t, p, controllertest.Settings{Pets: true})
-	c, err := clientOf(p.ServiceAccount(t, systemNamespace, account))
-	require.NoError(t, err)
+	c := testtool.Must(clientOf(p.ServiceAccount(t, systemNamespace, account)))(t)
 	ns := p.Namespace(t)
 	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "x"}}
 	id.Spec.Image = digest

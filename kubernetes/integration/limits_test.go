@@ -102,16 +102,13 @@ func TestLimitsOfTheController(t *testing.T) {
 	install(t, p)
 	installSnapshots(t, p)
 	ctx := t.Context()
-	c, err := clientOf(p.ServiceAccount(t, systemNamespace, account))
-	require.NoError(t, err)
+	c := testtool.Must(clientOf(p.ServiceAccount(t, systemNamespace, account)))(t)
 	// The right over volumes is from the chart's localDisks.move.
 	p.Grant(t, "limits", systemNamespace, account, rbacv1.PolicyRule{APIGroups: []string{""},
 		Resources: []string{"persistentvolumes"}, Verbs: []string{"create", "get", "patch",
 			"delete"}})
 	const ns = "kube-system"
-	objects, err := plane.Decode(strings.NewReader(somebody))
-	require.NoError(t, err)
-	for _, o := range objects {
+	for _, o := range testtool.Must(plane.Decode(strings.NewReader(somebody)))(t) {
 		var err error
 		testtool.Within(t, timeout, func() bool { err = p.Apply(ctx, ns, o); return err == nil },
 			"%s is made: %v", o.GetName(), func() any { return err })
@@ -138,8 +135,7 @@ func TestLimitsOfTheController(t *testing.T) {
 		return func() error { return c.Delete(ctx, object(kind, name), client.DryRunAll) }
 	}
 	create := func(text string) func() error {
-		all, err := plane.Decode(strings.NewReader(text))
-		require.NoError(t, err)
+		all := testtool.Must(plane.Decode(strings.NewReader(text)))(t)
 		return func() error {
 			all[0].SetNamespace(ns)
 			return c.Create(ctx, all[0].DeepCopy(), client.DryRunAll)

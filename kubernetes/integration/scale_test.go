@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/integration/plane"
@@ -120,7 +121,7 @@ func gatedPod(ns, name, set, disk string) *corev1.Pod {
 func waitForAll(b *testing.B, ctx context.Context, p *plane.Plane, ns string,
 	identities, pods int) {
 	b.Helper()
-	err := wait.PollUntilContextCancel(ctx, time.Second, true,
+	require.NoError(b, wait.PollUntilContextCancel(ctx, time.Second, true,
 		func(ctx context.Context) (bool, error) {
 			set := &v1alpha1.VMIdentitySet{}
 			key := client.ObjectKey{Namespace: ns, Name: setName}
@@ -154,8 +155,7 @@ func waitForAll(b *testing.B, ctx context.Context, p *plane.Plane, ns string,
 				}
 			}
 			return ready == identities, nil
-		})
-	require.NoError(b, err)
+		}))
 }
 
 // counted is a controller whose requests to the API server are counted. It does not elect a leader,
@@ -178,15 +178,12 @@ func startCounted(b *testing.B, p *plane.Plane) *counted {
 // requests returns how many requests the controller has made.
 func (c *counted) requests() (n int) {
 	c.t.Helper()
-	answer, err := http.Get(c.metrics)
-	require.NoError(c.t, err)
+	answer := testtool.Must(http.Get(c.metrics))(c.t)
 	defer answer.Body.Close()
 	for lines := bufio.NewScanner(answer.Body); lines.Scan(); {
 		if strings.HasPrefix(lines.Text(), "rest_client_requests_total{") {
 			value := lines.Text()[strings.LastIndex(lines.Text(), " ")+1:]
-			f, err := strconv.ParseFloat(value, 64)
-			require.NoError(c.t, err)
-			n += int(f)
+			n += int(testtool.Must(strconv.ParseFloat(value, 64))(c.t))
 		}
 	}
 	return n
@@ -197,11 +194,8 @@ var highWater = regexp.MustCompile(`VmHWM:\s+(\d+) kB`)
 // peak returns the controller's peak memory, in KiB.
 func (c *counted) peak() int {
 	c.t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.cmd.Process.Pid))
-	require.NoError(c.t, err)
+	status := testtool.Must(os.ReadFile(fmt.Sprintf("/proc/%d/status", c.cmd.Process.Pid)))(c.t)
 	found := highWater.FindSubmatch(status)
 	require.NotNil(c.t, found)
-	n, err := strconv.Atoi(string(found[1]))
-	require.NoError(c.t, err)
-	return n
+	return testtool.Must(strconv.Atoi(string(found[1])))(c.t)
 }

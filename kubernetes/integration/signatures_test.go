@@ -74,8 +74,7 @@ func newSignedWorld(t *testing.T) *signedWorld {
 	t.Helper()
 	p := plane.Get(t)
 	install(t, p)
-	objects, err := plane.Decode(strings.NewReader(signaturePolicies(t)))
-	require.NoError(t, err)
+	objects := testtool.Must(plane.Decode(strings.NewReader(signaturePolicies(t))))(t)
 	require.NoError(t, p.Apply(t.Context(), "", objects...))
 	t.Cleanup(func() {
 		for _, o := range objects {

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
@@ -138,9 +139,8 @@ func TestRules(t *testing.T) {
 			"spec": {"disk": {"image": "` + testImage + `"}, "template": {}}}`,
 			says: "the name may have at most 52 characters"},
 	} {
-		objects, err := plane.Decode(strings.NewReader(c.object))
-		require.NoError(t, err)
-		err = p.Apply(context.Background(), ns, objects...)
+		objects := testtool.Must(plane.Decode(strings.NewReader(c.object)))(t)
+		err := p.Apply(context.Background(), ns, objects...)
 		if c.says == "" {
 			require.NoError(t, err, c.object)
 		} else {
@@ -179,8 +179,7 @@ func TestRulesOfChanges(t *testing.T) {
 	} {
 		name := "changed"
 		apply := func(spec string) error {
-			objects, err := plane.Decode(strings.NewReader(set(name, spec)))
-			require.NoError(t, err)
+			objects := testtool.Must(plane.Decode(strings.NewReader(set(name, spec))))(t)
 			return p.Apply(context.Background(), ns, objects...)
 		}
 		require.NoError(t, apply(c.from), c.from)
@@ -204,8 +203,7 @@ func TestIdentitiesKeepTheirSpec(t *testing.T) {
 	ns := p.Namespace(t)
 	identity := func(spec string) error {
 		text := strings.Replace(set("kept", spec), "VMIdentitySet", "VMIdentity", 1)
-		objects, err := plane.Decode(strings.NewReader(text))
-		require.NoError(t, err)
+		objects := testtool.Must(plane.Decode(strings.NewReader(text)))(t)
 		return p.Apply(context.Background(), ns, objects...)
 	}
 	const made = `, "size": "20Gi", "setName": "fedora", "firmwareUUID": ` +
@@ -232,17 +230,15 @@ func TestIdentitiesKeepTheirSpec(t *testing.T) {
 func TestAttachmentWhileInUse(t *testing.T) {
 	p := plane.Get(t)
 	ns := p.Namespace(t)
-	objects, err := plane.Decode(strings.NewReader(strings.Replace(set("used", ""),
-		"VMIdentitySet", "VMIdentity", 1)))
-	require.NoError(t, err)
+	objects := testtool.Must(plane.Decode(strings.NewReader(strings.Replace(set("used", ""),
+		"VMIdentitySet", "VMIdentity", 1))))(t)
 	require.NoError(t, p.Apply(t.Context(), ns, objects...))
 	require.Regexp(t, `(?m)^used +false +`, p.Kubectl(t, "-n", ns, "get", "vmidentity", "used"))
 	attach := func(to string) (string, error) {
 		return p.TryKubectl(nil, "-n", ns, "patch", "vmidentity", "used", "--type=merge",
 			`--patch={"spec":{"attachment":"`+to+`"}}`)
 	}
-	_, err = attach("Service")
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(attach("Service")))
 	p.Kubectl(t, "-n", ns, "patch", "vmidentity", "used", "--type=merge", "--subresource=status",
 		`--patch={"status":{"usedBy":{"name":"pod"}}}`)
 	out, err := attach("Sidecar")
@@ -250,8 +246,7 @@ func TestAttachmentWhileInUse(t *testing.T) {
 	require.Contains(t, out, "a pod uses the disk: attachment can change when that pod has ended")
 	p.Kubectl(t, "-n", ns, "patch", "vmidentity", "used", "--type=merge", "--subresource=status",
 		`--patch={"status":{"usedBy":null}}`)
-	_, err = attach("Sidecar")
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(attach("Sidecar")))
 }
 
 // TestImageOfAnIdentity: it does not change, and neither does its tag. The images of sets and pets
@@ -287,7 +282,7 @@ func TestImageOfAnIdentity(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	p := plane.Get(t)
 	ns := p.Namespace(t)
-	objects, err := plane.Decode(strings.NewReader(set("plain", "") + `
+	objects := testtool.Must(plane.Decode(strings.NewReader(set("plain", "") + `
 ---
 apiVersion: disk.kubevirt.io/v1alpha1
 kind: VMPet
@@ -295,8 +290,7 @@ metadata: {name: rex}
 spec:
   disk: {image: ` + testImage + `}
   template: {spec: {containers: [{name: vm, image: a, anything: {kept: true}}]}}
-`))
-	require.NoError(t, err)
+`)))(t)
 	require.NoError(t, p.Apply(context.Background(), ns, objects...))
 	for _, kind := range []string{"vmidset", "vmpet"} {
 		table := p.Kubectl(t, "-n", ns, "get", kind)

@@ -21,10 +21,8 @@ import (
 // `make manifests` writes it.
 func uninstalling(t *testing.T) (commands [][]string) {
 	t.Helper()
-	root, err := plane.Root()
-	require.NoError(t, err)
-	page, err := os.ReadFile(filepath.Join(root, "docs/kubernetes.md"))
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
+	page := testtool.Must(os.ReadFile(filepath.Join(root, "docs/kubernetes.md")))(t)
 	_, section, found := strings.Cut(string(page), "\n### Uninstalling\n")
 	require.True(t, found)
 	manifest := controllertest.Manifest(t)

@@ -56,9 +56,7 @@ func grant(t *testing.T, p *plane.Plane, s controllertest.Settings) {
 
 func (w *world) apply(text string) {
 	w.t.Helper()
-	objects, err := plane.Decode(strings.NewReader(text))
-	require.NoError(w.t, err)
-	for _, o := range objects {
+	for _, o := range testtool.Must(plane.Decode(strings.NewReader(text)))(w.t) {
 		require.NoError(w.t, w.p.Apply(context.Background(), w.ns, o))
 	}
 }

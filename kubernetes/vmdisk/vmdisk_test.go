@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"libvirt.org/go/libvirtxml"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/vmdisk"
 	"kubevirt.io/disk/libvirt"
 )
@@ -42,9 +43,7 @@ func document(t *testing.T, text string) map[string]any {
 
 func parse(t *testing.T, text string) []vmdisk.Disk {
 	t.Helper()
-	disks, err := vmdisk.Parse(document(t, text))
-	require.NoError(t, err)
-	return disks
+	return testtool.Must(vmdisk.Parse(document(t, text)))(t)
 }
 
 func TestParse(t *testing.T) {
@@ -128,8 +127,7 @@ func TestPodAndDomainAgree(t *testing.T) {
 		devices.Controllers)
 	require.Len(t, devices.Disks, 2)
 	for i, disk := range devices.Disks {
-		lun, device, err := libvirt.FromDisk(&disk)
-		require.NoError(t, err)
+		lun, device := testtool.Must2(libvirt.FromDisk(&disk))(t)
 		c := spec.InitContainers[i]
 		require.Equal(t, env(c)["LISTEN"], lun.Portals[0].String())
 		require.Equal(t, env(c)["TARGET_NAME"], lun.TargetName)

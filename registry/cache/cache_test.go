@@ -80,8 +80,7 @@ func (f *far) Fetch(ctx context.Context, p []byte, off int64) error {
 
 func openCache(t testing.TB, dir string, opt Options) *Cache {
 	t.Helper()
-	c, err := Open(dir, opt)
-	require.NoError(t, err)
+	c := testtool.Must(Open(dir, opt))(t)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c
 }
@@ -90,17 +89,15 @@ const testChunk = 64 << 10
 
 func openBlob(t testing.TB, c *Cache, size int64, f *far) *Blob {
 	t.Helper()
-	b, err := c.Blob(BlobOptions{Digest: testDigest, Size: size, ChunkSize: testChunk,
-		Fetch: f.Fetch, Verify: verifyContent(testChunk)})
-	require.NoError(t, err)
+	b := testtool.Must(c.Blob(BlobOptions{Digest: testDigest, Size: size, ChunkSize: testChunk,
+		Fetch: f.Fetch, Verify: verifyContent(testChunk)}))(t)
 	return b
 }
 
 func requireRead(t testing.TB, b *Blob, off, length int64) {
 	t.Helper()
 	p := make([]byte, length)
-	n, err := b.ReadAt(t.Context(), p, off)
-	require.NoError(t, err)
+	n := testtool.Must(b.ReadAt(t.Context(), p, off))(t)
 	require.Equal(t, int(length), n)
 	require.True(t, bytes.Equal(contentAt(off, length), p), "read of %d bytes at %d", length, off)
 }
@@ -177,8 +174,7 @@ func TestDamagedContentIsFetchedAgain(t *testing.T) {
 		count  int64
 	}{
 		{"a bit of the content", func(t *testing.T, f *os.File) {
-			_, err := f.WriteAt([]byte{0xff}, chunksAt+testChunk+7)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(f.WriteAt([]byte{0xff}, chunksAt+testChunk+7)))
 		}, false, 1},
 		{"content and sum", func(t *testing.T, f *os.File) {
 			s := &segment{file: f, checked: make([]atomic.Bool, segmentSize/testChunk)}
@@ -197,11 +193,9 @@ func TestDamagedContentIsFetchedAgain(t *testing.T) {
 			dir := t.TempDir()
 			requireRead(t, openBlob(t, openCache(t, dir, Options{}), 3*testChunk, new(far)), 0,
 				3*testChunk)
-			files, err := filepath.Glob(filepath.Join(dir, version, "*", "*", "0"))
-			require.NoError(t, err)
+			files := testtool.Must(filepath.Glob(filepath.Join(dir, version, "*", "*", "0")))(t)
 			require.Len(t, files, 1)
-			file, err := os.OpenFile(files[0], os.O_RDWR, 0)
-			require.NoError(t, err)
+			file := testtool.Must(os.OpenFile(files[0], os.O_RDWR, 0))(t)
 			test.damage(t, file)
 			require.NoError(t, file.Close())
 			f := new(far)
@@ -221,8 +215,7 @@ func TestCutShortBelowAReader(t *testing.T) {
 	f := new(far)
 	b := openBlob(t, openCache(t, dir, Options{}), 3*testChunk, f)
 	requireRead(t, b, 0, 3*testChunk)
-	files, err := filepath.Glob(filepath.Join(dir, version, "*", "*", "0"))
-	require.NoError(t, err)
+	files := testtool.Must(filepath.Glob(filepath.Join(dir, version, "*", "*", "0")))(t)
 	require.NoError(t, os.Truncate(files[0], chunksAt+100))
 	requireRead(t, b, 50, 3*testChunk-50)
 	requireRead(t, b, 0, 3*testChunk)
@@ -260,8 +253,7 @@ func TestErrorsAreNotKept(t *testing.T) {
 		return nil
 	}}
 	b := openBlob(t, openCache(t, t.TempDir(), Options{}), 4*testChunk, f)
-	_, err := b.ReadAt(t.Context(), make([]byte, 10), 0)
-	require.ErrorIs(t, err, fail)
+	require.ErrorIs(t, testtool.Err(b.ReadAt(t.Context(), make([]byte, 10), 0)), fail)
 	broken.Store(false)
 	requireRead(t, b, 0, 10)
 }
@@ -280,13 +272,11 @@ func TestReaderThatGivesUp(t *testing.T) {
 	b := openBlob(t, openCache(t, t.TempDir(), Options{}), 4*testChunk, f)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := b.ReadAt(ctx, make([]byte, 10), 0)
-	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, testtool.Err(b.ReadAt(ctx, make([]byte, 10), 0)), context.Canceled)
 	var other sync.WaitGroup
 	other.Go(func() { requireRead(t, b, 5, 10) })
 	testtool.Eventually(t, func() bool { return b.waiting(0) == 1 })
-	_, err = b.ReadAt(ctx, make([]byte, 10), 0)
-	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, testtool.Err(b.ReadAt(ctx, make([]byte, 10), 0)), context.Canceled)
 	close(come)
 	other.Wait()
 	require.Equal(t, int64(1), f.fetches.Load(), "the fetch goes on for others")
@@ -342,8 +332,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	require.ErrorContains(t, err, "want at least")
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	_, err = Open(file, Options{})
-	require.ErrorContains(t, err, "cache directory")
+	require.ErrorContains(t, testtool.Err(Open(file, Options{})), "cache directory")
 	c := openCache(t, t.TempDir(), Options{})
 	good := BlobOptions{Digest: testDigest, Size: 1, ChunkSize: testChunk}
 	for _, bad := range []func(*BlobOptions){
@@ -356,7 +345,6 @@ func TestOptionsAreChecked(t *testing.T) {
 	} {
 		opt := good
 		bad(&opt)
-		_, err := c.Blob(opt)
-		require.Error(t, err, fmt.Sprint(opt))
+		require.Error(t, testtool.Err(c.Blob(opt)), fmt.Sprint(opt))
 	}
 }

@@ -114,9 +114,7 @@ func (f family) command(program string, env ...string) (*exec.Cmd, *bytes.Buffer
 }
 
 func (f family) fetches(t *testing.T) int {
-	st, err := os.Stat(f.log)
-	require.NoError(t, err)
-	return int(st.Size())
+	return int(testtool.Must(os.Stat(f.log))(t).Size())
 }
 
 const childChunks = (childSize + testChunk - 1) / testChunk

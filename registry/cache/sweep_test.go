@@ -21,12 +21,10 @@ import (
 // segmentFiles are the segments of a directory, by their number.
 func segmentFiles(t *testing.T, dir string) map[string]os.FileInfo {
 	t.Helper()
-	names, err := filepath.Glob(filepath.Join(dir, version, "*", "*", "*"))
-	require.NoError(t, err)
+	names := testtool.Must(filepath.Glob(filepath.Join(dir, version, "*", "*", "*")))(t)
 	all := make(map[string]os.FileInfo)
 	for _, name := range names {
-		info, err := os.Stat(name)
-		require.NoError(t, err)
+		info := testtool.Must(os.Stat(name))(t)
 		all[filepath.Base(name)] = info
 	}
 	return all
@@ -117,8 +115,7 @@ func TestCacheOnAFullDisk(t *testing.T) {
 	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	f := new(far)
-	c, err := Open(dir, Options{})
-	require.NoError(t, err)
+	c := testtool.Must(Open(dir, Options{}))(t)
 	b := openBlob(t, c, segmentSize+10, f)
 	for range 2 {
 		requireRead(t, b, 0, segmentSize+10)
@@ -138,12 +135,10 @@ func TestForeignFilesInTheCache(t *testing.T) {
 		name string
 		put  func(t *testing.T, path string)
 	}{
-		{"a directory", func(t *testing.T,
-			path string) {
+		{"a directory", func(t *testing.T, path string) {
 			require.NoError(t, os.Mkdir(path, 0o700))
 		}},
-		{"a FIFO", func(t *testing.T,
-			path string) {
+		{"a FIFO", func(t *testing.T, path string) {
 			require.NoError(t, unix.Mkfifo(path, 0o600))
 		}},
 		{"a link out of it", func(t *testing.T, path string) {
@@ -179,18 +174,15 @@ func FuzzSegment(f *testing.F) {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "0")
 		require.NoError(t, os.WriteFile(path, content, 0o600))
-		root, err := osfile.OpenShared(dir, 0o770)
-		require.NoError(t, err)
+		root := testtool.Must(osfile.OpenShared(dir, 0o770))(t)
 		defer root.Close()
-		s, err := openSegment(root, "0", header)
-		require.NoError(t, err)
+		s := testtool.Must(openSegment(root, "0", header))(t)
 		defer s.retire()
 		p := make([]byte, testChunk)
 		for i := range int64(2) {
 			if s.load(i, p) {
 				var sum [sumSize]byte
-				_, err := s.file.ReadAt(sum[:], sumsAt+i*sumSize)
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(s.file.ReadAt(sum[:], sumsAt+i*sumSize)))
 				require.NotEqual(t, [sumSize]byte{}, sum)
 			}
 			require.NoError(t, s.store(i, p))
@@ -228,8 +220,7 @@ func TestOthersCount(t *testing.T) {
 	require.NoError(t, c.shrink())
 	require.True(t, old)
 	require.Equal(t, 1, inUse)
-	_, chunks, err := c.segments()
-	require.NoError(t, err)
+	_, chunks := testtool.Must2(c.segments())(t)
 	require.LessOrEqual(t, chunks, int64(limit/leastChunks))
 	require.Greater(t, chunks, int64(limit/leastChunks-segmentSize))
 	require.NoError(t, c.shrink(), "nothing more is to be had")

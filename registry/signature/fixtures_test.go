@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -31,9 +32,7 @@ func newImage(t testing.TB) *signedImage {
 }
 
 func (s *signedImage) ref(t testing.TB, name string) transport.Reference {
-	ref, err := transport.ParseReference(s.Host() + "/vm/a" + name)
-	require.NoError(t, err)
-	return ref
+	return testtool.Must(transport.ParseReference(s.Host() + "/vm/a" + name))(t)
 }
 
 // resolve resolves vm/a:1 with what is asked for.

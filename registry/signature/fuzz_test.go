@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -16,10 +17,8 @@ import (
 func FuzzEvidence(f *testing.F) {
 	// The same one in each process of the fuzz test.
 	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
-	text, err := os.ReadFile(registrytest.PublicKey(f, key))
-	require.NoError(f, err)
-	keys, err := ParseKeys(text)
-	require.NoError(f, err)
+	text := testtool.Must(os.ReadFile(registrytest.PublicKey(f, key)))(f)
+	keys := testtool.Must(ParseKeys(text))(f)
 	content := []byte("a manifest")
 	digest := transport.DigestOf(content)
 	good := registrytest.SimplePayload(digest)
@@ -48,9 +47,7 @@ func FuzzEvidence(f *testing.F) {
 // FuzzKeys reads keys and policies. People write them, and a typing error is no panic.
 func FuzzKeys(f *testing.F) {
 	_, file := registrytest.NewSigner(f)
-	text, err := os.ReadFile(file)
-	require.NoError(f, err)
-	f.Add(text)
+	f.Add(testtool.Must(os.ReadFile(file))(f))
 	f.Add([]byte("default: allow\nimages:\n- {prefix: a.b/c, action: deny}\n"))
 	f.Add([]byte("-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\neyJrZGYiOnt9fQ==\n" +
 		"-----END ENCRYPTED SIGSTORE PRIVATE KEY-----\n"))

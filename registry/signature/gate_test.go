@@ -24,6 +24,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -31,12 +32,9 @@ import (
 // TestSigned: an image with a signature in each format and by each kind of key may be read, and the
 // image names the key.
 func TestSigned(t *testing.T) {
-	curve, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	factors, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
-	_, edwards, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	curve := testtool.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	factors := testtool.Must(rsa.GenerateKey(rand.Reader, 2048))(t)
+	_, edwards := testtool.Must2(ed25519.GenerateKey(rand.Reader))(t)
 	_, stranger := registrytest.NewSigner(t)
 	for name, key := range map[string]crypto.Signer{"ECDSA": curve, "RSA": factors,
 		"Ed25519": edwards} {
@@ -56,8 +54,7 @@ func TestSigned(t *testing.T) {
 				s := newImage(t)
 				s.refused(t, opt, "has no signature (asked for: sha256:")
 				sign(s)
-				img, err := s.resolve(t, opt)
-				require.NoError(t, err, how)
+				img := testtool.Must(s.resolve(t, opt))(t, how)
 				require.Equal(t, registrytest.Fingerprint(t, key), img.Admitted.Key)
 				require.Equal(t, s.digest, img.Named)
 			}
@@ -67,15 +64,13 @@ func TestSigned(t *testing.T) {
 
 // TestHashedEd25519: cosign has signed the hash of a message (Ed25519ph), too.
 func TestHashedEd25519(t *testing.T) {
-	_, key, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	_, key := testtool.Must2(ed25519.GenerateKey(rand.Reader))(t)
 	s := newImage(t)
 	payload := registrytest.SimplePayload(s.digest)
 	hash := sha512.Sum512(payload)
-	sig, err := key.Sign(rand.Reader, hash[:], crypto.SHA512)
-	require.NoError(t, err)
+	sig := testtool.Must(key.Sign(rand.Reader, hash[:], crypto.SHA512))(t)
 	s.Simple(t, s.digest, s.SimpleLayer(payload, sig))
-	_, err = s.resolve(t, Options{Keys: []string{registrytest.PublicKey(t, key)}})
+	_, err := s.resolve(t, Options{Keys: []string{registrytest.PublicKey(t, key)}})
 	require.NoError(t, err)
 }
 
@@ -191,8 +186,7 @@ func expired(t testing.TB, key crypto.Signer) string {
 	t.Helper()
 	c := &x509.Certificate{SerialNumber: big.NewInt(1),
 		NotAfter: time.Date(2020, 1, 2, 0, 0, 0, 0, time.UTC)}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
-	require.NoError(t, err)
+	der := testtool.Must(x509.CreateCertificate(rand.Reader, c, c, key.Public(), key))(t)
 	return base64.StdEncoding.EncodeToString(der)
 }
 
@@ -213,8 +207,7 @@ func TestListOfImages(t *testing.T) {
 	s.Sign(t, s.digest, key)
 	s.refused(t, opt, "a list of images for several platforms, which a signature of one of them "+
 		"does not cover: sign the list (kubevirt-disk sign), or name a signed image of it")
-	img, err := s.resolveRef(t, s.ref(t, "@"+s.digest), opt)
-	require.NoError(t, err)
+	img := testtool.Must(s.resolveRef(t, s.ref(t, "@"+s.digest), opt))(t)
 	require.Equal(t, s.digest, img.Digest)
 	// The signature of the image, stored as one of the list, is not one.
 	s.Tags[sigTag(list)] = s.Tags[sigTag(s.digest)]
@@ -222,11 +215,10 @@ func TestListOfImages(t *testing.T) {
 
 	delete(s.Tags, sigTag(s.digest))
 	s.Sign(t, list, key)
-	img, err = s.resolve(t, opt)
-	require.NoError(t, err)
+	img = testtool.Must(s.resolve(t, opt))(t)
 	require.Equal(t, list, img.Named)
 	require.Equal(t, s.digest, img.Digest)
-	_, err = s.resolveRef(t, s.ref(t, "@"+s.digest), opt)
+	_, err := s.resolveRef(t, s.ref(t, "@"+s.digest), opt)
 	require.ErrorContains(t, err, "If it is one of a signed list of images, name the list")
 }
 
@@ -254,8 +246,7 @@ func TestRegistryGoesAway(t *testing.T) {
 		require.NotErrorAs(t, err, new(*RefusedError))
 		s.Sign(t, s.digest, key)
 		s.Server.Config.Handler = inner
-		_, err = s.resolve(t, Options{Keys: []string{file}})
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(s.resolve(t, Options{Keys: []string{file}})))
 	}
 }
 
@@ -273,8 +264,7 @@ func TestMirrorLacksSignature(t *testing.T) {
 	s.refused(t, opt, "has no signature (")
 	mirror.Sign(t, s.digest, other)
 	s.Sign(t, s.digest, key)
-	img, err := s.resolve(t, opt)
-	require.NoError(t, err)
+	img := testtool.Must(s.resolve(t, opt))(t)
 	require.Equal(t, registrytest.Fingerprint(t, key), img.Admitted.Key)
 	require.Positive(t, mirror.Requests("/manifests/1"))
 }
@@ -294,20 +284,16 @@ func TestLayout(t *testing.T) {
 			desc.Annotations = map[string]string{"org.opencontainers.image.ref.name": tag}
 			index.Manifests = append(index.Manifests, desc)
 		}
-		text, err := json.Marshal(index)
-		require.NoError(t, err)
+		text := testtool.Must(json.Marshal(index))(t)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "index.json"), text, 0o600))
-		ref, err := transport.ParseReference("oci:" + dir + ":1")
-		require.NoError(t, err)
-		_, err = s.resolveRef(t, ref, opt)
+		ref := testtool.Must(transport.ParseReference("oci:" + dir + ":1"))(t)
+		_, err := s.resolveRef(t, ref, opt)
 		if signed {
 			require.NoError(t, err)
 			continue
 		}
 		require.ErrorContains(t, err, "has no signature (")
 	}
-	gate, err := NewGate(opt)
-	require.NoError(t, err)
-	_, err = gate.Admit(t.Context(), transport.Asked{Content: s.content})
+	_, err := testtool.Must(NewGate(opt))(t).Admit(t.Context(), transport.Asked{Content: s.content})
 	require.ErrorContains(t, err, "lies where no signature can lie")
 }

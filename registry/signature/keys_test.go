@@ -15,6 +15,7 @@ import (
 	"github.com/secure-systems-lab/go-securesystemslib/encrypted"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 )
 
@@ -24,21 +25,14 @@ func blockOf(kind string, der []byte) []byte {
 
 // TestPrivateKeys: each kind of file signs, and its public part verifies that.
 func TestPrivateKeys(t *testing.T) {
-	curve, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	factors, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
-	_, edwards, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	curve := testtool.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	factors := testtool.Must(rsa.GenerateKey(rand.Reader, 2048))(t)
+	_, edwards := testtool.Must2(ed25519.GenerateKey(rand.Reader))(t)
 	pkcs8 := func(key any) []byte {
-		der, err := x509.MarshalPKCS8PrivateKey(key)
-		require.NoError(t, err)
-		return der
+		return testtool.Must(x509.MarshalPKCS8PrivateKey(key))(t)
 	}
-	sec1, err := x509.MarshalECPrivateKey(curve)
-	require.NoError(t, err)
-	secret, err := encrypted.Encrypt(pkcs8(curve), []byte("a password"))
-	require.NoError(t, err)
+	sec1 := testtool.Must(x509.MarshalECPrivateKey(curve))(t)
+	secret := testtool.Must(encrypted.Encrypt(pkcs8(curve), []byte("a password")))(t)
 	for name, c := range map[string]struct {
 		key  crypto.Signer
 		text []byte
@@ -52,26 +46,20 @@ func TestPrivateKeys(t *testing.T) {
 		"RSA":     {factors, blockOf(pemPrivate, pkcs8(factors))},
 		"Ed25519": {edwards, blockOf(pemPrivate, pkcs8(edwards))},
 	} {
-		key, err := ParsePrivateKey(c.text, []byte("a password"))
-		require.NoError(t, err, name)
+		key := testtool.Must(ParsePrivateKey(c.text, []byte("a password")))(t, name)
 		require.Equal(t, registrytest.Fingerprint(t, c.key), key.Fingerprint)
-		sig, err := key.sign([]byte("message"))
-		require.NoError(t, err, name)
-		text, err := os.ReadFile(registrytest.PublicKey(t, c.key))
-		require.NoError(t, err)
-		keys, err := ParseKeys(text)
-		require.NoError(t, err)
+		sig := testtool.Must(key.sign([]byte("message")))(t, name)
+		text := testtool.Must(os.ReadFile(registrytest.PublicKey(t, c.key)))(t)
+		keys := testtool.Must(ParseKeys(text))(t)
 		require.True(t, keys[0].signed([]byte("message"), sig), name)
 		require.False(t, keys[0].signed([]byte("another"), sig), name)
 	}
-	_, err = ParsePrivateKey(blockOf(pemSigstore, secret), []byte("another"))
+	_, err := ParsePrivateKey(blockOf(pemSigstore, secret), []byte("another"))
 	require.ErrorContains(t, err, "the password is wrong")
-	small, err := rsa.GenerateKey(rand.Reader, 1024)
-	require.NoError(t, err)
+	small := testtool.Must(rsa.GenerateKey(rand.Reader, 1024))(t)
 	_, err = ParsePrivateKey(blockOf(pemPrivate, pkcs8(small)), nil)
 	require.ErrorContains(t, err, "1024 bits")
-	large, err := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
-	require.NoError(t, err)
+	large := testtool.Must(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))(t)
 	_, err = ParsePrivateKey(blockOf(pemPrivate, pkcs8(large)), nil)
 	require.ErrorContains(t, err, "use P-256")
 	_, err = ParsePrivateKey([]byte("garbage"), nil)

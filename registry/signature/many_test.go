@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 )
 
@@ -57,8 +58,7 @@ func TestAmongOthers(t *testing.T) {
 		layers = append(layers, bad)
 	}
 	s.Simple(t, s.digest, layers...)
-	_, err := s.resolve(t, opt)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.resolve(t, opt)))
 	require.LessOrEqual(t, s.Requests("/blobs/"), 1, "the payload is fetched once for each image")
 
 	delete(s.Tags, sigTag(s.digest))
@@ -72,8 +72,7 @@ func TestAmongOthers(t *testing.T) {
 			s.referring(t, mediaBundle, s.bundled(s.envelope(t, other, predicateSign))))
 	}
 	s.refer(t, all...)
-	_, err = s.resolve(t, opt)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.resolve(t, opt)))
 	s.refer(t, all[1:]...)
 	s.refused(t, opt, "has no signature that counts")
 
@@ -91,8 +90,7 @@ func TestAmongOthers(t *testing.T) {
 		all[i+1].Annotations = map[string]string{annotationPredicate: attestation}
 	}
 	s.refer(t, all...)
-	_, err = s.resolve(t, opt)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.resolve(t, opt)))
 }
 
 // TestSimpleReferrer: a signature as it lies under the tag counts in a manifest that refers to the
@@ -112,8 +110,7 @@ func TestSimpleReferrer(t *testing.T) {
 		s.refused(t, opt, "is by another key")
 		s.refer(t, s.referring(t, kind, of(text, key)), s.referring(t, "text/plain"),
 			s.referring(t, kind, of(text, other)))
-		img, err := s.resolve(t, opt)
-		require.NoError(t, err, kind)
+		img := testtool.Must(s.resolve(t, opt))(t, kind)
 		require.Equal(t, registrytest.Fingerprint(t, key), img.Admitted.Key)
 	}
 	s := newImage(t)

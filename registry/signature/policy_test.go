@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -14,8 +15,7 @@ import (
 // TestPolicy: the longest prefix decides, whichever spelling of the name is used.
 func TestPolicy(t *testing.T) {
 	_, file := registrytest.NewSigner(t)
-	inline, err := os.ReadFile(file)
-	require.NoError(t, err)
+	inline := testtool.Must(os.ReadFile(file))(t)
 	text := `
 images:
   - prefix: Registry.example.com
@@ -28,8 +28,7 @@ images:
         ` + indent(string(inline)) + `
 `
 	for _, otherwise := range []string{actionDeny, actionAllow} {
-		p, err := parsePolicy([]byte("default: "+otherwise+text), t.TempDir())
-		require.NoError(t, err)
+		p := testtool.Must(parsePolicy([]byte("default: "+otherwise+text), t.TempDir()))(t)
 		for name, want := range map[string]string{
 			"registry.example.com/a":                    "keys",
 			"REGISTRY.example.com:443/vm/a:1":           "keys",
@@ -120,9 +119,7 @@ func TestPolicyRefused(t *testing.T) {
 	}
 	_, err := NewGate(Options{Policy: written(t, "policy.yaml", ""), Keys: []string{file}})
 	require.ErrorContains(t, err, "are both given")
-	gate, err := NewGate(Options{})
-	require.NoError(t, err)
-	require.Nil(t, gate)
+	require.Nil(t, testtool.Must(NewGate(Options{}))(t))
 }
 
 // TestPolicyChanges: a policy that was changed counts for the next image, and one that cannot be
@@ -130,8 +127,7 @@ func TestPolicyRefused(t *testing.T) {
 func TestPolicyChanges(t *testing.T) {
 	s := newImage(t)
 	opt := Options{Policy: written(t, "policy.yaml", "default: allow")}
-	gate, err := NewGate(opt)
-	require.NoError(t, err)
+	gate := testtool.Must(NewGate(opt))(t)
 	ask := func() error {
 		_, err := gate.Admit(t.Context(), transport.Asked{Ref: s.ref(t, ":1"), Content: s.content})
 		return err
@@ -166,9 +162,7 @@ images:
 		"registry.example.com/closed/a": {says: "is denied by the policy"},
 		"registry.example.com/else":     {says: "has no rule in the policy"},
 	} {
-		ref, err := transport.ParseReference(name)
-		require.NoError(t, err)
-		keys, err := opt.Ask(ref)
+		keys, err := opt.Ask(testtool.Must(transport.ParseReference(name))(t))
 		require.Equal(t, want.keys, keys, name)
 		if want.says == "" {
 			require.NoError(t, err, name)
@@ -180,4 +174,81 @@ images:
 	}
 	_, err := Options{Policy: "/none"}.Ask(transport.Reference{})
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// TestSpellings: whatever spelling a rule and a reference have, the rule decides what it names, and
+// nothing else. A reference that reaches a repository by an odd spelling is none.
+func TestSpellings(t *testing.T) {
+	const none = "" // the reference is refused
+	for prefix, refs := range map[string]map[string]string{
+		"docker.io/fedora": {"fedora:1": actionDeny, "docker.io/fedora": actionDeny,
+			"library/fedora": actionDeny, "index.docker.io/library/fedora": actionDeny,
+			"registry-1.docker.io/library/fedora": actionDeny, "Docker.io/fedora:1": actionDeny,
+			"registry.hub.docker.com/library/fedora": actionDeny,
+			"docker.io:443/fedora":                   actionDeny,
+			"fedora/a":                               actionDeny, "fedorax": actionAllow,
+			"x.io/library/fedora": actionAllow,
+			"x/fedora":            actionAllow},
+		"fedora": {"fedora:1": actionDeny, "fedora/coreos": actionDeny,
+			"f": actionAllow},
+		"library/fedora": {"fedora": actionDeny, "docker.io/fedora": actionDeny,
+			"f": actionAllow},
+		"docker.io/library": {"fedora": actionDeny, "vm/a": actionAllow, "library": actionDeny},
+		"docker.io":         {"fedora": actionDeny, "vm/a": actionDeny, "x.io/a": actionAllow},
+		"index.docker.io/vm/": {"vm/a": actionDeny, "vmware/a": actionAllow,
+			"docker://docker.io/vm/a@sha256:" + zeros: actionDeny},
+		"reg.example.com/vm": {"reg.example.com/vm/a": actionDeny, "REG.example.com/vm": actionDeny,
+			"reg.example.com:443/vm/a": actionDeny, "reg.example.com.:443/vm/a": actionDeny,
+			"reg.example.com:80/vm/a": actionDeny, "reg.example.com:0443/vm/a": none,
+			"reg.example.com:/vm/a": none, "reg.example.com//vm/a": none,
+			"reg.example.com/vm//a": none, "reg.example.com/x/../vm/a": none,
+			"reg.example.com/./vm/a": none, "reg.example.com/vm./a": none,
+			"\uff52eg.example.com/vm/a": none, "reg%2eexample.com/vm/a": none,
+			"reg.example.com:5000/vm/a": actionAllow, "reg.example.com/vmware/a": actionAllow},
+		"REG.example.com:443/vm/": {"reg.example.com/vm/a": actionDeny},
+		"reg.example.com.":        {"reg.example.com/vm/a": actionDeny},
+		"localhost:24092": {"localhost:24092/a": actionDeny, "LOCALHOST:24092/a": actionDeny,
+			"localhost:024092/a": none, "\uff4cocalhost:24092/a": none,
+			"127.0.0.1:24092/a": actionDeny, "127.1.2.3:24092/a": actionDeny,
+			"[::1]:24092/a": actionDeny, "[0:0:0:0:0:0:0:1]:24092/a": actionDeny,
+			"[::ffff:127.0.0.1]:24092/a": actionDeny, "a.localhost:24092/a": actionDeny,
+			"localhost.:24092/a": actionDeny, "localhost:2409/a": actionAllow,
+			"localhost/a": actionAllow},
+		"[2001:db8::1]:5000/a": {"[2001:DB8:0::1]:5000/a/b": actionDeny,
+			"[2001:db8::2]:5000/a/b": actionAllow},
+	} {
+		p := testtool.Must(parsePolicy([]byte("default: allow\nimages: [{prefix: '"+prefix+
+			"', action: deny}]"), t.TempDir()))(t, prefix)
+		for text, want := range refs {
+			ref, err := transport.ParseReference(text)
+			if want == none {
+				require.Error(t, err, text)
+				continue
+			}
+			require.NoError(t, err, text)
+			got := actionDeny
+			if p.of(ref).allow {
+				got = actionAllow
+			}
+			require.Equal(t, want, got, "%s by %s", text, prefix)
+		}
+	}
+}
+
+const zeros = "0000000000000000000000000000000000000000000000000000000000000000"
+
+// FuzzPrefix: a rule of any reference's repository decides about that reference.
+func FuzzPrefix(f *testing.F) {
+	for _, text := range []string{"fedora:1", "docker.io/vm/a", "LOCALHOST:5000/a", "a.b:443/c",
+		"[::1]:1/x", "docker://x.y./z", "library/library"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		ref, err := transport.ParseReference(text)
+		if err != nil || !ref.Remote() {
+			return
+		}
+		names := testtool.Must(parsePrefix(ref.RepositoryText()))(t, text)
+		require.Contains(t, names, ref.NormalName())
+	})
 }

@@ -5,10 +5,13 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf16"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestParseSource reads addresses in one spelling, and repeats no secret.
@@ -49,8 +52,7 @@ func TestParseSource(t *testing.T) {
 
 // TestPrefix covers what lies below it, and nothing that only looks like that.
 func TestPrefix(t *testing.T) {
-	p, err := ParsePrefix("https://h.example.com/images/")
-	require.NoError(t, err)
+	p := testtool.Must(ParsePrefix("https://h.example.com/images/"))(t)
 	for address, want := range map[string]bool{
 		"https://h.example.com/images/f":                  true,
 		"https://H.example.com:443/images/a/f?x=y":        true,
@@ -73,31 +75,24 @@ func TestPrefix(t *testing.T) {
 		"https://h.example.com/images/..%2500/f":          false,
 		"https://h.example.com/images/..a/f;b/100%25.img": true,
 	} {
-		u, err := url.Parse(address)
-		require.NoError(t, err)
-		require.Equal(t, want, p.covers(u), address)
+		require.Equal(t, want, p.covers(testtool.Must(url.Parse(address))(t)), address)
 	}
 	for _, wrong := range []string{"*", "https://", "h.example.com", "https://h/?q", "ftp://h"} {
-		_, err := ParsePrefix(wrong)
-		require.Error(t, err, wrong)
+		require.Error(t, testtool.Err(ParsePrefix(wrong)), wrong)
 	}
 }
 
 // TestQueryStaysAsItIs: a query may be signed, so only what must not be in one is escaped.
 func TestQueryStaysAsItIs(t *testing.T) {
-	ref, err := ParseSource("https://h.example.com/a b?x=1%20+%2b é&y")
-	require.NoError(t, err)
+	ref := testtool.Must(ParseSource("https://h.example.com/a b?x=1%20+%2b é&y"))(t)
 	require.Equal(t, "https://h.example.com/a%20b?x=1%20+%2b%20%C3%A9&y", ref.web.url.String())
 
-	digest, err := v1.NewHash("sha256:" + strings.Repeat("0a", 32))
-	require.NoError(t, err)
+	digest := testtool.Must(v1.NewHash("sha256:" + strings.Repeat("0a", 32)))(t)
 	for at, want := range map[string]string{
 		"https://h/u/1":                "digest=sha256%3A" + digest.Hex,
 		"https://h/u/1?b=x%20y+&a=%7e": "b=x%20y+&a=%7e&digest=sha256%3A" + digest.Hex,
 	} {
-		u, err := url.Parse(at)
-		require.NoError(t, err)
-		require.Equal(t, want, withDigest(u, digest).RawQuery)
+		require.Equal(t, want, withDigest(testtool.Must(url.Parse(at))(t), digest).RawQuery)
 	}
 }
 
@@ -123,8 +118,7 @@ func TestOtherPlaces(t *testing.T) {
 	}
 	for _, text := range []string{"dir:1", "sif:latest", "s3/a:1", "h.example.com:5000/a",
 		"docker://quay.io/a/b:1"} {
-		_, err := ParseSource(text)
-		require.NoError(t, err, text)
+		require.NoError(t, testtool.Err(ParseSource(text)), text)
 	}
 }
 
@@ -205,5 +199,64 @@ func FuzzChecksums(f *testing.F) {
 		digest := found.sha256 + found.sha512
 		require.Contains(t, []int{hex256, hex512}, len(digest))
 		require.Contains(t, strings.ToLower(plainText([]byte(text))), digest)
+	})
+}
+
+// FuzzReference parses anything; an accepted reference is accepted again in its printed form.
+func FuzzReference(f *testing.F) {
+	for _, text := range []string{"a/b:c", "oci:dir:tag", "docker-archive:x.tar",
+		"a/b@sha256:" + strings.Repeat("0", 64)} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		ref, err := ParseReference(text)
+		if err != nil {
+			return
+		}
+		if again, err := ParseReference(ref.String()); err != nil ||
+			again.Remote() != ref.Remote() ||
+			again.Host() != ref.Host() {
+			t.Fatalf("%q: %v", text, err)
+		}
+	})
+}
+
+// FuzzManifest reads anything as a manifest, an index and a configuration of credentials.
+func FuzzManifest(f *testing.F) {
+	f.Add(
+		[]byte(
+			`{"schemaVersion":2,"layers":[{"digest":"sha256:` + strings.Repeat(
+				"0",
+				64,
+			) + `","size":-1}]}`,
+		),
+	)
+	f.Add([]byte(`{"manifests":[{"platform":{"os":"linux","architecture":"amd64"}}]}`))
+	ref, _ := ParseReference("a/b:c")
+	f.Fuzz(func(t *testing.T, content []byte) {
+		_ = ManifestKind(content, "x")
+		if m, err := ParseManifest(content); err == nil {
+			for _, l := range m.Layers {
+				if l.Size < 0 || l.Digest.Algorithm != "sha256" {
+					t.Fatal(l)
+				}
+			}
+		}
+		_, _ = OfPlatform(content, ref)
+		_ = errorDetail(content, nil)
+	})
+}
+
+// FuzzHeaders reads anything as the headers of an answer.
+func FuzzHeaders(f *testing.F) {
+	f.Add("bytes 0-9/10")
+	f.Add("120")
+	f.Fuzz(func(t *testing.T, value string) {
+		if first, total, ok := contentRange(value); ok && (first < 0 || total < -1) {
+			t.Fatal(first, total)
+		}
+		if retryAfter(value, time.Now()) < 0 {
+			t.Fatal(value)
+		}
 	})
 }

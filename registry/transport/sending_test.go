@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func mustURL(t *testing.T, text string) *url.URL {
-	u, err := url.Parse(text)
-	require.NoError(t, err)
-	return u
+	return testtool.Must(url.Parse(text))(t)
 }
 
 // TestUnfinished: the notes belong to one push at a time, and are forgotten after some days.
@@ -35,12 +35,10 @@ func TestUnfinished(t *testing.T) {
 	a = rememberUpload(dir, "host/vm", "sha256:1")
 	require.Equal(t, at, a.location())
 	a.close()
-	names, err := os.ReadDir(dir)
-	require.NoError(t, err)
+	names := testtool.Must(os.ReadDir(dir))(t)
 	require.Len(t, names, 1)
 	forgetOld(dir, time.Now().Add(time.Hour))
-	names, err = os.ReadDir(dir)
-	require.NoError(t, err)
+	names = testtool.Must(os.ReadDir(dir))(t)
 	require.Empty(t, names)
 
 	file := filepath.Join(dir, "file")

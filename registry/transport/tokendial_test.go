@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/keychain"
 	"kubevirt.io/disk/registry/registrytest"
 )
@@ -134,16 +135,14 @@ func TestTokenServerByName(t *testing.T) {
 				require.Equal(t, "pa55word", password)
 				_, _ = w.Write([]byte(`{"token":"good"}`))
 			})
-			_, port, err := net.SplitHostPort(tokens.Host())
-			require.NoError(t, err)
+			_, port := testtool.Must2(net.SplitHostPort(tokens.Host()))(t)
 			l.WantsTokens(t, func(string) string { return "https://" + c.realm + ":" + port + "/" },
 				nil)
 			opt := Options{CA: ca, Timeout: time.Second, OwnHost: l.Host(),
 				Own: keychain.Credential{Username: "me", Password: "pa55word"}}
-			src, err := newClient(t, opt).Source(l.ref(t, "vm/a:1"), "")
-			require.NoError(t, err)
+			src := testtool.Must(newClient(t, opt).Source(l.ref(t, "vm/a:1"), ""))(t)
 			defer src.Close()
-			_, _, err = src.Manifest(t.Context(), "")
+			_, _, err := src.Manifest(t.Context(), "")
 			if c.want == "" {
 				require.NoError(t, err)
 				require.NotZero(t, asked)
@@ -176,14 +175,11 @@ func TestPlainBeforeUnknownCertificate(t *testing.T) {
 			return conn, nil
 		}
 	}
-	src, err := c.Source(l.ref(t, "vm/a:1"), "")
-	require.NoError(t, err)
-	_, _, err = src.Manifest(t.Context(), "")
-	require.NoError(t, err)
+	src := testtool.Must(c.Source(l.ref(t, "vm/a:1"), ""))(t)
+	require.NoError(t, testtool.Err2(src.Manifest(t.Context(), "")))
 	require.Zero(t, other.Requests(""))
-	a, err := c.endpoint(l.Host(), "vm/b")
-	require.NoError(t, err)
-	_, err = a.authorize(t.Context(), pullScopes(a)) // as for a push
+	a := testtool.Must(c.endpoint(l.Host(), "vm/b"))(t)
+	_, err := a.authorize(t.Context(), pullScopes(a)) // as for a push
 	require.NoError(t, err)
 	require.Zero(t, other.Requests(""))
 }

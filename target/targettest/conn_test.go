@@ -7,19 +7,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
 // pair returns an initiator and the other end of its connection, which the test plays.
 func pair(t *testing.T) (*Conn, net.Conn) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	c, err := Dial(l.Addr())
-	require.NoError(t, err)
-	there, err := l.Accept()
-	require.NoError(t, err)
+	c := testtool.Must(Dial(l.Addr()))(t)
+	there := testtool.Must(l.Accept())(t)
 	t.Cleanup(func() { _ = c.Close(); _ = there.Close() })
 	return c, there
 }
@@ -39,15 +37,13 @@ func TestReceive(t *testing.T) {
 			c, peer := pair(t)
 			c.HeaderDigest, c.DataDigest = true, true
 			script(peer, c.Bytes(in, []byte("ping"), opt))
-			_, err := c.Receive()
-			require.ErrorContains(t, err, name+" digest")
+			require.ErrorContains(t, testtool.Err(c.Receive()), name+" digest")
 		})
 	}
 	t.Run("dirty padding", func(t *testing.T) {
 		c, peer := pair(t)
 		script(peer, c.Bytes(in, []byte{1}, WithPadding(1)))
-		_, err := c.Receive()
-		require.ErrorContains(t, err, "padding")
+		require.ErrorContains(t, testtool.Err(c.Receive()), "padding")
 	})
 }
 
@@ -79,9 +75,8 @@ func TestReceiveChecksNumbers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, peer := pair(t)
 			script(peer, append(nop(0xffffffff, 4, 10), tt.second...))
+			require.NoError(t, testtool.Err(c.Receive()))
 			_, err := c.Receive()
-			require.NoError(t, err)
-			_, err = c.Receive()
 			if tt.want == "" {
 				require.NoError(t, err)
 			} else {
@@ -114,8 +109,7 @@ func TestNegotiated(t *testing.T) {
 	got := KV("MaxBurstLength", "800", "FirstBurstLength", "700", "InitialR2T", "Yes",
 		"HeaderDigest", "CRC32C",
 		"MaxRecvDataSegmentLength", "0x10000", "DefaultTime2Wait", "6", "iSCSIProtocolLevel", "2")
-	p, err := negotiated(sent, got)
-	require.NoError(t, err)
+	p := testtool.Must(negotiated(sent, got))(t)
 	require.Equal(t, Params{HeaderDigest: true, MaxSend: 65536, MaxReceive: 4096, MaxBurst: 800,
 		FirstBurst:        700,
 		MaxOutstandingR2T: 1, InitialR2T: true, ProtocolLevel: 2}, p)
@@ -131,11 +125,9 @@ func TestNegotiated(t *testing.T) {
 		if illegal[0].Name == "FirstBurstLength" {
 			wrong.Set("InitialR2T", "No")
 		}
-		_, err := negotiated(sent, wrong)
-		require.Error(t, err, "%v", illegal)
+		require.Error(t, testtool.Err(negotiated(sent, wrong)), "%v", illegal)
 	}
 	missing := append(Keys(nil), got...)
 	missing.Remove("MaxBurstLength")
-	_, err = negotiated(sent, missing)
-	require.ErrorContains(t, err, "no answer")
+	require.ErrorContains(t, testtool.Err(negotiated(sent, missing)), "no answer")
 }

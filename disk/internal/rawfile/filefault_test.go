@@ -10,12 +10,12 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func openSparse(t *testing.T, dir string, size int64, opt Options) *File {
 	t.Helper()
-	f, err := Open(filetest.Put(t, dir, "disk.raw", nil, size), opt)
-	require.NoError(t, err)
+	f := testtool.Must(Open(filetest.Put(t, dir, "disk.raw", nil, size), opt))(t)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -34,8 +34,7 @@ func TestFailedFlushIsSticky(t *testing.T) {
 	require.ErrorIs(t, err, unix.EIO)
 	require.ErrorIs(t, f.Flush(), disk.ErrFailed)
 	require.Equal(t, 3, calls, "the kernel is not asked again: it would say that all is well")
-	_, err = f.WriteAt(t.Context(), make([]byte, 512), 0)
-	require.ErrorIs(t, err, disk.ErrFailed)
+	require.ErrorIs(t, testtool.Err(f.WriteAt(t.Context(), make([]byte, 512), 0)), disk.ErrFailed)
 	require.ErrorIs(t, f.Discard(t.Context(), 0, 4096), disk.ErrFailed)
 	require.ErrorIs(t, f.Zero(t.Context(), 0, 512), disk.ErrFailed)
 	_, err = f.ReadAt(t.Context(), make([]byte, 512), 0)
@@ -119,8 +118,7 @@ func TestDiscardGivesSpaceBack(t *testing.T) {
 		filetest.Write(t, f, filetest.Block(1, 1<<20), 0)
 		require.NoError(t, give(t.Context(), 0, 1<<20))
 		require.Zero(t, filetest.Allocated(t, filepath.Join(dir, "disk.raw")))
-		e, err := f.Extent(t.Context(), 0, 1<<20)
-		require.NoError(t, err)
+		e := testtool.Must(f.Extent(t.Context(), 0, 1<<20))(t)
 		require.Equal(t, disk.Extent{Length: 1 << 20}, e)
 	}
 }

@@ -24,12 +24,10 @@ import (
 // file system has none.
 func bypassed(t *testing.T, size int64) (*File, *cacheBypass) {
 	t.Helper()
-	f, err := os.Create(filepath.Join(t.TempDir(), "disk.img"))
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(filepath.Join(t.TempDir(), "disk.img")))(t)
 	require.NoError(t, f.Truncate(size))
 	require.NoError(t, f.Close())
-	d, err := Open(f.Name(), Options{Private: true, Durable: true})
-	require.NoError(t, err)
+	d := testtool.Must(Open(f.Name(), Options{Private: true, Durable: true}))(t)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	past := d.OpenPastCache()
 	if past == nil {
@@ -215,12 +213,8 @@ func TestPastCacheErrors(t *testing.T) {
 	p := make([]byte, 8192)
 	_, err := past.WriteAt(p[1:4097], 4096)
 	require.ErrorIs(t, err, unix.EINVAL, "the memory is not aligned")
-	_, err = past.WriteAt(p, 8<<20-4096)
-	require.ErrorContains(t, err, "outside of a disk")
-	n, err := past.WriteAt(nil, 0)
-	require.NoError(t, err)
-	require.Zero(t, n)
+	require.ErrorContains(t, testtool.Err(past.WriteAt(p, 8<<20-4096)), "outside of a disk")
+	require.Zero(t, testtool.Must(past.WriteAt(nil, 0))(t))
 	d.failed.Store(true)
-	_, err = past.WriteAt(p, 0)
-	require.ErrorIs(t, err, disk.ErrFailed)
+	require.ErrorIs(t, testtool.Err(past.WriteAt(p, 0)), disk.ErrFailed)
 }

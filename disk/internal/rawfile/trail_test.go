@@ -1,7 +1,10 @@
 package rawfile
 
 import (
+	"bytes"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -10,14 +13,14 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // guestFile is a file of 8 MiB with data at 3 MiB that a guest uses.
 func guestFile(t *testing.T, private bool) *File {
 	t.Helper()
 	_, f := privateFile(t, private)
-	d, err := Open(f.Name(), Options{Private: private, Guest: true})
-	require.NoError(t, err)
+	d := testtool.Must(Open(f.Name(), Options{Private: private, Guest: true}))(t)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	return d
 }
@@ -67,8 +70,7 @@ func TestMapOfAFileThatGrows(t *testing.T) {
 	filetest.Write(t, d, make([]byte, 512), 5<<20)
 	require.NoError(t, d.Discard(t.Context(), 0, 1<<20))
 	require.NoError(t, d.Grow(64<<20))
-	_, err := d.ReadAt(t.Context(), make([]byte, 512), 60<<20)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.ReadAt(t.Context(), make([]byte, 512), 60<<20)))
 	m := d.Map()
 	require.EqualValues(t, 64<<20, m.Size)
 	require.EqualValues(t, 16<<10, m.CellBytes)
@@ -216,4 +218,76 @@ func BenchmarkTrail(b *testing.B) {
 			}
 		})
 	}
+}
+
+// TestRegionsGrow: a set that has grown several times keeps the regions from before and after.
+func TestRegionsGrow(t *testing.T) {
+	const region = 1 << 20
+	size := int64(3 * region)
+	s := NewRegions(size, region)
+	s.Add(region, 1)
+	for _, next := range []int64{4, 64, 65, 200, 1000, 1001} {
+		before := size
+		size = next * region
+		s.grow(size)
+		require.False(t, s.touches(before, size-before), "the new part is empty")
+		s.Add(size-1, 1)
+		require.True(t, s.Covers(size-1, 1))
+	}
+	require.True(t, s.touches(region, 1))
+	require.False(t, s.touches(2*region, region))
+	s.Add(0, size)
+	require.True(t, s.Covers(0, size))
+}
+
+// TestGrow: readers and writers go on while a file grows, the new part reads as zeros and can be
+// written at once, also past the page cache.
+func TestGrow(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk")
+	require.NoError(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
+	f := testtool.Must(Open(path, Options{Private: true, Durable: true}))(t)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	stop := make(chan struct{})
+	var beside sync.WaitGroup
+	beside.Go(func() {
+		for n := byte(1); ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			at := f.Size() - 4096
+			want, got := bytes.Repeat([]byte{n | 1}, 4096), make([]byte, 4096)
+			if _, err := f.WriteAt(t.Context(), want, at); err != nil {
+				t.Error(err)
+				return
+			}
+			if _, err := f.ReadAt(t.Context(), got, at); err != nil || !bytes.Equal(got, want) {
+				t.Error("what was written is not read", err)
+				return
+			}
+		}
+	})
+	for size := int64(2 << 20); size <= 300<<20; size += 7<<20 + 512 {
+		before := f.Size()
+		require.NoError(t, f.Grow(size))
+		require.Equal(t, size, f.Size())
+		require.Equal(t, make([]byte, 8192), filetest.Read(t, f, before, 8192))
+	}
+	close(stop)
+	beside.Wait()
+	w, done := f.ServedWriter(func() bool { return false })
+	size := f.Size()
+	require.NoError(t, f.Grow(size+8<<20))
+	_, err := w.Store(bytes.Repeat([]byte{9}, 4<<20), size/(2<<20)*(2<<20)+2<<20)
+	require.NoError(t, err)
+	done()
+	require.Error(t, f.Grow(size), "it never becomes smaller")
+	require.Error(t, f.Grow(size+8<<20+100))
+	st := testtool.Must(os.Stat(path))(t)
+	require.Equal(t, f.Size(), st.Size())
+
+	readOnly := testtool.Must(Open(path, Options{ReadOnly: true}))(t)
+	defer readOnly.Close()
+	require.ErrorIs(t, readOnly.Grow(1<<30), disk.ErrReadOnly)
 }

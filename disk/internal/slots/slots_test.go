@@ -6,15 +6,15 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestStalledWorkerLosesItsSlot(t *testing.T) {
 	// The other worker must not stall, however busy the machine is.
 	s := New(1, Options{Stall: 500 * time.Millisecond})
-	stalled, err := s.Acquire(t.Context())
-	require.NoError(t, err)
-	other, err := s.Acquire(t.Context())
-	require.NoError(t, err)
+	stalled := testtool.Must(s.Acquire(t.Context()))(t)
+	other := testtool.Must(s.Acquire(t.Context()))(t)
 	require.False(t, stalled.More())
 	stalled.Release()
 	require.Zero(t, s.Free(), "the watchdog gave the slot back already")

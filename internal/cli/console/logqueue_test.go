@@ -2,6 +2,7 @@ package console
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"sync/atomic"
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"kubevirt.io/disk/internal/testtool"
 )
@@ -35,9 +38,7 @@ func TestALogThatNobodyReadsHoldsUpNothing(t *testing.T) {
 	const lines = queueLines + 100
 	write := func(n int) {
 		for range n {
-			n, err := q.Write([]byte("line\n"))
-			require.NoError(t, err)
-			require.Equal(t, 5, n)
+			require.Equal(t, 5, testtool.Must(q.Write([]byte("line\n")))(t))
 		}
 	}
 	write(queueLines + 2) // one is being written, as many as fit wait, and one is lost
@@ -59,8 +60,7 @@ func TestAFastLogIsComplete(t *testing.T) {
 	q.timeout = time.Hour // on a busy machine the reader may pause for seconds
 	const lines = 20 * queueLines
 	for range lines {
-		_, err := q.Write([]byte("line\n"))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(q.Write([]byte("line\n"))))
 	}
 	require.NoError(t, q.Sync())
 	testtool.Within(t, timeout, func() bool { return g.lines.Load() == lines },
@@ -78,11 +78,38 @@ func TestTheLogKeepsItsLines(t *testing.T) {
 	for i := range 100 {
 		buf = fmt.Appendf(buf[:0], "line %d\n", i)
 		want.Write(buf)
-		_, err := q.Write(buf)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(q.Write(buf)))
 	}
 	close(g.open)
 	testtool.Within(t, timeout, func() bool { return g.lines.Load() == 100 },
 		"all lines are there: %d", func() any { return g.lines.Load() })
 	require.Equal(t, want.String(), got.String())
+}
+
+func TestOnOneLine(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                  "",
+		"it hangs":          "it hangs",
+		"first\nsecond\n":   "first; second",
+		"2 files:\n  a\n b": "2 files: a; b",
+		"2 errors:\n  one:\n\n    its reason\n  two": "2 errors: one: its reason; two",
+	} {
+		require.Equal(t, want, OnOneLine(text))
+	}
+}
+
+func TestLogFormats(t *testing.T) {
+	var b bytes.Buffer
+	require.Equal(t, JSON, LogConfig{}.Resolve(&b).Format, "a pipe gets JSON")
+	NewLogger(LogConfig{}, zapcore.WarnLevel, &b).Info("quiet")
+	require.Empty(t, b.String())
+	NewLogger(LogConfig{}, zapcore.WarnLevel, &b).Warn("loud", zap.Error(errors.New("two\nlines")))
+	require.Contains(t, b.String(), `"msg":"loud"`)
+	require.Contains(t, b.String(), `"error":"two\nlines"`)
+	b.Reset()
+	log := NewLogger(LogConfig{Format: Text}, zapcore.InfoLevel, &b).With(zap.Int("lun", 1))
+	log.Info("hello", zap.Strings("portals", []string{"a", "b"}), zap.Int("size_bytes", 512))
+	log.Warn("loud", zap.Error(errors.New("two\nlines\x1b")))
+	require.Regexp(t, `^..:..:..  hello \(lun 1, portals \[a b\], size bytes 512\)\n`+
+		`..:..:..  WARN  loud \(lun 1, error two; lines\\x1b\)\n$`, b.String())
 }

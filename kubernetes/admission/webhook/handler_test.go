@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	review "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	"kubevirt.io/disk/internal/testtool"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 )
@@ -26,10 +27,9 @@ func TestHydrated(t *testing.T) {
 	id.Spec.Image = image
 	w := controllertest.New(t, nil, set, id)
 	h := &handler{reader: w.Base, server: "kubevirt.io:disk"}
-	raw, err := json.Marshal(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "vm",
+	raw := testtool.Must(json.Marshal(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "vm",
 		Annotations: map[string]string{api.AnnotationSet: "set"}},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "vm", Image: "qemu"}}}})
-	require.NoError(t, err)
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "vm", Image: "qemu"}}}}))(t)
 	patches := func() string {
 		r := h.mutate(t.Context(), review.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 			Operation: admissionv1.Create, Namespace: controllertest.Namespace,
@@ -61,6 +61,5 @@ func TestHydrated(t *testing.T) {
 // decoded.
 func TestPodOfManyValues(t *testing.T) {
 	raw := `{"spec":{"tolerations":[{}` + strings.Repeat(",{}", maxValues+1) + `]}}`
-	_, err := decode([]byte(raw), "ns")
-	require.ErrorContains(t, err, "more than 65536 values")
+	require.ErrorContains(t, testtool.Err(decode([]byte(raw), "ns")), "more than 65536 values")
 }

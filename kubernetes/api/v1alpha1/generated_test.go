@@ -10,13 +10,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestGenerated checks by digests that neither a source of scripts/generate.sh nor one of its
 // results has changed since it ran, and that no file came or went.
 func TestGenerated(t *testing.T) {
-	list, err := os.Open("generated.sha256")
-	require.NoError(t, err)
+	list := testtool.Must(os.Open("generated.sha256"))(t)
 	defer list.Close()
 	listed := map[string]bool{}
 	for lines := bufio.NewScanner(list); lines.Scan(); {
@@ -29,12 +30,10 @@ func TestGenerated(t *testing.T) {
 	}
 	for _, pattern := range []string{"kubernetes/api/*/*.go",
 		"kubernetes/chart/files/crd/*.yaml"} {
-		files, err := filepath.Glob(filepath.Join("../../..", pattern))
-		require.NoError(t, err)
+		files := testtool.Must(filepath.Glob(filepath.Join("../../..", pattern)))(t)
 		require.NotEmpty(t, files, pattern)
 		for _, file := range files {
-			name, err := filepath.Rel("../../..", file)
-			require.NoError(t, err)
+			name := testtool.Must(filepath.Rel("../../..", file))(t)
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}

@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestRoleIsThatOfHelm compares a role with that of the manifest, which Helm has rendered.
 func TestRoleIsThatOfHelm(t *testing.T) {
-	manifest, err := os.ReadFile(Manifest(t))
-	require.NoError(t, err)
-	want := roleIn(t, manifest)
+	want := roleIn(t, testtool.Must(os.ReadFile(Manifest(t)))(t))
 	require.Equal(t, want, RoleOf(t, Settings{Services: true,
 		Snapshots: true, Exports: true}))
 }
@@ -40,8 +40,7 @@ func TestSettingsOnlyAddRights(t *testing.T) {
 // webhook that it had, so that replicas and API server agree while it is applied.
 func TestManifestKeepsItsCertificate(t *testing.T) {
 	certificate := func(file string) string {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
+		text := testtool.Must(os.ReadFile(file))(t)
 		found := regexp.MustCompile(`(caBundle|ca.crt|tls.crt|tls.key): \S+`).FindAll(text, -1)
 		require.Len(t, found, 5)
 		return string(bytes.Join(found, nil))

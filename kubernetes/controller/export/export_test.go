@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -218,9 +219,8 @@ func TestExportIsGivenUp(t *testing.T) {
 	job.Finalizers = []string{metav1.FinalizerDeleteDependents} // it goes after its pods
 	require.NoError(t, w.Update(t.Context(), &job))
 	for range 2 {
-		_, err := w.r.Reconcile(t.Context(), ctrl.Request{
-			NamespacedName: client.ObjectKeyFromObject(w.identity())})
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(w.r.Reconcile(t.Context(), ctrl.Request{
+			NamespacedName: client.ObjectKeyFromObject(w.identity())})))
 	}
 	w.r.Client = cache
 	require.NotNil(t, w.jobs()[0].DeletionTimestamp)

@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -407,14 +408,12 @@ func TestStrip(t *testing.T) {
 	other := newTestClaim("other")
 	other.Spec.DataSourceRef = nil
 	other.Labels = map[string]string{"a": "b"}
-	o, err := strip(other)
-	require.NoError(t, err)
+	o := testtool.Must(strip(other))(t)
 	require.Equal(t, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ns,
 		Name: "other"}}, o)
 	ours := newTestClaim("ours")
 	ours.Annotations = map[string]string{annotationNode: "n", "x": "y"}
-	o, err = strip(ours)
-	require.NoError(t, err)
+	o = testtool.Must(strip(ours))(t)
 	require.Equal(t, map[string]string{annotationNode: "n"},
 		o.(client.Object).GetAnnotations())
 	require.Equal(t, []string{"fedora"}, byImage(o.(client.Object)))
@@ -423,10 +422,8 @@ func TestStrip(t *testing.T) {
 // newKey is a public key in PEM.
 func newKey(t *testing.T) string {
 	t.Helper()
-	public, _, err := ed25519.GenerateKey(nil)
-	require.NoError(t, err)
-	spki, err := x509.MarshalPKIXPublicKey(public)
-	require.NoError(t, err)
+	public, _ := testtool.Must2(ed25519.GenerateKey(nil))(t)
+	spki := testtool.Must(x509.MarshalPKIXPublicKey(public))(t)
 	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: spki}))
 }
 

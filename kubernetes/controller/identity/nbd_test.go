@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
@@ -20,8 +21,7 @@ func TestNBDSecret(t *testing.T) {
 	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Namespace: "vms", Name: "fedora.1",
 		UID: "u"}}
 	const host = "vmid-fedora-1-01234567.vms.svc"
-	s, err := nbdSecret(id, host)
-	require.NoError(t, err)
+	s := testtool.Must(nbdSecret(id, host))(t)
 	require.Equal(t, "vmnbd-fedora.1", s.Name)
 	require.Equal(t, "fedora.1", s.Labels[v1alpha1.LabelIdentity])
 	require.True(t, objects.Belongs(s, id))
@@ -45,10 +45,8 @@ func TestNBDSecret(t *testing.T) {
 	require.False(t, client.Leaf.IsCA)
 	require.False(t, server.Leaf.IsCA)
 
-	other, err := nbdSecret(id, host)
-	require.NoError(t, err)
-	client, err = tls.X509KeyPair(other.Data[v1alpha1.KeyClientCert],
-		other.Data[v1alpha1.KeyClientKey])
-	require.NoError(t, err)
+	other := testtool.Must(nbdSecret(id, host))(t)
+	client = testtool.Must(tls.X509KeyPair(other.Data[v1alpha1.KeyClientCert],
+		other.Data[v1alpha1.KeyClientKey]))(t)
 	require.Error(t, good(client, x509.ExtKeyUsageClientAuth, ""), "each secret has its own")
 }

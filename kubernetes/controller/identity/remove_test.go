@@ -126,3 +126,22 @@ func TestHolds(t *testing.T) {
 	require.False(t, objects.Belongs(w.claim(), w.identity()))
 	require.Equal(t, controllertest.Namespace, w.claim().Namespace)
 }
+
+// TestImageThatIsHeld: nothing is made for an identity whose image may not be used. One that has
+// its disk keeps it, and is not ready.
+func TestImageThatIsHeld(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
+	refusing := controllertest.Refusing(v1alpha1.ReasonNotSigned)
+	w.images = &refusing
+	w.settle()
+	w.require("Ready", "False NotSigned", "the image has no signature")
+	require.Equal(t, []string{"Warning NotSigned"}, w.Events())
+	require.Zero(t, w.Made("PersistentVolumeClaim")+w.Made("Secret"))
+	refusing = ""
+	w.settle()
+	w.require("Ready", "True Ready", "")
+	refusing = v1alpha1.ReasonUnverified
+	w.settle()
+	w.require("Ready", "False Unverified", "")
+	w.claim()
+}

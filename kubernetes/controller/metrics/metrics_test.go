@@ -1,18 +1,27 @@
 package metrics_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	controllermetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"kubevirt.io/disk/internal/testtool"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/metrics"
 )
@@ -71,10 +80,189 @@ func TestSeries(t *testing.T) {
 			{ObjectMeta: at(2)}, {ObjectMeta: at(3), Spec: foreign},
 			{ObjectMeta: going, Spec: gated}},
 	}
-	want, err := os.Open("testdata/metrics.txt")
-	require.NoError(t, err)
+	want := testtool.Must(os.Open("testdata/metrics.txt"))(t)
 	defer want.Close()
 	require.NoError(t, testutil.CollectAndCompare(metrics.New(all), want))
 	all.err = errors.New("no cache")
 	require.Zero(t, testutil.CollectAndCount(metrics.New(all)))
+}
+
+const folder = "../../../"
+
+// alertRules is a PrometheusRule.
+type alertRules struct {
+	APIVersion string `yaml:"apiVersion"`
+	Kind       string
+	Metadata   map[string]string
+	Spec       struct {
+		Groups []struct {
+			Name  string
+			Rules []struct {
+				Alert, Expr, For    string
+				Labels, Annotations map[string]string
+			}
+		}
+	}
+}
+
+// dashboard has the parts of a dashboard that the test looks at.
+type dashboard struct {
+	UID, Title string
+	Panels     []struct {
+		ID      int
+		Title   string
+		GridPos struct{ X, Y, W, H int }
+		Targets []struct{ Expr, LegendFormat string }
+	}
+}
+
+// known are the labels of each series that an expression may name.
+func known(t *testing.T) map[string][]string {
+	t.Helper()
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a"}, Spec: corev1.PodSpec{
+		SchedulingGates: []corev1.PodSchedulingGate{{Name: api.Gate}}}}
+	own := prometheus.NewRegistry()
+	own.MustRegister(metrics.New(lists{identities: []api.VMIdentity{identity("a")},
+		pods: []corev1.Pod{pod}}))
+	all := map[string][]string{
+		// No controller runs here. These series are controller-runtime's, see its documentation.
+		"controller_runtime_reconcile_total": {"controller", "result"},
+		"workqueue_depth":                    {"name", "controller", "priority"},
+	}
+	families := testtool.Must(prometheus.Gatherers{own, controllermetrics.Registry}.Gather())(t)
+	for _, f := range families {
+		for _, l := range f.Metric[0].Label {
+			all[f.GetName()] = append(all[f.GetName()], l.GetName())
+		}
+	}
+	// Metrics of the disks. A test in integration checks which ones a daemon has.
+	page := testtool.Must(os.ReadFile(folder + "docs/metrics.md"))(t)
+	for _, name := range regexp.MustCompile("`(kubevirt_disk_[a-z_]+)`").FindAllSubmatch(page, -1) {
+		all[string(name[1])] = []string{"lun", "image", "namespace", "pod", "state", "kind"}
+	}
+	return all
+}
+
+var (
+	seriesName   = regexp.MustCompile(`\b(kubevirt_disk|controller_runtime|workqueue)_[a-z0-9_]+\b`)
+	labelMatcher = regexp.MustCompile(`[{,]\s*([a-z_]+)\s*(?:=~|!~|!=|=)`)
+	labelList    = regexp.MustCompile(`\bby\s*\(([^)]*)\)`)
+	labelText    = regexp.MustCompile(`\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}`)
+	reasonValue  = regexp.MustCompile(`(?:reason|condition)=~?"([A-Za-z|]+)"`)
+)
+
+// checkExpression finds names of series, labels and reasons that do not exist. The texts show
+// labels of the result.
+func checkExpression(t *testing.T, known map[string][]string, words, expr string, texts ...string) {
+	t.Helper()
+	require.Equal(t, strings.Count(expr, "("), strings.Count(expr, ")"), expr)
+	require.Equal(t, strings.Count(expr, "{"), strings.Count(expr, "}"), expr)
+	var labels, used []string
+	for _, name := range seriesName.FindAllString(expr, -1) {
+		require.Contains(t, known, name, expr)
+		labels = append(labels, known[name]...)
+	}
+	require.NotEmpty(t, labels, expr)
+	for _, m := range labelMatcher.FindAllStringSubmatch(expr, -1) {
+		used = append(used, m[1])
+	}
+	kept := labels
+	for i, m := range labelList.FindAllStringSubmatch(expr, -1) {
+		if i == 0 {
+			kept = nil
+		}
+		for _, label := range strings.Split(m[1], ",") {
+			label = strings.TrimSpace(label)
+			used, kept = append(used, label), append(kept, label)
+		}
+	}
+	for _, label := range used {
+		require.Contains(t, labels, label, expr)
+	}
+	for _, text := range texts {
+		for _, m := range labelText.FindAllStringSubmatch(text, -1) {
+			require.Contains(t, kept, m[1], "%s: %s", expr, text)
+		}
+	}
+	for _, m := range reasonValue.FindAllStringSubmatch(expr, -1) {
+		for _, value := range strings.Split(m[1], "|") {
+			require.Contains(t, words, `"`+value+`"`, "%s: no condition has %s", expr, value)
+		}
+	}
+}
+
+// conditions is the source of the names of conditions and reasons.
+func conditions(t *testing.T) string {
+	t.Helper()
+	return string(testtool.Must(os.ReadFile(folder + "kubernetes/api/v1alpha1/conditions.go"))(t))
+}
+
+func TestAlerts(t *testing.T) {
+	text := testtool.Must(os.ReadFile(folder + "kubernetes/chart/files/alerts.yaml"))(t)
+	var rules alertRules
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	require.NoError(t, decoder.Decode(&rules))
+	all, words := known(t), conditions(t)
+	runbook := testtool.Must(os.ReadFile(folder + "docs/alerts.md"))(t)
+	require.Equal(t, "PrometheusRule", rules.Kind)
+	var names []string
+	for _, g := range rules.Spec.Groups {
+		for _, r := range g.Rules {
+			require.NotContains(t, names, r.Alert)
+			names = append(names, r.Alert)
+			require.Contains(t, string(runbook), "\n## "+r.Alert+"\n", "docs/alerts.md")
+			require.Contains(t, []string{"info", "warning", "critical"}, r.Labels["severity"])
+			require.NotEmpty(t, r.Annotations["summary"], r.Alert)
+			require.NotEmpty(t, r.Annotations["description"], r.Alert)
+			checkExpression(t, all, words, r.Expr, r.Annotations["summary"],
+				r.Annotations["description"])
+		}
+	}
+	require.Len(t, names, 10)
+}
+
+func TestDashboard(t *testing.T) {
+	text := testtool.Must(os.ReadFile(folder + "examples/kubernetes/grafana-identities.json"))(t)
+	var d dashboard
+	require.NoError(t, json.Unmarshal(text, &d))
+	require.NotEmpty(t, d.UID)
+	all, words := known(t), conditions(t)
+	var ids []int
+	taken := map[[2]int]string{}
+	for _, p := range d.Panels {
+		require.False(t, slices.Contains(ids, p.ID))
+		ids = append(ids, p.ID)
+		for x := range p.GridPos.W {
+			for y := range p.GridPos.H {
+				at := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
+				require.Empty(t, taken[at], "%q overlaps %q", p.Title, taken[at])
+				require.Less(t, at[0], 24, p.Title)
+				taken[at] = p.Title
+			}
+		}
+		require.NotEmpty(t, p.Targets, p.Title)
+		for _, target := range p.Targets {
+			checkExpression(t, all, words, target.Expr, target.LegendFormat)
+		}
+	}
+	require.Len(t, ids, 12)
+}
+
+// TestReasonsAreExplained: the page for people has each condition, and each reason that needs some
+// action.
+func TestReasonsAreExplained(t *testing.T) {
+	page := testtool.Must(os.ReadFile(folder + "docs/kubernetes.md"))(t)
+	plain := []string{"Ready", "ClaimBound", "NotInUse", "Hydrated", "Hydrating", "Unknown",
+		"Moved", "Serving"}
+	for _, m := range regexp.MustCompile(`(Condition|Reason)\w+\s*= "(\w+)"`).FindAllStringSubmatch(
+		conditions(t), -1) {
+		if m[1] == "Condition" || !slices.Contains(plain, m[2]) {
+			require.Contains(t, string(page), "`"+m[2]+"`", "docs/kubernetes.md")
+		}
+	}
+	for _, m := range regexp.MustCompile("`(kubevirt_disk_[a-z_]+)`").FindAllStringSubmatch(
+		string(page), -1) {
+		require.Contains(t, known(t), m[1])
+	}
 }

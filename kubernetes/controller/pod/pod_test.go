@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -188,9 +189,8 @@ func TestSetDiffers(t *testing.T) {
 		require.True(t, gated(t, w, "b"), what)
 		require.Contains(t, w.Events(), "Warning SetDiffers", what)
 		r := &Reconciler{Kit: objects.Kit{Client: w.Client, Live: w.Live}}
-		h, err := r.mustWait(t.Context(), &decision{id: identityOf(t, w, "vm")},
-			objects.Asks(c.pod, "vm"))
-		require.NoError(t, err)
+		h := testtool.Must(r.mustWait(t.Context(), &decision{id: identityOf(t, w, "vm")},
+			objects.Asks(c.pod, "vm")))(t)
 		require.NotNil(t, h, what)
 		require.Contains(t, h.message, c.says, what)
 	}

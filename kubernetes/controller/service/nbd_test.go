@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 )
@@ -61,8 +62,7 @@ func TestCertificatesOfOthers(t *testing.T) {
 	}})
 	_, err := w.reconcile() // the finalizer
 	require.NoError(t, err)
-	_, err = w.reconcile()
-	require.Error(t, err)
+	require.Error(t, testtool.Err(w.reconcile()))
 	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message, "secret vmnbd-vm1")
 	w.missing(made, &appsv1.Deployment{})
 }

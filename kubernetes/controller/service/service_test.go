@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -284,13 +285,11 @@ func TestOddSize(t *testing.T) {
 	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm1"},
 		Spec:   v1alpha1.VMIdentitySpec{DiskSpec: v1alpha1.DiskSpec{Image: image, Size: &size}},
 		Status: v1alpha1.VMIdentityStatus{ClaimName: made.Name, SecretName: made.Name}}
-	d, err := newDeployment(id, "kubevirt.io:disk", true)
-	require.NoError(t, err)
+	d := testtool.Must(newDeployment(id, "kubevirt.io:disk", true))(t)
 	require.Contains(t, d.Spec.Template.Spec.Containers[0].Env,
 		corev1.EnvVar{Name: "SIZE", Value: "1500000256"})
 	size, id.Spec.BlockSize = resource.MustParse("1000001000"), 4096
-	d, err = newDeployment(id, "kubevirt.io:disk", true)
-	require.NoError(t, err)
+	d = testtool.Must(newDeployment(id, "kubevirt.io:disk", true))(t)
 	require.Subset(t, d.Spec.Template.Spec.Containers[0].Env, []corev1.EnvVar{
 		{Name: "SIZE", Value: "1000001536"}, {Name: "BLOCK_SIZE", Value: "4096"}})
 }
@@ -346,8 +345,7 @@ func TestOthersAreLeftAlone(t *testing.T) {
 func TestServedSaysWhy(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	for range 2 {
-		_, err := w.reconcile()
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(w.reconcile()))
 	}
 	require.Equal(t, "the server has no pod yet", w.condition(v1alpha1.ConditionServed).Message)
 	var d appsv1.Deployment
@@ -355,8 +353,7 @@ func TestServedSaysWhy(t *testing.T) {
 	d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentReplicaFailure,
 		Status: corev1.ConditionTrue, Message: "exceeded quota"}}
 	require.NoError(t, w.Status().Update(t.Context(), &d))
-	_, err := w.reconcile()
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(w.reconcile()))
 	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message, "exceeded quota")
 	require.Contains(t, <-w.events, "Warning Failed")
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 )
@@ -70,8 +71,7 @@ func TestVolumeGoes(t *testing.T) {
 // TestVolumeIsThatOfTheExample compares the volume and the claim with those of the example, which a
 // test in package integration lets a kernel log in to. Only names, address and size differ.
 func TestVolumeIsThatOfTheExample(t *testing.T) {
-	text, err := os.ReadFile("../../../examples/kubernetes/volume.yaml")
-	require.NoError(t, err)
+	text := testtool.Must(os.ReadFile("../../../examples/kubernetes/volume.yaml"))(t)
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), len(text))
 	var wantVolume corev1.PersistentVolume
 	var wantClaim corev1.PersistentVolumeClaim

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -159,8 +160,7 @@ func TestPopulate(t *testing.T) {
 		f := source.Finder{Kit: objects.Kit{Client: w, Live: w, Snapshots: w}}
 		for _, name := range []string{"vm1", "vm2"} {
 			require.Equal(t, metav1.ConditionTrue, w.populated(name).Status)
-			a, err := f.Find(t.Context(), w.identity(name), nil)
-			require.NoError(t, err)
+			a := testtool.Must(f.Find(t.Context(), w.identity(name), nil))(t)
 			require.Empty(t, a.Reason)
 			require.Equal(t, golden().Name, a.From.Name)
 			require.Equal(t, "snapshot.storage.k8s.io", *a.From.APIGroup)
@@ -221,12 +221,10 @@ func TestJobFails(t *testing.T) {
 	require.Positive(t, result.RequeueAfter)
 	require.Contains(t, <-w.events, "Warning PopulationError")
 	f := source.Finder{Kit: objects.Kit{Snapshots: w}}
-	a, err := f.Find(t.Context(), w.identity("vm1"), nil)
-	require.NoError(t, err)
+	a := testtool.Must(f.Find(t.Context(), w.identity("vm1"), nil))(t)
 	require.Equal(t, source.Answer{Reason: c.Reason, Message: c.Message}, a)
 	reads := w.calls.Reads
-	_, err = w.reconcile("vm1")
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(w.reconcile("vm1")))
 	require.Equal(t, 4, w.calls.Reads-reads, "the pods are asked once")
 
 	var job batchv1.Job
@@ -280,15 +278,13 @@ func TestWhatEndsIsNotUsed(t *testing.T) {
 		require.NoError(t, w.Update(t.Context(), o))
 		require.NoError(t, w.Delete(t.Context(), o))
 		for range 3 {
-			_, err := w.reconcile("vm2")
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(w.reconcile("vm2")))
 		}
 		require.Equal(t, v1alpha1.ReasonPopulating, w.populated("vm2").Reason, name)
 		require.Contains(t, w.populated("vm2").Message, "is being deleted", name)
 		if name == "VolumeSnapshot" {
 			f := source.Finder{Kit: objects.Kit{Snapshots: w}}
-			a, err := f.Find(t.Context(), w.identity("vm1"), nil)
-			require.NoError(t, err)
+			a := testtool.Must(f.Find(t.Context(), w.identity("vm1"), nil))(t)
 			require.Equal(t, v1alpha1.ReasonPopulating, a.Reason)
 		}
 		require.True(t, w.there(o))
@@ -304,8 +300,7 @@ func TestQuota(t *testing.T) {
 	quota := apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), "x", nil)
 	// The identity, the Job, and then its creation.
 	w := newWorld(t, &controllertest.Calls{Fail: 3, Err: quota}, "vm1")
-	_, err := w.reconcile("vm1")
-	require.Error(t, err)
+	require.Error(t, testtool.Err(w.reconcile("vm1")))
 	require.Equal(t, v1alpha1.ReasonPopulationError, w.populated("vm1").Reason)
 	require.Contains(t, w.populated("vm1").Message, "does not allow")
 	w.converge("vm1")
@@ -348,8 +343,7 @@ func TestSnapshotGoesBeforeTheVolume(t *testing.T) {
 	snapshot := source.NewSnapshot()
 	require.True(t, w.there(snapshot))
 	require.NoError(t, w.Delete(t.Context(), snapshot))
-	_, err := w.reconcile("vm1")
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(w.reconcile("vm1")))
 	require.Equal(t, v1alpha1.ReasonPopulating, w.populated("vm1").Reason)
 	w.converge("vm1")
 	require.True(t, w.there(source.NewSnapshot()))

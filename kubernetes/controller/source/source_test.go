@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -93,8 +94,7 @@ func (o *scene) find(t *testing.T) Answer {
 		}
 	}
 	f := Finder{objects.Kit{Client: w.Client, Live: w.Live}}
-	a, err := f.Find(t.Context(), o.clone, new("csi"))
-	require.NoError(t, err)
+	a := testtool.Must(f.Find(t.Context(), o.clone, new("csi")))(t)
 	require.Zero(t, w.Writes(), "looking changes nothing")
 	return a
 }
@@ -260,8 +260,7 @@ func TestGone(t *testing.T) {
 		claim.Spec.DataSourceRef = o.find(t).From
 		w := controllertest.New(t, nil)
 		f := Finder{objects.Kit{Client: w.Client, Live: w.Live}}
-		a, err := f.Gone(t.Context(), o.clone, claim)
-		require.NoError(t, err)
+		a := testtool.Must(f.Gone(t.Context(), o.clone, claim))(t)
 		require.Equal(t, v1alpha1.ReasonSourceMissing, a.Reason)
 		require.Contains(t, a.Message, from.String()+", from which the disk begins, was deleted")
 	}

@@ -20,6 +20,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -380,8 +381,7 @@ func TestTroubleOfAHydratedDisk(t *testing.T) {
 
 	// It is asked no more often than that.
 	asked := len(a.asked)
-	_, err := a.r.Reconcile(t.Context(),
-		ctrl.Request{NamespacedName: client.ObjectKeyFromObject(id)})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(a.r.Reconcile(t.Context(),
+		ctrl.Request{NamespacedName: client.ObjectKeyFromObject(id)})))
 	require.Len(t, a.asked, asked)
 }

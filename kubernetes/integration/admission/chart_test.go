@@ -189,8 +189,7 @@ func (c chart) install(t *testing.T, p *plane.Plane, values string) {
 	t.Helper()
 	text := controllertest.Chart(t, c.system, values+
 		fmt.Sprintf("namespaces: [%s, %s]\n", c.first, c.second))
-	objects, err := plane.Decode(strings.NewReader(text))
-	require.NoError(t, err)
+	objects := testtool.Must(plane.Decode(strings.NewReader(text)))(t)
 	kinds, roles := map[string]int{}, map[string]bool{}
 	for _, o := range objects {
 		kinds[o.GetKind()]++
@@ -237,11 +236,10 @@ func inForce(t *testing.T, p *plane.Plane, namespace string) {
 	for _, where := range []string{namespace, elsewhere} {
 		require.NoError(t, p.Client.Create(t.Context(), newSet(where, "fedora")))
 	}
-	pod, err := dryRun(t.Context(), p, aPod(namespace, "fedora"))
-	require.NoError(t, err)
+	pod := testtool.Must(dryRun(t.Context(), p, aPod(namespace, "fedora")))(t)
 	require.Len(t, pod.Spec.InitContainers, 1)
 	require.Equal(t, server, pod.Spec.InitContainers[0].Image)
-	_, err = dryRun(t.Context(), p, aPod(namespace, "none"))
+	_, err := dryRun(t.Context(), p, aPod(namespace, "none"))
 	require.ErrorContains(t, err, `there is no VMIdentitySet "none"`)
 	for _, set := range []string{"fedora", "none"} {
 		_, err := dryRun(t.Context(), p, aPod(elsewhere, set))
@@ -250,8 +248,7 @@ func inForce(t *testing.T, p *plane.Plane, namespace string) {
 	}
 	plain := aPod(elsewhere, "none")
 	plain.Annotations = nil
-	_, err = dryRun(t.Context(), p, plain)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(dryRun(t.Context(), p, plain)))
 }
 
 // namespaceEnds: a listed namespace is deleted, and the Role of the controllers there goes before
@@ -306,9 +303,7 @@ func machines(t *testing.T, p *plane.Plane, namespace string) {
 		t.Cleanup(func() { p.Kubectl(t, "delete", "pv", volume.Name, "--wait=false") })
 	}
 	for _, name := range []string{"set.yaml", "statefulset.yaml"} {
-		text, err := os.ReadFile(examples + name)
-		require.NoError(t, err)
-		applyTo(t, p, namespace, string(text))
+		applyTo(t, p, namespace, string(testtool.Must(os.ReadFile(examples+name))(t)))
 	}
 	running := func(want int) func() bool {
 		return func() bool {

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
@@ -25,20 +26,16 @@ var digestLeftOut = regexp.MustCompile(`sha256:\.\.\.`)
 func TestManifestsOfPages(t *testing.T) {
 	p := plane.Get(t)
 	namespace := p.Namespace(t)
-	root, err := plane.Root()
-	require.NoError(t, err)
-	pages, err := filepath.Glob(root + "/docs/*.md")
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
+	pages := testtool.Must(filepath.Glob(root + "/docs/*.md"))(t)
 	for _, folder := range []string{"kubevirt", "kubernetes", "registry", "container"} {
-		manifests, err := filepath.Glob(root + "/examples/" + folder + "/*.yaml")
-		require.NoError(t, err)
+		manifests := testtool.Must(filepath.Glob(root + "/examples/" + folder + "/*.yaml"))(t)
 		require.NotEmpty(t, manifests, folder)
 		pages = append(pages, manifests...)
 	}
 	kinds := map[string]bool{}
 	for _, file := range pages {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
+		text := testtool.Must(os.ReadFile(file))(t)
 		blocks := []string{string(text)}
 		if strings.HasSuffix(file, ".md") {
 			blocks = yamlBlocks(string(text))

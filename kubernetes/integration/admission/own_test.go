@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/internal/testtool"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
@@ -83,17 +84,14 @@ func own(t *testing.T, p *plane.Plane, namespace string) {
 // says of it, while it runs. The pod waits at its gate and starts with the same disk.
 func replaced(t *testing.T, p *plane.Plane, namespace string) {
 	t.Helper()
-	page, err := os.ReadFile("../../../docs/kubernetes.md")
-	require.NoError(t, err)
+	page := testtool.Must(os.ReadFile("../../../docs/kubernetes.md"))(t)
 	_, command, found := strings.Cut(string(page), "`kubectl get pod my-vm ")
 	require.True(t, found)
 	command, _, _ = strings.Cut(command, "`")
 	get, replace, found := strings.Cut("get pod my-vm "+command, " | kubectl ")
 	require.True(t, found, command)
 
-	text, err := os.ReadFile(examples + "vm.yaml")
-	require.NoError(t, err)
-	applyTo(t, p, namespace, string(text))
+	applyTo(t, p, namespace, string(testtool.Must(os.ReadFile(examples+"vm.yaml"))(t)))
 	var pod corev1.Pod
 	running := func() bool {
 		pod = corev1.Pod{}

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/controller"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -25,8 +26,7 @@ import (
 // pageCommands are the commands of a section of docs/kubernetes.md.
 func pageCommands(t *testing.T, heading string) (commands []string) {
 	t.Helper()
-	page, err := os.ReadFile("../../../docs/kubernetes.md")
-	require.NoError(t, err)
+	page := testtool.Must(os.ReadFile("../../../docs/kubernetes.md"))(t)
 	_, section, found := strings.Cut(string(page), "\n"+heading+"\n")
 	require.True(t, found, heading)
 	section, _, _ = strings.Cut(section, "\n## ")
@@ -47,8 +47,7 @@ func TestPage(t *testing.T) {
 	namespace := p.Namespace(t)
 	commands := pageCommands(t, "## From nothing to a VM with a persistent disk")
 	require.Len(t, commands, 8)
-	root, err := plane.Root()
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
 	require.Equal(t, "make manifests", commands[0])
 	const made = "bin/kubevirt-disk-controller.yaml" // by that
 	for i, command := range commands[1:] {
@@ -86,16 +85,13 @@ func TestPage(t *testing.T) {
 func controllers(t *testing.T, p *plane.Plane, system string, without []string,
 	namespaces ...string) {
 	t.Helper()
-	scheme, err := controller.Scheme()
-	require.NoError(t, err)
-	cache, err := controller.Cache(namespaces...)
-	require.NoError(t, err)
+	scheme := testtool.Must(controller.Scheme())(t)
+	cache := testtool.Must(controller.Cache(namespaces...))(t)
 	none := time.Duration(0)
-	mgr, err := ctrl.NewManager(p.ServiceAccount(t, system, account), ctrl.Options{
+	mgr := testtool.Must(ctrl.NewManager(p.ServiceAccount(t, system, account), ctrl.Options{
 		Scheme: scheme, Cache: cache, Logger: logr.Discard(), GracefulShutdownTimeout: &none,
 		Metrics:    metricsserver.Options{BindAddress: "0"},
-		Controller: config.Controller{SkipNameValidation: new(true)}})
-	require.NoError(t, err)
+		Controller: config.Controller{SkipNameValidation: new(true)}}))(t)
 	require.NoError(t, controller.Setup(mgr, controller.Options{Options: objects.Options{
 		Server: server, Without: without, ClaimSize: resource.MustParse("20Gi"), Concurrency: 1}}))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -114,8 +110,7 @@ func TestPageWithoutController(t *testing.T) {
 	namespace := p.Namespace(t)
 	commands := pageCommands(t, "## Without the controller")
 	require.NotEmpty(t, commands)
-	root, err := plane.Root()
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
 	for _, command := range commands {
 		args := strings.Fields(command)
 		require.Equal(t, "kubectl", args[0], command)
@@ -133,15 +128,13 @@ func TestPageWithoutController(t *testing.T) {
 // with these fields.
 func TestTodaysKubeVirt(t *testing.T) {
 	p := plane.Get(t)
-	root, err := plane.Root()
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
 	for _, name := range []string{"secret.yaml", "decoupled.yaml", "volume.yaml"} {
 		file := root + "/examples/kubernetes/" + name
 		t.Cleanup(func() { p.Kubectl(t, "delete", "--wait=false", "-n", "default", "-f", file) })
 		p.Kubectl(t, "apply", "-n", "default", "-f", file)
 	}
-	page, err := os.ReadFile(root + "/docs/kubernetes.md")
-	require.NoError(t, err)
+	page := testtool.Must(os.ReadFile(root + "/docs/kubernetes.md"))(t)
 	const name = "my-fedora-root"
 	require.Contains(t, string(page), "persistentVolumeClaim: {claimName: "+name+"}")
 	claim := &corev1.PersistentVolumeClaim{}

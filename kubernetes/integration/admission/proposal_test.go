@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/internal/testtool"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
@@ -31,8 +32,7 @@ func TestProposal(t *testing.T) {
 	p := plane.Get(t)
 	install(t, p)
 	namespace := p.Namespace(t)
-	text, err := os.ReadFile(examples + "proposal.yaml")
-	require.NoError(t, err)
+	text := testtool.Must(os.ReadFile(examples + "proposal.yaml"))(t)
 	applyTo(t, p, namespace, string(text))
 
 	pod := &corev1.Pod{}
@@ -91,9 +91,7 @@ func TestExamples(t *testing.T) {
 	install(t, p)
 	namespace := p.Namespace(t)
 	for _, name := range []string{"set.yaml", "vm.yaml", "statefulset.yaml", "pet.yaml"} {
-		text, err := os.ReadFile(examples + name)
-		require.NoError(t, err)
-		applyTo(t, p, namespace, string(text))
+		applyTo(t, p, namespace, string(testtool.Must(os.ReadFile(examples+name))(t)))
 	}
 	// Each pod of a StatefulSet has its own disk. The pods are made one after the other only if the
 	// StatefulSet asks for it, because none of them is ready yet.
@@ -142,8 +140,7 @@ func TestExamples(t *testing.T) {
 
 // TestProposalPage: each test that the page about the proposal names exists.
 func TestProposalPage(t *testing.T) {
-	page, err := os.ReadFile("../../../integration/evidence/identities-proposal.md")
-	require.NoError(t, err)
+	page := testtool.Must(os.ReadFile("../../../integration/evidence/identities-proposal.md"))(t)
 	there := map[string]bool{}
 	for _, folder := range []string{".", "..", "../../admission",
 		"../../controller/*"} {
@@ -161,11 +158,8 @@ func TestProposalPage(t *testing.T) {
 // testsIn returns the names of the tests in folders.
 func testsIn(t *testing.T, pattern string) (names []string) {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(pattern, "*_test.go"))
-	require.NoError(t, err)
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
+	for _, file := range testtool.Must(filepath.Glob(filepath.Join(pattern, "*_test.go")))(t) {
+		text := testtool.Must(os.ReadFile(file))(t)
 		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)`).FindAllStringSubmatch(string(text),
 			-1) {
 			names = append(names, m[1])

@@ -23,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // kubernetesExamples are the objects in the examples for Kubernetes.
@@ -45,14 +47,10 @@ func readKubernetesExamples(t *testing.T) kubernetesExamples {
 		deployed: map[string]*appsv1.Deployment{}, secrets: map[string]*corev1.Secret{},
 		claims:  map[string]*corev1.PersistentVolumeClaim{},
 		volumes: map[string]*corev1.PersistentVolume{}}
-	files, err := filepath.Glob("../../../examples/kubernetes/*.yaml")
-	require.NoError(t, err)
+	files := testtool.Must(filepath.Glob("../../../examples/kubernetes/*.yaml"))(t)
 	require.NotEmpty(t, files)
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
-		objects, err := decodeStrictly(text)
-		require.NoError(t, err, file)
+		objects := testtool.Must(decodeStrictly(testtool.Must(os.ReadFile(file))(t)))(t, file)
 		for _, object := range objects {
 			switch o := object.(type) {
 			case *corev1.Pod:

@@ -10,6 +10,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 	"sigs.k8s.io/yaml"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/claim"
 	"kubevirt.io/disk/kubernetes/vmdisk"
 	"kubevirt.io/disk/libvirt"
@@ -23,36 +24,31 @@ func made(t *testing.T, name, text string) {
 	if os.Getenv("KUBEVIRT_DISK_MAKE") == "1" {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 	}
-	is, err := os.ReadFile(path)
-	require.NoError(t, err)
+	is := testtool.Must(os.ReadFile(path))(t)
 	require.Equal(t, string(is), text, "%s is old: run this test with KUBEVIRT_DISK_MAKE=1", path)
 }
 
 // TestVMDisksAreMade: TestVMDisks of the main module runs this pod, and uses the disks of this
 // domain.
 func TestVMDisksAreMade(t *testing.T) {
-	text, err := os.ReadFile("testdata/vm.yaml")
-	require.NoError(t, err)
+	text := testtool.Must(os.ReadFile("testdata/vm.yaml"))(t)
 	var document map[string]any
 	require.NoError(t, yaml.Unmarshal(text, &document))
-	disks, err := vmdisk.Parse(document)
-	require.NoError(t, err)
+	disks := testtool.Must(vmdisk.Parse(document))(t)
 	pod := &corev1.Pod{}
 	pod.Kind, pod.APIVersion, pod.Name = "Pod", "v1", "vm"
 	require.NoError(t, vmdisk.AddToPod(&pod.Spec, disks, vmdisk.Pod{Secret: "chap", Remote: true,
 		Claims: map[string]string{"vdb": "data"}}))
-	text, err = yaml.Marshal(pod)
-	require.NoError(t, err)
+	text = testtool.Must(yaml.Marshal(pod))(t)
 	made(t, "pod.yaml", string(text))
 
 	devices := &libvirtxml.DomainDeviceList{}
 	require.NoError(t, vmdisk.AddToDomain(devices, disks, vmdisk.Domain{Host: "192.0.2.1",
 		Initiator:  "iqn.2017-01.io.kubevirt:vm",
 		Credential: libvirt.Credential{Username: "vm", SecretUsage: "chap"}}))
-	domain, err := (&libvirtxml.Domain{Type: "qemu", Name: "vm", Devices: devices,
+	domain := testtool.Must((&libvirtxml.Domain{Type: "qemu", Name: "vm", Devices: devices,
 		Memory: &libvirtxml.DomainMemory{Value: 64, Unit: "MiB"},
-		OS:     &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Type: "hvm"}}}).Marshal()
-	require.NoError(t, err)
+		OS:     &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Type: "hvm"}}}).Marshal())(t)
 	made(t, "domain.xml", domain+"\n")
 }
 
@@ -76,12 +72,9 @@ func TestVolumeExampleIsMade(t *testing.T) {
 	c.Status.Phase, c.Status.AccessModes = corev1.ClaimBound, c.Spec.AccessModes
 	secret := all.secrets[v.Spec.ISCSI.SecretRef.Name]
 	require.NotNil(t, secret)
-	disk, err := claim.Disk(c, v, claim.Options{
+	disk := testtool.Must(claim.Disk(c, v, claim.Options{
 		Username: secret.StringData["node.session.auth.username"],
-		Device:   libvirt.Device{Dev: "sda"}})
-	require.NoError(t, err)
+		Device:   libvirt.Device{Dev: "sda"}}))(t)
 	require.Nil(t, disk.Shareable)
-	text, err := disk.Marshal()
-	require.NoError(t, err)
-	made(t, "volume.xml", text+"\n")
+	made(t, "volume.xml", testtool.Must(disk.Marshal())(t)+"\n")
 }

@@ -50,17 +50,14 @@ func run(t *testing.T, p *plane.Plane, namespace string) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
 	for range 2 {
-		scheme, err := controller.Scheme()
-		require.NoError(t, err)
-		cache, err := controller.Cache(namespace)
-		require.NoError(t, err)
+		scheme := testtool.Must(controller.Scheme())(t)
+		cache := testtool.Must(controller.Cache(namespace))(t)
 		unique := true
-		mgr, err := ctrl.NewManager(account, ctrl.Options{
+		mgr := testtool.Must(ctrl.NewManager(account, ctrl.Options{
 			Scheme: scheme, Cache: cache, Logger: logr.Discard(),
 			Metrics:    metricsserver.Options{BindAddress: "0"},
 			Controller: config.Controller{SkipNameValidation: &unique},
-		})
-		require.NoError(t, err)
+		}))(t)
 		require.NoError(t, controller.Setup(mgr, controller.Options{
 			Options: objects.Options{ClaimSize: resource.MustParse("1Gi"),
 				Concurrency: 4, Server: "kubevirt.io:disk"}}))

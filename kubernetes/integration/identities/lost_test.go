@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
@@ -55,10 +56,8 @@ func (w *world) lose(name string) {
 // lostNodeCommands are the commands of docs/kubernetes-lost-node.md.
 func lostNodeCommands(t *testing.T) (commands []string) {
 	t.Helper()
-	root, err := plane.Root()
-	require.NoError(t, err)
-	page, err := os.ReadFile(filepath.Join(root, "docs/kubernetes-lost-node.md"))
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
+	page := testtool.Must(os.ReadFile(filepath.Join(root, "docs/kubernetes-lost-node.md")))(t)
 	for line := range strings.Lines(string(page)) {
 		if command, ok := strings.CutPrefix(line, "       kubectl "); ok {
 			commands = append(commands, strings.TrimSpace(command))

@@ -74,14 +74,11 @@ func (c *cluster) older(t *testing.T, namespace string) *cluster {
 // also in CI: `make test-kubevirt` and `make test-nightly` build it.
 func programs(t *testing.T) string {
 	t.Helper()
-	root, err := plane.Root()
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
 	sum := sha256.New()
 	for _, name := range []string{"integration/launcher/go.mod", "integration/launcher/go.sum",
 		"integration/launcher/operator/main.go", "scripts/build-kubevirt.sh"} {
-		data, err := os.ReadFile(filepath.Join(root, name))
-		require.NoError(t, err)
-		sum.Write(data)
+		sum.Write(testtool.Must(os.ReadFile(filepath.Join(root, name)))(t))
 	}
 	place := os.Getenv("KUBEVIRT_DISK_KUBEVIRT")
 	if place == "" {
@@ -186,8 +183,7 @@ func (c *cluster) at(name string) *node.Node {
 // manifest is a file of testdata, or of examples/kubevirt, as it is.
 func (c *cluster) manifest(t *testing.T, name string) string {
 	t.Helper()
-	root, err := plane.Root()
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
 	for _, dir := range []string{"testdata", filepath.Join(root, "examples/kubevirt")} {
 		data, err := os.ReadFile(filepath.Join(dir, name))
 		if err == nil {
@@ -277,10 +273,9 @@ const diskSize = 64 << 20
 // guestDisk makes a disk from which a small Debian boots.
 func guestDisk(t *testing.T) (raw string) {
 	t.Helper()
-	root, err := plane.Root()
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
 	raw = filepath.Join(t.TempDir(), "guest.raw")
-	err = guest.BootDisk(raw, diskSize-16<<20, guest.Options{Init: consoleShell,
+	err := guest.BootDisk(raw, diskSize-16<<20, guest.Options{Init: consoleShell,
 		Modules:  []string{"virtio_blk", "virtio_pci", "button", "evdev", "virtio_scsi", "sd_mod"},
 		CacheDir: filepath.Join(root, "cache/guest")})
 	var fetch *guest.FetchError

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // guaranteed are machines with guaranteed QoS: KubeVirt limits their hook sidecars to 64 MB of
@@ -52,20 +54,17 @@ func claim(name string) string {
 // limits tells what a container has used, and compares its limit with KubeVirt's.
 func (m *machine) limits(container string) {
 	m.t.Helper()
-	found, err := filepath.Glob("/sys/fs/cgroup/memory/kubevirt-disk*/kubepods/pod*/" +
-		m.container(container))
-	require.NoError(m.t, err)
+	found := testtool.Must(filepath.Glob("/sys/fs/cgroup/memory/kubevirt-disk*/kubepods/pod*/" +
+		m.container(container)))(m.t)
 	if len(found) == 0 {
 		return // cgroups of version 2
 	}
 	read := func(name string) string {
-		data, err := os.ReadFile(filepath.Join(found[0], name))
-		require.NoError(m.t, err)
+		data := testtool.Must(os.ReadFile(filepath.Join(found[0], name)))(m.t)
 		return strings.TrimSpace(string(data))
 	}
 	require.Equal(m.t, "64000000", read("memory.limit_in_bytes"))
 	require.Contains(m.t, read("memory.oom_control"), "oom_kill 0")
-	most, err := strconv.Atoi(read("memory.max_usage_in_bytes"))
-	require.NoError(m.t, err)
+	most := testtool.Must(strconv.Atoi(read("memory.max_usage_in_bytes")))(m.t)
 	m.t.Logf("%s of %s has used at most %d MiB, with its page cache", container, m.name, most>>20)
 }

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // machine is a VirtualMachineInstance that runs, in one pod.
@@ -145,9 +146,7 @@ func (m *machine) try(line string, limit time.Duration) (string, error) {
 // run is try, which must succeed.
 func (m *machine) run(line string) string {
 	m.t.Helper()
-	out, err := m.try(line, timeout)
-	require.NoError(m.t, err, "%s: %s", m.name, line)
-	return out
+	return testtool.Must(m.try(line, timeout))(m.t, "%s: %s", m.name, line)
 }
 
 // sum is the SHA-256 of the guest's whole disk.
@@ -185,8 +184,7 @@ func (m *machine) writes(more int) (have int) {
 		if err != nil {
 			return false
 		}
-		have, err = strconv.Atoi(out)
-		require.NoError(m.t, err)
+		have = testtool.Must(strconv.Atoi(out))(m.t)
 		if first < 0 {
 			first = have
 		}
@@ -201,8 +199,7 @@ func (m *machine) found(device string) int {
 	m.t.Helper()
 	m.run("touch /tmp/stop; until [ -e /tmp/stopped ]; do sleep 0.1; done; rm /tmp/stopped")
 	require.Empty(m.t, m.run("cat /tmp/failed 2>/dev/null || true"), "writes that failed")
-	have, err := strconv.Atoi(m.run("cat /tmp/written"))
-	require.NoError(m.t, err)
+	have := testtool.Must(strconv.Atoi(m.run("cat /tmp/written")))(m.t)
 	m.has(device, have)
 	m.t.Logf("%s: %d of %[2]d writes found", m.name, have)
 	return have
@@ -231,8 +228,7 @@ func (m *machine) ends() (wait func()) {
 	ctx, cancel := context.WithTimeout(m.t.Context(), timeout)
 	cmd := m.c.Command(ctx, "kubectl", "get", "pod", m.pod.Name, "--watch", "-o", "json",
 		"--output-watch-events")
-	out, err := cmd.StdoutPipe()
-	require.NoError(m.t, err)
+	out := testtool.Must(cmd.StdoutPipe())(m.t)
 	require.NoError(m.t, cmd.Start())
 	events := json.NewDecoder(out)
 	var event struct {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
@@ -147,9 +148,7 @@ func (m *machine) unresponsive() (times int) {
 		`jsonpath={range .items[*]}{.count} {.message}{"\n"}{end}`), "\n") {
 		count, message, _ := strings.Cut(said, " ")
 		if strings.Contains(message, "unresponsive command server") {
-			n, err := strconv.Atoi(count)
-			require.NoError(m.t, err)
-			times += n
+			times += testtool.Must(strconv.Atoi(count))(m.t)
 		}
 	}
 	return times

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // stays is a machine with a claim: stopped and started, and switched off by its guest, it has what
@@ -45,8 +47,7 @@ func kept(t *testing.T, dir string, writes int) {
 	defer disk.Close()
 	sector := make([]byte, 512)
 	for i := 1; i <= writes; i++ {
-		_, err := disk.ReadAt(sector, int64(firstWrite+i)*512)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(disk.ReadAt(sector, int64(firstWrite+i)*512)))
 		require.Equal(t, fmt.Sprintln(i), string(bytes.TrimRight(sector, "\x00")),
 			"write %d of %d", i, writes)
 	}

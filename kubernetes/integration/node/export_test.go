@@ -15,6 +15,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
@@ -69,29 +70,23 @@ func (n *Node) export(t *testing.T, identity string, image Image, end int) {
 // numbers from firstBlock to a byte behind that, and nothing else.
 func compareWithMachine(t *testing.T, disk, image string, end int) {
 	t.Helper()
-	got, err := os.Open(disk)
-	require.NoError(t, err)
+	got := testtool.Must(os.Open(disk))(t)
 	defer got.Close()
-	want, err := os.ReadFile(image)
-	require.NoError(t, err)
+	want := testtool.Must(os.ReadFile(image))(t)
 	begin := make([]byte, len(want))
-	_, err = io.ReadFull(got, begin)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(io.ReadFull(got, begin)))
 	require.True(t, bytes.Equal(want, begin), "the image has changed")
-	_, err = got.Seek(int64(firstBlock*blockSize), io.SeekStart)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(got.Seek(int64(firstBlock*blockSize), io.SeekStart)))
 	in := bufio.NewReaderSize(got, 1<<20)
 	line, lines := make([]byte, len("10000000\n")), (end-1)/len("10000000\n")
 	require.Positive(t, lines)
 	for i := range lines {
-		_, err := io.ReadFull(in, line)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(io.ReadFull(in, line)))
 		require.Equal(t, fmt.Sprintf("%d\n", 10000000+i), string(line))
 	}
 	// The last block may have been under way when the machine was killed.
 	at := (firstBlock + (end-1)/blockSize + 1) * blockSize
-	_, err = got.Seek(int64(at), io.SeekStart)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(got.Seek(int64(at), io.SeekStart)))
 	none, rest := make([]byte, 1<<20), make([]byte, 1<<20)
 	for {
 		n, err := got.Read(rest)

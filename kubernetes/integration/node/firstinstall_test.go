@@ -16,10 +16,8 @@ import (
 // installing are the commands of docs/kubernetes-install.md, a script for each section.
 func installing(t *testing.T) map[string]string {
 	t.Helper()
-	root, err := plane.Root()
-	require.NoError(t, err)
-	page, err := os.ReadFile(filepath.Join(root, "docs/kubernetes-install.md"))
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
+	page := testtool.Must(os.ReadFile(filepath.Join(root, "docs/kubernetes-install.md")))(t)
 	scripts := map[string]string{}
 	for _, section := range strings.Split(string(page), "\n## ")[1:] {
 		heading, _, _ := strings.Cut(section, "\n")
@@ -44,8 +42,7 @@ func TestFirstInstall(t *testing.T) {
 		"qemu-io", "qemu-system-x86_64")
 	plane.Binaries(t, binaries...)
 	scripts := installing(t)
-	root, err := plane.Root()
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
 	n := Start(t)
 	dir := t.TempDir()
 	write := func(name, text string) string {
@@ -114,8 +111,7 @@ func TestFirstInstall(t *testing.T) {
 	// that name none.
 	n.Apply(t, strings.ReplaceAll(volume(t, n, "first", "ReadWriteOncePod"), "20Gi", "100Gi"))
 	run(strings.Join(push, "") + "echo \"$VM\" >" + dir + "/disk\n")
-	vm, err := os.ReadFile(filepath.Join(dir, "disk"))
-	require.NoError(t, err)
+	vm := testtool.Must(os.ReadFile(filepath.Join(dir, "disk")))(t)
 	n.containerd(t, strings.TrimSpace(string(vm)), disk)
 	run(scripts["3"])
 	run("export VM=$(cat " + dir + "/disk)\n" + scripts["4"])

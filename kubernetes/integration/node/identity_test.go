@@ -90,9 +90,7 @@ func (n *Node) installController(t *testing.T) {
 
 func (n *Node) applyObject(t *testing.T, object any) {
 	t.Helper()
-	data, err := json.Marshal(object)
-	require.NoError(t, err)
-	n.Apply(t, string(data))
+	n.Apply(t, string(testtool.Must(json.Marshal(object))(t)))
 }
 
 // leader is the name of the controller's pod that leads.

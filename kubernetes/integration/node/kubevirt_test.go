@@ -182,15 +182,13 @@ func (n *Node) define(t *testing.T, pod *corev1.Pod, status string) string {
 			return socket.DialUnix(ctx, path)
 		}}
 	defer transport.CloseIdleConnections()
-	annotations, err := json.Marshal(pod.Annotations)
-	require.NoError(t, err)
+	annotations := testtool.Must(json.Marshal(pod.Annotations))(t)
 	vmi := fmt.Sprintf(`{"metadata": {"annotations": %s}, "status": %s}`, annotations, status)
-	answer, err := connect.NewClient[hookpb.DomainParams, hookpb.DomainResult](
+	answer := testtool.Must(connect.NewClient[hookpb.DomainParams, hookpb.DomainResult](
 		&http.Client{Transport: transport},
 		"http://hook/kubevirt.hooks.v1alpha3.Callbacks/OnDefineDomain", connect.WithGRPC()).
 		CallUnary(t.Context(), connect.NewRequest(&hookpb.DomainParams{Vmi: []byte(vmi),
-			DomainXml: []byte("<domain type='kvm'><devices></devices></domain>")}))
-	require.NoError(t, err)
+			DomainXml: []byte("<domain type='kvm'><devices></devices></domain>")})))(t)
 	return string(answer.Msg.DomainXml)
 }
 

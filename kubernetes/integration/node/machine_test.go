@@ -72,10 +72,9 @@ done
 func bootImage(t *testing.T, name string) Image {
 	t.Helper()
 	testtool.Need(t, "apt-get", "dpkg-deb", "mke2fs")
-	root, err := plane.Root()
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
 	dir := t.TempDir()
-	err = guest.BootDisk(filepath.Join(dir, "disk.raw"), imageSize, guest.Options{Init: work,
+	err := guest.BootDisk(filepath.Join(dir, "disk.raw"), imageSize, guest.Options{Init: work,
 		Modules: []string{"virtio_blk"}, CacheDir: filepath.Join(root, "cache/guest")})
 	var fetch *guest.FetchError
 	if errors.As(err, &fetch) && !testtool.Required() {
@@ -130,8 +129,7 @@ func bootPod(name, secret, lun string) *corev1.Pod {
 // startMachine makes the pod of a machine. Admission gives it the disk.
 func (n *Node) startMachine(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
-	data, err := json.Marshal(pod)
-	require.NoError(t, err)
+	data := testtool.Must(json.Marshal(pod))(t)
 	n.until(t, "admission knows the set", func() bool {
 		_, err := n.TryKubectl(string(data), "create", "-f", "-")
 		return err == nil
@@ -162,9 +160,7 @@ func (n *Node) said(t *testing.T, pod string, what *regexp.Regexp) int {
 	if len(all) == 0 {
 		return -1
 	}
-	number, err := strconv.Atoi(all[len(all)-1][1])
-	require.NoError(t, err)
-	return number
+	return testtool.Must(strconv.Atoi(all[len(all)-1][1]))(t)
 }
 
 // untilWritten waits until a machine has written this many blocks, and returns how many there are.

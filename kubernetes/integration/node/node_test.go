@@ -89,14 +89,13 @@ func (n *Node) upload(t *testing.T, disk string) {
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	t.Cleanup(cancel)
 	forward := n.Command(ctx, "kubectl", "port-forward", "pod/upload", "8443")
-	said, err := forward.StdoutPipe()
-	require.NoError(t, err)
+	said := testtool.Must(forward.StdoutPipe())(t)
 	require.NoError(t, forward.Start())
 	t.Cleanup(func() {
 		_ = forward.Process.Kill()
 		_ = forward.Wait() // it was killed
 	})
-	_, err = bufio.NewReader(said).ReadString('\n') // it prints a line when it listens
+	_, err := bufio.NewReader(said).ReadString('\n') // it prints a line when it listens
 	require.NoError(t, err)
 	out, err := n.Command(t.Context(), "curl", "-sS", "-f", "-T", disk,
 		"http://127.0.0.1:8443/volume/default/data").CombinedOutput()
@@ -107,11 +106,8 @@ func (n *Node) upload(t *testing.T, disk string) {
 // example is a file of examples/kubernetes.
 func example(t *testing.T, name string) string {
 	t.Helper()
-	root, err := plane.Root()
-	require.NoError(t, err)
-	data, err := os.ReadFile(filepath.Join(root, "examples/kubernetes", name))
-	require.NoError(t, err)
-	return string(data)
+	root := testtool.Must(plane.Root())(t)
+	return string(testtool.Must(os.ReadFile(filepath.Join(root, "examples/kubernetes", name)))(t))
 }
 
 // volume makes a volume of the default class from a directory on the node. It is retained.

@@ -113,8 +113,7 @@ func (n *Node) migrate(t *testing.T, other *Node) int {
 	require.Contains(t, out, "Input/output error")
 	// It may say once more what it wrote before.
 	all := written.FindAllStringSubmatch(out, -1)
-	last, err := strconv.Atoi(all[len(all)-1][1])
-	require.NoError(t, err)
+	last := testtool.Must(strconv.Atoi(all[len(all)-1][1]))(t)
 	require.LessOrEqual(t, last, before+1, "the first machine has written after the handover")
 
 	n.untilWritten(t, "destination", before+4)
@@ -148,8 +147,7 @@ func (n *Node) attach(t *testing.T, other *Node, blocks int) {
 		require.NoError(t, err)
 		return script, device, v.IQN
 	}
-	root, err := plane.Root()
-	require.NoError(t, err)
+	root := testtool.Must(plane.Root())(t)
 	opt := guest.Initiator("iqn.2017-01.io.kubevirt:node-2:kernel")
 	opt.CacheDir = filepath.Join(root, "cache/guest")
 	m, err := guest.Start(t.Context(), guest.MachineOptions{Dir: t.TempDir(), Guest: opt,
@@ -161,8 +159,7 @@ func (n *Node) attach(t *testing.T, other *Node, blocks int) {
 	require.NoError(t, err)
 	defer m.Close()
 	run := func(script string) {
-		r, err := m.Run(t.Context(), "set -e\n"+script, nil)
-		require.NoError(t, err)
+		r := testtool.Must(m.Run(t.Context(), "set -e\n"+script, nil))(t)
 		require.Zero(t, r.Status, r.Output)
 	}
 	script, device, iqn := attached(served)
@@ -245,11 +242,9 @@ func (n *Node) dial(t *testing.T, address string) (net.Conn, error) {
 	// The thread goes back to its own network. If it ended, the nodes that it started would, too.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	own, err := os.Open("/proc/thread-self/ns/net")
-	require.NoError(t, err)
+	own := testtool.Must(os.Open("/proc/thread-self/ns/net"))(t)
 	defer own.Close()
-	its, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", n.pid))
-	require.NoError(t, err)
+	its := testtool.Must(os.Open(fmt.Sprintf("/proc/%d/ns/net", n.pid)))(t)
 	defer its.Close()
 	require.NoError(t, unix.Setns(int(its.Fd()), unix.CLONE_NEWNET))
 	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
@@ -270,8 +265,7 @@ type monitor struct {
 func (q *monitor) ask(format string, args ...any) map[string]any {
 	q.t.Helper()
 	require.NoError(q.t, q.conn.SetDeadline(time.Now().Add(timeout)))
-	_, err := fmt.Fprintf(q.conn, format+"\n", args...)
-	require.NoError(q.t, err)
+	require.NoError(q.t, testtool.Err(fmt.Fprintf(q.conn, format+"\n", args...)))
 	for q.answers.Scan() {
 		var answer struct {
 			Return map[string]any

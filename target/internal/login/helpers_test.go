@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const (
@@ -45,9 +46,7 @@ func authenticator(t testing.TB, change ...func(*chap.Config)) *chap.Authenticat
 	for _, f := range change {
 		f(&cfg)
 	}
-	a, err := chap.NewAuthenticator(cfg)
-	require.NoError(t, err)
-	return a
+	return testtool.Must(chap.NewAuthenticator(cfg))(t)
 }
 
 func openConfig() *Config { return &Config{TargetName: targetIQN, PortalGroupTag: 1} }
@@ -61,8 +60,7 @@ func chapConfig(t testing.TB, change ...func(*chap.Config)) *Config {
 // keysOf parses a response. A duplicate key fails the test.
 func keysOf(t testing.TB, data []byte) map[string]string {
 	t.Helper()
-	pairs, err := ParsePairs(data)
-	require.NoError(t, err)
+	pairs := testtool.Must(ParsePairs(data))(t)
 	m := make(map[string]string)
 	for _, p := range pairs {
 		require.NotContains(t, m, p.Key)
@@ -126,12 +124,9 @@ func (i *initiator) requireRefused(resp Response, status Status, reason string) 
 // answer computes CHAP_R for the challenge in keys.
 func answer(t testing.TB, keys map[string]string, secret string) string {
 	t.Helper()
-	alg, err := strconv.Atoi(keys["CHAP_A"])
-	require.NoError(t, err)
-	id, err := strconv.ParseUint(keys["CHAP_I"], 10, 8)
-	require.NoError(t, err)
-	c, err := chap.ParseBinary(keys["CHAP_C"], chap.MaxBinaryLen)
-	require.NoError(t, err)
+	alg := testtool.Must(strconv.Atoi(keys["CHAP_A"]))(t)
+	id := testtool.Must(strconv.ParseUint(keys["CHAP_I"], 10, 8))(t)
+	c := testtool.Must(chap.ParseBinary(keys["CHAP_C"], chap.MaxBinaryLen))(t)
 	return chap.FormatBinary(chap.Algorithm(alg).Response(byte(id), []byte(secret), c))
 }
 

@@ -293,8 +293,7 @@ func TestReflectionFromParallelLogin(t *testing.T) {
 }
 
 func TestBoundInitiatorName(t *testing.T) {
-	bind := func(name string) func(
-		*chap.Config) {
+	bind := func(name string) func(*chap.Config) {
 		return func(c *chap.Config) { c.InitiatorName = name }
 	}
 	i := newInitiator(t, chapConfig(t, bind(strings.ToUpper(hostIQN))))

@@ -1,6 +1,7 @@
 package pdu
 
 import (
+	"bytes"
 	"errors"
 	"testing"
 
@@ -124,4 +125,56 @@ func TestDecodeIgnoresReserved(t *testing.T) {
 	var d DataIn
 	require.NoError(t, d.Decode(&h))
 	require.Equal(t, DataIn{}, d)
+}
+
+func TestCheckAHS(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		in   []byte
+		bad  bool
+	}{
+		{"none", nil, false},
+		{"11.2.2.3/extended CDB of 17 bytes", []byte{0, 2, 1, 0, 0xaa, 0, 0, 0}, false},
+		{"11.2.2.4/bidirectional", []byte{0, 5, 2, 0, 1, 2, 3, 4}, false},
+		{"two", []byte{0, 5, 2, 0, 1, 2, 3, 4, 0, 2, 1, 0, 0xaa, 0, 0, 0}, false},
+		{"empty", []byte{0, 0, 0, 0}, false},
+		{"as many as there can be", bytes.Repeat([]byte{0, 1, 9, 0}, 255), false},
+		{"no type", []byte{0, 0}, true},
+		{"longer than its room", []byte{0, 6, 2, 0, 1, 2, 3, 4}, true},
+		{"much longer than its room", []byte{0xff, 0xff, 9, 0}, true},
+		{"the second one is cut off", []byte{0, 5, 2, 0, 1, 2, 3, 4, 0, 5, 2, 0}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := CheckAHS(tt.in)
+			require.Equal(t, tt.bad, err != nil, err)
+		})
+	}
+}
+
+// FuzzDecode decodes any header by its opcode, and encodes accepted ones.
+func FuzzDecode(f *testing.F) {
+	for _, g := range goldens {
+		h := header(f, g.hex)
+		f.Add(h[:])
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) < HeaderLen {
+			return
+		}
+		h := Header(b[:HeaderLen])
+		p := newByOpcode(h.Opcode())
+		if p == nil {
+			return
+		}
+		if err := p.Decode(&h); err != nil {
+			var fe *FieldError
+			require.True(t, errors.As(err, &fe))
+			return
+		}
+		var again Header
+		p.Encode(&again)
+		q := fresh(p)
+		require.NoError(t, q.Decode(&again))
+		require.Equal(t, p, q)
+	})
 }

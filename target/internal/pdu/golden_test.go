@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // codec is the interface of all PDU types.
@@ -267,8 +269,7 @@ var goldens = []golden{
 
 func header(t testing.TB, s string) Header {
 	t.Helper()
-	b, err := hex.DecodeString(strings.Join(strings.Fields(s), ""))
-	require.NoError(t, err)
+	b := testtool.Must(hex.DecodeString(strings.Join(strings.Fields(s), "")))(t)
 	require.Len(t, b, HeaderLen)
 	return Header(b)
 }

@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/rangelock"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
@@ -64,14 +65,12 @@ func (b *copyBench) nothingHeld() {
 
 // write2 and read2 are write and read of LUN 2.
 func (b *copyBench) write2(lba int, data []byte) {
-	_, err := b.other.WriteAt(b.t.Context(), data, int64(lba)*BlockSize)
-	require.NoError(b.t, err)
+	require.NoError(b.t, testtool.Err(b.other.WriteAt(b.t.Context(), data, int64(lba)*BlockSize)))
 }
 
 func (b *copyBench) read2(lba, blocks int) []byte {
 	p := make([]byte, blocks*BlockSize)
-	_, err := b.other.ReadAt(b.t.Context(), p, int64(lba)*BlockSize)
-	require.NoError(b.t, err)
+	require.NoError(b.t, testtool.Err(b.other.ReadAt(b.t.Context(), p, int64(lba)*BlockSize)))
 	return p
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -33,9 +34,7 @@ func TestHandOver(t *testing.T) {
 	}
 	require.Equal(t, conflict, b.reads(third))
 
-	guest, err := b.d.disks.Withdraw(number)
-	require.NoError(t, err)
-	require.Equal(t, "iqn.b", guest)
+	require.Equal(t, "iqn.b", testtool.Must(b.d.disks.Withdraw(number))(t))
 	require.Equal(t, []*Nexus{second}, fenced)
 	require.Equal(t, conflict, b.writes(second))
 	require.Equal(t, "GOOD", b.writes(b.nexus), "the owner goes on after a migration that failed")
@@ -88,9 +87,7 @@ func TestHandOverTellsWhoIsFenced(t *testing.T) {
 	for _, step := range []struct{ to, former string }{{"iqn.b", ""}, {"iqn.c", "iqn.b"}} {
 		b.attach(step.to, 0)
 		require.NoError(t, b.admit(step.to))
-		former, err := b.d.disks.HandOver(1)
-		require.NoError(t, err)
-		require.Equal(t, step.former, former)
+		require.Equal(t, step.former, testtool.Must(b.d.disks.HandOver(1))(t))
 	}
 }
 
@@ -234,8 +231,7 @@ func TestWithdrawEndsReservations(t *testing.T) {
 			b.register(n, 2)
 			b.mustPersist(n, saReserve, typeExclusiveAccess, 2, 0)
 		},
-		"RESERVE(6)": func(b *bench,
-			n *Nexus) {
+		"RESERVE(6)": func(b *bench, n *Nexus) {
 			require.Equal(b.t, "GOOD", b.runAs(n, lun1, cdb(reserve), nil).outcome())
 		},
 	} {

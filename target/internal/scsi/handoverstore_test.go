@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -372,18 +373,15 @@ func TestStoredHandover(t *testing.T) {
 		}
 		return NewDevice(Options{}, []LUN{lun})
 	}
-	d,
-		err := device(
-		`{"owner":"iqn.a","open_to":"iqn.b","until":"2026-01-02T03:04:05Z","fenced":["iqn.c"]}`)
-	require.NoError(t, err)
+	d := testtool.Must(device(
+		`{"owner":"iqn.a","open_to":"iqn.b","until":"2026-01-02T03:04:05Z","fenced":["iqn.c"]}`))(t)
 	require.Equal(t, serving.Holders{Owner: "iqn.a", Guest: "iqn.b", Fenced: []string{"iqn.c"}},
 		d.disks.Holders(3))
 	require.Equal(t,
 		[]serving.Opening{{LUN: 3, To: "iqn.b",
 			Until: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}},
 		d.disks.Openings())
-	d, err = device("")
-	require.NoError(t, err, "what an older program has left")
+	d = testtool.Must(device(""))(t, "what an older program has left")
 	require.Empty(t, d.disks.Holders(3))
 	for _, bad := range []string{"{", "[]", `{"fenced":[""]}`, `{"fenced":["a b"]}`,
 		`{"open_to":" "}`, `{"owner":"\n"}`, `{"until":"soon"}`} {

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -27,15 +28,12 @@ func another(id byte, change ...func(*LUN)) (LUN, *memDisk) {
 
 func (b *bench) remove() <-chan struct{} {
 	b.t.Helper()
-	removal, err := b.d.disks.Remove(1)
-	require.NoError(b.t, err)
-	return removal
+	return testtool.Must(b.d.disks.Remove(1))(b.t)
 }
 
 func (b *bench) add(l LUN) {
 	b.t.Helper()
-	err := b.d.disks.Add(l)
-	require.NoError(b.t, err)
+	require.NoError(b.t, b.d.disks.Add(l))
 }
 
 func released(c <-chan struct{}) bool {
@@ -224,11 +222,8 @@ func TestRemoveUnused(t *testing.T) {
 	b.d.Detach(second)
 	third := b.attach("iqn.c", 0)
 	require.Equal(t, "GOOD", b.ready(third))
-	released, err := b.d.disks.RemoveUnused(1)
-	require.NoError(t, err)
-	<-released
-	_, err = b.d.disks.RemoveUnused(1)
-	require.ErrorContains(t, err, "there is no LUN 1")
+	<-testtool.Must(b.d.disks.RemoveUnused(1))(t)
+	require.ErrorContains(t, testtool.Err(b.d.disks.RemoveUnused(1)), "there is no LUN 1")
 }
 
 // TestSlotsAreUsedAgain: the tables of nexuses do not grow with units that come and go.
@@ -242,8 +237,7 @@ func TestSlotsAreUsedAgain(t *testing.T) {
 		l2.Number = uint16(20 + i%3)
 		b.add(l2)
 		for _, n := range []uint16{l.Number, l2.Number} {
-			_, err := b.d.disks.Remove(n)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(b.d.disks.Remove(n)))
 		}
 	}
 	require.LessOrEqual(t, len(*b.nexus.slots.Load()), 8)
@@ -325,11 +319,10 @@ func TestOneDiskTwiceAtOnce(t *testing.T) {
 	<-entered
 	twin := lun
 	twin.Number = 3
-	err := b.d.disks.Add(twin)
-	require.ErrorContains(t, err, "LUN 3 has the same identifier as LUN 2")
+	require.ErrorContains(t, b.d.disks.Add(twin), "LUN 3 has the same identifier as LUN 2")
 	close(gate)
 	require.NoError(t, <-done)
-	err = b.d.disks.Add(twin)
+	err := b.d.disks.Add(twin)
 	require.ErrorContains(t, err, "LUN 3 has the same identifier as LUN 2")
 	require.Equal(t, 1, disk.count("write"))
 

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const (
@@ -282,8 +283,7 @@ func FuzzModeSelect(f *testing.F) {
 			return
 		}
 		require.Zero(t, state&^(modeWCE|modeDSense|modeSWP))
-		again, err := u.parseModeSelect(list, long, state)
-		require.NoError(t, err)
+		again := testtool.Must(u.parseModeSelect(list, long, state))(t)
 		require.Equal(t, state, again, "a list means the same twice")
 	})
 }

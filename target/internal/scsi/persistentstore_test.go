@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // memStore is a Store of reservations that outlives a device, as a file does.
@@ -200,13 +202,11 @@ func TestStoredState(t *testing.T) {
 	requireHex(t, "0001 05 00 0001 0002"+
 		"0000000000000001 000000000000 01 05 69716e2e61"+
 		"fedcba9876543210 010203040506 00 05 69716e2e62", b)
-	s, err := decodePersistent(b)
-	require.NoError(t, err)
+	s := testtool.Must(decodePersistent(b))(t)
 	require.Equal(t, testState(), s)
 	require.Empty(t, (&persistentState{kind: typeExclusiveAccess,
 		registrations: testState().registrations}).encode(), "nothing survives")
-	s, err = decodePersistent(nil)
-	require.NoError(t, err)
+	s = testtool.Must(decodePersistent(nil))(t)
 	require.Empty(t, s.registrations)
 }
 
@@ -215,8 +215,7 @@ func TestStoredState(t *testing.T) {
 func TestDamagedStore(t *testing.T) {
 	good := testState().encode()
 	for i := range good[1:] {
-		_, err := decodePersistent(good[:i+1])
-		require.Error(t, err, "%d bytes", i+1)
+		require.Error(t, testtool.Err(decodePersistent(good[:i+1])), "%d bytes", i+1)
 	}
 	sealed := func(change func(b []byte) []byte) []byte {
 		return change(append([]byte(nil), good...))

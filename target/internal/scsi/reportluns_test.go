@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -17,8 +18,7 @@ func newLUNs(t *testing.T, numbers ...uint16) (*Device, *Nexus) {
 		l.Identity.NAA[7] = byte(n)
 		luns = append(luns, l)
 	}
-	d, err := NewDevice(Options{}, luns)
-	require.NoError(t, err)
+	d := testtool.Must(NewDevice(Options{}, luns))(t)
 	n := d.Attach(InitiatorPort{Name: "iqn.a"})
 	n.forgetAttentions()
 	return d, n

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -315,9 +316,8 @@ func TestWriteAtomicThatWasCutOffWithoutSpace(t *testing.T) {
 	record := make([]byte, atomicRecord+2*atomicGranularity)
 	record[6] = atomicGranularity >> 8 // the offset, big-endian
 	store := &keptStore{kept: map[string][]byte{storedAtomic: record}}
-	_, err := NewDevice(Options{},
-		[]LUN{{Number: 3, Disk: thinDisk{full}, Identity: testIdentity(), Store: store}})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(NewDevice(Options{},
+		[]LUN{{Number: 3, Disk: thinDisk{full}, Identity: testIdentity(), Store: store}})))
 	require.Empty(t, store.kept[storedAtomic])
 }
 
@@ -337,9 +337,8 @@ func TestAtomicRecordThatMakesNoSense(t *testing.T) {
 	broken := newMemDisk(1 << 20)
 	broken.failWith("write", errors.New("broken"))
 	store := &keptStore{kept: map[string][]byte{storedAtomic: make([]byte, atomicRecord+BlockSize)}}
-	_, err := NewDevice(Options{},
-		[]LUN{{Number: 3, Disk: broken, Identity: testIdentity(), Store: store}})
-	require.ErrorContains(t, err, "put back")
+	require.ErrorContains(t, testtool.Err(NewDevice(Options{},
+		[]LUN{{Number: 3, Disk: broken, Identity: testIdentity(), Store: store}})), "put back")
 	require.NotEmpty(t, store.kept[storedAtomic], "it is tried again at the next start")
 }
 

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 var mac = [6]byte{0x52, 0x54, 0, 0x12, 0x34, 0x56}
@@ -38,12 +40,11 @@ func TestQuery(t *testing.T) {
 }
 
 func TestParse(t *testing.T) {
-	l, err := Parse(answer(
+	l := testtool.Must(Parse(answer(
 		optType, 1, byte(Ack), optMask, 4, 255, 255, 255, 0, optServer, 4, 10, 0, 2, 2,
 		optRouter, 4, 10, 0, 2, 2, optDNS, 8, 10, 0, 2, 3, 1, 1, 1, 1,
 		optHostname, 3, 'w', 'e', 'b', optDomain, 2, 'a', 'b', optMTU, 2, 5, 0x78,
-		optLease, 4, 0, 0, 14, 16))
-	require.NoError(t, err)
+		optLease, 4, 0, 0, 14, 16)))(t)
 	require.Equal(t, Lease{Type: Ack, ID: 0x01020304, Hardware: mac,
 		Address: netip.MustParsePrefix("10.0.2.15/24"), Server: netip.MustParseAddr("10.0.2.2"),
 		Routes: []Route{{To: netip.MustParsePrefix("0.0.0.0/0"),
@@ -69,10 +70,9 @@ func TestParseRoutes(t *testing.T) {
 // TestSearch reads compressed names, over two parts of the option, and one that would add a line to
 // resolv.conf.
 func TestSearch(t *testing.T) {
-	l, err := Parse(answer(optType, 1, byte(Ack),
+	l := testtool.Must(Parse(answer(optType, 1, byte(Ack),
 		optSearch, 9, 3, 's', 'v', 'c', 2, 'c', 'd', 0, 2,
-		optSearch, 6, 'n', 's', 0xc0, 0, 0xc0, 4))
-	require.NoError(t, err)
+		optSearch, 6, 'n', 's', 0xc0, 0, 0xc0, 4)))(t)
 	require.Equal(t, []string{"svc.cd", "ns.svc.cd", "cd"}, l.Search)
 
 	require.Empty(t, readNames([]byte("\x05a\nb c\x00")))

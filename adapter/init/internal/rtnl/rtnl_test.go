@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // router is a message of the kernel about a router's options.
@@ -57,11 +59,9 @@ func TestKernel(t *testing.T) {
 	// The thread is not used again: it has another network.
 	runtime.LockOSThread()
 	require.NoError(t, unix.Unshare(unix.CLONE_NEWNET))
-	watch, err := Dial(unix.RTNLGRP_IPV6_IFADDR)
-	require.NoError(t, err)
+	watch := testtool.Must(Dial(unix.RTNLGRP_IPV6_IFADDR))(t)
 	defer watch.Close()
-	c, err := Dial()
-	require.NoError(t, err)
+	c := testtool.Must(Dial())(t)
 	defer c.Close()
 	const lo = 1
 	require.NoError(t, c.Up(lo, 1400))
@@ -79,8 +79,7 @@ func TestKernel(t *testing.T) {
 	six := netip.MustParsePrefix("2001:db8::5/128")
 	require.NoError(t, c.AddAddress(lo, six))
 	for {
-		list, err := watch.Receive()
-		require.NoError(t, err)
+		list := testtool.Must(watch.Receive())(t)
 		if len(list) > 0 {
 			require.Equal(t, Event{Index: lo, Address: six.Addr()}, list[0])
 			break
@@ -90,7 +89,5 @@ func TestKernel(t *testing.T) {
 
 func read(t *testing.T, name string) string {
 	t.Helper()
-	b, err := os.ReadFile(name)
-	require.NoError(t, err)
-	return string(b)
+	return string(testtool.Must(os.ReadFile(name))(t))
 }
