@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/internal/osfile"
 )
 
@@ -188,7 +189,7 @@ func (d *directory) list() (names, subdirectories []string, err error) {
 	}
 	for _, e := range entries {
 		if e.Type()&fs.ModeDir != 0 {
-			if e.Name() != marksDir {
+			if e.Name() != rawfile.MarksDir {
 				subdirectories = append(subdirectories, e.Name())
 			}
 		} else {

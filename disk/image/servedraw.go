@@ -11,6 +11,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 )
@@ -23,7 +24,6 @@ import (
 const (
 	rawAttribute = "user.kubevirt-disk.format"
 	rawValue     = "raw"
-	marksDir     = ".kubevirt-disk"
 )
 
 // servedRaw reports whether an open file of the directory was served raw. An error means that this
@@ -213,9 +213,9 @@ func (d *directory) markBeside(file *os.File) error {
 		return err
 	}
 	fd := int(d.file.Fd())
-	err = osfile.Retry(func() error { return unix.Mkdirat(fd, marksDir, 0o755) })
+	err = osfile.Retry(func() error { return unix.Mkdirat(fd, rawfile.MarksDir, 0o755) })
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return &os.PathError{Op: "mkdir", Path: path.Join(d.path, marksDir), Err: err}
+		return &os.PathError{Op: "mkdir", Path: path.Join(d.path, rawfile.MarksDir), Err: err}
 	}
 	marks, err := d.openMarks()
 	if err != nil {
@@ -241,13 +241,14 @@ func (d *directory) markBeside(file *os.File) error {
 func (d *directory) openMarks() (*os.File, error) {
 	fd := -1
 	err := osfile.Retry(func() (err error) {
-		fd, err = unix.Openat(int(d.file.Fd()), marksDir, unix.O_DIRECTORY|osfile.OpenFlags, 0)
+		fd, err = unix.Openat(int(d.file.Fd()), rawfile.MarksDir,
+			unix.O_DIRECTORY|osfile.OpenFlags, 0)
 		return err
 	})
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: path.Join(d.path, marksDir), Err: err}
+		return nil, &os.PathError{Op: "open", Path: path.Join(d.path, rawfile.MarksDir), Err: err}
 	}
-	return os.NewFile(uintptr(fd), path.Join(d.path, marksDir)), nil
+	return os.NewFile(uintptr(fd), path.Join(d.path, rawfile.MarksDir)), nil
 }
 
 // markName returns the name of a file's mark. It contains the file's handle, which differs even
@@ -266,7 +267,7 @@ func markName(file *os.File) (string, error) {
 		return "", fmt.Errorf("%q: the file system does not tell its files apart: %w", file.Name(),
 			err)
 	}
-	return path.Join(marksDir, "raw-"+id), nil
+	return path.Join(rawfile.MarksDir, "raw-"+id), nil
 }
 
 // FileInstance tells files of one name apart, by the inode's number and its time of birth, because

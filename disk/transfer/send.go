@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 )
@@ -50,8 +51,6 @@ const (
 	receiving = ".receiving"
 	// lostFound is made with ext4 file systems, and is nobody's.
 	lostFound = "lost+found"
-	// marksDir has files named by the identity of others, which does not move.
-	marksDir = ".kubevirt-disk"
 )
 
 // Progress is how far a transfer is, in bytes of storage.
@@ -187,7 +186,7 @@ type listed struct {
 // skipped are the names that do not move: locks, and what is nobody's or half made.
 func skipped(name string, dir bool) bool {
 	if dir {
-		return name == receiving || name == lostFound || name == marksDir
+		return name == receiving || name == lostFound || name == rawfile.MarksDir
 	}
 	return name == durable.LockName || name == lockName ||
 		strings.HasSuffix(name, durable.PartialSuffix)

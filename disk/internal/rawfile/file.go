@@ -17,6 +17,10 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
+// MarksDir is a directory beside raw files, with the names of those that were served raw. It means
+// nothing elsewhere.
+const MarksDir = ".kubevirt-disk"
+
 // Options are the options of a disk over a raw file. The zero value works.
 type Options struct {
 	ReadOnly bool
