@@ -82,8 +82,12 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 		for change, settings := range map[string]func(t *testing.T, path string, opt *Options){
 			"nothing":           func(*testing.T, string, *Options) {},
 			"the image's inode": func(t *testing.T, path string, _ *Options) { copied(t, path) },
-			"the mode":          func(_ *testing.T, _ string, opt *Options) { opt.Mode = CopyOnRead },
-			"the owner":         func(_ *testing.T, _ string, opt *Options) { opt.Owner = "another" },
+			"the mode": func(_ *testing.T, _ string, opt *Options) {
+				opt.Mode = CopyOnRead
+			},
+			"the owner": func(_ *testing.T, _ string, opt *Options) {
+				opt.Owner = "another"
+			},
 			"the serial": func(_ *testing.T, _ string, opt *Options) {
 				opt.Identity.Serial = "another"
 			},

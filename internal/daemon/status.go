@@ -163,7 +163,7 @@ func (d *Daemon) announce() {
 	}
 	at := "iscsi://" + user + options.Reachable(s.Portals[0])
 	try := password + "iscsi-ls -s " + at
-	if d.opt.BehindNAT && len(s.LUNs) > 0 { // a discovery names no address, so iscsi-ls lists nothing
+	if d.opt.BehindNAT && len(s.LUNs) > 0 { // iscsi-ls would list nothing
 		try = password + "qemu-img info " + at + "/" +
 			libvirt.SourceName(s.TargetName, int(s.LUNs[0].LUN))
 	}

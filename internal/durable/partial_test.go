@@ -124,8 +124,8 @@ func TestCreateNamed(t *testing.T) {
 	require.NoFileExists(t, path+PartialSuffix)
 }
 
-// TestPowerCutAfterAReplacement: a file that was replaced a moment ago has its former content or the
-// new one after a power cut, also on a file system that brings the name to storage first.
+// TestPowerCutAfterAReplacement: a file that was replaced a moment ago has its former content or
+// the new one after a power cut, also on a file system that brings the name to storage first.
 func TestPowerCutAfterAReplacement(t *testing.T) {
 	_, err := exec.LookPath("mkfs.ext4")
 	filetest.Needs(t, "mkfs.ext4, and root to mount it", err == nil && os.Geteuid() == 0)

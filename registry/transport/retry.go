@@ -56,8 +56,8 @@ func (e *StatusError) Error() string {
 	switch {
 	case e.away:
 	case e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden:
-		text += "; the credential is missing or wrong, or may not do this: name a file with one by " +
-			"--registry-config, or set REGISTRY_USERNAME and REGISTRY_PASSWORD"
+		text += "; the credential is missing or wrong, or may not do this: name a file with one " +
+			"by --registry-config, or set REGISTRY_USERNAME and REGISTRY_PASSWORD"
 	}
 	return text
 }

@@ -35,7 +35,9 @@ func TestOwnerIsRemembered(t *testing.T) {
 		"SYNCHRONIZE CACHE": func(m *migration, n *Nexus) string {
 			return m.runAs(n, lun1, cdb("35 00 00 00 00 00 00 00 00 00"), nil).outcome()
 		},
-		"REGISTER": func(m *migration, n *Nexus) string { return m.persist(n, saRegister, 0, 0, 1) },
+		"REGISTER": func(m *migration, n *Nexus) string {
+			return m.persist(n, saRegister, 0, 0, 1)
+		},
 		"EXTENDED COPY": func(m *migration, n *Nexus) string {
 			list := copyParameters(1, 0, []string{ownNAA}, block(0, 0, 1, 0, 1))
 			return m.runAs(n, lun1, extendedCopy(list), list).outcome()
