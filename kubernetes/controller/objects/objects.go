@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -49,7 +49,7 @@ func Find[T any, O interface {
 	*T
 	client.Object
 }](ctx context.Context, from client.Reader, what string, key client.ObjectKey) (O, error) {
-	if key.Name == "" || len(path.IsValidPathSegmentName(key.Name)) > 0 {
+	if key.Name == "" || len(content.IsPathSegmentName(key.Name)) > 0 {
 		return nil, nil
 	}
 	o := O(new(T))
