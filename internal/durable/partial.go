@@ -21,9 +21,9 @@ type Partial struct {
 	File *os.File
 	path string // its final name
 
-	named    bool     // see CreateNamed
-	former   *os.File // what has the name now, locked; nil: nothing
-	replaces bool     // a file that a power cut may not take along with this one
+	named  bool     // see CreateNamed
+	former *os.File // what has the name now, locked; nil: nothing
+	synced bool     // the content reaches storage before the name does
 }
 
 // Create begins a file that will get the name path. It removes a partial file that a killed process
@@ -68,7 +68,7 @@ func CreateNamed(path string, mode fs.FileMode, may func(former *os.File) error)
 	case errors.Is(err, fs.ErrPermission) && may == nil: // it cannot be locked
 		p, err := Create(path, mode)
 		if err == nil {
-			p.replaces = true
+			p.synced = true
 		}
 		return p, err
 	default:
@@ -78,7 +78,9 @@ func CreateNamed(path string, mode fs.FileMode, may func(former *os.File) error)
 	if err != nil {
 		return nil, errors.Join(err, closed(former))
 	}
-	p.named, p.former, p.replaces = true, former, former != nil
+	// Otherwise a power cut may leave neither the former content nor the new one: some file systems
+	// bring the name to storage first.
+	p.named, p.former, p.synced = true, former, former != nil
 	return p, nil
 }
 
@@ -160,8 +162,7 @@ func (p *Partial) Finish(err error) error {
 // Keep is Finish, but without an error it leaves the file open and locked.
 func (p *Partial) Keep(err error) error {
 	name := p.path + PartialSuffix
-	if err == nil && p.replaces {
-		// Some file systems may bring the name to storage before the content.
+	if err == nil && p.synced {
 		err = osfile.Retry(p.File.Sync)
 	}
 	if err == nil {
@@ -223,9 +224,7 @@ func RenameNew(from, to string) error {
 // FinishSynced is Finish for a file whose content must not get lost: first the content and then the
 // name have reached storage when it returns. Until then the file is locked.
 func (p *Partial) FinishSynced(err error) error {
-	if err == nil {
-		err = osfile.Retry(p.File.Sync)
-	}
+	p.synced = true
 	if err = p.Keep(err); err != nil {
 		return err
 	}

@@ -91,7 +91,7 @@ func checkMade(opt *options.Options) error {
 				"with %v", dir, opt.Setting(field))
 		}
 		if err == nil && writes {
-			err = unix.Faccessat(unix.AT_FDCWD, at, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
+			err = osfile.CheckWritable(at)
 		}
 		var path *fs.PathError
 		if errors.As(err, &path) {
