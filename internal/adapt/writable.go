@@ -40,21 +40,17 @@ func (m *Made) WritableDisk(path string) (err error) {
 	if err != nil {
 		return err
 	}
-	// Another process may have made the same machine, and started it already.
-	if _, err := os.Lstat(path); err == nil {
-		_ = out.Finish(errMade) // it is empty
-		return m.rebase(path)
-	}
 	w, err := qcow2.NewAppender(out.File, qcow2.AppendOptions{ClusterSize: 64 << 10,
 		Backing: filepath.Base(m.Path)})
 	if err == nil {
 		_, err = w.Finish(m.Size)
 	}
-	return out.FinishSynced(err)
+	err = out.FinishSynced(err)
+	if errors.Is(err, fs.ErrExist) { // another process has made the same machine meanwhile
+		return m.rebase(path)
+	}
+	return err
 }
-
-// errMade ends a file that is not needed.
-var errMade = errors.New("another process has made the machine")
 
 // former returns the top level that an existing file lies above, if the file has to be replaced. It
 // returns "" if there is no file, or if it can stay. A file that belongs to other layers is an
