@@ -271,9 +271,6 @@ type lateRequest struct {
 	arrived time.Time
 }
 
-// errLater says that a request waits for storage, and others of the connection come first.
-var errLater = errors.New("the request waits for storage")
-
 // lateLoop executes requests that wait for storage.
 func (c *conn) lateLoop(turn *serving.Turn) {
 	run := &run{Turn: turn, c: c, late: true}
@@ -381,7 +378,7 @@ func (run *run) Blocks() error {
 		return nil
 	}
 	if run.Reading && run.single {
-		return errLater
+		return serving.ErrLater
 	}
 	run.PassOn()
 	return nil

@@ -123,7 +123,7 @@ func (run *run) handle() error {
 // gets no answer, because its connection ends.
 func (run *run) finish(err error) error {
 	run.forget()
-	if err == errLater {
+	if err == serving.ErrLater {
 		run.c.late.Postpone(lateRequest{run.req, run.arrived})
 		return nil
 	}

@@ -1,6 +1,7 @@
 package serving
 
 import (
+	"errors"
 	"slices"
 	"sync"
 )
@@ -16,6 +17,10 @@ type Late[T any] struct {
 	all  []T  // guarded by mu
 	runs bool // guarded by mu; a goroutine has the role
 }
+
+// ErrLater is what an Executor's Blocks returns if the request is to be left to Late: it waits for
+// storage, and others of the connection come first.
+var ErrLater = errors.New("the request waits for storage")
 
 // NewLate is for a connection without such a request. Loop executes what Next returns, until that
 // returns false or its turn is no longer Reading. HandOn is as for NewReader, and also called

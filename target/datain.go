@@ -52,7 +52,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 		}
 		run.Leave()
 		run.buf = nil
-		if err == errLater {
+		if err == serving.ErrLater {
 			b.Release()
 			c.postpone(t)
 			return nil

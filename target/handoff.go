@@ -1,7 +1,6 @@
 package target
 
 import (
-	"errors"
 	"time"
 
 	"kubevirt.io/disk/serving"
@@ -50,9 +49,6 @@ func (r *runner) Waits() (timeout time.Duration, err error) {
 	return r.conn.session().nexus.HoldTimeout(), nil
 }
 
-// errLater says that a read waits for storage, and other commands of the session come first.
-var errLater = errors.New("the read waits for storage")
-
 // Blocks implements serving.Executor: the session goes on while the command waits for storage. A
 // goroutine for each read would cost more than the read.
 func (r *runner) Blocks() error {
@@ -60,7 +56,7 @@ func (r *runner) Blocks() error {
 	case r.late: // the reads before this one are answered first
 		return r.conn.tx.Flush()
 	case r.Reading && r.single:
-		return errLater
+		return serving.ErrLater
 	}
 	r.PassOn()
 	return nil

@@ -101,9 +101,6 @@ func (r *request) parse() error {
 	return nil
 }
 
-// errLater says that a request waits for storage, and others of the ring come first.
-var errLater = errors.New("the request waits for storage")
-
 var operations = map[uint32]serving.Operation{blkIn: serving.OpRead, blkOut: serving.OpWrite,
 	blkFlush: serving.OpFlush, blkDiscard: serving.OpDiscard, blkWriteZeroes: serving.OpWrite}
 
@@ -113,7 +110,7 @@ func (run *run) serve() error {
 	q, c, req := run.q, run.q.c, run.req
 	run.kind = operations[req.kind]
 	n, err := run.execute(req)
-	if err == errLater {
+	if err == serving.ErrLater {
 		run.req = nil
 		return run.postpone(req)
 	}
@@ -267,7 +264,7 @@ func (run *run) take(length int64) []byte {
 func (run *run) read(off int64, in []segment, length int64) error {
 	c, d := run.q.c, run.q.c.disk
 	if run.shares(length) {
-		return errLater
+		return serving.ErrLater
 	}
 	if err := run.begin(false); err != nil {
 		return err
@@ -415,7 +412,7 @@ func (run *run) Blocks() error {
 	switch q := run.q; {
 	case !run.late && !run.Reading:
 	case !run.late, run.req.cost == 0, !run.insists && !q.stop.Load() && q.waiting():
-		return errLater
+		return serving.ErrLater
 	default:
 		run.insists = false
 		q.tellDriver() // of those before this one

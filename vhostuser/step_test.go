@@ -210,7 +210,7 @@ func TestWhoWaitsBeginsOthers(t *testing.T) {
 		if err == nil {
 			return true
 		}
-		require.Equal(t, errLater, err)
+		require.Equal(t, serving.ErrLater, err)
 		require.NoError(t, run.postpone(run.req))
 		var ok bool
 		run.req, ok = q.late.Next()
