@@ -90,6 +90,7 @@ func launch(t *testing.T, name string, env []string, args ...string) *process {
 	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, env...)
 	p.cmd.Dir = t.TempDir()
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
+	p.cmd.WaitDelay = timeout // what it has started may outlive it, and has its streams
 	require.NoError(t, p.cmd.Start())
 	go func() {
 		_ = p.cmd.Wait()

@@ -123,6 +123,11 @@ func (c *command) run(a *app, now *status.Status, user string) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.stdin, a.stdout, a.stderr
 	cmd.Env = append(os.Environ(), env...)
 	defer close(c.ended)
+	// Asked for before the command runs: it may want a signal at once, which would end this process.
+	others := make(chan os.Signal, 4)
+	signal.Notify(others, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
+	defer close(others)
+	defer signal.Stop(others)
 	c.mu.Lock()
 	if c.over {
 		c.mu.Unlock()
@@ -135,16 +140,12 @@ func (c *command) run(a *app, now *status.Status, user string) {
 		c.err = c.cannot(err)
 		return
 	}
-	others := make(chan os.Signal, 4)
-	signal.Notify(others, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
 	go func() {
 		for s := range others {
 			c.pass(s)
 		}
 	}()
 	err = cmd.Wait()
-	signal.Stop(others)
-	close(others)
 	c.mu.Lock()
 	c.over = true
 	c.mu.Unlock()
