@@ -203,6 +203,13 @@ func (n *Node) startServed(t *testing.T, name string, on *Node, initiator string
 	// There is no DNS here, so it cannot be status.portal.
 	address := n.Kubectl(t, "get", "service", v1alpha1.ClaimName(served), "-o",
 		"jsonpath={.spec.clusterIP}")
+	n.until(t, "kube-proxy knows the server at node "+on.name, func() bool {
+		conn, err := on.dial(t, net.JoinHostPort(address, "3260"))
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
 	secret := v1alpha1.SecretName(served)
 	pod := bootPod(name, secret, fmt.Sprintf("portal=%s:3260,target=%s,initiator-name=%s", address,
 		n.Kubectl(t, "get", "vmid", served, "-o", "jsonpath={.status.targetName}"), initiator))
