@@ -81,9 +81,7 @@ logged() {
 # failed prints an event that names a command, and the file of its output if that is to be shown.
 failed() { printf '{"Action":"program-failed","Package":"%s","Output":"%s"}\n' "$1" "${2:-}"; }
 
-# built runs a build after the tests in the scheduler's eyes: they are waited for.
 built() {
-	renice -n 10 "$BASHPID" >/dev/null 2>&1 || true
 	if logged "$@"; then
 		echo "ok    $*"
 	else
