@@ -1,6 +1,8 @@
 package flock
 
 import (
+	"bytes"
+	"encoding/binary"
 	"os"
 	"path/filepath"
 	"testing"
@@ -110,8 +112,21 @@ func TestOwnDir(t *testing.T) {
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{killed.Path, one.Path}, OwnDirs(in, "own-"))
 	require.NoError(t, killed.lock.Close()) // as the kernel does
+	events, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	require.NoError(t, err)
+	defer unix.Close(events)
+	_, err = unix.InotifyAddWatch(events, in.Name(), unix.IN_CREATE|unix.IN_MOVED_TO)
+	require.NoError(t, err)
 	two, err := NewOwnDir(in, "own-")
 	require.NoError(t, err)
+	text := make([]byte, 4096)
+	n, err := unix.Read(events, text)
+	require.NoError(t, err)
+	at := bytes.Index(text[:n], []byte(filepath.Base(two.Path)))
+	require.Positive(t, at)
+	require.EqualValues(t, unix.IN_MOVED_TO|unix.IN_ISDIR,
+		binary.NativeEndian.Uint32(text[at-unix.SizeofInotifyEvent+4:]),
+		"it has its name when it is locked, or others remove it")
 	require.NoDirExists(t, killed.Path)
 	require.ElementsMatch(t, []string{one.Path, two.Path}, OwnDirs(in, "own-"))
 	require.NoError(t, one.Remove())

@@ -18,24 +18,35 @@ type OwnDir struct {
 	lock *os.File
 }
 
-// ownLock is the name of that file, in a directory whose other names are the owner's.
-const ownLock = ".lock"
+const (
+	// ownLock is the name of that file, in a directory whose other names are the owner's.
+	ownLock = ".lock"
+	// newPrefix begins the name of a directory whose file is not locked yet. Nobody looks for it,
+	// so it stays if its process is killed at that moment, without content.
+	newPrefix = ".new-"
+)
 
 // NewOwnDir makes one in a directory, whose name begins with prefix. It removes those that killed
 // processes have left there.
 func NewOwnDir(in *os.File, prefix string) (*OwnDir, error) {
-	OwnDirs(in, prefix) // it waits: until the lock is there, the new one looks like a killed one's
-	path, err := os.MkdirTemp(in.Name(), prefix)
+	OwnDirs(in, prefix)
+	made, err := os.MkdirTemp(in.Name(), newPrefix)
 	if err != nil {
 		return nil, err
 	}
-	lock, err := os.OpenFile(filepath.Join(path, ownLock), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	lock, err := os.OpenFile(filepath.Join(made, ownLock), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, errors.Join(err, os.Remove(path))
+		return nil, errors.Join(err, os.Remove(made))
 	}
 	// Without locks, nobody finds it, and it stays if the process is killed.
 	_ = Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
-	return &OwnDir{path, lock}, nil
+	name := prefix + strings.TrimPrefix(filepath.Base(made), newPrefix)
+	d := &OwnDir{filepath.Join(in.Name(), name), lock}
+	// Not before it is locked: without, others would take it for that of a killed process.
+	if err := os.Rename(made, d.Path); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(made), lock.Close())
+	}
+	return d, nil
 }
 
 // Remove removes the directory with everything in it. d may be nil.
@@ -47,9 +58,8 @@ func (d *OwnDir) Remove() error {
 }
 
 // OwnDirs returns the paths of running processes' directories, and removes those that killed ones
-// have left. in is locked until it is closed.
+// have left.
 func OwnDirs(in *os.File, prefix string) (running []string) {
-	WaitBriefly(in)
 	entries, _ := os.ReadDir(in.Name()) // if it cannot be read, nothing is found
 	for _, e := range entries {
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), prefix) {
