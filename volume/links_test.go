@@ -98,12 +98,16 @@ func TestDiskOfAnotherServer(t *testing.T) {
 			require.NoError(t, err)
 			disk := filepath.Join(place, diskName)
 			require.NoError(t, m.Close())
-			lock, err := durable.AcquireLock(disk+".lock", place)
-			require.NoError(t, err)
 			f = newFake()
 			f.claims = map[string]string{"there": there}
 			f.opening = func() error { return errors.New("it is in use") }
 			m = start(t, dir, f)
+			held := filepath.Join(place, durable.PersistentLockName)
+			require.NoError(t, os.Mkdir(held, 0o700)) // it cannot be opened, as without descriptors
+			require.ErrorContains(t, m.Delete(t.Context(), "vm1", true), "is kept")
+			require.NoError(t, os.Remove(held))
+			lock, err := durable.AcquireLock(held, place)
+			require.NoError(t, err)
 			for _, force := range []bool{false, true} {
 				refused(t, api.CodeInUse, m.Delete(t.Context(), "vm1", force))
 			}

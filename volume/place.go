@@ -156,7 +156,7 @@ func (m *Manager) clear(r store.Record) error {
 	case r.Unmade:
 		return nil // it may be another's
 	}
-	unlock, err := lockDisk(dir)
+	unlock, err := lockDisk(dir, durable.AcquireLock) // nobody makes a disk there from now on
 	if err != nil {
 		return err
 	}
@@ -176,20 +176,18 @@ func (m *Manager) clear(r store.Record) error {
 
 // lockDisk locks a disk that is to be removed, as who serves it does. A copy of the directory of
 // volumes, such as a backup, names the same disks on other storage as the server that has it.
-func lockDisk(dir string) (unlock func(), err error) {
-	path := filepath.Join(dir, diskName+".lock")
-	unlock = func() {}
-	if _, err := os.Lstat(path); err != nil {
-		return unlock, nil // who serves a disk has made it
-	}
-	lock, err := durable.AcquireLock(path, dir)
+func lockDisk(dir string, acquire func(path, what string) (*os.File, error)) (unlock func(),
+	err error) {
+	lock, err := acquire(filepath.Join(dir, durable.PersistentLockName), dir)
 	switch locked := new(durable.LockedError); {
+	case err == nil:
+		return func() { _ = durable.ReleaseLock(lock) }, nil // it may have been removed
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, errors.ErrUnsupported):
+		return func() {}, nil // who serves a disk has made it, and locked it
 	case errors.As(err, &locked):
 		return nil, api.Errorf(api.CodeInUse, "the disk is kept: %v", err)
-	case err == nil:
-		unlock = func() { _ = durable.ReleaseLock(lock) } // it was removed
 	}
-	return unlock, nil // a disk that cannot be locked is not served
+	return nil, fmt.Errorf("the disk is kept, as another server may have it: %w", err)
 }
 
 // apart refuses a volume whose disk another process serves.
@@ -198,7 +196,7 @@ func (m *Manager) apart(r store.Record) error {
 	if err != nil || r.Unmade || r.Place.Kind == store.PlaceOwn {
 		return nil // clear says more, and the store is locked
 	}
-	unlock, err := lockDisk(dir)
+	unlock, err := lockDisk(dir, durable.AcquireExistingLock)
 	if err == nil {
 		unlock()
 	}

@@ -79,7 +79,7 @@ func workDirOf(root, name string) *diskDir {
 // openPersistentDir makes, locks and cleans the directory of a persistent disk.
 func openPersistentDir(path string) (*diskDir, error) {
 	d := persistentDirOf(path)
-	return d, d.open("persistent directory", PersistentName+".lock", true)
+	return d, d.open("persistent directory", durable.PersistentLockName, true)
 }
 
 // persistentDirOf returns the directory of a persistent disk. It need not exist.

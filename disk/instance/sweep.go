@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/durable"
-	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 )
 
@@ -127,19 +126,13 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 		return err
 	}
 	name := filepath.Join(d.path, durable.LockName)
-	lock, err := osfile.OpenFile(name, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	if err := flock.Lock(lock, unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+	lock, err := durable.AcquireExistingLock(name, d.path)
+	if errors.As(err, new(*durable.LockedError)) || errors.Is(err, durable.ErrLockGone) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	if current, err := flock.HasName(lock, name); err != nil || !current {
-		return err
-	}
+	defer lock.Close()
 	// Another process may have used it in between.
 	image, gone := d.orphaned(imageDir, others, owner, log)
 	if !gone {

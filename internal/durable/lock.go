@@ -15,9 +15,13 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// LockName is the lock file in an image's work directory. The process that locks it owns the
-// directory. Only Sweep removes it.
-const LockName = "lock"
+const (
+	// LockName is the lock file in an image's work directory. The process that locks it owns the
+	// directory. Only Sweep removes it.
+	LockName = "lock"
+	// PersistentLockName is the same in the directory of a persistent disk. It goes with the disk.
+	PersistentLockName = "disk.img.lock"
+)
 
 // ErrLockGone says that a lock file was removed before it could be locked.
 var ErrLockGone = errors.New("the lock file was removed while it was locked")
@@ -28,7 +32,17 @@ const maxHolder = 256
 // AcquireLock locks the file at path, makes it if need be, and writes this process's number into
 // it. what names the locked thing in a LockedError. After ErrLockGone the caller tries again.
 func AcquireLock(path, what string) (*os.File, error) {
-	f, err := osfile.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	return acquireLock(path, what, os.O_CREATE)
+}
+
+// AcquireExistingLock is AcquireLock for what is to be removed. If there is no lock file, nobody
+// has used the thing, and the error is fs.ErrNotExist. After any other error somebody may use it.
+func AcquireExistingLock(path, what string) (*os.File, error) {
+	return acquireLock(path, what, 0)
+}
+
+func acquireLock(path, what string, create int) (*os.File, error) {
+	f, err := osfile.OpenFile(path, os.O_RDWR|create, 0o600)
 	if err != nil {
 		return nil, err
 	}
