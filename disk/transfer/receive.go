@@ -67,7 +67,12 @@ func OpenTarget(dir string, replace bool) (*Target, error) {
 			err = fmt.Errorf("%q is not empty: it has %s; name another directory, or say "+
 				"--replace to lose what is in it", dir, e.Name())
 		default:
-			err = osfile.RemoveAll(path)
+			if e.IsDir() { // a disk without its state would be taken for a whole one
+				err = osfile.Remove(filepath.Join(path, diskName))
+			}
+			if err == nil {
+				err = osfile.RemoveAll(path)
+			}
 		}
 		if err != nil {
 			return nil, errors.Join(err, t.Close())
@@ -79,12 +84,14 @@ func OpenTarget(dir string, replace bool) (*Target, error) {
 // lockBelow locks the disks of several images, each of which has a directory.
 func (t *Target) lockBelow(entries []fs.DirEntry) error {
 	for _, e := range entries {
-		path := filepath.Join(t.dir, e.Name(), lockName)
-		if _, err := os.Lstat(path); err != nil {
-			continue // who has a disk has this file
+		if !e.IsDir() {
+			continue
 		}
-		lock, err := durable.AcquireLock(path, filepath.Dir(path))
-		if err != nil {
+		path := filepath.Join(t.dir, e.Name(), lockName)
+		lock, err := durable.AcquireExistingLock(path, filepath.Dir(path))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // who has a disk has this file
+		} else if err != nil {
 			return err
 		}
 		t.locks = append(t.locks, lock)

@@ -46,7 +46,7 @@ const blockHeader = 12
 
 const (
 	diskName = "disk.img"
-	lockName = diskName + ".lock"
+	lockName = durable.PersistentLockName
 	// receiving is where a disk is received.
 	receiving = ".receiving"
 	// lostFound is made with ext4 file systems, and is nobody's.

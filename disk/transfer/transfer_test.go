@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -12,12 +13,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/disk/transfer"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func secret(t *testing.T, text string) transfer.Secret {
@@ -285,7 +288,18 @@ func TestOnlyOne(t *testing.T) {
 	require.ErrorAs(t, move(t, from, served, true), new(*durable.LockedError))
 	require.Subset(t, names(t, served), before)
 	require.NoError(t, source.Close())
+	for i := range 40 {
+		put(t, filepath.Join(served, "a.raw", fmt.Sprint("disk.img.", i)), 1, nil)
+	}
+	events := testtool.Must(unix.InotifyInit1(unix.IN_CLOEXEC))(t)
+	defer unix.Close(events)
+	_ = testtool.Must(unix.InotifyAddWatch(events, filepath.Join(served, "a.raw"),
+		unix.IN_DELETE))(t)
 	require.NoError(t, move(t, from, served, true))
+	text := make([]byte, 4096)
+	_ = testtool.Must(unix.Read(events, text))(t)
+	require.Equal(t, "disk.img\x00", string(text[unix.SizeofInotifyEvent:][:9]),
+		"a kill would leave the file of a disk without its state")
 	require.NoFileExists(t, filepath.Join(served, "a.raw", "more"))
 
 	_, err = transfer.OpenSource(t.TempDir())
