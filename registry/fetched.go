@@ -51,6 +51,11 @@ func (s *Stream) fetchedBase() string {
 
 func (f *fetchedImage) dir() string { return f.base + rawSuffix }
 
+// partialName is a new name for disks that do not count: not yet, or not any more.
+func partialName(base string) string {
+	return fmt.Sprintf("%s.partial%08x", base, rand.Uint32())
+}
+
 // fetchedBefore reports whether somebody has fetched the image. Then there is no need to look into
 // it.
 func (s *Stream) fetchedBefore() bool {
@@ -152,7 +157,7 @@ func (f *fetchedImage) find() bool {
 func (f *fetchedImage) bring(ctx context.Context, why string) (err error) {
 	f.s.client.Warn(fmt.Sprintf("%s is fetched and verified before it is served, as it has no "+
 		"index of its disks: %s", f.s.ref, why))
-	partial := fmt.Sprintf("%s.partial%08x", f.base, rand.Uint32())
+	partial := partialName(f.base)
 	if err := f.root.Mkdir(partial); err != nil {
 		return err
 	}

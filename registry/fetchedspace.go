@@ -64,8 +64,13 @@ func allOf(root *os.Root, base string) (names []string, err error) {
 	return names, err
 }
 
-// removeAll removes everything of a fetched image but its lock, which the caller has.
+// removeAll removes everything of a fetched image but its lock, which the caller has. First the
+// disks lose their name, in one step: what a kill leaves under it would be taken for all of them.
 func removeAll(root *osfile.Shared, base string) error {
+	err := root.Rename(base+rawSuffix, partialName(base))
+	if err = orMissing(err); err != nil {
+		return err
+	}
 	names, err := allOf(root.Root, base)
 	for _, name := range names {
 		if err == nil {

@@ -2,14 +2,18 @@ package registry
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"os"
+	"path"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/cache"
 )
@@ -56,6 +60,29 @@ func TestFetchedCounts(t *testing.T) {
 	// It is fetched again when it is needed.
 	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
 	require.True(t, bytes.Equal(content, contentOf(t, img)))
+}
+
+// TestFetchedRemovedAtOnce: the disks of an image lose their name together. Of several disks that
+// go one by one, a kill would leave some, with the numbers of others.
+func TestFetchedRemovedAtOnce(t *testing.T) {
+	root, err := osfile.OpenShared(t.TempDir(), 0o770)
+	require.NoError(t, err)
+	defer root.Close()
+	base := fetchedDir + "/image"
+	require.NoError(t, root.MkdirAll(base+rawSuffix))
+	for _, disk := range []string{"a.img", "b.img"} {
+		require.NoError(t, root.WriteFile(path.Join(base+rawSuffix, disk), nil, 0o600))
+	}
+	events := os.NewFile(uintptr(testtool.Must(unix.InotifyInit1(unix.IN_CLOEXEC))(t)), "inotify")
+	defer events.Close()
+	_ = testtool.Must(unix.InotifyAddWatch(int(events.Fd()),
+		filepath.Join(root.Name(), base+rawSuffix), unix.IN_MOVE_SELF|unix.IN_DELETE))(t)
+	require.NoError(t, removeAll(root, base))
+	first := make([]byte, 4096)
+	_ = testtool.Must(events.Read(first))(t)
+	require.EqualValues(t, unix.IN_MOVE_SELF, binary.NativeEndian.Uint32(first[4:]))
+	require.Empty(t, namesIn(t, filepath.Join(root.Name(), fetchedDir)))
+	require.NoError(t, removeAll(root, base), "nothing is there")
 }
 
 // TestFetchedRemovedMeanwhile removes the image between two starts that share a cache.
