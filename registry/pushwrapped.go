@@ -26,6 +26,7 @@ func (p *pusher) unwrap(ctx context.Context, path string, why error) (*image.Ima
 	if err != nil {
 		return nil, err
 	}
+	defer f.Close()
 	p.opt.Progress.total.Add(f.Packed)
 	file, err := f.Scratch(ctx, p.opt.Image, func(n int) {
 		p.opt.Progress.done.Add(int64(n))

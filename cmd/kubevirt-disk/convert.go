@@ -299,6 +299,10 @@ func (a *app) openWrapped(ctx context.Context, source, destination string, o con
 	if err != nil {
 		return nil, err
 	}
+	defer f.Close()
+	if f.Is(destination) {
+		return nil, fmt.Errorf("destination %q is the image itself; name another file", destination)
+	}
 	fmt.Fprintf(a.stderr, "%s: unpacking %s\n", console.OneLine(source), console.OneLine(f.Name))
 	p := &unpacking{file: f}
 	report := a.reporter(console.OneLine(f.Name))

@@ -5,24 +5,32 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// File is a wrapped file of this machine.
+// File is a wrapped file of this machine. It is opened once, whatever its path leads to later, and
+// locked (flock, shared) until Close: nobody replaces it while it is read.
 type File struct {
 	Path   string
 	Name   string // of the disk: see Content
 	Packed int64  // bytes of the file
 	opt    Options
 	size   int64 // of the disk's file, bytes; -1: unknown
+	in     *os.File
+	info   fs.FileInfo // when it was opened
 }
 
 // Find looks for the disk in a file that was not accepted as an image. why says so; it is returned
-// if nothing wraps the file.
+// if nothing wraps the file. The caller calls Close.
 func Find(path string, why error, opt Options) (*File, error) {
 	refused := new(image.Error)
 	if !errors.As(why, &refused) ||
@@ -30,30 +38,55 @@ func Find(path string, why error, opt Options) (*File, error) {
 		return nil, why
 	}
 	f := &File{Path: path, opt: opt}
-	return f, f.read(func(int) {}, func(c *Content) error {
-		if len(c.Formats) == 0 {
-			return why
-		}
-		f.Name, f.size = c.Name, c.Size
-		return nil
-	})
+	if err := f.open(why); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *File) open(why error) (err error) {
+	if f.in, err = osfile.OpenRegular(f.Path); err != nil {
+		return err
+	}
+	if f.info, err = f.in.Stat(); err == nil && flock.Taken(f.in, unix.LOCK_SH) {
+		err = &durable.LockedError{Path: f.Path, Holder: "another process"}
+	}
+	if err == nil {
+		f.Packed = f.info.Size()
+		err = f.read(func(int) {}, func(c *Content) error {
+			if len(c.Formats) == 0 {
+				return why
+			}
+			f.Name, f.size = c.Name, c.Size
+			return nil
+		})
+	}
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	return nil
+}
+
+// Close closes the file.
+func (f *File) Close() error { return f.in.Close() }
+
+// Is reports whether another path leads to the file.
+func (f *File) Is(path string) bool {
+	there, err := os.Stat(path)
+	return err == nil && os.SameFile(there, f.info)
 }
 
 // read unwraps the file.
 func (f *File) read(count func(n int), use func(c *Content) error) error {
-	in, err := osfile.OpenRegular(f.Path)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	info, err := in.Stat()
-	if err != nil {
-		return err
-	}
-	f.Packed = info.Size()
+	in := io.NewSectionReader(f.in, 0, f.Packed)
 	c, err := Open(f.Path, counter{in, count}, f.Packed, f.opt)
 	if err == nil {
 		err = errors.Join(use(c), c.Close())
+	}
+	if now, statErr := f.in.Stat(); err == nil && (statErr != nil || now.Size() != f.Packed ||
+		!now.ModTime().Equal(f.info.ModTime())) {
+		err = errors.Join(statErr, refuse("was changed while it was read; start again when "+
+			"nothing writes to it"))
 	}
 	if own := new(Error); errors.As(err, &own) {
 		err = fmt.Errorf("%q %w", filepath.Base(f.Path), err)

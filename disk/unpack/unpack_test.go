@@ -15,11 +15,13 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest/packtest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -308,6 +310,32 @@ func TestSparseTar(t *testing.T) {
 		require.True(t, bytes.Equal(raw, got), format)
 		require.Equal(t, int64(len(raw)), c.Size)
 	}
+}
+
+// TestFileIsOpenedOnce: a file that gets another's name meanwhile is not read instead, nobody
+// replaces the one that is read, and a change of that is noticed.
+func TestFileIsOpenedOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.raw.gz")
+	raw := rawDisk(1 << 20)
+	require.NoError(t, os.WriteFile(path, packtest.Gzip(t, raw), 0o600))
+	_, why := image.Open(path, image.Options{})
+	f := testtool.Must(Find(path, why, Options{}))(t)
+	defer f.Close()
+	require.ErrorAs(t, testtool.Err(durable.CreateNamed(path, 0o600, nil)),
+		new(*durable.LockedError))
+	require.True(t, f.Is(path))
+	other := path + ".other"
+	require.NoError(t, os.WriteFile(other, packtest.Gzip(t, make([]byte, 1<<20)), 0o600))
+	require.NoError(t, os.Rename(path, path+".before"))
+	require.NoError(t, os.Rename(other, path))
+	require.False(t, f.Is(path))
+	disk := testtool.Must(f.Scratch(t.Context(), image.Options{}, func(int) {}))(t)
+	got := testtool.Must(io.ReadAll(io.NewSectionReader(disk, 0, 2<<20)))(t)
+	require.NoError(t, disk.Close())
+	require.True(t, bytes.Equal(raw, got))
+	require.NoError(t, os.Chtimes(path+".before", time.Time{}, time.Unix(1, 0)))
+	require.ErrorContains(t, testtool.Err(f.Scratch(t.Context(), image.Options{}, func(int) {})),
+		"was changed while it was read")
 }
 
 // TestErrorsOfTheReader: a connection that breaks is no fault of the data.
