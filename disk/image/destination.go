@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/words"
 )
@@ -63,7 +64,7 @@ func replacing(allowed bool, path string) func(*os.File) error {
 }
 
 // OpenDevice opens a block device exclusively. It fails if somebody else has done so, such as a
-// mount.
+// mount, or has it as an image (Options.Hold).
 func OpenDevice(path string) (*Destination, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
@@ -71,6 +72,10 @@ func OpenDevice(path string) (*Destination, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if flock.Taken(f, unix.LOCK_EX) { // by who reads it as an image
+		return nil, errors.Join(&durable.LockedError{Path: path, Holder: "another process"},
+			f.Close())
 	}
 	size, err := f.Seek(0, io.SeekEnd)
 	if err == nil && size == 0 {

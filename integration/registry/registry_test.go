@@ -12,10 +12,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/packtest"
 	"kubevirt.io/disk/integration/internal/rig"
 	"kubevirt.io/disk/integration/objects"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -313,6 +315,16 @@ func TestRegistryBlockDevice(t *testing.T) {
 		got[len(want):len(want)+8],
 		"what is behind the disk stays",
 	)
+
+	image := testtool.Must(os.Open(large))(t) // as a daemon has it that serves it
+	require.NoError(t, flock.Lock(image, unix.LOCK_SH))
+	for _, args := range [][]string{{"pull", flag, s.Address + "/vm/fedora:42", large},
+		{"convert", qcow2, large}} {
+		r := rig.Run(t, nil, args...)
+		require.Equal(t, 1, r.Status)
+		require.Contains(t, r.Output, "in use by another process")
+	}
+	require.NoError(t, image.Close())
 
 	r := rig.Run(t, nil, "pull", flag, s.Address+"/vm/fedora:42", device(8<<20))
 	require.Equal(t, 1, r.Status)
