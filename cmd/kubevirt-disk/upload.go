@@ -5,14 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
+	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/client"
@@ -122,6 +127,16 @@ func (a *app) upload(ctx context.Context, c *client.Client, file, name string) e
 	info, err := f.Stat()
 	if err != nil {
 		return err
+	}
+	where, err := filepath.EvalSymlinks(file)
+	if err != nil {
+		return err
+	}
+	if part := image.CheckWhole(where); part != nil {
+		return part
+	}
+	if flock.Taken(f, unix.LOCK_SH) {
+		return &durable.LockedError{Path: file, Holder: "another process"}
 	}
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%q is not a regular file: to send data from a pipe, use \"curl -T - "+

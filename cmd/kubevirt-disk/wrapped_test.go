@@ -72,6 +72,24 @@ func TestConvertWrapped(t *testing.T) {
 		path("no.raw"))
 	require.Equal(t, exitUsage, status)
 	require.Contains(t, stderr, "96Mi")
+	two := packtest.Tar(t, packtest.File{Name: "a.raw", Data: raw}, // converted in place, the
+		packtest.File{Name: "notes", Data: []byte("kept")}) // rest of it would be lost
+	require.NoError(t, os.WriteFile(path("f.img"), two, 0o644))
+	require.NoError(t, os.Link(path("f.img"), path("g.img")))
+	for _, to := range []string{"f.img", "g.img"} {
+		status, _, stderr = run(t, env, "convert", "--force", path("f.img"), path(to))
+		require.Equal(t, exitFailed, status)
+		require.Contains(t, stderr, "is the image itself")
+	}
+
+	require.NoError(t, os.WriteFile(path("disk.img"), raw, 0o644))
+	require.NoError(t, os.WriteFile(path("disk.img.map"), []byte("KVDMAP1\n..."), 0o644))
+	for _, args := range [][]string{{"convert", path("disk.img"), path("no.raw")},
+		{"upload", path("disk.img"), "http://127.0.0.1:1/volume/vm1"}} {
+		status, _, stderr = run(t, env, args...)
+		require.Equal(t, exitFailed, status)
+		require.Contains(t, stderr, "is only a part of a disk")
+	}
 
 	for name, want := range map[string]string{
 		"a.raw.gz": `"kubevirt-disk convert a.raw.gz a.raw" first`,

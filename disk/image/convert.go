@@ -87,7 +87,7 @@ func convert(img *Image, dst string, replace bool, write func(*os.File) error) e
 	if err := checkDestination(img, dst+durable.PartialSuffix); err != nil {
 		return fmt.Errorf("%q is written under another name until it is complete: %w", dst, err)
 	}
-	out, err := durable.CreateNamed(dst, 0o666, replacing(replace, dst))
+	out, err := createFile(dst, dst, replace)
 	if err != nil {
 		return err
 	}

@@ -46,11 +46,21 @@ func CreateDestination(path string, replace bool) (*Destination, error) {
 		return nil, fmt.Errorf("destination %q is neither a regular file nor a block device; "+
 			"name a file to create", path)
 	}
-	out, err := durable.CreateNamed(resolved, 0o666, replacing(replace, path))
+	out, err := createFile(resolved, path, replace)
 	if err != nil {
 		return nil, err
 	}
 	return &Destination{file: out.File, name: path, finish: out.Finish}, nil
+}
+
+// createFile begins a file, which is called name. It is not made where the rest of another disk
+// lies: that would be taken for the rest of this one.
+func createFile(path, name string, replace bool) (*durable.Partial, error) {
+	if part := CheckWhole(path); part != nil {
+		return nil, fmt.Errorf("%q %s: name another file, or remove %s.* there first", name,
+			part.Reason, filepath.Base(path))
+	}
+	return durable.CreateNamed(path, 0o666, replacing(replace, name))
 }
 
 // replacing is what durable.CreateNamed asks before it replaces a file.

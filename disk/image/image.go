@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/words"
 )
 
@@ -87,10 +89,9 @@ func Open(path string, opt Options) (*Image, error) {
 		return nil, err
 	}
 	defer o.dir.close()
-	if _, err := os.Lstat(filepath.Join(o.dir.path, file+LayersSuffix)); err == nil {
-		return nil, &Error{Name: filepath.Base(path), Format: FormatRaw,
-			Reason: "is only a part of a disk that has snapshots, and not what its guest has now",
-			Action: "delete the snapshots first, or read the disk from the daemon that serves it"}
+	if err := CheckWhole(filepath.Join(o.dir.path, file)); err != nil {
+		err.Name = filepath.Base(path)
+		return nil, err
 	}
 	img, err := o.openFile(file)
 	if err == nil {
@@ -101,6 +102,34 @@ func Open(path string, opt Options) (*Image, error) {
 
 // LayersSuffix ends the name of the record of a disk's layers, which lies beside the disk's file.
 const LayersSuffix = ".layers"
+
+// MapSuffixes end the names of the maps of a disk that needs its image: the live one, and the
+// durable one. They lie there, too.
+var MapSuffixes = []string{".live", ".map"}
+
+// CheckWhole refuses the file of a disk that has only a part of what its guest sees.
+func CheckWhole(path string) *Error {
+	if _, err := os.Lstat(path + LayersSuffix); err == nil {
+		return &Error{Name: filepath.Base(path), Format: FormatRaw,
+			Reason: "is only a part of a disk that has snapshots, and not what its guest has now",
+			Action: "delete the snapshots first, or read the disk from the daemon that serves it"}
+	}
+	for _, suffix := range MapSuffixes {
+		if f, err := osfile.OpenRegular(path + suffix); err == nil {
+			head := make([]byte, len(rawfile.MapMagic))
+			_ = osfile.ReadFull(f, head, 0) // what is shorter is no map
+			f.Close()
+			if string(head) == rawfile.MapMagic {
+				return &Error{Name: filepath.Base(path), Format: FormatRaw,
+					Reason: "is only a part of a disk: it lacks what is still in the image that " +
+						"the disk was made of",
+					Action: "read the disk from a daemon that serves it with its image, or serve " +
+						"it in copy mode clone until it is complete"}
+			}
+		}
+	}
+	return nil
+}
 
 // OpenSource opens and validates an image that is not in a directory of this machine. open opens
 // its files: the image by the given name, and backing files by the names that images claim. These

@@ -339,7 +339,7 @@ func TestLostFiles(t *testing.T) {
 		require.NoError(t, inst.Close())
 		dir := inst.dir
 		groups := [][]string{{dir.diskFile}, {dir.stateFile}, {filepath.Base(dir.layers())},
-			nil, {dir.diskFile + mapSuffixes[0], dir.diskFile + mapSuffixes[1]}}
+			nil, {dir.diskFile + image.MapSuffixes[0], dir.diskFile + image.MapSuffixes[1]}}
 		for _, name := range filetest.Names(t, dir.path) {
 			if strings.HasPrefix(name, dir.diskFile+layerInfix) {
 				groups[3] = append(groups[3], name)

@@ -212,8 +212,8 @@ func makeDirs(path string, synced bool) error {
 
 func (d *diskDir) disk() string       { return filepath.Join(d.path, d.diskFile) }
 func (d *diskDir) state() string      { return filepath.Join(d.path, d.stateFile) }
-func (d *diskDir) liveMap() string    { return d.disk() + mapSuffixes[0] }
-func (d *diskDir) durableMap() string { return d.disk() + mapSuffixes[1] }
+func (d *diskDir) liveMap() string    { return d.disk() + image.MapSuffixes[0] }
+func (d *diskDir) durableMap() string { return d.disk() + image.MapSuffixes[1] }
 
 // clear removes a disk. An ephemeral one loses its state first: without it the disk does not count.
 // A persistent one has no file, and loses its state last: it says that what is left is to go.
@@ -266,7 +266,7 @@ func (d *diskDir) parts(withoutMaps bool) (name string, err error) {
 	}
 	for _, e := range entries {
 		end, is := strings.CutPrefix(e.Name(), d.diskFile)
-		isMap := end == mapSuffixes[0] || end == mapSuffixes[1]
+		isMap := end == image.MapSuffixes[0] || end == image.MapSuffixes[1]
 		if is && (end == image.LayersSuffix || strings.HasPrefix(end, layerInfix) ||
 			strings.HasPrefix(end, unitInfix) || isMap && !withoutMaps) {
 			return e.Name(), err

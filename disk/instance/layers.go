@@ -23,9 +23,6 @@ import (
 // layerInfix comes between the name of the disk's file and the identifier of a layer.
 const layerInfix = ".layer-"
 
-// mapSuffixes are the ends of the names of maps: the live one, and the durable one.
-var mapSuffixes = []string{".live", ".map"}
-
 func (d *diskDir) layers() string         { return d.disk() + image.LayersSuffix }
 func (d *diskDir) layer(id string) string { return d.disk() + layerInfix + id }
 
@@ -82,7 +79,7 @@ func (d *diskDir) clearOtherLayers(keep *overlay.Record) error {
 	needed := map[string]bool{}
 	for _, l := range keep.Layers {
 		needed[l.ID] = true
-		for _, suffix := range mapSuffixes {
+		for _, suffix := range image.MapSuffixes {
 			needed[l.ID+suffix] = true
 		}
 	}
@@ -220,8 +217,9 @@ func (s *shelf) options(id string, floor int64) (opt overlay.MapOptions, err err
 		return opt, err
 	}
 	path := s.dir.layer(id)
-	return overlay.MapOptions{Live: path + mapSuffixes[0], Durable: path + mapSuffixes[1],
-		ID: [16]byte(mapID), ImageSize: floor, Boot: bootID(), Volume: s.volume,
+	return overlay.MapOptions{Live: path + image.MapSuffixes[0],
+		Durable: path + image.MapSuffixes[1], ID: [16]byte(mapID), ImageSize: floor,
+		Boot: bootID(), Volume: s.volume,
 		WasDurable: s.wasDurable, IsDurable: s.durable, Log: s.log}, nil
 }
 
@@ -287,7 +285,7 @@ func (s *shelf) open(id string) (*rawfile.File, error) {
 func (s *shelf) Remove(id string) error {
 	path := s.dir.layer(id)
 	err := osfile.Remove(path)
-	for _, suffix := range mapSuffixes {
+	for _, suffix := range image.MapSuffixes {
 		err = errors.Join(err, osfile.Remove(path+suffix))
 	}
 	return err

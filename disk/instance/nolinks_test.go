@@ -260,7 +260,7 @@ func TestAFileIsADiskOrAnImage(t *testing.T) {
 	for name, opt := range map[string]Options{
 		"in place":   {WorkDir: t.TempDir(), Mode: CopyNone},
 		"persistent": {PersistentDir: t.TempDir(), Mode: CopyClone},
-		"ephemeral":  {WorkDir: t.TempDir(), Mode: CopyOnWrite},
+		"ephemeral":  {WorkDir: t.TempDir(), Mode: CopyClone},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inst := testtool.Must(Open(t.Context(), open(t, base), opt))(t)

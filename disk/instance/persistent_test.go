@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/durable"
 )
 
@@ -18,6 +19,31 @@ func moved(t *testing.T, path string, content []byte) {
 	t.Helper()
 	filetest.Put(t, filepath.Dir(path), "moved", content, 0)
 	require.NoError(t, os.Rename(filepath.Join(filepath.Dir(path), "moved"), path))
+}
+
+// TestPartOfADisk: the file of a disk that needs its image is not taken for all of the disk.
+func TestPartOfADisk(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
+	for _, opt := range []Options{{WorkDir: t.TempDir()}, {PersistentDir: t.TempDir()}} {
+		for _, mode := range []CopyMode{CopyOnWrite, CopyClone} {
+			opt.Mode = mode
+			inst, _ := start(t, path, opt)
+			filetest.Write(t, inst, filetest.Block('w', 512), 512)
+			inst.copies.done.Wait()
+			require.NoError(t, inst.Close())
+			img, err := image.Open(inst.dir.disk(), image.Options{})
+			if mode == CopyOnWrite {
+				require.ErrorContains(t, err, "is only a part of a disk")
+				other := openGood(t, path)
+				require.ErrorContains(t, image.Convert(t.Context(), other, inst.dir.disk(), true,
+					nil), "is only a part of a disk")
+				require.NoError(t, other.Close())
+				continue
+			}
+			require.NoError(t, err)
+			require.NoError(t, img.Close())
+		}
+	}
 }
 
 // TestImageThatWasNeverRead: a disk was stopped before its image was read. If the image is now

@@ -331,7 +331,7 @@ func TestDamagedLayers(t *testing.T) {
 		"layer":     func(inst *Instance) error { return os.Remove(layerOf(inst)) },
 		"short":     func(inst *Instance) error { return os.Truncate(layerOf(inst), 512) },
 		"maps": func(inst *Instance) error {
-			return os.Remove(layerOf(inst) + mapSuffixes[0])
+			return os.Remove(layerOf(inst) + image.MapSuffixes[0])
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -345,7 +345,7 @@ func TestDamagedLayers(t *testing.T) {
 				layers := layerFiles(t, inst)
 				require.NoError(t, damage(inst))
 				if name == "maps" && opt.PersistentDir != "" {
-					require.NoError(t, os.Remove(layerOf(inst)+mapSuffixes[1]))
+					require.NoError(t, os.Remove(layerOf(inst)+image.MapSuffixes[1]))
 				}
 				again, err := Open(t.Context(), openGood(t, path), opt)
 				if opt.PersistentDir != "" {

@@ -45,7 +45,7 @@ import (
 // names. The durable one, without these two fields, gets pages when the disk is flushed, after the
 // data.
 const (
-	mapMagic        = "KVDMAP1\n"
+	mapMagic        = rawfile.MapMagic
 	mapGranuleBegin = 8
 	mapBlocksBegin  = 16
 	mapIDBegin      = 24

@@ -21,6 +21,10 @@ import (
 // nothing elsewhere.
 const MarksDir = ".kubevirt-disk"
 
+// MapMagic begins a file that says which blocks of a disk a raw file has. The rest of the disk is
+// elsewhere.
+const MapMagic = "KVDMAP1\n"
+
 // Options are the options of a disk over a raw file. The zero value works.
 type Options struct {
 	ReadOnly bool
