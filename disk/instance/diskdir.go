@@ -56,6 +56,7 @@ type diskDir struct {
 	diskFile   string // names of the files
 	stateFile  string
 	persistent bool
+	killed     bool // its last user has not closed it: its number is still in the lock file
 
 	stateMu sync.Mutex // held while the state of a disk in use is written
 	layered bool       // guarded by stateMu: the disk has layers, so its state is a layeredVersion
@@ -119,6 +120,8 @@ func (d *diskDir) open(what, lock string, synced bool) error {
 		} else if err != nil {
 			return explain(err)
 		}
+		left, unread := durable.Read(filepath.Join(d.path, lock))
+		d.killed = len(left) > 0 || unread != nil && !errors.Is(unread, fs.ErrNotExist)
 		d.lock, err = durable.AcquireLock(filepath.Join(d.path, lock), what+" "+d.path)
 	}
 	if err != nil {

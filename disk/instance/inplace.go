@@ -23,7 +23,7 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 		return nil, err
 	}
 	disk, err := rawfile.FromOpen(file, rawfile.Options{ReadOnly: readOnly, Durable: true,
-		Guest: true})
+		Guest: true, Killed: o.dir.killed})
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}

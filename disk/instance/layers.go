@@ -274,7 +274,8 @@ func (s *shelf) Open(id string, floor int64) (overlay.File, *overlay.Map, error)
 
 // open opens the file of a layer. A guest writes it, so it is never taken for an image.
 func (s *shelf) open(id string) (*rawfile.File, error) {
-	file, err := rawfile.Open(s.dir.layer(id), rawfile.Options{Durable: s.durable, Private: true})
+	file, err := rawfile.Open(s.dir.layer(id), rawfile.Options{Durable: s.durable, Private: true,
+		Killed: s.dir.killed})
 	if err == nil {
 		_ = image.MarkRaw(file.File, "") // as for the bottom, nothing depends on it
 	}

@@ -179,7 +179,11 @@ func (i *Instance) end() error {
 	if i.img != nil {
 		errs = append(errs, i.img.Close())
 	}
-	return errors.Join(append(errs, i.dir.close())...)
+	err := errors.Join(errs...)
+	if err == nil {
+		_ = i.dir.lock.Truncate(0) // otherwise the next start takes this process for a killed one
+	}
+	return errors.Join(err, i.dir.close())
 }
 
 // Store is where the logical unit keeps data that belongs to the disk's content: saved mode pages,

@@ -117,6 +117,7 @@ func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance
 // openFile opens the disk's own file, and locks it: the directory's lock keeps other daemons out,
 // and not those who find the file.
 func (o *opening) openFile(opt rawfile.Options) (*rawfile.File, error) {
+	opt.Killed = o.dir.killed
 	file, err := rawfile.Open(o.dir.disk(), opt)
 	if err != nil {
 		return nil, err

@@ -1,17 +1,20 @@
 package instance
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // moved gives a file another inode.
@@ -43,6 +46,36 @@ func TestPartOfADisk(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, img.Close())
 		}
+	}
+}
+
+// TestReadAnewAfterAKill: after a failed flush the page cache has what storage lacks, until the
+// kernel drops it at any time. A stop drops it; after a kill the next start does.
+func TestReadAnewAfterAKill(t *testing.T) {
+	opt := Options{PersistentDir: t.TempDir(), Empty: true, Size: 1 << 20}
+	var st unix.Statfs_t
+	require.NoError(t, unix.Statfs(opt.PersistentDir, &st))
+	filetest.Needs(t, "a file system that is not in memory", st.Type != unix.TMPFS_MAGIC)
+	dropped := func(killed bool) bool {
+		inst := testtool.Must(Open(t.Context(), nil, opt))(t)
+		filetest.Write(t, inst, filetest.Block('w', 4096), 0)
+		require.NoError(t, inst.Flush())
+		lock := inst.dir.lock.Name()
+		text := filetest.Content(t, lock)
+		require.NotEmpty(t, text)
+		require.NoError(t, inst.Close())
+		require.Empty(t, filetest.Content(t, lock))
+		if killed {
+			require.NoError(t, os.WriteFile(lock, text, 0o600))
+		}
+		inst = testtool.Must(Open(t.Context(), nil, opt))(t)
+		_, err := inst.ReadAt(disk.Cached, make([]byte, 4096), 0)
+		require.NoError(t, inst.Close())
+		return errors.Is(err, disk.ErrNotNow)
+	}
+	require.False(t, dropped(false))
+	for tries := 0; !dropped(true); tries++ { // another processor may still have the page
+		require.Less(t, tries, 100)
 	}
 }
 

@@ -36,6 +36,9 @@ type Options struct {
 	Private bool
 	// Guest says that the calls are a guest's, so that the Map shows the guest's work.
 	Guest bool
+	// Killed says that the last user of the file was killed. If a flush had failed, what Close
+	// drops is still in the page cache, and the next flush would succeed without it.
+	Killed bool
 }
 
 // File is a disk over a raw file. It implements Disk, Discarder, Zeroer, Extenter and
@@ -103,6 +106,9 @@ func FromOpen(f *os.File, opt Options) (*File, error) {
 	if size == 0 || size%disk.SectorSize != 0 {
 		return nil, fmt.Errorf("%q has a size of %d bytes, which is not a positive multiple of %d",
 			f.Name(), size, disk.SectorSize)
+	}
+	if opt.Killed && opt.Durable {
+		_ = osfile.Call(f, forgetCached) // see Close
 	}
 	disk := &File{File: f, opt: opt, sync: unix.Fdatasync, forget: forgetCached}
 	disk.size.Store(size)
