@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +24,7 @@ import (
 // a whole, because no part of them can be fetched alone:
 //
 //	pulled/sha256-DIGEST.raw/NAME  a disk as a raw file, of the image with that manifest
+//	pulled/sha256-DIGEST.disks     their names: somebody may remove one of them
 //	pulled/sha256-DIGEST.lock      locked by whoever fetches or removes them (alone), or serves them
 //	                               (shared)
 //
@@ -30,6 +33,7 @@ import (
 const (
 	fetchedDir = "pulled"
 	rawSuffix  = ".raw"
+	listSuffix = ".disks"
 	lockSuffix = ".lock"
 )
 
@@ -139,7 +143,8 @@ func (s *Stream) fetchOnce(ctx context.Context, why string) (_ *fetchedImage, er
 	return f, nil
 }
 
-// find looks which disks there are, and reports whether the image was fetched.
+// find looks which disks there are, and reports whether the image was fetched, and all of it is
+// there. Earlier versions have kept no names.
 func (f *fetchedImage) find() bool {
 	f.names = nil
 	entries, err := fs.ReadDir(f.root.FS(), f.dir())
@@ -149,7 +154,22 @@ func (f *fetchedImage) find() bool {
 		}
 		f.names = append(f.names, e.Name())
 	}
-	return err == nil && len(f.names) > 0
+	if err != nil || len(f.names) == 0 {
+		return false
+	}
+	list, err := osfile.OpenRegularIn(f.root.Root, f.base+listSuffix)
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	defer list.Close()
+	text, err := io.ReadAll(io.LimitReader(list, maxRecord))
+	return err == nil && string(text) == listText(f.names)
+}
+
+// listText is the content of the file with the names of disks.
+func listText(names []string) string {
+	slices.Sort(names)
+	return fmt.Sprintf("%q\n", names)
 }
 
 // bring fetches and verifies the image, and puts its disks into their directory. Who has opened an
@@ -175,7 +195,17 @@ func (f *fetchedImage) bring(ctx context.Context, why string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+	names, err := dir.Readdirnames(-1)
+	if err := errors.Join(err, dir.Sync(), dir.Close()); err != nil {
+		return err
+	}
+	list, err := f.root.OpenFile(f.base+listSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
+	if err != nil {
+		return err
+	}
+	f.root.Share(list)
+	_, err = list.WriteString(listText(names))
+	if err := errors.Join(err, list.Close()); err != nil {
 		return err
 	}
 	return f.place(partial)

@@ -174,10 +174,25 @@ func TestFetchedDamaged(t *testing.T) {
 				s.once(t, ref, right) // it was mended
 				all := namesIn(t, filepath.Dir(s.fetchedDir(l)))
 				if !served && what != "a link" {
-					require.Len(t, all, 2, "the disks, and the lock")
+					require.Len(t, all, 3, "the disks, their names, and the lock")
 				}
 			})
 		}
+	}
+}
+
+// TestFetchedInPart: if one of several disks is gone, all are fetched again: without it, others
+// would have its number.
+func TestFetchedInPart(t *testing.T) {
+	l, ref, _, want := builtImage(t)
+	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+	first := s.once(t, ref, func(string, *image.Image) {})
+	for _, keep := range []string{s.opt.KeepDir, t.TempDir()} {
+		require.NoError(t, os.Remove(filepath.Join(s.fetchedDir(l), "b.raw")))
+		s = newStreaming(t, s.client, s.opt.CacheDir, keep)
+		require.Equal(t, first, s.once(t, ref, func(name string, img *image.Image) {
+			require.True(t, bytes.Equal(want[name], contentOf(t, img)), name)
+		}))
 	}
 }
 
