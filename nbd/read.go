@@ -65,7 +65,7 @@ func (run *run) readWhole() error {
 		b := c.share.Get(int(n))
 		if b == nil {
 			// the queued replies may have it
-			if err := c.tx.Flush(); err != nil {
+			if err := run.flush(); err != nil {
 				return err
 			}
 			if b = c.share.Get(int(n)); b == nil {
@@ -118,7 +118,7 @@ func (run *run) readChunks() error {
 		off += n
 		run.r.Moved(d)
 		if off < end && (c.tx.full() || !run.Reading) {
-			if err := c.tx.Flush(); err != nil {
+			if err := run.flush(); err != nil {
 				return err
 			}
 		}
@@ -143,7 +143,7 @@ func (run *run) nextChunk(off, length int64) (e disk.Extent, b *memory.Buffer, e
 	}
 	e.Length = min(e.Length, chunk)
 	if run.buf = run.c.share.Get(int(e.Length)); run.buf == nil { // released whatever happens
-		if err := run.c.tx.Flush(); err != nil {
+		if err := run.flush(); err != nil {
 			return e, nil, err
 		}
 		e.Length = min(e.Length, poorPiece)
@@ -159,6 +159,18 @@ func (run *run) nextChunk(off, length int64) (e disk.Extent, b *memory.Buffer, e
 	return e, b, nil
 }
 
+// flush sends what is queued. The disk is not to blame if the client is gone.
+func (run *run) flush() error {
+	c := run.c
+	if err := c.tx.Flush(); err != nil {
+		c.fail(err)
+	}
+	if c.Cause() != nil {
+		return serving.ErrAborted
+	}
+	return nil
+}
+
 // take is memory for an answer in one piece. A guest would take a lack of it for a broken disk. So
 // a client that has its part of what there is waits until some of that has been sent. A small piece
 // comes at once, when the connection has nothing else to send.
@@ -169,11 +181,8 @@ func (run *run) take(n int) (*memory.Buffer, error) {
 		if b := c.share.Get(n); b != nil {
 			return b, nil
 		}
-		if err := c.tx.Flush(); err != nil {
-			c.fail(err)
-		}
-		if c.Cause() != nil {
-			return nil, serving.ErrAborted
+		if err := run.flush(); err != nil {
+			return nil, err
 		}
 		if n <= poorPiece {
 			return c.share.Must(n), nil

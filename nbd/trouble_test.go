@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"bytes"
 	"testing"
 	"time"
 
@@ -8,6 +9,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
@@ -26,4 +28,27 @@ func TestTroubleIsRecorded(t *testing.T) {
 	require.Len(t, all, 1)
 	require.Equal(t, status.TroubleNoSpace, all[0].Kind)
 	require.EqualValues(t, 1, all[0].Count)
+}
+
+// TestClientThatGoesIsNoTrouble: a client that has taken none of its answers and goes says nothing
+// about the disk, however it reads.
+func TestClientThatGoesIsNoTrouble(t *testing.T) {
+	for _, flags := range []uint16{0, cmdFlagDF} {
+		v := serve(t, 1, nil)
+		d := v.Server.disks.At(1)
+		c := v.open(t, "disk1.raw", structured)
+		c.writeAt(0, bytes.Repeat([]byte{1}, diskSize))
+		for range 64 {
+			c.send(c.request(cmdRead, flags, 0, diskSize/2, nil))
+		}
+		conns := func(stuck bool) int {
+			return len(v.conns.All(func(c *conn) bool {
+				return !stuck || c.tx.WriteSince.Load() != 0
+			}))
+		}
+		testtool.Eventually(t, func() bool { return conns(true) == 1 }, "it takes nothing")
+		require.NoError(t, c.Close())
+		testtool.Eventually(t, func() bool { return conns(false) == 0 }, "it is gone")
+		require.Empty(t, d.Troubles(time.Now()))
+	}
 }

@@ -54,7 +54,11 @@ func (r *runner) Waits() (timeout time.Duration, err error) {
 func (r *runner) Blocks() error {
 	switch {
 	case r.late: // the reads before this one are answered first
-		return r.conn.tx.Flush()
+		if err := r.conn.tx.Flush(); err != nil { // the disk is not to blame
+			r.conn.fail(err)
+			return serving.ErrAborted
+		}
+		return nil
 	case r.Reading && r.single:
 		return serving.ErrLater
 	}

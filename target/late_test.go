@@ -2,9 +2,11 @@ package target_test
 
 import (
 	"context"
+	"net"
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -108,4 +110,26 @@ func TestLateReadsLeaveNothing(t *testing.T) {
 		s.bugs = s.seen.count("panic")
 		require.Equal(t, broken, s.bugs > 0)
 	}
+}
+
+// TestLateReadsOfAPeerThatGoes: a peer that takes none of the answers to reads that had to wait,
+// and goes, says nothing about the disk.
+func TestLateReadsOfAPeerThatGoes(t *testing.T) {
+	s, d, _ := startStorage(t)
+	close(d.arrives)
+	c, nc := s.loginFrom(t, "127.0.0.1", tt.LoginOptions{})
+	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(64<<10))
+	const blocks = 64
+	for i := range 200 {
+		cmd, _, _ := c.Prepare(tt.Read10(1, uint32(i%100*blocks), blocks))
+		require.NoError(t, c.Send(&cmd, nil))
+	}
+	testtool.Eventually(t, func() bool {
+		waiting := s.Queued()
+		time.Sleep(50 * time.Millisecond)
+		return waiting > 0 && s.Queued() == waiting
+	}, "it waits for the peer")
+	require.NoError(t, nc.Close())
+	testtool.Eventually(t, func() bool { return len(s.Sessions()) == 0 }, "it is gone")
+	require.Empty(t, s.inUse.At(1).Troubles(time.Now()))
 }
