@@ -20,6 +20,9 @@ func (r *Refusal) Error() string { return r.text }
 // is quick for a client that has used the disk before and still owns it: see Used.
 func (c *Client) Begin(d *Disk, write bool) error {
 	if c.used.Load() != d {
+		if c.waitedForFormer() {
+			return c.begin(d, write)
+		}
 		c.all.EndStale(c.peer.name)
 	}
 	err := c.begin(d, write)

@@ -31,6 +31,8 @@ type Client struct {
 	gaveUp atomic.Bool
 	gone   bool                 // guarded by Disks.mu
 	used   atomic.Pointer[Disk] // the disk that Begin has noted last
+	// looking is closed when the request that is in afterFormer has left it; nil: none is
+	looking atomic.Pointer[chan struct{}]
 }
 
 // Attach begins a session of the peer with this name.

@@ -3,6 +3,7 @@ package serving
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -285,4 +286,33 @@ func TestHandOverNeedsOneAtTheDisk(t *testing.T) {
 	require.NoError(t, r.s.Admit(1, "cert:vm", time.Time{}))
 	r.s.AttachTo(&Disk{}, Who{Name: "cert:vm", Incarnation: "y"})
 	require.ErrorIs(t, testtool.Err(r.s.HandOver(1)), ErrNotLoggedIn)
+}
+
+// quietLine is the line of a peer that stays.
+type quietLine struct{ looks atomic.Int64 }
+
+func (l *quietLine) HungUp() bool { l.looks.Add(1); return false }
+func (*quietLine) End(error)      {}
+func (*quietLine) Requests()      {}
+
+// TestCrowdOfRequests: of many requests of a client whose disk another one of its name has, one
+// looks whether that is about to end, and not each of them.
+func TestCrowdOfRequests(t *testing.T) {
+	s, d := served(t)
+	line := new(quietLine)
+	join := func() *Client {
+		return s.AttachTo(d, Who{Name: "tcp:a", Crowd: true, Line: line})
+	}
+	former, next := join(), join()
+	require.NoError(t, former.Begin(d, true))
+	defer d.End()
+	const requests = 400
+	errs := make(chan error, requests)
+	for range requests {
+		go func() { errs <- next.Begin(d, true) }()
+	}
+	for range requests {
+		require.ErrorContains(t, <-errs, "another process")
+	}
+	require.Less(t, line.looks.Load(), int64(4*requests))
 }

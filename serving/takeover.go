@@ -95,8 +95,18 @@ func (s *Disks) EndStale(name string) {
 const longestEnding = 128 * time.Millisecond
 
 // afterFormer calls begin until it no longer fails because of a former client of the name, or until
-// that client seems to stay.
+// that client seems to stay. One request of the client looks for that, and those that come
+// meanwhile wait for what it finds: a client may send thousands that another one must not have.
 func (c *Client) afterFormer(begin func() error) error {
+	mine := make(chan struct{})
+	if !c.looking.CompareAndSwap(nil, &mine) {
+		c.waitedForFormer()
+		return begin()
+	}
+	defer func() {
+		c.looking.Store(nil)
+		close(mine)
+	}()
 	for wait := time.Millisecond; ; wait *= 2 {
 		c.all.EndStale(c.peer.name)
 		err := begin()
@@ -106,6 +116,16 @@ func (c *Client) afterFormer(begin func() error) error {
 		}
 		time.Sleep(wait)
 	}
+}
+
+// waitedForFormer waits for a request of the client that is in afterFormer, and reports whether
+// there was one.
+func (c *Client) waitedForFormer() bool {
+	other := c.looking.Load()
+	if other != nil {
+		<-*other
+	}
+	return other != nil
 }
 
 // sameProcess reports whether two clients of a crowd are of one process.
