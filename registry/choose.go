@@ -148,7 +148,7 @@ func (p *puller) again(ctx context.Context, f *file, use func(content io.Reader)
 			return err
 		}
 		defer in.Close()
-		if err := p.checked(f.layer, f.name, in, take); err != nil {
+		if err := p.checked(f.layer, &layer.Entry{Name: f.name}, in, take); err != nil {
 			return err
 		}
 		return in.Finish()
@@ -162,7 +162,7 @@ func (p *puller) again(ctx context.Context, f *file, use func(content io.Reader)
 		if seen = true; e.Size != f.size {
 			return changed
 		}
-		return p.checked(f.layer, e.Name, content, take)
+		return p.checked(f.layer, e, content, take)
 	})
 	if err == nil && !seen {
 		err = changed
@@ -201,7 +201,8 @@ func (p *puller) plain(ctx context.Context, i int, in *layer.Reader) error {
 		ordinal: layer.WholeLayer, size: in.Size}
 	p.files = append(p.files, f)
 	if p.candidate(f.name) {
-		if err := p.checked(i, f.name, in, func(content io.Reader) error {
+		e := &layer.Entry{Name: f.name}
+		if err := p.checked(i, e, in, func(content io.Reader) error {
 			return p.pass(ctx, f, content)
 		}); err != nil {
 			return in.Explain(err)

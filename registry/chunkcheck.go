@@ -85,10 +85,16 @@ func (p *puller) indexFile(i int, name string) *layer.IndexFile {
 }
 
 // checked has the content of a file of a layer used, and then read to its end. Reading fails where
-// it contradicts the index.
-func (p *puller) checked(i int, name string, content io.Reader,
+// it contradicts the index. The holes of a sparse file have no end: some bytes of an archive are as
+// many zeros as they say. Nothing describes such a file twice, so it is read only as far as it is
+// used.
+func (p *puller) checked(i int, e *layer.Entry, content io.Reader,
 	use func(content io.Reader) error) error {
-	if f := p.indexFile(i, name); f != nil {
+	f := p.indexFile(i, e.Name)
+	switch {
+	case f != nil && e.Sparse:
+		return disagrees("%s is a sparse file in its layer", e.Name)
+	case f != nil:
 		chunks, err := p.index.ChunksOf(f)
 		if err != nil {
 			return err
@@ -96,7 +102,7 @@ func (p *puller) checked(i int, name string, content io.Reader,
 		content = &checkedChunks{in: content, file: f, chunks: chunks, tables: p.index.TablesOf(f),
 			chunk: make([]byte, min(p.index.ChunkSize, f.Size))}
 	}
-	if err := use(content); err != nil {
+	if err := use(content); err != nil || e.Sparse {
 		return err
 	}
 	_, err := io.Copy(io.Discard, content)

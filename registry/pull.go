@@ -320,7 +320,7 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		}
 		f := &file{name: e.Name, layer: i, ordinal: e.Ordinal, size: e.Size}
 		here[e.Name] = f
-		return p.checked(i, e.Name, toc.Content(e, content), func(content io.Reader) error {
+		return p.checked(i, e, toc.Content(e, content), func(content io.Reader) error {
 			return p.pass(ctx, f, content)
 		})
 	})

@@ -43,6 +43,10 @@ func tocCases(codec string, good, evil []byte) map[string]tocCase {
 				w.Add(t, f)
 			}
 		}, right: true},
+		"right, beside a hole of an exabyte": {make: func(t *testing.T, w *registrytest.Table) {
+			w.Add(t, a)
+			hide(t, w, tarFile{Name: "etc/notes", Content: good[:700], Hole: 1 << 59})
+		}, right: true},
 		"right, a name twice": {make: func(t *testing.T, w *registrytest.Table) {
 			w.Add(t, tarFile{Name: "disk/a.img", Content: evil})
 			w.Add(t, a)

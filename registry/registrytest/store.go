@@ -28,6 +28,32 @@ type TarFile struct {
 	Content []byte
 	Kind    byte // 0: a file
 	Link    string
+	Hole    int64 // zeros behind its content that the archive leaves out, as "tar -S" does
+}
+
+// sparseHeader is the header of a file with a hole (GNU tar's manual, "Old GNU Format"). Package
+// archive/tar reads such files, and writes none.
+func (f TarFile) sparseHeader() []byte {
+	h, data, size := make([]byte, 512), int64(len(f.Content)), int64(len(f.Content))+f.Hole
+	number := func(at int, n int64) {
+		h[at] = 0x80 // in binary
+		binary.BigEndian.PutUint64(h[at+4:], uint64(n))
+	}
+	copy(h, f.Name)
+	copy(h[100:], "0000444\x000000000\x000000000\x00")
+	number(124, data)
+	copy(h[136:], "00000000000\x00        S")
+	copy(h[257:], "ustar  \x00")
+	for i, n := range []int64{0, data, size, 0} { // what is there: offset and length
+		number(386+12*i, n)
+	}
+	number(483, size)
+	sum := 0
+	for _, c := range h {
+		sum += int(c)
+	}
+	copy(h[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return h
 }
 
 func TarOf(t testing.TB, files ...TarFile) []byte {
@@ -40,6 +66,13 @@ func TarOf(t testing.TB, files ...TarFile) []byte {
 	b.Grow(size) // the race detector makes it dear to grow on the way
 	w := tar.NewWriter(&b)
 	for _, f := range files {
+		if f.Hole > 0 {
+			require.NoError(t, w.Flush())
+			b.Write(f.sparseHeader())
+			b.Write(f.Content)
+			b.Write(make([]byte, -len(f.Content)&511))
+			continue
+		}
 		h := &tar.Header{
 			Name:     f.Name,
 			Mode:     0o444,

@@ -69,6 +69,9 @@ func (w *Table) Add(t testing.TB, f TarFile) {
 	var head bytes.Buffer
 	require.NoError(t, tar.NewWriter(&head).WriteHeader(&tar.Header{Name: f.Name, Mode: 0o444,
 		Size: int64(len(f.Content)), Typeflag: f.Kind, Linkname: f.Link}))
+	if f.Hole > 0 {
+		head = *bytes.NewBuffer(f.sparseHeader())
+	}
 	w.member(t, head.Bytes())
 	kind := map[byte]string{tar.TypeReg: "reg", tar.TypeDir: "dir", tar.TypeLink: "hardlink",
 		tar.TypeSymlink: "symlink"}[f.Kind]
