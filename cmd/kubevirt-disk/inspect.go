@@ -333,7 +333,7 @@ func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJS
 		if err != nil {
 			return err
 		}
-		found, refused, err := signature.List(ctx, c.Client, ref, content, asked)
+		found, refused, err := signature.List(ctx, src, ref, content, asked)
 		if err != nil {
 			return fmt.Errorf("%s: its signatures: %w", ref, err)
 		}

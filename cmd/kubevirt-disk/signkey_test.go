@@ -101,6 +101,18 @@ func TestSignAndInspect(t *testing.T) {
 	require.EqualValues(t, 64<<10, shown.Disks[0].VirtualSize)
 }
 
+// TestInspectLayout: an image in an OCI layout is looked at like one in a registry.
+func TestInspectLayout(t *testing.T) {
+	cleanEnv(t)
+	_, public := registrytest.NewSigner(t)
+	s := registrytest.Store{}
+	ref := "oci:" + s.Layout(t, s.Image(t, registrytest.TarOf(t,
+		registrytest.TarFile{Name: "disk/a.img", Content: registrytest.Noise(1, 64<<10)})))
+	require.Contains(t, saidOf(t, exitDone, "inspect", ref), "a.img")
+	require.Contains(t, saidOf(t, exitFailed, "inspect", ref, "--verify-key="+public),
+		"has no signature")
+}
+
 // TestSignedBelow: what a new image is built on has to be signed, too, and the new one is signed by
 // whoever makes it. So has a container image that becomes a disk.
 func TestSignedBelow(t *testing.T) {

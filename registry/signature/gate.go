@@ -173,9 +173,10 @@ type Found struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// List returns the signatures of what a reference names, and whether the options admit the image.
-// refused is why they do not. It reads nothing of the image but that content.
-func List(ctx context.Context, c *transport.Client, ref transport.Reference, content []byte,
+// List returns the signatures of what a reference names, which src has open, and whether the
+// options admit the image. refused is why they do not. It reads nothing of the image but that
+// content.
+func List(ctx context.Context, src transport.Source, ref transport.Reference, content []byte,
 	opt Options) (all []Found, refused, err error) {
 	var r rule
 	if opt.Enabled() {
@@ -185,10 +186,7 @@ func List(ctx context.Context, c *transport.Client, ref transport.Reference, con
 		}
 		r = p.of(ref)
 	}
-	places, err := c.Places(ref)
-	if err != nil {
-		return nil, nil, err
-	}
+	places := transport.PlacesOf(src)
 	if len(places) > 0 {
 		last := places[len(places)-1]
 		var seen looked

@@ -23,18 +23,13 @@ import (
 const maxKept = 1000
 
 // SignNamed signs what a reference names in its registry, and each image of it if that is a list:
-// whoever pins one of either admits it then. No mirror is asked: what it says would be signed. It
-// returns the digest of what the reference names.
+// whoever pins one of either admits it then. It returns the digest of what the reference names.
 func SignNamed(ctx context.Context, c *transport.Client, ref transport.Reference,
 	key *PrivateKey) (digest string, err error) {
-	places, err := c.Places(ref)
+	at, err := beside(c, ref)
 	if err != nil {
 		return "", err
 	}
-	if len(places) == 0 || !ref.Remote() {
-		return "", fmt.Errorf("%s: only images in registries are signed", ref)
-	}
-	at := places[len(places)-1]
 	read, name := at.Tagged, ref.Identifier()
 	if want, ok := ref.Digest(); ok {
 		read, name = at.Manifest, want
@@ -63,6 +58,20 @@ func SignNamed(ctx context.Context, c *transport.Client, ref transport.Reference
 	return digest, nil
 }
 
+// beside is where an image's registry has what lies beside the image. No mirror is asked: what it
+// says would be signed.
+func beside(c *transport.Client, ref transport.Reference) (transport.Place, error) {
+	if !ref.Remote() {
+		return nil, fmt.Errorf("%s: only images in registries are signed", ref)
+	}
+	src, err := c.Source(ref, "") // of a registry, it has nothing to close
+	if err != nil {
+		return nil, err
+	}
+	places := transport.PlacesOf(src)
+	return places[len(places)-1], nil
+}
+
 // imagesOf returns the digests of the images that a manifest lists: none if it is no list.
 func imagesOf(content []byte) (all []string, err error) {
 	if !transport.ManifestKind(content, "").IsIndex() {
@@ -83,14 +92,11 @@ func imagesOf(content []byte) (all []string, err error) {
 // time may replace it.
 func Sign(ctx context.Context, c *transport.Client, u *transport.Uploader,
 	ref transport.Reference, digest string, key *PrivateKey) error {
-	places, err := c.Places(ref)
+	at, err := beside(c, ref)
 	if err != nil {
 		return err
 	}
-	if len(places) == 0 || !ref.Remote() {
-		return fmt.Errorf("%s: only images in registries are signed", ref)
-	}
-	m, layers, err := stored(ctx, places[len(places)-1], digest)
+	m, layers, err := stored(ctx, at, digest)
 	if err != nil {
 		return fmt.Errorf("the signatures of %s in its registry: %w", digest, err)
 	}

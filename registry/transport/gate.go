@@ -27,7 +27,7 @@ type Asked struct {
 	// everything else that is read of the image is in there, or in what has its digest in there.
 	Content []byte
 	Proof   []byte  // of an earlier Admission; nil: there is none
-	Places  []Place // as Client.Places returns them
+	Places  []Place // as PlacesOf returns them
 }
 
 // Admission says why an image may be read. The zero value: nobody was asked.
@@ -53,18 +53,12 @@ type Place interface {
 	Mirror() bool
 }
 
-// Places are where things may lie beside the image: mirrors that are asked before the registry, and
-// the registry, or its layout. An archive of docker has none.
-func (c *Client) Places(ref Reference) ([]Place, error) {
-	src, err := c.source(ref, "")
-	if err != nil {
-		return nil, err
+// PlacesOf are where things may lie beside the image that a source has open: mirrors that are asked
+// before the registry, and the registry, or its layout. An archive of docker has none.
+func PlacesOf(src Source) (all []Place) {
+	if g, ok := src.(*gated); ok {
+		src = g.Source
 	}
-	defer src.Close()
-	return placesBeside(src), nil
-}
-
-func placesBeside(src Source) (all []Place) {
 	switch src := src.(type) {
 	case *repository:
 		for _, e := range src.order() {
@@ -186,7 +180,7 @@ type gated struct {
 
 func (g *gated) Admit(ctx context.Context, content, proof []byte) (Admission, error) {
 	a, err := g.gate.Admit(ctx, Asked{Ref: g.ref, Content: content, Proof: proof,
-		Places: placesBeside(g.Source)})
+		Places: PlacesOf(g.Source)})
 	if err == nil {
 		g.admitted.Store(true)
 	}
