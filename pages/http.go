@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"kubevirt.io/disk/status"
 )
@@ -35,7 +36,8 @@ func Register(mux *http.ServeMux, s Daemon) {
 	})
 }
 
-// probe answers 200 and what is wrong all the same, or 503 and the reason.
+// probe answers 200 and what is wrong all the same, or 503 and the reason. People see that on
+// terminals, and servers and images have a say in it.
 func probe(check func() error, wrong func() []string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -43,13 +45,15 @@ func probe(check func() error, wrong func() []string) http.HandlerFunc {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		if err := check(); err != nil {
 			w.WriteHeader(http.StatusServiceUnavailable)
-			fmt.Fprintln(w, err)
+			for line := range strings.SplitSeq(err.Error(), "\n") {
+				fmt.Fprintln(w, plain(line))
+			}
 			return
 		}
 		fmt.Fprintln(w, "ok")
 		if wrong != nil {
 			for _, line := range wrong() {
-				fmt.Fprintln(w, line)
+				fmt.Fprintln(w, plain(line))
 			}
 		}
 	}

@@ -29,6 +29,7 @@ func get(t *testing.T, url string) (int, string, http.Header) {
 
 func TestPages(t *testing.T) {
 	var notReady, unhealthy error
+	var trouble []string
 	mux := http.NewServeMux()
 	Register(mux, Daemon{
 		Status: func() status.Status {
@@ -41,8 +42,9 @@ func TestPages(t *testing.T) {
 				Sessions: []status.Session{{Initiator: "iqn.1993-08.org.debian:01:aaaa"}},
 			}
 		},
-		Ready:  func() error { return notReady },
-		Health: func() error { return unhealthy },
+		Ready:   func() error { return notReady },
+		Trouble: func() []string { return trouble },
+		Health:  func() error { return unhealthy },
 	})
 	ts := httptest.NewServer(mux)
 	defer ts.Close()
@@ -53,12 +55,19 @@ func TestPages(t *testing.T) {
 		require.Equal(t, "ok\n", body)
 		require.Equal(t, "no-store", header.Get("Cache-Control"))
 	}
+	trouble = []string{"LUN 1 (a\nb): \x1b[2J"}
+	_, body, _ := get(t, ts.URL+"/readyz")
+	require.Equal(t, "ok\nLUN 1 (a\ufffdb): \ufffd[2J\n", body)
 	notReady = errors.New("fedora.qcow2: 40 % expanded")
 	status, body, _ := get(t, ts.URL+"/readyz")
 	require.Equal(t, http.StatusServiceUnavailable, status)
 	require.Contains(t, body, "40 % expanded")
 	status, _, _ = get(t, ts.URL+"/healthz")
 	require.Equal(t, http.StatusOK, status, "not ready is not unhealthy")
+
+	notReady = errors.New("LUN 1 (a): waits: it says \x1b[2J\nLUN 2 (b): waits")
+	_, body, _ = get(t, ts.URL+"/readyz")
+	require.Equal(t, "LUN 1 (a): waits: it says \ufffd[2J\nLUN 2 (b): waits\n", body)
 
 	unhealthy = errors.New("LUN 2 (data.raw): disk has failed")
 	status, body, _ = get(t, ts.URL+"/healthz")
