@@ -107,3 +107,35 @@ func TestSecretsThatComeBack(t *testing.T) {
 		require.NotContains(t, text, "bWU6")
 	}
 }
+
+// TestWordsOfServers: what a server says is one line, and does nothing to a terminal.
+func TestWordsOfServers(t *testing.T) {
+	l := newLying(t)
+	l.NewImage(t, noise(93, 100<<10))
+	evil := func(w http.ResponseWriter) {
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write([]byte(`{"errors":[{"code":"DENIED",` +
+			`"message":"a\u001b[2J\u009b1m\nforged: b\u202ec` + strings.Repeat("x", 4000) + `"}]}`))
+	}
+	said := func() string {
+		_, err := pullHTTP(t, l, l.options())
+		require.ErrorContains(t, err, "DENIED a?[2J?1m forged: b?c")
+		return err.Error()
+	}
+	for range 2 { // for a part of the blob, and for all of it
+		l.Faults = append(l.Faults, func(w http.ResponseWriter, _ *http.Request, _ []byte) bool {
+			evil(w)
+			return true
+		})
+	}
+	require.Less(t, len(said()), 1000)
+	inner := l.Server.Config.Handler
+	l.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v2/" {
+			evil(w)
+			return
+		}
+		inner.ServeHTTP(w, r)
+	})
+	require.Less(t, len(said()), 1000)
+}

@@ -270,8 +270,8 @@ func (e *endpoint) statusError(res *http.Response) *StatusError {
 	return s
 }
 
-// errorDetail is the registry's explanation in the body of an error (OCI distribution
-// specification, "Error codes"). Anything else, such as the page of a proxy, is not repeated.
+// errorDetail is the registry's explanation in the body of an error. Anything else, such as the
+// page of a proxy, is not repeated.
 func errorDetail(body []byte, req *http.Request) string {
 	var answer struct {
 		Errors []struct{ Code, Message string }
@@ -281,8 +281,7 @@ func errorDetail(body []byte, req *http.Request) string {
 	}
 	var parts []string
 	for _, e := range answer.Errors[:min(len(answer.Errors), 3)] {
-		text := words(strings.TrimSpace(e.Code+" "+e.Message), req)
-		parts = append(parts, text[:min(len(text), 200)])
+		parts = append(parts, problem(e.Code, e.Message, req))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -309,8 +308,7 @@ func explain(err error) error {
 		}
 		var parts []string
 		for _, d := range answered.Errors[:min(len(answered.Errors), 3)] {
-			parts = append(parts, words(strings.TrimSpace(string(d.Code)+" "+d.Message),
-				answered.Request))
+			parts = append(parts, problem(string(d.Code), d.Message, answered.Request))
 		}
 		s.Detail = strings.Join(parts, ", ")
 		return s

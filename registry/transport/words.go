@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // What a server says gets into errors and logs, and it may repeat what it was told in secret: a
@@ -15,15 +16,17 @@ import (
 const (
 	// leastSecret is the length of the shortest secret. Shorter ones would hide words.
 	leastSecret = 4
-	notShown    = "[not shown]"
+	// maxProblem is the length of the longest part of an explanation that is shown, in bytes.
+	maxProblem = 200
+	notShown   = "[not shown]"
 )
 
 // ourQueries are the names in queries that are no secrets.
 var ourQueries = []string{"digest", "mount", "from", "n", "last", "artifactType", "service",
 	"scope", "grant_type", "client_id"}
 
-// words is what a server says in answer to a request, without secrets of the request or of those
-// that were redirected to it.
+// words is what a server says in answer to a request, in one line that is harmless on a terminal,
+// and without secrets of the request or of those that were redirected to it.
 func words(text string, req *http.Request) string {
 	all := secretsOf(req)
 	slices.SortFunc(all, func(a, b string) int { return len(b) - len(a) })
@@ -32,7 +35,21 @@ func words(text string, req *http.Request) string {
 			text = strings.ReplaceAll(text, secret, notShown)
 		}
 	}
-	return text
+	return strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsPrint(r):
+			return r
+		case unicode.IsSpace(r):
+			return ' '
+		}
+		return '?'
+	}, text)
+}
+
+// problem is a part of a registry's explanation (OCI distribution specification, "Error codes").
+func problem(code, message string, req *http.Request) string {
+	text := words(strings.TrimSpace(code+" "+message), req)
+	return text[:min(len(text), maxProblem)]
 }
 
 func secretsOf(req *http.Request) (all []string) {
