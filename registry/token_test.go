@@ -209,3 +209,37 @@ func TestTokenServerMoves(t *testing.T) {
 		})
 	}
 }
+
+// TestScopesWithoutEnd: a registry that names another scope at each request gets no more of our
+// memory for that, and we get our image.
+func TestScopesWithoutEnd(t *testing.T) {
+	content := noise(65, 1<<20)
+	l := newLying(t)
+	l.NewImage(t, content)
+	longest := 0
+	l.WantsTokens(t, func(tokens string) string { return tokens },
+		func(w http.ResponseWriter, r *http.Request) {
+			longest = max(longest, len(r.URL.RawQuery))
+			_, _ = w.Write([]byte(`{"token":"good"}`))
+		})
+	inner, n := l.Server.Config.Handler, 0
+	l.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			if n++; n%2 == 1 {
+				w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="x",scope="%d%s"`, n,
+					strings.Repeat("x", 20<<10)))
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+		}
+		inner.ServeHTTP(w, r)
+	})
+	img := testtool.Must(newClient(t, l.options()).Resolve(t.Context(), l.ref(t, "vm/a:1")))(t)
+	defer img.Source.Close()
+	b := testtool.Must(img.Source.Blob(img.Manifest.Layers[0]))(t)
+	for range 20 {
+		require.NoError(t, b.Fill(t.Context(), make([]byte, 4096), 0))
+	}
+	require.Greater(t, longest, 20<<10)
+	require.LessOrEqual(t, longest, 64<<10)
+}

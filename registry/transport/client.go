@@ -75,6 +75,9 @@ const (
 	defaultIdle    = time.Minute
 	maxRedirects   = 10
 	defaultTurn    = 10 * time.Second
+	// maxHeader is how long the header of an answer may be, in bytes. Signed addresses have a few
+	// thousand.
+	maxHeader = 256 << 10
 )
 
 // Client reaches registries. Any number of goroutines may use it.
@@ -154,6 +157,7 @@ func New(opt Options) (*Client, error) {
 		IdleConnTimeout:        60 * time.Second,
 		MaxIdleConnsPerHost:    Reads, // each with a connection of its own
 		DisableCompression:     true,  // blobs are stored as they are
+		MaxResponseHeaderBytes: maxHeader,
 		// Several connections are faster than several streams of one.
 		ForceAttemptHTTP2: false,
 		TLSClientConfig:   &tls.Config{MinVersion: tls.VersionTLS12},

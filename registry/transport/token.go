@@ -174,9 +174,17 @@ type tokenError struct{ err error }
 func (e *tokenError) Error() string { return e.err.Error() }
 func (e *tokenError) Unwrap() error { return e.err }
 
+// maxScopes bounds a request to a token server, in bytes. The library asks for every scope that the
+// registry has ever named, and a hostile one may name another one each time.
+const maxScopes = 64 << 10
+
 // ask sends the library's request to the token server. No error repeats its answer, which may have
 // secrets.
 func (t *tokenServer) ask(in *http.Request) (*http.Response, error) {
+	if int64(len(in.URL.RawQuery))+in.ContentLength > maxScopes { // asked anew, it begins with none
+		return nil, &tokenError{&StatusError{Host: t.registry, Status: http.StatusUnauthorized,
+			Detail: "it names ever more scopes that a token must have"}}
+	}
 	of := &tokensOf{registry: t.registry}
 	req, at := in.Clone(context.WithValue(in.Context(), tokensOfKey{}, of)), *t.at
 	at.RawQuery = strings.ReplaceAll(in.URL.RawQuery, "+", "%20") // the library's way of a blank
