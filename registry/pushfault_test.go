@@ -129,3 +129,31 @@ func TestPushMountRefused(t *testing.T) {
 		})
 	}
 }
+
+// TestPushForgottenForEver: a registry that takes the first piece of a blob, breaks off at the next
+// one, and knows nothing of either then, is not asked for ever.
+func TestPushForgottenForEver(t *testing.T) {
+	m := newMemory(t)
+	u := newUploads(m)
+	m.fault = func(w http.ResponseWriter, r *http.Request) bool {
+		switch r.Method {
+		case http.MethodPatch:
+			if !strings.HasPrefix(r.Header.Get("Content-Range"), "0-") {
+				panic(http.ErrAbortHandler)
+			}
+		case http.MethodGet:
+			u.forget(true)
+		}
+		return u.serve(w, r)
+	}
+	content := make([]byte, 65<<20) // more than the largest piece
+	h, _ := testtool.Must2(v1.SHA256(bytes.NewReader(content)))(t)
+	ctx, cancel := context.WithTimeout(t.Context(), longWait)
+	defer cancel()
+	up := testtool.Must(m.client(t).Uploader(m.ref(t, "vm/a:1"), m.ref(t, "vm/a:1"),
+		new(atomic.Int64), ""))(t)
+	err := up.Blob(ctx, v1.Descriptor{Digest: h, Size: int64(len(content))},
+		bytes.NewReader(content))
+	require.ErrorContains(t, err, "404")
+	require.Equal(t, 5, m.requests("POST", "/uploads/"))
+}

@@ -98,7 +98,8 @@ func (s *sending) next(ctx context.Context) error {
 	switch {
 	case err == nil:
 		return nil
-	case asking && (refused(err) || errors.Is(err, errUnsaid)):
+	case asking && (refused(err) || errors.Is(err, errUnsaid)) && s.restarts < maxRestarts:
+		s.restarts++
 		s.restart() // the registry no longer knows this upload
 		return nil
 	case s.tooLarge(err):
