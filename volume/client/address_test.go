@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -57,6 +59,34 @@ func TestUploadToAWrongAddress(t *testing.T) {
 }
 
 // TestHashed: the digest is right, whichever parts of the file are read and however often.
+// TestUploadElsewhere: a server, or a proxy before it, that names an address of another server does
+// not make the client send its token there.
+func TestUploadElsewhere(t *testing.T) {
+	asked := 0
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		asked++
+	}))
+	defer other.Close()
+	host := other.Listener.Addr().String()
+	token := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(token, []byte("0123456789abcdef"), 0o600))
+	for _, location := range []string{other.URL + "/upload/1", "//" + host + "/upload/1",
+		"https:///upload/1"} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", location)
+			w.WriteHeader(http.StatusCreated)
+		}))
+		c, err := New(Options{Server: server.URL, TokenFile: token})
+		require.NoError(t, err)
+		_, err = c.Upload(t.Context(), "vm", bytes.NewReader(make([]byte, 512)), 512,
+			UploadOptions{Again: func(err error) { t.Errorf("tried again: %v", err) }})
+		require.ErrorContains(t, err, "must not get the token", location)
+		c.Close()
+		server.Close()
+	}
+	require.Zero(t, asked)
+}
+
 func TestHashed(t *testing.T) {
 	data := make([]byte, 3*pieceSize+1000)
 	random := rand.NewChaCha8([32]byte{1})

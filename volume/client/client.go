@@ -147,6 +147,11 @@ func (c *Client) Do(r *http.Request, path string) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+	if target.Scheme != c.base.Scheme || target.Host != c.base.Host { // of a Location
+		return nil, fmt.Errorf("%s names an address at another server, %s://%s, which must not "+
+			"get the token: check the proxies in front of the server", c.base.Host, target.Scheme,
+			target.Host)
+	}
 	r.URL, r.Host = target, ""
 	if c.opt.TokenFile != "" {
 		token, err := os.ReadFile(c.opt.TokenFile)
