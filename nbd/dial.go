@@ -26,6 +26,10 @@ const (
 	deadTime = 15 * time.Second
 )
 
+// errSilent says that there is a connection, and nothing came by it. The server may be starting or
+// ending, or a proxy before it does not know it yet.
+var errSilent = errors.New("the server has not said a word")
+
 // greeting is what a server says of an export.
 type greeting struct {
 	told
@@ -72,7 +76,11 @@ func (d *dialer) dial(ctx context.Context) (*link, error) {
 	n := &negotiation{dialer: d, nc: nc, in: bufio.NewReaderSize(nc, linkBuffer)}
 	if err := n.run(ctx); err != nil {
 		_ = nc.Close()
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() == nil:
+		case errors.Is(err, errSilent):
+			err = fmt.Errorf("%w: %w", errSilent, ctx.Err())
+		default:
 			err = fmt.Errorf("it did not answer in time: %w", ctx.Err())
 		}
 		return nil, err
@@ -91,7 +99,7 @@ type negotiation struct {
 func (n *negotiation) run(ctx context.Context) error {
 	var hello [18]byte
 	if _, err := io.ReadFull(n.in, hello[:]); err != nil {
-		return fmt.Errorf("the server ends the connection at once: %w", err)
+		return fmt.Errorf("%w: %w", errSilent, err)
 	}
 	if binary.BigEndian.Uint64(hello[:]) != magicInit ||
 		binary.BigEndian.Uint64(hello[8:]) != magicOption {

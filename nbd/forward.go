@@ -295,6 +295,9 @@ func (r *Remote) Unanswered(each func(c *serving.Client, since time.Time)) {
 	}
 }
 
+// Connected implements serving.Forwarder.
+func (r *Remote) Connected() bool { return r.now() != nil }
+
 // now returns the connection to the server; nil: there is none now.
 func (r *Remote) now() *link {
 	r.mu.Lock()

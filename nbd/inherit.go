@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"kubevirt.io/disk/disk"
 )
@@ -50,6 +51,14 @@ func (r *Remote) asTarget(asked inheritance) *link {
 	defer context.AfterFunc(asked.ctx, stop)()
 	r.migrated = true
 	l, err := r.again(ctx)
+	for Unreachable(err) && ctx.Err() == nil { // it may be started anew at this moment
+		r.noteWhy(err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(firstRedial):
+			l, err = r.again(ctx)
+		}
+	}
 	if err != nil {
 		r.migrated = false
 		if !errors.Is(err, disk.ErrFailed) {

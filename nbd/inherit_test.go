@@ -148,6 +148,24 @@ func TestInherit(t *testing.T) {
 	}
 }
 
+// TestInheritWaitsForItsServer: a server that is started anew when the target arrives is waited
+// for.
+func TestInheritWaitsForItsServer(t *testing.T) {
+	m := newMigration(t)
+	require.NoError(t, m.write(m.source, 1))
+	m.at.set(true, 0)
+	done := make(chan error, 1)
+	go func() { done <- m.target.Inherit(t.Context()) }()
+	testtool.Eventually(t, func() bool {
+		why, _ := m.target.Why()
+		return why != ""
+	}, "it has tried")
+	require.Empty(t, done)
+	m.at.set(false, 0)
+	require.NoError(t, <-done)
+	m.requireReads(m.target, 1)
+}
+
 // TestInheritCancelled: if the target goes without a write, the source never notices.
 func TestInheritCancelled(t *testing.T) {
 	m := newMigration(t)

@@ -121,7 +121,7 @@ func OpenRemote(ctx context.Context, opt RemoteOptions) (*Remote, error) {
 // may do so later.
 func Unreachable(err error) bool {
 	var network *net.OpError
-	return errors.As(err, &network) && network.Op == "dial"
+	return errors.As(err, &network) && network.Op == "dial" || errors.Is(err, errSilent)
 }
 
 // lastError is why the server could not be used.
@@ -426,6 +426,7 @@ func (r *Remote) meaning(c *call, err error) error {
 		// Another client owns the disk, or has reserved it, and may give it up; the server may have
 		// memory later, or be back. If the disk is write-protected, this connection ends, and the
 		// next one tells.
+		r.noteWhy(err)
 		return fmt.Errorf("%w: %w", disk.ErrNotNow, r.explain(err))
 	}
 	if c.command == cmdFlush { // nobody can tell what was lost

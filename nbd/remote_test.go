@@ -93,6 +93,32 @@ func TestRemoteThatIsNone(t *testing.T) {
 	require.ErrorContains(t, err, "the NBD server unix:/missing")
 }
 
+// TestUnreachable: a server that is not there yet is told from one that refuses. A proxy may take
+// connections for one that is not there.
+func TestUnreachable(t *testing.T) {
+	try := func(address string) error {
+		ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer stop()
+		return testtool.Err(OpenRemote(ctx, RemoteOptions{Address: address, Export: "other"}))
+	}
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	err := try(l.Addr().String())
+	require.True(t, Unreachable(err), "it takes no connection off the queue: %v", err)
+	go func() {
+		for nc, err := l.Accept(); err == nil; nc, err = l.Accept() {
+			_ = nc.Close()
+		}
+	}()
+	err = try(l.Addr().String())
+	require.True(t, Unreachable(err), "it closes them: %v", err)
+	require.NoError(t, l.Close())
+	err = try(l.Addr().String())
+	require.True(t, Unreachable(err), "%v", err)
+	err = try(serving.SocketPrefix + serve(t, 1, nil).socket)
+	require.ErrorContains(t, err, "there is no disk")
+	require.False(t, Unreachable(err))
+}
+
 // TestRemoteHeals: connections break in the middle of requests and replies, and nobody sees it.
 func TestRemoteHeals(t *testing.T) {
 	n := relay(t, serve(t, 1, nil))

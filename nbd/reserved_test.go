@@ -2,14 +2,18 @@ package nbd
 
 import (
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 )
 
 // reserving is a front end of another protocol, by which somebody may reserve every disk.
@@ -95,4 +99,38 @@ func TestReservationBindsBegunRequests(t *testing.T) {
 		other.writes.Store(false)
 		c.alive()
 	})
+}
+
+// TestRelaySaysWhyItWaits: people read what the server says, and that it is there.
+func TestRelaySaysWhyItWaits(t *testing.T) {
+	other := &reserving{}
+	v := serveBeside(t, serving.Config{}, other, "", 1, nil)
+	r := v.remote(t, "disk1.raw")
+	far := handOn(t, r)
+	c := far.open(t, "", structured)
+	why := func() string {
+		all := far.Server.disks.At(1).Troubles(time.Now().Add(serving.LongWait))
+		require.Len(t, all, 1)
+		require.Equal(t, status.TroubleServer, all[0].Kind)
+		return all[0].Error
+	}
+	closed := make(chan struct{})
+	open := sync.OnceFunc(func() { close(closed) })
+	t.Cleanup(open)
+	heal := v.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Block: closed})
+	calls := v.disks[0].Calls(disktest.OpRead)
+	c.send(c.request(cmdRead, 0, 0, 512, nil))
+	testtool.Eventually(t, func() bool { return v.disks[0].Calls(disktest.OpRead) > calls },
+		"the server has it")
+	require.Equal(t, "it is connected, and has not answered yet", why())
+	heal()
+	open()
+	_, a := c.answer(func(uint64) (uint16, uint64) { return cmdRead, 512 })
+	c.good(a)
+
+	other.reads.Store(true)
+	_, err := r.ReadAt(t.Context(), make([]byte, 512), 0)
+	require.ErrorIs(t, err, disk.ErrNotNow)
+	text, _ := r.Why()
+	require.Contains(t, text, "it is reserved")
 }

@@ -34,6 +34,9 @@ type Source struct {
 type Forwarder interface {
 	// Unanswered calls each for every forwarded request without an answer. Each is quick.
 	Unanswered(each func(c *Client, since time.Time))
+	// Connected reports whether there is a connection to what requests are forwarded to. It is
+	// quick.
+	Connected() bool
 }
 
 // wait is a request while it waits. The zero value waits for nothing.
@@ -150,6 +153,9 @@ func (d *Disk) longWait(now time.Time) *status.Trouble {
 	t.Message = requestsText(w.n) + " for " + w.what
 	if t.Error = why; why == "" {
 		t.Error = "no answer"
+		if f, ok := d.Disk.(Forwarder); ok && f.Connected() {
+			t.Error = "it is connected, and has not answered yet"
+		}
 	}
 	told := *t
 	return &told

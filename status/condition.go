@@ -109,8 +109,8 @@ func ToDo(kind string) string {
 		return "nothing is lost, and requests go on when the content comes: see whether the " +
 			"registry runs, and whether this machine reaches it"
 	case TroubleServer:
-		return "nothing is lost, and requests go on when the server is back: see whether it " +
-			"runs, and whether this machine reaches it"
+		return "nothing is lost, and requests go on when the server answers: see whether it " +
+			"runs, what it says of the disk, and whether this machine reaches it"
 	case TroubleStorage:
 		return "see whether the storage answers, such as a file server: requests go on when it " +
 			"does"
