@@ -16,7 +16,8 @@ type Progress struct {
 	total, done         atomic.Int64
 	dataTotal, dataDone atomic.Int64
 	finished            atomic.Bool
-	scarce              atomic.Bool // see Waiting
+	scarce              atomic.Bool           // see Waiting
+	missed              atomic.Pointer[error] // see Missing
 
 	making, ending sync.Once
 	ended          chan struct{} // see Ended
@@ -69,6 +70,18 @@ func (p *Progress) Wait(scarce bool) {
 	}
 }
 
+// Missing is why a part of the image could not be copied when all of it was tried last; nil: it
+// could. It is tried again, and the disk is still served.
+func (p *Progress) Missing() error {
+	if err := p.missed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Missed is called with that each time when all has been tried.
+func (p *Progress) Missed(err error) { p.missed.Store(&err) }
+
 // followed returns how much of an image's data a served disk has, and how much there is. Bytes.
 type followed = func() (done, data int64)
 
@@ -83,6 +96,7 @@ func (p *Progress) Start(total, data int64) {
 	p.served.Store(nil)
 	p.finished.Store(false)
 	p.Wait(false)
+	p.Missed(nil)
 	p.done.Store(0)
 	p.dataDone.Store(0)
 	p.dataTotal.Store(data)

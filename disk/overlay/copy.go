@@ -36,6 +36,8 @@ type OpenWriter func(busy func() bool) (w *rawfile.Writer, done func())
 type Progress interface {
 	// Wait says that the copying begins to wait for space, or goes on.
 	Wait(scarce bool)
+	// Missed says why a part of the image could not be copied at the last try; nil: all could.
+	Missed(err error)
 	// Fields returns the progress after that time for a log.
 	Fields(elapsed time.Duration) []zap.Field
 }

@@ -117,6 +117,9 @@ func (h *hydration) run(ctx context.Context) error {
 	}
 	for {
 		failure := h.pass(ctx)
+		if h.progress != nil && ctx.Err() == nil {
+			h.progress.Missed(failure)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()

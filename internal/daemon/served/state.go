@@ -70,12 +70,8 @@ func (d *Disks) find(s *Disk, now time.Time) (c status.Condition, troubles []sta
 			Reason: err.Error()}, troubles
 	case in == nil:
 		return s.starting(), nil
-	case s.Progress != nil && s.Progress.Waiting():
-		const kind = status.TroubleNoSpace
-		if !slices.ContainsFunc(troubles, func(t status.Trouble) bool { return t.Kind == kind }) {
-			troubles = append(troubles, status.Trouble{Kind: kind, Since: now, Last: now,
-				Message: "copying waits for space; the disk is served from its image meanwhile"})
-		}
+	case s.Progress != nil:
+		troubles = append(troubles, s.copying(troubles, now)...)
 	}
 	if len(troubles) == 0 {
 		return status.Condition{State: status.DiskReady}, nil
@@ -89,6 +85,26 @@ func (d *Disks) find(s *Disk, now time.Time) (c status.Condition, troubles []sta
 		c.Reason += ": " + worst.Error
 	}
 	return c, troubles
+}
+
+// copying is why the image of a disk is not copied, unless guests have such trouble, too.
+func (s *Disk) copying(known []status.Trouble, now time.Time) (more []status.Trouble) {
+	add := func(kind, message, text string) {
+		if !slices.ContainsFunc(known, func(t status.Trouble) bool { return t.Kind == kind }) {
+			more = append(more, status.Trouble{Kind: kind, Since: now, Last: now, Message: message,
+				Error: text})
+		}
+	}
+	if s.Progress.Waiting() {
+		add(status.TroubleNoSpace,
+			"copying waits for space; the disk is served from its image meanwhile", "")
+	}
+	if err := s.Progress.Missing(); err != nil {
+		kind, _ := serving.TroubleOf(err)
+		add(kind, "a part of the image cannot be copied; that is tried again, and the disk is "+
+			"served from its image meanwhile", err.Error())
+	}
+	return more
 }
 
 // starting says why nobody can use a disk yet.

@@ -2,6 +2,7 @@ package served
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 )
@@ -49,4 +51,30 @@ func TestProbesActWhereItHelps(t *testing.T) {
 	require.NotContains(t, d.Failure().Error(), "LUN 2")
 	b.failed.Store(false)
 	require.NoError(t, d.Unusable())
+}
+
+// TestCopyingThatFails: people see that a part of the image cannot be copied, before a guest reads
+// there.
+func TestCopyingThatFails(t *testing.T) {
+	d := serve(t, &brokenDisk{})
+	s := d.table.served()[0]
+	s.Progress = new(image.Progress)
+	state := func() status.Condition {
+		c, _ := d.condition(s, time.Now())
+		return c
+	}
+	require.Equal(t, status.DiskReady, state().State)
+	s.Progress.Missed(&disk.MediumError{Op: "read", Off: 512, Length: 512,
+		Err: errors.New("input/output error")})
+	c := state()
+	require.Equal(t, status.DiskFailing, c.State)
+	require.Equal(t, status.TroubleReadError, c.Kind)
+	require.Contains(t, c.Reason, "a part of the image cannot be copied")
+	require.Contains(t, c.Reason, "input/output error")
+	require.NoError(t, d.Unusable(), "a guest may log in")
+	s.Progress.Wait(true)
+	require.Equal(t, status.DiskNoSpace, state().State, "the worst counts")
+	s.Progress.Wait(false)
+	s.Progress.Missed(nil)
+	require.Equal(t, status.DiskReady, state().State)
 }
