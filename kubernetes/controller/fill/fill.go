@@ -185,12 +185,14 @@ func (r *Reconciler) step(ctx context.Context, name string, image *v1alpha1.VMIm
 	case made.claim == nil:
 		return r.create(ctx, newClaim(claim))
 	case made.job == nil:
-		return r.create(ctx, newJob(image, claim, r.Options.Server))
+		return r.create(ctx, newJob(image, claim, made.claim.UID, r.Options.Server))
 	case made.claim.DeletionTimestamp != nil || made.job.DeletionTimestamp != nil:
 		return is(v1alpha1.ReasonFilling, "an earlier try has to go first").after(pollInterval), nil
-	case made.job.Annotations[annotationWanted] != wanted(image, claim, r.Options.Server):
-		return is(v1alpha1.ReasonFilling, "the VMImage has changed, and the claim is filled anew").
-			after(pollInterval), r.deleteJob(ctx, made.job)
+	case made.job.Annotations[annotationWanted] != wanted(image, claim, made.claim.UID,
+		r.Options.Server):
+		return is(v1alpha1.ReasonFilling, "the VMImage has changed, or the claim %s was deleted, "+
+				"and the claim is filled anew", made.claim.Name).after(pollInterval),
+			r.deleteJob(ctx, made.job)
 	}
 	switch end := objects.Ended(made.job); end.Type {
 	case batchv1.JobComplete:

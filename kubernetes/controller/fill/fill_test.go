@@ -247,7 +247,7 @@ func TestWhatFills(t *testing.T) {
 	block := newTestClaim("block")
 	block.Spec.VolumeMode = new(corev1.PersistentVolumeBlock)
 	w.create(block)
-	job := newJob(w.image(), block, "kubevirt.io:disk")
+	job := newJob(w.image(), block, "uid", "kubevirt.io:disk")
 	c := job.Spec.Template.Spec.Containers[0]
 	require.Equal(t, []string{image, "/dev/vm-image"}, c.Args[len(c.Args)-2:])
 	require.NotContains(t, strings.Join(c.Args, " "), "--size")
@@ -401,6 +401,24 @@ func TestVolumeOfAnotherClaim(t *testing.T) {
 	v := controllertest.Get(t, w, "", "other", &corev1.PersistentVolume{})
 	require.Equal(t, types.UID("victim"), v.Spec.ClaimRef.UID)
 	require.Contains(t, w.says(), "no volume is bound to the claim")
+}
+
+// TestClaimGoesBeforeItsVolumeIsGiven: if somebody deletes the claim that was filled, the next one
+// of its name is filled, too, before its volume is given away.
+func TestClaimGoesBeforeItsVolumeIsGiven(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls))
+	w.held = true
+	w.settle()
+	first := w.job()
+	w.end(first)
+	require.NoError(t, w.Delete(t.Context(), w.filled()))
+	w.settle()
+	second := w.job()
+	require.NotNil(t, second, "the claim got a volume that is empty")
+	require.NotEqual(t, first.UID, second.UID)
+	w.held = false
+	w.settle()
+	require.Equal(t, corev1.ClaimBound, w.claim("web").Status.Phase)
 }
 
 // TestStrip: of claims that are none of ours, the cache keeps only what tells that they are there.

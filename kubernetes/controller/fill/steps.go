@@ -122,7 +122,7 @@ func (r *Reconciler) failed(ctx context.Context, job *batchv1.Job, end batchv1.J
 	}
 	s := is(v1alpha1.ReasonFillFailed, "the claim cannot be filled: %s. It is tried again every "+
 		"%s, and at once when the VMImage changes", cmp.Or(said, end.Message), afterFailed)
-	if left := time.Until(end.LastTransitionTime.Add(afterFailed)); left > 0 {
+	if left := objects.Left(end, afterFailed); left > 0 {
 		return s.after(left), nil
 	}
 	return s.after(pollInterval), r.deleteJob(ctx, job)

@@ -10,6 +10,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -20,7 +21,8 @@ const (
 	labelFill = v1alpha1.Group + "/fill"
 	// annotationImage is on the Job and on the claim that is filled: the name of the VMImage.
 	annotationImage = v1alpha1.Group + "/vm-image"
-	// annotationWanted is on the Job: a digest of what it was made for.
+	// annotationWanted is on the Job: a digest of what it was made for, also of the claim that it
+	// fills. Another claim of that name is empty.
 	annotationWanted = v1alpha1.Group + "/content"
 	// annotationKeys is on the Job's pods: public keys, which a volume of the downward API mounts.
 	// The annotations of our group are for pods with an identity.
@@ -107,11 +109,11 @@ func args(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim) []string
 	return append(all, image.Spec.Image, diskFile)
 }
 
-// newJob is the Job that fills a claim.
-func newJob(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim,
+// newJob is the Job that fills a claim, by another one with that UID.
+func newJob(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim, filled types.UID,
 	server string) *batchv1.Job {
 	m := metaOf(claim)
-	m.Annotations[annotationWanted] = wanted(image, claim, server)
+	m.Annotations[annotationWanted] = wanted(image, claim, filled, server)
 	c := objects.Command{Args: args(image, claim), Image: server, Claim: nameOf(claim),
 		Dir: dataDir, Secret: image.Spec.SecretName, CA: image.Spec.RegistryCA, Retries: retries}
 	if isBlock(claim) {
@@ -133,9 +135,10 @@ func newJob(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim,
 }
 
 // wanted is a digest of what a Job is made for.
-func wanted(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim, server string) string {
-	text := fmt.Appendf(nil, "%q\n%q\n%q\n%q", args(image, claim), server, image.Spec.SecretName,
-		image.Spec.Keys)
+func wanted(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim, filled types.UID,
+	server string) string {
+	text := fmt.Appendf(nil, "%q\n%q\n%q\n%q\n%q", args(image, claim), filled, server,
+		image.Spec.SecretName, image.Spec.Keys)
 	if ca := image.Spec.RegistryCA; ca != nil {
 		text = fmt.Appendf(text, "\n%q\n%q", ca.Name, ca.Key)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -22,6 +23,16 @@ func Ended(job *batchv1.Job) batchv1.JobCondition {
 		}
 	}
 	return batchv1.JobCondition{}
+}
+
+// Left is how long a Job that has ended stays, if it stays for a while. One that ends in the
+// future, by a clock that was wrong, stays no longer.
+func Left(ended batchv1.JobCondition, while time.Duration) time.Duration {
+	left := time.Until(ended.LastTransitionTime.Add(while))
+	if left > 2*while {
+		return 0
+	}
+	return left
 }
 
 // LastWords returns what the last pod of a Job said at its end: of the pods that succeeded if the

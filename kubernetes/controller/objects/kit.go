@@ -2,11 +2,14 @@ package objects
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -138,4 +141,15 @@ func (k Kit) SetFinalizer(ctx context.Context, o client.Object, name string, wan
 		return fmt.Errorf("finalizer of %s: %w", o.GetName(), err)
 	}
 	return nil
+}
+
+// Fresh is a conflict if an identity, as it was read, is not the newest: the cache is late, or
+// another controller leads by now.
+func (k Kit) Fresh(ctx context.Context, id *v1alpha1.VMIdentity) error {
+	now, err := Find[v1alpha1.VMIdentity](ctx, k.Live, "VMIdentity", client.ObjectKeyFromObject(id))
+	if err == nil && (now == nil || now.ResourceVersion != id.ResourceVersion) {
+		err = apierrors.NewConflict(schema.GroupResource{Group: v1alpha1.Group,
+			Resource: "vmidentities"}, id.Name, errors.New("somebody has written it"))
+	}
+	return err
 }

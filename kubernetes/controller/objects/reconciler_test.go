@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	batchv1 "k8s.io/api/batch/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -49,4 +51,17 @@ func TestWorking(t *testing.T) {
 	require.Less(t, b.When(other), time.Second)
 	b.Forget(vm)
 	require.Less(t, b.When(vm), time.Second)
+}
+
+// TestLeft: a clock that was wrong when a Job ended does not keep it for long.
+func TestLeft(t *testing.T) {
+	for ago, stays := range map[time.Duration]bool{
+		0: true, 30 * time.Second: true, 2 * time.Minute: false,
+		-30 * time.Second: true, -time.Hour: false, -10_000 * time.Hour: false,
+	} {
+		ended := batchv1.JobCondition{LastTransitionTime: metav1.NewTime(time.Now().Add(-ago))}
+		left := Left(ended, time.Minute)
+		require.Equal(t, stays, left > 0, ago)
+		require.LessOrEqual(t, left, 2*time.Minute, ago)
+	}
 }

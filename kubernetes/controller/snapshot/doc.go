@@ -8,11 +8,12 @@
 //	claim           golden-HASH  of the Job
 //	VolumeSnapshot  golden-HASH  of the Job; made when the Job is complete
 //
-// The Job is owned by every identity that uses the image, and by nobody else. So Kubernetes
-// collects it after the last of these identities, and then the claim and the snapshot. A failed Job
-// is deleted after a while, together with its half-filled claim, and everything is made again: so
-// an image is there completely or not at all. Nothing is made from a Job, a claim or a snapshot
-// that is being deleted: the controller waits for its end.
+// The Job is owned by identities that use the image, at most maxOwners of them, and by nobody else.
+// So Kubernetes collects it after the last of these, and then the claim and the snapshot. A failed
+// Job is deleted after a while, together with its half-filled claim, and everything is made again.
+// So is one whose claim somebody has deleted before there was a snapshot. So an image is there
+// completely or not at all. Nothing is made from a Job, a claim or a snapshot that is being
+// deleted: the controller waits for its end.
 //
 // The claim of an identity then has a complete disk.img. The server needs no image beside it:
 // without an image, the daemon serves a disk.img in its PERSISTENT_DIR as it is, and enlarges it to

@@ -24,8 +24,13 @@ import (
 // Reconciler makes golden objects for identities.
 type Reconciler struct{ objects.Kit }
 
-// failedStays is how long a failed Job stays before the next try, so that people can look at it.
-const failedStays = time.Minute
+const (
+	// failedStays is how long a failed Job stays before the next try, so that people can look at
+	// it.
+	failedStays = time.Minute
+	// maxOwners is how many identities own a Job at most. An object has room for some thousands.
+	maxOwners = 100
+)
 
 // Reconcile makes the golden objects for one identity, and reports the progress in condition
 // Populated.
@@ -112,11 +117,14 @@ func (w *work) step(ctx context.Context) (c *metav1.Condition, requeueAfter time
 	switch {
 	case objects.Ended(job).Type == batchv1.JobFailed:
 		return w.retry(ctx, job, objects.Ended(job))
-	case claim.ResourceVersion == "":
+	case objects.Ended(job).Type != batchv1.JobComplete && claim.ResourceVersion == "":
 		c, err := w.create(ctx, newClaim(w.id, job, w.class, w.Options.ClaimSize))
 		return c, 0, err
 	case objects.Ended(job).Type != batchv1.JobComplete:
 		return w.filling(job), 0, nil
+	case snapshot.GetResourceVersion() == "" && claim.ResourceVersion == "":
+		c, err := w.emptied(ctx, job)
+		return c, 0, err
 	case snapshot.GetResourceVersion() == "":
 		c, err := w.create(ctx, newSnapshot(w.id, job, w.Options.SnapshotClass))
 		return c, 0, err
@@ -158,7 +166,20 @@ func (w *work) create(ctx context.Context, o client.Object) (*metav1.Condition, 
 	return nil, fmt.Errorf("%s: %w", what, err)
 }
 
-// job returns the Job if this identity owns it, or else the condition that says why not yet.
+// emptied begins again after somebody has deleted the claim with the image before there was a
+// snapshot of it: the Job does not fill another one.
+func (w *work) emptied(ctx context.Context, job *batchv1.Job) (*metav1.Condition, error) {
+	there, err := w.get(ctx, w.Live, &corev1.PersistentVolumeClaim{})
+	if there || err != nil {
+		return populating("the claim %s has the image", w.name), err // the cache is late
+	}
+	return populating("the claim %s with the image was deleted: the image is written again",
+		w.name), objects.DeleteJob(ctx, w.Client, job, metav1.DeletePropagationBackground)
+}
+
+// job returns the Job if this identity owns it, or others enough do. Else the condition says why
+// not yet. Kubernetes takes the identities that are gone from the owners, so there is room for
+// others. If all of them go, the Job goes, and an identity that still needs it makes it again.
 func (w *work) job(ctx context.Context) (*batchv1.Job, *metav1.Condition, error) {
 	job := &batchv1.Job{}
 	there, err := w.get(ctx, w.Client, job)
@@ -177,6 +198,8 @@ func (w *work) job(ctx context.Context) (*batchv1.Job, *metav1.Condition, error)
 	case job.Labels[labelGolden] != w.name:
 		return nil, wrong("there is a Job %s that was not made for an image: delete it", w.name),
 			nil
+	case len(job.OwnerReferences) >= maxOwners:
+		return job, nil, nil
 	}
 	owned := job.DeepCopy()
 	owned.OwnerReferences = append(owned.OwnerReferences, ownedBy(w.id))
@@ -203,7 +226,7 @@ func (w *work) filling(job *batchv1.Job) *metav1.Condition {
 // retry deletes a failed Job after a while.
 func (w *work) retry(ctx context.Context, job *batchv1.Job, failed batchv1.JobCondition) (
 	*metav1.Condition, time.Duration, error) {
-	left := failedStays - time.Since(failed.LastTransitionTime.Time)
+	left := objects.Left(failed, failedStays)
 	if left <= 0 {
 		// Its claim and its snapshot go with it.
 		if err := objects.DeleteJob(ctx, w.Client, job,

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -348,6 +349,59 @@ func TestSnapshotGoesBeforeTheVolume(t *testing.T) {
 	w.converge("vm1")
 	require.True(t, w.there(source.NewSnapshot()))
 	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
+}
+
+// TestClaimGoesBeforeTheSnapshot: a snapshot is made of the claim that the Job has filled, and not
+// of another one, which would be empty.
+func TestClaimGoesBeforeTheSnapshot(t *testing.T) {
+	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t, calls, "vm1")
+		w.converge("vm1")
+		var job batchv1.Job
+		require.True(t, w.there(&job))
+		filled := job.UID
+		claim, snapshot := &corev1.PersistentVolumeClaim{}, source.NewSnapshot()
+		for _, o := range []client.Object{claim, snapshot} {
+			require.True(t, w.there(o))
+			require.NoError(t, w.Delete(t.Context(), o))
+		}
+		w.converge("vm1")
+		require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
+		require.True(t, w.there(&job))
+		require.NotEqual(t, filled, job.UID, "the image was written again")
+		require.True(t, w.there(claim))
+		require.True(t, metav1.IsControlledBy(claim, &job))
+		// With a snapshot, nobody needs the claim.
+		require.NoError(t, w.Delete(t.Context(), claim))
+		w.converge("vm1")
+		require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
+		require.False(t, w.there(claim))
+	})
+}
+
+// TestManyIdentities: an object has no room for an owner for each of thousands of identities.
+func TestManyIdentities(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), "vm1", "vm2")
+	w.converge("vm1")
+	var job batchv1.Job
+	require.True(t, w.there(&job))
+	for len(job.OwnerReferences) < maxOwners {
+		other := *job.OwnerReferences[0].DeepCopy()
+		other.UID = types.UID(fmt.Sprint("other-", len(job.OwnerReferences)))
+		job.OwnerReferences = append(job.OwnerReferences, other)
+	}
+	require.NoError(t, w.Update(t.Context(), &job))
+	w.converge("vm2")
+	require.Equal(t, metav1.ConditionTrue, w.populated("vm2").Status)
+	require.True(t, w.there(&job))
+	require.Len(t, job.OwnerReferences, maxOwners)
+	// Kubernetes takes an owner away that is gone.
+	job.OwnerReferences = job.OwnerReferences[1:]
+	require.NoError(t, w.Update(t.Context(), &job))
+	w.converge("vm2")
+	require.True(t, w.there(&job))
+	require.Len(t, job.OwnerReferences, maxOwners)
+	require.EqualValues(t, "uid-vm2", job.OwnerReferences[maxOwners-1].UID)
 }
 
 // TestImageThatIsHeld: nothing is written from an image that may not be used.
