@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -54,11 +53,16 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 	}
 	asked := string(request)
 	if pod.Annotations[v1alpha1.AnnotationHandoverRequest] != asked {
-		with := pod.DeepCopy()
-		metav1.SetMetaDataAnnotation(&with.ObjectMeta, v1alpha1.AnnotationHandoverRequest, asked)
-		if err := r.Client.Patch(ctx, with, client.MergeFrom(pod),
-			client.FieldOwner(v1alpha1.FieldManager)); err != nil {
-			return nil, false, fmt.Errorf("pod %s: %w", pod.Name, err)
+		// A step of another time could give the disk to a machine that had it then.
+		err := r.Fresh(ctx, id)
+		if err == nil {
+			err = objects.Change(ctx, r.Client, pod, func(pod *corev1.Pod) {
+				metav1.SetMetaDataAnnotation(&pod.ObjectMeta, v1alpha1.AnnotationHandoverRequest,
+					asked)
+			})
+		}
+		if err != nil {
+			return nil, false, fmt.Errorf("handover by pod %s: %w", pod.Name, err)
 		}
 	}
 	s, err := r.Ask(ctx, objects.PagesAddress(pod))

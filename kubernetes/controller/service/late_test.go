@@ -113,3 +113,72 @@ func TestMachineThatTheCacheDoesNotKnow(t *testing.T) {
 	w.converge()
 	w.missing(made, &appsv1.Deployment{})
 }
+
+// goes deletes the identity while the cache knows nothing of a kind, and looks whether all goes.
+func (w *world) goes(unknown string) {
+	w.t.Helper()
+	again := w.late(unknown)
+	require.NoError(w.t, w.Delete(w.t.Context(), w.identity()))
+	for range 5 {
+		_, err := w.reconcile()
+		require.NoError(w.t, err)
+	}
+	again()
+	w.converge()
+	w.missing(made, &appsv1.Deployment{}, &corev1.Service{})
+	w.missing(claim, &corev1.PersistentVolumeClaim{})
+	require.Equal(w.t, []string{v1alpha1.Finalizer}, w.identity().Finalizers)
+}
+
+// TestServerThatTheCacheDoesNotKnow: what was made a moment before an identity is deleted goes with
+// it. Nobody else would delete it.
+func TestServerThatTheCacheDoesNotKnow(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	for range 2 { // the finalizer, and the server, which has no pod yet
+		_, err := w.reconcile()
+		require.NoError(t, err)
+	}
+	w.deployment()
+	w.goes(servers)
+}
+
+// TestVolumeThatTheCacheDoesNotKnow: the same for the claim of a volume.
+func TestVolumeThatTheCacheDoesNotKnow(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
+		id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
+	})
+	w.converge()
+	require.NoError(t, w.Get(t.Context(), claim, &corev1.PersistentVolumeClaim{}))
+	w.goes(claims)
+}
+
+// TestHandoverOfThen: a controller that still has the identity of another time does not give the
+// disk to the machine of then.
+func TestHandoverOfThen(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	w.converge()
+	w.annotate(v1alpha1.AnnotationHandoverTo, there)
+	then := w.identity()
+	w.converge()
+	w.annotate(v1alpha1.AnnotationHandoverStep, "finish")
+	w.converge()
+	require.Equal(t, v1alpha1.ReasonHandedOver, w.condition(v1alpha1.ConditionHandedOver).Reason)
+	asked := func() string {
+		return controllertest.Get(t, w, made.Namespace, made.Name,
+			&corev1.Pod{}).Annotations[v1alpha1.AnnotationHandoverRequest]
+	}
+	last := asked()
+	require.Contains(t, last, "finish")
+	w.r.Client = interceptor.NewClient(w.r.Client.(client.WithWatch), interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
+			opts ...client.GetOption) error {
+			if id, is := o.(*v1alpha1.VMIdentity); is {
+				then.DeepCopyInto(id)
+				return nil
+			}
+			return c.Get(ctx, key, o, opts...)
+		}})
+	_, err := w.reconcile()
+	require.True(t, apierrors.IsConflict(err), "%v", err)
+	require.Equal(t, last, asked())
+}

@@ -18,7 +18,8 @@ import (
 
 // remove stops serving an identity that is being deleted, or that should be served in another way.
 // While somebody uses the disk, it removes nothing, and condition Served names the users. It
-// returns whether everything is gone.
+// returns whether everything is gone. It asks the API server, because the cache may not know yet
+// what was made a moment ago, and without the finalizer nobody looks again.
 func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone bool, err error) {
 	users, known, err := r.users(ctx, id)
 	if err != nil || !known {
@@ -30,7 +31,7 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 		return false, nil
 	}
 	var claims corev1.PersistentVolumeClaimList
-	if err := r.Client.List(ctx, &claims, client.InNamespace(id.Namespace),
+	if err := r.Live.List(ctx, &claims, client.InNamespace(id.Namespace),
 		client.MatchingLabels{labelVolume: id.Name}); err != nil {
 		return false, err
 	}
@@ -43,30 +44,11 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 			claims.Items[0].Name, claims.Items[0].Name)))
 		return false, nil
 	}
-	left := false
-	for _, one := range []client.Object{&appsv1.Deployment{}, &corev1.Service{}} {
-		key := client.ObjectKey{Namespace: id.Namespace, Name: Name(id.Name)}
-		if _, ok := one.(*corev1.Service); ok {
-			key.Name = serviceName(id.Name)
-		}
-		err := r.Client.Get(ctx, key, one)
-		if client.IgnoreNotFound(err) != nil {
-			return false, err
-		}
-		if err != nil || !objects.Belongs(one, id) {
-			continue // gone, or of somebody else
-		}
-		left = true
-		if one.GetDeletionTimestamp() == nil {
-			uid := one.GetUID()
-			if err := client.IgnoreNotFound(r.Client.Delete(ctx, one,
-				client.Preconditions{UID: &uid},
-				client.PropagationPolicy("Background"))); err != nil {
-				return false, err
-			}
-		}
+	left, err := r.stop(ctx, id)
+	if err != nil {
+		return false, err
 	}
-	pod, err := r.pod(ctx, id)
+	pod, err := r.pod(ctx, r.Live, id)
 	if err != nil || left || pod != nil {
 		set(id, servedCondition(v1alpha1.ReasonStopping, "the server is ending"))
 		return false, err
@@ -80,6 +62,40 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 		apimeta.RemoveStatusCondition(&id.Status.Conditions, name)
 	}
 	return true, nil
+}
+
+// stop deletes the Deployment and the Service of an identity. It returns whether one is left.
+func (r *Reconciler) stop(ctx context.Context, id *v1alpha1.VMIdentity) (left bool, err error) {
+	var deployments appsv1.DeploymentList
+	var services corev1.ServiceList
+	for _, list := range []client.ObjectList{&deployments, &services} {
+		if err := r.Live.List(ctx, list, client.InNamespace(id.Namespace),
+			client.MatchingLabels{v1alpha1.LabelIdentity: id.Name}); err != nil {
+			return false, err
+		}
+	}
+	names := map[client.Object]string{}
+	for i := range deployments.Items {
+		names[&deployments.Items[i]] = Name(id.Name)
+	}
+	for i := range services.Items {
+		names[&services.Items[i]] = serviceName(id.Name)
+	}
+	for one, name := range names {
+		if one.GetName() != name || !objects.Belongs(one, id) {
+			continue // of somebody else
+		}
+		left = true
+		if one.GetDeletionTimestamp() == nil {
+			uid := one.GetUID()
+			if err := client.IgnoreNotFound(r.Client.Delete(ctx, one,
+				client.Preconditions{UID: &uid},
+				client.PropagationPolicy("Background"))); err != nil {
+				return false, err
+			}
+		}
+	}
+	return left, nil
 }
 
 // users returns the machines that use a disk: pods that name the identity, and initiators that are
@@ -99,7 +115,7 @@ func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users 
 			users = append(users, "pod "+pod.Name)
 		}
 	}
-	server, err := r.pod(ctx, id)
+	server, err := r.pod(ctx, r.Live, id)
 	if err != nil || server == nil || !ready(server) {
 		return users, true, err
 	}

@@ -160,7 +160,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll b
 	}
 	id.Status.TargetName = targetName(id)
 	id.Status.Portal = net.JoinHostPort(host(id), strconv.Itoa(iscsiPort))
-	pod, err := r.pod(ctx, id)
+	pod, err := r.pod(ctx, r.Client, id)
 	if err != nil {
 		return false, err
 	}
@@ -195,9 +195,10 @@ func (r *Reconciler) needsImage(ctx context.Context, id *v1alpha1.VMIdentity) (b
 
 // pod returns the pod that serves an identity, or nil. A pod that is ending counts only if there is
 // no other.
-func (r *Reconciler) pod(ctx context.Context, id *v1alpha1.VMIdentity) (*corev1.Pod, error) {
+func (r *Reconciler) pod(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (
+	*corev1.Pod, error) {
 	var all corev1.PodList
-	if err := r.Client.List(ctx, &all, client.InNamespace(id.Namespace),
+	if err := from.List(ctx, &all, client.InNamespace(id.Namespace),
 		client.MatchingLabels(selector(id))); err != nil {
 		return nil, err
 	}

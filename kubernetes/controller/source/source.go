@@ -137,7 +137,8 @@ func (f Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name 
 		return not(v1alpha1.ReasonPopulating, "VMIdentity %s has no disk yet, from which this one "+
 			"begins: `kubectl describe vmid %[1]s` says why", name)
 	}
-	pod, err := objects.User(ctx, f.Client, from)
+	// The cache may be late: a pod that has just left its gate writes.
+	pod, err := objects.User(ctx, f.Live, from)
 	if err != nil {
 		return Answer{}, err
 	}

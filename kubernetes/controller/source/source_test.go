@@ -1,6 +1,7 @@
 package source
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -93,7 +95,15 @@ func (o *scene) find(t *testing.T) Answer {
 			}
 		}
 	}
-	f := Finder{objects.Kit{Client: w.Client, Live: w.Live}}
+	// A cache that does not know yet that a pod has left its gate.
+	late := interceptor.NewClient(w.Client, interceptor.Funcs{List: func(ctx context.Context,
+		c client.WithWatch, l client.ObjectList, opts ...client.ListOption) error {
+		if _, pods := l.(*corev1.PodList); pods {
+			return nil
+		}
+		return c.List(ctx, l, opts...)
+	}})
+	f := Finder{objects.Kit{Client: late, Live: w.Live}}
 	a := testtool.Must(f.Find(t.Context(), o.clone, new("csi")))(t)
 	require.Zero(t, w.Writes(), "looking changes nothing")
 	return a
