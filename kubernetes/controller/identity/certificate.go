@@ -10,12 +10,10 @@ import (
 	"time"
 )
 
-// years is how long the certificates of an identity are valid. As its password, they end with it.
-const years = 100
-
 // certificate makes a certificate for a DNS name, and its key, in PEM. Whoever trusts it has the
-// certificate itself, so it is signed by its own key, and no key can sign others.
-func certificate(usage x509.ExtKeyUsage, name string, now time.Time) (cert, key []byte, err error) {
+// certificate itself, so it is signed by its own key, and no key can sign others. As the password
+// of its identity, it is valid until that goes, whatever the clocks say that make and read it.
+func certificate(usage x509.ExtKeyUsage, name string) (cert, key []byte, err error) {
 	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
@@ -23,8 +21,8 @@ func certificate(usage x509.ExtKeyUsage, name string, now time.Time) (cert, key 
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: "kubevirt-disk"},
 		DNSNames:    []string{name},
-		NotBefore:   now.Add(-time.Hour), // for clocks that differ
-		NotAfter:    now.AddDate(years, 0, 0),
+		NotBefore:   time.Unix(0, 0),
+		NotAfter:    time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{usage},
 	}

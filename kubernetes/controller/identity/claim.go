@@ -20,7 +20,7 @@ import (
 
 // claim returns the identity's claim. It makes one unless the identity had one that was ready.
 func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
-	*corev1.PersistentVolumeClaim, *wait, error) {
+	*corev1.PersistentVolumeClaim, *verdict, error) {
 	claim, err := objects.Claim(ctx, r.Client, id)
 	if err == nil && claim == nil && id.Status.CreationTime != nil {
 		// A claim that was made a moment ago may not be in the cache yet.
@@ -42,10 +42,10 @@ func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 
 // makeClaim makes the claim, unless the name of the secret is taken: see the package comment.
 func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
-	*corev1.PersistentVolumeClaim, *wait, error) {
+	*corev1.PersistentVolumeClaim, *verdict, error) {
 	class, wrong := objects.ClassOf(&id.Spec.DiskSpec, r.Options.UsageTypes)
 	if wrong != "" {
-		return nil, &wait{reason: v1alpha1.ReasonInvalid, message: wrong, poll: true}, nil
+		return nil, &verdict{reason: v1alpha1.ReasonInvalid, message: wrong, poll: true}, nil
 	}
 	claim := r.newClaim(id, class)
 	why, err := r.setSource(ctx, id, class, claim)
@@ -61,7 +61,7 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 		if claim, err := objects.Claim(ctx, r.Live, id); claim != nil || err != nil {
 			return claim, nil, err
 		}
-		return nil, &wait{reason: v1alpha1.ReasonSecretForeign, poll: true,
+		return nil, &verdict{reason: v1alpha1.ReasonSecretForeign, poll: true,
 			message: fmt.Sprintf("the secret %s exists and is not of this VMIdentity: restore its "+
 				"claim, too, if it came from a backup; or else give the VMIdentity another name, "+
 				"or delete the secret", v1alpha1.SecretName(id.Name))}, nil
@@ -84,7 +84,7 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 // setSource lets a new claim be made from what the disk begins from. It returns why that is not
 // there yet.
 func (r *Reconciler) setSource(ctx context.Context, id *v1alpha1.VMIdentity, class *string,
-	claim *corev1.PersistentVolumeClaim) (*wait, error) {
+	claim *corev1.PersistentVolumeClaim) (*verdict, error) {
 	if source.Empty(id) {
 		return nil, nil
 	}
@@ -103,11 +103,11 @@ func (r *Reconciler) setSource(ctx context.Context, id *v1alpha1.VMIdentity, cla
 }
 
 // noSource returns why a claim is not made, or does not get a volume.
-func noSource(a source.Answer, err error) (*wait, error) {
+func noSource(a source.Answer, err error) (*verdict, error) {
 	if a.Reason == "" || err != nil {
 		return nil, err
 	}
-	return &wait{reason: a.Reason, message: a.Message, poll: true}, nil
+	return &verdict{reason: a.Reason, message: a.Message, poll: true}, nil
 }
 
 // newClaim is the claim of an identity.
@@ -213,7 +213,8 @@ func ownedByAnother(claim *corev1.PersistentVolumeClaim, id *v1alpha1.VMIdentity
 func controls(o metav1.OwnerReference) bool { return o.Controller != nil && *o.Controller }
 
 // inspect records the state of a claim in the status. It returns why the claim cannot be used.
-func (r *Reconciler) inspect(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim) *wait {
+func (r *Reconciler) inspect(id *v1alpha1.VMIdentity,
+	claim *corev1.PersistentVolumeClaim) *verdict {
 	says := claim.Annotations[v1alpha1.AnnotationContent]
 	switch {
 	case metav1.IsControlledBy(claim, id):
@@ -255,8 +256,8 @@ func (r *Reconciler) inspect(id *v1alpha1.VMIdentity, claim *corev1.PersistentVo
 }
 
 // unusable is why an identity cannot use its claim. Condition Bound says so, too.
-func unusable(id *v1alpha1.VMIdentity, reason, format string, args ...any) *wait {
-	why := &wait{reason: reason, message: fmt.Sprintf(format, args...), poll: true}
+func unusable(id *v1alpha1.VMIdentity, reason, format string, args ...any) *verdict {
+	why := &verdict{reason: reason, message: fmt.Sprintf(format, args...), poll: true}
 	setBound(id, metav1.ConditionFalse, why.reason, why.message)
 	return why
 }
@@ -265,7 +266,7 @@ func unusable(id *v1alpha1.VMIdentity, reason, format string, args ...any) *wait
 // that has its volume, or names it, needs no class. The claim is made all the same, because volumes
 // that a person made may have the name of a class that does not exist.
 func (r *Reconciler) classless(ctx context.Context, claim *corev1.PersistentVolumeClaim) (
-	*wait, error) {
+	*verdict, error) {
 	if claim.Status.Phase == corev1.ClaimBound || claim.Spec.VolumeName != "" {
 		return nil, nil
 	}
@@ -274,12 +275,12 @@ func (r *Reconciler) classless(ctx context.Context, claim *corev1.PersistentVolu
 
 // missing returns that a storage class does not exist. When one is made, all identities without a
 // volume are looked at again.
-func (r *Reconciler) missing(ctx context.Context, class *string) (*wait, error) {
+func (r *Reconciler) missing(ctx context.Context, class *string) (*verdict, error) {
 	message, err := objects.MissingClass(ctx, r, class, "VMIdentity")
 	if message == "" || err != nil {
 		return nil, err
 	}
-	return &wait{reason: v1alpha1.ReasonClassMissing, message: message}, nil
+	return &verdict{reason: v1alpha1.ReasonClassMissing, message: message}, nil
 }
 
 func setBound(id *v1alpha1.VMIdentity, status metav1.ConditionStatus, reason, message string) {
@@ -288,9 +289,9 @@ func setBound(id *v1alpha1.VMIdentity, status metav1.ConditionStatus, reason, me
 }
 
 // refused explains why the API server refuses an object. It returns errors that pass by themselves.
-func refused(err error, what string) (*wait, error) {
+func refused(err error, what string) (*verdict, error) {
 	if reason, message := objects.Refused(err, what); reason != "" {
-		return &wait{reason: reason, poll: true, message: message}, nil
+		return &verdict{reason: reason, poll: true, message: message}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)

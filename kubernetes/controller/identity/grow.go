@@ -14,8 +14,9 @@ import (
 // grow asks for a larger claim when the identity's size has grown. Meanwhile the disk can be used,
 // even if the claim cannot grow.
 func (r *Reconciler) grow(ctx context.Context, id *v1alpha1.VMIdentity,
-	claim *corev1.PersistentVolumeClaim) (verdict, error) {
-	ready := verdict{reason: v1alpha1.ReasonReady, message: "a pod can use the disk"}
+	claim *corev1.PersistentVolumeClaim) (*verdict, error) {
+	ready := &verdict{ready: true, reason: v1alpha1.ReasonReady,
+		message: "a pod can use the disk"}
 	want := r.claimSize(id)
 	has := claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	if id.Spec.Size == nil || has.Cmp(want) >= 0 {
@@ -49,7 +50,7 @@ func (r *Reconciler) grow(ctx context.Context, id *v1alpha1.VMIdentity,
 }
 
 // resizing reports whether the volume of a claim is still smaller than the claim asks for.
-func resizing(ready verdict, claim *corev1.PersistentVolumeClaim) verdict {
+func resizing(ready *verdict, claim *corev1.PersistentVolumeClaim) *verdict {
 	want := claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	has, bound := claim.Status.Capacity[corev1.ResourceStorage]
 	if bound && has.Cmp(want) < 0 {

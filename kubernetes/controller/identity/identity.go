@@ -18,17 +18,11 @@ import (
 // Reconciler makes claims and secrets.
 type Reconciler struct{ objects.Kit }
 
-// wait says why an identity is not ready. poll says that no event announces a change.
-type wait struct {
-	reason, message string
-	poll            bool
-}
-
-// verdict is the content of condition Ready: true with a reason and a message, or why it is false.
+// verdict is the content of condition Ready. poll says that no event announces a change.
 type verdict struct {
+	ready           bool
 	reason, message string
 	poll            bool
-	why             *wait
 }
 
 // The shortest and longest wait for a change without an event.
@@ -75,17 +69,17 @@ func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctr
 
 // provide makes missing objects, records the objects in the status, and returns whether the
 // identity is ready.
-func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verdict, error) {
+func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (*verdict, error) {
 	reason, message, err := r.ImageRefused(ctx, id)
 	if err != nil {
-		return verdict{}, err
+		return nil, err
 	}
-	var refusedImage *wait
+	var refusedImage *verdict
 	if reason != "" {
-		refusedImage = &wait{reason: reason, message: message, poll: true}
+		refusedImage = &verdict{reason: reason, message: message, poll: true}
 	}
 	if refusedImage != nil && id.Status.ClaimName == "" {
-		return verdict{why: refusedImage}, nil // nothing is made for it
+		return refusedImage, nil // nothing is made for it
 	}
 	claim, why, err := r.claim(ctx, id)
 	if why == nil && err == nil {
@@ -114,46 +108,46 @@ func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verd
 		why = unserved(id)
 	}
 	if why != nil || err != nil {
-		return verdict{why: why}, err
+		return why, err
 	}
 	return r.grow(ctx, id, claim)
 }
 
 // conclude sets condition Ready and the fields that depend on it.
-func conclude(id *v1alpha1.VMIdentity, v verdict) {
-	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue,
+func conclude(id *v1alpha1.VMIdentity, v *verdict) {
+	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,
 		Reason: v.reason, Message: v.message}
-	if v.why != nil {
-		ready.Status = metav1.ConditionFalse
-		ready.Reason, ready.Message = v.why.reason, v.why.message
-	} else if id.Status.CreationTime == nil {
+	if v.ready {
+		ready.Status = metav1.ConditionTrue
+	}
+	if v.ready && id.Status.CreationTime == nil {
 		now := metav1.Now()
 		id.Status.CreationTime = &now
 	}
-	id.Status.Ready = v.why == nil
+	id.Status.Ready = v.ready
 	id.Status.ObservedGeneration = id.Generation
 	objects.SetCondition(&id.Status.Conditions, id.Generation, ready)
 }
 
 // unserved returns why a disk that has a server pod cannot be used: nobody can log in yet.
-func unserved(id *v1alpha1.VMIdentity) *wait {
+func unserved(id *v1alpha1.VMIdentity) *verdict {
 	if id.Spec.Attachment != v1alpha1.Service {
 		return nil
 	}
 	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionServed)
 	switch {
 	case c == nil:
-		return &wait{reason: v1alpha1.ReasonStarting, message: "the server has no pod yet"}
+		return &verdict{reason: v1alpha1.ReasonStarting, message: "the server has no pod yet"}
 	case c.Status != metav1.ConditionTrue:
-		return &wait{reason: c.Reason, message: c.Message}
+		return &verdict{reason: c.Reason, message: c.Message}
 	}
 	return nil
 }
 
 // requeueAfter is when to look at an identity again. The wait is as long as the identity has been
 // in its present state, between minPoll and maxPoll.
-func requeueAfter(id *v1alpha1.VMIdentity, v verdict) ctrl.Result {
-	if !v.poll && (v.why == nil || !v.why.poll) {
+func requeueAfter(id *v1alpha1.VMIdentity, v *verdict) ctrl.Result {
+	if !v.poll {
 		return ctrl.Result{}
 	}
 	after := minPoll

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/x509"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,13 +17,12 @@ import (
 // that of the server, and one for all clients, which by it are one name. It is immutable, as the
 // CHAP credential is.
 func nbdSecret(id *v1alpha1.VMIdentity, host string) (*corev1.Secret, error) {
-	now := time.Now()
-	cert, key, err := certificate(x509.ExtKeyUsageServerAuth, host, now)
+	cert, key, err := certificate(x509.ExtKeyUsageServerAuth, host)
 	if err != nil {
 		return nil, err
 	}
 	clientCert, clientKey, err := certificate(x509.ExtKeyUsageClientAuth,
-		id.Name+"."+id.Namespace, now)
+		id.Name+"."+id.Namespace)
 	return &corev1.Secret{
 		ObjectMeta: objects.MetaOf(id, v1alpha1.NBDSecretName(id.Name)),
 		Type:       corev1.SecretTypeTLS,
