@@ -90,11 +90,6 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if kit.Snapshots, err = snapshot.Setup(mgr, kit); err != nil {
 		return err
 	}
-	if o.MoveImage != "" {
-		if err := local.Setup(mgr, kit); err != nil {
-			return err
-		}
-	}
 	if o.FillClaims {
 		var keys fill.Keys
 		if o.Signatures.Policies != "" {
@@ -105,7 +100,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}
 	}
 	return errors.Join(pet.Setup(mgr, kit), export.Setup(mgr, kit), service.Setup(mgr, kit),
-		identity.Setup(mgr, kit), pod.Setup(mgr, kit), set.Setup(mgr, kit),
+		local.Setup(mgr, kit), identity.Setup(mgr, kit), pod.Setup(mgr, kit), set.Setup(mgr, kit),
 		follow.Setup(mgr, kit, verifier), state.Setup(mgr, kit))
 }
 

@@ -197,11 +197,8 @@ func (r *Reconciler) failed(ctx context.Context, id *v1alpha1.VMIdentity, job *b
 	}
 	s := moving(v1alpha1.ReasonTargetFailed, "%s: %s. It is tried again; the disk stays where it "+
 		"was", what, cmp.Or(said, "its pods are gone"))
-	for _, c := range job.Status.Conditions {
-		left := time.Until(c.LastTransitionTime.Add(afterFailed))
-		if (c.Type == batchv1.JobFailed || c.Type == batchv1.JobComplete) && left > 0 {
-			return s.after(left), nil
-		}
+	if left := objects.Left(objects.Ended(job), afterFailed); left > 0 {
+		return s.after(left), nil
 	}
 	for _, name := range []string{receiveJob(id), sendJob(id)} {
 		job, _, err := r.job(ctx, id, name)
@@ -245,15 +242,13 @@ func strange(id *v1alpha1.VMIdentity, o client.Object) bool {
 
 // made reports whether this controller has made an object that is strange for a move, so that it
 // may delete it. The status may be older than the object: the cache is late, or another leader has
-// made it. So the identity is written first. That changes nothing, and is a conflict if the status
-// is old.
+// made it.
 func (r *Reconciler) made(ctx context.Context, id *v1alpha1.VMIdentity, o client.Object) (
 	bool, error) {
 	if !metav1.IsControlledBy(o, id) {
 		return false, nil
 	}
-	err := r.Patch(ctx, id.DeepCopy(), objects.Lock(id), client.FieldOwner(v1alpha1.FieldManager))
-	if err != nil {
+	if err := r.Fresh(ctx, id); err != nil {
 		return false, fmt.Errorf("%s is not of the move, by a status that may be old: %w",
 			o.GetName(), err)
 	}

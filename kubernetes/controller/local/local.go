@@ -90,6 +90,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: s.requeueAfter}, r.Report(ctx, before, id)
 }
 
+// off reports whether moves are turned off. Then none begins, and one that has begun is given up.
+func (r *Reconciler) off() bool { return r.Options.MoveImage == "" }
+
 // step takes the next step, and returns how far the move is; nil: there is nothing to report.
 func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
 	pods, err := objects.PodsOf(ctx, r.Client, id)
@@ -101,9 +104,13 @@ func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	switch {
 	case move == nil:
 		return r.begin(ctx, id, gated)
+	case r.off() && move.Step == v1alpha1.Point:
+		return moving(v1alpha1.ReasonInvalid, "moves are turned off, and this one has to end: "+
+			"turn them on until it has (localDisks.move of the chart). The volumes %s and %s "+
+			"have the disk", move.VolumeName, move.NewVolumeName), nil
 	case move.Step == v1alpha1.Point:
 		return r.point(ctx, id)
-	case wish(id, gated) != move.To:
+	case r.off(), wish(id, gated) != move.To:
 		return r.giveUp(ctx, id)
 	}
 	return r.copy(ctx, id)
@@ -118,7 +125,10 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity,
 				after(pollInterval), err
 		}
 	}
-	to, err := target(ctx, r.Live, id, gated)
+	to, err := "", error(nil)
+	if !r.off() {
+		to, err = target(ctx, r.Live, id, gated)
+	}
 	switch {
 	case err != nil:
 		return nil, err
@@ -241,11 +251,15 @@ func (r *Reconciler) abandon(ctx context.Context, before *v1alpha1.VMIdentity) (
 	return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.FinalizerMove, false)
 }
 
-// Setup adds the controller to a manager.
+// Setup adds the controller to a manager. It is there when moves are turned off, too, because one
+// may have been under way.
 func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 	r := &Reconciler{Kit: kit}
-	return r.For(mgr, "local", &v1alpha1.VMIdentity{}).
-		Owns(&corev1.PersistentVolumeClaim{}).
+	b := r.For(mgr, "local", &v1alpha1.VMIdentity{})
+	if r.off() {
+		return b.Complete(objects.Reconciler(r))
+	}
+	return b.Owns(&corev1.PersistentVolumeClaim{}).
 		Owns(&batchv1.Job{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.Identities)).

@@ -160,6 +160,62 @@ func TestDeletedWhileItMoves(t *testing.T) {
 	})
 }
 
+// TestTurnedOff: if moves are turned off while a disk is copied, it stays where it was, and nothing
+// of the move is left.
+func TestTurnedOff(t *testing.T) {
+	w := newWorld(t, &controllertest.Calls{})
+	former := w.claim().Spec.VolumeName
+	w.remove(&corev1.Pod{}, "vm")
+	w.full = true
+	w.annotate("node-2")
+	w.converge()
+	require.Contains(t, w.identity().Finalizers, v1alpha1.FinalizerMove)
+	w.off = true
+	// Without moves and all else that uses Jobs, a person deletes those.
+	w.remove(&batchv1.Job{}, "vmsend-vm")
+	w.remove(&batchv1.Job{}, "vmrecv-vm")
+	w.converge()
+	id := w.identity()
+	require.Nil(t, id.Status.Move)
+	require.True(t, id.Status.Ready)
+	require.NotContains(t, id.Finalizers, v1alpha1.FinalizerMove)
+	require.Contains(t, w.condition(v1alpha1.ConditionMoving), "False Stays: ")
+	require.False(t, w.get("vmmove-vm", &corev1.PersistentVolumeClaim{}))
+	require.Equal(t, former, w.claim().Spec.VolumeName)
+}
+
+// TestTurnedOffAtTheEnd: while the claims change, a move can only go on, or end with its identity.
+func TestTurnedOffAtTheEnd(t *testing.T) {
+	for _, deleted := range []bool{false, true} {
+		w := newWorld(t, &controllertest.Calls{})
+		former := w.claim().Spec.VolumeName
+		w.remove(&corev1.Pod{}, "vm")
+		w.offAt = v1alpha1.Point
+		w.annotate("node-2")
+		w.converge()
+		require.Contains(t, w.condition(v1alpha1.ConditionMoving),
+			"True Invalid: moves are turned off")
+		require.Contains(t, w.condition(v1alpha1.ConditionReady), "False Invalid: moves are turned")
+		require.Contains(t, w.told(), "Warning Invalid")
+		if !deleted {
+			w.off, w.offAt = false, ""
+			w.converge()
+			w.moved(former)
+			continue
+		}
+		w.offAt, w.whole = "", nil // the volumes may be removed now
+		w.remove(&v1alpha1.VMIdentity{}, "vm")
+		for _, name := range []string{"vmsend-vm", "vmrecv-vm"} {
+			if job := new(batchv1.Job); w.get(name, job) {
+				w.remove(job, name)
+			}
+		}
+		w.converge()
+		require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
+		require.False(t, w.get("vmmove-vm", &corev1.PersistentVolumeClaim{}))
+	}
+}
+
 // foreign makes a volume that belongs to a claim in another namespace.
 func (w *world) foreign() *corev1.PersistentVolume {
 	w.t.Helper()
@@ -299,7 +355,8 @@ func TestCacheIsLate(t *testing.T) {
 		return c.Get(ctx, key, o, opts...)
 	}})
 	r := &local.Reconciler{Kit: objects.Kit{Client: cache, Live: w,
-		Events: &events.FakeRecorder{Events: w.events}}}
+		Events:  &events.FakeRecorder{Events: w.events},
+		Options: objects.Options{MoveImage: "kubevirt.io:disk-controller"}}}
 	reconcile := func() {
 		t.Helper()
 		require.NoError(t, testtool.Err(objects.Reconciler(r).Reconcile(t.Context(), ctrl.Request{

@@ -48,7 +48,10 @@ type world struct {
 	whole map[string]bool
 	// full: the new node has no room for the disk.
 	full bool
-	made int
+	// off: moves are turned off. offAt turns them off when a move is at that step.
+	off   bool
+	offAt v1alpha1.MoveStep
+	made  int
 }
 
 type reconciler interface {
@@ -196,7 +199,7 @@ func (w *world) converge() {
 	w.t.Helper()
 	// After an error the controllers are made anew, as after a restart.
 	start := func() []reconciler {
-		role := controllertest.RoleOf(w.t, controllertest.Settings{Move: true})
+		role := controllertest.RoleOf(w.t, controllertest.Settings{Move: !w.off})
 		c, other := role.Cache(w.calls.Client(w.WithWatch)),
 			role.Cache(w.others.Client(w.WithWatch))
 		live, otherLive := role.Live(w.calls.Client(w.WithWatch)),
@@ -204,6 +207,9 @@ func (w *world) converge() {
 		recorder := &events.FakeRecorder{Events: w.events}
 		ours := objects.Kit{Client: c, Live: live, Events: recorder, Options: objects.Options{
 			ClaimSize: resource.MustParse("1Gi"), MoveImage: "kubevirt.io:disk-controller"}}
+		if w.off {
+			ours.Options.MoveImage = ""
+		}
 		others := ours
 		others.Client, others.Live = other, otherLive
 		return []reconciler{
@@ -224,7 +230,11 @@ func (w *world) converge() {
 				w.check()
 			}
 		}
-		if failed {
+		if w.offAt != "" && !w.off {
+			m := w.identity().Status.Move
+			w.off = m != nil && m.Step == w.offAt
+		}
+		if failed || w.off {
 			all = start()
 		}
 		changed := w.kubernetes()
