@@ -373,7 +373,7 @@ func (run *run) Waits() (time.Duration, error) {
 func (run *run) Blocks() error {
 	switch {
 	case run.late: // what is done goes out first
-		return run.flush()
+		return run.Beside(run.flush)
 	case run.receiving || run.c.srv.disks.Memory.Exhausted():
 		return nil
 	}

@@ -209,6 +209,21 @@ func (t *Turn) returned() {
 	}
 }
 
+// Beside runs f, which may wait for the peer. If that is in the middle of a disk call, the disk is
+// not to blame.
+func (t *Turn) Beside(f func() error) error {
+	d := t.disk
+	if t.call == 0 {
+		d = t.wait.disk // in a call without the role, if it is in one
+	}
+	t.Leave()
+	err := f()
+	if d != nil {
+		t.Enter(d)
+	}
+	return err
+}
+
 // Took notes the time that a read or write took in the disk.
 func (d *Disk) Took(took time.Duration) {
 	if took > slowCall {

@@ -54,7 +54,7 @@ func (r *runner) Waits() (timeout time.Duration, err error) {
 func (r *runner) Blocks() error {
 	switch {
 	case r.late: // the reads before this one are answered first
-		if err := r.conn.tx.Flush(); err != nil { // the disk is not to blame
+		if err := r.Beside(r.conn.tx.Flush); err != nil {
 			r.conn.fail(err)
 			return serving.ErrAborted
 		}

@@ -113,7 +113,7 @@ func TestLateReadsLeaveNothing(t *testing.T) {
 }
 
 // TestLateReadsOfAPeerThatGoes: a peer that takes none of the answers to reads that had to wait,
-// and goes, says nothing about the disk.
+// and goes, says nothing about the disk: neither that a call of it stalls, nor that one fails.
 func TestLateReadsOfAPeerThatGoes(t *testing.T) {
 	s, d, _ := startStorage(t)
 	close(d.arrives)
@@ -129,6 +129,7 @@ func TestLateReadsOfAPeerThatGoes(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		return waiting > 0 && s.Queued() == waiting
 	}, "it waits for the peer")
+	require.Zero(t, s.Stalls(1))
 	require.NoError(t, nc.Close())
 	testtool.Eventually(t, func() bool { return len(s.Sessions()) == 0 }, "it is gone")
 	require.Empty(t, s.inUse.At(1).Troubles(time.Now()))
