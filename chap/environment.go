@@ -144,8 +144,7 @@ func (e *environment) valueOrFile(name string) setting {
 	}
 	b, err := e.readFile(path.value)
 	if err != nil {
-		var perr *fs.PathError
-		if errors.As(err, &perr) {
+		if perr, ok := errors.AsType[*fs.PathError](err); ok {
 			err = perr.Err
 		}
 		return e.bad(path.from, "names %s that cannot be read: %w", fileOf(path.value), err)

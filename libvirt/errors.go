@@ -46,8 +46,7 @@ func (p *problems) add(field, format string, args ...any) {
 // take adds the problems of another list. It translates the names of their fields once more.
 func (p *problems) take(other *problems) {
 	for _, err := range other.list {
-		var wrong *FieldError
-		if errors.As(err, &wrong) {
+		if wrong, ok := errors.AsType[*FieldError](err); ok {
 			p.add(wrong.Field, "%s", wrong.Problem)
 		}
 	}

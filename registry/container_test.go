@@ -99,8 +99,7 @@ func TestContainerWhoseLayerWasChanged(t *testing.T) {
 	in := testtool.Must(image.OpenLayer(context.Background(), 0, nil))(t)
 	defer in.Close()
 	_, err := io.ReadAll(in)
-	var wrong *transport.DigestError
-	require.True(t, errors.As(err, &wrong), "%v", err)
+	require.True(t, errors.As(err, new(*transport.DigestError)), "%v", err)
 }
 
 func TestContainerIsRefused(t *testing.T) {

@@ -84,8 +84,7 @@ func (s *Stream) findParts(ctx context.Context) (*parts, error) {
 		if left < 0 {
 			err = errors.Join(err, layer.TooManyChunks())
 		}
-		var no *layer.Unsuited
-		if errors.As(err, &no) {
+		if no, ok := errors.AsType[*layer.Unsuited](err); ok {
 			return nil, &layer.Unsuited{Why: fmt.Sprintf("layer %s %s", layers[i].Digest, no.Why)}
 		}
 		if err != nil {

@@ -190,8 +190,7 @@ func TestNegotiationProperty(t *testing.T) {
 		}
 		c := MustDial(t, s.addr)
 		sess, err := c.Login(o)
-		var le *LoginError
-		if errors.As(err, &le) {
+		if le, ok := errors.AsType[*LoginError](err); ok {
 			require.Equal(t, uint16(0x0200), le.Status, "%v", o.Keys)
 			refused++
 			continue

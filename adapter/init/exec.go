@@ -78,8 +78,7 @@ func explainStart(file string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		status = machine.StatusNotFound
 	}
-	var inner *fs.PathError
-	if errors.As(err, &inner) {
+	if inner, ok := errors.AsType[*fs.PathError](err); ok {
 		err = inner.Err
 	}
 	return &startError{status, fmt.Errorf("%q cannot be executed: %w", file, err)}

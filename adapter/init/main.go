@@ -68,8 +68,7 @@ func (g *guest) failed(err error) ending {
 	g.report.say("%v", err)
 	g.report.send(portTimeout, machine.WordFailed, err.Error())
 	status := machine.StatusMachine
-	var start *startError
-	if errors.As(err, &start) {
+	if start, ok := errors.AsType[*startError](err); ok {
 		status = start.status
 	}
 	return ending{status: status}

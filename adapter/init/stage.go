@@ -37,8 +37,7 @@ func stage() int {
 	errorsTo := os.NewFile(stageErrors, "errors")
 	err := becomeEntryPoint(os.NewFile(stageSpec, "spec"))
 	status := machine.StatusMachine
-	var failed *startError
-	if errors.As(err, &failed) {
+	if failed, ok := errors.AsType[*startError](err); ok {
 		status = failed.status
 	}
 	fmt.Fprintf(errorsTo, "%d %v", status, err)

@@ -86,8 +86,6 @@ func (a *app) execute(args []string) int {
 
 // report prints err for a person and returns the exit status.
 func (a *app) report(err error) int {
-	var failed *failure
-	var told *toldError
 	var command *commandError
 	switch {
 	case err == nil:
@@ -96,7 +94,7 @@ func (a *app) report(err error) int {
 		return command.status
 	case errors.Is(err, errSilent):
 		return exitFailed
-	case !errors.As(err, &told):
+	case !errors.As(err, new(*toldError)):
 		// The reader of a terminal may have stopped it and will go on. Wait for that.
 		console.Print(a.stderr, fmt.Sprintf("kubevirt-disk: %s\n", console.Harmless(err.Error())),
 			console.IsTerminal(a.stderr))
@@ -104,7 +102,7 @@ func (a *app) report(err error) int {
 	switch {
 	case command != nil:
 		return command.status
-	case errors.As(err, &failed):
+	case errors.As(err, new(*failure)):
 		return exitFailed
 	}
 	return exitUsage
@@ -195,8 +193,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	if words := cmd.Flags().Args(); cmd.HasAvailableSubCommands() && len(words) > 0 {
 		return usageArgs(cobra.NoArgs)(cmd, words)
 	}
-	var unknown *pflag.NotExistError
-	if errors.As(err, &unknown) {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		name := "--" + unknown.GetSpecifiedName()
 		if unknown.GetSpecifiedShortnames() != "" {
 			name = "-" + unknown.GetSpecifiedName()
@@ -209,8 +206,7 @@ func flagError(cmd *cobra.Command, err error) error {
 			err = fmt.Errorf("%w%s", err, didYouMean(name[2:], "--", flagNames(cmd)))
 		}
 	}
-	var invalid *pflag.InvalidValueError
-	if errors.As(err, &invalid) {
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		err = fmt.Errorf("--%s: %s", invalid.GetFlag().Name,
 			invalidValue(invalid.GetFlag(), invalid.GetValue()))
 	}

@@ -227,8 +227,7 @@ func (b *background) keepIdentifying(ctx, copying context.Context, contents []*i
 	for {
 		last := copying.Err() != nil
 		err := b.identify(ctx, contents)
-		var medium *disk.MediumError
-		unread := errors.As(err, &medium) || errors.Is(err, disk.ErrNotNow)
+		unread := errors.As(err, new(*disk.MediumError)) || errors.Is(err, disk.ErrNotNow)
 		switch {
 		case err == nil:
 			return

@@ -125,8 +125,7 @@ func (d *diskDir) open(what, lock string, synced bool) error {
 		d.lock, err = durable.AcquireLock(filepath.Join(d.path, lock), what+" "+d.path)
 	}
 	if err != nil {
-		var locked *durable.LockedError
-		if errors.As(err, &locked) {
+		if errors.As(err, new(*durable.LockedError)) {
 			return err
 		}
 		return explain(err)

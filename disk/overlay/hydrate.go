@@ -241,8 +241,7 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 			h.failure = err
 		}
 		h.failMu.Unlock()
-		var medium *disk.MediumError
-		lost := errors.As(err, &medium) && !errors.Is(err, disk.ErrWrongContent)
+		lost := errors.As(err, new(*disk.MediumError)) && !errors.Is(err, disk.ErrWrongContent)
 		if lost && h.far { // perhaps all of it is lost: do not ask too often
 			h.heldBack.Store(int32(h.workers - 1))
 			return true, max(h.retry, 1)
@@ -342,8 +341,7 @@ func (h *hydration) copyChunk(ctx context.Context, buf []byte, first, last int64
 		set, end := h.o.blocks.run(first, last)
 		if !set {
 			if err := h.copyRun(ctx, buf, first, end); err != nil {
-				var medium *disk.MediumError
-				if !errors.As(err, &medium) {
+				if !errors.As(err, new(*disk.MediumError)) {
 					return err
 				}
 				failure = err
@@ -374,8 +372,7 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 		var failure error
 		for block := first; block < end; block += piece {
 			if err := h.copyRun(ctx, buf, block, min(block+piece, end)); err != nil {
-				var medium *disk.MediumError
-				if !errors.As(err, &medium) {
+				if !errors.As(err, new(*disk.MediumError)) {
 					return err
 				}
 				failure = err

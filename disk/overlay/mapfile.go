@@ -149,8 +149,7 @@ type DamagedError struct{ reason string }
 func (e *DamagedError) Error() string { return "its map file " + e.reason }
 
 func isDamaged(err error) bool {
-	var damaged *DamagedError
-	return errors.As(err, &damaged)
+	return errors.As(err, new(*DamagedError))
 }
 
 // createMap makes a map file with the content of a map and replaces an older one. With synced it

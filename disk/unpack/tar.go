@@ -107,9 +107,8 @@ func shown(name string) string { return fmt.Sprintf("%.100s", path.Base(path.Cle
 
 // explain tells errors of the archive from those of what it is read from.
 func (a *archive) explain(err error) error {
-	var own *Error
 	switch {
-	case a.root.err != nil, errors.As(err, &own):
+	case a.root.err != nil, errors.As(err, new(*Error)):
 		return err
 	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong),
 		errors.Is(err, tar.ErrWriteTooLong):

@@ -136,8 +136,7 @@ func askBy(ctx context.Context, by http.RoundTripper, method, endpoint string, b
 	}
 	res, err := (&http.Client{Transport: by}).Do(httpReq)
 	if err != nil {
-		var failed *url.Error
-		if errors.As(err, &failed) {
+		if failed, ok := errors.AsType[*url.Error](err); ok {
 			err = failed.Err // without the URL, which says nothing here
 		}
 		return err

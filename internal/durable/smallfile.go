@@ -109,8 +109,7 @@ func Read(path string) ([]byte, error) {
 // IsUnread reports whether Read failed without a verdict on the content: the file exists, but the
 // system did not let us read it, for example because no descriptor was free.
 func IsUnread(err error) bool {
-	var system *fs.PathError
-	return errors.As(err, &system) && !errors.Is(err, fs.ErrNotExist)
+	return errors.As(err, new(*fs.PathError)) && !errors.Is(err, fs.ErrNotExist)
 }
 
 // SyncDir makes the names in a directory durable.

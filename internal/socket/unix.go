@@ -125,8 +125,7 @@ func (l *listener) Close() (err error) {
 
 // named makes an error of a socket's short path name the path that a person knows.
 func named(err error, path string) error {
-	var op *net.OpError
-	if errors.As(err, &op) {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
 		op.Addr = &net.UnixAddr{Name: path, Net: "unix"}
 	}
 	return err

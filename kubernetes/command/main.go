@@ -43,8 +43,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return exitDone
 	}
 	fmt.Fprintf(stderr, "kubevirt-disk-controller: %v\n", err)
-	var failed *failure
-	if errors.As(err, &failed) {
+	if errors.As(err, new(*failure)) {
 		return exitFailed
 	}
 	return exitUsage

@@ -87,8 +87,7 @@ func (r *Reader) Finish() error {
 // Explain finds the cause of an error while reading the layer. Content that makes no sense was
 // perhaps changed on its way, or did not all come: then it is not the content's error.
 func (r *Reader) Explain(err error) error {
-	var content *contentError
-	if errors.As(err, &content) {
+	if errors.As(err, new(*contentError)) {
 		if _, rest := io.Copy(io.Discard, r.raw); rest != nil {
 			return rest
 		}

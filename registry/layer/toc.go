@@ -66,8 +66,7 @@ func ReadContents(ctx context.Context, layer *transport.Blob, left int,
 		} else {
 			l, err = chunkedTOC(ctx, layer, left)
 		}
-		var other *transport.DigestError
-		if !errors.As(err, &other) {
+		if !errors.As(err, new(*transport.DigestError)) {
 			break
 		}
 		wrong(err)

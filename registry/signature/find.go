@@ -126,8 +126,7 @@ func isAway(err error) bool {
 
 // fetched is the error of something that a place should have. It may have sent something wrong.
 func fetched(err error) error {
-	var wrong *transport.DigestError
-	if errors.Is(err, fs.ErrNotExist) || errors.As(err, &wrong) ||
+	if errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*transport.DigestError)) ||
 		errors.Is(err, transport.ErrTooLong) {
 		return fmt.Errorf("is incomplete: %w", err)
 	}

@@ -62,8 +62,7 @@ func (r run) Doubt(check func() error) {
 // Again reports whether it is worth fetching wrong content again, because another endpoint is asked
 // next.
 func (b *Blob) Again(err error, tries int) bool {
-	var wrong *DigestError
-	return errors.As(err, &wrong) && b.from != nil && tries < len(b.from.order())
+	return errors.As(err, new(*DigestError)) && b.from != nil && tries < len(b.from.order())
 }
 
 // FillChecked is Fill. If check says that the content is wrong, the endpoint that sent it is asked
@@ -221,8 +220,7 @@ func (f *fetch) next(err error) error {
 		}
 	}
 	rest := f.endpoints[1:]
-	var held *impatient
-	if (slow || errors.As(err, &held)) && len(rest) > 0 && f.ctx.Err() == nil {
+	if (slow || errors.As(err, new(*impatient))) && len(rest) > 0 && f.ctx.Err() == nil {
 		f.from.shun(f.endpoints[0], rest[0], err)
 		rest = append(slices.Clone(rest), f.endpoints[0])
 	}

@@ -394,8 +394,7 @@ func (g *guard) send(req *http.Request) (*http.Response, error) {
 		return c.open.RoundTrip(req)
 	}
 	res, err := g.base.RoundTrip(req)
-	var certificate *tls.CertificateVerificationError
-	if !g.unverified || !errors.As(err, &certificate) {
+	if !g.unverified || !errors.As(err, new(*tls.CertificateVerificationError)) {
 		return res, err
 	}
 	if sent, ok := req.Body.(*sentBody); ok && req.GetBody != nil { // it was closed, and not sent

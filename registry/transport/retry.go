@@ -144,8 +144,7 @@ func (t *tries) again(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	var final *permanentError
-	if errors.As(err, &final) {
+	if errors.As(err, new(*permanentError)) {
 		return err
 	}
 	pause := t.pause/2 + rand.N(t.pause/2+1)
@@ -171,8 +170,7 @@ func (t *tries) again(ctx context.Context, err error) error {
 	}
 	timeout, silent := t.timeout, t.endpoint.silent()
 	if silent {
-		var dns *net.DNSError
-		if errors.As(err, &dns) && dns.IsNotFound {
+		if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
 			return fmt.Errorf("%w; check the name", err)
 		}
 		timeout = min(timeout, t.endpoint.client.opt.FirstTimeout)
@@ -300,8 +298,7 @@ func retryAfter(value string, now time.Time) time.Duration {
 
 // explain turns the errors of the library and of the network into one kind.
 func explain(err error) error {
-	var answered *transport.Error
-	if errors.As(err, &answered) {
+	if answered, ok := errors.AsType[*transport.Error](err); ok {
 		s := &StatusError{Status: answered.StatusCode}
 		if answered.Request != nil {
 			s.Host, s.Method = answered.Request.URL.Host, answered.Request.Method
@@ -313,14 +310,12 @@ func explain(err error) error {
 		s.Detail = strings.Join(parts, ", ")
 		return s
 	}
-	var token *tokenError
-	if errors.As(err, &token) {
+	if token, ok := errors.AsType[*tokenError](err); ok {
 		err = token
 	}
 	err = withoutQuery(err)
-	var certificate *tls.CertificateVerificationError
 	switch {
-	case errors.As(err, &certificate):
+	case errors.As(err, new(*tls.CertificateVerificationError)):
 		return permanent(fmt.Errorf("%w; name a file with its certificates by --registry-ca", err))
 	case errors.Is(err, http.ErrSchemeMismatch):
 		return permanent(fmt.Errorf("%w; if that is intended, name it with --insecure-registry",
@@ -331,8 +326,7 @@ func explain(err error) error {
 
 // WaitFor is how long a registry wants nobody to ask again after such an error.
 func WaitFor(err error) time.Duration {
-	var status *StatusError
-	if errors.As(err, &status) {
+	if status, ok := errors.AsType[*StatusError](err); ok {
 		return status.after
 	}
 	return 0

@@ -282,8 +282,7 @@ func (s *Session) AwaitReject(tag uint32) (*RejectError, error) {
 
 // ReasonOf returns the reason if an error is a Reject, and whether it is one.
 func ReasonOf(err error) (pdu.RejectReason, bool) {
-	var r *RejectError
-	if errors.As(err, &r) {
+	if r, ok := errors.AsType[*RejectError](err); ok {
 		return r.Reason, true
 	}
 	return 0, false

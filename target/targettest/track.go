@@ -92,8 +92,7 @@ func As[T any, P decoder[T]](p *PDU) (T, error) {
 			return v, r
 		}
 	}
-	var fe *pdu.FieldError
-	if errors.As(err, &fe) && fe.Field == "opcode" {
+	if fe, ok := errors.AsType[*pdu.FieldError](err); ok && fe.Field == "opcode" {
 		err = &UnexpectedError{Want: fe.Opcode.String(), PDU: p}
 	}
 	return v, err

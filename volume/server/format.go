@@ -63,8 +63,7 @@ func parseSpec(text []byte, contentType string) (spec api.Spec, err error) {
 
 // explain says what a person can do about an error of the decoder.
 func explain(err error) error {
-	var kind *json.UnmarshalTypeError
-	if errors.As(err, &kind) {
+	if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Errorf("%s: it is %s, and should be %s", kind.Field, kind.Value, kind.Type)
 	}
 	text := strings.TrimPrefix(err.Error(), "json: ")

@@ -52,18 +52,16 @@ var errCut = errors.New("the upload was interrupted")
 // explain makes an answer from an error. Errors that it does not know come from the volumes, or are
 // internal.
 func explain(err error) error {
-	var own *api.Error
 	var refused *refusedError
 	var content *image.Error
-	var packed *unpack.Error
 	switch {
-	case err == nil, errors.As(err, &own):
+	case err == nil, errors.As(err, new(*api.Error)):
 		return err
 	case errors.Is(err, errCut):
 		return wrong("%v", errCut)
 	case errors.As(err, &refused):
 		return refusal(http.StatusUnprocessableEntity, "the upload %s", refused.reason)
-	case errors.As(err, &packed):
+	case errors.As(err, new(*unpack.Error)):
 		return refusal(http.StatusUnprocessableEntity, "the upload %v", err)
 	case errors.As(err, &content):
 		return refusal(http.StatusUnprocessableEntity, "the upload %s", content.Explain())

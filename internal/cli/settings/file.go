@@ -92,8 +92,7 @@ func yamlProblem(err error) string {
 // WithoutPath returns the cause of an error about a file when the message already names the file,
 // or must not name it.
 func WithoutPath(err error) error {
-	var perr *fs.PathError
-	if errors.As(err, &perr) {
+	if perr, ok := errors.AsType[*fs.PathError](err); ok {
 		return perr.Err
 	}
 	return err

@@ -120,8 +120,7 @@ func askStatus(ctx context.Context, page string) (*status.Status, error) {
 
 // withoutURL returns the cause of a request error, for messages that already name the address.
 func withoutURL(err error) error {
-	var failed *url.Error
-	if errors.As(err, &failed) {
+	if failed, ok := errors.AsType[*url.Error](err); ok {
 		return failed.Err
 	}
 	return err

@@ -93,8 +93,7 @@ func checkMade(opt *options.Options) error {
 		if err == nil && writes {
 			err = osfile.CheckWritable(at)
 		}
-		var path *fs.PathError
-		if errors.As(err, &path) {
+		if path, ok := errors.AsType[*fs.PathError](err); ok {
 			err = path.Err // the message names it
 		}
 		if err != nil {

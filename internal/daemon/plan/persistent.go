@@ -41,8 +41,7 @@ func explainPersistent(opt *options.Options, err error) error {
 	default:
 		what = "cannot be used"
 	}
-	var path *fs.PathError
-	if errors.As(err, &path) {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		err = path.Err // the message names it
 	}
 	return fmt.Errorf("the persistent directory %q %s: mount the volume there, or name the "+

@@ -130,13 +130,11 @@ func (s *Sources) Local(name string) (*image.Image, error) {
 
 // isNoImage reports whether the error says that there is no image.
 func isNoImage(err error) bool {
-	var none *image.NoImagesError
-	return errors.As(err, &none) || errors.Is(err, fs.ErrNotExist)
+	return errors.As(err, new(*image.NoImagesError)) || errors.Is(err, fs.ErrNotExist)
 }
 
 func (s *Sources) explainScan(err error) error {
 	dir, name := s.opt.Images.Dir, s.opt.Setting(&s.opt.Images.Dir)
-	var none *image.NoImagesError
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("the image directory %q does not exist: put images there, or name "+
@@ -148,7 +146,7 @@ func (s *Sources) explainScan(err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("the image directory %q cannot be read by user %d: make it readable for "+
 			"that user, or name another one with %v: %w", dir, os.Geteuid(), name, err)
-	case errors.As(err, &none):
+	case errors.As(err, new(*image.NoImagesError)):
 		return fmt.Errorf("%w, or name another one with %v", err, name)
 	}
 	return err

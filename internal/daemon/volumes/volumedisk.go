@@ -284,10 +284,9 @@ func chooseDisk(stream *registry.Stream, name string) (string, error) {
 
 // refusal sorts errors by whether the client can correct them.
 func refusal(err error) error {
-	var refused *api.Error
 	var used *serving.InUseError
 	switch {
-	case err == nil, errors.As(err, &refused):
+	case err == nil, errors.As(err, new(*api.Error)):
 		return err
 	case errors.As(err, &used):
 		return &api.Error{Code: api.CodeInUse, Message: err.Error(), Users: used.Initiators}

@@ -84,9 +84,8 @@ func (r *Reconciler) see(ctx context.Context, id *v1alpha1.VMIdentity, a asked) 
 	}
 	if !signed(id, a.keys) {
 		key, err := r.Verifier.findSignature(ctx, a)
-		var no *signature.RefusedError
 		switch {
-		case errors.As(err, &no):
+		case errors.As(err, new(*signature.RefusedError)):
 			set(metav1.ConditionFalse, v1alpha1.ReasonNotSigned, short(err))
 			return late
 		case err != nil:

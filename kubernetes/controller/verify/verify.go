@@ -238,10 +238,9 @@ func (v *Verifier) Resolve(ctx context.Context, namespace string, ref transport.
 		}
 	}
 	content, _, err := v.named(ctx, a)
-	var no *signature.RefusedError
 	var status *transport.StatusError
 	switch {
-	case errors.As(err, &no):
+	case errors.As(err, new(*signature.RefusedError)):
 		return Found{Reason: v1alpha1.ReasonNotSigned, Message: short(err)}, nil
 	case errors.As(err, &status) && status.Status == http.StatusNotFound:
 		return Found{Reason: v1alpha1.ReasonTagMissing, Message: "there is no such tag"}, nil

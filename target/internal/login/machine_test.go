@@ -303,8 +303,7 @@ func TestClosedMachine(t *testing.T) {
 	resp := m.Step(&Request{CSG: OperationalNegotiation, NSG: FullFeature, Transit: true,
 		Data: normal()})
 	require.Equal(t, StatusInitiatorError, resp.Status)
-	var r *refusal
-	require.True(t, errors.As(resp.Err, &r))
+	require.True(t, errors.As(resp.Err, new(*refusal)))
 }
 
 func TestStrings(t *testing.T) {

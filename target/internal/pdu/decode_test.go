@@ -167,8 +167,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		if err := p.Decode(&h); err != nil {
-			var fe *FieldError
-			require.True(t, errors.As(err, &fe))
+			require.True(t, errors.As(err, new(*FieldError)))
 			return
 		}
 		var again Header

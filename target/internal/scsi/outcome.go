@@ -25,8 +25,7 @@ func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 	case errors.Is(err, serving.ErrAborted):
 		err = errAborted
 	}
-	var status statusError
-	if errors.As(err, &status) {
+	if status, ok := errors.AsType[statusError](err); ok {
 		if Status(status) == StatusReservationConflict && t != nil && t.unit != nil {
 			d.logConflict(t.unit, t.Nexus, t.cmd)
 		}
@@ -47,8 +46,7 @@ func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 
 // diagnose finds the sense data of a disk's error.
 func (d *Device) diagnose(t *Task, err error) *senseError {
-	var store *storeError
-	if errors.As(err, &store) {
+	if store, ok := errors.AsType[*storeError](err); ok {
 		d.logFault(t, faultReservations, "reservations could not be saved", err)
 		if disk.IsNoSpace(store.err) {
 			return errNoSpace
@@ -82,8 +80,7 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 		// Linux assumes that all blocks before the named one are written (sd_completed_bytes).
 		// Storage may have failed while reading around the write, before anything was stored. So
 		// name the first block that was not stored, not the one where storage failed.
-		var write *writeError
-		if errors.As(err, &write) {
+		if write, ok := errors.AsType[*writeError](err); ok {
 			s.hasInfo, s.info = !write.durably, uint64(write.stored)>>t.unit.shift
 		}
 		return s
