@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -201,9 +202,7 @@ type Identity struct {
 
 // Or returns the identity, with what it lacks from another one.
 func (id Identity) Or(other Identity) Identity {
-	if id.Serial == "" {
-		id.Serial = other.Serial
-	}
+	id.Serial = cmp.Or(id.Serial, other.Serial)
 	if id.NAA == [8]byte{} {
 		id.NAA = other.NAA
 	}

@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"cmp"
 	"encoding/xml"
 	"fmt"
 	"strconv"
@@ -14,9 +15,7 @@ import (
 // add adds a disk to the domain, before so many others.
 func (e *edit) add(d *Disk, w *wish, later int) error {
 	device := libvirt.Device{Bus: w.bus, Cache: w.cache, ErrorPolicy: libvirt.ErrorStop}
-	if device.Bus == "" {
-		device.Bus = libvirt.BusVirtio
-	}
+	device.Bus = cmp.Or(device.Bus, libvirt.BusVirtio)
 	if w.vhostUser {
 		device = libvirt.Device{Bus: libvirt.BusVirtio} // libvirt has no more for it
 	}

@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -85,9 +86,7 @@ func TestWrongAnnotations(t *testing.T) {
 		"no encoding": {domain: `<?xml version="1.0" encoding="x"?><domain/>`, want: []string{"x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if c.domain == "" {
-				c.domain = all
-			}
+			c.domain = cmp.Or(c.domain, all)
 			if c.disks == nil {
 				c.disks = served("a", "b")
 			}

@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -45,10 +46,7 @@ func (r *release) row() string {
 	if strings.HasSuffix(r.version, "plugin") {
 		calls = "`MutateDomain`, v1alpha1"
 	}
-	others := r.others
-	if others == "" {
-		others = "nothing"
-	}
+	others := cmp.Or(r.others, "nothing")
 	return fmt.Sprintf("| %s | %s | %s | %s | %s |", r.version, calls, others, r.after, r.known)
 }
 

@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,9 +61,7 @@ type Server struct {
 // NewServer makes a server.
 func NewServer(opt Options) *Server {
 	s := &Server{opt: opt, log: opt.Log}
-	if s.log == nil {
-		s.log = zap.NewNop()
-	}
+	s.log = cmp.Or(s.log, zap.NewNop())
 	mux := http.NewServeMux()
 	route(mux, "info.Info/Info", s.info)
 	for _, version := range versions() {

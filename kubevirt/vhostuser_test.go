@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 	"time"
@@ -148,9 +149,7 @@ func TestVhostUserCannotBe(t *testing.T) {
 			disks: small},
 		"gives the disk of volume \"root\" a serial": {annotations: []string{"replace", "root"}},
 	} {
-		if c.domain == "" {
-			c.domain = before
-		}
+		c.domain = cmp.Or(c.domain, before)
 		if c.disks == nil {
 			c.disks = shared("a")
 		}

@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"cmp"
 	"path/filepath"
 	"strings"
 
@@ -30,9 +31,7 @@ const (
 func arches() []Arch { return []Arch{ArchAMD64, ArchARM64} }
 
 func (b KernelBoot) withDefaults() KernelBoot {
-	if b.Arch == "" {
-		b.Arch = ArchAMD64
-	}
+	b.Arch = cmp.Or(b.Arch, ArchAMD64)
 	if b.Machine == "" {
 		b.Machine = "q35"
 		if b.Arch == ArchARM64 {
@@ -103,12 +102,8 @@ const (
 // and a random number generator. The caller may change it.
 func (k KernelDomain) Domain() (*libvirtxml.Domain, error) {
 	k.Boot = k.Boot.withDefaults()
-	if k.Memory == 0 {
-		k.Memory = defaultMemory
-	}
-	if k.CPUs == 0 {
-		k.CPUs = defaultCPUs
-	}
+	k.Memory = cmp.Or(k.Memory, defaultMemory)
+	k.CPUs = cmp.Or(k.CPUs, defaultCPUs)
 	var p problems
 	k.Boot.check(&p)
 	if k.Name == "" || !printable(k.Name) || strings.Contains(k.Name, "/") {

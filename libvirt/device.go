@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -148,15 +149,9 @@ func (d Device) withDefaults() Device {
 	if d.Dev == "" {
 		d.Dev = d.Bus.prefix() + "a"
 	}
-	if d.Kind == "" {
-		d.Kind = KindDisk
-	}
-	if d.Cache == "" {
-		d.Cache = CacheNone
-	}
-	if d.Discard == "" {
-		d.Discard = DiscardUnmap
-	}
+	d.Kind = cmp.Or(d.Kind, KindDisk)
+	d.Cache = cmp.Or(d.Cache, CacheNone)
+	d.Discard = cmp.Or(d.Discard, DiscardUnmap)
 	return d
 }
 

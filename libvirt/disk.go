@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"cmp"
 	"strconv"
 
 	"libvirt.org/go/libvirtxml"
@@ -147,10 +148,7 @@ func Secret(c Credential) (*libvirtxml.Secret, error) {
 	if err := p.err(); err != nil {
 		return nil, err
 	}
-	usage := c.SecretUsage
-	if usage == "" {
-		usage = c.SecretUUID
-	}
+	usage := cmp.Or(c.SecretUsage, c.SecretUUID)
 	return &libvirtxml.Secret{
 		Ephemeral: "no",
 		Private:   "yes",

@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strings"
@@ -66,9 +67,7 @@ type File struct {
 
 // withDefaults replaces empty fields with their defaults.
 func (f File) withDefaults() File {
-	if f.CopyMode == "" {
-		f.CopyMode = CopyNone
-	}
+	f.CopyMode = cmp.Or(f.CopyMode, CopyNone)
 	if f.Format == "" {
 		f.Format = FileFormat(strings.TrimPrefix(path.Ext(f.Path), "."))
 	}

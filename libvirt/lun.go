@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -119,10 +120,7 @@ func parsePort(text string) (uint16, error) {
 
 // String is HOST:PORT, with brackets around an IPv6 address.
 func (p Portal) String() string {
-	port := p.Port
-	if port == 0 {
-		port = DefaultPort
-	}
+	port := cmp.Or(p.Port, DefaultPort)
 	return net.JoinHostPort(p.Host, strconv.Itoa(int(port)))
 }
 
@@ -159,9 +157,7 @@ func (l LUN) withDefaults() LUN {
 			l.Portals[i].Port = DefaultPort
 		}
 	}
-	if l.AccessMode == "" {
-		l.AccessMode = WriteExclusive
-	}
+	l.AccessMode = cmp.Or(l.AccessMode, WriteExclusive)
 	l.ReadOnly = l.ReadOnly || l.AccessMode == ReadShared
 	l.WWN = strings.ToLower(strings.TrimPrefix(l.WWN, "0x"))
 	l.Credential = l.Credential.withDefaults()

@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"cmp"
 	"strings"
 
 	"libvirt.org/go/libvirtxml"
@@ -35,9 +36,7 @@ func VirtioOf(devices *libvirtxml.DomainDeviceList) (v Virtio) {
 	see := func(model, iommu string) {
 		switch model {
 		case virtioModel, nonTransitional, transitional:
-			if v.Model == "" {
-				v.Model = model
-			}
+			v.Model = cmp.Or(v.Model, model)
 		}
 		v.IOMMU = v.IOMMU || iommu == on
 	}
@@ -45,10 +44,7 @@ func VirtioOf(devices *libvirtxml.DomainDeviceList) (v Virtio) {
 		if d.Target == nil || d.Target.Bus != string(BusVirtio) {
 			continue
 		}
-		driver := d.Driver
-		if driver == nil {
-			driver = new(libvirtxml.DomainDiskDriver)
-		}
+		driver := cmp.Or(d.Driver, new(libvirtxml.DomainDiskDriver))
 		see(d.Model, driver.IOMMU)
 		if v.Queues == 0 && driver.Queues != nil {
 			v.Queues = *driver.Queues
@@ -90,12 +86,8 @@ func (v Virtio) Disk(d *libvirtxml.DomainDisk) {
 	if d.Target == nil || d.Target.Bus != string(BusVirtio) {
 		return
 	}
-	if d.Model == "" {
-		d.Model = v.Model
-	}
-	if d.Driver == nil {
-		d.Driver = new(libvirtxml.DomainDiskDriver)
-	}
+	d.Model = cmp.Or(d.Model, v.Model)
+	d.Driver = cmp.Or(d.Driver, new(libvirtxml.DomainDiskDriver))
 	if v.IOMMU && d.Driver.IOMMU == "" {
 		d.Driver.IOMMU = on
 	}

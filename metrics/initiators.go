@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"cmp"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -65,10 +66,7 @@ func (t *initiatorTable) get(name string) *initiator {
 // unique returns the label of a name: the name itself, or "other" if another name became the same
 // label when it was made valid UTF-8.
 func (t *initiatorTable) unique(name string) string {
-	l := label(name)
-	if l == "" {
-		l = "unknown"
-	}
+	l := cmp.Or(label(name), "unknown")
 	for _, i := range t.names.all() {
 		if i.label == l {
 			return other

@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -15,9 +16,7 @@ import (
 // certificates of those who sign the clients'. A file that changes is read again at the next
 // connection: see tlsfiles.Config. Log may be nil.
 func LoadTLS(certFile, keyFile, clientCAFile string, log *zap.Logger) (*tls.Config, error) {
-	if log == nil {
-		log = zap.NewNop()
-	}
+	log = cmp.Or(log, zap.NewNop())
 	return tlsfiles.Config(tlsfiles.Files{Of: "the NBD server", Cert: certFile, Key: keyFile,
 		ClientCA: clientCAFile}, &tls.Config{
 		// Every implementation must support it ("TLS versions" of the specification), and the

@@ -101,9 +101,7 @@ func OpenRemote(ctx context.Context, opt RemoteOptions) (*Remote, error) {
 		breaks: serving.NewPenalties(cmp.Or(opt.ReconnectDelay, 2*time.Second)),
 		told:   serving.NewSeldom[string](time.Minute)}
 	r.kept = newUnflushed(cmp.Or(opt.Keep, maxUnflushed), r.flushSoon)
-	if r.log == nil {
-		r.log = zap.NewNop()
-	}
+	r.log = cmp.Or(r.log, zap.NewNop())
 	l, err := r.dial(ctx)
 	if err != nil {
 		return nil, r.explain(err)

@@ -87,9 +87,7 @@ func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log,
 		missed: serving.NewSeldom[string](missedInterval),
 		named:  map[string]*holderOfName{}}
-	if s.log == nil {
-		s.log = zap.NewNop()
-	}
+	s.log = cmp.Or(s.log, zap.NewNop())
 	s.conns = serving.NewConnections[*conn](serving.Rules{Disks: opt.Disks, Log: s.log,
 		Crowd: opt.Crowd, Delay: cmp.Or(opt.ReconnectDelay, 2*time.Second), Every: lookEvery,
 		Gated: true})

@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -56,10 +57,7 @@ func ParseURI(text string) (u URI, err error) {
 	case p.Hostname() == "":
 		return u, errors.New("it names no host")
 	}
-	port := p.Port()
-	if port == "" {
-		port = defaultPort
-	}
+	port := cmp.Or(p.Port(), defaultPort)
 	u.Host, u.Address = p.Hostname(), net.JoinHostPort(p.Hostname(), port)
 	if !u.TLS && !loopback.Is(u.Host) {
 		return u, errors.New("it is not on this machine, and without TLS others could read and " +

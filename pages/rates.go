@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"time"
 )
 
@@ -100,9 +101,7 @@ func (h *history) add(w Work, elapsed float64, at int) {
 	h.now.readTime, h.now.readAge = mean(last.Read, w.Read, was.readTime, was.readAge)
 	h.now.writeTime, h.now.writeAge = mean(last.Write, w.Write, was.writeTime, was.writeAge)
 	copied := float64(max(0, w.CopiedBytes-last.CopiedBytes)) / elapsed
-	if h.copied == 0 {
-		h.copied = copied
-	}
+	h.copied = cmp.Or(h.copied, copied)
 	h.copied += (copied - h.copied) * smoothing
 	h.keep(point{float32(h.now.readOps), float32(h.now.writeOps), float32(h.now.readBytes),
 		float32(h.now.writeBytes)}, at)

@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -100,9 +101,7 @@ func (s *snapshot) refusals() (all []refusal) {
 		one := refusal{ID: fmt.Sprintf("refused%d", i), From: plain(r.From),
 			Name: plain(r.Initiator), Why: plain(r.Reason), Note: fmt.Sprintf("%s, last %s ago: %s",
 				timesText(r.Count), durationText(s.now.Sub(r.Last)), plain(r.Error))}
-		if one.Name == "" {
-			one.Name = "no name"
-		}
+		one.Name = cmp.Or(one.Name, "no name")
 		if r.User != "" {
 			one.Name += ", as user " + plain(r.User)
 		}

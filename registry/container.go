@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -137,9 +138,7 @@ func (c *Container) Close() error { return c.image.Source.Close() }
 // in the manifest, and the archive has the one in the configuration. p counts the bytes read of the
 // blob, and may be nil.
 func (c *Container) OpenLayer(ctx context.Context, i int, p *Progress) (io.ReadCloser, error) {
-	if p == nil {
-		p = new(Progress)
-	}
+	p = cmp.Or(p, new(Progress))
 	b, err := c.image.Source.Blob(c.image.Manifest.Layers[i])
 	if err != nil {
 		return nil, err

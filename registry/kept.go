@@ -85,9 +85,7 @@ func (k *keptSource) Close() error { return errors.Join(k.Source.Close(), k.dir.
 // manifest returns the kept manifest, or else requests it and keeps it. A reference keeps the
 // meaning that it had first.
 func (k *keptSource) Manifest(ctx context.Context, digest string) ([]byte, string, error) {
-	if digest == "" {
-		digest = k.pinned
-	}
+	digest = cmp.Or(digest, k.pinned)
 	if digest != "" {
 		if content, err := k.read(keptName(digest), transport.MaxManifest); err == nil &&
 			transport.DigestOf(content) == digest {

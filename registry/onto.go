@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -337,13 +338,7 @@ func (p *pusher) makeDelta(ctx context.Context, f planned, img *image.Image,
 	}
 	p.opt.Progress.total.Add(different.Len() * qcow2.DeltaUnit)
 	left := different.Len() * qcow2.DeltaUnit
-	compress := f.compress
-	if compress == "" {
-		compress = p.opt.CompressRaw
-	}
-	if compress == "" {
-		compress = qcow2.CompressionNone
-	}
+	compress := cmp.Or(f.compress, p.opt.CompressRaw, qcow2.CompressionNone)
 	_, err = qcow2.Write(ctx, file, delta{img, different}, qcow2.WriteOptions{
 		Compression: compress,
 		ReadUnit:    img.CopyUnit(),

@@ -95,9 +95,7 @@ type puller struct {
 }
 
 func newPuller(r *transport.Image, dest string, opt PullOptions) *puller {
-	if opt.Progress == nil {
-		opt.Progress = new(Progress)
-	}
+	opt.Progress = cmp.Or(opt.Progress, new(Progress))
 	return &puller{opt: opt, image: r, dest: dest, dir: layer.DiskDir, shadow: layer.NewShadow(),
 		names: make(map[string]bool)}
 }

@@ -68,9 +68,7 @@ type PushOptions struct {
 // goes on when it is repeated. The tag is set last, when everything is there.
 func (c *Client) Push(ctx context.Context, files []string, ref transport.Reference,
 	opt PushOptions) (digest string, err error) {
-	if opt.Progress == nil {
-		opt.Progress = new(Progress)
-	}
+	opt.Progress = cmp.Or(opt.Progress, new(Progress))
 	if !ref.Remote() {
 		return "", fmt.Errorf("%s is not in a registry: push to REGISTRY/NAME:TAG", ref)
 	}

@@ -68,9 +68,7 @@ type Disks struct {
 
 // New makes an empty set of disks.
 func New(c Config) *Disks {
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	if c.Observer == nil {
 		c.Observer = nopObserver{}
 	}

@@ -1,6 +1,7 @@
 package target
 
 import (
+	"cmp"
 	"time"
 
 	"kubevirt.io/disk/serving"
@@ -33,9 +34,7 @@ func (c *conn) shares(t *task, d *serving.Disk) bool {
 		return false
 	}
 	now := time.Since(c.srv.start)
-	if c.slowSince == 0 {
-		c.slowSince = now
-	}
+	c.slowSince = cmp.Or(c.slowSince, now)
 	return now-c.slowSince >= shareAfter
 }
 

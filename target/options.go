@@ -1,6 +1,7 @@
 package target
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -89,24 +90,12 @@ func orDefault[T int | time.Duration](v *T, def T) error {
 
 // resolve fills in defaults and refuses contradictions. New calls it once.
 func (o *Options) resolve() error {
-	if o.TargetName == "" {
-		o.TargetName = DefaultTargetName
-	}
-	if o.PortalGroupTag == 0 {
-		o.PortalGroupTag = 1
-	}
-	if o.Log == nil {
-		o.Log = zap.NewNop()
-	}
-	if o.Vendor == "" {
-		o.Vendor = "KUBEVIRT"
-	}
-	if o.Product == "" {
-		o.Product = "DISK"
-	}
-	if o.Revision == "" {
-		o.Revision = "1"
-	}
+	o.TargetName = cmp.Or(o.TargetName, DefaultTargetName)
+	o.PortalGroupTag = cmp.Or(o.PortalGroupTag, 1)
+	o.Log = cmp.Or(o.Log, zap.NewNop())
+	o.Vendor = cmp.Or(o.Vendor, "KUBEVIRT")
+	o.Product = cmp.Or(o.Product, "DISK")
+	o.Revision = cmp.Or(o.Revision, "1")
 	if o.Disks == nil {
 		return errors.New("a target needs the disks that it serves")
 	}

@@ -66,9 +66,7 @@ type export struct {
 func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log, dir: opt.Dir, uids: opt.UIDs,
 		stopTimeout: stopTimeout, exports: map[*serving.Disk]*export{}}
-	if s.log == nil {
-		s.log = zap.NewNop()
-	}
+	s.log = cmp.Or(s.log, zap.NewNop())
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		return nil, errors.New("vhost-user: rings are read on little-endian machines only")
 	}

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,9 +70,7 @@ func New(opt Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	if opt.Log == nil {
-		opt.Log = zap.NewNop()
-	}
+	opt.Log = cmp.Or(opt.Log, zap.NewNop())
 	m := &Manager{opt: opt, log: opt.Log, store: s, save: s.Save, volumes: map[string]*volume{},
 		timeout: fetchTimeout, missingPoll: missingPoll}
 	if err := m.recall(); err != nil {

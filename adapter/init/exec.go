@@ -1,6 +1,7 @@
 package guestinit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -32,9 +33,7 @@ func findProgram(name, searchPath string) (string, error) {
 	}
 	var denied error
 	for dir := range strings.SplitSeq(searchPath, ":") {
-		if dir == "" {
-			dir = "."
-		}
+		dir = cmp.Or(dir, ".")
 		file := path.Join(dir, name)
 		if dir == "." {
 			file = "./" + name

@@ -1,6 +1,7 @@
 package guestinit
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -24,9 +25,7 @@ const maxID = 1<<32 - 2
 // supplementary groups are those of the user's name, unless a group is given.
 func findUser(spec, passwd, group string) (identity, error) {
 	user, groupName, hasGroup := strings.Cut(spec, ":")
-	if user == "" {
-		user = "0"
-	}
+	user = cmp.Or(user, "0")
 	id := identity{home: "/"}
 	number, numeric := parseID(user)
 	name := ""

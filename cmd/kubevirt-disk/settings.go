@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -89,10 +90,7 @@ func (c *config) diskSettings() []settings.Setting {
 
 // rows are all rows of serve, by section.
 func (c *config) rows() []settings.Setting {
-	volumes := c.Volumes
-	if volumes == nil {
-		volumes = new(options.Volumes)
-	}
+	volumes := cmp.Or(c.Volumes, new(options.Volumes))
 	registry := &c.Streams.Registry
 	return slices.Concat(
 		c.diskRows(), c.placeRows(), c.iscsiRows(), c.nbdRows(),

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"runtime"
@@ -28,12 +29,8 @@ func buildInfo() status.Build {
 			b.Commit = recordedCommit(info.Settings)
 		}
 	}
-	if b.Version == "" {
-		b.Version = "dev"
-	}
-	if b.Commit == "" {
-		b.Commit = "unknown"
-	}
+	b.Version = cmp.Or(b.Version, "dev")
+	b.Commit = cmp.Or(b.Commit, "unknown")
 	return b
 }
 

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,9 +21,7 @@ import (
 // is set; otherwise this is an error. It is not flushed to storage. If dst is a block device, it is
 // overwritten and flushed. If the image changes meanwhile, this is an error. p may be nil.
 func Convert(ctx context.Context, img *Image, dst string, replace bool, p *Progress) error {
-	if p == nil {
-		p = new(Progress)
-	}
+	p = cmp.Or(p, new(Progress))
 	if info, err := os.Stat(dst); err == nil && info.Mode().Type() == fs.ModeDevice {
 		return overwrite(ctx, img, dst, p)
 	}

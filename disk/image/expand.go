@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"runtime"
 	"sync/atomic"
@@ -46,9 +47,7 @@ func newCopier(img *Image, to *Destination, p *Progress, workers int) *copier {
 	if workers <= 0 {
 		workers = runtime.GOMAXPROCS(0) + 4
 	}
-	if p == nil {
-		p = new(Progress)
-	}
+	p = cmp.Or(p, new(Progress))
 	c := &copier{img: img, to: to, progress: p, chunk: chunkSize}
 	if far := img.Parallel(); far > 1 {
 		c.chunk, workers = farChunkSize, max(workers, far)

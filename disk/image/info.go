@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"errors"
 	"path/filepath"
 
@@ -57,9 +58,7 @@ func (l *layer) describe(use usage) Info {
 		b := BackingInfo{Name: l.name, Format: l.format, FormatSource: l.source,
 			Version: l.header.version, VirtualSize: l.size, FileSize: l.bytes.Size(),
 			ClusterSize: l.header.clusterSize, Compression: l.header.compression}
-		if info.Compression == "" {
-			info.Compression = b.Compression
-		}
+		info.Compression = cmp.Or(info.Compression, b.Compression)
 		if l == top {
 			info.Format, info.Version, info.FileSize, info.ClusterSize = b.Format, b.Version,
 				b.FileSize, b.ClusterSize

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -27,9 +28,7 @@ func ConvertQcow2(
 func Store(
 	ctx context.Context, img *Image, f *os.File, c qcow2.Compression, p *Progress,
 ) (int64, error) {
-	if p == nil {
-		p = new(Progress)
-	}
+	p = cmp.Or(p, new(Progress))
 	p.Start(img.Size(), img.use.total())
 	dst := &storedFile{File: f}
 	n, err := qcow2.Write(ctx, dst, sourceDisk{img}, qcow2.WriteOptions{

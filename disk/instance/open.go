@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,18 +102,12 @@ type Instance struct {
 // does not fit, *SizeError, *BlockSizeError, and *PersistentError for a persistent disk that must
 // not be used like that.
 func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error) {
-	if opt.Mode == "" {
-		opt.Mode = CopyClone
-	}
-	if opt.Log == nil {
-		opt.Log = zap.NewNop()
-	}
+	opt.Mode = cmp.Or(opt.Mode, CopyClone)
+	opt.Log = cmp.Or(opt.Log, zap.NewNop())
 	if opt.Workers == nil {
 		opt.Workers = NewWorkers()
 	}
-	if opt.Progress == nil {
-		opt.Progress = new(image.Progress)
-	}
+	opt.Progress = cmp.Or(opt.Progress, new(image.Progress))
 	o := &opening{img: img, opt: opt, name: PersistentName}
 	if img != nil {
 		o.name = img.Name()

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -91,9 +92,7 @@ type chunkWriter interface {
 }
 
 func newHydration(o *Disk, opt CopyOptions) *hydration {
-	if opt.Log == nil {
-		opt.Log = zap.NewNop()
-	}
+	opt.Log = cmp.Or(opt.Log, zap.NewNop())
 	chunk := max(hydrationChunk, o.opt.Unit)
 	workers := max(1, min(opt.Slots.Count(), int(maxBuffers/chunk)))
 	if o.parallel > 1 {

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -39,9 +40,7 @@ type Map struct {
 
 // NewMap returns the map of a new disk: all of its content is in the image.
 func NewMap(opt MapOptions) *Map {
-	if opt.Log == nil {
-		opt.Log = zap.NewNop()
-	}
+	opt.Log = cmp.Or(opt.Log, zap.NewNop())
 	m := &Map{opt: opt, blocks: newBlockMap(blocksOf(opt.ImageSize))}
 	m.files = newMapStore(len(m.blocks.pages))
 	m.header = mapHeader{granule: granuleFor(opt.ImageSize), blocks: m.blocks.blocks, id: opt.ID}

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -95,9 +96,7 @@ var trees atomic.Uint64
 // is none. The tree owns all layers, the bottom, too, unless there is an error.
 func OpenTree(bottom *Disk, opt TreeOptions) (*Tree, error) {
 	t := &Tree{opt: opt, log: opt.Log, order: trees.Add(1), bottom: &node{disk: bottom}}
-	if t.log == nil {
-		t.log = zap.NewNop()
-	}
+	t.log = cmp.Or(t.log, zap.NewNop())
 	t.top, t.marked = t.bottom, opt.Marked
 	if r := opt.Record; r != nil {
 		if err := t.load(r); err != nil {

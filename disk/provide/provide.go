@@ -1,6 +1,7 @@
 package provide
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,12 +63,8 @@ type providing struct {
 // Errors: *image.SpaceError if the file does not fit; nothing is left then. *durable.LockedError,
 // in words of its own, if another process provides this file.
 func Provide(ctx context.Context, img *image.Image, opt Options) (*File, error) {
-	if opt.Log == nil {
-		opt.Log = zap.NewNop()
-	}
-	if opt.Progress == nil {
-		opt.Progress = new(image.Progress)
-	}
+	opt.Log = cmp.Or(opt.Log, zap.NewNop())
+	opt.Progress = cmp.Or(opt.Progress, new(image.Progress))
 	p := &providing{img: img, opt: opt, base: filepath.Base(opt.To)}
 	format := img.Format()
 	if len(img.Info().BackingChain) > 0 {

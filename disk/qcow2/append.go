@@ -48,9 +48,7 @@ const appendWindow = 1 << 20
 
 // NewAppender begins an image in the empty dst.
 func NewAppender(dst io.WriterAt, opt AppendOptions) (*Appender, error) {
-	if opt.ClusterSize == 0 {
-		opt.ClusterSize = 4 << 10
-	}
+	opt.ClusterSize = cmp.Or(opt.ClusterSize, 4<<10)
 	size := uint64(opt.ClusterSize)
 	if size < 4<<10 || size > 64<<10 || size&(size-1) != 0 {
 		return nil, fmt.Errorf("clusters of %d bytes: a power of two from 4 KiB to 64 KiB works",

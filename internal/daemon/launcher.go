@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,9 +65,7 @@ func NewLauncher(h *options.Hook, log *zap.Logger) *Launcher {
 	if h == nil {
 		return nil
 	}
-	if log == nil {
-		log = zap.NewNop()
-	}
+	log = cmp.Or(log, zap.NewNop())
 	l := &Launcher{hook: h, log: log, machines: func() int { return -1 },
 		sockets: launcherSockets, over: make(chan struct{}), refused: make(chan struct{}),
 		gone: make(chan struct{}), asked: make(chan kubevirt.Call, 1),

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,9 +99,7 @@ func Open(dir string, opt Options) (*Cache, error) {
 	if opt.Size != 0 && opt.Size < MinSize {
 		return nil, fmt.Errorf("the cache's size is %d bytes: want at least %d", opt.Size, MinSize)
 	}
-	if opt.Log == nil {
-		opt.Log = zap.NewNop()
-	}
+	opt.Log = cmp.Or(opt.Log, zap.NewNop())
 	root, err := osfile.OpenShared(dir, 0o770)
 	if err != nil {
 		return nil, fmt.Errorf("the cache directory cannot be opened: %w", err)

@@ -3,6 +3,7 @@ package registrytest
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"
@@ -63,9 +64,7 @@ func DigestText(p []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256
 
 // Add adds a file, in chunks.
 func (w *Table) Add(t testing.TB, f TarFile) {
-	if f.Kind == 0 {
-		f.Kind = tar.TypeReg
-	}
+	f.Kind = cmp.Or(f.Kind, tar.TypeReg)
 	var head bytes.Buffer
 	require.NoError(t, tar.NewWriter(&head).WriteHeader(&tar.Header{Name: f.Name, Mode: 0o444,
 		Size: int64(len(f.Content)), Typeflag: f.Kind, Linkname: f.Link}))

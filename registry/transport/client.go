@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -122,9 +123,7 @@ func New(opt Options) (*Client, error) {
 	if opt.Warn == nil {
 		opt.Warn = func(string) {}
 	}
-	if opt.UserAgent == "" {
-		opt.UserAgent = "kubevirt-disk"
-	}
+	opt.UserAgent = cmp.Or(opt.UserAgent, "kubevirt-disk")
 	c := &Client{opt: opt, ready: make(map[string]*http.Client),
 		keychain: &keychain.Keychain{File: opt.Config, Own: opt.Own, Host: opt.OwnHost,
 			Warn: opt.Warn}}

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -184,9 +185,7 @@ type learned struct {
 func (l *learned) orFirst(got string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.digest == "" {
-		l.digest = got
-	}
+	l.digest = cmp.Or(l.digest, got)
 	return l.digest
 }
 

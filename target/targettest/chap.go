@@ -2,6 +2,7 @@ package targettest
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/md5"
 	"crypto/rand"
 	"crypto/sha1"
@@ -78,10 +79,7 @@ func splitList(s string) []string { return strings.Split(s, ",") }
 
 // run goes through the security stage with CHAP.
 func (a *CHAP) run(l *login, first Keys) error {
-	offer := a.Offer
-	if offer == "" {
-		offer = "5"
-	}
+	offer := cmp.Or(a.Offer, "5")
 	keys := append(first, Key{"AuthMethod", "CHAP"}, Key{"CHAP_A", offer})
 	r, err := l.do(LoginPDU{CSG: StageSecurity, NSG: StageOperational, Keys: keys})
 	if err != nil {

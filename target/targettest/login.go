@@ -1,6 +1,7 @@
 package targettest
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 
@@ -167,12 +168,8 @@ const (
 
 func (o *LoginOptions) identification() Keys {
 	name, target := o.Initiator, o.Target
-	if name == "" {
-		name = DefaultInitiator
-	}
-	if target == "" {
-		target = DefaultTarget
-	}
+	name = cmp.Or(name, DefaultInitiator)
+	target = cmp.Or(target, DefaultTarget)
 	keys := KV("InitiatorName", name)
 	if o.Discovery {
 		return append(keys, Key{"SessionType", "Discovery"})

@@ -1,6 +1,7 @@
 package targettest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -170,9 +171,7 @@ func (s *Session) TaskManagement(r pdu.TaskManagementRequest) (pdu.TMResponse, e
 func (s *Session) SendTaskManagement(r pdu.TaskManagementRequest) (tag uint32, err error) {
 	r.TaskTag = s.NewTag()
 	r.CmdSN, r.ExpStatSN = s.number(r.Immediate)
-	if r.RefTaskTag == 0 {
-		r.RefTaskTag = pdu.ReservedTag
-	}
+	r.RefTaskTag = cmp.Or(r.RefTaskTag, pdu.ReservedTag)
 	return r.TaskTag, s.Send(&r, nil)
 }
 

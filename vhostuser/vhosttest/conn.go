@@ -1,6 +1,7 @@
 package vhosttest
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -54,9 +55,7 @@ type Conn struct {
 
 // DialConn connects and sends nothing. The timeout is that of each message; 0: DefaultTimeout.
 func DialConn(path string, timeout time.Duration) (*Conn, error) {
-	if timeout == 0 {
-		timeout = DefaultTimeout
-	}
+	timeout = cmp.Or(timeout, DefaultTimeout)
 	nc, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return nil, err

@@ -19,6 +19,7 @@
 package vhosttest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -82,18 +83,10 @@ type Driver struct {
 
 // Dial connects to a back end, negotiates, shares the memory and starts the rings.
 func Dial(path string, o Options) (_ *Driver, err error) {
-	if o.Queues == 0 {
-		o.Queues = 1
-	}
-	if o.QueueSize == 0 {
-		o.QueueSize = 128
-	}
-	if o.Memory == 0 {
-		o.Memory = 64 << 20
-	}
-	if o.Timeout == 0 {
-		o.Timeout = DefaultTimeout
-	}
+	o.Queues = cmp.Or(o.Queues, 1)
+	o.QueueSize = cmp.Or(o.QueueSize, 128)
+	o.Memory = cmp.Or(o.Memory, 64<<20)
+	o.Timeout = cmp.Or(o.Timeout, DefaultTimeout)
 	if o.Regions == nil {
 		o.Regions = []RegionOptions{{Addr: regionAddr, Size: o.Memory, Unsealed: o.Unsealed}}
 	}

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -49,9 +50,7 @@ const (
 // upload.
 func (c *Client) Upload(ctx context.Context, name string, from io.ReaderAt, size int64,
 	opt UploadOptions) (api.Volume, error) {
-	if opt.Timeout == 0 {
-		opt.Timeout = defaultTimeout
-	}
+	opt.Timeout = cmp.Or(opt.Timeout, defaultTimeout)
 	if opt.Sent == nil {
 		opt.Sent = func(int64) {}
 	}

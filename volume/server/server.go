@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -61,9 +62,7 @@ const (
 // New makes a server. It reads the files of opt.Access, and returns an error if they cannot be
 // used.
 func New(opt Options) (*Server, error) {
-	if opt.Log == nil {
-		opt.Log = zap.NewNop()
-	}
+	opt.Log = cmp.Or(opt.Log, zap.NewNop())
 	a, err := newAccess(opt.Access, opt.Log)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package upload
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -20,10 +21,7 @@ var codes = map[int]api.Code{
 
 // refusal makes the answer to a refused request.
 func refusal(status int, format string, args ...any) *api.Error {
-	code := codes[status]
-	if code == "" {
-		code = api.CodeInvalid
-	}
+	code := cmp.Or(codes[status], api.CodeInvalid)
 	return &api.Error{Code: code, Status: status, Message: fmt.Sprintf(format, args...)}
 }
 

@@ -1,6 +1,7 @@
 package upload
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"io"
@@ -70,9 +71,7 @@ type Handler struct {
 
 // New makes a Handler.
 func New(opt Options) *Handler {
-	if opt.Log == nil {
-		opt.Log = zap.NewNop()
-	}
+	opt.Log = cmp.Or(opt.Log, zap.NewNop())
 	return &Handler{opt: opt, log: opt.Log, slots: slots{all: map[string]*slot{}},
 		timeout: lingerTime}
 }

@@ -2,6 +2,7 @@ package sourcetest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,9 +48,7 @@ var _ image.Source = (*Far)(nil)
 
 // New makes a source that can be reached.
 func New(content []byte, opt Options) *Far {
-	if opt.Parallel == 0 {
-		opt.Parallel = 8
-	}
+	opt.Parallel = cmp.Or(opt.Parallel, 8)
 	reach := make(chan struct{})
 	close(reach)
 	return &Far{content: bytes.NewReader(content), opt: opt, reach: reach}

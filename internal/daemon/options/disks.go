@@ -1,6 +1,7 @@
 package options
 
 import (
+	"cmp"
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
@@ -40,12 +41,8 @@ type DiskSettings struct {
 
 // Resolved fills in defaults, and values that follow from other settings.
 func (s DiskSettings) Resolved() DiskSettings {
-	if s.CopyMode == "" {
-		s.CopyMode = instance.CopyClone
-	}
-	if s.AccessMode == "" {
-		s.AccessMode = serving.AccessWriteExclusive
-	}
+	s.CopyMode = cmp.Or(s.CopyMode, instance.CopyClone)
+	s.AccessMode = cmp.Or(s.AccessMode, serving.AccessWriteExclusive)
 	s.ReadOnly = s.ReadOnly || s.AccessMode == serving.AccessReadShared
 	return s
 }

@@ -210,11 +210,7 @@ func (o *Options) Resolve() error {
 	case (references > 0 || o.Volumes != nil) && o.Streams.CacheDir == "":
 		return errors.New("there is no directory for what is fetched from registries")
 	}
-	if o.TargetName == "" {
-		o.TargetName = target.DefaultTargetName
-	}
-	if o.Log == nil {
-		o.Log = zap.NewNop()
-	}
+	o.TargetName = cmp.Or(o.TargetName, target.DefaultTargetName)
+	o.Log = cmp.Or(o.Log, zap.NewNop())
 	return nil
 }

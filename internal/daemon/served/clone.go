@@ -1,6 +1,7 @@
 package served
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -33,9 +34,7 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 		return nil, &instance.SnapshotError{Disk: source, Name: snapshot, Reason: "the disk dies " +
 			"with the daemon, and a clone of it would not: use a disk that is kept"}
 	}
-	if what.BlockSize == 0 {
-		what.BlockSize = inst.BlockSize
-	}
+	what.BlockSize = cmp.Or(what.BlockSize, inst.BlockSize)
 	if what.BlockSize != inst.BlockSize && !what.BlockSizeKnown {
 		return nil, &instance.BlockSizeError{Image: what.Name, Asked: what.BlockSize,
 			Reason: fmt.Sprintf("the disk %q, which it is cloned from, has blocks of %d bytes",

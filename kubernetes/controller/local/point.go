@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -118,10 +119,7 @@ func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
 	}
 	id.Status.Move = nil
 	id.Status.NodeName = m.To
-	from := m.From
-	if from == "" {
-		from = "its former node"
-	}
+	from := cmp.Or(m.From, "its former node")
 	return stays(v1alpha1.ReasonMoved, "the disk was moved from %s to %s", from, m.To), nil
 }
 

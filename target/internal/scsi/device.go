@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"sync"
@@ -80,18 +81,10 @@ type unit struct {
 // New checks the options and makes the device, which has no unit yet. Its initiators use the disks
 // that Take is called for.
 func New(opt Options, disks *serving.Disks) (*Device, error) {
-	if opt.Vendor == "" {
-		opt.Vendor = "KUBEVIRT"
-	}
-	if opt.Product == "" {
-		opt.Product = "DISK"
-	}
-	if opt.Revision == "" {
-		opt.Revision = "1"
-	}
-	if opt.Log == nil {
-		opt.Log = zap.NewNop()
-	}
+	opt.Vendor = cmp.Or(opt.Vendor, "KUBEVIRT")
+	opt.Product = cmp.Or(opt.Product, "DISK")
+	opt.Revision = cmp.Or(opt.Revision, "1")
+	opt.Log = cmp.Or(opt.Log, zap.NewNop())
 	for _, f := range []struct {
 		what, value string
 		limit       int

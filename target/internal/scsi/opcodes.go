@@ -397,9 +397,7 @@ func indexCommands(commands []command) *opcodeTable {
 		if c.usage == nil {
 			c.usage = addressed(c.layout, 0)
 		}
-		if c.timeout == 0 {
-			c.timeout = moves
-		}
+		c.timeout = cmp.Or(c.timeout, moves)
 		c.usage[0] = c.opcode
 		// The transport pads a CDB to 16 bytes. Ignore what lies beyond its length.
 		mask := [16]byte{0xff}
