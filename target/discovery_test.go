@@ -45,7 +45,7 @@ func TestSendTargets(t *testing.T) {
 		sess.MustGood(t, TestUnitReady(1))
 	})
 	t.Run("13.8/every portal, IPv6 in brackets", func(t *testing.T) {
-		s := start(t, func(o *options) { o.PortalGroupTag = 3 })
+		s := start(t)
 		second, err := net.Listen("tcp", "[::1]:0")
 		if err != nil {
 			t.Skip("this machine has no IPv6")
@@ -58,12 +58,12 @@ func TestSendTargets(t *testing.T) {
 			got = testtool.Must(sess.Text(KV("SendTargets", "All")))(t)
 			return len(got) == 3
 		}, "the second portal shows")
-		require.Equal(t, KV("TargetName", DefaultTarget, "TargetAddress", s.addr.String()+",3",
-			"TargetAddress", second.Addr().String()+",3"), got)
+		require.Equal(t, KV("TargetName", DefaultTarget, "TargetAddress", s.addr.String()+",1",
+			"TargetAddress", second.Addr().String()+",1"), got)
 		require.True(t, strings.HasPrefix(got[2].Value, "[::1]:"))
 		sess := MustLogin(t, second.Addr(), LoginOptions{}, 1)
 		got = testtool.Must(sess.Text(KV("SendTargets", "")))(t)
-		require.Equal(t, second.Addr().String()+",3", got.Get("TargetAddress"),
+		require.Equal(t, second.Addr().String()+",1", got.Get("TargetAddress"),
 			"the portal of the connection comes first")
 	})
 	t.Run("App. C/no portal: that of the connection", func(t *testing.T) {

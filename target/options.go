@@ -17,9 +17,7 @@ const DefaultTargetName = "iqn.2017-01.io.kubevirt:wrapper"
 
 // Options configure a Server. The zero value of every field but Disks works.
 type Options struct {
-	TargetName     string // iSCSI name; default DefaultTargetName
-	Alias          string // TargetAlias shown to initiators; default none
-	PortalGroupTag uint16 // default 1
+	TargetName string // iSCSI name; default DefaultTargetName
 
 	// HidePortals says that initiators reach the listeners at other addresses than these have. Then
 	// SendTargets names no address, and an initiator logs in where it has asked.
@@ -31,9 +29,6 @@ type Options struct {
 
 	Auth *chap.Authenticator // nil: initiators need not authenticate
 	Log  *zap.Logger         // nil: no log
-
-	// Vendor, Product and Revision appear in INQUIRY: at most 8, 16 and 4 ASCII characters.
-	Vendor, Product, Revision string
 
 	Limits Limits
 }
@@ -91,11 +86,7 @@ func orDefault[T int | time.Duration](v *T, def T) error {
 // resolve fills in defaults and refuses contradictions. New calls it once.
 func (o *Options) resolve() error {
 	o.TargetName = cmp.Or(o.TargetName, DefaultTargetName)
-	o.PortalGroupTag = cmp.Or(o.PortalGroupTag, 1)
 	o.Log = cmp.Or(o.Log, zap.NewNop())
-	o.Vendor = cmp.Or(o.Vendor, "KUBEVIRT")
-	o.Product = cmp.Or(o.Product, "DISK")
-	o.Revision = cmp.Or(o.Revision, "1")
 	if o.Disks == nil {
 		return errors.New("a target needs the disks that it serves")
 	}

@@ -61,9 +61,7 @@ func New(opt Options) (*Server, error) {
 		return nil, fmt.Errorf("target: %w", err)
 	}
 	s := &Server{}
-	device, err := scsi.New(scsi.Options{Vendor: opt.Vendor, Product: opt.Product,
-		Revision:   opt.Revision,
-		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log,
+	device, err := scsi.New(scsi.Options{TargetName: opt.TargetName, Log: opt.Log,
 		Abort: s.abortFenced}, opt.Disks)
 	if err != nil {
 		return nil, fmt.Errorf("target: %w", err)
@@ -73,9 +71,8 @@ func New(opt Options) (*Server, error) {
 		log:    opt.Log,
 		device: device,
 		pool:   opt.Disks.Memory,
-		login: login.Config{TargetName: opt.TargetName, TargetAlias: opt.Alias,
-			PortalGroupTag: opt.PortalGroupTag,
-			Auth:           opt.Auth},
+		login: login.Config{TargetName: opt.TargetName, PortalGroupTag: scsi.PortalGroup,
+			Auth: opt.Auth},
 		start:     time.Now(),
 		sessions:  make(map[sessionKey]*session),
 		discovery: make(map[*session]struct{}),

@@ -22,7 +22,7 @@ func TestOptions(t *testing.T) {
 		opt        options
 	}{
 		{"LUN 0", "LUN 0: a LUN number is 1 to 16383", options{LUNs: []serving.Options{zero}}},
-		{"long vendor", "vendor", options{Options: target.Options{Vendor: "123456789"}}},
+		{"name of two lines", "target name", options{Options: target.Options{TargetName: "a\nb"}}},
 		{"sessions without a handle", "handles for 65535 sessions",
 			limits(target.Limits{MaxConnections: 65536})},
 		{"negative limit", "CommandWindow", limits(target.Limits{CommandWindow: -1})},

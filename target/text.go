@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/disk/target/internal/login"
 	"kubevirt.io/disk/target/internal/pdu"
+	"kubevirt.io/disk/target/internal/scsi"
 )
 
 // maxTextKeys is how many bytes of text an initiator may send in one negotiation.
@@ -188,8 +189,7 @@ func (c *conn) sendTargets(out []byte, what string) []byte {
 		return out
 	}
 	for _, portal := range c.portals() {
-		out = login.AppendPair(out, "TargetAddress",
-			portal+","+strconv.Itoa(int(c.srv.opt.PortalGroupTag)))
+		out = login.AppendPair(out, "TargetAddress", portal+","+strconv.Itoa(scsi.PortalGroup))
 	}
 	return out
 }

@@ -77,7 +77,6 @@ const (
 // Config is common to all logins of a target. It must not change while it is in use.
 type Config struct {
 	TargetName     string // the only target that a normal session can log in to
-	TargetAlias    string // declared in normal sessions; "": none
 	PortalGroupTag uint16
 	Auth           *chap.Authenticator // nil: initiators need not authenticate
 }

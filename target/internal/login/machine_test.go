@@ -11,14 +11,13 @@ import (
 
 func TestLoginWithoutAuthentication(t *testing.T) {
 	cfg := openConfig()
-	cfg.TargetAlias, cfg.PortalGroupTag = "the disk", 7
+	cfg.PortalGroupTag = 7
 	i := newInitiator(t, cfg)
 	resp, keys := i.ok(SecurityNegotiation, OperationalNegotiation, true,
 		normal("InitiatorAlias=my \x07host", "AuthMethod=CHAP,None"))
 	require.True(t, resp.Transit)
 	require.Equal(t, OperationalNegotiation, resp.NSG)
-	require.Equal(t, map[string]string{"TargetPortalGroupTag": "7", "TargetAlias": "the disk",
-		"AuthMethod": "None"}, keys)
+	require.Equal(t, map[string]string{"TargetPortalGroupTag": "7", "AuthMethod": "None"}, keys)
 	require.False(t, i.m.Done())
 	resp, keys = i.ok(OperationalNegotiation, FullFeature, true,
 		text("HeaderDigest=CRC32C,None", "DataDigest=None", "InitialR2T=No",
@@ -46,9 +45,7 @@ func TestLoginWithoutAuthentication(t *testing.T) {
 }
 
 func TestDiscoverySession(t *testing.T) {
-	cfg := openConfig()
-	cfg.TargetAlias = "the disk"
-	i := newInitiator(t, cfg)
+	i := newInitiator(t, openConfig())
 	resp, keys := i.ok(OperationalNegotiation, FullFeature, true, discovery())
 	require.True(t, resp.Transit)
 	require.Equal(t, map[string]string{"TargetPortalGroupTag": "1",

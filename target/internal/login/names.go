@@ -61,9 +61,6 @@ func (m *Machine) open(pairs []Pair) *refusal {
 	}
 	// Sent in all session types (RFC 7143 6.3.1).
 	m.out = AppendPair(m.out, keyTargetPortalGroupTag, strconv.Itoa(int(m.cfg.PortalGroupTag)))
-	if m.cfg.TargetAlias != "" && !m.neg.discovery {
-		m.out = AppendPair(m.out, keyTargetAlias, m.cfg.TargetAlias)
-	}
 	return nil
 }
 

@@ -38,7 +38,7 @@ func newCopyBench(t testing.TB, change ...func(one, two *LUN)) *copyBench {
 		c(&luns[0], &luns[1])
 	}
 	var err error
-	b.d, err = NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper", PortalGroupTag: 1},
+	b.d, err = NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper"},
 		luns)
 	require.NoError(t, err)
 	b.nexus = b.attach("iqn.a", 0)

@@ -12,15 +12,20 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
+// What INQUIRY tells of the device: at most 8, 16 and 4 characters.
+const (
+	vendor   = "KUBEVIRT"
+	product  = "DISK"
+	revision = "1"
+)
+
+// PortalGroup is the number of our only target port group.
+const PortalGroup = 1
+
 // Options describe the target device. The zero value works.
 type Options struct {
-	Vendor   string // at most 8 characters; default "KUBEVIRT"
-	Product  string // at most 16 characters; default "DISK"
-	Revision string // at most 4 characters; default "1"
-
-	TargetName     string // SCSI name string of the target device; empty: none is reported
-	PortalGroupTag uint16 // number of the target port group
-	Log            *zap.Logger
+	TargetName string // SCSI name string of the target device; empty: none is reported
+	Log        *zap.Logger
 
 	// Abort ends the commands of these nexuses for which meant returns true, without an answer. It
 	// calls Task.Abort for each one that executes and does not wait. Nil: the transport has no
@@ -81,19 +86,10 @@ type unit struct {
 // New checks the options and makes the device, which has no unit yet. Its initiators use the disks
 // that Take is called for.
 func New(opt Options, disks *serving.Disks) (*Device, error) {
-	opt.Vendor = cmp.Or(opt.Vendor, "KUBEVIRT")
-	opt.Product = cmp.Or(opt.Product, "DISK")
-	opt.Revision = cmp.Or(opt.Revision, "1")
 	opt.Log = cmp.Or(opt.Log, zap.NewNop())
-	for _, f := range []struct {
-		what, value string
-		limit       int
-	}{{"vendor", opt.Vendor, 8}, {"product", opt.Product, 16}, {"revision", opt.Revision, 4},
-		{"target name", opt.TargetName, 223}} {
-		if len(f.value) > f.limit || !printable(f.value) {
-			return nil, fmt.Errorf("%s %q must be at most %d printable ASCII characters", f.what,
-				f.value, f.limit)
-		}
+	if len(opt.TargetName) > 223 || !printable(opt.TargetName) {
+		return nil, fmt.Errorf("target name %q must be at most 223 printable ASCII characters",
+			opt.TargetName)
 	}
 	d := &Device{
 		opt:     opt,

@@ -47,7 +47,6 @@ func prepareInquiry(t *Task) error {
 		return invalidField(2, 7) // a page code without EVPD
 	}
 	t.probed(allocation)
-	opt := &t.dev.opt
 	var b [inquiryLen]byte
 	b[0] = t.peripheral()
 	if t.unit != nil {
@@ -60,9 +59,9 @@ func prepareInquiry(t *Task) error {
 		b[5] |= 0x08 // 3PC: EXTENDED COPY
 	}
 	b[7] = 0x02 // CMDQUE
-	putPadded(b[8:16], opt.Vendor)
-	putPadded(b[16:32], opt.Product)
-	putPadded(b[32:36], opt.Revision)
+	putPadded(b[8:16], vendor)
+	putPadded(b[16:32], product)
+	putPadded(b[32:36], revision)
 	for i, v := range versionDescriptors {
 		binary.BigEndian.PutUint16(b[58+2*i:], v)
 	}

@@ -22,9 +22,7 @@ func prepareReportPortGroups(t *Task) error {
 	default:
 		return invalidField(1, 7)
 	}
-	group := t.dev.opt.PortalGroupTag
-	t.data = append(t.data, accessOptimized, supportsActive, byte(group>>8), byte(group), 0, 0, 0,
-		1)
+	t.data = append(t.data, accessOptimized, supportsActive, 0, PortalGroup, 0, 0, 0, 1)
 	t.data = append(t.data, 0, 0, 0, relativePort)
 	binary.BigEndian.PutUint32(t.data, uint32(len(t.data)-4))
 	t.reply(binary.BigEndian.Uint32(t.CDB[6:]))

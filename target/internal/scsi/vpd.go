@@ -104,20 +104,20 @@ func appendIdentification(t *Task, b []byte) []byte {
 	if t.unit != nil {
 		id := &t.unit.Identity
 		b = appendDesignator(b, codeSetBinary, ofUnit|designatorNAA, id.NAA[:])
-		var vendor [24]byte
-		putPadded(vendor[:8], opt.Vendor)
-		putPadded(vendor[8:], opt.Product)
+		var maker [24]byte
+		putPadded(maker[:8], vendor)
+		putPadded(maker[8:], product)
 		b = appendDesignator(b, codeSetASCII, ofUnit|designatorT10Vendor,
-			append(vendor[:], id.Serial...))
+			append(maker[:], id.Serial...))
 		b = appendDesignator(b, codeSetUTF8, ofUnit|designatorSCSIName,
 			nameString(fmt.Sprintf("naa.%X", id.NAA)))
 	}
 	b = appendDesignator(b, protocolISCSI|codeSetBinary, ofPort|designatorRelativePort,
 		[]byte{0, 0, 0, relativePort})
-	group := binary.BigEndian.AppendUint16([]byte{0, 0}, opt.PortalGroupTag)
-	b = appendDesignator(b, protocolISCSI|codeSetBinary, ofPort|designatorPortGroup, group)
+	b = appendDesignator(b, protocolISCSI|codeSetBinary, ofPort|designatorPortGroup,
+		[]byte{0, 0, 0, PortalGroup})
 	if opt.TargetName != "" {
-		port := fmt.Sprintf("%s,t,0x%04x", opt.TargetName, opt.PortalGroupTag)
+		port := fmt.Sprintf("%s,t,0x%04x", opt.TargetName, PortalGroup)
 		b = appendDesignator(b, protocolISCSI|codeSetUTF8, ofPort|designatorSCSIName,
 			nameString(port))
 		b = appendDesignator(b, protocolISCSI|codeSetUTF8, ofDevice|designatorSCSIName,
