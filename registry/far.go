@@ -266,11 +266,7 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 		}
 		wait := max(pause, min(transport.WaitFor(err), maxRetryAfter))
 		f.again(err, "a read waits", wait)
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if transport.PauseFor(ctx, wait) != nil {
 			return n, fmt.Errorf("%w: %w", disk.ErrNotNow, err)
 		}
 	}

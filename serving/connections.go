@@ -246,10 +246,8 @@ func (cs *Connections[C]) Wait(c *Conn) error {
 	}
 	cs.rules.Log.Debug("a connection is held up: its peer has failed several times",
 		zap.String("remote", c.Remote()), zap.Duration("delay", delay))
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(delay):
 		return nil
 	case <-c.gone:
 		return net.ErrClosed

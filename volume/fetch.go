@@ -51,12 +51,10 @@ func (m *Manager) fetch(ctx context.Context, v *volume, timeout time.Duration) e
 		defer close(f.done)
 		f.opened, f.err = m.opt.Disks.Open(fetchCtx, want)
 	})
-	wait := time.NewTimer(timeout)
-	defer wait.Stop()
 	select {
 	case <-f.done:
 		return m.endFetch(v, f)
-	case <-wait.C:
+	case <-time.After(timeout):
 	case <-ctx.Done():
 	}
 	m.work.Go(func() { m.awaitFetch(v, f) })

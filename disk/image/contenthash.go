@@ -133,15 +133,11 @@ func (c *Hash) offersFor() time.Duration {
 // waitForOffers returns when there are no more offers, or with ctx's error if ctx ends first.
 func (c *Hash) waitForOffers(ctx context.Context) error {
 	for d := c.offersFor(); d > 0; d = c.offersFor() {
-		timer := time.NewTimer(d)
 		select {
-		case <-timer.C:
+		case <-time.After(d):
 		case <-c.noMore:
 		case <-ctx.Done():
-		}
-		timer.Stop()
-		if ctx.Err() != nil {
-			break
+			return ctx.Err()
 		}
 	}
 	return ctx.Err()

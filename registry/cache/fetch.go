@@ -166,11 +166,9 @@ func (b *Blob) await(ctx context.Context, seg *segment, number, i int64, p []byt
 			// that hangs.
 			return func() {}, false
 		}
-		timer := time.NewTimer(look)
 		select {
-		case <-timer.C:
+		case <-time.After(look):
 		case <-ctx.Done():
-			timer.Stop()
 			return func() {}, false
 		}
 	}

@@ -334,10 +334,8 @@ func WaitFor(err error) time.Duration {
 
 // PauseFor waits, or returns the error of ctx if that ends first.
 func PauseFor(ctx context.Context, pause time.Duration) error {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(pause):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

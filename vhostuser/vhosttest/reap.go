@@ -36,12 +36,10 @@ func (p *Pending) Done() <-chan struct{} { return p.done }
 
 // Wait waits for the device, and returns how many bytes it says it wrote.
 func (p *Pending) Wait() (written uint32, err error) {
-	timer := time.NewTimer(p.q.d.o.Timeout)
-	defer timer.Stop()
 	select {
 	case <-p.done:
 		return p.written, p.err
-	case <-timer.C:
+	case <-time.After(p.q.d.o.Timeout):
 		return 0, fmt.Errorf("%w: queue %d, head %d", ErrTimeout, p.q.Index, p.heads[0])
 	}
 }

@@ -101,11 +101,9 @@ const (
 func (c *Client) Provide(ctx context.Context, name string, spec api.Spec) (api.Volume, error) {
 	v, err := c.Put(ctx, name, spec)
 	for pause := firstPause; err == nil && v.Info.State == api.StateFilling; {
-		timer := time.NewTimer(pause)
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
-			timer.Stop()
 			return v, fmt.Errorf("volume %q gets its image: %w", name, context.Cause(ctx))
 		}
 		pause = min(2*pause, lastPause)

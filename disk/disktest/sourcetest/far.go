@@ -128,11 +128,9 @@ func (f *Far) begin() (reach <-chan struct{}) {
 }
 
 func (f *Far) wait(ctx context.Context, reach <-chan struct{}, begin, end int64) error {
-	timer := time.NewTimer(f.opt.Delay)
-	defer timer.Stop()
 	late := fmt.Errorf("the source is out of reach: %w", disk.ErrNotNow)
 	select {
-	case <-timer.C:
+	case <-time.After(f.opt.Delay):
 	case <-ctx.Done():
 		return late
 	}

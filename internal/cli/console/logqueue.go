@@ -72,12 +72,10 @@ func (q *Queue) put(e queued) bool {
 	if q.stuck.Load() {
 		return false
 	}
-	timeout := time.NewTimer(q.timeout)
-	defer timeout.Stop()
 	select {
 	case q.entries <- e:
 		return true
-	case <-timeout.C:
+	case <-time.After(q.timeout):
 		q.stuck.Store(true)
 		return false
 	}
@@ -89,11 +87,9 @@ func (q *Queue) Sync() error {
 	if !q.put(mark) {
 		return nil
 	}
-	timeout := time.NewTimer(q.timeout)
-	defer timeout.Stop()
 	select {
 	case <-mark.done:
-	case <-timeout.C:
+	case <-time.After(q.timeout):
 	}
 	return nil
 }
