@@ -151,7 +151,7 @@ func (r *File) foreign() string {
 		return "a directory"
 	case !info.Mode().IsRegular():
 		return "something that is not a regular file"
-	case lockedByDaemon(r.Path):
+	case errors.Is(tryLock(r.Path), unix.EWOULDBLOCK):
 		return "the file of another running daemon"
 	}
 	if f, err := openUnlinked(r.Path); err == nil {
@@ -164,26 +164,18 @@ func (r *File) foreign() string {
 	return "a file with other content"
 }
 
-// lockedByDaemon reports whether the daemon that made a file is running. On a file system without
-// locks it returns false.
-func lockedByDaemon(path string) bool {
-	f, err := openUnlinked(path)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return errors.Is(flock.Lock(f, unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
-}
-
 // Left reports whether the daemon that made the file at a path has ended without removing it. On a
 // file system without locks it returns false.
-func Left(path string) bool {
+func Left(path string) bool { return tryLock(path) == nil }
+
+// tryLock locks the file at a path for a moment. EWOULDBLOCK: the daemon that made it is running.
+func tryLock(path string) error {
 	f, err := openUnlinked(path)
 	if err != nil {
-		return false
+		return err
 	}
 	defer f.Close()
-	return flock.Lock(f, unix.LOCK_SH|unix.LOCK_NB) == nil
+	return flock.Lock(f, unix.LOCK_SH|unix.LOCK_NB)
 }
 
 // openUnlinked opens a file that was a regular file a moment ago. If a link or a pipe has replaced
