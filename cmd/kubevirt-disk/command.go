@@ -227,7 +227,7 @@ func variablesOf(now *status.Status, user string) map[string]string {
 			end = fmt.Sprint(i + 1)
 		}
 		if len(now.Portals) > 0 {
-			vars[varISCSI+end] = iscsiURI(now, user, l.LUN)
+			vars[varISCSI+end] = daemon.ISCSIURI(now, user, l.LUN)
 		}
 		if len(now.NBDPortals) > 0 {
 			vars[varNBD+end] = daemon.NBDURI(now, now.NBDPortals[0], l.Image)

@@ -212,7 +212,7 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 		if len(run.words) > 0 {
 			s.attend = func() {
 				now := d.Status()
-				run.run(a, &now, cfg.chapUser())
+				run.run(a, &now, cfg.CHAP.Initiator.Username)
 			}
 		}
 		err = s.run(ctx)

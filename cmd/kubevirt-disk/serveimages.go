@@ -16,7 +16,6 @@ import (
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
-	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/status"
 )
 
@@ -135,8 +134,7 @@ func (s *served) guide(background bool) string {
 	now := s.daemon.Status()
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	user, password := s.cfg.chapUser(), "without a password, which CHAP_USERNAME and "+
-		"CHAP_PASSWORD would set"
+	password := "without a password, which CHAP_USERNAME and CHAP_PASSWORD would set"
 	if s.cfg.CHAP.Enabled() {
 		password = "with CHAP: let the clients read the password from LIBISCSI_CHAP_PASSWORD"
 	}
@@ -160,7 +158,7 @@ func (s *served) guide(background bool) string {
 		say("By vhost-user:\n\n  kubevirt-disk xml --vhost-user %s\n", at)
 	}
 	if len(now.Portals) > 0 {
-		s.guideISCSI(say, &now, user)
+		s.guideISCSI(say, &now)
 	}
 	if at := s.daemon.PagesAddress(); at != "" {
 		say("\nPage: http://%s/ (for programs: http://%[1]s/status)", options.Reachable(at))
@@ -173,28 +171,13 @@ func (s *served) guide(background bool) string {
 	return console.Harmless(b.String())
 }
 
-// iscsiURI is how libiscsi's clients name a LUN. user is the name for CHAP and an @, or "".
-// The password is in no URI.
-func iscsiURI(now *status.Status, user string, lun uint16) string {
-	return fmt.Sprintf("iscsi://%s%s/%s", user, options.Reachable(now.Portals[0]),
-		libvirt.SourceName(now.TargetName, int(lun)))
-}
-
-// chapUser is the name for CHAP in a URI, or "".
-func (c *config) chapUser() string {
-	if !c.CHAP.Enabled() {
-		return ""
-	}
-	return c.CHAP.Initiator.Username + "@"
-}
-
 // guideISCSI tells how to log in.
-func (s *served) guideISCSI(say func(string, ...any), now *status.Status, user string) {
-	portal := options.Reachable(now.Portals[0])
-	disk := iscsiURI(now, user, now.LUNs[0].LUN)
+func (s *served) guideISCSI(say func(string, ...any), now *status.Status) {
+	portal, user := options.Reachable(now.Portals[0]), s.cfg.CHAP.Initiator.Username
+	disk := daemon.ISCSIURI(now, user, now.LUNs[0].LUN)
 	say("Log in from another terminal:\n")
 	if !s.cfg.BehindNAT { // a discovery names no address then, and iscsi-ls lists nothing
-		say("  iscsi-ls -s iscsi://%s%s", user, portal)
+		say("  iscsi-ls -s %s", daemon.ISCSIURI(now, user, 0))
 	}
 	say("  qemu-io -r -f raw -c 'read -v 0 512' %s", disk)
 	say("  qemu-img convert -O raw %s copy.raw", disk)

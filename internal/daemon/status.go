@@ -148,7 +148,7 @@ func (d *Daemon) announce() {
 	d.disks.Announce()
 	password, user := "", ""
 	if d.opt.CHAP.Enabled() {
-		password, user = "LIBISCSI_CHAP_PASSWORD=... ", "USERNAME@"
+		password, user = "LIBISCSI_CHAP_PASSWORD=... ", "USERNAME"
 	}
 	if len(s.Portals)+len(s.NBDPortals) == 0 {
 		d.log.Info("ready", zap.String("vhost_user", d.opt.VhostUserDir),
@@ -161,11 +161,9 @@ func (d *Daemon) announce() {
 			zap.String("try", "nbdinfo --list "+NBDURI(&s, s.NBDPortals[0], "")))
 		return
 	}
-	at := "iscsi://" + user + options.Reachable(s.Portals[0])
-	try := password + "iscsi-ls -s " + at
+	try := password + "iscsi-ls -s " + ISCSIURI(&s, user, 0)
 	if d.opt.BehindNAT && len(s.LUNs) > 0 { // iscsi-ls would list nothing
-		try = password + "qemu-img info " + at + "/" +
-			libvirt.SourceName(s.TargetName, int(s.LUNs[0].LUN))
+		try = password + "qemu-img info " + ISCSIURI(&s, user, s.LUNs[0].LUN)
 	}
 	d.log.Info("ready", zap.String("target", s.TargetName), zap.Strings("portals", s.Portals),
 		zap.String("authentication", s.Authentication),
@@ -181,6 +179,19 @@ func (d *Daemon) announce() {
 			"disks: "+d.opt.Setting(&d.opt.CHAP).String()+" let others log in",
 			zap.Strings("portals", s.Portals))
 	}
+}
+
+// ISCSIURI is how libiscsi's clients on this machine name a LUN at the first portal, or with 0 the
+// portal. user is the name for CHAP, or "". The password is in no URI.
+func ISCSIURI(s *status.Status, user string, lun uint16) string {
+	if user != "" {
+		user += "@"
+	}
+	uri := "iscsi://" + user + options.Reachable(s.Portals[0])
+	if lun == 0 {
+		return uri
+	}
+	return uri + "/" + libvirt.SourceName(s.TargetName, int(lun))
 }
 
 // NBDURI is the URI of an export at a portal of NBD, for a client on this machine.
