@@ -239,6 +239,11 @@ func TestFirstRequest(t *testing.T) {
 	var status *transport.StatusError
 	require.ErrorAs(t, resolve(), &status)
 	require.Equal(t, http.StatusUnauthorized, status.Status)
+	require.Equal(t, 8, l.Requests(""), "a wrong password is sent twice: registries lock accounts")
+	l.Token = true
+	require.ErrorAs(t, resolve(), &status)
+	require.Equal(t, http.StatusUnauthorized, status.Status)
+	require.Equal(t, 2, l.Requests("/token"), "also to a token server")
 }
 
 // TestStreamWithoutTables opens an image as it was pushed before the index had tables: they are

@@ -45,6 +45,7 @@ type StatusError struct {
 
 	away  bool          // the answer came from where the registry redirected us
 	known bool          // the request had a credential
+	basic bool          // which was a password, and no token
 	after time.Duration // how long to wait before the next try; 0: the registry does not say
 }
 
@@ -152,14 +153,16 @@ func (t *tries) again(ctx context.Context, err error) error {
 	var status *StatusError
 	if errors.As(err, &status) {
 		switch s := status.Status; {
-		case s == http.StatusUnauthorized, status.away && status.passes():
+		case s == http.StatusUnauthorized && !status.basic, status.away && status.passes():
 			// A token or a signed address has expired: ask for new ones.
 			if t.refused++; t.refused > maxRefused {
 				return err
 			}
 			t.endpoint.forget()
-		case s == http.StatusForbidden && status.known && !t.renewed:
-			// For some registries that is an expired token, too.
+		case (s == http.StatusUnauthorized || s == http.StatusForbidden && status.known) &&
+			!t.renewed:
+			// The password may have been replaced. It is tried once more and not again, because
+			// registries lock accounts. For some of them 403 is an expired token, too.
 			t.renewed = true
 			t.endpoint.forget()
 		case s == http.StatusTooManyRequests, s == http.StatusRequestTimeout, s >= 500:
@@ -260,6 +263,7 @@ func (e *endpoint) statusError(res *http.Response) *StatusError {
 	if res.Request != nil {
 		s.Host, s.Method = res.Request.URL.Host, res.Request.Method
 		s.away = res.Request.Response != nil // which has redirected us
+		_, _, s.basic = res.Request.BasicAuth()
 		s.known = res.Request.Header.Get("Authorization") != ""
 	}
 	body, _ := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
@@ -299,7 +303,7 @@ func retryAfter(value string, now time.Time) time.Duration {
 // explain turns the errors of the library and of the network into one kind.
 func explain(err error) error {
 	if answered, ok := errors.AsType[*transport.Error](err); ok {
-		s := &StatusError{Status: answered.StatusCode}
+		s := &StatusError{Status: answered.StatusCode, basic: true} // a token server got it
 		if answered.Request != nil {
 			s.Host, s.Method = answered.Request.URL.Host, answered.Request.Method
 		}
