@@ -17,6 +17,8 @@ type Reporter struct {
 
 	began     time.Time
 	lastShown int
+	moved     int64      // bytes, when they last became more
+	movedAt   time.Time  // when that was
 	lines     sync.Mutex // one line at a time
 }
 
@@ -110,12 +112,22 @@ func (r *Reporter) finish(p Progress, err error) {
 	}
 }
 
+// stalled is after how long without a byte nobody can say how much time is left.
+const stalled = 5 * time.Second
+
 // pace returns the speed so far, and the time that is left at that speed.
 func (r *Reporter) pace(p Progress) string {
 	done, total := p.Data()
-	took := r.now().Sub(r.began)
-	if done <= 0 || took <= 0 {
+	now := r.now()
+	if done != r.moved {
+		r.moved, r.movedAt = done, now
+	}
+	took, since := now.Sub(r.began), now.Sub(r.movedAt)
+	switch {
+	case done <= 0 || took <= 0:
 		return "-"
+	case since >= stalled:
+		return fmt.Sprintf("nothing for %s", since.Round(time.Second))
 	}
 	left := time.Duration(float64(took) / float64(done) * float64(total-done))
 	return fmt.Sprintf("%s, %s left", rate(done, took), left.Round(time.Second))

@@ -60,6 +60,23 @@ func TestProgressAsABar(t *testing.T) {
 	require.Equal(t, "\r\x1b[Ka.qcow2: 100 MiB, of them 80 MiB data, in 4s, 20 MiB/s\n", b.String())
 }
 
+func TestProgressThatStandsStill(t *testing.T) {
+	var b bytes.Buffer
+	r := NewReporter(&b, true, "a.qcow2")
+	p := &steps{done: 49, total: 100, data: 49 << 20, dataTotal: 100 << 20}
+	for second, want := range []string{1: "49 MiB/s, 1s left", 5: "10 MiB/s, 5s left",
+		6: "nothing for 5s", 7: "nothing for 6s"} {
+		b.Reset()
+		if atSecond(r, second); second > 0 {
+			r.show(p)
+			require.Contains(t, b.String(), want)
+		}
+	}
+	p.data = 50 << 20
+	r.show(p)
+	require.Contains(t, b.String(), "7 MiB/s, 7s left", "it goes on")
+}
+
 func TestReporterReturnsWhatTheWorkReturns(t *testing.T) {
 	var b bytes.Buffer
 	r := NewReporter(&b, false, "a")
