@@ -122,7 +122,7 @@ func TestPage(t *testing.T) {
 	require.Equal(t, "no-store", header.Get("Cache-Control"))
 	for _, text := range []string{"disk-1.qcow2", "16 TiB", "iqn.node1", "open to iqn.node2",
 		"fenced: iqn.old", "clone", "1 GiB of 4 GiB", "127.0.0.1:3260", "10.0.0.9:4000",
-		"copying", "3 GiB of 4 GiB", "unknown-length"} {
+		"copying", "3 GiB of 4 GiB", "unknown-length", "not for good: no volume"} {
 		require.Contains(t, body, text)
 	}
 	require.NotContains(t, body, "the-chap-user", "a name that is half a credential")

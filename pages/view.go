@@ -299,20 +299,23 @@ func summary(m *disk.Map) string {
 func (s *snapshot) detail(l *status.LUN) *detail {
 	auth, portal := s.status.Authentication, portalFor(s.status.Portals, s.asked, s.local)
 	d := &detail{LUN: l.LUN, Name: plain(l.Image), Format: l.Format, Mode: l.CopyMode,
-		Access: l.AccessMode, Serial: plain(l.Serial), NAA: l.NAA, Kept: "with the container",
-		Digest: plain(l.Digest), Platform: plain(l.PlatformDigest),
-		Space: none, Portal: portal, CHAP: auth != status.AuthNone,
+		Access: l.AccessMode, Serial: plain(l.Serial), NAA: l.NAA, Digest: plain(l.Digest),
+		Platform: plain(l.PlatformDigest), Space: none, Portal: portal,
+		CHAP:      auth != status.AuthNone,
 		NBD:       nbdCommandsFor(&s.status, l, s.asked, s.local),
 		VhostUser: vhostUserCommandsFor(l)}
 	if len(s.status.Portals) > 0 || d.NBD == nil && d.VhostUser == nil {
 		d.Commands = commandsFor(portal, &s.status, l)
 	}
-	if l.Persistent {
+	switch {
+	case l.Persistent:
 		d.Kept = "on a volume"
-	} else if l.CopyMode == "none" {
+	case l.CopyMode == "none":
 		d.Kept = "in the image file"
-	} else if s.status.WorkDir != "" {
+	case s.status.WorkDir != "":
 		d.Kept = "in " + plain(s.status.WorkDir)
+	default:
+		d.Kept = "not for good: no volume or --work-dir is named"
 	}
 	if l.Space != nil {
 		d.Space = bytesText(float64(l.Space.Used)) + " used, " +
