@@ -146,9 +146,7 @@ func (d Device) withDefaults() Device {
 			d.Bus = BusSCSI
 		}
 	}
-	if d.Dev == "" {
-		d.Dev = d.Bus.prefix() + "a"
-	}
+	d.Dev = cmp.Or(d.Dev, d.Bus.prefix()+"a")
 	d.Kind = cmp.Or(d.Kind, KindDisk)
 	d.Cache = cmp.Or(d.Cache, CacheNone)
 	d.Discard = cmp.Or(d.Discard, DiscardUnmap)

@@ -68,9 +68,7 @@ type File struct {
 // withDefaults replaces empty fields with their defaults.
 func (f File) withDefaults() File {
 	f.CopyMode = cmp.Or(f.CopyMode, CopyNone)
-	if f.Format == "" {
-		f.Format = FileFormat(strings.TrimPrefix(path.Ext(f.Path), "."))
-	}
+	f.Format = cmp.Or(f.Format, FileFormat(strings.TrimPrefix(path.Ext(f.Path), ".")))
 	shown := f.shown().withDefaults()
 	f.AccessMode, f.ReadOnly, f.WWN = shown.AccessMode, shown.ReadOnly, shown.WWN
 	return f

@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/url"
@@ -118,9 +119,7 @@ func ExportForLibvirt(l *status.LUN, s *status.Status) libvirt.Export {
 			name = ""
 		}
 	}
-	if name == "" {
-		name = strconv.Itoa(int(l.LUN))
-	}
+	name = cmp.Or(name, strconv.Itoa(int(l.LUN)))
 	return libvirt.Export{Name: name, AccessMode: libvirt.AccessMode(l.AccessMode),
 		ReadOnly: l.ReadOnly, Serial: l.Serial, WWN: l.NAA, BlockSize: l.BlockSize}
 }

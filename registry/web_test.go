@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha512"
 	"encoding/base64"
@@ -138,10 +139,7 @@ func TestPullAddress(t *testing.T) {
 			if c.server != nil {
 				c.server(w)
 			}
-			suffix := c.suffix
-			if suffix == "" {
-				suffix = "@" + digestOf(file)
-			}
+			suffix := cmp.Or(c.suffix, "@"+digestOf(file))
 			dir, digest, err := w.pull(t, w.Server.URL+webFile+suffix)
 			for _, text := range append(w.told, fmt.Sprint(err)) {
 				require.NotContains(t, text, "hush")

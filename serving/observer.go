@@ -19,17 +19,8 @@ const (
 
 // String names the operation as a metrics label.
 func (o Operation) String() string {
-	switch o {
-	case OpOther:
-		return "other"
-	case OpRead:
-		return "read"
-	case OpWrite:
-		return "write"
-	case OpFlush:
-		return "flush"
-	case OpDiscard:
-		return "discard"
+	if names := [...]string{"other", "read", "write", "flush", "discard"}; int(o) < len(names) {
+		return names[o]
 	}
 	return "operation " + strconv.Itoa(int(o))
 }

@@ -30,10 +30,7 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 	if r.State == "" {
 		err := v.failure
 		m.release(v)
-		if err != nil {
-			return err
-		}
-		return nil
+		return err
 	}
 	if clones := m.opt.Disks.Leave(name, true); len(clones) > 0 {
 		m.release(v)

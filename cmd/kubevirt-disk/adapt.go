@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -267,12 +268,9 @@ func (o *adaptOptions) domain(dir string, ref transport.Reference, goArch string
 	if goArch == "arm64" {
 		arch = libvirt.ArchARM64
 	}
-	name := o.name
-	if name == "" {
-		name = domainName(ref)
-	}
-	return libvirt.KernelDomain{Name: name, Disk: disk, Memory: o.memory, CPUs: o.cpus,
-		Emulated: o.emulated, Port: machine.Port, Publish: o.published,
+	return libvirt.KernelDomain{Name: cmp.Or(o.name, domainName(ref)), Disk: disk,
+		Memory: o.memory, CPUs: o.cpus, Emulated: o.emulated, Port: machine.Port,
+		Publish: o.published,
 		Boot: libvirt.KernelBoot{Arch: arch, Kernel: filepath.Join(dir, adaptedKernel),
 			Initrd:  filepath.Join(dir, adaptedInitrd),
 			Cmdline: machine.KernelArgs(goArch, machine.DefaultSerial)},

@@ -235,7 +235,7 @@ func writeInfo(w io.Writer, info image.Info) error {
 		row("cluster size", console.Size(info.ClusterSize))
 	}
 	if info.Servable {
-		row("compression", orNone(info.Compression))
+		row("compression", cmp.Or(info.Compression, "none"))
 		if len(info.BackingChain) == 0 {
 			row("backing file", "none")
 		}
@@ -258,13 +258,6 @@ func formatText(f image.Format, version int) string {
 		return fmt.Sprintf("%s version %d", f, version)
 	}
 	return string(f)
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "none"
-	}
-	return s
 }
 
 // namesImage reports whether the arguments are one reference of an image. A file of that name comes
@@ -353,8 +346,7 @@ func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJS
 			}
 		}
 		if asked.Enabled() {
-			admitted := refused == nil
-			shown.Admitted = &admitted
+			shown.Admitted = new(refused == nil)
 		}
 		if refused != nil {
 			shown.Reason = refused.Error()
@@ -389,8 +381,7 @@ func (i *inspectedReference) lookInside(ctx context.Context, c *registry.Client,
 	if err != nil {
 		return err
 	}
-	streamed := inside.Whole == ""
-	i.Disks, i.Streamed, i.Fetched = inside.Disks, &streamed, inside.Whole
+	i.Disks, i.Streamed, i.Fetched = inside.Disks, new(inside.Whole == ""), inside.Whole
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -192,9 +193,7 @@ const levelsName = "levels"
 // useRegistries completes what serve reads from registries.
 func (l loader) useRegistries(c *config) {
 	s := &c.Streams
-	if s.CacheDir == "" {
-		s.CacheDir = filepath.Join(c.WorkDir, ".cache")
-	}
+	s.CacheDir = cmp.Or(s.CacheDir, filepath.Join(c.WorkDir, ".cache"))
 	c.Containers.Dir = filepath.Join(s.CacheDir, levelsName)
 	s.Registry.UserAgent = userAgent()
 	if len(s.Signatures.Keys) > 0 && s.Signatures.Policy != "" {

@@ -397,11 +397,8 @@ const credentialsHint = "CHAP credentials come from the environment (CHAP_USERNA
 	"CHAP_PASSWORD) or from files (CHAP_PASSWORD_FILE)"
 
 func looksLikeCredential(name string) bool {
-	name = strings.ToLower(name)
-	for _, word := range []string{"password", "secret", "chap", "username"} {
-		if strings.Contains(name, word) {
-			return true
-		}
-	}
-	return false
+	words := []string{"password", "secret", "chap", "username"}
+	return slices.ContainsFunc(words, func(word string) bool {
+		return strings.Contains(strings.ToLower(name), word)
+	})
 }

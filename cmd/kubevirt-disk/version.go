@@ -25,9 +25,7 @@ func buildInfo() status.Build {
 		if b.Version == "" && info.Main.Version != "(devel)" {
 			b.Version = info.Main.Version
 		}
-		if b.Commit == "" {
-			b.Commit = recordedCommit(info.Settings)
-		}
+		b.Commit = cmp.Or(b.Commit, recordedCommit(info.Settings))
 	}
 	b.Version = cmp.Or(b.Version, "dev")
 	b.Commit = cmp.Or(b.Commit, "unknown")

@@ -2,6 +2,7 @@ package image
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"path"
@@ -301,10 +302,7 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 		e.Action = fmt.Sprintf("convert it with \"kubevirt-disk convert %s %s\"", shellWord(name),
 			shellWord(stem+".qcow2"))
 	case m.kind == kindImage:
-		tool := m.tool
-		if tool == "" {
-			tool = string(m.format)
-		}
+		tool := cmp.Or(m.tool, string(m.format))
 		e.Action = fmt.Sprintf("convert it with \"qemu-img convert -f %s -O qcow2 %s %s\"",
 			tool, shellWord(name), shellWord(stem+".qcow2"))
 	case m.kind == kindPacked:
@@ -355,13 +353,7 @@ func refuseUnknown(name string, head []byte, use fileUse) *Error {
 // HasRawExtension reports whether the name says that the file is a raw disk. Case does not matter,
 // because ISO images are often named in capitals.
 func HasRawExtension(name string) bool {
-	ext := strings.ToLower(path.Ext(name))
-	for _, e := range rawExtensions {
-		if e == ext {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(rawExtensions, strings.ToLower(path.Ext(name)))
 }
 
 // PassOver reports whether a file that lies beside disks is none and was not meant to be one: an

@@ -131,9 +131,7 @@ func (t *Tree) load(r *Record) error {
 	}
 	for _, s := range r.Snapshots {
 		if s.Taken {
-			if s.ID == "" {
-				s.ID = olderID(s)
-			}
+			s.ID = cmp.Or(s.ID, olderID(s))
 			t.snaps = append(t.snaps, &snapshot{SnapshotRecord: s, on: byID[s.Layer]})
 		}
 	}

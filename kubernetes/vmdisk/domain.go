@@ -2,6 +2,7 @@ package vmdisk
 
 import (
 	"cmp"
+	"slices"
 
 	"libvirt.org/go/libvirtxml"
 
@@ -70,12 +71,9 @@ func AddToDomain(devices *libvirtxml.DomainDeviceList, disks []Disk, d Domain) e
 }
 
 func hasController(devices *libvirtxml.DomainDeviceList) bool {
-	for _, c := range devices.Controllers {
-		if c.Type == "scsi" {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(devices.Controllers, func(c libvirtxml.DomainController) bool {
+		return c.Type == "scsi"
+	})
 }
 
 // lun is the LUN that the container of the disk at a place of the list serves.

@@ -3,6 +3,7 @@ package cache
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -196,12 +197,9 @@ func (c *Cache) removeEmpty(all []found) {
 			seen[dir] = true
 		}
 	}
-	dirs := make([]string, 0, len(seen))
-	for dir := range seen {
-		dirs = append(dirs, dir)
-	}
-	slices.SortFunc(dirs, func(a, b string) int { return len(b) - len(a) }) // the inner ones first
-	for _, dir := range dirs {
+	// the inner ones first
+	inner := func(a, b string) int { return len(b) - len(a) }
+	for _, dir := range slices.SortedFunc(maps.Keys(seen), inner) {
 		_ = c.root.Remove(dir) // it is not empty, mostly
 	}
 }

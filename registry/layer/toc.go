@@ -3,6 +3,7 @@ package layer
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -300,10 +301,7 @@ func (t *tocReader) entry(e *tocEntry, name string) error {
 
 // Chunk takes a chunk of the file.
 func (t *tocReader) chunk(e *tocEntry) error {
-	size := e.ChunkSize
-	if size == 0 {
-		size = t.file.Size - e.ChunkOffset
-	}
+	size := cmp.Or(e.ChunkSize, t.file.Size-e.ChunkOffset)
 	if t.left--; t.left < 0 {
 		return TooManyChunks()
 	}

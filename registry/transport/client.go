@@ -107,19 +107,10 @@ func New(opt Options) (*Client, error) {
 	if err := checkProxies(); err != nil {
 		return nil, err
 	}
-	if opt.Timeout <= 0 {
-		opt.Timeout = defaultTimeout
-	}
-	if opt.FirstTimeout <= 0 {
-		opt.FirstTimeout = opt.Timeout
-	}
-	if opt.Idle <= 0 {
-		opt.Idle = defaultIdle
-	}
-	if opt.Turn <= 0 {
-		opt.Turn = defaultTurn
-	}
-	opt.Turn = min(opt.Turn, opt.Timeout)
+	opt.Timeout = cmp.Or(opt.Timeout, defaultTimeout)
+	opt.FirstTimeout = cmp.Or(opt.FirstTimeout, opt.Timeout)
+	opt.Idle = cmp.Or(opt.Idle, defaultIdle)
+	opt.Turn = min(cmp.Or(opt.Turn, defaultTurn), opt.Timeout)
 	if opt.Warn == nil {
 		opt.Warn = func(string) {}
 	}

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -197,10 +198,7 @@ func (r *repository) distrust(e *endpoint) {
 }
 
 func (r *repository) Manifest(ctx context.Context, digest string) ([]byte, string, error) {
-	name := digest
-	if name == "" {
-		name = r.ref.remote.Identifier()
-	}
+	name := cmp.Or(digest, r.ref.remote.Identifier())
 	var errs []error
 	all := r.order()
 	for i, e := range all {

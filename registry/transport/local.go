@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -168,21 +169,14 @@ func (l *layout) Manifest(ctx context.Context, digest string) ([]byte, string, e
 	case len(found) == 0 || l.tag != "":
 		return nil, "", absent{fmt.Errorf("OCI layout %q has no image %q; it has %s",
 			l.where, l.tag, strings.Join(names[:min(len(names), 20)], ", "))}
-	case l.tag == "" && allHavePlatforms(found):
+	case l.tag == "" && !slices.ContainsFunc(found, hasNoPlatform):
 		return content, string(types.OCIImageIndex), nil
 	}
 	return nil, "", fmt.Errorf("OCI layout %q has several images: name one as %s%s:TAG, of %s",
 		l.where, l.prefix, l.where, strings.Join(names[:min(len(names), 20)], ", "))
 }
 
-func allHavePlatforms(found []v1.Descriptor) bool {
-	for _, m := range found {
-		if m.Platform == nil {
-			return false
-		}
-	}
-	return true
-}
+func hasNoPlatform(m v1.Descriptor) bool { return m.Platform == nil }
 
 func blobName(h v1.Hash) string { return path.Join("blobs", h.Algorithm, h.Hex) }
 

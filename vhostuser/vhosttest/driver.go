@@ -124,9 +124,7 @@ func Dial(path string, o Options) (_ *Driver, err error) {
 
 // masked is what is taken of an offer.
 func masked(offered, known, mask uint64) uint64 {
-	if mask == 0 {
-		mask = ^uint64(0)
-	}
+	mask = cmp.Or(mask, ^uint64(0))
 	return offered & known & mask
 }
 

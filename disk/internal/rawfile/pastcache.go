@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -87,11 +88,8 @@ func (g *cacheGuard) begin(off, length int64) bool {
 func (g *cacheGuard) end(off, length int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i, s := range g.past {
-		if s == (span{off, length}) {
-			g.past = append(g.past[:i], g.past[i+1:]...)
-			break
-		}
+	if i := slices.Index(g.past, span{off, length}); i >= 0 {
+		g.past = slices.Delete(g.past, i, i+1)
 	}
 	g.ended.Broadcast()
 }
@@ -100,12 +98,9 @@ func (g *cacheGuard) end(off, length int64) {
 // touches.
 func (g *cacheGuard) passingLocked(off, length int64) bool {
 	first, last := off/cacheRegion, (off+length-1)/cacheRegion
-	for _, s := range g.past {
-		if s.off/cacheRegion <= last && first <= (s.off+s.length-1)/cacheRegion {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(g.past, func(s span) bool {
+		return s.off/cacheRegion <= last && first <= (s.off+s.length-1)/cacheRegion
+	})
 }
 
 // cacheBypass writes to a File past the page cache (O_DIRECT), for data that nobody reads soon.

@@ -148,10 +148,8 @@ func (w *work) get(ctx context.Context, from client.Reader, o client.Object) (th
 
 // create makes an object. If another identity was faster, that is fine, too.
 func (w *work) create(ctx context.Context, o client.Object) (*metav1.Condition, error) {
-	kind := o.GetObjectKind().GroupVersionKind().Kind
-	if kind == "" {
-		kind = strings.TrimPrefix(fmt.Sprintf("%T", o), "*v1.")
-	}
+	kind := cmp.Or(o.GetObjectKind().GroupVersionKind().Kind,
+		strings.TrimPrefix(fmt.Sprintf("%T", o), "*v1."))
 	err := w.Client.Create(ctx, o, client.FieldOwner(v1alpha1.FieldManager))
 	switch {
 	case err == nil:

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math/bits"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -152,12 +153,7 @@ func (u *unit) blocks() uint64 { return uint64(u.Size()) >> u.shift }
 func (u *unit) blockSize() int { return 1 << u.shift }
 
 func printable(s string) bool {
-	for i := range len(s) {
-		if s[i] < 0x20 || s[i] > 0x7e {
-			return false
-		}
-	}
-	return true
+	return !strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r > 0x7e })
 }
 
 // decodeLUN reads the 8-byte LUN structure of a single-level logical unit number. It knows

@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -28,39 +29,14 @@ const (
 	Completed      SenseKey = 0xf
 )
 
-// String names the sense key.
+var senseKeyNames = map[SenseKey]string{NoSense: "NO SENSE", RecoveredError: "RECOVERED ERROR",
+	NotReady: "NOT READY", MediumError: "MEDIUM ERROR", HardwareError: "HARDWARE ERROR",
+	IllegalRequest: "ILLEGAL REQUEST", UnitAttention: "UNIT ATTENTION", DataProtect: "DATA PROTECT",
+	BlankCheck: "BLANK CHECK", CopyAborted: "COPY ABORTED", AbortedCommand: "ABORTED COMMAND",
+	VolumeOverflow: "VOLUME OVERFLOW", Miscompare: "MISCOMPARE", Completed: "COMPLETED"}
+
 func (k SenseKey) String() string {
-	switch k {
-	case NoSense:
-		return "NO SENSE"
-	case RecoveredError:
-		return "RECOVERED ERROR"
-	case NotReady:
-		return "NOT READY"
-	case MediumError:
-		return "MEDIUM ERROR"
-	case HardwareError:
-		return "HARDWARE ERROR"
-	case IllegalRequest:
-		return "ILLEGAL REQUEST"
-	case UnitAttention:
-		return "UNIT ATTENTION"
-	case DataProtect:
-		return "DATA PROTECT"
-	case BlankCheck:
-		return "BLANK CHECK"
-	case CopyAborted:
-		return "COPY ABORTED"
-	case AbortedCommand:
-		return "ABORTED COMMAND"
-	case VolumeOverflow:
-		return "VOLUME OVERFLOW"
-	case Miscompare:
-		return "MISCOMPARE"
-	case Completed:
-		return "COMPLETED"
-	}
-	return "sense key " + strconv.Itoa(int(k))
+	return cmp.Or(senseKeyNames[k], "sense key "+strconv.Itoa(int(k)))
 }
 
 // additional is an additional sense code and its qualifier, ASC<<8 | ASCQ (SPC-4 annex F).

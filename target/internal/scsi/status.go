@@ -17,6 +17,7 @@
 package scsi
 
 import (
+	"cmp"
 	"strconv"
 
 	"kubevirt.io/disk/serving"
@@ -37,27 +38,13 @@ const (
 	StatusTaskAborted         Status = 0x40
 )
 
-// String names the status.
+var statusNames = map[Status]string{StatusGood: "GOOD", StatusCheckCondition: "CHECK CONDITION",
+	StatusConditionMet: "CONDITION MET", StatusBusy: "BUSY",
+	StatusReservationConflict: "RESERVATION CONFLICT", StatusTaskSetFull: "TASK SET FULL",
+	StatusACAActive: "ACA ACTIVE", StatusTaskAborted: "TASK ABORTED"}
+
 func (s Status) String() string {
-	switch s {
-	case StatusGood:
-		return "GOOD"
-	case StatusCheckCondition:
-		return "CHECK CONDITION"
-	case StatusConditionMet:
-		return "CONDITION MET"
-	case StatusBusy:
-		return "BUSY"
-	case StatusReservationConflict:
-		return "RESERVATION CONFLICT"
-	case StatusTaskSetFull:
-		return "TASK SET FULL"
-	case StatusACAActive:
-		return "ACA ACTIVE"
-	case StatusTaskAborted:
-		return "TASK ABORTED"
-	}
-	return "status " + strconv.Itoa(int(s))
+	return cmp.Or(statusNames[s], "status "+strconv.Itoa(int(s)))
 }
 
 // Direction says which way a command's data moves, as the initiator sees it.

@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 
 	"kubevirt.io/disk/disk"
@@ -14,9 +15,7 @@ func prepareWriteSame(t *Task) error {
 	if err := t.address(); err != nil {
 		return err
 	}
-	if t.count == 0 {
-		t.count = t.unit.blocks() - t.lba
-	}
+	t.count = cmp.Or(t.count, t.unit.blocks()-t.lba)
 	if err := t.limited(maxWriteSame >> t.unit.shift); err != nil {
 		return err
 	}
