@@ -34,8 +34,7 @@ func TestImageBecomesADisk(t *testing.T) {
 	tree := treeOf(t,
 		layerOf(t, directory("usr/bin"), strange, file("etc/removed", "x"), file("etc/kept", "y"),
 			link(tar.TypeSymlink, "lib", "usr/lib"), directory("usr/lib")),
-		layerOf(t, file("etc/.wh.removed", ""), file("lib/new.so", "so"),
-			other,
+		layerOf(t, file("etc/.wh.removed", ""), file("lib/new.so", "so"), other,
 			item{tar.Header{Name: "dev/null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3,
 				Mode: 0o666}, ""},
 			item{tar.Header{Name: "run/fifo", Typeflag: tar.TypeFifo, Mode: 0o600}, ""}))

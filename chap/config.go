@@ -175,8 +175,7 @@ func CheckInitiatorName(name string) error {
 	case !utf8.ValidString(name):
 		return errNotUTF8
 	case strings.ContainsFunc(folded, func(r rune) bool {
-		return unicode.IsSpace(r) ||
-			!unicode.IsPrint(r)
+		return unicode.IsSpace(r) || !unicode.IsPrint(r)
 	}):
 		return errNameNotAName
 	case strings.HasPrefix(folded, "iqn."):

@@ -77,8 +77,7 @@ func FromEnvironment(lookup func(string) (string, bool),
 	switch {
 	case target.set() && !initiator.set():
 		e.problem("%s set mutual CHAP, but there is no credential for initiators; set %s and %s "+
-			"too",
-			target.names(), envUsername, envPassword)
+			"too", target.names(), envUsername, envPassword)
 	case target.set() && target.password.value == initiator.password.value:
 		e.problem("%s and %s hold the same secret, so a peer could use one challenge to answer "+
 			"the other (RFC 7143 9.2.1); use two different ones", initiator.password.from,
@@ -211,8 +210,7 @@ func (e *environment) pair(username, password setting) pair {
 	case username.from == envOldUsername && !password.set():
 		return pair{} // desktop sessions set USERNAME by themselves
 	case username.set() && !password.set():
-		e.problem("%s is set but %s is not; a credential needs both", username.from,
-			password.from)
+		e.problem("%s is set but %s is not; a credential needs both", username.from, password.from)
 		return pair{}
 	case password.set() && !username.set():
 		e.problem("%s is set but %s is not; a credential needs both", password.from, username.from)

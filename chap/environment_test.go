@@ -41,8 +41,7 @@ func TestFromEnvironmentSources(t *testing.T) {
 	odd := "s?>s?>s?>s?>" // its base64 has both characters by which the alphabets differ
 	require.NotEqual(t, std.EncodeToString([]byte(odd)), url.EncodeToString([]byte(odd)))
 	files := vars{"/u": "alice\n", "/p": secretA + "\n", "/crlf": secretA + "\r\n",
-		"/two": secretA + "\n\n", "/bare": secretA,
-		"/mu": "storage", "/mp": secretB,
+		"/two": secretA + "\n\n", "/bare": secretA, "/mu": "storage", "/mp": secretB,
 		"/name": "iqn.2001-04.com.example:a\n"}
 	for _, tt := range []struct {
 		name string
@@ -155,8 +154,7 @@ func TestFromEnvironmentRefuses(t *testing.T) {
 			[]string{"CHAP_USERNAME", "node.session.auth.username", "disagree"}},
 		{"mutual sources differ",
 			good(vars{"CHAP_MUTUAL_USERNAME": "t", "CHAP_MUTUAL_PASSWORD": secretB,
-				"node.session.auth.username_in": "u",
-				"node.session.auth.password_in": secretB}),
+				"node.session.auth.username_in": "u", "node.session.auth.password_in": secretB}),
 			[]string{"CHAP_MUTUAL_USERNAME", "node.session.auth.username_in", "disagree"}},
 		{"file and variable differ", good(vars{"CHAP_PASSWORD_FILE": "/other"}),
 			[]string{"CHAP_PASSWORD_FILE", "CHAP_PASSWORD disagree"}},
@@ -247,8 +245,7 @@ func TestFromEnvironmentReportsOnce(t *testing.T) {
 func TestFromEnvironmentUnreadableFile(t *testing.T) {
 	broken := errors.New("disk on fire")
 	_, err := FromEnvironment(func(name string) (string, bool) {
-		return "x",
-			name == "CHAP_USERNAME_FILE"
+		return "x", name == "CHAP_USERNAME_FILE"
 	},
 		func(string) ([]byte, error) { return nil, broken })
 	require.ErrorIs(t, err, broken)

@@ -141,9 +141,8 @@ func (e *Exchange) Verify(r Reply) (*Proof, error) {
 		return nil, nil
 	}
 	if !cfg.Mutual() {
-		return nil, fail(FailureAuthentication, "mutual_not_configured",
-			"user %s wants the target to authenticate itself, but the target has no credential",
-			quote(*r.Name))
+		return nil, fail(FailureAuthentication, "mutual_not_configured", "user %s wants the "+
+			"target to authenticate itself, but the target has no credential", quote(*r.Name))
 	}
 	e.user = *r.Name
 	// Answer only now: a target that answers initiators that have not proved themselves lets
@@ -201,9 +200,8 @@ func (e *Exchange) check(cfg *Config, name string, response []byte) error {
 	case rightSecret&rightUser&rightName&^sameSecret == 1:
 		return nil
 	case sameSecret == 1:
-		return fail(FailureAuthentication, "same_secret",
-			"user %s answered with the target's own secret; "+
-				"the two directions need different ones", quote(name))
+		return fail(FailureAuthentication, "same_secret", "user %s answered with the target's "+
+			"own secret; the two directions need different ones", quote(name))
 	case rightUser == 0:
 		return fail(FailureAuthentication, "unknown_user", "there is no user %s", quote(name))
 	case rightSecret == 0:

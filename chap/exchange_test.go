@@ -128,8 +128,7 @@ func TestVerifyFailures(t *testing.T) {
 			"missing_chap_r"},
 		{"no response but a challenge",
 			func(r *Reply, c Challenge) {
-				*r = Reply{Name: r.Name, Identifier: backI,
-					Challenge: backC}
+				*r = Reply{Name: r.Name, Identifier: backI, Challenge: backC}
 			}, FailureMissing, "missing_chap_r"},
 		{"no identifier", func(r *Reply, _ Challenge) { r.Challenge = backC }, FailureMissing,
 			"missing_chap_i"},
@@ -159,15 +158,13 @@ func TestVerifyFailures(t *testing.T) {
 		{"bad hex", func(r *Reply, _ Challenge) { *r.Response = (*r.Response)[:33] + "g" },
 			FailureProtocol, "bad_chap_r"},
 		{"identifier 256", func(r *Reply, _ Challenge) {
-			r.Identifier, r.Challenge = ptr("256"),
-				backC
+			r.Identifier, r.Challenge = ptr("256"), backC
 		}, FailureProtocol, "bad_chap_i"},
 		{"challenge of 1025 bytes", func(r *Reply, _ Challenge) {
 			r.Identifier, r.Challenge = backI, ptr("0x"+strings.Repeat("00", 1025))
 		}, FailureProtocol, "bad_chap_c"},
 		{"our challenge", func(r *Reply, c Challenge) {
-			r.Identifier, r.Challenge = backI,
-				ptr(c.Challenge)
+			r.Identifier, r.Challenge = backI, ptr(c.Challenge)
 		}, FailureAuthentication, "reflected_challenge"},
 		{"our challenge in capitals", func(r *Reply, c Challenge) {
 			r.Identifier, r.Challenge = backI, ptr("0X"+strings.ToUpper(c.Challenge[2:]))

@@ -118,8 +118,7 @@ type Snapshot struct {
 // ID that the disk was made from, or from its image for "", and how many bytes are of that kind, at
 // most length of them and never 0. A disk that does not know says that all may differ.
 func Changed(ctx context.Context, d Disk, since string, off, length int64) (changed bool, n int64,
-	err error,
-) {
+	err error) {
 	if since == "" {
 		if layered, ok := d.(Layered); ok {
 			depth, n, err := layered.Depth(ctx, off, length)

@@ -78,8 +78,7 @@ func Edit(c Call, disks []Disk, container string) ([]byte, error) {
 
 // locate finds what the annotations say about each disk, and its element; nil: it has none.
 func locate(c Call, m *machine, disks []Disk, container string) (e *edit, wishes []wish,
-	places []*element, err error,
-) {
+	places []*element, err error) {
 	if wishes, err = m.wishes(disks, container); err != nil {
 		return nil, nil, nil, err
 	}
@@ -315,8 +314,7 @@ func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 
 // rewrite makes an element a new disk: its type, those of the disk's parts that it is missing, and
 // its own as part has them.
-func (e *edit) rewrite(at *element, made *rendered, missing []string,
-	part func(*element) string) {
+func (e *edit) rewrite(at *element, made *rendered, missing []string, part func(*element) string) {
 	var b strings.Builder
 	set := []string{"type", made.attribute("type")}
 	if model := made.attribute("model"); model != "" && at.attribute("model") == "" {

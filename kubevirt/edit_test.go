@@ -215,8 +215,7 @@ func TestReplace(t *testing.T) {
 	require.Contains(t, again, sidecar0)
 	require.EqualValues(t, 7, *d.Devices.Disks[0].Address.PCI.Bus)
 
-	_, d = edited(t, before, vmi("replace.b", "config", "read-only.b", "true"),
-		served("a", "b")...)
+	_, d = edited(t, before, vmi("replace.b", "config", "read-only.b", "true"), served("a", "b")...)
 	require.Len(t, d.Devices.Disks, 3)
 	require.Equal(t, "b", d.Devices.Disks[1].Source.Network.Name)
 	require.NotNil(t, d.Devices.Disks[1].ReadOnly)

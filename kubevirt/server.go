@@ -83,8 +83,7 @@ func versions() []string { return []string{"v1alpha1", "v1alpha2", "v1alpha3"} }
 
 // route serves one procedure of KubeVirt's.
 func route[In, Out any](mux *http.ServeMux, procedure string,
-	f func(context.Context, *In) (*Out, error),
-) {
+	f func(context.Context, *In) (*Out, error)) {
 	path := "/kubevirt.hooks." + procedure
 	mux.Handle(path, connect.NewUnaryHandlerSimple(path, f, connect.WithReadMaxBytes(maxMessage)))
 }

@@ -264,8 +264,7 @@ func checkHost(host string) error {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		switch {
 		case addr.IsUnspecified():
-			return fmt.Errorf("%s means every address: want one that the VM's host can reach",
-				host)
+			return fmt.Errorf("%s means every address: want one that the VM's host can reach", host)
 		case addr.Zone() != "":
 			return fmt.Errorf("%q has a zone, which libvirt does not take: want an address "+
 				"without one", host)

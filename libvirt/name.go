@@ -40,8 +40,7 @@ func CheckName(name string) error {
 	case strings.HasPrefix(name, "naa."):
 		if !naaPattern.MatchString(name) {
 			return fmt.Errorf("%q is not an NAA name: want \"naa.\" and 16 or 32 hexadecimal "+
-				"digits",
-				name)
+				"digits", name)
 		}
 	default:
 		return fmt.Errorf("%q is not an iSCSI name: it must begin with iqn., eui. or naa., as in "+

@@ -139,8 +139,7 @@ func TestSourcesRefuse(t *testing.T) {
 			require.Equal(t, c.field, wrong.Field, "%v", err)
 		})
 	}
-	_,
-		err := ParseSources(decode(t,
+	_, err := ParseSources(decode(t,
 		`disks: [{}, {source: {iscsi: {host: {name: a}, portal: x, lun: 1}}}]`))
 	require.ErrorContains(t, err, "disks[0].iscsi: ")
 	require.ErrorContains(t, err, "disks[1].source.iscsi.portal: ")

@@ -26,9 +26,8 @@ var (
 		"SCSI commands that did not succeed.", "lun", "initiator", "operation")
 	descBytes = desc("transferred_bytes_total", "Bytes moved between initiator and disk.",
 		"lun", "initiator", "operation")
-	descDuration = desc("operation_duration_seconds",
-		"Time from a command's arrival to its response being queued.", "lun", "initiator",
-		"operation")
+	descDuration = desc("operation_duration_seconds", "Time from a command's arrival to its "+
+		"response being queued.", "lun", "initiator", "operation")
 	descSessions = desc("sessions", "Sessions that are logged in.", "initiator", "type")
 	descSize     = desc("lun_size_bytes", "Capacity of a LUN.", "lun", "image")
 	descFailed   = desc("lun_failed", "Whether a LUN's disk has failed until the next restart.",
@@ -171,8 +170,7 @@ func (c *collector) collectUnit(ch chan<- prometheus.Metric, lun lunKey, initiat
 		for s, count := range n.ended {
 			if count > 0 {
 				ch <- prometheus.MustNewConstMetric(descOperations, prometheus.CounterValue,
-					float64(count),
-					number, initiator, operations[i].String(), statuses[s].label)
+					float64(count), number, initiator, operations[i].String(), statuses[s].label)
 			}
 		}
 		ch <- prometheus.MustNewConstMetric(descErrors, prometheus.CounterValue, float64(n.failed),

@@ -54,8 +54,7 @@ func New(build status.Build, daemon Daemon) *Metrics {
 		rejected: count("pdus_rejected_total", "PDUs that were answered with a Reject.", "reason"),
 		panics: prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace,
 			Name: "panics_caught_total",
-			Help: "Bugs that ended one session; each is in the log with its stack."}),
-	}
+			Help: "Bugs that ended one session; each is in the log with its stack."})}
 	m.initiators.init(daemon.Known)
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace: namespace, Name: "build_info",
@@ -66,12 +65,9 @@ func New(build status.Build, daemon Daemon) *Metrics {
 		},
 	})
 	info.Set(1)
-	m.registry.MustRegister(
-		info, m.accepted, m.refused, m.ended, m.rejected, m.panics,
-		&collector{m: m},
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-	)
+	m.registry.MustRegister(info, m.accepted, m.refused, m.ended, m.rejected, m.panics,
+		&collector{m: m}, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 

@@ -210,16 +210,13 @@ func TestInitiatorsAreBounded(t *testing.T) {
 func TestOverflowIsShownIfThereIsOne(t *testing.T) {
 	for name, do := range map[string]func(m *Metrics){
 		"a session": func(m *Metrics) {
-			m.LoginAccepted(
-				serving.LoginEvent{Client: initiatorA})
+			m.LoginAccepted(serving.LoginEvent{Client: initiatorA})
 		},
 		"a discovery": func(m *Metrics) {
-			m.LoginAccepted(serving.LoginEvent{Client: initiatorA,
-				Discovery: true})
+			m.LoginAccepted(serving.LoginEvent{Client: initiatorA, Discovery: true})
 		},
 		"a command": func(m *Metrics) {
-			m.RequestDone(command(initiatorA, 1, serving.OpRead, 1,
-				time.Microsecond, 0))
+			m.RequestDone(command(initiatorA, 1, serving.OpRead, 1, time.Microsecond, 0))
 		},
 	} {
 		m := newTestMetrics()

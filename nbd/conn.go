@@ -153,8 +153,7 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 // attach makes a disk the connection's.
 func (c *conn) attach(d *serving.Disk, session string, migrated bool) {
 	who := serving.Who{Name: c.name, Incarnation: session, MigrationTarget: migrated,
-		Crowd:   !c.certified,
-		Process: c.Process, Line: c}
+		Crowd: !c.certified, Process: c.Process, Line: c}
 	if host, _, err := net.SplitHostPort(c.Network().RemoteAddr().String()); err == nil {
 		who.Address = host
 	}
@@ -216,10 +215,9 @@ func (c *conn) Session() (status.Session, bool) {
 		local.Network() == "unix" {
 		at = path // its listener may have bound it by another name
 	}
-	return status.Session{Protocol: status.ProtocolNBD, Initiator: c.name,
-		Remote: c.Remote(), Local: at, Since: c.since,
-		LUNs: []uint16{c.disk.Number}, Commands: c.commands.Load(), BytesRead: c.bytesRead.Load(),
-		BytesWritten: c.bytesWritten.Load()}, true
+	return status.Session{Protocol: status.ProtocolNBD, Initiator: c.name, Remote: c.Remote(),
+		Local: at, Since: c.since, LUNs: []uint16{c.disk.Number}, Commands: c.commands.Load(),
+		BytesRead: c.bytesRead.Load(), BytesWritten: c.bytesWritten.Load()}, true
 }
 
 // run is a goroutine that executes a connection's requests.

@@ -146,8 +146,7 @@ func (run *run) finish(err error) error {
 // note counts a request that arrived then, and tells what has become of it.
 func (c *conn) note(q *request, arrived time.Time, err error) {
 	c.commands.Add(1)
-	done := serving.RequestEvent{Client: c.name, Op: serving.OpOther,
-		Duration: time.Since(arrived)}
+	done := serving.RequestEvent{Client: c.name, Op: serving.OpOther, Duration: time.Since(arrived)}
 	if int(q.command) < len(operations) {
 		done.Op = operations[q.command]
 	}

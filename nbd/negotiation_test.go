@@ -71,8 +71,7 @@ func TestWrongOptions(t *testing.T) {
 		c.last(number, append(text("disk1.raw"), 0xff, 0xff, 0xff, 0xff), repErrInvalid)
 		c.last(number, metaData("disk1.raw", "a\x00b"), repErrInvalid)
 		c.last(number, metaData("disk3.raw", "base:allocation"), repErrUnknown)
-		c.last(number, metaData("disk1.raw", "base:allocatio", "x:", "qemu:dirty-bitmap:y"),
-			repAck)
+		c.last(number, metaData("disk1.raw", "base:allocatio", "x:", "qemu:dirty-bitmap:y"), repAck)
 	}
 	c.choose("disk1.raw", structured)
 	c.alive()

@@ -89,8 +89,7 @@ func TestReservationsBindClients(t *testing.T) {
 		require.Equal(t, refused, b.shell(everyWay), "type %d", kind)
 		_ = sess.Conn.Close() // it holds without a session
 		require.Equal(t, refused, b.shell(everyWay), "type %d", kind)
-		sess = tt.MustLogin(t, b.iscsi, tt.LoginOptions{Initiator: "iqn.2026-01.test:initiator"},
-			1)
+		sess = tt.MustLogin(t, b.iscsi, tt.LoginOptions{Initiator: "iqn.2026-01.test:initiator"}, 1)
 		out(tt.Persist{Action: tt.PersistRelease, Type: kind, Key: 7})
 		require.Empty(t, b.shell(everyWay))
 	}

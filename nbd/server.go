@@ -84,9 +84,8 @@ const missedInterval = 10 * time.Minute
 
 // New makes a server, and a front end of the disks. There must be no disk yet.
 func New(opt Options) (*Server, error) {
-	s := &Server{disks: opt.Disks, log: opt.Log,
-		missed: serving.NewSeldom[string](missedInterval),
-		named:  map[string]*holderOfName{}}
+	s := &Server{disks: opt.Disks, log: opt.Log, missed: serving.NewSeldom[string](missedInterval),
+		named: map[string]*holderOfName{}}
 	s.log = cmp.Or(s.log, zap.NewNop())
 	s.conns = serving.NewConnections[*conn](serving.Rules{Disks: opt.Disks, Log: s.log,
 		Crowd: opt.Crowd, Delay: cmp.Or(opt.ReconnectDelay, 2*time.Second), Every: lookEvery,

@@ -131,8 +131,7 @@ func NBDURI(portal, export string, secure bool) string {
 		return "nbd+unix:///" + url.PathEscape(export) + "?socket=" + url.QueryEscape(path)
 	}
 	if secure {
-		return "nbds://" + portal + "/" + url.PathEscape(export) +
-			"?tls-certificates=CERTIFICATES"
+		return "nbds://" + portal + "/" + url.PathEscape(export) + "?tls-certificates=CERTIFICATES"
 	}
 	return "nbd://" + portal + "/" + url.PathEscape(export)
 }

@@ -136,8 +136,7 @@ func (h *history) keep(p point, at int) {
 }
 
 // chart draws the last minutes of one kind of rate, and returns the highest.
-func (h *history) chart(next int, read, write func(point) float32) (up, down string,
-	top float64) {
+func (h *history) chart(next int, read, write func(point) float32) (up, down string, top float64) {
 	if h.points == nil {
 		return "", "", 0
 	}

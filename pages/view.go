@@ -222,8 +222,7 @@ func (v *view) window(luns []status.LUN, at selection) (selected, first int) {
 
 // row is a LUN in the table; short: in one line.
 func (s *snapshot) row(l *status.LUN, short bool) row {
-	r := row{LUN: l.LUN, Name: plain(l.Image), Size: bytesText(float64(l.SizeBytes)),
-		Owner: none}
+	r := row{LUN: l.LUN, Name: plain(l.Image), Size: bytesText(float64(l.SizeBytes)), Owner: none}
 	if l.Owner != "" {
 		r.Owner = plain(l.Owner)
 	}
@@ -301,8 +300,7 @@ func (s *snapshot) detail(l *status.LUN) *detail {
 	d := &detail{LUN: l.LUN, Name: plain(l.Image), Format: l.Format, Mode: l.CopyMode,
 		Access: l.AccessMode, Serial: plain(l.Serial), NAA: l.NAA, Digest: plain(l.Digest),
 		Platform: plain(l.PlatformDigest), Space: none, Portal: portal,
-		CHAP:      auth != status.AuthNone,
-		NBD:       nbdCommandsFor(&s.status, l, s.asked, s.local),
+		CHAP: auth != status.AuthNone, NBD: nbdCommandsFor(&s.status, l, s.asked, s.local),
 		VhostUser: vhostUserCommandsFor(l)}
 	if len(s.status.Portals) > 0 || d.NBD == nil && d.VhostUser == nil {
 		d.Commands = commandsFor(portal, &s.status, l)
@@ -348,11 +346,10 @@ func (s *snapshot) user(info status.Session) user {
 	if info.Protocol != "" {
 		id = fmt.Sprintf("%s%d", info.Protocol, info.Since.UnixNano())
 	}
-	u := user{ID: id, Name: plain(info.Initiator),
-		Alias: plain(info.Alias), From: info.Remote, Since: durationText(s.now.Sub(info.Since)),
-		LUNs: strings.Join(luns, ", "), InFlight: strconv.Itoa(info.InFlight),
-		Commands: countText(float64(info.Commands)), Read: bytesText(float64(info.BytesRead)),
-		Written: bytesText(float64(info.BytesWritten))}
+	u := user{ID: id, Name: plain(info.Initiator), Alias: plain(info.Alias), From: info.Remote,
+		Since: durationText(s.now.Sub(info.Since)), LUNs: strings.Join(luns, ", "),
+		InFlight: strconv.Itoa(info.InFlight), Commands: countText(float64(info.Commands)),
+		Read: bytesText(float64(info.BytesRead)), Written: bytesText(float64(info.BytesWritten))}
 	if info.Discovery {
 		u.LUNs = "discovery"
 	}

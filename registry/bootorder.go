@@ -130,8 +130,7 @@ func (o *BootOrder) line(text string, seen *map[int64]bool) error {
 
 // Add adds a block that the order does not have yet.
 func (d *BootDisk) Add(block int64) {
-	if last := len(d.Blocks) - 1; last >= 0 &&
-		d.Blocks[last].First+d.Blocks[last].Count == block {
+	if last := len(d.Blocks) - 1; last >= 0 && d.Blocks[last].First+d.Blocks[last].Count == block {
 		d.Blocks[last].Count++
 		return
 	}

@@ -18,9 +18,8 @@ import (
 )
 
 // containerOf makes an image of layers, whose configuration names the digests of their archives.
-func containerOf(
-	t testing.TB, s store, system string, diffIDs []string, layers ...[]byte,
-) transport.Reference {
+func containerOf(t testing.TB, s store, system string, diffIDs []string,
+	layers ...[]byte) transport.Reference {
 	t.Helper()
 	config := v1.ConfigFile{OS: system}
 	for _, id := range diffIDs {

@@ -142,10 +142,9 @@ func TestFetchCancelled(t *testing.T) {
 		return true
 	}}
 	dir := t.TempDir()
-	require.ErrorIs(t, testtool.Err2(newClient(
-		t,
-		l.options(),
-	).Pull(ctx, l.ref(t, "vm/a:1"), filepath.Join(dir, "out.raw"), PullOptions{})), stop)
+	require.ErrorIs(t,
+		testtool.Err2(newClient(t, l.options()).Pull(ctx, l.ref(t, "vm/a:1"),
+			filepath.Join(dir, "out.raw"), PullOptions{})), stop)
 	emptyDir(t, dir)
 }
 

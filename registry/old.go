@@ -145,8 +145,7 @@ func (o *oldDisk) checkLayers(ctx context.Context, b *baseImage) error {
 		if err != nil {
 			return err
 		}
-		if seen[f.Layer] || f.Offset != int64(len(want.Header)) ||
-			sizes[f.Layer] != want.Size() {
+		if seen[f.Layer] || f.Offset != int64(len(want.Header)) || sizes[f.Layer] != want.Size() {
 			return o.unusable("has the file %q in a layer that push has not made", f.Name)
 		}
 		seen[f.Layer] = true

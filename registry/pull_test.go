@@ -56,22 +56,13 @@ func TestPullFormats(t *testing.T) {
 		for packing, pack := range packings {
 			t.Run(name+"/"+packing, func(t *testing.T) {
 				s := store{}
-				layer := tarOf(
-					t,
-					tarFile{Name: "etc/passwd", Content: []byte("root")},
+				layer := tarOf(t, tarFile{Name: "etc/passwd", Content: []byte("root")},
 					tarFile{Name: "disk/", Kind: tar.TypeDir},
-					tarFile{
-						Name:    "./disk/" + name,
-						Content: inside,
-					},
-					tarFile{Name: "usr/x", Content: []byte("x")},
-				)
-				ref := layoutOf(t, s, s.Image(
-					t,
-					gzipped(t, tarOf(t, tarFile{Name: "bin/sh", Content: []byte("#!")})),
-					pack(t, layer),
-				),
-				)
+					tarFile{Name: "./disk/" + name, Content: inside},
+					tarFile{Name: "usr/x", Content: []byte("x")})
+				ref := layoutOf(t, s,
+					s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "bin/sh", Content: []byte("#!")})),
+						pack(t, layer)))
 				brings(t, newClient(t, transport.Options{}), ref, PullOptions{}, content)
 
 				brings(t, newClient(t, transport.Options{}), ref, PullOptions{Original: true},
@@ -94,12 +85,10 @@ func TestPullIsSparse(t *testing.T) {
 	content := make([]byte, 64<<20)
 	copy(content[32<<20:], noise(2, 64<<10))
 	s := store{}
-	dir := testtool.Must(pull(
-		t,
+	dir := testtool.Must(pull(t,
 		layoutOf(t, s,
 			s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))),
-		PullOptions{},
-	))(t)
+		PullOptions{}))(t)
 	onlyFile(t, dir, "out.raw", content)
 	require.Less(t, usedBytes(t, filepath.Join(dir, "out.raw")), int64(2<<20))
 }
@@ -202,34 +191,10 @@ func TestPullDirectory(t *testing.T) {
 	work := t.TempDir()
 	base, other := noise(5, 4<<20), noise(6, 1<<20)
 	require.NoError(t, os.WriteFile(filepath.Join(work, "base.img"), base, 0o644))
-	qemuImg(
-		t,
-		work,
-		"create",
-		"-q",
-		"-f",
-		"qcow2",
-		"-b",
-		"base.img",
-		"-F",
-		"raw",
-		"middle.qcow2",
-		"6M",
-	)
-	qemuImg(
-		t,
-		work,
-		"create",
-		"-q",
-		"-f",
-		"qcow2",
-		"-b",
-		"middle.qcow2",
-		"-F",
-		"qcow2",
-		"top.qcow2",
-		"5M",
-	)
+	qemuImg(t, work, "create", "-q", "-f", "qcow2", "-b", "base.img", "-F", "raw", "middle.qcow2",
+		"6M")
+	qemuImg(t, work, "create", "-q", "-f", "qcow2", "-b", "middle.qcow2", "-F", "qcow2",
+		"top.qcow2", "5M")
 	file := func(name string) tarFile {
 		p := bytesOf(t, filepath.Join(work, name))
 		return tarFile{Name: "disk/" + name, Content: p}
@@ -237,13 +202,10 @@ func TestPullDirectory(t *testing.T) {
 	want := make([]byte, 5<<20)
 	copy(want, base)
 	s := store{}
-	ref := layoutOf(t, s, s.Image(
-		t,
-		gzipped(t, tarOf(t, file("base.img"), tarFile{Name: "disk/other.img", Content: other})),
-		tarOf(t, file("top.qcow2")),
-		zstandard(t, tarOf(t, file("middle.qcow2"))),
-	),
-	)
+	ref := layoutOf(t, s,
+		s.Image(t,
+			gzipped(t, tarOf(t, file("base.img"), tarFile{Name: "disk/other.img", Content: other})),
+			tarOf(t, file("top.qcow2")), zstandard(t, tarOf(t, file("middle.qcow2")))))
 	dir := t.TempDir()
 	done, digest := testtool.Must2(newClient(t, transport.Options{}).Pull(t.Context(), ref, dir,
 		PullOptions{}))(t)
@@ -268,12 +230,10 @@ func TestPullLate(t *testing.T) {
 	qemuImg(t, work, "resize", "-q", "image", "16G")
 	inside := bytesOf(t, filepath.Join(work, "image"))
 	s := store{}
-	dir := testtool.Must(pull(
-		t,
+	dir := testtool.Must(pull(t,
 		layoutOf(t, s,
 			s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.qcow2", Content: inside})))),
-		PullOptions{},
-	))(t)
+		PullOptions{}))(t)
 	f := testtool.Must(os.Open(filepath.Join(dir, "out.raw")))(t)
 	defer f.Close()
 	got := make([]byte, len(content))
@@ -319,10 +279,8 @@ func TestPullPlatform(t *testing.T) {
 	attestation := other
 	attestation.Platform = &v1.Platform{OS: "unknown", Architecture: "unknown"}
 	index := func(m ...v1.Descriptor) v1.Descriptor {
-		desc := s.Manifest(
-			t,
-			v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: m},
-		)
+		desc := s.Manifest(t,
+			v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: m})
 		desc.MediaType = types.OCIImageIndex
 		return desc
 	}
@@ -331,12 +289,11 @@ func TestPullPlatform(t *testing.T) {
 	dir, err := pull(t, layoutOf(t, s, index(other, attestation)), PullOptions{})
 	require.ErrorContains(t, err, "only for: linux/"+otherArch()+"; name one")
 	emptyDir(t, dir)
-	require.ErrorContains(t, testtool.Err(pull(
-		t,
-		layoutOf(t, s,
-			s.Manifest(t, map[string]any{"schemaVersion": 1, "mediaType": "application/x"})),
-		PullOptions{},
-	)), `"application/x"`)
+	require.ErrorContains(t,
+		testtool.Err(pull(t,
+			layoutOf(t, s,
+				s.Manifest(t, map[string]any{"schemaVersion": 1, "mediaType": "application/x"})),
+			PullOptions{})), `"application/x"`)
 }
 
 // TestPullBounded: an archive that claims too much is soon an error.
@@ -369,11 +326,8 @@ func TestPullBounded(t *testing.T) {
 			"limit"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, err := pull(
-				t,
-				layoutOf(t, s, c.image),
-				PullOptions{Image: image.Options{MaxVirtualSize: 4096}},
-			)
+			dir, err := pull(t, layoutOf(t, s, c.image),
+				PullOptions{Image: image.Options{MaxVirtualSize: 4096}})
 			require.ErrorContains(t, err, c.want)
 			emptyDir(t, dir)
 		})

@@ -482,9 +482,8 @@ func (p *pusher) sign(ctx context.Context, u *transport.Uploader, made *madeImag
 func (p *pusher) unchanged(l *layer.Disk) error {
 	info, err := l.File.Stat()
 	if err == nil && info.Size() != l.Length {
-		err = fmt.Errorf(
-			"%q was changed while it was sent; push it again when nothing writes to it",
-			l.File.Name())
+		err = fmt.Errorf("%q was changed while it was sent; push it again when nothing writes to "+
+			"it", l.File.Name())
 	}
 	return err
 }

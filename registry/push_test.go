@@ -135,14 +135,9 @@ func (m *memory) client(t testing.TB) *Client {
 // newBase is a base image for two platforms, as docker makes it.
 func newBase(t testing.TB) (ref transport.Reference, layer []byte) {
 	s := store{}
-	layer = gzipped(
-		t,
-		tarOf(
-			t,
-			tarFile{Name: "disk/", Kind: tar.TypeDir},
-			tarFile{Name: "kubevirt-disk", Content: noise(30, 5000)},
-		),
-	)
+	layer = gzipped(t,
+		tarOf(t, tarFile{Name: "disk/", Kind: tar.TypeDir},
+			tarFile{Name: "kubevirt-disk", Content: noise(30, 5000)}))
 	index := v1.IndexManifest{SchemaVersion: 2, MediaType: types.DockerManifestList}
 	for _, arch := range []string{"amd64", "arm64"} {
 		config := s.Add(
@@ -158,15 +153,9 @@ func newBase(t testing.TB) (ref transport.Reference, layer []byte) {
 		config.MediaType = types.DockerConfigJSON
 		l := s.Add(layer)
 		l.MediaType = types.DockerLayer
-		desc := s.Manifest(
-			t,
-			v1.Manifest{
-				SchemaVersion: 2,
-				MediaType:     types.DockerManifestSchema2,
-				Config:        config,
-				Layers:        []v1.Descriptor{l},
-			},
-		)
+		desc := s.Manifest(t,
+			v1.Manifest{SchemaVersion: 2, MediaType: types.DockerManifestSchema2, Config: config,
+				Layers: []v1.Descriptor{l}})
 		desc.MediaType, desc.Platform = types.DockerManifestSchema2, platformOf(arch)
 		index.Manifests = append(index.Manifests, desc)
 	}
@@ -182,20 +171,8 @@ func diskFiles(t testing.TB) (dir string, files []string, contents map[string][]
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "bases"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bases", "b.img"), base, 0o644))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "other.raw"), other, 0o600))
-	qemuImg(
-		t,
-		dir,
-		"create",
-		"-q",
-		"-f",
-		"qcow2",
-		"-b",
-		"bases/b.img",
-		"-F",
-		"raw",
-		"a.qcow2",
-		"4M",
-	)
+	qemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "bases/b.img", "-F", "raw", "a.qcow2",
+		"4M")
 	top := make([]byte, 4<<20)
 	copy(top, base)
 	return dir, []string{filepath.Join(dir, "a.qcow2"), filepath.Join(dir, "other.raw")},
@@ -222,12 +199,8 @@ func TestPushPull(t *testing.T) {
 	// sent.
 	_, again, _ := diskFiles(t)
 	m.requests("", "")
-	second := testtool.Must(c.Push(
-		ctx,
-		[]string{again[1], again[0]},
-		m.ref(t, "vm/a:2"),
-		PushOptions{Base: base.String()},
-	))(t)
+	second := testtool.Must(c.Push(ctx, []string{again[1], again[0]}, m.ref(t, "vm/a:2"),
+		PushOptions{Base: base.String()}))(t)
 	require.Equal(t, digest, second)
 	require.Zero(t, m.requests("PATCH", ""))
 	byDigest := parsed(t, m.host+"/vm/a@"+digest)
@@ -253,11 +226,8 @@ func TestPushPull(t *testing.T) {
 		layer := testtool.Must(r.Small(ctx, l, 100<<20))(t)
 		tr := tar.NewReader(bytes.NewReader(layer))
 		h := testtool.Must(tr.Next())(t)
-		require.Equal(
-			t,
-			[]any{107, 107, int64(0o444), int64(0)},
-			[]any{h.Uid, h.Gid, h.Mode, h.ModTime.Unix()},
-		)
+		require.Equal(t, []any{107, 107, int64(0o444), int64(0)},
+			[]any{h.Uid, h.Gid, h.Mode, h.ModTime.Unix()})
 		content := testtool.Must(io.ReadAll(tr))(t)
 		_, err := tr.Next()
 		require.Equal(t, io.EOF, err)
@@ -279,14 +249,9 @@ func TestIndexMetadata(t *testing.T) {
 	content := noise(33, 20<<20)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "raw"), content, 0o644))
 	for _, args := range [][]string{{"-o", "cluster_size=4k"}, {"-c"}, {"-o", "cluster_size=2M"}} {
-		qemuImg(
-			t,
-			dir,
-			append(
-				append([]string{"convert", "-f", "raw", "-O", "qcow2"}, args...),
-				"raw",
-				"a.qcow2",
-			)...)
+		qemuImg(t, dir,
+			append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, args...), "raw",
+				"a.qcow2")...)
 		ref := m.ref(t, "vm/meta:1")
 		require.NoError(t, testtool.Err(m.client(t).
 			Push(ctx, []string{filepath.Join(dir, "a.qcow2")}, ref, PushOptions{Base: BaseNone})))

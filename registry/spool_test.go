@@ -41,8 +41,7 @@ type spooled struct {
 	told []string // guarded by mu
 }
 
-func newSpooled(t *testing.T, size int, opt transport.Options,
-	faults ...fault) *spooled {
+func newSpooled(t *testing.T, size int, opt transport.Options, faults ...fault) *spooled {
 	s := &spooled{lying: newLying(t), content: noise(77, size), dir: t.TempDir()}
 	w := &registrytest.Table{Codec: registrytest.Zstd, Chunk: 256 << 10}
 	w.Add(t, tarFile{Name: "disk/a.img", Content: s.content})

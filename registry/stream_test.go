@@ -230,8 +230,7 @@ func (f *flipping) Write(p []byte) (int, error) {
 	return f.ResponseWriter.Write(p)
 }
 
-func (f *flipping) ReadFrom(r io.Reader) (int64,
-	error) {
+func (f *flipping) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{f}, r)
 }
 

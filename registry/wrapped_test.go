@@ -69,8 +69,7 @@ func TestPullWrapped(t *testing.T) {
 				PullOptions{}))(t)
 			require.Len(t, done, 1)
 			onlyFile(t, dir, filepath.Base(done[0].To), raw)
-			require.NotContains(t, []string{".xz", ".gz", ".bz2", ".zst"},
-				filepath.Ext(done[0].To))
+			require.NotContains(t, []string{".xz", ".gz", ".bz2", ".zst"}, filepath.Ext(done[0].To))
 
 			var stdout bytes.Buffer
 			_, _, err := newClient(t, transport.Options{}).Pull(t.Context(), ref, "-",
@@ -104,8 +103,7 @@ func TestPullCompressedInLayer(t *testing.T) {
 		Content: gzipped(t, raw)})))
 	st = newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
 	opened = st.open(t, plain)
-	require.True(t, bytes.Equal(raw, contentOf(t, st.disk(t, opened,
-		opened.Disks()[0].Name))))
+	require.True(t, bytes.Equal(raw, contentOf(t, st.disk(t, opened, opened.Disks()[0].Name))))
 }
 
 // TestPullWrappedRefused: nothing stays of an artifact that is not a disk, or more than one.
@@ -228,8 +226,7 @@ func TestAppliance(t *testing.T) {
 	require.ErrorContains(t, err, `"box-disk1.vmdk", "box-disk2.vmdk"`)
 	emptyDir(t, to)
 	cut := packtest.Tar(t, file("box-disk1.vmdk", disk[:len(disk)/2]))
-	to, err = pull(t, layoutOf(t, s, artifactOf(t, s, orasLayer(s, "box.ova", cut))),
-		PullOptions{})
+	to, err = pull(t, layoutOf(t, s, artifactOf(t, s, orasLayer(s, "box.ova", cut))), PullOptions{})
 	require.Error(t, err)
 	emptyDir(t, to)
 	qemuImg(t, dir, "convert", "-f", "raw", "-O", "vmdk", "raw", "sparse.vmdk")

@@ -64,8 +64,7 @@ func accepting(t *testing.T) (*Connections[*visitor], *door, chan *visitor, chan
 	*observer.ObservedLogs) {
 	t.Helper()
 	log, warned := observer.New(zap.WarnLevel)
-	cs := NewConnections[*visitor](Rules{Disks: New(Config{}), Every: time.Hour,
-		Log: zap.New(log)})
+	cs := NewConnections[*visitor](Rules{Disks: New(Config{}), Every: time.Hour, Log: zap.New(log)})
 	g, came, ended := &door{answers: make(chan any)}, make(chan *visitor, 8), make(chan error, 1)
 	go func() {
 		ended <- cs.Accept(g, func(nc net.Conn) *visitor {

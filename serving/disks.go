@@ -72,10 +72,9 @@ func New(c Config) *Disks {
 	if c.Observer == nil {
 		c.Observer = nopObserver{}
 	}
-	s := &Disks{Memory: memory.New(cmp.Or[int64](c.Memory, DefaultMemory)),
-		Observer: c.Observer, log: c.Log,
-		hold:  cmp.Or(c.HoldTimeout, defaultHold),
-		peers: map[string]*Peer{}, changing: map[uint16]*Options{}}
+	s := &Disks{Memory: memory.New(cmp.Or[int64](c.Memory, DefaultMemory)), Observer: c.Observer,
+		log: c.Log, hold: cmp.Or(c.HoldTimeout, defaultHold), peers: map[string]*Peer{},
+		changing: map[uint16]*Options{}}
 	s.leastHold = min(cmp.Or(c.LeastHoldTimeout, defaultLeastHold), s.hold)
 	s.inUse.Store(&[]*Disk{})
 	s.gate.told = NewSeldom[string](time.Minute)

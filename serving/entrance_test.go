@@ -56,8 +56,7 @@ func TestWhoMakesRoom(t *testing.T) {
 	late := add("late", "192.0.2.2", true)
 	require.Empty(t, out)
 	add("next", "192.0.2.3", false)
-	require.Equal(t, []string{"silent"}, out,
-		"of the source with the most, one that has not begun")
+	require.Equal(t, []string{"silent"}, out, "of the source with the most, one that has not begun")
 	require.True(t, e.MakeRoom())
 	require.Equal(t, "early", out[1], "otherwise the oldest one")
 	require.True(t, e.MakeRoom())

@@ -129,8 +129,7 @@ func (s *Disks) placeLocked(d *Disk, c *Client) (ending, error) {
 			over[o.peer.name] = struct{}{}
 		}
 	}
-	return ending{owner: c.peer.name, over: strings.Join(slices.Sorted(maps.Keys(over)), "\n")},
-		nil
+	return ending{owner: c.peer.name, over: strings.Join(slices.Sorted(maps.Keys(over)), "\n")}, nil
 }
 
 // attachedLocked is the peer with a session that goes by a name, and that a disk is handed over to:

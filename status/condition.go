@@ -112,8 +112,7 @@ func ToDo(kind string) string {
 		return "nothing is lost, and requests go on when the server answers: see whether it " +
 			"runs, what it says of the disk, and whether this machine reaches it"
 	case TroubleStorage:
-		return "see whether the storage answers, such as a file server: requests go on when it " +
-			"does"
+		return "see whether the storage answers, such as a file server: requests go on when it does"
 	case TroubleNoSpace:
 		return "free space on the storage, or make it larger: writes work again at once"
 	case TroubleReadOnly:

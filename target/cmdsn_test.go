@@ -16,8 +16,7 @@ import (
 // numbered is a TEST UNIT READY with a CmdSN of the test's choice.
 func numbered(sess *Session, cmdSN uint32, immediate bool) *pdu.SCSICommand {
 	return &pdu.SCSICommand{Immediate: immediate, Final: true, Attr: pdu.TaskAttrSimple,
-		LUN: LUN(1), TaskTag: sess.NewTag(),
-		CmdSN: cmdSN, ExpStatSN: sess.ExpStatSN}
+		LUN: LUN(1), TaskTag: sess.NewTag(), CmdSN: cmdSN, ExpStatSN: sess.ExpStatSN}
 }
 
 // done receives a SCSI Response with GOOD for a command.

@@ -87,8 +87,7 @@ func TestMemoryOfOpenCommands(t *testing.T) {
 	onHeap, nowCounted := s.memory()
 	grown, counts := onHeap-before, nowCounted-counted
 	t.Logf("%d sessions with %d open commands: %d KiB more on the heap, %d KiB of it counted, %d "+
-		"bytes each",
-		sessions, commands, grown>>10, counts>>10, grown/int64(commands))
+		"bytes each", sessions, commands, grown>>10, counts>>10, grown/int64(commands))
 	require.Less(t, grown, counts, "memory on the heap is counted")
 	require.Less(t, grown, int64(limit/2))
 	runtime.KeepAlive(all)
@@ -119,8 +118,7 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 		},
 		"a negotiation": func(c *tt.Session) []byte {
 			return c.Bytes(&pdu.TextRequest{Immediate: true, TaskTag: 1,
-				TransferTag: pdu.ReservedTag,
-				CmdSN:       c.CmdSN}, keys)
+				TransferTag: pdu.ReservedTag, CmdSN: c.CmdSN}, keys)
 		},
 		"answers": func(c *tt.Session) (batch []byte) {
 			ping := pdu.NOPOut{Immediate: true, TaskTag: 1, TransferTag: pdu.ReservedTag,

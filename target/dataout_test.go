@@ -58,8 +58,7 @@ func TestWriteData(t *testing.T) {
 				[]uint32{r2t.BufferOffset, r2t.DesiredLength})
 			require.NoError(t,
 				sess.Send(&pdu.DataOut{Final: true, LUN: LUN(1), TaskTag: cmd.TaskTag,
-					TransferTag:  r2t.TransferTag,
-					BufferOffset: r2t.BufferOffset}, data[n:]))
+					TransferTag: r2t.TransferTag, BufferOffset: r2t.BufferOffset}, data[n:]))
 			done(t, sess, &cmd)
 			require.Equal(t, data, sess.MustGood(t, Read10(1, 4, 8)).Data)
 		}
@@ -250,9 +249,8 @@ func TestUnsolicitedData(t *testing.T) {
 			for i, n := range tt.dataOut {
 				require.NoError(t,
 					sess.Send(&pdu.DataOut{Final: i == len(tt.dataOut)-1, LUN: cmd.LUN,
-						TaskTag:     cmd.TaskTag,
-						TransferTag: pdu.ReservedTag, DataSN: uint32(i), BufferOffset: uint32(at)},
-						data[at:at+n]))
+						TaskTag: cmd.TaskTag, TransferTag: pdu.ReservedTag, DataSN: uint32(i),
+						BufferOffset: uint32(at)}, data[at:at+n]))
 				at += n
 			}
 			if tt.want == "" {
@@ -261,8 +259,7 @@ func TestUnsolicitedData(t *testing.T) {
 					[]uint32{r2t.BufferOffset, r2t.DesiredLength})
 				require.NoError(t,
 					sess.Send(&pdu.DataOut{Final: true, LUN: cmd.LUN, TaskTag: cmd.TaskTag,
-						TransferTag:  r2t.TransferTag,
-						BufferOffset: 2048}, data[2048:]))
+						TransferTag: r2t.TransferTag, BufferOffset: 2048}, data[2048:]))
 				done(t, sess, &cmd)
 				require.Equal(t, data, sess.MustGood(t, Read10(1, 300, 16)).Data)
 				sess.MustGood(t, Write10(1, 300, make([]byte, len(data))))

@@ -119,8 +119,7 @@ func TestDataDigestError(t *testing.T) {
 	// damaged sends some of the four Data-Out PDUs of a sequence with a flipped bit.
 	for _, damaged := range [][]int{{0}, {1}, {2}, {3}, {0, 1, 2, 3}} {
 		t.Run(fmt.Sprintf("7.8/Data-Out %v of 4", damaged), func(t *testing.T) {
-			sess := s.login(t,
-				LoginOptions{DataDigest: true, Keys: solicited.Keys})
+			sess := s.login(t, LoginOptions{DataDigest: true, Keys: solicited.Keys})
 			old := pattern(64*BlockSize, 3)
 			sess.MustGood(t, Write10(1, 500, old))
 			c := Write10(1, 500, pattern(64*BlockSize, 4))

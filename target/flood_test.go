@@ -200,8 +200,7 @@ func TestHotInitiator(t *testing.T) {
 func TestWaitingLoginEndsWithTheServer(t *testing.T) {
 	core, logs := observer.New(zapcore.DebugLevel)
 	s := start(t, func(o *options) {
-		o.Log, o.Limits.LoginDelay = zap.New(core),
-			time.Hour
+		o.Log, o.Limits.LoginDelay = zap.New(core), time.Hour
 	})
 	s.FailLogins(netip.MustParseAddr("127.0.0.1"), 20)
 	waiting := tt.MustDial(t, s.addr)

@@ -169,11 +169,9 @@ func TestNegotiationProperty(t *testing.T) {
 	refused := 0
 	for range 60 {
 		o := LoginOptions{Keys: KV("MaxRecvDataSegmentLength", length(), "MaxBurstLength", length(),
-			"FirstBurstLength", length(),
-			"InitialR2T", yesNo(), "ImmediateData", yesNo(), "MaxOutstandingR2T",
-			strconv.Itoa(1+r.Intn(4)),
-			"DefaultTime2Wait", strconv.Itoa(r.Intn(10)), "MaxConnections",
-			strconv.Itoa(1+r.Intn(8))),
+			"FirstBurstLength", length(), "InitialR2T", yesNo(), "ImmediateData", yesNo(),
+			"MaxOutstandingR2T", strconv.Itoa(1+r.Intn(4)), "DefaultTime2Wait",
+			strconv.Itoa(r.Intn(10)), "MaxConnections", strconv.Itoa(1+r.Intn(8))),
 			HeaderDigest: r.Intn(2) == 0, DataDigest: r.Intn(2) == 0, CmdSN: r.Uint32()}
 		shuffle := func(keys Keys) {
 			r.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })

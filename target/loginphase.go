@@ -63,9 +63,8 @@ func (d *loginDialog) log(err error) {
 	}
 	res := d.machine.Result()
 	ev := serving.LoginEvent{Client: res.InitiatorName, Remote: c.remote.String(),
-		Target: res.TargetName,
-		User:   res.Tried, Discovery: res.SessionType == login.Discovery, Err: err,
-		Reason: "connection_closed"}
+		Target: res.TargetName, User: res.Tried, Discovery: res.SessionType == login.Discovery,
+		Err: err, Reason: "connection_closed"}
 	fields := []zap.Field{zap.Error(err)}
 	var r *refusal
 	switch {
@@ -161,10 +160,8 @@ func (d *loginDialog) exchange() (*session, error) {
 		return nil, err
 	}
 	resp := d.machine.Step(&login.Request{CSG: login.Stage(req.CSG), NSG: login.Stage(req.NSG),
-		Transit:  req.Transit,
-		Continue: req.Continue, VersionMin: req.VersionMin, VersionMax: req.VersionMax,
-		ISID: req.ISID, TSIH: req.TSIH,
-		CID: req.CID, Data: d.data})
+		Transit: req.Transit, Continue: req.Continue, VersionMin: req.VersionMin,
+		VersionMax: req.VersionMax, ISID: req.ISID, TSIH: req.TSIH, CID: req.CID, Data: d.data})
 	if resp.Status != login.StatusSuccess {
 		return nil, d.refuse(&req, resp.Status, resp.Reason, resp.Err)
 	}
@@ -264,21 +261,18 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 		level = zap.DebugLevel
 	}
 	c.log().Log(level, "login", zap.String("initiator", res.InitiatorName),
-		zap.String("target", res.TargetName),
-		zap.String("user", res.User), zap.Bool("discovery", sess.discovery()),
-		zap.Uint16("tsih", sess.tsih),
+		zap.String("target", res.TargetName), zap.String("user", res.User),
+		zap.Bool("discovery", sess.discovery()), zap.Uint16("tsih", sess.tsih),
 		zap.Bool("header_digest", res.Params.HeaderDigest),
-		zap.Bool("data_digest", res.Params.DataDigest),
-		zap.Bool("reinstated", old != nil))
+		zap.Bool("data_digest", res.Params.DataDigest), zap.Bool("reinstated", old != nil))
 	return sess, nil
 }
 
 // answer sends a login response with status success.
 func (d *loginDialog) answer(req *pdu.LoginRequest, resp *login.Response, tsih uint16) error {
 	d.c.tx.send(&pdu.LoginResponse{Transit: resp.Transit, Continue: resp.Continue,
-		CSG: uint8(resp.CSG), NSG: uint8(resp.NSG),
-		ISID: req.ISID, TSIH: tsih, TaskTag: req.TaskTag, DataLen: len(resp.Data)}, snAdvance,
-		resp.Data, nil)
+		CSG: uint8(resp.CSG), NSG: uint8(resp.NSG), ISID: req.ISID, TSIH: tsih,
+		TaskTag: req.TaskTag, DataLen: len(resp.Data)}, snAdvance, resp.Data, nil)
 	return d.c.tx.Flush()
 }
 

@@ -67,8 +67,7 @@ func (d *disorder) round() error {
 	}
 	for _, q := range immediate { // before the requests that it does not cover
 		end := slices.IndexFunc(all, func(o *sentRequest) bool {
-			return !o.immediate &&
-				!pdu.SNLess(o.sn, q.sn)
+			return !o.immediate && !pdu.SNLess(o.sn, q.sn)
 		})
 		if end < 0 {
 			end = len(all)
@@ -224,8 +223,7 @@ func slowDown(s *server, kind int) {
 func TestRequestsInAnyOrder(t *testing.T) {
 	for seed := range 24 {
 		s := start(t, func(o *options) {
-			o.Limits.CommandWindow = []int{1, 2, 3,
-				40}[seed%4]
+			o.Limits.CommandWindow = []int{1, 2, 3, 40}[seed%4]
 		})
 		slowDown(s, seed)
 		var wg sync.WaitGroup
@@ -256,8 +254,7 @@ func TestRequestsInAnyOrder(t *testing.T) {
 func TestEndInAnyOrder(t *testing.T) {
 	for seed := range 3 {
 		s := start(t, func(o *options) {
-			o.Limits.CommandWindow,
-				o.Shared.Memory = []int{2, 40}[seed%2], 4<<20
+			o.Limits.CommandWindow, o.Shared.Memory = []int{2, 40}[seed%2], 4<<20
 		})
 		slowDown(s, seed)
 		var wg sync.WaitGroup

@@ -74,9 +74,8 @@ func TestProtocolLevel(t *testing.T) {
 func TestQueryTask(t *testing.T) {
 	s := start(t)
 	data := pattern(8*BlockSize, 2)
-	request := func(
-		function pdu.TMFunction, lun uint16, tag, refCmdSN uint32,
-	) pdu.TaskManagementRequest {
+	request := func(function pdu.TMFunction, lun uint16, tag,
+		refCmdSN uint32) pdu.TaskManagementRequest {
 		return pdu.TaskManagementRequest{Function: function, LUN: LUN(lun), RefTaskTag: tag,
 			RefCmdSN: refCmdSN}
 	}

@@ -20,8 +20,7 @@ var rejects = map[string]func(t *testing.T, sess *Session, tag uint32){
 	},
 	"Text Request with an unknown transfer tag": func(t *testing.T, sess *Session, tag uint32) {
 		require.NoError(t, sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: 77,
-			CmdSN:     sess.CmdSN,
-			ExpStatSN: sess.ExpStatSN}, nil))
+			CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
 	},
 	"Text Request with a key that comes twice": func(t *testing.T, sess *Session, tag uint32) {
 		require.NoError(t, sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag,
@@ -30,8 +29,7 @@ var rejects = map[string]func(t *testing.T, sess *Session, tag uint32){
 	},
 	"NOP-Out with a wrong digest": func(t *testing.T, sess *Session, tag uint32) {
 		require.NoError(t, sess.Send(&pdu.NOPOut{TaskTag: tag, TransferTag: pdu.ReservedTag,
-			CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN},
-			[]byte("hello"), WrongDataDigest()))
+			CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, []byte("hello"), WrongDataDigest()))
 	},
 	"NOP-Out with both tags": func(t *testing.T, sess *Session, tag uint32) {
 		require.NoError(t, sess.Send(&pdu.NOPOut{TaskTag: tag, TransferTag: 77, CmdSN: sess.CmdSN,

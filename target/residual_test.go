@@ -68,8 +68,7 @@ func TestResidualOfReads(t *testing.T) {
 			read := c.Read > 0
 			c.Write = nil
 			c.Edit = func(cmd *pdu.SCSICommand) {
-				cmd.Read, cmd.Write, cmd.ExpectedLength = !read,
-					read, 8*BlockSize
+				cmd.Read, cmd.Write, cmd.ExpectedLength = !read, read, 8*BlockSize
 			}
 			r := sess.MustGood(t, c)
 			require.Empty(t, r.Data, name)
@@ -82,8 +81,7 @@ func TestResidualOfReads(t *testing.T) {
 		for _, write := range []bool{true, false} {
 			c := Command{LUN: 1, CDB: Write10(1, 0, make([]byte, BlockSize)).CDB}
 			c.Edit = func(cmd *pdu.SCSICommand) {
-				cmd.Final, cmd.Write, cmd.ExpectedLength = false,
-					write, 0
+				cmd.Final, cmd.Write, cmd.ExpectedLength = false, write, 0
 			}
 			r := sess.MustGood(t, c) // there is no data to wait for
 			require.Equal(t, []any{true, uint32(BlockSize)}, []any{r.Overflow, r.Residual})

@@ -47,9 +47,8 @@ func TestCommandNumbers(t *testing.T) {
 					require.Equal(t, admitNever, s.admit(sn, false), "%#x is forgotten", sn)
 				}
 			default:
-				require.False(t, pdu.SNLess(s.window.max.Load(), next),
-					"no room for %#x in a window for %d, of which %d are taken", next, width,
-					s.counted)
+				require.False(t, pdu.SNLess(s.window.max.Load(), next), "no room for %#x in a "+
+					"window for %d, of which %d are taken", next, width, s.counted)
 				request(next)
 				next++
 			}

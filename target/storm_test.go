@@ -132,9 +132,8 @@ func TestAFailedBurstIsNotKept(t *testing.T) {
 		for i, dataSN := range []uint32{0, 2, 3} { // 1 is missing
 			require.NoError(t,
 				c.Send(&pdu.DataOut{Final: i == 2, LUN: tt.LUN(1), TaskTag: task.Tag(),
-					TransferTag: r2t.TransferTag,
-					ExpStatSN:   c.ExpStatSN, DataSN: dataSN, BufferOffset: dataSN * part},
-					make([]byte, part)))
+					TransferTag: r2t.TransferTag, ExpStatSN: c.ExpStatSN, DataSN: dataSN,
+					BufferOffset: dataSN * part}, make([]byte, part)))
 		}
 		require.False(t, task.MustFinish(t).Good())
 	}

@@ -169,13 +169,11 @@ func TestCopyFromElsewhereIsFenced(t *testing.T) {
 		ISID: [6]byte{0x80, 3}})
 	register(t, sess, 1, 0)
 	register(t, second, 2, 0)
-	sess.MustGood(t, PersistOut(1,
-		Persist{Action: PersistReserve, Type: WriteExclusiveRO, Key: 1}))
+	sess.MustGood(t, PersistOut(1, Persist{Action: PersistReserve, Type: WriteExclusiveRO, Key: 1}))
 	sess.MustGood(t, Write10(2, 0, pattern(blocks*BlockSize, 1)))
 
 	release, hangs := s.stall(t, disktest.OpWrite)
-	task := second.MustStart(t,
-		ExtendedCopy(2, CopyList(1, units, segment(1, 0, blocks, 0, 0))))
+	task := second.MustStart(t, ExtendedCopy(2, CopyList(1, units, segment(1, 0, blocks, 0, 0))))
 	hangs(1)
 	preempt := sess.MustStart(t,
 		PersistOut(1, Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO,

@@ -177,9 +177,8 @@ func readDescriptor(b []byte, i uint64) descriptor {
 	var copied [descSize]byte
 	copy(copied[:], b[i*descSize:])
 	return descriptor{addr: binary.LittleEndian.Uint64(copied[:]),
-		len:   binary.LittleEndian.Uint32(copied[8:]),
-		flags: binary.LittleEndian.Uint16(copied[12:]),
-		next:  binary.LittleEndian.Uint16(copied[14:])}
+		len: binary.LittleEndian.Uint32(copied[8:]), flags: binary.LittleEndian.Uint16(copied[12:]),
+		next: binary.LittleEndian.Uint16(copied[14:])}
 }
 
 // read fills c with the request that begins at a head.

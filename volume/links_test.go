@@ -73,8 +73,7 @@ func TestUsageTypeHasTheDirectory(t *testing.T) {
 	require.NoError(t, os.MkdirAll(there, 0o700))
 	disk := filepath.Join(there, diskName)
 	require.NoError(t, os.WriteFile(disk, []byte("keep"), 0o600))
-	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512,
-		Copy: &api.Copy{UsageType: "fast"}})
+	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512, Copy: &api.Copy{UsageType: "fast"}})
 	refused(t, api.CodeInUse, err)
 	require.FileExists(t, disk)
 	require.NoError(t, m.Close())

@@ -117,8 +117,7 @@ func (m *Manager) wanted(r store.Record) (Disk, error) {
 	if err == nil && !there && r.File == "" && r.Spec.From != nil && r.Spec.From.Upload {
 		err = &missingError{"the data that was uploaded", filepath.Join(dir, diskName)}
 	}
-	return Disk{Name: r.Name, LUN: r.LUN, Dir: dir, Size: r.Size,
-		BlockSize: r.Spec.BlockSize, Source: r.Spec.From,
-		File: r.File, CopyMode: r.Spec.Copy.Mode, AccessMode: r.Spec.AccessMode,
-		UsageType: r.Spec.Copy.UsageType, There: there}, err
+	return Disk{Name: r.Name, LUN: r.LUN, Dir: dir, Size: r.Size, BlockSize: r.Spec.BlockSize,
+		Source: r.Spec.From, File: r.File, CopyMode: r.Spec.Copy.Mode,
+		AccessMode: r.Spec.AccessMode, UsageType: r.Spec.Copy.UsageType, There: there}, err
 }

@@ -197,8 +197,7 @@ func grow(dir string, super superblock, size uint64) error {
 		return err
 	}
 	defer f.Close()
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), resizeFS,
-		uintptr(unsafe.Pointer(&blocks)))
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), resizeFS, uintptr(unsafe.Pointer(&blocks)))
 	if errno != 0 {
 		return fmt.Errorf("the file system cannot be grown from %d to %d MiB: %w",
 			super.blocks*super.blockSize>>20, size>>20, errno)

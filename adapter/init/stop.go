@@ -75,8 +75,7 @@ func (b *powerButtons) watch() {
 func hasPowerKey(f *os.File) bool {
 	var keys [96]byte // KEY_CNT bits
 	request := uintptr(2<<30 | len(keys)<<16 | 'E'<<8 | (0x20 + eventKey))
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request,
-		uintptr(unsafe.Pointer(&keys)))
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(unsafe.Pointer(&keys)))
 	return errno == 0 && keys[keyPower/8]&(1<<(keyPower%8)) != 0
 }
 

@@ -76,8 +76,7 @@ func relative(name string) string { return strings.TrimPrefix(path.Clean("/"+nam
 func (a *Archive) entry(name string, mode uint32, major, minor int, content []byte) {
 	a.inode++
 	fmt.Fprintf(&a.buf, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x", a.inode, mode,
-		0, 0, 1, 0, len(content), 0, 0,
-		major, minor, len(name)+1, 0)
+		0, 0, 1, 0, len(content), 0, 0, major, minor, len(name)+1, 0)
 	a.buf.WriteString(name)
 	a.buf.WriteByte(0)
 	a.pad()

@@ -120,9 +120,8 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&o.to, flagTo, "", "`directory` for everything; made if it is missing")
-	flags.StringVar(&o.size, keySize, "",
-		"smallest size of the disk in `bytes`, as 20Gi: the machine uses all of it (default what "+
-			"the image needs)")
+	flags.StringVar(&o.size, keySize, "", "smallest size of the disk in `bytes`, as 20Gi: the "+
+		"machine uses all of it (default what the image needs)")
 	settings.AddSettings(flags, slices.Concat(o.bootSettings(), machineSettings(&o.machine)))
 	flags.StringArrayVar(&o.publish, "publish", nil, "`[ADDRESS:]PORT:PORT` of this host that "+
 		"leads to one of the machine, with /udp for UDP (default address 127.0.0.1); repeatable")
@@ -268,13 +267,11 @@ func (o *adaptOptions) domain(dir string, ref transport.Reference, goArch string
 	if goArch == "arm64" {
 		arch = libvirt.ArchARM64
 	}
-	return libvirt.KernelDomain{Name: cmp.Or(o.name, domainName(ref)), Disk: disk,
-		Memory: o.memory, CPUs: o.cpus, Emulated: o.emulated, Port: machine.Port,
-		Publish: o.published,
+	return libvirt.KernelDomain{Name: cmp.Or(o.name, domainName(ref)), Disk: disk, Memory: o.memory,
+		CPUs: o.cpus, Emulated: o.emulated, Port: machine.Port, Publish: o.published,
 		Boot: libvirt.KernelBoot{Arch: arch, Kernel: filepath.Join(dir, adaptedKernel),
 			Initrd:  filepath.Join(dir, adaptedInitrd),
-			Cmdline: machine.KernelArgs(goArch, machine.DefaultSerial)},
-	}.DomainXML()
+			Cmdline: machine.KernelArgs(goArch, machine.DefaultSerial)}}.DomainXML()
 }
 
 // domainName makes a name from a reference: the last part of its path, without characters that

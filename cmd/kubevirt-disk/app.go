@@ -140,9 +140,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.adaptCommand(),
 		a.xmlCommand(), a.hookCommand(), a.healthcheckCommand(), a.provideCommand(),
 		a.pullCommand(), a.pushCommand(), a.signCommand(), a.verifyCommand(), a.keyCommand(),
-		a.commitCommand(), a.uploadCommand(), a.handoverCommand(),
-		a.psCommand(), a.sessionsCommand(), a.kickCommand(), a.snapshotCommand(),
-		a.versionCommand())
+		a.commitCommand(), a.uploadCommand(), a.handoverCommand(), a.psCommand(),
+		a.sessionsCommand(), a.kickCommand(), a.snapshotCommand(), a.versionCommand())
 	root.Version = buildInfo().Version
 	root.SetVersionTemplate(versionText(buildInfo()))
 	completeValues(root)

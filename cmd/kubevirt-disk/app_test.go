@@ -27,8 +27,7 @@ func TestStopDuringTheCopy(t *testing.T) {
 	require.NoError(t, f.Close())
 	p := launch(t, binary(t), l.env, "serve")
 	p.until("the disk is made", func() bool {
-		return p.logged("made a disk of the image", "lun") !=
-			nil
+		return p.logged("made a disk of the image", "lun") != nil
 	})
 	require.Equal(t, exitDone, p.terminate())
 	require.NoFileExists(t, l.readyFile())

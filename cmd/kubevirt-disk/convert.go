@@ -85,9 +85,8 @@ func (o convertOptions) check(cmd *cobra.Command, destination string) error {
 		wrong.Add("--"+flagCompress, "%q is not a compression: use %s",
 			o.compression, strings.Join(compressions, ", "))
 	case said && o.target(destination) != image.FormatQcow2:
-		wrong.Add("--"+flagCompress,
-			"a raw disk is not compressed: name a .qcow2 file, or say --%s=%s",
-			flagTargetFormat, image.FormatQcow2)
+		wrong.Add("--"+flagCompress, "a raw disk is not compressed: name a .qcow2 file, or say "+
+			"--%s=%s", flagTargetFormat, image.FormatQcow2)
 	}
 	return wrong.Err()
 }
@@ -154,9 +153,8 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 
 // storeTo writes a qcow2 image to w. The header is known only at the end, so it makes the image in
 // a file first.
-func storeTo(
-	ctx context.Context, img *image.Image, w io.Writer, c qcow2.Compression, p *image.Progress,
-) error {
+func storeTo(ctx context.Context, img *image.Image, w io.Writer, c qcow2.Compression,
+	p *image.Progress) error {
 	scratch, err := image.Scratch(os.TempDir())
 	if err != nil {
 		return err
@@ -169,9 +167,8 @@ func storeTo(
 }
 
 // stream runs write, which writes the disk to standard output.
-func (a *app) stream(
-	ctx context.Context, p *image.Progress, report *console.Reporter, write func() error,
-) error {
+func (a *app) stream(ctx context.Context, p *image.Progress, report *console.Reporter,
+	write func() error) error {
 	err := report.While(p, func() error {
 		done := make(chan error, 1)
 		go func() { done <- write() }()
@@ -196,8 +193,7 @@ func (a *app) stream(
 func explainWrite(err error, destination string) error {
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("%q cannot be written by user %d: %w; name a file in a directory in "+
-			"which that user can make one",
-			destination, os.Geteuid(), err)
+			"which that user can make one", destination, os.Geteuid(), err)
 	}
 	return err
 }

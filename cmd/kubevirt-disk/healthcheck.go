@@ -92,8 +92,7 @@ func checkHealth(ctx context.Context, page *options.Address, chosen bool, readyF
 		return "", fmt.Errorf("not ready: %w", err)
 	case !info.Mode().IsRegular():
 		return "", fmt.Errorf("not ready: %q is not a regular file: is it the daemon's %s?",
-			readyFile,
-			nameOf(keyReadyFile))
+			readyFile, nameOf(keyReadyFile))
 	case readyfile.Left(readyFile):
 		return "", fmt.Errorf("not ready: the daemon that made %q has ended, and was killed: "+
 			"start it again", readyFile)

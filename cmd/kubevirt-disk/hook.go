@@ -207,8 +207,7 @@ func chooseVolume(volumes []string, dir string, said bool) (string, error) {
 // tellLauncher tells KubeVirt's launcher why a hook does not serve, each time it asks, until
 // KubeVirt gives up the machine. It returns the reason. launcher is nil if this is no hook.
 func (a *app) tellLauncher(ctx context.Context, launcher *daemon.Launcher, log *zap.Logger,
-	reason error,
-) error {
+	reason error) error {
 	if launcher == nil || reason == nil || ctx.Err() != nil {
 		return reason
 	}

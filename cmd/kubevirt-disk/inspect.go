@@ -86,9 +86,8 @@ func (a *app) inspect(paths []string, format string, asJSON bool) error {
 	}
 	if at := slices.IndexFunc(paths, isDirectory); at >= 0 && format != "" {
 		var wrong problems.List
-		wrong.Add("--"+keyFormat,
-			"says what one image is, but %q is a directory: name the image in it",
-			paths[at])
+		wrong.Add("--"+keyFormat, "says what one image is, but %q is a directory: name the "+
+			"image in it", paths[at])
 		return wrong.Err()
 	}
 	if len(paths) == 1 && !isDirectory(paths[0]) {
@@ -181,9 +180,8 @@ func inspectImage(path, format string) (image.Info, error) {
 
 // addFormatFlag adds the flag that says what format an image has.
 func addFormatFlag(cmd *cobra.Command, format *string) {
-	cmd.Flags().StringVar(format, keyFormat, "",
-		"what the image is, `raw` or qcow2: raw if a guest has written its content "+
-			"(default as it was served, or else by its content)")
+	cmd.Flags().StringVar(format, keyFormat, "", "what the image is, `raw` or qcow2: raw if a "+
+		"guest has written its content (default as it was served, or else by its content)")
 }
 
 // assumed returns the options for a format that a person gave. With "", the image itself tells its

@@ -160,9 +160,8 @@ func (l loader) nbd(files options.NBDTLS) (all []options.NBDPortal) {
 }
 
 var errNoAuth = errors.New("without CHAP everybody who reaches the portal could read and write " +
-	"the disks: " +
-	"set CHAP_USERNAME and CHAP_PASSWORD, or listen on 127.0.0.1 only, or accept it with " +
-	"INSECURE_NO_AUTH=true (--insecure-no-auth)")
+	"the disks: set CHAP_USERNAME and CHAP_PASSWORD, or listen on 127.0.0.1 only, or accept it " +
+	"with INSECURE_NO_AUTH=true (--insecure-no-auth)")
 
 // checkExposure refuses portals beyond loopback without CHAP.
 func (l loader) checkExposure(portals []options.Address, chap, accepted bool) {

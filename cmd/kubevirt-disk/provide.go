@@ -82,8 +82,7 @@ Exit status 0: the file is gone. 1: the file cannot be made, and nothing is left
 		}
 		switch {
 		case p.to == "":
-			l.Problems.AddMissing(nameOf(keyTo), "name the file to make, without its "+
-				"extension")
+			l.Problems.AddMissing(nameOf(keyTo), "name the file to make, without its extension")
 		case strings.HasSuffix(p.to, "/"):
 			l.Problems.Add(l.Name(keyTo), "%q is the name of a directory: name the file in it, "+
 				"without its extension", p.to)

@@ -129,8 +129,7 @@ func (a *app) printDaemons(all []runningDaemon) error {
 			row("-", "-", "-", cmp.Or(d.Error, string(d.Status.State)), "")
 		}
 		for _, l := range d.Status.LUNs {
-			row(fmt.Sprint(l.LUN), l.Image, console.ShortSize(l.SizeBytes),
-				stateOf(&l), l.Owner)
+			row(fmt.Sprint(l.LUN), l.Image, console.ShortSize(l.SizeBytes), stateOf(&l), l.Owner)
 		}
 	}
 	return table.Flush()

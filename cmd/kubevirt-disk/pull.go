@@ -123,9 +123,8 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 	report := a.reporter(console.OneLine(ref.String()))
 	err = report.While(p, func() (err error) {
 		done, digest, err = client.Pull(ctx, ref, dest,
-			registry.PullOptions{Path: o.path, Original: o.format == pullOriginal,
-				Image: foreign, Replace: o.force, UnpackMemory: o.unpack, Progress: p,
-				Stdout: a.stdout})
+			registry.PullOptions{Path: o.path, Original: o.format == pullOriginal, Image: foreign,
+				Replace: o.force, UnpackMemory: o.unpack, Progress: p, Stdout: a.stdout})
 		return err
 	})
 	switch {

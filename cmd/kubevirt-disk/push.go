@@ -53,13 +53,11 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 ` + formatsHelp + "\n\n" + registryHelp,
 		Args: imageArgs(cobra.MinimumNArgs(2)),
 	}
-	cmd.Flags().
-		StringVar(&from, "base", base, "`reference` of the base image; none makes a KubeVirt "+
-			"containerDisk: one disk, no server")
-	cmd.Flags().
-		StringVar(&compress, flagCompress, "",
-			"how to compress what is not compressed yet: `method` zstd, zlib (for QEMU before "+
-				"5.1) or none (default zstd for raw files, none for others)")
+	cmd.Flags().StringVar(&from, "base", base, "`reference` of the base image; none makes a "+
+		"KubeVirt containerDisk: one disk, no server")
+	cmd.Flags().StringVar(&compress, flagCompress, "", "how to compress what is not compressed "+
+		"yet: `method` zstd, zlib (for QEMU before 5.1) or none (default zstd for raw files, "+
+		"none for others)")
 	cmd.Flags().StringVar(&order, flagBootOrder, "", "`file` with the boot order recorded by "+
 		"serve --record-boot: these blocks are fetched first when the image is served from the "+
 		"registry")
@@ -96,11 +94,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 				flagArtifact, flagOnto)
 		}
 		if from == "" && onto.Image == "" && !artifact {
-			return fmt.Errorf(
-				"name the base image with --base, such as --base=REGISTRY/kubevirt.io:disk, or "+
-					"say --base=%s",
-				registry.BaseNone,
-			)
+			return fmt.Errorf("name the base image with --base, such as "+
+				"--base=REGISTRY/kubevirt.io:disk, or say --base=%s", registry.BaseNone)
 		}
 		opt := pushOptions(from, compress)
 		opt.Onto, opt.Artifact = onto, artifact
@@ -222,24 +217,16 @@ func pushOptions(from, compress string) registry.PushOptions {
 }
 
 // push stores files as an image, and prints its digest, which it returns, too.
-func (a *app) push(
-	ctx context.Context,
-	client *registry.Client,
-	files []string,
-	ref transport.Reference,
-	opt registry.PushOptions,
-) (digest string, err error) {
+func (a *app) push(ctx context.Context, client *registry.Client, files []string,
+	ref transport.Reference, opt registry.PushOptions) (digest string, err error) {
 	for _, file := range files {
 		if err := checkSource(file); err != nil {
 			return "", err
 		}
 	}
 	if opt.Base == registry.BaseNone && len(files) > 1 && !opt.Artifact {
-		fmt.Fprintln(
-			a.stderr,
-			"a KubeVirt containerDisk has one disk: with several, a VM has to give the path of "+
-				"its disk",
-		)
+		fmt.Fprintln(a.stderr, "a KubeVirt containerDisk has one disk: with several, a VM has to "+
+			"give the path of its disk")
 	}
 	p := new(registry.Progress)
 	opt.Progress = p

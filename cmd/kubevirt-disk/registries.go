@@ -213,9 +213,8 @@ func (l loader) useRegistries(c *config) {
 	}
 	if delete(hosts, ""); own.Username != "" {
 		if len(hosts) > 1 {
-			l.Problems.Add(envRegistryUsername,
-				"is for one registry, but the images come from several: name a file with a "+
-					"credential for each with --%s", keyRegistryConfig)
+			l.Problems.Add(envRegistryUsername, "is for one registry, but the images come from "+
+				"several: name a file with a credential for each with --%s", keyRegistryConfig)
 		}
 		s.Registry.Own, s.Registry.OwnHost = own, all[0].Host()
 		for host := range hosts {

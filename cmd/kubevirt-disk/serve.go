@@ -174,8 +174,7 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 	if ownErr == nil && opt.ControlSocket != "" {
 		opt.OwnSocket = own.Socket()
 	} else if ownErr != nil {
-		log.Debug("ps and other commands do not find this daemon by themselves",
-			zap.Error(ownErr))
+		log.Debug("ps and other commands do not find this daemon by themselves", zap.Error(ownErr))
 	}
 	// Callers of the original wrapper start several daemons in one pod, which has one network. They
 	// give each its own port for the portal, but not for the pages.

@@ -29,8 +29,7 @@ func (l loader) useImages(c *config, images []string) {
 	c.images = images
 	if l.Flags.Changed(keyDiskDir) {
 		l.Problems.Add("--"+keyDiskDir, "cannot be combined with images as arguments, such as "+
-			"%q: use one of them",
-			images[0])
+			"%q: use one of them", images[0])
 	}
 	for _, path := range images {
 		switch info, err := os.Stat(path); {
@@ -197,12 +196,10 @@ func (s *served) whatStays(luns []status.LUN) string {
 	case inPlace:
 		return "In copy mode none, writes go to the images themselves."
 	case s.cfg.PersistentDir != "":
-		return fmt.Sprintf("The images are not changed. Writes stay in %q.",
-			s.cfg.PersistentDir)
+		return fmt.Sprintf("The images are not changed. Writes stay in %q.", s.cfg.PersistentDir)
 	case s.cfg.temporary:
 		return fmt.Sprintf("The images are not changed. Writes go to %q, which is removed at the "+
-			"end; --%s=DIR keeps them.",
-			s.cfg.WorkDir, keyWorkDir)
+			"end; --%s=DIR keeps them.", s.cfg.WorkDir, keyWorkDir)
 	}
 	return fmt.Sprintf("The images are not changed. Writes stay in %q, for the next start with "+
 		"the same images.", s.cfg.WorkDir)

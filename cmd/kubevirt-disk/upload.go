@@ -48,9 +48,8 @@ A token that the server asks for is read from a file, and never from the command
 	own := []settings.Setting{{Key: "token-file", Env: []string{envVolumesToken}, Empty: true,
 		Usage: "`file` with the token that the server asks for", To: settings.Text(&opt.TokenFile)}}
 	settings.AddSettings(flags, own)
-	flags.StringVar(&opt.CAFile, "ca", "",
-		"`file` with certificates of the authorities that signed the server's certificate "+
-			"(default the system's)")
+	flags.StringVar(&opt.CAFile, "ca", "", "`file` with certificates of the authorities that "+
+		"signed the server's certificate (default the system's)")
 	flags.StringVar(&opt.CertFile, "cert", "", "`file` with the certificate of this client")
 	flags.StringVar(&opt.KeyFile, "key", "", "`file` with the key of that certificate")
 	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string,

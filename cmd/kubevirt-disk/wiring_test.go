@@ -63,9 +63,8 @@ disks:
 	require.Equal(t, []byte{0, 0, 0, 3, 0, 0, 0x10, 0},
 		one.MustGood(t, targettest.ReadCapacity10(4)).Data, "four blocks of 4096 bytes")
 
-	_, err := targettest.MustDial(t,
-		p.portal()).Login(targettest.LoginOptions{Initiator: first, Target: wrapperTarget,
-		ISID: [6]byte{0x80, 9}})
+	_, err := targettest.MustDial(t, p.portal()).Login(targettest.LoginOptions{Initiator: first,
+		Target: wrapperTarget, ISID: [6]byte{0x80, 9}})
 	require.Error(t, err, "a third session")
 	require.Equal(t, exitDone, p.terminate())
 }

@@ -56,8 +56,7 @@ Exit status 1: the daemon does not answer, or the LUN is not ready.`,
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), f.Timeout)
 		defer cancel()
-		document, err := f.Document(ctx,
-			loadBy(osfile.ReadText, cmd.Flags(), own).Loader)
+		document, err := f.Document(ctx, loadBy(osfile.ReadText, cmd.Flags(), own).Loader)
 		if err == nil {
 			_, err = fmt.Fprintln(a.stdout, document)
 		}

@@ -29,8 +29,7 @@ func xmlOf(t *testing.T, env []string, args ...string) (libvirt.LUN, libvirt.Dev
 
 func TestXMLFromFlags(t *testing.T) {
 	lun, device := xmlOf(t, []string{"NODE_NAME=node-1"}, "--host=10.0.0.5", "--port=3261",
-		"--lun=2",
-		"--chap-username=vm")
+		"--lun=2", "--chap-username=vm")
 	require.Equal(t, libvirt.LUN{
 		Portals:    []libvirt.Portal{{Host: "10.0.0.5", Port: 3261}},
 		TargetName: "iqn.2017-01.io.kubevirt:wrapper", Number: 2,
@@ -49,10 +48,9 @@ func TestXMLFromFlags(t *testing.T) {
 
 	lun, device = xmlOf(t, []string{"WWN=iqn.2020-01.a:b", "PORT=3262", "ACCESS_MODE=write-shared"},
 		"--host=[fd00::5]:3270,disk.example.com", "--lun=1", "--target-dev=sdb", "--bus=scsi",
-		"--boot-order=1", "--initiator-name=iqn.2020-01.org.example:vm",
-		"--cache=writeback", "--io=threads", "--discard=ignore", "--detect-zeroes=on",
-		"--error-policy=enospace", "--rerror-policy=stop", "--serial=s",
-		"--wwn=3c0ffee000000001", "--chap-username=vm",
+		"--boot-order=1", "--initiator-name=iqn.2020-01.org.example:vm", "--cache=writeback",
+		"--io=threads", "--discard=ignore", "--detect-zeroes=on", "--error-policy=enospace",
+		"--rerror-policy=stop", "--serial=s", "--wwn=3c0ffee000000001", "--chap-username=vm",
 		"--secret-uuid=01234567-89ab-cdef-0123-456789abcdef")
 	require.Equal(t, libvirt.LUN{
 		Portals: []libvirt.Portal{{Host: "fd00::5", Port: 3270},

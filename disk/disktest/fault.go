@@ -151,8 +151,7 @@ func (f *Fault) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 }
 
 func (f *Fault) transfer(ctx context.Context, op Op, p []byte, off int64,
-	call func(context.Context, []byte, int64) (int, error),
-) (int, error) {
+	call func(context.Context, []byte, int64) (int, error)) (int, error) {
 	if r := f.before(op, off, int64(len(p))); r != nil {
 		return 0, r.Err
 	}

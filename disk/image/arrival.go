@@ -152,8 +152,7 @@ func (a *Arrival) guest(w *rawfile.Writer) qcow2.Guest {
 	return qcow2.Guest{
 		Write: func(p []byte, off int64) error { return a.to.explain(w.Write(p, off), a.virtual) },
 		Zero: func(off, length int64) error {
-			return a.to.explain(a.to.zero(off, length),
-				a.virtual)
+			return a.to.explain(a.to.zero(off, length), a.virtual)
 		},
 	}
 }
@@ -278,8 +277,7 @@ func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
 			return a.short(end, err)
 		case end > a.opt.maxVirtualSize():
 			return &Error{Name: a.name, Format: FormatRaw,
-				Reason: fmt.Sprintf("has more than the limit of %d bytes",
-					a.opt.maxVirtualSize())}
+				Reason: fmt.Sprintf("has more than the limit of %d bytes", a.opt.maxVirtualSize())}
 		case a.to.device > 0 && end > a.to.device:
 			return fmt.Errorf("block device %q has %d bytes, and the disk more", a.to.name,
 				a.to.device)

@@ -116,9 +116,8 @@ func TestForeignFormatsFromTheirTools(t *testing.T) {
 		raw, "flat.img")
 	filetest.Put(t, dir, "luks.raw", []byte("LUKS\xba\xbe\x00\x01"), 1<<20)
 	want := map[string]Format{"vpc.raw": "vhd", "vpc-fixed.img": "vhd", "flat.img": "vmdk",
-		"luks.raw": "luks",
-		"vmdk.raw": "vmdk", "vhdx.raw": "vhdx", "vdi.raw": "vdi", "qed.raw": "qed",
-		"parallels.raw": "parallels"}
+		"luks.raw": "luks", "vmdk.raw": "vmdk", "vhdx.raw": "vhdx", "vdi.raw": "vdi",
+		"qed.raw": "qed", "parallels.raw": "parallels"}
 	for _, pack := range [][]string{{"gzip"}, {"xz"}, {"bzip2"}, {"zstd", "-q"}} {
 		if _, err := exec.LookPath(pack[0]); err != nil {
 			continue
@@ -138,8 +137,7 @@ func TestForeignFormatsFromTheirTools(t *testing.T) {
 		require.False(t, info.Servable, name)
 	}
 	reasons := scanErrors(t, dir)
-	require.Contains(t, reasons["vmdk.raw"],
-		`"kubevirt-disk convert vmdk.raw vmdk.qcow2"`)
+	require.Contains(t, reasons["vmdk.raw"], `"kubevirt-disk convert vmdk.raw vmdk.qcow2"`)
 	require.Contains(t, reasons["flat.img"],
 		`"qemu-img convert -f vmdk -O qcow2 flat.img flat.qcow2"`)
 	require.Contains(t, reasons["vhdx.raw"], `"kubevirt-disk convert vhdx.raw vhdx.qcow2"`)

@@ -102,14 +102,12 @@ type SpaceError struct {
 func (e *SpaceError) Error() string {
 	if e.FileSize > 0 {
 		return fmt.Sprintf("%s takes a file of %s (%d bytes), and no file in %q can be that "+
-			"large, by its file system or a limit of the process (ulimit -f); "+
-			"use a volume with another file system, such as XFS", e.What, words.Bytes(e.FileSize),
-			e.FileSize, e.Dir)
+			"large, by its file system or a limit of the process (ulimit -f); use a volume with "+
+			"another file system, such as XFS", e.What, words.Bytes(e.FileSize), e.FileSize, e.Dir)
 	}
 	if e.Needed == 0 {
 		return fmt.Sprintf("%s: %q filled up while it was written, %s are left; make room or use "+
-			"a larger volume",
-			e.What, e.Dir, words.Bytes(e.Available))
+			"a larger volume", e.What, e.Dir, words.Bytes(e.Available))
 	}
 	return fmt.Sprintf("%s needs up to %s (%d bytes) in %q, where %s (%d bytes) are available; "+
 		"make room or use a larger volume",

@@ -91,8 +91,7 @@ func images(t testing.TB, dir string) map[string][]string {
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2",
 		"-b", "zlib.qcow2", "-F", "qcow2", "top.qcow2")
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-o",
-		"extended_l2=on,cluster_size=128k",
-		"-b", "middle.qcow2", "-F", "qcow2", "sub.qcow2")
+		"extended_l2=on,cluster_size=128k", "-b", "middle.qcow2", "-F", "qcow2", "sub.qcow2")
 	for _, name := range []string{"middle.qcow2", "top.qcow2", "sub.qcow2"} {
 		filetest.QemuIO(t, dir, name, "write -P 7 1M 100k", "write -P 8 6M 4k", "discard 4M 1M")
 	}
@@ -231,8 +230,7 @@ func TestOpeningAnImageOutOfReach(t *testing.T) {
 		})
 	}
 	refused := func(ctx context.Context, _ string) (image.Source, error) {
-		return nil,
-			disk.ErrNotNow
+		return nil, disk.ErrNotNow
 	}
 	_, err := image.OpenSource(t.Context(), "a.raw", refused, image.Options{})
 	require.ErrorIs(t, err, disk.ErrNotNow)

@@ -165,9 +165,8 @@ func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, 
 			reason = fmt.Sprintf("the image has changed: %q is %s now, and was %s",
 				l.name, print.Digest, before.Digest)
 		case before.Digest != "":
-			reason = fmt.Sprintf(
-				"the image has changed: %q was known by its digest, %s, and has none now",
-				l.name, before.Digest)
+			reason = fmt.Sprintf("the image has changed: %q was known by its digest, %s, and has "+
+				"none now", l.name, before.Digest)
 		case before.Hash == "":
 			err = fmt.Errorf("%q may have changed: %w", l.name, ErrNotIdentified)
 		default:

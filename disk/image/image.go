@@ -139,8 +139,7 @@ func CheckWhole(path string) *Error {
 // A file that is not accepted is an *Error. The error is disk.ErrNotNow if ctx ended before
 // everything was read.
 func OpenSource(ctx context.Context, name string,
-	open func(ctx context.Context, name string) (Source, error), opt Options,
-) (*Image, error) {
+	open func(ctx context.Context, name string) (Source, error), opt Options) (*Image, error) {
 	find := func(name string) (Source, *os.File, error) {
 		s, err := open(ctx, name)
 		return s, nil, err
@@ -163,8 +162,7 @@ func openerOf(path string, opt Options) (o *opener, file string, err error) {
 	}
 	dir, err := openDirectory(filepath.Dir(path))
 	if err != nil {
-		return nil, "", fmt.Errorf("%s cannot be opened: %w", words.Name(named),
-			errors.Unwrap(err))
+		return nil, "", fmt.Errorf("%s cannot be opened: %w", words.Name(named), errors.Unwrap(err))
 	}
 	dir.devices = opt.Named
 	return openerIn(dir, opt, useNamed), file, nil

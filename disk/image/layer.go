@@ -137,8 +137,7 @@ func (l *layer) extent(ctx context.Context, off, length int64) (int64, extentKin
 // walk calls f for the runs of [off, end), in order and without gaps. It reads the tables of each
 // layer once. Errors of reading are those of unread.
 func (l *layer) walk(ctx context.Context, off, end int64,
-	f func(off, n int64, kind extentKind) error,
-) error {
+	f func(off, n int64, kind extentKind) error) error {
 	for off < end {
 		n, kind, err := end-off, extentHole, error(nil)
 		switch {

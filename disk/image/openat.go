@@ -18,8 +18,7 @@ const resolveFlags = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESO
 
 // errNoOpenat2 says that a name with a slash cannot be resolved safely here.
 var errNoOpenat2 = errors.New("is in a subdirectory, and the kernel or the container's seccomp " +
-	"profile lacks openat2, " +
-	"without which no subdirectory is opened")
+	"profile lacks openat2, without which no subdirectory is opened")
 
 // fileID identifies a file by its digest, by its place on this machine, or else by its name.
 type fileID struct {
@@ -75,8 +74,7 @@ func (d *directory) openAs(name string, access int) (*os.File, *unix.Stat_t, err
 	// between, OpenFlags and the second look prevent harm.
 	var st unix.Stat_t
 	if err := osfile.Retry(func() error {
-		return unix.Fstatat(fd, name, &st,
-			unix.AT_SYMLINK_NOFOLLOW)
+		return unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	}); err != nil {
 		return nil, nil, err
 	}

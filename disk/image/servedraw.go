@@ -94,8 +94,7 @@ func (m *Image) OpenRaw(write bool) (*os.File, error) {
 		return nil, fmt.Errorf("image %q %s: %w", m.path, reason, err)
 	}
 	head, tail, err := readEnds(file, st.Size)
-	raw := err == nil && detect(head, tail) == nil || m.top.source == SourceTold ||
-		device
+	raw := err == nil && detect(head, tail) == nil || m.top.source == SourceTold || device
 	if err == nil && !raw {
 		raw, err = dir.servedRaw(file)
 	}

@@ -12,9 +12,8 @@ import (
 )
 
 // ConvertQcow2 is Convert to a qcow2 image without a backing file.
-func ConvertQcow2(
-	ctx context.Context, img *Image, dst string, replace bool, c qcow2.Compression, p *Progress,
-) error {
+func ConvertQcow2(ctx context.Context, img *Image, dst string, replace bool, c qcow2.Compression,
+	p *Progress) error {
 	return convert(img, dst, replace, func(f *os.File) error {
 		_, err := Store(ctx, img, f, c, p)
 		return err

@@ -190,8 +190,7 @@ func TestStreamThatFails(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	require.ErrorIs(t, Stream(ctx, img, streamWriter(func(p []byte) (int, error) {
 		cancel()
-		return len(p),
-			nil
+		return len(p), nil
 	}), nil), context.Canceled)
 
 	require.NoError(t, os.Truncate(path, 20<<20))

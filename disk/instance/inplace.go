@@ -57,11 +57,9 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 	o.opt.Progress.Start(disk.Size(), 0)
 	o.opt.Progress.Finish()
 	o.log.Info("serving the image file in place", zap.String("disk", o.img.Path()),
-		zap.Bool("read_only", readOnly),
-		zap.String("serial", s.Identity.Serial))
+		zap.Bool("read_only", readOnly), zap.String("serial", s.Identity.Serial))
 	return &Instance{Disk: disk, Identity: s.Identity, BlockSize: s.blockSize(), path: o.img.Path(),
-		ReadOnly: readOnly,
-		kept:     kept, content: s.Map, durable: true}, nil
+		ReadOnly: readOnly, kept: kept, content: s.Map, durable: true}, nil
 }
 
 // recall updates the state of an earlier start, and reports whether the same file is served again.
@@ -143,10 +141,9 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 	// If this fails, serve the disk all the same. If the guest writes a header, the next start may
 	// not recognise the disk, but does not follow the header to another file.
 	if err := o.img.RememberRaw(file); err != nil {
-		o.log.Warn("cannot remember with the file that the disk is raw: say so by \"format: raw\" "+
-			"for it under \"disks\" in the configuration file, or a later start goes by what a "+
-			"guest has written",
-			zap.String("disk", file.Name()), zap.Error(err))
+		o.log.Warn("cannot remember with the file that the disk is raw: say so by \"format: "+
+			"raw\" for it under \"disks\" in the configuration file, or a later start goes by "+
+			"what a guest has written", zap.String("disk", file.Name()), zap.Error(err))
 	}
 	return file, false, nil
 }

@@ -71,8 +71,7 @@ func (d *diskDir) clearAllLayers() error {
 }
 
 func (d *diskDir) removeRecord() error {
-	return errors.Join(osfile.Remove(d.layers()),
-		osfile.Remove(d.layers()+durable.SpareSuffix))
+	return errors.Join(osfile.Remove(d.layers()), osfile.Remove(d.layers()+durable.SpareSuffix))
 }
 
 func (d *diskDir) clearOtherLayers(keep *overlay.Record) error {

@@ -314,8 +314,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 		// identifies the image, the file gives the size, and the next start has the settings too. A
 		// disk without a chain may have no state yet.
 		o.log.Warn("no space is left to save the disk's settings: it is served with them, and "+
-			"they are saved later",
-			zap.String("disk", o.dir.disk()), zap.Error(err))
+			"they are saved later", zap.String("disk", o.dir.disk()), zap.Error(err))
 		err = nil
 	}
 	return s.Size != was, o.spaceError(err)

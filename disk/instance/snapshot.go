@@ -76,8 +76,7 @@ func (i *Instance) Revert(ctx context.Context, name string) error {
 }
 
 func (i *Instance) change(ctx context.Context, name string,
-	change func(t *overlay.Tree, name string) error,
-) error {
+	change func(t *overlay.Tree, name string) error) error {
 	if err := i.mayHave(name); err != nil {
 		return err
 	}

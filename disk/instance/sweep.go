@@ -25,8 +25,7 @@ import (
 // look empty. Files that do not belong to a disk stay. When ctx ends, Sweep stops early; the next
 // call continues.
 func Sweep(ctx context.Context, workDir, imageDir string, others []string, owner string,
-	leftovers Leftovers, log *zap.Logger,
-) (kept int64) {
+	leftovers Leftovers, log *zap.Logger) (kept int64) {
 	entries, err := os.ReadDir(workDir)
 	// if all disks are on volumes, there may be no work directory
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -110,9 +109,8 @@ func (d *diskDir) orphaned(imageDir string, others []string, owner string, log *
 	}
 	if s.Owner != owner {
 		log.Info("a disk in the work directory has no image here and is kept because another "+
-			"daemon may need it",
-			zap.String("directory", d.path), zap.String("last_served_by", s.Owner),
-			zap.String("this_is", owner))
+			"daemon may need it", zap.String("directory", d.path),
+			zap.String("last_served_by", s.Owner), zap.String("this_is", owner))
 		return "", false
 	}
 	return s.Image, true
@@ -163,8 +161,7 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 		return err
 	}
 	log.Info("removed the disk of an image that is gone", zap.String("image", image),
-		zap.String("directory", d.path),
-		zap.Int64("bytes", before-usedIn(d.path)))
+		zap.String("directory", d.path), zap.Int64("bytes", before-usedIn(d.path)))
 	return nil
 }
 

@@ -48,8 +48,7 @@ func (o *Disk) apply(ctx context.Context, op change, p []byte, off, length int64
 // It is read before the blocks are locked, because a read may take long and others must not wait
 // for it. The image does not change, and a block that is marked meanwhile needs nothing of it.
 func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int64,
-	gate *Disk,
-) error {
+	gate *Disk) error {
 	first, last := o.span(off, length)
 	end := off + length
 	headBegin, headEnd := o.bounds(first)

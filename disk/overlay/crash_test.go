@@ -84,8 +84,7 @@ func (f mapFile) WriteAt(p []byte, off int64) (int, error) {
 
 // simMap reads a map of one page. Without its live file it makes a new one.
 func simMap(t *testing.T, m *filetest.Machine, durable, live *filetest.SimFile,
-	header mapHeader,
-) (*blockMap, *mapStore) {
+	header mapHeader) (*blockMap, *mapStore) {
 	blocks := newBlockMap(header.blocks)
 	store := newMapStore(len(blocks.pages))
 	require.NoError(t, readMap(mapFile{durable}, durable.Size(), header, blocks,
@@ -238,8 +237,7 @@ func TestCrashPointsFindLostData(t *testing.T) {
 
 // treeCrashes lets a disk with snapshots crash, or its process be killed, so many times.
 func treeCrashes(t *testing.T, seed uint64, opt Options, whole bool, rounds int,
-	prepare func(*simTree),
-) error {
+	prepare func(*simTree)) error {
 	d := newSimTree(t, seed, opt, whole)
 	for round := range rounds {
 		prepare(d)

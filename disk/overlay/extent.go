@@ -71,8 +71,7 @@ func (o *Disk) Depth(ctx context.Context, off, length int64) (depth int, n int64
 
 // depthOver is Depth for a layer. What it has discarded is its own if there was anything below.
 func (o *Disk) depthOver(ctx context.Context, lower *Disk, own bool, off, length int64) (depth int,
-	n int64, err error,
-) {
+	n int64, err error) {
 	if own {
 		e, err := o.file.Extent(ctx, off, length)
 		if err != nil || e.Data {

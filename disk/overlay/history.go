@@ -22,8 +22,7 @@ func (s *Stack) Since() []disk.Snapshot {
 
 // Changed implements disk.Historian: what the layers above the snapshot have themselves may differ.
 func (s *Stack) Changed(_ context.Context, since string, off, length int64) (changed bool, n int64,
-	err error,
-) {
+	err error) {
 	if s.tree == nil {
 		return false, 0, &SnapshotError{Name: since, Reason: ErrSnapshotMissing.Error(),
 			Err: ErrSnapshotMissing}
@@ -36,8 +35,7 @@ func (v *View) Since() []disk.Snapshot { return v.tree.since(v.of.ID) }
 
 // Changed implements disk.Historian.
 func (v *View) Changed(_ context.Context, since string, off, length int64) (changed bool, n int64,
-	err error,
-) {
+	err error) {
 	return v.tree.changed(v.of.ID, since, off, length)
 }
 

@@ -42,8 +42,7 @@ func NewLayer(file File, lower *Disk, m *Map, opt Options) *Disk {
 
 // newLayer is NewLayer for the parts of a map.
 func newLayer(file File, lower *Disk, floor int64, m *blockMap, maps *mapStore,
-	opt Options,
-) *Disk {
+	opt Options) *Disk {
 	b := &below{floor: floor}
 	b.parallel = lower.parallel
 	o := newDisk(file, b, m, maps, m.blocks*granuleFor(floor), opt)

@@ -146,8 +146,7 @@ func blocksOf(size int64) int64 {
 // a hole today, and stored zeros once somebody has copied it. A write of the guest to such a block
 // would be lost if the next start took the block for unmarked.
 func markHoles(ctx context.Context, base Image, m *blockMap,
-	save func(page, word int64, words []byte) error,
-) (stored int64, err error) {
+	save func(page, word int64, words []byte) error) (stored int64, err error) {
 	// hole: where the current hole begins
 	size, granule, hole, holes := base.Size(), granuleFor(base.Size()), int64(0), int64(0)
 	mark := func(end int64) error {

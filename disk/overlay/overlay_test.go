@@ -193,13 +193,11 @@ func TestWatchingTheDiskIsNoGuest(t *testing.T) {
 	require.False(t, d.hydrate.o.watch.active())
 	for name, act := range map[string]func() error{
 		"read": func() error {
-			_,
-				err := d.over.ReadAt(t.Context(), make([]byte, disk.SectorSize), 0)
+			_, err := d.over.ReadAt(t.Context(), make([]byte, disk.SectorSize), 0)
 			return err
 		},
 		"write": func() error {
-			_,
-				err := d.over.WriteAt(t.Context(), make([]byte, disk.SectorSize), 0)
+			_, err := d.over.WriteAt(t.Context(), make([]byte, disk.SectorSize), 0)
 			return err
 		},
 		"discard": func() error { return d.over.Discard(t.Context(), 0, disk.SectorSize) },

@@ -90,9 +90,7 @@ func (t *Tree) mayTakeLocked(name string) error {
 
 // prepareLocked records a new top, and a snapshot that is not taken yet. The flush does not stop
 // the guest, and leaves less for the one after the switch.
-func (t *Tree) prepareLocked(name string, now time.Time) (back func() error,
-	err error,
-) {
+func (t *Tree) prepareLocked(name string, now time.Time) (back func() error, err error) {
 	on, size := t.top, t.stack.Size()
 	undo, err := t.newTopLocked(on, size)
 	if err != nil {

@@ -128,8 +128,7 @@ var errTwice = errors.New("a cluster of the disk was written twice")
 // Finish writes the tables of a disk of so many bytes, and returns the size of the file.
 func (a *Appender) Finish(size int64) (int64, error) {
 	p := placement{clusterBits: a.bits}
-	if limit := maxL1Bytes / 8 * p.tableReach(); size <= 0 || size%sectorSize != 0 ||
-		size > limit {
+	if limit := maxL1Bytes / 8 * p.tableReach(); size <= 0 || size%sectorSize != 0 || size > limit {
 		return 0, fmt.Errorf("a disk of %d bytes cannot be stored: its size has to be a positive "+
 			"multiple of %d, and at most %d", size, sectorSize, limit)
 	}

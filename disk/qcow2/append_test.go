@@ -18,8 +18,7 @@ import (
 
 // appendImage writes an image of clusters at the given numbers, in that order, and opens it.
 func appendImage(t *testing.T, opt qcow2.AppendOptions, size int64, clusters map[int64][]byte,
-	order []int64,
-) (string, *qcow2.Image) {
+	order []int64) (string, *qcow2.Image) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image.qcow2")
 	f := testtool.Must(os.Create(path))(t)

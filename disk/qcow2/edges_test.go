@@ -97,12 +97,10 @@ func TestExtensionsAndTheirEnd(t *testing.T) {
 			im.put32(16, 4)
 		}, "base", "raw"},
 		"an extension to the end of the cluster": {func(im *image) {
-			extension(im, headerLenV3,
-				0x12345678, cs-headerLenV3-8)
+			extension(im, headerLenV3, 0x12345678, cs-headerLenV3-8)
 		}, "", ""},
 		"behind the end of the extensions": {func(im *image) {
-			extension(im, headerLenV3+8,
-				extLUKS, 8)
+			extension(im, headerLenV3+8, extLUKS, 8)
 		}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -288,8 +288,7 @@ func (h *header) table(what string, offset uint64, length, limit, fileSize int64
 
 // readNames reads the header extensions and the backing file's name. Both are in the first cluster.
 func (h *header) readNames(ctx context.Context, r Reader, fileSize, headerLen int64,
-	nameOffset uint64, nameLen uint32,
-) error {
+	nameOffset uint64, nameLen uint32) error {
 	first := make([]byte, min(h.clusterSize(), fileSize))
 	if err := readFull(ctx, r, first, 0); err != nil {
 		return fmt.Errorf("reading the header: %w", err)

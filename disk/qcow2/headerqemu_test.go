@@ -56,8 +56,7 @@ func TestWhatQEMURefuses(t *testing.T) {
 	for off := int(be.Uint32(whole[100:])); be.Uint32(whole[off:]) != 0; {
 		n := int(be.Uint32(whole[off+4:]))
 		name := fmt.Sprintf("length of extension %#x", be.Uint32(whole[off:]))
-		fields = append(fields, field{name,
-			off + 4, 4})
+		fields = append(fields, field{name, off + 4, 4})
 		off += 8 + (n+7)&^7
 	}
 	refused := 0

@@ -95,9 +95,8 @@ func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, e
 		return nil, err
 	}
 	im.info = Info{Version: h.version, ClusterSize: h.clusterSize(), VirtualSize: h.size,
-		PlainSize: plain, CompressedSize: compressed,
-		BackingFile: h.backingFile, BackingFormat: h.backingFormat,
-		ExtendedL2: h.extended()}
+		PlainSize: plain, CompressedSize: compressed, BackingFile: h.backingFile,
+		BackingFormat: h.backingFormat, ExtendedL2: h.extended()}
 	if compressed > 0 {
 		im.info.Compression = im.codec.name()
 	}
@@ -171,9 +170,8 @@ type piece struct {
 // tableAt returns the L2 table of a guest offset. The caller releases it. limit is length, cut off
 // at the end of the table. If there is no table, table.data is nil and everything there is
 // unallocated. keep says that the table will be needed again.
-func (im *Image) tableAt(ctx context.Context, off, length int64, keep bool) (
-	table pinned, first, limit int64, err error,
-) {
+func (im *Image) tableAt(ctx context.Context, off, length int64, keep bool) (table pinned, first,
+	limit int64, err error) {
 	h := im.hdr
 	cluster, perTable := off>>h.clusterBits, h.l2Entries()
 	index := cluster / perTable
@@ -200,8 +198,7 @@ func (im *Image) locate(ctx context.Context, off, length int64, keep bool) (piec
 // join describes the pieces at off that belong together, at most length bytes and not past their L2
 // table.
 func (im *Image) join(ctx context.Context, off, length int64, keep bool,
-	together func(p, q piece) bool,
-) (piece, error) {
+	together func(p, q piece) bool) (piece, error) {
 	h := im.hdr
 	table, first, limit, err := im.tableAt(ctx, off, length, keep)
 	if err != nil {

@@ -33,8 +33,7 @@ type File struct {
 // if nothing wraps the file. The caller calls Close.
 func Find(path string, why error, opt Options) (*File, error) {
 	refused := new(image.Error)
-	if !errors.As(why, &refused) ||
-		!image.IsWrapping(refused.Format) && refused.Format != VMDK {
+	if !errors.As(why, &refused) || !image.IsWrapping(refused.Format) && refused.Format != VMDK {
 		return nil, why
 	}
 	f := &File{Path: path, opt: opt}

@@ -79,9 +79,8 @@ func (h *handovers) expire(lun uint16, o *opening) {
 	}
 	if failed != nil {
 		h.arm(lun, expireAgain)
-		h.log.Error(
-			"the time of the handover is over, but the LUN is open to both initiators still",
-			zap.Uint16("lun", lun), zap.Error(failed),
+		h.log.Error("the time of the handover is over, but the LUN is open to both initiators "+
+			"still", zap.Uint16("lun", lun), zap.Error(failed),
 			zap.Duration("tried_again_after", expireAgain))
 		return
 	}

@@ -91,8 +91,7 @@ const contentTimeout = 2 * time.Minute
 
 // ask asks for something of the snapshot. It asks again while the daemon waits for its image.
 func (r *Reader) ask(ctx context.Context, path string, more url.Values,
-	read func(body io.Reader) error,
-) error {
+	read func(body io.Reader) error) error {
 	q := url.Values{}
 	for _, from := range []url.Values{r.query, more} {
 		for key, values := range from {
@@ -145,8 +144,7 @@ func (r *Reader) Since() []disk.Snapshot { return nil }
 
 // Changed implements disk.Historian, and asks once for each snapshot.
 func (r *Reader) Changed(ctx context.Context, since string, off, length int64) (changed bool,
-	n int64, err error,
-) {
+	n int64, err error) {
 	known := r.ranges
 	known.mu.Lock()
 	defer known.mu.Unlock()

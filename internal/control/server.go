@@ -136,9 +136,8 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 }
 
 // authorized lets only the daemon's own user and root pass.
-func authorized(
-	handle func(w http.ResponseWriter, r *http.Request, user uint32),
-) http.HandlerFunc {
+func authorized(handle func(w http.ResponseWriter, r *http.Request,
+	user uint32)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		peer, ok := r.Context().Value(peerKey{}).(*unix.Ucred)
 		if !ok || peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {

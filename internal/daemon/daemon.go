@@ -250,10 +250,8 @@ func (d *Daemon) newTarget() (*target.Server, error) {
 }
 
 // serveTarget serves until ctx ends or a listener fails, and then drains.
-func (d *Daemon) serveTarget(
-	ctx context.Context, p *plan.Plan, srv *target.Server, control *control.Server,
-	listeners []net.Listener, nbdListeners []nbdListener,
-) error {
+func (d *Daemon) serveTarget(ctx context.Context, p *plan.Plan, srv *target.Server,
+	control *control.Server, listeners []net.Listener, nbdListeners []nbdListener) error {
 	control.Begin(d.inUse, d.sessionsWith(srv), d.disks)
 	if err := d.disks.ServeAll(control); err != nil {
 		return errors.Join(err, d.closeDisks(context.Background()))
@@ -316,10 +314,9 @@ func (d *Daemon) listenControl(c *control.Server) {
 	if err := c.Listen(d.opt.ControlSocket); err != nil {
 		// The disks can be served without it.
 		d.log.Warn("there is no control socket, so handover, sessions, kick, snapshot and commit "+
-			"find no daemon",
-			zap.String("socket", d.opt.ControlSocket), zap.Error(err),
-			zap.String("try", "another "+d.opt.Setting(&d.opt.ControlSocket).Flag+
-				", or \"\" to do without"))
+			"find no daemon", zap.String("socket", d.opt.ControlSocket), zap.Error(err),
+			zap.String("try",
+				"another "+d.opt.Setting(&d.opt.ControlSocket).Flag+", or \"\" to do without"))
 	}
 }
 

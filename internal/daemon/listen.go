@@ -46,9 +46,8 @@ func listen(ctx context.Context, what string, a options.Address, all []options.A
 			"which may be in another container of the pod: stop it, or choose another port with "+
 			"%s: %w", what, a, by, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		err = fmt.Errorf(
-			"%s %s: this machine does not have the address: choose another with %s: %w",
-			what, a, by[0], err)
+		err = fmt.Errorf("%s %s: this machine does not have the address: choose another with %s: "+
+			"%w", what, a, by[0], err)
 	case errors.Is(err, syscall.EACCES):
 		err = fmt.Errorf("%s %s: not allowed to bind the port: choose one above 1023 with %s: %w",
 			what, a, by, err)

@@ -54,8 +54,7 @@ func isFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
 }
 
-func replaceByNew(may func() error, path string, content []byte,
-	sync func(*os.File) error) error {
+func replaceByNew(may func() error, path string, content []byte, sync func(*os.File) error) error {
 	out, err := Create(path, 0o600)
 	if err != nil {
 		return err

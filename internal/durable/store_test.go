@@ -102,8 +102,7 @@ func TestStoreRefuses(t *testing.T) {
 	}
 	for want, make := range map[string]func(path string) error{
 		"is a symbolic link": func(path string) error {
-			return os.Symlink("/etc/passwd",
-				path)
+			return os.Symlink("/etc/passwd", path)
 		},
 		"is not a regular file":     func(path string) error { return unix.Mkfifo(path, 0o600) },
 		"is damaged: its checksum":  write(nil),

@@ -208,8 +208,7 @@ func CheckOwner(path string) error {
 	}
 	return &fs.PathError{Op: "use", Path: path,
 		Err: fmt.Errorf("it belongs to user %d, and this is user %d: remove it, or use another "+
-			"directory: %w",
-			st.Uid, os.Geteuid(), ErrForeign)}
+			"directory: %w", st.Uid, os.Geteuid(), ErrForeign)}
 }
 
 // ErrForeign says that a directory belongs to another user.

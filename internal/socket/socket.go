@@ -71,8 +71,7 @@ func New(nc net.Conn, pollers *PollLimit) (*Socket, error) {
 	}
 	s := &Socket{local: nc.LocalAddr(), remote: nc.RemoteAddr(), fd: -1}
 	if cerr := raw.Control(func(fd uintptr) {
-		s.fd,
-			err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+		s.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
 	}); cerr != nil {
 		return nil, cerr
 	}

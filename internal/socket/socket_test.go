@@ -320,8 +320,7 @@ func TestWhatIsNoSocketStaysAsItIs(t *testing.T) {
 
 	server, _ := tcpPair(t)
 	_, err := New(struct{ *net.TCPConn }{server}, &PollLimit{})
-	require.ErrorIs(t, err, errors.ErrUnsupported,
-		"the wrapper may count the bytes")
+	require.ErrorIs(t, err, errors.ErrUnsupported, "the wrapper may count the bytes")
 }
 
 func TestAConnectionWithinTheHostIsNotPaced(t *testing.T) {

@@ -32,8 +32,7 @@ type Wanted struct {
 func (d Wanted) needsImage() bool { return d.Set.Spec.Population != api.Snapshot && !d.Hydrated }
 
 // furtherAnnotation matches annotations for the disks of a machine after the first.
-var furtherAnnotation = regexp.MustCompile(
-	`^disk[.]kubevirt[.]io/identity-(set|name)[.][1-9]$`)
+var furtherAnnotation = regexp.MustCompile(`^disk[.]kubevirt[.]io/identity-(set|name)[.][1-9]$`)
 
 // Disks are the disks that a pod asks for, in the order of their numbers. The first has number 0.
 func Disks(pod *corev1.Pod) []Disk {

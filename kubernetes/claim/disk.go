@@ -126,8 +126,7 @@ func userOf(c *corev1.PersistentVolumeClaim, opt Options) string {
 			continue
 		}
 		for _, v := range pod.Spec.Volumes {
-			direct := v.PersistentVolumeClaim != nil &&
-				v.PersistentVolumeClaim.ClaimName == c.Name
+			direct := v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == c.Name
 			// The claim of a generic ephemeral volume is named after its pod and the volume.
 			ephemeral := v.Ephemeral != nil && pod.Name+"-"+v.Name == c.Name
 			if direct || ephemeral {

@@ -66,9 +66,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 			return s.run(ctx, stderr)
 		},
 	}
-	cmd.SetVersionTemplate(fmt.Sprintf(
-		"kubevirt-disk-controller %s\ncommit   %s\ngo       %s\nplatform %s/%s\n",
-		version, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH))
+	cmd.SetVersionTemplate(fmt.Sprintf("kubevirt-disk-controller %s\ncommit   %s\ngo       "+
+		"%s\nplatform %s/%s\n", version, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH))
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
 	s.flags(cmd.Flags())
@@ -99,27 +98,23 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"size")
 	f.StringToStringVar(&s.options.UsageTypes, "usage-type", nil,
 		"NAME=CLASS: the storage class of a usage type, can be repeated")
-	f.StringSliceVar(&s.options.ReadWriteOnce, "read-write-once", nil,
-		"a storage class whose volumes do not support ReadWriteOncePod, can be repeated; *: all "+
-			"of them")
+	f.StringSliceVar(&s.options.ReadWriteOnce, "read-write-once", nil, "a storage class whose "+
+		"volumes do not support ReadWriteOncePod, can be repeated; *: all of them")
 	f.StringVar(&s.webhook.Listen, "webhook-listen", ":9443",
 		"address of the webhook that gives pods their disks")
 	f.StringVar(&s.webhook.Certificate, "webhook-certificate", "",
 		"directory with tls.crt and tls.key, by which the API server knows the webhook")
 	f.StringVar(&s.options.SnapshotClass, "snapshot-class", "",
 		"VolumeSnapshotClass for population Snapshot; empty: the driver's default")
-	f.StringVar(&s.options.PullSecret, "pull-secret", "",
-		"secret with the registry's credential, in the namespaces of identities, for population "+
-			"Snapshot")
-	f.StringVar(&s.options.PullCA, "pull-ca", "",
-		"ConfigMap with certificates (ca.crt) that are trusted for that registry, too, in the "+
-			"namespaces of identities")
+	f.StringVar(&s.options.PullSecret, "pull-secret", "", "secret with the registry's "+
+		"credential, in the namespaces of identities, for population Snapshot")
+	f.StringVar(&s.options.PullCA, "pull-ca", "", "ConfigMap with certificates (ca.crt) that are "+
+		"trusted for that registry, too, in the namespaces of identities")
 	f.StringSliceVar(&s.options.Without, "without", nil,
 		"feature to turn off, which then needs no rights; can be repeated: "+
 			strings.Join(controller.Optional(), ", "))
-	f.StringVar(&s.options.MoveImage, "move-image", "",
-		"image of kubevirt-disk-controller that moves disks of type Local to other nodes; empty: "+
-			"they stay where they are")
+	f.StringVar(&s.options.MoveImage, "move-image", "", "image of kubevirt-disk-controller that "+
+		"moves disks of type Local to other nodes; empty: they stay where they are")
 	f.StringVar(&s.options.Signatures.Policies, "signature-policies", "",
 		"directory of policies NAME.yaml that say whose signatures images must have: a namespace "+
 			"has that which its label "+v1alpha1.LabelSignaturePolicy+" names, or default.yaml; "+

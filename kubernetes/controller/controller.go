@@ -63,8 +63,7 @@ func (o Options) Check() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.UsageTypes)) {
 		if name == "" || o.UsageTypes[name] == "" {
-			return fmt.Errorf("usage-type: %s=%s: write it as NAME=CLASS", name,
-				o.UsageTypes[name])
+			return fmt.Errorf("usage-type: %s=%s: write it as NAME=CLASS", name, o.UsageTypes[name])
 		}
 	}
 	return nil

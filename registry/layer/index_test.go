@@ -39,12 +39,9 @@ func FuzzIndex(f *testing.F) {
 	}
 	defer keep.Close()
 	f.Fuzz(func(t *testing.T, text []byte, chunks int) {
-		layer := registrytest.TarOf(
-			t,
-			registrytest.TarFile{Name: indexName, Content: text},
+		layer := registrytest.TarOf(t, registrytest.TarFile{Name: indexName, Content: text},
 			registrytest.TarFile{Name: chunksName,
-				Content: make([]byte, min(max(chunks, 0), 1<<16))},
-		)
+				Content: make([]byte, min(max(chunks, 0), 1<<16))})
 		x, err := ParseIndex(bytes.NewReader(layer), layers, keep)
 		if err != nil {
 			return

@@ -90,9 +90,8 @@ func (c *TableChunk) follows(next *TableChunk) bool {
 func ChunkAt(table []byte, i int) TableChunk {
 	p := table[i*TableEntry:]
 	number := func(at int) int64 { return int64(binary.LittleEndian.Uint32(p[at:])) }
-	c := TableChunk{Off: int64(binary.LittleEndian.Uint64(p)), Length: number(8),
-		Inner: number(12), Size: number(16), Sum: [DigestSize]byte(p[20:TableEntry]),
-		Zeros: number(8) == 0}
+	c := TableChunk{Off: int64(binary.LittleEndian.Uint64(p)), Length: number(8), Inner: number(12),
+		Size: number(16), Sum: [DigestSize]byte(p[20:TableEntry]), Zeros: number(8) == 0}
 	c.Alone = len(p) >= 2*TableEntry && int64(binary.LittleEndian.Uint64(p[TableEntry:])) > c.Off
 	return c
 }

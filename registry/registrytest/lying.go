@@ -96,11 +96,8 @@ func (l *Lying) Handle(w http.ResponseWriter, r *http.Request) {
 		}
 		content, ok := l.Store[name]
 		if !ok {
-			http.Error(
-				w,
-				`{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}`,
-				http.StatusNotFound,
-			)
+			http.Error(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}`,
+				http.StatusNotFound)
 			return
 		}
 		var says struct{ MediaType string }
@@ -117,12 +114,8 @@ func (l *Lying) Handle(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(l.Store[desc.Digest.String()])
 	case "blobs":
 		if l.Elsewhere != "" {
-			http.Redirect(
-				w,
-				r,
-				l.Elsewhere+"/"+name+"?signature=secret",
-				http.StatusTemporaryRedirect,
-			)
+			http.Redirect(w, r, l.Elsewhere+"/"+name+"?signature=secret",
+				http.StatusTemporaryRedirect)
 			return
 		}
 		l.blob(w, r, name)
@@ -244,10 +237,9 @@ func (l *Lying) allowed(w http.ResponseWriter, r *http.Request) bool {
 		if good {
 			return true
 		}
-		w.Header().
-			Set("WWW-Authenticate",
-				fmt.Sprintf(`Bearer realm="%s/token",service="test",scope="repository:vm/a:pull"`,
-					l.Server.URL))
+		w.Header().Set("WWW-Authenticate",
+			fmt.Sprintf(`Bearer realm="%s/token",service="test",scope="repository:vm/a:pull"`,
+				l.Server.URL))
 	case l.Basic != "":
 		if user, password, _ := r.BasicAuth(); user+":"+password == l.Basic {
 			return true

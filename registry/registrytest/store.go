@@ -194,14 +194,9 @@ func Qcow2Of(t testing.TB, content []byte, options ...string) []byte {
 	t.Helper()
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "raw"), content, 0o644))
-	QemuImg(
-		t,
-		dir,
-		append(
-			append([]string{"convert", "-f", "raw", "-O", "qcow2"}, options...),
-			"raw",
-			"image",
-		)...)
+	QemuImg(t, dir,
+		append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, options...), "raw",
+			"image")...)
 	image, err := os.ReadFile(filepath.Join(dir, "image"))
 	require.NoError(t, err)
 	return image

@@ -67,8 +67,7 @@ func TestAmongOthers(t *testing.T) {
 	signed := s.referring(t, mediaBundle, s.bundled(s.envelope(t, key, predicateSign)))
 	all := []v1.Descriptor{signed}
 	for range 50 {
-		all = append(all,
-			s.referring(t, mediaBundle, s.bundled(s.envelope(t, key, attestation))),
+		all = append(all, s.referring(t, mediaBundle, s.bundled(s.envelope(t, key, attestation))),
 			s.referring(t, mediaBundle, s.bundled(s.envelope(t, other, predicateSign))))
 	}
 	s.refer(t, all...)

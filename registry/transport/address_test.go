@@ -223,14 +223,8 @@ func FuzzReference(f *testing.F) {
 
 // FuzzManifest reads anything as a manifest, an index and a configuration of credentials.
 func FuzzManifest(f *testing.F) {
-	f.Add(
-		[]byte(
-			`{"schemaVersion":2,"layers":[{"digest":"sha256:` + strings.Repeat(
-				"0",
-				64,
-			) + `","size":-1}]}`,
-		),
-	)
+	f.Add([]byte(`{"schemaVersion":2,"layers":[{"digest":"sha256:` + strings.Repeat("0",
+		64) + `","size":-1}]}`))
 	f.Add([]byte(`{"manifests":[{"platform":{"os":"linux","architecture":"amd64"}}]}`))
 	ref, _ := ParseReference("a/b:c")
 	f.Fuzz(func(t *testing.T, content []byte) {

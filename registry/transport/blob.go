@@ -80,9 +80,8 @@ func (b *Blob) FillChecked(ctx context.Context, p []byte, off int64, check func(
 type DigestError struct{ Want, Got string }
 
 func (e *DigestError) Error() string {
-	return fmt.Sprintf(
-		"the content of %s has the digest %s: it was changed on its way or in the registry", e.Want,
-		e.Got)
+	return fmt.Sprintf("the content of %s has the digest %s: it was changed on its way or in the "+
+		"registry", e.Want, e.Got)
 }
 
 // ReadAt reads a range: all of p, or an error. At the end of the blob it returns the bytes that
@@ -357,8 +356,7 @@ func (f *fetch) check(res *http.Response) error {
 // otherSize is the error for an answer of another length.
 func (f *fetch) otherSize(res *http.Response, is int64) error {
 	if f.endpoints[0].web != nil {
-		return permanent(&ReplacedError{Host: res.Request.URL.Host,
-			Was: f.desc.Size, Is: is})
+		return permanent(&ReplacedError{Host: res.Request.URL.Host, Was: f.desc.Size, Is: is})
 	}
 	return permanent(fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest, is,
 		f.desc.Size))

@@ -352,8 +352,7 @@ type guard struct {
 func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if g.secure && req.URL.Scheme != "https" && !(g.near && loopback.Is(req.URL.Hostname())) {
 		return nil, permanent(fmt.Errorf("%s %w: if that is intended, name it with "+
-			"--insecure-registry",
-			req.URL.Host, errPlain))
+			"--insecure-registry", req.URL.Host, errPlain))
 	}
 	x := begin(req.Context(), g.idle)
 	req = req.Clone(x.ctx)

@@ -424,14 +424,9 @@ func (a *archive) assemble(ctx context.Context) error {
 			return fmt.Errorf("its layer %q: %w", name, err)
 		}
 		a.blobs[digest.String()] = layer
-		m.Layers = append(
-			m.Layers,
-			v1.Descriptor{
-				MediaType: types.DockerUncompressedLayer,
-				Size:      layer.size,
-				Digest:    digest,
-			},
-		)
+		m.Layers = append(m.Layers,
+			v1.Descriptor{MediaType: types.DockerUncompressedLayer, Size: layer.size,
+				Digest: digest})
 	}
 	a.manifest, err = json.Marshal(m)
 	return err

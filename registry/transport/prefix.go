@@ -19,8 +19,7 @@ const (
 )
 
 var (
-	hostForm = regexp.MustCompile(
-		`^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?$`)
+	hostForm = regexp.MustCompile(`^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?$`)
 	// OCI distribution specification, "Pulling manifests".
 	pathForm = regexp.MustCompile(`^` + pathPart + `(/` + pathPart + `)*$`)
 )

@@ -78,10 +78,9 @@ func ParseReference(text string) (Reference, error) {
 		repository, digest := plain[:at], plain[at+1:]
 		if _, err := v1.NewHash(digest); err != nil {
 			if strings.Contains(digest, "/") {
-				return Reference{}, errors.New(
-					"a user name or password does not belong into a reference: " +
-						"credentials come from --registry-config, or from the environment",
-				)
+				return Reference{},
+					errors.New("a user name or password does not belong into a reference: " +
+						"credentials come from --registry-config, or from the environment")
 			}
 			return Reference{}, fmt.Errorf("%q has no valid digest behind the @: %w", text, err)
 		}
@@ -142,12 +141,9 @@ func badName(text string, err error) error {
 		name.WeakValidation); cause != nil {
 		err = cause
 	}
-	return fmt.Errorf(
-		"%q is not an image reference: %w; write REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST, "+
-			"oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE",
-		text,
-		err,
-	)
+	return fmt.Errorf("%q is not an image reference: %w; write REGISTRY/NAME:TAG, "+
+		"REGISTRY/NAME@sha256:DIGEST, oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or "+
+		"docker-archive:FILE", text, err)
 }
 
 // cutTag splits DIR:TAG. A colon before a slash belongs to the directory.

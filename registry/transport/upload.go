@@ -101,12 +101,9 @@ func (u *Uploader) begin(ctx context.Context, desc v1.Descriptor) (*url.URL, err
 	if mount {
 		query = "?" + url.Values{"mount": {desc.Digest.String()}, "from": {u.from}}.Encode()
 	}
-	res, err := u.endpoint.once(
-		ctx,
-		u.asked(),
+	res, err := u.endpoint.once(ctx, u.asked(),
 		request{method: http.MethodPost, path: "blobs/uploads/" + query,
-			accept: []int{http.StatusAccepted, http.StatusCreated}},
-	)
+			accept: []int{http.StatusAccepted, http.StatusCreated}})
 	if mount && u.refusesMount(err) {
 		return u.begin(ctx, desc)
 	}

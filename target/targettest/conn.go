@@ -256,8 +256,8 @@ func (c *Conn) checkDigest(what string, covered []byte) error {
 // closedError returns ErrClosed for all errors that mean a closed connection.
 func closedError(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, syscall.ECONNRESET) ||
-		errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe) {
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
+		errors.Is(err, io.ErrClosedPipe) {
 		return fmt.Errorf("%w (%v)", ErrClosed, err)
 	}
 	return err

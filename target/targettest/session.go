@@ -72,8 +72,7 @@ func (s *Session) handle(p *PDU) (bool, error) {
 		}
 		if s.AnswerPings && in.TaskTag == pdu.ReservedTag && in.TransferTag != pdu.ReservedTag {
 			return true, s.Send(&pdu.NOPOut{Immediate: true, LUN: in.LUN, TaskTag: pdu.ReservedTag,
-				TransferTag: in.TransferTag,
-				CmdSN:       s.CmdSN, ExpStatSN: s.ExpStatSN}, nil)
+				TransferTag: in.TransferTag, CmdSN: s.CmdSN, ExpStatSN: s.ExpStatSN}, nil)
 		}
 	}
 	return false, nil
@@ -130,8 +129,7 @@ func (s *Session) SendPing(immediate bool, data []byte, opts ...Option) (tag uin
 	tag = s.NewTag()
 	cmdSN, expStatSN := s.number(immediate)
 	return tag, s.Send(&pdu.NOPOut{Immediate: immediate, TaskTag: tag, TransferTag: pdu.ReservedTag,
-		CmdSN:     cmdSN,
-		ExpStatSN: expStatSN}, data, opts...)
+		CmdSN: cmdSN, ExpStatSN: expStatSN}, data, opts...)
 }
 
 // AwaitPing waits for the echo of a ping.
@@ -198,8 +196,7 @@ func (s *Session) AwaitTaskManagementPDU(tag uint32) (r pdu.TaskManagementRespon
 // AbortTask aborts a command of this session that has no response yet, and calls Forget.
 func (s *Session) AbortTask(t *Task) (pdu.TMResponse, error) {
 	r := pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMAbortTask, LUN: t.cmd.LUN,
-		RefTaskTag: t.cmd.TaskTag,
-		RefCmdSN:   t.cmd.CmdSN}
+		RefTaskTag: t.cmd.TaskTag, RefCmdSN: t.cmd.CmdSN}
 	rsp, err := s.TaskManagement(r)
 	s.Forget(t)
 	return rsp, err
@@ -250,8 +247,7 @@ func (s *Session) LogoutCID(reason pdu.LogoutReason, cid uint16) (pdu.LogoutResp
 	tag := s.NewTag()
 	cmdSN, expStatSN := s.number(true)
 	if err := s.Send(&pdu.LogoutRequest{Immediate: true, Reason: reason, TaskTag: tag, CID: cid,
-		CmdSN:     cmdSN,
-		ExpStatSN: expStatSN}, nil); err != nil {
+		CmdSN: cmdSN, ExpStatSN: expStatSN}, nil); err != nil {
 		return pdu.LogoutResponse{}, err
 	}
 	p, err := s.answer(pdu.OpLogoutResponse, tag)

@@ -131,9 +131,8 @@ func (t *Task) SendData(transferTag uint32, offset int, data []byte, opts ...Opt
 	for sn := uint32(0); len(data) > 0; sn++ {
 		n := min(len(data), t.s.Params.MaxSend)
 		if err := t.s.Send(&pdu.DataOut{Final: n == len(data), LUN: t.cmd.LUN,
-			TaskTag: t.cmd.TaskTag, TransferTag: transferTag,
-			ExpStatSN: t.s.ExpStatSN, DataSN: sn, BufferOffset: uint32(offset)}, data[:n],
-			opts...); err != nil {
+			TaskTag: t.cmd.TaskTag, TransferTag: transferTag, ExpStatSN: t.s.ExpStatSN, DataSN: sn,
+			BufferOffset: uint32(offset)}, data[:n], opts...); err != nil {
 			return err
 		}
 		data, offset = data[n:], offset+n

@@ -77,8 +77,7 @@ func TestWriteHonoursTheNegotiation(t *testing.T) {
 		"unsolicited only": {func(p *Params) { p.ImmediateData = false },
 			[]int{0, 1024, 512}},
 		"solicited only": {func(p *Params) {
-			p.ImmediateData, p.InitialR2T = false,
-				true
+			p.ImmediateData, p.InitialR2T = false, true
 		}, []int{0}},
 	} {
 		t.Run(name, func(t *testing.T) {

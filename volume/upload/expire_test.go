@@ -45,8 +45,7 @@ func TestExpire(t *testing.T) {
 	s.requireNone(t, "packed-old")
 	for name, data := range map[string][]byte{"plain": plain, "packed": packed} {
 		requireSays(t, s.append(t, at[name], 5000, data[5000:], true), http.StatusCreated)
-		requireSays(t, s.append(t, at[name+"-old"], 5000, data[5000:], true),
-			http.StatusNotFound)
+		requireSays(t, s.append(t, at[name+"-old"], 5000, data[5000:], true), http.StatusNotFound)
 	}
 }
 

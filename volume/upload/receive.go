@@ -45,8 +45,7 @@ func parseRequest(r *http.Request) (*request, error) {
 	if q.coding, err = coding(r); err != nil {
 		return nil, err
 	}
-	if t := mediaType(r); strings.HasPrefix(t, "multipart/") ||
-		strings.HasPrefix(t, "message/") {
+	if t := mediaType(r); strings.HasPrefix(t, "multipart/") || strings.HasPrefix(t, "message/") {
 		return nil, refusal(http.StatusUnsupportedMediaType, "the request has the Content-Type "+
 			"%s, and the disk would be a part of it: send the file itself as the content, as "+
 			"\"curl -T FILE\" does", t)

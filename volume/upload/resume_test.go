@@ -45,9 +45,8 @@ func (s *server) create(t *testing.T, name string, length int64, headers ...stri
 func (s *server) append(t *testing.T, at string, offset int, data []byte, last bool,
 	headers ...string) answer {
 	t.Helper()
-	return s.ask(t, http.MethodPatch, at, bytes.NewReader(data), append(headers,
-		"Content-Type", partialUpload, fieldOffset, strconv.Itoa(offset),
-		fieldComplete, formatBool(last))...)
+	return s.ask(t, http.MethodPatch, at, bytes.NewReader(data), append(headers, "Content-Type",
+		partialUpload, fieldOffset, strconv.Itoa(offset), fieldComplete, formatBool(last))...)
 }
 
 // offset asks how much of an upload has arrived.

@@ -167,8 +167,7 @@ func (s *session) begin(format image.Format, length int64) error {
 	if format == image.FormatRaw && length > 0 {
 		if length%disk.SectorSize != 0 {
 			return refuse("is a raw disk of %d bytes, which is not a multiple of %d; fetch it "+
-				"again",
-				length, disk.SectorSize)
+				"again", length, disk.SectorSize)
 		}
 		if err := s.rawFits(length, false); err != nil {
 			return err

@@ -47,8 +47,7 @@ func TestBuffers(t *testing.T) {
 	s := New(1, Options{Buffer: 1 << 20})
 	slot := s.TryAcquire()
 	require.Len(t, slot.Buffer(512), 512)
-	require.LessOrEqual(t, cap(slot.Buffer(512)), 512,
-		"a small buffer is no larger than asked for")
+	require.LessOrEqual(t, cap(slot.Buffer(512)), 512, "a small buffer is no larger than asked for")
 	large := slot.Buffer(1 << 20)
 	require.Len(t, large, 1<<20)
 	require.Same(t, &large[0], &slot.Buffer(4096)[0], "the worker's buffer is used again")

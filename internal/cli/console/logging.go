@@ -124,8 +124,7 @@ func (c *encoder) EncodeEntry(e zapcore.Entry, fields []zapcore.Field) (*buffer.
 	var facts []string
 	say := func(all map[string]any) {
 		for _, key := range slices.Sorted(maps.Keys(all)) {
-			facts = append(facts, fmt.Sprintf("%s %v", strings.ReplaceAll(key, "_", " "),
-				all[key]))
+			facts = append(facts, fmt.Sprintf("%s %v", strings.ReplaceAll(key, "_", " "), all[key]))
 		}
 	}
 	say(c.Fields)

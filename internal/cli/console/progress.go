@@ -106,9 +106,8 @@ func (r *Reporter) finish(p Progress, err error) {
 	if err == nil {
 		took := r.now().Sub(r.began)
 		_, data := p.Data()
-		fmt.Fprintf(r.w, "%s: %s, of them %s data, in %s, %s\n",
-			r.name, ShortSize(p.Total()), ShortSize(data), took.Round(time.Millisecond),
-			rate(data, took))
+		fmt.Fprintf(r.w, "%s: %s, of them %s data, in %s, %s\n", r.name, ShortSize(p.Total()),
+			ShortSize(data), took.Round(time.Millisecond), rate(data, took))
 	}
 }
 

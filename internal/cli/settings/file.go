@@ -23,8 +23,7 @@ type Reader func(path string) ([]byte, error)
 // readFile reads the settings of a YAML file as text, like those of every other source, so
 // that one place checks them. A number keeps its spelling: 03260 is a port and not an octal number.
 // Messages quote keys, but not the values of unknown keys: such a value may be a misplaced secret.
-func readFile(path string, read Reader, known Known) (
-	map[string]any, map[string]Single, []string) {
+func readFile(path string, read Reader, known Known) (map[string]any, map[string]Single, []string) {
 	values := map[string]any{}
 	var disks map[string]Single
 	text, err := read(path)

@@ -36,14 +36,12 @@ type nbdFlags struct {
 }
 
 func (f *nbdFlags) add(flags *pflag.FlagSet) {
-	flags.StringVar(&f.address, flagNBD, "",
-		"`address` of NBD, which is used instead of iSCSI: unix:PATH, HOST or HOST:PORT; auto is "+
-			"one of the daemon at --status-url")
+	flags.StringVar(&f.address, flagNBD, "", "`address` of NBD, which is used instead of iSCSI: "+
+		"unix:PATH, HOST or HOST:PORT; auto is one of the daemon at --status-url")
 	flags.StringVar(&f.export, flagExport, "",
 		"`name` of the export at --nbd (default: that of the LUN, or the only one)")
-	flags.BoolVar(&f.tls, flagTLS, false,
-		"QEMU uses TLS at --nbd, with libvirt's client certificate (default with --status-url: as "+
-			"the daemon asks)")
+	flags.BoolVar(&f.tls, flagTLS, false, "QEMU uses TLS at --nbd, with libvirt's client "+
+		"certificate (default with --status-url: as the daemon asks)")
 	flags.DurationVar(&f.reconnect, flagReconnect, 30*time.Second,
 		"how long QEMU holds requests while it connects to --nbd again; with --vhost-user, how "+
 			"long it waits before each try (default there 1s); 0 leaves that out")

@@ -29,9 +29,8 @@ type vhostUserFlags struct {
 }
 
 func (f *vhostUserFlags) add(flags *pflag.FlagSet) {
-	flags.StringVar(&f.socket, flagVhostUser, "",
-		"`path` of the disk's socket for vhost-user, which is used instead of iSCSI; auto is that "+
-			"of the daemon at --status-url")
+	flags.StringVar(&f.socket, flagVhostUser, "", "`path` of the disk's socket for vhost-user, "+
+		"which is used instead of iSCSI; auto is that of the daemon at --status-url")
 	flags.UintVar(&f.queues, flagQueues, 0,
 		"how many `queues` a disk by --vhost-user has (default: QEMU's, one for each vCPU)")
 	flags.BoolVar(&f.memoryBacking, flagMemoryBacking, false,

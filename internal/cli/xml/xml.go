@@ -72,13 +72,11 @@ func (f *Flags) Add(flags *pflag.FlagSet) {
 		"how long to wait for the daemon's answer")
 	flags.BoolVar(&f.secretElement, "secret", false,
 		"print the <secret> element instead of the <disk> element")
-	flags.StringSliceVar(&f.hosts, flagHost, nil,
-		"`address` of the target, HOST or HOST:PORT or [IPv6]:PORT, repeatable; QEMU uses the "+
-			"first (default with --status-url: the daemon's)")
+	flags.StringSliceVar(&f.hosts, flagHost, nil, "`address` of the target, HOST or HOST:PORT or "+
+		"[IPv6]:PORT, repeatable; QEMU uses the first (default with --status-url: the daemon's)")
 	flags.IntVar(&f.lun, FlagLUN, 0, "`number` of the LUN (default: the daemon's only one)")
-	flags.StringVar(&f.device.Dev, "target-dev", "",
-		"device `name` in the guest: vda and so on with bus virtio, else sda (default the bus's "+
-			"first)")
+	flags.StringVar(&f.device.Dev, "target-dev", "", "device `name` in the guest: vda and so on "+
+		"with bus virtio, else sda (default the bus's first)")
 	flags.StringVar((*string)(&f.device.Bus), "bus", "", "`bus` of the device: virtio, scsi or "+
 		"sata (default by the device name)")
 	flags.StringVar((*string)(&f.device.Kind), "device", "", "`kind` of the device: disk, or lun "+
@@ -88,9 +86,8 @@ func (f *Flags) Add(flags *pflag.FlagSet) {
 		"usage `name` of the libvirt secret with the password (default the target name)")
 	flags.StringVar(&f.credential.SecretUUID, "secret-uuid", "",
 		"`UUID` of the libvirt secret, instead of its usage name")
-	flags.StringVar(&f.serial, flagSerial, "",
-		"serial `number` that the guest sees, empty for none (default with --status-url: the "+
-			"LUN's)")
+	flags.StringVar(&f.serial, flagSerial, "", "serial `number` that the guest sees, empty for "+
+		"none (default with --status-url: the LUN's)")
 	flags.StringVar(&f.wwn, flagWWN, "", "WWN that the guest sees, 16 hexadecimal `digits`, "+
 		"empty for none (default with --status-url: the LUN's)")
 	f.file.add(flags)
@@ -100,9 +97,8 @@ func (f *Flags) Add(flags *pflag.FlagSet) {
 		"the guest sees a read-only disk (default by the access mode)")
 	flags.UintVar(&f.device.BootOrder, "boot-order", 0,
 		"`place` in the boot order, from 1 (default none)")
-	flags.StringVar(&f.initiator, flagInitiator, "",
-		"iSCSI `name` by which QEMU logs in, empty for QEMU's own (default: from this machine's "+
-			"name and --domain)")
+	flags.StringVar(&f.initiator, flagInitiator, "", "iSCSI `name` by which QEMU logs in, empty "+
+		"for QEMU's own (default: from this machine's name and --domain)")
 	flags.StringVar(&f.domain, flagDomain, "",
 		"name or UUID of the `domain`, which becomes a part of the default of --initiator-name")
 	flags.StringVar((*string)(&f.device.Cache), "cache", "", "QEMU's cache `mode` (default none)")
@@ -172,8 +168,7 @@ func (f *Flags) reference(targetName string) libvirt.Credential {
 func (f *Flags) initiatorName(l *settings.Loader) string {
 	if l.Flags.Changed(flagInitiator) {
 		if f.domain != "" {
-			l.Problems.Add("--"+flagDomain,
-				"cannot be combined with --%s: leave one of them out",
+			l.Problems.Add("--"+flagDomain, "cannot be combined with --%s: leave one of them out",
 				flagInitiator)
 		}
 		return f.initiator

@@ -67,10 +67,9 @@ func checkDirectories(opt *options.Options) error {
 	for _, kept := range places {
 		same := func(dir string) bool { return options.SameDirectory(dir, kept.dir) }
 		if slices.ContainsFunc(images, same) {
-			wrong.Add(opt.Setting(kept.field).String(),
-				"%q is also the directory of the images (%s): name another one, which may be a "+
-					"directory in it",
-				kept.dir, opt.Setting(&opt.Images.Dir).Flag)
+			wrong.Add(opt.Setting(kept.field).String(), "%q is also the directory of the images "+
+				"(%s): name another one, which may be a directory in it", kept.dir,
+				opt.Setting(&opt.Images.Dir).Flag)
 		}
 	}
 	return wrong.Err()

@@ -63,9 +63,8 @@ func (p *Plan) place(single bool) (err error) {
 
 // allHomes are the directories in which the disks may lie.
 func (p *Plan) allHomes() instance.Homes {
-	homes := instance.Homes{Base: p.opt.WorkDir, Owner: p.opt.Owner,
-		Durable: p.opt.EphemeralFlush,
-		Kept:    p.opt.LeftoversIn(p.opt.WorkDir) != instance.LeftoversRemove}
+	homes := instance.Homes{Base: p.opt.WorkDir, Owner: p.opt.Owner, Durable: p.opt.EphemeralFlush,
+		Kept: p.opt.LeftoversIn(p.opt.WorkDir) != instance.LeftoversRemove}
 	for _, name := range p.opt.UsageTypes.Names() {
 		homes.Roots = append(homes.Roots, p.opt.UsageTypes[name])
 	}

@@ -99,8 +99,7 @@ type Plan struct {
 
 // Make makes a plan for images that were found. It completes them in place. Images in registries
 // are opened, unless their disks are complete; after an error, too, the caller closes all images.
-func Make(ctx context.Context, opt *options.Options, found []Disk, volumes Volumes) (
-	*Plan, error) {
+func Make(ctx context.Context, opt *options.Options, found []Disk, volumes Volumes) (*Plan, error) {
 	p := &Plan{Disks: found, opt: opt}
 	if err := p.place(volumes.Single); err != nil {
 		return nil, err
@@ -146,9 +145,8 @@ func (p *Plan) openFar(ctx context.Context, i int) (err error) {
 	settings := p.opt.Settings.Of(d.Name)
 	done := instance.Options{Name: d.Name, WorkDir: p.opt.WorkDirOf(settings), PersistentDir: d.Dir}
 	if instance.IsComplete(done, d.Far.Digests) {
-		p.opt.Log.Info("the disk of an image in a registry is complete, and is served without the "+
-			"registry",
-			zap.String("image", d.Name))
+		p.opt.Log.Info("the disk of an image in a registry is complete, and is served without "+
+			"the registry", zap.String("image", d.Name))
 		return nil
 	}
 	d.Image, d.CopyAfter, err = d.Far.Open(ctx, p.opt.Settings.Formats()[d.Name])

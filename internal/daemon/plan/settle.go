@@ -34,8 +34,7 @@ func (p *Plan) Settle(s options.Settings) ([]options.DiskSettings, error) {
 		if found[i].Image == nil {
 			if found[i].Far == nil && one.Format == image.FormatQcow2 {
 				wrong.Add(fmt.Sprintf("%q of %q", p.opt.Setting(&p.opt.Settings.Disks).Key,
-					found[i].Name),
-					"key %q: the disk of a volume is always raw",
+					found[i].Name), "key %q: the disk of a volume is always raw",
 					p.opt.Setting(&p.opt.Settings.Disk.Format).Key)
 			}
 			continue
@@ -76,8 +75,7 @@ func (p *Plan) checkRemote(i int, s options.DiskSettings, wrong *problems.List) 
 
 // settingsFor returns the settings of each image's disk. It collects everything that is wrong, such
 // as settings for a disk without an image, or two disks that want the same LUN.
-func (p *Plan) settingsFor(s options.Settings, wrong *problems.List) (
-	all []options.DiskSettings) {
+func (p *Plan) settingsFor(s options.Settings, wrong *problems.List) (all []options.DiskSettings) {
 	found := p.Disks
 	if len(found) > serving.MaxNumber {
 		wrong.Add(p.opt.Setting(&p.opt.Images.Dir).Flag,
@@ -100,9 +98,8 @@ func (p *Plan) settingsFor(s options.Settings, wrong *problems.List) (
 		luns[i] = all[i].LUN
 	}
 	clash := func(lun uint16, a, b string) {
-		wrong.Add(fmt.Sprintf("LUN %d", lun),
-			"is wanted by %q and %q: give one of them another number under %v", a, b,
-			p.opt.Setting(&p.opt.Settings.Disks))
+		wrong.Add(fmt.Sprintf("LUN %d", lun), "is wanted by %q and %q: give one of them another "+
+			"number under %v", a, b, p.opt.Setting(&p.opt.Settings.Disks))
 	}
 	for i, lun := range p.numbers.choose(found, luns, clash) {
 		all[i].LUN = lun

@@ -20,8 +20,7 @@ import (
 //
 // If the other disk is not open, the error wraps fs.ErrNotExist. If it has no such snapshot, it
 // wraps instance.ErrSnapshotMissing.
-func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot string) (
-	*Disk, error) {
+func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot string) (*Disk, error) {
 	from, err := d.source(source)
 	if err != nil {
 		return nil, err

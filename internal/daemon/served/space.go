@@ -95,8 +95,7 @@ func (g *gauge[T]) ask() (answered chan struct{}) {
 }
 
 // usageTypeStatus sums up the space of the disks of each type.
-func (d *Disks) usageTypeStatus(luns []status.LUN, spaces []*disk.Usage) (
-	all []status.UsageType) {
+func (d *Disks) usageTypeStatus(luns []status.LUN, spaces []*disk.Usage) (all []status.UsageType) {
 	for i, name := range d.opt.UsageTypes.Names() {
 		one := status.UsageType{Name: name, Directory: d.opt.UsageTypes[name], LUNs: []uint16{}}
 		used := int64(0)

@@ -236,10 +236,9 @@ func (d *Disks) tell(s *Disk, now time.Time) {
 			zap.Strings("peers", before.Peers), zap.Duration("after", now.Sub(before.Since)))...)
 	}
 	if c.State.Troubled() && before.State != c.State {
-		d.opt.Log.Warn("a disk is in trouble", append(which,
-			zap.String("state", string(c.State)), zap.String("kind", c.Kind),
-			zap.String("reason", c.Reason), zap.Int64("requests", c.Requests),
-			zap.Strings("peers", c.Peers), zap.Time("since", c.Since),
-			zap.String("what_to_do", c.WhatToDo))...)
+		d.opt.Log.Warn("a disk is in trouble", append(which, zap.String("state", string(c.State)),
+			zap.String("kind", c.Kind), zap.String("reason", c.Reason),
+			zap.Int64("requests", c.Requests), zap.Strings("peers", c.Peers),
+			zap.Time("since", c.Since), zap.String("what_to_do", c.WhatToDo))...)
 	}
 }

@@ -116,8 +116,7 @@ func (d *Disks) notedClones(volume string) (names []string) {
 // clonesLocked returns the volumes that still need a snapshot of a disk ("": any of them), by name.
 func (t *table) clonesLocked(disk, snapshot string) (names []string) {
 	for _, v := range t.volumes {
-		if v.Disk == disk && (snapshot == "" || v.Snapshot == snapshot) &&
-			!t.copiedLocked(v.Name) {
+		if v.Disk == disk && (snapshot == "" || v.Snapshot == snapshot) && !t.copiedLocked(v.Name) {
 			names = append(names, v.Name)
 		}
 	}

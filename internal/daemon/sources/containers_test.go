@@ -50,8 +50,7 @@ func TestConversionIsLogged(t *testing.T) {
 	s := &Sources{client: client, opt: &options.Options{WorkDir: filepath.Join(dir, "work"),
 		Containers: options.Containers{Dir: filepath.Join(dir, "levels")}, Log: zap.New(core)}}
 	ref := optionstest.SavedImage(t)
-	const begins, ends = "a container image becomes a disk",
-		"a container image is served as a disk"
+	const begins, ends = "a container image becomes a disk", "a container image is served as a disk"
 	for _, want := range [][]string{{begins, ends}, {ends}} {
 		found, err := s.findContainer(context.Background(), ref)
 		require.NoError(t, err)

@@ -57,8 +57,7 @@ func (v *Volumes) expireUploads() {
 		case <-tick.C:
 		}
 		if err := v.uploads.Expire(v.disks.Stopping, v.awaiting()); err != nil {
-			v.opt.Log.Warn("the data of an interrupted upload could not be removed",
-				zap.Error(err))
+			v.opt.Log.Warn("the data of an interrupted upload could not be removed", zap.Error(err))
 		}
 	}
 }

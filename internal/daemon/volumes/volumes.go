@@ -93,9 +93,8 @@ func (v *Volumes) Status() *status.Volumes {
 		return nil
 	}
 	t := v.manager.Totals()
-	s := &status.Volumes{Address: v.listener.Addr().String(),
-		States: map[string]int{}, Bytes: t.Bytes, Max: t.Max, MaxBytes: t.MaxBytes,
-		Uploads: v.uploads.Receiving()}
+	s := &status.Volumes{Address: v.listener.Addr().String(), States: map[string]int{},
+		Bytes: t.Bytes, Max: t.Max, MaxBytes: t.MaxBytes, Uploads: v.uploads.Receiving()}
 	for state, n := range t.States {
 		s.States[string(state)] = n
 	}

@@ -81,11 +81,9 @@ func write(cert, key string, parent *x509.Certificate, signer any, change []Chan
 		return err
 	}
 	c := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()),
-		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth,
-			x509.ExtKeyUsageClientAuth},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		NotBefore:   time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	c.Subject.CommonName = filepath.Base(cert)
 	if parent == nil {

@@ -71,10 +71,8 @@ func Setup(mgr manager.Manager, o Options) error {
 	}
 	server := webhook.NewServer(webhook.Options{Host: host, Port: port, CertDir: o.Certificate,
 		TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.MinVersion = tls.VersionTLS13 }}})
-	answer := &handler{reader: mgr.GetAPIReader(), server: o.Server,
-		namespaces: o.Namespaces}
+	answer := &handler{reader: mgr.GetAPIReader(), server: o.Server, namespaces: o.Namespaces}
 	server.Register(pathMutate, &webhook.Admission{Handler: review.HandlerFunc(answer.mutate)})
-	server.Register(pathValidate,
-		&webhook.Admission{Handler: review.HandlerFunc(answer.validate)})
+	server.Register(pathValidate, &webhook.Admission{Handler: review.HandlerFunc(answer.validate)})
 	return errors.Join(mgr.Add(server), mgr.AddReadyzCheck("webhook", server.StartedChecker()))
 }

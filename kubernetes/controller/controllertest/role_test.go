@@ -15,8 +15,7 @@ import (
 // TestRoleIsThatOfHelm compares a role with that of the manifest, which Helm has rendered.
 func TestRoleIsThatOfHelm(t *testing.T) {
 	want := roleIn(t, testtool.Must(os.ReadFile(Manifest(t)))(t))
-	require.Equal(t, want, RoleOf(t, Settings{Services: true,
-		Snapshots: true, Exports: true}))
+	require.Equal(t, want, RoleOf(t, Settings{Services: true, Snapshots: true, Exports: true}))
 }
 
 // TestSettingsOnlyAddRights: what a controller may do with its own setting alone, it may do with

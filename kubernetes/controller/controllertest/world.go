@@ -67,9 +67,8 @@ func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
 	if err := errors.Join(storagev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
-	b := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(
-		&v1alpha1.VMIdentity{}, &v1alpha1.VMIdentitySet{}, &corev1.Pod{},
-		&corev1.PersistentVolumeClaim{}).
+	b := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.VMIdentity{},
+		&v1alpha1.VMIdentitySet{}, &corev1.Pod{}, &corev1.PersistentVolumeClaim{}).
 		// Reading the schemas of all kinds takes longer than a test.
 		WithTypeConverters(managedfields.NewDeducedTypeConverter())
 	for _, i := range indexes {

@@ -53,8 +53,7 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 	role := controllertest.RoleOf(t, controllertest.Settings{Exports: true})
 	c := role.Cache(calls.Client(w.WithWatch))
 	w.r = &Reconciler{objects.Kit{Client: c, Live: role.Live(calls.Client(w.WithWatch)),
-		Events:  events.NewFakeRecorder(1000),
-		Options: objects.Options{Server: "kubevirt.io:disk"}}}
+		Events: events.NewFakeRecorder(1000), Options: objects.Options{Server: "kubevirt.io:disk"}}}
 	return w
 }
 

@@ -432,8 +432,7 @@ func TestStrip(t *testing.T) {
 	ours := newTestClaim("ours")
 	ours.Annotations = map[string]string{annotationNode: "n", "x": "y"}
 	o = testtool.Must(strip(ours))(t)
-	require.Equal(t, map[string]string{annotationNode: "n"},
-		o.(client.Object).GetAnnotations())
+	require.Equal(t, map[string]string{annotationNode: "n"}, o.(client.Object).GetAnnotations())
 	require.Equal(t, []string{"fedora"}, byImage(o.(client.Object)))
 }
 

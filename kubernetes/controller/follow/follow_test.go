@@ -148,8 +148,7 @@ func TestFollow(t *testing.T) {
 		Namespace: controllertest.Namespace, Name: "set"}})
 	require.NoError(t, err)
 	require.Nil(t, s.set().Status.Followed)
-	require.Nil(t, meta.FindStatusCondition(s.set().Status.Conditions,
-		v1alpha1.ConditionFollowed))
+	require.Nil(t, meta.FindStatusCondition(s.set().Status.Conditions, v1alpha1.ConditionFollowed))
 }
 
 // TestWithoutPolicies: where no signature is asked for, none is needed.

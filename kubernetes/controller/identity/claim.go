@@ -53,8 +53,7 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 		return nil, why, err
 	}
 	if id.Status.SecretName == "" { // else the claim before this one came first
-		err = r.Create(ctx, secret(id), client.DryRunAll,
-			client.FieldOwner(v1alpha1.FieldManager))
+		err = r.Create(ctx, secret(id), client.DryRunAll, client.FieldOwner(v1alpha1.FieldManager))
 	}
 	if apierrors.IsAlreadyExists(err) {
 		// Another controller may have been faster: it makes the claim first.
@@ -170,8 +169,7 @@ func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 		return claim, nil
 	case !ours && (ownedByAnother(claim, id) || deleted && !kept):
 		return claim, nil
-	case !ours && !deleted &&
-		claim.Annotations[v1alpha1.AnnotationContent] != id.Spec.Content():
+	case !ours && !deleted && claim.Annotations[v1alpha1.AnnotationContent] != id.Spec.Content():
 		return claim, nil
 	}
 	// The cache may not know that the identity is being deleted. With that, Kubernetes may have

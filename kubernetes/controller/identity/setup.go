@@ -32,8 +32,7 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
 		// The end of a pod lets an identity be deleted.
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
-			objects.Identities),
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(objects.Identities),
 			builder.WithPredicates(ended())).
 		// A class that a claim needs may have come or gone.
 		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(r.unbound)).

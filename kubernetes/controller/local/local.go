@@ -261,7 +261,6 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 	}
 	return b.Owns(&corev1.PersistentVolumeClaim{}).
 		Owns(&batchv1.Job{}).
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
-			objects.Identities)).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(objects.Identities)).
 		Complete(objects.Reconciler(r))
 }

@@ -19,9 +19,8 @@ import (
 )
 
 var (
-	identities = prometheus.NewDesc("kubevirt_disk_identities",
-		"VMIdentity objects by their conditions.",
-		[]string{"namespace", "condition", "status", "reason"}, nil)
+	identities = prometheus.NewDesc("kubevirt_disk_identities", "VMIdentity objects by their "+
+		"conditions.", []string{"namespace", "condition", "status", "reason"}, nil)
 	identitiesSince = prometheus.NewDesc("kubevirt_disk_identities_since_timestamp_seconds",
 		"When the first of these VMIdentity objects got this condition, as Unix time.",
 		[]string{"namespace", "condition", "status", "reason"}, nil)
@@ -96,8 +95,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	if c.reader.List(ctx, &pods, client.UnsafeDisableDeepCopy) == nil {
 		found := make(map[string]tally)
 		for _, pod := range pods.Items {
-			if pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Spec.SchedulingGates,
-				ours) {
+			if pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Spec.SchedulingGates, ours) {
 				found[pod.Namespace] = found[pod.Namespace].add(pod.CreationTimestamp.Time)
 			}
 		}

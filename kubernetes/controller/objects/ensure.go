@@ -108,8 +108,7 @@ func Refused(err error, what string) (reason, message string) {
 		return v1alpha1.ReasonQuotaExceeded,
 			fmt.Sprintf("the quota of the namespace has no room for %s: %v", what, err)
 	case apierrors.IsForbidden(err):
-		return v1alpha1.ReasonFailed,
-			fmt.Sprintf("the API server does not allow %s: %v", what, err)
+		return v1alpha1.ReasonFailed, fmt.Sprintf("the API server does not allow %s: %v", what, err)
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
 		return v1alpha1.ReasonInvalid,
 			fmt.Sprintf("the API server does not accept %s: %v", what, err)

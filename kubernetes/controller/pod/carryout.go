@@ -84,8 +84,7 @@ func annotations(id *v1alpha1.VMIdentity, p objects.Asking) map[string]string {
 
 // ungate gives a pod its annotations, and removes the gate of an identity from exactly this pod.
 // Others may write the pod meanwhile.
-func (r *Reconciler) ungate(ctx context.Context, p objects.Asking,
-	add map[string]string) error {
+func (r *Reconciler) ungate(ctx context.Context, p objects.Asking, add map[string]string) error {
 	path := fmt.Sprintf("/spec/schedulingGates/%d", p.Gate)
 	steps := []map[string]any{
 		{"op": "test", "path": "/metadata/uid", "value": p.UID},

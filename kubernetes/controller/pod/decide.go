@@ -254,8 +254,7 @@ func (r *Reconciler) differs(ctx context.Context, id *v1alpha1.VMIdentity,
 	if message := unfit(id, set, p); message != "" {
 		return message, nil
 	}
-	if id.Spec.Population == v1alpha1.Snapshot || diskOf(p) == nil ||
-		imageOf(p) != "" {
+	if id.Spec.Population == v1alpha1.Snapshot || diskOf(p) == nil || imageOf(p) != "" {
 		return "", nil
 	}
 	// Admission believed status.hydratedClaim. Now the claim counts.

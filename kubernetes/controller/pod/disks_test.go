@@ -70,8 +70,7 @@ func TestMachineWithTwoDisks(t *testing.T) {
 func TestMachinesThatShareDisks(t *testing.T) {
 	set := newSet()
 	first, second := v1alpha1.AnnotationName, v1alpha1.Numbered(v1alpha1.AnnotationName, 1)
-	w := newWorld(t, set,
-		launcherOf(t, "a", map[string]string{first: "x", second: "y"}, set, set),
+	w := newWorld(t, set, launcherOf(t, "a", map[string]string{first: "x", second: "y"}, set, set),
 		launcherOf(t, "b", map[string]string{first: "y", second: "x"}, set, set))
 	work := restart(w)
 	w.Settle(t, work, "y")

@@ -30,8 +30,7 @@ func Setup(mgr ctrl.Manager, kit objects.Kit) error {
 	}
 	r := &Reconciler{Kit: kit}
 	return r.For(mgr, "pod", &v1alpha1.VMIdentity{}).
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
-			objects.Identities)).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(objects.Identities)).
 		// A set may have appeared, or its firmwareUUID may be free now.
 		Watches(&v1alpha1.VMIdentitySet{}, handler.EnqueueRequestsFromMapFunc(r.waitingFor),
 			builder.WithPredicates(setMatters())).

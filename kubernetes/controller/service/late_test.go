@@ -90,8 +90,7 @@ func TestCacheIsLateWithVolume(t *testing.T) {
 	require.True(t, apierrors.IsConflict(err), "it passes: %v", err)
 	again()
 	w.converge()
-	require.Equal(t, v1alpha1.ReasonClaimPending,
-		w.condition(v1alpha1.ConditionVolumeReady).Reason)
+	require.Equal(t, v1alpha1.ReasonClaimPending, w.condition(v1alpha1.ConditionVolumeReady).Reason)
 }
 
 // TestMachineThatTheCacheDoesNotKnow: a disk is served while a pod uses it that the cache does not

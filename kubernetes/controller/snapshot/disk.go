@@ -210,8 +210,7 @@ func (r *Disks) remove(ctx context.Context, before *v1alpha1.VMIdentitySnapshot)
 		return ctrl.Result{}, err
 	}
 	if clone == "" {
-		return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.FinalizerSnapshot,
-			false)
+		return ctrl.Result{}, r.SetFinalizer(ctx, before, v1alpha1.FinalizerSnapshot, false)
 	}
 	return ctrl.Result{RequeueAfter: pollInterval}, r.say(ctx, before, before.DeepCopy(),
 		outcome{reason: v1alpha1.ReasonDeleting, message: fmt.Sprintf(

@@ -66,8 +66,7 @@ func newWorld(t *testing.T, calls *controllertest.Calls, names ...string) *world
 	role := controllertest.RoleOf(t, controllertest.Settings{Snapshots: true})
 	c := role.Cache(calls.Client(w.WithWatch))
 	w.r = &Reconciler{objects.Kit{Client: c, Snapshots: c,
-		Live:   role.Live(calls.Client(w.WithWatch)),
-		Events: &events.FakeRecorder{Events: w.events},
+		Live: role.Live(calls.Client(w.WithWatch)), Events: &events.FakeRecorder{Events: w.events},
 		Options: objects.Options{Server: "kubevirt.io:disk", ClaimSize: resource.MustParse("20Gi"),
 			UsageTypes: map[string]string{"fast": "ssd"}}}}
 	return w

@@ -142,9 +142,8 @@ func (m *Machine) checkHeader(req *Request) *refusal {
 		m.stage = req.CSG
 		switch {
 		case req.VersionMin > 0: // the only version is 0
-			return refuse(StatusUnsupportedVersion, "unsupported_version",
-				"the initiator asks for versions %d to %d, but only 0 is supported",
-				req.VersionMin, req.VersionMax)
+			return refuse(StatusUnsupportedVersion, "unsupported_version", "the initiator asks "+
+				"for versions %d to %d, but only 0 is supported", req.VersionMin, req.VersionMax)
 		case req.CSG != SecurityNegotiation && req.CSG != OperationalNegotiation:
 			return refuse(StatusInitiatorError, "bad_stage", "a login cannot begin in stage %v",
 				req.CSG)
@@ -216,8 +215,7 @@ func (m *Machine) handle(req *Request, pairs []Pair) *refusal {
 	if !m.declared {
 		m.declared = true
 		m.neg.params.RecvMaxDataSegment = MaxDataSegment
-		m.out = AppendPair(m.out, keyMaxRecvDataSegmentLength,
-			strconv.Itoa(MaxDataSegment))
+		m.out = AppendPair(m.out, keyMaxRecvDataSegmentLength, strconv.Itoa(MaxDataSegment))
 	}
 	return nil
 }

@@ -20,13 +20,11 @@ func TestLoginWithoutAuthentication(t *testing.T) {
 	require.Equal(t, map[string]string{"TargetPortalGroupTag": "7", "AuthMethod": "None"}, keys)
 	require.False(t, i.m.Done())
 	resp, keys = i.ok(OperationalNegotiation, FullFeature, true,
-		text("HeaderDigest=CRC32C,None", "DataDigest=None", "InitialR2T=No",
-			"ImmediateData=Yes", "MaxRecvDataSegmentLength=262144", "MaxBurstLength=16776192",
-			"FirstBurstLength=262144", "MaxOutstandingR2T=1",
-			"MaxConnections=1", "ErrorRecoveryLevel=0", "DefaultTime2Wait=2",
-			"DefaultTime2Retain=0",
-			"IFMarker=No", "OFMarker=No",
-			"DataPDUInOrder=Yes", "DataSequenceInOrder=Yes"))
+		text("HeaderDigest=CRC32C,None", "DataDigest=None", "InitialR2T=No", "ImmediateData=Yes",
+			"MaxRecvDataSegmentLength=262144", "MaxBurstLength=16776192", "FirstBurstLength=262144",
+			"MaxOutstandingR2T=1", "MaxConnections=1", "ErrorRecoveryLevel=0", "DefaultTime2Wait=2",
+			"DefaultTime2Retain=0", "IFMarker=No", "OFMarker=No", "DataPDUInOrder=Yes",
+			"DataSequenceInOrder=Yes"))
 	require.True(t, resp.Transit)
 	require.Equal(t, FullFeature, resp.NSG)
 	require.True(t, i.m.Done())

@@ -231,12 +231,10 @@ func TestBurstLengths(t *testing.T) {
 
 func TestDiscoveryIrrelevant(t *testing.T) {
 	keys, params := operate(t, openConfig(), discovery, "MaxConnections=8", "InitialR2T=No",
-		"ImmediateData=No", "MaxBurstLength=512",
-		"FirstBurstLength=512", "MaxOutstandingR2T=2", "DataPDUInOrder=No",
-		"DataSequenceInOrder=No", "TaskReporting=RFC3720",
+		"ImmediateData=No", "MaxBurstLength=512", "FirstBurstLength=512", "MaxOutstandingR2T=2",
+		"DataPDUInOrder=No", "DataSequenceInOrder=No", "TaskReporting=RFC3720",
 		"iSCSIProtocolLevel=2", "ErrorRecoveryLevel=2", "DefaultTime2Wait=7",
-		"DefaultTime2Retain=7", "HeaderDigest=None",
-		"X-com.example.a=b", "IFMarker=No")
+		"DefaultTime2Retain=7", "HeaderDigest=None", "X-com.example.a=b", "IFMarker=No")
 	require.Equal(t, map[string]string{
 		"MaxConnections": "Irrelevant", "InitialR2T": "Irrelevant", "ImmediateData": "Irrelevant",
 		"MaxBurstLength":   "Irrelevant",

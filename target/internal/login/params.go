@@ -49,9 +49,8 @@ func defaultParams() Params {
 func (p *Params) checkBursts() *refusal {
 	if p.FirstBurstLength > p.MaxBurstLength {
 		if !p.InitialR2T || p.ImmediateData {
-			return refuse(StatusInitiatorError, "inconsistent_parameters",
-				"FirstBurstLength %d exceeds MaxBurstLength %d", p.FirstBurstLength,
-				p.MaxBurstLength)
+			return refuse(StatusInitiatorError, "inconsistent_parameters", "FirstBurstLength %d "+
+				"exceeds MaxBurstLength %d", p.FirstBurstLength, p.MaxBurstLength)
 		}
 		p.FirstBurstLength = p.MaxBurstLength
 	}

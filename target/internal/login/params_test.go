@@ -13,12 +13,10 @@ func TestNegotiateText(t *testing.T) {
 	p := defaultParams()
 	p.HeaderDigest = true
 	pairs := testtool.Must(ParsePairs(text("MaxRecvDataSegmentLength=0x10000", "InitiatorAlias=new",
-		"X-com.example.a=1", "Foo=None",
-		"X#NodeArchitecture=a", "HeaderDigest=None", "MaxBurstLength=512", "InitiatorName=x",
-		"TargetName=x", "SessionType=Normal",
+		"X-com.example.a=1", "Foo=None", "X#NodeArchitecture=a", "HeaderDigest=None",
+		"MaxBurstLength=512", "InitiatorName=x", "TargetName=x", "SessionType=Normal",
 		"AuthMethod=None", "CHAP_A=5", "CHAP_N=Reject", "TargetAlias=x", "SendTargets=All",
-		"IFMarker=No", "ErrorRecoveryLevel=0",
-		"iSCSIProtocolLevel=2", "TaskReporting=RFC3720")))(t)
+		"IFMarker=No", "ErrorRecoveryLevel=0", "iSCSIProtocolLevel=2", "TaskReporting=RFC3720")))(t)
 	reply, updated := testtool.Must2(p.NegotiateText(pairs))(t)
 	want := []Pair{{"X-com.example.a", "NotUnderstood"}, {"Foo", "NotUnderstood"}}
 	for _, key := range []string{"HeaderDigest", "MaxBurstLength", "InitiatorName", "TargetName",

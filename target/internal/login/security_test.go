@@ -300,8 +300,7 @@ func TestBoundInitiatorName(t *testing.T) {
 	i.secure(normal("AuthMethod=CHAP"), FullFeature)
 	i = newInitiator(t, chapConfig(t, bind("iqn.2001-04.com.example:other")))
 	keys := i.challenge(normal("AuthMethod=CHAP"))
-	i.refused(&Request{Data: proof(t, keys)},
-		StatusAuthenticationFailure, "wrong_initiator_name")
+	i.refused(&Request{Data: proof(t, keys)}, StatusAuthenticationFailure, "wrong_initiator_name")
 }
 
 func TestUnknownKeysDuringSecurity(t *testing.T) {

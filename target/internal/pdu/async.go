@@ -25,9 +25,8 @@ func (p *AsyncMessage) Decode(h *Header) error {
 		return err
 	}
 	*p = AsyncMessage{LUN: h.u64(8), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32),
-		Event:      AsyncEvent(h[36]),
-		VendorCode: h[37], Parameter1: h.u16(38), Parameter2: h.u16(40), Parameter3: h.u16(42),
-		DataLen: h.DataLen()}
+		Event: AsyncEvent(h[36]), VendorCode: h[37], Parameter1: h.u16(38), Parameter2: h.u16(40),
+		Parameter3: h.u16(42), DataLen: h.DataLen()}
 	return nil
 }
 

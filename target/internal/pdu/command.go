@@ -41,9 +41,8 @@ func (p *SCSICommand) Decode(h *Header) error {
 		return err
 	}
 	*p = SCSICommand{Immediate: h.Immediate(), Final: h.Final(), Read: h[1]&bitRead != 0,
-		Write: h[1]&bitWrite != 0,
-		Attr:  TaskAttr(h[1] & attrMask), Priority: h[2] >> 4, LUN: h.u64(8), TaskTag: h.u32(16),
-		ExpectedLength: h.u32(20), CmdSN: h.u32(24),
+		Write: h[1]&bitWrite != 0, Attr: TaskAttr(h[1] & attrMask), Priority: h[2] >> 4,
+		LUN: h.u64(8), TaskTag: h.u32(16), ExpectedLength: h.u32(20), CmdSN: h.u32(24),
 		ExpStatSN: h.u32(28), CDB: [16]byte(h[32:48]), AHSLen: h.AHSLen(), DataLen: h.DataLen()}
 	return h.expectTaskTag(OpSCSICommand)
 }

@@ -18,8 +18,7 @@ func (p *DataOut) Decode(h *Header) error {
 		return err
 	}
 	*p = DataOut{Final: h.Final(), LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20),
-		ExpStatSN: h.u32(28),
-		DataSN:    h.u32(36), BufferOffset: h.u32(40), DataLen: h.DataLen()}
+		ExpStatSN: h.u32(28), DataSN: h.u32(36), BufferOffset: h.u32(40), DataLen: h.DataLen()}
 	return nil
 }
 
@@ -59,10 +58,9 @@ func (p *DataIn) Decode(h *Header) error {
 		return err
 	}
 	*p = DataIn{Final: h.Final(), Acknowledge: h[1]&bitAcknowledge != 0,
-		HasStatus: h[1]&bitStatus != 0, LUN: h.u64(8),
-		TaskTag: h.u32(16), TransferTag: h.u32(20), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32),
-		DataSN:       h.u32(36),
-		BufferOffset: h.u32(40), DataLen: h.DataLen()}
+		HasStatus: h[1]&bitStatus != 0, LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20),
+		ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), DataSN: h.u32(36), BufferOffset: h.u32(40),
+		DataLen: h.DataLen()}
 	if p.HasStatus { // without it these fields have no meaning (RFC 7143 11.7.3)
 		p.Overflow, p.Underflow = h[1]&bitOverflow != 0, h[1]&bitUnderflow != 0
 		p.Status, p.StatSN, p.Residual = h[3], h.u32(24), h.u32(44)

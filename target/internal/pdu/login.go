@@ -28,9 +28,8 @@ func (p *LoginRequest) Decode(h *Header) error {
 		return err
 	}
 	*p = LoginRequest{Transit: h[1]&bitTransit != 0, Continue: h[1]&bitContinue != 0,
-		CSG: h[1] >> stageShift & stageMask,
-		NSG: h[1] & stageMask, VersionMax: h[2], VersionMin: h[3], ISID: [6]byte(h[8:14]),
-		TSIH: h.u16(14), TaskTag: h.u32(16),
+		CSG: h[1] >> stageShift & stageMask, NSG: h[1] & stageMask, VersionMax: h[2],
+		VersionMin: h[3], ISID: [6]byte(h[8:14]), TSIH: h.u16(14), TaskTag: h.u32(16),
 		CID: h.u16(20), CmdSN: h.u32(24), ExpStatSN: h.u32(28), DataLen: h.DataLen()}
 	return nil
 }
@@ -69,9 +68,8 @@ func (p *LoginResponse) Decode(h *Header) error {
 		return err
 	}
 	*p = LoginResponse{Transit: h[1]&bitTransit != 0, Continue: h[1]&bitContinue != 0,
-		CSG: h[1] >> stageShift & stageMask,
-		NSG: h[1] & stageMask, VersionMax: h[2], VersionActive: h[3], ISID: [6]byte(h[8:14]),
-		TSIH: h.u16(14), TaskTag: h.u32(16),
+		CSG: h[1] >> stageShift & stageMask, NSG: h[1] & stageMask, VersionMax: h[2],
+		VersionActive: h[3], ISID: [6]byte(h[8:14]), TSIH: h.u16(14), TaskTag: h.u32(16),
 		StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), StatusClass: h[36],
 		StatusDetail: h[37], DataLen: h.DataLen()}
 	return nil

@@ -35,8 +35,7 @@ func (p *LogoutRequest) Decode(h *Header) error {
 		return err
 	}
 	*p = LogoutRequest{Immediate: h.Immediate(), Reason: LogoutReason(h[1] & 0x7f),
-		TaskTag: h.u32(16), CID: h.u16(20),
-		CmdSN: h.u32(24), ExpStatSN: h.u32(28)}
+		TaskTag: h.u32(16), CID: h.u16(20), CmdSN: h.u32(24), ExpStatSN: h.u32(28)}
 	return h.expectTaskTag(OpLogoutRequest)
 }
 
@@ -64,8 +63,7 @@ func (p *LogoutResponse) Decode(h *Header) error {
 		return err
 	}
 	*p = LogoutResponse{Response: LogoutResult(h[2]), TaskTag: h.u32(16), StatSN: h.u32(24),
-		ExpCmdSN: h.u32(28),
-		MaxCmdSN: h.u32(32), Time2Wait: h.u16(40), Time2Retain: h.u16(42)}
+		ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), Time2Wait: h.u16(40), Time2Retain: h.u16(42)}
 	return nil
 }
 

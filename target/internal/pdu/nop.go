@@ -16,8 +16,7 @@ func (p *NOPOut) Decode(h *Header) error {
 		return err
 	}
 	*p = NOPOut{Immediate: h.Immediate(), LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20),
-		CmdSN:     h.u32(24),
-		ExpStatSN: h.u32(28), DataLen: h.DataLen()}
+		CmdSN: h.u32(24), ExpStatSN: h.u32(28), DataLen: h.DataLen()}
 	return nil
 }
 
@@ -46,8 +45,7 @@ func (p *NOPIn) Decode(h *Header) error {
 		return err
 	}
 	*p = NOPIn{LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20), StatSN: h.u32(24),
-		ExpCmdSN: h.u32(28),
-		MaxCmdSN: h.u32(32), DataLen: h.DataLen()}
+		ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32), DataLen: h.DataLen()}
 	switch {
 	case p.TaskTag == ReservedTag && p.DataLen != 0:
 		return &FieldError{OpNOPIn, "DataSegmentLength",

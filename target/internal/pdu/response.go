@@ -28,9 +28,8 @@ func (p *SCSIResponse) Decode(h *Header) error {
 	if err := h.expectFinal(OpSCSIResponse); err != nil {
 		return err
 	}
-	*p = SCSIResponse{Overflow: h[1]&bitOverflow != 0,
-		Underflow: h[1]&bitUnderflow != 0, Response: h[2],
-		Status: h[3], StatusQualifier: h.u16(8), TaskTag: h.u32(16),
+	*p = SCSIResponse{Overflow: h[1]&bitOverflow != 0, Underflow: h[1]&bitUnderflow != 0,
+		Response: h[2], Status: h[3], StatusQualifier: h.u16(8), TaskTag: h.u32(16),
 		SNACKTag: h.u32(20), StatSN: h.u32(24), ExpCmdSN: h.u32(28), MaxCmdSN: h.u32(32),
 		ExpDataSN: h.u32(36), Residual: h.u32(44), DataLen: h.DataLen()}
 	switch {

@@ -52,9 +52,8 @@ func (p *TaskManagementRequest) Decode(h *Header) error {
 		return err
 	}
 	*p = TaskManagementRequest{Immediate: h.Immediate(), Function: TMFunction(h[1] & 0x7f),
-		LUN: h.u64(8), TaskTag: h.u32(16),
-		RefTaskTag: h.u32(20), CmdSN: h.u32(24), ExpStatSN: h.u32(28), RefCmdSN: h.u32(32),
-		ExpDataSN: h.u32(36)}
+		LUN: h.u64(8), TaskTag: h.u32(16), RefTaskTag: h.u32(20), CmdSN: h.u32(24),
+		ExpStatSN: h.u32(28), RefCmdSN: h.u32(32), ExpDataSN: h.u32(36)}
 	return h.expectTaskTag(OpTaskManagementRequest)
 }
 

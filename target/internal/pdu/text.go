@@ -16,9 +16,8 @@ func (p *TextRequest) Decode(h *Header) error {
 		return err
 	}
 	*p = TextRequest{Immediate: h.Immediate(), Final: h.Final(), Continue: h[1]&bitContinue != 0,
-		LUN:     h.u64(8),
-		TaskTag: h.u32(16), TransferTag: h.u32(20), CmdSN: h.u32(24), ExpStatSN: h.u32(28),
-		DataLen: h.DataLen()}
+		LUN: h.u64(8), TaskTag: h.u32(16), TransferTag: h.u32(20), CmdSN: h.u32(24),
+		ExpStatSN: h.u32(28), DataLen: h.DataLen()}
 	if p.Final && p.Continue {
 		return &FieldError{OpTextRequest, "F and C bits", "are both 1"}
 	}

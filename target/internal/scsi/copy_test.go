@@ -38,8 +38,7 @@ func newCopyBench(t testing.TB, change ...func(one, two *LUN)) *copyBench {
 		c(&luns[0], &luns[1])
 	}
 	var err error
-	b.d, err = NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper"},
-		luns)
+	b.d, err = NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper"}, luns)
 	require.NoError(t, err)
 	b.nexus = b.attach("iqn.a", 0)
 	return b
@@ -208,8 +207,7 @@ func TestCopySegmentFails(t *testing.T) {
 		{name: "source cannot be read", targets: both, segment: good, want: "a/0d/01",
 			sks: "000000", residual: -1,
 			prepare: func(b *copyBench) {
-				b.disk.failWith("read",
-					&disk.MediumError{Op: "read", Err: errors.New("bad")})
+				b.disk.failWith("read", &disk.MediumError{Op: "read", Err: errors.New("bad")})
 			}},
 		{name: "allocation of the source cannot be read", targets: both, segment: good,
 			want: "a/0d/01", sks: "000000", residual: -1,

@@ -62,8 +62,7 @@ func TestCopyStatus(t *testing.T) {
 		return fmt.Sprintf("%x", r.data)
 	}
 	list := func(id, usage byte, segments ...string) []byte {
-		return copyParameters(id, usage, both,
-			segments...)
+		return copyParameters(id, usage, both, segments...)
 	}
 	fine := []string{block(0, 1, 600, 0, 0), block(1, 0, 1, 0, 700)}
 

@@ -90,8 +90,7 @@ func (n *Nexus) dropCopyLocked(op *copyOperation) {
 func (d *Device) forgetCopiesLocked(u *unit) {
 	for n := range d.nexuses {
 		n.copies = slices.DeleteFunc(n.copies, func(op *copyOperation) bool {
-			return op.unit == u &&
-				op.task == nil
+			return op.unit == u && op.task == nil
 		})
 	}
 }

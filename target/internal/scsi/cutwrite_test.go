@@ -175,8 +175,7 @@ func TestCutBlockIsHeld(t *testing.T) {
 	}()
 	b.waitsForRange(1)
 	go func() {
-		ended <- b.runAs(other, lun1, cdb("2a 00 00000011 00 0001 00"), pattern(1,
-			33)).outcome()
+		ended <- b.runAs(other, lun1, cdb("2a 00 00000011 00 0001 00"), pattern(1, 33)).outcome()
 	}()
 	b.waitsForRange(2)
 	close(release)

@@ -122,8 +122,7 @@ func newUnit(d *serving.Disk) (*unit, error) {
 	if !d.Volatile {
 		u.persistent.store = d.Store
 	}
-	a := abilities{discards: u.Discards != nil, store: u.Store != nil,
-		extents: u.Extents != nil}
+	a := abilities{discards: u.Discards != nil, store: u.Store != nil, extents: u.Extents != nil}
 	u.tables[0] = opcodeTableOf(a)
 	if a.others = true; u.Remote != nil {
 		u.tables[1] = opcodeTableOf(a)

@@ -61,8 +61,7 @@ func TestHandOver(t *testing.T) {
 		"nobody else gets it meanwhile")
 	require.NoError(t, withdraw(b.d, number))
 	require.Equal(t, serving.Holders{Fenced: []string{"iqn.gone", "iqn.a"}},
-		b.d.disks.Holders(number),
-		"its last session has ended")
+		b.d.disks.Holders(number), "its last session has ended")
 	require.Empty(t, b.d.disks.Holders(9))
 
 	shared := newBench(t)

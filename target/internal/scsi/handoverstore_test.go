@@ -379,8 +379,7 @@ func TestStoredHandover(t *testing.T) {
 		d.disks.Holders(3))
 	require.Equal(t,
 		[]serving.Opening{{LUN: 3, To: "iqn.b",
-			Until: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}},
-		d.disks.Openings())
+			Until: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}}, d.disks.Openings())
 	d = testtool.Must(device(""))(t, "what an older program has left")
 	require.Empty(t, d.disks.Holders(3))
 	for _, bad := range []string{"{", "[]", `{"fenced":[""]}`, `{"fenced":["a b"]}`,

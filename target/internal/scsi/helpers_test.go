@@ -149,8 +149,7 @@ func newBench(t testing.TB, change ...func(*LUN)) *bench {
 	for _, c := range change {
 		c(&lun)
 	}
-	d, err := NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper"},
-		[]LUN{lun})
+	d, err := NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper"}, []LUN{lun})
 	require.NoError(t, err)
 	b := &bench{t: t, d: d, disk: m}
 	b.nexus = b.attach("iqn.a", 0)

@@ -178,8 +178,7 @@ func TestBlockOfAFailedWrite(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, func(l *LUN) {
-				l.Disk = &shortDisk{l.Disk.(thinDisk), c.stores,
-					c.err}
+				l.Disk = &shortDisk{l.Disk.(thinDisk), c.stores, c.err}
 			})
 			if c.setUp != nil {
 				c.setUp(b)

@@ -86,8 +86,7 @@ func pending(n *Nexus) (codes []string) {
 }
 
 var allTypes = []reservationType{typeWriteExclusive, typeExclusiveAccess, typeWriteExclusiveRO,
-	typeExclusiveAccessRO,
-	typeWriteExclusiveShared, typeExclusiveAccessShared}
+	typeExclusiveAccessRO, typeWriteExclusiveShared, typeExclusiveAccessShared}
 
 // TestRegister is SPC-4 tables 52 and 53: what REGISTER and REGISTER AND IGNORE EXISTING KEY do.
 func TestRegister(t *testing.T) {

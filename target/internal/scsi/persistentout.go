@@ -209,8 +209,7 @@ func (e *persistentEdit) preempt(t *Task, key uint64) error {
 	e.generation++
 	// The new holder keeps its own registration, whatever its key.
 	e.removed = e.remove(func(r *registration) bool {
-		return matches(r) &&
-			!(takeOver && r.port == e.by)
+		return matches(r) && !(takeOver && r.port == e.by)
 	})
 	for _, p := range e.removed {
 		if p != e.by {

@@ -102,8 +102,7 @@ func TestLUNZeroWithDisk(t *testing.T) {
 
 func TestNewDeviceRefuses(t *testing.T) {
 	good := func() LUN {
-		return LUN{Number: 1, Disk: newMemDisk(1 << 20),
-			Identity: testIdentity()}
+		return LUN{Number: 1, Disk: newMemDisk(1 << 20), Identity: testIdentity()}
 	}
 	for _, c := range []struct {
 		change func(*LUN)

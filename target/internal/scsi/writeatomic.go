@@ -166,8 +166,7 @@ func (u *unit) undoAtomic() error {
 	off, before := binary.BigEndian.Uint64(record), record[atomicRecord:]
 	if size := uint64(u.Disk.Size()); off > size || uint64(len(before)) > size-off {
 		return fmt.Errorf("what is kept as %s is of another disk: it ends at byte %d of %d; "+
-			"remove %s", storedAtomic, off+uint64(len(before)), size,
-			u.Store.Where(storedAtomic))
+			"remove %s", storedAtomic, off+uint64(len(before)), size, u.Store.Where(storedAtomic))
 	}
 	// The volume may be full, and only a guest of this disk can make room.
 	if err = u.putBack(before, int64(off)); err == nil {
