@@ -29,7 +29,6 @@ const (
 	stateSuffix = ".state"
 )
 
-// stateName is the name of the state of a level.
 func stateName(level string) string { return strings.TrimSuffix(level, ".qcow2") + stateSuffix }
 
 // wantsState reports whether a level, of that many levels, gets a state. A changed image usually

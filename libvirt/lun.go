@@ -168,7 +168,6 @@ func (l LUN) withDefaults() LUN {
 	return l
 }
 
-// export is the export of a LUN that has one.
 func (l LUN) export() Export {
 	e := *l.NBD
 	e.AccessMode, e.ReadOnly, e.Serial, e.WWN = l.AccessMode, l.ReadOnly, l.Serial, l.WWN

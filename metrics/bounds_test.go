@@ -15,7 +15,6 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// manyLUNs returns metrics with LUNs 1 to n.
 func manyLUNs(n int) (*Metrics, *status.Status) {
 	page := &status.Status{LUNs: make([]status.LUN, n)}
 	for i := range page.LUNs {

@@ -6,6 +6,5 @@
 //
 // Counting is on the request path: one SCSI command costs two map look-ups without a lock and four
 // atomic additions. Peers choose some label values, so their number is bounded. Everything beyond
-// the bound is counted together as "other".
-// docs/metrics.md lists the series.
+// the bound is counted together as "other". docs/metrics.md lists the series.
 package metrics

@@ -204,7 +204,6 @@ func (c *client) replies(number uint32) (all []optionReply) {
 	}
 }
 
-// request makes the bytes of a request.
 func (c *client) request(command, flags uint16, off, length uint64, payload []byte) []byte {
 	c.cookie++
 	if !c.extended {

@@ -359,8 +359,7 @@ func (r *Remote) acknowledged(c *call) {
 	}
 }
 
-// current returns the connection. It waits for one until ctx ends, and then returns
-// disk.ErrNotNow.
+// current returns the connection. It waits for one until ctx ends, and then returns disk.ErrNotNow.
 func (r *Remote) current(ctx context.Context) (*link, error) {
 	for {
 		r.mu.Lock()

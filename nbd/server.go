@@ -180,7 +180,6 @@ func (f front) Resized(*serving.Disk) {}
 // Protected implements serving.Front. Writes are refused from now on.
 func (f front) Protected(d *serving.Disk) { f.tellAgain(d) }
 
-// Shared implements serving.Front.
 func (f front) Shared(d *serving.Disk) { f.tellAgain(d) }
 
 // tellAgain ends the connections of sessions: their clients connect again at once, and are told

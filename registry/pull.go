@@ -54,11 +54,10 @@ type Pulled struct {
 }
 
 // Pull fetches the disks of an image, and returns them with the digest of what the reference names:
-// an image, a list of images for several platforms, or the file behind an address.
-// dest is a file, a block device, a directory for any number of disks, or "-". A file under its
-// final name is complete and has the digest in the manifest. For a block device and standard
-// output, only the error tells. Each layer is read once if the disk comes in one pass: see
-// image.Arrival.
+// an image, a list of images for several platforms, or the file behind an address. dest is a file,
+// a block device, a directory for any number of disks, or "-". A file under its final name is
+// complete and has the digest in the manifest. For a block device and standard output, only the
+// error tells. Each layer is read once if the disk comes in one pass: see image.Arrival.
 func (c *Client) Pull(ctx context.Context, ref transport.Reference, dest string,
 	opt PullOptions) (done []Pulled, digest string, err error) {
 	if err := writable(dest, opt.Replace); err != nil {

@@ -208,7 +208,6 @@ func (p *pusher) validate(ctx context.Context, files []string) error {
 	return p.matchBoot()
 }
 
-// open opens one of the files.
 func (p *pusher) open(file string) (*image.Image, error) {
 	if p.opt.Open != nil {
 		return p.opt.Open(file)

@@ -298,7 +298,6 @@ func (s *Stream) indexedDisks(ctx context.Context) (names []string, err error) {
 	})
 }
 
-// partDisks are the disks of the parts.
 func (s *Stream) partDisks(ctx context.Context) ([]string, error) {
 	var top []string
 	for _, p := range s.parts.Files {

@@ -25,8 +25,7 @@ type Config struct {
 	HoldTimeout time.Duration
 	// LeastHoldTimeout takes the place of HoldTimeout for a client that has given up a held
 	// request. Such a peer waits only for a limited time. If that passes again and again, it gives
-	// up the disk.
-	// 0: 25 s, because Linux waits for 30 s. It is never more than HoldTimeout.
+	// up the disk. 0: 25 s, because Linux waits for 30 s. It is never more than HoldTimeout.
 	LeastHoldTimeout time.Duration
 
 	Observer Observer    // nil: none

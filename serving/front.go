@@ -53,11 +53,8 @@ func (NoRights) Holders(*Disk) []string { return nil }
 // FenceBy is the Fencing of such a front end: finish is all that it does.
 type FenceBy func()
 
-// Commit implements Fencing.
 func (FenceBy) Commit() {}
 
-// Finish implements Fencing.
 func (finish FenceBy) Finish() { finish() }
 
-// Undo implements Fencing.
 func (FenceBy) Undo() error { return nil }

@@ -15,10 +15,9 @@ import (
 // there, nobody wants it any more, or nothing has come for so long that the front end gives up.
 // Then the call ends with disk.ErrNotNow, and the peer should try again: nothing is lost.
 //
-// Requests read and write content only by the methods of this file. For a near disk these are
-// plain calls. For a far one (disk.Far), a call first asks for what is at hand. If that is not
-// enough, it tells the front end that the request waits, and calls again with a context that can
-// end the wait.
+// Requests read and write content only by the methods of this file. For a near disk these are plain
+// calls. For a far one (disk.Far), a call first asks for what is at hand. If that is not enough, it
+// tells the front end that the request waits, and calls again with a context that can end the wait.
 
 // A disk may return ErrNotNow before the time is over. The request is still held, and the call
 // repeated after a pause that grows from firstPause to longestPause. A peer that got these answers
@@ -37,9 +36,8 @@ var (
 
 // Executor is a goroutine that executes requests of a front end.
 type Executor interface {
-	// Waits is called by that goroutine before it waits for far content, which may take long.
-	// It returns how long the request may be held while nothing comes. An error ends the call
-	// instead.
+	// Waits is called by that goroutine before it waits for far content, which may take long. It
+	// returns how long the request may be held while nothing comes. An error ends the call instead.
 	Waits() (timeout time.Duration, err error)
 	// Blocks is called by that goroutine before it waits for the storage of this machine, which has
 	// begun to read. So the front end can go on with other requests meanwhile. An error ends the

@@ -61,22 +61,17 @@ func (f front) Removed(d *serving.Disk) {
 	s.conns.Go(func() { s.endRemoved(d) }) // if it is closed, commands end with their sessions
 }
 
-// Resized implements serving.Front.
 func (f front) Resized(d *serving.Disk) { f.device.Grew(d) }
 
-// Protected implements serving.Front.
 func (f front) Protected(d *serving.Disk) { f.device.Protected(d) }
 
 // Shared implements serving.Front. Nothing that initiators know changes.
 func (f front) Shared(*serving.Disk) {}
 
-// Bars implements serving.Front.
 func (f front) Bars(d *serving.Disk, write bool) error { return f.device.Bars(d, write) }
 
-// Holders implements serving.Front.
 func (f front) Holders(d *serving.Disk) []string { return f.device.ReservationHolders(d) }
 
-// Fence implements serving.Front.
 func (f front) Fence(d *serving.Disk, fenced func(string) bool) (serving.Fencing, error) {
 	return f.device.Fence(d, fenced)
 }

@@ -37,8 +37,7 @@ type Options struct {
 // bits, which is not 0 (RFC 7143 11.13.3).
 const MostConnections = 1<<16 - 1
 
-// Limits bound what peers can cost the server. Zero fields take the
-// default.
+// Limits bound what peers can cost the server. Zero fields take the default.
 type Limits struct {
 	// sessions at once, each of which has one connection; default 1024, at most MostConnections
 	MaxConnections int

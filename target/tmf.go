@@ -258,7 +258,6 @@ func (s *session) abortTasks(meant func(*task) bool) (n int) {
 	return n
 }
 
-// normal returns the normal sessions.
 func (s *Server) normal() []*session {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -216,7 +216,6 @@ type front struct {
 	serving.NoRights
 }
 
-// Added implements serving.Front.
 func (f front) Added(d *serving.Disk) error { return f.add(d) }
 
 // Removed implements serving.Front: the socket goes, and who is connected.
@@ -236,7 +235,6 @@ func (f front) Resized(d *serving.Disk) {
 // starts again: the protocol has no news of it.
 func (f front) Protected(*serving.Disk) {}
 
-// Shared implements serving.Front.
 func (f front) Shared(*serving.Disk) {}
 
 // Fence implements serving.Front: requests that wait for far content are given up.

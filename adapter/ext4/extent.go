@@ -41,7 +41,6 @@ func (w *Writer) extentsOf(n *inode) []extent {
 	return w.extents[n.at : n.at+n.extents]
 }
 
-// dirExtentsOf are the extents of a directory.
 func (w *Writer) dirExtentsOf(d *directory) []extent {
 	if all := w.dirExtents[d.inode]; all != nil || d.blocks == 0 {
 		return all

@@ -39,7 +39,6 @@ func waitForDisk(serial string, prepare func()) (device string, err error) {
 
 type blockDevice struct{ name, serial string }
 
-// listDisks lists the disks in /sys/block.
 func listDisks(sys string) (list []blockDevice) {
 	entries, _ := os.ReadDir(sys) // there are none yet
 	for _, e := range entries {

@@ -29,7 +29,6 @@ type background struct {
 	ready *os.File // tells the command that waits; nil: none does
 }
 
-// flags adds the flags to a command.
 func (b *background) flags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&b.fork, flagFork, false, "go on in the background, and return when the "+
 		"disks can be used")

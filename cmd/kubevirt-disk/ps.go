@@ -210,7 +210,6 @@ func (q *asker) ask(check func(*problems.List), pending string,
 // stillBusy is what a daemon that has not answered a question may be.
 const stillBusy = "may be busy: ask again"
 
-// daemonAt returns a client of the daemon at a control socket.
 func daemonAt(socket string) control.Client {
 	return control.Client{Socket: socket, OwnIsInit: daemonIsInit()}
 }

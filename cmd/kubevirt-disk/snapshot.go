@@ -227,7 +227,6 @@ type around struct {
 	out           io.Writer     // gets what the commands print
 }
 
-// flags adds the flags to a command.
 func (r *around) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&r.before, flagBefore, "", "`command` of the shell that is run first, "+
 		"such as one that freezes the guest; if it fails, there is no snapshot")

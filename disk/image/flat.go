@@ -76,7 +76,6 @@ func (l *layer) flatten(ctx context.Context) (*flat, error) {
 	return &flat{runs}, nil
 }
 
-// cutOff cuts runs off at a size.
 func cutOff(runs []flatRun, size int64) []flatRun {
 	for len(runs) > 0 && runs[len(runs)-1].end() > size {
 		last := len(runs) - 1
@@ -216,7 +215,6 @@ func (m *Image) read(ctx context.Context, p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// read reads bytes of the run.
 func (r flatRun) read(ctx context.Context, p []byte, off int64) (int, error) {
 	switch {
 	case r.file == nil:

@@ -246,7 +246,6 @@ func (s *shelf) Make(id string, size, floor int64) (overlay.File, *overlay.Map, 
 	return file, m, nil
 }
 
-// Open is Shelf's.
 func (s *shelf) Open(id string, floor int64) (overlay.File, *overlay.Map, error) {
 	opt, err := s.options(id, floor)
 	if err != nil {
@@ -281,7 +280,6 @@ func (s *shelf) open(id string) (*rawfile.File, error) {
 	return file, err
 }
 
-// Remove is Shelf's.
 func (s *shelf) Remove(id string) error {
 	path := s.dir.layer(id)
 	err := osfile.Remove(path)
@@ -291,7 +289,6 @@ func (s *shelf) Remove(id string) error {
 	return err
 }
 
-// Save is Shelf's.
 func (s *shelf) Save(r *overlay.Record) error {
 	if err := s.dir.still(); err != nil {
 		return err
@@ -302,7 +299,6 @@ func (s *shelf) Save(r *overlay.Record) error {
 	return durable.SaveRecord(s.dir.layers(), r, s.dir.still, syncIf(s.synced()))
 }
 
-// Mark is Shelf's.
 func (s *shelf) Mark(layers bool) error { return s.dir.mark(layers, s.synced()) }
 
 func (s *shelf) synced() bool { return s.durable || s.wasDurable }

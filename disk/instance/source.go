@@ -75,7 +75,6 @@ func (s *Source) Parallel() int {
 	return 1
 }
 
-// Identity implements image.Source.
 func (s *Source) Identity() image.Identity { return s.ID }
 
 // WillRead implements image.Source.

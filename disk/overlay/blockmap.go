@@ -93,7 +93,6 @@ func (m *blockMap) word(index int64) uint64 {
 	return p.words[index%mapPageWords].Load()
 }
 
-// allSet reports whether the blocks first to last are all set.
 func (m *blockMap) allSet(first, last int64) bool {
 	for w := first / 64; w <= last/64; w++ {
 		if w%mapPageWords == 0 && m.pages[w/mapPageWords].Load() == m.full {

@@ -15,7 +15,6 @@ func openGood(t testing.TB, path string) *image.Image {
 	return img
 }
 
-// over makes a disk over an image, in a new file.
 func over(t testing.TB, file File, img Image, opt Options) *Disk {
 	t.Helper()
 	blocks := newBlockMap(blocksOf(img.Size()))

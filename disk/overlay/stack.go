@@ -134,7 +134,6 @@ func (s *Stack) deallocate(ctx context.Context, op change, off, length int64) er
 	return s.try(&s.top, func(o *Disk) error { return o.deallocate(ctx, op, off, length) })
 }
 
-// Extent is Disk's.
 func (s *Stack) Extent(ctx context.Context, off, length int64) (e disk.Extent, err error) {
 	err = s.try(&s.top, func(o *Disk) (err error) {
 		e, err = o.Extent(ctx, off, length)
@@ -192,7 +191,6 @@ func (s *Stack) Usage() (u disk.Usage, err error) {
 	return u, err
 }
 
-// Map is Disk's.
 func (s *Stack) Map() *disk.Map { return s.top.Load().Map() }
 
 // Close closes all layers.

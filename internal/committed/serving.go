@@ -69,7 +69,6 @@ type exported struct{ *nbd.Remote }
 
 var _ disk.Extenter = exported{}
 
-// Extent implements disk.Extenter.
 func (e exported) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	return e.Allocated(ctx, off, length)
 }

@@ -133,7 +133,6 @@ func (r *Reader) ReadAt(ctx context.Context, p []byte, off int64) (n int, err er
 	return n, nil
 }
 
-// Extent implements disk.Extenter.
 func (r *Reader) Extent(_ context.Context, off, length int64) (disk.Extent, error) {
 	stored, n := r.ranges.stored.at(off, length)
 	return disk.Extent{Length: n, Data: stored}, nil

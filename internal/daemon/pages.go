@@ -67,7 +67,6 @@ func (d *Daemon) PagesAddress() string {
 	return d.pagesAt
 }
 
-// pages returns a handler for all pages of the daemon.
 func (d *Daemon) pages(page *pages.Page, log *zap.Logger) http.Handler {
 	mux := http.NewServeMux()
 	page.Register(mux)

@@ -18,7 +18,6 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// set sets the state of the daemon.
 func (d *Daemon) set(now status.State) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

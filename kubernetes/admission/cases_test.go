@@ -104,7 +104,6 @@ func launcher(more ...func(*corev1.Pod)) func(*corev1.Pod) {
 	}
 }
 
-// label sets a label.
 func label(key, value string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Labels[key] = value }
 }

@@ -86,7 +86,6 @@ func (d Disk) gate() corev1.PodSchedulingGate {
 // container is the hook sidecar that serves the disk.
 func (d Disk) container() string { return fmt.Sprintf("hook-sidecar-%d", d.Number) }
 
-// volume is the name of a volume of the disk.
 func (d Disk) volume(name string) string {
 	if d.Number == 0 {
 		return name

@@ -31,8 +31,7 @@ func tarHeader(name string, kind byte, mode, size int64) *tar.Header {
 	}
 }
 
-// Disk is a layer of one file, not compressed: a tar header, the file, and zeros up to the
-// end.
+// Disk is a layer of one file, not compressed: a tar header, the file, and zeros up to the end.
 type Disk struct {
 	Name   string // in the image
 	File   *os.File

@@ -110,7 +110,6 @@ func checkSimple(text, signature []byte, keys []Key, content []byte) (Key, error
 	return key, sameDigest(key, p.Critical.Image.Digest, content)
 }
 
-// sameDigest checks that the signed digest is the one of the content.
 func sameDigest(key Key, signed string, content []byte) error {
 	if signed == transport.DigestOf(content) {
 		return nil

@@ -111,7 +111,6 @@ func newKey(public crypto.PublicKey) (Key, error) {
 	return Key{public: public, Fingerprint: "sha256:" + hex.EncodeToString(sum[:])}, nil
 }
 
-// signed reports whether the signature is one of the message by the key.
 func (k Key) signed(message, signature []byte) bool {
 	sum := sha256.Sum256(message)
 	switch public := k.public.(type) {
@@ -208,7 +207,6 @@ func GenerateKey(password []byte) (private, public []byte, err error) {
 	return pem.EncodeToMemory(&pem.Block{Type: pemSigstore, Bytes: secret}), []byte(text), err
 }
 
-// sign signs a message.
 func (p *PrivateKey) sign(message []byte) ([]byte, error) {
 	if _, ok := p.public.(ed25519.PublicKey); ok {
 		return p.signer.Sign(rand.Reader, message, crypto.Hash(0))

@@ -175,7 +175,6 @@ func (s *sending) arrived(n int64) {
 	s.off = n
 }
 
-// request makes one request.
 func (s *sending) request(ctx context.Context) error {
 	switch {
 	case s.at == nil:

@@ -101,7 +101,6 @@ func (r *repository) spoolFile(size int64) (*os.File, error) {
 	return osfile.Nameless(r.spoolDir)
 }
 
-// endSpools ends all spools.
 func (r *repository) endSpools() {
 	r.mu.Lock()
 	r.closed = true

@@ -78,7 +78,6 @@ func (s *Session) handle(p *PDU) (bool, error) {
 	return false, nil
 }
 
-// isReject reports whether p rejects a PDU with this tag.
 func isReject(p *PDU, tag uint32) bool {
 	if p.Header.Opcode() != pdu.OpReject || len(p.Data) < pdu.HeaderLen {
 		return false

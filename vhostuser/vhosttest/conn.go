@@ -25,8 +25,7 @@ var (
 	ErrUnsupported = errors.New("not negotiated")
 )
 
-// RefusedError says that the back end answered a message with a number other than zero
-// (REPLY_ACK).
+// RefusedError says that the back end answered a message with a number other than zero (REPLY_ACK).
 type RefusedError struct {
 	Request Request
 	Answer  uint64

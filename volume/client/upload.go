@@ -175,7 +175,6 @@ func (u *upload) wrongAddress(err error) string {
 	return ""
 }
 
-// request makes a request for the upload.
 func (u *upload) request(ctx context.Context, method, path string, body io.Reader, length int64,
 	header ...string) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(ctx, method, u.c.base.String(), body)

@@ -25,9 +25,8 @@ type Options struct {
 	Fill func(ctx context.Context, name string, mayMake bool) (v Volume, made bool, err error)
 	// Done answers a request whose upload is complete, with the status 201.
 	Done func(w http.ResponseWriter, r *http.Request, name string)
-	// Refuse answers a refused request. err is an *api.Error, or another error of Volumes.
-	// The answer must have a Content-Length, because the client may read it before the connection
-	// ends.
+	// Refuse answers a refused request. err is an *api.Error, or another error of Volumes. The
+	// answer must have a Content-Length, because the client may read it before the connection ends.
 	Refuse func(w http.ResponseWriter, r *http.Request, err error)
 	// UnpackMemory is how far back compressed data may refer, in bytes: see unpack.Options. 0: its
 	// default.

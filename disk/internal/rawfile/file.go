@@ -41,8 +41,7 @@ type Options struct {
 	Killed bool
 }
 
-// File is a disk over a raw file. It implements Disk, Discarder, Zeroer, Extenter and
-// Mapper.
+// File is a disk over a raw file. It implements Disk, Discarder, Zeroer, Extenter and Mapper.
 type File struct {
 	File    *os.File
 	size    atomic.Int64 // bytes; only Grow changes it

@@ -126,8 +126,7 @@ func WordMask(index, first, last int64) uint64 {
 
 const (
 	// holeRegion is the granularity in bytes at which holes are remembered. A file of 16 TiB takes
-	// 2 MiB of memory. The regions of a small file are smaller, for
-	// the map that people see.
+	// 2 MiB of memory. The regions of a small file are smaller, for the map that people see.
 	holeRegion = 1 << 20
 	// minHoleRegion is the hole region of small files, which may grow.
 	minHoleRegion = 64 << 10

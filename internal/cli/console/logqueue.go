@@ -27,8 +27,7 @@ type Queue struct {
 	Tell    func(lost uint64) // logs that lines were lost; set before the first line
 }
 
-// queued is a line, or a mark if done is set: done is closed when all lines before it are
-// written.
+// queued is a line, or a mark if done is set: done is closed when all lines before it are written.
 type queued struct {
 	line []byte
 	done chan struct{}

@@ -88,8 +88,7 @@ func (d *together) Usage() (disk.Usage, error) {
 	}
 }
 
-// TestStorageIsAskedSideBySide: hanging disks delay a page once, not once for each
-// disk.
+// TestStorageIsAskedSideBySide: hanging disks delay a page once, not once for each disk.
 func TestStorageIsAskedSideBySide(t *testing.T) {
 	const disks = 30
 	asked, over := new(sync.WaitGroup), make(chan struct{})

@@ -166,7 +166,6 @@ func (t *table) find(lun uint16) *Disk {
 	return nil
 }
 
-// all returns all disks.
 func (t *table) all() []*Disk {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -108,7 +108,6 @@ func RoleOf(t testing.TB, s Settings) Role {
 	return roleIn(t, text.Bytes())
 }
 
-// roleIn returns the role that is in a manifest.
 func roleIn(t testing.TB, manifest []byte) Role {
 	t.Helper()
 	var r Role
@@ -132,7 +131,6 @@ func roleIn(t testing.TB, manifest []byte) Role {
 	return r
 }
 
-// allows reports whether the role has a verb.
 func (r Role) allows(verb, group, resource, name string) bool {
 	return slices.ContainsFunc(slices.Concat(r.Rules, r.Cluster), func(p rbacv1.PolicyRule) bool {
 		return slices.Contains(p.Verbs, verb) && slices.Contains(p.APIGroups, group) &&

@@ -37,7 +37,6 @@ type collector struct{ reader client.Reader }
 // everything.
 func New(reader client.Reader) prometheus.Collector { return &collector{reader: reader} }
 
-// Describe implements prometheus.Collector.
 func (*collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{identities, identitiesSince, waiting, waitingSince} {
 		out <- d
@@ -67,7 +66,6 @@ func (t tally) emit(out chan<- prometheus.Metric, count, since *prometheus.Desc,
 // timeout is for a cache that is not filled yet.
 const timeout = time.Second
 
-// Collect implements prometheus.Collector.
 func (c *collector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()

@@ -59,7 +59,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{}, cmp.Or(r.ReportAs(ctx, &pet, after, eventType), err)
 }
 
-// eventType is the type of the event for a reason.
 func eventType(reason string) string {
 	return cmp.Or(objects.EventType(reason), corev1.EventTypeNormal)
 }

@@ -125,7 +125,6 @@ func eventType(reason string) string {
 	return objects.EventType(reason)
 }
 
-// newIdentity makes an identity from a set.
 func newIdentity(name types.NamespacedName, set *v1alpha1.VMIdentitySet) *v1alpha1.VMIdentity {
 	id := &v1alpha1.VMIdentity{
 		ObjectMeta: metav1.ObjectMeta{

@@ -77,7 +77,6 @@ func newSnapshot(id *v1alpha1.VMIdentity, job *batchv1.Job,
 	return newVolumeSnapshot(metaOf(id, job.Name, ofJob(job)), job.Name, class)
 }
 
-// newVolumeSnapshot is a VolumeSnapshot of a claim.
 func newVolumeSnapshot(m metav1.ObjectMeta, claim, class string) *unstructured.Unstructured {
 	spec := map[string]any{"source": map[string]any{"persistentVolumeClaimName": claim}}
 	if class != "" {
