@@ -414,9 +414,7 @@ func TestModel(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range conns {
 		c := v.open(t, "", i%3)
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(i), 3))
 			model, base := make([]byte, part), uint64(i*part)
 			for range rounds {
@@ -448,7 +446,7 @@ func TestModel(t *testing.T) {
 					}
 				}
 			}
-		}()
+		})
 	}
 	wg.Wait()
 }

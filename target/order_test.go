@@ -228,9 +228,7 @@ func TestRequestsInAnyOrder(t *testing.T) {
 		slowDown(s, seed)
 		var wg sync.WaitGroup
 		for i := range s.disks {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				d, err := disorderly(s, uint16(1+i), i, rand.New(rand.NewSource(int64(2*seed+i))))
 				for n := 0; n < 20 && err == nil; n++ {
 					if pdu.SNLess(d.MaxCmdSN, d.CmdSN) {
@@ -243,7 +241,7 @@ func TestRequestsInAnyOrder(t *testing.T) {
 				if err != nil {
 					t.Errorf("seed %d: %v", seed, err)
 				}
-			}()
+			})
 		}
 		wg.Wait()
 	}

@@ -32,9 +32,7 @@ func TestChurn(t *testing.T) {
 	const workers, each = 4, 600
 	var wg sync.WaitGroup
 	for w := range workers {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for i := range each {
 				// Every fourth ISID is shared, so that sessions reinstate each other.
 				o := tt.LoginOptions{Initiator: "iqn.2026-01.test:churn",
@@ -62,7 +60,7 @@ func TestChurn(t *testing.T) {
 					_ = sess.Close()
 				}
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	testtool.Eventually(t, func() bool { return len(s.Sessions()) == 1 }, "the sessions end")

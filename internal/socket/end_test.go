@@ -72,9 +72,7 @@ func TestSocketCloseRaces(t *testing.T) {
 	const workers, rounds = 4, 50
 	var all sync.WaitGroup
 	for w := range workers {
-		all.Add(1)
-		go func() {
-			defer all.Done()
+		all.Go(func() {
 			r := rand.New(rand.NewPCG(8, uint64(w)))
 			for range rounds {
 				if err := closeRace(t, byte(1+w),
@@ -83,7 +81,7 @@ func TestSocketCloseRaces(t *testing.T) {
 					return
 				}
 			}
-		}()
+		})
 	}
 	all.Wait()
 }

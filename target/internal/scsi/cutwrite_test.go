@@ -196,9 +196,7 @@ func TestNothingIsLostBesideACutWrite(t *testing.T) {
 	done := make(chan struct{})
 	for i := range 2 {
 		n := b.attach("iqn.w", byte(i))
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for seed := byte(0); ; seed++ {
 				select {
 				case <-done:
@@ -212,14 +210,12 @@ func TestNothingIsLostBesideACutWrite(t *testing.T) {
 					return
 				}
 			}
-		}()
+		})
 	}
 	var counting sync.WaitGroup
 	for i := range adders {
 		n := b.attach("iqn.c", byte(i))
-		counting.Add(1)
-		go func() {
-			defer counting.Done()
+		counting.Go(func() {
 			for added := 0; added < adds; {
 				before := b.runAs(n, lun1, read, nil).data
 				after := bytes.Clone(before)
@@ -234,7 +230,7 @@ func TestNothingIsLostBesideACutWrite(t *testing.T) {
 					return
 				}
 			}
-		}()
+		})
 	}
 	counting.Wait()
 	close(done)

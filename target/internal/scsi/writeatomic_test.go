@@ -352,9 +352,7 @@ func TestWriteAtomicIsNeverSeenInParts(t *testing.T) {
 	stop := make(chan struct{})
 	for w := range 2 {
 		n := b.attach("iqn.w", byte(w))
-		writers.Add(1)
-		go func() {
-			defer writers.Done()
+		writers.Go(func() {
 			for i := range 200 {
 				r := drive(b.d, n, lun1, request,
 					bytes.Repeat([]byte{byte(2*i + w)}, blocks*BlockSize), 8192)
@@ -362,13 +360,11 @@ func TestWriteAtomicIsNeverSeenInParts(t *testing.T) {
 					t.Errorf("write: %s", r.outcome())
 				}
 			}
-		}()
+		})
 	}
 	for i := range 2 {
 		n := b.attach("iqn.r", byte(i))
-		readers.Add(1)
-		go func() {
-			defer readers.Done()
+		readers.Go(func() {
 			for {
 				select {
 				case <-stop:
@@ -383,7 +379,7 @@ func TestWriteAtomicIsNeverSeenInParts(t *testing.T) {
 					return
 				}
 			}
-		}()
+		})
 	}
 	writers.Wait()
 	close(stop)
