@@ -179,8 +179,7 @@ func readTree(t testing.TB, root string) map[string]node {
 			p := filetest.Content(t, path)
 			n.Content = string(p)
 		case unix.S_IFLNK:
-			n.Content, err = os.Readlink(path)
-			require.NoError(t, err)
+			n.Content = testtool.Must(os.Readlink(path))(t)
 		}
 		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			n.Links = st.Nlink

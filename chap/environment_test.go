@@ -237,8 +237,7 @@ func TestFromEnvironmentReportsOnce(t *testing.T) {
 		for name, value := range mutual {
 			tt.vars[name] = value
 		}
-		_, err := fromMap(tt.vars, nil)
-		require.EqualError(t, err, tt.want)
+		require.EqualError(t, testtool.Err(fromMap(tt.vars, nil)), tt.want)
 	}
 }
 

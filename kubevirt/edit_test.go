@@ -232,11 +232,8 @@ func TestTwoSidecars(t *testing.T) {
 	m = []byte(strings.Replace(string(m), `r.example/vm:1\"}`, `a\"}, {\"image\": \"b\"}`, 1))
 	domain := []byte(without(before, rootDisk))
 	for range 2 {
-		var err error
-		domain, err = Edit(Call{Domain: domain, VMI: m}, first, "hook-sidecar-0")
-		require.NoError(t, err)
-		domain, err = Edit(Call{Domain: domain, VMI: m}, second, "hook-sidecar-1")
-		require.NoError(t, err)
+		domain = testtool.Must(Edit(Call{Domain: domain, VMI: m}, first, "hook-sidecar-0"))(t)
+		domain = testtool.Must(Edit(Call{Domain: domain, VMI: m}, second, "hook-sidecar-1"))(t)
 		var d libvirtxml.Domain
 		require.NoError(t, xml.Unmarshal(domain, &d))
 		require.Len(t, d.Devices.Disks, 3)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"libvirt.org/go/libvirtxml"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const vhostUserDisk = `<disk type="vhostuser" device="disk">
@@ -22,19 +24,14 @@ const vhostUserDisk = `<disk type="vhostuser" device="disk">
 // TestVhostUser renders a disk and reads it back.
 func TestVhostUser(t *testing.T) {
 	v := VhostUser{Socket: "/run/disks/a.sock", Queues: 4, Reconnect: time.Second}
-	text, err := v.DiskXML(Device{Dev: "vdb", BootOrder: 2})
-	require.NoError(t, err)
+	text := testtool.Must(v.DiskXML(Device{Dev: "vdb", BootOrder: 2}))(t)
 	require.Equal(t, vhostUserDisk, text)
-	back, d, err := ParseVhostUser(text)
-	require.NoError(t, err)
+	back, d := testtool.Must2(ParseVhostUser(text))(t)
 	require.Equal(t, v, back)
 	require.Equal(t, Device{Dev: "vdb", Bus: BusVirtio, Kind: KindDisk, BootOrder: 2}, d)
-	again, err := back.DiskXML(d)
-	require.NoError(t, err)
-	require.Equal(t, text, again)
+	require.Equal(t, text, testtool.Must(back.DiskXML(d))(t))
 
-	text, err = VhostUser{Socket: "/s"}.DiskXML(Device{})
-	require.NoError(t, err)
+	text = testtool.Must(VhostUser{Socket: "/s"}.DiskXML(Device{}))(t)
 	require.NotContains(t, text, "reconnect")
 	require.NotContains(t, text, "queues")
 	require.Contains(t, text, `dev="vda"`)
@@ -57,8 +54,7 @@ func TestVhostUserRefuses(t *testing.T) {
 		"Device.Cache: libvirt has none":        {at, Device{Cache: CacheNone}},
 		"Device.ErrorPolicy: libvirt has none":  {at, Device{ErrorPolicy: ErrorStop}},
 	} {
-		_, err := c.v.Disk(c.d)
-		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, testtool.Err(c.v.Disk(c.d)), want)
 	}
 	for from, to := range map[string]string{
 		`<boot order="2"></boot>`:  "<serial>X</serial>",

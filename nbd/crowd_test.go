@@ -157,14 +157,12 @@ func TestClientsThatTakeNothing(t *testing.T) {
 func (v *served) portal(t *testing.T, a *authority, secure bool) func(tls.Certificate) *client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "nbd.sock")
-	l, err := net.Listen("unix", path)
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("unix", path))(t)
 	portal := Portal{Name: serving.SocketPrefix + path}
 	if secure {
 		a.issueServer()
-		portal.TLS, err = LoadTLS(a.file("server-cert.pem"), a.file("server-key.pem"),
-			a.file("ca-cert.pem"), nil)
-		require.NoError(t, err)
+		portal.TLS = testtool.Must(LoadTLS(a.file("server-cert.pem"), a.file("server-key.pem"),
+			a.file("ca-cert.pem"), nil))(t)
 	}
 	go func() { _ = v.Serve(l, portal) }()
 	return func(cert tls.Certificate) *client {

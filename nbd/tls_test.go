@@ -36,9 +36,7 @@ func newAuthority(t testing.TB) *authority {
 	t.Helper()
 	a := &authority{t: t, dir: t.TempDir()}
 	require.NoError(t, certtest.Authority(a.file("ca-cert.pem"), a.file("ca-key.pem")))
-	var err error
-	a.pool, err = certtest.Pool(a.file("ca-cert.pem"))
-	require.NoError(t, err)
+	a.pool = testtool.Must(certtest.Pool(a.file("ca-cert.pem")))(t)
 	return a
 }
 

@@ -260,8 +260,7 @@ func TestStreamWithoutTables(t *testing.T) {
 		require.NoError(t, err)
 		if i == 0 {
 			x.Packed = nil
-			old, err = x.Layer(true)
-			require.NoError(t, err)
+			old = testtool.Must(x.Layer(true))(t)
 		}
 		manifest.Layers[i] = l.Add(old)
 		manifest.Layers[i].Annotations = desc.Annotations

@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -37,8 +38,7 @@ func (s *streaming) fetchedDir(l *lying) string {
 // removeFetchedImages removes fetched images to make room.
 func removeFetchedImages(t testing.TB, cacheDir string) {
 	t.Helper()
-	others, err := Others(cacheDir)()
-	require.NoError(t, err)
+	others := testtool.Must(Others(cacheDir)())(t)
 	require.NotEmpty(t, others)
 	for _, o := range others {
 		require.NoError(t, o.Remove())
@@ -49,11 +49,9 @@ func removeFetchedImages(t testing.TB, cacheDir string) {
 func (s *streaming) once(t testing.TB, ref transport.Reference,
 	look func(name string, img *image.Image)) (disks []StreamDisk) {
 	t.Helper()
-	st, err := s.client.Stream(t.Context(), ref, s.opt)
-	require.NoError(t, err)
+	st := testtool.Must(s.client.Stream(t.Context(), ref, s.opt))(t)
 	for _, d := range st.Disks() {
-		img, err := st.Open(t.Context(), d.Name, image.Options{})
-		require.NoError(t, err)
+		img := testtool.Must(st.Open(t.Context(), d.Name, image.Options{}))(t)
 		look(d.Name, img)
 		require.NoError(t, img.Close())
 	}
@@ -109,8 +107,7 @@ func TestFetchedAgain(t *testing.T) {
 		require.Equal(t, first, s.once(t, ref, func(name string, img *image.Image) {
 			same(name, img)
 			if name == "odd.img" { // a hole of 5 MiB begins at 3 MiB
-				e, err := img.Extent(t.Context(), 5<<20, 1<<20)
-				require.NoError(t, err)
+				e := testtool.Must(img.Extent(t.Context(), 5<<20, 1<<20))(t)
 				require.False(t, e.Data)
 			}
 		}), "disks that were made of it are still of the same image")
@@ -303,8 +300,7 @@ func TestFetchedSharedByUsers(t *testing.T) {
 	require.NoError(t, filepath.WalkDir(s.opt.CacheDir, func(path string, d fs.DirEntry,
 		err error) error {
 		require.NoError(t, err)
-		info, err := d.Info()
-		require.NoError(t, err)
+		info := testtool.Must(d.Info())(t)
 		require.EqualValues(t, 0o060, info.Mode()&0o060, path)
 		require.Equal(t, uint32(group), info.Sys().(*syscall.Stat_t).Gid, path)
 		return nil
@@ -313,8 +309,7 @@ func TestFetchedSharedByUsers(t *testing.T) {
 	old := time.Now().Add(-time.Hour)
 	require.NoError(t, os.Chtimes(dir, old, old))
 	read(4002)
-	info, err := os.Stat(dir)
-	require.NoError(t, err)
+	info := testtool.Must(os.Stat(dir))(t)
 	require.Less(t, time.Since(info.ModTime()), time.Minute, "it notes that it is used")
 
 	require.NoError(t, os.Remove(filepath.Join(dir, "a.img")))
@@ -327,8 +322,7 @@ func TestFetchedSharedByUsers(t *testing.T) {
 // disks have the name first keeps them there: it has begun to open them.
 func TestFetchedByTwo(t *testing.T) {
 	for range 300 {
-		root, err := osfile.OpenShared(t.TempDir(), 0o770)
-		require.NoError(t, err)
+		root := testtool.Must(osfile.OpenShared(t.TempDir(), 0o770))(t)
 		require.NoError(t, root.Mkdir(fetchedDir))
 		f := &fetchedImage{root: root, base: fetchedDir + "/image"}
 		placed := make(chan error, 2)
@@ -340,11 +334,9 @@ func TestFetchedByTwo(t *testing.T) {
 		}
 		require.NoError(t, <-placed)
 		require.True(t, f.find())
-		first, err := root.Stat(f.dir())
-		require.NoError(t, err)
+		first := testtool.Must(root.Stat(f.dir()))(t)
 		require.NoError(t, <-placed)
-		now, err := root.Stat(f.dir())
-		require.NoError(t, err)
+		now := testtool.Must(root.Stat(f.dir()))(t)
 		require.True(t, os.SameFile(first, now))
 		require.Equal(t, []string{"image.raw"}, namesIn(t, filepath.Join(root.Name(), fetchedDir)))
 		require.NoError(t, root.Close())

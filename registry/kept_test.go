@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestKeptFollowsNoLink: what is kept beside a disk lies where others may be able to write. A link
@@ -15,19 +17,16 @@ func TestKeptFollowsNoLink(t *testing.T) {
 	dir, foreign := t.TempDir(), t.TempDir()
 	link := filepath.Join(dir, "disk.img.source")
 	require.NoError(t, os.Symlink(foreign, link))
-	_, err := keep(nil, link)
-	require.Error(t, err)
+	require.Error(t, testtool.Err(keep(nil, link)))
 
 	require.NoError(t, os.Remove(link))
-	k, err := keep(nil, link)
-	require.NoError(t, err)
+	k := testtool.Must(keep(nil, link))(t)
 	defer k.dir.Close()
 	file := filepath.Join(foreign, "file")
 	require.NoError(t, os.WriteFile(file, []byte("keep"), 0o600))
 	require.NoError(t, os.Symlink(file, filepath.Join(link, "name.partial")))
 	require.NoError(t, k.write("name", []byte("new")))
-	text, err := k.read("name", 10)
-	require.NoError(t, err)
+	text := testtool.Must(k.read("name", 10))(t)
 	require.Equal(t, "new", string(text))
 	require.NoError(t, os.Rename(link, link+".away"))
 	require.NoError(t, os.Symlink(foreign, link))
@@ -40,26 +39,20 @@ func TestKeptFollowsNoLink(t *testing.T) {
 // TestRecordOfEarlierVersion: what a tag named at first is known of a record without a checksum,
 // too. A damaged record is no record.
 func TestRecordOfEarlierVersion(t *testing.T) {
-	k, err := keep(nil, filepath.Join(t.TempDir(), "kept"))
-	require.NoError(t, err)
+	k := testtool.Must(keep(nil, filepath.Join(t.TempDir(), "kept")))(t)
 	defer k.dir.Close()
 	ref := parsed(t, "registry.example.com/vm/a:1")
 	want := record{Reference: ref.String(), Digest: digestOf([]byte("manifest"))}
-	text, err := json.Marshal(want)
-	require.NoError(t, err)
+	text := testtool.Must(json.Marshal(want))(t)
 	name := recordName(ref.String())
 	require.NoError(t, k.write(name, text))
-	got, err := k.loadRecord(ref)
-	require.NoError(t, err)
+	got := testtool.Must(k.loadRecord(ref))(t)
 	require.Equal(t, want, got)
 
 	require.NoError(t, k.saveRecord(want))
-	got, err = k.loadRecord(ref)
-	require.NoError(t, err)
+	got = testtool.Must(k.loadRecord(ref))(t)
 	require.Equal(t, want, got)
-	text, err = k.read(name, maxRecord)
-	require.NoError(t, err)
+	text = testtool.Must(k.read(name, maxRecord))(t)
 	require.NoError(t, k.write(name, flipped(text, len(text)/2)))
-	_, err = k.loadRecord(ref)
-	require.ErrorContains(t, err, "cannot be read")
+	require.ErrorContains(t, testtool.Err(k.loadRecord(ref)), "cannot be read")
 }

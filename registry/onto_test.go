@@ -16,6 +16,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -84,8 +85,7 @@ func (o *ontoCase) push(t *testing.T, file, ref, onto string) string {
 func (o *ontoCase) requireDisk(t *testing.T, ref, name string, want []byte, indexed bool) {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), "disk.raw")
-	_, _, err := o.c.Pull(t.Context(), o.m.ref(t, ref), to, PullOptions{})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err2(o.c.Pull(t.Context(), o.m.ref(t, ref), to, PullOptions{})))
 	onlyFile(t, filepath.Dir(to), "disk.raw", want)
 	s := newStreaming(t, o.c, t.TempDir(), t.TempDir())
 	st := s.open(t, o.m.ref(t, ref))
@@ -237,8 +237,7 @@ func TestPushOntoOneOfSeveral(t *testing.T) {
 	require.True(t, bytes.Equal(a, contentOf(t, s.disk(t, st, "a.qcow2"))))
 	require.True(t, bytes.Equal(b, contentOf(t, s.disk(t, st, "b.1.qcow2"))))
 	dir := t.TempDir()
-	_, _, err = o.c.Pull(t.Context(), ref, dir, PullOptions{})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err2(o.c.Pull(t.Context(), ref, dir, PullOptions{})))
 	for name, want := range map[string][]byte{"a.raw": a, "b.1.raw": b} {
 		require.True(t, bytes.Equal(want, bytesOf(t, filepath.Join(dir, name))), name)
 	}
@@ -321,13 +320,11 @@ func TestPushOntoLyingIndex(t *testing.T) {
 	r := resolves(t, o.c, ref)
 	x := fullIndex(t, r)
 	digests := make([]byte, x.Digests.Size())
-	_, err := x.Digests.ReadAt(digests, 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(x.Digests.ReadAt(digests, 0)))
 	lie := chunkDigests(now)
 	copy(digests[8*digestSize:], lie[8*digestSize:9*digestSize]) // of the first change
 	x.Digests, x.Packed = sectionOf(digests), nil
-	forged, err := x.Layer(false)
-	require.NoError(t, err)
+	forged := testtool.Must(x.Layer(false))(t)
 	m := *r.Manifest
 	for i, l := range m.Layers {
 		if l.Annotations[annotationIndex] != "" {
@@ -335,16 +332,14 @@ func TestPushOntoLyingIndex(t *testing.T) {
 			m.Layers[i].Annotations = l.Annotations
 		}
 	}
-	text, err := json.Marshal(m)
-	require.NoError(t, err)
-	u, err := o.c.Uploader(ref, transport.Reference{}, new(atomic.Int64), "")
-	require.NoError(t, err)
+	text := testtool.Must(json.Marshal(m))(t)
+	u := testtool.Must(o.c.Uploader(ref, transport.Reference{}, new(atomic.Int64), ""))(t)
 	require.NoError(t, u.Blob(t.Context(), blobOf(forged, ""), bytes.NewReader(forged)))
 	require.NoError(t, u.Manifest(t.Context(), "lie", string(m.MediaType), text))
 
 	file := o.file(t, "vm.raw", now)
 	o.push(t, file, "vm/a:2", "vm/a:lie")
-	_, _, err = o.c.Pull(t.Context(), o.m.ref(t, "vm/a:2"), filepath.Join(t.TempDir(), "disk.raw"),
+	_, _, err := o.c.Pull(t.Context(), o.m.ref(t, "vm/a:2"), filepath.Join(t.TempDir(), "disk.raw"),
 		PullOptions{})
 	require.ErrorContains(t, err, "not what the index of the image says")
 	s := newStreaming(t, o.c, t.TempDir(), t.TempDir())

@@ -42,9 +42,7 @@ func listed(t testing.TB, l *lying, content []byte) string {
 func asking(t testing.TB, l *lying, keys ...string) *Client {
 	opt := l.options()
 	opt.Timeout = time.Second
-	var err error
-	opt.Gate, err = signature.NewGate(signature.Options{Keys: keys})
-	require.NoError(t, err)
+	opt.Gate = testtool.Must(signature.NewGate(signature.Options{Keys: keys}))(t)
 	return newClient(t, opt)
 }
 
@@ -214,8 +212,7 @@ func TestPushSigned(t *testing.T) {
 	pull := func(tag string, keys ...string) error {
 		opt := transport.Options{Insecure: []string{m.host}}
 		var err error
-		opt.Gate, err = signature.NewGate(signature.Options{Keys: keys})
-		require.NoError(t, err)
+		opt.Gate = testtool.Must(signature.NewGate(signature.Options{Keys: keys}))(t)
 		_, _, err = newClient(t, opt).Pull(t.Context(), m.ref(t, "vm/a:"+tag),
 			filepath.Join(t.TempDir(), "out.raw"), PullOptions{})
 		return err

@@ -173,12 +173,9 @@ func newPlain(t *testing.T, dir string, opt transport.Options, faults ...fault) 
 	s.desc = s.Add(s.content)
 	s.Faults, s.NoRanges = faults, true
 	opt.Insecure = []string{s.Host()}
-	var err error
-	s.source, err = newClient(t, opt).Source(s.ref(t, "vm/a:1"), s.dir)
-	require.NoError(t, err)
+	s.source = testtool.Must(newClient(t, opt).Source(s.ref(t, "vm/a:1"), s.dir))(t)
 	t.Cleanup(func() { require.NoError(t, s.source.Close()) })
-	s.blob, err = s.source.Blob(s.desc)
-	require.NoError(t, err)
+	s.blob = testtool.Must(s.source.Blob(s.desc))(t)
 	return s
 }
 

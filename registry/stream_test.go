@@ -32,9 +32,7 @@ type streaming struct {
 
 func newStreaming(t testing.TB, c *Client, dir, keep string) *streaming {
 	s := &streaming{client: c, opt: StreamOptions{CacheDir: dir, KeepDir: keep}}
-	var err error
-	s.opt.Cache, err = cache.Open(dir, cache.Options{})
-	require.NoError(t, err)
+	s.opt.Cache = testtool.Must(cache.Open(dir, cache.Options{}))(t)
 	t.Cleanup(func() { require.NoError(t, s.opt.Cache.Close()) })
 	return s
 }

@@ -367,8 +367,7 @@ func TestAddressPolicy(t *testing.T) {
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
 	pulled := func(opt signature.Options) error {
 		var err error
-		w.opt.Gate, err = signature.NewGate(opt)
-		require.NoError(t, err)
+		w.opt.Gate = testtool.Must(signature.NewGate(opt))(t)
 		_, _, err = w.pull(t, w.Server.URL+webFile)
 		return err
 	}

@@ -236,9 +236,7 @@ func TestRestartDuringAHandover(t *testing.T) {
 	require.True(t, other.writes())
 	require.False(t, r.relay("a", false).writes())
 	require.False(t, relay{r, r.s.Attach("iqn.third")}.reads())
-	former, err := r.s.HandOver(1)
-	require.NoError(t, err)
-	require.Equal(t, "cert:vm", former)
+	require.Equal(t, "cert:vm", testtool.Must(r.s.HandOver(1))(t))
 	require.False(t, again.writes())
 	require.True(t, other.writes())
 }

@@ -56,11 +56,9 @@ func TestEveryCommandIsCountedOnce(t *testing.T) {
 	require.Equal(t, 2, seen.of(good))
 
 	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1)
-	r, err := other.Do(tt.Write10(2, 0, data))
-	require.NoError(t, err)
+	r := testtool.Must(other.Do(tt.Write10(2, 0, data)))(t)
 	if r.Sense.Key == 6 { // the unit attention after the login
-		r, err = other.Do(tt.Write10(2, 0, data))
-		require.NoError(t, err)
+		r = testtool.Must(other.Do(tt.Write10(2, 0, data)))(t)
 	}
 	require.EqualValues(t, conflict, r.Status)
 	require.Equal(t, 1, seen.of(conflict))

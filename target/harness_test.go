@@ -76,12 +76,9 @@ func start(t testing.TB, change ...func(*options)) *server {
 		// many tests fail to authenticate, more than once
 		opt.Limits.LoginDelay = time.Millisecond
 	}
-	var err error
-	s.Server, err = opt.serve()
-	require.NoError(t, err)
+	s.Server = testtool.Must(opt.serve())(t)
 	s.inUse = opt.Disks
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s.addr = l.Addr()
 	go func() {
 		s.served <- s.Serve(l)

@@ -31,8 +31,7 @@ type storage struct {
 func startStorage(t *testing.T, change ...func(*options)) (*server, *storage, []byte) {
 	d := &storage{Memory: disktest.NewMemory(diskSize), arrives: make(chan struct{})}
 	content := pattern(1<<20, 5)
-	_, err := d.Memory.WriteAt(t.Context(), content, 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.Memory.WriteAt(t.Context(), content, 0)))
 	change = append(change, func(o *options) { o.LUNs[0].Disk = d })
 	return start(t, change...), d, content
 }
@@ -70,13 +69,10 @@ func TestReadsThatWaitForStorage(t *testing.T) {
 	c.MustGood(t, tt.Read10(1, diskSize/2/tt.BlockSize, 8))
 	c.MustGood(t, tt.Write10(1, 1000, make([]byte, tt.BlockSize)))
 	c.MustGood(t, tt.Read10(2, 0, 8))
-	_, err := c.Ping(nil)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.Ping(nil)))
 	require.Equal(t, late, s.Sessions()[0].InFlight)
 	for _, i := range []int{late - 1, 3, 0} {
-		r, err := c.AbortTask(all[i])
-		require.NoError(t, err)
-		require.Equal(t, pdu.TMComplete, r)
+		require.Equal(t, pdu.TMComplete, testtool.Must(c.AbortTask(all[i]))(t))
 		c.Forget(all[i])
 		all = slices.Delete(all, i, i+1)
 	}

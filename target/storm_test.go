@@ -88,8 +88,7 @@ func TestRefusedLoginHoldsNothing(t *testing.T) {
 	s.refused(t, owner, 0x0302)
 	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(),
 		"the owner has the LUN")
-	_, err := first.Logout(pdu.LogoutCloseSession)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(first.Logout(pdu.LogoutCloseSession)))
 	other.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
 }
 

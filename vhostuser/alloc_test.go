@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/vhostuser/vhosttest"
 )
 
@@ -17,15 +18,12 @@ import (
 func TestNothingIsAllocated(t *testing.T) {
 	v := serve(t, disktest.NewMemory(diskSize))
 	d := v.dial(t, vhosttest.Options{})
-	s, err := d.Queue(0).Stream(vhosttest.StreamOptions{Bytes: 4096, Depth: 8})
-	require.NoError(t, err)
+	s := testtool.Must(d.Queue(0).Stream(vhosttest.StreamOptions{Bytes: 4096, Depth: 8}))(t)
 	defer s.Close()
-	_, err = s.Run(50 * time.Millisecond)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.Run(50*time.Millisecond)))
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	totals, err := s.Run(200 * time.Millisecond)
-	require.NoError(t, err)
+	totals := testtool.Must(s.Run(200 * time.Millisecond))(t)
 	runtime.ReadMemStats(&after)
 	require.Less(t, float64(after.Mallocs-before.Mallocs), 0.05*float64(totals.Operations))
 }

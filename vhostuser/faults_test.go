@@ -29,8 +29,7 @@ import (
 func byHand(t *testing.T, d *vhosttest.Driver, r *vhosttest.Region) {
 	t.Helper()
 	const next, write = vhosttest.DescNext, vhosttest.DescWrite
-	b, err := d.Memory.AllocIn(r, 16+4096+1)
-	require.NoError(t, err)
+	b := testtool.Must(d.Memory.AllocIn(r, 16+4096+1))(t)
 	q := d.Queue(0)
 	q.SetDescriptor(1, vhosttest.Descriptor{Addr: b.Addr, Len: 16, Flags: next, Next: 2})
 	q.SetDescriptor(2, vhosttest.Descriptor{Addr: b.Addr + 16, Len: 4096, Flags: next | write,
@@ -63,8 +62,7 @@ func TestStopFlushes(t *testing.T) {
 	v := serve(t, f)
 	d := v.dial(t, vhosttest.Options{})
 	stop := func() uint16 {
-		base, err := d.Queue(0).Stop()
-		require.NoError(t, err)
+		base := testtool.Must(d.Queue(0).Stop())(t)
 		return base
 	}
 	base := stop()
@@ -79,8 +77,7 @@ func TestStopFlushes(t *testing.T) {
 	require.NoError(t, d.Queue(0).Resume(base))
 	require.NoError(t, d.Write(0, 0, random(4096, 1)))
 	f.broken.Store(true)
-	_, err := d.Queue(0).Stop()
-	require.Error(t, err)
+	require.Error(t, testtool.Err(d.Queue(0).Stop()))
 	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
 }
 
@@ -103,10 +100,8 @@ func TestKickEndsStop(t *testing.T) {
 		fault.Inject(disktest.Rule{Op: op, Times: 1, Block: answers})
 		var ticket *vhosttest.Ticket
 		if op == disktest.OpWrite {
-			var err error
-			ticket, err = d.Begin(0, vhosttest.Command{Type: vhosttest.TypeWrite,
-				Out: random(4096, 2)})
-			require.NoError(t, err)
+			ticket = testtool.Must(d.Begin(0, vhosttest.Command{Type: vhosttest.TypeWrite,
+				Out: random(4096, 2)}))(t)
 			testtool.Eventually(t, func() bool { return fault.Calls(op) > calls })
 		}
 		stopped := make(chan error, 1)
@@ -121,8 +116,7 @@ func TestKickEndsStop(t *testing.T) {
 		close(answers)
 		testtool.Eventually(t, func() bool { return d.Reconnect(v.socket) == nil })
 		if ticket != nil {
-			_, err := ticket.Wait()
-			require.NoError(t, err, "it is executed again")
+			require.NoError(t, testtool.Err(ticket.Wait()), "it is executed again")
 		}
 		exercise(t, d)
 	}
@@ -146,8 +140,7 @@ func TestRingIsCutUnderRequest(t *testing.T) {
 // mappings is how many mappings of the guest's memory this process has, without those of drivers.
 func mappings(t *testing.T) int {
 	t.Helper()
-	b, err := os.ReadFile("/proc/self/maps")
-	require.NoError(t, err)
+	b := testtool.Must(os.ReadFile("/proc/self/maps"))(t)
 	return bytes.Count(b, []byte("memfd:"))
 }
 
@@ -190,8 +183,7 @@ func TestMemoryIsGivenBack(t *testing.T) {
 // TestDirtyBehindWhatItIsAbout: the front end clears a bit of the dirty log and copies the page
 // then, so what was written to the page stands there before the bit is set.
 func TestDirtyBehindWhatItIsAbout(t *testing.T) {
-	cut, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	require.NoError(t, err)
+	cut := testtool.Must(unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON))(t)
 	defer func() { _ = unix.Munmap(cut) }()
 	log := &dirtyLog{bits: cut}
 	log.wanted.Store(true)
@@ -206,13 +198,11 @@ func TestDirtyBehindWhatItIsAbout(t *testing.T) {
 // end enables it, also if the front end has spoken of it before it has accepted features.
 func TestDisabledUntilEnabled(t *testing.T) {
 	v := serve(t, disktest.NewMemory(diskSize))
-	nc, err := net.Dial("unix", v.socket)
-	require.NoError(t, err)
+	nc := testtool.Must(net.Dial("unix", v.socket))(t)
 	defer nc.Close()
 	for _, accepted := range []uint64{featureProtocol | featureVersion1, featureVersion1} {
 		c := v.newConn(nc, &export{disk: v.disks.At(1)})
-		q, err := c.queue(0)
-		require.NoError(t, err)
+		q := testtool.Must(c.queue(0))(t)
 		require.False(t, q.enabled)
 		require.NoError(t, c.setFeatures(&message{payload: number(accepted)}))
 		require.Equal(t, accepted&featureProtocol == 0, q.enabled)
@@ -232,8 +222,7 @@ func TestScarceMemory(t *testing.T) {
 	testtool.Eventually(t, func() bool { return len(d.Inflight().Taken(0)) == fewRequests })
 	close(m.arrives)
 	for _, ticket := range tickets {
-		_, err := ticket.Wait()
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(ticket.Wait()))
 	}
 	require.NoError(t, d.Close())
 	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
@@ -244,9 +233,7 @@ func begin(t *testing.T, d *vhosttest.Driver, n int, c vhosttest.Command) []*vho
 	t.Helper()
 	tickets := make([]*vhosttest.Ticket, n)
 	for i := range tickets {
-		var err error
-		tickets[i], err = d.Begin(0, c)
-		require.NoError(t, err)
+		tickets[i] = testtool.Must(d.Begin(0, c))(t)
 	}
 	return tickets
 }
@@ -270,8 +257,7 @@ func TestDiskHangs(t *testing.T) {
 	}, "people are told")
 	close(m.answers)
 	for _, ticket := range tickets {
-		_, err := ticket.Wait()
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(ticket.Wait()))
 	}
 	require.EqualValues(t, maxBlocked, m.most.Load())
 }
@@ -369,8 +355,7 @@ func TestWriteCacheOfGuestThatStays(t *testing.T) {
 	for _, features := range []uint64{^uint64(0), ^uint64(protocolInflight)} {
 		d := v.dial(t, vhosttest.Options{ProtocolFeatures: features})
 		require.NoError(t, d.Write(0, 0, make([]byte, 512)))
-		base, err := d.Queue(0).Stop()
-		require.NoError(t, err)
+		base := testtool.Must(d.Queue(0).Stop())(t)
 		require.NoError(t, d.Queue(0).Resume(base))
 		if d.Inflight() != nil {
 			v.EndSessions(func(status.Session) bool { return true })
@@ -388,8 +373,7 @@ func TestWriteCacheOfGuestThatStays(t *testing.T) {
 func TestTooManyRings(t *testing.T) {
 	v := serve(t, disktest.NewMemory(diskSize))
 	rings.add(maxRings)
-	_, err := vhosttest.Dial(v.socket, vhosttest.Options{})
-	require.Error(t, err)
+	require.Error(t, testtool.Err(vhosttest.Dial(v.socket, vhosttest.Options{})))
 	rings.add(-maxRings)
 	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
 	require.NoError(t, v.dial(t, vhosttest.Options{}).Read(0, 0, make([]byte, 512)))
@@ -408,8 +392,7 @@ func TestConnectionEndsInHungDisk(t *testing.T) {
 	testtool.Eventually(t, func() bool { return fault.Calls(disktest.OpRead) == 1 })
 	before := mappings(t)
 	require.NoError(t, d.Conn().Close())
-	_, err := vhosttest.Dial(v.socket, vhosttest.Options{})
-	require.Error(t, err)
+	require.Error(t, testtool.Err(vhosttest.Dial(v.socket, vhosttest.Options{})))
 	require.GreaterOrEqual(t, mappings(t), before)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
@@ -460,8 +443,7 @@ func TestIndexesWrap(t *testing.T) {
 		for sum, depth := uint64(0), 1; sum < 1<<16+1000; depth = depth%8 + 1 {
 			s, err := d.Queue(0).Stream(vhosttest.StreamOptions{Bytes: 512, Depth: depth})
 			require.NoError(t, err)
-			totals, err := s.Run(50 * time.Millisecond)
-			require.NoError(t, err)
+			totals := testtool.Must(s.Run(50 * time.Millisecond))(t)
 			sum += uint64(totals.Operations)
 			s.Close()
 		}
@@ -477,8 +459,7 @@ func TestNothingStays(t *testing.T) {
 		require.NoError(t, d.StartLog())
 		require.NoError(t, d.SetMemTable())
 		require.NoError(t, d.Read(maxQueues-1, 0, make([]byte, 4096)))
-		base, err := d.Queue(3).Stop()
-		require.NoError(t, err)
+		base := testtool.Must(d.Queue(3).Stop())(t)
 		require.NoError(t, d.Queue(3).Resume(base))
 		require.NoError(t, d.Close())
 	}

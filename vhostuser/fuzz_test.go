@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/vhostuser/vhosttest"
 )
 
@@ -22,16 +23,14 @@ func fuzzTable(t testing.TB) *table {
 	t.Helper()
 	var regions []region
 	for i := range uint64(2) {
-		all, err := unix.Mmap(-1, 0, fuzzSize/2, unix.PROT_READ|unix.PROT_WRITE,
-			unix.MAP_ANON|unix.MAP_PRIVATE)
-		require.NoError(t, err)
+		all := testtool.Must(unix.Mmap(-1, 0, fuzzSize/2, unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_ANON|unix.MAP_PRIVATE))(t)
 		r := region{guest: fuzzGuest + i*fuzzSize/2, user: fuzzUser + i*fuzzSize/2,
 			size: fuzzSize / 2, sealed: true, mapping: &mapping{all: all}}
 		r.mapping.refs.Store(1)
 		regions = append(regions, r)
 	}
-	table, err := newTable(regions)
-	require.NoError(t, err)
+	table := testtool.Must(newTable(regions))(t)
 	return table
 }
 
@@ -111,14 +110,11 @@ func FuzzMessages(f *testing.F) {
 		reqSetLogBase, 1, 16, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 	f.Add(append([]byte{reqGetConfig, 0, 72, 0, 0, 0, 0, 60, 0, 0, 0}, make([]byte, 64)...))
 	v := serve(f, disktest.NewMemory(diskSize))
-	memory, err := unix.MemfdCreate("fuzz", unix.MFD_CLOEXEC)
-	require.NoError(f, err)
+	memory := testtool.Must(unix.MemfdCreate("fuzz", unix.MFD_CLOEXEC))(f)
 	require.NoError(f, unix.Ftruncate(memory, 1<<20))
-	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	require.NoError(f, err)
+	event := testtool.Must(unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK))(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		c, err := vhosttest.DialConn(v.socket, 0)
-		require.NoError(t, err)
+		c := testtool.Must(vhosttest.DialConn(v.socket, 0))(t)
 		defer c.Close()
 		for len(b) >= 3 {
 			m := vhosttest.Message{Request: vhosttest.Request(b[0]), Flags: vhosttest.FlagVersion}
@@ -132,8 +128,7 @@ func FuzzMessages(f *testing.F) {
 			}
 		}
 		require.NoError(t, c.Close())
-		d, err := vhosttest.Dial(v.socket, vhosttest.Options{Memory: 1 << 20})
-		require.NoError(t, err)
+		d := testtool.Must(vhosttest.Dial(v.socket, vhosttest.Options{Memory: 1 << 20}))(t)
 		require.NoError(t, d.Read(0, 0, make([]byte, 512)))
 		require.NoError(t, d.Close())
 		v.logs.TakeAll()

@@ -104,8 +104,7 @@ func TestBrokenRings(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := v.dial(t, vhosttest.Options{})
 			require.NoError(t, d.Read(0, 0, make([]byte, 512)))
-			b, err := d.Memory.Alloc(4096)
-			require.NoError(t, err)
+			b := testtool.Must(d.Memory.Alloc(4096))(t)
 			c.do(d.Queue(0), b.Addr)
 			require.NoError(t, d.Queue(0).Publish())
 			require.NoError(t, d.Queue(0).Kick())
@@ -145,14 +144,10 @@ func TestMemoryIsCutShort(t *testing.T) {
 		{Addr: 1 << 30, Size: 8 << 20}, {Addr: 1 << 32, Size: 8 << 20, Unsealed: true}}})
 	r := d.Memory.Regions()[1]
 	for _, kind := range []vhosttest.Type{vhosttest.TypeRead, vhosttest.TypeWrite} {
-		b, err := d.Memory.AllocIn(r, 1<<16)
-		require.NoError(t, err)
-		h, err := d.Memory.Alloc(16)
-		require.NoError(t, err)
-		s, err := d.Memory.Alloc(1)
-		require.NoError(t, err)
-		header, err := d.Memory.At(h.Addr, 16)
-		require.NoError(t, err)
+		b := testtool.Must(d.Memory.AllocIn(r, 1<<16))(t)
+		h := testtool.Must(d.Memory.Alloc(16))(t)
+		s := testtool.Must(d.Memory.Alloc(1))(t)
+		header := testtool.Must(d.Memory.At(h.Addr, 16))(t)
 		copy(header, vhosttest.U32(uint32(kind), 0, 0, 0))
 		flags := uint16(vhosttest.DescNext)
 		if kind == vhosttest.TypeRead {
@@ -184,15 +179,13 @@ func TestWrongMessages(t *testing.T) {
 		return p[0]
 	}
 	file := func() int {
-		f, err := os.Create(t.TempDir() + "/memory")
-		require.NoError(t, err)
+		f := testtool.Must(os.Create(t.TempDir() + "/memory"))(t)
 		t.Cleanup(func() { _ = f.Close() })
 		require.NoError(t, f.Truncate(1<<20))
 		return int(f.Fd())
 	}
 	memfd := func(size int64) int {
-		fd, err := unix.MemfdCreate("x", unix.MFD_CLOEXEC)
-		require.NoError(t, err)
+		fd := testtool.Must(unix.MemfdCreate("x", unix.MFD_CLOEXEC))(t)
 		t.Cleanup(func() { _ = unix.Close(fd) })
 		require.NoError(t, unix.Ftruncate(fd, size))
 		return fd
@@ -245,8 +238,7 @@ func TestWrongMessages(t *testing.T) {
 			append(vhosttest.U32(0, 1, 0), 1), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			conn, err := vhosttest.DialConn(v.socket, 0)
-			require.NoError(t, err)
+			conn := testtool.Must(vhosttest.DialConn(v.socket, 0))(t)
 			defer conn.Close()
 			require.NoError(t, conn.Send(vhosttest.Message{Request: vhosttest.SetVringEnable,
 				Flags: vhosttest.FlagVersion, Payload: vhosttest.U32(0, 1)}))
@@ -257,8 +249,7 @@ func TestWrongMessages(t *testing.T) {
 	}
 	before := descriptors(t)
 	for range 50 {
-		conn, err := vhosttest.DialConn(v.socket, 0)
-		require.NoError(t, err)
+		conn := testtool.Must(vhosttest.DialConn(v.socket, 0))(t)
 		require.NoError(t, conn.SendBytes(vhosttest.Header(vhosttest.SetMemTable,
 			vhosttest.FlagVersion, 1<<20), memfd(1<<20)))
 		require.NoError(t, conn.WaitClosed())
@@ -269,16 +260,14 @@ func TestWrongMessages(t *testing.T) {
 
 func event(t *testing.T) int {
 	t.Helper()
-	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
-	require.NoError(t, err)
+	fd := testtool.Must(unix.Eventfd(0, unix.EFD_CLOEXEC))(t)
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	return fd
 }
 
 func descriptors(t *testing.T) int {
 	t.Helper()
-	all, err := os.ReadDir("/proc/self/fd")
-	require.NoError(t, err)
+	all := testtool.Must(os.ReadDir("/proc/self/fd"))(t)
 	return len(all)
 }
 
@@ -296,11 +285,9 @@ func TestCallThatWaits(t *testing.T) {
 		n, _ := unix.Read(call, b[:])
 		return n == 8
 	})
-	_, err := unix.Write(call, full)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(unix.Write(call, full)))
 	for range 4 { // the second one waits
-		_, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeFlush})
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(d.Begin(0, vhosttest.Command{Type: vhosttest.TypeFlush})))
 	}
 	require.NoError(t, d.Conn().Close())
 	testtool.Eventually(t, func() bool { return v.said("vhost-user connection ended") == 1 })
@@ -315,8 +302,7 @@ func TestHotFrontEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			v := serve(t, disktest.NewMemory(diskSize))
 			for i := range 50 {
-				c, err := vhosttest.DialConn(v.socket, 0)
-				require.NoError(t, err)
+				c := testtool.Must(vhosttest.DialConn(v.socket, 0))(t)
 				require.NoError(t, c.SendBytes([]byte(said)))
 				require.NoError(t, c.Close())
 				testtool.Eventually(t, func() bool {

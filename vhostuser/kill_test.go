@@ -97,12 +97,9 @@ func startChild(t *testing.T, path string) *exec.Cmd {
 	cmd.Stderr = os.Stderr
 	_, err := cmd.StdinPipe() // it ends with this process
 	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	out := testtool.Must(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
-	line, err := bufio.NewReader(out).ReadString('\n')
-	require.NoError(t, err)
-	require.Equal(t, "ready\n", line)
+	require.Equal(t, "ready\n", testtool.Must(bufio.NewReader(out).ReadString('\n'))(t))
 	return cmd
 }
 
@@ -115,8 +112,7 @@ func TestKills(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, make([]byte, blocks*block), 0o600))
 	socket := filepath.Join(filepath.Dir(path), "a.sock")
 	child := startChild(t, path)
-	d, err := vhosttest.Dial(socket, vhosttest.Options{Queues: 2, QueueSize: 64})
-	require.NoError(t, err)
+	d := testtool.Must(vhosttest.Dial(socket, vhosttest.Options{Queues: 2, QueueSize: 64}))(t)
 	defer d.Close()
 
 	var done sync.WaitGroup

@@ -46,9 +46,8 @@ type mortal struct {
 func newMortal(t *testing.T, seed uint64) *mortal {
 	t.Helper()
 	pages := func(n int) []byte {
-		b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE,
-			unix.MAP_ANON|unix.MAP_PRIVATE)
-		require.NoError(t, err)
+		b := testtool.Must(unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_ANON|unix.MAP_PRIVATE))(t)
 		t.Cleanup(func() { require.NoError(t, unix.Munmap(b)) })
 		return b
 	}
@@ -56,10 +55,8 @@ func newMortal(t *testing.T, seed uint64) *mortal {
 		region: pages(int(inflightSize(mortalNum)+4095) &^ 4095), r: rand.New(rand.NewPCG(seed, 1))}
 	mapped := &mapping{all: m.memory}
 	mapped.refs.Store(2) // the last one is not released: it is ours
-	var err error
-	m.table, err = newTable([]region{{guest: fuzzGuest, user: fuzzUser, size: mortalSize,
-		sealed: true, mapping: mapped}})
-	require.NoError(t, err)
+	m.table = testtool.Must(newTable([]region{{guest: fuzzGuest, user: fuzzUser, size: mortalSize,
+		sealed: true, mapping: mapped}}))(t)
 	for head := uint16(mortalHeads); head < mortalNum; head++ { // a header, and a status
 		for at, d := range map[uint16]descriptor{
 			head:               {fuzzGuest + mortalData, blkHeader, descNext, head - mortalHeads},

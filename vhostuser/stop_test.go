@@ -45,8 +45,7 @@ func TestStop(t *testing.T) {
 		far.Restore()
 		require.NoError(t, <-stopped)
 		require.Empty(t, d.Inflight().Taken(0))
-		_, err = ticket.Wait()
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(ticket.Wait()))
 		if disable {
 			require.NoError(t, d.Queue(0).Enable(true))
 		} else {
@@ -81,15 +80,13 @@ func TestStopLeavesRequests(t *testing.T) {
 			v := serveFor(t, time.Millisecond, far)
 			d := v.dial(t, test.options)
 			near := vhosttest.Command{Type: vhosttest.TypeRead, Sector: 1 << 11, In: 512}
-			_, err := d.Do(0, near)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(d.Do(0, near)))
 			far.Cut()
 			ticket, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
 			require.NoError(t, err)
 			testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
 			for range 3 {
-				_, err := d.Do(0, near)
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(d.Do(0, near)))
 			}
 			if test.moves {
 				to := serve(t, disktest.NewMemory(diskSize))
@@ -175,9 +172,7 @@ func TestStatusBeforeBase(t *testing.T) {
 		require.NoError(t, d.Write(0, 0, make([]byte, 512)))
 	}
 	require.NoError(t, d.Conn().Tell(vhosttest.SetStatus, vhosttest.U64(0)))
-	base, err := d.Queue(0).Stop()
-	require.NoError(t, err)
-	require.EqualValues(t, 3, base)
+	require.EqualValues(t, 3, testtool.Must(d.Queue(0).Stop())(t))
 }
 
 // TestGivenUpTogether: rings that stop one after the other wait for far content once.
@@ -188,9 +183,8 @@ func TestGivenUpTogether(t *testing.T) {
 	far.Cut()
 	var tickets []*vhosttest.Ticket
 	for i := range 3 {
-		ticket, err := d.Begin(i, vhosttest.Command{Type: vhosttest.TypeRead,
-			Sector: uint64(i) * disktest.DistantBlock / 512, In: 512})
-		require.NoError(t, err)
+		ticket := testtool.Must(d.Begin(i, vhosttest.Command{Type: vhosttest.TypeRead,
+			Sector: uint64(i) * disktest.DistantBlock / 512, In: 512}))(t)
 		tickets = append(tickets, ticket)
 	}
 	testtool.Eventually(t, func() bool { return far.Waiting() == 3 })
@@ -210,13 +204,11 @@ func TestGivenUpTogether(t *testing.T) {
 	testtool.Eventually(t, func() bool { return far.Waiting() == 3 })
 	far.Restore()
 	for _, ticket := range tickets {
-		_, err := ticket.Wait()
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(ticket.Wait()))
 	}
 	far.Cut()
-	_, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead,
-		Sector: 4 * disktest.DistantBlock / 512, In: 512})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead,
+		Sector: 4 * disktest.DistantBlock / 512, In: 512})))
 	testtool.Eventually(t, func() bool { return far.Waiting() == 1 })
 	c := v.conns.All(func(*conn) bool { return true })[0]
 	stop(false)
@@ -230,22 +222,18 @@ func TestGivenUpTogether(t *testing.T) {
 func TestRegionIsKept(t *testing.T) {
 	region := &inflightRegion{make([]byte, inflightSize(8)), 1, 8}
 	f := region.of(0, 8)
-	_, err := f.resume(0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(f.resume(0)))
 	for used := range uint16(100) {
 		f.took(used % 8)
 		f.putting(used % 8)
 		f.put(used%8, used+1)
 	}
-	heads, err := f.resume(0)
-	require.NoError(t, err)
+	heads := testtool.Must(f.resume(0))(t)
 	require.Empty(t, heads)
 	f.took(3)
-	heads, err = f.resume(0)
-	require.NoError(t, err)
+	heads = testtool.Must(f.resume(0))(t)
 	require.Equal(t, []uint16{3}, heads)
-	_, err = f.resume(1000)
-	require.ErrorContains(t, err, "lags")
+	require.ErrorContains(t, testtool.Err(f.resume(1000)), "lags")
 }
 
 // TestManyAwake: where many rings are awake, Go's poller wakes those that are kicked.

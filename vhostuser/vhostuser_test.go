@@ -72,8 +72,7 @@ func (v *served) add(t testing.TB, d disk.Disk, opt ...func(*serving.Options)) {
 
 func (v *served) dial(t testing.TB, o vhosttest.Options) *vhosttest.Driver {
 	t.Helper()
-	d, err := vhosttest.Dial(v.socket, o)
-	require.NoError(t, err)
+	d := testtool.Must(vhosttest.Dial(v.socket, o))(t)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -134,8 +133,7 @@ func exercise(t *testing.T, d *vhosttest.Driver) {
 			require.True(t, bytes.Equal(want[off:off+size], got), "%d bytes at %d", size, off)
 		}
 	}
-	id, err := d.ID(0)
-	require.NoError(t, err)
+	id := testtool.Must(d.ID(0))(t)
 	require.Equal(t, disk.IdentityOf([18]byte{1, 2, 3}).Serial, id)
 }
 
@@ -175,8 +173,7 @@ func TestConfiguration(t *testing.T) {
 		v := serve(t, disktest.NewMemory(diskSize),
 			func(o *serving.Options) { o.BlockSize = block })
 		d := v.dial(t, vhosttest.Options{})
-		c, err := d.Config()
-		require.NoError(t, err)
+		c := testtool.Must(d.Config())(t)
 		require.EqualValues(t, diskSize/512, c.Capacity)
 		require.EqualValues(t, block, c.BlockSize)
 		require.EqualValues(t, 4096, block<<c.PhysicalExponent)
@@ -184,8 +181,7 @@ func TestConfiguration(t *testing.T) {
 		require.NotZero(t, d.Features&featureFlush)
 		require.Zero(t, d.Features&featureReadOnly)
 		require.EqualValues(t, maxQueues, d.MaxQueues)
-		all, err := d.ConfigBytes(0, configSize)
-		require.NoError(t, err)
+		all := testtool.Must(d.ConfigBytes(0, configSize))(t)
 		also, err := d.ConfigBytes(0x100, configSize) // Cloud Hypervisor
 		require.NoError(t, err)
 		require.Equal(t, all, also)
@@ -229,8 +225,7 @@ func TestReadOnly(t *testing.T) {
 func TestOneConnection(t *testing.T) {
 	v := serve(t, disktest.NewMemory(diskSize))
 	d := v.dial(t, vhosttest.Options{})
-	_, err := vhosttest.Dial(v.socket, vhosttest.Options{})
-	require.Error(t, err)
+	require.Error(t, testtool.Err(vhosttest.Dial(v.socket, vhosttest.Options{})))
 	require.NoError(t, d.Write(0, 0, random(512, 1)))
 	for range 20 {
 		require.NoError(t, d.Close())
@@ -251,8 +246,7 @@ func TestGrow(t *testing.T) {
 	m.mu.Unlock()
 	require.NoError(t, v.disks.Resize(1))
 	<-d.ConfigChanges()
-	c, err := d.Config()
-	require.NoError(t, err)
+	c := testtool.Must(d.Config())(t)
 	require.EqualValues(t, 2*diskSize/512, c.Capacity)
 	require.NoError(t, d.Read(0, diskSize, make([]byte, 512)))
 }
@@ -265,8 +259,7 @@ func TestGrowUnseen(t *testing.T) {
 	v := serve(t, m)
 	d := v.dial(t, vhosttest.Options{NoStart: true})
 	size := func() int64 {
-		c, err := d.Config()
-		require.NoError(t, err)
+		c := testtool.Must(d.Config())(t)
 		return int64(c.Capacity) * 512
 	}
 	require.EqualValues(t, diskSize, size())
@@ -316,13 +309,11 @@ func TestEnds(t *testing.T) {
 	d = v.dial(t, vhosttest.Options{})
 	v.disks.Refuse(os.ErrPermission)
 	require.NoError(t, d.Conn().WaitClosed())
-	_, err := vhosttest.Dial(v.socket, vhosttest.Options{})
-	require.Error(t, err)
+	require.Error(t, testtool.Err(vhosttest.Dial(v.socket, vhosttest.Options{})))
 	v.disks.Refuse(nil)
 
 	d = v.dial(t, vhosttest.Options{})
-	released, err := v.disks.Remove(1)
-	require.NoError(t, err)
+	released := testtool.Must(v.disks.Remove(1))(t)
 	<-released
 	require.NoError(t, d.Conn().WaitClosed())
 	require.NoFileExists(t, v.socket)
@@ -341,8 +332,7 @@ func TestNames(t *testing.T) {
 		})
 		require.Equal(t, filepath.Join(v.dir, fmt.Sprintf("%d.sock", i+2)), v.Socket(uint16(i+2)))
 	}
-	info, err := os.Stat(v.socket)
-	require.NoError(t, err)
+	info := testtool.Must(os.Stat(v.socket))(t)
 	require.EqualValues(t, 0o600, info.Mode().Perm())
 }
 
@@ -354,8 +344,7 @@ func TestHandover(t *testing.T) {
 	const next = "iqn.2026-01.example:next"
 	defer v.disks.Attach(next).Detach()
 	require.NoError(t, v.disks.Admit(1, next, time.Now().Add(time.Minute)))
-	_, err := v.disks.HandOver(1)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(v.disks.HandOver(1)))
 	require.Error(t, d.Write(0, 0, random(512, 1)))
 	require.Error(t, d.Read(0, 0, make([]byte, 512)))
 }
@@ -365,8 +354,7 @@ func TestHandover(t *testing.T) {
 func TestFarContent(t *testing.T) {
 	inner := disktest.NewMemory(diskSize)
 	want := random(diskSize, 3)
-	_, err := inner.WriteAt(t.Context(), want, 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(inner.WriteAt(t.Context(), want, 0)))
 	far := disktest.NewDistant(inner)
 	v := serve(t, far)
 	d := v.dial(t, vhosttest.Options{})
@@ -376,9 +364,8 @@ func TestFarContent(t *testing.T) {
 	const waiting = 20
 	var tickets []*vhosttest.Ticket
 	for i := range waiting {
-		ticket, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead,
-			Sector: uint64(i) * disktest.DistantBlock / 512, In: 4096})
-		require.NoError(t, err)
+		ticket := testtool.Must(d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead,
+			Sector: uint64(i) * disktest.DistantBlock / 512, In: 4096}))(t)
 		tickets = append(tickets, ticket)
 	}
 	testtool.Eventually(t, func() bool { return far.Waiting() == waiting })
@@ -392,9 +379,7 @@ func TestFarContent(t *testing.T) {
 	testtool.Eventually(t, func() bool { return far.Waiting() == waiting })
 	far.Restore()
 	for i, ticket := range tickets {
-		data, err := ticket.Wait()
-		require.NoError(t, err)
-		require.Equal(t, want[i*disktest.DistantBlock:][:4096], data)
+		require.Equal(t, want[i*disktest.DistantBlock:][:4096], testtool.Must(ticket.Wait())(t))
 	}
 	require.Empty(t, d.Inflight().Taken(0))
 }
@@ -437,17 +422,15 @@ func TestStorageThatWaits(t *testing.T) {
 	require.NoError(t, d.Read(0, arrived, make([]byte, 4096)), "told, though nothing follows")
 	var late []*vhosttest.Ticket
 	for i := range 10 {
-		ticket, err := d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead,
-			Sector: uint64(i) * 8, In: 4096})
-		require.NoError(t, err)
+		ticket := testtool.Must(d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead,
+			Sector: uint64(i) * 8, In: 4096}))(t)
 		late = append(late, ticket)
 	}
 	require.NoError(t, d.Read(0, diskSize/2, make([]byte, 4096)))
 	require.Len(t, d.Inflight().Taken(0), len(late))
 	close(m.arrives)
 	for _, ticket := range late {
-		_, err := ticket.Wait()
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(ticket.Wait()))
 	}
 	require.Empty(t, d.Inflight().Taken(0))
 }

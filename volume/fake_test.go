@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
 )
@@ -260,8 +261,7 @@ func newFake() *fakeDisks {
 // start makes a Manager and loads the volumes of a directory.
 func start(t *testing.T, dir string, f *fakeDisks) *Manager {
 	t.Helper()
-	m, err := New(Options{Dir: dir, Disks: f, Max: 40, MaxBytes: 1 << 30})
-	require.NoError(t, err)
+	m := testtool.Must(New(Options{Dir: dir, Disks: f, Max: 40, MaxBytes: 1 << 30}))(t)
 	t.Cleanup(func() { _ = m.Close() })
 	require.NoError(t, m.Load(t.Context()))
 	return m
@@ -270,23 +270,20 @@ func start(t *testing.T, dir string, f *fakeDisks) *Manager {
 // put makes a volume, or finds it.
 func put(t *testing.T, m *Manager, name string, spec api.Spec) Volume {
 	t.Helper()
-	v, _, err := m.Put(t.Context(), name, spec)
-	require.NoError(t, err)
+	v, _ := testtool.Must2(m.Put(t.Context(), name, spec))(t)
 	return v
 }
 
 func get(t *testing.T, m *Manager, name string) Volume {
 	t.Helper()
-	v, err := m.Get(name)
-	require.NoError(t, err)
+	v := testtool.Must(m.Get(name))(t)
 	return v
 }
 
 // filling begins an upload into a volume.
 func filling(t *testing.T, m *Manager, name string) *Upload {
 	t.Helper()
-	fill, _, err := m.Fill(t.Context(), name, false)
-	require.NoError(t, err)
+	fill, _ := testtool.Must2(m.Fill(t.Context(), name, false))(t)
 	return fill
 }
 

@@ -27,8 +27,7 @@ func TestFetch(t *testing.T) {
 	claimed.PVC = &api.Claim{Name: "c"}
 	puts := func(name string, spec api.Spec, created bool, state api.State) {
 		t.Helper()
-		v, made, err := m.Put(t.Context(), name, spec)
-		require.NoError(t, err)
+		v, made := testtool.Must2(m.Put(t.Context(), name, spec))(t)
 		require.Equal(t, created, made)
 		require.Equal(t, state, v.State, v.Failure)
 		if state == api.StateFilling {
@@ -84,8 +83,7 @@ func TestFetch(t *testing.T) {
 // filesIn returns the files of a volume's disk in the volume's own directory.
 func filesIn(t *testing.T, m *Manager, name string) []string {
 	t.Helper()
-	paths, err := diskFiles(m.store.Dir(name))
-	require.NoError(t, err)
+	paths := testtool.Must(diskFiles(m.store.Dir(name)))(t)
 	return paths
 }
 
@@ -98,18 +96,14 @@ func TestNewQuery(t *testing.T) {
 		return api.Spec{From: &api.Source{URL: "https://h/f?" + query,
 			Digest: "sha256:" + strings.Repeat("0", 64)}}
 	}
-	_, created, err := m.Put(t.Context(), "one", at("old"))
-	require.NoError(t, err)
+	_, created := testtool.Must2(m.Put(t.Context(), "one", at("old")))(t)
 	require.True(t, created)
-	_, created, err = m.Put(t.Context(), "one", at("new"))
-	require.NoError(t, err)
+	_, created = testtool.Must2(m.Put(t.Context(), "one", at("new")))(t)
 	require.False(t, created)
 	require.NoError(t, m.Close())
-	v, err := start(t, dir, f).Get("one")
-	require.NoError(t, err)
+	v := testtool.Must(start(t, dir, f).Get("one"))(t)
 	require.Equal(t, "https://h/f?new", v.Record.Spec.From.URL)
 	other := at("new")
 	other.From.Digest = "sha256:" + strings.Repeat("1", 64)
-	_, _, err = m.Put(t.Context(), "one", other)
-	require.Error(t, err)
+	require.Error(t, testtool.Err2(m.Put(t.Context(), "one", other)))
 }

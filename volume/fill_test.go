@@ -26,8 +26,7 @@ func TestFill(t *testing.T) {
 	ctx := t.Context()
 	_, _, err := m.Fill(ctx, "vm1", false)
 	refused(t, api.CodeNotFound, err)
-	v, created, err := m.Put(ctx, "vm1", upload)
-	require.NoError(t, err)
+	v, created := testtool.Must2(m.Put(ctx, "vm1", upload))(t)
 	require.True(t, created)
 	require.Equal(t, api.StateAwaiting, v.State)
 	require.Empty(t, f.served)
@@ -53,11 +52,8 @@ func TestFill(t *testing.T) {
 	f.set(func() { f.opening = func() error { return errFake } })
 	require.ErrorIs(t, fill.Complete(ctx, disk+".image"), errFake)
 	f.set(func() { f.opening = nil })
-	files, err := fill.Files()
-	require.NoError(t, err)
-	require.Empty(t, files)
-	entries, err := os.ReadDir(filepath.Dir(disk))
-	require.NoError(t, err)
+	require.Empty(t, testtool.Must(fill.Files())(t))
+	entries := testtool.Must(os.ReadDir(filepath.Dir(disk)))(t)
 	require.Len(t, entries, 2) // the record, and its spare
 	fill.Release()
 	fill.Release()
@@ -74,8 +70,7 @@ func TestFill(t *testing.T) {
 	require.Equal(t, "vm1", f.served[v.Record.LUN])
 	_, _, err = m.Fill(ctx, "vm1", false)
 	refused(t, api.CodeHasData, err)
-	_, created, err = m.Put(ctx, "vm1", upload)
-	require.NoError(t, err)
+	_, created = testtool.Must2(m.Put(ctx, "vm1", upload))(t)
 	require.False(t, created)
 }
 
@@ -123,8 +118,7 @@ func TestUploadAndDeletion(t *testing.T) {
 				ended <- err
 			}()
 			require.NoError(t, m.Delete(t.Context(), "vm1", true))
-			_, created, err := m.Put(t.Context(), "vm1", upload)
-			require.NoError(t, err)
+			_, created := testtool.Must2(m.Put(t.Context(), "vm1", upload))(t)
 			require.True(t, created)
 			if err := <-ended; name == "completes" {
 				refused(t, api.CodeNotFound, err)
@@ -132,8 +126,7 @@ func TestUploadAndDeletion(t *testing.T) {
 				require.NoError(t, err)
 			}
 			require.NoError(t, fill.Undo(t.Context()), "late")
-			_, err = m.Get("vm1")
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(m.Get("vm1")))
 		})
 	}
 	m := start(t, t.TempDir(), newFake())
@@ -153,8 +146,7 @@ func TestUploadLeavesTheMark(t *testing.T) {
 	require.FileExists(t, filepath.Join(claim, markName))
 	fill := filling(t, m, "vm1")
 	require.NoError(t, os.WriteFile(fill.Disk()+".rest", nil, 0o600))
-	files, err := fill.Files()
-	require.NoError(t, err)
+	files := testtool.Must(fill.Files())(t)
 	require.Equal(t, []string{fill.Disk() + ".rest"}, files)
 	for _, file := range files {
 		require.NoError(t, os.Remove(file))

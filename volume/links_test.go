@@ -20,11 +20,8 @@ func TestLinksInForeignStorage(t *testing.T) {
 	require.NoError(t, os.WriteFile(precious, []byte("keep"), 0o600))
 	kept := func() {
 		t.Helper()
-		text, err := os.ReadFile(precious)
-		require.NoError(t, err)
-		require.Equal(t, "keep", string(text))
-		info, err := os.Stat(precious)
-		require.NoError(t, err)
+		require.Equal(t, "keep", string(testtool.Must(os.ReadFile(precious))(t)))
+		info := testtool.Must(os.Stat(precious))(t)
 		require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 	}
 	f := newFake()
@@ -93,8 +90,7 @@ func TestDiskOfAnotherServer(t *testing.T) {
 			f.claims = map[string]string{"there": there}
 			m := start(t, dir, f)
 			put(t, m, "vm1", spec)
-			place, err := m.dir(m.volumes["vm1"].record)
-			require.NoError(t, err)
+			place := testtool.Must(m.dir(m.volumes["vm1"].record))(t)
 			disk := filepath.Join(place, diskName)
 			require.NoError(t, m.Close())
 			f = newFake()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
 )
@@ -29,14 +30,11 @@ func TestSomebodyElseIsFirst(t *testing.T) {
 			f.claims, f.single = map[string]string{"there": there}, there
 			m := start(t, t.TempDir(), f)
 			test.spec.Size = 512
-			spec, err := test.spec.Resolved()
-			require.NoError(t, err)
-			v, err := m.hold(t.Context(), api.DefaultName)
-			require.NoError(t, err)
+			spec := testtool.Must(test.spec.Resolved())(t)
+			v := testtool.Must(m.hold(t.Context(), api.DefaultName))(t)
 			r := store.Record{Name: v.name, State: store.StateMaking, Size: 512, Spec: spec,
 				Place: m.place(v.name, spec)}
-			dir, err := m.begin(v, &r)
-			require.NoError(t, err)
+			dir := testtool.Must(m.begin(v, &r))(t)
 			require.NoError(t, os.MkdirAll(dir, 0o700))
 			other := filepath.Join(dir, test.file)
 			require.NoError(t, os.WriteFile(other, []byte("keep"), 0o600))
@@ -47,12 +45,8 @@ func TestSomebodyElseIsFirst(t *testing.T) {
 			m.release(v)
 			m = again(t, m, f)
 			require.Empty(t, m.List(), name)
-			text, err := os.ReadFile(other)
-			require.NoError(t, err, name)
-			require.Equal(t, "keep", string(text))
-			entries, err := os.ReadDir(dir)
-			require.NoError(t, err)
-			require.Len(t, entries, 1, name)
+			require.Equal(t, "keep", string(testtool.Must(os.ReadFile(other))(t, name)))
+			require.Len(t, testtool.Must(os.ReadDir(dir))(t), 1, name)
 		}
 	}
 }
@@ -68,14 +62,11 @@ func TestKilledWithAPlace(t *testing.T) {
 			f, there := newFake(), t.TempDir()
 			f.claims = map[string]string{"there": there}
 			m := start(t, t.TempDir(), f)
-			resolved, err := spec.Resolved()
-			require.NoError(t, err)
-			v, err := m.hold(t.Context(), "vm1")
-			require.NoError(t, err)
+			resolved := testtool.Must(spec.Resolved())(t)
+			v := testtool.Must(m.hold(t.Context(), "vm1"))(t)
 			r := store.Record{Name: v.name, State: store.StateMaking, Size: 512, Spec: resolved,
 				Place: m.place(v.name, resolved)}
-			dir, err := m.begin(v, &r)
-			require.NoError(t, err)
+			dir := testtool.Must(m.begin(v, &r))(t)
 			if steps > 0 {
 				require.NoError(t, m.occupy(r, dir))
 			}
@@ -90,9 +81,7 @@ func TestKilledWithAPlace(t *testing.T) {
 			m.release(v)
 			m = again(t, m, f)
 			require.Empty(t, m.List(), name)
-			left, err := diskFiles(there)
-			require.NoError(t, err)
-			require.Empty(t, left, name, steps)
+			require.Empty(t, testtool.Must(diskFiles(there))(t), name, steps)
 			require.NoDirExists(t, filepath.Join(there, ".volumes", m.store.ID(), "vm1"))
 			require.Equal(t, api.StateReady, put(t, m, "vm1", spec).State)
 		}
@@ -112,9 +101,7 @@ func TestPlaceThatIsNotNoted(t *testing.T) {
 		unsure(m, 0)
 		_, _, err := m.Put(t.Context(), "vm1", spec)
 		refused(t, api.CodeFailed, err)
-		left, err := diskFiles(there)
-		require.NoError(t, err)
-		require.Empty(t, left, name)
+		require.Empty(t, testtool.Must(diskFiles(there))(t), name)
 		require.Equal(t, api.StateReady, put(t, m, "vm1", spec).State)
 	}
 }

@@ -74,9 +74,7 @@ func TestStorageIsMissingAtAStart(t *testing.T) {
 			require.Contains(t, v.Failure, "is missing: mount its storage")
 			_, _, err = m.Put(ctx, api.DefaultName, test.spec)
 			require.ErrorContains(t, err, "is missing: mount its storage")
-			left, err := os.ReadDir(there)
-			require.NoError(t, err)
-			require.Empty(t, left)
+			require.Empty(t, testtool.Must(os.ReadDir(there))(t))
 
 			require.NoError(t, os.Remove(there))
 			require.NoError(t, os.Rename(away, there))
@@ -110,15 +108,12 @@ func TestUploadToMissingStorage(t *testing.T) {
 			require.ErrorContains(t, err, "is missing: mount its storage")
 			require.NoError(t, os.Remove(there))
 			require.NoError(t, os.Rename(there+".away", there))
-			fill, made, err := m.Fill(t.Context(), "vm1", true)
-			require.NoError(t, err)
+			fill, made := testtool.Must2(m.Fill(t.Context(), "vm1", true))(t)
 			require.False(t, made)
 			fill.Release()
 			require.NoError(t, m.Delete(t.Context(), "vm1", false))
 			require.False(t, m.Has(store.Place{Kind: store.PlaceClaim, Name: "there"}))
-			paths, err := diskFiles(there)
-			require.NoError(t, err)
-			require.Empty(t, paths)
+			require.Empty(t, testtool.Must(diskFiles(there))(t))
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -20,27 +21,23 @@ func TestSnapshots(t *testing.T) {
 	}
 	names := func(volume string) (all []string) {
 		t.Helper()
-		found, err := m.Snapshots(t.Context(), volume)
-		require.NoError(t, err)
+		found := testtool.Must(m.Snapshots(t.Context(), volume))(t)
 		for _, s := range found {
 			all = append(all, s.Name)
 		}
 		return all
 	}
 	for i := range 2 {
-		one, made, err := m.TakeSnapshot(t.Context(), "v", "s1")
-		require.NoError(t, err)
+		one, made := testtool.Must2(m.TakeSnapshot(t.Context(), "v", "s1"))(t)
 		require.Equal(t, i == 0, made)
 		require.Equal(t, "s1", one.Name)
 	}
-	_, _, err := m.TakeSnapshot(t.Context(), "v", "s2")
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err2(m.TakeSnapshot(t.Context(), "v", "s2")))
 	require.Equal(t, []string{"s1", "s2"}, names("v"))
 	require.Empty(t, names("w"))
-	_, _, err = m.TakeSnapshot(t.Context(), "v", "no name")
+	_, _, err := m.TakeSnapshot(t.Context(), "v", "no name")
 	refused(t, api.CodeInvalid, err)
-	one, err := m.Snapshot(t.Context(), "v", "s2")
-	require.NoError(t, err)
+	one := testtool.Must(m.Snapshot(t.Context(), "v", "s2"))(t)
 	require.Equal(t, "s2", one.Name)
 
 	require.NoError(t, m.Revert(t.Context(), "v", "s1"))

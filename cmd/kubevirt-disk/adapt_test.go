@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/disk/adapter"
 	"kubevirt.io/disk/adapter/machine"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -34,15 +35,13 @@ func savedImageWith(t *testing.T, architecture, config string) string {
 	config = `{"os":"linux","architecture":"` + architecture + `","config":{` + config +
 		`},"rootfs":{"type":"layers","diff_ids":[]}}`
 	file := filepath.Join(t.TempDir(), "hello.tar")
-	f, err := os.Create(file)
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(file))(t)
 	w := tar.NewWriter(f)
 	for _, entry := range [][2]string{{"config.json", config},
 		{"manifest.json", `[{"Config":"config.json","RepoTags":["hello:1"],"Layers":[]}]`}} {
 		require.NoError(t, w.WriteHeader(&tar.Header{Name: entry[0], Mode: 0o644,
 			Size: int64(len(entry[1]))}))
-		_, err := io.WriteString(w, entry[1])
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(io.WriteString(w, entry[1])))
 	}
 	require.NoError(t, w.Close())
 	require.NoError(t, f.Close())
@@ -70,8 +69,7 @@ func TestAdapt(t *testing.T) {
 	require.Equal(t, exitDone, status, stderr)
 	require.Contains(t, stderr, "virsh create "+filepath.Join(dir, "domain.xml"))
 	content := func(name string) string {
-		text, err := os.ReadFile(filepath.Join(dir, name))
-		require.NoError(t, err)
+		text := testtool.Must(os.ReadFile(filepath.Join(dir, name)))(t)
 		return string(text)
 	}
 	require.Equal(t, "vmlinuz", content("kernel")[:7])
@@ -100,9 +98,7 @@ func TestAdaptReplacesOnlyItsOwn(t *testing.T) {
 		status, _, stderr := run(t, env, "adapt", ref, "--to", dir)
 		require.Equal(t, exitUsage, status, stderr)
 		require.Contains(t, stderr, file)
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
-		require.Equal(t, "precious", string(text))
+		require.Equal(t, "precious", string(testtool.Must(os.ReadFile(file))(t)))
 		require.NoError(t, os.Remove(file))
 	}
 	_, given, _ := strings.Cut(env[0], "=")
@@ -124,21 +120,17 @@ func TestAdaptAgain(t *testing.T) {
 	content := func() (all map[string]string) {
 		all = map[string]string{}
 		for _, name := range []string{"disk.qcow2", "kernel", "initrd", "domain.xml"} {
-			text, err := os.ReadFile(filepath.Join(dir, name))
-			require.NoError(t, err)
+			text := testtool.Must(os.ReadFile(filepath.Join(dir, name)))(t)
 			all[name] = string(text)
 		}
 		return all
 	}
 	configured := func() string {
-		img, err := image.Open(file, image.Options{})
-		require.NoError(t, err)
+		img := testtool.Must(image.Open(file, image.Options{}))(t)
 		defer img.Close()
 		config, mine := make([]byte, 4096), make([]byte, 4)
-		_, err = img.ReadAt(t.Context(), config, machine.ConfigOffset)
-		require.NoError(t, err)
-		_, err = img.ReadAt(t.Context(), mine, 1<<30)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(img.ReadAt(t.Context(), config, machine.ConfigOffset)))
+		require.NoError(t, testtool.Err(img.ReadAt(t.Context(), mine, 1<<30)))
 		require.Equal(t, "mine", string(mine))
 		return strings.TrimRight(string(config), "\x00")
 	}
@@ -167,9 +159,8 @@ func TestAdaptAgain(t *testing.T) {
 	env = bootable(t)
 	for _, variable := range env {
 		_, name, _ := strings.Cut(variable, "=")
-		other, err := os.OpenFile(name, os.O_WRONLY, 0)
-		require.NoError(t, err)
-		_, err = other.WriteString("other")
+		other := testtool.Must(os.OpenFile(name, os.O_WRONLY, 0))(t)
+		_, err := other.WriteString("other")
 		require.NoError(t, errors.Join(err, other.Close()))
 	}
 	status, stderr = adapt("--size=20Gi")
@@ -177,8 +168,7 @@ func TestAdaptAgain(t *testing.T) {
 	require.Contains(t, stderr, "qemu-img resize "+file+" 21474836480")
 	require.Equal(t, before, content())
 
-	f, err := os.Open(file)
-	require.NoError(t, err)
+	f := testtool.Must(os.Open(file))(t)
 	used := unix.Flock_t{Type: unix.F_RDLCK, Start: 201, Len: 1} // as QEMU does
 	require.NoError(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &used))
 	status, stderr = adapt("--env=A=3")
@@ -207,8 +197,7 @@ func TestAdaptAtOnce(t *testing.T) {
 			})
 		}
 		group.Wait()
-		files, err := os.ReadDir(dir)
-		require.NoError(t, err)
+		files := testtool.Must(os.ReadDir(dir))(t)
 		var names []string
 		for _, f := range files {
 			if !adapter.IsLevel(f.Name()) {
@@ -225,8 +214,7 @@ func TestAdaptAtOnce(t *testing.T) {
 func TestAdaptLeavesNoCopies(t *testing.T) {
 	dir := t.TempDir()
 	names := func() (all []string) {
-		files, err := os.ReadDir(dir)
-		require.NoError(t, err)
+		files := testtool.Must(os.ReadDir(dir))(t)
 		for _, f := range files {
 			all = append(all, f.Name())
 		}
@@ -244,9 +232,7 @@ func TestAdaptLeavesNoCopies(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{part}, during)
 	require.Equal(t, []string{"kernel"}, names())
-	text, err := os.ReadFile(filepath.Join(dir, "kernel"))
-	require.NoError(t, err)
-	require.Equal(t, "short", string(text))
+	require.Equal(t, "short", string(testtool.Must(os.ReadFile(filepath.Join(dir, "kernel")))(t)))
 
 	failure := errors.New("it cannot be read")
 	err = replaceFile(filepath.Join(dir, "kernel"), readerFunc(func([]byte) (int, error) {
@@ -313,8 +299,7 @@ func TestDomainName(t *testing.T) {
 		"docker-archive:/x/ü.tar":          "tar",
 		"r.example/web@sha256:" + zeroes(): "web",
 	} {
-		ref, err := transport.ParseReference(text)
-		require.NoError(t, err, text)
+		ref := testtool.Must(transport.ParseReference(text))(t, text)
 		require.Equal(t, want, domainName(ref))
 	}
 }

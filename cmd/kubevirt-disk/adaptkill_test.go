@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // layeredImage is a container image with several layers, as docker saves it. Each replaces files of
@@ -25,8 +27,7 @@ func layeredImage(t *testing.T, layers int) string {
 	add := func(w *tar.Writer, name string, content []byte) {
 		require.NoError(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o644,
 			Size: int64(len(content))}))
-		_, err := w.Write(content)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(w.Write(content)))
 	}
 	var saved bytes.Buffer
 	out := tar.NewWriter(&saved)
@@ -47,8 +48,7 @@ func layeredImage(t *testing.T, layers int) string {
 		ids = append(ids, fmt.Sprintf("sha256:%x", sha256.Sum256(layer.Bytes())))
 	}
 	encode := func(v any) []byte {
-		text, err := json.Marshal(v)
-		require.NoError(t, err)
+		text := testtool.Must(json.Marshal(v))(t)
 		return text
 	}
 	add(out, "config.json", encode(map[string]any{"os": "linux", "architecture": "amd64",
@@ -68,12 +68,10 @@ func TestAdaptKilled(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "vm")
 	args := []string{"adapt", ref, "--to", path}
 	content := func() map[string][sha256.Size]byte {
-		files, err := os.ReadDir(path)
-		require.NoError(t, err)
+		files := testtool.Must(os.ReadDir(path))(t)
 		all := map[string][sha256.Size]byte{}
 		for _, f := range files {
-			text, err := os.ReadFile(filepath.Join(path, f.Name()))
-			require.NoError(t, err)
+			text := testtool.Must(os.ReadFile(filepath.Join(path, f.Name())))(t)
 			all[f.Name()] = sha256.Sum256(text)
 		}
 		return all

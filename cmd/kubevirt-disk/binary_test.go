@@ -163,8 +163,7 @@ func (p *process) logged(message, field string) any {
 
 func binary(t *testing.T) string {
 	t.Helper()
-	path, err := build()
-	require.NoError(t, err)
+	path := testtool.Must(build())(t)
 	return path
 }
 
@@ -203,8 +202,7 @@ func runAs(t *testing.T, name string, env []string, args ...string) (status int,
 	}
 	set(append([]string{"PATH=" + os.Getenv("PATH")}, env...))
 	defer set(before)
-	back, err := os.Getwd()
-	require.NoError(t, err)
+	back := testtool.Must(os.Getwd())(t)
 	require.NoError(t, os.Chdir(dir))
 	defer func() { require.NoError(t, os.Chdir(back)) }()
 

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestServeWithACommand: the command runs while the disks can be used, and its exit status is the
@@ -103,11 +105,9 @@ func TestServeInTheBackground(t *testing.T) {
 	status, stdout, stderr := serve("--pid-file="+file, paths[0])
 	require.Zero(t, status, stderr)
 	require.Empty(t, stderr)
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
+	text := testtool.Must(os.ReadFile(file))(t)
 	var pid int
-	_, err = fmt.Sscanf(string(text), "%d\n", &pid)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(fmt.Sscanf(string(text), "%d\n", &pid)))
 	ended := false
 	defer func() {
 		if !ended {
@@ -120,12 +120,9 @@ func TestServeInTheBackground(t *testing.T) {
 	other, _, why := serve("--pid-file="+file, paths[0])
 	require.Equal(t, exitFailed, other)
 	require.Contains(t, why, "the place of the file of another running daemon")
-	still, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, text, still)
+	require.Equal(t, text, testtool.Must(os.ReadFile(file))(t))
 	for fd := range 3 {
-		to, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd))
-		require.NoError(t, err)
+		to := testtool.Must(os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd)))(t)
 		require.Equal(t, os.DevNull, to)
 	}
 	p := &process{t: t}

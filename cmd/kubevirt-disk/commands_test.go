@@ -18,15 +18,14 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 var demoImage = filepath.Join("..", "..", "examples", "demo", "disk", "demo.qcow2")
 
 func absolute(t *testing.T, path string) string {
 	t.Helper()
-	path, err := filepath.Abs(path)
-	require.NoError(t, err)
-	return path
+	return testtool.Must(filepath.Abs(path))(t)
 }
 
 func TestNoCommandIsWrongUsage(t *testing.T) {
@@ -130,9 +129,7 @@ func TestInspectAndConvertSayWhatIsAssumed(t *testing.T) {
 	status, _, stderr = run(t, nil, "convert", "--format=raw", image, out)
 	require.Equal(t, exitDone, status, stderr)
 	require.Contains(t, stderr, "a.raw: raw, known by --format; it looks like luks\n")
-	got, err := os.ReadFile(out)
-	require.NoError(t, err)
-	require.Equal(t, content, got)
+	require.Equal(t, content, testtool.Must(os.ReadFile(out))(t))
 	status, stdout, stderr = run(t, nil, "inspect", out)
 	require.Equal(t, exitDone, status, stderr)
 	require.Contains(t, stdout, "known by        its mark: it was made or served raw")
@@ -238,9 +235,7 @@ func TestConvertInterrupted(t *testing.T) {
 	require.NoError(t, os.Remove(destination))
 	require.EqualError(t, a.convert(ctx, source, destination, convertOptions{}),
 		fmt.Sprintf("interrupted: %q was not written", destination))
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, entries, 1, "nothing is left beside the image")
+	require.Len(t, testtool.Must(os.ReadDir(dir))(t), 1, "nothing is left beside the image")
 }
 
 func TestConvertWhereNothingCanBeWritten(t *testing.T) {
@@ -271,22 +266,19 @@ func TestConvert(t *testing.T) {
 	require.Empty(t, stdout)
 	require.Contains(t, stderr, "a.raw: 1.02 MiB")
 	require.NotContains(t, stderr, "\x1b", "no bar where there is no terminal")
-	got, err := os.ReadFile(destination)
-	require.NoError(t, err)
+	got := testtool.Must(os.ReadFile(destination))(t)
 	require.True(t, bytes.Equal(content, got))
 
 	require.NoError(t, os.WriteFile(destination, []byte("precious"), 0o644))
 	status, _, stderr = run(t, nil, "convert", source, destination)
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "--force")
-	got, err = os.ReadFile(destination)
-	require.NoError(t, err)
+	got = testtool.Must(os.ReadFile(destination))(t)
 	require.Equal(t, "precious", string(got))
 
 	status, _, stderr = run(t, nil, "convert", "--force", source, destination)
 	require.Equal(t, exitDone, status, stderr)
-	got, err = os.ReadFile(destination)
-	require.NoError(t, err)
+	got = testtool.Must(os.ReadFile(destination))(t)
 	require.True(t, bytes.Equal(content, got))
 
 	status, _, _ = run(t, nil, "convert", "--force", source, source)
@@ -420,8 +412,7 @@ func TestHelp(t *testing.T) {
 		require.Contains(t, stdout, "Examples:\n  kubevirt-disk "+c.Name(), c.Name())
 		for line := range strings.Lines(strings.ReplaceAll(c.Example, "\\\n", " ")) {
 			line, _, _ = strings.Cut(line, ">")
-			_, _, err := root.Find(strings.Fields(line)[1:])
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err2(root.Find(strings.Fields(line)[1:])))
 			require.NoError(t, c.ParseFlags(strings.Fields(line)[2:]), line)
 		}
 	}
@@ -451,8 +442,7 @@ func TestDidYouMean(t *testing.T) {
 
 func TestCalledAsEntryPoint(t *testing.T) {
 	entryPoint := called(t, "entry-point.sh")
-	number, err := peers.FreePort()
-	require.NoError(t, err)
+	number := testtool.Must(peers.FreePort())(t)
 	port := strconv.Itoa(number)
 	for name, args := range map[string][]string{"the port is the argument": {port},
 		"the port is in the environment": nil} {

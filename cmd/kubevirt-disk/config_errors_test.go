@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/problems"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestConfigurationErrors checks that the message about each mistake names the place to change and
@@ -238,8 +239,7 @@ func TestConfigFileIsBounded(t *testing.T) {
 	cleanEnv(t)
 	_, err := tryConfig("--config=" + yamlFile(t, strings.Repeat("#", osfile.MaxText+1)))
 	require.ErrorContains(t, err, "larger than")
-	_, err = tryConfig("--config=/dev/zero")
-	require.ErrorContains(t, err, "larger than")
+	require.ErrorContains(t, testtool.Err(tryConfig("--config=/dev/zero")), "larger than")
 	_, err = tryConfig("--config=" + filepath.Dir(t.TempDir()))
 	require.ErrorContains(t, err, "cannot be read")
 }
@@ -252,11 +252,9 @@ func TestPipesWithoutEnd(t *testing.T) {
 	for _, path := range []string{silent, open} {
 		require.NoError(t, syscall.Mkfifo(path, 0o600))
 	}
-	writer, err := os.OpenFile(open, os.O_RDWR, 0)
-	require.NoError(t, err)
+	writer := testtool.Must(os.OpenFile(open, os.O_RDWR, 0))(t)
 	defer writer.Close()
-	_, err = writer.WriteString("port: 0\n")
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(writer.WriteString("port: 0\n")))
 	ends := map[string]*process{
 		"--config": launch(t, binary(t), l.env, "serve", "--config="+silent),
 		settings.EnvConfig: launch(t, binary(t),
@@ -277,8 +275,7 @@ func TestPipes(t *testing.T) {
 	for name, write := range map[string]func(func()){"written before": func(f func()) { f() },
 		"written meanwhile": func(f func()) { go f() }} {
 		t.Run(name, func(t *testing.T) {
-			r, w, err := os.Pipe()
-			require.NoError(t, err)
+			r, w := testtool.Must2(os.Pipe())(t)
 			defer r.Close()
 			write(func() {
 				_, err := w.WriteString(testSecret)
@@ -286,8 +283,7 @@ func TestPipes(t *testing.T) {
 			})
 			files, path := settings.NewRereader(), fmt.Sprintf("/dev/fd/%d", r.Fd())
 			for range 2 {
-				text, err := files.Read(path)
-				require.NoError(t, err)
+				text := testtool.Must(files.Read(path))(t)
 				require.Equal(t, testSecret, string(text), "also when it is asked for again")
 			}
 		})

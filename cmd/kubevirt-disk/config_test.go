@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
@@ -62,8 +63,7 @@ func tryConfig(args ...string) (*config, error) {
 
 func mustConfig(t *testing.T, args ...string) *config {
 	t.Helper()
-	c, err := tryConfig(args...)
-	require.NoError(t, err)
+	c := testtool.Must(tryConfig(args...))(t)
 	return c
 }
 
@@ -305,8 +305,7 @@ func TestTheExampleFileIsAccepted(t *testing.T) {
 	path := filepath.Join("..", "..", "examples", "config.yaml")
 	c := mustConfig(t, "--config", path)
 	require.Equal(t, "0.0.0.0:3260,[::]:3260", portalTexts(c))
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
+	text := testtool.Must(os.ReadFile(path))(t)
 	for _, s := range newConfig().settings() {
 		require.Contains(t, string(text), s.Key+":", "the example shows every setting")
 	}

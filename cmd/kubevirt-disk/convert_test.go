@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestConvertToQcow2 chooses the format by the name or a flag, with each compression.
@@ -34,15 +35,13 @@ func TestConvertToQcow2(t *testing.T) {
 		status, _, stderr := run(t, nil, append([]string{"convert", source, path}, args...)...)
 		require.Equal(t, exitDone, status, stderr)
 		require.Contains(t, stderr, "disk.raw: 5.5 MiB")
-		image, err := os.ReadFile(path)
-		require.NoError(t, err)
+		image := testtool.Must(os.ReadFile(path))(t)
 		images[name] = image
 
 		back := filepath.Join(dir, "back.raw")
 		status, _, stderr = run(t, nil, "convert", "--force", path, back, "--target-format=raw")
 		require.Equal(t, exitDone, status, stderr)
-		got, err := os.ReadFile(back)
-		require.NoError(t, err)
+		got := testtool.Must(os.ReadFile(back))(t)
 		require.True(t, bytes.Equal(content, got), name)
 	}
 	for _, method := range compressions {
@@ -57,8 +56,7 @@ func TestConvertToQcow2(t *testing.T) {
 	cmd := exec.Command(binary(t), "convert", source, "-",
 		"--target-format=qcow2", "--compress=zlib")
 	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir())
-	got, err := cmd.Output()
-	require.NoError(t, err)
+	got := testtool.Must(cmd.Output())(t)
 	require.True(t, bytes.Equal(images["zlib.qcow2"], got))
 
 	status, _, stderr := run(t, nil, "convert", source, filepath.Join(dir, "zstd.qcow2"))
@@ -95,9 +93,7 @@ func TestConvertToQcow2Interrupted(t *testing.T) {
 		fmt.Sprintf("interrupted: %q was not written", destination))
 	require.ErrorContains(t, a.convert(ctx, source, "-", convertOptions{targetFormat: "qcow2"}),
 		"interrupted: standard output has only a part of the disk")
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, entries, 1, "nothing is left beside the image")
+	require.Len(t, testtool.Must(os.ReadDir(dir))(t), 1, "nothing is left beside the image")
 }
 
 // TestConvertToQcow2WithoutSpace: convert to standard output needs a temporary file, and that has

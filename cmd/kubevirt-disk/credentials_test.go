@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -78,20 +79,15 @@ func TestRotation(t *testing.T) {
 func TestRereader(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	r := settings.NewRereader()
-	_, err := r.Read(path)
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, testtool.Err(r.Read(path)), os.ErrNotExist)
 	for _, content := range []string{"one", "two", ""} {
 		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
-		text, err := r.Read(path)
-		require.NoError(t, err)
-		require.Equal(t, content, string(text))
+		require.Equal(t, content, string(testtool.Must(r.Read(path))(t)))
 	}
 	require.NoError(t, os.Remove(path))
-	_, err = r.Read(path)
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, testtool.Err(r.Read(path)), os.ErrNotExist)
 	require.NoError(t, os.WriteFile(path, make([]byte, osfile.MaxText+1), 0o600))
-	_, err = r.Read(path)
-	require.ErrorContains(t, err, "larger than")
+	require.ErrorContains(t, testtool.Err(r.Read(path)), "larger than")
 }
 
 // TestChangedCredentialFiles rotates a mounted secret of Kubernetes under a session that reads and

@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/problems"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -126,8 +127,7 @@ func TestSettingsOfNamedImages(t *testing.T) {
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	settings.AddFlags(flags, newConfig().settings())
 	require.NoError(t, flags.Parse([]string{"--config=" + yamlFile(t, "disks: {a.raw: {lun: 9}}")}))
-	c, err := loadConfig(flags, osfile.ReadText, path)
-	require.NoError(t, err)
+	c := testtool.Must(loadConfig(flags, osfile.ReadText, path))(t)
 	require.Equal(t, instance.CopyOnWrite, c.Settings.Disk.CopyMode)
 	require.Equal(t, instance.CopyOnWrite, c.Settings.Disks["a.raw"].CopyMode)
 }
@@ -137,18 +137,14 @@ func TestParseSize(t *testing.T) {
 		"20Gi": 20 << 30, "16Ti": 16 << 40,
 		"512k": 512 << 10, "512K": 512 << 10, "8M": 8 << 20, "2G": 2 << 30,
 		"1T": 1 << 40} {
-		got, err := parseSize(text)
-		require.NoError(t, err)
-		require.Equal(t, want, got, text)
+		require.Equal(t, want, testtool.Must(parseSize(text))(t), text)
 	}
 	for _, text := range []string{"", "Gi", "0", "1.5Gi", "10GB", "1 Gi", "513", "-1", "+", "i",
 		"1i",
 		"8388608T", "99999999999999999999"} {
-		_, err := parseSize(text)
-		require.ErrorContains(t, err, "is not a", text)
+		require.ErrorContains(t, testtool.Err(parseSize(text)), "is not a", text)
 	}
-	_, err := parseSize("20GB")
-	require.ErrorContains(t, err, `: write "20G": use`)
+	require.ErrorContains(t, testtool.Err(parseSize("20GB")), `: write "20G": use`)
 }
 
 // TestServeDisksOfSetFormats checks that a signature in its content does not make serve refuse an

@@ -15,14 +15,14 @@ import (
 
 	"kubevirt.io/disk/integration/peers"
 	"kubevirt.io/disk/internal/readyfile"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/pages"
 )
 
 func TestHealthcheck(t *testing.T) {
 	var code atomic.Int32
 	var asked atomic.Value
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked.Store(r.URL.Path)
 		w.WriteHeader(int(code.Load()))
@@ -69,14 +69,12 @@ func TestHealthcheckOfAnotherContainer(t *testing.T) {
 		fmt.Fprintln(w, "ok of whom")
 	}))
 	defer ts.Close()
-	page, _, err := parsePortal(ts.Listener.Addr().String(), defaultPort)
-	require.NoError(t, err)
+	page, _ := testtool.Must2(parsePortal(ts.Listener.Addr().String(), defaultPort))(t)
 	ready := filepath.Join(t.TempDir(), "healthy")
 	check := func(chosen bool, readyFile string, live bool) (string, error) {
 		return checkHealth(t.Context(), &page, chosen, readyFile, live)
 	}
-	_, err = check(false, ready, false)
-	require.ErrorContains(t, err, "not ready")
+	require.ErrorContains(t, testtool.Err(check(false, ready, false)), "not ready")
 	made := readyfile.File{Path: ready}
 	require.NoError(t, made.Write())
 	defer func() { require.NoError(t, made.Remove()) }()
@@ -93,13 +91,11 @@ func TestHealthcheckOfAnotherContainer(t *testing.T) {
 	}
 	for _, own := range []string{pages.Container(), ""} {
 		place = own
-		answer, err = check(false, "", true)
-		require.NoError(t, err)
+		answer = testtool.Must(check(false, "", true))(t)
 		require.Equal(t, "ok of whom", answer)
 	}
 	place = "mnt:[1]"
-	answer, err = check(true, "", true)
-	require.NoError(t, err)
+	answer = testtool.Must(check(true, "", true))(t)
 	require.Equal(t, "ok of whom", answer)
 }
 
@@ -121,8 +117,7 @@ func TestTimeoutsOfQuestions(t *testing.T) {
 }
 
 func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
-	port, err := peers.FreePort()
-	require.NoError(t, err)
+	port := testtool.Must(peers.FreePort())(t)
 	gone := fmt.Sprintf("127.0.0.1:%d", port)
 	status, _, stderr := run(t, []string{"METRICS_LISTEN=" + gone}, "healthcheck")
 	require.Equal(t, exitFailed, status)
@@ -164,8 +159,7 @@ func TestHealthcheckOfADaemon(t *testing.T) {
 	l := newPlace(t, "a.raw")
 	p := l.serve(t)
 	address := p.logged("metrics", "address").(string)
-	_, place, err := askPage(t.Context(), "http://"+address+"/readyz")
-	require.NoError(t, err)
+	_, place := testtool.Must2(askPage(t.Context(), "http://"+address+"/readyz"))(t)
 	require.Equal(t, pages.Container(), place, "a daemon tells where it is")
 	require.NotEmpty(t, place)
 	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--live"}} {

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestHookPersists: a claim is found, whatever the annotation calls the place where it is mounted,
@@ -17,8 +19,7 @@ func TestHookPersists(t *testing.T) {
 	for range 2 {
 		p := s.start("serve")
 		l := s.launcher(p)
-		domain, err := l.define()
-		require.NoError(t, err)
+		domain := testtool.Must(l.define())(t)
 		if serial != "" {
 			require.Equal(t, serial, domain.Devices.Disks[0].Serial)
 		}
@@ -78,22 +79,18 @@ func TestHookBelievesTheMachine(t *testing.T) {
 		return p.logged("the disks are opened when KubeVirt's launcher says where the claim of "+
 			"this container is", "volumes") != nil
 	})
-	domain, err := s.launcher(p).defineFor(withClaim("/run/claim/"))
-	require.NoError(t, err)
+	domain := testtool.Must(s.launcher(p).defineFor(withClaim("/run/claim/")))(t)
 	serial := domain.Devices.Disks[0].Serial
 	require.FileExists(t, filepath.Join(s.claim, "disk.img"))
-	entries, err := os.ReadDir(s.second)
-	require.NoError(t, err)
-	require.Empty(t, entries, "the other volume is not ours")
+	require.Empty(t, testtool.Must(os.ReadDir(s.second))(t), "the other volume is not ours")
 	require.NoError(t, p.cmd.Process.Kill())
 	p.status()
 
 	p = s.start("serve")
 	p.untilLauncherCan()
-	domain, err = s.launcher(p).defineFor(withClaim("/run/claim"))
-	require.NoError(t, err)
+	domain = testtool.Must(s.launcher(p).defineFor(withClaim("/run/claim")))(t)
 	require.Equal(t, serial, domain.Devices.Disks[0].Serial)
-	_, err = s.launcher(p).defineFor(withClaim("/run/second"))
+	_, err := s.launcher(p).defineFor(withClaim("/run/second"))
 	require.ErrorContains(t, err, `the claim of this hook sidecar at "/run/second"`)
 	_, err = s.launcher(p).defineFor(withClaim(""))
 	require.ErrorContains(t, err, "no claim for this hook sidecar")
@@ -107,11 +104,8 @@ func TestHookWithoutAClaim(t *testing.T) {
 	s.mountSecond()
 	p := s.start("serve")
 	l := s.launcher(p)
-	_, err := l.defineFor(withClaim(""))
-	require.NoError(t, err)
-	entries, err := os.ReadDir(s.second)
-	require.NoError(t, err)
-	require.Empty(t, entries)
+	require.NoError(t, testtool.Err(l.defineFor(withClaim(""))))
+	require.Empty(t, testtool.Must(os.ReadDir(s.second))(t))
 	require.DirExists(t, filepath.Join(s.hooks, "disk", "work"))
 	l.shutdown()
 	require.Equal(t, exitDone, p.status())
@@ -168,15 +162,12 @@ func TestHookServesASnapshot(t *testing.T) {
 	s.mountClaim()
 	p := s.start("serve", "--copy-mode=copy-on-write")
 	l := s.launcher(p)
-	first, err := l.define()
-	require.NoError(t, err)
+	first := testtool.Must(l.define())(t)
 	for _, args := range [][]string{{"snapshot", "create", "1", "s"},
 		{"snapshot", "serve", "1", "s"}} {
 		asked := s.start(args...)
 		require.Equal(t, exitDone, asked.status(), asked.stderr.String())
 	}
-	again, err := l.define()
-	require.NoError(t, err)
-	require.Equal(t, first, again)
+	require.Equal(t, first, testtool.Must(l.define())(t))
 	require.Equal(t, exitDone, p.terminate())
 }

@@ -11,6 +11,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubevirt/hookpb"
 )
 
@@ -49,8 +50,7 @@ func TestPlugin(t *testing.T) {
 	p := s.start("serve")
 	l := s.launcher(p)
 	s.requireRefused("fedora.raw", notAsked)
-	domain, err := l.mutate("Boot")
-	require.NoError(t, err)
+	domain := testtool.Must(l.mutate("Boot"))(t)
 	require.Equal(t, "default_vm", domain.Name)
 	require.Len(t, domain.Devices.Disks, 1)
 	disk := domain.Devices.Disks[0]
@@ -61,15 +61,13 @@ func TestPlugin(t *testing.T) {
 	require.NotContains(t, p.stderr.String(), `"portal"`, "no port is open")
 
 	leave := s.qemu(p)
-	_, err = l.mutate("MigrationSource")
-	require.ErrorContains(t, err, "after a live migration")
+	require.ErrorContains(t, testtool.Err(l.mutate("MigrationSource")), "after a live migration")
 	asked := s.start("sessions")
 	require.Equal(t, exitDone, asked.status())
 	require.Contains(t, asked.stdout.String(), "disk/nbd.sock")
 	require.NotEmpty(t, s.content("fedora.raw"), "the machine goes on where it is")
 	leave()
-	_, err = l.mutate("MigrationTarget")
-	require.ErrorContains(t, err, "after a live migration")
+	require.ErrorContains(t, testtool.Err(l.mutate("MigrationTarget")), "after a live migration")
 	s.requireRefused("fedora.raw", "after a live migration")
 	require.Equal(t, exitDone, p.terminate())
 	require.NoFileExists(t, s.socket())
@@ -79,8 +77,7 @@ func TestPlugin(t *testing.T) {
 func TestPluginThatFails(t *testing.T) {
 	s := newPlugin(t)
 	p := s.start("serve", "--access-mode=mine")
-	_, err := s.launcher(p).mutate("Boot")
-	require.ErrorContains(t, err, `"mine"`)
+	require.ErrorContains(t, testtool.Err(s.launcher(p).mutate("Boot")), `"mine"`)
 	require.NotZero(t, p.terminate())
 }
 

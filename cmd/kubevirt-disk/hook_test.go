@@ -192,8 +192,7 @@ func TestHook(t *testing.T) {
 	s := newSidecar(t)
 	p := s.start("serve")
 	l := s.launcher(p)
-	domain, err := l.define()
-	require.NoError(t, err)
+	domain := testtool.Must(l.define())(t)
 	require.Len(t, domain.Devices.Disks, 1)
 	disk := domain.Devices.Disks[0]
 	require.Equal(t, "nbd", disk.Source.Network.Protocol)
@@ -220,8 +219,7 @@ func TestHookWaitsForTheMachine(t *testing.T) {
 	s := newSidecar(t)
 	p := s.start("serve")
 	l := s.launcher(p)
-	_, err := l.define()
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(l.define()))
 	leave := s.qemu(p)
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	p.until("it waits", func() bool {
@@ -229,8 +227,7 @@ func TestHookWaitsForTheMachine(t *testing.T) {
 	})
 	require.Never(t, func() bool { return p.cmd.Process.Signal(syscall.SIGTERM) != nil },
 		300*time.Millisecond, 50*time.Millisecond)
-	_, err = l.define()
-	require.NoError(t, err, "the launcher is answered until the end")
+	require.NoError(t, testtool.Err(l.define()), "the launcher is answered until the end")
 	leave()
 	require.Equal(t, exitDone, p.status())
 	require.NoFileExists(t, s.socket())
@@ -268,15 +265,13 @@ func TestHookAfterKill(t *testing.T) {
 	require.FileExists(t, s.socket())
 	p = s.start("serve")
 	p.untilLauncherCan()
-	domain, err := s.launcher(p).define()
-	require.NoError(t, err)
+	domain := testtool.Must(s.launcher(p).define())(t)
 	require.Len(t, domain.Devices.Disks, 1)
 
 	second := s.start("serve")
 	require.Equal(t, exitFailed, second.status())
 	require.Contains(t, second.stderr.String(), "another daemon uses it")
-	_, err = s.launcher(p).define()
-	require.NoError(t, err, "the first one goes on")
+	require.NoError(t, testtool.Err(s.launcher(p).define()), "the first one goes on")
 	require.Equal(t, exitDone, p.terminate())
 }
 
@@ -294,8 +289,7 @@ func TestHookThatFails(t *testing.T) {
 	} {
 		p := s.start(c.args...)
 		l := s.launcher(p)
-		_, err := l.define()
-		require.ErrorContains(t, err, c.want)
+		require.ErrorContains(t, testtool.Err(l.define()), c.want)
 		require.Contains(t, p.stderr.String(), "launcher is told why")
 		l.shutdown()
 		require.NotZero(t, p.status())
@@ -319,8 +313,7 @@ func TestHookStreams(t *testing.T) {
 	p := s.start("serve", "--disk-dir=/run/claim",
 		"--insecure-registry="+registry.Host(), "--image="+image)
 	l := s.launcher(p)
-	domain, err := l.define()
-	require.NoError(t, err)
+	domain := testtool.Must(l.define())(t)
 	require.Len(t, domain.Devices.Disks, 1)
 	require.Equal(t, content, s.content(domain.Devices.Disks[0].Source.Network.Name))
 	require.DirExists(t, filepath.Join(s.hooks, "disk", "work"))
@@ -330,8 +323,7 @@ func TestHookStreams(t *testing.T) {
 	p = s.start("serve", "--disk-dir=/run/claim",
 		"--insecure-registry="+registry.Host(), "--image="+registry.Host()+"/vm/a:2")
 	l = s.launcher(p)
-	_, err = l.define()
-	require.ErrorContains(t, err, "/vm/a:2")
+	require.ErrorContains(t, testtool.Err(l.define()), "/vm/a:2")
 	l.shutdown()
 	require.Equal(t, exitFailed, p.status())
 }
@@ -387,8 +379,7 @@ func TestHookVhostUser(t *testing.T) {
 	require.Equal(t, "/var/run/kubevirt-hooks/hook-sidecar-0/disk/vhost-user/fedora.raw.sock",
 		domain.Devices.Disks[0].Source.VHostUser.UNIX.Path)
 
-	qemu, err := vhosttest.Dial(at, vhosttest.Options{})
-	require.NoError(t, err)
+	qemu := testtool.Must(vhosttest.Dial(at, vhosttest.Options{}))(t)
 	asked := s.start("sessions")
 	require.Equal(t, exitDone, asked.status())
 	require.Contains(t, asked.stdout.String(), "disk/vhost-user/fedora.raw.sock")

@@ -163,20 +163,17 @@ func TestConvertToStandardOutput(t *testing.T) {
 	source := absolute(t, demoImage)
 	status, _, stderr := run(t, nil, "convert", source, raw)
 	require.Equal(t, exitDone, status, stderr)
-	want, err := os.ReadFile(raw)
-	require.NoError(t, err)
+	want := testtool.Must(os.ReadFile(raw))(t)
 	cmd := exec.Command(binary(t), "convert", source, "-")
 	cmd.Dir = dir
 	var progress bytes.Buffer
 	cmd.Stderr = &progress
-	got, err := cmd.Output()
-	require.NoError(t, err)
+	got := testtool.Must(cmd.Output())(t)
 	require.True(t, bytes.Equal(want, got))
 	require.Contains(t, progress.String(), "demo.qcow2: ")
 	require.NoFileExists(t, filepath.Join(dir, "-"))
 
-	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	require.NoError(t, err)
+	full := testtool.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t)
 	defer full.Close()
 	cmd = exec.Command(binary(t), "convert", source, "-")
 	progress.Reset()
@@ -188,8 +185,7 @@ func TestConvertToStandardOutput(t *testing.T) {
 
 // TestConvertToStandardOutputInterrupted: convert can be stopped even if nobody reads its output.
 func TestConvertToStandardOutputInterrupted(t *testing.T) {
-	r, w, err := os.Pipe()
-	require.NoError(t, err)
+	r, w := testtool.Must2(os.Pipe())(t)
 	defer r.Close()
 	cmd := exec.Command(binary(t), "convert", absolute(t, demoImage), "-")
 	var said output

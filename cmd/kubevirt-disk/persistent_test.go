@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestServePersistentDisks fills a volume, uses it again, keeps or refuses it with another image,
@@ -28,8 +30,7 @@ func TestServePersistentDisks(t *testing.T) {
 	})
 	require.Equal(t, exitDone, p.terminate())
 	disk := filepath.Join(volume, "disk.img")
-	content, err := os.ReadFile(disk)
-	require.NoError(t, err)
+	content := testtool.Must(os.ReadFile(disk))(t)
 	require.Equal(t, bytes.Repeat([]byte{1}, 4096), content,
 		"raw, as a volume of that kind holds it")
 
@@ -68,8 +69,7 @@ func TestServePersistentDisks(t *testing.T) {
 	status, _, stderr = run(t, append(env, "SIZE=512Ki"), "serve")
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "never made smaller")
-	after, err := os.ReadFile(disk)
-	require.NoError(t, err)
+	after := testtool.Must(os.ReadFile(disk))(t)
 	require.True(t, bytes.Equal(append(content, make([]byte, 1<<20-4096)...), after))
 
 	// Several images have directories of their own, and never take the disk of a single image.
@@ -174,8 +174,7 @@ func TestServeKeepsWhatGuestsWrote(t *testing.T) {
 	l := newPlace(t, "a.raw", "b.raw")
 	env := append(l.env, "WORK_DIR="+t.TempDir())
 	image := filepath.Join(l.dir, "disk", "b.raw")
-	content, err := os.ReadFile(image)
-	require.NoError(t, err)
+	content := testtool.Must(os.ReadFile(image))(t)
 	serve := func() (serials map[string]string, said string) {
 		p := launch(t, binary(t), env, "serve")
 		p.untilReady(l)

@@ -70,8 +70,7 @@ func TestProvide(t *testing.T) {
 	p := newProvided(t)
 	run := p.start()
 	require.Equal(t, bytes.Repeat([]byte{1}, 4096), p.content())
-	st, err := os.Stat(p.file)
-	require.NoError(t, err)
+	st := testtool.Must(os.Stat(p.file))(t)
 	owner := st.Sys().(*syscall.Stat_t).Uid
 	if os.Geteuid() == 0 {
 		require.EqualValues(t, 107, owner)
@@ -130,10 +129,8 @@ func TestProvideSurvivesAKill(t *testing.T) {
 	}
 	kill(p.start())
 	written := bytes.Repeat([]byte{9}, 4096)
-	f, err := os.OpenFile(p.file, os.O_WRONLY, 0)
-	require.NoError(t, err)
-	_, err = f.Write(written)
-	require.NoError(t, err)
+	f := testtool.Must(os.OpenFile(p.file, os.O_WRONLY, 0))(t)
+	require.NoError(t, testtool.Err(f.Write(written)))
 	require.NoError(t, f.Close())
 
 	run := p.start()
@@ -186,19 +183,15 @@ func TestProvideReadOnly(t *testing.T) {
 	run := p.start("--read-only")
 	how := run.logged("the disk is ready", "how")
 	require.Contains(t, []any{"reflink", "hard link"}, how)
-	st, err := os.Stat(p.file)
-	require.NoError(t, err)
+	st := testtool.Must(os.Stat(p.file))(t)
 	require.Zero(t, st.Mode()&0o222, "nobody is invited to write")
 	require.NoError(t, run.cmd.Process.Kill())
 	<-run.done
 	run = p.start("--read-only")
 	require.Equal(t, exitDone, run.terminate())
 	require.Empty(t, p.leftovers())
-	content, err := os.ReadFile(image)
-	require.NoError(t, err)
-	require.Equal(t, bytes.Repeat([]byte{1}, 4096), content)
-	st, err = os.Stat(image)
-	require.NoError(t, err)
+	require.Equal(t, bytes.Repeat([]byte{1}, 4096), testtool.Must(os.ReadFile(image))(t))
+	st = testtool.Must(os.Stat(image))(t)
 	require.Equal(t, os.FileMode(0o444), st.Mode())
 }
 
@@ -292,12 +285,10 @@ func TestProvideReflink(t *testing.T) {
 		require.True(t, bytes.Equal(content, p.content()))
 		require.Less(t, before-freeBytes(t, dir), int64(len(content)/4), "it is a copy")
 		if len(args) == 1 {
-			f, err := os.OpenFile(p.file, os.O_WRONLY, 0)
-			require.NoError(t, err)
-			_, err = f.WriteAt([]byte("written"), 4096)
+			f := testtool.Must(os.OpenFile(p.file, os.O_WRONLY, 0))(t)
+			_, err := f.WriteAt([]byte("written"), 4096)
 			require.NoError(t, errors.Join(err, f.Close()))
-			now, err := os.ReadFile(image)
-			require.NoError(t, err)
+			now := testtool.Must(os.ReadFile(image))(t)
 			require.True(t, bytes.Equal(content, now), "the image has changed")
 		}
 		require.Equal(t, exitDone, run.terminate())
@@ -308,8 +299,7 @@ func TestProvideReflink(t *testing.T) {
 // freeBytes is the free space of a file system after everything is written.
 func freeBytes(t *testing.T, dir string) int64 {
 	t.Helper()
-	d, err := os.Open(dir)
-	require.NoError(t, err)
+	d := testtool.Must(os.Open(dir))(t)
 	defer d.Close()
 	require.NoError(t, unix.Syncfs(int(d.Fd())))
 	var st unix.Statfs_t

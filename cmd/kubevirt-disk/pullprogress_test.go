@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
@@ -40,13 +41,11 @@ func TestPullForAClaim(t *testing.T) {
 	for size, want := range map[string]int{"1Mi": 1 << 20, "4096": len(content)} {
 		disk := filepath.Join(dir, size)
 		pull(exitDone, "--size="+size, "--digest-file="+said, from, disk)
-		got, err := os.ReadFile(disk)
-		require.NoError(t, err)
+		got := testtool.Must(os.ReadFile(disk))(t)
 		require.Len(t, got, want)
 		require.True(t, bytes.Equal(content, got[:len(content)]))
 		require.Equal(t, make([]byte, want-len(content)), got[len(content):])
-		digest, err := os.ReadFile(said)
-		require.NoError(t, err)
+		digest := testtool.Must(os.ReadFile(said))(t)
 		require.Equal(t, transport.DigestOf(content)+"\n", string(digest))
 	}
 	require.Contains(t, pull(exitUsage, "--size=x", from, dir+"/x"), "--size")
@@ -58,22 +57,17 @@ func TestPullForAClaim(t *testing.T) {
 
 // TestTellProgress: whoever asks is told how far a pull is, until it ends.
 func TestTellProgress(t *testing.T) {
-	port, err := peers.FreePort()
-	require.NoError(t, err)
+	port := testtool.Must(peers.FreePort())(t)
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	p := new(registry.Progress)
-	stop, err := tellProgress(t.Context(), address, p)
-	require.NoError(t, err)
+	stop := testtool.Must(tellProgress(t.Context(), address, p))(t)
 	p.Expect(200)
-	res, err := http.Get("http://" + address + "/progress")
-	require.NoError(t, err)
-	text, err := io.ReadAll(res.Body)
-	require.NoError(t, err)
+	res := testtool.Must(http.Get("http://" + address + "/progress"))(t)
+	text := testtool.Must(io.ReadAll(res.Body))(t)
 	require.NoError(t, res.Body.Close())
 	var got status.Progress
 	require.NoError(t, json.Unmarshal(text, &got))
 	require.Equal(t, status.Progress{Total: 200}, got)
 	stop()
-	_, err = http.Get("http://" + address + "/progress")
-	require.Error(t, err)
+	require.Error(t, testtool.Err(http.Get("http://"+address+"/progress")))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
@@ -72,14 +73,11 @@ func TestServeFromStartToStop(t *testing.T) {
 	} {
 		require.Contains(t, body, line)
 	}
-	text, err := os.ReadFile(l.readyFile())
-	require.NoError(t, err)
-	require.Equal(t, "ready\n", string(text))
+	require.Equal(t, "ready\n", string(testtool.Must(os.ReadFile(l.readyFile()))(t)))
 
 	require.Equal(t, exitDone, p.terminate())
 	require.NoFileExists(t, l.readyFile())
-	_, err = net.Dial("tcp", portal)
-	require.Error(t, err)
+	require.Error(t, testtool.Err(net.Dial("tcp", portal)))
 	require.NotNil(t, p.logged("stopped", "msg"))
 }
 
@@ -90,8 +88,7 @@ func TestServeOutlivesTheReaderOfItsLog(t *testing.T) {
 	path := filepath.Join(l.dir, "log")
 	require.NoError(t, syscall.Mkfifo(path, 0o600))
 	// O_RDWR, so that opening does not wait for the daemon
-	reader, err := os.OpenFile(path, os.O_RDWR, 0)
-	require.NoError(t, err)
+	reader := testtool.Must(os.OpenFile(path, os.O_RDWR, 0))(t)
 	p := launch(t, "/bin/sh", append(l.env, "LOG="+path), "-c", `exec "$0" serve 2>"$LOG"`,
 		binary(t))
 	p.until("the ready file is there", func() bool { return exists(l.readyFile()) })
@@ -103,11 +100,9 @@ func TestServeOutlivesTheReaderOfItsLog(t *testing.T) {
 // TestServeFailures are starts that end with status 1: the configuration is right, but the disks or
 // the machine are not.
 func TestServeFailures(t *testing.T) {
-	taken, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
+	taken := testtool.Must(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	defer taken.Close()
-	takenToo, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
+	takenToo := testtool.Must(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	defer takenToo.Close()
 	for name, c := range map[string]struct {
 		env  []string
@@ -320,9 +315,7 @@ func TestServeRefusesToKeepDisksAmongImages(t *testing.T) {
 		require.Equal(t, exitUsage, status, stderr)
 		require.Contains(t, stderr, name)
 		require.Contains(t, stderr, "--disk-dir")
-		files, err := os.ReadDir(images)
-		require.NoError(t, err)
-		require.Len(t, files, 1, "nothing was made there")
+		require.Len(t, testtool.Must(os.ReadDir(images))(t), 1, "nothing was made there")
 	}
 	require.NoError(t, os.Mkdir(filepath.Join(images, "disks"), 0o700))
 	p := l.serve(t, "PERSISTENT_DIR="+filepath.Join(images, "disks"))

@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // namedPlace is a place for "serve IMAGE...": its environment only says where the cache is, and
@@ -63,9 +65,7 @@ func TestServeNamedImages(t *testing.T) {
 	}
 	require.Equal(t, exitDone, p.terminate())
 	require.NoDirExists(t, left[0])
-	entries, err := os.ReadDir(filepath.Join(l.dir, "disk"))
-	require.NoError(t, err)
-	require.Len(t, entries, 3)
+	require.Len(t, testtool.Must(os.ReadDir(filepath.Join(l.dir, "disk")))(t), 3)
 }
 
 // TestHintsBehindNAT: a discovery names no address then, and iscsi-ls lists nothing.
@@ -86,8 +86,7 @@ func TestServeNamedImagesTwice(t *testing.T) {
 	killed := serveNamed(t, l.env, paths...)
 	cache := filepath.Join(l.dir, "cache", "kubevirt-disk")
 	count := func() int {
-		entries, err := os.ReadDir(cache)
-		require.NoError(t, err)
+		entries := testtool.Must(os.ReadDir(cache))(t)
 		return len(entries)
 	}
 	require.Equal(t, 2, count())
@@ -108,8 +107,7 @@ func TestTemporaryDirectoryWithoutAWritableCache(t *testing.T) {
 	require.NoError(t, os.Symlink("/proc/self", filepath.Join(cache, "kubevirt-disk")))
 	t.Setenv("XDG_CACHE_HOME", cache)
 	t.Setenv("TMPDIR", tmp)
-	path, remove, err := temporaryDir()
-	require.NoError(t, err)
+	path, remove := testtool.Must2(temporaryDir())(t)
 	require.Equal(t, tmp, filepath.Dir(path))
 	require.NoError(t, remove())
 	require.NoDirExists(t, path)
@@ -121,9 +119,7 @@ func TestServeNamedImagesWithoutACache(t *testing.T) {
 	p := serveNamed(t, append(l.env, "XDG_CACHE_HOME=", "TMPDIR="+l.dir), paths...)
 	require.Contains(t, p.stdout.String(), `"`+l.dir+"/kubevirt-disk-")
 	require.Equal(t, exitDone, p.terminate())
-	left, err := filepath.Glob(l.dir + "/kubevirt-disk-*")
-	require.NoError(t, err)
-	require.Empty(t, left)
+	require.Empty(t, testtool.Must(filepath.Glob(l.dir+"/kubevirt-disk-*"))(t))
 }
 
 // TestServeNamedImagesSettings: settings win over the defaults for a person at a terminal.
@@ -216,8 +212,7 @@ func TestServeNamedImagesThatWillNotDo(t *testing.T) {
 		}
 		require.NotContains(t, stderr, "geheim")
 	}
-	left, err := filepath.Glob(filepath.Join(l.dir, "cache", "kubevirt-disk", "*"))
-	require.NoError(t, err)
+	left := testtool.Must(filepath.Glob(filepath.Join(l.dir, "cache", "kubevirt-disk", "*")))(t)
 	require.Empty(t, left)
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
@@ -26,8 +27,7 @@ func TestSessionsAndKick(t *testing.T) {
 	ask := func(want int, args ...string) string {
 		t.Helper()
 		for _, s := range open { // a machine that is slow must not make them silent peers
-			_, err := s.Ping(nil)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(s.Ping(nil)))
 		}
 		status, stdout, stderr := run(t, work, args...)
 		require.Equal(t, want, status, "%s%s", stdout, stderr)
@@ -124,13 +124,11 @@ func TestControlSocketOfAnotherUser(t *testing.T) {
 		t.Skip("skipped: only root can be somebody else")
 	}
 	const nobody = 65534
-	open, err := os.MkdirTemp("", "kubevirt-disk-socket-")
-	require.NoError(t, err)
+	open := testtool.Must(os.MkdirTemp("", "kubevirt-disk-socket-"))(t)
 	defer os.RemoveAll(open)
 	require.NoError(t, os.Chmod(open, 0o755))
 	program, socket := filepath.Join(open, "kubevirt-disk"), filepath.Join(open, "control.sock")
-	text, err := os.ReadFile(binary(t))
-	require.NoError(t, err)
+	text := testtool.Must(os.ReadFile(binary(t)))(t)
 	require.NoError(t, os.WriteFile(program, text, 0o755))
 	l := newPlace(t, "a.raw")
 	p := l.serve(t, "CONTROL_SOCKET="+socket)

@@ -12,13 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestEveryFlagIsInTheDocs compares the table in docs/configuration.md with the settings: each flag
 // with its variables and its default, in the section in which the help has it, and nothing else.
 func TestEveryFlagIsInTheDocs(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md"))
-	require.NoError(t, err)
+	text := testtool.Must(os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md")))(t)
 	flags, variables := regexp.MustCompile("`--([a-z-]+)`"), regexp.MustCompile("`([A-Z_]+)`")
 	words := func(in string, of *regexp.Regexp) (all []string) {
 		for _, m := range of.FindAllStringSubmatch(in, -1) {
@@ -93,8 +93,7 @@ func TestHelpOfServe(t *testing.T) {
 // TestEverySettingOfADiskIsShown looks for the settings of single disks where people look for them.
 func TestEverySettingOfADiskIsShown(t *testing.T) {
 	for _, path := range []string{"docs/configuration.md", "examples/config.yaml"} {
-		text, err := os.ReadFile(filepath.Join("..", "..", path))
-		require.NoError(t, err)
+		text := testtool.Must(os.ReadFile(filepath.Join("..", "..", path)))(t)
 		_, disks, ok := strings.Cut(string(text), "disks:\n")
 		require.True(t, ok)
 		for key := range settings.Keys(newConfig().diskSettings()) {

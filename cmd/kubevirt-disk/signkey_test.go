@@ -18,15 +18,14 @@ import (
 	"github.com/secure-systems-lab/go-securesystemslib/encrypted"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 )
 
 // encryptedKey writes a key as cosign does.
 func encryptedKey(t *testing.T, key crypto.Signer, password string) string {
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
-	secret, err := encrypted.Encrypt(der, []byte(password))
-	require.NoError(t, err)
+	der := testtool.Must(x509.MarshalPKCS8PrivateKey(key))(t)
+	secret := testtool.Must(encrypted.Encrypt(der, []byte(password)))(t)
 	file := filepath.Join(t.TempDir(), "cosign.key")
 	require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{
 		Type: "ENCRYPTED SIGSTORE PRIVATE KEY", Bytes: secret}), 0o600))
@@ -119,8 +118,7 @@ func TestSignedBelow(t *testing.T) {
 	cleanEnv(t)
 	host := memoryRegistry(t)
 	key, public := registrytest.NewSigner(t)
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
+	der := testtool.Must(x509.MarshalPKCS8PrivateKey(key))(t)
 	file := filepath.Join(t.TempDir(), "key.pem")
 	require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY",
 		Bytes: der}), 0o600))
@@ -156,8 +154,7 @@ func TestSignedBelow(t *testing.T) {
 	require.Contains(t, said(exitDone, "push", "--onto="+ref("signed"), raw, ref("2"), verify,
 		"--sign-key="+file), "signed by "+registrytest.Fingerprint(t, key))
 	said(exitDone, "pull", ref("2"), filepath.Join(dir, "out.raw"), verify)
-	got, err := os.ReadFile(filepath.Join(dir, "out.raw"))
-	require.NoError(t, err)
+	got := testtool.Must(os.ReadFile(filepath.Join(dir, "out.raw")))(t)
 	require.True(t, bytes.Equal(want, got))
 }
 
@@ -167,8 +164,7 @@ func TestOneDigest(t *testing.T) {
 	cleanEnv(t)
 	host := memoryRegistry(t)
 	key, public := registrytest.NewSigner(t)
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
+	der := testtool.Must(x509.MarshalPKCS8PrivateKey(key))(t)
 	dir := t.TempDir()
 	signs, raw := filepath.Join(dir, "key.pem"), filepath.Join(dir, "a.raw")
 	require.NoError(t, os.WriteFile(signs, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY",
@@ -200,9 +196,7 @@ func TestOneDigest(t *testing.T) {
 		require.Equal(t, exitDone, code, text)
 		require.Contains(t, text, " of "+want)
 		require.Contains(t, text, platform)
-		got, err := os.ReadFile(said)
-		require.NoError(t, err)
-		require.Equal(t, want+"\n", string(got))
+		require.Equal(t, want+"\n", string(testtool.Must(os.ReadFile(said))(t)))
 
 		l := newPlace(t)
 		p := launch(t, binary(t), l.env, "serve", insecure, verify, "--image="+ref)
@@ -226,8 +220,7 @@ func TestNamesImage(t *testing.T) {
 		"localhost:5000/a": true, "oci:dir": true, "docker://vm/a": true, "a.qcow2": false,
 		"vm/a": false, "./vm/a:1": false, "../vm.d/a": false, "/vm.d/a": false,
 		"disk.d/vm": false, "-": false} {
-		_, ok, err := namesImage([]string{text})
-		require.NoError(t, err)
+		_, ok := testtool.Must2(namesImage([]string{text}))(t)
 		require.Equal(t, want, ok, text)
 	}
 	// Neither a file nor a reference: the message says what is wrong with each.
@@ -255,8 +248,7 @@ func TestSignAfterwards(t *testing.T) {
 	}
 	require.Contains(t, said(exitDone, "key", "generate", "--output="+filepath.Join(dir, "own")),
 		"must stay secret")
-	info, err := os.Stat(key)
-	require.NoError(t, err)
+	info := testtool.Must(os.Stat(key))(t)
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 	again := said(exitFailed, "key", "generate", "--output="+filepath.Join(dir, "own"))
 	require.Contains(t, again, "is there already")

@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
@@ -86,9 +87,7 @@ func FuzzParseAnnotations(f *testing.F) {
 		for key, value := range all {
 			fmt.Fprintf(&b, "%s=%s\n", key, strconv.Quote(value))
 		}
-		again, err := parseAnnotations([]byte(b.String()))
-		require.NoError(t, err)
-		require.Equal(t, all, again)
+		require.Equal(t, all, testtool.Must(parseAnnotations([]byte(b.String())))(t))
 	})
 }
 
@@ -150,9 +149,7 @@ func TestServeUsageTypes(t *testing.T) {
 			for _, choice := range []string{config("fast"), config("slow"), config()} {
 				refused([]string{there, "does not exist now", "mount its storage"}, types, choice)
 			}
-			entries, err := os.ReadDir(ssd)
-			require.NoError(t, err)
-			require.Empty(t, entries)
+			require.Empty(t, testtool.Must(os.ReadDir(ssd))(t))
 			require.NoError(t, os.Remove(ssd))
 			require.NoError(t, os.Rename(ssd+".away", ssd))
 

@@ -21,8 +21,7 @@ func vhdxOf(t *testing.T, raw []byte) []byte {
 	out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O", "vhdx",
 		from, to).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	image, err := os.ReadFile(to)
-	require.NoError(t, err)
+	image := testtool.Must(os.ReadFile(to))(t)
 	return image
 }
 
@@ -46,8 +45,7 @@ func TestConvertWrapped(t *testing.T) {
 		out := path("out.raw")
 		status, _, stderr := run(t, env, "convert", "--force", source, out)
 		require.Equal(t, exitDone, status, stderr)
-		got, err := os.ReadFile(out)
-		require.NoError(t, err)
+		got := testtool.Must(os.ReadFile(out))(t)
 		require.True(t, bytes.Equal(raw, got), name)
 		image := path("out.qcow2")
 		status, _, stderr = run(t, env, "convert", "--force", source, image)
@@ -55,13 +53,10 @@ func TestConvertWrapped(t *testing.T) {
 		for _, from := range []string{image, source} {
 			cmd := exec.CommandContext(t.Context(), binary(t), "convert", from, "-")
 			cmd.Env = env
-			stdout, err := cmd.Output()
-			require.NoError(t, err)
+			stdout := testtool.Must(cmd.Output())(t)
 			require.True(t, bytes.Equal(raw, stdout), name)
 		}
-		left, err := os.ReadDir(tmp)
-		require.NoError(t, err)
-		require.Empty(t, left)
+		require.Empty(t, testtool.Must(os.ReadDir(tmp))(t))
 	}
 	status, _, stderr := run(t, env, "convert", "--unpack-memory=16Mi", path("c.img.xz"),
 		path("no.raw"))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/status"
 )
@@ -22,8 +23,7 @@ func xmlOf(t *testing.T, env []string, args ...string) (libvirt.LUN, libvirt.Dev
 	status, stdout, stderr := run(t, env, append([]string{"xml"}, args...)...)
 	require.Equal(t, exitDone, status, stderr)
 	require.Empty(t, stderr)
-	lun, device, err := libvirt.ParseDisk(stdout)
-	require.NoError(t, err, stdout)
+	lun, device := testtool.Must2(libvirt.ParseDisk(stdout))(t, stdout)
 	return lun, device
 }
 
@@ -278,8 +278,7 @@ func TestXMLFindsThePortal(t *testing.T) {
 }
 
 func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
-	gone, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
+	gone := testtool.Must(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	require.NoError(t, gone.Close())
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/json" {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/status"
 )
@@ -16,8 +17,7 @@ func exportOf(t *testing.T, args ...string) (libvirt.Export, libvirt.Device) {
 	status, stdout, stderr := run(t, nil, append([]string{"xml"}, args...)...)
 	require.Equal(t, exitDone, status, stderr)
 	require.Empty(t, stderr)
-	e, device, err := libvirt.ParseExport(stdout)
-	require.NoError(t, err, stdout)
+	e, device := testtool.Must2(libvirt.ParseExport(stdout))(t, stdout)
 	return e, device
 }
 
@@ -113,8 +113,7 @@ func TestXMLByVhostUser(t *testing.T) {
 		code, stdout, stderr := run(t, nil, append([]string{"xml", "--queues=2",
 			"--target-dev=vdc"}, at...)...)
 		require.Equal(t, exitDone, code, stderr)
-		v, device, err := libvirt.ParseVhostUser(stdout)
-		require.NoError(t, err, stdout)
+		v, device := testtool.Must2(libvirt.ParseVhostUser(stdout))(t, stdout)
 		require.Equal(t, libvirt.VhostUser{Socket: "/run/disks/a.raw.sock", Queues: 2,
 			Reconnect: time.Second}, v)
 		require.Equal(t, "vdc", device.Dev)

@@ -79,30 +79,26 @@ func TestFillingFails(t *testing.T) {
 	f := testtool.Must(OpenFilling(path, 0))(t)
 	t.Cleanup(func() { _ = f.Close() }) // its error is that the file is closed
 	require.NoError(t, f.to.file.Close())
-	p, err := f.Next(context.Background())
-	require.NoError(t, err)
+	p := testtool.Must(f.Next(context.Background()))(t)
 	p[0] = 1
 	f.Put(p)
 	failed := f.Drain()
 	require.Error(t, failed)
 	// There are buffers too, and none is handed out, however often Next is called.
 	for range 100 {
-		_, err = f.Next(context.Background())
-		require.ErrorIs(t, err, failed)
+		require.ErrorIs(t, testtool.Err(f.Next(context.Background())), failed)
 	}
 	require.Error(t, f.Sync())
 }
 
 // TestFillingStopped: Next hands out nothing once its context is done.
 func TestFillingStopped(t *testing.T) {
-	f, err := OpenFilling(filepath.Join(t.TempDir(), "file"), 0)
-	require.NoError(t, err)
+	f := testtool.Must(OpenFilling(filepath.Join(t.TempDir(), "file"), 0))(t)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	for range 100 {
-		_, err = f.Next(ctx)
-		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, testtool.Err(f.Next(ctx)), context.Canceled)
 	}
 }
 

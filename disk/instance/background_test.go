@@ -31,8 +31,7 @@ func unreadable(t *testing.T, path string) (back func()) {
 	fd := -1
 	for _, n := range filetest.Names(t, "/proc/self/fd") {
 		if name, err := os.Readlink(filepath.Join("/proc/self/fd", n)); err == nil && name == path {
-			fd, err = strconv.Atoi(n)
-			require.NoError(t, err)
+			fd = testtool.Must(strconv.Atoi(n))(t)
 		}
 	}
 	require.NotEqual(t, -1, fd, "%s is not open", path)

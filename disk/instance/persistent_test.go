@@ -128,8 +128,7 @@ func TestKeptDiskDoesNotReadItsImage(t *testing.T) {
 	require.NoError(t, inst.Close())
 	moved(t, path, filetest.Sample(3<<20, 2))
 	var refused *PersistentError
-	_, err := Open(t.Context(), openGood(t, path), opt)
-	require.ErrorAs(t, err, &refused)
+	require.ErrorAs(t, testtool.Err(Open(t.Context(), openGood(t, path), opt)), &refused)
 	opt.OnImageChange = ImageChangeKeep
 	kept, logs := start(t, path, opt)
 	require.Zero(t, logs.FilterMessageSnippet("checking whether the image").Len())
@@ -177,8 +176,7 @@ func TestFullVolumeIsServed(t *testing.T) {
 			require.NoError(t, again.Close())
 			third, _ := start(t, path, opt)
 			p = p[:4096]
-			_, err = third.ReadAt(t.Context(), p, 2<<20)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(third.ReadAt(t.Context(), p, 2<<20)))
 			require.Equal(t, filetest.Block('x', 4096), p)
 		})
 	}
@@ -202,8 +200,7 @@ func TestStorageOfManyDaemons(t *testing.T) {
 		}
 		close(begin)
 		all.Wait()
-		now, err := storageID(root)
-		require.NoError(t, err)
+		now := testtool.Must(storageID(root))(t)
 		for i := range daemons {
 			require.NoError(t, errs[i])
 			require.Equal(t, now, ids[i])

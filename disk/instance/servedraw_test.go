@@ -50,8 +50,7 @@ func guestWrites(t testing.TB) map[string]func(d disk.Disk) {
 // startScanned serves a file of a directory as a daemon does: it validates all files first.
 func startScanned(t *testing.T, dir, name string, images int, opt Options) *Instance {
 	t.Helper()
-	all, err := image.ScanDir(dir, image.Options{})
-	require.NoError(t, err)
+	all := testtool.Must(image.ScanDir(dir, image.Options{}))(t)
 	require.Len(t, all, images, "the others are served, too")
 	var inst *Instance
 	for _, img := range all {
@@ -60,8 +59,7 @@ func startScanned(t *testing.T, dir, name string, images int, opt Options) *Inst
 			continue
 		}
 		require.Equal(t, image.FormatRaw, img.Info().Format)
-		inst, err = Open(t.Context(), img, opt)
-		require.NoError(t, err)
+		inst = testtool.Must(Open(t.Context(), img, opt))(t)
 		t.Cleanup(func() { inst.Close() })
 	}
 	require.NotNil(t, inst)

@@ -39,8 +39,7 @@ func (d *disks) start(t *testing.T) *Disk {
 	m := NewMap(opt)
 	_, err := os.Stat(d.file())
 	if err == nil {
-		m, err = LoadMap(opt)
-		require.NoError(t, err)
+		m = testtool.Must(LoadMap(opt))(t)
 	} else {
 		filetest.Put(t, d.dir, "disk", nil, d.img.Size())
 	}

@@ -27,13 +27,11 @@ func open(t *testing.T, path string) *image.Image {
 func rawImage(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk.img")
-	f, err := os.Create(path)
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(path))(t)
 	defer f.Close()
 	require.NoError(t, f.Truncate(40<<20))
 	for off, b := range map[int64]byte{0: 1, 39 << 20: 2} {
-		_, err = f.WriteAt(bytes.Repeat([]byte{b}, 1<<20), off)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(f.WriteAt(bytes.Repeat([]byte{b}, 1<<20), off)))
 	}
 	return path
 }
@@ -132,18 +130,16 @@ func TestAnImageIsNotWritten(t *testing.T) {
 	dir := t.TempDir()
 	path := filetest.Put(t, dir, "image.raw", filetest.Sample(1<<20, 5), 0)
 	opt := Options{To: filepath.Join(dir, "vm", "disk"), ReadOnly: true}
-	f, err := Provide(t.Context(), open(t, path), opt)
-	require.NoError(t, err)
+	f := testtool.Must(Provide(t.Context(), open(t, path), opt))(t)
 	require.NoError(t, f.release()) // as a kill does
 	filetest.Put(t, dir, "new.raw", filetest.Content(t, path), 0)
 	require.NoError(t, os.Rename(filepath.Join(dir, "new.raw"), path)) // as an upgrade does
 	opt.ReadOnly = false
-	_, err = Provide(t.Context(), open(t, path), opt)
+	_, err := Provide(t.Context(), open(t, path), opt)
 	require.ErrorContains(t, err, "was made to be read only")
 	require.FileExists(t, opt.To+".raw")
 	opt.ReadOnly = true
-	f, err = Provide(t.Context(), open(t, path), opt)
-	require.NoError(t, err)
+	f = testtool.Must(Provide(t.Context(), open(t, path), opt))(t)
 	require.NoError(t, f.Remove())
 }
 
@@ -151,16 +147,14 @@ func TestAnImageIsNotWritten(t *testing.T) {
 // somebody has put there since.
 func TestAFileThatCannotBeOpenedNow(t *testing.T) {
 	path, to := rawImage(t), filepath.Join(t.TempDir(), "disk")
-	f, err := Provide(t.Context(), open(t, path), Options{To: to})
-	require.NoError(t, err)
+	f := testtool.Must(Provide(t.Context(), open(t, path), Options{To: to}))(t)
 	require.NoError(t, f.release())
 	require.NoError(t, os.Rename(to+".raw", to+".away"))
 	require.NoError(t, os.Symlink(to+".away", to+".raw")) // it is refused, as EMFILE and EIO are
-	_, err = Provide(t.Context(), open(t, path), Options{To: to})
+	_, err := Provide(t.Context(), open(t, path), Options{To: to})
 	require.ErrorIs(t, err, unix.ELOOP)
 	require.NoError(t, os.Rename(to+".away", to+".raw"))
-	f, err = Provide(t.Context(), open(t, path), Options{To: to})
-	require.NoError(t, err)
+	f = testtool.Must(Provide(t.Context(), open(t, path), Options{To: to}))(t)
 	require.Equal(t, "kept", f.How)
 	require.NoError(t, f.Remove())
 	require.NoError(t, os.WriteFile(f.Path, []byte("somebody's"), 0o600))

@@ -142,14 +142,11 @@ func requireStored(t *testing.T, d *memoryDisk, image []byte) {
 	step := min(d.size, 1<<20)
 	got, want := make([]byte, step), make([]byte, step)
 	for off := int64(0); off < d.size; {
-		n, kind, err := im.Extent(t.Context(), off, d.size-off)
-		require.NoError(t, err)
+		n, kind := testtool.Must2(im.Extent(t.Context(), off, d.size-off))(t)
 		if kind != qcow2.KindUnallocated {
 			n = min(n, step)
-			_, err = im.ReadAt(t.Context(), got[:n], off)
-			require.NoError(t, err)
-			_, err = d.ReadAt(t.Context(), want[:n], off)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(im.ReadAt(t.Context(), got[:n], off)))
+			require.NoError(t, testtool.Err(d.ReadAt(t.Context(), want[:n], off)))
 			require.True(t, bytes.Equal(want[:n], got[:n]), "%d bytes at %d", n, off)
 		}
 		off += n

@@ -226,8 +226,7 @@ func TestStreamThatIsCutOrDamaged(t *testing.T) {
 		cuts = append(cuts, at)
 	}
 	for _, at := range cuts {
-		err := receive(t, to, bytes.NewReader(all[:at]))
-		require.ErrorIs(t, err, io.ErrUnexpectedEOF, at)
+		require.ErrorIs(t, receive(t, to, bytes.NewReader(all[:at])), io.ErrUnexpectedEOF, at)
 		none()
 	}
 	for _, data := range [][]byte{filetest.Block('x', 10), filetest.Block('y', 12)} {

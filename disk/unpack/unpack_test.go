@@ -56,12 +56,10 @@ func TestEndIsChecked(t *testing.T) {
 		"two disks": packtest.Tar(t, one, packtest.File{Name: "b.raw", Data: raw})} {
 		c := testtool.Must(Open("a.tar", bytes.NewReader(data), -1, Options{}))(t)
 		got := make([]byte, c.Size)
-		_, err := io.ReadFull(c, got)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(io.ReadFull(c, got)))
 		require.True(t, bytes.Equal(raw, got))
 		for range 2 {
-			_, err = c.Read(got)
-			require.ErrorContains(t, err, want)
+			require.ErrorContains(t, testtool.Err(c.Read(got)), want)
 		}
 	}
 }
@@ -293,12 +291,10 @@ func TestSparseTar(t *testing.T) {
 	raw := rawDisk(8 << 20)
 	copy(raw[5<<20:], "data")
 	dir := t.TempDir()
-	f, err := os.Create(filepath.Join(dir, "disk.raw"))
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(filepath.Join(dir, "disk.raw")))(t)
 	require.NoError(t, f.Truncate(int64(len(raw))))
 	for _, off := range []int{0, 5 << 20} {
-		_, err = f.WriteAt(raw[off:off+300<<10], int64(off))
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(f.WriteAt(raw[off:off+300<<10], int64(off))))
 	}
 	require.NoError(t, f.Close())
 	for _, format := range []string{"gnu", "oldgnu", "posix"} {

@@ -73,14 +73,12 @@ func TestImageBuild(t *testing.T) {
 		require.NoError(t, filepath.WalkDir(root,
 			func(path string, entry fs.DirEntry, err error) error {
 				require.NoError(t, err)
-				info, err := entry.Info()
-				require.NoError(t, err)
+				info := testtool.Must(entry.Info())(t)
 				stat := info.Sys().(*syscall.Stat_t)
 				one := file{mode: info.Mode(), uid: stat.Uid, gid: stat.Gid}
 				if info.Mode().Type() == fs.ModeSymlink {
 					one.mode = fs.ModeSymlink
-					one.link, err = os.Readlink(path)
-					require.NoError(t, err)
+					one.link = testtool.Must(os.Readlink(path))(t)
 				}
 				if name := strings.TrimPrefix(path, root); name != "" {
 					found[name] = one

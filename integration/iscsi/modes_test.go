@@ -95,8 +95,7 @@ func qemuIO(t *testing.T, url string, commands []string) {
 	for _, c := range commands {
 		args = append(args, "-c", c)
 	}
-	out := rig.OK(t, "qemu-io", append(args, url)...)
-	require.NotContains(t, out, "failed", "%s", commands)
+	require.NotContains(t, rig.OK(t, "qemu-io", append(args, url)...), "failed", "%s", commands)
 }
 
 // TestPersistentCloneIsAPlainFile: in mode clone, a complete persistent disk is just disk.img. It

@@ -121,8 +121,7 @@ func orderedChunks(t *testing.T, order string) int {
 		}
 		following := 0
 		if more != "" {
-			following, err = strconv.Atoi(more)
-			require.NoError(t, err, line)
+			following = testtool.Must(strconv.Atoi(more))(t, line)
 		}
 		for b := block; b <= block+following; b++ {
 			chunks[b/4] = true

@@ -31,8 +31,7 @@ type server struct {
 func serve(t *testing.T, images string, args ...string) *server {
 	t.Helper()
 	// The path of a socket is short.
-	sockets, err := os.MkdirTemp("", "vhost-")
-	require.NoError(t, err)
+	sockets := testtool.Must(os.MkdirTemp("", "vhost-"))(t)
 	t.Cleanup(func() { os.RemoveAll(sockets) })
 	state := t.TempDir()
 	s := &server{sockets: sockets, conf: rig.Config{DiskDir: images, StateDir: state,
@@ -59,11 +58,9 @@ func (s *server) put(t *testing.T, name, what string) {
 		}
 	}
 	testtool.Within(t, rig.Timeout, func() bool {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPut,
-			"http://"+address+"/volume/"+name, strings.NewReader(what))
-		require.NoError(t, err)
-		answer, err := http.DefaultClient.Do(r)
-		require.NoError(t, err)
+		r := testtool.Must(http.NewRequestWithContext(t.Context(), http.MethodPut,
+			"http://"+address+"/volume/"+name, strings.NewReader(what)))(t)
+		answer := testtool.Must(http.DefaultClient.Do(r))(t)
 		defer answer.Body.Close()
 		var text bytes.Buffer
 		_, _ = text.ReadFrom(answer.Body)

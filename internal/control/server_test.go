@@ -147,8 +147,7 @@ func TestClientAndServer(t *testing.T) {
 		"delete takes one disk": {Action: status.SnapshotDelete, Disks: []string{"1", "2"}},
 		"there is no disk none": {Action: status.SnapshotDelete, Disks: []string{"none"}},
 	} {
-		_, err = c.Snapshot(t.Context(), req)
-		require.ErrorAs(t, err, &refused)
+		require.ErrorAs(t, testtool.Err(c.Snapshot(t.Context(), req)), &refused)
 		require.Contains(t, refused.Reason, said)
 	}
 	s.Close()

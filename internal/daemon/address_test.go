@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/options/optionstest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestPortalNetworks(t *testing.T) {
@@ -39,19 +40,17 @@ func TestPortalNetworks(t *testing.T) {
 }
 
 func TestListenAllBindsAllOrNone(t *testing.T) {
-	taken, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
+	taken := testtool.Must(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	defer taken.Close()
 	p := mustAddress(t, taken.Addr().String())
 	opt := options.Options{Table: optionstest.Table}
 	by := opt.SettingsOf(&opt.Portals)
-	_, err = listenAll(t.Context(), []options.Address{loopback(), p}, by)
+	_, err := listenAll(t.Context(), []options.Address{loopback(), p}, by)
 	require.ErrorContains(t, err, p.String())
 	require.ErrorContains(t, err, "taken")
 	require.ErrorContains(t, err, "--listen (LISTEN) or --port (PORT)")
 
-	all, err := listenAll(t.Context(), []options.Address{loopback(), loopback()}, nil)
-	require.NoError(t, err)
+	all := testtool.Must(listenAll(t.Context(), []options.Address{loopback(), loopback()}, nil))(t)
 	require.Len(t, all, 2)
 	closeAll(all)
 	_, err = listenAll(t.Context(), []options.Address{mustAddress(t, "192.0.2.77:0")}, by)
@@ -64,15 +63,12 @@ func mustAddress(t *testing.T, text string) options.Address {
 	if addr, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
 		return options.Address{Addr: addr, Port: 3260}
 	}
-	host, port, err := net.SplitHostPort(text)
-	require.NoError(t, err)
-	n, err := strconv.ParseUint(port, 10, 16)
-	require.NoError(t, err)
+	host, port := testtool.Must2(net.SplitHostPort(text))(t)
+	n := testtool.Must(strconv.ParseUint(port, 10, 16))(t)
 	if host == "" {
 		return options.Address{Port: uint16(n)}
 	}
-	addr, err := netip.ParseAddr(host)
-	require.NoError(t, err)
+	addr := testtool.Must(netip.ParseAddr(host))(t)
 	return options.Address{Addr: addr, Port: uint16(n)}
 }
 

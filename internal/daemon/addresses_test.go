@@ -29,8 +29,7 @@ func TestAddresses(t *testing.T) {
 	inside.Put("/secret", content, "")
 	ref, err := transport.ParseSource(web.Server.URL + "/other/a.img?sig=hush@" + digest)
 	require.NoError(t, err)
-	allowed, err := transport.ParsePrefix(web.Server.URL + "/images")
-	require.NoError(t, err)
+	allowed := testtool.Must(transport.ParsePrefix(web.Server.URL + "/images"))(t)
 	opt := testOptions(t)
 	opt.Streams = options.Streams{References: []transport.Reference{ref},
 		Registry: transport.Options{CA: web.CA(t)},
@@ -39,14 +38,11 @@ func TestAddresses(t *testing.T) {
 		URLs: []transport.Prefix{allowed}}
 	r := start(t, opt)
 	ask := func(method, address, body string) (int, string) {
-		req, err := http.NewRequest(method, address, strings.NewReader(body))
-		require.NoError(t, err)
+		req := testtool.Must(http.NewRequest(method, address, strings.NewReader(body)))(t)
 		req.Header.Set("Content-Type", "application/json")
-		res, err := http.DefaultClient.Do(req)
-		require.NoError(t, err)
+		res := testtool.Must(http.DefaultClient.Do(req))(t)
 		defer res.Body.Close()
-		text, err := io.ReadAll(res.Body)
-		require.NoError(t, err)
+		text := testtool.Must(io.ReadAll(res.Body))(t)
 		return res.StatusCode, string(text)
 	}
 	volumes := "http://" + r.Status().Volumes.Address + "/volume/"
@@ -84,15 +80,13 @@ func TestAddresses(t *testing.T) {
 		require.Less(t, status, 300, text)
 		p := make([]byte, len(content))
 		all := r.disks.Served()
-		_, err := all[len(all)-1].Instance().ReadAt(t.Context(), p, 0)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(all[len(all)-1].Instance().ReadAt(t.Context(), p, 0)))
 		require.True(t, bytes.Equal(content, p))
 	}
 	made("vm1", web.Server.URL+"/images/a.img?sig=hush")
 	require.Contains(t, text, "url: "+web.Server.URL+"/images/a.img\n")
 	made("vm2", web.Server.URL+"/other/a.img") // the daemon's own settings name it
-	kept, err := os.ReadFile(filepath.Join(opt.VolumesDir(), "vm1", "volume.json"))
-	require.NoError(t, err)
+	kept := testtool.Must(os.ReadFile(filepath.Join(opt.VolumesDir(), "vm1", "volume.json")))(t)
 	require.Contains(t, string(kept), "hush")
 
 	// A redirect does not lead out of what is allowed.

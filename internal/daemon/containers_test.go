@@ -53,8 +53,7 @@ func TestAnotherConfiguration(t *testing.T) {
 						require.NoError(t, err)
 						serial = inst.Identity.Serial
 					}
-					_, err = inst.ReadAt(t.Context(), mine, written)
-					require.NoError(t, err)
+					require.NoError(t, testtool.Err(inst.ReadAt(t.Context(), mine, written)))
 					require.Equal(t, "mine", string(mine), "start %d", i)
 					config := make([]byte, 4096)
 					_, err = inst.ReadAt(t.Context(), config, machine.ConfigOffset)
@@ -75,10 +74,8 @@ func TestAnotherConfiguration(t *testing.T) {
 						continue // the image is not read any more
 					}
 					// What the daemon itself has read to compare the configuration is no guest's.
-					f, err := os.Open(opt.RecordBoot)
-					require.NoError(t, err)
-					order, err := registry.ReadBootOrder(f)
-					require.NoError(t, err)
+					f := testtool.Must(os.Open(opt.RecordBoot))(t)
+					order := testtool.Must(registry.ReadBootOrder(f))(t)
 					require.NoError(t, f.Close())
 					require.NoError(t, os.Remove(opt.RecordBoot))
 					require.EqualValues(t, written/registry.BootBlock,

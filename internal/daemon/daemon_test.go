@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/options/optionstest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target"
@@ -73,8 +74,7 @@ func launch(t *testing.T, opt options.Options, prepare ...func(*Daemon)) *runnin
 	t.Helper()
 	core, log := observer.New(zap.DebugLevel)
 	opt.Log = zap.New(core)
-	d, err := New(opt)
-	require.NoError(t, err)
+	d := testtool.Must(New(opt))(t)
 	for _, one := range prepare {
 		one(d)
 	}
@@ -172,8 +172,7 @@ func TestTwoDaemonsInOneProcess(t *testing.T) {
 	require.NotContains(t, first.page("/metrics"), `image="b.raw"`)
 
 	shared := options.Settings{Disk: options.DiskSettings{AccessMode: serving.AccessWriteShared}}
-	done, later, err := first.Reload(shared)
-	require.NoError(t, err)
+	done, later := testtool.Must2(first.Reload(shared))(t)
 	require.Equal(t, []string{"a.raw: access-mode"}, done)
 	require.Empty(t, later)
 	require.Equal(t, "write-shared", first.Status().LUNs[0].AccessMode)
@@ -181,12 +180,10 @@ func TestTwoDaemonsInOneProcess(t *testing.T) {
 
 	ask := control.Client{Socket: second.opt.ControlSocket}
 	open := status.Handover{Action: status.ActionOpen, LUN: 1, To: initiatorB}
-	_, err = ask.Handover(t.Context(), open)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(ask.Handover(t.Context(), open)))
 	require.Equal(t, initiatorB, second.Status().LUNs[0].OpenTo)
 	require.Empty(t, first.Status().LUNs[0].OpenTo)
-	_, err = ask.Kick(t.Context(), status.Kick{Initiator: initiatorA})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(ask.Kick(t.Context(), status.Kick{Initiator: initiatorA})))
 	require.NoError(t, other.ExpectClosed())
 	one.MustGood(t, targettest.Write10(1, 0, data))
 
@@ -224,8 +221,7 @@ func TestOptions(t *testing.T) {
 	} {
 		opt := whole
 		break_(&opt)
-		_, err := New(opt)
-		require.ErrorContains(t, err, name)
+		require.ErrorContains(t, testtool.Err(New(opt)), name)
 	}
 	opt := testOptions(t, "a.raw")
 	d := start(t, options.Options{Images: opt.Images, WorkDir: opt.WorkDir, Portals: opt.Portals,
@@ -242,11 +238,9 @@ func TestOptions(t *testing.T) {
 // TestBeforeItIsReady: before the daemon is ready, calls that need the target fail. Stopping it is
 // never an error.
 func TestBeforeItIsReady(t *testing.T) {
-	d, err := New(testOptions(t, "a.raw"))
-	require.NoError(t, err)
+	d := testtool.Must(New(testOptions(t, "a.raw")))(t)
 	require.Equal(t, status.StateStarting, d.Status().State)
-	_, _, err = d.Reload(options.Settings{})
-	require.ErrorIs(t, err, errNotReady)
+	require.ErrorIs(t, testtool.Err2(d.Reload(options.Settings{})), errNotReady)
 	require.False(t, d.WantHandover(t.Context(),
 		`{"action":"open","lun":1,"to":"`+initiatorB+`"}`))
 	require.Contains(t, d.Status().Handover.Error, errNotReady.Error())
@@ -267,8 +261,7 @@ func TestReplacedCredentials(t *testing.T) {
 	opt.CHAP.Initiator = credential("user", "correct-horse-battery")
 	d := start(t, opt)
 	require.Equal(t, "chap", d.Status().Authentication)
-	portal, err := netip.ParseAddrPort(d.Status().Portals[0])
-	require.NoError(t, err)
+	portal := testtool.Must(netip.ParseAddrPort(d.Status().Portals[0]))(t)
 	login := func(password string) error {
 		s, err := targettest.Login(net.TCPAddrFromAddrPort(portal), targettest.LoginOptions{
 			CHAP: &targettest.CHAP{Username: "user", Password: password}})

@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/options/optionstest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 )
 
@@ -55,12 +56,10 @@ func TestADiskThatHasFailedIsShownEverywhere(t *testing.T) {
 	})
 	d.awaitReady()
 	look := func(path string) (int, string) {
-		res, err := http.Get("http://" + d.PagesAddress() + path)
-		require.NoError(t, err)
+		res := testtool.Must(http.Get("http://" + d.PagesAddress() + path))(t)
 		defer res.Body.Close()
 		var body bytes.Buffer
-		_, err = body.ReadFrom(res.Body)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(body.ReadFrom(res.Body)))
 		return res.StatusCode, body.String()
 	}
 	code, _ := look("/healthz")
@@ -82,30 +81,24 @@ func TestADiskThatHasFailedIsShownEverywhere(t *testing.T) {
 // TestTakenPagePort: a daemon that is called like the original wrapper shares a pod's network with
 // others of its kind. If the port of the pages is taken, it serves without them.
 func TestTakenPagePort(t *testing.T) {
-	taken, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
+	taken := testtool.Must(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	defer taken.Close()
 	p := loopback()
 	p.Port = uint16(taken.Addr().(*net.TCPAddr).Port)
-	d, err := New(testOptions(t, "a.raw"))
-	require.NoError(t, err)
+	d := testtool.Must(New(testOptions(t, "a.raw")))(t)
 	d.opt.Pages = &p
-	_, err = d.servePages(t.Context())
-	require.ErrorContains(t, err, "--metrics-listen")
+	require.ErrorContains(t, testtool.Err(d.servePages(t.Context())), "--metrics-listen")
 	d.opt.PagesOptional = true
-	closePages, err := d.servePages(t.Context())
-	require.NoError(t, err)
+	closePages := testtool.Must(d.servePages(t.Context()))(t)
 	closePages()
 
 	// Any other error still counts.
 	p.Addr = netip.MustParseAddr("192.0.2.1")
-	_, err = d.servePages(t.Context())
-	require.ErrorContains(t, err, "--metrics-listen")
+	require.ErrorContains(t, testtool.Err(d.servePages(t.Context())), "--metrics-listen")
 }
 
 func TestReadyTellsWhatIsMissing(t *testing.T) {
-	d, err := New(testOptions(t, "a.raw"))
-	require.NoError(t, err)
+	d := testtool.Must(New(testOptions(t, "a.raw")))(t)
 	require.ErrorContains(t, d.isReady(), "starting: it looks at the images, since ")
 	d.set(status.StateReady)
 	require.NoError(t, d.isReady())

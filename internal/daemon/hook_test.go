@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -122,8 +123,7 @@ func TestAttend(t *testing.T) {
 // TestLauncherEnds: a launcher that ends without a word is missed, but only if it was there.
 func TestLauncherEnds(t *testing.T) {
 	dir := t.TempDir()
-	socket, err := net.Listen("unix", filepath.Join(dir, "launcher-init-sock"))
-	require.NoError(t, err)
+	socket := testtool.Must(net.Listen("unix", filepath.Join(dir, "launcher-init-sock")))(t)
 	defer socket.Close()
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLauncher(new(options.Hook), nil)
@@ -155,17 +155,13 @@ func TestLauncherEnds(t *testing.T) {
 func TestClientOfALauncher(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "launcher-sock")
-	socket, err := net.Listen("unix", path)
-	require.NoError(t, err)
-	c, err := net.Dial("unix", path)
-	require.NoError(t, err)
+	socket := testtool.Must(net.Listen("unix", path))(t)
+	c := testtool.Must(net.Dial("unix", path))(t)
 	defer c.Close()
-	accepted, err := socket.Accept()
-	require.NoError(t, err)
+	accepted := testtool.Must(socket.Accept())(t)
 	defer accepted.Close()
 	listed := func() []byte {
-		sockets, err := os.ReadFile("/proc/self/net/unix")
-		require.NoError(t, err)
+		sockets := testtool.Must(os.ReadFile("/proc/self/net/unix"))(t)
 		require.Contains(t, string(sockets), " "+path)
 		return sockets
 	}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestListenersNoticeDeadMachines: whatever the daemon serves at an address, the kernel asks silent
@@ -18,11 +19,9 @@ func TestListenersNoticeDeadMachines(t *testing.T) {
 	l, err := listen(t.Context(), "portal", a, []options.Address{a}, options.Alternatives{{}})
 	require.NoError(t, err)
 	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
+	c := testtool.Must(net.Dial("tcp", l.Addr().String()))(t)
 	defer c.Close()
-	accepted, err := l.Accept()
-	require.NoError(t, err)
+	accepted := testtool.Must(l.Accept())(t)
 	defer accepted.Close()
 	raw, err := accepted.(*net.TCPConn).SyscallConn()
 	require.NoError(t, err)

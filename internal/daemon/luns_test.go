@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/plan"
 	"kubevirt.io/disk/internal/daemon/served"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
@@ -37,8 +38,7 @@ func laterDisk(t *testing.T, dir, name string) plan.Disk {
 
 func openImage(t *testing.T, path string) *image.Image {
 	t.Helper()
-	img, err := image.Open(path, image.Options{})
-	require.NoError(t, err)
+	img := testtool.Must(image.Open(path, image.Options{}))(t)
 	return img
 }
 
@@ -71,11 +71,9 @@ func TestAddAndRemove(t *testing.T) {
 	s := d.login(initiatorA, 1)
 	s.MustFail(t, targettest.Read10(2, 0, 1), notSupported)
 	dir := t.TempDir()
-	added, err := d.add(laterDisk(t, dir, "later.raw"))
-	require.NoError(t, err)
+	added := testtool.Must(d.add(laterDisk(t, dir, "later.raw")))(t)
 	require.EqualValues(t, 2, added)
-	_, err = s.ClearAttention(2)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.ClearAttention(2)))
 	data := bytes.Repeat([]byte{0xee}, 512)
 	s.MustGood(t, targettest.Write10(2, 0, data))
 	s.MustFail(t, targettest.Read10(1, 0, 1), lunsChanged)
@@ -93,8 +91,7 @@ func TestAddAndRemove(t *testing.T) {
 	require.Equal(t, 2, d.log.FilterMessage("serving a LUN").Len())
 
 	shared := options.DiskSettings{AccessMode: serving.AccessWriteShared}
-	done, _, err := d.Reload(options.Settings{Disk: shared})
-	require.NoError(t, err)
+	done, _ := testtool.Must2(d.Reload(options.Settings{Disk: shared}))(t)
 	require.Equal(t, []string{"a.raw: access-mode"}, done, "the settings are not for it")
 
 	require.NoError(t, d.remove(t.Context(), 2))
@@ -104,24 +101,20 @@ func TestAddAndRemove(t *testing.T) {
 
 	back := plan.Disk{Name: "later.raw", Image: openImage(t, filepath.Join(dir, "later.raw"))}
 	back.LUN, back.AccessMode = 9, serving.AccessReadShared
-	added, err = d.add(back)
-	require.NoError(t, err)
+	added = testtool.Must(d.add(back))(t)
 	require.EqualValues(t, 9, added)
-	_, err = s.ClearAttention(9)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(s.ClearAttention(9)))
 	require.Equal(t, data, s.MustGood(t, targettest.Read10(9, 0, 1)).Data)
 	require.True(t, d.Status().LUNs[1].ReadOnly)
 
 	// The first LUN can go too, and so can the last.
 	require.NoError(t, d.remove(t.Context(), 1))
-	_, _, err = d.Reload(options.Settings{})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err2(d.Reload(options.Settings{})))
 	require.NoError(t, d.remove(t.Context(), 9))
 	require.Empty(t, d.Status().LUNs)
 	require.NoError(t, s.Close())
 	require.NoError(t, d.end())
-	_, err = d.add(laterDisk(t, dir, "last.raw"))
-	require.ErrorIs(t, err, served.ErrStopping)
+	require.ErrorIs(t, testtool.Err(d.add(laterDisk(t, dir, "last.raw"))), served.ErrStopping)
 }
 
 // TestAddRefuses checks that Add refuses a disk that cannot be served, and changes nothing.
@@ -144,15 +137,13 @@ func TestAddRefuses(t *testing.T) {
 	} {
 		one := laterDisk(t, dir, "b.raw")
 		c.change(&one)
-		_, err := d.add(one)
-		require.ErrorContains(t, err, c.want, name)
+		require.ErrorContains(t, testtool.Err(d.add(one)), c.want, name)
 		require.Len(t, d.Status().LUNs, 1, name)
-		_, err = one.Image.ReadAt(t.Context(), make([]byte, 512), 0)
+		_, err := one.Image.ReadAt(t.Context(), make([]byte, 512), 0)
 		require.Error(t, err, "%s: the image is closed", name)
 	}
 	// Nothing is left of the refused disks: this one can be served.
-	_, err := d.add(laterDisk(t, dir, "b.raw"))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.add(laterDisk(t, dir, "b.raw"))))
 	require.NoError(t, d.end())
 }
 
@@ -161,8 +152,7 @@ func TestAddRefuses(t *testing.T) {
 func TestRemoveThatDoesNotWait(t *testing.T) {
 	d := start(t, testOptions(t, "a.raw"))
 	disk := laterDisk(t, t.TempDir(), "b.raw")
-	_, err := d.add(disk)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.add(disk)))
 	impatient, end := context.WithCancel(t.Context())
 	end()
 	if err := d.remove(impatient, 2); err != nil { // it may have been closed in time
@@ -171,9 +161,8 @@ func TestRemoveThatDoesNotWait(t *testing.T) {
 	}
 	require.NoError(t, d.end(), "which waits for it")
 	workers := instance.NewWorkers()
-	again, err := instance.Open(t.Context(), openImage(t, disk.Image.Path()),
-		instance.Options{WorkDir: d.opt.WorkDir, Workers: workers})
-	require.NoError(t, err, "nobody has it")
+	again := testtool.Must(instance.Open(t.Context(), openImage(t, disk.Image.Path()),
+		instance.Options{WorkDir: d.opt.WorkDir, Workers: workers}))(t, "nobody has it")
 	require.NoError(t, again.Close())
 }
 
@@ -184,24 +173,19 @@ func TestHandoverOfALUNThatGoes(t *testing.T) {
 	dir := t.TempDir()
 	disk := laterDisk(t, dir, "b.raw")
 	disk.Dir = filepath.Join(dir, "volume") // so the handover is stored with the disk
-	_, err := d.add(disk)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.add(disk)))
 	ask := control.Client{Socket: d.opt.ControlSocket}
-	_, err = ask.Handover(t.Context(), status.Handover{
-		Action: status.ActionOpen, LUN: 2, To: initiatorB, Seconds: 3600})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(ask.Handover(t.Context(), status.Handover{
+		Action: status.ActionOpen, LUN: 2, To: initiatorB, Seconds: 3600})))
 	require.NoError(t, d.remove(t.Context(), 2))
-	_, err = d.add(laterDisk(t, dir, "c.raw"))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.add(laterDisk(t, dir, "c.raw"))))
 	require.Empty(t, d.Status().LUNs[1].OpenTo)
 
 	const resumed = "the LUN is still open for a handover"
 	require.Zero(t, d.log.FilterMessage(resumed).Len())
 	back := disk
 	back.Image = openImage(t, disk.Image.Path())
-	lun, err := d.add(back)
-	require.NoError(t, err)
-	require.EqualValues(t, 3, lun)
+	require.EqualValues(t, 3, testtool.Must(d.add(back))(t))
 	require.Equal(t, initiatorB, d.Status().LUNs[2].OpenTo)
 	require.Equal(t, 1, d.log.FilterMessage(resumed).Len())
 	require.NoError(t, d.end())

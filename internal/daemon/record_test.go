@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/target/targettest"
 )
@@ -22,8 +23,7 @@ func TestRecordBoot(t *testing.T) {
 	r := start(t, opt)
 	s := r.login("iqn.2026-01.test:a", 1, 3)
 	read := func(lun uint16, block uint32) {
-		answer, err := s.Do(targettest.Read10(lun, block, 8))
-		require.NoError(t, err)
+		answer := testtool.Must(s.Do(targettest.Read10(lun, block, 8)))(t)
 		require.True(t, answer.Good())
 	}
 	for _, block := range []uint32{1000, 1001, 0, 129, 1000} {
@@ -32,11 +32,9 @@ func TestRecordBoot(t *testing.T) {
 	read(3, 2040)
 	s.Close()
 	require.NoError(t, r.end())
-	f, err := os.Open(opt.RecordBoot)
-	require.NoError(t, err)
+	f := testtool.Must(os.Open(opt.RecordBoot))(t)
 	defer f.Close()
-	order, err := registry.ReadBootOrder(f)
-	require.NoError(t, err)
+	order := testtool.Must(registry.ReadBootOrder(f))(t)
 	require.Equal(t, []registry.BootDisk{
 		{Name: "a.raw", Size: 1 << 20, Blocks: []registry.BootRun{{First: 7, Count: 1},
 			{First: 0, Count: 2}}},
@@ -49,7 +47,6 @@ func TestRecordBootRefuses(t *testing.T) {
 	opt := testOptions(t, "a.raw")
 	for _, path := range []string{filepath.Join(t.TempDir(), "none", "order"), t.TempDir()} {
 		opt.RecordBoot = path
-		_, err := New(opt)
-		require.ErrorContains(t, err, "cannot be recorded")
+		require.ErrorContains(t, testtool.Err(New(opt)), "cannot be recorded")
 	}
 }

@@ -45,8 +45,7 @@ func TestFullStorageIsSeen(t *testing.T) {
 	lba := uint32(0)
 	for failed < 3 {
 		lba += blocks
-		r, err := s.Do(targettest.Write10(1, lba, data))
-		require.NoError(t, err)
+		r := testtool.Must(s.Do(targettest.Write10(1, lba, data)))(t)
 		if r.Status != 0 {
 			failed++
 		}
@@ -84,8 +83,7 @@ func TestRefusedLoginsAreSeen(t *testing.T) {
 	opt := testOptions(t, "a.raw")
 	opt.CHAP.Initiator = credential("user", "correct-horse-battery")
 	d := start(t, opt)
-	portal, err := netip.ParseAddrPort(d.Status().Portals[0])
-	require.NoError(t, err)
+	portal := testtool.Must(netip.ParseAddrPort(d.Status().Portals[0]))(t)
 	for range 3 {
 		_, err := targettest.Login(net.TCPAddrFromAddrPort(portal), targettest.LoginOptions{
 			Initiator: initiatorA,
@@ -106,9 +104,7 @@ func TestRefusedLoginsAreSeen(t *testing.T) {
 	body := d.page("/")
 	require.Contains(t, body, "some&lt;body")
 	require.Contains(t, body, "3 times")
-	text, err := json.Marshal(d.Status())
-	require.NoError(t, err)
-	require.NotContains(t, string(text), "horse")
+	require.NotContains(t, string(testtool.Must(json.Marshal(d.Status()))(t)), "horse")
 	var lines []observer.LoggedEntry
 	testtool.Within(t, timeout, func() bool { // the record comes before the line of the log
 		lines = d.log.FilterMessage("login refused").All()
@@ -148,9 +144,7 @@ func TestRefusedLoginsAreBounded(t *testing.T) {
 	}
 	all = l.latest(now)
 	require.Len(t, all, maxRefused)
-	text, err := json.Marshal(all)
-	require.NoError(t, err)
-	require.Less(t, len(text), maxRefused*5*maxRefusedText)
+	require.Less(t, len(testtool.Must(json.Marshal(all))(t)), maxRefused*5*maxRefusedText)
 	require.Equal(t, "ab", all[0].Initiator)
 	require.Empty(t, l.latest(now.Add(refusedFor)))
 }

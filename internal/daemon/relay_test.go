@@ -82,9 +82,8 @@ func TestRevertWhileARelayIsAway(t *testing.T) {
 	d.awaitReady()
 	p := pass(t, socket)
 	open := func() *nbd.Remote {
-		r, err := nbd.OpenRemote(t.Context(), nbd.RemoteOptions{Export: "a.raw",
-			Address: serving.SocketPrefix + p.path})
-		require.NoError(t, err)
+		r := testtool.Must(nbd.OpenRemote(t.Context(), nbd.RemoteOptions{Export: "a.raw",
+			Address: serving.SocketPrefix + p.path}))(t)
 		t.Cleanup(func() { _ = r.Close() })
 		return r
 	}
@@ -95,8 +94,7 @@ func TestRevertWhileARelayIsAway(t *testing.T) {
 	r := open()
 	content := func(b byte) []byte { return bytes.Repeat([]byte{b}, 4096) }
 	write := func(b byte) {
-		_, err := r.WriteAt(t.Context(), content(b), 0)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(r.WriteAt(t.Context(), content(b), 0)))
 	}
 	write(1)
 	s := d.disks.Served()[0]
@@ -114,8 +112,7 @@ func TestRevertWhileARelayIsAway(t *testing.T) {
 	require.NoError(t, r.Close())
 	testtool.Eventually(t, func() bool { return len(d.nbd.Sessions()) == 0 },
 		"what passes connections on has passed on the end")
-	_, err = open().ReadAt(t.Context(), got, 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(open().ReadAt(t.Context(), got, 0)))
 	require.Equal(t, content(1), got)
 }
 

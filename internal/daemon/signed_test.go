@@ -27,15 +27,14 @@ func TestSignedImage(t *testing.T) {
 	l := registrytest.NewLying(t)
 	l.NewImage(t, bytes.Repeat([]byte("a disk  "), 8192))
 	key, file := registrytest.NewSigner(t)
-	ref, err := transport.ParseReference(l.Host() + "/vm/a:1")
-	require.NoError(t, err)
+	ref := testtool.Must(transport.ParseReference(l.Host() + "/vm/a:1"))(t)
 	opt := testOptions(t)
 	opt.Streams = options.Streams{References: []transport.Reference{ref},
 		Registry:   transport.Options{Insecure: []string{l.Host()}},
 		Signatures: signature.Options{Keys: []string{file}},
 		CacheDir:   filepath.Join(filepath.Dir(opt.WorkDir), "cache"), CacheSize: 1 << 30}
 	r := launch(t, opt)
-	err = <-r.ended
+	err := <-r.ended
 	require.ErrorContains(t, err, "has no signature")
 	require.Zero(t, l.Requests("/blobs/"))
 
@@ -45,11 +44,9 @@ func TestSignedImage(t *testing.T) {
 	lines := r.log.FilterField(zap.String("signed_by", want)).All()
 	require.Len(t, lines, 1)
 	get := func(path string) []byte {
-		res, err := http.Get("http://" + r.PagesAddress() + path)
-		require.NoError(t, err)
+		res := testtool.Must(http.Get("http://" + r.PagesAddress() + path))(t)
 		defer res.Body.Close()
-		body, err := io.ReadAll(res.Body)
-		require.NoError(t, err)
+		body := testtool.Must(io.ReadAll(res.Body))(t)
 		return body
 	}
 	var now status.Status
@@ -75,15 +72,12 @@ func TestSignedVolume(t *testing.T) {
 	opt.Volumes = &options.Volumes{Listen: optionstest.Loopback()}
 	r := start(t, opt)
 	ask := func(method, body string) (int, string) {
-		req, err := http.NewRequest(method,
-			"http://"+r.Status().Volumes.Address+"/volume/vm", strings.NewReader(body))
-		require.NoError(t, err)
+		req := testtool.Must(http.NewRequest(method,
+			"http://"+r.Status().Volumes.Address+"/volume/vm", strings.NewReader(body)))(t)
 		req.Header.Set("Content-Type", "application/json")
-		res, err := http.DefaultClient.Do(req)
-		require.NoError(t, err)
+		res := testtool.Must(http.DefaultClient.Do(req))(t)
 		defer res.Body.Close()
-		text, err := io.ReadAll(res.Body)
-		require.NoError(t, err)
+		text := testtool.Must(io.ReadAll(res.Body))(t)
 		return res.StatusCode, string(text)
 	}
 	put := func() (code int, text string) {
@@ -106,8 +100,7 @@ func TestSignedVolume(t *testing.T) {
 	code, text = put()
 	require.Less(t, code, 300, text)
 	p := make([]byte, len(content))
-	_, err := r.disks.Served()[0].Instance().ReadAt(t.Context(), p, 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(r.disks.Served()[0].Instance().ReadAt(t.Context(), p, 0)))
 	require.True(t, bytes.Equal(content, p))
 	require.NoError(t, r.end())
 }

@@ -16,6 +16,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestCreateFollowsNoLink: a link under the name of a partial file is removed, and the file that it
@@ -27,16 +28,12 @@ func TestCreateFollowsNoLink(t *testing.T) {
 	for _, link := range []func(from, to string) error{os.Symlink, os.Link} {
 		require.NoError(t, link(foreign, path+PartialSuffix))
 		require.NoError(t, Replace(path, []byte("new"), "", (*os.File).Sync))
-		text, err := os.ReadFile(foreign)
-		require.NoError(t, err)
+		text := testtool.Must(os.ReadFile(foreign))(t)
 		require.Equal(t, "keep", string(text))
-		text, err = Read(path)
-		require.NoError(t, err)
+		text = testtool.Must(Read(path))(t)
 		require.Equal(t, "new", string(text))
 	}
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, entries, 1, "without a spare, none is made")
+	require.Len(t, testtool.Must(os.ReadDir(dir))(t), 1, "without a spare, none is made")
 }
 
 // TestWrite: a file gets its name when all of it is there, has the mode that was asked for, and
@@ -55,8 +52,7 @@ func TestWrite(t *testing.T) {
 	require.ErrorIs(t, Write(path, 0o644, func(f *os.File) error {
 		return errors.Join(put("broken")(f), failure)
 	}), failure)
-	held, err := Create(path, 0o600)
-	require.NoError(t, err)
+	held := testtool.Must(Create(path, 0o600))(t)
 	done := make(chan error, 1)
 	go func() { done <- Write(path, 0o644, put("two")) }()
 	select {
@@ -66,11 +62,8 @@ func TestWrite(t *testing.T) {
 	}
 	require.NoError(t, held.Finish(put("held")(held.File)))
 	require.NoError(t, <-done)
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, "two", string(text))
-	info, err := os.Stat(path)
-	require.NoError(t, err)
+	require.Equal(t, "two", string(testtool.Must(os.ReadFile(path))(t)))
+	info := testtool.Must(os.Stat(path))(t)
 	require.Equal(t, os.FileMode(0o644), info.Mode().Perm())
 	require.NoFileExists(t, path+PartialSuffix)
 }
@@ -80,44 +73,36 @@ func TestWrite(t *testing.T) {
 func TestCreateNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	read := func() string {
-		text, err := os.ReadFile(path)
-		require.NoError(t, err)
+		text := testtool.Must(os.ReadFile(path))(t)
 		return string(text)
 	}
 	put := func(text string) { require.NoError(t, os.WriteFile(path, []byte(text), 0o600)) }
 
-	p, err := CreateNamed(path, 0o600, nil)
-	require.NoError(t, err)
+	p := testtool.Must(CreateNamed(path, 0o600, nil))(t)
 	put("somebody's")
 	require.ErrorContains(t, p.Finish(nil), "somebody else")
 	require.Equal(t, "somebody's", read())
 
-	p, err = CreateNew(path, 0o600)
-	require.NoError(t, err)
+	p = testtool.Must(CreateNew(path, 0o600))(t)
 	require.ErrorContains(t, p.FinishSynced(nil), "somebody else")
 	require.Equal(t, "somebody's", read())
 
-	p, err = CreateNamed(path, 0o600, nil)
-	require.NoError(t, err)
+	p = testtool.Must(CreateNamed(path, 0o600, nil))(t)
 	require.NoError(t, os.Remove(path))
 	put("another's")
 	require.ErrorContains(t, p.Finish(nil), "somebody else")
 	require.Equal(t, "another's", read())
 
-	user, err := os.Open(path)
-	require.NoError(t, err)
+	user := testtool.Must(os.Open(path))(t)
 	require.NoError(t, flock.Lock(user, unix.LOCK_SH))
-	_, err = CreateNamed(path, 0o600, nil)
-	require.ErrorAs(t, err, new(*LockedError))
+	require.ErrorAs(t, testtool.Err(CreateNamed(path, 0o600, nil)), new(*LockedError))
 	require.NoError(t, user.Close())
-	_, err = CreateNamed(path, 0o600, func(former *os.File) error {
-		text, err := io.ReadAll(former)
-		require.NoError(t, err)
+	_, err := CreateNamed(path, 0o600, func(former *os.File) error {
+		text := testtool.Must(io.ReadAll(former))(t)
 		return errors.New(string(text) + " must stay")
 	})
 	require.EqualError(t, err, "another's must stay")
-	p, err = CreateNamed(path, 0o600, nil)
-	require.NoError(t, err)
+	p = testtool.Must(CreateNamed(path, 0o600, nil))(t)
 	_, err = p.File.WriteString("mine")
 	require.NoError(t, p.Finish(err))
 	require.Equal(t, "mine", read())
@@ -146,19 +131,16 @@ func TestPowerCutAfterAReplacement(t *testing.T) {
 		_, err := f.Write(former)
 		return err
 	}))
-	p, err := CreateNamed(path, 0o600, nil)
-	require.NoError(t, err)
+	p := testtool.Must(CreateNamed(path, 0o600, nil))(t)
 	_, err = p.File.Write(now)
 	require.NoError(t, p.Finish(err))
 
-	root, err := os.Open(dir)
-	require.NoError(t, err)
+	root := testtool.Must(os.Open(dir))(t)
 	const shutdown, withLog = 0x8004587d, 1 // EXT4_IOC_SHUTDOWN
 	require.NoError(t, unix.IoctlSetPointerInt(int(root.Fd()), shutdown, withLog))
 	require.NoError(t, root.Close())
 	run("umount", dir)
 	mount()
-	got, err := os.ReadFile(path)
-	require.NoError(t, err)
+	got := testtool.Must(os.ReadFile(path))(t)
 	require.True(t, bytes.Equal(got, former) || bytes.Equal(got, now), "%d bytes", len(got))
 }

@@ -22,8 +22,7 @@ func testStore(t *testing.T, durable bool) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "unit")
 	s := NewStore(dir, durable)
-	got, err := s.Load("mode-pages")
-	require.NoError(t, err)
+	got := testtool.Must(s.Load("mode-pages"))(t)
 	require.Nil(t, got)
 	require.NoError(t, s.Save("mode-pages", nil), "nothing to forget")
 	require.NoDirExists(t, dir, "nothing was saved yet")
@@ -31,8 +30,7 @@ func testStore(t *testing.T, durable bool) {
 	largest := bytes.Repeat([]byte{7}, maxSmall-storeSum)
 	for _, content := range [][]byte{[]byte("one"), largest, {0}} {
 		require.NoError(t, s.Save("mode-pages", content))
-		got, err = NewStore(dir, durable).Load("mode-pages")
-		require.NoError(t, err)
+		got = testtool.Must(NewStore(dir, durable).Load("mode-pages"))(t)
 		require.Equal(t, content, got)
 	}
 	require.ErrorContains(t, s.Save("mode-pages", append(largest, 7)), "mode-pages cannot hold")

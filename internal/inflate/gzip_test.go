@@ -20,16 +20,14 @@ import (
 // compressors do; 0: never.
 func member(t testing.TB, content []byte, level, flush int) []byte {
 	var b bytes.Buffer
-	z, err := gzip.NewWriterLevel(&b, level)
-	require.NoError(t, err)
+	z := testtool.Must(gzip.NewWriterLevel(&b, level))(t)
 	z.Name, z.Comment, z.Extra = "a name", "a comment", []byte("extra")
 	for len(content) > 0 {
 		n := len(content)
 		if flush > 0 {
 			n = min(n, flush)
 		}
-		_, err = z.Write(content[:n])
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(z.Write(content[:n])))
 		if content = content[n:]; flush > 0 {
 			require.NoError(t, z.Flush())
 		}

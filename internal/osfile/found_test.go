@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // ends fails the test if a call does not end.
@@ -37,11 +39,9 @@ func TestOpenFound(t *testing.T) {
 	require.NoError(t, os.WriteFile(at("file"), []byte("x"), 0o600))
 	require.NoError(t, os.Symlink("file", at("link")))
 	require.NoError(t, os.Symlink("fifo", at("link to fifo")))
-	l, err := net.Listen("unix", at("socket"))
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("unix", at("socket")))(t)
 	defer l.Close()
-	root, err := OpenRoot(dir)
-	require.NoError(t, err)
+	root := testtool.Must(OpenRoot(dir))(t)
 	defer root.Close()
 	for name, want := range map[string]string{"fifo": "a named pipe", "dir": "a directory",
 		"link to fifo": "a named pipe", "socket": "a socket", "file": "", "link": ""} {
@@ -69,8 +69,7 @@ func TestOpenFound(t *testing.T) {
 			require.Equal(t, name == "dir", err == nil)
 		})
 	}
-	_, err = OpenRegular("/dev/zero")
-	require.ErrorContains(t, err, "a character device")
+	require.ErrorContains(t, testtool.Err(OpenRegular("/dev/zero")), "a character device")
 	ends(t, func() {
 		_, err := readWithin(at("fifo"), time.Millisecond) // nobody writes to it
 		require.ErrorContains(t, err, "did not end")
@@ -83,32 +82,25 @@ func TestOpenRegularFile(t *testing.T) {
 	dir := t.TempDir()
 	file, fifo := filepath.Join(dir, "file"), filepath.Join(dir, "fifo")
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
-	_, err := OpenRegularFile(file, os.O_RDWR, 0)
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, testtool.Err(OpenRegularFile(file, os.O_RDWR, 0)), os.ErrNotExist)
 	for range 2 {
-		f, err := OpenRegularFile(file, os.O_RDWR|os.O_CREATE, 0o600)
-		require.NoError(t, err)
-		_, err = f.WriteAt([]byte("text"), 0)
-		require.NoError(t, err)
+		f := testtool.Must(OpenRegularFile(file, os.O_RDWR|os.O_CREATE, 0o600))(t)
+		require.NoError(t, testtool.Err(f.WriteAt([]byte("text"), 0)))
 		require.NoError(t, f.Close())
 	}
-	_, err = OpenRegularFile(fifo, os.O_RDWR|os.O_CREATE, 0o600)
+	_, err := OpenRegularFile(fifo, os.O_RDWR|os.O_CREATE, 0o600)
 	require.ErrorAs(t, err, new(*NotRegularError))
 }
 
 // TestReadText reads the pipe of a process substitution, and no more than settings have.
 func TestReadText(t *testing.T) {
-	r, w, err := os.Pipe()
-	require.NoError(t, err)
+	r, w := testtool.Must2(os.Pipe())(t)
 	defer r.Close()
-	_, err = w.WriteString("text")
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(w.WriteString("text")))
 	require.NoError(t, w.Close())
-	text, err := ReadText(filepath.Join("/proc/self/fd", fmt.Sprint(r.Fd())))
-	require.NoError(t, err)
+	text := testtool.Must(ReadText(filepath.Join("/proc/self/fd", fmt.Sprint(r.Fd()))))(t)
 	require.Equal(t, "text", string(text))
 	large := filepath.Join(t.TempDir(), "large")
 	require.NoError(t, os.WriteFile(large, make([]byte, MaxText+1), 0o600))
-	_, err = ReadText(large)
-	require.ErrorContains(t, err, "larger than")
+	require.ErrorContains(t, testtool.Err(ReadText(large)), "larger than")
 }

@@ -15,8 +15,7 @@ import (
 // TestCallBesideClose checks that a descriptor stays ours until the call on it has ended. Otherwise
 // a hole could be punched into a file that has just got the same descriptor.
 func TestCallBesideClose(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(filepath.Join(t.TempDir(), "file")))(t)
 	closed := make(chan error, 1)
 	require.NoError(t, Call(f, func(fd int) error {
 		go func() { closed <- f.Close() }()
@@ -34,18 +33,15 @@ func TestCallBesideClose(t *testing.T) {
 // each read of a large file on tmpfs would look at all of its pages.
 func TestExtents(t *testing.T) {
 	const part = 1 << 20
-	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(filepath.Join(t.TempDir(), "file")))(t)
 	defer func() { require.NoError(t, f.Close()) }()
 	for _, at := range []int64{0, part, 3 * part} {
-		_, err := f.WriteAt(make([]byte, part), at)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(f.WriteAt(make([]byte, part), at)))
 	}
 	var x Extents
 	check := func(off, length, want int64, wantData bool) {
 		t.Helper()
-		n, data, err := x.Seek(f, off, length)
-		require.NoError(t, err)
+		n, data := testtool.Must2(x.Seek(f, off, length))(t)
 		require.Equal(t, want, n)
 		require.Equal(t, wantData, data)
 	}
@@ -74,26 +70,19 @@ func TestExtents(t *testing.T) {
 // TestNameless: nothing is left in the directory, and the file can be used.
 func TestNameless(t *testing.T) {
 	dir := t.TempDir()
-	root, err := os.OpenRoot(dir)
-	require.NoError(t, err)
+	root := testtool.Must(os.OpenRoot(dir))(t)
 	defer root.Close()
 	for name, open := range map[string]func() (*os.File, error){
 		"by name": func() (*os.File, error) { return Nameless(dir) },
 		"in root": func() (*os.File, error) { return NamelessIn(root) },
 	} {
-		f, err := open()
-		require.NoError(t, err, name)
-		_, err = f.WriteAt([]byte("content"), 3)
-		require.NoError(t, err, name)
+		f := testtool.Must(open())(t, name)
+		require.NoError(t, testtool.Err(f.WriteAt([]byte("content"), 3)), name)
 		got := make([]byte, 10)
-		_, err = f.ReadAt(got, 0)
-		require.NoError(t, err, name)
+		require.NoError(t, testtool.Err(f.ReadAt(got, 0)), name)
 		require.Equal(t, "\x00\x00\x00content", string(got), name)
-		left, err := os.ReadDir(dir)
-		require.NoError(t, err)
-		require.Empty(t, left, name)
+		require.Empty(t, testtool.Must(os.ReadDir(dir))(t), name)
 		require.NoError(t, f.Close())
 	}
-	_, err = Nameless(filepath.Join(dir, "none"))
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, testtool.Err(Nameless(filepath.Join(dir, "none"))), fs.ErrNotExist)
 }

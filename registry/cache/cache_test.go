@@ -97,8 +97,7 @@ func openBlob(t testing.TB, c *Cache, size int64, f *far) *Blob {
 func requireRead(t testing.TB, b *Blob, off, length int64) {
 	t.Helper()
 	p := make([]byte, length)
-	n := testtool.Must(b.ReadAt(t.Context(), p, off))(t)
-	require.Equal(t, int(length), n)
+	require.Equal(t, int(length), testtool.Must(b.ReadAt(t.Context(), p, off))(t))
 	require.True(t, bytes.Equal(contentAt(off, length), p), "read of %d bytes at %d", length, off)
 }
 

@@ -207,8 +207,7 @@ func TestUsersShare(t *testing.T) {
 			require.NoError(t, filepath.WalkDir(f.dir, func(path string, d fs.DirEntry,
 				err error) error {
 				require.NoError(t, err)
-				info, err := d.Info()
-				require.NoError(t, err)
+				info := testtool.Must(d.Info())(t)
 				require.Equal(t, uint32(group), info.Sys().(*syscall.Stat_t).Gid, path)
 				require.EqualValues(t, 0o060, info.Mode()&0o060, path)
 				require.True(t, !d.IsDir() || info.Mode()&fs.ModeSetgid == c.mode&fs.ModeSetgid)

@@ -117,16 +117,14 @@ func TestHashEnds(t *testing.T) {
 			require.NoError(t, os.WriteFile(path, registrytest.Noise(1, 8*hashStep), 0o600))
 			f := testtool.Must(os.OpenFile(path, os.O_RDWR, 0))(t)
 			defer f.Close()
-			l, err := NewDisk("disk/a.raw", f)
-			require.NoError(t, err)
+			l := testtool.Must(NewDisk("disk/a.raw", f))(t)
 			require.NoError(t, f.Truncate(c.size))
 			for range 20 {
 				ctx := t.Context()
 				if c.stop {
 					ctx = &endsAfter{Context: ctx, calls: 3}
 				}
-				_, err = l.Hash(ctx, new(atomic.Int64))
-				require.ErrorContains(t, err, c.want)
+				require.ErrorContains(t, testtool.Err(l.Hash(ctx, new(atomic.Int64))), c.want)
 			}
 		})
 	}

@@ -46,10 +46,8 @@ func (s *signedImage) resolveRef(t testing.TB, ref transport.Reference, opt Opti
 	t.Helper()
 	with := s.opt
 	var err error
-	with.Gate, err = NewGate(opt)
-	require.NoError(t, err)
-	c, err := transport.New(with)
-	require.NoError(t, err)
+	with.Gate = testtool.Must(NewGate(opt))(t)
+	c := testtool.Must(transport.New(with))(t)
 	defer c.Close()
 	img, err := c.Resolve(context.Background(), ref)
 	if err == nil {

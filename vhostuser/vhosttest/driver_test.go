@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestAllocation: what is allocated is nobody else's, and comes back.
@@ -39,16 +41,13 @@ func TestLog(t *testing.T) {
 	p := startPeer(t, "")
 	d := dial(t, p, Options{})
 	require.NoError(t, d.StartLog())
-	b, err := d.Memory.Alloc(5 * LogPage)
-	require.NoError(t, err)
+	b := testtool.Must(d.Memory.Alloc(5 * LogPage))(t)
 	header, status := b.Addr, b.Addr+16
 	page := b.Addr&^(LogPage-1) + LogPage
 	pending, err := d.Queue(0).Submit([]Part{{header, 16, false}, {page + 512, LogPage, true},
 		{status, 1, true}}, false)
 	require.NoError(t, err)
-	written, err := pending.Wait()
-	require.NoError(t, err)
-	require.EqualValues(t, LogPage+1, written)
+	require.EqualValues(t, LogPage+1, testtool.Must(pending.Wait())(t))
 	used := d.Queue(0).Used.Addr &^ (LogPage - 1)
 	require.Subset(t, d.Dirty(), []uint64{used, page, page + LogPage, status &^ (LogPage - 1)})
 	require.Empty(t, d.Dirty())
@@ -76,8 +75,7 @@ func TestMigrate(t *testing.T) {
 				return d.Queue(0).wait(func() bool { return d.Queue(0).waiting == 0 })
 			}))
 			for i, ticket := range tickets {
-				data, err := ticket.Wait()
-				require.NoError(t, err)
+				data := testtool.Must(ticket.Wait())(t)
 				same(t, p.content[i*32<<10:][:32<<10], data)
 			}
 			require.NoError(t, d.Read(0, 4096, make([]byte, 4096)))

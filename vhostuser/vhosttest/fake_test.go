@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // fake is a back end that has what qemu-storage-daemon has not, and that lies. It looks at the
@@ -33,8 +35,7 @@ func startFake(t *testing.T) *fake {
 	f := &fake{t: t, socket: filepath.Join(t.TempDir(), "fake.sock"),
 		protocol: knownProtocol, messages: make(chan Request, 1000), back: make(chan int, 9)}
 	f.features.Store(FeatureProtocolFeatures | FeatureVersion1 | FeatureLogAll)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: f.socket, Net: "unix"})
-	require.NoError(t, err)
+	l := testtool.Must(net.ListenUnix("unix", &net.UnixAddr{Name: f.socket, Net: "unix"}))(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -149,10 +150,9 @@ func TestViolations(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := startFake(t)
 			d := f.dial(Options{})
-			ticket, err := d.Begin(0, Command{Type: TypeFlush})
-			require.NoError(t, err)
+			ticket := testtool.Must(d.Begin(0, Command{Type: TypeFlush}))(t)
 			lie.do(f, uint32(ticket.Head()))
-			_, err = ticket.Wait()
+			_, err := ticket.Wait()
 			if lie.wants == "" {
 				require.NoError(t, err)
 				return
@@ -163,19 +163,14 @@ func TestViolations(t *testing.T) {
 	t.Run("stopped", func(t *testing.T) {
 		f := startFake(t)
 		d := f.dial(Options{})
-		_, err := d.Begin(0, Command{Type: TypeFlush})
-		require.NoError(t, err)
-		base, err := d.Queue(0).Stop()
-		require.NoError(t, err, "it has not been taken")
-		require.Zero(t, base)
+		require.NoError(t, testtool.Err(d.Begin(0, Command{Type: TypeFlush})))
+		require.Zero(t, testtool.Must(d.Queue(0).Stop())(t, "it has not been taken"))
 		f.taken.Store(1)
-		_, err = d.Queue(0).Stop()
+		_, err := d.Queue(0).Stop()
 		require.ErrorContains(t, err, "stopped at 1 of 1, but 1 requests have no answer")
-		_, err = d.Prepare(0, Command{Type: TypeFlush})
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(d.Prepare(0, Command{Type: TypeFlush})))
 		f.taken.Store(0)
-		_, err = d.Queue(0).Stop()
-		require.NoError(t, err, "the second one is not published")
+		require.NoError(t, testtool.Err(d.Queue(0).Stop()), "the second one is not published")
 	})
 }
 
@@ -184,18 +179,14 @@ func TestCutShort(t *testing.T) {
 	f := startFake(t)
 	d := f.dial(Options{Regions: []RegionOptions{{Addr: 1 << 20, Size: 1 << 20, Unsealed: true}}})
 	q := d.Queue(0)
-	ticket, err := d.Begin(0, Command{Type: TypeFlush})
-	require.NoError(t, err)
+	ticket := testtool.Must(d.Begin(0, Command{Type: TypeFlush}))(t)
 	require.NoError(t, d.Memory.Regions()[0].Truncate(0))
 	require.NoError(t, signal(q.callFD))
 	const wants = "the guest's memory cannot be read"
-	_, err = ticket.Wait()
-	require.ErrorContains(t, err, wants)
+	require.ErrorContains(t, testtool.Err(ticket.Wait()), wants)
 	require.ErrorContains(t, q.Publish(), wants)
-	_, err = q.Submit([]Part{{1 << 20, 16, false}}, false)
-	require.ErrorContains(t, err, wants)
-	_, err = d.Prepare(0, Command{Type: TypeFlush})
-	require.ErrorContains(t, err, wants)
+	require.ErrorContains(t, testtool.Err(q.Submit([]Part{{1 << 20, 16, false}}, false)), wants)
+	require.ErrorContains(t, testtool.Err(d.Prepare(0, Command{Type: TypeFlush})), wants)
 }
 
 // statusOf is the status of a flush: what its second descriptor points at.
@@ -213,9 +204,7 @@ func TestMessages(t *testing.T) {
 	d := f.dial(Options{Queues: 2})
 	require.Equal(t, 4, d.MaxQueues)
 	require.Equal(t, 4, d.MaxSlots)
-	status, err := d.Status()
-	require.NoError(t, err)
-	require.EqualValues(t, 15, status)
+	require.EqualValues(t, 15, testtool.Must(d.Status())(t))
 
 	require.Equal(t, 16<<10, len(d.Inflight().Bytes))
 	d.Inflight().Bytes[inflightHeader+3*inflightState] = 1
@@ -241,8 +230,7 @@ func TestMessages(t *testing.T) {
 	require.ErrorAs(t, d.SetWriteCache(true), &refused)
 	require.Equal(t, RefusedError{SetConfig, 5}, *refused)
 	f.refuse.Store(uint32(GetFeatures))
-	features, err := d.Conn().Ask(GetFeatures, nil)
-	require.NoError(t, err)
+	features := testtool.Must(d.Conn().Ask(GetFeatures, nil))(t)
 	require.Equal(t, U64(5), features.Payload)
 	require.NoError(t, d.Conn().Send(Message{Request: 4000, Flags: FlagVersion}))
 	for r := range f.messages {

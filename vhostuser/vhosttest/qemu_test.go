@@ -80,8 +80,7 @@ func same(t *testing.T, want, got []byte) {
 
 func dial(t *testing.T, p *peer, o Options) *Driver {
 	t.Helper()
-	d, err := Dial(p.socket, o)
-	require.NoError(t, err)
+	d := testtool.Must(Dial(p.socket, o))(t)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	return d
 }
@@ -109,8 +108,7 @@ func TestRequests(t *testing.T) {
 			d := dial(t, p, o)
 			queue := d.Queues() - 1
 			require.NotZero(t, d.Protocol&ProtocolConfig)
-			c, err := d.Config()
-			require.NoError(t, err)
+			c := testtool.Must(d.Config())(t)
 			require.EqualValues(t, diskSize/512, c.Capacity)
 			require.EqualValues(t, 512, c.BlockSize)
 
@@ -122,9 +120,7 @@ func TestRequests(t *testing.T) {
 			require.NoError(t, d.Flush(queue))
 			require.NoError(t, d.Read(queue, 2048, got))
 			same(t, written, got[2048:][:len(written)])
-			id, err := d.ID(queue)
-			require.NoError(t, err)
-			require.Equal(t, "vhost_user_blk", id)
+			require.Equal(t, "vhost_user_blk", testtool.Must(d.ID(queue))(t))
 
 			var status *StatusError
 			require.ErrorAs(t, d.Read(queue, diskSize, got), &status)
@@ -137,8 +133,7 @@ func TestRequests(t *testing.T) {
 				require.NoError(t, d.Discard(queue, Range{Sector: 8, Count: 8}))
 			}
 			require.NoError(t, d.BackChannelError())
-			base, err := d.Queue(queue).Stop()
-			require.NoError(t, err)
+			base := testtool.Must(d.Queue(queue).Stop())(t)
 			require.Equal(t, d.Queue(queue).AvailIndex(), base)
 			require.NoError(t, d.Queue(queue).Resume(base))
 			require.NoError(t, d.Read(queue, 0, got[:512]))

@@ -31,8 +31,7 @@ type cutter struct {
 
 func newCutter(t *testing.T, back string, after int64) *cutter {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	c := &cutter{Listener: l, back: back}
 	c.after.Store(after)
 	var work sync.WaitGroup
@@ -89,8 +88,7 @@ func (s *server) json() {
 
 func newClient(t *testing.T, address string) *client.Client {
 	t.Helper()
-	c, err := client.New(client.Options{Server: "http://" + address})
-	require.NoError(t, err)
+	c := testtool.Must(client.New(client.Options{Server: "http://" + address}))(t)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -207,8 +205,7 @@ func TestClientIsRefused(t *testing.T) {
 
 // TestClientGivesUp: if nobody answers, the client says so in time.
 func TestClientGivesUp(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	go func() {
 		for {
@@ -220,7 +217,7 @@ func TestClientGivesUp(t *testing.T) {
 		}
 	}()
 	c := newClient(t, l.Addr().String())
-	_, err = c.Upload(t.Context(), "vm", bytes.NewReader(rawDisk(512)), 512,
+	_, err := c.Upload(t.Context(), "vm", bytes.NewReader(rawDisk(512)), 512,
 		client.UploadOptions{Timeout: time.Millisecond})
 	require.ErrorContains(t, err, "no progress")
 }

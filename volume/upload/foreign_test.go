@@ -26,8 +26,7 @@ func TestPutForeign(t *testing.T) {
 			"-f", "raw", "-O"}, strings.Fields(format)...), filepath.Join(dir, "raw"),
 			filepath.Join(dir, "image"))...).CombinedOutput()
 		require.NoError(t, err, "%s", out)
-		image, err := os.ReadFile(filepath.Join(dir, "image"))
-		require.NoError(t, err)
+		image := testtool.Must(os.ReadFile(filepath.Join(dir, "image")))(t)
 		for how, data := range packed(t, image) {
 			s := newServer(t)
 			requireSays(t, s.put(t, "vm", data), http.StatusCreated)

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // busyClient begins an upload, and sends without looking for an answer.
@@ -20,14 +22,13 @@ type busyClient struct {
 
 func (s *server) busy(t *testing.T, volume string, length int64, piece []byte) *busyClient {
 	t.Helper()
-	c, err := net.Dial("tcp", s.Listener.Addr().String())
-	require.NoError(t, err)
+	c := testtool.Must(net.Dial("tcp", s.Listener.Addr().String()))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	size := fmt.Sprintf("Content-Length: %d", length)
 	if length < 0 {
 		size = "Transfer-Encoding: chunked"
 	}
-	_, err = fmt.Fprintf(c, "PUT /volume/%s/data HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n", volume, size)
+	_, err := fmt.Fprintf(c, "PUT /volume/%s/data HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n", volume, size)
 	require.NoError(t, err)
 	return &busyClient{c, length < 0, piece}
 }
@@ -68,13 +69,10 @@ func TestRefusalReachesABusyClient(t *testing.T) {
 			for range 48 {
 				require.NoError(t, c.send())
 			}
-			back, err := http.ReadResponse(bufio.NewReader(c), nil)
-			require.NoError(t, err)
+			back := testtool.Must(http.ReadResponse(bufio.NewReader(c), nil))(t)
 			defer back.Body.Close()
 			require.Equal(t, test.status, back.StatusCode)
-			text, err := io.ReadAll(back.Body)
-			require.NoError(t, err)
-			require.NotEmpty(t, text)
+			require.NotEmpty(t, testtool.Must(io.ReadAll(back.Body))(t))
 		})
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestPutRaw(t *testing.T) {
@@ -29,8 +30,7 @@ func TestPutRaw(t *testing.T) {
 	data := rawDisk(9<<20 + 512)
 	requireSays(t, s.put(t, "vm", data), http.StatusCreated, "vm is ready")
 	require.True(t, bytes.Equal(data, s.disk(t, "vm")))
-	info, err := os.Stat(filepath.Join(s.volumes.dir, "vm", diskName))
-	require.NoError(t, err)
+	info := testtool.Must(os.Stat(filepath.Join(s.volumes.dir, "vm", diskName)))(t)
 	allocated := info.Sys().(*syscall.Stat_t).Blocks * 512
 	require.Less(t, allocated, int64(6<<20), "zeros must be holes")
 	requireSays(t, s.put(t, "vm", data), http.StatusConflict, "has its data")
@@ -60,13 +60,11 @@ func makeQcow2(t *testing.T, data []byte) []byte {
 	dir := t.TempDir()
 	raw, out := filepath.Join(dir, "disk.raw"), filepath.Join(dir, "disk.qcow2")
 	require.NoError(t, os.WriteFile(raw, data, 0o600))
-	img, err := image.Open(raw, image.Options{})
-	require.NoError(t, err)
+	img := testtool.Must(image.Open(raw, image.Options{}))(t)
 	defer img.Close()
 	require.NoError(t, image.ConvertQcow2(context.Background(), img, out, true,
 		qcow2.CompressionNone, nil))
-	content, err := os.ReadFile(out)
-	require.NoError(t, err)
+	content := testtool.Must(os.ReadFile(out))(t)
 	return content
 }
 
@@ -259,8 +257,7 @@ func (u unread) Read([]byte) (int, error) {
 func TestLengthIsCheckedFirst(t *testing.T) {
 	s := newServer(t)
 	s.volumes.add(t, "vm", 10<<20)
-	free, err := osfile.AvailableSpace(s.volumes.dir)
-	require.NoError(t, err)
+	free := testtool.Must(osfile.AvailableSpace(s.volumes.dir))(t)
 	for name, test := range map[string]struct {
 		volume string
 		length int64
@@ -269,18 +266,15 @@ func TestLengthIsCheckedFirst(t *testing.T) {
 		"of the volume": {"vm", 100 << 20, 413}, "of the storage": {"new", free * 2, 507},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, err := http.NewRequest(http.MethodPut, s.URL+"/volume/"+test.volume+"/data",
-				unread{t})
-			require.NoError(t, err)
+			r := testtool.Must(http.NewRequest(http.MethodPut, s.URL+"/volume/"+test.volume+"/data",
+				unread{t}))(t)
 			r.ContentLength = test.length
 			r.Header.Set("Expect", "100-continue")
 			transport := &http.Transport{ExpectContinueTimeout: 1 << 40}
 			defer transport.CloseIdleConnections()
-			back, err := transport.RoundTrip(r)
-			require.NoError(t, err)
+			back := testtool.Must(transport.RoundTrip(r))(t)
 			defer back.Body.Close()
-			text, err := io.ReadAll(back.Body)
-			require.NoError(t, err)
+			text := testtool.Must(io.ReadAll(back.Body))(t)
 			require.Equal(t, test.status, back.StatusCode, "%s", text)
 			a := s.ask(t, http.MethodPut, "/volume/"+test.volume+"/data", nil, fieldComplete, "?0",
 				fieldLength, strconv.FormatInt(test.length, 10))
@@ -342,15 +336,13 @@ func TestDigestInTrailer(t *testing.T) {
 	for value, status := range map[string]int{digest256(raw): 201, digest512(raw): 201,
 		digest256(raw[1:]): 400, "": 400} {
 		s := newServer(t)
-		r, err := http.NewRequest(http.MethodPut, s.URL+"/volume/vm/data",
-			io.MultiReader(bytes.NewReader(raw)))
-		require.NoError(t, err)
+		r := testtool.Must(http.NewRequest(http.MethodPut, s.URL+"/volume/vm/data",
+			io.MultiReader(bytes.NewReader(raw))))(t)
 		r.Trailer = http.Header{"Repr-Digest": []string{value}}
 		if value == "" {
 			r.Trailer = http.Header{"Repr-Digest": nil} // announced, and does not come
 		}
-		back, err := http.DefaultTransport.RoundTrip(r)
-		require.NoError(t, err)
+		back := testtool.Must(http.DefaultTransport.RoundTrip(r))(t)
 		_ = back.Body.Close()
 		require.Equal(t, status, back.StatusCode)
 	}
@@ -388,8 +380,7 @@ func TestRecordStays(t *testing.T) {
 		require.NoError(t, os.MkdirAll(filepath.Join(path, "below"), 0o700))
 	}
 	requireSays(t, s.put(t, "vm", raw), http.StatusCreated)
-	content, err := os.ReadFile(filepath.Join(v.Dir(), diskName))
-	require.NoError(t, err)
+	content := testtool.Must(os.ReadFile(filepath.Join(v.Dir(), diskName)))(t)
 	require.True(t, bytes.Equal(raw, content))
 }
 
@@ -400,9 +391,7 @@ func TestForeignDisk(t *testing.T) {
 	path := filepath.Join(v.Dir(), diskName)
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
 	requireSays(t, s.put(t, "vm", rawDisk(1<<20)), http.StatusConflict, path)
-	content, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, "precious", string(content))
+	require.Equal(t, "precious", string(testtool.Must(os.ReadFile(path))(t)))
 }
 
 // TestForeignDiskMeanwhile: the same for a file that somebody makes while the data comes, also if
@@ -415,8 +404,7 @@ func TestForeignDiskMeanwhile(t *testing.T) {
 		requireSays(t, s.append(t, at, 0, raw[:1<<19], false), http.StatusNoContent)
 		require.NoError(t, os.WriteFile(v.Disk(), []byte("precious"), 0o600))
 		if killed {
-			rec, err := loadRecord(v.Disk())
-			require.NoError(t, err)
+			rec := testtool.Must(loadRecord(v.Disk()))(t)
 			rec.Placed = true
 			require.NoError(t, rec.save(v.Disk()))
 			s = s.restart(t)

@@ -56,8 +56,7 @@ func (s *server) offset(t *testing.T, at string) int {
 	require.Equal(t, http.StatusNoContent, a.status)
 	require.Equal(t, "?0", a.header.Get(fieldComplete))
 	require.Equal(t, "no-store", a.header.Get("Cache-Control"))
-	n, err := strconv.Atoi(a.header.Get(fieldOffset))
-	require.NoError(t, err)
+	n := testtool.Must(strconv.Atoi(a.header.Get(fieldOffset)))(t)
 	return n
 }
 
@@ -77,16 +76,14 @@ func (s *server) cutOff(t *testing.T, method, path string, part []byte, length i
 func (s *server) begin(t *testing.T, method, path string, part []byte, length int,
 	headers ...string) net.Conn {
 	t.Helper()
-	c, err := net.Dial("tcp", s.Listener.Addr().String())
-	require.NoError(t, err)
+	c := testtool.Must(net.Dial("tcp", s.Listener.Addr().String()))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	var head strings.Builder
 	fmt.Fprintf(&head, "%s %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n", method, path, length)
 	for i := 0; i < len(headers); i += 2 {
 		fmt.Fprintf(&head, "%s: %s\r\n", headers[i], headers[i+1])
 	}
-	_, err = c.Write(append([]byte(head.String()+"\r\n"), part...))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.Write(append([]byte(head.String()+"\r\n"), part...))))
 	return c
 }
 
@@ -203,9 +200,8 @@ func TestKilled(t *testing.T) {
 	at := s.create(t, "vm", int64(len(raw)))
 	requireSays(t, s.append(t, at, 0, raw[:1<<20], false), http.StatusNoContent)
 	dir := filepath.Join(s.volumes.dir, "vm")
-	f, err := os.OpenFile(filepath.Join(dir, dataName), os.O_WRONLY|os.O_APPEND, 0)
-	require.NoError(t, err)
-	_, err = f.Write(bytes.Repeat([]byte{1}, 1<<20)) // written, but in no record yet
+	f := testtool.Must(os.OpenFile(filepath.Join(dir, dataName), os.O_WRONLY|os.O_APPEND, 0))(t)
+	_, err := f.Write(bytes.Repeat([]byte{1}, 1<<20)) // written, but in no record yet
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 	for _, name := range []string{"made", "awaits"} {
@@ -234,8 +230,7 @@ func TestKilledBeforeServing(t *testing.T) {
 		requireSays(t, s.append(t, at, 0, data, false), http.StatusNoContent)
 		dir := filepath.Join(s.volumes.dir, "vm")
 		disk := filepath.Join(dir, diskName)
-		rec, err := loadRecord(disk)
-		require.NoError(t, err)
+		rec := testtool.Must(loadRecord(disk))(t)
 		rec.Placed = true
 		require.NoError(t, rec.save(disk))
 		require.NoError(t, os.Rename(filepath.Join(dir, dataName), filepath.Join(dir, name)))
@@ -260,9 +255,8 @@ func TestInformed(t *testing.T) {
 		return nil
 	}}
 	reader, writer := io.Pipe()
-	r, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace),
-		http.MethodPut, s.URL+"/volume/vm/data", reader)
-	require.NoError(t, err)
+	r := testtool.Must(http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace),
+		http.MethodPut, s.URL+"/volume/vm/data", reader))(t)
 	r.ContentLength = int64(len(raw))
 	r.Header.Set(fieldComplete, "?1")
 	go func() {
@@ -270,8 +264,7 @@ func TestInformed(t *testing.T) {
 		_, _ = writer.Write(raw)
 		_ = writer.Close()
 	}()
-	back, err := http.DefaultTransport.RoundTrip(r)
-	require.NoError(t, err)
+	back := testtool.Must(http.DefaultTransport.RoundTrip(r))(t)
 	_ = back.Body.Close()
 	require.Equal(t, http.StatusCreated, back.StatusCode)
 	require.Equal(t, "?1", back.Header.Get(fieldComplete))
@@ -290,10 +283,8 @@ func TestOneAtATime(t *testing.T) {
 	require.Len(t, all, 1)
 	require.Equal(t, "vm", all[0].Volume)
 	require.EqualValues(t, len(raw), all[0].TotalBytes)
-	_, err := c.Write(raw[2<<20:])
-	require.NoError(t, err)
-	line, err := bufio.NewReader(c).ReadString('\n')
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.Write(raw[2<<20:])))
+	line := testtool.Must(bufio.NewReader(c).ReadString('\n'))(t)
 	require.Equal(t, "HTTP/1.1 201 Created\r\n", line)
 	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
 

@@ -21,6 +21,7 @@ import (
 
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -179,9 +180,7 @@ func serve(t *testing.T, volumes *fakeVolumes) *server {
 	mux := http.NewServeMux()
 	mux.Handle("/volume/{name}/data", s.handler)
 	mux.Handle("/volume/{name}/data/{upload}", s.handler)
-	var err error
-	s.Listener, err = net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	s.Listener = testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s.URL, s.Server.Handler = "http://"+s.Listener.Addr().String(), mux
 	go func() { _ = s.Serve(s.Listener) }()
 	t.Cleanup(s.end)
@@ -205,16 +204,14 @@ type answer struct {
 // ask sends a request. headers are pairs.
 func (s *server) ask(t *testing.T, method, path string, body io.Reader, headers ...string) answer {
 	t.Helper()
-	a, err := s.try(t, method, path, body, headers...)
-	require.NoError(t, err)
+	a := testtool.Must(s.try(t, method, path, body, headers...))(t)
 	return a
 }
 
 func (s *server) try(t *testing.T, method, path string, body io.Reader, headers ...string) (
 	answer, error) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, body)
-	require.NoError(t, err)
+	r := testtool.Must(http.NewRequestWithContext(t.Context(), method, s.URL+path, body))(t)
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
@@ -223,8 +220,7 @@ func (s *server) try(t *testing.T, method, path string, body io.Reader, headers 
 		return answer{}, err
 	}
 	defer back.Body.Close()
-	text, err := io.ReadAll(back.Body)
-	require.NoError(t, err)
+	text := testtool.Must(io.ReadAll(back.Body))(t)
 	return answer{back.StatusCode, back.Header, string(text)}, nil
 }
 
@@ -246,8 +242,7 @@ func (s *server) disk(t *testing.T, name string) []byte {
 	if v.image != "" {
 		file = filepath.Base(v.image)
 	}
-	content, err := os.ReadFile(filepath.Join(v.Dir(), file))
-	require.NoError(t, err)
+	content := testtool.Must(os.ReadFile(filepath.Join(v.Dir(), file)))(t)
 	require.Equal(t, []string{file}, s.files(t, name))
 	return content
 }
@@ -255,8 +250,7 @@ func (s *server) disk(t *testing.T, name string) []byte {
 // files returns the names of the files in a volume's directory.
 func (s *server) files(t *testing.T, name string) (names []string) {
 	t.Helper()
-	entries, err := os.ReadDir(filepath.Join(s.volumes.dir, name))
-	require.NoError(t, err)
+	entries := testtool.Must(os.ReadDir(filepath.Join(s.volumes.dir, name)))(t)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}

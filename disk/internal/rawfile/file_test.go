@@ -11,6 +11,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // sparseFile makes a file of zeros and returns its path.
@@ -26,8 +27,7 @@ func TestFileIsADisk(t *testing.T) {
 	for name, opt := range map[string]rawfile.Options{"ephemeral": {}, "durable": {Durable: true}} {
 		t.Run(name, func(t *testing.T) {
 			disktest.Run(t, func(t *testing.T) disk.Disk {
-				d, err := rawfile.Open(sparseFile(t, 3<<20+512), opt)
-				require.NoError(t, err)
+				d := testtool.Must(rawfile.Open(sparseFile(t, 3<<20+512), opt))(t)
 				t.Cleanup(func() { d.Close() })
 				return d
 			})
@@ -37,40 +37,33 @@ func TestFileIsADisk(t *testing.T) {
 
 func TestFileReadOnly(t *testing.T) {
 	path := sparseFile(t, 1<<20)
-	d, err := rawfile.Open(path, rawfile.Options{ReadOnly: true, Durable: true})
-	require.NoError(t, err)
+	d := testtool.Must(rawfile.Open(path, rawfile.Options{ReadOnly: true, Durable: true}))(t)
 	defer d.Close()
-	_, err = d.WriteAt(t.Context(), make([]byte, 512), 0)
-	require.ErrorIs(t, err, disk.ErrReadOnly)
+	require.ErrorIs(t, testtool.Err(d.WriteAt(t.Context(), make([]byte, 512), 0)), disk.ErrReadOnly)
 	require.ErrorIs(t, d.Discard(t.Context(), 0, 512), disk.ErrReadOnly)
 	require.ErrorIs(t, d.Zero(t.Context(), 0, 512), disk.ErrReadOnly)
 	require.ErrorIs(t, d.Zero(t.Context(), 0, 65536), disk.ErrReadOnly)
 	require.NoError(t, d.Flush())
-	_, err = d.ReadAt(t.Context(), make([]byte, 512), 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.ReadAt(t.Context(), make([]byte, 512), 0)))
 }
 
 func TestFileThatBecameShorterIsAMediumError(t *testing.T) {
 	path := sparseFile(t, 1<<20)
-	d, err := rawfile.Open(path, rawfile.Options{})
-	require.NoError(t, err)
+	d := testtool.Must(rawfile.Open(path, rawfile.Options{}))(t)
 	defer d.Close()
 	require.NoError(t, os.Truncate(path, 4096))
-	_, err = d.ReadAt(t.Context(), make([]byte, 1024), 4096-512)
+	_, err := d.ReadAt(t.Context(), make([]byte, 1024), 4096-512)
 	var medium *disk.MediumError
 	require.ErrorAs(t, err, &medium)
 	require.Equal(t, "read", medium.Op)
 	require.EqualValues(t, 4096, medium.Off, "only what could not be read")
 	require.EqualValues(t, 512, medium.Length)
-	_, err = d.ReadAt(t.Context(), make([]byte, 512), 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.ReadAt(t.Context(), make([]byte, 512), 0)))
 
 	// A client that copies the disk asks first, and does not read holes.
-	e, err := d.Extent(t.Context(), 0, 1<<20)
-	require.NoError(t, err)
+	e := testtool.Must(d.Extent(t.Context(), 0, 1<<20))(t)
 	require.Equal(t, disk.Extent{Length: 4096}, e)
-	e, err = d.Extent(t.Context(), 4096, 1<<20-4096)
-	require.NoError(t, err)
+	e = testtool.Must(d.Extent(t.Context(), 4096, 1<<20-4096))(t)
 	require.Equal(t, disk.Extent{Length: 1<<20 - 4096, Data: true}, e)
 }
 
@@ -84,35 +77,28 @@ func TestOpenFileRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "0 bytes")
 	link := filepath.Join(dir, "link")
 	require.NoError(t, os.Symlink(sparseFile(t, 512), link))
-	_, err = rawfile.Open(link, rawfile.Options{})
-	require.Error(t, err)
+	require.Error(t, testtool.Err(rawfile.Open(link, rawfile.Options{})))
 }
 
 func TestFileUsage(t *testing.T) {
 	const size = 64 << 20
-	d, err := rawfile.Open(sparseFile(t, size), rawfile.Options{Durable: true})
-	require.NoError(t, err)
-	before, err := d.Usage()
-	require.NoError(t, err)
+	d := testtool.Must(rawfile.Open(sparseFile(t, size), rawfile.Options{Durable: true}))(t)
+	before := testtool.Must(d.Usage())(t)
 	require.Less(t, before.Used, int64(1<<20), "a hole takes nothing")
 	require.Positive(t, before.Available)
 
-	_, err = d.WriteAt(t.Context(), bytes.Repeat([]byte{7}, 16<<20), 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.WriteAt(t.Context(), bytes.Repeat([]byte{7}, 16<<20), 0)))
 	require.NoError(t, d.Flush(), "this ends delayed allocation")
-	after, err := d.Usage()
-	require.NoError(t, err)
+	after := testtool.Must(d.Usage())(t)
 	require.GreaterOrEqual(t, after.Used, before.Used+16<<20)
 	require.Less(t, after.Used, int64(size/2))
 
 	require.NoError(t, d.Discard(t.Context(), 0, 16<<20))
-	freed, err := d.Usage()
-	require.NoError(t, err)
+	freed := testtool.Must(d.Usage())(t)
 	require.Less(t, freed.Used, after.Used)
 
 	require.NoError(t, d.Close())
-	_, err = d.Usage()
-	require.ErrorContains(t, err, "disk.raw", "the error names the disk")
+	require.ErrorContains(t, testtool.Err(d.Usage()), "disk.raw", "the error names the disk")
 }
 
 // TestUsageWhileClosed: the daemon asks for the usage of a disk that it may be closing. The race
@@ -120,8 +106,7 @@ func TestFileUsage(t *testing.T) {
 func TestUsageWhileClosed(t *testing.T) {
 	path := sparseFile(t, 1<<20)
 	for range 50 {
-		d, err := rawfile.Open(path, rawfile.Options{Durable: true})
-		require.NoError(t, err)
+		d := testtool.Must(rawfile.Open(path, rawfile.Options{Durable: true}))(t)
 		asked := make(chan error)
 		go func() {
 			_, err := d.Usage()

@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/options/optionstest"
 	"kubevirt.io/disk/internal/daemon/plan"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -60,38 +61,39 @@ func serve(t *testing.T, disks ...disk.Disk) *Disks {
 		Portals: []options.Address{optionstest.Loopback()}, Table: optionstest.Table}
 	require.NoError(t, opt.Resolve())
 	opt.Settings.Disk.CopyMode = instance.CopyNone
-	inUse := serving.New(serving.Config{Log: opt.Log})
-	d, err := New(opt, inUse)
-	require.NoError(t, err)
+	d := testtool.Must(New(opt, serving.New(serving.Config{Log: opt.Log})))(t)
 	var found []plan.Disk
 	of := map[string]disk.Disk{}
 	for i, one := range disks {
 		name := fmt.Sprintf("%d.raw", i+1)
 		path := filepath.Join(opt.Images.Dir, name)
 		require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o644))
-		img, err := image.Open(path, image.Options{})
-		require.NoError(t, err)
+		img := testtool.Must(image.Open(path, image.Options{}))(t)
 		found, of[name] = append(found, plan.Disk{Name: name, Image: img}), one
 	}
 	d.OpenInstance = func(ctx context.Context, img *image.Image, opt instance.Options) (
 		*instance.Instance, error) {
-		inst, err := instance.Open(ctx, img, opt)
-		require.NoError(t, err)
+		inst := testtool.Must(instance.Open(ctx, img, opt))(t)
 		inst.Disk = of[img.Name()]
 		return inst, nil
 	}
-	p, err := plan.Make(t.Context(), opt, found, plan.Volumes{})
-	require.NoError(t, err)
+	d.begin(t, found)
+	return d
+}
+
+// begin serves what was found until the test ends.
+func (d *Disks) begin(t *testing.T, found []plan.Disk) {
+	t.Helper()
+	p := testtool.Must(plan.Make(t.Context(), d.opt, found, plan.Volumes{}))(t)
 	require.NoError(t, d.Start(t.Context(), p))
-	handovers := control.New(nil, opt.Log)
-	handovers.Begin(inUse, nil, d)
+	handovers := control.New(nil, d.opt.Log)
+	handovers.Begin(d.inUse, nil, d)
 	require.NoError(t, d.ServeAll(handovers))
 	t.Cleanup(func() {
 		handovers.Close()
 		d.Stop()
 		require.NoError(t, d.Close(context.Background(), func() error { return nil }))
 	})
-	return d
 }
 
 func TestAFlushThatHangsEndsWithTheDeadline(t *testing.T) {

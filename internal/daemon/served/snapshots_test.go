@@ -16,7 +16,6 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
-	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/options/optionstest"
 	"kubevirt.io/disk/internal/daemon/plan"
@@ -33,28 +32,15 @@ func serveKept(t *testing.T, count int) *Disks {
 		PersistentDir: t.TempDir(), Portals: []options.Address{optionstest.Loopback()},
 		Table: optionstest.Table}
 	require.NoError(t, opt.Resolve())
-	inUse := serving.New(serving.Config{Log: opt.Log})
-	d, err := New(opt, inUse)
-	require.NoError(t, err)
+	d := testtool.Must(New(opt, serving.New(serving.Config{Log: opt.Log})))(t)
 	var found []plan.Disk
 	for i := range count {
 		path := filepath.Join(opt.Images.Dir, fmt.Sprintf("%d.raw", i+1))
 		require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{1}, 1<<20), 0o644))
-		img, err := image.Open(path, image.Options{})
-		require.NoError(t, err)
+		img := testtool.Must(image.Open(path, image.Options{}))(t)
 		found = append(found, plan.Disk{Name: filepath.Base(path), Image: img})
 	}
-	p, err := plan.Make(t.Context(), opt, found, plan.Volumes{})
-	require.NoError(t, err)
-	require.NoError(t, d.Start(t.Context(), p))
-	handovers := control.New(nil, opt.Log)
-	handovers.Begin(inUse, nil, d)
-	require.NoError(t, d.ServeAll(handovers))
-	t.Cleanup(func() {
-		handovers.Close()
-		d.Stop()
-		require.NoError(t, d.Close(context.Background(), func() error { return nil }))
-	})
+	d.begin(t, found)
 	return d
 }
 
@@ -76,8 +62,7 @@ func TestAnImageIsOfTheSnapshotThatWasRead(t *testing.T) {
 		return err
 	}
 	read := func() (c status.Content) {
-		of, err := d.OpenContent("1.raw", "s")
-		require.NoError(t, err)
+		of := testtool.Must(d.OpenContent("1.raw", "s"))(t)
 		require.NoError(t, of.Close())
 		return of.Described
 	}
@@ -125,11 +110,9 @@ func TestRevertsAtOnce(t *testing.T) {
 		if c.FirstUse(one) == nil {
 			uses++
 			want, got := bytes.Repeat([]byte{n}, 4096), make([]byte, 4096)
-			_, err := one.Disk.WriteAt(t.Context(), want, 0)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(one.Disk.WriteAt(t.Context(), want, 0)))
 			require.NoError(t, one.Disk.Flush())
-			_, err = one.Disk.ReadAt(t.Context(), got, 0)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(one.Disk.ReadAt(t.Context(), got, 0)))
 			require.Equal(t, want, got)
 		}
 		one.End()
@@ -169,8 +152,7 @@ func TestRevertBesideDeletion(t *testing.T) {
 func TestDeletionOfADiskThatIsRead(t *testing.T) {
 	d := serveKept(t, 1)
 	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
-	of, err := d.OpenContent("1.raw", "s")
-	require.NoError(t, err)
+	of := testtool.Must(d.OpenContent("1.raw", "s"))(t)
 	s := d.table.all()[0]
 	require.ErrorIs(t, d.Withdraw(s), instance.ErrSnapshotInUse)
 	require.True(t, s.Serving())
@@ -298,8 +280,7 @@ func TestCloneWithOtherBlocks(t *testing.T) {
 	require.ErrorAs(t, err, new(*instance.BlockSizeError))
 	clone.BlockSizeKnown = true
 	for range 2 { // it is made, and opened
-		s, err := d.Clone(t.Context(), clone, "1.raw", "s")
-		require.NoError(t, err)
+		s := testtool.Must(d.Clone(t.Context(), clone, "1.raw", "s"))(t)
 		require.Equal(t, disk.LongBlock, s.Instance().BlockSize)
 		require.NoError(t, d.Abandon(s))
 	}
@@ -309,11 +290,9 @@ func TestCloneWithOtherBlocks(t *testing.T) {
 // way is a name, which a volume may have or have had.
 func TestNumbersOfDisks(t *testing.T) {
 	d := serveKept(t, 1)
-	s, err := d.named("1")
-	require.NoError(t, err)
+	s := testtool.Must(d.named("1"))(t)
 	require.Equal(t, "1.raw", s.Name)
 	for _, name := range []string{"01", "+1", "0", ""} {
-		_, err := d.named(name)
-		require.ErrorContains(t, err, "there is no disk", name)
+		require.ErrorContains(t, testtool.Err(d.named(name)), "there is no disk", name)
 	}
 }

@@ -6,21 +6,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/daemon/plan"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestNumberOfADiskThatGoes: a number is free when the target is rid of its disk, and not before.
 func TestNumberOfADiskThatGoes(t *testing.T) {
 	var all table
-	first, err := all.add(plan.Disk{Name: "a"})
-	require.NoError(t, err)
+	first := testtool.Must(all.add(plan.Disk{Name: "a"}))(t)
 	first[0].set(true)
 	require.True(t, first[0].set(false))
-	second, err := all.add(plan.Disk{Name: "b"})
-	require.NoError(t, err)
+	second := testtool.Must(all.add(plan.Disk{Name: "b"}))(t)
 	require.EqualValues(t, 2, second[0].LUN)
 	all.drop(first[0])
-	third, err := all.add(plan.Disk{Name: "c"})
-	require.NoError(t, err)
+	third := testtool.Must(all.add(plan.Disk{Name: "c"}))(t)
 	require.EqualValues(t, 1, third[0].LUN)
 }
 
@@ -33,8 +31,7 @@ func TestNamesAndNumbers(t *testing.T) {
 		d.LUN = lun
 		return d
 	}
-	_, err := all.add(named("a.raw", 0, false), named("3", 2, false))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(all.add(named("a.raw", 0, false), named("3", 2, false))))
 	for _, one := range []plan.Disk{named("a.raw", 70, true), named("1", 70, true),
 		named("2", 70, true), named("x", 3, true), named("failed", 0, false),
 		named("x", 4, false)} {
@@ -46,11 +43,9 @@ func TestNamesAndNumbers(t *testing.T) {
 		}
 		require.ErrorContains(t, err, advice)
 	}
-	snapshot, err := all.add(plan.Disk{Name: "a.raw@s"})
-	require.NoError(t, err)
+	snapshot := testtool.Must(all.add(plan.Disk{Name: "a.raw@s"}))(t)
 	require.EqualValues(t, 5, snapshot[0].LUN, "3 is a name, and 4 is another volume's")
-	_, err = all.add(named("failed", 4, true))
-	require.NoError(t, err, "the volume itself")
+	require.NoError(t, testtool.Err(all.add(named("failed", 4, true))), "the volume itself")
 }
 
 // TestVolumesOfEarlierVersions: a volume may be called like another one's number since before names
@@ -65,13 +60,11 @@ func TestVolumesOfEarlierVersions(t *testing.T) {
 		{named("a", 1), named("1", 2)}, {named("2", 1), named("1", 2)}} {
 		var all table
 		for _, one := range disks {
-			_, err := all.add(one)
-			require.NoError(t, err, one.Name)
+			require.NoError(t, testtool.Err(all.add(one)), one.Name)
 		}
 		_, err := all.add(plan.Disk{Name: "1"})
 		require.ErrorAs(t, err, new(*NameTakenError), "an image comes later")
-		_, err = all.add(named("b", 1))
-		require.ErrorContains(t, err, "LUN 1 is already used by")
+		require.ErrorContains(t, testtool.Err(all.add(named("b", 1))), "LUN 1 is already used by")
 	}
 }
 
@@ -81,8 +74,7 @@ func TestNamesOfVolumes(t *testing.T) {
 	var d Disks
 	image := plan.Disk{Name: "vm.raw"}
 	image.LUN = 65
-	_, err := d.table.add(image)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.table.add(image)))
 	number := func(name string) (lun uint16) {
 		for lun = 64; !d.TakeNumber(name, lun); lun++ {
 		}
@@ -108,8 +100,7 @@ func TestNamesOfVolumes(t *testing.T) {
 	for name, lun := range map[string]uint16{"vm1": 0, "67": 0, "68": 0, "x": 68, "y": 67} {
 		other := plan.Disk{Name: name}
 		other.LUN = lun
-		_, err := d.table.add(other)
-		require.ErrorAs(t, err, new(*NameTakenError), name)
+		require.ErrorAs(t, testtool.Err(d.table.add(other)), new(*NameTakenError), name)
 	}
 	d.DropVolume("vm1")
 	require.NoError(t, d.AddVolume(Volume{Name: "64"}, false))

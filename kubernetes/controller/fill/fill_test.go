@@ -466,9 +466,7 @@ func TestPolicy(t *testing.T) {
 			require.NoError(t, w.Update(t.Context(), i))
 			var policy []signature.Key
 			if c.policy != nil {
-				var err error
-				policy, err = signature.ParseKeys([]byte(strings.Join(c.policy, "\n")))
-				require.NoError(t, err)
+				policy = testtool.Must(signature.ParseKeys([]byte(strings.Join(c.policy, "\n"))))(t)
 			}
 			w.r.Keys = func(_ context.Context, in, name string) ([]signature.Key, string,
 				string, error) {

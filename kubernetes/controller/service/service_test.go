@@ -326,14 +326,12 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		// The cache has no object without our label.
 		w.r.Client = controllertest.Labelled(w.WithWatch, v1alpha1.LabelIdentity,
 			&appsv1.Deployment{})
-		_, err = w.reconcile()
-		require.Error(t, err)
+		require.Error(t, testtool.Err(w.reconcile()))
 		require.Contains(t, w.condition(v1alpha1.ConditionServed).Message,
 			"the Deployment vmid-vm1 is there already, and not of this VMIdentity")
 		require.NoError(t, w.Delete(t.Context(), w.identity()))
 		for range 4 {
-			_, err = w.reconcile()
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(w.reconcile()))
 		}
 		require.NotContains(t, w.identity().Finalizers, v1alpha1.FinalizerService)
 		require.NoError(t, w.Get(t.Context(), made, theirs))

@@ -285,8 +285,7 @@ func TestKeys(t *testing.T) {
 	}
 	host, _, _ := strings.Cut(s.image(), "/")
 	tag := host + "/vm/a:1"
-	got := keys(tag, "", "")
-	require.Len(t, got, 1)
+	require.Len(t, keys(tag, "", ""), 1)
 	require.Empty(t, keys(host+"/other/a:1", "NotSigned", ""))
 	require.Empty(t, keys("https://example.com/a.qcow2", "NotSigned", ""))
 	require.Empty(t, keys("no image: @", "Invalid", ""))

@@ -37,9 +37,7 @@ func newCopyBench(t testing.TB, change ...func(one, two *LUN)) *copyBench {
 	for _, c := range change {
 		c(&luns[0], &luns[1])
 	}
-	var err error
-	b.d, err = NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper"}, luns)
-	require.NoError(t, err)
+	b.d = testtool.Must(NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper"}, luns))(t)
 	b.nexus = b.attach("iqn.a", 0)
 	return b
 }

@@ -322,8 +322,7 @@ func TestOneDiskTwiceAtOnce(t *testing.T) {
 	require.ErrorContains(t, b.d.disks.Add(twin), "LUN 3 has the same identifier as LUN 2")
 	close(gate)
 	require.NoError(t, <-done)
-	err := b.d.disks.Add(twin)
-	require.ErrorContains(t, err, "LUN 3 has the same identifier as LUN 2")
+	require.ErrorContains(t, b.d.disks.Add(twin), "LUN 3 has the same identifier as LUN 2")
 	require.Equal(t, 1, disk.count("write"))
 
 	broken, _ := another(8, func(l *LUN) {
@@ -331,8 +330,7 @@ func TestOneDiskTwiceAtOnce(t *testing.T) {
 		l.Store = &keptStore{fail: errors.New("it cannot be read")}
 	})
 	for range 2 { // the first try leaves nothing behind
-		err = b.d.disks.Add(broken)
-		require.ErrorContains(t, err, "it cannot be read")
+		require.ErrorContains(t, b.d.disks.Add(broken), "it cannot be read")
 	}
 }
 

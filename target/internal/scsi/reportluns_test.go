@@ -125,8 +125,7 @@ func TestNewDeviceRefuses(t *testing.T) {
 	} {
 		l := good()
 		c.change(&l)
-		_, err := NewDevice(Options{}, []LUN{l})
-		require.EqualError(t, err, c.want)
+		require.EqualError(t, testtool.Err(NewDevice(Options{}, []LUN{l})), c.want)
 	}
 	_, err := NewDevice(Options{}, []LUN{good(), good()})
 	require.EqualError(t, err, "LUN 1 is given to two disks; give each a number of its own")
