@@ -11,7 +11,6 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -244,26 +243,12 @@ type served struct {
 	attend  func()       // runs what the daemon is for, and ends with it; nil: it has no such end
 }
 
-// startGCPercent lets the heap grow to 16 MiB while the disks are opened. Validating large images
-// makes garbage that is not worth collecting before the disks are ready. In percent, like GOGC.
-const startGCPercent = 400
-
-// startGCTime is how long startGCPercent lasts after the disks are ready: the first initiators log
-// in then.
-const startGCTime = time.Second
-
-// memoryLimit is the size of the heap, in bytes, from which on garbage is collected at once. What
-// an image contains is bounded, but startGCPercent would let its garbage grow to four times that.
-const memoryLimit = 192 << 20
-
 // run serves until ctx ends.
 func (s *served) run(ctx context.Context) error {
+	// From this size of the heap on, garbage is collected at once. The rest is for all else.
 	before := debug.SetMemoryLimit(-1)
-	debug.SetMemoryLimit(min(heapLimit(containerMemory()), before))
+	debug.SetMemoryLimit(min(containerMemory()/4*3, before))
 	defer debug.SetMemoryLimit(before)
-	percent := debug.SetGCPercent(startGCPercent)
-	collect := sync.OnceFunc(func() { debug.SetGCPercent(percent) })
-	defer collect()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	go func() { // nobody waits for it, because it may hang in a read
@@ -272,10 +257,8 @@ func (s *served) run(ctx context.Context) error {
 			return
 		case <-s.daemon.Ready():
 		}
-		time.AfterFunc(startGCTime, func() {
-			collect()
-			debug.FreeOSMemory() // a daemon at rest would keep the garbage of its start for ever
-		})
+		// A daemon at rest would keep the garbage of its start for ever.
+		time.AfterFunc(time.Second, debug.FreeOSMemory)
 		if err := s.usable(); err != nil {
 			stop(err)
 			return
@@ -316,7 +299,3 @@ func parseMemoryMax(text string) int64 {
 	}
 	return n
 }
-
-// heapLimit is the size of the heap, in bytes, from which on garbage is collected at once: a part
-// of what the container may use, if that is little. The rest is for what is not in the heap.
-func heapLimit(container int64) int64 { return min(memoryLimit, container/4*3) }
