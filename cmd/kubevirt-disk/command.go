@@ -123,7 +123,7 @@ func (c *command) run(a *app, now *status.Status, user string) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.stdin, a.stdout, a.stderr
 	cmd.Env = append(os.Environ(), env...)
 	defer close(c.ended)
-	// Asked for before the command runs: it may want a signal at once, which would end this process.
+	// Asked for before the command runs: it may want one at once, which would end this process.
 	others := make(chan os.Signal, 4)
 	signal.Notify(others, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
 	defer close(others)
