@@ -120,6 +120,9 @@ func (w *world) goes(unknown string) {
 	for range 5 {
 		_, err := w.reconcile()
 		require.NoError(w.t, err)
+		if unknown == claims {
+			w.kubernetes() // the server's pod goes with its Deployment
+		}
 	}
 	again()
 	w.converge()
