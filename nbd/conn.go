@@ -229,7 +229,6 @@ type run struct {
 	buf  *memory.Buffer // of the request
 	more []*memory.Buffer
 	long bool // it counts in conn.long
-	late bool // it executes requests that wait for storage
 	// single says that the request is a read of one piece, which may be left for later
 	single bool
 	// blind says that the run has set conn.blind
@@ -271,7 +270,7 @@ type lateRequest struct {
 
 // lateLoop executes requests that wait for storage.
 func (c *conn) lateLoop(turn *serving.Turn) {
-	run := &run{Turn: turn, c: c, late: true}
+	run := &run{Turn: turn, c: c}
 	run.r.Executor = run
 	err := run.workLate()
 	if ferr := c.tx.Flush(); err == nil {
@@ -370,7 +369,7 @@ func (run *run) Waits() (time.Duration, error) {
 // Blocks implements serving.Executor: another goroutine reads meanwhile.
 func (run *run) Blocks() error {
 	switch {
-	case run.late: // what is done goes out first
+	case run.Late: // what is done goes out first
 		return run.Beside(run.flush)
 	case run.receiving || run.c.srv.disks.Memory.Exhausted():
 		return nil

@@ -251,12 +251,9 @@ func (run *run) enter() {
 	}
 }
 
-// leave is Leave after a read or write of one piece, whose time tells how fast the disk is. That of
-// a read that waits for storage tells of those before it, too.
+// leave is Leave after a read or write of one piece, whose time tells how fast the disk is.
 func (run *run) leave() {
-	if !run.r.Waited() && !run.late {
-		run.c.disk.Took(time.Since(run.begun))
-	}
+	run.Took(&run.r, run.c.disk, time.Since(run.begun))
 	run.Leave()
 }
 

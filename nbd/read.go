@@ -16,7 +16,7 @@ func (run *run) read() error {
 		return err
 	}
 	defer d.End()
-	if !run.late {
+	if !run.Late {
 		c.bytesRead.Add(q.length)
 	}
 	switch {

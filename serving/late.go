@@ -26,7 +26,9 @@ var ErrLater = errors.New("the request waits for storage")
 // returns false or its turn is no longer Reading. HandOn is as for NewReader, and also called
 // before a goroutine begins. Close follows.
 func NewLate[T any](s *Disks, c *Conn, loop func(*Turn), handOn func()) *Late[T] {
-	return &Late[T]{role: s.NewReader(c, loop, handOn)}
+	l := &Late[T]{role: s.NewReader(c, loop, handOn)}
+	l.role.late = true
+	return l
 }
 
 // Postpone leaves a request to the reader.

@@ -61,6 +61,7 @@ type Reader struct {
 	conn   *Conn
 	loop   func(*Turn)
 	handOn func()
+	late   bool // it executes what was left to a Late
 
 	// busy is the number of the current disk call of the goroutine with the role, or 0.
 	busy  atomic.Uint64
@@ -74,6 +75,7 @@ type Reader struct {
 // finishes its current request.
 type Turn struct {
 	Reading bool // it has the role; only the goroutine itself may look
+	Late    bool // the role is a Late's: its requests have been told to wait for storage
 
 	reader *Reader
 	call   uint64      // number of its disk call as the reader; 0: none
@@ -103,7 +105,7 @@ func (s *Disks) NewReader(c *Conn, loop func(*Turn), handOn func()) *Reader {
 // Run reads on the calling goroutine. It returns when this goroutine has lost the role, or the
 // connection has ended.
 func (r *Reader) Run() {
-	t := &Turn{reader: r, Reading: true}
+	t := &Turn{reader: r, Reading: true, Late: r.late}
 	r.turn = t
 	r.loop(t)
 	if t.lost.Load() {
@@ -224,9 +226,10 @@ func (t *Turn) Beside(f func() error) error {
 	return err
 }
 
-// Took notes the time that a read or write took in the disk.
-func (d *Disk) Took(took time.Duration) {
-	if took > slowCall {
+// Took notes the time that a read or write took in the disk. That tells nothing of the disk if the
+// request has waited for far content, or is a Late's, and has waited for those before it.
+func (t *Turn) Took(r *Request, d *Disk, took time.Duration) {
+	if took > slowCall && !t.Late && !r.Waited() {
 		d.stall.armed.Store(slowCalls)
 	}
 }

@@ -93,7 +93,7 @@ func TestAStalledReaderIsReplaced(t *testing.T) {
 func TestASlowDiskGetsSeveralRequests(t *testing.T) {
 	s, d := oneDisk(t, nil)
 	q := newQueue(t, s)
-	d.Took(slowCall + 1)
+	new(Turn).Took(&Request{}, d, slowCall+1)
 	answer, entered := make(chan struct{}), make(chan bool)
 	for range slowCalls {
 		q.requests <- func(turn *Turn) {

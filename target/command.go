@@ -352,9 +352,8 @@ func (c *conn) observe(t *task, status uint8) {
 	// it may have waited for data, not for the disk
 	aborted := status == uint8(scsi.StatusTaskAborted)
 	once := op == serving.OpRead && moved <= chunkSize || op == serving.OpWrite
-	late := t.owner != nil && t.owner.late // its time tells of the reads before it, too
-	if once && !aborted && !late && !t.scsi.Waited() {
-		t.scsi.Disk().Took(now - t.begun)
+	if once && !aborted && t.owner != nil {
+		t.owner.Took(&t.scsi.Request, t.scsi.Disk(), now-t.begun)
 	}
 	t.sess.work.count(op, moved)
 	if status == uint8(scsi.StatusGood) {

@@ -120,7 +120,6 @@ type runner struct {
 	queued int            // weight of the queue after its last response; see Sender.WeightLocked
 	task   *task          // its current or last command; see ownsLocked
 	buf    *memory.Buffer // filled by a read, but not queued yet
-	late   bool           // it executes reads that wait for storage
 	// single says that the command is a read of one piece, which may be left for later
 	single bool
 }

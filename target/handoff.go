@@ -17,7 +17,7 @@ const shareAfter = time.Millisecond
 // enter marks the begin of a disk call of the reader. It does nothing for other goroutines.
 func (c *conn) enter(run *runner, t *task) {
 	d := t.scsi.Disk()
-	if d == nil || !run.late && run.Reading && c.shares(t, d) && run.Share(d) {
+	if d == nil || !run.Late && run.Reading && c.shares(t, d) && run.Share(d) {
 		return
 	}
 	run.Enter(d)
@@ -52,7 +52,7 @@ func (r *runner) Waits() (timeout time.Duration, err error) {
 // goroutine for each read would cost more than the read.
 func (r *runner) Blocks() error {
 	switch {
-	case r.late: // the reads before this one are answered first
+	case r.Late: // the reads before this one are answered first
 		if err := r.Beside(r.conn.tx.Flush); err != nil {
 			r.conn.fail(err)
 			return serving.ErrAborted
@@ -76,7 +76,7 @@ func (c *conn) postpone(t *task) {
 
 // lateLoop executes reads that wait for storage.
 func (c *conn) lateLoop(turn *serving.Turn) {
-	run := &runner{Turn: turn, conn: c, late: true}
+	run := &runner{Turn: turn, conn: c}
 	defer c.recoverRunner(run)
 	for run.Reading {
 		t, ok := c.late.Next()

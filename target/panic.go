@@ -31,7 +31,7 @@ func (c *conn) recoverRunner(run *runner) {
 	}
 	sess.mu.Unlock()
 	run.buf.Release()
-	if run.Reading && !run.late {
+	if run.Reading && !run.Late {
 		c.releaseReader()
 	}
 	c.panicked(p)

@@ -61,7 +61,6 @@ type run struct {
 	q     *queue
 	busy  bool // it has executed something since it slept
 	taken uint // how often it has looked for a request
-	late  bool // it executes requests that wait for storage
 	// it waits for storage although others of the ring may have to begin, as none could be taken
 	insists bool
 	left    bool // guarded by conn.mu; the request is given up because its ring stops
@@ -238,7 +237,7 @@ func (run *run) begin(write bool) error {
 // A few wait there, so that both have something to do all the time. Writes are not shared: the
 // kernel makes one at a time in a file, so the second thread would only wait for the first one.
 func (run *run) shares(length int64) bool {
-	return length >= sharedFrom && !run.late && run.Reading && run.q.late.Waiting() < 2 &&
+	return length >= sharedFrom && !run.Late && run.Reading && run.q.late.Waiting() < 2 &&
 		run.q.waiting()
 }
 
@@ -410,8 +409,8 @@ func (run *run) Waits() (time.Duration, error) {
 // the ring before it waits: so storage has as much to do as the guest wants, and both share that.
 func (run *run) Blocks() error {
 	switch q := run.q; {
-	case !run.late && !run.Reading:
-	case !run.late, run.req.cost == 0, !run.insists && !q.stop.Load() && q.waiting():
+	case !run.Late && !run.Reading:
+	case !run.Late, run.req.cost == 0, !run.insists && !q.stop.Load() && q.waiting():
 		return serving.ErrLater
 	default:
 		run.insists = false
@@ -428,9 +427,8 @@ func (run *run) note(n int64, err error) {
 	c := run.q.c
 	c.commands.Add(1)
 	now := time.Since(c.since)
-	// Its time tells how fast the disk is, unless it was told before that it has to wait.
-	if run.req.kind <= blkOut && !run.r.Waited() && !run.late {
-		c.disk.Took(now - run.begun)
+	if run.req.kind <= blkOut {
+		run.Took(&run.r, c.disk, now-run.begun)
 	}
 	done := serving.RequestEvent{Client: c.client.Name(), Op: run.kind,
 		Duration: now - run.req.arrived}

@@ -83,8 +83,8 @@ func (q *queue) start() error {
 	q.c.running.Add(1)
 	c, handOn := &q.c.Conn, func() { q.active.Add(1) }
 	disks := q.c.srv.disks
-	q.role = disks.NewReader(c, func(t *serving.Turn) { q.loop(t, false) }, handOn)
-	q.late = serving.NewLate[*request](disks, c, func(t *serving.Turn) { q.loop(t, true) }, handOn)
+	q.role = disks.NewReader(c, q.loop, handOn)
+	q.late = serving.NewLate[*request](disks, c, q.loop, handOn)
 	q.active.Add(1)
 	go q.role.Run()
 	return nil
@@ -284,9 +284,9 @@ func (q *queue) forgetCalls() {
 }
 
 // loop is what a goroutine with the role does.
-func (q *queue) loop(turn *serving.Turn, late bool) {
+func (q *queue) loop(turn *serving.Turn) {
 	defer q.active.Done()
-	run := &run{Turn: turn, q: q, late: late}
+	run := &run{Turn: turn, q: q}
 	run.r.Executor = run
 	err := run.work()
 	if err != nil {
@@ -306,7 +306,7 @@ func (run *run) work() (err error) {
 	run.q.tellDriver() // what the former reader had not told
 	for {
 		var ok bool
-		if run.late {
+		if run.Late {
 			if run.q.late.Waiting() == 0 { // before: a new request starts the next goroutine
 				run.q.tellDriver()
 			}

@@ -201,7 +201,7 @@ func TestWhoWaitsBeginsOthers(t *testing.T) {
 	defer c.share.Part()
 	q.late = serving.NewLate[*request](v.disks, &c.Conn, func(*serving.Turn) {}, func() {})
 	defer q.late.Close()
-	run := &run{Turn: &serving.Turn{Reading: true}, q: q, late: true}
+	run := &run{Turn: &serving.Turn{Reading: true, Late: true}, q: q}
 	waits := func() bool {
 		err := run.Blocks()
 		if err == nil {
