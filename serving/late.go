@@ -81,13 +81,6 @@ func (l *Late[T]) Waiting() int {
 	return len(l.all)
 }
 
-// Idle reports whether there is no request.
-func (l *Late[T]) Idle() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return !l.runs
-}
-
 // Left takes away the requests that nobody has begun with.
 func (l *Late[T]) Left() []T {
 	l.mu.Lock()

@@ -1,54 +1,31 @@
 package target_test
 
 import (
-	"context"
 	"net"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// storage is a disk whose first half is not in the page cache. Whoever waits for it waits for
-// arrives.
-type storage struct {
-	*disktest.Memory
-	arrives chan struct{}
-	waiting atomic.Int32
-	broken  bool // it panics when it arrives
-}
-
-// startStorage serves it as LUN 1. It also returns the first MiB of its content.
-func startStorage(t *testing.T, change ...func(*options)) (*server, *storage, []byte) {
-	d := &storage{Memory: disktest.NewMemory(diskSize), arrives: make(chan struct{})}
+// startStorage serves a disk that is not in the page cache as LUN 1. It also returns the first MiB
+// of its content.
+func startStorage(t *testing.T, change ...func(*options)) (*server, *disktest.Storage, []byte) {
+	d := disktest.NewStorage(disktest.NewMemory(diskSize))
 	content := pattern(1<<20, 5)
-	require.NoError(t, testtool.Err(d.Memory.WriteAt(t.Context(), content, 0)))
-	change = append(change, func(o *options) { o.LUNs[0].Disk = d })
-	return start(t, change...), d, content
-}
-
-func (d *storage) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	if off < diskSize/2 {
-		if ctx == disk.Cached {
-			return 0, disk.ErrNotNow
-		}
-		d.waiting.Add(1)
-		<-d.arrives
-		d.waiting.Add(-1)
-		if d.broken {
-			panic("a bug in the disk")
-		}
-	}
-	return d.Memory.ReadAt(ctx, p, off)
+	_, err := d.WriteAt(t.Context(), content, 0)
+	require.NoError(t, err)
+	change = slices.Insert(change, 0, func(o *options) { o.LUNs[0].Disk = d })
+	s := start(t, change...)
+	t.Cleanup(d.Arrive)
+	return s, d, content
 }
 
 const late = 24 // reads that wait
@@ -76,7 +53,7 @@ func TestReadsThatWaitForStorage(t *testing.T) {
 		c.Forget(all[i])
 		all = slices.Delete(all, i, i+1)
 	}
-	close(d.arrives)
+	d.Arrive()
 	for _, task := range all {
 		at := int(task.CmdSN()-all[0].CmdSN()+1) * 8 * tt.BlockSize // the first was aborted
 		require.Equal(t, content[at:at+8*tt.BlockSize], task.MustFinish(t).Data)
@@ -90,18 +67,20 @@ func TestReadsThatWaitForStorage(t *testing.T) {
 func TestLateReadsLeaveNothing(t *testing.T) {
 	for _, broken := range []bool{false, true} {
 		s, d, _ := startStorage(t, func(o *options) { o.Log = zap.NewNop() })
-		d.broken = broken
+		if broken {
+			d.Then = func() { panic("a bug in the disk") }
+		}
 		before := s.MemoryInUse()
 		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
 		startLate(t, c)
-		testtool.Eventually(t, func() bool { return d.waiting.Load() > 0 }, "a read waits")
+		testtool.Eventually(t, func() bool { return d.Waiting() > 0 }, "a read waits")
 		if !broken {
 			require.NoError(t, c.Reset())
 			testtool.Eventually(t, func() bool { return len(s.Sessions()) == 0 }, "it has ended")
 		}
-		close(d.arrives)
+		d.Arrive()
 		testtool.Eventually(t, func() bool {
-			return s.MemoryInUse() == before && d.waiting.Load() == 0
+			return s.MemoryInUse() == before && d.Waiting() == 0
 		}, "nothing is held: %v", func() any { return s.MemoryInUse() - before })
 		s.bugs = s.seen.count("panic")
 		require.Equal(t, broken, s.bugs > 0)
@@ -112,7 +91,7 @@ func TestLateReadsLeaveNothing(t *testing.T) {
 // and goes, says nothing about the disk: neither that a call of it stalls, nor that one fails.
 func TestLateReadsOfAPeerThatGoes(t *testing.T) {
 	s, d, _ := startStorage(t)
-	close(d.arrives)
+	d.Arrive()
 	c, nc := s.loginFrom(t, "127.0.0.1", tt.LoginOptions{})
 	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(64<<10))
 	const blocks = 64

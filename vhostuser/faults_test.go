@@ -8,7 +8,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -152,10 +151,9 @@ func TestMemoryIsGivenBack(t *testing.T) {
 		"removed": func(v *served) { _, _ = v.disks.Remove(1) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := &waiting{Memory: disktest.NewMemory(diskSize), arrives: make(chan struct{})}
-			arrive := sync.OnceFunc(func() { close(m.arrives) })
+			m := disktest.NewStorage(disktest.NewMemory(diskSize))
 			v := serve(t, m)
-			t.Cleanup(arrive)
+			t.Cleanup(m.Arrive)
 			before, fds := mappings(t), descriptors(t)
 			d := v.dial(t, vhosttest.Options{})
 			const requests = 10
@@ -165,14 +163,14 @@ func TestMemoryIsGivenBack(t *testing.T) {
 				require.NoError(t, err)
 			}
 			require.NoError(t, d.Read(0, diskSize/2, make([]byte, 4096)))
-			testtool.Eventually(t, func() bool { return m.waited.Load() > 0 })
+			testtool.Eventually(t, func() bool { return m.Waiting() > 0 })
 			end(v)
 			require.NoError(t, d.Conn().WaitClosed())
-			arrive()
+			m.Arrive()
 			testtool.Eventually(t, func() bool {
 				return v.said("vhost-user connection ended") == 1
 			})
-			require.GreaterOrEqual(t, len(d.Inflight().Taken(0)), requests-int(m.waited.Load()))
+			require.GreaterOrEqual(t, len(d.Inflight().Taken(0)), requests-m.Waited())
 			require.NoError(t, d.Close())
 			testtool.Eventually(t, func() bool { return mappings(t) == before })
 			testtool.Eventually(t, func() bool { return descriptors(t) <= fds })
@@ -214,13 +212,13 @@ func TestDisabledUntilEnabled(t *testing.T) {
 // TestScarceMemory: when memory is scarce, a ring has a few requests that wait, and the others stay
 // with the guest meanwhile.
 func TestScarceMemory(t *testing.T) {
-	m := &waiting{Memory: disktest.NewMemory(diskSize), arrives: make(chan struct{})}
+	m := disktest.NewStorage(disktest.NewMemory(diskSize))
 	v := serve(t, m)
 	d := v.dial(t, vhosttest.Options{})
 	v.disks.Memory.Charge(serving.DefaultMemory)
 	tickets := begin(t, d, 40, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
 	testtool.Eventually(t, func() bool { return len(d.Inflight().Taken(0)) == fewRequests })
-	close(m.arrives)
+	m.Arrive()
 	for _, ticket := range tickets {
 		require.NoError(t, testtool.Err(ticket.Wait()))
 	}

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -416,10 +415,11 @@ func TestMemoryComesAndGoes(t *testing.T) {
 // TestStorageThatWaits: a read that waits for storage does not hold up others of its ring, and a
 // ring that stops waits for it.
 func TestStorageThatWaits(t *testing.T) {
-	m := &waiting{Memory: disktest.NewMemory(diskSize), arrives: make(chan struct{})}
+	m := disktest.NewStorage(disktest.NewMemory(diskSize))
 	v := serve(t, m)
 	d := v.dial(t, vhosttest.Options{})
-	require.NoError(t, d.Read(0, arrived, make([]byte, 4096)), "told, though nothing follows")
+	require.NoError(t, d.Read(0, diskSize/2-4096, make([]byte, 4096)),
+		"told, though nothing follows")
 	var late []*vhosttest.Ticket
 	for i := range 10 {
 		ticket := testtool.Must(d.Begin(0, vhosttest.Command{Type: vhosttest.TypeRead,
@@ -428,32 +428,9 @@ func TestStorageThatWaits(t *testing.T) {
 	}
 	require.NoError(t, d.Read(0, diskSize/2, make([]byte, 4096)))
 	require.Len(t, d.Inflight().Taken(0), len(late))
-	close(m.arrives)
+	m.Arrive()
 	for _, ticket := range late {
 		require.NoError(t, testtool.Err(ticket.Wait()))
 	}
 	require.Empty(t, d.Inflight().Taken(0))
-}
-
-// waiting has the second half of its content in the page cache.
-type waiting struct {
-	*disktest.Memory
-	arrives chan struct{}
-	waited  atomic.Int32 // so many calls
-}
-
-// arrived is a block of a waiting disk that is there when somebody waits for it.
-const arrived = diskSize/2 - 4096
-
-func (w *waiting) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	if off < diskSize/2 {
-		if ctx == disk.Cached {
-			return 0, disk.ErrNotNow
-		}
-		if off != arrived {
-			w.waited.Add(1)
-			<-w.arrives
-		}
-	}
-	return w.Memory.ReadAt(ctx, p, off)
 }

@@ -1,0 +1,162 @@
+package nbd
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
+)
+
+const late = 24 // reads that wait
+
+// serveStorage serves a disk that is not in the page cache. Each of its blocks is full of its
+// number.
+func serveStorage(t *testing.T) (*served, *disktest.Storage) {
+	t.Helper()
+	d := disktest.NewStorage(disktest.NewMemory(diskSize))
+	for i := range late {
+		_, err := d.WriteAt(t.Context(), lateBlock(i), int64(i)*4096)
+		require.NoError(t, err)
+	}
+	v := serve(t, 1, func(o *serving.Options) { o.Disk, o.Access = d, serving.AccessWriteShared })
+	t.Cleanup(d.Arrive)
+	return v, d
+}
+
+func lateBlock(i int) []byte { return bytes.Repeat([]byte{byte(1 + i)}, 4096) }
+
+// readLate begins with that many reads, which have the first cookies.
+func (c *client) readLate(n int) {
+	c.t.Helper()
+	var all []byte
+	for i := range n {
+		all = append(all, c.request(cmdRead, 0, uint64(i%late)*4096, 4096, nil)...)
+	}
+	c.send(all)
+}
+
+// finishLate takes the answers of readLate, in any order.
+func (c *client) finishLate(n int) {
+	c.t.Helper()
+	seen := map[uint64]bool{}
+	for range n {
+		cookie, a := c.answer(func(uint64) (uint16, uint64) { return cmdRead, 4096 })
+		c.good(a)
+		require.False(c.t, seen[cookie])
+		seen[cookie] = true
+		for _, data := range a.data {
+			require.Equal(c.t, lateBlock(int(cookie-1)%late), data)
+		}
+	}
+}
+
+// TestReadsThatWaitForStorage: they hold up nobody, and get their own data.
+func TestReadsThatWaitForStorage(t *testing.T) {
+	for name, mode := range modes {
+		t.Run(name, func(t *testing.T) {
+			v, d := serveStorage(t)
+			c := v.open(t, "", mode)
+			c.readLate(late)
+			require.Equal(t, make([]byte, 4096), c.readAt(diskSize/2, 4096))
+			c.writeAt(diskSize/2, []byte("abc"))
+			require.Zero(t, c.do(cmdFlush, 0, 0, 0, nil).code)
+			require.Equal(t, []byte("abc"), c.readAt(diskSize/2, 3))
+			d.Arrive()
+			c.finishLate(late)
+			c.alive()
+		})
+	}
+}
+
+// TestEndsWithLateReads: whatever ends a connection with reads that wait for storage, the session
+// is gone at once, and nothing is held when the storage has answered.
+func TestEndsWithLateReads(t *testing.T) {
+	for name, end := range map[string]func(v *served, c *client){
+		"closed": func(_ *served, c *client) { require.NoError(t, c.Close()) },
+		"disconnects": func(_ *served, c *client) {
+			c.send(c.request(cmdDisconnect, 0, 0, 0, nil))
+		},
+		"kicked": func(v *served, _ *client) {
+			v.EndSessions(func(status.Session) bool { return true })
+		},
+		"removed": func(v *served, _ *client) { _, _ = v.Server.disks.Remove(1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			v, d := serveStorage(t)
+			c := v.open(t, "", structured)
+			c.readLate(late)
+			testtool.Eventually(t, func() bool { return d.Waiting() > 0 })
+			end(v, c)
+			testtool.Eventually(t, func() bool { return len(v.Sessions()) == 0 })
+			require.Positive(t, d.Waiting())
+			d.Arrive()
+			testtool.Eventually(t, func() bool {
+				return d.Waiting() == 0 && v.Server.disks.Memory.Used() == 0
+			})
+		})
+	}
+}
+
+// TestABugInALateRead ends the connection, and nothing is held.
+func TestABugInALateRead(t *testing.T) {
+	v, d := serveStorage(t)
+	d.Then = func() { panic("a bug in the disk") }
+	c := v.open(t, "", structured)
+	c.readLate(late)
+	testtool.Eventually(t, func() bool { return d.Waiting() > 0 })
+	d.Arrive()
+	testtool.Eventually(t, func() bool {
+		return len(v.Sessions()) == 0 && v.Server.disks.Memory.Used() == 0
+	})
+}
+
+// TestShutdownAnswersLateReads: what was read from the connection is answered first.
+func TestShutdownAnswersLateReads(t *testing.T) {
+	v, d := serveStorage(t)
+	c := v.open(t, "", structured)
+	c.readLate(late)
+	testtool.Eventually(t, func() bool { return d.Waiting() == late },
+		"each has a goroutine, as the disk is stuck")
+	done := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testtool.Timeout)
+		defer cancel()
+		done <- v.Shutdown(ctx)
+	}()
+	testtool.Eventually(t, v.conns.Closing)
+	time.Sleep(20 * time.Millisecond) // for the reader to see that
+	d.Arrive()
+	c.finishLate(late)
+	require.NoError(t, <-done)
+}
+
+// TestLateReadsAreFew: of a client that does not wait for answers, so many reads wait beside its
+// reader, and the others as requests that the limit of memory has.
+func TestLateReadsAreFew(t *testing.T) {
+	v, d := serveStorage(t)
+	c := v.open(t, "", structured)
+	const all = 4 * maxLate
+	c.readLate(all)
+	most := func() (n int) {
+		v.Server.mu.Lock()
+		defer v.Server.mu.Unlock()
+		for _, c := range v.conns.All(func(c *conn) bool { return c.late != nil }) {
+			n = max(n, c.late.Waiting())
+		}
+		return n
+	}
+	testtool.Eventually(t, func() bool { return most() >= maxLate/2 })
+	for range 100 {
+		require.LessOrEqual(t, most(), maxLate)
+		time.Sleep(time.Millisecond)
+	}
+	d.Arrive()
+	c.finishLate(all)
+}
