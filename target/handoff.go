@@ -72,6 +72,16 @@ func (c *conn) postpone(t *task) {
 	t.owner = nil
 	s.mu.Unlock()
 	c.late.Postpone(t)
+	if c.Cause() != nil { // a goroutine that has lost the role may come after the end
+		c.dropLate()
+	}
+}
+
+// dropLate ends the postponed reads of a connection that has ended.
+func (c *conn) dropLate() {
+	for _, t := range c.late.Left() {
+		c.abandon(t)
+	}
 }
 
 // lateLoop executes reads that wait for storage.

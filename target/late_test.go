@@ -1,14 +1,17 @@
 package target_test
 
 import (
+	"context"
 	"net"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/internal/pdu"
@@ -108,4 +111,38 @@ func TestLateReadsOfAPeerThatGoes(t *testing.T) {
 	require.NoError(t, nc.Close())
 	testtool.Eventually(t, func() bool { return len(s.Sessions()) == 0 }, "it is gone")
 	require.Empty(t, s.inUse.At(1).Troubles(time.Now()))
+}
+
+// stalling says that storage must be waited for when it is let.
+type stalling struct {
+	*disktest.Storage
+	stalled atomic.Int32
+	gate    chan struct{}
+}
+
+func (d *stalling) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if ctx == disk.Cached {
+		d.stalled.Add(1)
+		<-d.gate
+	}
+	return d.Storage.ReadAt(ctx, p, off)
+}
+
+// TestReadIsLateAfterTheEnd: a goroutine may find out that a read has to wait when it is no reader
+// any more, and the session is gone. The read leaves nothing.
+func TestReadIsLateAfterTheEnd(t *testing.T) {
+	d := &stalling{gate: make(chan struct{})}
+	s, _, _ := startStorage(t, func(o *options) {
+		d.Storage = o.LUNs[0].Disk.(*disktest.Storage)
+		o.LUNs[0].Disk = d
+	})
+	before := s.MemoryInUse()
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
+	c.MustStart(t, tt.Read10(1, 0, 8))
+	testtool.Eventually(t, func() bool { return d.stalled.Load() > 0 }, "the reader is in the disk")
+	require.NoError(t, c.Reset())
+	testtool.Eventually(t, func() bool { return len(s.Sessions()) == 0 }, "it has ended")
+	close(d.gate)
+	testtool.Eventually(t, func() bool { return s.MemoryInUse() == before },
+		"nothing is held: %v", func() any { return s.MemoryInUse() - before })
 }

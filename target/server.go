@@ -101,9 +101,7 @@ func (s *Server) drop(c *conn) {
 	if c.role != nil {
 		c.role.Close()
 		c.late.Close()
-		for _, t := range c.late.Left() {
-			c.abandon(t)
-		}
+		c.dropLate()
 	}
 }
 
