@@ -52,7 +52,7 @@ func newNBDClient(socket string, l generatorLoad, timeout time.Duration) (*nbdCl
 	if err != nil {
 		return nil, err
 	}
-	return &nbdClient{wire: w, addresses: addresses{l: l}}, nil
+	return &nbdClient{wire: w, addresses: addresses{l: l, random: 1}}, nil
 }
 
 // negotiateNBD returns the size of the default export, in bytes.
