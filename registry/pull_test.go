@@ -365,7 +365,8 @@ func TestPullSparseTar(t *testing.T) {
 // TestPullBesideAHole: a file that nobody wants may say that it has an exabyte of zeros.
 func TestPullBesideAHole(t *testing.T) {
 	s, content := store{}, noise(16, 1<<20)
-	image := s.Image(t, tarOf(t, tarFile{Name: "disk/.notes", Content: content[:700], Hole: 1 << 59},
+	image := s.Image(t, tarOf(t,
+		tarFile{Name: "disk/.notes", Content: content[:700], Hole: 1 << 59},
 		tarFile{Name: "disk/a.img", Content: content}))
 	brings(t, newClient(t, transport.Options{}), layoutOf(t, s, image), PullOptions{}, content)
 }
