@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -302,6 +304,19 @@ func (q *Queue) publishLocked() (kick bool) {
 		return q.next-event-1 < q.next-old
 	}
 	return atomic.LoadUint32(q.usedHead)&1 == 0
+}
+
+// state tells which side waits for the other: the indexes of both rings, at which ones who wants to
+// be woken, and how many kicks nobody has read.
+func (q *Queue) state() string {
+	unread := "?"
+	info, _ := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", q.kickFD))
+	if _, rest, ok := strings.Cut(string(info), "eventfd-count:"); ok {
+		unread = strings.TrimSpace(strings.SplitN(rest, "\n", 2)[0])
+	}
+	return fmt.Sprintf("available %d, to be kicked at %d, kicks unread %s; used %d, seen %d, "+
+		"to be called at %d", q.published, uint16(atomic.LoadUint32(q.availEvent)), unread,
+		q.UsedIndex(), q.lastUsed, uint16(atomic.LoadUint32(q.usedEvent)))
 }
 
 // Kick kicks the device, whether it wants that or not.

@@ -251,8 +251,8 @@ func (s *Stream) wait(t *Totals) error {
 			return err
 		}
 		if s.late.Load() {
-			return fmt.Errorf("%w: queue %d, %d requests have ended", ErrTimeout, q.Index,
-				t.Operations)
+			return fmt.Errorf("%w: queue %d, %d requests have ended; %s", ErrTimeout, q.Index,
+				t.Operations, q.state())
 		}
 	}
 	return nil
