@@ -120,9 +120,8 @@ func (d *diskDir) open(what, lock string, synced bool) error {
 		} else if err != nil {
 			return explain(err)
 		}
-		left, unread := durable.Read(filepath.Join(d.path, lock))
-		d.killed = len(left) > 0 || unread != nil && !errors.Is(unread, fs.ErrNotExist)
-		d.lock, err = durable.AcquireLock(filepath.Join(d.path, lock), what+" "+d.path)
+		d.lock, d.killed, err = durable.AcquireDiskLock(filepath.Join(d.path, lock),
+			what+" "+d.path)
 	}
 	if err != nil {
 		if errors.As(err, new(*durable.LockedError)) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -32,39 +33,51 @@ const maxHolder = 256
 // AcquireLock locks the file at path, makes it if need be, and writes this process's number into
 // it. what names the locked thing in a LockedError. After ErrLockGone the caller tries again.
 func AcquireLock(path, what string) (*os.File, error) {
+	f, _, err := acquireLock(path, what, os.O_CREATE)
+	return f, err
+}
+
+// AcquireDiskLock is AcquireLock for whoever empties the lock file at its end. killed reports that
+// the one before has not.
+func AcquireDiskLock(path, what string) (lock *os.File, killed bool, err error) {
 	return acquireLock(path, what, os.O_CREATE)
 }
 
 // AcquireExistingLock is AcquireLock for what is to be removed. If there is no lock file, nobody
 // has used the thing, and the error is fs.ErrNotExist. After any other error somebody may use it.
 func AcquireExistingLock(path, what string) (*os.File, error) {
-	return acquireLock(path, what, 0)
+	f, _, err := acquireLock(path, what, 0)
+	return f, err
 }
 
-func acquireLock(path, what string, create int) (*os.File, error) {
-	f, err := osfile.OpenFile(path, os.O_RDWR|create, 0o600)
-	if err != nil {
-		return nil, err
+func acquireLock(path, what string, create int) (f *os.File, used bool, err error) {
+	if f, err = osfile.OpenFile(path, os.O_RDWR|create, 0o600); err != nil {
+		return nil, false, err
 	}
 	if err := flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			err = &LockedError{Path: what, Holder: readHolder(f)}
 		}
-		return nil, errors.Join(err, f.Close())
+		return nil, false, errors.Join(err, f.Close())
 	}
 	current, err := flock.HasName(f, path)
 	if err == nil && !current {
 		err = ErrLockGone
 	}
+	var info fs.FileInfo
+	if err == nil {
+		info, err = f.Stat()
+	}
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, false, errors.Join(err, f.Close())
 	}
-	// This is only for messages, so a full disk does not matter.
-	if f.Truncate(0) == nil {
-		host, _ := os.Hostname()
-		fmt.Fprintf(f, "%d %s\n", os.Getpid(), host)
-	}
-	return f, nil
+	// The content is only for messages, so a full disk does not matter. The length is not: see
+	// AcquireDiskLock. It needs no space.
+	host, _ := os.Hostname()
+	text := fmt.Sprintf("%d %s\n", os.Getpid(), host)
+	_ = f.Truncate(int64(len(text)))
+	_, _ = f.WriteAt([]byte(text), 0)
+	return f, info.Size() > 0, nil
 }
 
 // Holds checks that the path of a lock file still leads to the file that was locked. If somebody
