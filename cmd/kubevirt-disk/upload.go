@@ -17,7 +17,6 @@ import (
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/durable"
-	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/client"
@@ -134,8 +133,8 @@ func (a *app) upload(ctx context.Context, c *client.Client, file, name string) e
 	if part := image.CheckWhole(where); part != nil {
 		return part
 	}
-	if flock.Taken(f, unix.LOCK_SH) {
-		return &durable.LockedError{Path: file, Holder: "another process"}
+	if err := durable.HoldFile(f, file, unix.LOCK_SH); err != nil {
+		return err
 	}
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%q is not a regular file: to send data from a pipe, use \"curl -T - "+

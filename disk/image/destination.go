@@ -14,7 +14,6 @@ import (
 
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/internal/durable"
-	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/words"
 )
@@ -83,9 +82,9 @@ func OpenDevice(path string) (*Destination, error) {
 	if err != nil {
 		return nil, err
 	}
-	if flock.Taken(f, unix.LOCK_EX) { // by who reads it as an image
-		return nil, errors.Join(&durable.LockedError{Path: path, Holder: "another process"},
-			f.Close())
+	// Who reads it as an image holds it, too.
+	if err := durable.HoldFile(f, path, unix.LOCK_EX); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	size, err := f.Seek(0, io.SeekEnd)
 	if err == nil && size == 0 {

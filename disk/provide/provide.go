@@ -96,10 +96,7 @@ func (p *providing) claim() error {
 	if p.opt.ReadOnly {
 		how = unix.LOCK_SH // the file may be the image's own
 	}
-	if flock.Taken(p.file.file, how) {
-		return &durable.LockedError{Path: p.path, Holder: "another process"}
-	}
-	return nil
+	return durable.HoldFile(p.file.file, p.path, how)
 }
 
 // hidden is the path of a file of ours beside the provided one.

@@ -13,7 +13,6 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/durable"
-	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 )
 
@@ -47,8 +46,8 @@ func (f *File) open(why error) (err error) {
 	if f.in, err = osfile.OpenRegular(f.Path); err != nil {
 		return err
 	}
-	if f.info, err = f.in.Stat(); err == nil && flock.Taken(f.in, unix.LOCK_SH) {
-		err = &durable.LockedError{Path: f.Path, Holder: "another process"}
+	if f.info, err = f.in.Stat(); err == nil {
+		err = durable.HoldFile(f.in, f.Path, unix.LOCK_SH)
 	}
 	if err == nil {
 		f.Packed = f.info.Size()

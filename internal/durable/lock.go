@@ -80,6 +80,16 @@ func acquireLock(path, what string, create int) (f *os.File, used bool, err erro
 	return f, info.Size() > 0, nil
 }
 
+// HoldFile locks a file that a person has named, whether or not the file system has locks, for as
+// long as it is open: how is LOCK_SH to read it, and LOCK_EX to write it. If another process uses
+// it after two seconds still, the error is a *LockedError.
+func HoldFile(f *os.File, path string, how int) error {
+	if flock.Taken(f, how) {
+		return &LockedError{Path: path, Holder: "another process"}
+	}
+	return nil
+}
+
 // Holds checks that the path of a lock file still leads to the file that was locked. If somebody
 // has moved its directory, what is saved at the path gets into another one.
 func Holds(lock *os.File, path string) error {
