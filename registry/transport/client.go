@@ -107,10 +107,10 @@ func New(opt Options) (*Client, error) {
 	if err := checkProxies(); err != nil {
 		return nil, err
 	}
-	opt.Timeout = cmp.Or(opt.Timeout, defaultTimeout)
-	opt.FirstTimeout = cmp.Or(opt.FirstTimeout, opt.Timeout)
-	opt.Idle = cmp.Or(opt.Idle, defaultIdle)
-	opt.Turn = min(cmp.Or(opt.Turn, defaultTurn), opt.Timeout)
+	opt.Timeout = cmp.Or(max(opt.Timeout, 0), defaultTimeout)
+	opt.FirstTimeout = cmp.Or(max(opt.FirstTimeout, 0), opt.Timeout)
+	opt.Idle = cmp.Or(max(opt.Idle, 0), defaultIdle)
+	opt.Turn = min(cmp.Or(max(opt.Turn, 0), defaultTurn), opt.Timeout)
 	if opt.Warn == nil {
 		opt.Warn = func(string) {}
 	}
