@@ -118,8 +118,8 @@ func add(ranges *[][2]int64, off, length int64) {
 
 // rangesOf returns a function that reports whether the run at an offset belongs to the ranges, and
 // how long it is.
-func rangesOf(ctx context.Context, d disk.Disk, what, since string) (func(off, length int64) (bool,
-	int64, error), error) {
+func rangesOf(ctx context.Context, d disk.Disk, what, since string) (
+	func(off, length int64) (bool, int64, error), error) {
 	extents, ok := d.(disk.Extenter)
 	switch {
 	case what == status.RangesChanged:

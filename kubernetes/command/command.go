@@ -66,8 +66,9 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 			return s.run(ctx, stderr)
 		},
 	}
-	cmd.SetVersionTemplate(fmt.Sprintf("kubevirt-disk-controller %s\ncommit   %s\ngo       "+
-		"%s\nplatform %s/%s\n", version, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH))
+	cmd.SetVersionTemplate(fmt.Sprintf(
+		"kubevirt-disk-controller %s\ncommit   %s\ngo       %s\nplatform %s/%s\n",
+		version, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH))
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
 	s.flags(cmd.Flags())

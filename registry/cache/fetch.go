@@ -148,8 +148,8 @@ func (b *Blob) find(seg *segment, number, i int64, p []byte) bool {
 
 // await waits for another process that fetches the chunk, if there is one, and reports whether the
 // chunk is here then. If not, nobody else fetches it until unlock.
-func (b *Blob) await(ctx context.Context, seg *segment, number, i int64, p []byte) (unlock func(),
-	found bool) {
+func (b *Blob) await(ctx context.Context, seg *segment, number, i int64, p []byte) (
+	unlock func(), found bool) {
 	begin := time.Now()
 	for look := firstLook; ; look = min(2*look, lastLook) {
 		unlock, err := lockRange(seg.file, sumsAt+i*sumSize, sumSize, unix.F_OFD_SETLK)
