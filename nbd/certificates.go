@@ -89,7 +89,7 @@ func (s *Server) enlist(c *conn, name, form string) error {
 
 // delist ends what enlist began, when the connection's requests have left the disk.
 func (s *Server) delist(c *conn) {
-	c.Requests()
+	c.AwaitRequests()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if h := s.named[c.name]; h != nil && c.enlisted {

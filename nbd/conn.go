@@ -90,7 +90,7 @@ func (c *conn) negotiate() (err error) {
 			return err
 		}
 	}
-	if err := c.srv.conns.Wait(&c.Conn); err != nil {
+	if err := c.srv.conns.AwaitPenalty(&c.Conn); err != nil {
 		return err
 	}
 	c.SetDeadline(time.Now().Add(handshakeTime))
@@ -378,7 +378,7 @@ func (run *run) Blocks() error {
 	c := run.c
 	switch {
 	case run.Late: // what is done goes out first
-		return run.Beside(run.flush)
+		return run.OutsideCall(run.flush)
 	case run.receiving || c.srv.disks.Memory.Exhausted():
 		return nil
 	case run.Reading && run.single:

@@ -82,7 +82,7 @@ func (h *handshake) meta(o option) error {
 		session = ""
 	case err != nil:
 		return h.refuse(o, repErrInvalid, "%v", err)
-	case session != "" && d.Over(h.c.name, session):
+	case session != "" && d.Superseded(h.c.name, session):
 		return h.refuse(o, repErrPolicy, "%v", errOver)
 	case session != "":
 		if h.told, err = tell(d, h.c.name, session); err != nil {

@@ -202,7 +202,7 @@ func (p *passage) leave() {
 func (p *passage) again() {
 	c := p.c
 	defer c.Done()
-	run := &run{Turn: c.role.Without(), c: c, req: p.asked, buf: p.buf, arrived: p.arrived}
+	run := &run{Turn: c.role.WithoutRole(), c: c, req: p.asked, buf: p.buf, arrived: p.arrived}
 	run.r.Executor = run
 	err := run.repeat(&p.hold)
 	if ferr := c.tx.Flush(); err == nil {

@@ -423,7 +423,7 @@ func (h *handshake) choose(d *serving.Disk, name string) error {
 	switch { // whoever removes a disk, or takes it over, ends the connections that it finds
 	case d.Removed():
 		return serving.ErrRemoved
-	case h.c.client.Over(d):
+	case h.c.client.Superseded(d):
 		return errOver
 	}
 	if session != "" {

@@ -65,7 +65,7 @@ func (run *run) readWhole() error {
 		b := c.share.Get(int(n))
 		if b == nil {
 			// the queued replies may have it
-			if err := run.Beside(run.flush); err != nil {
+			if err := run.OutsideCall(run.flush); err != nil {
 				return err
 			}
 			if b = c.share.Get(int(n)); b == nil {

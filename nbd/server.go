@@ -203,7 +203,7 @@ func (f front) Fence(d *serving.Disk, fenced func(string) bool) (serving.Fencing
 		})
 		f.mu.Unlock()
 		for _, c := range conns {
-			if c.client.Over(c.disk) {
+			if c.client.Superseded(c.disk) {
 				c.fail(errOver)
 			}
 			c.giveUp()

@@ -14,16 +14,16 @@ type Refusal struct {
 
 func (r *Refusal) Error() string { return r.text }
 
-// Begin begins a request of a client of a front end without rights of its own, such as
-// reservations. It keeps the disk and its store until Disk.End. Write says that the request changes
-// the disk. The error is a *Refusal, ErrRemoved or disk.ErrReadOnly, and nothing is kept then. It
-// is quick for a client that has used the disk before and still owns it: see Used.
+// Begin begins a request, for a front end whose protocol has no rights of its own, such as
+// reservations. Write says that the request changes the disk. The disk and its store are kept until
+// Disk.End, unless there is an error: a *Refusal, ErrRemoved or disk.ErrReadOnly. Begin is quick
+// for a client that has used the disk before and still owns it: see Used.
 func (c *Client) Begin(d *Disk, write bool) error {
 	if c.used.Load() != d {
 		if c.waitedForFormer() {
 			return c.begin(d, write)
 		}
-		c.all.EndStale(c.peer.name)
+		c.disks.EndStale(c.peer.name)
 	}
 	err := c.begin(d, write)
 	if r, ok := err.(*Refusal); ok && r.former {
@@ -48,7 +48,7 @@ func (c *Client) begin(d *Disk, write bool) error {
 	if !d.Begin() {
 		return ErrRemoved
 	}
-	c.all.KeepOwner(d)
+	c.disks.KeepOwner(d)
 	if write && d.Protected() {
 		d.End()
 		return disk.ErrReadOnly

@@ -24,10 +24,10 @@ func (p *Peer) Name() string { return p.name }
 
 // Client is a session of a peer.
 type Client struct {
-	all  *Disks
-	peer *Peer
-	who  Who // Address may be set later: see SetAddress
-	// gaveUp says that the peer has given up a held request
+	disks *Disks
+	peer  *Peer
+	who   Who // Address may be set later: see SetAddress
+	// gaveUp is set by GaveUp
 	gaveUp atomic.Bool
 	gone   bool                 // guarded by Disks.mu
 	used   atomic.Pointer[Disk] // the disk that Begin has noted last
@@ -50,7 +50,7 @@ func (s *Disks) attachLocked(name string, at *Disk) *Client {
 		s.peers[name] = p
 	}
 	p.sessions.Add(1)
-	c := &Client{all: s, peer: p}
+	c := &Client{disks: s, peer: p}
 	p.clients[c] = struct{}{}
 	return c
 }
@@ -58,7 +58,7 @@ func (s *Disks) attachLocked(name string, at *Disk) *Client {
 // Detach ends a session. When the last session of a peer is gone, so are its claims. Requests whose
 // disk calls still run may end later. A second call does nothing.
 func (c *Client) Detach() {
-	s := c.all
+	s := c.disks
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c.gone {
@@ -85,8 +85,8 @@ func (c *Client) SetAddress(address string) { c.who.Address = address }
 
 // SetLine sets Who.Line. Call it before others may look for it.
 func (c *Client) SetLine(l Line) {
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
+	c.disks.mu.Lock()
+	defer c.disks.mu.Unlock()
 	c.who.Line = l
 }
 
@@ -94,15 +94,14 @@ func (c *Client) SetLine(l Line) {
 func (c *Client) Address() string { return c.who.Address }
 
 // HoldTimeout is how long a request of the client may be held while no content comes. A long time
-// is best for a peer without a time limit, such as QEMU. A peer with a limit, such as Linux, gives
-// a request up that exceeds it, and sends it again. If that happens to the request again, Linux
-// resets the disk and delays all requests of the session. So from the first time on the client gets
-// its answers earlier.
+// is best for a peer without a time limit, such as QEMU. A peer with a limit, such as Linux, aborts
+// a request that exceeds it, and sends it again. When that happens a second time, Linux resets the
+// disk and delays all requests of the session. So the time is shorter after the first abort.
 func (c *Client) HoldTimeout() time.Duration {
 	if c.gaveUp.Load() {
-		return c.all.leastHold
+		return c.disks.leastHold
 	}
-	return c.all.hold
+	return c.disks.hold
 }
 
 // GaveUp notes that the peer has ended a held request (Request.Waiting) by itself.
@@ -117,12 +116,12 @@ func (c *Client) Claim(d *Disk) bool {
 
 // take is the slow path of Claim: the peer is not yet known as owner or guest.
 func (c *Client) take(d *Disk) bool {
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
+	c.disks.mu.Lock()
+	defer c.disks.mu.Unlock()
 	if d.isGuest(c) {
 		return true // it was admitted a moment ago, and a guest must not become the owner
 	}
-	// A request that outlives its session must not bring the claim back.
+	// A request that ends after its session must not bring the claim back.
 	if c.peer.sessions.Load() == 0 || !c.released(d) {
 		if d.isFenced(c) {
 			d.refused(c, time.Now())
@@ -133,8 +132,8 @@ func (c *Client) take(d *Disk) bool {
 	return true
 }
 
-// Admitted reports whether requests of the client have no conflict with the disk's owner. It claims
-// nothing, and takes no lock: whoever fences the client waits for what it was still admitted to.
+// Admitted reports whether the client's requests do not conflict with the disk's owner. It claims
+// nothing, and takes no lock: a fence waits for requests that were admitted before it.
 func (c *Client) Admitted(d *Disk) bool {
 	return !d.exclusive.Load() || d.owner.Load() == c.peer || d.isGuest(c) || c.released(d) ||
 		c.looksOn(d)
@@ -164,8 +163,9 @@ func (d *Disk) held(owner *Peer) bool {
 	return d.handover.Load().Guest != "" || d.busy(owner)
 }
 
-// busy is held without the last reason, which is none for another incarnation of the owner: it is
-// one of the two that the disk is open to.
+// busy reports whether the owner is there, or its writes have not left the disk. Another
+// incarnation of the owner asks this instead of held: that the disk is open to a guest does not
+// keep it out.
 func (d *Disk) busy(owner *Peer) bool {
 	return owner.sessions.Load() > 0 || d.Ranges.Writing(owner.name)
 }
@@ -180,7 +180,7 @@ func (d *Disk) isGuest(c *Client) bool {
 // owner is never fenced.
 func (d *Disk) isFenced(c *Client) bool {
 	s := d.handover.Load()
-	return slices.Contains(s.Fenced, PlainName(c.peer.name)) || s.over(c.peer.name)
+	return slices.Contains(s.Fenced, PlainName(c.peer.name)) || s.superseded(c.peer.name)
 }
 
 // Owner is the name of the disk's owner or last owner, without an incarnation; "": nobody is known
@@ -203,7 +203,7 @@ const maxSameNames = 64
 // machines would then count as one owner. The error is ErrRemoved if the disk is removed (of a
 // first request and RemoveUnused at the same time, one wins), or a *Refusal: see Who.Crowd.
 func (c *Client) FirstUse(d *Disk) error {
-	s := c.all
+	s := c.disks
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d.Removed() {
@@ -251,10 +251,10 @@ func (s *Disks) warnSameNameLocked(d *Disk, first, second *Client) {
 
 // Uses returns the numbers of the disks that a client has accessed, in ascending order.
 func (c *Client) Uses() []uint16 {
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
+	c.disks.mu.Lock()
+	defer c.disks.mu.Unlock()
 	used := []uint16{}
-	for _, d := range c.all.disks {
+	for _, d := range c.disks.disks {
 		if _, ok := d.clients[c]; ok {
 			used = append(used, d.Number)
 		}

@@ -26,7 +26,8 @@ var (
 	ErrRefused = errors.New("the disks are refused")
 )
 
-// EndOf is the label, in metrics, of an end that has its reason in this package. "": it has not.
+// EndOf is the metrics label of the reason why a connection ended; "": not a reason of this
+// package.
 func EndOf(err error) string {
 	switch {
 	case errors.Is(err, ErrClosed):
@@ -47,7 +48,7 @@ func EndOf(err error) string {
 // and why it ended. A front end's own type embeds it, and calls Init first.
 type Conn struct {
 	Arrival
-	// Slowed says that the peer has failed so often that the log has it once a minute.
+	// Slowed says that the peer has failed so often that the log mentions it once a minute only.
 	Slowed bool
 	// Process is the id of the peer's process on this machine; 0: nobody knows it.
 	Process int32
@@ -64,7 +65,7 @@ type Conn struct {
 	stopping bool     // guarded by mu; Stop was called
 }
 
-// Init begins with a connection that was accepted.
+// Init prepares the Conn for a connection that was accepted.
 func (c *Conn) Init(nc net.Conn) {
 	c.nc, c.gone, c.stopped = nc, make(chan struct{}), make(chan struct{})
 	c.Source = SourceOf(nc).String()
@@ -83,8 +84,8 @@ func (c *Conn) SetClient(client *Client) { c.client.Store(client) }
 // Base is the Conn of a type that embeds it.
 func (c *Conn) Base() *Conn { return c }
 
-// MayUse is an error unless the peer at a Unix socket is a process of this user, of root or of one
-// of uids. Whoever may open the socket is a matter of its mode.
+// MayUse returns an error unless the peer at a Unix socket is a process of this user, of root or of
+// one of uids. The socket's mode alone does not decide who may use the disks.
 func (c *Conn) MayUse(uids []uint32) error {
 	if _, ok := c.Network().(*net.UnixConn); !ok {
 		return nil
@@ -137,7 +138,7 @@ func (c *Conn) TakeSocket(pollers *socket.PollLimit) (socket.Wire, error) {
 // past is a deadline that ends a wait at once.
 var past = time.Unix(1, 0)
 
-// SetDeadline limits how long the peer may take; zero: any time.
+// SetDeadline limits how long the peer may take; zero: no limit.
 func (c *Conn) SetDeadline(at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -147,7 +148,7 @@ func (c *Conn) SetDeadline(at time.Time) {
 	}
 }
 
-// Stop reads nothing more. What was read goes on.
+// Stop makes the connection read nothing more. Requests that were read go on.
 func (c *Conn) Stop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -191,5 +192,6 @@ func (c *Conn) Add() { c.requests.Add(1) }
 // Done ends what Add began.
 func (c *Conn) Done() { c.requests.Done() }
 
-// Requests returns when nothing executes requests of the connection any more, nor Serve.
-func (c *Conn) Requests() { c.requests.Wait() }
+// AwaitRequests waits until Serve and everything that executes requests of the connection has
+// ended.
+func (c *Conn) AwaitRequests() { c.requests.Wait() }

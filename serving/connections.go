@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// Connection is one of a front end's, from accept to close. It embeds a Conn.
+// Connection is a front end's type for its connections, from accept to close. It embeds a Conn.
 type Connection interface {
 	comparable
 	Base() *Conn
@@ -77,11 +77,11 @@ type failure struct{ source, reason string }
 const (
 	// failureTold is how long the log stays quiet about a failure that repeats.
 	failureTold = time.Minute
-	// pushedOutTold is the same about connections that had to make room.
+	// pushedOutTold is the same for connections that had to make room.
 	pushedOutTold = 10 * time.Second
 )
 
-// NewConnections is for a front end without a connection.
+// NewConnections makes the set for a front end, without a connection.
 func NewConnections[C Connection](r Rules) *Connections[C] {
 	cs := &Connections[C]{Entrance: NewEntrance(r.Crowd), Penalties: NewPenalties(r.Delay),
 		rules: r, failures: NewSeldom[failure](failureTold), closed: make(chan struct{}),
@@ -121,7 +121,7 @@ func (cs *Connections[C]) Accept(l net.Listener, begin func(net.Conn) C) error {
 		if cs.Closing() {
 			return ErrClosed
 		}
-		if !passing(err) {
+		if !temporary(err) {
 			return fmt.Errorf("portal %s: %w", l.Addr(), err)
 		}
 		if failed == 0 {
@@ -160,7 +160,7 @@ func (cs *Connections[C]) Take(nc net.Conn, begin func(net.Conn) C) {
 	b.Add()
 	go func() {
 		defer cs.Goroutines.Done()
-		defer b.Requests()
+		defer b.AwaitRequests()
 		defer b.Done()
 		c.Serve()
 	}()
@@ -183,7 +183,7 @@ func (cs *Connections[C]) Drop(c C) {
 	delete(cs.all, c)
 }
 
-// All returns the connections for which which returns true. Which must not call back.
+// All returns the connections for which which returns true. which must not call methods of cs.
 func (cs *Connections[C]) All(which func(C) bool) (all []C) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -238,8 +238,8 @@ func (cs *Connections[C]) LookNow(now time.Time) {
 	}
 }
 
-// Wait delays a connection whose source has failed several times.
-func (cs *Connections[C]) Wait(c *Conn) error {
+// AwaitPenalty delays a connection whose source has failed several times.
+func (cs *Connections[C]) AwaitPenalty(c *Conn) error {
 	var delay time.Duration
 	if delay, c.Slowed = cs.Delay(c.Source, time.Now()); delay == 0 {
 		return nil
@@ -267,7 +267,7 @@ func (cs *Connections[C]) Portals() (all []net.Addr) {
 }
 
 // Failed counts a failure of a connection from a source. Once the source has failed often, the log
-// has each reason once a minute: say tells whether it is now, and more is for the line.
+// mentions each reason once a minute: say tells whether to log it now, with the fields in more.
 func (cs *Connections[C]) Failed(source, reason string) (more []zap.Field, say bool) {
 	more, _, say = cs.failed(source, reason)
 	return more, say
@@ -286,17 +286,18 @@ func (cs *Connections[C]) failed(source, reason string) (more []zap.Field, slowe
 type Ending int
 
 const (
-	Expected Ending = iota // as peers and operators mean it
+	Expected Ending = iota // the peer or an operator wanted it
 	Failure                // because of what the peer has sent
-	// Useless is the end of one that the peer has closed at once, and that did nothing for it: the
-	// peer does not like what it gets, and may come back to get the same.
+	// Useless is the end of a connection that the peer has closed at once, without a request: the
+	// peer does not like what it gets, and may come back only to get the same.
 	Useless
 )
 
 // atOnce is how soon a useless connection ends.
 const atOnce = time.Second
 
-// EndedSince is the ending of a connection that the peer has closed, if it was of some use or not.
+// EndedSince tells an expected end from a useless one, of a connection that the peer has closed.
+// used says that the connection was of some use to it.
 func EndedSince(since time.Time, used bool) Ending {
 	if used || time.Since(since) >= atOnce {
 		return Expected
@@ -305,8 +306,8 @@ func EndedSince(since time.Time, used bool) Ending {
 }
 
 // Ended counts the end of a connection against its peer, unless it is an expected one. It returns
-// how loud the log says so: as usual, or as a warning, each reason once a minute if the peer comes
-// back again and again. More is for the line.
+// the level at which to log it, and fields for that line: the usual level, or a warning if the peer
+// is at fault; once a minute for each reason if it comes back again and again.
 func (cs *Connections[C]) Ended(c *Conn, how Ending, reason string, usual zapcore.Level) (
 	level zapcore.Level, more []zap.Field) {
 	if how == Expected {
@@ -325,7 +326,7 @@ func (cs *Connections[C]) Ended(c *Conn, how Ending, reason string, usual zapcor
 	return zap.WarnLevel, more
 }
 
-// Close lets no more connections come. Those that are there go on.
+// Close accepts no more connections. Those that are there go on.
 func (cs *Connections[C]) Close() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -346,7 +347,7 @@ func (cs *Connections[C]) Closing() bool {
 	return cs.closing
 }
 
-// Drain lets no more connections come, reads nothing more from those that are there, and waits for
+// Drain accepts no more connections, reads nothing more from those that are there, and waits for
 // what is under way, as Finish does.
 func (cs *Connections[C]) Drain(ctx context.Context) error {
 	cs.Close()
@@ -356,8 +357,8 @@ func (cs *Connections[C]) Drain(ctx context.Context) error {
 	return cs.Finish(ctx)
 }
 
-// Finish waits until all Goroutines have ended. If ctx ends first, it ends all connections, and
-// returns its error: a disk hangs, or a peer does not take its answers.
+// Finish waits until all Goroutines have ended. If ctx ends first, because a disk hangs or a peer
+// does not take its answers, it ends all connections, and returns the error of ctx.
 func (cs *Connections[C]) Finish(ctx context.Context) error {
 	defer cs.finish.Do(func() { close(cs.over) })
 	done := make(chan struct{})
@@ -407,13 +408,13 @@ func (cs *Connections[C]) sessions(which func(status.Session) bool, each func(C)
 var acceptPauses = [...]time.Duration{5 * time.Millisecond, 20 * time.Millisecond,
 	100 * time.Millisecond, 500 * time.Millisecond}
 
-// passing reports whether an error of accept will pass: there are no descriptors or no memory, or
+// temporary reports whether an error of accept will pass: there are no descriptors or no memory, or
 // the connection was gone before it was accepted (accept(2)).
-func passing(err error) bool {
+func temporary(err error) bool {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
-		var temporary interface{ Temporary() bool }
-		return errors.As(err, &temporary) && temporary.Temporary()
+		var t interface{ Temporary() bool }
+		return errors.As(err, &t) && t.Temporary()
 	}
 	switch errno {
 	case syscall.EBADF, syscall.EINVAL, syscall.ENOTSOCK, syscall.EOPNOTSUPP, syscall.EFAULT:

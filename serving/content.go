@@ -6,16 +6,17 @@ import (
 )
 
 // A client that comes back after its connection broke must know whether it finds what it left. Two
-// names tell. Boot is this use of the disk: what was acknowledged during it is there, durable or
-// not. Generation is the content: another one does not follow from what the client has seen.
+// names tell it. Boot names this use of the disk: if it is still the same, everything that was
+// acknowledged is there, durable or not. Generation names the content: if it is another one, the
+// disk is not what the client has seen.
 
 // storedContent is the name under which the generation of a disk's content is kept.
 const storedContent = "content"
 
 // Generation names the content of the disk, also after restarts. It changes when the disk's content
-// is replaced as a whole: by another disk's, or by that of a snapshot. It is drawn when somebody
-// asks first; until then nobody could miss it. "": none, because the disk cannot be written. An
-// error says that it cannot be read or kept now.
+// is replaced as a whole: by another disk's, or by that of a snapshot. It is drawn when a client
+// first asks for it. "": none, because the disk cannot be written. An error says that it cannot be
+// read or kept now.
 func (d *Disk) Generation() (string, error) {
 	if d.Remote != nil {
 		return d.Remote.Generation(), nil
@@ -45,8 +46,8 @@ func (d *Disk) Generation() (string, error) {
 	return generation, nil
 }
 
-// EndGeneration says that the content of a disk, which is not in use, is about to be replaced: who
-// knows the former content does not take the next one for it.
+// EndGeneration says that the content of a disk, which is not in use, is about to be replaced, so
+// that a client does not take the next content for the one that it knows.
 func EndGeneration(store Store) error {
 	if err := store.Save(storedContent, nil); err != nil {
 		return fmt.Errorf("clients could take the disk for what it was before: %w", err)
@@ -67,10 +68,10 @@ func (d *Disk) LastUsedBy(name, incarnation string) bool {
 }
 
 // Resume makes the client the owner of an exclusive disk again, if it is the last that has used it.
-// So nobody comes between this answer and what the client does because of it.
+// So nobody changes the disk between this answer and what the client does because of it.
 func (c *Client) Resume(d *Disk) {
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
+	c.disks.mu.Lock()
+	defer c.disks.mu.Unlock()
 	if d.exclusive.Load() && d.ownerName() == c.peer.name && !d.isFenced(c) {
 		d.owner.Store(c.peer)
 	}

@@ -19,8 +19,8 @@ import (
 // (SAM-5 4.7.7.3).
 const MaxNumber = 0x3fff
 
-// NumberIn reads the name of an export, or an argument of a command, as the number of a disk. 0: it
-// is not a number.
+// NumberIn reads the name of an export, or an argument of a command, as the number of a disk. It
+// returns 0 for a name that is not a number.
 func NumberIn(name string) uint16 {
 	n, err := strconv.ParseUint(name, 10, 16)
 	if err != nil || n > MaxNumber || strconv.FormatUint(n, 10) != name {
@@ -210,8 +210,8 @@ func (s *uses) Released() <-chan struct{} { return s.idle }
 const lastLook = time.Second
 
 // UntilReleased calls look at once, and then again and again, until the disk is released or ctx
-// ends. A front end calls it for a removed disk: each time
-// it answers the requests that it finds hanging in the disk, in place of their goroutines.
+// ends. A front end calls it for a removed disk: look answers the requests that hang in the disk,
+// in place of their goroutines.
 func (s *uses) UntilReleased(ctx context.Context, look func()) {
 	for wait := stallTick; ; wait = min(2*wait, lastLook) {
 		look()

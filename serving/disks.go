@@ -18,10 +18,11 @@ import (
 
 // Config says what all front ends share. The zero value works.
 type Config struct {
-	// bytes that peers may make all front ends keep, for data and open requests; 0: DefaultMemory
+	// Memory limits the bytes that all front ends together hold for their peers, for data and open
+	// requests. 0: DefaultMemory.
 	Memory int64
-	// HoldTimeout is how long a request is held that needs content of a far disk while none
-	// comes. Then the peer is asked to try again. 0: 10 min.
+	// HoldTimeout is how long a request that needs content of a far disk is held while none comes.
+	// Then the peer is asked to try again. 0: 10 min.
 	HoldTimeout time.Duration
 	// LeastHoldTimeout takes the place of HoldTimeout for a client that has given up a held
 	// request. Such a peer waits only for a limited time. If that passes again and again, it gives
@@ -144,7 +145,7 @@ func (s *Disks) Add(opt Options) error {
 	return nil
 }
 
-// take has every front end take the disk in.
+// take tells every front end of the disk.
 func (s *Disks) take(d *Disk, fronts []Front) error {
 	d.fronts = fronts
 	for i, f := range fronts {
@@ -160,9 +161,9 @@ func (s *Disks) take(d *Disk, fronts []Front) error {
 	return nil
 }
 
-// beginAdd refuses a disk that cannot be added, and keeps it from being added a second time
-// meanwhile: a front end may put back what an interrupted request has replaced, and a second one
-// would do so when the disk is in use already.
+// beginAdd refuses a disk that cannot be added, and keeps it from being added twice at the same
+// time. In Added, a front end may undo what an interrupted request has left half done; it must not
+// do so when the disk is in use already.
 func (s *Disks) beginAdd(opt *Options) ([]Front, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,8 +216,7 @@ func (s *Disks) pruneLocked() {
 
 // Remove takes a disk out of use. New requests to it are refused, and those under way end when they
 // next use the disk. The number is free when Remove returns. The caller must not close, change or
-// serve the disk again before released is closed. A call that hangs in the disk delays it for as
-// long as it hangs.
+// serve the disk again before released is closed, which a call that hangs in the disk delays.
 func (s *Disks) Remove(number uint16) (released <-chan struct{}, err error) {
 	return s.removeIf(number, func(*Disk) error { return nil })
 }

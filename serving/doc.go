@@ -20,9 +20,9 @@
 //
 //   - The server calls Connections.Accept for each portal. It begins each connection with
 //     Conn.Init, has Connection.Serve called in a goroutine, limits and watches the connections
-//     (Look), and pushes out who does not introduce himself.
-//   - Serve calls Conn.MayUse (the peer's user, at a Unix socket), Connections.Wait (peers that
-//     fail again and again), and Conn.SetDeadline until the peer has said which disk it wants.
+//     (Look), and pushes out peers that do not introduce themselves.
+//   - Serve calls Conn.MayUse (the peer's user, at a Unix socket), Connections.AwaitPenalty (peers
+//     that fail again and again), and Conn.SetDeadline until the peer has said which disk it wants.
 //     Disks.Refusal is the answer while all disks are refused, as in a pod whose launcher has not
 //     asked for them.
 //   - When the peer is known: Connections.Admit, Disks.AttachTo with its Who, then Disk.Removed (a

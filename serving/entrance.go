@@ -16,8 +16,8 @@ type Crowd struct {
 	Sessions int
 	// PerPeer is how many of them one peer may have; default 256.
 	PerPeer int
-	// Strangers is how many connections there may be besides whose peer has not introduced itself.
-	// One more pushes another one out. Default 256.
+	// Strangers is how many connections there may be, besides the sessions, whose peer has not
+	// introduced itself. One more pushes another one out. Default 256.
 	Strangers int
 }
 
@@ -34,12 +34,12 @@ var ErrCrowded = errors.New("the limit of sessions is reached")
 // ErrPeerCrowded says that one peer has as many sessions as it may have.
 var ErrPeerCrowded = errors.New("the limit of sessions of one client is reached")
 
-// Entrance bounds the connections of a front end. Those whose peer has not introduced itself cost
-// little. At their limit a new one is not refused but pushes another one out, so that a flood of
-// them keeps nobody out: one from the source with the most of them, the oldest one that has not
-// begun, or else the oldest one. A session is refused at the limit: who is inside stays there.
+// Entrance bounds the connections of a front end. A session is refused at the limit: who is inside
+// stays there. A stranger, a connection whose peer has not introduced itself, costs little. At
+// their limit a new one pushes another one out, so that a flood of them keeps nobody out. That one
+// is from the source with the most strangers: the oldest that has not begun, or else the oldest.
 //
-// Any number of goroutines may call the methods. They call Arrival.PushOut only, without a lock.
+// Any number of goroutines may call the methods. Arrival.PushOut is called without a lock.
 type Entrance struct {
 	limits Crowd
 
@@ -47,7 +47,7 @@ type Entrance struct {
 	strangers list.List      // guarded by mu; of *Arrival, oldest first
 	from      map[string]int // guarded by mu; strangers by source
 	sessions  int            // guarded by mu
-	of        map[string]int // guarded by mu; sessions by peer
+	perPeer   map[string]int // guarded by mu; sessions by peer
 }
 
 // Arrival is a connection at an Entrance.
@@ -69,7 +69,7 @@ func NewEntrance(limits Crowd) *Entrance {
 	limits.Sessions = cmp.Or(limits.Sessions, DefaultSessions)
 	limits.PerPeer = cmp.Or(limits.PerPeer, DefaultPerPeer)
 	limits.Strangers = cmp.Or(limits.Strangers, defaultStranger)
-	return &Entrance{limits: limits, from: map[string]int{}, of: map[string]int{}}
+	return &Entrance{limits: limits, from: map[string]int{}, perPeer: map[string]int{}}
 }
 
 // SourceOf returns the origin of a connection: an IPv4 address, or the 64-bit network of an IPv6
@@ -145,9 +145,9 @@ func (e *Entrance) knownLocked(a *Arrival) {
 	}
 }
 
-// Admit makes a connection a session of a peer. Of the peer's name everybody is one peer; what it
-// is made of is the front end's choice: nobody may have many of them at will. One that replaces a
-// session is never refused. Otherwise the error is ErrCrowded or ErrPeerCrowded.
+// Admit makes a connection a session of a peer. All who go by one name count as one peer; the front
+// end chooses a name of which nobody can make up many. A connection that replaces a session is
+// never refused. Otherwise the error is ErrCrowded or ErrPeerCrowded.
 func (e *Entrance) Admit(a *Arrival, peer string, replaces bool) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -157,13 +157,13 @@ func (e *Entrance) Admit(a *Arrival, peer string, replaces bool) error {
 	case replaces:
 	case e.sessions >= e.limits.Sessions:
 		return ErrCrowded
-	case e.of[peer] >= e.limits.PerPeer:
+	case e.perPeer[peer] >= e.limits.PerPeer:
 		return ErrPeerCrowded
 	}
 	e.knownLocked(a)
 	a.session, a.peer = true, peer
 	e.sessions++
-	e.of[peer]++
+	e.perPeer[peer]++
 	return nil
 }
 
@@ -177,8 +177,8 @@ func (e *Entrance) Leave(a *Arrival) {
 	}
 	a.session = false
 	e.sessions--
-	if e.of[a.peer]--; e.of[a.peer] == 0 {
-		delete(e.of, a.peer)
+	if e.perPeer[a.peer]--; e.perPeer[a.peer] == 0 {
+		delete(e.perPeer, a.peer)
 	}
 }
 

@@ -22,9 +22,9 @@ type Front interface {
 	// Holders returns the names of peers that hold a right to a disk even without a session. It is
 	// called with Disks.mu held.
 	Holders(*Disk) []string
-	// Fence begins to take from peers what they hold at a disk: those for whose name fenced is
-	// true. They could not undo it themselves any more, and whoever may use the disk would run into
-	// it.
+	// Fence begins to take away what peers hold at a disk, such as reservations: those for whose
+	// name fenced is true. They could not give it up themselves any more, and it would bar those
+	// who may use the disk.
 	Fence(d *Disk, fenced func(name string) bool) (Fencing, error)
 }
 
@@ -36,7 +36,7 @@ type Fencing interface {
 	// Finish ends the requests of the fenced peers at the disk. Their new ones are refused already.
 	// The caller waits for those that can still change the disk.
 	Finish()
-	// Undo says that nobody is fenced.
+	// Undo gives back what Fence has taken: nobody is fenced.
 	Undo() error
 }
 

@@ -39,8 +39,8 @@ func (s *Disks) Refuse(reason error) {
 	}
 }
 
-// Refusal is why every disk is refused; nil: none is. It is asked for a client that wants one,
-// whose name and log it is.
+// Refusal is why every disk is refused; nil: none is. Name and log are those of the client that
+// wants a disk.
 func (s *Disks) Refusal(name string, log *zap.Logger) error {
 	s.gate.mu.Lock()
 	err := s.gate.reason

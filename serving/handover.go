@@ -22,9 +22,9 @@ type Opening struct {
 	Until time.Time // zero: until HandOver or Withdraw
 }
 
-// Admit opens an exclusive disk to a peer beside its owner. The error says why that is impossible,
-// and nothing has changed then. Admit does not close the disk again by itself: it only keeps until,
-// also over a restart, for the caller that does (see Openings).
+// Admit opens an exclusive disk to a peer beside its owner. After an error nothing has changed.
+// Admit does not close the disk again when the time until has come: the caller does, and finds that
+// time in Openings, also after a restart.
 func (s *Disks) Admit(number uint16, peer string, until time.Time) error {
 	d, err := s.useExclusive(number)
 	if err != nil {
@@ -66,9 +66,9 @@ func (s *Disks) Admit(number uint16, peer string, until time.Time) error {
 // or "" if nobody is known to have owned the disk. If the new owner has no session, or the disk's
 // store cannot save the change, HandOver changes nothing.
 func (s *Disks) HandOver(number uint16) (former string, err error) {
-	how, err := s.fenceOff(number, s.heirLocked,
-		func(name string, how ending) bool { return PlainName(name) != how.guest },
-		func(d *Disk, how ending) { d.owner.Store(s.peers[how.owner]) })
+	how, err := s.fenceOff(number, s.handoverLocked,
+		func(name string, how outcome) bool { return PlainName(name) != how.guest },
+		func(d *Disk, how outcome) { d.owner.Store(s.peers[how.owner]) })
 	return how.loser, err
 }
 
@@ -76,8 +76,8 @@ func (s *Disks) HandOver(number uint16) (former string, err error) {
 // with the owner, and leaves the disk with its owner. It returns the name of the fenced peer.
 func (s *Disks) Withdraw(number uint16) (guest string, err error) {
 	how, err := s.fenceOff(number, (*Disk).withdrawal,
-		func(name string, how ending) bool { return PlainName(name) == how.guest },
-		func(*Disk, ending) {})
+		func(name string, how outcome) bool { return PlainName(name) == how.guest },
+		func(*Disk, outcome) {})
 	return how.loser, err
 }
 
@@ -93,28 +93,29 @@ func (s *Disks) Openings() (openings []Opening) {
 
 // ending is the outcome for a disk that was open to a guest, or goes to another incarnation of its
 // owner.
-type ending struct {
-	guest string // the peer that it was open to; "": it stays as open as it was
-	owner string // the new owner, with its incarnation; "": nobody
-	loser string // the peer that is fenced; "": nobody
-	over  string // the incarnations that are over, separated by lines
+type outcome struct {
+	guest      string // the peer that it was open to; "": it stays as open as it was
+	owner      string // the new owner, with its incarnation; "": nobody
+	loser      string // the peer that is fenced; "": nobody
+	superseded string // the incarnations that may never use it again, joined by newlines
 }
 
-// fenceOff closes a disk that is open to a guest. find decides the outcome, or why there can be
-// none; commit applies it. Both run with Disks.mu held. Peers for which fenced is true lose what
-// they hold.
-func (s *Disks) fenceOff(number uint16, find func(*Disk) (ending, error),
-	fenced func(name string, how ending) bool, commit func(d *Disk, how ending)) (ending, error) {
+// fenceOff moves a disk to its next owner. find decides the outcome, or why there can be none;
+// commit applies it. Both run with Disks.mu held. Peers for which fenced is true lose what they
+// hold.
+func (s *Disks) fenceOff(number uint16, find func(*Disk) (outcome, error),
+	fenced func(name string, how outcome) bool, commit func(d *Disk, how outcome),
+) (outcome, error) {
 	d, err := s.useExclusive(number)
 	if err != nil {
-		return ending{}, err
+		return outcome{}, err
 	}
 	defer d.End()
 	d.handing.Lock()
 	how, fences, err := s.closeTo(d, find, fenced, commit)
 	d.handing.Unlock()
 	if err != nil {
-		return ending{}, err
+		return outcome{}, err
 	}
 	for _, f := range fences {
 		f.Finish()
@@ -126,19 +127,19 @@ func (s *Disks) fenceOff(number uint16, find func(*Disk) (ending, error),
 	return how, nil
 }
 
-func (s *Disks) closeTo(d *Disk, find func(*Disk) (ending, error),
-	fenced func(name string, how ending) bool, commit func(d *Disk, how ending)) (
-	how ending, fences []Fencing, err error) {
+func (s *Disks) closeTo(d *Disk, find func(*Disk) (outcome, error),
+	fenced func(name string, how outcome) bool, commit func(d *Disk, how outcome)) (
+	how outcome, fences []Fencing, err error) {
 	s.mu.Lock()
 	how, err = find(d)
 	fronts := s.fronts
 	s.mu.Unlock()
 	if err != nil {
-		return ending{}, nil, err
+		return outcome{}, nil, err
 	}
 	before, next := d.handover.Load(), d.handover.Load().ended(how)
 	if err := d.saveHandover(next); err != nil {
-		return ending{}, nil, err
+		return outcome{}, nil, err
 	}
 	for _, f := range fronts {
 		fencing, fenceErr := f.Fence(d, func(name string) bool { return fenced(name, how) })
@@ -156,14 +157,14 @@ func (s *Disks) closeTo(d *Disk, find func(*Disk) (ending, error),
 		for _, f := range fences {
 			errs = append(errs, f.Undo())
 		}
-		return ending{}, nil, errors.Join(append(errs, d.saveHandover(before))...)
+		return outcome{}, nil, errors.Join(append(errs, d.saveHandover(before))...)
 	}
 	return how, fences, nil
 }
 
 // commit publishes what is saved, unless the outcome would be another one by now.
-func (s *Disks) commit(d *Disk, how ending, find func(*Disk) (ending, error),
-	next *handoverState, commit func(d *Disk, how ending), fences []Fencing) error {
+func (s *Disks) commit(d *Disk, how outcome, find func(*Disk) (outcome, error),
+	next *handoverState, commit func(d *Disk, how outcome), fences []Fencing) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch now, err := find(d); {
@@ -182,26 +183,27 @@ func (s *Disks) commit(d *Disk, how ending, find func(*Disk) (ending, error),
 }
 
 // withdrawal is the outcome of Withdraw: the guest is fenced.
-func (d *Disk) withdrawal() (ending, error) {
+func (d *Disk) withdrawal() (outcome, error) {
 	guest := d.handover.Load().Guest
 	if guest == "" {
-		return ending{}, fmt.Errorf("LUN %d is open to nobody but its owner", d.Number)
+		return outcome{}, fmt.Errorf("LUN %d is open to nobody but its owner", d.Number)
 	}
-	return ending{guest: guest, owner: d.ownerName(), loser: guest}, nil
+	return outcome{guest: guest, owner: d.ownerName(), loser: guest}, nil
 }
 
-// heirLocked is the outcome of HandOver: the guest is the owner, and the former owner is fenced.
-func (s *Disks) heirLocked(d *Disk) (ending, error) {
+// handoverLocked is the outcome of HandOver: the guest is the owner, and the former owner is
+// fenced.
+func (s *Disks) handoverLocked(d *Disk) (outcome, error) {
 	how, err := d.withdrawal()
 	if err != nil {
-		return ending{}, fmt.Errorf("%w; open it first", err)
+		return outcome{}, fmt.Errorf("%w; open it first", err)
 	}
 	heir := s.attachedLocked(d, how.guest)
 	if heir == "" {
-		return ending{}, fmt.Errorf("%s %w, so LUN %d stays with its owner", how.guest,
+		return outcome{}, fmt.Errorf("%s %w, so LUN %d stays with its owner", how.guest,
 			ErrNotLoggedIn, d.Number)
 	}
-	return ending{guest: how.guest, owner: heir, loser: d.Owner()}, nil
+	return outcome{guest: how.guest, owner: heir, loser: d.Owner()}, nil
 }
 
 // useExclusive finds a disk with exclusive access and keeps its store until Disk.End.

@@ -47,12 +47,12 @@ func TestGuestDoesNotClaim(t *testing.T) {
 func TestFencedAreBounded(t *testing.T) {
 	s := &handoverState{}
 	for i := range maxFenced + 10 {
-		s = s.ended(ending{loser: fmt.Sprintf("iqn.%d", i)})
+		s = s.ended(outcome{loser: fmt.Sprintf("iqn.%d", i)})
 	}
 	require.Len(t, s.Fenced, maxFenced)
 	require.Equal(t, "iqn.10", s.Fenced[0])
-	require.Equal(t, s.Fenced, s.ended(ending{}).Fenced)
-	s = s.ended(ending{loser: "iqn.10"})
+	require.Equal(t, s.Fenced, s.ended(outcome{}).Fenced)
+	s = s.ended(outcome{loser: "iqn.10"})
 	require.Len(t, s.Fenced, maxFenced)
 	require.Equal(t, "iqn.10", s.Fenced[maxFenced-1], "lost again")
 }

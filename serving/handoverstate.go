@@ -28,7 +28,7 @@ type handoverState struct {
 	Until  time.Time `json:"until,omitzero"`   // see Disks.Admit
 	Fenced []string  `json:"fenced,omitempty"` // fenced peers, oldest first
 	// incarnations whose place another one has taken, oldest first
-	Over []string `json:"over,omitempty"`
+	Superseded []string `json:"over,omitempty"`
 }
 
 // maxFenced bounds how many fenced peers a disk remembers. Beyond that it forgets the oldest: a
@@ -38,35 +38,35 @@ const maxFenced = 1024
 // maxOver is the same for incarnations. Each start of a client is one.
 const maxOver = 256
 
-// ended returns the state after a handover. The loser, if any, is fenced. The guest is not fenced
-// unless it is the loser.
-func (s *handoverState) ended(how ending) *handoverState {
+// ended returns the state after a handover or takeover. The loser, if any, is fenced. The guest is
+// not fenced unless it is the loser.
+func (s *handoverState) ended(how outcome) *handoverState {
 	fenced := slices.DeleteFunc(slices.Clone(s.Fenced),
 		func(name string) bool { return name == how.guest || name == how.loser })
 	if how.loser != "" {
 		fenced = append(fenced, how.loser)
 	}
 	next := &handoverState{Owner: how.owner, Fenced: fenced[max(0, len(fenced)-maxFenced):],
-		Over: s.Over}
+		Superseded: s.Superseded}
 	if how.guest != s.Guest {
 		next.Guest, next.Until = s.Guest, s.Until
 	}
-	if how.over != "" {
-		over := append(slices.Clone(s.Over), strings.Split(how.over, "\n")...)
-		next.Over = over[max(0, len(over)-maxOver):]
+	if how.superseded != "" {
+		over := append(slices.Clone(s.Superseded), strings.Split(how.superseded, "\n")...)
+		next.Superseded = over[max(0, len(over)-maxOver):]
 	}
 	return next
 }
 
-// over reports whether a peer is an incarnation whose place another one has taken.
-func (s *handoverState) over(name string) bool {
-	return len(s.Over) > 0 && slices.Contains(s.Over, name)
+// superseded reports whether a peer is an incarnation whose place another one has taken.
+func (s *handoverState) superseded(name string) bool {
+	return len(s.Superseded) > 0 && slices.Contains(s.Superseded, name)
 }
 
-// encode returns the stored form of the state. It fails if RFC 3339 cannot express the year of
+// encode returns the stored form of the state. It fails if RFC 3339 cannot express the year in
 // Until.
 func (s *handoverState) encode() ([]byte, error) {
-	if s.Owner == "" && s.Guest == "" && len(s.Fenced) == 0 && len(s.Over) == 0 {
+	if s.Owner == "" && s.Guest == "" && len(s.Fenced) == 0 && len(s.Superseded) == 0 {
 		return nil, nil
 	}
 	return json.Marshal(s)
@@ -77,7 +77,7 @@ func (s *handoverState) valid() bool {
 	bad := func(name string) bool { return !ValidName(PlainName(name)) }
 	return (s.Owner == "" || !bad(s.Owner)) && (s.Guest == "" || ValidName(s.Guest)) &&
 		!slices.ContainsFunc(s.Fenced, func(name string) bool { return !ValidName(name) }) &&
-		!slices.ContainsFunc(s.Over, bad)
+		!slices.ContainsFunc(s.Superseded, bad)
 }
 
 // maxName is the length of the longest iSCSI name in bytes (RFC 7143 4.2.7.1).
@@ -104,8 +104,8 @@ func IsInitiator(name string) bool {
 		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// NormalName is the name that a peer goes by if people call it so. Letter case does not matter in
-// iSCSI names (RFC 7143 4.2.7.1), and does in others.
+// NormalName is the form in which names are compared. Letter case does not matter in iSCSI names
+// (RFC 7143 4.2.7.1), and does in others.
 func NormalName(name string) string {
 	if IsInitiator(name) {
 		return strings.ToLower(name)
@@ -153,7 +153,7 @@ func (s *Disks) KeepOwner(d *Disk) {
 	next.Owner = owner.name
 	data, err := next.encode()
 	if err == nil {
-		// If the state was stored despite an error, that does no harm: it is right.
+		// If Save has stored the state despite an error, that does no harm: the state is right.
 		err = d.Store.Save(storedHandover, data)
 	}
 	if err != nil {
@@ -173,7 +173,7 @@ func (s *Disks) KeepOwner(d *Disk) {
 	s.mu.Lock()
 	d.handover.Store(&next)
 	s.mu.Unlock()
-	d.kept.Store(owner) // not before it is stored: others of the owner's requests wait for it
+	d.kept.Store(owner) // only now that it is stored: other requests of the owner wait for that
 }
 
 // unkept is an owner that could not be stored, and from when on a request tries again.
@@ -215,8 +215,8 @@ func (d *Disk) restoreHandover() error {
 }
 
 // Kept reports whether a front end may restore what it has stored for a peer, such as reservations,
-// after a restart. It may not if the peer is fenced and nobody has admitted it again: the list of
-// fenced peers is saved before their state is removed, so that state may still be stored.
+// after a restart. It may not if the peer is fenced and nobody has admitted it again: the daemon
+// may have ended after the fence was saved, and before what the peer holds was removed.
 func (d *Disk) Kept(name string) bool {
 	s := d.handover.Load()
 	return name == s.Guest || !slices.Contains(s.Fenced, name)

@@ -38,22 +38,22 @@ func sameName(a, b string) bool {
 	return a != b && PlainName(a) == PlainName(b) && PlainName(a) != a && PlainName(b) != b
 }
 
-// Over reports whether another incarnation has taken the place of this one at a disk.
-func (d *Disk) Over(name, incarnation string) bool {
-	return d.exclusive.Load() && d.handover.Load().over(incarnationName(name, incarnation))
+// Superseded reports whether another incarnation has taken the place of this one at a disk.
+func (d *Disk) Superseded(name, incarnation string) bool {
+	return d.exclusive.Load() && d.handover.Load().superseded(incarnationName(name, incarnation))
 }
 
-// Over reports whether another incarnation has taken the place of the client's at a disk.
-func (c *Client) Over(d *Disk) bool {
-	return d.exclusive.Load() && d.handover.Load().over(c.peer.name)
+// Superseded reports whether another incarnation has taken the place of the client's at a disk.
+func (c *Client) Superseded(d *Disk) bool {
+	return d.exclusive.Load() && d.handover.Load().superseded(c.peer.name)
 }
 
-// Owns reports whether the client's peer has an exclusive disk. ClaimFor is quick then, and for
-// disks that are for everybody.
+// Owns reports whether the client's peer has an exclusive disk, or the disk is for everybody. Then
+// ClaimFor is quick.
 func (c *Client) Owns(d *Disk) bool { return d.owner.Load() == c.peer || !d.exclusive.Load() }
 
-// ClaimFor is Claim for a request that changes the disk or, unless write, leaves it as it is. It
-// waits for the requests of an incarnation whose place the client takes, and for the disk.
+// ClaimFor is Claim for one request; write says that it changes the disk. It waits for the requests
+// of an incarnation whose place the client takes, and for the disk.
 func (c *Client) ClaimFor(d *Disk, write bool) bool {
 	owner := d.owner.Load()
 	switch {
@@ -66,9 +66,9 @@ func (c *Client) ClaimFor(d *Disk, write bool) bool {
 	case d.isFenced(c) || !c.who.MigrationTarget && d.busy(owner):
 		return false
 	}
-	err := c.all.takeOver(d, c)
+	err := c.disks.takeOver(d, c)
 	if err != nil && !errors.Is(err, errHeld) {
-		c.all.log.Warn("a client cannot have the disk yet", zap.Uint16("lun", d.Number),
+		c.disks.log.Warn("a client cannot have the disk yet", zap.Uint16("lun", d.Number),
 			zap.String("client", PlainName(c.peer.name)), zap.Error(err))
 	}
 	return err == nil
@@ -88,13 +88,13 @@ var (
 )
 
 // takeOver makes the client's peer the owner of a disk in place of another incarnation, as HandOver
-// does, and makes durable what that one was told is written: it cannot repeat that any more. If the
-// client is the target of a migration, earlier targets are over, too: their migrations were
-// cancelled.
+// does. Then it flushes the disk, because the former one can no longer repeat the writes that were
+// acknowledged to it. If the client is the target of a migration, earlier targets are superseded,
+// too: their migrations were cancelled.
 func (s *Disks) takeOver(d *Disk, c *Client) error {
-	_, err := s.fenceOff(d.Number, func(d *Disk) (ending, error) { return s.placeLocked(d, c) },
-		func(name string, _ ending) bool { return sameName(name, c.peer.name) },
-		func(d *Disk, _ ending) { d.owner.Store(c.peer) })
+	_, err := s.fenceOff(d.Number, func(d *Disk) (outcome, error) { return s.takeoverLocked(d, c) },
+		func(name string, _ outcome) bool { return sameName(name, c.peer.name) },
+		func(d *Disk, _ outcome) { d.owner.Store(c.peer) })
 	if errors.Is(err, errOwns) {
 		return nil
 	}
@@ -111,35 +111,36 @@ func (s *Disks) takeOver(d *Disk, c *Client) error {
 	return d.Disk.Flush()
 }
 
-// placeLocked is the outcome of takeOver.
-func (s *Disks) placeLocked(d *Disk, c *Client) (ending, error) {
+// takeoverLocked is the outcome of takeOver.
+func (s *Disks) takeoverLocked(d *Disk, c *Client) (outcome, error) {
 	owner := d.owner.Load()
 	switch {
 	case owner == c.peer:
-		return ending{}, errOwns
+		return outcome{}, errOwns
 	case owner == nil || !sameName(owner.name, c.peer.name) || d.isFenced(c) ||
 		c.peer.sessions.Load() == 0,
 		// it may be connected again, and have no request
 		!c.who.MigrationTarget && (d.busy(owner) || s.peers[owner.name] != nil):
-		return ending{}, errHeld
+		return outcome{}, errHeld
 	}
-	over := map[string]struct{}{owner.name: {}}
+	former := map[string]struct{}{owner.name: {}}
 	for o := range d.clients {
 		if c.who.MigrationTarget && o.who.MigrationTarget && sameName(o.peer.name, c.peer.name) {
-			over[o.peer.name] = struct{}{}
+			former[o.peer.name] = struct{}{}
 		}
 	}
-	return ending{owner: c.peer.name, over: strings.Join(slices.Sorted(maps.Keys(over)), "\n")}, nil
+	return outcome{owner: c.peer.name,
+		superseded: strings.Join(slices.Sorted(maps.Keys(former)), "\n")}, nil
 }
 
-// attachedLocked is the peer with a session that goes by a name, and that a disk is handed over to:
-// of several incarnations at the disk, the last one that has come, because none comes back after
-// the next one; "": there is none.
+// attachedLocked is the peer with a session that a disk is handed over to, by the name that an
+// operator knows: of several incarnations at the disk the last one that has come, because none
+// comes back after the next one; "": there is none.
 func (s *Disks) attachedLocked(d *Disk, name string) (found string) {
 	var last uint64
 	for other, p := range s.peers {
 		if p.at == d && PlainName(other) == name && p.order > last &&
-			!d.handover.Load().over(other) {
+			!d.handover.Load().superseded(other) {
 			found, last = other, p.order
 		}
 	}

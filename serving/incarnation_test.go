@@ -105,9 +105,9 @@ func TestIncarnations(t *testing.T) {
 		late := r.relay("a", true)
 		require.False(t, late.reads())
 		require.False(t, late.writes())
-		require.True(t, late.Over(r.d))
-		require.True(t, r.d.Over("cert:vm", "a"))
-		require.False(t, r.d.Over("cert:vm", "b"))
+		require.True(t, late.Superseded(r.d))
+		require.True(t, r.d.Superseded("cert:vm", "a"))
+		require.False(t, r.d.Superseded("cert:vm", "b"))
 		require.True(t, late.Fenced(r.d))
 		r.restart()
 	}
@@ -144,7 +144,7 @@ func TestHeir(t *testing.T) {
 			between()
 			require.False(t, source.writes())
 			require.False(t, source.reads())
-			require.True(t, source.Over(r.d))
+			require.True(t, source.Superseded(r.d))
 			require.True(t, target.writes())
 			target.Detach()
 			require.False(t, source.writes())
@@ -211,10 +211,10 @@ func TestIncarnationsAndHandovers(t *testing.T) {
 	require.Equal(t, Holders{Owner: "cert:other", Fenced: []string{"cert:vm"}}, r.s.Holders(1))
 	require.False(t, target.writes())
 	require.False(t, r.relay("c", true).writes(), "the name is fenced")
-	require.False(t, target.Over(r.d), "the name may be admitted again")
+	require.False(t, target.Superseded(r.d), "the name may be admitted again")
 	require.NoError(t, r.s.Admit(1, "cert:vm", time.Time{}))
 	require.True(t, target.writes())
-	require.True(t, source.Over(r.d))
+	require.True(t, source.Superseded(r.d))
 	r.restart()
 	require.Equal(t, "cert:other", r.s.Holders(1).Owner)
 	require.Equal(t, "cert:vm", r.s.Holders(1).Guest)
@@ -245,17 +245,17 @@ func TestRestartDuringAHandover(t *testing.T) {
 func TestOverIsBounded(t *testing.T) {
 	s := &handoverState{Guest: "iqn.guest"}
 	for i := range maxOver + 10 {
-		s = s.ended(ending{owner: "cert:vm x", over: fmt.Sprintf("cert:vm %d", i)})
+		s = s.ended(outcome{owner: "cert:vm x", superseded: fmt.Sprintf("cert:vm %d", i)})
 	}
-	require.Len(t, s.Over, maxOver)
-	require.Equal(t, "cert:vm 10", s.Over[0])
+	require.Len(t, s.Superseded, maxOver)
+	require.Equal(t, "cert:vm 10", s.Superseded[0])
 	require.Equal(t, "iqn.guest", s.Guest)
 	require.True(t, s.valid())
-	require.False(t, s.over("cert:vm 9"))
-	require.True(t, s.over("cert:vm 10"))
+	require.False(t, s.superseded("cert:vm 9"))
+	require.True(t, s.superseded("cert:vm 10"))
 	_, d := served(t, func(o *Options) { o.Access = AccessWriteShared })
 	d.handover.Store(s)
-	require.False(t, d.Over("cert:vm", "10"), "a shared disk is for everybody")
+	require.False(t, d.Superseded("cert:vm", "10"), "a shared disk is for everybody")
 }
 
 // TestHandOverToTheLastIncarnation: of several clients of the name that a disk is handed over to,
@@ -291,7 +291,7 @@ type quietLine struct{ looks atomic.Int64 }
 
 func (l *quietLine) HungUp() bool { l.looks.Add(1); return false }
 func (*quietLine) End(error)      {}
-func (*quietLine) Requests()      {}
+func (*quietLine) AwaitRequests() {}
 
 // TestCrowdOfRequests: of many requests of a client whose disk another one of its name has, one
 // looks whether that is about to end, and not each of them.

@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// Late are the requests of a connection that wait for the storage of this machine, which has begun
-// to read for them: see disk.Cached. A reader of their own executes them in the order in which they
-// came. Most find their data when those before have got theirs. A goroutine for each would cost
-// more than the request.
+// Late has the requests of a connection that wait for the storage of this machine, which has begun
+// to read for them: see disk.Cached. A second reader executes them in the order in which they came.
+// When the first has its data, most others have theirs, too. A goroutine for each would cost more
+// than the request.
 type Late[T any] struct {
 	role *Reader
 
@@ -18,13 +18,13 @@ type Late[T any] struct {
 	runs bool // guarded by mu; a goroutine has the role
 }
 
-// ErrLater is what an Executor's Blocks returns if the request is to be left to Late: it waits for
-// storage, and others of the connection come first.
+// ErrLater is what an Executor's Blocks returns if the request is to be left to Late, so that other
+// requests of the connection come first.
 var ErrLater = errors.New("the request waits for storage")
 
-// NewLate is for a connection without such a request. Loop executes what Next returns, until that
-// returns false or its turn is no longer Reading. HandOn is as for NewReader, and also called
-// before a goroutine begins. Close follows.
+// NewLate makes a Late without a request; Close ends it. Loop executes what Next returns, until
+// that returns false or its turn is no longer Reading. HandOn is as for NewReader, and is also
+// called before a goroutine begins.
 func NewLate[T any](s *Disks, c *Conn, loop func(*Turn), handOn func()) *Late[T] {
 	l := &Late[T]{role: s.NewReader(c, loop, handOn)}
 	l.role.late = true
@@ -39,7 +39,7 @@ func (l *Late[T]) Postpone(request T) {
 	l.runLocked()
 }
 
-// Return leaves a request to the reader that comes before all others.
+// Return leaves a request to the reader, before all others.
 func (l *Late[T]) Return(request T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

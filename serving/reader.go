@@ -51,13 +51,13 @@ type stall struct {
 	// looks in a row with such a call; belongs to the watchdog
 	ticks int
 
-	armed  atomic.Int32 // this many more requests are passed on, because the disk was slow
-	passed atomic.Int32 // current requests that were passed on for that
+	armed  atomic.Int32 // so many of the next requests are passed on, because the disk was slow
+	passed atomic.Int32 // how many requests that were passed on for that are under way
 }
 
 // Reader is the role of reading the requests of one connection.
 type Reader struct {
-	all    *Disks
+	disks  *Disks
 	conn   *Conn
 	loop   func(*Turn)
 	handOn func()
@@ -88,11 +88,11 @@ type Turn struct {
 // StackCharge is how many bytes a goroutine that hangs in a disk counts for in the limit of memory.
 const StackCharge = 16 << 10
 
-// NewReader makes the role for one connection. Run and Close follow. Loop reads and executes
-// requests until its turn is no longer Reading, or the connection has ended. HandOn is called
-// before another goroutine takes over; it must not wait.
+// NewReader makes the role for one connection; the caller then calls Run, and Close. Loop reads and
+// executes requests until its turn is no longer Reading, or the connection has ended. HandOn is
+// called before another goroutine takes over; it must not wait.
 func (s *Disks) NewReader(c *Conn, loop func(*Turn), handOn func()) *Reader {
-	r := &Reader{all: s, conn: c, loop: loop, handOn: handOn}
+	r := &Reader{disks: s, conn: c, loop: loop, handOn: handOn}
 	s.watch.mu.Lock()
 	defer s.watch.mu.Unlock()
 	if s.watch.readers == nil {
@@ -110,7 +110,7 @@ func (r *Reader) Run() {
 	r.loop(t)
 	if t.lost.Load() {
 		t.returned()
-		r.all.Memory.Charge(-StackCharge)
+		r.disks.Memory.Charge(-StackCharge)
 	}
 	if t.passed != nil {
 		t.passed.stall.passed.Add(-1)
@@ -123,7 +123,7 @@ func (r *Reader) takeOver(lost *Turn) {
 	if lost.disk != nil {
 		lost.wait.begin(lost.disk, lost.Client(), false)
 	}
-	r.all.Memory.Charge(StackCharge) // until that one has ended
+	r.disks.Memory.Charge(StackCharge) // until that one has ended
 	r.conn.Add()
 	r.handOn()
 	go func() {
@@ -134,17 +134,17 @@ func (r *Reader) takeOver(lost *Turn) {
 
 // Close ends the role. Nothing is read any more.
 func (r *Reader) Close() {
-	r.all.watch.mu.Lock()
-	defer r.all.watch.mu.Unlock()
-	delete(r.all.watch.readers, r)
+	r.disks.watch.mu.Lock()
+	defer r.disks.watch.mu.Unlock()
+	delete(r.disks.watch.readers, r)
 }
 
 // Busy reports whether the reader is in a disk call.
 func (r *Reader) Busy() bool { return r.busy.Load() != 0 }
 
-// Without returns a turn that never has the role, for a request of the connection that another
+// WithoutRole returns a turn that never has the role, for a request of the connection that another
 // goroutine executes.
-func (r *Reader) Without() *Turn { return &Turn{reader: r} }
+func (r *Reader) WithoutRole() *Turn { return &Turn{reader: r} }
 
 // Client is whose requests the goroutine executes; nil: nobody's.
 func (t *Turn) Client() *Client {
@@ -154,7 +154,7 @@ func (t *Turn) Client() *Client {
 	return t.reader.conn.client.Load()
 }
 
-// Enter marks the begin of a disk call.
+// Enter marks the beginning of a disk call.
 func (t *Turn) Enter(d *Disk) {
 	if !t.Reading {
 		if t.wait.disk == nil {
@@ -175,10 +175,10 @@ func (t *Turn) Enter(d *Disk) {
 	r.calls++
 	t.call = r.calls
 	r.busy.Store(t.call)
-	if w := &r.all.watch; w.calls.Load() == 0 {
+	if w := &r.disks.watch; w.calls.Load() == 0 {
 		w.calls.Store(1)
 		if !w.awake.Load() && w.awake.CompareAndSwap(false, true) {
-			go r.all.runWatchdog()
+			go r.disks.runWatchdog()
 		}
 	}
 }
@@ -193,9 +193,9 @@ func (t *Turn) Leave() {
 	if !t.reader.busy.CompareAndSwap(t.call, 0) {
 		t.Reading = false
 		// The watchdog notes that the goroutine waits, and holds the lock meanwhile.
-		t.reader.all.watch.mu.Lock()
+		t.reader.disks.watch.mu.Lock()
 		//lint:ignore SA2001 it only waits for the watchdog
-		t.reader.all.watch.mu.Unlock()
+		t.reader.disks.watch.mu.Unlock()
 		t.returned()
 		if t.disk.stall.stalled.Add(-1) == 0 {
 			t.disk.stall.stuck.Store(false)
@@ -211,9 +211,9 @@ func (t *Turn) returned() {
 	}
 }
 
-// Beside runs f, which may wait for the peer. If that is in the middle of a disk call, the disk is
-// not to blame.
-func (t *Turn) Beside(f func() error) error {
+// OutsideCall runs f, which may wait for the peer. If the goroutine is in a disk call, that call is
+// interrupted for the watchdog: the disk is not to blame for the wait.
+func (t *Turn) OutsideCall(f func() error) error {
 	d := t.disk
 	if t.call == 0 {
 		d = t.wait.disk // in a call without the role, if it is in one
@@ -226,16 +226,16 @@ func (t *Turn) Beside(f func() error) error {
 	return err
 }
 
-// Took notes the time that a read or write took in the disk. That tells nothing of the disk if the
-// request has waited for far content, or is a Late's, and has waited for those before it.
+// Took notes the time that a read or write took in the disk. That tells nothing about the disk if
+// the request has waited for far content or, as a Late's, for the requests before it.
 func (t *Turn) Took(r *Request, d *Disk, took time.Duration) {
 	if took > slowCall && !t.Late && !r.Waited() {
 		d.stall.armed.Store(slowCalls)
 	}
 }
 
-// Share passes the role on because the request will keep its goroutine busy for long, unless that
-// many of the disk do so already. It reports whether it did.
+// Share passes the role on because the request will keep its goroutine busy for long, unless
+// slowParallel requests of the disk do so already. It reports whether it did.
 func (t *Turn) Share(d *Disk) bool {
 	if d.stall.passed.Add(1) > slowParallel {
 		d.stall.passed.Add(-1)
@@ -255,8 +255,8 @@ func (d *Disk) Shared() int { return int(d.stall.passed.Load()) }
 // Stalled is in how many calls of the disk a reader has lost its role to the watchdog.
 func (d *Disk) Stalled() int { return int(d.stall.stalled.Load()) }
 
-// PassOn gives the role up, if the goroutine still has it. It is also for a request that is about
-// to wait, such as for far content.
+// PassOn gives the role up, if the goroutine still has it, because its request is about to wait,
+// such as for far content.
 func (t *Turn) PassOn() {
 	t.Leave()
 	switch {
@@ -289,7 +289,7 @@ func (s *Disks) runWatchdog() {
 	}
 	s.watch.awake.Store(false)
 	if s.watch.calls.Load() != 0 && s.watch.awake.CompareAndSwap(false, true) {
-		go s.runWatchdog() // a call began while we fell asleep, and its reader has not seen that
+		go s.runWatchdog() // a call began just now, when its reader still saw a watchdog
 	}
 }
 

@@ -19,9 +19,9 @@ import (
 // calls. For a far one (disk.Far), a call first asks for what is at hand. If that is not enough, it
 // tells the front end that the request waits, and calls again with a context that can end the wait.
 
-// A disk may return ErrNotNow before the time is over. The request is still held, and the call
-// repeated after a pause that grows from firstPause to longestPause. A peer that got these answers
-// would soon run out of tries: QEMU has eight.
+// A disk may return ErrNotNow before the time is over. A peer that got each of these answers would
+// soon run out of tries: QEMU has eight. So the request is still held, and the call is repeated
+// after a pause that grows from firstPause to longestPause.
 const (
 	firstPause   = 50 * time.Millisecond
 	longestPause = time.Second
@@ -93,16 +93,16 @@ func (r *Request) Wanted(d *Disk) error {
 	return nil
 }
 
-// Moved starts the time that the request may be held again: content has moved.
+// Moved says that content has come: the time for which the request may be held begins again.
 func (r *Request) Moved(d *Disk) {
 	if d.far {
 		r.since = time.Time{}
 	}
 }
 
-// Steps calls f for each part of a long range, from off to end, in order. A part has at most that
-// many bytes. Before each, permitted says whether the peer may go on. Shorter requests, which wait,
-// come between.
+// Steps calls f for each part of a long range, from off to end, in order, so that shorter requests
+// can come between. A part has at most most bytes. Before each, permitted says whether the peer may
+// go on.
 func (r *Request) Steps(d *Disk, off, end, most int64, permitted func() error,
 	f func(off, n int64) error) error {
 	for off < end {
@@ -120,7 +120,7 @@ func (r *Request) Steps(d *Disk, off, end, most int64, permitted func() error,
 	return nil
 }
 
-// ReadAt is disk.Disk's.
+// ReadAt calls disk.Disk.ReadAt.
 func (r *Request) ReadAt(d *Disk, p []byte, off int64) (n int, err error) {
 	if !d.far && r.Executor != nil {
 		if n, err = d.Disk.ReadAt(disk.Cached, p, off); err == nil ||
@@ -141,7 +141,7 @@ func (r *Request) ReadAt(d *Disk, p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
-// WriteAt is disk.Disk's. It returns the most bytes that any try has stored.
+// WriteAt calls disk.Disk.WriteAt. It returns the most bytes that any try has stored.
 func (r *Request) WriteAt(d *Disk, p []byte, off int64) (stored int, err error) {
 	if !d.far {
 		return d.Disk.WriteAt(context.Background(), p, off)
@@ -154,7 +154,7 @@ func (r *Request) WriteAt(d *Disk, p []byte, off int64) (stored int, err error) 
 	return stored, err
 }
 
-// Discard is disk.Discarder's.
+// Discard calls disk.Discarder.Discard.
 func (r *Request) Discard(d *Disk, off, length int64) error {
 	if !d.far {
 		return d.Discards.Discard(context.Background(), off, length)
@@ -164,7 +164,7 @@ func (r *Request) Discard(d *Disk, off, length int64) error {
 	})
 }
 
-// Zero is disk.Zeroer's.
+// Zero calls disk.Zeroer.Zero.
 func (r *Request) Zero(d *Disk, off, length int64) error {
 	if !d.far {
 		return d.Zeroes.Zero(context.Background(), off, length)
@@ -172,7 +172,7 @@ func (r *Request) Zero(d *Disk, off, length int64) error {
 	return r.await(d, func(ctx context.Context) error { return d.Zeroes.Zero(ctx, off, length) })
 }
 
-// Extent is disk.Extenter's.
+// Extent calls disk.Extenter.Extent.
 func (r *Request) Extent(d *Disk, off, length int64) (e disk.Extent, err error) {
 	if !d.far {
 		return d.Extents.Extent(context.Background(), off, length)
@@ -184,7 +184,7 @@ func (r *Request) Extent(d *Disk, off, length int64) (e disk.Extent, err error) 
 	return e, err
 }
 
-// Depth is disk.Layered's.
+// Depth calls disk.Layered.Depth.
 func (r *Request) Depth(d *Disk, off, length int64) (depth int, n int64, err error) {
 	if !d.far {
 		return d.Layers.Depth(context.Background(), off, length)
@@ -196,9 +196,9 @@ func (r *Request) Depth(d *Disk, off, length int64) (depth int, n int64, err err
 	return depth, n, err
 }
 
-// Lock waits for the ranges of r.Hold, which the caller unlocks. Their holder may wait for distant
+// Lock waits for the ranges of r.Hold, which the caller unlocks. Their holder may wait for far
 // content, so this wait has the same limit as one for content. After an error nothing is held. A
-// request that changes the disk may look at it only once it holds the range, and asks Wanted then:
+// request that changes the disk looks at it only while it holds the range, and calls Wanted first:
 // another peer may already know that the request was aborted, and have written the same range.
 func (r *Request) Lock(d *Disk) error {
 	if !d.far {
@@ -268,8 +268,8 @@ func (r *Request) wait(d *Disk, f func(context.Context) error) error {
 	return err
 }
 
-// NotHeld reports whether an error of these methods means that the request is not held any longer.
-// A write has then changed only as many bytes as it returned.
+// NotHeld reports whether one of these methods has failed because the request is held no longer. A
+// write has then changed only as many bytes as it returned.
 func NotHeld(err error) bool {
 	return errors.Is(err, disk.ErrNotNow) || err == ErrAborted || err == ErrRemoved
 }

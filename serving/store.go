@@ -18,9 +18,9 @@ type Store interface {
 	Where(name string) string
 }
 
-// ReplaceStored replaces before with next in the store. The disk uses before until that has
-// succeeded. A failed Save may still have stored next, and the next start must not use it, so
-// ReplaceStored then saves before again. If that fails too, unsure is true: the store may have
+// ReplaceStored replaces the data before by next in the store. The disk uses before until that has
+// succeeded. A failed Save may still have stored next, which the next start must not use. So
+// ReplaceStored then saves before again. If that fails, too, unsure is true: the store may have
 // either. A nil store keeps nothing.
 func ReplaceStored(store Store, name string, next, before []byte) (unsure bool, err error) {
 	if store == nil {

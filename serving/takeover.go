@@ -15,14 +15,14 @@ import (
 //   - Everybody at a Unix socket has one name, so a disk is for one process of the name at a time,
 //     or for one connection if the process is not known. The next process waits for the end of the
 //     former one.
-//   - A client that tells its incarnation (see incarnation.go) waits for the end of the one before
-//     it, which is over then.
+//   - A client that tells its incarnation (see incarnation.go) waits for the end of the incarnation
+//     before it, which may never use the disk again.
 //   - A new connection of the same incarnation ends the former one, and waits for its requests:
 //     Client.TakeOver.
 //
-// A protocol with sessions of its own, such as iSCSI, knows itself which session a login reinstates
-// (RFC 7143 6.3.5). All call EndStale, so that a connection that its peer has closed counts no
-// more.
+// A protocol with sessions of its own, such as iSCSI, decides by itself which session a login
+// reinstates (RFC 7143 6.3.5). Every front end calls EndStale, so that a connection that its peer
+// has closed no longer counts.
 
 // Line is the connection of a client.
 type Line interface {
@@ -30,27 +30,27 @@ type Line interface {
 	HungUp() bool
 	// End ends it because of err. Its requests that have not begun to change a disk never do.
 	End(err error)
-	// Requests returns when the goroutines that execute its requests have ended.
-	Requests()
+	// AwaitRequests waits until the goroutines that execute its requests have ended.
+	AwaitRequests()
 }
 
 // Who says who a client is.
 type Who struct {
 	Name string
-	// Incarnation is what it calls itself, in letters and digits; "": it goes by the name alone.
+	// Incarnation tells it from others of its name, in letters and digits; "": the name does.
 	Incarnation string
 	// MigrationTarget says that it is the target of a live migration: see incarnation.go.
 	MigrationTarget bool
-	// Crowd says that everybody who may open a socket has this name. Process tells them apart; 0:
-	// nobody knows it.
+	// Crowd says that everybody who may open a socket has this name. Process, the id of the peer's
+	// process, tells them apart; 0: nobody knows it.
 	Crowd   bool
 	Process int32
-	// Address is of the peer's machine, without parts that differ between its sessions.
+	// Address is that of the peer's machine, without parts that differ between its sessions.
 	Address string
 	Line    Line // nil: nobody can end it
 }
 
-// AttachTo begins a session of a peer at a disk.
+// AttachTo begins a session that is for one disk.
 func (s *Disks) AttachTo(d *Disk, who Who) *Client {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,7 +62,7 @@ func (s *Disks) AttachTo(d *Disk, who Who) *Client {
 	return c
 }
 
-// clientsOf returns the clients with a line that go by a name, in all its incarnations.
+// clientsOf returns the clients of all incarnations of a name that have a Line.
 func (s *Disks) clientsOf(name string) (all []*Client) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,13 +90,13 @@ func (s *Disks) EndStale(name string) {
 	}
 }
 
-// longestEnding is how long a request waits for the end of a former client of its name, at most.
-// Such an end may be on its way, and a relay may pass it on after the new connection.
+// longestEnding limits how long a request waits for the end of a former client of its name. Word of
+// that end may be on its way: a relay may pass it on after the new connection.
 const longestEnding = 128 * time.Millisecond
 
 // afterFormer calls begin until it no longer fails because of a former client of the name, or until
-// that client seems to stay. One request of the client looks for that, and those that come
-// meanwhile wait for what it finds: a client may send thousands that another one must not have.
+// that client seems to stay. Only one request of the client tries this at a time. Those that come
+// meanwhile wait for its outcome, because a client may send thousands of requests.
 func (c *Client) afterFormer(begin func() error) error {
 	mine := make(chan struct{})
 	if !c.looking.CompareAndSwap(nil, &mine) {
@@ -108,7 +108,7 @@ func (c *Client) afterFormer(begin func() error) error {
 		close(mine)
 	}()
 	for wait := time.Millisecond; ; wait *= 2 {
-		c.all.EndStale(c.peer.name)
+		c.disks.EndStale(c.peer.name)
 		err := begin()
 		var refusal *Refusal
 		if !errors.As(err, &refusal) || !refusal.former || wait >= longestEnding {
@@ -160,8 +160,8 @@ func (c *Client) otherProcessLocked(d *Disk) error {
 // ErrTakenOver ends a connection in favour of a newer one of its incarnation.
 var ErrTakenOver = errors.New("a newer connection of its session has replaced it")
 
-// takeoverTimeout is how long a client waits for the requests of the former connection. It may try
-// again.
+// takeoverTimeout is how long a client waits for the requests of its former connection. Then it is
+// refused, and may try again.
 const takeoverTimeout = 20 * time.Second
 
 // TakeOver ends the other connections of the client's incarnation, and waits until their requests
@@ -171,7 +171,7 @@ func (c *Client) TakeOver(ctx context.Context) error {
 		return nil
 	}
 	var former []Line
-	for _, o := range c.all.clientsOf(c.peer.name) {
+	for _, o := range c.disks.clientsOf(c.peer.name) {
 		if o != c && o.peer == c.peer {
 			o.who.Line.End(ErrTakenOver)
 			former = append(former, o.who.Line)
@@ -184,7 +184,7 @@ func (c *Client) TakeOver(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		for _, o := range former {
-			o.Requests()
+			o.AwaitRequests()
 		}
 	}()
 	select {

@@ -51,8 +51,8 @@ func TroubleOf(err error) (kind, msg string) {
 }
 
 // Done tells the observer of a request that has ended with err, and records for people whether the
-// disk does its work. A front end that has set the status says that the fault is the peer's: it
-// says nothing about the disk.
+// disk does its work. If the front end has set e.Status, the fault is the peer's, and says nothing
+// about the disk.
 func (s *Disks) Done(d *Disk, e RequestEvent, err error) {
 	switch {
 	case err == nil:

@@ -18,8 +18,9 @@ import (
 // LongWait is how long a request may wait before people are told.
 const LongWait = 5 * time.Second
 
-// waitsOver is how long no request must have waited for LongWait until that is over, if none has
-// ended well: a guest may have given up, and asks again.
+// waitsOver is for how long no request must have waited LongWait until the trouble is over. It is
+// over at once when a request that waited has succeeded; a guest may also have given up for a
+// while.
 const waitsOver = LongWait + calm
 
 // Source says, for people, what a request waits for.
@@ -51,7 +52,7 @@ type wait struct {
 type waits struct {
 	mu   sync.Mutex
 	all  map[*wait]struct{} // guarded by mu
-	came time.Time          // guarded by mu; when one has ended well
+	came time.Time          // guarded by mu; when one last got what it waited for
 	long *status.Trouble    // guarded by mu; nil: none waits for long
 }
 
@@ -66,7 +67,7 @@ func (w *wait) begin(d *Disk, c *Client, far bool) {
 	d.waits.all[w] = struct{}{}
 }
 
-// end notes that a request does not wait any more. came says that it has what it has waited for.
+// end notes that a request does not wait any more. came says that it has got what it waited for.
 func (w *wait) end(came bool) {
 	d := w.disk
 	if d == nil {

@@ -53,7 +53,7 @@ func (r *runner) Waits() (timeout time.Duration, err error) {
 func (r *runner) Blocks() error {
 	switch {
 	case r.Late: // the reads before this one are answered first
-		if err := r.Beside(r.conn.tx.Flush); err != nil {
+		if err := r.OutsideCall(r.conn.tx.Flush); err != nil {
 			r.conn.fail(err)
 			return serving.ErrAborted
 		}

@@ -115,7 +115,7 @@ func (d *loginDialog) exchange() (*session, error) {
 	h := &c.rx.hdr
 	if op := h.Opcode(); op != pdu.OpLoginRequest {
 		if !d.began {
-			if err := c.srv.conns.Wait(&c.Conn); err != nil {
+			if err := c.srv.conns.AwaitPenalty(&c.Conn); err != nil {
 				return nil, err
 			}
 			return nil, fmt.Errorf("this is no iSCSI: the peer does not begin with a Login "+
@@ -136,7 +136,7 @@ func (d *loginDialog) exchange() (*session, error) {
 		c.tx.sess.max.Store(req.CmdSN)
 		c.tx.statSN = req.ExpStatSN
 		c.Began.Store(true)
-		if err := c.srv.conns.Wait(&c.Conn); err != nil {
+		if err := c.srv.conns.AwaitPenalty(&c.Conn); err != nil {
 			return nil, err
 		}
 	}

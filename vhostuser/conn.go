@@ -124,7 +124,7 @@ func (c *conn) admit() error {
 	if err := c.MayUse(c.srv.uids); err != nil {
 		return err
 	}
-	if err := c.srv.conns.Wait(&c.Conn); err != nil {
+	if err := c.srv.conns.AwaitPenalty(&c.Conn); err != nil {
 		return err
 	}
 	if err := c.srv.disks.Refusal(c.at.name, c.log()); err != nil {
