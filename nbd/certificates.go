@@ -29,13 +29,13 @@ func LoadTLS(certFile, keyFile, clientCAFile string, log *zap.Logger) (*tls.Conf
 }
 
 // LoadClientTLS makes the TLS configuration of a client from PEM files: its own certificate and
-// key, and the authorities that it believes about the server, whose name is host. See
+// key, and the authorities that it trusts to sign the certificate of the server host. See
 // tlsfiles.ForClient.
 func LoadClientTLS(certFile, keyFile, serverCAFile, host string) (*tls.Config, error) {
 	return tlsfiles.ForClient(certFile, keyFile, serverCAFile, host)
 }
 
-// certificateName is what a client with this certificate is called, and by which of its names.
+// certificateName is the name of a client with this certificate, and its form, such as a DNS name.
 func certificateName(state tls.ConnectionState) (name, form string, err error) {
 	if len(state.VerifiedChains) == 0 || len(state.PeerCertificates) == 0 {
 		return "", "", errors.New("the client's certificate is not verified")
@@ -59,17 +59,17 @@ func certificateName(state tls.ConnectionState) (name, form string, err error) {
 	return name, form, nil
 }
 
-// holderOfName says by which of the names in its certificates a client is called so, and how many
+// holderOfName is the client that has a name: the form of the name in its certificate, and how many
 // connections it has.
 type holderOfName struct {
 	form  string
 	conns int
 }
 
-// enlist notes a connection of a client whose certificate has the name in this form. Who signs
-// certificates may let a client choose its common name, and look after DNS names. So two clients
-// whose names read the same and are of different forms are two clients. The first one has the name
-// as long as it is connected, and the other one gets an error.
+// enlist notes a connection of a client whose certificate has the name in this form. An authority
+// may let a client choose its common name, but check DNS names. So the same name in different forms
+// means two clients. The first one has the name as long as it is connected, and the other one gets
+// an error.
 func (s *Server) enlist(c *conn, name, form string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// lock holds the sectors of a range for a change of the disk. If parts of sectors are to be kept,
-// nobody may read or write them meanwhile.
+// lock holds the sectors of a range for a change of the disk. If that changes only parts of
+// sectors, nobody else may read or write these sectors meanwhile.
 func (run *run) lock(off, end int64) error {
 	c, d := run.c, run.c.disk
 	mode := rangelock.Write
@@ -20,17 +20,17 @@ func (run *run) lock(off, end int64) error {
 	if err := run.r.Lock(d); err != nil {
 		return err
 	}
-	err := run.wanted()
+	err := run.permitted()
 	if err != nil {
 		d.Ranges.Unlock(&run.r.Hold)
 	}
 	return err
 }
 
-// wanted says why a request must not go on. One that changes the disk asks once it has its range,
-// and again before each further call: whoever fences the client waits for that range. A client that
-// has gone may be back, and have written there.
-func (run *run) wanted() error {
+// permitted says why a request must not go on. One that changes the disk asks once it has its
+// range, and again before each further call: whoever fences the client waits for that range, and a
+// client whose connection has ended may be back, and have written there.
+func (run *run) permitted() error {
 	c := run.c
 	if c.lost() {
 		return serving.ErrAborted
@@ -43,7 +43,7 @@ func (run *run) unlock() { run.c.disk.Ranges.Unlock(&run.r.Hold) }
 // write receives and executes a write. An error ends the connection.
 func (run *run) write() error {
 	c, q := run.c, &run.req
-	if q.length > 0 { // memory is for data that comes, not for what is announced
+	if q.length > 0 { // take memory only when data comes, not because it is announced
 		if err := c.rx.Await(); err != nil {
 			return socket.Cut(err)
 		}
@@ -83,7 +83,7 @@ func (run *run) writeBuffer() error {
 	return err
 }
 
-// writePieces is write for one that is too long for memory. Nothing else is read meanwhile.
+// writePieces is write for a payload that does not fit into memory. Nothing else is read meanwhile.
 func (run *run) writePieces() error {
 	c, q := run.c, &run.req
 	c.sendForwarded()
@@ -127,12 +127,12 @@ func (run *run) store(p []byte, off int64) error {
 		return err
 	}
 	defer run.unlock()
-	return run.put(p, off)
+	return run.storeLocked(p, off)
 }
 
-// put is store for a range that is held. A disk that another server has gets parts of sectors as
+// storeLocked is store for a range that is held. A disk of another server gets parts of sectors as
 // they are: others may write the rest there.
-func (run *run) put(p []byte, off int64) error {
+func (run *run) storeLocked(p []byte, off int64) error {
 	c := run.c
 	if c.far != nil || aligned(off, off+int64(len(p))) {
 		n, err := run.r.WriteAt(c.disk, p, off)
@@ -187,7 +187,7 @@ func (run *run) trim() error {
 
 // steps calls f for each part of a range that is held.
 func (run *run) steps(off, end, most int64, f func(off, n int64) error) error {
-	return run.r.Steps(run.c.disk, off, end, most, run.wanted, f)
+	return run.r.Steps(run.c.disk, off, end, most, run.permitted, f)
 }
 
 var zeroes [chunk]byte
@@ -210,7 +210,7 @@ func (run *run) zero() error {
 		return err
 	}
 	defer run.unlock()
-	write := func(off, n int64) error { return run.put(zeroes[:n], off) }
+	write := func(off, n int64) error { return run.storeLocked(zeroes[:n], off) }
 	switch {
 	case first >= last: // within two sectors
 		return write(off, end-off)

@@ -31,7 +31,7 @@ type conn struct {
 	// certified says that the name is its certificate's
 	certified bool
 	enlisted  bool // it counts in Server.named
-	accepted  bool // the observer knows of the session
+	accepted  bool // the observer was told of the login
 	since     time.Time
 
 	structured, extended bool
@@ -49,9 +49,9 @@ type conn struct {
 
 	rx receiver
 	tx sender
-	// posted is the connection to another server with forwarded requests that are queued and not
-	// sent; nil: there are none. weight tells how urgent it is to send them, as for replies. Both
-	// belong to the goroutine that reads.
+	// posted is the connection to another server on which forwarded requests are queued; nil: there
+	// are none. weight tells how urgent it is to send them, as for replies. Both belong to the
+	// goroutine that reads.
 	posted *link
 	weight int
 	long   atomic.Int32 // long requests that are executed; see enter
@@ -125,7 +125,8 @@ func (c *conn) negotiate() (err error) {
 	return nil
 }
 
-// sameUser is an error unless the peer is a process of this user, at the same machine or pod.
+// sameUser is an error unless the peer is a process of this user, on the same machine or in the
+// same pod.
 func (c *conn) sameUser() error {
 	uid, err := socket.LocalUser(c.Network())
 	switch {
@@ -144,7 +145,7 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 		return newTLSWire(t, c.share)
 	}
 	pollers := &c.srv.pollers
-	if c.far != nil { // the next request comes when a reply has, which takes longer
+	if c.far != nil { // the next request comes after a reply from far away, which takes longer
 		pollers = nil
 	}
 	w, _ := c.TakeSocket(pollers)
@@ -152,8 +153,8 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 }
 
 // attach makes a disk the connection's.
-func (c *conn) attach(d *serving.Disk, session string, migrated bool) {
-	who := serving.Who{Name: c.name, Incarnation: session, MigrationTarget: migrated,
+func (c *conn) attach(d *serving.Disk, session string, migrationTarget bool) {
+	who := serving.Who{Name: c.name, Incarnation: session, MigrationTarget: migrationTarget,
 		Crowd: !c.certified, Process: c.Process, Line: c}
 	if host, _, err := net.SplitHostPort(c.Network().RemoteAddr().String()); err == nil {
 		who.Address = host
@@ -186,9 +187,9 @@ func (c *conn) End(err error) {
 	}
 }
 
-// Look implements serving.Connection. It gives other clients, of every protocol, the memory of one
-// that stands still, and the disk of one whose machine is dead, or that has gone while its reader,
-// which would see that, executes a long request.
+// Look implements serving.Connection. It ends the connection if the client stands still while
+// memory is scarce, if its machine is dead, or if it has gone while the reader, which would see
+// that, executes a long request: others need its memory, or the disk.
 func (c *conn) Look(now time.Time, scarce bool) {
 	before := func(began *atomic.Int64) bool {
 		at := began.Load()
@@ -215,7 +216,7 @@ func (c *conn) Session() (status.Session, bool) {
 	at := local.String()
 	if path, ok := strings.CutPrefix(c.portal.Name, serving.SocketPrefix); ok &&
 		local.Network() == "unix" {
-		at = path // its listener may have bound it by another name
+		at = path // the listener may know the socket by another name
 	}
 	return status.Session{Protocol: status.ProtocolNBD, Initiator: c.name, Remote: c.Remote(),
 		Local: at, Since: c.since, LUNs: []uint16{c.disk.Number}, Commands: c.commands.Load(),
@@ -248,7 +249,7 @@ func (c *conn) loop(turn *serving.Turn) {
 	run.r.Executor = run
 	err := run.work()
 	if !run.Reading {
-		if ferr := c.tx.Flush(); err == nil { // nobody else may ever come by
+		if ferr := c.tx.Flush(); err == nil { // perhaps nobody else ever does
 			err = ferr
 		}
 		if err != nil {
@@ -345,8 +346,8 @@ func (run *run) work() (err error) {
 }
 
 // Waits implements serving.Executor: another goroutine reads while the request waits for far
-// content, unless memory is exhausted, or the rest of the request is still to be read. The client
-// has no limit of time, so there is none here.
+// content, unless memory is exhausted, or the rest of the request is still to be read. An NBD
+// client sets its requests no timeout, so they are held forever.
 func (run *run) Waits() (time.Duration, error) {
 	c := run.c
 	c.mu.Lock()
@@ -377,12 +378,12 @@ const maxLate = 256
 func (run *run) Blocks() error {
 	c := run.c
 	switch {
-	case run.Late: // what is done goes out first
+	case run.Late: // first send the replies that are ready
 		return run.OutsideCall(run.flush)
 	case run.receiving || c.srv.disks.Memory.Exhausted():
 		return nil
 	case run.Reading && run.single:
-		if c.late.Waiting() >= maxLate { // the client does not wait for answers
+		if c.late.Waiting() >= maxLate { // the client sends ever more, and waits for no reply
 			return nil
 		}
 		return serving.ErrLater
@@ -439,7 +440,7 @@ func (c *conn) fail(err error) {
 	}
 }
 
-// lost reports whether the connection has ended, and not because the client said that it is done.
+// lost reports whether the connection has ended without the client's NBD_CMD_DISC.
 func (c *conn) lost() bool {
 	err := c.Cause()
 	return err != nil && !errors.Is(err, errDisconnected)

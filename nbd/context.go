@@ -62,8 +62,8 @@ func matches(query, name string, list bool) bool {
 func (h *handshake) meta(o option) error {
 	list := o.number == optListMeta
 	if !list {
-		h.contexts, h.contextsOf, h.session, h.migrated, h.snapshots = 0, "", "", false, nil
-		h.contextsOn, h.told = nil, told{}
+		h.contexts, h.contextsOf, h.session, h.migrationTarget, h.snapshots = 0, "", "", false, nil
+		h.contextsOn, h.diskInfo = nil, diskInfo{}
 	}
 	r, err := decodeMetaRequest(o.data)
 	switch {
@@ -83,17 +83,17 @@ func (h *handshake) meta(o option) error {
 	case err != nil:
 		return h.refuse(o, repErrInvalid, "%v", err)
 	case session != "" && d.Superseded(h.c.name, session):
-		return h.refuse(o, repErrPolicy, "%v", errOver)
+		return h.refuse(o, repErrPolicy, "%v", errSuperseded)
 	case session != "":
-		if h.told, err = tell(d, h.c.name, session); err != nil {
+		if h.diskInfo, err = diskInfoOf(d, h.c.name, session); err != nil {
 			return h.refuse(o, repErrUnknown, "%v", err) // it may pass; repErrPolicy is for good
 		}
-		if err := h.replyContext(o, contextSession, h.told.encode()); err != nil {
+		if err := h.replyContext(o, contextSession, h.diskInfo.encode()); err != nil {
 			return err
 		}
 	}
-	migrated := session != "" && slices.Contains(r.queries, migrationTargetContext)
-	if migrated {
+	migrationTarget := session != "" && slices.Contains(r.queries, migrationTargetContext)
+	if migrationTarget {
 		if err := h.replyContext(o, contextMigrationTarget, migrationTargetContext); err != nil {
 			return err
 		}
@@ -119,7 +119,7 @@ func (h *handshake) meta(o option) error {
 	}
 	if !list {
 		h.contexts, h.contextsOf, h.contextsOn, h.snapshots = set, r.name, d, since
-		h.session, h.migrated = session, migrated
+		h.session, h.migrationTarget = session, migrationTarget
 	}
 	return h.ack(o)
 }

@@ -67,7 +67,7 @@ func TestFailedGoLeavesNothing(t *testing.T) {
 
 	r := late.option(optGo, infoData(""))
 	require.Equal(t, uint32(repErrPolicy), r[0].kind)
-	require.Contains(t, string(r[0].data), errOver.Error())
+	require.Contains(t, string(r[0].data), errSuperseded.Error())
 	late.ended()
 	testtool.Eventually(t, func() bool { return len(v.Sessions()) == 1 }, "the late one has gone")
 	second.alive()

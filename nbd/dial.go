@@ -26,13 +26,13 @@ const (
 	deadTime = 15 * time.Second
 )
 
-// errSilent says that there is a connection, and nothing came by it. The server may be starting or
-// ending, or a proxy before it does not know it yet.
+// errSilent says that the server has accepted the connection, and sent nothing. It may be starting
+// or ending, or be unknown to a proxy yet.
 var errSilent = errors.New("the server has not said a word")
 
 // greeting is what a server says of an export.
 type greeting struct {
-	told
+	diskInfo
 	name  string // the server's for the export; "": unknown
 	size  int64  // bytes
 	flags uint16
@@ -48,8 +48,8 @@ func (g *greeting) readOnly() bool { return g.flags&flagReadOnly != 0 }
 // dialer connects to an export, as one session: see RemoteOptions.
 type dialer struct {
 	RemoteOptions
-	session  string
-	migrated bool // the target of a live migration: see Remote.Inherit
+	session         string
+	migrationTarget bool // the target of a live migration: see Remote.Inherit
 }
 
 // dial connects to the export.
@@ -120,7 +120,7 @@ func (n *negotiation) run(ctx context.Context) error {
 	if err := n.ask(optStructuredReply, nil, nil); err != nil {
 		return err
 	}
-	if err := n.join(); err != nil {
+	if err := n.joinSession(); err != nil {
 		return err
 	}
 	return n.choose()
@@ -146,11 +146,11 @@ func (n *negotiation) startTLS(ctx context.Context) error {
 	return nil
 }
 
-// join makes the connection the session's. Whether the server is one of ours is known then, too.
-func (n *negotiation) join() error {
+// joinSession makes the connection the session's. It fails if the server is not one of ours.
+func (n *negotiation) joinSession() error {
 	data := appendText(nil, n.Export)
 	queries := []string{sessionContext + n.session}
-	if n.migrated {
+	if n.migrationTarget {
 		queries = append(queries, migrationTargetContext)
 	}
 	if n.Once {
@@ -160,38 +160,38 @@ func (n *negotiation) join() error {
 	for _, q := range queries {
 		data = appendText(data, q)
 	}
-	joined, migrated := false, false
+	joined, migrationTarget := false, false
 	err := n.ask(optSetMeta, data, func(kind uint32, p []byte) (err error) {
 		switch {
 		case kind != repMetaContext || len(p) < 4:
 			return fmt.Errorf("the server's answer of type %d is not expected", kind)
 		case string(p[4:]) == migrationTargetContext:
-			migrated = true
+			migrationTarget = true
 			return nil
 		case string(p[4:]) == allocationContext && n.Once:
 			n.allocation, n.allocationID = true, binary.BigEndian.Uint32(p)
 			return nil
 		}
 		joined = true
-		n.told, err = decodeTold(string(p[4:]))
+		n.diskInfo, err = decodeDiskInfo(string(p[4:]))
 		return err
 	})
 	var refused *refusedOption
 	switch {
 	case errors.As(err, &refused) && refused.kind == repErrPolicy:
-		return fmt.Errorf("%w: %w", errOver, err)
+		return fmt.Errorf("%w: %w", errSuperseded, err)
 	case err != nil:
 		return err
 	case !joined:
 		return errors.New("the server does not know sessions, which keep late writes of a broken " +
 			"connection apart from those of the next: it is no kubevirt-disk, or too old a one")
-	case migrated != n.migrated:
+	case migrationTarget != n.migrationTarget:
 		return errors.New("the server is too old for a live migration: update it")
 	}
 	return nil
 }
 
-// choose takes the export into use.
+// choose chooses the export by NBD_OPT_GO, and checks what the server says of it.
 func (n *negotiation) choose() error {
 	data := appendText(nil, n.Export)
 	data = binary.BigEndian.AppendUint16(data, 2)

@@ -55,19 +55,19 @@ func (c *conn) end(err error) {
 	}
 }
 
-// endOf names the end of a connection in metrics, and says whether it is one that clients and
-// operators mean.
+// endOf names the end of a connection in metrics, and says whether the client or an operator wanted
+// it.
 func endOf(err error) (reason string, expected bool) {
 	switch {
-	case errors.Is(err, errParted) || errors.Is(err, errDisconnected):
+	case errors.Is(err, errOptionAbort) || errors.Is(err, errDisconnected):
 		return "logout", true
 	case serving.EndOf(err) != "":
 		return serving.EndOf(err), true
 	case errors.Is(err, serving.ErrTakenOver):
 		return "reinstated", true
-	case errors.Is(err, errOver):
+	case errors.Is(err, errSuperseded):
 		return "over", true
-	case errors.Is(err, errTold) || errors.Is(err, errAnother):
+	case errors.Is(err, errChanged) || errors.Is(err, errAnother):
 		return "access_changed", true
 	case errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, syscall.ECONNRESET) ||

@@ -16,8 +16,8 @@ const (
 	stretch = 64 << 20
 	// holesFrom is the length of a read from which it is worth asking for holes.
 	holesFrom = 64 << 10
-	// maxSkipped is the longest payload of a wrong request that is skipped: what a compact header
-	// can announce. After a longer one the connection ends.
+	// maxSkipped is the longest payload of a wrong request that is skipped: the most that a compact
+	// header can announce. After a longer one the connection ends.
 	maxSkipped = 1<<32 - 1
 	// maxStatusPayload is longer than any payload of a BLOCK_STATUS that asks for each context
 	// once, in bytes.
@@ -137,13 +137,13 @@ func (run *run) finish(err error) error {
 		if err := run.c.Cause(); err != nil {
 			return err
 		}
-		err = run.c.client.Refused(run.c.disk) // it was fenced, and the connection goes on
+		err = run.c.client.Refused(run.c.disk) // the client was fenced; the connection goes on
 	}
 	run.answerError(failureOf(err))
 	return nil
 }
 
-// note counts a request that arrived then, and tells what has become of it.
+// note counts a request, and tells the observer how it has ended.
 func (c *conn) note(q *request, arrived time.Time, err error) {
 	c.commands.Add(1)
 	done := serving.RequestEvent{Client: c.name, Op: serving.OpOther, Duration: time.Since(arrived)}
@@ -221,7 +221,7 @@ func (run *run) checkRange(off, length uint64) error {
 func (run *run) begin() error {
 	c, d := run.c, run.c.disk
 	if !c.client.Used(d) {
-		c.sendForwarded()   // what follows may wait for other clients
+		c.sendForwarded()   // Begin may wait for other clients
 		if !run.receiving { // and for requests of another session
 			run.enter()
 			defer run.Leave()
@@ -251,7 +251,7 @@ func (run *run) enter() {
 	}
 }
 
-// leave is Leave after a read or write of one piece, whose time tells how fast the disk is.
+// leave ends the disk call of a read or write of one piece, whose time tells how fast the disk is.
 func (run *run) leave() {
 	run.Took(&run.r, run.c.disk, time.Since(run.begun))
 	run.Leave()

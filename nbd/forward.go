@@ -14,11 +14,11 @@ import (
 // A relay serves a disk that another server has. Nearly all of its requests are reads and writes
 // that only have to go there, and their replies to come back. A goroutine that waits for each of
 // them would cost more than the rest: so such a request is forwarded, and the goroutine that
-// receives the server's replies answers it. Whatever is not so simple, and each request that fails
-// in any way, is executed as one to any other disk.
+// receives the server's replies answers it. Requests that are not so simple, and those that fail in
+// any way, are executed like those to any other disk.
 
-// passage is a request that is forwarded. It keeps the disk, and the range that it changes.
-type passage struct {
+// forwarded is a request that was forwarded. It keeps the disk, and the range that it changes.
+type forwarded struct {
 	call
 	link    *link
 	c       *conn
@@ -28,10 +28,10 @@ type passage struct {
 	hold    rangelock.Hold
 }
 
-var passages = sync.Pool{New: func() any { return new(passage) }}
+var forwardedPool = sync.Pool{New: func() any { return new(forwarded) }}
 
 // forward forwards a request, and reports whether it did. The data of a write is in run.buf. If it
-// did not, whoever executes the request may wait for one that is queued: so all of these are sent.
+// did not, it sends the queued ones, because the request may have to wait for one of them.
 func (run *run) forward() bool {
 	if run.c.far == nil {
 		return false
@@ -84,17 +84,16 @@ func (run *run) queue() bool {
 	return true
 }
 
-// post queues the request for the server, unless something is in the way. Its data comes from buf,
-// or goes there.
+// post queues the request for the server, unless that would have to wait. Buf is for its data.
 func (run *run) post(l *link, buf *memory.Buffer) bool {
 	c, q := run.c, &run.req
 	if run.begin() != nil {
 		return false
 	}
-	p := passages.Get().(*passage)
+	p := forwardedPool.Get().(*forwarded)
 	p.link, p.c, p.asked, p.arrived, p.buf = l, c, *q, run.arrived, buf
 	p.set(q.command, 0, q.off, q.length, buf.B)
-	p.to, p.abandoned = p, false
+	p.forwarded, p.abandoned = p, false
 	c.Add()
 	if q.command == cmdRead && l.post(&p.call) == nil {
 		return true
@@ -118,9 +117,10 @@ const (
 	forwardShare = 128
 )
 
-// prepare takes what a write needs, unless that means to wait. A write to a disk that others write,
-// too, is durable when the server acknowledges it, and is not kept: see Remote.
-func (run *run) prepare(p *passage) bool {
+// prepare takes the range and the room that a write needs, unless it would have to wait for them. A
+// write to a disk that others write, too, is durable when the server acknowledges it, and is not
+// kept: see Remote.
+func (run *run) prepare(p *forwarded) bool {
 	c, q, r := run.c, &run.req, run.c.far
 	if p.link.shared {
 		p.flags = cmdFlagFUA
@@ -129,7 +129,7 @@ func (run *run) prepare(p *passage) bool {
 	if c.disk.Ranges.LockContext(disk.AtHand, &p.hold) != nil {
 		return false
 	}
-	if run.wanted() == nil {
+	if run.permitted() == nil {
 		if p.link.shared {
 			return true
 		}
@@ -152,17 +152,17 @@ func (c *conn) sendForwarded() {
 
 // completed answers the request. Without an error, only the goroutine that receives may call it.
 // After an error the request is executed by a goroutine of its own.
-func (p *passage) completed(err error) {
+func (p *forwarded) completed(err error) {
 	c, q := p.c, &p.asked
 	if err != nil {
 		p.giveBack()
 		c.srv.disks.Memory.Charge(serving.StackCharge)
-		go p.again()
+		go p.execute()
 		return
 	}
 	p.release()
 	if q.command == cmdWrite {
-		p.buf.Release() // unless it is kept
+		p.buf.Release() // nil if kept has taken it
 		c.bytesWritten.Add(q.length)
 		c.answer(q, q.length)
 	} else {
@@ -170,12 +170,12 @@ func (p *passage) completed(err error) {
 		c.answerData(q, q.off, p.buf.B, p.buf, true)
 	}
 	c.note(q, p.arrived, nil)
-	p.link.owe(c)
+	p.link.noteUnsent(c)
 	p.leave()
 }
 
 // release gives up the range and the disk.
-func (p *passage) release() {
+func (p *forwarded) release() {
 	if p.command == cmdWrite {
 		p.c.disk.Ranges.Unlock(&p.hold)
 	}
@@ -183,28 +183,28 @@ func (p *passage) release() {
 }
 
 // giveBack gives back the room for a write that was not acknowledged.
-func (p *passage) giveBack() {
+func (p *forwarded) giveBack() {
 	if p.logged {
 		p.c.far.kept.giveBack(len(p.data))
 	}
 }
 
-// leave ends the passage. Its memory may be used again.
-func (p *passage) leave() {
+// leave ends the request. Its memory may be used again.
+func (p *forwarded) leave() {
 	c := p.c
-	p.link, p.c, p.buf, p.data, p.to = nil, nil, nil, nil, nil
-	passages.Put(p)
+	p.link, p.c, p.buf, p.data, p.forwarded = nil, nil, nil, nil, nil
+	forwardedPool.Put(p)
 	c.Done()
 }
 
-// again executes the request as one to any other disk, which waits for the server and has words for
-// errors.
-func (p *passage) again() {
+// execute executes the request like one to any other disk: it waits for the server, and answers
+// with an error.
+func (p *forwarded) execute() {
 	c := p.c
 	defer c.Done()
 	run := &run{Turn: c.role.WithoutRole(), c: c, req: p.asked, buf: p.buf, arrived: p.arrived}
 	run.r.Executor = run
-	err := run.repeat(&p.hold)
+	err := run.executeForwarded(&p.hold)
 	if ferr := c.tx.Flush(); err == nil {
 		err = ferr
 	}
@@ -214,8 +214,9 @@ func (p *passage) again() {
 	}
 }
 
-// repeat executes a request that was forwarded: the disk is kept, and the range of a write held.
-func (run *run) repeat(hold *rangelock.Hold) (err error) {
+// executeForwarded executes a request for which forward has kept the disk and, for a write, holds
+// the range.
+func (run *run) executeForwarded(hold *rangelock.Hold) (err error) {
 	c, q := run.c, &run.req
 	defer func() {
 		if p := recover(); p != nil {
@@ -226,7 +227,7 @@ func (run *run) repeat(hold *rangelock.Hold) (err error) {
 	defer c.disk.End()
 	if q.command == cmdWrite {
 		defer c.disk.Ranges.Unlock(hold)
-		if err = run.put(run.buf.B, int64(q.off)); err == nil {
+		if err = run.storeLocked(run.buf.B, int64(q.off)); err == nil {
 			c.answer(q, q.length)
 		}
 		return run.finish(err)
@@ -240,26 +241,27 @@ func (run *run) repeat(hold *rangelock.Hold) (err error) {
 	return run.finish(err)
 }
 
-// owe notes that a connection has replies to send. The goroutine that receives calls it.
-func (l *link) owe(c *conn) {
-	if n := len(l.owed); n == 0 || l.owed[n-1] != c {
-		l.owed = append(l.owed, c)
-		c.srv.conns.Goroutines.Add(1) // a passage counts at this moment
+// noteUnsent notes that a connection has replies to send. The goroutine that receives calls it.
+func (l *link) noteUnsent(c *conn) {
+	if n := len(l.unsent); n == 0 || l.unsent[n-1] != c {
+		l.unsent = append(l.unsent, c)
+		c.srv.conns.Goroutines.Add(1) // not the first: a forwarded request counts at this moment
 	}
 	l.urgent = l.urgent || c.tx.full()
 }
 
-// settle sends the replies of forwarded requests, before the goroutine that receives may wait. It
-// reports whether that is another one now, because a client does not take its replies.
-func (l *link) settle() (passedOn bool) {
-	if len(l.owed) == 0 || l.in.Buffered() > 0 && !l.urgent {
+// sendUnsent sends the replies of forwarded requests, before the goroutine that receives waits for
+// the server. It returns true if another goroutine receives now, because a client is slow to take
+// its replies.
+func (l *link) sendUnsent() (passedOn bool) {
+	if len(l.unsent) == 0 || l.in.Buffered() > 0 && !l.urgent {
 		return false
 	}
 	l.urgent = false
-	for n := len(l.owed) - 1; n >= 0; n-- {
-		c := l.owed[n]
-		l.owed[n] = nil
-		l.owed = l.owed[:n]
+	for n := len(l.unsent) - 1; n >= 0; n-- {
+		c := l.unsent[n]
+		l.unsent[n] = nil
+		l.unsent = l.unsent[:n]
 		passedOn = c.tx.FlushElse(l.passOn)
 		c.srv.conns.Goroutines.Done()
 		if passedOn {
@@ -269,15 +271,15 @@ func (l *link) settle() (passedOn bool) {
 	return false
 }
 
-// settleAll is settle for a connection to the server that has ended. It does not wait.
-func (l *link) settleAll() {
-	for _, c := range l.owed {
+// sendAllUnsent is sendUnsent when the connection to the server has ended. It does not wait.
+func (l *link) sendAllUnsent() {
+	for _, c := range l.unsent {
 		go func() {
 			defer c.srv.conns.Goroutines.Done()
-			_ = c.tx.Flush() // whoever reads there learns of an error, too
+			_ = c.tx.Flush() // the reader of that connection learns of an error, too
 		}()
 	}
-	l.owed = nil
+	l.unsent = nil
 }
 
 // Unanswered implements serving.Forwarder.
@@ -289,7 +291,7 @@ func (r *Remote) Unanswered(each func(c *serving.Client, since time.Time)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, call := range l.calls {
-		if p := call.to; p != nil && !call.abandoned {
+		if p := call.forwarded; p != nil && !call.abandoned {
 			each(p.c.client, p.arrived)
 		}
 	}
@@ -311,10 +313,10 @@ func (r *Remote) giveUp(c *conn) {
 	if l == nil {
 		return
 	}
-	var all []*passage
+	var all []*forwarded
 	l.mu.Lock()
 	for _, call := range l.calls {
-		if p := call.to; p != nil && p.c == c && call.command == cmdRead && !call.filling &&
+		if p := call.forwarded; p != nil && p.c == c && call.command == cmdRead && !call.filling &&
 			!call.abandoned {
 			call.abandoned = true
 			all = append(all, p)

@@ -43,17 +43,17 @@ type handshake struct {
 	denied   error // why a client with this certificate gets nothing
 	// the export of the last SET_META_CONTEXT and the disk that had this name, and whether it chose
 	// each context
-	contextsOf string
-	contextsOn *serving.Disk
-	contexts   contextSet
-	snapshots  []disk.Snapshot // the snapshots of contextBitmap and the next ones
-	session    string          // that SET_META_CONTEXT has chosen with them; "": none
-	migrated   bool            // the client is the target of a live migration
-	told       told            // what the session was told of the disk
+	contextsOf      string
+	contextsOn      *serving.Disk
+	contexts        contextSet
+	snapshots       []disk.Snapshot // the snapshots of contextBitmap and the next ones
+	session         string          // the session that SET_META_CONTEXT has chosen; "": none
+	migrationTarget bool            // the client is the target of a live migration
+	diskInfo        diskInfo        // what the session was told of the disk
 }
 
-// errParted says that the client ends the negotiation as the protocol has it.
-var errParted = errors.New("the client has ended the negotiation")
+// errOptionAbort says that the client ends the negotiation as the protocol has it.
+var errOptionAbort = errors.New("the client has ended the negotiation")
 
 // run negotiates until the client has chosen an export or gone.
 func (h *handshake) run() error {
@@ -175,7 +175,7 @@ func (h *handshake) option(o option) (done bool, err error) {
 		return true, h.exportName(o)
 	case optAbort:
 		_ = h.ack(o)
-		return false, errParted
+		return false, errOptionAbort
 	case optList:
 		return false, h.list(o)
 	case optStartTLS:
@@ -183,7 +183,7 @@ func (h *handshake) option(o option) (done bool, err error) {
 	case optInfo, optGo:
 		return h.info(o)
 	case optStructuredReply:
-		if ok, err := h.plain(o); !ok {
+		if ok, err := h.noData(o); !ok {
 			return false, err
 		}
 		if h.c.extended {
@@ -192,7 +192,7 @@ func (h *handshake) option(o option) (done bool, err error) {
 		h.c.structured = true
 		return false, h.ack(o)
 	case optExtendedHeaders:
-		if ok, err := h.plain(o); !ok {
+		if ok, err := h.noData(o); !ok {
 			return false, err
 		}
 		h.c.structured, h.c.extended = true, true
@@ -203,8 +203,8 @@ func (h *handshake) option(o option) (done bool, err error) {
 	return false, h.refuse(o, repErrUnsup, "option %d is not known here", o.number)
 }
 
-// plain refuses data of an option that has none.
-func (h *handshake) plain(o option) (bool, error) {
+// noData refuses data of an option that has none.
+func (h *handshake) noData(o option) (bool, error) {
 	if len(o.data) == 0 {
 		return true, nil
 	}
@@ -213,7 +213,7 @@ func (h *handshake) plain(o option) (bool, error) {
 
 // list answers with the names of all exports.
 func (h *handshake) list(o option) error {
-	if ok, err := h.plain(o); !ok {
+	if ok, err := h.noData(o); !ok {
 		return err
 	}
 	for _, d := range h.c.srv.disks.All() {
@@ -285,12 +285,12 @@ func (s *Server) find(name string) (*serving.Disk, error) {
 	return nil, fmt.Errorf("there is no disk %q", name)
 }
 
-// find is that of the server, and logs what is not found: many clients do not say it.
+// find is Server.find, and logs a name that is not found: many clients do not show the error.
 func (h *handshake) find(name string) (*serving.Disk, error) {
 	d, err := h.c.srv.find(name)
 	if err != nil {
 		if n, ok := h.c.srv.missed.Admit(name, time.Now()); ok {
-			h.c.log().Warn("a client asks for an export that there is not",
+			h.c.log().Warn("a client asks for an export that does not exist",
 				append(serving.Unsaid(n), zap.String("export", name), zap.Error(err))...)
 		}
 	}
@@ -299,7 +299,7 @@ func (h *handshake) find(name string) (*serving.Disk, error) {
 
 // startTLS turns TLS on. Nothing that came before may count afterwards.
 func (h *handshake) startTLS(o option) error {
-	if ok, err := h.plain(o); !ok {
+	if ok, err := h.noData(o); !ok {
 		return err
 	}
 	switch {
@@ -379,7 +379,7 @@ func (h *handshake) info(o option) (done bool, err error) {
 	if err := h.reply(o, repInfo, binary.BigEndian.AppendUint16(p, h.flags(d))); err != nil {
 		return false, err
 	}
-	// The block size goes to everybody: who does not know it ignores it.
+	// The block size goes to everybody: clients that do not know it ignore it.
 	p = binary.BigEndian.AppendUint16(nil, infoBlockSize)
 	for _, size := range []uint32{uint32(d.BlockSize), bestBlock, maxBlock} {
 		p = binary.BigEndian.AppendUint32(p, size)
@@ -404,38 +404,37 @@ func (h *handshake) info(o option) (done bool, err error) {
 	return o.number == optGo, h.ack(o)
 }
 
-// choose makes a disk the connection's. After an error the connection may have the disk all the
-// same, because whoever takes a disk away ends the connections that have it. Then it must end: it
-// has a reader, and a place in the limits.
+// choose makes a disk the connection's. After an error the connection must end: it has a reader and
+// a place in the limits, and it may have the disk, so that whoever takes that away finds it.
 func (h *handshake) choose(d *serving.Disk, name string) error {
 	if err := h.c.srv.chosen(h.c); err != nil {
 		return err
 	}
-	session, migrated := "", false
+	session, migrationTarget := "", false
 	if h.contextsOn != nil && h.contextsOf == name {
-		if h.contextsOn != d { // what was agreed on says nothing of it
+		if h.contextsOn != d { // the contexts were agreed on for another disk
 			return fmt.Errorf("%w: another disk has the name %q by now", serving.ErrRemoved, name)
 		}
 		h.c.contexts, h.c.snapshots = h.contexts, h.snapshots
-		session, migrated = h.session, h.migrated
+		session, migrationTarget = h.session, h.migrationTarget
 	}
-	h.c.attach(d, session, migrated)
-	switch { // whoever removes a disk, or takes it over, ends the connections that it finds
+	h.c.attach(d, session, migrationTarget)
+	switch { // who removed the disk, or took it over, may not have found this connection
 	case d.Removed():
 		return serving.ErrRemoved
 	case h.c.client.Superseded(d):
-		return errOver
+		return errSuperseded
 	}
 	if session != "" {
 		h.c.client.Resume(d)
-		if now, err := tell(d, h.c.name, session); err != nil || now != h.told {
+		if now, err := diskInfoOf(d, h.c.name, session); err != nil || now != h.diskInfo {
 			return cmp.Or(err, errAnother)
 		}
 	}
 	return h.c.client.TakeOver(h.c.srv.ctx)
 }
 
-// errAnother refuses a disk of which the client was told something else in the same handshake.
+// errAnother refuses a disk that has changed since the client was told of it in this handshake.
 var errAnother = errors.New("the disk is not in the state that was told a moment ago: ask again")
 
 // flags are the transmission flags of an export.

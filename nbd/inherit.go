@@ -42,25 +42,25 @@ func (r *Remote) Inherit(ctx context.Context) error {
 // asTarget connects again as the target of a migration, and answers the call of Inherit. It returns
 // nil if the connection stays as it is.
 func (r *Remote) asTarget(asked inheritance) *link {
-	if r.migrated {
+	if r.migrationTarget {
 		asked.done <- nil
 		return nil
 	}
 	ctx, stop := context.WithCancel(r.ctx)
 	defer stop()
 	defer context.AfterFunc(asked.ctx, stop)()
-	r.migrated = true
-	l, err := r.again(ctx)
-	for Unreachable(err) && ctx.Err() == nil { // it may be started anew at this moment
+	r.migrationTarget = true
+	l, err := r.redialOnce(ctx)
+	for Unreachable(err) && ctx.Err() == nil { // the server may be restarting
 		r.noteWhy(err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(firstRedial):
-			l, err = r.again(ctx)
+			l, err = r.redialOnce(ctx)
 		}
 	}
 	if err != nil {
-		r.migrated = false
+		r.migrationTarget = false
 		if !errors.Is(err, disk.ErrFailed) {
 			err = r.explain(err)
 		}

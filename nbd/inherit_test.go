@@ -275,7 +275,7 @@ func TestInheritOfAnOldServer(t *testing.T) {
 				join(u32(3), []byte(diskContext+"3000000000000001,b,g,,x"))),
 			answer(optSetMeta, repAck, nil)))
 	}()
-	n := &negotiation{dialer: &dialer{session: "x", migrated: true}, nc: client,
+	n := &negotiation{dialer: &dialer{session: "x", migrationTarget: true}, nc: client,
 		in: bufio.NewReader(client)}
 	require.ErrorContains(t, n.run(t.Context()), "too old for a live migration")
 }

@@ -48,11 +48,12 @@ func (e *replyError) Error() string {
 // call is one request of a client.
 type call struct {
 	request
-	data []byte     // what a write sends, or where a read puts what comes
-	done chan error // gets the result
-	to   *passage   // gets the result instead, if it is not nil
-	head [requestLen]byte
-	// logged says that Remote.kept has room for the change; replay, that it has the change itself.
+	data      []byte     // what a write sends, or where a read puts what comes
+	done      chan error // gets the result
+	forwarded *forwarded // gets the result instead, if it is not nil
+	head      [requestLen]byte
+	// logged says that room for the change is reserved in Remote.kept; replay, that the change is
+	// there already.
 	logged, replay bool
 
 	filled int // of a read: how many bytes have come, from the beginning; the receiver's
@@ -61,7 +62,7 @@ type call struct {
 	extents []extent
 
 	// filling and abandoned are guarded by link.mu.
-	filling   bool // the receiver uses data at this moment
+	filling   bool // the receiver is writing to data
 	abandoned bool // nobody waits for the result, and data must not be used
 }
 
@@ -77,7 +78,7 @@ func (c *call) set(command, flags uint16, off, length uint64, data []byte) {
 	c.data, c.logged, c.replay = data, false, false
 }
 
-// freeCalls are calls that have ended, for others.
+// freeCalls are calls that have ended, to be used again.
 type freeCalls struct {
 	mu  sync.Mutex
 	all []*call // guarded by mu
@@ -131,7 +132,7 @@ type link struct {
 	b   [20]byte // used by the receiver; here, so that a reply allocates nothing
 	// owed are clients' connections with replies to send, and urgent says that there are many of
 	// them. Only the receiver uses both.
-	owed   []*conn
+	unsent []*conn
 	urgent bool
 	passOn func() // starts another receiver, because this one is about to wait for a client
 
@@ -162,8 +163,8 @@ func newLink(n *negotiation) *link {
 	return l
 }
 
-// do sends a request and waits for the reply. The end of ctx ends the wait of one that changes
-// nothing. All others wait for the reply or for the end of the connection: the caller must know
+// do sends a request and waits for the reply. For a request that changes nothing, the end of ctx
+// ends the wait. All others wait for the reply or the end of the connection: the caller must know
 // when they can no longer change the disk.
 func (l *link) do(ctx context.Context, c *call) error {
 	if err := l.send(c); err != nil {
@@ -180,8 +181,8 @@ func (l *link) do(ctx context.Context, c *call) error {
 	}
 }
 
-// send queues a call, and sends the queue unless another goroutine does that. Receive ends the
-// call, whatever happens, unless there is an error.
+// send queues a call, and sends the queue unless another goroutine does that. After an error the
+// call was not queued. Otherwise receive ends it, whatever happens.
 func (l *link) send(c *call) error {
 	if err := l.post(c); err != nil {
 		return err
@@ -249,7 +250,7 @@ func (l *link) sendAll(batch []*call) error {
 	return err
 }
 
-// abandon ends the wait for a read. Afterwards its data is not touched any more.
+// abandon ends the wait for a read. Afterwards nobody writes to its data any more.
 func (l *link) abandon(c *call) error {
 	l.mu.Lock()
 	if !c.filling {
@@ -311,13 +312,13 @@ func (l *link) close() {
 func (l *link) receive() {
 	var err error
 	for err == nil {
-		if l.settle() {
+		if l.sendUnsent() {
 			return
 		}
 		err = l.next()
 	}
 	defer close(l.ended)
-	l.settleAll()
+	l.sendAllUnsent()
 	l.mu.Lock()
 	l.failLocked(err)
 	for l.sending { // whoever sends still uses the data of calls
@@ -334,10 +335,10 @@ func (l *link) receive() {
 // end gives the result to whoever waits for the call.
 func (c *call) end(err error) {
 	switch {
-	case c.to == nil:
+	case c.forwarded == nil:
 		c.done <- err
 	case !c.abandoned:
-		c.to.completed(err)
+		c.forwarded.completed(err)
 	}
 }
 

@@ -1,6 +1,6 @@
 package nbd
 
-// peer is what the connections of one client have in common: nobody has many of them at will.
+// peer is the name under which the connections of one client are counted: nobody can make up many.
 func (c *conn) peer() string {
 	if c.certified {
 		return c.name

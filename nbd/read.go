@@ -58,13 +58,13 @@ func (run *run) readWhole() error {
 	run.enter()
 	defer run.Leave()
 	for off := uint64(0); off < q.length; {
-		if err := run.wanted(); err != nil {
+		if err := run.permitted(); err != nil {
 			return err
 		}
 		n := min(q.length-off, chunk)
 		b := c.share.Get(int(n))
 		if b == nil {
-			// the queued replies may have it
+			// queued replies may hold the memory
 			if err := run.OutsideCall(run.flush); err != nil {
 				return err
 			}
@@ -102,7 +102,7 @@ func (run *run) readWhole() error {
 func (run *run) readChunks() error {
 	c, q, d := run.c, &run.req, run.c.disk
 	for off, end := q.off, q.off+q.length; off < end; {
-		if err := run.wanted(); err != nil {
+		if err := run.permitted(); err != nil {
 			return err
 		}
 		e, b, err := run.nextChunk(int64(off), int64(end-off))
@@ -142,7 +142,7 @@ func (run *run) nextChunk(off, length int64) (e disk.Extent, b *memory.Buffer, e
 		return e, nil, nil
 	}
 	e.Length = min(e.Length, chunk)
-	if run.buf = run.c.share.Get(int(e.Length)); run.buf == nil { // released whatever happens
+	if run.buf = run.c.share.Get(int(e.Length)); run.buf == nil { // in run, so it is released
 		if err := run.flush(); err != nil {
 			return e, nil, err
 		}
@@ -171,9 +171,9 @@ func (run *run) flush() error {
 	return nil
 }
 
-// take is memory for an answer in one piece. A guest would take a lack of it for a broken disk. So
-// a client that has its part of what there is waits until some of that has been sent. A small piece
-// comes at once, when the connection has nothing else to send.
+// take returns memory for an answer in one piece. A guest would take an error for a broken disk. So
+// a client that has used up its part of the memory waits until some of its replies are sent. It
+// gets a small piece at once when the connection has nothing else to send.
 func (run *run) take(n int) (*memory.Buffer, error) {
 	const longestWait = 64 * time.Millisecond
 	c := run.c
@@ -187,7 +187,7 @@ func (run *run) take(n int) (*memory.Buffer, error) {
 		if n <= poorPiece {
 			return c.share.Must(n), nil
 		}
-		if err := run.wanted(); err != nil {
+		if err := run.permitted(); err != nil {
 			return nil, err
 		}
 		time.Sleep(wait)

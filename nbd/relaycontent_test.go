@@ -264,7 +264,7 @@ func TestGoAfterTheDiskHasChanged(t *testing.T) {
 // TestClientsThatComeAgain: clients that the server itself sends away, to come again, have not
 // failed: the log does not warn of them, and nobody is slowed down.
 func TestClientsThatComeAgain(t *testing.T) {
-	for _, err := range []error{errTold, errAnother, serving.ErrTakenOver} {
+	for _, err := range []error{errChanged, errAnother, serving.ErrTakenOver} {
 		reason, meant := endOf(fmt.Errorf("LUN 1: %w", err))
 		require.True(t, meant, "%v: %s", err, reason)
 	}

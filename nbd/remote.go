@@ -63,10 +63,10 @@ type Remote struct {
 	breaks   *serving.Penalties      // of connections that break at once
 	told     *serving.Seldom[string] // of those breaks, in the log
 	wg       sync.WaitGroup          // of the goroutines in the background
-	boot     string                  // of the server that was sent all of kept; used by connect
-	// past is the number of the first change in kept that may be repeated. After the changes before
+	boot     string                  // diskInfo.boot of the server that has all of kept; of connect
+	// repeatFrom is the number of the first change in kept that may be repeated: after those before
 	// it others have used the disk. Used by connect.
-	past uint64
+	repeatFrom uint64
 
 	readOnly, shared atomic.Bool // as the server has told last
 	why              atomic.Pointer[lastError]
@@ -199,11 +199,11 @@ func (r *Remote) connect(l *link) {
 		r.set(nil, nil)
 		r.noteWhy(l.cause)
 		began := time.Now()
-		pause, level := r.broke(l, began)
+		pause, level := r.logBreak(l, began)
 		next, err := r.redial(pause)
 		if err != nil {
 			switch {
-			case errors.Is(err, errOver) && r.kept.empty():
+			case errors.Is(err, errSuperseded) && r.kept.empty():
 				r.log.Info("the disk belongs to another client now", zap.Error(err))
 			case r.ctx.Err() == nil:
 				r.log.Error("the disk has failed", zap.Error(err))
@@ -218,10 +218,11 @@ func (r *Remote) connect(l *link) {
 	}
 }
 
-// broke says in the log that a connection is lost, and how soon to connect again. Pause is 0 unless
-// connections break at once, again and again: by the same request, it may be, which is repeated on
-// each of them. The log has that once a minute. Level is for the line that there is a next one.
-func (r *Remote) broke(l *link, now time.Time) (pause time.Duration, level zapcore.Level) {
+// logBreak logs that a connection is lost, and returns how long to wait before the next one: not at
+// all, unless connections break at once again and again, perhaps because of a request that is
+// repeated on each. The log has that once a minute. Level is for the line about the next
+// connection.
+func (r *Remote) logBreak(l *link, now time.Time) (pause time.Duration, level zapcore.Level) {
 	fields := []zap.Field{zap.String("server", r.Address), zap.String("export", r.Export),
 		zap.Error(l.cause)}
 	level = zap.InfoLevel
@@ -238,8 +239,8 @@ func (r *Remote) broke(l *link, now time.Time) (pause time.Duration, level zapco
 	return pause, level
 }
 
-// redial returns a new connection, on which everything is as the guest has to see it. It waits
-// before it begins. An error is for good.
+// redial returns a new connection, on which the guest finds everything that was acknowledged to it.
+// It waits before it begins. An error is for good.
 func (r *Remote) redial(wait time.Duration) (*link, error) {
 	select {
 	case <-r.ctx.Done():
@@ -248,7 +249,7 @@ func (r *Remote) redial(wait time.Duration) (*link, error) {
 	}
 	told := ""
 	for pause := firstRedial; ; pause = min(2*pause, lastRedial) {
-		l, err := r.again(r.ctx)
+		l, err := r.redialOnce(r.ctx)
 		if err == nil || errors.Is(err, disk.ErrFailed) {
 			return l, err
 		}
@@ -265,25 +266,25 @@ func (r *Remote) redial(wait time.Duration) (*link, error) {
 	}
 }
 
-// again makes one try at a new connection. An error that is disk.ErrFailed is for good.
-func (r *Remote) again(ctx context.Context) (*link, error) {
+// redialOnce makes one try at a new connection. An error that is disk.ErrFailed is for good.
+func (r *Remote) redialOnce(ctx context.Context) (*link, error) {
 	l, err := r.dial(ctx)
 	switch {
-	case errors.Is(err, errOver):
+	case errors.Is(err, errSuperseded):
 		return nil, r.broken(err)
 	case err != nil:
 		return nil, err
 	}
-	if former := r.now(); former != nil { // what it has acknowledged is in kept when it has ended
+	if former := r.now(); former != nil { // when it has ended, kept has all that it acknowledged
 		former.fail(serving.ErrTakenOver)
 		r.lost(former)
 	}
-	if err := r.same(&l.greeting); err != nil {
+	if err := r.sameDisk(&l.greeting); err != nil {
 		_ = l.nc.Close()
 		return nil, r.broken(err)
 	}
 	if l.shared || !l.last {
-		r.past = r.kept.mark()
+		r.repeatFrom = r.kept.mark()
 	}
 	r.begin(l)
 	if l.boot != r.boot {
@@ -302,8 +303,8 @@ func (r *Remote) broken(err error) error {
 	return fmt.Errorf("%w: %w", disk.ErrFailed, r.explain(err))
 }
 
-// same reports why an export is not what the guest has left.
-func (r *Remote) same(now *greeting) error {
+// sameDisk returns an error unless the export is what the guest has left.
+func (r *Remote) sameDisk(now *greeting) error {
 	before := &r.first
 	switch {
 	case now.identity != before.identity || now.size < before.size:
@@ -312,7 +313,7 @@ func (r *Remote) same(now *greeting) error {
 		return errors.New("it has another content than before, such as that of a snapshot: start " +
 			"the machine again")
 	case now.boot == r.boot || r.kept.empty():
-	case now.shared || !now.last || r.kept.before(r.past):
+	case now.shared || !now.last || r.kept.before(r.repeatFrom):
 		return errors.New("its server was started anew, and writes that were acknowledged may be " +
 			"lost: they cannot be repeated, because others have used the disk since")
 	case now.readOnly():
@@ -322,7 +323,7 @@ func (r *Remote) same(now *greeting) error {
 	return nil
 }
 
-// replay makes the changes again that are not known to be durable.
+// replay repeats the changes that are not known to be durable.
 func (r *Remote) replay(l *link) error {
 	told := false
 	for from := uint64(0); ; {
@@ -337,7 +338,7 @@ func (r *Remote) replay(l *link) error {
 		for _, c := range calls { // one after the other: they may overlap
 			c.replay = true
 			err := l.do(r.ctx, c)
-			means := r.meaning(c, err)
+			means := r.diskError(c, err)
 			switch {
 			case err == nil:
 			case errors.Is(err, errLinkLost), errors.Is(means, disk.ErrNotNow),
@@ -380,7 +381,7 @@ func (r *Remote) current(ctx context.Context) (*link, error) {
 	}
 }
 
-// call makes a request, on as many connections as it takes.
+// call makes a request. When the connection breaks, it repeats it on the next one.
 func (r *Remote) call(ctx context.Context, c *call) error {
 	for {
 		l, err := r.current(ctx)
@@ -389,7 +390,7 @@ func (r *Remote) call(ctx context.Context, c *call) error {
 		}
 		err = l.do(ctx, c)
 		if !errors.Is(err, errLinkLost) {
-			return r.meaning(c, err)
+			return r.diskError(c, err)
 		}
 		r.lost(l)
 	}
@@ -405,9 +406,9 @@ func (r *Remote) lost(l *link) {
 	}
 }
 
-// meaning makes an error of a disk from one of the protocol. This is the one place that knows what
-// an error of the server says: disk.ErrNotNow passes.
-func (r *Remote) meaning(c *call, err error) error {
+// diskError turns an error of the protocol into one of a disk. Only this function knows what an
+// error of the server says. disk.ErrNotNow says that it will pass.
+func (r *Remote) diskError(c *call, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -426,7 +427,7 @@ func (r *Remote) meaning(c *call, err error) error {
 		r.noteWhy(err)
 		return fmt.Errorf("%w: %w", disk.ErrNotNow, r.explain(err))
 	}
-	if c.command == cmdFlush { // nobody can tell what was lost
+	if c.command == cmdFlush { // what was lost is unknown
 		return r.broken(err)
 	}
 	switch reply.code {
@@ -469,16 +470,16 @@ func (r *Remote) changeBy(ctx context.Context, l *link, c *call) error {
 		return disk.ErrReadOnly
 	case l.shared:
 		c.flags = cmdFlagFUA
-		return r.meaning(c, l.do(ctx, c))
+		return r.diskError(c, l.do(ctx, c))
 	case len(c.data) > r.kept.largest():
 		if err := l.do(ctx, c); err != nil {
-			return r.meaning(c, err)
+			return r.diskError(c, err)
 		}
 		return r.flushOn(ctx, l)
 	}
 	switch err := r.kept.reserve(ctx, len(c.data)); {
 	case errors.Is(err, disk.ErrFailed):
-		_, err = r.current(ctx) // why it has failed
+		_, err = r.current(ctx) // says why the disk has failed
 		return err
 	case err != nil:
 		return disk.ErrNotNow
@@ -488,5 +489,5 @@ func (r *Remote) changeBy(ctx context.Context, l *link, c *call) error {
 	if err != nil {
 		r.kept.giveBack(len(c.data))
 	}
-	return r.meaning(c, err)
+	return r.diskError(c, err)
 }

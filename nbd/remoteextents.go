@@ -16,7 +16,7 @@ import (
 // nobody writes to that meanwhile, so an answer stays right.
 const allocationContext = "base:allocation"
 
-// extents are what the server has told last of what the disk stores.
+// extents are the server's last answer about what the disk stores.
 type extents struct {
 	mu   sync.Mutex
 	from int64    // guarded by mu; where all begins
@@ -24,8 +24,8 @@ type extents struct {
 }
 
 // Allocated describes the run at off, at most length bytes of it, as a disk.Extenter does. It waits
-// for the server until ctx ends, and then returns disk.ErrNotNow. It knows something only of a disk
-// with RemoteOptions.Once. Otherwise everything counts as data.
+// for the server until ctx ends, and then returns disk.ErrNotNow. Without RemoteOptions.Once
+// everything counts as data.
 func (r *Remote) Allocated(ctx context.Context, off, length int64) (disk.Extent, error) {
 	if !r.first.allocation {
 		return disk.Extent{Length: length, Data: true}, nil

@@ -16,14 +16,14 @@ const (
 	lastPause  = time.Second
 )
 
-// flush makes what was acknowledged durable. It waits while the server is away or refuses that for
-// now. Any other error is for good.
+// flush makes durable what was acknowledged. It waits while the server is away or refuses a flush
+// for now. Any other error is for good.
 func (r *Remote) flush(ctx context.Context) error {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		if r.kept.empty() { // so a stop does not wait for a server that is away
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			if errors.Is(r.failed, errOver) { // nothing is lost
+			if errors.Is(r.failed, errSuperseded) { // nothing is lost
 				return nil
 			}
 			return r.failed
@@ -57,7 +57,7 @@ func (r *Remote) flushOn(ctx context.Context, l *link) error {
 		r.kept.drop(mark)
 		return nil
 	}
-	if err = r.meaning(c, err); errors.Is(err, disk.ErrFailed) {
+	if err = r.diskError(c, err); errors.Is(err, disk.ErrFailed) {
 		r.fail(err)
 	}
 	return err
@@ -74,7 +74,7 @@ func (r *Remote) flushSoon() {
 			r.log.Error("the disk has failed", zap.Error(err))
 		}
 		r.flushing.Store(false)
-		if err == nil && r.kept.wanted() { // who asked meanwhile found one under way
+		if err == nil && r.kept.wanted() { // others asked while this one was under way
 			r.flushSoon()
 		}
 	})

@@ -18,8 +18,6 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-var ()
-
 // ErrServerClosed is returned by Serve after Shutdown.
 var ErrServerClosed = serving.ErrClosed
 
@@ -55,11 +53,11 @@ type Portal struct {
 	// TLS, if it is not nil, is what a client must use before anything else. It must verify the
 	// client's certificate, by whose name the client goes.
 	TLS *tls.Config
-	// UIDs are the users who may connect by a Unix socket, apart from those of this process and
-	// root. Whoever may open the socket is a matter of its mode.
+	// UIDs are the users who may connect by a Unix socket, besides this process's user and root.
+	// They also need the right to open the socket.
 	UIDs []uint32
-	// SameUser says that at an address, only processes of this network namespace may connect that
-	// are of the same user as this one. It must be one of IPv4.
+	// SameUser says that only processes of this process's user and network namespace may connect at
+	// an address, which must be one of IPv4.
 	SameUser bool
 }
 
@@ -138,7 +136,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return s.conns.Drain(ctx)
 }
 
-// allLocked returns the connections for which which returns true. Which may look at what mu guards.
+// allLocked returns the connections for which which returns true. which may use what mu guards.
 func (s *Server) allLocked(which func(*conn) bool) []*conn { return s.conns.All(which) }
 
 // Sessions returns the connections that have chosen an export, the oldest one first.
@@ -178,23 +176,23 @@ func (f front) Removed(d *serving.Disk) {
 func (f front) Resized(*serving.Disk) {}
 
 // Protected implements serving.Front. Writes are refused from now on.
-func (f front) Protected(d *serving.Disk) { f.tellAgain(d) }
+func (f front) Protected(d *serving.Disk) { f.endSessions(d) }
 
-func (f front) Shared(d *serving.Disk) { f.tellAgain(d) }
+func (f front) Shared(d *serving.Disk) { f.endSessions(d) }
 
-// tellAgain ends the connections of sessions: their clients connect again at once, and are told
+// endSessions ends the connections of sessions: their clients connect again at once, and are told
 // what the disk is now.
-func (f front) tellAgain(d *serving.Disk) {
+func (f front) endSessions(d *serving.Disk) {
 	f.mu.Lock()
 	conns := f.allLocked(func(c *conn) bool { return c.disk == d && c.sessionName != "" })
 	f.mu.Unlock()
 	for _, c := range conns {
-		c.fail(errTold)
+		c.fail(errChanged)
 	}
 }
 
-// Fence implements serving.Front: requests that wait for far content are given up. A session that
-// is over has no use for its connection.
+// Fence implements serving.Front: requests that wait for far content are given up. A session whose
+// place another one has taken has no use for its connection.
 func (f front) Fence(d *serving.Disk, fenced func(string) bool) (serving.Fencing, error) {
 	return serving.FenceBy(func() {
 		f.mu.Lock()
@@ -204,7 +202,7 @@ func (f front) Fence(d *serving.Disk, fenced func(string) bool) (serving.Fencing
 		f.mu.Unlock()
 		for _, c := range conns {
 			if c.client.Superseded(c.disk) {
-				c.fail(errOver)
+				c.fail(errSuperseded)
 			}
 			c.giveUp()
 		}

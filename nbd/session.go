@@ -14,28 +14,28 @@ import (
 // still executes. If it repeated a write, and then wrote something else there, the former write
 // could come late and undo that. A session prevents it, as iSCSI's do (RFC 7143 6.3.5): when a
 // connection of a session begins, the former one ends first, with all its requests. The protocol
-// has nothing of the kind, but metadata contexts of a vendor: a client asks for one whose name
-// begins with sessionContext, and gets one whose name tells which disk the export is, and in which
-// state. GO is refused if that is no longer true.
+// has no sessions, but it lets vendors define metadata contexts. So a client asks for one whose
+// name begins with sessionContext. It gets one whose name tells which disk the export is, and in
+// which state. GO is refused if that is no longer true.
 //
 // Sessions of one name, such as those of relays with the same certificate, are incarnations of it:
 // see serving.Client.TakeOver. Whoever also asks for migrationTargetContext is the target of a live
-// migration, and gets the same name as the answer. A session that is over is refused with
-// NBD_REP_ERR_POLICY.
+// migration, and gets the same name as the answer. A session whose place another one has taken is
+// refused with NBD_REP_ERR_POLICY.
 
 const (
 	// The rest of the query is the session's name, which the client has drawn.
 	sessionContext = "x-kubevirt-disk:session="
-	// The rest of the answer is what the session is told of the disk: see told.
+	// The rest of the answer is what the session is told of the disk: see diskInfo.
 	diskContext = "x-kubevirt-disk:disk="
-	// What earlier versions call it stays its name on the wire.
+	// On the wire it keeps the name that earlier versions have for it.
 	migrationTargetContext = "x-kubevirt-disk:heir"
 	// maxSession is the longest name of a session, in bytes.
 	maxSession = 64
 )
 
-// told is what a session is told of its disk.
-type told struct {
+// diskInfo is what a session is told of its disk.
+type diskInfo struct {
 	identity   disk.Identity
 	boot       string // of the server's use of the disk: see serving.Disk.Generation
 	generation string // of its content; "": it cannot be written
@@ -43,15 +43,15 @@ type told struct {
 	last       bool   // nobody but the session has used it since the session did
 }
 
-// tell says what a session is to know of a disk. The session's client is called by that name.
-func tell(d *serving.Disk, name, session string) (t told, err error) {
-	t = told{identity: d.Identity, boot: d.Boot, shared: d.WrittenByMany(),
+// diskInfoOf returns what a session is told of a disk. Name is that of the session's client.
+func diskInfoOf(d *serving.Disk, name, session string) (t diskInfo, err error) {
+	t = diskInfo{identity: d.Identity, boot: d.Boot, shared: d.WrittenByMany(),
 		last: d.LastUsedBy(name, session)}
 	t.generation, err = d.Generation()
 	return t, err
 }
 
-func (t told) encode() string {
+func (t diskInfo) encode() string {
 	flags := ""
 	if t.shared {
 		flags += "s"
@@ -63,7 +63,7 @@ func (t told) encode() string {
 		t.generation, flags, t.identity.Serial}, ",")
 }
 
-func decodeTold(s string) (t told, err error) {
+func decodeDiskInfo(s string) (t diskInfo, err error) {
 	rest, ok := strings.CutPrefix(s, diskContext)
 	parts := strings.SplitN(rest, ",", 5)
 	if !ok || len(parts) != 5 {
@@ -98,9 +98,10 @@ func sessionIn(queries []string) (string, error) {
 	return "", nil
 }
 
-// errOver ends the connections of a session, and refuses more of them.
-var errOver = disk.ErrMoved
+// errSuperseded ends the connections of a session whose place another one has taken, and refuses
+// more of them.
+var errSuperseded = disk.ErrMoved
 
-// errTold ends a connection whose client is to learn what it was told otherwise.
-var errTold = errors.New("who may write the disk has changed, and the client is told when it " +
+// errChanged ends a connection because what its client was told of the disk is no longer true.
+var errChanged = errors.New("who may write the disk has changed, and the client is told when it " +
 	"connects again")

@@ -75,7 +75,7 @@ func (run *run) extents(id uint32, off, length int64) (all []extent, err error) 
 		most = 1
 	}
 	for length > 0 {
-		if err := run.wanted(); err != nil {
+		if err := run.permitted(); err != nil {
 			return nil, err
 		}
 		e, err := run.extent(id, off, length)

@@ -55,15 +55,15 @@ func (r *records) sendLocked() error {
 	return err
 }
 
-// hold keeps what is written, until send. Out is nil if there is no memory for it.
-func (r *records) hold(out *memory.Buffer) {
+// cork keeps what is written in out, until uncork. Out is nil if there is no memory for it.
+func (r *records) cork(out *memory.Buffer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.out, r.n = out, 0
 }
 
-// send sends what was kept.
-func (r *records) send() error {
+// uncork sends what was kept.
+func (r *records) uncork() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.out == nil {
@@ -80,8 +80,8 @@ type lender interface {
 	Get(n int) *memory.Buffer // nil: there is none now
 }
 
-// tlsWire gathers what goes out, so that small parts share a TLS record. What it needs for that, it
-// has during a call of Writev only.
+// tlsWire gathers what goes out, so that small parts share a TLS record. It has memory for that
+// during a call of Writev only.
 type tlsWire struct {
 	socket.Plain
 	records *records
@@ -107,9 +107,9 @@ const tlsGather = 64 << 10
 
 // Writev implements socket.Wire.
 func (w *tlsWire) Writev(data [][]byte) error {
-	w.records.hold(w.pool.Get(sentTogether + maxRecord))
+	w.records.cork(w.pool.Get(sentTogether + maxRecord))
 	err := w.write(data)
-	if serr := w.records.send(); err == nil {
+	if serr := w.records.uncork(); err == nil {
 		err = serr
 	}
 	return err

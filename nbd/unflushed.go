@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// maxUnflushed is how much memory a client keeps changes in, with those under way, unless it is
-	// told otherwise. Bytes.
+	// maxUnflushed is the default of RemoteOptions.Keep: bytes for changes that are kept or under
+	// way.
 	maxUnflushed = 16 << 20
 	// recordCost is what a change takes besides its data, in bytes.
 	recordCost = 128
@@ -40,7 +40,7 @@ type unflushed struct {
 	records []record      // guarded by mu
 	first   uint64        // guarded by mu; the number of records[0]
 	used    int           // guarded by mu; bytes of memory, with what is reserved
-	coming  int           // guarded by mu; bytes of memory that are reserved for them
+	coming  int           // guarded by mu; bytes of used that are reserved for changes under way
 	waiting int           // guarded by mu; calls of reserve that wait
 	failed  bool          // guarded by mu; there will be no more room
 	freed   chan struct{} // guarded by mu; closed when there is more room, or never will be
@@ -63,8 +63,8 @@ func cost(n int) int {
 }
 
 // reserve takes room for a change with n bytes of data. It waits for room until ctx ends or fail is
-// called. A flush helps those that wait only if something was acknowledged, and that may be later:
-// add begins one then.
+// called. A flush makes room only once something was acknowledged. That may happen while reserve
+// waits: then add begins a flush.
 func (u *unflushed) reserve(ctx context.Context, n int) error {
 	n = cost(n)
 	for {
@@ -140,8 +140,8 @@ func (u *unflushed) keep(c *call) (wanted bool) {
 	r := record{command: c.command, flags: c.flags, off: c.off, length: c.length}
 	switch {
 	case len(c.data) == 0:
-	case c.to != nil:
-		r.buf, c.to.buf = c.to.buf, nil
+	case c.forwarded != nil:
+		r.buf, c.forwarded.buf = c.forwarded.buf, nil
 		r.buf.Leave()
 	default:
 		r.buf = u.pool.Must(len(c.data))

@@ -23,7 +23,7 @@ const defaultPort = "10809"
 //	nbd+unix:///EXPORT?socket=PATH
 type URI struct {
 	Address string // as of RemoteOptions
-	Host    string // whose certificate the server must have; "": none
+	Host    string // by TLS, the name that the server's certificate must have; "": a socket
 	Export  string // "": the server's only disk
 	TLS     bool
 }

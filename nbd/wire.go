@@ -112,7 +112,7 @@ const (
 const (
 	requestLen    = 28
 	extRequestLen = 32
-	// headLen is the longest begin of a reply: an extended header, and the offset and length of a
+	// headLen is the longest head of a reply: an extended header, and the offset and length of a
 	// hole.
 	headLen = 32 + 12
 	// maxString is the longest string of the protocol, in bytes.
@@ -163,7 +163,7 @@ func decodeRequest(b []byte, extended bool) (r request, err error) {
 	return r, nil
 }
 
-// head is the begin of a reply, on its way to the wire.
+// head is the header of a reply, and what follows it at once, on its way to the wire.
 type head struct {
 	b [headLen]byte
 	n int
