@@ -44,8 +44,8 @@ func worstMap(r *rand.Rand) *disk.Map {
 func TestMapIsSmall(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 20 {
-		paths := map[string]string{}
-		drawMap(worstMap(r), gridColumns).add(paths, "g", "")
+		m := drawMap(worstMap(r), gridColumns)
+		paths := map[string]string{"gi": m.Image, "gc": m.Copied, "gw": m.Written, "gr": m.Read}
 		require.LessOrEqual(t, len(testtool.Must(json.Marshal(news{Path: paths}))(t)), 64<<10)
 	}
 }

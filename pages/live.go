@@ -2,7 +2,12 @@ package pages
 
 import (
 	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"html"
 	"net/http"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -52,7 +57,8 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	}
 	for {
 		next := p.next() // before the view, so that nothing new is missed
-		if c.show(p.view(r)) != nil {
+		page, err := p.render(r)
+		if err != nil || c.show(page) != nil {
 			return
 		}
 		select {
@@ -76,9 +82,9 @@ type client struct {
 }
 
 // show sends the differences from what the client has.
-func (c *client) show(v *view) error {
-	texts, paths := v.live()
-	n := news{Shape: v.Shape, Text: changed(c.texts, texts), Path: changed(c.path, paths)}
+func (c *client) show(page string) error {
+	texts, paths, shape := live(page)
+	n := news{Shape: shape, Text: changed(c.texts, texts), Path: changed(c.path, paths)}
 	c.texts, c.path = texts, paths
 	if len(n.Text)+len(n.Path) == 0 && time.Since(c.sent) < keepAlive {
 		return nil
@@ -88,6 +94,30 @@ func (c *client) show(v *view) error {
 		return err
 	}
 	return c.send("data: " + string(data) + "\n\n")
+}
+
+// live takes a page apart: the texts and the paths of pictures of all elements that have an ID,
+// which can change while the page is open, and a shape that changes with everything else.
+func live(page string) (texts, paths map[string]string, shape string) {
+	texts, paths = map[string]string{}, map[string]string{}
+	h := fnv.New64a()
+	for more := true; more; {
+		var before, id, attributes string
+		before, page, more = strings.Cut(page, ` id="`)
+		id, page, _ = strings.Cut(page, `"`)
+		attributes, page, _ = strings.Cut(page, ">")
+		fmt.Fprintln(h, before, id)
+		if _, path, ok := strings.Cut(attributes, ` d="`); ok {
+			paths[html.UnescapeString(id)] = html.UnescapeString(strings.TrimRight(path, `"/`))
+			continue
+		}
+		if end := strings.IndexByte(page, '<'); end >= 0 && strings.HasPrefix(page[end:], "</") {
+			texts[html.UnescapeString(id)] = html.UnescapeString(page[:end])
+			page = page[end:]
+		}
+	}
+	delete(texts, "link") // it says what the browser knows
+	return texts, paths, strconv.FormatUint(h.Sum64(), 36)
 }
 
 func (c *client) send(text string) error {

@@ -115,16 +115,25 @@ func protect(h http.Header) {
 
 // serve answers with the page as it is now.
 func (p *Page) serve(w http.ResponseWriter, r *http.Request) {
-	var b strings.Builder
-	if err := p.html.Execute(&b, p.view(r)); err != nil {
+	page, err := p.render(r)
+	if err != nil {
 		http.Error(w, "the page cannot be made: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
+	_, _, shape := live(page)
+	page = strings.Replace(page, `data-shape=""`, `data-shape="`+shape+`"`, 1)
 	protect(w.Header())
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
-	_, _ = io.WriteString(w, b.String()) // if this fails, the client has gone
+	w.Header().Set("Content-Length", strconv.Itoa(len(page)))
+	_, _ = io.WriteString(w, page) // if this fails, the client has gone
+}
+
+// render makes the page for a client, without its shape.
+func (p *Page) render(r *http.Request) (string, error) {
+	var b strings.Builder
+	err := p.html.Execute(&b, p.view(r))
+	return b.String(), err
 }
 
 // run measures until the page is stopped.

@@ -217,9 +217,14 @@ func TestLiveMatchesThePage(t *testing.T) {
 	page.Stop()
 	page.Wait() // nothing is measured any more, so both show the same
 	_, body, _ := get(t, ts.URL+"/?lun=2")
-	v := page.view(httptest.NewRequest("GET", ts.URL+"/?lun=2", nil))
-	require.Contains(t, body, `data-shape="`+v.Shape+`"`)
-	texts, paths := v.live()
+	again, err := page.render(httptest.NewRequest("GET", ts.URL+"/?lun=2", nil))
+	require.NoError(t, err)
+	texts, paths, shape := live(again)
+	require.Contains(t, body, `data-shape="`+shape+`"`)
+	for _, id := range []string{"state", "uptime", "rops1", "rtime2", "owner1", "sum2", "image",
+		"copy1left"} {
+		require.Contains(t, texts, id)
+	}
 	for id, text := range texts {
 		found := regexp.MustCompile(` id="` + regexp.QuoteMeta(id) + `"[^>]*>([^<]*)<`).
 			FindStringSubmatch(body)

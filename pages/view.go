@@ -2,7 +2,6 @@ package pages
 
 import (
 	"fmt"
-	"hash/fnv"
 	"net/url"
 	"slices"
 	"strconv"
@@ -27,8 +26,7 @@ const (
 	stripCells = 512
 )
 
-// view has the texts of the page. The template writes it into HTML, and the fields of live change
-// while the page is open.
+// view has the texts of the page. The template writes it into HTML.
 type view struct {
 	Title                                 string // of the browser's tab
 	State, Target, Portals, Auth, Version string
@@ -49,7 +47,6 @@ type view struct {
 	Users                                 []user
 	MoreUsers                             string // "": all are shown
 	Refused                               []refusal
-	Shape                                 string // changes when the page has other parts
 }
 
 // row is a LUN in the table.
@@ -161,7 +158,6 @@ func (s *snapshot) view(at selection) *view {
 	}
 	s.uploads(v)
 	v.Refused = s.refusals()
-	v.Shape = v.shape()
 	return v
 }
 
@@ -364,100 +360,4 @@ func authText(kind string) string {
 		return "mutual CHAP"
 	}
 	return "no authentication"
-}
-
-// shape is a text that changes when the page has other parts than before and must be made anew.
-func (v *view) shape() string {
-	h := fnv.New64a()
-	for _, r := range v.Rows {
-		fmt.Fprintln(h, r.LUN, r.Name, r.Kind, r.Size, r.Cells, len(r.Jobs), r.Selected)
-	}
-	for _, a := range v.Alarms {
-		fmt.Fprintln(h, a.LUN, a.Name, a.State, a.Advice)
-	}
-	if v.One != nil {
-		fmt.Fprintln(h, v.One.LUN, v.One.Rows, v.One.Serial, v.One.NAA, v.One.Digest, v.One.Format)
-	}
-	for _, u := range v.Users {
-		fmt.Fprintln(h, u.ID, u.Name, u.From)
-	}
-	for _, j := range v.Uploads {
-		fmt.Fprintln(h, j.ID)
-	}
-	for _, r := range v.Refused {
-		fmt.Fprintln(h, r.ID, r.From, r.Name, r.Why)
-	}
-	fmt.Fprintln(h, v.Starting != "", v.Headline != "", v.MoreAlarms != "", v.Short)
-	fmt.Fprintln(h, v.Before, v.After, v.Missing, v.MoreUsers != "", v.MoreUploads != "",
-		v.Portals, v.Auth, v.Version)
-	return strconv.FormatUint(h.Sum64(), 36)
-}
-
-// live returns the changing parts of an open page, by the IDs of its elements: texts, and paths of
-// pictures.
-func (v *view) live() (texts, paths map[string]string) {
-	texts = map[string]string{"state": v.State, "uptime": v.Uptime, "reading": v.Reading,
-		"writing": v.Writing, "sessions": v.Sessions, "luns": v.LUNs, "title": v.Title}
-	for id, text := range map[string]string{"headline": v.Headline, "starting": v.Starting} {
-		if text != "" {
-			texts[id] = text
-		}
-	}
-	paths = map[string]string{}
-	for i, a := range v.Alarms {
-		texts["alarm"+strconv.Itoa(i)] = a.Note
-	}
-	for _, r := range v.Rows {
-		id := strconv.Itoa(int(r.LUN))
-		for name, text := range map[string]string{"state": r.State, "note": r.Note,
-			"owner": r.Owner, "opento": r.OpenTo, "fenced": r.Fenced,
-			"rops": r.ReadOps, "wops": r.WriteOps, "opstop": r.OpsTop,
-			"rrate": r.ReadRate, "wrate": r.WriteRate, "ratetop": r.RateTop,
-			"rtime": r.ReadTime, "wtime": r.WriteTime} {
-			texts[name+id] = text
-		}
-		if v.Short {
-			continue
-		}
-		for name, d := range map[string]string{"opsup": r.OpsUp, "opsdown": r.OpsDown,
-			"rateup": r.RateUp, "ratedown": r.RateDown} {
-			paths[name+id] = d
-		}
-		if r.Cells > 0 {
-			texts["sum"+id] = r.Summary
-			r.Map.add(paths, "m", id)
-		}
-		addJobs(texts, r.Jobs)
-	}
-	addJobs(texts, v.Uploads)
-	if d := v.One; d != nil {
-		texts["space"] = d.Space
-		if d.Rows > 0 {
-			texts["image"], texts["copied"] = d.Image, d.Copied
-			texts["written"], texts["hole"] = d.Written, d.Hole
-			d.Map.add(paths, "g", "")
-		}
-	}
-	for _, r := range v.Refused {
-		texts[r.ID] = r.Note
-	}
-	for _, u := range v.Users {
-		for name, text := range map[string]string{"since": u.Since, "luns": u.LUNs,
-			"flight": u.InFlight, "cmds": u.Commands, "read": u.Read, "written": u.Written} {
-			texts[u.ID+name] = text
-		}
-	}
-	return texts, paths
-}
-
-func addJobs(texts map[string]string, jobs []job) {
-	for _, j := range jobs {
-		texts[j.ID+"done"], texts[j.ID+"percent"] = j.Done, j.Percent
-		texts[j.ID+"left"] = j.Left
-	}
-}
-
-func (m mapPaths) add(paths map[string]string, prefix, id string) {
-	paths[prefix+"i"+id], paths[prefix+"c"+id] = m.Image, m.Copied
-	paths[prefix+"w"+id], paths[prefix+"r"+id] = m.Written, m.Read
 }
