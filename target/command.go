@@ -64,7 +64,7 @@ const (
 	taskAborted                     // a goroutine works on it; it ends without an answer
 )
 
-// newTask takes a place for a command, or returns the reason why there is none.
+// newTask takes a place for a command in the command window, or returns why there is none.
 func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,10 +237,10 @@ func (c *conn) dropData(t *task, seg *segment, cause error) error {
 	return nil
 }
 
-// sent flushes the queue for a goroutine that has lost the reading role. The reader itself flushes
-// only before it waits for the network, or when much is queued, which holds memory and keeps the
-// initiator waiting.
-func (c *conn) sent(run *runner) error {
+// flushUnlessReader flushes the queue for a goroutine that has lost the reading role. The reader
+// itself flushes before it waits for the network. Here it does so only when much is queued, which
+// holds memory and keeps the initiator waiting.
+func (c *conn) flushUnlessReader(run *runner) error {
 	if run.Reading && run.queued < c.flushAt() {
 		return nil
 	}

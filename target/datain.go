@@ -28,7 +28,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 		return c.finishTask(run, t)
 	}
 	b := c.share.Get(int(min(total, chunkSize)))
-	if b == nil && run.Late { // what is answered may have it
+	if b == nil && run.Late { // queued answers may hold the memory
 		if err := c.tx.Flush(); err != nil {
 			c.abandon(t)
 			return err
@@ -37,7 +37,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 	}
 	if b == nil {
 		c.complete(t, errBusy)
-		return c.sent(run)
+		return c.flushUnlessReader(run)
 	}
 	for off := int64(0); ; {
 		run.buf = b
@@ -65,18 +65,18 @@ func (c *conn) runRead(run *runner, t *task) error {
 		if err != nil {
 			b.Release()
 			c.complete(t, err)
-			return c.sent(run)
+			return c.flushUnlessReader(run)
 		}
 		off += int64(len(b.B))
 		good := last && status == scsi.StatusGood
 		if !c.sendChunk(run, t, b, total, good) {
-			return c.sent(run)
+			return c.flushUnlessReader(run)
 		}
 		if last {
 			if !good {
 				c.respond(t, status, nil)
 			}
-			return c.sent(run)
+			return c.flushUnlessReader(run)
 		}
 		n := int(min(total-off, chunkSize))
 		b = nil
@@ -101,13 +101,13 @@ func (c *conn) finishTask(run *runner, t *task) error {
 	if t.scsi.Op() != serving.OpOther && c.srv.pool.Exhausted() {
 		// it may hang in the disk, and that costs memory, too
 		c.complete(t, errBusy)
-		return c.sent(run)
+		return c.flushUnlessReader(run)
 	}
 	c.enter(run, t)
 	status, err := t.scsi.Finish()
 	run.Leave()
 	c.respond(t, status, err)
-	return c.sent(run)
+	return c.flushUnlessReader(run)
 }
 
 // abandon ends a task after its connection is lost.

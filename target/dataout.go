@@ -65,7 +65,7 @@ func (c *conn) startWrite(run *runner, t *task, cmd *pdu.SCSICommand, seg *segme
 		return c.loseBurst(t, seg, err, !more)
 	}
 	if more {
-		c.wait(t)
+		c.awaitData(t)
 		return nil
 	}
 	return c.burstDone(run, t)
@@ -117,8 +117,8 @@ func (c *conn) loseBurst(t *task, seg *segment, cause error, final bool) error {
 	return cause
 }
 
-// wait makes the task wait for its next data.
-func (c *conn) wait(t *task) {
+// awaitData makes the task wait for its next data.
+func (c *conn) awaitData(t *task) {
 	s := t.sess
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +157,7 @@ func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 	}
 	d := &t.out
 	if p.TransferTag != d.tag {
-		c.wait(t)
+		c.awaitData(t)
 		return c.refuse(pdu.RejectInvalidPDUField, seg)
 	}
 	if d.failed != nil {
@@ -185,7 +185,7 @@ func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 			// the burst is complete, but the peer wants to send more
 			d.failed = errTooMuch(d.tag)
 		}
-		c.wait(t)
+		c.awaitData(t)
 		return nil
 	}
 	if d.next < d.end {
@@ -210,7 +210,7 @@ func (c *conn) dropBurst(t *task, seg *segment, final bool) error {
 	}
 	t.out.buf.Release()
 	t.out.buf = nil
-	c.wait(t)
+	c.awaitData(t)
 	return nil
 }
 
@@ -229,7 +229,7 @@ func (c *conn) burstDone(run *runner, t *task) error {
 	d := &t.out
 	last := d.total >= d.want
 	if t.scsi.Gather && !last {
-		return c.ask(t)
+		return c.sendR2T(t)
 	}
 	if n := d.ready(last); n > 0 {
 		t.begun = time.Since(c.srv.start)
@@ -240,21 +240,21 @@ func (c *conn) burstDone(run *runner, t *task) error {
 			status, err = t.scsi.Finish()
 			run.Leave()
 			c.respond(t, status, err)
-			return c.sent(run)
+			return c.flushUnlessReader(run)
 		}
 		run.Leave()
 		if err != nil {
 			c.complete(t, err)
-			return c.sent(run)
+			return c.flushUnlessReader(run)
 		}
 		d.carry(n)
 	} else if last {
 		return c.finishTask(run, t)
 	}
-	if err := c.ask(t); err != nil {
+	if err := c.sendR2T(t); err != nil {
 		return err
 	}
-	return c.sent(run)
+	return c.flushUnlessReader(run)
 }
 
 // ready returns how many of the collected bytes may be executed: whole pages, or all at the end.
@@ -277,8 +277,8 @@ func (d *dataOut) carry(n int) {
 	copy(d.buf.B, d.buf.B[n:n+d.fill])
 }
 
-// ask sends an R2T for the next burst (RFC 7143 11.8).
-func (c *conn) ask(t *task) error {
+// sendR2T asks for the next burst (RFC 7143 11.8).
+func (c *conn) sendR2T(t *task) error {
 	s := t.sess
 	d := &t.out
 	n := min(d.want-d.next, int64(s.params.MaxBurstLength))

@@ -17,7 +17,7 @@ func (s *Server) MemoryInUse() int64 { return s.pool.Used() }
 // answers.
 func (s *Server) DataInUse() int64 {
 	data := s.MemoryInUse()
-	for _, sess := range s.all() {
+	for _, sess := range s.allSessions() {
 		sess.mu.Lock()
 		data -= int64(len(sess.free)) * memory.RequestCost
 		sess.mu.Unlock()
@@ -58,7 +58,7 @@ func (s *Server) Queued() (most int) {
 // BeginReinstatement registers a session in the place of an initiator's only one, like its next
 // login, and stops there.
 func (s *Server) BeginReinstatement(initiator string) error {
-	for _, old := range s.normal() {
+	for _, old := range s.normalSessions() {
 		if old.key.initiator != initiator {
 			continue
 		}

@@ -14,7 +14,7 @@ import (
 // system call. For shorter work, on two processors, that was slower than to go on alone.
 const shareAfter = time.Millisecond
 
-// enter marks the begin of a disk call of the reader. It does nothing for other goroutines.
+// enter marks the beginning of a disk call of the reader. It does nothing for other goroutines.
 func (c *conn) enter(run *runner, t *task) {
 	d := t.scsi.Disk()
 	if d == nil || !run.Late && run.Reading && c.shares(t, d) && run.Share(d) {
@@ -52,7 +52,7 @@ func (r *runner) Waits() (timeout time.Duration, err error) {
 // goroutine for each read would cost more than the read.
 func (r *runner) Blocks() error {
 	switch {
-	case r.Late: // the reads before this one are answered first
+	case r.Late: // first send the answers of the reads before this one
 		if err := r.OutsideCall(r.conn.tx.Flush); err != nil {
 			r.conn.fail(err)
 			return serving.ErrAborted

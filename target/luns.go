@@ -100,7 +100,7 @@ func (s *Server) tellLocked(lun uint16, tell map[*scsi.Nexus]struct{}) {
 // endRemoved answers commands that hang in the disk of a removed LUN, until the disk is released.
 func (s *Server) endRemoved(d *serving.Disk) {
 	d.UntilReleased(s.ctx, func() {
-		for _, sess := range s.normal() {
+		for _, sess := range s.normalSessions() {
 			sess.endRemoved()
 		}
 	})

@@ -11,7 +11,7 @@ import (
 // why. Commands whose data is still coming, or which wait for a disk, end later and change nothing
 // any more. The SCSI layer waits for those that can still change the disk.
 func (s *Server) abortFenced(nexuses []*scsi.Nexus, meant func(*scsi.Task) bool) {
-	for _, sess := range s.normal() {
+	for _, sess := range s.normalSessions() {
 		if slices.Contains(nexuses, sess.nexus) {
 			sess.abortTasks(func(t *task) bool { return meant(&t.scsi) })
 		}

@@ -81,7 +81,7 @@ func (s *sender) respond(p *pdu.SCSIResponse, acks int64, data []byte, release *
 // gather stamps and digests PDUs, and lists their parts.
 func (s *sender) gather(iov [][]byte, batch []socket.Message[outgoing]) [][]byte {
 	expCmdSN, maxCmdSN := s.sess.numbers()
-	s.sess.told.Store(maxCmdSN)
+	s.sess.sentMax.Store(maxCmdSN)
 	for i := range batch {
 		o, data := &batch[i].Head, batch[i].Data
 		h := o.hdr[:pdu.HeaderLen]

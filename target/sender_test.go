@@ -118,11 +118,11 @@ func TestAnswersOfABusyReader(t *testing.T) {
 		run := &runner{Turn: &serving.Turn{Reading: true}}
 		for range 3*c.each + 1 {
 			run.queued = conn.tx.respond(&pdu.SCSIResponse{}, c.acks, nil, nil)
-			require.NoError(t, conn.sent(run))
+			require.NoError(t, conn.flushUnlessReader(run))
 		}
 		require.Equal(t, []int{c.each, c.each, c.each}, w.calls, "%+v", c)
 		run.Reading = false
-		require.NoError(t, conn.sent(run))
+		require.NoError(t, conn.flushUnlessReader(run))
 		require.Equal(t, []int{c.each, c.each, c.each, 1}, w.calls)
 	}
 }

@@ -224,8 +224,8 @@ func (s *Server) registered(sess *session) bool {
 	return sess.counts
 }
 
-// all returns every session in full feature phase.
-func (s *Server) all() []*session {
+// allSessions returns every session in full feature phase.
+func (s *Server) allSessions() []*session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := make([]*session, 0, len(s.sessions)+len(s.discovery))

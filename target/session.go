@@ -42,7 +42,7 @@ type window struct {
 	exp atomic.Uint32 // ExpCmdSN: the number of the next command
 	max atomic.Uint32 // MaxCmdSN: the last number that the initiator may use
 
-	told atomic.Uint32 // the last MaxCmdSN that the initiator got
+	sentMax atomic.Uint32 // the last MaxCmdSN that the initiator got
 }
 
 func (w *window) numbers() (expCmdSN, maxCmdSN uint32) {
@@ -103,7 +103,7 @@ func (s *session) discovery() bool { return s.nexus == nil }
 
 // describe is the session for the status page.
 func (s *session) describe() status.Session {
-	n, waiting := s.load()
+	n, waiting := s.taskCounts()
 	used := []uint16{}
 	if s.nexus != nil {
 		used = s.nexus.Uses()
@@ -129,9 +129,9 @@ func (s *session) describe() status.Session {
 	}
 }
 
-// load returns how many commands the session has in flight, and how many of these wait for far
-// content.
-func (s *session) load() (inFlight, waiting int) {
+// taskCounts returns how many commands the session has in flight, and how many of these wait for
+// far content.
+func (s *session) taskCounts() (inFlight, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range s.tasks {
@@ -175,7 +175,7 @@ func (s *session) admit(cmdSN uint32, immediate bool) admission {
 	case pdu.SNLess(limit, cmdSN):
 		return admitNever // the window is closed
 	case !pdu.SNLess(cmdSN, exp):
-		for exp != cmdSN && s.pass(exp) {
+		for exp != cmdSN && s.passRejected(exp) {
 			exp++
 		}
 		if exp == cmdSN {
@@ -189,8 +189,8 @@ func (s *session) admit(cmdSN uint32, immediate bool) admission {
 	return admitNever
 }
 
-// pass advances ExpCmdSN over a rejected request when the initiator has gone on without it.
-func (s *session) pass(exp uint32) bool {
+// passRejected advances ExpCmdSN over a rejected request when the initiator has gone on without it.
+func (s *session) passRejected(exp uint32) bool {
 	_, ok := s.refused[exp]
 	if ok {
 		s.window.exp.Store(exp + 1)
@@ -267,10 +267,10 @@ func (s *session) reopenLocked() {
 // otherwise wait for the next ping.
 func (s *session) tellLocked() {
 	limit := s.window.max.Load()
-	if told := s.window.told.Load(); s.closed || limit == told || s.window.exp.Load() != told+1 {
+	if told := s.window.sentMax.Load(); s.closed || limit == told || s.window.exp.Load() != told+1 {
 		return
 	}
-	s.window.told.Store(limit)
+	s.window.sentMax.Store(limit)
 	s.conn.sendSoon(&pdu.NOPIn{TaskTag: pdu.ReservedTag, TransferTag: pdu.ReservedTag}, snPeek)
 }
 

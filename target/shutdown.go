@@ -23,7 +23,7 @@ const (
 // of ctx. Then disk calls may still be in progress, and the disks must not be closed.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stopAccepting()
-	for _, sess := range s.all() {
+	for _, sess := range s.allSessions() {
 		sess.requestLogout()
 	}
 	grace := time.NewTimer(logoutGrace)
@@ -33,7 +33,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	idleIsOver := false
 	for {
 		s.closeFinished(idleIsOver)
-		if len(s.all()) == 0 {
+		if len(s.allSessions()) == 0 {
 			break
 		}
 		select {
@@ -42,7 +42,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 			return ctx.Err()
 		case <-grace.C:
 			idleIsOver = true
-			for _, sess := range s.all() {
+			for _, sess := range s.allSessions() {
 				sess.closeWindow()
 			}
 		case <-tick.C:
@@ -66,7 +66,7 @@ func (s *Server) stopAccepting() {
 
 // closeFinished ends discovery sessions, and with idle also normal sessions that are quiet.
 func (s *Server) closeFinished(idle bool) {
-	for _, sess := range s.all() {
+	for _, sess := range s.allSessions() {
 		if sess.discovery() || idle && sess.quiet() {
 			sess.end(serving.ErrClosed)
 		}

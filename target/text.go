@@ -107,8 +107,8 @@ func (c *conn) countText() {
 // maxTextPairs is how many keys one negotiation may have.
 const maxTextPairs = 1024
 
-// see refuses a key that comes twice in one negotiation (RFC 7143 6.4).
-func (x *textExchange) see(pairs []login.Pair) error {
+// noteKeys refuses a key that comes twice in one negotiation (RFC 7143 6.4).
+func (x *textExchange) noteKeys(pairs []login.Pair) error {
 	if x.seen == nil {
 		x.seen = make(map[string]struct{}, len(pairs))
 	}
@@ -130,7 +130,7 @@ func (c *conn) answerText(data []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.text.see(pairs); err != nil {
+	if err := c.text.noteKeys(pairs); err != nil {
 		return nil, err
 	}
 	sess := c.session()

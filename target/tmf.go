@@ -89,26 +89,26 @@ func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 		sess.abortLUN(p.LUN)
 	case pdu.TMClearTaskSet:
 		var affected []*scsi.Nexus
-		for _, other := range c.srv.normal() {
+		for _, other := range c.srv.normalSessions() {
 			if n := other.abortLUN(p.LUN); n > 0 && other != sess {
 				affected = append(affected, other.nexus)
 			}
 		}
 		dev.TasksCleared(p.LUN, sess.nexus, affected)
 	case pdu.TMLogicalUnitReset:
-		for _, other := range c.srv.normal() {
+		for _, other := range c.srv.normalSessions() {
 			other.abortLUN(p.LUN)
 		}
 		dev.ResetLUN(p.LUN)
 	case pdu.TMTargetWarmReset, pdu.TMTargetColdReset:
-		sess.plug(p)
-		for _, other := range c.srv.normal() {
+		sess.skipAll(p)
+		for _, other := range c.srv.normalSessions() {
 			other.abortAll()
 		}
 		dev.ResetTarget()
 		if p.Function == pdu.TMTargetColdReset {
 			// All connections close (RFC 7143 11.5.1), our own after the response.
-			for _, other := range c.srv.normal() {
+			for _, other := range c.srv.normalSessions() {
 				if other != sess {
 					other.end(errTargetReset)
 				}
@@ -205,9 +205,9 @@ func (s *session) skip(p *pdu.TaskManagementRequest) bool {
 	return true
 }
 
-// plug counts all commands that a target reset covers as received. None of them will be executed,
-// and the reset does not wait for them (RFC 7143 4.2.3.3).
-func (s *session) plug(p *pdu.TaskManagementRequest) {
+// skipAll counts all commands that a target reset covers as received. None of them will be
+// executed, and the reset does not wait for them (RFC 7143 4.2.3.3).
+func (s *session) skipAll(p *pdu.TaskManagementRequest) {
 	exp, limit := s.window.numbers()
 	if pdu.SNLess(limit+1, p.CmdSN) {
 		return
@@ -258,7 +258,7 @@ func (s *session) abortTasks(meant func(*task) bool) (n int) {
 	return n
 }
 
-func (s *Server) normal() []*session {
+func (s *Server) normalSessions() []*session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := make([]*session, 0, len(s.sessions))
@@ -268,8 +268,8 @@ func (s *Server) normal() []*session {
 	return list
 }
 
-// noteAborts is told of each task management function. If that aborts a command that is held, the
-// initiator has a timeout of its own, and the nexus notes that.
+// noteAborts is called for each task management function. If that aborts a command that is held,
+// the initiator has a timeout of its own, and the nexus notes that: see serving.Client.HoldTimeout.
 func (s *session) noteAborts(p *pdu.TaskManagementRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

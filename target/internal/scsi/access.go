@@ -123,7 +123,7 @@ func (d *Device) Fence(served *serving.Disk, fenced func(name string) bool) (ser
 	}
 	r := &u.persistent
 	r.mu.Lock()
-	e := r.state.Load().without(fenced)
+	e := r.state.Load().withoutFenced(fenced)
 	if err := r.save(u.Number, &e.persistentState); err != nil {
 		r.mu.Unlock()
 		return nil, err

@@ -110,8 +110,8 @@ type missedLUN struct {
 	lun       uint64
 }
 
-// logNobodys logs that an initiator wants to use a LUN that no disk has.
-func (d *Device) logNobodys(t *Task) {
+// logMissingLUN logs that an initiator wants to use a LUN that no disk has.
+func (d *Device) logMissingLUN(t *Task) {
 	suppressed, ok := d.missed.Admit(missedLUN{t.Nexus.Name(), t.LUN}, time.Now())
 	if !ok {
 		return

@@ -160,7 +160,7 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 
 // admitBoth returns why the copy cannot go on, or nil.
 func (c *copier) admitBoth(src, dst *participant) *copyCause {
-	if err := c.t.wanted(); err != nil {
+	if err := c.t.stillWanted(); err != nil {
 		return &copyCause{err: err}
 	}
 	if err := c.admit(src, false); err != nil {
@@ -204,7 +204,7 @@ func (c *copier) admit(p *participant, writes bool) error {
 	}
 	at := n.at(u)
 	switch {
-	case at == nil || u.Removed() || at.stranger.Load():
+	case at == nil || u.Removed() || at.unprobed.Load():
 		return errLUNNotSupported
 	case u.resets.Load() != p.resets:
 		return &senseError{key: UnitAttention, code: ascBusDeviceReset}

@@ -31,7 +31,7 @@ func (c *copier) failed(cause *copyCause, written, total int64, backwards bool) 
 	if cause.err == serving.ErrAborted {
 		return errAborted
 	}
-	// The answer for the unit is not needed. But it tells the log, and whoever asks for trouble.
+	// Nobody needs this answer. But Outcome logs the fault, and notes trouble of the unit's disk.
 	c.t.dev.Outcome(&Task{Nexus: c.t.Nexus, unit: cause.unit, cmd: c.t.cmd}, cause.err, nil)
 	s := &senseError{key: CopyAborted, code: ascThirdPartyFailure}
 	if written > 0 {

@@ -124,7 +124,7 @@ func newUnit(d *serving.Disk) (*unit, error) {
 	}
 	a := abilities{discards: u.Discards != nil, store: u.Store != nil, extents: u.Extents != nil}
 	u.tables[0] = opcodeTableOf(a)
-	if a.others = true; u.Remote != nil {
+	if a.writtenElsewhere = true; u.Remote != nil {
 		u.tables[1] = opcodeTableOf(a)
 	}
 	if err := u.restore(); err != nil {
@@ -133,13 +133,13 @@ func newUnit(d *serving.Disk) (*unit, error) {
 	return u, nil
 }
 
-// others reports whether somebody may change the disk who is not bound by what is decided here:
-// another server has it, and lets several write.
-func (u *unit) others() bool { return u.Remote != nil && u.Remote.Shared() }
+// writtenElsewhere reports whether another server has the disk and lets others write it. They are
+// not bound by what is decided here, such as reservations.
+func (u *unit) writtenElsewhere() bool { return u.Remote != nil && u.Remote.Shared() }
 
 // table has the commands that the unit supports now.
 func (u *unit) table() *opcodeTable {
-	if u.others() {
+	if u.writtenElsewhere() {
 		return u.tables[1]
 	}
 	return u.tables[0]

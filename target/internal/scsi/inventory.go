@@ -53,7 +53,7 @@ func (d *Device) Take(served *serving.Disk) (map[*Nexus]struct{}, error) {
 	d.enrolLocked(u)
 	for n := range d.nexuses {
 		at := n.meetLocked(d, u)
-		at.sudden = true // nobody has it yet
+		at.cameLater = true // nobody has it yet
 		at.raise(attnPowerOn)
 	}
 	d.luns.Store(newInventory(append(slices.Clone(d.luns.Load().units), u)))
@@ -104,7 +104,7 @@ func (d *Device) inventoryChangedLocked() map[*Nexus]struct{} {
 	}
 	tell := make(map[*Nexus]struct{})
 	for n := range d.nexuses {
-		if !n.told.Swap(true) {
+		if !n.toldOfList.Swap(true) {
 			tell[n] = struct{}{}
 		}
 	}
@@ -150,7 +150,7 @@ func (n *Nexus) meetLocked(d *Device, u *unit) *nexusUnit {
 	}
 	p := &nexusUnit{unit: u}
 	if former, ok := d.tenants[u.Number][n.port]; ok && former != u.Identity.NAA {
-		p.stranger.Store(true)
+		p.unprobed.Store(true)
 	}
 	p.barLocked(n)
 	slots[u.slot].Store(p)
@@ -169,20 +169,20 @@ func (n *Nexus) forgetLocked(u *unit) {
 const maxTenants = 256
 
 // Initiators go by the number of a LUN, even after a unit attention: Linux repeats the command that
-// met it, to whatever disk has that number by then. So a port that has used one disk under a number
+// got it, to whatever disk has that number by then. So a port that has used one disk under a number
 // gets LOGICAL UNIT NOT SUPPORTED when another disk has the number, until the port has probed the
 // new disk. A probe is the standard INQUIRY of 36 bytes with which initiators begin to set up a
 // disk. udev's tools ask for more than 36 bytes. They do so each time somebody closes a disk that
 // is set up, and the kernel learns nothing from it. In a session that began after the change, any
 // standard INQUIRY counts as a probe.
 
-// probeLen is the allocation length of a probe in bytes: every device since SCSI-2 has that much
-// INQUIRY data.
+// probeLen is the allocation length of a probe in bytes: every device since SCSI-2 has at least
+// that much INQUIRY data.
 const probeLen = 36
 
 // probed is called for each standard INQUIRY.
 func (t *Task) probed(allocation uint32) {
-	if at := t.at; at != nil && at.stranger.Load() && (allocation == probeLen || !at.sudden) {
+	if at := t.at; at != nil && at.unprobed.Load() && (allocation == probeLen || !at.cameLater) {
 		t.dev.introduce(at, t.Nexus)
 	}
 }
@@ -220,5 +220,5 @@ func (d *Device) introduce(p *nexusUnit, n *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.tenants[p.unit.Number], n.port)
-	p.stranger.Store(false)
+	p.unprobed.Store(false)
 }

@@ -48,7 +48,7 @@ func outModeSelect(t *Task, _ int64, p []byte) error {
 	if err := t.stillAdmitted(); err != nil {
 		return err
 	}
-	if err := t.wanted(); err != nil { // it may have waited for another command
+	if err := t.stillWanted(); err != nil { // it may have waited for another command
 		return err
 	}
 	after, err := u.parseModeSelect(p, t.cmd.opcode == opModeSelect10,

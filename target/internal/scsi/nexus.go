@@ -16,10 +16,10 @@ type InitiatorPort struct {
 // Nexus is one I_T nexus, which for iSCSI is one session.
 type Nexus struct {
 	*serving.Client
-	port  InitiatorPort
-	slots atomic.Pointer[nexusUnits] // never nil; written under Device.mu
-	level uint16                     // see SetProtocolLevel
-	told  atomic.Bool                // an asynchronous event said that the list has changed
+	port       InitiatorPort
+	slots      atomic.Pointer[nexusUnits] // never nil; written under Device.mu
+	level      uint16                     // see SetProtocolLevel
+	toldOfList atomic.Bool                // an asynchronous event said that the list has changed
 
 	copies []*copyOperation // guarded by Device.mu; in order of their start
 }
@@ -28,8 +28,8 @@ type Nexus struct {
 type nexusUnit struct {
 	unit *unit
 	attentions
-	stranger atomic.Bool // it has used another disk under this number; written under Device.mu
-	sudden   bool        // the unit came while the nexus was there
+	unprobed  atomic.Bool // it only knows another disk of this number; written under Device.mu
+	cameLater bool        // the unit came while the nexus was there
 	// flags that a command needs to pass the reservations; written under Device.mu
 	barred  atomic.Uint32
 	refused atomic.Bool // the log already says that the initiator is fenced

@@ -334,13 +334,12 @@ type opcodeTable struct {
 	first [256]uint16
 }
 
-// abilities decide which commands a unit supports. Others says that somebody may change the disk
-// who is not bound by what is decided here.
-type abilities struct{ discards, store, extents, others bool }
+// abilities decide which commands a unit supports.
+type abilities struct{ discards, store, extents, writtenElsewhere bool }
 
-// here reports whether a command promises what only holds among those who use the disk here: a
-// reservation, or that nothing comes between what it reads and what it writes.
-func (c *command) here() bool {
+// localOnly reports whether a command promises something that binds only those who use the disk
+// here: a reservation, or that nothing comes between what it reads and what it writes.
+func (c *command) localOnly() bool {
 	switch c.opcode {
 	case opPersistIn, opPersistOut, opReserve6, opRelease6, opCompareAndWrite:
 		return true
@@ -372,8 +371,8 @@ func newOpcodeTable(a abilities) *opcodeTable {
 		commands = append(commands, extentCommands()...)
 	}
 	commands = append(commands, copyCommands()...)
-	if a.others {
-		commands = slices.DeleteFunc(commands, func(c command) bool { return c.here() })
+	if a.writtenElsewhere {
+		commands = slices.DeleteFunc(commands, func(c command) bool { return c.localOnly() })
 	}
 	return indexCommands(commands)
 }

@@ -103,8 +103,8 @@ const (
 	faultCount
 )
 
-// faultNames are the kinds of trouble. A fault without a name is none: a disk that has failed is
-// told in another way, and so is a command that runs in the background.
+// faultNames are the kinds of trouble (status.Trouble). A fault without a name is none: a disk that
+// has failed has a state of its own, and so has a command that runs in the background.
 var faultNames = [faultCount]string{
 	faultNoSpace: status.TroubleNoSpace, faultReadOnly: status.TroubleReadOnly,
 	faultRead: status.TroubleReadError, faultWrite: status.TroubleWriteError,

@@ -184,9 +184,9 @@ func (e *persistentEdit) tell(c attention) {
 	}
 }
 
-// without returns the state after fencing initiators: it drops their registrations and
+// withoutFenced returns the state after fencing initiators: it drops their registrations and
 // reservations.
-func (s *persistentState) without(fenced func(name string) bool) *persistentEdit {
+func (s *persistentState) withoutFenced(fenced func(name string) bool) *persistentEdit {
 	e := s.edit(InitiatorPort{})
 	gone := e.remove(func(r *registration) bool { return fenced(r.port.Name) })
 	if len(gone) > 0 {

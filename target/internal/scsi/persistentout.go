@@ -77,9 +77,9 @@ func outPersist(t *Task, _ int64, p []byte) error {
 	}
 	removed, err := t.dev.changeReservations(t.unit,
 		func(s *persistentState) (*persistentEdit, error) {
-			// While the command waited for another one, it may have been aborted, or the unit
-			// handed over.
-			if err := t.wanted(); err != nil {
+			// The command may have been aborted or the unit handed over while it waited for
+			// another.
+			if err := t.stillWanted(); err != nil {
 				return nil, err
 			}
 			if !t.dev.claim(t.at, t.Nexus) {

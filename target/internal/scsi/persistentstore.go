@@ -122,7 +122,7 @@ func (u *unit) restoreReservations() error {
 func (u *unit) forgetReservationsOfFenced() {
 	r := &u.persistent
 	before := r.state.Load()
-	e := before.without(func(name string) bool { return !u.Kept(name) })
+	e := before.withoutFenced(func(name string) bool { return !u.Kept(name) })
 	if len(e.registrations) < len(before.registrations) {
 		e.generation = before.generation
 		r.state.Store(&e.persistentState)

@@ -38,7 +38,7 @@ func prepareReportLUNs(t *Task) error {
 // listed clears the unit attentions about a changed list of units (SAM-5 5.14.1), and allows
 // another asynchronous event about it.
 func (n *Nexus) listed() {
-	n.told.Store(false)
+	n.toldOfList.Store(false)
 	slots := *n.slots.Load()
 	for i := range slots {
 		if at := slots[i].Load(); at != nil {

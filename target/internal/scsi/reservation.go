@@ -136,7 +136,7 @@ func finishReserve(t *Task) (Status, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := t.wanted(); err != nil { // a reset may have ended reservations meanwhile
+	if err := t.stillWanted(); err != nil { // a reset may have ended reservations meanwhile
 		return StatusCheckCondition, err
 	}
 	holder := u.reserved.Load()
@@ -159,7 +159,7 @@ func finishRelease(t *Task) (Status, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	// its reservation may have ended, and be a new one by now
-	if err := t.wanted(); err != nil {
+	if err := t.stillWanted(); err != nil {
 		return StatusCheckCondition, err
 	}
 	if u.reserved.Load() == t.Nexus {

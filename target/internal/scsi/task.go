@@ -86,7 +86,7 @@ func (d *Device) Prepare(t *Task) error {
 		return d.prepareWithoutUnit(t)
 	}
 	cmd, cdbErr := u.table().lookup(&t.CDB)
-	if t.at.stranger.Load() && (cmd == nil || cmd.flags&duringAttention == 0) {
+	if t.at.unprobed.Load() && (cmd == nil || cmd.flags&duringAttention == 0) {
 		return errLUNNotSupported
 	}
 	// SAM-5 5.14.1: a pending unit attention precedes anything else about the command.
@@ -125,7 +125,7 @@ func (d *Device) Prepare(t *Task) error {
 func (d *Device) prepareWithoutUnit(t *Task) error {
 	cmd, err := d.orphans.lookup(&t.CDB)
 	if err != nil || cmd.opcode == opReportLUNs && t.LUN != 0 {
-		d.logNobodys(t)
+		d.logMissingLUN(t)
 		return errLUNNotSupported
 	}
 	t.cmd = cmd
@@ -244,9 +244,9 @@ func (t *Task) Reset() {
 	*t = Task{data: data}
 }
 
-// wanted returns an error once the command is aborted or its unit removed. Code with many disk
+// stillWanted returns an error once the command is aborted or its unit removed. Code with many disk
 // calls asks before each one.
-func (t *Task) wanted() error { return t.Wanted(t.unit.served) }
+func (t *Task) stillWanted() error { return t.Wanted(t.unit.served) }
 
 // lockRange holds a range of the medium for the command; the caller unlocks t.Hold. After an error
 // nothing is held (see lockHold).
@@ -268,7 +268,7 @@ func (t *Task) lockHold() error {
 		if err := t.Lock(t.unit.served); err != nil {
 			return err
 		}
-		err := t.wanted()
+		err := t.stillWanted()
 		if err == nil && !u.atomicKept.Load() {
 			return nil
 		}

@@ -55,7 +55,7 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	}
 	defer u.Ranges.Unlock(&t.Hold)
 	for _, s := range spans {
-		if err := t.wanted(); err != nil {
+		if err := t.stillWanted(); err != nil {
 			return err
 		}
 		if err := t.Discard(u.served, s.Off, s.Length); err != nil {

@@ -66,7 +66,7 @@ func (t *Task) forEachChunk(use func(at int64, chunk []byte) error) error {
 	defer scratch.Put(buf)
 	for at := int64(0); at < t.length(); at += scratchSize {
 		chunk := buf[:min(scratchSize, t.length()-at)]
-		if err := t.wanted(); err != nil {
+		if err := t.stillWanted(); err != nil {
 			return err
 		}
 		if err := t.readDisk(t.off()+at, chunk); err != nil {

@@ -163,7 +163,7 @@ const (
 func appendBlockLimits(t *Task, b []byte) []byte {
 	var p [60]byte
 	shift := t.unit.shift
-	if !t.unit.others() {
+	if !t.unit.writtenElsewhere() {
 		p[1] = byte(uint32(maxCompareAndWrite) >> shift)
 	}
 	be := binary.BigEndian

@@ -64,7 +64,7 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	}
 	u.atomics.Lock() // not earlier: the read may wait for distant content
 	defer u.atomics.Unlock()
-	if err := t.wanted(); err != nil { // see Task.lockHold; an old record is replaced below
+	if err := t.stillWanted(); err != nil { // see Task.lockHold; an old record is replaced below
 		return err
 	}
 	binary.BigEndian.PutUint64(record, uint64(t.off()))

@@ -66,7 +66,7 @@ func (t *Task) writeSame(block []byte) error {
 		copy(pattern[n:], pattern[:n])
 	}
 	for at := int64(0); at < t.length(); at += scratchSize {
-		if err := t.wanted(); err != nil {
+		if err := t.stillWanted(); err != nil {
 			return err
 		}
 		if err := t.writeDisk(pattern[:min(scratchSize, t.length()-at)], t.off()+at); err != nil {
