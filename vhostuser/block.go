@@ -41,10 +41,10 @@ const (
 	// memory of ours. Bytes.
 	stretch = 64 << 20
 	piece   = 256 << 10
-	// sharedFrom is the length of a read from which others of the ring are executed beside it.
-	// Bytes.
+	// sharedFrom is the length of a read, in bytes, from which others of the ring are executed
+	// beside it.
 	sharedFrom = 128 << 10
-	// scattered is how many segments cost more in calls than a copy of them.
+	// scattered is from how many segments on calls for each cost more than a copy of them.
 	scattered = 4
 )
 
@@ -61,7 +61,8 @@ type run struct {
 	q     *queue
 	busy  bool // it has executed something since it slept
 	taken uint // how often it has looked for a request
-	// it waits for storage although others of the ring may have to begin, as none could be taken
+	// insists says that the request now waits for storage: no other one of the ring could begin
+	// first
 	insists bool
 	left    bool // guarded by conn.mu; the request is given up because its ring stops
 	req     *request
@@ -72,7 +73,7 @@ type run struct {
 	begun   time.Duration // from conn.since to when it began with the request
 }
 
-// request is one of a ring's, from when it was taken until it is given back.
+// request is a request of a ring, from when it was taken until it is given back.
 type request struct {
 	chain    chain
 	table    *table        // that the chain lies in
@@ -85,7 +86,7 @@ type request struct {
 	statusAt uint64    // its guest address
 }
 
-// parse finds the parts of the request in its chain, whatever way it is cut.
+// parse finds the parts of the request in its chain, however the driver has cut it.
 func (r *request) parse() error {
 	if r.in, r.status, r.statusAt = takeLast(r.chain.in); r.status == nil {
 		return errStatus
@@ -146,11 +147,11 @@ func (run *run) serve() error {
 }
 
 // postpone leaves a request for later: another one of the ring begins first, or the other reader
-// takes it. A request that has waited before is still the first.
+// takes it. A request that was postponed before goes to the front.
 func (run *run) postpone(req *request) error {
 	q := run.q
 	if req.cost == 0 {
-		q.waits(req)
+		q.noteWaiting(req)
 		q.late.Postpone(req)
 		return nil
 	}
@@ -222,7 +223,7 @@ func checkRange(sector uint64, length, size int64) error {
 // begin keeps the disk for a request until disk.End, unless the client may not use it.
 func (run *run) begin(write bool) error {
 	c := run.q.c
-	if !c.client.Used(c.disk) { // what follows may wait for other clients
+	if !c.client.Used(c.disk) { // Begin may wait for other clients
 		run.Enter(c.disk)
 		defer run.Leave()
 	}
@@ -234,15 +235,15 @@ func (run *run) begin(write bool) error {
 }
 
 // shares reports whether to leave a long read to the other reader, because this one has more to do.
-// A few wait there, so that both have something to do all the time. Writes are not shared: the
-// kernel makes one at a time in a file, so the second thread would only wait for the first one.
+// A few wait there, so that both always have something to do. Writes are not shared: the kernel
+// executes one at a time in a file, so the second thread would only wait for the first one.
 func (run *run) shares(length int64) bool {
 	return length >= sharedFrom && !run.Late && run.Reading && run.q.late.Waiting() < 2 &&
 		run.q.waiting()
 }
 
-// direct reports whether a disk may read and write the guest's memory itself. Of memory that the
-// front end can cut short nothing but a system call may be made. Many small segments cost more in
+// direct reports whether the disk reads and writes the guest's memory itself. It may not access
+// memory that the front end can cut short, which would fault. Many small segments cost more in
 // calls than a copy.
 func (run *run) direct(segs []segment, length int64) bool {
 	return run.req.table.sealed && (len(segs) <= scattered || length/int64(len(segs)) >= 64<<10)
@@ -320,7 +321,7 @@ func (run *run) write(off int64, out []segment, length int64) error {
 	defer d.End()
 	run.Enter(d)
 	defer run.Leave()
-	if err := run.store(off, out, length); err != nil || c.through.Load() == 0 {
+	if err := run.store(off, out, length); err != nil || c.writeThrough.Load() == 0 {
 		return err
 	}
 	return d.Disk.Flush()
@@ -370,8 +371,8 @@ func (run *run) flush() error {
 	run.Enter(d)
 	defer run.Leave()
 	err := d.Disk.Flush()
-	if c := run.q.c; err == nil && c.through.Load()&throughMaybe != 0 {
-		c.setThrough(throughMaybe, false)
+	if c := run.q.c; err == nil && c.writeThrough.Load()&throughMaybe != 0 {
+		c.setWriteThrough(throughMaybe, false)
 	}
 	return err
 }
@@ -388,13 +389,13 @@ func (run *run) identify(in []segment) error {
 }
 
 // Waits implements serving.Executor: others of the ring are executed while the request waits for
-// far content. The guest has no limit of time, so there is none here.
+// far content. A guest sets its requests no timeout, so they are held forever.
 func (run *run) Waits() (time.Duration, error) {
 	if !run.q.c.hold(run) {
 		return 0, serving.ErrAborted
 	}
 	run.held = true
-	run.q.waits(run.req)
+	run.q.noteWaiting(run.req)
 	// Whoever has fenced the client ends the requests that are held. This one may have come too
 	// late.
 	if !run.q.c.client.Admitted(run.q.c.disk) {
@@ -404,9 +405,9 @@ func (run *run) Waits() (time.Duration, error) {
 	return forever, nil
 }
 
-// Blocks implements serving.Executor: the reader goes on with the ring, and another goroutine
-// waits. A goroutine for each request would cost more than the request. That one, too, goes on with
-// the ring before it waits: so storage has as much to do as the guest wants, and both share that.
+// Blocks implements serving.Executor: the reader goes on with the ring, and one other goroutine
+// waits for storage. A goroutine for each request would cost more than the request. The other one,
+// too, goes on with the ring before it waits, so that storage has as much to do as the guest wants.
 func (run *run) Blocks() error {
 	switch q := run.q; {
 	case !run.Late && !run.Reading:
@@ -414,7 +415,7 @@ func (run *run) Blocks() error {
 		return serving.ErrLater
 	default:
 		run.insists = false
-		q.tellDriver() // of those before this one
+		q.tellDriver() // of the requests before this one
 	}
 	return nil
 }
@@ -422,7 +423,7 @@ func (run *run) Blocks() error {
 // forever is longer than any request waits.
 const forever = 10 * 365 * 24 * time.Hour
 
-// note counts a request, and tells what has become of it.
+// note counts a request, and tells the observer how it has ended.
 func (run *run) note(n int64, err error) {
 	c := run.q.c
 	c.commands.Add(1)

@@ -43,7 +43,7 @@ func (c *chain) add(t *table, d descriptor) error {
 			return errOutside
 		}
 		n := uint64(len(p))
-		if last := len(*segs) - 1; last >= 0 && (*segs)[last].before(p, addr) {
+		if last := len(*segs) - 1; last >= 0 && (*segs)[last].precedes(p, addr) {
 			s := &(*segs)[last]
 			s.p = unsafe.Slice(&s.p[0], len(s.p)+len(p))
 		} else {
@@ -54,8 +54,8 @@ func (c *chain) add(t *table, d descriptor) error {
 	return nil
 }
 
-// before reports whether memory follows the segment, here and in the guest.
-func (s *segment) before(p []byte, guest uint64) bool {
+// precedes reports whether memory follows the segment, here and in the guest.
+func (s *segment) precedes(p []byte, guest uint64) bool {
 	return s.guest+uint64(len(s.p)) == guest &&
 		unsafe.Add(unsafe.Pointer(&s.p[0]), len(s.p)) == unsafe.Pointer(&p[0])
 }

@@ -38,7 +38,7 @@ type conn struct {
 	at       *export
 	disk     *serving.Disk
 	since    time.Time
-	accepted bool          // the observer knows of the session
+	accepted bool          // the observer was told of the login
 	gone     chan struct{} // closed when another connection may use the export
 
 	client *serving.Client // nil: the connection was refused
@@ -51,28 +51,29 @@ type conn struct {
 	region             *inflightRegion
 	queues             [maxQueues]*queue
 	status             uint64
-	// known: of a guest that comes from elsewhere, whether it has turned the write cache off
-	known bool
-	told  uint64 // the size that the front end has read, sectors
-	// stopTime is how long rings that stop wait for far content from now on
+	// known says that it is known whether the guest has turned the write cache off. It is not of a
+	// guest that comes from elsewhere.
+	known    bool
+	sizeRead uint64 // the size that the front end has read, sectors
+	// stopTime is what is left of stopTimeout for the next ring that stops
 	stopTime time.Duration
 
-	dirty   dirtyLog
-	through atomic.Uint64 // why a write is durable when it ends: see throughOff; 0: it is not
-	running atomic.Int32  // rings that run
+	dirty        dirtyLog
+	writeThrough atomic.Uint64 // why a write is durable when it ends: see throughOff; 0: it is not
+	running      atomic.Int32  // rings that run
 
 	commands, bytesRead, bytesWritten atomic.Uint64
 	settled                           uint64 // commands before what was done is durable
 
-	mu   sync.Mutex
-	held map[*run]struct{} // guarded by mu; requests that wait for far content
-	back int               // guarded by mu; the back channel; -1: there is none
+	mu          sync.Mutex
+	held        map[*run]struct{} // guarded by mu; requests that wait for far content
+	backChannel int               // guarded by mu; the back channel; -1: there is none
 }
 
 // newConn makes a connection to an export.
 func (s *Server) newConn(nc net.Conn, at *export) *conn {
-	c := &conn{srv: s, nc: nc.(*net.UnixConn), at: at, disk: at.disk, since: time.Now(), back: -1,
-		gone: make(chan struct{}), held: map[*run]struct{}{}}
+	c := &conn{srv: s, nc: nc.(*net.UnixConn), at: at, disk: at.disk, since: time.Now(),
+		backChannel: -1, gone: make(chan struct{}), held: map[*run]struct{}{}}
 	c.features = featureProtocol // rings are disabled until the front end has said more
 	c.Init(nc)
 	return c
@@ -119,7 +120,7 @@ func (c *conn) Serve() {
 	c.end(err)
 }
 
-// admit lets the peer in, if its user may be here and nobody else is.
+// admit lets the peer use the disk, if its user may and no other connection does.
 func (c *conn) admit() error {
 	if err := c.MayUse(c.srv.uids); err != nil {
 		return err
@@ -163,7 +164,7 @@ func (c *conn) messages() (err error) {
 			err = c.panicked(p)
 		}
 	}()
-	_ = c.nc.SetReadDeadline(time.Now().Add(messageTime)) // a client that says nothing is none
+	_ = c.nc.SetReadDeadline(time.Now().Add(messageTime)) // the first message must come soon
 	for {
 		m, err := receive(c.nc)
 		if err != nil {
@@ -253,8 +254,8 @@ func (c *conn) panicked(p any) error {
 	return errors.New("internal error")
 }
 
-// end ends the connection. Its socket takes the next one when nothing of this one touches the
-// guest's memory any more: a late read would land in what the guest uses for something else.
+// end ends the connection. Its socket takes the next one when nothing touches this guest's memory
+// any more: a late read would land in memory that the guest uses for something else by now.
 func (c *conn) end(err error) {
 	c.fail(err)
 	err = c.Cause()
@@ -302,8 +303,8 @@ func (c *conn) tellEnd(err error) {
 	}
 }
 
-// endOf names the end of a connection in metrics, and says whether it is one that clients and
-// operators mean.
+// endOf names the end of a connection in metrics, and says whether the client or an operator wanted
+// it.
 func endOf(err error) (reason string, expected bool) {
 	switch {
 	case serving.EndOf(err) != "":
@@ -321,22 +322,22 @@ func endOf(err error) (reason string, expected bool) {
 func (c *conn) setBack(fd int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	closeFD(c.back)
-	c.back = fd
+	closeFD(c.backChannel)
+	c.backChannel = fd
 }
 
-// resized tells the front end that the configuration has changed. It does not wait: a front end
-// that does not take the message does not learn it.
+// resized tells the front end that the configuration has changed. It does not wait until the front
+// end takes the message.
 func (c *conn) resized() {
 	b := binary.LittleEndian.AppendUint32(nil, backendConfigChange)
 	b = binary.LittleEndian.AppendUint32(b, flagVersion)
 	b = binary.LittleEndian.AppendUint32(b, 0)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.back < 0 {
+	if c.backChannel < 0 {
 		return
 	}
-	err := unix.Sendmsg(c.back, b, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	err := unix.Sendmsg(c.backChannel, b, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	if err != nil {
 		c.log().Warn("the guest does not learn that its disk has grown", zap.Error(err))
 	}

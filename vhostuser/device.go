@@ -35,8 +35,8 @@ const (
 	configSize = 60
 	configWCE  = 32
 	maxConfig  = 256
-	// configAlso is where Cloud Hypervisor before 2026 asks for the begin of the configuration: the
-	// offset of virtio's MMIO, which the protocol does not mean.
+	// configAlso is where Cloud Hypervisor before 2026 asks for the start of the configuration. It
+	// is the offset in virtio's MMIO; by the protocol it would be 0.
 	configAlso = 0x100
 )
 
@@ -70,7 +70,7 @@ func (c *conn) config() (b [maxConfig]byte) {
 		b[24]++ // logical blocks in a physical one, as a power of two
 	}
 	put16(b[26:], uint16(page/d.BlockSize))
-	if c.through.Load()&throughOff == 0 {
+	if c.writeThrough.Load()&throughOff == 0 {
 		b[configWCE] = 1
 	}
 	put16(b[34:], maxQueues)
@@ -150,7 +150,7 @@ func (c *conn) execute(m *message) (reply []byte, fd int, err error) {
 func (c *conn) set(m *message) error {
 	switch m.request {
 	case reqSetOwner, reqSetLogFD:
-		return nil // whoever is connected owns the device, and reads the log by itself
+		return nil // the connection owns the device, and nobody is told of changes of the log
 	case reqResetOwner, reqResetDevice:
 		c.reset()
 		return nil
@@ -188,7 +188,7 @@ func (c *conn) setFeatures(m *message) error {
 	}
 	c.features = n
 	c.dirty.wanted.Store(n&featureLogAll != 0)
-	c.setThrough(throughUnable, n&featureFlush == 0)
+	c.setWriteThrough(throughUnable, n&featureFlush == 0)
 	for _, q := range c.queues {
 		if q != nil && n&featureProtocol == 0 {
 			if err := q.enable(true); err != nil {
@@ -199,28 +199,28 @@ func (c *conn) setFeatures(m *message) error {
 	return nil
 }
 
-// Why a write is durable when it ends: the driver believes that, or may do so. The first two are
-// kept in the region of requests in flight, too.
+// Why a write must be durable when it ends: the driver relies on that, or may do so. The first two
+// are kept in the region of requests in flight, too.
 const (
-	throughOff = 1 << 63 // it has turned the write cache off
+	throughOff = 1 << 63 // the driver has turned the write cache off
 	// throughMaybe: the guest has come from elsewhere, and front ends do not say what it has done
-	// there. It ends when the driver flushes, which one without a write cache need not do.
+	// there. It ends when the driver flushes, because then it believes that there is a write cache.
 	throughMaybe  = 1 << 62
-	throughUnable = 1 // it cannot flush
+	throughUnable = 1 // the driver cannot flush
 )
 
-func (c *conn) setThrough(why uint64, on bool) {
+func (c *conn) setWriteThrough(why uint64, on bool) {
 	if on {
-		c.through.Or(why)
+		c.writeThrough.Or(why)
 	} else {
-		c.through.And(^why)
+		c.writeThrough.And(^why)
 	}
-	c.region.setThrough(why, on)
+	c.region.setWriteThrough(why, on)
 }
 
-// setStatus sets the status of the device. When the driver is ready, the front end has said all
-// about rings and waits for no answer. If it has not read the size that the disk has now, because
-// that has changed while nobody was connected or the rings stood still, it is told then.
+// setStatus sets the status of the device. When the driver is ready, the front end waits for no
+// more answers about rings. So that is when it is told of another size of the disk than it has
+// read, which can have changed while nobody was connected or the rings stood still.
 func (c *conn) setStatus(m *message) error {
 	const driverOK = 4
 	n, err := m.u64()
@@ -231,7 +231,7 @@ func (c *conn) setStatus(m *message) error {
 	switch {
 	case n == 0:
 		c.reset()
-	case n&driverOK != 0 && c.told != uint64(c.disk.Size()/disk.SectorSize):
+	case n&driverOK != 0 && c.sizeRead != uint64(c.disk.Size()/disk.SectorSize):
 		c.resized()
 	}
 	return nil
@@ -250,15 +250,15 @@ func (c *conn) setProtocol(m *message) error {
 	return nil
 }
 
-// reset stops all rings. They begin anew unless the front end says where. Where they were is kept
-// for GET_VRING_BASE: QEMU 7.2 asks after it has reset the status, and migrates a guest with the
-// answer.
+// reset stops all rings. They begin at 0 unless the front end says otherwise. Where they stood is
+// kept for GET_VRING_BASE: QEMU 7.2 asks for it after it has reset the status, and migrates a guest
+// with the answer.
 func (c *conn) reset() {
 	for _, q := range c.queues {
 		if q != nil {
 			q.halt()
 			q.forgetKick()
-			q.anew, q.wasReset = true, true
+			q.fromZero, q.wasReset = true, true
 			q.enabled = c.features&featureProtocol == 0
 		}
 	}
@@ -277,7 +277,7 @@ func (c *conn) getConfig(m *message) ([]byte, error) {
 	}
 	config := c.config()
 	if off == 0 && size >= 8 {
-		c.told = binary.LittleEndian.Uint64(config[:])
+		c.sizeRead = binary.LittleEndian.Uint64(config[:])
 	}
 	return append(m.payload[:12:12], config[off:off+size]...), nil
 }
@@ -290,8 +290,8 @@ func (c *conn) setConfig(m *message) error {
 			"device can")
 	}
 	c.known = true
-	c.setThrough(throughOff, m.payload[12] == 0)
-	c.setThrough(throughMaybe, false)
+	c.setWriteThrough(throughOff, m.payload[12] == 0)
+	c.setWriteThrough(throughMaybe, false)
 	return nil
 }
 
@@ -309,7 +309,7 @@ func (c *conn) getInflight(m *message) ([]byte, int, error) {
 		closeFD(fd)
 		return nil, -1, err
 	}
-	region.close() // the client gives it to whoever is to use it
+	region.close() // the client keeps it, and sends it by SET_INFLIGHT_FD
 	reply := binary.LittleEndian.AppendUint64(nil, size)
 	reply = binary.LittleEndian.AppendUint64(reply, 0)
 	reply = binary.LittleEndian.AppendUint16(reply, queues)
@@ -336,14 +336,14 @@ func (c *conn) setInflight(m *message) error {
 	}
 	c.region.close()
 	c.region = region
-	through, known := region.adopt(c.through.Load())
+	through, known := region.adopt(c.writeThrough.Load())
 	c.known = c.known || known
-	c.setThrough(throughOff, through&throughOff != 0)
-	c.setThrough(throughMaybe, through&throughMaybe != 0)
+	c.setWriteThrough(throughOff, through&throughOff != 0)
+	c.setWriteThrough(throughMaybe, through&throughMaybe != 0)
 	return nil
 }
 
-// queue returns the queue of an index, new if it is the first time that somebody asks.
+// queue returns the queue of an index, and makes it at the first call.
 func (c *conn) queue(index uint32) (*queue, error) {
 	if index >= maxQueues {
 		return nil, fmt.Errorf("there is no ring %d: a disk has %d", index, maxQueues)
@@ -378,7 +378,7 @@ func (c *conn) getBase(m *message) ([]byte, error) {
 
 // pause stops a ring that may go on later, here or elsewhere.
 func (c *conn) pause(q *queue) error {
-	c.known = c.known || q.running // from now on it is a guest that was here before
+	c.known = c.known || q.running // if the guest goes on, it has not come from elsewhere
 	q.halt()
 	return c.settle()
 }
@@ -402,8 +402,8 @@ func (c *conn) settle() error {
 	return nil
 }
 
-// setRing sets something of a ring. What it lies in and where it stands can change only while it
-// stands still.
+// setRing sets something of a ring. Its length and its position can change only while it is
+// stopped.
 func (c *conn) setRing(m *message) error {
 	switch m.request {
 	case reqSetVringAddr:
@@ -427,7 +427,7 @@ func (c *conn) setRing(m *message) error {
 		q.ring.num = num
 	default:
 		q.wasReset = q.wasReset || q.ring.next != uint16(num)
-		q.ring.next, q.anew = uint16(num), false
+		q.ring.next, q.fromZero = uint16(num), false
 	}
 	return nil
 }
@@ -474,7 +474,7 @@ func (c *conn) setWake(m *message) error {
 	case m.request == reqSetVringCall:
 		q.setCall(newCaller(fd))
 	case fd < 0:
-		return errors.New("the client wants a ring that is looked at all the time")
+		return errors.New("the client wants a ring that is polled, without an eventfd")
 	default:
 		q.halt()
 		q.forgetKick()

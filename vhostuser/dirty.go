@@ -49,7 +49,7 @@ func (l *dirtyLog) replace(bits []byte) {
 	l.bits = bits
 }
 
-// mark notes that a range of the guest was written. What the log has no bit for is not noted.
+// mark notes that a range of the guest was written. Pages for which the log has no bit are ignored.
 func (l *dirtyLog) mark(guest, length uint64) {
 	if !l.wanted.Load() || length == 0 {
 		return

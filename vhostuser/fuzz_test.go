@@ -62,7 +62,7 @@ func FuzzRing(f *testing.F) {
 		}
 		r := ring{num: num, descUser: fuzzUser, availUser: fuzzUser + 256,
 			usedUser: fuzzUser + 320}
-		require.NoError(t, r.place(table))
+		require.NoError(t, r.locate(table))
 		var c chain
 		for range 2 * num {
 			head, ok, err := r.take()
@@ -88,7 +88,7 @@ func FuzzRing(f *testing.F) {
 			}
 			require.LessOrEqual(t, total, int64(1)<<32)
 			r.put(head, 1, noLog)
-			_, _ = r.mustRing(), r.await()
+			_, _ = r.mustNotify(), r.enableKicks()
 		}
 	})
 }

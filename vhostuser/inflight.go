@@ -14,7 +14,7 @@ import (
 // The region of requests in flight, as QEMU's docs/interop/vhost-user describes it for split rings:
 // for each ring a header, and behind it a state of each descriptor. The front end keeps it, and
 // gives it to whoever serves the ring next, so that requests which nobody has answered are executed
-// again. It may be as wrong as the front end likes: what it says is checked like a ring.
+// again. The front end may have changed it, so its content is checked like a ring's.
 const (
 	inflightHeader  = 16
 	inflightState   = 16
@@ -32,9 +32,8 @@ const (
 	stateCounter  = 8
 )
 
-// throughKept are features of a region. The protocol knows none yet. The front end does not tell
-// the next daemon what the guest has set, and the guest goes on believing that its writes are
-// durable.
+// throughKept are kept in the region's features, of which the protocol defines none yet. The front
+// end does not tell the next daemon what the guest has set, and the guest still relies on it.
 const throughKept = throughOff | throughMaybe
 
 // inflightSize is how many bytes a ring has in the region.
@@ -96,8 +95,8 @@ func openInflight(fd int, size, off uint64, queues, num uint16) (*inflightRegion
 	return &inflightRegion{all, queues, num}, nil
 }
 
-// adopt returns why the guest's writes are durable, as the region knows it, if somebody has used
-// the region. Otherwise it is the device that knows.
+// adopt returns why the guest's writes are durable, by the region if somebody has used it, and
+// otherwise as given.
 func (r *inflightRegion) adopt(through uint64) (_ uint64, known bool) {
 	if binary.LittleEndian.Uint16(r.all[offVersion:]) != 0 {
 		return atomic.LoadUint64(r.features()), true
@@ -110,8 +109,8 @@ func (r *inflightRegion) features() *uint64 {
 	return (*uint64)(unsafe.Pointer(&r.all[offFeatures]))
 }
 
-// setThrough notes why the guest's writes are durable.
-func (r *inflightRegion) setThrough(why uint64, on bool) {
+// setWriteThrough notes why the guest's writes are durable.
+func (r *inflightRegion) setWriteThrough(why uint64, on bool) {
 	switch why &= throughKept; {
 	case r == nil:
 	case on:
@@ -134,8 +133,8 @@ type inflight struct {
 	counter uint64
 }
 
-// of is the part of a ring with that many descriptors; nil: there is none.
-func (r *inflightRegion) of(index int, num uint32) *inflight {
+// ringPart is the part of a ring with that many descriptors; nil: there is none.
+func (r *inflightRegion) ringPart(index int, num uint32) *inflight {
 	if r == nil || index >= int(r.queues) || num > uint32(r.num) {
 		return nil
 	}
@@ -156,8 +155,8 @@ func (f *inflight) setFlag(head uint16, on uint8) {
 	atomic.StoreUint32(word, uint32(on)) // the three bytes behind it are padding
 }
 
-// took notes that a request is in flight. It comes before anything is done.
-func (f *inflight) took(head uint16) {
+// noteTaken notes that a request is in flight. It comes before anything is done.
+func (f *inflight) noteTaken(head uint16) {
 	if f == nil {
 		return
 	}
@@ -166,8 +165,8 @@ func (f *inflight) took(head uint16) {
 	f.setFlag(head, 1)
 }
 
-// putting notes that a request is about to be shown as used, as the only one of its batch.
-func (f *inflight) putting(head uint16) {
+// notePutting notes that a request is about to be shown as used, as the only one of its batch.
+func (f *inflight) notePutting(head uint16) {
 	if f == nil {
 		return
 	}
@@ -175,8 +174,8 @@ func (f *inflight) putting(head uint16) {
 	binary.LittleEndian.PutUint16(f.b[offLastBatch:], head)
 }
 
-// put notes that it was.
-func (f *inflight) put(head, used uint16) {
+// notePut notes that it was shown.
+func (f *inflight) notePut(head, used uint16) {
 	if f == nil {
 		return
 	}
@@ -184,15 +183,15 @@ func (f *inflight) put(head, used uint16) {
 	binary.LittleEndian.PutUint16(f.b[offUsed:], used)
 }
 
-// forget forgets all requests: their driver has begun anew.
-func (f *inflight) forget() {
+// clear forgets all requests: their driver has begun anew.
+func (f *inflight) clear() {
 	if f != nil {
 		clear(f.b[offVersion:])
 	}
 }
 
-// flying reports whether a request is in flight.
-func (f *inflight) flying() bool {
+// hasRequests reports whether a request is in flight.
+func (f *inflight) hasRequests() bool {
 	for head := range uint16(f.num) {
 		if f.state(head)[stateInflight] != 0 {
 			return true
@@ -217,9 +216,9 @@ func (f *inflight) resume(used uint16) (heads []uint16, err error) {
 		return nil, fmt.Errorf("the region of requests in flight has version %d, and only %d is "+
 			"known here", v, inflightVersion)
 	}
-	// Whoever died may have shown its last batch to the driver, and not noted it.
+	// A daemon that was killed may have shown its last batch to the driver, and not noted it.
 	missing := used - binary.LittleEndian.Uint16(f.b[offUsed:])
-	if uint32(missing) > f.num && !f.flying() {
+	if uint32(missing) > f.num && !f.hasRequests() {
 		missing = 0 // its driver has begun anew: a ring that stops has given everything back
 	}
 	if uint32(missing) > f.num {

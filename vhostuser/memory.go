@@ -97,8 +97,8 @@ func (t *table) release() {
 	}
 }
 
-// at returns what lies at a guest address, at most length bytes: what is left may lie in the next
-// region. Nil: nothing is there.
+// at returns the memory at a guest address, at most length bytes: the rest may be in the next
+// region. Nil: there is none.
 func (t *table) at(addr, length uint64) []byte {
 	for i := range t.regions {
 		r := &t.regions[i]
@@ -132,8 +132,8 @@ func parseRegion(b []byte) region {
 }
 
 // pagesOf checks a file that a front end shares, up to end: that it lies in memory, and is that
-// long. A thread that waits for a page of another file cannot be stopped, and the collector of
-// garbage waits for it. It returns the size of huge pages; 0: the file has none.
+// long. A thread that waits for a page of another file cannot be stopped, and Go's garbage
+// collector would wait for it. It returns the size of huge pages; 0: the file has none.
 func pagesOf(fd int, end uint64) (huge uint64, err error) {
 	var fs unix.Statfs_t
 	var st unix.Stat_t
@@ -145,7 +145,7 @@ func pagesOf(fd int, end uint64) (huge uint64, err error) {
 	case unix.HUGETLBFS_MAGIC:
 		huge = uint64(max(st.Blksize, 1))
 	default:
-		return 0, errors.New("the file has to be waited for: use memfd, /dev/shm or huge pages")
+		return 0, errors.New("the file is not in memory: use memfd, /dev/shm or huge pages")
 	}
 	if end > uint64(st.Size) {
 		return 0, fmt.Errorf("the file ends at %d, and what is shared at %d", st.Size, end)
@@ -163,7 +163,7 @@ func (r *region) mapFile(fd int) error {
 		return fmt.Errorf("a region of the guest's memory has %d bytes at %#x: that cannot be",
 			r.size, r.guest)
 	}
-	// The size is asked for behind the seal: before it, the file could become shorter.
+	// Look at the size after the seal: an unsealed file could become shorter in between.
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	sealed := err == nil && seals&unix.F_SEAL_SHRINK != 0
 	page, err := pagesOf(fd, r.offset+r.size)
@@ -194,8 +194,8 @@ func (r *region) mapFile(fd int) error {
 	return nil
 }
 
-// with is a table with one more region.
-func (t *table) with(r region) (*table, error) {
+// withRegion is a table with one more region.
+func (t *table) withRegion(r region) (*table, error) {
 	if t != nil && len(t.regions) >= maxRegions {
 		r.mapping.release()
 		return nil, fmt.Errorf("the guest's memory has more than %d regions", maxRegions)
@@ -203,8 +203,8 @@ func (t *table) with(r region) (*table, error) {
 	return newTable(append(t.kept(func(*region) bool { return true }), r))
 }
 
-// without is a table without a region.
-func (t *table) without(gone region) (*table, error) {
+// withoutRegion is a table without a region.
+func (t *table) withoutRegion(gone region) (*table, error) {
 	regions := t.kept(func(r *region) bool {
 		return r.guest != gone.guest || r.size != gone.size || r.user != gone.user
 	})
@@ -261,14 +261,14 @@ func (c *conn) newMemory(m *message) (*table, error) {
 		}
 		r := parseRegion(m.payload[8:])
 		if m.request == reqRemMemReg {
-			return c.table.without(r)
+			return c.table.withoutRegion(r)
 		}
 		fd := m.take(0)
 		defer closeFD(fd)
 		if err := r.mapFile(fd); err != nil {
 			return nil, err
 		}
-		return c.table.with(r)
+		return c.table.withRegion(r)
 	}
 	if len(m.payload) < 8 {
 		return nil, m.wrongSize()

@@ -32,8 +32,8 @@ type queue struct {
 	table *table  // guarded by mu; nil: the guest has no memory yet
 	call  *caller // guarded by mu; tells the driver; nil: nothing does
 	// guarded by mu; what told the driver before, if a goroutine may still do it
-	formers []*caller
-	owes    bool // guarded by mu; call is new, and the driver is told whatever it wants
+	formerCalls []*caller
+	mustTell    bool // guarded by mu; call is new: tell the driver even if it wants no interrupt
 	// guarded by mu; requests of an earlier connection, or left when the ring stopped: they come
 	// before those of the ring
 	resumed  []uint16
@@ -46,10 +46,10 @@ type queue struct {
 	asleep int  // guarded by mu; of these, those that have waited for something
 	full   bool // guarded by mu; the next one is not taken until one has ended
 
-	kick int  // the eventfd by which the driver tells; -1: none
-	anew bool // the ring begins at 0: the device was reset
-	// the device was reset since the ring ran, or the ring does not go on where it stood. Front
-	// ends also reset to stop a guest that goes on
+	kick     int  // the eventfd by which the driver tells; -1: none
+	fromZero bool // the ring begins at 0: the device was reset
+	// the device was reset since the ring ran, or the ring goes on at another place. That need not
+	// mean another driver: front ends also reset to stop a guest that goes on later
 	wasReset bool
 	enabled  bool
 	running  bool // only while it is enabled
@@ -60,12 +60,12 @@ type queue struct {
 	sleeper  sleeper
 }
 
-// start begins to execute requests, unless the front end has still to say that it may.
+// start begins to execute requests, unless the front end has not yet said that it may.
 func (q *queue) start() error {
 	if q.running || !q.enabled || q.kick < 0 {
 		return nil
 	}
-	if err := q.ring.place(q.table); err != nil {
+	if err := q.ring.locate(q.table); err != nil {
 		return err
 	}
 	if err := q.begin(); err != nil {
@@ -96,7 +96,7 @@ const (
 	// maxBlocked is how many goroutines of a connection may be in calls of the disk, each with a
 	// thread of the process: a disk hangs, and its guest has rings of many thousand requests.
 	maxBlocked = 256
-	// longChain is how many segments a request has whose memory is not kept for others.
+	// longChain is from how many segments on a request's memory is not kept for later ones.
 	longChain = 256
 )
 
@@ -109,9 +109,9 @@ func (q *queue) crowded() bool {
 		q.c.share.Exhausted()
 }
 
-// waits notes that a request waits, but not in a call of the disk. It counts for the limit of
+// noteWaiting notes that a request waits, but not in a call of the disk. It counts for the limit of
 // memory until it ends.
-func (q *queue) waits(req *request) {
+func (q *queue) noteWaiting(req *request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if req.cost == 0 {
@@ -125,17 +125,17 @@ func (q *queue) waits(req *request) {
 func (q *queue) begin() error {
 	r := &q.ring
 	clear(r.taken)
-	if q.anew {
-		r.next, q.anew = 0, false
+	if q.fromZero {
+		r.next, q.fromZero = 0, false
 	}
 	r.flags = 0
 	r.usedNext = load16(r.used, 2)
-	r.rung = r.usedNext
+	r.lastNotify = r.usedNext
 	r.eventIdx = q.c.features&featureEventIdx != 0
-	q.inflight = q.c.region.of(q.index, r.num)
+	q.inflight = q.c.region.ringPart(q.index, r.num)
 	if q.wasReset && r.next == 0 && r.usedNext == 0 { // another driver, or the same one anew
-		q.inflight.forget()
-		q.c.setThrough(throughMaybe, false)
+		q.inflight.clear()
+		q.c.setWriteThrough(throughMaybe, false)
 	}
 	q.wasReset = false
 	heads, err := q.inflight.resume(r.usedNext)
@@ -152,13 +152,13 @@ func (q *queue) begin() error {
 	}
 	q.resumed = heads
 	if r.next != 0 && !q.c.known {
-		q.c.setThrough(throughMaybe, true)
+		q.c.setWriteThrough(throughMaybe, true)
 	}
 	return nil
 }
 
-// leave keeps a request that is given up because its ring stops: see ring.rewind. It returns
-// false if that is not why.
+// leave keeps a request that was given up because its ring stops: see ring.rewind. It returns false
+// if the request was given up for another reason.
 func (q *queue) leave(run *run) bool {
 	if !q.c.hasLeft(run) {
 		return false
@@ -217,12 +217,12 @@ func (q *queue) forgetKick() {
 	q.kick = -1
 }
 
-// drain lets goroutines end that wait until the front end takes what it is told.
+// drain ends the waits of goroutines for a front end that does not read the eventfds of calls.
 func (q *queue) drain() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.call.drain()
-	for _, former := range q.formers {
+	for _, former := range q.formerCalls {
 		former.drain()
 	}
 }
@@ -233,7 +233,7 @@ func (q *queue) remap(t *table) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.running {
-		if err := q.ring.place(t); err != nil {
+		if err := q.ring.locate(t); err != nil {
 			return err
 		}
 	}
@@ -254,15 +254,15 @@ func (q *queue) address(desc, used, avail, log uint64, logged bool) error {
 	if !q.running {
 		return nil
 	}
-	return r.place(q.table)
+	return r.locate(q.table)
 }
 
 // setCall replaces what tells the driver.
 func (q *queue) setCall(call *caller) {
 	q.mu.Lock()
-	q.formers = append(q.formers, q.call)
+	q.formerCalls = append(q.formerCalls, q.call)
 	q.call = call
-	q.owes = call != nil // what was told to nobody, by the reader: the front end may let it wait
+	q.mustTell = call != nil // by the reader: the front end can make a write of the eventfd wait
 	q.mu.Unlock()
 	q.forgetCalls()
 	if q.running {
@@ -274,7 +274,7 @@ func (q *queue) setCall(call *caller) {
 func (q *queue) forgetCalls() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.formers = slices.DeleteFunc(q.formers, func(c *caller) bool {
+	q.formerCalls = slices.DeleteFunc(q.formerCalls, func(c *caller) bool {
 		gone := c == nil || c.refs.Load() == 1
 		if gone {
 			c.release()
@@ -303,7 +303,7 @@ func (run *run) work() (err error) {
 			err = run.q.c.panicked(p)
 		}
 	}()
-	run.q.tellDriver() // what the former reader had not told
+	run.q.tellDriver() // of what the former reader has not told it
 	for {
 		var ok bool
 		if run.Late {
@@ -359,7 +359,7 @@ func (q *queue) next(run *run) (ok bool, err error) {
 		if q.stop.Load() {
 			return false, nil
 		}
-		q.quiet()
+		q.disableKicks()
 	}
 }
 
@@ -379,7 +379,7 @@ func (q *queue) take() (req *request, err error) {
 		if head, ok, err = q.ring.take(); !ok || err != nil {
 			return nil, err
 		}
-		q.inflight.took(head)
+		q.inflight.noteTaken(head)
 	}
 	if n := len(q.free); n > 0 {
 		req, q.free = q.free[n-1], q.free[:n-1]
@@ -426,20 +426,20 @@ func (q *queue) waiting() bool {
 }
 
 // await asks the driver for a kick. It returns false if there is something to do already.
-func (q *queue) await() bool {
+func (q *queue) enableKicks() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return !q.owes && (q.full || len(q.resumed) == 0 && q.ring.await())
+	return !q.mustTell && (q.full || len(q.resumed) == 0 && q.ring.enableKicks())
 }
 
-func (q *queue) quiet() {
+func (q *queue) disableKicks() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.ring.quiet()
+	q.ring.disableKicks()
 }
 
-// maxUntold is how many requests are done before the driver is told, while there are more to do. To
-// be told of each costs it, and us, more than the requests.
+// maxUntold is how many requests are done before the driver is told, while there are more to do. An
+// interrupt for each would cost it, and us, more than the requests.
 const maxUntold = 16
 
 // put gives a request back to the driver. A reader tells the driver of several at once.
@@ -449,14 +449,14 @@ func (q *queue) put(head uint16, written uint32, reader bool) {
 	}
 }
 
-// show is put without the telling. It returns whether to tell the driver now.
+// show is put, but returns whether to tell the driver now instead of telling it.
 func (q *queue) show(head uint16, written uint32, reader bool) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock() // the guest's memory can fault
-	q.inflight.putting(head)
+	q.inflight.notePutting(head)
 	q.ring.put(head, written, &q.c.dirty)
-	q.inflight.put(head, q.ring.usedNext)
-	return !reader || q.ring.usedNext-q.ring.rung >= maxUntold
+	q.inflight.notePut(head, q.ring.usedNext)
+	return !reader || q.ring.usedNext-q.ring.lastNotify >= maxUntold
 }
 
 // tellDriver tells the driver of what was put since it was told last, if it wants that.
@@ -467,14 +467,14 @@ func (q *queue) tellDriver() {
 	}
 }
 
-// toTell returns what tells the driver, which the caller releases; nil: it wants to hear nothing.
+// toTell returns what tells the driver, which the caller releases; nil: it wants no interrupt.
 func (q *queue) toTell() *caller {
 	q.mu.Lock()
 	defer q.mu.Unlock() // the guest's memory can fault
-	if !q.owes && (q.ring.usedNext == q.ring.rung || !q.ring.mustRing() || q.call == nil) {
+	if r := &q.ring; !q.mustTell && (r.usedNext == r.lastNotify || !r.mustNotify() || q.call == nil) {
 		return nil
 	}
-	q.owes = false
+	q.mustTell = false
 	q.call.refs.Add(1)
 	return q.call
 }

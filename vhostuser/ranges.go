@@ -48,7 +48,7 @@ func (run *run) ranges(kind uint32, out []segment) error {
 			return err
 		}
 	}
-	if run.q.c.through.Load() != 0 {
+	if run.q.c.writeThrough.Load() != 0 {
 		return d.Disk.Flush()
 	}
 	return nil

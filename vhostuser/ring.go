@@ -43,18 +43,18 @@ type ring struct {
 	desc, avail, used []byte // nil: not mapped
 	availGuest        uint64 // the guest address of avail
 
-	next     uint16 // index of the next available entry
-	usedNext uint16 // index of the next used entry
-	rung     uint16 // usedNext when it was found out last whether to ring
-	eventIdx bool
+	next       uint16 // index of the next available entry
+	usedNext   uint16 // index of the next used entry
+	lastNotify uint16 // usedNext at the last call of mustNotify
+	eventIdx   bool
 
 	flags uint16     // what the driver sees of the device's
 	taken bitset.Set // the heads that the device has
 	fence atomic.Uint32
 }
 
-// place finds the ring in a table of memory. After an error it stays where it was.
-func (r *ring) place(t *table) (err error) {
+// locate finds the ring in a table of memory. After an error it stays where it was.
+func (r *ring) locate(t *table) (err error) {
 	n := uint64(r.num)
 	if n == 0 || n > maxRing || n&(n-1) != 0 {
 		return fmt.Errorf("a ring has %d descriptors: that is no power of two up to %d", n, maxRing)
@@ -150,9 +150,9 @@ func (r *ring) hold(head uint16) error {
 	return nil
 }
 
-// rewind gives back heads, all that were taken and not put back: the ring goes on with them, also
-// on another machine, where nobody else knows of them. Others between them have ended. So theirs
-// become the last entries before the next one, which the driver never looks at again.
+// rewind gives back heads, all that were taken and not put back, so that the ring goes on with
+// them, also on another machine. Requests between them have ended. So the heads become the last
+// entries before the next one; the driver never looks at these again.
 func (r *ring) rewind(heads []uint16, log *dirtyLog) {
 	if uint16(len(heads)) != r.next-r.usedNext {
 		return
@@ -165,7 +165,7 @@ func (r *ring) rewind(heads []uint16, log *dirtyLog) {
 	}
 }
 
-// descriptor is one as it was when it was read, once.
+// descriptor is a copy of one: it is read once, because the driver may change it at any time.
 type descriptor struct {
 	addr  uint64
 	len   uint32
@@ -196,7 +196,7 @@ func (r *ring) read(head uint16, t *table, c *chain) error {
 				d.len > maxRing*descSize {
 				return errTable
 			}
-			// It may lie in several pieces in theory only: no driver makes such a table.
+			// A table in several pieces is legal, but no driver makes one.
 			if descs = t.at(d.addr, uint64(d.len)); uint64(len(descs)) != uint64(d.len) {
 				return errOutside
 			}
@@ -227,17 +227,17 @@ func (r *ring) put(head uint16, written uint32, log *dirtyLog) {
 	r.usedNext++
 	r.taken.Remove(int64(head))
 	r.setUsed()
-	if r.logged { // behind what it is about: the front end clears a bit, and copies the page
+	if r.logged { // after the write: the front end first clears a bit, and then copies the page
 		log.mark(r.usedGuest+off, 8)
 		log.mark(r.usedGuest, 4)
 	}
 }
 
-// mustRing reports whether the driver wants to be told of what was put back since it was told last,
-// virtio 1.2, section 2.7.7.2.
-func (r *ring) mustRing() bool {
-	before := r.rung
-	r.rung = r.usedNext // the driver looks again after it has asked to be told
+// mustNotify reports whether the driver wants to be told of what was put back since it was told
+// last, virtio 1.2, section 2.7.7.2.
+func (r *ring) mustNotify() bool {
+	before := r.lastNotify
+	r.lastNotify = r.usedNext // the driver looks again after it has asked to be told
 	if !r.eventIdx {
 		return load16(r.avail, 0)&availNoInterrupt == 0
 	}
@@ -245,17 +245,17 @@ func (r *ring) mustRing() bool {
 	return r.usedNext-event-1 < r.usedNext-before
 }
 
-// quiet asks the driver not to kick, because the device looks at the ring by itself.
-func (r *ring) quiet() {
-	if !r.eventIdx && r.flags == 0 { // otherwise it kicks where await has asked for it only
+// disableKicks asks the driver not to kick, because the device looks at the ring by itself.
+func (r *ring) disableKicks() {
+	if !r.eventIdx && r.flags == 0 { // with EVENT_IDX it kicks only where enableKicks has asked
 		r.flags = usedNoNotify
 		r.setUsed()
 	}
 }
 
-// await asks the driver for a kick when something comes. It returns false if something is here
-// already: then the driver may not kick.
-func (r *ring) await() bool {
+// enableKicks asks the driver for a kick when something comes. It returns false if something is
+// here already: then the driver may not kick.
+func (r *ring) enableKicks() bool {
 	if r.eventIdx {
 		binary.LittleEndian.PutUint16(r.used[4+8*uint64(r.num):], r.next)
 		r.fence.Store(0) // the index is read after this

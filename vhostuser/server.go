@@ -147,8 +147,8 @@ func (s *Server) remove(d *serving.Disk) {
 	}
 }
 
-// takeTimeout is how long a client waits for the one before it, which may have gone without our
-// having seen that.
+// takeTimeout is how long a client waits for the end of the one before it, which may have gone
+// unnoticed.
 const takeTimeout = 500 * time.Millisecond
 
 // take makes a connection the one that uses the export.
@@ -218,7 +218,7 @@ type front struct {
 
 func (f front) Added(d *serving.Disk) error { return f.add(d) }
 
-// Removed implements serving.Front: the socket goes, and who is connected.
+// Removed implements serving.Front: the socket is removed, and its connection ends.
 func (f front) Removed(d *serving.Disk) {
 	f.remove(d)
 	f.end(func(c *conn) bool { return c.disk == d }, serving.ErrRemoved)

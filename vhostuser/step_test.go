@@ -83,7 +83,7 @@ func (m *mortal) restart() {
 	m.q = &queue{c: c, table: m.table, sleeper: sleeper{epoll: -1, wake: -1}}
 	m.q.ring = ring{num: mortalNum, descUser: fuzzUser, availUser: fuzzUser + mortalAvail,
 		usedUser: fuzzUser + mortalUsed, usedGuest: fuzzGuest + mortalUsed, logged: true}
-	require.NoError(m.t, m.q.ring.place(m.table))
+	require.NoError(m.t, m.q.ring.locate(m.table))
 	require.NoError(m.t, m.q.begin())
 	m.taken = nil
 }

@@ -221,16 +221,16 @@ func TestGivenUpTogether(t *testing.T) {
 // flight again. A region that says of a request that it is in flight is another matter.
 func TestRegionIsKept(t *testing.T) {
 	region := &inflightRegion{make([]byte, inflightSize(8)), 1, 8}
-	f := region.of(0, 8)
+	f := region.ringPart(0, 8)
 	require.NoError(t, testtool.Err(f.resume(0)))
 	for used := range uint16(100) {
-		f.took(used % 8)
-		f.putting(used % 8)
-		f.put(used%8, used+1)
+		f.noteTaken(used % 8)
+		f.notePutting(used % 8)
+		f.notePut(used%8, used+1)
 	}
 	heads := testtool.Must(f.resume(0))(t)
 	require.Empty(t, heads)
-	f.took(3)
+	f.noteTaken(3)
 	heads = testtool.Must(f.resume(0))(t)
 	require.Equal(t, []uint16{3}, heads)
 	require.ErrorContains(t, testtool.Err(f.resume(1000)), "lags")

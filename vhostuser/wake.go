@@ -24,8 +24,8 @@ type sleeper struct {
 	yields  bool // it only lets others come before it
 }
 
-// open makes a sleeper of a queue that waits for an eventfd. Each write of one end of it is an
-// edge, so it is never read: a sleep costs one system call.
+// open makes a sleeper of a queue that waits for an eventfd. Epoll reports each write of it once
+// (edge-triggered), so it is never read: a sleep costs one system call.
 func (s *sleeper) open(q *queue) (err error) {
 	s.close()
 	if s.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
@@ -41,7 +41,7 @@ func (s *sleeper) open(q *queue) (err error) {
 			return err
 		}
 	}
-	if err := unix.SetNonblock(s.epoll, true); err != nil { // Go's poller takes no others
+	if err := unix.SetNonblock(s.epoll, true); err != nil { // Go's poller takes only such files
 		return err
 	}
 	s.file = os.NewFile(uintptr(s.epoll), "the kicks of a ring")
@@ -51,7 +51,7 @@ func (s *sleeper) open(q *queue) (err error) {
 			return true
 		case s.yields:
 			s.wakeUp()
-		case q.stop.Load() || !q.await():
+		case q.stop.Load() || !q.enableKicks():
 			return true
 		}
 		s.resting = true
@@ -89,19 +89,17 @@ func (q *queue) sleep() bool {
 		}
 		// The poller has not taken it.
 	}
-	if !q.await() {
+	if !q.enableKicks() {
 		return false
 	}
 	_, _ = unix.EpollWait(s.epoll, s.events[:], -1)
 	return true
 }
 
-// turnLength is how many requests of a ring come one after the other where others wait for their
-// turn.
+// turnLength is how many requests of a ring are executed in a row while other rings wait.
 const turnLength = 64
 
-// yield lets others that were kicked come before this ring, which has more to do. Go's scheduler
-// would do so after 10 ms.
+// yield lets other rings that were kicked come first. Go's scheduler would do so after 10 ms.
 func (q *queue) yield() {
 	if rings.awake.Load() <= rings.processors.Load() {
 		return
@@ -119,8 +117,8 @@ func tell(fd int) {
 	_, _ = unix.Write(fd, one[:])
 }
 
-// caller is the eventfd that tells the driver of used requests. A write of it can wait for the
-// front end, if that wants it, so nobody holds a lock meanwhile.
+// caller is the eventfd that tells the driver of used requests. A malicious front end can make a
+// write of it wait, so nobody holds a lock meanwhile.
 type caller struct {
 	fd   int
 	refs atomic.Int32
@@ -138,7 +136,7 @@ func (c *caller) release() {
 	}
 }
 
-// drain lets a write go on that waits for the front end.
+// drain ends the wait of a write.
 func (c *caller) drain() {
 	if c != nil {
 		var b [8]byte
@@ -147,8 +145,8 @@ func (c *caller) drain() {
 }
 
 // lookFor is how long a queue looks at its ring after a request, before it sleeps until the driver
-// kicks. To sleep and to be woken takes longer than that, and a guest that waits for one request
-// before it makes the next one has it within that time.
+// kicks. To sleep and to be woken takes longer than that, and a guest that makes one request after
+// the other makes the next one within that time.
 const lookFor = 30 * time.Microsecond
 
 // look waits for a request for a moment, without sleep. It returns whether there may be one. Where
@@ -176,7 +174,7 @@ type ringCount struct {
 	mu         sync.Mutex
 	n          int          // guarded by mu
 	awake      atomic.Int32 // those that do not sleep
-	processors atomic.Int32 // as Go had found them when the last ring began
+	processors atomic.Int32 // of Go's runtime when the last ring began
 }
 
 // add counts rings that begin or end. It returns false if there would be too many.

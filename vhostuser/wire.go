@@ -141,7 +141,7 @@ func (m *message) wrongSize() error {
 		len(m.payload))
 }
 
-// receive reads the next message. It waits for its begin for as long as it takes.
+// receive reads the next message. It waits for the first byte without a limit.
 func receive(c *net.UnixConn) (*message, error) {
 	m := &message{}
 	var header [headerSize]byte
@@ -239,8 +239,8 @@ func send(c *net.UnixConn, request, flags uint32, payload []byte, fd int) error 
 	return err
 }
 
-// errNotEventFD says that a descriptor that should wake somebody cannot: a read or write of
-// anything else could wait for the peer.
+// errNotEventFD refuses a descriptor with which a ring is told something: a read or write of
+// anything but an eventfd could wait for the peer.
 var errNotEventFD = errors.New("the descriptor is not an eventfd")
 
 // checkEventFD refuses a descriptor that is not an eventfd.
