@@ -210,7 +210,7 @@ func TestWrongMessages(t *testing.T) {
 		"call by a file": {"eventfd", vhosttest.SetVringCall, vhosttest.U64(0), []int{file()}},
 		"ring without ring": {"power of two", vhosttest.SetVringKick,
 			vhosttest.U64(0), []int{event(t)}},
-		"memory in a file": {"waited for", vhosttest.SetMemTable,
+		"memory in a file": {"not in memory", vhosttest.SetMemTable,
 			table(0, 1<<20, 0, 0), []int{file()}},
 		"memory overlaps": {"overlap", vhosttest.SetMemTable,
 			table(0, 1<<20, 0, 0, 4096, 1<<20, 1<<30, 0), []int{memfd(1 << 20), memfd(1 << 20)}},

@@ -471,7 +471,8 @@ func (q *queue) tellDriver() {
 func (q *queue) toTell() *caller {
 	q.mu.Lock()
 	defer q.mu.Unlock() // the guest's memory can fault
-	if r := &q.ring; !q.mustTell && (r.usedNext == r.lastNotify || !r.mustNotify() || q.call == nil) {
+	r := &q.ring
+	if !q.mustTell && (r.usedNext == r.lastNotify || !r.mustNotify() || q.call == nil) {
 		return nil
 	}
 	q.mustTell = false
