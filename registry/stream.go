@@ -226,9 +226,6 @@ func (s *Stream) findWithoutIndex(ctx context.Context) (err error) {
 // disks of the image.
 func (s *Stream) readIndex(ctx context.Context) (*layer.Index, error) {
 	x, err := layer.IndexBy(s.image, func(desc descriptor) (*layer.Index, error) {
-		if !s.kept.has(desc.Digest) {
-			s.kept.Warm(ctx, desc.Digest)
-		}
 		keep, err := osfile.NamelessIn(s.kept.dir)
 		if err != nil {
 			return nil, err

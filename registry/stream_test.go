@@ -204,9 +204,7 @@ func TestStreamWrongBytes(t *testing.T) {
 	honest := m.handler
 	m.mu.Unlock()
 	m.setFault(func(w http.ResponseWriter, r *http.Request) bool {
-		// HEAD only makes connections ready.
-		if r.Method == http.MethodHead || !strings.Contains(r.URL.Path, "/blobs/") ||
-			lies.Add(-1) < 0 {
+		if !strings.Contains(r.URL.Path, "/blobs/") || lies.Add(-1) < 0 {
 			return false
 		}
 		honest.ServeHTTP(&flipping{ResponseWriter: w}, r)

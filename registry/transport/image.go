@@ -49,8 +49,6 @@ type Source interface {
 	// this content of its manifest, or of its index. Until then Blob fails. proof is that of an
 	// earlier Admission, or nil. Named calls it.
 	Admit(ctx context.Context, content, proof []byte) (Admission, error)
-	// Warm makes connections that are needed soon to read a blob and others.
-	Warm(ctx context.Context, digest v1.Hash)
 	// Origin names everybody whose bytes the source returns: each registry and mirror that it may
 	// ask, and how well the connection is protected; or the very directory or file.
 	Origin() string
@@ -116,24 +114,6 @@ func (r *repository) Admit(context.Context, []byte, []byte) (Admission, error) {
 
 func (r *repository) Blob(desc v1.Descriptor) (*Blob, error) {
 	return &Blob{Desc: desc, from: r}, nil
-}
-
-// warmed is how many connections are made while the index of an image is fetched.
-const warmed = 3
-
-// Warm asks for the blob. The head of a disk, its tail and its tables are fetched at once, and each
-// would first wait for a connection. Errors are left to those who need the connections.
-func (r *repository) Warm(ctx context.Context, digest v1.Hash) {
-	for range warmed {
-		go func() {
-			e := r.order()[0]
-			res, err := e.once(ctx, pullScopes(e), request{method: http.MethodHead,
-				path: "blobs/" + digest.String(), accept: []int{http.StatusOK}})
-			if err == nil {
-				_ = res.Body.Close()
-			}
-		}()
-	}
 }
 
 func (r *repository) Origin() string {

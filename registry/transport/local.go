@@ -55,12 +55,10 @@ func openLayout(ref Reference) (*layout, error) {
 	return &layout{where: ref.oci, tag: ref.tag, prefix: prefixOCI, dir: dir}, nil
 }
 
-// atHand is a source on this machine, which needs no connections.
+// atHand is a source on this machine, which needs no admission.
 type atHand struct{}
 
 func (atHand) Admit(context.Context, []byte, []byte) (Admission, error) { return Admission{}, nil }
-
-func (atHand) Warm(context.Context, v1.Hash) {}
 
 func (l *layout) Origin() string {
 	if l.packed != nil {

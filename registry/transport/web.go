@@ -169,9 +169,6 @@ func (w *webSource) Blob(desc v1.Descriptor) (*Blob, error) {
 	return b, nil
 }
 
-// Warm does nothing: there is no index to wait for.
-func (w *webSource) Warm(context.Context, v1.Hash) {}
-
 func (w *webSource) Origin() string {
 	return fmt.Sprintf("%t %s", w.endpoints[0].secure, w.ref.RepositoryText())
 }
