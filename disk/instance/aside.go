@@ -75,8 +75,8 @@ func (d *diskDir) removeAsides() (freed int64, err error) {
 }
 
 // setAside moves the disk's files into a directory of their own, and returns its path, or "" if
-// there is no disk. The state goes first and the disk last. So whatever is killed meanwhile, a
-// directory with a state but no disk is one to which the rest still has to be moved: settleAsides.
+// there is no disk. The state goes first and the disk last. So after a kill, the rest still has to
+// be moved to a directory with a state but no disk: see settleAsides.
 func (d *diskDir) setAside() (path string, err error) {
 	if there, err := present(d.disk()); err != nil || !there {
 		return "", err
@@ -117,7 +117,7 @@ func (d *diskDir) takeBack(from *diskDir) error {
 }
 
 // settleAsides ends what a killed process has begun: it moves the rest of a disk whose state was
-// set aside. Without its state, a disk in its place is none.
+// set aside. Without its state, a disk in its place does not count.
 func (d *diskDir) settleAsides() error {
 	all, err := d.asides()
 	if err != nil || len(all) == 0 {
@@ -241,8 +241,8 @@ func (o *opening) settleLeftovers() {
 	}
 }
 
-// lost reports whether a disk without a file once had one. An earlier version said nothing of the
-// file; it saved only later what is asked for then.
+// lost reports whether a disk without a file once had one. The state of an earlier version does not
+// say so; but some of its fields were saved only after the file was made.
 func (s *state) lost() bool {
 	identified := func(f image.Fingerprint) bool { return f.Hash != "" }
 	return s.Mode != CopyNone && (s.Made ||

@@ -26,7 +26,7 @@ import (
 //   - What run copies it shows to the hash (ReadAlong), so that identify reads only the rest.
 //   - When copying has ended, identify tries only once more, and a disk whose image cannot be read
 //     to its end becomes complete without its hash.
-//   - cancel stops copying at once, abandon also stops identify. stop calls the one, and the other
+//   - cancel stops copying, abandon also stops identify. stop calls cancel at once, and abandon
 //     only identifyGrace later: without the hash, the next start may not recognise the image.
 //   - complete saves the state, then removes the maps, then lets go of the image. A kill in between
 //     leaves a complete disk with maps, which the next start removes.
@@ -46,11 +46,11 @@ type background struct {
 	done     sync.WaitGroup
 	settled  chan struct{} // closed by settle
 	settling sync.Once
-	unproven error // why nobody knows whether the image is right; set when settled is closed
+	unproven error // why it is unknown whether the image is right; set when settled is closed
 
-	// First identify uses these, then complete.
+	// identify uses these until it ends, then complete.
 	state   *state
-	unsaved bool // the file does not say all of it yet
+	unsaved bool // state has more than its file
 }
 
 func startBackground(o *opening, over *overlay.Disk, file *rawfile.File, s *state) *background {
@@ -153,11 +153,11 @@ func (b *background) run(ctx, identifying context.Context) error {
 	if errors.Is(err, context.Canceled) {
 		err = context.Cause(ctx)
 	}
-	if agree := <-compared; err == nil { // also of an image that could not be copied
+	if agree := <-compared; err == nil { // wait for it even if the image could not be copied
 		err = agree
 	}
 	if err == nil {
-		identity.Wait() // until then it owns the state
+		identity.Wait() // it owns the state until it ends
 		err = b.verify(ctx)
 	}
 	if b.settle(err) != nil {
@@ -189,8 +189,9 @@ func (b *background) verifyBeside(ctx context.Context) error {
 	return b.verify(ctx)
 }
 
-// settle ends the wait of those who want to make something of the disk, such as a snapshot: it is
-// known whether the image is right, or nobody will look until the next start. It returns err.
+// settle ends the wait of those who want to make something of the disk, such as a snapshot. Err
+// says what is wrong with the image, or why that is not found out before the next start. settle
+// returns it.
 func (b *background) settle(err error) error {
 	b.settling.Do(func() {
 		b.unproven = err
@@ -210,7 +211,7 @@ func (b *background) compare(ctx context.Context) error {
 // verify verifies the rest of the image's content.
 func (b *background) verify(ctx context.Context) error { return b.condemn(b.img.Verify(ctx)) }
 
-// condemn fails the disk if an error says that the content of its image is wrong.
+// condemn makes the disk fail if an error says that the content of its image is wrong.
 func (b *background) condemn(err error) error {
 	if errors.Is(err, disk.ErrWrongContent) {
 		b.over.Condemn(err)

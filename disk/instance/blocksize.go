@@ -56,9 +56,9 @@ func (o *opening) otherBlocks(s *state) string {
 		o.opt.BlockSize)
 }
 
-// checkBlocks refuses to serve content with logical blocks for which it was not made, as far as
-// its first blocks tell. Size is the disk's, in bytes. If nothing is asked for, a disk that nobody
-// knows has short blocks.
+// checkBlocks refuses to serve content with logical blocks for which it was not made, as far as its
+// first blocks tell. Size is the disk's, in bytes. If no block size is asked for, a disk that is
+// not known from an earlier start has blocks of 512 bytes.
 func (o *opening) checkBlocks(content io.ReaderAt, size int64) error {
 	if o.opt.BlockSizeKnown {
 		return nil
@@ -84,8 +84,8 @@ func (o *opening) checkBlocks(content io.ReaderAt, size int64) error {
 	return wrong
 }
 
-// madeFor says what shows that the beginning of a disk was made for other logical blocks than
-// those; "": nothing.
+// madeFor says what in the beginning of a disk shows that it was made for logical blocks of another
+// size than blockSize; "": nothing.
 func madeFor(head []byte, blockSize int) string {
 	signature := []byte("EFI PART") // of a GUID partition table, in the second block (UEFI 5.3.2)
 	at := func(off int, want []byte) bool {

@@ -115,7 +115,7 @@ func (d *diskDir) open(what, lock string, synced bool) error {
 	for tries := 0; tries < 16 &&
 		(errors.Is(err, durable.ErrLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {
 		// Until it is locked, another process may sweep it.
-		if err = d.make(synced); errors.Is(err, fs.ErrNotExist) {
+		if err = d.makeDir(synced); errors.Is(err, fs.ErrNotExist) {
 			continue
 		} else if err != nil {
 			return explain(err)
@@ -156,9 +156,9 @@ func (d *diskDir) syncNames() error {
 	return errors.Join(err, durable.SyncDir(d.path, (*os.File).Sync))
 }
 
-// make makes the directory. An existing one must not belong to another user, who could have put
+// makeDir makes the directory. An existing one must not belong to another user, who could have put
 // anything into it. On a volume it may, because other users may fill it.
-func (d *diskDir) make(synced bool) error {
+func (d *diskDir) makeDir(synced bool) error {
 	if d.root == "" {
 		return makeDirs(d.path, synced)
 	}
@@ -217,7 +217,8 @@ func (d *diskDir) liveMap() string    { return d.disk() + image.MapSuffixes[0] }
 func (d *diskDir) durableMap() string { return d.disk() + image.MapSuffixes[1] }
 
 // clear removes a disk. An ephemeral one loses its state first: without it the disk does not count.
-// A persistent one has no file, and loses its state last: it says that what is left is to go.
+// A persistent one has no file, and loses its state last: until then it is known that there was a
+// disk, and that the rest must go.
 func (d *diskDir) clear() error {
 	state := []string{d.state(), d.state() + durable.SpareSuffix}
 	if !d.persistent {
@@ -255,12 +256,12 @@ func (d *diskDir) remains() (bool, error) {
 	case err == nil && s.lost(), err != nil && !errors.Is(err, fs.ErrNotExist):
 		return true, nil
 	}
-	part, err := d.parts(err == nil)
+	part, err := d.leftover(err == nil)
 	return part != "", err
 }
 
-// parts returns a file that a disk has beside its own file and its state. "": there is none.
-func (d *diskDir) parts(withoutMaps bool) (name string, err error) {
+// leftover returns a file that a disk has beside its own file and its state. "": there is none.
+func (d *diskDir) leftover(withoutMaps bool) (name string, err error) {
 	entries, err := os.ReadDir(d.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
@@ -309,9 +310,9 @@ func (d *diskDir) clearUnits() error {
 	return err
 }
 
-// still checks that the path leads to the directory that was locked. Else neither that one nor the
-// one at the path has the whole disk.
-func (d *diskDir) still() error { return durable.Holds(d.lock, d.lock.Name()) }
+// checkPath checks that the path still leads to the directory that was locked. Otherwise neither
+// that one nor the one at the path has the whole disk.
+func (d *diskDir) checkPath() error { return durable.Holds(d.lock, d.lock.Name()) }
 
 // close releases the lock.
 func (d *diskDir) close() error { return durable.ReleaseLock(d.lock) }

@@ -197,7 +197,7 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 
 // adopt accepts a file that came with the volume as a complete disk.
 func (o *opening) adopt(st fs.FileInfo) verdict {
-	if left, err := o.dir.parts(false); err != nil {
+	if left, err := o.dir.leftover(false); err != nil {
 		return verdict{what: refuse, err: o.unread(err)}
 	} else if left != "" {
 		return verdict{what: refuse, err: o.refusal(fmt.Sprintf("has lost its state file, and is "+

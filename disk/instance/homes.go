@@ -39,13 +39,13 @@ type Homes struct {
 // DirIn returns the directory of a disk in a directory that holds the disks of many images.
 func DirIn(root, name string) string { return filepath.Join(root, escapeName(name)) }
 
-// home is the knowledge about a disk that lies outside the base.
+// home is the record of where a disk lies that is outside the base.
 type home struct {
 	Dir   string `json:"dir"`
 	Owner string `json:"owner,omitempty"` // of an ephemeral disk
 	// Storage is the text of the file storageName there. "": unknown.
 	Storage string `json:"storage,omitempty"`
-	// Boot is that of a disk that does not survive the next one. "": it survives all.
+	// Boot is the kernel's boot beyond which the disk does not exist. "": it survives every boot.
 	Boot string `json:"boot,omitempty"`
 }
 
@@ -69,10 +69,10 @@ func (e *OtherPlaceError) Error() string {
 		words.Name(e.Name), e.There, e.Here)
 }
 
-// Settle looks whether dir can be the home of a disk. Usual is where the disk lies if it chooses
-// nothing. Both are the disk's own directories. If the disk lies in another directory, or in this
-// one and its storage is not there, that is an *OtherPlaceError. It writes nothing. When the disk
-// is made, call Made.
+// Settle checks whether dir can be the home of a disk. Usual is its home if nothing is chosen. Both
+// are the disk's own directories. The error is an *OtherPlaceError if the disk lies in another
+// directory, or in this one, whose storage is not there. Settle writes nothing. When the disk is
+// made, call Made.
 func (h Homes) Settle(name, usual, dir string) error {
 	known, err := h.recall(name)
 	if err != nil {
@@ -215,7 +215,7 @@ func (h Homes) holds(path, name string) (bool, error) {
 	if durable.IsUnread(err) {
 		return false, fmt.Errorf("the disk %q: %w", d.disk(), err)
 	}
-	// Without an intact state it would be made again where it is, too.
+	// A disk without an intact state would not be kept there either.
 	return err == nil && s.Mode != CopyNone && s.Owner == h.Owner && s.Image == storedName(name) &&
 		s.survivesBoot(bootID()), nil
 }

@@ -51,7 +51,7 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 		s = o.newState(disk.Size())
 		s.Durable = true
 	}
-	if kept, err = o.recall(s, kept, file, readOnly); err != nil {
+	if kept, err = o.refreshState(s, kept, file, readOnly); err != nil {
 		return nil, errors.Join(err, disk.Close())
 	}
 	o.opt.Progress.Start(disk.Size(), 0)
@@ -62,12 +62,13 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 		ReadOnly: readOnly, kept: kept, content: s.Map, durable: true}, nil
 }
 
-// recall updates the state of an earlier start, and reports whether the same file is served again.
+// refreshState updates the state of an earlier start, and reports whether it is the same file.
 // A different file, such as an image in a container's own layer that is back to its original, must
 // not get the data that the logical unit stored with the old content: reservations, and the former
 // content of interrupted writes. A read-only start cannot tell: a container may replace the file by
 // a copy when it is opened for writing.
-func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (same bool, err error) {
+func (o *opening) refreshState(s *state, kept bool, file *os.File, readOnly bool) (
+	same bool, err error) {
 	id, which := o.identity(s.Identity), s.File
 	if !readOnly {
 		which = image.FileInstance(file)

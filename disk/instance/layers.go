@@ -130,7 +130,7 @@ func (o *opening) judgeLayers(s *state) (v verdict, bad bool) {
 	return v, false
 }
 
-// judgeUnrecorded refuses a disk that has layers, and neither state nor record that tell of them.
+// judgeUnrecorded refuses a disk that has layers, of which neither a state nor a record tells.
 func (o *opening) judgeUnrecorded() (v verdict, bad bool) {
 	if there, err := present(o.dir.layers()); err == nil && there {
 		return v, false // it is of a disk that an earlier version has made again
@@ -226,7 +226,7 @@ func (s *shelf) options(id string, floor int64) (opt overlay.MapOptions, err err
 func (s *shelf) Make(id string, size, floor int64) (overlay.File, *overlay.Map, error) {
 	opt, err := s.options(id, floor)
 	if err == nil {
-		err = s.dir.still()
+		err = s.dir.checkPath()
 	}
 	if err != nil {
 		return nil, nil, err
@@ -290,13 +290,13 @@ func (s *shelf) Remove(id string) error {
 }
 
 func (s *shelf) Save(r *overlay.Record) error {
-	if err := s.dir.still(); err != nil {
+	if err := s.dir.checkPath(); err != nil {
 		return err
 	}
 	if r == nil {
 		return s.dir.removeRecord()
 	}
-	return durable.SaveRecord(s.dir.layers(), r, s.dir.still, syncIf(s.synced()))
+	return durable.SaveRecord(s.dir.layers(), r, s.dir.checkPath, syncIf(s.synced()))
 }
 
 func (s *shelf) Mark(layers bool) error { return s.dir.mark(layers, s.synced()) }

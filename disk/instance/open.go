@@ -186,7 +186,7 @@ func (i *Instance) end() error {
 // replaced, and is as durable as the disk.
 func (i *Instance) Store() *durable.Store {
 	s := durable.NewStore(i.dir.disk()+unitInfix+i.content, i.durable)
-	s.May = i.dir.still
+	s.May = i.dir.checkPath
 	return s
 }
 

@@ -114,8 +114,8 @@ func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance
 	return inst, nil
 }
 
-// openFile opens the disk's own file, and locks it: the directory's lock keeps other daemons out,
-// and not those who find the file.
+// openFile opens the disk's own file, and locks it: the directory's lock only keeps other daemons
+// out, not programs that open the file itself.
 func (o *opening) openFile(opt rawfile.Options) (*rawfile.File, error) {
 	opt.Killed = o.dir.killed
 	file, err := rawfile.Open(o.dir.disk(), opt)
@@ -268,7 +268,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	// Someone may have enlarged the file. The new part reads as zeros. A partial block at the end
+	// Somebody may have enlarged the file. The new part reads as zeros. A partial block at the end
 	// is completed below.
 	block := int64(s.blockSize())
 	s.Size = max(s.Size, (max(st.Size(), layers)+block-1)/block*block)

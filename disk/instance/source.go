@@ -13,8 +13,8 @@ import (
 type Source struct {
 	disk.Disk
 	ID image.Identity // of the bytes
-	// Of is the disk that the bytes belong to. What is made of them is as right as its image.
-	Of *Instance
+	// Instance is the disk that the bytes belong to. What is made of them is as right as its image.
+	Instance *Instance
 }
 
 var _ image.Unsure = (*Source)(nil)
@@ -23,14 +23,14 @@ var _ image.Unsure = (*Source)(nil)
 func (s *Source) Unverified() bool { return false }
 
 // Agree waits until nothing of the other disk's image can turn out to be wrong.
-func (s *Source) Agree(ctx context.Context) error { return s.Of.Settled(ctx) }
+func (s *Source) Agree(ctx context.Context) error { return s.Instance.Settled(ctx) }
 
 // Verify does nothing after Agree.
 func (s *Source) Verify(context.Context) error { return nil }
 
-// Settled waits until the image of the disk was compared with itself, and verified if it is served
-// before that. The error is disk.ErrWrongContent if it is wrong, or that of ctx, or says why that
-// is not found out before the next start.
+// Settled waits until what describes the disk's image twice was compared, and until the image was
+// verified if it was served before that. The error is disk.ErrWrongContent if the image is wrong,
+// that of ctx, or says why this is not found out before the next start.
 func (i *Instance) Settled(ctx context.Context) error {
 	if i.copies == nil {
 		return nil
@@ -43,7 +43,7 @@ func (i *Instance) Settled(ctx context.Context) error {
 	if _, err := i.WriteAt(ctx, nil, 0); errors.Is(err, disk.ErrWrongContent) {
 		return err
 	}
-	if err := i.copies.unproven; err != nil { // which is no reason to ask again
+	if err := i.copies.unproven; err != nil { // to ask again would not help
 		return fmt.Errorf("its image could not be verified, and nothing may be made of it until a "+
 			"restart has verified it: %v", err)
 	}

@@ -57,7 +57,7 @@ type state struct {
 	// the file served in place, see fileInstance; "" if unknown
 	File string `json:"file"`
 
-	stale bool // the file does not say all of this yet
+	stale bool // the state file lacks a part of this
 	// the layers above the disk's file; nil: there are none. They are in a file of their own
 	layers *overlay.Record
 }
@@ -78,14 +78,14 @@ func (d *diskDir) saveState(s *state, synced bool) error {
 }
 
 func (d *diskDir) saveLocked(s *state, synced bool) error {
-	if err := d.still(); err != nil {
+	if err := d.checkPath(); err != nil {
 		return err
 	}
 	s.Version = stateVersion
 	if d.layered {
 		s.Version = layeredVersion
 	}
-	return durable.SaveRecord(d.state(), s, d.still, syncIf(synced))
+	return durable.SaveRecord(d.state(), s, d.checkPath, syncIf(synced))
 }
 
 // mark says in the state whether the disk has layers. The state is in use elsewhere, so this goes

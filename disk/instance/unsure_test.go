@@ -165,7 +165,7 @@ func TestCloneOfADiskThatIsNotVerified(t *testing.T) {
 		img := testtool.Must(image.OpenSource(t.Context(), "clone.raw",
 			func(context.Context, string) (image.Source, error) {
 				return &Source{Disk: snapshot.Disk, ID: image.Identity{Digest: "snapshot:1"},
-					Of: inst}, nil
+					Instance: inst}, nil
 			}, image.Options{}))(t)
 		clone, err := Open(t.Context(), img, Options{PersistentDir: t.TempDir(), Mode: CopyClone})
 		require.NoError(t, err)

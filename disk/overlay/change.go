@@ -110,8 +110,8 @@ func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int6
 	return o.mark(first, last)
 }
 
-// bounds returns the begin and the end of a block. The last block of the image may end early, but
-// the disk may be larger than the image.
+// bounds returns where a block begins and ends. The last block of the image may end early, but the
+// disk may be larger than the image.
 func (o *Disk) bounds(block int64) (begin, end int64) {
 	return block * o.granule, min((block+1)*o.granule, o.Size())
 }

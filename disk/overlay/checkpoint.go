@@ -25,7 +25,7 @@ func (o *Disk) Flush() error {
 	defer o.flushMu.Unlock()
 	switch {
 	case o.retired:
-		return nil // another layer has it all
+		return nil // another layer has all of its content
 	case o.fate.failed.Load():
 		return disk.ErrFailed
 	case o.mapless.Load(): // since the last flush
@@ -48,8 +48,7 @@ func (o *Disk) flushFile() error {
 	return err
 }
 
-// checkpoint makes the data durable, and then the map. After ErrFailed nobody can tell what is
-// lost.
+// checkpoint makes the data durable, and then the map. After ErrFailed it is unknown what is lost.
 func (o *Disk) checkpoint() error {
 	saved := false
 	err := o.maps.takeDirty(checkpointPages, func(pages []int64) error {

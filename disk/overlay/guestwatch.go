@@ -12,8 +12,8 @@ const (
 	// Initiators come at once, and their first reads need processors too. Without this they would
 	// take 5 to 25 ms longer.
 	FirstReads = 25 * time.Millisecond
-	// dutyWhileBusy: beside an active guest, one worker copies or hashes a chunk and then rests so
-	// many times as long.
+	// dutyWhileBusy is how many times as long as its last step a worker rests beside an active
+	// guest.
 	dutyWhileBusy = 3
 )
 

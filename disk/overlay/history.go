@@ -49,9 +49,9 @@ func (t *Tree) withIDLocked(id string) *snapshot {
 	return nil
 }
 
-// ofLocked is the layer of the snapshot with an ID, or the top for "". nil: there is no such
+// layerOfLocked is the layer of the snapshot with an ID, or the top for "". nil: there is no such
 // snapshot.
-func (t *Tree) ofLocked(id string) *node {
+func (t *Tree) layerOfLocked(id string) *node {
 	if id == "" {
 		return t.top
 	}
@@ -66,7 +66,7 @@ func (t *Tree) since(of string) (all []disk.Snapshot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range t.snaps {
-		for n := t.ofLocked(of); n != nil; n = n.parent {
+		for n := t.layerOfLocked(of); n != nil; n = n.parent {
 			if s.Taken && s.on == n {
 				all = append(all, disk.Snapshot{Name: s.Name, ID: s.ID})
 			}
@@ -79,7 +79,7 @@ func (t *Tree) since(of string) (all []disk.Snapshot) {
 func (t *Tree) changed(of, since string, off, length int64) (changed bool, n int64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	first, last := t.ofLocked(of), t.ofLocked(since)
+	first, last := t.layerOfLocked(of), t.layerOfLocked(since)
 	if since == "" || last == nil || !slices.Contains(first.path(), last) {
 		return false, 0, t.refusal(since, "there is none any more with this identifier that the "+
 			"content was made from", ErrSnapshotMissing)

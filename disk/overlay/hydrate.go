@@ -172,7 +172,7 @@ func (h *hydration) pass(ctx context.Context) error {
 
 // recruit lets more workers help if no other disk wants their slots and the guest is idle.
 func (h *hydration) recruit(ctx context.Context, group *sync.WaitGroup) {
-	for h.mayHelp() && !h.o.watch.active() && !h.paused.Load() && h.leaves() {
+	for h.mayHelp() && !h.o.watch.active() && !h.paused.Load() && h.hasMore() {
 		first := h.slots.TryAcquire()
 		if first == nil {
 			return
@@ -200,8 +200,8 @@ func (h *hydration) mayHelp() bool {
 	return int(h.helpers.Load()) < h.workers-1-int(h.heldBack.Load())
 }
 
-// leaves reports whether there are more chunks than the leader's next one.
-func (h *hydration) leaves() bool {
+// hasMore reports whether there are more chunks than the leader's next one.
+func (h *hydration) hasMore() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.o.blocks.nextClear(h.cursor+h.chunk/h.o.granule) < h.o.blocks.blocks
@@ -322,7 +322,7 @@ func (h *hydration) next(ctx context.Context) (first, last int64, ok bool) {
 	}
 	first = max(block/perChunk*perChunk, h.cursor)
 	end := block/perChunk*perChunk + perChunk
-	if h.follower != nil && !h.far { // far away, it might have to wait
+	if h.follower != nil && !h.far { // the follower of a far image might have to wait
 		n := h.follower.UntilChunk(ctx, block*h.o.granule)
 		if n > 0 && n%h.o.granule == 0 && n <= h.chunk {
 			first, end = block, block+n/h.o.granule

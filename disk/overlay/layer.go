@@ -12,23 +12,23 @@ var errFrozen = errors.New("the layer is frozen")
 
 // NewWhole makes a Disk of a file that is the whole disk, so that layers can be put over it.
 func NewWhole(file File, opt Options) *Disk {
-	o := newDisk(file, nothing{}, newBlockMap(0), newMapStore(0), 0, opt)
+	o := newDisk(file, noImage{}, newBlockMap(0), newMapStore(0), 0, opt)
 	o.whole = true
 	o.mapless.Store(true)
 	o.base.drop()
 	return o
 }
 
-// nothing is the image of a disk that has none.
-type nothing struct{}
+// noImage is the image of a disk that has none.
+type noImage struct{}
 
-func (nothing) ReadAt(context.Context, []byte, int64) (int, error) { return 0, nil }
+func (noImage) ReadAt(context.Context, []byte, int64) (int, error) { return 0, nil }
 
-func (nothing) Size() int64 { return 0 }
+func (noImage) Size() int64 { return 0 }
 
-func (nothing) Parallel() int { return 1 }
+func (noImage) Parallel() int { return 1 }
 
-func (nothing) Extent(_ context.Context, _, length int64) (disk.Extent, error) {
+func (noImage) Extent(_ context.Context, _, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: length}, nil
 }
 
@@ -72,7 +72,7 @@ func (b *below) Extent(ctx context.Context, off, length int64) (disk.Extent, err
 	return b.of.lower.Load().Extent(ctx, off, length)
 }
 
-// Slow is Estimator's.
+// Slow implements disk.Estimator.
 func (b *below) Slow(off int64) bool { return off < b.floor && b.of.lower.Load().Slow(off) }
 
 // find returns the layer that decides about the bytes from off on, whether they are in its file or
@@ -124,7 +124,7 @@ func (o *Disk) Settle() error {
 	}
 	o.gate.RLock()
 	defer o.gate.RUnlock()
-	if frozen && o.thaws == thaws { // whoever flushes a disk may come late
+	if frozen && o.thaws == thaws { // it was not thawed during the flush
 		o.settled.Store(true)
 	}
 	return nil

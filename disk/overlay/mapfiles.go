@@ -82,7 +82,7 @@ func (m *Map) load() error {
 		m.files.durable = durable
 	}
 	if m.opt.Boot == "" && m.opt.WasDurable {
-		return nil // nobody can tell the boot of the live file
+		return nil // without the boot, the live file cannot be judged
 	}
 	current := m.current
 	if !m.opt.WasDurable {

@@ -65,7 +65,7 @@ func (t *Tree) work() {
 		case errors.Is(err, disk.ErrFailed):
 			t.log.Error("the space of a deleted snapshot is not freed: the disk has failed",
 				zap.Error(err))
-			return // and nothing is begun again
+			return // for good: the disk has failed
 		case err != nil:
 			if !troubled {
 				t.log.Warn("the space of a deleted snapshot cannot be freed now: trying again",

@@ -57,14 +57,14 @@ type Disk struct {
 	// the disk is complete: the map's files are closed and no longer count
 	mapless atomic.Bool
 
-	estimate disk.Estimator  // the image; nil: it is none
-	accounts disk.Accountant // the file; nil: it is none
+	estimate disk.Estimator  // the image; nil: it does not estimate
+	accounts disk.Accountant // the file; nil: it does not account
 
 	base     imageUse
 	parallel int // of the image; more than 1: it is far away
 
 	whole bool                  // the file is the whole disk, and never was over anything
-	lower atomic.Pointer[Disk]  // the layer below; nil: there is none. Push changes nothing of it
+	lower atomic.Pointer[Disk]  // the layer below; nil: there is none. Push does not replace it
 	floor int64                 // bytes of the layer below that this one is over
 	index atomic.Pointer[index] // of the layers below; nil: there are few
 

@@ -56,8 +56,8 @@ func (s *Stack) Freeze() {
 // Switch lets the guest go on with another top, which reads the same. The former top does not
 // change any more.
 func (s *Stack) Switch(top *Disk) {
-	// The order counts: whoever still has this layer from an earlier time must not change it before
-	// everybody reads it.
+	// First publish the new top: a change that still has it from an earlier time must not change it
+	// before everybody reads it.
 	s.top.Store(top)
 	top.gate.Lock()
 	if top.frozen {
@@ -77,20 +77,20 @@ func (s *Stack) Thaw() {
 	s.frozen.gate.Unlock()
 }
 
-// again reports whether a call has failed only because the layers have changed meanwhile. before is
-// what changes was before the call. Any other error is final: what is closed for good, such as the
-// image, stays closed.
-func (s *Stack) again(err error, before uint64) bool {
+// mustRetry reports whether a call has failed only because the layers have changed meanwhile.
+// before is what changes was before the call. Any other error is final: what is closed for good,
+// such as the image, stays closed.
+func (s *Stack) mustRetry(err error, before uint64) bool {
 	return err != nil && (errors.Is(err, errFrozen) ||
 		errors.Is(err, fs.ErrClosed) && s.changes.Load() != before)
 }
 
-// try makes a call of the layer that is in a place until it did not fail because the layers have
+// retry makes a call of the layer that is in a place, again if it fails because the layers have
 // changed.
-func (s *Stack) try(place *atomic.Pointer[Disk], call func(o *Disk) error) error {
+func (s *Stack) retry(place *atomic.Pointer[Disk], call func(o *Disk) error) error {
 	for {
 		before := s.changes.Load()
-		if err := call(place.Load()); !s.again(err, before) {
+		if err := call(place.Load()); !s.mustRetry(err, before) {
 			return err
 		}
 	}
@@ -102,56 +102,56 @@ func (s *Stack) Size() int64 { return s.top.Load().Size() }
 // Far reports whether the image is far away: see disk.Far.
 func (s *Stack) Far() bool { return s.top.Load().parallel > 1 }
 
-// ReadAt is Disk's.
+// ReadAt calls Disk.ReadAt.
 func (s *Stack) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
-	err = s.try(&s.top, func(o *Disk) (err error) {
+	err = s.retry(&s.top, func(o *Disk) (err error) {
 		n, err = o.ReadAt(ctx, p, off)
 		return err
 	})
 	return n, err
 }
 
-// WriteAt is Disk's.
+// WriteAt calls Disk.WriteAt.
 func (s *Stack) WriteAt(ctx context.Context, p []byte, off int64) (n int, err error) {
-	err = s.try(&s.top, func(o *Disk) (err error) {
+	err = s.retry(&s.top, func(o *Disk) (err error) {
 		n, err = o.WriteAt(ctx, p, off)
 		return err
 	})
 	return n, err
 }
 
-// Discard is Disk's.
+// Discard calls Disk.Discard.
 func (s *Stack) Discard(ctx context.Context, off, length int64) error {
 	return s.deallocate(ctx, changeDiscard, off, length)
 }
 
-// Zero is Disk's.
+// Zero calls Disk.Zero.
 func (s *Stack) Zero(ctx context.Context, off, length int64) error {
 	return s.deallocate(ctx, changeZero, off, length)
 }
 
 func (s *Stack) deallocate(ctx context.Context, op change, off, length int64) error {
-	return s.try(&s.top, func(o *Disk) error { return o.deallocate(ctx, op, off, length) })
+	return s.retry(&s.top, func(o *Disk) error { return o.deallocate(ctx, op, off, length) })
 }
 
 func (s *Stack) Extent(ctx context.Context, off, length int64) (e disk.Extent, err error) {
-	err = s.try(&s.top, func(o *Disk) (err error) {
+	err = s.retry(&s.top, func(o *Disk) (err error) {
 		e, err = o.Extent(ctx, off, length)
 		return err
 	})
 	return e, err
 }
 
-// Depth is Disk's.
+// Depth calls Disk.Depth.
 func (s *Stack) Depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
-	err = s.try(&s.top, func(o *Disk) (err error) {
+	err = s.retry(&s.top, func(o *Disk) (err error) {
 		depth, n, err = o.Depth(ctx, off, length)
 		return err
 	})
 	return depth, n, err
 }
 
-// Slow is Disk's.
+// Slow calls Disk.Slow.
 func (s *Stack) Slow(off int64) bool { return s.top.Load().Slow(off) }
 
 // Flush makes durable what was acknowledged, in whichever layer it is.
@@ -177,7 +177,7 @@ func (s *Stack) Grow(size int64) error { return s.top.Load().Grow(size) }
 
 // Usage is the sum of all layers, those of snapshots, too.
 func (s *Stack) Usage() (u disk.Usage, err error) {
-	err = s.try(&s.top, func(o *Disk) (err error) {
+	err = s.retry(&s.top, func(o *Disk) (err error) {
 		u, err = o.Usage()
 		if others := s.others.Load(); others != nil {
 			for _, o := range *others {

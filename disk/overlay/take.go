@@ -63,7 +63,7 @@ func TakeSnapshot(ctx context.Context, name string, all ...*Tree) (err error) {
 		}
 	}
 	for _, t := range all {
-		if err != nil { // a snapshot of some of the disks is none
+		if err != nil { // a snapshot of only some of the disks must not stay
 			t.forgetLocked(name)
 			continue
 		}
@@ -122,7 +122,7 @@ func (t *Tree) settleLocked(name string) error {
 }
 
 // forgetLocked drops a snapshot that was not taken after all. If that cannot be recorded, the next
-// start finds one that is not taken, or one more than somebody was told.
+// start may find it as not taken, or as a snapshot although its taker got an error.
 func (t *Tree) forgetLocked(name string) {
 	t.snaps = slices.DeleteFunc(t.snaps, func(s *snapshot) bool { return s.Name == name })
 	if err := t.saveLocked(); err != nil {

@@ -93,7 +93,7 @@ type snapshot struct {
 var trees atomic.Uint64
 
 // OpenTree puts the layers of the record over the bottom. A snapshot that was not taken to the end
-// is none. The tree owns all layers, the bottom, too, unless there is an error.
+// does not count. The tree owns all layers, the bottom, too, unless there is an error.
 func OpenTree(bottom *Disk, opt TreeOptions) (*Tree, error) {
 	t := &Tree{opt: opt, log: opt.Log, order: trees.Add(1), bottom: &node{disk: bottom}}
 	t.log = cmp.Or(t.log, zap.NewNop())
@@ -215,16 +215,15 @@ func (t *Tree) publishLocked() {
 	t.stack.changes.Add(1)
 }
 
-// saveLocked saves the record. After an error nobody knows whether storage has this one or that of
-// before.
+// saveLocked saves the record. After an error storage may have this one or the one before.
 func (t *Tree) saveLocked() error {
 	err := t.opt.Shelf.Save(t.recordLocked())
 	t.unsure = err != nil
 	return err
 }
 
-// failLocked is for an error after which a top is used on although the record of storage may not
-// have it: the next start would lose what is written from now on. So nothing is.
+// failLocked makes the disk fail. It is for an error after which a top is still in use, but may be
+// missing in the stored record: the next start would lose what is written from now on.
 func (t *Tree) failLocked(top *node, errs ...error) error {
 	top.disk.fate.failed.Store(true)
 	return errors.Join(append([]error{disk.ErrFailed}, errs...)...)
@@ -246,13 +245,13 @@ func (t *Tree) markLocked() error {
 	return nil
 }
 
-// unmarkLocked makes a disk without layers one that older versions of this program may have. If
-// that fails, the next start tries again.
+// unmarkLocked lets older versions of this program use the disk, which has no layers. If that
+// fails, the next start tries again.
 func (t *Tree) unmarkLocked() {
 	if len(t.nodes) > 0 {
 		return
 	}
-	t.marked = false // whatever comes now
+	t.marked = false // even if the next step fails
 	err := t.opt.Shelf.Mark(false)
 	if err == nil {
 		err = t.opt.Shelf.Save(nil)
@@ -288,7 +287,7 @@ func (t *Tree) namedLocked(n *node) bool {
 	return slices.ContainsFunc(t.snaps, func(s *snapshot) bool { return s.on == n })
 }
 
-// newID draws 32 hexadecimal digits that nothing else has.
+// newID draws a unique identifier of 32 hexadecimal digits.
 func newID() string {
 	var random [16]byte
 	rand.Read(random[:]) // never fails

@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
-// View is a frozen layer as a disk that cannot be written, of the size that it had then.
+// View is a snapshot as a disk that cannot be written, of the size that the disk had then.
 type View struct {
 	layer  atomic.Pointer[Disk]
 	size   int64
@@ -45,43 +45,43 @@ func (v *View) Snapshot() disk.Snapshot { return v.of }
 // Size does not change.
 func (v *View) Size() int64 { return v.size }
 
-// ReadAt is Disk's.
+// ReadAt calls Disk.ReadAt.
 func (v *View) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
 	if off < 0 || off > v.size-int64(len(p)) {
 		return 0, rawfile.OutOfRange("read", off, int64(len(p)), v.size)
 	}
-	err = v.tree.stack.try(&v.layer, func(o *Disk) (err error) {
+	err = v.tree.stack.retry(&v.layer, func(o *Disk) (err error) {
 		n, err = o.read(ctx, p, off)
 		return err
 	})
 	return n, err
 }
 
-// Extent is Disk's.
+// Extent calls Disk.Extent.
 func (v *View) Extent(ctx context.Context, off, length int64) (e disk.Extent, err error) {
 	if off < 0 || length <= 0 || off > v.size-length {
 		return e, rawfile.OutOfRange("extent", off, length, v.size)
 	}
-	err = v.tree.stack.try(&v.layer, func(o *Disk) (err error) {
+	err = v.tree.stack.retry(&v.layer, func(o *Disk) (err error) {
 		e, err = o.Extent(ctx, off, length)
 		return err
 	})
 	return e, err
 }
 
-// Depth is Disk's.
+// Depth calls Disk.Depth.
 func (v *View) Depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
 	if off < 0 || length <= 0 || off > v.size-length {
 		return 0, 0, rawfile.OutOfRange("depth", off, length, v.size)
 	}
-	err = v.tree.stack.try(&v.layer, func(o *Disk) (err error) {
+	err = v.tree.stack.retry(&v.layer, func(o *Disk) (err error) {
 		depth, n, err = o.Depth(ctx, off, length)
 		return err
 	})
 	return depth, n, err
 }
 
-// Slow is Disk's.
+// Slow calls Disk.Slow.
 func (v *View) Slow(off int64) bool { return v.layer.Load().Slow(off) }
 
 // WriteAt refuses.

@@ -54,7 +54,7 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 	what.Image, err = image.OpenSource(ctx, name,
 		func(context.Context, string) (image.Source, error) {
 			return &instance.Source{Disk: opened.Disk,
-				ID: image.Identity{Digest: digest}, Of: inst}, nil
+				ID: image.Identity{Digest: digest}, Instance: inst}, nil
 		}, image.Options{Formats: map[string]image.Format{name: image.FormatRaw},
 			Alike: func(now, before string) bool { return now == digest && before == earlier }})
 	if err != nil {
