@@ -39,13 +39,14 @@ type conn struct {
 	snapshots            []disk.Snapshot // the snapshots of contextBitmap and the next ones
 
 	// These are set under Server.mu when the client has chosen an export.
-	client *serving.Client
-	disk   *serving.Disk
-	role   *serving.Reader
-	late   *serving.Late[lateRequest]
-	lates  atomic.Int32  // goroutines that execute what was left to late
-	far    *Remote       // the disk, if another server has it
-	share  *memory.Share // the client's
+	client  *serving.Client
+	disk    *serving.Disk
+	unnamed bool // it was chosen as the only disk
+	role    *serving.Reader
+	late    *serving.Late[lateRequest]
+	lates   atomic.Int32  // goroutines that execute what was left to late
+	far     *Remote       // the disk, if another server has it
+	share   *memory.Share // the client's
 
 	rx receiver
 	tx sender
@@ -153,7 +154,7 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 }
 
 // attach makes a disk the connection's.
-func (c *conn) attach(d *serving.Disk, session string, migrationTarget bool) {
+func (c *conn) attach(d *serving.Disk, unnamed bool, session string, migrationTarget bool) {
 	who := serving.Who{Name: c.name, Incarnation: session, MigrationTarget: migrationTarget,
 		Crowd: !c.certified, Process: c.Process, Line: c}
 	if host, _, err := net.SplitHostPort(c.Network().RemoteAddr().String()); err == nil {
@@ -163,7 +164,7 @@ func (c *conn) attach(d *serving.Disk, session string, migrationTarget bool) {
 	c.SetClient(client)
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	c.client, c.disk, c.sessionName, c.since = client, d, session, time.Now()
+	c.client, c.disk, c.unnamed, c.sessionName, c.since = client, d, unnamed, session, time.Now()
 	c.role = c.srv.disks.NewReader(&c.Conn, c.loop, func() {})
 	c.late = serving.NewLate[lateRequest](c.srv.disks, &c.Conn, c.lateLoop,
 		func() { c.lates.Add(1) })

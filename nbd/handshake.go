@@ -253,7 +253,7 @@ func (s *Server) find(name string) (*serving.Disk, error) {
 	all := s.disks.All()
 	if name == "" {
 		if len(all) == 1 {
-			return all[0], nil
+			return all[0], s.mayMean(all[0])
 		}
 		names := ""
 		for _, d := range all {
@@ -283,6 +283,19 @@ func (s *Server) find(name string) (*serving.Disk, error) {
 		}
 	}
 	return nil, fmt.Errorf("there is no disk %q", name)
+}
+
+// mayMean refuses the empty name for a disk, if clients had another one by it that was removed
+// under them: they connect again, and would go on with this one where they were.
+func (s *Server) mayMean(d *serving.Disk) error {
+	s.mu.Lock()
+	lost := s.lost
+	s.mu.Unlock()
+	if lost == nil || lost.Identity == d.Identity {
+		return nil
+	}
+	return fmt.Errorf("the empty name was %s, which was removed while clients had it: name the "+
+		"disk that you mean, %q", describe(lost), s.exportOf(d))
 }
 
 // find is Server.find, and logs a name that is not found: many clients do not show the error.
@@ -418,7 +431,7 @@ func (h *handshake) choose(d *serving.Disk, name string) error {
 		h.c.contexts, h.c.snapshots = h.contexts, h.snapshots
 		session, migrationTarget = h.session, h.migrationTarget
 	}
-	h.c.attach(d, session, migrationTarget)
+	h.c.attach(d, name == "", session, migrationTarget)
 	switch { // who removed the disk, or took it over, may not have found this connection
 	case d.Removed():
 		return serving.ErrRemoved

@@ -111,3 +111,25 @@ func TestAnotherDiskBetweenItsContextsAndGo(t *testing.T) {
 	c.ended()
 	v.open(t, "", structured).alive()
 }
+
+// TestTheEmptyNameIsNoOtherDisk: a client whose only disk was removed connects again, and would go
+// on with the next only disk where it was.
+func TestTheEmptyNameIsNoOtherDisk(t *testing.T) {
+	v := serve(t, 1, nil)
+	replace := func(c *client, change func(*serving.Options)) {
+		opt := v.Server.disks.At(1).Options
+		require.NoError(t, testtool.Err(v.Server.disks.Remove(1)))
+		c.ended()
+		change(&opt)
+		require.NoError(t, v.Server.disks.Add(opt))
+	}
+	same := func(*serving.Options) {}
+	another := func(o *serving.Options) { o.Identity.NAA[7]++ }
+	replace(v.open(t, "disk1.raw", structured), another)
+	replace(v.open(t, "", structured), same)
+	replace(v.open(t, "", structured), another)
+	refused := v.hello(t).option(optGo, infoData(""))[0]
+	require.Equal(t, uint32(repErrUnknown), refused.kind)
+	require.Contains(t, string(refused.data), `removed while clients had it: name the disk`)
+	v.open(t, "disk1.raw", structured).alive()
+}

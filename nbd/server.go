@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -75,6 +76,8 @@ type Server struct {
 	mu sync.Mutex
 	// named are the clients with certificates, by name
 	named map[string]*holderOfName
+	// guarded by mu; a disk that was removed while clients had it by the empty name; nil: none was
+	lost *serving.Disk
 }
 
 // missedInterval is how long the log stays quiet about a name that clients ask for in vain.
@@ -165,6 +168,9 @@ func (f front) Added(*serving.Disk) error { return nil }
 func (f front) Removed(d *serving.Disk) {
 	f.mu.Lock()
 	conns := f.allLocked(func(c *conn) bool { return c.disk == d })
+	if slices.ContainsFunc(conns, func(c *conn) bool { return c.unnamed }) {
+		f.lost = d
+	}
 	f.mu.Unlock()
 	for _, c := range conns {
 		c.fail(serving.ErrRemoved)
