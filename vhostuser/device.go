@@ -334,6 +334,10 @@ func (c *conn) setInflight(m *message) error {
 	if err != nil {
 		return err
 	}
+	if err := region.claim(c.disk.Identity); err != nil {
+		region.close()
+		return err
+	}
 	c.region.close()
 	c.region = region
 	through, known := region.adopt(c.writeThrough.Load())

@@ -3,12 +3,15 @@ package vhostuser
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
 )
 
 // The region of requests in flight, as QEMU's docs/interop/vhost-user describes it for split rings:
@@ -35,6 +38,14 @@ const (
 // throughKept are kept in the region's features, of which the protocol defines none yet. The front
 // end does not tell the next daemon what the guest has set, and the guest still relies on it.
 const throughKept = throughOff | throughMaybe
+
+// ofDisk are those that tell the disk of the region. The front end forgets the region when the
+// guest starts again, so a guest that still has it goes on where it was.
+const ofDisk = 1<<32 - 1
+
+// errAnotherDisk refuses a guest that would write to one disk what it remembers of another one.
+var errAnotherDisk = errors.New("the guest had another disk at this socket, which is gone: start " +
+	"the guest again")
 
 // inflightSize is how many bytes a ring has in the region.
 func inflightSize(num uint16) uint64 {
@@ -93,6 +104,20 @@ func openInflight(fd int, size, off uint64, queues, num uint16) (*inflightRegion
 		return nil, fmt.Errorf("the region of requests in flight: %w", err)
 	}
 	return &inflightRegion{all, queues, num}, nil
+}
+
+// claim notes which disk the region is of. It refuses that of another one.
+func (r *inflightRegion) claim(id disk.Identity) error {
+	n := binary.BigEndian.Uint64(id.NAA[:])
+	mark := uint64(uint32(n>>32)^uint32(n)) | 1 // 0: an earlier version has not noted it
+	switch atomic.LoadUint64(r.features()) & ofDisk {
+	case mark:
+		return nil
+	case 0:
+		atomic.OrUint64(r.features(), mark)
+		return nil
+	}
+	return errAnotherDisk
 }
 
 // adopt returns why the guest's writes are durable, by the region if somebody has used it, and

@@ -316,7 +316,10 @@ func TestEnds(t *testing.T) {
 	<-released
 	require.NoError(t, d.Conn().WaitClosed())
 	require.NoFileExists(t, v.socket)
-	v.add(t, disktest.NewMemory(diskSize))
+	v.add(t, disktest.NewMemory(diskSize), func(o *serving.Options) {
+		o.Identity = disk.IdentityOf([18]byte{10: 9})
+	})
+	require.Error(t, d.Reconnect(v.socket), "the guest goes on with another disk")
 	d = v.dial(t, vhosttest.Options{})
 	require.NoError(t, d.Read(0, 0, make([]byte, 512)))
 }
