@@ -118,7 +118,9 @@ func (s *sending) Data() (done, total int64) { return s.sent.Load(), s.total }
 
 func (a *app) upload(ctx context.Context, c *client.Client, file, name string) error {
 	f, err := osfile.OpenRegular(file)
-	if err != nil {
+	if errors.As(err, new(*osfile.NotRegularError)) {
+		return fmt.Errorf("%w: to send data from a pipe, use \"curl -T - URL/data\"", err)
+	} else if err != nil {
 		return err
 	}
 	defer f.Close()
@@ -135,10 +137,6 @@ func (a *app) upload(ctx context.Context, c *client.Client, file, name string) e
 	}
 	if err := durable.HoldFile(f, file, unix.LOCK_SH); err != nil {
 		return err
-	}
-	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%q is not a regular file: to send data from a pipe, use \"curl -T - "+
-			"URL/data\"", file)
 	}
 	p := &sending{total: info.Size()}
 	label := console.OneLine(name)

@@ -163,6 +163,7 @@ func TestUploadCommand(t *testing.T) {
 		{[]string{"/etc/passwd", url, "--ca", in("cert.pem"), "--token-file", in("token")}, 1,
 			"text file"},
 		{[]string{in("none"), url}, 1, "no such file"},
+		{[]string{"/dev/null", url}, 1, "curl -T - URL/data"},
 		{[]string{raw, "vm"}, 2, "https://HOST:8443/volume/NAME"},
 		{[]string{raw, "https://user:" + token + "@x/volume/vm"}, 2, "--token-file"},
 		{[]string{raw, url, "--cert", in("cert.pem")}, 2, "--key"},

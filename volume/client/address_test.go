@@ -58,7 +58,6 @@ func TestUploadToAWrongAddress(t *testing.T) {
 	require.Positive(t, tries)
 }
 
-// TestHashed: the digest is right, whichever parts of the file are read and however often.
 // TestUploadElsewhere: a server, or a proxy before it, that names an address of another server does
 // not make the client send its token there.
 func TestUploadElsewhere(t *testing.T) {
@@ -87,6 +86,7 @@ func TestUploadElsewhere(t *testing.T) {
 	require.Zero(t, asked)
 }
 
+// TestHashed: the digest is right, whichever parts of the file are read and however often.
 func TestHashed(t *testing.T) {
 	data := make([]byte, 3*pieceSize+1000)
 	random := rand.NewChaCha8([32]byte{1})

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
@@ -60,6 +61,13 @@ func (c *Client) Upload(ctx context.Context, name string, from io.ReaderAt, size
 	u := &upload{c: c, name: name, size: size, opt: opt,
 		data: &hashed{from: from, size: size}, moved: time.Now()}
 	u.data.reset()
+	if f, ok := from.(interface{ Stat() (fs.FileInfo, error) }); ok {
+		u.file = f.Stat
+		var err error
+		if u.began, err = f.Stat(); err != nil {
+			return api.Volume{}, unreadable(err)
+		}
+	}
 	for wait := firstWait; ; wait = min(2*wait, lastWait) {
 		before := u.offset
 		v, err := u.step(ctx)
@@ -98,6 +106,9 @@ type upload struct {
 	size int64
 	opt  UploadOptions
 	data *hashed
+
+	file  func() (fs.FileInfo, error) // of the data; nil: it is no file
+	began fs.FileInfo                 // what file said at the beginning
 
 	at     string // address of the upload; "": it has not begun
 	known  bool   // offset is how much the server has
@@ -328,6 +339,9 @@ func (u *upload) end(ctx context.Context) (api.Volume, error) {
 	if err != nil {
 		return api.Volume{}, unreadable(err)
 	}
+	if err := u.untouched(ctx); err != nil {
+		return api.Volume{}, err
+	}
 	u.known, u.sent = false, true
 	answer, err := u.request(ctx, http.MethodPatch, u.at, nil, 0,
 		"Content-Type", "application/partial-upload", "Upload-Complete", "?1",
@@ -349,6 +363,28 @@ func (u *upload) end(ctx context.Context) (api.Volume, error) {
 	}
 	u.done = true
 	return v, nil
+}
+
+// untouched gives the upload up if the file was changed meanwhile: what was sent, and the digest of
+// it, may belong to neither the old content nor the new one.
+func (u *upload) untouched(ctx context.Context) error {
+	if u.file == nil {
+		return nil
+	}
+	now, err := u.file()
+	if err != nil {
+		return unreadable(err)
+	}
+	if now.Size() == u.began.Size() && now.ModTime().Equal(u.began.ModTime()) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	if answer, err := u.request(ctx, http.MethodDelete, u.at, nil, 0); err == nil {
+		answer.Body.Close()
+	}
+	return errors.New("the file was changed while it was sent, and the upload is given up: start " +
+		"again when nothing writes to it")
 }
 
 // reading is the body of a request. The answer may come while the body is still being read. stop

@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -152,6 +154,33 @@ func TestClientGoesOn(t *testing.T) {
 		client.UploadOptions{})
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
+}
+
+// TestClientOfAChangedFile: a file that is changed while it is sent makes no volume, although its
+// digest is that of what was sent.
+func TestClientOfAChangedFile(t *testing.T) {
+	raw := rawDisk(7 << 20)
+	s := newServer(t)
+	s.json()
+	s.volumes.add(t, "vm", 0)
+	c := newClient(t, s.Listener.Addr().String())
+	path := filepath.Join(t.TempDir(), "disk.raw")
+	require.NoError(t, os.WriteFile(path, raw, 0o600))
+	require.NoError(t, os.Chtimes(path, time.Now(), time.Now().Add(-time.Hour)))
+	f := testtool.Must(os.OpenFile(path, os.O_RDWR, 0))(t)
+	defer f.Close()
+	change := sync.OnceFunc(func() { _ = testtool.Must(f.WriteAt([]byte("new"), 0))(t) })
+	opt := client.UploadOptions{Sent: func(n int64) {
+		if n >= 2<<20 {
+			change()
+		}
+	}}
+	_, err := c.Upload(t.Context(), "vm", f, int64(len(raw)), opt)
+	require.ErrorContains(t, err, "the file was changed while it was sent")
+	s.requireEmpty(t, "vm")
+	_, err = c.Upload(t.Context(), "vm", f, int64(len(raw)), opt)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(testtool.Must(os.ReadFile(path))(t), s.disk(t, "vm")))
 }
 
 // TestClientAndRestart: the server restarts halfway. Packed data that it had is gone.
