@@ -228,4 +228,11 @@ func TestUploadOnAFullStorage(t *testing.T) {
 	status, text = v.upload(fits, "vm")
 	require.Equal(t, http.StatusCreated, status, text)
 	rig.Same(t, fits, volumeURL(v.ready("vm")))
+
+	filler := filepath.Join(small, "filler")
+	require.Error(t, os.WriteFile(filler, make([]byte, 32<<20), 0o600))
+	require.Equal(t, http.StatusInsufficientStorage,
+		v.answers(http.MethodPut, "/volume/small/snapshots/s"))
+	require.NoError(t, os.Remove(filler))
+	require.Equal(t, http.StatusCreated, v.answers(http.MethodPut, "/volume/small/snapshots/s"))
 }

@@ -56,7 +56,8 @@ func explain(err error) error {
 	case err == nil, errors.As(err, new(*api.Error)):
 		return err
 	case errors.Is(err, errCut):
-		return wrong("%v", errCut)
+		// Who still listens has not ended it: the server stops, or the volume is deleted.
+		return refusal(http.StatusServiceUnavailable, "%v: send it again", errCut)
 	case errors.As(err, &refused):
 		return refusal(http.StatusUnprocessableEntity, "the upload %s", refused.reason)
 	case errors.As(err, new(*unpack.Error)):

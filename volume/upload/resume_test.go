@@ -296,6 +296,12 @@ func TestOneAtATime(t *testing.T) {
 	s.requireNone(t, "other")
 	requireSays(t, s.ask(t, http.MethodDelete, at, nil), http.StatusNotFound)
 	requireSays(t, s.put(t, "other", raw), http.StatusCreated)
+
+	c = s.begin(t, http.MethodPut, "/volume/third/data", raw[:2<<20], len(raw))
+	s.waitFor(t, 2<<20)
+	s.handler.Close() // it is no fault of the client
+	line = testtool.Must(bufio.NewReader(c).ReadString('\n'))(t)
+	require.Equal(t, "HTTP/1.1 503 Service Unavailable\r\n", line)
 }
 
 // TestTakeOver: a client that resumes has given up its earlier connection, which the server may not

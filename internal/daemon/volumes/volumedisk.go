@@ -286,7 +286,7 @@ func chooseDisk(stream *registry.Stream, name string) (string, error) {
 func refusal(err error) error {
 	var used *serving.InUseError
 	switch {
-	case err == nil, errors.As(err, new(*api.Error)):
+	case err == nil, errors.As(err, new(*api.Error)), disk.IsNoSpace(err): // who answers knows it
 		return err
 	case errors.As(err, &used):
 		return &api.Error{Code: api.CodeInUse, Message: err.Error(), Users: used.Initiators}
