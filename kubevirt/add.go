@@ -76,7 +76,7 @@ func (e *edit) freeName(bus libvirt.Bus, later int) (string, error) {
 	for _, disk := range e.disks() {
 		e.names[disk.child("target").attribute("dev")] = true
 	}
-	prefix := prefix(bus)
+	prefix := prefix(bus) + block(e.number)
 	for c := 'z'; c >= 'a'; c-- {
 		name := prefix + string(c)
 		switch {
@@ -121,7 +121,9 @@ func (e *edit) address(bus libvirt.Bus) (*libvirtxml.DomainAddress, error) {
 			return nil, err
 		}
 		// A target of its own: KubeVirt counts the units of target 0.
-		target, err := e.free(bus, "target", 1, targetsOfSCSI)
+		const each = 16 // for a hook sidecar, as with names
+		target, err := e.free(bus, "target", 1+each*min(uint(e.number), targetsOfSCSI/each-1),
+			targetsOfSCSI)
 		return drive(target, 0), err
 	case libvirt.BusSATA:
 		unit, err := e.free(bus, "unit", 0, unitsOfSATA)
@@ -185,32 +187,66 @@ func (e *edit) free(bus libvirt.Bus, what string, from, to uint) (uint, error) {
 
 // bootOrder is the place of the disk among those that the machine boots from; 0: it does not.
 func (e *edit) bootOrder(w *wish) (uint, error) {
-	orders, byKind := e.bootOrders()
+	byKind := e.root.child("os").child("boot") != nil
+	order := uint(1)
 	switch {
-	case w.bootOrder == nil && (byKind || e.chosen || len(orders) > 0):
+	case w.bootOrder == nil && (byKind || e.chosen || e.boots):
 		return 0, nil // the machine says itself what it boots from
 	case w.bootOrder == nil:
-		e.orders["1"] = true
-		return 1, nil
 	case *w.bootOrder == 0:
 		return 0, nil
 	case byKind:
 		return 0, fmt.Errorf("annotation %s: the domain boots by kinds of devices (<os><boot/>), "+
 			"so single disks can have no boot order", w.said[keyBootOrder])
-	case orders[w.order()]:
+	case e.orders[w.order()]:
 		return 0, fmt.Errorf("annotation %s: another device of the machine has boot order %s "+
 			"already", w.said[keyBootOrder], w.order())
+	default:
+		order = *w.bootOrder
 	}
-	e.orders[w.order()] = true
-	return *w.bootOrder, nil
+	if b := e.borrowed; b != nil {
+		e.changes = append(e.changes, change{b.start, b.end, ""})
+		e.borrowed = nil
+	}
+	e.orders[strconv.Itoa(int(order))], e.boots = true, true
+	return order, nil
 }
 
-// bootOrders are those that are taken. byKind says that the domain boots by kinds of devices.
-func (e *edit) bootOrders() (orders map[string]bool, byKind bool) {
+// bootOrders finds those that are taken. The launcher asks hook sidecars in the order in which it
+// found their sockets. The disk that a machine boots from must not depend on that: of those for
+// which nothing is said, it is one of the first hook sidecar.
+func (e *edit) bootOrders() {
 	for _, device := range e.deviceElements() {
-		if order := device.child("boot").attribute("order"); order != "" {
+		boot, later := device.child("boot"), e.later(device)
+		switch order := boot.attribute("order"); {
+		case order == "":
+		case later && order == "1" && !e.chosen:
+			e.borrowed = boot
+		default:
 			e.orders[order] = true
+			e.boots = e.boots || !later
 		}
 	}
-	return e.orders, e.root.child("os").child("boot") != nil
+}
+
+// later reports whether a device is a disk of a hook sidecar behind this one.
+func (e *edit) later(device *element) bool {
+	dev := device.child("target").attribute("dev")
+	return strings.HasPrefix(device.child("alias").attribute("name"), aliasPrefix) &&
+		len(dev) == len("vdaz") && dev[2:3] > block(e.number)
+}
+
+// block is what stands before the last letter in the names of a hook sidecar's disks, so that a
+// guest meets the disks in the order of the hook sidecars, whichever the launcher asks first.
+func block(number int) string {
+	if number == 0 {
+		return ""
+	}
+	return string(rune('a' + min(number, 26) - 1))
+}
+
+// numberOf is the place of a hook sidecar among those of the machine; 0: it is the first, or none.
+func numberOf(container string) int {
+	n, _ := strconv.ParseUint(strings.TrimPrefix(container, sidecarPrefix), 10, 8)
+	return int(n)
 }

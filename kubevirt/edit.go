@@ -48,6 +48,9 @@ func Edit(c Call, disks []Disk, container string) ([]byte, error) {
 		return nil, err
 	}
 	e.common = e.virtio(m)
+	e.number = numberOf(container)
+	e.chosen = m.bootsFirst()
+	e.bootOrders()
 	for i := range disks {
 		e.chosen = e.chosen || wishes[i].order() != ""
 		if err := e.checkTransport(&disks[i], &wishes[i], places[i], m); err != nil {
@@ -130,7 +133,10 @@ type edit struct {
 	orders         map[string]bool
 	units          map[string]map[string]bool // by bus
 	controller     bool                       // one for SCSI is added
+	number         int                        // of the hook sidecar
 	chosen         bool                       // annotations say what the machine boots from
+	boots          bool                       // it boots from a device before the disks here
+	borrowed       *element                   // the boot order that a later hook sidecar has meanwhile
 }
 
 func newEdit(domain []byte) (*edit, error) {

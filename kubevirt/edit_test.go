@@ -1,9 +1,11 @@
 package kubevirt
 
 import (
+	"cmp"
 	"encoding/json"
 	"encoding/xml"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -244,6 +246,67 @@ func TestTwoSidecars(t *testing.T) {
 		require.Equal(t, "scsi", d.Devices.Disks[2].Target.Bus)
 		require.Nil(t, d.Devices.Disks[2].Boot)
 		domain = []byte(squeezed(t, string(domain)))
+	}
+}
+
+// TestAnyOrder: the launcher asks hook sidecars in the order in which it finds their sockets. The
+// machine is the same: it boots from the same disk, and the guest meets the disks in the same order.
+func TestAnyOrder(t *testing.T) {
+	for name, one := range map[string]struct {
+		said []string
+		want string // the names of targets, with the boot order
+	}{
+		"nothing is said": {nil, "vdy 1 vdz  vdaz "},
+		"the first does not boot": {[]string{"boot-order.hook-sidecar-0", "0"},
+			"vdy  vdz  vdaz 1"},
+		"the second is the first": {[]string{"boot-order.hook-sidecar-1", "1"},
+			"vdy  vdz  vdaz 1"},
+		"the second is another": {[]string{"boot-order.hook-sidecar-1", "2"},
+			"vdy 1 vdz  vdaz 2"},
+		"one is the second": {[]string{"boot-order.b", "2"}, "vdy  vdz 2 vdaz "},
+		"on another bus":    {[]string{"bus", "scsi", "boot-order.a", "0"}, "sdy  sdz 1 sdaz "},
+		"by vhost-user":     {[]string{"transport", "vhost-user"}, "vdy 1 vdz  vdaz "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := []byte(strings.Replace(string(vmi(one.said...)), `r.example/vm:1\"}`,
+				`a\"}, {\"image\": \"b\"}`, 1))
+			hooks := [][]Disk{served("a", "b"), served("c")}
+			hooks[1][0].Export.Socket, hooks[1][0].Export.Serial = sidecar1, "other"
+			for i := range hooks {
+				for j := range hooks[i] {
+					hooks[i][j].VhostUser.Socket = fmt.Sprintf("/hooks/%d/%d", i, j)
+				}
+			}
+			var targets []string
+			for _, order := range [][]int{{0, 1}, {1, 0}} {
+				domain := []byte(without(before, rootDisk))
+				for _, i := range order {
+					domain = testtool.Must(Edit(Call{Domain: domain, VMI: m}, hooks[i],
+						fmt.Sprint(sidecarPrefix, i)))(t)
+				}
+				var d libvirtxml.Domain
+				require.NoError(t, xml.Unmarshal(domain, &d))
+				disks := d.Devices.Disks[1:]
+				slices.SortFunc(disks, func(a, b libvirtxml.DomainDisk) int { // as libvirt does
+					return cmp.Or(len(a.Target.Dev)-len(b.Target.Dev),
+						strings.Compare(a.Target.Dev, b.Target.Dev))
+				})
+				is, scsi := "", -1
+				for _, disk := range disks {
+					boot := ""
+					if disk.Boot != nil {
+						boot = fmt.Sprint(disk.Boot.Order)
+					}
+					is += disk.Target.Dev + " " + boot + " "
+					if a := disk.Address; a != nil {
+						require.Greater(t, int(*a.Drive.Target), scsi)
+						scsi = int(*a.Drive.Target)
+					}
+				}
+				targets = append(targets, strings.TrimSuffix(is, " "))
+			}
+			require.Equal(t, []string{one.want, one.want}, targets)
+		})
 	}
 }
 

@@ -148,6 +148,15 @@ func (m *machine) annotations() (all []said, err error) {
 	return all, nil
 }
 
+// bootsFirst reports whether an annotation gives a disk of any hook sidecar the boot order 1.
+func (m *machine) bootsFirst() bool {
+	all, _ := m.annotations() // what is wrong was said before
+	return slices.ContainsFunc(all, func(a said) bool {
+		var w wish
+		return a.key == keyBootOrder && w.parse(a.key, a.value) == nil && *w.bootOrder == 1
+	})
+}
+
 // checkNames finds annotations about disks that are not there.
 func checkNames(annotations []said, disks []Disk, container string) error {
 	for _, a := range annotations {

@@ -216,7 +216,8 @@ func TestKubeVirtSaysWhatIsWrong(t *testing.T) {
 	require.Equal(t, 1, s.wait())
 }
 
-// TestKubeVirtTwoSidecars: an instance names two hook sidecars, and has the disks of both.
+// TestKubeVirtTwoSidecars: an instance names two hook sidecars, and has the disks of both, in their
+// order.
 func TestKubeVirtTwoSidecars(t *testing.T) {
 	t.Parallel()
 	p := newLauncherPod(t)
@@ -236,6 +237,6 @@ func TestKubeVirtTwoSidecars(t *testing.T) {
 	for _, d := range domain.Devices.Disks {
 		sockets = append(sockets, d.Source.Network.Hosts[0].Socket)
 	}
-	require.ElementsMatch(t, []string{hooksDir + "/hook-sidecar-0/disk/nbd.sock",
+	require.Equal(t, []string{hooksDir + "/hook-sidecar-0/disk/nbd.sock",
 		hooksDir + "/hook-sidecar-1/disk/nbd.sock"}, sockets)
 }
