@@ -5,6 +5,7 @@ package objects
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -62,6 +63,9 @@ func Find[T any, O interface {
 	}
 	return o, nil
 }
+
+// KindOf is the kind of a typed object, for people.
+func KindOf(o client.Object) string { return strings.TrimPrefix(fmt.Sprintf("%T", o), "*v1.") }
 
 // PatchStatus writes the status of after if it differs from that of before, which is the object as
 // it was read. If somebody has written it since, the error is a conflict: the conditions of several

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"strconv"
-	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -102,7 +101,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (poll b
 			return false, err
 		}
 		if one.GetResourceVersion() != "" && !objects.Belongs(one.Object, id) {
-			kind := kindOf(one.Object)
+			kind := objects.KindOf(one.Object)
 			return false, noted(id, servedCondition, "the "+kind+" "+one.at.Name,
 				apierrors.NewAlreadyExists(schema.GroupResource{Resource: kind}, one.at.Name))
 		}
@@ -278,9 +277,6 @@ func eventType(reason string) string {
 	}
 	return cmp.Or(objects.EventType(reason), corev1.EventTypeNormal)
 }
-
-// kindOf is the kind of a typed object, for people.
-func kindOf(o client.Object) string { return strings.TrimPrefix(fmt.Sprintf("%T", o), "*v1.") }
 
 // Setup adds the controller to a manager, whose cache has the Deployments and Services with
 // v1alpha1.LabelIdentity.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -137,10 +138,10 @@ func (r *Disks) begin(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name 
 		o.requeueAfter = pollInterval
 		return o, nil
 	}
-	if d := s.Status.Disk; d == nil || d.Image != id.Spec.Image ||
-		s.Status.VolumeSnapshotName != name {
-		s.Status.Disk = &v1alpha1.SnapshotDisk{Image: id.Spec.Image,
-			Population: id.Spec.Population, BlockSize: id.Spec.BlockSize, Size: id.Spec.Size}
+	disk := &v1alpha1.SnapshotDisk{Image: id.Spec.Image, Population: id.Spec.Population,
+		BlockSize: id.Spec.BlockSize, Size: id.Spec.Size}
+	if !equality.Semantic.DeepEqual(s.Status.Disk, disk) || s.Status.VolumeSnapshotName != name {
+		s.Status.Disk = disk
 		s.Status.VolumeSnapshotName = name
 		return taking("VolumeSnapshot %s is made", name), nil // the change makes another request
 	}

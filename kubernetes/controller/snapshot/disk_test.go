@@ -163,14 +163,18 @@ func TestKeepDiskWaits(t *testing.T) {
 
 // TestKeptDiskOfAnother: what was noted of an earlier VMIdentity of the name is noted again.
 func TestKeptDiskOfAnother(t *testing.T) {
-	k := newKept(t, new(controllertest.Calls))
-	s := k.snapshot()
-	s.Status.VolumeSnapshotName = "vmsnap-monday"
-	s.Status.Disk = &v1alpha1.SnapshotDisk{Image: "registry.example.com/before"}
-	require.NoError(t, k.Status().Update(t.Context(), s))
-	k.settle()
-	require.Equal(t, image, k.snapshot().Status.Disk.Image)
-	require.True(t, controllertest.There(t, k, "default", "vmsnap-monday", source.NewSnapshot()))
+	is := v1alpha1.SnapshotDisk{Image: image, Population: v1alpha1.Snapshot}
+	for _, was := range []v1alpha1.SnapshotDisk{{Image: "registry.example.com/before"},
+		{Image: image, Population: v1alpha1.Snapshot, BlockSize: 4096}} {
+		k := newKept(t, new(controllertest.Calls))
+		s := k.snapshot()
+		s.Status.VolumeSnapshotName, s.Status.Disk = "vmsnap-monday", &was
+		require.NoError(t, k.Status().Update(t.Context(), s))
+		k.settle()
+		require.Equal(t, is, *k.snapshot().Status.Disk)
+		require.True(t, controllertest.There(t, k, "default", "vmsnap-monday",
+			source.NewSnapshot()))
+	}
 }
 
 // TestKeptDiskIsTold: a VolumeSnapshot of somebody else is left alone, and one that was deleted is

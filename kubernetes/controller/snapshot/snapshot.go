@@ -109,9 +109,16 @@ func (w *work) step(ctx context.Context) (c *metav1.Condition, requeueAfter time
 		if err != nil {
 			return nil, 0, err
 		}
-		if there && (one.GetDeletionTimestamp() != nil || !metav1.IsControlledBy(one.Object, job)) {
+		ours := there && metav1.IsControlledBy(one.Object, job)
+		if ours && one.Object == claim && claim.DeletionTimestamp != nil &&
+			objects.Ended(job).Type == "" {
+			// Somebody has deleted the claim that the Job fills. The end of the Job may be known
+			// after that of the claim, and the next claim, which is empty, be taken for this one.
+			err = objects.DeleteJob(ctx, w.Client, job, metav1.DeletePropagationBackground)
+		}
+		if there && (one.GetDeletionTimestamp() != nil || !ours) {
 			return populating("the %s %s of an earlier try is being deleted: then it is made again",
-				one.kind, w.name), time.Minute, nil
+				one.kind, w.name), time.Minute, err
 		}
 	}
 	switch {
@@ -148,8 +155,7 @@ func (w *work) get(ctx context.Context, from client.Reader, o client.Object) (th
 
 // create makes an object. If another identity was faster, that is fine, too.
 func (w *work) create(ctx context.Context, o client.Object) (*metav1.Condition, error) {
-	kind := cmp.Or(o.GetObjectKind().GroupVersionKind().Kind,
-		strings.TrimPrefix(fmt.Sprintf("%T", o), "*v1."))
+	kind := cmp.Or(o.GetObjectKind().GroupVersionKind().Kind, objects.KindOf(o))
 	err := w.Client.Create(ctx, o, client.FieldOwner(v1alpha1.FieldManager))
 	switch {
 	case err == nil:

@@ -46,6 +46,7 @@ type world struct {
 	r        *Reconciler
 	events   chan string
 	uid      int
+	held     bool   // the Job does not end
 	jobFails string // output of the failing Job; "": the Job writes the image
 	snapErr  string // error of the driver; "": it takes the snapshot
 }
@@ -102,6 +103,7 @@ func (w *world) kubernetes() bool {
 		job.UID = types.UID(string(rune('0' + w.uid)))
 		require.NoError(w.t, w.Update(ctx, job))
 		return true
+	case hasClaim && objects.Ended(job).Type == "" && w.held:
 	case hasClaim && objects.Ended(job).Type == "":
 		if w.jobFails != "" {
 			controllertest.EndJob(w.t, w, job, batchv1.JobFailed, "fetching\n"+w.jobFails+"\n")
@@ -375,6 +377,34 @@ func TestClaimGoesBeforeTheSnapshot(t *testing.T) {
 		w.converge("vm1")
 		require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
 		require.False(t, w.there(claim))
+	})
+}
+
+// TestClaimGoesWhileItIsFilled: somebody deletes the claim under the Job, whose end is known a
+// moment after the claim has gone. The image is written again, and not looked for in another claim.
+func TestClaimGoesWhileItIsFilled(t *testing.T) {
+	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t, calls, "vm1")
+		w.held = true
+		w.converge("vm1")
+		var job batchv1.Job
+		require.True(t, w.there(&job))
+		filled, claim := job.UID, &corev1.PersistentVolumeClaim{}
+		require.True(t, w.there(claim))
+		claim.Finalizers = []string{"kubernetes.io/pvc-protection"}
+		require.NoError(t, w.Update(t.Context(), claim))
+		require.NoError(t, w.Delete(t.Context(), claim))
+		key := client.ObjectKey{Namespace: "default", Name: "vm1"}
+		calls.Settle(t, w.r, nil, key)
+		require.True(t, w.there(claim))
+		claim.Finalizers = nil
+		require.NoError(t, w.Update(t.Context(), claim))
+		w.converge("vm1")
+		w.held = false
+		w.converge("vm1")
+		require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
+		require.True(t, w.there(&job))
+		require.NotEqual(t, filled, job.UID, "the image was written again")
 	})
 }
 
