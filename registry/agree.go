@@ -21,14 +21,13 @@ import (
 // what is in some places of them. Whoever scans or pulls the image reads the layers, and a guest
 // reads what the index says. So both are compared before the index is believed for good.
 
-// disagrees is the error of an index that says something else than the layers of its image have.
+// disagrees is the error of an index that differs from the layers of its image.
 func disagrees(format string, args ...any) error {
 	return fmt.Errorf("%w: the index of the image contradicts its layers: %s: push the image again",
 		disk.ErrWrongContent, fmt.Sprintf(format, args...))
 }
 
-// tocDiffers is the error of a table of contents that says something else than its layer has, or
-// nil if why is "".
+// tocDiffers is the error of a table of contents that differs from its layer; nil if why is "".
 func tocDiffers(desc descriptor, why string) error {
 	if why == "" {
 		return nil
@@ -54,7 +53,7 @@ func agree(ctx context.Context, src transport.Source, layers []descriptor, x *la
 type reading func(ctx context.Context, from *transport.Blob, layers []descriptor, i int) (
 	*layer.Contents, error)
 
-// agreeBy is agree, with how layers that have files of the index are read. Others are read and
+// agreeBy is agree; read reads the layers that have files of the index. Other layers are read and
 // verified.
 func agreeBy(ctx context.Context, src transport.Source, layers []descriptor, x *layer.Index,
 	read reading) error {
@@ -89,8 +88,8 @@ func agreeBy(ctx context.Context, src transport.Source, layers []descriptor, x *
 	return nil
 }
 
-// described compares a layer with the files of the index that lie in it, and takes those that show
-// out of files.
+// described compares a layer with the files of the index that lie in it, and removes from files
+// those that the layer has visibly.
 func described(ctx context.Context, src transport.Source, layers []descriptor, i int,
 	files map[string]*layer.IndexFile, shade *layer.Shadow, read reading) (*layer.List, error) {
 	desc := layers[i]
@@ -158,7 +157,7 @@ func headersOf(ctx context.Context, from *transport.Blob, layers []descriptor, i
 	return l, unreadable(err)
 }
 
-// unreadable says of content that makes no sense that it is not what the index says.
+// unreadable turns the error of content that cannot be parsed into one of disagrees.
 func unreadable(err error) error {
 	if err == nil || errors.As(err, new(*layer.Unsuited)) {
 		return err
@@ -235,9 +234,9 @@ func (v *verdict) condemn(err error) error {
 // wrongName is the file that says why an image must not be served.
 func wrongName(digest string) string { return "wrong-" + keptName(digest) + ".txt" }
 
-// comparedName is the file that says that the index of an image agrees with its layers, or the
-// table of contents of a layer with its headers. wholeName is the file that says that the table of
-// contents agrees with all of the layer.
+// comparedName is the file that says that an image's index agrees with its layers, or a layer's
+// table of contents with the headers in the layer. wholeName is the file that says that the table
+// agrees with all of the layer.
 func comparedName(digest string) string { return "compared-" + keptName(digest) }
 func wholeName(digest string) string    { return "compared-whole-" + keptName(digest) }
 
@@ -262,7 +261,7 @@ func (k *keptSource) condemned(digest string) error {
 // compare compares the index of the image with its layers, once, and waits for what cannot be
 // fetched now.
 func (s *Stream) compare(ctx context.Context) error {
-	return s.once(ctx, "index", []string{comparedName(s.image.Digest)}, func() error {
+	return s.compareOnce(ctx, "index", []string{comparedName(s.image.Digest)}, func() error {
 		return agree(ctx, s.image.Source, s.image.Manifest.Layers, s.index)
 	})
 }
@@ -306,7 +305,7 @@ func (s *Stream) compareTOCs(ctx context.Context, whole bool) error {
 		if whole {
 			names = names[:1]
 		}
-		if err := s.once(ctx, "table of contents", names, func() error {
+		if err := s.compareOnce(ctx, "table of contents", names, func() error {
 			return s.compareTOC(ctx, desc, whole)
 		}); err != nil {
 			return err
@@ -338,9 +337,10 @@ func (s *Stream) compareTOC(ctx context.Context, desc descriptor, whole bool) er
 // wrongTable logs a table of contents that is not what the manifest says.
 func (s *Stream) wrongTable(err error) { s.warnOf("table of contents")(err.Error()) }
 
-// once makes a comparison, unless one of the files names says that it was made before. At the end
-// it makes the last one of these files.
-func (s *Stream) once(ctx context.Context, what string, names []string, f func() error) error {
+// compareOnce makes a comparison, unless one of the files names says that it was made before. At
+// the end it makes the last one of these files.
+func (s *Stream) compareOnce(ctx context.Context, what string, names []string,
+	f func() error) error {
 	select {
 	case <-s.comparing:
 	case <-ctx.Done():
@@ -356,7 +356,7 @@ func (s *Stream) once(ctx context.Context, what string, names []string, f func()
 		err := f()
 		switch {
 		case err == nil:
-			// The disk is right, noted or not, and storage that is full now may have room soon.
+			// The disk is right even if that is not noted. Full storage may have room later.
 			if err := s.kept.write(names[len(names)-1], nil); err != nil {
 				s.warnOf(what)(fmt.Sprintf("%v; it agrees with the layers, and is compared "+
 					"with them again when the image is opened next", err))
@@ -367,7 +367,7 @@ func (s *Stream) once(ctx context.Context, what string, names []string, f func()
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
-		s.againOf(what)(err, "it cannot be compared with the layers yet", pause)
+		s.retryOf(what)(err, "it cannot be compared with the layers yet", pause)
 		if err := transport.PauseFor(ctx, pause); err != nil {
 			return err
 		}

@@ -289,7 +289,7 @@ func TestPushOntoOtherTables(t *testing.T) {
 		pushes(t, c, files, m.ref(t, "vm/a:1"), PushOptions{Base: o.base.String()})
 		p := &pusher{client: c, ref: m.ref(t, "vm/a:2"), opt: PushOptions{Progress: new(Progress)}}
 		require.NoError(t, p.findBase(t.Context(), m.ref(t, "vm/a:1").String()))
-		here := testtool.Must(newHere(testtool.Must(p.open(files[0]))(t), ""))(t)
+		here := testtool.Must(newLocalCopy(testtool.Must(p.open(files[0]))(t), ""))(t)
 		p.old = testtool.Must(p.findOld(t.Context(), planned{name: "a.raw"}, here))(t)
 		for i := range p.old.index.Files {
 			if f := &p.old.index.Files[i]; f.Name == "disk/"+wrong {

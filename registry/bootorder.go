@@ -35,7 +35,7 @@ type BootRun struct {
 const (
 	// BootBlock is the unit of an order, in bytes.
 	BootBlock = 64 << 10
-	// MaxBootBlocks is the most blocks that an order has of a disk: 2 GiB.
+	// MaxBootBlocks is the most blocks of a disk that an order names: 2 GiB.
 	MaxBootBlocks = 32 << 10
 
 	// bootHead is the first line of the file.

@@ -38,7 +38,7 @@ func (p *puller) choose() (chosen []*file, err error) {
 	}
 	switch {
 	case len(chosen) == 0 && p.path != "":
-		return nil, fmt.Errorf("%s has no file %q%s", p.image.Ref, p.path, p.there())
+		return nil, fmt.Errorf("%s has no file %q%s", p.image.Ref, p.path, p.listFiles())
 	case len(chosen) == 0:
 		return nil, fmt.Errorf("%s has no disk: there is no file in its directory %s/", p.image.Ref,
 			p.dir)
@@ -57,8 +57,8 @@ func (p *puller) choose() (chosen []*file, err error) {
 	return chosen, nil
 }
 
-// there lists the files of the image, for the error that the wanted one is not among them.
-func (p *puller) there() string {
+// listFiles lists the files of the image, for the error that the wanted one is not among them.
+func (p *puller) listFiles() string {
 	var names []string
 	for _, f := range p.files {
 		if path.Dir(f.name) == p.dir {
@@ -88,7 +88,7 @@ const maxChain = 8
 // needs come first.
 func (p *puller) arrive(ctx context.Context, f *file, depth int) error {
 	for !f.arrival.Done() {
-		err := p.again(ctx, f,
+		err := p.rereadLayer(ctx, f,
 			func(content io.Reader) error { return f.arrival.Pass(ctx, content) })
 		var needs *image.BackingError
 		if !errors.As(err, &needs) {
@@ -132,8 +132,9 @@ func (p *puller) below(needs *image.BackingError) (*file, error) {
 	return nil, fmt.Errorf("needs the backing file %q, which the image does not have", needs.File)
 }
 
-// again reads the layer of a file once more to its end, and passes the content to take.
-func (p *puller) again(ctx context.Context, f *file, use func(content io.Reader) error) error {
+// rereadLayer reads the layer of a file once more to its end, and passes the file's content to use.
+func (p *puller) rereadLayer(ctx context.Context, f *file,
+	use func(content io.Reader) error) error {
 	take := func(content io.Reader) error {
 		content, done := p.unpacked(f, content)
 		defer done()

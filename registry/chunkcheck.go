@@ -28,8 +28,8 @@ func wholeIndex(ctx context.Context, r *transport.Image) (*layer.Index, error) {
 	})
 }
 
-// readIndex reads the index of the image, if it has one. What is pulled must be what it says: who
-// serves the image shows that to guests.
+// readIndex reads the index of the image, if it has one. What is pulled must agree with it, because
+// a guest of the served image gets what the index says.
 func (p *puller) readIndex(ctx context.Context) (err error) {
 	if p.dir != layer.DiskDir {
 		return nil // it is about no other files
@@ -42,7 +42,7 @@ func (p *puller) readIndex(ctx context.Context) (err error) {
 		return fmt.Errorf("index of %s: %w", p.image.Ref, err)
 	}
 	if p.path == "" {
-		return nil // the layers are read anyway: see agreed
+		return nil // the comparison comes later, when the layers are read: see agreed
 	}
 	return agree(ctx, p.image.Source, p.image.Manifest.Layers, p.index)
 }
@@ -84,10 +84,9 @@ func (p *puller) indexFile(i int, name string) *layer.IndexFile {
 	return nil
 }
 
-// checked has the content of a file of a layer used, and then read to its end. Reading fails where
-// it contradicts the index. The holes of a sparse file have no end: some bytes of an archive are as
-// many zeros as they say. Nothing describes such a file twice, so it is read only as far as it is
-// used.
+// checked passes the content of a file of a layer to use, and then reads it to its end. Reading
+// fails where it contradicts the index. A sparse file is read only as far as it is used: nothing
+// describes it twice, and a few bytes of an archive can claim any length of zeros.
 func (p *puller) checked(i int, e *layer.Entry, content io.Reader,
 	use func(content io.Reader) error) error {
 	f := p.indexFile(i, e.Name)

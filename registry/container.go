@@ -64,7 +64,7 @@ func (c *Client) Container(ctx context.Context, ref transport.Reference, keepDir
 // from.
 func (c *Container) resolveKept(ctx context.Context, gated bool, src transport.Source,
 	ref transport.Reference, dir string) (transport.Source, error) {
-	kept, err := keep(src, dir)
+	kept, err := newKeptSource(src, dir)
 	if err != nil {
 		return src, err
 	}
@@ -116,8 +116,8 @@ func (c *Container) readConfig(ctx context.Context) (err error) {
 	return nil
 }
 
-// Digests are that of what the reference names, and of this machine's image if that is a list.
-// platform is "" if it is none.
+// Digests returns the digest of what the reference names and, if that is a list, the digest of this
+// machine's image in it; otherwise platform is "".
 func (c *Container) Digests() (digest, platform string) {
 	return c.image.Named, c.image.Platform()
 }

@@ -48,7 +48,7 @@ func writable(dest string, replace bool) error {
 func (p *puller) stdout(ctx context.Context, f *file) ([]Pulled, error) {
 	done := Pulled{Name: f.name, To: "-", Format: image.FormatRaw, Size: f.size}
 	direct := p.opt.Original
-	err := p.again(ctx, f, func(content io.Reader) error {
+	err := p.rereadLayer(ctx, f, func(content io.Reader) error {
 		if err := p.peek(f, &content); err != nil {
 			return err
 		}

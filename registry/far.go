@@ -45,7 +45,7 @@ type farFile struct {
 
 // farOptions say how a file is read.
 type farOptions struct {
-	again   tellAgain
+	report  reportRetry
 	verdict *verdict // on the image; nil: nothing in it is described twice
 	// timeout is how long a chunk may have the wrong digest, however often it is fetched; 0:
 	// wrongTimeout
@@ -237,7 +237,7 @@ func (f *farFile) stored(ctx context.Context, p []byte, off int64) (n int, err e
 
 // fetched reads data that is not a hole.
 func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error) {
-	if !f.ends { // who waits for nothing reads side by side
+	if !f.ends { // a reader that does not wait may read several chunks at a time
 		f.readAhead(off, int64(len(p)))
 	}
 	var wrongSince time.Time // zero: the content was not wrong at the last try
@@ -248,7 +248,7 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 			return n, nil
 		case errors.Is(err, disk.ErrWrongContent):
 			return n, err
-		case errors.As(err, new(*transport.ReplacedError)): // no wait would help
+		case errors.As(err, new(*transport.ReplacedError)): // to wait would not help
 			return n, fmt.Errorf("%w: %w", disk.ErrWrongContent, err)
 		case f.ends:
 			return n, err
@@ -265,7 +265,7 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 				"contradicts itself: push the image again", err, timeout)
 		}
 		wait := max(pause, min(transport.WaitFor(err), maxRetryAfter))
-		f.again(err, "a read waits", wait)
+		f.report(err, "a read waits", wait)
 		if transport.PauseFor(ctx, wait) != nil {
 			return n, fmt.Errorf("%w: %w", disk.ErrNotNow, err)
 		}

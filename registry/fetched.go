@@ -172,8 +172,8 @@ func listText(names []string) string {
 	return fmt.Sprintf("%q\n", names)
 }
 
-// bring fetches and verifies the image, and puts its disks into their directory. Who has opened an
-// earlier disk keeps that.
+// bring fetches and verifies the image, and puts its disks into their directory. A disk of that
+// directory that is open stays open.
 func (f *fetchedImage) bring(ctx context.Context, why string) (err error) {
 	f.s.client.Warn(fmt.Sprintf("%s is fetched and verified before it is served, as it has no "+
 		"index of its disks: %s", f.s.ref, why))
@@ -226,8 +226,8 @@ func (f *fetchedImage) place(partial string) error {
 	return f.root.Rename(partial, f.dir())
 }
 
-// newRaw begins a raw file. It is brought to storage, because nobody notices otherwise that a crash
-// has damaged it before it is read again.
+// newRaw begins a raw file. It is synced, because nothing would notice later that a crash has
+// damaged it.
 func (f *fetchedImage) newRaw(name string) (*image.Destination, error) {
 	file, err := f.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)
 	if err != nil {

@@ -50,8 +50,8 @@ func orMissing(err error) error {
 	return err
 }
 
-// allOf are the names of everything of a fetched image but its lock: its disks, what a process has
-// left that was killed while it fetched, and what earlier versions have kept.
+// allOf are the names of all files of a fetched image but its lock: its disks, what a killed
+// process has left of a fetch, and what earlier versions have kept.
 func allOf(root *os.Root, base string) (names []string, err error) {
 	entries, err := fs.ReadDir(root.FS(), fetchedDir)
 	for _, e := range entries {

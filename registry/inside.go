@@ -27,8 +27,8 @@ type Inside struct {
 	Whole string
 }
 
-// glanced is how much of a layer is read, uncompressed, to find a disk in it. Bytes.
-const glanced = 64 << 20
+// glanceBytes is how much of a layer is read, uncompressed, to find a disk in it. Bytes.
+const glanceBytes = 64 << 20
 
 // Inside finds out which disks an image has. It reads as little of it as possible, and keeps that
 // in dir, which is the caller's to remove.
@@ -117,7 +117,7 @@ func (p *puller) glance(ctx context.Context, i int) (found *image.Info, err erro
 		name := layer.PlainName(p.image.Manifest.Layers, i, p.dir)
 		return p.describe(&file{name: name, layer: i, size: in.Size}, in, false)
 	}
-	limited := &io.LimitedReader{R: in, N: glanced}
+	limited := &io.LimitedReader{R: in, N: glanceBytes}
 	_, err = layer.ReadTar(limited, p.dir, func(e *layer.Entry, content io.Reader) error {
 		f := &file{name: e.Name, layer: i, size: e.Size}
 		if layer.IsFile(desc) { // see loneFile

@@ -38,7 +38,7 @@ type keptSource struct {
 
 // keep opens the directory, and makes it if it is missing. It may lie beside a disk, where others
 // can put a link in its place: that is refused.
-func keep(src transport.Source, dir string) (*keptSource, error) {
+func newKeptSource(src transport.Source, dir string) (*keptSource, error) {
 	above := filepath.Dir(dir)
 	if err := os.MkdirAll(above, 0o700); err != nil {
 		return nil, err

@@ -17,10 +17,10 @@ func TestKeptFollowsNoLink(t *testing.T) {
 	dir, foreign := t.TempDir(), t.TempDir()
 	link := filepath.Join(dir, "disk.img.source")
 	require.NoError(t, os.Symlink(foreign, link))
-	require.Error(t, testtool.Err(keep(nil, link)))
+	require.Error(t, testtool.Err(newKeptSource(nil, link)))
 
 	require.NoError(t, os.Remove(link))
-	k := testtool.Must(keep(nil, link))(t)
+	k := testtool.Must(newKeptSource(nil, link))(t)
 	defer k.dir.Close()
 	file := filepath.Join(foreign, "file")
 	require.NoError(t, os.WriteFile(file, []byte("keep"), 0o600))
@@ -39,7 +39,7 @@ func TestKeptFollowsNoLink(t *testing.T) {
 // TestRecordOfEarlierVersion: what a tag named at first is known of a record without a checksum,
 // too. A damaged record is no record.
 func TestRecordOfEarlierVersion(t *testing.T) {
-	k := testtool.Must(keep(nil, filepath.Join(t.TempDir(), "kept")))(t)
+	k := testtool.Must(newKeptSource(nil, filepath.Join(t.TempDir(), "kept")))(t)
 	defer k.dir.Close()
 	ref := parsed(t, "registry.example.com/vm/a:1")
 	want := record{Reference: ref.String(), Digest: digestOf([]byte("manifest"))}

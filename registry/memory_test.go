@@ -262,7 +262,7 @@ func TestMemoryOfLinks(t *testing.T) {
 
 // TestMemoryOfKeptBlob: a kept index is verified without being in memory.
 func TestMemoryOfKeptBlob(t *testing.T) {
-	k := testtool.Must(keep(nil, filepath.Join(t.TempDir(), "kept")))(t)
+	k := testtool.Must(newKeptSource(nil, filepath.Join(t.TempDir(), "kept")))(t)
 	defer k.dir.Close()
 	h := sha256.New()
 	require.NoError(t, testtool.Err(io.CopyN(h, zeroReader{}, maxIndexLayer)))

@@ -24,8 +24,8 @@ import (
 // that finds a disk looks for partitions there. Bytes.
 const firstLook = 64 << 10
 
-// needs are the ranges of a file that are read: to open the image, and by a booting guest, as runs
-// of chunks.
+// needs are the ranges of a file that are read to open the image, and the runs of chunks that a
+// booting guest reads.
 type needs struct {
 	metadata [][2]int64
 	boot     [][2]int64
@@ -35,13 +35,13 @@ type needs struct {
 // then of the blocks of a recorded boot. open returns each file, and needsOf closes it.
 func needsOf(ctx context.Context, name string, opt image.Options, boot []BootRun,
 	open func(name string) (image.Source, error)) (map[string]needs, error) {
-	noted := make(map[string]*noting)
+	noted := make(map[string]*readRecorder)
 	source := func(_ context.Context, name string) (image.Source, error) {
 		f, err := open(name)
 		if err != nil {
 			return nil, err
 		}
-		s := &noting{Source: f}
+		s := &readRecorder{Source: f}
 		noted[name] = s
 		return s, nil
 	}
@@ -81,15 +81,15 @@ func needsOf(ctx context.Context, name string, opt image.Options, boot []BootRun
 	return all, nil
 }
 
-// noting is a file that records its reads. It has no holes, so that all of it is read.
-type noting struct {
+// readRecorder is a file that records its reads. It has no holes, so that all of it is read.
+type readRecorder struct {
 	image.Source
 
 	mu    sync.Mutex
 	reads [][2]int64 // guarded by mu
 }
 
-func (s *noting) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+func (s *readRecorder) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	s.mu.Lock()
 	s.reads = append(s.reads, [2]int64{off, off + int64(len(p))})
 	s.mu.Unlock()
@@ -98,7 +98,7 @@ func (s *noting) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 
 // ranges are the reads, in order, without overlaps, as offset and length. Reads that are close
 // together are one range, so that there are not more ranges than are accepted.
-func (s *noting) ranges() (all [][2]int64) {
+func (s *readRecorder) ranges() (all [][2]int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	slices.SortFunc(s.reads, func(a, b [2]int64) int { return int(min(max(a[0]-b[0], -1), 1)) })
@@ -122,7 +122,7 @@ func (s *noting) ranges() (all [][2]int64) {
 
 // chunks are the chunks that were read, each once, in the order of the first reads. Metadata does
 // not count.
-func (s *noting) chunks(metadata [][2]int64) (runs [][2]int64) {
+func (s *readRecorder) chunks(metadata [][2]int64) (runs [][2]int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := layer.Tables{Ranges: metadata}
@@ -148,9 +148,9 @@ func (s *noting) chunks(metadata [][2]int64) (runs [][2]int64) {
 	return runs
 }
 
-func (s *noting) WillRead(off, length int64) {}
+func (s *readRecorder) WillRead(off, length int64) {}
 
-func (s *noting) Extent(off, length int64) (disk.Extent, error) {
+func (s *readRecorder) Extent(off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: min(length, s.Size()-off), Data: true}, nil
 }
 

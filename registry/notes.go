@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notes remember what was read of a layer before its digest could be checked: the digest of each
-// chunk, which is on storage before anybody sees the chunk. A chunk that is fetched again must be
-// the same, also after a restart. So what is verified at the end is what was served.
+// notes remember the digest of each chunk that was read of a layer before the layer's digest could
+// be checked. The digest is on storage before the chunk is used. A chunk that is fetched again must
+// be the same, also after a restart. So what is verified at the end is what was served.
 //
 // The file is notesMagic, the state at notesState, and a SHA-256 for each chunk from notesSums on.
 // Zeros mean that the chunk was not read yet.
 type notes struct {
 	file  *os.File
 	state atomic.Int32   // a noteState
-	looks [64]sync.Mutex // of the chunks with that remainder: held until the note is written
+	looks [64]sync.Mutex // by the chunk's number modulo 64; held until the note is written
 }
 
 type noteState int32

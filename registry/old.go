@@ -27,7 +27,7 @@ type oldDisk struct {
 	image *image.Image
 	chain []*oldFile // its file, and the backing files; empty: it was fetched
 	dir   string     // has what was fetched; "": there is none
-	here  *here
+	here  *localCopy
 
 	below map[string]string // the backing files of files that have some; nil: there is one file
 	left  []string          // files of the index that the new image lacks
@@ -59,7 +59,7 @@ func (e *unusable) Error() string { return e.why }
 
 // findOld opens the disk of the base that the file is a new version of. It has the content that a
 // container of the image would see. The old disk closes what is here.
-func (p *pusher) findOld(ctx context.Context, f planned, here *here) (_ *oldDisk, err error) {
+func (p *pusher) findOld(ctx context.Context, f planned, here *localCopy) (_ *oldDisk, err error) {
 	o := &oldDisk{ref: p.base.ref.String(), here: here}
 	defer func() {
 		if err != nil {
@@ -235,8 +235,8 @@ func (o *oldDisk) fetch(ctx context.Context, p *pusher, f planned) (err error) {
 	return err
 }
 
-// again returns a file of the chain once more.
-func (o *oldDisk) again(name string) (image.Source, error) {
+// chainFile returns a file of the chain, by its name in the directory of the disks.
+func (o *oldDisk) chainFile(name string) (image.Source, error) {
 	for _, f := range o.chain {
 		if f.entry.Name == path.Join(layer.DiskDir, name) {
 			return f, nil

@@ -23,18 +23,18 @@ type oldFile struct {
 	isRaw   atomic.Bool  // that is known
 }
 
-// here is what is on this machine of an old disk.
-type here struct {
+// localCopy is what this machine has of an old disk.
+type localCopy struct {
 	disk  *image.Image // the new version of it
 	file  *os.File     // perhaps the very file of the old disk; nil: there is none
 	cache *cache.Cache // has what was fetched
 	dir   string       // of the cache
 }
 
-// newHere opens a copy of the old disk's file. "": there is none. It closes the disk after an
+// newLocalCopy opens a copy of the old disk's file. "": there is none. It closes the disk after an
 // error.
-func newHere(disk *image.Image, copyOf string) (_ *here, err error) {
-	h := &here{disk: disk}
+func newLocalCopy(disk *image.Image, copyOf string) (_ *localCopy, err error) {
+	h := &localCopy{disk: disk}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, h.close())
@@ -50,7 +50,7 @@ func newHere(disk *image.Image, copyOf string) (_ *here, err error) {
 	return h, err
 }
 
-func (h *here) close() error {
+func (h *localCopy) close() error {
 	err := h.disk.Close()
 	if h.file != nil {
 		err = errors.Join(err, h.file.Close())
@@ -64,9 +64,10 @@ func (h *here) close() error {
 	return err
 }
 
-// open opens a file of an old image's index. What is here of it is not fetched: of a raw disk, most
-// stays as it was from one version to the next.
-func (h *here) open(blob *transport.Blob, x *layer.Index, f *layer.IndexFile) (*oldFile, error) {
+// open opens a file of an old image's index. What this machine has of it is not fetched: most of a
+// raw disk stays as it was from one version to the next.
+func (h *localCopy) open(blob *transport.Blob, x *layer.Index, f *layer.IndexFile) (
+	*oldFile, error) {
 	o := &oldFile{entry: f}
 	near := func(ctx context.Context, p []byte, off int64) bool {
 		switch {

@@ -63,8 +63,8 @@ func retired(annotations map[string]string) map[string]string {
 	return annotations
 }
 
-// onto makes the layer that has what differs from the old disk. It returns false if that is
-// everything, and the disk is better pushed as a whole.
+// onto makes the layer that has what differs from the old disk. It returns false if everything
+// differs, so that the disk is better pushed as a whole.
 func (p *pusher) onto(ctx context.Context) (bool, error) {
 	if len(p.planned) != 1 {
 		return false, fmt.Errorf("%d files: push one disk onto %s, and then the next one onto the "+
@@ -75,7 +75,7 @@ func (p *pusher) onto(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	here, err := newHere(img, p.opt.Onto.File)
+	here, err := newLocalCopy(img, p.opt.Onto.File)
 	if err != nil {
 		return false, err
 	}
@@ -163,7 +163,7 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 	old, progress := p.old.image, p.opt.Progress
 	different, shared = newClusters(img.Size()), newClusters(img.Size())
 	progress.total.Add(img.Size())
-	suspects, err := p.suspects(ctx, img.Size())
+	suspects, err := p.mayDiffer(ctx, img.Size())
 	if err != nil {
 		return clusters{}, clusters{}, err
 	}
@@ -233,9 +233,9 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 	return different, shared, err
 }
 
-// suspects are the clusters that may differ from the old disk, if both disks come from one image:
-// the clusters that either of them has changed since then. If nobody knows, the Set is nil.
-func (p *pusher) suspects(ctx context.Context, size int64) (clusters, error) {
+// mayDiffer returns the clusters that may differ from the old disk, if both disks come from one
+// image: those that either has changed since then. If that is not known, the Set is nil.
+func (p *pusher) mayDiffer(ctx context.Context, size int64) (clusters, error) {
 	chain, have := p.old.chain, image.Contents(p.old.image.Unhashed())
 	var from *Origin
 	var above []*oldFile
@@ -274,8 +274,8 @@ func (p *pusher) suspects(ctx context.Context, size int64) (clusters, error) {
 	return all, nil
 }
 
-// run reports whether the clusters from off on may differ, and how many bytes of them are the same,
-// up to end. If nobody knows which do, all may.
+// run reports whether the clusters from off on may differ, and for how many bytes, up to end, the
+// answer is the same. Without a Set, all may differ.
 func (c clusters) run(off, end int64) (has bool, n int64) {
 	if c.Set == nil {
 		return true, end - off
@@ -382,7 +382,7 @@ func (p *pusher) needsOfDelta(ctx context.Context, f planned, name string, file 
 		if n == name {
 			return sourceOf(osfile.Reopen(file))
 		}
-		return p.old.again(n)
+		return p.old.chainFile(n)
 	})
 	if err != nil {
 		return err

@@ -24,7 +24,7 @@ import (
 type parts struct {
 	Files []*layer.Part `json:"files"`
 	// Walked are the digests of layers of which nothing was verified yet when the files were found.
-	// While there are any, no file of the image is trusted, because these layers may hide others.
+	// While there are any, no file of the image is trusted: these layers may hide files of others.
 	Walked []string `json:"walked,omitempty"`
 }
 
@@ -77,7 +77,7 @@ func (s *Stream) findParts(ctx context.Context) (*parts, error) {
 		if err == nil {
 			shown, err = l.Shown(shade)
 		}
-		for _, p := range shown { // each name of a file may be a disk, which has its own chunks
+		for _, p := range shown { // each name of a file may be a disk with its own chunks
 			left -= len(p.Table) / layer.TableEntry * len(p.Names())
 			names += len(p.Names())
 		}
@@ -303,7 +303,7 @@ func (r *rangeReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Seek is how a tar.Reader skips files.
+// Seek lets a tar.Reader skip files.
 func (r *rangeReader) Seek(off int64, whence int) (int64, error) {
 	if whence != io.SeekCurrent || off < 0 || off > r.of.Size()-r.off {
 		return 0, errors.New("the layer ends within a file")
@@ -369,14 +369,14 @@ func (s *Stream) farPart(p *layer.Part) (*farFile, error) {
 
 // farOptions are those of a file of the image.
 func (s *Stream) farOptions(name string) farOptions {
-	return farOptions{again: s.againOf(name), verdict: s.verdict, timeout: s.opt.timeout}
+	return farOptions{report: s.retryOf(name), verdict: s.verdict, timeout: s.opt.timeout}
 }
 
-// tellAgain says that something has failed, and when it is tried again; see Client.TryAgain.
-type tellAgain func(err error, meanwhile string, pause time.Duration)
+// reportRetry logs that something has failed, and when it is tried again; see Client.TryAgain.
+type reportRetry func(err error, meanwhile string, pause time.Duration)
 
-// againOf tells that of a part of the image.
-func (s *Stream) againOf(what string) tellAgain {
+// retryOf returns the reportRetry of a part of the image.
+func (s *Stream) retryOf(what string) reportRetry {
 	return func(err error, meanwhile string, pause time.Duration) {
 		s.client.TryAgain(s.ref.String(), fmt.Errorf("%s: %w", what, err), meanwhile, pause)
 	}

@@ -367,7 +367,7 @@ func (p *puller) collect(ctx context.Context, list *layer.List, i int,
 			delete(here, name)
 		}
 	}
-	for _, f := range here { // a later entry has taken its name
+	for _, f := range here { // those whose name a later entry has taken
 		if err := p.drop(f); err != nil {
 			return err
 		}

@@ -223,7 +223,7 @@ func (p *pusher) open(file string) (*image.Image, error) {
 func (p *pusher) checkNames() error {
 	from, named := make(map[string]string), make(map[string]bool)
 	for _, f := range p.planned {
-		if other := from[f.name]; named[f.name] && same(other, f.path) {
+		if other := from[f.name]; named[f.name] && sameFile(other, f.path) {
 			return fmt.Errorf("%q is named twice: leave one out", f.path)
 		}
 		named[f.name] = true
@@ -233,7 +233,7 @@ func (p *pusher) checkNames() error {
 				below), append(files, filepath.Join(filepath.Dir(f.path), below))
 		}
 		for i, name := range names {
-			if other, there := from[name]; there && !same(other, files[i]) {
+			if other, there := from[name]; there && !sameFile(other, files[i]) {
 				return fmt.Errorf("%q and %q would have the same name in the image: rename one",
 					other, files[i])
 			}
@@ -267,7 +267,7 @@ func (p *pusher) prepare(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			// By its descriptor, because it has no name.
+			// Through its descriptor, because it has no name.
 			again := func(string) (image.Source, error) {
 				return sourceOf(osfile.Reopen(made))
 			}
@@ -340,7 +340,7 @@ func (p *pusher) compressed(ctx context.Context, f planned) (*os.File, error) {
 	return to, nil
 }
 
-func same(a, b string) bool {
+func sameFile(a, b string) bool {
 	x, err := os.Stat(a)
 	y, err2 := os.Stat(b)
 	return err == nil && err2 == nil && os.SameFile(x, y)
@@ -380,7 +380,8 @@ func blobOf(text []byte, mediaType types.MediaType) v1.Descriptor {
 	return v1.Descriptor{MediaType: mediaType, Digest: h, Size: int64(len(text))}
 }
 
-// ours are the layers above those of the base. all: the index describes all disks of the image.
+// ours are the layers above those of the base. all says that the index describes all disks of the
+// image.
 func (p *pusher) ours(all bool) []v1.Descriptor {
 	x := blobOf(p.indexed, types.OCIUncompressedLayer)
 	if all {

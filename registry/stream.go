@@ -54,15 +54,15 @@ type Stream struct {
 	// turn has one element. Whoever has taken it looks for the disks, which may take as long as
 	// fetching the image, and sets what follows. When found is set, nobody changes that any more,
 	// and all may read it.
-	turn      chan struct{}
-	comparing chan struct{} // the same for who compares the index with the layers
-	verdict   *verdict
-	found     atomic.Bool
-	anew      bool // search, although the record has disks: an earlier start trusted TLS
-	image     *transport.Image
-	index     *layer.Index  // nil: it has none
-	fetched   *fetchedImage // nil: it was not fetched as a whole
-	parts     *parts        // nil: it has an index, or was fetched as a whole
+	turn        chan struct{}
+	comparing   chan struct{} // the same for comparing the index with the layers
+	verdict     *verdict
+	found       atomic.Bool
+	searchAgain bool // the disks in the record do not count: an earlier start trusted TLS
+	image       *transport.Image
+	index       *layer.Index  // nil: it has none
+	fetched     *fetchedImage // nil: it was not fetched as a whole
+	parts       *parts        // nil: it has an index, or was fetched as a whole
 
 	// mu is never held while something is fetched.
 	mu       sync.Mutex
@@ -101,7 +101,7 @@ func (c *Client) Stream(ctx context.Context, ref transport.Reference,
 	s.verdict = &verdict{keep: func(why error) error {
 		return s.kept.write(wrongName(s.image.Digest), []byte(why.Error()))
 	}}
-	if s.kept, err = keep(src, opt.KeepDir); err != nil {
+	if s.kept, err = newKeptSource(src, opt.KeepDir); err != nil {
 		return nil, errors.Join(err, src.Close())
 	}
 	s.record, err = s.kept.loadRecord(ref)
@@ -113,16 +113,16 @@ func (c *Client) Stream(ctx context.Context, ref transport.Reference,
 	}
 	// Disks that were served unverified do not count with this setting: the image may have to be
 	// fetched as a whole, and then its disks have other names.
-	s.anew = s.record.Unverified && !opt.WhenComplete
+	s.searchAgain = s.record.Unverified && !opt.WhenComplete
 	switch {
 	case err != nil:
-	case len(s.record.Disks) == 0 || s.anew:
+	case len(s.record.Disks) == 0 || s.searchAgain:
 		err = s.find(ctx)
 	case c.Gated():
 		// Which images may run is decided at each start, also if their disks need nothing of them.
 		err = s.resolve(ctx)
 	}
-	if err == nil { // another reference may have named it
+	if err == nil { // the image may have been found wrong by another reference
 		err = s.kept.condemned(s.record.Digest)
 	}
 	if err != nil {
@@ -161,7 +161,7 @@ func (s *Stream) search(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if len(s.record.Disks) > 0 && !s.anew {
+	if len(s.record.Disks) > 0 && !s.searchAgain {
 		return nil
 	}
 	var names []string
@@ -203,7 +203,7 @@ func (s *Stream) search(ctx context.Context) (err error) {
 // the whole image if there is no other way.
 func (s *Stream) findWithoutIndex(ctx context.Context) (err error) {
 	why := "its fetched data does not exist any more"
-	fetched := s.record.Pulled || (len(s.record.Disks) == 0 || s.anew) && s.fetchedBefore()
+	fetched := s.record.Pulled || (len(s.record.Disks) == 0 || s.searchAgain) && s.fetchedBefore()
 	if !fetched {
 		s.parts, err = s.findParts(ctx)
 		if err == nil && len(s.record.Disks) == 0 {

@@ -29,7 +29,7 @@ type unverified struct {
 	layer  *transport.Blob
 	cached *cache.Blob
 	notes  *notes
-	again  tellAgain
+	report reportRetry
 
 	turn chan struct{} // has one element; its holder may verify
 	hash hash.Hash     // of everything before next; belongs to who has the turn
@@ -77,7 +77,7 @@ func (s *Stream) unverifiedLayer(desc descriptor) (*unverified, error) {
 		return nil, err
 	}
 	u := &unverified{name: name, layer: layer, notes: n, turn: make(chan struct{}, 1),
-		hash: sha256.New(), again: s.againOf(digest), timeout: wrongTimeout}
+		hash: sha256.New(), report: s.retryOf(digest), timeout: wrongTimeout}
 	u.turn <- struct{}{}
 	u.cached, err = s.opt.Cache.Blob(cache.BlobOptions{
 		Digest: unverifiedName(s.kept.Origin(), digest),
@@ -145,7 +145,7 @@ func (u *unverified) verify(ctx context.Context) error {
 		part := p[:min(unverifiedChunk, size-u.next)]
 		u.cached.Prefetch(u.next, verifiedAhead)
 		if _, err := u.cached.ReadAt(ctx, part, u.next); err != nil {
-			if err := u.puzzle(ctx, err, pause); err != nil {
+			if err := u.awaitSame(ctx, err, pause); err != nil {
 				return err
 			}
 			pause = min(2*pause, transport.LongPause)
@@ -161,9 +161,9 @@ func (u *unverified) verify(ctx context.Context) error {
 	return u.notes.set(noteVerified)
 }
 
-// puzzle waits after a failed read. If a chunk keeps differing from the one that was served, one of
-// the two is wrong.
-func (u *unverified) puzzle(ctx context.Context, err error, pause time.Duration) error {
+// awaitSame waits after a failed read. If a chunk keeps differing from the one that was served, one
+// of the two is wrong.
+func (u *unverified) awaitSame(ctx context.Context, err error, pause time.Duration) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -175,7 +175,7 @@ func (u *unverified) puzzle(ctx context.Context, err error, pause time.Duration)
 	} else if time.Since(u.differsSince) > u.timeout {
 		return u.condemn(changed.Error())
 	}
-	u.again(err, "the layer cannot be verified yet", pause)
+	u.report(err, "the layer cannot be verified yet", pause)
 	return transport.PauseFor(ctx, pause)
 }
 
@@ -235,6 +235,6 @@ func (f *unsureFile) Verify(ctx context.Context) error {
 func (u *unverified) open(off, size int64) *farFile {
 	name := transport.DigestOf([]byte("kubevirt-disk part\n" + u.name + "\n" +
 		strconv.FormatInt(off, 10) + "\n" + strconv.FormatInt(size, 10)))
-	return &farFile{farOptions: farOptions{again: u.again}, blob: section{u, off, size}, name: name,
-		chunk: unverifiedChunk}
+	return &farFile{farOptions: farOptions{report: u.report}, blob: section{u, off, size},
+		name: name, chunk: unverifiedChunk}
 }

@@ -14,9 +14,9 @@ import (
 	"kubevirt.io/disk/registry/layer"
 )
 
-// look finds out how the content of a file is compressed. head is the beginning of the decompressed
-// content, or nil if that cannot be read. look returns the same content again. There may be a VMDK
-// image inside, which is compressed, too.
+// look finds out how the content of a file is compressed, and returns the same content again. head
+// is the beginning of the decompressed content, or nil if that cannot be read. A VMDK image inside
+// counts as compressed, too.
 func (p *puller) look(f *file, content io.Reader) (head []byte, _ io.Reader, err error) {
 	head, err = readUpTo(content, image.DetectSize)
 	content = io.MultiReader(bytes.NewReader(head), content)

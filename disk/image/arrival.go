@@ -357,8 +357,8 @@ func (a *Arrival) expand(ctx context.Context, in io.Reader) (err error) {
 	return err
 }
 
-// short is the error of a file of which only n bytes could be read. If nobody knows how long it is,
-// whoever unpacks it has said what is wrong.
+// short is the error of a file of which only n bytes could be read. If its size is unknown, err
+// comes from unpacking, and says what is wrong.
 func (a *Arrival) short(n int64, err error) error {
 	if a.size < 0 {
 		return err

@@ -22,8 +22,8 @@ const (
 	// maxBackingDepth is the limit on the number of backing files in a chain: as many as a
 	// container image has layers, and some.
 	maxBackingDepth = 136
-	// plainDepth is how many backing files may be as they like. Those below have to have small
-	// clusters and get small caches, so that a chain made to take memory cannot take much.
+	// plainDepth is how many backing files may have clusters of any size. Those below must have
+	// small clusters, and get small caches, so that a malicious chain cannot take much memory.
 	plainDepth         = 8
 	maxDeepClusterSize = 64 << 10 // bytes
 )
@@ -126,7 +126,7 @@ func (o *opener) open(ctx context.Context, name string,
 		if o.opt.Digest != nil {
 			f.digest = o.opt.Digest(name)
 		}
-		// A cleaner of a cache has the lock for a moment.
+		// The cleaner of a cache holds the lock for a moment.
 		if o.opt.Hold && flock.Taken(f.file, unix.LOCK_SH) {
 			return nil, nil, errors.Join(&Error{Name: name, Format: FormatUnknown,
 				Reason: "is in use by another process, or by another disk of this one, which " +

@@ -46,8 +46,8 @@ type Hash struct {
 	mu      sync.Mutex
 	off     int64 // guarded by mu; everything before it was handed out
 	dataEnd int64 // guarded by mu; the file is known to store data up to here
-	// guarded by mu; chunks that were handed out and could not be read
-	again        []int64
+	// guarded by mu; chunks that were handed out, but could not be read
+	unread       []int64
 	offered      *rawfile.Regions // guarded by mu; the chunks that were offered; nil: none
 	offeredBytes int64            // guarded by mu; the size of these chunks
 	first        time.Time        // guarded by mu; when the first of them came
@@ -58,7 +58,7 @@ func newHash(s Source) *Hash {
 	return &Hash{bytes: s, size: s.Size(), noMore: make(chan struct{})}
 }
 
-// run returns the hash. That many workers, with slots of s, read the chunks that nobody offers. A
+// run returns the hash. So many workers, with slots of s, read the chunks that nobody offers. A
 // source that is far away gets more workers, with slots of their own, since they mostly wait. run
 // can be called again after an error and then goes on. Errors are those of unread, or ctx's.
 func (c *Hash) run(ctx context.Context, workers int, s *slots.Slots) (string, error) {
@@ -161,7 +161,7 @@ func (c *Hash) readNext(ctx context.Context, buf []byte) (more bool, rest time.D
 	if err != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.again = append(c.again, off)
+		c.unread = append(c.unread, off)
 		return false, 0, err
 	}
 	c.sum.Add(chunkHash(p, off))
@@ -218,9 +218,9 @@ func (c *Hash) wasOfferedLocked(off int64) bool {
 func (c *Hash) next() (int64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if last := len(c.again) - 1; last >= 0 {
-		off := c.again[last]
-		c.again = c.again[:last]
+	if last := len(c.unread) - 1; last >= 0 {
+		off := c.unread[last]
+		c.unread = c.unread[:last]
 		return off, nil
 	}
 	for {

@@ -52,8 +52,8 @@ func CreateDestination(path string, replace bool) (*Destination, error) {
 	return &Destination{file: out.File, name: path, finish: out.Finish}, nil
 }
 
-// createFile begins a file, which is called name. It is not made where the rest of another disk
-// lies: that would be taken for the rest of this one.
+// createFile begins a file, which is called name. It refuses a place where leftovers of another
+// disk lie, such as a map: they would be taken for those of this one.
 func createFile(path, name string, replace bool) (*durable.Partial, error) {
 	if part := CheckWhole(path); part != nil {
 		return nil, fmt.Errorf("%q %s: name another file, or remove %s.* there first", name,
@@ -62,7 +62,7 @@ func createFile(path, name string, replace bool) (*durable.Partial, error) {
 	return durable.CreateNamed(path, 0o666, replacing(replace, name))
 }
 
-// replacing is what durable.CreateNamed asks before it replaces a file.
+// replacing is called by durable.CreateNamed before it replaces a file.
 func replacing(allowed bool, path string) func(*os.File) error {
 	if allowed {
 		return nil
@@ -82,7 +82,7 @@ func OpenDevice(path string) (*Destination, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Who reads it as an image holds it, too.
+	// A process that reads it as an image has a lock, too.
 	if err := durable.HoldFile(f, path, unix.LOCK_EX); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -209,7 +209,7 @@ func (d *Destination) writer(aligned bool) (w *rawfile.Writer, done func()) {
 	return w, done
 }
 
-// explain makes a message for a person of an error of writing.
+// explain turns an error of writing into a message for a person.
 func (d *Destination) explain(err error, size int64) error {
 	explained := NoRoom(err, filepath.Dir(d.name), cmp.Or(d.what, "the disk"), size)
 	if err == nil || explained != err {

@@ -356,9 +356,9 @@ func HasRawExtension(name string) bool {
 	return slices.Contains(rawExtensions, strings.ToLower(path.Ext(name)))
 }
 
-// PassOver reports whether a file that lies beside disks is none and was not meant to be one: an
-// empty one such as .keep, or a hidden one that is neither qcow2 nor named like a raw disk. An
-// empty file with the name of a disk is a disk that somebody misses.
+// PassOver reports whether a file that lies beside disks was not meant to be a disk: an empty one
+// such as .keep, or a hidden one that is neither qcow2 nor named like a raw disk. An empty file
+// with the name of a disk is not passed over: somebody expects a disk there.
 func PassOver(name string, size int64, isQcow2 bool) bool {
 	base := path.Base(name)
 	if strings.HasPrefix(base, ".") {

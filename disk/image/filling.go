@@ -189,7 +189,7 @@ func (f *Filling) Drain() error {
 	return nil
 }
 
-// Sync makes the data durable that was in the file before the call. After an error nobody knows
+// Sync makes the data durable that was in the file before the call. After an error it is unknown
 // what storage has: the content is lost.
 func (f *Filling) Sync() error {
 	err := osfile.Call(f.to.file, unix.Fdatasync)
