@@ -90,7 +90,7 @@ func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 		return err
 	}
 	if v.opened == nil {
-		return m.apart(v.record)
+		return m.refuseServed(v.record)
 	}
 	if force {
 		return nil

@@ -32,7 +32,7 @@ type Disks interface {
 	// Open opens the disk, or makes it. Nobody can use it before Serve. If Open fails to make a
 	// disk, the caller removes what is left in its directory.
 	Open(ctx context.Context, d Disk) (Opened, error)
-	// Waits says, for people, what a disk that is being made since then waits for. It is quick.
+	// Waits says, for people, what a disk waits for that is being made since since. It is quick.
 	Waits(from *api.Source, since time.Time) string
 }
 
@@ -48,7 +48,7 @@ type Disk struct {
 	CopyMode   string
 	AccessMode string
 	UsageType  string // "": none
-	There      bool   // it is opened; otherwise it is made
+	There      bool   // the disk exists, and is opened; otherwise it is made
 }
 
 // Opened is a disk that is open.
@@ -65,7 +65,7 @@ type Opened interface {
 	Grow(size int64) error
 	// Copied reports whether the disk no longer needs its source and its File.
 	Copied() bool
-	// Ended is closed when that is so, or the disk is closed before.
+	// Ended is closed when Copied is true, or the disk is closed before that.
 	Ended() <-chan struct{}
 	// Failure says why the disk has failed, or nil. A failed disk must be opened again.
 	Failure() error

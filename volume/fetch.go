@@ -36,7 +36,7 @@ func fetched(r store.Record) bool {
 // fetch makes the disk of a volume whose image is in a registry. If that takes longer than a
 // timeout, it goes on in the background, and after a restart. The caller holds the volume.
 func (m *Manager) fetch(ctx context.Context, v *volume, timeout time.Duration) error {
-	want, err := m.wanted(v.record)
+	want, err := m.diskFor(v.record)
 	if err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func (m *Manager) endFetch(v *volume, f *fetching) error {
 
 // awaitFetch ends a fetch that no request is waiting for.
 func (m *Manager) awaitFetch(v *volume, f *fetching) {
-	<-f.done // this comes soon after Close, too
+	<-f.done // after Close, this comes soon
 	held, err := m.hold(m.ctx, v.name)
 	if err != nil {
 		return

@@ -82,8 +82,8 @@ func (m *Manager) beginUpload(v *volume) (*Upload, error) {
 		return nil, fmt.Errorf("the volume %q cannot be filled: %w", name, err)
 	}
 	if v.saved == nil {
-		// What came before may have been recorded as the disk, so it was not removed then.
-		if err := m.certain(v); err != nil {
+		// Data of an earlier upload may be recorded as the disk, so it was not removed.
+		if err := m.ensureSaved(v); err != nil {
 			return nil, err
 		}
 		if err := clearDisk(dir); err != nil {

@@ -125,7 +125,7 @@ func (m *Manager) findMissing() {
 			m.mu.Lock()
 			still := v.missingLocked()
 			m.mu.Unlock()
-			if still && m.bring(m.ctx, v, m.timeout) == nil {
+			if still && m.resume(m.ctx, v, m.timeout) == nil {
 				m.log.Info("the storage of a volume is back", zap.String("volume", name),
 					zap.Uint16("lun", v.record.LUN))
 			}
@@ -164,7 +164,7 @@ func (m *Manager) load(ctx context.Context, v *volume) error {
 			zap.String("state", string(v.record.State)))
 		m.forget(v)
 	default:
-		return m.bring(ctx, v, 0)
+		return m.resume(ctx, v, 0)
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ type Manager struct {
 	timeout     time.Duration // see fetchTimeout
 	missingPoll time.Duration // how often to look for storage that is missing
 
-	resolved sync.Map // see named: the path without links of each directory that a person named
+	resolved sync.Map // by resolvedDir: paths without links of directories that a person named
 
 	mu      sync.Mutex
 	volumes map[string]*volume // guarded by mu
@@ -53,14 +53,14 @@ type volume struct {
 
 	// guarded by Manager.mu
 	record  store.Record  // State "": there is none, and nobody sees the volume
-	saved   *store.Record // what storage has; nil: nobody knows, after a save that failed
+	saved   *store.Record // what storage has; nil: unknown, after a save that failed
 	opened  Opened        // nil: its disk is not open
 	failure error         // why it is not served
 	upload  *Upload       // nil: no upload is under way
 	// fetching is not nil while the disk is being opened in the background.
 	fetching *fetching
 
-	reserved int64 // bytes that count for data that is coming
+	reserved int64 // bytes that an upload has reserved
 }
 
 // New opens and locks the directory of the volumes, and finds the volumes in it. The directory
@@ -227,8 +227,8 @@ func (m *Manager) noteSaved(v *volume, r *store.Record) {
 	v.saved = r
 }
 
-// certain saves the record of a volume again, if an earlier save has failed.
-func (m *Manager) certain(v *volume) error {
+// ensureSaved saves the record of a volume again, if an earlier save has failed.
+func (m *Manager) ensureSaved(v *volume) error {
 	if v.saved != nil {
 		return nil
 	}

@@ -21,7 +21,7 @@ import (
 // diskName is the prefix of all files of a disk.
 const diskName = "disk.img"
 
-func now() time.Time { return time.Now().UTC().Truncate(time.Second) }
+func nowUTC() time.Time { return time.Now().UTC().Truncate(time.Second) }
 
 // place is the place of a new volume's disk.
 func (m *Manager) place(name string, spec api.Spec) store.Place {
@@ -43,7 +43,7 @@ func (m *Manager) dir(r store.Record) (string, error) {
 	}
 	dir, err := m.opt.Disks.Place(r.Place)
 	if err == nil {
-		dir, err = m.named(dir)
+		dir, err = m.resolvedDir(dir)
 	}
 	if err == nil && r.Place.Kind == store.PlaceUsageType {
 		// Other servers may keep volumes in it, too.
@@ -52,10 +52,10 @@ func (m *Manager) dir(r store.Record) (string, error) {
 	return dir, err
 }
 
-// named follows the links in a directory that the operator has named, once for each name. Nobody
-// follows a link later or below it: other users may write to a claim, or to the storage of a usage
-// type. A directory that does not exist may come back, so it is looked for again.
-func (m *Manager) named(dir string) (string, error) {
+// resolvedDir follows the links in a directory that the operator has named, once for each name.
+// Nobody follows a link later or below it: other users may write to a claim, or to the storage of a
+// usage type. A directory that does not exist may come back, so it is looked for again.
+func (m *Manager) resolvedDir(dir string) (string, error) {
 	if resolved, ok := m.resolved.Load(dir); ok {
 		return resolved.(string), nil
 	}
@@ -174,8 +174,8 @@ func (m *Manager) clear(r store.Record) error {
 	return err
 }
 
-// lockDisk locks a disk that is to be removed, as who serves it does. A copy of the directory of
-// volumes, such as a backup, names the same disks on other storage as the server that has it.
+// lockDisk locks a disk that is to be removed, so that no server serves it. A copy of the directory
+// of volumes, such as a backup, names the disks on other storage that the original server serves.
 func lockDisk(dir string, acquire func(path, what string) (*os.File, error)) (unlock func(),
 	err error) {
 	lock, err := acquire(filepath.Join(dir, durable.PersistentLockName), dir)
@@ -190,8 +190,8 @@ func lockDisk(dir string, acquire func(path, what string) (*os.File, error)) (un
 	return nil, fmt.Errorf("the disk is kept, as another server may have it: %w", err)
 }
 
-// apart refuses a volume whose disk another process serves.
-func (m *Manager) apart(r store.Record) error {
+// refuseServed refuses a volume whose disk another process serves.
+func (m *Manager) refuseServed(r store.Record) error {
 	dir, err := m.dir(r)
 	if err != nil || r.Unmade || r.Place.Kind == store.PlaceOwn {
 		return nil // clear says more, and the store is locked

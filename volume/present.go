@@ -83,7 +83,7 @@ func (e *missingError) Error() string {
 
 func (e *missingError) Unwrap() error { return fs.ErrNotExist }
 
-// stateName is the file of a disk without which nobody knows what disk it is.
+// stateName is the file that says which disk it is.
 const stateName = diskName + ".state"
 
 // find looks whether the storage of a volume is there, and whether it has a disk. A disk that was
@@ -111,8 +111,8 @@ func (m *Manager) find(r store.Record) (dir string, there bool, err error) {
 	return dir, there, nil
 }
 
-// wanted says what to open for a volume.
-func (m *Manager) wanted(r store.Record) (Disk, error) {
+// diskFor says what to open for a volume.
+func (m *Manager) diskFor(r store.Record) (Disk, error) {
 	dir, there, err := m.find(r)
 	if err == nil && !there && r.File == "" && r.Spec.From != nil && r.Spec.From.Upload {
 		err = &missingError{"the data that was uploaded", filepath.Join(dir, diskName)}

@@ -74,7 +74,7 @@ func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, unsaid b
 			"name a source with from")
 	}
 	r := store.Record{Name: v.name, State: store.StateMaking, Size: int64(spec.Size), Spec: spec,
-		Place: m.place(v.name, spec), Created: now()}
+		Place: m.place(v.name, spec), Created: nowUTC()}
 	if store.Private(v.name) {
 		return api.Errorf(api.CodeInvalid, "%q is the name of a file that the server keeps beside "+
 			"the volumes: use another one", v.name)
@@ -130,7 +130,7 @@ func (m *Manager) makeDisk(ctx context.Context, v *volume, r store.Record, dir s
 		}
 		r.Unmade, r.Marked = false, r.Place.Kind != store.PlaceUsageType
 		m.mu.Lock()
-		v.record = r // what was made goes with the volume, whether or not this can be saved
+		v.record = r // even if it cannot be saved: what was made is removed with the volume
 		m.mu.Unlock()
 		if err := m.set(v, r); err != nil {
 			return err
@@ -147,17 +147,17 @@ func (m *Manager) makeDisk(ctx context.Context, v *volume, r store.Record, dir s
 	if err := m.set(v, r); err != nil {
 		return err
 	}
-	return m.bring(ctx, v, m.timeout)
+	return m.resume(ctx, v, m.timeout)
 }
 
-// bring goes on with a volume where its record says that it is. If an image takes longer than a
+// resume goes on with a volume where its record says that it is. If an image takes longer than a
 // timeout to fetch, it goes on in the background.
-func (m *Manager) bring(ctx context.Context, v *volume, timeout time.Duration) error {
+func (m *Manager) resume(ctx context.Context, v *volume, timeout time.Duration) error {
 	switch {
 	case fetched(v.record):
 		return m.fetch(ctx, v, timeout)
 	case v.record.State == store.StateReady && v.record.Place.Kind == store.PlaceClaim:
-		_, _, err := m.find(v.record) // nobody opens it here
+		_, _, err := m.find(v.record) // only whether the storage is there
 		if err == nil {
 			m.fail(v, nil)
 		}
@@ -178,7 +178,7 @@ func (m *Manager) serve(ctx context.Context, v *volume, r store.Record) error {
 }
 
 func (m *Manager) open(ctx context.Context, r store.Record) (Opened, error) {
-	want, err := m.wanted(r)
+	want, err := m.diskFor(r)
 	if err != nil {
 		return nil, err
 	}
@@ -228,7 +228,7 @@ func (m *Manager) adopt(v *volume, r store.Record, opened Opened) error {
 
 // update compares a volume with a request, and enlarges it.
 func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, unsaid bool) error {
-	if err := m.certain(v); err != nil {
+	if err := m.ensureSaved(v); err != nil {
 		return err
 	}
 	if !unsaid {
@@ -259,7 +259,7 @@ func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, unsaid b
 	return nil
 }
 
-// renew keeps the query with which an address is asked for now: that of before may have expired.
+// renew keeps the query of the address in the new request: that of the old one may have expired.
 func (m *Manager) renew(v *volume, from *api.Source) error {
 	is := v.record.Spec.From
 	if from == nil || is == nil || from.URL == is.URL {
@@ -278,7 +278,7 @@ func (m *Manager) retry(ctx context.Context, v *volume) error {
 	if v.opened != nil {
 		return nil
 	}
-	if err := m.bring(ctx, v, m.timeout); err != nil {
+	if err := m.resume(ctx, v, m.timeout); err != nil {
 		m.fail(v, err)
 		return fmt.Errorf("the volume %q exists, but cannot be served: %w", v.name, err)
 	}
@@ -312,7 +312,7 @@ func (m *Manager) grow(ctx context.Context, v *volume, size int64) error {
 	if err != nil {
 		err = errors.Join(err, m.set(v, before))
 		m.mu.Lock()
-		v.record = before // answers tell the size that the LUN has, whatever could be saved
+		v.record = before // answers tell the size that the LUN has, not the one that was saved
 		m.mu.Unlock()
 		return fmt.Errorf("the volume %q could not be enlarged: %w", v.name, err)
 	}

@@ -124,7 +124,7 @@ func (m *Manager) withOpened(ctx context.Context, name string, f func(Opened) er
 		return api.Errorf(api.CodeUnavailable, "the volume %q is not ready: ask for it, and try "+
 			"again", name)
 	}
-	if err := m.certain(v); err != nil {
+	if err := m.ensureSaved(v); err != nil {
 		return err
 	}
 	if err := f(v.opened); err != nil {

@@ -38,7 +38,7 @@ func (b *Blob) Remove() error {
 	b.mu.Unlock()
 	for i := range b.slots {
 		s := &b.slots[i]
-		s.mu.Lock() // whoever is opening it has done so
+		s.mu.Lock() // wait for a goroutine that is opening it
 		s.drop()
 		s.mu.Unlock()
 	}
@@ -60,7 +60,7 @@ func (s *slot) drop() {
 	}
 }
 
-// acquire returns the segment where it is open. The caller releases it.
+// acquire returns the segment if it is open; the caller releases it.
 func (s *slot) acquire() *segment {
 	if seg := s.segment.Load(); seg != nil && seg.acquire() {
 		return seg

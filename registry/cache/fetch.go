@@ -13,7 +13,7 @@ import (
 const (
 	// tries is how often a chunk with wrong content is fetched.
 	tries = 3
-	// othersTurn is how long another process may take to fetch a chunk that this one wants, too.
+	// othersTurn is how long to wait for another process that fetches the same chunk.
 	othersTurn = 10 * time.Second
 	// abandoned is how long a fetch goes on when nobody waits for it any more: a guest that gave up
 	// a slow read tries again.

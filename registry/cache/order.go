@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// orders is how many chunks of an order are fetched at once, and beside how many while a reader
+	// orders is how many chunks of an order are fetched at once; beside is how many while a reader
 	// waits for a chunk that is on its way.
 	orders = 8
 	beside = 2

@@ -39,7 +39,7 @@ const (
 	chunksAt = 256 << 10
 )
 
-// errDamaged is a segment file that this program has not written like that.
+// errDamaged says that a segment file is not as this program has written it.
 var errDamaged = errors.New("is damaged")
 
 // segmentHeader says which segment a file is.
@@ -68,7 +68,7 @@ func (h segmentHeader) encode() []byte {
 // contentSum is the header's entry for a chunk that is here.
 func contentSum(p []byte) uint64 { return max(xxhash.Sum64(p), 1) }
 
-// segment is an open segment file. The zero count of users is 1: that of the blob that opened it.
+// segment is an open segment file. Its count of users begins with the blob that opened it.
 type segment struct {
 	file    *os.File
 	checked []atomic.Bool // by chunk of the segment: its content here was checked by this process

@@ -51,8 +51,8 @@ func (c *Comparison) Content(e *Entry, content io.Reader) io.Reader {
 	return &comparedFile{in: content, name: e.Name, table: p.Table, hash: sha256.New(), of: c}
 }
 
-// Differs says what the table has otherwise than the archive, whose content was passed to Content.
-// "": nothing.
+// Differs says where the table differs from the archive, whose content was passed to Content. "":
+// nowhere.
 func (c *Comparison) Differs(archive *List) string {
 	if c == nil {
 		return ""
@@ -130,9 +130,9 @@ func (f *comparedFile) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Compare says what the table of contents of a layer has otherwise than its archive. "": nothing.
-// Unless whole is set, it leaves out the content of files that lie where the table says: that has
-// digests of its own. memory is as for Open.
+// Compare says where the table of contents of a layer differs from its archive. "": nowhere. Unless
+// whole is set, it leaves out the content of files that lie where the table says: that has digests
+// of its own. memory is as for Open.
 func (l *Contents) Compare(ctx context.Context, from *transport.Blob, whole bool, memory int64) (
 	why string, err error) {
 	if !whole {
@@ -176,7 +176,7 @@ func (l *Contents) compareAll(ctx context.Context, from *transport.Blob, memory 
 	return c.Differs(list), nil
 }
 
-// NoArchive is what the table of a layer has otherwise that is a disk by itself.
+// NoArchive is how the table of a layer differs that is a disk by itself.
 const NoArchive = "the layer is no archive"
 
 // readTar reads the archive with its content, but for files that skip leaves out.
@@ -335,7 +335,7 @@ func (a *archive) skip(p *Part) (bool, error) {
 	return a.next != nil, nil
 }
 
-// Seek is how a tar.Reader leaves the content of a file out: up to its last byte.
+// Seek lets a tar.Reader leave out the content of a file, but for its last byte.
 func (a *archive) Seek(off int64, whence int) (int64, error) {
 	p := a.next
 	switch {

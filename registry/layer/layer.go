@@ -49,7 +49,7 @@ func Open(ctx context.Context, b *transport.Blob, came *atomic.Int64, memory int
 	raw := &cancelled{NewReadAhead(&counted{b.Verified(ctx), came}), cancel}
 	in := bufio.NewReaderSize(raw, 64<<10)
 	r := &Reader{Size: -1, raw: raw, close: func() {}}
-	// The end of a small layer, and whether its digest is right, is told to who reads it.
+	// Leave the end of a small layer, and a wrong digest, to the caller's reads.
 	head, err := in.Peek(image.DetectSize)
 	if err != nil && err != io.EOF && len(head) == 0 {
 		return nil, errors.Join(err, raw.Close())
@@ -59,7 +59,7 @@ func Open(ctx context.Context, b *transport.Blob, came *atomic.Int64, memory int
 	} else {
 		z := unpack.Decompress(f, in, unpack.Options{Memory: memory, Window: maxZstdWindow,
 			Beside: true})
-		r.Reader, r.Format, r.close = marking{z}, f, func() { _ = z.Close() }
+		r.Reader, r.Format, r.close = decompressed{z}, f, func() { _ = z.Close() }
 	}
 	return r, nil
 }
@@ -84,8 +84,8 @@ func (r *Reader) Finish() error {
 	return err
 }
 
-// Explain finds the cause of an error while reading the layer. Content that makes no sense was
-// perhaps changed on its way, or did not all come: then it is not the content's error.
+// Explain finds the cause of an error while reading the layer. Content that cannot be parsed may
+// have been changed on its way, or cut short: then the cause is a wrong digest, or the connection.
 func (r *Reader) Explain(err error) error {
 	if errors.As(err, new(*contentError)) {
 		if _, rest := io.Copy(io.Discard, r.raw); rest != nil {
@@ -101,10 +101,10 @@ type contentError struct{ err error }
 func (e *contentError) Error() string { return e.err.Error() }
 func (e *contentError) Unwrap() error { return e.err }
 
-// marking marks the errors that come from a decompressor.
-type marking struct{ io.Reader }
+// decompressed marks the errors that come from a decompressor.
+type decompressed struct{ io.Reader }
 
-func (m marking) Read(p []byte) (int, error) {
+func (m decompressed) Read(p []byte) (int, error) {
 	n, err := m.Reader.Read(p)
 	if own := new(unpack.Error); errors.As(err, &own) {
 		err = &contentError{fmt.Errorf("it %w", err)}

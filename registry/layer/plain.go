@@ -61,9 +61,9 @@ func IsFile(desc descriptor) bool {
 		desc.MediaType != "" && !desc.MediaType.IsLayer()
 }
 
-// IsBeside reports whether a file is none of the disks of an artifact, but lies beside them, as a
-// README or a signature does. Every layer of an artifact is a file. If there is only one, somebody
-// has meant it to be a disk. head and size are as for unpack.IsDisk.
+// IsBeside reports whether a file of an artifact is not a disk but lies beside the disks, as a
+// README or a signature does. Every layer of an artifact is a file. An only one must be meant as a
+// disk. head and size are as for unpack.IsDisk.
 func IsBeside(layers []descriptor, name string, head []byte, size int64) bool {
 	files := 0
 	for _, l := range layers {

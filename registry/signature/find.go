@@ -93,7 +93,7 @@ func lookSimple(ctx context.Context, at transport.Place, digest string, seen *lo
 // visitSimple shows the signatures in a manifest, the newest ones first.
 func visitSimple(ctx context.Context, at transport.Place, m *v1.Manifest, seen *looked,
 	visit func(evidence) error) (bool, error) {
-	payloads := make(map[v1.Hash][]byte) // mostly it is the same one
+	payloads := make(map[v1.Hash][]byte) // most signatures have the same one
 	for i := len(m.Layers) - 1; i >= 0; i-- {
 		desc := m.Layers[i]
 		_, have := payloads[desc.Digest]

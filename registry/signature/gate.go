@@ -37,7 +37,7 @@ func (o Options) Ours(ref transport.Reference) (keys []Key, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r := p.of(ref)
+	r := p.ruleFor(ref)
 	if why := p.denies(ref, r); why != "" {
 		digest, _ := ref.Digest()
 		return nil, &RefusedError{Ref: ref.String(), Digest: digest, Why: why}
@@ -80,7 +80,7 @@ func (g *Gate) Admit(ctx context.Context, a transport.Asked) (transport.Admissio
 	refused := func(why string, args ...any) error {
 		return &RefusedError{Ref: a.Ref.String(), Digest: digest, Why: fmt.Sprintf(why, args...)}
 	}
-	r := p.of(a.Ref)
+	r := p.ruleFor(a.Ref)
 	if why := p.denies(a.Ref, r); why != "" {
 		return transport.Admission{}, refused("%s", why)
 	} else if r.allow {
@@ -184,7 +184,7 @@ func List(ctx context.Context, src transport.Source, ref transport.Reference, co
 		if err != nil {
 			return nil, nil, err
 		}
-		r = p.of(ref)
+		r = p.ruleFor(ref)
 	}
 	places := transport.PlacesOf(src)
 	if len(places) > 0 {

@@ -181,9 +181,9 @@ func parsePrefix(text string) ([]string, error) {
 	return names, nil
 }
 
-// of finds the rule for an image: that with the longest prefix. A prefix ends where a part of the
-// path does. What is not in a registry has only the rule for everything.
-func (p *policy) of(ref transport.Reference) rule {
+// ruleFor finds the rule for an image: that with the longest prefix. A prefix ends where a part of
+// the path does. What is not in a registry has only the rule for everything.
+func (p *policy) ruleFor(ref transport.Reference) rule {
 	if ref.Remote() {
 		for name := ref.NormalName(); ; {
 			if r, ok := p.rules[name]; ok {

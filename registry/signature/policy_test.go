@@ -49,7 +49,7 @@ images:
 			if err != nil { // then it is no spelling of it
 				continue
 			}
-			r := p.of(ref)
+			r := p.ruleFor(ref)
 			got := actionDeny
 			if r.allow {
 				got = actionAllow
@@ -227,7 +227,7 @@ func TestSpellings(t *testing.T) {
 			}
 			require.NoError(t, err, text)
 			got := actionDeny
-			if p.of(ref).allow {
+			if p.ruleFor(ref).allow {
 				got = actionAllow
 			}
 			require.Equal(t, want, got, "%s by %s", text, prefix)

@@ -20,7 +20,7 @@ type Blob struct {
 	Desc v1.Descriptor
 	from *repository                                                // nil: open is there
 	open func(ctx context.Context, off, length int64) io.ReadCloser // as stream does
-	// learned gets the digest of a file that nobody has told; nil: it is in Desc.
+	// learned gets the digest of a file whose digest was unknown; nil: it is in Desc.
 	learned *learned
 	sum512  string // its SHA-512, in hexadecimal, if only that is known
 }
@@ -52,9 +52,9 @@ type run struct {
 }
 
 // Doubt calls check for content that was read. If check says that it is wrong, the endpoint that
-// sent it is asked last from then on. Where nobody else could be asked, check is not called.
+// sent it is asked last from then on. If there is no other endpoint to ask, check is not called.
 func (r run) Doubt(check func() error) {
-	if r.fetch != nil && r.fetch.matters() && check() != nil {
+	if r.fetch != nil && r.fetch.mustCheck() && check() != nil {
 		r.fetch.wrong()
 	}
 }
@@ -132,16 +132,16 @@ type fetch struct {
 	read      time.Time // when the last Read has ended; zero: there was none
 	off, end  int64
 	part      bool          // of the blob
-	alone     bool          // it fills a spool, so it uses none
+	alone     bool          // it fills a spool itself, so it reads from none
 	body      io.ReadCloser // nil: no connection
 	spool     *spool        // that has brought data; nil: none has
-	unproven  *unproven     // nil: a digest will tell
+	unproven  *unproven     // nil: a digest will show wrong content
 }
 
 var pullScopes = func(e *endpoint) []string { return []string{e.repo.Scope("pull")} }
 
 func (f *fetch) Read(p []byte) (int, error) {
-	if !f.read.IsZero() { // nobody has waited since the last Read
+	if !f.read.IsZero() { // the time since the last Read is the reader's, not the registry's
 		away := time.Since(f.read)
 		if f.last = f.last.Add(away); f.tries != nil {
 			f.tries.last = f.tries.last.Add(away)
@@ -173,7 +173,7 @@ func (f *fetch) bring(p []byte) (int, error) {
 		}
 		if errors.Is(err, errAskAgain) {
 			f.Close()
-			f.tries, f.last = nil, time.Time{} // the silence was the spool's
+			f.tries, f.last = nil, time.Time{} // the wait was for the spool, not for an endpoint
 			continue
 		}
 		if _, ok := f.body.(*spoolReader); ok && err != nil {
@@ -325,8 +325,8 @@ func (f *fetch) fromSpool(s *spool) io.ReadCloser {
 	return &spoolReader{spool: s, ctx: f.ctx, off: f.off, part: f.part}
 }
 
-// matters reports whether it makes a difference if what was fetched is wrong.
-func (f *fetch) matters() bool { return f.spool != nil || len(f.from.order()) > 1 }
+// mustCheck reports whether something can be done if what was fetched is wrong.
+func (f *fetch) mustCheck() bool { return f.spool != nil || len(f.from.order()) > 1 }
 
 // wrong makes who has sent wrong content the last to ask. What it has sent is not read again.
 func (f *fetch) wrong() {

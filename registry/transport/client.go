@@ -97,9 +97,9 @@ type Client struct {
 }
 
 type mirror struct {
-	of     string // host
-	host   string
-	prefix string // of the repository there
+	registry string // its host, whose mirror this is
+	host     string
+	prefix   string // of the repository there
 }
 
 // New checks the options and reads the certificates. It sends nothing yet.
@@ -136,7 +136,7 @@ func New(opt Options) (*Client, error) {
 				"registry mirror %q is not of the form HOST=MIRROR or HOST=MIRROR/PREFIX", text)
 		}
 		c.mirrors = append(c.mirrors,
-			mirror{of: registry.RegistryStr(), host: host, prefix: strings.Trim(prefix, "/")})
+			mirror{registry: registry.RegistryStr(), host: host, prefix: strings.Trim(prefix, "/")})
 	}
 	dialer := &net.Dialer{Timeout: 20 * time.Second, KeepAlive: 30 * time.Second}
 	c.base = &http.Transport{
@@ -201,7 +201,7 @@ func (c *Client) endpoints(repo name.Repository, mirrors bool) ([]*endpoint, err
 	var all []*endpoint
 	if mirrors {
 		for _, m := range c.mirrors {
-			if m.of != repo.RegistryStr() {
+			if m.registry != repo.RegistryStr() {
 				continue
 			}
 			e, err := c.endpoint(m.host, joinPath(m.prefix, repo.RepositoryStr()))

@@ -64,7 +64,7 @@ func PlacesOf(src Source) (all []Place) {
 		for _, e := range src.order() {
 			one := &repository{ref: src.ref, endpoints: []*endpoint{e}}
 			all = append(all, &remotePlace{one, e})
-			if !e.mirror { // nobody knows more
+			if !e.mirror { // the registry itself: no later endpoint knows more
 				break
 			}
 		}
@@ -188,7 +188,7 @@ func (g *gated) Admit(ctx context.Context, content, proof []byte) (Admission, er
 }
 
 func (g *gated) Blob(desc v1.Descriptor) (*Blob, error) {
-	if !g.admitted.Load() { // a reader that has passed by Named
+	if !g.admitted.Load() { // a bug: the reader has not called Named
 		return nil, fmt.Errorf("%s: nobody has asked whether it may be read", g.ref)
 	}
 	return g.Source.Blob(desc)

@@ -31,7 +31,7 @@ const layoutIndex = "index.json"
 
 // layout is an OCI layout: a directory of blobs and an index, or an archive of that.
 type layout struct {
-	atHand
+	noGate
 	where  string   // the directory or the archive
 	tag    string   // of the image; "": the only one
 	prefix string   // of references to this one
@@ -55,10 +55,10 @@ func openLayout(ref Reference) (*layout, error) {
 	return &layout{where: ref.oci, tag: ref.tag, prefix: prefixOCI, dir: dir}, nil
 }
 
-// atHand is a source on this machine, which needs no admission.
-type atHand struct{}
+// noGate is part of a source on this machine, which needs no admission.
+type noGate struct{}
 
-func (atHand) Admit(context.Context, []byte, []byte) (Admission, error) { return Admission{}, nil }
+func (noGate) Admit(context.Context, []byte, []byte) (Admission, error) { return Admission{}, nil }
 
 func (l *layout) Origin() string {
 	if l.packed != nil {
@@ -235,7 +235,7 @@ func (r *fileRun) Close() error { return r.file.Close() }
 // archive is the output of "docker save" or "podman save": a tar archive of layers, with a
 // manifest.json.
 type archive struct {
-	atHand
+	noGate
 	file     string
 	members  map[string]member
 	manifest []byte            // made from the archive's manifest

@@ -26,11 +26,11 @@ func (e *endpoint) part(ctx context.Context, scopes []string, r request, first i
 	if res != nil {
 		_ = res.Body.Close()
 	}
-	return e.once(ctx, scopes, whole(r))
+	return e.once(ctx, scopes, wholeRequest(r))
 }
 
-// whole is a request for all of what another one asks a part of.
-func whole(r request) request {
+// wholeRequest is a request for all of what another one asks a part of.
+func wholeRequest(r request) request {
 	r.header = r.header.Clone()
 	r.header.Del("Range")
 	r.accept = []int{http.StatusOK}

@@ -155,7 +155,7 @@ func (e *endpoint) sizeOnce(ctx context.Context) (int64, error) {
 	if _, size, _ := contentRange(res.Header.Get("Content-Range")); size >= 0 {
 		return size, nil
 	}
-	if res, err = e.once(ctx, nil, whole(first)); err != nil { // its answer may say it
+	if res, err = e.once(ctx, nil, wholeRequest(first)); err != nil { // its answer may say it
 		return 0, err
 	}
 	return res.ContentLength, res.Body.Close()

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// door is a listener that limits the connections of a server. Whoever has not shown that he may ask
-// is a stranger: when the server is full, the connection of the stranger who came first is closed,
-// but nobody's within the grace in which a client can ask. So strangers keep nobody out, and a
-// crowd of clients waits at the door. The server calls changed and admitted.
+// door is a listener that limits the connections of a server. A connection is a stranger until one
+// of its requests was allowed. When the server is full, the stranger that came first is closed,
+// unless it came so recently that it could not ask yet. So strangers keep nobody out, and a crowd
+// of clients waits at the door. The server calls changed and admitted.
 type door struct {
 	net.Listener
 	most  int
