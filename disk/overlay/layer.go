@@ -80,11 +80,6 @@ func (b *below) Slow(off int64) bool { return off < b.floor && b.of.lower.Load()
 // because the disk was smaller below.
 func (o *Disk) find(off, length int64) (from *Disk, own bool, n int64) {
 	own, n = o.run(off, length)
-	if !own {
-		if x := o.index.Load(); x != nil && off/o.granule < x.blocks {
-			return x.find(off, n, o.granule)
-		}
-	}
 	for !own {
 		lower := o.lower.Load()
 		if lower == nil {

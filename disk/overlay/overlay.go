@@ -63,10 +63,9 @@ type Disk struct {
 	base     imageUse
 	parallel int // of the image; more than 1: it is far away
 
-	whole bool                  // the file is the whole disk, and never was over anything
-	lower atomic.Pointer[Disk]  // the layer below; nil: there is none. Push does not replace it
-	floor int64                 // bytes of the layer below that this one is over
-	index atomic.Pointer[index] // of the layers below; nil: there are few
+	whole bool                 // the file is the whole disk, and never was over anything
+	lower atomic.Pointer[Disk] // the layer below; nil: there is none. Push does not replace it
+	floor int64                // bytes of the layer below that this one is over
 
 	gate    sync.RWMutex // held while the guest changes the file and the map
 	frozen  bool         // guarded by gate; the guest changes nothing any more

@@ -51,7 +51,6 @@ func BenchmarkReadsOfSnapshots(b *testing.B) {
 			}
 			top = newLayer(raw, top, size, m, newMapStore(len(m.pages)), Options{})
 		}
-		top.Index()
 		with := NewStack(top)
 		for name, length := range map[string]int64{"random 4K": 4 << 10,
 			"sequential 256K": 256 << 10} {

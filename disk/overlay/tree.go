@@ -202,9 +202,6 @@ func (t *Tree) recordLocked() *Record {
 
 // publishLocked is called when the layers have changed. The stack's top is that of the tree.
 func (t *Tree) publishLocked() {
-	for _, n := range t.nodes {
-		n.disk.Index()
-	}
 	var others []*Disk
 	for _, n := range append([]*node{t.bottom}, t.nodes...) {
 		if n != t.top {
