@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// add adds a disk to the domain, before so many others.
+// add adds a disk to the domain. So many others with names of the same kind follow it.
 func (e *edit) add(d *Disk, w *wish, later int) error {
 	device := libvirt.Device{Bus: w.bus, Cache: w.cache, ErrorPolicy: libvirt.ErrorStop}
 	device.Bus = cmp.Or(device.Bus, libvirt.BusVirtio)
@@ -68,10 +68,10 @@ func prefix(bus libvirt.Bus) string {
 	return "sd"
 }
 
-// freeName is a name for a target that no disk has. They are taken from the end of the alphabet:
-// KubeVirt calls disks that are plugged in later by the first letters, whatever a hook has added.
-// So many names behind it are left for later disks: libvirt places disks in the order of their
-// names, and a guest shall meet ours in the order of their LUNs.
+// freeName is a name for a target that no disk has. It is taken from the end of the alphabet:
+// KubeVirt gives disks that are plugged in later the first letters, whatever a hook has added.
+// Later names are left for so many disks: libvirt places disks in the order of their names, and a
+// guest must meet ours in the order of their LUNs.
 func (e *edit) freeName(bus libvirt.Bus, later int) (string, error) {
 	for _, disk := range e.disks() {
 		e.names[disk.child("target").attribute("dev")] = true

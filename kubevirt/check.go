@@ -211,7 +211,7 @@ func (m *template) sets(sidecars int) (map[int]string, error) {
 }
 
 // supposed are disks that a hook sidecar might serve: those that annotations name, or one.
-func (m *template) supposed(container string, said []said) (all []Disk) {
+func (m *template) supposed(container string, said []statement) (all []Disk) {
 	disk := func(number uint16, name string) {
 		at := "/var/run/kubevirt-hooks/" + container + "/disk/"
 		all = append(all, Disk{Number: number, Remote: true,

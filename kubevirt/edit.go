@@ -64,7 +64,7 @@ func Edit(c Call, disks []Disk, container string) ([]byte, error) {
 		} else if places[i] != nil {
 			err = e.exchange(places[i], &disks[i], &wishes[i])
 		} else {
-			later := 0 // those that come behind it, with names of the same kind
+			later := 0 // how many disks with names of the same kind come after it
 			for j := i + 1; j < len(disks); j++ {
 				if places[j] == nil && prefix(wishes[j].bus) == prefix(wishes[i].bus) {
 					later++
@@ -162,10 +162,10 @@ func (e *edit) find(d *Disk, w *wish, m *machine) (found *element, err error) {
 	serial := d.serial(w)
 	for _, disk := range e.disks() {
 		switch {
-		case d.at(disk, w) && found != nil:
+		case d.matches(disk, w) && found != nil:
 			return nil, fmt.Errorf("the domain has it twice, as %s and %s",
 				found.child("target").attribute("dev"), disk.child("target").attribute("dev"))
-		case d.at(disk, w):
+		case d.matches(disk, w):
 			found = disk
 		case disk.child("serial").words() == serial && serial != "":
 			return nil, fmt.Errorf("its serial number %q is that of another disk of the machine, "+
@@ -176,9 +176,9 @@ func (e *edit) find(d *Disk, w *wish, m *machine) (found *element, err error) {
 	return found, nil
 }
 
-// at reports whether an element is the disk. The launcher loses the socket of a source that it
-// reads back. With vhost-user there is no serial number either, and the alias is what stays.
-func (d *Disk) at(disk *element, w *wish) bool {
+// matches reports whether an element is the disk. The launcher loses the socket of a source when it
+// reads a domain back. With vhost-user there is no serial number either; the alias stays.
+func (d *Disk) matches(disk *element, w *wish) bool {
 	source, serial := disk.child("source"), d.serial(w)
 	if disk.attribute("type") == typeVhostUser {
 		return disk.child("alias").attribute("name") == w.alias

@@ -17,8 +17,8 @@ const typeVhostUser = "vhostuser"
 // maxSocket is how long the path of a socket may be for QEMU: sun_path of unix(7).
 const maxSocket = 107
 
-// checkTransport says why a disk cannot be had by vhost-user that is wished so, and makes the
-// domain's memory one that can be shared.
+// checkTransport says why a disk that is wished by vhost-user cannot use it, and makes the domain's
+// memory one that can be shared.
 func (e *edit) checkTransport(d *Disk, w *wish, at *element, m *machine) error {
 	if !w.vhostUser {
 		return nil

@@ -105,8 +105,8 @@ func oneOf[T ~string](value string, choices ...T) (T, error) {
 		strings.Join(texts[:len(texts)-1], ", "), texts[len(texts)-1])
 }
 
-// said is an annotation about one disk or all.
-type said struct {
+// statement is an annotation about one disk or all.
+type statement struct {
 	annotation, key, about, value string
 }
 
@@ -132,7 +132,7 @@ func (m *machine) wishes(disks []Disk, container string) ([]wish, error) {
 }
 
 // annotations are those for the hook.
-func (m *machine) annotations() (all []said, err error) {
+func (m *machine) annotations() (all []statement, err error) {
 	for _, annotation := range slices.Sorted(maps.Keys(m.Metadata.Annotations)) {
 		rest, ok := strings.CutPrefix(annotation, annotationPrefix)
 		if !ok || others(rest) {
@@ -143,7 +143,7 @@ func (m *machine) annotations() (all []said, err error) {
 			return nil, fmt.Errorf("annotation %s is unknown: want %s and one of %s", annotation,
 				annotationPrefix, strings.Join(keys(), ", "))
 		}
-		all = append(all, said{annotation, key, about, m.Metadata.Annotations[annotation]})
+		all = append(all, statement{annotation, key, about, m.Metadata.Annotations[annotation]})
 	}
 	return all, nil
 }
@@ -151,14 +151,14 @@ func (m *machine) annotations() (all []said, err error) {
 // bootsFirst reports whether an annotation gives a disk of any hook sidecar the boot order 1.
 func (m *machine) bootsFirst() bool {
 	all, _ := m.annotations() // what is wrong was said before
-	return slices.ContainsFunc(all, func(a said) bool {
+	return slices.ContainsFunc(all, func(a statement) bool {
 		var w wish
 		return a.key == keyBootOrder && w.parse(a.key, a.value) == nil && *w.bootOrder == 1
 	})
 }
 
 // checkNames finds annotations about disks that are not there.
-func checkNames(annotations []said, disks []Disk, container string) error {
+func checkNames(annotations []statement, disks []Disk, container string) error {
 	for _, a := range annotations {
 		if !slices.ContainsFunc(disks, func(d Disk) bool { return d.rank(a, container) > 0 }) {
 			names := make([]string, len(disks))
@@ -172,8 +172,8 @@ func checkNames(annotations []said, disks []Disk, container string) error {
 	return nil
 }
 
-// rank says how closely an annotation is about a disk; 0: not at all.
-func (d *Disk) rank(a said, container string) int {
+// rank says how specific an annotation is for a disk; 0: it is not about the disk.
+func (d *Disk) rank(a statement, container string) int {
 	switch a.about {
 	case d.Export.Name:
 		return 4
@@ -188,9 +188,9 @@ func (d *Disk) rank(a said, container string) int {
 }
 
 // wish is what the annotations say about a disk.
-func (d *Disk) wish(annotations []said, container string) (wish, error) {
+func (d *Disk) wish(annotations []statement, container string) (wish, error) {
 	w := wish{said: map[string]string{}}
-	slices.SortStableFunc(annotations, func(a, b said) int {
+	slices.SortStableFunc(annotations, func(a, b statement) int {
 		return cmp.Compare(d.rank(a, container), d.rank(b, container))
 	})
 	for _, a := range annotations {

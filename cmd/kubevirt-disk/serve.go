@@ -156,7 +156,7 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 	}
 	switch {
 	case err == nil:
-	case ctx.Err() != nil || launcher.Over():
+	case ctx.Err() != nil || launcher.Ended():
 		return nil // nothing was begun
 	default:
 		return a.tellLauncher(ctx, launcher, log, err)

@@ -52,7 +52,7 @@ type Daemon struct {
 
 	gate       hookGate
 	hookPortal libvirt.Portal // beside the hook's socket; zero: none; set before it answers
-	atAddress  sync.Once      // the log has it that a machine has come there
+	atAddress  sync.Once      // logs that a machine has come to hookPortal
 
 	mu      sync.Mutex
 	state   status.State     // guarded by mu
@@ -104,8 +104,8 @@ func New(opt options.Options) (*Daemon, error) {
 	return d, nil
 }
 
-// Attend has the daemon answer a launcher, which may have asked already, instead of one of its own.
-// It is for the time before Run.
+// Attend makes the daemon answer this launcher, which may have asked already, instead of one of its
+// own. Call it before Run.
 func (d *Daemon) Attend(l *Launcher) {
 	if d.launcher = l; l != nil {
 		l.mu.Lock()

@@ -302,7 +302,7 @@ func (d *Daemon) machineDisks() (luns []status.LUN, far map[uint16]*nbd.Remote) 
 	return luns, far
 }
 
-// todo is what to do, behind the reason.
+// todo is what a person should do; it follows the reason in a message.
 func todo(do string) string {
 	if do == "" {
 		return ""

@@ -33,7 +33,7 @@ func attend(t *testing.T, connections int64) *attended {
 	core, logs := observer.New(zap.InfoLevel)
 	a := &attended{logs: logs}
 	a.connections.Store(connections)
-	a.Launcher = &Launcher{log: zap.New(core), over: make(chan struct{}),
+	a.Launcher = &Launcher{log: zap.New(core), ended: make(chan struct{}),
 		refused: make(chan struct{}), machines: func() int { return int(a.connections.Load()) }}
 	ctx, terminate := context.WithCancel(t.Context())
 	longer, stop := a.attend(ctx)
@@ -51,7 +51,7 @@ func TestAttend(t *testing.T) {
 			a := attend(t, 0)
 			synctest.Wait()
 			require.NoError(t, a.longer.Err())
-			close(a.over)
+			close(a.ended)
 			<-a.longer.Done()
 		},
 		"SIGTERM, without QEMU": func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestAttend(t *testing.T) {
 			a := attend(t, 1)
 			a.terminate()
 			synctest.Wait()
-			close(a.over)
+			close(a.ended)
 			synctest.Wait()
 			require.NoError(t, a.longer.Err())
 			a.connections.Store(0)
@@ -80,7 +80,7 @@ func TestAttend(t *testing.T) {
 		},
 		"the word, SIGTERM, QEMU": func(t *testing.T) {
 			a := attend(t, 2)
-			close(a.over)
+			close(a.ended)
 			a.terminate()
 			synctest.Wait()
 			require.NoError(t, a.longer.Err())
@@ -90,7 +90,7 @@ func TestAttend(t *testing.T) {
 		},
 		"the word, and somebody who stays": func(t *testing.T) {
 			a := attend(t, 1)
-			close(a.over)
+			close(a.ended)
 			<-a.longer.Done()
 			require.Equal(t, 1, a.logs.FilterMessageSnippet("somebody still uses").Len())
 		},
@@ -130,7 +130,7 @@ func TestLauncherEnds(t *testing.T) {
 		l.sockets = filepath.Join(t.TempDir(), "of another pod")
 		go l.watch()
 		time.Sleep(time.Minute)
-		require.False(t, l.Over(), "it may be to come")
+		require.False(t, l.Ended(), "it may be to come")
 		l.Close()
 
 		var connections atomic.Int64
@@ -138,14 +138,14 @@ func TestLauncherEnds(t *testing.T) {
 		l.sockets, l.machines = dir, func() int { return int(connections.Load()) }
 		go l.watch()
 		time.Sleep(2 * hookLook)
-		require.False(t, l.Over())
+		require.False(t, l.Ended())
 		connections.Store(1)
 		require.NoError(t, socket.Close())
 		time.Sleep(time.Minute)
-		require.False(t, l.Over(), "QEMU uses a disk, so its launcher is there")
+		require.False(t, l.Ended(), "QEMU uses a disk, so its launcher is there")
 		connections.Store(0)
 		begin := time.Now()
-		<-l.over
+		<-l.ended
 		require.GreaterOrEqual(t, time.Since(begin), (hookMissed-1)*hookLook)
 	})
 }

@@ -26,8 +26,8 @@ const (
 	// migration. KubeVirt (1.7) starts QEMU all the same within a second, which is told why.
 	hookRefused = time.Minute
 	hookPoll    = 50 * time.Millisecond
-	// hookLook is how often a hook looks whether the launcher is there, and hookMissed how often in
-	// a row it must not find it: the kernel tells its list in pieces, between which it changes.
+	// hookLook is how often a hook looks for the launcher, and hookMissed for how many looks in a
+	// row it must be missing: the kernel's list of sockets can change while it is read in pieces.
 	hookLook   = time.Second
 	hookMissed = 3
 	// hookClose is how long calls of the launcher may take at a stop.
@@ -45,7 +45,7 @@ type Launcher struct {
 	log     *zap.Logger
 	server  *kubevirt.Server
 	sockets string             // launcherSockets, but for tests
-	over    chan struct{}      // closed by end
+	ended   chan struct{}      // closed by end
 	end     func()             // the machine has ended, or does not come
 	refused chan struct{}      // closed when a machine that arrives was refused for good
 	gone    chan struct{}      // closed when nobody answers any more
@@ -67,17 +67,17 @@ func NewLauncher(h *options.Hook, log *zap.Logger) *Launcher {
 	}
 	log = cmp.Or(log, zap.NewNop())
 	l := &Launcher{hook: h, log: log, machines: func() int { return -1 },
-		sockets: launcherSockets, over: make(chan struct{}), refused: make(chan struct{}),
+		sockets: launcherSockets, ended: make(chan struct{}), refused: make(chan struct{}),
 		gone: make(chan struct{}), asked: make(chan kubevirt.Call, 1),
 		can: make(chan struct{})}
-	l.end = sync.OnceFunc(func() { close(l.over) })
+	l.end = sync.OnceFunc(func() { close(l.ended) })
 	l.server = kubevirt.NewServer(kubevirt.Options{Define: l.answer, Shutdown: l.end,
 		Log: log.Named("hook")})
 	return l
 }
 
-// answer answers a call, once somebody can. It does not end with ctx before: whoever answers has to
-// know that the launcher has given up.
+// answer answers a call, once define is set. It does not end earlier with ctx: define has to know
+// that the launcher has given up.
 func (l *Launcher) answer(ctx context.Context, c kubevirt.Call) ([]byte, error) {
 	select {
 	case l.asked <- c:
@@ -91,9 +91,9 @@ func (l *Launcher) answer(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 	}
 }
 
-// Claim has the launcher ask for the disks before there are any, and returns where the machine says
-// that this container has its claim: see kubevirt.Call. The launcher gets its answer from the
-// daemon that attends to it later, or by Refuse.
+// Claim lets the launcher ask for the disks before there are any, and returns where the machine
+// says that this container has its claim: see kubevirt.Call. The launcher is answered later, by the
+// daemon that attends to it or by Refuse.
 func (l *Launcher) Claim(ctx context.Context) (dir string, said bool, err error) {
 	if err := l.listen(); err != nil {
 		return "", false, err
@@ -102,15 +102,15 @@ func (l *Launcher) Claim(ctx context.Context) (dir string, said bool, err error)
 	case c := <-l.asked:
 		return c.Claim(l.hook.Container)
 	case <-ctx.Done():
-	case <-l.over:
+	case <-l.ended:
 		err = errors.New("the machine has ended before its disks were asked for")
 	case err = <-l.served:
 	}
 	return "", false, errors.Join(err, ctx.Err())
 }
 
-// Over reports whether the machine has ended, or does not come. The launcher may be nil.
-func (l *Launcher) Over() bool { return l != nil && isClosed(l.over) }
+// Ended reports whether the machine has ended, or does not come. The launcher may be nil.
+func (l *Launcher) Ended() bool { return l != nil && isClosed(l.ended) }
 
 // listen makes the hook's socket, unless it is there.
 func (l *Launcher) listen() error {
@@ -144,7 +144,7 @@ func (l *Launcher) watch() {
 	for seen, missed := false, 0; ; {
 		select {
 		case <-tick.C:
-		case <-l.over:
+		case <-l.ended:
 			return
 		case <-l.gone:
 			return
@@ -236,7 +236,7 @@ func (l *Launcher) Refuse(ctx context.Context, reason error) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-l.over:
+	case <-l.ended:
 		return nil
 	case err := <-l.served:
 		return err
@@ -257,12 +257,12 @@ func (l *Launcher) attend(ctx context.Context) (longer context.Context, stop con
 		select {
 		case <-longer.Done():
 			return
-		case <-l.over:
+		case <-l.ended:
 		case <-l.refused:
 			select {
 			case <-longer.Done():
 				return
-			case <-l.over:
+			case <-l.ended:
 			case <-ctx.Done():
 			case <-time.After(hookRefused):
 				l.log.Info("stopping: the machine does not arrive here")
@@ -281,11 +281,11 @@ func (l *Launcher) attend(ctx context.Context) (longer context.Context, stop con
 func (l *Launcher) waitForMachine(ctx context.Context) {
 	tick := time.NewTicker(hookPoll)
 	defer tick.Stop()
-	over := l.over
+	over := l.ended
 	var late <-chan time.Time
 	for seen := time.Now(); ; {
 		n := l.using()
-		if n < 0 || n == 0 && (isClosed(l.over) || time.Since(seen) > hookQuiet) {
+		if n < 0 || n == 0 && (isClosed(l.ended) || time.Since(seen) > hookQuiet) {
 			return
 		}
 		if n > 0 {

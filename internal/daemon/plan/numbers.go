@@ -16,16 +16,16 @@ import (
 // disk under its number because an image came or went. Each disk keeps its own, and its identity,
 // see instance.KnownAs.
 type numbers struct {
-	// by the names of images that are here
-	of  map[string]uint16
-	ids map[string]disk.Identity
+	// the numbers by the names of images that are here
+	byImage map[string]uint16
+	ids     map[string]disk.Identity
 
 	taken map[uint16]string // by disks whose images are not here, and by volumes: what has it
 }
 
 // recallNumbers finds the LUNs of earlier starts. volumes are those of volumes.
 func (p *Plan) recallNumbers(volumes map[uint16]string) (numbers, error) {
-	n := numbers{of: map[string]uint16{}, taken: map[uint16]string{},
+	n := numbers{byImage: map[string]uint16{}, taken: map[uint16]string{},
 		ids: map[string]disk.Identity{}}
 	persistent := p.opt.PersistentDir != ""
 	here := map[string]bool{}
@@ -44,7 +44,7 @@ func (p *Plan) recallNumbers(volumes map[uint16]string) (numbers, error) {
 			continue // somebody has copied a disk; the first one keeps the number
 		}
 		if lun != 0 {
-			n.of[d.Name], users[lun] = lun, true
+			n.byImage[d.Name], users[lun] = lun, true
 		}
 	}
 	for _, dir := range p.diskRoots() {
@@ -80,11 +80,11 @@ func (p *Plan) diskRoots() []string {
 
 // logNumbers logs what is new since an earlier start, and keeps the numbers for Settle.
 func (p *Plan) logNumbers() {
-	first := len(p.numbers.of) == 0 && len(p.numbers.taken) == 0
+	first := len(p.numbers.byImage) == 0 && len(p.numbers.taken) == 0
 	now := map[string]uint16{}
 	for _, d := range p.Disks {
 		now[d.Name] = d.LUN
-		switch before, known := p.numbers.of[d.Name]; {
+		switch before, known := p.numbers.byImage[d.Name]; {
 		case first || known && before == d.LUN:
 		case known:
 			p.opt.Log.Warn("the LUN of an image is another one than at the earlier start",
@@ -98,7 +98,7 @@ func (p *Plan) logNumbers() {
 		p.opt.Log.Info("a LUN is kept for a disk that is not among the images",
 			zap.Uint16("lun", lun), zap.String("disk", p.numbers.taken[lun]))
 	}
-	p.numbers.of = now
+	p.numbers.byImage = now
 }
 
 // choose gives each image the LUN that it is to have: the one that is set; or that of an earlier
@@ -123,7 +123,7 @@ func (n numbers) choose(found []Disk, set []uint16, clash func(lun uint16, a, b 
 		}
 	}
 	for i, f := range found {
-		if lun := n.of[f.Name]; all[i] == 0 && lun != 0 {
+		if lun := n.byImage[f.Name]; all[i] == 0 && lun != 0 {
 			take(i, lun)
 		}
 	}

@@ -114,7 +114,7 @@ func Make(ctx context.Context, opt *options.Options, found []Disk, volumes Volum
 		return nil, err
 	}
 	for _, d := range p.Disks {
-		if p.numbers.of[d.Name] == 0 && slices.Contains(volumes.Names, d.Name) {
+		if p.numbers.byImage[d.Name] == 0 && slices.Contains(volumes.Names, d.Name) {
 			return nil, fmt.Errorf("a volume has the name of the image %q already, and exports "+
 				"and commands find a disk by its name: rename the image", d.Name)
 		}

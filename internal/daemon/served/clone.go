@@ -27,7 +27,7 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 	}
 	inst := from.Instance()
 	if inst == nil {
-		return nil, &notHere{source}
+		return nil, &notOpenError{source}
 	}
 	if !inst.Persistent {
 		return nil, &instance.SnapshotError{Disk: source, Name: snapshot, Reason: "the disk dies " +
@@ -65,15 +65,15 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 	return d.openFrom(ctx, what, from)
 }
 
-// notHere says that a disk to clone is not open. That may change.
-type notHere struct{ name string }
+// notOpenError says that a disk to clone is not open. That may change.
+type notOpenError struct{ name string }
 
-func (e *notHere) Error() string {
+func (e *notOpenError) Error() string {
 	return fmt.Sprintf("the disk %q is not here: name a volume, or another disk that this daemon "+
 		"keeps", e.name)
 }
 
-func (e *notHere) Unwrap() error { return fs.ErrNotExist }
+func (e *notOpenError) Unwrap() error { return fs.ErrNotExist }
 
 // source finds the only disk of a name that can be cloned.
 func (d *Disks) source(name string) (found *Disk, err error) {
@@ -87,7 +87,7 @@ func (d *Disks) source(name string) (found *Disk, err error) {
 		}
 	}
 	if found == nil {
-		return nil, &notHere{name}
+		return nil, &notOpenError{name}
 	}
 	return found, nil
 }
@@ -102,8 +102,8 @@ func (d *Disks) clones(s *Disk) (all []*Disk) {
 	return all
 }
 
-// uncloned refuses a disk that clones still need.
-func (d *Disks) uncloned(s *Disk) error {
+// refuseIfCloned refuses a disk that clones still need.
+func (d *Disks) refuseIfCloned(s *Disk) error {
 	var names []string
 	for _, o := range d.clones(s) {
 		names = append(names, o.String())
@@ -115,9 +115,9 @@ func (d *Disks) uncloned(s *Disk) error {
 		strings.Join(names, " and "))
 }
 
-// needless refuses to delete a snapshot that clones may need. The volumes of this daemon tell which
-// do. Of others only the note with the snapshot is known: the rule holds without the volumes, too.
-func (d *Disks) needless(s *Disk, one instance.Snapshot) error {
+// refuseIfNeeded refuses to delete a snapshot that clones may need. The volumes of this daemon tell
+// whether they do. Other clones are known only by the note that is kept with the snapshot.
+func (d *Disks) refuseIfNeeded(s *Disk, one instance.Snapshot) error {
 	d.table.mu.Lock()
 	defer d.table.mu.Unlock()
 	users := d.table.clonesLocked(s.Name, one.Name)

@@ -11,14 +11,14 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// settleTime is how long a request for content waits for what is found out about the image. The
-// client asks again.
+// settleTime is how long a request for content waits until the image is verified. Then the client
+// must ask again.
 const settleTime = 5 * time.Second
 
 // OpenContent opens a snapshot of a disk for the control socket. The disk is named by its name or
 // its LUN.
 func (d *Disks) OpenContent(name, snapshot string) (*control.Content, error) {
-	s, err := d.named(name)
+	s, err := d.findOpen(name)
 	if err != nil {
 		return nil, err
 	}
@@ -26,7 +26,7 @@ func (d *Disks) OpenContent(name, snapshot string) (*control.Content, error) {
 	if inst == nil {
 		return nil, fmt.Errorf("%v is not open", s)
 	}
-	// An image that is made of it would outlive what is found out about this one.
+	// If this image turned out to be wrong later, an image that is made of it would stay.
 	ctx, stop := context.WithTimeout(context.Background(), settleTime)
 	defer stop()
 	if err := inst.Settled(ctx); errors.Is(err, context.DeadlineExceeded) {

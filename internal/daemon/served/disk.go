@@ -30,15 +30,15 @@ type Disk struct {
 
 	mu  sync.Mutex
 	now state // guarded by mu
-	// told is the state of the disk as it was found last. Guarded by mu.
-	told told
+	// reported is the state of the disk as it was found last. Guarded by mu.
+	reported reportedState
 
-	// turn is held by whoever reverts the disk, or changes whether it is served: nobody acts on
-	// what is so only meanwhile. Before that of a snapshot of the disk.
+	// turn is held while the disk is reverted, or while it changes whether it is served, so that
+	// nobody acts on a state in between. Lock it before that of a snapshot of the disk.
 	turn    sync.Mutex
 	leaving bool // guarded by turn; it is not served any more, and will be closed
-	// released is closed when nothing uses a disk any more that is leaving. Guarded by turn; nil:
-	// nobody had it.
+	// released is closed when nothing uses a leaving disk any more. Guarded by turn; nil: nobody
+	// had it.
 	released <-chan struct{}
 
 	// ending is held while the disk is flushed or closed, so that no disk is closed during a flush.

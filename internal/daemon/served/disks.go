@@ -139,7 +139,7 @@ func (d *Disks) open(ctx context.Context, s *Disk) error {
 	}
 	if reads := opt.Reads; reads != nil && config != nil {
 		opt.Reads = func(off, length int64) {
-			if configured.Load() { // otherwise it is not what a guest reads first
+			if configured.Load() { // earlier reads are our own, not the guest's
 				reads(off, length)
 			}
 		}

@@ -149,8 +149,8 @@ func (d *Disks) End(ctx context.Context, s *Disk) error {
 	}
 }
 
-// leave takes a disk from its users for good. Nothing uses it when released is closed. nil: nobody
-// had it. It may have been taken from them already, and a command may still hang in it.
+// leave takes a disk from its users for good. Nothing uses it when released is closed; nil: nobody
+// had it. leave may be called again, while a command still hangs in the disk.
 func (d *Disks) leave(ctx context.Context, s *Disk) (released <-chan struct{}, err error) {
 	s.turn.Lock()
 	defer s.turn.Unlock()
@@ -158,7 +158,7 @@ func (d *Disks) leave(ctx context.Context, s *Disk) (released <-chan struct{}, e
 		s.leaving = true
 		return s.released, nil
 	}
-	if err := d.uncloned(s); err != nil {
+	if err := d.refuseIfCloned(s); err != nil {
 		return nil, err
 	}
 	if err := d.endSnapshots(ctx, s, true); err != nil {
@@ -185,7 +185,7 @@ func (d *Disks) Withdraw(s *Disk) (err error) {
 	s.turn.Lock()
 	defer s.turn.Unlock()
 	if s.Serving() {
-		if err := d.uncloned(s); err != nil {
+		if err := d.refuseIfCloned(s); err != nil {
 			return err
 		}
 		if err := d.endSnapshots(context.Background(), s, false); err != nil {

@@ -22,7 +22,7 @@ import (
 func (d *Disks) ListSnapshots(name string) ([]status.Snapshot, error) {
 	disks := d.table.all()
 	if name != "" {
-		s, err := d.named(name)
+		s, err := d.findOpen(name)
 		if err != nil {
 			return nil, err
 		}
@@ -51,7 +51,7 @@ func (d *Disks) ChangeSnapshots(ctx context.Context, req status.SnapshotRequest)
 	done string, err error) {
 	disks := make([]*Disk, len(req.Disks))
 	for i, name := range req.Disks {
-		if disks[i], err = d.named(name); err != nil {
+		if disks[i], err = d.findOpen(name); err != nil {
 			return "", err
 		}
 		if slices.Contains(disks[:i], disks[i]) {
@@ -93,8 +93,8 @@ func joined(disks []*Disk) string {
 	return strings.Join(all, " and ")
 }
 
-// named finds an open disk by its name, or else by its LUN.
-func (d *Disks) named(name string) (*Disk, error) {
+// findOpen finds an open disk by its name, or else by its LUN.
+func (d *Disks) findOpen(name string) (*Disk, error) {
 	var found []*Disk
 	for _, s := range d.table.all() {
 		if s.Name == name {
@@ -165,7 +165,7 @@ func (d *Disks) DeleteSnapshot(ctx context.Context, s *Disk, name string) error 
 	}
 	for _, one := range inst.Snapshots() {
 		if one.Name == name {
-			if err := d.needless(s, one); err != nil {
+			if err := d.refuseIfNeeded(s, one); err != nil {
 				return err
 			}
 		}
@@ -183,7 +183,7 @@ func (d *Disks) Revert(ctx context.Context, s *Disk, name string) (err error) {
 		return err
 	}
 	defer d.table.changes.Done()
-	s.turn.Lock() // until it is served again, nobody acts on that it is not
+	s.turn.Lock() // until it is served again, so that nobody acts on its absence
 	defer s.turn.Unlock()
 	inst, err := s.stayingLocked()
 	if err != nil {
@@ -202,7 +202,7 @@ func (d *Disks) Revert(ctx context.Context, s *Disk, name string) (err error) {
 		if err != nil {
 			return err
 		}
-		<-released // nobody uses it, so this is soon
+		<-released // soon, because no client uses it
 	}
 	if !s.Unserved {
 		defer func() { err = errors.Join(err, d.serveLocked(s, false)) }()

@@ -290,9 +290,9 @@ func TestCloneWithOtherBlocks(t *testing.T) {
 // way is a name, which a volume may have or have had.
 func TestNumbersOfDisks(t *testing.T) {
 	d := serveKept(t, 1)
-	s := testtool.Must(d.named("1"))(t)
+	s := testtool.Must(d.findOpen("1"))(t)
 	require.Equal(t, "1.raw", s.Name)
 	for _, name := range []string{"01", "+1", "0", ""} {
-		require.ErrorContains(t, testtool.Err(d.named(name)), "there is no disk", name)
+		require.ErrorContains(t, testtool.Err(d.findOpen(name)), "there is no disk", name)
 	}
 }

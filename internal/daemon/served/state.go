@@ -22,8 +22,8 @@ import (
 // watchEvery is how often the log is told of trouble that has begun or ended.
 const watchEvery = time.Second
 
-// told is the state of a disk as it was found last.
-type told struct {
+// reportedState is the state of a disk as it was found last.
+type reportedState struct {
 	status.Condition
 	logged status.Condition // what the log was told last; State "": nothing is wrong
 }
@@ -33,7 +33,7 @@ func (d *Disks) condition(s *Disk, now time.Time) (status.Condition, []status.Tr
 	c, troubles := d.find(s, now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before := s.told.Condition
+	before := s.reported.Condition
 	if before.State == c.State && (c.Since.IsZero() || before.Since.Before(c.Since)) {
 		c.Since = before.Since
 	}
@@ -46,7 +46,7 @@ func (d *Disks) condition(s *Disk, now time.Time) (status.Condition, []status.Tr
 	if c.State.Troubled() {
 		c.WhatToDo = status.ToDo(c.Kind)
 	}
-	s.told.Condition = c
+	s.reported.Condition = c
 	return c, troubles
 }
 
@@ -169,9 +169,9 @@ func (s *Disk) beginOpening(workDir string) {
 	s.now.opening = time.Now()
 }
 
-// Unusable is why no guest should log in here: all disks have failed, or have moved away. nil: one
-// has not, or there is none. A disk that waits does not count: the pod would leave its Service, and
-// guests that have lost their connection could not come back to wait.
+// Unusable is why no guest should log in here: all disks have failed, or have moved away. nil: a
+// disk is usable, or there is none. A disk that waits is usable: otherwise the pod would leave its
+// Service, and guests that have lost their connection could not come back to wait.
 func (d *Disks) Unusable() error {
 	var all []error
 	for _, s := range d.table.served() {
@@ -219,14 +219,14 @@ func (d *Disks) watch() {
 func (d *Disks) tell(s *Disk, now time.Time) {
 	c, _ := d.condition(s, now)
 	s.mu.Lock()
-	before := s.told.logged
+	before := s.reported.logged
 	switch {
 	case !c.State.Troubled():
-		s.told.logged = status.Condition{}
+		s.reported.logged = status.Condition{}
 	case c.State != before.State:
-		s.told.logged = c
+		s.reported.logged = c
 	default:
-		s.told.logged.Peers = c.Peers
+		s.reported.logged.Peers = c.Peers
 	}
 	s.mu.Unlock()
 	which := []zap.Field{zap.Uint16("lun", s.LUN), zap.String("image", s.Name)}

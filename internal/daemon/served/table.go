@@ -95,8 +95,8 @@ func (t *table) addFrom(from *Disk, disks ...plan.Disk) ([]*Disk, error) {
 }
 
 // NameTakenError says that a disk cannot have a name or a number. Names of images, volumes and
-// snapshots that are served, and numbers of LUNs, are one space: exports and commands find a disk
-// by either. Who is there first keeps what he has.
+// served snapshots, and numbers of LUNs, share one name space, because exports and commands find a
+// disk by either. Whoever has a name first keeps it.
 type NameTakenError struct {
 	Name   string
 	LUN    uint16 // 0: none yet

@@ -45,7 +45,7 @@ func (s *Sources) findContainer(ctx context.Context, ref transport.Reference) (p
 	began, took := time.Now(), zap.Skip()
 	opt := adapt.Options{KeepDir: filepath.Join(s.opt.KeepDir(), keepName),
 		Progress: &read, Machine: s.opt.Containers.Machine,
-		Working: func() { // it is not called if all levels exist
+		Working: func() { // not called if all levels exist
 			took = zap.Duration("took", time.Since(began))
 			if _, ok := seldom.Admit(struct{}{}, time.Now()); ok {
 				done, total := read.Data()

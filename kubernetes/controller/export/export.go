@@ -30,7 +30,7 @@ type Reconciler struct{ objects.Kit }
 // policy is the name of the admission policy that compares an export with its VMIdentity.
 const policy = "exports.controller." + v1alpha1.Group
 
-// pollInterval is when to pollInterval again at what no event announces.
+// pollInterval is the time between two looks at what no event announces.
 const pollInterval = 10 * time.Second
 
 // Reconcile does the next step of the export of one identity.
@@ -57,6 +57,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: requeueAfter}, r.Report(ctx, before, id)
 }
 
+// not is a condition that says why the disk is not exported.
 func not(reason, format string, args ...any) *metav1.Condition {
 	return &metav1.Condition{Status: metav1.ConditionFalse, Reason: reason,
 		Message: fmt.Sprintf(format, args...)}

@@ -42,11 +42,11 @@ type Reconciler struct {
 }
 
 const (
-	// pollInterval is when to look again at what no event announces.
+	// pollInterval is the time between two looks at what no event announces.
 	pollInterval = 5 * time.Second
-	// afterFailed is when a Job that failed is made again.
+	// afterFailed is the wait before a Job that failed is made again.
 	afterFailed = 5 * time.Minute
-	// askTime is how long pods are waited for that say how far they are.
+	// askTime is how long pods may take to say how far they are.
 	askTime = 2 * time.Second
 )
 
@@ -59,11 +59,13 @@ type state struct {
 	pod             *corev1.Pod   // that can be asked how far it is; nil: none
 }
 
+// after has the claim looked at again after that time.
 func (s *state) after(d time.Duration) *state {
 	s.requeueAfter = d
 	return s
 }
 
+// is is the state of a claim that has this reason and message.
 func is(reason, format string, args ...any) *state {
 	return &state{reason: reason, message: fmt.Sprintf(format, args...)}
 }
@@ -188,7 +190,7 @@ func (r *Reconciler) step(ctx context.Context, name string, image *v1alpha1.VMIm
 		return r.create(ctx, newJob(image, claim, made.claim.UID, r.Options.Server))
 	case made.claim.DeletionTimestamp != nil || made.job.DeletionTimestamp != nil:
 		return is(v1alpha1.ReasonFilling, "an earlier try has to go first").after(pollInterval), nil
-	case made.job.Annotations[annotationWanted] != wanted(image, claim, made.claim.UID,
+	case made.job.Annotations[annotationWanted] != contentDigest(image, claim, made.claim.UID,
 		r.Options.Server):
 		return is(v1alpha1.ReasonFilling, "the VMImage has changed, or the claim %s was deleted, "+
 				"and the claim is filled anew", made.claim.Name).after(pollInterval),

@@ -103,7 +103,7 @@ func (r *Reconciler) clean(ctx context.Context, image string, claim *corev1.Pers
 		}
 	}
 	if m.job == nil {
-		return nil, nil // it was told
+		return nil, nil // an event has told it
 	}
 	return s, nil
 }
@@ -166,8 +166,8 @@ func waitsFor(pod *corev1.Pod) string {
 	return ""
 }
 
-// progress says how far the pods are that fetch disks, as they say themselves. They are asked at
-// once, and one that does not answer in time is not said to be anywhere.
+// progress asks the pods that fetch disks how far they are, all at once. Nothing is said of one
+// that does not answer in time.
 func (r *Reconciler) progress(ctx context.Context, all []*state) {
 	ctx, stop := context.WithTimeout(ctx, askTime)
 	defer stop()

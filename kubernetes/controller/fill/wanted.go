@@ -113,7 +113,7 @@ func args(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim) []string
 func newJob(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim, filled types.UID,
 	server string) *batchv1.Job {
 	m := metaOf(claim)
-	m.Annotations[annotationWanted] = wanted(image, claim, filled, server)
+	m.Annotations[annotationWanted] = contentDigest(image, claim, filled, server)
 	c := objects.Command{Args: args(image, claim), Image: server, Claim: nameOf(claim),
 		Dir: dataDir, Secret: image.Spec.SecretName, CA: image.Spec.RegistryCA, Retries: retries}
 	if isBlock(claim) {
@@ -134,8 +134,8 @@ func newJob(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim, filled
 	return job
 }
 
-// wanted is a digest of what a Job is made for.
-func wanted(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim, filled types.UID,
+// contentDigest is a digest of what a Job is made for.
+func contentDigest(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim, filled types.UID,
 	server string) string {
 	text := fmt.Appendf(nil, "%q\n%q\n%q\n%q\n%q", args(image, claim), filled, server,
 		image.Spec.SecretName, image.Spec.Keys)
@@ -146,7 +146,8 @@ func wanted(image *v1alpha1.VMImage, claim *corev1.PersistentVolumeClaim, filled
 	return hex.EncodeToString(sum[:16])
 }
 
-// strip leaves of a claim that is not ours only its name: the cache has all claims of the cluster.
+// strip removes everything but the name of a claim that is not ours: the cache has all claims of
+// the cluster.
 func strip(object any) (any, error) {
 	claim, ok := object.(*corev1.PersistentVolumeClaim)
 	if !ok {

@@ -46,7 +46,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	case claim == nil:
 		return r.create(ctx, id, "claim",
 			newClaim(id, moveClaim(id), volume.Spec.StorageClassName, ""))
-	case strange(id, claim):
+	case notOfMove(id, claim):
 		s := moving(v1alpha1.ReasonClaimForeign, "the claim %s is not of this move: it has to go "+
 			"first", claim.Name).after(pollInterval)
 		if mine, err := r.made(ctx, id, claim); err != nil || !mine {
@@ -145,7 +145,7 @@ func (r *Reconciler) lost(id *v1alpha1.VMIdentity, format string, args ...any) *
 		id.Status.Move.To, fmt.Sprintf(format, args...)).after(afterFailed)
 }
 
-// gone says what is wrong with a node, or "".
+// gone says what is wrong with a node; "": nothing.
 func (r *Reconciler) gone(ctx context.Context, name string) (string, error) {
 	if name == "" {
 		return "", nil
@@ -232,17 +232,16 @@ func (r *Reconciler) create(ctx context.Context, id *v1alpha1.VMIdentity, kind s
 	return refused(id, o.GetName(), nil)
 }
 
-// strange reports whether an object cannot be used for a move: somebody else made it, or it is
+// notOfMove reports whether an object cannot be used for a move: somebody else made it, or it is
 // being deleted.
-func strange(id *v1alpha1.VMIdentity, o client.Object) bool {
+func notOfMove(id *v1alpha1.VMIdentity, o client.Object) bool {
 	made := id.Status.Move.Made[o.GetName()]
 	return made == "" || made != o.GetUID() || !metav1.IsControlledBy(o, id) ||
 		o.GetDeletionTimestamp() != nil
 }
 
-// made reports whether this controller has made an object that is strange for a move, so that it
-// may delete it. The status may be older than the object: the cache is late, or another leader has
-// made it.
+// made reports whether this controller has made an object that is notOfMove, so that it may delete
+// it. The status may be older than the object: the cache is late, or another leader has made it.
 func (r *Reconciler) made(ctx context.Context, id *v1alpha1.VMIdentity, o client.Object) (
 	bool, error) {
 	if !metav1.IsControlledBy(o, id) {
@@ -260,7 +259,7 @@ func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 	*batchv1.Job, *state, error) {
 	job, err := objects.Find[batchv1.Job](ctx, r.Client, "job",
 		client.ObjectKey{Namespace: id.Namespace, Name: name})
-	if job == nil || !strange(id, job) {
+	if job == nil || !notOfMove(id, job) {
 		return job, nil, err
 	}
 	mine, err := r.made(ctx, id, job)

@@ -28,6 +28,7 @@ type Answer struct {
 	Reason, Message string
 }
 
+// not says why a claim cannot be made yet.
 func not(reason, format string, args ...any) (Answer, error) {
 	return Answer{Reason: reason, Message: fmt.Sprintf(format, args...)}, nil
 }
