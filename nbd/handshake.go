@@ -285,8 +285,8 @@ func (s *Server) find(name string) (*serving.Disk, error) {
 	return nil, fmt.Errorf("there is no disk %q", name)
 }
 
-// mayMean refuses the empty name for a disk, if clients had another one by it that was removed
-// under them: they connect again, and would go on with this one where they were.
+// mayMean refuses the empty name for a disk if clients used it for another disk, which was removed:
+// they connect again, and would take this disk for that one.
 func (s *Server) mayMean(d *serving.Disk) error {
 	s.mu.Lock()
 	lost := s.lost
