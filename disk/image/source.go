@@ -143,6 +143,9 @@ func (s *fileSource) WillRead(off, length int64) {
 	_ = unix.Fadvise(int(s.file.Fd()), off, length, unix.FADV_WILLNEED)
 }
 
+// ErrChanged says that somebody has written to a file.
+var ErrChanged = errors.New("was changed while it was read; start again when nothing writes to it")
+
 func (s *fileSource) Check() error {
 	if s.digest != "" {
 		return nil
@@ -152,7 +155,7 @@ func (s *fileSource) Check() error {
 		return fmt.Errorf("cannot be asked whether it was changed: %w", err)
 	}
 	if st.Size != s.stat.Size && !isDevice(&st) || st.Mtim != s.stat.Mtim {
-		return errors.New("was changed while it was read; start again when nothing writes to it")
+		return ErrChanged
 	}
 	return nil
 }

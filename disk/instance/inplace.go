@@ -22,6 +22,7 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 	if err != nil {
 		return nil, err
 	}
+	o.file = file
 	disk, err := rawfile.FromOpen(file, rawfile.Options{ReadOnly: readOnly, Durable: true,
 		Guest: true, Killed: o.dir.killed})
 	if err != nil {

@@ -9,14 +9,17 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/slots"
 	"kubevirt.io/disk/disk/overlay"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/words"
 )
@@ -91,6 +94,9 @@ type Instance struct {
 	img     *image.Image // nil: served without one
 	copies  *background
 	closed  func() error // once
+
+	file  *os.File               // the one at path, open; nil: none
+	wrong atomic.Pointer[string] // see Wrong; nil: it was not looked yet
 }
 
 // Open makes a disk of an image. It returns when the disk can be used. In mode clone the image is
@@ -152,7 +158,13 @@ func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error)
 	}
 	o.settleLeftovers()
 	inst.dir, inst.img, inst.Persistent = o.dir, img, o.dir.persistent
-	inst.closed = sync.OnceValue(inst.end)
+	looking, stop := context.WithCancel(context.Background())
+	inst.closed = sync.OnceValue(func() error {
+		stop()
+		return inst.end()
+	})
+	inst.file = o.file
+	go inst.look(looking) // nobody waits for it: the storage may hang
 	if inst.copies == nil && img != nil {
 		// Nothing reads it any more.
 		if err := img.Close(); err != nil {
@@ -181,6 +193,35 @@ func (i *Instance) end() error {
 	return errors.Join(err, i.dir.close())
 }
 
+// lookEvery is how often to look what others have done to the files of a disk.
+const lookEvery = time.Second
+
+func (i *Instance) look(ctx context.Context) {
+	for slots.Rest(ctx, lookEvery) == nil {
+		text := ""
+		switch there, err := flock.HasName(i.file, i.path); {
+		case err == nil && !there:
+			text = fmt.Sprintf("the file %q was moved, replaced or removed while it is served: put it "+
+				"back, or copy it from /proc/%d/fd/%d, before the daemon stops; what guests write is "+
+				"lost then", i.path, os.Getpid(), i.file.Fd())
+		case i.img != nil && errors.Is(i.img.CheckUntouched(), image.ErrChanged):
+			text = "somebody has written to the image while the disk needs it, so a guest may read " +
+				"neither the former content nor the new one: stop its machine, and put the former " +
+				"image back"
+		}
+		i.wrong.Store(&text)
+	}
+}
+
+// Wrong says what others have done to the files of the disk that its guest must not go on with. The
+// next start would refuse the disk, or find another one. "": nothing is known.
+func (i *Instance) Wrong() string {
+	if text := i.wrong.Load(); text != nil {
+		return *text
+	}
+	return ""
+}
+
 // Store is where the logical unit keeps data that belongs to the disk's content: saved mode pages,
 // reservations, the former content of interrupted writes. It is removed when the content is
 // replaced, and is as durable as the disk.
@@ -197,6 +238,7 @@ type opening struct {
 	opt  Options
 	dir  *diskDir
 	log  *zap.Logger
+	file *os.File // the disk's own, or that of the image that is served in place
 }
 
 // check refuses options that contradict each other.

@@ -125,6 +125,7 @@ func (o *opening) openFile(opt rawfile.Options) (*rawfile.File, error) {
 	if err := lockFile(file.File, opt.ReadOnly); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
+	o.file = file.File
 	o.rememberOwn(file.File)
 	return file, nil
 }

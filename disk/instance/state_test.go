@@ -96,6 +96,23 @@ func TestImageChangedWhileItWasRead(t *testing.T) {
 	require.ErrorContains(t, img.CheckUntouched(), `"disk.raw" was changed`)
 	_, err := Open(t.Context(), img, Options{WorkDir: t.TempDir()})
 	require.ErrorContains(t, err, "was changed while it was read")
+
+	inst, _ := start(t, path, Options{WorkDir: t.TempDir(), Mode: CopyOnWrite})
+	defer inst.Close()
+	says := func(text string) {
+		t.Helper()
+		testtool.Eventually(t, func() bool {
+			return strings.Contains(inst.Wrong(), text) && (text != "" || inst.Wrong() == "")
+		})
+	}
+	require.NoError(t, os.Chtimes(path, time.Unix(2, 0), time.Unix(2, 0)))
+	says("somebody has written to the image")
+	require.NoError(t, os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)))
+	says("")
+	require.NoError(t, os.Rename(inst.path, inst.path+".away"))
+	says("was moved, replaced or removed")
+	require.NoError(t, os.Rename(inst.path+".away", inst.path))
+	says("")
 }
 
 func FuzzState(f *testing.F) {

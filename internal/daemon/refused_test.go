@@ -77,6 +77,24 @@ func TestFullStorageIsSeen(t *testing.T) {
 	require.NoError(t, d.end())
 }
 
+// TestAChangedImageIsSeen: the guest of a disk that is not copied reads what somebody has written
+// over its image. It cannot notice that, and the page does.
+func TestAChangedImageIsSeen(t *testing.T) {
+	opt := testOptions(t, "a.raw", "b.raw")
+	opt.Settings.Disk.CopyMode = instance.CopyOnWrite
+	d := start(t, opt)
+	path := filepath.Join(opt.Images.Dir, "b.raw")
+	require.NoError(t, os.Chtimes(path, time.Time{}, time.Now().Add(-time.Hour)))
+	testtool.Within(t, timeout, func() bool { return len(d.Status().LUNs[1].Troubles) > 0 },
+		"b.raw was changed")
+	require.Empty(t, d.Status().LUNs[0].Troubles)
+	for path, part := range map[string]string{"/": "somebody has written to the image",
+		"/status": `"failing"`, "/readyz": "ok", "/healthz": "ok"} {
+		require.Contains(t, d.page(path), part, path)
+	}
+	require.NoError(t, d.end())
+}
+
 // TestRefusedLoginsAreSeen: who was refused, with which name, why and how often, and never a
 // secret.
 func TestRefusedLoginsAreSeen(t *testing.T) {

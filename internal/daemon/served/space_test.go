@@ -62,7 +62,7 @@ func TestPagesDoNotWaitForStorage(t *testing.T) {
 	a.answer <- nil
 	known()
 	close(a.answer) // for the question that is still open
-	require.NotNil(t, one.take())
+	require.NoError(t, one.take().Close())
 	require.Nil(t, space(), "the disk is closed")
 }
 

@@ -73,6 +73,10 @@ func (d *Disks) find(s *Disk, now time.Time) (c status.Condition, troubles []sta
 	case s.Progress != nil:
 		troubles = append(troubles, s.copying(troubles, now)...)
 	}
+	if inst := s.Instance(); inst != nil && inst.Wrong() != "" {
+		troubles = append(troubles, status.Trouble{Kind: status.TroubleOther, Since: now, Last: now,
+			Message: inst.Wrong()})
+	}
 	if len(troubles) == 0 {
 		return status.Condition{State: status.DiskReady}, nil
 	}
