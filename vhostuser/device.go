@@ -334,7 +334,8 @@ func (c *conn) setInflight(m *message) error {
 	if err != nil {
 		return err
 	}
-	if err := region.claim(c.disk.Identity); err != nil {
+	// A disk that is only read may get a new identity with the same content.
+	if err := region.claim(c.disk.Identity); err != nil && !c.disk.Protected() {
 		region.close()
 		return err
 	}
