@@ -221,7 +221,7 @@ func (run *run) checkRange(off, length uint64) error {
 func (run *run) begin() error {
 	c, d := run.c, run.c.disk
 	if !c.client.Used(d) {
-		c.sendForwarded()   // Begin may wait for other clients
+		run.sendForwarded() // Begin may wait for other clients
 		if !run.receiving { // and for requests of another session
 			run.enter()
 			defer run.Leave()

@@ -39,7 +39,7 @@ func (run *run) forward() bool {
 	if run.queue() {
 		return true
 	}
-	run.c.sendForwarded()
+	run.sendForwarded()
 	return false
 }
 
@@ -74,6 +74,10 @@ func (run *run) queue() bool {
 		return false
 	}
 	run.buf = nil
+	if !run.Reading { // begin has taken long, and another goroutine reads by now
+		l.flush()
+		return true
+	}
 	if c.posted != l {
 		c.sendForwarded()
 		c.posted = l
@@ -147,6 +151,13 @@ func (c *conn) sendForwarded() {
 	if l := c.posted; l != nil {
 		c.posted, c.weight = nil, 0
 		l.flush()
+	}
+}
+
+// sendForwarded is conn.sendForwarded if the goroutine reads.
+func (run *run) sendForwarded() {
+	if run.Reading {
+		run.c.sendForwarded()
 	}
 }
 

@@ -2,12 +2,14 @@ package nbd
 
 import (
 	"bytes"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 )
 
 // TestRelaySendsWhatIsQueued: what a relay's reader has queued for the server is sent, however the
@@ -38,6 +40,35 @@ func TestRelaySendsWhatIsQueued(t *testing.T) {
 				next.readAt(4096, 4096))
 		})
 	}
+}
+
+// slowFront lets one request wait before it begins.
+type slowFront struct {
+	reserving
+	next atomic.Pointer[chan struct{}] // the request waits for it
+}
+
+func (f *slowFront) Bars(*serving.Disk, bool) error {
+	if wait := f.next.Swap(nil); wait != nil {
+		<-*wait
+	}
+	return nil
+}
+
+// TestRelaySendsForAFormerReader: a request waits so long before it is queued that another
+// goroutine reads from the client by then. It is sent all the same.
+func TestRelaySendsForAFormerReader(t *testing.T) {
+	front, begins := &slowFront{}, make(chan struct{})
+	r := serve(t, 1, nil).remote(t, "disk1.raw")
+	c := serveBeside(t, serving.Config{}, front, "", 1, func(o *serving.Options) {
+		o.Disk = r
+	}).open(t, "", structured)
+	front.next.Store(&begins)
+	c.send(c.request(cmdRead, 0, 0, 4096, nil))
+	require.Equal(t, make([]byte, 4096), c.readAt(4096, 4096))
+	close(begins)
+	_, a := c.answer(func(uint64) (uint16, uint64) { return cmdRead, 4096 })
+	c.good(a)
 }
 
 // TestRelayWaitsForNothingOfItsOwn: a request that is not forwarded, and overlaps a queued one, is
