@@ -100,8 +100,8 @@ func (f *freeCalls) take(command uint16, off, length int64, data []byte) *call {
 	return c
 }
 
-// give returns a call, unless the receiver may still use it.
-func (f *freeCalls) give(c *call) {
+// putBack takes a call back, unless the receiver may still use it.
+func (f *freeCalls) putBack(c *call) {
 	if c.abandoned {
 		return
 	}

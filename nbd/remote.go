@@ -447,7 +447,7 @@ func (r *Remote) diskError(c *call, err error) error {
 // change makes a request that changes the disk.
 func (r *Remote) change(ctx context.Context, command uint16, off, length int64, data []byte) error {
 	c := r.free.take(command, off, length, data)
-	defer r.free.give(c)
+	defer r.free.putBack(c)
 	for {
 		l, err := r.current(ctx)
 		if err != nil {

@@ -50,7 +50,7 @@ func (r *Remote) ReadAt(ctx context.Context, p []byte, off int64) (n int, err er
 		part := p[n:min(n+r.first.limit, len(p))]
 		c := r.free.take(cmdRead, off+int64(n), int64(len(part)), part)
 		err := r.call(ctx, c)
-		r.free.give(c)
+		r.free.putBack(c)
 		if err != nil {
 			return n, err
 		}

@@ -51,7 +51,7 @@ func (r *Remote) flush(ctx context.Context) error {
 func (r *Remote) flushOn(ctx context.Context, l *link) error {
 	mark := r.kept.mark()
 	c := r.free.take(cmdFlush, 0, 0, nil)
-	defer r.free.give(c)
+	defer r.free.putBack(c)
 	err := l.do(ctx, c)
 	if err == nil {
 		r.kept.drop(mark)

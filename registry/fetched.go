@@ -208,12 +208,12 @@ func (f *fetchedImage) bring(ctx context.Context, why string) (err error) {
 	if err := errors.Join(err, list.Close()); err != nil {
 		return err
 	}
-	return f.place(partial)
+	return f.moveIntoPlace(partial)
 }
 
-// place gives fetched disks their directory, unless somebody else has done so meanwhile. What is
-// there is looked at only if it is in the way: a look before would be out of date.
-func (f *fetchedImage) place(partial string) error {
+// moveIntoPlace gives fetched disks their directory, unless somebody else has done so meanwhile.
+// What is there is looked at only if it is in the way: a look before would be out of date.
+func (f *fetchedImage) moveIntoPlace(partial string) error {
 	if err := f.root.Rename(partial, f.dir()); err == nil {
 		return nil
 	}

@@ -330,7 +330,7 @@ func TestFetchedByTwo(t *testing.T) {
 			require.NoError(t, root.Mkdir(f.base+suffix))
 			require.NoError(t, root.WriteFile(f.base+suffix+"/a.img", nil, 0o600))
 			one := &fetchedImage{root: root, base: f.base}
-			go func() { placed <- one.place(f.base + suffix) }()
+			go func() { placed <- one.moveIntoPlace(f.base + suffix) }()
 		}
 		require.NoError(t, <-placed)
 		require.True(t, f.find())

@@ -87,7 +87,7 @@ func (s *Disks) Holders(number uint16) (h Holders) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if o := d.owner.Load(); o != nil && d.held(o) {
+	if o := d.owner.Load(); o != nil && d.hasClaim(o) {
 		h.Owner = PlainName(o.name)
 	}
 	state := d.handover.Load()

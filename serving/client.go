@@ -151,20 +151,20 @@ func (c *Client) released(d *Disk) bool {
 		return false
 	}
 	owner := d.owner.Load()
-	return owner == nil || owner.name == c.peer.name || !d.held(owner)
+	return owner == nil || owner.name == c.peer.name || !d.hasClaim(owner)
 }
 
-// held reports whether the owner of a disk still has its claim. The claim ends with the owner's
+// hasClaim reports whether the owner of a disk still has its claim. The claim ends with the owner's
 // last session, but only after the owner's writes have left the disk: a write that is stuck there
 // could otherwise surface under the next owner. The claim also lasts while the disk is open to a
 // guest, which is about to become the owner. In a live migration the first machine logs out before
 // the disk is handed over, and in a restart both are gone.
-func (d *Disk) held(owner *Peer) bool {
+func (d *Disk) hasClaim(owner *Peer) bool {
 	return d.handover.Load().Guest != "" || d.busy(owner)
 }
 
 // busy reports whether the owner is there, or its writes have not left the disk. Another
-// incarnation of the owner asks this instead of held: that the disk is open to a guest does not
+// incarnation of the owner asks this instead of hasClaim: that the disk is open to a guest does not
 // keep it out.
 func (d *Disk) busy(owner *Peer) bool {
 	return owner.sessions.Load() > 0 || d.Ranges.Writing(owner.name)

@@ -143,7 +143,7 @@ func (q *queue) begin() error {
 		return err
 	}
 	for _, head := range heads {
-		if err := r.hold(head); err != nil {
+		if err := r.markTaken(head); err != nil {
 			return err
 		}
 	}

@@ -131,15 +131,15 @@ func (r *ring) take() (head uint16, ok bool, err error) {
 		return 0, false, errJump
 	}
 	head = load16(r.avail, 4+2*(uint64(r.next)&uint64(r.num-1)))
-	if err := r.hold(head); err != nil {
+	if err := r.markTaken(head); err != nil {
 		return 0, false, err
 	}
 	r.next++
 	return head, true, nil
 }
 
-// hold notes that the device has a request.
-func (r *ring) hold(head uint16) error {
+// markTaken notes that the device has a request.
+func (r *ring) markTaken(head uint16) error {
 	switch {
 	case uint32(head) >= r.num:
 		return errHead

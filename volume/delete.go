@@ -22,7 +22,7 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 	if api.CheckName(name) != nil {
 		return nil // the volume need not exist
 	}
-	v, err := m.hold(ctx, name)
+	v, err := m.takeTurn(ctx, name)
 	if err != nil {
 		return err
 	}

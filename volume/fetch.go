@@ -91,7 +91,7 @@ func (m *Manager) endFetch(v *volume, f *fetching) error {
 // awaitFetch ends a fetch that no request is waiting for.
 func (m *Manager) awaitFetch(v *volume, f *fetching) {
 	<-f.done // after Close, this comes soon
-	held, err := m.hold(m.ctx, v.name)
+	held, err := m.takeTurn(m.ctx, v.name)
 	if err != nil {
 		return
 	}

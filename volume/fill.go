@@ -42,7 +42,7 @@ func (m *Manager) Fill(ctx context.Context, name string, mayMake bool) (u *Uploa
 		}
 		return nil, false, notFound(name)
 	}
-	v, err := m.hold(ctx, name)
+	v, err := m.takeTurn(ctx, name)
 	if err != nil {
 		return nil, false, err
 	}
@@ -153,7 +153,7 @@ func (u *Upload) progress() *api.Progress {
 // empty as before: all Files are gone.
 func (u *Upload) Complete(ctx context.Context, image string) error {
 	m, v := u.m, u.v
-	held, err := u.hold(ctx)
+	held, err := u.takeTurn(ctx)
 	if err != nil {
 		return err
 	}
@@ -188,13 +188,13 @@ func (u *Upload) Complete(ctx context.Context, image string) error {
 	return fmt.Errorf("the data of the volume %q cannot be used: %w", v.name, err)
 }
 
-// hold holds the volume. A deletion that waits for the end of this upload holds it too, so hold
-// does not wait for that.
-func (u *Upload) hold(ctx context.Context) (*volume, error) {
+// takeTurn takes the turn of the volume. A deletion that waits for the end of this upload has it,
+// so takeTurn does not wait for that.
+func (u *Upload) takeTurn(ctx context.Context) (*volume, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(u.ctx, cancel)()
-	held, err := u.m.hold(ctx, u.v.name)
+	held, err := u.m.takeTurn(ctx, u.v.name)
 	switch {
 	case u.ctx.Err() == nil:
 		return held, err
@@ -209,7 +209,7 @@ func (u *Upload) hold(ctx context.Context) (*volume, error) {
 func (u *Upload) Undo(ctx context.Context) error {
 	m, v := u.m, u.v
 	defer u.Release()
-	held, err := u.hold(ctx)
+	held, err := u.takeTurn(ctx)
 	if err != nil {
 		if u.ctx.Err() != nil {
 			return nil
@@ -261,7 +261,7 @@ func (m *Manager) afterCopy(v *volume, opened Opened, f func()) {
 		case <-m.ctx.Done():
 			return
 		}
-		held, err := m.hold(m.ctx, v.name)
+		held, err := m.takeTurn(m.ctx, v.name)
 		if err != nil {
 			return
 		}

@@ -118,7 +118,7 @@ func (m *Manager) findMissing() {
 		}
 		m.mu.Unlock()
 		for _, name := range missing {
-			v, err := m.hold(m.ctx, name)
+			v, err := m.takeTurn(m.ctx, name)
 			if err != nil {
 				return
 			}

@@ -170,8 +170,8 @@ func (v *volume) lookLocked() Volume {
 	return seen
 }
 
-// hold waits for the turn of a volume, which need not exist yet. The caller releases it.
-func (m *Manager) hold(ctx context.Context, name string) (*volume, error) {
+// takeTurn waits for the turn of a volume, which need not exist yet. The caller releases it.
+func (m *Manager) takeTurn(ctx context.Context, name string) (*volume, error) {
 	for {
 		m.mu.Lock()
 		v := m.volumes[name]

@@ -31,7 +31,7 @@ func TestSomebodyElseIsFirst(t *testing.T) {
 			m := start(t, t.TempDir(), f)
 			test.spec.Size = 512
 			spec := testtool.Must(test.spec.Resolved())(t)
-			v := testtool.Must(m.hold(t.Context(), api.DefaultName))(t)
+			v := testtool.Must(m.takeTurn(t.Context(), api.DefaultName))(t)
 			r := store.Record{Name: v.name, State: store.StateMaking, Size: 512, Spec: spec,
 				Place: m.place(v.name, spec)}
 			dir := testtool.Must(m.begin(v, &r))(t)
@@ -63,7 +63,7 @@ func TestKilledWithAPlace(t *testing.T) {
 			f.claims = map[string]string{"there": there}
 			m := start(t, t.TempDir(), f)
 			resolved := testtool.Must(spec.Resolved())(t)
-			v := testtool.Must(m.hold(t.Context(), "vm1"))(t)
+			v := testtool.Must(m.takeTurn(t.Context(), "vm1"))(t)
 			r := store.Record{Name: v.name, State: store.StateMaking, Size: 512, Spec: resolved,
 				Place: m.place(v.name, resolved)}
 			dir := testtool.Must(m.begin(v, &r))(t)

@@ -24,7 +24,7 @@ func (m *Manager) Put(ctx context.Context, name string, asked api.Spec) (v Volum
 	if err != nil {
 		return Volume{}, false, api.Errorf(api.CodeInvalid, "%v", err)
 	}
-	held, err := m.hold(ctx, name)
+	held, err := m.takeTurn(ctx, name)
 	if err != nil {
 		return Volume{}, false, err
 	}

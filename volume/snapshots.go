@@ -109,7 +109,7 @@ func (m *Manager) withOpened(ctx context.Context, name string, f func(Opened) er
 	if api.CheckName(name) != nil {
 		return notFound(name)
 	}
-	v, err := m.hold(ctx, name)
+	v, err := m.takeTurn(ctx, name)
 	if err != nil {
 		return err
 	}

@@ -25,8 +25,8 @@ type flatRun struct {
 
 func (r flatRun) end() int64 { return r.start + r.n }
 
-// from is the run without its first n bytes.
-func (r flatRun) from(n int64) flatRun {
+// skip is the run without its first n bytes.
+func (r flatRun) skip(n int64) flatRun {
 	r.start, r.n = r.start+n, r.n-n
 	if r.host >= 0 {
 		r.host += n
@@ -98,13 +98,13 @@ func lay(below, above []flatRun) []flatRun {
 		if len(below) > 0 && below[0].start < a.start {
 			cut := a.start - below[0].start
 			out = append(out, below[0].first(cut))
-			below[0] = below[0].from(cut)
+			below[0] = below[0].skip(cut)
 		}
 		for len(below) > 0 && below[0].end() <= a.end() {
 			below = below[1:]
 		}
 		if len(below) > 0 && below[0].start < a.end() {
-			below[0] = below[0].from(a.end() - below[0].start)
+			below[0] = below[0].skip(a.end() - below[0].start)
 		}
 		out = append(out, a)
 	}
@@ -150,7 +150,7 @@ func (l *layer) places(ctx context.Context, runs []flatRun, run flatRun) []flatR
 		if ok = ok && n > 0 && at+n <= l.bytes.Size(); ok {
 			part.n, part.host = n, at
 		}
-		run = run.from(part.n)
+		run = run.skip(part.n)
 		if last := len(runs) - 1; ok && last >= 0 && runs[last].host >= 0 &&
 			runs[last].end() == part.start && runs[last].host+runs[last].n == part.host {
 			runs[last].n += part.n

@@ -20,10 +20,10 @@ import (
 	"kubevirt.io/disk/internal/words"
 )
 
-// make makes the file. A reflink shares the image's space until somebody writes, so it is the best.
-// A hard link is the image's own file: a write to it would change the image for everybody, and its
-// owner and mode cannot be set for QEMU. So it must only be read.
-func (p *providing) make(ctx context.Context, r record) error {
+// makeFile makes the file. A reflink shares the image's space until somebody writes, so it is the
+// best. A hard link is the image's own file: a write to it would change the image for everybody,
+// and its owner and mode cannot be set for QEMU. So it must only be read.
+func (p *providing) makeFile(ctx context.Context, r record) error {
 	if len(p.img.Info().BackingChain) > 0 {
 		return p.convert(ctx, r)
 	}

@@ -164,7 +164,7 @@ func (p *providing) keepOrMake(ctx context.Context) error {
 		return err
 	}
 	begin := time.Now()
-	if err := p.make(ctx, now); err != nil {
+	if err := p.makeFile(ctx, now); err != nil {
 		return err
 	}
 	p.opt.Progress.Finish()

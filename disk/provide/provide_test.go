@@ -159,7 +159,7 @@ func TestAFileThatCannotBeOpenedNow(t *testing.T) {
 	require.NoError(t, f.Remove())
 	require.NoError(t, os.WriteFile(f.Path, []byte("somebody's"), 0o600))
 	p := &providing{img: open(t, path), dir: filepath.Dir(to), path: f.Path, file: f}
-	require.ErrorContains(t, p.make(t.Context(), record{}), "this program has not made it")
+	require.ErrorContains(t, p.makeFile(t.Context(), record{}), "this program has not made it")
 }
 
 func TestADamagedRecordIsNotGuessed(t *testing.T) {

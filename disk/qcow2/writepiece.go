@@ -84,7 +84,7 @@ func (w *writer) work(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := p.make(ctx, w, compress); err != nil {
+		if err := p.encode(ctx, w, compress); err != nil {
 			return err
 		}
 		p.ready <- struct{}{}
@@ -92,8 +92,8 @@ func (w *writer) work(ctx context.Context) error {
 	return nil
 }
 
-// make reads the piece and compresses its clusters.
-func (p *writePiece) make(ctx context.Context, w *writer, compress compressor) error {
+// encode reads the piece and compresses its clusters.
+func (p *writePiece) encode(ctx context.Context, w *writer, compress compressor) error {
 	if p.content == nil {
 		p.content = make([]byte, 0, w.unit)
 	}

@@ -52,12 +52,12 @@ func (c *Content) openTar(opt Options) error {
 	for a.found == "" {
 		h, err := a.next()
 		if err == io.EOF {
-			return a.none()
+			return a.noDisk()
 		}
 		if err != nil {
 			return err
 		}
-		if err := a.look(h, c); err != nil {
+		if err := a.consider(h, c); err != nil {
 			return err
 		}
 	}
@@ -65,8 +65,8 @@ func (c *Content) openTar(opt Options) error {
 	return nil
 }
 
-// none says that there is no disk.
-func (a *archive) none() error {
+// noDisk says that there is no disk.
+func (a *archive) noDisk() error {
 	switch {
 	case a.other != nil:
 		return a.other
@@ -129,9 +129,9 @@ func (a *archive) padding() error {
 	return err
 }
 
-// look decides whether a file is the disk, and counts it otherwise. It has read the beginning of
-// the file then.
-func (a *archive) look(h *tar.Header, c *Content) error {
+// consider decides whether a file is the disk, and counts it otherwise. It has read the beginning
+// of the file then.
+func (a *archive) consider(h *tar.Header, c *Content) error {
 	kind, in, err := a.kindOf(h)
 	switch {
 	case err != nil:
@@ -262,7 +262,7 @@ func (a *archive) rest() error {
 	for err == nil {
 		var h *tar.Header
 		if h, err = a.next(); err == nil {
-			err = a.look(h, nil)
+			err = a.consider(h, nil)
 		}
 	}
 	return err

@@ -57,7 +57,7 @@ func (h *handovers) expire(lun uint16, o *opening) {
 	turn := h.turn(lun)
 	turn <- struct{}{}
 	defer func() { <-turn }()
-	if !h.over(lun, o) {
+	if !h.forgetTimer(lun, o) {
 		return
 	}
 	former, err := h.disks.HandOver(lun)
@@ -88,8 +88,8 @@ func (h *handovers) expire(lun uint16, o *opening) {
 		zap.Uint16("lun", lun), zap.String("fenced", fenced), zap.Error(err))
 }
 
-// over removes the timer of a LUN if it is still the one that has run out.
-func (h *handovers) over(lun uint16, o *opening) bool {
+// forgetTimer removes the timer of a LUN if it is still the one that has run out.
+func (h *handovers) forgetTimer(lun uint16, o *opening) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.openings[lun] != o {

@@ -75,8 +75,8 @@ func orLink(err error, dir int, name string) error {
 	return err
 }
 
-// in opens the directory of path and calls do for the name in it.
-func in(op, path string, do func(dir int, name string) error) error {
+// inDirOf opens the directory of path and calls do for the name in it.
+func inDirOf(op, path string, do func(dir int, name string) error) error {
 	dir, err := openDir(filepath.Dir(path))
 	if err == nil {
 		err = Retry(func() error { return do(dir, filepath.Base(path)) })
@@ -91,7 +91,7 @@ func in(op, path string, do func(dir int, name string) error) error {
 // OpenFile is like os.OpenFile, but does not open a file for writing that has another name:
 // ErrLinked.
 func OpenFile(path string, flags int, mode fs.FileMode) (f *os.File, err error) {
-	err = in("open", path, func(dir int, name string) error {
+	err = inDirOf("open", path, func(dir int, name string) error {
 		fd, err := unix.Openat(dir, name, flags|OpenFlags, uint32(mode.Perm()))
 		if err != nil {
 			return orLink(err, dir, name)
@@ -118,7 +118,7 @@ func OpenFile(path string, flags int, mode fs.FileMode) (f *os.File, err error) 
 
 // Remove removes a file or an empty directory, if it exists.
 func Remove(path string) error {
-	err := in("remove", path, func(dir int, name string) error {
+	err := inDirOf("remove", path, func(dir int, name string) error {
 		err := unix.Unlinkat(dir, name, 0)
 		if err == unix.EISDIR || err == unix.EPERM {
 			if asDir := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR); asDir != unix.ENOTDIR {
@@ -159,7 +159,7 @@ func Names(path string) ([]string, error) {
 // Rename renames a file within its directory. With the flag unix.RENAME_EXCHANGE the two files swap
 // their names.
 func Rename(from, to string, flags uint) error {
-	return in("rename", to, func(dir int, name string) error {
+	return inDirOf("rename", to, func(dir int, name string) error {
 		if flags == 0 {
 			return unix.Renameat(dir, filepath.Base(from), dir, name)
 		}
@@ -170,7 +170,7 @@ func Rename(from, to string, flags uint) error {
 // Move gives a file or directory a name in another directory of the same file system. It replaces
 // nothing.
 func Move(from, to string) error {
-	return in("rename", from, func(old int, name string) error {
+	return inDirOf("rename", from, func(old int, name string) error {
 		dir, err := openDir(filepath.Dir(to))
 		if err != nil {
 			return err
@@ -182,7 +182,7 @@ func Move(from, to string) error {
 
 // MakeDir makes a directory that only our user can use.
 func MakeDir(path string) error {
-	return in("mkdir", path, func(dir int, name string) error {
+	return inDirOf("mkdir", path, func(dir int, name string) error {
 		return unix.Mkdirat(dir, name, 0o700)
 	})
 }

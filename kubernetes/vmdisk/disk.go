@@ -151,7 +151,7 @@ func check(disks []Disk, path string) error {
 				copyModes[1], copyModes[2], copyModes[3], copyModes[4])
 		}
 		_, err := libvirt.Disk(d.lun("localhost", 0, libvirt.Credential{}), d.device(""))
-		p.of(err, at)
+		p.addOf(err, at)
 	}
 	return p.err()
 }
@@ -167,15 +167,15 @@ func (p *problems) add(field, format string, args ...any) {
 		&libvirt.FieldError{Field: field, Problem: fmt.Sprintf(format, args...)})
 }
 
-// of adds libvirt's errors about the LUN and the device of the disk at a place.
-func (p *problems) of(err error, at string) {
+// addOf adds libvirt's errors about the LUN and the device of the disk at a place.
+func (p *problems) addOf(err error, at string) {
 	fields := map[string]string{
 		"Device.Dev": "target.device", "Device.Bus": "target.bus", "LUN.AccessMode": "access-mode",
 	}
 	var field *libvirt.FieldError
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, one := range joined.Unwrap() {
-			p.of(one, at)
+			p.addOf(one, at)
 		}
 		return
 	}

@@ -165,7 +165,7 @@ func (f *fetch) bring(p []byte) (int, error) {
 		}
 		n, err := f.body.Read(p[:min(int64(len(p)), f.end-f.off)])
 		f.off += int64(n)
-		f.unproven.came(p[:n])
+		f.unproven.add(p[:n])
 		if n > 0 {
 			if f.tries.came(n); f.tries.few == 0 {
 				f.last = f.tries.last
@@ -214,7 +214,7 @@ func (f *fetch) Close() error {
 func (f *fetch) next(err error) error {
 	slow := errors.Is(err, errSlow) || errors.Is(err, errSilent)
 	if slow = slow && len(f.endpoints) > 1; !slow {
-		if err = f.tries.again(f.ctx, err); err == nil {
+		if err = f.tries.waitForRetry(f.ctx, err); err == nil {
 			return nil
 		}
 	}
@@ -231,8 +231,8 @@ func (f *fetch) next(err error) error {
 	return nil
 }
 
-// turn begins to ask the first endpoint. Its time is limited if there are others.
-func (f *fetch) turn() {
+// beginTurn begins to ask the first endpoint. Its time is limited if there are others.
+func (f *fetch) beginTurn() {
 	e := f.endpoints[0]
 	f.tries = e.tries()
 	if f.last.IsZero() {
@@ -250,7 +250,7 @@ func (f *fetch) connect() error {
 	for {
 		e := f.endpoints[0]
 		if f.tries == nil {
-			f.turn()
+			f.beginTurn()
 		}
 		body, err := f.ask(e)
 		if err == nil {

@@ -60,14 +60,14 @@ func TestNameOfNobody(t *testing.T) {
 	e := testtool.Must(c.endpoint("registry.example", "vm/a"))(t)
 	missing := fmt.Errorf("asking: %w", &net.OpError{Op: "dial", Net: "tcp",
 		Err: &net.DNSError{Err: "no such host", Name: "registry.example", IsNotFound: true}})
-	err := e.tries().again(t.Context(), explain(missing))
+	err := e.tries().waitForRetry(t.Context(), explain(missing))
 	require.ErrorContains(t, err, "no such host; check the name")
 	c.answered.Store("registry.example", true)
-	require.NoError(t, e.tries().again(t.Context(), explain(missing)))
+	require.NoError(t, e.tries().waitForRetry(t.Context(), explain(missing)))
 
 	unclear := &net.DNSError{Err: "server misbehaving", Name: "registry.example", IsTemporary: true}
 	c.answered.Clear()
-	require.NoError(t, e.tries().again(t.Context(), explain(unclear)))
+	require.NoError(t, e.tries().waitForRetry(t.Context(), explain(unclear)))
 }
 
 // lying is a registry that misbehaves, for the client here.

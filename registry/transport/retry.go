@@ -140,8 +140,8 @@ func (t *tries) came(n int) {
 	}
 }
 
-// Again waits before the next try, or returns err if there is none.
-func (t *tries) again(ctx context.Context, err error) error {
+// waitForRetry waits before the next try, or returns err if there is none.
+func (t *tries) waitForRetry(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -252,7 +252,7 @@ func (e *endpoint) retry(ctx context.Context, once func() error) error {
 		if err == nil {
 			return nil
 		}
-		if err := t.again(ctx, err); err != nil {
+		if err := t.waitForRetry(ctx, err); err != nil {
 			return err
 		}
 	}

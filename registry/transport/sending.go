@@ -115,7 +115,7 @@ func (s *sending) next(ctx context.Context) error {
 		s.restarts++ // the connection broke
 		s.restart()
 		s.tries.progress()
-		return s.tries.again(ctx, err)
+		return s.tries.waitForRetry(ctx, err)
 	case s.at != nil && refused(err) && s.restarts < maxRestarts &&
 		(s.told || ended || s.ended && s.pieces > 1 || 0 < s.off && s.off < s.desc.Size):
 		// The registry has something else than it should, or nothing any more, perhaps because all
@@ -134,7 +134,7 @@ func (s *sending) next(ctx context.Context) error {
 	if !busy && s.off < s.desc.Size { // a busy registry has taken nothing
 		s.ask = s.at != nil
 	}
-	return s.tries.again(ctx, err)
+	return s.tries.waitForRetry(ctx, err)
 }
 
 // refused reports whether the registry refuses the data itself, whoever sends it.

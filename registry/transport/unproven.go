@@ -24,8 +24,8 @@ type unproven struct {
 
 func newUnproven(start int64) *unproven { return &unproven{start: start, hash: sha256.New()} }
 
-// came notes bytes.
-func (u *unproven) came(p []byte) {
+// add hashes bytes that came.
+func (u *unproven) add(p []byte) {
 	if u != nil {
 		u.hash.Write(p)
 	}

@@ -252,7 +252,7 @@ func (h *Handler) look(w http.ResponseWriter, r *http.Request, name, id string) 
 	}
 	defer h.end(t)
 	if err := h.pause(t, s); err != nil {
-		h.refuse(w, r, h.give(r.Context(), t, s, err))
+		h.refuse(w, r, h.giveUp(r.Context(), t, s, err))
 		return
 	}
 	setState(w.Header(), s.offset, s.length, false)
@@ -286,7 +286,7 @@ func (h *Handler) patch(w http.ResponseWriter, r *http.Request, name, id string)
 	defer h.end(t)
 	if err := h.fits(w, t, s, q); err != nil {
 		if pauseErr := h.pause(t, s); pauseErr != nil {
-			err = h.give(r.Context(), t, s, pauseErr)
+			err = h.giveUp(r.Context(), t, s, pauseErr)
 		}
 		h.refuse(w, r, err)
 		return
@@ -334,7 +334,7 @@ func (h *Handler) cancel(w http.ResponseWriter, r *http.Request, name, id string
 		return
 	}
 	defer h.end(t)
-	if err := h.give(r.Context(), t, s, nil); err != nil {
+	if err := h.giveUp(r.Context(), t, s, nil); err != nil {
 		h.refuse(w, r, err)
 		return
 	}

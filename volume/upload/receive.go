@@ -160,7 +160,7 @@ func (h *Handler) receive(w http.ResponseWriter, r *http.Request, t *turn, s *se
 	h.log.Warn("an upload has failed", zap.String("volume", t.name), zap.Int64("bytes", s.offset),
 		zap.Error(err))
 	w.Header().Del("Location")
-	h.refuse(w, r, h.give(r.Context(), t, s, err))
+	h.refuse(w, r, h.giveUp(r.Context(), t, s, err))
 }
 
 // answerPart answers a request whose content is not the end of the data.

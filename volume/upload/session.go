@@ -122,11 +122,11 @@ func (s *session) takeHead(body io.Reader) error {
 // announced.
 func (s *session) count(p []byte) error {
 	s.sums.add(p)
-	return s.came(len(p))
+	return s.advance(len(p))
 }
 
-// came counts data that has come.
-func (s *session) came(n int) error {
+// advance counts data that has come.
+func (s *session) advance(n int) error {
 	s.offset += int64(n)
 	if s.length >= 0 && s.offset > s.length {
 		return wrong("more data has come than the %d bytes that were announced", s.length)
@@ -203,7 +203,7 @@ func (s *session) takePlain(ctx context.Context, body io.Reader, told func()) er
 		}
 		s.adding.spare(buf)
 		n, end := io.ReadFull(body, buf)
-		err = s.came(n)
+		err = s.advance(n)
 		s.adding.start(s.sums, buf[:n])
 		s.fill.Put(buf[:n])
 		if err != nil {

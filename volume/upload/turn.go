@@ -61,11 +61,11 @@ func (h *Handler) end(t *turn) {
 	t.close()
 	t.volume.Release()
 	h.slots.release(t.transfer, t.paused)
-	h.thin()
+	h.dropOldest()
 }
 
-// thin gives up uploads that wait in memory, if there are too many.
-func (h *Handler) thin() {
+// dropOldest gives up uploads that wait in memory, if there are too many.
+func (h *Handler) dropOldest() {
 	for {
 		name, ok := h.slots.crowded()
 		if !ok {
@@ -146,7 +146,7 @@ func (h *Handler) resume(w http.ResponseWriter, r *http.Request, name, id string
 	*turn, *session, error) {
 	t, err := h.begin(w, r, name, id)
 	if refused, ok := errors.AsType[*api.Error](err); ok && refused.Code == api.CodeHasData {
-		err = gone(name) // it is complete, or was of an earlier volume of that name
+		err = noUpload(name) // it is complete, or was of an earlier volume of that name
 	}
 	if err != nil {
 		return nil, nil, err
@@ -159,8 +159,8 @@ func (h *Handler) resume(w http.ResponseWriter, r *http.Request, name, id string
 	return t, s, nil
 }
 
-// gone says that an upload is not there.
-func gone(volume string) error {
+// noUpload says that an upload is not there.
+func noUpload(volume string) error {
 	return refusal(http.StatusNotFound, "there is no such upload to the volume %q: begin it "+
 		"again, unless the volume has its data", volume)
 }
@@ -172,7 +172,7 @@ func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error
 	case durable.IsUnread(err):
 		return nil, unreadable(err)
 	case err != nil || rec.ID != id:
-		return nil, gone(t.name)
+		return nil, noUpload(t.name)
 	}
 	t.made = rec.Made
 	s := t.paused
@@ -191,7 +191,7 @@ func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error
 	if s == nil {
 		s = &session{name: t.name, volume: t.volume, base: rec, placed: rec.Placed}
 	}
-	return nil, h.give(ctx, t, s, gone(t.name))
+	return nil, h.giveUp(ctx, t, s, noUpload(t.name))
 }
 
 // Expire gives up uploads that nobody has continued for too long, so that their data does not take
@@ -232,7 +232,7 @@ func (h *Handler) expire(ctx context.Context, name string) error {
 	t.paused = nil
 	h.log.Info("an interrupted upload is given up: nobody resumed it",
 		zap.String("volume", name), zap.Int64("bytes", s.offset), zap.Duration("after", maxAge))
-	return h.give(ctx, t, s, nil)
+	return h.giveUp(ctx, t, s, nil)
 }
 
 // Recover removes the data of uploads that the end of an earlier process cut off and that cannot go
@@ -251,7 +251,7 @@ func (h *Handler) Recover(ctx context.Context, names []string) error {
 			all = append(all, unreadable(err)) // the upload may go on later
 		} else if err != nil || !rec.goesOn() {
 			s := &session{name: name, volume: v, base: rec, placed: rec.Placed}
-			if err := h.give(ctx, t, s, nil); err != nil {
+			if err := h.giveUp(ctx, t, s, nil); err != nil {
 				all = append(all, err)
 			}
 		}
@@ -271,9 +271,9 @@ func (h *Handler) pause(t *turn, s *session) error {
 	return nil
 }
 
-// give gives up an upload, and leaves the volume as it was: empty, or missing. It returns err and
+// giveUp gives up an upload, and leaves the volume as it was: empty, or missing. It returns err and
 // its own errors.
-func (h *Handler) give(ctx context.Context, t *turn, s *session, err error) error {
+func (h *Handler) giveUp(ctx context.Context, t *turn, s *session, err error) error {
 	if clearErr := s.discard(); clearErr != nil {
 		h.log.Error("the data of an upload cannot be removed", zap.String("volume", t.name),
 			zap.Error(clearErr))

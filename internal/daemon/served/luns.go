@@ -169,7 +169,7 @@ func (d *Disks) leave(ctx context.Context, s *Disk) (released <-chan struct{}, e
 	}
 	s.leaving, s.released = true, released
 	s.set(false)
-	d.gone(s)
+	d.announceRemoved(s)
 	d.table.drop(s)
 	return released, nil
 }
@@ -223,12 +223,12 @@ func (d *Disks) withdrawLocked(s *Disk) (released <-chan struct{}, err error) {
 		return nil, err
 	}
 	s.set(false)
-	d.gone(s)
+	d.announceRemoved(s)
 	return released, nil
 }
 
-// gone says that nobody has a LUN any more.
-func (d *Disks) gone(s *Disk) {
+// announceRemoved says that nobody has a LUN any more.
+func (d *Disks) announceRemoved(s *Disk) {
 	d.handovers.Removed(s.LUN)
 	d.opt.Log.Info("removed a LUN", zap.Uint16("lun", s.LUN), zap.String("image", s.Name))
 }

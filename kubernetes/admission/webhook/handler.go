@@ -40,7 +40,7 @@ func (h *handler) mutate(ctx context.Context, r review.Request) review.Response 
 			"namespace %q, so the pod would wait for its disk for ever: add the namespace to the "+
 			"chart's \"namespaces\", or remove the annotation %s", r.Namespace, api.AnnotationSet))
 	}
-	wanted, err := h.wanted(ctx, pod, disks)
+	wanted, err := h.wantedDisks(ctx, pod, disks)
 	if err != nil {
 		return review.Errored(http.StatusInternalServerError, err)
 	}
@@ -112,8 +112,8 @@ func (h *handler) named(ctx context.Context, pod *corev1.Pod, disks []admission.
 	return all, nil
 }
 
-// wanted are the disks that a pod asks for, with all that there is of them.
-func (h *handler) wanted(ctx context.Context, pod *corev1.Pod, disks []admission.Disk) (
+// wantedDisks are the disks that a pod asks for, with all that there is of them.
+func (h *handler) wantedDisks(ctx context.Context, pod *corev1.Pod, disks []admission.Disk) (
 	[]admission.Wanted, error) {
 	all, err := h.named(ctx, pod, disks)
 	if err != nil {

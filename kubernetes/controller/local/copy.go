@@ -37,7 +37,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		return nil, err
 	}
 	if !objects.BoundTo(volume, m.ClaimUID) {
-		return r.lost(id, "its volume %s is gone", m.VolumeName), nil
+		return r.sourceGone(id, "its volume %s is gone", m.VolumeName), nil
 	}
 	claim, err := r.claim(ctx, id, moveClaim(id))
 	switch {
@@ -123,30 +123,30 @@ func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (addre
 			after(pollInterval), nil
 	}
 	if pod.Status.Phase == corev1.PodRunning && pod.Status.PodIP != "" {
-		if gone, err := r.gone(ctx, pod.Spec.NodeName); gone != "" || err != nil {
-			return "", r.lost(id, "%s", gone), err
+		if gone, err := r.nodeProblem(ctx, pod.Spec.NodeName); gone != "" || err != nil {
+			return "", r.sourceGone(id, "%s", gone), err
 		}
 		return pod.Status.PodIP, nil, nil
 	}
 	if why := objects.Unschedulable(pod); why != nil {
-		return "", r.lost(id, "no node can read its volume: %s", why.Message), nil
+		return "", r.sourceGone(id, "no node can read its volume: %s", why.Message), nil
 	}
-	if gone, err := r.gone(ctx, pod.Spec.NodeName); gone != "" || err != nil {
-		return "", r.lost(id, "%s", gone), err
+	if gone, err := r.nodeProblem(ctx, pod.Spec.NodeName); gone != "" || err != nil {
+		return "", r.sourceGone(id, "%s", gone), err
 	}
 	return "", moving(v1alpha1.ReasonCopying, "pod %s on the node of the disk is starting",
 		pod.Name).after(pollInterval), nil
 }
 
-// lost says that the disk cannot be read.
-func (r *Reconciler) lost(id *v1alpha1.VMIdentity, format string, args ...any) *state {
+// sourceGone says that the disk cannot be read.
+func (r *Reconciler) sourceGone(id *v1alpha1.VMIdentity, format string, args ...any) *state {
 	return moving(v1alpha1.ReasonSourceGone, "the disk is to be moved to node %s and cannot be "+
 		"read: %s. Bring that back, or ask for the disk where it was; nothing was deleted",
 		id.Status.Move.To, fmt.Sprintf(format, args...)).after(afterFailed)
 }
 
-// gone says what is wrong with a node; "": nothing.
-func (r *Reconciler) gone(ctx context.Context, name string) (string, error) {
+// nodeProblem says what is wrong with a node; "": nothing.
+func (r *Reconciler) nodeProblem(ctx context.Context, name string) (string, error) {
 	if name == "" {
 		return "", nil
 	}
@@ -178,7 +178,7 @@ func (r *Reconciler) receiving(ctx context.Context, id *v1alpha1.VMIdentity, job
 			return moving(v1alpha1.ReasonTargetFailed, "node %s cannot take the disk: %s. It "+
 				"stays where it was", m.To, why.Message).after(afterFailed), nil
 		}
-		gone, err := r.gone(ctx, pod.Spec.NodeName)
+		gone, err := r.nodeProblem(ctx, pod.Spec.NodeName)
 		if gone != "" || err != nil {
 			return moving(v1alpha1.ReasonTargetFailed, "%s and cannot take the disk. It stays "+
 				"where it was", gone).after(afterFailed), err

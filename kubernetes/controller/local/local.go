@@ -135,7 +135,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity,
 	case to == "" && controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove):
 		return nil, r.SetFinalizer(ctx, id, v1alpha1.FinalizerMove, false)
 	case to == "":
-		return r.still(id), nil
+		return r.noLongerWanted(id), nil
 	case id.Status.UsedBy != nil:
 		return stays(v1alpha1.ReasonInUse, "pod %s uses the disk: it is moved to node %s when the "+
 			"pod has ended", id.Status.UsedBy.Name, to), nil
@@ -187,8 +187,8 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity,
 		after(pollInterval), nil
 }
 
-// still withdraws the report about a move that is no longer wanted.
-func (r *Reconciler) still(id *v1alpha1.VMIdentity) *state {
+// noLongerWanted withdraws the report about a move that is no longer wanted.
+func (r *Reconciler) noLongerWanted(id *v1alpha1.VMIdentity) *state {
 	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionMoving)
 	if c == nil || c.Reason == v1alpha1.ReasonMoved || c.Reason == v1alpha1.ReasonStays {
 		return nil

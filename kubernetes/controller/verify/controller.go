@@ -64,12 +64,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	id := before.DeepCopy()
-	requeueAfter := r.see(ctx, id, a)
+	requeueAfter := r.applyVerdict(ctx, id, a)
 	return ctrl.Result{RequeueAfter: requeueAfter}, r.Report(ctx, before, id)
 }
 
-// see sets the condition and the key, and returns when to look again.
-func (r *Reconciler) see(ctx context.Context, id *v1alpha1.VMIdentity, a asked) time.Duration {
+// applyVerdict sets the condition and the key, and returns when to look again.
+func (r *Reconciler) applyVerdict(ctx context.Context, id *v1alpha1.VMIdentity,
+	a asked) time.Duration {
 	set := func(status metav1.ConditionStatus, reason, message string) {
 		objects.SetCondition(&id.Status.Conditions, id.Generation, metav1.Condition{
 			Type: v1alpha1.ConditionVerified, Status: status, Reason: reason, Message: message})
