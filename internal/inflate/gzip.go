@@ -16,7 +16,7 @@ var (
 
 // Gzip reads gzip members, one after the other, as one stream. One goroutine at a time may use it.
 type Gzip struct {
-	s       stream
+	s       Decoder
 	from    int // offset in s.dst of the output that was not returned yet
 	err     error
 	between bool // a header comes next
@@ -29,7 +29,7 @@ type Gzip struct {
 // NewGzip reads members from their beginning. It may read ahead.
 func NewGzip(src io.Reader) *Gzip {
 	g := &Gzip{between: true}
-	g.s.init(src)
+	g.s.stream(src)
 	return g
 }
 
@@ -61,6 +61,9 @@ func (g *Gzip) more() error {
 	}
 	g.from = s.out
 	err := s.advance(Window + streamOut)
+	if err == errTruncated { // by now the source has no more
+		err = io.ErrUnexpectedEOF
+	}
 	part := s.dst[g.from:s.out]
 	g.sum = crc32.Update(g.sum, crc32.IEEETable, part)
 	g.size += uint32(len(part))

@@ -1,10 +1,10 @@
 // Package inflate decodes raw deflate data (RFC 1951).
 //
 // A Decoder decodes in one call. The caller has the whole input and output in memory, as for a
-// compressed cluster of a disk image. So there is no window to keep and no state between calls.
-// This is more than twice as fast as a streaming decoder.
+// compressed cluster of a disk image. So there is no window to keep. This is more than twice as
+// fast as a streaming decoder.
 //
-// A Gzip reads gzip members (RFC 1952) from a reader.
+// A Gzip reads gzip members (RFC 1952) from a reader. It has the same decoder work in pieces.
 //
 // Both accept and refuse exactly what the standard library does, byte for byte. Fuzz tests compare
 // them.
@@ -13,6 +13,7 @@ package inflate
 import (
 	"encoding/binary"
 	"errors"
+	"io"
 )
 
 // The errors of an input.
@@ -28,8 +29,8 @@ var (
 )
 
 // Decoder holds the tables of the block that is being decoded. The zero value is ready to use. One
-// goroutine at a time may use it, again and again, and it then allocates nothing. It takes about 25
-// KiB.
+// goroutine at a time may use it, again and again, and Decode then allocates nothing. It takes about
+// 25 KiB.
 type Decoder struct {
 	// the next bits of the input, the first one lowest; above the lowest left bits there may be
 	// some of the following ones
@@ -43,6 +44,16 @@ type Decoder struct {
 	codes   [1 << codeBits]uint32 // of the code lengths' code
 	lengths [maxLitLen + maxDist]uint8
 	sorted  [numLitLen]uint16
+
+	mode   mode
+	final  bool // the block is the last one
+	stored int  // bytes that are left of a stored block
+
+	src io.Reader // of a Gzip
+	buf []byte    // of in, for a Gzip
+	in  []byte    // in[pos:] is unused
+	err error     // of src; not nil: there is no more input than in
+	dst []byte    // dst[:out] is output
 }
 
 // Decode fills dst from the deflate stream at the beginning of src, and ignores the rest of src. It
@@ -52,31 +63,12 @@ type Decoder struct {
 //
 // An error is one of this package's. Even then, the n bytes are right.
 func (d *Decoder) Decode(dst, src []byte) (n int, err error) {
-	d.bits, d.left, d.pos, d.out = 0, 0, 0, 0
-	for last := false; !last && d.out < len(dst); {
-		if !d.need(src, 3) {
-			return d.out, errTruncated
-		}
-		header := d.take(3)
-		last = header&1 != 0
-		switch header >> 1 {
-		case 0:
-			err = d.stored(dst, src)
-		case 1:
-			d.tables = fixedTables()
-			err = d.block(dst, src)
-		case 2:
-			if err = d.readTables(src); err == nil {
-				err = d.block(dst, src)
-			}
-		default:
-			err = errBlockType
-		}
-		if err != nil {
-			return d.out, err
-		}
-	}
-	return d.out, nil
+	d.in, d.err, d.dst = src, io.EOF, dst
+	d.bits, d.left, d.pos = 0, 0, 0
+	d.restart()
+	err = d.advance(len(dst))
+	d.in, d.dst = nil, nil
+	return d.out, err
 }
 
 // need makes at least n bits available, at most 56. It returns false if the input has too few.
@@ -104,36 +96,4 @@ func (d *Decoder) take(n uint) uint {
 	d.bits >>= n & 63
 	d.left -= n
 	return uint(v)
-}
-
-// stored copies a block that is not compressed (RFC 1951, section 3.2.4).
-func (d *Decoder) stored(dst, src []byte) error {
-	d.pos -= int(d.left / 8) // back to the first unused byte
-	d.bits, d.left = 0, 0
-	if len(src)-d.pos < 4 {
-		return errTruncated
-	}
-	n, complement := binary.LittleEndian.Uint16(src[d.pos:]),
-		binary.LittleEndian.Uint16(src[d.pos+2:])
-	d.pos += 4
-	if n != ^complement {
-		return errStored
-	}
-	want := min(int(n), len(dst)-d.out)
-	copied := copy(dst[d.out:d.out+want], src[d.pos:])
-	d.out += copied
-	d.pos += copied
-	if copied < want {
-		return errTruncated
-	}
-	return nil
-}
-
-// block decodes a compressed block with the current tables, until it ends or dst is full.
-func (d *Decoder) block(dst, src []byte) error {
-	ended, err := d.fast(dst, src)
-	for !ended && err == nil && d.out < len(dst) {
-		ended, err = d.step(dst, src)
-	}
-	return err
 }

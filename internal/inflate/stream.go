@@ -26,114 +26,96 @@ type mode uint8
 const (
 	inHeader mode = iota // the header of a block comes next
 	inStored             // the rest of a stored block comes next
-	inFixed              // fixed codes come next
-	inCodes              // the block's own codes come next
+	inCodes              // codes come next
 	atEnd                // the stream is over
 )
 
-// stream decodes deflate streams one after the other as their input comes. Between two calls it may
-// be anywhere, even within a block.
-type stream struct {
-	Decoder
-	mode   mode
-	final  bool // the block is the last one
-	stored int  // bytes that are left of a stored block
-
-	src io.Reader
-	buf []byte // of in
-	in  []byte // in[pos:] is unused
-	err error  // of src
-
-	dst []byte // dst[:out] is output, with the window; behind it is room for turnOut
-}
-
-func (s *stream) init(src io.Reader) {
-	s.src, s.buf, s.dst = src, make([]byte, streamIn), make([]byte, Window+streamOut+turnOut)
+// stream has the decoder decode streams one after the other as their input comes. Behind the output,
+// with the window, it has room for turnOut.
+func (d *Decoder) stream(src io.Reader) {
+	d.src, d.buf, d.dst = src, make([]byte, streamIn), make([]byte, Window+streamOut+turnOut)
 }
 
 // unread gives whole bytes back to the input, so that the next bit is in the byte at pos, or one of
 // the last bits of the byte before.
-func (s *stream) unread() {
-	s.pos -= int(s.left / 8)
-	s.left &= 7
-	s.bits &= 1<<s.left - 1
+func (d *Decoder) unread() {
+	d.pos -= int(d.left / 8)
+	d.left &= 7
+	d.bits &= 1<<d.left - 1
 }
 
 // align drops the rest of a byte.
-func (s *stream) align() {
-	s.unread()
-	s.bits, s.left = 0, 0
+func (d *Decoder) align() {
+	d.unread()
+	d.bits, d.left = 0, 0
 }
 
 // fill reads more input, until there are n unused bytes if the source has that many.
-func (s *stream) fill(n int) error {
-	s.unread()
-	s.in = s.buf[:copy(s.buf, s.in[s.pos:])]
-	s.pos = 0
-	for empty := 0; len(s.in) < n && s.err == nil; {
+func (d *Decoder) fill(n int) error {
+	d.unread()
+	d.in = d.buf[:copy(d.buf, d.in[d.pos:])]
+	d.pos = 0
+	for empty := 0; len(d.in) < n && d.err == nil; {
 		var got int
-		got, s.err = s.src.Read(s.buf[len(s.in):])
-		s.in = s.buf[:len(s.in)+got]
+		got, d.err = d.src.Read(d.buf[len(d.in):])
+		d.in = d.buf[:len(d.in)+got]
 		if empty++; got > 0 {
 			empty = 0
 		} else if empty == maxEmptyReads {
-			s.err = io.ErrNoProgress
+			d.err = io.ErrNoProgress
 		}
 	}
-	if s.err != nil && s.err != io.EOF {
-		return s.err
+	if d.err != nil && d.err != io.EOF {
+		return d.err
 	}
 	return nil
 }
 
-// advance decodes until the output has stop bytes, or at most turnOut more, or the stream ends.
-// stop is at most Window+streamOut.
-func (s *stream) advance(stop int) (err error) {
-	for err == nil && s.out < stop && s.mode != atEnd {
-		if len(s.in)-s.pos < headerIn && s.err == nil {
-			err = s.fill(headerIn)
+// advance decodes until the output has stop bytes, or at most turnOut more if dst has room for them,
+// or the stream ends. Between two calls it may be anywhere, even within a block.
+func (d *Decoder) advance(stop int) (err error) {
+	for err == nil && d.out < stop && d.mode != atEnd {
+		if len(d.in)-d.pos < headerIn && d.err == nil {
+			err = d.fill(headerIn)
 			continue
 		}
-		switch s.mode {
+		switch d.mode {
 		case inHeader:
-			err = s.header()
+			err = d.header()
 		case inStored:
-			err = s.copyStored(stop)
+			err = d.copyStored(stop)
 		default:
-			err = s.codes(stop)
+			err = d.block(stop)
 		}
-	}
-	if err == errTruncated { // by now the source has no more
-		err = io.ErrUnexpectedEOF
 	}
 	return err
 }
 
 // header begins a block.
-func (s *stream) header() error {
-	if !s.need(s.in, 3) {
+func (d *Decoder) header() error {
+	if !d.need(d.in, 3) {
 		return errTruncated
 	}
-	header := s.take(3)
-	s.final = header&1 != 0
+	header := d.take(3)
+	d.final = header&1 != 0
 	switch header >> 1 {
 	case 0:
-		s.align()
-		if len(s.in)-s.pos < 4 {
+		d.align()
+		if len(d.in)-d.pos < 4 {
 			return errTruncated
 		}
-		n, complement := binary.LittleEndian.Uint16(s.in[s.pos:]),
-			binary.LittleEndian.Uint16(s.in[s.pos+2:])
+		n, complement := binary.LittleEndian.Uint16(d.in[d.pos:]),
+			binary.LittleEndian.Uint16(d.in[d.pos+2:])
 		if n != ^complement {
 			return errStored
 		}
-		s.pos += 4
-		s.mode, s.stored = inStored, int(n)
+		d.pos += 4
+		d.mode, d.stored = inStored, int(n)
 	case 1:
-		s.mode, s.tables = inFixed, fixedTables()
+		d.mode, d.tables = inCodes, fixedTables()
 	case 2:
-		s.mode = inCodes
-		return s.readTables(s.in)
+		d.mode = inCodes
+		return d.readTables(d.in)
 	default:
 		return errBlockType
 	}
@@ -141,47 +123,48 @@ func (s *stream) header() error {
 }
 
 // end ends a block.
-func (s *stream) end() {
-	s.mode = inHeader
-	if s.final {
-		s.mode = atEnd
+func (d *Decoder) end() {
+	d.mode = inHeader
+	if d.final {
+		d.mode = atEnd
 	}
 }
 
-func (s *stream) copyStored(stop int) error {
-	n := copy(s.dst[s.out:min(stop, s.out+s.stored)], s.in[s.pos:])
-	s.pos, s.out, s.stored = s.pos+n, s.out+n, s.stored-n
+func (d *Decoder) copyStored(stop int) error {
+	n := copy(d.dst[d.out:min(stop, d.out+d.stored)], d.in[d.pos:])
+	d.pos, d.out, d.stored = d.pos+n, d.out+n, d.stored-n
 	switch {
-	case s.stored == 0:
-		s.end()
+	case d.stored == 0:
+		d.end()
 	case n == 0:
 		return errTruncated
 	}
 	return nil
 }
 
-// codes decodes until the block ends, the output has stop bytes, or more input is needed.
-func (s *stream) codes(stop int) error {
-	room := s.dst[:stop-1+turnOut] // for a whole turn as long as there are less than stop bytes
-	ended, err := s.fast(room, s.in)
-	for !ended && err == nil && s.out < stop && s.err != nil {
-		ended, err = s.step(room, s.in)
+// block decodes until the block ends, the output has stop bytes, or more input is needed.
+func (d *Decoder) block(stop int) error {
+	// for a whole turn as long as there are less than stop bytes, if dst has that
+	room := d.dst[:min(stop-1+turnOut, len(d.dst))]
+	ended, err := d.fast(room, d.in)
+	for !ended && err == nil && d.out < stop && d.err != nil {
+		ended, err = d.step(room, d.in)
 	}
 	if ended {
-		s.end()
+		d.end()
 	}
 	return err
 }
 
 // slide makes room for output. Only the window stays.
-func (s *stream) slide() {
-	if from := s.out - Window; from > 0 {
-		copy(s.dst, s.dst[from:s.out])
-		s.out = Window
+func (d *Decoder) slide() {
+	if from := d.out - Window; from > 0 {
+		copy(d.dst, d.dst[from:d.out])
+		d.out = Window
 	}
 }
 
 // restart begins another stream, which cannot refer to earlier output.
-func (s *stream) restart() {
-	s.out, s.mode = 0, inHeader
+func (d *Decoder) restart() {
+	d.out, d.mode = 0, inHeader
 }
