@@ -226,8 +226,7 @@ func TestReplace(t *testing.T) {
 		{Initiator: aliceCred, InitiatorName: "nobody"},
 	} {
 		require.Error(t, a.Replace(bad))
-		_, err = login(t, a, "alice", secretA, nothing)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(login(t, a, "alice", secretA, nothing)))
 	}
 
 	bound := first

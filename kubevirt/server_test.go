@@ -42,8 +42,7 @@ func ask(t *testing.T, options ...grpc.DialOption) *asked {
 	})
 	path := filepath.Join(t.TempDir(), "hook.sock")
 	l := testtool.Must(net.Listen("unix", path))(t)
-	served := make(chan error, 1)
-	go func() { served <- a.Serve(l) }()
+	served := testtool.Go(func() error { return a.Serve(l) })
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()

@@ -63,10 +63,9 @@ func serveBeside(t testing.TB, config serving.Config, other serving.Front, name 
 		require.NoError(t, all.Add(o))
 	}
 	l := testtool.Must(net.Listen("unix", v.socket))(t)
-	done := make(chan error, 1)
-	go func() {
-		done <- s.Serve(l, Portal{Name: cmp.Or(name, serving.SocketPrefix+v.socket)})
-	}()
+	done := testtool.Go(func() error {
+		return s.Serve(l, Portal{Name: cmp.Or(name, serving.SocketPrefix+v.socket)})
+	})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()

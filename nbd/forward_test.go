@@ -35,11 +35,7 @@ func TestRelayOfASlowClient(t *testing.T) {
 	for i := range uint64(requests) {
 		all = append(all, slow.request(cmdRead, 0, i*size%diskSize, size, nil)...)
 	}
-	sent := make(chan error, 1)
-	go func() {
-		_, err := slow.Write(all)
-		sent <- err
-	}()
+	sent := testtool.Go(func() error { return testtool.Err(slow.Write(all)) })
 	for range 100 {
 		other.readAt(0, 4096)
 		time.Sleep(time.Millisecond)

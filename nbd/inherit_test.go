@@ -7,7 +7,6 @@ import (
 	"net"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -154,8 +153,7 @@ func TestInheritWaitsForItsServer(t *testing.T) {
 	m := newMigration(t)
 	require.NoError(t, m.write(m.source, 1))
 	m.at.set(true, 0)
-	done := make(chan error, 1)
-	go func() { done <- m.target.Inherit(t.Context()) }()
+	done := testtool.Go(func() error { return m.target.Inherit(t.Context()) })
 	testtool.Eventually(t, func() bool {
 		why, _ := m.target.Why()
 		return why != ""
@@ -193,8 +191,7 @@ func TestInheritLosesNothing(t *testing.T) {
 	require.NoError(t, m.target.Inherit(t.Context()))
 	require.NoError(t, m.write(m.source, 1))
 	m.crash()
-	flushed := make(chan error, 1)
-	go func() { flushed <- m.source.Flush() }()
+	flushed := testtool.Go(m.source.Flush)
 	m.cut.set(true, 0) // the target is back first
 	m.cut.cut()
 	m.at.set(false, 0)
@@ -241,20 +238,13 @@ func TestInheritWaitsForLateWrites(t *testing.T) {
 	m.requireReads(m.source, 0)
 	finish := make(chan struct{})
 	v.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Block: finish, Times: 1})
-	late := make(chan error, 1)
-	go func() { late <- m.write(m.source, 1) }()
+	late := testtool.Go(func() error { return m.write(m.source, 1) })
 	testtool.Eventually(t, func() bool { return v.disks[0].Calls(disktest.OpWrite) == 1 })
-	first := make(chan error, 1)
-	go func() {
-		_, err := m.target.WriteAt(t.Context(), bytes.Repeat([]byte{2}, 512), 8192)
-		first <- err
-	}()
+	first := testtool.Go(func() error {
+		return testtool.Err(m.target.WriteAt(t.Context(), bytes.Repeat([]byte{2}, 512), 8192))
+	})
 	require.ErrorIs(t, <-late, disk.ErrFailed)
-	select {
-	case <-first:
-		t.Error("the target writes while a write of the source can still come")
-	case <-time.After(300 * time.Millisecond):
-	}
+	testtool.Waits(t, first, "the target writes while a write of the source can still come")
 	close(finish)
 	require.NoError(t, <-first)
 	require.Equal(t, 2, v.disks[0].Calls(disktest.OpWrite))

@@ -22,8 +22,7 @@ func serveStorage(t *testing.T) (*served, *disktest.Storage) {
 	t.Helper()
 	d := disktest.NewStorage(disktest.NewMemory(diskSize))
 	for i := range late {
-		_, err := d.WriteAt(t.Context(), lateBlock(i), int64(i)*4096)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(d.WriteAt(t.Context(), lateBlock(i), int64(i)*4096)))
 	}
 	v := serve(t, 1, func(o *serving.Options) { o.Disk, o.Access = d, serving.AccessWriteShared })
 	t.Cleanup(d.Arrive)
@@ -124,12 +123,11 @@ func TestShutdownAnswersLateReads(t *testing.T) {
 	c.readLate(late)
 	testtool.Eventually(t, func() bool { return d.Waiting() == late },
 		"each has a goroutine, as the disk is stuck")
-	done := make(chan error, 1)
-	go func() {
+	done := testtool.Go(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), testtool.Timeout)
 		defer cancel()
-		done <- v.Shutdown(ctx)
-	}()
+		return v.Shutdown(ctx)
+	})
 	testtool.Eventually(t, v.conns.Closing)
 	time.Sleep(20 * time.Millisecond) // for the reader to see that
 	d.Arrive()

@@ -273,26 +273,20 @@ func TestRemoteLateWrite(t *testing.T) {
 	r := n.remote(t)
 	finish := make(chan struct{})
 	defer v.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Block: finish, Times: 1})()
-	first := make(chan error, 1)
-	go func() {
-		_, err := r.WriteAt(t.Context(), bytes.Repeat([]byte{1}, 4096), 0)
-		first <- err
-	}()
+	first := testtool.Go(func() error {
+		return testtool.Err(r.WriteAt(t.Context(), bytes.Repeat([]byte{1}, 4096), 0))
+	})
 	testtool.Eventually(t, func() bool { return v.disks[0].Calls(disktest.OpWrite) == 1 })
 	n.cut()
-	second := make(chan error, 1)
-	go func() {
+	second := testtool.Go(func() error {
 		err := <-first
 		if err == nil {
 			_, err = r.WriteAt(t.Context(), bytes.Repeat([]byte{2}, 4096), 0)
 		}
-		second <- err
-	}()
-	select {
-	case <-second:
-		t.Error("a later write was acknowledged while the former one could still come")
-	case <-time.After(500 * time.Millisecond):
-	}
+		return err
+	})
+	testtool.Waits(t, second,
+		"a later write was acknowledged while the former one could still come")
 	close(finish)
 	require.NoError(t, <-second)
 	got := make([]byte, 4096)

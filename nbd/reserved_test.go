@@ -129,8 +129,7 @@ func TestRelaySaysWhyItWaits(t *testing.T) {
 	c.good(a)
 
 	other.reads.Store(true)
-	_, err := r.ReadAt(t.Context(), make([]byte, 512), 0)
-	require.ErrorIs(t, err, disk.ErrNotNow)
+	require.ErrorIs(t, testtool.Err(r.ReadAt(t.Context(), make([]byte, 512), 0)), disk.ErrNotNow)
 	text, _ := r.Why()
 	require.Contains(t, text, "it is reserved")
 }

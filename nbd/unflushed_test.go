@@ -24,8 +24,7 @@ func TestRoomForTheLastWrites(t *testing.T) {
 	u := newUnflushed(maxUnflushed, func() { flushes.Add(1) })
 	fill(t, u)
 	before := flushes.Load()
-	got := make(chan error, 1)
-	go func() { got <- u.reserve(t.Context(), u.largest()) }()
+	got := testtool.Go(func() error { return u.reserve(t.Context(), u.largest()) })
 	testtool.Eventually(t, func() bool { return flushes.Load() > before }) // it waits
 	require.False(t, u.wanted(), "nothing is acknowledged that a flush could free")
 	before = flushes.Load()
@@ -45,8 +44,7 @@ func TestRoomForTheLastWrites(t *testing.T) {
 func TestRoomOfAFailedDisk(t *testing.T) {
 	u := newUnflushed(maxUnflushed, func() {})
 	fill(t, u)
-	got := make(chan error, 1)
-	go func() { got <- u.reserve(t.Context(), u.largest()) }()
+	got := testtool.Go(func() error { return u.reserve(t.Context(), u.largest()) })
 	u.fail()
 	require.ErrorIs(t, <-got, disk.ErrFailed)
 	require.ErrorIs(t, u.reserve(t.Context(), 0), disk.ErrFailed)

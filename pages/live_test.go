@@ -172,11 +172,7 @@ func TestSlowClientIsDropped(t *testing.T) {
 		}
 	}()
 	go func() { _, _ = io.Copy(io.Discard, w.read) }()
-	select {
-	case <-done:
-	case <-time.After(time.Minute):
-		t.Fatal("it is still there")
-	}
+	testtool.Await(t, done, "it is still there")
 }
 
 // TestNothingIsLeft checks that nothing of a page runs after its end, and that two pages share
@@ -189,11 +185,7 @@ func TestNothingIsLeft(t *testing.T) {
 	one.Stop()
 	one.Wait()
 	next := two.next()
-	select {
-	case <-next:
-	case <-time.After(time.Minute):
-		t.Fatal("the other one has stopped, too")
-	}
+	testtool.Await(t, next, "the other one has stopped, too")
 	mux := http.NewServeMux()
 	two.Register(mux)
 	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)

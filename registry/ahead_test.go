@@ -71,11 +71,7 @@ func TestStreamBootOrder(t *testing.T) {
 			disk := st.Disks()[0].Name
 			require.Nil(t, st.Booted(disk), "it is not open")
 			img := s.disk(t, st, disk)
-			select {
-			case <-st.Booted(disk):
-			case <-time.After(time.Minute):
-				require.Fail(t, "the order was not fetched")
-			}
+			testtool.Await(t, st.Booted(disk), "the order was not fetched")
 			fetched := s.opt.Cache.Stats().Fetched
 			total := int64(0)
 			for _, r := range x.Files[0].Boot {

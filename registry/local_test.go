@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -93,17 +92,12 @@ func TestLocalImagesThatArePipes(t *testing.T) {
 		"oci:" + at("layer"):           "a named pipe",
 	} {
 		parsed := parsed(t, ref)
-		done := make(chan error, 1)
-		go func() {
+		done := testtool.Go(func() error {
 			_, _, err := client.Pull(context.Background(), parsed, at("out"), PullOptions{})
-			done <- err
-		}()
-		select {
-		case err := <-done:
-			require.ErrorContains(t, err, want, ref)
-		case <-time.After(time.Minute):
-			t.Fatalf("%s: it waits for somebody to write", ref)
-		}
+			return err
+		})
+		err := testtool.Await(t, done, "%s: it waits for somebody to write", ref)
+		require.ErrorContains(t, err, want, ref)
 	}
 }
 

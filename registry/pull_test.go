@@ -346,8 +346,7 @@ func TestPullSparseTar(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, f.Truncate(int64(len(content))))
 		for _, off := range []int64{1 << 20, 5 << 20} {
-			_, err = f.WriteAt(content[off:off+8192], off)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(f.WriteAt(content[off:off+8192], off)))
 		}
 		require.NoError(t, f.Close())
 		out, err := exec.Command("tar", "-C", dir, "-S", "--format="+format, "-cf",

@@ -55,11 +55,7 @@ func (s *streaming) wrongRead(t testing.TB, img *image.Image, p []byte, off int6
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	ended := make(chan error, 1)
-	go func() {
-		_, err := img.ReadAt(ctx, p, off)
-		ended <- err
-	}()
+	ended := testtool.Go(func() error { return testtool.Err(img.ReadAt(ctx, p, off)) })
 	testtool.Within(t, 5*time.Minute, func() bool { return s.opt.Cache.Stats().Wrong > 0 })
 	cancel()
 	require.ErrorIs(t, <-ended, disk.ErrNotNow)
@@ -174,11 +170,9 @@ func TestStreamWaits(t *testing.T) {
 			defer cancel()
 			p := make([]byte, 4096)
 			require.ErrorIs(t, testtool.Err(img.ReadAt(ctx, p, 1<<20)), disk.ErrNotNow)
-			done := make(chan error, 1)
-			go func() {
-				_, err := img.ReadAt(t.Context(), p, 2<<20)
-				done <- err
-			}()
+			done := testtool.Go(func() error {
+				return testtool.Err(img.ReadAt(t.Context(), p, 2<<20))
+			})
 			testtool.Eventually(t, func() bool { return asked.Load() > 2 })
 			select {
 			case err := <-done:
@@ -351,14 +345,13 @@ func TestStreamOpensBesideAFetch(t *testing.T) {
 		return false
 	}}
 	l.Mu.Unlock()
-	opened := make(chan error, 1)
-	go func() {
+	opened := testtool.Go(func() error {
 		img, err := st.Open(t.Context(), "a.img", image.Options{})
 		if err == nil {
 			err = img.Close()
 		}
-		opened <- err
-	}()
+		return err
+	})
 	<-waits
 	free := make(chan struct{})
 	go func() {

@@ -330,9 +330,8 @@ func TestStreamAddress(t *testing.T) {
 		require.ErrorIs(t, err, disk.ErrWrongContent)
 		require.ErrorContains(t, err, "it was replaced")
 	}
-	_, err = img2.ReadAt(t.Context(), p, 20<<20) // is here
-	require.NoError(t, err)
-	w.Put(webFile, content, `"1"`) // The right one is back.
+	require.NoError(t, testtool.Err(img2.ReadAt(t.Context(), p, 20<<20))) // is here
+	w.Put(webFile, content, `"1"`)                                        // The right one is back.
 	require.NoError(t, testtool.Err(img2.ReadAt(t.Context(), p[:4096], 8<<20)))
 	w.Put(webFile, noise(86, len(content)), `"2"`)
 	require.ErrorIs(t, img2.Verify(t.Context()), disk.ErrWrongContent)

@@ -82,8 +82,7 @@ func FuzzConnection(f *testing.F) {
 		}}
 	srv := testtool.Must(opt.serve())(f)
 	l := newPipes()
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
+	served := testtool.Go(func() error { return srv.Serve(l) })
 	f.Cleanup(func() {
 		require.NoError(f, srv.Close())
 		require.ErrorIs(f, <-served, target.ErrServerClosed)

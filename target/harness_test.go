@@ -169,12 +169,11 @@ func (s *server) works(t testing.TB) {
 
 // shutdown starts a shutdown in the background. The channel gets its result.
 func (s *server) shutdown(timeout time.Duration) <-chan error {
-	done := make(chan error, 1)
-	go func() {
+	done := testtool.Go(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
-		done <- s.Shutdown(ctx)
-	}()
+		return s.Shutdown(ctx)
+	})
 	return done
 }
 

@@ -23,8 +23,7 @@ import (
 func startStorage(t *testing.T, change ...func(*options)) (*server, *disktest.Storage, []byte) {
 	d := disktest.NewStorage(disktest.NewMemory(diskSize))
 	content := pattern(1<<20, 5)
-	_, err := d.WriteAt(t.Context(), content, 0)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(d.WriteAt(t.Context(), content, 0)))
 	change = slices.Insert(change, 0, func(o *options) { o.LUNs[0].Disk = d })
 	s := start(t, change...)
 	t.Cleanup(d.Arrive)

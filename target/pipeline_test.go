@@ -34,8 +34,7 @@ func newPipeline(t testing.TB, write, digests bool, size int) *pipeline {
 		Access: serving.AccessWriteShared}}}
 	srv := testtool.Must(opt.serve())(t)
 	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
+	served := testtool.Go(func() error { return srv.Serve(l) })
 	t.Cleanup(func() {
 		require.NoError(t, srv.Close())
 		require.ErrorIs(t, <-served, target.ErrServerClosed)

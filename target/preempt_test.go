@@ -57,8 +57,7 @@ func TestPreempt(t *testing.T) {
 		s, sess, second := fencing(t)
 		release, hangs := s.stall(t, disktest.OpWrite)
 		stuck := second.MustStart(t, Write10(1, 0, data))
-		_, err := second.Ping(nil) // answers the R2T on the way
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(second.Ping(nil))) // answers the R2T on the way
 		hangs(1)
 		task := sess.MustStart(t, PersistOut(1, fence))
 		testtool.Eventually(t,

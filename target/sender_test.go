@@ -74,8 +74,7 @@ func TestSlowPeerReads(t *testing.T) {
 			b.B, b)
 	}
 	clock.Store(1)
-	written := make(chan error, 1)
-	go func() { written <- s.Flush() }()
+	written := testtool.Go(s.Flush)
 	for i := range int64(parts) {
 		testtool.Eventually(t, func() bool { return s.WriteSince.Load() == i+1 })
 		clock.Store(i + 2)

@@ -40,8 +40,7 @@ func TestCloseAsServingBegins(t *testing.T) {
 	for range 300 {
 		srv := testtool.Must(target.New(target.Options{Disks: serving.New(serving.Config{})}))(t)
 		l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
-		served := make(chan error, 1)
-		go func() { served <- srv.Serve(l) }()
+		served := testtool.Go(func() error { return srv.Serve(l) })
 		runtime.Gosched()
 		require.NoError(t, srv.Close())
 		require.ErrorIs(t, <-served, target.ErrServerClosed)

@@ -205,8 +205,7 @@ func TestAbortManyTasks(t *testing.T) {
 			tag := testtool.Must(sess.SendTaskManagement(pdu.TaskManagementRequest{Immediate: true,
 				Function: tt.function, LUN: LUN(1)}))(t)
 			sess.Forget(one)
-			_, err := sess.Ping(nil) // now the target has the request
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(sess.Ping(nil))) // now the target has the request
 			// A target may wait for the data that it has asked for before it acts (11.5.1).
 			require.NoError(t, one.Answer(oneR2T))
 			if tt.others {

@@ -110,13 +110,12 @@ func TestUploadAndDeletion(t *testing.T) {
 			m := start(t, t.TempDir(), newFake())
 			put(t, m, "vm1", upload)
 			fill := filling(t, m, "vm1")
-			ended := make(chan error, 1)
-			go func() {
+			ended := testtool.Go(func() error {
 				<-fill.Context().Done()
 				err := end(fill)
 				fill.Release()
-				ended <- err
-			}()
+				return err
+			})
 			require.NoError(t, m.Delete(t.Context(), "vm1", true))
 			_, created := testtool.Must2(m.Put(t.Context(), "vm1", upload))(t)
 			require.True(t, created)

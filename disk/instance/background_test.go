@@ -141,11 +141,7 @@ func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
 	testtool.Eventually(t, func() bool { return logs.Len() == 1 },
 		"it has failed: %v", func() any { return logs.All() })
 	copied()
-	select {
-	case <-done:
-	case <-time.After(time.Minute):
-		t.Fatal("the work goes on")
-	}
+	testtool.Await(t, done, "the work goes on")
 	require.False(t, image.Identified(b.state.Chain))
 	require.Equal(t, 1, logs.FilterMessage("a later start will not recognise the image").Len())
 }

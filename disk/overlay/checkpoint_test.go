@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -66,11 +65,7 @@ func TestFlushWaitsForTheOneBefore(t *testing.T) {
 	go func() { first <- d.over.Flush() }()
 	<-begun
 	go func() { second <- d.over.Flush() }()
-	select {
-	case <-second:
-		t.Fatal("the map is not on storage yet")
-	case <-time.After(50 * time.Millisecond):
-	}
+	testtool.Waits(t, second, "the map is not on storage yet")
 	close(release)
 	require.NoError(t, <-first)
 	require.NoError(t, <-second)

@@ -63,8 +63,7 @@ func TestUnreadableBlockOfTheImage(t *testing.T) {
 		progress := new(image.Progress)
 		d.hydrate.progress = progress
 		ctx, stop := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- d.hydrate.run(ctx) }()
+		ended := testtool.Go(func() error { return d.hydrate.run(ctx) })
 		testtool.Eventually(t, func() bool { return progress.Missing() != nil }, "people see it")
 		stop()
 		require.ErrorIs(t, <-ended, context.Canceled)
@@ -293,11 +292,7 @@ func TestGivingBackSparesTheGuest(t *testing.T) {
 		defer close(done)
 		d.over.giveBack(4, 6)
 	}()
-	select {
-	case <-done:
-		t.Fatal("giveBack did not wait")
-	case <-time.After(50 * time.Millisecond):
-	}
+	testtool.Waits(t, done, "giveBack did not wait")
 	filetest.Write(t, d.file, filetest.Block('g', minGranule), 5*minGranule)
 	require.NoError(t, d.over.mark(5, 5))
 	d.over.locks.unlock(held)
@@ -313,13 +308,8 @@ func TestGivingBackSparesTheGuest(t *testing.T) {
 func TestMapsAreDroppedAfterTheLastChange(t *testing.T) {
 	d := newSimDisk(t, 1, Options{})
 	held := d.over.locks.lock(3, 3)
-	dropped := make(chan error, 1)
-	go func() { dropped <- d.over.dropMaps() }()
-	select {
-	case <-dropped:
-		t.Fatal("dropMaps did not wait")
-	case <-time.After(50 * time.Millisecond):
-	}
+	dropped := testtool.Go(d.over.dropMaps)
+	testtool.Waits(t, dropped, "dropMaps did not wait")
 	d.over.locks.unlock(held)
 	require.NoError(t, <-dropped)
 }

@@ -151,16 +151,14 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	d.over.file = file
 	h.out, h.retry = rawfile.NewServedWriter(disk.WriterAt(t.Context(), file), nil, nil,
 		rawfile.ServedWorth), time.Millisecond
-	copied := make(chan error, 1)
-	go func() { copied <- h.run(t.Context()) }()
+	copied := testtool.Go(func() error { return h.run(t.Context()) })
 	testtool.Eventually(t, func() bool { return file.tries.Load() > 2 })
 
 	_, unreadable := copying(t, shared, func(s Image) Image {
 		return &spoiled{SimImage: s.(filetest.SimImage), block: 5}
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	waiting := make(chan error, 1)
-	go func() { waiting <- unreadable.run(ctx) }()
+	waiting := testtool.Go(func() error { return unreadable.run(ctx) })
 	testtool.Eventually(t, func() bool { return unreadable.o.blocks.clear.Load() == 1 })
 
 	other, h := copying(t, shared, nil)
@@ -179,8 +177,7 @@ func TestWaitingForASlotEndsWithTheContext(t *testing.T) {
 	held := testtool.Must(shared.Acquire(t.Context()))(t)
 	_, h := copying(t, shared, nil)
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- h.run(ctx) }()
+	ended := testtool.Go(func() error { return h.run(ctx) })
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
 	require.Nil(t, shared.TryAcquire(), "the slot is still held")

@@ -39,11 +39,10 @@ func move(t *testing.T, from, to string, replace bool) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
-	served := make(chan error, 1)
-	go func() {
-		served <- transfer.Serve(ctx, l, secret(t, "correct horse battery"), source,
+	served := testtool.Go(func() error {
+		return transfer.Serve(ctx, l, secret(t, "correct horse battery"), source,
 			new(transfer.Progress), func(error) {})
-	}()
+	})
 	target, err := transfer.OpenTarget(to, replace)
 	if err == nil {
 		p := new(transfer.Progress)
@@ -68,8 +67,7 @@ func put(t *testing.T, path string, size int64, at map[int64][]byte) {
 	require.NoError(t, err)
 	require.NoError(t, f.Truncate(size))
 	for off, data := range at {
-		_, err := f.WriteAt(data, off)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(f.WriteAt(data, off)))
 	}
 	require.NoError(t, f.Close())
 }
@@ -101,8 +99,7 @@ func TestOverlay(t *testing.T) {
 	for i, w := range []struct{ off, n int64 }{{512, 4096}, {20 << 20, 1 << 20},
 		{size - 4096, 1024}} {
 		data := filetest.Sample(int(w.n), uint64(10+i))
-		_, err := disk.WriteAt(t.Context(), data, w.off)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(disk.WriteAt(t.Context(), data, w.off)))
 		copy(want[w.off:], data)
 	}
 	require.NoError(t, disk.Flush())
@@ -112,8 +109,7 @@ func TestOverlay(t *testing.T) {
 	require.NoError(t, disk.Close())
 
 	require.NoError(t, move(t, from, to, false))
-	_, err = os.Stat(filepath.Join(to, ".receiving"))
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, testtool.Err(os.Stat(filepath.Join(to, ".receiving"))), os.ErrNotExist)
 	require.LessOrEqual(t, filetest.Allocated(t, filepath.Join(to, "disk.img")), int64(4<<20),
 		"what the image has is not moved")
 	before, err := os.ReadFile(filepath.Join(from, "disk.img"))
@@ -268,14 +264,12 @@ func TestOnlyOne(t *testing.T) {
 	dir := disks(t)
 	source, err := transfer.OpenSource(dir)
 	require.NoError(t, err)
-	_, err = transfer.OpenSource(dir)
-	require.ErrorContains(t, err, "is in use by")
+	require.ErrorContains(t, testtool.Err(transfer.OpenSource(dir)), "is in use by")
 	require.NoError(t, source.Close())
 	to := t.TempDir()
 	target, err := transfer.OpenTarget(to, false)
 	require.NoError(t, err)
-	_, err = transfer.OpenTarget(to, true)
-	require.ErrorContains(t, err, "is in use by")
+	require.ErrorContains(t, testtool.Err(transfer.OpenTarget(to, true)), "is in use by")
 	require.NoError(t, target.Close())
 
 	// A daemon that serves several images has locked their directories, and not the one above.
@@ -329,8 +323,7 @@ func TestStranger(t *testing.T) {
 	require.Error(t, <-told)
 	conn, err := net.Dial("tcp", l.Addr().String())
 	require.NoError(t, err)
-	_, err = conn.Write([]byte("GET / HTTP/1.0\r\n\r\n"))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(conn.Write([]byte("GET / HTTP/1.0\r\n\r\n"))))
 	require.Error(t, <-told)
 	require.NoError(t, conn.Close())
 	require.Zero(t, p.Done())

@@ -26,8 +26,7 @@ func TestGenerate(t *testing.T) {
 			Identity: disk.Identity{Serial: fmt.Sprint("bench-", n), NAA: [8]byte{0x30, 7: n}}}))
 	}
 	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
+	served := testtool.Go(func() error { return srv.Serve(l) })
 	t.Cleanup(func() {
 		require.NoError(t, srv.Close())
 		require.ErrorIs(t, <-served, target.ErrServerClosed)
@@ -91,8 +90,7 @@ func TestWireGetsTheRestAtOnce(t *testing.T) {
 	}
 	reply(first + second)
 	send(first)
-	rest := make(chan error, 1)
-	go func() { rest <- w.receive(header, nil) }()
+	rest := testtool.Go(func() error { return w.receive(header, nil) })
 	time.Sleep(50 * time.Millisecond) // by now it should wait; if not, nothing is tested
 	send(second)
 	select {

@@ -22,8 +22,7 @@ func startTarget(t *testing.T, c serving.Config, disks ...serving.Options) *rig.
 		require.NoError(t, all.Add(d))
 	}
 	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(l) }()
+	served := testtool.Go(func() error { return s.Serve(l) })
 	t.Cleanup(func() {
 		require.NoError(t, s.Close())
 		require.ErrorIs(t, <-served, target.ErrServerClosed)

@@ -285,8 +285,7 @@ func TestWebServerInAMachine(t *testing.T) {
 		require.Equal(t, posted, get(t, url))
 		if round == 0 {
 			d.Stop() // SIGTERM
-			waits := make(chan error, 1)
-			go func() { waits <- post("meanwhile\n") }()
+			waits := testtool.Go(func() error { return post("meanwhile\n") })
 			d = serve()
 			require.NoError(t, <-waits)
 			posted += "meanwhile\n"

@@ -170,16 +170,10 @@ func TestHandoverExtendedAtItsEnd(t *testing.T) {
 		defer c.stopTimers()
 		require.NoError(t, testtool.Err(c.do(t.Context(), openFor(1, time.Millisecond))))
 		<-f.begun
-		extended := make(chan error, 1)
-		go func() {
-			_, err := c.do(t.Context(), openFor(1, time.Hour))
-			extended <- err
-		}()
-		select {
-		case err := <-extended:
-			require.FailNow(t, "nobody knows yet how the handover ends", "%v", err)
-		case <-time.After(100 * time.Millisecond): // it waits, or comes later
-		}
+		extended := testtool.Go(func() error {
+			return testtool.Err(c.do(t.Context(), openFor(1, time.Hour)))
+		})
+		testtool.Waits(t, extended, "nobody knows yet how the handover ends")
 		close(f.goOn)
 		require.ErrorContains(t, <-extended, "belongs")
 		owner, guest := f.state(1)
@@ -218,11 +212,9 @@ func TestHandoverThatHangs(t *testing.T) {
 	f := newFakeLUNs()
 	c := newHandovers(f, zap.NewNop())
 	require.NoError(t, testtool.Err(c.do(t.Context(), openFor(1, 0))))
-	finished := make(chan error, 1)
-	go func() {
-		_, err := c.do(t.Context(), status.Handover{Action: status.ActionFinish, LUN: 1})
-		finished <- err
-	}()
+	finished := testtool.Go(func() error {
+		return testtool.Err(c.do(t.Context(), status.Handover{Action: status.ActionFinish, LUN: 1}))
+	})
 	<-f.begun
 	require.NoError(t, testtool.Err(c.do(t.Context(), openFor(2, time.Hour))))
 	gone, leave := context.WithCancel(t.Context())

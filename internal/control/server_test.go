@@ -130,8 +130,7 @@ func TestClientAndServer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, luns.sessions[:1], ended)
 	for _, req := range []status.Kick{{Session: 3}, {}, {Session: 1, Initiator: second}} {
-		_, err = c.Kick(t.Context(), req)
-		require.ErrorAs(t, err, &refused, "%v", req)
+		require.ErrorAs(t, testtool.Err(c.Kick(t.Context(), req)), &refused, "%v", req)
 	}
 
 	snapshots := testtool.Must(c.Snapshots(t.Context(), "a b&c"))(t)

@@ -49,8 +49,7 @@ func TestAnotherConfiguration(t *testing.T) {
 					var err error
 					if i == 0 {
 						mine := append([]byte("mine"), make([]byte, 508)...)
-						_, err = inst.WriteAt(t.Context(), mine, written)
-						require.NoError(t, err)
+						require.NoError(t, testtool.Err(inst.WriteAt(t.Context(), mine, written)))
 						serial = inst.Identity.Serial
 					}
 					require.NoError(t, testtool.Err(inst.ReadAt(t.Context(), mine, written)))

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -53,13 +52,8 @@ func TestWrite(t *testing.T) {
 		return errors.Join(put("broken")(f), failure)
 	}), failure)
 	held := testtool.Must(Create(path, 0o600))(t)
-	done := make(chan error, 1)
-	go func() { done <- Write(path, 0o644, put("two")) }()
-	select {
-	case err := <-done:
-		require.Fail(t, "it did not wait", "%v", err)
-	case <-time.After(50 * time.Millisecond):
-	}
+	done := testtool.Go(func() error { return Write(path, 0o644, put("two")) })
+	testtool.Waits(t, done)
 	require.NoError(t, held.Finish(put("held")(held.File)))
 	require.NoError(t, <-done)
 	require.Equal(t, "two", string(testtool.Must(os.ReadFile(path))(t)))

@@ -22,11 +22,7 @@ func ends(t *testing.T, call func()) {
 		defer close(done)
 		call()
 	}()
-	select {
-	case <-done:
-	case <-time.After(time.Minute):
-		t.Fatal("it waits for somebody to open the other end")
-	}
+	testtool.Await(t, done, "it waits for somebody to open the other end")
 }
 
 // TestOpenFound opens what others have put there: nothing but a regular file counts, and nothing

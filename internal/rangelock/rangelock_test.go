@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestSpansOverlap(t *testing.T) {
@@ -157,8 +159,7 @@ func TestLockGivesUp(t *testing.T) {
 			middle := hold(mode, "", Span{5, 20})
 			u.table.Lock(first)
 			ctx, cancel := context.WithCancel(t.Context())
-			gaveUp := make(chan error, 1)
-			go func() { gaveUp <- u.table.LockContext(ctx, middle) }()
+			gaveUp := testtool.Go(func() error { return u.table.LockContext(ctx, middle) })
 			synctest.Wait()
 			u.lock("later", later)
 			require.Empty(t, u.order, "it comes after the waiting hold")

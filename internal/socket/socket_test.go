@@ -69,11 +69,7 @@ func waits(t *testing.T) {
 func polled(t *testing.T) {
 	t.Helper()
 	s, client := socketPair(t)
-	read := make(chan error, 1)
-	go func() {
-		_, err := s.Readv(make([]byte, 4), nil, true)
-		read <- err
-	}()
+	read := testtool.Go(func() error { return testtool.Err(s.Readv(make([]byte, 4), nil, true)) })
 	waits(t)
 	send(t, client)
 	require.NoError(t, <-read)
@@ -188,11 +184,7 @@ func TestASocketIsSilent(t *testing.T) {
 func TestSocketMissesNothing(t *testing.T) {
 	s, client := socketPair(t)
 	buf := make([]byte, 4)
-	read := make(chan error, 1)
-	go func() {
-		_, err := s.Readv(buf, nil, true)
-		read <- err
-	}()
+	read := testtool.Go(func() error { return testtool.Err(s.Readv(buf, nil, true)) })
 	waits(t)
 	send(t, client)
 	require.NoError(t, <-read)
@@ -262,8 +254,7 @@ func TestASocketEndsWhoWaits(t *testing.T) {
 			t.Run("close", func(t *testing.T) {
 				s, _ := socketPair(t)
 				full(t, s)
-				ended := make(chan error, 1)
-				go func() { ended <- wait(s, write) }()
+				ended := testtool.Go(func() error { return wait(s, write) })
 				waits(t)
 				require.NoError(t, s.Close())
 				require.ErrorIs(t, <-ended, net.ErrClosed)
@@ -281,8 +272,7 @@ func TestASocketEndsWhoWaits(t *testing.T) {
 			t.Run("reset", func(t *testing.T) {
 				s, client := socketPair(t)
 				full(t, s)
-				ended := make(chan error, 1)
-				go func() { ended <- wait(s, write) }()
+				ended := testtool.Go(func() error { return wait(s, write) })
 				waits(t)
 				require.NoError(t, client.SetLinger(0))
 				require.NoError(t, client.Close())

@@ -60,3 +60,34 @@ func told(says []any) string {
 	}
 	return ": " + fmt.Sprint(says...)
 }
+
+// Go does work beside the test, and tells its error.
+func Go(work func() error) <-chan error {
+	ended := make(chan error, 1)
+	go func() { ended <- work() }()
+	return ended
+}
+
+// Await takes what comes from a channel, and fails the test if nothing does within Timeout.
+func Await[T any](t testing.TB, from <-chan T, says ...any) (value T) {
+	t.Helper()
+	select {
+	case value = <-from:
+	case <-time.After(Timeout):
+		t.Fatalf("nothing came within %v%s", Timeout, told(says))
+	}
+	return value
+}
+
+// waitingTime is long enough for what does not wait to be seen, unless the machine is busy.
+const waitingTime = 200 * time.Millisecond
+
+// Waits fails the test if something comes from a channel that waits for something else.
+func Waits[T any](t testing.TB, from <-chan T, says ...any) {
+	t.Helper()
+	select {
+	case <-from:
+		t.Fatalf("it did not wait%s", told(says))
+	case <-time.After(waitingTime):
+	}
+}

@@ -184,8 +184,7 @@ func TestDamagedContentIsFetchedAgain(t *testing.T) {
 		}, true, 2},
 		{"emptied", func(t *testing.T, f *os.File) { require.NoError(t, f.Truncate(0)) }, true, 3},
 		{"another header", func(t *testing.T, f *os.File) {
-			_, err := f.WriteAt([]byte{1}, 7) // an earlier version
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(f.WriteAt([]byte{1}, 7))) // an earlier version
 		}, true, 3},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -299,11 +298,7 @@ func TestAbandonedFetch(t *testing.T) {
 	b := openBlob(t, openCache(t, t.TempDir(), Options{}), 4*testChunk, f)
 	ctx, giveUp := context.WithCancel(t.Context())
 	defer giveUp()
-	read := make(chan error, 1)
-	go func() {
-		_, err := b.ReadAt(ctx, make([]byte, 10), 0)
-		read <- err
-	}()
+	read := testtool.Go(func() error { return testtool.Err(b.ReadAt(ctx, make([]byte, 10), 0)) })
 	<-begun // a fetch that is abandoned before it begins never begins
 	giveUp()
 	require.ErrorIs(t, <-read, context.Canceled)

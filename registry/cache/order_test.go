@@ -72,11 +72,9 @@ func TestOrderGivesWay(t *testing.T) {
 	}
 	c := openCache(t, t.TempDir(), Options{})
 	b := openBlob(t, c, 1000*testChunk, f)
-	read := make(chan error, 1)
-	go func() {
-		_, err := b.ReadAt(t.Context(), make([]byte, 1), wanted*testChunk)
-		read <- err
-	}()
+	read := testtool.Go(func() error {
+		return testtool.Err(b.ReadAt(t.Context(), make([]byte, 1), wanted*testChunk))
+	})
 	testtool.Eventually(t, func() bool { return c.wanted.Load() == 1 })
 	done := b.Order([][2]int64{{0, 300}})
 	testtool.Eventually(t, func() bool {

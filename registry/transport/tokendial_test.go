@@ -179,7 +179,6 @@ func TestPlainBeforeUnknownCertificate(t *testing.T) {
 	require.NoError(t, testtool.Err2(src.Manifest(t.Context(), "")))
 	require.Zero(t, other.Requests(""))
 	a := testtool.Must(c.endpoint(l.Host(), "vm/b"))(t)
-	_, err := a.authorize(t.Context(), pullScopes(a)) // as for a push
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(a.authorize(t.Context(), pullScopes(a)))) // as for a push
 	require.Zero(t, other.Requests(""))
 }

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestUploadToAWrongAddress: what cannot heal ends the upload at once, with what to do. A server
@@ -102,8 +104,7 @@ func TestHashed(t *testing.T) {
 			require.NoError(t, h.seek(t.Context(), off))
 			n := pick.IntN(len(data) - int(off) + 1)
 			got := make([]byte, n)
-			_, err := io.ReadFull(h, got)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(io.ReadFull(h, got)))
 			require.True(t, bytes.Equal(data[off:int(off)+n], got))
 		}
 		digest, err := h.digest(t.Context())
@@ -112,6 +113,5 @@ func TestHashed(t *testing.T) {
 	}
 	short := &hashed{from: bytes.NewReader(data), size: int64(len(data)) + 1}
 	short.reset()
-	_, err := short.digest(t.Context())
-	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.ErrorIs(t, testtool.Err(short.digest(t.Context())), io.ErrUnexpectedEOF)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume"
 )
 
@@ -37,8 +38,7 @@ func guarded(t *testing.T, grace time.Duration) (address string, client func() *
 	s.most, s.grace = 16, grace
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(l) }()
+	served := testtool.Go(func() error { return s.Serve(l) })
 	t.Cleanup(func() {
 		_ = s.http.Close()
 		require.ErrorIs(t, <-served, http.ErrServerClosed)
@@ -74,14 +74,13 @@ func TestSilentStrangers(t *testing.T) {
 	r, err := http.NewRequest(http.MethodPut, "https://"+address+"/volume/vm/data", content)
 	require.NoError(t, err)
 	r.Header.Set("Authorization", "Bearer "+token)
-	uploaded := make(chan error, 1)
-	go func() {
+	uploaded := testtool.Go(func() error {
 		answer, err := client().Do(r)
 		if err == nil {
 			_ = answer.Body.Close()
 		}
-		uploaded <- err
-	}()
+		return err
+	})
 	_, err = send.Write(make([]byte, 1<<20))
 	require.NoError(t, err)
 
@@ -96,8 +95,7 @@ func TestSilentStrangers(t *testing.T) {
 	require.Equal(t, http.StatusOK, status)
 	require.Less(t, time.Since(began), 9*time.Second, "before the strangers' own time is over")
 
-	_, err = send.Write(make([]byte, 1<<20))
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(send.Write(make([]byte, 1<<20))))
 	require.NoError(t, send.Close())
 	require.NoError(t, <-uploaded)
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -44,13 +45,11 @@ func TestParseSpec(t *testing.T) {
 		"[1, 2]":                      "array",
 		"? [a]\n: b":                  "key",
 	} {
-		_, err := parseSpec([]byte(text), "")
-		require.ErrorContains(t, err, want, text)
+		require.ErrorContains(t, testtool.Err(parseSpec([]byte(text), "")), want, text)
 	}
 	_, err := parseSpec([]byte("{} {}"), typeJSON)
 	require.ErrorContains(t, err, "something follows")
-	_, err = parseSpec([]byte("size: 1Gi"), typeJSON)
-	require.Error(t, err)
+	require.Error(t, testtool.Err(parseSpec([]byte("size: 1Gi"), typeJSON)))
 }
 
 func TestWantsJSON(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/internal/testtool/certtest"
 	"kubevirt.io/disk/volume"
 	"kubevirt.io/disk/volume/api"
@@ -57,8 +58,7 @@ func serve(t *testing.T, access Access) *running {
 	s.timeout = time.Minute // the machine may be slow
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(l) }()
+	served := testtool.Go(func() error { return s.Serve(l) })
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()

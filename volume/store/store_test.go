@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/volume/api"
 )
@@ -37,8 +38,7 @@ func TestRecordsSurvive(t *testing.T) {
 	require.ErrorIs(t, s.Make(one), os.ErrExist)
 	two.Size, two.File = 2<<20, "disk.img.upload"
 	require.NoError(t, s.Save(two))
-	_, err := Open(dir)
-	require.ErrorContains(t, err, "another process uses it")
+	require.ErrorContains(t, testtool.Err(Open(dir)), "another process uses it")
 	require.NoError(t, s.Close())
 
 	s = open(t, dir)
@@ -129,12 +129,10 @@ func TestNumbers(t *testing.T) {
 		require.False(t, seen[lun])
 		seen[lun] = true
 		if i%3 == 0 { // saving the small ones must not take back the large ones
-			_, err := s.NextLUN(free)
-			require.NoError(t, err)
+			require.NoError(t, testtool.Err(s.NextLUN(free)))
 		}
 	}
-	_, err := s.NextLUN(func(uint16) bool { return true })
-	require.ErrorContains(t, err, "is taken")
+	require.ErrorContains(t, testtool.Err(s.NextLUN(func(uint16) bool { return true })), "is taken")
 	only, err := s.NextLUN(func(lun uint16) bool { return lun != 70 })
 	require.NoError(t, err)
 	require.Equal(t, uint16(70), only)

@@ -137,11 +137,7 @@ func TestCacheGuard(t *testing.T) {
 		close(came)
 	}()
 	g.end(2<<20, 4096)
-	select {
-	case <-came:
-		t.Fatal("it did not wait")
-	case <-time.After(20 * time.Millisecond):
-	}
+	testtool.Waits(t, came)
 	g.end(3<<20, 4096)
 	<-came
 	for _, off := range []int64{0, 2<<20 - 512, 2 << 20, 4<<20 - 4096, 6<<20 - 4096} {

@@ -27,10 +27,9 @@ func TestDoEndsWithTheContext(t *testing.T) {
 	s := New(1, Options{})
 	held := s.TryAcquire()
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- s.Do(ctx, func() error { t.Error("called without a slot"); return nil })
-	}()
+	ended := testtool.Go(func() error {
+		return s.Do(ctx, func() error { t.Error("called without a slot"); return nil })
+	})
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
 	held.Release()

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestUsageTypesAreKnownByName(t *testing.T) {
@@ -13,8 +15,7 @@ func TestUsageTypesAreKnownByName(t *testing.T) {
 	require.Equal(t, "/storage/ssd", dir)
 	_, err = types.Dir("medium")
 	require.EqualError(t, err, `usage type "medium" is unknown: use one of fast, slow`)
-	_, err = UsageTypes{}.Dir("")
-	require.ErrorContains(t, err, "there are none")
+	require.ErrorContains(t, testtool.Err(UsageTypes{}.Dir("")), "there are none")
 }
 
 // TestHookAddress: each hook sidecar has its own, the same in every pod, and a plugin has none.

@@ -129,14 +129,13 @@ func TestRevertBesideDeletion(t *testing.T) {
 	d := serveKept(t, disks)
 	for i, s := range d.table.all() {
 		require.NoError(t, d.snapshot(t, s.Name, status.SnapshotCreate))
-		done := make(chan error, 1)
-		go func() {
+		done := testtool.Go(func() error {
 			var err error
 			for err == nil {
 				err = d.Revert(context.Background(), s, "s")
 			}
-			done <- err
-		}()
+			return err
+		})
 		testtool.Eventually(t, func() bool { return d.Withdraw(s) == nil })
 		<-s.released
 		require.False(t, s.Serving(), i)

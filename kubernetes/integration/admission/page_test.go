@@ -95,8 +95,7 @@ func controllers(t *testing.T, p *plane.Plane, system string, without []string,
 	require.NoError(t, controller.Setup(mgr, controller.Options{Options: objects.Options{
 		Server: server, Without: without, ClaimSize: resource.MustParse("20Gi"), Concurrency: 1}}))
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- mgr.Start(ctx) }()
+	ended := testtool.Go(func() error { return mgr.Start(ctx) })
 	t.Cleanup(func() {
 		cancel()
 		require.NoError(t, <-ended)
