@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"os/signal"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestStopDuringTheCopy stops the daemon around the end of the copy. Whichever comes first, the
@@ -21,8 +24,7 @@ func TestStopDuringTheCopy(t *testing.T) {
 	require.NoError(t, err)
 	block := bytes.Repeat([]byte{0xa5}, 1<<20)
 	for range 256 {
-		_, err := f.Write(block)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(f.Write(block)))
 	}
 	require.NoError(t, f.Close())
 	p := launch(t, binary(t), l.env, "serve")
@@ -40,34 +42,28 @@ func TestStopDuringTheCopy(t *testing.T) {
 	require.NotNil(t, again.logged("keeping the existing disk, with what was written to it", "lun"))
 }
 
-func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
+// interrupts is a context that signals end, and where the status is told when one ends the process.
+func interrupts(t *testing.T, sameRequest time.Duration) (context.Context, chan int) {
 	exited := make(chan int, 1)
-	a := &app{exit: func(status int) { exited <- status }}
+	a := &app{exit: func(status int) { exited <- status }, sameRequest: sameRequest}
 	ctx, stop := a.interruptible(t.Context(), nil, nil)
-	defer stop()
+	t.Cleanup(stop)
+	return ctx, exited
+}
+
+func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
+	ctx, exited := interrupts(t, 0)
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
-	select {
-	case <-ctx.Done():
-	case <-time.After(timeout):
-		t.Fatal("the first signal does nothing")
-	}
+	testtool.Await(t, ctx.Done(), "the first signal does nothing")
 	require.Empty(t, exited)
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
-	select {
-	case status := <-exited:
-		require.Equal(t, exitFailed, status)
-	case <-time.After(timeout):
-		t.Fatal("the second signal does nothing")
-	}
+	require.Equal(t, exitFailed, testtool.Await(t, exited, "the second signal does nothing"))
 }
 
 // TestOneRequestThatComesTwice: timeout(1) sends one request to a process and then to its group.
 // The daemon must still drain.
 func TestOneRequestThatComesTwice(t *testing.T) {
-	exited := make(chan int, 1)
-	a := &app{exit: func(status int) { exited <- status }, sameRequest: time.Hour}
-	ctx, stop := a.interruptible(t.Context(), nil, nil)
-	defer stop()
+	ctx, exited := interrupts(t, time.Hour)
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
 	<-ctx.Done()
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
@@ -78,17 +74,10 @@ func TestAClosedTerminalIsAFirstSignal(t *testing.T) {
 	if signal.Ignored(syscall.SIGHUP) {
 		t.Skip("skipped: the tests were started to outlive their terminal")
 	}
-	exited := make(chan int, 1)
-	a := &app{exit: func(status int) { exited <- status }}
-	ctx, stop := a.interruptible(t.Context(), nil, nil)
-	defer stop()
+	ctx, exited := interrupts(t, 0)
 	for range 2 {
 		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
-		select {
-		case <-ctx.Done():
-		case <-time.After(timeout):
-			t.Fatal("the signal does nothing")
-		}
+		testtool.Await(t, ctx.Done(), "the signal does nothing")
 	}
 	require.Never(t, func() bool { return len(exited) > 0 }, 50*time.Millisecond, time.Millisecond)
 }

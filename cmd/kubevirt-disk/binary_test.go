@@ -174,6 +174,25 @@ func run(t *testing.T, env []string, args ...string) (status int, stdout, stderr
 	return runAs(t, "kubevirt-disk", env, args...)
 }
 
+// works runs a command in this process, which must succeed, and returns what it prints.
+func works(t *testing.T, env []string, args ...string) (stdout, stderr string) {
+	t.Helper()
+	status, stdout, stderr := run(t, env, args...)
+	require.Equal(t, exitDone, status, "%q: %s", args, stderr)
+	return stdout, stderr
+}
+
+// fails runs a command in this process, which must end with that status, say this as an error, and
+// print nothing else.
+func fails(t *testing.T, env []string, want int, said string, args ...string) (stderr string) {
+	t.Helper()
+	status, stdout, stderr := run(t, env, args...)
+	require.Equal(t, want, status, "%q: %s", args, stderr)
+	require.Empty(t, stdout, "%q", args)
+	require.Contains(t, stderr, said, "%q", args)
+	return stderr
+}
+
 // apart runs the binary to its end, in a process of its own: several do at the same time, or what
 // it does to its process counts.
 func apart(t *testing.T, env []string, args ...string) (status int, stdout, stderr string) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -29,70 +30,54 @@ func absolute(t *testing.T, path string) string {
 }
 
 func TestNoCommandIsWrongUsage(t *testing.T) {
-	status, stdout, stderr := run(t, nil)
-	require.Equal(t, exitUsage, status)
-	require.Empty(t, stdout)
-	require.Contains(t, stderr, "Available Commands")
+	stderr := fails(t, nil, exitUsage, "Available Commands")
 	require.Contains(t, stderr, "no command given")
-	status, _, stderr = run(t, nil, "destroy")
-	require.Equal(t, exitUsage, status)
-	require.Contains(t, stderr, `"destroy"`)
+	stderr = fails(t, nil, exitUsage, `"destroy"`, "destroy")
 	require.Contains(t, stderr, "see kubevirt-disk --help", "which lists those that there are")
-	status, stdout, stderr = run(t, nil, "help", "destroy")
-	require.Equal(t, exitUsage, status)
-	require.Empty(t, stdout)
-	require.Contains(t, stderr, `"destroy"`)
-	status, stdout, _ = run(t, nil, "help", "serve")
-	require.Equal(t, exitDone, status)
+	fails(t, nil, exitUsage, `"destroy"`, "help", "destroy")
+	stdout, _ := works(t, nil, "help", "serve")
 	require.Contains(t, stdout, "--disk-dir")
 	require.Contains(t, stdout, "help for serve")
-	status, stdout, _ = run(t, nil, "--help")
-	require.Equal(t, exitDone, status)
+	stdout, _ = works(t, nil, "--help")
 	require.Contains(t, stdout, "Available Commands")
 }
 
 func TestVersion(t *testing.T) {
-	status, stdout, _ := run(t, nil, "version")
-	require.Equal(t, exitDone, status)
+	stdout, _ := works(t, nil, "version")
 	for _, part := range []string{"v0.0.0-test", "c0ffee", runtime.Version(),
 		"linux/" + runtime.GOARCH} {
 		require.Contains(t, stdout, part)
 	}
-	status, stdout, _ = run(t, nil, "version", "--json")
-	require.Equal(t, exitDone, status)
+	flag, stderr := works(t, nil, "--version")
+	require.Equal(t, stdout, flag)
+	require.Empty(t, stderr)
+	stdout, _ = works(t, nil, "version", "--json")
 	var b map[string]string
 	require.NoError(t, json.Unmarshal([]byte(stdout), &b))
 	require.Equal(t, map[string]string{"version": "v0.0.0-test", "commit": "c0ffee",
 		"go_version": runtime.Version(),
 		"platform":   "linux/" + runtime.GOARCH}, b)
-	status, _, _ = run(t, nil, "version", "now")
-	require.Equal(t, exitUsage, status)
+	fails(t, nil, exitUsage, "", "version", "now")
 }
 
 func TestCompletion(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		status, stdout, _ := run(t, nil, "completion", shell)
-		require.Equal(t, exitDone, status, shell)
+		stdout, _ := works(t, nil, "completion", shell)
 		require.Contains(t, stdout, "kubevirt-disk", shell)
 	}
 	for _, args := range [][]string{{"completion"}, {"completion", "tcsh"}} {
-		status, stdout, stderr := run(t, nil, args...)
-		require.Equal(t, exitUsage, status)
-		require.Empty(t, stdout, "a shell would read it")
-		require.Contains(t, stderr, "powershell")
+		fails(t, nil, exitUsage, "powershell", args...)
 	}
 }
 
 func TestInspect(t *testing.T) {
 	image := absolute(t, demoImage)
-	status, stdout, stderr := run(t, nil, "inspect", image)
-	require.Equal(t, exitDone, status, stderr)
+	stdout, _ := works(t, nil, "inspect", image)
 	for _, part := range []string{"demo.qcow2", "qcow2 version 3", "virtual size", "cluster size",
 		"backing file", "servable        yes"} {
 		require.Contains(t, stdout, part)
 	}
-	status, stdout, _ = run(t, nil, "inspect", "--json", image)
-	require.Equal(t, exitDone, status)
+	stdout, _ = works(t, nil, "inspect", "--json", image)
 	var info map[string]any
 	require.NoError(t, json.Unmarshal([]byte(stdout), &info))
 	require.Equal(t, true, info["servable"])
@@ -114,42 +99,32 @@ func TestInspectAndConvertSayWhatIsAssumed(t *testing.T) {
 	status, stdout, _ := run(t, nil, "inspect", image)
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stdout, "or say --format raw (for serve, ")
-	status, stdout, stderr := run(t, nil, "inspect", "--format", "raw", image)
-	require.Equal(t, exitDone, status, stderr)
+	stdout, _ = works(t, nil, "inspect", "--format", "raw", image)
 	require.Contains(t, stdout, "format          raw\nknown by        --format; it looks like "+
 		"luks\n")
-	status, stdout, stderr = run(t, nil, "inspect", "--format", "raw", "--json", image)
-	require.Equal(t, exitDone, status, stderr)
+	stdout, _ = works(t, nil, "inspect", "--format", "raw", "--json", image)
 	require.Contains(t, stdout, `"format_source": "told"`)
 	require.Contains(t, stdout, `"looks_like": "luks"`)
 
-	status, _, stderr = run(t, nil, "convert", image, out)
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "say --format raw")
-	status, _, stderr = run(t, nil, "convert", "--format=raw", image, out)
-	require.Equal(t, exitDone, status, stderr)
+	fails(t, nil, exitFailed, "say --format raw", "convert", image, out)
+	_, stderr := works(t, nil, "convert", "--format=raw", image, out)
 	require.Contains(t, stderr, "a.raw: raw, known by --format; it looks like luks\n")
 	require.Equal(t, content, testtool.Must(os.ReadFile(out))(t))
-	status, stdout, stderr = run(t, nil, "inspect", out)
-	require.Equal(t, exitDone, status, stderr)
+	stdout, _ = works(t, nil, "inspect", out)
 	require.Contains(t, stdout, "known by        its mark: it was made or served raw")
 
 	for _, command := range [][]string{{"inspect", image}, {"convert", image, out + "2"}} {
-		status, _, stderr = run(t, nil, append(command, "--format=vmdk")...)
-		require.Equal(t, exitUsage, status)
-		require.Contains(t, stderr, `--format: format "vmdk" is unknown: use raw or qcow2`)
+		fails(t, nil, exitUsage, `--format: format "vmdk" is unknown: use raw or qcow2`,
+			append(command, "--format=vmdk")...)
 		status, stdout, stderr = run(t, nil, append(command, "--format=qcow2")...)
 		require.Equal(t, exitFailed, status)
 		require.Contains(t, stdout+stderr, "is said to be qcow2, and is a LUKS encrypted volume")
 	}
-	status, _, stderr = run(t, nil, "inspect", "--format=raw", image, dir)
-	require.Equal(t, exitUsage, status)
-	require.Contains(t, stderr, "is a directory: name the image in it")
-	status, stdout, stderr = run(t, nil, "inspect", "--format=raw", image, out)
-	require.Equal(t, exitDone, status, stderr)
+	fails(t, nil, exitUsage, "is a directory: name the image in it", "inspect", "--format=raw",
+		image, dir)
+	stdout, _ = works(t, nil, "inspect", "--format=raw", image, out)
 	require.Equal(t, 2, strings.Count(stdout, "known by        --format; it looks like luks"))
-	status, stdout, _ = run(t, nil, "inspect", absolute(t, demoImage))
-	require.Equal(t, exitDone, status)
+	stdout, _ = works(t, nil, "inspect", absolute(t, demoImage))
 	require.Contains(t, stdout, "known by        its content; --format raw if a guest wrote it\n")
 }
 
@@ -167,13 +142,8 @@ func TestInspectWhatWouldNotBeServed(t *testing.T) {
 	require.Equal(t, false, info["servable"])
 	require.NotEmpty(t, info["reason"])
 
-	status, stdout, stderr = run(t, nil, "inspect", path+".missing")
-	require.Equal(t, exitFailed, status)
-	require.Empty(t, stdout)
-	require.Contains(t, stderr, "notes.txt.missing")
-	status, _, stderr = run(t, nil, "inspect")
-	require.Equal(t, exitUsage, status)
-	require.Contains(t, stderr, "inspect IMAGE|DIRECTORY...")
+	fails(t, nil, exitFailed, "notes.txt.missing", "inspect", path+".missing")
+	fails(t, nil, exitUsage, "inspect IMAGE|DIRECTORY...", "inspect")
 }
 
 // TestInspectShowsWhatApplies inspects an image with every kind of fact, and a file about which
@@ -214,15 +184,15 @@ servable   no: it is strange
 	require.Contains(t, b.String(), "compression     none\nbacking file    none\n")
 }
 
-// TestConvertInterrupted: a stop leaves no file and the command says so, unless everything is
-// written by then.
+// TestConvertInterrupted: a stop leaves no file, in whatever format, and the command says so,
+// unless everything is written by then.
 func TestConvertInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	source, destination := filepath.Join(dir, "a.raw"), filepath.Join(dir, "b.raw")
 	require.NoError(t, os.WriteFile(source, bytes.Repeat([]byte("data"), 4096), 0o644))
 	ctx, cancel := context.WithCancel(t.Context())
 	// The last line comes after the file is complete.
-	a := &app{stderr: writerFunc(func(p []byte) (int, error) {
+	a := &app{stdout: io.Discard, stderr: writerFunc(func(p []byte) (int, error) {
 		if _, err := os.Stat(destination); err == nil {
 			cancel()
 		}
@@ -233,8 +203,12 @@ func TestConvertInterrupted(t *testing.T) {
 	require.Error(t, ctx.Err())
 
 	require.NoError(t, os.Remove(destination))
-	require.EqualError(t, a.convert(ctx, source, destination, convertOptions{}),
-		fmt.Sprintf("interrupted: %q was not written", destination))
+	for _, to := range []string{destination, filepath.Join(dir, "b.qcow2")} {
+		require.EqualError(t, a.convert(ctx, source, to, convertOptions{}),
+			fmt.Sprintf("interrupted: %q was not written", to))
+	}
+	require.ErrorContains(t, a.convert(ctx, source, "-", convertOptions{targetFormat: "qcow2"}),
+		"interrupted: standard output has only a part of the disk")
 	require.Len(t, testtool.Must(os.ReadDir(dir))(t), 1, "nothing is left beside the image")
 }
 
@@ -261,8 +235,7 @@ func TestConvert(t *testing.T) {
 	content := append(bytes.Repeat([]byte("data"), 4096), make([]byte, 1<<20)...)
 	require.NoError(t, os.WriteFile(source, content, 0o644))
 
-	status, stdout, stderr := run(t, nil, "convert", source, destination)
-	require.Equal(t, exitDone, status, stderr)
+	stdout, stderr := works(t, nil, "convert", source, destination)
 	require.Empty(t, stdout)
 	require.Contains(t, stderr, "a.raw: 1.02 MiB")
 	require.NotContains(t, stderr, "\x1b", "no bar where there is no terminal")
@@ -270,47 +243,36 @@ func TestConvert(t *testing.T) {
 	require.True(t, bytes.Equal(content, got))
 
 	require.NoError(t, os.WriteFile(destination, []byte("precious"), 0o644))
-	status, _, stderr = run(t, nil, "convert", source, destination)
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "--force")
+	fails(t, nil, exitFailed, "--force", "convert", source, destination)
 	got = testtool.Must(os.ReadFile(destination))(t)
 	require.Equal(t, "precious", string(got))
 
-	status, _, stderr = run(t, nil, "convert", "--force", source, destination)
-	require.Equal(t, exitDone, status, stderr)
+	works(t, nil, "convert", "--force", source, destination)
 	got = testtool.Must(os.ReadFile(destination))(t)
 	require.True(t, bytes.Equal(content, got))
 
-	status, _, _ = run(t, nil, "convert", "--force", source, source)
-	require.Equal(t, exitFailed, status, "an image is not converted onto itself")
+	fails(t, nil, exitFailed, "is the image", "convert", "--force", source, source)
 	for _, args := range [][]string{{"convert"}, {"convert", "--force"}} {
-		status, _, stderr = run(t, nil, append(args, source, dir)...)
-		require.Equal(t, exitFailed, status, "nor onto a directory")
-		require.Contains(t, stderr, "is a directory")
+		stderr = fails(t, nil, exitFailed, "is a directory", append(args, source, dir)...)
 		require.NotContains(t, stderr, "--force", "which would not help")
 	}
-	status, _, stderr = run(t, nil, "convert", source, filepath.Join(source, "c.raw"))
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, strconv.Quote(source)+" is not a directory")
-	status, _, stderr = run(t, nil, "convert", filepath.Join(dir, "missing.raw"),
+	fails(t, nil, exitFailed, "is a directory, not a regular file; name the image file itself",
+		"convert", dir, filepath.Join(dir, "c.raw"))
+	fails(t, nil, exitFailed, strconv.Quote(source)+" is not a directory", "convert", source,
+		filepath.Join(source, "c.raw"))
+	fails(t, nil, exitFailed, "missing.raw", "convert", filepath.Join(dir, "missing.raw"),
 		filepath.Join(dir, "c.raw"))
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "missing.raw")
 	require.NoFileExists(t, filepath.Join(dir, "c.raw"))
 	for nowhere, want := range map[string]string{
 		filepath.Join(dir, "none", "c.raw"): "there is no directory " +
 			strconv.Quote(filepath.Join(dir, "none")) + "; make it, or name another file",
 		filepath.Join(dir, "none") + "/": "is the name of a directory: name the file in it",
 	} {
-		status, _, stderr = run(t, nil, "convert", source, nowhere)
-		require.Equal(t, exitFailed, status)
-		require.Contains(t, stderr, want)
+		fails(t, nil, exitFailed, want, "convert", source, nowhere)
 	}
 	// as variables that are not set leave them
 	for _, args := range [][]string{{source}, {source, ""}, {"", destination}} {
-		status, _, stderr = run(t, nil, append([]string{"convert"}, args...)...)
-		require.Equal(t, exitUsage, status)
-		require.Contains(t, stderr, "convert IMAGE DEST")
+		fails(t, nil, exitUsage, "convert IMAGE DEST", append([]string{"convert"}, args...)...)
 	}
 }
 
@@ -354,21 +316,13 @@ func TestConvertSaysWhatToNameInstead(t *testing.T) {
 	}
 }
 
-func TestConvertOfADirectory(t *testing.T) {
-	dir := t.TempDir()
-	status, _, stderr := run(t, nil, "convert", dir, filepath.Join(dir, "out.raw"))
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "is a directory, not a regular file; name the image file itself")
-}
-
 // TestConvertWritesOutTheName checks that a terminal does not take the name of an image for a
 // command.
 func TestConvertWritesOutTheName(t *testing.T) {
 	dir := t.TempDir()
 	source := filepath.Join(dir, "a\x1b[2J\nb.raw")
 	require.NoError(t, os.WriteFile(source, make([]byte, 4096), 0o644))
-	status, _, stderr := run(t, nil, "convert", source, filepath.Join(dir, "out.raw"))
-	require.Equal(t, exitDone, status, stderr)
+	_, stderr := works(t, nil, "convert", source, filepath.Join(dir, "out.raw"))
 	require.True(t, strings.HasPrefix(stderr, `a\x1b[2J\nb.raw: raw, known by its name`), "%q",
 		stderr)
 	require.Contains(t, stderr, "\n"+`a\x1b[2J\nb.raw: 4 KiB`)
@@ -401,8 +355,7 @@ func TestCalledAsCat(t *testing.T) {
 func TestHelp(t *testing.T) {
 	root := new(app).root()
 	for _, c := range append(root.Commands(), root) {
-		status, stdout, _ := run(t, nil, append(strings.Fields(c.CommandPath())[1:], "--help")...)
-		require.Equal(t, exitDone, status, c.Name())
+		stdout, _ := works(t, nil, append(strings.Fields(c.CommandPath())[1:], "--help")...)
 		for line := range strings.Lines(stdout) {
 			require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), helpWidth, line)
 		}
@@ -429,15 +382,12 @@ func TestDidYouMean(t *testing.T) {
 		`"iqn.x" is too much`:               {"kick", "iqn.x"},
 		"CHAP_PASSWORD= is not an argument": {"CHAP_PASSWORD=x", "serve", "--disk-dir=y"},
 	} {
-		status, _, stderr := run(t, nil, args...)
-		require.Equal(t, exitUsage, status)
-		require.Contains(t, stderr, want)
+		fails(t, nil, exitUsage, want, args...)
 	}
 	path := filepath.Join(t.TempDir(), "b.raw")
 	require.NoError(t, os.WriteFile(path, make([]byte, 512), 0o600))
-	status, _, stderr := run(t, nil, "push", "--base=none", path, path)
-	require.Equal(t, exitUsage, status)
-	require.Contains(t, stderr, "the reference of the image comes last")
+	fails(t, nil, exitUsage, "the reference of the image comes last", "push", "--base=none", path,
+		path)
 }
 
 func TestCalledAsEntryPoint(t *testing.T) {

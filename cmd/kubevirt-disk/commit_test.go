@@ -22,9 +22,7 @@ func TestPushOntoUsage(t *testing.T) {
 		"leave out --base":           {"--artifact", "--base=none", "a.raw", ref},
 		"and --onto":                 {"--artifact", "--onto=127.0.0.1:1/vm:0", "a.raw", ref},
 	} {
-		status, _, stderr := run(t, nil, append([]string{"push"}, args...)...)
-		require.Equal(t, exitUsage, status, stderr)
-		require.Contains(t, stderr, want)
+		fails(t, nil, exitUsage, want, append([]string{"push"}, args...)...)
 	}
 }
 
@@ -45,9 +43,7 @@ func TestCommitUsage(t *testing.T) {
 		"is about a disk in":  {"vm", ref, "--flat", "--base=none", "--image=" + ref},
 		"--compress":          {uri, ref, "--flat", "--base=none", "--compress=gzip"},
 	} {
-		status, _, stderr := run(t, nil, append([]string{"commit"}, args...)...)
-		require.Equal(t, exitUsage, status, stderr)
-		require.Contains(t, stderr, want)
+		fails(t, nil, exitUsage, want, append([]string{"commit"}, args...)...)
 	}
 }
 
@@ -62,9 +58,8 @@ func TestDigestFile(t *testing.T) {
 			{"pull", "127.0.0.1:1/a:1", filepath.Join(t.TempDir(), "b.raw")},
 			{"sign", "127.0.0.1:1/a:1"}, {"commit", "a.raw", "127.0.0.1:1/a:1"},
 		} {
-			status, _, stderr := run(t, nil, append(args, "--digest-file="+file)...)
-			require.Equal(t, exitUsage, status, "%v: %s", args, stderr)
-			require.Contains(t, stderr, "has something else than a digest", args[0])
+			fails(t, nil, exitUsage, "has something else than a digest",
+				append(args, "--digest-file="+file)...)
 		}
 		require.ErrorContains(t, writeDigest(file, "sha256:2"), "something else")
 		now, err := os.ReadFile(file)

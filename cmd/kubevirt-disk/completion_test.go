@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // complete asks for completion as the scripts of the shells do.
@@ -89,13 +90,11 @@ func TestCompletionIsAccepted(t *testing.T) {
 		for _, value := range values {
 			switch flag {
 			case keyFormat:
-				_, err := image.ParseFormat(value)
-				require.NoError(t, err)
+				require.NoError(t, testtool.Err(image.ParseFormat(value)))
 			case flagTargetFormat, flagCompress: // see TestConvertToQcow2
 			default: // those of xml
-				status, _, stderr := run(t, nil, "xml", "--host=10.0.0.1", "--lun=1",
-					"--"+flag+"="+value, "--target-dev="+deviceFor(flag, value))
-				require.Equal(t, exitDone, status, "--%s=%s: %s", flag, value, stderr)
+				works(t, nil, "xml", "--host=10.0.0.1", "--lun=1", "--"+flag+"="+value,
+					"--target-dev="+deviceFor(flag, value))
 			}
 		}
 	}
@@ -119,14 +118,6 @@ func TestCompletionSpeaksPlainly(t *testing.T) {
 	}
 }
 
-func TestVersionFlag(t *testing.T) {
-	_, want, _ := run(t, nil, "version")
-	status, stdout, stderr := run(t, nil, "--version")
-	require.Equal(t, exitDone, status)
-	require.Equal(t, want, stdout)
-	require.Empty(t, stderr)
-}
-
 // TestFlagsSpeakPlainly checks that users do not see the Go library's errors about wrong values.
 func TestFlagsSpeakPlainly(t *testing.T) {
 	for want, args := range map[string][]string{
@@ -145,9 +136,7 @@ func TestFlagsSpeakPlainly(t *testing.T) {
 		`--insecure-no-auth: "perhaps" is neither true nor`: {"serve",
 			"--insecure-no-auth=perhaps"},
 	} {
-		status, _, stderr := run(t, nil, args...)
-		require.Equal(t, exitUsage, status, args)
-		require.Contains(t, stderr, want)
+		stderr := fails(t, nil, exitUsage, want, args...)
 		require.NotContains(t, stderr, "strconv")
 		require.NotContains(t, stderr, "time:")
 		require.NotContains(t, stderr, "invalid argument")

@@ -109,50 +109,33 @@ func TestTimeoutsOfQuestions(t *testing.T) {
 		{"healthcheck", "--timeout=100ms", "--metrics-listen=" + ts.Listener.Addr().String()},
 		{"xml", "--timeout=100ms", "--status-url=" + ts.URL},
 	} {
-		status, stdout, stderr := run(t, nil, args...)
-		require.Equal(t, exitFailed, status)
-		require.Empty(t, stdout)
-		require.Contains(t, stderr, "deadline exceeded")
+		fails(t, nil, exitFailed, "deadline exceeded", args...)
 	}
 }
 
 func TestHealthcheckWithoutADaemonOrPages(t *testing.T) {
 	port := testtool.Must(peers.FreePort())(t)
 	gone := fmt.Sprintf("127.0.0.1:%d", port)
-	status, _, stderr := run(t, []string{"METRICS_LISTEN=" + gone}, "healthcheck")
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, gone)
+	stderr := fails(t, []string{"METRICS_LISTEN=" + gone}, exitFailed, gone, "healthcheck")
 	require.Contains(t, stderr, "is the daemon running")
 
 	ready := filepath.Join(t.TempDir(), "healthy")
 	off := []string{"METRICS_LISTEN=", "READY_FILE=" + ready}
-	status, _, stderr = run(t, off, "healthcheck")
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, ready)
+	fails(t, off, exitFailed, ready, "healthcheck")
 	require.NoError(t, os.WriteFile(ready, []byte("ready\n"), 0o644)) // of a daemon that was killed
-	status, _, stderr = run(t, off, "healthcheck")
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "has ended")
+	fails(t, off, exitFailed, "has ended", "healthcheck")
 	made := readyfile.File{Path: ready}
 	require.NoError(t, made.Clear())
 	require.NoError(t, made.Write())
 	defer func() { require.NoError(t, made.Remove()) }()
-	status, stdout, _ := run(t, off, "healthcheck")
-	require.Equal(t, exitDone, status)
+	stdout, _ := works(t, off, "healthcheck")
 	require.Equal(t, "ok\n", stdout)
-	status, _, _ = run(t, []string{"METRICS_LISTEN=127.0.0.1:0", "READY_FILE=" + ready},
-		"healthcheck")
-	require.Equal(t, exitDone, status, "port 0 says nothing about where the pages are")
-	status, _, _ = run(t, off, "healthcheck", "--live")
-	require.Equal(t, exitFailed, status)
-	status, _, stderr = run(t, []string{"METRICS_LISTEN=", "READY_FILE=" + filepath.Dir(ready)},
-		"healthcheck")
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "is not a regular file")
-	status, _, _ = run(t, []string{"METRICS_LISTEN=", "READY_FILE="}, "healthcheck")
-	require.Equal(t, exitFailed, status)
-	status, _, _ = run(t, nil, "healthcheck", "--metrics-listen=nowhere")
-	require.Equal(t, exitUsage, status)
+	works(t, []string{"METRICS_LISTEN=127.0.0.1:0", "READY_FILE=" + ready}, "healthcheck")
+	fails(t, off, exitFailed, "", "healthcheck", "--live")
+	fails(t, []string{"METRICS_LISTEN=", "READY_FILE=" + filepath.Dir(ready)}, exitFailed,
+		"is not a regular file", "healthcheck")
+	fails(t, []string{"METRICS_LISTEN=", "READY_FILE="}, exitFailed, "", "healthcheck")
+	fails(t, nil, exitUsage, "", "healthcheck", "--metrics-listen=nowhere")
 }
 
 func TestHealthcheckOfADaemon(t *testing.T) {
@@ -164,8 +147,7 @@ func TestHealthcheckOfADaemon(t *testing.T) {
 	require.NotEmpty(t, place)
 	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--live"}} {
 		args = append(args, "--timeout="+timeout.String())
-		status, stdout, stderr := run(t, []string{"METRICS_LISTEN=" + address}, args...)
-		require.Equal(t, exitDone, status, stderr)
+		stdout, _ := works(t, []string{"METRICS_LISTEN=" + address}, args...)
 		require.Equal(t, "ok", strings.TrimSpace(stdout))
 	}
 	require.Equal(t, exitDone, p.terminate())

@@ -17,8 +17,7 @@ func TestHookPersists(t *testing.T) {
 	s.mountClaim()
 	serial := ""
 	for range 2 {
-		p := s.start("serve")
-		l := s.launcher(p)
+		p, l := s.serve()
 		domain := testtool.Must(l.define())(t)
 		if serial != "" {
 			require.Equal(t, serial, domain.Devices.Disks[0].Serial)
@@ -35,16 +34,14 @@ func TestHookWithTwoClaims(t *testing.T) {
 	s := newSidecar(t)
 	s.mountClaim()
 	s.mountSecond()
-	p := s.start("serve")
-	l := s.launcher(p)
+	p, l := s.serve()
 	_, err := l.define()
 	require.ErrorContains(t, err, "/run/claim, /run/second")
 	require.ErrorContains(t, err, "--persistent-dir")
 	l.shutdown()
 	require.Equal(t, exitUsage, p.status())
 
-	p = s.start("serve", "--persistent-dir=/run/second")
-	l = s.launcher(p)
+	p, l = s.serve("--persistent-dir=/run/second")
 	l.shutdown()
 	require.Equal(t, exitDone, p.status())
 	require.FileExists(t, filepath.Join(s.second, "disk.img"))
@@ -83,11 +80,9 @@ func TestHookBelievesTheMachine(t *testing.T) {
 	serial := domain.Devices.Disks[0].Serial
 	require.FileExists(t, filepath.Join(s.claim, "disk.img"))
 	require.Empty(t, testtool.Must(os.ReadDir(s.second))(t), "the other volume is not ours")
-	require.NoError(t, p.cmd.Process.Kill())
-	p.status()
+	p.kill()
 
-	p = s.start("serve")
-	p.untilLauncherCan()
+	p = s.again()
 	domain = testtool.Must(s.launcher(p).defineFor(withClaim("/run/claim")))(t)
 	require.Equal(t, serial, domain.Devices.Disks[0].Serial)
 	_, err := s.launcher(p).defineFor(withClaim("/run/second"))
@@ -102,8 +97,7 @@ func TestHookBelievesTheMachine(t *testing.T) {
 func TestHookWithoutAClaim(t *testing.T) {
 	s := newSidecar(t)
 	s.mountSecond()
-	p := s.start("serve")
-	l := s.launcher(p)
+	p, l := s.serve()
 	require.NoError(t, testtool.Err(l.defineFor(withClaim(""))))
 	require.Empty(t, testtool.Must(os.ReadDir(s.second))(t))
 	require.DirExists(t, filepath.Join(s.hooks, "disk", "work"))
@@ -115,8 +109,7 @@ func TestHookWithoutAClaim(t *testing.T) {
 // in the wrong place would be lost, or another one.
 func TestHookWithAClaimElsewhere(t *testing.T) {
 	s := newSidecar(t)
-	p := s.start("serve")
-	l := s.launcher(p)
+	p, l := s.serve()
 	_, err := l.defineFor(withClaim("/run/claim"))
 	require.ErrorContains(t, err, `the claim of this hook sidecar at "/run/claim"`)
 	require.ErrorContains(t, err, "mount the claim")
@@ -124,8 +117,7 @@ func TestHookWithAClaimElsewhere(t *testing.T) {
 	require.Equal(t, exitDone, p.status())
 
 	s.mountSecond()
-	p = s.start("serve")
-	l = s.launcher(p)
+	p, l = s.serve()
 	_, err = l.defineFor(withClaim("/run/claim"))
 	require.ErrorContains(t, err, `at "/run/claim", and no volume that can be written is mounted `+
 		"there, only at /run/second")
@@ -133,26 +125,27 @@ func TestHookWithAClaimElsewhere(t *testing.T) {
 	require.Equal(t, exitUsage, p.status())
 	require.NoFileExists(t, filepath.Join(s.second, "disk.img"))
 
-	p = s.start("serve", "--persistent-dir=/run/second")
-	l = s.launcher(p)
+	p, l = s.serve("--persistent-dir=/run/second")
 	_, err = l.defineFor(withClaim("/run/claim"))
 	require.NoError(t, err, "a person has said where")
 	l.shutdown()
 	require.Equal(t, exitDone, p.status())
 }
 
-// TestHookIsNotAsked: a machine that ends before the launcher has asked leaves nothing to do.
+// TestHookIsNotAsked: a machine that ends before the launcher has asked leaves nothing to do,
+// whether the disks are open by then or wait for a word about their claim.
 func TestHookIsNotAsked(t *testing.T) {
 	s := newSidecar(t)
-	s.mountClaim()
-	p := s.start("serve")
-	s.launcher(p).shutdown()
-	require.Equal(t, exitDone, p.status())
-	p = s.start("serve")
-	s.launcher(p)
-	require.Equal(t, exitDone, p.terminate())
+	for _, mount := range []func(){func() {}, s.mountClaim} {
+		mount()
+		p, l := s.serve()
+		l.shutdown()
+		require.Equal(t, exitDone, p.status())
+		p, _ = s.serve()
+		require.Equal(t, exitDone, p.terminate())
+		require.NoFileExists(t, s.socket())
+	}
 	require.NoFileExists(t, filepath.Join(s.claim, "disk.img"))
-	require.NoFileExists(t, s.socket())
 }
 
 // TestHookServesASnapshot: a snapshot that somebody reads is no disk of the machine, which may ask
@@ -160,8 +153,7 @@ func TestHookIsNotAsked(t *testing.T) {
 func TestHookServesASnapshot(t *testing.T) {
 	s := newSidecar(t)
 	s.mountClaim()
-	p := s.start("serve", "--copy-mode=copy-on-write")
-	l := s.launcher(p)
+	p, l := s.serve("--copy-mode=copy-on-write")
 	first := testtool.Must(l.define())(t)
 	for _, args := range [][]string{{"snapshot", "create", "1", "s"},
 		{"snapshot", "serve", "1", "s"}} {

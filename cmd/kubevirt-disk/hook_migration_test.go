@@ -39,8 +39,7 @@ func TestHookRefusesForGood(t *testing.T) {
 		"a machine that is not understood": `{"status": {"migrationState": "moving"}}`} {
 		t.Run(name, func(t *testing.T) {
 			s := newSidecar(t)
-			p := s.start("serve")
-			l := s.launcher(p)
+			p, l := s.serve()
 			require.NoError(t, testtool.Err(l.define()))
 			require.NotEmpty(t, s.content("fedora.raw"))
 			_, refusal := l.defineFor(vmi)
@@ -52,10 +51,8 @@ func TestHookRefusesForGood(t *testing.T) {
 			s.requireRefused("1", "Denied by server")
 			_, err := l.define()
 			require.Equal(t, refusal.Error(), err.Error(), "it is final")
-			require.NoError(t, p.cmd.Process.Kill())
-			p.status()
-			p = s.start("serve")
-			p.untilLauncherCan()
+			p.kill()
+			p = s.again()
 			_, err = s.launcher(p).define()
 			require.Equal(t, refusal.Error(), err.Error(), "it is the pod's")
 			s.requireRefused("fedora.raw", "Denied by server")
@@ -75,7 +72,8 @@ func (p *process) kill() {
 const notAsked = "KubeVirt has not asked this hook"
 
 // TestHookIsClosed: nobody has a disk before the launcher has, at whatever socket. KubeVirt also
-// starts QEMU if another hook has failed before this one was asked. A container that is started
+// starts QEMU if another hook has failed before this one was asked. A machine that cannot be
+// started as its annotations say may be mended, and is asked for again. A container that is started
 // again under a machine that has its disk serves it without being asked.
 func TestHookIsClosed(t *testing.T) {
 	s := newSidecar(t)
@@ -90,11 +88,10 @@ func TestHookIsClosed(t *testing.T) {
 	s.requireRefused("fedora.raw", notAsked)
 	p.kill()
 
-	p = s.start("serve")
-	p.untilLauncherCan()
+	p = s.again()
 	s.requireRefused("1", notAsked)
 	_, err := s.launcher(p).defineFor(`{"metadata": {"annotations": {"disk.kubevirt.io/bus": "ide"}}}`)
-	require.Error(t, err)
+	require.ErrorContains(t, err, `"ide"`)
 	s.requireRefused("1", `"ide"`)
 	require.NoError(t, testtool.Err(s.launcher(p).define()))
 	require.NotEmpty(t, s.content("fedora.raw"))
@@ -103,8 +100,7 @@ func TestHookIsClosed(t *testing.T) {
 	require.NotEmpty(t, s.content("fedora.raw"), "the machine that is here keeps it")
 	p.kill()
 
-	p = s.start("serve")
-	p.untilLauncherCan()
+	p = s.again()
 	require.NotEmpty(t, s.content("fedora.raw"))
 	require.Equal(t, exitDone, p.terminate())
 }
@@ -113,8 +109,7 @@ func TestHookIsClosed(t *testing.T) {
 // that was refused is not given after a restart.
 func TestHookCannotKeepItsAnswer(t *testing.T) {
 	s := newSidecar(t)
-	p := s.start("serve")
-	l := s.launcher(p)
+	p, l := s.serve()
 	inTheWay := s.nbd() + ".answer.partial"
 	require.NoError(t, os.Mkdir(inTheWay, 0o700))
 	_, err := l.define()
@@ -127,8 +122,7 @@ func TestHookCannotKeepItsAnswer(t *testing.T) {
 	p.kill()
 	require.NoError(t, os.Remove(inTheWay))
 
-	p = s.start("serve")
-	p.untilLauncherCan()
+	p = s.again()
 	s.requireRefused("1", notAsked)
 	p.kill()
 	require.NoError(t, os.WriteFile(s.nbd()+".answer", []byte("given away"), 0o600))
@@ -148,12 +142,10 @@ func TestHookCannotKeepItsAnswer(t *testing.T) {
 func TestHookByHand(t *testing.T) {
 	s := newSidecar(t)
 	s.mountClaim()
-	p := s.start("serve")
-	l := s.launcher(p)
+	p, l := s.serve()
 	require.NoError(t, testtool.Err(l.defineFor(withClaim("/run/claim"))))
 	p.kill()
-	p = s.start("serve")
-	p.untilLauncherCan()
+	p = s.again()
 	require.NotEmpty(t, s.content("fedora.raw"), "it was asked before")
 	p.kill()
 
@@ -169,26 +161,12 @@ func TestHookByHand(t *testing.T) {
 	require.NotEmpty(t, s.content("fedora.raw"))
 	require.Equal(t, exitDone, p.terminate())
 
-	p = s.start("serve")
-	p.untilLauncherCan()
+	p = s.again()
 	_, refusal := s.launcher(p).defineFor(arriving)
 	require.Error(t, refusal)
 	p.kill()
 	p = serve()
 	s.requireRefused("fedora.raw", "is in the pod that the machine runs in")
-	require.Equal(t, exitDone, p.terminate())
-}
-
-// TestHookRefusesAStart: a machine that cannot be started as its annotations say may be mended, and
-// is asked for again.
-func TestHookRefusesAStart(t *testing.T) {
-	s := newSidecar(t)
-	p := s.start("serve")
-	l := s.launcher(p)
-	_, err := l.defineFor(`{"metadata": {"annotations": {"disk.kubevirt.io/bus": "ide"}}}`)
-	require.ErrorContains(t, err, `"ide"`)
-	require.NoError(t, testtool.Err(l.define()))
-	require.NotEmpty(t, s.content("fedora.raw"))
 	require.Equal(t, exitDone, p.terminate())
 }
 
@@ -199,11 +177,9 @@ func TestHookThatCannotInherit(t *testing.T) {
 	at := newPlace(t, "far.raw")
 	server := at.serve(t, "NBD_LISTEN=127.0.0.1:0")
 	portal, _ := server.logged("NBD portal", "address").(string)
-	p := s.start("serve", "--disk-dir=/run/claim", "--disk=nbd://"+portal+"/far.raw")
-	l := s.launcher(p)
+	p, l := s.serve("--disk-dir=/run/claim", "--disk=nbd://"+portal+"/far.raw")
 	require.NoError(t, testtool.Err(l.define()))
-	require.NoError(t, server.cmd.Process.Kill())
-	server.status()
+	server.kill()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	in := &hookpb.DomainParams{DomainXml: []byte(`<domain/>`), Vmi: []byte(arriving)}

@@ -47,8 +47,7 @@ func (l *launcher) mutate(occasion string) (libvirtxml.Domain, error) {
 // TestPlugin starts a machine with the disk of an image that is a plugin.
 func TestPlugin(t *testing.T) {
 	s := newPlugin(t)
-	p := s.start("serve")
-	l := s.launcher(p)
+	p, l := s.serve()
 	s.requireRefused("fedora.raw", notAsked)
 	domain := testtool.Must(l.mutate("Boot"))(t)
 	require.Equal(t, "default_vm", domain.Name)

@@ -97,17 +97,34 @@ func (s *sidecar) start(args ...string) *process {
 		args...)...)
 }
 
-func (s *sidecar) socket() string { return filepath.Join(s.hooks, s.name) }
-func (s *sidecar) nbd() string    { return filepath.Join(s.hooks, "disk", "nbd.sock") }
+// serve starts the container, and waits for it as KubeVirt's launcher does.
+func (s *sidecar) serve(args ...string) (*process, *launcher) {
+	s.t.Helper()
+	p := s.start(append([]string{"serve"}, args...)...)
+	return p, s.launcher(p)
+}
 
-// untilLauncherCan waits until the launcher is answered. The socket may be there before, of a
-// process that was killed.
-func (p *process) untilLauncherCan() {
-	p.t.Helper()
+// again starts the container again. The socket may be there before, of a process that was killed.
+func (s *sidecar) again(args ...string) *process {
+	s.t.Helper()
+	p := s.start(append([]string{"serve"}, args...)...)
 	p.until("the launcher is answered", func() bool {
 		return p.logged("KubeVirt's launcher can use the disks", "socket") != nil
 	})
+	return p
 }
+
+// terminateLater asks a sidecar to stop while its machine runs.
+func (p *process) terminateLater() {
+	p.t.Helper()
+	require.NoError(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
+	p.until("it waits", func() bool {
+		return strings.Contains(p.stderr.String(), "stopping when the machine has ended")
+	})
+}
+
+func (s *sidecar) socket() string { return filepath.Join(s.hooks, s.name) }
+func (s *sidecar) nbd() string    { return filepath.Join(s.hooks, "disk", "nbd.sock") }
 
 // launcher is KubeVirt's, in front of a sidecar.
 type launcher struct {
@@ -191,8 +208,7 @@ func (s *sidecar) qemu(p *process) (leave func()) {
 // TestHook starts a machine with the disk of an image, as KubeVirt does.
 func TestHook(t *testing.T) {
 	s := newSidecar(t)
-	p := s.start("serve")
-	l := s.launcher(p)
+	p, l := s.serve()
 	domain := testtool.Must(l.define())(t)
 	require.Len(t, domain.Devices.Disks, 1)
 	disk := domain.Devices.Disks[0]
@@ -218,14 +234,10 @@ func TestHook(t *testing.T) {
 // still writes then. It may come again, from the kubelet after a person.
 func TestHookWaitsForTheMachine(t *testing.T) {
 	s := newSidecar(t)
-	p := s.start("serve")
-	l := s.launcher(p)
+	p, l := s.serve()
 	require.NoError(t, testtool.Err(l.define()))
 	leave := s.qemu(p)
-	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
-	p.until("it waits", func() bool {
-		return strings.Contains(p.stderr.String(), "stopping when the machine has ended")
-	})
+	p.terminateLater()
 	require.Never(t, func() bool { return p.cmd.Process.Signal(syscall.SIGTERM) != nil },
 		300*time.Millisecond, 50*time.Millisecond)
 	require.NoError(t, testtool.Err(l.define()), "the launcher is answered until the end")
@@ -233,27 +245,12 @@ func TestHookWaitsForTheMachine(t *testing.T) {
 	require.Equal(t, exitDone, p.status())
 	require.NoFileExists(t, s.socket())
 
-	p = s.start("serve")
-	l = s.launcher(p)
+	p, l = s.serve()
 	leave = s.qemu(p)
-	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
-	p.until("it waits", func() bool {
-		return strings.Contains(p.stderr.String(), "stopping when the machine has ended")
-	})
+	p.terminateLater()
 	l.shutdown()
 	leave()
 	require.Equal(t, exitDone, p.status())
-}
-
-// TestHookEndsWithoutMachine: the machine never started, or has ended.
-func TestHookEndsWithoutMachine(t *testing.T) {
-	s := newSidecar(t)
-	p := s.start("serve")
-	s.launcher(p).shutdown()
-	require.Equal(t, exitDone, p.status())
-	p = s.start("serve")
-	s.launcher(p)
-	require.Equal(t, exitDone, p.terminate())
 }
 
 // TestHookAfterKill: a killed sidecar leaves sockets, and its successor replaces them.
@@ -261,11 +258,9 @@ func TestHookAfterKill(t *testing.T) {
 	s := newSidecar(t)
 	p := s.start("serve")
 	s.launcher(p)
-	require.NoError(t, p.cmd.Process.Kill())
-	p.status()
+	p.kill()
 	require.FileExists(t, s.socket())
-	p = s.start("serve")
-	p.untilLauncherCan()
+	p = s.again()
 	domain := testtool.Must(s.launcher(p).define())(t)
 	require.Len(t, domain.Devices.Disks, 1)
 
@@ -311,9 +306,8 @@ func TestHookStreams(t *testing.T) {
 	content := registrytest.Noise(1, 1<<20)
 	registry.NewImage(t, content)
 	image := registry.Host() + "/vm/a:1@" + registry.Tags["1"].Digest.String()
-	p := s.start("serve", "--disk-dir=/run/claim",
-		"--insecure-registry="+registry.Host(), "--image="+image)
-	l := s.launcher(p)
+	p, l := s.serve("--disk-dir=/run/claim", "--insecure-registry="+registry.Host(),
+		"--image="+image)
 	domain := testtool.Must(l.define())(t)
 	require.Len(t, domain.Devices.Disks, 1)
 	require.Equal(t, content, s.content(domain.Devices.Disks[0].Source.Network.Name))
@@ -321,9 +315,8 @@ func TestHookStreams(t *testing.T) {
 	l.shutdown()
 	require.Equal(t, exitDone, p.status())
 
-	p = s.start("serve", "--disk-dir=/run/claim",
-		"--insecure-registry="+registry.Host(), "--image="+registry.Host()+"/vm/a:2")
-	l = s.launcher(p)
+	p, l = s.serve("--disk-dir=/run/claim", "--insecure-registry="+registry.Host(),
+		"--image="+registry.Host()+"/vm/a:2")
 	require.ErrorContains(t, testtool.Err(l.define()), "/vm/a:2")
 	l.shutdown()
 	require.Equal(t, exitFailed, p.status())
@@ -368,8 +361,7 @@ func TestMemoryMax(t *testing.T) {
 // Nobody can use it before, and SIGTERM waits until the machine has left it.
 func TestHookVhostUser(t *testing.T) {
 	s := newSidecar(t)
-	p := s.start("serve")
-	l := s.launcher(p)
+	p, l := s.serve()
 	at := filepath.Join(s.hooks, "disk", "vhost-user", "fedora.raw.sock")
 	_, err := vhosttest.Dial(at, vhosttest.Options{})
 	require.Error(t, err, "the launcher has not asked")
@@ -384,10 +376,7 @@ func TestHookVhostUser(t *testing.T) {
 	asked := s.start("sessions")
 	require.Equal(t, exitDone, asked.status())
 	require.Contains(t, asked.stdout.String(), "disk/vhost-user/fedora.raw.sock")
-	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
-	p.until("it waits", func() bool {
-		return strings.Contains(p.stderr.String(), "stopping when the machine has ended")
-	})
+	p.terminateLater()
 	content := make([]byte, 4096)
 	require.NoError(t, qemu.Read(0, 0, content))
 	require.Equal(t, strings.Repeat("boot", 1024), string(content))

@@ -33,10 +33,8 @@ func TestEnvFile(t *testing.T) {
 		require.ErrorContains(t, err, file)
 		require.ErrorContains(t, err, want)
 		require.NotContains(t, err.Error(), "hunter2")
-		status, _, stderr := run(t, bootable(t), "adapt", savedImage(t, "amd64"),
+		stderr := fails(t, bootable(t), exitUsage, want, "adapt", savedImage(t, "amd64"),
 			"--to="+t.TempDir(), "--env-file="+file)
-		require.Equal(t, exitUsage, status)
-		require.Contains(t, stderr, want)
 		require.NotContains(t, stderr, "hunter2")
 	}
 	_, err := tryConfig("--container-image=r.example/db:1", "--env=hunter2")

@@ -36,27 +36,22 @@ func TestServePersistentDisks(t *testing.T) {
 
 	// The file beside the disk is not an image, and is not inspected as one.
 	require.FileExists(t, disk+".state")
-	status, stdout, stderr := run(t, nil, "inspect", volume)
-	require.Equal(t, exitDone, status, stderr)
+	stdout, _ := works(t, nil, "inspect", volume)
 	require.Contains(t, stdout, `"`+disk+`"`)
 	require.Equal(t, 1, strings.Count(stdout, "servable"), stdout)
 
 	// Another image is refused, and the disk does not change.
 	image := filepath.Join(l.dir, "disk", "a.raw")
 	require.NoError(t, os.WriteFile(image, bytes.Repeat([]byte{9}, 4096), 0o644))
-	status, _, stderr = run(t, env, "serve")
-	require.Equal(t, exitFailed, status)
-	for _, part := range []string{disk, "another image", "--on-image-change=keep"} {
-		require.Contains(t, stderr, part)
-	}
+	stderr := fails(t, env, exitFailed, disk, "serve")
+	require.Contains(t, stderr, "another image")
+	require.Contains(t, stderr, "--on-image-change=keep")
 	p = serve(append(env, "ON_IMAGE_CHANGE=keep")...)
 	require.Equal(t, serial, p.logged("serving a LUN", "serial"))
 
 	// The error of a second daemon on the volume names the first one.
-	status, _, stderr = run(t,
-		append(env, "READY_FILE=", "WORK_DIR="+t.TempDir(), "ON_IMAGE_CHANGE=keep"), "serve")
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "is in use by process")
+	stderr = fails(t, append(env, "READY_FILE=", "WORK_DIR="+t.TempDir(), "ON_IMAGE_CHANGE=keep"),
+		exitFailed, "is in use by process", "serve")
 	require.Contains(t, stderr, volume)
 	require.Equal(t, exitDone, p.terminate())
 
@@ -66,9 +61,7 @@ func TestServePersistentDisks(t *testing.T) {
 	require.Equal(t, serial, p.logged("serving a LUN", "serial"))
 	require.EqualValues(t, 1<<20, p.logged("serving a LUN", "size_bytes"))
 	require.Equal(t, exitDone, p.terminate())
-	status, _, stderr = run(t, append(env, "SIZE=512Ki"), "serve")
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "never made smaller")
+	fails(t, append(env, "SIZE=512Ki"), exitFailed, "never made smaller", "serve")
 	after := testtool.Must(os.ReadFile(disk))(t)
 	require.True(t, bytes.Equal(append(content, make([]byte, 1<<20-4096)...), after))
 
@@ -77,9 +70,7 @@ func TestServePersistentDisks(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(l.dir, "disk", name),
 			bytes.Repeat([]byte{3}, 4096), 0o644))
 	}
-	status, _, stderr = run(t, env, "serve")
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "volumes of their own")
+	fails(t, env, exitFailed, "volumes of their own", "serve")
 	several := t.TempDir()
 	p = serve(append(l.env, "PERSISTENT_DIR="+several)...)
 	require.Equal(t, exitDone, p.terminate())

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestParsePortal(t *testing.T) {
@@ -38,7 +40,6 @@ func TestParsePortal(t *testing.T) {
 	for _, text := range []string{"", "3260", "host", "host:1", "1.2.3.4:", "1.2.3.4:x",
 		"1.2.3.4:-1", "1.2.3.4:65536", "[::1", "::1]:1", "[::1]:1:2", "1.2.3:1",
 		"http://1.2.3.4:1"} {
-		_, _, err := parsePortal(text, defaultPort)
-		require.Error(t, err, text)
+		require.Error(t, testtool.Err2(parsePortal(text, defaultPort)), text)
 	}
 }

@@ -122,12 +122,7 @@ func run2(t *testing.T, p *provided, args ...string) (status int, stdout, stderr
 // image.
 func TestProvideSurvivesAKill(t *testing.T) {
 	p := newProvided(t)
-	kill := func(run *process) {
-		t.Helper()
-		require.NoError(t, run.cmd.Process.Kill())
-		<-run.done
-	}
-	kill(p.start())
+	p.start().kill()
 	written := bytes.Repeat([]byte{9}, 4096)
 	f := testtool.Must(os.OpenFile(p.file, os.O_WRONLY, 0))(t)
 	require.NoError(t, testtool.Err(f.Write(written)))
@@ -140,7 +135,10 @@ func TestProvideSurvivesAKill(t *testing.T) {
 	status, _, stderr := run2(t, p)
 	require.Equal(t, exitFailed, status, "two runs for one file")
 	require.Contains(t, stderr, "another running daemon")
-	kill(run)
+	fails(t, []string{"DISK_DIR=" + filepath.Join(p.dir, "disk"), "READY_FILE=",
+		"COPY_PATH=" + p.to}, exitFailed, "is in use by process", "provide")
+	require.FileExists(t, p.file)
+	run.kill()
 
 	image := filepath.Join(p.dir, "disk", "a.raw")
 	require.NoError(t, os.WriteFile(image, bytes.Repeat([]byte{7}, 4096), 0o644))
@@ -155,22 +153,12 @@ func TestProvideSurvivesAKill(t *testing.T) {
 	require.Equal(t, bytes.Repeat([]byte{7}, 4096), p.content())
 
 	// A run that was killed has left an unfinished file.
-	kill(run)
+	run.kill()
 	require.NoError(t, os.Rename(p.file, p.file+".partial"))
 	run = p.start()
 	require.Equal(t, bytes.Repeat([]byte{7}, 4096), p.content())
 	require.Equal(t, exitDone, run.terminate())
 	require.Empty(t, p.leftovers())
-}
-
-func TestProvideTwice(t *testing.T) {
-	p := newProvided(t)
-	p.start()
-	status, _, stderr := run(t, []string{"DISK_DIR=" + filepath.Join(p.dir, "disk"), "READY_FILE=",
-		"COPY_PATH=" + p.to}, "provide")
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "is in use by process")
-	require.FileExists(t, p.file)
 }
 
 // TestProvideReadOnly makes a read-only disk that shares the storage of the image.
@@ -185,8 +173,7 @@ func TestProvideReadOnly(t *testing.T) {
 	require.Contains(t, []any{"reflink", "hard link"}, how)
 	st := testtool.Must(os.Stat(p.file))(t)
 	require.Zero(t, st.Mode()&0o222, "nobody is invited to write")
-	require.NoError(t, run.cmd.Process.Kill())
-	<-run.done
+	run.kill()
 	run = p.start("--read-only")
 	require.Equal(t, exitDone, run.terminate())
 	require.Empty(t, p.leftovers())

@@ -73,8 +73,7 @@ func TestCommandsFindTheDaemon(t *testing.T) {
 	require.Equal(t, "no initiator is logged in\n",
 		ask(exitDone, "sessions", "--control-socket="+all[1].Socket))
 
-	require.NoError(t, q.cmd.Process.Kill())
-	<-q.done
+	q.kill()
 	require.Equal(t, "no initiator is logged in\n", ask(exitDone, "sessions"))
 	require.NoDirExists(t, filepath.Dir(all[1].Socket))
 	require.Equal(t, exitDone, p.terminate())

@@ -16,6 +16,7 @@ import (
 
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
@@ -149,8 +150,7 @@ func TestSIGHUPReadsTheCredentialsAtOnce(t *testing.T) {
 	targettest.MustLogin(t, p.portal(), login)
 	require.NoError(t, os.WriteFile(file, []byte(testSecret+"-2"), 0o600))
 	p.hangUp(readAgain, "changed")
-	_, err := targettest.Login(p.portal(), login)
-	require.Error(t, err)
+	require.Error(t, testtool.Err(targettest.Login(p.portal(), login)))
 	login.CHAP.Password = testSecret + "-2"
 	targettest.MustLogin(t, p.portal(), login)
 	require.Equal(t, exitDone, p.terminate())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
@@ -36,8 +37,7 @@ func TestSnapshotCommands(t *testing.T) {
 	block := func(b byte) []byte { return bytes.Repeat([]byte{b}, 512) }
 	read := func(s *targettest.Session, lun uint16, lba uint32) byte {
 		t.Helper()
-		_, err := s.ClearAttention(lun) // that LUNs come and go
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(s.ClearAttention(lun))) // that LUNs come and go
 		data := s.MustGood(t, targettest.Read10(lun, lba, 1)).Data
 		require.Equal(t, block(data[0]), data)
 		return data[0]
@@ -106,8 +106,7 @@ func TestSnapshotCommands(t *testing.T) {
 	require.Equal(t, byte(13), read(s, 1, 1))
 
 	// All of it survives the daemon.
-	require.NoError(t, p.cmd.Process.Kill())
-	<-p.done
+	p.kill()
 	p = l.serve(t, env...)
 	require.Len(t, list(), 4)
 	s = p.login(guest, 1, 2)

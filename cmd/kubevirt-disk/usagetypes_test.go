@@ -206,10 +206,9 @@ func checkUsageTypes(t *testing.T, p *process, ssd, rust string) {
 
 func TestServeUsageTypeInPlaceIsRefused(t *testing.T) {
 	l := newPlace(t, "a.raw")
-	status, _, stderr := run(t, append(l.env, "USAGE_TYPES=fast="+t.TempDir(), "COPY_MODE=none",
-		settings.EnvConfig+"="+yamlFile(t, "disks:\n  a.raw: {usage-type: fast}\n")), "serve")
-	require.Equal(t, exitUsage, status)
-	require.Contains(t, stderr, "written in place")
+	fails(t, append(l.env, "USAGE_TYPES=fast="+t.TempDir(), "COPY_MODE=none",
+		settings.EnvConfig+"="+yamlFile(t, "disks:\n  a.raw: {usage-type: fast}\n")),
+		exitUsage, "written in place", "serve")
 }
 
 // TestServeUsageTypeWithoutRoom has room where the disk would lie without its type.

@@ -43,13 +43,11 @@ func TestConvertWrapped(t *testing.T) {
 		source := path(name)
 		require.NoError(t, os.WriteFile(source, content, 0o644))
 		out := path("out.raw")
-		status, _, stderr := run(t, env, "convert", "--force", source, out)
-		require.Equal(t, exitDone, status, stderr)
+		works(t, env, "convert", "--force", source, out)
 		got := testtool.Must(os.ReadFile(out))(t)
 		require.True(t, bytes.Equal(raw, got), name)
 		image := path("out.qcow2")
-		status, _, stderr = run(t, env, "convert", "--force", source, image)
-		require.Equal(t, exitDone, status, stderr)
+		works(t, env, "convert", "--force", source, image)
 		for _, from := range []string{image, source} {
 			cmd := exec.CommandContext(t.Context(), binary(t), "convert", from, "-")
 			cmd.Env = env
@@ -58,32 +56,25 @@ func TestConvertWrapped(t *testing.T) {
 		}
 		require.Empty(t, testtool.Must(os.ReadDir(tmp))(t))
 	}
-	status, _, stderr := run(t, env, "convert", "--unpack-memory=16Mi", path("c.img.xz"),
-		path("no.raw"))
-	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "--unpack-memory")
+	fails(t, env, exitFailed, "--unpack-memory", "convert", "--unpack-memory=16Mi",
+		path("c.img.xz"), path("no.raw"))
 	require.NoFileExists(t, path("no.raw"))
-	status, _, stderr = run(t, env, "convert", "--unpack-memory=1Gi", path("c.img.xz"),
+	fails(t, env, exitUsage, "96Mi", "convert", "--unpack-memory=1Gi", path("c.img.xz"),
 		path("no.raw"))
-	require.Equal(t, exitUsage, status)
-	require.Contains(t, stderr, "96Mi")
 	two := packtest.Tar(t, packtest.File{Name: "a.raw", Data: raw}, // converted in place, the
 		packtest.File{Name: "notes", Data: []byte("kept")}) // rest of it would be lost
 	require.NoError(t, os.WriteFile(path("f.img"), two, 0o644))
 	require.NoError(t, os.Link(path("f.img"), path("g.img")))
 	for _, to := range []string{"f.img", "g.img"} {
-		status, _, stderr = run(t, env, "convert", "--force", path("f.img"), path(to))
-		require.Equal(t, exitFailed, status)
-		require.Contains(t, stderr, "is the image itself")
+		fails(t, env, exitFailed, "is the image itself", "convert", "--force", path("f.img"),
+			path(to))
 	}
 
 	require.NoError(t, os.WriteFile(path("disk.img"), raw, 0o644))
 	require.NoError(t, os.WriteFile(path("disk.img.map"), []byte("KVDMAP1\n..."), 0o644))
 	for _, args := range [][]string{{"convert", path("disk.img"), path("no.raw")},
 		{"upload", path("disk.img"), "http://127.0.0.1:1/volume/vm1"}} {
-		status, _, stderr = run(t, env, args...)
-		require.Equal(t, exitFailed, status)
-		require.Contains(t, stderr, "is only a part of a disk")
+		fails(t, env, exitFailed, "is only a part of a disk", args...)
 	}
 
 	for name, want := range map[string]string{
