@@ -50,16 +50,13 @@ func TestClassMissing(t *testing.T) {
 			}
 			w.Make(t, made)
 			require.Equal(t, asked, r.unbound(t.Context(), made), "it is looked at again")
-			w.settle()
-			w.require("Ready", "True Ready", "")
+			w.settles("Ready", "True Ready", "")
 			require.Equal(t, before.UID, w.claim().UID)
 
 			require.NoError(t, w.Base.Delete(t.Context(), made))
-			w.settle()
-			w.require("Ready", "False ClassMissing", c.says)
+			w.settles("Ready", "False ClassMissing", c.says)
 			w.bind("20Gi") // to a volume that was made by hand
-			w.settle()
-			w.require("Ready", "True Ready", "")
+			w.settles("Ready", "True Ready", "")
 			require.Empty(t, r.unbound(t.Context(), made))
 		})
 	}
@@ -74,8 +71,7 @@ func TestClassOfRestoredClaim(t *testing.T) {
 		Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: &gone, VolumeName: "restored",
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
 				corev1.ResourceStorage: resource.MustParse("20Gi")}}}}
-	w := newWorld(t, spec, claim)
-	w.settle()
+	w := settled(t, spec, claim)
 	w.require("Ready", "True Ready", "")
 }
 
@@ -85,7 +81,6 @@ func TestClassOfSnapshot(t *testing.T) {
 	gone := "gone"
 	w := newWorld(t, v1alpha1.DiskSpec{StorageClassName: &gone, Population: v1alpha1.Snapshot})
 	w.snapshots = w.Client
-	w.settle()
-	w.require("Ready", "False ClassMissing", "there is no StorageClass gone")
+	w.settles("Ready", "False ClassMissing", "there is no StorageClass gone")
 	require.Zero(t, w.Made("PersistentVolumeClaim"))
 }

@@ -41,6 +41,14 @@ func newWorld(t *testing.T, spec v1alpha1.DiskSpec, others ...client.Object) *wo
 			UsageTypes: map[string]string{"fast": "nvme", "big": "ceph"}}}
 }
 
+// settled is a world in which the controller has done its work.
+func settled(t *testing.T, spec v1alpha1.DiskSpec, others ...client.Object) *world {
+	t.Helper()
+	w := newWorld(t, spec, others...)
+	w.settle()
+	return w
+}
+
 func (w *world) kit() objects.Kit {
 	return objects.Kit{Client: w.Client, Live: w.Live, Events: w.World, Options: w.options,
 		Images: w.images, Snapshots: w.snapshots}
@@ -87,6 +95,13 @@ func (w *world) require(condition, is, message string) {
 	}
 }
 
+// settles lets the controller do its work, after which a condition has to be this.
+func (w *world) settles(condition, is, message string) {
+	w.t.Helper()
+	w.settle()
+	w.require(condition, is, message)
+}
+
 func (w *world) bind(size string) {
 	w.t.Helper()
 	claim := w.claim()
@@ -102,8 +117,7 @@ func size(text string) *resource.Quantity {
 }
 
 func TestMakes(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{UsageType: "fast"})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{UsageType: "fast"})
 	w.require("Ready", "True Ready", "a pod can use the disk")
 	w.require("Bound", "False ClaimPending", "kubectl describe pvc vmid-vm")
 	claim := w.claim()
@@ -128,8 +142,7 @@ func TestMakes(t *testing.T) {
 	require.Empty(t, secret.OwnerReferences)
 
 	w.bind("21Gi")
-	w.settle()
-	w.require("Bound", "True ClaimBound", "vmid-vm")
+	w.settles("Bound", "True ClaimBound", "vmid-vm")
 	require.Equal(t, "21Gi", w.identity().Status.Size.String())
 	require.Empty(t, w.Events(), "what goes well is told by the conditions")
 }
@@ -150,16 +163,14 @@ func TestClaimSizeAndAccessMode(t *testing.T) {
 }
 
 func TestUsageTypeUnknown(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{UsageType: "slow"})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{UsageType: "slow"})
 	w.require("Ready", "False Invalid", `"slow" is unknown: the controller's --usage-type has `+
 		"big, fast")
 	require.Zero(t, w.Made("Secret"))
 }
 
 func TestNoSnapshots(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{Population: v1alpha1.Snapshot})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{Population: v1alpha1.Snapshot})
 	w.require("Ready", "False Invalid", "no snapshots")
 }
 
@@ -177,20 +188,17 @@ func TestQuotaExceeded(t *testing.T) {
 			}
 			return nil
 		}
-		w.settle()
-		w.require("Ready", "False QuotaExceeded", "exceeded quota: small")
+		w.settles("Ready", "False QuotaExceeded", "exceeded quota: small")
 		require.Equal(t, []string{"Warning QuotaExceeded"}, w.Events())
 		require.Nil(t, w.identity().Status.CreationTime)
 		full = false
-		w.settle()
-		w.require("Ready", "True Ready", "")
+		w.settles("Ready", "True Ready", "")
 	}
 }
 
 func TestForeignClaim(t *testing.T) {
 	theirs := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm"}}
-	w := newWorld(t, v1alpha1.DiskSpec{Size: size("1Gi")}, theirs)
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{Size: size("1Gi")}, theirs)
 	w.require("Ready", "False ClaimForeign", "give the VMIdentity another name; or, if")
 	before := w.claim()
 	require.Zero(t, w.Made("Secret"))
@@ -248,25 +256,21 @@ func TestRestoredClaim(t *testing.T) {
 
 // TestClaimComesBack: a claim that was deleted and restored is used again.
 func TestClaimComesBack(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{Image: "a"})
 	backup := w.claim()
 	require.Equal(t, "Overlay a", backup.Annotations[v1alpha1.AnnotationContent])
 	require.NoError(t, w.Base.Delete(t.Context(), w.claim()))
-	w.settle()
-	w.require("Ready", "False ClaimMissing", "restore the claim from a backup")
+	w.settles("Ready", "False ClaimMissing", "restore the claim from a backup")
 	w.Make(t, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm",
 		Annotations: backup.Annotations, Labels: backup.Labels}})
-	w.settle()
-	w.require("Ready", "True Ready", "")
+	w.settles("Ready", "True Ready", "")
 }
 
 // TestForsakenClaim: a claim that is being deleted goes if its identity does not exist: somebody
 // has taken the finalizers away, or a backup has restored the claim alone. A new identity of that
 // name gets a new disk. While only the cache does not know the identity, the claim stays.
 func TestForsakenClaim(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{Image: "a"})
 	id := w.identity()
 	require.NoError(t, w.Base.Delete(t.Context(), w.claim()))
 	r := &Reconciler{w.kit()}
@@ -299,16 +303,14 @@ func TestForsakenClaim(t *testing.T) {
 		forsaken.Labels = map[string]string{v1alpha1.LabelIdentity: "vm"}
 		w := newWorld(t, v1alpha1.DiskSpec{Image: "a"}, forsaken)
 		require.NoError(t, w.Base.Delete(t.Context(), forsaken))
-		w.settle()
-		w.require("Ready", "True Ready", "")
+		w.settles("Ready", "True Ready", "")
 		require.NotEqual(t, forsaken.UID, w.claim().UID, what)
 	}
 }
 
 func TestForeignSecret(t *testing.T) {
 	theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm"}}
-	w := newWorld(t, v1alpha1.DiskSpec{}, theirs)
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{}, theirs)
 	w.require("Ready", "False SecretForeign", "or delete the secret")
 	require.Zero(t, w.Made("PersistentVolumeClaim"))
 	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
@@ -318,48 +320,40 @@ func TestForeignSecret(t *testing.T) {
 }
 
 func TestClaimDeletedByHand(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{})
 	claim := w.claim()
 	claim.Finalizers = append(claim.Finalizers, "kubernetes.io/pvc-protection")
 	require.NoError(t, w.Base.Update(t.Context(), claim))
 	require.NoError(t, w.Base.Delete(t.Context(), claim))
-	w.settle()
-	w.require("Ready", "False ClaimMissing", "is being deleted")
+	w.settles("Ready", "False ClaimMissing", "is being deleted")
 	claim = w.claim()
 	require.Len(t, claim.Finalizers, 1, "ours does not hold it")
 	claim.Finalizers = nil
 	require.NoError(t, w.Base.Update(t.Context(), claim))
-	w.settle()
-	w.require("Ready", "False ClaimMissing", "delete this VMIdentity")
+	w.settles("Ready", "False ClaimMissing", "delete this VMIdentity")
 	w.require("Bound", "False ClaimMissing", "")
 	require.Equal(t, 1, w.Made("PersistentVolumeClaim"), "an empty disk is no replacement")
 	require.Equal(t, []string{"Warning ClaimMissing"}, w.Events())
 
 	// A claim that somebody makes in its place is not ours.
 	w.Make(t, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm"}})
-	w.settle()
-	w.require("Ready", "False ClaimForeign", "")
+	w.settles("Ready", "False ClaimForeign", "")
 }
 
 func TestClaimLost(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{})
 	claim := w.claim()
 	claim.Spec.VolumeName = "pv-7"
 	require.NoError(t, w.Base.Update(t.Context(), claim))
 	claim.Status.Phase = corev1.ClaimLost
 	require.NoError(t, w.Base.Status().Update(t.Context(), claim))
-	w.settle()
-	w.require("Ready", "False ClaimLost", "pv-7")
+	w.settles("Ready", "False ClaimLost", "pv-7")
 	w.bind("20Gi")
-	w.settle()
-	w.require("Ready", "True Ready", "")
+	w.settles("Ready", "True Ready", "")
 }
 
 func TestGrows(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{Size: size("16Gi")})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{Size: size("16Gi")})
 	grow := func(text string) {
 		id := w.identity()
 		id.Spec.Size = size(text)
@@ -369,13 +363,11 @@ func TestGrows(t *testing.T) {
 	grow("32Gi")
 	w.require("Ready", "True Resizing", "when it has its volume")
 	w.bind("17Gi")
-	w.settle()
-	w.require("Ready", "True Resizing", "from 17Gi to")
+	w.settles("Ready", "True Resizing", "from 17Gi to")
 	require.Equal(t, int64(34<<30+128<<20), w.claim().Spec.Resources.Requests.Storage().Value())
 	require.Contains(t, w.Events(), "Normal Resizing")
 	w.bind("35Gi")
-	w.settle()
-	w.require("Ready", "True Ready", "")
+	w.settles("Ready", "True Ready", "")
 
 	w.Refuse = func(verb string, _ any) error {
 		if verb == "apply" {
@@ -388,24 +380,21 @@ func TestGrows(t *testing.T) {
 	w.require("Ready", "True ResizeRefused", "the storageclass must support resize")
 	require.Contains(t, w.Events(), "Warning ResizeRefused")
 	w.Refuse = nil
-	w.settle()
-	w.require("Ready", "True Resizing", "")
+	w.settles("Ready", "True Resizing", "")
 
 	// A claim that somebody made larger by hand stays that large.
 	claim := w.claim()
 	claim.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("1Ti")
 	require.NoError(t, w.Base.Update(t.Context(), claim))
 	w.bind("1Ti")
-	w.settle()
-	w.require("Ready", "True Ready", "")
+	w.settles("Ready", "True Ready", "")
 	require.Equal(t, "1Ti", w.claim().Spec.Resources.Requests.Storage().String())
 }
 
 // A disk with a server pod is ready while that serves it. If it is not, it does not repeat the
 // server's reason.
 func TestServedFirst(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{Attachment: v1alpha1.Service})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{Attachment: v1alpha1.Service})
 	w.require("Ready", "False Starting", "no pod yet")
 	require.NotEmpty(t, w.identity().Status.SecretName, "the server needs it")
 	for _, c := range []struct {
@@ -421,8 +410,7 @@ func TestServedFirst(t *testing.T) {
 		meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{
 			Type: v1alpha1.ConditionServed, Status: c.status, Reason: c.reason, Message: "m"})
 		require.NoError(t, w.Base.Status().Update(t.Context(), id))
-		w.settle()
-		w.require("Ready", c.ready, "")
+		w.settles("Ready", c.ready, "")
 	}
 }
 
@@ -446,8 +434,7 @@ func TestRightsGoFirst(t *testing.T) {
 			Name: controllertest.Namespace, Finalizers: []string{"kubernetes"}}}
 		user := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "vm",
 			Labels: map[string]string{v1alpha1.LabelIdentity: "vm"}}}
-		w := newWorld(t, v1alpha1.DiskSpec{}, namespace, user)
-		w.settle()
+		w := settled(t, v1alpha1.DiskSpec{}, namespace, user)
 		// The role of the namespace is gone: what is left are the rights in all.
 		role := controllertest.RoleOf(t, controllertest.Settings{Namespaces: []string{
 			controllertest.Namespace}}).Without()
@@ -478,8 +465,7 @@ func TestRightsGoFirst(t *testing.T) {
 // TestSecretOfSomebodyElse: the API server does not let the controller delete a secret that is not
 // of an identity. The deletion of the identity goes on.
 func TestSecretOfSomebodyElse(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{})
 	w.Refuse = func(verb string, o any) error {
 		if _, secret := o.(*corev1.Secret); secret && verb == "delete" {
 			return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "vmid-vm", nil)

@@ -59,8 +59,7 @@ func TestEveryWayOfDeletion(t *testing.T) {
 		metav1.DeletePropagationForeground, metav1.DeletePropagationOrphan} {
 		user := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "vm",
 			Labels: map[string]string{v1alpha1.LabelIdentity: "vm"}}}
-		w := newWorld(t, v1alpha1.DiskSpec{}, user)
-		w.settle()
+		w := settled(t, v1alpha1.DiskSpec{}, user)
 		w.bind("21Gi")
 		w.settle()
 		uid := w.claim().UID
@@ -89,8 +88,7 @@ func TestDeletionThatTheCacheDoesNotKnow(t *testing.T) {
 		metav1.DeletePropagationOrphan} {
 		user := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "vm",
 			Labels: map[string]string{v1alpha1.LabelIdentity: "vm"}}}
-		w := newWorld(t, v1alpha1.DiskSpec{}, user)
-		w.settle()
+		w := settled(t, v1alpha1.DiskSpec{}, user)
 		before := w.identity()
 		w.delete(policy)
 		late := interceptor.NewClient(w.Client, interceptor.Funcs{Get: func(ctx context.Context,
@@ -115,8 +113,7 @@ func TestDeletionThatTheCacheDoesNotKnow(t *testing.T) {
 
 // TestHolds: a claim that has lost its finalizer, as by a backup, is held again.
 func TestHolds(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{})
 	claim := w.claim()
 	claim.Finalizers = nil
 	require.NoError(t, w.Base.Update(t.Context(), claim))
@@ -133,15 +130,12 @@ func TestImageThatIsHeld(t *testing.T) {
 	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
 	refusing := controllertest.Refusing(v1alpha1.ReasonNotSigned)
 	w.images = &refusing
-	w.settle()
-	w.require("Ready", "False NotSigned", "the image has no signature")
+	w.settles("Ready", "False NotSigned", "the image has no signature")
 	require.Equal(t, []string{"Warning NotSigned"}, w.Events())
 	require.Zero(t, w.Made("PersistentVolumeClaim")+w.Made("Secret"))
 	refusing = ""
-	w.settle()
-	w.require("Ready", "True Ready", "")
+	w.settles("Ready", "True Ready", "")
 	refusing = v1alpha1.ReasonUnverified
-	w.settle()
-	w.require("Ready", "False Unverified", "")
+	w.settles("Ready", "False Unverified", "")
 	w.claim()
 }

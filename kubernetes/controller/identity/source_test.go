@@ -40,31 +40,26 @@ func bound(name string) *corev1.PersistentVolumeClaim {
 // image. When the source goes before the claim has its volume, the identity says so.
 func TestFromSource(t *testing.T) {
 	w := cloning(t, v1alpha1.DiskSource{Claim: "golden"})
-	w.settle()
-	w.require("Ready", "False SourceMissing", "there is no claim golden")
+	w.settles("Ready", "False SourceMissing", "there is no claim golden")
 	require.Equal(t, []string{"Warning SourceMissing"}, w.Events())
 	golden := bound("golden")
 	w.Make(t, golden)
-	w.settle()
-	w.require("Ready", "True Ready", "")
+	w.settles("Ready", "True Ready", "")
 	claim := w.claim()
 	require.Equal(t, "golden", claim.Spec.DataSourceRef.Name)
 	require.Equal(t, "30Gi", claim.Spec.Resources.Requests.Storage().String())
 	require.Equal(t, "Source claim/golden", claim.Annotations[v1alpha1.AnnotationContent])
 
 	require.NoError(t, w.Base.Delete(t.Context(), golden))
-	w.settle()
-	w.require("Ready", "False SourceMissing", "was deleted before the disk had its volume")
+	w.settles("Ready", "False SourceMissing", "was deleted before the disk had its volume")
 	w.bind("30Gi")
-	w.settle()
-	w.require("Ready", "True Ready", "")
+	w.settles("Ready", "True Ready", "")
 }
 
 // TestSourceStays: an identity goes after the disks that begin from it have their volumes. That one
 // has a claim counts also while its status does not say so yet.
 func TestSourceStays(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{Image: "a"})
 	clone := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "clone"}}
 	clone.Spec.Source = &v1alpha1.DiskSource{Identity: "vm"}
 	w.Make(t, clone)
@@ -72,14 +67,12 @@ func TestSourceStays(t *testing.T) {
 		ObjectMeta: (&Reconciler{}).newClaim(clone, nil).ObjectMeta}
 	w.Make(t, claim)
 	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
-	w.settle()
-	w.require("Ready", "False Deleting", "VMIdentity clone begins from this disk")
+	w.settles("Ready", "False Deleting", "VMIdentity clone begins from this disk")
 	w.claim()
 	clone.Status.ClaimName = "vmid-clone"
 	require.NoError(t, w.Base.Status().Update(t.Context(), clone))
 	require.NoError(t, w.Base.Delete(t.Context(), claim))
-	w.settle()
-	w.require("Ready", "False Deleting", "VMIdentity clone begins from this disk")
+	w.settles("Ready", "False Deleting", "VMIdentity clone begins from this disk")
 	meta.SetStatusCondition(&clone.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionBound, Status: metav1.ConditionTrue, Reason: "x"})
 	require.NoError(t, w.Base.Status().Update(t.Context(), clone))
@@ -91,8 +84,7 @@ func TestSourceStays(t *testing.T) {
 // TestSourceGoes: a disk that has no claim yet does not keep that from which it would begin: it
 // gets none while that goes.
 func TestSourceGoes(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
-	w.settle()
+	w := settled(t, v1alpha1.DiskSpec{Image: "a"})
 	clone := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "clone"}}
 	clone.Spec.Source = &v1alpha1.DiskSource{Identity: "vm"}
 	w.Make(t, clone)
@@ -125,14 +117,12 @@ func ofImage(t *testing.T) (*world, *snapshots) {
 	w := newWorld(t, v1alpha1.DiskSpec{Image: "a", Population: v1alpha1.Snapshot})
 	s := &snapshots{name: source.Golden("a", nil)}
 	w.snapshots = s
-	w.settle()
-	w.require("Ready", "False Populating", "the image is looked for")
+	w.settles("Ready", "False Populating", "the image is looked for")
 	id := w.identity()
 	meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionPopulated, Status: metav1.ConditionTrue, Reason: "x"})
 	require.NoError(t, w.Base.Status().Update(t.Context(), id))
-	w.settle()
-	w.require("Ready", "True Ready", "")
+	w.settles("Ready", "True Ready", "")
 	require.Equal(t, s.name, w.claim().Spec.DataSourceRef.Name)
 	require.Equal(t, "30Gi", w.claim().Spec.Resources.Requests.Storage().String())
 	return w, s
@@ -143,15 +133,12 @@ func ofImage(t *testing.T) (*world, *snapshots) {
 func TestSnapshotGoes(t *testing.T) {
 	w, s := ofImage(t)
 	s.gone = true
-	w.settle()
-	w.require("Ready", "False Populating", "it is made again")
+	w.settles("Ready", "False Populating", "it is made again")
 	s.gone = false
-	w.settle()
-	w.require("Ready", "True Ready", "")
+	w.settles("Ready", "True Ready", "")
 	w.bind("30Gi")
 	s.gone = true
-	w.settle()
-	w.require("Ready", "True Ready", "")
+	w.settles("Ready", "True Ready", "")
 }
 
 // TestSnapshotOfDefaultClass: the API server gives a claim without a class the default one. The
@@ -162,8 +149,7 @@ func TestSnapshotOfDefaultClass(t *testing.T) {
 	claim := w.claim()
 	claim.Spec.StorageClassName = new("nvme")
 	require.NoError(t, w.Base.Update(t.Context(), claim))
-	w.settle()
-	w.require("Ready", "True Ready", "")
+	w.settles("Ready", "True Ready", "")
 }
 
 // TestSourceOfBackup: a claim that a backup restores from a source of its own is ready before it
@@ -182,7 +168,6 @@ func TestSourceOfBackup(t *testing.T) {
 			Name: "velero-1", APIGroup: &source.SnapshotKind.Group}
 		w := newWorld(t, spec, claim)
 		w.snapshots = &snapshots{}
-		w.settle()
-		w.require("Ready", "True Ready", "")
+		w.settles("Ready", "True Ready", "")
 	}
 }

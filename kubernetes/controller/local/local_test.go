@@ -47,6 +47,14 @@ func (w *world) moved(former string) {
 	require.False(w.t, w.get("vmrecv-vm", &corev1.Pod{}))
 }
 
+// stopped is a world whose machine has ended on node-1, and the volume of its disk.
+func stopped(t *testing.T) (w *world, volume string) {
+	t.Helper()
+	w = newWorld(t, &controllertest.Calls{})
+	w.remove(&corev1.Pod{}, "vm")
+	return w, w.claim().Spec.VolumeName
+}
+
 // TestPodOnAnotherNode: the disk follows the pod, whichever write fails.
 func TestPodOnAnotherNode(t *testing.T) {
 	controllertest.EachWriteFault(t, func(t *testing.T, calls *controllertest.Calls) {
@@ -89,9 +97,7 @@ func TestAnnotation(t *testing.T) {
 // the disk on its old node, it gets it.
 func TestSourceGone(t *testing.T) {
 	for _, back := range []bool{true, false} {
-		w := newWorld(t, &controllertest.Calls{})
-		former := w.claim().Spec.VolumeName
-		w.remove(&corev1.Pod{}, "vm")
+		w, former := stopped(t)
 		node := &corev1.Node{}
 		require.NoError(t, w.Get(t.Context(), client.ObjectKey{Name: "node-1"}, node))
 		require.NoError(t, w.Delete(t.Context(), node))
@@ -122,9 +128,7 @@ func TestSourceGone(t *testing.T) {
 
 // TestTargetWithoutRoom: the status says that there is no room, and the move goes on when there is.
 func TestTargetWithoutRoom(t *testing.T) {
-	w := newWorld(t, &controllertest.Calls{})
-	former := w.claim().Spec.VolumeName
-	w.remove(&corev1.Pod{}, "vm")
+	w, former := stopped(t)
 	w.full = true
 	w.pod("vm", "node-2")
 	w.converge()
@@ -163,9 +167,7 @@ func TestDeletedWhileItMoves(t *testing.T) {
 // TestTurnedOff: if moves are turned off while a disk is copied, it stays where it was, and nothing
 // of the move is left.
 func TestTurnedOff(t *testing.T) {
-	w := newWorld(t, &controllertest.Calls{})
-	former := w.claim().Spec.VolumeName
-	w.remove(&corev1.Pod{}, "vm")
+	w, former := stopped(t)
 	w.full = true
 	w.annotate("node-2")
 	w.converge()
@@ -187,9 +189,7 @@ func TestTurnedOff(t *testing.T) {
 // TestTurnedOffAtTheEnd: while the claims change, a move can only go on, or end with its identity.
 func TestTurnedOffAtTheEnd(t *testing.T) {
 	for _, deleted := range []bool{false, true} {
-		w := newWorld(t, &controllertest.Calls{})
-		former := w.claim().Spec.VolumeName
-		w.remove(&corev1.Pod{}, "vm")
+		w, former := stopped(t)
 		w.offAt = v1alpha1.Point
 		w.annotate("node-2")
 		w.converge()
@@ -337,9 +337,7 @@ func (w *world) told() string {
 // TestCacheIsLate: a claim that was just made stays while the cache does not have the status that
 // says so. The newer version comes as an event, and the move goes on.
 func TestCacheIsLate(t *testing.T) {
-	w := newWorld(t, &controllertest.Calls{})
-	former := w.claim().Spec.VolumeName
-	w.remove(&corev1.Pod{}, "vm")
+	w, former := stopped(t)
 	w.annotate("node-2")
 	id := w.identity()
 	id.Status.UsedBy = nil

@@ -65,9 +65,7 @@ func TestLauncherThatDiffers(t *testing.T) {
 			newSet(func(s *v1alpha1.VMIdentitySet) { s.Spec.Image = image2 })),
 		"False SetDiffers": launcherPod(t, "b", snapshot),
 	} {
-		w := newWorld(t, newSet(), launcherPod(t, "a", newSet()))
-		work := restart(w)
-		w.Settle(t, work, "vm")
+		w, work := settled(t, newSet(), launcherPod(t, "a", newSet()))
 		require.False(t, gated(t, w, "a"))
 		remove(t, w, named(&corev1.Pod{}, "a"))
 		w.Make(t, p)
@@ -116,9 +114,7 @@ func behindService(s *v1alpha1.VMIdentitySet) { s.Spec.Attachment = v1alpha1.Ser
 // told where it is. So is the pod that the machine moves into, while the first one runs.
 func TestLauncherOfAService(t *testing.T) {
 	set := newSet(behindService)
-	w := newWorld(t, set, launcherPod(t, "a", set), targetOf(t, "b", "m", set))
-	work := restart(w)
-	w.Settle(t, work, "vm")
+	w, work := settled(t, set, launcherPod(t, "a", set), targetOf(t, "b", "m", set))
 	require.True(t, gated(t, w, "a"))
 	require.Contains(t, w.Events(), "Normal Starting")
 	served(t, w, "vm")
@@ -173,9 +169,7 @@ func TestOneMachineOfAService(t *testing.T) {
 		"the migration that is over":  {running, targetOf(t, "b", "m", set)},
 		"a pod that was given a name": {plain("a"), launcherPod(t, "b", set)},
 	} {
-		w := newWorld(t, set.DeepCopy(), pods[0], pods[1])
-		work := restart(w)
-		w.Settle(t, work, "vm")
+		w, work := settled(t, set.DeepCopy(), pods[0], pods[1])
 		served(t, w, "vm")
 		w.Settle(t, work, "vm")
 		require.False(t, gated(t, w, "a"), what)
@@ -196,9 +190,7 @@ func TestOneMachineOfAService(t *testing.T) {
 // know yet that it has started, or the controller was restarted since.
 func TestOneTarget(t *testing.T) {
 	set := newSet(behindService)
-	w := newWorld(t, set, launcherPod(t, "a", set), targetOf(t, "b", "m", set))
-	work := restart(w)
-	w.Settle(t, work, "vm")
+	w, work := settled(t, set, launcherPod(t, "a", set), targetOf(t, "b", "m", set))
 	served(t, w, "vm")
 	before := &corev1.PodList{} // both are at their gates
 	require.NoError(t, w.Base.List(t.Context(), before))

@@ -124,9 +124,7 @@ func TestImageDiffers(t *testing.T) {
 				Image: &corev1.ImageVolumeSource{Reference: image2}}}}
 		},
 	} {
-		w := newWorld(t, newSet(), gatedPod("a", "vm"))
-		work := restart(w)
-		w.Settle(t, work, "vm")
+		w, work := settled(t, newSet(), gatedPod("a", "vm"))
 		remove(t, w, named(&corev1.Pod{}, "a"))
 		p := gatedPod("b", "vm")
 		change(w, p)
@@ -205,9 +203,7 @@ func quantity(text string) *resource.Quantity {
 func TestServerIsStillThere(t *testing.T) {
 	id := newIdentity(types.NamespacedName{Namespace: "test", Name: "vm"}, newSet())
 	id.Finalizers = append(id.Finalizers, v1alpha1.FinalizerService)
-	w := newWorld(t, newSet(), gatedPod("a", "vm"), id)
-	work := restart(w)
-	w.Settle(t, work, "vm")
+	w, work := settled(t, newSet(), gatedPod("a", "vm"), id)
 	require.True(t, gated(t, w, "a"))
 	require.Contains(t, w.Events(), "Normal Stopping")
 	id = identityOf(t, w, "vm")
@@ -285,9 +281,7 @@ func TestSetMissing(t *testing.T) {
 }
 
 func TestOtherSet(t *testing.T) {
-	w := newWorld(t, newSet(), gatedPod("a", "vm"))
-	work := restart(w)
-	w.Settle(t, work, "vm")
+	w, work := settled(t, newSet(), gatedPod("a", "vm"))
 	remove(t, w, named(&corev1.Pod{}, "a"))
 	w.Make(t, named(newSet(), "other"))
 	p := gatedPod("b", "vm")
@@ -300,9 +294,7 @@ func TestOtherSet(t *testing.T) {
 
 // A held pod does not block any deletion, and gets a new disk afterwards.
 func TestPodOfAnIdentityThatIsDeleted(t *testing.T) {
-	w := newWorld(t, newSet(), gatedPod("a", "vm"), gatedPod("b", "vm"))
-	work := restart(w)
-	w.Settle(t, work, "vm")
+	w, work := settled(t, newSet(), gatedPod("a", "vm"), gatedPod("b", "vm"))
 	old := identityOf(t, w, "vm").UID
 	remove(t, w, named(&v1alpha1.VMIdentity{}, "vm"))
 	remove(t, w, named(&corev1.Pod{}, "a"))
@@ -338,9 +330,7 @@ func TestGateTakenAwayByHand(t *testing.T) {
 }
 
 func TestNodeAndUnschedulable(t *testing.T) {
-	w := newWorld(t, newSet(), gatedPod("a", "vm"))
-	work := restart(w)
-	w.Settle(t, work, "vm")
+	w, work := settled(t, newSet(), gatedPod("a", "vm"))
 	p, _ := get(t, w, "a", &corev1.Pod{})
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled,
 		Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
@@ -377,9 +367,7 @@ func TestOtherGatesStay(t *testing.T) {
 // A deleted secret is made again for the next pod, with another password. The running pod keeps its
 // own.
 func TestSecretDeletedByHand(t *testing.T) {
-	w := newWorld(t, newSet(), gatedPod("a", "vm"))
-	work := restart(w)
-	w.Settle(t, work, "vm")
+	w, work := settled(t, newSet(), gatedPod("a", "vm"))
 	old, _ := get(t, w, "vmid-vm", &corev1.Secret{})
 	remove(t, w, named(&corev1.Secret{}, "vmid-vm"))
 	w.Settle(t, work, "vm")
@@ -398,9 +386,7 @@ func TestSecretDeletedByHand(t *testing.T) {
 
 // A full quota refuses even a secret that exists. That must not hold a pod.
 func TestQuotaIsFullOfSecrets(t *testing.T) {
-	w := newWorld(t, newSet(), gatedPod("a", "vm"))
-	work := restart(w)
-	w.Settle(t, work, "vm")
+	w, work := settled(t, newSet(), gatedPod("a", "vm"))
 	w.Refuse = func(verb string, o any) error {
 		if _, ok := o.(*corev1.Secret); !ok {
 			return nil
@@ -417,9 +403,7 @@ func TestQuotaIsFullOfSecrets(t *testing.T) {
 // The server of the disk has the old credential, so no new one is made beside it.
 func TestSecretOfAServiceDeletedByHand(t *testing.T) {
 	set := newSet(behindService)
-	w := newWorld(t, set, ofService(gatedPod("a", "vm")))
-	work := restart(w)
-	w.Settle(t, work, "vm")
+	w, work := settled(t, set, ofService(gatedPod("a", "vm")))
 	remove(t, w, named(&corev1.Secret{}, "vmid-vm"))
 	served(t, w, "vm")
 	w.Settle(t, work, "vm")
@@ -429,9 +413,7 @@ func TestSecretOfAServiceDeletedByHand(t *testing.T) {
 
 // TestExportHasTheDisk: a pod waits while the disk belongs to the Job of an export.
 func TestExportHasTheDisk(t *testing.T) {
-	w := newWorld(t, newSet(), gatedPod("a", "vm"))
-	work := restart(w)
-	w.Settle(t, work, "vm")
+	w, work := settled(t, newSet(), gatedPod("a", "vm"))
 	remove(t, w, named(&corev1.Pod{}, "a"))
 	w.Settle(t, work, "vm")
 	exports := func(running bool) {
@@ -453,9 +435,7 @@ func TestExportHasTheDisk(t *testing.T) {
 // of the claim which is there now.
 func TestHydrated(t *testing.T) {
 	for what, uid := range map[string]types.UID{"its claim": "", "another claim": "other"} {
-		w := newWorld(t, newSet(), gatedPod("a", "vm"))
-		work := restart(w)
-		w.Settle(t, work, "vm")
+		w, work := settled(t, newSet(), gatedPod("a", "vm"))
 		remove(t, w, named(&corev1.Pod{}, "a"))
 		w.Settle(t, work, "vm")
 		claim, _ := get(t, w, "vmid-vm", &corev1.PersistentVolumeClaim{})

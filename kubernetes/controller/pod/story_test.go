@@ -64,6 +64,16 @@ func restart(w *controllertest.World) func() []controllertest.Reconciler {
 	}
 }
 
+// settled is a world in which all is done for VMIdentity `vm`, and what makes the controllers anew.
+func settled(t testing.TB, all ...client.Object) (*controllertest.World,
+	func() []controllertest.Reconciler) {
+	t.Helper()
+	w := newWorld(t, all...)
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	return w, work
+}
+
 type recorder struct{ *controllertest.World }
 
 func get[T client.Object](t testing.TB, w *controllertest.World, name string, o T) (T, bool) {
@@ -161,9 +171,7 @@ func TestEveryRequestFailsOnce(t *testing.T) {
 
 // A settled state is left alone.
 func TestSteadyStateWritesNothing(t *testing.T) {
-	w := newWorld(t, newSet(fixedUUID), gatedPod("one", "vm"), gatedPod("two", "vm"))
-	work := restart(w)
-	w.Settle(t, work, "vm")
+	w, work := settled(t, newSet(fixedUUID), gatedPod("one", "vm"), gatedPod("two", "vm"))
 	before := w.Writes()
 	w.Settle(t, work, "vm")
 	w.Settle(t, work, "vm")

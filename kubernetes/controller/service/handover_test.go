@@ -13,13 +13,11 @@ import (
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/controller/controllertest"
 )
 
 // TestHandoverIsDoneOnce: a new pod of the server does not get a step again that is done.
 func TestHandoverIsDoneOnce(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), nil)
-	w.converge()
+	w := converged(t, nil)
 	w.annotate(v1alpha1.AnnotationHandoverTo, there)
 	w.annotate(v1alpha1.AnnotationHandoverStep, "cancel")
 	w.converge()
@@ -35,8 +33,7 @@ func TestHandoverIsDoneOnce(t *testing.T) {
 }
 
 func TestHandoverSaysWhatItWaitsFor(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), nil)
-	w.converge()
+	w := converged(t, nil)
 	w.stale = true
 	w.annotate(v1alpha1.AnnotationHandoverTo, "iqn.2020-01.test:nobody")
 	result := testtool.Must(w.reconcile())(t)
@@ -78,8 +75,7 @@ func (w *world) noRoute() {
 // TestServerIsNotReached: a disk whose server does not say who uses it stays, and its condition
 // says what people can do. The server is asked again after a while.
 func TestServerIsNotReached(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), nil)
-	w.converge()
+	w := converged(t, nil)
 	w.noRoute()
 	require.NoError(t, w.Delete(t.Context(), w.identity()))
 	for range 2 {
@@ -96,8 +92,7 @@ func TestServerIsNotReached(t *testing.T) {
 // TestHandoverIsNotAnswered: nothing is written while the server of a disk that is handed over
 // still does not answer, because each change of the status makes another request.
 func TestHandoverIsNotAnswered(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), nil)
-	w.converge()
+	w := converged(t, nil)
 	w.noRoute()
 	w.annotate(v1alpha1.AnnotationHandoverTo, there)
 	said := func() string {

@@ -81,10 +81,7 @@ func TestCacheIsLate(t *testing.T) {
 
 // TestCacheIsLateWithVolume: the same for the claim of a volume.
 func TestCacheIsLateWithVolume(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
-		id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
-	})
-	w.converge()
+	w := converged(t, withVolume)
 	again := w.late(claims)
 	_, err := w.reconcile()
 	require.True(t, apierrors.IsConflict(err), "it passes: %v", err)
@@ -96,8 +93,7 @@ func TestCacheIsLateWithVolume(t *testing.T) {
 // TestMachineThatTheCacheDoesNotKnow: a disk is served while a pod uses it that the cache does not
 // know yet.
 func TestMachineThatTheCacheDoesNotKnow(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), nil)
-	w.converge()
+	w := converged(t, nil)
 	machine := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: "machine",
 		Labels: map[string]string{v1alpha1.LabelIdentity: name.Name}}}
 	require.NoError(t, w.Create(t.Context(), machine))
@@ -136,8 +132,7 @@ func (w *world) goes(unknown string) {
 func TestServerThatTheCacheDoesNotKnow(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	for range 2 { // the finalizer, and the server, which has no pod yet
-		_, err := w.reconcile()
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(w.reconcile()))
 	}
 	w.deployment()
 	w.goes(servers)
@@ -145,10 +140,7 @@ func TestServerThatTheCacheDoesNotKnow(t *testing.T) {
 
 // TestVolumeThatTheCacheDoesNotKnow: the same for the claim of a volume.
 func TestVolumeThatTheCacheDoesNotKnow(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
-		id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
-	})
-	w.converge()
+	w := converged(t, withVolume)
 	require.NoError(t, w.Get(t.Context(), claim, &corev1.PersistentVolumeClaim{}))
 	w.goes(claims)
 }
@@ -156,8 +148,7 @@ func TestVolumeThatTheCacheDoesNotKnow(t *testing.T) {
 // TestHandoverOfThen: a controller that still has the identity of another time does not give the
 // disk to the machine of then.
 func TestHandoverOfThen(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), nil)
-	w.converge()
+	w := converged(t, nil)
 	w.annotate(v1alpha1.AnnotationHandoverTo, there)
 	then := w.identity()
 	w.converge()

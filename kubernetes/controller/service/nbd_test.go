@@ -60,8 +60,7 @@ func TestCertificatesOfOthers(t *testing.T) {
 		_ context.Context, _ client.WithWatch, o client.Object, _ ...client.DeleteOption) error {
 		return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, o.GetName(), nil)
 	}})
-	_, err := w.reconcile() // the finalizer
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(w.reconcile())) // the finalizer
 	require.Error(t, testtool.Err(w.reconcile()))
 	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message, "secret vmnbd-vm1")
 	w.missing(made, &appsv1.Deployment{})

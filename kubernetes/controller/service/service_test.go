@@ -88,6 +88,14 @@ func newWorld(t *testing.T, calls *controllertest.Calls, change func(*v1alpha1.V
 	return w
 }
 
+// converged is a world in which all is done.
+func converged(t *testing.T, change func(*v1alpha1.VMIdentity)) *world {
+	t.Helper()
+	w := newWorld(t, new(controllertest.Calls), change)
+	w.converge()
+	return w
+}
+
 var scheme = controllertest.Scheme(appsv1.AddToScheme)
 
 // follow does the work of the daemon on the annotation of its pod.
@@ -262,8 +270,6 @@ func TestDeployment(t *testing.T) {
 		corev1.EnvVar{Name: "SIZE", Value: "42949672960"})
 }
 
-// TestSecretDeletedByHand: while a server may run with a deleted secret, the secret is not made
-// again. If somebody deletes the Deployment, both are made again.
 // TestNamesWithDots: the name of a Service has no dots, and two identities never share one.
 func TestNamesWithDots(t *testing.T) {
 	require.Equal(t, "vmid-vm1", serviceName("vm1"))
@@ -294,6 +300,8 @@ func TestOddSize(t *testing.T) {
 		{Name: "SIZE", Value: "1000001536"}, {Name: "BLOCK_SIZE", Value: "4096"}})
 }
 
+// TestSecretDeletedByHand: while a server may run with a deleted secret, the secret is not made
+// again. If somebody deletes the Deployment, both are made again.
 func TestSecretDeletedByHand(t *testing.T) {
 	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
 		w := newWorld(t, calls, nil)
@@ -321,8 +329,7 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		theirs := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: made.Namespace,
 			Name: made.Name, Labels: labels}}
 		require.NoError(t, w.Create(t.Context(), theirs))
-		_, err := w.reconcile() // the finalizer
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(w.reconcile())) // the finalizer
 		// The cache has no object without our label.
 		w.r.Client = controllertest.Labelled(w.WithWatch, v1alpha1.LabelIdentity,
 			&appsv1.Deployment{})
@@ -358,8 +365,7 @@ func TestServedSaysWhy(t *testing.T) {
 
 // TestDiskInUseStays: a machine that uses the disk keeps it, even if the identity is deleted.
 func TestDiskInUseStays(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), nil)
-	w.converge()
+	w := converged(t, nil)
 	w.page.Sessions = []status.Session{{Initiator: here}}
 	require.NoError(t, w.Delete(t.Context(), w.identity()))
 	w.converge()
@@ -381,8 +387,7 @@ func TestDiskInUseStays(t *testing.T) {
 // TestBackToSidecar: an identity with attachment Sidecar again loses its server, and the status
 // forgets the server.
 func TestBackToSidecar(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), nil)
-	w.converge()
+	w := converged(t, nil)
 	w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Attachment = v1alpha1.Sidecar })
 	w.converge()
 	w.missing(made, &appsv1.Deployment{}, &corev1.Service{})
@@ -394,8 +399,7 @@ func TestBackToSidecar(t *testing.T) {
 // TestServicesAreTurnedOff: an identity reports that it is not served, and objects that were made
 // for it before stay.
 func TestServicesAreTurnedOff(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), nil)
-	w.converge()
+	w := converged(t, nil)
 	w.r.Options.Without = []string{objects.Services}
 	w.converge()
 	c := w.condition(v1alpha1.ConditionServed)

@@ -19,6 +19,11 @@ import (
 
 var volume = client.ObjectKey{Name: "vmid-u-1"}
 
+// withVolume asks for a volume with which the disk is used.
+func withVolume(id *v1alpha1.VMIdentity) {
+	id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
+}
+
 // bind does the work of Kubernetes' binder.
 func (w *world) bind() {
 	w.t.Helper()
@@ -30,9 +35,7 @@ func (w *world) bind() {
 
 func TestVolume(t *testing.T) {
 	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
-		w := newWorld(t, calls, func(id *v1alpha1.VMIdentity) {
-			id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
-		})
+		w := newWorld(t, calls, withVolume)
 		w.converge()
 		require.Equal(t, v1alpha1.ReasonClaimPending,
 			w.condition(v1alpha1.ConditionVolumeReady).Reason)
@@ -46,10 +49,7 @@ func TestVolume(t *testing.T) {
 }
 
 func TestVolumeGoes(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
-		id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
-	})
-	w.converge()
+	w := converged(t, withVolume)
 
 	// If the annotation is removed, so are both.
 	w.annotate(v1alpha1.AnnotationVolumeClaim, "")
@@ -78,10 +78,7 @@ func TestVolumeIsThatOfTheExample(t *testing.T) {
 	require.NoError(t, decoder.Decode(&wantVolume))
 	require.NoError(t, decoder.Decode(&wantClaim))
 
-	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
-		id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
-	})
-	w.converge()
+	w := converged(t, withVolume)
 	var v corev1.PersistentVolume
 	require.NoError(t, w.Get(t.Context(), volume, &v))
 	require.Equal(t, "10.96.0.50:3260", v.Spec.ISCSI.TargetPortal)
@@ -118,10 +115,7 @@ func TestVolumeIsRefused(t *testing.T) {
 
 // TestVolumeKeepsItsClaim: another name takes effect when the first claim is gone.
 func TestVolumeKeepsItsClaim(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
-		id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
-	})
-	w.converge()
+	w := converged(t, withVolume)
 	w.annotate(v1alpha1.AnnotationVolumeClaim, "other")
 	w.converge()
 	require.Contains(t, w.condition(v1alpha1.ConditionVolumeReady).Message, "the volume has the "+
@@ -145,10 +139,7 @@ func TestVolumesAreTurnedOff(t *testing.T) {
 // TestNothingIsCollected: Kubernetes' garbage collector deletes nothing of a disk that machines
 // use, also if somebody deletes the identity with --cascade=foreground. The controller deletes all.
 func TestNothingIsCollected(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
-		id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
-	})
-	w.converge()
+	w := converged(t, withVolume)
 	made := map[client.ObjectKey]client.Object{made: &appsv1.Deployment{}, claim: &corev1.
 		PersistentVolumeClaim{}, {Namespace: made.Namespace, Name: "vmnbd-vm1"}: &corev1.Secret{}}
 	for key, o := range made {

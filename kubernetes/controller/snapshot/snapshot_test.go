@@ -438,17 +438,10 @@ func TestImageThatIsHeld(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), "a")
 	refusing := controllertest.Refusing(v1alpha1.ReasonNotSigned)
 	w.r.Images = &refusing
-	reconcile := func() {
-		_, err := w.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{
-			Namespace: "default", Name: "a"}})
-		require.NoError(t, err)
-	}
-	reconcile()
+	require.NoError(t, testtool.Err(w.reconcile("a")))
 	require.False(t, w.there(&batchv1.Job{}))
-	id := controllertest.Get(t, w, "default", "a", &v1alpha1.VMIdentity{})
-	require.Equal(t, "NotSigned", apimeta.FindStatusCondition(id.Status.Conditions,
-		v1alpha1.ConditionPopulated).Reason)
+	require.Equal(t, "NotSigned", w.populated("a").Reason)
 	refusing = ""
-	reconcile()
+	require.NoError(t, testtool.Err(w.reconcile("a")))
 	require.True(t, w.there(&batchv1.Job{}))
 }
