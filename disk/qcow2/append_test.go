@@ -29,14 +29,8 @@ func appendImage(t *testing.T, opt qcow2.AppendOptions, size int64, clusters map
 	}
 	length := testtool.Must(a.Finish(size))(t)
 	require.Equal(t, testtool.Must(f.Stat())(t).Size(), length)
-	im := testtool.Must(qcow2.Open(context.Background(), fileReader{f}, length, qcow2.Options{}))(t)
+	im := testtool.Must(qcow2.Open(context.Background(), near{f}, length, qcow2.Options{}))(t)
 	return path, im
-}
-
-type fileReader struct{ f *os.File }
-
-func (r fileReader) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
-	return r.f.ReadAt(p, off)
 }
 
 func TestAppendedImage(t *testing.T) {

@@ -88,6 +88,13 @@ func zstandard(t testing.TB, p []byte) []byte {
 	return w.EncodeAll(p, nil)
 }
 
+// zstd has the compressed clusters decoded as zstd.
+func (im *image) zstd() {
+	im.put64(72, incompatCompression)
+	im.put32(100, 112)
+	im.b[104] = compressionZstd
+}
+
 func (im *image) open() (*Image, error) {
 	return Open(bg, near{bytes.NewReader(im.b)}, int64(len(im.b)), Options{})
 }

@@ -57,9 +57,7 @@ func compressedFile(t testing.TB, clusters int, kind uint8) (*image, []byte) {
 	encode := deflated
 	if kind == compressionZstd {
 		encode = zstandard
-		im.put64(72, incompatCompression)
-		im.put32(100, 112)
-		im.b[104] = compressionZstd
+		im.zstd()
 	}
 	content := words(clusters<<bits, 1)
 	at := atData<<bits + 1
@@ -353,11 +351,7 @@ func TestPanicWhileLoading(t *testing.T) {
 		_, _ = c.get(bg, 1, 0, 512)
 	}()
 	<-begun
-	second := make(chan error, 1)
-	go func() {
-		_, err := c.get(bg, 1, 0, 512)
-		second <- err
-	}()
+	second := testtool.Go(func() error { return testtool.Err(c.get(bg, 1, 0, 512)) })
 	s := &c.shards[1%len(c.shards)]
 	testtool.Eventually(t, func() bool {
 		s.mu.Lock()

@@ -19,10 +19,9 @@ func readAll(im *Image) {
 	}
 }
 
-// FuzzOpen opens and reads anything: there is an error, or there are bytes, and nothing else.
-func FuzzOpen(f *testing.F) {
-	// Small ones, so that the fuzzer spends its time on new paths and not on long inputs. Extended
-	// L2 entries, which need large clusters, have FuzzTables.
+// smallImages adds images with little in them, so that the fuzzer spends its time on new paths and
+// not on long inputs. Extended L2 entries, which need large clusters, have FuzzTables.
+func smallImages(f *testing.F) {
 	for _, bits := range []uint{9, 10} {
 		im := newImage(bits, 8<<bits, 2)
 		im.data(0, atData, 1)
@@ -30,6 +29,11 @@ func FuzzOpen(f *testing.F) {
 		im.put64(im.l2(2), entryZero)
 		f.Add(im.b)
 	}
+}
+
+// FuzzOpen opens and reads anything: there is an error, or there are bytes, and nothing else.
+func FuzzOpen(f *testing.F) {
+	smallImages(f)
 	f.Fuzz(func(_ *testing.T, b []byte) {
 		opt := Options{MaxVirtualSize: 1 << 30}
 		im, err := Open(bg, near{bytes.NewReader(b)}, int64(len(b)), opt)
@@ -67,9 +71,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, data []byte, zstd bool) {
 		im := newImage(12, 8<<12, 4)
 		if zstd {
-			im.put64(72, incompatCompression)
-			im.put32(100, 112)
-			im.b[104] = compressionZstd
+			im.zstd()
 		}
 		im.compressed(0, atData<<12, data[:min(len(data), 2<<12)])
 		if got, err := im.open(); err == nil {
@@ -80,13 +82,7 @@ func FuzzDecode(f *testing.F) {
 
 // FuzzArrival reads anything as a stream. If Open accepts it, both ways give the same content.
 func FuzzArrival(f *testing.F) {
-	for _, bits := range []uint{9, 10} {
-		im := newImage(bits, 8<<bits, 2)
-		im.data(0, atData, 1)
-		im.compressed(1, (atData+1)<<bits, deflated(f, make([]byte, 1<<bits)))
-		im.put64(im.l2(2), entryZero)
-		f.Add(im.b)
-	}
+	smallImages(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		const limit = 1 << 20
 		got := make([]byte, limit)

@@ -72,7 +72,7 @@ func TestWhatQEMURefuses(t *testing.T) {
 			says, err := exec.Command("qemu-img", "info", "-f", "qcow2", path).CombinedOutput()
 			file, openErr := os.Open(path)
 			require.NoError(t, openErr)
-			_, own := qcow2.Open(t.Context(), nearFile{file}, int64(len(image)), qcow2.Options{})
+			_, own := qcow2.Open(t.Context(), near{file}, int64(len(image)), qcow2.Options{})
 			require.NoError(t, file.Close())
 			again, written := arriveAt(t, image)
 			require.False(t, again != nil && written, "%s is %#x: %v", f.name, value, again)

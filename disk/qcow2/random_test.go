@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -25,11 +26,11 @@ func runTool(t testing.TB, name string, args ...string) {
 	require.NoError(t, err, "%s %s: %s", name, strings.Join(args, " "), out)
 }
 
-// nearFile is what is read without a context.
-type nearFile struct{ file *os.File }
+// near is what is read without a context.
+type near struct{ io.ReaderAt }
 
-func (n nearFile) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
-	return n.file.ReadAt(p, off)
+func (n near) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
+	return n.ReaderAt.ReadAt(p, off)
 }
 
 // openFile opens an image and, by the names in it, its backing files, all in one directory.
@@ -38,13 +39,13 @@ func openFile(t testing.TB, path string) *qcow2.Image {
 	f := testtool.Must(os.Open(path))(t)
 	t.Cleanup(func() { _ = f.Close() })
 	st := testtool.Must(f.Stat())(t)
-	im := testtool.Must(qcow2.Open(t.Context(), nearFile{f}, st.Size(), qcow2.Options{}))(t, path)
+	im := testtool.Must(qcow2.Open(t.Context(), near{f}, st.Size(), qcow2.Options{}))(t, path)
 	if name := im.Info().BackingFile; name != "" {
 		base := filepath.Join(filepath.Dir(path), filepath.Base(name))
 		if im.Info().BackingFormat == "raw" {
 			b := testtool.Must(os.Open(base))(t)
 			t.Cleanup(func() { _ = b.Close() })
-			im.SetBacking(nearFile{b}, testtool.Must(b.Stat())(t).Size())
+			im.SetBacking(near{b}, testtool.Must(b.Stat())(t).Size())
 		} else {
 			b := openFile(t, base)
 			im.SetBacking(b, b.Size())

@@ -59,11 +59,7 @@ func TestDecodesDoesNotWaitForStorage(t *testing.T) {
 		slow, below := ask(off)
 		require.False(t, slow || below)
 	}
-	read := make(chan error, 1)
-	go func() {
-		_, err := got.ReadAt(bg, make([]byte, 512), 0)
-		read <- err
-	}()
+	read := testtool.Go(func() error { return testtool.Err(got.ReadAt(bg, make([]byte, 512), 0)) })
 	testtool.Eventually(t, func() bool { return file.asked.Load() == 1 })
 	slow, below := ask(1 << 16)
 	require.False(t, slow || below)

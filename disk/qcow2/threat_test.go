@@ -249,16 +249,15 @@ func TestCompressed(t *testing.T) {
 	want := bytes.Repeat([]byte("kubevirt"), cs/8)
 	for _, kind := range []string{"zlib", "zstd"} {
 		encode := deflated
-		create := func() *image { return newImage(bits, 8*cs, 4) }
 		if kind == "zstd" {
 			encode = zstandard
-			create = func() *image {
-				im := newImage(bits, 8*cs, 4)
-				im.put64(72, incompatCompression)
-				im.put32(100, 112)
-				im.b[104] = compressionZstd
-				return im
+		}
+		create := func() *image {
+			im := newImage(bits, 8*cs, 4)
+			if kind == "zstd" {
+				im.zstd()
 			}
+			return im
 		}
 		t.Run(kind, func(t *testing.T) {
 			im := create()
@@ -347,16 +346,23 @@ func (f hugeFile) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
+// openHuge opens the image as a sparse file of that size, and tells how much memory that took.
+func openHuge(t *testing.T, im *image, size int64) (got *Image, allocated uint64) {
+	t.Helper()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	got, err := Open(bg, near{hugeFile{im.b}}, size, Options{})
+	runtime.ReadMemStats(&after)
+	require.NoError(t, err)
+	return got, after.TotalAlloc - before.TotalAlloc
+}
+
 // TestMemory opens a file of a few bytes that claims as much as it can.
 func TestMemory(t *testing.T) {
 	im := newImage(21, 64<<40, 0)
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	got, err := Open(bg, near{hugeFile{im.b}}, 64<<40, Options{})
-	runtime.ReadMemStats(&after)
-	require.NoError(t, err)
+	got, allocated := openHuge(t, im, 64<<40)
 	require.Equal(t, int64(64<<40), got.Size())
-	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(16<<20))
+	require.Less(t, allocated, uint64(16<<20))
 	n, kind := testtool.Must2(got.Extent(bg, 0, got.Size()))(t)
 	require.Equal(t, KindUnallocated, kind)
 	require.Equal(t, got.Size(), n)
@@ -382,12 +388,8 @@ func TestMemoryOfScatteredClusters(t *testing.T) {
 		im.put64(first<<bits+16*i, at|entryCopied)
 		im.put64(first<<bits+16*i+8, (at+2<<bits)|entryCompressed)
 	}
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	got, err := Open(bg, near{hugeFile{im.b}}, fileSize, Options{})
-	runtime.ReadMemStats(&after)
-	require.NoError(t, err)
+	got, allocated := openHuge(t, im, fileSize)
 	require.EqualValues(t, (parts-1)<<bits, got.Info().PlainSize)
 	require.EqualValues(t, (parts-1)<<bits, got.Info().CompressedSize)
-	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(48<<20))
+	require.Less(t, allocated, uint64(48<<20))
 }

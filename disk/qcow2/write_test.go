@@ -90,16 +90,8 @@ func write(t testing.TB, src qcow2.Source, opt qcow2.WriteOptions) []byte {
 	return f.b
 }
 
-// inMemory is a file that never waits.
-type inMemory struct{ r *bytes.Reader }
-
-func (m inMemory) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
-	return m.r.ReadAt(p, off)
-}
-
 func openBytes(t testing.TB, b []byte) (*qcow2.Image, error) {
-	file := inMemory{bytes.NewReader(b)}
-	return qcow2.Open(t.Context(), file, int64(len(b)), qcow2.Options{})
+	return qcow2.Open(t.Context(), near{bytes.NewReader(b)}, int64(len(b)), qcow2.Options{})
 }
 
 // content is what a disk may hold: of each stretch of 4 KiB or more, words, structures, noise or

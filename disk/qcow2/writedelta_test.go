@@ -67,7 +67,7 @@ func TestWriteDelta(t *testing.T) {
 				require.Equal(t, "raw", info.BackingFormat)
 				require.LessOrEqual(t, info.PlainSize+info.CompressedSize,
 					int64(len(test.changed)-len(test.zeros))*cluster)
-				im.SetBacking(inMemory{bytes.NewReader(old)}, test.below)
+				im.SetBacking(near{bytes.NewReader(old)}, test.below)
 				require.True(t, bytes.Equal(want, filetest.Read(t, im, 0, test.size)))
 
 				runTool(t, "qemu-img", "check", "-q", "-f", "qcow2", path)
