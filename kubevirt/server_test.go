@@ -1,10 +1,16 @@
 package kubevirt
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -132,4 +138,76 @@ func TestShutdown(t *testing.T) {
 	require.Equal(t, 1, a.over)
 	err := a.call(t, "v1alpha1.Callbacks/Shutdown", &hookpb.Empty{}, &hookpb.Empty{})
 	require.Equal(t, codes.Unimplemented, status.Code(err), "that version has no such call")
+}
+
+// release is what a version of KubeVirt calls, and what it gets.
+type release struct {
+	version string
+	calls   []string // procedures that we answer
+	others  string   // what else it calls; "": nothing
+	after   string   // what becomes of the answer
+	known   string
+}
+
+// releases are all that we know of. docs/kubevirt.md has the same table.
+func releases() []release {
+	hooks := []string{"info.Info/Info", "v1alpha1.Callbacks/OnDefineDomain",
+		"v1alpha2.Callbacks/OnDefineDomain", "v1alpha3.Callbacks/OnDefineDomain",
+		"v1alpha3.Callbacks/Shutdown"}
+	plugins := append(hooks[:len(hooks):len(hooks)],
+		"plugins.v1alpha1.DomainHookService/MutateDomain")
+	const asItIs, address = "defined as it is", "no sockets beside a `Plugin`"
+	return []release{
+		{"1.7", hooks, "", asItIs, "1.7.0 was run"},
+		{"1.8", hooks, "", asItIs, "1.8.2 was read"},
+		{"1.9, sidecar", hooks, "", address, "its launcher was run"},
+		{"1.9, plugin", plugins, "", asItIs, "its launcher was run"},
+		{"1.10", hooks, "`launcherHooks`", "unknown", "its proposal was read"},
+	}
+}
+
+// row is that of the documentation.
+func (r *release) row() string {
+	calls := "hook sidecars, v1alpha1 to v1alpha3"
+	if strings.HasSuffix(r.version, "plugin") {
+		calls = "`MutateDomain`, v1alpha1"
+	}
+	others := cmp.Or(r.others, "nothing")
+	return fmt.Sprintf("| %s | %s | %s | %s | %s |", r.version, calls, others, r.after, r.known)
+}
+
+// TestReleases: what the table says is answered is answered, and the documentation has the table.
+func TestReleases(t *testing.T) {
+	s := NewServer(Options{})
+	var rows []string
+	for _, r := range releases() {
+		rows = append(rows, r.row())
+		for _, procedure := range r.calls {
+			w := httptest.NewRecorder()
+			s.http.Handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet,
+				"/kubevirt.hooks."+procedure, nil))
+			require.NotEqual(t, http.StatusNotFound, w.Code, "%s: %s", r.version, procedure)
+		}
+	}
+	page := testtool.Must(os.ReadFile("../docs/kubevirt.md"))(t)
+	require.Contains(t, string(page), strings.Join(rows, "\n"))
+}
+
+// TestMemoryOfDomains: what a domain takes is in proportion to its length, whatever it is full of.
+func TestMemoryOfDomains(t *testing.T) {
+	const most = maxMessage - 100
+	for name, piece := range map[string]string{"comments in text": "x<!---->",
+		"comments": "<!---->", "text": "x", "instructions": "x<?a?>"} {
+		domain := "<domain><devices/>" + strings.Repeat(piece, most/len(piece)) + "</domain>"
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := Edit(Call{Domain: []byte(domain), VMI: vmi()}, served("a"), "")
+		runtime.ReadMemStats(&after)
+		require.NoError(t, err, name)
+		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(256<<20), name)
+	}
+	for _, piece := range []string{"<a/>", "<a></a>", `<a b="" c=""/>`} {
+		_, err := parse([]byte("<domain>" + strings.Repeat(piece, most/len(piece)) + "</domain>"))
+		require.ErrorContains(t, err, "more than 65536 elements")
+	}
 }

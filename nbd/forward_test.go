@@ -1,14 +1,20 @@
 package nbd
 
 import (
+	"bytes"
 	"context"
 	"io"
+	"net"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
@@ -63,4 +69,194 @@ func TestRelayGivesUp(t *testing.T) {
 	defer stop()
 	require.NoError(t, far.Shutdown(ctx))
 	close(hang)
+}
+
+// relayed is a server behind a network that breaks when a test wants it.
+type relayed struct {
+	*served
+	socket string
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{}
+	down  bool
+	limit int // bytes of the server's answers until a connection breaks; 0: no limit
+}
+
+func relay(t testing.TB, v *served) *relayed {
+	t.Helper()
+	n := &relayed{served: v, socket: filepath.Join(t.TempDir(), "relay.sock"),
+		conns: make(map[net.Conn]struct{})}
+	l := testtool.Must(net.Listen("unix", n.socket))(t)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			nc, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go n.carry(nc)
+		}
+	}()
+	return n
+}
+
+func (n *relayed) carry(nc net.Conn) {
+	defer nc.Close()
+	n.mu.Lock()
+	down, limit, to := n.down, n.limit, n.served.socket
+	n.conns[nc] = struct{}{}
+	n.mu.Unlock()
+	if down {
+		return
+	}
+	server, err := net.Dial("unix", to)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	go func() {
+		defer nc.Close()
+		if limit > 0 {
+			_, _ = io.CopyN(nc, server, int64(limit))
+			return
+		}
+		_, _ = io.Copy(nc, server)
+	}()
+	_, _ = io.Copy(server, nc)
+}
+
+// cut breaks all connections.
+func (n *relayed) cut() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for nc := range n.conns {
+		_ = nc.Close()
+		delete(n.conns, nc)
+	}
+}
+
+func (n *relayed) set(down bool, limit int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.down, n.limit = down, limit
+}
+
+func (n *relayed) remote(t testing.TB) *Remote {
+	t.Helper()
+	return openRemote(t, RemoteOptions{Address: serving.SocketPrefix + n.socket,
+		Export: "disk1.raw"})
+}
+
+// restart has the disk of a number served again, as after a restart of the server. Change may set
+// other options; nil: they stay.
+func (n *relayed) restart(t testing.TB, number uint16, change func(*serving.Options)) {
+	t.Helper()
+	all := n.Server.disks
+	opt := all.At(number).Options
+	<-testtool.Must(all.Remove(number))(t)
+	if change != nil {
+		change(&opt)
+	}
+	require.NoError(t, all.Add(opt))
+}
+
+// TestRelaySendsWhatIsQueued: what a relay's reader has queued for the server is sent, however the
+// reader leaves. The next connection finds the range free, and what came before its end written.
+func TestRelaySendsWhatIsQueued(t *testing.T) {
+	for name, last := range map[string]func(c *client) []byte{
+		"disconnects":   func(c *client) []byte { return c.request(cmdDisconnect, 0, 0, 0, nil) },
+		"sends rubbish": func(*client) []byte { return make([]byte, requestLen) },
+		"announces too much": func(c *client) []byte {
+			return c.request(cmdWrite, 0, 0, 1<<40, nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := serve(t, 1, nil)
+			far := handOn(t, v.remote(t, "disk1.raw"))
+			mode := structured
+			if name == "announces too much" {
+				mode = extended
+			}
+			c := far.open(t, "", mode)
+			data := bytes.Repeat([]byte{7}, 4096)
+			_, err := c.Write(append(c.request(cmdWrite, 0, 4096, 4096, data), last(c)...))
+			require.NoError(t, err)
+			testtool.Eventually(t, func() bool { return len(far.Sessions()) == 0 })
+			next := far.open(t, "", structured)
+			next.writeAt(4096, bytes.Repeat([]byte{8}, 512))
+			require.Equal(t, append(bytes.Repeat([]byte{8}, 512), data[512:]...),
+				next.readAt(4096, 4096))
+		})
+	}
+}
+
+// slowFront lets one request wait before it begins.
+type slowFront struct {
+	reserving
+	next atomic.Pointer[chan struct{}] // the request waits for it
+}
+
+func (f *slowFront) Bars(*serving.Disk, bool) error {
+	if wait := f.next.Swap(nil); wait != nil {
+		<-*wait
+	}
+	return nil
+}
+
+// TestRelaySendsForAFormerReader: a request waits so long before it is queued that another
+// goroutine reads from the client by then. It is sent all the same.
+func TestRelaySendsForAFormerReader(t *testing.T) {
+	front, begins := &slowFront{}, make(chan struct{})
+	r := serve(t, 1, nil).remote(t, "disk1.raw")
+	c := serveBeside(t, serving.Config{}, front, "", 1, func(o *serving.Options) {
+		o.Disk = r
+	}).open(t, "", structured)
+	front.next.Store(&begins)
+	c.send(c.request(cmdRead, 0, 0, 4096, nil))
+	require.Equal(t, make([]byte, 4096), c.readAt(4096, 4096))
+	close(begins)
+	_, a := c.answer(func(uint64) (uint16, uint64) { return cmdRead, 4096 })
+	c.good(a)
+}
+
+// TestRelayWaitsForNothingOfItsOwn: a request that is not forwarded, and overlaps a queued one, is
+// answered.
+func TestRelayWaitsForNothingOfItsOwn(t *testing.T) {
+	far := handOn(t, serve(t, 1, nil).remote(t, "disk1.raw"))
+	all := far.Server.disks.Memory
+	for name, second := range map[string]struct {
+		command uint16
+		length  int
+		scarce  bool
+	}{
+		"a write while memory is scarce": {cmdWrite, 64 << 10, true},
+		"a write of a part of a sector":  {cmdWrite, 100, false},
+		"a long write":                   {cmdWrite, 2 << 20, false},
+		"zeroes":                         {cmdWriteZeroes, 64 << 10, false},
+		"a trim":                         {cmdTrim, 64 << 10, false},
+		"a flush":                        {cmdFlush, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := far.open(t, "", structured)
+			if second.scarce {
+				const taken = 48 << 20 // of 64 MiB
+				for range taken / memory.Max {
+					b := all.Get(memory.Max)
+					require.NotNil(t, b)
+					defer b.Release()
+				}
+			}
+			var data []byte
+			if second.command == cmdWrite {
+				data = bytes.Repeat([]byte{2}, second.length)
+			}
+			_, err := c.Write(append(c.request(cmdWrite, 0, 0, 4096, make([]byte, 4096)),
+				c.request(second.command, 0, 0, uint64(second.length), data)...))
+			require.NoError(t, err)
+			for range 2 {
+				_, a := c.answer(func(uint64) (uint16, uint64) { return second.command, 0 })
+				c.good(a)
+			}
+		})
+	}
 }

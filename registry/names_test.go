@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk/disktest/packtest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -93,4 +96,124 @@ func serveOne(t *testing.T, ref transport.Reference) (content []byte, name strin
 	}
 	defer func() { require.NoError(t, img.Close()) }()
 	return contentOf(t, img), name, nil
+}
+
+// TestForeign: images of other programs are pulled and pushed where that is allowed. Otherwise, as
+// where they would be served, the error says how to convert them.
+func TestForeign(t *testing.T) {
+	testtool.Need(t, "qemu-img")
+	raw := append(noise(99, 3<<20), make([]byte, 4<<20)...)
+	dir, tmp := t.TempDir(), t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "raw"), raw, 0o644))
+	allowed := image.Options{Foreign: true}
+	for name, format := range map[string]string{"box.vhdx": "vhdx", "box.vmdk": "vmdk"} {
+		qemuImg(t, dir, "convert", "-f", "raw", "-O", format, "raw", name)
+		path := filepath.Join(dir, name)
+		content := bytesOf(t, path)
+		for title, content := range map[string][]byte{name: content,
+			name + ".gz": gzipped(t, content),
+			"box.tar":    packtest.Tar(t, packtest.File{Name: name, Data: content})} {
+			s := store{}
+			ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
+			c := newClient(t, transport.Options{})
+			brings(t, c, ref, PullOptions{Image: allowed}, raw)
+			var out bytes.Buffer
+			_, _, err := c.Pull(t.Context(), ref, "-", PullOptions{Image: allowed, Stdout: &out})
+			require.NoError(t, err, title)
+			require.True(t, bytes.Equal(raw, out.Bytes()), title)
+			to := t.TempDir()
+			_, _, err = c.Pull(t.Context(), ref, to, PullOptions{Image: allowed})
+			require.NoError(t, err, title)
+			onlyFile(t, to, "box.raw", raw)
+			to, err = pull(t, ref, PullOptions{})
+			require.ErrorContains(t, err, "\"kubevirt-disk convert ", title)
+			emptyDir(t, to)
+		}
+		s := store{}
+		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, name, content)))
+		brings(t, newClient(t, transport.Options{}), ref,
+			PullOptions{Image: allowed, Original: true}, content)
+		cut := layoutOf(t, s, artifactOf(t, s, orasLayer(s, name, content[:len(content)/2])))
+		to, err := pull(t, cut, PullOptions{Image: allowed})
+		require.ErrorContains(t, err, "is a damaged")
+		emptyDir(t, to)
+
+		m := newMemory(t)
+		for _, opt := range []PushOptions{{Base: BaseNone, CompressRaw: "zstd"}, {Artifact: true}} {
+			opt.Image = allowed
+			pushes(t, m.client(t), []string{path}, m.ref(t, "vm/a:1"), opt)
+			brings(t, m.client(t), m.ref(t, "vm/a:1"), PullOptions{}, raw)
+		}
+		_, err = m.client(t).Push(t.Context(), []string{path}, m.ref(t, "vm/a:2"),
+			PushOptions{Base: BaseNone})
+		require.ErrorContains(t, err, "kubevirt-disk convert")
+		emptyDir(t, tmp)
+	}
+	// Only the end of a fixed VHD image tells what it is.
+	qemuImg(t, dir, "convert", "-f", "raw", "-O", "vpc", "-o", "subformat=fixed,force_size=on",
+		"raw", "fixed.img")
+	fixed := bytesOf(t, filepath.Join(dir, "fixed.img"))
+	for title, content := range map[string][]byte{"fixed.vhd": fixed,
+		"fixed.img.gz": gzipped(t, fixed)} {
+		s := store{}
+		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
+		c := newClient(t, transport.Options{})
+		brings(t, c, ref, PullOptions{Image: allowed}, raw)
+		brings(t, c, ref, PullOptions{Image: allowed, Original: true}, fixed)
+		to, err := pull(t, ref, PullOptions{})
+		require.ErrorContains(t, err, "kubevirt-disk convert ")
+		emptyDir(t, to)
+	}
+}
+
+// TestInside: what an image has inside is told without fetching it, whether it is streamed or not.
+func TestInside(t *testing.T) {
+	testtool.Need(t, "qemu-img")
+	dir := t.TempDir()
+	raw := append(noise(41, 40<<20), make([]byte, 1<<20)...) // more than a layer that is read whole
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "b.raw"), raw, 0o644))
+	qemuImg(t, dir, "create", "-f", "qcow2", "below.qcow2", "1G")
+	qemuImg(t, dir, "create", "-f", "qcow2", "-b", "below.qcow2", "-F", "qcow2", "a.qcow2", "2G")
+	m := newMemory(t)
+	pushes(t, m.client(t), []string{filepath.Join(dir, "a.qcow2"), filepath.Join(dir, "b.raw")},
+		m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+
+	look := func(c *Client, ref transport.Reference) *Inside {
+		t.Helper()
+		return testtool.Must(c.Inside(t.Context(), ref, t.TempDir()))(t)
+	}
+	all := look(m.client(t), m.ref(t, "vm/a:1"))
+	require.Empty(t, all.Whole)
+	require.Len(t, all.Disks, 2)
+	require.Equal(t, "a.qcow2", all.Disks[0].Name)
+	require.Equal(t, image.FormatQcow2, all.Disks[0].Format)
+	require.EqualValues(t, 2<<30, all.Disks[0].VirtualSize)
+	require.Equal(t, "below.qcow2", all.Disks[0].BackingChain[0].Name)
+	require.Equal(t, "b.raw", all.Disks[1].Name)
+	require.EqualValues(t, len(raw), all.Disks[1].VirtualSize)
+
+	qcow2 := bytesOf(t, filepath.Join(dir, "a.qcow2"))
+	local := newClient(t, transport.Options{})
+	for _, c := range []struct {
+		title   string
+		content []byte
+		name    string
+		format  image.Format
+		size    int64 // of the disk; 0: only known when it is fetched
+	}{
+		{"a.qcow2.gz", gzipped(t, qcow2), "a.qcow2", image.FormatQcow2, 2 << 30},
+		{"b.raw.gz", gzipped(t, raw), "b.raw", image.FormatRaw, 0},
+		{"box.tar", packtest.Tar(t, packtest.File{Name: "readme", Data: []byte("hello")},
+			packtest.File{Name: "a.qcow2", Data: qcow2}), "a.qcow2", image.FormatQcow2, 2 << 30},
+	} {
+		s := store{}
+		one := look(local, layoutOf(t, s, artifactOf(t, s, orasLayer(s, c.title, c.content))))
+		require.NotEmpty(t, one.Whole, c.title)
+		require.Len(t, one.Disks, 1, c.title)
+		require.Equal(t, c.name, one.Disks[0].Name)
+		require.Equal(t, c.format, one.Disks[0].Format, c.title)
+		require.Equal(t, c.size, one.Disks[0].VirtualSize, c.title)
+		require.False(t, one.Disks[0].Servable, "nobody has opened it")
+	}
 }

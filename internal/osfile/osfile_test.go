@@ -1,14 +1,22 @@
 package osfile
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -85,4 +93,144 @@ func TestNameless(t *testing.T) {
 		require.NoError(t, f.Close())
 	}
 	require.ErrorIs(t, testtool.Err(Nameless(filepath.Join(dir, "none"))), fs.ErrNotExist)
+}
+
+// TestReadCached: what the page cache has is read, what it lacks is not waited for, and a read at
+// the file's end is answered as ReadAt does.
+func TestReadCached(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	want := bytes.Repeat([]byte("content."), 1<<17)
+	require.NoError(t, os.WriteFile(path, want, 0o600))
+	f := testtool.Must(os.Open(path))(t)
+	defer f.Close()
+	got := make([]byte, 8192)
+	n := testtool.Must(ReadCached(f, got, 4096))(t)
+	require.Equal(t, want[4096:4096+8192], got[:n])
+	require.ErrorIs(t, testtool.Err(ReadCached(f, got, int64(len(want))-100)), unix.EAGAIN)
+	_, err := ReadCached(f, got, int64(len(want)))
+	require.Equal(t, io.EOF, err)
+	n = testtool.Must(ReadCached(f, nil, 0))(t)
+	require.Zero(t, n)
+
+	require.NoError(t, f.Sync())
+	require.NoError(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
+	for off := int64(0); off < int64(len(want)); off += int64(len(got)) {
+		// A file system in memory keeps it, so both answers are right.
+		if _, err := ReadCached(f, got, off); err != nil {
+			require.ErrorIs(t, err, unix.EAGAIN)
+			require.NoError(t, testtool.Err(f.ReadAt(got, off)))
+		}
+		require.Equal(t, want[off:off+int64(len(got))], got)
+	}
+}
+
+// TestOpenDir checks that the fallback for systems without openat2 gives the same answers.
+func TestOpenDir(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	require.NoError(t, os.MkdirAll("a/b", 0o700))
+	filetest.Put(t, dir, "a/file", []byte("x"), 0)
+	require.NoError(t, os.Symlink("b", "a/link"))
+	require.NoError(t, os.Symlink("a", "link"))
+	for path, want := range map[string]error{"a/b": nil, "./a/b/": nil, ".": nil, "/": nil,
+		dir + "/a": nil, "a/none": unix.ENOENT, "a/file": unix.ENOTDIR,
+		"a/link": unix.ELOOP, "link": unix.ELOOP, "link/b": unix.ELOOP, dir + "/link/b": unix.ELOOP,
+		"a/link/..": unix.ELOOP, "a/b/..": nil} {
+		for _, open := range []func(string) (int, error){openDir, walkDir} {
+			fd, err := open(path)
+			if want == nil {
+				require.NoError(t, err, path)
+				require.NoError(t, unix.Close(fd))
+			} else {
+				require.True(t, errors.Is(err, want), "%s: %v", path, err)
+			}
+		}
+	}
+}
+
+// ends fails the test if a call does not end.
+func ends(t *testing.T, call func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		call()
+	}()
+	testtool.Await(t, done, "it waits for somebody to open the other end")
+}
+
+// TestOpenFound opens what others have put there: nothing but a regular file counts, and nothing
+// waits.
+func TestOpenFound(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	require.NoError(t, syscall.Mkfifo(at("fifo"), 0o600))
+	require.NoError(t, os.Mkdir(at("dir"), 0o700))
+	require.NoError(t, os.WriteFile(at("file"), []byte("x"), 0o600))
+	require.NoError(t, os.Symlink("file", at("link")))
+	require.NoError(t, os.Symlink("fifo", at("link to fifo")))
+	l := testtool.Must(net.Listen("unix", at("socket")))(t)
+	defer l.Close()
+	root := testtool.Must(OpenRoot(dir))(t)
+	defer root.Close()
+	for name, want := range map[string]string{"fifo": "a named pipe", "dir": "a directory",
+		"link to fifo": "a named pipe", "socket": "a socket", "file": "", "link": ""} {
+		for _, open := range []func() (*os.File, error){
+			func() (*os.File, error) { return OpenRegular(at(name)) },
+			func() (*os.File, error) { return OpenRegularIn(root, name) },
+		} {
+			ends(t, func() {
+				f, err := open()
+				if want == "" && err == nil {
+					err = f.Close()
+				}
+				if want == "" {
+					require.NoError(t, err)
+					return
+				}
+				require.ErrorAs(t, err, new(*NotRegularError))
+				require.ErrorContains(t, err, want)
+			})
+		}
+		ends(t, func() {
+			_, err := OpenRoot(at(name))
+			require.Equal(t, name == "dir", err == nil)
+			_, err = OpenDir(at(name))
+			require.Equal(t, name == "dir", err == nil)
+		})
+	}
+	require.ErrorContains(t, testtool.Err(OpenRegular("/dev/zero")), "a character device")
+	ends(t, func() {
+		_, err := readWithin(at("fifo"), time.Millisecond) // nobody writes to it
+		require.ErrorContains(t, err, "did not end")
+	})
+}
+
+// TestOpenRegularFile: a file is made and written to, and what has the name already is opened only
+// if it is a regular file.
+func TestOpenRegularFile(t *testing.T) {
+	dir := t.TempDir()
+	file, fifo := filepath.Join(dir, "file"), filepath.Join(dir, "fifo")
+	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	require.ErrorIs(t, testtool.Err(OpenRegularFile(file, os.O_RDWR, 0)), os.ErrNotExist)
+	for range 2 {
+		f := testtool.Must(OpenRegularFile(file, os.O_RDWR|os.O_CREATE, 0o600))(t)
+		require.NoError(t, testtool.Err(f.WriteAt([]byte("text"), 0)))
+		require.NoError(t, f.Close())
+	}
+	_, err := OpenRegularFile(fifo, os.O_RDWR|os.O_CREATE, 0o600)
+	require.ErrorAs(t, err, new(*NotRegularError))
+}
+
+// TestReadText reads the pipe of a process substitution, and no more than settings have.
+func TestReadText(t *testing.T) {
+	r, w := testtool.Must2(os.Pipe())(t)
+	defer r.Close()
+	require.NoError(t, testtool.Err(w.WriteString("text")))
+	require.NoError(t, w.Close())
+	text := testtool.Must(ReadText(filepath.Join("/proc/self/fd", fmt.Sprint(r.Fd()))))(t)
+	require.Equal(t, "text", string(text))
+	large := filepath.Join(t.TempDir(), "large")
+	require.NoError(t, os.WriteFile(large, make([]byte, MaxText+1), 0o600))
+	require.ErrorContains(t, testtool.Err(ReadText(large)), "larger than")
 }

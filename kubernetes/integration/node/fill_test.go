@@ -1,10 +1,21 @@
 package node
 
 import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
@@ -59,4 +70,83 @@ spec:
 	})
 	compareWithMachine(t, filepath.Join(n.Dir, "filled", "disk.img"),
 		filepath.Join(image.Files["/disk"], "disk.raw"), end)
+}
+
+// exported is the image that a machine's disk is exported as.
+const exported = RegistryAddress + "/golden/machine:1"
+
+// export commits the disk of a machine that has ended to the registry. The new image has the layers
+// of the old one and what differs, and its disk is what the guest has left: the image, and its
+// blocks up to a byte behind that.
+func (n *Node) export(t *testing.T, identity string, image Image, end int) {
+	t.Helper()
+	const reference = exported
+	// The cluster's authority has signed the registry's certificate, and each namespace has it.
+	n.Kubectl(t, "patch", "vmid", identity, "--type=merge", "--patch", `{"spec": {"export": {
+		"reference": "`+reference+`", "registryCA": {"name": "kube-root-ca.crt"}}}}`)
+	out, err := n.TryKubectl("", "wait", "vmid", identity, "--for=condition="+
+		v1alpha1.ConditionExported, "--timeout=5m")
+	if err != nil {
+		state, _ := n.TryKubectl("", "get", "vmid", identity, "-o", "yaml")
+		pods, _ := n.TryKubectl("", "describe", "pods", "-l", v1alpha1.LabelExport)
+		logs, _ := n.TryKubectl("", "logs", "-l", v1alpha1.LabelExport, "--tail=-1")
+		t.Fatalf("%s\n%s\n%s\n%s", out, state, pods, logs)
+	}
+	digest := n.Kubectl(t, "get", "vmid", identity, "-o", "jsonpath={.status.export.digest}")
+	manifest := func(reference string) (m v1.Manifest) {
+		out, err := n.Command(t.Context(), "skopeo", "inspect", "--raw", "--tls-verify=false",
+			"docker://"+reference).CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.NoError(t, json.Unmarshal(out, &m))
+		return m
+	}
+	repository, _, _ := strings.Cut(reference, ":1")
+	before, after := manifest(image.Name), manifest(repository+"@"+digest)
+	require.Greater(t, len(after.Layers), len(before.Layers))
+	for i, l := range before.Layers {
+		require.Equal(t, l.Digest, after.Layers[i].Digest)
+	}
+	var more int64
+	for _, l := range after.Layers[len(before.Layers):] {
+		more += l.Size
+	}
+	require.Less(t, more, int64(end)+1<<20, "what differs is stored, and nothing else")
+	disk := filepath.Join(t.TempDir(), "disk.img")
+	program := Build(t, ".", "./cmd/kubevirt-disk")
+	said, err := n.Command(t.Context(), program, "pull", reference, disk,
+		"--registry-ca="+filepath.Join(n.certificates(), "ca.crt")).CombinedOutput()
+	require.NoError(t, err, string(said))
+	compareWithMachine(t, disk, filepath.Join(image.Files["/disk"], "disk.raw"), end)
+}
+
+// compareWithMachine compares a disk with what a machine of bootImage has left: the image, its
+// numbers from firstBlock to a byte behind that, and nothing else.
+func compareWithMachine(t *testing.T, disk, image string, end int) {
+	t.Helper()
+	got := testtool.Must(os.Open(disk))(t)
+	defer got.Close()
+	want := testtool.Must(os.ReadFile(image))(t)
+	begin := make([]byte, len(want))
+	require.NoError(t, testtool.Err(io.ReadFull(got, begin)))
+	require.True(t, bytes.Equal(want, begin), "the image has changed")
+	require.NoError(t, testtool.Err(got.Seek(int64(firstBlock*blockSize), io.SeekStart)))
+	in := bufio.NewReaderSize(got, 1<<20)
+	line, lines := make([]byte, len("10000000\n")), (end-1)/len("10000000\n")
+	require.Positive(t, lines)
+	for i := range lines {
+		require.NoError(t, testtool.Err(io.ReadFull(in, line)))
+		require.Equal(t, fmt.Sprintf("%d\n", 10000000+i), string(line))
+	}
+	// The last block may have been under way when the machine was killed.
+	at := (firstBlock + (end-1)/blockSize + 1) * blockSize
+	require.NoError(t, testtool.Err(got.Seek(int64(at), io.SeekStart)))
+	none, rest := make([]byte, 1<<20), make([]byte, 1<<20)
+	for {
+		n, err := got.Read(rest)
+		require.True(t, bytes.Equal(none[:n], rest[:n]), "behind what the guest has written")
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		require.NoError(t, err)
+	}
 }
