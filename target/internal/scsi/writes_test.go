@@ -320,12 +320,8 @@ func TestReadWriteRange(t *testing.T) {
 		{"sum overflows", "88 00 ff ff ff ff ff ff ff ff ff ff ff ff 00 00", "5/21/00"},
 		{"write sum overflows", "8a 00 ff ff ff ff ff ff ff f0 00 00 00 20 00 00", "5/21/00"},
 		{"16384 blocks", "88 00 00 00 00 00 00 00 00 00 00 00 40 00 00 00", "GOOD"},
-		{"protection information", "28 20 00 00 00 00 00 00 01 00", "5/24/00"},
 		{"write protection information", "2a 20 00 00 00 00 00 00 01 00", "5/24/00"},
 		{"DPO and FUA", "28 18 00 00 00 00 00 00 01 00", "GOOD"},
-		{"RARC", "28 04 00 00 00 00 00 00 01 00", "5/24/00"},
-		{"group number", "28 00 00 00 00 00 01 00 01 00", "5/24/00"},
-		{"NACA", "28 00 00 00 00 00 00 00 01 04", "5/24/00"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			require.Equal(t, c.want, newBench(t).run(cdb(c.cdb), nil).outcome())
@@ -336,11 +332,6 @@ func TestReadWriteRange(t *testing.T) {
 func TestRead6OfZeroBlocksReads256(t *testing.T) {
 	b := newBench(t)
 	require.Len(t, b.good(cdb("08 00 00 00 00 00"), nil), 256*BlockSize)
-}
-
-func TestFieldPointerNamesTheBit(t *testing.T) {
-	r := newBench(t).run(cdb("28 20 00 00 00 00 00 00 01 00"), nil)
-	require.Equal(t, unhex("70 00 05 00000000 0a 00000000 2400 00 cd 0001"), r.sense)
 }
 
 func TestWriteForceUnitAccessFlushes(t *testing.T) {
