@@ -69,7 +69,8 @@ func TestFewDescriptors(t *testing.T) {
 	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE,
 		&syscall.Rlimit{Cur: most, Max: before.Max}))
 	t.Cleanup(func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &before)) })
-	s := start(t)
+	// nobody answers pings while the others have their turn
+	s := start(t, limits(target.Limits{NOPInterval: time.Hour}))
 	data := bytes.Repeat([]byte{0x5a}, 1<<20)
 	var all []*tt.Session
 	for i := range sessions {
