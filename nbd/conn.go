@@ -166,7 +166,7 @@ func (c *conn) attach(d *serving.Disk, unnamed bool, session string, migrationTa
 	defer c.srv.mu.Unlock()
 	c.client, c.disk, c.unnamed, c.sessionName, c.since = client, d, unnamed, session, time.Now()
 	c.role = c.srv.disks.NewReader(&c.Conn, c.loop, func() {})
-	c.late = serving.NewLate[lateRequest](c.srv.disks, &c.Conn, c.lateLoop,
+	c.late = serving.NewLate[lateRequest](c.srv.disks, &c.Conn, fewLate, c.lateLoop,
 		func() { c.lates.Add(1) })
 	c.far, _ = d.Disk.(*Remote)
 	c.share = c.srv.disks.Memory.Join(c.peer())
@@ -235,6 +235,7 @@ type run struct {
 	long bool // it counts in conn.long
 	// single says that the request is a read of one piece, which may be left for later
 	single bool
+	late   bool // the request was left for later
 	// blind says that the run has set conn.blind
 	blind bool
 	// receiving says that a part of the request's payload is still to come
@@ -259,6 +260,7 @@ func (c *conn) loop(turn *serving.Turn) {
 		return
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) { // it stops, and what was read is still done
+		c.late.Start()
 		for c.lates.Load() > 0 && c.Cause() == nil {
 			time.Sleep(time.Millisecond)
 		}
@@ -300,14 +302,38 @@ func (run *run) workLate() (err error) {
 		if !ok {
 			return nil
 		}
-		run.req, run.arrived = next.request, next.arrived
-		if err := run.finish(run.read()); err != nil {
+		if err := run.executeLate(next); err != nil {
 			return err
 		}
-		if c.late.Waiting() == 0 || c.tx.full() {
-			if err := c.tx.Flush(); err != nil {
-				return err
-			}
+	}
+	return nil
+}
+
+// executeLate executes a read that was left for later.
+func (run *run) executeLate(next lateRequest) error {
+	c := run.c
+	run.req, run.arrived, run.late = next.request, next.arrived, true
+	err := run.finish(run.read())
+	run.late = false
+	if err == nil && (c.late.Waiting() == 0 || c.tx.full()) {
+		err = c.tx.Flush()
+	}
+	return err
+}
+
+// awaitStorage executes reads that were left for later until the client sends something.
+func (run *run) awaitStorage() error {
+	c := run.c
+	for run.Reading && c.late.Alone() {
+		if ready, err := c.rx.Ready(); ready || err != nil {
+			return err
+		}
+		next, ok := c.late.Take()
+		if !ok {
+			return nil
+		}
+		if err := run.executeLate(next); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -327,6 +353,9 @@ func (run *run) work() (err error) {
 		}
 	}()
 	for {
+		if err = run.awaitStorage(); err != nil || !run.Reading {
+			return err
+		}
 		if run.req, err = c.rx.next(c.extended); err != nil {
 			return err
 		}
@@ -371,15 +400,21 @@ func (run *run) Waits() (time.Duration, error) {
 	return forever, nil
 }
 
-// maxLate is how many reads of a connection may wait for storage beside its reader. Clients have
-// fewer under way: Linux 128 and QEMU 16.
-const maxLate = 256
+const (
+	// fewLate is how many reads that wait for storage are the reader's. More of them are enough for
+	// two goroutines.
+	fewLate = 4
+	// maxLate is how many may wait beside the reader. Clients have fewer under way: Linux 128 and
+	// QEMU 16.
+	maxLate = 256
+)
 
 // Blocks implements serving.Executor: another goroutine reads meanwhile.
 func (run *run) Blocks() error {
 	c := run.c
 	switch {
-	case run.Late: // first send the replies that are ready
+	case run.late: // first send the replies that are ready
+		c.late.Waits(run.Turn)
 		return run.OutsideCall(run.flush)
 	case run.receiving || c.srv.disks.Memory.Exhausted():
 		return nil
@@ -391,6 +426,13 @@ func (run *run) Blocks() error {
 	}
 	run.PassOn()
 	return nil
+}
+
+// Blocked implements serving.Executor.
+func (run *run) Blocked(took time.Duration) {
+	if run.late {
+		run.c.late.Blocked(run.Turn, took)
+	}
 }
 
 // forever is longer than any request waits.

@@ -253,7 +253,9 @@ func (run *run) enter() {
 
 // leave ends the disk call of a read or write of one piece, whose time tells how fast the disk is.
 func (run *run) leave() {
-	run.Took(&run.r, run.c.disk, time.Since(run.begun))
+	if !run.late {
+		run.Took(&run.r, run.c.disk, time.Since(run.begun))
+	}
 	run.Leave()
 }
 

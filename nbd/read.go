@@ -16,7 +16,7 @@ func (run *run) read() error {
 		return err
 	}
 	defer d.End()
-	if !run.Late {
+	if !run.late {
 		c.bytesRead.Add(q.length)
 	}
 	switch {

@@ -2,76 +2,141 @@ package serving
 
 import (
 	"errors"
-	"slices"
 	"sync"
+	"time"
 )
 
-// Late has the requests of a connection that wait for the storage of this machine, which has begun
-// to read for them: see disk.Cached. A second reader executes them in the order in which they came.
-// When the first has its data, most others have theirs, too. A goroutine for each would cost more
-// than the request.
+// Late has the reads of a connection that wait for the storage of this machine, which has begun to
+// read for them: see disk.Cached. They are executed in the order in which they came: when the first
+// has its data, most others have theirs, too. The connection's reader does it when it has nothing
+// else to begin with, because to wake another goroutine costs more than a read. If storage takes
+// long, others of the connection must not wait for it, so a goroutine does it.
 type Late[T any] struct {
 	role *Reader
+	few  int
 
 	mu   sync.Mutex
 	all  []T  // guarded by mu
 	runs bool // guarded by mu; a goroutine has the role
+	slow int  // guarded by mu; the goroutine executes all until it had this many quick reads
 }
+
+const (
+	// quickRead is how long a reader may wait for storage, and slowReads how many reads in a row
+	// must be quicker after one that was not.
+	quickRead = time.Millisecond
+	slowReads = 16
+)
 
 // ErrLater is what an Executor's Blocks returns if the request is to be left to Late, so that other
 // requests of the connection come first.
 var ErrLater = errors.New("the request waits for storage")
 
-// NewLate makes a Late without a request; Close ends it. Loop executes what Next returns, until
-// that returns false or its turn is no longer Reading. HandOn is as for NewReader, and is also
-// called before a goroutine begins.
-func NewLate[T any](s *Disks, c *Conn, loop func(*Turn), handOn func()) *Late[T] {
-	l := &Late[T]{role: s.NewReader(c, loop, handOn)}
+// NewLate makes a Late without a request; Close ends it. The reader leaves more than few requests to
+// the goroutine. Loop executes what Next returns, until that returns false or its turn is no longer
+// Reading. HandOn is as for NewReader, and is also called before a goroutine begins.
+func NewLate[T any](s *Disks, c *Conn, few int, loop func(*Turn), handOn func()) *Late[T] {
+	l := &Late[T]{role: s.NewReader(c, loop, handOn), few: few}
 	l.role.late = true
 	return l
 }
 
-// Postpone leaves a request to the reader.
+// Postpone leaves a request for later. A reader calls Take before it waits for its peer, and Start
+// before it ends.
 func (l *Late[T]) Postpone(request T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.all = append(l.all, request)
-	l.runLocked()
-}
-
-// Return leaves a request to the reader, before all others.
-func (l *Late[T]) Return(request T) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.all = slices.Insert(l.all, 0, request)
-	l.runLocked()
-}
-
-// runLocked starts the goroutine, unless it runs.
-func (l *Late[T]) runLocked() {
-	if !l.runs {
-		l.runs = true
-		l.role.conn.Add()
-		l.role.handOn()
-		go func() {
-			defer l.role.conn.Done()
-			l.role.Run()
-		}()
+	if l.slow > 0 || len(l.all) > l.few {
+		l.startLocked()
 	}
 }
 
-// Next is the next request. After false, the goroutine ends: there is none, or the connection has
-// ended.
-func (l *Late[T]) Next() (request T, ok bool) {
+// Alone reports whether there are requests, and the goroutine does not run.
+func (l *Late[T]) Alone() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.all) == 0 || l.role.conn.Cause() != nil {
-		l.runs = false
+	return len(l.all) > 0 && !l.runs
+}
+
+// Take returns the next request, for the reader. After false, the reader has nothing to do here:
+// there is none, or the goroutine executes it.
+func (l *Late[T]) Take() (request T, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.slow > 0 {
+		l.startLocked()
+	}
+	if l.runs {
+		return request, false
+	}
+	return l.popLocked()
+}
+
+// Start lets the goroutine execute the requests.
+func (l *Late[T]) Start() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.startLocked()
+}
+
+func (l *Late[T]) startLocked() {
+	if l.runs || len(l.all) == 0 {
+		return
+	}
+	l.runs = true
+	l.role.conn.Add()
+	l.role.handOn()
+	go func() {
+		defer l.role.conn.Done()
+		l.role.Run()
+	}()
+}
+
+func (l *Late[T]) popLocked() (request T, ok bool) {
+	if len(l.all) == 0 {
 		return request, false
 	}
 	request = l.all[0]
 	l.all = append(l.all[:0], l.all[1:]...)
 	return request, true
+}
+
+// Waits notes that the turn waits for storage with a request that was left for later. Blocked
+// follows. If the watchdog gives the role to another reader meanwhile, the goroutine does the rest.
+func (l *Late[T]) Waits(t *Turn) {
+	if t.Late {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.slow = slowReads
+}
+
+// Blocked notes how long a turn with a role has waited for storage.
+func (l *Late[T]) Blocked(t *Turn, took time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case took >= quickRead:
+		l.slow = slowReads
+	case t.Late:
+		l.slow = max(0, l.slow-1)
+	case t.Reading:
+		l.slow = 0
+	}
+}
+
+// Next is the next request, for the goroutine. After false, it ends: there is none, or the
+// connection has ended.
+func (l *Late[T]) Next() (request T, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.role.conn.Cause() == nil {
+		request, ok = l.popLocked()
+	}
+	l.runs = ok
+	return request, ok
 }
 
 // Waiting is how many requests nobody has begun with.

@@ -227,9 +227,10 @@ func (t *Turn) OutsideCall(f func() error) error {
 }
 
 // Took notes the time that a read or write took in the disk. That tells nothing about the disk if
-// the request has waited for far content or, as a Late's, for the requests before it.
+// the request has waited for far content. It is not for what was left for later, which has waited
+// for the requests before it.
 func (t *Turn) Took(r *Request, d *Disk, took time.Duration) {
-	if took > slowCall && !t.Late && !r.Waited() {
+	if took > slowCall && !r.Waited() {
 		d.stall.armed.Store(slowCalls)
 	}
 }

@@ -43,6 +43,8 @@ type Executor interface {
 	// begun to read. So the front end can go on with other requests meanwhile. An error ends the
 	// call instead.
 	Blocks() error
+	// Blocked is called after that wait.
+	Blocked(took time.Duration)
 	// Client is whose requests it executes; nil: nobody's.
 	Client() *Client
 }
@@ -130,6 +132,10 @@ func (r *Request) ReadAt(d *Disk, p []byte, off int64) (n int, err error) {
 		if err := r.Executor.Blocks(); err != nil {
 			return 0, err
 		}
+		begun := time.Now()
+		n, err = d.Disk.ReadAt(context.Background(), p, off)
+		r.Executor.Blocked(time.Since(begun))
+		return n, err
 	}
 	if !d.far {
 		return d.Disk.ReadAt(context.Background(), p, off)

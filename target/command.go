@@ -352,7 +352,7 @@ func (c *conn) observe(t *task, status uint8) {
 	// it may have waited for data, not for the disk
 	aborted := status == uint8(scsi.StatusTaskAborted)
 	once := op == serving.OpRead && moved <= chunkSize || op == serving.OpWrite
-	if once && !aborted && t.owner != nil {
+	if once && !aborted && t.owner != nil && !t.owner.late {
 		t.owner.Took(&t.scsi.Request, t.scsi.Disk(), now-t.begun)
 	}
 	t.sess.work.count(op, moved)

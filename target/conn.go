@@ -122,6 +122,7 @@ type runner struct {
 	buf    *memory.Buffer // filled by a read, but not queued yet
 	// single says that the command is a read of one piece, which may be left for later
 	single bool
+	late   bool // the command was left for later
 }
 
 // readLoop is the main loop of the reading goroutine in full feature phase.
@@ -222,6 +223,9 @@ func (c *conn) failed(reason string) (more []zap.Field, say bool) {
 // step reads and handles one PDU.
 func (c *conn) step(run *runner) error {
 	if err := c.replay(run); err != nil || !run.Reading {
+		return err
+	}
+	if err := c.awaitStorage(run); err != nil || !run.Reading {
 		return err
 	}
 	ahs, err := c.rx.next()

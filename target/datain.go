@@ -28,7 +28,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 		return c.finishTask(run, t)
 	}
 	b := c.share.Get(int(min(total, chunkSize)))
-	if b == nil && run.Late { // queued answers may hold the memory
+	if b == nil && run.late { // queued answers may hold the memory
 		if err := c.tx.Flush(); err != nil {
 			c.abandon(t)
 			return err

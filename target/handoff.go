@@ -14,10 +14,14 @@ import (
 // system call. For shorter work, on two processors, that was slower than to go on alone.
 const shareAfter = time.Millisecond
 
+// fewLate is how many reads that wait for storage are the reader's. More of them are enough for two
+// goroutines.
+const fewLate = 4
+
 // enter marks the beginning of a disk call of the reader. It does nothing for other goroutines.
 func (c *conn) enter(run *runner, t *task) {
 	d := t.scsi.Disk()
-	if d == nil || !run.Late && run.Reading && c.shares(t, d) && run.Share(d) {
+	if d == nil || !run.late && run.Reading && c.shares(t, d) && run.Share(d) {
 		return
 	}
 	run.Enter(d)
@@ -52,7 +56,8 @@ func (r *runner) Waits() (timeout time.Duration, err error) {
 // goroutine for each read would cost more than the read.
 func (r *runner) Blocks() error {
 	switch {
-	case r.Late: // first send the answers of the reads before this one
+	case r.late: // first send the answers of the reads before this one
+		r.conn.late.Waits(r.Turn)
 		if err := r.OutsideCall(r.conn.tx.Flush); err != nil {
 			r.conn.fail(err)
 			return serving.ErrAborted
@@ -63,6 +68,13 @@ func (r *runner) Blocks() error {
 	}
 	r.PassOn()
 	return nil
+}
+
+// Blocked implements serving.Executor.
+func (r *runner) Blocked(took time.Duration) {
+	if r.late {
+		r.conn.late.Blocked(r.Turn, took)
+	}
 }
 
 // postpone leaves a read to the reader of those that wait for storage.
@@ -93,17 +105,40 @@ func (c *conn) lateLoop(turn *serving.Turn) {
 		if !ok {
 			return
 		}
-		if !run.take(t) {
-			continue
-		}
-		err := c.runRead(run, t)
-		if err == nil && c.late.Waiting() == 0 {
-			err = c.tx.Flush()
-		}
-		if err != nil {
+		if err := c.executeLate(run, t); err != nil {
 			c.fail(err)
 		}
 	}
+}
+
+// executeLate executes a read that was left for later.
+func (c *conn) executeLate(run *runner, t *task) (err error) {
+	if run.take(t) {
+		run.late = true
+		err = c.runRead(run, t)
+		run.late = false
+	}
+	if err == nil && c.late.Waiting() == 0 {
+		err = c.tx.Flush()
+	}
+	return err
+}
+
+// awaitStorage executes reads that were left for later until the initiator sends something.
+func (c *conn) awaitStorage(run *runner) error {
+	for run.Reading && c.late.Alone() {
+		if ready, err := c.rx.Ready(); ready || err != nil {
+			return err
+		}
+		t, ok := c.late.Take()
+		if !ok {
+			return nil
+		}
+		if err := c.executeLate(run, t); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // take makes a postponed read the runner's, unless it was aborted meanwhile.

@@ -217,7 +217,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	}
 	c.takeSocket()
 	c.role = c.srv.opt.Disks.NewReader(&c.Conn, c.readLoop, c.handOn)
-	c.late = serving.NewLate[*task](c.srv.opt.Disks, &c.Conn, c.lateLoop, func() {})
+	c.late = serving.NewLate[*task](c.srv.opt.Disks, &c.Conn, fewLate, c.lateLoop, func() {})
 	old, err := c.srv.register(sess)
 	if err != nil {
 		if sess.nexus != nil {

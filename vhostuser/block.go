@@ -61,16 +61,13 @@ type run struct {
 	q     *queue
 	busy  bool // it has executed something since it slept
 	taken uint // how often it has looked for a request
-	// insists says that the request now waits for storage: no other one of the ring could begin
-	// first
-	insists bool
-	left    bool // guarded by conn.mu; the request is given up because its ring stops
-	req     *request
-	r       serving.Request
-	buf     *memory.Buffer
-	kind    serving.Operation
-	held    bool          // it is in conn.held
-	begun   time.Duration // from conn.since to when it began with the request
+	left  bool // guarded by conn.mu; the request is given up because its ring stops
+	req   *request
+	r     serving.Request
+	buf   *memory.Buffer
+	kind  serving.Operation
+	held  bool          // it is in conn.held
+	begun time.Duration // from conn.since to when it began with the request
 }
 
 // request is a request of a ring, from when it was taken until it is given back.
@@ -112,7 +109,8 @@ func (run *run) serve() error {
 	n, err := run.execute(req)
 	if err == serving.ErrLater {
 		run.req = nil
-		return run.postpone(req)
+		run.postpone(req)
+		return nil
 	}
 	run.note(n, err)
 	if err != nil && c.Cause() != nil {
@@ -146,21 +144,15 @@ func (run *run) serve() error {
 	return nil
 }
 
-// postpone leaves a request for later: another one of the ring begins first, or the other reader
-// takes it. A request that was postponed before goes to the front.
-func (run *run) postpone(req *request) error {
+// postpone leaves a request for later: others of the ring begin first. To copy a long one takes so
+// long that another goroutine does it beside.
+func (run *run) postpone(req *request) {
 	q := run.q
-	if req.cost == 0 {
-		q.noteWaiting(req)
-		q.late.Postpone(req)
-		return nil
+	q.noteWaiting(req)
+	q.late.Postpone(req)
+	if lengthOf(req.in) >= sharedFrom {
+		q.late.Start()
 	}
-	next, err := q.take()
-	q.late.Return(req)
-	if run.insists = next == nil; !run.insists {
-		q.late.Return(next)
-	}
-	return err
 }
 
 // forget gives back what the request holds.
@@ -238,7 +230,7 @@ func (run *run) begin(write bool) error {
 // A few wait there, so that both always have something to do. Writes are not shared: the kernel
 // executes one at a time in a file, so the second thread would only wait for the first one.
 func (run *run) shares(length int64) bool {
-	return length >= sharedFrom && !run.Late && run.Reading && run.q.late.Waiting() < 2 &&
+	return length >= sharedFrom && run.req.cost == 0 && run.Reading && run.q.late.Waiting() < 2 &&
 		run.q.waiting()
 }
 
@@ -405,19 +397,25 @@ func (run *run) Waits() (time.Duration, error) {
 	return forever, nil
 }
 
-// Blocks implements serving.Executor: the reader goes on with the ring, and one other goroutine
-// waits for storage. A goroutine for each request would cost more than the request. The other one,
-// too, goes on with the ring before it waits, so that storage has as much to do as the guest wants.
+// Blocks implements serving.Executor: a reader begins with others of the ring before it waits, so
+// that storage has as much to do as the guest wants.
 func (run *run) Blocks() error {
-	switch q := run.q; {
-	case !run.Late && !run.Reading:
-	case !run.Late, run.req.cost == 0, !run.insists && !q.stop.Load() && q.waiting():
+	switch {
+	case !run.Reading:
+		return nil
+	case run.req.cost == 0:
 		return serving.ErrLater
-	default:
-		run.insists = false
-		q.tellDriver() // of the requests before this one
 	}
+	run.q.late.Waits(run.Turn)
+	run.q.tellDriver() // of the requests before this one
 	return nil
+}
+
+// Blocked implements serving.Executor.
+func (run *run) Blocked(took time.Duration) {
+	if run.req.cost != 0 {
+		run.q.late.Blocked(run.Turn, took)
+	}
 }
 
 // forever is longer than any request waits.
@@ -428,7 +426,7 @@ func (run *run) note(n int64, err error) {
 	c := run.q.c
 	c.commands.Add(1)
 	now := time.Since(c.since)
-	if run.req.kind <= blkOut {
+	if run.req.kind <= blkOut && run.req.cost == 0 {
 		run.Took(&run.r, c.disk, now-run.begun)
 	}
 	done := serving.RequestEvent{Client: c.client.Name(), Op: run.kind,

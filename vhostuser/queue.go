@@ -2,6 +2,7 @@ package vhostuser
 
 import (
 	"fmt"
+	"math"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -84,7 +85,7 @@ func (q *queue) start() error {
 	c, handOn := &q.c.Conn, func() { q.active.Add(1) }
 	disks := q.c.srv.disks
 	q.role = disks.NewReader(c, q.loop, handOn)
-	q.late = serving.NewLate[*request](disks, c, q.loop, handOn)
+	q.late = serving.NewLate[*request](disks, c, math.MaxInt, q.loop, handOn)
 	q.active.Add(1)
 	go q.role.Run()
 	return nil
@@ -332,6 +333,7 @@ func (q *queue) next(run *run) (ok bool, err error) {
 	for looked := false; ; {
 		if q.stop.Load() || q.c.Cause() != nil {
 			q.tellDriver()
+			q.late.Start()
 			return false, nil
 		}
 		if run.taken++; run.taken%turnLength == 0 {
@@ -343,6 +345,10 @@ func (q *queue) next(run *run) (ok bool, err error) {
 		}
 		if req != nil {
 			run.req, run.begun, run.busy = req, req.arrived, true
+			return true, nil
+		}
+		if req, ok := q.late.Take(); ok {
+			run.req, run.begun, run.busy = req, time.Since(q.c.since), true
 			return true, nil
 		}
 		q.tellDriver()

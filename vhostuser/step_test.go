@@ -4,6 +4,7 @@ package vhostuser // The race detector cannot let an atomic access fault.
 
 import (
 	"encoding/binary"
+	"math"
 	"math/rand/v2"
 	"runtime/debug"
 	"testing"
@@ -191,53 +192,42 @@ func TestKilledAtEachStep(t *testing.T) {
 	}
 }
 
-// TestWhoWaitsBeginsOthers: before a goroutine waits for storage, it begins with what the ring has,
-// so that storage has as much to do as the guest wants.
-func TestWhoWaitsBeginsOthers(t *testing.T) {
+// TestReaderBeginsOthersFirst: a reader begins with all that the ring has, and then waits for the
+// oldest. If the ring stops, another goroutine does the rest.
+func TestReaderBeginsOthersFirst(t *testing.T) {
 	v := serve(t, disktest.NewMemory(diskSize))
 	m := newMortal(t, 1)
 	q, c := m.q, m.q.c
 	c.share = v.disks.Memory.Join("guest")
 	defer c.share.Part()
-	q.late = serving.NewLate[*request](v.disks, &c.Conn, func(*serving.Turn) {}, func() {})
+	began := make(chan struct{})
+	q.late = serving.NewLate[*request](v.disks, &c.Conn, math.MaxInt,
+		func(*serving.Turn) { close(began) }, func() {})
 	defer q.late.Close()
-	run := &run{Turn: &serving.Turn{Reading: true, Late: true}, q: q}
-	waits := func() bool {
-		err := run.Blocks()
-		if err == nil {
-			return true
-		}
-		require.Equal(t, serving.ErrLater, err)
-		require.NoError(t, run.postpone(run.req))
-		var ok bool
-		run.req, ok = q.late.Next()
-		require.True(t, ok)
-		return false
+	run := &run{Turn: &serving.Turn{Reading: true}, q: q}
+	next := func() *request {
+		require.True(t, testtool.Must(q.next(run))(t))
+		return run.req
 	}
+	var given []*request
 	give := func(n int) {
-		for len(m.given) < n { // it may choose one that is given
+		for len(m.given) < len(given)+n { // it may choose one that is given
 			m.give(1)
+		}
+		for range n {
+			given = append(given, next())
+			require.Equal(t, serving.ErrLater, run.Blocks(), "it is new")
+			run.postpone(run.req)
 		}
 	}
 	give(3)
-	m.take()
-	first := m.taken[0]
-	run.req = first
-	require.False(t, waits(), "it is new")
-	require.Same(t, first, run.req)
-	for range 2 {
-		require.False(t, waits())
-		require.NotSame(t, first, run.req)
-		require.False(t, waits(), "it is new")
-		require.Same(t, first, run.req)
+	for i := range 2 {
+		give(1)
+		require.Same(t, given[i], next())
+		require.NoError(t, run.Blocks())
+		run.Blocked(0)
 	}
-	require.True(t, waits(), "the ring is empty")
-	give(4)
-	q.out += 2 * maxBlocked
-	require.False(t, waits(), "nothing more may be taken")
-	require.Same(t, first, run.req)
-	require.True(t, waits())
-	q.out -= 2 * maxBlocked
 	q.stop.Store(true)
-	require.True(t, waits())
+	require.False(t, testtool.Must(q.next(run))(t))
+	<-began
 }

@@ -135,6 +135,20 @@ func (rx *Receiver) Next(n int) ([]byte, error) {
 	return rx.buf[rx.r-n : rx.r], nil
 }
 
+// Ready reports whether a byte has come. It does not wait.
+func (rx *Receiver) Ready() (bool, error) {
+	if rx.r < rx.w {
+		return true, nil
+	}
+	n, err := rx.Wire.Readv(rx.buf, nil, false)
+	rx.r, rx.w = 0, n
+	if n > 0 {
+		rx.more = n == len(rx.buf)
+		rx.Heard.Store(rx.Clock())
+	}
+	return n > 0, err
+}
+
 // Await returns when at least one byte is received.
 func (rx *Receiver) Await() error {
 	_, err := rx.Next(1)

@@ -82,6 +82,8 @@ func (p *timeout) Waits() (time.Duration, error) {
 
 func (p *timeout) Blocks() error { return nil }
 
+func (p *timeout) Blocked(time.Duration) {}
+
 func (p *timeout) Client() *serving.Client { return nil }
 
 // held carries out a command whose data is sent in one piece, if it has any.

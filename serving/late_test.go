@@ -1,0 +1,95 @@
+package serving
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestWhoWaitsForStorage: a reader does, in the order of the requests. The goroutine does if there
+// are many, if storage takes long, and while a reader waits that may lose its role.
+func TestWhoWaitsForStorage(t *testing.T) {
+	s, _ := oneDisk(t, nil)
+	began, end, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	var l *Late[int]
+	l = NewLate[int](s, new(Conn), 2, func(*Turn) {
+		for ok := true; ok; {
+			began <- struct{}{}
+			<-end
+			_, ok = l.Next()
+		}
+		ended <- struct{}{}
+	}, func() {})
+	defer l.Close()
+	next := 0
+	postpone := func() {
+		l.Postpone(next)
+		next++
+	}
+	takes := func(want bool) {
+		t.Helper()
+		request, ok := l.Take()
+		require.Equal(t, want, ok)
+		if ok {
+			require.Equal(t, next-1-l.Waiting(), request)
+		}
+	}
+	runs := func(requests int) { // the goroutine does
+		t.Helper()
+		for range requests + 1 {
+			<-began
+			require.False(t, l.Alone())
+			takes(false)
+			end <- struct{}{}
+		}
+		<-ended
+	}
+	reader, goroutine := &Turn{Reading: true}, &Turn{Reading: true, Late: true}
+	quick := func() {
+		for range slowReads {
+			l.Waits(goroutine)
+			l.Blocked(goroutine, quickRead-1)
+		}
+	}
+
+	takes(false)
+	postpone()
+	postpone()
+	require.True(t, l.Alone())
+	takes(true)
+	takes(true)
+	for range 3 {
+		postpone()
+	}
+	runs(3)
+	postpone()
+	postpone()
+	takes(true)
+	l.Waits(reader)
+	takes(false)
+	runs(1)
+	l.Blocked(reader, quickRead-1)
+	postpone()
+	takes(true)
+	l.Waits(reader)
+	l.Blocked(reader, quickRead)
+	postpone()
+	runs(1)
+	quick()
+	postpone()
+	takes(true)
+	l.Blocked(goroutine, quickRead)
+	postpone()
+	runs(1)
+	quick()
+	postpone()
+	l.Waits(reader)
+	reader.Reading = false // the watchdog has replaced it
+	l.Blocked(reader, 0)
+	takes(false)
+	runs(1)
+	quick()
+	postpone()
+	l.Start()
+	runs(1)
+}
