@@ -136,7 +136,7 @@ type edit struct {
 	number         int                        // of the hook sidecar
 	chosen         bool                       // annotations say what the machine boots from
 	boots          bool                       // it boots from a device before the disks here
-	borrowed       *element                   // the boot order that a later hook sidecar has meanwhile
+	borrowed       *element                   // boot order that a later sidecar has meanwhile
 }
 
 func newEdit(domain []byte) (*edit, error) {

@@ -250,7 +250,8 @@ func TestTwoSidecars(t *testing.T) {
 }
 
 // TestAnyOrder: the launcher asks hook sidecars in the order in which it finds their sockets. The
-// machine is the same: it boots from the same disk, and the guest meets the disks in the same order.
+// machine is the same: it boots from the same disk, and the guest meets the disks in the same
+// order.
 func TestAnyOrder(t *testing.T) {
 	for name, one := range map[string]struct {
 		said []string

@@ -32,9 +32,9 @@ const (
 // requests of the connection come first.
 var ErrLater = errors.New("the request waits for storage")
 
-// NewLate makes a Late without a request; Close ends it. The reader leaves more than few requests to
-// the goroutine. Loop executes what Next returns, until that returns false or its turn is no longer
-// Reading. HandOn is as for NewReader, and is also called before a goroutine begins.
+// NewLate makes a Late without a request; Close ends it. The reader leaves more than few requests
+// to the goroutine. Loop executes what Next returns, until that returns false or its turn is no
+// longer Reading. HandOn is as for NewReader, and is also called before a goroutine begins.
 func NewLate[T any](s *Disks, c *Conn, few int, loop func(*Turn), handOn func()) *Late[T] {
 	l := &Late[T]{role: s.NewReader(c, loop, handOn), few: few}
 	l.role.late = true

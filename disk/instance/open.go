@@ -201,13 +201,13 @@ func (i *Instance) look(ctx context.Context) {
 		text := ""
 		switch there, err := flock.HasName(i.file, i.path); {
 		case err == nil && !there:
-			text = fmt.Sprintf("the file %q was moved, replaced or removed while it is served: put it "+
-				"back, or copy it from /proc/%d/fd/%d, before the daemon stops; what guests write is "+
-				"lost then", i.path, os.Getpid(), i.file.Fd())
+			text = fmt.Sprintf("the file %q was moved, replaced or removed while it is served: "+
+				"put it back, or copy it from /proc/%d/fd/%d, before the daemon stops; what "+
+				"guests write is lost then", i.path, os.Getpid(), i.file.Fd())
 		case i.img != nil && errors.Is(i.img.CheckUntouched(), image.ErrChanged):
-			text = "somebody has written to the image while the disk needs it, so a guest may read " +
-				"neither the former content nor the new one: stop its machine, and put the former " +
-				"image back"
+			text = "somebody has written to the image while the disk needs it, so a guest may " +
+				"read neither the former content nor the new one: stop its machine, and put the " +
+				"former image back"
 		}
 		i.wrong.Store(&text)
 	}

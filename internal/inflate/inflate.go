@@ -29,8 +29,8 @@ var (
 )
 
 // Decoder holds the tables of the block that is being decoded. The zero value is ready to use. One
-// goroutine at a time may use it, again and again, and Decode then allocates nothing. It takes about
-// 25 KiB.
+// goroutine at a time may use it, again and again, and Decode then allocates nothing. It takes
+// about 25 KiB.
 type Decoder struct {
 	// the next bits of the input, the first one lowest; above the lowest left bits there may be
 	// some of the following ones

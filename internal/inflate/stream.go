@@ -30,8 +30,8 @@ const (
 	atEnd                // the stream is over
 )
 
-// stream has the decoder decode streams one after the other as their input comes. Behind the output,
-// with the window, it has room for turnOut.
+// stream has the decoder decode streams one after the other as their input comes. Behind the
+// output, with the window, it has room for turnOut.
 func (d *Decoder) stream(src io.Reader) {
 	d.src, d.buf, d.dst = src, make([]byte, streamIn), make([]byte, Window+streamOut+turnOut)
 }
@@ -71,8 +71,8 @@ func (d *Decoder) fill(n int) error {
 	return nil
 }
 
-// advance decodes until the output has stop bytes, or at most turnOut more if dst has room for them,
-// or the stream ends. Between two calls it may be anywhere, even within a block.
+// advance decodes until the output has stop bytes, or at most turnOut more if dst has room for
+// them, or the stream ends. Between two calls it may be anywhere, even within a block.
 func (d *Decoder) advance(stop int) (err error) {
 	for err == nil && d.out < stop && d.mode != atEnd {
 		if len(d.in)-d.pos < headerIn && d.err == nil {
