@@ -51,6 +51,9 @@ type background struct {
 	// identify uses these until it ends, then complete.
 	state   *state
 	unsaved bool // state has more than its file
+
+	closing sync.Mutex
+	closed  bool // guarded by closing; img is, because the disk is complete
 }
 
 func startBackground(o *opening, over *overlay.Disk, file *rawfile.File, s *state) *background {
@@ -291,7 +294,17 @@ func (b *background) complete() error {
 		b.log.Warn("closing the map of the complete disk failed", zap.Error(err))
 	}
 	b.progress.Finish()
+	b.closing.Lock()
+	defer b.closing.Unlock()
+	b.closed = true
 	return b.img.Close()
+}
+
+// imageChanged reports whether somebody has written to the image while the disk needs it.
+func (b *background) imageChanged() bool {
+	b.closing.Lock()
+	defer b.closing.Unlock()
+	return !b.closed && errors.Is(b.img.CheckUntouched(), image.ErrChanged)
 }
 
 // Workers limit the work beside the guests of all disks that share them. A daemon makes one for all

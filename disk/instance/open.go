@@ -158,13 +158,15 @@ func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error)
 	}
 	o.settleLeftovers()
 	inst.dir, inst.img, inst.Persistent = o.dir, img, o.dir.persistent
+	inst.file = o.file
 	looking, stop := context.WithCancel(context.Background())
+	var look sync.WaitGroup
+	look.Go(func() { inst.look(looking) })
 	inst.closed = sync.OnceValue(func() error {
 		stop()
+		look.Wait()
 		return inst.end()
 	})
-	inst.file = o.file
-	go inst.look(looking) // nobody waits for it: the storage may hang
 	if inst.copies == nil && img != nil {
 		// Nothing reads it any more.
 		if err := img.Close(); err != nil {
@@ -204,7 +206,7 @@ func (i *Instance) look(ctx context.Context) {
 			text = fmt.Sprintf("the file %q was moved, replaced or removed while it is served: "+
 				"put it back, or copy it from /proc/%d/fd/%d, before the daemon stops; what "+
 				"guests write is lost then", i.path, os.Getpid(), i.file.Fd())
-		case i.img != nil && errors.Is(i.img.CheckUntouched(), image.ErrChanged):
+		case i.copies != nil && i.copies.imageChanged():
 			text = "somebody has written to the image while the disk needs it, so a guest may " +
 				"read neither the former content nor the new one: stop its machine, and put the " +
 				"former image back"
