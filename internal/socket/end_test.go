@@ -199,7 +199,8 @@ func TestSilent(t *testing.T) {
 	quiet := func(c *net.TCPConn, asks bool) {
 		testtool.Eventually(t, func() bool {
 			i := info(c)
-			return time.Duration(i.Last_ack_recv)*time.Millisecond > 2*long && asks == (i.Backoff > 0)
+			heard := time.Duration(i.Last_ack_recv) * time.Millisecond
+			return heard > 2*long && asks == (i.Backoff > 0)
 		}, "nothing has come for a while")
 	}
 

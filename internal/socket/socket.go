@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -32,6 +33,7 @@ type Socket struct {
 	n       int
 	rerr    error
 	polling polling
+	over    atomic.Bool // the reader's deadline was over when it was set
 
 	// The writer's current call.
 	iov  []unix.Iovec
@@ -132,8 +134,15 @@ func withinHost(local, remote net.Addr) bool {
 func (s *Socket) LocalAddr() net.Addr  { return s.local }
 func (s *Socket) RemoteAddr() net.Addr { return s.remote }
 
-func (s *Socket) SetReadDeadline(t time.Time) error  { return s.in.epoll.SetReadDeadline(t) }
+// SetReadDeadline implements net.Conn. After a time that is over, nothing more is read, however
+// fast the peer sends.
+func (s *Socket) SetReadDeadline(t time.Time) error {
+	s.over.Store(!t.IsZero() && !time.Now().Before(t))
+	return s.in.epoll.SetReadDeadline(t)
+}
+
 func (s *Socket) SetWriteDeadline(t time.Time) error { return s.out.epoll.SetReadDeadline(t) }
+
 func (s *Socket) SetDeadline(t time.Time) error {
 	return errors.Join(s.SetReadDeadline(t), s.SetWriteDeadline(t))
 }
@@ -183,7 +192,7 @@ func (s *Socket) Readv(first, next []byte, wait bool) (int, error) {
 	waited, err := false, error(nil)
 	if wait {
 		waited, err = s.await()
-	} else {
+	} else if !s.over.Load() {
 		s.readOnce()
 	}
 	s.places = [2][]byte{}
@@ -199,7 +208,7 @@ func (s *Socket) Readv(first, next []byte, wait bool) (int, error) {
 
 // await reads as soon as there is data, and reports whether it had to wait.
 func (s *Socket) await() (waited bool, err error) {
-	if s.polling.due() {
+	if !s.over.Load() && s.polling.due() {
 		if err := s.in.silence(); err != nil || s.polling.look(s.in.try) {
 			return false, err
 		}

@@ -282,6 +282,19 @@ func TestASocketEndsWhoWaits(t *testing.T) {
 	}
 }
 
+// TestNothingIsReadAfterTheDeadline, however fast the peer sends: a reader that polls stops, too.
+func TestNothingIsReadAfterTheDeadline(t *testing.T) {
+	s, client := socketPair(t)
+	p := make([]byte, 2)
+	send(t, client)
+	require.Equal(t, 2, testtool.Must(s.Readv(p, nil, true))(t))
+	require.NoError(t, s.SetReadDeadline(time.Unix(1, 0)))
+	require.Zero(t, testtool.Must(s.Readv(p, nil, false))(t))
+	require.ErrorIs(t, testtool.Err(s.Readv(p, nil, true)), os.ErrDeadlineExceeded)
+	require.NoError(t, s.SetReadDeadline(time.Time{}))
+	require.Equal(t, 2, testtool.Must(s.Readv(p, nil, true))(t))
+}
+
 func TestSocketEnded(t *testing.T) {
 	s, client := socketPair(t)
 	require.False(t, HungUp(s))
