@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -258,32 +257,6 @@ func (q *queue) address(desc, used, avail, log uint64, logged bool) error {
 	return r.locate(q.table)
 }
 
-// setCall replaces what tells the driver.
-func (q *queue) setCall(call *caller) {
-	q.mu.Lock()
-	q.formerCalls = append(q.formerCalls, q.call)
-	q.call = call
-	q.mustTell = call != nil // by the reader: the front end can make a write of the eventfd wait
-	q.mu.Unlock()
-	q.forgetCalls()
-	if q.running {
-		q.sleeper.wakeUp()
-	}
-}
-
-// forgetCalls lets former calls go that nobody uses any more.
-func (q *queue) forgetCalls() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.formerCalls = slices.DeleteFunc(q.formerCalls, func(c *caller) bool {
-		gone := c == nil || c.refs.Load() == 1
-		if gone {
-			c.release()
-		}
-		return gone
-	})
-}
-
 // loop is what a goroutine with the role does.
 func (q *queue) loop(turn *serving.Turn) {
 	defer q.active.Done()
@@ -463,27 +436,6 @@ func (q *queue) show(head uint16, written uint32, reader bool) bool {
 	q.ring.put(head, written, &q.c.dirty)
 	q.inflight.notePut(head, q.ring.usedNext)
 	return !reader || q.ring.usedNext-q.ring.lastNotify >= maxUntold
-}
-
-// tellDriver tells the driver of what was put since it was told last, if it wants that.
-func (q *queue) tellDriver() {
-	if call := q.toTell(); call != nil {
-		tell(call.fd)
-		call.release()
-	}
-}
-
-// toTell returns what tells the driver, which the caller releases; nil: it wants no interrupt.
-func (q *queue) toTell() *caller {
-	q.mu.Lock()
-	defer q.mu.Unlock() // the guest's memory can fault
-	r := &q.ring
-	if !q.mustTell && (r.usedNext == r.lastNotify || !r.mustNotify() || q.call == nil) {
-		return nil
-	}
-	q.mustTell = false
-	q.call.refs.Add(1)
-	return q.call
 }
 
 // enable lets a ring be served, or not. Cloud Hypervisor saves the guest's memory then.

@@ -3,6 +3,7 @@ package vhostuser
 import (
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -142,6 +143,53 @@ func (c *caller) drain() {
 		var b [8]byte
 		_, _ = unix.Preadv2(c.fd, [][]byte{b[:]}, -1, unix.RWF_NOWAIT)
 	}
+}
+
+// setCall replaces what tells the driver.
+func (q *queue) setCall(call *caller) {
+	q.mu.Lock()
+	q.formerCalls = append(q.formerCalls, q.call)
+	q.call = call
+	q.mustTell = call != nil // by the reader: the front end can make a write of the eventfd wait
+	q.mu.Unlock()
+	q.forgetCalls()
+	if q.running {
+		q.sleeper.wakeUp()
+	}
+}
+
+// forgetCalls lets former calls go that nobody uses any more.
+func (q *queue) forgetCalls() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.formerCalls = slices.DeleteFunc(q.formerCalls, func(c *caller) bool {
+		gone := c == nil || c.refs.Load() == 1
+		if gone {
+			c.release()
+		}
+		return gone
+	})
+}
+
+// tellDriver tells the driver of what was put since it was told last, if it wants that.
+func (q *queue) tellDriver() {
+	if call := q.toTell(); call != nil {
+		tell(call.fd)
+		call.release()
+	}
+}
+
+// toTell returns what tells the driver, which the caller releases; nil: it wants no interrupt.
+func (q *queue) toTell() *caller {
+	q.mu.Lock()
+	defer q.mu.Unlock() // the guest's memory can fault
+	r := &q.ring
+	if !q.mustTell && (r.usedNext == r.lastNotify || !r.mustNotify() || q.call == nil) {
+		return nil
+	}
+	q.mustTell = false
+	q.call.refs.Add(1)
+	return q.call
 }
 
 // lookFor is how long a queue looks at its ring after a request, before it sleeps until the driver
