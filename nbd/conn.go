@@ -321,24 +321,6 @@ func (run *run) executeLate(next lateRequest) error {
 	return err
 }
 
-// awaitStorage executes reads that were left for later until the client sends something.
-func (run *run) awaitStorage() error {
-	c := run.c
-	for run.Reading && c.late.Alone() {
-		if ready, err := c.rx.Ready(); ready || err != nil {
-			return err
-		}
-		next, ok := c.late.Take()
-		if !ok {
-			return nil
-		}
-		if err := run.executeLate(next); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // work reads and executes requests until the connection ends or another goroutine reads.
 func (run *run) work() (err error) {
 	c := run.c
@@ -353,7 +335,8 @@ func (run *run) work() (err error) {
 		}
 	}()
 	for {
-		if err = run.awaitStorage(); err != nil || !run.Reading {
+		err = c.late.Await(run.Turn, c.rx.Ready, run.executeLate)
+		if err != nil || !run.Reading {
 			return err
 		}
 		if run.req, err = c.rx.next(c.extended); err != nil {

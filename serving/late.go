@@ -41,8 +41,8 @@ func NewLate[T any](s *Disks, c *Conn, few int, loop func(*Turn), handOn func())
 	return l
 }
 
-// Postpone leaves a request for later. A reader calls Take before it waits for its peer, and Start
-// before it ends.
+// Postpone leaves a request for later. A reader calls Await, or Take, before it waits for its peer,
+// and Start before it ends.
 func (l *Late[T]) Postpone(request T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,8 +52,26 @@ func (l *Late[T]) Postpone(request T) {
 	}
 }
 
-// Alone reports whether there are requests, and the goroutine does not run.
-func (l *Late[T]) Alone() bool {
+// Await has the reader execute requests until something has come from its peer, which ready tells
+// without a wait, or the goroutine executes the rest. It returns the first error of both.
+func (l *Late[T]) Await(t *Turn, ready func() (bool, error), execute func(T) error) error {
+	for t.Reading && l.alone() {
+		if come, err := ready(); come || err != nil {
+			return err
+		}
+		request, ok := l.Take()
+		if !ok {
+			return nil
+		}
+		if err := execute(request); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// alone reports whether there are requests, and the goroutine does not run.
+func (l *Late[T]) alone() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.all) > 0 && !l.runs

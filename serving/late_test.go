@@ -38,7 +38,7 @@ func TestWhoWaitsForStorage(t *testing.T) {
 		t.Helper()
 		for range requests + 1 {
 			<-began
-			require.False(t, l.Alone())
+			require.False(t, l.alone())
 			takes(false)
 			end <- struct{}{}
 		}
@@ -55,7 +55,7 @@ func TestWhoWaitsForStorage(t *testing.T) {
 	takes(false)
 	postpone()
 	postpone()
-	require.True(t, l.Alone())
+	require.True(t, l.alone())
 	takes(true)
 	takes(true)
 	for range 3 {

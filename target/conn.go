@@ -225,7 +225,8 @@ func (c *conn) step(run *runner) error {
 	if err := c.replay(run); err != nil || !run.Reading {
 		return err
 	}
-	if err := c.awaitStorage(run); err != nil || !run.Reading {
+	err := c.late.Await(run.Turn, c.rx.Ready, func(t *task) error { return c.executeLate(run, t) })
+	if err != nil || !run.Reading {
 		return err
 	}
 	ahs, err := c.rx.next()

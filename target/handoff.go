@@ -124,23 +124,6 @@ func (c *conn) executeLate(run *runner, t *task) (err error) {
 	return err
 }
 
-// awaitStorage executes reads that were left for later until the initiator sends something.
-func (c *conn) awaitStorage(run *runner) error {
-	for run.Reading && c.late.Alone() {
-		if ready, err := c.rx.Ready(); ready || err != nil {
-			return err
-		}
-		t, ok := c.late.Take()
-		if !ok {
-			return nil
-		}
-		if err := c.executeLate(run, t); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // take makes a postponed read the runner's, unless it was aborted meanwhile.
 func (r *runner) take(t *task) bool {
 	s := t.sess

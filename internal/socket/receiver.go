@@ -87,11 +87,16 @@ func (rx *Receiver) read(p, next []byte) (n int, err error) {
 			rx.Works(true)
 		}
 	}
-	rx.more = n == len(p)+len(next)
+	rx.noteRead(n, len(p)+len(next))
+	return n, err
+}
+
+// noteRead notes that n of at most room bytes have come.
+func (rx *Receiver) noteRead(n, room int) {
+	rx.more = n == room
 	if n > 0 {
 		rx.Heard.Store(rx.Clock())
 	}
-	return n, err
 }
 
 // Begin notes that a message has begun to arrive.
@@ -142,10 +147,7 @@ func (rx *Receiver) Ready() (bool, error) {
 	}
 	n, err := rx.Wire.Readv(rx.buf, nil, false)
 	rx.r, rx.w = 0, n
-	if n > 0 {
-		rx.more = n == len(rx.buf)
-		rx.Heard.Store(rx.Clock())
-	}
+	rx.noteRead(n, len(rx.buf))
 	return n > 0, err
 }
 
