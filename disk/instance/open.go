@@ -195,8 +195,9 @@ func (i *Instance) end() error {
 	return errors.Join(err, i.dir.close())
 }
 
-// lookEvery is how often to look what others have done to the files of a disk.
-const lookEvery = time.Second
+// lookEvery is how often to look what others have done to the files of a disk. Each look wakes the
+// process: once a second took 0.03 % of a processor for each disk.
+const lookEvery = 10 * time.Second
 
 func (i *Instance) look(ctx context.Context) {
 	for slots.Rest(ctx, lookEvery) == nil {

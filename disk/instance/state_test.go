@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -97,22 +98,25 @@ func TestImageChangedWhileItWasRead(t *testing.T) {
 	_, err := Open(t.Context(), img, Options{WorkDir: t.TempDir()})
 	require.ErrorContains(t, err, "was changed while it was read")
 
-	inst, _ := start(t, path, Options{WorkDir: t.TempDir(), Mode: CopyOnWrite})
-	defer inst.Close()
-	says := func(text string) {
-		t.Helper()
-		testtool.Eventually(t, func() bool {
-			return strings.Contains(inst.Wrong(), text) && (text != "" || inst.Wrong() == "")
-		})
-	}
-	require.NoError(t, os.Chtimes(path, time.Unix(2, 0), time.Unix(2, 0)))
-	says("somebody has written to the image")
-	require.NoError(t, os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)))
-	says("")
-	require.NoError(t, os.Rename(inst.path, inst.path+".away"))
-	says("was moved, replaced or removed")
-	require.NoError(t, os.Rename(inst.path+".away", inst.path))
-	says("")
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		inst, _ := start(t, path, Options{WorkDir: dir, Mode: CopyOnWrite})
+		defer inst.Close()
+		says := func(text string) {
+			t.Helper()
+			time.Sleep(lookEvery + 1)
+			require.Contains(t, inst.Wrong(), text)
+			require.Equal(t, text == "", inst.Wrong() == "")
+		}
+		require.NoError(t, os.Chtimes(path, time.Unix(2, 0), time.Unix(2, 0)))
+		says("somebody has written to the image")
+		require.NoError(t, os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)))
+		says("")
+		require.NoError(t, os.Rename(inst.path, inst.path+".away"))
+		says("was moved, replaced or removed")
+		require.NoError(t, os.Rename(inst.path+".away", inst.path))
+		says("")
+	})
 }
 
 func FuzzState(f *testing.F) {
