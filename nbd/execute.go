@@ -124,7 +124,7 @@ func (run *run) handle() error {
 func (run *run) finish(err error) error {
 	run.forget()
 	if err == serving.ErrLater {
-		run.c.late.Postpone(lateRequest{run.req, run.arrived})
+		run.c.late.Postpone(run.Turn, lateRequest{run.req, run.arrived})
 		return nil
 	}
 	run.c.note(&run.req, run.arrived, err)

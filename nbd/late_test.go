@@ -77,6 +77,20 @@ func TestReadsThatWaitForStorage(t *testing.T) {
 	}
 }
 
+// TestReaderIsReplacedWhileItAsks: to ask the page cache can take long, as it begins to read. The
+// reader that has come instead may wait for the peer when the request is left for later.
+func TestReaderIsReplacedWhileItAsks(t *testing.T) {
+	v, d := serveStorage(t)
+	told := make(chan struct{})
+	d.Asked = func() { <-told }
+	d.Arrive()
+	c := v.open(t, "", structured)
+	c.readLate(1)
+	require.Equal(t, make([]byte, 4096), c.readAt(diskSize/2, 4096))
+	close(told)
+	c.finishLate(1)
+}
+
 // TestEndsWithLateReads: whatever ends a connection with reads that wait for storage, the session
 // is gone at once, and nothing is held when the storage has answered.
 func TestEndsWithLateReads(t *testing.T) {

@@ -41,13 +41,14 @@ func NewLate[T any](s *Disks, c *Conn, few int, loop func(*Turn), handOn func())
 	return l
 }
 
-// Postpone leaves a request for later. A reader calls Await, or Take, before it waits for its peer,
-// and Start before it ends.
-func (l *Late[T]) Postpone(request T) {
+// Postpone leaves a request of a turn for later. A reader calls Await, or Take, before it waits for
+// its peer, and Start before it ends. A turn that has lost its role meanwhile leaves the request to
+// the goroutine: the reader that has it now may already wait for the peer.
+func (l *Late[T]) Postpone(t *Turn, request T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.all = append(l.all, request)
-	if l.slow > 0 || len(l.all) > l.few {
+	if !t.Reading || l.slow > 0 || len(l.all) > l.few {
 		l.startLocked()
 	}
 }

@@ -22,8 +22,9 @@ func TestWhoWaitsForStorage(t *testing.T) {
 	}, func() {})
 	defer l.Close()
 	next := 0
+	reader, goroutine := &Turn{Reading: true}, &Turn{Reading: true, Late: true}
 	postpone := func() {
-		l.Postpone(next)
+		l.Postpone(reader, next)
 		next++
 	}
 	takes := func(want bool) {
@@ -44,7 +45,6 @@ func TestWhoWaitsForStorage(t *testing.T) {
 		}
 		<-ended
 	}
-	reader, goroutine := &Turn{Reading: true}, &Turn{Reading: true, Late: true}
 	quick := func() {
 		for range slowReads {
 			l.Waits(goroutine)
@@ -89,6 +89,9 @@ func TestWhoWaitsForStorage(t *testing.T) {
 	takes(false)
 	runs(1)
 	quick()
+	postpone()
+	runs(1) // the reader that has replaced it may wait for the peer already
+	reader.Reading = true
 	postpone()
 	l.Start()
 	runs(1)

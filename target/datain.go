@@ -54,7 +54,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 		run.buf = nil
 		if err == serving.ErrLater {
 			b.Release()
-			c.postpone(t)
+			c.postpone(run.Turn, t)
 			return nil
 		}
 		if errors.Is(err, errSmallerSteps) {

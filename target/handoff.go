@@ -78,12 +78,12 @@ func (r *runner) Blocked(took time.Duration) {
 }
 
 // postpone leaves a read to the reader of those that wait for storage.
-func (c *conn) postpone(t *task) {
+func (c *conn) postpone(turn *serving.Turn, t *task) {
 	s := t.sess
 	s.mu.Lock()
 	t.owner = nil
 	s.mu.Unlock()
-	c.late.Postpone(t)
+	c.late.Postpone(turn, t)
 	if c.Cause() != nil { // a goroutine that has lost the role may come after the end
 		c.dropLate()
 	}

@@ -64,6 +64,20 @@ func TestReadsThatWaitForStorage(t *testing.T) {
 	testtool.Eventually(t, func() bool { return s.Sessions()[0].InFlight == 0 }, "all have ended")
 }
 
+// TestReaderIsReplacedWhileItAsks: to ask the page cache can take long, as it begins to read. The
+// reader that has come instead may wait for the peer when the request is left for later.
+func TestReaderIsReplacedWhileItAsks(t *testing.T) {
+	s, d, content := startStorage(t, func(o *options) { o.Limits.NOPInterval = time.Hour })
+	told := make(chan struct{})
+	d.Asked = func() { <-told }
+	d.Arrive()
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	task := c.MustStart(t, tt.Read10(1, 0, 8))
+	c.MustGood(t, tt.Read10(1, diskSize/2/tt.BlockSize, 8))
+	close(told)
+	require.Equal(t, content[:8*tt.BlockSize], task.MustFinish(t).Data)
+}
+
 // TestLateReadsLeaveNothing: a session that ends with reads that wait gives their memory back, and
 // so does one that a bug ends.
 func TestLateReadsLeaveNothing(t *testing.T) {

@@ -149,7 +149,7 @@ func (run *run) serve() error {
 func (run *run) postpone(req *request) {
 	q := run.q
 	q.noteWaiting(req)
-	q.late.Postpone(req)
+	q.late.Postpone(run.Turn, req)
 	if lengthOf(req.in) >= sharedFrom {
 		q.late.Start()
 	}

@@ -227,6 +227,20 @@ func TestScarceMemory(t *testing.T) {
 	require.EqualValues(t, serving.DefaultMemory, v.disks.Memory.Used())
 }
 
+// TestReaderIsReplacedWhileItAsks: to ask the page cache can take long, as it begins to read. The
+// reader that has come instead may wait for the peer when the request is left for later.
+func TestReaderIsReplacedWhileItAsks(t *testing.T) {
+	m := disktest.NewStorage(disktest.NewMemory(diskSize))
+	told := make(chan struct{})
+	m.Asked = func() { <-told }
+	m.Arrive()
+	d := serve(t, m).dial(t, vhosttest.Options{})
+	tickets := begin(t, d, 1, vhosttest.Command{Type: vhosttest.TypeRead, In: 4096})
+	require.NoError(t, d.Read(0, diskSize/2, make([]byte, 4096)))
+	close(told)
+	require.NoError(t, testtool.Err(tickets[0].Wait()))
+}
+
 func begin(t *testing.T, d *vhosttest.Driver, n int, c vhosttest.Command) []*vhosttest.Ticket {
 	t.Helper()
 	tickets := make([]*vhosttest.Ticket, n)

@@ -12,6 +12,8 @@ import (
 // are told so, and wait until Arrive. Only the last block of 4 KiB there is read at once.
 type Storage struct {
 	*Memory
+	// Asked is called by a read that is told to wait, before it is told; nil: nothing is.
+	Asked func()
 	// Then is called by a read that has waited; nil: nothing is.
 	Then func()
 
@@ -37,6 +39,9 @@ func (s *Storage) ReadAt(ctx context.Context, p []byte, off int64) (int, error) 
 	half := s.Size() / 2
 	if off < half {
 		if ctx == disk.Cached {
+			if s.Asked != nil {
+				s.Asked()
+			}
 			return 0, disk.ErrNotNow
 		}
 		if off != half-4096 {
