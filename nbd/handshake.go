@@ -289,13 +289,13 @@ func (s *Server) find(name string) (*serving.Disk, error) {
 // they connect again, and would take this disk for that one.
 func (s *Server) mayMean(d *serving.Disk) error {
 	s.mu.Lock()
-	lost := s.lost
+	lost, name := s.lost, s.lostName
 	s.mu.Unlock()
-	if lost == nil || lost.Identity == d.Identity {
+	if lost == (disk.Identity{}) || lost == d.Identity {
 		return nil
 	}
 	return fmt.Errorf("the empty name was %s, which was removed while clients had it: name the "+
-		"disk that you mean, %q", describe(lost), s.exportOf(d))
+		"disk that you mean, %q", name, s.exportOf(d))
 }
 
 // find is Server.find, and logs a name that is not found: many clients do not show the error.

@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
@@ -76,8 +77,10 @@ type Server struct {
 	mu sync.Mutex
 	// named are the clients with certificates, by name
 	named map[string]*holderOfName
-	// guarded by mu; a disk that was removed while clients had it by the empty name; nil: none was
-	lost *serving.Disk
+	// guarded by mu; which disk was removed while clients had it by the empty name; zero: none was.
+	// The disk itself would stay in memory
+	lost     disk.Identity
+	lostName string // guarded by mu; what a person calls it
 }
 
 // missedInterval is how long the log stays quiet about a name that clients ask for in vain.
@@ -169,7 +172,7 @@ func (f front) Removed(d *serving.Disk) {
 	f.mu.Lock()
 	conns := f.allLocked(func(c *conn) bool { return c.disk == d })
 	if slices.ContainsFunc(conns, func(c *conn) bool { return c.unnamed }) {
-		f.lost = d
+		f.lost, f.lostName = d.Identity, describe(d)
 	}
 	f.mu.Unlock()
 	for _, c := range conns {
