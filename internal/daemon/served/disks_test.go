@@ -196,8 +196,11 @@ func TestCopyingThatFails(t *testing.T) {
 	d := serve(t, &brokenDisk{})
 	s := d.table.served()[0]
 	s.Progress = new(image.Progress)
-	state := func() status.Condition {
-		c, _ := d.condition(s, time.Now())
+	now := time.Now()
+	var troubles []status.Trouble
+	state := func() (c status.Condition) {
+		now = now.Add(time.Second)
+		c, troubles = d.condition(s, now)
 		return c
 	}
 	require.Equal(t, status.DiskReady, state().State)
@@ -208,6 +211,9 @@ func TestCopyingThatFails(t *testing.T) {
 	require.Equal(t, status.TroubleReadError, c.Kind)
 	require.Contains(t, c.Reason, "a part of the image cannot be copied")
 	require.Contains(t, c.Reason, "input/output error")
+	began := now
+	_ = state()
+	require.Equal(t, began, troubles[0].Since, "it is known since then")
 	require.NoError(t, d.Unusable(), "a guest may log in")
 	s.Progress.Wait(true)
 	require.Equal(t, status.DiskNoSpace, state().State, "the worst counts")

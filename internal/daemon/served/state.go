@@ -25,7 +25,8 @@ const watchEvery = time.Second
 // reportedState is the state of a disk as it was found last.
 type reportedState struct {
 	status.Condition
-	logged status.Condition // what the log was told last; State "": nothing is wrong
+	logged   status.Condition // what the log was told last; State "": nothing is wrong
+	troubles []status.Trouble
 }
 
 // condition says what a disk is doing, and all that is wrong with it.
@@ -33,6 +34,15 @@ func (d *Disks) condition(s *Disk, now time.Time) (status.Condition, []status.Tr
 	c, troubles := d.find(s, now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for i := range troubles { // what no request has met is found anew each time
+		t := &troubles[i]
+		for _, was := range s.reported.troubles {
+			if t.Since.Equal(now) && was.Kind == t.Kind && was.Message == t.Message {
+				t.Since = was.Since
+			}
+		}
+	}
+	s.reported.troubles = slices.Clone(troubles)
 	before := s.reported.Condition
 	if before.State == c.State && (c.Since.IsZero() || before.Since.Before(c.Since)) {
 		c.Since = before.Since
