@@ -40,9 +40,9 @@ func startLate(t *testing.T, c *tt.Session) (all []*tt.Task) {
 }
 
 // TestReadsThatWaitForStorage: they hold up nobody, get their own data, and those that were aborted
-// get no answer.
+// get no answer. No ping sends what was left in the queue.
 func TestReadsThatWaitForStorage(t *testing.T) {
-	s, d, content := startStorage(t)
+	s, d, content := startStorage(t, func(o *options) { o.Limits.NOPInterval = time.Hour })
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
 	all := startLate(t, c)
 	c.MustGood(t, tt.Read10(1, diskSize/2/tt.BlockSize, 8))
