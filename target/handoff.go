@@ -103,11 +103,14 @@ func (c *conn) lateLoop(turn *serving.Turn) {
 	for run.Reading {
 		t, ok := c.late.Next()
 		if !ok {
-			return
+			break
 		}
 		if err := c.executeLate(run, t); err != nil {
 			c.fail(err)
 		}
+	}
+	if err := c.tx.Flush(); err != nil { // also what a turn has queued that hangs in its next read
+		c.fail(err)
 	}
 }
 
@@ -117,9 +120,6 @@ func (c *conn) executeLate(run *runner, t *task) (err error) {
 		run.late = true
 		err = c.runRead(run, t)
 		run.late = false
-	}
-	if err == nil && c.late.Waiting() == 0 {
-		err = c.tx.Flush()
 	}
 	return err
 }

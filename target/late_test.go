@@ -78,6 +78,20 @@ func TestReaderIsReplacedWhileItAsks(t *testing.T) {
 	require.Equal(t, content[:8*tt.BlockSize], task.MustFinish(t).Data)
 }
 
+// TestAnswerBeforeAReadThatHangs: it is sent, although the goroutine that was to send it hangs in
+// the next read, and nothing else is left to do.
+func TestAnswerBeforeAReadThatHangs(t *testing.T) {
+	s, d, _ := startStorage(t, func(o *options) { o.Limits.NOPInterval = time.Hour })
+	told := make(chan struct{})
+	defer close(told)
+	d.HangsAfterAnAnswer(told)
+	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+	c.MustGood(t, tt.Read10(1, 0, 8))
+	answered := c.MustStart(t, tt.Read10(1, 8, 8))
+	c.MustStart(t, tt.Read10(1, 16, 8))
+	answered.MustFinish(t)
+}
+
 // TestLateReadsLeaveNothing: a session that ends with reads that wait gives their memory back, and
 // so does one that a bug ends.
 func TestLateReadsLeaveNothing(t *testing.T) {
