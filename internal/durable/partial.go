@@ -92,7 +92,7 @@ func closed(f *os.File) error {
 func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 	name := path + PartialSuffix
 	var gone error
-	for range 16 {
+	for tries := 0; tries < 16; tries++ {
 		f, err := osfile.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
 		created := err == nil
 		if errors.Is(err, fs.ErrExist) {
@@ -107,6 +107,9 @@ func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 		}
 		if err != nil {
 			return nil, err
+		}
+		if how == unix.LOCK_EX { // who waits gets its turn, however many others were faster
+			tries = 0
 		}
 		current, err := claimPartial(f, name, how)
 		if err == nil && current && !created {

@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
@@ -137,4 +140,23 @@ func TestPowerCutAfterAReplacement(t *testing.T) {
 	mount()
 	got := testtool.Must(os.ReadFile(path))(t)
 	require.True(t, bytes.Equal(got, former) || bytes.Equal(got, now), "%d bytes", len(got))
+}
+
+// TestCreateInTurn: all of many processes that write a file at once do, one after the other.
+func TestCreateInTurn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	var all errgroup.Group
+	for range 64 {
+		all.Go(func() error {
+			p, err := CreateInTurn(path, 0o600)
+			if err != nil {
+				return err
+			}
+			time.Sleep(time.Millisecond) // the others wait for it
+			return p.Finish(nil)
+		})
+	}
+	require.NoError(t, all.Wait())
+	require.ErrorIs(t, testtool.Err(CreateInTurn(path+"/missing/file", 0o600)), unix.ENOTDIR)
+	require.ErrorIs(t, testtool.Err(CreateInTurn(path+".missing/file", 0o600)), fs.ErrNotExist)
 }
