@@ -148,10 +148,8 @@ func TestNoPartsAndSilence(t *testing.T) {
 	require.NoError(t, testtool.Err(s.img.ReadAt(t.Context(), p, near)))
 	require.True(t, bytes.Equal(s.content[near:near+4096], p))
 	b := testtool.Must(s.stream.kept.Blob(layer))(t)
-	began = time.Now()
 	_, err := b.ReadAt(t.Context(), p, layer.Size-4096)
 	require.ErrorContains(t, err, "nothing came")
-	require.Less(t, time.Since(began), longWait)
 
 	close(goes)
 	require.NoError(t, testtool.Err(s.img.ReadAt(t.Context(), p, far)))

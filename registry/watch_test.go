@@ -94,10 +94,8 @@ func TestNothingHangs(t *testing.T) {
 					c := newClient(t, opt)
 					ctx, cancel := context.WithTimeout(t.Context(), longWait)
 					defer cancel()
-					began := time.Now()
 					_ = work(ctx, c, l.ref(t, "vm/a:1"))
 					require.NoError(t, ctx.Err())
-					require.Less(t, time.Since(began), longWait)
 				})
 			}
 		}

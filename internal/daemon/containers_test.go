@@ -66,7 +66,7 @@ func TestAnotherConfiguration(t *testing.T) {
 					}
 					require.Equal(t, serial, inst.Identity.Serial)
 					if mode == instance.CopyClone {
-						testtool.Within(t, timeout, s.Progress.Finished, "the copy is complete")
+						testtool.Eventually(t, s.Progress.Finished, "the copy is complete")
 					}
 					require.NoError(t, r.end())
 					if i > 0 && mode == instance.CopyClone {

@@ -31,9 +31,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// timeout limits what a test waits for. No result depends on how long something takes within it.
-const timeout = time.Minute
-
 // running is a daemon in this process.
 type running struct {
 	*Daemon
@@ -108,7 +105,7 @@ func (r *running) awaitReady() {
 	case err := <-r.ended:
 		require.NoError(r.t, err)
 		require.Fail(r.t, "the daemon ended before it was ready")
-	case <-time.After(timeout):
+	case <-time.After(testtool.Timeout):
 		require.Fail(r.t, "the daemon does not become ready")
 	}
 }
@@ -117,13 +114,7 @@ func (r *running) awaitReady() {
 func (r *running) end() error {
 	r.t.Helper()
 	r.stop()
-	select {
-	case err := <-r.ended:
-		return err
-	case <-time.After(timeout):
-		require.Fail(r.t, "the daemon does not end")
-		return nil
-	}
+	return testtool.Await(r.t, r.ended, "the daemon does not end")
 }
 
 func (r *running) login(initiator string, luns ...uint16) *targettest.Session {

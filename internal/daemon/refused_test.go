@@ -69,7 +69,7 @@ func TestFullStorageIsSeen(t *testing.T) {
 	s.MustGood(t, targettest.Write10(1, blocks, data))
 	require.Len(t, d.Status().LUNs[0].Troubles, 1)
 	require.NoError(t, os.Remove(filler))
-	testtool.Within(t, timeout, func() bool {
+	testtool.Eventually(t, func() bool {
 		s.MustGood(t, targettest.Write10(1, lba, data))
 		return len(d.Status().LUNs[0].Troubles) == 0
 	}, "the trouble is over: %+v", func() any { return d.Status().LUNs[0].Troubles })
@@ -85,7 +85,7 @@ func TestAChangedImageIsSeen(t *testing.T) {
 	d := start(t, opt)
 	path := filepath.Join(opt.Images.Dir, "b.raw")
 	require.NoError(t, os.Chtimes(path, time.Time{}, time.Now().Add(-time.Hour)))
-	testtool.Within(t, timeout, func() bool { return len(d.Status().LUNs[1].Troubles) > 0 },
+	testtool.Eventually(t, func() bool { return len(d.Status().LUNs[1].Troubles) > 0 },
 		"b.raw was changed")
 	require.Empty(t, d.Status().LUNs[0].Troubles)
 	for path, part := range map[string]string{"/": "somebody has written to the image",
@@ -109,7 +109,7 @@ func TestRefusedLoginsAreSeen(t *testing.T) {
 		require.Error(t, err)
 	}
 	var all []status.RefusedLogin
-	testtool.Within(t, timeout, func() bool { // the answer comes before the record
+	testtool.Eventually(t, func() bool { // the answer comes before the record
 		all = d.Status().RefusedLogins
 		return len(all) == 1 && all[0].Count == 3
 	}, "three are counted: %+v", func() any { return all })
@@ -124,7 +124,7 @@ func TestRefusedLoginsAreSeen(t *testing.T) {
 	require.Contains(t, body, "3 times")
 	require.NotContains(t, string(testtool.Must(json.Marshal(d.Status()))(t)), "horse")
 	var lines []observer.LoggedEntry
-	testtool.Within(t, timeout, func() bool { // the record comes before the line of the log
+	testtool.Eventually(t, func() bool { // the record comes before the line of the log
 		lines = d.log.FilterMessage("login refused").All()
 		return len(lines) == 3
 	}, "three are logged: %v", func() any { return lines })

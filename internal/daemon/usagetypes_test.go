@@ -43,7 +43,7 @@ func TestSweepCleansUsageTypes(t *testing.T) {
 	require.FileExists(t, filepath.Join(ssd, "b.raw", "disk.raw"), "somebody has named it")
 	opt.Leftovers = instance.LeftoversRemove
 	d := start(t, opt)
-	testtool.Within(t, timeout, func() bool {
+	testtool.Eventually(t, func() bool {
 		_, err := os.Stat(filepath.Join(ssd, "b.raw"))
 		return os.IsNotExist(err)
 	}, "the disk is removed")
