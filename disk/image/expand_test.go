@@ -64,8 +64,8 @@ func TestConvertDestinations(t *testing.T) {
 	img := openImage(t, filepath.Join(dir, "top.qcow2"))
 	require.NoError(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o644))
 	require.NoError(t, os.Symlink("base.raw", filepath.Join(dir, "link")))
-	for name, want := range map[string]string{"base.raw": "backing", "fifo": "FIFO",
-		"link": "symbolic link"} {
+	for name, want := range map[string]string{"top.qcow2": "itself", "base.raw": "backing",
+		"fifo": "FIFO", "link": "symbolic link"} {
 		require.ErrorContains(t, Convert(t.Context(), img, filepath.Join(dir, name), true, nil),
 			want)
 	}

@@ -2,8 +2,11 @@ package client
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/json"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -17,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/volume/api"
 )
 
 // TestUploadToAWrongAddress: what cannot heal ends the upload at once, with what to do. A server
@@ -86,6 +90,24 @@ func TestUploadElsewhere(t *testing.T) {
 		server.Close()
 	}
 	require.Zero(t, asked)
+}
+
+// TestProvideEndsWhileItAsks: also then, the error says what the volume waits for.
+func TestProvideEndsWhileItAsks(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			cancel(errors.New("a test ends it"))
+			<-r.Context().Done()
+			return
+		}
+		_ = json.NewEncoder(w).Encode(api.Volume{Info: api.Info{State: api.StateFilling}})
+	}))
+	defer server.Close()
+	c := testtool.Must(New(Options{Server: server.URL}))(t)
+	defer c.Close()
+	_, err := c.Provide(ctx, "vm1", api.Spec{})
+	require.EqualError(t, err, `volume "vm1" gets its image: a test ends it`)
 }
 
 // TestHashed: the digest is right, whichever parts of the file are read and however often.

@@ -103,11 +103,13 @@ func (c *Client) Provide(ctx context.Context, name string, spec api.Spec) (api.V
 	for pause := firstPause; err == nil && v.Info.State == api.StateFilling; {
 		select {
 		case <-time.After(pause):
+			v, err = c.Get(ctx, name)
 		case <-ctx.Done():
+		}
+		if ctx.Err() != nil { // perhaps during the question
 			return v, fmt.Errorf("volume %q gets its image: %w", name, context.Cause(ctx))
 		}
 		pause = min(2*pause, lastPause)
-		v, err = c.Get(ctx, name)
 	}
 	if err == nil && v.Info.State == api.StateFailed {
 		err = api.Errorf(api.CodeFailed, "volume %q: %s", name, v.Info.Failure)
