@@ -148,8 +148,11 @@ func TestNoPartsAndSilence(t *testing.T) {
 	require.NoError(t, testtool.Err(s.img.ReadAt(t.Context(), p, near)))
 	require.True(t, bytes.Equal(s.content[near:near+4096], p))
 	b := testtool.Must(s.stream.kept.Blob(layer))(t)
-	_, err := b.ReadAt(t.Context(), p, layer.Size-4096)
+	ctx, cancel = context.WithTimeout(t.Context(), longWait)
+	defer cancel()
+	_, err := b.ReadAt(ctx, p, layer.Size-4096)
 	require.ErrorContains(t, err, "nothing came")
+	require.NoError(t, ctx.Err())
 
 	close(goes)
 	require.NoError(t, testtool.Err(s.img.ReadAt(t.Context(), p, far)))

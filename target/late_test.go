@@ -3,6 +3,7 @@ package target_test
 import (
 	"context"
 	"net"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -82,9 +83,23 @@ func TestReaderIsReplacedWhileItAsks(t *testing.T) {
 // the next read, and nothing else is left to do.
 func TestAnswerBeforeAReadThatHangs(t *testing.T) {
 	s, d, _ := startStorage(t, func(o *options) { o.Limits.NOPInterval = time.Hour })
+	d.Arrive()
 	told := make(chan struct{})
 	defer close(told)
-	d.HangsAfterAnAnswer(told)
+	var asked, read atomic.Int32
+	d.Asked = func() {
+		if asked.Add(1) == 6 { // the third read, once more
+			<-told
+		}
+	}
+	d.Then = func() {
+		if read.Add(1) == 1 { // it is slow, so a goroutine executes the other two
+			time.Sleep(3 * time.Millisecond)
+		}
+		for read.Load() == 2 && asked.Load() < 5 { // until the third read was left for later, too
+			runtime.Gosched()
+		}
+	}
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	c.MustGood(t, tt.Read10(1, 0, 8))
 	answered := c.MustStart(t, tt.Read10(1, 8, 8))

@@ -2,10 +2,8 @@ package disktest
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"kubevirt.io/disk/disk"
 )
@@ -36,27 +34,6 @@ func (s *Storage) Arrive() { s.arrive.Do(func() { close(s.arrives) }) }
 // Waited is how many reads have waited or wait, and Waiting how many wait.
 func (s *Storage) Waited() int  { return int(s.begun.Load()) }
 func (s *Storage) Waiting() int { return s.Waited() - int(s.ended.Load()) }
-
-// HangsAfterAnAnswer prepares for three late reads, of which the last two are begun together, after
-// the first has ended. The first is slow, so a goroutine executes the others. The last one hangs
-// until told when it asks the page cache once more, right after the second has ended.
-func (s *Storage) HangsAfterAnAnswer(told <-chan struct{}) {
-	s.Arrive()
-	var asked, read atomic.Int32
-	s.Asked = func() {
-		if asked.Add(1) == 6 {
-			<-told
-		}
-	}
-	s.Then = func() {
-		if read.Add(1) == 1 {
-			time.Sleep(3 * time.Millisecond)
-		}
-		for read.Load() == 2 && asked.Load() < 5 {
-			runtime.Gosched()
-		}
-	}
-}
 
 func (s *Storage) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	half := s.Size() / 2
