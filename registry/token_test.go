@@ -72,9 +72,7 @@ func TestTokenServerRefused(t *testing.T) {
 			opt := transport.Options{CA: l.TLS(t), Timeout: time.Hour}
 			l.NewImage(t, noise(61, 8192))
 			l.WantsTokens(t, c.realm, tokens)
-			began := time.Now()
 			require.ErrorContains(t, testtool.Err(pullHTTP(t, l, opt)), c.want)
-			require.Less(t, time.Since(began), longWait)
 			require.Zero(t, asked)
 		})
 	}

@@ -62,6 +62,11 @@ func (o *options) serve() (*target.Server, error) {
 // start serves a target until the test ends. change may change the options.
 func start(t testing.TB, change ...func(*options)) *server {
 	t.Helper()
+	return startOn(t, testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t), change...)
+}
+
+func startOn(t testing.TB, l net.Listener, change ...func(*options)) *server {
+	t.Helper()
 	s := &server{seen: &events{}, served: make(chan error, 1)}
 	opt := options{Shared: serving.Config{Observer: s.seen}}
 	for i, name := range []string{"one.raw", "two.raw"} {
@@ -78,7 +83,6 @@ func start(t testing.TB, change ...func(*options)) *server {
 	}
 	s.Server = testtool.Must(opt.serve())(t)
 	s.inUse = opt.Disks
-	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s.addr = l.Addr()
 	go func() {
 		s.served <- s.Serve(l)

@@ -7,6 +7,7 @@ import (
 	"math/rand"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -99,37 +100,47 @@ func TestLoginResponseFields(t *testing.T) {
 	require.Equal(t, uint32(0xfffffff1), in.ExpCmdSN)
 }
 
+// TestLoginDeadline runs by a clock of its own.
 func TestLoginDeadline(t *testing.T) {
-	t.Parallel()                  // it mostly waits
-	const limit = 5 * time.Second // enough for a login on a busy machine
-	s, patient := start(t, limits(target.Limits{LoginTimeout: time.Second})),
-		start(t, limits(target.Limits{LoginTimeout: limit}))
-	t.Run("a silent connection", func(t *testing.T) {
-		require.NoError(t, MustDial(t, s.addr).ExpectClosed())
-	})
-	t.Run("one byte at a time", func(t *testing.T) {
-		c := MustDial(t, s.addr)
-		b := c.Bytes(&pdu.LoginRequest{CSG: StageOperational, TaskTag: 1}, names().Text())
-		for i := range b {
-			if err := c.SendRaw(b[i : i+1]); err != nil {
-				require.ErrorIs(t, err, ErrClosed)
-				return
+	const limit = time.Second
+	for name, try := range map[string]func(*testing.T, *Conn){
+		"a silent connection": func(t *testing.T, c *Conn) {
+			require.NoError(t, c.ExpectClosed())
+		},
+		"one byte at a time": func(t *testing.T, c *Conn) {
+			b := c.Bytes(&pdu.LoginRequest{CSG: StageOperational, TaskTag: 1}, names().Text())
+			for i := range b {
+				if err := c.SendRaw(b[i : i+1]); err != nil {
+					require.ErrorIs(t, err, ErrClosed)
+					return
+				}
+				time.Sleep(20 * time.Millisecond)
 			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		t.Fatal("the target waits for as long as bytes come")
-	})
-	t.Run("a login that never ends", func(t *testing.T) {
-		c := MustDial(t, patient.addr)
-		_, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Keys: names()})
-		require.NoError(t, err)
-		require.NoError(t, c.ExpectClosed())
-	})
-	t.Run("a login in time stays", func(t *testing.T) {
-		sess := patient.login(t, LoginOptions{})
-		time.Sleep(limit + limit/10)
-		sess.MustGood(t, TestUnitReady(1))
-	})
+			t.Fatal("the target waits for as long as bytes come")
+		},
+		"a login that never ends": func(t *testing.T, c *Conn) {
+			_, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Keys: names()})
+			require.NoError(t, err)
+			require.NoError(t, c.ExpectClosed())
+		},
+		"a login in time stays": func(t *testing.T, c *Conn) {
+			sess := testtool.Must(c.Login(LoginOptions{}))(t)
+			require.NoError(t, testtool.Err(sess.ClearAttention(1)))
+			time.Sleep(2 * limit)
+			sess.MustGood(t, TestUnitReady(1))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newPipes()
+				t.Cleanup(func() { time.Sleep(limit) }) // the watchdog sees that no reader is left
+				startOn(t, l, limits(target.Limits{LoginTimeout: limit}))
+				c := NewConn(l.dial())
+				defer c.Close()
+				try(t, c)
+			})
+		})
+	}
 }
 
 // TestCHAP: an initiator has to prove itself in every session, and so does the target if it asks,
