@@ -36,7 +36,7 @@ const (
 	// firstWait and lastWait bound the pause before another try. It doubles each time.
 	firstWait = 200 * time.Millisecond
 	lastWait  = 10 * time.Second
-	// answerTimeout is how long the server may take to say how much of an upload it has.
+	// answerTimeout is how long the server may take to answer a question.
 	answerTimeout = 30 * time.Second
 	// stuck is how long a connection may accept nothing before it is given up.
 	stuck = time.Minute
@@ -87,6 +87,10 @@ func (c *Client) Upload(ctx context.Context, name string, from io.ReaderAt, size
 			return api.Volume{}, fatal
 		}
 		if time.Since(u.moved) > opt.Timeout {
+			if u.sent {
+				err = fmt.Errorf("%w: the server may have everything, and may still complete the "+
+					"volume: ask for it before you send it again", err)
+			}
 			return api.Volume{}, fmt.Errorf("the upload made no progress for %s and is given up "+
 				"at %d of %d bytes: %w", opt.Timeout, u.offset, size, err)
 		}
@@ -235,10 +239,41 @@ func (u *upload) takeUp(location string, refused error) error {
 	return nil
 }
 
-// ask asks how much the server has.
+// attend is a context for a request that may wait for the server to expand an image, which takes as
+// long as it takes. It ends when the server does not answer another question meanwhile. The caller
+// calls stop.
+func (u *upload) attend(ctx context.Context) (attended context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var work sync.WaitGroup
+	work.Go(func() {
+		defer cancel()
+		pause := min(answerTimeout, u.opt.Timeout/4)
+		for {
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return
+			}
+			one, end := context.WithTimeout(ctx, pause)
+			_, err := u.c.Get(one, u.name)
+			end()
+			refused, ok := errors.AsType[*api.Error](err)
+			if err != nil && !ok || ok && refused.Status >= 500 { // perhaps of a proxy before it
+				return
+			}
+			u.moved = time.Now()
+		}
+	})
+	return ctx, func() {
+		cancel()
+		work.Wait()
+	}
+}
+
+// ask asks how much the server has. It answers when an earlier request of the upload has ended.
 func (u *upload) ask(ctx context.Context) (api.Volume, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
-	defer cancel()
+	ctx, stop := u.attend(ctx)
+	defer stop()
 	answer, err := u.request(ctx, http.MethodHead, u.at, nil, 0)
 	if err != nil {
 		return api.Volume{}, err
@@ -343,6 +378,8 @@ func (u *upload) end(ctx context.Context) (api.Volume, error) {
 		return api.Volume{}, err
 	}
 	u.known, u.sent = false, true
+	ctx, stop := u.attend(ctx)
+	defer stop()
 	answer, err := u.request(ctx, http.MethodPatch, u.at, nil, 0,
 		"Content-Type", "application/partial-upload", "Upload-Complete", "?1",
 		"Upload-Offset", strconv.FormatInt(u.size, 10), "Repr-Digest", digest)

@@ -253,6 +253,47 @@ func TestClientGivesUp(t *testing.T) {
 	require.ErrorContains(t, err, "no progress")
 }
 
+// TestClientWaitsForAnExpansion: the answer of a server that works on an image is awaited as long
+// as it answers anything, and that of a hung server is not.
+func TestClientWaitsForAnExpansion(t *testing.T) {
+	raw := rawDisk(7 << 20)
+	for name, hung := range map[string]bool{"expands": false, "hangs": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServer(t)
+			s.json()
+			end, asked := make(chan struct{}), atomic.Int32{}
+			front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+				r *http.Request) {
+				switch complete := r.Header.Get("Upload-Complete") == "?1"; {
+				case complete, hung && asked.Load() > 0:
+					asked.Add(1)
+					<-end
+				case r.Method == http.MethodGet:
+					if asked.Add(1) == 4 {
+						close(end)
+					}
+				}
+				s.Handler.ServeHTTP(w, r)
+			}))
+			defer front.Close()
+			opt := client.UploadOptions{Timeout: 2 * time.Second}
+			if hung {
+				opt.Timeout = time.Millisecond
+			}
+			c := newClient(t, front.Listener.Addr().String())
+			_, err := c.Upload(t.Context(), "vm", bytes.NewReader(raw), int64(len(raw)), opt)
+			if hung {
+				close(end)
+				require.ErrorContains(t, err, "may still complete the volume")
+				return
+			}
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
+		})
+	}
+}
+
 // busyClient begins an upload, and sends without looking for an answer.
 type busyClient struct {
 	net.Conn
