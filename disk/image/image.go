@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/words"
 )
@@ -103,6 +104,9 @@ func Open(path string, opt Options) (*Image, error) {
 // LayersSuffix ends the name of the record of a disk's layers, which lies beside the disk's file.
 const LayersSuffix = ".layers"
 
+// StateSuffix ends the name of the state of a persistent disk, which lies there, too.
+const StateSuffix = ".state"
+
 // MapSuffixes end the names of the maps of a disk that needs its image: the live one, and the
 // durable one. They lie there, too.
 var MapSuffixes = []string{".live", ".map"}
@@ -113,6 +117,10 @@ func CheckWhole(path string) *Error {
 		return &Error{Name: filepath.Base(path), Format: FormatRaw,
 			Reason: "is only a part of a disk that has snapshots, and not what its guest has now",
 			Action: "delete the snapshots first, or read the disk from the daemon that serves it"}
+	}
+	var kept struct{ Complete bool }
+	if durable.LoadRecord(path+StateSuffix, &kept) == nil && kept.Complete {
+		return nil // a kill left its maps
 	}
 	for _, suffix := range MapSuffixes {
 		if f, err := osfile.OpenRegular(path + suffix); err == nil {

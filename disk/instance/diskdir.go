@@ -85,8 +85,8 @@ func openPersistentDir(path string) (*diskDir, error) {
 
 // persistentDirOf returns the directory of a persistent disk. It need not exist.
 func persistentDirOf(path string) *diskDir {
-	return &diskDir{path: path, diskFile: PersistentName, stateFile: PersistentName + ".state",
-		persistent: true}
+	return &diskDir{path: path, diskFile: PersistentName, persistent: true,
+		stateFile: PersistentName + image.StateSuffix}
 }
 
 func (d *diskDir) open(what, lock string, synced bool) error {

@@ -34,6 +34,9 @@ func TestPartOfADisk(t *testing.T) {
 			filetest.Write(t, inst, filetest.Block('w', 512), 512)
 			inst.copies.done.Wait()
 			require.NoError(t, inst.Close())
+			if mode == CopyClone && opt.PersistentDir != "" { // a kill before the map was removed
+				filetest.Put(t, opt.PersistentDir, PersistentName+".map", []byte("KVDMAP1\n"), 0)
+			}
 			img, err := image.Open(inst.dir.disk(), image.Options{})
 			if mode == CopyOnWrite {
 				require.ErrorContains(t, err, "is only a part of a disk")
