@@ -3,7 +3,6 @@ package iscsi
 import (
 	"bufio"
 	"encoding/json"
-	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -16,27 +15,6 @@ import (
 	"kubevirt.io/disk/integration/internal/rig"
 	"kubevirt.io/disk/internal/testtool"
 )
-
-// TestOriginalWrapperCallers starts the daemon like the first KubeVirt releases started the
-// original wrapper: with a port, a target name and a credential in the environment, and the image
-// as LUN 1.
-func TestOriginalWrapperCallers(t *testing.T) {
-	t.Parallel()
-	rig.Need(t, "iscsi-ls", "qemu-img", rig.QEMUISCSI)
-	portal := rig.FreePortal(t)
-	_, port, _ := strings.Cut(portal, ":")
-	const wwn = "iqn.2017-01.io.kubevirt:my-disk"
-	d := rig.Start(t, rig.Config{DiskDir: rig.DiskDir(t, 8<<20), Env: map[string]string{
-		"LISTEN": "127.0.0.1", "PORT": port, "WWN": wwn, "USERNAME": rig.User,
-		"PASSWORD": rig.Password}})
-	require.Equal(t, []string{portal}, d.Portals)
-	list := rig.OKEnv(t, []string{"LIBISCSI_CHAP_USERNAME=" + rig.User,
-		"LIBISCSI_CHAP_PASSWORD=" + rig.Password}, "iscsi-ls", d.PortalURL())
-	require.Contains(t, list, "Target:"+wwn)
-	rig.OK(t, "qemu-img", "info", fmt.Sprintf("iscsi://%s%%%s@%s/%s/1", rig.User, rig.Password,
-		portal,
-		wwn))
-}
 
 // TestQEMUSurvivesARestart stops the daemon while QEMU writes, and starts it again at the same
 // address. QEMU logs in again by itself and completes its work.
