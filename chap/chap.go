@@ -18,7 +18,6 @@ import (
 	"crypto/sha1"
 	"crypto/sha256"
 	"crypto/sha3"
-	"fmt"
 	"hash"
 )
 
@@ -34,52 +33,24 @@ const (
 	SHA3_256 Algorithm = 8
 )
 
-// String returns the name of the digest.
-func (a Algorithm) String() string {
+// hash is nil if the algorithm is not supported.
+func (a Algorithm) hash() hash.Hash {
 	switch a {
 	case MD5:
-		return "MD5"
+		return md5.New()
 	case SHA1:
-		return "SHA1"
+		return sha1.New()
 	case SHA256:
-		return "SHA256"
+		return sha256.New()
 	case SHA3_256:
-		return "SHA3-256"
+		return sha3.New256()
 	}
-	return fmt.Sprintf("Algorithm(%d)", int(a))
+	return nil
 }
 
-// Size is the length of a response in bytes; 0 if the algorithm is not supported.
-func (a Algorithm) Size() int {
-	switch a {
-	case MD5:
-		return md5.Size
-	case SHA1:
-		return sha1.Size
-	case SHA256:
-		return sha256.Size
-	case SHA3_256:
-		return 32
-	}
-	return 0
-}
-
-// Response computes the response to a challenge (RFC 1994 4.1). It returns nil if the algorithm is
-// not supported.
+// Response computes the response to a challenge (RFC 1994 4.1). The algorithm is supported.
 func (a Algorithm) Response(identifier byte, secret, challenge []byte) []byte {
-	var h hash.Hash
-	switch a {
-	case MD5:
-		h = md5.New()
-	case SHA1:
-		h = sha1.New()
-	case SHA256:
-		h = sha256.New()
-	case SHA3_256:
-		h = sha3.New256()
-	default:
-		return nil
-	}
+	h := a.hash()
 	h.Write([]byte{identifier})
 	h.Write(secret)
 	h.Write(challenge)

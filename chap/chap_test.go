@@ -56,12 +56,7 @@ func TestResponseVectors(t *testing.T) {
 	} {
 		got := tt.alg.Response(tt.identifier, []byte(tt.secret), tt.challenge)
 		require.Equal(t, tt.want, hex.EncodeToString(got), "%v of %d bytes", tt.alg, len(tt.secret))
-		require.Len(t, got, tt.alg.Size())
 	}
-	require.Nil(t, Algorithm(9).Response(0, nil, nil))
-	require.Zero(t, Algorithm(9).Size())
-	require.Equal(t, "Algorithm(9)", Algorithm(9).String())
-	require.Equal(t, "SHA3-256", SHA3_256.String())
 }
 
 func TestSecretIsNeverShown(t *testing.T) {
@@ -81,7 +76,6 @@ func TestSecretIsNeverShown(t *testing.T) {
 	}
 	require.Equal(t, "[redacted]", string(testtool.Must(cfg.Initiator.Secret.MarshalText())(t)))
 	require.Equal(t, "[redacted]", cfg.Initiator.Secret.String())
-	require.Contains(t, cfg.Initiator.Secret.GoString(), "[redacted]")
 	require.Empty(t, Secret{}.String())
 }
 
@@ -90,63 +84,6 @@ func TestSecretEqual(t *testing.T) {
 	require.False(t, NewSecret("abc").Equal(NewSecret("abd")))
 	require.False(t, NewSecret("abc").Equal(NewSecret("ab")))
 	require.True(t, NewSecret("").Equal(Secret{}))
-}
-
-func TestConfigValidate(t *testing.T) {
-	secret := func(n int) Secret { return NewSecret(strings.Repeat("s", n)) }
-	good := Credential{"alice", secret(16)}
-	other := Credential{"target", secret(17)}
-	for _, tt := range []struct {
-		name string
-		cfg  Config
-		want string // part of the error; "" is none
-	}{
-		{"nothing", Config{}, ""},
-		{"one way", Config{Initiator: good}, ""},
-		{"mutual", Config{Initiator: good, Target: other}, ""},
-		{"11 bytes", Config{Initiator: Credential{"alice", secret(11)}}, "shorter than 12 bytes"},
-		{"12 bytes", Config{Initiator: Credential{"alice", secret(12)}}, ""},
-		{"44 bytes", Config{Initiator: Credential{"alice", secret(44)}}, ""},
-		{"255 bytes", Config{Initiator: Credential{"alice", secret(255)}}, ""},
-		{"256 bytes", Config{Initiator: Credential{"alice", secret(256)}}, "longer than 255 bytes"},
-		{"control", Config{Initiator: Credential{"alice", NewSecret("0123456789abc\n")}},
-			"control character"},
-		{"DEL", Config{Initiator: Credential{"alice", NewSecret("0123456789abc\x7f")}},
-			"control character"},
-		{"no secret", Config{Initiator: Credential{Username: "alice"}}, "no secret"},
-		{"no user", Config{Initiator: Credential{Secret: secret(16)}}, "no user name"},
-		{"long user", Config{Initiator: Credential{strings.Repeat("u", 256), secret(16)}},
-			"longer than 255"},
-		{"longest user", Config{Initiator: Credential{strings.Repeat("u", 255), secret(16)}}, ""},
-		{"NUL in user", Config{Initiator: Credential{"a\x00b", secret(16)}}, "control character"},
-		{"user not UTF-8", Config{Initiator: Credential{"a\xff", secret(16)}}, "UTF-8"},
-		{"only mutual", Config{Target: other}, "needs both"},
-		{"bad mutual", Config{Initiator: good, Target: Credential{"t", secret(11)}},
-			"target's secret is shorter"},
-		{"same secret", Config{Initiator: good, Target: Credential{"t", secret(16)}},
-			"two different ones"},
-		{"bound name", Config{Initiator: good, InitiatorName: "iqn.2001-04.com.example:a"}, ""},
-		{"bound name of nothing", Config{InitiatorName: "iqn.2001-04.com.example:a"},
-			"no credential to bind"},
-		{"bound name with a space", Config{Initiator: good, InitiatorName: "iqn a"}, "space"},
-		{"bound name too long",
-			Config{Initiator: good, InitiatorName: "iqn.2001-04.com.example:" + strings.Repeat("n",
-				200)}, "223"},
-		{"bound name not UTF-8", Config{Initiator: good, InitiatorName: "\xff"}, "UTF-8"},
-		{"bound name that is a user's", Config{Initiator: good, InitiatorName: "alice"},
-			"iqn.1994-05.com.example:host"},
-		{"algorithms", Config{Initiator: good, Algorithms: []Algorithm{SHA256, SHA3_256}}, ""},
-		{"unknown algorithm", Config{Initiator: good, Algorithms: []Algorithm{4}}, "not supported"},
-	} {
-		err := tt.cfg.Validate()
-		if tt.want == "" {
-			require.NoError(t, err, tt.name)
-			continue
-		}
-		require.ErrorContains(t, err, tt.want, tt.name)
-		require.Error(t, testtool.Err(NewAuthenticator(tt.cfg)), tt.name)
-	}
-	require.ErrorContains(t, testtool.Err(NewAuthenticator(Config{})), "no credential")
 }
 
 func TestCheckInitiatorName(t *testing.T) {
@@ -219,16 +156,8 @@ func TestReplace(t *testing.T) {
 	_, err = login(t, a, "alice", secretA, back)
 	require.NoError(t, err)
 
-	// A bad configuration changes nothing.
-	for _, bad := range []Config{
-		{},
-		{Initiator: Credential{"alice", NewSecret("short")}},
-		{Initiator: aliceCred, Target: Credential{"storage", aliceCred.Secret}},
-		{Initiator: aliceCred, InitiatorName: "nobody"},
-	} {
-		require.Error(t, a.Replace(bad))
-		require.NoError(t, testtool.Err(login(t, a, "alice", secretA, nothing)))
-	}
+	require.ErrorContains(t, a.Replace(Config{}), "no credential")
+	require.NoError(t, testtool.Err(login(t, a, "alice", secretA, nothing)))
 
 	bound := first
 	bound.InitiatorName = "iqn.2001-04.com.example:another"
@@ -241,7 +170,7 @@ func TestConfigEqual(t *testing.T) {
 	base := func() Config {
 		return Config{Initiator: Credential{"alice", NewSecret(secretA)},
 			Target:        Credential{"storage", NewSecret(secretB)},
-			InitiatorName: initiatorIQN, Algorithms: []Algorithm{MD5}}
+			InitiatorName: initiatorIQN}
 	}
 	require.True(t, base().Equal(base()))
 	require.True(t, Config{}.Equal(Config{}))
@@ -253,7 +182,6 @@ func TestConfigEqual(t *testing.T) {
 		"target's":     func(c *Config) { c.Target.Secret = NewSecret(secretC) },
 		"name":         func(c *Config) { c.InitiatorName = "" },
 		"another name": func(c *Config) { c.InitiatorName += "x" },
-		"algorithms":   func(c *Config) { c.Algorithms = nil },
 	} {
 		changed := base()
 		change(&changed)
@@ -304,7 +232,7 @@ func TestParseBinary(t *testing.T) {
 		{"0x" + strings.Repeat("0", 1<<20), nil},
 		{"0b" + strings.Repeat("A", 1<<20), nil},
 	} {
-		got, err := ParseBinary(tt.in, MaxBinaryLen)
+		got, err := ParseBinary(tt.in)
 		name := tt.in[:min(len(tt.in), 30)]
 		if tt.want == nil {
 			require.Error(t, err, name)

@@ -4,19 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 )
 
 const (
-	// MinSecretLen is the shortest secret, in bytes. RFC 7143 9.2.1 asks for 96 bits where IPsec
+	// minSecretLen is the shortest secret, in bytes. RFC 7143 9.2.1 asks for 96 bits where IPsec
 	// does not protect the connection.
-	MinSecretLen = 12
-	// MaxSecretLen and MaxUsernameLen are the longest that are accepted, in bytes.
-	MaxSecretLen   = 255
-	MaxUsernameLen = 255
+	minSecretLen = 12
+	// maxSecretLen and maxUsernameLen are the longest that are accepted, in bytes.
+	maxSecretLen   = 255
+	maxUsernameLen = 255
 	// maxNameLen is the longest iSCSI name, in bytes (RFC 7143 4.2.7.2).
 	maxNameLen = 223
 )
@@ -34,7 +33,8 @@ func (c Credential) equal(o Credential) bool {
 	return c.Username == o.Username && c.Secret.Equal(o.Secret)
 }
 
-// Config says who may log in. The zero value turns CHAP off.
+// Config says who may log in. The zero value turns CHAP off. FromEnvironment makes it, and refuses
+// what is not safe.
 type Config struct {
 	// Initiator is the credential that initiators must present.
 	Initiator Credential
@@ -44,8 +44,6 @@ type Config struct {
 	// InitiatorName, if not empty, is the only iSCSI initiator name that may use the credential
 	// (RFC 7143 9.2). Letter case does not matter.
 	InitiatorName string
-	// Algorithms are the allowed ones; empty means all. The initiator chooses among them.
-	Algorithms []Algorithm
 }
 
 // Enabled says whether initiators must authenticate.
@@ -57,63 +55,17 @@ func (c Config) Mutual() bool { return !c.Target.IsZero() }
 // Equal says whether two configurations let the same initiators in, in the same way.
 func (c Config) Equal(o Config) bool {
 	return c.Initiator.equal(o.Initiator) && c.Target.equal(o.Target) &&
-		strings.EqualFold(c.InitiatorName, o.InitiatorName) &&
-		slices.Equal(c.Algorithms, o.Algorithms)
-}
-
-// Validate reports why the configuration is unusable. The zero value is valid.
-func (c Config) Validate() error {
-	for _, e := range []struct {
-		direction string
-		cred      Credential
-	}{{"the initiator's", c.Initiator}, {"the target's", c.Target}} {
-		switch {
-		case e.cred.IsZero():
-			continue
-		case e.cred.Secret.IsZero():
-			return fmt.Errorf("chap: %s credential has a user name but no secret", e.direction)
-		case e.cred.Username == "":
-			return fmt.Errorf("chap: %s credential has a secret but no user name", e.direction)
-		}
-		if err := checkUsername(e.cred.Username); err != nil {
-			return fmt.Errorf("chap: %s user name %w", e.direction, err)
-		}
-		if err := checkSecret(e.cred.Secret); err != nil {
-			return fmt.Errorf("chap: %s secret %w", e.direction, err)
-		}
-	}
-	switch {
-	case c.Mutual() && !c.Enabled():
-		return errors.New("chap: there is a credential for the target but none for initiators; " +
-			"mutual CHAP needs both")
-	case c.Mutual() && c.Target.Secret.Equal(c.Initiator.Secret):
-		return errors.New("chap: the target and the initiator have the same secret; use two " +
-			"different ones (RFC 7143 9.2.1)")
-	case c.InitiatorName != "" && !c.Enabled():
-		return errors.New("chap: an initiator name is set, but there is no credential to bind it " +
-			"to")
-	}
-	if c.InitiatorName != "" {
-		if err := CheckInitiatorName(c.InitiatorName); err != nil {
-			return fmt.Errorf("chap: the bound initiator name %w", err)
-		}
-	}
-	for _, a := range c.Algorithms {
-		if a.Size() == 0 {
-			return fmt.Errorf("chap: algorithm %d is not supported", int(a))
-		}
-	}
-	return nil
+		strings.EqualFold(c.InitiatorName, o.InitiatorName)
 }
 
 var (
 	errControl     = errors.New("contains a control character; is there a newline at its end?")
 	errNotUTF8     = errors.New("is not valid UTF-8 text")
 	errNameTooLong = fmt.Errorf("is longer than the %d bytes of an iSCSI name", maxNameLen)
-	errUserTooLong = fmt.Errorf("is longer than %d bytes", MaxUsernameLen)
-	errSecretLong  = fmt.Errorf("is longer than %d bytes", MaxSecretLen)
+	errUserTooLong = fmt.Errorf("is longer than %d bytes", maxUsernameLen)
+	errSecretLong  = fmt.Errorf("is longer than %d bytes", maxSecretLen)
 	errSecretShort = fmt.Errorf("is shorter than %d bytes, which is not safe for CHAP; use a "+
-		"longer, random one", MinSecretLen)
+		"longer, random one", minSecretLen)
 	errNameNotAName = errors.New("contains a space or an unprintable character, and an iSCSI " +
 		"name has neither")
 	errNameType = errors.New("is not an iSCSI name: it must begin with iqn., eui. or naa., " +
@@ -137,7 +89,7 @@ var (
 // Neither shows the value.
 func checkUsername(name string) error {
 	switch {
-	case len(name) > MaxUsernameLen:
+	case len(name) > maxUsernameLen:
 		return errUserTooLong
 	case !utf8.ValidString(name):
 		return errNotUTF8
@@ -153,10 +105,10 @@ func checkSecret(s Secret) error {
 			return errControl
 		}
 	}
-	switch {
-	case s.Len() < MinSecretLen:
+	switch n := len(s.bytes()); {
+	case n < minSecretLen:
 		return errSecretShort
-	case s.Len() > MaxSecretLen:
+	case n > maxSecretLen:
 		return errSecretLong
 	}
 	return nil

@@ -26,19 +26,6 @@ const (
 	FailureProtocol
 )
 
-// String names the kind.
-func (k FailureKind) String() string {
-	switch k {
-	case FailureAuthentication:
-		return "authentication failure"
-	case FailureMissing:
-		return "missing parameter"
-	case FailureProtocol:
-		return "initiator error"
-	}
-	return fmt.Sprintf("FailureKind(%d)", uint8(k))
-}
-
 // Error is the failure of an exchange. It contains no secret, challenge or response.
 type Error struct {
 	Kind   FailureKind
@@ -88,16 +75,16 @@ type Exchange struct {
 // Start chooses one of the algorithms that the initiator offers (CHAP_A) and returns the challenge.
 // Errors are *Error.
 func (e *Exchange) Start(offer string) (Challenge, error) {
-	alg, spelled, ok := e.auth.selectAlgorithm(offer)
+	alg, spelled, ok := selectAlgorithm(offer)
 	if !ok {
 		return Challenge{}, fail(FailureAuthentication, "no_common_algorithm",
-			"none of the offered algorithms %s is allowed", quote(offer))
+			"none of the offered algorithms %s is supported", quote(offer))
 	}
 	e.Close()
 	var id [1]byte
 	_, _ = rand.Read(id[:])
 	e.algorithm, e.identifier = alg, id[0]
-	e.challenge = e.auth.challenge(max(minChallengeLen, alg.Size()))
+	e.challenge = e.auth.challenge(max(minChallengeLen, alg.hash().Size()))
 	return Challenge{Algorithm: spelled, Identifier: strconv.Itoa(int(e.identifier)),
 		Challenge: FormatBinary(e.challenge)}, nil
 }
@@ -122,7 +109,7 @@ func (e *Exchange) Verify(r Reply) (*Proof, error) {
 	case r.Challenge == nil && r.Identifier != nil:
 		return nil, fail(FailureMissing, "missing_chap_c", "CHAP_I is there but CHAP_C is missing")
 	}
-	response, err := ParseBinary(*r.Response, MaxBinaryLen)
+	response, err := ParseBinary(*r.Response)
 	if err != nil {
 		return nil, fail(FailureProtocol, "bad_chap_r", "CHAP_R %v", err)
 	}
@@ -165,7 +152,7 @@ func (e *Exchange) parseBackChallenge(r Reply) (*backChallenge, error) {
 	if err != nil {
 		return nil, fail(FailureProtocol, "bad_chap_i", "CHAP_I %v", err)
 	}
-	challenge, err := ParseBinary(*r.Challenge, MaxBinaryLen)
+	challenge, err := ParseBinary(*r.Challenge)
 	if err != nil {
 		return nil, fail(FailureProtocol, "bad_chap_c", "CHAP_C %v", err)
 	}

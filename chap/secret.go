@@ -24,14 +24,6 @@ func NewSecret(value string) Secret {
 	return Secret{value: &value}
 }
 
-// Len is the length in bytes.
-func (s Secret) Len() int {
-	if s.value == nil {
-		return 0
-	}
-	return len(*s.value)
-}
-
 // IsZero says whether there is no secret.
 func (s Secret) IsZero() bool { return s.value == nil }
 
@@ -55,14 +47,8 @@ func (s Secret) String() string {
 	return redacted
 }
 
-// GoString does not show the secret.
-func (s Secret) GoString() string { return fmt.Sprintf("chap.Secret(%s)", s.String()) }
-
 // Format does not show the secret, whatever the verb.
 func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, s.String()) }
 
-// MarshalText does not show the secret.
+// MarshalText does not show the secret, nor does JSON by it.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// MarshalJSON does not show the secret.
-func (s Secret) MarshalJSON() ([]byte, error) { return []byte(`"` + s.String() + `"`), nil }

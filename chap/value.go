@@ -9,42 +9,43 @@ import (
 	"strings"
 )
 
-// MaxBinaryLen is the longest challenge or response, in bytes after decoding (RFC 7143 12.1.3).
-const MaxBinaryLen = 1024
+// maxBinaryLen is the longest challenge or response, in bytes after decoding (RFC 7143 12.1.3).
+const maxBinaryLen = 1024
 
 var (
 	errNotBinary   = errors.New("is neither hexadecimal (0x...) nor base64 (0b...)")
 	errEmptyBinary = errors.New("is empty")
 	errBadHex      = errors.New("contains a character that is not a hexadecimal digit")
 	errBadBase64   = errors.New("is not well-formed base64")
+	errLongBinary  = fmt.Errorf("is longer than %d bytes", maxBinaryLen)
 	errNotNumber   = errors.New("is not a number")
 )
 
 // ParseBinary decodes a binary-value of RFC 7143 6.1: a hex-constant or a base64-constant of at
-// least one and at most max bytes. Errors do not show the value.
-func ParseBinary(value string, max int) ([]byte, error) {
+// least one and at most maxBinaryLen bytes. Errors do not show the value.
+func ParseBinary(value string) ([]byte, error) {
 	if len(value) < 2 || value[0] != '0' {
 		return nil, errNotBinary
 	}
 	digits := value[2:]
 	switch value[1] {
 	case 'x', 'X':
-		return parseHex(digits, max)
+		return parseHex(digits)
 	case 'b', 'B':
-		return parseBase64(digits, max)
+		return parseBase64(digits)
 	}
 	return nil, errNotBinary
 }
 
-func parseHex(digits string, max int) ([]byte, error) {
+func parseHex(digits string) ([]byte, error) {
 	// A constant of n digits is (n+1)/2 bytes long. With an odd number of digits, the first byte
 	// lacks its leading zero.
 	n := (len(digits) + 1) / 2
 	switch {
 	case n == 0:
 		return nil, errEmptyBinary
-	case n > max:
-		return nil, tooLong(max)
+	case n > maxBinaryLen:
+		return nil, errLongBinary
 	case len(digits)%2 != 0:
 		digits = "0" + digits
 	}
@@ -55,27 +56,25 @@ func parseHex(digits string, max int) ([]byte, error) {
 	return out, nil
 }
 
-func parseBase64(digits string, max int) ([]byte, error) {
+func parseBase64(digits string) ([]byte, error) {
 	enc := base64.StdEncoding.Strict()
 	switch {
 	case digits == "":
 		return nil, errEmptyBinary
 	case strings.ContainsAny(digits, "\r\n"): // the decoder would skip them
 		return nil, errBadBase64
-	case enc.DecodedLen(len(digits)) > max+2: // two bytes may turn out to be padding
-		return nil, tooLong(max)
+	case enc.DecodedLen(len(digits)) > maxBinaryLen+2: // two may turn out to be padding
+		return nil, errLongBinary
 	}
 	out, err := enc.DecodeString(digits)
 	switch {
 	case err != nil:
 		return nil, errBadBase64
-	case len(out) > max:
-		return nil, tooLong(max)
+	case len(out) > maxBinaryLen:
+		return nil, errLongBinary
 	}
 	return out, nil
 }
-
-func tooLong(max int) error { return fmt.Errorf("is longer than %d bytes", max) }
 
 // FormatBinary encodes b as a hex-constant, which every initiator reads.
 func FormatBinary(b []byte) string { return "0x" + hex.EncodeToString(b) }

@@ -208,7 +208,6 @@ func TestOptions(t *testing.T) {
 		"no work directory": func(o *options.Options) { o.WorkDir = "" },
 		"no portal":         func(o *options.Options) { o.Portals = nil },
 		"no table":          func(o *options.Options) { o.Table = nil },
-		"shorter than":      func(o *options.Options) { o.CHAP.Initiator = credential("u", "p") },
 	} {
 		opt := whole
 		break_(&opt)
