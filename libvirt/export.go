@@ -61,7 +61,7 @@ func (e Export) For(d Device) Export {
 // checkWith validates an export whose defaults are filled in, and the device for it.
 func (e Export) checkWith(d Device, p *problems) {
 	e.check(p)
-	translated := problems{name: exportName}
+	translated := problems{name: lunFieldOf("Export.")}
 	e.shown().checkShown(&translated)
 	d.check(&translated)
 	checkTogether(e.shown(), d, &translated)
@@ -135,10 +135,12 @@ func (e Export) DiskXML(d Device) (string, error) {
 	return text("disk", disk, err)
 }
 
-// exportName translates the path of a Go field of a LUN.
-func exportName(field string) string {
-	if name, ok := strings.CutPrefix(field, "LUN."); ok {
-		return "Export." + name
+// lunFieldOf translates the path of a Go field of a LUN that another type has, too.
+func lunFieldOf(kind string) func(field string) string {
+	return func(field string) string {
+		if name, ok := strings.CutPrefix(field, "LUN."); ok {
+			return kind + name
+		}
+		return field
 	}
-	return field
 }

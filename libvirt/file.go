@@ -126,7 +126,7 @@ func (f File) hasBacking() bool {
 // change it.
 func (f File) Disk(d Device) (*libvirtxml.DomainDisk, error) {
 	f, d = f.withDefaults(), d.withDefaults()
-	p := problems{name: fileName}
+	p := problems{name: lunFieldOf("File.")}
 	f.check(&p)
 	f.shown().checkShown(&p)
 	d.check(&p)
@@ -174,12 +174,4 @@ func fileSource(name string) *libvirtxml.DomainDiskSource {
 func (f File) DiskXML(d Device) (string, error) {
 	disk, err := f.Disk(d)
 	return text("disk", disk, err)
-}
-
-// fileName translates the fields of a LUN that a File has, too.
-func fileName(field string) string {
-	if name, ok := strings.CutPrefix(field, "LUN."); ok {
-		return "File." + name
-	}
-	return field
 }

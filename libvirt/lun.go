@@ -240,9 +240,7 @@ const (
 
 // checkShown validates the part that the guest sees.
 func (l LUN) checkShown(p *problems) {
-	if !slices.Contains(accessModes(), l.AccessMode) {
-		p.add("LUN.AccessMode", "%q is unknown: want %s", l.AccessMode, oneOf(accessModes()))
-	}
+	known(p, "LUN.AccessMode", l.AccessMode, accessModes())
 	if l.Serial != "" && !serialPattern.MatchString(l.Serial) {
 		p.add("LUN.Serial", "%q has characters that libvirt does not take: want letters, digits, "+
 			"'_', '.', '+', '-', and spaces between them", l.Serial)

@@ -3,7 +3,6 @@ package libvirt
 import (
 	"fmt"
 	"net/netip"
-	"strconv"
 	"strings"
 
 	"libvirt.org/go/libvirtxml"
@@ -38,21 +37,22 @@ func ParsePublish(text string) (p Publish, err error) {
 		return p, wrong
 	}
 	for i, to := range []*uint16{&p.Host, &p.Guest} {
-		n, err := strconv.ParseUint(parts[i], 10, 16)
-		if err != nil || n == 0 {
+		if *to, err = parsePort(parts[i]); err != nil {
 			return p, wrong
 		}
-		*to = uint16(n)
 	}
 	return p, nil
 }
 
-func (p Publish) String() string {
-	protocol := "tcp"
+func (p Publish) protocol() string {
 	if p.UDP {
-		protocol = "udp"
+		return "udp"
 	}
-	return fmt.Sprintf("%v:%d:%d/%s", p.Address, p.Host, p.Guest, protocol)
+	return "tcp"
+}
+
+func (p Publish) String() string {
+	return fmt.Sprintf("%v:%d:%d/%s", p.Address, p.Host, p.Guest, p.protocol())
 }
 
 // publishing are QEMU's arguments for a network card with these ports. libvirt itself forwards
@@ -61,11 +61,7 @@ func (p Publish) String() string {
 func publishing(list []Publish) *libvirtxml.DomainQEMUCommandline {
 	network := "user,id=publish"
 	for _, p := range list {
-		protocol := "tcp"
-		if p.UDP {
-			protocol = "udp"
-		}
-		network += fmt.Sprintf(",hostfwd=%s:%v:%d-:%d", protocol, p.Address, p.Host, p.Guest)
+		network += fmt.Sprintf(",hostfwd=%s:%v:%d-:%d", p.protocol(), p.Address, p.Host, p.Guest)
 	}
 	c := new(libvirtxml.DomainQEMUCommandline)
 	for _, arg := range []string{"-netdev", network, "-device",

@@ -133,9 +133,7 @@ func parseCopy(spec map[string]any, path string, p *problems) (c Copy) {
 		return value
 	}
 	c = Copy{Mode: CopyMode(text("mode")), UsageType: text("usage-type")}
-	if c.Mode != "" && !slices.Contains(copyModes(), c.Mode) {
-		p.add(join(path, "mode"), "%q is unknown: want %s", c.Mode, oneOf(copyModes()))
-	}
+	knownOrEmpty(p, join(path, "mode"), c.Mode, copyModes())
 	return c
 }
 

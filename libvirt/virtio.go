@@ -51,31 +51,17 @@ func VirtioOf(devices *libvirtxml.DomainDeviceList) (v Virtio) {
 		}
 	}
 	for _, d := range devices.Controllers {
-		if d.Driver != nil {
-			see(d.Model, d.Driver.IOMMU)
-		} else {
-			see(d.Model, "")
-		}
+		see(d.Model, cmp.Or(d.Driver, new(libvirtxml.DomainControllerDriver)).IOMMU)
 	}
 	if d := devices.MemBalloon; d != nil {
-		see(d.Model, "")
-		if d.Driver != nil {
-			see("", d.Driver.IOMMU)
-		}
+		see(d.Model, cmp.Or(d.Driver, new(libvirtxml.DomainMemBalloonDriver)).IOMMU)
 	}
 	for _, d := range devices.RNGs {
-		see(d.Model, "")
-		if d.Driver != nil {
-			see("", d.Driver.IOMMU)
-		}
+		see(d.Model, cmp.Or(d.Driver, new(libvirtxml.DomainRNGDriver)).IOMMU)
 	}
 	for _, d := range devices.Interfaces {
-		if d.Model != nil {
-			see(d.Model.Type, "")
-		}
-		if d.Driver != nil {
-			see("", d.Driver.IOMMU)
-		}
+		see(cmp.Or(d.Model, new(libvirtxml.DomainInterfaceModel)).Type,
+			cmp.Or(d.Driver, new(libvirtxml.DomainInterfaceDriver)).IOMMU)
 	}
 	return v
 }
