@@ -70,7 +70,8 @@ func (c *Client) Push(ctx context.Context, files []string, ref transport.Referen
 	opt PushOptions) (digest string, err error) {
 	opt.Progress = cmp.Or(opt.Progress, new(Progress))
 	if !ref.Remote() {
-		return "", fmt.Errorf("%s is not in a registry: push to REGISTRY/NAME:TAG", ref)
+		return "", fmt.Errorf("%s is not in a registry: images are only stored there, as "+
+			"REGISTRY/NAME:TAG", ref)
 	}
 	if _, isDigest := ref.Digest(); isDigest {
 		return "", fmt.Errorf("%s has a digest, which is the result of a push: name a tag", ref)

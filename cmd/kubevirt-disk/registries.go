@@ -131,8 +131,8 @@ const (
 	verifyWhenComplete = "when-complete"
 )
 
-const registryHelp = `A reference is REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST,
-oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE.
+const registryHelp = `A reference is REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST. That of an image that is only
+read may also be oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE.
 
 Credentials come from --registry-config, from where docker, podman and skopeo keep them, or from
 the environment: REGISTRY_USERNAME and REGISTRY_PASSWORD, or with the suffix _FILE from files, are
