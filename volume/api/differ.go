@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 )
@@ -12,7 +13,7 @@ func Differences(is, asked Spec) []Difference {
 	var all []Difference
 	compare := func(field, is, asked string) {
 		if is != asked {
-			all = append(all, Difference{field, orNothing(is), orNothing(asked)})
+			all = append(all, Difference{field, cmp.Or(is, "nothing"), cmp.Or(asked, "nothing")})
 		}
 	}
 	compare("from", is.From.String(), asked.From.String())
@@ -21,18 +22,13 @@ func Differences(is, asked Spec) []Difference {
 			strconv.Itoa(asked.BlockSize))
 	}
 	compare("access-mode", is.AccessMode, asked.AccessMode)
-	compare("copy.mode", is.Copy.mode(), asked.Copy.mode())
-	compare("copy.usage-type", is.Copy.usageType(), asked.Copy.usageType())
-	compare("pvc", is.PVC.name(), asked.PVC.name())
+	compare("copy.mode", orZero(is.Copy).Mode, orZero(asked.Copy).Mode)
+	compare("copy.usage-type", orZero(is.Copy).UsageType, orZero(asked.Copy).UsageType)
+	compare("pvc", orZero(is.PVC).Name, orZero(asked.PVC).Name)
 	return all
 }
 
-func orNothing(text string) string {
-	if text == "" {
-		return "nothing"
-	}
-	return text
-}
+func orZero[T any](p *T) T { return *cmp.Or(p, new(T)) }
 
 // String describes the source for people.
 func (s *Source) String() string {
@@ -51,25 +47,4 @@ func (s *Source) String() string {
 		return fmt.Sprintf("the disk %q of %s", s.Disk, s.Reference)
 	}
 	return s.Reference
-}
-
-func (c *Copy) mode() string {
-	if c == nil {
-		return ""
-	}
-	return c.Mode
-}
-
-func (c *Copy) usageType() string {
-	if c == nil {
-		return ""
-	}
-	return c.UsageType
-}
-
-func (c *Claim) name() string {
-	if c == nil {
-		return ""
-	}
-	return c.Name
 }

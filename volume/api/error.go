@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -60,13 +61,7 @@ func (e *Error) Error() string { return e.Message }
 
 // HTTPStatus is the status of the answer.
 func (e *Error) HTTPStatus() int {
-	if e.Status != 0 {
-		return e.Status
-	}
-	if s, ok := status[e.Code]; ok {
-		return s
-	}
-	return 500
+	return cmp.Or(e.Status, status[e.Code], 500)
 }
 
 // Differ refuses a request because its name belongs to another volume.

@@ -143,10 +143,7 @@ func (s Spec) Resolved() (Spec, error) {
 }
 
 func (s *Spec) resolveCopy() error {
-	c := Copy{}
-	if s.Copy != nil {
-		c = *s.Copy
-	}
+	c := orZero(s.Copy)
 	imageless := s.From == nil || s.From.Upload
 	switch c.Mode {
 	case "", CopyClone:
