@@ -132,7 +132,7 @@ func login(t *testing.T, a *Authenticator, user, secret string, between func()) 
 	between()
 	answer := respond(t, c, secret)
 	return e.Verify(Reply{Name: &user, Response: &answer,
-		Identifier: ptr("1"), Challenge: ptr("0x0102030405060708")})
+		Identifier: new("1"), Challenge: new("0x0102030405060708")})
 }
 
 func TestReplace(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -123,9 +124,7 @@ func TestFromEnvironmentRefuses(t *testing.T) {
 		"/other": secretB}
 	good := func(more vars) vars {
 		v := vars{"CHAP_USERNAME": "alice", "CHAP_PASSWORD": secretA}
-		for name, value := range more {
-			v[name] = value
-		}
+		maps.Copy(v, more)
 		return v
 	}
 	for _, tt := range []struct {
@@ -234,9 +233,7 @@ func TestFromEnvironmentReportsOnce(t *testing.T) {
 				"variable) that cannot be read: file does not exist"},
 		{vars{"USERNAME": "alice", "PASSWORD_BASE64": "!!!"}, "PASSWORD_BASE64 is not base64"},
 	} {
-		for name, value := range mutual {
-			tt.vars[name] = value
-		}
+		maps.Copy(tt.vars, mutual)
 		require.EqualError(t, testtool.Err(fromMap(tt.vars, nil)), tt.want)
 	}
 }

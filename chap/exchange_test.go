@@ -25,8 +25,7 @@ func newAuth(t testing.TB, cfg Config) *Authenticator {
 	return testtool.Must(NewAuthenticator(cfg))(t)
 }
 
-func ptr(s string) *string { return &s }
-
+//go:fix inline
 // respond computes CHAP_R from the challenge, as an initiator does.
 func respond(t testing.TB, c Challenge, secret string) string {
 	t.Helper()
@@ -91,10 +90,10 @@ func TestExchange(t *testing.T) {
 				c := testtool.Must(e.Start(strconv.Itoa(int(alg))))(t)
 				sent := testtool.Must(ParseBinary(c.Challenge))(t)
 				require.Len(t, sent, max(16, alg.hash().Size()))
-				r := Reply{Name: ptr("alice"), Response: ptr(respond(t, c, secret))}
+				r := Reply{Name: new("alice"), Response: new(respond(t, c, secret))}
 				if mutual {
-					r.Identifier, r.Challenge = ptr("200"),
-						ptr("0x0102030405060708090a0b0c0d0e0f10")
+					r.Identifier, r.Challenge = new("200"),
+						new("0x0102030405060708090a0b0c0d0e0f10")
 				}
 				proof := testtool.Must(e.Verify(r))(t)
 				require.Equal(t, "alice", e.User())
@@ -112,7 +111,7 @@ func TestExchange(t *testing.T) {
 }
 
 func TestVerifyFailures(t *testing.T) {
-	backC, backI := ptr("0x00112233445566778899aabbccddeeff"), ptr("1")
+	backC, backI := new("0x00112233445566778899aabbccddeeff"), new("1")
 	for _, tt := range []struct {
 		name   string
 		change func(r *Reply, c Challenge)
@@ -130,58 +129,58 @@ func TestVerifyFailures(t *testing.T) {
 			"missing_chap_i"},
 		{"no challenge", func(r *Reply, _ Challenge) { r.Identifier = backI }, FailureMissing,
 			"missing_chap_c"},
-		{"unknown user", func(r *Reply, _ Challenge) { r.Name = ptr("bob") }, FailureAuthentication,
+		{"unknown user", func(r *Reply, _ Challenge) { r.Name = new("bob") }, FailureAuthentication,
 			"unknown_user"},
-		{"empty user", func(r *Reply, _ Challenge) { r.Name = ptr("") }, FailureAuthentication,
+		{"empty user", func(r *Reply, _ Challenge) { r.Name = new("") }, FailureAuthentication,
 			"unknown_user"},
-		{"user in another case", func(r *Reply, _ Challenge) { r.Name = ptr("Alice") },
+		{"user in another case", func(r *Reply, _ Challenge) { r.Name = new("Alice") },
 			FailureAuthentication, "unknown_user"},
-		{"user in hex is plain text", func(r *Reply, _ Challenge) { r.Name = ptr("0x616c696365") },
+		{"user in hex is plain text", func(r *Reply, _ Challenge) { r.Name = new("0x616c696365") },
 			FailureAuthentication, "unknown_user"},
 		{"wrong password", func(r *Reply, c Challenge) {
-			r.Response = ptr(respond(t, c, "not the password"))
+			r.Response = new(respond(t, c, "not the password"))
 		}, FailureAuthentication, "bad_password"},
 		{"the target's secret",
-			func(r *Reply, c Challenge) { r.Response = ptr(respond(t, c, secretB)) },
+			func(r *Reply, c Challenge) { r.Response = new(respond(t, c, secretB)) },
 			FailureAuthentication, "same_secret"},
-		{"short response", func(r *Reply, _ Challenge) { r.Response = ptr((*r.Response)[:32]) },
+		{"short response", func(r *Reply, _ Challenge) { r.Response = new((*r.Response)[:32]) },
 			FailureAuthentication, "bad_password"},
 		{"long response", func(r *Reply, _ Challenge) { *r.Response += "00" },
 			FailureAuthentication, "bad_password"},
 		{"1025 bytes", func(r *Reply, _ Challenge) {
-			r.Response = ptr("0x" + strings.Repeat("00", 1025))
+			r.Response = new("0x" + strings.Repeat("00", 1025))
 		}, FailureProtocol, "bad_chap_r"},
 		{"bad hex", func(r *Reply, _ Challenge) { *r.Response = (*r.Response)[:33] + "g" },
 			FailureProtocol, "bad_chap_r"},
 		{"identifier 256", func(r *Reply, _ Challenge) {
-			r.Identifier, r.Challenge = ptr("256"), backC
+			r.Identifier, r.Challenge = new("256"), backC
 		}, FailureProtocol, "bad_chap_i"},
 		{"challenge of 1025 bytes", func(r *Reply, _ Challenge) {
-			r.Identifier, r.Challenge = backI, ptr("0x"+strings.Repeat("00", 1025))
+			r.Identifier, r.Challenge = backI, new("0x"+strings.Repeat("00", 1025))
 		}, FailureProtocol, "bad_chap_c"},
 		{"our challenge", func(r *Reply, c Challenge) {
-			r.Identifier, r.Challenge = backI, ptr(c.Challenge)
+			r.Identifier, r.Challenge = backI, new(c.Challenge)
 		}, FailureAuthentication, "reflected_challenge"},
 		{"our challenge in capitals", func(r *Reply, c Challenge) {
-			r.Identifier, r.Challenge = backI, ptr("0X"+strings.ToUpper(c.Challenge[2:]))
+			r.Identifier, r.Challenge = backI, new("0X"+strings.ToUpper(c.Challenge[2:]))
 		}, FailureAuthentication, "reflected_challenge"},
 		{"our challenge in base64", func(r *Reply, c Challenge) {
 			b := testtool.Must(ParseBinary(c.Challenge))(t)
-			r.Identifier, r.Challenge = backI, ptr("0b"+base64.StdEncoding.EncodeToString(b))
+			r.Identifier, r.Challenge = backI, new("0b"+base64.StdEncoding.EncodeToString(b))
 		}, FailureAuthentication, "reflected_challenge"},
 		{"our challenge and a wrong password", func(r *Reply, c Challenge) {
-			r.Identifier, r.Challenge, r.Response = backI, ptr(c.Challenge),
-				ptr(respond(t, c, "not the password"))
+			r.Identifier, r.Challenge, r.Response = backI, new(c.Challenge),
+				new(respond(t, c, "not the password"))
 		}, FailureAuthentication, "reflected_challenge"},
 		{"wrong password, mutual", func(r *Reply, c Challenge) {
 			r.Identifier, r.Challenge, r.Response = backI, backC,
-				ptr(respond(t, c, "not the password"))
+				new(respond(t, c, "not the password"))
 		}, FailureAuthentication, "bad_password"},
 	} {
 		auth := newAuth(t, Config{Initiator: aliceCred, Target: targetCred})
 		e := auth.Begin(initiatorIQN)
 		c := testtool.Must(e.Start("7"))(t)
-		r := Reply{Name: ptr("alice"), Response: ptr(respond(t, c, secretA))}
+		r := Reply{Name: new("alice"), Response: new(respond(t, c, secretA))}
 		tt.change(&r, c)
 		proof, err := e.Verify(r)
 		require.Nil(t, proof, tt.name)
@@ -197,7 +196,7 @@ func TestVerifyFailures(t *testing.T) {
 func TestMutualNotConfigured(t *testing.T) {
 	e := newAuth(t, Config{Initiator: aliceCred}).Begin(initiatorIQN)
 	c := testtool.Must(e.Start("5"))(t)
-	proof, err := e.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"), ptr("0x01")})
+	proof, err := e.Verify(Reply{new("alice"), new(respond(t, c, secretA)), new("1"), new("0x01")})
 	requireFailure(t, err, FailureAuthentication, "mutual_not_configured")
 	require.Nil(t, proof)
 	require.Empty(t, e.User())
@@ -210,16 +209,16 @@ func TestReflectionAcrossLogins(t *testing.T) {
 	for _, offer := range []string{"5", "6"} {
 		second := auth.Begin(initiatorIQN)
 		c := testtool.Must(second.Start(offer))(t)
-		_, err := second.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"),
-			ptr(victim.Challenge)})
+		_, err := second.Verify(Reply{new("alice"), new(respond(t, c, secretA)), new("1"),
+			new(victim.Challenge)})
 		requireFailure(t, err, FailureAuthentication, "reflected_challenge")
 		second.Close()
 	}
 	first.Close() // from here on the challenge is not outstanding
 	third := auth.Begin(initiatorIQN)
 	c := testtool.Must(third.Start("5"))(t)
-	proof := testtool.Must(third.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"),
-		ptr(victim.Challenge)}))(t)
+	proof := testtool.Must(third.Verify(Reply{new("alice"), new(respond(t, c, secretA)), new("1"),
+		new(victim.Challenge)}))(t)
 	require.NotNil(t, proof)
 }
 
@@ -237,7 +236,7 @@ func TestInitiatorNameBinding(t *testing.T) {
 	} {
 		e := newAuth(t, Config{Initiator: aliceCred, InitiatorName: tt.bound}).Begin(tt.name)
 		c := testtool.Must(e.Start("5"))(t)
-		_, err := e.Verify(Reply{Name: ptr("alice"), Response: ptr(respond(t, c, secretA))})
+		_, err := e.Verify(Reply{Name: new("alice"), Response: new(respond(t, c, secretA))})
 		if tt.ok {
 			require.NoError(t, err)
 			continue
@@ -254,10 +253,10 @@ func TestWhatAPeerSentIsQuoted(t *testing.T) {
 		_, noAlgorithm := offer.Start(hostile)
 		user := auth.Begin(initiatorIQN)
 		c := testtool.Must(user.Start("5"))(t)
-		_, noUser := user.Verify(Reply{Name: &hostile, Response: ptr(respond(t, c, secretA))})
+		_, noUser := user.Verify(Reply{Name: &hostile, Response: new(respond(t, c, secretA))})
 		name := auth.Begin(hostile)
 		c = testtool.Must(name.Start("5"))(t)
-		_, noName := name.Verify(Reply{Name: ptr("alice"), Response: ptr(respond(t, c, secretA))})
+		_, noName := name.Verify(Reply{Name: new("alice"), Response: new(respond(t, c, secretA))})
 		requireFailure(t, noAlgorithm, FailureAuthentication, "no_common_algorithm")
 		requireFailure(t, noUser, FailureAuthentication, "unknown_user")
 		requireFailure(t, noName, FailureAuthentication, "wrong_initiator_name")
@@ -270,11 +269,11 @@ func TestWhatAPeerSentIsQuoted(t *testing.T) {
 
 func TestVerifyWithoutChallenge(t *testing.T) {
 	e := newAuth(t, Config{Initiator: aliceCred}).Begin(initiatorIQN)
-	_, err := e.Verify(Reply{Name: ptr("alice"), Response: ptr("0x00")})
+	_, err := e.Verify(Reply{Name: new("alice"), Response: new("0x00")})
 	requireFailure(t, err, FailureProtocol, "chap_out_of_order")
 	require.NoError(t, testtool.Err(e.Start("5")))
 	e.Close()
-	_, err = e.Verify(Reply{Name: ptr("alice"), Response: ptr("0x00")})
+	_, err = e.Verify(Reply{Name: new("alice"), Response: new("0x00")})
 	requireFailure(t, err, FailureProtocol, "chap_out_of_order")
 }
 
@@ -316,8 +315,8 @@ func TestConcurrentExchanges(t *testing.T) {
 				e := auth.Begin(initiatorIQN)
 				c, err := e.Start("5")
 				if err == nil {
-					_, err = e.Verify(Reply{ptr("alice"), ptr(respond(t, c, secretA)), ptr("1"),
-						ptr("0x0102")})
+					_, err = e.Verify(Reply{new("alice"), new(respond(t, c, secretA)), new("1"),
+						new("0x0102")})
 				}
 				e.Close()
 				errs <- err

@@ -38,7 +38,7 @@ func TestCommands(t *testing.T) {
 	require.Contains(t, c.QEMU, "portal=[fd00::1]:3260,")
 	require.Contains(t, c.QEMU, "lun=16684,", "as QEMU counts")
 	require.Contains(t, c.QEMU, "password-secret=chap,read-only=on")
-	for _, line := range strings.Split(c.Iscsiadm, "\n") {
+	for line := range strings.SplitSeq(c.Iscsiadm, "\n") {
 		if strings.HasPrefix(line, "iscsiadm") {
 			require.NotContains(t, strings.ToLower(line), "password", "others could see it")
 		}

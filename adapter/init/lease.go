@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -178,10 +179,8 @@ func receive(fd int, q dhcp.Query, end time.Time, want []dhcp.Type) (dhcp.Lease,
 		if err != nil || l.ID != q.ID || l.Hardware != q.Hardware {
 			continue // for somebody else
 		}
-		for _, kind := range want {
-			if l.Type == kind {
-				return l, nil
-			}
+		if slices.Contains(want, l.Type) {
+			return l, nil
 		}
 	}
 }

@@ -111,7 +111,7 @@ func (m *Modules) choose(name string) error {
 	}
 	for _, soft := range info["softdep"] {
 		if list, ok := strings.CutPrefix(soft, "pre: "); ok {
-			for _, dep := range strings.Fields(list) {
+			for dep := range strings.FieldsSeq(list) {
 				// It may be an alias, or a module of another configuration. The kernel works
 				// without it.
 				if m.paths[moduleName(dep)] != "" {

@@ -207,7 +207,7 @@ func TestEverySourceOfEverySetting(t *testing.T) {
 			env, sources := row.Env[i/8], i%8
 			t.Run(fmt.Sprintf("%s/%s/%03b", c.key, env, sources), func(t *testing.T) {
 				cleanEnv(t)
-				for _, also := range strings.Fields(c.also) {
+				for also := range strings.FieldsSeq(c.also) {
 					name, value, _ := strings.Cut(also, "=")
 					t.Setenv(name, value)
 				}

@@ -46,7 +46,7 @@ func ReadExpectations(r io.Reader, generation string) (map[string]Expectation, e
 		if strings.TrimSpace(names) == "" {
 			return nil, fmt.Errorf("line %d names no test", number)
 		}
-		for _, name := range strings.Fields(names) {
+		for name := range strings.FieldsSeq(names) {
 			if strings.Count(name, ".") != 1 {
 				return nil, fmt.Errorf("line %d: %q is not a test name of the form Suite.Test",
 					number,

@@ -119,7 +119,7 @@ func labelsIn(expr, legend string) (all []string) {
 		all = append(all, m[1])
 	}
 	for _, m := range labelList.FindAllStringSubmatch(expr, -1) {
-		for _, label := range strings.Split(m[1], ",") {
+		for label := range strings.SplitSeq(m[1], ",") {
 			all = append(all, strings.TrimSpace(label))
 		}
 	}
@@ -142,7 +142,7 @@ func labelsOf(page string) map[string][]string {
 			found[name] = append(found[name], "")
 			continue
 		}
-		for _, pair := range strings.Split(rest, `",`) {
+		for pair := range strings.SplitSeq(rest, `",`) {
 			label, _, _ := strings.Cut(pair, "=")
 			found[name] = append(found[name], strings.TrimSpace(label))
 		}

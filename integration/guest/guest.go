@@ -18,6 +18,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"kubevirt.io/disk/adapter/initrd"
@@ -159,10 +160,8 @@ func addTree(a *archive, tree string) error {
 		if err != nil {
 			return err
 		}
-		for _, dir := range unwanted {
-			if name == dir {
-				return filepath.SkipDir
-			}
+		if slices.Contains(unwanted, name) {
+			return filepath.SkipDir
 		}
 		switch entry.Type() {
 		case fs.ModeDir:

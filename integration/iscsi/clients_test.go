@@ -3,6 +3,7 @@ package iscsi
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,9 +23,7 @@ import (
 // with returns env with additional variables.
 func with(env map[string]string, more ...string) map[string]string {
 	all := make(map[string]string)
-	for k, v := range env {
-		all[k] = v
-	}
+	maps.Copy(all, env)
 	for i := 0; i < len(more); i += 2 {
 		all[more[i]] = more[i+1]
 	}

@@ -33,7 +33,7 @@ func documented(t *testing.T) map[string]string {
 		return all
 	}
 	releases := testtool.Must(os.ReadFile("../../scripts/generations"))(t)
-	for _, release := range strings.Split(strings.TrimSpace(string(releases)), "\n") {
+	for release := range strings.SplitSeq(strings.TrimSpace(string(releases)), "\n") {
 		if !strings.HasPrefix(release, "#") {
 			require.Contains(t, rows[0], "`"+release+"`", "docs/testing.md has a column for each")
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -49,9 +50,7 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 		"LOG_FORMAT":     "json",
 		"GORACE":         RaceOptions,
 	}
-	for name, value := range opt.Env {
-		env[name] = value
-	}
+	maps.Copy(env, opt.Env)
 	if err := os.MkdirAll(opt.StateDir, 0o755); err != nil {
 		return nil, err
 	}
@@ -122,9 +121,7 @@ func (d *Daemon) Port() string {
 // directory must contain nothing else.
 func StartOurs(binary, stateDir, raw string, env map[string]string) (*Target, error) {
 	all := map[string]string{"COPY_MODE": "none", "ACCESS_MODE": "write-shared"}
-	for name, value := range env {
-		all[name] = value
-	}
+	maps.Copy(all, env)
 	d, err := StartDaemon(DaemonOptions{Binary: binary, DiskDir: filepath.Dir(raw),
 		StateDir: stateDir, Env: all})
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -42,9 +43,7 @@ func startVolumes(t *testing.T, env map[string]string) *volumeDaemon {
 func (v *volumeDaemon) restart(t *testing.T) {
 	t.Helper()
 	env := map[string]string{"VOLUMES_LISTEN": "127.0.0.1:0"}
-	for name, value := range v.env {
-		env[name] = value
-	}
+	maps.Copy(env, v.env)
 	v.Daemon = rig.Start(t, rig.Config{DiskDir: v.dir, StateDir: v.home, Env: env})
 	v.base = "http://" + volumesAddress(t, v.Daemon)
 }

@@ -3,6 +3,7 @@ package volumes
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -143,9 +144,7 @@ func TestVolumesOfImages(t *testing.T) {
 	image := filepath.Join(dir, "fedora.qcow2")
 	rig.MakeQcow2(t, raw, image, "", true)
 	env := map[string]string{"DISK_DIR": dir}
-	for name, value := range rig.CHAPEnv {
-		env[name] = value
-	}
+	maps.Copy(env, rig.CHAPEnv)
 	v := startVolumes(t, env)
 	clone := v.put("clone", "") // of the only image
 	require.Equal(t, &api.Source{Image: "fedora.qcow2"}, clone.Info.From)

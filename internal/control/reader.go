@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"sort"
@@ -94,9 +95,7 @@ func (r *Reader) ask(ctx context.Context, path string, more url.Values,
 	read func(body io.Reader) error) error {
 	q := url.Values{}
 	for _, from := range []url.Values{r.query, more} {
-		for key, values := range from {
-			q[key] = values
-		}
+		maps.Copy(q, from)
 	}
 	for begin := time.Now(); ; {
 		err := askBy(ctx, r.by, http.MethodGet, path+"?"+q.Encode(), nil, read)

@@ -328,7 +328,7 @@ func TestReader(t *testing.T) {
 	require.NoError(t, testtool.Err(r.ReadAt(t.Context(), got, 512)))
 	require.True(t, bytes.Equal(want, got))
 
-	for block := int64(0); block < fakeBlocks-3; block++ {
+	for block := range int64(fakeBlocks - 3) {
 		e := testtool.Must(r.Extent(t.Context(), block*fakeBlock, fakeBlock))(t)
 		require.Equal(t, disk.Extent{Data: block%2 == 1, Length: fakeBlock}, e)
 		in, n, err := disk.Changed(t.Context(), r, "monday", block*fakeBlock+512, 2*fakeBlock)

@@ -111,7 +111,7 @@ func TestAddresses(t *testing.T) {
 
 func TestPortalNetworks(t *testing.T) {
 	parse := func(text string) (all []options.Address) {
-		for _, s := range strings.Fields(text) {
+		for s := range strings.FieldsSeq(text) {
 			all = append(all, mustAddress(t, s))
 		}
 		return all

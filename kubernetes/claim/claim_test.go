@@ -2,6 +2,7 @@ package claim_test
 
 import (
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 
@@ -46,9 +47,7 @@ func driver(name, handle string, attributes map[string]string) corev1.Persistent
 func iscsiDriver(change map[string]string) corev1.PersistentVolumeSource {
 	all := map[string]string{"targetPortal": "target.example.com", "lun": "0",
 		"iqn": "iqn.2017-01.io.kubevirt:disk", "portals": `["10.0.0.6"]`}
-	for key, value := range change {
-		all[key] = value
-	}
+	maps.Copy(all, change)
 	return driver("iscsi.csi.k8s.io", "h", all)
 }
 

@@ -348,14 +348,14 @@ const namesOfOthers = `
 func TestNamesOfOthers(t *testing.T) {
 	p := plane.Get(t)
 	taken := map[string]string{}
-	for _, name := range strings.Fields(namesOfOthers) {
+	for name := range strings.FieldsSeq(namesOfOthers) {
 		taken[name] = "others"
 	}
 	text := p.Kubectl(t, "get", "crd", "-o", "jsonpath={range .items[*]}{.spec.group} "+
 		"{.metadata.name} {.spec.names.categories} {.spec.names.plural} {.spec.names.singular} "+
 		"{.spec.names.shortNames[*]}{\"\\n\"}{end}")
 	kinds := 0
-	for _, line := range strings.Split(strings.TrimSpace(text), "\n") {
+	for line := range strings.SplitSeq(strings.TrimSpace(text), "\n") {
 		if !strings.HasPrefix(line, "disk.kubevirt.io ") {
 			continue
 		}

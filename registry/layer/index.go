@@ -146,7 +146,7 @@ func ParseIndex(layer io.Reader, layers []v1.Descriptor, keep *os.File) (*Index,
 	in := &Counter{Reader: layer}
 	tr := tar.NewReader(in)
 	digests := int64(0)
-	for n := 0; n < 16; n++ {
+	for range 16 {
 		h, err := tr.Next()
 		if err == io.EOF {
 			break

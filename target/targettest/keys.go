@@ -82,7 +82,7 @@ func ParseText(text []byte) (Keys, error) {
 		return nil, fmt.Errorf("the text %q does not end in a NUL", text)
 	}
 	var ks Keys
-	for _, pair := range bytes.Split(text[:len(text)-1], []byte{0}) {
+	for pair := range bytes.SplitSeq(text[:len(text)-1], []byte{0}) {
 		name, value, ok := bytes.Cut(pair, []byte{'='})
 		if !ok || len(name) == 0 {
 			return nil, fmt.Errorf("%q is not key=value", pair)

@@ -2,6 +2,7 @@ package targettest
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -136,10 +137,8 @@ func (n *negotiation) list(key, def string) string {
 	if !ok {
 		return def
 	}
-	for _, v := range splitList(proposal) {
-		if v == answer {
-			return answer
-		}
+	if slices.Contains(splitList(proposal), answer) {
+		return answer
 	}
 	n.fail("%s=%s is answered with %s (RFC 7143 6.2.1)", key, proposal, answer)
 	return def

@@ -183,7 +183,7 @@ func (l *Loader) Text(key string) string {
 // commas.
 func (l *Loader) List(key string) (all []string) {
 	text, _ := l.value(key)
-	for _, part := range strings.Split(text, ",") {
+	for part := range strings.SplitSeq(text, ",") {
 		if part = strings.TrimSpace(part); part != "" {
 			all = append(all, part)
 		}

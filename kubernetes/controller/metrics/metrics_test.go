@@ -171,7 +171,7 @@ func checkExpression(t *testing.T, known map[string][]string, words, expr string
 		if i == 0 {
 			kept = nil
 		}
-		for _, label := range strings.Split(m[1], ",") {
+		for label := range strings.SplitSeq(m[1], ",") {
 			label = strings.TrimSpace(label)
 			used, kept = append(used, label), append(kept, label)
 		}
@@ -185,7 +185,7 @@ func checkExpression(t *testing.T, known map[string][]string, words, expr string
 		}
 	}
 	for _, m := range reasonValue.FindAllStringSubmatch(expr, -1) {
-		for _, value := range strings.Split(m[1], "|") {
+		for value := range strings.SplitSeq(m[1], "|") {
 			require.Contains(t, words, `"`+value+`"`, "%s: no condition has %s", expr, value)
 		}
 	}

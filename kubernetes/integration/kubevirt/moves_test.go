@@ -143,7 +143,7 @@ func (m *machine) phase(name string) string {
 // once a second.
 func (m *machine) unresponsive() (times int) {
 	m.t.Helper()
-	for _, said := range strings.Split(m.c.Kubectl(m.t, "get", "events", "--field-selector",
+	for said := range strings.SplitSeq(m.c.Kubectl(m.t, "get", "events", "--field-selector",
 		"reason=SyncFailed,involvedObject.name="+m.name, "-o",
 		`jsonpath={range .items[*]}{.count} {.message}{"\n"}{end}`), "\n") {
 		count, message, _ := strings.Cut(said, " ")
@@ -164,7 +164,7 @@ func (m *machine) evict() {
 	require.Error(m.t, err, "the pod stays until the machine has moved")
 	require.Contains(m.t, out, "evacuation")
 	m.c.until(m.t, m.name+" has moved", func() bool {
-		for _, name := range strings.Fields(m.c.Kubectl(m.t, "get", "vmim", "-o",
+		for name := range strings.FieldsSeq(m.c.Kubectl(m.t, "get", "vmim", "-o",
 			`jsonpath={.items[?(@.status.phase=="PreparingTarget")].metadata.name}`)) {
 			if strings.HasPrefix(name, evacuation) && m.phase(name) == "Failed" {
 				return false
