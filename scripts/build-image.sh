@@ -33,7 +33,7 @@ fi
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-scripts/licenses.sh . ./cmd/kubevirt-disk >"$work/LICENSES"
+scripts/licenses.sh . ./cmd/kubevirt-disk ${boot:+./cmd/kubevirt-disk-init} >"$work/LICENSES"
 
 # lay_out ARCH makes the trees that the Containerfile copies. It sets every mode, so that no umask
 # decides.

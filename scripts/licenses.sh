@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Prints the licences of all that is linked into a program: of this project, of Go, and of each module,
+# Prints the licences of all that is linked into programs: of this project, of Go, and of each module,
 # with their notices. Most of them ask for that where a program is given away.
 #
-# Usage: licenses.sh MODULE PACKAGE
+# Usage: licenses.sh MODULE PACKAGE...
 #
-# MODULE is the directory of the module that has the package: . or kubernetes.
+# MODULE is the directory of the module that has the packages: . or kubernetes.
 set -euo pipefail
 export LC_ALL=C # the order of the modules and files
 cd "$(dirname "$0")/.."
 
 go=${GO:-go}
-[ $# = 2 ] || {
-	echo "usage: $0 MODULE PACKAGE" >&2
+[ $# -ge 2 ] || {
+	echo "usage: $0 MODULE PACKAGE..." >&2
 	exit 2
 }
 
@@ -38,7 +38,7 @@ texts() {
 texts kubevirt.io/disk .
 texts "Go" "$("$go" env GOROOT)"
 modules=$(GOOS=linux CGO_ENABLED=0 "$go" list -C "$1" -deps \
-	-f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}' "$2" |
+	-f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}' "${@:2}" |
 	grep -v '^kubevirt\.io/disk ' | sort -u)
 while read -r path version dir; do
 	texts "$path $version" "$dir"

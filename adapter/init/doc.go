@@ -5,7 +5,8 @@
 //
 //   - it loads the modules that the machine's devices ask for (modules.go), finds the disk by its
 //     serial number, grows the file system to the size of the disk, and mounts it (disk.go)
-//   - meanwhile it sets up the network: lo, DHCP, what IPv6 routers say, DNS (network.go)
+//   - meanwhile it sets up the network: lo, DHCP (lease.go, answer.go), what IPv6 routers say
+//     (routers.go), DNS (network.go)
 //   - it reads the image's configuration and what the host wants other (spec.go), and starts a
 //     child, which makes the disk its root, mounts what a container expects, becomes the image's
 //     user, and executes the entry point (stage.go, mounts.go, user.go, exec.go)

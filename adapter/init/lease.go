@@ -1,89 +1,84 @@
 package guestinit
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math/rand/v2"
-	"net/netip"
-	"os"
-	"slices"
+	"net"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"kubevirt.io/disk/adapter/init/internal/dhcp"
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
+	"github.com/insomniacslk/dhcp/iana"
+	"github.com/vishvananda/netlink"
 )
 
-// retries are the times to wait for a DHCP server, one per try. They begin shorter than RFC 2131
-// 4.1 proposes, because the server is mostly on the same host.
-var retries = []time.Duration{time.Second / 4, time.Second / 2, time.Second, 2 * time.Second,
-	4 * time.Second, 8 * time.Second, 16 * time.Second}
+// A DHCP server gets this time for its first answer, and twice as long for each one after it. It
+// begins shorter than RFC 2131 4.1 proposes, because the server is mostly on the same host.
+const (
+	firstWait     = time.Second / 4
+	discoverTries = 7 // 32 seconds
+	requestTries  = 4
+	renewTries    = 2
+)
 
 // errRefused means that a server refused the address that was asked for (DHCPNAK).
 var errRefused = errors.New("the DHCP server has refused the address")
 
 // lease gets an address for a card, and renews it as long as the machine runs.
-func (n *network) lease(c card) {
+func (n *network) lease(c netlink.Link) {
 	warned := false
 	for {
 		l, err := n.acquire(c)
 		if err == nil {
-			err = n.configure(c, l, dhcp.Lease{})
+			err = n.configure(c, l, nil)
 		}
 		if err != nil {
 			// Say it once: a network without a DHCP server is no error.
 			if !warned {
-				n.say("%s has no IPv4 address yet: %v", c.name, err)
+				n.say("%s has no IPv4 address yet: %v", c.Attrs().Name, err)
 				warned = true
 			}
-			time.Sleep(retries[0])
+			time.Sleep(firstWait)
 			continue
 		}
-		if l.Length == 0 {
+		if l = n.keep(c, l); l == nil {
 			return
 		}
-		l = n.keep(c, l)
 		n.drop(c, l)
 		warned = false
 	}
 }
 
-// keep renews a lease. It returns the last one when it has ended.
-func (n *network) keep(c card, l dhcp.Lease) dhcp.Lease {
-	for {
-		end := time.Now().Add(l.Length)
-		time.Sleep(l.Renew)
+// keep renews a lease. It returns the last one when it has ended, or nil if it never ends.
+func (n *network) keep(c netlink.Link, l *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
+	for lifetime(l) > 0 {
+		end := time.Now().Add(lifetime(l))
+		time.Sleep(renewal(l))
 		renewed, err := n.renew(c, l, end)
 		if err == nil {
 			err = n.configure(c, renewed, l)
 		}
 		if err != nil {
-			n.say("%s: the lease of %v is not renewed: %v", c.name, l.Address, err)
+			n.say("%s: the lease of %v is not renewed: %v", c.Attrs().Name, l.YourIPAddr, err)
 			return l
 		}
-		if l = renewed; l.Length == 0 {
-			// The lease is infinite.
-			select {}
-		}
+		l = renewed
 	}
+	return nil
 }
 
 // renew extends the lease until it has ended. It broadcasts instead of asking the server that gave
 // the lease (RFC 2131 4.3.2, REBINDING): that server gets the broadcast, too, and if it is gone,
 // another one answers.
-func (n *network) renew(c card, l dhcp.Lease, end time.Time) (dhcp.Lease, error) {
+func (n *network) renew(c netlink.Link, l *dhcpv4.DHCPv4, end time.Time) (*dhcpv4.DHCPv4, error) {
 	const often = time.Minute
-	query := dhcp.Query{Type: dhcp.Request, ID: rand.Uint32(), Hardware: c.hardware,
-		Hostname: n.ownName(), Client: l.Address.Addr()}
+	query := n.query(c, dhcpv4.MessageTypeRequest)
+	query.ClientIPAddr = l.YourIPAddr
 	for {
-		answer, err := exchange(c, query, 2, dhcp.Ack, dhcp.Nak)
-		switch {
-		case err == nil && answer.Type == dhcp.Nak:
-			return answer, errRefused
-		case err == nil:
-			return answer, nil
-		case time.Now().Add(often).After(end):
+		answer, err := n.ask(c, query, renewTries, dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak)
+		if err == nil || errors.Is(err, errRefused) || time.Now().Add(often).After(end) {
 			return answer, err
 		}
 		time.Sleep(often)
@@ -91,96 +86,73 @@ func (n *network) renew(c card, l dhcp.Lease, end time.Time) (dhcp.Lease, error)
 }
 
 // acquire gets a new lease.
-func (n *network) acquire(c card) (dhcp.Lease, error) {
-	query := dhcp.Query{Type: dhcp.Discover, ID: rand.Uint32(), Hardware: c.hardware,
-		Hostname: n.ownName()}
-	offer, err := exchange(c, query, len(retries), dhcp.Offer)
+func (n *network) acquire(c netlink.Link) (*dhcpv4.DHCPv4, error) {
+	query := n.query(c, dhcpv4.MessageTypeDiscover)
+	query.SetBroadcast() // without an address we cannot receive a packet to one
+	offer, err := n.ask(c, query, discoverTries, dhcpv4.MessageTypeOffer)
 	if err != nil {
-		return offer, err
+		return nil, err
 	}
-	query.Type = dhcp.Request
-	query.Requested, query.Server = offer.Address.Addr(), offer.Server
-	l, err := exchange(c, query, 4, dhcp.Ack, dhcp.Nak)
-	if err == nil && l.Type == dhcp.Nak {
-		err = errRefused
+	query.UpdateOption(dhcpv4.OptMessageType(dhcpv4.MessageTypeRequest))
+	query.UpdateOption(dhcpv4.OptRequestedIPAddress(offer.YourIPAddr))
+	if server := offer.ServerIdentifier(); server != nil {
+		query.UpdateOption(dhcpv4.OptServerIdentifier(server))
 	}
-	return l, err
+	return n.ask(c, query, requestTries, dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak)
 }
 
-// ownName is the host name that is sent to DHCP servers.
-func (n *network) ownName() string {
+// query makes a message to DHCP servers. The library's constructors are not used: they wait, and
+// use up a processor, until the kernel has entropy, which a machine may not have at its start.
+func (n *network) query(c netlink.Link, kind dhcpv4.MessageType) *dhcpv4.DHCPv4 {
+	hardware := c.Attrs().HardwareAddr
+	m := &dhcpv4.DHCPv4{OpCode: dhcpv4.OpcodeBootRequest, HWType: iana.HWTypeEthernet,
+		ClientHWAddr: hardware, Options: dhcpv4.OptionsFromList(
+			dhcpv4.OptMessageType(kind),
+			dhcpv4.OptClientIdentifier(append([]byte{byte(iana.HWTypeEthernet)}, hardware...)),
+			dhcpv4.OptMaxMessageSize(nclient4.MaxMessageSize),
+			dhcpv4.OptParameterRequestList(dhcpv4.OptionSubnetMask,
+				dhcpv4.OptionClasslessStaticRoute, dhcpv4.OptionRouter,
+				dhcpv4.OptionDomainNameServer, dhcpv4.OptionHostName, dhcpv4.OptionDomainName,
+				dhcpv4.OptionInterfaceMTU, dhcpv4.OptionDNSDomainSearchList,
+				dhcpv4.OptionIPAddressLeaseTime, dhcpv4.OptionRenewTimeValue,
+				dhcpv4.OptionRebindingTimeValue))}
+	binary.BigEndian.PutUint32(m.TransactionID[:], rand.Uint32())
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.hostname == unnamed {
-		return ""
+	if n.hostname != unnamed {
+		m.UpdateOption(dhcpv4.OptHostName(n.hostname))
 	}
-	return n.hostname
+	return m
 }
 
-// everybody is the broadcast address, of IPv4 and of Ethernet.
-var (
-	everybody         = netip.AddrFrom4([4]byte{255, 255, 255, 255})
-	everybodyEthernet = [8]byte{255, 255, 255, 255, 255, 255}
-)
-
-// exchange sends a query, at most so many times, until a wanted answer arrives.
-func exchange(c card, q dhcp.Query, times int, want ...dhcp.Type) (dhcp.Lease, error) {
-	const allIPv4 = uint16(unix.ETH_P_IP)
-	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, allIPv4))
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, int(protocol))
+// ask sends a message, at most so many times, until a wanted answer arrives.
+func (n *network) ask(c netlink.Link, query *dhcpv4.DHCPv4, tries int,
+	want ...dhcpv4.MessageType) (*dhcpv4.DHCPv4, error) {
+	conn, err := n.broadcast(c.Attrs().Name)
 	if err != nil {
-		return dhcp.Lease{}, fmt.Errorf("packet socket: %w", err)
+		return nil, err
 	}
-	defer unix.Close(fd)
-	at := &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: c.index}
-	if err := unix.Bind(fd, at); err != nil {
-		return dhcp.Lease{}, fmt.Errorf("packet socket: %w", err)
+	client, err := nclient4.NewWithConn(conn, c.Attrs().HardwareAddr,
+		nclient4.WithTimeout(firstWait), nclient4.WithRetry(tries))
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
 	}
-	packet := dhcp.Packet(q.Bytes(), q.Client, everybody)
-	to := &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: c.index,
-		Halen: uint8(len(c.hardware)), Addr: everybodyEthernet}
-	for _, timeout := range retries[:times] {
-		if err := unix.Sendto(fd, packet, 0, to); err != nil {
-			return dhcp.Lease{}, fmt.Errorf("packet socket: %w", err)
-		}
-		l, err := receive(fd, q, time.Now().Add(timeout), want)
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			return l, err
-		}
+	defer client.Close()
+	// The client begins to wait anew with each answer that is not wanted.
+	limit, stop := context.WithTimeout(context.Background(), firstWait<<tries)
+	defer stop()
+	answer, err := client.SendAndRead(limit, nclient4.DefaultServers, query,
+		nclient4.IsMessageType(want[0], want[1:]...))
+	if errors.Is(err, nclient4.ErrNoResponse) || errors.Is(err, context.DeadlineExceeded) {
+		return nil, errors.New("no DHCP server answers")
 	}
-	return dhcp.Lease{}, errors.New("no DHCP server answers")
+	if err == nil && answer.MessageType() == dhcpv4.MessageTypeNak {
+		return nil, errRefused
+	}
+	return answer, err
 }
 
-// receive waits for an answer to a query.
-func receive(fd int, q dhcp.Query, end time.Time, want []dhcp.Type) (dhcp.Lease, error) {
-	b := make([]byte, 1<<16)
-	for {
-		left := time.Until(end)
-		if left <= 0 {
-			return dhcp.Lease{}, os.ErrDeadlineExceeded
-		}
-		limit := unix.NsecToTimeval(left.Nanoseconds() + int64(time.Millisecond))
-		err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
-		if err != nil {
-			return dhcp.Lease{}, err
-		}
-		n, _, err := unix.Recvfrom(fd, b, 0)
-		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return dhcp.Lease{}, err
-		}
-		message, ok := dhcp.Unpack(b[:n])
-		if !ok {
-			continue
-		}
-		l, err := dhcp.Parse(message)
-		if err != nil || l.ID != q.ID || l.Hardware != q.Hardware {
-			continue // for somebody else
-		}
-		if slices.Contains(want, l.Type) {
-			return l, nil
-		}
-	}
+// broadcast opens a connection to all DHCP servers, which needs no address.
+func broadcast(card string) (net.PacketConn, error) {
+	return nclient4.NewRawUDPConn(card, nclient4.ClientPort)
 }

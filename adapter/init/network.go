@@ -4,19 +4,17 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"time"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"kubevirt.io/disk/adapter/init/internal/dhcp"
-	"kubevirt.io/disk/adapter/init/internal/rtnl"
 )
 
 // network sets up the network cards of the machine. The kernel itself handles addresses, routes and
@@ -24,16 +22,17 @@ import (
 type network struct {
 	say      func(format string, args ...any)
 	dir      string // of resolv.conf, hosts and hostname
-	sys      string // /sys/class/net
 	online   chan struct{}
 	isOnline func() // closes it once
 	// setHostname sets the name of the machine.
 	setHostname func(string) error
+	// broadcast opens a connection of a card to all DHCP servers.
+	broadcast func(card string) (net.PacketConn, error)
 
 	mu       sync.Mutex // guards what follows
 	fixed    bool       // the host has named the machine: DHCP does not
 	hostname string
-	address  netip.Addr
+	address  net.IP
 	names    map[string]resolver // by where they are from
 	heard    map[string]routers  // by card
 	written  map[string]string   // what was written to each file; the key "" has the host name
@@ -45,19 +44,12 @@ type resolver struct {
 	search  []string
 }
 
-// card is a network card.
-type card struct {
-	name     string
-	index    int
-	hardware [6]byte
-}
-
 // unnamed is the host name of a machine that nobody has named.
 const unnamed = "localhost"
 
 func newNetwork(dir, hostname string, say func(string, ...any)) *network {
-	n := &network{say: say, dir: dir, sys: "/sys/class/net", fixed: hostname != "",
-		hostname: hostname, online: make(chan struct{}), names: map[string]resolver{},
+	n := &network{say: say, dir: dir, fixed: hostname != "", hostname: hostname,
+		broadcast: broadcast, online: make(chan struct{}), names: map[string]resolver{},
 		heard: map[string]routers{}, written: map[string]string{}}
 	n.setHostname = func(name string) error { return unix.Sethostname([]byte(name)) }
 	n.isOnline = sync.OnceFunc(func() { close(n.online) })
@@ -103,158 +95,111 @@ func (n *network) begin() error {
 	for file, value := range sysctls {
 		_ = os.WriteFile(file, []byte(value), 0) // an older kernel does without
 	}
-	conn, err := rtnl.Dial()
+	cards, err := ethernetCards()
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	const loopback = 1
-	if err := conn.Up(loopback, 0); err != nil {
-		return fmt.Errorf("network interface lo: %w", err)
-	}
-	cards := n.cards()
 	if len(cards) == 0 {
 		n.isOnline()
 		return nil
 	}
-	watch, err := rtnl.Dial(unix.RTNLGRP_ND_USEROPT, unix.RTNLGRP_IPV6_IFADDR)
+	kernel, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_ND_USEROPT,
+		unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return err
 	}
-	go n.watch(watch, cards)
+	go n.watch(kernel, cards)
 	for _, c := range cards {
-		if err := conn.Up(c.index, 0); err != nil {
-			return fmt.Errorf("network interface %s: %w", c.name, err)
+		if err := netlink.LinkSetUp(c); err != nil {
+			return fmt.Errorf("network interface %s: %w", c.Attrs().Name, err)
 		}
 		go n.lease(c)
 	}
 	return nil
 }
 
-// cards lists the Ethernet interfaces.
-func (n *network) cards() (list []card) {
-	entries, _ := os.ReadDir(n.sys) // none
-	for _, e := range entries {
-		value := func(file string) string {
-			text, _ := os.ReadFile(filepath.Join(n.sys, e.Name(), file)) // "" is not understood
-			return strings.TrimSpace(string(text))
-		}
-		index, err := strconv.Atoi(value("ifindex"))
-		hardware, ok := parseHardware(value("address"))
-		if err == nil && ok && value("type") == strconv.Itoa(unix.ARPHRD_ETHER) {
-			list = append(list, card{name: e.Name(), index: index, hardware: hardware})
-		}
+// ethernetCards lists the network cards. It also switches the loopback interface on.
+func ethernetCards() (cards []netlink.Link, err error) {
+	links, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) { // something has changed meanwhile
+		links, err = netlink.LinkList()
 	}
-	return list
-}
-
-func parseHardware(text string) (address [6]byte, ok bool) {
-	parts := strings.Split(text, ":")
-	if len(parts) != len(address) {
-		return address, false
+	if err != nil {
+		return nil, err
 	}
-	for i, p := range parts {
-		b, err := strconv.ParseUint(p, 16, 8)
-		if err != nil {
-			return address, false
-		}
-		address[i] = byte(b)
-	}
-	return address, true
-}
-
-// watch follows what the kernel learns from IPv6 routers. It returns only if that fails.
-func (n *network) watch(conn *rtnl.Conn, cards []card) {
-	defer conn.Close()
-	for {
-		events, err := conn.Receive()
-		if err != nil {
-			n.say("IPv6 routers are not heard any more: %v", err)
-			return
-		}
-		for _, e := range events {
-			i := slices.IndexFunc(cards, func(c card) bool { return c.index == e.Index })
-			if i < 0 {
-				continue
+	for _, l := range links {
+		switch l.Attrs().EncapType {
+		case "loopback":
+			if err := netlink.LinkSetUp(l); err != nil {
+				return nil, fmt.Errorf("network interface %s: %w", l.Attrs().Name, err)
 			}
-			if e.Address.IsValid() {
-				n.reachable(e.Address)
-				continue
-			}
-			n.hear(cards[i].name, e, time.Now())
+		case "ether":
+			cards = append(cards, l)
 		}
 	}
+	return cards, nil
 }
 
-func newResolver(card string, servers []netip.Addr, search []string) resolver {
+func newResolver(card string, servers []net.IP, search []string) resolver {
 	r := resolver{search: search}
 	for _, s := range servers {
-		if s.IsLinkLocalUnicast() {
-			s = s.WithZone(card)
+		text := s.String()
+		if s.To4() == nil && s.IsLinkLocalUnicast() {
+			text += "%" + card
 		}
-		r.servers = append(r.servers, s.String())
+		r.servers = append(r.servers, text)
 	}
 	return r
 }
 
-// configure applies a lease. formerly is the lease before it, or the zero value.
-func (n *network) configure(c card, l, formerly dhcp.Lease) error {
-	conn, err := rtnl.Dial()
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	const least = 68 // RFC 791
-	if l.MTU >= least && l.MTU != formerly.MTU {
-		if err := conn.Up(c.index, l.MTU); err != nil {
-			n.say("%s: the MTU %d of the DHCP server is refused: %v", c.name, l.MTU, err)
+// configure applies a lease. formerly is the lease before it, or nil.
+func (n *network) configure(c netlink.Link, l, formerly *dhcpv4.DHCPv4) error {
+	card, address := c.Attrs(), addressOf(l)
+	if mtu := mtuOf(l); mtu > 0 && (formerly == nil || mtu != mtuOf(formerly)) {
+		if err := netlink.LinkSetMTU(c, mtu); err != nil {
+			n.say("%s: the MTU %d of the DHCP server is refused: %v", card.Name, mtu, err)
 		}
 	}
-	if formerly.Address.IsValid() && formerly.Address != l.Address {
+	if formerly != nil && addressOf(formerly).String() != address.String() {
 		n.drop(c, formerly)
 	}
-	if err := conn.AddAddress(c.index, l.Address); err != nil {
-		return fmt.Errorf("address %v: %w", l.Address, err)
+	if err := netlink.AddrReplace(c, &netlink.Addr{IPNet: address}); err != nil {
+		return fmt.Errorf("address %v: %w", address, err)
 	}
-	const metric = 100 // of the first card; then by their numbers
-	for _, r := range l.Routes {
-		err = errors.Join(err, conn.AddRoute(rtnl.Route{Index: c.index, To: r.To, Via: r.Via,
-			Source: l.Address.Addr(), Metric: uint32(metric + c.index)}))
+	var err error
+	for _, r := range routesOf(l, card.Index) {
+		err = errors.Join(err, netlink.RouteReplace(r))
 	}
 	if err != nil {
 		return fmt.Errorf("routes: %w", err)
 	}
 	n.mu.Lock()
-	if l.Hostname != "" && !n.fixed {
-		n.hostname = l.Hostname
+	if name := nameOf(l.HostName()); name != "" && !n.fixed {
+		n.hostname = name
 	}
 	n.mu.Unlock()
-	n.resolve(c.name+" IPv4", newResolver(c.name, l.DNS, l.Search))
-	n.reachable(l.Address.Addr())
+	n.resolve(card.Name+" IPv4", newResolver(card.Name, l.DNS(), searchOf(l)))
+	n.reachable(l.YourIPAddr)
 	return nil
 }
 
 // drop gives up the address of a lease.
-func (n *network) drop(c card, l dhcp.Lease) {
+func (n *network) drop(c netlink.Link, l *dhcpv4.DHCPv4) {
 	n.mu.Lock()
-	if n.address == l.Address.Addr() {
-		n.address = netip.Addr{}
+	if n.address.Equal(l.YourIPAddr) {
+		n.address = nil
 	}
 	n.mu.Unlock()
-	conn, err := rtnl.Dial()
-	if err == nil {
-		err = errors.Join(conn.RemoveAddress(c.index, l.Address), conn.Close())
-	}
-	if err != nil {
-		n.say("%s: address %v: %v", c.name, l.Address, err)
+	if err := netlink.AddrDel(c, &netlink.Addr{IPNet: addressOf(l)}); err != nil {
+		n.say("%s: address %v: %v", c.Attrs().Name, addressOf(l), err)
 	}
 }
 
 // reachable records an address of the machine. The first one stays as long as the machine has it,
 // or renewals on two cards would take turns; but IPv4 goes before IPv6.
-func (n *network) reachable(address netip.Addr) {
+func (n *network) reachable(address net.IP) {
 	n.mu.Lock()
-	if !n.address.IsValid() || address.Is4() && !n.address.Is4() {
+	if n.address == nil || address.To4() != nil && n.address.To4() == nil {
 		n.address = address
 	}
 	n.mu.Unlock()
@@ -272,59 +217,6 @@ func (n *network) resolve(from string, r resolver) {
 	if err := n.write(); err != nil {
 		n.say("%v", err)
 	}
-}
-
-// routers are the recommendations of IPv6 routers.
-type routers struct{ servers, search []recommended }
-
-type recommended struct {
-	text  string
-	until time.Time
-}
-
-// hear records what a router recommends. The kernel passes each option of an advertisement on by
-// itself, so one adds to those before it, as RFC 8106 6.1 has it.
-func (n *network) hear(card string, e rtnl.Event, now time.Time) {
-	was := newResolver(card, e.DNS, e.Search)
-	n.mu.Lock()
-	r := n.heard[card]
-	r.servers = refresh(r.servers, was.servers, now, e.Lifetime)
-	r.search = refresh(r.search, was.search, now, e.Lifetime)
-	n.heard[card] = r
-	n.mu.Unlock()
-	n.resolve(card+" IPv6", resolver{servers: texts(r.servers), search: texts(r.search)})
-}
-
-// maxRecommended is how many recommendations are kept: more are not used, and a router must not
-// fill the memory.
-const maxRecommended = 8
-
-// refresh returns the list without what has expired, and with the texts as recommended now. What
-// is there already keeps its place. A lifetime of 0 takes texts back.
-func refresh(list []recommended, texts []string, now time.Time,
-	lifetime time.Duration) (fresh []recommended) {
-	for _, r := range list {
-		if slices.Contains(texts, r.text) {
-			r.until = now.Add(lifetime)
-		}
-		if r.until.After(now) {
-			fresh = append(fresh, r)
-		}
-	}
-	for _, text := range texts {
-		known := slices.ContainsFunc(fresh, func(r recommended) bool { return r.text == text })
-		if !known && lifetime > 0 && len(fresh) < maxRecommended {
-			fresh = append(fresh, recommended{text, now.Add(lifetime)})
-		}
-	}
-	return fresh
-}
-
-func texts(list []recommended) (texts []string) {
-	for _, r := range list {
-		texts = append(texts, r.text)
-	}
-	return texts
 }
 
 // write brings the host name and the files that programs read up to date. What the image's program
@@ -384,7 +276,7 @@ func (n *network) files() map[string]string {
 	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 	if n.hostname != unnamed {
 		address := "127.0.1.1"
-		if n.address.IsValid() {
+		if n.address != nil {
 			address = n.address.String()
 		}
 		short, _, dotted := strings.Cut(n.hostname, ".")

@@ -1,19 +1,21 @@
 package guestinit
 
 import (
-	"net/netip"
+	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/adapter/init/internal/dhcp"
-	"kubevirt.io/disk/adapter/init/internal/rtnl"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -22,10 +24,10 @@ func TestNetworkFiles(t *testing.T) {
 	require.Equal(t, map[string]string{"resolv.conf": "", "hostname": "localhost\n",
 		"hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"}, n.files())
 
-	n.hostname, n.address = "web.example.org", netip.MustParseAddr("10.0.2.15")
-	server := netip.MustParseAddr("10.0.2.3")
-	n.names["eth0 IPv4"] = newResolver("eth0", []netip.Addr{server, server}, []string{"a", "b"})
-	n.names["eth0 IPv6"] = newResolver("eth0", []netip.Addr{netip.MustParseAddr("fe80::3")},
+	n.hostname, n.address = "web.example.org", net.ParseIP("10.0.2.15")
+	server := net.ParseIP("10.0.2.3")
+	n.names["eth0 IPv4"] = newResolver("eth0", []net.IP{server, server}, []string{"a", "b"})
+	n.names["eth0 IPv6"] = newResolver("eth0", []net.IP{net.ParseIP("fe80::3")},
 		[]string{"b", "c"})
 	files := n.files()
 	require.Equal(t, "search a b c\nnameserver 10.0.2.3\nnameserver fe80::3%eth0\n",
@@ -50,15 +52,15 @@ func TestProgramsKeepTheirFiles(t *testing.T) {
 	change := func(name, text string) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
-	addr := netip.MustParseAddr
+	addr := net.ParseIP
 	lease := func(server string) {
-		n.resolve("eth0 IPv4", newResolver("eth0", []netip.Addr{addr(server)}, nil))
+		n.resolve("eth0 IPv4", newResolver("eth0", []net.IP{addr(server)}, nil))
 		n.reachable(addr("10.0.2.15"))
 	}
 	now := time.Unix(1e9, 0)
 	routers := func(lifetime time.Duration) {
-		n.hear("eth0", rtnl.Event{DNS: []netip.Addr{addr("fec0::3")}, Lifetime: lifetime}, now)
-		n.hear("eth0", rtnl.Event{Search: []string{"example.org"}, Lifetime: lifetime}, now)
+		n.hear("eth0", event{dns: []net.IP{addr("fec0::3")}, lifetime: lifetime}, now)
+		n.hear("eth0", event{search: []string{"example.org"}, lifetime: lifetime}, now)
 		n.reachable(addr("fec0::15"))
 	}
 	require.NoError(t, n.write())
@@ -72,7 +74,7 @@ func TestProgramsKeepTheirFiles(t *testing.T) {
 	n.reachable(addr("10.1.0.15")) // another card
 	require.Equal(t, "nameserver 10.0.2.4\n", read("resolv.conf"))
 	require.Contains(t, read("hosts"), "10.0.2.15\tweb\n")
-	n.drop(card{index: 1 << 20}, dhcp.Lease{Address: netip.MustParsePrefix("10.0.2.15/24")})
+	n.drop(testCard, message())
 	n.reachable(addr("10.0.2.16"))
 	require.Contains(t, read("hosts"), "10.0.2.16\tweb\n")
 
@@ -107,19 +109,54 @@ func TestRouterRecommendations(t *testing.T) {
 	require.Len(t, refresh(nil, many, now, time.Minute), maxRecommended)
 }
 
-func TestCards(t *testing.T) {
-	n := newNetwork(t.TempDir(), "", nil)
-	n.sys = t.TempDir()
-	for name, text := range map[string]string{
-		"eth0/type": "1\n", "eth0/ifindex": "2\n", "eth0/address": "52:54:00:12:34:56\n",
-		"lo/type": "772\n", "lo/ifindex": "1\n", "lo/address": "00:00:00:00:00:00\n",
-		"bad/type": "1\n", "bad/ifindex": "3\n", "bad/address": "52:54:00:12:34\n",
-	} {
-		file := filepath.Join(n.sys, name)
-		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
-		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
+// TestConfigure applies two leases in a network of its own, and reads the kernel's state back.
+func TestConfigure(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for a network namespace")
 	}
-	require.Equal(t, []card{{"eth0", 2, [6]byte{0x52, 0x54, 0, 0x12, 0x34, 0x56}}}, n.cards())
+	// The thread is not used again: it has another network.
+	runtime.LockOSThread()
+	require.NoError(t, unix.Unshare(unix.CLONE_NEWNET))
+	cards := testtool.Must(ethernetCards())(t)
+	require.Empty(t, cards)
+	kernel := testtool.Must(nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV6_IFADDR))(t)
+	defer kernel.Close()
+	lo := testtool.Must(netlink.LinkByName("lo"))(t)
+
+	n := newNetwork(t.TempDir(), "", t.Logf)
+	n.setHostname = func(string) error { return nil }
+	first := message(dhcpv4.OptSubnetMask(net.CIDRMask(24, 32)), dhcpv4.OptHostName("web"),
+		dhcpv4.OptRouter(net.IPv4(169, 254, 1, 1)), raw(dhcpv4.OptionInterfaceMTU, 5, 0x78))
+	routes := func() string {
+		return string(testtool.Must(os.ReadFile("/proc/thread-self/net/route"))(t))
+	}
+	for range 2 {
+		require.NoError(t, n.configure(lo, first, nil))
+		require.Contains(t, routes(), "lo\t00000000\t0101FEA9\t0003\t0\t0\t101\t00000000")
+	}
+	require.Equal(t, "web", n.hostname)
+	require.Equal(t, 1400, testtool.Must(netlink.LinkByName("lo"))(t).Attrs().MTU)
+
+	second := message(raw(dhcpv4.OptionClasslessStaticRoute, 32, 169, 254, 1, 2, 0, 0, 0, 0,
+		0, 169, 254, 1, 2))
+	second.YourIPAddr = net.IPv4(192, 0, 2, 5)
+	require.NoError(t, n.configure(lo, second, first))
+	require.Equal(t, "192.0.2.5", n.address.String())
+	require.NotContains(t, routes(), "0101FEA9")
+	require.Contains(t, routes(), "lo\t0201FEA9\t00000000\t0005\t0\t0\t101\tFFFFFFFF")
+	require.Contains(t, routes(), "lo\t00000000\t0201FEA9\t0003\t0\t0\t101\t00000000")
+
+	six := netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP("2001:db8::5"),
+		Mask: net.CIDRMask(128, 128)}}
+	require.NoError(t, netlink.AddrReplace(lo, &six))
+	for {
+		messages, _, err := kernel.Receive()
+		require.NoError(t, err)
+		if list := eventsOf(messages[0]); len(list) > 0 {
+			require.Equal(t, []event{{card: lo.Attrs().Index, address: six.IP}}, list)
+			break
+		}
+	}
 }
 
 // TestNetworkFile: what is no file in the image is not mounted over. If /etc/hosts is a link to

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -160,7 +161,7 @@ func TestContainerImageBecomesAMachine(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("search %s\nnameserver %s\nnameserver %s\n", lanDomain, lanDNS,
 		lanDNS6), a.Resolv)
 	require.Contains(t, a.Hosts, fmt.Sprintf("%s\t%s\n", lanClient, lanHostname))
-	require.Contains(t, a.Addresses, lanClient)
+	require.Contains(t, a.Addresses, netip.AddrFrom4([4]byte(lanClient)))
 	require.True(t, slices.ContainsFunc(a.Addresses, lanPrefix.Contains), "%v", a.Addresses)
 	require.Equal(t, lanRenewedMTU, a.MTU)
 	require.Empty(t, a.Stderr)

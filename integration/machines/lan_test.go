@@ -8,7 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/stretchr/testify/require"
 )
 
@@ -22,9 +24,9 @@ const (
 )
 
 var (
-	lanServer   = netip.MustParseAddr("192.0.2.1")
-	lanClient   = netip.MustParseAddr("192.0.2.77")
-	lanDNS      = netip.MustParseAddr("192.0.2.53")
+	lanServer   = net.IPv4(192, 0, 2, 1).To4()
+	lanClient   = net.IPv4(192, 0, 2, 77).To4()
+	lanDNS      = net.IPv4(192, 0, 2, 53).To4()
 	lanRouter   = netip.MustParseAddr("fe80::1")
 	lanPrefix   = netip.MustParsePrefix("2001:db8:7::/64")
 	lanDNS6     = netip.MustParseAddr("2001:db8:7::53")
@@ -88,11 +90,14 @@ func (l *lan) answers(frame []byte) (all [][]byte) {
 	case 0x0800:
 		const server = 67
 		header := int(packet[0]&15) * 4
-		if packet[9] != 17 || len(packet) < header+udpHeader+240 ||
+		if packet[9] != 17 || len(packet) < header+udpHeader ||
 			encoding.BigEndian.Uint16(packet[header+2:]) != server {
 			return nil
 		}
-		query := packet[header+udpHeader:]
+		query, err := dhcpv4.FromBytes(packet[header+udpHeader:])
+		if err != nil {
+			return nil
+		}
 		l.renewed = l.renewed || isRenewal(query)
 		if answer := lease(query); answer != nil {
 			all = append(all, answer)
@@ -112,54 +117,38 @@ func (l *lan) answers(frame []byte) (all [][]byte) {
 }
 
 // isRenewal reports whether a client already has the address.
-func isRenewal(query []byte) bool { return netip.AddrFrom4([4]byte(query[12:])) == lanClient }
+func isRenewal(query *dhcpv4.DHCPv4) bool { return lanClient.Equal(query.ClientIPAddr) }
 
-// lease answers a message of a DHCP client (RFC 2131).
-func lease(query []byte) []byte {
-	const discover, offer, request, ack = 1, 2, 3, 5
-	kind := byte(0)
-	for o := query[240:]; len(o) > 2 && o[0] != 255 && len(o) > 2+int(o[1]); o = o[2+int(o[1]):] {
-		if o[0] == 53 {
-			kind = o[2]
-		}
-	}
-	b := make([]byte, 236, 512)
-	b[0], b[1], b[2] = 2, 1, 6
-	copy(b[4:12], query[4:12]) // the exchange, and whether it wants a broadcast
-	copy(b[16:], lanClient.AsSlice())
-	copy(b[28:34], query[28:34])
-	b = append(b, 99, 130, 83, 99)
-	option := func(code byte, value ...byte) {
-		b = append(append(b, code, byte(len(value))), value...)
-	}
-	switch kind {
-	case discover:
-		option(53, offer)
-	case request:
-		option(53, ack)
-	default:
+// lease answers a message of a DHCP client.
+func lease(query *dhcpv4.DHCPv4) []byte {
+	kind, known := map[dhcpv4.MessageType]dhcpv4.MessageType{
+		dhcpv4.MessageTypeDiscover: dhcpv4.MessageTypeOffer,
+		dhcpv4.MessageTypeRequest:  dhcpv4.MessageTypeAck,
+	}[query.MessageType()]
+	if !known {
 		return nil
 	}
-	mtu := uint16(lanFirstMTU)
+	mtu, renewal := lanFirstMTU, time.Second
 	if isRenewal(query) {
-		mtu = lanRenewedMTU
-	} else {
-		option(58, 0, 0, 0, 1) // seconds, to the renewal
+		mtu, renewal = lanRenewedMTU, time.Hour
 	}
-	option(54, lanServer.AsSlice()...)
-	option(51, 0, 0, 14, 16) // an hour
-	option(1, 255, 255, 255, 0)
-	option(3, lanServer.AsSlice()...)
-	option(6, lanDNS.AsSlice()...)
-	option(12, []byte(lanHostname)...)
-	option(15, []byte(lanDomain)...)
-	option(26, encoding.BigEndian.AppendUint16(nil, mtu)...)
-	b = append(b, 255)
-
+	answer, err := dhcpv4.NewReplyFromRequest(query, dhcpv4.WithMessageType(kind),
+		dhcpv4.WithYourIP(lanClient), dhcpv4.WithNetmask(net.CIDRMask(24, 32)),
+		dhcpv4.WithRouter(lanServer), dhcpv4.WithDNS(lanDNS), dhcpv4.WithLeaseTime(3600),
+		dhcpv4.WithOption(dhcpv4.OptRenewTimeValue(renewal)),
+		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(lanServer)),
+		dhcpv4.WithOption(dhcpv4.OptHostName(lanHostname)),
+		dhcpv4.WithOption(dhcpv4.OptDomainName(lanDomain)),
+		dhcpv4.WithGeneric(dhcpv4.OptionInterfaceMTU,
+			encoding.BigEndian.AppendUint16(nil, uint16(mtu))))
+	if err != nil {
+		return nil
+	}
+	b := answer.ToBytes()
 	ip := make([]byte, ipv4Header+udpHeader)
 	ip[0], ip[8], ip[9] = 0x45, 64, 17
 	encoding.BigEndian.PutUint16(ip[2:], uint16(len(ip)+len(b)))
-	copy(ip[12:], lanServer.AsSlice())
+	copy(ip[12:], lanServer)
 	copy(ip[16:], []byte{255, 255, 255, 255})
 	encoding.BigEndian.PutUint16(ip[10:], internetSum(ip[:ipv4Header]))
 	udp := ip[ipv4Header:]
