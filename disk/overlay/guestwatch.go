@@ -51,7 +51,8 @@ func (w *guestWatch) active() bool {
 		w.activeAt.Store(now)
 		return true
 	}
-	return now-w.activeAt.Load() < int64(guestIdle)
+	idle := now - w.activeAt.Load()
+	return idle >= 0 && idle < int64(guestIdle) // the clock may have been set back
 }
 
 // rest returns how long a worker leaves storage and processors to the guest after a step that took

@@ -130,9 +130,10 @@ func TestHydrationPunchesWhatIsThere(t *testing.T) {
 func TestCopyingBeginsSlowly(t *testing.T) {
 	over := newSimDisk(t, 1, Options{}).over
 	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
-	// This is still a minute in the future, however slow this machine is.
-	h.begin(time.Now().Add(time.Minute - FirstReads))
-	require.True(t, h.o.watch.active())
+	testtool.Eventually(t, func() bool { // this machine may be slow
+		h.begin(time.Now())
+		return h.o.watch.active()
+	})
 	h.begin(time.Now().Add(-FirstReads))
 	require.False(t, h.o.watch.active())
 }
@@ -174,11 +175,14 @@ func TestHydrationLeavesProcessorsToTheGuest(t *testing.T) {
 	d.hydrate.workers, d.hydrate.slots = 3, slots.New(3, slots.Options{})
 	var helpers sync.WaitGroup
 	all := d.over.blocks.clear.Load()
-	d.hydrate.o.watch.activeAt.Store(time.Now().Add(time.Hour).UnixNano())
+	done := d.hydrate.o.watch.wait()
 	d.hydrate.recruit(t.Context(), &helpers)
 	helpers.Wait()
 	require.Equal(t, all, d.over.blocks.clear.Load())
-	d.hydrate.o.watch.activeAt.Store(0)
+	done()
+	require.True(t, d.hydrate.o.watch.active())
+	// The machine's clock is set back: that is no guest.
+	d.hydrate.o.watch.activeAt.Store(time.Now().Add(time.Hour).UnixNano())
 	d.hydrate.recruit(t.Context(), &helpers)
 	helpers.Wait()
 	require.Zero(t, d.over.blocks.clear.Load())
