@@ -98,7 +98,7 @@ func TestPullAddress(t *testing.T) {
 			for range 20 {
 				w.Faults = append(w.Faults, registrytest.Redirects(webFile+"?"+secret))
 			}
-		}, want: "stopped after 10 redirects"},
+		}, want: "asking the server: stopped after 10 redirects"},
 		"without TLS": {faults: []fault{registrytest.Redirects("http://127.0.0.1:1/")},
 			want: "without TLS"},
 		"elsewhere": {faults: []fault{registrytest.Redirects("file:///etc/passwd")},

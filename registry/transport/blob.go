@@ -390,8 +390,8 @@ func withoutQuery(err error) error {
 	if !errors.As(err, &bad) {
 		return err
 	}
-	address := "the registry"
-	if u, perr := url.Parse(bad.URL); perr == nil {
+	address := "the server"
+	if u, perr := url.Parse(bad.URL); perr == nil && u.Host != "" {
 		address = u.Host
 	}
 	return fmt.Errorf("asking %s: %w", address, bad.Err)
