@@ -102,6 +102,8 @@ func TestServeRefusesAVolumeThatIsNotThere(t *testing.T) {
 		want []string
 	}{
 		{env: []string{"PERSISTENT_DIR=" + missing}, want: []string{missing, "does not exist"}},
+		{env: []string{"PERSISTENT_DIR=" + missing, "VOLUMES_LISTEN=127.0.0.1:0"},
+			want: []string{missing, "does not exist"}},
 		{args: []string{"--persistent-dir=" + missing + "/deep"},
 			want: []string{missing, "does not exist"}},
 		{args: []string{"--config=" + yamlFile(t, "persistent-dir: "+missing)},

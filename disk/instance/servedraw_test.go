@@ -76,6 +76,8 @@ func TestServedRawStaysRaw(t *testing.T) {
 			filetest.Put(t, dir, "a.raw", content, 0)
 			filetest.Put(t, dir, "secret.raw", filetest.Block('s', guestSize), 0)
 			inst := startScanned(t, dir, "a.raw", 2, Options{WorkDir: t.TempDir(), Mode: CopyNone})
+			info := testtool.Must(image.Inspect(filepath.Join(dir, "a.raw"), image.Options{}))(t)
+			require.Equal(t, image.SourceServed, info.FormatSource, "before the guest writes")
 			write(inst)
 			want := filetest.ReadAll(t, inst, guestSize)
 			require.NotEqual(t, content, want)
@@ -88,7 +90,7 @@ func TestServedRawStaysRaw(t *testing.T) {
 				require.True(t, bytes.Equal(want, filetest.ReadAll(t, inst, guestSize)), mode)
 				require.NoError(t, inst.Close())
 			}
-			info := testtool.Must(image.Inspect(filepath.Join(dir, name), image.Options{}))(t)
+			info = testtool.Must(image.Inspect(filepath.Join(dir, name), image.Options{}))(t)
 			require.Equal(t, image.FormatRaw, info.Format)
 			require.Equal(t, image.SourceServed, info.FormatSource)
 			require.Equal(t, image.Format(looks), info.LooksLike)

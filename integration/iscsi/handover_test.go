@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/internal/rig"
-	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -28,14 +27,13 @@ func TestHandoverOfALUN(t *testing.T) {
 	require.Equal(t, targettest.StatusReservationConflict, rig.Do(t, to,
 		rig.ReadBlock(1, 7)).Status)
 
-	require.Contains(t, handover(t, state, 1, "--finish"), "open it first")
-	require.Contains(t, handover(t, state, 0, "--to="+second, "--for=5m"), second)
+	require.Contains(t, rig.Handover(t, state, 0, "--to="+second, "--for=5m"), second)
 	require.Equal(t, write(1), rig.Do(t, to, rig.ReadBlock(1, 7)).Data,
 		"both must be able to use it")
 	require.Zero(t, rig.Do(t, from, targettest.Write10(1, 7, write(2))).Status)
 	require.Equal(t, write(2), rig.Do(t, to, rig.ReadBlock(1, 7)).Data)
 
-	require.Contains(t, handover(t, state, 0, "--finish"),
+	require.Contains(t, rig.Handover(t, state, 0, "--finish"),
 		"the former one, "+first+", is fenced")
 	d.Until("the log says who is fenced",
 		func() bool { return strings.Contains(d.Output(), first+", is fenced") })
@@ -47,7 +45,7 @@ func TestHandoverOfALUN(t *testing.T) {
 	require.Equal(t, write(4), rig.Do(t, to, rig.ReadBlock(1, 7)).Data)
 
 	// The time ends and the second initiator has not come: the LUN stays with its owner.
-	handover(t, state, 0, "--to=iqn.2026-01.test:never", "--for=1ms")
+	rig.Handover(t, state, 0, "--to=iqn.2026-01.test:never", "--for=1ms")
 	d.Until("the time is over",
 		func() bool { return strings.Contains(d.Output(), "the LUN stays with its owner") })
 	require.Zero(t, rig.Do(t, to, targettest.Write10(1, 7, write(5))).Status)
@@ -55,9 +53,9 @@ func TestHandoverOfALUN(t *testing.T) {
 	// A refused --finish does not change the time, so that the LUN does not stay open for good. On
 	// a slow machine the time may end before --finish comes; then try again with more time.
 	for open := time.Second; ; open *= 2 {
-		handover(t, state, 0, "--to=iqn.2026-01.test:never", "--for="+open.String())
+		rig.Handover(t, state, 0, "--to=iqn.2026-01.test:never", "--for="+open.String())
 		ended := strings.Count(d.Output(), "and the LUN stays with its owner")
-		out := handover(t, state, 1, "--finish")
+		out := rig.Handover(t, state, 1, "--finish")
 		if strings.Contains(out, "open it first") {
 			continue
 		}
@@ -69,41 +67,12 @@ func TestHandoverOfALUN(t *testing.T) {
 	}
 
 	// The time ends and the second initiator is there: the first one is fenced.
-	handover(t, state, 0, "--to="+first, "--for=1ms")
+	rig.Handover(t, state, 0, "--to="+first, "--for=1ms")
 	d.Until("the former owner is fenced",
 		func() bool { return strings.Contains(d.Output(), "the former owner is fenced") })
 	require.Equal(t, targettest.StatusReservationConflict, rig.Do(t, to,
 		rig.ReadBlock(1, 7)).Status)
 	require.Equal(t, write(5), rig.Do(t, from, rig.ReadBlock(1, 7)).Data)
-
-	for _, wrong := range [][]string{{"--lun=1"}, {"--to=" + second},
-		{"--lun=1", "--finish", "--cancel"}, {"--lun=1", "--finish", "--for=3s"}} {
-		status, out := rig.Handover(t, state, 0, wrong...)
-		require.Equal(t, 2, status, "%s: %s", wrong, out)
-	}
-	require.Contains(t, handover(t, state, 1, "--to=nonsense"), "nonsense")
-
-	// The daemon refuses another user, even if the file modes would allow the request.
-	if os.Geteuid() == 0 {
-		require.NoError(t, os.Chmod(filepath.Dir(testtool.Must(rig.Binary())(t)), 0o755))
-		for _, dir := range []string{filepath.Dir(state), state, filepath.Join(state, "work")} {
-			require.NoError(t, os.Chmod(dir, 0o755))
-		}
-		require.NoError(t, os.Chmod(filepath.Join(state, "work", "control.sock"), 0o666))
-		status, out := rig.Handover(t, state, 65534, "--lun=1", "--to="+second)
-		require.Equal(t, 1, status)
-		require.Contains(t, out, "only the user of the daemon and root")
-	}
-	d.Stop()
-	require.Contains(t, handover(t, state, 1, "--finish"), "no daemon answers")
-}
-
-// handover runs the command for LUN 1, which ends with this status, and returns what it says.
-func handover(t *testing.T, state string, status int, args ...string) string {
-	t.Helper()
-	got, out := rig.Handover(t, state, 0, append([]string{"--lun=1"}, args...)...)
-	require.Equal(t, status, got, out)
-	return out
 }
 
 // TestHandoverSurvivesARestart ends the daemon after a handover and during one. The first initiator
@@ -125,8 +94,8 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 			d := rig.Start(t, c)
 			require.Zero(t, write(rig.LoginTo(t, d, first), 1))
 			to := rig.LoginTo(t, d, second)
-			handover(t, c.StateDir, 0, "--to="+second)
-			handover(t, c.StateDir, 0, "--finish")
+			rig.Handover(t, c.StateDir, 0, "--to="+second)
+			rig.Handover(t, c.StateDir, 0, "--finish")
 			require.Zero(t, write(to, 2))
 			d.Crash()
 
@@ -142,14 +111,14 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 			require.Zero(t, write(to, 4))
 
 			// And back: this time the daemon ends during the handover.
-			handover(t, c.StateDir, 0, "--to="+first, "--for=1h")
+			rig.Handover(t, c.StateDir, 0, "--to="+first, "--for=1h")
 			d.Crash()
 			d = rig.Start(t, c)
 			require.Contains(t, d.Output(), "still open for a handover")
 			from, to = rig.LoginTo(t, d, first), rig.LoginTo(t, d, second)
 			require.Zero(t, write(from, 5))
 			require.Zero(t, write(to, 6))
-			handover(t, c.StateDir, 0, "--finish")
+			rig.Handover(t, c.StateDir, 0, "--finish")
 			d.Stop()
 			d = rig.Start(t, c)
 			require.Equal(t, targettest.StatusReservationConflict, write(rig.LoginTo(t, d, second),
@@ -204,7 +173,7 @@ func TestHandoverOnAFullVolume(t *testing.T) {
 	for i := range 4 {
 		to := rig.LoginTo(t, d, names[(i+1)%2])
 		for _, args := range [][]string{{"--to=" + names[(i+1)%2]}, {"--finish"}} {
-			handover(t, c.StateDir, 0, args...)
+			rig.Handover(t, c.StateDir, 0, args...)
 		}
 		require.Zero(t, write(to, 2))
 		d.Crash()

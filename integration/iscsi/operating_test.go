@@ -1,12 +1,10 @@
 package iscsi
 
 import (
-	"bufio"
 	"encoding/json"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -51,37 +49,6 @@ func writeOverARestart(t *testing.T, c rig.Config, stop func(*rig.Daemon)) (rest
 		1))
 	d.Stop()
 	return rest
-}
-
-// TestStopWhileCopying stops a daemon that has just begun to copy an image. It exits with 0, and
-// the next start continues.
-func TestStopWhileCopying(t *testing.T) {
-	t.Parallel()
-	rig.Need(t, "qemu-img")
-	source := filepath.Join(t.TempDir(), "source.raw")
-	rig.MakeRaw(t, source, 256<<20)
-	dir, state := t.TempDir(), t.TempDir()
-	rig.MakeQcow2(t, source, filepath.Join(dir, "big.qcow2"), "", true)
-	serve := exec.Command(testtool.Must(rig.Binary())(t), "serve")
-	serve.Env = rig.ClientEnv("DISK_DIR="+dir, "WORK_DIR="+filepath.Join(state, "work"),
-		"READY_FILE="+filepath.Join(state, "ready"),
-		"LISTEN=127.0.0.1:0", "METRICS_LISTEN=", "LOG_FORMAT=json")
-	log := testtool.Must(serve.StderrPipe())(t)
-	require.NoError(t, serve.Start())
-	var said []string
-	for lines := bufio.NewScanner(log); lines.Scan(); {
-		said = append(said, lines.Text())
-		if strings.Contains(lines.Text(), "made a disk of the image") {
-			require.NoError(t, serve.Process.Signal(syscall.SIGTERM))
-		}
-	}
-	require.NoError(t, serve.Wait(), "%s", said)
-	require.Contains(t, said[len(said)-1], "stopped", "%s", said)
-
-	d := rig.Start(t, rig.Config{DiskDir: dir, StateDir: state})
-	if rig.HaveTool(rig.QEMUISCSI) {
-		rig.Same(t, source, d.URL(1))
-	}
 }
 
 // bench is a QEMU that writes in the background. It ends when everything is written.

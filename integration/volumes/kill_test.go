@@ -253,14 +253,3 @@ func TestVolumesOnFullStorage(t *testing.T) {
 	atDisk(t, volumeURL(v.json(http.StatusOK, "GET", "/volume/kept", "")), "read -P 0x42 0 1M",
 		"write -P 0x43 1M 512k", "flush", "discard 0 1M")
 }
-
-// TestMissingPersistentDirectory: a volume that is not mounted is refused at the start, also where
-// volumes are made in it.
-func TestMissingPersistentDirectory(t *testing.T) {
-	t.Parallel()
-	missing := filepath.Join(t.TempDir(), "volume")
-	_, err := rig.TryStart(t, rig.Config{DiskDir: t.TempDir(), Env: map[string]string{
-		"PERSISTENT_DIR": missing, "VOLUMES_LISTEN": "127.0.0.1:0"}})
-	require.ErrorContains(t, err, "does not exist")
-	require.NoDirExists(t, missing)
-}

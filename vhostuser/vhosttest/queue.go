@@ -47,12 +47,12 @@ type Queue struct {
 
 	Table, Avail, Used Buffer // its parts in the guest's memory
 
-	d                        *Driver
-	availHead, usedHead      *uint32 // flags, and the index in the upper half
-	usedEvent, availEvent    *uint32 // in the lower half
-	kickFD, callFD, errFD    int
-	called                   [8]byte       // read from callFD
-	kicked, waited, returned atomic.Uint64 // how often, and how many heads came back
+	d                     *Driver
+	availHead, usedHead   *uint32 // flags, and the index in the upper half
+	usedEvent, availEvent *uint32 // in the lower half
+	kickFD, callFD, errFD int
+	called                [8]byte       // read from callFD
+	returned              atomic.Uint64 // how many heads came back
 
 	mu        sync.Mutex // guards what follows
 	next      uint16     // avail index of the next head
@@ -320,10 +320,7 @@ func (q *Queue) state() string {
 }
 
 // Kick kicks the device, whether it wants that or not.
-func (q *Queue) Kick() error {
-	q.kicked.Add(1)
-	return signal(q.kickFD)
-}
+func (q *Queue) Kick() error { return signal(q.kickFD) }
 
 // one is what is written to an eventfd.
 var one = [8]byte{1}
@@ -334,12 +331,6 @@ func signal(fd int) error {
 	}
 	return nil
 }
-
-// Kicks is how often the device was kicked.
-func (q *Queue) Kicks() uint64 { return q.kicked.Load() }
-
-// Calls is how often the device has called, as far as the driver has looked.
-func (q *Queue) Calls() uint64 { return q.waited.Load() }
 
 // UsedIndex is the index of the used ring in memory.
 func (q *Queue) UsedIndex() uint16 { return uint16(atomic.LoadUint32(q.usedHead) >> 16) }

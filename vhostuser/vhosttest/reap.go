@@ -31,9 +31,6 @@ func (p *Pending) finish(written uint32, err error) {
 // Head is the descriptor that the chain begins with.
 func (p *Pending) Head() uint16 { return p.heads[0] }
 
-// Done is closed when the device has given the chain back.
-func (p *Pending) Done() <-chan struct{} { return p.done }
-
 // Wait waits for the device, and returns how many bytes it says it wrote.
 func (p *Pending) Wait() (written uint32, err error) {
 	select {
@@ -89,7 +86,6 @@ func (q *Queue) reap(done chan struct{}) {
 		if stop {
 			return
 		}
-		q.waited.Add(1)
 	}
 }
 

@@ -290,21 +290,13 @@ func (d *Daemon) Status() (page status.Status) {
 	return page
 }
 
-// Handover runs the command against the daemon of a state directory, as user.
-func Handover(t *testing.T, stateDir string, user uint32, args ...string) (status int,
-	output string) {
+// Handover runs the command for LUN 1 of the daemon of a state directory. It ends with this status.
+func Handover(t *testing.T, stateDir string, status int, args ...string) (output string) {
 	t.Helper()
-	cmd := exec.Command(Program(t), append([]string{"handover"}, args...)...)
-	if user != 0 {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user,
-			Gid: user}}
-	}
-	cmd.Env = ClientEnv("WORK_DIR=" + filepath.Join(stateDir, "work"))
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		require.ErrorAs(t, err, new(*exec.ExitError))
-	}
-	return cmd.ProcessState.ExitCode(), string(out)
+	r := Client(t, []string{"WORK_DIR=" + filepath.Join(stateDir, "work")}, Program(t),
+		append([]string{"handover", "--lun=1"}, args...)...)
+	require.Equal(t, status, r.Status, "%s", r)
+	return r.Output
 }
 
 // Program returns the path of Binary.
