@@ -73,15 +73,15 @@ func (n *network) keep(c netlink.Link, l *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {
 // the lease (RFC 2131 4.3.2, REBINDING): that server gets the broadcast, too, and if it is gone,
 // another one answers.
 func (n *network) renew(c netlink.Link, l *dhcpv4.DHCPv4, end time.Time) (*dhcpv4.DHCPv4, error) {
-	const often = time.Minute
 	query := n.query(c, dhcpv4.MessageTypeRequest)
 	query.ClientIPAddr = l.YourIPAddr
 	for {
 		answer, err := n.ask(c, query, renewTries, dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak)
-		if err == nil || errors.Is(err, errRefused) || time.Now().Add(often).After(end) {
+		left := time.Until(end)
+		if err == nil || errors.Is(err, errRefused) || left < time.Second {
 			return answer, err
 		}
-		time.Sleep(often)
+		time.Sleep(min(time.Minute, left/2)) // RFC 2131 4.4.5
 	}
 }
 
