@@ -8,6 +8,8 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/adapter/machine"
 )
 
 // lifetime is how long a lease is valid; 0: for ever.
@@ -82,14 +84,10 @@ func searchOf(l *dhcpv4.DHCPv4) []string {
 // nameOf is a name that can be written into a file of lines, or "". Anything else than a name could
 // add lines of its own to resolv.conf.
 func nameOf(s string) string {
-	s = strings.TrimRight(s, "\x00")
-	for _, c := range []byte(s) {
-		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
-		if !letter && c != '-' && c != '_' && c != '.' {
-			return ""
-		}
+	if s = strings.TrimRight(s, "\x00"); machine.IsName(s) {
+		return s
 	}
-	return s
+	return ""
 }
 
 // maxName is the most bytes of a domain name (RFC 1035 3.1).

@@ -15,6 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/adapter/machine"
 )
 
 // network sets up the network cards of the machine. The kernel itself handles addresses, routes and
@@ -48,14 +50,12 @@ type resolver struct {
 const unnamed = "localhost"
 
 func newNetwork(dir, hostname string, say func(string, ...any)) *network {
-	n := &network{say: say, dir: dir, fixed: hostname != "", hostname: hostname,
-		broadcast: broadcast, online: make(chan struct{}), names: map[string]resolver{},
+	n := &network{say: say, dir: dir, hostname: unnamed, broadcast: broadcast,
+		online: make(chan struct{}), names: map[string]resolver{},
 		heard: map[string]routers{}, written: map[string]string{}}
 	n.setHostname = func(name string) error { return unix.Sethostname([]byte(name)) }
 	n.isOnline = sync.OnceFunc(func() { close(n.online) })
-	if hostname == "" {
-		n.hostname = unnamed
-	}
+	n.nameIt(hostname)
 	return n
 }
 
@@ -77,21 +77,22 @@ func (n *network) start() {
 
 // rename sets the host name that the host wants; "" means none.
 func (n *network) rename(hostname string) {
-	if hostname == "" {
-		return
-	}
+	n.nameIt(hostname)
+	n.write()
+}
+
+func (n *network) nameIt(hostname string) {
 	n.mu.Lock()
-	n.fixed, n.hostname = true, hostname
-	n.mu.Unlock()
-	if err := n.write(); err != nil {
-		n.say("%v", err)
+	defer n.mu.Unlock()
+	if machine.IsHostname(hostname) {
+		n.fixed, n.hostname = true, hostname
+	} else if hostname != "" {
+		n.say("%q cannot be the name of a machine", hostname)
 	}
 }
 
 func (n *network) begin() error {
-	if err := n.write(); err != nil {
-		return err
-	}
+	n.write()
 	for file, value := range sysctls {
 		_ = os.WriteFile(file, []byte(value), 0) // an older kernel does without
 	}
@@ -174,7 +175,7 @@ func (n *network) configure(c netlink.Link, l, formerly *dhcpv4.DHCPv4) error {
 		return fmt.Errorf("routes: %w", err)
 	}
 	n.mu.Lock()
-	if name := nameOf(l.HostName()); name != "" && !n.fixed {
+	if name := l.HostName(); machine.IsHostname(name) && !n.fixed {
 		n.hostname = name
 	}
 	n.mu.Unlock()
@@ -203,9 +204,7 @@ func (n *network) reachable(address net.IP) {
 		n.address = address
 	}
 	n.mu.Unlock()
-	if err := n.write(); err != nil {
-		n.say("%v", err)
-	}
+	n.write()
 	n.isOnline()
 }
 
@@ -214,43 +213,44 @@ func (n *network) resolve(from string, r resolver) {
 	n.mu.Lock()
 	n.names[from] = r
 	n.mu.Unlock()
-	if err := n.write(); err != nil {
-		n.say("%v", err)
-	}
+	n.write()
 }
 
 // write brings the host name and the files that programs read up to date. What the image's program
 // has changed is its own from then on.
-func (n *network) write() error {
+func (n *network) write() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if was := n.written[""]; n.hostname != was {
 		name, err := os.Hostname()
 		if err != nil || was == "" || name == was { // otherwise, a program has renamed the machine
 			if err := n.setHostname(n.hostname); err != nil {
-				return fmt.Errorf("host name %q: %w", n.hostname, err)
+				n.say("host name %q: %v", n.hostname, err)
 			}
 		}
 		n.written[""] = n.hostname
 	}
 	for name, text := range n.files() {
-		path := filepath.Join(n.dir, name)
-		if before, written := n.written[name]; written {
-			is, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			if before == text || string(is) != before {
-				continue
-			}
+		if err := n.writeFile(name, text); err != nil {
+			n.say("%v", err)
 		}
-		// The existing file is written to, because it is mounted over that of the image.
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+	}
+}
+
+func (n *network) writeFile(name, text string) error {
+	path := filepath.Join(n.dir, name)
+	if before, written := n.written[name]; written {
+		is, err := os.ReadFile(path)
+		if err != nil || before == text || string(is) != before {
 			return err
 		}
+	}
+	// The existing file is written to, because it is mounted over that of the image.
+	err := os.WriteFile(path, []byte(text), 0o644)
+	if err == nil {
 		n.written[name] = text
 	}
-	return nil
+	return err
 }
 
 // maxSearch and maxServers are the limits of resolvers (resolv.conf(5)).

@@ -1,6 +1,7 @@
 package guestinit
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -63,7 +64,7 @@ func TestProgramsKeepTheirFiles(t *testing.T) {
 		n.hear("eth0", event{search: []string{"example.org"}, lifetime: lifetime}, now)
 		n.reachable(addr("fec0::15"))
 	}
-	require.NoError(t, n.write())
+	n.write()
 	lease("10.0.2.3")
 	routers(time.Minute)
 	const ours = "search example.org\nnameserver 10.0.2.3\nnameserver fec0::3\n"
@@ -89,9 +90,30 @@ func TestProgramsKeepTheirFiles(t *testing.T) {
 	n.mu.Lock()
 	n.hostname = "by-dhcp"
 	n.mu.Unlock()
-	require.NoError(t, n.write())
+	n.write()
 	require.Equal(t, []string{"web"}, named)
 	require.Equal(t, "web # mine\n", read("hostname"))
+}
+
+// TestBadHostname: a name that Linux or /etc/hosts cannot have is not used, and costs the machine
+// nothing else.
+func TestBadHostname(t *testing.T) {
+	for _, name := range []string{strings.Repeat("x", 65), "a b", "a\n1.2.3.4 b"} {
+		var said []string
+		n := newNetwork(t.TempDir(), name, func(format string, args ...any) {
+			said = append(said, fmt.Sprintf(format, args...))
+		})
+		n.setHostname = func(name string) error {
+			require.Equal(t, unnamed, name)
+			return unix.EINVAL // in a container without the right to
+		}
+		n.rename(name)
+		n.resolve("eth0 IPv4", resolver{servers: []string{"10.0.2.3"}})
+		require.FileExists(t, filepath.Join(n.dir, "hosts"))
+		text := testtool.Must(os.ReadFile(filepath.Join(n.dir, "resolv.conf")))(t)
+		require.Equal(t, "nameserver 10.0.2.3\n", string(text))
+		require.Equal(t, fmt.Sprintf("%q cannot be the name of a machine", name), said[0])
+	}
 }
 
 func TestRouterRecommendations(t *testing.T) {
@@ -137,11 +159,13 @@ func TestConfigure(t *testing.T) {
 	require.Equal(t, "web", n.hostname)
 	require.Equal(t, 1400, testtool.Must(netlink.LinkByName("lo"))(t).Attrs().MTU)
 
-	second := message(raw(dhcpv4.OptionClasslessStaticRoute, 32, 169, 254, 1, 2, 0, 0, 0, 0,
-		0, 169, 254, 1, 2))
+	second := message(dhcpv4.OptHostName(strings.Repeat("x", 65)),
+		raw(dhcpv4.OptionClasslessStaticRoute, 32, 169, 254, 1, 2, 0, 0, 0, 0,
+			0, 169, 254, 1, 2))
 	second.YourIPAddr = net.IPv4(192, 0, 2, 5)
 	require.NoError(t, n.configure(lo, second, first))
 	require.Equal(t, "192.0.2.5", n.address.String())
+	require.Equal(t, "web", n.hostname)
 	require.NotContains(t, routes(), "0101FEA9")
 	require.Contains(t, routes(), "lo\t0201FEA9\t00000000\t0005\t0\t0\t101\tFFFFFFFF")
 	require.Contains(t, routes(), "lo\t00000000\t0201FEA9\t0003\t0\t0\t101\t00000000")

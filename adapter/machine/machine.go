@@ -97,6 +97,21 @@ const (
 	StatusNotFound = 127
 )
 
+// IsName reports whether a text consists of what names of machines and domains are made of. Files
+// such as /etc/hosts have a meaning for other characters.
+func IsName(text string) bool {
+	return text != "" && !strings.ContainsFunc(text, func(c rune) bool {
+		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
+		return !letter && c != '-' && c != '_' && c != '.'
+	})
+}
+
+// MaxHostname is the length of the longest name that Linux gives a machine, in bytes.
+const MaxHostname = 64
+
+// IsHostname reports whether a machine can have this name.
+func IsHostname(name string) bool { return IsName(name) && len(name) <= MaxHostname }
+
 // The real-time signals.
 const (
 	SignalRTMin = 34 // as in glibc and musl, which use the first ones themselves

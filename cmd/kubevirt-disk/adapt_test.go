@@ -263,6 +263,8 @@ func TestAdaptRefuses(t *testing.T) {
 		{[]string{"r.example/web:1", to, "--kernel=/none"}, exitUsage,
 			`--kernel (ADAPT_KERNEL): "/none" does not exist`},
 		{[]string{"r.example/web:1", to, "--env=A", "--size=much"}, exitUsage, "--env: "},
+		{[]string{"r.example/web:1", to, "--hostname=a b"}, exitUsage,
+			`--hostname: "a b" cannot be the name of a machine`},
 		{[]string{"r.example/web:1", to, "--stop-signal=NONSENSE"}, exitUsage,
 			`--stop-signal: the stop signal "NONSENSE" is unknown: write a name such as SIGTERM`},
 		{[]string{"r.example/web:1", to, "--grace=100000"}, exitUsage, "--grace: 100000 is more"},

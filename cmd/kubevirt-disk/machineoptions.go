@@ -48,7 +48,7 @@ func machineSettings(m *machine.Options) []settings.Setting {
 			To:    settings.Into(&m.StopSignal, parseStopSignal)},
 		{Key: "hostname", Env: []string{"CONTAINER_HOSTNAME"},
 			Usage: "`name` of the machine (default DHCP's)",
-			To:    settings.Text(&m.Hostname)},
+			To:    settings.Into(&m.Hostname, parseHostname)},
 		{Key: "tty", Env: []string{"CONTAINER_TTY"}, Default: "false", Kind: settings.KindBool,
 			Usage: "the console is the terminal of the entry point",
 			To:    settings.Truth(&m.TTY)},
@@ -76,6 +76,14 @@ func (l loader) machine(m *machine.Options, args []string) {
 func parseStopSignal(text string) (string, error) {
 	_, err := machine.ParseSignal(text)
 	return text, err
+}
+
+func parseHostname(text string) (string, error) {
+	if !machine.IsHostname(text) {
+		return "", fmt.Errorf("%q cannot be the name of a machine: it has letters, digits, \"-\", "+
+			"\"_\" and \".\", at most %d", text, machine.MaxHostname)
+	}
+	return text, nil
 }
 
 func parseGrace(text string) (uint, error) {
