@@ -97,9 +97,8 @@ func source(l LUN, d Device) *libvirtxml.DomainDiskSourceNetwork {
 	network := &libvirtxml.DomainDiskSourceNetwork{Protocol: "iscsi",
 		Name: SourceName(l.TargetName, l.Number)}
 	for _, portal := range l.Portals {
-		network.Hosts = append(network.Hosts,
-			libvirtxml.DomainDiskSourceHost{Name: portal.Host,
-				Port: strconv.Itoa(int(portal.Port))})
+		network.Hosts = append(network.Hosts, libvirtxml.DomainDiskSourceHost{Name: portal.Host,
+			Port: strconv.Itoa(int(portal.Port))})
 	}
 	if d.Initiator != "" {
 		network.Initiator = &libvirtxml.DomainDiskSourceNetworkInitiator{

@@ -258,12 +258,10 @@ func (s *snapshot) row(l *status.LUN, short bool) row {
 		return r
 	}
 	var top float64
-	r.OpsUp, r.OpsDown, top = h.chart(s.rates.next,
-		func(p point) float32 { return p.readOps },
+	r.OpsUp, r.OpsDown, top = h.chart(s.rates.next, func(p point) float32 { return p.readOps },
 		func(p point) float32 { return p.writeOps })
 	r.OpsTop = countText(top) + "/s"
-	r.RateUp, r.RateDown, top = h.chart(s.rates.next,
-		func(p point) float32 { return p.readBytes },
+	r.RateUp, r.RateDown, top = h.chart(s.rates.next, func(p point) float32 { return p.readBytes },
 		func(p point) float32 { return p.writeBytes })
 	r.RateTop = bytesText(top) + "/s"
 	if m := s.maps(l.LUN); m != nil {

@@ -119,8 +119,7 @@ func TestFloor(t *testing.T) {
 	for i := range want {
 		want[i] = byte(i * 7)
 	}
-	require.True(t, bytes.Equal(want, content[:256<<10]),
-		"the generator's writes are in the file")
+	require.True(t, bytes.Equal(want, content[:256<<10]), "the generator's writes are in the file")
 	// A read beyond the end fails: the connection ends, and the load says so.
 	beyond := generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: size << 20}
 	require.Error(t, testtool.Err(generate(t.Context(), beyond, floor.URL, 50*time.Millisecond)))

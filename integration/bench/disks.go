@@ -264,11 +264,9 @@ func (s settings) imageServers() []starter {
 		}},
 		{"qemu-storage-daemon", func(image, dir string) (string, func() error, error) {
 			socket := filepath.Join(dir, "qsd")
-			url, stop, err := run(socket, "qemu-storage-daemon",
-				"--blockdev",
+			url, stop, err := run(socket, "qemu-storage-daemon", "--blockdev",
 				"driver=qcow2,node-name=disk,read-only=on,file.driver=file,file.read-only=on,"+
-					"file.filename="+image,
-				"--nbd-server", "addr.type=unix,addr.path="+socket,
+					"file.filename="+image, "--nbd-server", "addr.type=unix,addr.path="+socket,
 				"--export", "type=nbd,id=export,node-name=disk,name=")
 			return url, stop, err
 		}},

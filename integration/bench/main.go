@@ -120,8 +120,7 @@ func parse(args []string) (settings, error) {
 	for _, name := range s.targets {
 		if !slices.Contains([]string{"kubevirt-disk", "tgtd", "gotgt", floorName}, name) {
 			return s, fmt.Errorf("-targets: %q is not one of kubevirt-disk, tgtd, gotgt and %s",
-				name,
-				floorName)
+				name, floorName)
 		}
 	}
 	paths := []*string{&s.server, &s.gotgt, &s.cache}

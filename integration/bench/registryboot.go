@@ -215,8 +215,7 @@ func (g guest) boot(ctx context.Context, url string) (seconds float64, err error
 		"-display", "none", "-no-reboot", "-kernel", g.kernel, "-initrd", g.initrd,
 		"-append", g.cmdline, "-serial", "stdio",
 		"-drive", "if=none,id=disk,format=raw,file=" + url,
-		"-device", "virtio-blk-pci,drive=disk,serial=" + machine.DefaultSerial},
-		g.devices...)...)
+		"-device", "virtio-blk-pci,drive=disk,serial=" + machine.DefaultSerial}, g.devices...)...)
 	cmd.SysProcAttr = dieWithParent()
 	out, err := cmd.StdoutPipe()
 	if err != nil {

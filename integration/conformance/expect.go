@@ -49,8 +49,7 @@ func ReadExpectations(r io.Reader, generation string) (map[string]Expectation, e
 		for name := range strings.FieldsSeq(names) {
 			if strings.Count(name, ".") != 1 {
 				return nil, fmt.Errorf("line %d: %q is not a test name of the form Suite.Test",
-					number,
-					name)
+					number, name)
 			}
 			if limited && only != generation {
 				continue

@@ -15,8 +15,7 @@ import (
 
 // asWrapper is the command that the original wrapper's callers use.
 func asWrapper(port string) string {
-	return fmt.Sprintf(`--entrypoint=["/entry-point.sh",%q]`,
-		port)
+	return fmt.Sprintf(`--entrypoint=["/entry-point.sh",%q]`, port)
 }
 
 // TestImageOriginalCallers starts containers like the controller of the first KubeVirt releases:
@@ -75,9 +74,8 @@ func TestImageOriginalCallers(t *testing.T) {
 		rig.OK(t, "qemu-img", "info", rig.DiskURL(n.Host+":3260", 1))
 	})
 	t.Run("no image", func(t *testing.T) {
-		c := e.NewContainer(t, rig.BaseImage,
-			append([]string{"--network=none", asWrapper("3261")},
-				rig.WithEnv("USERNAME="+user, "PASSWORD="+password)...))
+		c := e.NewContainer(t, rig.BaseImage, append([]string{"--network=none", asWrapper("3261")},
+			rig.WithEnv("USERNAME="+user, "PASSWORD="+password)...))
 		c.Start(t)
 		require.Equal(t, 1, c.Wait(t))
 		require.Contains(t, c.Log(t), "/disk")

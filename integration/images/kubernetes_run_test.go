@@ -102,8 +102,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 			}, "the pod has started")
 			for _, probe := range []objects.Probe{spec.StartupProbe, spec.ReadinessProbe,
 				spec.LivenessProbe} {
-				require.Equal(t, http.StatusOK,
-					page(ports[probe.HTTPGet.Port], probe.HTTPGet.Path),
+				require.Equal(t, http.StatusOK, page(ports[probe.HTTPGet.Port], probe.HTTPGet.Path),
 					probe.HTTPGet.Path)
 			}
 			require.Equal(t, http.StatusOK,

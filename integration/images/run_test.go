@@ -102,8 +102,7 @@ func TestImageOfAnyUser(t *testing.T) {
 			c.Start(t)
 			rig.UntilReady(t, c)
 			require.Contains(t, rig.OKEnv(t, rig.CHAPClient, "iscsi-ls", "-s",
-				"iscsi://"+n.Portal(t, c)),
-				"Lun:1 ")
+				"iscsi://"+n.Portal(t, c)), "Lun:1 ")
 			e.OK(t, "podman", "healthcheck", "run", c.Name)
 			require.Equal(t, "healthy", c.Inspect(t, "{{.State.Health.Status}}"))
 			require.Zero(t, c.Stop(t))
@@ -123,9 +122,8 @@ func TestImagesThatShareAWorkDirectory(t *testing.T) {
 	shared := t.TempDir()
 	require.NoError(t, os.Chmod(shared, 0o777))
 	run := func(image string, variables ...string) *rig.Container {
-		c := e.NewContainer(t, image,
-			append(rig.WithEnv(variables...), "--network=none",
-				"--volume="+shared+":/var/lib/kubevirt-disk"))
+		c := e.NewContainer(t, image, append(rig.WithEnv(variables...), "--network=none",
+			"--volume="+shared+":/var/lib/kubevirt-disk"))
 		c.Start(t)
 		rig.UntilReady(t, c)
 		return c

@@ -55,8 +55,7 @@ func TestOtherArchitecture(t *testing.T) {
 				targettest.LoginOptions{HeaderDigest: true, DataDigest: true,
 					CHAP: &targettest.CHAP{
 						Offer: strconv.Itoa(int(algorithm)), Username: rig.User,
-						Password: rig.Password}},
-				1)
+						Password: rig.Password}}, 1)
 			data := bytes.Repeat([]byte{byte(algorithm)}, 64<<10)
 			require.True(t, rig.Do(t, s, targettest.Write10(1, 0, data)).Good())
 			require.Equal(t, data, rig.Do(t, s, targettest.Read10(1, 0, 128)).Data)

@@ -76,11 +76,10 @@ func TestHeaderDigest(t *testing.T) {
 			",target="+peers.DefaultTarget+",lun=1,header-digest="+digest,
 			"-c", "write -P 9 0 3M", "-c", "read -P 9 0 3M", "-c", "flush")
 		d.Until(fmt.Sprintf("a login with header_digest %t", want), func() bool {
-			return slices.ContainsFunc(d.Log(),
-				func(e map[string]any) bool {
-					return e["msg"] == "login" && e["header_digest"] ==
-						want
-				})
+			return slices.ContainsFunc(d.Log(), func(e map[string]any) bool {
+				return e["msg"] == "login" && e["header_digest"] ==
+					want
+			})
 		})
 	}
 }

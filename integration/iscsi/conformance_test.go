@@ -38,9 +38,8 @@ func conformanceMatrix(all []string) []conformanceLUN {
 		{
 			Configuration: conformance.Configuration{Name: "thin, two paths"},
 			start: func(t *testing.T) ([]string, func() error) {
-				return startForSuite(t,
-					map[string]string{"ACCESS_MODE": "write-shared",
-						"LISTEN": "127.0.0.1:0," + rig.SecondLoopback()})
+				return startForSuite(t, map[string]string{"ACCESS_MODE": "write-shared",
+					"LISTEN": "127.0.0.1:0," + rig.SecondLoopback()})
 			},
 		},
 		{

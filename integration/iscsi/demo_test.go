@@ -56,8 +56,7 @@ func TestDemoObeysTheEnvironment(t *testing.T) {
 				require.Contains(t, d.Output(), "METRICS_LISTEN is empty")
 				return
 			}
-			require.Contains(t, d.Output(),
-				"metrics: http://"+withPort(c.address, pagesPort)+"/\n")
+			require.Contains(t, d.Output(), "metrics: http://"+withPort(c.address, pagesPort)+"/\n")
 			d.Metrics = withPort(c.address, pagesPort)
 			require.Contains(t, d.Get("/status"), "demo.qcow2")
 		})

@@ -41,8 +41,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		rig.Logout(t, other)
 	}
 	d.Until("the log mentions it", func() bool {
-		return strings.Contains(d.Output(),
-			"cannot accept a connection")
+		return strings.Contains(d.Output(), "cannot accept a connection")
 	})
 	require.True(t, rig.Do(t, s, rig.ReadBlock(1, 7)).Good())
 }

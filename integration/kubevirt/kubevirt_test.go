@@ -59,8 +59,7 @@ func TestKubeVirtBootsAnImage(t *testing.T) {
 	require.NoError(t, os.Truncate(filepath.Join(context, "more.raw"), 8<<20))
 	image := e.BuildFrom(t, context, "ADD guest.qcow2 more.raw /disk/")
 	s := e.NewContainer(t, image, append([]string{"--network=none", "--user=107:107",
-		"--env=CONTAINER_NAME=" + p.name, "--volume=" + p.own() + ":" + hooksDir},
-		rig.Hardened...))
+		"--env=CONTAINER_NAME=" + p.name, "--volume=" + p.own() + ":" + hooksDir}, rig.Hardened...))
 	s.Start(t)
 	l := p.launch(vmiOf(nil))
 	g := l.console()

@@ -248,8 +248,7 @@ func (p *launcherPod) launch(vmi map[string]any) *launcher {
 		rig.Clients.InRoot(p.inNetwork("unshare", "-m", "-n", "-p", "-f", "--mount-proc",
 			"--kill-child", script, program, l.dir, file, p.hooks, "--name", "vm",
 			"--namespace", "default", "--uid", vmiUID, "--qemu-timeout", "4m",
-			"--grace-period-seconds", "240", "--hook-sidecars",
-			strconv.Itoa(len(sidecars)))...)...)
+			"--grace-period-seconds", "240", "--hook-sidecars", strconv.Itoa(len(sidecars)))...)...)
 	p.t.Cleanup(func() {
 		if text, _ := os.ReadFile(l.file(qemuLog)); p.t.Failed() {
 			p.t.Logf("QEMU printed last:\n%s", rig.LastLines(string(text), 60))
@@ -276,8 +275,7 @@ func (p *launcherPod) inNetwork(args ...string) []string {
 		return args
 	}
 	args = slices.DeleteFunc(args, func(a string) bool { return a == "-n" })
-	return append([]string{"nsenter", "-n", "-t", strconv.Itoa(p.network.cmd.Process.Pid)},
-		args...)
+	return append([]string{"nsenter", "-n", "-t", strconv.Itoa(p.network.cmd.Process.Pid)}, args...)
 }
 
 // file is a path below /run, as the host reaches it.

@@ -253,8 +253,7 @@ func TestReadOnlyMachine(t *testing.T) {
 			inMemory = "tmpfs"
 		}
 		require.Equal(t, "ext4", a.Mounts["/"])
-		require.Equal(t, []string{inMemory, inMemory},
-			[]string{a.Mounts["/run"], a.Mounts["/tmp"]})
+		require.Equal(t, []string{inMemory, inMemory}, []string{a.Mounts["/run"], a.Mounts["/tmp"]})
 	}
 }
 
@@ -314,10 +313,8 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 	says := func(text string) {
 		t.Helper()
 		testtool.Within(t, rig.MachineTime, func() bool {
-			return strings.Contains(console(),
-				text)
-		},
-			"the console says %q", text)
+			return strings.Contains(console(), text)
+		}, "the console says %q", text)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {

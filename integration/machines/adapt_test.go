@@ -375,8 +375,7 @@ func TestRunContainer(t *testing.T) {
 		port := testtool.Must(peers.FreePort())(t)
 		out.Reset()
 		cmd := exec.CommandContext(ctx, filepath.Join("..", "..", "scripts", "run-container.sh"),
-			path,
-			boot, t.TempDir())
+			path, boot, t.TempDir())
 		cmd.Env = append(append(os.Environ(), e.Vars...), fmt.Sprint("PORT=", port))
 		cmd.Env = append(cmd.Env, env...)
 		cmd.Stdout, cmd.Stderr = &out, &out

@@ -248,8 +248,7 @@ func (m *containerMachine) exited() string {
 func (m *containerMachine) says(text string) {
 	m.t.Helper()
 	testtool.Within(m.t, rig.MachineTime, func() bool {
-		return strings.Contains(m.console(),
-			text)
+		return strings.Contains(m.console(), text)
 	},
 		"the console says %q", text) // the end of the test shows the console
 }

@@ -109,8 +109,7 @@ func TestGenerationsOfClients(t *testing.T) {
 func use(t *testing.T, d *rig.Daemon, disk, read string) {
 	t.Helper()
 	source := randomFile(t, filepath.Join(t.TempDir(), "source"), 64<<20)
-	rig.OK(t, "qemu-img", "convert", "-n", "-W", "-m", "16", "-f", "raw", "-O", "raw",
-		source, disk)
+	rig.OK(t, "qemu-img", "convert", "-n", "-W", "-m", "16", "-f", "raw", "-O", "raw", source, disk)
 	d.UntilFree()
 	rig.Same(t, source, read)
 	d.UntilFree()

@@ -90,10 +90,9 @@ func StartGotgt(binary, stateDir string, raws ...string) (*Target, error) {
 	const name = "iqn.2017-01.io.kubevirt:gotgt"
 	var storages, luns []string
 	for i, raw := range raws {
-		storages = append(storages,
-			fmt.Sprintf(
-				`{"deviceID": %d, "path": "file:%s", "online": true, "thinProvisioning": true}`,
-				1000+i, raw))
+		storages = append(storages, fmt.Sprintf(
+			`{"deviceID": %d, "path": "file:%s", "online": true, "thinProvisioning": true}`,
+			1000+i, raw))
 		luns = append(luns, fmt.Sprintf(`"%d": %d`, i+1, 1000+i))
 	}
 	config := fmt.Sprintf(`{

@@ -108,8 +108,7 @@ func TestCommitKept(t *testing.T) {
 	had, said := files(), filepath.Join(dir, "digest")
 	require.NoError(t, os.WriteFile(said, nil, 0o600))
 	offline := "--persistent-dir=" + kept
-	require.Equal(t, now, stored(repository+"now2", "--onto="+old, offline,
-		"--digest-file="+said))
+	require.Equal(t, now, stored(repository+"now2", "--onto="+old, offline, "--digest-file="+said))
 	require.Equal(t, now+"\n", rig.ReadFile(t, said))
 	require.Equal(t, before, stored("@before", repository+"before2", "--onto="+old, offline))
 	require.Equal(t, flat, stored(old+"@before", repository+"flat2", "--flat", "--base=none",

@@ -129,23 +129,15 @@ func TestRegistryBuildah(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "Dockerfile")
 		require.NoError(t, os.WriteFile(file, []byte(instructions), 0o644))
 		image := s.Address + "/built/" + name
-		e.OK(
-			t,
-			"buildah",
-			append(
-				append(
-					[]string{"build", "--quiet", "--layers", "--file", file, "--tag", image},
-					options...),
-				work,
-			)...)
+		args := append([]string{"build", "--quiet", "--layers", "--file", file, "--tag", image},
+			options...)
+		e.OK(t, "buildah", append(args, work)...)
 		return image
 	}
 	pull := func(image string, args ...string) string {
 		t.Helper()
 		dest := filepath.Join(t.TempDir(), "disk.raw")
-		rig.MustRun(
-			t,
-			nil,
+		rig.MustRun(t, nil,
 			append([]string{"pull", "--insecure-registry=" + s.Address, image, dest}, args...)...)
 		return dest
 	}
@@ -159,12 +151,8 @@ func TestRegistryBuildah(t *testing.T) {
 		"--disable-compression"} {
 		// Each needs a layer of its own. Otherwise the registry would already have it, compressed
 		// by gzip.
-		image := build(
-			fmt.Sprintf("packed:%d", i),
-			fmt.Sprintf("FROM scratch\nADD fedora.qcow2 /disk/%d.qcow2\n", i),
-			"--format",
-			"oci",
-		)
+		image := build(fmt.Sprintf("packed:%d", i),
+			fmt.Sprintf("FROM scratch\nADD fedora.qcow2 /disk/%d.qcow2\n", i), "--format", "oci")
 		if r := e.Run(t, "buildah", "push", "--tls-verify=false", how, image); r.Status != 0 {
 			require.Contains(t, r.Output, "chunked", "%s", r) // older versions do not know it
 			continue
@@ -172,10 +160,8 @@ func TestRegistryBuildah(t *testing.T) {
 		rig.SameFile(t, raw, pull(image))
 	}
 	// A layer replaces files, and removes files.
-	image := build(
-		"two:1",
-		"FROM scratch\nADD fedora.qcow2 /disk/disk.img\nADD other.raw /disk/disk.img\n",
-	)
+	image := build("two:1",
+		"FROM scratch\nADD fedora.qcow2 /disk/disk.img\nADD other.raw /disk/disk.img\n")
 	e.OK(t, "buildah", "push", "--tls-verify=false", image)
 	rig.SameFile(t, other, pull(image))
 	image = build("three:1", "FROM scratch\nADD fedora.qcow2 other.raw /disk/\n")
@@ -204,16 +190,8 @@ func TestRegistryServe(t *testing.T) {
 	e := rig.NeedImages(t, "docker-registry", "iscsi-ls", "qemu-img")
 	address := rig.Registry(t)
 	base := address + "/" + rig.BaseImage
-	e.OK(
-		t,
-		"buildah",
-		"manifest",
-		"push",
-		"--all",
-		"--tls-verify=false",
-		rig.BaseImage,
-		"docker://"+base,
-	)
+	e.OK(t, "buildah", "manifest", "push", "--all", "--tls-verify=false", rig.BaseImage,
+		"docker://"+base)
 	_, qcow2 := newDisk(t)
 	user := address + "/vm/fedora:42"
 	rig.MustRun(t, nil, "push", "--insecure-registry="+address, "--base="+base, qcow2, user)
@@ -221,11 +199,8 @@ func TestRegistryServe(t *testing.T) {
 	node := rig.OwnEngine(t)
 	node.OK(t, "podman", "pull", "--quiet", "--tls-verify=false", user)
 	n := rig.Network{}
-	c := node.NewContainer(
-		t,
-		user,
-		append(rig.WithEnv(append(n.Settings(), rig.Credential...)...), n.Option()),
-	)
+	c := node.NewContainer(t, user,
+		append(rig.WithEnv(append(n.Settings(), rig.Credential...)...), n.Option()))
 	c.Start(t)
 	rig.UntilReady(t, c)
 	require.Contains(t, rig.OKEnv(t, rig.CHAPClient, "iscsi-ls", "-s", "iscsi://"+n.Portal(t, c)),
@@ -255,25 +230,12 @@ func TestRegistryJob(t *testing.T) {
 	raw, qcow2 := newDisk(t)
 	s := rig.StartRegistry(t, false, basicAuth(t))
 	login := []string{"REGISTRY_USERNAME=" + registryUser, "REGISTRY_PASSWORD=" + registryPassword}
-	rig.MustRun(
-		t,
-		login,
-		"push",
-		"--base=none",
-		"--insecure-registry="+s.Address,
-		qcow2,
-		s.Address+"/vm/fedora:42",
-	)
+	rig.MustRun(t, login, "push", "--base=none", "--insecure-registry="+s.Address, qcow2,
+		s.Address+"/vm/fedora:42")
 	volume, secrets := t.TempDir(), t.TempDir()
 	pullSecret(t, secrets, s.Address)
-	here := strings.NewReplacer(
-		"registry.example.com",
-		s.Address,
-		"/data",
-		volume,
-		"/pull-secret",
-		secrets,
-	)
+	here := strings.NewReplacer("registry.example.com", s.Address, "/data", volume, "/pull-secret",
+		secrets)
 	env := []string{"INSECURE_REGISTRY=" + s.Address}
 	for _, v := range container.Env {
 		env = append(env, v.Name+"="+here.Replace(v.Value))
@@ -309,12 +271,8 @@ func TestRegistryBlockDevice(t *testing.T) {
 	want := testtool.Must(os.ReadFile(raw))(t)
 	got := testtool.Must(os.ReadFile(large))(t)
 	require.True(t, bytes.Equal(want, got[:len(want)]))
-	require.Equal(
-		t,
-		[]byte("old old "),
-		got[len(want):len(want)+8],
-		"what is behind the disk stays",
-	)
+	require.Equal(t, []byte("old old "), got[len(want):len(want)+8],
+		"what is behind the disk stays")
 
 	image := testtool.Must(os.Open(large))(t) // as a daemon has it that serves it
 	require.NoError(t, flock.Lock(image, unix.LOCK_SH))

@@ -57,14 +57,8 @@ func tokenAuth(t *testing.T) (settings string, issued func() int) {
 		var access []map[string]any
 		for _, scope := range r.URL.Query()["scope"] {
 			if parts := strings.SplitN(scope, ":", 3); len(parts) == 3 {
-				access = append(
-					access,
-					map[string]any{
-						"type":    parts[0],
-						"name":    parts[1],
-						"actions": strings.Split(parts[2], ","),
-					},
-				)
+				access = append(access, map[string]any{"type": parts[0], "name": parts[1],
+					"actions": strings.Split(parts[2], ",")})
 			}
 		}
 		now := time.Now().Unix()
@@ -75,41 +69,23 @@ func tokenAuth(t *testing.T) (settings string, issued func() int) {
 			}
 			return base64.RawURLEncoding.EncodeToString(text)
 		}
-		signed := encode(
-			map[string]any{
-				"typ": "JWT",
-				"alg": "ES256",
-				"x5c": []string{base64.StdEncoding.EncodeToString(certificate)},
-			},
-		) +
-			"." + encode(
-			map[string]any{
-				"iss":    "test",
-				"sub":    registryUser,
-				"aud":    r.URL.Query().Get("service"),
-				"exp":    now + 60,
-				"nbf":    now - 60,
-				"iat":    now,
-				"jti":    fmt.Sprint(n),
-				"access": access,
-			},
-		)
+		signed := encode(map[string]any{"typ": "JWT", "alg": "ES256",
+			"x5c": []string{base64.StdEncoding.EncodeToString(certificate)}}) + "." +
+			encode(map[string]any{"iss": "test", "sub": registryUser,
+				"aud": r.URL.Query().Get("service"), "exp": now + 60, "nbf": now - 60, "iat": now,
+				"jti": fmt.Sprint(n), "access": access})
 		sum := sha256.Sum256([]byte(signed))
 		a, b, err := ecdsa.Sign(rand.Reader, key, sum[:])
 		if err != nil {
 			panic(err)
 		}
 		signature := append(a.FillBytes(make([]byte, 32)), b.FillBytes(make([]byte, 32))...)
-		_ = json.NewEncoder(w).
-			Encode(map[string]any{"token": signed + "." +
-				base64.RawURLEncoding.EncodeToString(signature), "expires_in": 60})
+		_ = json.NewEncoder(w).Encode(map[string]any{"expires_in": 60,
+			"token": signed + "." + base64.RawURLEncoding.EncodeToString(signature)})
 	}))
 	t.Cleanup(server.Close)
 	realm := strings.Replace(server.URL, "127.0.0.1", "localhost", 1) + "/token"
-	return fmt.Sprintf(
-			"auth: {token: {realm: %q, service: test, issuer: test, rootcertbundle: %q}}\n",
-			realm,
-			bundle,
-		),
+	return fmt.Sprintf("auth: {token: {realm: %q, service: test, issuer: test, "+
+			"rootcertbundle: %q}}\n", realm, bundle),
 		func() int { mu.Lock(); defer mu.Unlock(); return n }
 }

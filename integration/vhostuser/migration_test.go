@@ -40,8 +40,7 @@ func testMigration(t *testing.T, generation rig.Generation) {
 	source.OK(t, "disks=vda\n"+writers)
 	source.OK(t, moreRounds(4))
 
-	second := serve(t, t.TempDir(),
-		"--disk=nbd+unix:///disk.raw?socket="+nbd)
+	second := serve(t, t.TempDir(), "--disk=nbd+unix:///disk.raw?socket="+nbd)
 	rig.Handover(t, first.conf.StateDir, 0, "--to=unix:"+nbd, "--for=30m")
 	incoming := "unix:" + filepath.Join(first.sockets, "incoming")
 	opt := machine(generation, second.socket("disk.raw"))

@@ -174,8 +174,7 @@ func TestUploadCommand(t *testing.T) {
 		require.NotContains(t, r.Output, token)
 	}
 	r := rig.Client(t, []string{"VOLUMES_TOKEN_FILE=" + in("token")}, path, "upload", raw, url,
-		"--ca",
-		in("cert.pem"))
+		"--ca", in("cert.pem"))
 	require.Zero(t, r.Status, "%s", r)
 	require.Contains(t, r.Output, "iscsi:\n")
 	require.NotContains(t, v.Output(), token)

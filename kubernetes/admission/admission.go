@@ -304,8 +304,7 @@ func missing(pod *corev1.Pod, d Wanted) error {
 func taken(spec *corev1.PodSpec, name string) bool {
 	return slices.ContainsFunc(slices.Concat(spec.InitContainers, spec.Containers),
 		func(c corev1.Container) bool { return c.Name == name }) ||
-		slices.ContainsFunc(spec.Volumes,
-			func(v corev1.Volume) bool { return v.Name == name })
+		slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
 }
 
 // images refuses another image of the repository of a set, because the machine would then run

@@ -182,8 +182,7 @@ spec: {image: "` + digest + `", population: Snapshot, storageClassName: snapshot
 			`{"status":`+text+`}`)
 	}
 	status(`{"readyToUse":false,"error":{"message":"the pool is full"}}`)
-	w.until("False the snapshot "+name+" of the image fails: the pool is full",
-		populated("vm2")...)
+	w.until("False the snapshot "+name+" of the image fails: the pool is full", populated("vm2")...)
 	status(`{"readyToUse":true,"restoreSize":"20Gi","error":null}`)
 	w.until("True", populated("vm1")...)
 	w.until("True", populated("vm2")...)
@@ -194,8 +193,7 @@ spec: {image: "` + digest + `", population: Snapshot, storageClassName: snapshot
 	// The collector removes the first owner: the second keeps all objects.
 	var owners string
 	testtool.Within(t, timeout, func() bool {
-		owners = w.kubectl("get", "job", name, "-o",
-			"jsonpath={.metadata.ownerReferences[*].name}")
+		owners = w.kubectl("get", "job", name, "-o", "jsonpath={.metadata.ownerReferences[*].name}")
 		return owners == "vm2"
 	}, "vm2 is the only owner: %s", func() any { return owners })
 	require.Contains(t, w.kubectl("get", "volumesnapshot", name, "-o", "name"), name)

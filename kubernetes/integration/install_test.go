@@ -116,8 +116,7 @@ func controllerBinary(t testing.TB) string {
 		root := testtool.Must(plane.Root())(t)
 		built.path = filepath.Join(plane.Get(t).Dir, "kubevirt-disk-controller")
 		// As the Makefile builds it, so that nothing is compiled twice.
-		cmd := exec.Command("go", "build", "-trimpath", "-o", built.path,
-			"./command")
+		cmd := exec.Command("go", "build", "-trimpath", "-o", built.path, "./command")
 		cmd.Dir, cmd.Env = filepath.Join(root, "kubernetes"), append(os.Environ(), "CGO_ENABLED=0")
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, string(out))

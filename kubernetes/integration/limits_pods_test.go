@@ -146,8 +146,7 @@ func TestPodsOfTheController(t *testing.T) {
 		require.ErrorContains(t, create(ownJob, c...), "have one form", what)
 		if !strings.Contains(c[0], "args") {
 			require.ErrorContains(t, create(ownDeployment, append(c, server...)...),
-				"have one form",
-				what)
+				"have one form", what)
 		}
 	}
 	for what, c := range map[string][]string{

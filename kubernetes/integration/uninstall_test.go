@@ -86,8 +86,7 @@ func TestUninstall(t *testing.T) {
 
 	// With the annotation for deleting the disks, it is allowed. commands[3] would delete
 	// those of other tests.
-	require.Equal(t, "disk.kubevirt.io/delete-all-objects=true",
-		commands[4][len(commands[4])-1])
+	require.Equal(t, "disk.kubevirt.io/delete-all-objects=true", commands[4][len(commands[4])-1])
 	w.p.Kubectl(t, commands[4]...)
 	w.p.Kubectl(t, deleteTypes...)
 	w.p.Kubectl(t, append(commands[4][:len(commands[4])-1],

@@ -211,8 +211,7 @@ func (b *bundle) Start(t *testing.T) {
 	b.cmd.Env = b.e.env
 	b.cmd.Stdout, b.cmd.Stderr = out, out
 	require.NoError(t, b.cmd.Start())
-	testtool.Within(t, Timeout, func() bool { return b.Running(t) },
-		"runc has started it")
+	testtool.Within(t, Timeout, func() bool { return b.Running(t) }, "runc has started it")
 }
 
 func (b *bundle) Exec(t *testing.T, args ...string) Result {
@@ -318,8 +317,7 @@ func (n Network) Portal(t *testing.T, s Sandbox) string {
 
 // DiskURL is the URL of a LUN of the default target, with the tests' credential.
 func DiskURL(portal string, lun int) string {
-	return fmt.Sprintf("iscsi://%s%%%s@%s/%s/%d", User, Password, portal,
-		peers.DefaultTarget, lun)
+	return fmt.Sprintf("iscsi://%s%%%s@%s/%s/%d", User, Password, portal, peers.DefaultTarget, lun)
 }
 
 // EmptyDir is a volume like a pod's: everybody may write to it, and it outlives a container.

@@ -21,8 +21,7 @@ func nbdSecret(id *v1alpha1.VMIdentity, host string) (*corev1.Secret, error) {
 	if err != nil {
 		return nil, err
 	}
-	clientCert, clientKey, err := certificate(x509.ExtKeyUsageClientAuth,
-		id.Name+"."+id.Namespace)
+	clientCert, clientKey, err := certificate(x509.ExtKeyUsageClientAuth, id.Name+"."+id.Namespace)
 	return &corev1.Secret{
 		ObjectMeta: objects.MetaOf(id, v1alpha1.NBDSecretName(id.Name)),
 		Type:       corev1.SecretTypeTLS,

@@ -147,8 +147,7 @@ func TestKubernetesExamples(t *testing.T) {
 	for name, d := range all.deployed {
 		require.Equal(t, d.Spec.Selector.MatchLabels, d.Spec.Template.Labels)
 		require.EqualValues(t, 1, *d.Spec.Replicas,
-			"two replicas would be two disks behind one name: %s",
-			name)
+			"two replicas would be two disks behind one name: %s", name)
 		require.Equal(t, appsv1.RecreateDeploymentStrategyType, d.Spec.Strategy.Type)
 	}
 	for _, s := range all.services {
@@ -247,11 +246,9 @@ func brokenReferences(pod *corev1.PodTemplateSpec, all kubernetesExamples) (foun
 			}
 		}
 		for _, p := range []*corev1.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
-			if p != nil && !slices.ContainsFunc(c.Ports,
-				func(port corev1.ContainerPort) bool {
-					return port.Name ==
-						p.HTTPGet.Port.String()
-				}) {
+			if p != nil && !slices.ContainsFunc(c.Ports, func(port corev1.ContainerPort) bool {
+				return port.Name == p.HTTPGet.Port.String()
+			}) {
 				bad("%s: a probe asks port %s", c.Name, p.HTTPGet.Port.String())
 			}
 		}

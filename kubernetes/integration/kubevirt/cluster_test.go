@@ -139,15 +139,13 @@ func start(t *testing.T) *cluster {
 func (c *cluster) install(t *testing.T) {
 	t.Helper()
 	// KubeVirt's own parts ask for a node of the control plane.
-	c.Kubectl(t, "label", "node", c.Name(), "node-role.kubernetes.io/control-plane=",
-		"--overwrite")
+	c.Kubectl(t, "label", "node", c.Name(), "node-role.kubernetes.io/control-plane=", "--overwrite")
 	c.Kubectl(t, "apply", "--server-side", "--validate=false", "-f",
 		filepath.Join(c.programs, "operator.json"))
 	// It is killed if it does not listen after half a minute. On a busy machine, it never does.
 	c.Kubectl(t, "patch", "deployment/virt-operator", "-n", "kubevirt", "--type=json", "-p",
 		`[{"op": "remove", "path": "/spec/template/spec/containers/0/livenessProbe"}]`)
-	c.Kubectl(t, "wait", "crd/kubevirts.kubevirt.io", "--for=condition=Established",
-		"--timeout=5m")
+	c.Kubectl(t, "wait", "crd/kubevirts.kubevirt.io", "--for=condition=Established", "--timeout=5m")
 	c.Apply(t, c.manifest(t, "kubevirt.yaml"))
 }
 

@@ -59,8 +59,7 @@ func TestFirstInstall(t *testing.T) {
 		_ = serve.Process.Kill()
 		_ = serve.Wait() // it was killed
 	})
-	settings := append(os.Environ(),
-		"REGISTRY="+registry+"/vms",
+	settings := append(os.Environ(), "REGISTRY="+registry+"/vms",
 		"CONTAINERS_REGISTRIES_CONF="+write("registries.conf",
 			"[[registry]]\nlocation = \""+registry+"\"\ninsecure = true\n"),
 		"CONTAINERS_STORAGE_CONF="+write("storage.conf", "[storage]\ndriver = \"vfs\"\n"+
@@ -69,8 +68,7 @@ func TestFirstInstall(t *testing.T) {
 		"PATH="+n.bin+":"+os.Getenv("PATH"))
 	run := func(script string) {
 		t.Helper()
-		cmd := n.Command(t.Context(), "bash", "-euxo", "pipefail", "-c",
-			"cd '"+root+"'\n"+script)
+		cmd := n.Command(t.Context(), "bash", "-euxo", "pipefail", "-c", "cd '"+root+"'\n"+script)
 		cmd.Env = settings
 		out, err := cmd.CombinedOutput()
 		if err != nil {

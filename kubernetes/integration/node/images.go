@@ -198,9 +198,8 @@ func ControllerImage(t testing.TB, name string) Image {
 	t.Helper()
 	b := newBuilder(t)
 	bin := filepath.Join(b.dir, "bin")
-	err := errors.Join(os.Mkdir(bin, 0o755),
-		os.Rename(Build(t, "kubernetes", "./command"),
-			filepath.Join(bin, "kubevirt-disk-controller-linux-amd64")))
+	err := errors.Join(os.Mkdir(bin, 0o755), os.Rename(Build(t, "kubernetes", "./command"),
+		filepath.Join(bin, "kubevirt-disk-controller-linux-amd64")))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -83,8 +83,7 @@ func (n *Node) machineThatStays(t *testing.T) {
 	t.Cleanup(func() { n.explain(t, pod.Name, "compute", admission.HookContainer) })
 	n.startMachine(t, pod)
 	domain := n.define(t, pod, "{}")
-	require.Contains(t, domain,
-		`socket="`+diskSocket+`"`)
+	require.Contains(t, domain, `socket="`+diskSocket+`"`)
 	require.Contains(t, domain, `bus="scsi"`, "an annotation says so")
 	wrote := n.untilWritten(t, pod.Name, 8)
 	t.Logf("the hook sidecar's memory:\n%s", n.memory(t, pod.Name, 1))

@@ -29,8 +29,7 @@ func TestExamples(t *testing.T) {
 		require.NoError(t, err, string(out))
 	}
 	n := Start(t, DiskImage(t, "registry.example.com/my-fedora:1", disk),
-		DiskImage(t, "registry.example.com/kubevirt.io:disk", ""),
-		QEMUImage(t, qemuImage))
+		DiskImage(t, "registry.example.com/kubevirt.io:disk", ""), QEMUImage(t, qemuImage))
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
 	n.Apply(t, example(t, "secret.yaml"))
 	// Each machine has an initiator name of its own, made of its pod's uid.
