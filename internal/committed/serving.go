@@ -20,17 +20,13 @@ func OpenOfDaemon(ctx context.Context, daemon control.Client, name, snapshot str
 	own := snapshot == ""
 	if own {
 		snapshot = "commit-" + time.Now().UTC().Format("20060102T150405.000Z")
-		change := func(ctx context.Context, action status.SnapshotAction) error {
-			_, err := daemon.Snapshot(ctx, status.SnapshotRequest{Action: action,
-				Disks: []string{name}, Name: snapshot})
-			return err
-		}
-		if err := change(ctx, status.SnapshotCreate); err != nil {
+		if err := daemon.OwnSnapshot(ctx, name, snapshot); err != nil {
 			return nil, explain(err)
 		}
 		end = func() error {
-			// Also after an interruption: nobody else knows of it.
-			err := change(context.WithoutCancel(ctx), status.SnapshotDelete)
+			// Also after an interruption: nobody else may know of it.
+			_, err := daemon.Snapshot(context.WithoutCancel(ctx), status.SnapshotRequest{
+				Action: status.SnapshotDelete, Disks: []string{name}, Name: snapshot})
 			if err != nil {
 				err = fmt.Errorf("the snapshot %q of %q is left, delete it: %w", snapshot, name,
 					explain(err))

@@ -101,6 +101,14 @@ func (c Client) Snapshot(ctx context.Context, req status.SnapshotRequest) (done 
 	return reply.Done, err
 }
 
+// OwnSnapshot makes a snapshot that the daemon deletes if this process ends without having done so.
+// A daemon that does not see the process, as one in another container, or an older one, keeps it.
+func (c Client) OwnSnapshot(ctx context.Context, disk, name string) error {
+	return c.ask(ctx, http.MethodPost, status.PathSnapshots+"?"+whileAlive, status.SnapshotRequest{
+		Action: status.SnapshotCreate, Disks: []string{disk}, Name: name},
+		new(status.SnapshotAnswer))
+}
+
 // ask sends a request and reads the answer into reply.
 func (c Client) ask(ctx context.Context, method, endpoint string, req, reply any) error {
 	body, err := json.Marshal(req)

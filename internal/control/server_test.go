@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -82,6 +83,7 @@ type fakeTarget struct {
 	*fakeLUNs
 	sessions []status.Session
 	content  *fakeContent
+	deleted  chan string // gets the names of deleted snapshots; nil: unused
 }
 
 func (f *fakeTarget) Sessions() []status.Session { return f.sessions }
@@ -105,6 +107,9 @@ func (f *fakeTarget) ListSnapshots(disk string) ([]status.Snapshot, error) {
 func (f *fakeTarget) ChangeSnapshots(_ context.Context, r status.SnapshotRequest) (string, error) {
 	if r.Disks[0] == "none" {
 		return "", errors.New("there is no disk none")
+	}
+	if r.Action == status.SnapshotDelete && f.deleted != nil {
+		f.deleted <- r.Name
 	}
 	return fmt.Sprintf("%s %s of %v", r.Action, r.Name, r.Disks), nil
 }
@@ -301,6 +306,33 @@ func (f *fakeTarget) OpenContent(disk, snapshot string) (*Content, error) {
 	}
 	return &Content{Disk: f.content, Described: status.Content{Disk: disk, Identity: identity,
 		Size: f.content.Size(), Image: []string{"sha256:0"}}}, nil
+}
+
+// TestOwnSnapshot: a snapshot that a process has made for itself goes when the process is killed.
+func TestOwnSnapshot(t *testing.T) {
+	process := exec.Command("sleep", "inf")
+	require.NoError(t, process.Start())
+	luns := &fakeTarget{deleted: make(chan string)}
+	c := &snapshotControl{luns, zap.NewNop()}
+	make := func(name string) {
+		r := httptest.NewRequest(http.MethodPost, status.PathSnapshots+"?"+whileAlive,
+			strings.NewReader(`{"action": "create", "disks": ["vm"], "name": "`+name+`"}`))
+		peer := &unix.Ucred{Pid: int32(process.Process.Pid)}
+		w := httptest.NewRecorder()
+		c.change(w, r.WithContext(context.WithValue(r.Context(), peerKey{}, peer)), 0)
+		require.Equal(t, http.StatusOK, w.Code, w.Body)
+	}
+	make("one")
+	select {
+	case <-luns.deleted:
+		t.Fatal("the process is there")
+	default:
+	}
+	require.NoError(t, process.Process.Kill())
+	require.Error(t, process.Wait())
+	require.Equal(t, "one", <-luns.deleted)
+	make("killed meanwhile")
+	require.Equal(t, "killed meanwhile", <-luns.deleted)
 }
 
 // TestReader reads a snapshot through a socket, with more ranges than a page has.

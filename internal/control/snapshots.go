@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/status"
 )
@@ -23,6 +24,9 @@ type Snapshots interface {
 // snapshotTime is how long a request for a snapshot may take. It is shorter than the client's
 // timeout, so that the client learns the reason.
 const snapshotTime = timeout - 2*time.Second
+
+// whileAlive is the query of a request for a snapshot that goes with the process that asks.
+const whileAlive = "while-alive"
 
 // snapshotControl answers the requests about snapshots.
 type snapshotControl struct {
@@ -54,7 +58,32 @@ func (c *snapshotControl) change(w http.ResponseWriter, r *http.Request, user ui
 	}
 	c.log.Info("snapshot", zap.String("action", string(req.Action)),
 		zap.Strings("disks", req.Disks), zap.String("name", req.Name), zap.Uint32("by_user", user))
+	peer, ok := r.Context().Value(peerKey{}).(*unix.Ucred)
+	if ok && req.Action == status.SnapshotCreate && r.URL.Query().Has(whileAlive) {
+		// Before the answer, with which the process may end: then its number may be another one's.
+		fd, err := unix.PidfdOpen(int(peer.Pid), 0)
+		if err == nil || err == unix.ESRCH { // otherwise it is in another container
+			go c.deleteAfter(fd, req)
+		}
+	}
 	answer(w, http.StatusOK, status.SnapshotAnswer{Done: done})
+}
+
+// deleteAfter deletes a snapshot when a process has ended, unless that has done so itself.
+func (c *snapshotControl) deleteAfter(process int, req status.SnapshotRequest) {
+	defer unix.Close(process)
+	for err := error(unix.EINTR); process >= 0 && err == unix.EINTR; {
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}, -1)
+	}
+	req.Action = status.SnapshotDelete
+	for range 10 { // its last read may still be under way
+		if _, err := c.do(context.Background(), req); err == nil {
+			c.log.Info("a snapshot is deleted, because the process that had made it for itself "+
+				"has ended", zap.Strings("disks", req.Disks), zap.String("name", req.Name))
+			return
+		}
+		time.Sleep(time.Second)
+	}
 }
 
 func (c *snapshotControl) do(ctx context.Context, req status.SnapshotRequest) (string, error) {
