@@ -167,12 +167,10 @@ func (n *network) configure(c netlink.Link, l, formerly *dhcpv4.DHCPv4) error {
 	if err := netlink.AddrReplace(c, &netlink.Addr{IPNet: address}); err != nil {
 		return fmt.Errorf("address %v: %w", address, err)
 	}
-	var err error
 	for _, r := range routesOf(l, card.Index) {
-		err = errors.Join(err, netlink.RouteReplace(r))
-	}
-	if err != nil {
-		return fmt.Errorf("routes: %w", err)
+		if err := netlink.RouteReplace(r); err != nil {
+			n.say("%s: the route to %v of the DHCP server is refused: %v", card.Name, r.Dst, err)
+		}
 	}
 	n.mu.Lock()
 	if name := l.HostName(); machine.IsHostname(name) && !n.fixed {

@@ -161,6 +161,7 @@ func TestConfigure(t *testing.T) {
 
 	second := message(dhcpv4.OptHostName(strings.Repeat("x", 65)),
 		raw(dhcpv4.OptionClasslessStaticRoute, 32, 169, 254, 1, 2, 0, 0, 0, 0,
+			8, 9, 192, 0, 2, 5, // its own address: Linux refuses that
 			0, 169, 254, 1, 2))
 	second.YourIPAddr = net.IPv4(192, 0, 2, 5)
 	require.NoError(t, n.configure(lo, second, first))
