@@ -3,8 +3,8 @@
 //
 // Main is called by the kernel, from the initramfs of adapter/initrd, and does this, in order:
 //
-//   - it loads the modules that the machine's devices ask for (modules.go), finds the disk by its
-//     serial number, grows the file system to the size of the disk, and mounts it (disk.go)
+//   - it loads the modules of the initramfs (modules.go), finds the disk by its serial number,
+//     grows the file system to the size of the disk, and mounts it (disk.go)
 //   - meanwhile it sets up the network: lo, DHCP (lease.go, answer.go), what IPv6 routers say
 //     (routers.go), DNS (network.go)
 //   - it reads the image's configuration and what the host wants other (spec.go), and starts a

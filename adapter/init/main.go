@@ -138,19 +138,13 @@ func (g *guest) readProcess(device string) (process, machine.Options, error) {
 	return readProcess(f, g.params)
 }
 
-// findDisk loads modules until the disk appears. The modules of the power button are among them.
-// Its events are read from then on, so a press while the entry point starts is not lost.
+// findDisk loads the modules, and waits for the disk. The modules of the power button are among
+// them. Its events are read from then on, so a press while the entry point starts is not lost.
 func (g *guest) findDisk() (string, error) {
-	m, err := readModules("/lib/modules")
-	if err != nil {
-		return "", err
+	if err := loadModules("/lib/modules", insertModule); err != nil {
+		g.report.say("%v", err)
 	}
-	return waitForDisk(g.params.serial, func() {
-		if err := m.loadForDevices(); err != nil {
-			g.report.say("%v", err)
-		}
-		g.buttons.look()
-	})
+	return waitForDisk(g.params.serial, g.buttons.look)
 }
 
 // waitFor returns when the machine can be reached. Programs expect that when they start.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 )
 
@@ -53,7 +52,7 @@ func Build(opt Options) ([]byte, error) {
 		}
 		a.File(modulesDir+name+".ko", 0o644, content)
 	}
-	a.File(modulesDir+"index", 0o644, []byte(modules.index()))
+	a.File(modulesDir+"order", 0o644, []byte(strings.Join(modules.order, "\n")+"\n"))
 	return a.Bytes(), nil
 }
 
@@ -89,20 +88,4 @@ func chooseModules(tree string) (*Modules, error) {
 		}
 	}
 	return m, nil
-}
-
-// index returns the content of /lib/modules/index.
-func (m *Modules) index() string {
-	var b strings.Builder
-	for _, name := range m.order {
-		needs := m.Needs(name)
-		slices.Reverse(needs)
-		fmt.Fprintln(&b, strings.Join(append([]string{"module", name}, needs...), " "))
-		for _, pattern := range m.alias[name] {
-			if !strings.ContainsAny(pattern, " \n") {
-				fmt.Fprintln(&b, "alias", pattern, name)
-			}
-		}
-	}
-	return b.String()
 }
