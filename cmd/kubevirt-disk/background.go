@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"strconv"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -27,6 +28,9 @@ type background struct {
 	fork  bool
 	pid   readyfile.File
 	ready *os.File // tells the command that waits; nil: none does
+
+	mu    sync.Mutex // held while the PID file is made or removed
+	ended bool       // guarded by mu
 }
 
 func (b *background) flags(cmd *cobra.Command) {
@@ -95,6 +99,11 @@ func (b *background) silent() bool { return b.ready != nil && !logsToFile() }
 
 // usable says that the disks can be used, and lets go of the terminal.
 func (b *background) usable() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ended {
+		return nil
+	}
 	if err := b.pid.Write(); err != nil {
 		return err
 	}
@@ -116,4 +125,13 @@ func (b *background) usable() error {
 	}
 	_, _ = b.ready.Write([]byte{1}) // who waited may be gone
 	return b.ready.Close()
+}
+
+// end removes the PID file. A daemon that is stopped when its disks become usable may still be on
+// its way to make it.
+func (b *background) end() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ended = true
+	return b.pid.Remove()
 }

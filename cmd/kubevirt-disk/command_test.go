@@ -150,6 +150,15 @@ func TestServeInTheBackground(t *testing.T) {
 	require.Equal(t, "no daemon of this user is running\n", listed)
 }
 
+// TestNoPIDFileAfterTheEnd: a daemon that is stopped while it becomes usable leaves no PID file.
+func TestNoPIDFileAfterTheEnd(t *testing.T) {
+	var b background
+	b.pid.Path = filepath.Join(t.TempDir(), "pid")
+	require.NoError(t, b.end())
+	require.NoError(t, b.usable())
+	require.NoFileExists(t, b.pid.Path)
+}
+
 // apartFromOthers is an environment in which no daemon is found but those that have it, too.
 func apartFromOthers(t *testing.T) []string {
 	t.Helper()

@@ -218,7 +218,7 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 			run.stop()
 			err = cmp.Or(err, run.err)
 		}
-		err = errors.Join(err, background.pid.Remove())
+		err = errors.Join(err, background.end())
 		if isClosed(d.Ready()) {
 			launcher = nil // it has its disks
 		}
