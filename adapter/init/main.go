@@ -125,7 +125,6 @@ func (g *guest) run() (ending, error) {
 	}
 	g.waitFor(network)
 	g.buttons.look()
-	go g.buttons.watch()
 	return g.runEntryPoint(p)
 }
 

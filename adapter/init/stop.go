@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -20,9 +19,6 @@ const (
 	eventSize = 24
 	eventType = 16
 )
-
-// powerInterval is how often new input devices are looked for.
-const powerInterval = time.Second / 2
 
 // powerButtons are the input devices that have a power button. It is pressed by `virsh shutdown`,
 // by QEMU's system_powerdown, or by KubeVirt that stops a machine. One goroutine uses them at a
@@ -60,13 +56,6 @@ func (b *powerButtons) look() {
 			defer f.Close()
 			readKeys(f, b.pressed)
 		}()
-	}
-}
-
-// watch looks for devices that appear later. It does not return.
-func (b *powerButtons) watch() {
-	for ; ; time.Sleep(powerInterval) {
-		b.look()
 	}
 }
 
