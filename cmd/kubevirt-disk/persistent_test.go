@@ -168,9 +168,10 @@ func TestServeKeepsWhatGuestsWrote(t *testing.T) {
 	env := append(l.env, "WORK_DIR="+t.TempDir())
 	image := filepath.Join(l.dir, "disk", "b.raw")
 	content := testtool.Must(os.ReadFile(image))(t)
-	serve := func() (serials map[string]string, said string) {
+	serve := func(says string) (serials map[string]string) {
 		p := launch(t, binary(t), env, "serve")
 		p.untilReady(l)
+		p.until("it says "+says, func() bool { return strings.Contains(p.stderr.String(), says) })
 		require.Equal(t, exitDone, p.terminate())
 		serials = map[string]string{}
 		for _, e := range p.entries() {
@@ -178,9 +179,9 @@ func TestServeKeepsWhatGuestsWrote(t *testing.T) {
 				serials[e["image"].(string)] = e["serial"].(string)
 			}
 		}
-		return serials, p.stderr.String()
+		return serials
 	}
-	first, _ := serve()
+	first := serve("")
 	for what, c := range map[string]struct{ away, back func() error }{
 		"renamed": {func() error { return os.Rename(image, image+".raw") },
 			func() error { return os.Rename(image+".raw", image) }},
@@ -192,13 +193,12 @@ func TestServeKeepsWhatGuestsWrote(t *testing.T) {
 	} {
 		require.NoError(t, c.away())
 		for range 2 {
-			without, said := serve()
+			without := serve("--leftovers=remove")
 			require.Equal(t, first["a.raw"], without["a.raw"], what)
 			require.NotEqual(t, first["b.raw"], without["b.raw"], what)
-			require.Contains(t, said, "--leftovers=remove", what)
 		}
 		require.NoError(t, c.back())
-		again, _ := serve()
+		again := serve("")
 		require.Equal(t, first["a.raw"], again["a.raw"], what)
 		require.Equal(t, first["b.raw"], again["b.raw"], what)
 	}
