@@ -274,8 +274,8 @@ func (s *Stream) indexLayer(ctx context.Context, desc descriptor, keep *os.File)
 		layer = transport.NewBlob(desc, func(ctx context.Context, off, _ int64) io.ReadCloser {
 			return io.NopCloser(&rangeReader{ctx: ctx, of: cached, off: off})
 		})
-		if layer.Read(ctx, read) == nil {
-			return x, nil
+		if err := layer.Read(ctx, read); err == nil || transport.GaveUp(err) {
+			return x, err
 		}
 	}
 	return x, s.image.Read(ctx, desc, layer.MaxIndexLayer, read)

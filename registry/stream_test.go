@@ -187,6 +187,26 @@ func TestStreamWaits(t *testing.T) {
 	}
 }
 
+// TestStreamGivesUpOnce: a first start whose registry has no time does not wait for it twice.
+func TestStreamGivesUpOnce(t *testing.T) {
+	m := newMemory(t)
+	oneDisk(t, m, 1<<20, transport.Options{})
+	var asked atomic.Int64
+	m.setFault(func(w http.ResponseWriter, r *http.Request) bool {
+		away := strings.Contains(r.URL.Path, "/blobs/")
+		if away {
+			asked.Add(1)
+			w.Header().Set("Retry-After", "9999")
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		return away
+	})
+	s := newStreaming(t, m.client(t), t.TempDir(), t.TempDir())
+	_, err := s.client.Stream(t.Context(), m.ref(t, "vm/a:1"), s.opt)
+	require.ErrorContains(t, err, "given up")
+	require.EqualValues(t, 1, asked.Load())
+}
+
 // TestStreamWrongBytes has the registry send wrong bytes for a while. None of them is served; each
 // is counted and fetched again.
 func TestStreamWrongBytes(t *testing.T) {

@@ -99,6 +99,9 @@ func (e *impatient) Error() string {
 
 func (e *impatient) Unwrap() error { return e.err }
 
+// GaveUp reports whether an error says that nothing, or too little, has come for too long.
+func GaveUp(err error) bool { return errors.As(err, new(*impatient)) }
+
 // tries is work that is repeated until it is done, its context ends, nothing has come for too long,
 // or an error is permanent.
 type tries struct {
