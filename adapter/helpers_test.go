@@ -147,9 +147,7 @@ type node struct {
 func mount(t testing.TB, raw string) string {
 	t.Helper()
 	testtool.Need(t, "losetup")
-	if os.Getuid() != 0 {
-		t.Skip("needs root to mount")
-	}
+	testtool.Needs(t, "root (to mount)", os.Geteuid() == 0)
 	dir := t.TempDir()
 	out, err := exec.Command("mount", "-t", "ext4", "-o", "loop,ro", raw, dir).CombinedOutput()
 	require.NoError(t, err, "mount: %s", out)

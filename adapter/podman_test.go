@@ -93,9 +93,7 @@ func podmanTree(t *testing.T, store, layout string) map[string]node {
 // TestAsPodmanMountsIt compares images of different kinds with podman's mounts.
 func TestAsPodmanMountsIt(t *testing.T) {
 	testtool.Need(t, "podman")
-	if os.Getuid() != 0 {
-		t.Skip("needs root to mount")
-	}
+	testtool.Needs(t, "root (to mount)", os.Geteuid() == 0)
 	when := time.Unix(1700000000, 123456789)
 	set := func(i item, change func(h *tar.Header)) item {
 		change(&i.Header)

@@ -378,9 +378,7 @@ func TestGeneratedStacks(t *testing.T) {
 // TestGeneratedStacksAsPodmanMountsThem compares generated stacks with podman's mounts.
 func TestGeneratedStacksAsPodmanMountsThem(t *testing.T) {
 	testtool.Need(t, "podman")
-	if os.Getuid() != 0 {
-		t.Skip("needs root to mount")
-	}
+	testtool.Needs(t, "root (to mount)", os.Geteuid() == 0)
 	start := time.Now()
 	var all []stack
 	for seed := range stacks(t, 80) {

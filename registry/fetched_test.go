@@ -267,7 +267,7 @@ func TestFetchedChild(t *testing.T) {
 // TestFetchedSharedByUsers: what one user of a group has fetched, another one serves, removes
 // and fetches again, under a mask that takes the group's right to write.
 func TestFetchedSharedByUsers(t *testing.T) {
-	filetest.Needs(t, "root (to start processes of other users)", os.Geteuid() == 0)
+	testtool.Needs(t, "root (to start processes of other users)", os.Geteuid() == 0)
 	const group = 5000
 	l, content := rawImage(t, gzipped)
 	home, err := os.MkdirTemp("", "users-") // t.TempDir is root's alone

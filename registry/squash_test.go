@@ -3,13 +3,12 @@ package registry
 import (
 	"bytes"
 	"encoding/json"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
@@ -159,14 +158,7 @@ func TestPushOntoSquashRefusals(t *testing.T) {
 	o.file(t, "base.raw", content)
 	img := func(args ...string) {
 		t.Helper()
-		cmd := exec.Command("qemu-img", args...)
-		cmd.Dir = o.dir
-		out, err := cmd.CombinedOutput()
-		require.NoError(t, err, "%s", out)
-	}
-	if _, err := exec.LookPath("qemu-img"); err != nil &&
-		os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") != "1" {
-		t.Skip("needs qemu-img")
+		filetest.QemuImg(t, o.dir, args...)
 	}
 	img("create", "-f", "qcow2", "-b", "base.raw", "-F", "raw", "mid.qcow2")
 	for _, name := range []string{"a.qcow2", "b.qcow2"} {

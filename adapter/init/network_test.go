@@ -133,9 +133,7 @@ func TestRouterRecommendations(t *testing.T) {
 
 // TestConfigure applies two leases in a network of its own, and reads the kernel's state back.
 func TestConfigure(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, for a network namespace")
-	}
+	testtool.Needs(t, "root (to make a network namespace)", os.Geteuid() == 0)
 	// The thread is not used again: it has another network.
 	runtime.LockOSThread()
 	require.NoError(t, unix.Unshare(unix.CLONE_NEWNET))

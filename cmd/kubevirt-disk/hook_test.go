@@ -58,9 +58,7 @@ exec setpriv --reuid 107 --regid 107 --clear-groups --inh-caps=-all --bounding-s
 
 func newSidecar(t *testing.T) *sidecar {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can mount what KubeVirt mounts in a sidecar")
-	}
+	testtool.Needs(t, "root (to mount what KubeVirt mounts in a sidecar)", os.Geteuid() == 0)
 	testtool.Need(t, "unshare")
 	testtool.Need(t, "setpriv")
 	s := &sidecar{t: t, hooks: t.TempDir(), disk: t.TempDir(), mounted: "/run/kubevirt-hooks",

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
@@ -70,16 +71,10 @@ func TestInspectSeveral(t *testing.T) {
 // TestInspectDirectoryAsServeDoes: a backing file needs no extension of a raw disk. It is an error
 // if it is not beside the image.
 func TestInspectDirectoryAsServeDoes(t *testing.T) {
-	if _, err := exec.LookPath("qemu-img"); err != nil {
-		t.Skip("needs qemu-img")
-	}
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "base"), bytes.Repeat([]byte("data"), 1024),
 		0o644))
-	create := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw",
-		"top.qcow2")
-	create.Dir = dir
-	require.NoError(t, create.Run())
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "top.qcow2")
 	stdout, _ := works(t, nil, "inspect", dir)
 	require.Contains(t, stdout, `"base", raw`)
 	require.NoError(t, os.Remove(filepath.Join(dir, "base")))

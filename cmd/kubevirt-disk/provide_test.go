@@ -245,14 +245,14 @@ func TestProvideAsTheWrapper(t *testing.T) {
 func newBtrfs(t *testing.T) (dir string) {
 	t.Helper()
 	testtool.Need(t, "mkfs.btrfs", "mount", "umount")
-	filetest.Needs(t, "root (to mount a file system)", os.Geteuid() == 0)
+	testtool.Needs(t, "root (to mount a file system)", os.Geteuid() == 0)
 	file, dir := filepath.Join(t.TempDir(), "btrfs"), t.TempDir()
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	require.NoError(t, os.Truncate(file, 256<<20))
 	out, err := exec.Command("mkfs.btrfs", "-q", file).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	out, err = exec.Command("mount", "-o", "loop", file, dir).CombinedOutput()
-	filetest.Needs(t, fmt.Sprintf("a kernel with btrfs and loop devices: %s", out), err == nil)
+	testtool.Needs(t, fmt.Sprintf("a kernel with btrfs and loop devices: %s", out), err == nil)
 	t.Cleanup(func() { require.NoError(t, exec.Command("umount", dir).Run()) })
 	return dir
 }

@@ -217,9 +217,7 @@ func TestServeNamedImagesThatWillNotDo(t *testing.T) {
 // TestTooLittleSpace: if a copy of the image does not fit, the message names a copy mode that needs
 // less space.
 func TestTooLittleSpace(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root (to mount a small file system)")
-	}
+	testtool.Needs(t, "root (to mount a small file system)", os.Geteuid() == 0)
 	l := newPlace(t, "a.raw")
 	require.NoError(t, os.WriteFile(filepath.Join(l.dir, "disk", "a.raw"),
 		bytes.Repeat([]byte("data"), 1<<20), 0o644))

@@ -64,7 +64,7 @@ func TestBackingFilesThatAreRefused(t *testing.T) {
 			require.NoError(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o644))
 			if err := unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o666,
 				int(unix.Mkdev(1, 3))); err != nil && c.backing == "null" {
-				filetest.Needs(t, "root (to make a device)", false)
+				testtool.Needs(t, "root (to make a device)", false)
 			}
 			filetest.OverlayOn(t, dir, "top.qcow2", c.backing, c.format)
 			_, err := Open(filepath.Join(dir, "top.qcow2"), Options{})

@@ -19,9 +19,9 @@ import (
 // smallExt4 mounts a new ext4 file system of that many bytes.
 func smallExt4(t *testing.T, size int64) string {
 	t.Helper()
-	filetest.Needs(t, "root (to mount a small file system)", os.Geteuid() == 0)
+	testtool.Needs(t, "root (to mount a small file system)", os.Geteuid() == 0)
 	_, err := exec.LookPath("mkfs.ext4")
-	filetest.Needs(t, "mkfs.ext4", err == nil)
+	testtool.Needs(t, "mkfs.ext4", err == nil)
 	device, dir := filetest.Put(t, t.TempDir(), "device", nil, size), t.TempDir()
 	run := func(args ...string) ([]byte, error) {
 		return exec.Command(args[0], args[1:]...).CombinedOutput()
@@ -29,7 +29,7 @@ func smallExt4(t *testing.T, size int64) string {
 	out, err := run("mkfs.ext4", "-q", "-m", "0", device)
 	require.NoError(t, err, "%s", out)
 	out, err = run("mount", "-o", "loop", device, dir)
-	filetest.Needs(t, "a loop device (mount says "+string(out)+")", err == nil)
+	testtool.Needs(t, "a loop device (mount says "+string(out)+")", err == nil)
 	t.Cleanup(func() {
 		// Lazily: a process that another test starts has this one's files for a moment.
 		out, err := run("umount", "--lazy", dir)

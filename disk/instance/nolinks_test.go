@@ -174,7 +174,7 @@ func TestLinksOfTheOperator(t *testing.T) {
 // TestDirectoryOfAnother: an ephemeral disk is not made in a directory of another user, unless a
 // group shares it.
 func TestDirectoryOfAnother(t *testing.T) {
-	filetest.Needs(t, "root (to make a directory of another user)", os.Geteuid() == 0)
+	testtool.Needs(t, "root (to make a directory of another user)", os.Geteuid() == 0)
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
 	for name, c := range map[string]struct {
 		mode     fs.FileMode

@@ -58,7 +58,7 @@ func TestReadAnewAfterAKill(t *testing.T) {
 	opt := Options{PersistentDir: t.TempDir(), Empty: true, Size: 1 << 20}
 	var st unix.Statfs_t
 	require.NoError(t, unix.Statfs(opt.PersistentDir, &st))
-	filetest.Needs(t, "a file system that is not in memory", st.Type != unix.TMPFS_MAGIC)
+	testtool.Needs(t, "a file system that is not in memory", st.Type != unix.TMPFS_MAGIC)
 	dropped := func(killed bool) bool {
 		inst := testtool.Must(Open(t.Context(), nil, opt))(t)
 		filetest.Write(t, inst, filetest.Block('w', 4096), 0)

@@ -124,10 +124,10 @@ func TestServedRawStaysRaw(t *testing.T) {
 // TestServedRawWithoutAttributes: on a file system without extended attributes, the mark is a file
 // beside the image.
 func TestServedRawWithoutAttributes(t *testing.T) {
-	filetest.Needs(t, "root (to mount a file system)", os.Geteuid() == 0)
+	testtool.Needs(t, "root (to mount a file system)", os.Geteuid() == 0)
 	dir := t.TempDir()
 	err := unix.Mount("ramfs", dir, "ramfs", 0, "")
-	filetest.Needs(t, "root with CAP_SYS_ADMIN (to mount a file system)", err == nil)
+	testtool.Needs(t, "root with CAP_SYS_ADMIN (to mount a file system)", err == nil)
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	path := filetest.Put(t, dir, "a.raw", nil, guestSize)
 	f := testtool.Must(os.Open(path))(t)
@@ -169,10 +169,10 @@ func TestServedRawWithoutAttributes(t *testing.T) {
 // TestServedRawThatCannotBeRemembered: if the mark cannot be stored, the disk is served and the log
 // says what to do. A header that names another file is still not followed.
 func TestServedRawThatCannotBeRemembered(t *testing.T) {
-	filetest.Needs(t, "root (to mount a file system)", os.Geteuid() == 0)
+	testtool.Needs(t, "root (to mount a file system)", os.Geteuid() == 0)
 	from, dir := t.TempDir(), t.TempDir()
 	err := unix.Mount("ramfs", from, "ramfs", 0, "")
-	filetest.Needs(t, "root with CAP_SYS_ADMIN (to mount a file system)", err == nil)
+	testtool.Needs(t, "root with CAP_SYS_ADMIN (to mount a file system)", err == nil)
 	t.Cleanup(func() { unix.Unmount(from, unix.MNT_DETACH) })
 	filetest.Put(t, from, "a.raw", nil, guestSize)
 	path := filetest.Put(t, dir, "a.raw", nil, 0)

@@ -2,10 +2,8 @@ package instance_test
 
 import (
 	"bytes"
-	"errors"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -13,6 +11,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/testtool"
@@ -62,12 +61,7 @@ func TestSlowReads(t *testing.T) {
 	raw := filepath.Join(dir, "a.raw")
 	require.NoError(t, os.WriteFile(raw, bytes.Repeat([]byte("some text "), 1<<17), 0o644))
 	path := filepath.Join(dir, "b.qcow2")
-	out, err := exec.Command("qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-c", raw,
-		path).CombinedOutput()
-	if errors.Is(err, exec.ErrNotFound) && os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") != "1" {
-		t.Skip("needs qemu-img")
-	}
-	require.NoError(t, err, "%s", out)
+	filetest.QemuImg(t, dir, "convert", "-f", "raw", "-O", "qcow2", "-c", raw, path)
 	img := testtool.Must(image.Open(path, image.Options{}))(t)
 	inst, err := instance.Open(t.Context(), img,
 		instance.Options{WorkDir: t.TempDir(), Mode: instance.CopyOnWrite,

@@ -116,8 +116,8 @@ func TestKeepPromises(t *testing.T) {
 // state must be true before it is put in place.
 func TestPromisesReachStorage(t *testing.T) {
 	strace, err := exec.LookPath("strace")
-	filetest.Needs(t, "strace", err == nil)
-	filetest.Needs(t, "the right to trace a process",
+	testtool.Needs(t, "strace", err == nil)
+	testtool.Needs(t, "the right to trace a process",
 		exec.Command(strace, "-o", os.DevNull, "true").Run() == nil)
 	dir := testtool.Must(filepath.EvalSymlinks(t.TempDir()))(t)
 	filetest.Put(t, dir, "disk.raw", filetest.Sample(3<<20, 1), 0)

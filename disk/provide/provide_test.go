@@ -61,7 +61,7 @@ func TestCopyKeepsHoles(t *testing.T) {
 func memory(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "provide-")
-	filetest.Needs(t, "/dev/shm", err == nil)
+	testtool.Needs(t, "/dev/shm", err == nil)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }

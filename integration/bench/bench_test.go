@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -94,10 +93,7 @@ func TestExpandMeasures(t *testing.T) {
 // TestFloor checks that the floor does the work that is measured: every byte of a write is in the
 // file, and reads come from there.
 func TestFloor(t *testing.T) {
-	if _, err := exec.LookPath("gcc"); err != nil {
-		require.NotEqual(t, "1", os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS"), "gcc is required")
-		t.Skip("needs gcc")
-	}
+	testtool.Need(t, "gcc")
 	const size = 4 << 20
 	raw := filepath.Join(t.TempDir(), "lun.raw")
 	require.NoError(t, os.WriteFile(raw, make([]byte, size), 0o600))

@@ -22,8 +22,7 @@ import (
 // TestImageServers compares the data that the servers of images send with the output of `qemu-img
 // convert`.
 func TestImageServers(t *testing.T) {
-	requireTools(t, map[string]string{"qemu-img": "qemu-utils", "qemu-nbd": "qemu-utils",
-		"qemu-storage-daemon": "qemu-system-common"})
+	testtool.Need(t, "qemu-img", "qemu-nbd", "qemu-storage-daemon")
 	dir := t.TempDir()
 	s := settings{server: filepath.Join(dir, "kubevirt-disk"), cache: dir,
 		length: 50 * time.Millisecond}
@@ -157,19 +156,6 @@ func answers(t *testing.T, url string, finish func() (sent, received []byte)) ma
 	return all
 }
 
-// requireTools skips the test if a tool is missing. If all tools are required, it fails it.
-func requireTools(t *testing.T, packageOf map[string]string) {
-	for tool, name := range packageOf {
-		if _, err := exec.LookPath(tool); err == nil {
-			continue
-		}
-		if os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") == "1" {
-			t.Fatalf("needs %s (Debian package %s)", tool, name)
-		}
-		t.Skipf("needs %s (Debian package %s)", tool, name)
-	}
-}
-
 // smallExport returns the bytes from a server of 1 MiB: its greeting, and the default export.
 func smallExport() []byte {
 	greeting := append([]byte("NBDMAGICIHAVEOPT"), 0, nbdFixedNewstyle|nbdNoZeroes)
@@ -260,7 +246,7 @@ func buildServer(t *testing.T, path string) {
 
 // TestNBDServers starts each server and has fio use it.
 func TestNBDServers(t *testing.T) {
-	requireTools(t, map[string]string{"fio": "fio", "nbdkit": "nbdkit", "qemu-nbd": "qemu-utils"})
+	testtool.Need(t, "fio", "nbdkit", "qemu-nbd")
 	dir := t.TempDir()
 	s := settings{server: filepath.Join(dir, "kubevirt-disk"), cache: dir}
 	buildServer(t, s.server)
@@ -279,7 +265,7 @@ func TestNBDServers(t *testing.T) {
 
 // TestVhost: guests move data by vhost-user as the tables say, and the bare loop does so without.
 func TestVhost(t *testing.T) {
-	requireTools(t, map[string]string{"qemu-storage-daemon": "qemu-system-common", "gcc": "gcc"})
+	testtool.Need(t, "qemu-storage-daemon", "gcc")
 	dir := t.TempDir()
 	var raws []string
 	for _, name := range []string{"a.raw", "b.raw"} {

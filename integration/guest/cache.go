@@ -10,6 +10,11 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // kernelPackage depends on the package of Debian's current kernel.
@@ -29,6 +34,17 @@ func (e *FetchError) Error() string {
 }
 
 func (e *FetchError) Unwrap() error { return e.Err }
+
+// Made ends a test whose guest could not be made: the test is skipped if packages could not be
+// fetched, unless everything is required.
+func Made(t testing.TB, err error) {
+	t.Helper()
+	var fetch *FetchError
+	if errors.As(err, &fetch) {
+		testtool.Needs(t, "packages: "+err.Error(), false)
+	}
+	require.NoError(t, err)
+}
 
 // Release is a release of Debian other than this machine's.
 type Release struct {

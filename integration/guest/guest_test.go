@@ -3,8 +3,6 @@ package guest
 import (
 	"bytes"
 	"context"
-	"errors"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -18,34 +16,12 @@ import (
 
 const bootTimeout = 8 * time.Minute
 
-// skip skips the test because something is missing, or fails it if every tool is required.
-func skip(t *testing.T, what string) {
-	t.Helper()
-	if os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") == "1" {
-		t.Fatal(what)
-	}
-	t.Skip(what)
-}
-
-func requireTools(t *testing.T, packageOf map[string]string) {
-	t.Helper()
-	for tool, name := range packageOf {
-		if _, err := exec.LookPath(tool); err != nil {
-			skip(t, "needs "+tool+" (Debian package "+name+")")
-		}
-	}
-}
-
 func build(t *testing.T, opt Options) (kernel, initrd string) {
 	t.Helper()
-	requireTools(t, map[string]string{"apt-get": "apt", "dpkg-deb": "dpkg"})
+	testtool.Need(t, "apt-get", "dpkg-deb")
 	opt.CacheDir = filepath.Join("..", "..", "cache", "guest")
 	kernel, initrd, err := Build(t.TempDir(), opt)
-	var fetch *FetchError
-	if errors.As(err, &fetch) {
-		skip(t, err.Error())
-	}
-	require.NoError(t, err)
+	Made(t, err)
 	return kernel, initrd
 }
 
@@ -53,7 +29,7 @@ func build(t *testing.T, opt Options) (kernel, initrd string) {
 // package and of busybox work, and it reports the script's exit status and powers off.
 func TestBoot(t *testing.T) {
 	testtool.NeedNightly(t)
-	requireTools(t, map[string]string{"qemu-system-x86_64": "qemu-system-x86"})
+	testtool.Need(t, "qemu-system-x86_64")
 	kernel, initrd := build(t, Options{
 		Init: `lsmod | cut -d' ' -f1 | grep -x -e virtio_scsi -e virtio_pci -e sd_mod | sort
 uname -s
@@ -88,7 +64,7 @@ exit 7
 func TestBuildRefuses(t *testing.T) {
 	require.ErrorContains(t, testtool.Err2(Build(t.TempDir(), Options{})), "CacheDir")
 
-	requireTools(t, map[string]string{"apt-get": "apt", "dpkg-deb": "dpkg"})
+	testtool.Need(t, "apt-get", "dpkg-deb")
 	build(t, Options{})
 	require.ErrorContains(t, testtool.Err2(Build(t.TempDir(),
 		Options{Modules: []string{"no_such_module"},
@@ -147,19 +123,14 @@ func TestArchive(t *testing.T) {
 // with their status. A command that hangs ends the machine with an error that shows the console.
 func TestMachine(t *testing.T) {
 	testtool.NeedNightly(t)
-	requireTools(t, map[string]string{"qemu-system-x86_64": "qemu-system-x86", "apt-get": "apt",
-		"dpkg-deb": "dpkg"})
+	testtool.Need(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
 	ctx, cancel := context.WithTimeout(t.Context(), bootTimeout)
 	defer cancel()
 	m, err := Start(ctx, MachineOptions{Dir: t.TempDir(), Guest: Options{
 		Init:     "echo greeting >/tmp/init",
 		CacheDir: filepath.Join("..", "..", "cache", "guest"),
 	}})
-	var fetch *FetchError
-	if errors.As(err, &fetch) {
-		skip(t, err.Error())
-	}
-	require.NoError(t, err)
+	Made(t, err)
 	defer m.Close()
 
 	for _, c := range []struct {

@@ -1,7 +1,6 @@
 package kubevirt
 
 import (
-	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -70,11 +69,7 @@ func bootableDisk(t *testing.T) (raw string) {
 	err := guest.BootDisk(raw, 48<<20, guest.Options{Init: consoleShell,
 		Modules:  []string{"virtio_blk", "virtio_pci", "button", "evdev"},
 		CacheDir: filepath.Join("..", "..", "cache", "guest")})
-	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(rig.NeedEnv) != "1" {
-		t.Skip(err.Error())
-	}
-	require.NoError(t, err)
+	guest.Made(t, err)
 	require.NoError(t, os.Truncate(raw, 64<<20))
 	return raw
 }

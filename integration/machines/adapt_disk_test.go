@@ -196,7 +196,7 @@ func TestArm64Machine(t *testing.T) {
 	c := machineConfig{arm64: true, boot: boot, noNet: true}
 	if _, err := os.Stat(firmware); err == nil {
 		c.firmware = firmware
-	} else if os.Getenv(rig.NeedEnv) == "1" {
+	} else if testtool.Required() {
 		t.Fatal("needs the firmware of Debian's package qemu-efi-aarch64")
 	}
 	m := bootAdapted(t, dir, c)

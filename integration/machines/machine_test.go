@@ -78,9 +78,8 @@ func madeBootFiles(t *testing.T, make func() (dir string, err error)) string {
 // requireKernel skips the test if a kernel could not be fetched, and fails for any other error.
 func requireKernel(t *testing.T, err error) {
 	t.Helper()
-	if err != nil && strings.Contains(err.Error(), "fetch-kernel: apt-get") &&
-		os.Getenv(rig.NeedEnv) != "1" {
-		t.Skip(err.Error()) // there is no network
+	if err != nil && strings.Contains(err.Error(), "fetch-kernel: apt-get") {
+		testtool.Needs(t, "a network: "+err.Error(), false)
 	}
 	require.NoError(t, err)
 }

@@ -165,11 +165,7 @@ func TestStreamGuest(t *testing.T) {
 			CacheDir: filepath.Join("..", "..", "cache", "guest")},
 		Args: []string{"-drive", "if=none,id=disk,format=raw,file=" + d.URL(1),
 			"-device", "virtio-blk-pci,drive=disk"}})
-	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(rig.NeedEnv) != "1" {
-		t.Skip(err.Error())
-	}
-	require.NoError(t, err)
+	guest.Made(t, err)
 	t.Cleanup(m.Close)
 	g := &rig.KernelGuest{Machine: m}
 	g.OK(t, `for i in $(seq 3000); do test -b /dev/vda && break; sleep 0.1; done

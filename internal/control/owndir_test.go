@@ -55,9 +55,7 @@ func TestPlacesOfOthers(t *testing.T) {
 			require.NoError(t, os.WriteFile(dir, nil, 0o600))
 		},
 		"another user's": func(t *testing.T, dir string) {
-			if os.Geteuid() != 0 {
-				t.Skip("needs root (to make another user's directory)")
-			}
+			testtool.Needs(t, "root (to make another user's directory)", os.Geteuid() == 0)
 			require.NoError(t, os.Mkdir(dir, 0o700))
 			require.NoError(t, os.Chown(dir, 65534, 65534))
 		},

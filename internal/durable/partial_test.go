@@ -110,7 +110,7 @@ func TestCreateNamed(t *testing.T) {
 // the new one after a power cut, also on a file system that brings the name to storage first.
 func TestPowerCutAfterAReplacement(t *testing.T) {
 	_, err := exec.LookPath("mkfs.ext4")
-	filetest.Needs(t, "mkfs.ext4, and root to mount it", err == nil && os.Geteuid() == 0)
+	testtool.Needs(t, "mkfs.ext4, and root to mount it", err == nil && os.Geteuid() == 0)
 	dir, device := t.TempDir(), filepath.Join(t.TempDir(), "device")
 	require.NoError(t, os.WriteFile(device, nil, 0o600))
 	require.NoError(t, os.Truncate(device, 32<<20))

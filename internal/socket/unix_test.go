@@ -167,9 +167,7 @@ func TestLocalUser(t *testing.T) {
 
 // TestLocalUserOfAnother is a client of another user, and one from elsewhere.
 func TestLocalUserOfAnother(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("not root")
-	}
+	testtool.Needs(t, "root (to be another user)", os.Geteuid() == 0)
 	l := testtool.Must(net.Listen("tcp4", "127.107.0.1:0"))(t)
 	defer l.Close()
 	host, port, _ := net.SplitHostPort(l.Addr().String())

@@ -66,11 +66,19 @@ func Rounds(few, full int) int {
 func Need(t testing.TB, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		if _, err := exec.LookPath(name); err != nil {
-			if Required() {
-				t.Fatalf("%s is required and not installed", name)
-			}
-			t.Skipf("needs %s", name)
-		}
+		_, err := exec.LookPath(name)
+		Needs(t, name, err == nil)
+	}
+}
+
+// Needs skips the test if something is not there, or fails it if everything is required.
+func Needs(t testing.TB, what string, present bool) {
+	t.Helper()
+	switch {
+	case present:
+	case Required():
+		t.Fatalf("needs %s, and everything is required", what)
+	default:
+		t.Skip("needs " + what)
 	}
 }

@@ -153,7 +153,7 @@ func TestKilledProcesses(t *testing.T) {
 // TestUsersShare has two users of one group share a cache, under a mask that takes the group's
 // right to write: what one of them has fetched, the other one need not fetch.
 func TestUsersShare(t *testing.T) {
-	filetest.Needs(t, "root (to start processes of other users)", os.Geteuid() == 0)
+	testtool.Needs(t, "root (to start processes of other users)", os.Geteuid() == 0)
 	const group = 5000
 	program := filepath.Join(t.TempDir(), "child")
 	require.NoError(t, os.WriteFile(program, filetest.Content(t, os.Args[0]), 0o755))

@@ -108,9 +108,7 @@ func TestRemovalUnderLoad(t *testing.T) {
 }
 
 func TestCacheOnAFullDisk(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("skipped: only root can mount a small file system")
-	}
+	testtool.Needs(t, "root (to mount a small file system)", os.Geteuid() == 0)
 	dir := t.TempDir()
 	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })

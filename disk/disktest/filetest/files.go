@@ -15,25 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/testtool"
 )
-
-// Needs skips a test whose tool is missing. If all tools are required, it fails the test.
-func Needs(t testing.TB, tool string, present bool) {
-	t.Helper()
-	if present {
-		return
-	}
-	if os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") == "1" {
-		t.Fatalf("%s is required", tool)
-	}
-	t.Skipf("needs %s", tool)
-}
 
 // QemuImg runs qemu-img in a directory.
 func QemuImg(t testing.TB, dir string, args ...string) {
 	t.Helper()
 	path, err := exec.LookPath("qemu-img")
-	Needs(t, "qemu-img", err == nil)
+	testtool.Needs(t, "qemu-img", err == nil)
 	cmd := exec.Command(path, args...)
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()
@@ -43,10 +32,10 @@ func QemuImg(t testing.TB, dir string, args ...string) {
 // TinyFS mounts a small file system, of a size such as "256k".
 func TinyFS(t *testing.T, size string) string {
 	t.Helper()
-	Needs(t, "root (to mount a small file system)", os.Geteuid() == 0)
+	testtool.Needs(t, "root (to mount a small file system)", os.Geteuid() == 0)
 	dir := t.TempDir()
 	err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size)
-	Needs(t, "root with CAP_SYS_ADMIN (to mount a small file system)", err == nil)
+	testtool.Needs(t, "root with CAP_SYS_ADMIN (to mount a small file system)", err == nil)
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	return dir
 }
@@ -250,7 +239,7 @@ func OverlayOn(t testing.TB, dir, name, backing, format string) {
 func QemuIO(t testing.TB, dir, name string, commands ...string) {
 	t.Helper()
 	path, err := exec.LookPath("qemu-io")
-	Needs(t, "qemu-io", err == nil)
+	testtool.Needs(t, "qemu-io", err == nil)
 	args := []string{"-f", "qcow2"}
 	for _, c := range commands {
 		args = append(args, "-c", c)

@@ -95,12 +95,7 @@ func SHA256(b []byte) string {
 // MountTmpfs mounts a small file system.
 func MountTmpfs(t *testing.T, dir, size string) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		if os.Getenv(NeedEnv) == "1" {
-			t.Fatal("needs root, to mount a small file system")
-		}
-		t.Skip("needs root, to mount a small file system")
-	}
+	NeedRoot(t)
 	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 }

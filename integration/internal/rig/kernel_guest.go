@@ -3,9 +3,7 @@ package rig
 import (
 	"bufio"
 	"context"
-	"errors"
 	"net"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -51,11 +49,7 @@ func StartKernelGuest(t *testing.T) *KernelGuest {
 	opt := guest.Initiator(kernelInitiator)
 	opt.Init += kernelGuestInit
 	m, err := guest.Start(ctx, InGuest(t, guest.MachineOptions{Dir: t.TempDir(), Guest: opt}))
-	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(NeedEnv) != "1" {
-		t.Skip(err.Error())
-	}
-	require.NoError(t, err)
+	guest.Made(t, err)
 	t.Cleanup(m.Close)
 	return &KernelGuest{Machine: m}
 }
@@ -145,11 +139,7 @@ func BootDisk(t *testing.T) (raw string) {
 	raw = filepath.Join(t.TempDir(), "guest.raw")
 	err := guest.BootDisk(raw, 64<<20, guest.Options{Modules: []string{"virtio_blk"},
 		CacheDir: filepath.Join("..", "..", "cache", "guest")})
-	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(NeedEnv) != "1" {
-		t.Skip(err.Error())
-	}
-	require.NoError(t, err)
+	guest.Made(t, err)
 	return raw
 }
 
@@ -171,11 +161,7 @@ func Boot(t *testing.T, opt guest.MachineOptions) (*KernelGuest, *Monitor) {
 	qmp := filepath.Join(opt.Dir, "qmp")
 	opt.Args = append(opt.Args, "-qmp", "unix:"+qmp+",server=on,wait=off")
 	m, err := guest.Start(ctx, opt)
-	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && os.Getenv(NeedEnv) != "1" {
-		t.Skip(err.Error())
-	}
-	require.NoError(t, err)
+	guest.Made(t, err)
 	t.Cleanup(m.Close)
 	var conn net.Conn
 	testtool.Within(t, Timeout, func() bool {

@@ -20,15 +20,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/internal/testtool/certtest"
 )
 
 // Timeout limits every client. A client that hangs fails its own test instead of the whole
 // run. It is many times what a client needs, because a busy machine can be that much slower.
 const Timeout = 4 * time.Minute
-
-// NeedEnv makes a missing tool a failure instead of a skip.
-const NeedEnv = "KUBEVIRT_DISK_REQUIRE_TOOLS"
 
 var packageOf = map[string]string{
 	"iscsi-ls": "libiscsi-bin", "iscsi-inq": "libiscsi-bin", "iscsi-perf": "libiscsi-bin",
@@ -70,14 +68,8 @@ func Need(t *testing.T, tools ...string) {
 		t.Skip("drives Linux clients")
 	}
 	for _, tool := range tools {
-		if Clients.has(tool) || HaveTool(tool) {
-			continue
-		}
-		message := fmt.Sprintf("needs %s (Debian package %s)", tool, packageOf[tool])
-		if os.Getenv(NeedEnv) == "1" {
-			t.Fatal(message)
-		}
-		t.Skip(message)
+		testtool.Needs(t, fmt.Sprintf("%s (Debian package %s)", tool, packageOf[tool]),
+			Clients.has(tool) || HaveTool(tool))
 	}
 }
 
@@ -215,14 +207,8 @@ func MakeClientCertificate(t *testing.T, dir, name string) (cert, key string) {
 	return cert, key
 }
 
-// NeedRoot is requireTools for root.
+// NeedRoot is Need for root.
 func NeedRoot(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	if os.Getenv(NeedEnv) == "1" {
-		t.Fatal("needs root")
-	}
-	t.Skip("needs root")
+	testtool.Needs(t, "root", os.Geteuid() == 0)
 }

@@ -2,7 +2,6 @@ package kubevirt
 
 import (
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -276,11 +275,7 @@ func guestDisk(t *testing.T) (raw string) {
 	err := guest.BootDisk(raw, diskSize-16<<20, guest.Options{Init: consoleShell,
 		Modules:  []string{"virtio_blk", "virtio_pci", "button", "evdev", "virtio_scsi", "sd_mod"},
 		CacheDir: filepath.Join(root, "cache/guest")})
-	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && !testtool.Required() {
-		t.Skip(err.Error())
-	}
-	require.NoError(t, err)
+	guest.Made(t, err)
 	require.NoError(t, os.Truncate(raw, diskSize))
 	return raw
 }

@@ -2,7 +2,6 @@ package node
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -76,11 +75,7 @@ func bootImage(t *testing.T, name string) Image {
 	dir := t.TempDir()
 	err := guest.BootDisk(filepath.Join(dir, "disk.raw"), imageSize, guest.Options{Init: work,
 		Modules: []string{"virtio_blk"}, CacheDir: filepath.Join(root, "cache/guest")})
-	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && !testtool.Required() {
-		t.Skip(err.Error())
-	}
-	require.NoError(t, err)
+	guest.Made(t, err)
 	return Image{Name: name, Files: map[string]string{"/disk": dir}}
 }
 

@@ -62,12 +62,7 @@ var mounted = []string{"/var/lib/kubelet", "/var/lib/cni", "/var/lib/kubevirt",
 // Start returns a node that has the images and is ready for pods. The test ends it.
 func Start(t testing.TB, images ...Image) *Node {
 	t.Helper()
-	if os.Getuid() != 0 {
-		if testtool.Required() {
-			t.Fatal("a node needs root")
-		}
-		t.Skip("needs root")
-	}
+	testtool.Needs(t, "root", os.Getuid() == 0)
 	testtool.Need(t, "unshare", "nsenter", "findmnt", "runc", "iptables", "ip", "openssl",
 		"dnsmasq")
 	n := &Node{name: "node1", net: "10.244.0", bin: plane.Binaries(t, binaries...),

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -152,11 +151,7 @@ func (n *Node) attach(t *testing.T, other *Node, blocks int) {
 	opt.CacheDir = filepath.Join(root, "cache/guest")
 	m, err := guest.Start(t.Context(), guest.MachineOptions{Dir: t.TempDir(), Guest: opt,
 		In: []string{"nsenter", "-t", strconv.Itoa(other.pid), "-n", "--"}})
-	var fetch *guest.FetchError
-	if errors.As(err, &fetch) && !testtool.Required() {
-		t.Skip(err.Error())
-	}
-	require.NoError(t, err)
+	guest.Made(t, err)
 	defer m.Close()
 	run := func(script string) {
 		r := testtool.Must(m.Run(t.Context(), "set -e\n"+script, nil))(t)
