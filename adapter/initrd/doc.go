@@ -5,8 +5,8 @@
 // does not import this package. The same init and the same kernel package give the same bytes on
 // every machine.
 //
-// All modules are in the directory /lib/modules. /lib/modules/order has their names, one per line, in
-// the order in which the init loads them.
+// All modules are in the directory /lib/modules. /lib/modules/order has their names, one per line,
+// in the order in which the init loads them.
 //
 // The guests of this repository's tests are made with Archive and Modules, too.
 package initrd
