@@ -94,8 +94,8 @@ func nameOf(s string) string {
 const maxName = 255
 
 // readNames reads domain names with DNS's compression (RFC 1035 4.1.4, RFC 3397). A malformed name
-// ends the list. The DHCP library refuses a list in which one pointer leads to another, which
-// ISC's dhcpd writes.
+// ends the list. The DHCP library refuses all of a list in which one pointer leads to another,
+// which the RFC allows.
 func readNames(b []byte) (names []string) {
 	for at := 0; at < len(b); {
 		name, next, ok := readName(b, at)
