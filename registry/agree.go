@@ -102,7 +102,7 @@ func described(ctx context.Context, src transport.Source, layers []descriptor, i
 	if err == nil {
 		shown, err = l.Shown(shade)
 	}
-	if no := new(layer.Unsuited); errors.As(err, &no) {
+	if no, ok := errors.AsType[*layer.Unsuited](err); ok {
 		return nil, disagrees("the layer %s %s", desc.Digest, no.Why)
 	}
 	if err != nil {

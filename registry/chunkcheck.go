@@ -149,7 +149,7 @@ func (c *checkedChunks) next() error {
 	}
 	if n == len(chunk) {
 		err = c.chunks.Check(chunk, c.at)
-		if wrong := new(transport.DigestError); errors.As(err, &wrong) {
+		if errors.As(err, new(*transport.DigestError)) {
 			return disagrees("%s at %d is not what the index of the image says, or what that of "+
 				"the image said that this one was pushed onto", c.file.Name, c.at)
 		} else if err != nil {

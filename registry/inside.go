@@ -41,7 +41,7 @@ func (c *Client) Inside(ctx context.Context, ref transport.Reference, dir string
 	defer func() { err = errors.Join(err, kept.Close()) }()
 	s, err := c.Stream(ctx, ref, StreamOptions{Cache: kept, CacheDir: filepath.Join(dir, "cache"),
 		KeepDir: filepath.Join(dir, "keep"), glance: true})
-	if no := new(layer.Unsuited); errors.As(err, &no) {
+	if no, ok := errors.AsType[*layer.Unsuited](err); ok {
 		disks, err := c.glance(ctx, ref)
 		return &Inside{Disks: disks, Whole: no.Why}, err
 	}

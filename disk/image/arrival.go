@@ -130,7 +130,7 @@ func (a *Arrival) Pass(ctx context.Context, in io.Reader) error {
 	w, done := a.to.writer(a.qcow2.ClusterSize() >= 4096)
 	defer done()
 	if err := a.qcow2.Pass(ctx, in, a.guest(w)); err != nil {
-		if isFormat := new(qcow2.FormatError); errors.As(err, &isFormat) {
+		if errors.As(err, new(*qcow2.FormatError)) {
 			return refuseQcow2(a.name, err)
 		}
 		return fmt.Errorf("%s: %w", a.name, err)

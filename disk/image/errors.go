@@ -138,7 +138,7 @@ func (e *SpaceError) Is(target error) bool { return target == disk.ErrNoSpace }
 
 // InTempDir adds what to do to an error of writing to os.TempDir, if that has no room.
 func InTempDir(err error) error {
-	if space := new(SpaceError); errors.As(err, &space) {
+	if errors.As(err, new(*SpaceError)) {
 		return fmt.Errorf("%w (set TMPDIR to use another directory)", err)
 	}
 	return err

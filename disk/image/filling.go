@@ -258,7 +258,7 @@ func Detect(name string, head []byte) (Format, error) {
 func CheckHead(name string, head []byte, size int64, opt Options) (Head, error) {
 	a := NewArrival(name, size, nil, ArrivalOptions{Options: opt})
 	err := a.openQcow2(head)
-	if backing := new(BackingError); errors.As(err, &backing) {
+	if backing, ok := errors.AsType[*BackingError](err); ok {
 		err = &Error{Name: name, Format: FormatQcow2,
 			Reason: fmt.Sprintf("needs the backing file %q, which is not part of it", backing.File),
 			Action: "flatten it with \"qemu-img convert -O qcow2\""}

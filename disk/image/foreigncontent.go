@@ -13,7 +13,7 @@ type foreignContent struct{ *foreign.Image }
 func openForeign(ctx context.Context, l *layer, maxVirtualSize int64) (content, error) {
 	im, err := foreign.Open(ctx, foreign.Format(l.format), l.bytes, l.bytes.Size(),
 		foreign.Options{MaxVirtualSize: maxVirtualSize})
-	if own := new(foreign.Error); errors.As(err, &own) {
+	if own, ok := errors.AsType[*foreign.Error](err); ok {
 		return nil, &Error{Name: l.name, Format: l.format, Reason: own.Reason, Action: own.Action,
 			Err: err}
 	}

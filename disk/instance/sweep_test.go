@@ -181,7 +181,7 @@ func TestSweepBesideAStart(t *testing.T) {
 	for range 300 {
 		inst, err := Open(t.Context(), openGood(t, path),
 			Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite})
-		if locked := new(durable.LockedError); errors.As(err, &locked) {
+		if errors.As(err, new(*durable.LockedError)) {
 			continue
 		}
 		require.NoError(t, err)

@@ -158,7 +158,7 @@ func (d *decompressor) explain(err error) error {
 	if d.from.err != nil {
 		return d.from.err
 	}
-	if own := new(Error); errors.As(err, &own) {
+	if errors.As(err, new(*Error)) {
 		return err
 	}
 	const allow = "allow that with --unpack-memory (up to %dMi), or compress it %s"

@@ -86,7 +86,7 @@ func (f *File) read(count func(n int), use func(c *Content) error) error {
 		err = errors.Join(statErr, refuse("was changed while it was read; start again when "+
 			"nothing writes to it"))
 	}
-	if own := new(Error); errors.As(err, &own) {
+	if errors.As(err, new(*Error)) {
 		err = fmt.Errorf("%q %w", filepath.Base(f.Path), err)
 	}
 	return err

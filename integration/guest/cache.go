@@ -39,8 +39,7 @@ func (e *FetchError) Unwrap() error { return e.Err }
 // fetched, unless everything is required.
 func Made(t testing.TB, err error) {
 	t.Helper()
-	var fetch *FetchError
-	if errors.As(err, &fetch) {
+	if errors.As(err, new(*FetchError)) {
 		testtool.Needs(t, "packages: "+err.Error(), false)
 	}
 	require.NoError(t, err)

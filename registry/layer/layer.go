@@ -106,7 +106,7 @@ type decompressed struct{ io.Reader }
 
 func (m decompressed) Read(p []byte) (int, error) {
 	n, err := m.Reader.Read(p)
-	if own := new(unpack.Error); errors.As(err, &own) {
+	if errors.As(err, new(*unpack.Error)) {
 		err = &contentError{fmt.Errorf("it %w", err)}
 	} else if err != nil && err != io.EOF {
 		err = &contentError{err}

@@ -113,7 +113,7 @@ func (p *remotePlace) Referrers(ctx context.Context, digest string) (content []b
 			path:   "referrers/" + digest,
 			header: http.Header{"Accept": {string(types.OCIImageIndex)}},
 			accept: []int{http.StatusOK}})
-		if status := new(StatusError); errors.As(err, &status) && lacksReferrers(status.Status) {
+		if status, ok := errors.AsType[*StatusError](err); ok && lacksReferrers(status.Status) {
 			return nil
 		}
 		return err

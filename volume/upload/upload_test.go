@@ -168,7 +168,7 @@ func serve(t *testing.T, volumes *fakeVolumes) *server {
 		},
 		Refuse: func(w http.ResponseWriter, _ *http.Request, err error) {
 			status := http.StatusInternalServerError
-			if refused := new(api.Error); errors.As(err, &refused) {
+			if refused, ok := errors.AsType[*api.Error](err); ok {
 				status = refused.HTTPStatus()
 			}
 			text := fmt.Sprintln(err)
