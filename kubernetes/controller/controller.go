@@ -69,11 +69,9 @@ func (o Options) Check() error {
 	return nil
 }
 
-// Setup adds every controller to a manager that was made with Scheme and Cache.
+// Setup adds every controller to a manager that was made with Scheme and Cache. Check has found
+// nothing wrong with the options.
 func Setup(mgr ctrl.Manager, o Options) error {
-	if err := o.Check(); err != nil {
-		return err
-	}
 	// Several controllers look for the pods of an identity. A cache that is not started yet waits
 	// for nothing.
 	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Pod{},

