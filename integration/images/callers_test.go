@@ -73,13 +73,6 @@ func TestImageOriginalCallers(t *testing.T) {
 		rig.UntilReady(t, c)
 		rig.OK(t, "qemu-img", "info", rig.DiskURL(n.Host+":3260", 1))
 	})
-	t.Run("no image", func(t *testing.T) {
-		c := e.NewContainer(t, rig.BaseImage, append([]string{"--network=none", asWrapper("3261")},
-			rig.WithEnv("USERNAME="+user, "PASSWORD="+password)...))
-		c.Start(t)
-		require.Equal(t, 1, c.Wait(t))
-		require.Contains(t, c.Log(t), "/disk")
-	})
 }
 
 // changesBelow lists what a container has changed in a directory of its image.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -69,32 +68,6 @@ func TestMachineLosesItsPower(t *testing.T) {
 	requireClean(t, rawOf(t, disk))
 }
 
-// pushedLayer is a layer of an image in a registry.
-type pushedLayer struct {
-	Digest string
-	Size   int64
-}
-
-// layersOf returns the layers of an image in a registry.
-func layersOf(t *testing.T, address, reference string) []pushedLayer {
-	t.Helper()
-	request := testtool.Must(http.NewRequest(http.MethodGet,
-		"http://"+address+"/v2/vm/"+reference, nil))(t)
-	request.Header.Set("Accept", "application/vnd.oci.image.manifest.v1+json, "+
-		"application/vnd.oci.image.index.v1+json")
-	response := testtool.Must(http.DefaultClient.Do(request))(t)
-	defer response.Body.Close()
-	var m struct {
-		Layers    []pushedLayer
-		Manifests []struct{ Digest string }
-	}
-	require.NoError(t, json.NewDecoder(response.Body).Decode(&m))
-	if len(m.Manifests) > 0 {
-		return layersOf(t, address, "machine/manifests/"+m.Manifests[0].Digest)
-	}
-	return m.Layers
-}
-
 // savedImage is an image as docker saves it. The test's program is in a layer above a layer with a
 // file of this many bytes that nobody reads.
 func savedImage(t *testing.T, program string, unread int) string {
@@ -144,17 +117,14 @@ func TestLevelsAreStreamed(t *testing.T) {
 	program := filepath.Join(filepath.Dir(strings.TrimPrefix(ref, "oci:")), "container")
 	ref = savedImage(t, program, unread)
 	w := rig.NewWatchedRegistry(t)
-	dir := t.TempDir()
-	var layers [2][]pushedLayer
+	var layers [2][]rig.Layer
 	for i, status := range []string{"16", "17"} {
-		require.NoError(t, os.RemoveAll(filepath.Join(dir, "disk.qcow2")))
-		adaptedFrom(t, ref, boot, dir, "--", "exit", status)
+		dir := adaptedFrom(t, ref, boot, t.TempDir(), "--", "exit", status)
 		tops := testtool.Must(filepath.Glob(filepath.Join(dir, "image-*.qcow2")))(t)
 		require.Len(t, tops, 1)
 		rig.MustRun(t, nil, "push", "--base=none", "--insecure-registry="+w.Address, tops[0],
 			w.Address+"/vm/machine:"+status)
-		layers[i] = layersOf(t, w.Address, "machine/manifests/"+status)
-		require.NoError(t, os.Remove(tops[0]))
+		layers[i] = w.Layers(t, "vm/machine", status)
 	}
 	common, largest := 0, int64(0)
 	for _, l := range layers[0] {

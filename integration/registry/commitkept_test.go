@@ -2,10 +2,8 @@ package registry
 
 import (
 	"bytes"
-	"encoding/json"
 	"maps"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -191,7 +189,7 @@ func TestCommit(t *testing.T) {
 	copy(content[15<<20:], next)
 	require.NoError(t, testtool.Err(guest.WriteAt(t.Context(), next, 15<<20)))
 	require.NoError(t, guest.Close())
-	layers := func(tag string) int { return len(layerSizes(t, w, "vm2/fedora", tag)) }
+	layers := func(tag string) int { return len(w.Layers(t, "vm2/fedora", tag)) }
 	for flag, tag := range map[string]string{"": "44", "--squash": "45"} {
 		w.Received.Store(0)
 		rig.MustRun(t, nil,
@@ -274,7 +272,8 @@ func TestRegistryOnto(t *testing.T) {
 	rig.MustRun(t, nil, "push", "--base=none", insecure, filepath.Join(out, "new.raw"),
 		w.Proxy+"/vm/flat:43")
 
-	differ := layerSize(t, w, "vm2/fedora", digest)
+	layers := w.Layers(t, "vm2/fedora", digest)
+	differ := layers[len(layers)-1].Size
 	w.Sent.Store(0)
 	next := rig.Config{DiskDir: t.TempDir(), Args: []string{"--image=" + ref, insecure,
 		"--copy-mode=copy-on-write", "--cache-dir=" + cache}}
@@ -284,41 +283,4 @@ func TestRegistryOnto(t *testing.T) {
 	t.Logf("%d bytes fetched to start the new version, of which %d differ", w.Sent.Load(), differ)
 	const headers = 2 * 2 * 16 << 10 // of two layers, which are compared with the index
 	require.Less(t, (w.Sent.Load()-headers)*10, differ*12)
-}
-
-// layerSize is the size of the top layer of an image. Bytes.
-func layerSize(t *testing.T, w *rig.WatchedRegistry, repository, digest string) int64 {
-	t.Helper()
-	all := layerSizes(t, w, repository, digest)
-	return all[len(all)-1]
-}
-
-// layerSizes are the sizes of the layers of an image, which is named by a digest or a tag. Bytes.
-func layerSizes(t *testing.T, w *rig.WatchedRegistry, repository, digest string) (sizes []int64) {
-	t.Helper()
-	for {
-		req := testtool.Must(http.NewRequestWithContext(t.Context(), http.MethodGet,
-			"http://"+w.Address+"/v2/"+repository+"/manifests/"+digest, nil))(t)
-		req.Header.Set("Accept", strings.Join([]string{
-			"application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.index.v1+json",
-		}, ","))
-		res := testtool.Must(http.DefaultClient.Do(req))(t)
-		var text bytes.Buffer
-		require.NoError(t, testtool.Err(text.ReadFrom(res.Body)))
-		require.NoError(t, res.Body.Close())
-		var says struct {
-			Manifests []struct{ Digest string }
-			Layers    []struct{ Size int64 }
-		}
-		require.NoError(t, json.Unmarshal(text.Bytes(), &says), "%s", text.String())
-		if len(says.Manifests) > 0 {
-			digest = says.Manifests[0].Digest
-			continue
-		}
-		require.NotEmpty(t, says.Layers, "%s", text.String())
-		for _, l := range says.Layers {
-			sizes = append(sizes, l.Size)
-		}
-		return sizes
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -266,4 +267,31 @@ func (s *registryServer) Run(t *testing.T) {
 func (s *registryServer) Kill() {
 	_ = s.cmd.Process.Kill()
 	_ = s.cmd.Wait()
+}
+
+// Layer is a layer of an image in a registry.
+type Layer struct {
+	Digest string
+	Size   int64
+}
+
+// Layers returns the layers of an image, or of the first one of an index.
+func (w *WatchedRegistry) Layers(t *testing.T, repository, tagOrDigest string) []Layer {
+	t.Helper()
+	req := testtool.Must(http.NewRequestWithContext(t.Context(), http.MethodGet,
+		"http://"+w.Address+"/v2/"+repository+"/manifests/"+tagOrDigest, nil))(t)
+	req.Header.Set("Accept", "application/vnd.oci.image.manifest.v1+json, "+
+		"application/vnd.oci.image.index.v1+json")
+	res := testtool.Must(http.DefaultClient.Do(req))(t)
+	defer res.Body.Close()
+	var says struct {
+		Manifests []struct{ Digest string }
+		Layers    []Layer
+	}
+	require.NoError(t, json.NewDecoder(res.Body).Decode(&says))
+	if len(says.Manifests) > 0 {
+		return w.Layers(t, repository, says.Manifests[0].Digest)
+	}
+	require.NotEmpty(t, says.Layers)
+	return says.Layers
 }
