@@ -201,7 +201,11 @@ func (u *upload) request(ctx context.Context, method, path string, body io.Reade
 	for i := 0; i < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}
-	return u.c.Do(r, path)
+	answer, err := u.c.Do(r, path)
+	if cause := context.Cause(ctx); err != nil && cause != ctx.Err() {
+		err = fmt.Errorf("%w: %w", cause, err)
+	}
+	return answer, err
 }
 
 // begin makes the upload, or finds the one that an earlier process has begun.
@@ -243,10 +247,9 @@ func (u *upload) takeUp(location string, refused error) error {
 // long as it takes. It ends when the server does not answer another question meanwhile. The caller
 // calls stop.
 func (u *upload) attend(ctx context.Context) (attended context.Context, stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	var work sync.WaitGroup
 	work.Go(func() {
-		defer cancel()
 		pause := min(answerTimeout, u.opt.Timeout/4)
 		for {
 			select {
@@ -259,13 +262,14 @@ func (u *upload) attend(ctx context.Context) (attended context.Context, stop fun
 			end()
 			refused, ok := errors.AsType[*api.Error](err)
 			if err != nil && !ok || ok && refused.Status >= 500 { // perhaps of a proxy before it
+				cancel(errors.New("the server answers nothing"))
 				return
 			}
 			u.moved = time.Now()
 		}
 	})
 	return ctx, func() {
-		cancel()
+		cancel(nil)
 		work.Wait()
 	}
 }
@@ -351,9 +355,6 @@ func (u *upload) send(ctx context.Context) error {
 		err = errors.Join(err, unreadable(failed))
 	}
 	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			return errors.Join(cause, err)
-		}
 		return err
 	}
 	defer answer.Body.Close()

@@ -285,6 +285,7 @@ func TestClientWaitsForAnExpansion(t *testing.T) {
 			_, err := c.Upload(t.Context(), "vm", bytes.NewReader(raw), int64(len(raw)), opt)
 			if hung {
 				close(end)
+				require.ErrorContains(t, err, "the server answers nothing")
 				require.ErrorContains(t, err, "may still complete the volume")
 				return
 			}
