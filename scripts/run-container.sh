@@ -88,12 +88,12 @@ EOT
 	image=oci:$dir/image:$tag
 fi
 
+mkdir -p "$dir/disk" "$work/none"
 # IMAGE is also a variable of kubevirt-disk: an image with disks.
 "${apart[@]}" env -u IMAGE CONTAINER_IMAGE="$image" CACHE_DIR="$dir/cache" PERSISTENT_DIR="$dir/disk" WORK_DIR="$dir/work" \
 	DISK_DIR="$work/none" LISTEN=127.0.0.1 PORT="$port" METRICS_LISTEN='' READY_FILE="$work/ready" \
 	"$binary" serve 2>"$work/log" &
 server=$!
-mkdir -p "$dir/disk"
 until [ -e "$work/ready" ]; do
 	if ! kill -0 "$server" 2>/dev/null; then
 		cat "$work/log" >&2
