@@ -25,8 +25,9 @@ func newAuth(t testing.TB, cfg Config) *Authenticator {
 	return testtool.Must(NewAuthenticator(cfg))(t)
 }
 
-//go:fix inline
 // respond computes CHAP_R from the challenge, as an initiator does.
+//
+//go:fix inline
 func respond(t testing.TB, c Challenge, secret string) string {
 	t.Helper()
 	alg := testtool.Must(ParseNumber(c.Algorithm))(t)
