@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -169,6 +170,7 @@ func FuzzEdit(f *testing.F) {
 	f.Add(`<domain /><!-- behind it -->`, "boot-order.a", "2")
 	f.Add("<?xml version='1.0'?><!DOCTYPE x><domain>\r\n<devices/>&amp;<![CDATA[<disk>]]></domain>",
 		"serial.a", "x")
+	f.Add("<domain>\n<devices/><![CDATA[<devices/>]]></domain>", "serial.a", "x")
 	f.Add(`<domain><devices><disk><source protocol="nbd" name="a"/><serial>0123456789abcdef0120`+
 		`</serial></disk></devices></domain>`, "cache", "none")
 	f.Fuzz(func(t *testing.T, domain, key, value string) {
@@ -212,11 +214,16 @@ func rest(root *element, domain string, disks []Disk) string {
 	if root.closesItself() { // then it has no devices
 		changes = append(changes, change{root.start, root.end, root.tag() + "</domain>"})
 	}
-	text := string(changed([]byte(domain), changes))
-	for _, open := range []string{"<devices></devices>", "<devices/>", "<devices />"} {
-		text = strings.Replace(text, open, "", 1)
+	if devices != nil { // if nothing is left in it, it may be ours, too
+		left := domain[devices.start:devices.end]
+		for _, c := range changes {
+			left = strings.Replace(left, domain[c.start:c.end], "", 1)
+		}
+		if slices.Contains([]string{"<devices></devices>", "<devices/>", "<devices />"}, left) {
+			changes = []change{{devices.start, devices.end, ""}}
+		}
 	}
-	return text
+	return string(changed([]byte(domain), changes))
 }
 
 // TestClaim: the machine says where each of its hook sidecars has its claim, by its place.
