@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -84,6 +85,7 @@ type fakeTarget struct {
 	sessions []status.Session
 	content  *fakeContent
 	deleted  chan string // gets the names of deleted snapshots; nil: unused
+	made     sync.Map    // names of snapshots, and when they were made, if deleted is used
 }
 
 func (f *fakeTarget) Sessions() []status.Session { return f.sessions }
@@ -101,14 +103,22 @@ func (f *fakeTarget) ListSnapshots(disk string) ([]status.Snapshot, error) {
 	if disk == "none" {
 		return nil, errors.New("there is no disk none")
 	}
-	return []status.Snapshot{{Disk: disk, Name: "s"}}, nil
+	all := []status.Snapshot{{Disk: disk, Name: "s"}}
+	for name, at := range f.made.Range {
+		all = append(all, status.Snapshot{Disk: disk, Name: name.(string), Created: at.(time.Time)})
+	}
+	return all, nil
 }
 
 func (f *fakeTarget) ChangeSnapshots(_ context.Context, r status.SnapshotRequest) (string, error) {
 	if r.Disks[0] == "none" {
 		return "", errors.New("there is no disk none")
 	}
-	if r.Action == status.SnapshotDelete && f.deleted != nil {
+	switch {
+	case f.deleted == nil:
+	case r.Action == status.SnapshotCreate:
+		f.made.Store(r.Name, time.Now())
+	case r.Action == status.SnapshotDelete:
 		f.deleted <- r.Name
 	}
 	return fmt.Sprintf("%s %s of %v", r.Action, r.Name, r.Disks), nil
@@ -333,6 +343,8 @@ func TestOwnSnapshot(t *testing.T) {
 	require.Equal(t, "one", <-luns.deleted)
 	make("killed meanwhile")
 	require.Equal(t, "killed meanwhile", <-luns.deleted)
+	// One that has the name since another time is another one, and stays.
+	c.deleteAfter(-1, status.SnapshotRequest{Disks: []string{"vm"}, Name: "one"}, time.Now())
 }
 
 // TestReader reads a snapshot through a socket, with more ranges than a page has.

@@ -63,20 +63,24 @@ func (c *snapshotControl) change(w http.ResponseWriter, r *http.Request, user ui
 		// Before the answer, with which the process may end: then its number may be another one's.
 		fd, err := unix.PidfdOpen(int(peer.Pid), 0)
 		if err == nil || err == unix.ESRCH { // otherwise it is in another container
-			go c.deleteAfter(fd, req)
+			go c.deleteAfter(fd, req, c.createdAt(req))
 		}
 	}
 	answer(w, http.StatusOK, status.SnapshotAnswer{Done: done})
 }
 
-// deleteAfter deletes a snapshot when a process has ended, unless that has done so itself.
-func (c *snapshotControl) deleteAfter(process int, req status.SnapshotRequest) {
+// deleteAfter deletes a snapshot when a process has ended, unless that has done so itself. Created
+// is when it was made: another one may have its name by then.
+func (c *snapshotControl) deleteAfter(process int, req status.SnapshotRequest, created time.Time) {
 	defer unix.Close(process)
 	for err := error(unix.EINTR); process >= 0 && err == unix.EINTR; {
 		_, err = unix.Poll([]unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}, -1)
 	}
 	req.Action = status.SnapshotDelete
 	for range 10 { // its last read may still be under way
+		if !c.createdAt(req).Equal(created) {
+			return
+		}
 		if _, err := c.do(context.Background(), req); err == nil {
 			c.log.Info("a snapshot is deleted, because the process that had made it for itself "+
 				"has ended", zap.Strings("disks", req.Disks), zap.String("name", req.Name))
@@ -84,6 +88,17 @@ func (c *snapshotControl) deleteAfter(process int, req status.SnapshotRequest) {
 		}
 		time.Sleep(time.Second)
 	}
+}
+
+// createdAt is when the snapshot of a request was made; zero: there is none.
+func (c *snapshotControl) createdAt(req status.SnapshotRequest) time.Time {
+	all, _ := c.disks.ListSnapshots(req.Disks[0])
+	for _, s := range all {
+		if s.Name == req.Name {
+			return s.Created
+		}
+	}
+	return time.Time{}
 }
 
 func (c *snapshotControl) do(ctx context.Context, req status.SnapshotRequest) (string, error) {
