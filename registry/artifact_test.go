@@ -97,6 +97,12 @@ func TestPushArtifact(t *testing.T) {
 	_, err := m.client(t).Push(t.Context(), []string{filepath.Join(dir, "top.qcow2")},
 		m.ref(t, "vm/top:1"), PushOptions{Artifact: true})
 	require.ErrorContains(t, err, `needs the backing file "a.img"`)
+	for _, opt := range []PushOptions{{Base: m.ref(t, "vm/raw:1").String()},
+		{Base: BaseNone, Onto: Onto{Image: m.ref(t, "vm/raw:1").String()}}} {
+		_, err := m.client(t).Push(t.Context(), []string{filepath.Join(dir, "a.img")},
+			m.ref(t, "vm/on:1"), opt)
+		require.ErrorContains(t, err, "/vm/raw:1 is no container image, but an artifact")
+	}
 }
 
 // platformNamed is a platform as podman names it.

@@ -120,6 +120,10 @@ func (b *baseImage) add(ctx context.Context, text []byte, platform *v1.Platform)
 	if err != nil {
 		return err
 	}
+	if _, err := readConfig(config, len(m.Layers)); err != nil {
+		return fmt.Errorf("%s is no container image, but an artifact or the like (%w): name another "+
+			"image, or store the disk as a whole", b.ref, err)
+	}
 	b.platforms = append(b.platforms, basePlatform{platform: platform, manifest: m, config: config})
 	return nil
 }
@@ -333,6 +337,9 @@ type imageConfig struct {
 func readConfig(text []byte, layers int) (c imageConfig, err error) {
 	if err = bounded.Check(text); err == nil {
 		err = json.Unmarshal(text, &c.all)
+	}
+	if err == nil && c.all["rootfs"] == nil {
+		err = errors.New("it has no layers")
 	}
 	if err == nil {
 		err = json.Unmarshal(c.all["rootfs"], &c.root)
