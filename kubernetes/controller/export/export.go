@@ -130,10 +130,11 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav
 		return not(reason, "the layers of the disk's image are not read: %s", message),
 			pollInterval, nil
 	}
-	user, err := objects.User(ctx, r.Live, id)
+	pods, err := objects.PodsWith(ctx, r.Live, id)
 	if err != nil {
 		return nil, 0, err
 	}
+	user := objects.User(pods, id)
 	if id.Status.UsedBy != nil {
 		user = id.Status.UsedBy.Name
 	}

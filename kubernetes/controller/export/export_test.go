@@ -127,10 +127,10 @@ func TestExport(t *testing.T) {
 // TestDiskIsTaken: the Job is made only when the disk is written down as its own, and that fails if
 // a pod has got the disk meanwhile.
 func TestDiskIsTaken(t *testing.T) {
-	calls := &controllertest.Calls{Fail: 3, Err: controllertest.Conflict()}
+	calls := &controllertest.Calls{Fail: 2, Err: controllertest.Conflict()}
 	w := newWorld(t, calls)
 	req := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "default", Name: "web"}}
-	for range 2 { // the identity, the pods twice, and the write
+	for range 2 { // the identity, the pods, and the write
 		_, _ = w.r.Reconcile(t.Context(), req)
 		require.Empty(t, w.jobs())
 	}
@@ -151,6 +151,13 @@ func TestWhoWaits(t *testing.T) {
 				Namespace: "default", Name: "vm", Labels: map[string]string{
 					v1alpha1.LabelIdentity: "web"}}}))
 		}, "InUse", "pod vm uses the disk"},
+		"a pod that nobody knows": {func(w *world, _ *v1alpha1.VMIdentity) {
+			require.NoError(w.t, w.Create(w.t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+				Namespace: "default", Name: "rescue"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{
+				{VolumeSource: corev1.VolumeSource{
+					PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
+						ClaimName: "vmid-web"}}}}}}))
+		}, "InUse", "pod rescue uses the disk"},
 		"a move": {func(_ *world, id *v1alpha1.VMIdentity) {
 			id.Status.Move = &v1alpha1.MoveStatus{}
 		}, "InUse", "being moved"},

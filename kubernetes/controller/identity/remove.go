@@ -32,14 +32,14 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		return ctrl.Result{}, nil
 	}
 	// The cache may be late, and stays as it was when the right to read pods has gone.
-	pod, err := objects.User(ctx, r.Live, before)
+	pods, err := objects.PodsOf(ctx, r.Live, before)
 	if apierrors.IsForbidden(err) {
 		return ctrl.Result{}, r.letGo(ctx, before, err)
 	}
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if pod != "" {
+	if pod := objects.User(pods, before); pod != "" {
 		return ctrl.Result{RequeueAfter: maxPoll}, r.deleting(ctx, before, fmt.Sprintf(
 			"pod %s uses the disk: the disk is deleted when the pod has ended", pod))
 	}

@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -199,17 +200,10 @@ func (r *Reconciler) noLongerWanted(id *v1alpha1.VMIdentity) *state {
 // user returns a pod that may use the disk, according to the API server, or "". Pods that move the
 // disk do not count.
 func (r *Reconciler) user(ctx context.Context, id *v1alpha1.VMIdentity) (string, error) {
-	pods, err := objects.PodsOf(ctx, r.Live, id)
-	if err != nil {
-		return "", err
-	}
-	for i := range pods {
-		p := &pods[i]
-		if p.Labels[labelMove] == "" && !objects.Finished(p) && !objects.Gated(p, id.Name) {
-			return p.Name, nil
-		}
-	}
-	return "", nil
+	pods, err := objects.PodsWith(ctx, r.Live, id)
+	return objects.User(slices.DeleteFunc(pods, func(p corev1.Pod) bool {
+		return p.Labels[labelMove] != ""
+	}), id), err
 }
 
 // claim returns a claim in the identity's namespace from the API server, or nil.

@@ -72,14 +72,24 @@ func TestPodOnAnotherNode(t *testing.T) {
 	})
 }
 
-// TestAnnotation: the disk goes where a person says, once its pod has ended.
+// TestAnnotation: the disk goes where a person says, once its pod has ended, and one that has the
+// claim without asking for the disk.
 func TestAnnotation(t *testing.T) {
 	w := newWorld(t, &controllertest.Calls{})
 	former := w.claim().Spec.VolumeName
 	w.annotate("node-3")
 	w.converge()
 	require.Contains(t, w.condition(v1alpha1.ConditionMoving), "False InUse: pod vm uses the disk")
+	w.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "rescue"}, Spec: corev1.PodSpec{
+		Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
+				ClaimName: "vmid-vm"}}}}}})
 	w.remove(&corev1.Pod{}, "vm")
+	w.annotate("node-2")
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionMoving), "pod rescue uses the disk")
+	w.remove(&corev1.Pod{}, "rescue")
+	w.annotate("node-3")
 	w.converge()
 	require.Contains(t, w.condition(v1alpha1.ConditionMoving),
 		"False Invalid: the disk is to be moved to node node-3, and there is no such node")

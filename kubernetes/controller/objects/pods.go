@@ -110,19 +110,29 @@ func PodsOf(ctx context.Context, from client.Reader, identity metav1.Object) ([]
 	})...), nil
 }
 
-// User returns a pod that runs with the disk of an identity, or "". A pod that its gate still holds
-// does not use the disk yet.
-func User(ctx context.Context, from client.Reader, identity metav1.Object) (string, error) {
-	pods, err := PodsOf(ctx, from, identity)
-	if err != nil {
-		return "", err
+// PodsWith returns the pods of an identity, and those that may write to its claim without naming
+// it. It reads all pods of the namespace.
+func PodsWith(ctx context.Context, live client.Reader, identity metav1.Object) ([]corev1.Pod,
+	error) {
+	var all corev1.PodList
+	if err := live.List(ctx, &all, client.InNamespace(identity.GetNamespace())); err != nil {
+		return nil, fmt.Errorf("pods: %w", err)
 	}
+	name := identity.GetName()
+	return slices.DeleteFunc(all.Items, func(p corev1.Pod) bool {
+		return !slices.Contains(ByIdentity(&p), name) && !Writes(&p, v1alpha1.ClaimName(name))
+	}), nil
+}
+
+// User returns a pod that runs with the disk of an identity, or "". The pods are those of PodsOf or
+// PodsWith. One that its gate still holds does not use the disk yet.
+func User(pods []corev1.Pod, identity metav1.Object) string {
 	for i := range pods {
 		if !Finished(&pods[i]) && !Gated(&pods[i], identity.GetName()) {
-			return pods[i].Name, nil
+			return pods[i].Name
 		}
 	}
-	return "", nil
+	return ""
 }
 
 // Identities requests the identities that a pod asks for.

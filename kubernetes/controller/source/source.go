@@ -139,11 +139,11 @@ func (f Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name 
 			"begins: `kubectl describe vmid %[1]s` says why", name)
 	}
 	// The cache may be late: a pod that has just left its gate writes.
-	pod, err := objects.User(ctx, f.Live, from)
+	pods, err := objects.PodsWith(ctx, f.Live, from)
 	if err != nil {
 		return Answer{}, err
 	}
-	if pod != "" {
+	if pod := objects.User(pods, from); pod != "" {
 		return not(v1alpha1.ReasonSourceInUse, "pod %s uses the disk of VMIdentity %s: the disk "+
 			"is made when that pod has ended; from a VMIdentitySnapshot it begins at once", pod,
 			name)

@@ -210,6 +210,8 @@ func TestWhatIsNoSource(t *testing.T) {
 		"a disk that a machine uses": {fromIdentity, func(o *scene) {
 			o.pod.Labels = map[string]string{v1alpha1.LabelIdentity: "web-0"}
 		}, v1alpha1.ReasonSourceInUse, "from a VMIdentitySnapshot it begins at once"},
+		"a disk that a pod has by itself": {fromIdentity, runs("vmid-web-0", false),
+			v1alpha1.ReasonSourceInUse, "pod other uses the disk of VMIdentity web-0"},
 		"a disk that a pod waits for": {fromIdentity, func(o *scene) {
 			o.pod.Labels = map[string]string{v1alpha1.LabelIdentity: "web-0"}
 			o.pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: v1alpha1.Gate}}
