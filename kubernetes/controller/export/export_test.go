@@ -152,11 +152,11 @@ func TestWhoWaits(t *testing.T) {
 					v1alpha1.LabelIdentity: "web"}}}))
 		}, "InUse", "pod vm uses the disk"},
 		"a pod that nobody knows": {func(w *world, _ *v1alpha1.VMIdentity) {
-			require.NoError(w.t, w.Create(w.t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-				Namespace: "default", Name: "rescue"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{
-				{VolumeSource: corev1.VolumeSource{
-					PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
-						ClaimName: "vmid-web"}}}}}}))
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "rescue"}}
+			pod.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
+					ClaimName: "vmid-web"}}}}
+			require.NoError(w.t, w.Create(w.t.Context(), pod))
 		}, "InUse", "pod rescue uses the disk"},
 		"a move": {func(_ *world, id *v1alpha1.VMIdentity) {
 			id.Status.Move = &v1alpha1.MoveStatus{}
