@@ -43,7 +43,10 @@ func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 // makeClaim makes the claim, unless the name of the secret is taken: see the package comment.
 func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, *verdict, error) {
-	class, wrong := objects.ClassOf(&id.Spec.DiskSpec, r.Options.UsageTypes)
+	class, wrong, err := r.ClassOf(ctx, &id.Spec.DiskSpec)
+	if err != nil {
+		return nil, nil, err
+	}
 	if wrong != "" {
 		return nil, &verdict{reason: v1alpha1.ReasonInvalid, message: wrong, poll: true}, nil
 	}

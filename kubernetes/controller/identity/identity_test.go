@@ -152,14 +152,20 @@ func TestSecretsDiffer(t *testing.T) {
 	require.NotEqual(t, secret(id).StringData, secret(id).StringData)
 }
 
+// TestClaimSizeAndAccessMode: an identity that names no class has the default one, and what is
+// said of that holds for its claim.
 func TestClaimSizeAndAccessMode(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{Size: size("16Gi")})
-	w.options.ReadWriteOnce = []string{"*"}
-	w.settle()
-	// The disk, a sixteenth, and 128 MiB.
-	require.Equal(t, int64(17<<30+128<<20), w.claim().Spec.Resources.Requests.Storage().Value())
-	require.Equal(t, corev1.ReadWriteOnce, w.claim().Spec.AccessModes[0])
-	require.Nil(t, w.claim().Spec.StorageClassName)
+	for class, mode := range map[string]corev1.PersistentVolumeAccessMode{
+		"*": corev1.ReadWriteOnce, "default": corev1.ReadWriteOnce,
+		"nvme": corev1.ReadWriteOncePod} {
+		w := newWorld(t, v1alpha1.DiskSpec{Size: size("16Gi")})
+		w.options.ReadWriteOnce = []string{class}
+		w.settle()
+		// The disk, a sixteenth, and 128 MiB.
+		require.Equal(t, int64(17<<30+128<<20), w.claim().Spec.Resources.Requests.Storage().Value())
+		require.Equal(t, mode, w.claim().Spec.AccessModes[0], class)
+		require.Equal(t, "default", *w.claim().Spec.StorageClassName)
+	}
 }
 
 func TestUsageTypeUnknown(t *testing.T) {

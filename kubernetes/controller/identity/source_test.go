@@ -116,7 +116,7 @@ func (s *snapshots) Get(_ context.Context, key client.ObjectKey, o client.Object
 func ofImage(t *testing.T) (*world, *snapshots) {
 	t.Helper()
 	w := newWorld(t, v1alpha1.DiskSpec{Image: "a", Population: v1alpha1.Snapshot})
-	s := &snapshots{name: source.Golden("a", nil)}
+	s := &snapshots{name: source.Golden("a", new("default"))}
 	w.snapshots = s
 	w.settles("Ready", "False Populating", "the image is looked for")
 	id := w.identity()

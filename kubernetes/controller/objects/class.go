@@ -20,19 +20,29 @@ const (
 	annotationDefaultBeta = "storageclass.beta.kubernetes.io/is-default-class"
 )
 
-// ClassOf returns the name of the storage class of a disk; nil: the cluster's default one. If the
-// disk names a usage type that is not among those that exist, with their classes, wrong says so.
-func ClassOf(disk *v1alpha1.DiskSpec, usageTypes map[string]string) (class *string, wrong string) {
-	if disk.UsageType == "" {
-		return disk.StorageClassName, ""
+// ClassOf returns the name of the storage class of a disk. A disk that names none has the default
+// one of the cluster, by its name: whoever asks for properties of that class finds it, and another
+// class may be the default one later. nil: there is none. If the disk names a usage type that is
+// not among those that exist, with their classes, wrong says so.
+func (k Kit) ClassOf(ctx context.Context, disk *v1alpha1.DiskSpec) (class *string, wrong string,
+	err error) {
+	if disk.UsageType != "" {
+		name, known := k.Options.UsageTypes[disk.UsageType]
+		if !known {
+			names := strings.Join(slices.Sorted(maps.Keys(k.Options.UsageTypes)), ", ")
+			return nil, fmt.Sprintf("usageType %q is unknown: the controller's --usage-type has %s",
+				disk.UsageType, cmp.Or(names, "none")), nil
+		}
+		return &name, "", nil
 	}
-	name, known := usageTypes[disk.UsageType]
-	if !known {
-		names := strings.Join(slices.Sorted(maps.Keys(usageTypes)), ", ")
-		return nil, fmt.Sprintf("usageType %q is unknown: the controller's --usage-type has %s",
-			disk.UsageType, cmp.Or(names, "none"))
+	if disk.StorageClassName != nil {
+		return disk.StorageClassName, "", nil
 	}
-	return &name, ""
+	found, err := Class(ctx, k.Client, nil)
+	if found == nil || err != nil {
+		return nil, "", err
+	}
+	return &found.Name, "", nil
 }
 
 // Class returns the storage class of a claim; nil: there is none. A nil name is the cluster's

@@ -133,7 +133,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 func (r *Reconciler) ready(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	ids []v1alpha1.VMIdentity) (metav1.Condition, error) {
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
-	class, wrong := objects.ClassOf(&set.Spec, r.Options.UsageTypes)
+	class, wrong, err := r.ClassOf(ctx, &set.Spec)
+	if err != nil {
+		return c, err
+	}
 	if wrong == "" && source.OfImage(&set.Spec) && r.Snapshots == nil {
 		wrong = "population is Snapshot, and the controller has no snapshots: install the CRDs " +
 			"of VolumeSnapshots and restart the controller, or make a set with Overlay"

@@ -55,11 +55,10 @@ func (r *Reconciler) users(ctx context.Context, o client.Object) (all []reconcil
 	}
 	for i := range identities.Items {
 		id := &identities.Items[i]
-		if !source.OfImage(&id.Spec.DiskSpec) || done(id) {
+		if done(id) {
 			continue
 		}
-		class, wrong := objects.ClassOf(&id.Spec.DiskSpec, r.Options.UsageTypes)
-		if wrong == "" && source.Golden(id.Spec.Image, class) == name {
+		if _, its, _ := r.golden(ctx, id); its == name { // the cache does not fail
 			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(id)})
 		}
 	}

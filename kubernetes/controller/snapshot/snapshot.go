@@ -39,15 +39,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.Client.Get(ctx, req.NamespacedName, &before); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	class, wrong := objects.ClassOf(&before.Spec.DiskSpec, r.Options.UsageTypes)
-	if !source.OfImage(&before.Spec.DiskSpec) || before.DeletionTimestamp != nil || wrong != "" {
-		return ctrl.Result{}, nil // objects are collected; package identity reports an unknown type
+	if before.DeletionTimestamp != nil || done(&before) {
+		return ctrl.Result{}, nil // objects are collected, or it has its volume
 	}
-	if done(&before) {
-		return ctrl.Result{}, nil // it has its volume, and owns the golden objects
+	class, name, err := r.golden(ctx, &before)
+	if name == "" || err != nil {
+		return ctrl.Result{}, err
 	}
-	w := &work{Reconciler: r, id: &before, class: class,
-		name: source.Golden(before.Spec.Image, class)}
+	w := &work{Reconciler: r, id: &before, class: class, name: name}
 	c, requeueAfter, err := w.step(ctx)
 	if c == nil {
 		return ctrl.Result{}, err
@@ -56,6 +55,25 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	id := before.DeepCopy()
 	objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
 	return ctrl.Result{RequeueAfter: requeueAfter}, cmp.Or(r.Report(ctx, &before, id), err)
+}
+
+// golden returns the storage class of an identity, and the name of its golden objects. It is "" if
+// the identity needs none, or its usage type is unknown, which package identity reports. A claim
+// that exists keeps its class when another one becomes the default one.
+func (r *Reconciler) golden(ctx context.Context, id *v1alpha1.VMIdentity) (class *string,
+	name string, err error) {
+	if !source.OfImage(&id.Spec.DiskSpec) {
+		return nil, "", nil
+	}
+	class, wrong, err := r.ClassOf(ctx, &id.Spec.DiskSpec)
+	if wrong != "" || err != nil {
+		return nil, "", err
+	}
+	claim, err := objects.Claim(ctx, r.Client, id)
+	if claim != nil && claim.Spec.StorageClassName != nil {
+		class = claim.Spec.StorageClassName
+	}
+	return class, source.Golden(id.Spec.Image, class), err
 }
 
 // done reports whether an identity needs its golden objects no more: its claim has the volume.

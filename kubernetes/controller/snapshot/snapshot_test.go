@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -30,7 +31,7 @@ import (
 const image = "registry.example.com/fedora@sha256:" +
 	"a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
 
-var scheme = controllertest.Scheme(batchv1.AddToScheme, func(s *runtime.Scheme) error {
+var scheme = controllertest.Scheme(batchv1.AddToScheme, storagev1.AddToScheme, func(s *runtime.Scheme) error {
 	s.AddKnownTypeWithName(source.SnapshotKind, &unstructured.Unstructured{})
 	s.AddKnownTypeWithName(source.SnapshotKind.GroupVersion().WithKind("VolumeSnapshotList"),
 		&unstructured.UnstructuredList{})
@@ -212,6 +213,31 @@ func TestNameIsThatOfTheContent(t *testing.T) {
 	require.NotEqual(t, source.Golden(image, nil), source.Golden(image[:len(image)-1]+"9", nil))
 }
 
+// TestDefaultClass: what is made for an image is of the class that is the default one now, and an
+// identity that has its claim keeps what its claim begins from.
+func TestDefaultClass(t *testing.T) {
+	w := newWorld(t, &controllertest.Calls{}, "vm")
+	fast := controllertest.DefaultClass()
+	fast.Name = "fast"
+	require.NoError(t, w.Create(t.Context(), fast))
+	w.converge("vm")
+	var claims corev1.PersistentVolumeClaimList
+	require.NoError(t, w.List(t.Context(), &claims))
+	require.Len(t, claims.Items, 1)
+	require.Equal(t, source.Golden(image, new("fast")), claims.Items[0].Name)
+	require.Equal(t, "fast", *claims.Items[0].Spec.StorageClassName)
+
+	require.NoError(t, w.Create(t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "vmid-vm"},
+		Spec:       corev1.PersistentVolumeClaimSpec{StorageClassName: new("fast")}}))
+	fast.Annotations = nil
+	require.NoError(t, w.Update(t.Context(), fast))
+	require.NoError(t, w.Create(t.Context(), controllertest.DefaultClass()))
+	w.converge("vm")
+	require.NoError(t, w.List(t.Context(), &claims))
+	require.Len(t, claims.Items, 2, "its own, and the one that was there")
+}
+
 // TestJobFails: the output of the command is reported, and everything is made again after a while.
 func TestJobFails(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), "vm1")
@@ -227,7 +253,7 @@ func TestJobFails(t *testing.T) {
 	require.Equal(t, source.Answer{Reason: c.Reason, Message: c.Message}, a)
 	reads := w.calls.Reads
 	require.NoError(t, testtool.Err(w.reconcile("vm1")))
-	require.Equal(t, 4, w.calls.Reads-reads, "the pods are asked once")
+	require.Equal(t, 6, w.calls.Reads-reads, "the pods are asked once")
 
 	var job batchv1.Job
 	require.True(t, w.there(&job))
@@ -300,8 +326,8 @@ func TestWhatEndsIsNotUsed(t *testing.T) {
 // TestQuota: a refusal of the API server is reported, and tried again.
 func TestQuota(t *testing.T) {
 	quota := apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), "x", nil)
-	// The identity, the Job, and then its creation.
-	w := newWorld(t, &controllertest.Calls{Fail: 3, Err: quota}, "vm1")
+	// The identity, the classes, its claim, the Job, and then its creation.
+	w := newWorld(t, &controllertest.Calls{Fail: 5, Err: quota}, "vm1")
 	require.Error(t, testtool.Err(w.reconcile("vm1")))
 	require.Equal(t, v1alpha1.ReasonPopulationError, w.populated("vm1").Reason)
 	require.Contains(t, w.populated("vm1").Message, "does not allow")

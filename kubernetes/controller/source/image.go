@@ -50,9 +50,9 @@ func OfImage(disk *v1alpha1.DiskSpec) bool {
 
 const goldenPrefix = "golden-"
 
-// Golden is the name of the VolumeSnapshot of an image for a storage class (nil: the default one)
-// in one namespace, and of what it is made with. It depends on the image's digest, not on its
-// registry.
+// Golden is the name of the VolumeSnapshot of an image for a storage class (nil: none, not even a
+// default one) in one namespace, and of what it is made with. It depends on the image's digest, not
+// on its registry.
 func Golden(image string, class *string) string {
 	key := v1alpha1.DigestOf(image) + "\ndefault"
 	if class != nil {
