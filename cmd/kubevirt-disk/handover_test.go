@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
@@ -113,6 +115,26 @@ func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
 	require.ErrorContains(t, explain(control.ErrUnknown), "does not know this request: is it")
 	broken := &control.AnswerError{Err: fs.ErrPermission}
 	require.ErrorContains(t, explain(broken), "cannot understand the daemon's answer")
+}
+
+// TestTheDaemonIsKilledWhileItIsAsked: nobody is told that no daemon was there, as it may have done
+// what it was asked for.
+func TestTheDaemonIsKilledWhileItIsAsked(t *testing.T) {
+	for _, reads := range []int{0, 1, 4 << 10} { // unread bytes reset the connection
+		path := filepath.Join(t.TempDir(), "control.sock")
+		l := testtool.Must(net.Listen("unix", path))(t)
+		t.Cleanup(func() { _ = l.Close() })
+		go func() {
+			for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+				_, _ = c.Read(make([]byte, reads))
+				_ = c.Close()
+			}
+		}()
+		_, err := daemonAt(path).Kick(t.Context(), status.Kick{Session: 1})
+		err = explainControl(err, path, stillBusy)
+		require.ErrorContains(t, err, "has ended before it answered", reads)
+		require.NotContains(t, err.Error(), "no daemon answers")
+	}
 }
 
 // TestHandoverExplainsTheNameOfAQEMU checks that the message explains QEMU's default name. Nobody

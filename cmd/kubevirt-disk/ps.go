@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
@@ -237,6 +239,9 @@ func explainControl(err error, socket, pending string) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("user %d may not use the socket %q: the daemon accepts only its own "+
 			"user and root: %w", os.Geteuid(), socket, err)
+	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
+		return fmt.Errorf("the daemon at %q has ended before it answered: look at its log, and, "+
+			"when it runs again, whether it has done what it was asked for", socket)
 	}
 	return fmt.Errorf("no daemon answers at %q: %w: is it running, with the same %s or %s?",
 		socket, err, nameOf(keyWorkDir), nameOf(keyControlSocket))
