@@ -41,6 +41,8 @@ type Server struct {
 	most    int // connections
 	// grace is how long a client has at least to show that it may ask.
 	grace time.Duration
+	// arrival is how long a request that is no upload may take to arrive.
+	arrival time.Duration
 }
 
 const (
@@ -52,7 +54,7 @@ const (
 	// refusedTimeout. Reading that much costs less than a TLS handshake.
 	refusedBody    = 1 << 20
 	refusedTimeout = 5 * time.Second
-	// bodyTimeout is how long a request that is no upload may take to arrive.
+	// bodyTimeout is Server.arrival.
 	bodyTimeout = 30 * time.Second
 	// workTimeout is how long a request may take. An image in a registry that has no index is
 	// fetched first.
@@ -68,7 +70,7 @@ func New(opt Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{opt: opt, access: a, timeout: refusedTimeout, most: maxConnections,
-		grace: strangerTime}
+		grace: strangerTime, arrival: bodyTimeout}
 	s.http = http.Server{
 		Handler:           s.handler(),
 		TLSConfig:         a.tls,
@@ -166,7 +168,9 @@ func (s *Server) limited(h func(http.ResponseWriter, *http.Request) error) http.
 		defer cancel()
 		control := http.NewResponseController(w)
 		// An error means that the connection has no deadlines, as in tests.
-		_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
+		if r.ContentLength != 0 { // else it has come in whole, and this would end the work on it
+			_ = control.SetReadDeadline(time.Now().Add(s.arrival))
+		}
 		_ = control.SetWriteDeadline(time.Now().Add(workTimeout + bodyTimeout))
 		if err := h(w, r.WithContext(ctx)); err != nil {
 			s.logRefusal(r, err)

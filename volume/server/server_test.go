@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -163,6 +164,26 @@ func TestRequestLimits(t *testing.T) {
 	require.JSONEq(t, `{"code": "not-found", "error": "there is no volume \"x\""}`, body)
 	status, _ = ask(t, "POST", "http://"+s.address+"/volume/x", nil, nil)
 	require.Equal(t, 405, status)
+}
+
+// TestLongWork: a request that has come in whole is worked on for as long as the work may take, such
+// as a snapshot for which much has to reach storage.
+func TestLongWork(t *testing.T) {
+	s := &Server{opt: Options{Log: zap.NewNop()}, arrival: time.Millisecond}
+	web := httptest.NewServer(s.limited(func(w http.ResponseWriter, r *http.Request) error {
+		select {
+		case <-r.Context().Done():
+			return r.Context().Err()
+		case <-time.After(100 * time.Millisecond): // the time to arrive is over
+		}
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}))
+	t.Cleanup(web.Close)
+	for _, method := range []string{"GET", "PUT", "POST", "DELETE"} {
+		status, body := ask(t, method, web.URL, nil, nil)
+		require.Equal(t, http.StatusNoContent, status, "%s: %s", method, body)
+	}
 }
 
 func TestAccessCheck(t *testing.T) {
