@@ -166,8 +166,8 @@ func TestRequestLimits(t *testing.T) {
 	require.Equal(t, 405, status)
 }
 
-// TestLongWork: a request that has come in whole is worked on for as long as the work may take, such
-// as a snapshot for which much has to reach storage.
+// TestLongWork: a request that has come in whole is worked on for as long as the work may take,
+// such as a snapshot for which much has to reach storage.
 func TestLongWork(t *testing.T) {
 	s := &Server{opt: Options{Log: zap.NewNop()}, arrival: time.Millisecond}
 	web := httptest.NewServer(s.limited(func(w http.ResponseWriter, r *http.Request) error {
