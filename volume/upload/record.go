@@ -103,17 +103,45 @@ func (r *record) save(disk string) error {
 // there, the next start clears again.
 func clearFiles(v Volume, placed bool) error {
 	disk := v.Disk()
-	files, err := v.Files()
+	err := removeFiles(v, func(file string) bool {
+		return (placed || strings.HasPrefix(file, disk+suffix)) && file != disk+recordSuffix
+	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
-	}
-	for _, file := range files {
-		if (placed || strings.HasPrefix(file, disk+suffix)) && file != disk+recordSuffix {
-			err = errors.Join(err, osfile.RemoveAll(file))
-		}
 	}
 	if err != nil {
 		return err
 	}
 	return osfile.Remove(disk + recordSuffix)
+}
+
+// removeFiles removes those of a volume's files for which which returns true.
+func removeFiles(v Volume, which func(file string) bool) error {
+	files, err := v.Files()
+	for _, file := range files {
+		if which(file) {
+			err = errors.Join(err, osfile.RemoveAll(file))
+		}
+	}
+	return err
+}
+
+// takeBack makes what was placed the data of its upload again. What the volume has begun to make of
+// it goes first: a later try would take it for a disk that has lost its file, or for its own.
+func takeBack(v Volume) error {
+	disk := v.Disk()
+	placed := disk + qcow2Suffix
+	if _, err := os.Lstat(placed); errors.Is(err, fs.ErrNotExist) {
+		placed = disk
+	}
+	err := removeFiles(v, func(file string) bool {
+		return file != placed && !strings.HasPrefix(file, disk+suffix)
+	})
+	if err == nil {
+		err = osfile.Rename(placed, disk+dataSuffix, 0)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }

@@ -221,7 +221,8 @@ func TestKilled(t *testing.T) {
 }
 
 // TestKilledBeforeServing: all data has come and has its final name, but the volume is not served
-// yet. The client asks, and ends its upload once more.
+// yet. The client asks, and ends its upload once more. What the volume has begun to make of the
+// data is gone by then: a disk would be missed otherwise, or be taken for that of other data.
 func TestKilledBeforeServing(t *testing.T) {
 	raw := rawDisk(1 << 20)
 	for name, data := range map[string][]byte{diskName: raw, qcow2Name: makeQcow2(t, raw)} {
@@ -234,8 +235,18 @@ func TestKilledBeforeServing(t *testing.T) {
 		rec.Placed = true
 		require.NoError(t, rec.save(disk))
 		require.NoError(t, os.Rename(filepath.Join(dir, dataName), filepath.Join(dir, name)))
+		begun := []string{diskName + ".state", diskName + ".map"}
+		if name == qcow2Name {
+			begun = append(begun, diskName)
+		}
+		for _, one := range begun {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, one), []byte("begun"), 0o600))
+		}
 		s = s.restart(t)
 		require.Equal(t, len(data), s.offset(t, at))
+		for _, one := range begun {
+			require.NoFileExists(t, filepath.Join(dir, one))
+		}
 		requireSays(t, s.append(t, at, len(data), nil, true), http.StatusCreated)
 		require.True(t, bytes.Equal(data, s.disk(t, "vm")))
 	}

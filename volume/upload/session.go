@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"os"
 	"time"
 
 	"kubevirt.io/disk/disk"
@@ -60,13 +59,9 @@ func restore(name string, v Volume, r record) (*session, error) {
 	if s.sums, err = loadSummer(r.Sums); err != nil {
 		return nil, err
 	}
-	if r.Placed {
-		// The process ended before the volume was served.
-		for _, from := range []string{v.Disk(), v.Disk() + qcow2Suffix} {
-			err := osfile.Rename(from, v.Disk()+dataSuffix, 0)
-			if err != nil && !errors.Is(err, os.ErrNotExist) {
-				return nil, err
-			}
+	if r.Placed { // the process ended before the volume was served
+		if err := takeBack(v); err != nil {
+			return nil, err
 		}
 	}
 	if r.Format == "" {
