@@ -180,7 +180,10 @@ func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 	if stays, err := r.stays(ctx, id); !stays || err != nil {
 		return claim, err
 	}
-	if deleted {
+	switch {
+	case deleted && !ours && id.Status.SecretName == "":
+		return claim, r.releaseForsaken(ctx, id, claim)
+	case deleted:
 		return claim, objects.ReleaseClaim(ctx, r.Client, claim)
 	}
 	after := claim.DeepCopy()

@@ -274,7 +274,8 @@ func TestClaimComesBack(t *testing.T) {
 
 // TestForsakenClaim: a claim that is being deleted goes if its identity does not exist: somebody
 // has taken the finalizers away, or a backup has restored the claim alone. A new identity of that
-// name gets a new disk. While only the cache does not know the identity, the claim stays.
+// name gets a new disk and a new secret. While only the cache does not know the identity, or a pod
+// has the disk, both stay.
 func TestForsakenClaim(t *testing.T) {
 	w := settled(t, v1alpha1.DiskSpec{Image: "a"})
 	id := w.identity()
@@ -297,8 +298,16 @@ func TestForsakenClaim(t *testing.T) {
 	id.Finalizers = nil
 	require.NoError(t, w.Base.Update(t.Context(), id))
 	require.NoError(t, w.Base.Delete(t.Context(), id))
+	user := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "vm",
+		Labels: map[string]string{v1alpha1.LabelIdentity: "vm"}}}
+	w.Make(t, user)
+	reconcile()
+	w.claim()
+	require.True(t, w.get("vmid-vm", &corev1.Secret{}))
+	require.NoError(t, w.Base.Delete(t.Context(), user))
 	reconcile()
 	require.False(t, w.get("vmid-vm", &corev1.PersistentVolumeClaim{}))
+	require.False(t, w.get("vmid-vm", &corev1.Secret{}))
 
 	for what, forsaken := range map[string]*corev1.PersistentVolumeClaim{
 		"of an earlier one": {ObjectMeta: metav1.ObjectMeta{OwnerReferences: objects.Owned(
@@ -307,7 +316,7 @@ func TestForsakenClaim(t *testing.T) {
 	} {
 		forsaken.Name, forsaken.Finalizers = "vmid-vm", []string{v1alpha1.FinalizerDisk}
 		forsaken.Labels = map[string]string{v1alpha1.LabelIdentity: "vm"}
-		w := newWorld(t, v1alpha1.DiskSpec{Image: "a"}, forsaken)
+		w := newWorld(t, v1alpha1.DiskSpec{Image: "a"}, forsaken, secret(id))
 		require.NoError(t, w.Base.Delete(t.Context(), forsaken))
 		w.settles("Ready", "True Ready", "")
 		require.NotEqual(t, forsaken.UID, w.claim().UID, what)

@@ -120,6 +120,22 @@ func (r *Reconciler) forsaken(ctx context.Context, identity client.ObjectKey) er
 	if now != nil || err != nil {
 		return err // the cache is late
 	}
+	return r.releaseForsaken(ctx, gone, claim)
+}
+
+// releaseForsaken lets Kubernetes delete a claim whose identity is gone, and deletes the secret of
+// that. It would be in the way of the next identity of that name. A pod that runs still needs it,
+// and its end brings us here again.
+func (r *Reconciler) releaseForsaken(ctx context.Context, gone *v1alpha1.VMIdentity,
+	claim *corev1.PersistentVolumeClaim) error {
+	pods, err := objects.PodsOf(ctx, r.Live, gone)
+	if err != nil || objects.User(pods, gone) != "" {
+		return err
+	}
+	err = deleteSecret(ctx, r.Client, gone, v1alpha1.SecretName(gone.Name))
+	if err != nil {
+		return err
+	}
 	return objects.ReleaseClaim(ctx, r.Client, claim)
 }
 

@@ -31,7 +31,8 @@ import (
 const image = "registry.example.com/fedora@sha256:" +
 	"a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
 
-var scheme = controllertest.Scheme(batchv1.AddToScheme, storagev1.AddToScheme, func(s *runtime.Scheme) error {
+var scheme = controllertest.Scheme(batchv1.AddToScheme, storagev1.AddToScheme, func(
+	s *runtime.Scheme) error {
 	s.AddKnownTypeWithName(source.SnapshotKind, &unstructured.Unstructured{})
 	s.AddKnownTypeWithName(source.SnapshotKind.GroupVersion().WithKind("VolumeSnapshotList"),
 		&unstructured.UnstructuredList{})
