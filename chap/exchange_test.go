@@ -290,13 +290,9 @@ func TestChallengesNeverRepeat(t *testing.T) {
 	for range n {
 		e := auth.Begin(initiatorIQN)
 		c, err := e.Start("5")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		b, err := ParseBinary(c.Challenge)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		seen[[16]byte(b)] = struct{}{}
 		identifiers[c.Identifier] = struct{}{}
 		e.Close()

@@ -217,8 +217,7 @@ func TestLiveMatchesThePage(t *testing.T) {
 	page.Stop()
 	page.Wait() // nothing is measured any more, so both show the same
 	_, body, _ := get(t, ts.URL+"/?lun=2")
-	again, err := page.render(httptest.NewRequest("GET", ts.URL+"/?lun=2", nil))
-	require.NoError(t, err)
+	again := testtool.Must(page.render(httptest.NewRequest("GET", ts.URL+"/?lun=2", nil)))(t)
 	texts, paths, shape := live(again)
 	require.Contains(t, body, `data-shape="`+shape+`"`)
 	for _, id := range []string{"state", "uptime", "rops1", "rtime2", "owner1", "sum2", "image",

@@ -66,8 +66,7 @@ func TestFetchedCounts(t *testing.T) {
 // TestFetchedRemovedAtOnce: the disks of an image lose their name together. Of several disks that
 // go one by one, a kill would leave some, with the numbers of others.
 func TestFetchedRemovedAtOnce(t *testing.T) {
-	root, err := osfile.OpenShared(t.TempDir(), 0o770)
-	require.NoError(t, err)
+	root := testtool.Must(osfile.OpenShared(t.TempDir(), 0o770))(t)
 	defer root.Close()
 	base := fetchedDir + "/image"
 	require.NoError(t, root.MkdirAll(base+rawSuffix))

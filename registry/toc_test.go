@@ -268,18 +268,13 @@ func FuzzTOC(f *testing.F) {
 			if !under(diskDir, p.Name) || p.Size < 0 {
 				t.Fatal(p)
 			}
-			file, _, err := newPacked(store, memoryBlob(desc, make([]byte, size)), p)
-			if err != nil {
-				t.Fatal(err)
-			}
+			file, _ := testtool.Must2(newPacked(store, memoryBlob(desc, make([]byte, size)), p))(t)
 			for i, u := range file.units {
 				if file.unitOf(u.start) != i || file.endOf(i) <= u.start {
 					t.Fatal(i, u)
 				}
 				if p := make([]byte, file.unit); i < 100 {
-					if err := file.fetch(t.Context(), p, int64(i)*file.unit); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, file.fetch(t.Context(), p, int64(i)*file.unit))
 					_ = file.verify(int64(i), p)
 				}
 			}

@@ -101,8 +101,7 @@ func TestDiskOfAnotherServer(t *testing.T) {
 			require.NoError(t, os.Mkdir(held, 0o700)) // it cannot be opened, as without descriptors
 			require.ErrorContains(t, m.Delete(t.Context(), "vm1", true), "is kept")
 			require.NoError(t, os.Remove(held))
-			lock, err := durable.AcquireLock(held, place)
-			require.NoError(t, err)
+			lock := testtool.Must(durable.AcquireLock(held, place))(t)
 			for _, force := range []bool{false, true} {
 				refused(t, api.CodeInUse, m.Delete(t.Context(), "vm1", force))
 			}

@@ -106,9 +106,7 @@ func FuzzLoad(f *testing.F) {
 	_, _ = w.Symlink(Root, "link", strings.Repeat("t", 100), Attr{})
 	_ = w.Finish()
 	var state bytes.Buffer
-	if err := w.Save(&state); err != nil {
-		f.Fatal(err)
-	}
+	require.NoError(f, w.Save(&state))
 	f.Add(state.Bytes())
 	f.Add(state.Bytes()[:200])
 	f.Add([]byte{1, 64, 0, 12, 0, 1, 255, 255, 255, 255, 15})

@@ -173,8 +173,7 @@ func TestConfigure(t *testing.T) {
 		Mask: net.CIDRMask(128, 128)}}
 	require.NoError(t, netlink.AddrReplace(lo, &six))
 	for {
-		messages, _, err := kernel.Receive()
-		require.NoError(t, err)
+		messages, _ := testtool.Must2(kernel.Receive())(t)
 		if list := eventsOf(messages[0]); len(list) > 0 {
 			require.Equal(t, []event{{card: lo.Attrs().Index, address: six.IP}}, list)
 			break

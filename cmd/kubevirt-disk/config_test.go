@@ -405,8 +405,7 @@ func TestParsePortal(t *testing.T) {
 		"2001:db8::3260":         {"[2001:db8::3260]:3260", false, false},
 		"[2001:db8:0:0::1]:3260": {"[2001:db8::1]:3260", true, false},
 	} {
-		p, explicit, err := parsePortal(text, defaultPort)
-		require.NoError(t, err, text)
+		p, explicit := testtool.Must2(parsePortal(text, defaultPort))(t, text)
 		require.Equal(t, want.portal, p.String(), text)
 		require.Equal(t, want.explicit, explicit, text)
 		require.Equal(t, want.loopback, p.Loopback(), text)

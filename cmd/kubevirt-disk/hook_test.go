@@ -86,8 +86,7 @@ func (s *sidecar) mountClaim() {
 // start starts the container. args follow the binary.
 func (s *sidecar) start(args ...string) *process {
 	s.t.Helper()
-	binary, err := filepath.EvalSymlinks(binary(s.t))
-	require.NoError(s.t, err)
+	binary := testtool.Must(filepath.EvalSymlinks(binary(s.t)))(s.t)
 	env := []string{"HOOKS=" + s.hooks, "MOUNTED=" + s.mounted, "IMAGES=" + s.disk,
 		"CLAIM=" + s.claim, "SECOND=" + s.second, "BINARY=" + binary,
 		"DISK_DIR=/run/disk", "CONTAINER_NAME=" + s.container}

@@ -51,8 +51,7 @@ const keptDisk = "the disk of an earlier run is kept, with what was written to i
 // leftovers are the files beside the provided one.
 func (p *provided) leftovers() (names []string) {
 	p.t.Helper()
-	entries, err := os.ReadDir(filepath.Dir(p.to))
-	require.NoError(p.t, err)
+	entries := testtool.Must(os.ReadDir(filepath.Dir(p.to)))(p.t)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -61,8 +60,7 @@ func (p *provided) leftovers() (names []string) {
 
 func (p *provided) content() []byte {
 	p.t.Helper()
-	content, err := os.ReadFile(p.file)
-	require.NoError(p.t, err)
+	content := testtool.Must(os.ReadFile(p.file))(p.t)
 	return content
 }
 

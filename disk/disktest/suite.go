@@ -52,8 +52,7 @@ func Run(t *testing.T, open func(t *testing.T) disk.Disk) {
 func read(t *testing.T, d disk.Disk, off, length int64) []byte {
 	t.Helper()
 	p := bytes.Repeat([]byte{0xa5}, int(length)) // so that bytes that are not filled show
-	n, err := d.ReadAt(t.Context(), p, off)
-	require.NoError(t, err)
+	n := testtool.Must(d.ReadAt(t.Context(), p, off))(t)
 	require.Equal(t, len(p), n)
 	return p
 }
@@ -61,8 +60,7 @@ func read(t *testing.T, d disk.Disk, off, length int64) []byte {
 // write writes a range. The test fails if that does not work.
 func write(t *testing.T, d disk.Disk, p []byte, off int64) {
 	t.Helper()
-	n, err := d.WriteAt(t.Context(), p, off)
-	require.NoError(t, err)
+	n := testtool.Must(d.WriteAt(t.Context(), p, off))(t)
 	require.Equal(t, len(p), n)
 }
 
@@ -195,8 +193,7 @@ func testExtents(t *testing.T, d disk.Disk) {
 		require.NoError(t, discarder.Discard(t.Context(), 8<<10, 16<<10))
 	}
 	for off := int64(0); off < d.Size(); {
-		e, err := x.Extent(t.Context(), off, d.Size()-off)
-		require.NoError(t, err)
+		e := testtool.Must(x.Extent(t.Context(), off, d.Size()-off))(t)
 		require.Positive(t, e.Length)
 		require.LessOrEqual(t, off+e.Length, d.Size())
 		if !e.Data {
@@ -209,8 +206,7 @@ func testExtents(t *testing.T, d disk.Disk) {
 		off += e.Length
 	}
 	for _, off := range []int64{0, 512, 60 << 10, 256 << 10, d.Size() - 512} {
-		e, err := x.Extent(t.Context(), off, 512)
-		require.NoError(t, err)
+		e := testtool.Must(x.Extent(t.Context(), off, 512))(t)
 		require.Equal(t, disk.Extent{Length: 512, Data: true}, e, "at %d", off)
 	}
 }

@@ -25,8 +25,7 @@ import (
 
 func secret(t *testing.T, text string) transfer.Secret {
 	t.Helper()
-	s, err := transfer.NewSecret([]byte(text))
-	require.NoError(t, err)
+	s := testtool.Must(transfer.NewSecret([]byte(text)))(t)
 	return s
 }
 
@@ -63,8 +62,7 @@ func move(t *testing.T, from, to string, replace bool) error {
 func put(t *testing.T, path string, size int64, at map[int64][]byte) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-	f, err := os.Create(path)
-	require.NoError(t, err)
+	f := testtool.Must(os.Create(path))(t)
 	require.NoError(t, f.Truncate(size))
 	for off, data := range at {
 		require.NoError(t, testtool.Err(f.WriteAt(data, off)))
@@ -168,8 +166,7 @@ func same(t *testing.T, from, to string) {
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(before, after), name)
 	}
-	st, err := os.Stat(filepath.Join(to, "a.raw", "disk.img"))
-	require.NoError(t, err)
+	st := testtool.Must(os.Stat(filepath.Join(to, "a.raw", "disk.img")))(t)
 	require.Equal(t, os.FileMode(0o640), st.Mode())
 	require.LessOrEqual(t, filetest.Allocated(t, filepath.Join(to, "a.raw", "disk.img")),
 		int64(5*64<<10), "holes stay holes")
@@ -191,8 +188,7 @@ func TestDisksOfSeveralImages(t *testing.T) {
 // stream is what is sent of a directory.
 func stream(t *testing.T, dir string) []byte {
 	t.Helper()
-	source, err := transfer.OpenSource(dir)
-	require.NoError(t, err)
+	source := testtool.Must(transfer.OpenSource(dir))(t)
 	defer source.Close()
 	var b bytes.Buffer
 	require.NoError(t, source.Send(t.Context(), &b, new(transfer.Progress)))
@@ -201,8 +197,7 @@ func stream(t *testing.T, dir string) []byte {
 
 func receive(t *testing.T, to string, r io.Reader) error {
 	t.Helper()
-	target, err := transfer.OpenTarget(to, false)
-	require.NoError(t, err)
+	target := testtool.Must(transfer.OpenTarget(to, false))(t)
 	defer target.Close()
 	return target.Receive(t.Context(), r, new(transfer.Progress))
 }

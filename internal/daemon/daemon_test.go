@@ -119,8 +119,7 @@ func (r *running) end() error {
 
 func (r *running) login(initiator string, luns ...uint16) *targettest.Session {
 	r.t.Helper()
-	portal, err := netip.ParseAddrPort(r.Status().Portals[0])
-	require.NoError(r.t, err)
+	portal := testtool.Must(netip.ParseAddrPort(r.Status().Portals[0]))(r.t)
 	o := targettest.LoginOptions{Initiator: initiator}
 	return targettest.MustLogin(r.t, net.TCPAddrFromAddrPort(portal), o, luns...)
 }

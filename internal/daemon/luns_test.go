@@ -359,8 +359,7 @@ func TestARefusedIdentityIsNotKept(t *testing.T) {
 	n := options.SingleDisk{DiskSettings: opt.Settings.Disk}
 	n.Identity.Serial = own[0]
 	opt.Settings.Disks = map[string]options.SingleDisk{"n.raw": n}
-	d, err := New(opt)
-	require.NoError(t, err)
+	d := testtool.Must(New(opt))(t)
 	require.ErrorContains(t, d.Run(t.Context()), "have the same serial number")
 	opt.Settings.Disks = nil
 	require.Equal(t, own, serials())

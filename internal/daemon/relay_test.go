@@ -34,8 +34,7 @@ func pass(t *testing.T, to string) *passes {
 }
 
 func (p *passes) mend() {
-	l, err := net.Listen("unix", p.path)
-	require.NoError(p.t, err)
+	l := testtool.Must(net.Listen("unix", p.path))(p.t)
 	p.t.Cleanup(func() { _ = l.Close() })
 	all := make(chan net.Conn, 100)
 	p.l, p.all = l, all

@@ -148,8 +148,7 @@ func TestAcquireDiskLock(t *testing.T) {
 		if c.full {
 			filetest.Fill(t, filepath.Dir(path))
 		}
-		f, killed, err := AcquireDiskLock(path, "the disk")
-		require.NoError(t, err)
+		f, killed := testtool.Must2(AcquireDiskLock(path, "the disk"))(t)
 		require.Equal(t, c.killed, killed)
 		if c.empties {
 			require.NoError(t, f.Truncate(0))

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Timeout is how long a test waits for an event that does not depend on speed. It is many times
@@ -39,7 +41,7 @@ func Within(t testing.TB, timeout time.Duration, met func() bool, says ...any) {
 		}
 		waited, took := time.Since(began), time.Since(look)
 		if waited > timeout {
-			t.Fatalf("not met within %v%s", timeout, told(says))
+			require.Fail(t, fmt.Sprintf("not met within %v%s", timeout, told(says)))
 		}
 		time.Sleep(max(min(max(waited/pausePart, leastPause), mostPause), pauseLooks*took))
 	}
@@ -74,7 +76,7 @@ func Await[T any](t testing.TB, from <-chan T, says ...any) (value T) {
 	select {
 	case value = <-from:
 	case <-time.After(Timeout):
-		t.Fatalf("nothing came within %v%s", Timeout, told(says))
+		require.Fail(t, fmt.Sprintf("nothing came within %v%s", Timeout, told(says)))
 	}
 	return value
 }
@@ -87,7 +89,7 @@ func Waits[T any](t testing.TB, from <-chan T, says ...any) {
 	t.Helper()
 	select {
 	case <-from:
-		t.Fatalf("it did not wait%s", told(says))
+		require.Fail(t, "it did not wait"+told(says))
 	case <-time.After(waitingTime):
 	}
 }

@@ -279,9 +279,7 @@ func FuzzCredentials(f *testing.F) {
 			return // it would start programs of these names
 		}
 		file := filepath.Join(dir, "config.json")
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, content, 0o600))
 		if c, err := readConfig(file); err == nil {
 			_ = c.credential(t.Context(), repo, func(error) {})
 		}

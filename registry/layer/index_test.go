@@ -33,10 +33,7 @@ func FuzzIndex(f *testing.F) {
 	}
 	text, _ := json.Marshal(x)
 	f.Add(text, 64)
-	keep, err := os.Create(filepath.Join(f.TempDir(), "index"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	keep := testtool.Must(os.Create(filepath.Join(f.TempDir(), "index")))(f)
 	defer keep.Close()
 	f.Fuzz(func(t *testing.T, text []byte, chunks int) {
 		layer := registrytest.TarOf(t, registrytest.TarFile{Name: indexName, Content: text},

@@ -84,8 +84,7 @@ func TarOf(t testing.TB, files ...TarFile) []byte {
 			h.Typeflag = tar.TypeReg
 		}
 		require.NoError(t, w.WriteHeader(h))
-		_, err := w.Write(f.Content)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(w.Write(f.Content)))
 	}
 	require.NoError(t, w.Close())
 	return b.Bytes()
@@ -96,16 +95,14 @@ func Gzipped(t testing.TB, p []byte) []byte {
 	var b bytes.Buffer
 	b.Grow(len(p) + len(p)/1000 + 1024)
 	w := gzip.NewWriter(&b)
-	_, err := w.Write(p)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(w.Write(p)))
 	require.NoError(t, w.Close())
 	return b.Bytes()
 }
 
 func Zstandard(t testing.TB, p []byte) []byte {
 	t.Helper()
-	w, err := zstd.NewWriter(nil)
-	require.NoError(t, err)
+	w := testtool.Must(zstd.NewWriter(nil))(t)
 	return w.EncodeAll(p, nil)
 }
 
@@ -138,8 +135,7 @@ func (s Store) Image(t testing.TB, layers ...[]byte) v1.Descriptor {
 
 func (s Store) Manifest(t testing.TB, m any) v1.Descriptor {
 	t.Helper()
-	text, err := json.Marshal(m)
-	require.NoError(t, err)
+	text := testtool.Must(json.Marshal(m))(t)
 	desc := s.Add(text)
 	desc.MediaType = types.OCIManifestSchema1
 	return desc
@@ -151,15 +147,13 @@ func (s Store) Layout(t testing.TB, image v1.Descriptor) string {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "blobs", "sha256"), 0o755))
 	for digest, content := range s {
-		h, err := v1.NewHash(digest)
-		require.NoError(t, err)
+		h := testtool.Must(v1.NewHash(digest))(t)
 		file := filepath.Join(dir, "blobs", "sha256", h.Hex)
 		require.NoError(t, os.WriteFile(file, content, 0o644))
 	}
-	index, err := json.Marshal(
+	index := testtool.Must(json.Marshal(
 		v1.IndexManifest{SchemaVersion: 2, Manifests: []v1.Descriptor{image}},
-	)
-	require.NoError(t, err)
+	))(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "index.json"), index, 0o644))
 	return dir
 }
@@ -197,8 +191,7 @@ func Qcow2Of(t testing.TB, content []byte, options ...string) []byte {
 	QemuImg(t, dir,
 		append(append([]string{"convert", "-f", "raw", "-O", "qcow2"}, options...), "raw",
 			"image")...)
-	image, err := os.ReadFile(filepath.Join(dir, "image"))
-	require.NoError(t, err)
+	image := testtool.Must(os.ReadFile(filepath.Join(dir, "image")))(t)
 	return image
 }
 

@@ -3,15 +3,16 @@ package targettest
 import (
 	"net"
 	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // MustDial is Dial, and closes the connection when the test ends.
 func MustDial(t testing.TB, addr net.Addr) *Conn {
 	t.Helper()
-	c, err := Dial(addr)
-	if err != nil {
-		t.Fatalf("connect: %v", err)
-	}
+	c := testtool.Must(Dial(addr))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -20,15 +21,9 @@ func MustDial(t testing.TB, addr net.Addr) *Conn {
 // of luns.
 func MustLogin(t testing.TB, addr net.Addr, o LoginOptions, luns ...uint16) *Session {
 	t.Helper()
-	c := MustDial(t, addr)
-	s, err := c.Login(o)
-	if err != nil {
-		t.Fatalf("login: %v", err)
-	}
+	s := testtool.Must(MustDial(t, addr).Login(o))(t)
 	for _, lun := range luns {
-		if _, err := s.ClearAttention(lun); err != nil {
-			t.Fatalf("TEST UNIT READY of LUN %d: %v", lun, err)
-		}
+		require.NoError(t, testtool.Err(s.ClearAttention(lun)), "LUN %d", lun)
 	}
 	return s
 }
@@ -36,20 +31,14 @@ func MustLogin(t testing.TB, addr net.Addr, o LoginOptions, luns ...uint16) *Ses
 // MustDo is Do.
 func (s *Session) MustDo(t testing.TB, c Command) *Result {
 	t.Helper()
-	r, err := s.Do(c)
-	if err != nil {
-		t.Fatalf("CDB %x: %v", c.CDB, err)
-	}
-	return r
+	return testtool.Must(s.Do(c))(t, "CDB %x", c.CDB)
 }
 
 // MustGood is Do, and fails the test if the command does not end with GOOD.
 func (s *Session) MustGood(t testing.TB, c Command) *Result {
 	t.Helper()
 	r := s.MustDo(t, c)
-	if !r.Good() {
-		t.Fatalf("CDB %x: %s, want GOOD", c.CDB, r.Failed())
-	}
+	require.True(t, r.Good(), "CDB %x: %s", c.CDB, r.Failed())
 	return r
 }
 
@@ -58,28 +47,18 @@ func (s *Session) MustGood(t testing.TB, c Command) *Result {
 func (s *Session) MustFail(t testing.TB, c Command, want string) *Result {
 	t.Helper()
 	r := s.MustDo(t, c)
-	if got := r.Failed(); got != want {
-		t.Fatalf("CDB %x: %s, want %s", c.CDB, got, want)
-	}
+	require.Equal(t, want, r.Failed(), "CDB %x", c.CDB)
 	return r
 }
 
 // MustStart is Start.
 func (s *Session) MustStart(t testing.TB, c Command) *Task {
 	t.Helper()
-	task, err := s.Start(c)
-	if err != nil {
-		t.Fatalf("CDB %x: %v", c.CDB, err)
-	}
-	return task
+	return testtool.Must(s.Start(c))(t, "CDB %x", c.CDB)
 }
 
 // MustFinish is Finish.
 func (t *Task) MustFinish(tb testing.TB) *Result {
 	tb.Helper()
-	r, err := t.Finish()
-	if err != nil {
-		tb.Fatalf("CDB %x: %v", t.command.CDB, err)
-	}
-	return r
+	return testtool.Must(t.Finish())(tb, "CDB %x", t.command.CDB)
 }

@@ -30,8 +30,7 @@ func TestUploadToAWrongAddress(t *testing.T) {
 	plain, secure := httptest.NewServer(handler), httptest.NewTLSServer(handler)
 	defer plain.Close()
 	defer secure.Close()
-	unused, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	unused := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	require.NoError(t, unused.Close())
 	upload := func(server string, again func(error)) error {
 		c, err := New(Options{Server: server})
@@ -129,8 +128,7 @@ func TestHashed(t *testing.T) {
 			require.NoError(t, testtool.Err(io.ReadFull(h, got)))
 			require.True(t, bytes.Equal(data[off:int(off)+n], got))
 		}
-		digest, err := h.digest(t.Context())
-		require.NoError(t, err)
+		digest := testtool.Must(h.digest(t.Context()))(t)
 		require.Equal(t, want, digest)
 	}
 	short := &hashed{from: bytes.NewReader(data), size: int64(len(data)) + 1}

@@ -89,8 +89,7 @@ func TestSilentStrangers(t *testing.T) {
 	require.NoError(t, err)
 
 	for range 4 * 16 {
-		conn, err := net.Dial("tcp", address)
-		require.NoError(t, err)
+		conn := testtool.Must(net.Dial("tcp", address))(t)
 		defer conn.Close()
 	}
 	status, err := get(client(), address, token)
@@ -135,8 +134,7 @@ func stranger(t *testing.T, s *running, length int, more string) net.Conn {
 
 func readStatus(t *testing.T, c net.Conn) int {
 	t.Helper()
-	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
-	require.NoError(t, err)
+	answer := testtool.Must(http.ReadResponse(bufio.NewReader(c), nil))(t)
 	defer answer.Body.Close()
 	require.NotEmpty(t, answer.Header.Get("WWW-Authenticate"))
 	return answer.StatusCode
@@ -152,8 +150,7 @@ func TestTurnedAway(t *testing.T) {
 	piece := bytes.Repeat([]byte("x"), refusedBody*3/4)
 
 	c := stranger(t, s, len(piece), "")
-	_, err := c.Write(piece)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(c.Write(piece)))
 	require.Equal(t, http.StatusUnauthorized, readStatus(t, c))
 
 	c = stranger(t, s, 1<<30, "Expect: 100-continue\r\n")

@@ -21,13 +21,11 @@ func TestParseSpec(t *testing.T) {
 			"from": {"image": "fedora.qcow2"},
 			"copy": {"mode": "clone", "usage-type": "fast"}}`},
 	} {
-		got, err := parseSpec([]byte(c.text), c.kind)
-		require.NoError(t, err, c.text)
+		got := testtool.Must(parseSpec([]byte(c.text), c.kind))(t, c.text)
 		require.Equal(t, want, got)
 	}
 	for _, text := range []string{"", " \n", "---\n", "# nothing\n", "{}"} {
-		got, err := parseSpec([]byte(text), "")
-		require.NoError(t, err, text)
+		got := testtool.Must(parseSpec([]byte(text), ""))(t, text)
 		require.True(t, got.IsZero())
 	}
 	for text, want := range map[string]string{

@@ -266,8 +266,7 @@ func TestCertificates(t *testing.T) {
 	with := func(name string) *tls.Config {
 		c := &tls.Config{RootCAs: good.pool}
 		if name != "" {
-			pair, err := tls.LoadX509KeyPair(at(name+".cert"), at(name+".key"))
-			require.NoError(t, err)
+			pair := testtool.Must(tls.LoadX509KeyPair(at(name+".cert"), at(name+".key")))(t)
 			// Without this, Go's client sends only a certificate that the server asks for.
 			c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 				return &pair, nil
@@ -285,8 +284,7 @@ func TestCertificates(t *testing.T) {
 	require.Error(t, err, "a certificate of somebody else")
 
 	serial := func() int64 {
-		c, err := tls.Dial("tcp", s.address, with(""))
-		require.NoError(t, err)
+		c := testtool.Must(tls.Dial("tcp", s.address, with("")))(t)
 		defer c.Close()
 		return c.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
 	}

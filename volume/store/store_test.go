@@ -17,8 +17,7 @@ import (
 
 func open(t *testing.T, dir string) *Store {
 	t.Helper()
-	s, err := Open(dir)
-	require.NoError(t, err)
+	s := testtool.Must(Open(dir))(t)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -109,8 +108,7 @@ func TestNumbers(t *testing.T) {
 			require.NoError(t, s.Close())
 			s = open(t, dir)
 		}
-		lun, err := s.NextLUN(free)
-		require.NoError(t, err)
+		lun := testtool.Must(s.NextLUN(free))(t)
 		require.False(t, seen[lun], "%d was given twice", lun)
 		require.GreaterOrEqual(t, lun, uint16(firstLUN))
 		require.LessOrEqual(t, lun, uint16(lastSmall))
@@ -123,8 +121,7 @@ func TestNumbers(t *testing.T) {
 			require.NoError(t, s.Close())
 			s = open(t, dir)
 		}
-		lun, err := s.NextLUN(func(lun uint16) bool { return lun <= lastSmall })
-		require.NoError(t, err)
+		lun := testtool.Must(s.NextLUN(func(lun uint16) bool { return lun <= lastSmall }))(t)
 		require.Greater(t, lun, uint16(lastSmall))
 		require.False(t, seen[lun])
 		seen[lun] = true
@@ -133,8 +130,7 @@ func TestNumbers(t *testing.T) {
 		}
 	}
 	require.ErrorContains(t, testtool.Err(s.NextLUN(func(uint16) bool { return true })), "is taken")
-	only, err := s.NextLUN(func(lun uint16) bool { return lun != 70 })
-	require.NoError(t, err)
+	only := testtool.Must(s.NextLUN(func(lun uint16) bool { return lun != 70 }))(t)
 	require.Equal(t, uint16(70), only)
 	id := s.ID()
 	require.NoError(t, s.Close())

@@ -108,10 +108,9 @@ func TestClientResumes(t *testing.T) {
 			proxy := newCutter(t, s.Listener.Addr().String(), 1<<20)
 			c := newClient(t, proxy.Addr().String())
 			tries, sent := 0, int64(0)
-			v, err := c.Upload(t.Context(), "vm", bytes.NewReader(data), int64(len(data)),
+			v := testtool.Must(c.Upload(t.Context(), "vm", bytes.NewReader(data), int64(len(data)),
 				client.UploadOptions{Again: func(error) { tries++ },
-					Sent: func(n int64) { sent = n }})
-			require.NoError(t, err)
+					Sent: func(n int64) { sent = n }}))(t)
 			require.NotZero(t, tries)
 			require.Equal(t, "vm", v.Info.Name)
 			require.EqualValues(t, len(data), sent)

@@ -108,8 +108,7 @@ func Read[N int | int64](t testing.TB, r interface {
 }, off int64, length N) []byte {
 	t.Helper()
 	p := make([]byte, length)
-	_, err := r.ReadAt(t.Context(), p, off)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(r.ReadAt(t.Context(), p, off)))
 	return p
 }
 
@@ -118,23 +117,20 @@ func Write(t testing.TB, w interface {
 	WriteAt(ctx context.Context, p []byte, off int64) (int, error)
 }, p []byte, off int64) {
 	t.Helper()
-	_, err := w.WriteAt(t.Context(), p, off)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(w.WriteAt(t.Context(), p, off)))
 }
 
 // Content is what a file has.
 func Content(t testing.TB, path string) []byte {
 	t.Helper()
-	p, err := os.ReadFile(path)
-	require.NoError(t, err)
+	p := testtool.Must(os.ReadFile(path))(t)
 	return p
 }
 
 // Empty requires a directory without files.
 func Empty(t testing.TB, dir string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
+	entries := testtool.Must(os.ReadDir(dir))(t)
 	require.Empty(t, entries)
 }
 
@@ -175,8 +171,7 @@ func FirstDifference(a, b []byte) int {
 // Fill fills a file system. more fills what has become free since, and free gives all space back.
 func Fill(t *testing.T, dir string) (more, free func()) {
 	t.Helper()
-	filler, err := os.Create(filepath.Join(dir, "filler"))
-	require.NoError(t, err)
+	filler := testtool.Must(os.Create(filepath.Join(dir, "filler")))(t)
 	t.Cleanup(func() { filler.Close() })
 	more = func() {
 		for size := 1 << 20; size > 0; {
@@ -195,8 +190,7 @@ func Fill(t *testing.T, dir string) (more, free func()) {
 // Names returns the names of the files in a directory, in order.
 func Names(t testing.TB, dir string) (names []string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
+	entries := testtool.Must(os.ReadDir(dir))(t)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -206,8 +200,7 @@ func Names(t testing.TB, dir string) (names []string) {
 // Sparse makes and opens a file that is one hole.
 func Sparse(t *testing.T, size int64) *os.File {
 	t.Helper()
-	f, err := os.OpenFile(Put(t, t.TempDir(), "disk.raw", nil, size), os.O_RDWR, 0)
-	require.NoError(t, err)
+	f := testtool.Must(os.OpenFile(Put(t, t.TempDir(), "disk.raw", nil, size), os.O_RDWR, 0))(t)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -227,8 +220,7 @@ func OverlayOn(t testing.TB, dir, name, backing, format string) {
 		return
 	}
 	file := filepath.Join(dir, name)
-	content, err := os.ReadFile(file)
-	require.NoError(t, err)
+	content := testtool.Must(os.ReadFile(file))(t)
 	at := bytes.Index(content, []byte("\xe2\x79\x2a\xca\x00\x00\x00\x03raw"))
 	require.Positive(t, at, "the header extension with the format")
 	copy(content[at:], "\x12\x34\x56\x78") // an extension that nobody knows

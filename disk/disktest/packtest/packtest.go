@@ -21,8 +21,7 @@ func Gzip(t testing.TB, data []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
-	_, err := z.Write(data)
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(z.Write(data)))
 	require.NoError(t, z.Close())
 	return b.Bytes()
 }
@@ -30,8 +29,7 @@ func Gzip(t testing.TB, data []byte) []byte {
 // Zstd compresses data so that its decoder keeps so many bytes.
 func Zstd(t testing.TB, data []byte, window int) []byte {
 	t.Helper()
-	e, err := zstd.NewWriter(nil, zstd.WithWindowSize(window))
-	require.NoError(t, err)
+	e := testtool.Must(zstd.NewWriter(nil, zstd.WithWindowSize(window)))(t)
 	defer e.Close()
 	return e.EncodeAll(data, nil)
 }
@@ -42,8 +40,7 @@ func Tool(t testing.TB, data []byte, name string, args ...string) []byte {
 	testtool.Need(t, name)
 	cmd := exec.CommandContext(t.Context(), name, append(args, "-c")...)
 	cmd.Stdin = bytes.NewReader(data)
-	out, err := cmd.Output()
-	require.NoError(t, err)
+	out := testtool.Must(cmd.Output())(t)
 	return out
 }
 
@@ -63,8 +60,7 @@ func Tar(t testing.TB, files ...File) []byte {
 	for _, f := range files {
 		require.NoError(t, w.WriteHeader(&tar.Header{Name: f.Name, Typeflag: f.Type,
 			Linkname: f.Link, Size: int64(len(f.Data)), Mode: 0o644}))
-		_, err := w.Write(f.Data)
-		require.NoError(t, err)
+		require.NoError(t, testtool.Err(w.Write(f.Data)))
 	}
 	require.NoError(t, w.Close())
 	return b.Bytes()

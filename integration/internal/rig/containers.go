@@ -38,8 +38,7 @@ type Engine struct {
 // OwnEngine makes storage for one test.
 func OwnEngine(t *testing.T) *Engine {
 	t.Helper()
-	e, err := NewEngine()
-	require.NoError(t, err)
+	e := testtool.Must(NewEngine())(t)
 	t.Cleanup(func() { require.NoError(t, e.Remove()) })
 	return e
 }
@@ -217,8 +216,7 @@ func NeedImages(t *testing.T, tools ...string) *Engine {
 	t.Helper()
 	Need(t, append([]string{"buildah", "podman", "runc"}, tools...)...)
 	NeedRoot(t)
-	e, err := images()
-	require.NoError(t, err)
+	e := testtool.Must(images())(t)
 	return e
 }
 
@@ -311,8 +309,7 @@ func Instance(t *testing.T, e *Engine, image, arch string) string {
 // with the test.
 func Registry(t *testing.T) string {
 	t.Helper()
-	port, err := peers.FreePort()
-	require.NoError(t, err)
+	port := testtool.Must(peers.FreePort())(t)
 	address := fmt.Sprintf("127.0.0.1:%d", port)
 	dir := t.TempDir()
 	config := filepath.Join(dir, "config.yml")

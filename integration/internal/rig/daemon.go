@@ -80,8 +80,7 @@ type Daemon struct {
 // Start starts the daemon and waits until it is ready.
 func Start(t *testing.T, c Config) *Daemon {
 	t.Helper()
-	d, err := TryStart(t, c)
-	require.NoError(t, err)
+	d := testtool.Must(TryStart(t, c))(t)
 	return d
 }
 
@@ -200,8 +199,7 @@ func (d *Daemon) Sample(metric string, lun int, operation string) (sum float64) 
 			strings.Contains(line, fmt.Sprintf(`lun="%d",operation="%s"`, lun, operation)) {
 			_, value, _ := strings.Cut(line, "} ")
 			var n float64
-			_, err := fmt.Sscan(value, &n)
-			require.NoError(d.T, err, line)
+			require.NoError(d.T, testtool.Err(fmt.Sscan(value, &n)), line)
 			sum += n
 		}
 	}
@@ -256,8 +254,7 @@ func (d *Daemon) Operations(kind string) (sum int) {
 		if strings.HasPrefix(line, "kubevirt_disk_operations_total{") &&
 			strings.Contains(line, `operation="`+kind+`"`) {
 			_, value, _ := strings.Cut(line, "} ")
-			_, err := fmt.Sscan(value, &n)
-			require.NoError(d.T, err, line)
+			require.NoError(d.T, testtool.Err(fmt.Sscan(value, &n)), line)
 			sum += int(n)
 		}
 	}
@@ -302,8 +299,7 @@ func Handover(t *testing.T, stateDir string, status int, args ...string) (output
 // Program returns the path of Binary.
 func Program(t testing.TB) string {
 	t.Helper()
-	path, err := Binary()
-	require.NoError(t, err)
+	path := testtool.Must(Binary())(t)
 	return path
 }
 

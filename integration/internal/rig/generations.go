@@ -140,8 +140,7 @@ func BuiltClient(t *testing.T, name, version string) string {
 	testtool.NeedNightly(t)
 	cache := cmp.Or(os.Getenv("KUBEVIRT_DISK_"+strings.ToUpper(name)),
 		filepath.Join("..", "..", "cache", name))
-	dir, err := filepath.Abs(filepath.Join(cache, version))
-	require.NoError(t, err)
+	dir := testtool.Must(filepath.Abs(filepath.Join(cache, version)))(t)
 	testtool.Built(t, "scripts/build-client.sh "+name, dir, name)
 	return filepath.Join(dir, name)
 }

@@ -59,8 +59,7 @@ func (s *RunningTarget) Add(t *testing.T, number uint16, id uint64) *resizable {
 // Remove removes a LUN and waits until its disk is released.
 func (s *RunningTarget) Remove(t *testing.T, number uint16) {
 	t.Helper()
-	released, err := s.InUse.Remove(number)
-	require.NoError(t, err)
+	released := testtool.Must(s.InUse.Remove(number))(t)
 	<-released
 }
 
@@ -126,8 +125,7 @@ func (m *Monitor) Do(command string, arguments map[string]any) (string, error) {
 
 func (m *Monitor) Good(command string, arguments map[string]any) string {
 	m.t.Helper()
-	answer, err := m.Do(command, arguments)
-	require.NoError(m.t, err)
+	answer := testtool.Must(m.Do(command, arguments))(m.t)
 	return answer
 }
 

@@ -126,8 +126,7 @@ func (c *Container) Stop(t *testing.T) int {
 // Wait waits for the end and returns the exit status.
 func (c *Container) Wait(t *testing.T) int {
 	t.Helper()
-	status, err := strconv.Atoi(c.E.OK(t, "podman", "wait", c.Name))
-	require.NoError(t, err)
+	status := testtool.Must(strconv.Atoi(c.E.OK(t, "podman", "wait", c.Name)))(t)
 	return status
 }
 
@@ -204,8 +203,7 @@ func (b *bundle) runc(t *testing.T, args ...string) Result {
 
 func (b *bundle) Start(t *testing.T) {
 	t.Helper()
-	out, err := os.Create(filepath.Join(b.dir, "log"))
-	require.NoError(t, err)
+	out := testtool.Must(os.Create(filepath.Join(b.dir, "log")))(t)
 	defer out.Close()
 	b.cmd = exec.Command("runc", "--root", b.e.path("runc"), "run", "--bundle", b.dir, b.id)
 	b.cmd.Env = b.e.env
@@ -242,8 +240,7 @@ func (b *bundle) PID(t *testing.T) string {
 }
 
 func (b *bundle) Log(t *testing.T) string {
-	text, err := os.ReadFile(filepath.Join(b.dir, "log"))
-	require.NoError(t, err)
+	text := testtool.Must(os.ReadFile(filepath.Join(b.dir, "log")))(t)
 	return string(text)
 }
 

@@ -169,8 +169,7 @@ func FreePortal(t *testing.T) string {
 // FreePort returns only the port.
 func FreePort(t *testing.T) string {
 	t.Helper()
-	port, err := peers.FreePort()
-	require.NoError(t, err)
+	port := testtool.Must(peers.FreePort())(t)
 	return strconv.Itoa(port)
 }
 
@@ -191,8 +190,7 @@ func MakeCertificate(t *testing.T, cert, key string) tls.Certificate {
 	require.NoError(t, certtest.Authority(cert, key, func(c *x509.Certificate) {
 		c.DNSNames = append(c.DNSNames, NameBehindProxy)
 	}))
-	pair, err := tls.LoadX509KeyPair(cert, key)
-	require.NoError(t, err)
+	pair := testtool.Must(tls.LoadX509KeyPair(cert, key))(t)
 	return pair
 }
 

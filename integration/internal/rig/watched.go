@@ -225,8 +225,7 @@ type registryServer struct {
 // StartRegistry starts a registry with more settings, in YAML.
 func StartRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
 	t.Helper()
-	port, err := peers.FreePort()
-	require.NoError(t, err)
+	port := testtool.Must(peers.FreePort())(t)
 	s := &registryServer{Address: fmt.Sprintf("127.0.0.1:%d", port), dir: t.TempDir()}
 	tls := ""
 	if withTLS {

@@ -6,15 +6,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Chart renders the chart as Helm does, for a controller in a namespace, with values in YAML.
 func Chart(t testing.TB, namespace, values string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(values), 0o600))
 	return render(t, "-namespace", namespace, "-values", file)
 }
 
@@ -24,9 +24,7 @@ func Manifest(t testing.TB, args ...string) string {
 	t.Helper()
 	text := render(t, append(args, "-manifest", "-set", "namespace.create=true")...)
 	file := filepath.Join(t.TempDir(), "kubevirt-disk-controller.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
 
@@ -36,8 +34,6 @@ func render(t testing.TB, args ...string) string {
 	cmd := exec.Command("go", append([]string{"run", "-trimpath", "./chart"}, args...)...)
 	cmd.Dir, cmd.Stderr = filepath.Join(charts(), "../../scripts/tools"), &wrong
 	text, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err, wrong.String())
-	}
+	require.NoError(t, err, wrong.String())
 	return string(text)
 }

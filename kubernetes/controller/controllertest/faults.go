@@ -74,7 +74,7 @@ func (c *Calls) Settle(t testing.TB, r Reconciler, others func() bool,
 			return last
 		}
 	}
-	t.Fatal("it does not settle:", errs)
+	require.Fail(t, "it does not settle", errs)
 	return last
 }
 

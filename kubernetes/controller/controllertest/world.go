@@ -64,9 +64,7 @@ func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
 		&corev1.PersistentVolumeClaim{}, &corev1.PersistentVolumeClaimList{},
 		&corev1.Secret{}, &corev1.SecretList{}, &corev1.Namespace{})
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
-	if err := errors.Join(storagev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(storagev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)))
 	b := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.VMIdentity{},
 		&v1alpha1.VMIdentitySet{}, &corev1.Pod{}, &corev1.PersistentVolumeClaim{}).
 		// Reading the schemas of all kinds takes longer than a test.
@@ -95,9 +93,7 @@ func (w *World) Allow(t testing.TB, s Settings) {
 func (w *World) Make(t testing.TB, o client.Object) {
 	t.Helper()
 	w.born(o)
-	if err := w.Base.Create(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.Base.Create(t.Context(), o))
 }
 
 // Writes is how many requests changed something.
@@ -203,7 +199,7 @@ func (w *World) Settle(t testing.TB, start func() []Reconciler, names ...string)
 			return
 		}
 	}
-	t.Fatalf("it does not settle: %d reads, %d writes", w.Calls.Reads, w.writes)
+	require.Fail(t, "it does not settle", "%d reads, %d writes", w.Calls.Reads, w.writes)
 }
 
 // Scheme has our types, those of pods and claims, and more. It has few, because a fake client goes

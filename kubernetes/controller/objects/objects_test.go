@@ -35,9 +35,8 @@ func TestFindsNoImpossibleName(t *testing.T) {
 	require.NoError(t, corev1.AddToScheme(scheme))
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
-	c, err := client.New(&rest.Config{Host: "127.0.0.1:1"}, client.Options{Scheme: scheme,
-		Mapper: mapper})
-	require.NoError(t, err)
+	c := testtool.Must(client.New(&rest.Config{Host: "127.0.0.1:1"}, client.Options{Scheme: scheme,
+		Mapper: mapper}))(t)
 	for _, name := range []string{"", "a/b", "..", "50%"} {
 		require.Error(t, c.Get(t.Context(), client.ObjectKey{Name: name}, &corev1.Node{}))
 		node, err := Find[corev1.Node](t.Context(), c, "node", client.ObjectKey{Name: name})

@@ -117,8 +117,7 @@ func (w *world) goes(unknown string) {
 	again := w.late(unknown)
 	require.NoError(w.t, w.Delete(w.t.Context(), w.identity()))
 	for range 5 {
-		_, err := w.reconcile()
-		require.NoError(w.t, err)
+		require.NoError(w.t, testtool.Err(w.reconcile()))
 		if unknown == claims {
 			w.kubernetes() // the server's pod goes with its Deployment
 		}

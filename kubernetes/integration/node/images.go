@@ -24,6 +24,8 @@ import (
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/integration/plane"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Image is a container image of one layer, or one that was built elsewhere.
@@ -200,17 +202,13 @@ func ControllerImage(t testing.TB, name string) Image {
 	bin := filepath.Join(b.dir, "bin")
 	err := errors.Join(os.Mkdir(bin, 0o755), os.Rename(Build(t, "kubernetes", "./command"),
 		filepath.Join(bin, "kubevirt-disk-controller-linux-amd64")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	licenses, err := exec.Command(filepath.Join(b.root, "scripts/licenses.sh"),
 		"kubernetes", "./command").Output()
 	if err == nil {
 		err = os.WriteFile(filepath.Join(bin, "kubevirt-disk-controller-LICENSES"), licenses, 0o644)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	b.run("buildah", "build", "--quiet", "--isolation", "chroot", "--platform", "linux/amd64",
 		"--tag", name, "--file", filepath.Join(b.root, "Containerfile.controller"), bin)
 	return b.image(name)
@@ -231,9 +229,7 @@ func BaseImage(t testing.TB, users map[string]string) []Image {
 		err := errors.Join(os.MkdirAll(context, 0o755),
 			os.WriteFile(filepath.Join(context, "Dockerfile"), []byte("FROM "+base+
 				"\nADD "+filepath.Base(disk)+" /disk/\n"), 0o644))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		b.run("cp", disk, context)
 		b.run("buildah", "build", "--quiet", "--isolation", "chroot", "--format", "docker",
 			"--tag", name, context)
@@ -253,15 +249,11 @@ func newBuilder(t testing.TB) *builder {
 	t.Helper()
 	testtool.Need(t, "buildah")
 	root, err := plane.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	b := &builder{t: t, root: root, dir: t.TempDir()}
 	err = os.WriteFile(filepath.Join(b.dir, "storage.conf"), []byte("[storage]\ndriver = \"vfs\"\n"+
 		"graphroot = \""+b.dir+"/graph\"\nrunroot = \""+b.dir+"/run\"\n"), 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return b
 }
 
@@ -280,17 +272,11 @@ func (b *builder) image(name string) Image {
 	dir := b.t.TempDir()
 	b.run("buildah", "push", "--quiet", name, "oci:"+dir+":latest")
 	index, err := layout.ImageIndexFromPath(dir)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	require.NoError(b.t, err)
 	list, err := index.IndexManifest()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	require.NoError(b.t, err)
 	image, err := index.Image(list.Manifests[0].Digest)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	require.NoError(b.t, err)
 	return Image{Name: name, built: image}
 }
 
@@ -304,26 +290,16 @@ func QEMUImage(t testing.TB, name string) Image {
 	files := map[string]string{}
 	var paths []string
 	for _, name := range []string{"qemu-system-x86_64", "qemu-io"} {
-		path, err := exec.LookPath(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		path := testtool.Must(exec.LookPath(name))(t)
 		paths = append(paths, path)
 	}
-	modules, err := filepath.Glob("/usr/lib/*/qemu/block-iscsi.so")
-	if err != nil || len(modules) == 0 {
-		t.Fatal("QEMU has no iSCSI driver: install qemu-block-extra")
-	}
-	emulation, err := filepath.Glob("/usr/lib/*/qemu/accel-tcg-x86_64.so") // or built in
-	if err != nil {
-		t.Fatal(err)
-	}
+	modules := testtool.Must(filepath.Glob("/usr/lib/*/qemu/block-iscsi.so"))(t)
+	require.NotEmpty(t, modules, "QEMU has no iSCSI driver: install qemu-block-extra")
+	emulation := testtool.Must(filepath.Glob(
+		"/usr/lib/*/qemu/accel-tcg-x86_64.so"))(t) // or built in
 	for _, path := range slices.Concat(modules, emulation, paths) {
 		files[path] = path
-		out, err := exec.Command("ldd", path).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := testtool.Must(exec.Command("ldd", path).Output())(t)
 		for _, found := range libraries.FindAllStringSubmatch(string(out), -1) {
 			files[found[1]] = found[1]
 		}
@@ -341,17 +317,13 @@ func QEMUImage(t testing.TB, name string) Image {
 // module, with further flags, and returns the binary.
 func Build(t testing.TB, module, pkg string, flags ...string) string {
 	t.Helper()
-	root, err := plane.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := testtool.Must(plane.Root())(t)
 	path := filepath.Join(t.TempDir(), filepath.Base(pkg))
 	// As the Makefile builds it, so that nothing is compiled twice.
 	cmd := exec.Command("go", slices.Concat([]string{"build", "-trimpath", "-o", path}, flags,
 		[]string{pkg})...)
 	cmd.Dir, cmd.Env = filepath.Join(root, module), append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
 	return path
 }

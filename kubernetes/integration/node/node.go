@@ -26,6 +26,8 @@ import (
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/integration/plane"
+
+	"github.com/stretchr/testify/require"
 )
 
 var (
@@ -70,20 +72,13 @@ func Start(t testing.TB, images ...Image) *Node {
 	n.makeDir(t)
 	n.plane = n.Dir
 	archives := n.archives()
-	if err := os.MkdirAll(archives, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(archives, 0o755))
 	for i, image := range append(images, pauseImage(t)) {
-		digest, err := image.write(filepath.Join(archives, strconv.Itoa(i)+".tar"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		digest := testtool.Must(image.write(filepath.Join(archives, strconv.Itoa(i)+".tar")))(t)
 		n.digests[image.Name] = digest
 	}
 	for _, dir := range mounted {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(dir, 0o755))
 	}
 	if n.kept(t) {
 		return n
@@ -120,15 +115,11 @@ func (n *Node) In(t testing.TB, namespace, label string) *Node {
 	n.Apply(t, fmt.Sprintf("{apiVersion: v1, kind: Namespace, metadata: {name: %s, labels: {%s}}}",
 		namespace, label))
 	config, err := os.ReadFile(filepath.Join(n.plane, n.admin))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	in := *n
 	in.admin = namespace + ".kubeconfig"
 	err = os.WriteFile(filepath.Join(n.plane, in.admin), config, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	in.Kubectl(t, "config", "set-context", "--current", "--namespace="+namespace)
 	return &in
 }
@@ -152,9 +143,7 @@ func (n *Node) ip(t testing.TB, args ...string) {
 	t.Helper()
 	out, err := exec.Command("nsenter", append([]string{"-t", strconv.Itoa(n.pid), "-n", "--",
 		"ip"}, args...)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("ip %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
+	require.NoError(t, err, "ip %s\n%s", strings.Join(args, " "), out)
 }
 
 // archives is the directory of the images for all nodes.
@@ -163,9 +152,7 @@ func (n *Node) archives() string { return filepath.Join(n.plane, "images") }
 // enter starts the first process of a node.
 func (n *Node) enter(t testing.TB) {
 	t.Helper()
-	if err := os.Mkdir(filepath.Join(n.Dir, "log"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(filepath.Join(n.Dir, "log"), 0o755))
 	cmd := exec.Command("bash", "-c", outer)
 	cmd.Env = append(os.Environ(), "NODE="+n.name, "NET="+n.net, "RUN="+n.Dir, "PLANE="+n.plane,
 		"BIN="+n.bin, "IMAGES="+n.archives(), "INNER="+inner, "GATES="+plane.Gates(),
@@ -174,31 +161,23 @@ func (n *Node) enter(t testing.TB) {
 	// It has to see the test's end, also if that is a signal to its group.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	hold, err := n.hold(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	said, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if os.Getenv(keepEnv) == "" {
 		t.Cleanup(func() { n.stop(t, cmd, hold) })
 	}
 	var unshare int
-	if _, err := fmt.Fscan(said, &unshare); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, testtool.Err(fmt.Fscan(said, &unshare)))
 	n.until(t, n.name+" has its namespaces", func() bool {
 		n.pid = child(unshare)
 		return n.pid != 0
 	})
 	err = os.WriteFile(filepath.Join(n.Dir, "pid"), []byte(strconv.Itoa(n.pid)), 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // hold gives outer.sh a standard input that ends with the test, or, for a node that stays, one that
@@ -223,19 +202,13 @@ func (n *Node) kept(t testing.TB) bool {
 	if err != nil {
 		return false
 	}
-	n.pid, err = strconv.Atoi(string(data))
-	if err != nil || !alive(n.pid) {
-		t.Fatalf("%s has a node that has ended: remove it", n.Dir)
-	}
+	n.pid = testtool.Must(strconv.Atoi(string(data)))(t)
+	require.True(t, alive(n.pid), "%s has a node that has ended: remove it", n.Dir)
 	n.untilReady(t)
 	imported, err := os.Stat(filepath.Join(n.Dir, "imported"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	found, err := filepath.Glob(filepath.Join(n.archives(), "*.tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	now := time.Now()
 	for _, archive := range found {
 		info, err := os.Stat(archive)
@@ -244,13 +217,9 @@ func (n *Node) kept(t testing.TB) bool {
 		}
 		out, err := n.Command(context.Background(), "ctr", "-n", "k8s.io", "images", "import",
 			"--snapshotter", "overlayfs", archive).CombinedOutput()
-		if err != nil {
-			t.Fatalf("import: %v\n%s", err, out)
-		}
+		require.NoError(t, err, "import\n%s", out)
 	}
-	if err := os.Chtimes(filepath.Join(n.Dir, "imported"), now, now); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chtimes(filepath.Join(n.Dir, "imported"), now, now))
 	return true
 }
 
@@ -276,9 +245,7 @@ func (n *Node) makeDir(t testing.TB) {
 	} else {
 		n.Dir, err = os.MkdirTemp("", "node-")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // child returns the first child of a process, or 0.
@@ -323,9 +290,7 @@ func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
 func (n *Node) Kubectl(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := n.TryKubectl("", args...)
-	if err != nil {
-		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
+	require.NoError(t, err, "kubectl %s\n%s", strings.Join(args, " "), out)
 	return out
 }
 
@@ -345,9 +310,7 @@ func (n *Node) Kill(t testing.TB, id string) {
 	t.Helper()
 	out, err := n.Command(t.Context(), "ctr", "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL",
 		strings.TrimPrefix(id, "containerd://")).CombinedOutput()
-	if err != nil {
-		t.Fatalf("kill %s: %v\n%s", id, err, out)
-	}
+	require.NoError(t, err, "kill %s\n%s", id, out)
 }
 
 // KillKubelet kills the node's kubelet, and returns when another one runs.
@@ -355,14 +318,10 @@ func (n *Node) KillKubelet(t testing.TB) {
 	t.Helper()
 	file := filepath.Join(n.Dir, "kubelet.pid")
 	former, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	out, err := n.Command(t.Context(), "kill", "-9", strings.TrimSpace(string(former))).
 		CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	require.NoError(t, err, "%s", out)
 	n.until(t, "the kubelet runs again", func() bool {
 		now, err := os.ReadFile(file)
 		return err == nil && string(now) != string(former) && len(now) > 0

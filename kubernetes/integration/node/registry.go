@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // RegistryAddress is where a registry can listen, and pods reach it: at the first node.
@@ -24,18 +26,14 @@ func (n *Node) ServeRegistry(t testing.TB, address string, secure bool, images .
 			n.certificates())
 	}
 	config := filepath.Join(dir, "registry.yml")
-	if err := os.WriteFile(config, fmt.Appendf(nil, `
+	require.NoError(t, os.WriteFile(config, fmt.Appendf(nil, `
 version: 0.1
 log: {level: error}
 storage: {filesystem: {rootdirectory: %s/registry}}
 http: {addr: "%s"%s}
-`, dir, address, tls), 0o644); err != nil {
-		t.Fatal(err)
-	}
+`, dir, address, tls), 0o644))
 	serve := n.Command(t.Context(), "docker-registry", "serve", config)
-	if err := serve.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, serve.Start())
 	t.Cleanup(func() {
 		_ = serve.Process.Kill()
 		_ = serve.Wait() // it was killed
@@ -43,9 +41,7 @@ http: {addr: "%s"%s}
 	for _, image := range images {
 		archive := filepath.Join(dir, "image.tar")
 		digest, err := image.write(archive)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		n.digests[image.Name] = digest
 		n.until(t, "the registry has the image", func() bool {
 			out, err := n.Command(t.Context(), "skopeo", "copy", "--quiet", "--preserve-digests",

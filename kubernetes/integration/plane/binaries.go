@@ -28,10 +28,7 @@ func Gates() string {
 // built from the present modules. The test needs those that are named, as testtool.Built says.
 func Binaries(t testing.TB, names ...string) string {
 	t.Helper()
-	dir, err := binaries()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testtool.Must(binaries())(t)
 	script := "scripts/build-kubernetes.sh"
 	if oldest {
 		dir, script = filepath.Join(dir, "oldest"), script+" --oldest"

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Nodes makes nodes on which KWOK simulates pods, and waits until they are ready. They have the
@@ -28,9 +30,7 @@ func (p *Plane) Nodes(t testing.TB, names ...string) {
 			// Addresses of pods. A controller that connects to them is refused at once.
 			"--cidr=127.64.0.1/16")
 	})
-	if p.kwokErr != nil {
-		t.Fatal(p.kwokErr)
-	}
+	require.NoError(t, p.kwokErr)
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	for _, name := range names {
@@ -46,9 +46,7 @@ func (p *Plane) Nodes(t testing.TB, names ...string) {
 			Labels: map[string]string{
 				corev1.LabelHostname: name, corev1.LabelOSStable: "linux"}},
 			Status: corev1.NodeStatus{Capacity: room, Allocatable: room}}
-		if err := p.Client.Create(ctx, node); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Client.Create(ctx, node))
 		t.Cleanup(func() { _ = p.Client.Delete(context.Background(), node) })
 	}
 	err := p.until("the nodes are ready", func() bool {

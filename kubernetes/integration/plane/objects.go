@@ -21,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stretchr/testify/require"
 )
 
 // fieldManager owns the fields that a test applies.
@@ -140,9 +142,7 @@ func (p *Plane) Namespace(t testing.TB) string {
 	defer cancel()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-",
 		Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}
-	if err := p.Client.Create(ctx, ns); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Client.Create(ctx, ns))
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(p.describe(ns.Name))
@@ -157,9 +157,7 @@ func (p *Plane) Namespace(t testing.TB) string {
 	err := p.until("the namespace has its service account", func() bool {
 		return p.Client.Get(ctx, key, &corev1.ServiceAccount{}) == nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return ns.Name
 }
 
@@ -185,13 +183,9 @@ func (p *Plane) ServiceAccount(t testing.TB, namespace, name string) *rest.Confi
 	defer cancel()
 	account := &corev1.ServiceAccount{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
-	if err := p.Client.Create(ctx, account); client.IgnoreAlreadyExists(err) != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, client.IgnoreAlreadyExists(p.Client.Create(ctx, account)))
 	token := &authenticationv1.TokenRequest{}
-	if err := p.Client.SubResource("token").Create(ctx, account, token); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Client.SubResource("token").Create(ctx, account, token))
 	config := rest.CopyConfig(p.Config)
 	config.BearerToken = token.Status.Token
 	return config
@@ -202,9 +196,7 @@ func (p *Plane) ServiceAccount(t testing.TB, namespace, name string) *rest.Confi
 func (p *Plane) Kubectl(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := p.kubectl(nil, args...)
-	if err != nil {
-		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
+	require.NoError(t, err, "kubectl %s\n%s", strings.Join(args, " "), out)
 	return out
 }
 

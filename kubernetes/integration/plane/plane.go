@@ -31,6 +31,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/controller"
+
+	"github.com/stretchr/testify/require"
 )
 
 // timeout is how long anything may take on a busy machine before it counts as broken.
@@ -71,9 +73,7 @@ func Get(t testing.TB) *Plane {
 	bin := Binaries(t, "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
 		"kubectl")
 	one.Do(func() { one.Plane, one.err = start(bin) })
-	if one.err != nil {
-		t.Fatal(one.err)
-	}
+	require.NoError(t, one.err)
 	return one.Plane
 }
 
@@ -165,9 +165,7 @@ func (p *Plane) startServer(etcd, peer, server int) error {
 // objects.
 func (p *Plane) RestartServer(t testing.TB) {
 	t.Helper()
-	if err := errors.Join(p.restart("kube-apiserver"), p.serverReady()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(p.restart("kube-apiserver"), p.serverReady()))
 }
 
 func (p *Plane) serverReady() error {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"kubevirt.io/disk/integration/peers"
+
+	"github.com/stretchr/testify/require"
 )
 
 // processes are the children of a plane. They end with the test binary, however that ends.
@@ -217,8 +219,6 @@ func freePorts(n int) (ports []int, err error) {
 func FreeAddress(t testing.TB) string {
 	t.Helper()
 	ports, err := freePorts(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return fmt.Sprintf("127.0.0.1:%d", ports[0])
 }

@@ -22,6 +22,8 @@ import (
 	"kubevirt.io/disk/kubernetes/admission/webhook"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
+
+	"github.com/stretchr/testify/require"
 )
 
 // services leads all connections of the API server to Services to one address of this machine:
@@ -68,9 +70,7 @@ func (p *Plane) Webhook(t testing.TB, address string) {
 		last = p.Client.Create(context.Background(), pod.DeepCopy(), client.DryRunAll)
 		return last != nil && strings.Contains(last.Error(), "denied the request: ")
 	})
-	if err != nil {
-		t.Fatal(err, last)
-	}
+	require.NoError(t, err, last)
 }
 
 // NoWebhook is an outage of the webhook.
@@ -83,24 +83,16 @@ func (p *Plane) ServeWebhook(t testing.TB, system, account, server string, names
 	listen := FreeAddress(t)
 	ended, ctx := make(chan error, 1), t.Context()
 	scheme, err := controller.Scheme()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	mgr, err := ctrl.NewManager(p.ServiceAccount(t, system, account), ctrl.Options{Scheme: scheme,
 		Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := webhook.Setup(mgr, webhook.Options{Server: server,
+	require.NoError(t, err)
+	require.NoError(t, webhook.Setup(mgr, webhook.Options{Server: server,
 		Listen: listen, Certificate: p.WebhookCertificate(t, system),
-		Namespaces: namespaces}); err != nil {
-		t.Fatal(err)
-	}
+		Namespaces: namespaces}))
 	go func() { ended <- mgr.Start(ctx) }()
 	t.Cleanup(func() {
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, <-ended)
 	})
 	p.Webhook(t, listen)
 }
@@ -109,15 +101,11 @@ func (p *Plane) ServeWebhook(t testing.TB, system, account, server string, names
 func (p *Plane) WebhookCertificate(t testing.TB, system string) string {
 	t.Helper()
 	var secret corev1.Secret
-	if err := p.Client.Get(t.Context(), client.ObjectKey{Namespace: system,
-		Name: "kubevirt-disk-webhook-certificate"}, &secret); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Client.Get(t.Context(), client.ObjectKey{Namespace: system,
+		Name: "kubevirt-disk-webhook-certificate"}, &secret))
 	dir := t.TempDir()
 	for name, data := range secret.Data {
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 	}
 	return dir
 }
