@@ -80,7 +80,8 @@ func (d *Device) Protected(served *serving.Disk) {
 var errReserved = errors.New("an iSCSI initiator has reserved the disk")
 
 // Bars implements serving.Front. A client of another protocol cannot register, so a reservation
-// keeps it out like an initiator that is not registered (SPC-4 5.13.1).
+// keeps it out like an initiator that is not registered (SPC-4 5.13.1). Nor may it write what the
+// next start would undo: see settleAtomic.
 func (d *Device) Bars(served *serving.Disk, write bool) error {
 	u := d.unitOf(served)
 	if u == nil {
@@ -90,6 +91,9 @@ func (d *Device) Bars(served *serving.Disk, write bool) error {
 	if u.reserved.Load() != nil || right == duringExclusiveAccess ||
 		right == duringWriteExclusive && write {
 		return errReserved
+	}
+	if write && u.settleAtomic() != nil {
+		return errAtomicKept
 	}
 	return nil
 }

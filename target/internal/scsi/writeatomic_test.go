@@ -230,7 +230,11 @@ func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
 			require.NotEqual(t, "GOOD", b.run(c.cdb, c.data).outcome(),
 				"nothing is written that would be undone")
 		}
+		of := b.d.nth(0).served // by NBD or vhost-user
+		require.ErrorIs(t, b.d.Bars(of, true), errAtomicKept)
+		require.NoError(t, b.d.Bars(of, false))
 		store.unsure, store.clings = false, false
+		require.NoError(t, b.d.Bars(of, true))
 		later := pattern(16, 4)
 		b.good(write, later)
 		require.Equal(t, later, newBench(t, kept).good(read, nil))
