@@ -3,9 +3,13 @@ package daemon
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
+	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -17,6 +21,8 @@ import (
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/options/optionstest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/transport"
 	"kubevirt.io/disk/status"
 )
 
@@ -76,6 +82,47 @@ func TestADiskThatHasFailedIsShownEverywhere(t *testing.T) {
 	_, page = look("/status")
 	require.Contains(t, page, disk.ErrFailed.Error())
 	require.ErrorContains(t, d.end(), "acknowledged data may be lost", "the stop fails too")
+}
+
+// TestStopBesideAVolumeThatHangs: a volume whose storage hangs does not take the time that sessions
+// and disks need at a stop.
+func TestStopBesideAVolumeThatHangs(t *testing.T) {
+	content := bytes.Repeat([]byte("a disk  "), 8192)
+	web := registrytest.NewWeb(t)
+	web.Files["/a.img"] = content
+	opt := testOptions(t, "a.raw")
+	opt.Streams = options.Streams{Registry: transport.Options{CA: web.CA(t)},
+		CacheDir: filepath.Join(filepath.Dir(opt.WorkDir), "cache"), CacheSize: 1 << 30}
+	opt.Volumes = &options.Volumes{Listen: optionstest.Loopback(), URLs: []transport.Prefix{
+		testtool.Must(transport.ParsePrefix(web.Server.URL))(t)}}
+	hangs, ends := make(chan struct{}), make(chan struct{})
+	r := launch(t, opt, func(d *Daemon) {
+		d.disks.OpenInstance = func(ctx context.Context, img *image.Image, opt instance.Options) (
+			*instance.Instance, error) {
+			if opt.PersistentDir == "" {
+				return instance.Open(ctx, img, opt)
+			}
+			close(hangs)
+			<-ends
+			return nil, errors.New("the storage did not answer")
+		}
+	})
+	r.awaitReady()
+	req := testtool.Must(http.NewRequest(http.MethodPut,
+		"http://"+r.Status().Volumes.Address+"/volume/vm", strings.NewReader(fmt.Sprintf(
+			"from: {url: %q, digest: %q}", web.Server.URL+"/a.img",
+			transport.DigestOf(content)))))(t)
+	res := testtool.Must((&http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true}}).Do(req))(t)
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, http.StatusAccepted, res.StatusCode)
+	<-hangs
+	r.stop()
+	testtool.Eventually(t, func() bool {
+		return r.log.FilterMessage("the volumes were not closed cleanly").Len() > 0
+	}, "the stop goes on")
+	close(ends)
+	require.NoError(t, testtool.Await(t, r.ended, "the daemon does not end"))
 }
 
 // TestTakenPagePort: a daemon that is called like the original wrapper shares a pod's network with

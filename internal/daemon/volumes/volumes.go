@@ -134,8 +134,9 @@ func (v *Volumes) Answer() {
 	go v.expireUploads()
 }
 
-// grace is how long a stop waits for requests for volumes. Sessions need the rest of the
-// time. An unfinished request is undone, and an upload can be resumed later.
+// grace is how long a stop waits for requests for volumes, and then for work on them, which a
+// storage that hangs may hold. Sessions need the rest of the time. An unfinished request is undone,
+// an upload can be resumed later, and a deletion goes on at the next start.
 const grace = 2 * time.Second
 
 // Close ends requests for volumes, before the disks are closed. It may be called again.
@@ -160,6 +161,8 @@ func (v *Volumes) Close(ctx context.Context) (err error) {
 	}
 	_ = v.listener.Close() // the server may have closed it already
 	if v.manager != nil {
+		ctx, cancel := context.WithTimeout(ctx, grace)
+		defer cancel()
 		err = served.Within(ctx, "end", v.manager.Close)
 	}
 	return err
