@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/local"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
 // decision says what to do about an identity and the pods that ask for it.
@@ -203,6 +204,14 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 		d.result.RequeueAfter = pollInterval
 		return because(reason, "%s", message)
 	}
+	if id.Spec.Source != nil {
+		if a, err := r.begins(ctx, id); err != nil {
+			return nil, err
+		} else if a.Reason != "" {
+			d.result.RequeueAfter = pollInterval
+			return because(a.Reason, "%s", a.Message)
+		}
+	}
 	if e := id.Status.Export; e != nil && e.Running {
 		return because(v1alpha1.ReasonExporting, "Job %s commits the disk to %s: it starts after "+
 			"that, or when spec.export of VMIdentity %s is removed", e.JobName, e.Reference,
@@ -238,6 +247,16 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 		}
 	}
 	return nil, nil
+}
+
+// begins returns why a disk cannot begin from its source now. The class may make its volume for the
+// pod, and a clone of what somebody writes is worth nothing.
+func (r *Reconciler) begins(ctx context.Context, id *v1alpha1.VMIdentity) (source.Answer, error) {
+	claim, err := objects.Claim(ctx, r.Live, id)
+	if claim == nil || err != nil {
+		return source.Answer{}, err
+	}
+	return source.Finder{Kit: r.Kit}.Gone(ctx, id, claim)
 }
 
 // hostOf is the host that serves a disk with attachment Service.

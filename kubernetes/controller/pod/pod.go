@@ -117,9 +117,9 @@ func (r *Reconciler) tell(id types.NamespacedName, p objects.Asking, h *waitingP
 // eventType is the type of a waiting pod's event, or "" if it usually waits for moments only.
 func eventType(reason string) string {
 	switch reason {
-	case v1alpha1.ReasonInUse, v1alpha1.ReasonCopying, v1alpha1.ReasonPointing,
-		v1alpha1.ReasonExporting, v1alpha1.ReasonPopulating, v1alpha1.ReasonStarting,
-		v1alpha1.ReasonStopping:
+	case v1alpha1.ReasonInUse, v1alpha1.ReasonSourceInUse, v1alpha1.ReasonCopying,
+		v1alpha1.ReasonPointing, v1alpha1.ReasonExporting, v1alpha1.ReasonPopulating,
+		v1alpha1.ReasonStarting, v1alpha1.ReasonStopping:
 		return corev1.EventTypeNormal
 	}
 	return objects.EventType(reason)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -429,6 +430,38 @@ func TestExportHasTheDisk(t *testing.T) {
 	exports(false)
 	w.Settle(t, work, "vm")
 	require.False(t, gated(t, w, "b"))
+}
+
+// TestSourceInUse: the first pod of a disk, for which the class may make the volume, waits while
+// another pod writes to what the disk begins from, also if that is newer than condition Ready.
+func TestSourceInUse(t *testing.T) {
+	golden := named(&corev1.PersistentVolumeClaim{}, "golden")
+	golden.Status.Phase = corev1.ClaimBound
+	class := controllertest.DefaultClass()
+	class.Name, class.Provisioner = "csi", "csi.example.com"
+	fromGolden := func(s *v1alpha1.VMIdentitySet) {
+		s.Spec.Image, s.Spec.Population = "", v1alpha1.Snapshot
+		s.Spec.Source = &v1alpha1.DiskSource{Claim: "golden"}
+		s.Spec.StorageClassName = &class.Name
+	}
+	set := newSet(fromGolden)
+	w, work := settled(t, golden, class, set,
+		named(&storagev1.CSIDriver{}, class.Provisioner),
+		newIdentity(types.NamespacedName{Namespace: "test", Name: "vm"}, set))
+	require.True(t, identityOf(t, w, "vm").Status.Ready)
+	writer := named(filled(gatedPod("writer", "")), "writer")
+	writer.Labels, writer.Annotations = nil, nil
+	writer.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "golden"}}}}
+	w.Make(t, writer)
+	w.Make(t, filled(gatedPod("a", "vm")))
+	pods := func() []controllertest.Reconciler { return work()[:1] }
+	w.Settle(t, pods, "vm")
+	require.True(t, gated(t, w, "a"))
+	require.Contains(t, w.Events(), "Normal SourceInUse")
+	remove(t, w, writer)
+	w.Settle(t, pods, "vm")
+	require.False(t, gated(t, w, "a"))
 }
 
 // TestHydrated: a pod without the image starts with a disk that does not need it, if that was said

@@ -86,6 +86,29 @@ func (f Finder) fromClaim(ctx context.Context, id *v1alpha1.VMIdentity, name str
 		return not(v1alpha1.ReasonInvalid, "the claim %s has a block volume, and no file "+
 			"disk.img: copy the disk into a claim with a file system", name)
 	}
+	if a, err := f.used(ctx, id); a.Reason != "" || err != nil {
+		return a, err
+	}
+	return f.clone(ctx, claim, class)
+}
+
+// used returns that a pod may write to the claim or to the identity from which a disk begins. It
+// asks the API server: the cache may be late, and a pod that has just left its gate writes.
+func (f Finder) used(ctx context.Context, id *v1alpha1.VMIdentity) (Answer, error) {
+	if name := id.Spec.Source.Identity; name != "" {
+		from := &metav1.ObjectMeta{Namespace: id.Namespace, Name: string(name)}
+		pods, err := objects.PodsWith(ctx, f.Live, from)
+		if err != nil {
+			return Answer{}, err
+		}
+		if pod := objects.User(pods, from); pod != "" {
+			return not(v1alpha1.ReasonSourceInUse, "pod %s uses the disk of VMIdentity %s: the "+
+				"disk is made when that pod has ended; from a VMIdentitySnapshot it begins at once",
+				pod, name)
+		}
+		return Answer{}, nil
+	}
+	name := string(id.Spec.Source.Claim)
 	pods := &corev1.PodList{}
 	if err := f.Live.List(ctx, pods, client.InNamespace(id.Namespace)); err != nil {
 		return Answer{}, fmt.Errorf("pods: %w", err)
@@ -96,7 +119,7 @@ func (f Finder) fromClaim(ctx context.Context, id *v1alpha1.VMIdentity, name str
 				"the disk begins: the disk is made when that pod has ended", pod.Name, name)
 		}
 	}
-	return f.clone(ctx, claim, class)
+	return Answer{}, nil
 }
 
 func controlledByIdentity(claim *corev1.PersistentVolumeClaim) bool {
@@ -138,15 +161,8 @@ func (f Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name 
 		return not(v1alpha1.ReasonPopulating, "VMIdentity %s has no disk yet, from which this one "+
 			"begins: `kubectl describe vmid %[1]s` says why", name)
 	}
-	// The cache may be late: a pod that has just left its gate writes.
-	pods, err := objects.PodsWith(ctx, f.Live, from)
-	if err != nil {
-		return Answer{}, err
-	}
-	if pod := objects.User(pods, from); pod != "" {
-		return not(v1alpha1.ReasonSourceInUse, "pod %s uses the disk of VMIdentity %s: the disk "+
-			"is made when that pod has ended; from a VMIdentitySnapshot it begins at once", pod,
-			name)
+	if a, err := f.used(ctx, id); a.Reason != "" || err != nil {
+		return a, err
 	}
 	return f.clone(ctx, claim, class)
 }

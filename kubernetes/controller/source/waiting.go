@@ -1,6 +1,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -14,9 +15,10 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// Gone returns why a claim that was made from a source will not get its volume: the source has
-// gone. A snapshot of an image is made again, under the same name. Nothing is known of a source
-// that somebody else gave the claim, such as a backup.
+// Gone returns why a claim that was made from a source does not get its volume: the source has
+// gone, or a pod uses it again. The class may make the volume for the first pod, which waits then.
+// A snapshot of an image is made again, under the same name. Nothing is known of a source that
+// somebody else gave the claim, such as a backup.
 func (f Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (Answer, error) {
 	s, from := id.Spec.Source, claim.Spec.DataSourceRef
@@ -34,10 +36,12 @@ func (f Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 		var snapshot *v1alpha1.VMIdentitySnapshot
 		snapshot, err = f.snapshot(ctx, id.Namespace, string(s.Snapshot))
 		there = snapshot != nil
-	case s != nil && s.Snapshot == "" && from.Kind == "PersistentVolumeClaim":
+	case s != nil && s.Snapshot == "" && from.Kind == "PersistentVolumeClaim" &&
+		from.Name == cmp.Or(string(s.Claim), v1alpha1.ClaimName(string(s.Identity))):
 		var source *corev1.PersistentVolumeClaim
-		source, err = f.claim(ctx, id.Namespace, from.Name)
-		there = source != nil
+		if source, err = f.claim(ctx, id.Namespace, from.Name); source != nil {
+			return f.used(ctx, id)
+		}
 	default:
 		return Answer{}, nil
 	}
