@@ -30,10 +30,15 @@ func Manifest(t testing.TB, args ...string) string {
 
 func render(t testing.TB, args ...string) string {
 	t.Helper()
-	var wrong strings.Builder
+	text, wrong, err := tryRender(args...)
+	require.NoError(t, err, wrong)
+	return text
+}
+
+func tryRender(args ...string) (text, wrong string, err error) {
+	var b strings.Builder
 	cmd := exec.Command("go", append([]string{"run", "-trimpath", "./chart"}, args...)...)
-	cmd.Dir, cmd.Stderr = filepath.Join(charts(), "../../scripts/tools"), &wrong
-	text, err := cmd.Output()
-	require.NoError(t, err, wrong.String())
-	return string(text)
+	cmd.Dir, cmd.Stderr = filepath.Join(charts(), "../../scripts/tools"), &b
+	out, err := cmd.Output()
+	return string(out), b.String(), err
 }

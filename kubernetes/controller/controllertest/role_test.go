@@ -48,3 +48,12 @@ func TestManifestKeepsItsCertificate(t *testing.T) {
 	require.Equal(t, certificate(first), certificate(Manifest(t, "-keep", first)))
 	require.NotEqual(t, certificate(first), certificate(Manifest(t, "-keep", first+".none")))
 }
+
+// TestCertificateWithoutAnAuthority: a certificate that the API server cannot verify is refused
+// when the chart is rendered. Otherwise each pod that asks for a disk would be refused.
+func TestCertificateWithoutAnAuthority(t *testing.T) {
+	_, wrong, err := tryRender("-set", "webhook.certificate.tls\\.crt=YQ==",
+		"-set", "webhook.certificate.tls\\.key=YQ==")
+	require.Error(t, err)
+	require.Contains(t, wrong, "has no ca.crt")
+}
