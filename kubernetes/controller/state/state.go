@@ -88,7 +88,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	c, known := isHydrated(pod, page.LUNs, failures)
 	if known && claim != nil && !hydrated {
 		if c.Status == metav1.ConditionTrue {
-			if runs, err := r.runs(ctx, pod); !runs || err != nil {
+			if same, err := r.answered(ctx, pod); !same || err != nil {
 				return ctrl.Result{RequeueAfter: wait}, err
 			}
 			id.Status.HydratedClaim = claim.UID
@@ -99,10 +99,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: wait}, r.Report(ctx, before, id)
 }
 
-// runs reports whether a pod has not ended, according to the API server.
-func (r *Reconciler) runs(ctx context.Context, pod *corev1.Pod) (bool, error) {
+// answered reports whether it was a pod itself that has answered: according to the API server, it
+// has not ended, and still has the address. Otherwise another pod may have it by now.
+func (r *Reconciler) answered(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	now, err := objects.Find[corev1.Pod](ctx, r.Live, "pod", client.ObjectKeyFromObject(pod))
-	return now != nil && now.UID == pod.UID && !objects.Finished(now), err
+	return now != nil && now.UID == pod.UID && !objects.Finished(now) &&
+		now.Status.PodIP == pod.Status.PodIP, err
 }
 
 // due returns how long to wait until a pod may be asked. A pod that was never asked may be asked at

@@ -273,14 +273,31 @@ func TestClaimThatWasRestored(t *testing.T) {
 	require.Equal(t, "False Hydrating", is)
 }
 
-// TestAnswerOfAPodThatHasEnded: its claim may be another one by now.
+// TestAnswerOfAPodThatHasEnded: its claim may be another one by now. The address of one that has
+// got another, as when its node was started again, may be that of another pod.
 func TestAnswerOfAPodThatHasEnded(t *testing.T) {
-	pod := server("pages-vda")
-	a := newAsking(t, pod)
-	a.luns = copied
-	a.r.Live = gone{a.Live}
-	is, _ := a.reconcile()
-	require.Empty(t, is)
+	for what, live := range map[string]func(client.Reader) client.Reader{
+		"it has ended":    func(r client.Reader) client.Reader { return gone{r} },
+		"another address": func(r client.Reader) client.Reader { return elsewhere{r} },
+	} {
+		a := newAsking(t, server("pages-vda"))
+		a.luns = copied
+		a.r.Live = live(a.Live)
+		is, _ := a.reconcile()
+		require.Empty(t, is, what)
+	}
+}
+
+// elsewhere is an API server where pods have another address than in the cache.
+type elsewhere struct{ client.Reader }
+
+func (e elsewhere) Get(ctx context.Context, key client.ObjectKey, o client.Object,
+	opts ...client.GetOption) error {
+	err := e.Reader.Get(ctx, key, o, opts...)
+	if pod, ok := o.(*corev1.Pod); ok {
+		pod.Status.PodIP = "192.0.2.8"
+	}
+	return err
 }
 
 // gone is an API server where pods have ended.
