@@ -298,3 +298,5 @@ func refused(t *testing.T, code api.Code, err error) *api.Error {
 }
 
 var errFake = errors.New("storage is on fire")
+
+var errStopping = api.Errorf(api.CodeUnavailable, "the server is stopping")

@@ -150,7 +150,8 @@ func (u *Upload) progress() *api.Progress {
 // Complete makes the volume from the data, and serves it. Without an image, the file Disk is the
 // disk, and the caller has brought all of it to storage. Otherwise image is the path of a file
 // beside it, which is removed when the disk has copied all of it. After an error the volume is as
-// empty as before: all Files are gone.
+// empty as before: all Files are gone. If the server stops (api.CodeUnavailable), they are left for
+// the next one.
 func (u *Upload) Complete(ctx context.Context, image string) error {
 	m, v := u.m, u.v
 	held, err := u.takeTurn(ctx)
@@ -179,6 +180,9 @@ func (u *Upload) Complete(ctx context.Context, image string) error {
 			zap.Uint16("lun", r.LUN), zap.Int64("size_bytes", v.record.Size))
 		return nil
 	}
+	if stopping, ok := errors.AsType[*api.Error](err); ok && stopping.Code == api.CodeUnavailable {
+		return err
+	}
 	// The record first: the disk of a volume that is ready is never made again.
 	if setErr := m.set(v, before); setErr != nil {
 		err = errors.Join(err, setErr)
@@ -200,6 +204,9 @@ func (u *Upload) takeTurn(ctx context.Context) (*volume, error) {
 		return held, err
 	case err == nil:
 		u.m.release(held)
+	}
+	if u.m.ctx.Err() != nil {
+		return nil, api.Errorf(api.CodeUnavailable, "the server is stopping")
 	}
 	return nil, notFound(u.v.name)
 }

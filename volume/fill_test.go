@@ -58,11 +58,20 @@ func TestFill(t *testing.T) {
 	require.Len(t, entries, 2) // the record, and its spare
 	fill.Release()
 	fill.Release()
+
+	// A server that stops leaves the data to the next one.
+	fill = filling(t, m, "vm1")
+	require.NoError(t, os.WriteFile(disk, make([]byte, 1024), 0o600))
+	f.set(func() { f.opening = func() error { return errStopping } })
+	refused(t, api.CodeUnavailable, fill.Complete(ctx, ""))
+	f.set(func() { f.opening = nil })
 	require.NoError(t, m.Close())
+	refused(t, api.CodeUnavailable, fill.Complete(ctx, ""))
+	fill.Release()
+	require.FileExists(t, disk)
 
 	m = start(t, dir, f)
 	fill = filling(t, m, "vm1")
-	require.NoError(t, os.WriteFile(disk, make([]byte, 1024), 0o600))
 	require.NoError(t, fill.Complete(ctx, ""))
 	fill.Release()
 	v = get(t, m, "vm1")

@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/unpack"
+	"kubevirt.io/disk/volume/api"
 )
 
 // request has the values of a request's header.
@@ -153,6 +154,12 @@ func (h *Handler) receive(w http.ResponseWriter, r *http.Request, t *turn, s *se
 		// It is complete, whether or not its client waits for the answer.
 		if err = s.finish(context.WithoutCancel(r.Context())); err == nil {
 			h.complete(w, r, t, s)
+			return
+		}
+		stopping, ok := errors.AsType[*api.Error](err)
+		if ok && stopping.Code == api.CodeUnavailable { // the next start goes on, or clears
+			s.free()
+			h.refuse(w, r, err)
 			return
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/packtest"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/volume/api"
 )
 
 // timeout is how long a test waits for something that happens soon.
@@ -250,6 +251,22 @@ func TestKilledBeforeServing(t *testing.T) {
 		requireSays(t, s.append(t, at, len(data), nil, true), http.StatusCreated)
 		require.True(t, bytes.Equal(data, s.disk(t, "vm")))
 	}
+}
+
+// TestServerStopsAtTheEnd: the server stops while it makes the volume's disk of all the data, and
+// the next one has the data.
+func TestServerStopsAtTheEnd(t *testing.T) {
+	raw := rawDisk(1 << 20)
+	s := newServer(t)
+	at := s.create(t, "vm", int64(len(raw)))
+	v := s.volumes.all["vm"]
+	v.fails = api.Errorf(api.CodeUnavailable, "the daemon is stopping")
+	requireSays(t, s.append(t, at, 0, raw, true), http.StatusServiceUnavailable, "is stopping")
+	v.fails = nil
+	s = s.restart(t)
+	require.Equal(t, len(raw), s.offset(t, at))
+	requireSays(t, s.append(t, at, len(raw), nil, true), http.StatusCreated)
+	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
 }
 
 // TestInformed: a client that asks for a resumable upload learns its address before it sends
