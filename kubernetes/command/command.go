@@ -223,7 +223,8 @@ func (s *settings) manager(config *rest.Config) (ctrl.Manager, error) {
 	if err := mgr.AddReadyzCheck("ping", healthz.Ping); err != nil {
 		return nil, err
 	}
-	if err := controllermetrics.Registry.Register(metrics.New(mgr.GetCache())); err != nil {
+	if err := controllermetrics.Registry.Register(metrics.New(mgr.GetCache(),
+		mgr.Elected())); err != nil {
 		return nil, err
 	}
 	if err := webhook.Setup(mgr, s.webhook); err != nil {

@@ -31,11 +31,17 @@ var (
 )
 
 // collector lists the objects in the cache.
-type collector struct{ reader client.Reader }
+type collector struct {
+	reader client.Reader
+	leads  <-chan struct{}
+}
 
 // New makes the collector of identities and pods. The reader has to be a cache: each scrape lists
-// everything.
-func New(reader client.Reader) prometheus.Collector { return &collector{reader: reader} }
+// everything. Until leads is closed, there are no series: with those of all replicas, sums would
+// count each object several times.
+func New(reader client.Reader, leads <-chan struct{}) prometheus.Collector {
+	return &collector{reader: reader, leads: leads}
+}
 
 func (*collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{identities, identitiesSince, waiting, waitingSince} {
@@ -67,10 +73,14 @@ func (t tally) emit(out chan<- prometheus.Metric, count, since *prometheus.Desc,
 const timeout = time.Second
 
 func (c *collector) Collect(out chan<- prometheus.Metric) {
+	select {
+	case <-c.leads:
+	default:
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	var all api.VMIdentityList
-	// A replica that does not lead has no such cache, and nothing to report.
 	if c.reader.List(ctx, &all, client.UnsafeDisableDeepCopy) == nil {
 		found := make(map[[4]string]tally)
 		for _, one := range all.Items {

@@ -59,6 +59,7 @@ func condition(kind string, status metav1.ConditionStatus, reason string,
 		LastTransitionTime: metav1.NewTime(time.Unix(since, 0))}
 }
 
+// TestSeries: the replica that leads has the series, and the others have none.
 func TestSeries(t *testing.T) {
 	gated := corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: api.Gate}}}
 	further := corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: api.Gate + ".9"}}}
@@ -82,10 +83,18 @@ func TestSeries(t *testing.T) {
 	}
 	want := testtool.Must(os.Open("testdata/metrics.txt"))(t)
 	defer want.Close()
-	require.NoError(t, testutil.CollectAndCompare(metrics.New(all), want))
+	require.Zero(t, testutil.CollectAndCount(metrics.New(all, make(chan struct{}))), "a replica")
+	require.NoError(t, testutil.CollectAndCompare(metrics.New(all, leads), want))
 	all.err = errors.New("no cache")
-	require.Zero(t, testutil.CollectAndCount(metrics.New(all)))
+	require.Zero(t, testutil.CollectAndCount(metrics.New(all, leads)))
 }
+
+// leads is closed, as for a replica that leads.
+var leads = func() <-chan struct{} {
+	closed := make(chan struct{})
+	close(closed)
+	return closed
+}()
 
 const folder = "../../../"
 
@@ -123,7 +132,7 @@ func known(t *testing.T) map[string][]string {
 		SchedulingGates: []corev1.PodSchedulingGate{{Name: api.Gate}}}}
 	own := prometheus.NewRegistry()
 	own.MustRegister(metrics.New(lists{identities: []api.VMIdentity{identity("a")},
-		pods: []corev1.Pod{pod}}))
+		pods: []corev1.Pod{pod}}, leads))
 	all := map[string][]string{
 		// No controller runs here. These series are controller-runtime's, see its documentation.
 		"controller_runtime_reconcile_total": {"controller", "result"},
