@@ -48,8 +48,8 @@ type Volume interface {
 	Progress(received, total int64)
 	// Complete serves the volume. With image "", the disk is the file Disk. Otherwise image is the
 	// path of an image beside it, which is removed when it is no longer needed.
-	// After an error the volume awaits content as before. With api.CodeUnavailable the server stops,
-	// and everything stays where it is.
+	// After an error the volume awaits content as before. With api.CodeUnavailable the server
+	// stops, and everything stays where it is.
 	Complete(ctx context.Context, image string) error
 	// Undo removes the volume, which was made for an upload and has not been filled.
 	Undo(ctx context.Context) error
