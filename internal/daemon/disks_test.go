@@ -2,13 +2,18 @@ package daemon
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -123,6 +128,42 @@ func TestStopBesideAVolumeThatHangs(t *testing.T) {
 	}, "the stop goes on")
 	close(ends)
 	require.NoError(t, testtool.Await(t, r.ended, "the daemon does not end"))
+}
+
+// TestDeletedVolumeFreesItsUpload: an upload of compressed data waits in memory for its next part,
+// with its file open. When the volume is deleted, nothing of that stays.
+func TestDeletedVolumeFreesItsUpload(t *testing.T) {
+	opt := testOptions(t, "a.raw")
+	opt.Volumes = &options.Volumes{Listen: optionstest.Loopback()}
+	opt.Streams.CacheDir, opt.Streams.CacheSize = t.TempDir(), 1<<30
+	r := start(t, opt)
+	at := "http://" + r.Status().Volumes.Address + "/volume/vm"
+	ask := func(method, at string, body io.Reader, want int) {
+		req := testtool.Must(http.NewRequest(method, at, body))(t)
+		req.Header.Set("Upload-Complete", "?0")
+		res := testtool.Must((&http.Client{Transport: &http.Transport{
+			DisableKeepAlives: true}}).Do(req))(t)
+		require.NoError(t, res.Body.Close())
+		require.Equal(t, want, res.StatusCode)
+	}
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	noise := make([]byte, 4<<20)
+	rand.Read(noise)
+	testtool.Must(w.Write(noise))(t)
+	require.NoError(t, w.Flush())
+	ask(http.MethodPut, at+"/data", &packed, http.StatusCreated)
+	data := filepath.Join(opt.VolumesDir(), "vm", "disk.img.upload.data")
+	open := func() bool {
+		all := testtool.Must(filepath.Glob("/proc/self/fd/*"))(t)
+		return slices.ContainsFunc(all, func(fd string) bool {
+			to, _ := os.Readlink(fd)
+			return strings.TrimSuffix(to, " (deleted)") == data
+		})
+	}
+	require.True(t, open())
+	ask(http.MethodDelete, at, nil, http.StatusNoContent)
+	require.False(t, open())
 }
 
 // TestTakenPagePort: a daemon that is called like the original wrapper shares a pod's network with

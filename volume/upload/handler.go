@@ -83,6 +83,14 @@ func (h *Handler) Close() {
 	}
 }
 
+// Forget says that a volume is gone. An upload to it that waits in memory goes, too: its file,
+// which is open, would take its space.
+func (h *Handler) Forget(name string) {
+	if s := h.slots.forget(name); s != nil {
+		s.free()
+	}
+}
+
 // Receiving returns the running uploads, by the names of the volumes.
 func (h *Handler) Receiving() (all []status.Upload) {
 	for _, t := range h.slots.running() {

@@ -119,6 +119,17 @@ func (s *slots) pausedOf(t *transfer) *session {
 	return paused
 }
 
+// forget takes a paused upload out of the slot of a volume, unless a request has it.
+func (s *slots) forget(name string) (paused *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if one := s.all[name]; one != nil && one.running == nil {
+		paused = one.paused
+		delete(s.all, name)
+	}
+	return paused
+}
+
 // tidyLocked forgets an empty slot.
 func (s *slots) tidyLocked(name string, one *slot) {
 	if one.running == nil && one.paused == nil {

@@ -27,6 +27,7 @@ import (
 	"kubevirt.io/disk/volume"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
+	"kubevirt.io/disk/volume/upload"
 )
 
 // opener opens the disks of volumes among those that are served.
@@ -34,6 +35,7 @@ type opener struct {
 	opt     *options.Options
 	disks   *served.Disks
 	sources *sources.Sources
+	uploads *upload.Handler // set by New, before the first volume goes
 
 	found   []plan.Disk // what the daemon serves beside volumes; set by Volumes.Serve
 	loading atomic.Bool // they are being served at the start
@@ -55,7 +57,10 @@ func (v *opener) Leave(name string, leaving bool) (needed []string) {
 }
 
 // Forget says that a volume is gone.
-func (v *opener) Forget(name string) { v.disks.DropVolume(name) }
+func (v *opener) Forget(name string) {
+	v.disks.DropVolume(name)
+	v.uploads.Forget(name)
+}
 
 // Open makes the disk of a volume, or opens the disk of an earlier run.
 func (v *opener) Open(ctx context.Context, want volume.Disk) (volume.Opened, error) {

@@ -58,6 +58,7 @@ func New(opt *options.Options, l net.Listener, disks *served.Disks, from *source
 	}
 	disks.ServeVolumes(v.manager.ID())
 	v.uploads = v.newUploads()
+	v.opener.uploads = v.uploads
 	v.server, err = server.New(server.Options{Volumes: v.manager, Uploads: v.uploads,
 		TargetName: opt.TargetName, Portal: v.portalFor, Access: opt.Volumes.Access, Log: v.log})
 	if err != nil {
