@@ -249,14 +249,14 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 	return nil, nil
 }
 
-// begins returns why a disk cannot begin from its source now. The class may make its volume for the
-// pod, and a clone of what somebody writes is worth nothing.
+// begins returns why a disk cannot begin from its source now: a clone of what somebody writes is
+// worth nothing.
 func (r *Reconciler) begins(ctx context.Context, id *v1alpha1.VMIdentity) (source.Answer, error) {
 	claim, err := objects.Claim(ctx, r.Live, id)
 	if claim == nil || err != nil {
 		return source.Answer{}, err
 	}
-	return source.Finder{Kit: r.Kit}.Gone(ctx, id, claim)
+	return source.Finder{Kit: r.Kit}.Used(ctx, id, claim)
 }
 
 // hostOf is the host that serves a disk with attachment Service.

@@ -433,7 +433,7 @@ func TestExportHasTheDisk(t *testing.T) {
 }
 
 // TestSourceInUse: the first pod of a disk, for which the class may make the volume, waits while
-// another pod writes to what the disk begins from, also if that is newer than condition Ready.
+// another pod writes to what the disk begins from.
 func TestSourceInUse(t *testing.T) {
 	golden := named(&corev1.PersistentVolumeClaim{}, "golden")
 	golden.Status.Phase = corev1.ClaimBound
@@ -455,12 +455,11 @@ func TestSourceInUse(t *testing.T) {
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "golden"}}}}
 	w.Make(t, writer)
 	w.Make(t, filled(gatedPod("a", "vm")))
-	pods := func() []controllertest.Reconciler { return work()[:1] }
-	w.Settle(t, pods, "vm")
+	w.Settle(t, work, "vm")
 	require.True(t, gated(t, w, "a"))
 	require.Contains(t, w.Events(), "Normal SourceInUse")
 	remove(t, w, writer)
-	w.Settle(t, pods, "vm")
+	w.Settle(t, work, "vm")
 	require.False(t, gated(t, w, "a"))
 }
 

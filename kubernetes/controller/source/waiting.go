@@ -15,10 +15,9 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// Gone returns why a claim that was made from a source does not get its volume: the source has
-// gone, or a pod uses it again. The class may make the volume for the first pod, which waits then.
-// A snapshot of an image is made again, under the same name. Nothing is known of a source that
-// somebody else gave the claim, such as a backup.
+// Gone returns why a claim that was made from a source will not get its volume: the source has
+// gone. A snapshot of an image is made again, under the same name. Nothing is known of a source
+// that somebody else gave the claim, such as a backup.
 func (f Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (Answer, error) {
 	s, from := id.Spec.Source, claim.Spec.DataSourceRef
@@ -36,12 +35,10 @@ func (f Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 		var snapshot *v1alpha1.VMIdentitySnapshot
 		snapshot, err = f.snapshot(ctx, id.Namespace, string(s.Snapshot))
 		there = snapshot != nil
-	case s != nil && s.Snapshot == "" && from.Kind == "PersistentVolumeClaim" &&
-		from.Name == cmp.Or(string(s.Claim), v1alpha1.ClaimName(string(s.Identity))):
+	case s != nil && s.Snapshot == "" && clones(id, claim):
 		var source *corev1.PersistentVolumeClaim
-		if source, err = f.claim(ctx, id.Namespace, from.Name); source != nil {
-			return f.used(ctx, id)
-		}
+		source, err = f.claim(ctx, id.Namespace, from.Name)
+		there = source != nil
 	default:
 		return Answer{}, nil
 	}
@@ -50,6 +47,23 @@ func (f Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 	}
 	return not(v1alpha1.ReasonSourceMissing, "%s, from which the disk begins, was deleted before "+
 		"the disk had its volume: delete this VMIdentity", s)
+}
+
+// clones reports whether a claim is made from that which the source of its identity has.
+func clones(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim) bool {
+	s, from := id.Spec.Source, claim.Spec.DataSourceRef
+	return from != nil && from.Kind == "PersistentVolumeClaim" &&
+		from.Name == cmp.Or(string(s.Claim), v1alpha1.ClaimName(string(s.Identity)))
+}
+
+// Used returns that a claim without a volume is to be made from what a pod uses. The class may make
+// the volume for the first pod, long after Find has answered.
+func (f Finder) Used(ctx context.Context, id *v1alpha1.VMIdentity,
+	claim *corev1.PersistentVolumeClaim) (Answer, error) {
+	if claim.Status.Phase == corev1.ClaimBound || !clones(id, claim) {
+		return Answer{}, nil
+	}
+	return f.used(ctx, id)
 }
 
 // Waiting returns an identity that begins from a source and has a claim without a volume yet, or
