@@ -50,6 +50,7 @@ need libcap2-bin has setcap # for the images of a whole KubeVirt
 need docker-registry has docker-registry
 need iproute2 has ip
 need dnsmasq-base has dnsmasq # for a node
+need bzip2 has bzip2
 need xz-utils has xz
 need zstd has zstd
 need strace has strace
