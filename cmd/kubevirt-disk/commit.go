@@ -74,8 +74,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		"came from, or of another version of it: only what differs is stored")
 	addSquash(cmd, &c.onto)
 	cmd.Flags().BoolVar(&c.flat, flagFlat, false, "store the whole disk, as one file")
-	cmd.Flags().StringVar(&from, "base", base, "`reference` of the base image with --flat; none "+
-		"makes a KubeVirt containerDisk")
+	cmd.Flags().StringVar(&from, "base", base, "`reference` of the base image with --flat, "+
+		"or if nothing is the same; none makes a KubeVirt containerDisk")
 	cmd.Flags().StringVar(&compress, flagCompress, "", "`method` zstd, zlib (for QEMU before 5.1) "+
 		"or none (default zstd)")
 	cmd.Flags().StringVar(&c.dir, keyPersistentDir, "", "`directory` of a mounted volume with "+
