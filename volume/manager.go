@@ -284,12 +284,15 @@ func (m *Manager) enter(v *volume, r store.Record) error {
 	return nil
 }
 
-// size counts a volume with a new size.
+// size counts a volume with a new size. One that does not grow is never refused: the limit may be
+// lower than when it was made.
 func (m *Manager) size(v *volume, size int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.roomLocked(v, size); err != nil {
-		return err
+	if size > v.record.Size {
+		if err := m.roomLocked(v, size); err != nil {
+			return err
+		}
 	}
 	v.record.Size = size
 	return nil

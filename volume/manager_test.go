@@ -56,6 +56,27 @@ func TestPutTwice(t *testing.T) {
 		Max: 40, MaxBytes: 1 << 30}, m.Totals())
 }
 
+// TestLowerLimits: volumes that are there are served, whatever the limits are by now.
+func TestLowerLimits(t *testing.T) {
+	dir, f := t.TempDir(), newFake()
+	m := start(t, dir, f)
+	for _, name := range []string{"vm1", "vm2"} {
+		put(t, m, name, api.Spec{Size: 4096})
+	}
+	all := m.List()
+	require.NoError(t, m.Close())
+
+	f.served = map[uint16]string{}
+	m = testtool.Must(New(Options{Dir: dir, Disks: f, Max: 1, MaxBytes: 4096}))(t)
+	t.Cleanup(func() { _ = m.Close() })
+	require.NoError(t, m.Load(t.Context()))
+	require.Equal(t, all, m.List())
+	for name, size := range map[string]api.Size{"vm1": 8192, "vm3": 512} {
+		_, _, err := m.Put(t.Context(), name, api.Spec{Size: size})
+		refused(t, api.CodeLimit, err)
+	}
+}
+
 func TestRefusedRequests(t *testing.T) {
 	f := newFake()
 	m := start(t, t.TempDir(), f)
