@@ -1,7 +1,6 @@
 package kubernetes
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"os"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/client-go/rest"
 
 	"kubevirt.io/disk/internal/testtool"
@@ -45,23 +43,7 @@ var installed sync.Once
 func TestWhatTheControllerMustNotDo(t *testing.T) {
 	p := plane.Get(t)
 	install(t, p)
-	can := func(what string) bool {
-		t.Helper()
-		verb, kind, _ := strings.Cut(what, " ")
-		kind, name, _ := strings.Cut(kind, " named ")
-		kind, namespace, _ := strings.Cut(kind, " in ")
-		resource, subresource, _ := strings.Cut(kind, "/")
-		resource, group, _ := strings.Cut(resource, ".")
-		review := &authorizationv1.SubjectAccessReview{}
-		review.Spec.User = "system:serviceaccount:" + systemNamespace + ":" + account
-		review.Spec.Groups = []string{"system:serviceaccounts", "system:authenticated",
-			"system:serviceaccounts:" + systemNamespace}
-		review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{Verb: verb,
-			Group: group, Resource: resource, Subresource: subresource, Namespace: namespace,
-			Name: name}
-		require.NoError(t, p.Client.Create(context.Background(), review))
-		return review.Status.Allowed
-	}
+	can := func(what string) bool { return p.Allowed(t, systemNamespace, account, what) }
 	for _, what := range []string{
 		"patch pods in default", "create secrets in default", "delete secrets in default",
 		"create persistentvolumeclaims in default",

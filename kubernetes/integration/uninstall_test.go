@@ -1,8 +1,6 @@
 package kubernetes
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -21,16 +19,9 @@ import (
 // `make manifests` writes it.
 func uninstalling(t *testing.T) (commands [][]string) {
 	t.Helper()
-	root := testtool.Must(plane.Root())(t)
-	page := testtool.Must(os.ReadFile(filepath.Join(root, "docs/kubernetes.md")))(t)
-	_, section, found := strings.Cut(string(page), "\n### Uninstalling\n")
-	require.True(t, found)
 	manifest := controllertest.Manifest(t)
-	section, _, _ = strings.Cut(section, "\n## ")
-	section = strings.ReplaceAll(section, " \\\n", "")
-	section = strings.ReplaceAll(section, "'", "")
-	for line := range strings.Lines(section) {
-		if command, ok := strings.CutPrefix(line, "    kubectl "); ok {
+	for _, line := range plane.Commands(t, "kubernetes.md", "### Uninstalling") {
+		if command, ok := strings.CutPrefix(strings.ReplaceAll(line, "'", ""), "kubectl "); ok {
 			command = strings.ReplaceAll(command, "bin/kubevirt-disk-controller.yaml", manifest)
 			commands = append(commands, strings.Fields(command))
 		}

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/controller"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
@@ -134,4 +135,15 @@ func (w *world) disks() string {
 	w.t.Helper()
 	return w.p.Kubectl(w.t, "-n", w.ns, "get", "vmid,pvc,secret", "-o", `jsonpath={range .items[*]}`+
 		`{.kind} {.metadata.name} {.metadata.uid} {.metadata.deletionTimestamp}{"\n"}{end}`)
+}
+
+func TestMain(m *testing.M) { plane.Main(m) }
+
+// clientOf makes a client that knows the types of the controllers.
+func clientOf(config *rest.Config) (client.Client, error) {
+	scheme, err := controller.Scheme()
+	if err != nil {
+		return nil, err
+	}
+	return client.New(config, client.Options{Scheme: scheme})
 }

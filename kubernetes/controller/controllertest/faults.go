@@ -123,6 +123,18 @@ func eachFault(t *testing.T, run func(t *testing.T, calls *Calls), reads bool) {
 	}
 }
 
+// Late is a client that finds the object of a kind as it was, like a cache that has not heard of
+// its changes.
+func Late(of client.WithWatch, was client.Object) client.WithWatch {
+	return intercept(of, func(r request, do func() error) error {
+		if r.verb != "get" || reflect.TypeOf(r.object) != reflect.TypeOf(was) {
+			return do()
+		}
+		reflect.ValueOf(r.object).Elem().Set(reflect.ValueOf(was.DeepCopyObject()).Elem())
+		return nil
+	})
+}
+
 // Labelled is a client that finds objects of some kinds only if they have a label, like a cache
 // that has no others.
 func Labelled(of client.WithWatch, label string, kinds ...client.Object) client.WithWatch {

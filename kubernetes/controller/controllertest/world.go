@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -175,6 +176,13 @@ type Reconciler interface {
 	Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error)
 }
 
+// Once lets a controller handle the object of a name in Namespace once.
+func Once(t testing.TB, r Reconciler, name string) (ctrl.Result, error) {
+	t.Helper()
+	return r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{
+		Namespace: Namespace, Name: name}})
+}
+
 // Settle lets controllers handle names in turn until nothing changes any more. After each error
 // they are made anew, as after a restart. The test fails if that does not end.
 func (w *World) Settle(t testing.TB, start func() []Reconciler, names ...string) {
@@ -185,8 +193,7 @@ func (w *World) Settle(t testing.TB, start func() []Reconciler, names ...string)
 		before, more := w.writes, false
 		for _, name := range names {
 			for _, r := range all {
-				key := types.NamespacedName{Namespace: Namespace, Name: name}
-				result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+				result, err := Once(t, r, name)
 				// A conflict is tried again soon, and is not a failure.
 				more = more || err != nil || 0 < result.RequeueAfter && result.RequeueAfter < soon
 				if err != nil {
@@ -240,6 +247,9 @@ func EndJob(t testing.TB, c client.Client, job *batchv1.Job, how batchv1.JobCond
 		LastTransitionTime: metav1.Now()}}
 	require.NoError(t, c.Status().Update(t.Context(), job))
 }
+
+// Quantity is a size, such as 10Gi.
+func Quantity(text string) *resource.Quantity { return new(resource.MustParse(text)) }
 
 // Class is a storage class.
 func Class(name string) *storagev1.StorageClass {

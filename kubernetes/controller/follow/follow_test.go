@@ -15,9 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -100,9 +99,7 @@ func (s *scene) set() *v1alpha1.VMIdentitySet {
 // look reconciles, and compares the reason, a part of the message, and the digest for new disks.
 func (s *scene) look(reason, says, digest string) time.Duration {
 	s.t.Helper()
-	result, err := s.r.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{
-		Namespace: controllertest.Namespace, Name: "set"}})
-	require.NoError(s.t, err)
+	result := testtool.Must(controllertest.Once(s.t, s.r, "set"))(s.t)
 	c := meta.FindStatusCondition(s.set().Status.Conditions, v1alpha1.ConditionFollowed)
 	require.NotNil(s.t, c)
 	require.Equal(s.t, reason, c.Reason, c.Message)
@@ -144,9 +141,7 @@ func TestFollow(t *testing.T) {
 	set = s.set()
 	set.Spec.Follow = nil
 	require.NoError(t, s.Base.Update(t.Context(), set))
-	_, err := s.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{
-		Namespace: controllertest.Namespace, Name: "set"}})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(controllertest.Once(t, s.r, "set")))
 	require.Nil(t, s.set().Status.Followed)
 	require.Nil(t, meta.FindStatusCondition(s.set().Status.Conditions, v1alpha1.ConditionFollowed))
 }

@@ -14,10 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -111,10 +110,7 @@ func (w *world) bind(size string) {
 	require.NoError(w.t, w.Base.Status().Update(w.t.Context(), claim))
 }
 
-func size(text string) *resource.Quantity {
-	q := resource.MustParse(text)
-	return &q
-}
+var size = controllertest.Quantity
 
 func TestMakes(t *testing.T) {
 	w := settled(t, v1alpha1.DiskSpec{UsageType: "fast"})
@@ -281,18 +277,8 @@ func TestForsakenClaim(t *testing.T) {
 	id := w.identity()
 	require.NoError(t, w.Base.Delete(t.Context(), w.claim()))
 	r := &Reconciler{w.kit()}
-	r.Client = interceptor.NewClient(w.Client, interceptor.Funcs{Get: func(ctx context.Context,
-		c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-		if _, ok := o.(*v1alpha1.VMIdentity); ok {
-			return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
-		}
-		return c.Get(ctx, key, o, opts...)
-	}})
-	reconcile := func() {
-		_, err := r.Reconcile(t.Context(), ctrl.Request{
-			NamespacedName: client.ObjectKeyFromObject(id)})
-		require.NoError(t, err)
-	}
+	r.Client = controllertest.Labelled(w.Client, "none", &v1alpha1.VMIdentity{})
+	reconcile := func() { require.NoError(t, testtool.Err(controllertest.Once(t, r, "vm"))) }
 	reconcile()
 	require.Contains(t, w.claim().Finalizers, v1alpha1.FinalizerDisk)
 	id.Finalizers = nil
@@ -463,8 +449,7 @@ func TestRightsGoFirst(t *testing.T) {
 		}
 		r := &Reconciler{w.kit()}
 		r.Live = forbidden{w.Live}
-		_, err := r.Reconcile(t.Context(), ctrl.Request{
-			NamespacedName: client.ObjectKeyFromObject(id)})
+		_, err := controllertest.Once(t, r, "vm")
 		if ending {
 			require.NoError(t, err)
 		} else {

@@ -1,16 +1,13 @@
 package identity
 
 import (
-	"context"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
@@ -91,20 +88,9 @@ func TestDeletionThatTheCacheDoesNotKnow(t *testing.T) {
 		w := settled(t, v1alpha1.DiskSpec{}, user)
 		before := w.identity()
 		w.delete(policy)
-		late := interceptor.NewClient(w.Client, interceptor.Funcs{Get: func(ctx context.Context,
-			c client.WithWatch, key client.ObjectKey, o client.Object,
-			opts ...client.GetOption) error {
-			if id, ok := o.(*v1alpha1.VMIdentity); ok {
-				before.DeepCopyInto(id)
-				return nil
-			}
-			return c.Get(ctx, key, o, opts...)
-		}})
 		r := &Reconciler{w.kit()}
-		r.Client = late
-		// The status that it writes conflicts.
-		_, _ = r.Reconcile(t.Context(), ctrl.Request{
-			NamespacedName: client.ObjectKeyFromObject(before)})
+		r.Client = controllertest.Late(w.Client, before)
+		_, _ = controllertest.Once(t, r, "vm") // the status that it writes conflicts
 		require.Contains(t, w.claim().Finalizers, v1alpha1.FinalizerDisk, policy)
 		require.Equal(t, policy == metav1.DeletePropagationOrphan,
 			w.claim().OwnerReferences == nil, policy)

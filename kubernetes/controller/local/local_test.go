@@ -1,7 +1,6 @@
 package local_test
 
 import (
-	"context"
 	"strings"
 	"testing"
 
@@ -14,7 +13,6 @@ import (
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -353,16 +351,7 @@ func TestCacheIsLate(t *testing.T) {
 	id.Status.UsedBy = nil
 	require.NoError(t, w.Status().Update(t.Context(), id))
 
-	var late *v1alpha1.VMIdentity // what the cache has; nil: the newest
-	cache := interceptor.NewClient(w.WithWatch, interceptor.Funcs{Get: func(ctx context.Context,
-		c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-		if id, ok := o.(*v1alpha1.VMIdentity); ok && late != nil {
-			late.DeepCopyInto(id)
-			return nil
-		}
-		return c.Get(ctx, key, o, opts...)
-	}})
-	r := &local.Reconciler{Kit: objects.Kit{Client: cache, Live: w,
+	r := &local.Reconciler{Kit: objects.Kit{Client: w, Live: w,
 		Events:  &events.FakeRecorder{Events: w.events},
 		Options: objects.Options{MoveImage: "kubevirt.io:disk-controller"}}}
 	reconcile := func() {
@@ -374,7 +363,7 @@ func TestCacheIsLate(t *testing.T) {
 	for range 10 {
 		before := w.identity()
 		if reconcile(); w.get("vmmove-vm", made) {
-			late = before
+			r.Client = controllertest.Late(w.WithWatch, before)
 			break
 		}
 	}

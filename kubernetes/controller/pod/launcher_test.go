@@ -10,8 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	ctrl "sigs.k8s.io/controller-runtime"
 
 	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -202,8 +200,7 @@ func TestOneTarget(t *testing.T) {
 	for range 2 { // a controller that was restarted
 		r := work()[0].(*Reconciler)
 		r.Client = lateCache{w.Client, before}
-		_, _ = r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{
-			Namespace: controllertest.Namespace, Name: "vm"}})
+		_, _ = controllertest.Once(t, r, "vm")
 	}
 	require.True(t, gated(t, w, "c"))
 	w.Settle(t, work, "vm")

@@ -2,7 +2,6 @@ package pod
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -12,12 +11,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -81,18 +76,9 @@ func TestUUIDOfASetThatIsMadeAgain(t *testing.T) {
 func TestSetThatTheCacheDoesNotKnow(t *testing.T) {
 	before := newSet(func(s *v1alpha1.VMIdentitySet) { s.Spec.Image = image2 })
 	w := newWorld(t, newSet(), gatedPod("a", "vm"))
-	late := interceptor.NewClient(w.Client, interceptor.Funcs{Get: func(ctx context.Context,
-		c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-		if set, ok := o.(*v1alpha1.VMIdentitySet); ok {
-			before.DeepCopyInto(set)
-			return nil
-		}
-		return c.Get(ctx, key, o, opts...)
-	}})
-	r := &Reconciler{Kit: objects.Kit{Client: late, Live: w.Live, Events: recorder{w}}}
-	_, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{
-		Namespace: controllertest.Namespace, Name: "vm"}})
-	require.NoError(t, err)
+	r := &Reconciler{Kit: objects.Kit{Client: controllertest.Late(w.Client, before), Live: w.Live,
+		Events: w}}
+	require.NoError(t, testtool.Err(controllertest.Once(t, r, "vm")))
 	require.Equal(t, image, identityOf(t, w, "vm").Spec.Image)
 	w.Settle(t, restart(w), "vm")
 	require.False(t, gated(t, w, "a"))
@@ -195,10 +181,7 @@ func TestSetDiffers(t *testing.T) {
 	}
 }
 
-func quantity(text string) *resource.Quantity {
-	q := resource.MustParse(text)
-	return &q
-}
+var quantity = controllertest.Quantity
 
 // TestServerIsStillThere: a disk that was served elsewhere has its server until nobody uses it.
 func TestServerIsStillThere(t *testing.T) {

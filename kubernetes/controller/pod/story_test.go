@@ -10,10 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/identity"
@@ -62,7 +62,7 @@ func newWorld(t testing.TB, all ...client.Object) *controllertest.World {
 // restart makes the controllers anew, as a new process does.
 func restart(w *controllertest.World) func() []controllertest.Reconciler {
 	return func() []controllertest.Reconciler {
-		kit := objects.Kit{Client: w.Client, Live: w.Live, Events: recorder{w},
+		kit := objects.Kit{Client: w.Client, Live: w.Live, Events: w,
 			Options: objects.Options{ClaimSize: resource.MustParse("20Gi")}}
 		return []controllertest.Reconciler{&Reconciler{Kit: kit}, &identity.Reconciler{Kit: kit}}
 	}
@@ -77,8 +77,6 @@ func settled(t testing.TB, all ...client.Object) (*controllertest.World,
 	w.Settle(t, work, "vm")
 	return w, work
 }
-
-type recorder struct{ *controllertest.World }
 
 func get[T client.Object](t testing.TB, w *controllertest.World, name string, o T) (T, bool) {
 	t.Helper()
@@ -282,8 +280,6 @@ func TestCacheIsLate(t *testing.T) {
 	w.Settle(t, func() []controllertest.Reconciler { return all }, "vm")
 	require.False(t, gated(t, w, "a"))
 	writes := w.Writes()
-	_, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{
-		Namespace: controllertest.Namespace, Name: "vm"}})
-	require.NoError(t, err)
+	require.NoError(t, testtool.Err(controllertest.Once(t, r, "vm")))
 	require.Equal(t, writes, w.Writes())
 }

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -32,17 +31,11 @@ const (
 // was.
 func (w *world) late(kind string) (again func()) {
 	w.t.Helper()
-	was := w.r.Client
-	w.r.Client = interceptor.NewClient(was.(client.WithWatch), interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
-			opts ...client.GetOption) error {
-			_, service := o.(*corev1.Service)
-			_, deployment := o.(*appsv1.Deployment)
-			if kind == servers && (service || deployment) {
-				return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
-			}
-			return c.Get(ctx, key, o, opts...)
-		},
+	was, cache := w.r.Client, w.r.Client.(client.WithWatch)
+	if kind == servers {
+		cache = controllertest.Labelled(cache, "none", &corev1.Service{}, &appsv1.Deployment{})
+	}
+	w.r.Client = interceptor.NewClient(cache, interceptor.Funcs{
 		List: func(ctx context.Context, c client.WithWatch, l client.ObjectList,
 			opts ...client.ListOption) error {
 			if _, is := l.(*corev1.PersistentVolumeClaimList); is && kind == claims {
@@ -163,15 +156,7 @@ func TestHandoverOfThen(t *testing.T) {
 	}
 	last := asked()
 	require.Contains(t, last, "finish")
-	w.r.Client = interceptor.NewClient(w.r.Client.(client.WithWatch), interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
-			opts ...client.GetOption) error {
-			if id, is := o.(*v1alpha1.VMIdentity); is {
-				then.DeepCopyInto(id)
-				return nil
-			}
-			return c.Get(ctx, key, o, opts...)
-		}})
+	w.r.Client = controllertest.Late(w.r.Client.(client.WithWatch), then)
 	_, err := w.reconcile()
 	require.True(t, apierrors.IsConflict(err), "%v", err)
 	require.Equal(t, last, asked())

@@ -18,10 +18,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-func size(text string) *resource.Quantity {
-	q := resource.MustParse(text)
-	return &q
-}
+var size = controllertest.Quantity
 
 func newIdentity(name, set string, size *resource.Quantity, ready bool) *v1alpha1.VMIdentity {
 	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: name}}

@@ -40,10 +40,7 @@ func claimOf(name, size string) *corev1.PersistentVolumeClaim {
 	return c
 }
 
-func quantity(text string) *resource.Quantity {
-	q := resource.MustParse(text)
-	return &q
-}
+var quantity = controllertest.Quantity
 
 func newScene(from v1alpha1.DiskSource) *scene {
 	now := metav1.Now()

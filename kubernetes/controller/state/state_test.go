@@ -12,10 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -87,12 +85,11 @@ func (a *asking) reconcile() (string, ctrl.Result) {
 		p.next = time.Now()
 		a.r.pace[key] = p
 	}
-	result, err := a.r.Reconcile(a.t.Context(), ctrl.Request{NamespacedName: key})
+	result, err := controllertest.Once(a.t, a.r, "vm")
 	if err != nil {
 		return "error", result
 	}
-	id := &v1alpha1.VMIdentity{}
-	require.NoError(a.t, a.Base.Get(a.t.Context(), client.ObjectKey(key), id))
+	id, _ := a.identity()
 	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionHydrated)
 	if c == nil {
 		return "", result
@@ -276,39 +273,18 @@ func TestClaimThatWasRestored(t *testing.T) {
 // TestAnswerOfAPodThatHasEnded: its claim may be another one by now. The address of one that has
 // got another, as when its node was started again, may be that of another pod.
 func TestAnswerOfAPodThatHasEnded(t *testing.T) {
-	for what, live := range map[string]func(client.Reader) client.Reader{
-		"it has ended":    func(r client.Reader) client.Reader { return gone{r} },
-		"another address": func(r client.Reader) client.Reader { return elsewhere{r} },
+	a := newAsking(t, server("pages-vda"))
+	a.luns = copied
+	moved := controllertest.Get(t, a.Base, controllertest.Namespace, "vm", &corev1.Pod{})
+	moved.Status.PodIP = "192.0.2.8"
+	for what, live := range map[string]client.Reader{
+		"it has ended":    controllertest.Labelled(a.Live, "none", &corev1.Pod{}),
+		"another address": controllertest.Late(a.Live, moved),
 	} {
-		a := newAsking(t, server("pages-vda"))
-		a.luns = copied
-		a.r.Live = live(a.Live)
+		a.r.Live = live
 		is, _ := a.reconcile()
 		require.Empty(t, is, what)
 	}
-}
-
-// elsewhere is an API server where pods have another address than in the cache.
-type elsewhere struct{ client.Reader }
-
-func (e elsewhere) Get(ctx context.Context, key client.ObjectKey, o client.Object,
-	opts ...client.GetOption) error {
-	err := e.Reader.Get(ctx, key, o, opts...)
-	if pod, ok := o.(*corev1.Pod); ok {
-		pod.Status.PodIP = "192.0.2.8"
-	}
-	return err
-}
-
-// gone is an API server where pods have ended.
-type gone struct{ client.Reader }
-
-func (g gone) Get(ctx context.Context, key client.ObjectKey, o client.Object,
-	opts ...client.GetOption) error {
-	if _, pod := o.(*corev1.Pod); pod {
-		return apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, key.Name)
-	}
-	return g.Reader.Get(ctx, key, o, opts...)
 }
 
 // TestWhetherTheImageMayGo: the message says so only if no pod gets the image any more.
@@ -398,7 +374,6 @@ func TestTroubleOfAHydratedDisk(t *testing.T) {
 
 	// It is asked no more often than that.
 	asked := len(a.asked)
-	require.NoError(t, testtool.Err(a.r.Reconcile(t.Context(),
-		ctrl.Request{NamespacedName: client.ObjectKeyFromObject(id)})))
+	require.NoError(t, testtool.Err(controllertest.Once(t, a.r, "vm")))
 	require.Len(t, a.asked, asked)
 }

@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/internal/testtool"
@@ -104,10 +103,7 @@ func (s *scene) label(value string) {
 
 func (s *scene) reconcile() time.Duration {
 	s.t.Helper()
-	result, err := s.r.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{
-		Namespace: controllertest.Namespace, Name: "vm"}})
-	require.NoError(s.t, err)
-	return result.RequeueAfter
+	return testtool.Must(controllertest.Once(s.t, s.r, "vm"))(s.t).RequeueAfter
 }
 
 func (s *scene) held() (reason, message string) {

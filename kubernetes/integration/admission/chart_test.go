@@ -9,9 +9,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -218,14 +216,7 @@ func (c chart) install(t *testing.T, p *plane.Plane, values string) {
 // allowed returns whether the controller may do something.
 func (c chart) allowed(t *testing.T, p *plane.Plane, what, namespace string) bool {
 	t.Helper()
-	verb, resource, _ := strings.Cut(what, " ")
-	review := &authorizationv1.SubjectAccessReview{}
-	review.Spec.User = "system:serviceaccount:" + c.system + ":" + account
-	resource, group, _ := strings.Cut(resource, ".")
-	review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{Verb: verb,
-		Group: group, Resource: resource, Namespace: namespace}
-	require.NoError(t, p.Client.Create(t.Context(), review))
-	return review.Status.Allowed
+	return p.Allowed(t, c.system, account, what+" in "+namespace)
 }
 
 // inForce: pods of a namespace get their disks. In a namespace in which the controller does not
@@ -286,21 +277,7 @@ func machines(t *testing.T, p *plane.Plane, namespace string) {
 		if i == replicas {
 			claim = "vmid-my-vm"
 		}
-		volume := &corev1.PersistentVolume{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", namespace, i)},
-			Spec: corev1.PersistentVolumeSpec{
-				Capacity: corev1.ResourceList{
-					corev1.ResourceStorage: *quantity("100Gi")},
-				AccessModes: []corev1.PersistentVolumeAccessMode{
-					corev1.ReadWriteOncePod},
-				ClaimRef: &corev1.ObjectReference{
-					Namespace: namespace, Name: claim},
-				PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-				PersistentVolumeSource: corev1.PersistentVolumeSource{
-					CSI: &corev1.CSIPersistentVolumeSource{Driver: "example.com",
-						VolumeHandle: fmt.Sprint(i)}}}}
-		require.NoError(t, p.Client.Create(t.Context(), volume))
-		t.Cleanup(func() { p.Kubectl(t, "delete", "pv", volume.Name, "--wait=false") })
+		p.Volume(t, fmt.Sprintf("%s-%d", namespace, i), namespace, claim)
 	}
 	for _, name := range []string{"set.yaml", "statefulset.yaml"} {
 		applyTo(t, p, namespace, string(testtool.Must(os.ReadFile(examples+name))(t)))

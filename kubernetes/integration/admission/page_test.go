@@ -1,43 +1,26 @@
 package admission
 
 import (
-	"context"
+	"cmp"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	ctrl "sigs.k8s.io/controller-runtime"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/config"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/yaml"
 
 	"kubevirt.io/disk/internal/testtool"
-	"kubevirt.io/disk/kubernetes/controller"
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
-
-// pageCommands are the commands of a section of docs/kubernetes.md.
-func pageCommands(t *testing.T, heading string) (commands []string) {
-	t.Helper()
-	page := testtool.Must(os.ReadFile("../../../docs/kubernetes.md"))(t)
-	_, section, found := strings.Cut(string(page), "\n"+heading+"\n")
-	require.True(t, found, heading)
-	section, _, _ = strings.Cut(section, "\n## ")
-	section, _, _ = strings.Cut(section, "\n### ")
-	for line := range strings.Lines(section) {
-		if command, ok := strings.CutPrefix(line, "    "); ok {
-			commands = append(commands, strings.TrimSpace(command))
-		}
-	}
-	return commands
-}
 
 // TestPage runs the commands of docs/kubernetes.md, word for word, from nothing to a VM with a
 // persistent disk. There is no node to run the controller that they install, so it runs here, with
@@ -45,7 +28,7 @@ func pageCommands(t *testing.T, heading string) (commands []string) {
 func TestPage(t *testing.T) {
 	p := plane.Get(t)
 	namespace := p.Namespace(t)
-	commands := pageCommands(t, "## From nothing to a VM with a persistent disk")
+	commands := plane.Commands(t, "kubernetes.md", "## From nothing to a VM with a persistent disk")
 	require.Len(t, commands, 8)
 	root := testtool.Must(plane.Root())(t)
 	require.Equal(t, "make manifests", commands[0])
@@ -85,21 +68,8 @@ func TestPage(t *testing.T) {
 func controllers(t *testing.T, p *plane.Plane, system string, without []string,
 	namespaces ...string) {
 	t.Helper()
-	scheme := testtool.Must(controller.Scheme())(t)
-	cache := testtool.Must(controller.Cache(namespaces...))(t)
-	none := time.Duration(0)
-	mgr := testtool.Must(ctrl.NewManager(p.ServiceAccount(t, system, account), ctrl.Options{
-		Scheme: scheme, Cache: cache, Logger: logr.Discard(), GracefulShutdownTimeout: &none,
-		Metrics:    metricsserver.Options{BindAddress: "0"},
-		Controller: config.Controller{SkipNameValidation: new(true)}}))(t)
-	require.NoError(t, controller.Setup(mgr, controller.Options{Options: objects.Options{
-		Server: server, Without: without, ClaimSize: resource.MustParse("20Gi"), Concurrency: 1}}))
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := testtool.Go(func() error { return mgr.Start(ctx) })
-	t.Cleanup(func() {
-		cancel()
-		require.NoError(t, <-ended)
-	})
+	p.Controllers(t, system, account, objects.Options{Server: server, Without: without,
+		ClaimSize: resource.MustParse("20Gi"), Concurrency: 1}, namespaces...)
 }
 
 // TestPageWithoutController runs the commands for users who want no controller, under pod security
@@ -107,7 +77,7 @@ func controllers(t *testing.T, p *plane.Plane, system string, without []string,
 func TestPageWithoutController(t *testing.T) {
 	p := plane.Get(t)
 	namespace := p.Namespace(t)
-	commands := pageCommands(t, "## Without the controller")
+	commands := plane.Commands(t, "kubernetes.md", "## Without the controller")
 	require.NotEmpty(t, commands)
 	root := testtool.Must(plane.Root())(t)
 	for _, command := range commands {
@@ -144,4 +114,76 @@ func TestTodaysKubeVirt(t *testing.T) {
 	})
 	require.Equal(t, "my-fedora-disk", claim.Spec.VolumeName)
 	require.Equal(t, corev1.PersistentVolumeBlock, *claim.Spec.VolumeMode)
+}
+
+// digestLeftOut is where a page leaves out a digest.
+var digestLeftOut = regexp.MustCompile(`sha256:\.\.\.`)
+
+// TestManifestsOfPages: the API server accepts each manifest of our types and of Kubernetes' own in
+// the pages and in the examples, with its validation, without unknown fields, and under pod
+// security `restricted`. KubeVirt's own objects are for `make test-kubevirt`, and for hook --check.
+func TestManifestsOfPages(t *testing.T) {
+	p := plane.Get(t)
+	namespace := p.Namespace(t)
+	root := testtool.Must(plane.Root())(t)
+	pages := testtool.Must(filepath.Glob(root + "/docs/*.md"))(t)
+	for _, folder := range []string{"kubevirt", "kubernetes", "registry", "container"} {
+		manifests := testtool.Must(filepath.Glob(root + "/examples/" + folder + "/*.yaml"))(t)
+		require.NotEmpty(t, manifests, folder)
+		pages = append(pages, manifests...)
+	}
+	kinds := map[string]bool{}
+	for _, file := range pages {
+		text := testtool.Must(os.ReadFile(file))(t)
+		blocks := []string{string(text)}
+		if strings.HasSuffix(file, ".md") {
+			blocks = yamlBlocks(string(text))
+		}
+		for _, block := range blocks {
+			for document := range strings.SplitSeq(block, "\n---\n") {
+				var is metav1.TypeMeta
+				if yaml.Unmarshal([]byte(document), &is) != nil || is.APIVersion == "" ||
+					strings.Contains(is.APIVersion, "kubevirt.io/") &&
+						is.APIVersion != v1alpha1.GroupVersion.String() {
+					continue
+				}
+				document = digestLeftOut.ReplaceAllString(document,
+					"sha256:"+strings.Repeat("ab", 32))
+				document = strings.ReplaceAll(document, "namespace: default",
+					"namespace: "+namespace)
+				out, err := p.TryKubectl(strings.NewReader(document), "apply", "-n", namespace,
+					"--dry-run=server", "--validate=strict", "-f", "-")
+				require.NoError(t, err, "%s:\n%s\n%s", file, document, out)
+				require.NotContains(t, out, "would violate PodSecurity", "%s:\n%s", file, document)
+				kinds[is.Kind] = true
+			}
+		}
+	}
+	for _, kind := range []string{"VMIdentity", "VMIdentitySet", "VMIdentitySnapshot", "VMPet",
+		"VMImage", "PersistentVolumeClaim"} {
+		require.True(t, kinds[kind], "no page has a %s", kind)
+	}
+}
+
+// yamlBlocks are the blocks of a page that are YAML: those in fences, and those that are indented.
+func yamlBlocks(page string) (blocks []string) {
+	parts := strings.Split(page, "\n```")
+	for i := 1; i < len(parts); i += 2 {
+		if block, ok := strings.CutPrefix(parts[i], "yaml\n"); ok {
+			blocks = append(blocks, block)
+		}
+	}
+	indented := ""
+	for line := range strings.Lines(page + "\n") {
+		more, ok := strings.CutPrefix(line, "    ")
+		if ok || line == "\n" && indented != "" {
+			indented += cmp.Or(more, "\n")
+			continue
+		}
+		if strings.HasPrefix(indented, "apiVersion:") {
+			blocks = append(blocks, indented)
+		}
+		indented = ""
+	}
+	return blocks
 }

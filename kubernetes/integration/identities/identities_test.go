@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -15,15 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/config"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/controller"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/integration/plane"
@@ -40,36 +35,15 @@ var image = "registry.example.com/a@sha256:" + strings.Repeat("a", 64)
 // run starts two managers that both lead, with exactly the manifest's role.
 func run(t *testing.T, p *plane.Plane, namespace string) {
 	t.Helper()
-	out, err := p.TryKubectl(nil, "apply", "--server-side", "--force-conflicts", "-f",
-		controllertest.Manifest(t))
-	require.NoError(t, err, out)
+	p.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", controllertest.Manifest(t))
 	// Pets are off in the manifest.
 	p.Grant(t, namespace, system, account,
 		controllertest.RoleOf(t, controllertest.Settings{Pets: true}).Rules...)
-	account := p.ServiceAccount(t, system, account)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 2)
 	for range 2 {
-		scheme := testtool.Must(controller.Scheme())(t)
-		cache := testtool.Must(controller.Cache(namespace))(t)
-		unique := true
-		mgr := testtool.Must(ctrl.NewManager(account, ctrl.Options{
-			Scheme: scheme, Cache: cache, Logger: logr.Discard(),
-			Metrics:    metricsserver.Options{BindAddress: "0"},
-			Controller: config.Controller{SkipNameValidation: &unique},
-		}))(t)
-		require.NoError(t, controller.Setup(mgr, controller.Options{
-			Options: objects.Options{ClaimSize: resource.MustParse("1Gi"),
-				Concurrency: 4, Server: "kubevirt.io:disk"}}))
-		go func() { ended <- mgr.Start(ctx) }()
+		p.Controllers(t, system, account, objects.Options{ClaimSize: resource.MustParse("1Gi"),
+			Concurrency: 4, Server: "kubevirt.io:disk"}, namespace)
 	}
-	t.Cleanup(func() {
-		stop()
-		for range 2 {
-			require.NoError(t, <-ended)
-		}
-	})
-	p.ServeWebhook(t, system, "kubevirt-disk-controller", "kubevirt.io:disk", namespace)
+	p.ServeWebhook(t, system, account, "kubevirt.io:disk", namespace)
 }
 
 // world is a namespace with a set.
@@ -231,4 +205,65 @@ func TestStuck(t *testing.T) {
 	require.Len(t, password, 26)
 	seen := w.Kubectl(t, "get", "vmid,vmidset,vmpet,events", "-n", w.ns, "-o", "yaml")
 	require.NotContains(t, seen, password)
+}
+
+// launcher is the pod in which KubeVirt runs a machine with two hook sidecars.
+func (w *world) launcher(name string, annotations map[string]string) *corev1.Pod {
+	pod := plane.Pod(w.ns, "virt-launcher-"+name, annotations, "compute", "hook-sidecar-0",
+		"hook-sidecar-1")
+	pod.Labels = map[string]string{"kubevirt.io": "virt-launcher"}
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1",
+		Kind: "VirtualMachineInstance", Name: name, UID: "u", Controller: new(true)}}
+	return pod
+}
+
+// TestMachineWithTwoDisks: the API server gives a machine of KubeVirt a disk in its pod and one
+// behind a Service, and the controller lets it start when both are ready.
+func TestMachineWithTwoDisks(t *testing.T) {
+	w := newWorld(t)
+	w.set(func(*v1alpha1.DiskSpec) {})
+	service := &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "service"},
+		Spec: v1alpha1.DiskSpec{Image: image, Attachment: v1alpha1.Service}}
+	w.make(service)
+	pod := w.launcher("m", map[string]string{v1alpha1.AnnotationSet: "set",
+		v1alpha1.AnnotationSet + ".1": "service"})
+	w.make(pod)
+	gates := func() (all []string) {
+		p := &corev1.Pod{}
+		require.True(t, w.get(pod.Name, p))
+		for _, g := range p.Spec.SchedulingGates {
+			all = append(all, g.Name)
+		}
+		return all
+	}
+	w.until("the first disk is there", func() bool { return len(gates()) == 1 })
+	require.Equal(t, []string{v1alpha1.Gate + ".1"}, gates())
+	// There is no node, so nothing runs the server of the other one.
+	w.until("the other one is served", func() bool {
+		var servers corev1.PodList
+		require.NoError(t, w.Client.List(t.Context(), &servers, client.InNamespace(w.ns),
+			client.MatchingLabels{v1alpha1.LabelServer: "m-1"}))
+		if len(servers.Items) == 0 {
+			return false
+		}
+		server := &servers.Items[0]
+		server.Status.Conditions = append(server.Status.Conditions, corev1.PodCondition{
+			Type: corev1.PodReady, Status: corev1.ConditionTrue})
+		return w.Client.Status().Update(t.Context(), server) == nil
+	})
+	w.until("the machine starts", func() bool { return len(gates()) == 0 })
+	got := &corev1.Pod{}
+	require.True(t, w.get(pod.Name, got))
+	require.Equal(t, v1alpha1.DiskURI("vmid-m-1."+w.ns+".svc"),
+		got.Annotations[v1alpha1.AnnotationDisk+".1"])
+	require.NotContains(t, got.Annotations, v1alpha1.AnnotationDisk)
+	var claims []string
+	for _, v := range got.Spec.Volumes {
+		if v.PersistentVolumeClaim != nil {
+			claims = append(claims, v.Name+" "+v.PersistentVolumeClaim.ClaimName)
+		} else if v.Secret != nil {
+			claims = append(claims, v.Name+" "+v.Secret.SecretName)
+		}
+	}
+	require.ElementsMatch(t, []string{"disk-vda-data vmid-m", "disk-vda-nbd-1 vmnbd-m-1"}, claims)
 }

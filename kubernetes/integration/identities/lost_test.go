@@ -2,8 +2,6 @@ package identities
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
@@ -53,42 +50,17 @@ func (w *world) lose(name string) {
 	})
 }
 
-// lostNodeCommands are the commands of docs/kubernetes-lost-node.md.
-func lostNodeCommands(t *testing.T) (commands []string) {
-	t.Helper()
-	root := testtool.Must(plane.Root())(t)
-	page := testtool.Must(os.ReadFile(filepath.Join(root, "docs/kubernetes-lost-node.md")))(t)
-	for line := range strings.Lines(string(page)) {
-		if command, ok := strings.CutPrefix(line, "       kubectl "); ok {
-			commands = append(commands, strings.TrimSpace(command))
-		}
-	}
-	return commands
-}
-
 // TestLostNode walks docs/kubernetes-lost-node.md for a VMPet: while its node only does not answer,
 // no second machine starts. When the operator has said that the node is off, the machine starts on
 // another node with its disk.
 func TestLostNode(t *testing.T) {
-	commands := lostNodeCommands(t)
+	commands := plane.Commands(t, "kubernetes-lost-node.md", "")
 	require.Len(t, commands, 6)
 	w := newWorld(t)
 	one, two := w.ns+"-1", w.ns+"-2"
 	w.node(one)
 	w.node(two)
-	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: w.ns},
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity: corev1.ResourceList{
-				corev1.ResourceStorage: resource.MustParse("100Gi")},
-			AccessModes: []corev1.PersistentVolumeAccessMode{
-				corev1.ReadWriteOncePod},
-			ClaimRef: &corev1.ObjectReference{
-				Namespace: w.ns, Name: "vmid-fedora"},
-			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			PersistentVolumeSource: corev1.PersistentVolumeSource{
-				CSI: &corev1.CSIPersistentVolumeSource{Driver: "example.com", VolumeHandle: "1"}}}}
-	require.NoError(t, w.Client.Create(t.Context(), volume))
-	t.Cleanup(func() { w.Kubectl(t, "delete", "pv", w.ns, "--wait=false") })
+	w.Volume(t, w.ns, w.ns, "vmid-fedora")
 	// A pod stays on a node that does not answer for five minutes, unless it says otherwise.
 	pet := &v1alpha1.VMPet{ObjectMeta: metav1.ObjectMeta{Name: "fedora"},
 		Spec: v1alpha1.VMPetSpec{Disk: v1alpha1.DiskSpec{Image: image}, Running: new(false)}}
@@ -140,7 +112,8 @@ func TestLostNode(t *testing.T) {
 	w.until("it is said who uses the disk", func() bool { return usedBy() == first })
 	walk := func(number int, name string) string {
 		t.Helper()
-		command := strings.NewReplacer("NODE", lost, "NAME", name).Replace(commands[number])
+		command := strings.NewReplacer("kubectl ", "", "NODE", lost, "NAME", name).Replace(
+			commands[number])
 		return w.Kubectl(t, append(strings.Fields(command), "-n", w.ns)...)
 	}
 

@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
@@ -143,4 +145,45 @@ const copies = "{apiVersion: %s.kubevirt.io/v1beta1, kind: %s, metadata: {name: 
 func (c *cluster) withDigest(manifest string) string {
 	return regexp.MustCompile(`sha256:[0-9a-f]{64}`).ReplaceAllString(manifest,
 		c.Digest(guestImage))
+}
+
+// stays is a machine with a claim: stopped and started, and switched off by its guest, it has what
+// was written. So has the claim when the machine is deleted.
+func (c *cluster) stays(t *testing.T) {
+	dir := c.volume(t, "stays-disk", "ReadWriteOnce")
+	c.Apply(t, c.manifest(t, "stays.yaml"))
+	m := c.running(t, "stays")
+	m.write("/dev/vda")
+	m.writes(20)
+	written := m.found("/dev/vda")
+
+	gone := m.ends()
+	c.virtctl(t, "stop", m.name)
+	gone()
+	kept(t, dir, written)
+	c.virtctl(t, "start", m.name)
+	m.boots()
+	m.has("/dev/vda", written)
+
+	gone = m.ends()
+	m.run("(sleep 1; poweroff -f) >/dev/null 2>&1 </dev/null & true")
+	gone()
+	m.boots() // runStrategy Always
+	m.has("/dev/vda", written)
+	m.delete("vm")
+	kept(t, dir, written)
+}
+
+// kept compares what a guest has written, as found counts it, with the disk of a claim.
+func kept(t *testing.T, dir string, writes int) {
+	t.Helper()
+	disk, err := os.Open(filepath.Join(dir, "disk.img")) // it may be larger than the memory
+	require.NoError(t, err)
+	defer disk.Close()
+	sector := make([]byte, 512)
+	for i := 1; i <= writes; i++ {
+		require.NoError(t, testtool.Err(disk.ReadAt(sector, int64(firstWrite+i)*512)))
+		require.Equal(t, fmt.Sprintln(i), string(bytes.TrimRight(sector, "\x00")),
+			"write %d of %d", i, writes)
+	}
 }

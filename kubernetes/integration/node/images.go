@@ -20,12 +20,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/integration/plane"
-
-	"github.com/stretchr/testify/require"
 )
 
 // Image is a container image of one layer, or one that was built elsewhere.

@@ -93,11 +93,7 @@ func (n *Node) machineThatStays(t *testing.T) {
 	pod = n.launcherPod(t, "fedora", "stays")
 	n.startMachine(t, pod)
 	n.define(t, pod, "{}")
-	end := -1
-	n.until(t, "the next pod has compared the disk", func() bool {
-		end = n.said(t, pod.Name, found)
-		return end >= 0
-	})
+	end := n.compared(t, pod.Name)
 	require.GreaterOrEqual(t, end, wrote*blockSize, "the first byte that nobody has written")
 	require.Contains(t, n.Kubectl(t, "get", "vmid", "fedora"), "true")
 	require.Equal(t, "", n.Kubectl(t, "get", "vmid", "-o",

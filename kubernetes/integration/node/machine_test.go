@@ -140,6 +140,17 @@ var (
 	failed  = regexp.MustCompile(`(?s)machine: failed: .*`)
 )
 
+// compared waits until a machine has compared its disk, and returns the first byte that nobody has
+// written.
+func (n *Node) compared(t *testing.T, pod string) (end int) {
+	t.Helper()
+	n.until(t, "the machine has compared the disk", func() bool {
+		end = n.said(t, pod, found)
+		return end >= 0
+	})
+	return end
+}
+
 // said returns the last number that a machine has printed in lines that match what, or -1. If the
 // machine has failed, the test fails.
 func (n *Node) said(t *testing.T, pod string, what *regexp.Regexp) int {

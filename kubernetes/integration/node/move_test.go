@@ -73,11 +73,7 @@ func (n *Node) move(t *testing.T, other *Node, image string) {
 	require.Equal(t, "fresh Bound", n.Kubectl(t, "get", "pvc", v1alpha1.ClaimName(pod.Name), "-o",
 		"jsonpath={.spec.volumeName} {.status.phase}"), "it is removed last")
 	n.Kubectl(t, "wait", "pv/former", "--for=delete", "--timeout=5m")
-	end := -1
-	n.until(t, "the machine has compared the disk", func() bool {
-		end = n.said(t, pod.Name, found)
-		return end >= 0
-	})
+	end := n.compared(t, pod.Name)
 	require.Greater(t, end, wrote*blockSize, "the first byte that nobody has written")
 	n.Kubectl(t, "wait", "pod/"+pod.Name, "--for=jsonpath={.status.phase}=Succeeded",
 		"--timeout=5m")

@@ -24,10 +24,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/integration/plane"
-
-	"github.com/stretchr/testify/require"
 )
 
 var (

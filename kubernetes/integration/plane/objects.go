@@ -13,16 +13,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/stretchr/testify/require"
 )
 
 // fieldManager owns the fields that a test applies.
@@ -214,6 +214,19 @@ func (p *Plane) kubectl(stdin io.Reader, args ...string) (string, error) {
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	return string(out), err
+}
+
+// Volume makes a volume for a claim, of a driver that is not there, until the test ends.
+func (p *Plane) Volume(t testing.TB, name, namespace, claim string) {
+	t.Helper()
+	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	v.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("100Gi")}
+	v.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+	v.Spec.ClaimRef = &corev1.ObjectReference{Namespace: namespace, Name: claim}
+	v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	v.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: "example.com", VolumeHandle: name}
+	require.NoError(t, p.Client.Create(t.Context(), v))
+	t.Cleanup(func() { p.Kubectl(t, "delete", "pv", name, "--wait=false") })
 }
 
 // Pod is a pod that fits into a namespace with pod security `restricted`. It has no volume with a

@@ -21,18 +21,19 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/controller"
-
-	"github.com/stretchr/testify/require"
 )
 
 // timeout is how long anything may take on a busy machine before it counts as broken.
@@ -75,6 +76,26 @@ func Get(t testing.TB) *Plane {
 	one.Do(func() { one.Plane, one.err = start(bin) })
 	require.NoError(t, one.err)
 	return one.Plane
+}
+
+// Commands are the lines of code of a page, one in each, or of one of its sections.
+func Commands(t testing.TB, page, heading string) (commands []string) {
+	t.Helper()
+	name := filepath.Join(testtool.Must(Root())(t), "docs", page)
+	section := string(testtool.Must(os.ReadFile(name))(t))
+	if heading != "" {
+		var found bool
+		_, section, found = strings.Cut(section, "\n"+heading+"\n")
+		require.True(t, found, heading)
+		section, _, _ = strings.Cut(section, "\n## ")
+		section, _, _ = strings.Cut(section, "\n### ")
+	}
+	for line := range strings.Lines(strings.ReplaceAll(section, " \\\n", "")) {
+		if command, ok := strings.CutPrefix(line, "    "); ok {
+			commands = append(commands, strings.TrimSpace(command))
+		}
+	}
+	return commands
 }
 
 // start returns when the API server is ready and has the CRDs. An error has the last output of the

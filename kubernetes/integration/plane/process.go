@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"kubevirt.io/disk/integration/peers"
-
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/peers"
 )
 
 // processes are the children of a plane. They end with the test binary, however that ends.

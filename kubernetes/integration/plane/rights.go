@@ -2,9 +2,11 @@ package plane
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,6 +24,28 @@ func (p *Plane) Grant(t testing.TB, name, namespace, account string, rules ...rb
 		require.NoError(t, p.Client.Create(t.Context(), o))
 		t.Cleanup(func() { _ = p.Client.Delete(context.Background(), o) })
 	}
+}
+
+// Allowed asks the API server whether an account may do something, such as `create jobs.batch`, or
+// `get pods/log in NAMESPACE named NAME`.
+func (p *Plane) Allowed(t testing.TB, namespace, account, what string) bool {
+	t.Helper()
+	what, name, _ := strings.Cut(what, " named ")
+	what, in, _ := strings.Cut(what, " in ")
+	verb, kind, _ := strings.Cut(what, " ")
+	kind, subresource, _ := strings.Cut(kind, "/")
+	if resource, group, found := strings.Cut(subresource, "."); found {
+		kind, subresource = kind+"."+group, resource
+	}
+	resource, group, _ := strings.Cut(kind, ".")
+	review := &authorizationv1.SubjectAccessReview{}
+	review.Spec.User = "system:serviceaccount:" + namespace + ":" + account
+	review.Spec.Groups = []string{"system:serviceaccounts", "system:authenticated",
+		"system:serviceaccounts:" + namespace}
+	review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{Verb: verb, Group: group,
+		Resource: resource, Subresource: subresource, Namespace: in, Name: name}
+	require.NoError(t, p.Client.Create(t.Context(), review))
+	return review.Status.Allowed
 }
 
 // FillRights are the rights that the chart gives the account of the controller with claims.fill, as

@@ -11,19 +11,21 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/config"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/admission/webhook"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
-
-	"github.com/stretchr/testify/require"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // services leads all connections of the API server to Services to one address of this machine:
@@ -81,20 +83,38 @@ func (p *Plane) NoWebhook() { p.services.lead("") }
 func (p *Plane) ServeWebhook(t testing.TB, system, account, server string, namespaces ...string) {
 	t.Helper()
 	listen := FreeAddress(t)
-	ended, ctx := make(chan error, 1), t.Context()
-	scheme, err := controller.Scheme()
-	require.NoError(t, err)
-	mgr, err := ctrl.NewManager(p.ServiceAccount(t, system, account), ctrl.Options{Scheme: scheme,
-		Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"}})
-	require.NoError(t, err)
-	require.NoError(t, webhook.Setup(mgr, webhook.Options{Server: server,
-		Listen: listen, Certificate: p.WebhookCertificate(t, system),
-		Namespaces: namespaces}))
-	go func() { ended <- mgr.Start(ctx) }()
-	t.Cleanup(func() {
-		require.NoError(t, <-ended)
+	p.manage(t, system, account, ctrl.Options{}, func(mgr ctrl.Manager) error {
+		return webhook.Setup(mgr, webhook.Options{Server: server, Listen: listen,
+			Certificate: p.WebhookCertificate(t, system), Namespaces: namespaces})
 	})
 	p.Webhook(t, listen)
+}
+
+// Controllers run with the rights of their account until the test ends. They work in some
+// namespaces, or in all.
+func (p *Plane) Controllers(t testing.TB, system, account string, o objects.Options,
+	namespaces ...string) {
+	t.Helper()
+	p.manage(t, system, account, ctrl.Options{
+		Cache:                   testtool.Must(controller.Cache(namespaces...))(t),
+		GracefulShutdownTimeout: new(time.Duration(0)),
+		Controller:              config.Controller{SkipNameValidation: new(true)},
+	}, func(mgr ctrl.Manager) error {
+		return controller.Setup(mgr, controller.Options{Options: o})
+	})
+}
+
+// manage runs a manager until the test ends.
+func (p *Plane) manage(t testing.TB, system, account string, o ctrl.Options,
+	setup func(ctrl.Manager) error) {
+	t.Helper()
+	o.Scheme, o.Logger = testtool.Must(controller.Scheme())(t), logr.Discard()
+	o.Metrics.BindAddress = "0"
+	mgr := testtool.Must(ctrl.NewManager(p.ServiceAccount(t, system, account), o))(t)
+	require.NoError(t, setup(mgr))
+	ctx := t.Context()
+	ended := testtool.Go(func() error { return mgr.Start(ctx) })
+	t.Cleanup(func() { require.NoError(t, <-ended) })
 }
 
 // WebhookCertificate is a directory with the certificate of the webhook, as its pods have it.
