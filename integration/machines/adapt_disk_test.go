@@ -239,15 +239,20 @@ func TestAdaptFromARegistry(t *testing.T) {
 		"docker://"+remote)
 	local := adapted(t, t.TempDir())
 	fetched := adaptedFrom(t, remote, boot, t.TempDir(), "--insecure-registry="+address)
-	files := testtool.Must(os.ReadDir(local))(t)
-	levels := 0
-	for _, f := range files {
+	sameLevels(t, local, fetched)
+}
+
+// sameLevels compares the levels of a machine with those in another directory, byte for byte.
+func sameLevels(t *testing.T, here, there string) (names []string) {
+	t.Helper()
+	for _, f := range testtool.Must(os.ReadDir(here))(t) {
 		if adapter.IsLevel(f.Name()) {
-			levels++
-			rig.SameFile(t, filepath.Join(local, f.Name()), filepath.Join(fetched, f.Name()))
+			names = append(names, f.Name())
+			rig.SameFile(t, filepath.Join(here, f.Name()), filepath.Join(there, f.Name()))
 		}
 	}
-	require.Greater(t, levels, 2)
+	require.Greater(t, len(names), 2)
+	return names
 }
 
 // TestLibvirtRunsAContainerImage: libvirt accepts the domain that adapt writes, and runs it. The

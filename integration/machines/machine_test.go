@@ -100,13 +100,12 @@ type machineConfig struct {
 
 // containerMachine is a virtual machine that runs a container image.
 type containerMachine struct {
-	t       *testing.T
-	dir     string
-	cmd     *exec.Cmd
-	ended   chan struct{}
-	words   *bufio.Reader // from the machine's port
-	port    net.Conn
-	control net.Conn // QEMU's monitor
+	t     *testing.T
+	dir   string
+	cmd   *exec.Cmd
+	qemu  *qmp
+	words *bufio.Reader // from the machine's port
+	port  net.Conn
 }
 
 // bootMachine starts a machine. It is killed at the end of the test if it still runs.
@@ -118,7 +117,8 @@ func bootMachine(t *testing.T, c machineConfig) *containerMachine {
 	// The names of sockets are short.
 	dir := testtool.Must(os.MkdirTemp("", "machine-"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	m := &containerMachine{t: t, dir: dir, ended: make(chan struct{})}
+	m := &containerMachine{t: t, dir: dir}
+	m.qemu = &qmp{t: t, name: "the machine", ended: make(chan struct{}), console: m.file("console")}
 	qemu, board, arch := "qemu-system-x86_64", "q35", "amd64"
 	if c.arm64 {
 		qemu, board, arch = "qemu-system-aarch64", "virt", "arm64"
@@ -157,7 +157,7 @@ func bootMachine(t *testing.T, c machineConfig) *containerMachine {
 	require.NoError(t, m.cmd.Start())
 	go func() {
 		_ = m.cmd.Wait()
-		close(m.ended)
+		close(m.qemu.ended)
 	}()
 	t.Cleanup(func() {
 		m.kill()
@@ -166,7 +166,8 @@ func bootMachine(t *testing.T, c machineConfig) *containerMachine {
 				rig.LastLines(m.console(), 40))
 		}
 	})
-	m.port, m.control = m.connect("words"), m.connect("qmp")
+	m.port = m.connect("words")
+	m.qemu.connect(m.file("qmp"))
 	m.words = bufio.NewReader(m.port)
 	return m
 }
@@ -202,7 +203,7 @@ func (m *containerMachine) word(word string) string {
 // powerButton presses the power button.
 func (m *containerMachine) powerButton() {
 	m.t.Helper()
-	m.monitor(`"execute":"system_powerdown"`)
+	m.qemu.ask(`{"execute":"system_powerdown"}`)
 }
 
 // ctrlAltDel presses Ctrl-Alt-Del.
@@ -212,23 +213,7 @@ func (m *containerMachine) ctrlAltDel() {
 	for _, key := range []string{"ctrl", "alt", "delete"} {
 		keys = append(keys, fmt.Sprintf(`{"type":"qcode","data":%q}`, key))
 	}
-	m.monitor(`"execute":"send-key","arguments":{"keys":[` + strings.Join(keys, ",") + `]}`)
-}
-
-// monitor sends QEMU a command. It can be called once.
-func (m *containerMachine) monitor(command string) {
-	m.t.Helper()
-	require.NoError(m.t, m.control.SetDeadline(time.Now().Add(rig.MachineTime)))
-	answers := json.NewDecoder(m.control)
-	var answer map[string]any
-	require.NoError(m.t, answers.Decode(&answer))
-	for _, command := range []string{`"execute":"qmp_capabilities"`, command} {
-		require.NoError(m.t, testtool.Err(fmt.Fprintf(m.control, `{%s}`, command)))
-		for answer = nil; answer["return"] == nil; { // events come in between
-			require.NoError(m.t, answers.Decode(&answer))
-			require.NotContains(m.t, answer, "error")
-		}
-	}
+	m.qemu.ask(`{"execute":"send-key","arguments":{"keys":[` + strings.Join(keys, ",") + `]}}`)
 }
 
 // exited waits until the machine is off, and returns the exit status of its entry point.
@@ -236,7 +221,7 @@ func (m *containerMachine) exited() string {
 	m.t.Helper()
 	status := m.word(machine.WordExited)
 	select {
-	case <-m.ended:
+	case <-m.qemu.ended:
 	case <-time.After(rig.MachineTime):
 		require.Fail(m.t, "the machine does not go off")
 	}
@@ -248,23 +233,16 @@ func (m *containerMachine) says(text string) {
 	m.t.Helper()
 	testtool.Within(m.t, rig.MachineTime, func() bool {
 		return strings.Contains(m.console(), text)
-	},
-		"the console says %q", text) // the end of the test shows the console
+	}, "the console says %q", text) // the end of the test shows the console
 }
 
 // console returns the console's output.
-func (m *containerMachine) console() string {
-	text, err := os.ReadFile(m.file("console"))
-	if err != nil {
-		return err.Error()
-	}
-	return strings.ReplaceAll(string(text), "\r\n", "\n")
-}
+func (m *containerMachine) console() string { return m.qemu.said() }
 
 // kill pulls the plug.
 func (m *containerMachine) kill() {
 	_ = m.cmd.Process.Kill()
-	<-m.ended
+	<-m.qemu.ended
 }
 
 // aboutProgram is what the program "container about" sees of its environment.
