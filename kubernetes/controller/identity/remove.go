@@ -55,7 +55,7 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		return ctrl.Result{}, err
 	}
 	ours := claim != nil && metav1.IsControlledBy(claim, before)
-	if before.Status.SecretName != "" || ours && claim.DeletionTimestamp.IsZero() {
+	if before.Status.SecretName != "" || ours {
 		err := deleteSecret(ctx, r.Client, before, v1alpha1.SecretName(before.Name))
 		if err != nil {
 			return ctrl.Result{}, err

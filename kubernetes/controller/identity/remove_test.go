@@ -78,6 +78,19 @@ func TestEveryWayOfDeletion(t *testing.T) {
 	}
 }
 
+// TestSecretThatTheStatusDoesNotKnow: a controller that was killed when it had made the secret
+// leaves none behind, also if Kubernetes deletes the claim first.
+func TestSecretThatTheStatusDoesNotKnow(t *testing.T) {
+	w := settled(t, v1alpha1.DiskSpec{})
+	id := w.identity()
+	id.Status.SecretName = ""
+	require.NoError(t, w.Base.Status().Update(t.Context(), id))
+	w.delete(metav1.DeletePropagationForeground)
+	w.settle()
+	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
+	require.False(t, w.get("vmid-vm", &corev1.Secret{}))
+}
+
 // TestDeletionThatTheCacheDoesNotKnow: the claim that Kubernetes has deleted with its identity, or
 // taken from it, is neither let go nor taken back.
 func TestDeletionThatTheCacheDoesNotKnow(t *testing.T) {
