@@ -269,6 +269,22 @@ func TestServerStopsAtTheEnd(t *testing.T) {
 	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
 }
 
+// TestRoomBetweenRequests: an upload that waits has no room reserved, and asks for it again.
+func TestRoomBetweenRequests(t *testing.T) {
+	raw := rawDisk(4 << 20)
+	all := packed(t, raw)
+	all["raw"] = raw
+	for _, data := range all {
+		s := newServer(t)
+		at := s.create(t, "vm", int64(len(data)))
+		half := len(data) / 2
+		requireSays(t, s.append(t, at, 0, data[:half], false), http.StatusNoContent)
+		s.volumes.limit = 1 << 20 // others have taken the rest
+		requireSays(t, s.append(t, at, half, data[half:], false), http.StatusInsufficientStorage,
+			"too large")
+	}
+}
+
 // TestInformed: a client that asks for a resumable upload learns its address before it sends
 // anything (draft, section 4.2.2).
 func TestInformed(t *testing.T) {

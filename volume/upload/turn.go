@@ -179,7 +179,7 @@ func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error
 	t.paused = nil
 	switch {
 	case s != nil:
-		s.volume = t.volume
+		s.volume, s.granted = t.volume, 0 // nothing was reserved meanwhile
 		return s, nil
 	case rec.goesOn():
 		if s, err = restore(t.name, t.volume, rec); err == nil {
