@@ -335,7 +335,7 @@ func (c *conn) setInflight(m *message) error {
 		return err
 	}
 	// A disk that is only read may get a new identity with the same content.
-	if err := region.claim(c.disk.Identity); err != nil && !c.disk.Protected() {
+	if err := region.claim(c.disk); err != nil && !c.disk.Protected() {
 		region.close()
 		return err
 	}

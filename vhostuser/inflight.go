@@ -5,13 +5,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/serving"
 )
 
 // The region of requests in flight, as QEMU's docs/interop/vhost-user describes it for split rings:
@@ -39,13 +40,23 @@ const (
 // end does not tell the next daemon what the guest has set, and the guest still relies on it.
 const throughKept = throughOff | throughMaybe
 
-// ofDisk are those that tell the disk of the region. The front end forgets the region when the
-// guest starts again, so a guest that still has it goes on where it was.
-const ofDisk = 1<<32 - 1
+// ofDisk are those that tell the disk of the region, and ofContent its content: see
+// serving.Disk.Generation. The front end forgets the region when the guest starts again, so a guest
+// that still has it goes on where it was.
+const (
+	ofDisk       = 1<<32 - 1
+	ofContent    = throughMaybe - 1 - ofDisk
+	firstContent = ofDisk + 1
+)
 
-// errAnotherDisk refuses a guest that would write to one disk what it remembers of another one.
-var errAnotherDisk = errors.New("the guest had another disk at this socket, which is gone: start " +
-	"the guest again")
+// These refuse a guest that would write to one disk what it remembers of another one, or of what
+// the disk was before it was reverted.
+var (
+	errAnotherDisk = errors.New("the guest had another disk at this socket, which is gone: start " +
+		"the guest again")
+	errAnotherContent = errors.New("the disk was reverted to a snapshot while the guest was " +
+		"away: start the guest again")
+)
 
 // inflightSize is how many bytes a ring has in the region.
 func inflightSize(num uint16) uint64 {
@@ -106,18 +117,38 @@ func openInflight(fd int, size, off uint64, queues, num uint16) (*inflightRegion
 	return &inflightRegion{all, queues, num}, nil
 }
 
-// claim notes which disk the region is of. It refuses that of another one.
-func (r *inflightRegion) claim(id disk.Identity) error {
-	n := binary.BigEndian.Uint64(id.NAA[:])
+// claim notes which disk the region is of, and which content of it. It refuses that of another one.
+func (r *inflightRegion) claim(d *serving.Disk) error {
+	n := binary.BigEndian.Uint64(d.Identity.NAA[:])
 	mark := uint64(uint32(n>>32)^uint32(n)) | 1 // 0: an earlier version has not noted it
-	switch atomic.LoadUint64(r.features()) & ofDisk {
-	case mark:
-		return nil
-	case 0:
-		atomic.OrUint64(r.features(), mark)
+	if !r.note(ofDisk, mark) {
+		return errAnotherDisk
+	}
+	if d.Store == nil && d.Remote == nil {
+		return nil // its content has another name at each start
+	}
+	generation, err := d.Generation()
+	if err != nil && atomic.LoadUint64(r.features())&ofContent != 0 {
+		return err
+	}
+	if generation == "" {
 		return nil
 	}
-	return errAnotherDisk
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(generation))
+	if !r.note(ofContent, h.Sum64()&ofContent|firstContent) {
+		return errAnotherContent
+	}
+	return nil
+}
+
+// note keeps a mark among the features, unless there is one. It reports whether it is that one.
+func (r *inflightRegion) note(where, mark uint64) bool {
+	had := atomic.LoadUint64(r.features()) & where
+	if had == 0 {
+		atomic.OrUint64(r.features(), mark)
+	}
+	return had == 0 || had == mark
 }
 
 // adopt returns why the guest's writes are durable, by the region if somebody has used it, and

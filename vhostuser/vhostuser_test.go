@@ -17,6 +17,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
@@ -320,6 +321,33 @@ func TestEnds(t *testing.T) {
 		o.Identity = disk.IdentityOf([18]byte{10: 9})
 	})
 	require.Error(t, d.Reconnect(v.socket), "the guest goes on with another disk")
+	d = v.dial(t, vhosttest.Options{})
+	require.NoError(t, d.Read(0, 0, make([]byte, 512)))
+}
+
+// TestRevertedMeanwhile: a guest that was away while its disk was reverted does not go on, and one
+// whose disk was only gone for a while does.
+func TestRevertedMeanwhile(t *testing.T) {
+	store := durable.NewStore(filepath.Join(t.TempDir(), "disk"), true)
+	kept := func(o *serving.Options) { o.Store = store }
+	content := disktest.NewMemory(diskSize)
+	v := serve(t, content, kept)
+	d := v.dial(t, vhosttest.Options{})
+	again := func() error {
+		<-testtool.Must(v.disks.Remove(1))(t)
+		require.NoError(t, d.Conn().WaitClosed())
+		v.add(t, content, kept)
+		return d.Reconnect(v.socket)
+	}
+	require.NoError(t, again())
+	require.NoError(t, d.Read(0, 0, make([]byte, 512)))
+	<-testtool.Must(v.disks.Remove(1))(t)
+	require.NoError(t, serving.EndGeneration(store))
+	v.add(t, content, kept)
+	require.Error(t, d.Reconnect(v.socket), "the guest goes on with another content")
+	require.Equal(t, 1, v.logs.Filter(func(e observer.LoggedEntry) bool {
+		return e.ContextMap()["error"] == errAnotherContent.Error()
+	}).Len(), "%v", v.logs.All())
 	d = v.dial(t, vhosttest.Options{})
 	require.NoError(t, d.Read(0, 0, make([]byte, 512)))
 }
