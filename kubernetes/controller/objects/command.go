@@ -93,5 +93,8 @@ func (c Command) Job(m metav1.ObjectMeta, pods map[string]string) *batchv1.Job {
 	}
 	pod.Containers = []corev1.Container{container}
 	return &batchv1.Job{ObjectMeta: m, Spec: batchv1.JobSpec{BackoffLimit: new(c.Retries),
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pods}, Spec: pod}}}
+		// A pod that is ending may still write, for as long as its node is lost.
+		PodReplacementPolicy: new(batchv1.Failed),
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pods},
+			Spec: pod}}}
 }

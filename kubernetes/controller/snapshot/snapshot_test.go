@@ -182,7 +182,7 @@ func TestPopulate(t *testing.T) {
 }
 
 // TestJob: the Job fits into a namespace that enforces "restricted", and writes the file that
-// serves the claim of an identity.
+// serves the claim of an identity. While a pod of it is ending, it makes no other one.
 func TestJob(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), "vm1")
 	w.r.Options.PullSecret, w.r.Options.PullCA = "regcred", "our-ca"
@@ -191,6 +191,7 @@ func TestJob(t *testing.T) {
 	require.True(t, w.there(&job))
 	pod := job.Spec.Template.Spec
 	c := pod.Containers[0]
+	require.Equal(t, batchv1.Failed, *job.Spec.PodReplacementPolicy)
 	require.Equal(t, []string{"pull", "--force", image, "/data/disk.img"}, c.Args)
 	require.Equal(t, golden().Name, pod.Volumes[0].PersistentVolumeClaim.ClaimName)
 	require.Equal(t, "REGISTRY_CONFIG", c.Env[0].Name)
