@@ -205,7 +205,7 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 		return because(reason, "%s", message)
 	}
 	if id.Spec.Source != nil {
-		if a, err := r.begins(ctx, id); err != nil {
+		if a, err := r.begins(ctx, id, p); err != nil {
 			return nil, err
 		} else if a.Reason != "" {
 			d.result.RequeueAfter = pollInterval
@@ -251,12 +251,13 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 
 // begins returns why a disk cannot begin from its source now: a clone of what somebody writes is
 // worth nothing.
-func (r *Reconciler) begins(ctx context.Context, id *v1alpha1.VMIdentity) (source.Answer, error) {
+func (r *Reconciler) begins(ctx context.Context, id *v1alpha1.VMIdentity, p objects.Asking) (
+	source.Answer, error) {
 	claim, err := objects.Claim(ctx, r.Live, id)
 	if claim == nil || err != nil {
 		return source.Answer{}, err
 	}
-	return source.Finder{Kit: r.Kit}.Used(ctx, id, claim)
+	return source.Finder{Kit: r.Kit}.Used(ctx, id, claim, p.UID)
 }
 
 // hostOf is the host that serves a disk with attachment Service.

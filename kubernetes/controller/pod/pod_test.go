@@ -444,6 +444,14 @@ func TestSourceInUse(t *testing.T) {
 	remove(t, w, writer)
 	w.Settle(t, work, "vm")
 	require.False(t, gated(t, w, "a"))
+
+	remove(t, w, named(&corev1.Pod{}, "a"))
+	w.Settle(t, work, "vm")
+	both := filled(gatedPod("b", "vm"))
+	both.Spec.Volumes = writer.Spec.Volumes
+	w.Make(t, both)
+	w.Settle(t, work, "vm")
+	require.False(t, gated(t, w, "b"), "it has the source, too")
 }
 
 // TestHydrated: a pod without the image starts with a disk that does not need it, if that was said

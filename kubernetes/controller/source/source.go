@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -86,22 +88,25 @@ func (f Finder) fromClaim(ctx context.Context, id *v1alpha1.VMIdentity, name str
 		return not(v1alpha1.ReasonInvalid, "the claim %s has a block volume, and no file "+
 			"disk.img: copy the disk into a claim with a file system", name)
 	}
-	if a, err := f.used(ctx, id); a.Reason != "" || err != nil {
+	if a, err := f.used(ctx, id, ""); a.Reason != "" || err != nil {
 		return a, err
 	}
 	return f.clone(ctx, claim, class)
 }
 
-// used returns that a pod may write to the claim or to the identity from which a disk begins. It
-// asks the API server: the cache may be late, and a pod that has just left its gate writes.
-func (f Finder) used(ctx context.Context, id *v1alpha1.VMIdentity) (Answer, error) {
+// used returns that a pod, except one, may write to the claim or to the identity from which a disk
+// begins. It asks the API server: the cache may be late, and a pod that has just left its gate
+// writes.
+func (f Finder) used(ctx context.Context, id *v1alpha1.VMIdentity, except types.UID) (Answer,
+	error) {
+	itself := func(p corev1.Pod) bool { return p.UID == except }
 	if name := id.Spec.Source.Identity; name != "" {
 		from := &metav1.ObjectMeta{Namespace: id.Namespace, Name: string(name)}
 		pods, err := objects.PodsWith(ctx, f.Live, from)
 		if err != nil {
 			return Answer{}, err
 		}
-		if pod := objects.User(pods, from); pod != "" {
+		if pod := objects.User(slices.DeleteFunc(pods, itself), from); pod != "" {
 			return not(v1alpha1.ReasonSourceInUse, "pod %s uses the disk of VMIdentity %s: the "+
 				"disk is made when that pod has ended; from a VMIdentitySnapshot it begins at once",
 				pod, name)
@@ -113,8 +118,8 @@ func (f Finder) used(ctx context.Context, id *v1alpha1.VMIdentity) (Answer, erro
 	if err := f.Live.List(ctx, pods, client.InNamespace(id.Namespace)); err != nil {
 		return Answer{}, fmt.Errorf("pods: %w", err)
 	}
-	for i := range pods.Items {
-		if pod := &pods.Items[i]; !objects.Finished(pod) && objects.Writes(pod, name) {
+	for _, pod := range slices.DeleteFunc(pods.Items, itself) {
+		if !objects.Finished(&pod) && objects.Writes(&pod, name) {
 			return not(v1alpha1.ReasonSourceInUse, "pod %s may write to the claim %s, from which "+
 				"the disk begins: the disk is made when that pod has ended", pod.Name, name)
 		}
@@ -161,7 +166,7 @@ func (f Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name 
 		return not(v1alpha1.ReasonPopulating, "VMIdentity %s has no disk yet, from which this one "+
 			"begins: `kubectl describe vmid %[1]s` says why", name)
 	}
-	if a, err := f.used(ctx, id); a.Reason != "" || err != nil {
+	if a, err := f.used(ctx, id, ""); a.Reason != "" || err != nil {
 		return a, err
 	}
 	return f.clone(ctx, claim, class)

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -57,13 +58,14 @@ func clones(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim) bool {
 }
 
 // Used returns that a claim without a volume is to be made from what a pod uses. The class may make
-// the volume for the first pod, long after Find has answered.
+// the volume for the first pod, long after Find has answered. That pod may have the source, too: it
+// does not run yet.
 func (f Finder) Used(ctx context.Context, id *v1alpha1.VMIdentity,
-	claim *corev1.PersistentVolumeClaim) (Answer, error) {
+	claim *corev1.PersistentVolumeClaim, first types.UID) (Answer, error) {
 	if claim.Status.Phase == corev1.ClaimBound || !clones(id, claim) {
 		return Answer{}, nil
 	}
-	return f.used(ctx, id)
+	return f.used(ctx, id, first)
 }
 
 // Waiting returns an identity that begins from a source and has a claim without a volume yet, or
