@@ -2,8 +2,6 @@ package admission
 
 import (
 	"os"
-	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -136,34 +134,4 @@ func TestExamples(t *testing.T) {
 			client.MatchingLabels{api.LabelIdentity: "kept"}))
 		return len(pods.Items) == 1
 	})
-}
-
-// TestProposalPage: each test that the page about the proposal names exists.
-func TestProposalPage(t *testing.T) {
-	page := testtool.Must(os.ReadFile("../../../integration/evidence/identities-proposal.md"))(t)
-	there := map[string]bool{}
-	for _, folder := range []string{".", "..", "../../admission",
-		"../../controller/*"} {
-		for _, name := range testsIn(t, folder) {
-			there[name] = true
-		}
-	}
-	names := regexp.MustCompile(`\bTest\w+`).FindAllString(string(page), -1)
-	require.NotEmpty(t, names)
-	for _, name := range names {
-		require.True(t, there[name], "there is no %s", name)
-	}
-}
-
-// testsIn returns the names of the tests in folders.
-func testsIn(t *testing.T, pattern string) (names []string) {
-	t.Helper()
-	for _, file := range testtool.Must(filepath.Glob(filepath.Join(pattern, "*_test.go")))(t) {
-		text := testtool.Must(os.ReadFile(file))(t)
-		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)`).FindAllStringSubmatch(string(text),
-			-1) {
-			names = append(names, m[1])
-		}
-	}
-	return names
 }
