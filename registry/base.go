@@ -121,8 +121,8 @@ func (b *baseImage) add(ctx context.Context, text []byte, platform *v1.Platform)
 		return err
 	}
 	if _, err := readConfig(config, len(m.Layers)); err != nil {
-		return fmt.Errorf("%s is no container image, but an artifact or the like (%w): name another "+
-			"image, or store the disk as a whole", b.ref, err)
+		return fmt.Errorf("%s is no container image, but an artifact or the like (%w): "+
+			"name another image, or store the disk as a whole", b.ref, err)
 	}
 	b.platforms = append(b.platforms, basePlatform{platform: platform, manifest: m, config: config})
 	return nil
