@@ -30,8 +30,8 @@ const maxFiles = 10_000
 
 // Target is a directory that receives a disk. Nobody else uses it until Close.
 type Target struct {
-	dir   string
-	locks []*os.File
+	dir string
+	locks
 }
 
 // OpenTarget locks a directory and makes it empty. What an earlier try left is removed, and
@@ -46,10 +46,13 @@ func OpenTarget(dir string, replace bool) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Target{dir: dir, locks: []*os.File{lock}}
-	entries, err := os.ReadDir(dir)
-	if err == nil && replace {
-		err = t.lockBelow(entries)
+	t := &Target{dir: dir, locks: locks{lock}}
+	if replace {
+		_, err = t.take(dir)
+	}
+	var entries []fs.DirEntry
+	if err == nil {
+		entries, err = os.ReadDir(dir)
 	}
 	if err != nil {
 		return nil, errors.Join(err, t.Close())
@@ -79,32 +82,6 @@ func OpenTarget(dir string, replace bool) (*Target, error) {
 		}
 	}
 	return t, nil
-}
-
-// lockBelow locks the disks of several images, each of which has a directory.
-func (t *Target) lockBelow(entries []fs.DirEntry) error {
-	for _, e := range entries {
-		if !e.IsDir() {
-			continue
-		}
-		path := filepath.Join(t.dir, e.Name(), lockName)
-		lock, err := durable.AcquireExistingLock(path, filepath.Dir(path))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // who has a disk has this file
-		} else if err != nil {
-			return err
-		}
-		t.locks = append(t.locks, lock)
-	}
-	return nil
-}
-
-// Close frees the directory.
-func (t *Target) Close() (err error) {
-	for _, lock := range t.locks {
-		err = errors.Join(err, durable.ReleaseLock(lock))
-	}
-	return err
 }
 
 // Receive makes the files of a stream, and checks them.

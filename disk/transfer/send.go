@@ -61,8 +61,8 @@ func (p *Progress) Done() int64 { return p.done.Load() }
 
 // Source is a directory that is sent. Nobody else uses its disks until Close.
 type Source struct {
-	dir   string
-	locks []*os.File
+	dir string
+	locks
 }
 
 // OpenSource locks the disks of a directory. If a daemon has one, the error says which.
@@ -72,42 +72,14 @@ func OpenSource(dir string) (*Source, error) {
 		return nil, err
 	}
 	s := &Source{dir: dir}
-	entries, err := os.ReadDir(dir)
+	disks, err := s.take(dir)
+	if err == nil && disks == 0 {
+		err = fmt.Errorf("%q has no %s: name the directory of a persistent disk", dir, diskName)
+	}
 	if err != nil {
-		return nil, err
-	}
-	places := []string{dir}
-	for _, e := range entries {
-		if e.IsDir() && !skipped(e.Name(), true) {
-			places = append(places, filepath.Join(dir, e.Name()))
-		}
-	}
-	disks := 0
-	for _, place := range places {
-		if _, err := os.Lstat(filepath.Join(place, diskName)); err != nil {
-			continue
-		}
-		disks++
-		lock, err := durable.AcquireLock(filepath.Join(place, lockName), place)
-		if err != nil {
-			return nil, errors.Join(err, s.Close())
-		}
-		s.locks = append(s.locks, lock)
-	}
-	if disks == 0 {
-		return nil, fmt.Errorf("%q has no %s: name the directory of a persistent disk", dir,
-			diskName)
+		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
-}
-
-// Close frees the disks.
-func (s *Source) Close() error {
-	var err error
-	for _, lock := range s.locks {
-		err = errors.Join(err, durable.ReleaseLock(lock))
-	}
-	return err
 }
 
 // Send writes all that the directory holds. It can be called again.

@@ -122,6 +122,22 @@ func TestOverlay(t *testing.T) {
 	require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, disk, size)))
 }
 
+// TestVolumesOfADaemon: a daemon that serves only volumes has locked nothing above them, and each
+// disk, or the directory of all volumes while none has a disk.
+func TestVolumesOfADaemon(t *testing.T) {
+	for _, name := range []string{".volumes/a/disk.img.lock", ".volumes/lock"} {
+		dir := disks(t)
+		put(t, filepath.Join(dir, ".volumes/a/disk.img"), 1<<20, nil)
+		lock := testtool.Must(durable.AcquireLock(filepath.Join(dir, name), "a"))(t)
+		before := names(t, dir)
+		require.ErrorAs(t, testtool.Err(transfer.OpenSource(dir)), new(*durable.LockedError))
+		require.ErrorAs(t, testtool.Err(transfer.OpenTarget(dir, true)), new(*durable.LockedError))
+		require.Subset(t, names(t, dir), before)
+		require.NoError(t, durable.ReleaseLock(lock))
+		require.NoError(t, move(t, dir, t.TempDir(), false))
+	}
+}
+
 // disks makes a directory with the disks of two images, and what belongs to nobody.
 func disks(t *testing.T) string {
 	t.Helper()
