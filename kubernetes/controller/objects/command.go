@@ -2,6 +2,7 @@ package objects
 
 import (
 	"cmp"
+	"strings"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -36,10 +37,14 @@ const (
 
 // Job is the Job, with the labels of its pods.
 func (c Command) Job(m metav1.ObjectMeta, pods map[string]string) *batchv1.Job {
+	var args []string
+	for _, a := range c.Args { // Kubernetes replaces $(NAME), and $$ by $
+		args = append(args, strings.ReplaceAll(a, "$", "$$"))
+	}
 	container := corev1.Container{
 		Name:  c.Args[0],
 		Image: c.Image,
-		Args:  c.Args,
+		Args:  args,
 		// A failure is reported with the last words of the command.
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		Resources: corev1.ResourceRequirements{

@@ -150,3 +150,11 @@ func TestLeft(t *testing.T) {
 		require.LessOrEqual(t, left, 2*time.Minute, ago)
 	}
 }
+
+// TestArgumentsAreThoseThatWereGiven: an address may have what Kubernetes replaces in arguments.
+func TestArgumentsAreThoseThatWereGiven(t *testing.T) {
+	job := Command{Args: []string{"pull", "https://example.com/f?a=$(HOME)&b=$$"}}.Job(
+		metav1.ObjectMeta{}, nil)
+	require.Equal(t, []string{"pull", "https://example.com/f?a=$$(HOME)&b=$$$$"},
+		job.Spec.Template.Spec.Containers[0].Args)
+}
