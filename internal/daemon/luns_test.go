@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap/zaptest/observer"
 
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/control"
@@ -292,6 +294,15 @@ func TestNumbersStayWithTheirImages(t *testing.T) {
 			put("z.raw")
 			logs = serve(map[string]uint16{"a.raw": 3, "n.raw": 2, "z.raw": 4})
 			require.Equal(t, 1, logs.FilterMessageSnippet("a LUN is kept").Len())
+			d := start(t, opt)
+			require.False(t, d.disks.TakeNumber("volume", 1), "nobody new gets it")
+			added := testtool.Must(d.disks.Open(t.Context(), plan.Disk{Name: "a.raw@snapshot",
+				DiskSettings: options.DiskSettings{ReadOnly: true, CopyMode: instance.CopyNone,
+					AccessMode: serving.AccessReadShared},
+				AlreadyOpen: instance.WithoutFiles(disktest.NewMemory(1<<20), disk.Identity{}, 512,
+					true)}))(t)
+			require.EqualValues(t, 5, added.LUN, "nor the one of m.raw")
+			require.NoError(t, errors.Join(d.disks.Abandon(added), d.end()))
 			put("m.raw")
 			put("b.raw")
 			serve(map[string]uint16{"a.raw": 3, "b.raw": 5, "m.raw": 1, "n.raw": 2, "z.raw": 4})

@@ -20,7 +20,8 @@ type numbers struct {
 	byImage map[string]uint16
 	ids     map[string]disk.Identity
 
-	taken map[uint16]string // by disks whose images are not here, and by volumes: what has it
+	away  map[uint16]string // of disks whose images are not here: what has it
+	taken map[uint16]string // those, and what volumes have
 }
 
 // recallNumbers finds the LUNs of earlier starts. volumes are those of volumes.
@@ -63,11 +64,15 @@ func (p *Plan) recallNumbers(volumes map[uint16]string) (numbers, error) {
 			}
 		}
 	}
+	n.away = maps.Clone(n.taken)
 	for lun, name := range volumes {
 		n.taken[lun] = "the volume " + name
 	}
 	return n, nil
 }
+
+// Kept are the numbers of disks whose images are not here.
+func (p *Plan) Kept() map[uint16]string { return p.numbers.away }
 
 // diskRoots are the directories that hold directories of disks.
 func (p *Plan) diskRoots() []string {

@@ -64,6 +64,7 @@ func New(opt *options.Options, inUse *serving.Disks) (d *Disks, err error) {
 // what is open.
 func (d *Disks) Start(ctx context.Context, p *plan.Plan) (err error) {
 	d.plan = p
+	d.table.keep(p.Kept())
 	if d.initial, err = d.table.add(p.Disks...); err != nil {
 		plan.CloseImages(p.Disks)
 		return err

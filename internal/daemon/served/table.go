@@ -18,6 +18,8 @@ type table struct {
 	closed bool    // guarded by mu; no new change may begin
 	// volumes are all volumes, by name, whether their disks are open or not. Guarded by mu.
 	volumes map[string]*Volume
+	// kept are the numbers of disks whose images are away, which nobody new gets. Guarded by mu.
+	kept map[uint16]string
 
 	// changes counts the disks that are being added or removed. It grows only with mu held and
 	// closed unset, so close can wait for it.
@@ -26,6 +28,13 @@ type table struct {
 
 // ErrStopping is the reason why a disk cannot be added.
 var ErrStopping = errors.New("the daemon is stopping")
+
+// keep says which numbers nobody new gets.
+func (t *table) keep(kept map[uint16]string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kept = kept
+}
 
 // begin must be called before a disk is added or removed while the daemon runs, and changes.Done
 // afterwards.
@@ -72,7 +81,8 @@ func (t *table) addFrom(from *Disk, disks ...plan.Disk) ([]*Disk, error) {
 		}
 		for ; d.LUN == 0 && lowest <= serving.MaxNumber; lowest++ {
 			_, taken := users[lowest]
-			if !taken && (len(t.disks) == 0 || t.holderLocked("", lowest, d.Volume) == "") {
+			if !taken && t.kept[lowest] == "" &&
+				(len(t.disks) == 0 || t.holderLocked("", lowest, d.Volume) == "") {
 				d.LUN = lowest
 			}
 		}

@@ -51,7 +51,8 @@ func (d *Disks) TakeNumber(name string, lun uint16) bool {
 	t := &d.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.holderLocked("", lun, true) != "" || t.volumeLocked("", lun, name) != "" {
+	if t.kept[lun] != "" || t.holderLocked("", lun, true) != "" ||
+		t.volumeLocked("", lun, name) != "" {
 		return false
 	}
 	t.volumes[name].LUN = lun
