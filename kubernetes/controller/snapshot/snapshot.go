@@ -59,7 +59,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 // golden returns the storage class of an identity, and the name of its golden objects. It is "" if
 // the identity needs none, or its usage type is unknown, which package identity reports. A claim
-// that exists keeps its class when another one becomes the default one.
+// that exists keeps its class, and the name of what it begins from, when another class becomes the
+// default one.
 func (r *Reconciler) golden(ctx context.Context, id *v1alpha1.VMIdentity) (class *string,
 	name string, err error) {
 	if !source.OfImage(&id.Spec.DiskSpec) {
@@ -69,11 +70,18 @@ func (r *Reconciler) golden(ctx context.Context, id *v1alpha1.VMIdentity) (class
 	if wrong != "" || err != nil {
 		return nil, "", err
 	}
+	name = source.Golden(id.Spec.Image, class)
 	claim, err := objects.Claim(ctx, r.Client, id)
-	if claim != nil && claim.Spec.StorageClassName != nil {
-		class = claim.Spec.StorageClassName
+	if claim == nil || claim.Spec.DataSourceRef == nil || err != nil {
+		return class, name, err
 	}
-	return class, source.Golden(id.Spec.Image, class), err
+	own := claim.Spec.StorageClassName
+	for _, c := range []*string{own, nil} { // nil: an earlier version did not resolve it
+		if is := source.Golden(id.Spec.Image, c); is == claim.Spec.DataSourceRef.Name {
+			return own, is, nil
+		}
+	}
+	return class, name, nil
 }
 
 // done reports whether an identity needs its golden objects no more: its claim has the volume.

@@ -229,15 +229,23 @@ func TestDefaultClass(t *testing.T) {
 	require.Equal(t, source.Golden(image, new("fast")), claims.Items[0].Name)
 	require.Equal(t, "fast", *claims.Items[0].Spec.StorageClassName)
 
-	require.NoError(t, w.Create(t.Context(), &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "vmid-vm"},
-		Spec:       corev1.PersistentVolumeClaimSpec{StorageClassName: new("fast")}}))
 	fast.Annotations = nil
 	require.NoError(t, w.Update(t.Context(), fast))
 	require.NoError(t, w.Create(t.Context(), controllertest.DefaultClass()))
-	w.converge("vm")
+	// An earlier version had one name for all default classes.
+	for _, from := range []string{claims.Items[0].Name, source.Golden(image, nil)} {
+		own := &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "vmid-vm"},
+			Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: new("fast"),
+				DataSourceRef: &corev1.TypedObjectReference{Name: from}}}
+		require.NoError(t, w.Create(t.Context(), own))
+		w.converge("vm")
+		require.NoError(t, w.Delete(t.Context(), own))
+		golden := controllertest.Get(t, w, "default", from, &corev1.PersistentVolumeClaim{})
+		require.Equal(t, "fast", *golden.Spec.StorageClassName)
+	}
 	require.NoError(t, w.List(t.Context(), &claims))
-	require.Len(t, claims.Items, 2, "its own, and the one that was there")
+	require.Len(t, claims.Items, 2, "of no other class")
 }
 
 // TestJobFails: the output of the command is reported, and everything is made again after a while.
