@@ -153,7 +153,8 @@ func newDeployment(id *v1alpha1.VMIdentity, server string, image bool) (*appsv1.
 	m := objects.MetaOf(id, Name(id.Name))
 	return &appsv1.Deployment{ObjectMeta: m, Spec: appsv1.DeploymentSpec{
 		Replicas: new(int32(1)),
-		// Pods do not share a disk: one ends before the next one starts.
+		// Pods do not share a disk: after a change, one ends before the next one starts. Instead of
+		// one that is deleted, Kubernetes makes another at once, which finds the disk locked.
 		Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
 		Selector: &metav1.LabelSelector{MatchLabels: selector(id)},
 		Template: corev1.PodTemplateSpec{
