@@ -207,11 +207,20 @@ func (o *oldDisk) choose(name string) error {
 
 // fetch fetches the disks of an image that has no index.
 func (o *oldDisk) fetch(ctx context.Context, p *pusher, f planned) (err error) {
+	if err := p.base.sameDisks(ctx); err != nil {
+		return err
+	}
 	if o.dir, err = os.MkdirTemp("", "kubevirt-disk-push-"); err != nil {
 		return err
 	}
-	all, _, err := p.client.Pull(ctx, p.base.ref, o.dir,
+	// By what is open already: the tag may name another image by now.
+	u := newPuller(&transport.Image{Source: p.base.source, Ref: p.base.ref, Named: p.base.digest,
+		Digest: p.base.digest, Manifest: p.base.platforms[0].manifest}, o.dir,
 		PullOptions{Image: p.opt.Image, Progress: p.opt.Progress})
+	if err := u.prepare(); err != nil {
+		return err
+	}
+	all, err := u.run(ctx)
 	if err != nil {
 		return err
 	}
@@ -233,6 +242,43 @@ func (o *oldDisk) fetch(ctx context.Context, p *pusher, f planned) (err error) {
 		}
 	}
 	return err
+}
+
+// sameDisks refuses an image whose platforms have their disks in different layers: what differs
+// from the disk of one platform would lie over that of another.
+func (b *baseImage) sameDisks(ctx context.Context) error {
+	if len(b.platforms) == 1 {
+		return nil
+	}
+	has := make(map[string]bool) // by the digest of a layer
+	var first []string
+	for i, platform := range b.platforms {
+		var disks []string
+		for n, l := range platform.manifest.Layers {
+			digest := l.Digest.String()
+			if _, known := has[digest]; !known {
+				shade := layer.NewShadow()
+				list, err := listLayer(ctx, b.source, platform.manifest.Layers, n, shade)
+				if err == nil {
+					err = shade.Add(list)
+				}
+				if err != nil && !errors.Is(err, errDisk) {
+					return fmt.Errorf("layer %s: %w", digest, err)
+				}
+				has[digest] = err != nil || len(shade.Trees) > 0
+			}
+			if has[digest] {
+				disks = append(disks, digest)
+			}
+		}
+		if i == 0 {
+			first = disks
+		} else if !slices.Equal(first, disks) {
+			return errors.New("its platforms have different disks: name the image of one " +
+				"platform, by its digest")
+		}
+	}
+	return nil
 }
 
 // chainFile returns a file of the chain, by its name in the directory of the disks.

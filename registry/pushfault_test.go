@@ -9,14 +9,18 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -164,6 +168,10 @@ func TestPushForgottenForEver(t *testing.T) {
 // baseOf is a base image with these layers, the lowest first.
 func baseOf(t testing.TB, layers ...[]byte) transport.Reference {
 	s := store{}
+	return layoutOf(t, s, madeBase(t, s, layers...))
+}
+
+func madeBase(t testing.TB, s store, layers ...[]byte) v1.Descriptor {
 	var ids []string
 	for _, l := range layers {
 		ids = append(ids, digestOf(l))
@@ -174,7 +182,7 @@ func baseOf(t testing.TB, layers ...[]byte) transport.Reference {
 	made := s.Image(t, layers...)
 	m := testtool.Must(transport.ParseManifest(s[made.Digest.String()]))(t)
 	m.Config.Digest, m.Config.Size = desc.Digest, desc.Size
-	return layoutOf(t, s, s.Manifest(t, m))
+	return s.Manifest(t, m)
 }
 
 // inContainer are the disks that a container of the image serves, in the order of their LUNs.
@@ -259,6 +267,74 @@ func TestLUNsOfBuiltImage(t *testing.T) {
 			require.Equal(t, want, inContainer(t, c, ref))
 			st := newStreaming(t, c, t.TempDir(), t.TempDir()).open(t, ref)
 			require.Equal(t, want, namesOfDisks(st.Disks()))
+		})
+	}
+}
+
+// TestPushOntoMoved: a tag may name another image before the old disk is fetched. What differs is
+// told of the image whose layers are below.
+func TestPushOntoMoved(t *testing.T) {
+	old := likeADisk(2, 4<<20)
+	now := bytes.Clone(old)
+	copy(now[1<<20:], "other")
+	o := newOnto(t)
+	ref := baseOf(t, tarOf(t, tarFile{Name: "disk/vm.img", Content: old}))
+	moved := baseOf(t, tarOf(t, tarFile{Name: "disk/vm.img", Content: now}))
+	var once sync.Once
+	move := func() {
+		for _, name := range namesIn(t, filepath.Join(dirOf(moved), "blobs", "sha256")) {
+			blob := filepath.Join("blobs", "sha256", name)
+			require.NoError(t, os.Rename(filepath.Join(dirOf(moved), blob),
+				filepath.Join(dirOf(ref), blob)))
+		}
+		require.NoError(t, os.Rename(filepath.Join(dirOf(moved), "index.json"),
+			filepath.Join(dirOf(ref), "index.json")))
+	}
+	o.c = newClient(t, transport.Options{Insecure: []string{o.m.host},
+		Warn: func(string) { once.Do(move) }})
+	opt := PushOptions{CompressRaw: qcow2.CompressionZstd, Onto: Onto{Image: ref.String()}}
+	pushes(t, o.c, []string{o.file(t, "vm.raw", now)}, o.m.ref(t, "vm/a:2"), opt)
+	brings(t, o.c, o.m.ref(t, "vm/a:2"), PullOptions{}, now)
+}
+
+// TestPushOntoPlatforms: what differs from the disk of one platform is not put over another one's.
+func TestPushOntoPlatforms(t *testing.T) {
+	old := likeADisk(2, 4<<20)
+	now := bytes.Clone(old)
+	copy(now[1<<20:], "other")
+	disk := func(content []byte) []byte {
+		return tarOf(t, tarFile{Name: "disk/vm.img", Content: content})
+	}
+	program := func(text string) []byte {
+		return tarOf(t, tarFile{Name: "disk/", Kind: tar.TypeDir},
+			tarFile{Name: "program", Content: []byte(text)})
+	}
+	for name, c := range map[string]struct {
+		other []byte
+		want  string
+	}{
+		"the same disk": {disk(old), ""},
+		"another disk":  {disk(likeADisk(3, 4<<20)), "its platforms have different disks"},
+		"another way to have none": {tarOf(t, tarFile{Name: "disk/.wh.vm.img"}),
+			"its platforms have different disks"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, s := newOnto(t), store{}
+			list := v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex,
+				Manifests: []v1.Descriptor{
+					madeBase(t, s, program("a"), disk(old)),
+					madeBase(t, s, program("b"), c.other)}}
+			list.Manifests[0].Platform = platformOf(runtime.GOARCH)
+			list.Manifests[1].Platform = platformOf(otherArch())
+			ref := layoutOf(t, s, s.Manifest(t, list))
+			_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", now)},
+				o.m.ref(t, "vm/a:2"), PushOptions{Onto: Onto{Image: ref.String()}})
+			if c.want != "" {
+				require.ErrorContains(t, err, c.want)
+				return
+			}
+			require.NoError(t, err)
+			brings(t, o.c, o.m.ref(t, "vm/a:2"), PullOptions{}, now)
 		})
 	}
 }
