@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
@@ -73,6 +74,26 @@ func otherArch() string {
 // layoutOf writes an OCI layout of one image.
 func layoutOf(t testing.TB, s store, image v1.Descriptor) transport.Reference {
 	return testtool.Must(transport.ParseReference("oci:" + s.Layout(t, image)))(t)
+}
+
+// imageOf writes an OCI layout of an image with these layers, the lowest first.
+func imageOf(t testing.TB, layers ...[]byte) transport.Reference {
+	s := store{}
+	return layoutOf(t, s, s.Image(t, layers...))
+}
+
+// orasOf writes an OCI layout of an artifact of one file.
+func orasOf(t testing.TB, title string, content []byte) transport.Reference {
+	s := store{}
+	return layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
+}
+
+// indexOf is an index of images.
+func indexOf(t testing.TB, s store, artifactType string, images ...v1.Descriptor) v1.Descriptor {
+	desc := s.Manifest(t, map[string]any{"schemaVersion": 2, "mediaType": types.OCIImageIndex,
+		"artifactType": artifactType, "manifests": images})
+	desc.MediaType = types.OCIImageIndex
+	return desc
 }
 
 // dirOf is the directory of an OCI layout.

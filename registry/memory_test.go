@@ -76,8 +76,7 @@ func TestMemoryOfLongNames(t *testing.T) {
 		return tw.Close()
 	})
 	require.Less(t, len(layer), 3<<19)
-	s := store{}
-	ref := layoutOf(t, s, s.Image(t, layer))
+	ref := imageOf(t, layer)
 	slim(t, 48<<20, func() {
 		err := opened(t, ref)
 		require.ErrorContains(t, err, "too long")
@@ -102,8 +101,7 @@ func TestMemoryOfManyNames(t *testing.T) {
 			return tw.Close()
 		}))
 	}
-	s := store{}
-	ref := layoutOf(t, s, s.Image(t, layers...))
+	ref := imageOf(t, layers...)
 	slim(t, 64<<20, func() { require.ErrorContains(t, opened(t, ref), "too long names") })
 }
 
@@ -223,7 +221,7 @@ func hugeIndexed(t testing.TB, size int64) transport.Reference {
 	ref := layoutOf(t, s, s.Manifest(t, v1.Manifest{SchemaVersion: 2,
 		MediaType: types.OCIManifestSchema1, Config: s.Add([]byte("{}")),
 		Layers: []v1.Descriptor{disk, above}}))
-	name := filepath.Join(dirOf(ref), filepath.Join("blobs", "sha256", disk.Digest.Hex))
+	name := filepath.Join(dirOf(ref), "blobs", "sha256", disk.Digest.Hex)
 	require.NoError(t, os.WriteFile(name, nil, 0o600))
 	require.NoError(t, os.Truncate(name, size))
 	return ref

@@ -53,8 +53,7 @@ func TestNamesInLayers(t *testing.T) {
 		plain := tarOf(t, tarFile{Name: name, Content: content})
 		for how, layer := range map[string][]byte{"plain": plain, "gzip": gzipped(t, plain)} {
 			t.Run(fmt.Sprintf("%q %s", name, how), func(t *testing.T) {
-				s := store{}
-				ref := layoutOf(t, s, s.Image(t, layer))
+				ref := imageOf(t, layer)
 				dir, err := pull(t, ref, PullOptions{})
 				served, name2, err2 := serveOne(t, ref)
 				if c.err != "" {
@@ -114,8 +113,7 @@ func TestForeign(t *testing.T) {
 		for title, content := range map[string][]byte{name: content,
 			name + ".gz": gzipped(t, content),
 			"box.tar":    packtest.Tar(t, packtest.File{Name: name, Data: content})} {
-			s := store{}
-			ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
+			ref := orasOf(t, title, content)
 			c := newClient(t, transport.Options{})
 			brings(t, c, ref, PullOptions{Image: allowed}, raw)
 			var out bytes.Buffer
@@ -130,12 +128,9 @@ func TestForeign(t *testing.T) {
 			require.ErrorContains(t, err, "\"kubevirt-disk convert ", title)
 			emptyDir(t, to)
 		}
-		s := store{}
-		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, name, content)))
-		brings(t, newClient(t, transport.Options{}), ref,
+		brings(t, newClient(t, transport.Options{}), orasOf(t, name, content),
 			PullOptions{Image: allowed, Original: true}, content)
-		cut := layoutOf(t, s, artifactOf(t, s, orasLayer(s, name, content[:len(content)/2])))
-		to, err := pull(t, cut, PullOptions{Image: allowed})
+		to, err := pull(t, orasOf(t, name, content[:len(content)/2]), PullOptions{Image: allowed})
 		require.ErrorContains(t, err, "is a damaged")
 		emptyDir(t, to)
 
@@ -156,8 +151,7 @@ func TestForeign(t *testing.T) {
 	fixed := bytesOf(t, filepath.Join(dir, "fixed.img"))
 	for title, content := range map[string][]byte{"fixed.vhd": fixed,
 		"fixed.img.gz": gzipped(t, fixed)} {
-		s := store{}
-		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
+		ref := orasOf(t, title, content)
 		c := newClient(t, transport.Options{})
 		brings(t, c, ref, PullOptions{Image: allowed}, raw)
 		brings(t, c, ref, PullOptions{Image: allowed, Original: true}, fixed)
@@ -207,8 +201,7 @@ func TestInside(t *testing.T) {
 		{"box.tar", packtest.Tar(t, packtest.File{Name: "readme", Data: []byte("hello")},
 			packtest.File{Name: "a.qcow2", Data: qcow2}), "a.qcow2", image.FormatQcow2, 2 << 30},
 	} {
-		s := store{}
-		one := look(local, layoutOf(t, s, artifactOf(t, s, orasLayer(s, c.title, c.content))))
+		one := look(local, orasOf(t, c.title, c.content))
 		require.NotEmpty(t, one.Whole, c.title)
 		require.Len(t, one.Disks, 1, c.title)
 		require.Equal(t, c.name, one.Disks[0].Name)

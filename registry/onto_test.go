@@ -222,13 +222,11 @@ func TestPushOntoOneOfSeveral(t *testing.T) {
 	onto := PushOptions{CompressRaw: qcow2.CompressionZstd,
 		Onto: Onto{Image: o.m.ref(t, "vm/a:1").String()}}
 	copy(b[2<<20:], noise(365, 1000))
-	for name, says := range map[string]string{"c.raw": "none of its disks"} {
-		_, err := o.c.Push(t.Context(), []string{o.file(t, name, b)}, o.m.ref(t, "vm/a:2"), onto)
-		require.ErrorContains(t, err, says)
-	}
+	_, err := o.c.Push(t.Context(), []string{o.file(t, "c.raw", b)}, o.m.ref(t, "vm/a:2"), onto)
+	require.ErrorContains(t, err, "none of its disks")
 	missing := onto
 	missing.Onto.Image = o.m.ref(t, "vm/gone:1").String()
-	_, err := o.c.Push(t.Context(), []string{o.file(t, "b.raw", b)}, o.m.ref(t, "vm/a:2"), missing)
+	_, err = o.c.Push(t.Context(), []string{o.file(t, "b.raw", b)}, o.m.ref(t, "vm/a:2"), missing)
 	require.ErrorContains(t, err, "the image to push onto: ")
 	require.ErrorContains(t, err, "check the name, and the tag")
 	pushes(t, o.c, []string{o.file(t, "b.raw", b)}, o.m.ref(t, "vm/a:2"), onto)

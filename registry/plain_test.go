@@ -56,12 +56,11 @@ func TestPlainLayers(t *testing.T) {
 			require.NoError(t, testtool.Err2(client.Pull(t.Context(), ref, dir, PullOptions{})))
 			onlyFile(t, dir, c.file, c.want)
 			var out bytes.Buffer
-			_, _, err := newClient(t, transport.Options{}).Pull(context.Background(), ref, "-",
-				PullOptions{Stdout: &out})
+			_, _, err := client.Pull(t.Context(), ref, "-", PullOptions{Stdout: &out})
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(c.want, out.Bytes()))
 
-			stream := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
+			stream := newStreaming(t, client, t.TempDir(), t.TempDir())
 			st := stream.open(t, ref)
 			require.Len(t, st.Disks(), 1)
 			img := stream.disk(t, st, st.Disks()[0].Name)
@@ -104,9 +103,7 @@ func TestPlainLayersThatAreNoDisks(t *testing.T) {
 			dir, err := pull(t, ref, PullOptions{})
 			require.ErrorContains(t, err, c.want)
 			emptyDir(t, dir)
-			stream := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
-			_, err = stream.client.Stream(t.Context(), ref, stream.opt)
-			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, opened(t, ref), c.want)
 		})
 	}
 }
@@ -128,10 +125,7 @@ func TestIndexWithoutPlatforms(t *testing.T) {
 		d.Annotations = map[string]string{"vnd.docker.reference.type": "attestation-manifest"}
 	})
 	index := func(m ...v1.Descriptor) transport.Reference {
-		desc := s.Manifest(t, v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex,
-			Manifests: m})
-		desc.MediaType = types.OCIImageIndex
-		return layoutOf(t, s, desc)
+		return layoutOf(t, s, indexOf(t, s, "", m...))
 	}
 	for _, all := range [][]v1.Descriptor{{foreign, a}, {a, attested}, {blank, foreign}} {
 		brings(t, newClient(t, transport.Options{}), index(all...), PullOptions{}, content)

@@ -55,24 +55,19 @@ func TestPullFormats(t *testing.T) {
 	for name, inside := range insides {
 		for packing, pack := range packings {
 			t.Run(name+"/"+packing, func(t *testing.T) {
-				s := store{}
 				layer := tarOf(t, tarFile{Name: "etc/passwd", Content: []byte("root")},
 					tarFile{Name: "disk/", Kind: tar.TypeDir},
 					tarFile{Name: "./disk/" + name, Content: inside},
 					tarFile{Name: "usr/x", Content: []byte("x")})
-				ref := layoutOf(t, s,
-					s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "bin/sh", Content: []byte("#!")})),
-						pack(t, layer)))
-				brings(t, newClient(t, transport.Options{}), ref, PullOptions{}, content)
-
-				brings(t, newClient(t, transport.Options{}), ref, PullOptions{Original: true},
-					inside)
+				below := tarOf(t, tarFile{Name: "bin/sh", Content: []byte("#!")})
+				ref := imageOf(t, gzipped(t, below), pack(t, layer))
+				c := newClient(t, transport.Options{})
+				brings(t, c, ref, PullOptions{}, content)
+				brings(t, c, ref, PullOptions{Original: true}, inside)
 
 				var stdout bytes.Buffer
-				done, _ := testtool.Must2(newClient(
-					t,
-					transport.Options{},
-				).Pull(context.Background(), ref, "-", PullOptions{Stdout: &stdout}))(t)
+				done, _ := testtool.Must2(c.Pull(t.Context(), ref, "-",
+					PullOptions{Stdout: &stdout}))(t)
 				require.True(t, bytes.Equal(content, stdout.Bytes()))
 				require.Equal(t, int64(len(content)), done[0].Size)
 			})
@@ -84,11 +79,8 @@ func TestPullFormats(t *testing.T) {
 func TestPullIsSparse(t *testing.T) {
 	content := make([]byte, 64<<20)
 	copy(content[32<<20:], noise(2, 64<<10))
-	s := store{}
-	dir := testtool.Must(pull(t,
-		layoutOf(t, s,
-			s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))),
-		PullOptions{}))(t)
+	ref := imageOf(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))
+	dir := testtool.Must(pull(t, ref, PullOptions{}))(t)
 	onlyFile(t, dir, "out.raw", content)
 	require.Less(t, usedBytes(t, filepath.Join(dir, "out.raw")), int64(2<<20))
 }
@@ -148,10 +140,6 @@ func TestPullLayers(t *testing.T) {
 			path: "/images/x.img", want: a},
 		"a path that is not": {layers: [][]tarFile{{disk("disk/x.img", a)}}, path: "y.img",
 			err: `has no file "disk/y.img"`},
-		"dots": {layers: [][]tarFile{{disk("disk/../x.img", a)}},
-			err: `"disk/../x.img"`},
-		"dots into it": {layers: [][]tarFile{{disk("etc/../disk/x.img", a)}},
-			err: `"etc/../disk/x.img"`},
 		"nothing": {layers: [][]tarFile{{disk("etc/passwd", a)}},
 			err: "has no disk"},
 		"odd size": {layers: [][]tarFile{{disk("disk/x.img", a[:1000])}},
@@ -169,12 +157,11 @@ func TestPullLayers(t *testing.T) {
 		"empty": {layers: [][]tarFile{{disk("disk/x.img", nil)}}, err: "is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := store{}
 			var layers [][]byte
 			for _, files := range c.layers {
 				layers = append(layers, gzipped(t, tarOf(t, files...)))
 			}
-			dir, err := pull(t, layoutOf(t, s, s.Image(t, layers...)), PullOptions{Path: c.path})
+			dir, err := pull(t, imageOf(t, layers...), PullOptions{Path: c.path})
 			if c.want == nil {
 				require.ErrorContains(t, err, c.err)
 				emptyDir(t, dir)
@@ -201,23 +188,19 @@ func TestPullDirectory(t *testing.T) {
 	}
 	want := make([]byte, 5<<20)
 	copy(want, base)
-	s := store{}
-	ref := layoutOf(t, s,
-		s.Image(t,
-			gzipped(t, tarOf(t, file("base.img"), tarFile{Name: "disk/other.img", Content: other})),
-			tarOf(t, file("top.qcow2")), zstandard(t, tarOf(t, file("middle.qcow2")))))
+	ref := imageOf(t,
+		gzipped(t, tarOf(t, file("base.img"), tarFile{Name: "disk/other.img", Content: other})),
+		tarOf(t, file("top.qcow2")), zstandard(t, tarOf(t, file("middle.qcow2"))))
 	dir := t.TempDir()
-	done, digest := testtool.Must2(newClient(t, transport.Options{}).Pull(t.Context(), ref, dir,
-		PullOptions{}))(t)
+	c := newClient(t, transport.Options{})
+	done, digest := testtool.Must2(c.Pull(t.Context(), ref, dir, PullOptions{}))(t)
 	require.Len(t, done, 2, "what is below another disk is none of its own")
 	require.Len(t, digest, 71)
-	got := bytesOf(t, filepath.Join(dir, "top.raw"))
-	require.True(t, bytes.Equal(want, got))
-	got = bytesOf(t, filepath.Join(dir, "other.img"))
-	require.True(t, bytes.Equal(other, got))
+	require.True(t, bytes.Equal(want, bytesOf(t, filepath.Join(dir, "top.raw"))))
+	require.True(t, bytes.Equal(other, bytesOf(t, filepath.Join(dir, "other.img"))))
 	require.Len(t, namesIn(t, dir), 2)
 
-	brings(t, newClient(t, transport.Options{}), ref, PullOptions{Path: "top.qcow2"}, want)
+	brings(t, c, ref, PullOptions{Path: "top.qcow2"}, want)
 }
 
 // TestPullLate fetches a qcow2 file with a table behind the data that it maps. The layer is read
@@ -229,11 +212,8 @@ func TestPullLate(t *testing.T) {
 	qemuImg(t, work, "convert", "-f", "raw", "-O", "qcow2", "-o", "cluster_size=4k", "raw", "image")
 	qemuImg(t, work, "resize", "-q", "image", "16G")
 	inside := bytesOf(t, filepath.Join(work, "image"))
-	s := store{}
-	dir := testtool.Must(pull(t,
-		layoutOf(t, s,
-			s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.qcow2", Content: inside})))),
-		PullOptions{}))(t)
+	ref := imageOf(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.qcow2", Content: inside})))
+	dir := testtool.Must(pull(t, ref, PullOptions{}))(t)
 	f := testtool.Must(os.Open(filepath.Join(dir, "out.raw")))(t)
 	defer f.Close()
 	got := make([]byte, len(content))
@@ -243,11 +223,9 @@ func TestPullLate(t *testing.T) {
 
 // TestPullKeeps: an existing file stays unless it should be replaced, even if that fails.
 func TestPullKeeps(t *testing.T) {
-	s := store{}
 	content := noise(10, 1<<20)
-	ref := layoutOf(t, s, s.Image(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))
-	bad := layoutOf(t, s,
-		s.Image(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})[:1<<19]))
+	layer := tarOf(t, tarFile{Name: "disk/a.img", Content: content})
+	ref, bad := imageOf(t, layer), imageOf(t, layer[:1<<19])
 	dir := t.TempDir()
 	dest := filepath.Join(dir, "out.raw")
 	require.NoError(t, os.WriteFile(dest, []byte("mine"), 0o644))
@@ -277,22 +255,18 @@ func TestPullPlatform(t *testing.T) {
 	other.Platform = platformOf(otherArch())
 	attestation := other
 	attestation.Platform = &v1.Platform{OS: "unknown", Architecture: "unknown"}
-	index := func(m ...v1.Descriptor) v1.Descriptor {
-		desc := s.Manifest(t,
-			v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: m})
-		desc.MediaType = types.OCIImageIndex
-		return desc
+	index := func(m ...v1.Descriptor) transport.Reference {
+		return layoutOf(t, s, indexOf(t, s, "", m...))
 	}
-	brings(t, newClient(t, transport.Options{}), layoutOf(t, s, index(attestation, other, mine)),
-		PullOptions{}, content)
-	dir, err := pull(t, layoutOf(t, s, index(other, attestation)), PullOptions{})
+	brings(t, newClient(t, transport.Options{}), index(attestation, other, mine), PullOptions{},
+		content)
+	dir, err := pull(t, index(other, attestation), PullOptions{})
 	require.ErrorContains(t, err, "only for: linux/"+otherArch()+"; name one")
 	emptyDir(t, dir)
-	require.ErrorContains(t,
-		testtool.Err(pull(t,
-			layoutOf(t, s,
-				s.Manifest(t, map[string]any{"schemaVersion": 1, "mediaType": "application/x"})),
-			PullOptions{})), `"application/x"`)
+	_, err = pull(t, layoutOf(t, s,
+		s.Manifest(t, map[string]any{"schemaVersion": 1, "mediaType": "application/x"})),
+		PullOptions{})
+	require.ErrorContains(t, err, `"application/x"`)
 }
 
 // TestPullBounded: an archive that claims too much is soon an error.
@@ -342,30 +316,26 @@ func TestPullSparseTar(t *testing.T) {
 		content := make([]byte, 8<<20)
 		copy(content[1<<20:], noise(14, 8192))
 		copy(content[5<<20:], noise(15, 8192))
-		f, err := os.Create(filepath.Join(dir, "disk", "a.img"))
-		require.NoError(t, err)
+		f := testtool.Must(os.Create(filepath.Join(dir, "disk", "a.img")))(t)
 		require.NoError(t, f.Truncate(int64(len(content))))
 		for _, off := range []int64{1 << 20, 5 << 20} {
 			require.NoError(t, testtool.Err(f.WriteAt(content[off:off+8192], off)))
 		}
 		require.NoError(t, f.Close())
 		out, err := exec.Command("tar", "-C", dir, "-S", "--format="+format, "-cf",
-			filepath.Join(dir, "layer"), "disk").
-			CombinedOutput()
+			filepath.Join(dir, "layer"), "disk").CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		layer := bytesOf(t, filepath.Join(dir, "layer"))
 		require.Less(t, len(layer), 1<<20, "tar has found no holes")
-		s := store{}
-		brings(t, newClient(t, transport.Options{}), layoutOf(t, s, s.Image(t, layer)),
-			PullOptions{}, content)
+		brings(t, newClient(t, transport.Options{}), imageOf(t, layer), PullOptions{}, content)
 	}
 }
 
 // TestPullBesideAHole: a file that nobody wants may say that it has an exabyte of zeros.
 func TestPullBesideAHole(t *testing.T) {
-	s, content := store{}, noise(16, 1<<20)
-	image := s.Image(t, tarOf(t,
+	content := noise(16, 1<<20)
+	ref := imageOf(t, tarOf(t,
 		tarFile{Name: "disk/.notes", Content: content[:700], Hole: 1 << 59},
 		tarFile{Name: "disk/a.img", Content: content}))
-	brings(t, newClient(t, transport.Options{}), layoutOf(t, s, image), PullOptions{}, content)
+	brings(t, newClient(t, transport.Options{}), ref, PullOptions{}, content)
 }

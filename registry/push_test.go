@@ -44,8 +44,7 @@ type memory struct {
 
 func newMemory(t testing.TB) *memory {
 	m := new(memory)
-	handler := inmemory.New(inmemory.Logger(log.New(io.Discard, "", 0)))
-	m.handler = handler
+	m.handler = inmemory.New(inmemory.Logger(log.New(io.Discard, "", 0)))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.mu.Lock()
 		m.said = append(m.said, r.Method+" "+r.URL.RequestURI())
@@ -53,7 +52,7 @@ func newMemory(t testing.TB) *memory {
 		m.mu.Unlock()
 		if fault == nil || !fault(w, r) {
 			r.Body = &countedBody{r.Body, m}
-			handler.ServeHTTP(&countedAnswer{w, m}, r)
+			m.handler.ServeHTTP(&countedAnswer{w, m}, r)
 		}
 	}))
 	t.Cleanup(server.Close)
@@ -111,16 +110,14 @@ func (m *memory) requests(method, part string) (n int) {
 }
 
 func (m *memory) ref(t testing.TB, name string) transport.Reference {
-	ref := parsed(t, m.host+"/"+name)
-	return ref
+	return parsed(t, m.host+"/"+name)
 }
 
 // pushes pushes files, which must work, and returns the image's digest.
 func pushes(t testing.TB, c *Client, files []string, ref transport.Reference,
 	opt PushOptions) (digest string) {
 	t.Helper()
-	digest = testtool.Must(c.Push(t.Context(), files, ref, opt))(t)
-	return digest
+	return testtool.Must(c.Push(t.Context(), files, ref, opt))(t)
 }
 
 func resolves(t testing.TB, c *Client, ref transport.Reference) *transport.Image {
@@ -140,16 +137,10 @@ func newBase(t testing.TB) (ref transport.Reference, layer []byte) {
 			tarFile{Name: "kubevirt-disk", Content: noise(30, 5000)}))
 	index := v1.IndexManifest{SchemaVersion: 2, MediaType: types.DockerManifestList}
 	for _, arch := range []string{"amd64", "arm64"} {
-		config := s.Add(
-			[]byte(
-				fmt.Sprintf(
-					`{"architecture":%q,"os":"linux","config":{"Entrypoint":["/kubevirt-disk"],"X-Own":1},`+
-						`"history":[{"created_by":"base"}],"rootfs":{"type":"layers","diff_ids":["sha256:%064d"]}}`,
-					arch,
-					7,
-				),
-			),
-		)
+		config := s.Add(fmt.Appendf(nil, `{"architecture":%q,"os":"linux",`+
+			`"config":{"Entrypoint":["/kubevirt-disk"],"X-Own":1},`+
+			`"history":[{"created_by":"base"}],`+
+			`"rootfs":{"type":"layers","diff_ids":["sha256:%064d"]}}`, arch, 7))
 		config.MediaType = types.DockerConfigJSON
 		l := s.Add(layer)
 		l.MediaType = types.DockerLayer
@@ -338,12 +329,8 @@ func TestPushCompresses(t *testing.T) {
 		{"", "", []string{"disk/a.qcow2", "disk/bases/b.img", "disk/other.raw",
 			"disk/packed.qcow2"}},
 	} {
-		opt := PushOptions{
-			Base:        BaseNone,
-			Compress:    c.all,
-			CompressRaw: c.raw,
-			Progress:    new(Progress),
-		}
+		opt := PushOptions{Base: BaseNone, Compress: c.all, CompressRaw: c.raw,
+			Progress: new(Progress)}
 		digest := pushes(t, m.client(t), append(files, packed), m.ref(t, "vm/c:1"), opt)
 		require.Equal(t, opt.Progress.Total(), opt.Progress.Done())
 		made := resolves(t, m.client(t), m.ref(t, "vm/c:1"))

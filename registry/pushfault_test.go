@@ -261,8 +261,7 @@ func TestLUNsOfBuiltImage(t *testing.T) {
 	want := []string{"disk9.raw", "disk10.raw"}
 	for name, l := range map[string][]byte{"ranges": layer, "fetched": gzipped(t, layer)} {
 		t.Run(name, func(t *testing.T) {
-			s := store{}
-			ref := layoutOf(t, s, s.Image(t, l))
+			ref := imageOf(t, l)
 			c := newClient(t, transport.Options{})
 			require.Equal(t, want, inContainer(t, c, ref))
 			st := newStreaming(t, c, t.TempDir(), t.TempDir()).open(t, ref)

@@ -56,8 +56,7 @@ func TestPullWrapped(t *testing.T) {
 		"disk.raw.gz.bz2": bz(gzipped(t, raw)),
 	} {
 		t.Run(title, func(t *testing.T) {
-			s := store{}
-			ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
+			ref := orasOf(t, title, content)
 			dir := testtool.Must(pull(t, ref, PullOptions{}))(t)
 			onlyFile(t, dir, "out.raw", raw)
 			p := new(Progress)
@@ -65,23 +64,19 @@ func TestPullWrapped(t *testing.T) {
 			require.Equal(t, int64(len(content)), p.Done(), "it is read once")
 
 			dir = t.TempDir() // a name without the wrapping
-			done, _ := testtool.Must2(newClient(t, transport.Options{}).Pull(t.Context(), ref, dir,
-				PullOptions{}))(t)
+			c := newClient(t, transport.Options{})
+			done, _ := testtool.Must2(c.Pull(t.Context(), ref, dir, PullOptions{}))(t)
 			require.Len(t, done, 1)
 			onlyFile(t, dir, filepath.Base(done[0].To), raw)
 			require.NotContains(t, []string{".xz", ".gz", ".bz2", ".zst"}, filepath.Ext(done[0].To))
 
 			var stdout bytes.Buffer
-			_, _, err := newClient(t, transport.Options{}).Pull(t.Context(), ref, "-",
-				PullOptions{Stdout: &stdout})
+			_, _, err := c.Pull(t.Context(), ref, "-", PullOptions{Stdout: &stdout})
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(raw, stdout.Bytes()))
 
-			st := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
-			opened := st.open(t, ref)
-			require.Len(t, opened.Disks(), 1)
-			img := st.disk(t, opened, opened.Disks()[0].Name)
-			require.True(t, bytes.Equal(raw, contentOf(t, img)))
+			served, _ := testtool.Must2(serveOne(t, ref))(t)
+			require.True(t, bytes.Equal(raw, served))
 		})
 	}
 }
@@ -91,19 +86,16 @@ func TestPullWrapped(t *testing.T) {
 func TestPullCompressedInLayer(t *testing.T) {
 	testtool.Need(t, "xz")
 	raw := noise(92, 1<<20)
-	s := store{}
-	ref := layoutOf(t, s, s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.qcow2.xz",
-		Content: packtest.Tool(t, qcow2Of(t, raw), "xz")}))))
+	ref := imageOf(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.qcow2.xz",
+		Content: packtest.Tool(t, qcow2Of(t, raw), "xz")})))
 	brings(t, newClient(t, transport.Options{}), ref, PullOptions{}, raw)
-	st := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
-	opened := st.open(t, ref)
-	require.True(t, bytes.Equal(raw, contentOf(t, st.disk(t, opened, "a.raw"))))
+	served, name := testtool.Must2(serveOne(t, ref))(t)
+	require.Equal(t, "a.raw", name)
+	require.True(t, bytes.Equal(raw, served))
 
-	plain := layoutOf(t, s, s.Image(t, tarOf(t, tarFile{Name: "disk/a.img.gz",
-		Content: gzipped(t, raw)})))
-	st = newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
-	opened = st.open(t, plain)
-	require.True(t, bytes.Equal(raw, contentOf(t, st.disk(t, opened, opened.Disks()[0].Name))))
+	plain := imageOf(t, tarOf(t, tarFile{Name: "disk/a.img.gz", Content: gzipped(t, raw)}))
+	served, _ = testtool.Must2(serveOne(t, plain))(t)
+	require.True(t, bytes.Equal(raw, served))
 }
 
 // TestPullWrappedRefused: nothing stays of an artifact that is not a disk, or more than one.
@@ -131,17 +123,14 @@ func TestPullWrappedRefused(t *testing.T) {
 			"no disk"},
 		"much memory": {packtest.XzNeeding(raw, 28), "--unpack-memory"},
 	} {
-		s := store{}
-		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, "disk", c.content)))
-		dir, err := pull(t, ref, PullOptions{UnpackMemory: 16 << 20})
+		dir, err := pull(t, orasOf(t, "disk", c.content), PullOptions{UnpackMemory: 16 << 20})
 		require.ErrorContains(t, err, c.want, name)
 		emptyDir(t, dir)
 	}
-	s := store{}
-	ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, "disks.tar", two)))
-	brings(t, newClient(t, transport.Options{}), ref, PullOptions{Path: "b.qcow2"}, raw)
-	brings(t, newClient(t, transport.Options{}), layoutOf(t, s, artifactOf(t, s, orasLayer(s,
-		"disk", packtest.XzNeeding(raw, 28)))), PullOptions{UnpackMemory: 64 << 20}, raw)
+	c := newClient(t, transport.Options{})
+	brings(t, c, orasOf(t, "disks.tar", two), PullOptions{Path: "b.qcow2"}, raw)
+	brings(t, c, orasOf(t, "disk", packtest.XzNeeding(raw, 28)),
+		PullOptions{UnpackMemory: 64 << 20}, raw)
 }
 
 // TestPushWrapped: a wrapped file is pushed as the disk in it.
@@ -202,14 +191,10 @@ func TestAppliance(t *testing.T) {
 		file("box.mf", []byte("SHA256(box.ovf)= 00\n")), file("box-disk1.vmdk", disk))
 	for title, content := range map[string][]byte{"box.ova": ova, "box-disk1.vmdk": disk,
 		"box.vmdk.gz": gzipped(t, disk), "box.ova.gz": gzipped(t, ova)} {
-		s := store{}
-		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
+		ref := orasOf(t, title, content)
 		onlyFile(t, testtool.Must(pull(t, ref, PullOptions{}))(t, title), "out.raw", raw)
-		st := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
-		opened := st.open(t, ref)
-		require.Len(t, opened.Disks(), 1)
-		img := st.disk(t, opened, opened.Disks()[0].Name)
-		require.True(t, bytes.Equal(raw, contentOf(t, img)), title)
+		served, _ := testtool.Must2(serveOne(t, ref))(t, title)
+		require.True(t, bytes.Equal(raw, served), title)
 
 		path := filepath.Join(dir, title)
 		require.NoError(t, os.WriteFile(path, content, 0o644))
@@ -219,20 +204,17 @@ func TestAppliance(t *testing.T) {
 		require.NoError(t, err, title)
 		brings(t, m.client(t), m.ref(t, "vm/a:1"), PullOptions{}, raw)
 	}
-	s := store{}
 	two := packtest.Tar(t, file("box-disk1.vmdk", disk), file("box-disk2.vmdk", disk))
-	to, err := pull(t, layoutOf(t, s, artifactOf(t, s, orasLayer(s, "box.ova", two))),
-		PullOptions{})
+	to, err := pull(t, orasOf(t, "box.ova", two), PullOptions{})
 	require.ErrorContains(t, err, `"box-disk1.vmdk", "box-disk2.vmdk"`)
 	emptyDir(t, to)
 	cut := packtest.Tar(t, file("box-disk1.vmdk", disk[:len(disk)/2]))
-	to, err = pull(t, layoutOf(t, s, artifactOf(t, s, orasLayer(s, "box.ova", cut))), PullOptions{})
+	to, err = pull(t, orasOf(t, "box.ova", cut), PullOptions{})
 	require.Error(t, err)
 	emptyDir(t, to)
 	qemuImg(t, dir, "convert", "-f", "raw", "-O", "vmdk", "raw", "sparse.vmdk")
 	sparse := bytesOf(t, filepath.Join(dir, "sparse.vmdk"))
-	to, err = pull(t, layoutOf(t, s, artifactOf(t, s, orasLayer(s, "sparse.vmdk", sparse))),
-		PullOptions{})
+	to, err = pull(t, orasOf(t, "sparse.vmdk", sparse), PullOptions{})
 	require.ErrorContains(t, err, "kubevirt-disk convert ")
 	emptyDir(t, to)
 }
