@@ -97,6 +97,7 @@ func TestFetchedAgain(t *testing.T) {
 	s := newStreaming(t, newClient(t, l.options()), dir, keep)
 	first := s.once(t, ref, same)
 	require.Len(t, first, len(want))
+	require.NotEmpty(t, first[0].Digests)
 	l.SentSince()
 	for _, keep := range []string{keep, t.TempDir()} { // the same daemon, and another one
 		s = newStreaming(t, newClient(t, l.options()), dir, keep)

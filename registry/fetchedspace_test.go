@@ -54,8 +54,7 @@ func TestFetchedCounts(t *testing.T) {
 	for _, o := range all {
 		require.NoError(t, o.Remove())
 	}
-	all = testtool.Must(others())(t)
-	require.Empty(t, all)
+	require.Empty(t, testtool.Must(others())(t))
 	require.Equal(t, []string{killed + ".lock"}, testtool.Must(filepath.Glob(killed+"*"))(t))
 
 	// It is fetched again when it is needed.

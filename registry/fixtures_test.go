@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -94,6 +96,41 @@ func indexOf(t testing.TB, s store, artifactType string, images ...v1.Descriptor
 		"artifactType": artifactType, "manifests": images})
 	desc.MediaType = types.OCIImageIndex
 	return desc
+}
+
+// tableOf is a layer of files with a table of contents.
+func tableOf(t testing.TB, codec string, chunk int, files ...tarFile) *registrytest.Table {
+	w := &registrytest.Table{Codec: codec, Chunk: chunk}
+	for _, f := range files {
+		w.Add(t, f)
+	}
+	return w
+}
+
+// withTable is a registry with an image of such a layer, whose table has these entries.
+func withTable(t testing.TB, w *registrytest.Table, entries any) (l *lying, layer []byte) {
+	layer, annotations := w.Layer(t, entries)
+	l = newLying(t)
+	l.Annotated(t, layer, annotations)
+	return l, layer
+}
+
+// warnings are those of a client.
+type warnings struct {
+	mu    sync.Mutex
+	texts []string // guarded by mu
+}
+
+func (w *warnings) add(text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.texts = append(w.texts, text)
+}
+
+func (w *warnings) all() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.texts)
 }
 
 // dirOf is the directory of an OCI layout.

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -302,18 +301,13 @@ func TestNobodyAnswers(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			var mu sync.Mutex
-			var warned []string
+			var told warnings
 			err := work(t.Context(), newClient(t, transport.Options{Timeout: time.Hour,
-				FirstTimeout: 2 * time.Second, Warn: func(text string) {
-					mu.Lock()
-					defer mu.Unlock()
-					warned = append(warned, text)
-				}}))
+				FirstTimeout: 2 * time.Second, Warn: told.add}))
 			require.ErrorContains(t, err, "without any answer")
 			require.ErrorContains(t, err, ref.Host())
 			require.ErrorContains(t, err, "connection refused; check the name and the port")
-			require.Contains(t, warned[0], "connection refused; next try in ")
+			require.Contains(t, told.all()[0], "connection refused; next try in ")
 		})
 	}
 }
@@ -339,13 +333,8 @@ func TestRegistryRestarts(t *testing.T) {
 		})
 		panic(http.ErrAbortHandler)
 	}}
-	var mu sync.Mutex
-	var warned []string
-	opt.Warn = func(text string) {
-		mu.Lock()
-		defer mu.Unlock()
-		warned = append(warned, text)
-	}
+	var told warnings
+	opt.Warn = told.add
 	brings(t, newClient(t, opt), l.ref(t, "vm/a:1"), PullOptions{}, content)
-	require.Contains(t, fmt.Sprint(warned), "connection refused")
+	require.Contains(t, fmt.Sprint(told.all()), "connection refused")
 }

@@ -51,8 +51,7 @@ func TestMirrorLies(t *testing.T) {
 func TestMirrorLiesInChunks(t *testing.T) {
 	content := noise(91, 8<<20)
 	registry, mirror, opt := mirrored(t)
-	w := &registrytest.Table{Codec: registrytest.Zstd, Chunk: 256 << 10}
-	w.Add(t, tarFile{Name: "disk/a.img", Content: content})
+	w := tableOf(t, registrytest.Zstd, 256<<10, tarFile{Name: "disk/a.img", Content: content})
 	layer, annotations := w.Layer(t, w.Entries)
 	for _, l := range []*lying{registry, mirror} {
 		l.Annotated(t, layer, annotations)

@@ -127,13 +127,13 @@ func (u *uploads) patch(w http.ResponseWriter, r *http.Request, id string, all *
 	u.answer(w, id, int64(all.Len()), http.StatusAccepted)
 }
 
-// pushTry pushes one uncompressed disk of several pieces, and keeps the messages.
+// pushTry pushes one uncompressed disk of several pieces.
 type pushTry struct {
 	m    *memory
 	u    *uploads
 	file string
 	dir  string // for the notes on uploads
-	said []string
+	told warnings
 }
 
 const pushedSize = 18 << 20
@@ -147,22 +147,15 @@ func newPushTry(t *testing.T) *pushTry {
 }
 
 func (p *pushTry) push(ctx context.Context, t *testing.T) error {
-	var mu sync.Mutex
 	c := newClient(t, transport.Options{Insecure: []string{p.m.host}, Timeout: time.Minute,
-		Warn: func(text string) {
-			mu.Lock()
-			defer mu.Unlock()
-			p.said = append(p.said, text)
-		}})
+		Warn: p.told.add})
 	progress := new(Progress)
 	_, err := c.Push(ctx, []string{p.file}, p.m.ref(t, "vm/a:1"),
 		PushOptions{Base: BaseNone, Uploads: p.dir, Progress: progress})
 	if err == nil {
 		require.Equal(t, progress.Total(), progress.Done())
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	require.NotContains(t, strings.Join(p.said, "\n"), uploadState)
+	require.NotContains(t, strings.Join(p.told.all(), "\n"), uploadState)
 	return err
 }
 

@@ -36,24 +36,17 @@ type spooled struct {
 	streaming *streaming
 	img       *image.Image
 	dir       string // of the cache
-
-	mu   sync.Mutex
-	told []string // guarded by mu
+	told      warnings
 }
 
 func newSpooled(t *testing.T, size int, opt transport.Options, faults ...fault) *spooled {
 	s := &spooled{lying: newLying(t), content: noise(77, size), dir: t.TempDir()}
-	w := &registrytest.Table{Codec: registrytest.Zstd, Chunk: 256 << 10}
-	w.Add(t, tarFile{Name: "disk/a.img", Content: s.content})
+	w := tableOf(t, registrytest.Zstd, 256<<10, tarFile{Name: "disk/a.img", Content: s.content})
 	layer, annotations := w.Layer(t, w.Entries)
 	s.layer = layer
 	s.Annotated(t, layer, annotations)
 	opt.Insecure = []string{s.Host()}
-	opt.Warn = func(text string) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.told = append(s.told, text)
-	}
+	opt.Warn = s.told.add
 	opt.Idle = opt.Timeout / 5
 	s.client = newClient(t, opt)
 	s.streaming = newStreaming(t, s.client, s.dir, t.TempDir())
@@ -80,9 +73,7 @@ func spooling(t *testing.T, dir string) (n int) {
 }
 
 func (s *spooled) toldOf(part string) (n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, text := range s.told {
+	for _, text := range s.told.all() {
 		if strings.Contains(text, part) {
 			n++
 		}
@@ -117,7 +108,7 @@ func TestNoParts(t *testing.T) {
 	}
 	all.Wait()
 	require.Less(t, s.SentSince(), int64(len(s.layer))*3/2)
-	require.Equal(t, 1, s.toldOf(toldOnce), "%v", s.told)
+	require.Equal(t, 1, s.toldOf(toldOnce), "%v", s.told.all())
 	require.Equal(t, 1, s.toldOf(s.Host()+" sends all of the blob "+digestOf(s.layer)))
 	for _, name := range namesIn(t, s.dir) {
 		require.NotContains(t, name, ".kubevirt-disk", "the file has no name")

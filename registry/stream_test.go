@@ -305,27 +305,6 @@ func TestStreamShared(t *testing.T) {
 		s.opt.Cache.Stats().Fetched+other.opt.Cache.Stats().Fetched)
 }
 
-// TestStreamWithoutIndex serves an image of another tool: it is fetched and verified first, once.
-func TestStreamWithoutIndex(t *testing.T) {
-	content := noise(50, 3<<20)
-	l := newLying(t)
-	l.Tags["1"] = l.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))
-	keep := t.TempDir()
-	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), keep)
-	ref := l.ref(t, "vm/a:1")
-	st := s.open(t, ref)
-	require.Equal(t, []string{"a.img"}, namesOfDisks(st.Disks()))
-	img := s.disk(t, st, "a.img")
-	require.Equal(t, 1, img.Parallel())
-	require.True(t, bytes.Equal(content, contentOf(t, img)))
-	require.NotEmpty(t, st.Disks()[0].Digests[0])
-
-	l.Server.Close()
-	again := newStreaming(t, s.client, s.opt.CacheDir, keep)
-	st2 := again.open(t, ref)
-	require.True(t, bytes.Equal(content, contentOf(t, again.disk(t, st2, "a.img"))))
-}
-
 // TestStreamWrongLayer refuses a layer with another digest, and leaves nothing of it.
 func TestStreamWrongLayer(t *testing.T) {
 	l := newLying(t)
@@ -344,13 +323,10 @@ func TestStreamWrongLayer(t *testing.T) {
 // TestStreamOpensBesideAFetch: while one disk waits for the registry, others open, and the stream
 // tells about itself.
 func TestStreamOpensBesideAFetch(t *testing.T) {
-	l := newLying(t)
-	w := &registrytest.Table{Codec: registrytest.Zstd, Chunk: 256 << 10}
-	for i, name := range []string{"a", "b"} {
-		w.Add(t, tarFile{Name: "disk/" + name + ".img", Content: noise(uint64(90+i), 1<<20)})
-	}
-	layer, annotations := w.Layer(t, w.Entries)
-	l.Annotated(t, layer, annotations)
+	w := tableOf(t, registrytest.Zstd, 256<<10,
+		tarFile{Name: "disk/a.img", Content: noise(90, 1<<20)},
+		tarFile{Name: "disk/b.img", Content: noise(91, 1<<20)})
+	l, _ := withTable(t, w, w.Entries)
 	ref, keep := l.ref(t, "vm/a:1"), t.TempDir()
 	client := newClient(t, l.options())
 	require.NoError(t, newStreaming(t, client, t.TempDir(), keep).open(t, ref).Close())

@@ -27,16 +27,13 @@ func TestTableOfContents(t *testing.T) {
 	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
 		for _, chunk := range []int{70 << 10, 1 << 20, 4 << 20} {
 			t.Run(fmt.Sprint(codec, chunk>>10), func(t *testing.T) {
-				w := &registrytest.Table{Codec: codec, Chunk: chunk}
-				for _, f := range []tarFile{{Name: "disk/", Kind: tar.TypeDir},
-					{Name: "disk/empty.img"}, {Name: "./disk/a.img", Content: content},
-					{Name: "disk/b.img", Kind: tar.TypeLink, Link: "disk/a.img"},
-					{Name: "disk/c.img", Content: small}, {Name: "etc/d", Content: small}} {
-					w.Add(t, f)
-				}
-				l := newLying(t)
-				layer, annotations := w.Layer(t, w.Entries)
-				l.Annotated(t, layer, annotations)
+				w := tableOf(t, codec, chunk, tarFile{Name: "disk/", Kind: tar.TypeDir},
+					tarFile{Name: "disk/empty.img"},
+					tarFile{Name: "./disk/a.img", Content: content},
+					tarFile{Name: "disk/b.img", Kind: tar.TypeLink, Link: "disk/a.img"},
+					tarFile{Name: "disk/c.img", Content: small},
+					tarFile{Name: "etc/d", Content: small})
+				l, _ := withTable(t, w, w.Entries)
 				keep := t.TempDir()
 				s := newStreaming(t, newClient(t, l.options()), t.TempDir(), keep)
 				st := s.open(t, l.ref(t, "vm/a:1"))
@@ -76,11 +73,8 @@ func TestTableOfContents(t *testing.T) {
 func TestTableWrongBytes(t *testing.T) {
 	content := noise(72, 4<<20)
 	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
-		w := &registrytest.Table{Codec: codec, Chunk: 100 << 10}
-		w.Add(t, tarFile{Name: "disk/a.img", Content: content})
-		l := newLying(t)
-		layer, annotations := w.Layer(t, w.Entries)
-		l.Annotated(t, layer, annotations)
+		w := tableOf(t, codec, 100<<10, tarFile{Name: "disk/a.img", Content: content})
+		l, layer := withTable(t, w, w.Entries)
 		s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 		img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
 		bad := bytes.Clone(layer)
@@ -98,86 +92,61 @@ func TestTableWrongBytes(t *testing.T) {
 func TestTableHostile(t *testing.T) {
 	content := noise(73, 1<<20)
 	const chunk = 256 << 10
+	type entries = []map[string]any
+	set := func(i int, key string, value any) func(entries) any {
+		return func(e entries) any {
+			e[i][key] = value
+			return e
+		}
+	}
 	for what, c := range map[string]struct {
-		change func(e []map[string]any) any
+		change func(e entries) any
 		want   string // of the error; "": the image is fetched and verified first
 	}{
-		"a file larger than its chunks": {func(e []map[string]any) any {
+		"a file larger than its chunks": {func(e entries) any {
 			e[0]["size"] = 2 << 20
 			e[3]["chunkSize"] = chunk
 			return e
 		}, "its chunks have"},
-		"a file smaller than its chunks": {func(e []map[string]any) any {
-			e[0]["size"] = 3 * chunk
-			return e
-		}, "are left of the file"},
-		"overlapping chunks": {func(e []map[string]any) any {
-			e[2]["chunkOffset"] = chunk + 1
-			return e
-		}, "come before it"},
-		"a chunk before the one before": {func(e []map[string]any) any {
+		"a file smaller than its chunks": {set(0, "size", 3*chunk), "are left of the file"},
+		"overlapping chunks":             {set(2, "chunkOffset", chunk+1), "come before it"},
+		"a chunk before the one before": {func(e entries) any {
 			e[2]["offset"] = e[0]["offset"]
 			return e
 		}, "not behind"},
-		"a chunk behind the layer": {func(e []map[string]any) any {
-			e[3]["offset"] = 1 << 40
-			return e
-		}, "not behind"},
-		"a negative size": {func(e []map[string]any) any {
-			e[0]["size"] = -1
-			return e
-		}, "-1 bytes"},
-		"a huge size": {func(e []map[string]any) any {
-			e[0]["size"] = int64(1) << 62
-			return e
-		}, "bytes"},
-		"a negative chunk": {func(e []map[string]any) any {
-			e[1]["chunkSize"] = -5
-			return e
-		}, "has -5 bytes"},
-		"a name that leads out": {func(e []map[string]any) any {
-			e[0]["name"] = "disk/../x"
-			return e
-		}, "disk/../x"},
-		"a chunk of another file": {func(e []map[string]any) any {
-			e[1]["name"] = "disk/z"
-			return e
-		}, "comes behind"},
-		"no list": {func([]map[string]any) any { return 5 }, "instead of"},
-		"entries that are none": {func([]map[string]any) any {
-			return []int{1}
-		}, "cannot unmarshal"},
-		"no digest": {func(e []map[string]any) any {
+		"a chunk behind the layer": {set(3, "offset", 1<<40), "not behind"},
+		"a negative size":          {set(0, "size", -1), "-1 bytes"},
+		"a huge size":              {set(0, "size", int64(1)<<62), "bytes"},
+		"a negative chunk":         {set(1, "chunkSize", -5), "has -5 bytes"},
+		"a name that leads out":    {set(0, "name", "disk/../x"), "disk/../x"},
+		"a chunk of another file":  {set(1, "name", "disk/z"), "comes behind"},
+		"no list":                  {func(entries) any { return 5 }, "instead of"},
+		"entries that are none":    {func(entries) any { return []int{1} }, "cannot unmarshal"},
+		"no digest": {func(e entries) any {
 			delete(e[2], "chunkDigest")
 			return e
 		}, ""},
-		"a digest of another kind": {func(e []map[string]any) any {
-			e[2]["chunkDigest"] = "md5:0123"
-			return e
-		}, ""},
-		"a large chunk": {func(e []map[string]any) any {
+		"a digest of another kind": {set(2, "chunkDigest", "md5:0123"), ""},
+		"a large chunk": {func(e entries) any {
 			e[0]["size"], e[0]["chunkSize"] = 64<<20, 63<<20
 			return e
 		}, ""},
-		"zeros without end": {func(e []map[string]any) any {
+		"zeros without end": {func(e entries) any {
 			e[0]["size"], e[0]["chunkSize"] = int64(1)<<60, int64(1)<<59
 			e[0]["chunkType"] = "zeros"
 			return e
 		}, ""},
-		"a symbolic link": {func(e []map[string]any) any {
+		"a symbolic link": {func(e entries) any {
 			return append(e, map[string]any{"name": "disk/l", "type": "symlink"})
 		}, "contradicts its tar archive"},
-		"a link to nothing": {func(e []map[string]any) any {
+		"a link to nothing": {func(e entries) any {
 			return append(e, map[string]any{"name": "disk/l", "type": "hardlink", "linkName": "x"})
 		}, "contradicts its tar archive"},
 	} {
 		for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
 			t.Run(what+" "+codec, func(t *testing.T) {
-				w := &registrytest.Table{Codec: codec, Chunk: chunk}
-				w.Add(t, tarFile{Name: "disk/a.img", Content: content})
-				layer, annotations := w.Layer(t, c.change(w.Entries))
-				l := newLying(t)
-				l.Annotated(t, layer, annotations)
+				w := tableOf(t, codec, chunk, tarFile{Name: "disk/a.img", Content: content})
+				l, _ := withTable(t, w, c.change(w.Entries))
 				s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 				st, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
 				if c.want != "" {
@@ -198,12 +167,9 @@ func TestTableHostile(t *testing.T) {
 // the read ends after a while: perhaps no fetch will ever bring what the table says.
 func TestTableOfOtherData(t *testing.T) {
 	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
-		w := &registrytest.Table{Codec: codec, Chunk: 256 << 10}
-		w.Add(t, tarFile{Name: "disk/a.img", Content: noise(74, 1<<20)})
+		w := tableOf(t, codec, 256<<10, tarFile{Name: "disk/a.img", Content: noise(74, 1<<20)})
 		w.Entries[2]["chunkDigest"] = registrytest.DigestText([]byte("x"))
-		layer, annotations := w.Layer(t, w.Entries)
-		l := newLying(t)
-		l.Annotated(t, layer, annotations)
+		l, _ := withTable(t, w, w.Entries)
 		s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 		s.opt.timeout = time.Second
 		file := testtool.Must(openPartOf(t, s.open(t, l.ref(t, "vm/a:1")), "a.img"))(t)
@@ -224,8 +190,7 @@ func openPartOf(t testing.TB, st *Stream, name string) (image.Source, error) {
 // again.
 func TestTableOfAnotherDigest(t *testing.T) {
 	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
-		w := &registrytest.Table{Codec: codec, Chunk: 256 << 10}
-		w.Add(t, tarFile{Name: "disk/a.img", Content: noise(75, 1<<20)})
+		w := tableOf(t, codec, 256<<10, tarFile{Name: "disk/a.img", Content: noise(75, 1<<20)})
 		layer, annotations := w.Layer(t, w.Entries)
 		for key := range annotations {
 			if key != registrytest.ChunkedPlace {
@@ -245,8 +210,7 @@ func TestTableOfAnotherDigest(t *testing.T) {
 // FuzzTOC reads anything as a table of contents: everything in an accepted one lies in the file and
 // in the layer.
 func FuzzTOC(f *testing.F) {
-	w := &registrytest.Table{Codec: registrytest.Gzip, Chunk: 1000}
-	w.Add(f, tarFile{Name: "disk/a", Content: noise(76, 5000)})
+	w := tableOf(f, registrytest.Gzip, 1000, tarFile{Name: "disk/a", Content: noise(76, 5000)})
 	f.Add(testtool.Must(json.Marshal(map[string]any{"version": 1, "entries": w.Entries}))(f))
 	f.Add([]byte(`{"entries":[{"name":"disk/a","type":"reg","size":9000000,"offset":1,` +
 		`"chunkType":"zeros"},{"name":"disk/b","type":"hardlink","linkName":"disk/a"}]}`))

@@ -17,116 +17,85 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
+// tocStep changes a layer and its table.
+type tocStep func(t *testing.T, w *registrytest.Table)
+
 // tocCase is a layer whose table of contents may say something else than its archive.
 type tocCase struct {
-	make func(t *testing.T, w *registrytest.Table)
+	make []tocStep
 	// right: it says the same. late: only who reads all of the layer finds the difference.
 	right, late bool
 }
 
 func tocCases(codec string, good, evil []byte) map[string]tocCase {
 	a := tarFile{Name: "disk/a.img", Content: good}
-	hide := func(t *testing.T, w *registrytest.Table, f tarFile) { // from the table
-		n := len(w.Entries)
-		w.Add(t, f)
-		w.Entries = w.Entries[:n]
+	add := func(f tarFile) tocStep {
+		return func(t *testing.T, w *registrytest.Table) { w.Add(t, f) }
+	}
+	hide := func(f tarFile) tocStep { // from the table
+		return func(t *testing.T, w *registrytest.Table) {
+			n := len(w.Entries)
+			w.Add(t, f)
+			w.Entries = w.Entries[:n]
+		}
+	}
+	aEvil := tarFile{Name: "disk/a.img", Content: evil}
+	b := tarFile{Name: "disk/b.img", Content: evil}
+	list := func(e map[string]any) tocStep { // in the table alone
+		return func(_ *testing.T, w *registrytest.Table) { w.Entries = append(w.Entries, e) }
+	}
+	link := func(name string) map[string]any {
+		return map[string]any{"name": name, "type": "hardlink", "linkName": "disk/a.img"}
+	}
+	rename := func(_ *testing.T, w *registrytest.Table) { // everything in the table
+		for _, e := range w.Entries {
+			e["name"] = "disk/a.img"
+		}
 	}
 	cases := map[string]tocCase{
-		"right": {make: func(t *testing.T, w *registrytest.Table) { w.Add(t, a) }, right: true},
-		"right, among others": {make: func(t *testing.T, w *registrytest.Table) {
-			for _, f := range []tarFile{{Name: "disk/", Kind: tar.TypeDir},
-				{Name: "disk/.wh.old"}, {Name: "disk/.wh..wh..opq"}, {Name: "etc/a", Content: evil},
-				{Name: "disk/b/one", Content: []byte("1")}, a,
-				{Name: "disk/zero.img", Content: make([]byte, 700<<10)}, {Name: "disk/b/empty"},
-				{Name: "disk/two.img", Content: evil}, {Name: "etc/b", Content: evil},
-				{Name: "disk/l.img", Kind: tar.TypeLink, Link: "disk/a.img"}} {
-				w.Add(t, f)
-			}
-		}, right: true},
-		"right, beside a hole of an exabyte": {make: func(t *testing.T, w *registrytest.Table) {
-			w.Add(t, a)
-			hide(t, w, tarFile{Name: "etc/notes", Content: good[:700], Hole: 1 << 59})
-		}, right: true},
-		"right, a name twice": {make: func(t *testing.T, w *registrytest.Table) {
-			w.Add(t, tarFile{Name: "disk/a.img", Content: evil})
-			w.Add(t, a)
-		}, right: true},
-		"a disk that it lacks": {make: func(t *testing.T, w *registrytest.Table) {
-			w.Add(t, a)
-			hide(t, w, tarFile{Name: "disk/b.img", Content: evil})
-		}},
-		"a disk before it that it lacks": {make: func(t *testing.T, w *registrytest.Table) {
-			hide(t, w, tarFile{Name: "disk/b.img", Content: evil})
-			w.Add(t, a)
-		}},
-		"another file of the name behind it": {make: func(t *testing.T, w *registrytest.Table) {
-			w.Add(t, a)
-			hide(t, w, tarFile{Name: "./disk/a.img", Content: evil})
-		}},
-		"a link that it lacks": {make: func(t *testing.T, w *registrytest.Table) {
-			w.Add(t, a)
-			hide(t, w, tarFile{Name: "disk/b.img", Kind: tar.TypeLink, Link: "disk/a.img"})
-		}},
-		"a whiteout that it lacks": {make: func(t *testing.T, w *registrytest.Table) {
-			hide(t, w, tarFile{Name: "disk/.wh.b.img"})
-			w.Add(t, a)
-		}},
-		"an opaque directory that it lacks": {make: func(t *testing.T, w *registrytest.Table) {
-			w.Add(t, a)
-			hide(t, w, tarFile{Name: "disk/.wh..wh..opq"})
-		}},
-		"a symbolic link in place of the directory": {
-			make: func(t *testing.T, w *registrytest.Table) {
-				w.Add(t, a)
-				hide(t, w, tarFile{Name: "disk", Kind: tar.TypeSymlink, Link: "etc"})
-			}},
-		"a whiteout that only it has": {make: func(t *testing.T, w *registrytest.Table) {
-			w.Add(t, a)
-			w.Entries = append(w.Entries, map[string]any{"name": "disk/.wh.b.img", "type": "reg"})
-		}},
-		"a file that only it has": {make: func(t *testing.T, w *registrytest.Table) {
-			w.Add(t, a)
-			w.Entries = append(w.Entries, map[string]any{"name": "disk/b.img", "type": "hardlink",
-				"linkName": "disk/a.img"})
-		}},
-		"another name": {make: func(t *testing.T, w *registrytest.Table) {
-			w.Add(t, tarFile{Name: "disk/b.img", Content: good})
-			for _, e := range w.Entries {
-				e["name"] = "disk/a.img"
-			}
-		}},
-		"another kind": {make: func(t *testing.T, w *registrytest.Table) {
-			w.Add(t, a)
-			w.Add(t, tarFile{Name: "disk/l", Kind: tar.TypeLink, Link: "disk/a.img"})
-			w.Add(t, tarFile{Name: "disk/m", Kind: tar.TypeDir})
-			w.Entries[len(w.Entries)-1] = map[string]any{"name": "disk/m", "type": "hardlink",
-				"linkName": "disk/a.img"}
-		}},
-		"the place of another file": {make: func(t *testing.T, w *registrytest.Table) {
-			hide(t, w, tarFile{Name: "disk/a.img", Content: evil})
-			w.Add(t, tarFile{Name: "usr/notes", Content: good})
-			for _, e := range w.Entries {
-				e["name"] = "disk/a.img"
-			}
-		}},
-		"a part of the file": {make: func(t *testing.T, w *registrytest.Table) {
-			w.Add(t, a)
+		"right": {make: []tocStep{add(a)}, right: true},
+		"right, among others": {make: []tocStep{add(tarFile{Name: "disk/", Kind: tar.TypeDir}),
+			add(tarFile{Name: "disk/.wh.old"}), add(tarFile{Name: "disk/.wh..wh..opq"}),
+			add(tarFile{Name: "etc/a", Content: evil}),
+			add(tarFile{Name: "disk/b/one", Content: []byte("1")}), add(a),
+			add(tarFile{Name: "disk/zero.img", Content: make([]byte, 700<<10)}),
+			add(tarFile{Name: "disk/b/empty"}), add(tarFile{Name: "disk/two.img", Content: evil}),
+			add(tarFile{Name: "etc/b", Content: evil}),
+			add(tarFile{Name: "disk/l.img", Kind: tar.TypeLink, Link: "disk/a.img"})}, right: true},
+		"right, beside a hole of an exabyte": {make: []tocStep{add(a),
+			hide(tarFile{Name: "etc/notes", Content: good[:700], Hole: 1 << 59})}, right: true},
+		"right, a name twice":            {make: []tocStep{add(aEvil), add(a)}, right: true},
+		"a disk that it lacks":           {make: []tocStep{add(a), hide(b)}},
+		"a disk before it that it lacks": {make: []tocStep{hide(b), add(a)}},
+		"another file of the name behind it": {make: []tocStep{add(a),
+			hide(tarFile{Name: "./disk/a.img", Content: evil})}},
+		"a link that it lacks": {make: []tocStep{add(a),
+			hide(tarFile{Name: "disk/b.img", Kind: tar.TypeLink, Link: "disk/a.img"})}},
+		"a whiteout that it lacks": {make: []tocStep{hide(tarFile{Name: "disk/.wh.b.img"}),
+			add(a)}},
+		"an opaque directory that it lacks": {make: []tocStep{add(a),
+			hide(tarFile{Name: "disk/.wh..wh..opq"})}},
+		"a symbolic link in place of the directory": {make: []tocStep{add(a),
+			hide(tarFile{Name: "disk", Kind: tar.TypeSymlink, Link: "etc"})}},
+		"a whiteout that only it has": {make: []tocStep{add(a),
+			list(map[string]any{"name": "disk/.wh.b.img", "type": "reg"})}},
+		"a file that only it has": {make: []tocStep{add(a), list(link("disk/b.img"))}},
+		"another name": {make: []tocStep{add(tarFile{Name: "disk/b.img", Content: good}),
+			rename}},
+		"another kind": {make: []tocStep{add(a),
+			add(tarFile{Name: "disk/l", Kind: tar.TypeLink, Link: "disk/a.img"}),
+			hide(tarFile{Name: "disk/m", Kind: tar.TypeDir}), list(link("disk/m"))}},
+		"the place of another file": {make: []tocStep{hide(aEvil),
+			add(tarFile{Name: "usr/notes", Content: good}), rename}},
+		"a part of the file": {make: []tocStep{add(a), func(_ *testing.T, w *registrytest.Table) {
 			w.Entries[0]["size"] = w.Chunk
 			w.Entries = w.Entries[:1]
-		}},
-		"a name twice, of which it has the first": {
-			make: func(t *testing.T, w *registrytest.Table) {
-				w.Add(t, a)
-				n := len(w.Entries)
-				w.Add(t, tarFile{Name: "disk/a.img", Content: evil})
-				w.Entries = w.Entries[:n]
-			}},
+		}}},
+		"a name twice, of which it has the first": {make: []tocStep{add(a), hide(aEvil)}},
 	}
 	if codec == registrytest.Zstd {
-		cases["zeros that are none"] = tocCase{make: func(t *testing.T, w *registrytest.Table) {
-			w.Add(t, a)
-			w.Entries[1]["chunkType"] = "zeros"
-		}, late: true}
+		zeros := func(_ *testing.T, w *registrytest.Table) { w.Entries[1]["chunkType"] = "zeros" }
+		cases["zeros that are none"] = tocCase{make: []tocStep{add(a), zeros}, late: true}
 	}
 	return cases
 }
@@ -143,10 +112,10 @@ func TestOneDigestOneTable(t *testing.T) {
 				if codec == registrytest.Gzip && c.right {
 					w.Members = 3
 				}
-				c.make(t, w)
-				content, annotations := w.Layer(t, w.Entries)
-				l := newLying(t)
-				l.Annotated(t, content, annotations)
+				for _, step := range c.make {
+					step(t, w)
+				}
+				l, _ := withTable(t, w, w.Entries)
 				ref := l.ref(t, "vm/a:1")
 				client := newClient(t, l.options())
 				for _, path := range []string{"", "a.img"} {
@@ -196,13 +165,9 @@ func serveTable(t *testing.T, s *streaming, ref transport.Reference, c tocCase, 
 // anything.
 func TestTableHeadersOnly(t *testing.T) {
 	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
-		w := &registrytest.Table{Codec: codec, Chunk: 256 << 10}
-		for _, name := range []string{"disk/a.img", "disk/b.img"} {
-			w.Add(t, tarFile{Name: name, Content: noise(493, 8<<20)})
-		}
-		content, annotations := w.Layer(t, w.Entries)
-		l := newLying(t)
-		l.Annotated(t, content, annotations)
+		w := tableOf(t, codec, 256<<10, tarFile{Name: "disk/a.img", Content: noise(493, 8<<20)},
+			tarFile{Name: "disk/b.img", Content: noise(493, 8<<20)})
+		l, content := withTable(t, w, w.Entries)
 		s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 		img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
 		l.SentSince()
@@ -224,11 +189,9 @@ func TestTableWithOtherDataBetween(t *testing.T) {
 	good := noise(494, 4*chunk)
 	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
 		for _, between := range [][]byte{make([]byte, 3*chunk), noise(495, 3*chunk)} {
-			right := &registrytest.Table{Codec: codec, Chunk: chunk}
-			right.Add(t, tarFile{Name: "disk/a.img", Content: good})
+			right := tableOf(t, codec, chunk, tarFile{Name: "disk/a.img", Content: good})
 			inArchive := append(bytes.Clone(good[:chunk]), between...)
-			wrong := &registrytest.Table{Codec: codec, Chunk: chunk}
-			wrong.Add(t, tarFile{Name: "disk/a.img", Content: inArchive})
+			wrong := tableOf(t, codec, chunk, tarFile{Name: "disk/a.img", Content: inArchive})
 			wrong.Entries = wrong.Entries[:1]
 			wrong.Add(t, tarFile{Name: "usr/notes", Content: good})
 			wrong.Entries = append(wrong.Entries[:1], wrong.Entries[2:]...)
@@ -239,9 +202,7 @@ func TestTableWithOtherDataBetween(t *testing.T) {
 
 			cached, seen := t.TempDir(), 0
 			for _, w := range []*registrytest.Table{right, wrong} {
-				l := newLying(t)
-				content, annotations := w.Layer(t, w.Entries)
-				l.Annotated(t, content, annotations)
+				l, _ := withTable(t, w, w.Entries)
 				s := newStreaming(t, newClient(t, l.options()), cached, t.TempDir())
 				s.opt.timeout = time.Second
 				st, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)

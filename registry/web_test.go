@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -29,10 +28,8 @@ import (
 // web is a web server with a file, and a client that trusts it.
 type web struct {
 	*registrytest.Web
-	opt transport.Options
-
-	mu   sync.Mutex
-	told []string // what the client has warned of; guarded by mu
+	opt  transport.Options
+	told warnings
 }
 
 const webFile = "/images/f.img"
@@ -40,11 +37,7 @@ const webFile = "/images/f.img"
 func newWeb(t testing.TB, content []byte) *web {
 	w := &web{Web: registrytest.NewWeb(t)}
 	w.Put(webFile, content, `"1"`)
-	w.opt = transport.Options{CA: w.CA(t), Timeout: 2 * time.Second, Warn: func(text string) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.told = append(w.told, text)
-	}}
+	w.opt = transport.Options{CA: w.CA(t), Timeout: 2 * time.Second, Warn: w.told.add}
 	return w
 }
 
@@ -141,7 +134,7 @@ func TestPullAddress(t *testing.T) {
 			}
 			suffix := cmp.Or(c.suffix, "@"+digestOf(file))
 			dir, digest, err := w.pull(t, w.Server.URL+webFile+suffix)
-			for _, text := range append(w.told, fmt.Sprint(err)) {
+			for _, text := range append(w.told.all(), fmt.Sprint(err)) {
 				require.NotContains(t, text, "hush")
 			}
 			if c.want != "" {
@@ -336,7 +329,7 @@ func TestStreamAddress(t *testing.T) {
 	w.Put(webFile, noise(86, len(content)), `"2"`)
 	require.ErrorIs(t, img2.Verify(t.Context()), disk.ErrWrongContent)
 	require.ErrorIs(t, testtool.Err(img2.ReadAt(t.Context(), p, 20<<20)), disk.ErrWrongContent)
-	for _, text := range w.told {
+	for _, text := range w.told.all() {
 		require.NotContains(t, text, "hush")
 	}
 }

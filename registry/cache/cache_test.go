@@ -89,9 +89,8 @@ const testChunk = 64 << 10
 
 func openBlob(t testing.TB, c *Cache, size int64, f *far) *Blob {
 	t.Helper()
-	b := testtool.Must(c.Blob(BlobOptions{Digest: testDigest, Size: size, ChunkSize: testChunk,
+	return testtool.Must(c.Blob(BlobOptions{Digest: testDigest, Size: size, ChunkSize: testChunk,
 		Fetch: f.Fetch, Verify: verifyContent(testChunk)}))(t)
-	return b
 }
 
 func requireRead(t testing.TB, b *Blob, off, length int64) {

@@ -159,26 +159,22 @@ func TestUsersShare(t *testing.T) {
 	require.NoError(t, os.WriteFile(program, filetest.Content(t, os.Args[0]), 0o755))
 	mask := syscall.Umask(0o022)
 	defer syscall.Umask(mask)
+	first := func(uid uint32) *syscall.Credential {
+		return &syscall.Credential{Uid: uid, Gid: group}
+	}
+	further := func(uid uint32) *syscall.Credential {
+		return &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{group}}
+	}
 	for name, c := range map[string]struct {
 		mode fs.FileMode
 		user func(uid uint32) *syscall.Credential
 		make bool // the first of them makes the directory
 	}{
-		"whose first group it is": {0o770, func(uid uint32) *syscall.Credential {
-			return &syscall.Credential{Uid: uid, Gid: group}
-		}, false},
-		"that is one of theirs": {0o770, func(uid uint32) *syscall.Credential {
-			return &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{group}}
-		}, false},
-		"by the directory": {0o770 | fs.ModeSetgid, func(uid uint32) *syscall.Credential {
-			return &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{group}}
-		}, false},
-		"in a new directory": {0o770, func(uid uint32) *syscall.Credential {
-			return &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{group}}
-		}, true},
-		"in everybody's directory": {0o777, func(uid uint32) *syscall.Credential {
-			return &syscall.Credential{Uid: uid, Gid: group}
-		}, true},
+		"whose first group it is":  {0o770, first, false},
+		"that is one of theirs":    {0o770, further, false},
+		"by the directory":         {0o770 | fs.ModeSetgid, further, false},
+		"in a new directory":       {0o770, further, true},
+		"in everybody's directory": {0o777, first, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFamily(t)
@@ -199,8 +195,8 @@ func TestUsersShare(t *testing.T) {
 			}
 			read(4001, childChunks)
 			read(4002, childChunks)
-			segments, err := filepath.Glob(filepath.Join(f.dir, version, "*", "*", "0"))
-			require.NoError(t, err)
+			all := filepath.Join(f.dir, version, "*", "*", "0")
+			segments := testtool.Must(filepath.Glob(all))(t)
 			require.NoError(t, os.Remove(segments[0]))
 			read(4002, childChunks+segmentSize/testChunk)
 			read(4001, childChunks+segmentSize/testChunk)

@@ -24,8 +24,7 @@ func segmentFiles(t *testing.T, dir string) map[string]os.FileInfo {
 	names := testtool.Must(filepath.Glob(filepath.Join(dir, version, "*", "*", "*")))(t)
 	all := make(map[string]os.FileInfo)
 	for _, name := range names {
-		info := testtool.Must(os.Stat(name))(t)
-		all[filepath.Base(name)] = info
+		all[filepath.Base(name)] = testtool.Must(os.Stat(name))(t)
 	}
 	return all
 }

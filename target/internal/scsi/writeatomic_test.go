@@ -17,6 +17,13 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
+// Commands for 16 blocks, of which the first is block 8.
+const (
+	atomic16 = "9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"
+	write16  = "2a 00 00 00 00 08 00 00 10 00"
+	read16   = "28 00 00 00 00 08 00 00 10 00"
+)
+
 func TestWriteAtomic(t *testing.T) {
 	for _, c := range []struct {
 		name, cdb, want string
@@ -61,10 +68,6 @@ func TestWriteAtomic(t *testing.T) {
 	require.Equal(t, "7/27/00",
 		protected.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 08 00 00"),
 			pattern(8, 1)).outcome())
-	b := newBench(t, stored)
-	task := &Task{Nexus: b.nexus, LUN: lun1, Offered: 9 * BlockSize}
-	copy(task.CDB[:], cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 08 00 00"))
-	require.Error(t, b.d.Prepare(task), "more data than the CDB says")
 }
 
 // tornDisk stores half of a write and then fails, as storage that fills up does. Later writes fail
@@ -93,11 +96,10 @@ func TestWriteAtomicLeavesNothingBehindWhenTheDiskFails(t *testing.T) {
 	torn := &tornDisk{memDisk: newMemDisk(testBlocks * BlockSize), fail: errors.New("no more")}
 	b := newBench(t, stored, func(l *LUN) { l.Disk = torn })
 	before := pattern(16, 1)
-	b.good(cdb("2a 00 00 00 00 08 00 00 10 00"), before)
+	b.good(cdb(write16), before)
 	torn.fails = 1
-	require.Equal(t, "4/44/00", b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"),
-		pattern(16, 2)).outcome())
-	require.Equal(t, before, b.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
+	require.Equal(t, "4/44/00", b.run(cdb(atomic16), pattern(16, 2)).outcome())
+	require.Equal(t, before, b.good(cdb(read16), nil))
 }
 
 // TestWriteAtomicThatWasCutOff kills the target in the middle of a write. The next start puts the
@@ -108,26 +110,23 @@ func TestWriteAtomicThatWasCutOff(t *testing.T) {
 	kept := func(l *LUN) { l.Disk, l.Store = torn, store }
 	b := newBench(t, kept)
 	before, after := pattern(16, 1), pattern(16, 2)
-	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
-	b.good(cdb("2a 00 00 00 00 08 00 00 10 00"), before)
+	b.good(cdb(write16), before)
 	torn.fails = 2 // also the attempt to put it back
 	torn.failWith("flush", disk.ErrFailed)
-	require.Equal(t, "4/44/00", b.run(request, after).outcome())
+	require.Equal(t, "4/44/00", b.run(cdb(atomic16), after).outcome())
 	torn.failWith("flush", nil)
-	require.NotEqual(t, before, b.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
+	require.NotEqual(t, before, b.good(cdb(read16), nil))
 
 	again := newBench(t, kept)
-	require.Equal(t, before, again.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
-	again.good(request, after)
+	require.Equal(t, before, again.good(cdb(read16), nil))
+	again.good(cdb(atomic16), after)
 	require.Empty(t, store.kept[storedAtomic])
 	last := newBench(t, kept)
-	require.Equal(t, after, last.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil),
-		"a write that has ended stays")
+	require.Equal(t, after, last.good(cdb(read16), nil), "a write that has ended stays")
 
 	store.failWith(errors.New("no space"))
-	require.Equal(t, "4/44/00", last.run(request, before).outcome())
-	require.Equal(t, after, last.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil),
-		"what cannot be undone is not begun")
+	require.Equal(t, "4/44/00", last.run(cdb(atomic16), before).outcome())
+	require.Equal(t, after, last.good(cdb(read16), nil), "what cannot be undone is not begun")
 }
 
 // TestWriteAtomicThatCannotBeUndone uses a disk that takes neither the new blocks nor the former
@@ -138,27 +137,24 @@ func TestWriteAtomicThatCannotBeUndone(t *testing.T) {
 	kept := func(l *LUN) { l.Disk, l.Store = torn, store }
 	b := newBench(t, kept)
 	torn.fails = 2
-	require.Equal(t, "4/44/00", b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"),
-		pattern(16, 2)).outcome())
+	require.Equal(t, "4/44/00", b.run(cdb(atomic16), pattern(16, 2)).outcome())
 	require.Empty(t, store.kept[storedAtomic])
 	later := pattern(16, 3)
-	b.good(cdb("2a 00 00 00 00 08 00 00 10 00"), later)
+	b.good(cdb(write16), later)
 	again := newBench(t, kept)
-	require.Equal(t, later, again.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
+	require.Equal(t, later, again.good(cdb(read16), nil))
 }
 
 // TestWriteAtomicThatCannotBeFlushed uses a disk whose flush fails for a while, like a persistent
 // one's without space for its map. The next start does not undo writes that were acknowledged
 // afterwards.
 func TestWriteAtomicThatCannotBeFlushed(t *testing.T) {
-	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
-	write, read := cdb("2a 00 00 00 00 08 00 00 10 00"), cdb("28 00 00 00 00 08 00 00 10 00")
 	for name, fails := range map[string]func(b *bench){
 		"no space": func(b *bench) {
 			b.disk.failWith("flush", disk.ErrNoSpace)
-			require.Equal(b.t, "7/27/07", b.run(request, pattern(16, 2)).outcome())
+			require.Equal(b.t, "7/27/07", b.run(cdb(atomic16), pattern(16, 2)).outcome())
 			b.disk.failWith("flush", nil)
-			require.True(b.t, bytes.Equal(pattern(16, 1), b.good(read, nil)),
+			require.True(b.t, bytes.Equal(pattern(16, 1), b.good(cdb(read16), nil)),
 				"nothing of it is left")
 		},
 		"a panic": func(b *bench) {
@@ -167,19 +163,19 @@ func TestWriteAtomicThatCannotBeFlushed(t *testing.T) {
 					panic("a bug")
 				}
 			}
-			require.Panics(b.t, func() { b.run(request, pattern(16, 2)) })
+			require.Panics(b.t, func() { b.run(cdb(atomic16), pattern(16, 2)) })
 			b.disk.enter = nil
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := &keptStore{}
 			b, kept := newKeptBench(t, store)
-			b.good(write, pattern(16, 1))
+			b.good(cdb(write16), pattern(16, 1))
 			fails(b)
 			later := pattern(16, 3)
-			b.good(write, later)
+			b.good(cdb(write16), later)
 			b.good(cdb("35 00 00 00 00 00 00 00 00 00"), nil)
-			require.True(t, bytes.Equal(later, newBench(t, kept).good(read, nil)))
+			require.True(t, bytes.Equal(later, newBench(t, kept).good(cdb(read16), nil)))
 			require.Empty(t, store.kept[storedAtomic])
 		})
 	}
@@ -214,16 +210,14 @@ func (s *unsureStore) Save(name string, data []byte) error {
 // TestWriteAtomicThatCannotBeForgotten lets the store fail while the disk does not. The next start
 // does not undo writes that were acknowledged afterwards.
 func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
-	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
-	write, read := cdb("2a 00 00 00 00 08 00 00 10 00"), cdb("28 00 00 00 00 08 00 00 10 00")
 	for _, unsure := range []bool{false, true} {
 		store := &unsureStore{}
 		b, kept := newKeptBench(t, store)
-		b.good(write, pattern(16, 1))
+		b.good(cdb(write16), pattern(16, 1))
 		store.unsure, store.clings = unsure, !unsure
-		require.Equal(t, "4/44/00", b.run(request, pattern(16, 2)).outcome())
+		require.Equal(t, "4/44/00", b.run(cdb(atomic16), pattern(16, 2)).outcome())
 		for _, c := range []struct{ cdb, data []byte }{
-			{write, pattern(16, 3)},
+			{cdb(write16), pattern(16, 3)},
 			{unmapCDB(8 + 16), unmapList(0, 8)},
 			{extendedCopy(selfCopy), selfCopy},
 		} {
@@ -236,27 +230,23 @@ func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
 		store.unsure, store.clings = false, false
 		require.NoError(t, b.d.Bars(of, true))
 		later := pattern(16, 4)
-		b.good(write, later)
-		require.Equal(t, later, newBench(t, kept).good(read, nil))
-		b.good(request, pattern(16, 5))
+		b.good(cdb(write16), later)
+		require.Equal(t, later, newBench(t, kept).good(cdb(read16), nil))
+		b.good(cdb(atomic16), pattern(16, 5))
 	}
 }
 
 // TestWriteBehindAnAtomicOne lets a write wait for the blocks of an atomic write whose record then
 // cannot be deleted. The waiting write is not acknowledged, because the next start would undo it.
 func TestWriteBehindAnAtomicOne(t *testing.T) {
-	write := cdb("2a 00 00 00 00 08 00 00 10 00")
 	store := &unsureStore{}
 	b, kept := newKeptBench(t, store)
-	b.good(write, pattern(16, 1))
+	b.good(cdb(write16), pattern(16, 1))
 	stuck, release := b.hang("write")
 	first, behind := make(chan string), make(chan string)
-	go func() {
-		first <- b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"),
-			pattern(16, 2)).outcome()
-	}()
+	go func() { first <- b.run(cdb(atomic16), pattern(16, 2)).outcome() }()
 	<-stuck
-	go func() { behind <- b.run(write, pattern(16, 3)).outcome() }()
+	go func() { behind <- b.run(cdb(write16), pattern(16, 3)).outcome() }()
 	b.waitsForRange(1)
 	store.clings = true
 	close(release)
@@ -264,8 +254,8 @@ func TestWriteBehindAnAtomicOne(t *testing.T) {
 	require.Equal(t, "4/44/00", <-behind)
 	store.clings = false
 	later := pattern(16, 4)
-	b.good(write, later)
-	require.Equal(t, later, newBench(t, kept).good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
+	b.good(cdb(write16), later)
+	require.Equal(t, later, newBench(t, kept).good(cdb(read16), nil))
 }
 
 // TestWriteAtomicIsAlone makes an atomic write hang in the disk. A read of its blocks waits, as it
@@ -278,12 +268,9 @@ func TestWriteAtomicIsAlone(t *testing.T) {
 	store.saving = func() { saves.Add(1) }
 	stuck, release := b.hang("write")
 	ended := make(chan string, 3)
-	go func() {
-		ended <- b.run(cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00"),
-			pattern(16, 1)).outcome()
-	}()
+	go func() { ended <- b.run(cdb(atomic16), pattern(16, 1)).outcome() }()
 	<-stuck
-	go func() { ended <- b.run(cdb("28 00 00 00 00 08 00 00 10 00"), nil).outcome() }()
+	go func() { ended <- b.run(cdb(read16), nil).outcome() }()
 	b.waitsForRange(1)
 	go func() {
 		ended <- b.run(cdb("9c 00 00 00 00 00 00 00 10 00 00 00 00 10 00 00"),
