@@ -21,8 +21,9 @@ import (
 func unknown(t *testing.T, v *served) (open func(mode int) *client) {
 	t.Helper()
 	l := testtool.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	served := make(chan error, 1)
-	go func() { served <- v.Serve(l, Portal{Name: serving.AddressPrefix + l.Addr().String()}) }()
+	served := testtool.Go(func() error {
+		return v.Serve(l, Portal{Name: serving.AddressPrefix + l.Addr().String()})
+	})
 	t.Cleanup(func() {
 		require.NoError(t, v.Shutdown(context.Background()))
 		require.ErrorIs(t, <-served, ErrServerClosed)

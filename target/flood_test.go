@@ -251,16 +251,14 @@ func TestPingFlood(t *testing.T) {
 	}()
 	flood := bytes.Repeat(c.Bytes(&pdu.NOPOut{Immediate: true, TaskTag: 1,
 		TransferTag: pdu.ReservedTag, CmdSN: c.CmdSN}, nil), 40000)
-	sent := make(chan error, 1)
-	go func() {
+	sent := testtool.Go(func() error {
 		for range 10 {
 			if _, err := nc.Write(flood); err != nil {
-				sent <- err
-				return
+				return err
 			}
 		}
-		sent <- nil
-	}()
+		return nil
+	})
 	most := 0
 	for done := false; !done; {
 		select {

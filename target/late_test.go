@@ -139,7 +139,8 @@ func TestLateReadsOfAPeerThatGoes(t *testing.T) {
 	d.Arrive()
 	c, nc := s.loginFrom(t, "127.0.0.1", tt.LoginOptions{})
 	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(64<<10))
-	const blocks = 256 // the commands that an initiator may have at once fill every socket's buffers
+	// The commands that an initiator may have at once fill the buffers of every socket.
+	const blocks = 256
 	for i := range 120 {
 		cmd, _, _ := c.Prepare(tt.Read10(1, uint32(i%25*blocks), blocks))
 		require.NoError(t, c.Send(&cmd, nil))

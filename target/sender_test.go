@@ -31,25 +31,22 @@ func TestQueueIsBounded(t *testing.T) {
 			data, release)
 	}
 	bytes := s.Queued
-	writer := make(chan error, 1)
 	ping(pool.Get(4096))
-	go func() { writer <- s.Flush() }()
+	writer := testtool.Go(s.Flush)
 	testtool.Eventually(t, func() bool { return s.WriteSince.Load() != 0 })
 
 	const many = 10 * socket.MaxQueued / socket.MessageCost
 	var queued atomic.Int64
-	reader := make(chan error, 1)
-	go func() {
+	reader := testtool.Go(func() error {
 		for range many {
 			ping(nil)
 			queued.Add(1)
 			if err := s.Flush(); err != nil {
-				reader <- err
-				return
+				return err
 			}
 		}
-		reader <- nil
-	}()
+		return nil
+	})
 	testtool.Eventually(t, func() bool { return bytes() > socket.MaxQueued })
 	require.LessOrEqual(t, bytes(), socket.MaxQueued+2*socket.MessageCost+4096)
 	require.Less(t, queued.Load(), int64(many))

@@ -111,18 +111,16 @@ func TestAPDUEndsWithItsLastByte(t *testing.T) {
 		{[]byte("data"), []int{56}},
 	} {
 		b := packet(c.data)
-		sent := make(chan error, 1)
-		go func() {
+		sent := testtool.Go(func() error {
 			at := 0
 			for _, cut := range append(c.cuts, len(b)) {
 				if _, err := theirs.Write(b[at:cut]); err != nil {
-					sent <- err
-					return
+					return err
 				}
 				at = cut
 			}
-			sent <- nil
-		}()
+			return nil
+		})
 		within = nil
 		require.NoError(t, testtool.Err(rx.next()))
 		got := make([]byte, rx.data.n)

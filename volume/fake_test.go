@@ -276,8 +276,7 @@ func put(t *testing.T, m *Manager, name string, spec api.Spec) Volume {
 
 func get(t *testing.T, m *Manager, name string) Volume {
 	t.Helper()
-	v := testtool.Must(m.Get(name))(t)
-	return v
+	return testtool.Must(m.Get(name))(t)
 }
 
 // filling begins an upload into a volume.

@@ -236,8 +236,7 @@ func TestFetch(t *testing.T) {
 // filesIn returns the files of a volume's disk in the volume's own directory.
 func filesIn(t *testing.T, m *Manager, name string) []string {
 	t.Helper()
-	paths := testtool.Must(diskFiles(m.store.Dir(name)))(t)
-	return paths
+	return testtool.Must(diskFiles(m.store.Dir(name)))(t)
 }
 
 // TestNewQuery: an address is known by its digest. The query of the last request counts from the

@@ -107,8 +107,7 @@ func TestAcquire(t *testing.T) {
 		require.Equal(t, testServer, request.ServerIdentifier())
 
 		number, last = 0, dhcpv4.MessageTypeNak
-		_, err := n.acquire(testCard)
-		require.ErrorIs(t, err, errRefused)
+		require.ErrorIs(t, testtool.Err(n.acquire(testCard)), errRefused)
 	})
 }
 
@@ -124,8 +123,7 @@ func TestUnwantedAnswers(t *testing.T) {
 			}
 			return s, nil
 		}
-		_, err := n.acquire(testCard)
-		require.EqualError(t, err, "no DHCP server answers")
+		require.EqualError(t, testtool.Err(n.acquire(testCard)), "no DHCP server answers")
 	})
 }
 

@@ -346,8 +346,7 @@ func layeredImage(t *testing.T, layers int) string {
 		ids = append(ids, fmt.Sprintf("sha256:%x", sha256.Sum256(layer.Bytes())))
 	}
 	encode := func(v any) []byte {
-		text := testtool.Must(json.Marshal(v))(t)
-		return text
+		return testtool.Must(json.Marshal(v))(t)
 	}
 	add(out, "config.json", encode(map[string]any{"os": "linux", "architecture": "amd64",
 		"config": map[string]any{"Cmd": []string{"/hello"}},

@@ -163,8 +163,7 @@ func (p *process) logged(message, field string) any {
 
 func binary(t *testing.T) string {
 	t.Helper()
-	path := testtool.Must(build())(t)
-	return path
+	return testtool.Must(build())(t)
 }
 
 // run runs a command in this process, to its end, in a directory of its own and with only the given

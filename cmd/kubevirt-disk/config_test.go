@@ -63,8 +63,7 @@ func tryConfig(args ...string) (*config, error) {
 
 func mustConfig(t *testing.T, args ...string) *config {
 	t.Helper()
-	c := testtool.Must(tryConfig(args...))(t)
-	return c
+	return testtool.Must(tryConfig(args...))(t)
 }
 
 func portalTexts(c *config) string {

@@ -101,8 +101,7 @@ func vhdxOf(t *testing.T, raw []byte) []byte {
 	out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O", "vhdx",
 		from, to).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	image := testtool.Must(os.ReadFile(to))(t)
-	return image
+	return testtool.Must(os.ReadFile(to))(t)
 }
 
 // TestConvertWrapped takes a disk out of what wraps it, or out of an image of another program, and

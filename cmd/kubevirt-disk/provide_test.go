@@ -60,8 +60,7 @@ func (p *provided) leftovers() (names []string) {
 
 func (p *provided) content() []byte {
 	p.t.Helper()
-	content := testtool.Must(os.ReadFile(p.file))(p.t)
-	return content
+	return testtool.Must(os.ReadFile(p.file))(p.t)
 }
 
 func TestProvide(t *testing.T) {

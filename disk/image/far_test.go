@@ -190,11 +190,9 @@ func TestFarImageOutOfReach(t *testing.T) {
 			require.False(t, errors.As(err, new(*disk.MediumError)))
 			require.ErrorContains(t, err, names[0])
 
-			read := make(chan error)
-			go func() {
-				_, err := img.ReadAt(t.Context(), got, off)
-				read <- err
-			}()
+			read := testtool.Go(func() error {
+				return testtool.Err(img.ReadAt(t.Context(), got, off))
+			})
 			time.Sleep(10 * time.Minute)
 			all.mend()
 			require.NoError(t, <-read, kind)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestRunWhileBlocksAreSet asks for the run around blocks that another goroutine is setting. A run
@@ -17,17 +19,15 @@ func TestRunWhileBlocksAreSet(t *testing.T) {
 	const blocks = 4 * mapPageBlocks
 	m := newBlockMap(blocks)
 	var next atomic.Int64
-	done := make(chan error, 1)
-	go func() {
+	done := testtool.Go(func() error {
 		for block := range int64(blocks) {
 			next.Store(block)
 			if err := m.set(block, block, nil); err != nil {
-				done <- err
-				return
+				return err
 			}
 		}
-		done <- nil
-	}()
+		return nil
+	})
 	for {
 		first := next.Load()
 		_, end := m.run(first, blocks-1)

@@ -193,11 +193,10 @@ func TestWriteThatWaitedForItsBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newRawDisk(t, 1<<20, sourcetest.Options{})
 		d.source.Cut()
-		written := make(chan error)
-		go func() {
-			_, err := d.served.WriteAt(t.Context(), filetest.Block('p', 512), 5*minGranule+512)
-			written <- err
-		}()
+		written := testtool.Go(func() error {
+			return testtool.Err(d.served.WriteAt(t.Context(), filetest.Block('p', 512),
+				5*minGranule+512))
+		})
 		synctest.Wait()
 		filetest.Write(t, d.served, filetest.Block('w', 2*minGranule), 5*minGranule)
 		d.source.Mend()
@@ -214,11 +213,9 @@ func TestDetachingWhileSomebodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newRawDisk(t, 1<<20, sourcetest.Options{})
 		d.source.Cut()
-		read := make(chan error)
-		go func() {
-			_, err := d.served.ReadAt(t.Context(), make([]byte, 512), 0)
-			read <- err
-		}()
+		read := testtool.Go(func() error {
+			return testtool.Err(d.served.ReadAt(t.Context(), make([]byte, 512), 0))
+		})
 		synctest.Wait()
 		filetest.Write(t, d.served, filetest.Block('w', 1<<20), 0)
 		dropped := make(chan struct{})
@@ -287,8 +284,9 @@ func TestCopyingEndsWhileItWaits(t *testing.T) {
 		d.source.Cut()
 		core, logs := observer.New(zap.InfoLevel)
 		ctx, cancel := context.WithCancel(t.Context())
-		copied := make(chan error, 1)
-		go func() { copied <- d.Copy(ctx, CopyOptions{Slots: NewFarSlots(), Log: zap.New(core)}) }()
+		copied := testtool.Go(func() error {
+			return d.Copy(ctx, CopyOptions{Slots: NewFarSlots(), Log: zap.New(core)})
+		})
 		time.Sleep(time.Second)
 		now := time.Now()
 		cancel()

@@ -25,8 +25,7 @@ import (
 
 func secret(t *testing.T, text string) transfer.Secret {
 	t.Helper()
-	s := testtool.Must(transfer.NewSecret([]byte(text)))(t)
-	return s
+	return testtool.Must(transfer.NewSecret([]byte(text)))(t)
 }
 
 // move moves a disk by a connection as processes do.

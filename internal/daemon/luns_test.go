@@ -42,8 +42,7 @@ func laterDisk(t *testing.T, dir, name string) plan.Disk {
 
 func openImage(t *testing.T, path string) *image.Image {
 	t.Helper()
-	img := testtool.Must(image.Open(path, image.Options{}))(t)
-	return img
+	return testtool.Must(image.Open(path, image.Options{}))(t)
 }
 
 // add serves one more disk.

@@ -46,8 +46,7 @@ func TestSignedImage(t *testing.T) {
 	get := func(path string) []byte {
 		res := testtool.Must(http.Get("http://" + r.PagesAddress() + path))(t)
 		defer res.Body.Close()
-		body := testtool.Must(io.ReadAll(res.Body))(t)
-		return body
+		return testtool.Must(io.ReadAll(res.Body))(t)
 	}
 	var now status.Status
 	require.NoError(t, json.Unmarshal(get("/status"), &now))

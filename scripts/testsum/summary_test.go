@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestSummary(t *testing.T) {
@@ -125,8 +127,7 @@ func TestStreams(t *testing.T) {
 	}
 	var out bytes.Buffer
 	sum := newSummary(&out)
-	ended := make(chan error)
-	go func() { ended <- readAll(sum, []string{one, two}) }()
+	ended := testtool.Go(func() error { return readAll(sum, []string{one, two}) })
 	write := func(f *os.File, text string) {
 		_, err := f.WriteString(text)
 		require.NoError(t, err)

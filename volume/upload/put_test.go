@@ -64,8 +64,7 @@ func makeQcow2(t *testing.T, data []byte) []byte {
 	defer img.Close()
 	require.NoError(t, image.ConvertQcow2(context.Background(), img, out, true,
 		qcow2.CompressionNone, nil))
-	content := testtool.Must(os.ReadFile(out))(t)
-	return content
+	return testtool.Must(os.ReadFile(out))(t)
 }
 
 // TestFormats: each format in each packing. TestResume uploads in pieces.

@@ -57,8 +57,7 @@ func (s *server) offset(t *testing.T, at string) int {
 	require.Equal(t, http.StatusNoContent, a.status)
 	require.Equal(t, "?0", a.header.Get(fieldComplete))
 	require.Equal(t, "no-store", a.header.Get("Cache-Control"))
-	n := testtool.Must(strconv.Atoi(a.header.Get(fieldOffset)))(t)
-	return n
+	return testtool.Must(strconv.Atoi(a.header.Get(fieldOffset)))(t)
 }
 
 // cutOff sends the head of a request and a part of its content, waits until the part was received,

@@ -204,8 +204,7 @@ type answer struct {
 // ask sends a request. headers are pairs.
 func (s *server) ask(t *testing.T, method, path string, body io.Reader, headers ...string) answer {
 	t.Helper()
-	a := testtool.Must(s.try(t, method, path, body, headers...))(t)
-	return a
+	return testtool.Must(s.try(t, method, path, body, headers...))(t)
 }
 
 func (s *server) try(t *testing.T, method, path string, body io.Reader, headers ...string) (

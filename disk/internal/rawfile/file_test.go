@@ -107,11 +107,7 @@ func TestUsageWhileClosed(t *testing.T) {
 	path := sparseFile(t, 1<<20)
 	for range 50 {
 		d := testtool.Must(rawfile.Open(path, rawfile.Options{Durable: true}))(t)
-		asked := make(chan error)
-		go func() {
-			_, err := d.Usage()
-			asked <- err
-		}()
+		asked := testtool.Go(func() error { return testtool.Err(d.Usage()) })
 		require.NoError(t, d.Close())
 		if err := <-asked; err != nil {
 			require.ErrorContains(t, err, "closed file")

@@ -128,8 +128,7 @@ func TestNotNowIsUndone(t *testing.T) {
 				Request: serving.Request{Executor: &timeout{Duration: time.Hour}}}
 			copy(task.CDB[:], c.cdb)
 			require.NoError(t, b.d.Prepare(task))
-			ended := make(chan error)
-			go func() { ended <- carryOut(task, c.data) }()
+			ended := testtool.Go(func() error { return carryOut(task, c.data) })
 			testtool.Eventually(t, task.Waiting)
 			task.Abort()
 			require.ErrorIs(t, <-ended, serving.ErrAborted)

@@ -138,8 +138,7 @@ func TestRemovedUnitIsReleasedLast(t *testing.T) {
 				<-gate
 			}}
 		})
-		done := make(chan error)
-		go func() { done <- b.admit("iqn.b") }()
+		done := testtool.Go(func() error { return b.admit("iqn.b") })
 		<-entered
 		idle := b.remove()
 		require.False(t, released(idle))
@@ -281,11 +280,7 @@ func TestHangingStoreHoldsUpNobody(t *testing.T) {
 	b := newBench(t)
 	entered, gate := make(chan struct{}), make(chan struct{})
 	slow, _ := another(9, func(l *LUN) { l.Number, l.Store = 2, loadingStore{entered, gate} })
-	done := make(chan error)
-	go func() {
-		err := b.d.disks.Add(slow)
-		done <- err
-	}()
+	done := testtool.Go(func() error { return b.d.disks.Add(slow) })
 	<-entered
 	other, _ := another(8)
 	other.Number = 2
@@ -311,11 +306,7 @@ func TestOneDiskTwiceAtOnce(t *testing.T) {
 			<-gate
 		}
 	}
-	done := make(chan error)
-	go func() {
-		err := b.d.disks.Add(lun)
-		done <- err
-	}()
+	done := testtool.Go(func() error { return b.d.disks.Add(lun) })
 	<-entered
 	twin := lun
 	twin.Number = 3
