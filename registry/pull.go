@@ -31,8 +31,10 @@ type PullOptions struct {
 	Path string
 	// Original keeps the file as it is. Otherwise it becomes a raw disk.
 	Original bool
-	// Replace replaces an existing file.
+	// Replace replaces an existing file. What is fetched has reached storage then.
 	Replace bool
+	// Size is how many bytes the raw disk in a file has, if that is more than the image's.
+	Size int64
 	// Image limits what is accepted as an image.
 	Image image.Options
 	// UnpackMemory is how far back compressed data may refer: see unpack.Options. Bytes.
@@ -198,6 +200,9 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 	}
 	// Only now, so that either all disks get their names or none.
 	for _, f := range chosen {
+		if err := f.to.Grow(p.opt.Size); err != nil {
+			return done, err
+		}
 		to := f.to
 		f.to = nil
 		if err := to.Finish(nil); err != nil {

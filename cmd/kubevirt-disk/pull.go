@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"runtime"
 	"time"
 
@@ -124,7 +123,8 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 	err = report.While(p, func() (err error) {
 		done, digest, err = client.Pull(ctx, ref, dest,
 			registry.PullOptions{Path: o.path, Original: o.format == pullOriginal, Image: foreign,
-				Replace: o.force, UnpackMemory: o.unpack, Progress: p, Stdout: a.stdout})
+				Replace: o.force, Size: o.bytes, UnpackMemory: o.unpack, Progress: p,
+				Stdout: a.stdout})
 		return err
 	})
 	switch {
@@ -137,11 +137,6 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 		fmt.Fprintf(a.stderr, "%s: %s (%s) of %s is in %s, %s\n", console.OneLine(ref.String()),
 			console.OneLine(d.Name), d.Format, digestsText(digest, d.Platform),
 			console.OneLine(d.To), console.ShortSize(d.Size))
-	}
-	if o.bytes != 0 {
-		if err := growFile(dest, o.bytes); err != nil {
-			return explainWrite(err, dest)
-		}
 	}
 	return writeDigest(o.digest, digest)
 }
@@ -165,15 +160,6 @@ func (a *app) checkPullDestination(dest string, o pullOptions) error {
 	}
 	return checkRawName(dest, fmt.Sprintf("keep the file as it is with --%s=%s", keyFormat,
 		pullOriginal))
-}
-
-// growFile makes a file that long, without content, if it is shorter. A block device has its size.
-func growFile(name string, bytes int64) error {
-	info, err := os.Stat(name)
-	if err != nil || !info.Mode().IsRegular() || info.Size() >= bytes {
-		return err
-	}
-	return os.Truncate(name, bytes)
 }
 
 // tellProgress answers GET /progress at an address ("": nowhere) until stop is called. The answer

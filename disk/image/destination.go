@@ -30,7 +30,9 @@ type Destination struct {
 
 // CreateDestination creates a file. Until Finish, it is called path with the suffix ".partial". If
 // the file exists, Finish replaces it if replace is set; otherwise this is an error. It is an
-// error, too, if another process uses the file, such as a daemon that serves it.
+// error, too, if another process uses the file, such as a daemon that serves it. With replace, the
+// file has reached storage when Finish returns: a program that tries again until it is there notes
+// elsewhere that it is, or takes a snapshot of the volume at once.
 func CreateDestination(path string, replace bool) (*Destination, error) {
 	dir, err := osfile.Resolved(filepath.Dir(path))
 	if err != nil {
@@ -49,7 +51,11 @@ func CreateDestination(path string, replace bool) (*Destination, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Destination{file: out.File, name: path, finish: out.Finish}, nil
+	finish := out.Finish
+	if replace {
+		finish = out.FinishSynced
+	}
+	return &Destination{file: out.File, name: path, finish: finish}, nil
 }
 
 // createFile begins a file, which is called name. It refuses a place where leftovers of another
@@ -169,6 +175,15 @@ func (d *Destination) resize(size int64) error {
 		return nil
 	}
 	return d.explain(osfile.Retry(func() error { return d.file.Truncate(size) }), size)
+}
+
+// Grow makes a file at least that long, without content. A block device has its size.
+func (d *Destination) Grow(size int64) error {
+	info, err := d.file.Stat()
+	if err != nil || d.device != 0 || info.Size() >= size {
+		return err
+	}
+	return d.resize(size)
 }
 
 // zero makes a range read as zeros. It writes them only if the file system cannot do it otherwise.

@@ -177,3 +177,20 @@ func TestProgressFields(t *testing.T) {
 	data, total := p.Data()
 	require.Equal(t, total, data)
 }
+
+// TestPowerCutAfterADownload: what a program fetches again until it is there has reached storage
+// when it says that it is, and is as long as was asked for.
+func TestPowerCutAfterADownload(t *testing.T) {
+	dir, cut := filetest.PowerCut(t)
+	path, content := filepath.Join(dir, "disk.img"), filetest.Block('a', 1<<20)
+	to := testtool.Must(CreateDestination(path, true))(t)
+	_, err := to.File().Write(content)
+	require.NoError(t, err)
+	require.NoError(t, to.Grow(1<<10))
+	require.NoError(t, to.Grow(2<<20))
+	require.NoError(t, to.Finish(nil))
+	cut()
+	got := testtool.Must(os.ReadFile(path))(t)
+	require.Len(t, got, 2<<20)
+	require.True(t, bytes.Equal(content, got[:1<<20]))
+}

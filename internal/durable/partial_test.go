@@ -6,7 +6,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -109,19 +108,7 @@ func TestCreateNamed(t *testing.T) {
 // TestPowerCutAfterAReplacement: a file that was replaced a moment ago has its former content or
 // the new one after a power cut, also on a file system that brings the name to storage first.
 func TestPowerCutAfterAReplacement(t *testing.T) {
-	_, err := exec.LookPath("mkfs.ext4")
-	testtool.Needs(t, "mkfs.ext4, and root to mount it", err == nil && os.Geteuid() == 0)
-	dir, device := t.TempDir(), filepath.Join(t.TempDir(), "device")
-	require.NoError(t, os.WriteFile(device, nil, 0o600))
-	require.NoError(t, os.Truncate(device, 32<<20))
-	run := func(command ...string) {
-		out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
-		require.NoError(t, err, "%v: %s", command, out)
-	}
-	mount := func() { run("mount", "-o", "loop,noauto_da_alloc,commit=300", device, dir) }
-	run("mkfs.ext4", "-q", device)
-	mount()
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	dir, cut := filetest.PowerCut(t)
 	path := filepath.Join(dir, "file")
 	former, now := filetest.Block('a', 1<<20), filetest.Block('b', 1<<20)
 	require.NoError(t, Write(path, 0o600, func(f *os.File) error {
@@ -129,15 +116,10 @@ func TestPowerCutAfterAReplacement(t *testing.T) {
 		return err
 	}))
 	p := testtool.Must(CreateNamed(path, 0o600, nil))(t)
-	_, err = p.File.Write(now)
+	_, err := p.File.Write(now)
 	require.NoError(t, p.Finish(err))
 
-	root := testtool.Must(os.Open(dir))(t)
-	const shutdown, withLog = 0x8004587d, 1 // EXT4_IOC_SHUTDOWN
-	require.NoError(t, unix.IoctlSetPointerInt(int(root.Fd()), shutdown, withLog))
-	require.NoError(t, root.Close())
-	run("umount", dir)
-	mount()
+	cut()
 	got := testtool.Must(os.ReadFile(path))(t)
 	require.True(t, bytes.Equal(got, former) || bytes.Equal(got, now), "%d bytes", len(got))
 }

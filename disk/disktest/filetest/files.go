@@ -29,6 +29,34 @@ func QemuImg(t testing.TB, dir string, args ...string) {
 	require.NoError(t, err, "qemu-img %v: %s", args, out)
 }
 
+// PowerCut mounts a file system that brings names to storage before content. cut makes it lose what
+// is not there, as a power cut does.
+func PowerCut(t *testing.T) (dir string, cut func()) {
+	t.Helper()
+	_, err := exec.LookPath("mkfs.ext4")
+	testtool.Needs(t, "mkfs.ext4, and root to mount it", err == nil && os.Geteuid() == 0)
+	dir = t.TempDir()
+	device := filepath.Join(t.TempDir(), "device")
+	require.NoError(t, os.WriteFile(device, nil, 0o600))
+	require.NoError(t, os.Truncate(device, 32<<20))
+	run := func(command ...string) {
+		out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
+		require.NoError(t, err, "%v: %s", command, out)
+	}
+	mount := func() { run("mount", "-o", "loop,noauto_da_alloc,commit=300", device, dir) }
+	run("mkfs.ext4", "-q", device)
+	mount()
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir, func() {
+		root := testtool.Must(os.Open(dir))(t)
+		const shutdown, withLog = 0x8004587d, 1 // EXT4_IOC_SHUTDOWN
+		require.NoError(t, unix.IoctlSetPointerInt(int(root.Fd()), shutdown, withLog))
+		require.NoError(t, root.Close())
+		run("umount", dir)
+		mount()
+	}
+}
+
 // TinyFS mounts a small file system, of a size such as "256k".
 func TinyFS(t *testing.T, size string) string {
 	t.Helper()
