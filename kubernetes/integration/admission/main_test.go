@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -54,11 +53,6 @@ func apply(t testing.TB, p *plane.Plane) {
 func newSet(namespace, name string) *api.VMIdentitySet {
 	return &api.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Spec: api.DiskSpec{Image: repository + digest}}
-}
-
-func quantity(text string) *resource.Quantity {
-	q := resource.MustParse(text)
-	return &q
 }
 
 func aPod(namespace, set string) *corev1.Pod {
