@@ -16,6 +16,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
@@ -61,15 +62,15 @@ func (s *spooled) start(t *testing.T) {
 	s.img = s.streaming.disk(t, s.stream, "a.img")
 }
 
-// spooling counts the spools in a directory: open files without a name.
-func spooling(t *testing.T, dir string) (n int) {
+// spooling are the spools in a directory: open files without a name.
+func spooling(t *testing.T, dir string) (all []string) {
 	for _, fd := range namesIn(t, "/proc/self/fd") {
 		to, _ := os.Readlink("/proc/self/fd/" + fd)
 		if strings.HasPrefix(to, dir+"/.kubevirt-disk-") {
-			n++
+			all = append(all, "/proc/self/fd/"+fd)
 		}
 	}
-	return n
+	return all
 }
 
 func (s *spooled) toldOf(part string) (n int) {
@@ -121,7 +122,7 @@ func TestNoPartsAndSilence(t *testing.T) {
 	goes := make(chan struct{})
 	s := newSpooled(t, 16<<20, transport.Options{Timeout: 5 * time.Second})
 	p := filetest.Read(t, s.img, 0, 4096)
-	require.Equal(t, 1, spooling(t, s.dir))
+	require.Len(t, spooling(t, s.dir), 1)
 	s.lying.Mu.Lock()
 	for range 1000 {
 		s.Faults = append(s.Faults, s.Sends(8<<20, goes))
@@ -182,7 +183,7 @@ func TestNoPartsAndEnd(t *testing.T) {
 	s.reads(t, 5000)
 	require.NoError(t, s.source.Close())
 	s.reads(t, 3<<20) // a read that is left over asks for its part
-	require.Zero(t, spooling(t, s.dir))
+	require.Empty(t, spooling(t, s.dir))
 }
 
 // TestNoPartsAndReaderEnds: the reader that began gives up, and the blob is fetched all the same.
@@ -199,7 +200,7 @@ func TestNoPartsAndReaderEnds(t *testing.T) {
 	got, err := io.ReadAll(in)
 	require.NoError(t, errors.Join(err, in.Close()))
 	require.True(t, bytes.Equal(s.content, got))
-	require.Zero(t, spooling(t, s.dir), "it takes no space any more")
+	require.Empty(t, spooling(t, s.dir), "it takes no space any more")
 	require.Equal(t, 2, s.Requests("/blobs/"), "for a part, and for the whole")
 }
 
@@ -258,6 +259,12 @@ func TestNoPartsAndNoRoom(t *testing.T) {
 		}}, c.faults...)
 		s.reads(t, 5000)
 		if c.dir == full {
+			for _, path := range spooling(t, full) { // as if its room could not be taken before
+				f := testtool.Must(os.OpenFile(path, os.O_WRONLY, 0))(t)
+				require.NoError(t, unix.Fallocate(int(f.Fd()),
+					unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 1<<20, 1<<30))
+				require.NoError(t, f.Close())
+			}
 			filetest.Put(t, full, "others", make([]byte, 9<<19), 0)
 			close(goes)
 		}

@@ -105,15 +105,15 @@ func (c *Cache) shrink() error {
 	defer unlock()
 	all, chunks, err := c.segments()
 	total := chunks
-	if c.opt.Others != nil && err == nil {
-		var others []Other
-		others, err = c.opt.Others()
+	if c.opt.Others != nil {
+		others, bad := c.opt.Others()
+		err = errors.Join(err, bad)
 		for _, o := range others {
 			all = append(all, found{o.Name, o.Bytes, o.Used, o.Remove})
 			total += o.Bytes
 		}
 	}
-	if err != nil || total <= c.opt.Size {
+	if total <= c.opt.Size {
 		return err
 	}
 	slices.SortFunc(all, func(a, b found) int { return a.used.Compare(b.used) })
@@ -125,10 +125,11 @@ func (c *Cache) shrink() error {
 		if f.remove == nil && chunks <= c.opt.Size/leastChunks {
 			continue
 		}
-		if err := c.removeFound(f); errors.Is(err, ErrInUse) {
+		if bad := c.removeFound(f); bad != nil {
+			if !errors.Is(bad, ErrInUse) { // such as somebody else's: others may go
+				err = bad
+			}
 			continue
-		} else if err != nil {
-			return err
 		}
 		if f.remove == nil {
 			chunks -= f.bytes
@@ -137,13 +138,13 @@ func (c *Cache) shrink() error {
 		removed++
 	}
 	if removed == 0 {
-		return nil
+		return err
 	}
 	c.touch() // closes removed segments
 	c.removeEmpty(all)
 	c.log.Info("the cache was over its size, and the least recently used data was removed",
 		zap.Int64("bytes", before), zap.Int64("left", total), zap.Int("files", removed))
-	return nil
+	return err
 }
 
 func (c *Cache) removeFound(f found) error {

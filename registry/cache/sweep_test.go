@@ -3,6 +3,7 @@ package cache
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -191,11 +192,15 @@ func FuzzSegment(f *testing.F) {
 }
 
 // TestOthersCount: other things in the directory count towards its size. They are removed when they
-// were unused for longest, unless they are in use. Chunks keep a part of the size in any case.
+// were unused for longest, unless they are in use, or cannot be removed or even looked at. Chunks
+// keep a part of the size in any case.
 func TestOthersCount(t *testing.T) {
 	const limit = 4 * segmentSize
 	old, inUse := false, 0
+	unseen, foreign := errors.New("cannot be looked at"), errors.New("is of another user")
 	others := []Other{
+		{Name: "foreign", Bytes: limit, Used: time.Now().Add(-3 * time.Hour),
+			Remove: func() error { return foreign }},
 		{Name: "in use", Bytes: limit, Used: time.Now().Add(-2 * time.Hour),
 			Remove: func() error { inUse++; return ErrInUse }},
 		{Name: "old", Bytes: limit, Used: time.Now().Add(-time.Hour), Remove: func() error {
@@ -205,22 +210,22 @@ func TestOthersCount(t *testing.T) {
 	}
 	c := openCache(t, t.TempDir(), Options{Others: func() ([]Other, error) {
 		if old {
-			return others[:1], nil
+			return others[:2], nil
 		}
-		return others, nil
+		return others, unseen
 	}})
 	b := openBlob(t, c, 6*segmentSize, new(far))
 	for n := range int64(6) {
 		requireRead(t, b, n*segmentSize, segmentSize/2)
 	}
 	c.opt.Size = limit
-	require.NoError(t, c.shrink())
+	require.ErrorIs(t, c.shrink(), foreign)
 	require.True(t, old)
 	require.Equal(t, 1, inUse)
 	_, chunks := testtool.Must2(c.segments())(t)
 	require.LessOrEqual(t, chunks, int64(limit/leastChunks))
 	require.Greater(t, chunks, int64(limit/leastChunks-segmentSize))
-	require.NoError(t, c.shrink(), "nothing more is to be had")
+	require.ErrorIs(t, c.shrink(), foreign, "nothing more is to be had")
 }
 
 // TestRemove leaves nothing of a blob in the directory, and keeps nothing of it from then on.

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/osfile"
 )
@@ -88,7 +89,8 @@ func (r *repository) newSpool(desc v1.Descriptor) (_ *spool, told string) {
 		"far as they need", desc.Size>>20)
 }
 
-// spoolFile makes a file without a name, if there is room for so many bytes.
+// spoolFile makes a file without a name, if there is room for so many bytes. It takes the room at
+// once, where the file system can, so that the next one does not count on it, too.
 func (r *repository) spoolFile(size int64) (*os.File, error) {
 	room, err := osfile.AvailableSpace(r.spoolDir)
 	if err != nil {
@@ -98,7 +100,11 @@ func (r *repository) spoolFile(size int64) (*os.File, error) {
 		return nil, fmt.Errorf("%q has room for %d MiB, and it has %d MiB", r.spoolDir, room>>20,
 			size>>20)
 	}
-	return osfile.Nameless(r.spoolDir)
+	f, err := osfile.Nameless(r.spoolDir)
+	if err == nil {
+		_ = osfile.Call(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
+	}
+	return f, err
 }
 
 func (r *repository) endSpools() {
