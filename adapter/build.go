@@ -208,7 +208,7 @@ func (b *builder) layers(ctx context.Context) (err error) {
 		if err := b.layer(ctx, a, in, i); err != nil {
 			return err
 		}
-		_ = b.save(i, a) // it only saves time later
+		_ = b.save(ctx, i, a) // it only saves time later
 	}
 	return nil
 }
@@ -250,7 +250,7 @@ func (b *builder) layer(ctx context.Context, a *applier, in *archives, i int) er
 	if i > 0 {
 		below = b.levels[i-1].File
 	}
-	return b.write(l, below, apply)
+	return b.write(ctx, l, below, apply)
 }
 
 // apply applies the archive of a layer. Reading it to its end verifies its digest.
@@ -295,7 +295,7 @@ func (b *builder) top(ctx context.Context) (*Disk, error) {
 	l := Level{File: "image-" + hex.EncodeToString(sum.Sum(nil)) + suffix}
 	there, err := b.find(&l)
 	if err == nil && !there {
-		err = b.write(&l, below, func(dst io.WriterAt) (int64, error) {
+		err = b.write(ctx, &l, below, func(dst io.WriterAt) (int64, error) {
 			if err := ctx.Err(); err != nil || dst == nil {
 				return size, err
 			}

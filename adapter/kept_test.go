@@ -82,7 +82,8 @@ func TestWhatKilledMakersLeave(t *testing.T) {
 	for name := range kept {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), make([]byte, 1<<20), 0o600))
 	}
-	made := testtool.Must(flock.Claim(filepath.Join(dir, ".layer-made.v1.qcow2.partial")))(t)
+	made := testtool.Must(flock.Claim(t.Context(),
+		filepath.Join(dir, ".layer-made.v1.qcow2.partial")))(t)
 	defer made.Close()
 	build(t, dir, img)
 	for name, stays := range kept {
@@ -115,7 +116,7 @@ func TestRemovedWhileMade(t *testing.T) {
 		})
 	}
 	for end := time.Now().Add(time.Second); time.Now().Before(end) && !t.Failed(); {
-		f := testtool.Must(flock.Claim(partial))(t)
+		f := testtool.Must(flock.Claim(t.Context(), partial))(t)
 		if exists(level) {
 			assert.NoError(t, os.Remove(partial))
 		} else {

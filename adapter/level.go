@@ -17,8 +17,9 @@ import (
 
 // write makes a level. change writes the changes of the level, and returns the size of the disk.
 // The level is synced while the next one is made: stored waits for that.
-func (b *builder) write(l *Level, below string, change func(dst io.WriterAt) (int64, error)) error {
-	f, err := b.claim(l)
+func (b *builder) write(ctx context.Context, l *Level, below string,
+	change func(dst io.WriterAt) (int64, error)) error {
+	f, err := b.claim(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -95,8 +96,8 @@ func isPartial(name string) bool {
 // claim opens the file in which a level is made, locked and empty. If a killed process has left the
 // file behind, claim takes it over. Other makers of this level wait; they get nil once the level
 // exists.
-func (b *builder) claim(l *Level) (*os.File, error) {
-	f, err := flock.Claim(b.partial(l.File))
+func (b *builder) claim(ctx context.Context, l *Level) (*os.File, error) {
+	f, err := flock.Claim(ctx, b.partial(l.File))
 	if err != nil {
 		return nil, err
 	}

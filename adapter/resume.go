@@ -2,6 +2,7 @@ package adapter
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -100,12 +101,12 @@ func (b *builder) load(i int) (*applier, error) {
 
 // save writes the state of a level, if it should have one and has none. The state need not reach
 // storage, because its use checks it.
-func (b *builder) save(i int, a *applier) error {
+func (b *builder) save(ctx context.Context, i int, a *applier) error {
 	path := filepath.Join(b.dir, stateName(b.levels[i].File))
 	if _, err := os.Lstat(path); err == nil || !wantsState(i, len(b.levels)) {
 		return nil
 	}
-	f, err := flock.Claim(b.partial(filepath.Base(path)))
+	f, err := flock.Claim(ctx, b.partial(filepath.Base(path)))
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@
 package flock
 
 import (
+	"context"
 	"errors"
 	"os"
 	"time"
@@ -25,27 +26,42 @@ func Lock(f *os.File, how int) error {
 }
 
 // Claim opens a file for the one process that fills it, and renames it when it is complete. Claim
-// makes the file if it is missing, and waits until nobody else has it. A killed process leaves its
-// file and its content behind: the next one to claim it truncates it.
-func Claim(path string) (*os.File, error) {
+// makes the file if it is missing, and waits until nobody else has it, or ctx ends: the other
+// process may wait for a network itself. A killed process leaves its file and its content behind:
+// the next one to claim it truncates it.
+func Claim(ctx context.Context, path string) (*os.File, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o644)
 		if err != nil {
 			return nil, err
 		}
 		named := false
-		if err = Lock(f, unix.LOCK_EX); err == nil {
+		if err = Lock(f, unix.LOCK_EX|unix.LOCK_NB); err == nil {
 			named, err = HasName(f, path)
 		}
 		if named {
 			return f, nil
 		}
-		// Its former owner has renamed or removed it: try again.
+		wait := errors.Is(err, unix.EWOULDBLOCK)
+		if wait {
+			err = nil
+		}
+		// Otherwise its former owner has renamed or removed it: try again.
 		if err := errors.Join(err, f.Close()); err != nil {
 			return nil, err
 		}
+		if wait {
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-time.After(claimPoll):
+			}
+		}
 	}
 }
+
+// claimPoll is how often to look whether the owner of a file has done with it.
+const claimPoll = 20 * time.Millisecond
 
 // Discard removes a claimed file that its owner has left behind. If it has an owner, nothing
 // happens.

@@ -2,6 +2,7 @@ package flock
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"os"
 	"path/filepath"
@@ -65,17 +66,21 @@ func TestClaim(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "part")
 	require.NoError(t, os.WriteFile(path, []byte("left"), 0o600))
-	first, err := Claim(path)
+	first, err := Claim(t.Context(), path)
 	require.NoError(t, err)
 	info, err := first.Stat()
 	require.NoError(t, err)
 	require.EqualValues(t, 4, info.Size())
 	require.NoError(t, Discard(path))
 	require.FileExists(t, path)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	_, err = Claim(ended, path)
+	require.ErrorIs(t, err, context.Canceled)
 
 	claimed := make(chan *os.File, 1)
 	go func() {
-		second, err := Claim(path)
+		second, err := Claim(t.Context(), path)
 		assert.NoError(t, err)
 		claimed <- second
 	}()
@@ -94,7 +99,7 @@ func TestClaim(t *testing.T) {
 	require.FileExists(t, filepath.Join(dir, "whole"))
 
 	require.NoError(t, os.Symlink("whole", path))
-	_, err = Claim(path)
+	_, err = Claim(t.Context(), path)
 	require.ErrorContains(t, err, path, "it is not for a link to say where something is written")
 }
 
