@@ -345,9 +345,11 @@ func TestRevertedMeanwhile(t *testing.T) {
 	require.NoError(t, serving.EndGeneration(store))
 	v.add(t, content, kept)
 	require.Error(t, d.Reconnect(v.socket), "the guest goes on with another content")
-	require.Equal(t, 1, v.logs.Filter(func(e observer.LoggedEntry) bool {
-		return e.ContextMap()["error"] == errAnotherContent.Error()
-	}).Len(), "%v", v.logs.All())
+	testtool.Eventually(t, func() bool {
+		return v.logs.Filter(func(e observer.LoggedEntry) bool {
+			return e.ContextMap()["error"] == errAnotherContent.Error()
+		}).Len() == 1
+	}, "the log says why: %v", func() any { return v.logs.All() })
 	d = v.dial(t, vhosttest.Options{})
 	require.NoError(t, d.Read(0, 0, make([]byte, 512)))
 }
