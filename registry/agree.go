@@ -3,6 +3,7 @@ package registry
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -234,8 +235,9 @@ func (v *verdict) condemn(err error) error {
 // wrongName is the file that says why an image must not be served.
 func wrongName(digest string) string { return "wrong-" + keptName(digest) + ".txt" }
 
-// comparedName is the file that says that an image's index agrees with its layers, or a layer's
-// table of contents with the headers in the layer. wholeName is the file that says that the table
+// comparedName is the file that says that an image's index agrees with its layers, by the digest of
+// the image, or a layer's table of contents with the headers in the layer, by that of its
+// descriptor. wholeName is the file that says that the table
 // agrees with all of the layer.
 func comparedName(digest string) string { return "compared-" + keptName(digest) }
 func wholeName(digest string) string    { return "compared-whole-" + keptName(digest) }
@@ -300,7 +302,12 @@ func (s *Stream) compareTOCs(ctx context.Context, whole bool) error {
 		if !layer.HasTOC(desc) {
 			continue
 		}
-		digest := desc.Digest.String()
+		// The digest of a layer does not cover which of the tables in it is meant.
+		of, err := json.Marshal(desc)
+		if err != nil {
+			return err
+		}
+		digest := transport.DigestOf(of)
 		names := []string{wholeName(digest), comparedName(digest)}
 		if whole {
 			names = names[:1]

@@ -161,6 +161,23 @@ func serveTable(t *testing.T, s *streaming, ref transport.Reference, c tocCase, 
 	}
 }
 
+// TestTwoTablesInALayer: that one of them agrees with the layer says nothing about the other one.
+func TestTwoTablesInALayer(t *testing.T) {
+	good := noise(496, 1<<20)
+	w := tableOf(t, registrytest.Zstd, 256<<10, tarFile{Name: "disk/a.img", Content: good})
+	lacks := len(w.Entries)
+	w.Add(t, tarFile{Name: "disk/b.img", Content: noise(497, 1<<20)})
+	_, lies := w.Layer(t, w.Entries[:lacks])
+	layer, right := w.Layer(t, w.Entries)
+	l := newLying(t)
+	l.Annotated(t, layer, lies)
+	l.Tags["2"] = l.Tags["1"]
+	l.Annotated(t, layer, right)
+	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+	serveTable(t, s, l.ref(t, "vm/a:1"), tocCase{right: true}, good)
+	serveTable(t, s, l.ref(t, "vm/a:2"), tocCase{}, good)
+}
+
 // TestTableHeadersOnly: comparing fetches neither the content of disks nor, once it is done,
 // anything.
 func TestTableHeadersOnly(t *testing.T) {
