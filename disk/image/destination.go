@@ -79,7 +79,7 @@ func replacing(allowed bool, path string) func(*os.File) error {
 }
 
 // OpenDevice opens a block device exclusively. It fails if somebody else has done so, such as a
-// mount, or has it as an image (Options.Hold).
+// mount, or has it as an image (Options.Hold), or if a machine has it.
 func OpenDevice(path string) (*Destination, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
@@ -89,7 +89,7 @@ func OpenDevice(path string) (*Destination, error) {
 		return nil, err
 	}
 	// A process that reads it as an image has a lock, too.
-	if err := durable.HoldFile(f, path, unix.LOCK_EX); err != nil {
+	if err := durable.HoldReplaced(f, path); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	size, err := f.Seek(0, io.SeekEnd)

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -193,4 +195,23 @@ func TestPowerCutAfterADownload(t *testing.T) {
 	got := testtool.Must(os.ReadFile(path))(t)
 	require.Len(t, got, 2<<20)
 	require.True(t, bytes.Equal(content, got[:1<<20]))
+}
+
+// TestADeviceOfAMachineIsNotOverwritten: QEMU opens a device so that others can, too, and locks it
+// in its own way.
+func TestADeviceOfAMachineIsNotOverwritten(t *testing.T) {
+	_, err := exec.LookPath("losetup")
+	testtool.Needs(t, "losetup, and root to use it", err == nil && os.Geteuid() == 0)
+	file := filetest.Put(t, t.TempDir(), "device", nil, 1<<20)
+	out := testtool.Must(exec.Command("losetup", "--find", "--show", file).Output())(t)
+	device := strings.TrimSpace(string(out))
+	t.Cleanup(func() { require.NoError(t, exec.Command("losetup", "--detach", device).Run()) })
+	qemu := testtool.Must(os.Open(device))(t)
+	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: 101, Len: 1} // it may write
+	require.NoError(t, unix.FcntlFlock(qemu.Fd(), unix.F_OFD_SETLK, &lock))
+	_, err = OpenDevice(device)
+	require.ErrorAs(t, err, new(*durable.LockedError))
+	require.NoError(t, qemu.Close())
+	to := testtool.Must(OpenDevice(device))(t)
+	require.NoError(t, to.Finish(nil))
 }

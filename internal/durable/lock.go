@@ -90,6 +90,15 @@ func HoldFile(f *os.File, path string, how int) error {
 	return nil
 }
 
+// HoldReplaced is HoldFile for what is overwritten or replaced. A machine that has it is another
+// user, too: QEMU locks its images in a way of its own.
+func HoldReplaced(f *os.File, path string) error {
+	if flock.InMachine(f) {
+		return &LockedError{Path: path, Holder: "a virtual machine (QEMU)"}
+	}
+	return HoldFile(f, path, unix.LOCK_EX)
+}
+
 // Holds checks that the path of a lock file still leads to the file that was locked. If somebody
 // has moved its directory, what is saved at the path gets into another one.
 func Holds(lock *os.File, path string) error {

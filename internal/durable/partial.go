@@ -56,7 +56,7 @@ func CreateNamed(path string, mode fs.FileMode, may func(former *os.File) error)
 	former, err := osfile.OpenFile(path, os.O_RDONLY, 0)
 	switch {
 	case err == nil:
-		if err = HoldFile(former, path, unix.LOCK_EX); err == nil && may != nil {
+		if err = HoldReplaced(former, path); err == nil && may != nil {
 			err = may(former)
 		}
 		if err != nil {

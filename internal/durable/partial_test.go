@@ -93,6 +93,11 @@ func TestCreateNamed(t *testing.T) {
 	require.NoError(t, flock.Lock(user, unix.LOCK_SH))
 	require.ErrorAs(t, testtool.Err(CreateNamed(path, 0o600, nil)), new(*LockedError))
 	require.NoError(t, user.Close())
+	qemu := testtool.Must(os.Open(path))(t)
+	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: 101, Len: 1} // it may write
+	require.NoError(t, unix.FcntlFlock(qemu.Fd(), unix.F_OFD_SETLK, &lock))
+	require.ErrorContains(t, testtool.Err(CreateNamed(path, 0o600, nil)), "QEMU")
+	require.NoError(t, qemu.Close())
 	_, err := CreateNamed(path, 0o600, func(former *os.File) error {
 		text := testtool.Must(io.ReadAll(former))(t)
 		return errors.New(string(text) + " must stay")
