@@ -242,9 +242,9 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	if sess.nexus != nil {
 		sess.nexus.SetLine(c)
 	}
+	// If the peer has gone, the reader ends the session, which is counted below all the same.
 	if err := d.answer(req, resp, sess.tsih); err != nil {
-		sess.end(err)
-		return nil, err
+		c.fail(err)
 	}
 	c.rx.headerDigest, c.rx.dataDigest = res.Params.HeaderDigest, res.Params.DataDigest
 	c.tx.setDigests(res.Params.HeaderDigest, res.Params.DataDigest)

@@ -213,3 +213,21 @@ func TestJoiningIsRefusedWithoutAuthentication(t *testing.T) {
 	}
 	sess.MustGood(t, TestUnitReady(1))
 }
+
+// TestLoginThatNobodyWaitsFor closes the connection after the last request of a login. A session
+// whose end is counted has been counted, too: metrics subtract one from the other.
+func TestLoginThatNobodyWaitsFor(t *testing.T) {
+	l := newPipes()
+	s := startOn(t, l)
+	nc := l.dial()
+	require.NoError(t, NewConn(nc).SendLogin(LoginID{ISID: [6]byte{0x80}, Tag: 1},
+		LoginPDU{Transit: true, CSG: StageOperational, NSG: StageFull, Keys: names()}))
+	require.NoError(t, nc.Close())
+	testtool.Eventually(t, func() bool { return s.seen.count("ended") == 1 }, "the session ends")
+	testtool.Eventually(t, func() bool {
+		all, _ := s.Connections()
+		return all == 0
+	}, "the connection ends")
+	require.Equal(t, 1, s.seen.count("accepted"))
+	require.Zero(t, s.seen.count("refused"))
+}
