@@ -48,7 +48,7 @@ type Device struct {
 
 	mu      sync.Mutex
 	nexuses map[*Nexus]struct{}      // guarded by mu
-	known   map[InitiatorPort]uint64 // guarded by mu; changes when the port last came or left
+	known   map[InitiatorPort]uint64 // guarded by mu; changes that the port has been told of
 	copying int                      // guarded by mu; EXTENDED COPY commands under way
 	changes uint64                   // guarded by mu; counts changes of inventory and unit sizes
 

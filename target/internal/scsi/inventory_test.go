@@ -271,8 +271,16 @@ func TestInitiatorThatWasAway(t *testing.T) {
 	back := b.d.Attach(InitiatorPort{Name: "iqn.a"})
 	require.Equal(t, []string{"2907", "3f0e"}, pending(back))
 	b.d.Detach(back)
-	require.Equal(t, []string{"2907"}, pending(b.d.Attach(InitiatorPort{Name: "iqn.a"})))
+	back = b.d.Attach(InitiatorPort{Name: "iqn.a"})
+	require.Equal(t, []string{"2907"}, pending(back))
 	require.Equal(t, []string{"2900"}, pending(b.d.Attach(InitiatorPort{Name: "iqn.b"})))
+
+	// Its connection was broken, and its session had not ended yet. The next one was as short.
+	require.NoError(t, testtool.Err(b.d.disks.Remove(2)))
+	b.d.Detach(back)
+	b.d.Detach(b.d.Attach(InitiatorPort{Name: "iqn.a"}))
+	require.Equal(t, []string{"2907", "3f0e"},
+		pending(b.d.Attach(InitiatorPort{Name: "iqn.a"})))
 }
 
 // TestHangingStoreHoldsUpNobody adds a LUN whose store hangs, while another one comes and goes.

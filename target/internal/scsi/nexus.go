@@ -58,8 +58,7 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 	seen, known := d.known[p]
 	if known {
 		cause = attnNexusLoss
-	}
-	if known || len(d.known) < maxKnownPorts {
+	} else if len(d.known) < maxKnownPorts {
 		d.known[p] = d.changes
 	}
 	n := &Nexus{port: p, Client: client}
@@ -90,12 +89,18 @@ func (d *Device) Detach(n *Nexus) {
 		return
 	}
 	delete(d.nexuses, n)
-	if _, known := d.known[n.port]; known {
-		d.known[n.port] = d.changes
-	}
+	spoke, missed := false, false
 	for _, u := range d.luns.Load().units {
+		if pending := n.at(u).pending.Load(); pending&uint32(attnPowerOn|attnNexusLoss) == 0 {
+			spoke = true
+			missed = missed || pending&uint32(attnCapacityChanged|attnLUNsChanged) != 0
+		}
 		if u.reserved.Load() == n {
 			d.reserveLocked(u, nil)
 		}
+	}
+	// A connection may have been broken for long before its session ends.
+	if _, known := d.known[n.port]; known && spoke && !missed {
+		d.known[n.port] = d.changes
 	}
 }
