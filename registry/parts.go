@@ -275,6 +275,10 @@ func (s *Stream) walk(ctx context.Context, i int) (*layer.Contents, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Once more, because only what the layer has noted is verified later.
+	if _, err := u.ReadAt(ctx, head, 0); err != nil {
+		return nil, err
+	}
 	r := &rangeReader{ctx: ctx, of: u}
 	l, err := contentsOf(r, head, s.image.Manifest.Layers, i, func() int64 { return r.off })
 	if err != nil {

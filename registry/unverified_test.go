@@ -84,6 +84,23 @@ func TestWhenComplete(t *testing.T) {
 	require.True(t, bytes.Equal(content, contentOf(t, img2)))
 }
 
+// TestWhenCompleteHead: what decides which disks there are is verified, too. A registry that says at
+// first that a layer is a disk by itself does not get its archive served as one.
+func TestWhenCompleteHead(t *testing.T) {
+	l, ref, _, _ := plainImage(t)
+	l.Faults = []fault{func(w http.ResponseWriter, r *http.Request, content []byte) bool {
+		first, last, _ := registrytest.RangeOf(r, len(content))
+		require.Equal(t, [2]int{0, 511}, [2]int{first, last})
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes 0-511/%d", len(content)))
+		w.WriteHeader(http.StatusPartialContent)
+		_, err := w.Write(append([]byte("QFI\xfb"), make([]byte, 508)...))
+		require.NoError(t, err)
+		return true
+	}}
+	st := whenComplete(t, l, t.TempDir()).open(t, ref)
+	require.Equal(t, []string{"a.img", "b.img"}, namesOfDisks(st.Disks()))
+}
+
 // TestWhenCompleteWrong condemns a layer with one wrong bit, and keeps nothing of it.
 func TestWhenCompleteWrong(t *testing.T) {
 	l, ref, layer, _ := plainImage(t)
