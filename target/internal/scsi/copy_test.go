@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/rangelock"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 )
 
@@ -295,6 +296,14 @@ func TestCopyTellsTheTroubleOfItsUnit(t *testing.T) {
 	troubles := b.d.nth(1).Troubles(time.Now())
 	require.Len(t, troubles, 1)
 	require.Equal(t, status.TroubleNoSpace, troubles[0].Kind)
+	b.d.nth(1).Worked(serving.OpWrite, "WRITE(10)")
+	require.Empty(t, b.d.nth(1).Troubles(time.Now().Add(time.Hour)), "a write ends it")
+
+	b.disk.failWith("read", &disk.MediumError{Op: "read", Err: errors.New("bad")})
+	require.Equal(t, "a/0d/01", b.copy(copyParameters(1, 0, both, block(0, 1, 8, 0, 0))).outcome())
+	require.Len(t, b.d.nth(0).Troubles(time.Now()), 1)
+	b.d.nth(0).Worked(serving.OpRead, "READ(10)")
+	require.Empty(t, b.d.nth(0).Troubles(time.Now().Add(time.Hour)), "a read ends it")
 }
 
 // TestCopyMakesDurable checks that without a write cache a copy is durable before its status.

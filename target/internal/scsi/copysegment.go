@@ -1,6 +1,9 @@
 package scsi
 
-import "kubevirt.io/disk/internal/rangelock"
+import (
+	"kubevirt.io/disk/internal/rangelock"
+	"kubevirt.io/disk/serving"
+)
 
 // copier executes one EXTENDED COPY.
 type copier struct {
@@ -66,7 +69,7 @@ func (c *copier) segment(i int) *senseError {
 	}
 	if !dst.unit.mode.writeBack() {
 		if err := dst.unit.flush(); err != nil {
-			return c.failed(&copyCause{unit: dst.unit, err: err}, 0, total, backwards)
+			return c.failed(&copyCause{dst.unit, doesWrite, err}, 0, total, backwards)
 		}
 	}
 	return nil
@@ -110,9 +113,11 @@ func checkSegment(u *unit, lba, count uint64, field int) *senseError {
 	return copyAborted(ascNone, field)
 }
 
-// copyCause is why a step failed, and at which unit; nil if neither is to blame.
+// copyCause is why a step failed, and at which unit and in which part of its work there; nil if
+// neither unit is to blame.
 type copyCause struct {
 	unit *unit
+	op   serving.Operation
 	err  error
 }
 
@@ -125,11 +130,11 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 	// A removed unit ends the copy as it ends a READ or WRITE. Its disk is not released in the
 	// middle of a step.
 	if !src.unit.Begin() {
-		return &copyCause{unit: src.unit, err: errLUNNotSupported}
+		return &copyCause{src.unit, doesRead, errLUNNotSupported}
 	}
 	defer src.unit.End()
 	if !dst.unit.Begin() {
-		return &copyCause{unit: dst.unit, err: errLUNNotSupported}
+		return &copyCause{dst.unit, doesWrite, errLUNNotSupported}
 	}
 	defer dst.unit.End()
 	if cause := c.admitBoth(src, dst); cause != nil {
@@ -138,7 +143,7 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 	c.t.dev.disks.KeepOwner(src.unit.served)
 	c.t.dev.disks.KeepOwner(dst.unit.served)
 	if err := dst.unit.settleAtomic(); err != nil {
-		return &copyCause{unit: dst.unit, err: err}
+		return &copyCause{dst.unit, doesWrite, err}
 	}
 	c.lock(src.unit, dst.unit, from, to, n)
 	defer c.unlock(src.unit, dst.unit)
@@ -146,14 +151,14 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 		return cause
 	}
 	if dst.unit.atomicKept.Load() {
-		return &copyCause{unit: dst.unit, err: errAtomicKept}
+		return &copyCause{dst.unit, doesWrite, errAtomicKept}
 	}
 	runs, err := c.readRuns(src.unit, c.buf[:n], from, c.runs[:0])
 	if err != nil {
-		return &copyCause{unit: src.unit, err: err}
+		return &copyCause{src.unit, doesRead, err}
 	}
 	if err := c.writeRuns(dst.unit, c.buf[:n], to, runs); err != nil {
-		return &copyCause{unit: dst.unit, err: err}
+		return &copyCause{dst.unit, doesWrite, err}
 	}
 	return nil
 }
@@ -164,10 +169,10 @@ func (c *copier) admitBoth(src, dst *participant) *copyCause {
 		return &copyCause{err: err}
 	}
 	if err := c.admit(src, false); err != nil {
-		return &copyCause{unit: src.unit, err: err}
+		return &copyCause{src.unit, doesRead, err}
 	}
 	if err := c.admit(dst, true); err != nil {
-		return &copyCause{unit: dst.unit, err: err}
+		return &copyCause{dst.unit, doesWrite, err}
 	}
 	return nil
 }

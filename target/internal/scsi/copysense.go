@@ -31,8 +31,11 @@ func (c *copier) failed(cause *copyCause, written, total int64, backwards bool) 
 	if cause.err == serving.ErrAborted {
 		return errAborted
 	}
-	// Nobody needs this answer. But Outcome logs the fault, and notes trouble of the unit's disk.
-	c.t.dev.Outcome(&Task{Nexus: c.t.Nexus, unit: cause.unit, cmd: c.t.cmd}, cause.err, nil)
+	// Nobody needs this answer. But Outcome logs the fault, and notes trouble of the unit's disk. A
+	// READ or WRITE there that succeeds ends the trouble.
+	cmd := *c.t.cmd
+	cmd.op = cause.op
+	c.t.dev.Outcome(&Task{Nexus: c.t.Nexus, unit: cause.unit, cmd: &cmd}, cause.err, nil)
 	s := &senseError{key: CopyAborted, code: ascThirdPartyFailure}
 	if written > 0 {
 		if backwards {
