@@ -1,11 +1,14 @@
 package serving
 
 import (
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/status"
 )
 
 func released(c <-chan struct{}) bool {
@@ -54,4 +57,21 @@ func TestParseAccessMode(t *testing.T) {
 	require.Equal(t, AccessWriteExclusive, testtool.Must(ParseAccessMode(""))(t))
 	_, err := ParseAccessMode("Write-Shared")
 	require.ErrorContains(t, err, `"Write-Shared" is unknown; use write-exclusive`)
+}
+
+// TestTroubleOfAQuestion: a client that could not ask what is allocated may never ask again. It
+// reads, and that shows that the content can be had.
+func TestTroubleOfAQuestion(t *testing.T) {
+	later := time.Now().Add(time.Hour)
+	for kind, readEnds := range map[string]bool{status.TroubleNotNow: true,
+		status.TroubleReadError: true, status.TroubleReservations: false} {
+		var tr troubles
+		tr.Failed(kind, OpOther, "question", "", errors.New("bad"), time.Now())
+		for _, op := range []Operation{OpRead, OpWrite} {
+			tr.Worked(op, op.String())
+		}
+		require.Equal(t, readEnds, tr.all[kind].over(later), kind)
+		tr.Worked(OpOther, "question")
+		require.True(t, tr.all[kind].over(later), kind)
+	}
 }

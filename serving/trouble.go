@@ -150,8 +150,9 @@ func (t *troubles) Worked(op Operation, name string) {
 // shownBy reports whether the success of a request says anything about why another one failed.
 func (t *trouble) shownBy(op Operation, name string) bool {
 	switch op {
-	case OpRead:
-		return t.op == OpRead
+	case OpRead: // also why a client could not ask what is allocated: it may never ask again
+		return t.op == OpRead || t.op == OpOther &&
+			(t.Kind == status.TroubleNotNow || t.Kind == status.TroubleReadError)
 	case OpWrite:
 		return t.op == OpWrite || t.op == OpDiscard || t.op == OpFlush
 	}
