@@ -72,12 +72,12 @@ func printSessions(w io.Writer, sessions []status.Session) error {
 		if s.Waiting > 0 {
 			waiting = strconv.Itoa(s.Waiting)
 			if s.WaitingSince != nil {
-				waiting += " for " + console.Harmless(s.WaitsFor) + " since " +
+				waiting += " for " + console.OneLine(s.WaitsFor) + " since " +
 					s.WaitingSince.Format(time.RFC3339)
 			}
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", numberOf(s),
-			console.Harmless(s.Initiator), s.Remote, used, s.Since.Format(time.RFC3339), s.Commands,
+			console.OneLine(s.Initiator), s.Remote, used, s.Since.Format(time.RFC3339), s.Commands,
 			console.ShortSize(int64(s.BytesRead)), console.ShortSize(int64(s.BytesWritten)),
 			waiting)
 	}
@@ -140,7 +140,7 @@ Exit status 0: done. 1: there is no such session, or nobody answers, or not to t
 		}
 		for _, s := range ended {
 			fmt.Fprintf(a.stdout, "ended session %s of %s, from %s\n",
-				numberOf(s), console.Harmless(s.Initiator), s.Remote)
+				numberOf(s), console.OneLine(s.Initiator), s.Remote)
 		}
 		fmt.Fprintln(a.stdout, "The initiator logs in again by itself, unless its credential has "+
 			"changed. If a handover has fenced it, it can log in but not use the LUN.")

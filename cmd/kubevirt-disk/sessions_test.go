@@ -163,3 +163,11 @@ func TestPrintSessions(t *testing.T) {
 	require.Contains(t, b.String(), "(discovery)")
 	require.Contains(t, b.String(), "none")
 }
+
+// TestPrintSnapshots: the name of a file may have an end of line, which makes no row of its own.
+func TestPrintSnapshots(t *testing.T) {
+	var b strings.Builder
+	require.NoError(t, printSnapshots(&b, []status.Snapshot{{Disk: "a\nb.raw", Name: "one"}}))
+	require.Equal(t, 2, strings.Count(b.String(), "\n"), b.String())
+	require.Contains(t, b.String(), `a\nb.raw  one`)
+}

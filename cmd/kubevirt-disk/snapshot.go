@@ -201,7 +201,7 @@ func printSnapshots(w io.Writer, all []status.Snapshot) error {
 		if s.Served != 0 {
 			lun = strconv.Itoa(int(s.Served))
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", console.Harmless(s.Disk), s.Name,
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", console.OneLine(s.Disk), s.Name,
 			s.Created.UTC().Format(time.RFC3339), console.ShortSize(s.Size),
 			console.ShortSize(s.Used), lun)
 	}
