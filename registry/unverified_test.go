@@ -84,8 +84,8 @@ func TestWhenComplete(t *testing.T) {
 	require.True(t, bytes.Equal(content, contentOf(t, img2)))
 }
 
-// TestWhenCompleteHead: what decides which disks there are is verified, too. A registry that says at
-// first that a layer is a disk by itself does not get its archive served as one.
+// TestWhenCompleteHead: what decides which disks there are is verified, too. A registry that says
+// at first that a layer is a disk by itself does not get its archive served as one.
 func TestWhenCompleteHead(t *testing.T) {
 	l, ref, _, _ := plainImage(t)
 	l.Faults = []fault{func(w http.ResponseWriter, r *http.Request, content []byte) bool {
