@@ -20,13 +20,8 @@ const (
 // for now. Any other error is for good.
 func (r *Remote) flush(ctx context.Context) error {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		if r.kept.empty() { // so a stop does not wait for a server that is away
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			if errors.Is(r.failed, errSuperseded) { // nothing is lost
-				return nil
-			}
-			return r.failed
+		if over, err := r.nothingToFlush(); over {
+			return err
 		}
 		l, err := r.current(ctx)
 		if err != nil {
@@ -47,6 +42,21 @@ func (r *Remote) flush(ctx context.Context) error {
 	}
 }
 
+// nothingToFlush reports whether a flush ends without its server: a stop must not wait for one that
+// is away. The first flush of a session goes there in any case: the guest may ask for writes that
+// were acknowledged by an earlier process, which was killed.
+func (r *Remote) nothingToFlush() (over bool, err error) {
+	if !r.kept.empty() {
+		return false, nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if errors.Is(r.failed, errSuperseded) { // nothing is lost
+		return true, nil
+	}
+	return r.failed != nil || r.flushed.Load(), r.failed
+}
+
 // flushOn has the server make durable what it has acknowledged on one connection.
 func (r *Remote) flushOn(ctx context.Context, l *link) error {
 	mark := r.kept.mark()
@@ -54,6 +64,7 @@ func (r *Remote) flushOn(ctx context.Context, l *link) error {
 	defer r.free.putBack(c)
 	err := l.do(ctx, c)
 	if err == nil {
+		r.flushed.Store(true)
 		r.kept.drop(mark)
 		return nil
 	}
