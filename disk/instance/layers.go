@@ -67,10 +67,6 @@ func (d *diskDir) clearAllLayers() error {
 	if err := d.clearOtherLayers(new(overlay.Record)); err != nil {
 		return err
 	}
-	return d.removeRecord()
-}
-
-func (d *diskDir) removeRecord() error {
 	return errors.Join(osfile.Remove(d.layers()), osfile.Remove(d.layers()+durable.SpareSuffix))
 }
 
@@ -294,7 +290,7 @@ func (s *shelf) Save(r *overlay.Record) error {
 		return err
 	}
 	if r == nil {
-		return s.dir.removeRecord()
+		return s.dir.clearAllLayers()
 	}
 	return durable.SaveRecord(s.dir.layers(), r, s.dir.checkPath, syncIf(s.synced()))
 }

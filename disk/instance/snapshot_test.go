@@ -398,3 +398,24 @@ func TestLeftoverLayers(t *testing.T) {
 		require.ErrorIs(t, testtool.Err(os.Lstat(name)), fs.ErrNotExist)
 	}
 }
+
+// TestALayerThatCouldNotBeRemoved: a file that stays behind when the last snapshot goes must not
+// make the disk look as if it had lost the record of its snapshots.
+func TestALayerThatCouldNotBeRemoved(t *testing.T) {
+	content := filetest.Sample(1<<20, 5)
+	path := filetest.Put(t, t.TempDir(), "disk.raw", content, 0)
+	opt := Options{PersistentDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	settle(t, inst)
+	require.NoError(t, TakeSnapshot(t.Context(), "a", inst))
+	left := inst.dir.layer(strings.Repeat("0", 32))
+	require.NoError(t, os.WriteFile(left, nil, 0o600)) // its removal has failed before
+	require.NoError(t, inst.DeleteSnapshot(t.Context(), "a"))
+	testtool.Eventually(t, func() bool { return !testtool.Must(present(inst.dir.layers()))(t) },
+		func() string { return fmt.Sprint(layerFiles(t, inst)) })
+	require.NoError(t, inst.Close())
+	again, _ := start(t, path, opt)
+	require.Equal(t, -1, filetest.FirstDifference(content,
+		filetest.ReadAll(t, again, again.Size())))
+	require.NoError(t, again.Close())
+}

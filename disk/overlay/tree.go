@@ -27,7 +27,8 @@ type Shelf interface {
 	Open(id string, floor int64) (File, *Map, error)
 	// Remove removes the files of a layer.
 	Remove(id string) error
-	// Save replaces the record. After an error it is the old or the new one. Nil: it goes.
+	// Save replaces the record. After an error it is the old or the new one. Nil: it goes, after
+	// the files of layers that could not be removed before.
 	Save(r *Record) error
 	// Mark keeps with the disk whether there are layers, where versions of this program that know
 	// none look, too: they must not go on with the bottom alone. After an error it is unknown.
@@ -248,8 +249,14 @@ func (t *Tree) unmarkLocked() {
 	if len(t.nodes) > 0 {
 		return
 	}
-	t.marked = false // even if the next step fails
-	err := t.opt.Shelf.Mark(false)
+	var err error
+	if t.unsure { // storage may have a record that names a layer, and its files go first
+		err = t.saveLocked()
+	}
+	if err == nil {
+		t.marked = false // even if the next step fails
+		err = t.opt.Shelf.Mark(false)
+	}
 	if err == nil {
 		err = t.opt.Shelf.Save(nil)
 	}

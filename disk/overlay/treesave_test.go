@@ -18,14 +18,25 @@ import (
 // name already.
 type unsureShelf struct {
 	Shelf
-	stored int // so many calls replace the record, and say that they have not
-	failed int // and after them so many do nothing
+	stored int  // so many calls replace the record, and say that they have not
+	failed int  // and after them so many do nothing
+	full   bool // no layer can be made
+	named  bool // the record that went last named a layer
+	stays  *Record // is on storage
+}
+
+func (s *unsureShelf) Make(id string, size, floor int64) (File, *Map, error) {
+	if s.full {
+		return nil, nil, unix.ENOSPC
+	}
+	return s.Shelf.Make(id, size, floor)
 }
 
 func (s *unsureShelf) Save(r *Record) error {
 	switch {
 	case s.stored > 0:
 		s.stored--
+		s.stays = r
 		if err := s.Shelf.Save(r); err != nil {
 			return err
 		}
@@ -34,6 +45,8 @@ func (s *unsureShelf) Save(r *Record) error {
 		s.failed--
 		return unix.EIO
 	}
+	s.named = r == nil && s.stays != nil && len(s.stays.Layers) > 0
+	s.stays = r
 	return s.Shelf.Save(r)
 }
 
@@ -90,6 +103,20 @@ func TestGrowAfterASnapshotThatCannotBeRecorded(t *testing.T) {
 	require.NoError(t, d.disk.Flush())
 	d.load()
 	require.Equal(t, data, filetest.Read(t, d.disk, 2*size-disk.SectorSize, disk.SectorSize))
+}
+
+// TestNoLayersAfterASnapshotThatCannotBeRecorded: the files of layers go before the record does, so
+// a record that names one must not be there any more.
+func TestNoLayersAfterASnapshotThatCannotBeRecorded(t *testing.T) {
+	d := newSimTree(t, 1, Options{}, true)
+	require.NoError(t, d.tree.markLocked())
+	shelf := &unsureShelf{Shelf: d, stored: 1, failed: 1}
+	d.tree.opt.Shelf = shelf
+	require.ErrorIs(t, TakeSnapshot(t.Context(), "s", d.tree), unix.EIO)
+	shelf.full = true
+	require.ErrorIs(t, TakeSnapshot(t.Context(), "s", d.tree), unix.ENOSPC)
+	require.Nil(t, shelf.stays)
+	require.False(t, shelf.named)
 }
 
 // TestOverWhatIsClosed: a call ends with an error when what the layers lie over is closed. It does
