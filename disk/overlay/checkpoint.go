@@ -31,21 +31,23 @@ func (o *Disk) Flush() error {
 	case o.mapless.Load(): // since the last flush
 		return o.flushFile()
 	}
-	err := o.checkpoint()
+	return o.judge(o.checkpoint())
+}
+
+// judge makes the disk fail if an error says that a flush has failed.
+func (o *Disk) judge(err error) error {
 	if errors.Is(err, disk.ErrFailed) {
 		o.fate.failed.Store(true)
-		err = errors.Join(err, o.maps.distrust())
+		if !o.mapless.Load() {
+			err = errors.Join(err, o.maps.distrust())
+		}
 	}
 	return err
 }
 
 // flushFile flushes a file without a map.
 func (o *Disk) flushFile() error {
-	err := o.file.Flush()
-	if errors.Is(err, disk.ErrFailed) {
-		o.fate.failed.Store(true)
-	}
-	return err
+	return o.judge(o.file.Flush())
 }
 
 // checkpoint makes the data durable, and then the map. After ErrFailed it is unknown what is lost.

@@ -140,7 +140,7 @@ func (o *Disk) Grow(size int64) error {
 	if !ok {
 		return errors.ErrUnsupported
 	}
-	return file.Grow(size)
+	return o.judge(file.Grow(size))
 }
 
 // Own returns roughly how many bytes of the disk are in the layer itself, holes included.

@@ -52,6 +52,13 @@ func (d *disks) start(t *testing.T) *Disk {
 // write. After a restart, everything copied since the last flush is read from the image again, not
 // from the lost pages.
 func TestRestartAfterAFailedFlush(t *testing.T) {
+	for name, fail := range map[string]func(o *Disk) error{"flush": (*Disk).Flush,
+		"grow": func(o *Disk) error { return o.Grow(o.Size() + disk.SectorSize) }} {
+		t.Run(name, func(t *testing.T) { restartAfterAFailedFlush(t, fail) })
+	}
+}
+
+func restartAfterAFailedFlush(t *testing.T, fail func(o *Disk) error) {
 	content := make([]byte, 3<<20)
 	for i := range content {
 		content[i] = byte(1 + i%251)
@@ -65,7 +72,7 @@ func TestRestartAfterAFailedFlush(t *testing.T) {
 	filetest.Write(t, over, filetest.Block('l', 512), 1<<20)
 	filetest.ReadAll(t, over, over.Size()) // and so does everything else
 	over.file = &unflushed{over.file}
-	require.ErrorIs(t, over.Flush(), disk.ErrFailed)
+	require.ErrorIs(t, fail(over), disk.ErrFailed)
 	_, err := over.WriteAt(t.Context(), filetest.Block('x', 512), 4096)
 	require.ErrorIs(t, err, disk.ErrFailed)
 	require.NoError(t, over.Close())
@@ -83,6 +90,8 @@ func TestRestartAfterAFailedFlush(t *testing.T) {
 
 // unflushed is a disk's file whose flush fails.
 type unflushed struct{ File }
+
+func (u unflushed) Grow(int64) error { return u.Flush() }
 
 func (unflushed) Flush() error { return fmt.Errorf("%w: %w", disk.ErrFailed, unix.EIO) }
 
