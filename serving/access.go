@@ -46,8 +46,15 @@ func (s *Disks) SetAccess(number uint16, mode AccessMode, readOnly bool) error {
 	exclusive, protected := mode == AccessWriteExclusive, readOnly || mode == AccessReadShared
 	d.handing.Lock() // wait for a handover under way
 	defer d.handing.Unlock()
+	state := *d.handover.Load()
+	if !exclusive && !protected && !d.ReadOnly && state.Guest == "" {
+		if err := d.forgetLast(&state); err != nil {
+			return fmt.Errorf("LUN %d: %w", number, err)
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	d.handover.Store(&state)
 	switch {
 	case exclusive && !d.exclusive.Load():
 		return fmt.Errorf("LUN %d becomes %s by a restart only: several initiators may be using it",

@@ -67,6 +67,26 @@ func (d *Disk) LastUsedBy(name, incarnation string) bool {
 	return d.exclusive.Load() && d.ownerName() == incarnationName(name, incarnation)
 }
 
+// forgetLast says in a state that others may write the disk from now on, beside its owner: when the
+// disk is exclusive again, no incarnation is the last that has used it. The caller has handing, or
+// the disk is not in use yet.
+func (d *Disk) forgetLast(s *handoverState) error {
+	next := *s
+	next.Owner = PlainName(s.Owner)
+	if next.Owner == s.Owner || d.Store == nil {
+		return nil
+	}
+	data, err := next.encode()
+	if err == nil {
+		err = d.Store.Save(storedHandover, data)
+	}
+	if err != nil {
+		return fmt.Errorf("that others may write the disk from now on cannot be saved: %w", err)
+	}
+	*s = next
+	return nil
+}
+
 // Resume makes the client the owner of an exclusive disk again, if it is the last that has used it.
 // So nobody changes the disk between this answer and what the client does because of it.
 func (c *Client) Resume(d *Disk) {

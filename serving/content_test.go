@@ -57,6 +57,37 @@ func TestLastUser(t *testing.T) {
 	require.False(t, r.d.LastUsedBy("cert:vm", "a"))
 }
 
+// TestNobodyIsTheLastAfterASharedTime: an exclusive disk was open to everybody meanwhile, since a
+// reload or a restart. Whoever had it before may not repeat what it wrote.
+func TestNobodyIsTheLastAfterASharedTime(t *testing.T) {
+	for name, share := range map[string]func(r *relays){
+		"a reload": func(r *relays) {
+			require.NoError(t, r.s.SetAccess(1, AccessWriteShared, false))
+		},
+		"two reloads": func(r *relays) {
+			require.NoError(t, r.s.SetAccess(1, AccessReadShared, false))
+			require.NoError(t, r.s.SetAccess(1, AccessWriteShared, false))
+		},
+		"a restart": func(r *relays) {
+			served(t, func(o *Options) {
+				o.Store, o.Disk, o.Access = r.store, r.content, AccessWriteShared
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRelays(t)
+			a := r.relay("a", false)
+			require.True(t, a.writes())
+			a.Detach()
+			share(r)
+			r.restart()
+			require.False(t, r.d.LastUsedBy("cert:vm", "a"))
+			require.Equal(t, "cert:vm", r.d.Owner(), "a handover still fences it")
+			require.True(t, r.relay("b", false).writes())
+		})
+	}
+}
+
 // slowShelf is a shelf on which a Save takes until its gate opens.
 type slowShelf struct {
 	shelf

@@ -143,7 +143,7 @@ func (s *Disks) KeepOwner(d *Disk) {
 	defer d.handing.Unlock()
 	owner := d.owner.Load()
 	next := *d.handover.Load()
-	if d.kept.Load() == owner {
+	if d.kept.Load() == owner || !d.exclusive.Load() { // by now
 		return
 	}
 	if next.Owner == owner.name {
@@ -190,6 +190,14 @@ const keepEvery = time.Second
 // owner had left.
 func (d *Disk) restoreHandover() error {
 	s := &handoverState{}
+	if d.Store != nil && !d.exclusive.Load() && !d.protected.Load() {
+		var before handoverState // an error about it comes when the disk is exclusive again
+		if b, err := d.Store.Load(storedHandover); err == nil && json.Unmarshal(b, &before) == nil {
+			if err := d.forgetLast(&before); err != nil {
+				return err
+			}
+		}
+	}
 	if d.Store != nil && d.exclusive.Load() {
 		content, err := d.Store.Load(storedHandover)
 		if err != nil {
