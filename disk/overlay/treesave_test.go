@@ -18,10 +18,10 @@ import (
 // name already.
 type unsureShelf struct {
 	Shelf
-	stored int  // so many calls replace the record, and say that they have not
-	failed int  // and after them so many do nothing
-	full   bool // no layer can be made
-	named  bool // the record that went last named a layer
+	stored int     // so many calls replace the record, and say that they have not
+	failed int     // and after them so many do nothing
+	full   bool    // no layer can be made
+	named  bool    // the record that went last named a layer
 	stays  *Record // is on storage
 }
 
