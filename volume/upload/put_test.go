@@ -2,6 +2,7 @@ package upload
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/sha512"
@@ -15,6 +16,7 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -415,6 +417,28 @@ func TestForeignDiskMeanwhile(t *testing.T) {
 		require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
 	}
 }
+
+// TestForeignDiskStaysAfterAnError: the same if the upload then cannot save its record, as when
+// storage is full.
+func TestForeignDiskStaysAfterAnError(t *testing.T) {
+	s, raw := newServer(t), rawDisk(1<<20)
+	v := s.volumes.add(t, "vm", 0)
+	record := filepath.Join(v.Dir(), recordName)
+	body := io.MultiReader(bytes.NewReader(raw), readerFunc(func([]byte) (int, error) {
+		for testtool.Err(os.Lstat(v.Disk()+dataSuffix)) != nil { // its beginning has not come
+			time.Sleep(time.Millisecond)
+		}
+		return 0, cmp.Or(os.WriteFile(v.Disk(), []byte("precious"), 0o600), os.Remove(record),
+			os.MkdirAll(filepath.Join(record, "below"), 0o700), io.EOF)
+	}))
+	requireSays(t, s.ask(t, http.MethodPut, "/volume/vm/data", body),
+		http.StatusInternalServerError)
+	require.Equal(t, "precious", string(testtool.Must(os.ReadFile(v.Disk()))(t)))
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 func TestMethods(t *testing.T) {
 	s := newServer(t)

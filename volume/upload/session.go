@@ -27,7 +27,7 @@ type session struct {
 	adding adding
 	out    *unpacking // of packed data; nil: it is plain, or undecided
 	memory int64      // of Options.UnpackMemory
-	placed bool       // the data is being made the volume's disk
+	placed bool       // the data has the name of the volume's disk
 
 	// While a goroutine unpacks, only it uses these.
 	format   image.Format   // "": undecided
@@ -434,10 +434,10 @@ func (s *session) finishQcow2(ctx context.Context) error {
 // that the file never lacks an owner. A file that somebody else has made meanwhile stays.
 func (s *session) place(ctx context.Context, to, image string) error {
 	path := s.volume.Disk()
-	s.placed = true
 	next, err := s.snapshot()
 	if err == nil {
-		err = next.save(s.volume.Disk())
+		next.Placed = true
+		err = next.save(path)
 	}
 	if err == nil {
 		err = s.fill.Close()
@@ -447,9 +447,10 @@ func (s *session) place(ctx context.Context, to, image string) error {
 	}
 	switch err = durable.RenameNew(path+dataSuffix, to); {
 	case errors.Is(err, fs.ErrExist):
-		s.placed, next.Placed = false, false
+		next.Placed = false
 		return errors.Join(taken(s.name, to), next.save(path))
 	case err == nil:
+		s.placed = true // not before: what has that name may be another's
 		err = durable.SyncParent(to)
 	}
 	if err != nil {
