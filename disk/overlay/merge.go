@@ -164,7 +164,8 @@ func (t *Tree) merge(below, above *node) error {
 
 // mergeTopLocked is merge for the top. The guest's changes wait.
 func (t *Tree) mergeTopLocked(below, top *node) error {
-	if err := below.disk.Settle(); err != nil { // so that little is left to flush
+	// So that little is left to flush while the guest waits.
+	if err := errors.Join(below.disk.Settle(), top.disk.flushFile()); err != nil {
 		return err
 	}
 	// Nobody waits for an image that is far away: blocks are as large below.

@@ -56,7 +56,9 @@ func (o *Disk) Push(ctx context.Context, free *slots.Slots) error {
 		}
 		off += n
 	}
-	return nil
+	// Storage may have lost what was to be read here. Only a flush of this file tells, and it is
+	// about to go.
+	return o.flushFile()
 }
 
 // pushRun pushes the beginning of a range that the layer has itself, and returns its length.

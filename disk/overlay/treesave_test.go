@@ -119,6 +119,28 @@ func TestNoLayersAfterASnapshotThatCannotBeRecorded(t *testing.T) {
 	require.False(t, shelf.named)
 }
 
+// TestMergingALayerThatStorageHasLost: storage may fail to write what a guest has written, and only
+// a flush of that layer tells. Once it is merged and gone, nobody would.
+func TestMergingALayerThatStorageHasLost(t *testing.T) {
+	for _, frozen := range []bool{false, true} {
+		d := newSimTree(t, 1, Options{}, true)
+		require.NoError(t, d.fill('a'))
+		require.NoError(t, TakeSnapshot(t.Context(), "s", d.tree))
+		filetest.Write(t, d.disk, filetest.Block('b', minGranule), 0)
+		top := d.tree.top.disk
+		top.file = &unflushed{top.file}
+		require.NoError(t, d.tree.Delete("s"))
+		if frozen {
+			d.tree.mu.Lock()
+			require.NoError(t, d.tree.replaceTopLocked())
+			d.tree.mu.Unlock()
+		}
+		_, _, err := d.tree.round()
+		require.ErrorIs(t, err, disk.ErrFailed)
+		require.ErrorIs(t, d.disk.Flush(), disk.ErrFailed)
+	}
+}
+
 // TestOverWhatIsClosed: a call ends with an error when what the layers lie over is closed. It does
 // not wait for layers that never come.
 func TestOverWhatIsClosed(t *testing.T) {
