@@ -428,7 +428,7 @@ func (r *Remote) diskError(c *call, err error) error {
 		r.noteWhy(err)
 		return fmt.Errorf("%w: %w", disk.ErrNotNow, r.explain(err))
 	}
-	if c.command == cmdFlush { // what was lost is unknown
+	if c.command == cmdFlush && reply.code != eNoSpace { // what was lost is unknown
 		return r.broken(err)
 	}
 	switch reply.code {

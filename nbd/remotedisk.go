@@ -7,7 +7,7 @@ import (
 )
 
 // Flush implements disk.Disk: the server makes everything durable that it has acknowledged.
-func (r *Remote) Flush() error { return r.flush(r.ctx) }
+func (r *Remote) Flush() error { return r.flush(r.ctx, false) }
 
 // Size implements disk.Disk. A disk that grows at the server has its former size here.
 func (r *Remote) Size() int64 { return r.first.size }

@@ -17,8 +17,9 @@ const (
 )
 
 // flush makes durable what was acknowledged. It waits while the server is away or refuses a flush
-// for now. Any other error is for good.
-func (r *Remote) flush(ctx context.Context) error {
+// for now, and with forRoom also while its storage is full. After disk.ErrNoSpace everything is
+// still kept. Any other error is for good.
+func (r *Remote) flush(ctx context.Context, forRoom bool) error {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		if over, err := r.nothingToFlush(); over {
 			return err
@@ -30,7 +31,8 @@ func (r *Remote) flush(ctx context.Context) error {
 		switch err = r.flushOn(ctx, l); {
 		case errors.Is(err, errLinkLost):
 			r.lost(l)
-		case errors.Is(err, disk.ErrNotNow):
+		case errors.Is(err, disk.ErrNotNow), forRoom && errors.Is(err, disk.ErrNoSpace):
+			r.noteWhy(err)
 			select {
 			case <-time.After(pause):
 			case <-ctx.Done():
@@ -80,7 +82,7 @@ func (r *Remote) flushSoon() {
 		return
 	}
 	r.wg.Go(func() {
-		err := r.flush(r.ctx)
+		err := r.flush(r.ctx, true)
 		if err != nil && r.ctx.Err() == nil {
 			r.log.Error("the disk has failed", zap.Error(err))
 		}

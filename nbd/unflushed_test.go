@@ -7,7 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 )
 
 // fill takes all room for writes under way.
@@ -48,4 +50,21 @@ func TestRoomOfAFailedDisk(t *testing.T) {
 	u.fail()
 	require.ErrorIs(t, <-got, disk.ErrFailed)
 	require.ErrorIs(t, u.reserve(t.Context(), 0), disk.ErrFailed)
+}
+
+// TestFlushWhileStorageIsFull: the server has no room for a flush. Nothing is lost, so the disk
+// goes on: the guest may try again, and a write that needs room waits.
+func TestFlushWhileStorageIsFull(t *testing.T) {
+	v := serve(t, 1, nil)
+	r := openRemote(t, RemoteOptions{Address: serving.SocketPrefix + v.socket, Keep: 64 << 10})
+	full := disktest.Rule{Op: disktest.OpFlush, Err: disk.ErrNoSpace, Times: 1}
+	v.disks[0].Inject(full)
+	require.NoError(t, write(r, 0, 1))
+	require.ErrorIs(t, r.Flush(), disk.ErrNoSpace)
+	require.NoError(t, r.Flush())
+	full.Times = 4
+	v.disks[0].Inject(full)
+	for i := range int64(64) {
+		require.NoError(t, write(r, i*4096, 2))
+	}
 }
