@@ -44,9 +44,9 @@ func (r *Remote) flush(ctx context.Context, forRoom bool) error {
 	}
 }
 
-// nothingToFlush reports whether a flush ends without its server: a stop must not wait for one that
-// is away. The first flush of a session goes there in any case: the guest may ask for writes that
-// were acknowledged by an earlier process, which was killed.
+// nothingToFlush reports whether a flush ends without its server. The first flush of a session goes
+// there in any case: the guest may ask for writes that were acknowledged by an earlier process,
+// which was killed.
 func (r *Remote) nothingToFlush() (over bool, err error) {
 	if !r.kept.empty() {
 		return false, nil

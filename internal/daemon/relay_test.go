@@ -115,6 +115,24 @@ func TestRevertWhileARelayIsAway(t *testing.T) {
 	require.Equal(t, content(1), got)
 }
 
+// TestRelayStopsWithoutItsServer: a relay that has acknowledged nothing does not wait for a server
+// that is away when it stops.
+func TestRelayStopsWithoutItsServer(t *testing.T) {
+	opt := testOptions(t, "a.raw")
+	socket := filepath.Join(t.TempDir(), "nbd.sock")
+	opt.NBD = []options.NBDPortal{{Socket: socket}}
+	start(t, opt)
+	p := pass(t, socket)
+	opt = testOptions(t)
+	opt.Remotes.Disks = []options.Remote{{Address: serving.SocketPrefix + p.path, Export: "a.raw"}}
+	relay := start(t, opt)
+	inst := relay.disks.Served()[0].Instance()
+	require.NoError(t, testtool.Err(inst.ReadAt(t.Context(), make([]byte, 4096), 0)))
+	p.cut()
+	relay.stop()
+	require.NoError(t, <-relay.ended)
+}
+
 // TestMemoryOfRelayedDisks: what is kept for disks of other servers is a part of the limit.
 func TestMemoryOfRelayedDisks(t *testing.T) {
 	for disks, want := range map[int][2]int64{
