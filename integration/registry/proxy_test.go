@@ -143,17 +143,18 @@ func TestRegistryProxy(t *testing.T) {
 			d.Stop()
 			said += d.Output()
 
+			p = newProxy(t, s.Address) // the daemon's last request may still be on its way
+			env = []string{variable + "=" + p.url(proxyPassword)}
 			r = disk([]string{variable + "=" + p.url(proxyPassword+"x")}, "pull", ref, out+"1")
 			require.Equal(t, 1, r.Status)
 			require.Contains(t, r.Output, registry)
 			require.Contains(t, r.Output, "407 Proxy Authentication Required")
-			require.Zero(t, used.Load())
 			require.NotContains(t, r.Output, "next try", "another try changes nothing")
 
 			r = disk(append(env, "NO_PROXY="+rig.NameBehindProxy), "pull", ref, out+"2")
 			require.Equal(t, 1, r.Status)
 			require.Contains(t, r.Output, "lookup "+rig.NameBehindProxy)
-			require.Zero(t, used.Load())
+			require.Zero(t, p.tunnels.Load()+p.passed.Load())
 		})
 	}
 }
