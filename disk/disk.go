@@ -190,8 +190,6 @@ type Remote interface {
 	Shared() bool
 	// ReadOnly reports whether the server takes no writes.
 	ReadOnly() bool
-	// Owes reports whether something was acknowledged here that the server has not made durable.
-	Owes() bool
 }
 
 // Identity distinguishes one disk instance from every other one, so that two pods of one image

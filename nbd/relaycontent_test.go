@@ -127,21 +127,6 @@ func TestRelayUndoesNothingLater(t *testing.T) {
 	}
 }
 
-// TestFlushAfterARelayWasKilled: the guest's flush is the first request to the next relay. It
-// covers what the former one has acknowledged.
-func TestFlushAfterARelayWasKilled(t *testing.T) {
-	v, n, r := away(t, serving.AccessWriteExclusive)
-	require.NoError(t, write(r, 4096, 1))
-	require.NoError(t, r.Close())
-	next := n.remote(t)
-	require.NoError(t, next.Flush())
-	require.NoError(t, v.crash())
-	requireContent(t, v, 4096, 1)
-	flushed := v.flushed()
-	require.NoError(t, next.Flush())
-	require.Equal(t, flushed, v.flushed(), "nothing was acknowledged since")
-}
-
 // TestRelayOfASharedDisk: what was acknowledged is durable, so that nothing has to be repeated. It
 // goes both ways: forwarded, and executed.
 func TestRelayOfASharedDisk(t *testing.T) {

@@ -60,7 +60,6 @@ type Remote struct {
 	free     freeCalls
 	extents  extents
 	flushing atomic.Bool             // a flush in the background is under way
-	flushed  atomic.Bool             // the server has made a flush of this session
 	breaks   *serving.Penalties      // of connections that break at once
 	told     *serving.Seldom[string] // of those breaks, in the log
 	wg       sync.WaitGroup          // of the goroutines in the background

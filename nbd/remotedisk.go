@@ -27,13 +27,6 @@ func (r *Remote) ReadOnly() bool { return r.readOnly.Load() }
 // Shared implements disk.Remote.
 func (r *Remote) Shared() bool { return r.shared.Load() }
 
-// Owes implements disk.Remote.
-func (r *Remote) Owes() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.failed != nil || !r.kept.empty()
-}
-
 // BlockSize is the length of a logical block of the disk in bytes.
 func (r *Remote) BlockSize() int { return r.first.block }
 

@@ -21,8 +21,13 @@ const (
 // still kept. Any other error is for good.
 func (r *Remote) flush(ctx context.Context, forRoom bool) error {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		if over, err := r.nothingToFlush(); over {
-			return err
+		if r.kept.empty() { // so a stop does not wait for a server that is away
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if errors.Is(r.failed, errSuperseded) { // nothing is lost
+				return nil
+			}
+			return r.failed
 		}
 		l, err := r.current(ctx)
 		if err != nil {
@@ -44,21 +49,6 @@ func (r *Remote) flush(ctx context.Context, forRoom bool) error {
 	}
 }
 
-// nothingToFlush reports whether a flush ends without its server. The first flush of a session goes
-// there in any case: the guest may ask for writes that were acknowledged by an earlier process,
-// which was killed.
-func (r *Remote) nothingToFlush() (over bool, err error) {
-	if !r.kept.empty() {
-		return false, nil
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if errors.Is(r.failed, errSuperseded) { // nothing is lost
-		return true, nil
-	}
-	return r.failed != nil || r.flushed.Load(), r.failed
-}
-
 // flushOn has the server make durable what it has acknowledged on one connection.
 func (r *Remote) flushOn(ctx context.Context, l *link) error {
 	mark := r.kept.mark()
@@ -66,7 +56,6 @@ func (r *Remote) flushOn(ctx context.Context, l *link) error {
 	defer r.free.putBack(c)
 	err := l.do(ctx, c)
 	if err == nil {
-		r.flushed.Store(true)
 		r.kept.drop(mark)
 		return nil
 	}

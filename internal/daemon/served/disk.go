@@ -167,9 +167,6 @@ func (s *Disk) flush() error {
 	if inst == nil {
 		return nil
 	}
-	if far, ok := inst.Disk.(disk.Remote); ok && !far.Owes() {
-		return nil // its server may be away
-	}
 	if err := inst.Flush(); err != nil {
 		return fmt.Errorf("%v: acknowledged data may be lost: %w", s, err)
 	}

@@ -197,7 +197,6 @@ type elsewhereDisk struct {
 func (*elsewhereDisk) Generation() string { return "x" }
 func (e *elsewhereDisk) Shared() bool     { return e.shared.Load() }
 func (e *elsewhereDisk) ReadOnly() bool   { return e.protected.Load() }
-func (*elsewhereDisk) Owes() bool         { return true }
 
 // TestDiskThatOthersReach: while others write a disk at its server, no command promises what would
 // not bind them, and no list has such a command.
