@@ -237,8 +237,7 @@ func wrongName(digest string) string { return "wrong-" + keptName(digest) + ".tx
 
 // comparedName is the file that says that an image's index agrees with its layers, by the digest of
 // the image, or a layer's table of contents with the headers in the layer, by that of its
-// descriptor. wholeName is the file that says that the table
-// agrees with all of the layer.
+// descriptor. wholeName is the file that says that the table agrees with all of the layer.
 func comparedName(digest string) string { return "compared-" + keptName(digest) }
 func wholeName(digest string) string    { return "compared-whole-" + keptName(digest) }
 

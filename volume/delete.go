@@ -129,9 +129,8 @@ func (m *Manager) remove(v *volume) error {
 	if v.opened != nil {
 		// Closing may fail because the last data did not reach storage. That data is removed
 		// anyway.
-		err, stopping := v.opened.Close(m.ctx), new(api.Error)
-		if m.ctx.Err() != nil && err != nil ||
-			errors.As(err, &stopping) && stopping.Code == api.CodeUnavailable {
+		err := v.opened.Close(m.ctx)
+		if m.ctx.Err() != nil && err != nil || api.Is(err, api.CodeUnavailable) {
 			return api.Errorf(api.CodeUnavailable, "the server is stopping, and deletes the "+
 				"volume %q at the next start", v.name)
 		} else if err != nil {

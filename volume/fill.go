@@ -180,7 +180,7 @@ func (u *Upload) Complete(ctx context.Context, image string) error {
 			zap.Uint16("lun", r.LUN), zap.Int64("size_bytes", v.record.Size))
 		return nil
 	}
-	if stopping, ok := errors.AsType[*api.Error](err); ok && stopping.Code == api.CodeUnavailable {
+	if api.Is(err, api.CodeUnavailable) {
 		return err
 	}
 	// The record first: the disk of a volume that is ready is never made again.

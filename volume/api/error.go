@@ -2,6 +2,7 @@ package api
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -58,6 +59,12 @@ func Errorf(code Code, format string, args ...any) *Error {
 }
 
 func (e *Error) Error() string { return e.Message }
+
+// Is reports whether an error is, or wraps, a refusal with a code.
+func Is(err error, code Code) bool {
+	refused, ok := errors.AsType[*Error](err)
+	return ok && refused.Code == code
+}
 
 // HTTPStatus is the status of the answer.
 func (e *Error) HTTPStatus() int {

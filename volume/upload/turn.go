@@ -145,7 +145,7 @@ func (h *Handler) inTheWay(w http.ResponseWriter, r *http.Request, id string, of
 func (h *Handler) resume(w http.ResponseWriter, r *http.Request, name, id string) (
 	*turn, *session, error) {
 	t, err := h.begin(w, r, name, id)
-	if refused, ok := errors.AsType[*api.Error](err); ok && refused.Code == api.CodeHasData {
+	if api.Is(err, api.CodeHasData) {
 		err = noUpload(name) // it is complete, or was of an earlier volume of that name
 	}
 	if err != nil {
