@@ -47,14 +47,6 @@ func (s *Disks) SetAccess(number uint16, mode AccessMode, readOnly bool) error {
 	d.handing.Lock() // wait for a handover under way
 	defer d.handing.Unlock()
 	state := *d.handover.Load()
-	if !exclusive && !protected && !d.ReadOnly && state.Guest == "" {
-		if err := d.forgetLast(&state); err != nil {
-			return fmt.Errorf("LUN %d: %w", number, err)
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	d.handover.Store(&state)
 	switch {
 	case exclusive && !d.exclusive.Load():
 		return fmt.Errorf("LUN %d becomes %s by a restart only: several initiators may be using it",
@@ -62,9 +54,16 @@ func (s *Disks) SetAccess(number uint16, mode AccessMode, readOnly bool) error {
 	case !protected && d.ReadOnly:
 		return fmt.Errorf("LUN %d can be written after a restart only: its disk was opened for "+
 			"reading", number)
-	case !exclusive && d.handover.Load().Guest != "":
+	case !exclusive && state.Guest != "":
 		return fmt.Errorf("LUN %d is open for a handover: finish or cancel that first", number)
+	case !exclusive && !protected:
+		if err := d.forgetLast(&state); err != nil {
+			return fmt.Errorf("LUN %d: %w", number, err)
+		}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d.handover.Store(&state)
 	shared := d.exclusive.Swap(exclusive) != exclusive
 	changed := d.protected.Swap(protected) != protected
 	for _, f := range s.fronts {
