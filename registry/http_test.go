@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -195,6 +196,25 @@ func TestMirror(t *testing.T) {
 		}
 	}
 	brings(t, newClient(t, opt), registry.ref(t, "vm/a:1"), PullOptions{}, content)
+}
+
+// TestSignedAddressIsNotToldOn: whom a signed address redirects to is not told that address.
+func TestSignedAddressIsNotToldOn(t *testing.T) {
+	l := newLying(t)
+	content := noise(68, 1<<20)
+	l.NewImage(t, content)
+	moves := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		require.Equal(t, "signature=secret", r.URL.RawQuery)
+		http.Redirect(w, r, l.Storage.URL+r.URL.Path, http.StatusFound)
+	}))
+	defer moves.Close()
+	inner := l.Storage.Config.Handler
+	l.Storage.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		require.Empty(t, r.Referer())
+		inner.ServeHTTP(w, r)
+	})
+	l.Elsewhere = moves.URL
+	brings(t, newClient(t, l.options()), l.ref(t, "vm/a:1"), PullOptions{}, content)
 }
 
 // TestInsecure: without the user's permission a registry is never used without TLS, unless it is on

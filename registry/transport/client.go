@@ -323,6 +323,7 @@ func (e *endpoint) forget() {
 
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	tidy(req.URL)
+	req.Header.Del("Referer") // its query may be a signature
 	if len(via) >= maxRedirects {
 		return fmt.Errorf("stopped after %d redirects", maxRedirects)
 	}

@@ -89,7 +89,15 @@ func (t *told) RoundTrip(req *http.Request) (*http.Response, error) {
 	switch {
 	case t.tokens != nil && req.URL.Host == tokenHost:
 		return t.tokens.ask(req)
-	case req.URL.Path != "/v2/" || req.URL.Host != t.host:
+	case req.URL.Host != t.host:
+		res, err := t.inner.RoundTrip(req)
+		if err == nil {
+			// Otherwise the library would fetch a token from whatever address this host names, and
+			// send the token here: mayAsk would not be asked.
+			res.Header.Del("Www-Authenticate")
+		}
+		return res, err
+	case req.URL.Path != "/v2/":
 		return t.inner.RoundTrip(req)
 	}
 	if req.URL.Scheme != t.scheme {
@@ -106,7 +114,6 @@ func (e *endpoint) mayMove(req *http.Request, via []*http.Request) error {
 	if err := checkRedirect(req, via); err != nil {
 		return err
 	}
-	req.Header.Del("Referer")
 	from, to := via[0], req.URL
 	secret := from.Header.Get("Authorization") != "" || from.Method != http.MethodGet
 	if secret && (from.URL.Scheme != to.Scheme || hostOf(from.URL) != hostOf(to)) {

@@ -156,6 +156,51 @@ func TestTokenServerByName(t *testing.T) {
 	}
 }
 
+// TestNoTokenForElsewhere: who a registry redirects to gets no token, wherever that would come from:
+// else it could have us ask a service inside of our network, and be told what that says.
+func TestNoTokenForElsewhere(t *testing.T) {
+	names(t, map[string]string{"example.com": "127.0.0.1"})
+	asked, issued := 0, 0
+	inside := registrytest.NewWeb(t)
+	inside.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked++
+		_, _ = w.Write([]byte(`{"token":"pa55word"}`))
+	})
+	_, port := testtool.Must2(net.SplitHostPort(inside.Host()))(t)
+	for _, realm := range []string{"https://example.com:" + port, "https://" + tokenHost} {
+		l := newLying(t)
+		ca := l.TLS(t)
+		l.NewImage(t, registrytest.Noise(67, 8192))
+		storage := registrytest.NewWeb(t)
+		storage.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter,
+			r *http.Request) {
+			require.Empty(t, r.Header.Get("Authorization"))
+			w.Header().Set("WWW-Authenticate", `Bearer realm="`+realm+`/",service="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		})
+		_, at := testtool.Must2(net.SplitHostPort(storage.Host()))(t)
+		l.Elsewhere = "https://example.com:" + at
+		tokens := registrytest.NewWeb(t)
+		tokens.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter,
+			r *http.Request) {
+			issued++
+			_, _, ok := r.BasicAuth()
+			require.True(t, ok)
+			_, _ = w.Write([]byte(`{"token":"good"}`))
+		})
+		_, at = testtool.Must2(net.SplitHostPort(tokens.Host()))(t)
+		l.WantsTokens(t, func(string) string { return "https://example.com:" + at }, nil)
+		img := testtool.Must(newClient(t, Options{CA: ca, Timeout: time.Second, OwnHost: l.Host(),
+			Own: keychain.Credential{Username: "me", Password: "pa55word"}}).Resolve(t.Context(),
+			l.ref(t, "vm/a:1")))(t)
+		defer img.Source.Close()
+		b := testtool.Must(img.Source.Blob(img.Manifest.Layers[0]))(t)
+		require.ErrorContains(t, b.Fill(t.Context(), make([]byte, 512), 0), "example.com")
+		require.Zero(t, asked)
+		require.NotZero(t, issued)
+	}
+}
+
 // TestPlainBeforeUnknownCertificate: where the registry answers without TLS, whoever answers there
 // with a certificate of nobody is not asked.
 func TestPlainBeforeUnknownCertificate(t *testing.T) {
