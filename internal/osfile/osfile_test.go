@@ -124,6 +124,25 @@ func TestReadCached(t *testing.T) {
 	}
 }
 
+// TestReadCachedBesideClose: a layer of a disk is closed while somebody still reads it. Such a read
+// fails, and never meets another file that has got the same descriptor since. The race detector
+// looks on.
+func TestReadCachedBesideClose(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
+	for range 50 {
+		f := testtool.Must(os.Open(path))(t)
+		read := testtool.Go(func() (err error) {
+			for p := make([]byte, 4096); err == nil || err == unix.EAGAIN; {
+				_, err = ReadCached(f, p, 0)
+			}
+			return err
+		})
+		require.NoError(t, f.Close())
+		require.ErrorIs(t, <-read, os.ErrClosed)
+	}
+}
+
 // TestOpenDir checks that the fallback for systems without openat2 gives the same answers.
 func TestOpenDir(t *testing.T) {
 	dir := t.TempDir()
