@@ -95,13 +95,13 @@ func (i *Instance) Committed(id, image string) error {
 	return i.tree.Committed(id, image)
 }
 
-// NoteClone remembers with the snapshot that has an ID that another disk begins from it. Errors:
-// *SnapshotError.
-func (i *Instance) NoteClone(id, clone string) error {
+// NoteClone remembers with the snapshot that has an ID that another disk begins from it, and forgets
+// those that are gone. Errors: *SnapshotError.
+func (i *Instance) NoteClone(id, clone string, gone func(clone string) bool) error {
 	if err := i.mayHave(id); err != nil {
 		return err
 	}
-	return i.tree.NoteClone(id, clone)
+	return i.tree.NoteClone(id, clone, gone)
 }
 
 // CommittedBefore returns the IDs of the snapshots that a content of the disk was made from, by the

@@ -175,8 +175,9 @@ func (t *Tree) Committed(id, image string) error {
 }
 
 // NoteClone remembers that another disk begins from the snapshot with an ID, for as long as that is
-// there. It is on storage, as far as a flush is, when NoteClone returns nil.
-func (t *Tree) NoteClone(id, clone string) error {
+// there, and forgets those that are gone. It is on storage, as far as a flush is, when NoteClone
+// returns nil.
+func (t *Tree) NoteClone(id, clone string, gone func(clone string) bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.withIDLocked(id)
@@ -187,9 +188,10 @@ func (t *Tree) NoteClone(id, clone string) error {
 		return nil
 	}
 	before := s.Clones
-	if !slices.Contains(before, clone) {
-		s.Clones = append(slices.Clip(before), clone)
-	}
+	s.Clones = slices.DeleteFunc(slices.Clone(before), func(c string) bool {
+		return c == clone || gone(c)
+	})
+	s.Clones = append(s.Clones, clone)
 	if err := t.saveLocked(); err != nil {
 		s.Clones = before
 		return t.refusal(s.Name, "", err)

@@ -29,6 +29,9 @@ func Replace(path string, content []byte, spare string, sync func(*os.File) erro
 // that somebody puts in its place from then on, because the new file is not there.
 func replaceIf(may func() error, path string, content []byte, spare string,
 	sync func(*os.File) error) error {
+	if len(content) > maxSmall { // Read would refuse it
+		return fmt.Errorf("%s cannot hold %d bytes, but at most %d", path, len(content), maxSmall)
+	}
 	if may == nil {
 		may = func() error { return nil }
 	}

@@ -94,10 +94,6 @@ func (s *Store) Save(name string, data []byte) error {
 		keepSpare(s.spare()) // the removed file may have been made of the spare
 		return nil
 	}
-	if len(data) > maxSmall-storeSum {
-		return fmt.Errorf("%s cannot hold %d bytes, but at most %d", s.Where(name), len(data),
-			maxSmall-storeSum)
-	}
 	if err := osfile.MakeDir(s.dir); err == nil && s.sync != nil {
 		if err := SyncDir(filepath.Dir(s.dir), s.sync); err != nil {
 			return err

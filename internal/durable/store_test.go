@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -123,6 +124,19 @@ func TestStoreRefuses(t *testing.T) {
 		filetest.Put(t, dir, "sanitize", bad, 0)
 		require.ErrorContains(t, testtool.Err(s.Load("sanitize")), "damaged", "bit %d", i)
 	}
+}
+
+// TestRecordThatIsTooLarge: a record that could not be read again is not saved. A snapshot of which
+// tens of thousands of clones were made would have one.
+func TestRecordThatIsTooLarge(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "record")
+	require.NoError(t, SaveRecord(path, "before", nil, nil))
+	err := SaveRecord(path, strings.Repeat("x", maxSmall), nil, nil)
+	require.ErrorContains(t, err, "cannot hold")
+	require.ErrorContains(t, err, path)
+	var kept string
+	require.NoError(t, LoadRecord(path, &kept))
+	require.Equal(t, "before", kept)
 }
 
 // TestReleaseLock: a lock that is released can be had at once, although a process that is just

@@ -44,7 +44,8 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 	if err != nil {
 		return nil, err
 	}
-	if err := inst.NoteClone(opened.Snapshot.ID, d.volumesID+"/"+what.Name); err != nil {
+	err = inst.NoteClone(opened.Snapshot.ID, d.volumesID+"/"+what.Name, d.gone)
+	if err != nil {
 		_ = opened.Close() // it only forgets that the snapshot is in use
 		return nil, err
 	}
@@ -63,6 +64,15 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 	}
 	what.BlockSizeKnown = true
 	return d.openFrom(ctx, what, from)
+}
+
+// gone reports whether a clone that is noted was a volume of this directory, and is none any more.
+// Otherwise the notes of a disk that is cloned again and again would grow for ever.
+func (d *Disks) gone(clone string) bool {
+	by, name, _ := strings.Cut(clone, "/")
+	d.table.mu.Lock()
+	defer d.table.mu.Unlock()
+	return by == d.volumesID && d.table.volumes[name] == nil
 }
 
 // notOpenError says that a disk to clone is not open. That may change.

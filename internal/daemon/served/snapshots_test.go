@@ -194,7 +194,7 @@ func TestSnapshotThatAVolumeNeeds(t *testing.T) {
 		require.NoError(t, remove())
 		require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
 		inst := d.table.all()[0].Instance()
-		require.NoError(t, inst.NoteClone(inst.Snapshots()[0].ID, "here/vm2"))
+		require.NoError(t, inst.NoteClone(inst.Snapshots()[0].ID, "here/vm2", d.gone))
 	}
 	d.DropVolume("vm2")
 	require.NoError(t, remove())
@@ -205,6 +205,30 @@ func TestSnapshotThatAVolumeNeeds(t *testing.T) {
 	require.ErrorAs(t, d.AddVolume(clone2, false), new(*LeavingError))
 	require.Empty(t, d.LeaveVolume("vm1", false))
 	require.NoError(t, d.AddVolume(clone2, false))
+}
+
+// TestClonesThatAreGone: a snapshot forgets clones that were volumes here and are gone, and no
+// others. Otherwise its record would grow with each clone that was ever made, until it is full.
+func TestClonesThatAreGone(t *testing.T) {
+	d := serveKept(t, 1)
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+	clone := func(name string) {
+		require.NoError(t, d.AddVolume(Volume{Name: name, Disk: "1.raw", Snapshot: "s"}, false))
+		made, err := d.Clone(t.Context(), plan.Disk{Name: name, Dir: t.TempDir(), Volume: true,
+			DiskSettings: options.DiskSettings{CopyMode: instance.CopyOnWrite}}, "1.raw", "s")
+		require.NoError(t, err)
+		require.NoError(t, d.Abandon(made))
+	}
+	d.ServeVolumes("elsewhere")
+	clone("vm1")
+	d.ServeVolumes("here")
+	clone("vm2")
+	clone("vm3")
+	d.DropVolume("vm1")
+	d.DropVolume("vm2")
+	clone("vm4")
+	require.Equal(t, []string{"elsewhere/vm1", "here/vm3", "here/vm4"},
+		d.table.all()[0].Instance().Snapshots()[0].Clones)
 }
 
 // TestCloneOfADiskWithAnotherSerialNumber: a clone knows its snapshot whatever serial number the
