@@ -95,8 +95,8 @@ func (i *Instance) Committed(id, image string) error {
 	return i.tree.Committed(id, image)
 }
 
-// NoteClone remembers with the snapshot that has an ID that another disk begins from it, and forgets
-// those that are gone. Errors: *SnapshotError.
+// NoteClone remembers with the snapshot that has an ID that another disk begins from it, and
+// forgets those that are gone. Errors: *SnapshotError.
 func (i *Instance) NoteClone(id, clone string, gone func(clone string) bool) error {
 	if err := i.mayHave(id); err != nil {
 		return err
