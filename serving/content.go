@@ -46,11 +46,19 @@ func (d *Disk) Generation() (string, error) {
 	return generation, nil
 }
 
-// EndGeneration says that the content of a disk, which is not in use, is about to be replaced, so
-// that a client does not take the next content for the one that it knows.
+// StoredAtomic is the name under which a front end keeps what an atomic write replaces, to put it
+// back at the next start if the write is interrupted.
+const StoredAtomic = "atomic-write"
+
+// EndGeneration says that the content of a disk, which is not in use, is about to be replaced. A
+// client must not take the next content for the one that it knows, and nothing of the former
+// content must be put back over it.
 func EndGeneration(store Store) error {
 	if err := store.Save(storedContent, nil); err != nil {
 		return fmt.Errorf("clients could take the disk for what it was before: %w", err)
+	}
+	if err := store.Save(StoredAtomic, nil); err != nil {
+		return fmt.Errorf("what an atomic write has replaced would be put back: %w", err)
 	}
 	return nil
 }

@@ -122,6 +122,17 @@ func TestRevertsAtOnce(t *testing.T) {
 	require.NotNil(t, d.inUse.At(1))
 }
 
+// TestRevertForgetsAnAtomicWrite: what an atomic write has replaced, and a disk that failed still
+// keeps, is not put back over the content of a snapshot.
+func TestRevertForgetsAnAtomicWrite(t *testing.T) {
+	d := serveKept(t, 1)
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+	store := d.table.all()[0].Instance().Store()
+	require.NoError(t, store.Save(serving.StoredAtomic, []byte("former")))
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotRevert))
+	require.Empty(t, testtool.Must(store.Load(serving.StoredAtomic))(t))
+}
+
 // TestRevertBesideDeletion: a disk that was withdrawn is not served again by a revert that was
 // under way, and a disk that is closed is not reverted.
 func TestRevertBesideDeletion(t *testing.T) {

@@ -1,11 +1,15 @@
 package scsi
 
-import "fmt"
+import (
+	"fmt"
+
+	"kubevirt.io/disk/serving"
+)
 
 // The names under which a logical unit keeps things.
 const (
 	storedErase        = "sanitize" // by versions that had SANITIZE
-	storedAtomic       = "atomic-write"
+	storedAtomic       = serving.StoredAtomic
 	storedReservations = "reservations"
 )
 
