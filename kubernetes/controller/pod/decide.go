@@ -197,6 +197,11 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 		}
 		return because(c.Reason, "%s", c.Message)
 	}
+	// Ready may be from before the attachment has changed.
+	if id.Spec.Attachment == v1alpha1.Service &&
+		!meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionServed) {
+		return because(v1alpha1.ReasonStarting, "its disk is not served yet")
+	}
 	// Now, and not when Ready was written: a policy may have changed since.
 	if reason, message, err := r.ImageRefused(ctx, id); err != nil {
 		return nil, err

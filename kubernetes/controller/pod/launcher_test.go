@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubevirt.io/disk/kubernetes/admission"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -140,6 +141,25 @@ func TestLauncherOfAService(t *testing.T) {
 		require.Nil(t, identityOf(t, w, "vm").Status.MigratesTo)
 		require.Equal(t, "b", identityOf(t, w, "vm").Status.UsedBy.Name)
 	}
+}
+
+// TestAttachmentThatChanges: a machine that waits for its disk to be served is not told an address
+// before there is one. Condition Ready is of the disk as it was.
+func TestAttachmentThatChanges(t *testing.T) {
+	set := newSet(behindService)
+	id := newIdentity(types.NamespacedName{Namespace: "test", Name: "vm"}, newSet())
+	w, work := settled(t, set, launcherPod(t, "a", set), id)
+	id = identityOf(t, w, "vm")
+	require.True(t, id.Status.Ready)
+	id.Spec.Attachment = v1alpha1.Service
+	require.NoError(t, w.Base.Update(t.Context(), id))
+	w.Settle(t, work, "vm")
+	require.True(t, gated(t, w, "a"))
+	served(t, w, "vm")
+	w.Settle(t, work, "vm")
+	p, _ := get(t, w, "a", &corev1.Pod{})
+	require.False(t, gated(t, w, "a"))
+	require.Equal(t, "nbds://vmid-vm.test.svc:10809/1", p.Annotations[v1alpha1.AnnotationDisk])
 }
 
 // TestOneMachineOfAService: no second pod starts with a served disk, unless KubeVirt moves the
