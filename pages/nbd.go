@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"kubevirt.io/disk/internal/words"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/status"
 )
@@ -90,11 +91,12 @@ func vhostUserCommandsFor(l *status.LUN) *vhostUserCommands {
 	if l.VhostUser == "" {
 		return nil
 	}
+	// A part of the path is a name that the image may have chosen.
+	socket := words.Shell(fmt.Sprintf("socket,id=disk%d,path=%s,reconnect=1", l.LUN,
+		strings.ReplaceAll(l.VhostUser, ",", ",,")))
 	c := &vhostUserCommands{Socket: l.VhostUser, QEMU: fmt.Sprintf("qemu-system-x86_64 -m 1G \\\n"+
 		"  -object memory-backend-memfd,id=mem,size=1G,share=on -numa node,memdev=mem \\\n"+
-		"  -chardev socket,id=disk%d,path=%s,reconnect=1 \\\n"+
-		"  -device vhost-user-blk-pci,chardev=disk%d", l.LUN,
-		strings.ReplaceAll(l.VhostUser, ",", ",,"), l.LUN)}
+		"  -chardev %s \\\n  -device vhost-user-blk-pci,chardev=disk%d", socket, l.LUN)}
 	disk, err := VhostUserForLibvirt(l).DiskXML(libvirt.Device{})
 	if err != nil { // a path that nobody can write into a domain
 		disk = "kubevirt-disk xml --vhost-user SOCKET"

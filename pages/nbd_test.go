@@ -94,4 +94,8 @@ func TestPageOfVhostUser(t *testing.T) {
 	_, text, _ := strings.Cut(vhostUserCommandsFor(&f.status.LUNs[1]).Libvirt, "devices -->")
 	v, _ := testtool.Must2(libvirt.ParseVhostUser(text))(t)
 	require.Equal(t, libvirt.VhostUser{Socket: "/run/disks/b,c.sock", Reconnect: time.Second}, v)
+	// The name of the socket is that of a file in the image.
+	f.status.LUNs[1].VhostUser = "/run/disks/$(id)'.sock"
+	require.Contains(t, vhostUserCommandsFor(&f.status.LUNs[1]).QEMU,
+		`-chardev 'socket,id=disk2,path=/run/disks/$(id)'\''.sock,reconnect=1' `)
 }

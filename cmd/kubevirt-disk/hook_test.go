@@ -383,17 +383,18 @@ func TestHookVhostUser(t *testing.T) {
 	require.NoFileExists(t, at)
 }
 
-// TestServeByVhostUserOnly: a daemon without any portal is ready, and says where its disks are.
+// TestServeByVhostUserOnly: a daemon without any portal is ready, and says where its disks are, for
+// a shell.
 func TestServeByVhostUserOnly(t *testing.T) {
 	dir := t.TempDir()
-	file := filepath.Join(dir, "a.raw")
+	file := filepath.Join(dir, "a;b.raw")
 	require.NoError(t, os.WriteFile(file, make([]byte, 1<<20), 0o644))
 	p := launch(t, binary(t), nil, "serve", "--iscsi=false", "--metrics-listen=",
 		"--work-dir="+filepath.Join(dir, "work"),
 		"--vhost-user="+filepath.Join(dir, "sockets"), file)
 	p.until("it is ready", func() bool {
 		return strings.Contains(p.stdout.String()+p.stderr.String(),
-			"kubevirt-disk xml --vhost-user "+filepath.Join(dir, "sockets", "a.raw.sock"))
+			"kubevirt-disk xml --vhost-user '"+filepath.Join(dir, "sockets", "a;b.raw.sock'"))
 	})
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, exitDone, p.status())

@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/words"
 	"kubevirt.io/disk/status"
 )
 
@@ -154,7 +155,8 @@ func (s *served) guide(background bool) string {
 			daemon.NBDURI(&now, now.NBDPortals[0], now.LUNs[0].Image))
 	}
 	if at := now.LUNs[0].VhostUser; at != "" {
-		say("By vhost-user:\n\n  kubevirt-disk xml --vhost-user %s\n", at)
+		say("By vhost-user:\n\n  kubevirt-disk xml --vhost-user %s\n",
+			words.Shell(at))
 	}
 	if len(now.Portals) > 0 {
 		s.guideISCSI(say, &now)

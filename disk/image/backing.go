@@ -294,7 +294,7 @@ func (o *opener) backing(ctx context.Context, l *layer, depth int) (*layer, erro
 	declared := Format(l.header.backingFormat)
 	if declared == "" {
 		return refuse(fmt.Sprintf("name it with \"qemu-img rebase -u -F FORMAT -b %s %s\"",
-			shellWord(name), shellWord(l.name)),
+			words.Shell(name), words.Shell(l.name)),
 			"does not name the format of its backing file %q", name)
 	}
 	if declared != FormatRaw && declared != FormatQcow2 {
@@ -317,7 +317,7 @@ func (o *opener) backing(ctx context.Context, l *layer, depth int) (*layer, erro
 			"has a loop in its backing files: %q is already part of the chain", name)
 	case below.format != declared:
 		action := fmt.Sprintf("correct it with \"qemu-img rebase -u -F %s -b %s %s\"",
-			below.format, shellWord(name), shellWord(l.name))
+			below.format, words.Shell(name), words.Shell(l.name))
 		if declared == FormatRaw {
 			action = "set \"format: raw\" for the backing file if a guest has written to it, " +
 				"otherwise " + action

@@ -8,6 +8,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"kubevirt.io/disk/internal/words"
 )
 
 // Format is the format of a file's content, by the name that qemu-img uses for it.
@@ -266,7 +268,7 @@ func unwrap(name string) string {
 	if to == name || !HasRawExtension(to) && !strings.EqualFold(path.Ext(to), ".qcow2") {
 		to += ".qcow2"
 	}
-	return fmt.Sprintf("\"kubevirt-disk convert %s %s\"", shellWord(name), shellWord(to))
+	return fmt.Sprintf("\"kubevirt-disk convert %s %s\"", words.Shell(name), words.Shell(to))
 }
 
 // IsImage reports whether a format is one of disk images.
@@ -294,17 +296,17 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 			use.advice("before it is added", "first", "before it is added")
 	case m.format == "tar" && strings.EqualFold(path.Ext(name), ".oci-archive"):
 		e.Reason = "is an OCI archive, a tar archive with a container image"
-		e.Action = "name it as an image, oci-archive:" + shellWord(name)
+		e.Action = "name it as an image, oci-archive:" + words.Shell(name)
 	case IsWrapping(m.format):
 		e.Action = "take the disk out of it with " + unwrap(name) + " " +
 			use.advice("before it is added", "first", "before it is added")
 	case m.kind == kindForeign:
-		e.Action = fmt.Sprintf("convert it with \"kubevirt-disk convert %s %s\"", shellWord(name),
-			shellWord(stem+".qcow2"))
+		e.Action = fmt.Sprintf("convert it with \"kubevirt-disk convert %s %s\"", words.Shell(name),
+			words.Shell(stem+".qcow2"))
 	case m.kind == kindImage:
 		tool := cmp.Or(m.tool, string(m.format))
 		e.Action = fmt.Sprintf("convert it with \"qemu-img convert -f %s -O qcow2 %s %s\"",
-			tool, shellWord(name), shellWord(stem+".qcow2"))
+			tool, words.Shell(name), words.Shell(stem+".qcow2"))
 	case m.kind == kindPacked:
 		e.Action = fmt.Sprintf("unpack it with %q %s", m.tool,
 			use.advice("before it is added", "first", "before it is added"))
@@ -391,16 +393,4 @@ func everySecond(head []byte) (text []byte) {
 		}
 	}
 	return text
-}
-
-// shellWord quotes a file name, if necessary, for a command line that a person will copy.
-func shellWord(name string) string {
-	plain := strings.IndexFunc(name, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
-			strings.ContainsRune("._-+@%", r))
-	}) < 0
-	if plain && name != "" && name[0] != '-' {
-		return name
-	}
-	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 }

@@ -72,7 +72,7 @@ func TestWrappedSayWhatToDo(t *testing.T) {
 		"tar.gz": "tar.qcow2", "a.raw.gz": "a.raw", "a.qcow2.XZ": "a.qcow2", "gz": "gz.qcow2",
 		"a b.gz": "'a b.qcow2'"} {
 		e := detect([]byte("\x1f\x8b\x08"), nil).refuse(name, useNamed)
-		require.Contains(t, e.Action, "kubevirt-disk convert "+shellWord(name)+" "+want+"\"")
+		require.Contains(t, e.Action, "kubevirt-disk convert "+words.Shell(name)+" "+want+"\"")
 	}
 }
 
@@ -82,7 +82,7 @@ func TestOCIArchiveIsNoDisk(t *testing.T) {
 	copy(head[257:], "ustar")
 	e := detect(head, nil).refuse("vms/a.oci-archive", useNamed)
 	require.Contains(t, e.Reason, "an OCI archive")
-	require.Contains(t, e.Action, "name it as an image, oci-archive:'vms/a.oci-archive'")
+	require.Contains(t, e.Action, "name it as an image, oci-archive:vms/a.oci-archive")
 }
 
 // The first bytes of a raw disk are not a format.
@@ -188,7 +188,7 @@ func TestBackingFilesSayWhatToDo(t *testing.T) {
 func TestShellWord(t *testing.T) {
 	for in, want := range map[string]string{"a.raw": "a.raw", "a b": "'a b'", "it's": `'it'\''s'`,
 		"-f": "'-f'", "$(x)": "'$(x)'", "": "''"} {
-		require.Equal(t, want, shellWord(in))
+		require.Equal(t, want, words.Shell(in))
 	}
 }
 

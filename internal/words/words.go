@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 )
 
 // Bytes writes a size for people, with three digits, or four just below the next binary unit.
@@ -30,3 +31,15 @@ func Bytes(n int64) string {
 // Name quotes a file name for a message. Whoever built the image chose the name, and it may contain
 // spaces.
 func Name(name string) string { return strconv.Quote(name) }
+
+// Shell quotes a text, if necessary, to be one word of a command line that a person will copy.
+func Shell(text string) string {
+	plain := strings.IndexFunc(text, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("._-+@%/,=", r))
+	}) < 0
+	if plain && text != "" && text[0] != '-' {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}
