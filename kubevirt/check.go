@@ -139,16 +139,17 @@ func parseTemplate(text []byte) (m *template, above map[string]string, err error
 			Annotations map[string]string `json:"annotations"`
 		} `json:"metadata"`
 		Spec struct {
-			Template json.RawMessage `json:"template"`
+			Template *json.RawMessage `json:"template"`
 		} `json:"spec"`
 	}
 	if err := json.Unmarshal(text, &object); err != nil {
 		return nil, nil, fmt.Errorf("it is not understood: %w", err)
 	}
 	if object.Kind != "VirtualMachineInstance" {
-		if text, above = object.Spec.Template, object.Metadata.Annotations; len(text) == 0 {
+		if object.Spec.Template == nil {
 			return nil, nil, fmt.Errorf("a %s has no machine in spec.template", object.Kind)
 		}
+		text, above = *object.Spec.Template, object.Metadata.Annotations
 	}
 	m = &template{text: text}
 	if m.machine, err = parseMachine(text); err == nil {

@@ -328,6 +328,8 @@ func TestCheckRefuses(t *testing.T) {
 		sidecarsAnnotation+`": "[]", "disk.kubevirt.io/bus": "sata"}}, "spec": {"template": {}}}`), nil)
 	require.ErrorContains(t, err, sidecarsAnnotation+" is on the object itself")
 	require.ErrorContains(t, err, "disk.kubevirt.io/bus is on the object itself")
-	_, err = Check([]byte(`{"kind": "VirtualMachine", "spec": {}}`), nil)
-	require.ErrorContains(t, err, "no machine in spec.template")
+	for _, spec := range []string{`{}`, `{"template": null}`} {
+		_, err = Check([]byte(`{"kind": "VirtualMachine", "spec": `+spec+`}`), nil)
+		require.ErrorContains(t, err, "no machine in spec.template")
+	}
 }
