@@ -250,16 +250,17 @@ func (l *link) sendAll(batch []*call) error {
 	return err
 }
 
-// abandon ends the wait for a read. Afterwards nobody writes to its data any more.
+// abandon ends the wait for a read. Afterwards nobody writes to its data any more. The result is
+// looked for before the receiver is told to leave the data out: later it may be one without them.
 func (l *link) abandon(c *call) error {
 	l.mu.Lock()
 	if !c.filling {
-		c.abandoned = true
-		l.mu.Unlock()
+		defer l.mu.Unlock()
 		select {
 		case err := <-c.done: // it had ended already
 			return err
 		default:
+			c.abandoned = true
 			return errAbandoned
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -356,6 +357,35 @@ func TestRemoteErrors(t *testing.T) {
 	require.ErrorIs(t, r.Flush(), disk.ErrFailed)
 	_, err = r.WriteAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrFailed, "a failed flush is for good")
+}
+
+// TestAbandonedReadHasNoResult: a read is abandoned while its data come. If it succeeds all the
+// same, it has them.
+func TestAbandonedReadHasNoResult(t *testing.T) {
+	want := bytes.Repeat([]byte{1}, 512)
+	r := &request{cookie: 1}
+	var h head
+	h.chunk(r, false, replyFlagDone, chunkData, 8+512)
+	h.put64(0)
+	reply := append(h.b[:h.n], want...)
+	var wrong atomic.Int32
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			for range 20000 { // few meet the moment in which it matters
+				l := &link{calls: map[uint64]*call{}, in: bufio.NewReader(bytes.NewReader(reply))}
+				c := newCall(cmdRead, 0, 0, 512, make([]byte, 512))
+				_ = l.post(c)
+				came := testtool.Go(l.next)
+				if l.abandon(c) == nil && !bytes.Equal(c.data, want) {
+					wrong.Add(1)
+				}
+				<-came
+			}
+		})
+	}
+	all.Wait()
+	require.Zero(t, wrong.Load())
 }
 
 // TestRemoteOwnedByAnother: while another client owns the disk, requests wait for a handover.
