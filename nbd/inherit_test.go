@@ -105,6 +105,7 @@ func (m *migration) requireOver(r *Remote) {
 	require.ErrorContains(m.t, err, "another session of this name has taken the disk over")
 	_, err = r.ReadAt(m.t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(m.t, err, disk.ErrFailed)
+	require.ErrorIs(m.t, testtool.Err(r.WriteAt(m.t.Context(), nil, 0)), disk.ErrMoved)
 }
 
 // TestInherit: the target of a migration reads beside the source, and takes the disk over with its

@@ -354,9 +354,11 @@ func TestRemoteErrors(t *testing.T) {
 	remove()
 	require.NoError(t, testtool.Err(r.WriteAt(t.Context(), make([]byte, 512), 0)))
 	v.disks[0].Inject(disktest.Rule{Op: disktest.OpFlush, Err: disk.ErrFailed})
+	require.NoError(t, testtool.Err(r.WriteAt(t.Context(), nil, 0)))
 	require.ErrorIs(t, r.Flush(), disk.ErrFailed)
 	_, err = r.WriteAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrFailed, "a failed flush is for good")
+	require.ErrorIs(t, testtool.Err(r.WriteAt(t.Context(), nil, 0)), disk.ErrFailed)
 }
 
 // TestAbandonedReadHasNoResult: a read is abandoned while its data come. If it succeeds all the

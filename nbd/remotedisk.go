@@ -59,8 +59,13 @@ func (r *Remote) ReadAt(ctx context.Context, p []byte, off int64) (n int, err er
 	return n, nil
 }
 
-// WriteAt implements disk.Disk.
+// WriteAt implements disk.Disk. An empty write only says whether the disk has failed.
 func (r *Remote) WriteAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+	if len(p) == 0 {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return 0, r.failed
+	}
 	for n < len(p) {
 		part := p[n:min(n+r.first.limit, len(p))]
 		if err := r.change(ctx, cmdWrite, off+int64(n), int64(len(part)), part); err != nil {

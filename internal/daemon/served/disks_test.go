@@ -160,10 +160,16 @@ func (*movedDisk) WriteAt(context.Context, []byte, int64) (int, error) {
 }
 
 // TestProbesActWhereItHelps: guests shall log in elsewhere when all disks have failed or moved, and
-// not because one waits or has no space. Only a disk that has failed needs a new start.
+// not because one waits or has no space. Only a disk that has failed needs a new start: of the
+// daemon, or of the machine if the disk is another server's.
 func TestProbesActWhereItHelps(t *testing.T) {
 	b := &brokenDisk{}
 	d := serve(t, b, &movedDisk{})
+	remote := func(lun uint16) { // the disk is another server's
+		s := d.table.served()[lun-1]
+		s.AlreadyOpen = s.Instance()
+	}
+	remote(2)
 	state := func(lun uint16) status.Condition {
 		c, _ := d.condition(d.table.served()[lun-1], time.Now())
 		return c
@@ -186,6 +192,10 @@ func TestProbesActWhereItHelps(t *testing.T) {
 	require.ErrorContains(t, d.Unusable(), "LUN 2")
 	require.ErrorContains(t, d.Failure(), "LUN 1")
 	require.NotContains(t, d.Failure().Error(), "LUN 2")
+	require.Contains(t, state(1).WhatToDo, "start the daemon again")
+	remote(1)
+	require.NoError(t, d.Failure(), "the machine would go on without what is lost")
+	require.Contains(t, state(1).WhatToDo, "start the machine again")
 	b.failed.Store(false)
 	require.NoError(t, d.Unusable())
 }

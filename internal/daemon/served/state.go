@@ -55,6 +55,10 @@ func (d *Disks) condition(s *Disk, now time.Time) (status.Condition, []status.Tr
 	}
 	if c.State.Troubled() {
 		c.WhatToDo = status.ToDo(c.Kind)
+		if c.State == status.DiskFailed && s.AlreadyOpen != nil && !s.IsSnapshot() { // see Failure
+			c.WhatToDo = "stop the machine, repair what the reason names, and start the machine " +
+				"again, together with the daemon"
+		}
 	}
 	s.reported.Condition = c
 	return c, troubles

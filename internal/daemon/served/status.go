@@ -36,11 +36,12 @@ func (d *Disks) Status(ready bool) (luns []status.LUN, types []status.UsageType)
 	return luns, d.usageTypeStatus(luns, spaces[len(luns):])
 }
 
-// Failure returns nil unless a disk has failed for good, and a restart may help.
+// Failure returns nil unless a disk has failed for good, and a restart may help. It does not help
+// the machine that has a disk of another server: it would go on without the writes that are lost.
 func (d *Disks) Failure() error {
 	var all []error
 	for _, s := range d.table.all() {
-		if err := s.Failure(); err != nil && !errors.Is(err, disk.ErrMoved) {
+		if err := s.Failure(); err != nil && s.AlreadyOpen == nil {
 			all = append(all, fmt.Errorf("%v: %w", s, err))
 		}
 	}
