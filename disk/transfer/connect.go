@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// timeout is how long one read or write of a connection may take.
+	// timeout is how long it may take to connect, and to say at the end that all has come.
 	timeout = 2 * time.Minute
 	// handshake is how long somebody who may not know the secret keeps others waiting.
 	handshake = 15 * time.Second
@@ -106,12 +106,12 @@ func serve(ctx context.Context, conn *tls.Conn, s *Source, p *Progress) error {
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return err
 	}
-	if err := s.Send(ctx, patient{conn}, p); err != nil {
+	// From here on each side takes its time: one reads over zeros, which are not sent, and the other
+	// brings files to storage, and reads all of it again. A machine that is gone is found by TCP.
+	_ = conn.SetDeadline(time.Time{})
+	if err := s.Send(ctx, conn, p); err != nil {
 		return err
 	}
-	// The other side reads all of it again, which takes its time. A machine that is gone is found
-	// by the probes of TCP.
-	_ = conn.SetDeadline(time.Time{})
 	var answer [1]byte
 	if _, err := io.ReadFull(conn, answer[:]); err != nil || answer[0] != done {
 		return errors.Join(errors.New("the other side does not say that it has the disk"), err)
@@ -130,27 +130,18 @@ func Fetch(ctx context.Context, address string, secret Secret, t *Target, p *Pro
 	if err != nil {
 		return err
 	}
+	return fetch(ctx, conn, t, p)
+}
+
+func fetch(ctx context.Context, conn net.Conn, t *Target, p *Progress) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	if err := t.Receive(ctx, patient{conn}, p); err != nil {
+	if err := t.Receive(ctx, conn, p); err != nil {
 		return err
 	}
 	// The disk is whole, whether the other side learns it or not.
 	_ = conn.SetDeadline(time.Now().Add(timeout))
 	_, _ = conn.Write([]byte{done})
 	return nil
-}
-
-// patient is a connection of which each read and write has its time.
-type patient struct{ net.Conn }
-
-func (c patient) Read(b []byte) (int, error) {
-	_ = c.SetReadDeadline(time.Now().Add(timeout))
-	return c.Conn.Read(b)
-}
-
-func (c patient) Write(b []byte) (int, error) {
-	_ = c.SetWriteDeadline(time.Now().Add(timeout))
-	return c.Conn.Write(b)
 }
