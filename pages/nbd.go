@@ -92,7 +92,7 @@ func vhostUserCommandsFor(l *status.LUN) *vhostUserCommands {
 		return nil
 	}
 	// A part of the path is a name that the image may have chosen.
-	socket := words.Shell(fmt.Sprintf("socket,id=disk%d,path=%s,reconnect=1", l.LUN,
+	socket := words.Shell(fmt.Sprintf("socket,id=disk%d,path=%s,reconnect-ms=1000", l.LUN,
 		strings.ReplaceAll(l.VhostUser, ",", ",,")))
 	c := &vhostUserCommands{Socket: l.VhostUser, QEMU: fmt.Sprintf("qemu-system-x86_64 -m 1G \\\n"+
 		"  -object memory-backend-memfd,id=mem,size=1G,share=on -numa node,memdev=mem \\\n"+

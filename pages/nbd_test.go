@@ -89,7 +89,8 @@ func TestPageOfVhostUser(t *testing.T) {
 	body = html.UnescapeString(body)
 	require.NotContains(t, body, `id="cmd-iscsiadm"`)
 	require.Contains(t, body, "<h3>By vhost-user at /run/disks/b,c.sock</h3>")
-	require.Contains(t, body, "path=/run/disks/b,,c.sock,reconnect=1")
+	require.Contains(t, body, "path=/run/disks/b,,c.sock,reconnect-ms=1000")
+	require.Contains(t, body, "before 9.2: <code>reconnect=1</code>")
 	require.Contains(t, body, `<access mode="shared"></access>`)
 	_, text, _ := strings.Cut(vhostUserCommandsFor(&f.status.LUNs[1]).Libvirt, "devices -->")
 	v, _ := testtool.Must2(libvirt.ParseVhostUser(text))(t)
@@ -97,5 +98,5 @@ func TestPageOfVhostUser(t *testing.T) {
 	// The name of the socket is that of a file in the image.
 	f.status.LUNs[1].VhostUser = "/run/disks/$(id)'.sock"
 	require.Contains(t, vhostUserCommandsFor(&f.status.LUNs[1]).QEMU,
-		`-chardev 'socket,id=disk2,path=/run/disks/$(id)'\''.sock,reconnect=1' `)
+		`-chardev 'socket,id=disk2,path=/run/disks/$(id)'\''.sock,reconnect-ms=1000' `)
 }
