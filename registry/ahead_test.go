@@ -15,6 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/cache"
@@ -96,6 +97,33 @@ func ended(t testing.TB) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	return ctx
+}
+
+// TestStreamClosedUnderAnOrder: when an image is closed, nothing more is fetched of an order, and
+// what was on its way is not called wrong.
+func TestStreamClosedUnderAnOrder(t *testing.T) {
+	const blocks = 512
+	m := newMemory(t)
+	order := []BootDisk{{Name: "a.raw", Size: blocks * BootBlock, Blocks: []BootRun{{0, blocks}}}}
+	pushed(t, m, "a.raw", noise(8, blocks*BootBlock),
+		PushOptions{Boot: &BootOrder{Disks: order}})
+	s := newStreaming(t, m.client(t), t.TempDir(), t.TempDir())
+	st := testtool.Must(s.client.Stream(t.Context(), m.ref(t, "vm/a:1"), s.opt))(t)
+	closed, before := make(chan struct{}), s.opt.Cache.Stats().Fetched
+	m.mu.Lock()
+	m.fault = func(http.ResponseWriter, *http.Request) bool {
+		<-closed
+		return false
+	}
+	m.mu.Unlock()
+	img := testtool.Must(st.Open(t.Context(), "a.raw", image.Options{}))(t)
+	done := st.Booted("a.raw")
+	require.NoError(t, img.Close())
+	require.NoError(t, st.Close())
+	close(closed)
+	testtool.Await(t, done, "the order goes on")
+	require.Zero(t, s.opt.Cache.Stats().Wrong)
+	require.Less(t, s.opt.Cache.Stats().Fetched-before, int64(blocks/4))
 }
 
 // TestPushBootOrder: an order belongs to the disk of its name and size. One that belongs to no disk

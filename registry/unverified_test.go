@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/packtest"
@@ -99,6 +100,40 @@ func TestWhenCompleteHead(t *testing.T) {
 	}}
 	st := whenComplete(t, l, t.TempDir()).open(t, ref)
 	require.Equal(t, []string{"a.img", "b.img"}, namesOfDisks(st.Disks()))
+}
+
+// TestWhenCompleteCannotBeNoted: while storage takes no note, nothing is served, and nobody is said
+// to have sent something wrong.
+func TestWhenCompleteCannotBeNoted(t *testing.T) {
+	l, ref, layer, content := plainImage(t)
+	mirror := newLying(t)
+	mirror.Store, mirror.Tags = l.Store, l.Tags
+	opt := l.options()
+	opt.Insecure = append(opt.Insecure, mirror.Host())
+	opt.Mirrors = []string{l.Host() + "=" + mirror.Host()}
+	var told warnings
+	opt.Warn = told.add
+	said := func(what string) bool { return strings.Contains(strings.Join(told.all(), "\n"), what) }
+	s := newStreaming(t, newClient(t, opt), t.TempDir(), t.TempDir())
+	s.opt.WhenComplete = true
+	st := s.open(t, ref)
+	img := s.disk(t, st, "a.img")
+	notes := int(st.unsure[digestOf(layer)].notes.file.Fd())
+	good := testtool.Must(unix.Dup(notes))(t)
+	full := testtool.Must(os.Open(fmt.Sprintf("/proc/self/fd/%d", notes)))(t) // it takes nothing
+	defer full.Close()
+	require.NoError(t, unix.Dup3(int(full.Fd()), notes, 0))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := testtool.Go(func() error {
+		return testtool.Err(img.ReadAt(ctx, make([]byte, 4096), 20<<20))
+	})
+	testtool.Within(t, time.Minute, func() bool { return said("a read waits") })
+	cancel()
+	require.ErrorIs(t, <-ended, disk.ErrNotNow)
+	require.Zero(t, s.opt.Cache.Stats().Wrong)
+	require.False(t, said("wrong content"))
+	require.NoError(t, errors.Join(unix.Dup3(good, notes, 0), unix.Close(good)))
+	require.True(t, bytes.Equal(content[20<<20:21<<20], readAt(t, img, 20<<20, 1<<20)))
 }
 
 // TestWhenCompleteWrong condemns a layer with one wrong bit, and keeps nothing of it.

@@ -142,8 +142,9 @@ type BlobOptions struct {
 	// tries again by itself if that is worth it, until ctx ends. Any number of goroutines may call
 	// it.
 	Fetch func(ctx context.Context, p []byte, off int64) error
-	// Verify returns an error if p is not the content of the chunk with that number. nil: nothing
-	// can tell. Any number of goroutines may call it.
+	// Verify returns an error if p is not the content of the chunk with that number. A
+	// *fs.PathError says that nobody can tell now. nil: nothing can tell. Any number of goroutines
+	// may call it.
 	Verify func(chunk int64, p []byte) error
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
 	"go.uber.org/zap"
@@ -132,7 +133,9 @@ func (b *Blob) find(seg *segment, number, i int64, p []byte) bool {
 		return false
 	}
 	if b.opt.Verify != nil && !seg.checked[i].Load() {
-		if err := b.opt.Verify(number, p); err != nil {
+		if err := b.opt.Verify(number, p); unsure(err) {
+			return false
+		} else if err != nil {
 			b.cache.damaged.Add(1)
 			b.cache.log.Warn("a chunk of the cache does not match its digest, and is fetched again",
 				zap.String("blob", b.opt.Digest), zap.Int64("chunk", number), zap.Error(err))
@@ -145,6 +148,10 @@ func (b *Blob) find(seg *segment, number, i int64, p []byte) bool {
 	seg.check(i)
 	return true
 }
+
+// unsure reports whether an error of Verify says nothing about the content: what that is compared
+// with cannot be read or noted. Storage may be full, or the reader has closed its files.
+func unsure(err error) bool { return errors.As(err, new(*fs.PathError)) }
 
 // await waits for another process that fetches the chunk, if there is one, and reports whether the
 // chunk is here then. If not, nobody else fetches it until unlock.
@@ -194,8 +201,8 @@ func (b *Blob) fetch(ctx context.Context, number int64, p []byte, ahead bool) er
 			return nil
 		}
 		err := b.opt.Verify(number, p)
-		if err == nil {
-			return nil
+		if err == nil || unsure(err) {
+			return err
 		}
 		b.cache.wrong.Add(1)
 		b.cache.log.Warn("wrong content was fetched, and is not served", zap.Int("try", try),
@@ -275,6 +282,10 @@ func (b *Blob) prefetch() {
 			continue
 		}
 		// A reader of the chunk will find out about errors.
-		_, _ = b.chunk(b.cache.life, chunk, true)
+		if _, err := b.chunk(b.cache.life, chunk, true); errors.Is(err, fs.ErrClosed) {
+			b.mu.Lock()
+			b.ahead = nil // nobody reads any more
+			b.mu.Unlock()
+		}
 	}
 }

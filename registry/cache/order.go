@@ -1,6 +1,8 @@
 package cache
 
 import (
+	"errors"
+	"io/fs"
 	"slices"
 	"sync"
 	"time"
@@ -58,14 +60,17 @@ func (b *Blob) follow(o *order) {
 		if !ok {
 			return
 		}
+		var err error
 		b.mu.Lock()
 		known := b.calls[chunk] != nil || b.recentlyLocked(chunk) != nil
 		b.mu.Unlock()
 		if !known && !b.Has(chunk*b.opt.ChunkSize, b.length(chunk)) {
-			_, _ = b.chunk(b.cache.life, chunk, true) // a reader will find out about errors
+			_, err = b.chunk(b.cache.life, chunk, true) // a reader will find out about errors
 		}
 		o.mu.Lock()
-		o.busy--
+		if o.busy--; errors.Is(err, fs.ErrClosed) {
+			o.left = 0 // nobody reads any more
+		}
 		o.mu.Unlock()
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"slices"
@@ -52,9 +53,13 @@ type run struct {
 }
 
 // Doubt calls check for content that was read. If check says that it is wrong, the endpoint that
-// sent it is asked last from then on. If there is no other endpoint to ask, check is not called.
+// sent it is asked last from then on. If there is no other endpoint to ask, check is not called. A
+// *fs.PathError is no wrong content: it cannot be checked now.
 func (r run) Doubt(check func() error) {
-	if r.fetch != nil && r.fetch.mustCheck() && check() != nil {
+	if r.fetch == nil || !r.fetch.mustCheck() {
+		return
+	}
+	if err := check(); err != nil && !errors.As(err, new(*fs.PathError)) {
 		r.fetch.wrong()
 	}
 }

@@ -156,8 +156,8 @@ func TestTokenServerByName(t *testing.T) {
 	}
 }
 
-// TestNoTokenForElsewhere: who a registry redirects to gets no token, wherever that would come from:
-// else it could have us ask a service inside of our network, and be told what that says.
+// TestNoTokenForElsewhere: whom a registry redirects to gets no token, wherever that would come
+// from: else it could have us ask a service inside of our network, and be told what that says.
 func TestNoTokenForElsewhere(t *testing.T) {
 	names(t, map[string]string{"example.com": "127.0.0.1"})
 	asked, issued := 0, 0
