@@ -1,6 +1,9 @@
 package scsi
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"math"
+)
 
 // copyAllocation is the allocation length of the RECEIVE COPY RESULTS commands.
 func (t *Task) copyAllocation() uint32 { return binary.BigEndian.Uint32(t.CDB[10:]) }
@@ -11,6 +14,9 @@ const (
 	copyGood       = 0x01
 	copyFailed     = 0x02
 )
+
+// copyCountKiB is a value of TRANSFER COUNT UNITS; zero means bytes.
+const copyCountKiB = 0x01
 
 // prepareCopyStatus is RECEIVE COPY STATUS(LID1) (SPC-4). It reports the end of a copy only once.
 func prepareCopyStatus(t *Task) error {
@@ -32,9 +38,11 @@ func prepareCopyStatus(t *Task) error {
 		b[4] = copyGood
 	}
 	binary.BigEndian.PutUint16(b[5:], uint16(op.segments.Load()))
-	// TRANSFER COUNT UNITS is zero, which means bytes: all segments of a list together are below 4
-	// GiB.
-	binary.BigEndian.PutUint32(b[8:], uint32(op.bytes.Load()))
+	written := op.bytes.Load()
+	if written > math.MaxUint32 { // in long blocks
+		b[7], written = copyCountKiB, written>>10
+	}
+	binary.BigEndian.PutUint32(b[8:], uint32(written))
 	if op.task == nil {
 		t.Nexus.dropCopyLocked(op)
 	}

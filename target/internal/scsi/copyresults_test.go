@@ -81,6 +81,10 @@ func TestCopyStatus(t *testing.T) {
 	require.Equal(t, "5/24/00", status(3))
 	require.Equal(t, "00000008"+"01"+"0000"+"00"+"00000000", status(4))
 
+	require.Equal(t, "GOOD", b.copy(list(6, listIDHold)).outcome())
+	b.nexus.copies[0].bytes.Store(64 * maxSegmentBlocks << 12)
+	require.Equal(t, "00000008"+"01"+"0000"+"01"+"00ffff00", status(6), "in KiB")
+
 	require.Empty(t, b.nexus.copies, "nothing is left to tell")
 
 	// Another copy with the identifier takes the place of one that has ended.
