@@ -22,7 +22,7 @@ const maxLoginSegment = 8192
 type loginDialog struct {
 	c       *conn
 	machine *login.Machine
-	first   pdu.LoginRequest // ISID, TSIH and CID must not change during login
+	first   pdu.LoginRequest
 	began   bool
 	data    []byte
 }
@@ -148,9 +148,6 @@ func (d *loginDialog) exchange() (*session, error) {
 		return nil, d.refuse(&req, login.StatusInitiatorError, "bad_pdu",
 			fmt.Errorf("a login data segment of %d bytes, over the limit of %d", req.DataLen,
 				maxLoginSegment))
-	case req.ISID != d.first.ISID || req.TSIH != d.first.TSIH || req.CID != d.first.CID:
-		return nil, d.refuse(&req, login.StatusInitiatorError, "bad_pdu",
-			errors.New("ISID, TSIH or CID changed during login"))
 	}
 	if cap(d.data) < req.DataLen {
 		d.data = make([]byte, req.DataLen)

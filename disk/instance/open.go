@@ -225,9 +225,9 @@ func (i *Instance) Wrong() string {
 	return ""
 }
 
-// Store is where the logical unit keeps data that belongs to the disk's content: saved mode pages,
-// reservations, the former content of interrupted writes. It is removed when the content is
-// replaced, and is as durable as the disk.
+// Store is where the logical unit keeps data that belongs to the disk's content: reservations, the
+// former content of interrupted writes. It is removed when the content is replaced, and is as
+// durable as the disk.
 func (i *Instance) Store() *durable.Store {
 	s := durable.NewStore(i.dir.disk()+unitInfix+i.content, i.durable)
 	s.May = i.dir.checkPath

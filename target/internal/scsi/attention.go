@@ -19,7 +19,6 @@ const (
 	attnReservationsReleased
 	attnRegistrationsPreempted
 	attnClearedByOther
-	attnInquiryChanged
 	attnLUNsChanged
 )
 
@@ -34,7 +33,6 @@ var attentionCodes = [...]additional{
 	ascReservationsReleased,
 	ascRegistrationsPreempted,
 	ascClearedByOther,
-	ascInquiryChanged,
 	ascLUNsChanged,
 }
 
@@ -102,8 +100,8 @@ func (n *Nexus) raise(u *unit, c attention) {
 }
 
 // ResetLUN does what a LOGICAL UNIT RESET asks of the device server (SAM-5 6.3.3). Mode pages
-// return to their saved values. A RESERVE(6) reservation and prevented removal end. Every nexus
-// gets a unit attention, including the one that asked. Persistent reservations stay (SPC-4 5.13.1).
+// return to their defaults. A RESERVE(6) reservation ends. Every nexus gets a unit attention,
+// including the one that asked. Persistent reservations stay (SPC-4 5.13.1).
 func (d *Device) ResetLUN(lun uint64) {
 	u := d.unit(lun)
 	if u == nil {

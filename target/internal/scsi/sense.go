@@ -14,26 +14,20 @@ type SenseKey uint8
 // The sense keys.
 const (
 	NoSense        SenseKey = 0x0
-	RecoveredError SenseKey = 0x1
-	NotReady       SenseKey = 0x2
 	MediumError    SenseKey = 0x3
 	HardwareError  SenseKey = 0x4
 	IllegalRequest SenseKey = 0x5
 	UnitAttention  SenseKey = 0x6
 	DataProtect    SenseKey = 0x7
-	BlankCheck     SenseKey = 0x8
 	CopyAborted    SenseKey = 0xa
 	AbortedCommand SenseKey = 0xb
-	VolumeOverflow SenseKey = 0xd
 	Miscompare     SenseKey = 0xe
-	Completed      SenseKey = 0xf
 )
 
-var senseKeyNames = map[SenseKey]string{NoSense: "NO SENSE", RecoveredError: "RECOVERED ERROR",
-	NotReady: "NOT READY", MediumError: "MEDIUM ERROR", HardwareError: "HARDWARE ERROR",
-	IllegalRequest: "ILLEGAL REQUEST", UnitAttention: "UNIT ATTENTION", DataProtect: "DATA PROTECT",
-	BlankCheck: "BLANK CHECK", CopyAborted: "COPY ABORTED", AbortedCommand: "ABORTED COMMAND",
-	VolumeOverflow: "VOLUME OVERFLOW", Miscompare: "MISCOMPARE", Completed: "COMPLETED"}
+var senseKeyNames = map[SenseKey]string{NoSense: "NO SENSE", MediumError: "MEDIUM ERROR",
+	HardwareError: "HARDWARE ERROR", IllegalRequest: "ILLEGAL REQUEST",
+	UnitAttention: "UNIT ATTENTION", DataProtect: "DATA PROTECT", CopyAborted: "COPY ABORTED",
+	AbortedCommand: "ABORTED COMMAND", Miscompare: "MISCOMPARE"}
 
 func (k SenseKey) String() string {
 	return cmp.Or(senseKeyNames[k], "sense key "+strconv.Itoa(int(k)))
@@ -64,7 +58,6 @@ const (
 	ascCapacityChanged       additional = 0x2a09
 	ascClearedByOther        additional = 0x2f00
 	ascSavingNotSupported    additional = 0x3900
-	ascInquiryChanged        additional = 0x3f03
 	ascLUNsChanged           additional = 0x3f0e
 	ascInternalFailure       additional = 0x4400
 

@@ -33,15 +33,12 @@ const (
 	StatusConditionMet        Status = 0x04
 	StatusBusy                Status = 0x08
 	StatusReservationConflict Status = 0x18
-	StatusTaskSetFull         Status = 0x28
-	StatusACAActive           Status = 0x30
 	StatusTaskAborted         Status = 0x40
 )
 
 var statusNames = map[Status]string{StatusGood: "GOOD", StatusCheckCondition: "CHECK CONDITION",
 	StatusConditionMet: "CONDITION MET", StatusBusy: "BUSY",
-	StatusReservationConflict: "RESERVATION CONFLICT", StatusTaskSetFull: "TASK SET FULL",
-	StatusACAActive: "ACA ACTIVE", StatusTaskAborted: "TASK ABORTED"}
+	StatusReservationConflict: "RESERVATION CONFLICT", StatusTaskAborted: "TASK ABORTED"}
 
 func (s Status) String() string {
 	return cmp.Or(statusNames[s], "status "+strconv.Itoa(int(s)))
