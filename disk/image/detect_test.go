@@ -187,7 +187,8 @@ func TestBackingFilesSayWhatToDo(t *testing.T) {
 
 func TestShellWord(t *testing.T) {
 	for in, want := range map[string]string{"a.raw": "a.raw", "a b": "'a b'", "it's": `'it'\''s'`,
-		"-f": "'-f'", "$(x)": "'$(x)'", "": "''"} {
+		"-f": "'-f'", "$(x)": "'$(x)'", "": "''",
+		"a\x1b[31m\n'b'": `$'a\x1b[31m\n\'b\''`, "\x9b": `$'\x9b'`} {
 		require.Equal(t, want, words.Shell(in))
 	}
 }

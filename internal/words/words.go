@@ -7,6 +7,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Bytes writes a size for people, with three digits, or four just below the next binary unit.
@@ -32,8 +33,14 @@ func Bytes(n int64) string {
 // spaces.
 func Name(name string) string { return strconv.Quote(name) }
 
-// Shell quotes a text, if necessary, to be one word of a command line that a person will copy.
+// Shell quotes a text, if necessary, to be one word of a command line that a person will copy. What
+// a terminal would obey is written in the escapes of a shell.
 func Shell(text string) string {
+	hidden := func(r rune) bool { return !strconv.IsPrint(r) }
+	if strings.ContainsFunc(text, hidden) || !utf8.ValidString(text) {
+		escaped := strings.ReplaceAll(strconv.Quote(text), "'", `\'`)
+		return "$'" + escaped[1:len(escaped)-1] + "'"
+	}
 	plain := strings.IndexFunc(text, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
 			strings.ContainsRune("._-+@%/,=", r))
