@@ -25,17 +25,22 @@ func (j *arrivalJob) add(item arrivalItem) {
 }
 
 // load copies the batch out of the file. If the file ends within the last cluster, the rest is
-// zeros.
+// zeros. Compressed data ends there: zeros behind it could decode to anything.
 func (j *arrivalJob) load(w *window, fileSize int64) error {
 	there := min(j.end, fileSize) - j.begin
 	data, err := w.some(j.begin, there)
 	if err != nil {
 		return err
 	}
-	for _, item := range j.items {
-		if item.off >= j.begin+int64(len(data)) {
+	end := j.begin + int64(len(data))
+	for i := range j.items {
+		item := &j.items[i]
+		if item.off >= end {
 			return bad("the data of guest offset %d lies at %#x, past the end of the file",
 				item.guest, item.off)
+		}
+		if item.entry&entryCompressed != 0 {
+			item.end = min(item.end, end)
 		}
 	}
 	n := int(j.end - j.begin)

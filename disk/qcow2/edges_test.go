@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -295,4 +296,26 @@ func (f failsFrom) ReadAt(p []byte, off int64) (int, error) {
 		return 0, f.err
 	}
 	return bytes.NewReader(f.b).ReadAt(p, off)
+}
+
+// TestCutCompressedDataArrives: the size of the file is unknown, and it ends within the compressed
+// data of its last cluster. What is missing is not made up.
+func TestCutCompressedDataArrives(t *testing.T) {
+	im := newImage(16, 64<<10, 1)
+	content := make([]byte, 64<<10)
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range content { // half of it is one letter: zeros decode to that
+		content[i] = "aaaabcde"[random.IntN(8)]
+	}
+	packed := deflated(t, content)
+	at := atData << 16
+	im.compressed(0, at, packed)
+	for _, cut := range []int{600, 5 << 10, len(packed) / 2} {
+		file := im.b[:at+len(packed)-cut]
+		a := testtool.Must(NewArrival(file, -1, Options{}))(t)
+		err := a.Pass(bg, bytes.NewReader(file), Guest{Write: func([]byte, int64) error {
+			return nil
+		}})
+		require.ErrorContains(t, err, "does not decode to a cluster", "cut by %d", cut)
+	}
 }
