@@ -98,8 +98,20 @@ func (a *archive) next() (*tar.Header, error) {
 		case tar.TypeDir, tar.TypeXGlobalHeader:
 		default:
 			a.link = shown(h.Name)
+			if err := a.passOver(h); err != nil { // one of an unknown kind may have content
+				return nil, err
+			}
 		}
 	}
+}
+
+// passOver counts a file that is not the disk.
+func (a *archive) passOver(h *tar.Header) error {
+	if a.beside += h.Size; a.beside > maxBeside {
+		return refuse("is a tar archive with more than %d MiB that are not a disk, such as %q; "+
+			"name the disk itself", maxBeside>>20, shown(h.Name))
+	}
+	return nil
 }
 
 // shown is a name for a message.
@@ -137,11 +149,7 @@ func (a *archive) consider(h *tar.Header, c *Content) error {
 	case err != nil:
 		return err
 	case kind == isOther:
-		if a.beside += h.Size; a.beside > maxBeside {
-			return refuse("is a tar archive with more than %d MiB that are not a disk, such as "+
-				"%q; name the disk itself", maxBeside>>20, shown(h.Name))
-		}
-		return nil
+		return a.passOver(h)
 	case a.found != "":
 		return errors.Join(in.close(), refuse("is a tar archive with two disks, %q and %q; unpack "+
 			"it, and name one of them", a.found, shown(h.Name)))

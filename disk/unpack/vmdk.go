@@ -31,6 +31,12 @@ const (
 	vmdkAtEnd  = 1<<64 - 1 // the grain directory comes behind the grains
 	vmdkTable  = 512       // entries of a grain table
 
+	// vmdkRoom and vmdkRoomGrain, for each grain, are how much may lie before the grains, and as
+	// much again behind the first one: more than twice all tables. Compressed, it may be a few
+	// bytes, and nobody can end its reading. Bytes.
+	vmdkRoom      = 64 << 20
+	vmdkRoomGrain = 16
+
 	vmdkEnd    = 0 // kinds of markers
 	vmdkGT     = 1
 	vmdkGD     = 2
@@ -54,6 +60,7 @@ type vmdkReader struct {
 	capacity int64 // of the disk, bytes
 	grain    int64 // bytes
 	atEnd    bool  // the tables follow the grains, and an end marker follows those
+	room     int64 // bytes that tables behind the first grain may still take
 	tables   int64 // grains that the tables before the grains name
 	grains   int64 // that have come
 	compare  vmdkComparison
@@ -123,6 +130,10 @@ func (v *vmdkReader) begin() error {
 			"grains begin; convert it with \"qemu-img convert -O qcow2\"", h.Directory)
 	}
 	v.head, v.capacity, v.grain = h, h.Capacity, h.Grain
+	v.room = vmdkRoom + h.Capacity/h.Grain*vmdkRoomGrain
+	if h.Begin > uint64(v.room)/vmdkSector {
+		return refuse("is a damaged VMDK image: its grains begin at sector %d", h.Begin)
+	}
 	v.atEnd = h.Directory == vmdkAtEnd
 	v.compare.init(h)
 	if err := v.skipTo(int64(h.Descriptor) * vmdkSector); err != nil {
@@ -220,9 +231,10 @@ func (v *vmdkReader) more() error {
 			v.compare.endsAt = v.pos - vmdkSector
 			return v.end()
 		case vmdkGT, vmdkGD, vmdkFooter:
-			if value > 1<<30 {
-				return refuse("is a damaged VMDK image: a table has %d sectors", value)
+			if value >= uint64(v.room)/vmdkSector {
+				return refuse("is a damaged VMDK image: its tables are too long")
 			}
+			v.room -= int64(value+1) * vmdkSector
 			end := v.pos + int64(value)*vmdkSector
 			if v.atEnd {
 				if err := v.readTables(kind, end); err != nil {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"compress/zlib"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -11,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/stretchr/testify/require"
 
@@ -181,6 +184,38 @@ func TestMemoryOfVMDKTables(t *testing.T) {
 		require.ErrorContains(t, err, "continues after the end")
 	})
 	require.Less(t, grew, int64(40<<20))
+}
+
+// TestNothingIsReadForLong: what is no part of the disk ends soon. While it is read, nobody hears
+// that the reading should end, and some bytes may be terabytes of it.
+func TestNothingIsReadForLong(t *testing.T) {
+	le := binary.LittleEndian
+	image := vmdkOf(t, make([]byte, 1<<20), nil)
+	late := bytes.Clone(image)
+	le.PutUint64(late[64:], 1<<32)
+	marker := make([]byte, 512)
+	le.PutUint32(marker[12:], vmdkGT)
+	unknown := packtest.Tar(t, packtest.File{Name: "a.raw", Type: 'Z', Data: make([]byte, 512)})
+	copy(unknown[124:136], "77777777777\x00") // its size
+	copy(unknown[148:156], "        ")        // its checksum, of itself as spaces
+	sum := 0
+	for _, b := range unknown[:512] {
+		sum += int(b)
+	}
+	copy(unknown[148:156], fmt.Sprintf("%06o\x00 ", sum))
+	for name, in := range map[string]io.Reader{
+		"late grains":  io.MultiReader(bytes.NewReader(late), zeros{}),
+		"many markers": io.MultiReader(bytes.NewReader(image[:128<<9]), &endless{data: marker}),
+		"unknown kind": io.MultiReader(bytes.NewReader(unknown[:512]), zeros{}),
+	} {
+		far := errors.New("read too far")
+		c, err := Open("a", io.MultiReader(io.LimitReader(in, 200<<20), iotest.ErrReader(far)),
+			-1, Options{})
+		if err == nil {
+			_, err = io.Copy(io.Discard, c)
+		}
+		require.ErrorAs(t, err, new(*Error), name)
+	}
 }
 
 // TestVMDKRefused: what a hostile or damaged image says is not believed.
