@@ -2,12 +2,18 @@ package committed
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 )
 
 // oneWay is a disk whose first sectors have changed: as many as the name of what they are compared
@@ -50,5 +56,27 @@ func TestFileOf(t *testing.T) {
 	for name, want := range map[string]string{"vm.qcow2": "vm.raw", "vm.qcow2@before": "vm.raw",
 		"registry.example.com/vm/fedora:42": "fedora.raw", "": "disk.raw"} {
 		require.Equal(t, want, fileOf(name))
+	}
+}
+
+// TestHalfAnAtomicWriteIsNotCommitted: a disk that its next start would first repair is no image. A
+// snapshot of it is.
+func TestHalfAnAtomicWriteIsNotCommitted(t *testing.T) {
+	img, dir := filepath.Join(t.TempDir(), "vm.raw"), t.TempDir()
+	require.NoError(t, os.WriteFile(img, make([]byte, 1<<20), 0o600))
+	inst := testtool.Must(instance.Open(t.Context(), testtool.Must(image.Open(img,
+		image.Options{Named: true}))(t), instance.Options{PersistentDir: dir,
+		Mode: instance.CopyOnWrite}))(t)
+	require.NoError(t, instance.TakeSnapshot(t.Context(), "before", inst))
+	require.NoError(t, inst.Store().Save(serving.StoredAtomic, []byte("former")))
+	require.NoError(t, inst.Close())
+	for snapshot, want := range map[string]string{"": "serve the disk once", "before": ""} {
+		d, err := OpenKept(t.Context(), nil, Kept{Dir: dir, Snapshot: snapshot, Below: img})
+		if want != "" {
+			require.ErrorContains(t, err, want)
+			continue
+		}
+		require.NoError(t, err)
+		require.NoError(t, d.Close())
 	}
 }

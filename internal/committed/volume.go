@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/transport"
+	"kubevirt.io/disk/serving"
 )
 
 // Kept is a disk on a volume that no daemon serves meanwhile.
@@ -65,7 +66,11 @@ func OpenKept(ctx context.Context, client *registry.Client, k Kept) (*Disk, erro
 	}
 	d := &Disk{Name: kept.Name, content: inst.Disk, files: inst.Image(),
 		close: func() error { return errors.Join(inst.Close(), below.close(false)) }}
-	if k.Snapshot != "" {
+	if k.Snapshot == "" {
+		if err := whole(inst); err != nil {
+			return nil, errors.Join(fmt.Errorf("%q: %w", kept.Name, err), d.close())
+		}
+	} else {
 		opened, err := inst.OpenSnapshot(k.Snapshot)
 		if err != nil {
 			return nil, errors.Join(err, d.close())
@@ -76,6 +81,16 @@ func OpenKept(ctx context.Context, client *registry.Client, k Kept) (*Disk, erro
 	}
 	d.snapshots = inst.CommittedBefore(d.content)
 	return d, nil
+}
+
+// whole refuses a disk that may have half of an atomic write, which its next start takes back.
+func whole(inst *instance.Instance) error {
+	record, err := inst.Store().Load(serving.StoredAtomic)
+	if err == nil && len(record) > 0 {
+		err = errors.New("the daemon ended within an atomic write of the guest, and may have left " +
+			"half of it: serve the disk once, which takes that back, or name a snapshot")
+	}
+	return err
 }
 
 // find finds the disk in the directory.
