@@ -49,10 +49,14 @@ func newSimDisk(t *testing.T, seed uint64, opt Options) *simDisk {
 		}
 	}
 	m := &filetest.Machine{Random: random, CrashIn: -1}
+	image := filetest.SimImage{Content: content}
 	blockMap := make([]byte, mapHeaderSize+mapPageSize)
 	header := simHeader()
 	copy(blockMap, header.encode(nil))
-	d := &simDisk{t: t, image: filetest.SimImage{Content: content},
+	holes := newBlockMap(header.blocks)
+	require.NoError(t, testtool.Err(markHoles(t.Context(), image, holes, true)))
+	holes.copyPage(0, blockMap[mapHeaderSize:])
+	d := &simDisk{t: t, image: image,
 		file:    filetest.NewSimFile(m, make([]byte, simSize)),
 		durable: filetest.NewSimFile(m, blockMap), opt: opt, expected: bytes.Clone(content)}
 	d.open(m, nil)
@@ -64,7 +68,7 @@ func newSimDisk(t *testing.T, seed uint64, opt Options) *simDisk {
 func (d *simDisk) open(m *filetest.Machine, live *filetest.SimFile) {
 	blocks, store := simMap(d.t, m, d.durable, live, simHeader())
 	d.live = store.live.(mapFile).SimFile
-	stored := testtool.Must(markHoles(d.t.Context(), d.image, blocks, store.save))(d.t)
+	stored := testtool.Must(markHoles(d.t.Context(), d.image, blocks, false))(d.t)
 	d.m, d.allowed = m, map[int64][][]byte{}
 	d.over = newDisk(d.file, d.image, blocks, store, stored, d.opt)
 	d.hydrate = newHydration(d.over, CopyOptions{Slots: slots.New(4, slots.Options{})})
@@ -191,7 +195,6 @@ func (d *simDisk) killed() []byte {
 	for _, f := range []*filetest.SimFile{d.durable, d.live} {
 		blocks.mergePage(0, f.Cache[mapHeaderSize:])
 	}
-	require.NoError(d.t, testtool.Err(markHoles(d.t.Context(), d.image, blocks, nil)))
 	over := newDisk(d.file, d.image, blocks, newMapStore(len(blocks.pages)), 0, Options{})
 	return filetest.ReadAll(d.t, over, simSize)
 }

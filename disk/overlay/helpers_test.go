@@ -19,6 +19,6 @@ func over(t testing.TB, file File, img Image, opt Options) *Disk {
 	t.Helper()
 	blocks := newBlockMap(blocksOf(img.Size()))
 	maps := newMapStore(len(blocks.pages))
-	held := testtool.Must(markHoles(t.Context(), img, blocks, maps.save))(t)
+	held := testtool.Must(markHoles(t.Context(), img, blocks, true))(t)
 	return newDisk(file, img, blocks, maps, held, opt)
 }

@@ -103,15 +103,10 @@ func (m *Map) load() error {
 	return err
 }
 
-// Begin adds the image's holes to the map, and makes the missing files, so that all agree. If the
-// disk becomes durable, it first syncs what was written without a flush. ctx limits the calls of
-// the image.
+// Begin adds the image's holes to the map of a new disk, and makes the missing files, so that all
+// agree. ctx limits the calls of the image.
 func (m *Map) Begin(ctx context.Context, img Image) (err error) {
-	save := m.files.save
-	if !m.loaded {
-		save = nil // both files are made of the map below
-	}
-	if m.stored, err = markHoles(ctx, img, m.blocks, save); err != nil {
+	if m.stored, err = markHoles(ctx, img, m.blocks, !m.loaded); err != nil {
 		return err
 	}
 	return m.makeFiles()

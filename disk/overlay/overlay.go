@@ -137,32 +137,27 @@ func blocksOf(size int64) int64 {
 	return (size + granule - 1) / granule
 }
 
-// markHoles marks the blocks that the image does not store: the file has a hole there, which reads
-// as the same zeros, and writes to marked blocks are faster. It returns how many bytes the other
-// blocks have.
+// markHoles marks the blocks of a new disk that the image does not store: the file has a hole there,
+// which reads as the same zeros, and writes to marked blocks are faster. It returns how many bytes
+// the other blocks have.
 //
 // The marks are saved, although the image seems to say the same at each start. A raw file may have
 // a hole today, and stored zeros once somebody has copied it. A write of the guest to such a block
-// would be lost if the next start took the block for unmarked.
-func markHoles(ctx context.Context, base Image, m *blockMap,
-	save func(page, word int64, words []byte) error) (stored int64, err error) {
+// would be lost if the next start took the block for unmarked. The other way round, an existing
+// disk gets no marks: where it has none, a lost write may have left something in the file.
+func markHoles(ctx context.Context, base Image, m *blockMap, fresh bool) (stored int64,
+	err error) {
 	// hole: where the current hole begins
 	size, granule, hole, holes := base.Size(), granuleFor(base.Size()), int64(0), int64(0)
-	mark := func(end int64) error {
+	mark := func(end int64) {
 		first := (hole + granule - 1) / granule
 		last := end/granule - 1
 		if end == size {
 			last = m.blocks - 1
 		}
-		if first > last {
-			return nil
+		if fresh && first <= last {
+			_ = m.set(first, last, nil) // only saving could fail
 		}
-		if !m.allSet(first, last) {
-			if err := m.set(first, last, save); err != nil && !errors.Is(err, disk.ErrNoSpace) {
-				return err
-			}
-		}
-		// a hole that cannot be saved for lack of space is still read from the image
 		for first <= last {
 			set, end := m.run(first, last)
 			if set {
@@ -170,7 +165,6 @@ func markHoles(ctx context.Context, base Image, m *blockMap,
 			}
 			first = end
 		}
-		return nil
 	}
 	for off := int64(0); off < size; {
 		e, err := base.Extent(ctx, off, size-off)
@@ -179,14 +173,12 @@ func markHoles(ctx context.Context, base Image, m *blockMap,
 		}
 		off += e.Length
 		if e.Data {
-			if err := mark(off - e.Length); err != nil {
-				return 0, err
-			}
+			mark(off - e.Length)
 			hole = off
 		}
 	}
-	err = mark(size)
-	return (m.blocks - holes) * granule, err
+	mark(size)
+	return (m.blocks - holes) * granule, nil
 }
 
 // Copied returns how much of the image's stored bytes the file has, in whole blocks, and their

@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
@@ -279,7 +277,7 @@ func TestHolesThatAreNoWholeBlocks(t *testing.T) {
 	for half, want := range []int64{35, 34} { // the last block ends before its second half
 		blocks := newBlockMap(blocksOf(simSize))
 		img := halves{newSimDisk(t, 1, Options{}).image, int64(half)}
-		held := testtool.Must(markHoles(t.Context(), img, blocks, nil))(t)
+		held := testtool.Must(markHoles(t.Context(), img, blocks, true))(t)
 		require.Equal(t, want*minGranule, held)
 		require.Equal(t, want, blocks.clear.Load())
 	}
@@ -374,24 +372,4 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	copy(want[1<<20:], filetest.Block('b', 64<<10))
 	copy(want[3<<20:], filetest.Block('c', 256<<10))
 	require.Equal(t, -1, filetest.FirstDifference(want, filetest.ReadAll(t, over, size)))
-}
-
-// TestHolesThatCannotBeSaved: the image has more holes than at the last start, and that cannot be
-// saved. The disk still reads as before.
-func TestHolesThatCannotBeSaved(t *testing.T) {
-	const size = 3 * mapPageBlocks * minGranule
-	img := openGood(t, filetest.Put(t, t.TempDir(), "a.raw", filetest.Block('a', 1<<20), size))
-	m := newBlockMap(blocksOf(size))
-	full := fmt.Errorf("%w: %w", disk.ErrNoSpace, unix.ENOSPC)
-	stored := testtool.Must(markHoles(t.Context(), img, m, func(page, _ int64, _ []byte) error {
-		if page > 0 {
-			return full
-		}
-		return nil
-	}))(t)
-	require.Equal(t, m.clear.Load()*minGranule, stored, "nothing is copied yet")
-	require.EqualValues(t, 2*mapPageBlocks*minGranule+1<<20, stored)
-	broken := func(int64, int64, []byte) error { return unix.EIO }
-	_, err := markHoles(t.Context(), img, newBlockMap(blocksOf(size)), broken)
-	require.ErrorIs(t, err, unix.EIO)
 }

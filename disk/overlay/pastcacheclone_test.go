@@ -126,7 +126,7 @@ func TestCloneGoesPastTheCacheBesideGuests(t *testing.T) {
 	maps.live, maps.durable = mapFile{filetest.NewSimFile(m, empty)},
 		mapFile{filetest.NewSimFile(m, empty)}
 	image := filetest.SimImage{Content: content}
-	held := testtool.Must(markHoles(t.Context(), image, blocks, maps.save))(t)
+	held := testtool.Must(markHoles(t.Context(), image, blocks, true))(t)
 	over := newDisk(d, image, blocks, maps, held, Options{})
 	h := newHydration(over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 	direct := &counted{WriterAt: past}

@@ -142,6 +142,30 @@ func TestFlushAfterTheMapCouldNotBeSynced(t *testing.T) {
 	require.NoError(t, third.Close())
 }
 
+// storedZeros is an image that stores its zeros.
+type storedZeros struct{ filetest.SimImage }
+
+func (storedZeros) Extent(_ context.Context, _, length int64) (disk.Extent, error) {
+	return disk.Extent{Length: length, Data: true}, nil
+}
+
+// TestHolesOverALostWrite: a write that is lost leaves something in the file, below a block that is
+// not marked. The guest sees the image there, and still does when the same image is stored with a
+// hole, as a copy of a raw file may be.
+func TestHolesOverALostWrite(t *testing.T) {
+	img := filetest.SimImage{Content: make([]byte, 1<<20)}
+	d := &disks{dir: t.TempDir(), img: storedZeros{img}, boot: "a boot"}
+	over := d.start(t)
+	filetest.Write(t, over, filetest.Block('w', 4096), 8192)
+	require.NoError(t, over.Close())
+	d.boot = "another boot" // the crash has left the data and not the map
+	for _, d.img = range []Image{storedZeros{img}, img, storedZeros{img}} {
+		again := d.start(t)
+		require.Equal(t, make([]byte, 4096), filetest.Read(t, again, 8192, 4096))
+		require.NoError(t, again.Close())
+	}
+}
+
 // TestMapOfAnotherDisk: a map counts only for the disk, the boot and the volume that it names.
 func TestMapOfAnotherDisk(t *testing.T) {
 	own := mapHeader{granule: minGranule, blocks: 100, id: [16]byte{1, 15: 2}, boot: "a boot",
