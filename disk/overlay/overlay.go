@@ -137,9 +137,9 @@ func blocksOf(size int64) int64 {
 	return (size + granule - 1) / granule
 }
 
-// markHoles marks the blocks of a new disk that the image does not store: the file has a hole there,
-// which reads as the same zeros, and writes to marked blocks are faster. It returns how many bytes
-// the other blocks have.
+// markHoles marks the blocks of a new disk that the image does not store: the file has a hole
+// there, which reads as the same zeros, and writes to marked blocks are faster. It returns how many
+// bytes the other blocks have.
 //
 // The marks are saved, although the image seems to say the same at each start. A raw file may have
 // a hole today, and stored zeros once somebody has copied it. A write of the guest to such a block

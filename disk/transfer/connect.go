@@ -106,8 +106,9 @@ func serve(ctx context.Context, conn *tls.Conn, s *Source, p *Progress) error {
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return err
 	}
-	// From here on each side takes its time: one reads over zeros, which are not sent, and the other
-	// brings files to storage, and reads all of it again. A machine that is gone is found by TCP.
+	// From here on each side takes its time: one reads over zeros, which are not sent, and the
+	// other brings files to storage, and reads all of it again. A machine that is gone is found by
+	// TCP.
 	_ = conn.SetDeadline(time.Time{})
 	if err := s.Send(ctx, conn, p); err != nil {
 		return err

@@ -34,7 +34,8 @@ func TestSlowDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		secret := testtool.Must(NewSecret([]byte("correct horse battery")))(t)
 		config := testtool.Must(secret.config())(t)
-		source, target := testtool.Must(OpenSource(from))(t), testtool.Must(OpenTarget(to, false))(t)
+		source := testtool.Must(OpenSource(from))(t)
+		target := testtool.Must(OpenTarget(to, false))(t)
 		ours, theirs := net.Pipe()
 		served := testtool.Go(func() error {
 			return serve(t.Context(), tls.Server(slow{ours}, config), source, new(Progress))
