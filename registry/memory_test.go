@@ -304,6 +304,8 @@ func TestMemoryOfIndex(t *testing.T) {
 		{"a long range", whole(`{"boot":[[` + many("1") + `]]}`), "value of more than", 0},
 		{"an unknown key", `{"x":[` + many("{}") + `]}`, "value of more than", 0},
 		{"digests", whole(string(one)), "and its files have 1 chunks", 1 << 20},
+		{"shared digests", whole(string(one) + "," + strings.Replace(string(one), "/a", "/b", 1)),
+			"has 1 digests, and its files have 2 chunks", 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			layer := tarOf(t, tarFile{Name: indexName, Content: []byte(c.text)},

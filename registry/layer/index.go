@@ -298,7 +298,7 @@ func (x *Index) check(layers []v1.Descriptor, known int64) error {
 			return fmt.Errorf("%q does not have as many digests as chunks", f.Name)
 		}
 		names[f.Name] = true
-		used = max(used, f.FirstChunk+f.Chunks(x.ChunkSize))
+		used += f.Chunks(x.ChunkSize)
 		if err := f.CheckBoot(f.Chunks(x.ChunkSize)); err != nil {
 			return err
 		}
@@ -310,7 +310,7 @@ func (x *Index) check(layers []v1.Descriptor, known int64) error {
 			end = m[0] + m[1]
 		}
 	}
-	if used < known { // they would only take memory
+	if used != known { // each file takes memory for its chunks, and each digest as well
 		return fmt.Errorf("it has %d digests, and its files have %d chunks", known, used)
 	}
 	return nil
