@@ -124,6 +124,23 @@ func TestTheImageIsToldByItsContent(t *testing.T) {
 	require.FileExists(t, to+".raw")
 }
 
+// TestTheBackingFileIsAPartOfTheImage: an overlay that a build has just made is always the same.
+func TestTheBackingFileIsAPartOfTheImage(t *testing.T) {
+	testtool.Need(t, "qemu-img")
+	dir, to := t.TempDir(), filepath.Join(t.TempDir(), "disk")
+	base := filetest.Put(t, dir, "base.raw", filetest.Sample(1<<20, 5), 0)
+	filetest.QemuImg(t, dir, "create", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "top.qcow2")
+	top := filepath.Join(dir, "top.qcow2")
+	for _, how := range []string{"conversion", "kept"} {
+		f := testtool.Must(Provide(t.Context(), open(t, top), Options{To: to}))(t)
+		require.Equal(t, how, f.How)
+		require.NoError(t, f.release()) // as a kill does
+	}
+	require.NoError(t, os.WriteFile(base, filetest.Sample(1<<20, 6), 0o644))
+	_, err := Provide(t.Context(), open(t, top), Options{To: to})
+	require.ErrorContains(t, err, "another image")
+}
+
 // TestAnImageIsNotWritten: the file of a run that was killed may be the image's own, which others
 // use, too.
 func TestAnImageIsNotWritten(t *testing.T) {

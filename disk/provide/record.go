@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/image"
@@ -68,34 +67,11 @@ func instanceOf(f *os.File) string {
 	return fmt.Sprintf("inode %d", st.Ino)
 }
 
-const (
-	samples    = 64
-	sampleSize = 64 << 10 // bytes
-)
-
 // describe says which image this is. A new container has the same image under other inode numbers,
-// and another image may have the same name, size and time. So it looks at samples of the content,
-// which also has the image's tables. Reading all of a large image would delay the machine.
+// and another image may have the same name, size and time. So it looks at samples of the content.
 func (p *providing) describe() (record, error) {
-	f, err := p.img.OpenFile()
-	if err != nil {
-		return record{}, err
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return record{}, err
-	}
-	hash, buf := xxhash.New(), make([]byte, sampleSize)
-	step := max(st.Size()/samples, sampleSize)
-	for off := int64(0); off < st.Size(); off += step {
-		n := min(sampleSize, st.Size()-off)
-		if err := osfile.ReadFull(f, buf[:n], off); err != nil {
-			return record{}, fmt.Errorf("image %q: %w", p.img.Name(), err)
-		}
-		_, _ = hash.Write(buf[:n]) // never fails
-	}
+	hash, err := p.img.Samples()
 	return record{File: filepath.Base(p.path), ReadOnly: p.opt.ReadOnly,
-		Image: fmt.Sprintf("%s %s %d %d %016x", p.img.Name(), p.img.Format(), st.Size(),
-			p.img.Size(), hash.Sum64())}, nil
+		Image: fmt.Sprintf("%s %s %d %d %016x", p.img.Name(), p.img.Format(),
+			p.img.Info().FileSize, p.img.Size(), hash)}, err
 }
