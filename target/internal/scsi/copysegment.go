@@ -69,7 +69,7 @@ func (c *copier) segment(i int) *senseError {
 	}
 	if !dst.unit.mode.writeBack() {
 		if err := dst.unit.flush(); err != nil {
-			return c.failed(&copyCause{dst.unit, doesWrite, err}, 0, total, backwards)
+			return c.failed(&copyCause{dst.unit, serving.OpWrite, err}, 0, total, backwards)
 		}
 	}
 	return nil
@@ -130,11 +130,11 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 	// A removed unit ends the copy as it ends a READ or WRITE. Its disk is not released in the
 	// middle of a step.
 	if !src.unit.Begin() {
-		return &copyCause{src.unit, doesRead, errLUNNotSupported}
+		return &copyCause{src.unit, serving.OpRead, errLUNNotSupported}
 	}
 	defer src.unit.End()
 	if !dst.unit.Begin() {
-		return &copyCause{dst.unit, doesWrite, errLUNNotSupported}
+		return &copyCause{dst.unit, serving.OpWrite, errLUNNotSupported}
 	}
 	defer dst.unit.End()
 	if cause := c.admitBoth(src, dst); cause != nil {
@@ -143,7 +143,7 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 	c.t.dev.disks.KeepOwner(src.unit.served)
 	c.t.dev.disks.KeepOwner(dst.unit.served)
 	if err := dst.unit.settleAtomic(); err != nil {
-		return &copyCause{dst.unit, doesWrite, err}
+		return &copyCause{dst.unit, serving.OpWrite, err}
 	}
 	c.lock(src.unit, dst.unit, from, to, n)
 	defer c.unlock(src.unit, dst.unit)
@@ -151,14 +151,14 @@ func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 		return cause
 	}
 	if dst.unit.atomicKept.Load() {
-		return &copyCause{dst.unit, doesWrite, errAtomicKept}
+		return &copyCause{dst.unit, serving.OpWrite, errAtomicKept}
 	}
 	runs, err := c.readRuns(src.unit, c.buf[:n], from, c.runs[:0])
 	if err != nil {
-		return &copyCause{src.unit, doesRead, err}
+		return &copyCause{src.unit, serving.OpRead, err}
 	}
 	if err := c.writeRuns(dst.unit, c.buf[:n], to, runs); err != nil {
-		return &copyCause{dst.unit, doesWrite, err}
+		return &copyCause{dst.unit, serving.OpWrite, err}
 	}
 	return nil
 }
@@ -169,10 +169,10 @@ func (c *copier) admitBoth(src, dst *participant) *copyCause {
 		return &copyCause{err: err}
 	}
 	if err := c.admit(src, false); err != nil {
-		return &copyCause{src.unit, doesRead, err}
+		return &copyCause{src.unit, serving.OpRead, err}
 	}
 	if err := c.admit(dst, true); err != nil {
-		return &copyCause{dst.unit, doesWrite, err}
+		return &copyCause{dst.unit, serving.OpWrite, err}
 	}
 	return nil
 }

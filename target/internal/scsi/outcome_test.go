@@ -133,8 +133,6 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "sense key 9", SenseKey(9).String())
 	require.Equal(t, "discard", serving.OpDiscard.String())
 	require.Equal(t, "operation 9", serving.Operation(9).String())
-	require.Equal(t, "out", DirOut.String())
-	require.Equal(t, "direction 7", Direction(7).String())
 }
 
 // shortDisk stores the first bytes of every write, and reports a failure at another place, as an

@@ -19,8 +19,6 @@ package scsi
 import (
 	"cmp"
 	"strconv"
-
-	"kubevirt.io/disk/serving"
 )
 
 // Status is the SCSI status code (SAM-5 5.3.1).
@@ -52,25 +50,4 @@ const (
 	DirNone Direction = iota
 	DirIn             // to the initiator
 	DirOut            // from the initiator
-)
-
-// String names the direction.
-func (d Direction) String() string {
-	switch d {
-	case DirNone:
-		return "none"
-	case DirIn:
-		return "in"
-	case DirOut:
-		return "out"
-	}
-	return "direction " + strconv.Itoa(int(d))
-}
-
-// What commands do, for the observer and the table of commands.
-const (
-	doesRead    = serving.OpRead
-	doesWrite   = serving.OpWrite
-	doesFlush   = serving.OpFlush
-	doesDiscard = serving.OpDiscard
 )
