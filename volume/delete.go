@@ -73,10 +73,7 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 // being a LUN, so that later initiators find none. Only then does the record say that the volume is
 // being deleted: so a volume in use survives a crash at this point.
 func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
-	m.mu.Lock()
-	upload := v.upload
-	m.mu.Unlock()
-	switch {
+	switch upload := m.uploadOf(v); {
 	case upload == nil:
 	case !force:
 		return api.Errorf(api.CodeInUse, "an upload to the volume %q is running: end it first, "+

@@ -73,7 +73,7 @@ func (m *Manager) beginUpload(v *volume) (*Upload, error) {
 	case v.record.State != store.StateAwaiting:
 		return nil, api.Errorf(api.CodeHasData, "the volume %q has its data: delete it first, or "+
 			"upload to another one", name)
-	case v.upload != nil:
+	case m.uploadOf(v) != nil:
 		return nil, api.Errorf(api.CodeBusy, "an upload to the volume %q is running already: let "+
 			"it end first", name)
 	}
@@ -97,6 +97,13 @@ func (m *Manager) beginUpload(v *volume) (*Upload, error) {
 	v.upload = u
 	m.mu.Unlock()
 	return u, nil
+}
+
+// uploadOf is the upload that is under way, or nil. It may end while another has the volume's turn.
+func (m *Manager) uploadOf(v *volume) *Upload {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return v.upload
 }
 
 // Disk is the path of the disk. The paths of all files that the caller makes begin with it. They

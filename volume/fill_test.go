@@ -84,6 +84,23 @@ func TestFill(t *testing.T) {
 	require.False(t, created)
 }
 
+// TestGrowWhileAnUploadEnds: an upload ends whenever its client goes, whoever has the turn of the
+// volume. The race detector looks on.
+func TestGrowWhileAnUploadEnds(t *testing.T) {
+	m := start(t, t.TempDir(), newFake())
+	put(t, m, "vm1", upload)
+	spec := upload
+	for range 2000 {
+		fill := filling(t, m, "vm1")
+		ended := testtool.Go(func() error { fill.Release(); return nil })
+		spec.Size += api.SectorSize
+		if _, _, err := m.Put(t.Context(), "vm1", spec); err != nil {
+			refused(t, api.CodeBusy, err)
+		}
+		require.NoError(t, <-ended)
+	}
+}
+
 // TestUploadedImage: the file is removed when the disk has copied all of it, also after a restart.
 func TestUploadedImage(t *testing.T) {
 	dir, f := t.TempDir(), newFake()

@@ -296,7 +296,7 @@ func (m *Manager) fail(v *volume, err error) {
 // smaller than its record. If a disk is larger than its record, somebody else has enlarged it.
 func (m *Manager) grow(ctx context.Context, v *volume, size int64) error {
 	before := v.record
-	if v.upload != nil || before.State == store.StateFilling {
+	if m.uploadOf(v) != nil || before.State == store.StateFilling {
 		return api.Errorf(api.CodeBusy, "the volume %q is being filled, and grows after that: try "+
 			"again", v.name)
 	}
