@@ -117,10 +117,12 @@ func KeptIn(volume string) (all []Kept, err error) {
 	return all, nil
 }
 
+// subdirectories are those of disks, whose names do not begin with a dot: what is half received by
+// disk/transfer has such a name.
 func subdirectories(dir string) (all []string, err error) {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
-		if e.IsDir() {
+		if e.IsDir() && e.Name()[0] != '.' {
 			all = append(all, filepath.Join(dir, e.Name()))
 		}
 	}

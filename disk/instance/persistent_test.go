@@ -138,6 +138,19 @@ func TestKeptDiskDoesNotReadItsImage(t *testing.T) {
 	require.Equal(t, -1, filetest.FirstDifference(content, filetest.ReadAll(t, kept, kept.Size())))
 }
 
+// TestHalfReceivedDiskIsNone: what an interrupted transfer leaves has its size and not its content.
+func TestHalfReceivedDiskIsNone(t *testing.T) {
+	volume := t.TempDir()
+	for _, name := range []string{".receiving", "a.raw"} {
+		dir := filepath.Join(volume, name)
+		require.NoError(t, os.Mkdir(dir, 0o700))
+		filetest.Put(t, dir, PersistentName, nil, 1<<20)
+	}
+	kept := testtool.Must(KeptIn(volume))(t)
+	require.Len(t, kept, 1)
+	require.Equal(t, "a.raw", kept[0].Name)
+}
+
 // TestFullVolumeIsServed: a full volume is served after a restart of the machine, so that the guest
 // can make room.
 func TestFullVolumeIsServed(t *testing.T) {
