@@ -86,6 +86,19 @@ func TestMirrorOfAnotherManifest(t *testing.T) {
 	require.True(t, bytes.Equal(content, bytesOf(t, dest)))
 }
 
+// TestMirrorLacksManifest: what the registry says counts, also where a mirror was asked after it.
+func TestMirrorLacksManifest(t *testing.T) {
+	registry, _, opt := mirrored(t)
+	registry.NewImage(t, noise(93, 1<<10))
+	src := testtool.Must(newClient(t, opt).Source(registry.ref(t, "vm/a:1"), ""))(t)
+	defer src.Close()
+	require.NoError(t, testtool.Err2(src.Manifest(t.Context(), "")))
+	registry.Basic = "me:pa55word" // from now on
+	err := testtool.Err2(src.Manifest(t.Context(), registry.Tags["1"].Digest.String()))
+	require.ErrorContains(t, err, "401")
+	require.NotContains(t, err.Error(), "does not exist")
+}
+
 // TestPullNowhere: a destination that cannot be written is an error at once, before any request.
 func TestPullNowhere(t *testing.T) {
 	l := newLying(t)

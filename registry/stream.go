@@ -274,8 +274,12 @@ func (s *Stream) indexLayer(ctx context.Context, desc descriptor, keep *os.File)
 		layer = transport.NewBlob(desc, func(ctx context.Context, off, _ int64) io.ReadCloser {
 			return io.NopCloser(&rangeReader{ctx: ctx, of: cached, off: off})
 		})
-		if err := layer.Read(ctx, read); err == nil || transport.GaveUp(err) {
+		err = layer.Read(ctx, read)
+		if err == nil || transport.GaveUp(err) {
 			return x, err
+		}
+		if errors.As(err, new(*transport.DigestError)) { // the cache itself cannot tell
+			_ = cached.Remove()
 		}
 	}
 	return x, s.image.Read(ctx, desc, layer.MaxIndexLayer, read)

@@ -320,6 +320,31 @@ func TestStreamWrongLayer(t *testing.T) {
 	require.Empty(t, files)
 }
 
+// TestStreamWrongIndex: an index that came wrong does not stay in the cache. The next disk of the
+// image fetches it once, and the one after that not at all.
+func TestStreamWrongIndex(t *testing.T) {
+	m := newMemory(t)
+	pushed(t, m, "a.raw", noise(51, 1<<20), PushOptions{})
+	r := resolves(t, m.client(t), m.ref(t, "vm/a:1"))
+	desc := r.Manifest.Layers[0]
+	var asked atomic.Int64
+	m.mu.Lock()
+	m.fault = func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, desc.Digest.String()) || asked.Add(1) > 1 {
+			return false
+		}
+		_, err := w.Write(make([]byte, desc.Size))
+		return assert.NoError(t, err)
+	}
+	m.mu.Unlock()
+	s := newStreaming(t, m.client(t), t.TempDir(), "")
+	for _, want := range []int64{2, 3, 3} {
+		s.opt.KeepDir = t.TempDir()
+		s.open(t, m.ref(t, "vm/a:1"))
+		require.Equal(t, want, asked.Load())
+	}
+}
+
 // TestStreamOpensBesideAFetch: while one disk waits for the registry, others open, and the stream
 // tells about itself.
 func TestStreamOpensBesideAFetch(t *testing.T) {

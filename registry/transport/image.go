@@ -179,7 +179,7 @@ func (r *repository) distrust(e *endpoint) {
 
 func (r *repository) Manifest(ctx context.Context, digest string) ([]byte, string, error) {
 	name := cmp.Or(digest, r.ref.remote.Identifier())
-	var errs []error
+	var failed error // of the registry, which knows more than a mirror
 	all := r.order()
 	for i, e := range all {
 		content, mediaType, err := e.manifest(ctx, name)
@@ -190,20 +190,22 @@ func (r *repository) Manifest(ctx context.Context, digest string) ([]byte, strin
 			r.move(e, true)
 			return content, mediaType, nil
 		}
-		errs = append(errs, err)
+		if failed == nil || !e.mirror {
+			failed = err
+		}
 		if ctx.Err() != nil {
 			break
 		}
 		if i+1 < len(all) {
-			e.client.opt.Warn(fmt.Sprintf("mirror %s: %v", e.repo.RegistryStr(), err))
+			e.client.opt.Warn(fmt.Sprintf("%s: %v; %s is asked", e.repo.RegistryStr(), err,
+				all[i+1].repo.RegistryStr()))
 		}
 	}
-	err := errs[len(errs)-1] // of the registry itself
-	if notFound(err) {
+	if notFound(failed) {
 		return nil, "", fmt.Errorf("%s does not exist: %w; check the name, and the tag or digest",
-			r.ref, err)
+			r.ref, failed)
 	}
-	return nil, "", fmt.Errorf("%s: %w", r.ref, err)
+	return nil, "", fmt.Errorf("%s: %w", r.ref, failed)
 }
 
 func (e *endpoint) manifest(ctx context.Context, name string) (content []byte, mediaType string,
