@@ -125,6 +125,9 @@ func TestOthers(t *testing.T) {
 	// The copy of a footer counts if the footer is damaged.
 	vhd.parts[64<<10-512][20]++
 	require.NoError(t, testtool.Err(Open(bg, VHD, vhd, vhd.size, Options{})))
+	delete(vhd.parts, 64<<10-512)
+	vhd.size = 41*512 + testBlock // the end of its last block
+	require.NoError(t, testtool.Err(Open(bg, VHD, vhd, vhd.size, Options{})))
 }
 
 // TestOthersRefused: what a hostile or damaged image says is not believed.

@@ -45,7 +45,10 @@ func vhdRight(p []byte, signature string, sum int) bool {
 func parseVHD(ctx context.Context, f *file) (*layout, error) {
 	be := binary.BigEndian
 	foot, err := f.part(ctx, f.size-vhdFooter, vhdFooter)
+	taken := []span{{"footer", f.size - vhdFooter, f.size}}
 	if err == nil && !vhdRight(foot, "conectix", 64) {
+		// A program that dies while the image grows leaves the last block there.
+		taken = nil
 		foot, err = f.part(ctx, 0, vhdFooter)
 	}
 	if err != nil {
@@ -65,8 +68,7 @@ func parseVHD(ctx context.Context, f *file) (*layout, error) {
 	case size == 0 || size > maxSize || size%512 != 0:
 		return nil, f.damaged("its disk has %d bytes", size)
 	}
-	l := &layout{size: int64(size), block: int64(size), unit: 512,
-		taken: []span{{"footer", f.size - vhdFooter, f.size}}}
+	l := &layout{size: int64(size), block: int64(size), unit: 512, taken: taken}
 	if kind == vhdFixed {
 		if l.size > f.size-vhdFooter {
 			return nil, f.damaged("it has %d bytes of a disk of %d", f.size-vhdFooter, size)
