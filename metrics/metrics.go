@@ -1,8 +1,13 @@
 package metrics
 
 import (
+	"net/http"
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.uber.org/zap"
 
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
@@ -120,4 +125,62 @@ func sessionType(discovery bool) string {
 		return "discovery"
 	}
 	return "normal"
+}
+
+// maxScrapes limits the scrapes that are answered at the same time.
+const maxScrapes = 4
+
+// Handler serves the page /metrics.
+func (m *Metrics) Handler(log *zap.Logger) http.Handler { return m.handler(log, 10*time.Second) }
+
+func (m *Metrics) handler(log *zap.Logger, limit time.Duration) http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		// If a metric cannot be made, log and count that, and show the others.
+		ErrorHandling:       promhttp.ContinueOnError,
+		ErrorLog:            zap.NewStdLog(log),
+		Registry:            m.registry,
+		MaxRequestsInFlight: maxScrapes,
+		Timeout:             limit,
+		EnableOpenMetrics:   true,
+	})
+}
+
+// Work is the work of initiators at a LUN since the start.
+type Work struct{ Read, Write Done }
+
+// Done are commands that ended, whatever their status.
+type Done struct {
+	Commands, Bytes uint64
+	Time            time.Duration // of all commands together, from arrival to response
+}
+
+// Work returns the work at each LUN that got commands.
+func (m *Metrics) Work() map[uint16]Work {
+	all := map[uint16]Work{}
+	add := func(i *initiator) {
+		for lun, s := range i.units.all() {
+			if lun == otherLUN {
+				continue
+			}
+			w := all[uint16(lun)]
+			w.Read.add(&s.ops[operationIndex(serving.OpRead)])
+			w.Write.add(&s.ops[operationIndex(serving.OpWrite)])
+			all[uint16(lun)] = w
+		}
+	}
+	add(&m.initiators.rest)
+	for _, i := range m.initiators.names.all() {
+		if i != &m.initiators.rest {
+			add(i)
+		}
+	}
+	return all
+}
+
+func (d *Done) add(c *counters) {
+	d.Bytes += c.bytes.Load()
+	d.Time += time.Duration(c.nanos.Load())
+	for b := range c.took {
+		d.Commands += c.took[b].Load()
+	}
 }

@@ -2,8 +2,10 @@ package nbd
 
 import (
 	"encoding/binary"
+	"time"
 
 	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/internal/socket"
 )
 
 // answer ends a request that has no data to return. Wrote is how many bytes it has written.
@@ -105,4 +107,71 @@ func (run *run) answerStatus(id uint32, extents []extent, last bool) error {
 	r.chunk(&run.req, false, done(last), kind, uint64(len(p))+4)
 	r.put32(id)
 	return nil
+}
+
+// receiver reads requests and their payloads: see socket.Receiver.
+type receiver struct{ socket.Receiver }
+
+// init begins with the bytes that the handshake has read too much.
+func (rx *receiver) init(w socket.Wire, pool *memory.Pool, early []byte) {
+	rx.Clock = func() int64 { return time.Now().UnixNano() }
+	rx.Open(w)
+	rx.Push(early)
+	rx.Grow(pool)
+}
+
+// next reads the header of the next request. Its payload must be read or discarded before next is
+// called again.
+func (rx *receiver) next(extended bool) (request, error) {
+	n := requestLen
+	if extended {
+		n = extRequestLen
+	}
+	head, err := rx.Next(n)
+	rx.End()
+	if err != nil {
+		return request{}, err
+	}
+	return decodeRequest(head, extended)
+}
+
+// payload fills p.
+func (rx *receiver) payload(p []byte) error {
+	if len(p) > rx.Buffered() {
+		rx.Begin()
+		defer rx.End()
+	}
+	return rx.Fill(p)
+}
+
+// sender queues replies, or parts of them, and writes them: see socket.Sender.
+type sender struct{ socket.Sender[head] }
+
+func (s *sender) init(w socket.Wire, pool *memory.Pool) {
+	s.Wire, s.Pool, s.Gather = w, pool, gather
+	s.Clock = func() int64 { return time.Now().UnixNano() }
+}
+
+// put queues a part of a reply, whose head the caller makes at once, if it has one. The caller has
+// called Lock; parts that it puts until Unlock follow each other on the wire.
+func (s *sender) put(data []byte, release *memory.Buffer) *head {
+	h := s.PutLocked(data, release)
+	h.n = 0
+	return h
+}
+
+// full reports whether the queue should be written now.
+func (s *sender) full() bool { return s.Weight() >= socket.FlushAt }
+
+// gather lists the parts of replies.
+func gather(iov [][]byte, batch []socket.Message[head]) [][]byte {
+	for i := range batch {
+		if h := &batch[i].Head; h.n > 0 {
+			iov = append(iov, h.b[:h.n])
+		}
+		if data := batch[i].Data; len(data) > 0 {
+			iov = append(iov, data)
+		}
+	}
+	return iov
 }

@@ -105,3 +105,23 @@ var errSuperseded = disk.ErrMoved
 // errChanged ends a connection because what its client was told of the disk is no longer true.
 var errChanged = errors.New("who may write the disk has changed, and the client is told when it " +
 	"connects again")
+
+// peer is the name under which the connections of one client are counted: nobody can make up many.
+func (c *conn) peer() string {
+	if c.certified {
+		return c.name
+	}
+	return c.name + " " + c.Source
+}
+
+// tlsCost is how many bytes a connection with TLS counts for in the limit of memory: buffers of
+// crypto/tls for records in both directions.
+const tlsCost = 32 << 10
+
+// cost is what a connection counts for as long as it lasts.
+func (c *conn) cost() int64 {
+	if c.certified {
+		return tlsCost
+	}
+	return 0
+}

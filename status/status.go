@@ -208,3 +208,9 @@ type Session struct {
 	BytesRead    uint64     `json:"bytes_read"`
 	BytesWritten uint64     `json:"bytes_written"`
 }
+
+// Progress is what a command that fetches something says of itself, at its address.
+type Progress struct {
+	Done  int64 `json:"done"`  // bytes
+	Total int64 `json:"total"` // bytes; 0: not known yet
+}

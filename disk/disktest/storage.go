@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/durable"
 )
 
 // Storage is a disk of this machine whose second half is in the page cache. Reads of the first half
@@ -55,3 +56,7 @@ func (s *Storage) ReadAt(ctx context.Context, p []byte, off int64) (int, error) 
 	}
 	return s.Memory.ReadAt(ctx, p, off)
 }
+
+// NewStore makes the store in which a logical unit keeps its state beside the disk. The first Save
+// makes dir. With synced, state has reached storage when Save returns.
+func NewStore(dir string, synced bool) *durable.Store { return durable.NewStore(dir, synced) }

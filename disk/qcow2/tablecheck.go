@@ -1,6 +1,7 @@
 package qcow2
 
 import (
+	"context"
 	"encoding/binary"
 	"math/bits"
 	"slices"
@@ -133,6 +134,83 @@ func (v *validator) checkPacked() error {
 					"cluster", off)
 			}
 		}
+	}
+	return nil
+}
+
+// setPageBits says how many clusters a page of a set has: 4,096, in 512 bytes. So an entry that
+// points far away costs no more.
+const setPageBits = 12
+
+// clusterSet is a set of clusters of the file: a bit each, in pages that are allocated on demand.
+type clusterSet []*[1 << setPageBits / 64]uint64
+
+// newClusterSet returns a set with room for that many clusters.
+func newClusterSet(clusters int64) clusterSet {
+	return make(clusterSet, (clusters-1)>>setPageBits+1)
+}
+
+func (s clusterSet) has(n int64) bool {
+	page := s[n>>setPageBits]
+	return page != nil && page[n>>6%int64(len(page))]>>(n&63)&1 != 0
+}
+
+// add adds cluster n, and reports whether it was in the set before.
+func (s clusterSet) add(n int64) bool {
+	page := s[n>>setPageBits]
+	if page == nil {
+		page = new([1 << setPageBits / 64]uint64)
+		s[n>>setPageBits] = page
+	}
+	word, bit := &page[n>>6%int64(len(page))], uint64(1)<<(n&63)
+	before := *word&bit != 0
+	*word |= bit
+	return before
+}
+
+// Place is where an image stores a cluster of its guest. All numbers are bytes.
+type Place struct {
+	Guest int64
+	Kind  Kind
+	// Host and Length are where its content lies in the file. KindCompressed: the content may end
+	// earlier. KindZero: it lies nowhere.
+	Host, Length int64
+}
+
+// Places calls visit for each cluster that is not the backing file's, in the guest's order, until
+// visit returns false. An image with subclusters says nothing. As reading does, it may wait for
+// tables.
+func (im *Image) Places(ctx context.Context, visit func(Place) bool) error {
+	h := im.hdr
+	if h.extended() {
+		return nil
+	}
+	for off := int64(0); off < h.size; {
+		table, first, limit, err := im.tableAt(ctx, off, h.size-off, false)
+		if err != nil {
+			return err
+		}
+		if table.data == nil {
+			off += limit
+			continue
+		}
+		for i := first; limit > 0; i++ {
+			e := h.entry(table.data, i)
+			p := Place{Guest: off, Kind: entryKind(e)}
+			switch p.Kind {
+			case KindData:
+				p.Host, p.Length = int64(e&offsetMask), h.clusterSize()
+			case KindCompressed:
+				p.Host, p.Length = h.compressedRange(e)
+			}
+			if p.Kind != KindUnallocated && !visit(p) {
+				table.release()
+				return nil
+			}
+			off += h.clusterSize()
+			limit -= h.clusterSize()
+		}
+		table.release()
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ package pdu
 import (
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 )
 
 // HeaderLen is the length of the basic header segment, in bytes.
@@ -151,3 +152,53 @@ func (h *Header) start(op Opcode, immediate bool, dataLen int) {
 	h.setBit(0, bitImmediate, immediate)
 	h.SetDataLen(dataLen)
 }
+
+var errAHSTruncated = &FieldError{OpSCSICommand, "additional header segment",
+	"runs past TotalAHSLength"}
+
+// CheckAHS checks that additional header segments end where the header says (RFC 7143 11.2.2). What
+// they say is ignored: no command has a CDB of more than 16 bytes or moves data in both directions.
+//
+//	byte 0-1  AHSLength: bytes after the type, reserved byte included
+//	     2    AHSType
+//	     3    reserved, then the rest, padded to a multiple of 4
+func CheckAHS(b []byte) error {
+	const headerLen = 3 // AHSLength and AHSType
+	for len(b) > 0 {
+		if len(b) < headerLen {
+			return errAHSTruncated
+		}
+		n := headerLen + int(binary.BigEndian.Uint16(b))
+		if n > len(b) {
+			return errAHSTruncated
+		}
+		b = b[min((n+3)&^3, len(b)):]
+	}
+	return nil
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Digest is the CRC32C of the segments as if they were one (RFC 7143 13.1).
+func Digest(segments ...[]byte) uint32 {
+	var d uint32
+	for _, s := range segments {
+		d = crc32.Update(d, castagnoli, s)
+	}
+	return d
+}
+
+// UpdateDigest continues a digest; start with 0.
+func UpdateDigest(d uint32, p []byte) uint32 { return crc32.Update(d, castagnoli, p) }
+
+// PutDigest writes a digest as it is on the wire: the reflected CRC, lowest byte first (RFC 7143
+// 13.1, appendix A).
+func PutDigest(p []byte, d uint32) { binary.LittleEndian.PutUint32(p, d) }
+
+// AppendDigest appends a digest in the same form.
+func AppendDigest(dst []byte, d uint32) []byte { return binary.LittleEndian.AppendUint32(dst, d) }
+
+// SNLess says whether serial number a comes before b, modulo 2^32 (RFC 7143 4.2.2, RFC 1982). Two
+// numbers that are exactly 2^31 apart have no order, so each comes before the other. Our windows
+// are never that wide.
+func SNLess(a, b uint32) bool { return int32(a-b) < 0 }

@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"cmp"
+	"encoding/binary"
 	"slices"
 	"sync/atomic"
 
@@ -221,4 +222,76 @@ func (d *Device) introduce(p *nexusUnit, n *Nexus) {
 	defer d.mu.Unlock()
 	delete(d.tenants[p.unit.Number], n.port)
 	p.unprobed.Store(false)
+}
+
+// Values of SELECT REPORT.
+const (
+	selectAddressable = 0x00 // all but well-known logical units
+	selectWellKnown   = 0x01
+	selectAll         = 0x02
+)
+
+// prepareReportLUNs is REPORT LUNS (SPC-4 6.33). It lists LUN 0 only if a disk is there. There are
+// no well-known logical units. A nexus that gets the list no longer needs to hear that it has
+// changed, at any unit.
+func prepareReportLUNs(t *Task) error {
+	allocation := binary.BigEndian.Uint32(t.CDB[6:])
+	if allocation < 16 {
+		return invalidField(6, 7)
+	}
+	units := []*unit(nil)
+	switch t.CDB[2] {
+	case selectAddressable, selectAll:
+		t.Nexus.listed() // before making the list, so that a change from now on is reported
+		units = t.dev.luns.Load().units
+	case selectWellKnown:
+	default:
+		return invalidField(2, 7)
+	}
+	t.data = binary.BigEndian.AppendUint32(t.data[:0], uint32(8*len(units)))
+	t.data = binary.BigEndian.AppendUint32(t.data, 0)
+	for _, u := range units {
+		t.data = binary.BigEndian.AppendUint64(t.data, EncodeLUN(u.Number))
+	}
+	t.reply(allocation)
+	return nil
+}
+
+// listed clears the unit attentions about a changed list of units (SAM-5 5.14.1), and allows
+// another asynchronous event about it.
+func (n *Nexus) listed() {
+	n.toldOfList.Store(false)
+	slots := *n.slots.Load()
+	for i := range slots {
+		if at := slots[i].Load(); at != nil {
+			at.clear(attnLUNsChanged)
+		}
+	}
+}
+
+const (
+	parameterFormatMask = 0xe0 // PARAMETER DATA FORMAT, byte 1
+	formatExtended      = 1
+
+	accessOptimized = 0x00 // asymmetric access state active/optimized
+	supportsActive  = 0x01 // AO_SUP: the only state that we have
+)
+
+// prepareReportPortGroups is REPORT TARGET PORT GROUPS (SPC-4 6.37). It reports one group with one
+// port, which is always active. All portals belong to that port: in RFC 7143 4.4.3 the portal group
+// is the target port.
+func prepareReportPortGroups(t *Task) error {
+	t.data = append(t.data[:0], 0, 0, 0, 0)
+	switch t.CDB[1] >> 5 {
+	case 0:
+	case formatExtended:
+		t.data = append(t.data, formatExtended<<4, 0, 0, 0) // implicit transitions take no time
+	default:
+		return invalidField(1, 7)
+	}
+	t.data = append(t.data, accessOptimized, supportsActive, 0, PortalGroup, 0, 0, 0, 1)
+	t.data = append(t.data, 0, 0, 0, relativePort)
+	binary.BigEndian.PutUint32(t.data, uint32(len(t.data)-4))
+	t.reply(binary.BigEndian.Uint32(t.CDB[6:]))
+	return nil
 }
