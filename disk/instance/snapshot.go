@@ -3,7 +3,6 @@ package instance
 import (
 	"context"
 	"path/filepath"
-	"slices"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
@@ -107,18 +106,11 @@ func (i *Instance) NoteClone(id, clone string, gone func(clone string) bool) err
 // CommittedBefore returns the IDs of the snapshots that a content of the disk was made from, by the
 // images that have their content.
 func (i *Instance) CommittedBefore(d disk.Disk) map[string]string {
-	all := map[string]string{}
 	history, ok := d.(disk.Historian)
-	if !ok {
-		return all
+	if !ok || i.tree == nil {
+		return map[string]string{}
 	}
-	since := history.Since()
-	for _, s := range i.Snapshots() {
-		if s.Image != "" && slices.Contains(since, s.Snapshot) {
-			all[s.Image] = s.ID
-		}
-	}
-	return all
+	return i.tree.Images(history.Since())
 }
 
 // Viewed returns the names of the snapshots that are open, the oldest first.

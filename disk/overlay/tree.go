@@ -386,6 +386,21 @@ func (t *Tree) Snapshots() []Snapshot {
 	return all
 }
 
+// Images returns the IDs of those snapshots among some that Committed was told of, by their images.
+// It is asked for each request for content, and does not find out what snapshots take, as Snapshots
+// does: for that it would go over all maps.
+func (t *Tree) Images(among []disk.Snapshot) map[string]string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := map[string]string{}
+	for _, s := range t.snaps {
+		if s.Image != "" && slices.Contains(among, disk.Snapshot{Name: s.Name, ID: s.ID}) {
+			all[s.Image] = s.ID
+		}
+	}
+	return all
+}
+
 func (t *Tree) usedLocked(n *node) int64 {
 	u, err := n.disk.Usage()
 	if err != nil {

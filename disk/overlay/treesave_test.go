@@ -141,6 +141,26 @@ func TestMergingALayerThatStorageHasLost(t *testing.T) {
 	}
 }
 
+// noUsage fails a test that asks what a layer takes.
+type noUsage struct{ t *testing.T }
+
+func (n noUsage) Usage() (disk.Usage, error) {
+	n.t.Error("somebody asks what the layer takes")
+	return disk.Usage{}, nil
+}
+
+// TestImagesOfSnapshots: a commit asks for each of its pieces which snapshots have images. To find
+// out what the snapshots take as well would go over all maps each time.
+func TestImagesOfSnapshots(t *testing.T) {
+	d := newSimTree(t, 1, Options{}, false)
+	require.NoError(t, TakeSnapshot(t.Context(), "a", d.tree))
+	d.tree.bottom.disk.accounts = noUsage{t}
+	among := d.disk.Since()
+	require.NoError(t, d.tree.Committed(among[0].ID, "an image"))
+	require.Equal(t, map[string]string{"an image": among[0].ID}, d.tree.Images(among))
+	require.Empty(t, d.tree.Images(nil))
+}
+
 // TestOverWhatIsClosed: a call ends with an error when what the layers lie over is closed. It does
 // not wait for layers that never come.
 func TestOverWhatIsClosed(t *testing.T) {
