@@ -210,12 +210,6 @@ func RenameNewNamed(from, to string) error {
 // fs.ErrExist.
 func RenameNew(from, to string) error {
 	err := osfile.Rename(from, to, unix.RENAME_NOREPLACE)
-	if errors.Is(err, unix.EINVAL) { // some file systems, such as NFS, cannot do both in one step
-		if _, err = os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
-			return osfile.Rename(from, to, 0)
-		}
-		err = errors.Join(err, unix.EEXIST)
-	}
 	if errors.Is(err, fs.ErrExist) {
 		return &takenError{to}
 	}

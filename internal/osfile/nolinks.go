@@ -157,14 +157,33 @@ func Names(path string) ([]string, error) {
 }
 
 // Rename renames a file within its directory. With the flag unix.RENAME_EXCHANGE the two files swap
-// their names.
+// their names, and with unix.RENAME_NOREPLACE it replaces nothing.
 func Rename(from, to string, flags uint) error {
 	return inDirOf("rename", to, func(dir int, name string) error {
-		if flags == 0 {
+		switch flags {
+		case 0:
 			return unix.Renameat(dir, filepath.Base(from), dir, name)
+		case unix.RENAME_NOREPLACE:
+			return renameNew(dir, filepath.Base(from), dir, name)
 		}
 		return unix.Renameat2(dir, filepath.Base(from), dir, name, flags)
 	})
+}
+
+// renameNew renames a file, and replaces nothing. Some file systems, such as NFS, cannot do both in
+// one step.
+func renameNew(old int, name string, dir int, to string) error {
+	err := unix.Renameat2(old, name, dir, to, unix.RENAME_NOREPLACE)
+	if err != unix.EINVAL {
+		return err
+	}
+	switch err = unix.Fstatat(dir, to, new(unix.Stat_t), unix.AT_SYMLINK_NOFOLLOW); err {
+	case nil:
+		return unix.EEXIST
+	case unix.ENOENT:
+		return unix.Renameat(old, name, dir, to)
+	}
+	return err
 }
 
 // Move gives a file or directory a name in another directory of the same file system. It replaces
@@ -176,7 +195,7 @@ func Move(from, to string) error {
 			return err
 		}
 		defer unix.Close(dir)
-		return unix.Renameat2(old, name, dir, filepath.Base(to), unix.RENAME_NOREPLACE)
+		return renameNew(old, name, dir, filepath.Base(to))
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -141,6 +142,37 @@ func TestReadCachedBesideClose(t *testing.T) {
 		require.NoError(t, f.Close())
 		require.ErrorIs(t, <-read, os.ErrClosed)
 	}
+}
+
+// withoutNoReplace tells the test binary that it is the process whose renameat2(2) fails.
+const withoutNoReplace = "KUBEVIRT_DISK_TEST_WITHOUT_NOREPLACE"
+
+// TestMove: a file is moved, and renamed, and never replaces another one; also on a file system
+// that cannot do both in one step, as NFS.
+func TestMove(t *testing.T) {
+	dir := testtool.Must(filepath.EvalSymlinks(t.TempDir()))(t)
+	from, to := filepath.Join(dir, "a"), filepath.Join(dir, "b", "a")
+	require.NoError(t, os.Mkdir(filepath.Dir(to), 0o700))
+	require.NoError(t, os.WriteFile(from, nil, 0o600))
+	require.NoError(t, Move(from, to))
+	require.NoError(t, os.WriteFile(from, nil, 0o600))
+	require.ErrorIs(t, Move(from, to), fs.ErrExist)
+	require.ErrorIs(t, Move(from+"none", to+"new"), fs.ErrNotExist)
+	require.NoError(t, Rename(from, from+"new", unix.RENAME_NOREPLACE))
+	require.NoError(t, os.WriteFile(from, nil, 0o600))
+	require.ErrorIs(t, Rename(from, from+"new", unix.RENAME_NOREPLACE), fs.ErrExist)
+	if os.Getenv(withoutNoReplace) != "" {
+		return
+	}
+	strace, err := exec.LookPath("strace")
+	testtool.Needs(t, "strace", err == nil)
+	testtool.Needs(t, "the right to trace a process",
+		exec.Command(strace, "-o", os.DevNull, "true").Run() == nil)
+	child := exec.Command(strace, "-f", "-o", os.DevNull, "-e", "trace=renameat2",
+		"-e", "inject=renameat2:error=EINVAL", os.Args[0], "-test.run=^TestMove$")
+	child.Env = append(os.Environ(), withoutNoReplace+"=yes")
+	out, err := child.CombinedOutput()
+	require.NoError(t, err, string(out))
 }
 
 // TestOpenDir checks that the fallback for systems without openat2 gives the same answers.
