@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
@@ -113,4 +114,21 @@ func TestDiskOfAnotherServer(t *testing.T) {
 			require.NoFileExists(t, disk)
 		})
 	}
+}
+
+// TestLockGoesLast: the lock of a disk is free before its file is removed, because NFS keeps a
+// directory for a file that is open.
+func TestLockGoesLast(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "vm1")
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, diskName+".unit-1"), 0o700))
+	for _, name := range []string{diskName, stateName, durable.PersistentLockName} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	unlocked := 0
+	require.NoError(t, clearAll(dir, func() {
+		unlocked++
+		require.Equal(t, []string{durable.PersistentLockName}, filetest.Names(t, dir))
+	}))
+	require.Equal(t, 1, unlocked)
+	require.NoDirExists(t, dir)
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -162,16 +163,30 @@ func (m *Manager) clear(r store.Record) error {
 	}
 	defer unlock()
 	if r.Place.Kind == store.PlaceUsageType {
-		return osfile.RemoveAll(dir)
-	}
-	err = clearDisk(dir)
-	if err == nil {
+		err = clearAll(dir, unlock)
+	} else if err = clearDisk(dir); err == nil {
 		err = osfile.Remove(filepath.Join(dir, markName))
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
+}
+
+// clearAll removes a directory. The lock file goes when it is closed: on NFS, an open file gets
+// another name when it is removed, and its directory cannot be removed.
+func clearAll(dir string, unlock func()) error {
+	names, err := osfile.Names(dir)
+	for _, name := range names {
+		if name != durable.PersistentLockName {
+			err = errors.Join(err, osfile.RemoveAll(filepath.Join(dir, name)))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	unlock()
+	return osfile.RemoveAll(dir)
 }
 
 // lockDisk locks a disk that is to be removed, so that no server serves it. A copy of the directory
@@ -181,7 +196,7 @@ func lockDisk(dir string, acquire func(path, what string) (*os.File, error)) (un
 	lock, err := acquire(filepath.Join(dir, durable.PersistentLockName), dir)
 	switch locked := new(durable.LockedError); {
 	case err == nil:
-		return func() { _ = durable.ReleaseLock(lock) }, nil // it may have been removed
+		return sync.OnceFunc(func() { _ = durable.ReleaseLock(lock) }), nil // it may be removed
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, errors.ErrUnsupported):
 		return func() {}, nil // who serves a disk has made it, and locked it
 	case errors.As(err, &locked):
