@@ -238,6 +238,31 @@ func TestNoPartsAndWrongPart(t *testing.T) {
 	require.NoError(t, check())
 }
 
+// TestPartsAndErrors: few errors of a registry are no reason to fetch everything, and not even many
+// are if it has sent a part.
+func TestPartsAndErrors(t *testing.T) {
+	m := newMemory(t)
+	content := noise(78, 16<<20)
+	pushed(t, m, "a.raw", content, PushOptions{})
+	var told warnings
+	opt := transport.Options{Insecure: []string{m.host}, Warn: told.add}
+	s := newStreaming(t, newClient(t, opt), t.TempDir(), t.TempDir())
+	img := s.disk(t, s.open(t, m.ref(t, "vm/a:1")), "a.raw")
+	left := 0
+	m.fault = func(w http.ResponseWriter, _ *http.Request) bool {
+		if left--; left < 0 {
+			return false
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return true
+	}
+	for at, n := range []int{2, 4} {
+		left = n
+		require.Equal(t, content[(at+1)<<22:][:4096], readAt(t, img, int64(at+1)<<22, 4096))
+	}
+	require.NotContains(t, strings.Join(told.all(), "\n"), toldOnce)
+}
+
 // TestNoPartsAndNoRoom: a blob that cannot be kept is read all the same: there is no directory, not
 // enough room for it, or other data takes the room meanwhile. The log says so once.
 func TestNoPartsAndNoRoom(t *testing.T) {

@@ -194,6 +194,7 @@ type endpoint struct {
 	web    *webFile // it is no repository, but a file at an address; nil: it is one
 	// failed is how many requests for parts have ended with an error of the server, in a row.
 	failed atomic.Int32
+	parts  sync.Map // the paths of which it has sent a part; path to true
 }
 
 // endpoints are where to ask for a repository, mirrors first.

@@ -13,14 +13,18 @@ import (
 // whole, and many answer with an error instead.
 
 // maxFailed is how often in a row a server may refuse a part for what may be another reason, such
-// as a signature that has expired. Then it is asked for the whole.
-const maxFailed = 2
+// as a signature that has expired, and maxErrors how often it may fail, as in an outage. Then it is
+// asked for the whole, unless it has sent a part of the same before.
+const (
+	maxFailed = 2
+	maxErrors = 4
+)
 
 // part sends a request for the part that begins at first. The answer may bring the whole.
 func (e *endpoint) part(ctx context.Context, scopes []string, r request, first int64) (
 	*http.Response, error) {
 	res, err := e.once(ctx, scopes, r)
-	if !e.refuses(res, err, first) {
+	if !e.refuses(res, err, r.path, first) {
 		return res, err
 	}
 	if res != nil {
@@ -38,27 +42,37 @@ func wholeRequest(r request) request {
 }
 
 // refuses reports whether an answer is not the part that begins at first, and the server may send
-// the whole.
-func (e *endpoint) refuses(res *http.Response, err error, first int64) bool {
+// the whole of what lies at path.
+func (e *endpoint) refuses(res *http.Response, err error, path string, first int64) bool {
 	var status *StatusError
 	switch {
 	case err == nil:
 		e.failed.Store(0)
+		if res.StatusCode != http.StatusPartialContent {
+			return false
+		}
 		begin, _, ok := contentRange(res.Header.Get("Content-Range"))
-		return res.StatusCode == http.StatusPartialContent && (!ok || begin != first)
+		if ok = ok && begin == first; ok {
+			e.parts.LoadOrStore(path, true)
+		}
+		return !ok
 	case !errors.As(err, &status):
 		return false
+	}
+	often := func(most int32) bool {
+		_, sent := e.parts.Load(path)
+		return !sent && e.failed.Add(1) >= most
 	}
 	switch s := status.Status; s {
 	case http.StatusUnauthorized, http.StatusNotFound, http.StatusGone,
 		http.StatusProxyAuthRequired, http.StatusRequestTimeout, http.StatusTooManyRequests:
 		return false
 	case http.StatusForbidden, http.StatusBadRequest:
-		return !status.passes() || e.failed.Add(1) >= maxFailed
+		return !status.passes() || often(maxFailed)
 	case http.StatusNotImplemented:
 		return true
 	default:
-		return s >= 400 && (s < 500 || e.failed.Add(1) >= maxFailed)
+		return s >= 400 && (s < 500 || often(maxErrors))
 	}
 }
 
