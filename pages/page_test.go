@@ -323,6 +323,20 @@ func TestStates(t *testing.T) {
 	require.Equal(t, "disk is full: no room (3 times, since 5 s)", note)
 }
 
+// TestKept: the page says where the data of a disk is, and whether it stays.
+func TestKept(t *testing.T) {
+	one := &status.LUN{CopyMode: "copy-on-write"}
+	s := snapshot{maps: func(uint16) *disk.Map { return nil }}
+	require.Contains(t, s.detail(one).Kept, "not for good")
+	s.status.WorkDir = "/work"
+	require.Equal(t, "in /work", s.detail(one).Kept)
+	s.status.UsageTypes = []status.UsageType{{Name: "slow", Directory: "/rust"},
+		{Name: "fast", Directory: "/ssd"}}
+	require.Equal(t, "in /ssd",
+		s.detail(&status.LUN{CopyMode: "clone", UsageType: "fast"}).Kept)
+	require.Equal(t, "in the image file", s.detail(&status.LUN{CopyMode: "none"}).Kept)
+}
+
 // TestTroubleComesFirst: the title and the headline say what is wrong, and the LUNs in trouble come
 // before all others, each in a line of its own among many. Refused logins come before the list.
 func TestTroubleComesFirst(t *testing.T) {

@@ -304,6 +304,12 @@ func (s *snapshot) detail(l *status.LUN) *detail {
 		d.Kept = "on a volume"
 	case l.CopyMode == "none":
 		d.Kept = "in the image file"
+	case l.UsageType != "":
+		for _, u := range s.status.UsageTypes {
+			if u.Name == l.UsageType {
+				d.Kept = "in " + plain(u.Directory)
+			}
+		}
 	case s.status.WorkDir != "":
 		d.Kept = "in " + plain(s.status.WorkDir)
 	default:
