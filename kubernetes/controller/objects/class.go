@@ -58,13 +58,14 @@ func Class(ctx context.Context, c client.Reader, name *string) (*storagev1.Stora
 	if err := c.List(ctx, &all); err != nil {
 		return nil, err
 	}
-	// Of several default classes, Kubernetes takes the newest.
+	// Of several default classes, Kubernetes takes the newest, and of those the first by its name.
 	var found *storagev1.StorageClass
 	for i := range all.Items {
 		one := &all.Items[i]
 		notes := one.Annotations
 		if (notes[annotationDefault] == "true" || notes[annotationDefaultBeta] == "true") &&
-			(found == nil || found.CreationTimestamp.Before(&one.CreationTimestamp)) {
+			(found == nil || cmp.Or(found.CreationTimestamp.Compare(one.CreationTimestamp.Time),
+				cmp.Compare(one.Name, found.Name)) < 0) {
 			found = one
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,6 +43,33 @@ func TestFindsNoImpossibleName(t *testing.T) {
 		node, err := Find[corev1.Node](t.Context(), c, "node", client.ObjectKey{Name: name})
 		require.NoError(t, err, name)
 		require.Nil(t, node)
+	}
+}
+
+// classes is a reader of these storage classes.
+type classes struct {
+	client.Reader
+	all []storagev1.StorageClass
+}
+
+func (c classes) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	list.(*storagev1.StorageClassList).Items = c.all
+	return nil
+}
+
+// TestDefaultClass: of several default classes it is that which Kubernetes takes, in whatever order
+// a cache has them.
+func TestDefaultClass(t *testing.T) {
+	of := func(name string, age time.Duration) storagev1.StorageClass {
+		return storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name,
+			CreationTimestamp: metav1.NewTime(time.Unix(1e9, 0).Add(-age)),
+			Annotations:       map[string]string{annotationDefault: "true"}}}
+	}
+	all := []storagev1.StorageClass{of("c", 0), of("b", 0), of("a", time.Second)}
+	for range all {
+		all = append(all[1:], all[0])
+		c := testtool.Must(Class(t.Context(), classes{all: all}, nil))(t)
+		require.Equal(t, "b", c.Name)
 	}
 }
 
