@@ -304,12 +304,7 @@ func (c *conn) getInflight(m *message) ([]byte, int, error) {
 	if err != nil {
 		return nil, -1, err
 	}
-	region, err := openInflight(fd, size, 0, queues, num)
-	if err != nil {
-		closeFD(fd)
-		return nil, -1, err
-	}
-	region.close() // the client keeps it, and sends it by SET_INFLIGHT_FD
+	// The client keeps it, and sends it by SET_INFLIGHT_FD.
 	reply := binary.LittleEndian.AppendUint64(nil, size)
 	reply = binary.LittleEndian.AppendUint64(reply, 0)
 	reply = binary.LittleEndian.AppendUint16(reply, queues)

@@ -404,7 +404,7 @@ func (q *queue) waiting() bool {
 	return q.ring.waiting()
 }
 
-// await asks the driver for a kick. It returns false if there is something to do already.
+// enableKicks asks the driver for a kick. It returns false if there is something to do already.
 func (q *queue) enableKicks() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
