@@ -271,7 +271,10 @@ func TestManyLUNs(t *testing.T) {
 // resumed upload had its first part for nothing.
 func TestUploads(t *testing.T) {
 	f := newFake()
-	s := &snapshot{now: f.status.Volumes.Uploads[0].StartedAt.Add(time.Hour), status: f.status}
+	begun := f.status.Volumes.Uploads[0].StartedAt
+	f.status.Volumes.Uploads = append(f.status.Volumes.Uploads, status.Upload{Volume: "slow",
+		ReceivedBytes: 1, TotalBytes: 4 << 40, StartedAt: begun})
+	s := &snapshot{now: begun.Add(time.Hour), status: f.status}
 	var v view
 	s.uploads(&v)
 	require.Equal(t, []job{
@@ -279,6 +282,8 @@ func TestUploads(t *testing.T) {
 			Left: "1 h 0 min left"},
 		{ID: "upunknown-length", What: "unknown-length", Done: "5 MiB", Percent: none,
 			Left: none},
+		{ID: "upslow", What: "slow", Done: "1 B of 4 TiB", Percent: "1 %",
+			Left: "11574 days left"},
 	}, v.Uploads)
 
 	f.status.Volumes.Uploads = make([]status.Upload, 1000)
@@ -391,6 +396,7 @@ func TestTexts(t *testing.T) {
 	require.Equal(t, "99 %", percentText(9999, 10000), "nearly all is not all")
 	require.Equal(t, "100 %", percentText(10, 10))
 	require.Equal(t, "0 %", percentText(0, 0))
+	require.Equal(t, "75 %", percentText(3<<60, 4<<60))
 	require.Equal(t, "iqn.a\ufffdb\ufffd", plain("iqn.a\u202eb\x00"))
 	require.Equal(t, "a, b", plains([]string{"a", "b"}))
 	require.Equal(t, "a, b, c, d, e, 2 more", plains([]string{"a", "b", "c", "d", "e", "f", "g"}))

@@ -72,7 +72,8 @@ func percentText(part, whole int64) string {
 	case part >= whole:
 		return "100 %"
 	}
-	return fmt.Sprintf("%d %%", min(99, max(1, part*100/whole)))
+	percent := int64(float64(part) * 100 / float64(whole)) // an int64 may be too small for it
+	return fmt.Sprintf("%d %%", min(99, max(1, percent)))
 }
 
 // plain makes a name that somebody else chose harmless for the eye, too: without characters that

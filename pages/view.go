@@ -180,8 +180,8 @@ func (s *snapshot) uploads(v *view) {
 		}
 		came, took := u.ReceivedBytes-u.StartedBytes, s.now.Sub(u.StartedAt)
 		if came > 0 && took > 0 && u.TotalBytes > u.ReceivedBytes {
-			rest := float64(u.TotalBytes-u.ReceivedBytes) / float64(came)
-			j.Left = durationText(time.Duration(rest*float64(took))) + " left"
+			rest := float64(u.TotalBytes-u.ReceivedBytes) / float64(came) * float64(took)
+			j.Left = durationText(time.Duration(min(rest, 1e18))) + " left"
 		}
 		v.Uploads = append(v.Uploads, j)
 	}
