@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -135,28 +134,9 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, class *string,
 			AccessModes:      []corev1.PersistentVolumeAccessMode{mode},
 			StorageClassName: class,
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
-				corev1.ResourceStorage: r.claimSize(id)}},
+				corev1.ResourceStorage: r.SizeOfClaim(&id.Spec.DiskSpec)}},
 		},
 	}
-}
-
-// Room in a claim besides the disk: a sixteenth of the disk for the file system, and up to 64 MiB
-// each for the map of the overlay and the state of the disk.
-const (
-	fileSystemShare = 16
-	roomForState    = 128 << 20
-	mebibyte        = 1 << 20
-)
-
-// claimSize is the smallest size of the claim: the disk and the room besides it, in whole MiB.
-func (r *Reconciler) claimSize(id *v1alpha1.VMIdentity) resource.Quantity {
-	if id.Spec.Size == nil {
-		return r.Options.ClaimSize.DeepCopy()
-	}
-	size := id.Spec.Size.Value()
-	size += size/fileSystemShare + roomForState
-	size = (size + mebibyte - 1) / mebibyte * mebibyte
-	return *resource.NewQuantity(size, resource.BinarySI)
 }
 
 // adopt makes a claim that a backup has restored the identity's own, if the claim says that its

@@ -17,7 +17,7 @@ func (r *Reconciler) grow(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (*verdict, error) {
 	ready := &verdict{ready: true, reason: v1alpha1.ReasonReady,
 		message: "a pod can use the disk"}
-	want := r.claimSize(id)
+	want := r.SizeOfClaim(&id.Spec.DiskSpec)
 	has := claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	if id.Spec.Size == nil || has.Cmp(want) >= 0 {
 		return resizing(ready, claim), nil

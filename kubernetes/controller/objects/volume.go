@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -27,6 +28,26 @@ func Claim(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, error) {
 	return Find[corev1.PersistentVolumeClaim](ctx, from, "claim", client.ObjectKey{
 		Namespace: id.Namespace, Name: v1alpha1.ClaimName(id.Name)})
+}
+
+// Room in a claim besides the disk: a sixteenth of the disk for the file system, and up to 64 MiB
+// each for the map of the overlay and the state of the disk.
+const (
+	fileSystemShare = 16
+	roomForState    = 128 << 20
+	mebibyte        = 1 << 20
+)
+
+// SizeOfClaim is the smallest size of a claim for a disk: the disk and the room besides it, in
+// whole MiB.
+func (k Kit) SizeOfClaim(disk *v1alpha1.DiskSpec) resource.Quantity {
+	if disk.Size == nil {
+		return k.Options.ClaimSize.DeepCopy()
+	}
+	size := disk.Size.Value()
+	size += size/fileSystemShare + roomForState
+	size = (size + mebibyte - 1) / mebibyte * mebibyte
+	return *resource.NewQuantity(size, resource.BinarySI)
 }
 
 // DeleteClaim deletes a claim whose disk may go. Kubernetes keeps it while a pod has it.

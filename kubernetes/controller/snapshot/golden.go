@@ -60,9 +60,6 @@ func newJob(id *v1alpha1.VMIdentity, name string, o objects.Options) *batchv1.Jo
 
 func newClaim(id *v1alpha1.VMIdentity, job *batchv1.Job, class *string,
 	size resource.Quantity) *corev1.PersistentVolumeClaim {
-	if id.Spec.Size != nil && id.Spec.Size.Cmp(size) > 0 {
-		size = *id.Spec.Size
-	}
 	return &corev1.PersistentVolumeClaim{ObjectMeta: metaOf(id, job.Name, ofJob(job)),
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},

@@ -151,7 +151,11 @@ func (w *work) step(ctx context.Context) (c *metav1.Condition, requeueAfter time
 	case objects.Ended(job).Type == batchv1.JobFailed:
 		return w.retry(ctx, job, objects.Ended(job))
 	case objects.Ended(job).Type != batchv1.JobComplete && claim.ResourceVersion == "":
-		c, err := w.create(ctx, newClaim(w.id, job, w.class, w.Options.ClaimSize))
+		size := w.SizeOfClaim(&w.id.Spec.DiskSpec)
+		if size.Cmp(w.Options.ClaimSize) < 0 {
+			size = w.Options.ClaimSize
+		}
+		c, err := w.create(ctx, newClaim(w.id, job, w.class, size))
 		return c, 0, err
 	case objects.Ended(job).Type != batchv1.JobComplete:
 		return w.filling(job), 0, nil

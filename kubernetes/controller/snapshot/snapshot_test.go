@@ -207,6 +207,18 @@ func TestJob(t *testing.T) {
 	require.True(t, metav1.IsControlledBy(&claim, &job))
 }
 
+// TestRoomForTheImage: an image that is full fits into the claim, whose file system needs room, too.
+func TestRoomForTheImage(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), "vm")
+	id := w.identity("vm")
+	id.Spec.Size = new(resource.MustParse("32Gi"))
+	require.NoError(t, w.Update(t.Context(), id))
+	w.converge("vm")
+	var claim corev1.PersistentVolumeClaim
+	require.True(t, w.there(&claim))
+	require.Equal(t, "34944Mi", claim.Spec.Resources.Requests.Storage().String())
+}
+
 func TestNameIsThatOfTheContent(t *testing.T) {
 	other := "mirror.example.com/f" + image[len("registry.example.com/fedora"):]
 	require.Equal(t, source.Golden(image, nil), source.Golden(other, nil))
