@@ -90,14 +90,16 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 	case faultRead, faultWrite:
 		var medium *disk.MediumError
 		_ = errors.As(err, &medium)
-		s := &senseError{key: MediumError, code: ascUnrecoveredRead, hasInfo: true,
-			info: uint64(max(medium.Off, 0)) >> t.unit.shift}
+		s := &senseError{key: MediumError, code: ascUnrecoveredRead,
+			hasInfo: t.cmd.flags&writesMedium == 0,
+			info:    uint64(max(medium.Off, 0)) >> t.unit.shift}
 		if cause == faultWrite {
 			s.code = ascWriteError
 		}
 		// Linux assumes that all blocks before the named one are written (sd_completed_bytes).
-		// Storage may have failed while reading around the write, before anything was stored. So
-		// name the first block that was not stored, not the one where storage failed.
+		// Storage may have failed while reading around the write, before anything was stored. So a
+		// command that writes names the first block that was not stored, if it knows that, and not
+		// the one where storage failed.
 		if write, ok := errors.AsType[*writeError](err); ok {
 			s.hasInfo, s.info = !write.durably, uint64(write.stored)>>t.unit.shift
 		}
