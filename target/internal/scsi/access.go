@@ -77,7 +77,8 @@ func (d *Device) Protected(served *serving.Disk) {
 }
 
 // errReserved keeps clients of other protocols out.
-var errReserved = errors.New("an iSCSI initiator has reserved the disk")
+var errReserved = errors.New("an iSCSI initiator has reserved the disk: have it release the disk, " +
+	"or clear the reservation over iSCSI, by sg_persist --clear")
 
 // Bars implements serving.Front. A client of another protocol cannot register, so a reservation
 // keeps it out like an initiator that is not registered (SPC-4 5.13.1). Nor may it write what the
@@ -92,8 +93,8 @@ func (d *Device) Bars(served *serving.Disk, write bool) error {
 		right == duringWriteExclusive && write {
 		return errReserved
 	}
-	if write && u.settleAtomic() != nil {
-		return errAtomicKept
+	if write {
+		return u.settleAtomic()
 	}
 	return nil
 }
