@@ -69,14 +69,18 @@ build() { # build ARCH: prints the id of the image
 		--file "$containerfile" "$work"
 }
 
-# In the docker format, buildah writes the random name of its build container into the image. This
-# removes it, leaves the image in a directory, and prints the id of the changed image.
+# In the docker format, buildah 1.39 writes the random name of its build container into the image,
+# and 1.43 does not. This removes it, leaves the image in a directory, and prints its id.
 normalise() { # normalise ARCH ID DIRECTORY
 	local id=$2 dir=$3 size digest
 	buildah push --quiet "$id" "dir:$dir"
 	sed -E 's/"container":"[0-9a-f]*",//; s/"Hostname":"[0-9a-f]*"/"Hostname":""/g' "$dir/$id" >"$dir/config"
 	size=$(stat -c %s "$dir/config")
 	digest=$(sha256sum <"$dir/config" | cut -d ' ' -f 1)
+	if [ "$digest" = "$id" ]; then
+		echo "$id"
+		return
+	fi
 	mv "$dir/config" "$dir/$digest"
 	sed -i -E "s/\"size\":[0-9]+,\"digest\":\"sha256:$id\"/\"size\":$size,\"digest\":\"sha256:$digest\"/" "$dir/manifest.json"
 	buildah pull --quiet --platform "linux/$1" "dir:$dir"
