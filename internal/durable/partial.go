@@ -95,8 +95,10 @@ func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 	for tries := 0; tries < 16; tries++ {
 		f, err := osfile.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
 		created := err == nil
-		if errors.Is(err, fs.ErrExist) {
-			f, err = osfile.OpenFile(name, os.O_RDONLY, 0)
+		if errors.Is(err, fs.ErrExist) { // NFS locks only what can be written
+			if f, err = osfile.OpenFile(name, os.O_RDWR, 0); err != nil {
+				f, err = osfile.OpenFile(name, os.O_RDONLY, 0)
+			}
 		}
 		if errors.Is(err, unix.ELOOP) && osfile.Remove(name) == nil {
 			continue // it was a link, which nobody is writing
