@@ -77,8 +77,8 @@ func (d *Device) Protected(served *serving.Disk) {
 }
 
 // errReserved keeps clients of other protocols out.
-var errReserved = errors.New("an iSCSI initiator has reserved the disk: have it release the disk, " +
-	"or clear the reservation over iSCSI, by sg_persist --clear")
+var errReserved = errors.New("an iSCSI initiator has reserved the disk: have it release " +
+	"the disk, or clear the reservation over iSCSI, by sg_persist --clear")
 
 // Bars implements serving.Front. A client of another protocol cannot register, so a reservation
 // keeps it out like an initiator that is not registered (SPC-4 5.13.1). Nor may it write what the

@@ -225,7 +225,7 @@ func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
 				"nothing is written that would be undone")
 		}
 		of := b.d.nth(0).served // by NBD or vhost-user
-		require.ErrorContains(t, b.d.Bars(of, true), "it stays", "with the cause")
+		require.ErrorContains(t, b.d.Bars(of, true), "replaced: ")
 		require.NoError(t, b.d.Bars(of, false))
 		store.unsure, store.clings = false, false
 		require.NoError(t, b.d.Bars(of, true))
