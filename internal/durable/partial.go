@@ -53,7 +53,7 @@ func CreateNew(path string, mode fs.FileMode) (*Partial, error) {
 // former content under the name, or the new one. may says why the file that has the name now must
 // not be replaced; nil: any may be.
 func CreateNamed(path string, mode fs.FileMode, may func(former *os.File) error) (*Partial, error) {
-	former, err := osfile.OpenFile(path, os.O_RDONLY, 0)
+	former, err := openToLock(path)
 	switch {
 	case err == nil:
 		if err = HoldReplaced(former, path); err == nil && may != nil {
@@ -95,10 +95,8 @@ func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 	for tries := 0; tries < 16; tries++ {
 		f, err := osfile.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
 		created := err == nil
-		if errors.Is(err, fs.ErrExist) { // NFS locks only what can be written
-			if f, err = osfile.OpenFile(name, os.O_RDWR, 0); err != nil {
-				f, err = osfile.OpenFile(name, os.O_RDONLY, 0)
-			}
+		if errors.Is(err, fs.ErrExist) {
+			f, err = openToLock(name)
 		}
 		if errors.Is(err, unix.ELOOP) && osfile.Remove(name) == nil {
 			continue // it was a link, which nobody is writing
@@ -130,6 +128,15 @@ func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 		return nil, gone
 	}
 	return nil, &LockedError{Path: name, Holder: "another process"}
+}
+
+// openToLock opens a file that is there, for writing if it can be: NFS gives an exclusive lock of
+// nothing else.
+func openToLock(path string) (*os.File, error) {
+	if f, err := osfile.OpenFile(path, os.O_RDWR, 0); err == nil {
+		return f, nil
+	}
+	return osfile.OpenFile(path, os.O_RDONLY, 0)
 }
 
 // claimPartial locks a partial file and reports whether it still has its name.

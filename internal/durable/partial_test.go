@@ -38,19 +38,25 @@ func TestCreateFollowsNoLink(t *testing.T) {
 	require.Len(t, testtool.Must(os.ReadDir(dir))(t), 1, "without a spare, none is made")
 }
 
-// TestLeftPartialFileIsLocked: what a killed process has left is opened for writing. NFS gives an
-// exclusive lock of nothing else, and without the lock nobody could write the file any more.
-func TestLeftPartialFileIsLocked(t *testing.T) {
+// TestLockedForWriting: what a killed process has left, and what is to be replaced, is opened for
+// writing. NFS gives an exclusive lock of nothing else: the first could never be written again, and
+// the other would be replaced although somebody uses it.
+func TestLockedForWriting(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	require.NoError(t, os.WriteFile(path+PartialSuffix, []byte("half"), 0o600))
-	events := testtool.Must(unix.InotifyInit1(unix.IN_CLOEXEC))(t)
-	defer unix.Close(events)
-	_ = testtool.Must(unix.InotifyAddWatch(events, path+PartialSuffix,
-		unix.IN_CLOSE_WRITE|unix.IN_CLOSE_NOWRITE))(t)
-	require.NoError(t, Replace(path, []byte("new"), "", nil))
-	text := make([]byte, unix.SizeofInotifyEvent)
-	_ = testtool.Must(unix.Read(events, text))(t)
-	require.EqualValues(t, unix.IN_CLOSE_WRITE, binary.NativeEndian.Uint32(text[4:]))
+	for name, write := range map[string]func() (*Partial, error){
+		path + PartialSuffix: func() (*Partial, error) { return Create(path, 0o600) },
+		path:                 func() (*Partial, error) { return CreateNamed(path, 0o600, nil) },
+	} {
+		require.NoError(t, os.WriteFile(name, []byte("former"), 0o600))
+		events := testtool.Must(unix.InotifyInit1(unix.IN_CLOEXEC))(t)
+		defer unix.Close(events)
+		_ = testtool.Must(unix.InotifyAddWatch(events, name,
+			unix.IN_CLOSE_WRITE|unix.IN_CLOSE_NOWRITE))(t)
+		require.NoError(t, testtool.Must(write())(t).Finish(nil))
+		text := make([]byte, unix.SizeofInotifyEvent)
+		_ = testtool.Must(unix.Read(events, text))(t)
+		require.EqualValues(t, unix.IN_CLOSE_WRITE, binary.NativeEndian.Uint32(text[4:]), name)
+	}
 }
 
 // TestWrite: a file gets its name when all of it is there, has the mode that was asked for, and
