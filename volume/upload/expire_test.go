@@ -1,14 +1,18 @@
 package upload
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest/packtest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestExpire: an upload that nobody continues is given up. Others are not, whether they wait in
@@ -54,4 +58,20 @@ func (s *server) age(t *testing.T, name string) {
 	if one := s.handler.slots.all[name]; one != nil && one.paused != nil {
 		one.paused.base.Touched = one.paused.base.Touched.Add(-maxAge)
 	}
+}
+
+// TestUnpackingEndsWithTheVolume: some KiB are 4 GiB of zeros. Nobody waits for these when the
+// volume is deleted or the server stops.
+func TestUnpackingEndsWithTheVolume(t *testing.T) {
+	testtool.Need(t, "bzip2")
+	s := newServer(t)
+	v := s.volumes.add(t, "vm", 8<<30)
+	zeros := packtest.Tool(t, make([]byte, 64<<20), "bzip2")
+	got := make(chan answer, 1)
+	go func() { got <- s.put(t, "vm", bytes.Repeat(zeros, 64)) }()
+	require.Eventually(t, func() bool { return slices.Contains(s.files(t, "vm"), dataName) },
+		time.Minute, time.Millisecond)
+	v.cancel()
+	require.Contains(t, (<-got).text, "interrupted")
+	s.requireEmpty(t, "vm")
 }

@@ -36,6 +36,8 @@ func startUnpacking(s *session) *unpacking {
 			if _, err := packed.ReadByte(); err == nil {
 				u.err = refuse("continues after the end of its compressed data; fetch it again")
 			}
+		} else if ctx.Err() != nil {
+			u.err = errCut
 		}
 		_ = from.CloseWithError(u.err) // ends what gives more
 	}()
@@ -87,11 +89,18 @@ func (u *unpacking) run(ctx context.Context, packed io.Reader) error {
 	}
 }
 
+// whileWanted ends the goroutine if the upload must end before the returned function is called: a
+// few packed bytes may be terabytes of zeros.
+func (u *unpacking) whileWanted() (stop func() bool) {
+	return context.AfterFunc(u.s.volume.Context(), u.cancel)
+}
+
 // give passes a piece on. It returns when the piece before has been unpacked.
 func (u *unpacking) give(p []byte) error {
 	if len(p) == 0 {
 		return nil
 	}
+	defer u.whileWanted()()
 	_, err := u.in.Write(p)
 	return err
 }
@@ -99,6 +108,7 @@ func (u *unpacking) give(p []byte) error {
 // settle waits until everything that was given is unpacked and the goroutine wants more: it uses
 // nothing of the session then.
 func (u *unpacking) settle() error {
+	defer u.whileWanted()()
 	_, err := u.in.Write(nil) // returns when somebody reads
 	return err
 }
@@ -115,6 +125,7 @@ func (f feed) Read(p []byte) (n int, err error) {
 
 // finish ends the data. It waits until all of it is unpacked and stored.
 func (u *unpacking) finish() error {
+	defer u.whileWanted()()
 	_ = u.in.Close() // never fails
 	<-u.done
 	u.cancel()
