@@ -75,7 +75,7 @@ func outPersist(t *Task, _ int64, p []byte) error {
 	if err != nil {
 		return err
 	}
-	removed, err := t.dev.changeReservations(t.unit,
+	removed, err := t.dev.changeReservations(t,
 		func(s *persistentState) (*persistentEdit, error) {
 			// The command may have been aborted or the unit handed over while it waited for
 			// another.

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 )
 
 // memStore is a Store of reservations that outlives a device, as a file does.
@@ -182,6 +183,26 @@ func TestStoreStalls(t *testing.T) {
 	require.ElementsMatch(t, []string{"GOOD", conflict}, []string{<-ended, <-ended},
 		"RESERVE(6) comes after the registration")
 	require.Equal(t, "1: 2", b.keys())
+}
+
+// TestAbortWhileTheStoreStalls: a command that was aborted while the store hung changes nothing
+// later. Another initiator may have been told that there is no such registration.
+func TestAbortWhileTheStoreStalls(t *testing.T) {
+	m := &slowStore{entered: make(chan struct{}), release: make(chan struct{})}
+	b := newBench(t, func(l *LUN) { l.Store = m })
+	request, list := persistOut(saRegister, 0, 0, 2, bitAPTPL)
+	task := b.prepared(b.nexus, request, list)
+	ended := make(chan error, 1)
+	go func() { ended <- task.Out(0, list); close(m.entered) }()
+	<-m.entered
+	task.Abort()
+	m.release <- struct{}{}
+	for range m.entered {
+		m.release <- struct{}{}
+	}
+	require.ErrorIs(t, <-ended, serving.ErrAborted)
+	require.Equal(t, "0:", b.keys())
+	require.Empty(t, m.content, "nor after a restart")
 }
 
 // testState is a state with everything in it.

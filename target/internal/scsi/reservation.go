@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -29,8 +30,9 @@ type reservations struct {
 // changeReservations publishes the state that change returns. It stores the state first if it must
 // survive a loss of power. It returns the ports whose registrations were preempted. After an error
 // nothing has changed.
-func (d *Device) changeReservations(u *unit,
+func (d *Device) changeReservations(t *Task,
 	change func(*persistentState) (*persistentEdit, error)) ([]InitiatorPort, error) {
+	u := t.unit
 	r := &u.persistent
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -44,6 +46,10 @@ func (d *Device) changeReservations(u *unit,
 	}
 	if err := r.save(u.Number, &e.persistentState); err != nil {
 		return nil, err
+	}
+	if err := t.stillWanted(); err != nil { // initiators may have gone on while storage hung
+		r.unsaved = true
+		return nil, errors.Join(err, r.save(u.Number, r.state.Load()))
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
