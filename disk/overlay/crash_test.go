@@ -53,9 +53,11 @@ func newSimDisk(t *testing.T, seed uint64, opt Options) *simDisk {
 	blockMap := make([]byte, mapHeaderSize+mapPageSize)
 	header := simHeader()
 	copy(blockMap, header.encode(nil))
-	holes := newBlockMap(header.blocks)
-	require.NoError(t, testtool.Err(markHoles(t.Context(), image, holes, true)))
-	holes.copyPage(0, blockMap[mapHeaderSize:])
+	if random.IntN(2) == 0 { // else the image stores its zeros
+		holes := newBlockMap(header.blocks)
+		require.NoError(t, testtool.Err(markHoles(t.Context(), image, holes, true)))
+		holes.copyPage(0, blockMap[mapHeaderSize:])
+	}
 	d := &simDisk{t: t, image: image,
 		file:    filetest.NewSimFile(m, make([]byte, simSize)),
 		durable: filetest.NewSimFile(m, blockMap), opt: opt, expected: bytes.Clone(content)}
@@ -68,9 +70,13 @@ func newSimDisk(t *testing.T, seed uint64, opt Options) *simDisk {
 func (d *simDisk) open(m *filetest.Machine, live *filetest.SimFile) {
 	blocks, store := simMap(d.t, m, d.durable, live, simHeader())
 	d.live = store.live.(mapFile).SimFile
-	stored := testtool.Must(markHoles(d.t.Context(), d.image, blocks, false))(d.t)
+	img := Image(d.image)
+	if m.Random.IntN(2) == 0 { // as after a copy of the image
+		img = storedZeros{d.image}
+	}
+	stored := testtool.Must(markHoles(d.t.Context(), img, blocks, false))(d.t)
 	d.m, d.allowed = m, map[int64][][]byte{}
-	d.over = newDisk(d.file, d.image, blocks, store, stored, d.opt)
+	d.over = newDisk(d.file, img, blocks, store, stored, d.opt)
 	d.hydrate = newHydration(d.over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 	d.hydrate.chunk, d.hydrate.retry = 3*minGranule, 0
 }
