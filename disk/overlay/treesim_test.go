@@ -140,6 +140,7 @@ func (d *simTree) load() {
 			largest = max(largest, d.files[l.ID].file.Size())
 		}
 		maps.DeleteFunc(d.files, func(id string, _ *simLayer) bool { return !needed[id] })
+		require.NoError(d.t, d.file.Grow(largest)) // as each start does
 		if record.Top != "" {
 			require.NoError(d.t, d.files[record.Top].file.Grow(largest))
 		}
