@@ -129,6 +129,7 @@ func TestClientAndServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "made", "control.sock")
 	luns := &fakeTarget{fakeLUNs: newFakeLUNs(), sessions: []status.Session{
 		{TSIH: 1, Initiator: second}, {TSIH: 2, Initiator: "iqn.x"},
+		{Initiator: "cert:vm"}, {Initiator: "cert:VM"},
 	}}
 	s := New(nil, zap.NewNop())
 	s.Begin(luns, luns, luns)
@@ -146,6 +147,9 @@ func TestClientAndServer(t *testing.T) {
 	ended, err := c.Kick(t.Context(), status.Kick{Initiator: strings.ToUpper(second)})
 	require.NoError(t, err)
 	require.Equal(t, luns.sessions[:1], ended)
+	ended, err = c.Kick(t.Context(), status.Kick{Initiator: "cert:vm"})
+	require.NoError(t, err)
+	require.Equal(t, luns.sessions[2:3], ended, "another certificate's")
 	for _, req := range []status.Kick{{Session: 3}, {}, {Session: 1, Initiator: second}} {
 		require.ErrorAs(t, testtool.Err(c.Kick(t.Context(), req)), &refused, "%v", req)
 	}

@@ -3,10 +3,10 @@ package control
 import (
 	"fmt"
 	"net/http"
-	"strings"
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 )
 
@@ -35,9 +35,12 @@ func (c *sessionControl) kick(w http.ResponseWriter, r *http.Request, user uint3
 		answer(w, http.StatusBadRequest, status.Refusal{Error: "name an initiator or a session"})
 		return
 	}
+	name := serving.NormalName(req.Initiator)
 	ended := c.target.EndSessions(func(s status.Session) bool {
-		return req.Session != 0 && s.TSIH == req.Session ||
-			strings.EqualFold(s.Initiator, req.Initiator)
+		if name == "" {
+			return s.TSIH == req.Session
+		}
+		return serving.NormalName(s.Initiator) == name
 	})
 	if len(ended) == 0 {
 		answer(w, http.StatusConflict, status.Refusal{Error: unknown(req)})
