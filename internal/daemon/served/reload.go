@@ -17,9 +17,6 @@ func (d *Disks) Reload(next options.Settings) (done, later []string, err error) 
 		return nil, nil, err
 	}
 	for i, s := range d.initial {
-		if !s.Serving() {
-			continue // it was removed
-		}
 		now, restart := d.change(s, wanted[i])
 		done, later = append(done, now...), append(later, restart...)
 	}
@@ -29,6 +26,13 @@ func (d *Disks) Reload(next options.Settings) (done, later []string, err error) 
 // change applies the settings of a disk that can change while it is served, each by itself, and
 // names what did and did not change.
 func (d *Disks) change(s *Disk, next options.DiskSettings) (done, later []string) {
+	free := s.turn.TryLock() // a revert may wait for storage, and nobody waits for it here
+	if free {
+		defer s.turn.Unlock()
+		if !s.Serving() {
+			return nil, nil // it was removed
+		}
+	}
 	have, now := s.look(), s.DiskSettings
 	now.AccessMode, now.ReadOnly = have.access, have.readOnly
 	keys := d.opt.Differences(now, next)
@@ -45,6 +49,10 @@ func (d *Disks) change(s *Disk, next options.DiskSettings) (done, later []string
 			to.ReadOnly = next.ReadOnly
 		default:
 			later = append(later, name)
+			continue
+		}
+		if !free {
+			later = append(later, name+" (the disk is being reverted: send SIGHUP again)")
 			continue
 		}
 		if err := d.inUse.SetAccess(s.LUN, to.AccessMode, to.ReadOnly); err != nil {

@@ -122,6 +122,32 @@ func TestRevertsAtOnce(t *testing.T) {
 	require.NotNil(t, d.inUse.At(1))
 }
 
+// TestReloadDuringARevert: new settings of a disk that is being reverted are not lost in silence,
+// and the reload does not wait for it.
+func TestReloadDuringARevert(t *testing.T) {
+	d := serveKept(t, 1)
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+	used := d.inUse.At(1)
+	require.True(t, used.Begin()) // a request whose client has gone
+	end := sync.OnceFunc(used.End)
+	defer end()
+	reverted := testtool.Go(func() error {
+		return d.snapshot(t, "1.raw", status.SnapshotRevert)
+	})
+	testtool.Eventually(t, func() bool { return d.inUse.At(1) == nil })
+	next := d.opt.Settings
+	next.Disk.ReadOnly = true
+	done, later := testtool.Must2(d.Reload(next))(t)
+	require.Empty(t, done)
+	require.Len(t, later, 1)
+	require.Contains(t, later[0], "1.raw: read-only (the disk is being reverted")
+	end()
+	require.NoError(t, <-reverted)
+	done, later = testtool.Must2(d.Reload(next))(t)
+	require.Equal(t, []string{"1.raw: read-only"}, done)
+	require.Empty(t, later)
+}
+
 // TestRevertForgetsAnAtomicWrite: what an atomic write has replaced, and a disk that failed still
 // keeps, is not put back over the content of a snapshot.
 func TestRevertForgetsAnAtomicWrite(t *testing.T) {
