@@ -125,8 +125,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		if d.State != "" {
 			gauge(descState, 1, lun, string(d.State))
 		}
+		troubles := map[string]int64{} // several may be of one kind
 		for _, t := range d.Troubles {
-			gauge(descTrouble, float64(max(t.Count, 1)), lun, t.Kind)
+			troubles[t.Kind] += max(t.Count, 1)
+		}
+		for kind, n := range troubles {
+			gauge(descTrouble, float64(n), lun, kind)
 		}
 		gauge(descWaits, truth(d.State == status.DiskNoSpace), lun, image)
 		if d.SignedBy != "" {

@@ -28,7 +28,8 @@ func twoDisks() status.Status {
 			Space: &status.Space{Used: 3 << 20}, Condition: status.Condition{
 				State: status.DiskNoSpace, Kind: status.TroubleNoSpace},
 			Troubles: []status.Trouble{{Kind: status.TroubleNoSpace},
-				{Kind: status.TroubleStorage, Count: 7}}},
+				{Kind: status.TroubleStorage, Count: 7}, {Kind: status.TroubleOther},
+				{Kind: status.TroubleOther, Message: "the image was written to"}}},
 		{LUN: 2, Image: "data.raw", SizeBytes: 4096, Failure: "flush failed",
 			Condition: status.Condition{State: status.DiskFailed}},
 	}}
