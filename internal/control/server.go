@@ -107,9 +107,12 @@ func (s *Server) Close() {
 	}
 }
 
+// maxRequest is the longest request: a snapshot of all disks names each of them.
+const maxRequest = 1 << 20
+
 // understand reads a request. If it cannot, it answers with the reason.
 func understand(w http.ResponseWriter, r *http.Request, req any) bool {
-	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4<<10))
+	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(req)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -162,6 +163,11 @@ func TestClientAndServer(t *testing.T) {
 		Disks: []string{"1", "2"}, Name: "s"})
 	require.NoError(t, err)
 	require.Equal(t, "create s of [1 2]", done)
+	many := slices.Repeat([]string{strings.Repeat("x", 63)}, 100)
+	done, err = c.Snapshot(t.Context(), status.SnapshotRequest{Action: status.SnapshotCreate,
+		Disks: many, Name: "s"})
+	require.NoError(t, err)
+	require.Contains(t, done, "create s of [xxx")
 	for said, req := range map[string]status.SnapshotRequest{
 		"name a disk":           {Action: status.SnapshotCreate, Name: "s"},
 		"delete takes one disk": {Action: status.SnapshotDelete, Disks: []string{"1", "2"}},
