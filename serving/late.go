@@ -19,6 +19,8 @@ type Late[T any] struct {
 	all  []T  // guarded by mu
 	runs bool // guarded by mu; a goroutine has the role
 	slow int  // guarded by mu; the goroutine executes all until it had this many quick reads
+	// guarded by mu; requests of the peer that came before the first of all
+	overtaken int
 }
 
 const (
@@ -26,6 +28,9 @@ const (
 	// must be quicker after one that was not.
 	quickRead = time.Millisecond
 	slowReads = 16
+	// maxOvertaken is how many requests of the peer come before one that waits. A peer that keeps
+	// many under way may leave its reader something to begin with for as long as it likes.
+	maxOvertaken = 64
 )
 
 // ErrLater is what an Executor's Blocks returns if the request is to be left to Late, so that other
@@ -58,6 +63,7 @@ func (l *Late[T]) Postpone(t *Turn, request T) {
 func (l *Late[T]) Await(t *Turn, ready func() (bool, error), execute func(T) error) error {
 	for t.Reading && l.alone() {
 		if come, err := ready(); come || err != nil {
+			l.overtake()
 			return err
 		}
 		request, ok := l.Take()
@@ -69,6 +75,15 @@ func (l *Late[T]) Await(t *Turn, ready func() (bool, error), execute func(T) err
 		}
 	}
 	return nil
+}
+
+// overtake notes that the reader has something else to begin with.
+func (l *Late[T]) overtake() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.overtaken++; l.overtaken >= maxOvertaken {
+		l.startLocked()
+	}
 }
 
 // alone reports whether there are requests, and the goroutine does not run.
@@ -116,7 +131,7 @@ func (l *Late[T]) popLocked() (request T, ok bool) {
 	if len(l.all) == 0 {
 		return request, false
 	}
-	request = l.all[0]
+	request, l.overtaken = l.all[0], 0
 	l.all = append(l.all[:0], l.all[1:]...)
 	return request, true
 }

@@ -1,13 +1,17 @@
 package serving
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestWhoWaitsForStorage: a reader does, in the order of the requests. The goroutine does if there
-// are many, if storage takes long, and while a reader waits that may lose its role.
+// are many, if storage takes long, while a reader waits that may lose its role, and if the peer
+// always has something else for the reader.
 func TestWhoWaitsForStorage(t *testing.T) {
 	s, _ := oneDisk(t, nil)
 	began, end, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -38,7 +42,7 @@ func TestWhoWaitsForStorage(t *testing.T) {
 	runs := func(requests int) { // the goroutine does
 		t.Helper()
 		for range requests + 1 {
-			<-began
+			testtool.Await(t, began)
 			require.False(t, l.alone())
 			takes(false)
 			end <- struct{}{}
@@ -94,5 +98,12 @@ func TestWhoWaitsForStorage(t *testing.T) {
 	reader.Reading = true
 	postpone()
 	l.Start()
+	runs(1)
+	postpone()
+	for range maxOvertaken {
+		require.True(t, l.alone())
+		always := func() (bool, error) { return true, nil }
+		require.NoError(t, l.Await(reader, always, func(int) error { return errors.New("late") }))
+	}
 	runs(1)
 }
