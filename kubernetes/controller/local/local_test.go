@@ -70,6 +70,14 @@ func TestPodOnAnotherNode(t *testing.T) {
 	})
 }
 
+// rescue is a pod that has the claim and does not ask for the disk.
+func rescue() *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "rescue"}, Spec: corev1.PodSpec{
+		Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
+				ClaimName: "vmid-vm"}}}}}}
+}
+
 // TestAnnotation: the disk goes where a person says, once its pod has ended, and one that has the
 // claim without asking for the disk.
 func TestAnnotation(t *testing.T) {
@@ -78,10 +86,7 @@ func TestAnnotation(t *testing.T) {
 	w.annotate("node-3")
 	w.converge()
 	require.Contains(t, w.condition(v1alpha1.ConditionMoving), "False InUse: pod vm uses the disk")
-	w.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "rescue"}, Spec: corev1.PodSpec{
-		Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
-				ClaimName: "vmid-vm"}}}}}})
+	w.create(rescue())
 	w.remove(&corev1.Pod{}, "vm")
 	w.annotate("node-2")
 	w.converge()
@@ -222,6 +227,27 @@ func TestTurnedOffAtTheEnd(t *testing.T) {
 		require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
 		require.False(t, w.get("vmmove-vm", &corev1.PersistentVolumeClaim{}))
 	}
+}
+
+// TestNewVolumeGone: if the volume with the moved disk goes before the claim has it, and the move is
+// given up, the former volume goes with its claim again.
+func TestNewVolumeGone(t *testing.T) {
+	w, former := stopped(t)
+	w.offAt = v1alpha1.Point
+	w.annotate("node-2")
+	w.converge()
+	w.off, w.offAt, w.whole = false, "", nil
+	w.create(rescue())
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionMoving), "pod rescue uses the disk, although")
+	w.remove(&corev1.PersistentVolume{}, w.identity().Status.Move.NewVolumeName)
+	w.annotate("")
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionMoving), "False Stays: ")
+	v := &corev1.PersistentVolume{}
+	require.True(t, w.get(former, v))
+	require.Equal(t, corev1.PersistentVolumeReclaimDelete, v.Spec.PersistentVolumeReclaimPolicy)
+	require.Empty(t, v.Annotations)
 }
 
 // foreign makes a volume that belongs to a claim in another namespace.

@@ -44,7 +44,7 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 	if fresh == nil && claim != nil && claim.UID == m.ClaimUID && claim.DeletionTimestamp == nil {
 		m.Step, m.NewVolumeName, m.NewVolumeUID = v1alpha1.Copy, "", ""
 		return moving(v1alpha1.ReasonCopying, "the volume with the moved disk is gone: it is "+
-			"copied again").after(pollInterval), nil
+			"copied again").after(pollInterval), r.release(ctx, former)
 	}
 	if fresh == nil {
 		// The old volume has the whole disk, too, and stays.
