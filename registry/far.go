@@ -181,7 +181,7 @@ func newFarFile(c *cache.Cache, from *transport.Blob, x *layer.Index, f *layer.I
 		return err
 	}
 	far.cached, err = c.Blob(cache.BlobOptions{
-		Digest: far.name, Size: f.Size, ChunkSize: size, Verify: arrived,
+		Digest: far.name, From: from.Host(), Size: f.Size, ChunkSize: size, Verify: arrived,
 		Fetch: func(ctx context.Context, p []byte, off int64) error {
 			check := func() error { return chunks.Check(p, off) }
 			if far.near != nil && far.near(ctx, p, off) && check() == nil {

@@ -75,8 +75,8 @@ func newPacked(c *cache.Cache, from *transport.Blob, p *layer.Part) (f *packed, 
 	h.Write([]byte(from.Desc.Digest.String()))
 	h.Write(p.Table)
 	kept := fmt.Sprintf("sha256:%x", h.Sum(nil))
-	f.blob, err = c.Blob(cache.BlobOptions{Digest: kept, Size: int64(len(f.units)) * f.unit,
-		ChunkSize: f.unit, Fetch: f.fetch, Verify: f.verify})
+	f.blob, err = c.Blob(cache.BlobOptions{Digest: kept, From: from.Host(),
+		Size: int64(len(f.units)) * f.unit, ChunkSize: f.unit, Fetch: f.fetch, Verify: f.verify})
 	return f, name, err
 }
 

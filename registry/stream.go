@@ -267,7 +267,8 @@ func (s *Stream) indexLayer(ctx context.Context, desc descriptor, keep *os.File)
 			return nil, err
 		}
 		cached, err := s.opt.Cache.Blob(cache.BlobOptions{Digest: desc.Digest.String(),
-			Size: desc.Size, ChunkSize: cache.MaxChunkSize, Fetch: layer.Fill})
+			From: layer.Host(), Size: desc.Size, ChunkSize: cache.MaxChunkSize,
+			Fetch: layer.Fill})
 		if err != nil {
 			return nil, err
 		}

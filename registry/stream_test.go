@@ -187,6 +187,38 @@ func TestStreamWaits(t *testing.T) {
 	}
 }
 
+// TestStreamBesideASilentRegistry: while a registry takes requests and sends nothing, the disks of
+// another one are read.
+func TestStreamBesideASilentRegistry(t *testing.T) {
+	silent, other := newMemory(t), newMemory(t)
+	s := newStreaming(t, newClient(t, transport.Options{
+		Insecure: []string{silent.host, other.host}}), t.TempDir(), t.TempDir())
+	var disks []*image.Image
+	for i, m := range []*memory{silent, other} {
+		pushed(t, m, "a.raw", noise(52+uint64(i), 16<<20), PushOptions{})
+		disks = append(disks, s.disk(t, s.open(t, m.ref(t, "vm/a:1")), "a.raw"))
+	}
+	var asked atomic.Int64
+	silent.setFault(func(_ http.ResponseWriter, r *http.Request) bool {
+		asked.Add(1)
+		<-r.Context().Done()
+		return true
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var waiting sync.WaitGroup
+	for i := range int64(40) {
+		waiting.Go(func() { _, _ = disks[0].ReadAt(ctx, make([]byte, 4096), 1<<20+i*indexChunk) })
+	}
+	defer waiting.Wait()
+	defer cancel()
+	testtool.Eventually(t, func() bool { return asked.Load() == transport.Reads })
+	read := testtool.Go(func() error {
+		return testtool.Err(disks[1].ReadAt(ctx, make([]byte, 4<<20), 4<<20))
+	})
+	require.NoError(t, testtool.Await(t, read, "the other registry is not asked"))
+}
+
 // TestStreamGivesUpOnce: a first start whose registry has no time does not wait for it twice.
 func TestStreamGivesUpOnce(t *testing.T) {
 	m := newMemory(t)

@@ -80,8 +80,8 @@ func (s *Stream) unverifiedLayer(desc descriptor) (*unverified, error) {
 		hash: sha256.New(), report: s.retryOf(digest), timeout: wrongTimeout}
 	u.turn <- struct{}{}
 	u.cached, err = s.opt.Cache.Blob(cache.BlobOptions{
-		Digest: unverifiedName(s.kept.Origin(), digest),
-		Size:   desc.Size, ChunkSize: unverifiedChunk, Verify: n.check,
+		Digest: unverifiedName(s.kept.Origin(), digest), From: layer.Host(),
+		Size: desc.Size, ChunkSize: unverifiedChunk, Verify: n.check,
 		Fetch: func(ctx context.Context, p []byte, off int64) error {
 			return layer.FillChecked(ctx, p, off,
 				func() error { return n.check(off/unverifiedChunk, p) })

@@ -16,6 +16,7 @@ import (
 // Blob is one blob of a cache. Any number of goroutines may use it.
 type Blob struct {
 	cache *Cache
+	turns *turns
 	opt   BlobOptions
 	dir   string // of its segments
 	slots []slot

@@ -28,8 +28,8 @@ const (
 
 	// version is the directory of the format that this program uses.
 	version = "v1"
-	// fetches is how many chunks are fetched at once, and prefetches how many of these may be
-	// chunks that nobody waits for.
+	// fetches is how many chunks are fetched at once from one place, and prefetches how many of
+	// these may be chunks that nobody waits for.
 	fetches    = 16
 	prefetches = 12
 	// maxOpen is how many segment files are kept open.
@@ -79,11 +79,9 @@ type Cache struct {
 	end  context.CancelFunc
 	work sync.WaitGroup
 
-	slots    chan struct{} // one for each fetch under way
-	prefetch chan struct{} // one for each fetch that nobody waits for
-	crowded  chan struct{} // wakes the sweeper
-	written  atomic.Int64  // bytes since the sweeper was last woken
-	wanted   atomic.Int64  // fetches under way that somebody waits for
+	turns   sync.Map      // by BlobOptions.From: *turns
+	crowded chan struct{} // wakes the sweeper
+	written atomic.Int64  // bytes since the sweeper was last woken
 
 	fetched, fetchedBytes, wrong, damaged, unsaved atomic.Int64
 	lastWarning                                    atomic.Int64 // nanoseconds since 1970
@@ -107,8 +105,7 @@ func Open(dir string, opt Options) (*Cache, error) {
 	if err := root.Mkdir(version); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, errors.Join(fmt.Errorf("the cache cannot be written: %w", err), root.Close())
 	}
-	c := &Cache{root: root, opt: opt, log: opt.Log, slots: make(chan struct{}, fetches),
-		prefetch: make(chan struct{}, prefetches), crowded: make(chan struct{}, 1)}
+	c := &Cache{root: root, opt: opt, log: opt.Log, crowded: make(chan struct{}, 1)}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.work.Go(c.sweep)
 	return c, nil
@@ -136,6 +133,7 @@ func (c *Cache) Stats() Stats {
 // BlobOptions describe a blob and its origin.
 type BlobOptions struct {
 	Digest    string // names the blob, as sha256:0123...
+	From      string // where Fetch asks, such as a registry: if that is silent, no other one waits
 	Size      int64  // bytes
 	ChunkSize int64  // bytes, a power of 2 from MinChunkSize to MaxChunkSize
 	// Fetch fills p with one whole chunk: the bytes of the blob from off on. It may take long. It
@@ -169,7 +167,8 @@ func (c *Cache) Blob(opt BlobOptions) (*Blob, error) {
 	}
 	dir := path.Join(version, strings.ReplaceAll(opt.Digest, ":", "-"),
 		strconv.FormatInt(opt.ChunkSize, 10))
-	b := &Blob{cache: c, opt: opt, dir: dir, calls: make(map[int64]*call),
+	own, _ := c.turns.LoadOrStore(opt.From, newTurns())
+	b := &Blob{cache: c, turns: own.(*turns), opt: opt, dir: dir, calls: make(map[int64]*call),
 		slots: make([]slot, (opt.Size+segmentSize-1)/segmentSize)}
 	for i := range b.slots {
 		b.slots[i].blob, b.slots[i].number = b, int64(i)

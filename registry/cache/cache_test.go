@@ -407,7 +407,7 @@ func TestOrderGivesWay(t *testing.T) {
 	read := testtool.Go(func() error {
 		return testtool.Err(b.ReadAt(t.Context(), make([]byte, 1), wanted*testChunk))
 	})
-	testtool.Eventually(t, func() bool { return c.wanted.Load() == 1 })
+	testtool.Eventually(t, func() bool { return b.turns.wanted.Load() == 1 })
 	done := b.Order([][2]int64{{0, 300}})
 	testtool.Eventually(t, func() bool {
 		mu.Lock()

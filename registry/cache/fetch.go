@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -182,14 +183,14 @@ func (b *Blob) await(ctx context.Context, seg *segment, number, i int64, p []byt
 
 // fetch brings a chunk from far away. If its content is wrong, it tries once more.
 func (b *Blob) fetch(ctx context.Context, number int64, p []byte, ahead bool) error {
-	release, err := b.cache.slot(ctx, ahead)
+	release, err := b.turns.slot(ctx, ahead)
 	if err != nil {
 		return err
 	}
 	defer release()
 	if !ahead {
-		b.cache.wanted.Add(1)
-		defer b.cache.wanted.Add(-1)
+		b.turns.wanted.Add(1)
+		defer b.turns.wanted.Add(-1)
 	}
 	for try := 1; ; try++ {
 		if err := b.opt.Fetch(ctx, p, number*b.opt.ChunkSize); err != nil {
@@ -214,8 +215,19 @@ func (b *Blob) fetch(ctx context.Context, number int64, p []byte, ahead bool) er
 	}
 }
 
+// turns are those of the fetches from one place.
+type turns struct {
+	slots    chan struct{} // one for each fetch under way
+	prefetch chan struct{} // one for each fetch that nobody waits for
+	wanted   atomic.Int64  // fetches under way that somebody waits for
+}
+
+func newTurns() *turns {
+	return &turns{slots: make(chan struct{}, fetches), prefetch: make(chan struct{}, prefetches)}
+}
+
 // slot waits for the turn of a fetch.
-func (c *Cache) slot(ctx context.Context, ahead bool) (release func(), err error) {
+func (t *turns) slot(ctx context.Context, ahead bool) (release func(), err error) {
 	take := func(from chan struct{}) error {
 		select {
 		case from <- struct{}{}:
@@ -225,20 +237,20 @@ func (c *Cache) slot(ctx context.Context, ahead bool) (release func(), err error
 		}
 	}
 	if ahead {
-		if err := take(c.prefetch); err != nil {
+		if err := take(t.prefetch); err != nil {
 			return nil, err
 		}
 	}
-	if err = take(c.slots); err == nil {
+	if err = take(t.slots); err == nil {
 		return func() {
-			<-c.slots
+			<-t.slots
 			if ahead {
-				<-c.prefetch
+				<-t.prefetch
 			}
 		}, nil
 	}
 	if ahead {
-		<-c.prefetch
+		<-t.prefetch
 	}
 	return nil, err
 }

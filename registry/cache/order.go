@@ -100,7 +100,7 @@ func (b *Blob) giveWay(o *order) bool {
 		o.mu.Lock()
 		busy := o.busy
 		o.mu.Unlock()
-		if b.cache.wanted.Load() == 0 || busy < beside {
+		if b.turns.wanted.Load() == 0 || busy < beside {
 			return true
 		}
 		select {

@@ -26,6 +26,14 @@ type Blob struct {
 	sum512  string // its SHA-512, in hexadecimal, if only that is known
 }
 
+// Host is the host of the blob's registry; "": it is on this machine.
+func (b *Blob) Host() string {
+	if b.from == nil {
+		return ""
+	}
+	return b.from.ref.Host()
+}
+
 // NewBlob is a blob that open reads, as stream does.
 func NewBlob(desc v1.Descriptor,
 	open func(ctx context.Context, off, length int64) io.ReadCloser) *Blob {
