@@ -217,6 +217,20 @@ func TestSignedAddressIsNotToldOn(t *testing.T) {
 	brings(t, newClient(t, l.options()), l.ref(t, "vm/a:1"), PullOptions{}, content)
 }
 
+// TestPlainStorage: where a registry leads to storage without TLS, the message names what has to be
+// allowed, and that helps.
+func TestPlainStorage(t *testing.T) {
+	content := noise(69, 1<<20)
+	l := newLying(t)
+	opt := transport.Options{CA: l.TLS(t)}
+	l.NewImage(t, content)
+	l.Elsewhere = "http://192.0.2.1:1"
+	require.ErrorContains(t, testtool.Err(pullHTTP(t, l, opt)), "name "+l.Host()+" with --insecure")
+	l.Elsewhere = l.Storage.URL
+	opt.Insecure = []string{l.Host()}
+	brings(t, newClient(t, opt), l.ref(t, "vm/a:1"), PullOptions{}, content)
+}
+
 // TestInsecure: without the user's permission a registry is never used without TLS, unless it is on
 // this machine.
 func TestInsecure(t *testing.T) {

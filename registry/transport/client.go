@@ -295,7 +295,7 @@ func (e *endpoint) guard(unverified bool) *guard {
 	if e.mirror {
 		body = min(body, c.opt.Turn)
 	}
-	return &guard{client: c, secure: e.secure, near: e.web == nil && e.near(),
+	return &guard{client: c, host: host, secure: e.secure, near: e.web == nil && e.near(),
 		unverified: unverified && !e.secure,
 		base:       c.base, agent: c.opt.UserAgent, idle: c.opt.Idle, body: body,
 		answered: func() { c.answered.Store(host, true) }}
@@ -331,16 +331,13 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// errPlain is a request that would go without TLS to a registry that the user has not allowed that
-// for.
-var errPlain = errors.New("asks for a connection without TLS")
-
 // guard sees every request for one registry, and watches over its answer. Nothing goes out without
 // TLS unless the user has allowed that for this registry, or it stays on this machine.
 type guard struct {
 	client *Client
+	host   string // of the registry
 	secure bool
-	near   bool // the registry is on this machine
+	near   bool // it is on this machine
 	// unverified: where a certificate is not valid, go on without one
 	unverified bool
 	base       http.RoundTripper // that verifies certificates
@@ -353,8 +350,8 @@ type guard struct {
 
 func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if g.secure && req.URL.Scheme != "https" && !(g.near && loopback.Is(req.URL.Hostname())) {
-		return nil, permanent(fmt.Errorf("%s %w: if that is intended, name it with "+
-			"--insecure-registry", req.URL.Host, errPlain))
+		return nil, permanent(fmt.Errorf("%s would be asked without TLS: if that is intended, "+
+			"name %s with --insecure-registry", req.URL.Host, g.host))
 	}
 	x := begin(req.Context(), g.idle)
 	req = req.Clone(x.ctx)
