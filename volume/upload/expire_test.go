@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -69,8 +68,8 @@ func TestUnpackingEndsWithTheVolume(t *testing.T) {
 	zeros := packtest.Tool(t, make([]byte, 64<<20), "bzip2")
 	got := make(chan answer, 1)
 	go func() { got <- s.put(t, "vm", bytes.Repeat(zeros, 64)) }()
-	require.Eventually(t, func() bool { return slices.Contains(s.files(t, "vm"), dataName) },
-		time.Minute, time.Millisecond)
+	testtool.Eventually(t, func() bool { return slices.Contains(s.files(t, "vm"), dataName) },
+		"the content is unpacked")
 	v.cancel()
 	require.Contains(t, (<-got).text, "interrupted")
 	s.requireEmpty(t, "vm")
