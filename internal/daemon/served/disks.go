@@ -186,13 +186,14 @@ func (d *Disks) Stop() { d.stop() }
 // handles many at once.
 const flushesAtOnce = 16
 
-// Flush makes every disk durable, and keeps what guests have read first. A disk that hangs is an
+// Flush makes every disk durable, and then keeps what guests have read first. What hangs is an
 // error when ctx ends.
 func (d *Disks) Flush(ctx context.Context) error {
-	d.record.save()
 	return Within(ctx, "flush", func() error {
 		disks := d.table.all()
-		return forAll(len(disks), flushesAtOnce, func(i int) error { return disks[i].flush() })
+		err := forAll(len(disks), flushesAtOnce, func(i int) error { return disks[i].flush() })
+		d.record.save()
+		return err
 	})
 }
 

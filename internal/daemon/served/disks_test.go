@@ -109,6 +109,28 @@ func TestAFlushThatHangsEndsWithTheDeadline(t *testing.T) {
 	require.False(t, b.closed.Load())
 }
 
+// TestRecordThatHangs: the storage of the file with the first reads does not answer. At a stop, the
+// disks are flushed all the same.
+func TestRecordThatHangs(t *testing.T) {
+	b := &brokenDisk{hang: make(chan struct{})}
+	d := serve(t, b)
+	d.record = &recorder{log: zap.NewNop()}
+	d.record.mu.Lock() // as a save that hangs
+	defer d.record.mu.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := testtool.Go(func() error { return d.Flush(ctx) })
+	select {
+	case b.hang <- struct{}{}: // the disk's flush takes it
+	case <-time.After(testtool.Timeout):
+		require.Fail(t, "the disk is not flushed")
+	}
+	testtool.Waits(t, ended, "the record is not saved")
+	cancel()
+	require.ErrorContains(t, <-ended, "did not end in time")
+	close(b.hang)
+}
+
 // TestDisksAreClosedAtOnce: closing a disk may wait for its background reads, and all disks share
 // the time of a stop. So they are closed at the same time.
 func TestDisksAreClosedAtOnce(t *testing.T) {
