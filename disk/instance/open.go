@@ -261,6 +261,8 @@ func (o *opening) check() error {
 			Use:    fmt.Sprintf("use %q, or enlarge the file", string(CopyClone))}
 	case o.opt.Size < 0 || o.opt.Size%disk.SectorSize != 0:
 		return notWhole(o.name, o.opt.Size, disk.SectorSize)
+	case o.opt.Size > maxSize:
+		return overMax(o.name, o.opt.Size)
 	case o.opt.BlockSize != 0 && o.opt.BlockSize != disk.SectorSize &&
 		o.opt.BlockSize != disk.LongBlock:
 		return fmt.Errorf("%q: a logical block has %d or %d bytes, not %d", o.name, disk.SectorSize,
@@ -351,6 +353,8 @@ func (i *Instance) Grow(size int64) error {
 			"(%s) that the disk has, and a disk is never made smaller", now, words.Bytes(now))}
 	case size%int64(max(i.BlockSize, disk.SectorSize)) != 0:
 		return notWhole(name, size, int64(max(i.BlockSize, disk.SectorSize)))
+	case size > maxSize:
+		return overMax(name, size)
 	case i.tree == nil:
 		return &SizeError{Image: name, Size: size,
 			Reason: "is not that of the image, which is served as it is"}

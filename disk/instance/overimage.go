@@ -271,8 +271,11 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	}
 	// Somebody may have enlarged the file. The new part reads as zeros. A partial block at the end
 	// is completed below.
-	block := int64(s.blockSize())
-	s.Size = max(s.Size, (max(st.Size(), layers)+block-1)/block*block)
+	block, file := int64(s.blockSize()), max(st.Size(), layers)
+	if file > maxSize {
+		return false, overMax(o.name, file)
+	}
+	s.Size = max(s.Size, (file+block-1)/block*block)
 	if o.opt.Size != 0 {
 		if o.opt.Size%block != 0 {
 			return false, notWhole(o.name, o.opt.Size, block)

@@ -3,6 +3,7 @@ package instance
 import (
 	"fmt"
 
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/words"
 )
 
@@ -31,6 +32,15 @@ type SizeError struct {
 
 func (e *SizeError) Error() string {
 	return fmt.Sprintf("%s: the size of %d bytes %s", words.Name(e.Image), e.Size, e.Reason)
+}
+
+// maxSize is the size of the largest disk, as of the largest image. Bytes. A file may be larger on
+// XFS, and what is kept in memory for each MiB of it would be the end of the daemon.
+const maxSize = image.DefaultMaxVirtualSize
+
+func overMax(name string, size int64) error {
+	return &SizeError{Image: name, Size: size, Reason: fmt.Sprintf("is more than the %d bytes "+
+		"(%s) that a disk can have", int64(maxSize), words.Bytes(maxSize))}
 }
 
 // PersistentError says why a persistent disk is not served. Its data stays.

@@ -60,6 +60,24 @@ func TestFilesThatAreTooLarge(t *testing.T) {
 	require.False(t, again.Grown)
 }
 
+// TestDisksThatAreTooLarge: some file systems have files of exabytes. A disk of that size would
+// take more memory than there is.
+func TestDisksThatAreTooLarge(t *testing.T) {
+	const size = 1 << 60
+	opt := Options{PersistentDir: filetest.TinyFS(t, "8m"), Size: size, Empty: true}
+	open := func() (*Instance, error) { return Open(t.Context(), nil, opt) }
+	require.ErrorContains(t, testtool.Err(open()), "that a disk can have")
+	require.Empty(t, filetest.Names(t, opt.PersistentDir))
+	opt.Size = 1 << 20
+	inst := testtool.Must(open())(t)
+	require.ErrorAs(t, inst.Grow(size), new(*SizeError))
+	require.NoError(t, inst.Grow(2<<20))
+	require.NoError(t, inst.Close())
+	require.NoError(t, os.Truncate(inst.path, size), "somebody has enlarged it")
+	opt.Size = 0
+	require.ErrorContains(t, testtool.Err(open()), "(64 TiB) that a disk can have")
+}
+
 // TestCancelledStartLeavesNothing: a cancelled start leaves no disk.
 func TestCancelledStartLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
