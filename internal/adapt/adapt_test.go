@@ -48,6 +48,16 @@ func TestFilesOfOthersStay(t *testing.T) {
 	require.NoFileExists(t, disk+".partial")
 }
 
+// TestALargerDiskIsAskedFor: the command that helps can be copied.
+func TestALargerDiskIsAskedFor(t *testing.T) {
+	dir := t.TempDir()
+	made, disk := emptyLayer(t, dir, `{}`), filepath.Join(dir, "my disk.qcow2")
+	require.NoError(t, made.WritableDisk(disk))
+	made.Size += 1 << 20
+	require.ErrorContains(t, made.CheckWritable(disk),
+		fmt.Sprintf("qemu-img resize '%s' %d", disk, made.Size))
+}
+
 // TestServedLevelsStay: the cache may remove the levels of a disk that nobody has open, but no
 // others. A disk is known by the names of its levels, even if they were made again.
 func TestServedLevelsStay(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/words"
 )
 
 // CheckWritable refuses a file that WritableDisk cannot use. It changes nothing.
@@ -80,7 +81,8 @@ func (m *Made) former(path string) (level string, err error) {
 	}
 	if img.Size() < m.Size {
 		return "", fmt.Errorf("%q has %d bytes, and the machine is to have %d: shut it down, and "+
-			"run \"qemu-img resize %s %d\" first", path, img.Size(), m.Size, path, m.Size)
+			"run \"qemu-img resize %s %d\" first", path, img.Size(), m.Size, words.Shell(path),
+			m.Size)
 	}
 	if below[0] == want[0] {
 		return "", nil
@@ -123,7 +125,7 @@ func (m *Made) rebase(path string) (err error) {
 	if int(binary.BigEndian.Uint32(head[16:])) != len(before) || string(name) != before ||
 		len(top) != len(before) || strings.ContainsRune(top, '/') {
 		return fmt.Errorf("%q names its backing file in another way than %q: run \"qemu-img "+
-			"rebase -u -F qcow2 -b %s %s\"", path, before, top, path)
+			"rebase -u -F qcow2 -b %s %s\"", path, before, top, words.Shell(path))
 	}
 	if _, err := f.WriteAt([]byte(top), at); err != nil {
 		return err
