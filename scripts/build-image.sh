@@ -31,6 +31,7 @@ if [ -n "$boot" ]; then
 	containerfile=Containerfile.adapter
 fi
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
+unset SOURCE_DATE_EPOCH # buildah 1.43 would take it, and refuses it beside --timestamp
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 scripts/licenses.sh . ./cmd/kubevirt-disk ${boot:+./cmd/kubevirt-disk-init} >"$work/LICENSES"
@@ -77,14 +78,10 @@ normalise() { # normalise ARCH ID DIRECTORY
 	sed -E 's/"container":"[0-9a-f]*",//; s/"Hostname":"[0-9a-f]*"/"Hostname":""/g' "$dir/$id" >"$dir/config"
 	size=$(stat -c %s "$dir/config")
 	digest=$(sha256sum <"$dir/config" | cut -d ' ' -f 1)
-	if [ "$digest" = "$id" ]; then
-		echo "$id"
-		return
-	fi
 	mv "$dir/config" "$dir/$digest"
 	sed -i -E "s/\"size\":[0-9]+,\"digest\":\"sha256:$id\"/\"size\":$size,\"digest\":\"sha256:$digest\"/" "$dir/manifest.json"
-	buildah pull --quiet --platform "linux/$1" "dir:$dir"
 	buildah rmi "$id" >/dev/null
+	buildah pull --quiet --platform "linux/$1" "dir:$dir"
 }
 
 # report prints the digest of the image in a directory, and its size packed and unpacked.
