@@ -229,8 +229,8 @@ func TestTurnedOffAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestNewVolumeGone: if the volume with the moved disk goes before the claim has it, and the move is
-// given up, the former volume goes with its claim again.
+// TestNewVolumeGone: if the volume with the moved disk goes before the claim has it, and the move
+// is given up, the former volume goes with its claim again.
 func TestNewVolumeGone(t *testing.T) {
 	w, former := stopped(t)
 	w.offAt = v1alpha1.Point
@@ -239,7 +239,8 @@ func TestNewVolumeGone(t *testing.T) {
 	w.off, w.offAt, w.whole = false, "", nil
 	w.create(rescue())
 	w.converge()
-	require.Contains(t, w.condition(v1alpha1.ConditionMoving), "pod rescue uses the disk, although")
+	require.Contains(t, w.condition(v1alpha1.ConditionMoving),
+		"pod rescue uses the disk, although it is being moved")
 	w.remove(&corev1.PersistentVolume{}, w.identity().Status.Move.NewVolumeName)
 	w.annotate("")
 	w.converge()

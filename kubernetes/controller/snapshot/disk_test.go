@@ -216,3 +216,22 @@ func TestKeptDiskStays(t *testing.T) {
 	require.False(t, controllertest.There(t, k, "default", "monday",
 		&v1alpha1.VMIdentitySnapshot{}))
 }
+
+// TestRestoredWithoutOwner: what a backup has restored without its owner is used by nobody, and
+// does not go by itself.
+func TestRestoredWithoutOwner(t *testing.T) {
+	for kind, o := range map[string]client.Object{"claim": &corev1.PersistentVolumeClaim{},
+		"VolumeSnapshot": source.NewSnapshot()} {
+		w := newWorld(t, new(controllertest.Calls), "vm")
+		o.SetNamespace(golden().Namespace)
+		o.SetName(golden().Name)
+		o.SetLabels(map[string]string{labelGolden: golden().Name, v1alpha1.LabelIdentity: ""})
+		require.NoError(t, w.Create(t.Context(), o))
+		w.converge("vm")
+		require.Equal(t, "there is a "+kind+" "+golden().Name+" that no Job was made for: delete "+
+			"it", w.populated("vm").Message)
+		require.NoError(t, w.Delete(t.Context(), o))
+		w.converge("vm")
+		require.Equal(t, metav1.ConditionTrue, w.populated("vm").Status)
+	}
+}

@@ -93,8 +93,9 @@ func (w *world) kubernetes() bool {
 	job, claim, snapshot := &batchv1.Job{}, &corev1.PersistentVolumeClaim{}, source.NewSnapshot()
 	hasJob, hasClaim, hasSnapshot := w.there(job), w.there(claim), w.there(snapshot)
 	for o, there := range map[client.Object]bool{claim: hasClaim, snapshot: hasSnapshot} {
-		if there && (!hasJob || !metav1.IsControlledBy(o, job)) { // it is collected
-			require.NoError(w.t, w.Delete(ctx, o))
+		owner := metav1.GetControllerOf(o)
+		if there && owner != nil && (!hasJob || owner.UID != job.UID) {
+			require.NoError(w.t, w.Delete(ctx, o)) // it is collected
 			return true
 		}
 	}
@@ -207,7 +208,7 @@ func TestJob(t *testing.T) {
 	require.True(t, metav1.IsControlledBy(&claim, &job))
 }
 
-// TestRoomForTheImage: an image that is full fits into the claim, whose file system needs room, too.
+// TestRoomForTheImage: a full image fits into the claim, whose file system needs room, too.
 func TestRoomForTheImage(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), "vm")
 	id := w.identity("vm")
