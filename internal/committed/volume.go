@@ -87,8 +87,8 @@ func OpenKept(ctx context.Context, client *registry.Client, k Kept) (*Disk, erro
 func whole(inst *instance.Instance) error {
 	record, err := inst.Store().Load(serving.StoredAtomic)
 	if err == nil && len(record) > 0 {
-		err = errors.New("the daemon ended within an atomic write of the guest, and may have left " +
-			"half of it: serve the disk once, which takes that back, or name a snapshot")
+		err = errors.New("the daemon ended within an atomic write of the guest, and may have " +
+			"left half of it: serve the disk once, which takes that back, or name a snapshot")
 	}
 	return err
 }
