@@ -61,6 +61,7 @@ type run struct {
 	q     *queue
 	busy  bool // it has executed something since it slept
 	taken uint // how often it has looked for a request
+	ahead int  // how many it has taken since the ring was empty
 	left  bool // guarded by conn.mu; the request is given up because its ring stops
 	req   *request
 	r     serving.Request

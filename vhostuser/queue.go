@@ -317,9 +317,14 @@ func (q *queue) next(run *run) (ok bool, err error) {
 			return false, err
 		}
 		if req != nil {
+			if run.ahead++; run.ahead >= turnLength { // the guest may never let the ring be empty
+				run.ahead = 0
+				q.late.Start()
+			}
 			run.req, run.begun, run.busy = req, req.arrived, true
 			return true, nil
 		}
+		run.ahead = 0
 		if req, ok := q.late.Take(); ok {
 			run.req, run.begun, run.busy = req, time.Since(q.c.since), true
 			return true, nil

@@ -193,8 +193,14 @@ func TestKilledAtEachStep(t *testing.T) {
 }
 
 // TestReaderBeginsOthersFirst: a reader begins with all that the ring has, and then waits for the
-// oldest. If the ring stops, another goroutine does the rest.
+// oldest. If the ring stops, or is never empty, another goroutine does the rest.
 func TestReaderBeginsOthersFirst(t *testing.T) {
+	for name, full := range map[string]bool{"it stops": false, "it is never empty": true} {
+		t.Run(name, func(t *testing.T) { beginOthersFirst(t, full) })
+	}
+}
+
+func beginOthersFirst(t *testing.T, full bool) {
 	v := serve(t, disktest.NewMemory(diskSize))
 	m := newMortal(t, 1)
 	q, c := m.q, m.q.c
@@ -227,7 +233,18 @@ func TestReaderBeginsOthersFirst(t *testing.T) {
 		require.NoError(t, run.Blocks())
 		run.Blocked(0)
 	}
-	q.stop.Store(true)
-	require.False(t, testtool.Must(q.next(run))(t))
-	<-began
+	for i := 0; full && i < turnLength; i++ {
+		for waits := len(m.given); len(m.given) == waits; {
+			m.give(1)
+		}
+		other := next()
+		q.show(other.chain.head, 1, true)
+		q.recycle(other)
+		m.reap()
+	}
+	if !full {
+		q.stop.Store(true)
+		require.False(t, testtool.Must(q.next(run))(t))
+	}
+	testtool.Await(t, began)
 }
