@@ -55,6 +55,10 @@ func TestKeptLevels(t *testing.T) {
 			require.NoError(t, k.Remove())
 		default:
 			require.Greater(t, time.Since(k.Used), time.Hour)
+			locked := testtool.Must(k.lock())(t)
+			how := testtool.Must(unix.FcntlInt(locked.Fd(), unix.F_GETFL, 0))(t)
+			require.Equal(t, unix.O_RDWR, how&unix.O_ACCMODE, "NFS locks nothing else")
+			require.NoError(t, locked.Close())
 			require.NoError(t, k.Remove())
 		}
 	}

@@ -64,9 +64,9 @@ func Claim(ctx context.Context, path string) (*os.File, error) {
 const claimPoll = 20 * time.Millisecond
 
 // Discard removes a claimed file that its owner has left behind. If it has an owner, nothing
-// happens.
+// happens. NFS locks only what is open for writing.
 func Discard(path string) error {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
