@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -56,7 +57,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	after.Status.ObservedGeneration = pet.Generation
 	after.Status.Ready = ready.Status == metav1.ConditionTrue
 	objects.SetCondition(&after.Status.Conditions, pet.Generation, *ready)
-	return ctrl.Result{}, cmp.Or(r.ReportAs(ctx, &pet, after, eventType), err)
+	result := ctrl.Result{}
+	if err == nil && ready.Reason == v1alpha1.ReasonFailed {
+		result.RequeueAfter = time.Minute // no event says that somebody else's object has gone
+	}
+	err = cmp.Or(r.ReportAs(ctx, &pet, after, eventType), err)
+	return result, err
 }
 
 func eventType(reason string) string {

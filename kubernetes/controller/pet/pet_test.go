@@ -67,9 +67,9 @@ func (w *world) reconcile() error {
 	return err
 }
 
-func (w *world) converge() {
+func (w *world) converge() ctrl.Result {
 	w.t.Helper()
-	w.calls.Settle(w.t, w.r, nil, name)
+	return w.calls.Settle(w.t, w.r, nil, name)
 }
 
 func (w *world) get(o client.Object) {
@@ -199,7 +199,7 @@ func TestPetLeavesOthersAlone(t *testing.T) {
 	set := &v1alpha1.VMIdentitySet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 	w := newWorld(t, new(controllertest.Calls), newPet(template), set)
-	w.converge()
+	require.NotZero(t, w.converge().RequeueAfter, "nobody tells that it has gone")
 	require.Equal(t, v1alpha1.ReasonFailed, w.ready().Reason)
 	require.Contains(t, w.ready().Message, "there is a VMIdentitySet fedora already")
 	w.get(set)

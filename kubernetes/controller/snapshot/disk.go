@@ -96,8 +96,10 @@ func (r *Disks) take(ctx context.Context, s *v1alpha1.VMIdentitySnapshot) (outco
 	err := r.Snapshots.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: name}, volume)
 	switch {
 	case err == nil && !metav1.IsControlledBy(volume, s):
-		return failing(v1alpha1.ReasonInvalid, "there is a VolumeSnapshot %s that is not of this "+
-			"VMIdentitySnapshot: delete it, or make one of another name", name), nil
+		o := failing(v1alpha1.ReasonInvalid, "there is a VolumeSnapshot %s that is not of this "+
+			"VMIdentitySnapshot: delete it, or make one of another name", name)
+		o.requeueAfter = pollInterval
+		return o, nil
 	case err == nil:
 		return r.taken(s, volume), nil
 	case !apierrors.IsNotFound(err):

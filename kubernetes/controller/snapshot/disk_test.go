@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -183,7 +184,7 @@ func TestKeptDiskIsTold(t *testing.T) {
 	k := newKept(t, new(controllertest.Calls))
 	require.NoError(t, k.Create(t.Context(), newVolumeSnapshot(metav1.ObjectMeta{
 		Namespace: "default", Name: "vmsnap-monday"}, "db", "")))
-	k.settle()
+	require.NotZero(t, k.settle().RequeueAfter, "nobody tells that it has gone")
 	k.require(false, false, true, "Invalid", "that is not of this VMIdentitySnapshot")
 
 	k = newKept(t, new(controllertest.Calls))
@@ -218,7 +219,7 @@ func TestKeptDiskStays(t *testing.T) {
 }
 
 // TestRestoredWithoutOwner: what a backup has restored without its owner is used by nobody, and
-// does not go by itself.
+// does not go by itself. Nor does a Job that somebody has made.
 func TestRestoredWithoutOwner(t *testing.T) {
 	for kind, o := range map[string]client.Object{"claim": &corev1.PersistentVolumeClaim{},
 		"VolumeSnapshot": source.NewSnapshot()} {
@@ -234,4 +235,10 @@ func TestRestoredWithoutOwner(t *testing.T) {
 		w.converge("vm")
 		require.Equal(t, metav1.ConditionTrue, w.populated("vm").Status)
 	}
+	w := newWorld(t, new(controllertest.Calls), "vm")
+	require.NoError(t, w.Create(t.Context(), &batchv1.Job{ObjectMeta: metav1.ObjectMeta{
+		Namespace: golden().Namespace, Name: golden().Name,
+		Labels: map[string]string{v1alpha1.LabelIdentity: ""}}}))
+	require.NotZero(t, w.converge("vm").RequeueAfter, "nobody tells that it has gone")
+	require.Contains(t, w.populated("vm").Message, "was not made for an image: delete it")
 }

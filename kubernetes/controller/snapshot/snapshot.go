@@ -122,8 +122,11 @@ func (w *work) step(ctx context.Context) (c *metav1.Condition, requeueAfter time
 		return c, time.Minute, nil
 	}
 	job, c, err := w.job(ctx)
-	if c != nil || err != nil {
+	switch {
+	case err != nil:
 		return c, 0, err
+	case c != nil:
+		return c, time.Minute, nil // no event says that somebody else's Job has gone
 	}
 	claim, snapshot := &corev1.PersistentVolumeClaim{}, source.NewSnapshot()
 	for _, one := range []struct {
