@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"crypto/tls"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -228,17 +229,21 @@ func (h *handshake) list(o option) error {
 	return h.ack(o)
 }
 
-// exportOf is the name that LIST has for a disk: its own, or its number if another disk has that
-// name.
+// exportOf is the name that LIST has for a disk: its own; or its number if another disk has that
+// name; or its NAA identifier if another one is called like its number, too.
 func (s *Server) exportOf(d *serving.Disk) string {
-	if e, err := s.find(d.Name); err != nil || e != d || d.Name == "" || len(d.Name) > maxString {
-		return strconv.Itoa(int(d.Number))
+	for _, name := range []string{d.Name, strconv.Itoa(int(d.Number))} {
+		if name == "" || len(name) > maxString {
+			continue
+		}
+		if found, _ := s.find(name); found == d {
+			return name
+		}
 	}
-	return d.Name
+	return hex.EncodeToString(d.Identity.NAA[:])
 }
 
-// Export is the name by which clients find the disk of a number: the disk's name, or its number if
-// the name is too long or another disk has it.
+// Export is the name by which clients find the disk of a number: see exportOf.
 func (s *Server) Export(number uint16) string {
 	if d := s.disks.At(number); d != nil {
 		return s.exportOf(d)
@@ -279,6 +284,11 @@ func (s *Server) find(name string) (*serving.Disk, error) {
 	}
 	if n := serving.NumberIn(name); n != 0 {
 		if d := s.disks.At(n); d != nil {
+			return d, nil
+		}
+	}
+	for _, d := range all {
+		if hex.EncodeToString(d.Identity.NAA[:]) == name {
 			return d, nil
 		}
 	}

@@ -3,6 +3,7 @@ package nbd
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -134,6 +135,20 @@ func TestExportName(t *testing.T) {
 			c.writeAt(512, []byte("hello"))
 			require.Equal(t, []byte("hello"), c.readAt(512, 5))
 		}
+	}
+}
+
+// TestNamesThatAreNumbers: each name in the list leads to its disk, and so does each that a machine
+// gets, also if two disks have one name and a third one is called like the number of the first.
+func TestNamesThatAreNumbers(t *testing.T) {
+	v := serve(t, 3, func(o *serving.Options) { o.Name = []string{"2", "1", "2"}[o.Number-1] })
+	c := v.hello(t)
+	for i, one := range c.option(optList, nil)[:3] {
+		name := string(one.data[4 : 4+binary.BigEndian.Uint32(one.data)])
+		require.Equal(t, v.Export(uint16(i+1)), name)
+		all := c.option(optInfo, infoData(name, infoDescription))
+		require.Len(t, all, 4, name)
+		require.Contains(t, string(all[2].data), fmt.Sprintf("LUN %d,", i+1), name)
 	}
 }
 

@@ -1,11 +1,11 @@
 package pages
 
 import (
-	"cmp"
 	"fmt"
 	"net"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,9 +31,7 @@ func nbdCommandsFor(s *status.Status, l *status.LUN, asked, local string) *nbdCo
 	}
 	portal := portalFor(s.NBDPortals, asked, local)
 	e := ExportForLibvirt(l, s)
-	if !plainWord.MatchString(e.Name) { // nothing that a shell or QEMU would take apart
-		e.Name = strconv.Itoa(int(l.LUN))
-	}
+	e.Name = exportOf(l, s, plainWord.MatchString) // nothing that a shell or QEMU would take apart
 	c := &nbdCommands{Portal: portal, QEMU: nbdQEMU(portal, e.Name, l, s.NBDTLS),
 		List: "nbdinfo '" + NBDURI(portal, e.Name, s.NBDTLS) + "'"}
 	e.Reconnect = reconnect
@@ -115,15 +113,21 @@ func VhostUserForLibvirt(l *status.LUN) libvirt.VhostUser {
 // ExportForLibvirt describes a LUN for the library that renders libvirt's elements, as an export of
 // NBD. The caller adds where it is.
 func ExportForLibvirt(l *status.LUN, s *status.Status) libvirt.Export {
-	name := l.Image
-	for _, other := range s.LUNs {
-		if other.LUN != l.LUN && other.Image == name {
-			name = ""
-		}
-	}
-	name = cmp.Or(name, strconv.Itoa(int(l.LUN)))
+	name := exportOf(l, s, func(string) bool { return true })
 	return libvirt.Export{Name: name, AccessMode: libvirt.AccessMode(l.AccessMode),
 		ReadOnly: l.ReadOnly, Serial: l.Serial, WWN: l.NAA, BlockSize: l.BlockSize}
+}
+
+// exportOf is a name that leads to a LUN and to no other, as package nbd has it, and that usable
+// returns true for.
+func exportOf(l *status.LUN, s *status.Status, usable func(string) bool) string {
+	for _, name := range []string{l.Image, strconv.Itoa(int(l.LUN))} {
+		another := func(o status.LUN) bool { return o.LUN != l.LUN && o.Image == name }
+		if name != "" && usable(name) && !slices.ContainsFunc(s.LUNs, another) {
+			return name
+		}
+	}
+	return l.NAA
 }
 
 // NBDURI is the URI of an export at a portal of status.Status.NBDPortals. An address that stands

@@ -45,6 +45,9 @@ func TestNBDCommands(t *testing.T) {
 		lun.Image = name
 		require.Contains(t, nbdCommandsFor(page, &lun, "", "").QEMU, "export="+want+",", name)
 	}
+	page.LUNs[0].Image = "2" // another one's number
+	lun.Image = "x y.raw"
+	require.Contains(t, nbdCommandsFor(page, &lun, "", "").QEMU, "export=3c0ffee000000002,")
 	page.NBDPortals = nil
 	require.Nil(t, nbdCommandsFor(page, &lun, "", ""))
 }
