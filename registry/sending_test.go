@@ -165,6 +165,33 @@ func (p *pushTry) whole(t *testing.T) {
 	brings(t, p.m.client(t), p.m.ref(t, "vm/a:1"), PullOptions{}, noise(70, pushedSize))
 }
 
+// TestPushExpiredTokens: a piece whose token has expired is sent again from its beginning, with a
+// new token.
+func TestPushExpiredTokens(t *testing.T) {
+	p := newPushTry(t)
+	var mu sync.Mutex
+	issued, left := 0, 0
+	p.m.setFault(func(w http.ResponseWriter, r *http.Request) bool {
+		mu.Lock()
+		left--
+		expired := left < 0 || r.Header.Get("Authorization") != fmt.Sprintf("Bearer t%d", issued)
+		if r.URL.Path == "/token" {
+			issued, left = issued+1, 3
+			fmt.Fprintf(w, `{"token":"t%d"}`, issued)
+		} else if expired {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+p.m.host+`/token"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+		mu.Unlock()
+		return r.URL.Path == "/token" || expired || p.u.serve(w, r)
+	})
+	require.NoError(t, p.push(t.Context(), t))
+	require.Greater(t, issued, 3)
+	require.Less(t, p.u.forget(false), int64(pushedSize+1<<20), "nothing is sent twice")
+	p.m.setFault(nil)
+	p.whole(t)
+}
+
 // TestPushBrokenPiece goes on inside a piece after a broken connection.
 func TestPushBrokenPiece(t *testing.T) {
 	p := newPushTry(t)

@@ -357,7 +357,15 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	req = req.Clone(x.ctx)
 	req.Header.Set("User-Agent", g.agent)
 	if req.Body != nil && req.Body != http.NoBody {
-		req.Body = &sentBody{req.Body, x.timer, g.idle}
+		body := req.Body
+		if req.GetBody != nil { // the library repeats a request with a token, and rewinds nothing
+			var err error
+			if body, err = req.GetBody(); err != nil {
+				x.end()
+				return nil, err
+			}
+		}
+		req.Body = &sentBody{body, x.timer, g.idle}
 	}
 	res, err := g.send(req)
 	if err == nil {

@@ -234,9 +234,8 @@ func (u *Uploader) send(ctx context.Context, method string, at *url.URL, header 
 	if body != nil {
 		req.Body, req.ContentLength = io.NopCloser(body), length
 		section := body.(*io.SectionReader)
-		req.GetBody = func() (io.ReadCloser, error) { // for the repetition with a token
-			_, err := section.Seek(0, io.SeekStart)
-			return io.NopCloser(section), err
+		req.GetBody = func() (io.ReadCloser, error) { // the one before may still be read
+			return io.NopCloser(io.NewSectionReader(section, 0, section.Size())), nil
 		}
 	}
 	return u.endpoint.send(a, req, accept)
