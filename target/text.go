@@ -104,55 +104,27 @@ func (c *conn) countText() {
 	c.textHeld = held
 }
 
-// maxTextPairs is how many keys one negotiation may have.
-const maxTextPairs = 1024
-
-// noteKeys refuses a key that comes twice in one negotiation (RFC 7143 6.4).
-func (x *textExchange) noteKeys(pairs []login.Pair) error {
-	if x.seen == nil {
-		x.seen = make(map[string]struct{}, len(pairs))
-	}
-	for _, p := range pairs {
-		if _, dup := x.seen[p.Key]; dup {
-			return errors.New("a key comes twice in one negotiation")
-		}
-		if len(x.seen) == maxTextPairs {
-			return errors.New("too many keys in one negotiation")
-		}
-		x.seen[p.Key] = struct{}{}
-	}
-	return nil
-}
-
 // answerText answers the keys of one complete text request.
 func (c *conn) answerText(data []byte) ([]byte, error) {
 	pairs, err := login.ParsePairs(data)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.text.noteKeys(pairs); err != nil {
-		return nil, err
-	}
 	sess := c.session()
-	if sess.discovery() && !slices.ContainsFunc(pairs,
-		func(p login.Pair) bool { return p.Key == "SendTargets" }) {
+	asks := func(p login.Pair) bool { return p.Key == login.KeySendTargets }
+	if sess.discovery() && !slices.ContainsFunc(pairs, asks) {
 		return nil, errors.New("a discovery session may ask for targets and nothing else")
 	}
-	var out []byte
-	rest := pairs[:0:0]
-	for _, p := range pairs {
-		if p.Key == "SendTargets" {
-			out = c.sendTargets(out, p.Value)
-			continue
-		}
-		rest = append(rest, p)
+	if c.text.seen == nil {
+		c.text.seen = make(map[string]struct{}, len(pairs))
 	}
-	if len(rest) == 0 {
-		return out, nil
-	}
-	reply, params, err := sess.params.NegotiateText(rest)
+	reply, params, err := sess.params.NegotiateText(pairs, c.text.seen)
 	if err != nil {
 		return nil, err
+	}
+	var out []byte
+	if i := slices.IndexFunc(pairs, asks); i >= 0 {
+		out = c.sendTargets(out, pairs[i].Value)
 	}
 	// Nothing else can change, and whoever answers a command reads the rest without the lock.
 	sess.mu.Lock()

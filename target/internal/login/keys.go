@@ -40,7 +40,7 @@ const (
 	keyIFMarkInt = "IFMarkInt"
 	keyOFMarkInt = "OFMarkInt"
 
-	keySendTargets      = "SendTargets"
+	KeySendTargets      = "SendTargets"
 	keyNodeArchitecture = "X#NodeArchitecture"
 )
 
@@ -97,6 +97,6 @@ var roles = map[string]role{
 	keyIFMarkInt:                roleOperational,
 	keyOFMarkInt:                roleOperational,
 
-	keySendTargets:      roleFullFeature,
+	KeySendTargets:      roleFullFeature,
 	keyNodeArchitecture: roleIgnored,
 }

@@ -57,12 +57,20 @@ func (p *Params) checkBursts() *refusal {
 	return nil
 }
 
+// maxTextPairs is how many keys one negotiation in full feature phase may have.
+const maxTextPairs = 1024
+
 // NegotiateText answers the pairs of a text negotiation in full feature phase (RFC 7143 6.4), and
-// returns the parameters after it. It does not handle SendTargets. Keys that belong to the login
-// are answered with Reject and stay unchanged. On an error nothing has changed; the caller answers
-// with a Reject PDU (protocol error).
-func (p Params) NegotiateText(pairs []Pair) (reply []Pair, updated Params, err error) {
-	if r := checkPairs(pairs, make(map[string]struct{}, len(pairs))); r != nil {
+// returns the parameters after it. SendTargets is the caller's. Keys that belong to the login are
+// answered with Reject and stay unchanged. seen holds the keys of the negotiation so far, and gets
+// the new ones. On an error no parameter has changed; the caller answers with a Reject PDU
+// (protocol error).
+func (p Params) NegotiateText(pairs []Pair, seen map[string]struct{}) (reply []Pair,
+	updated Params, err error) {
+	if len(seen)+len(pairs) > maxTextPairs {
+		return nil, p, fmt.Errorf("more than %d keys", maxTextPairs)
+	}
+	if r := checkPairs(pairs, seen); r != nil {
 		return nil, p, r
 	}
 	updated = p
@@ -70,7 +78,7 @@ func (p Params) NegotiateText(pairs []Pair) (reply []Pair, updated Params, err e
 		switch roles[pair.Key] {
 		case roleUnknown:
 			reply = append(reply, Pair{pair.Key, valueNotUnderstood})
-		case roleAlias, roleIgnored: // a declaration is not answered
+		case roleAlias, roleIgnored, roleFullFeature: // a declaration is not answered
 		default:
 			if pair.Key != keyMaxRecvDataSegmentLength {
 				reply = append(reply, Pair{pair.Key, valueReject})

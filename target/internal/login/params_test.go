@@ -17,11 +17,11 @@ func TestNegotiateText(t *testing.T) {
 		"MaxBurstLength=512", "InitiatorName=x", "TargetName=x", "SessionType=Normal",
 		"AuthMethod=None", "CHAP_A=5", "CHAP_N=Reject", "TargetAlias=x", "SendTargets=All",
 		"IFMarker=No", "ErrorRecoveryLevel=0", "iSCSIProtocolLevel=2", "TaskReporting=RFC3720")))(t)
-	reply, updated := testtool.Must2(p.NegotiateText(pairs))(t)
+	reply, updated := testtool.Must2(p.NegotiateText(pairs, map[string]struct{}{}))(t)
 	want := []Pair{{"X-com.example.a", "NotUnderstood"}, {"Foo", "NotUnderstood"}}
 	for _, key := range []string{"HeaderDigest", "MaxBurstLength", "InitiatorName", "TargetName",
 		"SessionType", "AuthMethod", "CHAP_A",
-		"CHAP_N", "TargetAlias", "SendTargets", "IFMarker", "ErrorRecoveryLevel",
+		"CHAP_N", "TargetAlias", "IFMarker", "ErrorRecoveryLevel",
 		"iSCSIProtocolLevel", "TaskReporting"} {
 		want = append(want, Pair{key, "Reject"})
 	}
@@ -30,7 +30,7 @@ func TestNegotiateText(t *testing.T) {
 	after.SendMaxDataSegment = 65536
 	require.Equal(t, after, updated, "only what may change in full feature phase has changed")
 
-	reply, updated = testtool.Must2(p.NegotiateText(nil))(t)
+	reply, updated = testtool.Must2(p.NegotiateText(nil, map[string]struct{}{}))(t)
 	require.Empty(t, reply)
 	require.Equal(t, p, updated)
 }
@@ -46,7 +46,7 @@ func TestNegotiateTextRefuses(t *testing.T) {
 		{{"MaxRecvDataSegmentLength", "NotUnderstood"}},
 		{{"MaxRecvDataSegmentLength", "Irrelevant"}},
 	} {
-		reply, updated, err := p.NegotiateText(bad)
+		reply, updated, err := p.NegotiateText(bad, map[string]struct{}{})
 		require.Error(t, err, "%v", bad)
 		require.Nil(t, reply)
 		require.Equal(t, p, updated, "a failed negotiation must have no effect: %v", bad)
@@ -63,7 +63,7 @@ func FuzzNegotiateText(f *testing.F) {
 			return
 		}
 		p := defaultParams()
-		reply, updated, err := p.NegotiateText(pairs)
+		reply, updated, err := p.NegotiateText(pairs, map[string]struct{}{})
 		if err != nil {
 			if updated != p || reply != nil {
 				t.Fatal("a failed negotiation took effect")
