@@ -72,8 +72,9 @@ func FuzzConnection(f *testing.F) {
 	// The memory is small, so that some commands end for lack of it.
 	seen := new(events)
 	opt := options{
-		Options: target.Options{Limits: target.Limits{CommandWindow: 16}},
-		Shared:  serving.Config{Memory: 2 << 20, Observer: seen},
+		Options: target.Options{Limits: target.Limits{CommandWindow: 16,
+			LoginDelay: time.Millisecond}}, // most inputs fail
+		Shared: serving.Config{Memory: 2 << 20, Observer: seen},
 		LUNs: []serving.Options{
 			{Number: 1, Name: "fuzz", Disk: disktest.NewMemory(1 << 20), Identity: identity(1),
 				Access: serving.AccessWriteShared},
