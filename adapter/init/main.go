@@ -105,6 +105,11 @@ func (g *guest) run() (ending, error) {
 	// From here on, all drivers are there. The network is set up while the disk is mounted.
 	network := newNetwork(networkDir, g.params.hostname, g.report.say)
 	go network.start()
+	// First, because this tells whether it is the right disk: mounting it may change it.
+	p, options, err := g.readProcess(device)
+	if err != nil {
+		return ending{}, err
+	}
 	disk, growth, err := mountDisk(device, diskDir)
 	if err != nil {
 		return ending{}, err
@@ -112,10 +117,6 @@ func (g *guest) run() (ending, error) {
 	g.disk = disk
 	if growth != nil {
 		g.report.say("%v", growth)
-	}
-	p, options, err := g.readProcess(device)
-	if err != nil {
-		return ending{}, err
 	}
 	p.ReadOnly = disk.readOnly
 	p.recogniseInit(diskDir)

@@ -77,7 +77,11 @@ const configPiece = 16 << 10
 func readConfig(disk io.ReaderAt) (text []byte, err error) {
 	for len(text) < machine.ConfigSize {
 		piece := make([]byte, configPiece)
-		if _, err := disk.ReadAt(piece, machine.ConfigOffset+int64(len(text))); err != nil {
+		_, err := disk.ReadAt(piece, machine.ConfigOffset+int64(len(text)))
+		if err == io.EOF { // a small disk of something else
+			break
+		}
+		if err != nil {
 			return nil, fmt.Errorf("the configuration of the image on the disk: %w", err)
 		}
 		if end := bytes.IndexByte(piece, 0); end >= 0 {

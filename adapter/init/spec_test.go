@@ -82,8 +82,10 @@ func TestReadProcessRefuses(t *testing.T) {
 		_, _, err := readProcess(configured(c.config, c.options), params{})
 		require.ErrorContains(t, err, c.want)
 	}
-	_, _, err := readProcess(onDisk(""), params{})
-	require.ErrorContains(t, err, "made by kubevirt-disk adapt?")
+	for _, disk := range []io.ReaderAt{onDisk(""), strings.NewReader("a small disk")} {
+		_, _, err := readProcess(disk, params{})
+		require.ErrorContains(t, err, "made by kubevirt-disk adapt?")
+	}
 	long := strings.Repeat("x", machine.ConfigSize-1000)
 	p, _, err := readProcess(configured(`{"config":{"Cmd":["`+long+`"]}}`, ""), params{})
 	require.NoError(t, err)

@@ -21,6 +21,7 @@ import (
 
 	"kubevirt.io/disk/adapter"
 	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/integration/internal/rig"
 	"kubevirt.io/disk/internal/testtool"
 )
@@ -225,6 +226,21 @@ func TestReadOnlyMachine(t *testing.T) {
 		require.Equal(t, "ext4", a.Mounts["/"])
 		require.Equal(t, []string{inMemory, inMemory}, []string{a.Mounts["/run"], a.Mounts["/tmp"]})
 	}
+}
+
+// TestAnotherDiskIsNotChanged: a machine may have been given a disk with somebody's data. Its file
+// system is neither mounted nor grown.
+func TestAnotherDiskIsNotChanged(t *testing.T) {
+	t.Parallel()
+	rig.Need(t, "mke2fs")
+	disk := filepath.Join(t.TempDir(), "data.raw")
+	rig.OK(t, "mke2fs", "-q", "-F", "-t", "ext4", disk, "96M")
+	require.NoError(t, os.Truncate(disk, 192<<20))
+	before := sha256.Sum256(filetest.Content(t, disk))
+	m := bootMachine(t, machineConfig{noNet: true, disk: "format=raw,file=" + disk})
+	require.Contains(t, m.word(machine.WordFailed), "no configuration of an image")
+	require.Equal(t, "125", m.exited())
+	require.Equal(t, before, sha256.Sum256(filetest.Content(t, disk)))
 }
 
 // TestAdaptFromARegistry: an image in a registry becomes the same levels, byte for byte, as the
