@@ -251,6 +251,34 @@ func TestNewVolumeGone(t *testing.T) {
 	require.Empty(t, v.Annotations)
 }
 
+// TestNewVolumeGoneAfterTheClaim: if the volume with the moved disk goes when the claim has gone,
+// the claim is made again with the former volume.
+func TestNewVolumeGoneAfterTheClaim(t *testing.T) {
+	w, former := stopped(t)
+	w.whole = nil
+	v, claim, id := &corev1.PersistentVolume{}, w.claim(), w.identity()
+	require.True(t, w.get(former, v))
+	v.Annotations = map[string]string{v1alpha1.Group + "/reclaim-policy": "Delete"}
+	v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	require.NoError(t, w.Update(t.Context(), v))
+	id.Status.Move = &v1alpha1.MoveStatus{To: "node-2", From: "node-1", Step: v1alpha1.Point,
+		ClaimUID: claim.UID, VolumeName: former, AccessMode: claim.Spec.AccessModes[0],
+		Size: claim.Spec.Resources.Requests[corev1.ResourceStorage], NewVolumeName: "gone"}
+	require.NoError(t, w.Status().Update(t.Context(), id))
+	claim.Finalizers = nil
+	require.NoError(t, w.Update(t.Context(), claim))
+	w.remove(claim, claim.Name)
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionMoving), "False Stays: ")
+	id = w.identity()
+	require.Nil(t, id.Status.Move)
+	require.True(t, id.Status.Ready)
+	require.Equal(t, "node-1", id.Status.NodeName)
+	require.Equal(t, former, w.claim().Spec.VolumeName)
+	require.True(t, w.get(former, v))
+	require.Equal(t, corev1.PersistentVolumeReclaimDelete, v.Spec.PersistentVolumeReclaimPolicy)
+}
+
 // foreign makes a volume that belongs to a claim in another namespace.
 func (w *world) foreign() *corev1.PersistentVolume {
 	w.t.Helper()

@@ -46,11 +46,15 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 		return moving(v1alpha1.ReasonCopying, "the volume with the moved disk is gone: it is "+
 			"copied again").after(pollInterval), r.release(ctx, former)
 	}
+	if fresh == nil && former != nil && (claim == nil || claim.UID == m.ClaimUID) {
+		// The former volume has the whole disk, too.
+		m.To, m.NewVolumeName, m.NewVolumeUID = m.From, m.VolumeName, m.VolumeUID
+		return wait("the volume with the moved disk is gone: the claim gets the former one"), nil
+	}
 	if fresh == nil {
-		// The old volume has the whole disk, too, and stays.
-		return moving(v1alpha1.ReasonClaimLost, "the volume %s with the moved disk is gone; "+
-			"volume %s also has the disk: make a claim %s for that one by hand", m.NewVolumeName,
-			m.VolumeName, v1alpha1.ClaimName(id.Name)).after(afterFailed), nil
+		return moving(v1alpha1.ReasonClaimLost, "the volume %s with the moved disk is gone: bring "+
+			"it back; volume %s had the disk, too", m.NewVolumeName, m.VolumeName).
+			after(afterFailed), nil
 	}
 	if !mine(id, fresh) {
 		ref := fresh.Spec.ClaimRef
@@ -119,6 +123,10 @@ func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
 	}
 	id.Status.Move = nil
 	id.Status.NodeName = m.To
+	if m.NewVolumeName == m.VolumeName {
+		return stays(v1alpha1.ReasonStays, "the disk is where it was: the volume to which it was "+
+			"moved has gone"), nil
+	}
 	from := cmp.Or(m.From, "its former node")
 	return stays(v1alpha1.ReasonMoved, "the disk was moved from %s to %s", from, m.To), nil
 }
