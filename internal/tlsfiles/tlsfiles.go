@@ -82,6 +82,7 @@ func (s *server) load() (*tls.Config, error) {
 		return s.config, fmt.Errorf("the certificate of %s: %w", s.Of, err)
 	}
 	if s.config != nil && equal(files, s.files) {
+		s.told = ""
 		return s.config, nil
 	}
 	config, err := s.configOf(files)
