@@ -3,6 +3,7 @@ package instance
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -79,6 +80,7 @@ func TestRestartWithADamagedMap(t *testing.T) {
 				var refused *PersistentError
 				require.ErrorAs(t, err, &refused)
 				require.ErrorContains(t, err, "is not complete, and its map file")
+				require.ErrorContains(t, err, strconv.Quote(first.dir.durableMap()))
 				require.ErrorContains(t, err, "backup")
 			}
 			after := filetest.Content(t, first.dir.disk())

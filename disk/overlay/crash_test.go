@@ -97,7 +97,7 @@ func simMap(t *testing.T, m *filetest.Machine, durable, live *filetest.SimFile,
 	header mapHeader) (*blockMap, *mapStore) {
 	blocks := newBlockMap(header.blocks)
 	store := newMapStore(len(blocks.pages))
-	require.NoError(t, readMap(mapFile{durable}, durable.Size(), header, blocks,
+	require.NoError(t, readMap(mapFile{durable}, "", durable.Size(), header, blocks,
 		func(page int64, _ bool) { store.taint(page) }))
 	if live == nil {
 		live = filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 
@@ -99,11 +100,11 @@ const anyVolume = "*"
 // readMap merges a file's pages into a map, and calls news for each page with new bits. stored says
 // that the page has its own place in the file. A file that does not match header is a
 // *DamagedError. Other errors say nothing about the file.
-func readMap(f storage, size int64, header mapHeader, m *blockMap,
+func readMap(f storage, path string, size int64, header mapHeader, m *blockMap,
 	news func(page int64, stored bool)) error {
 	buf := make([]byte, mapHeaderSize)
 	if err := osfile.ReadFull(f, buf, 0); errors.Is(err, io.ErrUnexpectedEOF) {
-		return &DamagedError{"is too short"}
+		return &DamagedError{path, "is too short"}
 	} else if err != nil {
 		return err
 	}
@@ -112,8 +113,8 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap,
 		header.volume = string(buf[mapVolumeBegin : mapVolumeBegin+mapVolumeLength])
 	}
 	if !bytes.Equal(buf, header.encode(full)) {
-		return &DamagedError{"belongs to another disk, another volume or another start of the " +
-			"machine, or is damaged"}
+		return &DamagedError{path, "belongs to another disk, another volume or another start of " +
+			"the machine, or is damaged"}
 	}
 	for index := range int64(len(m.pages)) {
 		off := mapHeaderSize + index*mapPageSize
@@ -125,7 +126,7 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap,
 			clear(buf)
 			n, err := f.ReadAt(buf[:min(mapPageSize, size-off)], off)
 			if errors.Is(err, io.EOF) && n == 0 {
-				return &DamagedError{"became shorter while it was read"}
+				return &DamagedError{path, "became shorter while it was read"}
 			} else if err != nil && !errors.Is(err, io.EOF) {
 				return err
 			}
@@ -144,9 +145,9 @@ func readMap(f storage, size int64, header mapHeader, m *blockMap,
 
 // DamagedError says that a map file cannot be used: it is missing, damaged, or belongs to something
 // else.
-type DamagedError struct{ reason string }
+type DamagedError struct{ path, reason string }
 
-func (e *DamagedError) Error() string { return "its map file " + e.reason }
+func (e *DamagedError) Error() string { return fmt.Sprintf("its map file %q %s", e.path, e.reason) }
 
 func isDamaged(err error) bool {
 	return errors.As(err, new(*DamagedError))

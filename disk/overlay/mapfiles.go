@@ -167,14 +167,14 @@ func mergeMap(path string, header mapHeader, m *blockMap,
 	news func(page int64, stored bool)) (*os.File, error) {
 	f, err := openMap(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &DamagedError{"is missing"}
+		return nil, &DamagedError{path, "is missing"}
 	}
 	if err != nil {
 		return nil, err
 	}
 	st, err := f.Stat()
 	if err == nil {
-		err = readMap(f, st.Size(), header, m, news)
+		err = readMap(f, path, st.Size(), header, m, news)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

@@ -213,7 +213,7 @@ func (failingReads) ReadAt([]byte, int64) (int, error) {
 
 func TestAMapThatStorageDoesNotLetBeReadIsNotDamaged(t *testing.T) {
 	m := newBlockMap(16)
-	err := readMap(failingReads{}, math.MaxInt64, mapHeader{}, m, func(int64, bool) {})
+	err := readMap(failingReads{}, "", math.MaxInt64, mapHeader{}, m, func(int64, bool) {})
 	require.ErrorIs(t, err, unix.EIO)
 	require.False(t, isDamaged(err))
 }
