@@ -58,6 +58,10 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	if s != nil || err != nil {
 		return s, err
 	}
+	if receiver != nil && receiver.Annotations[annotationFilled] != string(claim.UID) {
+		return moving(v1alpha1.ReasonCopying, "the claim %s was deleted: the disk is copied again",
+			claim.Name).after(pollInterval), r.deleteJob(ctx, receiver)
+	}
 	if receiver != nil && objects.Ended(receiver).Type == batchv1.JobComplete {
 		fresh, err := objects.Volume(ctx, r.Live, claim.Spec.VolumeName, "")
 		if err != nil {
@@ -78,11 +82,11 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		return s, err
 	}
 	if receiver == nil {
-		return r.create(ctx, id, "Job", newReceiver(id, r.Options.MoveImage, from))
+		return r.create(ctx, id, "Job", newReceiver(id, r.Options.MoveImage, from, claim.UID))
 	}
 	args := receiver.Spec.Template.Spec.Containers[0].Args
 	if objects.Ended(receiver).Type == "" && !slices.Equal(args,
-		newReceiver(id, "", from).Spec.Template.Spec.Containers[0].Args) {
+		newReceiver(id, "", from, "").Spec.Template.Spec.Containers[0].Args) {
 		// The sender was started again on another node.
 		return moving(v1alpha1.ReasonCopying, "the receiver begins again, because the sender did").
 			after(pollInterval), r.deleteJob(ctx, receiver)

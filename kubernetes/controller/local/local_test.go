@@ -229,6 +229,16 @@ func TestTurnedOffAtTheEnd(t *testing.T) {
 	}
 }
 
+// TestClaimGoesWhileItIsFilled: somebody deletes the claim under the receiver. The next claim of
+// its name, which is empty, is not taken for the one that was filled.
+func TestClaimGoesWhileItIsFilled(t *testing.T) {
+	w, former := stopped(t)
+	w.stolen = true
+	w.annotate("node-2")
+	w.converge()
+	w.moved(former)
+}
+
 // TestNewVolumeGone: if the volume with the moved disk goes before the claim has it, and the move
 // is given up, the former volume goes with its claim again.
 func TestNewVolumeGone(t *testing.T) {

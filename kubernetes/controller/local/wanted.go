@@ -8,6 +8,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -17,6 +18,9 @@ import (
 const (
 	// labelMove is on all objects that move a disk: the name of the identity.
 	labelMove = v1alpha1.Group + "/move"
+	// annotationFilled is on the Job that receives: the UID of the claim that it fills. Another
+	// claim of that name is empty.
+	annotationFilled = v1alpha1.Group + "/filled"
 
 	dataDir    = "/data"
 	secretDir  = "/etc/secret"
@@ -72,10 +76,12 @@ func newSender(id *v1alpha1.VMIdentity, image string) *batchv1.Job {
 		"send", dataDir, "--listen=:"+strconv.Itoa(port))
 }
 
-// newReceiver is the Job that runs on the node that the disk moves to.
-func newReceiver(id *v1alpha1.VMIdentity, image, from string) *batchv1.Job {
+// newReceiver is the Job that runs on the node that the disk moves to. It fills the claim with that
+// UID.
+func newReceiver(id *v1alpha1.VMIdentity, image, from string, claim types.UID) *batchv1.Job {
 	job := newJob(id, receiveJob(id), image, moveClaim(id),
 		"receive", "--replace", net.JoinHostPort(from, strconv.Itoa(port)), dataDir)
+	job.Annotations = map[string]string{annotationFilled: string(claim)}
 	job.Spec.Template.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{

@@ -48,6 +48,8 @@ type world struct {
 	whole map[string]bool
 	// full: the new node has no room for the disk.
 	full bool
+	// stolen: somebody has deleted the claim that is filled, and it goes with the receiver's pod.
+	stolen bool
 	// off: moves are turned off. offAt turns them off when a move is at that step.
 	off   bool
 	offAt v1alpha1.MoveStep
@@ -422,5 +424,9 @@ func (w *world) receive(job *batchv1.Job, sender *corev1.Pod) bool {
 	p := w.getPod(job.Name)
 	p.Status.Phase = corev1.PodSucceeded
 	require.NoError(w.t, w.Status().Update(w.t.Context(), p))
+	if w.stolen {
+		w.stolen = false
+		w.remove(claim, claim.Name)
+	}
 	return true
 }
