@@ -209,13 +209,23 @@ func Config(img *image.Image) ([]byte, error) {
 	return config, nil
 }
 
+// configStart is how a configuration begins: see adapter.Config.
+const configStart = `{"image":`
+
 // Configure gives a disk of an earlier start the configuration that the image has now. A disk may
 // have its own copy of the one before. The guest never writes there. Only blocks that differ are
-// written, so a disk that has the configuration already is not changed.
+// written, so a disk that has the configuration already is not changed. A disk that was there
+// before the image, and has something else in that place, is refused.
 func Configure(d disk.Disk, config []byte) error {
 	before := make([]byte, len(config))
-	if _, err := d.ReadAt(context.Background(), before, adapter.ConfigOffset); err != nil {
-		return fmt.Errorf("read its configuration: %w", err)
+	if d.Size() >= adapter.ConfigOffset+int64(len(before)) {
+		if _, err := d.ReadAt(context.Background(), before, adapter.ConfigOffset); err != nil {
+			return fmt.Errorf("read its configuration: %w", err)
+		}
+	}
+	if !bytes.HasPrefix(before, []byte(configStart)) {
+		return errors.New("the disk that is there was not made of a container image: move it " +
+			"away, or name another directory")
 	}
 	changed := false
 	for at := 0; at < len(config); at += configBlock {

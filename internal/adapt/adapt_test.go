@@ -15,6 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/adapter"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/cache"
 )
 
@@ -56,6 +59,30 @@ func TestALargerDiskIsAskedFor(t *testing.T) {
 	made.Size += 1 << 20
 	require.ErrorContains(t, made.CheckWritable(disk),
 		fmt.Sprintf("qemu-img resize '%s' %d", disk, made.Size))
+}
+
+// TestConfigure: the disk of a machine gets another configuration, and somebody else's disk stays as
+// it is.
+func TestConfigure(t *testing.T) {
+	dir := t.TempDir()
+	config := func(config string) []byte {
+		img := testtool.Must(emptyLayer(t, dir, config).Open())(t)
+		defer img.Close()
+		return testtool.Must(Config(img))(t)
+	}
+	before, now := config(`{"a":1}`), config(`{"b":1}`)
+	d := disktest.NewMemory(adapter.ConfigOffset + 2<<20)
+	at := func() []byte { return filetest.Read(t, d, adapter.ConfigOffset, len(now)) }
+	other := bytes.Repeat([]byte("data"), 64<<10)
+	for _, content := range [][]byte{make([]byte, len(now)), other} {
+		require.NoError(t, testtool.Err(d.WriteAt(t.Context(), content, adapter.ConfigOffset)))
+		require.ErrorContains(t, Configure(d, now), "not made of a container image")
+		require.Equal(t, content, at()[:len(content)])
+	}
+	require.ErrorContains(t, Configure(disktest.NewMemory(1<<20), now), "not made of")
+	require.NoError(t, testtool.Err(d.WriteAt(t.Context(), before, adapter.ConfigOffset)))
+	require.NoError(t, Configure(d, now))
+	require.Equal(t, now, at())
 }
 
 // TestServedLevelsStay: the cache may remove the levels of a disk that nobody has open, but no
