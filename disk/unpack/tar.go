@@ -96,9 +96,11 @@ func (a *archive) next() (*tar.Header, error) {
 		case tar.TypeReg, tar.TypeGNUSparse: // the library returns the holes as zeros
 			return h, nil
 		case tar.TypeDir, tar.TypeXGlobalHeader:
-		default:
+		case tar.TypeLink, tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
+			a.link = shown(h.Name) // its size, if it says one, is that of something else
+		default: // it may have content
 			a.link = shown(h.Name)
-			if err := a.passOver(h); err != nil { // one of an unknown kind may have content
+			if err := a.passOver(h); err != nil {
 				return nil, err
 			}
 		}

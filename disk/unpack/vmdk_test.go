@@ -1,6 +1,7 @@
 package unpack
 
 import (
+	"archive/tar"
 	"bytes"
 	"compress/zlib"
 	"encoding/binary"
@@ -195,18 +196,21 @@ func TestNothingIsReadForLong(t *testing.T) {
 	le.PutUint64(late[64:], 1<<32)
 	marker := make([]byte, 512)
 	le.PutUint32(marker[12:], vmdkGT)
-	unknown := packtest.Tar(t, packtest.File{Name: "a.raw", Type: 'Z', Data: make([]byte, 512)})
-	copy(unknown[124:136], "77777777777\x00") // its size
-	copy(unknown[148:156], "        ")        // its checksum, of itself as spaces
-	sum := 0
-	for _, b := range unknown[:512] {
-		sum += int(b)
+	large := func(kind byte) []byte { // the header of a file that says that it has 8 GiB
+		p := packtest.Tar(t, packtest.File{Name: "a.raw", Type: kind, Link: "b"})[:512]
+		copy(p[124:136], "77777777777\x00")
+		copy(p[148:156], "        ") // its checksum, of itself as spaces
+		sum := 0
+		for _, b := range p {
+			sum += int(b)
+		}
+		copy(p[148:156], fmt.Sprintf("%06o\x00 ", sum))
+		return p
 	}
-	copy(unknown[148:156], fmt.Sprintf("%06o\x00 ", sum))
 	for name, in := range map[string]io.Reader{
 		"late grains":  io.MultiReader(bytes.NewReader(late), zeros{}),
 		"many markers": io.MultiReader(bytes.NewReader(image[:128<<9]), &endless{data: marker}),
-		"unknown kind": io.MultiReader(bytes.NewReader(unknown[:512]), zeros{}),
+		"unknown kind": io.MultiReader(bytes.NewReader(large('Z')), zeros{}),
 	} {
 		far := errors.New("read too far")
 		c, err := Open("a", io.MultiReader(io.LimitReader(in, 200<<20), iotest.ErrReader(far)),
@@ -216,6 +220,10 @@ func TestNothingIsReadForLong(t *testing.T) {
 		}
 		require.ErrorAs(t, err, new(*Error), name)
 	}
+	raw := rawDisk(4096)
+	_, got := testtool.Must2(all("a.tar", append(large(tar.TypeLink), packtest.Tar(t,
+		packtest.File{Name: "b.raw", Data: raw})...), Options{}))(t, "a link has no content")
+	require.Equal(t, raw, got)
 }
 
 // TestVMDKRefused: what a hostile or damaged image says is not believed.
