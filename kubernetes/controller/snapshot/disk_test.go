@@ -242,3 +242,25 @@ func TestRestoredWithoutOwner(t *testing.T) {
 	require.NotZero(t, w.converge("vm").RequeueAfter, "nobody tells that it has gone")
 	require.Contains(t, w.populated("vm").Message, "was not made for an image: delete it")
 }
+
+// TestClaimGoesWithThePod: somebody deletes the claim when the pod has written the image, and the
+// Job has not noticed it. The next claim, which is empty, is not taken for that one.
+func TestClaimGoesWithThePod(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), "vm")
+	w.held = true
+	w.converge("vm")
+	job, claim := &batchv1.Job{}, &corev1.PersistentVolumeClaim{}
+	require.True(t, w.there(job))
+	require.True(t, w.there(claim))
+	require.NoError(t, w.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: job.Namespace, Name: "pod", Labels: map[string]string{labelGolden: job.Name},
+		OwnerReferences: []metav1.OwnerReference{ofJob(job)}},
+		Status: corev1.PodStatus{Phase: corev1.PodSucceeded}}))
+	require.NoError(t, w.Delete(t.Context(), claim))
+	w.held = false
+	filled := job.UID
+	w.converge("vm")
+	require.Equal(t, metav1.ConditionTrue, w.populated("vm").Status)
+	require.True(t, w.there(job))
+	require.NotEqual(t, filled, job.UID, "the image was written again")
+}

@@ -158,6 +158,12 @@ func (w *work) step(ctx context.Context) (c *metav1.Condition, requeueAfter time
 	case objects.Ended(job).Type == batchv1.JobFailed:
 		return w.retry(ctx, job, objects.Ended(job))
 	case objects.Ended(job).Type != batchv1.JobComplete && claim.ResourceVersion == "":
+		if wrote, err := w.wrote(ctx, job); err != nil {
+			return nil, 0, err
+		} else if wrote {
+			c, err := w.emptied(ctx, job)
+			return c, 0, err
+		}
 		size := w.SizeOfClaim(&w.id.Spec.DiskSpec)
 		if size.Cmp(w.Options.ClaimSize) < 0 {
 			size = w.Options.ClaimSize
@@ -205,6 +211,19 @@ func (w *work) create(ctx context.Context, o client.Object) (*metav1.Condition, 
 		return wrong("%s", message), err
 	}
 	return nil, fmt.Errorf("%s: %w", what, err)
+}
+
+// wrote reports whether a pod of a Job that has no claim has written the image. The end of the Job
+// may be known a moment after that of its claim.
+func (w *work) wrote(ctx context.Context, job *batchv1.Job) (bool, error) {
+	var pods corev1.PodList
+	if err := w.Live.List(ctx, &pods, client.InNamespace(job.Namespace),
+		client.MatchingLabels{labelGolden: w.name}); err != nil {
+		return false, fmt.Errorf("pods of Job %s: %w", w.name, err)
+	}
+	return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool {
+		return p.Status.Phase == corev1.PodSucceeded && metav1.IsControlledBy(&p, job)
+	}), nil
 }
 
 // emptied begins again after somebody has deleted the claim with the image before there was a
