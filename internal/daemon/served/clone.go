@@ -63,7 +63,7 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 		return nil, err
 	}
 	what.BlockSizeKnown = true
-	return d.openFrom(ctx, what, from)
+	return d.openFrom(ctx, what, origin{clonedFrom: from})
 }
 
 // gone reports whether a clone that is noted was a volume of this directory, and is none any more.

@@ -20,11 +20,7 @@ import (
 type Disk struct {
 	plan.Disk                 // as it was opened; After is guarded by ending
 	Progress  *image.Progress // nil: its mode copies nothing
-	// snapshotOf is the disk whose snapshot this is; nil: it is none. Set before it is served.
-	snapshotOf *Disk
-	// clonedFrom is the disk whose snapshot this one reads from; nil: none. Set before the disk is
-	// in the table.
-	clonedFrom *Disk
+	origin                    // set before the disk is in the table
 	// storage tells people where it lies on this machine. Set before it is opened.
 	storage string
 
@@ -44,6 +40,12 @@ type Disk struct {
 	// ending is held while the disk is flushed or closed, so that no disk is closed during a flush.
 	ending sync.Mutex
 	closed bool // guarded by ending
+}
+
+// origin is what a disk comes from that is a disk itself.
+type origin struct {
+	snapshotOf *Disk // the disk whose snapshot this is; nil: it is none
+	clonedFrom *Disk // the disk whose snapshot this one reads from; nil: none
 }
 
 // state is the part of a disk's state that can change.

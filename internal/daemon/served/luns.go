@@ -15,11 +15,11 @@ import (
 // one. The image belongs to the disk from now on, even after an error. Reload does not change the
 // disk, and the next start does not open it by itself.
 func (d *Disks) Open(ctx context.Context, disk plan.Disk) (s *Disk, err error) {
-	return d.openFrom(ctx, disk, nil)
+	return d.openFrom(ctx, disk, origin{})
 }
 
-// openFrom is Open for a disk that is cloned from another one; nil: from none.
-func (d *Disks) openFrom(ctx context.Context, disk plan.Disk, from *Disk) (s *Disk, err error) {
+// openFrom is Open for a disk that comes from another one.
+func (d *Disks) openFrom(ctx context.Context, disk plan.Disk, from origin) (s *Disk, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(d.Stopping, cancel)()

@@ -247,11 +247,10 @@ func (d *Disks) serveSnapshot(ctx context.Context, s *Disk, name string) (lun ui
 			CopyMode: instance.CopyNone, AccessMode: serving.AccessReadShared},
 		AlreadyOpen: instance.WithoutFiles(opened.Disk, snapshotIdentity(inst, opened.Snapshot.ID),
 			inst.BlockSize, true)}
-	added, err := d.Open(ctx, one)
+	added, err := d.openFrom(ctx, one, origin{snapshotOf: s})
 	if err != nil {
 		return 0, err
 	}
-	added.snapshotOf = s
 	if err := d.Serve(added, false); err != nil {
 		return 0, errors.Join(err, d.Abandon(added))
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -182,6 +183,29 @@ func TestRevertBesideDeletion(t *testing.T) {
 		require.Error(t, d.Serve(s, false))
 		require.Error(t, d.Grow(s, 2<<20))
 	}
+}
+
+// TestServedSnapshotIsKnownAsOne: nobody finds it in the table as a disk of its own, also before it
+// is served.
+func TestServedSnapshotIsKnownAsOne(t *testing.T) {
+	d := serveKept(t, 1)
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+	served := testtool.Go(func() error {
+		for range 200 {
+			if err := d.snapshot(t, "1.raw", status.SnapshotServe); err != nil {
+				return err
+			}
+			if err := d.snapshot(t, "1.raw", status.SnapshotUnserve); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for len(served) == 0 {
+		_, err := d.source("1.raw@s")
+		require.ErrorIs(t, err, fs.ErrNotExist)
+	}
+	require.NoError(t, <-served)
 }
 
 // TestDeletionOfADiskThatIsRead: who reads a snapshot of a disk uses the disk.

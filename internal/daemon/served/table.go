@@ -58,10 +58,10 @@ func (t *table) close() {
 
 // add puts disks into the table. A disk without a LUN gets the lowest free one. It adds all disks
 // or none.
-func (t *table) add(disks ...plan.Disk) ([]*Disk, error) { return t.addFrom(nil, disks...) }
+func (t *table) add(disks ...plan.Disk) ([]*Disk, error) { return t.addFrom(origin{}, disks...) }
 
-// addFrom is add for disks that were cloned from another one.
-func (t *table) addFrom(from *Disk, disks ...plan.Disk) ([]*Disk, error) {
+// addFrom is add for disks that come from another one.
+func (t *table) addFrom(from origin, disks ...plan.Disk) ([]*Disk, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	users := make(map[uint16]string, len(t.disks)+len(disks))
@@ -98,7 +98,7 @@ func (t *table) addFrom(from *Disk, disks ...plan.Disk) ([]*Disk, error) {
 		added[i] = newDisk(d)
 	}
 	for _, s := range added {
-		s.clonedFrom = from
+		s.origin = from
 	}
 	t.disks = append(t.disks, added...)
 	return added, nil
