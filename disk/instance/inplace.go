@@ -134,7 +134,11 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
-	if err := lockFile(file, readOnly); err != nil {
+	err = lockFile(file, readOnly)
+	if err == nil && !readOnly && flock.InMachine(file) {
+		err = &durable.LockedError{Path: file.Name(), Holder: "a virtual machine (QEMU)"}
+	}
+	if err != nil {
 		return nil, false, errors.Join(err, file.Close())
 	}
 	if readOnly {

@@ -277,9 +277,21 @@ func TestAFileIsADiskOrAnImage(t *testing.T) {
 			open(t, inst.path).Close()
 		})
 	}
+	inPlace := func() error {
+		inst, err := Open(t.Context(), open(t, base), Options{WorkDir: t.TempDir(), Mode: CopyNone})
+		if err != nil {
+			return err
+		}
+		return inst.Close()
+	}
+	qemu := testtool.Must(os.OpenFile(base, os.O_RDWR, 0))(t)
+	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: 101, Len: 1} // a machine may write to it
+	require.NoError(t, unix.FcntlFlock(qemu.Fd(), unix.F_OFD_SETLK, &lock))
+	require.ErrorContains(t, inPlace(), "in use by a virtual machine")
+	require.NoError(t, qemu.Close())
+	require.NoError(t, inPlace())
 	below := open(t, base)
-	_, err := Open(t.Context(), open(t, base), Options{WorkDir: t.TempDir(), Mode: CopyNone})
-	require.ErrorAs(t, err, new(*durable.LockedError), "somebody reads it as an image")
+	require.ErrorAs(t, inPlace(), new(*durable.LockedError), "somebody reads it as an image")
 	require.ErrorAs(t, image.Convert(t.Context(), open(t, other), base, true, nil),
 		new(*durable.LockedError))
 	require.NoError(t, below.Close())
