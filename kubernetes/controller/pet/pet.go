@@ -57,12 +57,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	after.Status.ObservedGeneration = pet.Generation
 	after.Status.Ready = ready.Status == metav1.ConditionTrue
 	objects.SetCondition(&after.Status.Conditions, pet.Generation, *ready)
-	result := ctrl.Result{}
-	if err == nil && ready.Reason == v1alpha1.ReasonFailed {
-		result.RequeueAfter = time.Minute // no event says that somebody else's object has gone
-	}
 	err = cmp.Or(r.ReportAs(ctx, &pet, after, eventType), err)
-	return result, err
+	if err == nil && ready.Reason == v1alpha1.ReasonFailed {
+		// No event says that somebody else's object has gone.
+		return ctrl.Result{RequeueAfter: time.Minute}, nil
+	}
+	return ctrl.Result{}, err
 }
 
 func eventType(reason string) string {
