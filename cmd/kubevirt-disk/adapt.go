@@ -23,6 +23,7 @@ import (
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/problems"
+	"kubevirt.io/disk/internal/words"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
@@ -221,7 +222,7 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref transport.
 	fmt.Fprintf(a.stderr, "%s: %s is a disk of %s in %d levels, %d of them existed before; "+
 		"start it with\n  virsh create %s --console\n", console.OneLine(ref.String()),
 		digestsText(made.Digest, made.Platform), console.ShortSize(made.Size), len(made.Levels),
-		made.Cached, console.OneLine(filepath.Join(dir, adaptedDomain)))
+		made.Cached, words.Shell(filepath.Join(dir, adaptedDomain)))
 	return nil
 }
 

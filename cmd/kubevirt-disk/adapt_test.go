@@ -71,10 +71,10 @@ func bootable(t *testing.T) (env []string) {
 
 func TestAdapt(t *testing.T) {
 	env := bootable(t)
-	dir := filepath.Join(t.TempDir(), "vm")
+	dir := filepath.Join(t.TempDir(), "my vm")
 	ref := savedImage(t, "arm64")
 	_, stderr := works(t, env, "adapt", ref, "--to", dir, "--name=web", "--env=A=1")
-	require.Contains(t, stderr, "virsh create "+filepath.Join(dir, "domain.xml"))
+	require.Contains(t, stderr, "virsh create '"+filepath.Join(dir, "domain.xml")+"' ")
 	content := func(name string) string {
 		text := testtool.Must(os.ReadFile(filepath.Join(dir, name)))(t)
 		return string(text)
