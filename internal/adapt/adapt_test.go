@@ -61,8 +61,8 @@ func TestALargerDiskIsAskedFor(t *testing.T) {
 		fmt.Sprintf("qemu-img resize '%s' %d", disk, made.Size))
 }
 
-// TestConfigure: the disk of a machine gets another configuration, and somebody else's disk stays as
-// it is.
+// TestConfigure: the disk of a machine gets another configuration, and somebody else's disk stays
+// as it is.
 func TestConfigure(t *testing.T) {
 	dir := t.TempDir()
 	config := func(config string) []byte {
