@@ -92,9 +92,9 @@ func List(dir string) ([]Kept, error) {
 }
 
 // lock makes sure that nobody uses or makes the level, as long as the returned file is open. The
-// file is nil if there is none with that name. NFS locks only what is open for writing.
+// file is nil if there is none with that name.
 func (k *Kept) lock() (*os.File, error) {
-	f, err := os.OpenFile(k.Path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := flock.Open(k.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

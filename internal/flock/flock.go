@@ -63,10 +63,20 @@ func Claim(ctx context.Context, path string) (*os.File, error) {
 // claimPoll is how often to look whether the owner of a file has done with it.
 const claimPoll = 20 * time.Millisecond
 
+// Open opens a file that is there for its lock, for writing if it can be: NFS gives an exclusive
+// lock of nothing else. Who may only read the file may still remove it, if the directory is theirs.
+func Open(path string) (*os.File, error) {
+	const flags = unix.O_NOFOLLOW | unix.O_NONBLOCK
+	if f, err := os.OpenFile(path, os.O_RDWR|flags, 0); err == nil {
+		return f, nil
+	}
+	return os.OpenFile(path, os.O_RDONLY|flags, 0)
+}
+
 // Discard removes a claimed file that its owner has left behind. If it has an owner, nothing
-// happens. NFS locks only what is open for writing.
+// happens.
 func Discard(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := Open(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -101,6 +102,25 @@ func TestClaim(t *testing.T) {
 	require.NoError(t, os.Symlink("whole", path))
 	_, err = Claim(t.Context(), path)
 	require.ErrorContains(t, err, path, "it is not for a link to say where something is written")
+}
+
+// TestOpenForTheLock: who owns a directory removes what others have left there, and may only read.
+func TestOpenForTheLock(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
+	require.NoError(t, os.Chmod(dir, 0o777))
+	path := filepath.Join(dir, "left")
+	require.NoError(t, os.WriteFile(path, nil, 0o444))
+	discarded := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good, so that the thread ends with the goroutine
+		if os.Geteuid() == 0 {
+			assert.NoError(t, unix.Setfsuid(65534))
+		}
+		discarded <- Discard(path)
+	}()
+	require.NoError(t, <-discarded)
+	require.NoFileExists(t, path)
 }
 
 // TestOwnDir: directories of running processes are found until they end. What a killed one has left
