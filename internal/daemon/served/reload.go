@@ -26,12 +26,13 @@ func (d *Disks) Reload(next options.Settings) (done, later []string, err error) 
 // change applies the settings of a disk that can change while it is served, each by itself, and
 // names what did and did not change.
 func (d *Disks) change(s *Disk, next options.DiskSettings) (done, later []string) {
-	free := s.turn.TryLock() // a revert may wait for storage, and nobody waits for it here
+	free := s.turn.TryLock() // who has it may wait for storage, and nobody waits for that here
 	if free {
 		defer s.turn.Unlock()
-		if !s.Serving() {
-			return nil, nil // it was removed
-		}
+	}
+	away := !s.Serving()
+	if away && free {
+		return nil, nil // it was removed
 	}
 	have, now := s.look(), s.DiskSettings
 	now.AccessMode, now.ReadOnly = have.access, have.readOnly
@@ -51,7 +52,7 @@ func (d *Disks) change(s *Disk, next options.DiskSettings) (done, later []string
 			later = append(later, name)
 			continue
 		}
-		if !free {
+		if away {
 			later = append(later, name+" (the disk is being reverted: send SIGHUP again)")
 			continue
 		}

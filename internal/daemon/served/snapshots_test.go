@@ -149,6 +149,19 @@ func TestReloadDuringARevert(t *testing.T) {
 	require.Empty(t, later)
 }
 
+// TestReloadBesideAGrowth: a disk that is served all the while gets its new settings.
+func TestReloadBesideAGrowth(t *testing.T) {
+	d := serveKept(t, 1)
+	s := d.table.all()[0]
+	s.turn.Lock() // as a growth whose storage hangs
+	defer s.turn.Unlock()
+	next := d.opt.Settings
+	next.Disk.ReadOnly = true
+	done, later := testtool.Must2(d.Reload(next))(t)
+	require.Equal(t, []string{"1.raw: read-only"}, done)
+	require.Empty(t, later)
+}
+
 // TestRevertForgetsAnAtomicWrite: what an atomic write has replaced, and a disk that failed still
 // keeps, is not put back over the content of a snapshot.
 func TestRevertForgetsAnAtomicWrite(t *testing.T) {
