@@ -63,7 +63,7 @@ func (e *endpoint) answerTo(asks *transport.Challenge) (*told, error) {
 	if e.secure && !here {
 		through.base = e.client.tokens
 	}
-	answer.tokens = &tokenServer{at: at, registry: answer.host,
+	answer.tokens = &tokenServer{at: at, realm: asks.Parameters["realm"], registry: answer.host,
 		client: &http.Client{Transport: through, CheckRedirect: e.mayMove}}
 	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 	answer.ping.StatusCode = http.StatusUnauthorized
@@ -92,9 +92,7 @@ func (t *told) RoundTrip(req *http.Request) (*http.Response, error) {
 	case req.URL.Host != t.host:
 		res, err := t.inner.RoundTrip(req)
 		if err == nil {
-			// Otherwise the library would fetch a token from whatever address this host names, and
-			// send the token here: mayAsk would not be asked.
-			res.Header.Del("Www-Authenticate")
+			t.ownTokens(res.Header)
 		}
 		return res, err
 	case req.URL.Path != "/v2/":
@@ -106,6 +104,22 @@ func (t *told) RoundTrip(req *http.Request) (*http.Response, error) {
 	res := *t.ping
 	res.Request, res.Body = req, io.NopCloser(bytes.NewReader(nil))
 	return &res, nil
+}
+
+// ownTokens leaves a challenge of a host that the registry redirects to only if it names the token
+// server of the registry, which may be another registry under its own name. Otherwise the library
+// would fetch a token from whatever address this host names, and send the token here: mayAsk would
+// not be asked.
+func (t *told) ownTokens(answer http.Header) {
+	challenge := answer.Get("Www-Authenticate")
+	answer.Del("Www-Authenticate")
+	if t.tokens == nil || !strings.Contains(challenge, `realm="`+t.tokens.realm+`"`) {
+		return
+	}
+	_, scope, _ := strings.Cut(challenge, `scope="`)
+	scope, _, _ = strings.Cut(scope, `"`)
+	answer.Set("Www-Authenticate",
+		fmt.Sprintf(`%s,scope="%s"`, t.ping.Header.Get("Www-Authenticate"), scope))
 }
 
 // mayMove decides whether a redirect of a token server is followed. A credential goes nowhere else
@@ -171,6 +185,7 @@ const maxToken = 64 << 10
 // tokenServer is where a registry's tokens come from.
 type tokenServer struct {
 	at       *url.URL
+	realm    string // its address, as the registry has written it
 	registry string // that has named it
 	client   *http.Client
 }

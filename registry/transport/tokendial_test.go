@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -199,6 +200,48 @@ func TestNoTokenForElsewhere(t *testing.T) {
 		require.Zero(t, asked)
 		require.NotZero(t, issued)
 	}
+}
+
+// TestTokenOfTheRegistryElsewhere: a registry may be another one under a name of its own. It names
+// the token server of that one, and redirects to it. That one gets a token of its own, without the
+// credential.
+func TestTokenOfTheRegistryElsewhere(t *testing.T) {
+	names(t, map[string]string{"example.com": "127.0.0.1"})
+	l := newLying(t)
+	ca := l.TLS(t)
+	content := registrytest.Noise(69, 8192)
+	l.NewImage(t, content)
+	tokens := registrytest.NewWeb(t)
+	tokens.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		require.Equal(t, "repository:vm/a:pull", r.URL.Query().Get("scope"))
+		token := "good"
+		if _, _, ok := r.BasicAuth(); !ok {
+			token = "anonymous"
+		}
+		fmt.Fprintf(w, `{"token":"%s"}`, token)
+	})
+	_, at := testtool.Must2(net.SplitHostPort(tokens.Host()))(t)
+	realm := "https://example.com:" + at + "/token?a=b"
+	l.WantsTokens(t, func(string) string { return realm }, nil)
+	other := registrytest.NewWeb(t)
+	other.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if known := r.Header.Get("Authorization"); known != "" {
+			require.Equal(t, "Bearer anonymous", known)
+			l.Storage.Config.Handler.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("WWW-Authenticate",
+			`Bearer realm="`+realm+`",service="x",scope="repository:vm/a:pull"`)
+		w.WriteHeader(http.StatusUnauthorized)
+	})
+	_, at = testtool.Must2(net.SplitHostPort(other.Host()))(t)
+	l.Elsewhere = "https://example.com:" + at
+	img := testtool.Must(newClient(t, Options{CA: ca, Timeout: time.Second, OwnHost: l.Host(),
+		Own: keychain.Credential{Username: "me", Password: "pa55word"}}).Resolve(t.Context(),
+		l.ref(t, "vm/a:1")))(t)
+	defer img.Source.Close()
+	b := testtool.Must(img.Source.Blob(img.Manifest.Layers[0]))(t)
+	require.NoError(t, b.Fill(t.Context(), make([]byte, 512), 0))
 }
 
 // TestPlainBeforeUnknownCertificate: where the registry answers without TLS, whoever answers there
