@@ -127,7 +127,7 @@ func (p *providing) open() error {
 	if err := durable.SyncParent(p.path); err != nil {
 		return err
 	}
-	f, err := osfile.OpenFile(p.path, os.O_RDONLY, 0)
+	f, err := durable.OpenToLock(p.path)
 	p.file.file = f
 	return err
 }

@@ -183,7 +183,7 @@ func (p *providing) foreign() error {
 // keep opens the file of an earlier run, which was killed, and reports whether it is there.
 func (p *providing) keep(known *record, now record) (bool, error) {
 	path := filepath.Join(p.dir, known.File)
-	f, err := osfile.OpenFile(path, os.O_RDONLY, 0)
+	f, err := durable.OpenToLock(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}

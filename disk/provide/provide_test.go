@@ -111,10 +111,15 @@ func TestAnExchangedImageIsNoticed(t *testing.T) {
 // TestTheImageIsToldByItsContent has two images with everything else in common.
 func TestTheImageIsToldByItsContent(t *testing.T) {
 	path, to := rawImage(t), filepath.Join(t.TempDir(), "disk")
+	opened := func(f *File) int {
+		return testtool.Must(unix.FcntlInt(f.file.Fd(), unix.F_GETFL, 0))(t) & unix.O_ACCMODE
+	}
 	f := testtool.Must(Provide(t.Context(), open(t, path), Options{To: to}))(t)
+	require.Equal(t, unix.O_RDWR, opened(f), "NFS gives an exclusive lock of nothing else")
 	require.NoError(t, f.release()) // as a kill does
 	again := testtool.Must(Provide(t.Context(), open(t, path), Options{To: to}))(t)
 	require.Equal(t, "kept", again.How)
+	require.Equal(t, unix.O_RDWR, opened(again))
 	require.NoError(t, again.release())
 	file := testtool.Must(os.OpenFile(path, os.O_WRONLY, 0))(t)
 	require.NoError(t, testtool.Err(file.WriteAt([]byte{77}, 0)))

@@ -53,7 +53,7 @@ func CreateNew(path string, mode fs.FileMode) (*Partial, error) {
 // former content under the name, or the new one. may says why the file that has the name now must
 // not be replaced; nil: any may be.
 func CreateNamed(path string, mode fs.FileMode, may func(former *os.File) error) (*Partial, error) {
-	former, err := openToLock(path)
+	former, err := OpenToLock(path)
 	switch {
 	case err == nil:
 		if err = HoldReplaced(former, path); err == nil && may != nil {
@@ -96,7 +96,7 @@ func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 		f, err := osfile.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
 		created := err == nil
 		if errors.Is(err, fs.ErrExist) {
-			f, err = openToLock(name)
+			f, err = OpenToLock(name)
 		}
 		if errors.Is(err, unix.ELOOP) && osfile.Remove(name) == nil {
 			continue // it was a link, which nobody is writing
@@ -130,9 +130,9 @@ func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 	return nil, &LockedError{Path: name, Holder: "another process"}
 }
 
-// openToLock opens a file that is there, for writing if it can be: NFS gives an exclusive lock of
+// OpenToLock opens a file that is there, for writing if it can be: NFS gives an exclusive lock of
 // nothing else.
-func openToLock(path string) (*os.File, error) {
+func OpenToLock(path string) (*os.File, error) {
 	if f, err := osfile.OpenFile(path, os.O_RDWR, 0); err == nil {
 		return f, nil
 	}
