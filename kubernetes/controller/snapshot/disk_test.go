@@ -227,11 +227,17 @@ func TestRestoredWithoutOwner(t *testing.T) {
 		o.SetNamespace(golden().Namespace)
 		o.SetName(golden().Name)
 		o.SetLabels(map[string]string{labelGolden: golden().Name, v1alpha1.LabelIdentity: ""})
+		o.SetFinalizers([]string{"example.com/slow"})
 		require.NoError(t, w.Create(t.Context(), o))
 		w.converge("vm")
 		require.Equal(t, "there is a "+kind+" "+golden().Name+" that no Job was made for: delete "+
 			"it", w.populated("vm").Message)
 		require.NoError(t, w.Delete(t.Context(), o))
+		w.converge("vm")
+		require.Contains(t, w.populated("vm").Message, "is being deleted")
+		require.True(t, w.there(o))
+		o.SetFinalizers(nil)
+		require.NoError(t, w.Update(t.Context(), o))
 		w.converge("vm")
 		require.Equal(t, metav1.ConditionTrue, w.populated("vm").Status)
 	}

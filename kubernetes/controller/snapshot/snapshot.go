@@ -138,7 +138,8 @@ func (w *work) step(ctx context.Context) (c *metav1.Condition, requeueAfter time
 		if err != nil {
 			return nil, 0, err
 		}
-		if there && metav1.GetControllerOf(one.Object) == nil { // as after a backup was restored
+		if there && metav1.GetControllerOf(one.Object) == nil && // as after a backup was restored
+			one.GetDeletionTimestamp() == nil {
 			return wrong("there is a %s %s that no Job was made for: delete it", one.kind, w.name),
 				time.Minute, nil
 		}
