@@ -32,6 +32,7 @@ func vmiOf(annotations map[string]string) map[string]any {
 				"memory":    object{"guest": "128Mi"},
 				"resources": object{"requests": object{"memory": "128Mi"}},
 				"firmware":  object{"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223"},
+				"features":  object{"acpi": object{}}, // as the API server sets it
 				"devices": object{"autoattachGraphicsDevice": false,
 					"autoattachMemBalloon": false, "disks": []any{}, "interfaces": []any{}},
 			},
