@@ -163,12 +163,16 @@ func TestReloadBesideAGrowth(t *testing.T) {
 }
 
 // TestRevertForgetsAnAtomicWrite: what an atomic write has replaced, and a disk that failed still
-// keeps, is not put back over the content of a snapshot.
+// keeps, is not put back over the content of a snapshot. It stays if the revert fails.
 func TestRevertForgetsAnAtomicWrite(t *testing.T) {
 	d := serveKept(t, 1)
 	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
 	store := d.table.all()[0].Instance().Store()
 	require.NoError(t, store.Save(serving.StoredAtomic, []byte("former")))
+	ended, end := context.WithCancel(t.Context())
+	end()
+	require.ErrorIs(t, d.Revert(ended, d.table.all()[0], "s"), context.Canceled)
+	require.NotEmpty(t, testtool.Must(store.Load(serving.StoredAtomic))(t), "the content stays")
 	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotRevert))
 	require.Empty(t, testtool.Must(store.Load(serving.StoredAtomic))(t))
 }
