@@ -76,9 +76,13 @@ func (d *Device) Protected(served *serving.Disk) {
 	}
 }
 
-// errReserved keeps clients of other protocols out.
-var errReserved = errors.New("an iSCSI initiator has reserved the disk: have it release " +
-	"the disk, or clear the reservation over iSCSI, by sg_persist --clear")
+// Both keep clients of other protocols out. During RESERVE(6), nobody can clear anything.
+var (
+	errReserved = errors.New("an iSCSI initiator has reserved the disk: have it release the " +
+		"disk, or log out")
+	errPersistent = errors.New("an iSCSI initiator has reserved the disk: have it release the " +
+		"disk, or clear the reservation over iSCSI, by sg_persist --clear")
+)
 
 // Bars implements serving.Front. A client of another protocol cannot register, so a reservation
 // keeps it out like an initiator that is not registered (SPC-4 5.13.1). Nor may it write what the
@@ -89,11 +93,12 @@ func (d *Device) Bars(served *serving.Disk, write bool) error {
 		return nil
 	}
 	right := reservationTypes[u.persistent.state.Load().kind].right
-	if u.reserved.Load() != nil || right == duringExclusiveAccess ||
-		right == duringWriteExclusive && write {
+	switch {
+	case u.reserved.Load() != nil:
 		return errReserved
-	}
-	if write {
+	case right == duringExclusiveAccess, right == duringWriteExclusive && write:
+		return errPersistent
+	case write:
 		return u.settleAtomic()
 	}
 	return nil

@@ -172,6 +172,7 @@ func TestPersistentAmongReserve(t *testing.T) {
 	b := newBench(t)
 	second := b.attach("iqn.b", 0)
 	b.good(cdb(reserve), nil)
+	require.ErrorContains(t, b.d.Bars(b.d.nth(0).served, false), "or log out", "not sg_persist")
 	for _, n := range []*Nexus{b.nexus, second} {
 		for action := byte(0); action <= saReadFullStatus; action++ {
 			require.Equal(t, conflict,
