@@ -56,7 +56,8 @@ func (l loader) useCommand(c *config) {
 		l.Problems.Add("--", "a hook of KubeVirt runs no command")
 	case l.Flags.Changed(flagFork):
 		l.Problems.Add("--"+flagFork, "does not wait, and a command is waited for: leave one out")
-	case len(c.Portals) == 0 && strings.Contains(strings.Join(c.command, " "), "{"+varISCSI):
+	case len(c.Portals) == 0 && l.Source(keyISCSI) != "" &&
+		strings.Contains(strings.Join(c.command, " "), "{"+varISCSI):
 		l.Problems.Add("{"+varISCSI+"}", "there is no iSCSI: %s has turned it off",
 			l.Source(keyISCSI))
 	}

@@ -50,6 +50,9 @@ func TestServeWithACommand(t *testing.T) {
 		"no iSCSI": {args: []string{paths[0], "--iscsi=false", "--", "x", "{iscsi2}"},
 			status: exitUsage, stderr: "kubevirt-disk: wrong configuration: {iscsi}: there is no " +
 				"iSCSI: --iscsi has turned it off\n"},
+		"wrong portal": {args: []string{paths[0], "--listen=bad", "--", "x", "{iscsi}"},
+			status: exitUsage, stderr: "kubevirt-disk: wrong configuration: --listen: \"bad\" is " +
+				"not an address: want 0.0.0.0:3260, [::1]:3260, or :3260 for all addresses\n"},
 		"in the background": {args: []string{paths[0], "--fork", "--", "true"}, status: exitUsage,
 			stderr: "kubevirt-disk: wrong configuration: --fork: does not wait, and a command is " +
 				"waited for: leave one out\n"},

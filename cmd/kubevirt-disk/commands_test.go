@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/integration/peers"
@@ -87,6 +88,8 @@ func TestInspect(t *testing.T) {
 		"backing_chain"} {
 		require.Contains(t, info, key)
 	}
+	fails(t, nil, exitUsage, "--verify-key is for one image in a registry", "inspect", image,
+		"--verify-key=testdata/signatures/flag.pub")
 }
 
 // A person may say that the content of an image is a guest's, whatever it looks like. The commands
@@ -206,6 +209,10 @@ func TestConvertInterrupted(t *testing.T) {
 	for _, to := range []string{destination, filepath.Join(dir, "b.qcow2")} {
 		require.EqualError(t, a.convert(ctx, source, to, convertOptions{}),
 			fmt.Sprintf("interrupted: %q was not written", to))
+	}
+	device := filepath.Join(t.TempDir(), "device")
+	if unix.Mknod(device, unix.S_IFBLK|0o600, int(unix.Mkdev(7, 250))) == nil {
+		require.ErrorContains(t, interrupted(device), "has only a part of the disk")
 	}
 	require.ErrorContains(t, a.convert(ctx, source, "-", convertOptions{targetFormat: "qcow2"}),
 		"interrupted: standard output has only a part of the disk")

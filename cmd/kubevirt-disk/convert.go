@@ -146,7 +146,7 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 		return image.Convert(ctx, img, destination, o.force, p)
 	})
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("interrupted: %q was not written", destination)
+		return interrupted(destination)
 	}
 	return explainWrite(err, destination)
 }
@@ -186,6 +186,19 @@ func (a *app) stream(ctx context.Context, p *image.Progress, report *console.Rep
 		return fmt.Errorf("standard output has only a part of the disk: %w", err)
 	}
 	return nil
+}
+
+// interrupted says what an interrupt has left.
+func interrupted(destination string) error {
+	if isBlockDevice(destination) {
+		return fmt.Errorf("interrupted: block device %q has only a part of the disk", destination)
+	}
+	return fmt.Errorf("interrupted: %q was not written", destination)
+}
+
+func isBlockDevice(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().Type() == fs.ModeDevice
 }
 
 // explainWrite explains that the directory cannot be written. It names the file that was asked for,
@@ -305,7 +318,7 @@ func (a *app) openWrapped(ctx context.Context, source, destination string, o con
 	if o.target(destination) == image.FormatRaw && destination != standardStream {
 		err := report.While(p, func() error { return p.expand(ctx, destination, o.force) })
 		if err != nil && ctx.Err() != nil {
-			return nil, fmt.Errorf("interrupted: %q was not written", destination)
+			return nil, interrupted(destination)
 		}
 		return nil, explainWrite(err, destination)
 	}
@@ -346,7 +359,7 @@ func (u *unpacking) expand(ctx context.Context, destination string, replace bool
 	open := func() (*image.Destination, error) {
 		return image.CreateDestination(destination, replace)
 	}
-	if info, err := os.Stat(destination); err == nil && info.Mode().Type() == fs.ModeDevice {
+	if isBlockDevice(destination) {
 		open = func() (*image.Destination, error) { return image.OpenDevice(destination) }
 	}
 	to, err := open()

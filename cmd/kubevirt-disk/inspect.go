@@ -64,6 +64,12 @@ object, and a directory or several images are an array.`,
 		if ok {
 			return a.inspectReference(cmd, ref, asJSON)
 		}
+		for _, row := range new(reach).withAddresses() {
+			if cmd.Flags().Changed(row.Key) { // nobody may take a file for verified
+				return fmt.Errorf("--%s is for one image in a registry, as REGISTRY/NAME:TAG, and "+
+					"%q is none", row.Key, args[0])
+			}
+		}
 		return running(func(*cobra.Command, []string) error {
 			return a.inspect(args, format, asJSON)
 		})(cmd, args)
@@ -305,6 +311,9 @@ type inspectedReference struct {
 }
 
 func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJSON bool) error {
+	if cmd.Flags().Changed(keyFormat) {
+		return fmt.Errorf("--%s says what a file is, and %q is in no file", keyFormat, ref)
+	}
 	var opt reach
 	l := load(cmd.Flags(), opt.withAddresses())
 	asked := opt.Signatures

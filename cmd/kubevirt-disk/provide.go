@@ -80,6 +80,12 @@ Exit status 0: the file is gone. 1: the file cannot be made, and nothing is left
 		if len(args) > 0 {
 			p.image = args[0]
 		}
+		for _, key := range []string{keyImagePath, keyDiskDir} {
+			if len(args) > 0 && cmd.Flags().Changed(key) {
+				l.Problems.Add("--"+key, "cannot be combined with an image as argument: use one "+
+					"of them")
+			}
+		}
 		switch {
 		case p.to == "":
 			l.Problems.AddMissing(nameOf(keyTo), "name the file to make, without its extension")

@@ -189,6 +189,11 @@ func TestProvideRefuses(t *testing.T) {
 		require.Contains(t, stderr, part)
 	}
 	require.NoDirExists(t, filepath.Dir(p.to))
+	for _, flag := range []string{"--image-path=" + second, "--disk-dir=" + p.dir} {
+		status, _, stderr = run2(t, p, second, flag)
+		require.Equal(t, exitUsage, status)
+		require.Contains(t, stderr, "cannot be combined with an image as argument")
+	}
 	run := p.start(second)
 	require.Equal(t, make([]byte, 4096), p.content())
 	require.Equal(t, exitDone, run.terminate())

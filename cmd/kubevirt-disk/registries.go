@@ -289,7 +289,9 @@ func secretOf(name string) (string, error) {
 	}
 	content, err := osfile.ReadText(file)
 	if err != nil {
-		return "", fmt.Errorf("%s_FILE: %w", name, err)
+		// Not its name: it may be a secret in the wrong variable.
+		return "", fmt.Errorf("%s_FILE names a file that cannot be read: %w", name,
+			settings.WithoutPath(err))
 	}
 	return strings.TrimSuffix(string(content), "\n"), nil
 }

@@ -77,6 +77,10 @@ func TestSignAndInspect(t *testing.T) {
 	}
 	push := []string{"push", "--base=none", raw, ref, "--sign-key=" + file}
 	require.Contains(t, said(exitUsage, push...), "is needed: give it in COSIGN_PASSWORD")
+	t.Setenv("COSIGN_PASSWORD_FILE", "pa55word")
+	require.Contains(t, said(exitUsage, push...), "COSIGN_PASSWORD_FILE names a file that cannot "+
+		"be read: no such file")
+	require.NoError(t, os.Unsetenv("COSIGN_PASSWORD_FILE"))
 	t.Setenv("COSIGN_PASSWORD", "pa55worx")
 	require.Contains(t, said(exitUsage, push...), "the password is wrong")
 	require.Contains(t, said(exitFailed, "inspect", ref), "does not exist")
@@ -90,6 +94,7 @@ func TestSignAndInspect(t *testing.T) {
 
 	text := said(exitDone, "inspect", ref)
 	require.Contains(t, text, "no key was given to verify it with")
+	require.Contains(t, said(exitUsage, "inspect", ref, "--format=raw"), "what a file is")
 	text = said(exitDone, "inspect", ref, "--verify-key="+public)
 	require.Contains(t, text, fingerprint+" (simple-signing): verified")
 	text = said(exitFailed, "inspect", ref, "--verify-key="+other, "--json")
