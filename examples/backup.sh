@@ -18,7 +18,7 @@ here=$(dirname "$0")
 now=backup-$(date -u +%Y%m%dT%H%M%S%N)
 last=
 [ ! -e "$directory/last" ] || last=$(cat "$directory/last")
-if [ -n "$last" ] && ! kubevirt-disk snapshot list "$disk" | grep -qwF -- "$last"; then
+if [ -n "$last" ] && ! kubevirt-disk snapshot list "$disk" | grep -wF -- "$last" >/dev/null; then # -q would not read all
   echo "the snapshot $last of the last run is gone: all is copied again" >&2
   last=
 fi

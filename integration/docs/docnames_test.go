@@ -4,8 +4,10 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -174,4 +176,28 @@ func TestVersionsInOnePlaceBites(t *testing.T) {
 	} {
 		require.Equal(t, want, needed.MatchString(text), text)
 	}
+}
+
+// TestExamplesAsWritten: what no other test can run is complete.
+func TestExamplesAsWritten(t *testing.T) {
+	examples := os.DirFS("../../examples")
+	require.NoError(t, fs.WalkDir(examples, ".", func(name string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		text := string(testtool.Must(fs.ReadFile(examples, name))(t))
+		if strings.Contains(text, "chapAuthDiscovery: true") {
+			var beside strings.Builder
+			for _, other := range testtool.Must(fs.Glob(examples, path.Dir(name)+"/*.*"))(t) {
+				beside.Write(testtool.Must(fs.ReadFile(examples, other))(t))
+			}
+			assert.Contains(t, beside.String(), "discovery.sendtargets.auth.password=",
+				"%s: the kubelet asks for the target with a credential, too", name)
+		}
+		if strings.HasSuffix(name, ".sh") && strings.Contains(text, "pipefail") {
+			assert.NotRegexp(t, `\| *grep -\w*q`, text, "%s: grep -q ends before the command "+
+				"that it reads from, which then fails of SIGPIPE", name)
+		}
+		return nil
+	}))
 }
