@@ -44,7 +44,7 @@ func (a *app) readSignKey(file string) (*signature.PrivateKey, error) {
 	}
 	password := ""
 	if signature.Encrypted(text) {
-		password, err = a.keyPassword("the password of " + strconv.Quote(file))
+		password, err = a.keyPassword("the password of "+strconv.Quote(file), false)
 	}
 	var key *signature.PrivateKey
 	if err == nil {
@@ -57,8 +57,9 @@ func (a *app) readSignKey(file string) (*signature.PrivateKey, error) {
 }
 
 // keyPassword is the password of a key, which is called what: from the environment, or from the
-// terminal, which does not show it.
-func (a *app) keyPassword(what string) (string, error) {
+// terminal, which does not show it. So a new one is asked for twice: with a slip in it, nobody could
+// use the key.
+func (a *app) keyPassword(what string, isNew bool) (string, error) {
 	password, err := secretOf(envSignPassword)
 	_, given := os.LookupEnv(envSignPassword)
 	if err != nil || password != "" || given || os.Getenv(envSignPassword+"_FILE") != "" {
@@ -85,10 +86,21 @@ func (a *app) keyPassword(what string) (string, error) {
 			a.exit(exitFailed)
 		}
 	}()
-	fmt.Fprintf(a.stderr, "%s: ", what)
-	text, err := term.ReadPassword(int(in.Fd()))
-	fmt.Fprintln(a.stderr)
-	return string(text), err
+	ask := func(what string) (string, error) {
+		fmt.Fprintf(a.stderr, "%s: ", what)
+		text, err := term.ReadPassword(int(in.Fd()))
+		fmt.Fprintln(a.stderr)
+		return string(text), err
+	}
+	password, err = ask(what)
+	if err != nil || !isNew {
+		return password, err
+	}
+	again, err := ask("the same again")
+	if err == nil && again != password {
+		err = errors.New("the two passwords differ: no key was made")
+	}
+	return password, err
 }
 
 func (a *app) signCommand() *cobra.Command {
@@ -202,7 +214,8 @@ func (a *app) keyCommand() *cobra.Command {
 		Short: "Make a key pair",
 		Long: `Makes a key pair: PREFIX.key, which signs and must stay secret, and PREFIX.pub, which
 verifies. Cosign reads them, too. The password of PREFIX.key is in ` + envSignPassword + `, or in the file that
-` + envSignPassword + `_FILE names, or is asked for at the terminal. It may be empty. Files that are there stay.`,
+` + envSignPassword + `_FILE names, or is asked for twice at the terminal. It may be empty.
+Files that are there stay.`,
 		Args: usageArgs(noArgs),
 	}
 	generate.Flags().StringVar(&prefix, "output", "cosign", "`prefix` of the two files")
@@ -219,7 +232,7 @@ func (a *app) generateKey(prefix string) error {
 			return fmt.Errorf("%q is there already: choose another --output", file)
 		}
 	}
-	password, err := a.keyPassword("a password for the new key")
+	password, err := a.keyPassword("a password for the new key", true)
 	if err != nil {
 		return err
 	}

@@ -285,3 +285,22 @@ func TestSignAfterwards(t *testing.T) {
 			"--verify-key="+public), pinned)
 	}
 }
+
+// TestNewPasswordIsAskedForTwice: a slip in it would make a key that nobody can use.
+func TestNewPasswordIsAskedForTwice(t *testing.T) {
+	cleanEnv(t)
+	for typed, status := range map[string]int{"one\none\n": exitDone, "one\nome\n": exitFailed} {
+		person, terminal := newTerminal(t)
+		testtool.Must(person.WriteString(typed))(t)
+		var said bytes.Buffer
+		a := &app{stdin: terminal, stdout: io.Discard, stderr: &said, exit: os.Exit}
+		prefix := filepath.Join(t.TempDir(), "new")
+		require.Equal(t, status, a.execute([]string{"key", "generate", "--output", prefix}))
+		require.Contains(t, said.String(), "the same again: ")
+		require.NotContains(t, said.String(), "one\n")
+		if status == exitFailed {
+			require.Contains(t, said.String(), "the two passwords differ")
+			require.NoFileExists(t, prefix+".key")
+		}
+	}
+}
