@@ -57,8 +57,8 @@ func (a *app) readSignKey(file string) (*signature.PrivateKey, error) {
 }
 
 // keyPassword is the password of a key, which is called what: from the environment, or from the
-// terminal, which does not show it. So a new one is asked for twice: with a slip in it, nobody could
-// use the key.
+// terminal, which does not show it. So a new one is asked for twice: with a slip in it, nobody
+// could use the key.
 func (a *app) keyPassword(what string, isNew bool) (string, error) {
 	password, err := secretOf(envSignPassword)
 	_, given := os.LookupEnv(envSignPassword)
@@ -79,9 +79,10 @@ func (a *app) keyPassword(what string, isNew bool) (string, error) {
 	read := make(chan struct{})
 	defer close(read)
 	go func() {
+		<-ctx.Done()
 		select {
 		case <-read:
-		case <-ctx.Done(): // a read of a terminal is not ended otherwise
+		default: // a read of a terminal is not ended otherwise
 			_ = term.Restore(int(in.Fd()), before)
 			a.exit(exitFailed)
 		}
