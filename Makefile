@@ -131,7 +131,7 @@ fuzz: ## Run every fuzz test for FUZZTIME (60s)
 
 bench: $(BIN) peers ## Measure against tgtd, gotgt, qemu-img convert and a bare loop in C, as root (BENCHFLAGS=-h lists the options)
 	$(GO) run ./integration/bench -server $(BIN) $(BENCHFLAGS)
-	KUBEVIRT_DISK_PEERS=$(CURDIR)/cache/gotgt $(GO) test -count=1 -run 'TestConformance(Peers)?$$' -v ./integration/iscsi | grep -E '^(conformance:|---|FAIL)'
+	set -o pipefail; KUBEVIRT_DISK_PEERS=$(CURDIR)/cache/gotgt $(GO) test -count=1 -run 'TestConformance(Peers)?$$' -v ./integration/iscsi | grep -E '^(conformance:|---|FAIL)'
 
 peers: ## Build gotgt, a peer of the benchmarks, into cache/
 	scripts/build-gotgt.sh cache/gotgt
