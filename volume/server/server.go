@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -59,6 +61,9 @@ const (
 	// workTimeout is how long a request may take. An image in a registry that has no index is
 	// fetched first.
 	workTimeout = 10 * time.Minute
+	// maxStreams is how many requests a connection of HTTP/2 may have at once. Strangers can have
+	// as many, too, and each takes some 20 KiB.
+	maxStreams = 16
 )
 
 // New makes a server. It reads the files of opt.Access, and returns an error if they cannot be
@@ -79,9 +84,38 @@ func New(opt Options) (*Server, error) {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          zap.NewStdLog(opt.Log),
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		ErrorLog:          log.New(&errorLog{log: opt.Log}, "", 0),
 	}
 	return s, nil
+}
+
+// errorTold is how long the log stays quiet after a line about a connection.
+const errorTold = time.Minute
+
+// errorLog takes what net/http says of connections. Anybody can break as many as they like.
+type errorLog struct {
+	log *zap.Logger
+
+	mu     sync.Mutex
+	told   time.Time // guarded by mu
+	missed int       // guarded by mu; lines since
+}
+
+func (l *errorLog) Write(p []byte) (int, error) {
+	text := strings.TrimSpace(string(p))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case strings.Contains(text, "panic serving"):
+		l.log.Error(text)
+	case time.Since(l.told) < errorTold:
+		l.missed++
+	default:
+		l.log.Info(text, zap.Int("not_logged_since", l.missed))
+		l.told, l.missed = time.Now(), 0
+	}
+	return len(p), nil
 }
 
 // Serve answers requests until Shutdown. Then it returns http.ErrServerClosed.

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -223,6 +224,43 @@ func TestAccessCheck(t *testing.T) {
 	}
 	_, err := New(Options{Access: Access{Token: filepath.Join(dir, "none")}})
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// TestBrokenConnections: who connects and speaks no TLS is in the log, and not once for each time.
+func TestBrokenConnections(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	newAuthority(t, dir, "ca").sign(1, at("cert"), at("key"))
+	s := serve(t, Access{Cert: at("cert"), Key: at("key")})
+	for range 20 {
+		c := testtool.Must(net.Dial("tcp", s.address))(t)
+		require.NoError(t, testtool.Err(c.Write([]byte("SSH-2.0-x\r\n"))))
+		_, _ = io.Copy(io.Discard, c) // until the server has closed it
+		require.NoError(t, c.Close())
+	}
+	require.Equal(t, 1, s.log.FilterMessageSnippet("TLS handshake error").Len())
+}
+
+// TestRequestsAtOnce: a connection of HTTP/2 may have few requests at once (RFC 9113 6.5), so
+// strangers cannot use up the memory by connections that each have hundreds.
+func TestRequestsAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	a := newAuthority(t, dir, "ca")
+	a.sign(1, at("cert"), at("key"))
+	s := serve(t, Access{Cert: at("cert"), Key: at("key")})
+	c := testtool.Must(tls.Dial("tcp", s.address, &tls.Config{RootCAs: a.pool,
+		NextProtos: []string{"h2"}}))(t)
+	defer c.Close()
+	const settings = 4
+	require.NoError(t, testtool.Err(fmt.Fprintf(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n%s",
+		[]byte{0, 0, 0, settings, 0, 0, 0, 0, 0})))
+	head := make([]byte, 9)
+	require.NoError(t, testtool.Err(io.ReadFull(c, head)))
+	require.EqualValues(t, settings, head[3])
+	all := make([]byte, int(head[1])<<8|int(head[2]))
+	require.NoError(t, testtool.Err(io.ReadFull(c, all)))
+	require.Contains(t, slices.Collect(slices.Chunk(all, 6)), []byte{0, 3, 0, 0, 0, maxStreams})
 }
 
 // authority is a certificate authority.
