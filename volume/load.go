@@ -125,12 +125,22 @@ func (m *Manager) findMissing() {
 			m.mu.Lock()
 			still := v.missingLocked()
 			m.mu.Unlock()
-			if still && m.resume(m.ctx, v, m.timeout) == nil {
-				m.log.Info("the storage of a volume is back", zap.String("volume", name),
-					zap.Uint16("lun", v.record.LUN))
+			if still {
+				m.back(v)
 			}
 			m.release(v)
 		}
+	}
+}
+
+// back serves a volume whose storage may be back.
+func (m *Manager) back(v *volume) {
+	switch err := m.resume(m.ctx, v, m.timeout); {
+	case err == nil:
+		m.log.Info("the storage of a volume is back", zap.String("volume", v.name),
+			zap.Uint16("lun", v.record.LUN))
+	case fetched(v.record): // it has been tried, which ended its former failure
+		m.fail(v, err)
 	}
 }
 

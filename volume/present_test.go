@@ -3,6 +3,7 @@ package volume
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -88,6 +89,32 @@ func TestStorageIsMissingAtAStart(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestFetchFailsWhenStorageIsBack: when the storage of a volume has come back, and its image cannot
+// be fetched then, the volume says so, and is tried again when it is put.
+func TestFetchFailsWhenStorageIsBack(t *testing.T) {
+	dir, there, f := t.TempDir(), filepath.Join(t.TempDir(), "there"), newFake()
+	require.NoError(t, os.Mkdir(there, 0o700))
+	f.claims, f.slow = map[string]string{"there": there}, make(chan struct{})
+	m := start(t, dir, f)
+	m.timeout = time.Millisecond
+	spec := api.Spec{From: &api.Source{Reference: "registry.example/a:1"},
+		Copy: &api.Copy{UsageType: "there"}}
+	put(t, m, "vm1", spec)
+	require.NoError(t, m.Close())
+	require.NoError(t, os.Rename(there, there+".away"))
+	f.set(func() { f.slow, f.opening = nil, func() error { return errFake } })
+	m = testtool.Must(New(Options{Dir: dir, Disks: f}))(t)
+	t.Cleanup(func() { _ = m.Close() })
+	m.missingPoll = tick
+	require.NoError(t, m.Load(t.Context()))
+	require.NoError(t, os.Rename(there+".away", there))
+	testtool.Eventually(t, func() bool {
+		return strings.Contains(get(t, m, "vm1").Failure, errFake.Error())
+	})
+	f.set(func() { f.opening = nil })
+	require.Equal(t, api.StateReady, put(t, m, "vm1", spec).State)
 }
 
 // TestUploadToMissingStorage: no upload goes to an empty mount point.
