@@ -157,8 +157,8 @@ func (u *Upload) progress() *api.Progress {
 // Complete makes the volume from the data, and serves it. Without an image, the file Disk is the
 // disk, and the caller has brought all of it to storage. Otherwise image is the path of a file
 // beside it, which is removed when the disk has copied all of it. After an error the volume is as
-// empty as before: all Files are gone. If the server stops (api.CodeUnavailable), they are left for
-// the next one.
+// empty as before: all Files are gone. With api.CodeUnavailable they are left: the server stops, or
+// storage may say that the volume has them.
 func (u *Upload) Complete(ctx context.Context, image string) error {
 	m, v := u.m, u.v
 	held, err := u.takeTurn(ctx)
@@ -192,7 +192,9 @@ func (u *Upload) Complete(ctx context.Context, image string) error {
 	}
 	// The record first: the disk of a volume that is ready is never made again.
 	if setErr := m.set(v, before); setErr != nil {
-		err = errors.Join(err, setErr)
+		// Storage may say that the volume is ready: then the next start needs the data.
+		err = errors.Join(api.Errorf(api.CodeUnavailable, "storage may have it as "+
+			"the volume, so it stays: try again"), err, setErr)
 	} else {
 		err = errors.Join(err, clearDisk(u.dir))
 	}

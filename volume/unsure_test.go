@@ -88,7 +88,9 @@ func TestUploadOfWhichNobodyKnows(t *testing.T) {
 		path := fill.Disk()
 		require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
 		unsure(m, 1)
-		require.ErrorIs(t, fill.Complete(t.Context(), ""), unix.EIO)
+		err := fill.Complete(t.Context(), "")
+		require.ErrorIs(t, err, unix.EIO)
+		refused(t, api.CodeUnavailable, err) // by which the receiver knows that the data stays
 		fill.Release()
 		require.Empty(t, f.served)
 		if restart {
