@@ -2,11 +2,14 @@ package upload
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -57,6 +60,44 @@ func (s *server) age(t *testing.T, name string) {
 	if one := s.handler.slots.all[name]; one != nil && one.paused != nil {
 		one.paused.base.Touched = one.paused.base.Touched.Add(-maxAge)
 	}
+}
+
+// TestAnswersHaveTheirOwnTime: how long the answer to an earlier request of the connection could
+// take says nothing about the next one.
+func TestAnswersHaveTheirOwnTime(t *testing.T) {
+	s := newServer(t)
+	at := s.create(t, "vm", 4096)
+	late := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0))
+		s.Handler.ServeHTTP(w, r)
+	}))
+	defer late.Close()
+	s.URL = late.URL
+	require.Zero(t, s.offset(t, at))
+	require.Equal(t, http.StatusNoContent, s.ask(t, http.MethodDelete, at, nil).status)
+}
+
+// TestDeletedBeforeARequest: a request for an upload that waits in memory has its slot when the
+// volume is deleted, and finds that it is gone. Then nothing of the upload stays in memory.
+func TestDeletedBeforeARequest(t *testing.T) {
+	s := newServer(t)
+	data := packtest.Xz(rawDisk(1 << 20))
+	at := s.create(t, "vm", int64(len(data)))
+	requireSays(t, s.append(t, at, 0, data[:5000], false), http.StatusNoContent)
+	fill := s.handler.opt.Fill
+	s.handler.opt.Fill = func(ctx context.Context, name string, make bool) (Volume, bool, error) {
+		s.volumes.mu.Lock()
+		delete(s.volumes.all, name)
+		s.volumes.mu.Unlock()
+		s.handler.Forget(name)
+		return fill(ctx, name, make)
+	}
+	requireSays(t, s.append(t, at, 5000, data[5000:], true), http.StatusNotFound)
+	testtool.Eventually(t, func() bool {
+		s.handler.slots.mu.Lock()
+		defer s.handler.slots.mu.Unlock()
+		return len(s.handler.slots.all) == 0
+	})
 }
 
 // TestUnpackingEndsWithTheVolume: some KiB are 4 GiB of zeros. Nobody waits for these when the

@@ -48,8 +48,8 @@ type Volume interface {
 	Progress(received, total int64)
 	// Complete serves the volume. With image "", the disk is the file Disk. Otherwise image is the
 	// path of an image beside it, which is removed when it is no longer needed.
-	// After an error the volume awaits content as before. With api.CodeUnavailable the server
-	// stops, and everything stays where it is.
+	// After an error the volume awaits content as before. With api.CodeUnavailable everything stays
+	// where it is: the server stops, or storage may say that the volume has its content.
 	Complete(ctx context.Context, image string) error
 	// Undo removes the volume, which was made for an upload and has not been filled.
 	Undo(ctx context.Context) error
@@ -115,6 +115,8 @@ func (h *Handler) Totals() Totals {
 // ServeHTTP answers a request. The caller has checked that it is allowed.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name, id := r.PathValue("name"), r.PathValue("upload")
+	// An earlier request of the connection may have set one for its own answer.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 	if id == "" {
 		switch r.Method {
 		case http.MethodPut:
@@ -211,7 +213,7 @@ func (h *Handler) start(w http.ResponseWriter, r *http.Request, t *turn, q *requ
 	if err := h.vacant(w, r, t); err != nil {
 		return nil, err
 	}
-	if err := checkRoom(t.volume, q.length); err != nil {
+	if err := checkRoom(t.volume, q.length, 0); err != nil {
 		return nil, err
 	}
 	rec := record{Version: recordVersion, ID: rand.Text(), Resumable: q.resumable, Made: t.made,
@@ -233,8 +235,9 @@ func fileLimit(size int64) int64 {
 	return size + size/16 + 64<<20
 }
 
-// checkRoom refuses an upload that is larger than the volume or than the free space.
-func checkRoom(v Volume, length int64) error {
+// checkRoom refuses an upload that is larger than the volume, or whose rest is larger than the free
+// space. come is how much has come.
+func checkRoom(v Volume, length, come int64) error {
 	if length < 0 {
 		return nil
 	}
@@ -245,9 +248,10 @@ func checkRoom(v Volume, length int64) error {
 	if err != nil {
 		return err
 	}
-	if length > free {
-		return refusal(http.StatusInsufficientStorage, "the upload has %d bytes, and %d are free "+
-			"in the volume's storage: make room, use another one, or compress it", length, free)
+	if rest := length - come; rest > free {
+		return refusal(http.StatusInsufficientStorage, "%d bytes of the upload are to come, and "+
+			"%d are free in the volume's storage: make room, use another one, or compress it",
+			rest, free)
 	}
 	return nil
 }
@@ -327,7 +331,7 @@ func (h *Handler) fits(w http.ResponseWriter, t *turn, s *session, q *request) e
 			s.length)
 	}
 	if s.length < 0 && length >= 0 {
-		if err := checkRoom(t.volume, length); err != nil {
+		if err := checkRoom(t.volume, length, s.offset); err != nil {
 			return err
 		}
 		s.length = length

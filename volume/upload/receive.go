@@ -156,7 +156,7 @@ func (h *Handler) receive(w http.ResponseWriter, r *http.Request, t *turn, s *se
 			h.complete(w, r, t, s)
 			return
 		}
-		if api.Is(err, api.CodeUnavailable) { // the next start goes on, or clears
+		if api.Is(err, api.CodeUnavailable) { // who comes next goes on, or clears
 			s.free()
 			h.refuse(w, r, err)
 			return

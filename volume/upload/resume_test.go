@@ -20,6 +20,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/packtest"
 
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
@@ -282,6 +283,22 @@ func TestRoomBetweenRequests(t *testing.T) {
 		requireSays(t, s.append(t, at, half, data[half:], false), http.StatusInsufficientStorage,
 			"too large")
 	}
+}
+
+// TestRoomForTheRest: an upload that says late how long it is needs room for what is to come, and
+// not once more for what has come.
+func TestRoomForTheRest(t *testing.T) {
+	s := newServer(t)
+	v := s.volumes.add(t, "vm", 0)
+	at := s.create(t, "vm", -1)
+	requireSays(t, s.append(t, at, 0, rawDisk(1<<20), false), http.StatusNoContent)
+	rec := testtool.Must(loadRecord(v.Disk()))(t)
+	free := testtool.Must(osfile.AvailableSpace(v.Dir()))(t)
+	rec.Offset, rec.Sums = free&^511, nil // most of it is a hole
+	require.NoError(t, os.Truncate(v.Disk()+dataSuffix, rec.Offset))
+	require.NoError(t, rec.save(v.Disk()))
+	requireSays(t, s.append(t, at, int(rec.Offset), make([]byte, 1<<20), false,
+		fieldLength, strconv.FormatInt(rec.Offset+1<<20, 10)), http.StatusNoContent)
 }
 
 // TestInformed: a client that asks for a resumable upload learns its address before it sends

@@ -48,6 +48,10 @@ func (h *Handler) claim(ctx context.Context, t *transfer, mayMake bool) (*turn, 
 	paused := h.slots.pausedOf(t)
 	v, made, err := h.opt.Fill(ctx, t.name, mayMake)
 	if err != nil {
+		if paused != nil && api.Is(err, api.CodeNotFound) { // Forget did not find it in the slot
+			paused.free()
+			paused = nil
+		}
 		h.slots.release(t, paused)
 		return nil, err
 	}
