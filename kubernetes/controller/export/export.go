@@ -143,6 +143,11 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav
 			"ended. To export it now, take a VMIdentitySnapshot, and export a VMIdentity that "+
 			"begins from it", user), pollInterval, nil
 	}
+	// A machine need not wait for what may never be allowed.
+	if c, err := r.refused(ctx, id, client.DryRunAll); c != nil ||
+		client.IgnoreAlreadyExists(err) != nil {
+		return c, time.Minute, err
+	}
 	now := metav1.Now()
 	id.Status.Export = &v1alpha1.ExportStatus{Reference: id.Spec.Export.Reference,
 		JobName: jobName(id), Running: true, StartTime: &now}
@@ -152,21 +157,27 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav
 // createJob makes the Job. The disk belongs to it already.
 func (r *Reconciler) createJob(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1.Condition,
 	time.Duration, error) {
-	job := newJob(id, r.Options.Server)
-	err := r.Client.Create(ctx, job, client.FieldOwner(v1alpha1.FieldManager))
-	switch {
-	case err == nil:
-		return not(v1alpha1.ReasonExporting, "Job %s is made", job.Name), 0, nil
-	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), policy):
-		// The API server does not know spec.export yet.
-		return nil, 0, fmt.Errorf("making Job %s: %w", job.Name, err)
-	}
-	if _, message := objects.Refused(err, "the Job "+job.Name); message != "" {
-		// A machine need not wait for what may never be allowed.
+	if c, err := r.refused(ctx, id); c != nil || err != nil {
 		id.Status.Export = nil
-		return not(v1alpha1.ReasonExportFailed, "%s", message), time.Minute, nil
+		return c, time.Minute, err // also if the cache is late
 	}
-	return nil, 0, fmt.Errorf("making Job %s: %w", job.Name, err) // also if the cache is late
+	return not(v1alpha1.ReasonExporting, "Job %s is made", jobName(id)), 0, nil
+}
+
+// refused makes the Job, or only tries to, and returns why the API server does not allow it.
+func (r *Reconciler) refused(ctx context.Context, id *v1alpha1.VMIdentity,
+	options ...client.CreateOption) (*metav1.Condition, error) {
+	job := newJob(id, r.Options.Server)
+	err := r.Client.Create(ctx, job, append(options, client.FieldOwner(v1alpha1.FieldManager))...)
+	// If the policy says so, the API server does not know spec.export yet.
+	passes := apierrors.IsForbidden(err) && strings.Contains(err.Error(), policy)
+	if _, message := objects.Refused(err, "the Job "+job.Name); message != "" && !passes {
+		return not(v1alpha1.ReasonExportFailed, "%s", message), nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("making Job %s: %w", job.Name, err)
+	}
+	return nil, nil
 }
 
 var digest = regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)

@@ -1,18 +1,22 @@
 package export
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -210,6 +214,28 @@ func TestExportFails(t *testing.T) {
 	w.ends(batchv1.JobComplete, "done")
 	w.settle()
 	w.require("ExportFailed", "does not say the digest")
+}
+
+// TestExportIsRefused: while the quota has no room for the Job, the disk is free, and the controller
+// does not begin again and again.
+func TestExportIsRefused(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls))
+	full := true
+	w.r.Client = interceptor.NewClient(w.r.Client.(client.WithWatch), interceptor.Funcs{
+		Create: func(ctx context.Context, in client.WithWatch, o client.Object,
+			opts ...client.CreateOption) error {
+			if full {
+				return apierrors.NewForbidden(batchv1.Resource("jobs"), o.GetName(),
+					errors.New("exceeded quota: jobs"))
+			}
+			return in.Create(ctx, o, opts...)
+		}})
+	w.settle()
+	w.require("ExportFailed", "exceeded quota: jobs")
+	require.Nil(t, w.identity().Status.Export)
+	full = false
+	w.settle()
+	w.require("Exporting", "commits")
 }
 
 // TestExportIsGivenUp: without the spec the Job goes, and the disk is free when its pod has ended.
