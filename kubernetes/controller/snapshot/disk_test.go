@@ -218,6 +218,20 @@ func TestKeptDiskStays(t *testing.T) {
 		&v1alpha1.VMIdentitySnapshot{}))
 }
 
+// TestRightsGoFirst: the Role in a namespace that is being deleted goes before its snapshots. They do
+// not hold up the namespace.
+func TestRightsGoFirst(t *testing.T) {
+	k := newKept(t, new(controllertest.Calls))
+	k.settle()
+	role := controllertest.RoleOf(t, controllertest.Settings{Namespaces: []string{"default"}}).
+		Without()
+	k.r.Client, k.r.Live = role.Cache(k.calls.Client(k)), role.Live(k)
+	require.NoError(t, k.Delete(t.Context(), k.snapshot()))
+	k.settle()
+	require.False(t, controllertest.There(t, k, "default", "monday",
+		&v1alpha1.VMIdentitySnapshot{}))
+}
+
 // TestRestoredWithoutOwner: what a backup has restored without its owner is used by nobody, and
 // does not go by itself. Nor does a Job that somebody has made.
 func TestRestoredWithoutOwner(t *testing.T) {
