@@ -70,10 +70,6 @@ func TestSourceStays(t *testing.T) {
 	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
 	w.settles("Ready", "False Deleting", "VMIdentity clone begins from this disk")
 	w.claim()
-	clone.Status.ClaimName = "vmid-clone"
-	require.NoError(t, w.Base.Status().Update(t.Context(), clone))
-	require.NoError(t, w.Base.Delete(t.Context(), claim))
-	w.settles("Ready", "False Deleting", "VMIdentity clone begins from this disk")
 	meta.SetStatusCondition(&clone.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionBound, Status: metav1.ConditionTrue, Reason: "x"})
 	require.NoError(t, w.Base.Status().Update(t.Context(), clone))
@@ -83,16 +79,29 @@ func TestSourceStays(t *testing.T) {
 }
 
 // TestSourceGoes: a disk that has no claim yet does not keep that from which it would begin: it
-// gets none while that goes.
+// gets none while that goes. Nor does a disk that has lost its claim, or the volume of that.
 func TestSourceGoes(t *testing.T) {
-	w := settled(t, v1alpha1.DiskSpec{Image: "a"})
-	clone := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "clone"}}
-	clone.Spec.Source = &v1alpha1.DiskSource{Identity: "vm"}
-	w.Make(t, clone)
-	w.Make(t, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-clone"}})
-	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
-	w.settle()
-	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
+	for what, phase := range map[string]corev1.PersistentVolumeClaimPhase{
+		"no claim yet": corev1.ClaimPending, "no volume any more": corev1.ClaimLost,
+		"no claim any more": ""} {
+		w := settled(t, v1alpha1.DiskSpec{Image: "a"})
+		clone := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "clone"}}
+		clone.Spec.Source = &v1alpha1.DiskSource{Identity: "vm"}
+		w.Make(t, clone)
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-clone"}}
+		if phase != corev1.ClaimPending {
+			clone.Status.ClaimName = claim.Name
+			require.NoError(t, w.Base.Status().Update(t.Context(), clone))
+			claim.ObjectMeta = (&Reconciler{}).newClaim(clone, nil).ObjectMeta
+		}
+		claim.Status.Phase = phase
+		if phase != "" {
+			w.Make(t, claim)
+		}
+		require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
+		w.settle()
+		require.False(t, w.get("vm", &v1alpha1.VMIdentity{}), what)
+	}
 }
 
 // snapshots has the VolumeSnapshot of an image, or not.

@@ -204,11 +204,12 @@ func TestKeptDiskStays(t *testing.T) {
 	k := newKept(t, new(controllertest.Calls))
 	k.settle()
 	clone := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
-		Name: "clone"}}
+		Name: "clone", UID: "clone"}}
 	clone.Spec.Source = &v1alpha1.DiskSource{Snapshot: "monday"}
 	require.NoError(t, k.Create(t.Context(), clone))
-	clone.Status.ClaimName = "vmid-clone"
-	require.NoError(t, k.Status().Update(t.Context(), clone))
+	require.NoError(t, k.Create(t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "vmid-clone",
+			OwnerReferences: objects.Owned("VMIdentity", clone)}}))
 	require.NoError(t, k.Delete(t.Context(), k.snapshot()))
 	require.Positive(t, k.settle().RequeueAfter)
 	k.require(false, true, false, "Deleting", "when VMIdentity clone")

@@ -70,8 +70,8 @@ func (f Finder) Used(ctx context.Context, id *v1alpha1.VMIdentity,
 
 // Waiting returns an identity that begins from a source and has a claim without a volume yet, or
 // "". Until it has its volume, the source is needed. One without a claim does not count: it gets
-// none while the source goes, so both would stay. The status of one whose claim was just made does
-// not name the claim yet, so the API server is asked for that.
+// none while the source goes, so both would stay. The API server is asked for the claim: the cache
+// may not have it yet.
 func (f Finder) Waiting(ctx context.Context, namespace string, source v1alpha1.DiskSource) (string,
 	error) {
 	var ids v1alpha1.VMIdentityList
@@ -84,15 +84,12 @@ func (f Finder) Waiting(ctx context.Context, namespace string, source v1alpha1.D
 			meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
 			continue
 		}
-		if id.Status.ClaimName != "" {
-			return id.Name, nil
-		}
 		claim, err := f.claim(ctx, namespace, v1alpha1.ClaimName(id.Name))
 		if err != nil {
 			return "", err
 		}
-		if claim != nil && metav1.IsControlledBy(claim, id) &&
-			claim.Status.Phase != corev1.ClaimBound {
+		if claim != nil && metav1.IsControlledBy(claim, id) && claim.DeletionTimestamp == nil &&
+			claim.Status.Phase != corev1.ClaimBound && claim.Status.Phase != corev1.ClaimLost {
 			return id.Name, nil
 		}
 	}
