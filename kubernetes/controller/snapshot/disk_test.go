@@ -285,3 +285,25 @@ func TestClaimGoesWithThePod(t *testing.T) {
 	require.True(t, w.there(job))
 	require.NotEqual(t, filled, job.UID, "the image was written again")
 }
+
+// TestWhoHasItsDiskIsLeftAlone: there is nothing to do for an identity whose claim has its volume, as
+// one that a backup has restored, or has lost it; nor for one with an unknown usage type.
+func TestWhoHasItsDiskIsLeftAlone(t *testing.T) {
+	for _, change := range []func(w *world, id *v1alpha1.VMIdentity){
+		func(_ *world, id *v1alpha1.VMIdentity) { id.Spec.Population = v1alpha1.Overlay },
+		func(_ *world, id *v1alpha1.VMIdentity) { id.Spec.UsageType = "slow" },
+		func(w *world, _ *v1alpha1.VMIdentity) { w.claim("vm1", corev1.ClaimBound) },
+		func(w *world, _ *v1alpha1.VMIdentity) { w.claim("vm1", corev1.ClaimLost) },
+		func(_ *world, id *v1alpha1.VMIdentity) { id.Status.CreationTime = new(metav1.Now()) },
+	} {
+		w := newWorld(t, new(controllertest.Calls), "vm1")
+		id := w.identity("vm1")
+		change(w, id)
+		status := id.Status
+		require.NoError(t, w.Update(t.Context(), id))
+		id.Status = status
+		require.NoError(t, w.Status().Update(t.Context(), id))
+		w.converge("vm1")
+		require.Zero(t, w.calls.Writes)
+	}
+}

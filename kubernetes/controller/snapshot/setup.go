@@ -55,9 +55,6 @@ func (r *Reconciler) users(ctx context.Context, o client.Object) (all []reconcil
 	}
 	for i := range identities.Items {
 		id := &identities.Items[i]
-		if done(id) {
-			continue
-		}
 		if _, its, _ := r.golden(ctx, id); its == name { // the cache does not fail
 			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(id)})
 		}

@@ -39,8 +39,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.Client.Get(ctx, req.NamespacedName, &before); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if before.DeletionTimestamp != nil || done(&before) {
-		return ctrl.Result{}, nil // objects are collected, or it has its volume
+	if before.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil // objects are collected
 	}
 	class, name, err := r.golden(ctx, &before)
 	if name == "" || err != nil {
@@ -58,22 +58,27 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 }
 
 // golden returns the storage class of an identity, and the name of its golden objects. It is "" if
-// the identity needs none, or its usage type is unknown, which package identity reports. A claim
-// that exists keeps its class, and the name of what it begins from, when another class becomes the
-// default one.
+// the identity needs none: its claim has had its volume, as also one that a backup has restored, or
+// its usage type is unknown, which package identity reports. Until then the driver looks for the
+// snapshot, perhaps not before a pod was scheduled. A claim that exists keeps its class, and the
+// name of what it begins from, when another class becomes the default one.
 func (r *Reconciler) golden(ctx context.Context, id *v1alpha1.VMIdentity) (class *string,
 	name string, err error) {
 	if !source.OfImage(&id.Spec.DiskSpec) {
 		return nil, "", nil
+	}
+	claim, err := objects.Claim(ctx, r.Client, id)
+	if err != nil || claim == nil && id.Status.CreationTime != nil || claim != nil &&
+		(claim.Status.Phase == corev1.ClaimBound || claim.Status.Phase == corev1.ClaimLost) {
+		return nil, "", err
 	}
 	class, wrong, err := r.ClassOf(ctx, &id.Spec.DiskSpec)
 	if wrong != "" || err != nil {
 		return nil, "", err
 	}
 	name = source.Golden(id.Spec.Image, class)
-	claim, err := objects.Claim(ctx, r.Client, id)
-	if claim == nil || claim.Spec.DataSourceRef == nil || err != nil {
-		return class, name, err
+	if claim == nil || claim.Spec.DataSourceRef == nil {
+		return class, name, nil
 	}
 	own := claim.Spec.StorageClassName
 	for _, c := range []*string{own, nil} { // nil: an earlier version did not resolve it
@@ -82,13 +87,6 @@ func (r *Reconciler) golden(ctx context.Context, id *v1alpha1.VMIdentity) (class
 		}
 	}
 	return class, name, nil
-}
-
-// done reports whether an identity needs its golden objects no more: its claim has the volume.
-// Until then the driver looks for the snapshot, perhaps not before a pod was scheduled.
-func done(id *v1alpha1.VMIdentity) bool {
-	return id.Status.CreationTime != nil &&
-		apimeta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound)
 }
 
 // work is the work on one identity.

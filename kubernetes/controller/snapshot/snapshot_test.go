@@ -130,6 +130,15 @@ func (w *world) kubernetes() bool {
 	return false
 }
 
+// claim makes the claim of an identity.
+func (w *world) claim(identity string, phase corev1.PersistentVolumeClaimPhase) {
+	w.t.Helper()
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
+		Name: v1alpha1.ClaimName(identity)}}
+	claim.Status.Phase = phase
+	require.NoError(w.t, w.Create(w.t.Context(), claim))
+}
+
 func (w *world) reconcile(name string) (ctrl.Result, error) {
 	return w.r.Reconcile(w.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{
 		Namespace: "default", Name: name}})
@@ -349,38 +358,13 @@ func TestWhatEndsIsNotUsed(t *testing.T) {
 // TestQuota: a refusal of the API server is reported, and tried again.
 func TestQuota(t *testing.T) {
 	quota := apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), "x", nil)
-	// The identity, the classes, its claim, the Job, and then its creation.
+	// The identity, its claim, the classes, the Job, and then its creation.
 	w := newWorld(t, &controllertest.Calls{Fail: 5, Err: quota}, "vm1")
 	require.Error(t, testtool.Err(w.reconcile("vm1")))
 	require.Equal(t, v1alpha1.ReasonPopulationError, w.populated("vm1").Reason)
 	require.Contains(t, w.populated("vm1").Message, "does not allow")
 	w.converge("vm1")
 	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
-}
-
-// TestWhoHasItsDiskIsLeftAlone: there is nothing to do for an identity with its claim, one that is
-// being deleted, and one with an unknown usage type.
-func TestWhoHasItsDiskIsLeftAlone(t *testing.T) {
-	now := metav1.Now()
-	for _, change := range []func(*v1alpha1.VMIdentity){
-		func(id *v1alpha1.VMIdentity) { id.Spec.Population = v1alpha1.Overlay },
-		func(id *v1alpha1.VMIdentity) { id.Spec.UsageType = "slow" },
-	} {
-		w := newWorld(t, new(controllertest.Calls), "vm1")
-		id := w.identity("vm1")
-		change(id)
-		require.NoError(t, w.Update(t.Context(), id))
-		w.converge("vm1")
-		require.Zero(t, w.calls.Writes)
-	}
-	w := newWorld(t, new(controllertest.Calls), "vm1")
-	id := w.identity("vm1")
-	id.Status.CreationTime = &now
-	id.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBound,
-		Status: metav1.ConditionTrue}}
-	require.NoError(t, w.Status().Update(t.Context(), id))
-	w.converge("vm1")
-	require.Zero(t, w.calls.Writes)
 }
 
 // TestSnapshotGoesBeforeTheVolume: while the claim of an identity has no volume, a snapshot that
@@ -391,6 +375,7 @@ func TestSnapshotGoesBeforeTheVolume(t *testing.T) {
 	id := w.identity("vm1")
 	id.Status.CreationTime = new(metav1.Now()) // it has a claim that waits for its first pod
 	require.NoError(t, w.Status().Update(t.Context(), id))
+	w.claim("vm1", corev1.ClaimPending)
 	snapshot := source.NewSnapshot()
 	require.True(t, w.there(snapshot))
 	require.NoError(t, w.Delete(t.Context(), snapshot))
