@@ -216,7 +216,7 @@ func TestExportFails(t *testing.T) {
 	w.require("ExportFailed", "does not say the digest")
 }
 
-// TestExportIsRefused: while the quota has no room for the Job, the disk is free, and the controller
+// TestExportIsRefused: while the quota has no room for the Job, the disk is free, and the export
 // does not begin again and again.
 func TestExportIsRefused(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls))

@@ -219,8 +219,8 @@ func TestKeptDiskStays(t *testing.T) {
 		&v1alpha1.VMIdentitySnapshot{}))
 }
 
-// TestRightsGoFirst: the Role in a namespace that is being deleted goes before its snapshots. They do
-// not hold up the namespace.
+// TestRightsGoFirst: the Role in a namespace that is being deleted goes before its snapshots. They
+// do not hold up the namespace.
 func TestRightsGoFirst(t *testing.T) {
 	k := newKept(t, new(controllertest.Calls))
 	k.settle()
@@ -286,8 +286,8 @@ func TestClaimGoesWithThePod(t *testing.T) {
 	require.NotEqual(t, filled, job.UID, "the image was written again")
 }
 
-// TestWhoHasItsDiskIsLeftAlone: there is nothing to do for an identity whose claim has its volume, as
-// one that a backup has restored, or has lost it; nor for one with an unknown usage type.
+// TestWhoHasItsDiskIsLeftAlone: there is nothing to do for an identity whose claim has its volume,
+// as one that a backup has restored, or has lost it; nor for one with an unknown usage type.
 func TestWhoHasItsDiskIsLeftAlone(t *testing.T) {
 	for _, change := range []func(w *world, id *v1alpha1.VMIdentity){
 		func(_ *world, id *v1alpha1.VMIdentity) { id.Spec.Population = v1alpha1.Overlay },
