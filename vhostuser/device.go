@@ -141,7 +141,8 @@ func (c *conn) execute(m *message) (reply []byte, fd int, err error) {
 	case reqSetLogBase:
 		fd := m.take(0)
 		defer closeFD(fd)
-		return number(0), -1, c.dirty.set(m.payload, fd)
+		// QEMU takes any reply. Front ends with rust-vmm's library wait for what they have sent.
+		return m.payload, -1, c.dirty.set(m.payload, fd)
 	}
 	return nil, -1, c.set(m)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
@@ -422,6 +423,12 @@ func TestDirtyLog(t *testing.T) {
 	v := serve(t, disktest.NewMemory(diskSize))
 	for _, layout := range []vhosttest.Layout{{}, {Data: []int{4096}, Indirect: true}} {
 		d := v.dial(t, vhosttest.Options{Layout: layout})
+		log := testtool.Must(unix.MemfdCreate("log", unix.MFD_CLOEXEC))(t)
+		require.NoError(t, unix.Ftruncate(log, vhosttest.LogPage))
+		about := vhosttest.U64(vhosttest.LogPage, 0)
+		reply := testtool.Must(d.Conn().Ask(vhosttest.SetLogBase, about, log))(t)
+		require.NoError(t, unix.Close(log))
+		require.Equal(t, about, reply.Payload, "Cloud Hypervisor waits for as many bytes")
 		require.NoError(t, d.StartLog())
 		require.NoError(t, d.Read(0, 0, make([]byte, 1<<16)))
 		require.GreaterOrEqual(t, len(d.Dirty()), 16+1)
