@@ -42,6 +42,7 @@ func TestResolved(t *testing.T) {
 	for want, spec := range map[string]Spec{
 		"":                         {Size: 1 << 20},
 		"is not a multiple of 512": {Size: 1000},
+		"that a disk can have":     {Size: MaxSize + 512, From: &Source{Upload: true}},
 		"access-mode":              {AccessMode: "read-only"},
 		"block-size: 1024":         {Size: 1 << 20, BlockSize: 1024},
 		"is not a multiple of the": {Size: 1536, BlockSize: 4096},
@@ -92,8 +93,8 @@ func TestDifferences(t *testing.T) {
 // TestSizeAdvice: a message about a size names one that a disk can have.
 func TestSizeAdvice(t *testing.T) {
 	for size, advice := range map[Size]string{1: "such as 512", 513: "such as 1024",
-		-5: "such as 512", math.MaxInt64: "such as 9223372036854775296",
-		math.MaxInt64 - 511: "", math.MaxInt64 - 600: "such as 9223372036854775296"} {
+		-5: "such as 512", math.MaxInt64: "(64Ti) that a disk can have", MaxSize: "",
+		MaxSize - 1: "such as 70368744177664"} {
 		err := size.check()
 		if advice == "" {
 			require.NoError(t, err)

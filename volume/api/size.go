@@ -62,15 +62,18 @@ func (s *Size) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
+// MaxSize is the size of the largest disk, bytes.
+const MaxSize = 64 << 40
+
 // check refuses a size that no disk can have.
 func (s Size) check() error {
-	if s < 0 || s%SectorSize != 0 {
-		near := max(s, 0) / SectorSize * SectorSize
-		if near < math.MaxInt64-SectorSize {
-			near += SectorSize
-		}
+	switch {
+	case s > MaxSize:
+		return fmt.Errorf("size: %d bytes is more than the %d (64Ti) that a disk can have", s,
+			int64(MaxSize))
+	case s < 0 || s%SectorSize != 0:
 		return fmt.Errorf("size: %d bytes is not a multiple of %d: use a multiple, such as %d",
-			s, SectorSize, near)
+			s, SectorSize, (max(s, 0)/SectorSize+1)*SectorSize)
 	}
 	return nil
 }

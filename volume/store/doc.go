@@ -13,6 +13,7 @@
 // A record is written before every other file of its volume, and removed after them. So every file
 // has a record that says whose it is, and Load removes only empty directories.
 //
-// A LUN's number is used again only after all other numbers. After a restart, an initiator may come
-// back to the number of a deleted disk, and must not write to another one.
+// A LUN's number is used again only after all others up to 255, or all above, which are for when
+// those are taken. After a restart, an initiator may come back to the number of a deleted disk, and
+// must not write to another one.
 package store

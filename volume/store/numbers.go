@@ -62,7 +62,8 @@ func (s *Store) loadNumbers() error {
 func (s *Store) ID() string { return s.numbers.ID }
 
 // NextLUN returns a free number, and saves that first. It returns a number again only after all
-// others. The error is about storage, or says that no number is free.
+// others of its range, and one of the second range only if none of the first is free. The error is
+// about storage, or says that no number is free.
 func (s *Store) NextLUN(taken func(lun uint16) bool) (uint16, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

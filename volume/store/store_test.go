@@ -95,8 +95,8 @@ func TestMovedDirectory(t *testing.T) {
 	require.NoError(t, s.Save(one))
 }
 
-// TestNumbers: a number comes again only after all others, even if the process is restarted at any
-// moment.
+// TestNumbers: a number comes again only after all others of its range, even if the process is
+// restarted at any moment.
 func TestNumbers(t *testing.T) {
 	require.Equal(t, serving.MaxNumber, lastLUN, "disks are served by these numbers")
 	dir := t.TempDir()
