@@ -87,7 +87,10 @@ func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 		return err
 	}
 	if v.opened == nil {
-		return m.refuseServed(v.record)
+		if err := m.refuseServed(v.record); err != nil || force {
+			return err
+		}
+		return m.refuseInMachine(v.record)
 	}
 	if force {
 		return nil

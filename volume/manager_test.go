@@ -395,4 +395,14 @@ func TestClaimIsFilled(t *testing.T) {
 		return err == nil && v.State == api.StateReady
 	})
 	require.Empty(t, f.served)
+
+	// The disk of a machine that runs is not removed: QEMU locks it like that.
+	qemu := testtool.Must(os.OpenFile(filepath.Join(claim, diskName), os.O_RDWR, 0))(t)
+	defer qemu.Close()
+	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: 101, Len: 1}
+	require.NoError(t, unix.FcntlFlock(qemu.Fd(), unix.F_OFD_SETLK, &lock))
+	refused(t, api.CodeInUse, m.Delete(t.Context(), "x", false))
+	require.Equal(t, api.StateReady, get(t, m, "x").State)
+	require.NoError(t, m.Delete(t.Context(), "x", true))
+	require.Empty(t, testtool.Must(diskFiles(claim))(t))
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
@@ -216,6 +217,24 @@ func (m *Manager) refuseServed(r store.Record) error {
 		unlock()
 	}
 	return err
+}
+
+// refuseInMachine refuses a volume on a claim whose disk a machine has open.
+func (m *Manager) refuseInMachine(r store.Record) error {
+	dir, err := m.dir(r)
+	if err != nil || r.Place.Kind != store.PlaceClaim || r.State != store.StateReady {
+		return nil // clear says more
+	}
+	f, err := osfile.OpenFile(filepath.Join(dir, diskName), os.O_RDONLY, 0)
+	if err != nil {
+		return nil // as above
+	}
+	defer f.Close()
+	if flock.InMachine(f) {
+		return api.Errorf(api.CodeInUse, "a virtual machine (QEMU) uses the disk of the volume "+
+			"%q: stop it first, or delete the volume all the same with ?force=true", r.Name)
+	}
+	return nil
 }
 
 // clearDisk removes the files of the disk in a directory, which the volume goes on using.
