@@ -29,12 +29,13 @@ type Reconciler struct {
 // Setup adds the controller to a manager, and returns what says which images may be used. It is nil
 // if nothing is asked of any.
 func Setup(mgr ctrl.Manager, kit objects.Kit, v *Verifier) (objects.Images, error) {
-	if v.Options.Policies == "" {
-		return nil, nil
-	}
 	r := &Reconciler{kit, v}
-	return v, r.For(mgr, "verify", &v1alpha1.VMIdentity{}).
-		// Policies and labels may have changed since the last pod.
+	b := r.For(mgr, "verify", &v1alpha1.VMIdentity{})
+	if v.Options.Policies == "" { // there may have been some, and conditions of then
+		return nil, b.Complete(objects.Reconciler(r))
+	}
+	// Policies and labels may have changed since the last pod.
+	return v, b.
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(objects.Identities),
 			builder.WithPredicates(predicate.Funcs{
 				UpdateFunc: func(event.UpdateEvent) bool { return false },

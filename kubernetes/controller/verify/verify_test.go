@@ -167,6 +167,9 @@ func TestPolicyChanges(t *testing.T) {
 	s.require("NotSigned", "cannot be read")
 	require.NoError(t, os.Remove(filepath.Join(s.dir, defaultPolicy+".yaml")))
 	s.require("NotSigned", "and there is none, so no image is used")
+	s.r.Verifier.Options.Policies = "" // without any, nothing is left of them
+	s.require("", "")
+	require.Nil(t, meta.FindStatusCondition(s.get().Status.Conditions, v1alpha1.ConditionVerified))
 }
 
 // TestLabel: the label of the namespace chooses the policy, and one that does not exist admits
