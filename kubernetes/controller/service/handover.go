@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -37,12 +39,10 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 	c *metav1.Condition, poll bool, err error) {
 	to, step, err := step(id)
 	switch {
-	case to == "":
-		return nil, false, nil
+	case to == "", err == nil && id.Status.Handover == string(step)+" "+to:
+		return settled(id), false, nil
 	case err != nil:
 		return handoverCondition(v1alpha1.ReasonInvalid, err.Error()), false, nil
-	case id.Status.Handover == string(step)+" "+to:
-		return nil, false, nil
 	case pod == nil:
 		return handoverCondition(v1alpha1.ReasonHandoverPending,
 			"the disk is not served: this goes on when it is"), false, nil
@@ -80,18 +80,39 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 		return handoverCondition(v1alpha1.ReasonFailed, s.Handover.Error), true, nil
 	}
 	id.Status.Handover = string(step) + " " + to
+	return handed(step, s.Handover.Done), false, nil
+}
+
+// handed is the condition after a step that is done.
+func handed(step status.Action, done string) (c *metav1.Condition) {
 	switch step {
 	case status.ActionFinish:
-		c = handoverCondition(v1alpha1.ReasonHandedOver, s.Handover.Done)
+		c = handoverCondition(v1alpha1.ReasonHandedOver, done)
 		c.Status = metav1.ConditionTrue
 	case status.ActionCancel:
-		c = handoverCondition(v1alpha1.ReasonHandoverCancelled, s.Handover.Done)
+		c = handoverCondition(v1alpha1.ReasonHandoverCancelled, done)
 	default:
 		c = handoverCondition(v1alpha1.ReasonHandoverOpen, fmt.Sprintf("%s: set annotation %s to "+
-			"%s when the machine has moved, or to %s", s.Handover.Done,
-			v1alpha1.AnnotationHandoverStep, status.ActionFinish, status.ActionCancel))
+			"%s when the machine has moved, or to %s", done, v1alpha1.AnnotationHandoverStep,
+			status.ActionFinish, status.ActionCancel))
 	}
-	return c, false, nil
+	return c
+}
+
+// settled is the condition while no step is asked for: that of the last one, and not of one that
+// was asked for and is no more. nil: it stays as it is.
+func settled(id *v1alpha1.VMIdentity) *metav1.Condition {
+	step, to, once := strings.Cut(id.Status.Handover, " ")
+	if !once {
+		apimeta.RemoveStatusCondition(&id.Status.Conditions, v1alpha1.ConditionHandedOver)
+		return nil
+	}
+	c := handed(status.Action(step), fmt.Sprintf("the last step was to %s for %s", step, to))
+	is := apimeta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionHandedOver)
+	if is != nil && is.Reason == c.Reason {
+		return nil
+	}
+	return c
 }
 
 func handoverCondition(reason, message string) *metav1.Condition {

@@ -11,6 +11,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -177,6 +178,33 @@ func TestHandoverIsDoneOnce(t *testing.T) {
 	pod = corev1.Pod{}
 	require.NoError(t, w.Get(t.Context(), made, &pod))
 	require.Empty(t, pod.Annotations[v1alpha1.AnnotationHandoverRequest])
+}
+
+// TestHandoverThatNobodyWants: the condition says nothing of a step that is asked for no more.
+func TestHandoverThatNobodyWants(t *testing.T) {
+	w := converged(t, nil)
+	w.annotate(v1alpha1.AnnotationHandoverTo, "iqn.2020-01.test:nobody")
+	w.converge()
+	require.Equal(t, v1alpha1.ReasonFailed, w.condition(v1alpha1.ConditionHandedOver).Reason)
+	w.annotate(v1alpha1.AnnotationHandoverTo, "")
+	w.converge()
+	require.Nil(t, apimeta.FindStatusCondition(w.identity().Status.Conditions,
+		v1alpha1.ConditionHandedOver))
+
+	w.annotate(v1alpha1.AnnotationHandoverTo, there)
+	w.annotate(v1alpha1.AnnotationHandoverStep, "finish")
+	w.converge()
+	done := w.condition(v1alpha1.ConditionHandedOver).Message
+	w.annotate(v1alpha1.AnnotationHandoverTo, "")
+	w.converge()
+	require.Equal(t, done, w.condition(v1alpha1.ConditionHandedOver).Message)
+	w.annotate(v1alpha1.AnnotationHandoverTo, there)
+	w.annotate(v1alpha1.AnnotationHandoverStep, "finnish")
+	w.converge()
+	require.Equal(t, v1alpha1.ReasonInvalid, w.condition(v1alpha1.ConditionHandedOver).Reason)
+	w.annotate(v1alpha1.AnnotationHandoverStep, "finish")
+	w.converge()
+	require.Equal(t, metav1.ConditionTrue, w.condition(v1alpha1.ConditionHandedOver).Status)
 }
 
 func TestHandoverSaysWhatItWaitsFor(t *testing.T) {
