@@ -180,7 +180,8 @@ func TestHandoverIsDoneOnce(t *testing.T) {
 	require.Empty(t, pod.Annotations[v1alpha1.AnnotationHandoverRequest])
 }
 
-// TestHandoverThatNobodyWants: the condition says nothing of a step that is asked for no more.
+// TestHandoverThatNobodyWants: the condition says nothing of a step that is asked for no more, and
+// the daemon does not try it any more.
 func TestHandoverThatNobodyWants(t *testing.T) {
 	w := converged(t, nil)
 	w.annotate(v1alpha1.AnnotationHandoverTo, "iqn.2020-01.test:nobody")
@@ -190,6 +191,8 @@ func TestHandoverThatNobodyWants(t *testing.T) {
 	w.converge()
 	require.Nil(t, apimeta.FindStatusCondition(w.identity().Status.Conditions,
 		v1alpha1.ConditionHandedOver))
+	require.NotContains(t, controllertest.Get(t, w, made.Namespace, made.Name,
+		&corev1.Pod{}).Annotations, v1alpha1.AnnotationHandoverRequest)
 
 	w.annotate(v1alpha1.AnnotationHandoverTo, there)
 	w.annotate(v1alpha1.AnnotationHandoverStep, "finish")
@@ -198,6 +201,8 @@ func TestHandoverThatNobodyWants(t *testing.T) {
 	w.annotate(v1alpha1.AnnotationHandoverTo, "")
 	w.converge()
 	require.Equal(t, done, w.condition(v1alpha1.ConditionHandedOver).Message)
+	require.Contains(t, controllertest.Get(t, w, made.Namespace, made.Name,
+		&corev1.Pod{}).Annotations, v1alpha1.AnnotationHandoverRequest, "it undoes nothing")
 	w.annotate(v1alpha1.AnnotationHandoverTo, there)
 	w.annotate(v1alpha1.AnnotationHandoverStep, "finnish")
 	w.converge()
