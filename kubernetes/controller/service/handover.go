@@ -39,8 +39,8 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 	c *metav1.Condition, poll bool, err error) {
 	to, step, err := step(id)
 	switch {
-	case to == "":
-		return settled(id), false, r.withdraw(ctx, id, pod)
+	case to == "": // what is done stays done; what is not would be tried as long as it is asked
+		return settled(id), false, r.request(ctx, id, pod, "")
 	case err == nil && id.Status.Handover == string(step)+" "+to:
 		return settled(id), false, nil
 	case err != nil:
@@ -49,11 +49,13 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 		return handoverCondition(v1alpha1.ReasonHandoverPending,
 			"the disk is not served: this goes on when it is"), false, nil
 	}
-	asked := request(step, to)
-	if pod.Annotations[v1alpha1.AnnotationHandoverRequest] != asked {
-		if err := r.request(ctx, id, pod, asked); err != nil {
-			return nil, false, err
-		}
+	text, err := json.Marshal(status.Handover{Action: step, LUN: lun, To: to})
+	if err != nil {
+		return nil, false, err
+	}
+	asked := string(text)
+	if err := r.request(ctx, id, pod, asked); err != nil {
+		return nil, false, err
 	}
 	s, err := r.Ask(ctx, objects.PagesAddress(pod))
 	switch {
@@ -73,16 +75,13 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 	return handed(step, s.Handover.Done), false, nil
 }
 
-// request is what the annotation of a pod asks for.
-func request(step status.Action, to string) string {
-	text, _ := json.Marshal(status.Handover{Action: step, LUN: lun, To: to}) // it has only text
-	return string(text)
-}
-
 // request makes the annotation of a pod ask for a step; "": for none. A step of another time could
 // give the disk to a machine that had it then.
 func (r *Reconciler) request(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod,
 	asked string) error {
+	if pod == nil || pod.Annotations[v1alpha1.AnnotationHandoverRequest] == asked {
+		return nil
+	}
 	err := r.Fresh(ctx, id)
 	if err == nil {
 		err = objects.Change(ctx, r.Client, pod, func(pod *corev1.Pod) {
@@ -96,17 +95,6 @@ func (r *Reconciler) request(ctx context.Context, id *v1alpha1.VMIdentity, pod *
 		return fmt.Errorf("handover by pod %s: %w", pod.Name, err)
 	}
 	return nil
-}
-
-// withdraw takes a step back that the daemon has not done: it would try it as long as it is asked.
-func (r *Reconciler) withdraw(ctx context.Context, id *v1alpha1.VMIdentity,
-	pod *corev1.Pod) error {
-	step, to, _ := strings.Cut(id.Status.Handover, " ")
-	if pod == nil || pod.Annotations[v1alpha1.AnnotationHandoverRequest] == "" ||
-		pod.Annotations[v1alpha1.AnnotationHandoverRequest] == request(status.Action(step), to) {
-		return nil
-	}
-	return r.request(ctx, id, pod, "")
 }
 
 // handed is the condition after a step that is done.

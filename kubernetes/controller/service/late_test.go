@@ -201,8 +201,6 @@ func TestHandoverThatNobodyWants(t *testing.T) {
 	w.annotate(v1alpha1.AnnotationHandoverTo, "")
 	w.converge()
 	require.Equal(t, done, w.condition(v1alpha1.ConditionHandedOver).Message)
-	require.Contains(t, controllertest.Get(t, w, made.Namespace, made.Name,
-		&corev1.Pod{}).Annotations, v1alpha1.AnnotationHandoverRequest, "it undoes nothing")
 	w.annotate(v1alpha1.AnnotationHandoverTo, there)
 	w.annotate(v1alpha1.AnnotationHandoverStep, "finnish")
 	w.converge()
