@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,11 +29,15 @@ func mirrored(t testing.TB) (registry, mirror *lying, opt transport.Options) {
 func TestMirrorLies(t *testing.T) {
 	content := noise(90, 2<<20)
 	plain := tarOf(t, tarFile{Name: "disk/a.img", Content: content})
-	for what, layer := range map[string][]byte{"plain": plain, "gzip": gzipped(t, plain)} {
+	for what, layer := range map[string][]byte{"plain": plain, "gzip": gzipped(t, plain),
+		"artifact": content, "packed artifact": gzipped(t, content)} {
 		t.Run(what, func(t *testing.T) {
 			registry, mirror, opt := mirrored(t)
 			for _, l := range []*lying{registry, mirror} {
-				l.Tags["1"] = l.Image(t, layer)
+				if l.Tags["1"] = l.Image(t, layer); strings.HasSuffix(what, "artifact") {
+					desc := orasLayer(l.Store, "a.img", layer)
+					l.Tags["1"] = artifactOf(t, l.Store, desc)
+				}
 			}
 			mirror.Replace(digestOf(layer), flipped(layer, len(layer)/2))
 			brings(t, newClient(t, opt), registry.ref(t, "vm/a:1"), PullOptions{}, content)

@@ -230,6 +230,9 @@ func (p *puller) scan(ctx context.Context) error {
 			if b == nil || !b.Again(err, try) {
 				return fmt.Errorf("%s: %w", p.image.LayerText(i), err)
 			}
+			if err := p.dropLayer(i); err != nil {
+				return err
+			}
 		}
 	}
 	if i := p.indexed(); i >= 0 {
@@ -339,7 +342,7 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		for _, f := range here {
 			err = errors.Join(err, p.drop(f))
 		}
-		return errors.Join(err, p.dropLone(i))
+		return err
 	}
 	return p.shadow.Add(list)
 }

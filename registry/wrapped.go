@@ -125,14 +125,15 @@ func (p *puller) loneFile(ctx context.Context, i int, in *layer.Reader, e *layer
 	return p.pass(ctx, f, content)
 }
 
-// dropLone drops the lone files of a layer that could not be read.
-func (p *puller) dropLone(i int) (err error) {
-	p.lone = slices.DeleteFunc(p.lone, func(f *file) bool {
+// dropLayer drops the files of a layer that is read once more.
+func (p *puller) dropLayer(i int) (err error) {
+	drop := func(f *file) bool {
 		if f.layer == i {
 			err = errors.Join(err, p.drop(f))
 		}
 		return f.layer == i
-	})
+	}
+	p.files, p.lone = slices.DeleteFunc(p.files, drop), slices.DeleteFunc(p.lone, drop)
 	return err
 }
 
