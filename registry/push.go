@@ -249,6 +249,9 @@ func (p *pusher) checkNames() error {
 func (p *pusher) prepare(ctx context.Context) error {
 	p.needs = make(map[*layer.Disk]needs)
 	there := make(map[string]bool)
+	for _, f := range p.planned { // which another one may need, too
+		there[f.name] = f.compress != ""
+	}
 	add := func(name string, f *os.File, n needs) error {
 		lay := layer.NewDisk
 		if p.opt.Artifact {
@@ -276,7 +279,6 @@ func (p *pusher) prepare(ctx context.Context) error {
 			if err != nil {
 				return errors.Join(err, made.Close())
 			}
-			there[f.name] = true
 			if err := add(f.name, made, all[f.name]); err != nil {
 				return err
 			}

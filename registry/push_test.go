@@ -397,3 +397,19 @@ func TestPushRefuses(t *testing.T) {
 		require.Zero(t, m.requests("", ""), name)
 	}
 }
+
+// TestPushBackingFileToo: a file that another one needs is stored once, in whatever order they are
+// named.
+func TestPushBackingFileToo(t *testing.T) {
+	m, dir := newMemory(t), t.TempDir()
+	content := bytes.Repeat([]byte("what top.qcow2 has itself\n      "), 1<<20/32)
+	below, top := filepath.Join(dir, "below.qcow2"), filepath.Join(dir, "top.qcow2")
+	require.NoError(t, os.WriteFile(below, qcow2Of(t, noise(39, 1<<20)), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "new.raw"), content, 0o644))
+	qemuImg(t, dir, "convert", "-c", "-f", "raw", "-O", "qcow2", "-B", "below.qcow2", "-F", "qcow2",
+		"new.raw", "top.qcow2")
+	opt := PushOptions{Base: BaseNone, Compress: qcow2.CompressionZstd}
+	first := pushes(t, m.client(t), []string{below, top}, m.ref(t, "vm/a:1"), opt)
+	require.Equal(t, first, pushes(t, m.client(t), []string{top, below}, m.ref(t, "vm/a:2"), opt))
+	brings(t, m.client(t), m.ref(t, "vm/a:2"), PullOptions{}, content)
+}
