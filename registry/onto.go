@@ -82,9 +82,11 @@ func (p *pusher) onto(ctx context.Context) (bool, error) {
 	if err := p.findBase(ctx, p.opt.Onto.Image); err != nil {
 		return false, errors.Join(err, here.close())
 	}
-	if p.old, err = p.findOld(ctx, f, here); err != nil {
+	old, err := p.findOld(ctx, f, here)
+	if err != nil {
 		return false, fmt.Errorf("%s: %w", p.opt.Onto.Image, err)
 	}
+	p.old = old
 	if err := p.old.checkChain(p.opt.Onto.Squash); err != nil {
 		return false, fmt.Errorf("%s: %w", p.opt.Onto.Image, err)
 	}

@@ -245,6 +245,14 @@ func TestPushOntoOneOfSeveral(t *testing.T) {
 	_, err = o.c.Push(t.Context(), []string{filepath.Join(o.dir, "a.raw"),
 		filepath.Join(o.dir, "b.raw")}, o.m.ref(t, "vm/a:3"), onto)
 	require.ErrorContains(t, err, "push one disk")
+
+	bare := baseOf(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.img", Content: a},
+		tarFile{Name: "disk/b.img", Content: b})))
+	onto.Onto = Onto{Image: bare.String(), File: filepath.Join(o.dir, "a.raw")}
+	_, err = o.c.Push(t.Context(), []string{filepath.Join(o.dir, "c.raw")}, o.m.ref(t, "vm/a:3"),
+		onto)
+	require.ErrorContains(t, err, "none of its disks")
+	require.NotContains(t, err.Error(), "closed")
 }
 
 // TestPushOntoKeepsBoot: what a guest read first of the old disk is read first of the new one,
