@@ -211,13 +211,9 @@ func (k *keptSource) Blob(desc v1.Descriptor) (*transport.Blob, error) {
 		if err == nil && transport.DigestIn(h) == desc.Digest.String() {
 			return transport.FileBlob(desc, open, 0), nil
 		}
+		_ = k.dir.Remove(name) // it is damaged, and is kept again
 	}
 	return k.Source.Blob(desc)
-}
-
-func (k *keptSource) has(digest v1.Hash) bool {
-	_, err := k.dir.Stat(keptName(digest.String()))
-	return err == nil
 }
 
 func (k *keptSource) saveBlob(desc v1.Descriptor, content io.Reader) error {

@@ -261,18 +261,18 @@ func (s *Stream) indexLayer(ctx context.Context, desc descriptor, keep *os.File)
 		x, err = layer.ParseIndex(in, s.image.Manifest.Layers, keep)
 		return err
 	}
-	if desc.Size > 0 && desc.Size <= layer.MaxIndexLayer && !s.kept.has(desc.Digest) {
-		layer, err := s.image.Source.Blob(desc)
-		if err != nil {
-			return nil, err
-		}
+	from, err := s.image.Source.Blob(desc)
+	if err != nil {
+		return nil, err
+	}
+	if desc.Size > 0 && desc.Size <= layer.MaxIndexLayer && from.Host() != "" {
 		cached, err := s.opt.Cache.Blob(cache.BlobOptions{Digest: desc.Digest.String(),
-			From: layer.Host(), Size: desc.Size, ChunkSize: cache.MaxChunkSize,
-			Fetch: layer.Fill})
+			From: from.Host(), Size: desc.Size, ChunkSize: cache.MaxChunkSize,
+			Fetch: from.Fill})
 		if err != nil {
 			return nil, err
 		}
-		layer = transport.NewBlob(desc, func(ctx context.Context, off, _ int64) io.ReadCloser {
+		layer := transport.NewBlob(desc, func(ctx context.Context, off, _ int64) io.ReadCloser {
 			return io.NopCloser(&rangeReader{ctx: ctx, of: cached, off: off})
 		})
 		err = layer.Read(ctx, read)

@@ -353,7 +353,8 @@ func TestStreamWrongLayer(t *testing.T) {
 }
 
 // TestStreamWrongIndex: an index that came wrong does not stay in the cache. The next disk of the
-// image fetches it once, and the one after that not at all.
+// image fetches it once, and the one after that not at all. One that was damaged beside a disk is
+// kept anew.
 func TestStreamWrongIndex(t *testing.T) {
 	m := newMemory(t)
 	pushed(t, m, "a.raw", noise(51, 1<<20), PushOptions{})
@@ -375,6 +376,12 @@ func TestStreamWrongIndex(t *testing.T) {
 		s.open(t, m.ref(t, "vm/a:1"))
 		require.Equal(t, want, asked.Load())
 	}
+	kept := filepath.Join(s.opt.KeepDir, keptName(desc.Digest.String()))
+	content := bytesOf(t, kept)
+	require.NoError(t, os.WriteFile(kept, make([]byte, len(content)), 0o600))
+	s.disk(t, s.open(t, m.ref(t, "vm/a:1")), "a.raw")
+	require.Equal(t, int64(3), asked.Load(), "it is in the cache")
+	require.True(t, bytes.Equal(content, bytesOf(t, kept)))
 }
 
 // TestStreamOpensBesideAFetch: while one disk waits for the registry, others open, and the stream
