@@ -252,7 +252,7 @@ func (a *Arrival) begin(ctx context.Context) error {
 	case a.qcow2 == nil || a.opt.Below == nil:
 		return a.to.clear(ctx, max(a.virtual, 0))
 	}
-	return a.to.resize(a.virtual)
+	return a.to.extend(ctx, a.opt.Below.virtual, a.virtual)
 }
 
 // copy writes the file as it is and leaves out its zeros.

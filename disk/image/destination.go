@@ -144,18 +144,24 @@ func (d *Destination) empty() error {
 // clear makes the destination a disk of that size that reads as zeros.
 func (d *Destination) clear(ctx context.Context, size int64) error {
 	if d.device == 0 {
-		err := d.empty()
-		if err == nil {
-			err = d.resize(size)
+		if err := d.empty(); err != nil {
+			return d.explain(err, size)
 		}
-		return d.explain(err, size)
+	}
+	return d.extend(ctx, 0, size)
+}
+
+// extend gives the disk that size. It reads as zeros from a byte on.
+func (d *Destination) extend(ctx context.Context, from, size int64) error {
+	if d.device == 0 {
+		return d.resize(size)
 	}
 	if size > d.device {
 		return fmt.Errorf("block device %q has %s, and the disk needs %s", d.name,
 			words.Bytes(d.device), words.Bytes(size))
 	}
 	const step = 256 << 20 // so that an interruption is noticed soon
-	for off := int64(0); off < size; off += step {
+	for off := from; off < size; off += step {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -166,12 +172,9 @@ func (d *Destination) clear(ctx context.Context, size int64) error {
 	return nil
 }
 
-// resize changes the size of the disk. It cuts the end off or adds zeros.
+// resize changes the size of a file. It cuts the end off or adds zeros. A device has its size.
 func (d *Destination) resize(size int64) error {
 	if d.device != 0 {
-		if size > d.device {
-			return d.clear(context.Background(), size)
-		}
 		return nil
 	}
 	return d.explain(osfile.Retry(func() error { return d.file.Truncate(size) }), size)

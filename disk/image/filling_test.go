@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -110,4 +111,30 @@ func TestCheckHead(t *testing.T) {
 	refused := new(Error)
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, FormatQcow2, refused.Format)
+}
+
+// TestDeviceBehindABackingFile: a disk that is longer than its backing file ends with zeros, also
+// on a device that had something else there.
+func TestDeviceBehindABackingFile(t *testing.T) {
+	dir, ctx := t.TempDir(), t.Context()
+	want := append(filetest.Block('b', 1<<20), make([]byte, 3<<20)...)
+	filetest.Put(t, dir, "base.raw", want[:1<<20], 1<<20)
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw",
+		"top.qcow2", "4M")
+	path := filetest.Put(t, dir, "device", filetest.Block('x', 8<<20), 8<<20)
+	device := testtool.Must(os.OpenFile(path, os.O_RDWR, 0))(t)
+	to := &Destination{file: device, name: path, device: 8 << 20}
+	arrive := func(name string, below *Arrival) *Arrival {
+		file := filetest.Content(t, filepath.Join(dir, name))
+		a := NewArrival(name, int64(len(file)), to, ArrivalOptions{Below: below})
+		for !a.Done() {
+			require.NoError(t, a.Pass(ctx, bytes.NewReader(file)))
+		}
+		return a
+	}
+	arrive("top.qcow2", arrive("base.raw", nil))
+	require.NoError(t, device.Close())
+	got := filetest.Content(t, path)
+	require.True(t, bytes.Equal(want, got[:len(want)]))
+	require.Equal(t, byte('x'), got[len(want)])
 }
