@@ -181,7 +181,8 @@ func (p *pusher) validate(ctx context.Context, files []string) error {
 		if info.Compression == "" {
 			f.compress = p.opt.Compress
 		}
-		foreign := image.IsForeign(info.Format) // nobody serves it as it is
+		// Nobody serves that as it is.
+		foreign := image.IsForeign(info.Format) || info.LooksLike != ""
 		if info.Format == image.FormatRaw || foreign {
 			f.compress = cmp.Or(f.compress, p.opt.CompressRaw)
 		}
@@ -194,8 +195,8 @@ func (p *pusher) validate(ctx context.Context, files []string) error {
 		} else {
 			if len(info.BackingChain) > 0 && p.opt.Artifact {
 				return fmt.Errorf("%q needs the backing file %q, and a file of an artifact stands "+
-					"alone: flatten it with --compress=zstd, or push it without --artifact", file,
-					info.BackingChain[0].Name)
+					"alone: flatten it with \"kubevirt-disk convert\", or push it without "+
+					"--artifact", file, info.BackingChain[0].Name)
 			}
 			for _, below := range info.BackingChain {
 				f.below = append(f.below, below.Name)
@@ -292,6 +293,10 @@ func (p *pusher) prepare(ctx context.Context) error {
 			}
 			there[f.name] = true
 			continue
+		}
+		if len(f.below) > maxChain {
+			return fmt.Errorf("%q has more than %d backing files, and could not be pulled: "+
+				"flatten it with \"kubevirt-disk convert\"", f.path, maxChain)
 		}
 		root, err := osfile.OpenRoot(filepath.Dir(f.path))
 		if err != nil {

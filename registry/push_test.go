@@ -374,6 +374,11 @@ func TestPushRefuses(t *testing.T) {
 		return path
 	}
 	good := file("a.img", noise(36, 8192))
+	qemuImg(t, dir, "create", "-q", "-f", "qcow2", "0.qcow2", "1M")
+	for n := range maxChain + 1 {
+		qemuImg(t, dir, "create", "-q", "-f", "qcow2", "-b", fmt.Sprintf("%d.qcow2", n), "-F",
+			"qcow2", fmt.Sprintf("%d.qcow2", n+1))
+	}
 	digest, _ := transport.ParseReference(m.host + "/vm/a@" + digestOf(nil))
 	oci, _ := transport.ParseReference("oci:" + dir)
 	for name, c := range map[string]struct {
@@ -389,6 +394,8 @@ func TestPushRefuses(t *testing.T) {
 			"same name"},
 		"twice": {[]string{good, filepath.Join(dir, "x", "..", "a.img")}, m.ref(t, "vm/a:1"),
 			"is named twice"},
+		"long chain": {[]string{filepath.Join(dir, "9.qcow2")}, m.ref(t, "vm/a:1"),
+			"more than 8"},
 		"to a digest": {[]string{good}, digest, "name a tag"},
 		"to a layout": {[]string{good}, oci, "not in a registry"},
 	} {
@@ -412,4 +419,20 @@ func TestPushBackingFileToo(t *testing.T) {
 	first := pushes(t, m.client(t), []string{below, top}, m.ref(t, "vm/a:1"), opt)
 	require.Equal(t, first, pushes(t, m.client(t), []string{top, below}, m.ref(t, "vm/a:2"), opt))
 	brings(t, m.client(t), m.ref(t, "vm/a:2"), PullOptions{}, content)
+}
+
+// TestPushLooksLike: a raw disk whose guest has written a header stays that disk, however it is
+// stored.
+func TestPushLooksLike(t *testing.T) {
+	m, path := newMemory(t), filepath.Join(t.TempDir(), "a.raw")
+	content := qcow2Of(t, noise(40, 1<<20))
+	require.NoError(t, os.WriteFile(path, content, 0o644))
+	file := testtool.Must(os.OpenFile(path, os.O_RDWR, 0))(t)
+	require.NoError(t, image.MarkRaw(file, ""))
+	require.NoError(t, file.Close())
+	for name, opt := range map[string]PushOptions{"artifact": {Artifact: true},
+		"plain": {Base: BaseNone}, "zstd": {Base: BaseNone, CompressRaw: qcow2.CompressionZstd}} {
+		pushes(t, m.client(t), []string{path}, m.ref(t, "vm/"+name+":1"), opt)
+		brings(t, m.client(t), m.ref(t, "vm/"+name+":1"), PullOptions{}, content)
+	}
 }
