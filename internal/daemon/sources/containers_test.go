@@ -35,6 +35,11 @@ func TestLevelsCountInTheCache(t *testing.T) {
 	require.Len(t, others, 1)
 	require.Equal(t, level, others[0].Name)
 	require.GreaterOrEqual(t, others[0].Bytes, int64(1<<20))
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "pulled"), nil, 0o644))
+	others, err = s.othersInCache()
+	require.Error(t, err, "no fetched image can be looked at")
+	require.Len(t, others, 1)
 	require.NoError(t, others[0].Remove())
 	require.NoFileExists(t, level)
 }

@@ -269,11 +269,8 @@ func (s *Sources) Fetched() *metrics.Fetched {
 // that were fetched as a whole, and levels of container images.
 func (s *Sources) othersInCache() ([]cache.Other, error) {
 	images, err := registry.Others(s.opt.Streams.CacheDir)()
-	if err != nil {
-		return nil, err
-	}
-	levels, err := adapt.Others(s.opt.Containers.Dir)()
-	return append(images, levels...), err
+	levels, err2 := adapt.Others(s.opt.Containers.Dir)()
+	return append(images, levels...), errors.Join(err, err2)
 }
 
 // Close closes the images in registries and the cache. Call it after the disks are closed.
