@@ -37,7 +37,8 @@ func writable(dest string, replace bool) error {
 	}
 	f, err := os.CreateTemp(dir, ".kubevirt-disk-*")
 	if err != nil {
-		return fmt.Errorf("nothing can be written to the directory %q: %w", dir, errors.Unwrap(err))
+		return fmt.Errorf("nothing can be written to the directory %q by user %d: %w", dir,
+			os.Geteuid(), errors.Unwrap(err))
 	}
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }

@@ -131,7 +131,7 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 	case err != nil && ctx.Err() != nil:
 		return fmt.Errorf("interrupted: %q is not complete", dest)
 	case err != nil:
-		return explainWrite(err, dest)
+		return err
 	}
 	for _, d := range done {
 		fmt.Fprintf(a.stderr, "%s: %s (%s) of %s is in %s, %s\n", console.OneLine(ref.String()),

@@ -52,6 +52,10 @@ func TestPullForAClaim(t *testing.T) {
 	require.Contains(t, pull(exitUsage, "--size=1Mi", from, dir), "is for a raw disk in a file")
 	require.Contains(t, pull(exitFailed, "--progress-listen=nowhere:x", from, dir+"/x"),
 		"--progress-listen")
+	// Not even root may read that.
+	refused := pull(exitFailed, "docker-archive:/proc/sys/vm/compact_memory", dir+"/x")
+	require.Contains(t, refused, "compact_memory")
+	require.NotContains(t, refused, "written")
 	require.NoFileExists(t, dir+"/x")
 }
 
