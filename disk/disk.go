@@ -192,6 +192,10 @@ type Remote interface {
 	ReadOnly() bool
 }
 
+// StoredAtomic is the name under which what an atomic write replaces is kept with a disk, to put it
+// back at the next start if the write is interrupted.
+const StoredAtomic = "atomic-write"
+
 // Identity distinguishes one disk instance from every other one, so that two pods of one image
 // never look like two paths to one disk. It is kept with the disk's state.
 type Identity struct {

@@ -3,6 +3,8 @@ package serving
 import (
 	"crypto/rand"
 	"fmt"
+
+	"kubevirt.io/disk/disk"
 )
 
 // A client that comes back after its connection broke must know whether it finds what it left. Two
@@ -46,10 +48,6 @@ func (d *Disk) Generation() (string, error) {
 	return generation, nil
 }
 
-// StoredAtomic is the name under which a front end keeps what an atomic write replaces, to put it
-// back at the next start if the write is interrupted.
-const StoredAtomic = "atomic-write"
-
 // EndGeneration says that the content of a disk, which is not in use, is about to be replaced. A
 // client must not take the next content for the one that it knows, and nothing of the former
 // content must be put back over it.
@@ -57,7 +55,7 @@ func EndGeneration(store Store) error {
 	if err := store.Save(storedContent, nil); err != nil {
 		return fmt.Errorf("clients could take the disk for what it was before: %w", err)
 	}
-	if err := store.Save(StoredAtomic, nil); err != nil {
+	if err := store.Save(disk.StoredAtomic, nil); err != nil {
 		return fmt.Errorf("what an atomic write has replaced would be put back: %w", err)
 	}
 	return nil

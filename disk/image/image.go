@@ -111,15 +111,28 @@ const StateSuffix = ".state"
 // durable one. They lie there, too.
 var MapSuffixes = []string{".live", ".map"}
 
-// CheckWhole refuses the file of a disk that has only a part of what its guest sees.
+// UnitInfix comes between the name of a disk's file and the identifier of its content, in the name
+// of the directory where the logical unit keeps what belongs to that content.
+const UnitInfix = ".unit-"
+
+// CheckWhole refuses the file of a disk that has not just what its guest sees.
 func CheckWhole(path string) *Error {
 	if _, err := os.Lstat(path + LayersSuffix); err == nil {
 		return &Error{Name: filepath.Base(path), Format: FormatRaw,
 			Reason: "is only a part of a disk that has snapshots, and not what its guest has now",
 			Action: "delete the snapshots first, or read the disk from the daemon that serves it"}
 	}
-	var kept struct{ Complete bool }
+	var kept struct {
+		Complete bool
+		Map      string // identifies the content
+	}
 	if durable.LoadRecord(path+StateSuffix, &kept) == nil && kept.Complete {
+		_, err := os.Lstat(filepath.Join(path+UnitInfix+kept.Map, disk.StoredAtomic))
+		if err == nil {
+			return &Error{Name: filepath.Base(path), Format: FormatRaw,
+				Reason: "may have half of an atomic write of its guest, in which the daemon ended",
+				Action: "serve the disk once, which takes that back"}
+		}
 		return nil // a kill left its maps
 	}
 	for _, suffix := range MapSuffixes {

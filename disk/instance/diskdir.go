@@ -30,10 +30,6 @@ const (
 	stateName = "state.json"
 )
 
-// unitInfix comes between the name of the disk's file and the identifier of its content, in the
-// directory name of a store.
-const unitInfix = ".unit-"
-
 // diskDir is the locked directory of one disk. An ephemeral disk is in <work directory>/<image>, a
 // persistent one in a directory of a volume. The names differ; the files are
 //
@@ -148,7 +144,7 @@ func (d *diskDir) open(what, lock string, synced bool) error {
 func (d *diskDir) syncNames() error {
 	entries, err := os.ReadDir(d.path)
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), d.diskFile+unitInfix) {
+		if strings.HasPrefix(e.Name(), d.diskFile+image.UnitInfix) {
 			err = errors.Join(err,
 				durable.SyncDir(filepath.Join(d.path, e.Name()), (*os.File).Sync))
 		}
@@ -270,7 +266,7 @@ func (d *diskDir) leftover(withoutMaps bool) (name string, err error) {
 		end, is := strings.CutPrefix(e.Name(), d.diskFile)
 		isMap := end == image.MapSuffixes[0] || end == image.MapSuffixes[1]
 		if is && (end == image.LayersSuffix || strings.HasPrefix(end, layerInfix) ||
-			strings.HasPrefix(end, unitInfix) || isMap && !withoutMaps) {
+			strings.HasPrefix(end, image.UnitInfix) || isMap && !withoutMaps) {
 			return e.Name(), err
 		}
 	}
@@ -288,7 +284,7 @@ func (d *diskDir) syncContent(content string) error {
 	if err := syncFile(d.disk()); err != nil {
 		return err
 	}
-	unit := d.disk() + unitInfix + content
+	unit := d.disk() + image.UnitInfix + content
 	entries, err := os.ReadDir(unit)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -303,7 +299,7 @@ func (d *diskDir) syncContent(content string) error {
 func (d *diskDir) clearUnits() error {
 	entries, err := os.ReadDir(d.path)
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), d.diskFile+unitInfix) {
+		if strings.HasPrefix(e.Name(), d.diskFile+image.UnitInfix) {
 			err = errors.Join(err, osfile.RemoveAll(filepath.Join(d.path, e.Name())))
 		}
 	}

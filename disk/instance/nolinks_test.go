@@ -212,7 +212,7 @@ func TestSweepFollowsNoLinks(t *testing.T) {
 	path, work := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0), t.TempDir()
 	inst, _ := start(t, path, Options{WorkDir: work, Mode: CopyOnWrite, Owner: "us"})
 	require.NoError(t, inst.Close())
-	require.NoError(t, os.Symlink(victim, inst.dir.disk()+unitInfix+"x"))
+	require.NoError(t, os.Symlink(victim, inst.dir.disk()+image.UnitInfix+"x"))
 	require.NoError(t, os.MkdirAll(filepath.Join(filepath.Dir(inst.Store().Where("kept")), "below"),
 		0o700))
 	require.NoError(t, os.Symlink(victim,

@@ -229,7 +229,7 @@ func (i *Instance) Wrong() string {
 // former content of interrupted writes. It is removed when the content is replaced, and is as
 // durable as the disk.
 func (i *Instance) Store() *durable.Store {
-	s := durable.NewStore(i.dir.disk()+unitInfix+i.content, i.durable)
+	s := durable.NewStore(i.dir.disk()+image.UnitInfix+i.content, i.durable)
 	s.May = i.dir.checkPath
 	return s
 }

@@ -48,6 +48,12 @@ func TestPartOfADisk(t *testing.T) {
 			}
 			require.NoError(t, err)
 			require.NoError(t, img.Close())
+			if opt.PersistentDir != "" { // a kill within an atomic write
+				store := durable.NewStore(inst.dir.disk()+image.UnitInfix+inst.content, true)
+				require.NoError(t, store.Save(disk.StoredAtomic, []byte("former")))
+				require.ErrorContains(t, testtool.Err(image.Open(inst.dir.disk(), image.Options{})),
+					"half of an atomic write of its guest, in which the daemon ended")
+			}
 		}
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/testtool"
-	"kubevirt.io/disk/serving"
 )
 
 // oneWay is a disk whose first sectors have changed: as many as the name of what they are compared
@@ -68,7 +67,7 @@ func TestHalfAnAtomicWriteIsNotCommitted(t *testing.T) {
 		image.Options{Named: true}))(t), instance.Options{PersistentDir: dir,
 		Mode: instance.CopyOnWrite}))(t)
 	require.NoError(t, instance.TakeSnapshot(t.Context(), "before", inst))
-	require.NoError(t, inst.Store().Save(serving.StoredAtomic, []byte("former")))
+	require.NoError(t, inst.Store().Save(disk.StoredAtomic, []byte("former")))
 	require.NoError(t, inst.Close())
 	for snapshot, want := range map[string]string{"": "serve the disk once", "before": ""} {
 		d, err := OpenKept(t.Context(), nil, Kept{Dir: dir, Snapshot: snapshot, Below: img})

@@ -10,12 +10,12 @@ import (
 	"strconv"
 	"strings"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/transport"
-	"kubevirt.io/disk/serving"
 )
 
 // Kept is a disk on a volume that no daemon serves meanwhile.
@@ -85,7 +85,7 @@ func OpenKept(ctx context.Context, client *registry.Client, k Kept) (*Disk, erro
 
 // whole refuses a disk that may have half of an atomic write, which its next start takes back.
 func whole(inst *instance.Instance) error {
-	record, err := inst.Store().Load(serving.StoredAtomic)
+	record, err := inst.Store().Load(disk.StoredAtomic)
 	if err == nil && len(record) > 0 {
 		err = errors.New("the daemon ended within an atomic write of the guest, and may have " +
 			"left half of it: serve the disk once, which takes that back, or name a snapshot")

@@ -207,13 +207,13 @@ func (d *Disks) Revert(ctx context.Context, s *Disk, name string) (err error) {
 	if !s.Unserved {
 		defer func() { err = errors.Join(err, d.serveLocked(s, false)) }()
 	}
-	undo, _ := inst.Store().Load(serving.StoredAtomic) // a damaged one may go
+	undo, _ := inst.Store().Load(disk.StoredAtomic) // a damaged one may go
 	// A client that is away now, and comes back, must not go on where it was.
 	if err := serving.EndGeneration(inst.Store()); err != nil {
 		return fmt.Errorf("%v: %w", s, err)
 	}
 	if err = inst.Revert(ctx, name); err != nil { // the content stays, with half a write
-		err = errors.Join(err, inst.Store().Save(serving.StoredAtomic, undo))
+		err = errors.Join(err, inst.Store().Save(disk.StoredAtomic, undo))
 	}
 	return err
 }

@@ -168,13 +168,13 @@ func TestRevertForgetsAnAtomicWrite(t *testing.T) {
 	d := serveKept(t, 1)
 	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
 	store := d.table.all()[0].Instance().Store()
-	require.NoError(t, store.Save(serving.StoredAtomic, []byte("former")))
+	require.NoError(t, store.Save(disk.StoredAtomic, []byte("former")))
 	ended, end := context.WithCancel(t.Context())
 	end()
 	require.ErrorIs(t, d.Revert(ended, d.table.all()[0], "s"), context.Canceled)
-	require.NotEmpty(t, testtool.Must(store.Load(serving.StoredAtomic))(t), "the content stays")
+	require.NotEmpty(t, testtool.Must(store.Load(disk.StoredAtomic))(t), "the content stays")
 	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotRevert))
-	require.Empty(t, testtool.Must(store.Load(serving.StoredAtomic))(t))
+	require.Empty(t, testtool.Must(store.Load(disk.StoredAtomic))(t))
 }
 
 // TestRevertBesideDeletion: a disk that was withdrawn is not served again by a revert that was

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/serving"
 )
 
@@ -133,7 +134,7 @@ func (u *unit) forgetReservationsOfFenced() {
 // The names under which a logical unit keeps things.
 const (
 	storedErase        = "sanitize" // by versions that had SANITIZE
-	storedAtomic       = serving.StoredAtomic
+	storedAtomic       = disk.StoredAtomic
 	storedReservations = "reservations"
 )
 
