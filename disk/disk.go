@@ -268,8 +268,9 @@ type Accountant interface {
 }
 
 // IsNoSpace reports whether an error says that there is no space, be it ErrNoSpace or what the
-// system says.
+// system says. Space does not mend a disk that has failed for lack of it.
 func IsNoSpace(err error) bool {
-	return errors.Is(err, ErrNoSpace) || errors.Is(err, syscall.ENOSPC) ||
-		errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG)
+	return !errors.Is(err, ErrFailed) && (errors.Is(err, ErrNoSpace) ||
+		errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) ||
+		errors.Is(err, syscall.EFBIG))
 }

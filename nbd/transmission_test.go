@@ -3,9 +3,11 @@ package nbd
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -218,11 +220,12 @@ func TestLongReads(t *testing.T) {
 func TestErrorsOfTheDisk(t *testing.T) {
 	v := serve(t, 1, nil)
 	f := v.disks[0]
+	errs := map[error]uint32{errors.New("x"): eIO, disk.ErrNoSpace: eNoSpace,
+		disk.ErrReadOnly: ePerm, fmt.Errorf("%w: %w", disk.ErrFailed, syscall.ENOSPC): eIO}
 	inModes(t, func(t *testing.T, mode int) {
 		c := v.open(t, "", mode)
 		c.writeAt(0, bytes.Repeat([]byte{1}, 1<<20))
-		for want, err := range map[uint32]error{eIO: fmt.Errorf("x"), eNoSpace: disk.ErrNoSpace,
-			ePerm: disk.ErrReadOnly} {
+		for err, want := range errs {
 			remove := f.Inject(disktest.Rule{Err: err, Off: 512 << 10, Length: 4096})
 			for _, command := range []uint16{cmdRead, cmdTrim, cmdWriteZeroes, cmdCache} {
 				a := c.do(command, 0, 0, 1<<20, nil)

@@ -33,7 +33,7 @@ func TroubleOf(err error) (kind, msg string) {
 	case errors.Is(err, disk.ErrNotNow):
 		return status.TroubleNotNow,
 			"content that lies far away does not come: initiators are asked to try again"
-	case errors.Is(err, disk.ErrNoSpace), !failed && disk.IsNoSpace(err): // also from a store
+	case disk.IsNoSpace(err): // also from a store
 		return status.TroubleNoSpace, "disk is full: writes fail until space is freed"
 	case errors.Is(err, disk.ErrReadOnly), !failed && errors.Is(err,
 		syscall.EROFS): // although the disk may be written
