@@ -8,15 +8,11 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// lock holds the sectors of a range for a change of the disk. If that changes only parts of
-// sectors, nobody else may read or write these sectors meanwhile.
+// lock holds the sectors of a range for a change of the disk.
 func (run *run) lock(off, end int64) error {
 	c, d := run.c, run.c.disk
-	mode := rangelock.Write
-	if !aligned(off, end) {
-		mode = rangelock.Exclusive
-	}
-	run.r.Hold.Set(mode, c.client.Name(), roundDown(off), roundUp(end)-roundDown(off))
+	begin := roundDown(off)
+	run.r.Hold.Set(rangelock.Write, c.client.Name(), begin, roundUp(end)-begin)
 	if err := run.r.Lock(d); err != nil {
 		return err
 	}
