@@ -289,7 +289,8 @@ func (run *run) read(off int64, in []segment, length int64) error {
 	return nil
 }
 
-// lock holds a range of the disk for a change.
+// lock holds a range of the disk for a change. A connection that has ended begins none any more:
+// the next one executes the request.
 func (run *run) lock(off, length int64) error {
 	c, d := run.q.c, run.q.c.disk
 	run.r.Hold.Set(rangelock.Write, c.client.Name(), off, length)
@@ -297,6 +298,9 @@ func (run *run) lock(off, length int64) error {
 		return err
 	}
 	err := c.client.Permits(&run.r, d, true)
+	if err == nil && c.Cause() != nil {
+		err = serving.ErrAborted
+	}
 	if err != nil {
 		run.unlock()
 	}

@@ -3,6 +3,7 @@
 package vhostuser
 
 import (
+	"bytes"
 	"testing"
 	"time"
 
@@ -246,4 +247,33 @@ func TestManyAwake(t *testing.T) {
 		"memory is cut": TestMemoryIsCutShort, "nothing stays": TestNothingStays} {
 		t.Run(name, test)
 	}
+}
+
+// TestKickedBeforeItsTurn: a write that waits for another one when its guest is kicked is not done
+// then. The next connection has it.
+func TestKickedBeforeItsTurn(t *testing.T) {
+	fault := disktest.NewFault(disktest.NewMemory(diskSize))
+	answers := make(chan struct{})
+	v := serve(t, fault)
+	d := v.dial(t, vhosttest.Options{})
+	fault.Inject(disktest.Rule{Op: disktest.OpWrite, Times: 1, Block: answers})
+	write := func(b byte) *vhosttest.Ticket {
+		return begin(t, d, 1, vhosttest.Command{Type: vhosttest.TypeWrite,
+			Out: bytes.Repeat([]byte{b}, 512)})[0]
+	}
+	ranges := &v.disks.At(1).Ranges
+	write(1)
+	testtool.Eventually(t, func() bool { return fault.Calls(disktest.OpWrite) == 1 })
+	second := write(2)
+	testtool.Eventually(t, func() bool { return ranges.State().Waiting == 1 })
+	require.Len(t, v.EndSessions(func(status.Session) bool { return true }), 1)
+	close(answers)
+	testtool.Eventually(t, func() bool { return ranges.State().Held == 0 })
+	p := make([]byte, 512)
+	require.NoError(t, testtool.Err(fault.ReadAt(t.Context(), p, 0)))
+	require.Equal(t, bytes.Repeat([]byte{1}, 512), p)
+	require.NoError(t, d.Reconnect(v.socket))
+	require.NoError(t, testtool.Err(second.Wait()))
+	require.NoError(t, d.Read(0, 0, p))
+	require.Equal(t, bytes.Repeat([]byte{2}, 512), p)
 }
