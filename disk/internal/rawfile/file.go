@@ -320,24 +320,15 @@ func OutOfRange(op string, off, length, size int64) error {
 var _ disk.Accountant = (*File)(nil)
 
 // Usage asks the file system. If that counts space in another way, for example because it
-// compresses, Usage does, too. The file may be closed meanwhile, so its descriptor is held.
+// compresses, Usage does, too. The file may be closed meanwhile.
 func (f *File) Usage() (disk.Usage, error) {
 	var st unix.Stat_t
 	var room unix.Statfs_t
-	conn, err := f.File.SyscallConn()
-	if err != nil {
-		return disk.Usage{}, fmt.Errorf("space that %q takes: %w", f.File.Name(), err)
-	}
-	var statErr, fsErr error
-	err = conn.Control(func(fd uintptr) {
-		statErr, fsErr = unix.Fstat(int(fd), &st), unix.Fstatfs(int(fd), &room)
+	err := osfile.Call(f.File, func(fd int) error {
+		return errors.Join(unix.Fstat(fd, &st), unix.Fstatfs(fd, &room))
 	})
-	if err := errors.Join(err, statErr); err != nil {
-		return disk.Usage{}, fmt.Errorf("space that %q takes: %w", f.File.Name(), err)
-	}
-	if fsErr != nil {
-		return disk.Usage{}, fmt.Errorf("cannot tell the space left for %q: %w", f.File.Name(),
-			fsErr)
+	if err != nil {
+		return disk.Usage{}, fmt.Errorf("the space of %q cannot be told: %w", f.File.Name(), err)
 	}
 	if f.device {
 		return disk.Usage{Used: f.Size(), Available: f.Size()}, nil // it has all of its space

@@ -2,6 +2,7 @@ package rawfile_test
 
 import (
 	"bytes"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -110,7 +111,7 @@ func TestUsageWhileClosed(t *testing.T) {
 		asked := testtool.Go(func() error { return testtool.Err(d.Usage()) })
 		require.NoError(t, d.Close())
 		if err := <-asked; err != nil {
-			require.ErrorContains(t, err, "closed file")
+			require.ErrorIs(t, err, fs.ErrClosed, "by that the layers of a disk know to ask again")
 		}
 	}
 }
