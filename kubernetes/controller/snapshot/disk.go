@@ -39,6 +39,8 @@ func failing(reason, format string, args ...any) outcome {
 	return outcome{reason: reason, message: fmt.Sprintf(format, args...), failed: true}
 }
 
+const kindSnapshot = "VMIdentitySnapshot"
+
 // pollInterval is when to look again at what no event announces.
 const pollInterval = 10 * time.Second
 
@@ -94,7 +96,14 @@ func (r *Disks) take(ctx context.Context, s *v1alpha1.VMIdentitySnapshot) (outco
 	name := v1alpha1.VolumeSnapshotName(s.Name)
 	volume := source.NewSnapshot()
 	err := r.Snapshots.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: name}, volume)
+	owner := metav1.GetControllerOf(volume)
 	switch {
+	case err == nil && owner != nil && owner.UID != s.UID && owner.Kind == kindSnapshot &&
+		owner.Name == s.Name:
+		o := taking("the VolumeSnapshot %s of an earlier VMIdentitySnapshot of this name is being "+
+			"deleted: then this one is made", name)
+		o.requeueAfter = pollInterval
+		return o, nil
 	case err == nil && !metav1.IsControlledBy(volume, s):
 		o := failing(v1alpha1.ReasonInvalid, "there is a VolumeSnapshot %s that is not of this "+
 			"VMIdentitySnapshot: delete it, or make one of another name", name)
@@ -148,7 +157,7 @@ func (r *Disks) begin(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name 
 		return taking("VolumeSnapshot %s is made", name), nil // the change makes another request
 	}
 	return r.create(ctx, s, newVolumeSnapshot(metav1.ObjectMeta{Namespace: s.Namespace, Name: name,
-		OwnerReferences: objects.Owned("VMIdentitySnapshot", s)}, claim.Name,
+		OwnerReferences: objects.Owned(kindSnapshot, s)}, claim.Name,
 		r.Options.SnapshotClass))
 }
 

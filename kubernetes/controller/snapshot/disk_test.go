@@ -233,6 +233,22 @@ func TestRightsGoFirst(t *testing.T) {
 		&v1alpha1.VMIdentitySnapshot{}))
 }
 
+// TestSnapshotOfTheSameName: the VolumeSnapshot of an earlier VMIdentitySnapshot, which Kubernetes
+// collects, is waited for. It is no failure, and nobody has to delete it.
+func TestSnapshotOfTheSameName(t *testing.T) {
+	k := newKept(t, new(controllertest.Calls))
+	former := k.snapshot()
+	former.UID = "former"
+	v := newVolumeSnapshot(metav1.ObjectMeta{Namespace: "default", Name: "vmsnap-monday",
+		OwnerReferences: objects.Owned("VMIdentitySnapshot", former)}, "vmid-vm1", "fast")
+	require.NoError(t, k.Create(t.Context(), v))
+	require.Positive(t, k.settle().RequeueAfter)
+	k.require(false, true, false, "Taking", "is being deleted: then this one is made")
+	require.NoError(t, k.Delete(t.Context(), v))
+	k.settle()
+	k.require(false, true, false, "Taking", "is being taken")
+}
+
 // TestRestoredWithoutOwner: what a backup has restored without its owner is used by nobody, and
 // does not go by itself. Nor does a Job that somebody has made.
 func TestRestoredWithoutOwner(t *testing.T) {
@@ -306,4 +322,12 @@ func TestWhoHasItsDiskIsLeftAlone(t *testing.T) {
 		w.converge("vm1")
 		require.Zero(t, w.calls.Writes)
 	}
+	// Its claim comes back while the image cannot be fetched: the condition says nothing of that.
+	w := newWorld(t, new(controllertest.Calls), "vm1")
+	w.jobFails = "401 Unauthorized"
+	w.converge("vm1")
+	require.Equal(t, v1alpha1.ReasonPopulationError, w.populated("vm1").Reason)
+	w.claim("vm1", corev1.ClaimBound)
+	w.converge("vm1")
+	require.Empty(t, w.identity("vm1").Status.Conditions)
 }

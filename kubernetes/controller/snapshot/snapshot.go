@@ -43,8 +43,18 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil // objects are collected
 	}
 	class, name, err := r.golden(ctx, &before)
-	if name == "" || err != nil {
+	if err != nil {
 		return ctrl.Result{}, err
+	}
+	id := before.DeepCopy()
+	if name == "" {
+		c := apimeta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionPopulated)
+		if c == nil || c.Status == metav1.ConditionTrue {
+			return ctrl.Result{}, nil
+		}
+		// Nobody makes any more what was missing.
+		apimeta.RemoveStatusCondition(&id.Status.Conditions, v1alpha1.ConditionPopulated)
+		return ctrl.Result{}, r.Report(ctx, &before, id)
 	}
 	w := &work{Reconciler: r, id: &before, class: class, name: name}
 	c, requeueAfter, err := w.step(ctx)
@@ -52,7 +62,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	c.Type = v1alpha1.ConditionPopulated
-	id := before.DeepCopy()
 	objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
 	return ctrl.Result{RequeueAfter: requeueAfter}, cmp.Or(r.Report(ctx, &before, id), err)
 }
