@@ -32,6 +32,11 @@ const (
 	slowParallel = 16
 )
 
+// maxInCalls is how many goroutines without the role may be in calls of disks that do not return.
+// Each holds a thread: Go ends a process that has 10,000 of them, and a container often has to do
+// with 4,096. Beyond that, a connection waits for its call.
+const maxInCalls = 3 << 10
+
 // quietTicks is after how many looks without a call the watchdog ends.
 const quietTicks = 200
 
@@ -39,6 +44,8 @@ const quietTicks = 200
 type watchdog struct {
 	awake atomic.Bool
 	calls atomic.Uint32 // not 0: there were calls since the last look
+	// inCalls is how many goroutines have left the role for a call of a stuck disk
+	inCalls atomic.Int32
 
 	mu      sync.Mutex
 	readers map[*Reader]struct{} // guarded by mu
@@ -81,6 +88,7 @@ type Turn struct {
 	call   uint64      // number of its disk call as the reader; 0: none
 	disk   *Disk       // of that call, and of the request over which it has lost the role
 	passed *Disk       // the slow disk for which its request was passed on
+	inCall bool        // it counts in watchdog.inCalls
 	lost   atomic.Bool // the role, over the request in hand
 	wait   wait        // it is in a disk call without the role
 }
@@ -111,6 +119,9 @@ func (r *Reader) Run() {
 	if t.lost.Load() {
 		t.returned()
 		r.disks.Memory.Charge(-StackCharge)
+		if t.inCall {
+			r.disks.watch.inCalls.Add(-1)
+		}
 	}
 	if t.passed != nil {
 		t.passed.stall.passed.Add(-1)
@@ -163,7 +174,9 @@ func (t *Turn) Enter(d *Disk) {
 		return
 	}
 	t.disk = d
-	if d.stall.stuck.Load() {
+	if w := &t.reader.disks.watch; d.stall.stuck.Load() && w.inCalls.Load() < maxInCalls {
+		t.inCall = true
+		w.inCalls.Add(1)
 		t.PassOn()
 		return
 	}
@@ -303,8 +316,11 @@ func (s *Disks) lookForStalls() (readers int, busy bool) {
 		call := r.busy.Load()
 		if call != 0 {
 			busy = true
-			if call == r.watched && r.busy.CompareAndSwap(call, 0) {
+			if call == r.watched && s.watch.inCalls.Load() < maxInCalls &&
+				r.busy.CompareAndSwap(call, 0) {
 				r.turn.disk.stall.stalled.Add(1)
+				r.turn.inCall = true
+				s.watch.inCalls.Add(1)
 				r.takeOver(r.turn)
 			}
 		}

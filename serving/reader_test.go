@@ -88,6 +88,42 @@ func TestAStalledReaderIsReplaced(t *testing.T) {
 	require.True(t, <-done, "the disk is as any other again")
 }
 
+// TestAStuckDiskGetsSoManyThreads: each call that hangs holds a thread of the process, which has
+// only so many. When they are used up, a connection waits for its call, until others have ended.
+func TestAStuckDiskGetsSoManyThreads(t *testing.T) {
+	s, d := oneDisk(t, nil)
+	answer, entered, done := make(chan struct{}), make(chan bool), make(chan bool, maxInCalls+2)
+	release := sync.OnceFunc(func() { close(answer) })
+	defer release()
+	hang := func(turn *Turn) {
+		turn.Enter(d)
+		entered <- turn.Reading
+		<-answer
+		turn.Leave()
+		done <- turn.Reading
+	}
+	q := newQueue(t, s)
+	q.requests <- hang
+	require.True(t, <-entered)
+	testtool.Eventually(t, d.stall.stuck.Load, "the disk is stuck")
+	for range maxInCalls - 1 {
+		q.requests <- hang
+		require.False(t, <-entered, "it hands the role on before the call")
+	}
+	for range 2 { // the second request is of another connection
+		q.requests <- hang
+		require.True(t, <-entered, "it waits for the call")
+		q = newQueue(t, s)
+	}
+	time.Sleep(10 * stallTick) // the watchdog looks
+	require.EqualValues(t, maxInCalls, s.watch.inCalls.Load())
+	release()
+	for range maxInCalls + 2 {
+		<-done
+	}
+	testtool.Eventually(t, func() bool { return s.watch.inCalls.Load() == 0 }, "none is left")
+}
+
 // TestASlowDiskGetsSeveralRequests: after a slow call, other goroutines execute the next requests,
 // up to a limit.
 func TestASlowDiskGetsSeveralRequests(t *testing.T) {
