@@ -55,6 +55,8 @@ type conn struct {
 	// guest that comes from elsewhere.
 	known    bool
 	sizeRead uint64 // the size that the front end has read, sectors
+	// toldMemory says that the log has it that memory can be cut short
+	toldMemory bool
 	// stopTime is what is left of stopTimeout for the next ring that stops
 	stopTime time.Duration
 
@@ -68,6 +70,7 @@ type conn struct {
 	mu          sync.Mutex
 	held        map[*run]struct{} // guarded by mu; requests that wait for far content
 	backChannel int               // guarded by mu; the back channel; -1: there is none
+	toldBack    bool              // guarded by mu; the log has it that it takes nothing
 }
 
 // newConn makes a connection to an export.
@@ -338,7 +341,8 @@ func (c *conn) resized() {
 		return
 	}
 	err := unix.Sendmsg(c.backChannel, b, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-	if err != nil {
+	if err != nil && !c.toldBack { // the front end can ask for it as often as it likes
+		c.toldBack = true
 		c.log().Warn("the guest does not learn that its disk has grown", zap.Error(err))
 	}
 }

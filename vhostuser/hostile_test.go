@@ -3,6 +3,7 @@ package vhostuser
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -320,6 +321,28 @@ func TestHotFrontEnd(t *testing.T) {
 			require.LessOrEqual(t, warned.Len(), 3)
 			exercise(t, v.dial(t, vhosttest.Options{}))
 		})
+	}
+}
+
+// TestRepeatedMessages: what a front end says again and again is in the log once.
+func TestRepeatedMessages(t *testing.T) {
+	v := serve(t, disktest.NewMemory(diskSize))
+	c := testtool.Must(vhosttest.DialConn(v.socket, 0))(t)
+	defer c.Close()
+	fd := testtool.Must(unix.MemfdCreate("x", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING))(t)
+	defer unix.Close(fd)
+	require.NoError(t, unix.Ftruncate(fd, 4096))
+	region := slices.Concat(make([]byte, 8), vhosttest.U64(1<<50), vhosttest.U64(4096),
+		vhosttest.U64(1<<50), vhosttest.U64(0))
+	require.NoError(t, c.Tell(vhosttest.SetBackendReqFD, nil, fd)) // no message can be sent there
+	for range 10 {
+		require.NoError(t, c.Tell(vhosttest.AddMemReg, region, fd))
+		require.NoError(t, c.Tell(vhosttest.RemMemReg, region, fd))
+		require.NoError(t, c.Tell(vhosttest.SetStatus, vhosttest.U64(15)))
+	}
+	require.NoError(t, testtool.Err(c.Ask(vhosttest.GetStatus, nil)))
+	for _, part := range []string{"memory can be cut short", "does not learn"} {
+		require.Equal(t, 1, v.logs.FilterMessageSnippet(part).Len(), part)
 	}
 }
 

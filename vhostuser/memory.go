@@ -238,7 +238,8 @@ func (c *conn) setMemory(m *message) error {
 	if err != nil {
 		return err
 	}
-	if !t.sealed && (c.table == nil || c.table.sealed) {
+	if !t.sealed && !c.toldMemory {
+		c.toldMemory = true
 		c.log().Info("the guest's memory can be cut short by who shares it, or lies in huge " +
 			"pages, so its data is copied: seal it (F_SEAL_SHRINK), as QEMU does with memfd")
 	}
