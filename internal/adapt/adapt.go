@@ -83,6 +83,10 @@ func Image(ctx context.Context, client *registry.Client, ref transport.Reference
 			return nil, err
 		}
 	}
+	if n := len(container.Layers()); n > maxLayers {
+		return nil, fmt.Errorf("%s: it has %d layers, and a disk is made of at most %d: build it "+
+			"with fewer, as by \"podman build --squash-all\"", ref, n, maxLayers)
+	}
 	layers := adapter.Image{Config: config}
 	var total int64
 	for i, l := range container.Layers() {
@@ -106,6 +110,10 @@ func Image(ctx context.Context, client *registry.Client, ref transport.Reference
 	}
 	return made, nil
 }
+
+// maxLayers is how many layers an image may have: as many files as may lie below the configuration
+// and what a machine writes (image.Open).
+const maxLayers = 135
 
 // memoryLimit is the size of the heap, in bytes, at which garbage is collected while levels are
 // made. An image with a million files needs most of it. Without a limit, the garbage would double

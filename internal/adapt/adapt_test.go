@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,7 +19,9 @@ import (
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // emptyLayer is an image with one layer that has nothing, made into levels in a directory.
@@ -126,4 +129,43 @@ func TestServedLevelsStay(t *testing.T) {
 	defer img.Close()
 	require.Equal(t, before, img.Unhashed())
 	require.Equal(t, filepath.Base(served.Path), img.Name())
+}
+
+// TestManyLayers: an image of as many layers as are accepted can be served, and its machine made
+// again. One of more is refused before anything is made.
+func TestManyLayers(t *testing.T) {
+	var layer, archive bytes.Buffer
+	require.NoError(t, tar.NewWriter(&layer).Close())
+	id := fmt.Sprintf("sha256:%x", sha256.Sum256(layer.Bytes()))
+	client := testtool.Must(registry.New(transport.Options{}))(t)
+	defer client.Close()
+	for _, n := range []int{maxLayers + 1, maxLayers} {
+		archive.Reset()
+		w := tar.NewWriter(&archive)
+		for name, content := range map[string]string{"layer.tar": layer.String(),
+			"manifest.json": fmt.Sprintf(`[{"Config":"config.json","RepoTags":["a:1"],"Layers":[%s]}]`,
+				strings.TrimSuffix(strings.Repeat(`"layer.tar",`, n), ",")),
+			"config.json": fmt.Sprintf(`{"os":"linux","architecture":"amd64","rootfs":`+
+				`{"type":"layers","diff_ids":[%s]}}`,
+				strings.TrimSuffix(strings.Repeat(`"`+id+`",`, n), ","))} {
+			require.NoError(t, w.WriteHeader(&tar.Header{Name: name, Size: int64(len(content))}))
+			require.NoError(t, testtool.Err(io.WriteString(w, content)))
+		}
+		require.NoError(t, w.Close())
+		file, dir := filepath.Join(t.TempDir(), "image.tar"), filepath.Join(t.TempDir(), "levels")
+		require.NoError(t, os.WriteFile(file, archive.Bytes(), 0o600))
+		ref := testtool.Must(transport.ParseReference("docker-archive:" + file))(t)
+		made, err := Image(t.Context(), client, ref, dir, Options{})
+		if n > maxLayers {
+			require.ErrorContains(t, err, fmt.Sprintf("%d layers", n))
+			require.NoDirExists(t, dir)
+			continue
+		}
+		require.NoError(t, err)
+		img := testtool.Must(made.Open())(t)
+		require.NoError(t, img.Close())
+		disk := filepath.Join(dir, "disk.qcow2")
+		require.NoError(t, made.WritableDisk(disk))
+		require.NoError(t, made.CheckWritable(disk))
+	}
 }
