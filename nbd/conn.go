@@ -45,6 +45,7 @@ type conn struct {
 	role    *serving.Reader
 	late    *serving.Late[lateRequest]
 	lates   atomic.Int32  // goroutines that execute what was left to late
+	beside  atomic.Int32  // goroutines that execute a request beside the one that reads
 	far     *Remote       // the disk, if another server has it
 	share   *memory.Share // the client's
 
@@ -165,7 +166,7 @@ func (c *conn) attach(d *serving.Disk, unnamed bool, session string, migrationTa
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
 	c.client, c.disk, c.unnamed, c.sessionName, c.since = client, d, unnamed, session, time.Now()
-	c.role = c.srv.disks.NewReader(&c.Conn, c.loop, func() {})
+	c.role = c.srv.disks.NewReader(&c.Conn, c.loop, func() { c.beside.Add(1) })
 	c.late = serving.NewLate[lateRequest](c.srv.disks, &c.Conn, fewLate, c.lateLoop,
 		func() { c.lates.Add(1) })
 	c.far, _ = d.Disk.(*Remote)
@@ -251,6 +252,7 @@ func (c *conn) loop(turn *serving.Turn) {
 	run.r.Executor = run
 	err := run.work()
 	if !run.Reading {
+		defer c.beside.Add(-1)
 		if ferr := c.tx.Flush(); err == nil { // perhaps nobody else ever does
 			err = ferr
 		}
@@ -261,11 +263,19 @@ func (c *conn) loop(turn *serving.Turn) {
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) { // it stops, and what was read is still done
 		c.late.Start()
-		for c.lates.Load() > 0 && c.Cause() == nil {
+		for c.executes() && c.Cause() == nil {
 			time.Sleep(time.Millisecond)
 		}
 	}
 	c.end(err)
+}
+
+// executes reports whether requests are under way, apart from those that wait for far content or
+// for another server.
+func (c *conn) executes() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lates.Load() > 0 || c.far == nil && int(c.beside.Load()) > len(c.held)
 }
 
 // lateRequest is a request that waits for storage.

@@ -152,6 +152,30 @@ func TestShutdownAnswersLateReads(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
+// TestShutdownAnswersWhatIsUnderWay: so is what takes long in the disk.
+func TestShutdownAnswersWhatIsUnderWay(t *testing.T) {
+	v := serve(t, 1, nil)
+	gate := make(chan struct{})
+	opened := sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(opened)
+	v.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Block: gate})
+	c := v.open(t, "", structured)
+	c.send(c.request(cmdWrite, 0, 0, 4096, lateBlock(0)))
+	testtool.Eventually(t, func() bool { return v.disks[0].Calls(disktest.OpWrite) > 0 })
+	c.readAt(8192, 4096) // by another goroutine
+	done := testtool.Go(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), testtool.Timeout)
+		defer cancel()
+		return v.Shutdown(ctx)
+	})
+	testtool.Eventually(t, v.conns.Closing)
+	time.Sleep(20 * time.Millisecond) // for the reader to see that
+	opened()
+	_, written := c.answer(func(uint64) (uint16, uint64) { return cmdWrite, 0 })
+	c.good(written)
+	require.NoError(t, <-done)
+}
+
 // TestLateReadsAreFew: of a client that does not wait for answers, so many reads wait beside its
 // reader, and the others as requests that the limit of memory has.
 func TestLateReadsAreFew(t *testing.T) {
