@@ -131,6 +131,16 @@ func (c *Container) Config() []byte { return c.config }
 // Layers are the layers, the lowest first.
 func (c *Container) Layers() []ContainerLayer { return c.layers }
 
+// Again reports whether layers are worth being read again after an error, because who has sent
+// wrong content is asked last from then on.
+func (c *Container) Again(err error, tries int) bool {
+	if !errors.As(err, new(*transport.DigestError)) {
+		return false
+	}
+	b, bad := c.image.Source.Blob(c.image.Manifest.Layers[0])
+	return bad == nil && b.Again(err, tries)
+}
+
 // Close ends reading. The caller has closed all layers before.
 func (c *Container) Close() error { return c.image.Source.Close() }
 

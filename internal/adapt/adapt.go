@@ -100,7 +100,11 @@ func Image(ctx context.Context, client *registry.Client, ref transport.Reference
 		opt.Progress.Expect(total)
 	}
 	defer limitMemory()()
-	if made.Disk, err = adapter.Build(ctx, layers, dir, buildOpt); err != nil {
+	made.Disk, err = adapter.Build(ctx, layers, dir, buildOpt)
+	for try := 1; container.Again(err, try); try++ { // the levels that are made stay
+		made.Disk, err = adapter.Build(ctx, layers, dir, buildOpt)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
 	}
 	for _, l := range made.Levels {

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/adapter"
@@ -21,6 +23,7 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -37,6 +40,31 @@ func emptyLayer(t *testing.T, dir, config string) *Made {
 			}}}}, dir, adapter.Options{})
 	require.NoError(t, err)
 	return &Made{Disk: d}
+}
+
+// TestMirrorLies: after a mirror that has sent a wrong layer, the registry is asked.
+func TestMirrorLies(t *testing.T) {
+	registryAt, mirror := registrytest.NewLying(t), registrytest.NewLying(t)
+	layer := registrytest.TarOf(t, registrytest.TarFile{Name: "a", Content: []byte("content")})
+	for _, l := range []*registrytest.Lying{registryAt, mirror} {
+		blob := l.Add(layer)
+		blob.MediaType = types.OCIUncompressedLayer
+		config := l.Add(fmt.Appendf(nil, `{"os":"linux","architecture":"amd64","rootfs":`+
+			`{"type":"layers","diff_ids":[%q]}}`, blob.Digest))
+		config.MediaType = types.OCIConfigJSON
+		l.Tags["1"] = l.Manifest(t, v1.Manifest{SchemaVersion: 2,
+			MediaType: types.OCIManifestSchema1, Config: config, Layers: []v1.Descriptor{blob}})
+	}
+	mirror.Replace(transport.DigestOf(layer), append(bytes.Clone(layer[:len(layer)-1]), 1))
+	client := testtool.Must(registry.New(transport.Options{
+		Insecure: []string{registryAt.Host(), mirror.Host()},
+		Mirrors:  []string{registryAt.Host() + "=" + mirror.Host()}}))(t)
+	defer client.Close()
+	ref := testtool.Must(transport.ParseReference(registryAt.Host() + "/vm/a:1"))(t)
+	made := testtool.Must(Image(t.Context(), client, ref, t.TempDir(),
+		Options{KeepDir: t.TempDir()}))(t)
+	require.Zero(t, made.Cached)
+	require.Positive(t, mirror.Requests("/blobs/"+transport.DigestOf(layer)))
 }
 
 // TestFilesOfOthersStay: a person may keep files beside a machine, under names that are near.
