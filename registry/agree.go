@@ -100,6 +100,9 @@ func described(ctx context.Context, src transport.Source, layers []descriptor, i
 	}
 	var shown []*layer.Part
 	l, err := read(ctx, from, layers, i)
+	for try := 1; from.Again(err, try); try++ {
+		l, err = read(ctx, from, layers, i)
+	}
 	if err == nil {
 		shown, err = l.Shown(shade)
 	}

@@ -75,6 +75,27 @@ func TestMirrorLiesInChunks(t *testing.T) {
 	require.LessOrEqual(t, s.opt.Cache.Stats().Wrong, int64(fetchesAtOnce))
 }
 
+// TestMirrorLiesInHeaders: a mirror sends a wrong header of a file that an index describes.
+func TestMirrorLiesInHeaders(t *testing.T) {
+	content := noise(94, 1<<20)
+	m, mirror := newMemory(t), newLying(t)
+	pushed(t, m, "a.raw", content, PushOptions{})
+	r := resolves(t, m.client(t), m.ref(t, "vm/a:1"))
+	text, _, err := r.Source.Manifest(t.Context(), r.Digest)
+	require.NoError(t, err)
+	mirror.Add(text)
+	for _, desc := range append(r.Manifest.Layers, r.Manifest.Config) {
+		mirror.Add(testtool.Must(r.Small(t.Context(), desc, 2<<20))(t))
+	}
+	last := r.Manifest.Layers[len(r.Manifest.Layers)-1].Digest.String()
+	mirror.Replace(last, flipped(mirror.Store[last], 6))
+	c := newClient(t, transport.Options{Insecure: []string{m.host, mirror.Host()},
+		Mirrors: []string{m.host + "=" + mirror.Host()}})
+	ref := parsed(t, m.host+"/vm/a@"+r.Digest)
+	brings(t, c, ref, PullOptions{Path: "a.raw"}, content)
+	require.Positive(t, mirror.Requests("/blobs/"+last))
+}
+
 // fetchesAtOnce is how many chunks may have been under way when the first was wrong.
 const fetchesAtOnce = 16
 
