@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -73,6 +74,33 @@ func TestMirrorLiesInChunks(t *testing.T) {
 	require.Greater(t, registry.Requests("/blobs/"), before)
 	require.Positive(t, s.opt.Cache.Stats().Wrong)
 	require.LessOrEqual(t, s.opt.Cache.Stats().Wrong, int64(fetchesAtOnce))
+}
+
+// TestMirrorLiesInTables: a mirror sends a wrong table of contents.
+func TestMirrorLiesInTables(t *testing.T) {
+	content := noise(95, 1<<20)
+	for _, codec := range []string{registrytest.Zstd, registrytest.Gzip} {
+		registry, mirror, opt := mirrored(t)
+		w := tableOf(t, codec, 256<<10, tarFile{Name: "disk/a.img", Content: content})
+		layer, annotations := w.Layer(t, w.Entries)
+		for _, l := range []*lying{registry, mirror} {
+			l.Annotated(t, layer, annotations)
+		}
+		at := len(layer) - 60 // before the footer
+		for key, place := range annotations {
+			if strings.HasSuffix(key, "manifest-position") {
+				at = testtool.Must(strconv.Atoi(strings.Split(place, ":")[0]))(t) + 10
+			}
+		}
+		mirror.Replace(digestOf(layer), flipped(layer, at))
+		ref := registry.ref(t, "vm/a:1")
+		s := newStreaming(t, newClient(t, opt), t.TempDir(), t.TempDir())
+		st := s.open(t, ref)
+		require.NotNil(t, st.parts, "streamed")
+		require.True(t, bytes.Equal(content, contentOf(t, s.disk(t, st, "a.img"))))
+		brings(t, newClient(t, opt), ref, PullOptions{}, content)
+		require.Positive(t, mirror.Requests("/blobs/"))
+	}
 }
 
 // TestMirrorLiesInHeaders: a mirror sends a wrong header of a file that an index describes.

@@ -14,6 +14,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -94,16 +95,32 @@ func stargzTOC(ctx context.Context, layer *transport.Blob, left int) (*Contents,
 	if begin-at > maxPackedTOC {
 		return nil, &Unsuited{"has a table of contents that is too large"}
 	}
-	packed := make([]byte, begin-at)
-	if _, err := layer.ReadAt(ctx, packed, at); err != nil {
+	return tableIn(ctx, layer, at, begin-at, func(packed []byte) (*Contents, error) {
+		want := layer.Desc.Annotations[annotationStargz]
+		text, err := stargzJSON(packed)
+		if err != nil { // perhaps it was changed on its way
+			return nil, &transport.DigestError{Want: want, Got: "none: " + err.Error()}
+		}
+		return ReadTOC(text, want, layer.Desc, at, codecGzip, left)
+	})
+}
+
+// tableIn has a part of the layer parsed. Who has sent a table with another digest is asked last
+// from then on.
+func tableIn(ctx context.Context, layer *transport.Blob, at, length int64,
+	parse func(packed []byte) (*Contents, error)) (l *Contents, err error) {
+	packed := make([]byte, length)
+	once := sync.OnceFunc(func() { l, err = parse(packed) })
+	if err := layer.FillChecked(ctx, packed, at, func() error {
+		if once(); errors.As(err, new(*transport.DigestError)) {
+			return err
+		}
+		return nil
+	}); err != nil {
 		return nil, err
 	}
-	want := layer.Desc.Annotations[annotationStargz]
-	text, err := stargzJSON(packed)
-	if err != nil { // perhaps it was changed on its way
-		return nil, &transport.DigestError{Want: want, Got: "none: " + err.Error()}
-	}
-	return ReadTOC(text, want, layer.Desc, at, codecGzip, left)
+	once()
+	return l, err
 }
 
 // stargzJSON is the table in its archive.
@@ -136,20 +153,19 @@ func chunkedTOC(ctx context.Context, layer *transport.Blob, left int) (*Contents
 	case length > maxPackedTOC || plain > maxTOC:
 		return nil, &Unsuited{"has a table of contents that is too large"}
 	}
-	packed := make([]byte, length)
-	if _, err := layer.ReadAt(ctx, packed, at); err != nil {
-		return nil, err
-	}
-	if got := transport.DigestOf(packed); got != want {
-		return nil, &transport.DigestError{Want: want, Got: got}
-	}
-	z, err := zstd.NewReader(bytes.NewReader(packed), zstd.WithDecoderMaxWindow(maxZstdWindow),
-		zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1))
-	if err != nil {
-		return nil, err
-	}
-	defer z.Close()
-	return ReadTOC(io.LimitReader(z, maxTOC), "", layer.Desc, at, codecZstd, left)
+	return tableIn(ctx, layer, at, length, func(packed []byte) (*Contents, error) {
+		if err := transport.CheckDigest(packed, want); err != nil {
+			return nil, err
+		}
+		z, err := zstd.NewReader(bytes.NewReader(packed),
+			zstd.WithDecoderMaxWindow(maxZstdWindow), zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderConcurrency(1))
+		if err != nil {
+			return nil, err
+		}
+		defer z.Close()
+		return ReadTOC(io.LimitReader(z, maxTOC), "", layer.Desc, at, codecZstd, left)
+	})
 }
 
 // tocEntry is one entry of either kind of table.
