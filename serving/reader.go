@@ -174,9 +174,7 @@ func (t *Turn) Enter(d *Disk) {
 		return
 	}
 	t.disk = d
-	if w := &t.reader.disks.watch; d.stall.stuck.Load() && w.inCalls.Load() < maxInCalls {
-		t.inCall = true
-		w.inCalls.Add(1)
+	if d.stall.stuck.Load() && t.mayLeave() {
 		t.PassOn()
 		return
 	}
@@ -194,6 +192,20 @@ func (t *Turn) Enter(d *Disk) {
 			go r.disks.runWatchdog()
 		}
 	}
+}
+
+// mayLeave reports whether the goroutine may give up the role for a call, and then counts it.
+func (t *Turn) mayLeave() bool {
+	if t.reader.disks.watch.inCalls.Load() >= maxInCalls {
+		return false
+	}
+	t.countCall()
+	return true
+}
+
+func (t *Turn) countCall() {
+	t.inCall = true
+	t.reader.disks.watch.inCalls.Add(1)
 }
 
 // Leave marks the end of a disk call. Afterwards Reading says whether the goroutine still has the
@@ -251,7 +263,7 @@ func (t *Turn) Took(r *Request, d *Disk, took time.Duration) {
 // Share passes the role on because the request will keep its goroutine busy for long, unless
 // slowParallel requests of the disk do so already. It reports whether it did.
 func (t *Turn) Share(d *Disk) bool {
-	if d.stall.passed.Add(1) > slowParallel {
+	if d.stall.passed.Add(1) > slowParallel || t.Reading && !t.mayLeave() {
 		d.stall.passed.Add(-1)
 		return false
 	}
@@ -319,8 +331,7 @@ func (s *Disks) lookForStalls() (readers int, busy bool) {
 			if call == r.watched && s.watch.inCalls.Load() < maxInCalls &&
 				r.busy.CompareAndSwap(call, 0) {
 				r.turn.disk.stall.stalled.Add(1)
-				r.turn.inCall = true
-				s.watch.inCalls.Add(1)
+				r.turn.countCall()
 				r.takeOver(r.turn)
 			}
 		}

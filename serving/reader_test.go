@@ -146,6 +146,11 @@ func TestASlowDiskGetsSeveralRequests(t *testing.T) {
 	testtool.Eventually(t, func() bool { return d.Shared() == 0 },
 		"no request has the disk: %d", func() any { return d.Shared() })
 	require.True(t, new(Turn).Share(d))
+	s.watch.inCalls.Add(maxInCalls)
+	q.requests <- func(turn *Turn) { entered <- turn.Share(d) }
+	require.False(t, <-entered, "all disks together have a limit, too")
+	s.watch.inCalls.Add(-maxInCalls)
+	testtool.Eventually(t, func() bool { return s.watch.inCalls.Load() == 0 })
 }
 
 // TestTheWatchdogEnds when there are no calls, and begins again with the next one.
