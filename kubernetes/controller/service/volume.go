@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -137,7 +138,7 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 	case !hasCondition(id, v1alpha1.ConditionVolumeReady):
 		return pending, nil // the change makes another reconcile, and the volume is known
 	case have == nil: // the claim is the last of the two
-		if err := objects.Apply(ctx, r.Client, r.newVolume(id, address, name, modes)); err != nil {
+		if err := r.makeVolume(ctx, id, r.newVolume(id, address, name, modes)); err != nil {
 			return failed(volumeCondition, "the PersistentVolume "+volumeName(id), err)
 		}
 		if err := r.New(ctx, r.newClaim(id, name, modes)); err != nil {
@@ -145,6 +146,25 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 		}
 	}
 	return pending, nil
+}
+
+// noClaim takes the UID of a claim from a volume, which stays reserved by the claim's name.
+var noClaim = client.RawPatch(types.MergePatchType,
+	[]byte(`{"spec":{"claimRef":{"uid":null,"resourceVersion":null}}}`))
+
+// makeVolume makes a volume for a claim, unless the claim is there. A volume that has had another
+// claim of that name is free for this one.
+func (r *Reconciler) makeVolume(ctx context.Context, id *v1alpha1.VMIdentity,
+	volume *corev1.PersistentVolume) error {
+	claim, err := objects.Find[corev1.PersistentVolumeClaim](ctx, r.Live, "claim",
+		client.ObjectKey{Namespace: id.Namespace, Name: volume.Spec.ClaimRef.Name})
+	if claim != nil || err != nil {
+		return err
+	}
+	if err := objects.Apply(ctx, r.Client, volume); err != nil {
+		return err
+	}
+	return r.Client.Patch(ctx, volume, noClaim, client.FieldOwner(v1alpha1.FieldManager))
 }
 
 // dropVolume removes claims of a volume, and the volume. Kubernetes keeps them while a pod uses

@@ -68,6 +68,28 @@ func TestVolumeGoes(t *testing.T) {
 	require.Equal(t, []string{v1alpha1.Finalizer}, w.identity().Finalizers)
 }
 
+// TestVolumeOfAClaimThatIsGone: if somebody deletes the claim, the next one gets the volume.
+// Kubernetes binds no volume that names the UID of another claim.
+func TestVolumeOfAClaimThatIsGone(t *testing.T) {
+	w := converged(t, withVolume)
+	w.bind()
+	var v corev1.PersistentVolume
+	require.NoError(t, w.Get(t.Context(), volume, &v))
+	v.Spec.ClaimRef.UID = "former"
+	require.NoError(t, w.Update(t.Context(), &v))
+	w.converge()
+	require.NoError(t, w.Get(t.Context(), volume, &v))
+	require.EqualValues(t, "former", v.Spec.ClaimRef.UID, "its claim is there")
+	require.NoError(t, w.Delete(t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name}}))
+	w.converge()
+	v = corev1.PersistentVolume{}
+	require.NoError(t, w.Get(t.Context(), volume, &v))
+	require.Empty(t, v.Spec.ClaimRef.UID)
+	require.Equal(t, claim.Name, v.Spec.ClaimRef.Name)
+	require.NoError(t, w.Get(t.Context(), claim, &corev1.PersistentVolumeClaim{}))
+}
+
 // TestVolumeIsThatOfTheExample compares the volume and the claim with those of the example, which a
 // test in package integration lets a kernel log in to. Only names, address and size differ.
 func TestVolumeIsThatOfTheExample(t *testing.T) {
