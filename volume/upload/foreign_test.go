@@ -50,6 +50,22 @@ func TestPutForeign(t *testing.T) {
 	}
 }
 
+// TestForeignEndsWithItsVolume: the disk of an image is not written to its end, which may take long,
+// if the volume is deleted meanwhile.
+func TestForeignEndsWithItsVolume(t *testing.T) {
+	testtool.Need(t, "qemu-img")
+	file := filepath.Join(t.TempDir(), "image")
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-f", "vhdx", file,
+		"9M").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	s := newServer(t)
+	v := s.volumes.add(t, "vm", 0)
+	v.room = func() { v.cancel() }
+	data := testtool.Must(os.ReadFile(file))(t)
+	requireSays(t, s.put(t, "vm", data), http.StatusServiceUnavailable, "interrupted")
+	s.requireEmpty(t, "vm")
+}
+
 // TestForeignBomb: an image that unpacks to much more than a disk of the volume's size could need
 // is refused before it has filled the storage.
 func TestForeignBomb(t *testing.T) {

@@ -139,8 +139,16 @@ func (u *unpacking) abandon() {
 	<-u.done
 }
 
-// expand replaces a foreign image by its disk.
-func (s *session) expand(ctx context.Context) error {
+// expand replaces a foreign image by its disk. It ends with the volume.
+func (s *session) expand(ctx context.Context) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.volume.Context(), cancel)()
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = errCut
+		}
+	}()
 	if err := s.fill.Drain(); err != nil {
 		return err
 	}

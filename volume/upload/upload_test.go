@@ -52,6 +52,7 @@ type fakeVolume struct {
 	filling bool
 	fails   error  // of Complete
 	done    func() // is called by Complete at its end; nil: nothing
+	room    func() // is called by Reserve; nil: nothing
 	ctx     context.Context
 	cancel  context.CancelFunc
 }
@@ -117,6 +118,9 @@ func (v *fakeVolume) Files() (paths []string, err error) {
 }
 
 func (v *fakeVolume) Reserve(size int64) error {
+	if v.room != nil {
+		v.room()
+	}
 	if v.of.limit > 0 && size > v.of.limit {
 		return api.Errorf(api.CodeLimit, "a volume of %d bytes is too large", size)
 	}
