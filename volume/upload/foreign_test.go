@@ -50,8 +50,8 @@ func TestPutForeign(t *testing.T) {
 	}
 }
 
-// TestForeignEndsWithItsVolume: the disk of an image is not written to its end, which may take long,
-// if the volume is deleted meanwhile.
+// TestForeignEndsWithItsVolume: the disk of an image is not written to its end, which may take
+// long, if the volume is deleted meanwhile.
 func TestForeignEndsWithItsVolume(t *testing.T) {
 	testtool.Need(t, "qemu-img")
 	file := filepath.Join(t.TempDir(), "image")
