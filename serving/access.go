@@ -97,6 +97,11 @@ func (s *Disks) Holders(number uint16) (h Holders) {
 		h.Owner = PlainName(o.name)
 	}
 	state := d.handover.Load()
-	h.Guest, h.Fenced = state.Guest, state.Fenced
+	h.Guest = state.Guest
+	for _, name := range state.Fenced {
+		if name != state.Guest {
+			h.Fenced = append(h.Fenced, name)
+		}
+	}
 	return h
 }

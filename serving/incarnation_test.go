@@ -213,6 +213,8 @@ func TestIncarnationsAndHandovers(t *testing.T) {
 	require.False(t, r.relay("c", true).writes(), "the name is fenced")
 	require.False(t, target.Superseded(r.d), "the name may be admitted again")
 	require.NoError(t, r.s.Admit(1, "cert:vm", time.Time{}))
+	require.Equal(t, Holders{Owner: "cert:other", Guest: "cert:vm"}, r.s.Holders(1),
+		"it is fenced no longer")
 	require.True(t, target.writes())
 	require.True(t, source.Superseded(r.d))
 	r.restart()
