@@ -100,7 +100,7 @@ Exit status 0: the file is gone. 1: the file cannot be made, and nothing is left
 		defer stop()
 		signal.Ignore(syscall.SIGPIPE) // the reader of the log may be gone
 		logging := c.log.Resolve(a.stderr)
-		p.log = console.NewLogger(logging, logging.Level, console.NewQueue(a.stderr))
+		p.log = console.NewQueuedLogger(logging, logging.Level, a.stderr)
 		defer func() { _ = p.log.Sync() }()
 		err := p.run(ctx)
 		if err != nil && logging.Format == console.JSON {

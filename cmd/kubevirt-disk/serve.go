@@ -120,7 +120,6 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 	// daemon must still drain. Nobody reads these signals, but a command would inherit that they
 	// are ignored.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	lines := console.NewQueue(a.stderr)
 	run.words = cfg.command
 	person := (len(cfg.images) > 0 || cfg.temporary) && cfg.Hook == nil && len(run.words) == 0
 	level := zap.NewAtomicLevelAt(cfg.log.Level)
@@ -139,10 +138,7 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 		level.SetLevel(zapcore.WarnLevel)
 		ready = func() { level.SetLevel(cfg.log.Level) }
 	}
-	log := console.NewLogger(cfg.log.Resolve(a.stderr), level, lines)
-	lines.Tell = func(lost uint64) {
-		log.Warn("log lines were lost because nobody read the log", zap.Uint64("lines", lost))
-	}
+	log := console.NewQueuedLogger(cfg.log, level, a.stderr)
 	// A failure to write the log does not change the exit status.
 	defer func() { _ = log.Sync() }()
 

@@ -5,6 +5,9 @@ import (
 	"io"
 	"sync/atomic"
 	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 )
 
 const (
@@ -15,16 +18,16 @@ const (
 	queueTimeout = time.Second
 )
 
-// Queue keeps the daemon's logins, handovers and drain going when the log reader does not read,
+// queue keeps the daemon's logins, handovers and drain going when the log reader does not read,
 // as with a terminal stopped by Ctrl-S or a log driver that hangs. While the reader reads, no line
 // is lost, and a writer that is faster waits. It is safe for concurrent use.
-type Queue struct {
+type queue struct {
 	w       io.Writer
 	entries chan queued
 	timeout time.Duration     // queueTimeout
 	stuck   atomic.Bool       // nothing was written since a line was lost
 	lost    atomic.Uint64     // lines
-	Tell    func(lost uint64) // logs that lines were lost; set before the first line
+	tell    func(lost uint64) // logs that lines were lost; set before the first line
 }
 
 // queued is a line, or a mark if done is set: done is closed when all lines before it are written.
@@ -33,14 +36,25 @@ type queued struct {
 	done chan struct{}
 }
 
-// NewQueue starts one. It writes until the end of the process.
-func NewQueue(w io.Writer) *Queue {
-	q := &Queue{w: w, entries: make(chan queued, queueLines), timeout: queueTimeout}
+// NewQueuedLogger makes a logger whose lines wait in a queue for who reads w, and which says how
+// many were lost.
+func NewQueuedLogger(c LogConfig, level zapcore.LevelEnabler, w io.Writer) *zap.Logger {
+	lines := newQueue(w)
+	log := NewLogger(c.Resolve(w), level, lines)
+	lines.tell = func(lost uint64) {
+		log.Warn("log lines were lost because nobody read the log", zap.Uint64("lines", lost))
+	}
+	return log
+}
+
+// newQueue starts one. It writes until the end of the process.
+func newQueue(w io.Writer) *queue {
+	q := &queue{w: w, entries: make(chan queued, queueLines), timeout: queueTimeout}
 	go q.run()
 	return q
 }
 
-func (q *Queue) run() {
+func (q *queue) run() {
 	for e := range q.entries {
 		if e.done != nil {
 			close(e.done)
@@ -49,20 +63,20 @@ func (q *Queue) run() {
 		_, _ = q.w.Write(e.line) // if this fails, there is nowhere to report it
 		q.stuck.Store(false)
 		if n := q.lost.Swap(0); n > 0 {
-			go q.Tell(n) // it may wait for this goroutine
+			go q.tell(n) // it may wait for this goroutine
 		}
 	}
 }
 
 // Write queues a line. If nobody has read for a while, it drops the line. It never fails.
-func (q *Queue) Write(p []byte) (int, error) {
+func (q *queue) Write(p []byte) (int, error) {
 	if !q.put(queued{line: bytes.Clone(p)}) {
 		q.lost.Add(1)
 	}
 	return len(p), nil
 }
 
-func (q *Queue) put(e queued) bool {
+func (q *queue) put(e queued) bool {
 	select {
 	case q.entries <- e:
 		return true
@@ -81,7 +95,7 @@ func (q *Queue) put(e queued) bool {
 }
 
 // Sync waits for the lines so far to be written, but not for long.
-func (q *Queue) Sync() error {
+func (q *queue) Sync() error {
 	mark := queued{done: make(chan struct{})}
 	if !q.put(mark) {
 		return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,19 +23,21 @@ const timeout = time.Minute
 type gate struct {
 	open  chan struct{}
 	lines atomic.Int64
+	last  atomic.Value // the last line, a string
 }
 
 func (g *gate) Write(p []byte) (int, error) {
 	<-g.open
 	g.lines.Add(int64(bytes.Count(p, []byte("\n"))))
+	g.last.Store(string(p))
 	return len(p), nil
 }
 
 func TestALogThatNobodyReadsHoldsUpNothing(t *testing.T) {
 	g := &gate{open: make(chan struct{})}
-	q := NewQueue(g)
+	q := newQueue(g)
 	told := make(chan uint64, 1)
-	q.Tell = func(lost uint64) { told <- lost }
+	q.tell = func(lost uint64) { told <- lost }
 	const lines = queueLines + 100
 	write := func(n int) {
 		for range n {
@@ -53,10 +56,24 @@ func TestALogThatNobodyReadsHoldsUpNothing(t *testing.T) {
 		"all lines but %d are there: %d", lost, func() any { return g.lines.Load() })
 }
 
+// TestLostLinesAreTold: each log with a queue says how many lines were lost, when it is read again.
+func TestLostLinesAreTold(t *testing.T) {
+	g := &gate{open: make(chan struct{})}
+	log := NewQueuedLogger(LogConfig{}, zapcore.InfoLevel, g)
+	for range queueLines + 2 { // one is being written, as many as fit wait, and one is lost
+		log.Info("line")
+	}
+	close(g.open)
+	testtool.Eventually(t, func() bool {
+		last, _ := g.last.Load().(string)
+		return strings.Contains(last, `"lines":1}`)
+	})
+}
+
 func TestAFastLogIsComplete(t *testing.T) {
 	g := &gate{open: make(chan struct{})}
 	close(g.open)
-	q := NewQueue(g)
+	q := newQueue(g)
 	q.timeout = time.Hour // on a busy machine the reader may pause for seconds
 	const lines = 20 * queueLines
 	for range lines {
@@ -72,7 +89,7 @@ func TestAFastLogIsComplete(t *testing.T) {
 func TestTheLogKeepsItsLines(t *testing.T) {
 	var got bytes.Buffer
 	g := &gate{open: make(chan struct{})}
-	q := NewQueue(io.MultiWriter(&got, g))
+	q := newQueue(io.MultiWriter(&got, g))
 	var want bytes.Buffer
 	buf := make([]byte, 0, 16)
 	for i := range 100 {
