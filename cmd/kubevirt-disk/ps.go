@@ -239,7 +239,8 @@ func explainControl(err error, socket, pending string) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("user %d may not use the socket %q: the daemon accepts only its own "+
 			"user and root: %w", os.Geteuid(), socket, err)
-	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
+	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE),
+		strings.Contains(err.Error(), "server closed idle connection"): // of net/http
 		return fmt.Errorf("the daemon at %q has ended before it answered: look at its log, and, "+
 			"when it runs again, whether it has done what it was asked for", socket)
 	}
