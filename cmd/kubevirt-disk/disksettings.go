@@ -106,7 +106,7 @@ func parseBytes(text string) (int64, error) {
 		}
 	}
 	hint := ""
-	if short := strings.TrimSuffix(text, "B"); sizeUnit.MatchString(short) {
+	if short, ok := strings.CutSuffix(text, "B"); ok && sizeUnit.MatchString(short) {
 		hint = fmt.Sprintf(": write %q", short)
 	}
 	return 0, fmt.Errorf("%q is not a size%s: use a number of bytes, or one with K, M, G or T "+

@@ -67,6 +67,8 @@ func TestWrongSettingsOfSingleDisks(t *testing.T) {
 		"a.raw: {access-mode: all}": "write-shared",
 		"a.raw: {size: much}":       "is not a size",
 		"a.raw: {size: -1}":         "is not a size",
+		"a.raw: {size: 0}":          "is not a size: use",
+		"a.raw: {size: 1GB}":        "is not a size: write",
 		"a.raw: {size: 9999999Ti}":  "is not a size",
 		"a.raw: {serial: 'a b'}":    "not a serial",
 		"a.raw: {serial: ''}":       "not a serial",

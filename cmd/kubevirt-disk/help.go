@@ -149,7 +149,7 @@ func sectionsOf(rows []settings.Setting) (titles []string) {
 func didYouMean(word, before string, known *cobra.Command) string {
 	known.SuggestionsMinimumDistance = 2
 	near := known.SuggestionsFor(word)
-	if len(near) == 0 {
+	if word == "" || len(near) == 0 { // each word begins with the empty one
 		return ""
 	}
 	return fmt.Sprintf(" (did you mean %s%s?)", before, strings.Join(near, " or "+before))

@@ -33,7 +33,7 @@ func (d *Daemon) servePages(ctx context.Context) (closePages func(), err error) 
 	log := d.log.Named("http")
 	page, err := pages.NewPage(pages.PageSource{Status: d.Status, Work: d.work, Map: d.disks.Map})
 	if err != nil {
-		return nil, errors.Join(err, l.Close())
+		return func() {}, errors.Join(err, l.Close())
 	}
 	srv := pages.NewServer(d.pages(page, log), log)
 	address := l.Addr().String()
