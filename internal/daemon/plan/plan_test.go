@@ -251,6 +251,23 @@ func TestSettleRefuses(t *testing.T) {
 	}
 }
 
+// TestSettleOfAnotherServer: what the server of a disk decides is not ignored in silence.
+func TestSettleOfAnotherServer(t *testing.T) {
+	p := planOf(t, Disk{Name: "a", AlreadyOpen: &instance.Instance{BlockSize: disk.SectorSize}})
+	settle := func(s options.DiskSettings) error {
+		_, err := p.Settle(options.Settings{
+			Disks: map[string]options.SingleDisk{"a": single(s)}})
+		return err
+	}
+	require.NoError(t, settle(options.DiskSettings{LUN: 2, BlockSize: disk.SectorSize,
+		Format: image.FormatRaw, ReadOnly: true}))
+	for _, s := range []options.DiskSettings{{Size: 512}, {BlockSize: disk.LongBlock},
+		{Format: image.FormatQcow2}, {UsageType: "fast"},
+		{Identity: disk.Identity{Serial: "s"}}} {
+		require.ErrorContains(t, settle(s), `the disk "a": is on another server`)
+	}
+}
+
 // TestSettleBackingFiles: only the format can be set for a backing file that is not a disk itself.
 func TestSettleBackingFiles(t *testing.T) {
 	p := planOf(t, Disk{Name: "top", Backing: []string{"base"}})

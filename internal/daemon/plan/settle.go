@@ -71,6 +71,16 @@ func (p *Plan) checkRemote(i int, s options.DiskSettings, wrong *problems.List) 
 	if s.Identity != (disk.Identity{}) {
 		wrong.Add(at, "is on another server, where it has its serial number: leave that out here")
 	}
+	elsewhere := func(set bool, field any) {
+		if set {
+			wrong.Add(at, "is on another server, which says what it is and where it lies: leave "+
+				"%q out", p.opt.Setting(field).Key)
+		}
+	}
+	of := &p.opt.Settings.Disk
+	elsewhere(s.BlockSize != 0 && s.BlockSize != p.Disks[i].AlreadyOpen.BlockSize, &of.BlockSize)
+	elsewhere(s.Format != "" && s.Format != image.FormatRaw, &of.Format)
+	elsewhere(s.UsageType != "", &of.UsageType)
 }
 
 // settingsFor returns the settings of each image's disk. It collects everything that is wrong, such
