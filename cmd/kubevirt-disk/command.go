@@ -231,7 +231,7 @@ func variablesOf(now *status.Status, user string) map[string]string {
 			vars[varISCSI+end] = daemon.ISCSIURI(now, user, l.LUN)
 		}
 		if len(now.NBDPortals) > 0 {
-			vars[varNBD+end] = daemon.NBDURI(now, now.NBDPortals[0], l.Image)
+			vars[varNBD+end] = daemon.NBDURI(now, &l)
 			vars[varURI+end] = vars[varNBD+end]
 		}
 	}

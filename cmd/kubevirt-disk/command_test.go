@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/status"
 )
 
 // TestServeWithACommand: the command runs while the disks can be used, and its exit status is the
@@ -82,6 +83,18 @@ func TestServeWithACommand(t *testing.T) {
 		"kubevirt-disk", "[ds]*-*"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// TestDisksOfOneName: each disk has an address of its own, although two servers call theirs alike.
+func TestDisksOfOneName(t *testing.T) {
+	now := &status.Status{NBDPortals: []string{"unix:/s"},
+		LUNs: []status.LUN{{LUN: 1, Image: "a"}, {LUN: 2, Image: "a"}, {LUN: 3, Image: "b"}}}
+	got := variablesOf(now, "")
+	require.Equal(t, map[string]string{
+		"nbd": "nbd+unix:///1?socket=%2Fs", "uri": "nbd+unix:///1?socket=%2Fs",
+		"nbd2": "nbd+unix:///2?socket=%2Fs", "uri2": "nbd+unix:///2?socket=%2Fs",
+		"nbd3": "nbd+unix:///b?socket=%2Fs", "uri3": "nbd+unix:///b?socket=%2Fs",
+	}, got)
 }
 
 // TestCommandGetsSignals: a signal is the command's, which decides what comes of it.

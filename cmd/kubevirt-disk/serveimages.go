@@ -152,7 +152,7 @@ func (s *served) guide(background bool) string {
 	say("%s", s.whatStays(now.LUNs))
 	if len(now.NBDPortals) > 0 {
 		say("By NBD:\n\n  qemu-img convert -O raw '%s' copy.raw\n",
-			daemon.NBDURI(&now, now.NBDPortals[0], now.LUNs[0].Image))
+			daemon.NBDURI(&now, &now.LUNs[0]))
 	}
 	if at := now.LUNs[0].VhostUser; at != "" {
 		say("By vhost-user:\n\n  kubevirt-disk xml --vhost-user %s\n",

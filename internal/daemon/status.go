@@ -157,7 +157,7 @@ func (d *Daemon) announce() {
 	if len(s.Portals) == 0 {
 		d.log.Info("ready", zap.Strings("nbd_portals", s.NBDPortals),
 			zap.Duration("after", time.Since(d.started)),
-			zap.String("try", "nbdinfo --list "+NBDURI(&s, s.NBDPortals[0], "")))
+			zap.String("try", "nbdinfo --list "+nbdURI(&s, "")))
 		return
 	}
 	try := password + "iscsi-ls -s " + ISCSIURI(&s, user, 0)
@@ -193,7 +193,12 @@ func ISCSIURI(s *status.Status, user string, lun uint16) string {
 	return uri + "/" + libvirt.SourceName(s.TargetName, int(lun))
 }
 
-// NBDURI is the URI of an export at a portal of NBD, for a client on this machine.
-func NBDURI(s *status.Status, portal, export string) string {
-	return pages.NBDURI(options.Reachable(portal), export, s.NBDTLS)
+// NBDURI is the URI of a disk at the first portal of NBD, for a client on this machine. It leads to
+// no other disk of that name.
+func NBDURI(s *status.Status, l *status.LUN) string {
+	return nbdURI(s, pages.ExportForLibvirt(l, s).Name)
+}
+
+func nbdURI(s *status.Status, export string) string {
+	return pages.NBDURI(options.Reachable(s.NBDPortals[0]), export, s.NBDTLS)
 }
