@@ -90,7 +90,7 @@ func (a *app) adaptCommand() *cobra.Command {
 The arguments, and the options that a container runtime would have, take the place of the image's.
 
 ` + registryHelp,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Args: beforeDash(usageArgs(cobra.MinimumNArgs(1))),
 	}
 	o.add(cmd)
 	settings.AddFlags(cmd.Flags(), o.registry.settings())

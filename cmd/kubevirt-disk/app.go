@@ -250,6 +250,17 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
+// beforeDash checks the arguments before --. Those behind it belong to another command, to which an
+// empty one or PASSWORD=... may mean something.
+func beforeDash(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if n := cmd.ArgsLenAtDash(); n >= 0 {
+			args = args[:n]
+		}
+		return check(cmd, args)
+	}
+}
+
 // noArgs takes no argument. That of Cobra would call one an unknown command.
 func noArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {

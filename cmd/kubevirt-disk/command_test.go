@@ -29,6 +29,8 @@ func TestServeWithACommand(t *testing.T) {
 	}{
 		"done": {args: []string{paths[0], "--", "echo", "one two", "three"},
 			stdout: "one two three\n"},
+		"with words of its own": {args: []string{paths[0], "--", "printf", "<%s>",
+			"", "PASSWORD=x"}, stdout: "<><PASSWORD=x>"},
 		"failed": {args: []string{paths[0], "--", "sh", "-c", "echo no >&2; exit 7"}, status: 7,
 			stderr: "no\n"},
 		"killed": {args: []string{paths[0], "--", "sh", "-c", "kill -9 $$"}, status: 137,

@@ -68,7 +68,7 @@ LIBISCSI_CHAP_PASSWORD.
 With --fork, the command returns with status 0 when the disks can be used, and the daemon goes on in
 the background. If it cannot start, it says why and returns its status. The daemon's log goes on if
 standard error is a file.`,
-		Args:              imageArgs(cobra.ArbitraryArgs),
+		Args:              beforeDash(imageArgs(cobra.ArbitraryArgs)),
 		ValidArgsFunction: completeImages,
 	}
 	rows := newConfig().settings()
