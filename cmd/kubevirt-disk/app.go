@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/cli/console"
+	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/cli/xml"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/serving"
@@ -127,6 +128,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 		Args:          usageArgs(cobra.NoArgs),
 		SilenceErrors: true,
 		SilenceUsage:  true,
+
+		PersistentPreRunE: refuseEmpty,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SetOut(a.stderr)
 			_ = cmd.Help()
@@ -259,6 +262,24 @@ func beforeDash(check cobra.PositionalArgs) cobra.PositionalArgs {
 		}
 		return check(cmd, args)
 	}
+}
+
+// mayBeEmpty are the flags to which an empty value means something, and those whose commands say
+// themselves what is missing.
+var mayBeEmpty = []string{settings.FlagConfig, flagPIDFile, "serial", "wwn", "initiator-name",
+	"base"}
+
+// refuseEmpty refuses a flag with an empty value, as from a variable that is not set: push would
+// store the image without a signature.
+func refuseEmpty(cmd *cobra.Command, _ []string) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		_, setting := f.Annotations[settings.IsSetting]
+		if f.Value.Type() == "string" && f.Value.String() == "" && !setting &&
+			!slices.Contains(mayBeEmpty, f.Name) {
+			err = fmt.Errorf("--%s is empty: give it a value or leave it out", f.Name)
+		}
+	})
+	return err
 }
 
 // noArgs takes no argument. That of Cobra would call one an unknown command.

@@ -386,6 +386,10 @@ func TestDidYouMean(t *testing.T) {
 		"did you mean revert?":   {"snapshot", "revet", "a.raw", "one", "--work-dir=work"},
 		"did you mean generate?": {"key", "generat"},
 
+		"--sign-key is empty":      {"push", "--sign-key=", "a.raw", "r.example/a:1"},
+		"--before is empty":        {"snapshot", "create", "1", "--before="},
+		"--time-limit is for --be": {"snapshot", "create", "1", "--time-limit=1s"},
+
 		`"iqn.x" is too much`:               {"kick", "iqn.x"},
 		"CHAP_PASSWORD= is not an argument": {"CHAP_PASSWORD=x", "serve", "--disk-dir=y"},
 	} {

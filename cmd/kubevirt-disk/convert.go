@@ -51,7 +51,7 @@ goes to standard error.
 		if err := load(cmd.Flags(), own).Problems.Err(); err != nil {
 			return err
 		}
-		if err := o.check(cmd, args[1]); err != nil {
+		if err := o.check(args[1]); err != nil {
 			return err
 		}
 		ctx, stop := a.interruptible(cmd.Context(), nil, nil)
@@ -74,17 +74,18 @@ type convertOptions struct {
 	unpack       int64  // bytes
 }
 
-func (o convertOptions) check(cmd *cobra.Command, destination string) error {
+func (o convertOptions) check(destination string) error {
 	var wrong problems.List
-	if cmd.Flags().Changed(flagTargetFormat) && !slices.Contains(targetFormats, o.targetFormat) {
+	if o.targetFormat != "" && !slices.Contains(targetFormats, o.targetFormat) {
 		wrong.Add("--"+flagTargetFormat, "%q is not a format that can be written: use %s",
 			o.targetFormat, strings.Join(targetFormats, " or "))
 	}
-	switch said := cmd.Flags().Changed(flagCompress); {
-	case said && !slices.Contains(compressions, o.compression):
+	switch {
+	case o.compression == "":
+	case !slices.Contains(compressions, o.compression):
 		wrong.Add("--"+flagCompress, "%q is not a compression: use %s",
 			o.compression, strings.Join(compressions, ", "))
-	case said && o.target(destination) != image.FormatQcow2:
+	case o.target(destination) != image.FormatQcow2:
 		wrong.Add("--"+flagCompress, "a raw disk is not compressed: name a .qcow2 file, or say "+
 			"--%s=%s", flagTargetFormat, image.FormatQcow2)
 	}

@@ -85,6 +85,10 @@ Without NAME, the snapshot is named by the time in UTC.` + askedBySocket,
 			return fmt.Errorf("--%s: %s is no time: give more than 0", flagTimeLimit,
 				commands.limit)
 		}
+		if cmd.Flags().Changed(flagTimeLimit) && !commands.given() {
+			return fmt.Errorf("--%s is for --%s and --%s: give one of them", flagTimeLimit,
+				flagBefore, flagAfter)
+		}
 		req := status.SnapshotRequest{Action: status.SnapshotCreate,
 			Disks: append([]string{args[0]}, also...),
 			Name:  time.Now().UTC().Format("20060102T150405Z")}

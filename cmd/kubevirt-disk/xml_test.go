@@ -162,7 +162,7 @@ func TestXMLRefuses(t *testing.T) {
 			[]string{"--status-url:", "http://HOST:PORT/status"}},
 		"no machine": {[]string{"xml", "--status-url=http:///status"},
 			[]string{"--status-url:", "http://HOST:PORT/status"}},
-		"an empty URL": {[]string{"xml", "--status-url="}, []string{"--status-url:"}},
+		"an empty URL": {[]string{"xml", "--status-url="}, []string{"--status-url is empty"}},
 		"a URL with a user": {[]string{"xml", "--status-url=http://u:precious-secret@a/"},
 			[]string{"--status-url:", "user name"}},
 		"no URL, with a user": {[]string{"xml", "--status-url=http://u:%-precious-secret@a/"},

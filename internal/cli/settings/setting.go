@@ -125,6 +125,9 @@ func AddFlags(flags *pflag.FlagSet, rows []Setting) {
 		"names ["+EnvConfig+"]")
 }
 
+// IsSetting is the annotation of a flag whose value Load checks.
+const IsSetting = "setting"
+
 // AddSettings registers the flags of settings.
 func AddSettings(flags *pflag.FlagSet, rows []Setting) {
 	for _, s := range rows {
@@ -139,6 +142,7 @@ func AddSettings(flags *pflag.FlagSet, rows []Setting) {
 		default:
 			flags.String(s.Key, s.Default, usage)
 		}
+		_ = flags.SetAnnotation(s.Key, IsSetting, nil) // it fails without a flag
 	}
 }
 

@@ -127,7 +127,7 @@ func (f *Flags) Document(ctx context.Context, l *settings.Loader) (string, error
 	}
 	var lun libvirt.LUN
 	var err error
-	if f.statusURL != "" || l.Flags.Changed(flagStatusURL) {
+	if f.statusURL != "" {
 		lun, err = f.servedLUN(ctx, l)
 	} else {
 		lun, err = f.describedLUN(l)
