@@ -371,6 +371,14 @@ func TestPagesBesideALocalTarget(t *testing.T) {
 	require.Nil(t, mustConfig(t, "--metrics-listen=").Pages)
 }
 
+// TestHookWithoutItsDirectory: nothing is made where nobody would ask a hook.
+func TestHookWithoutItsDirectory(t *testing.T) {
+	cleanEnv(t)
+	c, err := tryConfig("--kubevirt-hook")
+	require.ErrorContains(t, err, "there is neither a directory "+hooksDir)
+	require.Nil(t, c.Hook)
+}
+
 // TestPagesThatWereChosen: only the default address of the pages may be given up.
 func TestPagesThatWereChosen(t *testing.T) {
 	cleanEnv(t)

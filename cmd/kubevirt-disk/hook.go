@@ -82,6 +82,7 @@ func (l loader) hook() *options.Hook {
 			l.Problems.Add(source, "there is neither a directory %s, in which KubeVirt's launcher "+
 				"looks for hooks, nor exactly one directory of a plugin in %s: mount one of them",
 				hooksDir, pluginsDir)
+			return nil // nobody asks there, and a socket would make the directory
 		}
 		found = &options.Hook{Dir: hooksDir, LauncherDir: hooksDir}
 	}
