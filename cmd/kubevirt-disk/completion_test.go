@@ -77,11 +77,12 @@ func TestCompletionIsAccepted(t *testing.T) {
 			continue
 		}
 		settings++
-		_, err := tryConfig("--"+s.Key+"=nonsense", "--listen=127.0.0.1:0")
+		const image = "--image=r.example/a:1"
+		_, err := tryConfig("--"+s.Key+"=nonsense", "--listen=127.0.0.1:0", image)
 		require.Error(t, err)
 		for _, value := range s.Choices {
 			require.ErrorContains(t, err, value)
-			_, err := tryConfig("--"+s.Key+"="+value, "--listen=127.0.0.1:0")
+			_, err := tryConfig("--"+s.Key+"="+value, "--listen=127.0.0.1:0", image)
 			require.NoError(t, err)
 		}
 	}

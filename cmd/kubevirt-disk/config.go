@@ -31,6 +31,7 @@ type config struct {
 	insecure      bool     // portals beyond loopback need no CHAP
 	log           console.LogConfig
 	chapFiles     bool              // a part of CHAP comes from files
+	idle          []string          // settings that mean nothing beside the others, and why
 	values        map[string]string // the text of each setting, by key
 }
 
@@ -85,6 +86,7 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 	} else if err == nil && !c.metricsChosen {
 		c.hidePages()
 	}
+	l.findIdle(c)
 	if len(c.command) > 0 {
 		l.useCommand(c)
 	}
@@ -97,6 +99,54 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 	// last, because they start from the common settings
 	c.Settings.Disks = l.single(c.Settings.Disk, c.UsageTypes)
 	return c, l.Problems.Err()
+}
+
+// findIdle finds settings that have been made and mean nothing beside the others. A flag by which
+// somebody may take a disk for verified is refused.
+func (l loader) findIdle(c *config) {
+	idle := func(why string, rows []settings.Setting) {
+		for _, row := range rows {
+			if source := l.Source(row.Key); source != "" {
+				c.idle = append(c.idle, source+": "+why)
+			}
+		}
+	}
+	if len(c.Streams.References)+len(c.Containers.References) == 0 && c.Volumes == nil {
+		const why = "is for images in registries and at addresses, and none is named"
+		for _, row := range settings.Only(c.settings(), inSection(sectionTrust)) {
+			if l.Flags.Changed(row.Key) {
+				l.Problems.Add("--"+row.Key, why+" (--image)")
+			}
+		}
+		idle(why, settings.Only(c.settings(), func(s settings.Setting) bool {
+			return inSection(sectionTrust)(s) || inSection(sectionRegistry)(s) &&
+				s.Key != keyRecordBoot
+		}))
+	}
+	if len(c.Portals) == 0 {
+		idle("is for iSCSI, which is off", settings.Pick(c.settings(), keyListen, keyPort,
+			keyBehindNAT, keyInsecureNoAuth))
+	}
+	if len(c.Portals) == 0 && c.Hook == nil && c.CHAP.Enabled() {
+		c.CHAP = chap.Config{} // nobody may take the disks for protected
+		c.idle = append(c.idle, "CHAP_USERNAME and CHAP_PASSWORD: are for iSCSI, which is off; "+
+			"clients of NBD and vhost-user need no password")
+	}
+	if c.Pages == nil {
+		idle("is for the pages, which are off", settings.Pick(c.settings(), keyPagesHost))
+	}
+	if c.PersistentDir == "" && c.Volumes == nil && c.Hook == nil { // a hook may find one yet
+		idle("is for persistent disks, and there is no --"+keyPersistentDir,
+			settings.Pick(c.settings(), keyOnImageChange))
+	}
+	if !slices.ContainsFunc(c.NBD, func(p options.NBDPortal) bool { return p.Socket == "" }) {
+		idle("is for addresses of --"+keyNBD+", and none has a port", settings.Pick(c.settings(),
+			keyNBDTLSCert, keyNBDTLSKey, keyNBDClientCA))
+	}
+}
+
+func inSection(section string) func(settings.Setting) bool {
+	return func(s settings.Setting) bool { return s.Section == section }
 }
 
 // texts returns the text of each setting, by key. A reload compares them to see what has changed.

@@ -133,18 +133,19 @@ var settingCases = []struct {
 	{key: "cache-dir", inFile: "/f", inEnv: "/e", asFlag: "/a"},
 	{key: "cache-size", inFile: "300000000", inEnv: "400000000", asFlag: "500000000"},
 	{key: "unpack-memory", inFile: "33554432", inEnv: "67108864", asFlag: "100663296"},
-	{key: "verify", inFile: verifyWhenComplete, inEnv: verifyAlways, asFlag: verifyWhenComplete},
+	{key: "verify", inFile: verifyWhenComplete, inEnv: verifyAlways, asFlag: verifyWhenComplete,
+		also: aContainer},
 	{key: keyRegistryConfig, inFile: "/f", inEnv: "/e", asFlag: "/a"},
 	{key: "registry-ca", inFile: "/f", inEnv: "/e", asFlag: "/a"},
 	{key: "registry-mirror", inFile: "a=f", inEnv: "a=e", asFlag: "a=a"},
 	{key: "insecure-registry", inFile: "f:1", inEnv: "e:1", asFlag: "a:1"},
 	{key: keyVerifyKey, inFile: "testdata/signatures/file.pub",
 		inEnv:  "testdata/signatures/environment.pub",
-		asFlag: "testdata/signatures/flag.pub"},
+		asFlag: "testdata/signatures/flag.pub", also: aContainer},
 	{key: keySignaturePolicy, inFile: "testdata/signatures/file.yaml",
 		inEnv:  "testdata/signatures/environment.yaml",
-		asFlag: "testdata/signatures/flag.yaml"},
-	{key: keyChecksums, inFile: "f", inEnv: "e", asFlag: "a"},
+		asFlag: "testdata/signatures/flag.yaml", also: aContainer},
+	{key: keyChecksums, inFile: "f", inEnv: "e", asFlag: "a", also: aContainer},
 	{key: keyVolumesListen, inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2", asFlag: "127.0.0.1:3"},
 	{key: "volumes-dir", inFile: "/f", inEnv: "/e", asFlag: "/a", also: onLoopback},
 	{key: keyVolumesTLSCert, inFile: "/f", inEnv: "/e",
@@ -369,6 +370,32 @@ func TestPagesBesideALocalTarget(t *testing.T) {
 	}
 	cleanEnv(t)
 	require.Nil(t, mustConfig(t, "--metrics-listen=").Pages)
+}
+
+// TestSettingsThatMeanNothing: what means nothing beside the other settings is said, and a flag by
+// which a disk could be taken for verified is refused.
+func TestSettingsThatMeanNothing(t *testing.T) {
+	cleanEnv(t)
+	withCHAP(t)
+	require.Empty(t, mustConfig(t).idle)
+	t.Setenv("VERIFY", "when-complete")
+	t.Setenv("CACHE_DIR", "/cache")
+	alone := mustConfig(t, "--iscsi=false", "--nbd=unix:/nbd", "--behind-nat", "--metrics-listen=",
+		"--pages-host=a", "--on-image-change=keep", "--record-boot=/boot", "--nbd-tls-cert=a",
+		"--nbd-tls-key=b", "--nbd-client-ca=c")
+	var sources []string
+	for _, text := range alone.idle {
+		source, _, _ := strings.Cut(text, ":")
+		sources = append(sources, source)
+	}
+	require.Equal(t, []string{"CACHE_DIR", "VERIFY", "--behind-nat",
+		"CHAP_USERNAME and CHAP_PASSWORD", "--pages-host", "--on-image-change", "--nbd-tls-cert",
+		"--nbd-tls-key", "--nbd-client-ca"}, sources)
+	require.False(t, alone.CHAP.Enabled(), "/status would say that the disks are protected")
+	require.Empty(t, mustConfig(t, "--image=example.com/a:1").idle)
+	require.Empty(t, mustConfig(t, "--volumes-listen=127.0.0.1:1").idle)
+	_, err := tryConfig("--verify=always")
+	require.ErrorContains(t, err, "--verify: is for images in registries and at addresses")
 }
 
 // TestHookWithoutItsDirectory: nothing is made where nobody would ask a hook.

@@ -49,6 +49,11 @@ const (
 	keyContainerImage = "container-image"
 	keyUsageType      = "usage-type"
 	keyPodAnnotations = "pod-annotations"
+	keyOnImageChange  = "on-image-change"
+	keyBehindNAT      = "behind-nat"
+	keyInsecureNoAuth = "insecure-no-auth"
+	keyRecordBoot     = "record-boot"
+	keyPagesHost      = "pages-host"
 )
 
 // The sections of serve's settings, in the help and in docs/configuration.md.
@@ -169,7 +174,7 @@ func (c *config) placeRows() []settings.Setting {
 			Usage: "`file` of the downward API with the pod's annotations: " + usageTypeAnnotation +
 				"NAME adds a usage type",
 			Kind: settings.KindFile, To: settings.Text(&c.annotations)},
-		{Key: "on-image-change", Env: []string{"ON_IMAGE_CHANGE"}, Default: "fail",
+		{Key: keyOnImageChange, Env: []string{"ON_IMAGE_CHANGE"}, Default: "fail",
 			Usage: "what to do if the image of a persistent disk has changed: `action` fail, or " +
 				"keep (serve it as it is)",
 			To:      settings.Into(&c.OnImageChange, instance.ParseImageChange),
@@ -203,11 +208,11 @@ func (c *config) iscsiRows() []settings.Setting {
 			Default: "iqn.2017-01.io.kubevirt:wrapper",
 			Usage:   "iSCSI `name` of the target",
 			To:      settings.Into(&c.TargetName, parseTargetName)},
-		{Key: "behind-nat", Env: []string{"BEHIND_NAT"}, Default: "false", Kind: settings.KindBool,
+		{Key: keyBehindNAT, Env: []string{"BEHIND_NAT"}, Default: "false", Kind: settings.KindBool,
 			Usage: "initiators reach the portals at other addresses, as through a Service: a " +
 				"discovery names no address, and they log in where they have asked",
 			To: settings.Truth(&c.BehindNAT)},
-		{Key: "insecure-no-auth", Env: []string{"INSECURE_NO_AUTH"}, Default: "false",
+		{Key: keyInsecureNoAuth, Env: []string{"INSECURE_NO_AUTH"}, Default: "false",
 			Kind: settings.KindBool,
 			Usage: "allow portals beyond loopback without CHAP: whoever reaches them can read " +
 				"and write every disk",
@@ -250,7 +255,7 @@ func (c *config) cacheRows() []settings.Setting {
 			Usage: "`bytes` that the cache directory takes, at least 256Mi: the least recently " +
 				"used data is removed",
 			To: settings.Into(&c.Streams.CacheSize, parseCacheSize)},
-		{Key: "record-boot", Env: []string{"RECORD_BOOT"},
+		{Key: keyRecordBoot, Env: []string{"RECORD_BOOT"},
 			Usage: "`file` for the order of guests' reads in the first minute; push --boot-order " +
 				"uses it",
 			Kind: settings.KindFile, To: settings.Text(&c.RecordBoot)},
@@ -274,7 +279,7 @@ func (c *config) operatingRows() []settings.Setting {
 			Usage: "`address` of /metrics, /healthz, /readyz and /status; empty turns them off " +
 				"(127.0.0.1:9260 without CHAP where the portals are on loopback)",
 			To: settings.Into(&c.Pages, parsePages)},
-		{Key: "pages-host", Env: []string{"PAGES_HOSTS"}, Kind: settings.KindList,
+		{Key: keyPagesHost, Env: []string{"PAGES_HOSTS"}, Kind: settings.KindList,
 			Usage: "another `name` that the pages are asked for, as behind a proxy; repeatable",
 			To:    settings.List(&c.PagesHosts)},
 		{Key: keyReadyFile, Env: []string{"READY_FILE"}, Default: "/tmp/healthy", Empty: true,
