@@ -166,6 +166,24 @@ func TestDeletedVolumeFreesItsUpload(t *testing.T) {
 	require.False(t, open())
 }
 
+// TestVolumeWithoutISCSI: without iSCSI, an answer names no portal: another daemon may be there.
+func TestVolumeWithoutISCSI(t *testing.T) {
+	opt := testOptions(t, "a.raw")
+	opt.Portals = nil
+	opt.NBD = []options.NBDPortal{{Socket: filepath.Join(t.TempDir(), "nbd.sock")}}
+	opt.Volumes = &options.Volumes{Listen: optionstest.Loopback()}
+	opt.Streams.CacheDir = t.TempDir()
+	r := start(t, opt)
+	req := testtool.Must(http.NewRequest(http.MethodPut,
+		"http://"+r.Status().Volumes.Address+"/volume/vm", strings.NewReader("size: 1Mi")))(t)
+	res := testtool.Must((&http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true}}).Do(req))(t)
+	defer res.Body.Close()
+	text := string(testtool.Must(io.ReadAll(res.Body))(t))
+	require.Contains(t, text, "state: ready")
+	require.NotContains(t, text, "portal")
+}
+
 // TestTakenPagePort: a daemon that is called like the original wrapper shares a pod's network with
 // others of its kind. If the port of the pages is taken, it serves without them.
 func TestTakenPagePort(t *testing.T) {

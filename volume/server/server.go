@@ -25,7 +25,7 @@ type Options struct {
 	Volumes    *volume.Manager
 	TargetName string
 	// Portal returns the address at which initiators find the LUNs. local is this machine's address
-	// that the client has connected to.
+	// that the client has connected to. Port "": there is no iSCSI.
 	Portal func(local net.Addr) (host, port string)
 	// Uploads receives data, at /volume/{name}/data and below. nil: the server takes no uploads.
 	Uploads http.Handler

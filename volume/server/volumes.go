@@ -125,9 +125,10 @@ func (s *Server) answer(r *http.Request, v volume.Volume) api.Volume {
 		return a
 	}
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	host, port := s.opt.Portal(local)
-	a.ISCSI = &api.ISCSI{Host: api.Host{Name: host, Port: port}, Portal: s.opt.TargetName,
-		LUN: v.Record.LUN}
+	if host, port := s.opt.Portal(local); port != "" {
+		a.ISCSI = &api.ISCSI{Host: api.Host{Name: host, Port: port}, Portal: s.opt.TargetName,
+			LUN: v.Record.LUN}
+	}
 	return a
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"strconv"
 	"time"
 
 	"go.uber.org/zap"
@@ -169,7 +168,8 @@ func (v *Volumes) Close(ctx context.Context) (err error) {
 	return err
 }
 
-// portalFor is the address of the LUNs for a client that has reached a local address.
+// portalFor is the address of the LUNs for a client that has reached a local address; "": there is
+// no iSCSI.
 func (v *Volumes) portalFor(local net.Addr) (host, port string) {
 	if host, port, err := net.SplitHostPort(v.opt.Volumes.Portal); err == nil {
 		return host, port
@@ -186,5 +186,5 @@ func (v *Volumes) portalFor(local net.Addr) (host, port string) {
 			return host, port
 		}
 	}
-	return "localhost", strconv.Itoa(3260)
+	return "", ""
 }
