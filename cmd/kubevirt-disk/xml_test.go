@@ -296,6 +296,8 @@ func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
 		"another JSON":   {other.URL + "/json", nil, exitFailed, "not a status page"},
 		"not the only LUN": {statusServer(t, func(s *status.Status) { s.LUNs = s.LUNs[:1] }),
 			[]string{"--lun=3"}, exitUsage, "the daemon has no LUN 3: it has 1 (a.raw)"},
+		"no iSCSI": {statusServer(t, func(s *status.Status) { s.Portals = nil }),
+			[]string{"--lun=1", "--host=a"}, exitUsage, "has no iSCSI: add --nbd=auto or --vhost"},
 		"no such LUN": {statusServer(t, nil), []string{"--lun=3"}, exitUsage,
 			"1 (a.raw), 2 (b.raw)"},
 		"which LUN": {statusServer(t, nil), nil, exitUsage,

@@ -31,6 +31,11 @@ func (f *Flags) servedLUN(ctx context.Context, l *settings.Loader) (libvirt.LUN,
 	if err != nil {
 		return libvirt.LUN{}, err
 	}
+	if len(said.Portals) == 0 { // whoever is at --host has another disk of that number
+		l.Problems.Add("--"+flagStatusURL, "the daemon has no iSCSI: add --%s=%s or --%s=%s",
+			flagNBD, nbdAuto, flagVhostUser, vhostUserAuto)
+		return libvirt.LUN{}, l.Problems.Err()
+	}
 	lun := pages.ForLibvirt(&served, said.TargetName).For(f.device)
 	// An empty flag means that the guest sees no serial number.
 	if l.Flags.Changed(flagSerial) {
