@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -102,6 +103,14 @@ type mirror struct {
 	prefix   string // of the repository there
 }
 
+// quoted is a setting that is wrong, for a message, unless a password may precede an @ in it.
+func quoted(text string) string {
+	if strings.Contains(text, "@") {
+		return "(not shown: credentials are no part of it)"
+	}
+	return strconv.Quote(text)
+}
+
 // New checks the options and reads the certificates. It sends nothing yet.
 func New(opt Options) (*Client, error) {
 	if err := checkProxies(); err != nil {
@@ -123,7 +132,8 @@ func New(opt Options) (*Client, error) {
 	}
 	for _, host := range opt.Insecure {
 		if _, err := name.NewRegistry(host); err != nil || strings.Contains(host, "/") {
-			return nil, fmt.Errorf("insecure registry %q is not a host, or host and port", host)
+			return nil, fmt.Errorf("insecure registry %s is not a host, or host and port",
+				quoted(host))
 		}
 	}
 	for _, text := range opt.Mirrors {
@@ -133,7 +143,8 @@ func New(opt Options) (*Client, error) {
 		_, err2 := name.NewRegistry(host)
 		if !ok || of == "" || host == "" || err != nil || err2 != nil {
 			return nil, fmt.Errorf(
-				"registry mirror %q is not of the form HOST=MIRROR or HOST=MIRROR/PREFIX", text)
+				"registry mirror %s is not of the form HOST=MIRROR or HOST=MIRROR/PREFIX",
+				quoted(text))
 		}
 		c.mirrors = append(c.mirrors,
 			mirror{registry: registry.RegistryStr(), host: host, prefix: strings.Trim(prefix, "/")})

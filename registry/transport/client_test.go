@@ -40,6 +40,16 @@ func TestFetchWaitsForItsReader(t *testing.T) {
 	require.Equal(t, content, got)
 }
 
+// TestNoPasswordInAMessage: credentials in a wrong place are not shown.
+func TestNoPasswordInAMessage(t *testing.T) {
+	for _, opt := range []Options{{Insecure: []string{"u:precious@a:1"}},
+		{Mirrors: []string{"a=u:precious@b"}}, {Mirrors: []string{"u:precious@a=b"}}} {
+		_, err := New(opt)
+		require.ErrorContains(t, err, "not shown")
+		require.NotContains(t, err.Error(), "precious")
+	}
+}
+
 // TestProxyThatIsNone: an address of a proxy that nobody can read is refused and not ignored. The
 // password in it is not shown.
 func TestProxyThatIsNone(t *testing.T) {

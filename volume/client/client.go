@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -155,8 +156,11 @@ func (c *Client) Do(r *http.Request, path string) (*http.Response, error) {
 	r.URL, r.Host = target, ""
 	if c.opt.TokenFile != "" {
 		token, err := os.ReadFile(c.opt.TokenFile)
+		if named, ok := errors.AsType[*fs.PathError](err); ok {
+			err = named.Err // the name may be the token, in the wrong place
+		}
 		if err != nil {
-			return nil, fmt.Errorf("the token: %w", err)
+			return nil, fmt.Errorf("the file of the token cannot be read: %w", err)
 		}
 		r.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	}

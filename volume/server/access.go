@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"strings"
 	"sync"
@@ -101,8 +102,8 @@ func (a *access) admit(r *http.Request) *api.Error {
 		return api.Errorf(api.CodeUnauthorized, "the request shows no certificate of a client")
 	}
 	want, err := readToken(a.opt.Token)
+	a.complain(err)
 	if err != nil {
-		a.complain(err)
 		return api.Errorf(api.CodeUnavailable, "the server cannot check credentials: its log "+
 			"says why")
 	}
@@ -119,11 +120,13 @@ func (a *access) admit(r *http.Request) *api.Error {
 	return nil
 }
 
-// complain logs a problem with the token's file, once.
+// complain logs a problem with the token's file, once until the file can be used again.
 func (a *access) complain(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if text := err.Error(); text != a.told {
+	if err == nil {
+		a.told = ""
+	} else if text := err.Error(); text != a.told {
 		a.told = text
 		a.log.Warn("the token file for volumes cannot be used", zap.Error(err))
 	}
@@ -134,8 +137,11 @@ const minToken = 16 // characters
 // readToken reads the file of the token. Its errors never contain the content.
 func readToken(path string) ([]byte, error) {
 	text, err := osfile.ReadText(path)
+	if named, ok := errors.AsType[*fs.PathError](err); ok {
+		err = named.Err // the name may be the token, in the wrong place
+	}
 	if err != nil {
-		return nil, fmt.Errorf("the token: %w", err)
+		return nil, fmt.Errorf("the file of the token cannot be read: %w", err)
 	}
 	token := bytes.TrimSpace(text)
 	if len(token) < minToken || bytes.ContainsAny(token, " \t\r\n") {

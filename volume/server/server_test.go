@@ -126,6 +126,14 @@ func TestToken(t *testing.T) {
 	for _, token := range []string{first, second} {
 		require.NotContains(t, fmt.Sprintf("%+v", s.log.All()), token)
 	}
+	// The same fault is told again, once the file could be used.
+	require.NoError(t, os.WriteFile(file, []byte(second), 0o600))
+	status, _ = ask(t, "GET", url, nil, bearer(second))
+	require.Equal(t, 200, status)
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	status, _ = ask(t, "GET", url, nil, bearer(second))
+	require.Equal(t, 503, status)
+	require.Equal(t, 2, s.log.FilterMessageSnippet("token file").Len())
 }
 
 // TestLoopbackOnly: without a token, a page of another site in a browser of this machine must not
@@ -224,6 +232,7 @@ func TestAccessCheck(t *testing.T) {
 	}
 	_, err := New(Options{Access: Access{Token: filepath.Join(dir, "none")}})
 	require.ErrorIs(t, err, os.ErrNotExist)
+	require.NotContains(t, err.Error(), dir, "the name may be the token")
 }
 
 // TestBrokenConnections: who connects and speaks no TLS is in the log, and not once for each time.
