@@ -158,7 +158,7 @@ func (c *Container) OpenLayer(ctx context.Context, i int, p *Progress) (io.ReadC
 		return nil, err
 	}
 	r := &tarReader{layer: in, want: c.layers[i].DiffID}
-	if r.want != c.layers[i].Digest { // otherwise the digest of the blob is enough
+	if r.want != c.layers[i].Digest || in.Format != "" { // else the digest of the blob is enough
 		r.hash = sha256.New()
 	}
 	// Decompressing and hashing run beside the caller's work on the content.

@@ -169,7 +169,7 @@ func openContainer(t testing.TB, ref transport.Reference) (*Container, error) {
 func TestContainerLayersAreReadAndVerified(t *testing.T) {
 	archive := tarOf(t, tarFile{Name: "a", Content: make([]byte, 1<<20)})
 	id := digestOf(archive)
-	other := digestOf([]byte("other"))
+	other, packed := digestOf([]byte("other")), gzipped(t, archive)
 	for _, c := range []struct {
 		name   string
 		layer  []byte
@@ -180,7 +180,8 @@ func TestContainerLayersAreReadAndVerified(t *testing.T) {
 		{"gzip", gzipped(t, archive), id, true},
 		{"zstd", zstandard(t, archive), id, true},
 		{"another plain archive", archive, other, false},
-		{"another archive in gzip", gzipped(t, archive), other, false},
+		{"another archive in gzip", packed, other, false},
+		{"the digest of what is packed", packed, digestOf(packed), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			image := testtool.Must(openContainer(t,
@@ -194,7 +195,7 @@ func TestContainerLayersAreReadAndVerified(t *testing.T) {
 			var wrong *transport.DigestError
 			if !c.right {
 				require.ErrorAs(t, err, &wrong)
-				require.Equal(t, other, wrong.Want)
+				require.Equal(t, c.diffID, wrong.Want)
 				return
 			}
 			require.NoError(t, err)
