@@ -141,14 +141,15 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, class *string,
 
 // adopt makes a claim that a backup has restored the identity's own, if the claim says that its
 // content is that of the identity. Nothing else is changed about a claim that is not the
-// identity's. A claim that has lost our finalizer gets it again, and one that somebody deletes
-// while its identity stays is let go, and also one of an identity of this name that is gone.
+// identity's. A claim that has lost our finalizer or our label gets it again, and one that somebody
+// deletes while its identity stays is let go, and also one of an identity of this name that is
+// gone.
 func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	ours, deleted := metav1.IsControlledBy(claim, id), !claim.DeletionTimestamp.IsZero()
 	kept := controllerutil.ContainsFinalizer(claim, v1alpha1.FinalizerDisk)
 	switch {
-	case ours && kept != deleted:
+	case ours && kept != deleted && (deleted || claim.Labels[v1alpha1.LabelIdentity] == id.Name):
 		return claim, nil
 	case !ours && (ownedByAnother(claim, id) || deleted && !kept):
 		return claim, nil

@@ -110,10 +110,16 @@ func TestDeletionThatTheCacheDoesNotKnow(t *testing.T) {
 	}
 }
 
-// TestHolds: a claim that has lost its finalizer, as by a backup, is held again.
+// TestHolds: a claim that has lost its finalizer, as by a backup, is held again. One that has lost
+// its label is in no cache, so it gets that again, too.
 func TestHolds(t *testing.T) {
 	w := settled(t, v1alpha1.DiskSpec{})
 	claim := w.claim()
+	claim.Labels = nil
+	require.NoError(t, w.Base.Update(t.Context(), claim))
+	w.settle()
+	require.Equal(t, "vm", w.claim().Labels[v1alpha1.LabelIdentity])
+	claim = w.claim()
 	claim.Finalizers = nil
 	require.NoError(t, w.Base.Update(t.Context(), claim))
 	w.settle()
