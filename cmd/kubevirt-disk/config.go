@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/libvirt"
 )
 
@@ -207,7 +208,7 @@ func credentials(read settings.Reader) (c chap.Config, fromFiles bool, err error
 	c, err = chap.FromEnvironment(os.LookupEnv, func(path string) ([]byte, error) {
 		fromFiles = true
 		text, err := read(path)
-		return text, settings.WithoutPath(err)
+		return text, osfile.WithoutPath(err)
 	})
 	return c, fromFiles, err
 }

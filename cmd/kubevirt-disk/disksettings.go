@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/cli/settings"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/serving"
 )
@@ -186,7 +187,7 @@ func (l loader) usageTypes(annotations string) options.UsageTypes {
 	text, err := l.Read(annotations)
 	if err != nil {
 		l.Problems.Add(l.Name(keyPodAnnotations), "%q cannot be read: %v", annotations,
-			settings.WithoutPath(err))
+			osfile.WithoutPath(err))
 		return types
 	}
 	all, err := parseAnnotations(text)

@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/adapter/machine"
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 const (
@@ -118,7 +119,7 @@ func variables(at *[]string) settings.Landing {
 func (l loader) envFile(file string) (all []string) {
 	text, err := l.Read(file)
 	if err != nil {
-		l.Problems.Add(l.Name(keyEnvFile), "%q cannot be read: %v", file, settings.WithoutPath(err))
+		l.Problems.Add(l.Name(keyEnvFile), "%q cannot be read: %v", file, osfile.WithoutPath(err))
 		return nil
 	}
 	text = bytes.TrimPrefix(text, []byte("\ufeff"))

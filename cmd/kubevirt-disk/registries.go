@@ -291,7 +291,7 @@ func secretOf(name string) (string, error) {
 	if err != nil {
 		// Not its name: it may be a secret in the wrong variable.
 		return "", fmt.Errorf("%s_FILE names a file that cannot be read: %w", name,
-			settings.WithoutPath(err))
+			osfile.WithoutPath(err))
 	}
 	return strings.TrimSuffix(string(content), "\n"), nil
 }

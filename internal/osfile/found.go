@@ -142,6 +142,15 @@ func readWithin(path string, timeout time.Duration) ([]byte, error) {
 	}
 }
 
+// WithoutPath returns the cause of an error about a file when the message already names the file,
+// or must not name it.
+func WithoutPath(err error) error {
+	if perr, ok := errors.AsType[*fs.PathError](err); ok {
+		return perr.Err
+	}
+	return err
+}
+
 // CheckWritable returns an error if this user cannot make files in a directory.
 func CheckWritable(dir string) error {
 	err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)

@@ -7,7 +7,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"strings"
 	"sync"
@@ -137,11 +136,8 @@ const minToken = 16 // characters
 // readToken reads the file of the token. Its errors never contain the content.
 func readToken(path string) ([]byte, error) {
 	text, err := osfile.ReadText(path)
-	if named, ok := errors.AsType[*fs.PathError](err); ok {
-		err = named.Err // the name may be the token, in the wrong place
-	}
-	if err != nil {
-		return nil, fmt.Errorf("the file of the token cannot be read: %w", err)
+	if err != nil { // the name may be the token, in the wrong place
+		return nil, fmt.Errorf("the file of the token cannot be read: %w", osfile.WithoutPath(err))
 	}
 	token := bytes.TrimSpace(text)
 	if len(token) < minToken || bytes.ContainsAny(token, " \t\r\n") {

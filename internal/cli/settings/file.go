@@ -3,7 +3,6 @@ package settings
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -28,7 +27,8 @@ func readFile(path string, read Reader, known Known) (map[string]any, map[string
 	var disks map[string]Single
 	text, err := read(path)
 	if err != nil {
-		return values, nil, []string{fmt.Sprintf("%q cannot be read: %v", path, WithoutPath(err))}
+		return values, nil, []string{
+			fmt.Sprintf("%q cannot be read: %v", path, osfile.WithoutPath(err))}
 	}
 	root, err := plainyaml.Parse(text, plainyaml.MaxValues)
 	if err != nil {
@@ -86,15 +86,6 @@ func yamlProblem(err error) string {
 		return "a value begins with *, which makes it a reference: put it in quotes"
 	}
 	return text
-}
-
-// WithoutPath returns the cause of an error about a file when the message already names the file,
-// or must not name it.
-func WithoutPath(err error) error {
-	if perr, ok := errors.AsType[*fs.PathError](err); ok {
-		return perr.Err
-	}
-	return err
 }
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }

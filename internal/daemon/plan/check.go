@@ -92,13 +92,10 @@ func checkMade(opt *options.Options) error {
 		if err == nil && writes {
 			err = osfile.CheckWritable(at)
 		}
-		if path, ok := errors.AsType[*fs.PathError](err); ok {
-			err = path.Err // the message names it
-		}
 		if err != nil {
 			return fmt.Errorf("the directory %q cannot be used by user %d: %w: give that user the "+
-				"right to, or name another one with %v", dir, os.Geteuid(), err,
-				opt.Setting(field))
+				"right to, or name another one with %v", dir, os.Geteuid(),
+				osfile.WithoutPath(err), opt.Setting(field))
 		}
 		return nil
 	}

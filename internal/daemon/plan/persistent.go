@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // CheckPersistent refuses a persistent directory that cannot be used. There may be none.
@@ -41,12 +42,9 @@ func explainPersistent(opt *options.Options, err error) error {
 	default:
 		what = "cannot be used"
 	}
-	if path, ok := errors.AsType[*fs.PathError](err); ok {
-		err = path.Err // the message names it
-	}
 	return fmt.Errorf("the persistent directory %q %s: mount the volume there, or name the "+
 		"directory where it is mounted with %v: %w",
-		opt.PersistentDir, what, opt.Setting(&opt.PersistentDir), err)
+		opt.PersistentDir, what, opt.Setting(&opt.PersistentDir), osfile.WithoutPath(err))
 }
 
 // warnWithoutVolume warns of a persistent directory that is lost with the container. It may be in
