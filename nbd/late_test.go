@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/rangelock"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
@@ -174,6 +175,25 @@ func TestShutdownAnswersWhatIsUnderWay(t *testing.T) {
 	_, written := c.answer(func(uint64) (uint16, uint64) { return cmdWrite, 0 })
 	c.good(written)
 	require.NoError(t, <-done)
+}
+
+// TestReadsSeeNothingHalfDone: a change of several steps by another protocol, such as a COMPARE AND
+// WRITE, is not seen in its middle.
+func TestReadsSeeNothingHalfDone(t *testing.T) {
+	v := serve(t, 1, func(o *serving.Options) { o.Access = serving.AccessWriteShared })
+	c, ranges := v.open(t, "", structured), &v.Server.disks.At(1).Ranges
+	for i, length := range []uint64{4096, chunk} {
+		var h rangelock.Hold
+		h.Set(rangelock.Exclusive, "", 0, 4096)
+		ranges.Lock(&h)
+		c.send(c.request(cmdRead, 0, 0, length, nil))
+		testtool.Eventually(t, func() bool { return ranges.State().Waiting == 1 })
+		require.NoError(t, testtool.Err(v.disks[0].WriteAt(t.Context(), lateBlock(i), 0)))
+		ranges.Unlock(&h)
+		_, read := c.answer(func(uint64) (uint16, uint64) { return cmdRead, 0 })
+		c.good(read)
+		require.Equal(t, lateBlock(i), read.data[0][:4096])
+	}
 }
 
 // TestLateReadsAreFew: of a client that does not wait for answers, so many reads wait beside its

@@ -35,7 +35,7 @@ func (run *run) read() error {
 	}
 	run.enter()
 	run.single = true
-	_, err = run.r.ReadAt(d, run.buf.B, int64(q.off))
+	_, err = run.r.Read(d, run.buf.B, int64(q.off))
 	run.single = false
 	run.leave()
 	if err != nil {
@@ -73,7 +73,7 @@ func (run *run) readWhole() error {
 			}
 		}
 		run.more = append(run.more, b)
-		if _, err := run.r.ReadAt(c.disk, b.B, int64(q.off+off)); err != nil {
+		if _, err := run.r.Read(c.disk, b.B, int64(q.off+off)); err != nil {
 			return err
 		}
 		off += n
@@ -150,7 +150,7 @@ func (run *run) nextChunk(off, length int64) (e disk.Extent, b *memory.Buffer, e
 		run.buf = run.c.share.Must(int(e.Length))
 	}
 	run.enter()
-	_, err = run.r.ReadAt(d, run.buf.B, off)
+	_, err = run.r.Read(d, run.buf.B, off)
 	run.Leave()
 	if err != nil {
 		return e, nil, err

@@ -36,7 +36,7 @@
 //     itself: Client.Claim, Client.FirstUse, Disk.Begin, Disks.KeepOwner.
 //   - What changes the disk, or reads what it changes: Request.Lock, then Client.Permits, because a
 //     fence may have come between, or the connection's end (Conn.Cause); Ranges.Unlock afterwards.
-//   - Request.ReadAt, WriteAt and so on, which hold the request while content is far away, for as
+//   - Request.Read, WriteAt and so on, which hold the request while content is far away, for as
 //     long as Client.HoldTimeout says; Client.GaveUp if the peer ends one that waits.
 //   - Disk.End, Disk.Worked or Disk.Failed, Observer.RequestDone. A goroutine of its own for a
 //     request counts with Conn.Add and Done.

@@ -147,6 +147,25 @@ func (r *Request) ReadAt(d *Disk, p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
+// Read is ReadAt for a front end whose protocol has no changes of several steps. Those of another
+// protocol hold their range exclusively, and nobody sees them half done. A disk that is for one
+// peer at a time is used by one protocol at a time, too.
+func (r *Request) Read(d *Disk, p []byte, off int64) (n int, err error) {
+	switch {
+	case d.exclusive.Load() || d.protected.Load():
+	case d.far: // it may wait long, and only changes of its range wait for it
+		r.Hold.Set(rangelock.Read, "", off, int64(len(p)))
+		if err := r.Lock(d); err != nil {
+			return 0, err
+		}
+		defer d.Ranges.Unlock(&r.Hold)
+	default:
+		placed := d.Ranges.EnterRead(&r.Hold, "", off, int64(len(p)))
+		defer d.Ranges.LeaveRead(&r.Hold, placed)
+	}
+	return r.ReadAt(d, p, off)
+}
+
 // WriteAt calls disk.Disk.WriteAt. It returns the most bytes that any try has stored.
 func (r *Request) WriteAt(d *Disk, p []byte, off int64) (stored int, err error) {
 	if !d.far {

@@ -267,7 +267,7 @@ func (run *run) read(off int64, in []segment, length int64) error {
 	defer run.Leave()
 	if run.direct(in, length) {
 		for i := range in {
-			if _, err := run.r.ReadAt(d, in[i].p, off); err != nil {
+			if _, err := run.r.Read(d, in[i].p, off); err != nil {
 				return err
 			}
 			off += int64(len(in[i].p))
@@ -279,7 +279,7 @@ func (run *run) read(off int64, in []segment, length int64) error {
 		if err := c.client.Permits(&run.r, d, false); err != nil {
 			return err
 		}
-		if _, err := run.r.ReadAt(d, p, off); err != nil {
+		if _, err := run.r.Read(d, p, off); err != nil {
 			return err
 		}
 		at, in = scatter(p, in, at)

@@ -9,7 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/rangelock"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
@@ -246,6 +248,25 @@ func TestManyAwake(t *testing.T) {
 		"another call": TestCallThatWaits, "scarce memory": TestScarceMemory,
 		"memory is cut": TestMemoryIsCutShort, "nothing stays": TestNothingStays} {
 		t.Run(name, test)
+	}
+}
+
+// TestReadsSeeNothingHalfDone: a change of several steps by another protocol, such as a COMPARE AND
+// WRITE, is not seen in its middle.
+func TestReadsSeeNothingHalfDone(t *testing.T) {
+	m := disktest.NewMemory(diskSize)
+	for i, of := range []disk.Disk{m, relayed{disktest.NewFault(m)}} {
+		v := serve(t, of, func(o *serving.Options) { o.Access = serving.AccessWriteShared })
+		d, ranges := v.dial(t, vhosttest.Options{}), &v.disks.At(1).Ranges
+		var h rangelock.Hold
+		h.Set(rangelock.Exclusive, "", 0, 512)
+		ranges.Lock(&h)
+		read := begin(t, d, 1, vhosttest.Command{Type: vhosttest.TypeRead, In: 512})[0]
+		testtool.Eventually(t, func() bool { return ranges.State().Waiting == 1 })
+		after := bytes.Repeat([]byte{byte(1 + i)}, 512)
+		require.NoError(t, testtool.Err(m.WriteAt(t.Context(), after, 0)))
+		ranges.Unlock(&h)
+		require.Equal(t, after, testtool.Must(read.Wait())(t))
 	}
 }
 
