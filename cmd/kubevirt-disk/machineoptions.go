@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -20,6 +21,7 @@ const (
 	keyArgs       = "args"
 	keyEnv        = "env"
 	keyEnvFile    = "env-file"
+	keyUser       = "user"
 	keyContDir    = "workdir"
 )
 
@@ -38,7 +40,7 @@ func machineSettings(m *machine.Options) []settings.Setting {
 			To: variables(&m.Env)},
 		{Key: keyEnvFile, Env: []string{"CONTAINER_ENV_FILE"}, Kind: settings.KindLines,
 			Usage: "`file` with such lines, as docker has them: for secrets; repeatable"},
-		{Key: "user", Env: []string{"CONTAINER_USER"},
+		{Key: keyUser, Env: []string{"CONTAINER_USER"},
 			Usage: "`user` of the entry point, USER or USER:GROUP, names or numbers",
 			To:    settings.Text(&m.User)},
 		{Key: keyContDir, Env: []string{"CONTAINER_WORKDIR"},
@@ -66,6 +68,12 @@ func (l loader) machine(m *machine.Options, args []string) {
 		l.Problems.Add(l.Name(keyArgs), "and arguments after -- are both given: use one of them")
 	} else if len(args) > 0 {
 		m.Args = args
+	}
+	for key, words := range map[string][]string{keyEntrypoint: m.Entrypoint, keyArgs: m.Args,
+		keyUser: {m.User}, keyContDir: {m.WorkDir}} {
+		if slices.ContainsFunc(words, notText) { // in JSON, it would become something else
+			l.Problems.Add(l.Name(key), "is not text in UTF-8")
+		}
 	}
 	var all []string
 	for _, file := range l.Lines(keyEnvFile) {
@@ -137,11 +145,14 @@ func (l loader) envFile(file string) (all []string) {
 	return all
 }
 
+// notText finds what no argument and no variable of a program can be.
+func notText(s string) bool { return !utf8.ValidString(s) || strings.ContainsRune(s, 0) }
+
 // parseVariable reads NAME=VALUE, or NAME of a variable of this process. No error shows the text.
 func parseVariable(text string) (string, error) {
 	name, _, ok := strings.Cut(text, "=")
 	switch {
-	case !utf8.ValidString(text) || strings.ContainsRune(text, 0):
+	case notText(text):
 		return "", errors.New("is not text in UTF-8")
 	case name == "":
 		return "", errors.New("has no name before the \"=\"")

@@ -54,6 +54,12 @@ func TestMachineOptionsOfServe(t *testing.T) {
 	c := mustConfig(t, "--container-image=r.example/db:1", "--", "postgres", "-c", "a=b, c")
 	require.Equal(t, []string{"postgres", "-c", "a=b, c"}, c.Containers.Machine.Args)
 	require.Empty(t, c.images)
+	for name, wrong := range map[string][]string{"--args": {"--", "caf\xe9"},
+		"--entrypoint": {"--entrypoint=a\x00"}, "--user": {"--user=\xff"},
+		"--workdir": {"--workdir=/\xff"}} {
+		_, err = tryConfig(append([]string{"--container-image=r.example/db:1"}, wrong...)...)
+		require.ErrorContains(t, err, name+": is not text in UTF-8")
+	}
 	_, err = tryConfig("--container-image=r.example/db:1", "--args=a", "--", "b")
 	require.ErrorContains(t, err, "--args: and arguments after -- are both given")
 }
