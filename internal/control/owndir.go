@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/socket"
 )
 
 // The runtime directory of a user has a directory for each daemon, with its sockets, by which the
@@ -18,8 +19,6 @@ import (
 const (
 	runtimeName = "kubevirt-disk"
 	dirPrefix   = "daemon-"
-	// maxSocket is the longest path that clients can connect to (unix(7)).
-	maxSocket = 107
 )
 
 // OwnDir is the directory of a running daemon.
@@ -121,7 +120,7 @@ func ownDirIn(dir string) (*OwnDir, error) {
 		return nil, err
 	}
 	p := &OwnDir{own}
-	if len(p.Socket()) > maxSocket {
+	if len(p.Socket()) > socket.MaxAddress {
 		return nil, errors.Join(fmt.Errorf("%q is too long for a socket", p.Socket()), p.Remove())
 	}
 	return p, nil

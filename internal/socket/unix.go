@@ -134,13 +134,27 @@ func named(err error, path string) error {
 	return err
 }
 
-// shortPath names a socket by its open directory, because a socket address holds only 107 bytes.
+// MaxAddress is how many bytes the path in a socket address has at most (unix(7)).
+const MaxAddress = 107
+
+// shortPath names a socket by its open directory, because of MaxAddress.
 func shortPath(path string) (dir *os.File, short string, err error) {
 	dir, err = os.OpenFile(filepath.Dir(path), os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, "", err
 	}
-	return dir, fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)), nil
+	by := fmt.Sprintf("/proc/self/fd/%d", dir.Fd())
+	short = by + "/" + filepath.Base(path)
+	if len(short) > MaxAddress {
+		err = fmt.Errorf("the last part of the path has %d bytes, and that of a socket %d at most",
+			len(filepath.Base(path)), MaxAddress-len(by)-1)
+	} else if _, statErr := os.Stat(by); statErr != nil {
+		err = fmt.Errorf("a socket needs /proc, which is not mounted here: %w", statErr)
+	}
+	if err != nil {
+		return nil, "", errors.Join(err, dir.Close())
+	}
+	return dir, short, nil
 }
 
 // DialUnix connects to a socket of ListenUnix.
