@@ -69,7 +69,7 @@ var (
 	descUploads      = desc("uploads", "Uploads into volumes that are under way.")
 	descUploadBytes  = desc("upload_bytes_total", "Bytes that uploads have received.")
 	descUploaded     = desc("uploads_ended_total", "Uploads that have ended, by result.", "result")
-	descReady        = desc("ready", "Whether every LUN can be used.")
+	descReady        = desc("ready", "Whether the start is over; lun_state says how each LUN is.")
 )
 
 // collector turns the counters into metrics at each scrape.
