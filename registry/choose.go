@@ -136,7 +136,7 @@ func (p *puller) below(needs *image.BackingError) (*file, error) {
 func (p *puller) rereadLayer(ctx context.Context, f *file,
 	use func(content io.Reader) error) error {
 	take := func(content io.Reader) error {
-		content, done := p.unpacked(f, content)
+		content, done := p.unpacked(ctx, f, content)
 		defer done()
 		if err := use(content); err != nil || len(f.packed) == 0 {
 			return err

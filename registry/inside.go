@@ -115,7 +115,7 @@ func (p *puller) glance(ctx context.Context, i int) (found *image.Info, err erro
 			return nil, err
 		}
 		name := layer.PlainName(p.image.Manifest.Layers, i, p.dir)
-		return p.describe(&file{name: name, layer: i, size: in.Size}, in, false)
+		return p.describe(ctx, &file{name: name, layer: i, size: in.Size}, in, false)
 	}
 	limited := &io.LimitedReader{R: in, N: glanceBytes}
 	_, err = layer.ReadTar(limited, p.dir, func(e *layer.Entry, content io.Reader) error {
@@ -126,7 +126,8 @@ func (p *puller) glance(ctx context.Context, i int) (found *image.Info, err erro
 		if !p.candidate(f.name) {
 			return nil
 		}
-		if found, err = p.describe(f, content, layer.IsFile(desc)); err != nil || found == nil {
+		found, err = p.describe(ctx, f, content, layer.IsFile(desc))
+		if err != nil || found == nil {
 			return err
 		}
 		return errGlanced
@@ -138,12 +139,13 @@ func (p *puller) glance(ctx context.Context, i int) (found *image.Info, err erro
 }
 
 // describe says what the first bytes of a file say. nil: it need not be a disk. lone: see loneFile.
-func (p *puller) describe(f *file, content io.Reader, lone bool) (*image.Info, error) {
-	_, content, err := p.look(f, content)
+func (p *puller) describe(ctx context.Context, f *file, content io.Reader, lone bool) (
+	*image.Info, error) {
+	_, content, err := p.look(ctx, f, content)
 	if err != nil {
 		return nil, err
 	}
-	content, done := p.unpacked(f, content)
+	content, done := p.unpacked(ctx, f, content)
 	defer done()
 	head, err := readUpTo(content, image.DetectSize)
 	if err != nil || image.PassOver(f.name, f.size, qcow2.IsQcow2(head)) ||

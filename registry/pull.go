@@ -402,11 +402,11 @@ func (p *puller) candidate(name string) bool {
 // pass gets the content of a visible file. It writes it at once, unless the wanted file may be
 // another one, or needs another one first.
 func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
-	head, content, err := p.look(f, content)
+	head, content, err := p.look(ctx, f, content)
 	if err != nil {
 		return err
 	}
-	content, done := p.unpacked(f, content)
+	content, done := p.unpacked(ctx, f, content)
 	defer done()
 	if err := p.peek(f, &content); err != nil {
 		return err

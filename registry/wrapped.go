@@ -17,7 +17,8 @@ import (
 // look finds out how the content of a file is compressed, and returns the same content again. head
 // is the beginning of the decompressed content, or nil if that cannot be read. A VMDK image inside
 // counts as compressed, too.
-func (p *puller) look(f *file, content io.Reader) (head []byte, _ io.Reader, err error) {
+func (p *puller) look(ctx context.Context, f *file, content io.Reader) (head []byte, _ io.Reader,
+	err error) {
 	head, err = readUpTo(content, image.DetectSize)
 	content = io.MultiReader(bytes.NewReader(head), content)
 	for err == nil && len(f.packed) < 2 {
@@ -27,7 +28,7 @@ func (p *puller) look(f *file, content io.Reader) (head []byte, _ io.Reader, err
 		}
 		f.packed = append(f.packed, kind)
 		var read bytes.Buffer // what it takes to see what is inside
-		d, done := p.unpacked(f, io.LimitReader(io.TeeReader(content, &read), maxLook))
+		d, done := p.unpacked(ctx, f, io.LimitReader(io.TeeReader(content, &read), maxLook))
 		var inner error
 		if head, inner = readUpTo(d, image.DetectSize); inner != nil {
 			head = nil
@@ -66,12 +67,13 @@ func (f *file) contentSize() int64 {
 }
 
 // unpacked is the content of a file without its compression. The caller calls done at the end.
-func (p *puller) unpacked(f *file, content io.Reader) (_ io.Reader, done func()) {
+func (p *puller) unpacked(ctx context.Context, f *file, content io.Reader) (_ io.Reader,
+	done func()) {
 	done = func() {}
 	for _, kind := range f.packed {
 		d := unpack.Decompress(kind, content, unpack.Options{Memory: p.opt.UnpackMemory})
 		outer := done
-		content, done = d, func() { _ = d.Close(); outer() }
+		content, done = unpack.Within(ctx, d), func() { _ = d.Close(); outer() }
 	}
 	return content, done
 }
@@ -102,7 +104,7 @@ func (p *puller) loneFile(ctx context.Context, i int, in *layer.Reader, e *layer
 	content io.Reader) error {
 	f := &file{name: path.Join(p.dir, path.Base(e.Name)), layer: i, ordinal: e.Ordinal,
 		size: e.Size}
-	head, content, err := p.look(f, content)
+	head, content, err := p.look(ctx, f, content)
 	if err != nil {
 		return err
 	}

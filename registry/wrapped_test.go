@@ -1,7 +1,9 @@
 package registry
 
 import (
+	"archive/tar"
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest/packtest"
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -217,4 +220,31 @@ func TestAppliance(t *testing.T) {
 	to, err = pull(t, orasOf(t, "sparse.vmdk", sparse), PullOptions{})
 	require.ErrorContains(t, err, "kubevirt-disk convert ")
 	emptyDir(t, to)
+}
+
+// TestInterruptedUnpacking: some KiB are gigabytes of zeros. An interrupt does not wait for these,
+// whether the layer is compressed or a file in it.
+func TestInterruptedUnpacking(t *testing.T) {
+	zeros := bytes.Repeat(packtest.Tool(t, make([]byte, 64<<20), "bzip2"), 4)
+	var head bytes.Buffer
+	require.NoError(t, tar.NewWriter(&head).WriteHeader(&tar.Header{Name: "large",
+		Typeflag: tar.TypeReg, Size: 1 << 40, Format: tar.FormatPAX}))
+	layer := append(packtest.Tool(t, head.Bytes(), "bzip2"), zeros...)
+	ctx, cancel := context.WithCancel(t.Context())
+	ref, p, to := imageOf(t, layer), new(Progress), filepath.Join(t.TempDir(), "a.raw")
+	pulled := testtool.Go(func() error {
+		return testtool.Err2(newClient(t, transport.Options{}).Pull(ctx, ref, to,
+			PullOptions{Progress: p}))
+	})
+	testtool.Eventually(t, func() bool { return p.Done() == int64(len(layer)) })
+	cancel()
+	require.ErrorIs(t, <-pulled, context.Canceled)
+
+	ctx, cancel = context.WithCancel(t.Context())
+	in, done := new(puller).unpacked(ctx, &file{packed: []image.Format{"bzip2"}},
+		bytes.NewReader(zeros))
+	defer done()
+	require.NoError(t, testtool.Err(in.Read(make([]byte, 1))))
+	cancel()
+	require.ErrorIs(t, testtool.Err(in.Read(make([]byte, 1))), context.Canceled)
 }

@@ -99,10 +99,11 @@ func (f *File) Write(ctx context.Context, to *image.Destination, opt image.Arriv
 	a := image.NewArrival(f.Name, f.size, to, opt)
 	for !a.Done() {
 		if err := f.read(count, func(c *Content) error {
-			if err := a.Pass(ctx, c); err != nil {
+			in := Within(ctx, c)
+			if err := a.Pass(ctx, in); err != nil {
 				return err
 			}
-			_, err := io.Copy(io.Discard, within{ctx, c}) // what follows the disk is checked, too
+			_, err := io.Copy(io.Discard, in) // what follows the disk is checked, too
 			return err
 		}); err != nil {
 			return nil, err
@@ -141,7 +142,9 @@ func (c counter) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// within ends reading with a context.
+// Within ends reading with a context: a few packed bytes may be terabytes of zeros.
+func Within(ctx context.Context, r io.Reader) io.Reader { return within{ctx, r} }
+
 type within struct {
 	ctx context.Context
 	io.Reader

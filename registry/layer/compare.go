@@ -166,6 +166,8 @@ func (l *Contents) compareAll(ctx context.Context, from *transport.Blob, memory 
 	}
 	var content *contentError
 	switch err = in.Explain(err); {
+	case ctx.Err() != nil: // nothing was found out
+		return "", ctx.Err()
 	case errors.As(err, &content):
 		return content.Error(), nil
 	case err != nil:

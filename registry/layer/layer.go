@@ -59,7 +59,8 @@ func Open(ctx context.Context, b *transport.Blob, came *atomic.Int64, memory int
 	} else {
 		z := unpack.Decompress(f, in, unpack.Options{Memory: memory, Window: maxZstdWindow,
 			Beside: true})
-		r.Reader, r.Format, r.close = decompressed{z}, f, func() { _ = z.Close() }
+		r.Reader, r.Format = decompressed{unpack.Within(ctx, z)}, f
+		r.close = func() { _ = z.Close() }
 	}
 	return r, nil
 }
