@@ -297,6 +297,9 @@ func (f *failingRaw) Read(p []byte) (int, error) {
 
 func (a *archive) Read(p []byte) (int, error) {
 	for len(p) > 0 {
+		if err := a.ctx.Err(); err != nil {
+			return 0, err
+		}
 		n, err := a.in.Read(p)
 		a.n += int64(n)
 		switch {

@@ -139,3 +139,20 @@ func (e *endsAfter) Err() error {
 	}
 	return nil
 }
+
+// TestComparisonEnds: a few bytes of a layer may be gigabytes of zeros. A comparison that must end
+// does not wait for these.
+func TestComparisonEnds(t *testing.T) {
+	raw := registrytest.Zstandard(t, make([]byte, 8<<20))
+	ctx, cancel := context.WithCancel(t.Context())
+	a := &archive{ctx: ctx, codec: codecZstd, cuts: []int64{int64(len(raw))},
+		of: transport.NewBlob(descriptor{Size: int64(len(raw))},
+			func(context.Context, int64, int64) io.ReadCloser {
+				return io.NopCloser(bytes.NewReader(raw))
+			})}
+	require.NoError(t, a.open(0))
+	defer a.close()
+	require.NoError(t, testtool.Err(a.Read(make([]byte, 1))))
+	cancel()
+	require.ErrorIs(t, testtool.Err(a.Read(make([]byte, 1))), context.Canceled)
+}
