@@ -147,21 +147,27 @@ func (r *Request) ReadAt(d *Disk, p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
-// Read is ReadAt for a front end whose protocol has no changes of several steps. Those of another
-// protocol hold their range exclusively, and nobody sees them half done. A disk that is for one
-// peer at a time is used by one protocol at a time, too.
-func (r *Request) Read(d *Disk, p []byte, off int64) (n int, err error) {
-	switch {
-	case d.exclusive.Load() || d.protected.Load():
-	case d.far: // it may wait long, and only changes of its range wait for it
+// Read is ReadWhole for a front end whose protocol has no changes of several steps. A disk that is
+// for one peer at a time is used by one protocol at a time, too.
+func (r *Request) Read(d *Disk, p []byte, off int64) (int, error) {
+	if d.exclusive.Load() || d.protected.Load() {
+		return r.ReadAt(d, p, off)
+	}
+	return r.ReadWhole(d, p, off)
+}
+
+// ReadWhole is ReadAt that sees no change half done whose range is held exclusively. A far disk may
+// let it wait long, so only changes of its range wait for it there.
+func (r *Request) ReadWhole(d *Disk, p []byte, off int64) (int, error) {
+	if d.far {
 		r.Hold.Set(rangelock.Read, "", off, int64(len(p)))
 		if err := r.Lock(d); err != nil {
 			return 0, err
 		}
 		defer d.Ranges.Unlock(&r.Hold)
-	default:
+	} else {
 		placed := d.Ranges.EnterRead(&r.Hold, "", off, int64(len(p)))
-		defer d.Ranges.LeaveRead(&r.Hold, placed)
+		defer d.Ranges.LeaveRead(&r.Hold, placed) // even if the disk panics: others go on
 	}
 	return r.ReadAt(d, p, off)
 }

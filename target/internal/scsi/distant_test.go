@@ -188,6 +188,35 @@ func TestExecutorIsTold(t *testing.T) {
 	require.Equal(t, 1, p.waits)
 }
 
+// awayDisk is a distant disk whose first block never comes.
+type awayDisk struct{ thinDisk }
+
+func (awayDisk) Far() bool { return true }
+
+func (d awayDisk) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if off == 0 {
+		<-ctx.Done()
+		return 0, disk.ErrNotNow
+	}
+	return d.thinDisk.ReadAt(ctx, p, off)
+}
+
+// TestReadThatWaitsHoldsUpItsBlocksOnly: a COMPARE AND WRITE of other blocks does not wait for the
+// registry, too.
+func TestReadThatWaitsHoldsUpItsBlocksOnly(t *testing.T) {
+	b := newBench(t, func(l *LUN) { l.Disk = awayDisk{l.Disk.(thinDisk)} })
+	task := &Task{Nexus: b.nexus, LUN: lun1,
+		Request: serving.Request{Executor: &timeout{Duration: time.Hour}}}
+	copy(task.CDB[:], cdb("28 00 00000000 00 0001 00"))
+	require.NoError(t, b.d.Prepare(task))
+	ended := testtool.Go(func() error { return task.In(0, make([]byte, BlockSize)) })
+	testtool.Eventually(t, task.Waiting)
+	b.good(cdb("89 00 0000000000000008 000000 01 00 00"),
+		append(make([]byte, BlockSize), pattern(1, 2)...))
+	task.Abort()
+	require.ErrorIs(t, <-ended, serving.ErrAborted)
+}
+
 // elsewhereDisk is a disk that another server has.
 type elsewhereDisk struct {
 	thinDisk

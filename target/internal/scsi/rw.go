@@ -95,10 +95,7 @@ func inRead(t *Task, off int64, p []byte) error { return t.readDisk(t.off()+off,
 
 // readDisk reads from the disk. It waits for an exclusive command on the same range.
 func (t *Task) readDisk(off int64, p []byte) error {
-	u := t.unit
-	placed := u.Ranges.EnterRead(&t.Hold, t.Nexus.Name(), off, int64(len(p)))
-	defer u.Ranges.LeaveRead(&t.Hold, placed) // even if the disk panics: other sessions go on
-	_, err := t.ReadAt(u.served, p, off)
+	_, err := t.ReadWhole(t.unit.served, p, off)
 	return err
 }
 
