@@ -119,7 +119,8 @@ func TestExtensionsAndTheirEnd(t *testing.T) {
 
 func TestInfo(t *testing.T) {
 	im := newImage(16, 8<<16, 1)
-	im.put32(60, 3) // snapshots
+	im.put32(60, 3) // snapshots, which are not counted
+	im.put64(64, atData<<16)
 	im.put64(80, 1) // lazy refcounts
 	im.data(0, atData, 1)
 	got := im.opened(t)

@@ -23,6 +23,8 @@ const (
 	maxNameLen       = 1023
 	maxFormatLen     = 15      // QEMU's limit for the name of a backing format
 	maxRefcountOrder = 6       // refcounts of 64 bits
+	maxSnapshots     = 1 << 16 // QEMU's limit
+	snapshotEntry    = 40      // bytes of a snapshot in its table, at least
 	maxClusters      = 1 << 30 // of a file: each of its three bitmaps takes at most 128 MiB
 
 	defaultMaxVirtualSize = 64 << 40
@@ -231,6 +233,11 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 		maxRefTableBytes, fileSize); err != nil {
 		return nil, err
 	}
+	// Its snapshots are not served, but QEMU opens no image whose table cannot be where it should.
+	if _, err := h.table("snapshot table", u64(64), int64(u32(60))*snapshotEntry,
+		maxSnapshots*snapshotEntry, fileSize); err != nil {
+		return nil, err
+	}
 	return h, h.readNames(ctx, r, fileSize, headerLen, u64(8), u32(16))
 }
 
@@ -273,10 +280,10 @@ func (h *header) table(what string, offset uint64, length, limit, fileSize int64
 	switch {
 	case length > limit:
 		return 0, bad("the %s has %d bytes, over the limit of %d", what, length, limit)
-	case length == 0:
-		return 0, nil
-	case offset&uint64(h.clusterSize()-1) != 0:
+	case offset&uint64(h.clusterSize()-1) != 0: // also of an empty one, as QEMU has it
 		return 0, bad("the %s at %#x is not aligned to a cluster", what, offset)
+	case length == 0 && int64(offset) >= 0:
+		return 0, nil
 	case offset < uint64(h.clusterSize()):
 		return 0, bad("the %s at %#x lies in the header", what, offset)
 	case offset > uint64(fileSize) || length > fileSize-int64(offset):

@@ -282,7 +282,7 @@ func arriveAt(t *testing.T, image []byte) (err error, written bool) {
 // TestWhatQEMURefuses changes every field of the header and the lengths of its extensions, one at a
 // time. What QEMU does not open is refused here, too: `inspect` would call an image servable that
 // no other tool reads. The same holds when it is expanded as it comes, and then nothing is written.
-// The table of snapshots is not read here, because nothing in it is served.
+// Only the place of the table of snapshots is checked, because nothing in it is served.
 func TestWhatQEMURefuses(t *testing.T) {
 	testtool.Need(t, "qemu-img")
 	dir := t.TempDir()
@@ -299,9 +299,6 @@ func TestWhatQEMURefuses(t *testing.T) {
 	}
 	var fields []field
 	for off := 4; off < int(be.Uint32(whole[100:])); off += 4 {
-		if off >= 60 && off < 72 {
-			continue // the table of snapshots
-		}
 		fields = append(fields, field{fmt.Sprintf("header byte %d", off), off, 4})
 	}
 	for off := int(be.Uint32(whole[100:])); be.Uint32(whole[off:]) != 0; {

@@ -45,6 +45,13 @@ func TestRefused(t *testing.T) {
 		{"size over 64 TiB", "over the limit", put64(24, 64<<40+512)},
 		{"refcounts of 128 bits", "refcount_order is 7", put32(96, 7)},
 		{"refcount_order 2^32-1", "refcount_order", put32(96, math.MaxUint32)},
+		{"one snapshot too many", "over the limit", put32(60, 1<<16+1)},
+		{"snapshots in the header", "lies in the header", put32(60, 1)},
+		{"snapshots outside", "runs past the end", func(im *image) {
+			im.put32(60, 1)
+			im.put64(64, math.MaxUint64-cs+1)
+		}},
+		{"no snapshots, unaligned", "not aligned", put64(64, cs+8)},
 		{"long backing format", "backing format name has 16 bytes", func(im *image) {
 			im.put32(104, extBackingFormat)
 			im.put32(108, 16)
@@ -207,6 +214,11 @@ func TestAccepted(t *testing.T) {
 	t.Run("dirty", func(t *testing.T) {
 		im := newImage(bits, 8*cs, 4)
 		im.put64(72, incompatDirty)
+		require.NoError(t, testtool.Err(im.open()))
+	})
+	t.Run("a table for no snapshots, at the end", func(t *testing.T) {
+		im := newImage(bits, 8*cs, 4)
+		im.put64(64, uint64(len(im.b)+cs-1)&^(cs-1))
 		require.NoError(t, testtool.Err(im.open()))
 	})
 	t.Run("zero cluster with a place", func(t *testing.T) {
