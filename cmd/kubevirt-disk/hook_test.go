@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -390,12 +391,15 @@ func TestServeByVhostUserOnly(t *testing.T) {
 	file := filepath.Join(dir, "a;b.raw")
 	require.NoError(t, os.WriteFile(file, make([]byte, 1<<20), 0o644))
 	p := launch(t, binary(t), nil, "serve", "--iscsi=false", "--metrics-listen=",
-		"--work-dir="+filepath.Join(dir, "work"),
-		"--vhost-user="+filepath.Join(dir, "sockets"), file)
+		"--work-dir="+filepath.Join(dir, "work"), "--vhost-user=sockets", file)
+	// libvirt needs the whole path.
 	p.until("it is ready", func() bool {
-		return strings.Contains(p.stdout.String()+p.stderr.String(),
-			"kubevirt-disk xml --vhost-user '"+filepath.Join(dir, "sockets", "a;b.raw.sock'"))
+		return strings.Contains(p.stdout.String()+p.stderr.String(), "kubevirt-disk xml "+
+			"--vhost-user '"+filepath.Join(p.cmd.Dir, "sockets", "a;b.raw.sock'"))
 	})
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, exitDone, p.status())
+	p = launch(t, binary(t), nil, "serve", "--nbd=unix:n.sock", file, "--", "echo", "{uri}")
+	require.Equal(t, exitDone, p.status())
+	require.Contains(t, p.stdout.String(), url.QueryEscape(filepath.Join(p.cmd.Dir, "n.sock")))
 }

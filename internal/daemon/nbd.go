@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"strings"
 
 	"go.uber.org/zap"
@@ -30,7 +31,18 @@ func (l nbdListener) address() string {
 	if l.SameUser {
 		return l.Addr().String()
 	}
+	if path, ok := strings.CutPrefix(l.Name, serving.SocketPrefix); ok {
+		return serving.SocketPrefix + absolute(path)
+	}
 	return strings.TrimPrefix(l.Name, serving.AddressPrefix)
+}
+
+// absolute is a path for others, who may be in another directory.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
 }
 
 // listenNBD binds all portals of NBD, or none.

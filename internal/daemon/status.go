@@ -125,7 +125,9 @@ func (d *Daemon) Status() status.Status {
 	if srv != nil {
 		for i := range page.LUNs {
 			if d.vhost != nil {
-				page.LUNs[i].VhostUser = d.vhost.Socket(page.LUNs[i].LUN)
+				if path := d.vhost.Socket(page.LUNs[i].LUN); path != "" {
+					page.LUNs[i].VhostUser = absolute(path)
+				}
 			}
 		}
 		page.Sessions = append(page.Sessions, d.sessionsWith(srv).Sessions()...)
@@ -138,7 +140,7 @@ func (d *Daemon) workDir() string {
 	if !d.opt.WorkDirNamed {
 		return ""
 	}
-	return d.opt.WorkDir
+	return absolute(d.opt.WorkDir)
 }
 
 // announce logs what is served and how to log in.
