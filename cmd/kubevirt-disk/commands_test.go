@@ -361,19 +361,24 @@ func TestCalledAsCat(t *testing.T) {
 // terminal.
 func TestHelp(t *testing.T) {
 	root := new(app).root()
-	for _, c := range append(root.Commands(), root) {
+	all := append(root.Commands(), root)
+	for _, c := range root.Commands() {
+		all = append(all, c.Commands()...)
+	}
+	for _, c := range all {
 		stdout, _ := works(t, nil, append(strings.Fields(c.CommandPath())[1:], "--help")...)
 		for line := range strings.Lines(stdout) {
 			require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), helpWidth, line)
 		}
-		if c == root || c.Name() == "completion" || c.Name() == "help" {
+		if c == root || c.Name() == "help" || strings.Contains(c.CommandPath(), " completion") {
 			continue
 		}
-		require.Contains(t, stdout, "Examples:\n  kubevirt-disk "+c.Name(), c.Name())
+		require.Contains(t, stdout, "Examples:\n  "+c.CommandPath(), c.Name())
 		for line := range strings.Lines(strings.ReplaceAll(c.Example, "\\\n", " ")) {
 			line, _, _ = strings.Cut(line, ">")
-			require.NoError(t, testtool.Err2(root.Find(strings.Fields(line)[1:])))
-			require.NoError(t, c.ParseFlags(strings.Fields(line)[2:]), line)
+			_, args, err := root.Find(strings.Fields(line)[1:])
+			require.NoError(t, err)
+			require.NoError(t, c.ParseFlags(args), line)
 		}
 	}
 }

@@ -62,7 +62,10 @@ var examples = map[string]string{
 	"kick": `  kubevirt-disk kick --initiator iqn.2017-01.io.kubevirt:node1`,
 	"snapshot": `  kubevirt-disk snapshot create fedora.qcow2 before-update
   kubevirt-disk snapshot list
-  kubevirt-disk snapshot revert fedora.qcow2 before-update`,
+  kubevirt-disk snapshot serve fedora.qcow2 before-update
+  kubevirt-disk snapshot unserve fedora.qcow2 before-update
+  kubevirt-disk snapshot revert fedora.qcow2 before-update
+  kubevirt-disk snapshot delete fedora.qcow2 before-update`,
 	"version": `  kubevirt-disk version`,
 }
 
@@ -70,6 +73,11 @@ var examples = map[string]string{
 func wideHelp(root *cobra.Command) {
 	for _, c := range root.Commands() {
 		c.Example = examples[c.Name()]
+		for _, sub := range c.Commands() {
+			others := func(line string) bool { return !strings.Contains(line, sub.CommandPath()) }
+			own := slices.DeleteFunc(strings.Split(c.Example, "\n"), others)
+			sub.Example = strings.Join(own, "\n")
+		}
 	}
 	wrapped := fmt.Sprintf(".FlagUsagesWrapped %d", helpWidth)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", wrapped))

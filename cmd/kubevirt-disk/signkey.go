@@ -214,9 +214,9 @@ func (a *app) keyCommand() *cobra.Command {
 		Use:   "generate",
 		Short: "Make a key pair",
 		Long: `Makes a key pair: PREFIX.key, which signs and must stay secret, and PREFIX.pub, which
-verifies. Cosign reads them, too. The password of PREFIX.key is in ` + envSignPassword + `, or in the file that
-` + envSignPassword + `_FILE names, or is asked for twice at the terminal. It may be empty.
-Files that are there stay.`,
+verifies. Cosign reads them, too. The password of PREFIX.key is in ` + envSignPassword + `, or in
+the file that ` + envSignPassword + `_FILE names, or is asked for twice at the terminal. It may be
+empty. Files that are there stay.`,
 		Args: usageArgs(noArgs),
 	}
 	generate.Flags().StringVar(&prefix, "output", "cosign", "`prefix` of the two files")
