@@ -126,6 +126,9 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 	case have != nil && have.DeletionTimestamp != nil:
 		return volumeCondition(v1alpha1.ReasonDeleting, fmt.Sprintf("the claim %s is being "+
 			"deleted, and made again afterwards", name)), nil
+	case have != nil && have.Status.Phase == corev1.ClaimLost:
+		return volumeCondition(v1alpha1.ReasonClaimLost, fmt.Sprintf("the volume of the claim %s "+
+			"was deleted: delete the claim, and both are made again", name)), nil
 	case have != nil && have.Status.Phase == corev1.ClaimBound:
 		c := volumeCondition(v1alpha1.ReasonClaimBound,
 			fmt.Sprintf("the claim %s has the LUN as a block volume", name))

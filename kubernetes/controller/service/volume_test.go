@@ -80,8 +80,12 @@ func TestVolumeOfAClaimThatIsGone(t *testing.T) {
 	w.converge()
 	require.NoError(t, w.Get(t.Context(), volume, &v))
 	require.EqualValues(t, "former", v.Spec.ClaimRef.UID, "its claim is there")
-	require.NoError(t, w.Delete(t.Context(), &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name}}))
+	c := controllertest.Get(t, w, claim.Namespace, claim.Name, &corev1.PersistentVolumeClaim{})
+	c.Status.Phase = corev1.ClaimLost // as after somebody has deleted the volume
+	require.NoError(t, w.Status().Update(t.Context(), c))
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionVolumeReady).Message, "delete the claim")
+	require.NoError(t, w.Delete(t.Context(), c))
 	w.converge()
 	v = corev1.PersistentVolume{}
 	require.NoError(t, w.Get(t.Context(), volume, &v))
