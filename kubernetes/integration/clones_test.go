@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
@@ -202,4 +203,27 @@ spec: {image: "` + digest + `", population: Snapshot, storageClassName: snapshot
 		w.until("NotFound", "get", kind, name)
 	}
 	require.NotContains(t, w.c.logs(), "forbidden")
+}
+
+// TestVolumeGetsAnotherClaim: if somebody deletes the claim of a disk with attachment Service, the
+// next one is bound to the same volume.
+func TestVolumeGetsAnotherClaim(t *testing.T) {
+	p := plane.Get(t)
+	grant(t, p, controllertest.Settings{Volumes: true, Services: true})
+	w := newWorld(t, "--persistent-volumes")
+	w.storageClass("again")
+	w.apply(`
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentity
+metadata: {name: vm1, annotations: {disk.kubevirt.io/volume-claim: vm1-root}}
+spec: {image: "` + digest + `", attachment: Service, storageClassName: again}
+`)
+	phase := []string{"get", "pvc", "vm1-root", "-o", "jsonpath={.status.phase} {.metadata.uid}"}
+	w.until("Bound", phase...)
+	former := w.kubectl(phase...)
+	w.kubectl("delete", "pvc", "vm1-root")
+	w.until("Bound", phase...)
+	require.NotEqual(t, former, w.kubectl(phase...))
+	w.kubectl("delete", "vmid", "vm1", "--wait=false")
+	w.until("NotFound", "get", "vmid", "vm1")
 }
