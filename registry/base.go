@@ -297,10 +297,7 @@ func (p *pusher) image(base basePlatform) (m madeImage, err error) {
 	m.config = blobOf(m.configText, types.OCIConfigJSON)
 	manifest := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: m.config}
 	for _, l := range base.manifest.Layers {
-		l.MediaType = ociType(l.MediaType)
-		if p.old != nil {
-			l.Annotations = retired(l.Annotations)
-		}
+		l.MediaType, l.Annotations = ociType(l.MediaType), retired(l.Annotations)
 		manifest.Layers = append(manifest.Layers, l)
 	}
 	manifest.Layers = append(manifest.Layers, ours...)

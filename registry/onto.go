@@ -47,8 +47,8 @@ type Origin struct {
 	Changed func(off, length int64) (changed bool, n int64, err error)
 }
 
-// annotationRetired marks the index of an image that a later one was pushed onto. The index of that
-// one has everything that it has.
+// annotationRetired marks the index of an image that a later one was pushed onto, or whose layers
+// are the base of it. The index of that one, if it has any, is about all disks that are visible.
 const annotationRetired = layer.AnnotationIndex + ".retired"
 
 // retired are the annotations of a layer below those that are pushed onto it.

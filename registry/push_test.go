@@ -436,3 +436,14 @@ func TestPushLooksLike(t *testing.T) {
 		brings(t, m.client(t), m.ref(t, "vm/"+name+":1"), PullOptions{}, content)
 	}
 }
+
+// TestPushOntoABaseWithTheDisk: a disk that takes the place of the base's is streamed by its own
+// index, and not by that of the base.
+func TestPushOntoABaseWithTheDisk(t *testing.T) {
+	o := newOnto(t)
+	o.push(t, o.file(t, "a.raw", noise(41, 1<<20)), "vm/a:1", "")
+	o.base = o.m.ref(t, "vm/a:1")
+	now := noise(42, 1<<20)
+	o.push(t, o.file(t, "a.raw", now), "vm/a:2", "")
+	o.requireDisk(t, "vm/a:2", "a.qcow2", now, true)
+}
