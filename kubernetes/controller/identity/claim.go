@@ -206,6 +206,10 @@ func (r *Reconciler) inspect(id *v1alpha1.VMIdentity,
 	case ownedByAnother(claim, id):
 		return unusable(id, v1alpha1.ReasonClaimForeign, "the claim %s belongs to another object: "+
 			"give the VMIdentity another name", claim.Name)
+	case !claim.DeletionTimestamp.IsZero() && id.Status.CreationTime == nil:
+		return unusable(id, v1alpha1.ReasonClaimForeign, "the claim %s is not of this VMIdentity, "+
+			"and is being deleted: there is a new one after that; `kubectl describe pvc %[1]s` "+
+			"says which pod still has it", claim.Name)
 	default:
 		return unusable(id, v1alpha1.ReasonClaimForeign, "the claim %s exists and is not of this "+
 			"VMIdentity: give the VMIdentity another name; or, if the claim has this disk, for "+

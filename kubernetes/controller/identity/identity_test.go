@@ -304,6 +304,11 @@ func TestForsakenClaim(t *testing.T) {
 		forsaken.Labels = map[string]string{v1alpha1.LabelIdentity: "vm"}
 		w := newWorld(t, v1alpha1.DiskSpec{Image: "a"}, forsaken, secret(id))
 		require.NoError(t, w.Base.Delete(t.Context(), forsaken))
+		user := user.DeepCopy()
+		user.ResourceVersion = ""
+		w.Make(t, user)
+		w.settles("Ready", "False ClaimForeign", "is being deleted: there is a new one after that")
+		require.NoError(t, w.Base.Delete(t.Context(), user))
 		w.settles("Ready", "True Ready", "")
 		require.NotEqual(t, forsaken.UID, w.claim().UID, what)
 	}
