@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -45,6 +46,12 @@ func Check(opt *options.Options) error {
 	return nil
 }
 
+// place is where something of the daemon lies.
+type place struct {
+	field any // the setting
+	path  string
+}
+
 // checkDirectories refuses to keep disks in the directory of images. The next start would take
 // their files for images, and ask the person to remove files that the disks need.
 func checkDirectories(opt *options.Options) error {
@@ -56,19 +63,36 @@ func checkDirectories(opt *options.Options) error {
 		}
 	}
 	var wrong problems.List
-	type place struct {
-		field any
-		dir   string
-	}
 	places := []place{{&opt.PersistentDir, opt.PersistentDir}, {&opt.WorkDir, opt.WorkDir}}
 	for _, name := range opt.UsageTypes.Names() {
 		places = append(places, place{&opt.UsageTypes, opt.UsageTypes[name]})
 	}
 	for _, kept := range places {
-		same := func(dir string) bool { return options.SameDirectory(dir, kept.dir) }
+		same := func(dir string) bool { return options.SameDirectory(dir, kept.path) }
 		if slices.ContainsFunc(images, same) {
 			wrong.Add(opt.Setting(kept.field).String(), "%q is also the directory of the images "+
-				"(%s): name another one, which may be a directory in it", kept.dir,
+				"(%s): name another one, which may be a directory in it", kept.path,
+				opt.Setting(&opt.Images.Dir).Flag)
+		}
+	}
+	if len(opt.Images.Paths) > 0 { // what lies beside an image that is named is none
+		return wrong.Err()
+	}
+	// What a killed daemon leaves there would stop the next start, too.
+	files := []place{{&opt.RecordBoot, opt.RecordBoot},
+		{&opt.ControlSocket, opt.ControlSocket}}
+	if opt.VhostUserDir != "" {
+		files = append(files, place{&opt.VhostUserDir, filepath.Join(opt.VhostUserDir, "1.sock")})
+	}
+	for _, p := range opt.NBD {
+		files = append(files, place{&opt.NBD, p.Socket})
+	}
+	for _, made := range files {
+		hidden := strings.HasPrefix(filepath.Base(made.path), ".") // no image
+		if made.path != "" && !hidden &&
+			options.SameDirectory(opt.Images.Dir, filepath.Dir(made.path)) {
+			wrong.Add(opt.Setting(made.field).String(), "%q is in the directory of the images "+
+				"(%s), where a start takes each file for one: name another place", made.path,
 				opt.Setting(&opt.Images.Dir).Flag)
 		}
 	}

@@ -64,6 +64,30 @@ func TestMake(t *testing.T) {
 	require.ErrorContains(t, err, "belongs to a volume made without an image")
 }
 
+// TestFilesBesideImages: the daemon makes nothing where a start takes each file for an image.
+func TestFilesBesideImages(t *testing.T) {
+	for name, set := range map[string]func(opt *options.Options, dir string){
+		"NBD": func(opt *options.Options, dir string) {
+			opt.NBD = []options.NBDPortal{{Socket: filepath.Join(dir, "nbd.sock")}}
+		},
+		"vhost-user": func(opt *options.Options, dir string) { opt.VhostUserDir = dir },
+		"control": func(opt *options.Options, dir string) {
+			opt.ControlSocket = filepath.Join(dir, "control.sock")
+		},
+		"record": func(opt *options.Options, dir string) {
+			opt.RecordBoot = filepath.Join(dir, "order")
+		},
+	} {
+		opt := planOf(t).opt
+		set(opt, filepath.Join(opt.Images.Dir, "below"))
+		require.NoError(t, Check(opt), name)
+		set(opt, opt.Images.Dir)
+		require.ErrorContains(t, Check(opt), "is in the directory of the images", name)
+		opt.Images.Paths = []string{filepath.Join(t.TempDir(), "a.raw")}
+		require.NoError(t, Check(opt), name)
+	}
+}
+
 // TestImageNamedAsAVolume: a volume keeps its name when an image of that name comes.
 func TestImageNamedAsAVolume(t *testing.T) {
 	opt := planOf(t).opt
