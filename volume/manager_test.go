@@ -263,6 +263,8 @@ func TestMissingDisk(t *testing.T) {
 	require.Equal(t, api.StateFailed, v.State)
 	_, _, err = m.Put(t.Context(), "vm1", api.Spec{Size: 512})
 	require.ErrorIs(t, err, fs.ErrNotExist)
+	_, _, err = m.TakeSnapshot(t.Context(), "vm1", "s")
+	require.ErrorIs(t, err, fs.ErrNotExist, "nobody is told to try that again")
 	require.NoFileExists(t, disk)
 	require.NoError(t, os.Rename(disk+".away", disk))
 	testtool.Eventually(t, func() bool {

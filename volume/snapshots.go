@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"go.uber.org/zap"
@@ -120,6 +121,8 @@ func (m *Manager) withOpened(ctx context.Context, name string, f func(Opened) er
 	case r.Place.Kind == store.PlaceClaim:
 		return api.Errorf(api.CodeInvalid, "the volume %q is a file on a claim, which its machine "+
 			"uses without this server: take a snapshot of the claim (VolumeSnapshot)", name)
+	case v.opened == nil && v.failure != nil: // to try again would not help
+		return fmt.Errorf("the volume %q cannot be served: %w", name, v.failure)
 	case v.opened == nil:
 		return api.Errorf(api.CodeUnavailable, "the volume %q is not ready: ask for it, and try "+
 			"again", name)
@@ -127,8 +130,5 @@ func (m *Manager) withOpened(ctx context.Context, name string, f func(Opened) er
 	if err := m.ensureSaved(v); err != nil {
 		return err
 	}
-	if err := f(v.opened); err != nil {
-		return err
-	}
-	return nil
+	return f(v.opened)
 }
