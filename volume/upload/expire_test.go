@@ -1,6 +1,7 @@
 package upload
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -98,6 +99,28 @@ func TestDeletedBeforeARequest(t *testing.T) {
 		defer s.handler.slots.mu.Unlock()
 		return len(s.handler.slots.all) == 0
 	})
+}
+
+// TestInterruptedConnectionEnds: net/http ends the context of all later requests of a connection of
+// which it could not read, so no client may go on with that one.
+func TestInterruptedConnectionEnds(t *testing.T) {
+	s := newServer(t)
+	v := s.volumes.add(t, "vm", 0)
+	data := rawDisk(8 << 10)
+	c := s.begin(t, http.MethodPut, "/volume/vm/data", data[:5000], len(data))
+	s.waitFor(t, 5000)
+	running := s.handler.slots.running()[0]
+	v.cancel() // as by DELETE with force
+	testtool.Eventually(t, func() bool {
+		running.mu.Lock()
+		defer running.mu.Unlock()
+		return running.cut
+	})
+	require.NoError(t, testtool.Err(c.Write(data[5000:])))
+	answer := testtool.Must(http.ReadResponse(bufio.NewReader(c), nil))(t)
+	require.Equal(t, http.StatusServiceUnavailable, answer.StatusCode)
+	require.True(t, answer.Close)
+	require.NoError(t, answer.Body.Close())
 }
 
 // TestUnpackingEndsWithTheVolume: some KiB are 4 GiB of zeros. Nobody waits for these when the

@@ -132,7 +132,10 @@ func (h *Handler) receive(w http.ResponseWriter, r *http.Request, t *turn, s *se
 	if err == nil {
 		err = h.checkDigests(r, s, q, part)
 	}
-	t.close()
+	if cut := t.close(); (cut || errors.Is(err, errCut)) && r.ProtoMajor == 1 {
+		// A read that fails ends the context of all later requests of the connection in net/http.
+		w.Header().Set("Connection", "close")
+	}
 	switch {
 	case errors.Is(err, errCut) && q.resumable:
 		err = h.pause(t, s)

@@ -97,6 +97,7 @@ func (s *slots) name(t *transfer, id string) {
 // release frees the slot of a request. pause is an upload that waits for its next request, or nil.
 func (s *slots) release(t *transfer, pause *session) {
 	defer s.work.Done()
+	t.close() // whoever interrupts it late must not meet the next request of its connection
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one := s.all[t.name]
@@ -222,14 +223,14 @@ func (t *transfer) listen() error {
 	return nil
 }
 
-// close is called when no more data is received.
-func (t *transfer) close() {
+// close is called when no more data is received. It reports whether the data was cut off.
+func (t *transfer) close() (cut bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.over = true
-	if t.control != nil {
+	if t.over = true; t.control != nil {
 		_ = t.control.SetReadDeadline(time.Time{})
 	}
+	return t.cut
 }
 
 // silence is how long a client may send nothing.

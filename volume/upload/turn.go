@@ -62,7 +62,6 @@ func (h *Handler) claim(ctx context.Context, t *transfer, mayMake bool) (*turn, 
 // end gives back the slot and the volume.
 func (h *Handler) end(t *turn) {
 	t.stop()
-	t.close()
 	t.volume.Release()
 	h.slots.release(t.transfer, t.paused)
 	h.dropOldest()
