@@ -102,8 +102,9 @@ func (r *request) parse() error {
 var operations = map[uint32]serving.Operation{blkIn: serving.OpRead, blkOut: serving.OpWrite,
 	blkFlush: serving.OpFlush, blkDiscard: serving.OpDiscard, blkWriteZeroes: serving.OpWrite}
 
-// serve executes and answers its request. An error ends the connection.
-func (run *run) serve() error {
+// serve executes and answers its request. At the end of the connection, and of the disk, which ends
+// it, a request without an answer stays in flight, for the next one.
+func (run *run) serve() {
 	defer run.forget()
 	q, c, req := run.q, run.q.c, run.req
 	run.kind = operations[req.kind]
@@ -111,14 +112,14 @@ func (run *run) serve() error {
 	if err == serving.ErrLater {
 		run.req = nil
 		run.postpone(req)
-		return nil
+		return
 	}
 	run.note(n, err)
-	if err != nil && c.Cause() != nil {
-		return nil // it stays in flight, for the next connection
+	if err != nil && (c.Cause() != nil || errors.Is(err, serving.ErrRemoved)) {
+		return
 	}
 	if errors.Is(err, serving.ErrAborted) && q.leave(run) {
-		return nil
+		return
 	}
 	switch {
 	case err == nil:
@@ -139,10 +140,6 @@ func (run *run) serve() error {
 	}
 	c.dirty.mark(req.statusAt, 1)
 	q.put(req.chain.head, written, run.Reading)
-	if errors.Is(err, serving.ErrRemoved) {
-		return err
-	}
-	return nil
 }
 
 // postpone leaves a request for later: others of the ring begin first. To copy a long one takes so

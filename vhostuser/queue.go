@@ -292,9 +292,7 @@ func (run *run) work() (err error) {
 		if err != nil || !ok {
 			return err
 		}
-		if err := run.serve(); err != nil {
-			return err
-		}
+		run.serve()
 		if !run.Reading {
 			return nil
 		}
