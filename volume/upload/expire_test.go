@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -121,6 +122,27 @@ func TestInterruptedConnectionEnds(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, answer.StatusCode)
 	require.True(t, answer.Close)
 	require.NoError(t, answer.Body.Close())
+}
+
+// TestRefusalInterruptsNothing: an upload that is refused removes the volume that it has made, and
+// does not interrupt itself by that: the client goes on with its connection.
+func TestRefusalInterruptsNothing(t *testing.T) {
+	s := newServer(t)
+	var dead atomic.Int32
+	inner := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Context().Err() != nil {
+			dead.Add(1)
+		}
+		s.Handler.ServeHTTP(w, r)
+	}))
+	defer inner.Close()
+	s.URL = inner.URL
+	for range 50 {
+		requireSays(t, s.ask(t, http.MethodPut, "/volume/new/data", nil, fieldComplete, "?0",
+			fieldLength, "999999999999999"), http.StatusInsufficientStorage)
+		s.requireNone(t, "new")
+	}
+	require.Zero(t, dead.Load())
 }
 
 // TestUnpackingEndsWithTheVolume: some KiB are 4 GiB of zeros. Nobody waits for these when the

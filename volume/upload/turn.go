@@ -290,5 +290,6 @@ func (h *Handler) giveUp(ctx context.Context, t *turn, s *session, err error) er
 
 // unmake deletes a volume that was made for an upload. It returns err and its own errors.
 func (h *Handler) unmake(ctx context.Context, t *turn, err error) error {
+	t.close() // otherwise the end of the volume interrupts the answer, and its connection
 	return errors.Join(err, t.volume.Undo(context.WithoutCancel(ctx)))
 }

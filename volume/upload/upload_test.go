@@ -98,6 +98,7 @@ func (v *fakeVolume) Undo(context.Context) error {
 		return errors.New("it is another volume")
 	}
 	delete(v.of.all, v.name)
+	v.cancel()
 	return os.RemoveAll(v.Dir())
 }
 
