@@ -21,7 +21,7 @@ import (
 // copy fills another claim on the other node.
 func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
 	m := id.Status.Move
-	have, err := r.claim(ctx, id, v1alpha1.ClaimName(id.Name))
+	have, err := objects.Claim(ctx, r.Live, id)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	if !objects.BoundTo(volume, m.ClaimUID) {
 		return r.sourceGone(id, "its volume %s is gone", m.VolumeName), nil
 	}
-	claim, err := r.claim(ctx, id, moveClaim(id))
+	claim, err := objects.ClaimOf(ctx, r.Live, id.Namespace, moveClaim(id))
 	switch {
 	case err != nil:
 		return nil, err

@@ -159,7 +159,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity,
 		return stays(v1alpha1.ReasonInUse, "pod %s uses the disk: it is moved to node %s when the "+
 			"pod has ended", user, to).after(pollInterval), err
 	}
-	claim, err := r.claim(ctx, id, v1alpha1.ClaimName(id.Name))
+	claim, err := objects.Claim(ctx, r.Live, id)
 	if err != nil {
 		return nil, err
 	}
@@ -204,13 +204,6 @@ func (r *Reconciler) user(ctx context.Context, id *v1alpha1.VMIdentity) (string,
 	return objects.User(slices.DeleteFunc(pods, func(p corev1.Pod) bool {
 		return p.Labels[labelMove] != ""
 	}), id), err
-}
-
-// claim returns a claim in the identity's namespace from the API server, or nil.
-func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
-	*corev1.PersistentVolumeClaim, error) {
-	return objects.Find[corev1.PersistentVolumeClaim](ctx, r.Live, "claim",
-		client.ObjectKey{Namespace: id.Namespace, Name: name})
 }
 
 // giveUp ends a move that nobody needs any more.

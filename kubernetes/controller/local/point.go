@@ -37,7 +37,7 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 	if !objects.BoundTo(former, m.ClaimUID) {
 		former = nil // somebody has given it to another claim
 	}
-	claim, err := r.claim(ctx, id, v1alpha1.ClaimName(id.Name))
+	claim, err := objects.Claim(ctx, r.Live, id)
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +233,7 @@ func (r *Reconciler) clean(ctx context.Context, id *v1alpha1.VMIdentity) (gone b
 	if !gone {
 		return false, nil
 	}
-	claim, err := r.claim(ctx, id, moveClaim(id))
+	claim, err := objects.ClaimOf(ctx, r.Live, id.Namespace, moveClaim(id))
 	if err != nil || claim == nil || !metav1.IsControlledBy(claim, id) {
 		return err == nil, err
 	}

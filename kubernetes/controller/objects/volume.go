@@ -26,8 +26,14 @@ func Volume(ctx context.Context, from client.Reader, name string, uid types.UID)
 // Claim returns the claim of an identity, or nil.
 func Claim(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, error) {
-	return Find[corev1.PersistentVolumeClaim](ctx, from, "claim", client.ObjectKey{
-		Namespace: id.Namespace, Name: v1alpha1.ClaimName(id.Name)})
+	return ClaimOf(ctx, from, id.Namespace, v1alpha1.ClaimName(id.Name))
+}
+
+// ClaimOf returns the claim of a namespace with a name, or nil.
+func ClaimOf(ctx context.Context, from client.Reader, namespace, name string) (
+	*corev1.PersistentVolumeClaim, error) {
+	return Find[corev1.PersistentVolumeClaim](ctx, from, "claim",
+		client.ObjectKey{Namespace: namespace, Name: name})
 }
 
 // Room in a claim besides the disk: a sixteenth of the disk for the file system, and up to 64 MiB

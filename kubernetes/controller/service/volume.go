@@ -159,8 +159,7 @@ var noClaim = client.RawPatch(types.MergePatchType,
 // claim of that name is free for this one.
 func (r *Reconciler) makeVolume(ctx context.Context, id *v1alpha1.VMIdentity,
 	volume *corev1.PersistentVolume) error {
-	claim, err := objects.Find[corev1.PersistentVolumeClaim](ctx, r.Live, "claim",
-		client.ObjectKey{Namespace: id.Namespace, Name: volume.Spec.ClaimRef.Name})
+	claim, err := objects.ClaimOf(ctx, r.Live, id.Namespace, volume.Spec.ClaimRef.Name)
 	if claim != nil || err != nil {
 		return err
 	}

@@ -70,7 +70,7 @@ func missing(kind, name string, o client.Object) (Answer, error) {
 
 func (f Finder) fromClaim(ctx context.Context, id *v1alpha1.VMIdentity, name string,
 	class *string) (Answer, error) {
-	claim, err := f.claim(ctx, id.Namespace, name)
+	claim, err := objects.ClaimOf(ctx, f.Live, id.Namespace, name)
 	switch {
 	case err != nil:
 		return Answer{}, err
@@ -156,7 +156,7 @@ func (f Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name 
 		return not(v1alpha1.ReasonInvalid, "VMIdentity %s has type Local, and Local disks are not "+
 			"cloned", name)
 	}
-	claim, err := f.claim(ctx, id.Namespace, v1alpha1.ClaimName(name))
+	claim, err := objects.ClaimOf(ctx, f.Live, id.Namespace, v1alpha1.ClaimName(name))
 	if err != nil {
 		return Answer{}, err
 	}
@@ -279,12 +279,6 @@ func (f Finder) driver(ctx context.Context, class *string, provisioner string) (
 			provisioner, c.Name, c.Provisioner)
 	}
 	return Answer{}, nil
-}
-
-func (f Finder) claim(ctx context.Context, namespace, name string) (
-	*corev1.PersistentVolumeClaim, error) {
-	return objects.Find[corev1.PersistentVolumeClaim](ctx, f.Live, "claim",
-		client.ObjectKey{Namespace: namespace, Name: name})
 }
 
 func (f Finder) identity(ctx context.Context, namespace, name string) (*v1alpha1.VMIdentity,

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // Gone returns why a claim that was made from a source will not get its volume: the source has
@@ -38,7 +39,7 @@ func (f Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 		there = snapshot != nil
 	case s != nil && s.Snapshot == "" && clones(id, claim):
 		var source *corev1.PersistentVolumeClaim
-		source, err = f.claim(ctx, id.Namespace, from.Name)
+		source, err = objects.ClaimOf(ctx, f.Live, id.Namespace, from.Name)
 		there = source != nil
 	default:
 		return Answer{}, nil
@@ -84,7 +85,7 @@ func (f Finder) Waiting(ctx context.Context, namespace string, source v1alpha1.D
 			meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
 			continue
 		}
-		claim, err := f.claim(ctx, namespace, v1alpha1.ClaimName(id.Name))
+		claim, err := objects.Claim(ctx, f.Live, id)
 		if err != nil {
 			return "", err
 		}
