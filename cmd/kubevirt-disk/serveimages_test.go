@@ -71,9 +71,11 @@ func TestServeNamedImages(t *testing.T) {
 func TestHintsBehindNAT(t *testing.T) {
 	l, paths := namedPlace(t, "a.raw")
 	p := serveNamed(t, append(l.env, "BEHIND_NAT=true"), paths...)
-	said := p.stdout.String() + p.stderr.String()
-	require.NotContains(t, said, "iscsi-ls")
-	require.Contains(t, said, "qemu-img info iscsi://127.0.0.1:")
+	said := func() string { return p.stdout.String() + p.stderr.String() }
+	testtool.Eventually(t, func() bool { // the log may come after the guide
+		return strings.Contains(said(), "qemu-img info iscsi://127.0.0.1:")
+	})
+	require.NotContains(t, said(), "iscsi-ls")
 	require.Equal(t, exitDone, p.terminate())
 }
 
