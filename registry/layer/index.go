@@ -132,16 +132,13 @@ func IndexBy(r *transport.Image, read func(desc descriptor) (*Index, error)) (*I
 }
 
 // ParseIndex reads and checks an index layer. It compares what the index says about layers with the
-// manifest. It copies the whole layer to keep, where the digests and tables are read later. If keep
-// is nil, the index has none.
+// manifest. It copies the whole layer to keep, where the digests and tables are read later.
 func ParseIndex(layer io.Reader, layers []v1.Descriptor, keep *os.File) (*Index, error) {
 	x := &Index{Digests: SectionOf(nil), file: keep}
-	if keep != nil {
-		if err := keep.Truncate(0); err != nil {
-			return nil, err
-		}
-		layer = io.TeeReader(layer, io.NewOffsetWriter(keep, 0))
+	if err := keep.Truncate(0); err != nil {
+		return nil, err
 	}
+	layer = io.TeeReader(layer, io.NewOffsetWriter(keep, 0))
 	var text []byte
 	in := &Counter{Reader: layer}
 	tr := tar.NewReader(in)
@@ -161,10 +158,8 @@ func ParseIndex(layer io.Reader, layers []v1.Descriptor, keep *os.File) (*Index,
 			}
 		case name == chunksName:
 			digests = h.Size / DigestSize
-			if keep != nil {
-				x.Digests = io.NewSectionReader(keep, in.N, h.Size)
-			}
-		case name == tablesName && keep != nil && h.Size > 0:
+			x.Digests = io.NewSectionReader(keep, in.N, h.Size)
+		case name == tablesName && h.Size > 0:
 			x.Packed = io.NewSectionReader(keep, in.N, h.Size)
 		}
 	}
