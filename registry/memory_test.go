@@ -310,8 +310,10 @@ func TestMemoryOfIndex(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			layer := tarOf(t, tarFile{Name: indexName, Content: []byte(c.text)},
 				tarFile{Name: chunksName, Content: make([]byte, c.digests*digestSize)})
+			keep := testtool.Must(nameless())(t)
+			defer keep.Close()
 			slim(t, 64<<20, func() {
-				_, err := parseIndex(bytes.NewReader(layer), layers, nil)
+				_, err := parseIndex(bytes.NewReader(layer), layers, keep)
 				require.ErrorContains(t, err, c.want)
 			})
 		})
