@@ -236,9 +236,9 @@ var (
 	// ErrWrongContent: the content that the disk was made from does not match its digest, and some
 	// of it was already served. It comes within a *MediumError, for every range.
 	ErrWrongContent = errors.New("the disk was made of wrong content")
-	// ErrFailed: an earlier flush failed, so that acknowledged data may be lost; only a restart
-	// clears it.
-	ErrFailed = errors.New("disk has failed: an earlier flush did not reach storage")
+	// ErrFailed: an earlier flush failed, or the disk at its server is not the one that was written,
+	// so that acknowledged data may be lost; only a restart clears it.
+	ErrFailed = errors.New("disk has failed: acknowledged data may be lost")
 )
 
 // MediumError is a range that storage could not read or write.

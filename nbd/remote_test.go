@@ -311,6 +311,7 @@ func TestRemoteOtherDisk(t *testing.T) {
 	_, err := r.ReadAt(t.Context(), make([]byte, 512), 0)
 	require.ErrorIs(t, err, disk.ErrFailed)
 	require.ErrorContains(t, err, "it is another disk than before")
+	require.NotContains(t, err.Error(), "flush", "none has failed")
 }
 
 // TestRemoteWaits: while the server is away, requests are held, and can be given up.
