@@ -236,8 +236,8 @@ var (
 	// ErrWrongContent: the content that the disk was made from does not match its digest, and some
 	// of it was already served. It comes within a *MediumError, for every range.
 	ErrWrongContent = errors.New("the disk was made of wrong content")
-	// ErrFailed: an earlier flush failed, or the disk at its server is not the one that was written,
-	// so that acknowledged data may be lost; only a restart clears it.
+	// ErrFailed: an earlier flush failed, or the disk at its server is another one than before, so
+	// that acknowledged data may be lost; only a restart clears it.
 	ErrFailed = errors.New("disk has failed: acknowledged data may be lost")
 )
 
