@@ -290,6 +290,8 @@ func TestSettleOfAnotherServer(t *testing.T) {
 		{Identity: disk.Identity{Serial: "s"}}} {
 		require.ErrorContains(t, settle(s), `the disk "a": is on another server`)
 	}
+	_, err := p.Settle(options.Settings{Disk: options.DiskSettings{BlockSize: disk.LongBlock}})
+	require.NoError(t, err, "the block size of all disks is for those that are images")
 }
 
 // TestSettleBackingFiles: only the format can be set for a backing file that is not a disk itself.

@@ -23,7 +23,7 @@ func (p *Plan) Settle(s options.Settings) ([]options.DiskSettings, error) {
 	settings := p.settingsFor(s, &wrong)
 	for i, one := range settings {
 		if found[i].AlreadyOpen != nil {
-			p.checkRemote(i, one, &wrong)
+			p.checkRemote(i, one, s.Disk, &wrong)
 			continue
 		}
 		if found[i].Far != nil && one.CopyMode == instance.CopyNone {
@@ -61,8 +61,9 @@ func (p *Plan) Settle(s options.Settings) ([]options.DiskSettings, error) {
 	return settings, wrong.Err()
 }
 
-// checkRemote finds settings of a disk that its own server decides.
-func (p *Plan) checkRemote(i int, s options.DiskSettings, wrong *problems.List) {
+// checkRemote finds settings of a disk that its own server decides. The block size may be that of
+// all disks, of which others are images.
+func (p *Plan) checkRemote(i int, s, common options.DiskSettings, wrong *problems.List) {
 	at := fmt.Sprintf("the disk %q", p.Disks[i].Name)
 	if s.Size != 0 {
 		wrong.Add(at, "is on another server: enlarge it there, and leave %q out",
@@ -78,7 +79,8 @@ func (p *Plan) checkRemote(i int, s options.DiskSettings, wrong *problems.List) 
 		}
 	}
 	of := &p.opt.Settings.Disk
-	elsewhere(s.BlockSize != 0 && s.BlockSize != p.Disks[i].AlreadyOpen.BlockSize, &of.BlockSize)
+	elsewhere(s.BlockSize != common.BlockSize && s.BlockSize != p.Disks[i].AlreadyOpen.BlockSize,
+		&of.BlockSize)
 	elsewhere(s.Format != "" && s.Format != image.FormatRaw, &of.Format)
 	elsewhere(s.UsageType != "", &of.UsageType)
 }
