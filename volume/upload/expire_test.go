@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -143,6 +145,24 @@ func TestRefusalInterruptsNothing(t *testing.T) {
 		s.requireNone(t, "new")
 	}
 	require.Zero(t, dead.Load())
+}
+
+// TestRefusalWaitsForNobody: a client that has announced data which is not taken, and sends none,
+// gets its answer, and keeps no connection.
+func TestRefusalWaitsForNobody(t *testing.T) {
+	s := newServer(t)
+	s.handler.timeout = 100 * time.Millisecond
+	at := s.create(t, "vm", 4096) // is in the way
+	for _, request := range []string{"PUT /volume/vm/data HTTP/1.1\r\nContent-Length: 1000",
+		"PUT /volume/vm/data HTTP/1.1\r\nTransfer-Encoding: chunked",
+		"DELETE " + at + " HTTP/1.1\r\nContent-Length: 1000"} {
+		c := testtool.Must(net.Dial("tcp", s.Listener.Addr().String()))(t)
+		defer c.Close()
+		require.NoError(t, testtool.Err(io.WriteString(c, request+"\r\nHost: x\r\n\r\n")))
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(testtool.Timeout)))
+		answer := testtool.Must(http.ReadResponse(bufio.NewReader(c), nil))(t)
+		require.NoError(t, answer.Body.Close())
+	}
 }
 
 // TestUnpackingEndsWithTheVolume: some KiB are 4 GiB of zeros. Nobody waits for these when the

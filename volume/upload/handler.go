@@ -117,11 +117,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name, id := r.PathValue("name"), r.PathValue("upload")
 	// An earlier request of the connection may have set one for its own answer.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
+	defer h.linger(w, r)
 	if id == "" {
 		switch r.Method {
 		case http.MethodPut:
 			h.create(w, r, name)
-			h.linger(w, r)
 		case http.MethodOptions:
 			w.Header().Set("Allow", "PUT, OPTIONS")
 			w.Header().Set("Accept-Patch", partialUpload)
@@ -137,7 +137,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.look(w, r, name, id)
 	case http.MethodPatch:
 		h.patch(w, r, name, id)
-		h.linger(w, r)
 	case http.MethodDelete:
 		h.cancel(w, r, name, id)
 	default:
@@ -376,7 +375,8 @@ func (h *Handler) linger(w http.ResponseWriter, r *http.Request) {
 		return // HTTP/2 can end one request without the others
 	}
 	control := http.NewResponseController(w)
-	if control.Flush() != nil || control.SetReadDeadline(time.Now().Add(h.timeout)) != nil {
+	// Flush reads a short rest before it sends the answer, and who waits for that may send nothing.
+	if control.SetReadDeadline(time.Now().Add(h.timeout)) != nil || control.Flush() != nil {
 		return
 	}
 	_, _ = io.CopyN(io.Discard, r.Body, lingerBytes) // the client has its answer by now
