@@ -45,10 +45,13 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 	}
 	clone, err := source.Finder{Kit: r.Kit}.Waiting(ctx, before.Namespace,
 		v1alpha1.DiskSource{Identity: v1alpha1.SourceName(before.Name)})
-	if clone != "" || err != nil {
-		return ctrl.Result{RequeueAfter: maxPoll}, errors.Join(err, r.deleting(ctx, before,
-			fmt.Sprintf("VMIdentity %s begins from this disk and has no volume yet: it gets one "+
-				"when a pod starts with it, or delete it, too", clone)))
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if clone != "" {
+		return ctrl.Result{RequeueAfter: maxPoll}, r.deleting(ctx, before, fmt.Sprintf(
+			"VMIdentity %s begins from this disk and has no volume yet: it gets one when a pod "+
+				"starts with it, or delete it, too", clone))
 	}
 	claim, err := objects.Claim(ctx, r.Live, before)
 	if err != nil {

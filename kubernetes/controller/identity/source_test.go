@@ -2,6 +2,7 @@ package identity
 
 import (
 	"context"
+	"io"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/source"
@@ -68,6 +70,11 @@ func TestSourceStays(t *testing.T) {
 		ObjectMeta: (&Reconciler{}).newClaim(clone, nil).ObjectMeta}
 	w.Make(t, claim)
 	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
+	r := &Reconciler{w.kit()}
+	r.Live = noClaims{w.Live}
+	require.ErrorIs(t, testtool.Err(r.Reconcile(t.Context(), reconcile.Request{
+		NamespacedName: client.ObjectKeyFromObject(w.identity())})), io.ErrUnexpectedEOF)
+	w.require("Ready", "True Ready", "") // nothing is known
 	w.settles("Ready", "False Deleting", "VMIdentity clone begins from this disk")
 	w.claim()
 	meta.SetStatusCondition(&clone.Status.Conditions, metav1.Condition{
@@ -76,6 +83,17 @@ func TestSourceStays(t *testing.T) {
 	w.settle()
 	require.False(t, w.get("vmid-vm", &corev1.PersistentVolumeClaim{}))
 	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
+}
+
+// noClaims cannot read claims.
+type noClaims struct{ client.Reader }
+
+func (r noClaims) Get(ctx context.Context, key client.ObjectKey, o client.Object,
+	options ...client.GetOption) error {
+	if _, ok := o.(*corev1.PersistentVolumeClaim); ok {
+		return io.ErrUnexpectedEOF
+	}
+	return r.Reader.Get(ctx, key, o, options...)
 }
 
 // TestSourceGoes: a disk that has no claim yet does not keep that from which it would begin: it
