@@ -117,7 +117,7 @@ func (p *puller) arrive(ctx context.Context, f *file, depth int) error {
 		if err := p.arrive(ctx, base, depth+1); err != nil {
 			return err
 		}
-		opt.Below = base.arrival
+		opt.Below, f.below = base.arrival, base.below+1
 		f.arrival = image.NewArrival(f.diskName(), f.contentSize(), f.to, opt)
 	}
 	return nil

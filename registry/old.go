@@ -228,9 +228,15 @@ func (o *oldDisk) fetch(ctx context.Context, p *pusher, f planned) (err error) {
 	for _, one := range all {
 		o.disks = append(o.disks, path.Base(one.Name))
 	}
-	o.names = o.disks
 	if err := o.choose(f.name); err != nil {
 		return err
+	}
+	for _, one := range u.files { // also those below the disks
+		o.names = append(o.names, strings.TrimPrefix(one.name, layer.DiskDir+"/"))
+		if one.below == maxChain && path.Base(one.name) == o.top {
+			return fmt.Errorf("its disk has %d backing files, and with one more it could not be "+
+				"pulled any more: push the new version as a whole, without --onto", maxChain)
+		}
 	}
 	for _, one := range all {
 		if path.Base(one.Name) == o.top {

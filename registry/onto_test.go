@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -192,6 +193,28 @@ func TestPushOntoOthers(t *testing.T) {
 			require.Contains(t, strings.Join(o.said, "\n"), "has no index")
 			brings(t, o.c, o.m.ref(t, "vm/a:2"), PullOptions{}, now)
 		})
+	}
+}
+
+// TestPushOntoOthersAgain: without an index, too, the new file takes the name of none below it, and
+// a chain that pull would refuse is not made.
+func TestPushOntoOthersAgain(t *testing.T) {
+	o := newOnto(t)
+	content := likeADisk(2, 4<<20)
+	ref := baseOf(t, gzipped(t, tarOf(t, tarFile{Name: "disk/vm.qcow2",
+		Content: qcow2Of(t, content)})))
+	for n := range maxChain + 1 {
+		copy(content[n*64<<10:], noise(uint64(400+n), 1000))
+		opt := PushOptions{CompressRaw: qcow2.CompressionZstd, Onto: Onto{Image: ref.String()}}
+		files := []string{o.file(t, "vm.raw", content)}
+		ref = o.m.ref(t, fmt.Sprintf("vm/a:%d", n))
+		if n == maxChain {
+			_, err := o.c.Push(t.Context(), files, ref, opt)
+			require.ErrorContains(t, err, "could not be pulled any more")
+			return
+		}
+		pushes(t, o.c, files, ref, opt)
+		brings(t, o.c, ref, PullOptions{}, content)
 	}
 }
 

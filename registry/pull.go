@@ -112,6 +112,7 @@ type file struct {
 	isQcow2 bool
 	foreign bool   // it is an image that image.Options.Foreign accepts
 	backing string // the file that it needs below it
+	below   int    // how many files it needs, as far as is known
 	passed  bool   // it need not be a disk
 
 	// The files that have been written while the layer was read.
