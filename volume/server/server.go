@@ -41,6 +41,8 @@ type Server struct {
 	// timeout is how long the server reads from a client that it refuses.
 	timeout time.Duration
 	most    int // connections
+	// refusals has one element for each stranger that is being answered.
+	refusals chan struct{}
 	// grace is how long a client has at least to show that it may ask.
 	grace time.Duration
 	// arrival is how long a request that is no upload may take to arrive.
@@ -61,9 +63,12 @@ const (
 	// workTimeout is how long a request may take. An image in a registry that has no index is
 	// fetched first.
 	workTimeout = 10 * time.Minute
-	// maxStreams is how many requests a connection of HTTP/2 may have at once. Strangers can have
-	// as many, too, and each takes some 20 KiB.
-	maxStreams = 16
+	// maxStreams is how many requests a connection of HTTP/2 may have at once. Until they have
+	// heard that, Go and curl take it that there may be as many (RFC 9113 6.5.2), and of those
+	// beyond, each whose body was sent already fails.
+	maxStreams = 100
+	// maxRefusals is how many strangers are answered at once. Each takes some 20 KiB.
+	maxRefusals = maxConnections
 )
 
 // New makes a server. It reads the files of opt.Access, and returns an error if they cannot be
@@ -75,7 +80,7 @@ func New(opt Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{opt: opt, access: a, timeout: refusedTimeout, most: maxConnections,
-		grace: strangerTime, arrival: bodyTimeout}
+		grace: strangerTime, arrival: bodyTimeout, refusals: make(chan struct{}, maxRefusals)}
 	s.http = http.Server{
 		Handler:           s.handler(),
 		TLSConfig:         a.tls,
@@ -178,8 +183,15 @@ func (s *Server) handler() http.Handler {
 // turnAway answers a client that may not ask. A client that is busy sending sees the answer only if
 // the connection is not reset meanwhile, so a small request is read. A client with a large request
 // has to look for the answer while it sends, or to ask first (Expect: 100-continue); curl does
-// both. A client without a token must not keep the server reading.
+// both. A client without a token must not keep the server reading, and many must not use up its
+// memory, by connections of HTTP/2 that each have many requests and take no answer.
 func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err *api.Error) {
+	select {
+	case s.refusals <- struct{}{}:
+		defer func() { <-s.refusals }()
+	default:
+		panic(http.ErrAbortHandler) // ends the request without an answer
+	}
 	control := http.NewResponseController(w)
 	// An error means that the connection has no deadlines, as in tests.
 	_ = control.SetReadDeadline(time.Now().Add(s.timeout))

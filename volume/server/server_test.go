@@ -250,8 +250,8 @@ func TestBrokenConnections(t *testing.T) {
 	require.Equal(t, 1, s.log.FilterMessageSnippet("TLS handshake error").Len())
 }
 
-// TestRequestsAtOnce: a connection of HTTP/2 may have few requests at once (RFC 9113 6.5), so
-// strangers cannot use up the memory by connections that each have hundreds.
+// TestRequestsAtOnce: a connection of HTTP/2 may have as many requests at once as clients take for
+// granted (RFC 9113 6.5.2). They could not repeat a request that was one too many.
 func TestRequestsAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -270,6 +270,26 @@ func TestRequestsAtOnce(t *testing.T) {
 	all := make([]byte, int(head[1])<<8|int(head[2]))
 	require.NoError(t, testtool.Err(io.ReadFull(c, all)))
 	require.Contains(t, slices.Collect(slices.Chunk(all, 6)), []byte{0, 3, 0, 0, 0, maxStreams})
+}
+
+// TestRefusalsAtOnce: strangers are answered up to a number at once, so they cannot use up the
+// memory by requests whose answers they do not take.
+func TestRefusalsAtOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(file, []byte("0123456789abcdef"), 0o600))
+	s := testtool.Must(New(Options{Access: Access{Token: file}}))(t)
+	s.timeout, s.refusals = time.Minute, make(chan struct{}, 1)
+	web := httptest.NewServer(s.handler())
+	defer web.Close()
+	one := &running{address: web.Listener.Addr().String()}
+	first := stranger(t, one, 1000, "") // and sends nothing more
+	require.Equal(t, http.StatusUnauthorized, readStatus(t, first))
+	_, err := http.Get(web.URL)
+	require.ErrorIs(t, err, io.EOF)
+	require.NoError(t, first.Close())
+	testtool.Eventually(t, func() bool { return len(s.refusals) == 0 })
+	status, _ := ask(t, "GET", web.URL, nil, nil)
+	require.Equal(t, http.StatusUnauthorized, status)
 }
 
 // authority is a certificate authority.
