@@ -74,7 +74,8 @@ func (a *app) adaptCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "adapt REF --to DIRECTORY [-- ARGUMENT...]",
 		Short: "Make a container image a virtual machine: a disk, a kernel and a domain",
-		Long: `Makes a disk of a container image, and what boots it. DIRECTORY gets these:
+		Long: `Makes a disk from a container image, and what is needed to boot it. DIRECTORY gets
+these:
 
   layer-*.qcow2   a level of the disk for each layer of the image; images with the same lower
                   layers share them, and a level that is there is not made again
@@ -87,7 +88,7 @@ func (a *app) adaptCommand() *cobra.Command {
 
   virsh create DIRECTORY/domain.xml --console
 
-The arguments, and the options that a container runtime would have, take the place of the image's.
+The arguments, and the options that a container runtime also has, override the image's.
 
 ` + registryHelp,
 		Args: beforeDash(usageArgs(cobra.MinimumNArgs(1))),

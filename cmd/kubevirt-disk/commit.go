@@ -54,14 +54,14 @@ between the oldest one and this one are left out. The digest is printed at the e
 
 DISK is one of
 
-  a name as the command list shows it, a volume, or a LUN: a disk of a running daemon, which is
-      asked by its control socket. Its guest goes on: commit takes a snapshot, and deletes it at the
-      end. With @SNAPSHOT, it is that one, and stays.
+  a name as the command ps shows it, a volume, or a LUN: a disk of a running daemon, which is asked
+      by its control socket. Its guest goes on: commit takes a snapshot, and deletes it at the end.
+      With @SNAPSHOT, commit stores that snapshot, and keeps it.
   a name of a disk in --persistent-dir, which no daemon may serve meanwhile. Without DISK, or with
       @SNAPSHOT only, the directory must have one disk.
   nbd+unix:///EXPORT?socket=PATH or nbd://127.0.0.1:PORT/EXPORT: an export of a daemon. commit is a
       client like any other: in access mode write-exclusive, it is refused while somebody uses the
-      disk, and nobody can use it until commit has read it. In other modes, see to it that nobody
+      disk, and nobody can use it until commit has read it. In other modes, make sure that nobody
       writes meanwhile.
 
 Exit status: 0 done, 1 failed while running, 2 wrong usage.

@@ -28,12 +28,12 @@ func (a *app) convertCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "convert IMAGE DEST",
 		Short: "Make a raw file or a qcow2 image of an image",
-		Long: `Makes a raw file of an image and its backing files. Zeros are holes in it. If the
-name of DEST ends in .qcow2, it makes a compressed qcow2 image without backing files. The same disk
+		Long: `Makes a raw file of an image and its backing files, with holes for zeros. If the name
+of DEST ends in .qcow2, convert makes a compressed qcow2 image without backing files. The same disk
 always gives the same image, bit by bit. The file is written under a temporary name beside DEST and
-renamed when it is complete. A block device is overwritten. Where DEST is -, the disk goes to
-standard output: raw with its zeros, or as qcow2, which lies in a temporary file first. Progress
-goes to standard error.
+renamed when it is complete. A block device is overwritten. If DEST is -, the disk goes to standard
+output: raw with its zeros, or as qcow2, which is made in a temporary file first. Progress goes to
+standard error.
 
 ` + formatsHelp,
 		Args:              imageArgs(cobra.ExactArgs(2)),

@@ -37,14 +37,14 @@ the LUN to its name again. Do that for the migration back, or before you start a
 machine again (--to, start the guest, --finish).
 
 An owner named iqn.2008-11.org.linux-kvm:UUID (or with a machine's name) is a QEMU without an
-initiator name of its own. The source and the destination of a migration then have the same name
-and are one initiator to the daemon, so nothing can be handed over. Give each its own name.
+initiator name of its own. The source and the destination of a migration then have the same name and
+are one initiator to the daemon, so nothing can be handed over. Give each machine its own name.
 
 The command asks the daemon through its control socket. The daemon obeys only its own user and root.
 
 Exit status 0: done. 1: refused, with the reason, and nothing has changed; or the daemon has not
-answered in time, for example because its disk hangs, and may still be at it. The page /status tells
-who has a LUN, and who is fenced.`,
+answered in time, for example because its disk hangs, and the handover may still happen. The page
+/status tells who has a LUN, and who is fenced.`,
 		Args: usageArgs(noArgs),
 	}
 	q := a.asker(cmd)

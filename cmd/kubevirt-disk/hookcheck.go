@@ -29,8 +29,7 @@ func (a *app) hookCommand() *cobra.Command {
 		Long: `Reads manifests, and says what each machine in them (a VirtualMachine, or a
 VirtualMachineInstance) gets from its hook sidecars of kubevirt-disk: from which image, where the
 disks are kept, how the guest sees them, and whether it can migrate; or what is wrong. It asks no
-cluster and no registry, so it does not know which disks an image has. Other objects are passed
-over.
+cluster and no registry, so it does not know which disks an image has. Other objects are ignored.
 
 "-" is standard input. Exit status 1: something is wrong.`,
 		Args: usageArgs(noArgs),

@@ -34,17 +34,17 @@ func (a *app) inspectCommand() *cobra.Command {
 		Short: "Show what images are, and whether they would be served",
 		Long: `Validates images as serve does, and shows the format, sizes, compression and backing
 files of each. Backing files must be in the image's own directory. For a directory, inspect looks at
-the images that serve --disk-dir would serve. In the directory of a persistent disk that is
-disk.img.
+the images that serve --disk-dir would serve. In the directory of a persistent disk, it looks only
+at disk.img.
 
 For the reference of an image in a registry, inspect shows its digest, its platforms, its disks, who
 has signed it, and whether serve --image streams it or fetches all of it first. It fetches little of
-the image. Of one that is not streamed, it shows the first disk that it finds, which is not
+the image. If the image is not streamed, it shows the first disk that it finds, which is not
 verified. With --verify-key or --signature-policy, it says whether they admit the image, and looks
-into no other one. For the address of a disk on a web server, it shows the digest that is known, and
-the size.
+into the image only if they do. For the address of a disk on a web server, it shows the digest that
+is known, and the size.
 
-Exit status 1: serve would refuse one of them; the output says why. With --json, one image is an
+Exit status 1: serve would refuse an image; the output says why. With --json, one image is an
 object, and a directory or several images are an array.`,
 		Args:              imageArgs(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: completeImages,

@@ -53,9 +53,9 @@ func (a *app) provideCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "provide --to PATH [IMAGE]",
 		Short: "Make the image a local file for a virtual machine, until the file is removed",
-		Long: `Makes the image a file in a directory that others share, where QEMU of the same machine
-can use it: PATH.qcow2, or PATH.raw for a raw image and for one with backing files. The file is
-complete when it appears, and belongs to QEMU's user (107) where this user may give it away. It
+		Long: `Makes the image a file in a directory that others share, where QEMU of the same
+machine can use it: PATH.qcow2, or PATH.raw for a raw image and for one with backing files. The file
+is complete when it appears, and belongs to QEMU's user (107) if this user may give files away. It
 shares the space of the image if the file system can do that (reflink); otherwise it is a copy.
 
 The command runs until the file is removed, or until SIGTERM or SIGINT; then it removes the file.

@@ -94,14 +94,14 @@ func (a *app) psCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ps",
 		Short: "List the daemons of this user, and what their disks are doing",
-		Long: `Lists the running daemons (serve) of this user, and the state and the owner of each of their
-disks. A daemon is found by the runtime directory: kubevirt-disk in $XDG_RUNTIME_DIR, or else in
-/run/user/UID, /run (root) or $TMPDIR. One without a control socket is not listed.
+		Long: `Lists the running daemons (serve) of this user, and the state and the owner of each
+of their disks. A daemon is found by the runtime directory: kubevirt-disk in $XDG_RUNTIME_DIR, or
+else in /run/user/UID, /run (root) or $TMPDIR. A daemon without a control socket is not listed.
 
 The commands sessions, kick, snapshot, commit and handover find a daemon in the same way, if there
 is one. If there are several, name the socket of one, as ps shows it, with --control-socket.
 
-Exit status 0: done, also if there is no daemon.`,
+Exit status 0: done, even if there is no daemon.`,
 		Args: usageArgs(noArgs),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print all that /status has of each")

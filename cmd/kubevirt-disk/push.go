@@ -33,20 +33,19 @@ func (a *app) pushCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "push FILE... REF",
 		Short: "Store disk images as a container image in a registry",
-		Long: `Stores disk images as a container image that serves them, as "FROM kubevirt.io:disk" and
-"ADD FILE /disk/" make it: one layer for each file, with its backing files. Every file is validated
-as serve would before anything is sent. What the registry has is not sent again. The same files on
-the same base have the same digest, which is printed at the end. A wrapped file is unpacked into
-$TMPDIR first.
+		Long: `Stores disk images as a container image that serves them, as "FROM kubevirt.io:disk"
+and "ADD FILE /disk/" make it: one layer for each file, with its backing files. Every file is
+validated as serve would before anything is sent. Blobs that the registry has are not sent again.
+The same files on the same base have the same digest, which is printed at the end. A wrapped file is
+unpacked into $TMPDIR first.
 
-With --artifact, the result is an artifact and no container image: clients such as oras fetch FILE
-as it is, and serve --image streams it.
+With --artifact, the result is an OCI artifact instead of a container image: clients such as oras
+fetch FILE as it is, and serve --image streams it.
 
 With --onto, FILE is a new version of the disk in another image. The new image has the layers of
-that one, and a layer with what differs, so that little is sent, and little is fetched by who has
-the old one. To compare the two, the old disk is fetched, or of a raw one only the chunks that
-differ. With --squash, the layers of the versions between the oldest one and the new one are left
-out.
+that one, and a layer with what differs. So little is sent, and whoever has the old image fetches
+little. To compare the two, push fetches the old disk; of a raw disk, only the chunks that differ.
+With --squash, the layers of the versions between the oldest one and the new one are left out.
 
 Exit status: 0 done, 1 failed while running, 2 wrong usage.
 

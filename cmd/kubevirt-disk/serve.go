@@ -56,14 +56,14 @@ the disks are in a temporary directory, which is removed at the end, and the cop
 copy-on-write, unless the settings say otherwise. The same holds for --image by a user who has no
 work directory and cannot make the usual one.
 
-With -- COMMAND, the command is run when the disks can be used. At its end the daemon stops, with
+With -- COMMAND, the command is run when the disks can be used. When it ends, the daemon stops, with
 the exit status of the command: 127 if there is no such command, 126 if it cannot be run, and 128
 and the number of the signal that ended it. Signals are passed on to it. In its arguments, {uri} (or
 {nbd}) is the NBD URI of the first disk and {iscsi} its iSCSI URL; {uri2} and so on are those of the
-next ones. The environment has the same as $uri, $nbd and $iscsi. What nobody has named is chosen
-so that nothing is in the way: a socket for NBD, a free port on loopback for iSCSI, a temporary work
-directory, no pages and no ready file. The iSCSI URL has no password: clients read it from
-LIBISCSI_CHAP_PASSWORD.
+next ones. The environment has the same as $uri, $nbd and $iscsi. Settings that you leave out are
+chosen so that other daemons are not in the way: a socket for NBD, a free port on loopback for
+iSCSI, a temporary work directory, no pages and no ready file. The iSCSI URL has no password:
+clients read it from LIBISCSI_CHAP_PASSWORD.
 
 With --fork, the command returns with status 0 when the disks can be used, and the daemon goes on in
 the background. If it cannot start, it says why and returns its status. The daemon's log goes on if

@@ -131,8 +131,8 @@ func (c *config) diskRows() []settings.Setting {
 		{Key: keyDiskTLSKey, Env: []string{"DISK_TLS_KEY"}, Kind: settings.KindFile,
 			Usage: "PEM `file` with its key", To: settings.Text(&c.Remotes.Key)},
 		{Key: keyDiskServerCA, Env: []string{"DISK_SERVER_CA"}, Kind: settings.KindFile,
-			Usage: "PEM `file` with who has signed the certificates of these servers (default " +
-				"the authorities of the system)",
+			Usage: "PEM `file` with the authorities that have signed these servers' " +
+				"certificates (default the system's)",
 			To: settings.Text(&c.Remotes.ServerCA)},
 		{Key: keyCopyMode, Env: []string{"COPY_MODE"}, Default: "clone",
 			Usage: "what is copied of an image: `mode` clone (everything, in the background), " +

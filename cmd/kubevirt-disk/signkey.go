@@ -109,9 +109,9 @@ func (a *app) signCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sign REF --sign-key FILE",
 		Short: "Sign an image in a registry",
-		Long: `Signs what a reference names, as "cosign sign --recursive" does and push --sign-key: with
-several platforms, the list of them and each image in it. The signature lies beside the image, and
-the image stays as it is. A tag may name another image a moment later, so a digest is the better
+		Long: `Signs what a reference names, as "cosign sign --recursive" and push --sign-key do: of
+an image for several platforms, the list and each image in it. The signature lies beside the image,
+and the image stays as it is. A tag may name another image a moment later, so a digest is the better
 reference. The digest that was signed is printed.
 
 Exit status: 0 done, 1 failed while running, 2 wrong usage.
@@ -159,7 +159,7 @@ func (a *app) verifyCommand() *cobra.Command {
 the same settings. The digest that was checked is printed: pull that one, because a tag may name
 another image a moment later. The command inspect lists all signatures.
 
-Exit status: 0 it is admitted, 1 it is not, or nobody can say, 2 wrong usage.
+Exit status: 0 it is admitted, 1 it is not, or that is unknown, 2 wrong usage.
 
 ` + registryHelp,
 		Args: usageArgs(cobra.ExactArgs(1)),
@@ -216,7 +216,7 @@ func (a *app) keyCommand() *cobra.Command {
 		Long: `Makes a key pair: PREFIX.key, which signs and must stay secret, and PREFIX.pub, which
 verifies. Cosign reads them, too. The password of PREFIX.key is in ` + envSignPassword + `, or in
 the file that ` + envSignPassword + `_FILE names, or is asked for twice at the terminal. It may be
-empty. Files that are there stay.`,
+empty. Existing files are not replaced.`,
 		Args: usageArgs(noArgs),
 	}
 	generate.Flags().StringVar(&prefix, "output", "cosign", "`prefix` of the two files")

@@ -23,8 +23,8 @@ import (
 // askedBySocket ends the help of each command about snapshots.
 const askedBySocket = `
 
-DISK is a name as the command list shows it, or a LUN. The command asks the daemon through its
-control socket. The daemon obeys only its own user and root.
+DISK is a name as the command ps shows it, or a LUN. The command asks the daemon through its control
+socket. The daemon obeys only its own user and root.
 
 Exit status 0: done. 1: refused, with the reason, or nobody answers, or not to this user.`
 
