@@ -143,6 +143,7 @@ func (l loader) findIdle(c *config) {
 	if !slices.ContainsFunc(c.NBD, func(p options.NBDPortal) bool { return p.Socket == "" }) {
 		idle("is for addresses of --"+keyNBD+", and none has a port", settings.Pick(c.settings(),
 			keyNBDTLSCert, keyNBDTLSKey, keyNBDClientCA))
+		c.NBDTLS = options.NBDTLS{} // a start does not need the files
 	}
 }
 

@@ -392,6 +392,7 @@ func TestSettingsThatMeanNothing(t *testing.T) {
 		"CHAP_USERNAME and CHAP_PASSWORD", "--pages-host", "--on-image-change", "--nbd-tls-cert",
 		"--nbd-tls-key", "--nbd-client-ca"}, sources)
 	require.False(t, alone.CHAP.Enabled(), "/status would say that the disks are protected")
+	require.Empty(t, alone.NBDTLS, "a file that is not there would end the start")
 	require.Empty(t, mustConfig(t, "--image=example.com/a:1").idle)
 	require.Empty(t, mustConfig(t, "--volumes-listen=127.0.0.1:1").idle)
 	_, err := tryConfig("--verify=always")
