@@ -171,7 +171,7 @@ func TestVolumeWithoutISCSI(t *testing.T) {
 	opt := testOptions(t, "a.raw")
 	opt.Portals = nil
 	opt.NBD = []options.NBDPortal{{Socket: filepath.Join(t.TempDir(), "nbd.sock")}}
-	opt.Volumes = &options.Volumes{Listen: optionstest.Loopback()}
+	opt.Volumes = &options.Volumes{Listen: optionstest.Loopback(), Portal: "vms.example:3260"}
 	opt.Streams.CacheDir = t.TempDir()
 	r := start(t, opt)
 	req := testtool.Must(http.NewRequest(http.MethodPut,

@@ -171,10 +171,11 @@ func (v *Volumes) Close(ctx context.Context) (err error) {
 // portalFor is the address of the LUNs for a client that has reached a local address; "": there is
 // no iSCSI.
 func (v *Volumes) portalFor(local net.Addr) (host, port string) {
-	if host, port, err := net.SplitHostPort(v.opt.Volumes.Portal); err == nil {
+	portals := v.portals()
+	if host, port, err := net.SplitHostPort(v.opt.Volumes.Portal); err == nil && len(portals) > 0 {
 		return host, port
 	}
-	for _, portal := range v.portals() {
+	for _, portal := range portals {
 		if host, port, err := net.SplitHostPort(portal); err == nil {
 			if ip := net.ParseIP(host); ip != nil && !ip.IsUnspecified() {
 				return host, port
