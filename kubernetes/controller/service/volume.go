@@ -136,7 +136,8 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 		return c, nil
 	}
 	pending := volumeCondition(v1alpha1.ReasonClaimPending,
-		fmt.Sprintf("the claim %s is being bound to the LUN", name))
+		fmt.Sprintf("the claim %s is being bound to the LUN; if that lasts, delete the claim, and "+
+			"it is made again", name))
 	switch {
 	case !hasCondition(id, v1alpha1.ConditionVolumeReady):
 		return pending, nil // the change makes another reconcile, and the volume is known
