@@ -30,7 +30,7 @@ type Disk struct {
 	// of the image.
 	Size int64
 	// BlockSize is the length of a logical block in bytes, 512 or 4096. 0: what the disk has had so
-	// far, or 512.
+	// far, or 512. AddToDomain cannot know what it had, and takes 0 for 512.
 	BlockSize int
 	// Filled says that the disk's claim holds the whole disk already. With Pod.Server, the pod then
 	// has no volume with the image.
@@ -115,11 +115,8 @@ var copyModes = []libvirt.CopyMode{
 // maxDisks keeps the ports of the disks below those of the pages.
 const maxDisks = 64
 
-// The lengths that a logical block may have, in bytes. The shorter one is the unit of a size.
-const (
-	sector    = 512
-	longBlock = 4096
-)
+// sector is the unit of a size, in bytes.
+const sector = 512
 
 // check finds mistakes in disks, whoever made them. path is the place of the list.
 func check(disks []Disk, path string) error {
@@ -134,17 +131,15 @@ func check(disks []Disk, path string) error {
 			p.add(join(at, "source.name"), "%q is not a container image: want REGISTRY/NAME:TAG "+
 				"or REGISTRY/NAME@DIGEST", d.Image)
 		}
-		if other, twice := devices[d.Device]; twice {
+		if d.Device == "" { // its container and its target are called after it
+			p.add(join(at, "target.device"), "it is missing: want vda, sda and so on")
+		} else if other, twice := devices[d.Device]; twice {
 			p.add(join(at, "target.device"), "%q is also the device of %s[%d]: want another one",
 				d.Device, path, other)
 		}
 		devices[d.Device] = i
 		if d.Size < 0 || d.Size%sector != 0 {
 			p.add(join(at, "size"), "%d is not a size: want a multiple of %d bytes", d.Size, sector)
-		}
-		if !slices.Contains([]int{0, sector, longBlock}, d.BlockSize) {
-			p.add(join(at, "block-size"), "%d is unknown: want %d or %d", d.BlockSize, sector,
-				longBlock)
 		}
 		if !slices.Contains(copyModes, d.CopyMode) {
 			p.add(join(at, "copy.mode"), "%q is unknown: want %s, %s, %s, %s", d.CopyMode,
@@ -171,6 +166,7 @@ func (p *problems) add(field, format string, args ...any) {
 func (p *problems) addOf(err error, at string) {
 	fields := map[string]string{
 		"Device.Dev": "target.device", "Device.Bus": "target.bus", "LUN.AccessMode": "access-mode",
+		"LUN.BlockSize": "block-size",
 	}
 	var field *libvirt.FieldError
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {

@@ -85,6 +85,7 @@ func (d Disk) lun(host string, place int, credential libvirt.Credential) libvirt
 		Credential: credential,
 		AccessMode: d.AccessMode,
 		ReadOnly:   d.ReadOnly,
+		BlockSize:  d.BlockSize,
 	}
 }
 

@@ -74,6 +74,7 @@ func TestParseRefuses(t *testing.T) {
 		disk + `source: {name: 3}, target: {device: sda}}]`:   "disks[0].source.name: want a string",
 		disk + `source: {name: a, tag: b}, target: {device: sda}}]`: "disks[0].source.tag: the key " +
 			"is unknown: want name",
+		disk + `source: {name: a}, target: {bus: scsi}}]`: "disks[0].target.device: it is missing",
 		disk + `source: {name: a}, target: {device: hda}}]`: `disks[0].target.device: "hda" is ` +
 			`not a device name`,
 		disk + `source: {name: a}, target: {device: sda, bus: ide}}]`: `disks[0].target.bus: "ide"`,
@@ -105,6 +106,7 @@ func TestPodAndDomainAgree(t *testing.T) {
 	disks := parse(t, proposal)
 	spec := corev1.PodSpec{Containers: []corev1.Container{{Name: "vm"}},
 		InitContainers: []corev1.Container{{Name: "first"}}}
+	disks[0].BlockSize = 4096
 	fast := corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}
 	pod := vmdisk.Pod{Secret: "chap", Claims: map[string]string{"vdb": "data"},
 		UsageTypes: map[string]corev1.VolumeSource{"fast": fast}}
@@ -132,6 +134,7 @@ func TestPodAndDomainAgree(t *testing.T) {
 		require.Equal(t, env(c)["LISTEN"], lun.Portals[0].String())
 		require.Equal(t, env(c)["TARGET_NAME"], lun.TargetName)
 		require.Equal(t, 1, lun.Number)
+		require.Equal(t, disks[i].BlockSize, lun.BlockSize)
 		require.Equal(t, disks[i].Image, c.Image)
 		require.Equal(t, disks[i].Device, device.Dev)
 		require.Equal(t, "chap", c.EnvFrom[0].SecretRef.Name)
@@ -196,7 +199,7 @@ func TestRefusalsChangeNothing(t *testing.T) {
 		"disks[0].size: 513 is not a size": func(s *corev1.PodSpec) error {
 			return vmdisk.AddToPod(s, []vmdisk.Disk{{Image: "a", Device: "sda", Size: 513}}, good)
 		},
-		"disks[0].block-size: 1024 is unknown: want 512 or 4096": func(s *corev1.PodSpec) error {
+		"disks[0].block-size: 1024 is not the length of a": func(s *corev1.PodSpec) error {
 			return vmdisk.AddToPod(s, []vmdisk.Disk{{Image: "a", Device: "sda",
 				BlockSize: 1024}}, good)
 		},
