@@ -51,6 +51,10 @@ func iscsiDriver(change map[string]string) corev1.PersistentVolumeSource {
 	return driver("iscsi.csi.k8s.io", "h", all)
 }
 
+func encrypted() corev1.PersistentVolumeSource {
+	return driver("rbd.csi.ceph.com", "x", map[string]string{"encrypted": "true"})
+}
+
 const rwo, rwx, rox = corev1.ReadWriteOnce, corev1.ReadWriteMany, corev1.ReadOnlyMany
 
 func render(t *testing.T, src corev1.PersistentVolumeSource, opt claim.Options,
@@ -146,6 +150,14 @@ func TestMounted(t *testing.T) {
 	got := render(t, other, claim.Options{Path: "/dev/data"}, rwo)
 	require.Contains(t, got, `<disk type="block"`)
 	require.Contains(t, got, `<source dev="/dev/data">`)
+	require.NotContains(t, got, "<readonly>")
+	got = render(t, encrypted(), claim.Options{Path: "/dev/data", Monitors: func(string) ([]string,
+		error) {
+		return nil, nil
+	}}, rwo)
+	require.Contains(t, got, `<source dev="/dev/data">`)
+	other.CSI.ReadOnly = true
+	require.Contains(t, render(t, other, claim.Options{Path: "/dev/data"}, rwo), "<readonly>")
 	require.Error(t, testtool.Err(claim.Disk(c, v, claim.Options{})))
 }
 
@@ -287,10 +299,9 @@ func TestRefusals(t *testing.T) {
 		require.Equal(t, typed.Driver != "", typed.Reason == claim.NoDirect)
 	}
 
-	encrypted := driver("rbd.csi.ceph.com", "x", map[string]string{"encrypted": "true"})
 	for want, src := range map[string]corev1.PersistentVolumeSource{
-		"it is encrypted":                       encrypted,
-		`its handle "x" does not name an image`: driver("rbd.csi.ceph.com", "x", nil),
+		"QEMU cannot use a volume of the CSI driver": encrypted(),
+		`its handle "x" does not name an image`:      driver("rbd.csi.ceph.com", "x", nil),
 		"no such cluster": driver("rbd.csi.ceph.com", "x",
 			map[string]string{"imageName": "a"}),
 	} {

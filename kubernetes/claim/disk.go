@@ -56,7 +56,7 @@ func Disk(c *corev1.PersistentVolumeClaim, volume *corev1.PersistentVolume, opt 
 	if err != nil {
 		return nil, err
 	}
-	access.ReadOnly = access.ReadOnly || src.readOnly
+	access.ReadOnly = access.ReadOnly || readOnly(&volume.Spec)
 	access.Source, access.Auth = src.source, src.auth
 	disk, err := opt.Device.Disk(access)
 	if err != nil {
@@ -139,9 +139,15 @@ func userOf(c *corev1.PersistentVolumeClaim, opt Options) string {
 
 // source is the object that QEMU opens.
 type source struct {
-	source   *libvirtxml.DomainDiskSource
-	auth     *libvirtxml.DomainDiskAuth
-	readOnly bool // the volume says so
+	source *libvirtxml.DomainDiskSource
+	auth   *libvirtxml.DomainDiskAuth
+}
+
+// readOnly reports whether a volume says that nobody writes to it. Where it is mounted, QEMU could
+// not open it for writing either.
+func readOnly(v *corev1.PersistentVolumeSpec) bool {
+	return v.ISCSI != nil && v.ISCSI.ReadOnly || v.RBD != nil && v.RBD.ReadOnly ||
+		v.CSI != nil && v.CSI.ReadOnly || v.NFS != nil && v.NFS.ReadOnly
 }
 
 // diskName is the disk on a claim with a file system.
@@ -186,8 +192,8 @@ func direct(c *corev1.PersistentVolumeClaim, volume *corev1.PersistentVolume, op
 		}
 		return iscsi(c, opt, t)
 	case v.CSI != nil && v.CSI.Driver == rbdDriver:
-		if opt.Monitors == nil {
-			break
+		if opt.Monitors == nil || v.CSI.VolumeAttributes["encrypted"] == "true" {
+			break // QEMU does not know how the driver encrypts
 		}
 		i, err := fromRBDDriver(v.CSI, opt.Monitors)
 		if err != nil {

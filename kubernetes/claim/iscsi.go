@@ -25,12 +25,11 @@ type iscsiTarget struct {
 	initiator string // "": QEMU's own
 	chap      bool
 	secret    *corev1.SecretReference
-	readOnly  bool
 }
 
 func fromISCSI(v *corev1.ISCSIPersistentVolumeSource, namespace string) iscsiTarget {
 	t := iscsiTarget{portals: []string{v.TargetPortal}, name: v.IQN, lun: int(v.Lun),
-		chap: v.SessionCHAPAuth, readOnly: v.ReadOnly}
+		chap: v.SessionCHAPAuth}
 	t.add(v.Portals)
 	if v.InitiatorName != nil {
 		t.initiator = *v.InitiatorName
@@ -43,7 +42,7 @@ func fromISCSI(v *corev1.ISCSIPersistentVolumeSource, namespace string) iscsiTar
 func fromISCSIDriver(v *corev1.CSIPersistentVolumeSource) (iscsiTarget, error) {
 	a := v.VolumeAttributes
 	t := iscsiTarget{portals: []string{a["targetPortal"]}, name: a["iqn"],
-		initiator: a["initiatorName"], chap: a["sessionCHAPAuth"] == "true", readOnly: v.ReadOnly}
+		initiator: a["initiatorName"], chap: a["sessionCHAPAuth"] == "true"}
 	if a["secret"] != "" {
 		return t, errors.New("its attribute \"secret\" has credentials in the open: use " +
 			"nodeStageSecretRef or nodePublishSecretRef")
@@ -97,7 +96,7 @@ func iscsi(c *corev1.PersistentVolumeClaim, opt Options, t iscsiTarget) (source,
 		network.Initiator = &libvirtxml.DomainDiskSourceNetworkInitiator{
 			IQN: &libvirtxml.DomainDiskSourceNetworkIQN{Name: initiator}}
 	}
-	src := source{source: &libvirtxml.DomainDiskSource{Network: network}, readOnly: t.readOnly}
+	src := source{source: &libvirtxml.DomainDiskSource{Network: network}}
 	if t.chap {
 		switch {
 		case t.secret == nil || t.secret.Name == "":

@@ -22,13 +22,11 @@ type rbdImage struct {
 	name     string
 	user     string // "": that of the options
 	secret   *corev1.SecretReference
-	readOnly bool
 }
 
 func fromRBD(v *corev1.RBDPersistentVolumeSource, namespace string) rbdImage {
 	return rbdImage{monitors: v.CephMonitors, pool: cmp.Or(v.RBDPool, "rbd"), name: v.RBDImage,
-		user: cmp.Or(v.RadosUser, "admin"), secret: inNamespace(v.SecretRef, namespace),
-		readOnly: v.ReadOnly}
+		user: cmp.Or(v.RadosUser, "admin"), secret: inNamespace(v.SecretRef, namespace)}
 }
 
 // handlePattern is a volume handle of the CSI driver: its version, the length of the cluster's ID
@@ -41,12 +39,7 @@ var handlePattern = regexp.MustCompile(`^[0-9a-f]{4}-[0-9a-f]{4}-.+-[0-9a-f]{16}
 func fromRBDDriver(v *corev1.CSIPersistentVolumeSource, monitors func(string) ([]string, error)) (
 	rbdImage, error) {
 	a := v.VolumeAttributes
-	i := rbdImage{pool: a["pool"], name: a["imageName"], secret: v.NodeStageSecretRef,
-		readOnly: v.ReadOnly}
-	if a["encrypted"] == "true" {
-		return i, errors.New("it is encrypted by the CSI driver, so QEMU cannot read it by " +
-			"itself: mount the claim into the pod")
-	}
+	i := rbdImage{pool: a["pool"], name: a["imageName"], secret: v.NodeStageSecretRef}
 	if a["staticVolume"] == "true" {
 		i.name = v.VolumeHandle
 	}
@@ -102,7 +95,6 @@ func rbd(c *corev1.PersistentVolumeClaim, opt Options, i rbdImage) (source, erro
 		source: &libvirtxml.DomainDiskSource{Network: network},
 		auth: &libvirtxml.DomainDiskAuth{Username: user,
 			Secret: &libvirtxml.DomainDiskSecret{Type: "ceph", Usage: opt.usage(*i.secret)}},
-		readOnly: i.readOnly,
 	}, nil
 }
 
