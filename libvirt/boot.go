@@ -144,7 +144,8 @@ func (k KernelDomain) Domain() (*libvirtxml.Domain, error) {
 		domain.QEMUCommandline = publishing(k.Publish)
 	}
 	if k.Emulated {
-		domain.Type = "qemu"
+		// QEMU's own choice has 32 bits on virt, and on q35 less than many distributions need.
+		domain.Type, domain.CPU = "qemu", &libvirtxml.DomainCPU{Mode: "maximum"}
 	} else {
 		domain.CPU = &libvirtxml.DomainCPU{Mode: "host-passthrough"}
 	}

@@ -32,6 +32,7 @@ func TestKernelDomain(t *testing.T) {
   <features>
     <acpi></acpi>
   </features>
+  <cpu mode="maximum"></cpu>
   <on_poweroff>destroy</on_poweroff>
   <on_reboot>restart</on_reboot>
   <on_crash>destroy</on_crash>
@@ -64,14 +65,19 @@ func TestKernelDomainOtherwise(t *testing.T) {
 	lun := demoLUN()
 	lun.Serial = "1234"
 	disk := testtool.Must(Disk(lun, Device{Bus: BusSCSI}))(t)
-	domain := testtool.Must(KernelDomain{Name: "web", Disk: disk, Memory: 512, CPUs: 2,
-		Boot: KernelBoot{Kernel: "/vm/kernel", Arch: ArchARM64}}.Domain())(t)
+	k := KernelDomain{Name: "web", Disk: disk, Memory: 512, CPUs: 2,
+		Boot: KernelBoot{Kernel: "/vm/kernel", Arch: ArchARM64}}
+	domain := testtool.Must(k.Domain())(t)
 	require.Equal(t, "kvm", domain.Type)
 	require.Equal(t, "host-passthrough", domain.CPU.Mode)
 	require.Equal(t, "virt", domain.OS.Type.Machine)
 	require.Empty(t, domain.OS.Initrd)
 	require.Equal(t, "virtio-scsi", domain.Devices.Controllers[0].Model)
 	require.Empty(t, domain.Devices.Channels)
+	k.Emulated = true
+	domain = testtool.Must(k.Domain())(t)
+	require.Equal(t, "qemu", domain.Type)
+	require.Equal(t, "maximum", domain.CPU.Mode, "a CPU of 32 bits boots no kernel of 64")
 }
 
 func TestKernelBootRefuses(t *testing.T) {

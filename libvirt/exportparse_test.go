@@ -171,6 +171,9 @@ func TestBlockSize(t *testing.T) {
 	require.ErrorContains(t, err, "sata disks have logical blocks of 512 bytes")
 	text := testtool.Must(DiskXML(l, Device{Bus: BusSCSI, Kind: KindLUN}))(t)
 	require.NotContains(t, text, "blockio", "the guest asks the target itself")
+	text = strings.ReplaceAll(testtool.Must(DiskXML(l, Device{}))(t), `"4096"`, `"1024"`)
+	_, _, err = ParseDisk(text)
+	require.ErrorContains(t, err, "disk/blockio/@logical_block_size: 1024 is not the length of a")
 	l.BlockSize = 1024
 	_, err = DiskXML(l, Device{})
 	require.ErrorContains(t, err, "1024 is not the length of a logical block")

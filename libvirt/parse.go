@@ -232,7 +232,7 @@ func xmlName(field string) string {
 		"LUN.Credential.Username":    "disk/auth/@username",
 		"LUN.Credential.SecretUsage": "disk/auth/secret/@usage",
 		"LUN.Credential.SecretUUID":  "disk/auth/secret/@uuid", "LUN.Serial": "disk/serial",
-		"LUN.WWN":    "disk/wwn",
+		"LUN.WWN": "disk/wwn", "LUN.BlockSize": "disk/blockio/@logical_block_size",
 		"Device.Dev": "disk/target/@dev", "Device.Bus": "disk/target/@bus",
 		"Device.Kind": "disk/@device", "Device.Cache": "disk/driver/@cache",
 		"Device.IO": "disk/driver/@io", "Device.Discard": "disk/driver/@discard",
