@@ -21,13 +21,13 @@ const initiator = "iqn.2017-01.io.kubevirt:vm:domain"
 // commandsFor writes the commands for a LUN at a portal.
 func commandsFor(portal string, s *status.Status, l *status.LUN) *commands {
 	chap := s.Authentication != status.AuthNone
-	return &commands{QEMU: qemuCommand(portal, s.TargetName, l.LUN, chap, l.ReadOnly),
+	return &commands{QEMU: qemuCommand(portal, s.TargetName, l, chap),
 		Libvirt: libvirtDisk(portal, s.TargetName, l, chap),
 		Iscsiadm: iscsiadmCommand(portal, s.TargetName, chap,
 			s.Authentication == status.AuthMutualCHAP)}
 }
 
-func qemuCommand(portal, target string, lun uint16, chap, readOnly bool) string {
+func qemuCommand(portal, target string, l *status.LUN, chap bool) string {
 	var b strings.Builder
 	b.WriteString("qemu-system-x86_64 -m 1G -device virtio-scsi-pci \\\n")
 	login := ""
@@ -35,14 +35,23 @@ func qemuCommand(portal, target string, lun uint16, chap, readOnly bool) string 
 		b.WriteString("  -object secret,id=chap,file=PASSWORD_FILE \\\n")
 		login = ",user=USER,password-secret=chap"
 	}
-	if readOnly {
+	if l.ReadOnly {
 		login += ",read-only=on"
 	}
 	fmt.Fprintf(&b, "  -blockdev driver=iscsi,node-name=lun%d,transport=tcp,portal=%s,\\\n"+
-		"target=%s,lun=%d,\\\ninitiator-name=%s%s \\\n", lun, portal, target,
-		libvirt.QEMULUN(int(lun)), initiator, login)
-	fmt.Fprintf(&b, "  -device scsi-hd,drive=lun%d", lun)
+		"target=%s,lun=%d,\\\ninitiator-name=%s%s \\\n", l.LUN, portal, target,
+		libvirt.QEMULUN(int(l.LUN)), initiator, login)
+	fmt.Fprintf(&b, "  -device scsi-hd,drive=lun%d%s", l.LUN, blocks(l))
 	return b.String()
+}
+
+// blocks are the options of QEMU's device for blocks of another length than 512 bytes. By itself it
+// shows the guest no other.
+func blocks(l *status.LUN) string {
+	if l.BlockSize <= 512 {
+		return ""
+	}
+	return fmt.Sprintf(",logical_block_size=%d,physical_block_size=%[1]d", l.BlockSize)
 }
 
 // ForLibvirt describes a LUN for the library that renders libvirt's elements. The caller adds the

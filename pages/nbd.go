@@ -60,7 +60,7 @@ func nbdQEMU(portal, export string, l *status.LUN, secure bool) string {
 	b.WriteString("qemu-system-x86_64 -m 1G \\\n")
 	server, options := "", ""
 	if path, ok := strings.CutPrefix(portal, socketPrefix); ok {
-		server = "server.type=unix,server.path=" + strings.ReplaceAll(path, ",", ",,")
+		server = words.Shell("server.type=unix,server.path=" + strings.ReplaceAll(path, ",", ",,"))
 	} else {
 		host, port, err := net.SplitHostPort(portal)
 		if err != nil {
@@ -77,7 +77,7 @@ func nbdQEMU(portal, export string, l *status.LUN, secure bool) string {
 	}
 	fmt.Fprintf(&b, "  -blockdev driver=nbd,node-name=disk%d,export=%s,\\\n%s,\\\n"+
 		"reconnect-delay=%d%s \\\n", l.LUN, export, server, int(reconnect/time.Second), options)
-	fmt.Fprintf(&b, "  -device virtio-blk-pci,drive=disk%d", l.LUN)
+	fmt.Fprintf(&b, "  -device virtio-blk-pci,drive=disk%d%s", l.LUN, blocks(l))
 	return b.String()
 }
 
@@ -134,7 +134,9 @@ func exportOf(l *status.LUN, s *status.Status, usable func(string) bool) string 
 // for every address must be replaced before. Secure says that portals at addresses use TLS.
 func NBDURI(portal, export string, secure bool) string {
 	if path, ok := strings.CutPrefix(portal, socketPrefix); ok {
-		return "nbd+unix:///" + url.PathEscape(export) + "?socket=" + url.QueryEscape(path)
+		// Clients take + for itself.
+		return "nbd+unix:///" + url.PathEscape(export) + "?socket=" +
+			strings.ReplaceAll(url.QueryEscape(path), "+", "%20")
 	}
 	if secure {
 		return "nbds://" + portal + "/" + url.PathEscape(export) + "?tls-certificates=CERTIFICATES"

@@ -24,10 +24,20 @@ func TestNBDCommands(t *testing.T) {
 	require.Contains(t, c.QEMU, "export=b.qcow2,\\\n"+
 		"server.type=unix,server.path=/run/disk/nbd.sock")
 	require.Contains(t, c.QEMU, "reconnect-delay=30 ")
+	require.True(t, strings.HasSuffix(c.QEMU, ",drive=disk2"))
 	require.Equal(t, "nbdinfo 'nbd+unix:///b.qcow2?socket=%2Frun%2Fdisk%2Fnbd.sock'", c.List)
 	e, _ := testtool.Must2(libvirt.ParseExport(c.Libvirt))(t)
 	require.Equal(t, libvirt.Export{Name: "b.qcow2", Socket: "/run/disk/nbd.sock",
 		Reconnect: 30 * time.Second, AccessMode: libvirt.WriteExclusive, Serial: "s2"}, e)
+
+	page.NBDPortals, lun.BlockSize = []string{"unix:/run/a b+c.sock"}, 4096
+	c = nbdCommandsFor(page, &lun, "", "")
+	require.Contains(t, c.QEMU, "'server.type=unix,server.path=/run/a b+c.sock',")
+	require.Contains(t, c.List, "?socket=%2Frun%2Fa%20b%2Bc.sock'")
+	const long = ",drive=disk2,logical_block_size=4096,physical_block_size=4096"
+	require.True(t, strings.HasSuffix(c.QEMU, long), c.QEMU)
+	require.True(t, strings.HasSuffix(commandsFor("a:1", page, &lun).QEMU,
+		strings.Replace(long, "disk2", "lun2", 1)))
 
 	page.NBDPortals, page.NBDTLS, lun.ReadOnly = []string{"[::]:10809"}, true, true
 	c = nbdCommandsFor(page, &lun, "example.com:9260", "")
