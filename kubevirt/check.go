@@ -2,6 +2,7 @@ package kubevirt
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"encoding/xml"
 	"errors"
@@ -190,11 +191,8 @@ func (m *template) sets(sidecars int) (map[int]string, error) {
 		if !ok {
 			continue
 		}
-		n, err := 0, error(nil)
-		if rest != "" {
-			n, err = strconv.Atoi(strings.TrimPrefix(rest, "."))
-		}
-		if err != nil || rest != "" && (n < 1 || n > 9) {
+		n, err := strconv.Atoi(cmp.Or(rest, ".0")[1:])
+		if err != nil || rest != "" && (n < 1 || n > 9 || rest != fmt.Sprintf(".%d", n)) {
 			return all, fmt.Errorf("annotation %s is unknown: want %s, or %s.1 to .9", a, keySet,
 				keySet)
 		}

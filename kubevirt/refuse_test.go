@@ -315,6 +315,8 @@ func TestCheckRefuses(t *testing.T) {
 			"disk.kubevirt.io/identity-set.1": "b"},
 		"identity-setx is unknown": {sidecarsAnnotation: one,
 			"disk.kubevirt.io/identity-setx": "a"},
+		"identity-set1 is unknown": {sidecarsAnnotation: `[{"image": "a"}, {"image": "b"}]`,
+			"disk.kubevirt.io/identity-set": "a", "disk.kubevirt.io/identity-set1": "b"},
 		"boot order 1 already": {sidecarsAnnotation: `[{"image": "a"}, {"image": "a"}]`,
 			"disk.kubevirt.io/boot-order": "1"},
 		"the bus of a vhost-user disk": {sidecarsAnnotation: one,
