@@ -250,6 +250,8 @@ func (m *template) domain() ([]byte, error) {
 		on := "sata"
 		if at != nil && at.Bus != "" {
 			on = at.Bus
+		} else if slices.Contains([]string{"arm64", s390x}, m.machine.Spec.Architecture) {
+			on = "virtio" // their QEMU has no SATA
 		}
 		prefix := prefix(libvirt.Bus(on))
 		disk := libvirtxml.DomainDisk{Device: kind, Serial: d.Serial,

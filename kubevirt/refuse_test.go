@@ -277,6 +277,14 @@ func TestCheck(t *testing.T) {
 		{Container: "hook-sidecar-2", Image: "d", Other: true, Drained: true},
 	}, all)
 
+	for arch, want := range map[string]string{"amd64": "sata", "arm64": "virtio"} {
+		all = testtool.Must(Check(machineWith(t, map[string]string{
+			sidecarsAnnotation: `[{"image": "a"}]`, "disk.kubevirt.io/replace": "root"},
+			`{"architecture": "`+arch+`", "domain": {"devices": {"disks": [{"name": "root"}]}},
+			"volumes": [{"name": "root"}]}`), nil))(t)
+		require.Contains(t, all[0].Guest[0], "on the bus "+want)
+	}
+
 	all = testtool.Must(Check(machineWith(t, map[string]string{
 		sidecarsAnnotation:                `[{"image": "a"}]`,
 		"disk.kubevirt.io/serial.a.qcow2": "s",
