@@ -417,7 +417,7 @@ func (run *run) Blocks() error {
 		}
 		return serving.ErrLater
 	}
-	run.PassOn()
+	run.PassOnCall()
 	return nil
 }
 

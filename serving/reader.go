@@ -174,8 +174,7 @@ func (t *Turn) Enter(d *Disk) {
 		return
 	}
 	t.disk = d
-	if d.stall.stuck.Load() && t.mayLeave() {
-		t.PassOn()
+	if d.stall.stuck.Load() && t.PassOnCall() {
 		return
 	}
 	if d.stall.armed.Load() > 0 && t.Share(d) {
@@ -192,15 +191,6 @@ func (t *Turn) Enter(d *Disk) {
 			go r.disks.runWatchdog()
 		}
 	}
-}
-
-// mayLeave reports whether the goroutine may give up the role for a call, and then counts it.
-func (t *Turn) mayLeave() bool {
-	if t.reader.disks.watch.inCalls.Load() >= maxInCalls {
-		return false
-	}
-	t.countCall()
-	return true
 }
 
 func (t *Turn) countCall() {
@@ -263,15 +253,12 @@ func (t *Turn) Took(r *Request, d *Disk, took time.Duration) {
 // Share passes the role on because the request will keep its goroutine busy for long, unless
 // slowParallel requests of the disk do so already. It reports whether it did.
 func (t *Turn) Share(d *Disk) bool {
-	if d.stall.passed.Add(1) > slowParallel || t.Reading && !t.mayLeave() {
+	t.disk = d
+	if d.stall.passed.Add(1) > slowParallel || t.Reading && !t.PassOnCall() {
 		d.stall.passed.Add(-1)
 		return false
 	}
 	t.passed = d
-	if t.Reading {
-		t.disk = d
-	}
-	t.PassOn()
 	return true
 }
 
@@ -292,6 +279,20 @@ func (t *Turn) PassOn() {
 	case t.disk != nil && t.wait.disk == nil: // the watchdog came first, and the call goes on
 		t.wait.begin(t.disk, t.Client(), false)
 	}
+}
+
+// PassOnCall is PassOn for a request in a call of this machine's storage, which takes a thread. It
+// does nothing, and returns false, if there are too many of these.
+func (t *Turn) PassOnCall() bool {
+	if t.reader.disks.watch.inCalls.Load() >= maxInCalls {
+		return false
+	}
+	t.Leave()
+	if t.Reading { // otherwise the watchdog came first, and has counted it
+		t.countCall()
+	}
+	t.PassOn()
+	return true
 }
 
 // Lost reports whether the goroutine has lost the role of the reader, because its request took too

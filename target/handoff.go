@@ -66,7 +66,7 @@ func (r *runner) Blocks() error {
 	case r.Reading && r.single:
 		return serving.ErrLater
 	}
-	r.PassOn()
+	r.PassOnCall()
 	return nil
 }
 
