@@ -6,6 +6,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/rangelock"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -106,4 +109,35 @@ func TestWhoWaitsForStorage(t *testing.T) {
 		require.NoError(t, l.Await(reader, always, func(int) error { return errors.New("late") }))
 	}
 	runs(1)
+}
+
+// sending is an Executor that sends answers before it waits for storage.
+type sending struct {
+	Executor
+	begun, taken chan struct{}
+}
+
+func (s *sending) Blocks() error {
+	s.begun <- struct{}{}
+	<-s.taken
+	return ErrAborted
+}
+
+// TestChangesDoNotWaitForAnswers: an atomic change by one peer does not wait until another takes
+// its answers.
+func TestChangesDoNotWaitForAnswers(t *testing.T) {
+	s := New(Config{})
+	storage := disktest.NewStorage(disktest.NewMemory(1 << 20))
+	require.NoError(t, s.Add(Options{Number: 1, Disk: storage, Access: AccessWriteShared,
+		Identity: disk.Identity{Serial: "x", NAA: [8]byte{0x30}}}))
+	peer := &sending{begun: make(chan struct{}), taken: make(chan struct{})}
+	d, r := s.At(1), &Request{Executor: peer}
+	ended := testtool.Go(func() error { return testtool.Err(r.Read(d, make([]byte, 512), 0)) })
+	<-peer.begun
+	var h rangelock.Hold
+	h.Set(rangelock.Exclusive, "", 0, 512)
+	require.NoError(t, d.Ranges.LockContext(disk.AtHand, &h))
+	d.Ranges.Unlock(&h)
+	close(peer.taken)
+	require.ErrorIs(t, <-ended, ErrAborted)
 }

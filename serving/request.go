@@ -124,21 +124,8 @@ func (r *Request) Steps(d *Disk, off, end, most int64, permitted func() error,
 
 // ReadAt calls disk.Disk.ReadAt.
 func (r *Request) ReadAt(d *Disk, p []byte, off int64) (n int, err error) {
-	if !d.far && r.Executor != nil {
-		if n, err = d.Disk.ReadAt(disk.Cached, p, off); err == nil ||
-			!errors.Is(err, disk.ErrNotNow) {
-			return n, err
-		}
-		if err := r.Executor.Blocks(); err != nil {
-			return 0, err
-		}
-		begun := time.Now()
-		n, err = d.Disk.ReadAt(context.Background(), p, off)
-		r.Executor.Blocked(time.Since(begun))
-		return n, err
-	}
 	if !d.far {
-		return d.Disk.ReadAt(context.Background(), p, off)
+		return r.readNear(d, p, off, false)
 	}
 	err = r.await(d, func(ctx context.Context) (err error) {
 		n, err = d.Disk.ReadAt(ctx, p, off)
@@ -147,8 +134,35 @@ func (r *Request) ReadAt(d *Disk, p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
-// Read is ReadWhole for a front end whose protocol has no changes of several steps. A disk that is
-// for one peer at a time is used by one protocol at a time, too.
+// readNear reads from a disk of this machine. With whole, it sees no change half done.
+func (r *Request) readNear(d *Disk, p []byte, off int64, whole bool) (n int, err error) {
+	if r.Executor == nil {
+		return r.call(context.Background(), d, p, off, whole)
+	}
+	n, err = r.call(disk.Cached, d, p, off, whole)
+	if err == nil || !errors.Is(err, disk.ErrNotNow) {
+		return n, err
+	}
+	// This may wait until the peer takes answers, so no change waits for it.
+	if err := r.Executor.Blocks(); err != nil {
+		return 0, err
+	}
+	begun := time.Now()
+	n, err = r.call(context.Background(), d, p, off, whole)
+	r.Executor.Blocked(time.Since(begun))
+	return n, err
+}
+
+func (r *Request) call(ctx context.Context, d *Disk, p []byte, off int64, whole bool) (int, error) {
+	if whole {
+		placed := d.Ranges.EnterRead(&r.Hold, "", off, int64(len(p)))
+		defer d.Ranges.LeaveRead(&r.Hold, placed) // even if the disk panics: others go on
+	}
+	return d.Disk.ReadAt(ctx, p, off)
+}
+
+// Read is ReadWhole for a front end whose protocol has no changes of several steps. The one peer of
+// an exclusive disk makes such changes by one protocol, and reads by it.
 func (r *Request) Read(d *Disk, p []byte, off int64) (int, error) {
 	if d.exclusive.Load() || d.protected.Load() {
 		return r.ReadAt(d, p, off)
@@ -159,16 +173,14 @@ func (r *Request) Read(d *Disk, p []byte, off int64) (int, error) {
 // ReadWhole is ReadAt that sees no change half done whose range is held exclusively. A far disk may
 // let it wait long, so only changes of its range wait for it there.
 func (r *Request) ReadWhole(d *Disk, p []byte, off int64) (int, error) {
-	if d.far {
-		r.Hold.Set(rangelock.Read, "", off, int64(len(p)))
-		if err := r.Lock(d); err != nil {
-			return 0, err
-		}
-		defer d.Ranges.Unlock(&r.Hold)
-	} else {
-		placed := d.Ranges.EnterRead(&r.Hold, "", off, int64(len(p)))
-		defer d.Ranges.LeaveRead(&r.Hold, placed) // even if the disk panics: others go on
+	if !d.far {
+		return r.readNear(d, p, off, true)
 	}
+	r.Hold.Set(rangelock.Read, "", off, int64(len(p)))
+	if err := r.Lock(d); err != nil {
+		return 0, err
+	}
+	defer d.Ranges.Unlock(&r.Hold)
 	return r.ReadAt(d, p, off)
 }
 
