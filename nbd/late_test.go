@@ -290,22 +290,3 @@ func TestClientThatLeavesLongRequests(t *testing.T) {
 	testtool.Eventually(t, func() bool { return len(v.Sessions()) == 0 }, "it has gone")
 	require.Equal(t, before, d.calls.Load(), "each that was begun ends at its next piece")
 }
-
-// TestLongReadsHoldFewThreads: each read of several pieces that waits for storage has a thread of
-// the process, which has only so many.
-func TestLongReadsHoldFewThreads(t *testing.T) {
-	const most = 3 << 10 // serving's limit
-	d := disktest.NewStorage(disktest.NewMemory(diskSize))
-	require.NoError(t, testtool.Err(d.WriteAt(t.Context(), make([]byte, 2*chunk), 0)))
-	v := serveBeside(t, serving.Config{Memory: 1 << 30}, nil, "", 1,
-		func(o *serving.Options) { o.Disk = d })
-	t.Cleanup(d.Arrive)
-	c := v.open(t, "", structured)
-	for range most + 100 {
-		c.send(c.request(cmdRead, 0, 0, chunk+4096, nil))
-	}
-	testtool.Eventually(t, func() bool { return d.Waiting() > most })
-	time.Sleep(100 * time.Millisecond)
-	require.Equal(t, most+1, d.Waiting(), "the last one holds up its connection")
-	d.Arrive()
-}

@@ -149,6 +149,12 @@ func TestASlowDiskGetsSeveralRequests(t *testing.T) {
 	s.watch.inCalls.Add(maxInCalls)
 	q.requests <- func(turn *Turn) { entered <- turn.Share(d) }
 	require.False(t, <-entered, "all disks together have a limit, too")
+	q.requests <- func(turn *Turn) { // a read of several pieces, which waits for storage
+		turn.Enter(d)
+		entered <- turn.PassOnCall()
+		turn.Leave()
+	}
+	require.False(t, <-entered)
 	s.watch.inCalls.Add(-maxInCalls)
 	testtool.Eventually(t, func() bool { return s.watch.inCalls.Load() == 0 })
 }
