@@ -145,7 +145,8 @@ func (s *session) expand(ctx context.Context) (err error) {
 	defer cancel()
 	defer context.AfterFunc(s.volume.Context(), cancel)()
 	defer func() {
-		if err != nil && ctx.Err() != nil {
+		// Its context may end before ctx hears of it.
+		if s.volume.Context().Err() != nil || err != nil && ctx.Err() != nil {
 			err = errCut
 		}
 	}()
