@@ -92,6 +92,7 @@ func TestISCSI(t *testing.T) {
 
 	named := inTree()
 	named.ISCSI.InitiatorName = new("iqn.2017-01.io.kubevirt:node")
+	named.ISCSI.IQN = "iqn.2000-01.com.example:NAS.Target-1"
 	named.ISCSI.SecretRef.Namespace = "other"
 	named.ISCSI.ReadOnly = true
 	got = render(t, named, claim.Options{Username: "vm", SecretUsage: func(
@@ -99,6 +100,7 @@ func TestISCSI(t *testing.T) {
 		return "usage-of-" + ref.Namespace + "-" + ref.Name
 	}}, rwo)
 	require.Contains(t, got, `<iqn name="iqn.2017-01.io.kubevirt:node">`)
+	require.Contains(t, got, `name="iqn.2000-01.com.example:NAS.Target-1/16684"`)
 	require.Contains(t, got, `usage="usage-of-other-chap"`)
 	require.Contains(t, got, "<readonly>")
 }

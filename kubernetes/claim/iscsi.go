@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"libvirt.org/go/libvirtxml"
@@ -86,13 +87,14 @@ func iscsi(c *corev1.PersistentVolumeClaim, opt Options, t iscsiTarget) (source,
 		network.Hosts = append(network.Hosts, libvirtxml.DomainDiskSourceHost{Name: portal.Host,
 			Port: strconv.Itoa(int(cmp.Or(portal.Port, libvirt.DefaultPort)))})
 	}
-	wrong = append(wrong, libvirt.CheckName(t.name))
+	// Targets of others have names with capitals, and know themselves by no others.
+	wrong = append(wrong, libvirt.CheckName(strings.ToLower(t.name)))
 	if t.lun < 0 || t.lun > libvirt.MaxLUN {
 		wrong = append(wrong, fmt.Errorf("%d is not a LUN: want 0 to %d", t.lun, libvirt.MaxLUN))
 	}
 	network.Name = libvirt.SourceName(t.name, t.lun)
 	if initiator := cmp.Or(opt.Device.Initiator, t.initiator); initiator != "" {
-		wrong = append(wrong, libvirt.CheckName(initiator))
+		wrong = append(wrong, libvirt.CheckName(strings.ToLower(initiator)))
 		network.Initiator = &libvirtxml.DomainDiskSourceNetworkInitiator{
 			IQN: &libvirtxml.DomainDiskSourceNetworkIQN{Name: initiator}}
 	}
