@@ -9,7 +9,7 @@ type State string
 const (
 	StateStarting State = "starting" // looking at the images
 	StateOpening  State = "opening"  // making the disks
-	StateReady    State = "ready"    // every LUN can be used
+	StateReady    State = "ready"    // the start is over; LUN.State says how each disk is
 	StateStopping State = "stopping" // draining the sessions
 )
 
