@@ -14,9 +14,6 @@ import (
 // typeVhostUser is the type of a <disk>.
 const typeVhostUser = "vhostuser"
 
-// maxSocket is how long the path of a socket may be for QEMU: sun_path of unix(7).
-const maxSocket = 107
-
 // checkTransport says why a disk that is wished by vhost-user cannot use it, and makes the domain's
 // memory one that can be shared.
 func (e *edit) checkTransport(d *Disk, w *wish, at *element, m *machine) error {
@@ -24,12 +21,9 @@ func (e *edit) checkTransport(d *Disk, w *wish, at *element, m *machine) error {
 		return nil
 	}
 	readOnly := d.Export.ReadOnly || d.Export.AccessMode == libvirt.ReadShared
-	switch n := len(d.VhostUser.Socket); {
-	case n == 0:
+	switch {
+	case d.VhostUser.Socket == "":
 		return errors.New("its server has no socket for vhost-user in the directory of the hook")
-	case n > maxSocket:
-		return fmt.Errorf("QEMU cannot use the path of the disk's socket, %q, which has %d bytes, "+
-			"and may have %d: give the image a shorter name", d.VhostUser.Socket, n, maxSocket)
 	case w.bus != "" && w.bus != libvirt.BusVirtio:
 		return notWith(w.said[keyBus], "the bus of a vhost-user disk is virtio")
 	case w.cache != "":

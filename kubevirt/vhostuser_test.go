@@ -120,8 +120,6 @@ func TestSharedMemory(t *testing.T) {
 func TestVhostUserCannotBe(t *testing.T) {
 	small := shared("a")
 	small[0].MemoryLimit = 64 << 20
-	long := shared("a")
-	long[0].VhostUser.Socket = "/" + strings.Repeat("x", 107)
 	none := shared("a")
 	none[0].VhostUser.Socket = ""
 	domain := func(parts string) string { return "<domain>" + parts + "<devices/></domain>" }
@@ -132,7 +130,6 @@ func TestVhostUserCannotBe(t *testing.T) {
 		annotations []string
 	}{
 		"has no socket for vhost-user":                 {disks: none},
-		"has 108 bytes, and may have 107":              {disks: long},
 		"leave out annotation disk.kubevirt.io/bus":    {annotations: []string{"bus", "scsi"}},
 		"leave out annotation disk.kubevirt.io/cache":  {annotations: []string{"cache", "none"}},
 		"leave out annotation disk.kubevirt.io/serial": {annotations: []string{"serial", "x"}},
@@ -164,4 +161,8 @@ func TestVhostUserCannotBe(t *testing.T) {
 	require.Len(t, d.Devices.Disks, 1)
 	_, err := Edit(Call{Domain: []byte(before), VMI: vmi("transport", "iscsi")}, shared("a"), "")
 	require.ErrorContains(t, err, `"iscsi" is unknown: want nbd or vhost-user`)
+	long := shared("a")
+	long[0].VhostUser.Socket = "/" + strings.Repeat("x", 107)
+	_, err = Edit(Call{Domain: []byte(before), VMI: vmi("transport", "vhost-user")}, long, "")
+	require.ErrorContains(t, err, "has 108 bytes, and QEMU takes at most 107")
 }

@@ -67,6 +67,15 @@ func checkPath(p *problems, field, path string) {
 	}
 }
 
+// checkSocket refuses a path that QEMU cannot open as a socket: unix(7) has no room for more.
+func checkSocket(p *problems, field, path string) {
+	const most = 107
+	if checkPath(p, field, path); len(path) > most {
+		p.add(field, "%q has %d bytes, and QEMU takes at most %d: give the directory or the disk "+
+			"a shorter name", path, len(path), most)
+	}
+}
+
 func (b KernelBoot) os() *libvirtxml.DomainOS {
 	return &libvirtxml.DomainOS{
 		Type:    &libvirtxml.DomainOSType{Arch: string(b.Arch), Machine: b.Machine, Type: "hvm"},

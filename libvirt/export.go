@@ -81,7 +81,7 @@ func (e Export) check(p *problems) {
 			"4096 bytes", e.Name)
 	}
 	if e.Socket != "" {
-		checkPath(p, "Export.Socket", e.Socket)
+		checkSocket(p, "Export.Socket", e.Socket)
 		if e.TLS {
 			p.add("Export.TLS", "a socket of this machine needs no TLS: leave it out")
 		}

@@ -64,7 +64,7 @@ func (v VhostUser) DiskXML(d Device) (string, error) {
 
 // check validates the disk and a device for it, and returns the device with its defaults.
 func (v VhostUser) check(d Device, p *problems) Device {
-	checkPath(p, "VhostUser.Socket", v.Socket)
+	checkSocket(p, "VhostUser.Socket", v.Socket)
 	if v.Queues > MaxQueues {
 		p.add("VhostUser.Queues", "%d: want at most %d", v.Queues, MaxQueues)
 	}

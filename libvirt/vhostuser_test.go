@@ -44,8 +44,10 @@ func TestVhostUserRefuses(t *testing.T) {
 		v VhostUser
 		d Device
 	}{
-		"VhostUser.Socket: it is empty":         {},
-		`VhostUser.Socket: "s" is relative`:     {v: VhostUser{Socket: "s"}},
+		"VhostUser.Socket: it is empty":     {},
+		`VhostUser.Socket: "s" is relative`: {v: VhostUser{Socket: "s"}},
+		"has 108 bytes, and QEMU takes at most 107": {v: VhostUser{
+			Socket: "/" + strings.Repeat("x", 107)}},
 		"VhostUser.Queues: 17: want at most 16": {v: VhostUser{Socket: "/s", Queues: 17}},
 		"VhostUser.Reconnect: 1.5s: want whole": {v: VhostUser{Socket: "/s", Reconnect: 1500e6}},
 		"VhostUser.Reconnect: -1s: want whole":  {v: VhostUser{Socket: "/s", Reconnect: -1e9}},
