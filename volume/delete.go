@@ -64,7 +64,7 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		return api.Errorf(api.CodeUnavailable, "the volume %q is being deleted, which takes longer",
+		return api.Errorf(api.CodeUnavailable, "the volume %q is still being deleted: try again",
 			name)
 	}
 }

@@ -193,8 +193,8 @@ func (u *Upload) Complete(ctx context.Context, image string) error {
 	// The record first: the disk of a volume that is ready is never made again.
 	if setErr := m.set(v, before); setErr != nil {
 		// Storage may say that the volume is ready: then the next start needs the data.
-		err = errors.Join(api.Errorf(api.CodeUnavailable, "storage may have it as "+
-			"the volume, so it stays: try again"), err, setErr)
+		err = errors.Join(api.Errorf(api.CodeUnavailable, "storage may record "+
+			"the volume as ready, so its data stays: try again"), err, setErr)
 	} else {
 		err = errors.Join(err, clearDisk(u.dir))
 	}

@@ -232,8 +232,8 @@ func (o *adaptOptions) fits(arch string) error {
 	if arch == runtime.GOARCH || o.kernel != defaultKernel && o.initrd != defaultInitrd {
 		return nil
 	}
-	return fmt.Errorf("the image is made for %s, and this program's kernel for %s: name one for "+
-		"%s, and its initramfs, with --%s and --%s (\"make machine\" makes both)", arch,
+	return fmt.Errorf("the image is made for %s, and this program's kernel for %s: name a kernel "+
+		"for %s, and its initramfs, with --%s and --%s (\"make machine\" makes both)", arch,
 		runtime.GOARCH, arch, keyKernel, keyInitrd)
 }
 

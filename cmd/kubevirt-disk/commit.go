@@ -242,8 +242,8 @@ func (c *committing) run(ctx context.Context, client *registry.Client, ref trans
 		return err
 	}
 	if err := d.Stored(ctx, digest); err != nil {
-		fmt.Fprintf(c.a.stderr, "the next commit will read more, because it is not noted that "+
-			"the snapshot is stored: %v\n", err)
+		fmt.Fprintf(c.a.stderr, "the next commit will read more, because it could not be "+
+			"recorded that the snapshot is stored: %v\n", err)
 	}
 	return writeDigest(c.digest, digest)
 }
@@ -284,7 +284,7 @@ func openDigestFile(file string, flags int) (*os.File, error) {
 	}
 	text, err := io.ReadAll(io.LimitReader(f, 100))
 	if err == nil && !digestText.Match(text) {
-		err = fmt.Errorf("%q is there, and has something else than a digest: name another file",
+		err = fmt.Errorf("%q exists and has something other than a digest: name another file",
 			file)
 	}
 	if err != nil {

@@ -47,7 +47,7 @@ func TestCommitUsage(t *testing.T) {
 	}
 }
 
-// TestDigestFile: a file that has something else than a digest is not replaced, as its name may be
+// TestDigestFile: a file that has something other than a digest is not replaced, as its name may be
 // mistyped, and nothing is fetched or stored first.
 func TestDigestFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.raw")
@@ -58,10 +58,10 @@ func TestDigestFile(t *testing.T) {
 			{"pull", "127.0.0.1:1/a:1", filepath.Join(t.TempDir(), "b.raw")},
 			{"sign", "127.0.0.1:1/a:1"}, {"commit", "a.raw", "127.0.0.1:1/a:1"},
 		} {
-			fails(t, nil, exitUsage, "has something else than a digest",
+			fails(t, nil, exitUsage, "has something other than a digest",
 				append(args, "--digest-file="+file)...)
 		}
-		require.ErrorContains(t, writeDigest(file, "sha256:2"), "something else")
+		require.ErrorContains(t, writeDigest(file, "sha256:2"), "something other")
 		now, err := os.ReadFile(file)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(text, now))

@@ -32,7 +32,7 @@ type config struct {
 	insecure      bool     // portals beyond loopback need no CHAP
 	log           console.LogConfig
 	chapFiles     bool              // a part of CHAP comes from files
-	idle          []string          // settings that mean nothing beside the others, and why
+	idle          []string          // settings that have no effect beside the others, and why
 	values        map[string]string // the text of each setting, by key
 }
 
@@ -102,7 +102,7 @@ func loadConfig(flags *pflag.FlagSet, read settings.Reader, images ...string) (*
 	return c, l.Problems.Err()
 }
 
-// findIdle finds settings that have been made and mean nothing beside the others. A flag by which
+// findIdle finds settings that have been made and have no effect beside the others. A flag by which
 // somebody may take a disk for verified is refused.
 func (l loader) findIdle(c *config) {
 	idle := func(why string, rows []settings.Setting) {

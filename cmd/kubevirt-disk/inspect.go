@@ -312,7 +312,7 @@ type inspectedReference struct {
 
 func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJSON bool) error {
 	if cmd.Flags().Changed(keyFormat) {
-		return fmt.Errorf("--%s says what a file is, and %q is in no file", keyFormat, ref)
+		return fmt.Errorf("--%s is for files, and %q is not a file", keyFormat, ref)
 	}
 	var opt reach
 	l := load(cmd.Flags(), opt.withAddresses())

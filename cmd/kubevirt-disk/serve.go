@@ -140,7 +140,8 @@ func (a *app) serve(cmd *cobra.Command, args []string, background *background) e
 	}
 	log := console.NewQueuedLogger(cfg.log, level, a.stderr)
 	if len(cfg.idle) > 0 {
-		log.Warn("some settings mean nothing beside the others", zap.Strings("settings", cfg.idle))
+		log.Warn("some settings have no effect beside the others",
+			zap.Strings("settings", cfg.idle))
 	}
 	// A failure to write the log does not change the exit status.
 	defer func() { _ = log.Sync() }()

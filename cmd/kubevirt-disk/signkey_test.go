@@ -94,7 +94,7 @@ func TestSignAndInspect(t *testing.T) {
 
 	text := said(exitDone, "inspect", ref)
 	require.Contains(t, text, "no key was given to verify it with")
-	require.Contains(t, said(exitUsage, "inspect", ref, "--format=raw"), "what a file is")
+	require.Contains(t, said(exitUsage, "inspect", ref, "--format=raw"), "is for files")
 	text = said(exitDone, "inspect", ref, "--verify-key="+public)
 	require.Contains(t, text, fingerprint+" (simple-signing): verified")
 	text = said(exitFailed, "inspect", ref, "--verify-key="+other, "--json")

@@ -82,7 +82,7 @@ Without NAME, the snapshot is named by the time in UTC.` + askedBySocket,
 	_ = cmd.RegisterFlagCompletionFunc("also", ask.completeFrom(disksOf))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if commands.limit <= 0 {
-			return fmt.Errorf("--%s: %s is no time: give more than 0", flagTimeLimit,
+			return fmt.Errorf("--%s: %s is too short: give more than 0", flagTimeLimit,
 				commands.limit)
 		}
 		if cmd.Flags().Changed(flagTimeLimit) && !commands.given() {
@@ -278,8 +278,7 @@ func (r *around) takeAfterFirst(ctx context.Context, take func() error) error {
 func (r *around) finish(ctx context.Context, last *shell, err error) error {
 	last.stdin.Close()
 	failed := last.wait(context.WithoutCancel(ctx), r.limit)
-	const now = "see to it that nothing stays as --" + flagBefore + " has left it, such as file " +
-		"systems that are frozen"
+	const now = "undo what --" + flagBefore + " has done, for example thaw frozen file systems"
 	switch {
 	case failed == nil:
 		return err

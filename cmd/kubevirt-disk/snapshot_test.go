@@ -202,7 +202,7 @@ func TestSnapshotBetweenCommands(t *testing.T) {
 		{name: "x", before: "kill -9 $$", status: exitFailed,
 			said: "--before has failed: signal: killed"},
 		{name: "x", before: "false", after: "exit 4", status: exitFailed,
-			said: "no snapshot was taken; and --after has failed: exit status 4: see to it"},
+			said: "no snapshot was taken; and --after has failed: exit status 4: undo what"},
 		{name: "no/name", before: frozen, after: thawed, status: exitFailed,
 			said: "the name is not valid", log: "frozen\nthawed\n"},
 		{name: "good", before: frozen, after: thawed, status: exitFailed,
@@ -210,7 +210,7 @@ func TestSnapshotBetweenCommands(t *testing.T) {
 		{name: "x", before: frozen, after: thawed, more: "--also=c.raw", status: exitFailed,
 			said: `there is no disk "c.raw"`},
 		{name: "x", before: frozen, after: thawed, more: "--time-limit=0s", status: exitUsage,
-			said: "--time-limit: 0s is no time"},
+			said: "--time-limit: 0s is too short"},
 	} {
 		args := create(c.name, c.before, c.after)
 		if c.more != "" {
@@ -229,7 +229,7 @@ func TestSnapshotBetweenCommands(t *testing.T) {
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, stdout, `took the snapshot "late"`)
 	require.Contains(t, stderr, "the snapshot was taken, but --after has not ended within 300ms "+
-		"and was stopped: see to it")
+		"and was stopped: undo what")
 	taken = append(taken, "a.raw late")
 	require.ElementsMatch(t, taken, names())
 

@@ -51,8 +51,8 @@ func TestHydratedPodHasNoImage(t *testing.T) {
 			Copy: &status.Copy{Complete: true}}}})
 	})
 	w.at("vm", address)
-	w.until("True: the disk needs its image no more, and new pods start without it", "get", "vmid",
-		"vm", "-o", `jsonpath={range .status.conditions[?(@.type=="Hydrated")]}{.status}: `+
+	w.until("True: the disk no longer needs its image, and new pods start without it", "get",
+		"vmid", "vm", "-o", `jsonpath={range .status.conditions[?(@.type=="Hydrated")]}{.status}: `+
 			`{.message}{end}`)
 	troubled := []string{"get", "vmid", "vm", "-o",
 		`jsonpath={range .status.conditions[?(@.type=="Troubled")]}{.status}: {.message}{end}`}

@@ -206,7 +206,7 @@ func TestSignatures(t *testing.T) {
 	w.server.Close()
 	p.Kubectl(t, "label", "ns", w.ns, "--overwrite", "disk.kubevirt.io/signature-policy=none")
 	w.plainPod("b")
-	w.until("and there is none, so no image is used", "get", "vmid", "b", "-o", verified)
+	w.until("does not exist, so no image is used", "get", "vmid", "b", "-o", verified)
 	p.Kubectl(t, "label", "ns", w.ns, "--overwrite", "disk.kubevirt.io/signature-policy=strict")
 	w.plainPod("c")
 	w.reasons("c", "Unverified")

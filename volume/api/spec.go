@@ -198,8 +198,8 @@ func (s *Source) resolved() (*Source, error) {
 			"no reference")
 	}
 	if disk, name := s.Cloned(); s.Snapshot != "" && (disk == "" || name == "") {
-		return nil, fmt.Errorf("from.snapshot: %q is none: say DISK@NAME, such as vm1@monday",
-			s.Snapshot)
+		return nil, fmt.Errorf("from.snapshot: %q names no snapshot: say DISK@NAME, such as "+
+			"vm1@monday", s.Snapshot)
 	}
 	copied := *s
 	return &copied, nil

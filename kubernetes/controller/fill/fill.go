@@ -189,7 +189,7 @@ func (r *Reconciler) step(ctx context.Context, name string, image *v1alpha1.VMIm
 	case made.job == nil:
 		return r.create(ctx, newJob(image, claim, made.claim.UID, r.Options.Server))
 	case made.claim.DeletionTimestamp != nil || made.job.DeletionTimestamp != nil:
-		return is(v1alpha1.ReasonFilling, "an earlier try has to go first").after(pollInterval), nil
+		return is(v1alpha1.ReasonFilling, "an earlier try must end first").after(pollInterval), nil
 	case made.job.Annotations[annotationWanted] != contentDigest(image, claim, made.claim.UID,
 		r.Options.Server):
 		return is(v1alpha1.ReasonFilling, "the VMImage has changed, or the claim %s was deleted, "+

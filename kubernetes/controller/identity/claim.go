@@ -239,7 +239,7 @@ func (r *Reconciler) inspect(id *v1alpha1.VMIdentity,
 	default:
 		setBound(id, metav1.ConditionFalse, v1alpha1.ReasonClaimPending,
 			fmt.Sprintf("the claim %s has no volume yet: many classes make one when a pod is "+
-				"scheduled; else `kubectl describe pvc %s` says why", claim.Name, claim.Name))
+				"scheduled; otherwise `kubectl describe pvc %s` says why", claim.Name, claim.Name))
 	}
 	return nil
 }

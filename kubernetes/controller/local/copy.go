@@ -47,8 +47,8 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		return r.create(ctx, id, "claim",
 			newClaim(id, moveClaim(id), volume.Spec.StorageClassName, ""))
 	case notOfMove(id, claim):
-		s := moving(v1alpha1.ReasonClaimForeign, "the claim %s is not of this move: it has to go "+
-			"first", claim.Name).after(pollInterval)
+		s := moving(v1alpha1.ReasonClaimForeign, "the claim %s is not of this move: the move "+
+			"goes on when it is gone", claim.Name).after(pollInterval)
 		if mine, err := r.made(ctx, id, claim); err != nil || !mine {
 			return s, err
 		}
@@ -115,7 +115,7 @@ func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (addre
 		return "", s, err
 	case batchv1.JobComplete:
 		// The receiver will finish in a moment, or it failed after it had the disk.
-		s, err := r.failed(ctx, id, job, "the disk was sent, and the receiver does not say so")
+		s, err := r.failed(ctx, id, job, "the disk was sent, but the receiver has not confirmed it")
 		return "", s, err
 	}
 	pod, err := r.podOf(ctx, id, job)
@@ -271,7 +271,7 @@ func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 		err = r.deleteJob(ctx, job)
 	}
 	return nil, moving(v1alpha1.ReasonCopying, "Job %s is of an earlier try, or not of this move: "+
-		"it has to go first", name).after(pollInterval), err
+		"the move goes on when it is gone", name).after(pollInterval), err
 }
 
 func (r *Reconciler) deleteJob(ctx context.Context, job *batchv1.Job) error {

@@ -344,11 +344,11 @@ func TestForgedObjects(t *testing.T) {
 		w.untouched(victim)
 		if !owned {
 			require.Contains(t, w.condition(v1alpha1.ConditionMoving),
-				"True ClaimForeign: the claim vmmove-vm is not of this move: it has to go first")
+				"True ClaimForeign: the claim vmmove-vm is not of this move: the move goes on when")
 			w.remove(&corev1.PersistentVolumeClaim{}, "vmmove-vm")
 			w.converge()
 			require.Contains(t, w.condition(v1alpha1.ConditionMoving),
-				"Job vmrecv-vm is of an earlier try, or not of this move: it has to go first")
+				"Job vmrecv-vm is of an earlier try, or not of this move: the move goes on when")
 			w.remove(&batchv1.Job{}, "vmsend-vm")
 			w.remove(&batchv1.Job{}, "vmrecv-vm")
 			w.kubernetes() // their pods go

@@ -107,10 +107,10 @@ func (r *Reconciler) apply(ctx context.Context, pet *v1alpha1.VMPet) (*metav1.Co
 
 // foreign is the condition of a pet whose name is taken.
 func foreign(pet *v1alpha1.VMPet, want, have client.Object) *metav1.Condition {
-	said := "another object made it, or a person did: give the pet another name, or delete that"
+	said := "another object or a person made it: give the pet another name, or delete that object"
 	for _, owner := range have.GetOwnerReferences() {
 		if owner.Kind == kindPet && owner.Name == pet.Name && owner.UID != pet.UID {
-			said = "it is of a pet of this name that was deleted: this pet goes on when it is gone"
+			said = "it belongs to a deleted pet of this name: this pet goes on when it is gone"
 		}
 	}
 	return &metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,

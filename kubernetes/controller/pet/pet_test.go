@@ -210,7 +210,7 @@ func TestPetLeavesOthersAlone(t *testing.T) {
 	set.OwnerReferences = owner(former)
 	require.NoError(t, w.Update(t.Context(), set))
 	w.converge()
-	require.Contains(t, w.ready().Message, "of a pet of this name that was deleted")
+	require.Contains(t, w.ready().Message, "to a deleted pet of this name")
 	require.NoError(t, w.Delete(t.Context(), set))
 	w.converge()
 	require.Equal(t, v1alpha1.ReasonStarting, w.ready().Reason)

@@ -227,7 +227,7 @@ func (r *Reconciler) mustWait(ctx context.Context, d *decision, p objects.Asking
 	}
 	if id.Spec.Attachment != v1alpha1.Service &&
 		slices.Contains(id.Finalizers, v1alpha1.FinalizerService) {
-		return because(v1alpha1.ReasonStopping, "the server from when VMIdentity %s had "+
+		return because(v1alpha1.ReasonStopping, "the server that VMIdentity %s had with "+
 			"attachment Service still has the disk: the message of its condition Served says why",
 			id.Name)
 	}

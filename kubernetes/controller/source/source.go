@@ -274,8 +274,8 @@ func (f Finder) driver(ctx context.Context, class *string, provisioner string) (
 			"provisioner %s is none of those that `kubectl get csidriver` lists. Make a "+
 			"VMIdentity with another class", c.Name, c.Provisioner)
 	case provisioner != "" && provisioner != c.Provisioner:
-		return not(v1alpha1.ReasonInvalid, "the disk begins from one on the storage of %s, and "+
-			"the StorageClass %s is of %s: make a VMIdentity with a class of the former",
+		return not(v1alpha1.ReasonInvalid, "the disk begins from one on the storage of %[1]s, "+
+			"and the StorageClass %s is of %s: make a VMIdentity with a class of %[1]s",
 			provisioner, c.Name, c.Provisioner)
 	}
 	return Answer{}, nil

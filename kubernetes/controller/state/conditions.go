@@ -74,7 +74,7 @@ func isHydrated(pod *corev1.Pod, luns []status.LUN, failures int) (metav1.Condit
 // message says whether the image of a hydrated disk may go. The pod is the one that serves the
 // disk, or nil.
 func message(id *v1alpha1.VMIdentity, pod *corev1.Pod) string {
-	const done = "the disk needs its image no more"
+	const done = "the disk no longer needs its image"
 	if id.Spec.Attachment == v1alpha1.Service && pod != nil && mounts(pod) {
 		return done + "; keep the image until its server was started again without it, which " +
 			"happens when no pod uses the disk"

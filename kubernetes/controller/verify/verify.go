@@ -126,9 +126,9 @@ func (v *Verifier) askOf(ctx context.Context, in string, ref transport.Reference
 	}
 	a.policy.Policy = v.Options.file(name)
 	if _, err := os.Stat(a.policy.Policy); errors.Is(err, os.ErrNotExist) {
-		return a.refuse(v1alpha1.ReasonNotSigned, "the namespace shall have the policy %q for "+
-			"signatures, and there is none, so no image is used: the administrator of the cluster "+
-			"corrects its label %s, or the policies of the controller", name,
+		return a.refuse(v1alpha1.ReasonNotSigned, "the signature policy %q of the namespace "+
+			"does not exist, so no image is used: the administrator of the cluster has to correct "+
+			"the namespace's label %s, or the policies of the controller", name,
 			v1alpha1.LabelSignaturePolicy), nil
 	}
 	a.keys, err = a.policy.Ask(a.ref)

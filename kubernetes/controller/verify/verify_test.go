@@ -166,7 +166,7 @@ func TestPolicyChanges(t *testing.T) {
 	s.policy(defaultPolicy, "default: perhaps")
 	s.require("NotSigned", "cannot be read")
 	require.NoError(t, os.Remove(filepath.Join(s.dir, defaultPolicy+".yaml")))
-	s.require("NotSigned", "and there is none, so no image is used")
+	s.require("NotSigned", "does not exist, so no image is used")
 	s.r.Verifier.Options.Policies = "" // without any, nothing is left of them
 	s.require("", "")
 	require.Nil(t, meta.FindStatusCondition(s.get().Status.Conditions, v1alpha1.ConditionVerified))
@@ -182,7 +182,7 @@ func TestLabel(t *testing.T) {
 	s.require("", "")
 	for _, name := range []string{"none", "", "..", "Open"} {
 		s.label(name)
-		s.require("NotSigned", "and there is none, so no image is used")
+		s.require("NotSigned", "does not exist, so no image is used")
 	}
 }
 
@@ -289,5 +289,5 @@ func TestKeys(t *testing.T) {
 	require.Empty(t, keys("https://example.com/a.qcow2", "NotSigned", ""))
 	require.Empty(t, keys("no image: @", "Invalid", ""))
 	s.label("gone")
-	require.Empty(t, keys(tag, "NotSigned", `shall have the policy "gone"`))
+	require.Empty(t, keys(tag, "NotSigned", `the signature policy "gone" of the namespace does not exist`))
 }
