@@ -149,6 +149,9 @@ func (t *Table) waitsLocked(h *Hold) bool {
 	if h.mode == Exclusive && t.readers.Load() != 0 {
 		return true
 	}
+	if h.mode == Read && h.match == nil && t.exclusive.Load() == 0 { // many may wait for a registry
+		return false
+	}
 	for earlier := h.prev; earlier != nil; earlier = earlier.prev {
 		if h.overlaps(earlier) && h.mode.conflicts(earlier.mode) {
 			return true
