@@ -17,7 +17,7 @@ import (
 // receives the server's replies answers it. Requests that are not so simple, and those that fail in
 // any way, are executed like those to any other disk.
 
-// forwarded is a request that was forwarded. It keeps the disk, and the range that it changes.
+// forwarded is a request that was forwarded. It keeps the disk, and the range that it needs.
 type forwarded struct {
 	call
 	link    *link
@@ -99,10 +99,7 @@ func (run *run) post(l *link, buf *memory.Buffer) bool {
 	p.set(q.command, 0, q.off, q.length, buf.B)
 	p.forwarded, p.abandoned = p, false
 	c.Add()
-	if q.command == cmdRead && l.post(&p.call) == nil {
-		return true
-	}
-	if q.command == cmdWrite && run.prepare(p) {
+	if run.prepare(p) {
 		if l.post(&p.call) == nil {
 			return true
 		}
@@ -121,11 +118,18 @@ const (
 	forwardShare = 128
 )
 
-// prepare takes the range and the room that a write needs, unless it would have to wait for them. A
-// write to a disk that others write, too, is durable when the server acknowledges it, and is not
-// kept: see Remote.
+// prepare takes the range, and the room that a write needs, unless it would have to wait for them.
+// A read needs its range only where serving.Request.Read does. A write to a disk that others write,
+// too, is durable when the server acknowledges it, and is not kept: see Remote.
 func (run *run) prepare(p *forwarded) bool {
 	c, q, r := run.c, &run.req, run.c.far
+	if q.command == cmdRead {
+		if c.disk.Exclusive() || c.disk.Protected() {
+			return true
+		}
+		p.hold.Set(rangelock.Read, "", int64(q.off), int64(q.length))
+		return c.disk.Ranges.LockContext(disk.AtHand, &p.hold) == nil
+	}
 	if p.link.shared {
 		p.flags = cmdFlagFUA
 	}
@@ -187,9 +191,7 @@ func (p *forwarded) completed(err error) {
 
 // release gives up the range and the disk.
 func (p *forwarded) release() {
-	if p.command == cmdWrite {
-		p.c.disk.Ranges.Unlock(&p.hold)
-	}
+	p.c.disk.Ranges.Unlock(&p.hold)
 	p.c.disk.End()
 }
 
@@ -225,8 +227,7 @@ func (p *forwarded) execute() {
 	}
 }
 
-// executeForwarded executes a request for which forward has kept the disk and, for a write, holds
-// the range.
+// executeForwarded executes a request for which forward has kept the disk and its range.
 func (run *run) executeForwarded(hold *rangelock.Hold) (err error) {
 	c, q := run.c, &run.req
 	defer func() {
@@ -236,8 +237,8 @@ func (run *run) executeForwarded(hold *rangelock.Hold) (err error) {
 		}
 	}()
 	defer c.disk.End()
+	defer c.disk.Ranges.Unlock(hold)
 	if q.command == cmdWrite {
-		defer c.disk.Ranges.Unlock(hold)
 		if err = run.storeLocked(run.buf.B, int64(q.off)); err == nil {
 			c.answer(q, q.length)
 		}

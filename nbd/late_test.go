@@ -181,18 +181,25 @@ func TestShutdownAnswersWhatIsUnderWay(t *testing.T) {
 // WRITE, is not seen in its middle.
 func TestReadsSeeNothingHalfDone(t *testing.T) {
 	v := serve(t, 1, func(o *serving.Options) { o.Access = serving.AccessWriteShared })
-	c, ranges := v.open(t, "", structured), &v.Server.disks.At(1).Ranges
-	for i, length := range []uint64{4096, chunk} {
-		var h rangelock.Hold
-		h.Set(rangelock.Exclusive, "", 0, 4096)
-		ranges.Lock(&h)
-		c.send(c.request(cmdRead, 0, 0, length, nil))
-		testtool.Eventually(t, func() bool { return ranges.State().Waiting == 1 })
-		require.NoError(t, testtool.Err(v.disks[0].WriteAt(t.Context(), lateBlock(i), 0)))
-		ranges.Unlock(&h)
-		_, read := c.answer(func(uint64) (uint16, uint64) { return cmdRead, 0 })
-		c.good(read)
-		require.Equal(t, lateBlock(i), read.data[0][:4096])
+	alone := serve(t, 1, nil)
+	relay := serve(t, 1, func(o *serving.Options) {
+		o.Disk, o.Access = alone.remote(t, "disk1.raw"), serving.AccessWriteShared
+	})
+	for _, at := range []struct{ serves, stores *served }{{v, v}, {relay, alone}} {
+		c, ranges := at.serves.open(t, "", structured), &at.serves.Server.disks.At(1).Ranges
+		for i, length := range []uint64{4096, chunk} {
+			var h rangelock.Hold
+			h.Set(rangelock.Exclusive, "", 0, 4096)
+			ranges.Lock(&h)
+			c.send(c.request(cmdRead, 0, 0, length, nil))
+			testtool.Eventually(t, func() bool { return ranges.State().Waiting == 1 })
+			err := testtool.Err(at.stores.disks[0].WriteAt(t.Context(), lateBlock(i), 0))
+			require.NoError(t, err)
+			ranges.Unlock(&h)
+			_, read := c.answer(func(uint64) (uint16, uint64) { return cmdRead, 0 })
+			c.good(read)
+			require.Equal(t, lateBlock(i), read.data[0][:4096])
+		}
 	}
 }
 
