@@ -47,10 +47,11 @@ const promptLine = "guest login:"
 // consoleShell runs in the guest: it answers each line of the console with what that command prints
 // and a line with its status. The power button switches the guest off.
 const consoleShell = `stty -echo
+until name=$(grep -l 'Power Button' /sys/class/input/event*/device/name) &&
+	event=${name%/device/name} && [ -c "/dev/input/${event##*/}" ]; do sleep 0.1; done
+exec 3<"/dev/input/${event##*/}" # from now on, no press is missed
 (
-	until button=$(grep -l 'Power Button' /sys/class/input/event*/device/name); do sleep 0.1; done
-	button=${button%/device/name}
-	dd if=/dev/input/${button##*/} of=/dev/null bs=24 count=1 2>/dev/null
+	dd of=/dev/null bs=24 count=1 <&3 2>/dev/null
 	echo 'the power button is pressed'
 	sync
 	poweroff -f
