@@ -134,13 +134,9 @@ func TestABugInALateRead(t *testing.T) {
 	})
 }
 
-// TestShutdownAnswersLateReads: what was read from the connection is answered first.
-func TestShutdownAnswersLateReads(t *testing.T) {
-	v, d := serveStorage(t)
-	c := v.open(t, "", structured)
-	c.readLate(late)
-	testtool.Eventually(t, func() bool { return d.Waiting() == late },
-		"each has a goroutine, as the disk is stuck")
+// stopping begins to stop the server. It returns when the readers of connections have seen that.
+func (v *served) stopping(t *testing.T) <-chan error {
+	t.Helper()
 	done := testtool.Go(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), testtool.Timeout)
 		defer cancel()
@@ -148,6 +144,17 @@ func TestShutdownAnswersLateReads(t *testing.T) {
 	})
 	testtool.Eventually(t, v.conns.Closing)
 	time.Sleep(20 * time.Millisecond) // for the reader to see that
+	return done
+}
+
+// TestShutdownAnswersLateReads: what was read from the connection is answered first.
+func TestShutdownAnswersLateReads(t *testing.T) {
+	v, d := serveStorage(t)
+	c := v.open(t, "", structured)
+	c.readLate(late)
+	testtool.Eventually(t, func() bool { return d.Waiting() == late },
+		"each has a goroutine, as the disk is stuck")
+	done := v.stopping(t)
 	d.Arrive()
 	c.finishLate(late)
 	require.NoError(t, <-done)
@@ -164,13 +171,7 @@ func TestShutdownAnswersWhatIsUnderWay(t *testing.T) {
 	c.send(c.request(cmdWrite, 0, 0, 4096, lateBlock(0)))
 	testtool.Eventually(t, func() bool { return v.disks[0].Calls(disktest.OpWrite) > 0 })
 	c.readAt(8192, 4096) // by another goroutine
-	done := testtool.Go(func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), testtool.Timeout)
-		defer cancel()
-		return v.Shutdown(ctx)
-	})
-	testtool.Eventually(t, v.conns.Closing)
-	time.Sleep(20 * time.Millisecond) // for the reader to see that
+	done := v.stopping(t)
 	opened()
 	_, written := c.answer(func(uint64) (uint16, uint64) { return cmdWrite, 0 })
 	c.good(written)

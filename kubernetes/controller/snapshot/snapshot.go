@@ -46,13 +46,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	id := before.DeepCopy()
 	if name == "" {
-		c := apimeta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionPopulated)
+		c := apimeta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionPopulated)
 		if c == nil || c.Status == metav1.ConditionTrue {
 			return ctrl.Result{}, nil
 		}
 		// Nobody makes any more what was missing.
+		id := before.DeepCopy()
 		apimeta.RemoveStatusCondition(&id.Status.Conditions, v1alpha1.ConditionPopulated)
 		return ctrl.Result{}, r.Report(ctx, &before, id)
 	}
@@ -62,6 +62,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	c.Type = v1alpha1.ConditionPopulated
+	id := before.DeepCopy()
 	objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
 	return ctrl.Result{RequeueAfter: requeueAfter}, cmp.Or(r.Report(ctx, &before, id), err)
 }
