@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/image"
 )
 
 func TestCheckName(t *testing.T) {
@@ -92,6 +94,7 @@ func TestDifferences(t *testing.T) {
 
 // TestSizeAdvice: a message about a size names one that a disk can have.
 func TestSizeAdvice(t *testing.T) {
+	require.EqualValues(t, image.DefaultMaxVirtualSize, MaxSize, "disks are opened by that limit")
 	for size, advice := range map[Size]string{1: "such as 512", 513: "such as 1024",
 		-5: "such as 512", math.MaxInt64: "(64Ti) that a disk can have", MaxSize: "",
 		MaxSize - 1: "such as 70368744177664"} {
