@@ -100,9 +100,10 @@ func load16(b []byte, off uint64) uint16 {
 func (r *ring) availIndex() uint16 { return load16(r.avail, 2) }
 
 // setUsed shows the driver the index of the used ring and our flags, in order with all other such
-// accesses.
+// accesses. With the race detector a store would not be: Go makes a plain move of it where memory
+// is not its own.
 func (r *ring) setUsed() {
-	atomic.StoreUint32((*uint32)(unsafe.Pointer(&r.used[0])),
+	atomic.SwapUint32((*uint32)(unsafe.Pointer(&r.used[0])),
 		uint32(r.flags)|uint32(r.usedNext)<<16)
 }
 
@@ -258,7 +259,7 @@ func (r *ring) disableKicks() {
 func (r *ring) enableKicks() bool {
 	if r.eventIdx {
 		binary.LittleEndian.PutUint16(r.used[4+8*uint64(r.num):], r.next)
-		r.fence.Store(0) // the index is read after this
+		r.fence.Swap(0) // the index is read after this
 	} else {
 		r.flags = 0
 		r.setUsed()

@@ -1,7 +1,10 @@
 package vhosttest
 
 import (
+	"sync/atomic"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -34,6 +37,37 @@ func TestAllocation(t *testing.T) {
 		}
 	}
 	require.Equal(t, []span{{0, 64 << 10}}, r.free)
+}
+
+// TestShow: of a driver and a device that both show something and then look, at least one sees what
+// the other shows. A ring in which neither does stands still.
+func TestShow(t *testing.T) {
+	r := testtool.Must(newRegion(RegionOptions{Size: 64 << 10}))(t)
+	defer r.close()
+	words := [2]*uint32{(*uint32)(unsafe.Pointer(&r.Bytes[0])),
+		(*uint32)(unsafe.Pointer(&r.Bytes[4096]))}
+	var saw, began [2]atomic.Uint32
+	side := func(i int, round uint32) {
+		for began[i].Store(round); began[1-i].Load() < round; {
+		}
+		show(words[i], round)
+		saw[i].Store(atomic.LoadUint32(words[1-i]))
+	}
+	rounds, done := make(chan uint32), make(chan struct{})
+	go func() {
+		for round := range rounds {
+			side(1, round)
+			done <- struct{}{}
+		}
+	}()
+	defer close(rounds)
+	begun := time.Now()
+	for round := uint32(1); time.Since(begun) < time.Second; round++ {
+		rounds <- round
+		side(0, round)
+		<-done
+		require.True(t, saw[0].Load() == round || saw[1].Load() == round, "round %d", round)
+	}
 }
 
 // TestLog: the back end notes each page that it writes.

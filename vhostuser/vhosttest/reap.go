@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -151,8 +150,7 @@ func (q *Queue) reapLocked() error {
 		if q.d.Features&FeatureEventIndex == 0 {
 			break
 		}
-		// The store is a full barrier: the device either sees it, or the next index is seen here.
-		atomic.StoreUint32(q.usedEvent, uint32(q.lastUsed))
+		show(q.usedEvent, uint32(q.lastUsed)) // the device sees it, or the next index is seen here
 		if q.UsedIndex() == q.lastUsed {
 			break
 		}

@@ -242,8 +242,7 @@ func (s *Stream) wait(t *Totals) error {
 		return nil
 	}
 	if q.d.Features&FeatureEventIndex != 0 {
-		// The store is a full barrier: the device either sees it, or its index is seen below.
-		atomic.StoreUint32(q.usedEvent, uint32(q.lastUsed))
+		show(q.usedEvent, uint32(q.lastUsed)) // the device sees it, or its index is seen below
 	}
 	for q.UsedIndex() == q.lastUsed {
 		t.Waits++
