@@ -13,17 +13,17 @@ import (
 // SectorSize is the granularity of every disk: its size is a multiple of it. Bytes.
 const SectorSize = 512
 
-// LongBlock is the longest logical block that a disk can have. The other one is SectorSize. Bytes.
+// LongBlock is the longer of the two lengths that a logical block can have. The other is
+// SectorSize. Bytes.
 const LongBlock = 4096
 
 // Disk is a random-access block device. All offsets and lengths are bytes.
 //
-// A call that needs content which is far away waits for it until its context ends, and then returns
-// ErrNotNow soon. Only waiting ends with the context: a call that needs only the disk's own storage
-// succeeds nevertheless. So a context that has already ended asks for the content at hand, and a
-// command does that first, before it waits. A call may return ErrNotNow before its context ends if
-// waiting is useless at the moment: the command is then held, and makes the call again a little
-// later.
+// A call that needs far content waits until the content is there or its context ends, and then
+// returns ErrNotNow soon. Nothing else ends with the context: a call that needs only the disk's own
+// storage succeeds. So a call whose context has ended returns what is at hand, and a command makes
+// such a call first. A call may return ErrNotNow earlier if waiting is useless at the moment. The
+// command is then held, and makes the call again a little later.
 //
 // The caller (the SCSI device server) validates ranges before it calls: off and len(p) lie inside
 // [0, Size()). Every method may be called from any number of goroutines at once, except Close,
@@ -33,11 +33,10 @@ type Disk interface {
 	// *MediumError for that range only.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 
-	// WriteAt stores p completely or returns an error, and with it how many bytes from the
-	// beginning of p it has stored all the same. When it returns, every later ReadAt sees them, but
-	// they survive a crash only after a later Flush has returned nil. ErrNoSpace: nothing is
-	// promised about the rest of the range, the rest of the disk stays usable and the write may be
-	// tried again.
+	// WriteAt stores p completely, or returns an error with the number of bytes that it has stored
+	// from the beginning of p. Every later ReadAt sees the stored bytes. They survive a crash only
+	// after a later Flush has returned nil. ErrNoSpace: nothing is promised about the rest of the
+	// range, the rest of the disk stays usable, and the write may be tried again.
 	WriteAt(ctx context.Context, p []byte, off int64) (int, error)
 
 	// Flush makes every write, discard and zeroing that returned before it was called durable, as
@@ -46,23 +45,22 @@ type Disk interface {
 	Flush() error
 
 	// Size is the capacity in bytes, a multiple of SectorSize. It may grow while the disk is
-	// served, and never shrinks; whoever has enlarged it tells the target, which asks again. It
-	// does not wait for storage.
+	// served, and never shrinks. The code that enlarges the disk calls serving's Resize, which asks
+	// for the size again. Size does not wait for storage.
 	Size() int64
 
 	// Close releases the disk. It does not flush.
 	Close() error
 }
 
-// Discarder is a disk that can give space back. Asked once, when the LUN is made.
+// Discarder is a disk that can give space back.
 type Discarder interface {
 	// Discard deallocates the range; it reads as zeros afterwards. Same concurrency and durability
 	// as WriteAt.
 	Discard(ctx context.Context, off, length int64) error
 }
 
-// Zeroer is a disk that can zero a range without being sent the zeros. Asked once, when the LUN is
-// made.
+// Zeroer is a disk that can zero a range by itself: nobody has to send the zeros.
 type Zeroer interface {
 	// Zero makes the range read as zeros; whether space stays allocated is up to the disk. Same
 	// concurrency and durability as WriteAt.
@@ -75,48 +73,47 @@ type Extent struct {
 	Data   bool  // false: a hole, which reads as zeros
 }
 
-// Extenter is a disk that knows what is allocated. Asked once, when the LUN is made.
+// Extenter is a disk that knows what is allocated.
 type Extenter interface {
 	// Extent describes the run that begins at off, at most length bytes of it.
 	Extent(ctx context.Context, off, length int64) (Extent, error)
 }
 
-// Where the content of a disk comes from, counted as in a chain of images: the disk itself is 1.
+// How deep in the chain of images the content of a range lies. The disk itself has depth 1.
 const (
 	DepthNone  = 0 // neither the disk nor its image stores anything
 	DepthOwn   = 1 // the disk itself: a peer has written or discarded it, or it was copied
 	DepthImage = 2 // the image below
 )
 
-// Layered is a disk over an image, which knows what of its content it has itself. All content of
-// another disk is its own. Asked once, when the LUN is made.
+// Layered is a disk above an image, and tells which content is the image's. A disk that is not
+// Layered has all of its content itself.
 type Layered interface {
-	// Depth returns one of the constants above for the run that begins at off, and how many bytes
-	// are of that kind, at most length of them and never 0.
+	// Depth returns one of the constants above for the run that begins at off, and the length of
+	// the run in bytes: at most length, and never 0.
 	Depth(ctx context.Context, off, length int64) (depth int, n int64, err error)
 }
 
-// Historian is a disk that tells what has changed since a snapshot of it. Asked once, when the LUN
-// is made.
+// Historian is a disk that tells what has changed since a snapshot of it.
 type Historian interface {
 	// Since returns the snapshots to compare with, oldest first.
 	Since() []Snapshot
-	// Changed reports whether the run that begins at off may differ from the snapshot with an ID,
-	// and how many bytes are of that kind, at most length of them and never 0. It fails if there is
-	// no such snapshot any more.
+	// Changed reports whether the run that begins at off may differ from the snapshot with the ID
+	// since, and the length of the run in bytes: at most length, and never 0. It fails if the
+	// snapshot was deleted.
 	Changed(ctx context.Context, since string, off, length int64) (changed bool, n int64,
 		err error)
 }
 
 // Snapshot is a point in time of a disk.
 type Snapshot struct {
-	Name string // another snapshot may have it later
-	ID   string // no other snapshot of the disk ever has it. Whatever lasts holds this
+	Name string // a later snapshot may have the same name
+	ID   string // of this snapshot alone, also after it was deleted; records name it by the ID
 }
 
-// Changed reports whether the run of a disk that begins at off may differ from the snapshot with an
-// ID that the disk was made from, or from its image for "", and how many bytes are of that kind, at
-// most length of them and never 0. A disk that does not know says that all may differ.
+// Changed reports whether the run of d that begins at off may differ from the snapshot with the ID
+// since, or from d's image if since is "". n is the length of the run in bytes: at most length, and
+// never 0. If d keeps no account of changes, all of it may differ.
 func Changed(ctx context.Context, d Disk, since string, off, length int64) (changed bool, n int64,
 	err error) {
 	if since == "" {
@@ -132,27 +129,26 @@ func Changed(ctx context.Context, d Disk, since string, off, length int64) (chan
 	return true, length, nil
 }
 
-// Estimator is a disk of which some reads cost much more than a look into the page cache. Asked
-// once, when the LUN is made.
+// Estimator is a disk that can say which of its reads are slow.
 type Estimator interface {
-	// Slow reports whether a read that begins there has to be decompressed first, so that it is
-	// worth another processor. It does not wait for storage. Only a hint: the answer may be
-	// outdated at once.
+	// Slow reports whether the content at off has to be decompressed, so that reading it is worth
+	// another processor. It does not wait for storage. The answer is a hint: it may be outdated at
+	// once.
 	Slow(off int64) bool
 }
 
 // Far reports whether content of a disk may be far away, so that a call may wait for it. A disk
-// says so by a method Far. Asked once, when the LUN is made.
+// says so by a method Far.
 func Far(d Disk) bool {
 	far, ok := d.(interface{ Far() bool })
 	return ok && far.Far()
 }
 
-// AtHand is a context that has ended. A call with it does not wait for content: see Disk.
+// AtHand is a context that has ended. A call with it does not wait for far content: see Disk.
 var AtHand = ended()
 
-// Cached is AtHand for a read that does not wait for the storage of this machine either: what lies
-// in a file and not in the page cache is ErrNotNow. Only a hint: a disk may take it for AtHand.
+// Cached is AtHand for a read that must not wait for local storage either: if the data is not in
+// the page cache, the read returns ErrNotNow. It is a hint: a disk may treat it as AtHand.
 var Cached = ended()
 
 func ended() context.Context {
@@ -161,7 +157,7 @@ func ended() context.Context {
 	return ctx
 }
 
-// ReaderAt returns what reads as an io.ReaderAt. Its calls have that context.
+// ReaderAt makes an io.ReaderAt of r. Its reads have the context ctx.
 func ReaderAt(ctx context.Context, r interface {
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 },
@@ -169,7 +165,7 @@ func ReaderAt(ctx context.Context, r interface {
 	return atFunc(func(p []byte, off int64) (int, error) { return r.ReadAt(ctx, p, off) })
 }
 
-// WriterAt returns a disk as an io.WriterAt. Its calls have that context.
+// WriterAt makes an io.WriterAt of a disk. Its writes have the context ctx.
 func WriterAt(ctx context.Context, d Disk) io.WriterAt {
 	return atFunc(func(p []byte, off int64) (int, error) { return d.WriteAt(ctx, p, off) })
 }
@@ -179,21 +175,21 @@ type atFunc func(p []byte, off int64) (int, error)
 func (f atFunc) ReadAt(p []byte, off int64) (int, error)  { return f(p, off) }
 func (f atFunc) WriteAt(p []byte, off int64) (int, error) { return f(p, off) }
 
-// Remote is a disk that another server has. Asked once, when the LUN is made. Its methods do not
-// wait for the server; they answer what it has told last.
+// Remote is a disk that another server has. Its methods do not wait for the server; they return
+// what the server said last.
 type Remote interface {
-	// Generation names the content of the disk, as its server does. The disk fails when that
+	// Generation is the server's name for the content of the disk. The disk fails when the name
 	// changes.
 	Generation() string
-	// Shared reports whether others may write the disk at its server. Then nothing that is decided
-	// here binds them.
+	// Shared reports whether others may write the disk at its server. The owners and fences of this
+	// daemon do not bind them.
 	Shared() bool
 	// ReadOnly reports whether the server takes no writes.
 	ReadOnly() bool
 }
 
-// StoredAtomic is the name under which what an atomic write replaces is kept with a disk, to put it
-// back at the next start if the write is interrupted.
+// StoredAtomic names a record that lies with a disk while an atomic write is under way: the content
+// that the write replaces. If the write is interrupted, the next start puts that content back.
 const StoredAtomic = "atomic-write"
 
 // Identity distinguishes one disk instance from every other one, so that two pods of one image
@@ -203,7 +199,7 @@ type Identity struct {
 	NAA    [8]byte `json:"naa"`    // NAA locally assigned, first nibble 3: VPD page 83h
 }
 
-// Or returns the identity, with what it lacks from another one.
+// Or returns the identity. Where it lacks something, other fills it in.
 func (id Identity) Or(other Identity) Identity {
 	id.Serial = cmp.Or(id.Serial, other.Serial)
 	if id.NAA == [8]byte{} {
@@ -226,18 +222,18 @@ var (
 	ErrNoSpace = errors.New("no space left for the disk")
 	// ErrReadOnly: the disk cannot be written.
 	ErrReadOnly = errors.New("disk is read-only")
-	// ErrMoved: another client has taken over a disk of another server. A disk that has failed for
-	// that has lost nothing.
+	// ErrMoved: the disk is another server's, and another client of that server has taken it over.
+	// The disk fails with this error, and has lost nothing.
 	ErrMoved = errors.New("another session of this name has taken the disk over")
-	// ErrNotNow: content cannot be had at the moment, and nothing is lost. The call may be made
-	// again. A write has changed nothing beyond the bytes that it reports as stored; a discard or
-	// zeroing may have changed a part of its range.
+	// ErrNotNow: the content cannot be had at the moment, and nothing is lost. The call may be made
+	// again. A write has changed only the bytes that it reports as stored. A discard or a zeroing
+	// may have changed a part of its range.
 	ErrNotNow = errors.New("the content cannot be read now")
 	// ErrWrongContent: the content that the disk was made from does not match its digest, and some
 	// of it was already served. It comes within a *MediumError, for every range.
 	ErrWrongContent = errors.New("the disk was made of wrong content")
-	// ErrFailed: an earlier flush failed, or the disk at its server is another one than before, so
-	// that acknowledged data may be lost; only a restart clears it.
+	// ErrFailed: an earlier flush failed, or the server of the disk has another disk in its place,
+	// so acknowledged data may be lost. Only a restart clears it.
 	ErrFailed = errors.New("disk has failed: acknowledged data may be lost")
 )
 
@@ -258,7 +254,7 @@ func (e *MediumError) Unwrap() error { return e.Err }
 // Usage is the space that a disk takes on the storage below it. Bytes.
 type Usage struct {
 	Used      int64 // storage that the disk takes
-	Available int64 // storage that it could still take, which others may take first
+	Available int64 // storage that it can still take, unless others take it first
 }
 
 // Accountant is a disk that knows how much storage it takes.
@@ -267,8 +263,8 @@ type Accountant interface {
 	Usage() (Usage, error)
 }
 
-// IsNoSpace reports whether an error says that there is no space, be it ErrNoSpace or what the
-// system says. Space does not mend a disk that has failed for lack of it.
+// IsNoSpace reports whether an error is ErrNoSpace, or an error of the system that means the same.
+// It is false for a disk that has failed: free space does not mend such a disk.
 func IsNoSpace(err error) bool {
 	return !errors.Is(err, ErrFailed) && (errors.Is(err, ErrNoSpace) ||
 		errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) ||

@@ -7,10 +7,10 @@ const (
 	minMapCell = 4 << 10
 )
 
-// Mapper is a disk that can tell people roughly where its content is. Asked when somebody looks.
+// Mapper is a disk that can tell people roughly where its content is.
 type Mapper interface {
-	// Map sums up the disk. It may wait for storage, once for a disk, and takes no lock that a
-	// guest's command waits for. What the guest did is remembered only by cells, so the amounts are
+	// Map sums up the disk. The first call may wait for storage. No call takes a lock that a
+	// guest's command waits for. The guest's work is remembered by cells only, so the amounts are
 	// rough. Same concurrency as ReadAt.
 	Map() *Map
 }
@@ -18,18 +18,18 @@ type Mapper interface {
 // Map is a rough picture of a disk, in parts of the same length.
 type Map struct {
 	Size      int64 // bytes
-	CellBytes int64 // of each part but the last, which may be shorter; a power of two
+	CellBytes int64 // length of each part; the last one may be shorter; a power of two
 	Cells     []Cell
 }
 
-// Cell sums up one part of a disk. The amounts are bytes, and the length of the part together.
+// Cell sums up one part of a disk. The amounts are bytes, and add up to the length of the part.
 type Cell struct {
 	Image   int64 // content that only the image has
-	Copied  int64 // content in the disk's own file: from the image, or from an earlier start
+	Copied  int64 // content in the disk's own file: of the image, or of an earlier start
 	Written int64 // written by the guest since the disk was opened
 	Hole    int64 // takes no space, and reads as zeros
-	// Read says that the guest has read here since the last call of Map. If Map was not called in
-	// the last seconds, nothing is known.
+	// Read says that the guest has read here since the last call of Map. It is false if that call
+	// was more than a few seconds ago.
 	Read bool
 }
 
@@ -42,13 +42,13 @@ func MapCellBytes(size int64) int64 {
 	return cell
 }
 
-// NewMap makes the Map of a disk of that many bytes, for an implementation to fill in.
+// NewMap makes an empty Map of a disk of size bytes.
 func NewMap(size int64) *Map {
 	cell := MapCellBytes(size)
 	return &Map{Size: size, CellBytes: cell, Cells: make([]Cell, (size+cell-1)/cell)}
 }
 
-// Fold returns the same picture in at most that many cells, which is at least one.
+// Fold returns the same picture with at most that many cells, but at least one.
 func (m *Map) Fold(cells int) *Map {
 	f, by := &Map{Size: m.Size, CellBytes: m.CellBytes}, 1
 	for (len(m.Cells)+by-1)/by > max(cells, 1) {

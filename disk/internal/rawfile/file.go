@@ -17,31 +17,29 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// MarksDir is a directory beside raw files, with the names of those that were served raw. It means
-// nothing elsewhere.
+// MarksDir is a directory beside raw files. It has the names of the files that were served raw.
 const MarksDir = ".kubevirt-disk"
 
-// MapMagic begins a file that says which blocks of a disk a raw file has. The rest of the disk is
-// elsewhere.
+// MapMagic begins the map of a disk: the file that says which blocks are in the disk's raw file.
+// The other blocks are in the image.
 const MapMagic = "KVDMAP1\n"
 
-// Options are the options of a disk over a raw file. The zero value works.
+// Options are the options of a File. The zero value works.
 type Options struct {
 	ReadOnly bool
 	// Durable makes Flush write to storage. Without it, Flush only promises that the data survives
 	// the end of the process.
 	Durable bool
-	// Private says that nobody else changes the file. Then the disk can remember where its holes
-	// are.
+	// Private says that nobody else changes the file. So the disk can remember where its holes are.
 	Private bool
 	// Guest says that the calls are a guest's, so that the Map shows the guest's work.
 	Guest bool
-	// Killed says that the last user of the file was killed. If a flush had failed, what Close
-	// drops is still in the page cache, and the next flush would succeed without it.
+	// Killed says that the last user of the file was killed, and could not drop its pages as Close
+	// does. If a flush of that user had failed, the next flush would succeed without the data.
 	Killed bool
 }
 
-// File is a disk over a raw file. It implements Disk, Discarder, Zeroer, Extenter and Mapper.
+// File is a raw file as a disk. It implements Disk, Discarder, Zeroer, Extenter and Mapper.
 type File struct {
 	File    *os.File
 	size    atomic.Int64 // bytes; only Grow changes it
@@ -54,9 +52,9 @@ type File struct {
 	trail   *Trail      // nil: the calls are not a guest's
 	extents osfile.Extents
 
-	seen atomic.Pointer[holeMap] // for Map only, if holes is nil; nil: not looked for yet
+	seen atomic.Pointer[holeMap] // for Map, if holes is nil; nil: Map was not called yet
 
-	// one fdatasync at a time: the kernel reports a failure only once per open file
+	// held during fdatasync: the kernel reports a failure only once per open file
 	flushMu sync.Mutex
 	sync    func(fd int) error
 	forget  func(fd int) error // drops the file's clean pages from the page cache
@@ -148,7 +146,7 @@ func (f *File) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		return n, disk.ErrNotNow
 	}
 	if err == io.EOF {
-		err = io.ErrUnexpectedEOF // someone made the file shorter
+		err = io.ErrUnexpectedEOF // the file has become shorter
 	}
 	return n, &disk.MediumError{Op: "read", Off: off + int64(n), Length: int64(len(p) - n),
 		Err: err}
@@ -204,12 +202,11 @@ func (f *File) Discard(_ context.Context, off, length int64) error {
 	return f.deallocate("discard", off, length)
 }
 
-// Zero gives space back, too, so that a guest that zeroes a whole disk does not fill the work
+// Zero punches a hole, too, so that a guest that zeroes a whole disk does not fill the work
 // directory. Concurrency and durability: as Disk.
 func (f *File) Zero(_ context.Context, off, length int64) error {
 	if length > 0 && length < holeSize {
-		// No block can be freed, and a write in the page cache is cheaper than a call to the file
-		// system.
+		// No block can be freed, and a write into the page cache is cheaper than a system call.
 		return f.writeZeros(off, length)
 	}
 	return f.deallocate("write", off, length)
@@ -234,7 +231,7 @@ func (f *File) deallocate(op string, off, length int64) error {
 		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
 	})
 	if err == unix.EINVAL && f.device {
-		return f.writeZeros(off, length) // it has blocks larger than a sector
+		return f.writeZeros(off, length) // the file system's blocks are larger than a sector
 	}
 	switch err {
 	case nil:
@@ -250,7 +247,7 @@ func (f *File) deallocate(op string, off, length int64) error {
 	}
 }
 
-// writeZeros writes zeros, for file systems without a better way.
+// writeZeros zeroes a range by writing to it.
 func (f *File) writeZeros(off, length int64) error {
 	for length > 0 {
 		n, err := f.WriteAt(context.Background(), zeros[:min(length, int64(len(zeros)))], off)
@@ -276,8 +273,8 @@ func (f *File) Extent(_ context.Context, off, length int64) (disk.Extent, error)
 }
 
 // Close closes the file. It does not flush. After a failed flush the page cache holds data that
-// storage does not have, but that the kernel takes for clean and drops at any time. Close drops it
-// now, so that the next user of the file finds what storage has.
+// storage does not have. The kernel takes these pages for clean and drops them at any time. Close
+// drops them at once, so that the next user of the file reads what storage has.
 func (f *File) Close() error {
 	if f.failed.Load() {
 		_ = osfile.Call(f.File, f.forget) // if it fails, reads come from the cache as before
@@ -298,8 +295,8 @@ func (f *File) writable() error {
 	return nil
 }
 
-// writeError turns an error of the file system into one of package disk, for the range that was not
-// written.
+// writeError turns an error of the file system into one of package disk. The range is the part that
+// was not written.
 func (f *File) writeError(off, length int64, err error) error {
 	switch {
 	case disk.IsNoSpace(err):
@@ -319,8 +316,8 @@ func OutOfRange(op string, off, length, size int64) error {
 
 var _ disk.Accountant = (*File)(nil)
 
-// Usage asks the file system. If that counts space in another way, for example because it
-// compresses, Usage does, too. The file may be closed meanwhile.
+// Usage asks the file system, which may count less than was written, for example because it
+// compresses. The file may be closed meanwhile.
 func (f *File) Usage() (disk.Usage, error) {
 	var st unix.Stat_t
 	var room unix.Statfs_t
@@ -331,15 +328,15 @@ func (f *File) Usage() (disk.Usage, error) {
 		return disk.Usage{}, fmt.Errorf("the space of %q cannot be told: %w", f.File.Name(), err)
 	}
 	if f.device {
-		return disk.Usage{Used: f.Size(), Available: f.Size()}, nil // it has all of its space
+		return disk.Usage{Used: f.Size(), Available: f.Size()}, nil // a device has all of its space
 	}
 	return disk.Usage{Used: st.Blocks * osfile.StatBlock,
 		Available: int64(room.Bavail) * int64(room.Bsize)}, nil
 }
 
-// Grow enlarges the file by a hole while it is used. When it returns nil, the new size has reached
-// storage as far as a Flush does. After an error the disk has its former size, and the file may
-// have the new one. One call at a time.
+// Grow enlarges the file by a hole while the disk is in use. When Grow returns nil, the new size is
+// as durable as after a Flush. After an error the disk has its former size, and the file may have
+// the new one. One call at a time.
 func (f *File) Grow(size int64) error {
 	if err := f.writable(); err != nil {
 		return err
@@ -347,7 +344,7 @@ func (f *File) Grow(size int64) error {
 	if before := f.Size(); size < before || size%disk.SectorSize != 0 {
 		return fmt.Errorf("a disk of %d bytes cannot get %d bytes", before, size)
 	}
-	// Somebody may have made the file larger and written there. That must not become a part of it.
+	// Another program may have made the file larger and written there. The disk must not show that.
 	st, err := f.File.Stat()
 	if err != nil {
 		return err
@@ -384,8 +381,8 @@ func (f *File) truncate(size int64) error {
 
 var _ disk.Mapper = (*File)(nil)
 
-// Map shows what is stored in the file. If others may change the file, it is the image itself, and
-// the first call asks the file system. See Mapper.
+// Map shows what is stored in the file. If others may change the file, the file is the image
+// itself, and the first call asks the file system. See Mapper.
 func (f *File) Map() *disk.Map {
 	m := disk.NewMap(f.Size())
 	holes := f.holes

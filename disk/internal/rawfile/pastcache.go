@@ -21,10 +21,10 @@ const cacheRegion = 2 << 20
 var errThroughCache = errors.New("cannot be written past the page cache")
 
 // cacheGuard keeps writes through the page cache of a file and writes past it in different regions,
-// as open(2) advises. If a part of a dirty folio was just written past the cache, the kernel cannot
-// tell which is newer and reports an I/O error at the next flush. The locks of some file systems
-// prevent that, but no file system promises it. A nil guard lets no write past the cache. Any
-// number of goroutines may use it.
+// as open(2) advises. If a write past the cache has just changed a part of a dirty folio, the
+// kernel cannot tell which data is newer, and reports an I/O error at the next flush. The locks of
+// some file systems prevent that, but no file system promises it. A nil guard lets no write past
+// the cache. Any number of goroutines may use it.
 type cacheGuard struct {
 	// regions closed to writes past the cache: all of cached, and those where somebody waits to
 	// write through the cache
@@ -38,7 +38,7 @@ type cacheGuard struct {
 
 type span struct{ off, length int64 }
 
-// newCacheGuard guards a file. Data that the file holds already may still be dirty.
+// newCacheGuard makes the guard of a file. Data that is in the file already may still be dirty.
 func newCacheGuard(size int64, holes *holeMap) *cacheGuard {
 	g := &cacheGuard{wanted: NewRegions(size, cacheRegion), cached: NewRegions(size, cacheRegion)}
 	g.ended.L = &g.mu
@@ -62,16 +62,16 @@ func (g *cacheGuard) through(off, length int64) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	// Without this, one run of a chunk after the other could begin while the guest waits for all.
+	// Otherwise, new writes past the cache could begin again and again while this one waits.
 	g.wanted.Add(off, length)
 	for g.passingLocked(off, length) {
 		g.ended.Wait()
 	}
-	// Not earlier: a goroutine that finds the region in cached does not wait.
+	// Only now: a goroutine that finds the region in cached does not wait.
 	g.cached.Add(off, length)
 }
 
-// begin reports whether a range may be written past the cache. If so, end must follow.
+// begin reports whether a range may be written past the cache. After true, end must follow.
 func (g *cacheGuard) begin(off, length int64) bool {
 	if g == nil {
 		return false
@@ -109,9 +109,8 @@ type cacheBypass struct {
 	direct *os.File
 }
 
-// OpenPastCache returns nil if writing past the cache is not safe: if others may change the file,
-// or if the file system is not known to drop the cached pages of a range that is written past the
-// cache. Ext4 and XFS do.
+// OpenPastCache returns nil if writing past the cache is not safe. It is not if others may change
+// the file, or if the file system may keep old cached pages of the range. Ext4 and XFS drop them.
 func (f *File) OpenPastCache() *cacheBypass {
 	if os.Getpagesize() != 4<<10 {
 		// With pages of 16 or 64 KiB, read-ahead makes folios that are larger than a region.

@@ -23,40 +23,40 @@ const (
 	// holeSize is the granularity at which zeros become holes: the block size of common file
 	// systems.
 	holeSize = 4 << 10
-	// cachedWrite is the size in bytes of one write into the page cache. Kernels make folios as
-	// large as the write. Large folios fill faster if the kernel must find memory first, and slower
-	// if memory is free. They make later small writes slower, because ext4 goes over every block of
-	// a folio for each: a write of 4 KiB takes 6 us in a folio of 256 KiB, and 28 us in one of 2
+	// cachedWrite is the size in bytes of one write into the page cache. The kernel makes folios as
+	// large as the write. Large folios fill faster while the kernel has to find memory, and slower
+	// while memory is free. Later small writes into a large folio are slow, because ext4 goes over
+	// every block of it: a write of 4 KiB takes 6 us in a folio of 256 KiB, and 28 us in one of 2
 	// MiB.
 	cachedWrite = 256 << 10
 	// directWrite is the size in bytes of one write past the cache. Storage may turn out to be
 	// slow, and each worker has one such write under way.
 	directWrite = 1 << 20
-	// paceSpan is how many bytes are written one way before its speed is compared with the others.
+	// paceSpan is how many bytes are written in one way before the ways are compared.
 	paceSpan = 1 << 20
-	// retryAfter says when a slower way is tried again: after this many times the time of its last
-	// span. It bounds the time spent on trials.
+	// retryAfter bounds the time spent on trials. A slower way is tried again after this many times
+	// the time that its last span took.
 	retryAfter = 32
 	// cacheWorth is how many times faster the way past the page cache must be on a disk that is
-	// served. What is in the cache is fast for the guest to read.
+	// served. The guest reads fast what is in the cache.
 	cacheWorth = 2
 )
 
-// zeros is for comparing and for writing zeros. Nothing writes to it.
+// zeros is compared with, and written from. Nothing changes it.
 var zeros [256 << 10]byte
 
-// Writer writes to a file through the page cache or past it, whichever is faster. The cache is
-// limited by how fast the kernel finds memory, and by how much may be dirty. If the host of a
-// virtual machine must provide the memory first, finding it takes ten times as long as the copying.
-// Storage may be faster than that, or far slower. Any number of goroutines may use it.
+// Writer writes to a file through the page cache or past it, whichever is faster. The cache is as
+// fast as the kernel finds memory, and slower when too much is dirty. In a virtual machine whose
+// host has to provide the memory first, finding it takes ten times as long as the copying. Storage
+// may be faster than that, or far slower. Any number of goroutines may use a Writer.
 type Writer struct {
 	cached io.WriterAt
 	direct io.WriterAt // past the page cache; nil: no such way
 	Places *Places     // nil: nothing is preallocated
 	pace   *pace
 	// order lets one write at a time into the page cache, or any number past it. The kernel's lock
-	// of the file does the same, but its waiters spin and cost a core, and their waiting would
-	// count as time of their own way.
+	// of the file does the same, but its waiters spin and use a core, and their waiting would count
+	// as time of the way past the cache.
 	order sync.RWMutex
 }
 
@@ -67,13 +67,12 @@ func NewWriter(cached, direct io.WriterAt) *Writer {
 	return &Writer{cached: cached, direct: direct, pace: newPace(direct != nil)}
 }
 
-// ServedWorth is the weight of the speed past the page cache on a disk that is served; the speed
-// through the cache weighs 1. See cacheWorth.
+// ServedWorth is the weight of the speed past the page cache on a disk that is served. The speed
+// through the cache has weight 1. See cacheWorth.
 const ServedWorth = 1. / cacheWorth
 
-// NewServedWriter is NewWriter for the file of a disk that is served meanwhile. The guest will
-// write to it in small pieces later. worth is the weight of the direct way's speed, see
-// ServedWorth.
+// NewServedWriter is NewWriter for the file of a disk that is served meanwhile: its guest writes
+// small pieces later. worth is the weight of the direct way's speed, see ServedWorth.
 func NewServedWriter(cached, direct io.WriterAt, places *Places, worth float64) *Writer {
 	w := NewWriter(cached, direct)
 	w.pace.rates[largeFolios] = 0
@@ -82,8 +81,8 @@ func NewServedWriter(cached, direct io.WriterAt, places *Places, worth float64) 
 	return w
 }
 
-// ServedWriter is NewServedWriter for this file, with its way past the page cache and its Places,
-// which do nothing while busy reports true. done closes the writer.
+// ServedWriter is NewServedWriter for this file. It has a way past the page cache if that is safe,
+// and preallocates while busy reports false. done closes the writer.
 func (f *File) ServedWriter(busy func() bool) (w *Writer, done func()) {
 	places, direct := NewPlaces(f.File, busy), f.OpenPastCache()
 	cached := disk.WriterAt(context.Background(), f)
@@ -94,8 +93,8 @@ func (f *File) ServedWriter(busy func() bool) (w *Writer, done func()) {
 	return w, func() { _ = direct.Close() }
 }
 
-// Store writes the blocks of p that are not zero into a hole of the file. Zero blocks stay a hole.
-// It returns how many bytes it has written.
+// Store writes the blocks of p that are not zero into a hole of the file, and leaves the others as
+// the hole. It returns how many bytes it has written.
 func (w *Writer) Store(p []byte, off int64) (written int64, err error) {
 	return dataRuns(p, off, w.Write)
 }
@@ -135,12 +134,12 @@ func (w *Writer) WriteThrough(p []byte, off int64) error {
 	return err
 }
 
-// writeCached writes p in pieces of size bytes and returns how much it has written. Unless must is
-// set, it stops early without an error when another way is chosen meanwhile. It lets no other
-// worker in between two pieces: waking one takes about as long as a write.
+// writeCached writes p in pieces of size bytes and returns how much it has written. If another way
+// is chosen meanwhile and must is not set, it stops early without an error. No other worker writes
+// between two pieces: waking one takes about as long as a write.
 func (w *Writer) writeCached(way int, p []byte, off int64, size int, must bool) (n int, err error) {
 	w.order.Lock()
-	// Let the woken worker go on at once, on this processor. The other processors are busy with
+	// Let the next worker go on at once, on this processor. The other processors are busy with
 	// workers that read ahead, and nobody would write until they are back from the kernel.
 	defer runtime.Gosched()
 	defer w.order.Unlock()
@@ -157,8 +156,8 @@ func (w *Writer) writeCached(way int, p []byte, off int64, size int, must bool) 
 	return n, err
 }
 
-// writeDirect returns 0 bytes and no error if the direct way does not work or another one is chosen
-// meanwhile.
+// writeDirect returns 0 bytes and no error if the direct way does not work, or if another way is
+// chosen meanwhile.
 func (w *Writer) writeDirect(p []byte, off int64) (int, error) {
 	n, err := w.tryDirect(p, off)
 	switch {
@@ -171,8 +170,8 @@ func (w *Writer) writeDirect(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// tryDirect lets one write at a time go to storage until its speed is known. Many at once could
-// take long.
+// tryDirect lets only one write at a time go to storage until the speed of storage is known. Many
+// writes at once could take long.
 func (w *Writer) tryDirect(p []byte, off int64) (int, error) {
 	if w.pace.trying() {
 		w.order.Lock()
@@ -190,8 +189,8 @@ func (w *Writer) tryDirect(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// The ways to write a file: through the page cache in writes of cachedWrite, or in whole; or past
-// it.
+// The ways to write a file: through the page cache in writes of cachedWrite, through it in one
+// write, and past it.
 const (
 	smallFolios = iota
 	largeFolios
@@ -200,10 +199,10 @@ const (
 )
 
 // pace chooses the way to write. It measures the speed of the chosen way, and remembers the last
-// speed of the others. When the chosen way becomes slower than another one was, that one is chosen.
-// Now and then a slower way is tried for a span, because it may be fast by now: the kernel no
-// longer has to find memory first, or nobody else uses the storage any more. Any number of
-// goroutines may use it.
+// speed of the others. When another way was faster than the chosen way is now, it chooses that one.
+// Now and then it tries a slower way for a span, because that may be fast by now: the kernel no
+// longer has to find memory, or nobody else uses the storage any more. Any number of goroutines may
+// use it.
 type pace struct {
 	mu    sync.Mutex
 	way   int
@@ -212,15 +211,15 @@ type pace struct {
 	rates [ways]float64
 	retry [ways]time.Time // when a way that was left is tried again
 
-	// In this span: how much was written the chosen way, and how long at least one such write was
-	// in the kernel.
+	// of this span: bytes written in the chosen way, and the time in which at least one of these
+	// writes was in the kernel
 	bytes  int64
 	busy   time.Duration
 	active int       // writes in the kernel
 	since  time.Time // busy counts from here, if active is not 0
 }
 
-// newPace begins with the cache, which is faster for small files.
+// newPace begins with the cache, because that is faster for small files.
 func newPace(direct bool) *pace {
 	p := &pace{worth: [ways]float64{1, 1, 1},
 		rates: [ways]float64{math.Inf(1), math.Inf(1), math.Inf(1)}}
@@ -237,7 +236,7 @@ func (p *pace) choice() int {
 	return p.way
 }
 
-// exclude removes a way that turned out not to work.
+// exclude removes a way that does not work.
 func (p *pace) exclude(way int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -302,7 +301,7 @@ func (p *pace) choose() {
 	p.bytes, p.busy = 0, 0
 }
 
-// dataRuns calls f for each run of blocks that are not zero. It returns for how many bytes.
+// dataRuns calls f for each run of blocks that are not zero. It returns the sum of their bytes.
 func dataRuns(p []byte, off int64, f func(p []byte, off int64) error) (done int64, err error) {
 	for len(p) > 0 {
 		zero, n := LeadingRun(p, off)
@@ -317,8 +316,8 @@ func dataRuns(p []byte, off int64, f func(p []byte, off int64) error) (done int6
 	return done, nil
 }
 
-// LeadingRun returns how much of the beginning of p is all zero blocks, or all other blocks. p lies
-// at off in the file.
+// LeadingRun returns the length of the run at the beginning of p, and whether its blocks are zero
+// or not. p lies at off in the file.
 func LeadingRun(p []byte, off int64) (zero bool, n int) {
 	for n < len(p) {
 		block := min(len(p)-n, holeSize-int((off+int64(n))%holeSize))
@@ -332,8 +331,8 @@ func LeadingRun(p []byte, off int64) (zero bool, n int) {
 	return zero, n
 }
 
-// AllZero reports whether p, at most 256 KiB, is all zeros. In most other blocks the first
-// word tells already.
+// AllZero reports whether p is all zeros. p has at most 256 KiB. The first word is looked at first:
+// it decides for most blocks.
 func AllZero(p []byte) bool {
 	if len(p) >= 8 && binary.NativeEndian.Uint64(p) != 0 {
 		return false
@@ -344,13 +343,13 @@ func AllZero(p []byte) bool {
 // preallocateFrom is the smallest range in bytes that is worth a system call of its own.
 const preallocateFrom = 256 << 10
 
-// Places preallocates ranges of a file before they are written through the page cache. Ext4
-// reserves space for each block of a write one by one, which is two fifths of the cost of filling a
-// new file. File systems that reserve once per write gain nothing by it. A nil Places does nothing.
-// Any number of goroutines may use it.
+// Places preallocates ranges of a file before they are written through the page cache. For a write,
+// ext4 reserves space block by block, which is two fifths of the cost of filling a new file. File
+// systems that reserve once per write gain nothing. A nil Places does nothing. Any number of
+// goroutines may use it.
 type Places struct {
 	file    *os.File
-	busy    func() bool // a guest is active and should not wait for the journal, too; nil: no guest
+	busy    func() bool // a guest is active, and must not wait for the journal; nil: no guest
 	useless atomic.Bool // the file cannot be preallocated, for example because it has no extents
 }
 
@@ -362,8 +361,8 @@ func NewPlaces(f *os.File, busy func() bool) *Places {
 	return &Places{file: f, busy: busy}
 }
 
-// before is called before a range that reads as zeros is written. The range still reads as zeros
-// afterwards. Errors are ignored, because the write meets them, too.
+// before is called before a range that reads as zeros is written. Afterwards the range still reads
+// as zeros. Errors are ignored, because the write has the same ones.
 func (p *Places) before(off, length int64) {
 	if p == nil || length < preallocateFrom || p.useless.Load() || p.busy != nil && p.busy() {
 		return

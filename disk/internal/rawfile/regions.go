@@ -9,11 +9,11 @@ import (
 )
 
 // Regions is a set of regions of a file. Readers need no lock. Any number of goroutines may use it.
-// Apart from a Trail, nobody removes regions, so that what is in a set stays there.
+// Regions are never removed, except by a Trail.
 type Regions struct {
 	region int64                   // bytes
 	bits   []atomic.Uint64         // a bit for each region
-	next   atomic.Pointer[Regions] // continues bits, since the file has grown; nil: it ends there
+	next   atomic.Pointer[Regions] // continues bits after the file has grown; nil: there is no more
 }
 
 // NewRegions returns an empty set for a file of size bytes.
@@ -22,8 +22,8 @@ func NewRegions(size, region int64) *Regions {
 	return &Regions{region: region, bits: make([]atomic.Uint64, (regions+63)/64)}
 }
 
-// grow has the set cover a file that will have size bytes. Until it returns, nobody uses the new
-// part, and there is one call at a time.
+// grow extends the set for a file that will have size bytes. Nobody uses the new part before grow
+// returns. One call at a time.
 func (s *Regions) grow(size int64) {
 	last, words := s, int64(len(s.bits))
 	for next := s.next.Load(); next != nil; next = next.next.Load() {
@@ -33,12 +33,12 @@ func (s *Regions) grow(size int64) {
 	if missing <= 0 {
 		return
 	}
-	// At least half of what there is, so that a file that grows often makes no long chain.
+	// The set grows by at least half, so that a file that grows often makes no long chain.
 	more := &Regions{region: s.region, bits: make([]atomic.Uint64, max(missing, words/2))}
 	last.next.Store(more)
 }
 
-// word returns the word with that index.
+// word returns the word with that index, counted through the chain.
 func (s *Regions) word(w int64) *atomic.Uint64 {
 	for w >= int64(len(s.bits)) {
 		w -= int64(len(s.bits))
@@ -66,8 +66,8 @@ func (s *Regions) drop(off, length int64) {
 	}
 }
 
-// bytes returns how much of the range lies in regions of the set. The range is not empty, and lies
-// in one region or begins and ends with regions, or at the end of the file.
+// bytes returns how many bytes of the range lie in regions of the set. The range is not empty. It
+// lies in one region, or it begins and ends with regions or at the end of the file.
 func (s *Regions) bytes(off, length int64) int64 {
 	first, last := off/s.region, (off+length-1)/s.region
 	n := 0
@@ -99,8 +99,8 @@ func (s *Regions) Covers(off, length int64) bool {
 	return true
 }
 
-// each calls f for the regions of the set, once for regions side by side in a word. A large empty
-// set takes no time. The last range may go past the end of the file. The file has not grown.
+// each calls f for the runs of regions in the set. A run ends at the end of a word. A large empty
+// set takes no time. The last run may go past the end of the file. The file must not have grown.
 func (s *Regions) each(f func(off, length int64)) {
 	for w := range s.bits {
 		for word := s.bits[w].Load(); word != 0; {
@@ -135,14 +135,14 @@ const (
 	maxHoleExtents = 4096
 )
 
-// holeMap knows the regions of a file that were never written. They read as zeros without asking
-// the kernel, which would first fill its page cache with zeros, a whole read-ahead for each read. A
-// nil map knows nothing.
+// holeMap knows the regions of a file that were never written. Reads of them return zeros and do
+// not ask the kernel, which would fill its page cache with a whole read-ahead of zeros for each
+// read. A nil map knows nothing.
 type holeMap struct {
 	written *Regions
 }
 
-// newHoleMap asks a disk where it has holes. Nobody else may change the disk from then on.
+// newHoleMap asks a disk where its holes are. Nobody else may change the disk from then on.
 func newHoleMap(d interface {
 	disk.Disk
 	disk.Extenter

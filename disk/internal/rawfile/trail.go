@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// readsFor is how long after a question reads still count for the next one.
+	// readsFor is how long reads count after a call of Map.
 	readsFor = 5 * time.Second
-	// readsAfter is how old a question must be for the next one to begin a new set of reads. Two
-	// people may ask at nearly the same time.
+	// readsAfter is how old a call of Map must be for the next call to begin a new set of reads.
+	// Two people may ask at nearly the same time.
 	readsAfter = 500 * time.Millisecond
 )
 
-// Trail remembers where a guest has written, discarded and read, for the map of a disk and by its
-// cells. It takes 1 KiB of memory, and as much once somebody looks. Any number of goroutines may
-// use it. A nil trail remembers nothing.
+// Trail remembers where a guest has written, discarded and read, for the map of a disk. It
+// remembers only cells of the map. It takes 1 KiB of memory, and another 1 KiB once somebody looks.
+// Any number of goroutines may use it. A nil trail remembers nothing.
 type Trail struct {
 	size  func() int64             // of the disk, which may grow
 	marks atomic.Pointer[marks]    // replaced when the disk has grown
@@ -32,7 +32,7 @@ type Trail struct {
 // marks are the changes of a guest.
 type marks struct {
 	written  *cellsSet
-	discards *cellsSet // and not written since
+	discards *cellsSet // what was discarded, and not written since
 }
 
 // cellsSet is a set of the cells of a disk of that size.
@@ -45,8 +45,8 @@ func newCellsSet(size int64) *cellsSet {
 	return &cellsSet{NewRegions(size, disk.MapCellBytes(size)), size}
 }
 
-// has reports whether the range touches a cell of the set, or is in cells of the set. It may go
-// past the end of the set, if the disk has grown.
+// has reports whether the range touches a cell of the set, or with all, whether it lies in cells of
+// the set. If the disk has grown, the range may go past the end of the set.
 func (s *cellsSet) has(off, length int64, all bool) bool {
 	switch length = min(length, s.size-off); {
 	case length <= 0:
@@ -73,7 +73,7 @@ func (t *Trail) upTo(end int64) *marks {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	// Marks that others make in the old set meanwhile are lost. It is only a picture.
+	// Marks that are made in the old set meanwhile are lost. The map is only a picture.
 	size := max(end, t.size())
 	grown := &marks{newCellsSet(size), newCellsSet(size)}
 	cell := grown.written.region
@@ -127,7 +127,7 @@ func (t *Trail) Read(off, length int64) {
 	}
 }
 
-// Mark adds the guest's work to a map. So far, the map shows the content of the disk's own file as
+// Mark adds the guest's work to a map. Before, the map shows all content of the disk's own file as
 // copied.
 func (t *Trail) Mark(m *disk.Map, now time.Time) {
 	if t == nil {
@@ -148,7 +148,7 @@ func (t *Trail) Mark(m *disk.Map, now time.Time) {
 	}
 }
 
-// recent returns where the guest has read since the last question.
+// recent returns where the guest has read since the last call of Map.
 func (t *Trail) recent(size int64, now time.Time) (current, before *cellsSet) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

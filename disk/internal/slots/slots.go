@@ -10,15 +10,15 @@ import (
 const (
 	// slotLength is how long a worker keeps its slot before others have their turn.
 	slotLength = 100 * time.Millisecond
-	// stallTime is how long one step may take before another worker gets the slot. The storage of
-	// an image may hang.
+	// stallTime is how long a step may take before another worker gets the slot. The storage of an
+	// image may hang.
 	stallTime = 10 * time.Second
 )
 
 // Options are the options of Slots. The zero value works.
 type Options struct {
-	// Buffer is the size in bytes from which on a buffer is kept for the next worker. Smaller ones
-	// are allocated each time. 0: none is kept.
+	// Buffer is the smallest size in bytes of buffers that are kept for the next worker. Smaller
+	// ones are allocated each time. 0: none is kept.
 	Buffer int64
 	// Stall is how long one step may take before the slot goes to another worker. 0: 10 seconds.
 	Stall time.Duration
@@ -48,7 +48,7 @@ func New(n int, opt Options) *Slots {
 // Count is how many slots there are.
 func (s *Slots) Count() int { return cap(s.free) }
 
-// Free is how many of them are free.
+// Free is how many slots are free.
 func (s *Slots) Free() int { return len(s.free) }
 
 // Acquire waits for a slot. If ctx ends first, it returns the error of ctx.
@@ -146,8 +146,8 @@ func (b *Slot) give() {
 	}
 }
 
-// Rest waits for the time d, for a worker without a slot. If ctx ends first, it returns the error
-// of ctx.
+// Rest waits for the time d. The worker must have released its slot. If ctx ends first, Rest
+// returns the error of ctx.
 func Rest(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
