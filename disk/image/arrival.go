@@ -14,18 +14,18 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// Arrival writes the disk of an image whose file comes once, from its beginning to its end, such as
-// a file in a layer of a container image. It keeps no copy of the file meanwhile.
+// Arrival writes the disk of an image whose file is read once, from its beginning to its end, such
+// as a file in a layer of a container image. It keeps no copy of the file.
 //
 //	a := NewArrival(...)
 //	for !a.Done() { a.Pass(ctx, the file, from its beginning) }
 //
-// One pass is usually enough. A qcow2 file needs two or three if it has tables behind the clusters
-// that they map. The image is checked as it comes. If a check fails when the disk is half written,
-// Destination.Finish removes it.
+// One pass is usually enough. A qcow2 file needs two or three if its tables lie behind the clusters
+// that they map. The image is checked while it is read. If a check fails when the disk is half
+// written, Destination.Finish removes the disk.
 //
-// The parts of a foreign image (Options.Foreign) come in any order, so its file lies in os.TempDir
-// until it is complete.
+// A foreign image (Options.Foreign) has its parts in any order. So its file is first copied to
+// os.TempDir.
 type Arrival struct {
 	name    string
 	size    int64 // of the file
@@ -43,10 +43,10 @@ type ArrivalOptions struct {
 	Options
 	// Original keeps the file as it is, whatever its format.
 	Original bool
-	// Raw means that the file is known to be a raw disk, whatever it looks like.
+	// Raw means that the file is a raw disk, whatever its content looks like.
 	Raw bool
-	// Below is the arrival of the backing file. It is done and has the same destination. If it is
-	// nil, an image that names a backing file is refused with a *BackingError.
+	// Below is the arrival of the backing file. It must be done, and have the same destination. If
+	// Below is nil, an image that names a backing file is refused with a *BackingError.
 	Below *Arrival
 }
 
@@ -61,8 +61,8 @@ func (e *BackingError) Error() string {
 }
 
 // BackingOf returns the backing file that an image names, resolved in the same way as for serving.
-// head is the beginning of the image's file: qcow2.HeadSize bytes, or all of it if it is shorter.
-// BackingOf returns "" for a file that names none or cannot be such an image.
+// head is the beginning of the image's file: qcow2.HeadSize bytes, or all of a shorter file. For a
+// file that names no backing file, or cannot be such an image, BackingOf returns "".
 func BackingOf(name string, head []byte, size int64) string {
 	if !qcow2.IsQcow2(head) {
 		return ""
@@ -82,7 +82,7 @@ func BackingOf(name string, head []byte, size int64) string {
 	return file
 }
 
-// NewArrival prepares to write the content of a file of that name and size; -1: it is unknown.
+// NewArrival prepares to write the content of a file of that name and size. size -1: unknown.
 func NewArrival(name string, size int64, to *Destination, opt ArrivalOptions) *Arrival {
 	return &Arrival{name: name, size: size, to: to, opt: opt}
 }
@@ -181,7 +181,7 @@ func (a *Arrival) recognise(head []byte) error {
 	return a.checkRawSize()
 }
 
-// checkRawSize checks the size of a raw disk. An unknown size passes.
+// checkRawSize checks the size of a raw disk. It accepts an unknown size.
 func (a *Arrival) checkRawSize() error {
 	if a.size%disk.SectorSize != 0 && a.size >= 0 {
 		return &Error{Name: a.name, Format: FormatRaw,
@@ -219,7 +219,7 @@ func (a *Arrival) openQcow2(head []byte) error {
 	return nil
 }
 
-// checkBacking asks for the backing file, or checks the one that was given.
+// checkBacking refuses an image whose backing file is missing, or checks the backing file.
 func (a *Arrival) checkBacking(claim string, format Format) error {
 	refuse := func(reason string, args ...any) error {
 		return &Error{Name: a.name, Format: FormatQcow2, Reason: fmt.Sprintf(reason, args...),
@@ -255,7 +255,7 @@ func (a *Arrival) begin(ctx context.Context) error {
 	return a.to.extend(ctx, a.opt.Below.virtual, a.virtual)
 }
 
-// copy writes the file as it is and leaves out its zeros.
+// copy writes the file as it is, with holes for its zeros.
 func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
 	known := a.size >= 0
 	f := newFilling(a.to, 0, max(a.size, 0))
@@ -307,7 +307,7 @@ func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
 	return err
 }
 
-// cut takes the footer of a fixed VHD image off its disk, which was written with it.
+// cut removes the footer of a fixed VHD image, which was written as if it were a part of the disk.
 func (a *Arrival) cut(ctx context.Context, m *magic) error {
 	switch {
 	case m.kind != kindForeign || !a.opt.Foreign || a.to.device > 0:
@@ -357,7 +357,7 @@ func (a *Arrival) expand(ctx context.Context, in io.Reader) (err error) {
 	return err
 }
 
-// short is the error of a file of which only n bytes could be read. If its size is unknown, err
+// short is the error for a file of which only n bytes could be read. If its size is unknown, err
 // comes from unpacking, and says what is wrong.
 func (a *Arrival) short(n int64, err error) error {
 	if a.size < 0 {

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// maxBackingDepth is the limit on the number of backing files in a chain: as many as a
-	// container image has layers, and some.
+	// maxBackingDepth is the largest number of backing files in a chain: the largest number of
+	// layers of a container image, and some more.
 	maxBackingDepth = 136
 	// plainDepth is how many backing files may have clusters of any size. Those below must have
 	// small clusters, and get small caches, so that a malicious chain cannot take much memory.
@@ -37,21 +37,21 @@ const (
 	useBacking                // a backing file of either
 )
 
-// advice picks what a person should do, depending on the use.
+// advice picks the advice for this use.
 func (u fileUse) advice(found, named, backing string) string {
 	return [...]string{useFound: found, useNamed: named, useBacking: backing}[u]
 }
 
-// another is the advice for a file that cannot be turned into an image.
+// another is the advice for a file that cannot become an image.
 func (u fileUse) another() string {
 	return u.advice("remove it from the image directory", "name a disk image instead",
 		"put a disk image in its place, or rebase the image that names it")
 }
 
-// opener opens one image and the backing files it needs.
+// opener opens one image and its backing files.
 type opener struct {
 	dir *directory // nil: the files lie elsewhere
-	// find opens the image. findBelow opens a backing file by the name that an image claims. The
+	// find opens the image. findBelow opens a backing file by the name in the image's header. The
 	// *os.File is nil if the file is not on this machine.
 	find, findBelow func(name string) (Source, *os.File, error)
 
@@ -126,7 +126,7 @@ func (o *opener) open(ctx context.Context, name string,
 		if o.opt.Digest != nil {
 			f.digest = o.opt.Digest(name)
 		}
-		// The cleaner of a cache holds the lock for a moment.
+		// A process that cleans a cache holds the lock for a moment.
 		if o.opt.Hold && flock.Taken(f.file, unix.LOCK_SH) {
 			return nil, nil, errors.Join(&Error{Name: name, Format: FormatUnknown,
 				Reason: "is in use by another process, or by another disk of this one, which " +
@@ -167,9 +167,9 @@ func refuseUnread(name string, format Format, err error) error {
 	return &Error{Name: name, Format: format, Reason: reason, Err: err}
 }
 
-// recognise sets the format of a layer whose content looks like m. m is nil if the content looks
-// like nothing that is known. If the file was served raw before, a guest owns the content, so it
-// proves nothing.
+// recognise sets the format of a layer whose content looks like m. m is nil if no known format
+// matches. If the file was served raw before, a guest wrote the content, so the content proves
+// nothing.
 func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
 	served, device, err := false, false, error(nil)
 	if f, ok := l.bytes.(*fileSource); ok {
@@ -225,7 +225,7 @@ func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
 }
 
 // complete validates the layer's content and opens its backing files. depth is the number of layers
-// above.
+// above this one.
 func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 	limit := o.opt.maxVirtualSize()
 	if l.format == FormatQcow2 {
@@ -257,8 +257,8 @@ func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 		return nil
 	}
 	if depth == 0 && l.source == SourceContent && HasRawExtension(l.name) {
-		// By its name it is probably a raw disk that was served before, although no mark says so.
-		// Then a guest has written this header, to read other images.
+		// The name is that of a raw disk. Probably the file was served raw before, although it has
+		// no mark, and a guest has written this header to read other images.
 		return &Error{Name: l.name, Format: l.format,
 			Reason: fmt.Sprintf("is named as a raw disk, and begins with a qcow2 header that "+
 				"names the backing file %q", l.header.backingName),
@@ -274,7 +274,7 @@ func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 	return nil
 }
 
-// backing opens the backing file that a layer names. The name comes from the image, so everything
+// backing opens the backing file that a layer names. The name is the image's claim, so everything
 // about it is checked.
 func (o *opener) backing(ctx context.Context, l *layer, depth int) (*layer, error) {
 	refuse := func(action, reason string, args ...any) (*layer, error) {
@@ -336,9 +336,9 @@ func (o *opener) backing(ctx context.Context, l *layer, depth int) (*layer, erro
 	return below, nil
 }
 
-// backingName turns the name in an image's header into one relative to the image directory. It only
-// accepts what is certainly a relative path below the image's own directory. QEMU would take other
-// names for other paths, protocols or JSON descriptions of whole block graphs.
+// backingName turns the name in an image's header into one relative to the image directory. It
+// accepts only a relative path below the image's own directory. QEMU would take other names for
+// other paths, protocols or JSON descriptions of whole block graphs.
 func backingName(overlay, claim string) (string, error) {
 	switch {
 	case strings.HasPrefix(claim, "json:"):
@@ -358,7 +358,7 @@ func backingName(overlay, claim string) (string, error) {
 	return path.Join(path.Dir(overlay), claim), nil
 }
 
-// readEnds reads the beginning and the end, which detection looks at.
+// readEnds reads the beginning and the end of a file, for detection.
 func readEnds(r io.ReaderAt, size int64) (head, tail []byte, err error) {
 	head = make([]byte, min(size, headSize))
 	if err := osfile.ReadFull(r, head, 0); err != nil {

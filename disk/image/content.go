@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// foreignContent makes an image of another program's format the content of a layer.
+// foreignContent is the content of a layer with another program's format.
 type foreignContent struct{ *foreign.Image }
 
 func openForeign(ctx context.Context, l *layer, maxVirtualSize int64) (content, error) {
@@ -45,11 +45,11 @@ func (c foreignContent) setBelow(*layer) {} // a parent is refused
 
 func (c foreignContent) header() header { return header{} }
 
-// qcow2Content makes a qcow2 image the content of a layer.
+// qcow2Content is the content of a layer in qcow2.
 type qcow2Content struct{ *qcow2.Image }
 
-// deepCacheBytes is how much of its tables and decoded clusters a file deep in a chain may keep in
-// memory.
+// deepCacheBytes limits the memory for tables and decoded clusters of a file deep in a chain.
+// Bytes.
 const deepCacheBytes = 2 << 20
 
 // openQcow2 validates a layer's file as a qcow2 image.

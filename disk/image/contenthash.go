@@ -20,33 +20,34 @@ const (
 	fingerprintChunk = 1 << 20
 	// offersLast is how long to wait for the next offer. Storage may be slow.
 	offersLast = time.Second
-	// offersWorth is how many bytes a second have to be offered to make waiting worthwhile. A copy
-	// may be slow, or pause for its guest. It must not delay for long that the image is identified.
+	// offersWorth is how many bytes a second must be offered, or waiting ends. A copy may be slow,
+	// or pause for its guest. It must not delay the hash for long.
 	offersWorth = 256 << 20
-	// fromStorage is the time to read a chunk from storage that is so slow that the guest and the
-	// hash compete for it: 500 MB/s.
+	// fromStorage is the time that a chunk takes from slow storage, at 500 MB/s. If a chunk takes
+	// longer, the guest and the hash compete for storage.
 	fromStorage = 2 * time.Millisecond
 )
 
-// Hash hashes each chunk of a file that is not all zeros, together with its offset, and adds the
-// hashes up. So holes and stored zeros give the same result, holes cost nothing, and the order does
-// not matter. Code that reads the file for another reason offers what it has read. Once the offers
-// end or become few, Hash reads the rest. So the storage has to read everything only once.
+// Hash is the hash of a file's content: the sum of the hashes of its chunks, each taken together
+// with the chunk's offset. Chunks of zeros are left out. So holes and stored zeros give the same
+// result, holes cost nothing, and the order does not matter. A copy that reads the file anyway
+// offers its data, and Hash reads the rest once the offers end or become few. So storage is read
+// only once.
 type Hash struct {
 	bytes Source
 	size  int64
-	// pace says how long to leave the storage to the guest after a step that took that long. It is
-	// nil if there is no guest.
+	// pace says how long to leave the storage to the guest after a step that took took. It is nil
+	// if there is no guest.
 	pace func(took time.Duration) time.Duration
 
 	sum     atomic.Uint64
 	noMore  chan struct{}
-	pending sync.WaitGroup // chunks that were taken from offers and are not in sum yet
+	pending sync.WaitGroup // chunks that were offered and are not in sum yet
 
 	mu      sync.Mutex
-	off     int64 // guarded by mu; everything before it was handed out
+	off     int64 // guarded by mu; everything before it was given to a reader
 	dataEnd int64 // guarded by mu; the file is known to store data up to here
-	// guarded by mu; chunks that were handed out, but could not be read
+	// guarded by mu; chunks that were given to a reader, but could not be read
 	unread       []int64
 	offered      *rawfile.Regions // guarded by mu; the chunks that were offered; nil: none
 	offeredBytes int64            // guarded by mu; the size of these chunks
@@ -58,9 +59,9 @@ func newHash(s Source) *Hash {
 	return &Hash{bytes: s, size: s.Size(), noMore: make(chan struct{})}
 }
 
-// run returns the hash. So many workers, with slots of s, read the chunks that nobody offers. A
-// source that is far away gets more workers, with slots of their own, since they mostly wait. run
-// can be called again after an error and then goes on. Errors are those of unread, or ctx's.
+// run returns the hash. That many workers, with slots of s, read the chunks that nobody offers. A
+// far source gets more workers, with slots of their own, since they mostly wait. After an error run
+// can be called again, and goes on. Its errors are those of unread, or ctx's.
 func (c *Hash) run(ctx context.Context, workers int, s *slots.Slots) (string, error) {
 	if far := c.bytes.Parallel(); far > 1 {
 		workers, s = far, slots.New(far, slots.Options{})
@@ -94,11 +95,11 @@ func (c *Hash) run(ctx context.Context, workers int, s *slots.Slots) (string, er
 	if err := group.Wait(); err != nil {
 		return "", err
 	}
-	c.pending.Wait() // all chunks are handed out, so none is taken any more
+	c.pending.Wait() // every chunk was given to a reader, so no offer is accepted any more
 	return fmt.Sprintf("%016x", c.sum.Load()), nil
 }
 
-// offer takes len(p) bytes that were read at off of the file. Only whole chunks are of use. Any
+// offer offers len(p) bytes that were read at off of the file. Only whole chunks are of use. Any
 // number of goroutines may call it, but none after endOffers.
 func (c *Hash) offer(p []byte, off int64) {
 	if off%fingerprintChunk != 0 || len(p) != fingerprintChunk || off+fingerprintChunk > c.size {
@@ -110,7 +111,7 @@ func (c *Hash) offer(p []byte, off int64) {
 	}
 }
 
-// endOffers makes run read the rest at once. It is called once.
+// endOffers says that no more offers come, so that run reads the rest at once. It is called once.
 func (c *Hash) endOffers() { close(c.noMore) }
 
 // offersFor is how long to wait for offers.
@@ -143,7 +144,7 @@ func (c *Hash) waitForOffers(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// readNext adds the next chunk. more tells whether there was one. rest is how long to leave the
+// readNext adds the next chunk. more is false if there was none. rest is how long to leave the
 // storage to the guest afterwards.
 func (c *Hash) readNext(ctx context.Context, buf []byte) (more bool, rest time.Duration,
 	err error) {
@@ -168,8 +169,8 @@ func (c *Hash) readNext(ctx context.Context, buf []byte) (more bool, rest time.D
 	return true, c.rest(time.Since(begin)), nil
 }
 
-// rest is how long to leave the storage to the guest after a chunk that took that long. A chunk
-// that was in memory did not use the storage, so there is no pause.
+// rest is how long to leave the storage to the guest after a chunk that took took. A chunk from
+// memory did not use storage, so rest is 0.
 func (c *Hash) rest(took time.Duration) time.Duration {
 	if took < fromStorage || c.pace == nil {
 		return 0
@@ -185,9 +186,9 @@ func chunkHash(p []byte, off int64) uint64 {
 	return xxh3.HashSeed(p, uint64(off))
 }
 
-// take reports whether the caller should hash the chunk at off, which is now offered, because
-// nobody else has it. The chunk is then pending. A chunk that was read already still counts as an
-// offer. Otherwise, reading that is ahead of the copying would always stay ahead of it.
+// take notes an offer of the chunk at off. It reports whether the caller should hash the chunk:
+// false if a reader has it. The chunk is then pending. A chunk that a reader had before still
+// counts as an offer. Otherwise a reader that is ahead of the copying would stay ahead of it.
 func (c *Hash) take(off int64, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -235,8 +236,7 @@ func (c *Hash) next() (int64, error) {
 	}
 }
 
-// storedLocked returns the offset of the next chunk that stores something, or size if there are no
-// more.
+// storedLocked returns the offset of the next chunk that has data, or size if there is none.
 func (c *Hash) storedLocked() (int64, error) {
 	for c.off < c.size && c.off >= c.dataEnd {
 		e, err := c.bytes.Extent(c.off, c.size-c.off)
@@ -249,7 +249,7 @@ func (c *Hash) storedLocked() (int64, error) {
 		case end == c.size:
 			c.off = c.size
 		default:
-			if end/fingerprintChunk*fingerprintChunk <= c.off { // it ends inside this chunk
+			if end/fingerprintChunk*fingerprintChunk <= c.off { // the hole ends inside this chunk
 				c.dataEnd = end
 			}
 			end = end / fingerprintChunk * fingerprintChunk
@@ -270,9 +270,9 @@ func NewReadAlong(img *Image, content *Hash) *ReadAlong {
 	return &ReadAlong{img: img, content: content}
 }
 
-// UntilChunk says how many bytes from off on are best copied at once, or 0 if it does not matter.
-// It is the distance to the next chunk of the file, or a whole chunk if off is at the beginning of
-// one. It is 0 unless the file stores these bytes and a whole chunk in one run.
+// UntilChunk returns how many bytes from off on are best copied at once, or 0 if it does not
+// matter: as many as end with a chunk of the file. It is 0 unless the file stores these bytes, and
+// a whole chunk, in one run.
 func (r *ReadAlong) UntilChunk(ctx context.Context, off int64) int64 {
 	at, n, ok := r.img.stored(ctx, off, 2*fingerprintChunk)
 	if !ok {

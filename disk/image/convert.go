@@ -16,10 +16,10 @@ import (
 	"kubevirt.io/disk/internal/words"
 )
 
-// Convert writes the image as a sparse raw file. Until the file is complete, it is called dst with
-// the suffix ".partial". Then it gets its name. A file that has it already is replaced if replace
-// is set; otherwise this is an error. It is not flushed to storage. If dst is a block device, it is
-// overwritten and flushed. If the image changes meanwhile, this is an error. p may be nil.
+// Convert writes the image as a sparse raw file. Until the file is complete, its name is dst with
+// the suffix ".partial". If a file dst exists, it is replaced if replace is set; otherwise this is
+// an error. The new file is not flushed to storage. If dst is a block device, it is overwritten and
+// flushed. If the image changes meanwhile, this is an error. p may be nil.
 func Convert(ctx context.Context, img *Image, dst string, replace bool, p *Progress) error {
 	p = cmp.Or(p, new(Progress))
 	if info, err := os.Stat(dst); err == nil && info.Mode().Type() == fs.ModeDevice {
@@ -62,7 +62,7 @@ func overwrite(ctx context.Context, img *Image, device string, p *Progress) erro
 // an error. p may be nil.
 func Expand(ctx context.Context, img *Image, to *Destination, p *Progress) error {
 	_, err := newCopier(img, to, p, 0).run(ctx)
-	if err == nil { // if a raw file became shorter, its end was read as a hole
+	if err == nil { // if a raw file has become shorter, its end was read as a hole
 		err = img.CheckUntouched()
 	}
 	if err == nil && to.device == 0 {
@@ -73,8 +73,8 @@ func Expand(ctx context.Context, img *Image, to *Destination, p *Progress) error
 
 // convert calls write with a file that gets the name dst once it is complete.
 func convert(img *Image, dst string, replace bool, write func(*os.File) error) error {
-	// The user named the path of the directory, so it may contain links. Inside the directory, no
-	// link is followed.
+	// The user named the path of the directory, so the path may contain links. No link is followed
+	// inside the directory.
 	dir, err := osfile.Resolved(filepath.Dir(dst))
 	if err != nil {
 		return err
@@ -117,7 +117,7 @@ func checkDestination(img *Image, dst string) error {
 }
 
 // CopyUnit is the size of the image's largest compressed clusters in bytes, or 0 if it has none.
-// They are best copied whole.
+// Such clusters are best copied whole.
 func (m *Image) CopyUnit() int64 {
 	unit := int64(0)
 	m.top.chain(func(l *layer) {

@@ -18,21 +18,21 @@ import (
 	"kubevirt.io/disk/internal/words"
 )
 
-// Destination is the place where an Arrival writes. It is a file that has another name until it is
+// Destination is the place where an Arrival writes: a file that has another name until it is
 // complete, or a block device, which is overwritten in place.
 type Destination struct {
 	file   *os.File
 	name   string
-	what   string // it is, for messages; "": the disk
+	what   string // the disk's name in messages; "": the disk
 	device int64  // size of a block device in bytes; 0 for a regular file
 	finish func(err error) error
 }
 
-// CreateDestination creates a file. Until Finish, it is called path with the suffix ".partial". If
-// the file exists, Finish replaces it if replace is set; otherwise this is an error. It is an
-// error, too, if another process uses the file, such as a daemon that serves it. With replace, the
-// file has reached storage when Finish returns: a program that tries again until it is there notes
-// elsewhere that it is, or takes a snapshot of the volume at once.
+// CreateDestination creates a file. Until Finish, its name is path with the suffix ".partial". If a
+// file path exists, Finish replaces it if replace is set; otherwise this is an error. It is also an
+// error if another process uses the file, such as a daemon that serves it. With replace, the new
+// file is on storage when Finish returns: such a program may then record that the file is there, or
+// take a snapshot of the volume.
 func CreateDestination(path string, replace bool) (*Destination, error) {
 	dir, err := osfile.Resolved(filepath.Dir(path))
 	if err != nil {
@@ -58,8 +58,8 @@ func CreateDestination(path string, replace bool) (*Destination, error) {
 	return &Destination{file: out.File, name: path, finish: finish}, nil
 }
 
-// createFile begins a file, which is called name. It refuses a place where leftovers of another
-// disk lie, such as a map: they would be taken for those of this one.
+// createFile begins the file path, which messages call name. It refuses a place where parts of
+// another disk lie, such as a map: they would be taken for parts of this one.
 func createFile(path, name string, replace bool) (*durable.Partial, error) {
 	if part := CheckWhole(path); part != nil {
 		return nil, fmt.Errorf("%q %s: name another file, or remove %s.* there first", name,
@@ -68,7 +68,7 @@ func createFile(path, name string, replace bool) (*durable.Partial, error) {
 	return durable.CreateNamed(path, 0o666, replacing(replace, name))
 }
 
-// replacing is called by durable.CreateNamed before it replaces a file.
+// replacing returns a check for durable.CreateNamed, which calls it before it replaces a file.
 func replacing(allowed bool, path string) func(*os.File) error {
 	if allowed {
 		return nil
@@ -78,8 +78,8 @@ func replacing(allowed bool, path string) func(*os.File) error {
 	}
 }
 
-// OpenDevice opens a block device exclusively. It fails if somebody else has done so, such as a
-// mount, or has it as an image (Options.Hold), or if a machine has it.
+// OpenDevice opens a block device exclusively. It fails if the device is in use: opened exclusively
+// by another, such as a mount, locked as an image (Options.Hold), or the disk of a machine.
 func OpenDevice(path string) (*Destination, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
@@ -88,7 +88,7 @@ func OpenDevice(path string) (*Destination, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A process that reads it as an image has a lock, too.
+	// A process that reads the device as an image has locked it.
 	if err := durable.HoldReplaced(f, path); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -108,7 +108,7 @@ func OpenDevice(path string) (*Destination, error) {
 	return &Destination{file: f, name: path, device: size, finish: finish}, nil
 }
 
-// NewDestination returns a destination that is a new, empty file. finish closes it, and removes it
+// NewDestination makes a destination of a new, empty file. finish closes the file, and removes it
 // if its argument is an error.
 func NewDestination(file *os.File, finish func(err error) error) *Destination {
 	return &Destination{file: file, name: file.Name(), finish: finish}
@@ -124,15 +124,15 @@ func Scratch(dir string) (*Destination, error) {
 		finish: func(err error) error { return errors.Join(err, f.Close()) }}, nil
 }
 
-// File is the file that is written.
+// File is the file that Arrival writes.
 func (d *Destination) File() *os.File { return d.file }
 
-// Finish closes the destination. If err is nil, the file gets its name, otherwise it is removed. A
-// block device keeps its content.
+// Finish closes the destination. If err is nil, the file gets its name; otherwise the file is
+// removed. A block device keeps its content.
 func (d *Destination) Finish(err error) error { return d.finish(err) }
 
-// empty removes the content of a file, unless it is already empty: ext4 takes any truncation to
-// nothing for a file that is being replaced, and writes all of it to storage when it is closed.
+// empty removes the content of a file, unless there is none: ext4 takes a truncation to nothing as
+// a sign that the file is being replaced, and writes all of it to storage when it is closed.
 func (d *Destination) empty() error {
 	info, err := d.file.Stat()
 	if err != nil || info.Size() == 0 {
@@ -151,7 +151,7 @@ func (d *Destination) clear(ctx context.Context, size int64) error {
 	return d.extend(ctx, 0, size)
 }
 
-// extend gives the disk that size. It reads as zeros from a byte on.
+// extend gives the disk that size. From the byte from on, it reads as zeros.
 func (d *Destination) extend(ctx context.Context, from, size int64) error {
 	if d.device == 0 {
 		return d.resize(size)
@@ -160,7 +160,7 @@ func (d *Destination) extend(ctx context.Context, from, size int64) error {
 		return fmt.Errorf("block device %q has %s, and the disk needs %s", d.name,
 			words.Bytes(d.device), words.Bytes(size))
 	}
-	const step = 256 << 20 // so that an interruption is noticed soon
+	const step = 256 << 20 // small, so that an interruption is noticed soon
 	for off := from; off < size; off += step {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -172,7 +172,7 @@ func (d *Destination) extend(ctx context.Context, from, size int64) error {
 	return nil
 }
 
-// resize changes the size of a file. It cuts the end off or adds zeros. A device has its size.
+// resize cuts the end of a file off, or adds zeros. The size of a device stays.
 func (d *Destination) resize(size int64) error {
 	if d.device != 0 {
 		return nil
@@ -180,7 +180,7 @@ func (d *Destination) resize(size int64) error {
 	return d.explain(osfile.Retry(func() error { return d.file.Truncate(size) }), size)
 }
 
-// Grow makes a file at least that long, without content. A block device has its size.
+// Grow makes a file at least that long, without content. The size of a block device stays.
 func (d *Destination) Grow(size int64) error {
 	info, err := d.file.Stat()
 	if err != nil || d.device != 0 || info.Size() >= size {
@@ -189,7 +189,7 @@ func (d *Destination) Grow(size int64) error {
 	return d.resize(size)
 }
 
-// zero makes a range read as zeros. It writes them only if the file system cannot do it otherwise.
+// zero makes a range read as zeros. It writes zeros only if the file system has no better way.
 func (d *Destination) zero(off, length int64) error {
 	for _, mode := range []uint32{unix.FALLOC_FL_PUNCH_HOLE, unix.FALLOC_FL_ZERO_RANGE} {
 		if osfile.Call(d.file, func(fd int) error {
@@ -219,7 +219,7 @@ func (d *Destination) writer(aligned bool) (w *rawfile.Writer, done func()) {
 	done = func() {}
 	if aligned {
 		if direct, err := rawfile.OpenDirect(d.file); err == nil {
-			past, done = direct, func() { direct.Close() } // what it wrote is in the file
+			past, done = direct, func() { direct.Close() } // the data is in the file already
 		}
 	}
 	w = rawfile.NewWriter(d.file, past)
@@ -227,7 +227,7 @@ func (d *Destination) writer(aligned bool) (w *rawfile.Writer, done func()) {
 	return w, done
 }
 
-// explain turns an error of writing into a message for a person.
+// explain makes a message for a person of an error of writing.
 func (d *Destination) explain(err error, size int64) error {
 	explained := NoRoom(err, filepath.Dir(d.name), cmp.Or(d.what, "the disk"), size)
 	if err == nil || explained != err {

@@ -18,11 +18,11 @@ type Format string
 const (
 	FormatRaw   Format = "raw"
 	FormatQcow2 Format = "qcow2"
-	// FormatUnknown is content that is not recognised, in a file whose name does not make it raw.
+	// FormatUnknown is content that is not recognised, in a file without the name of a raw disk.
 	FormatUnknown Format = "unknown"
 )
 
-// ParseFormat parses a format that a person has set. An empty text means that the content decides.
+// ParseFormat parses a format that a person has set. "" means that the content decides.
 func ParseFormat(s string) (Format, error) {
 	switch f := Format(s); f {
 	case "", FormatRaw, FormatQcow2:
@@ -31,11 +31,11 @@ func ParseFormat(s string) (Format, error) {
 	return "", fmt.Errorf("format %q is unknown: use %s or %s", s, FormatRaw, FormatQcow2)
 }
 
-// FormatSource says how the format of an image is known.
+// FormatSource says how the format of an image was found.
 type FormatSource string
 
 const (
-	// SourceContent means that the content decided. A raw disk has no magic, so there the name
+	// SourceContent means that the content decided. A raw disk has no magic; there the name
 	// decided.
 	SourceContent FormatSource = "content"
 	// SourceServed means that the file was served raw, so a guest may have written its content.
@@ -64,7 +64,7 @@ const (
 	tailSize = 512  // bytes of the end: formats with a footer
 )
 
-// rawExtensions are the extensions that make a file without a magic a raw disk.
+// rawExtensions are the name endings of raw disks. A file with one of them needs no magic.
 var rawExtensions = []string{".raw", ".img", ".iso"}
 
 // kind groups formats by what a person has to do about them.
@@ -91,8 +91,8 @@ type magic struct {
 	tool string
 }
 
-// magics is searched in order, and the first match decides. Partition tables, boot sectors and file
-// systems are not in it, because raw disks contain them.
+// magics is searched in order, and the first match decides. It has no partition tables, boot
+// sectors or file systems, because raw disks contain them.
 var magics = []magic{
 	{FormatQcow2, "a qcow2 image", kindImage, 0, "QFI\xfb", ""},
 	{"qed", "a QED image", kindImage, 0, "QED\x00", ""},
@@ -163,7 +163,7 @@ func (m *magic) match(head, tail []byte) bool {
 }
 
 // detect recognises a file by its first headSize bytes and its last tailSize bytes. It returns nil
-// for content without a magic. That is a raw disk if the name says so.
+// for content without a magic. Such a file is a raw disk if its name says so.
 func detect(head, tail []byte) *magic {
 	for i := range magics {
 		if magics[i].match(head, tail) {
@@ -182,9 +182,9 @@ var (
 	jsonText = magic{"json", "a text in JSON, perhaps the error of a server", kindOther, 0, "", ""}
 )
 
-// downloaded recognises what a transfer can leave in the place of a disk, and what no fixed bytes
-// tell: compressed data behind frames that zstd skips, a form, the error of a server. It returns
-// nil for anything else.
+// downloaded recognises files that a failed or wrong transfer leaves in place of a disk, and that
+// no fixed bytes tell: compressed data behind frames that zstd skips, an HTTP form, a server's
+// error. It returns nil for anything else.
 func downloaded(head []byte) *magic {
 	if skipsToZstd(head) {
 		return &skippedFrames
@@ -211,8 +211,8 @@ func downloaded(head []byte) *magic {
 	return nil
 }
 
-// skipsToZstd reports whether a file begins with frames that zstd skips, such as pzstd makes, and
-// goes on with zstd's data as far as head shows it.
+// skipsToZstd reports whether a file begins with frames that zstd skips, as pzstd makes them, and
+// then has zstd's data, as far as head shows.
 func skipsToZstd(head []byte) bool {
 	const magic, frameHeader = "\x2a\x4d\x18", 8
 	rest := head
@@ -228,8 +228,8 @@ func skipsToZstd(head []byte) bool {
 	return len(rest) < len(head) && string(rest[:n]) == data[:n]
 }
 
-// FormatOf recognises data by its first bytes: DetectSize of them, unless there are fewer. It
-// returns "" for data without a magic, as a raw disk is.
+// FormatOf recognises data by its first bytes: DetectSize of them, or all of shorter data. It
+// returns "" for data without a magic, such as a raw disk.
 func FormatOf(head []byte) Format {
 	if m := detect(head[:min(len(head), headSize)], nil); m != nil {
 		return m.format
@@ -237,19 +237,19 @@ func FormatOf(head []byte) Format {
 	return ""
 }
 
-// wrappings are the formats that package unpack takes off. The command that it names does so.
+// wrappings are the formats that package unpack takes off.
 var wrappings = []Format{"gzip", "xz", "zstd", "bzip2", "tar"}
 
-// IsWrapping reports whether a format is one of those that are taken off a disk when it is pulled,
-// uploaded, pushed or converted.
+// IsWrapping reports whether a format is a wrapping: pull, upload, push and convert take the disk
+// out of it.
 func IsWrapping(f Format) bool { return slices.Contains(wrappings, f) }
 
-// wrappingExtensions are those of compressed files, and of archives, by which people name them.
+// wrappingExtensions are the name endings of compressed files and of archives.
 var wrappingExtensions = []string{".gz", ".xz", ".zst", ".zstd", ".bz2", ".tgz", ".txz", ".tzst",
 	".tbz", ".tbz2", ".tar", ".ova"}
 
-// UnwrappedName is the name of a file without the extension of one wrapping. What is in a VMDK
-// image is a raw disk.
+// UnwrappedName is the name of a file without the ending of one wrapping. For a VMDK image, it is
+// the name of a raw disk.
 func UnwrappedName(name string) string {
 	if ext := path.Ext(name); len(ext) < len(name) && strings.EqualFold(ext, ".vmdk") {
 		return strings.TrimSuffix(name, ext) + ".raw"
@@ -324,15 +324,15 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 	return e
 }
 
-// sayRaw tells a person how to declare that a file is a raw disk and that a guest wrote what it
-// looks like.
+// sayRaw tells a person how to declare that a file is a raw disk, and that a guest wrote the data
+// that looks like another format.
 func sayRaw(use fileUse, what string) string {
 	how := use.advice(`set "format: raw" for it under "disks" in the configuration file`,
 		`say --format raw (for serve, "format: raw" under "disks" in the configuration file)`, "")
 	return how + " if it is a raw disk and a guest wrote " + what
 }
 
-// refuseUnknown explains why a file without a magic is refused if its name does not make it raw.
+// refuseUnknown explains why a file is refused that has neither a magic nor the name of a raw disk.
 func refuseUnknown(name string, head []byte, use fileUse) *Error {
 	e := &Error{Name: name, Format: FormatUnknown}
 	switch ext := strings.ToLower(path.Ext(name)); {
@@ -358,9 +358,9 @@ func HasRawExtension(name string) bool {
 	return slices.Contains(rawExtensions, strings.ToLower(path.Ext(name)))
 }
 
-// PassOver reports whether a file that lies beside disks was not meant to be a disk: an empty one
-// such as .keep, or a hidden one that is neither qcow2 nor named like a raw disk. An empty file
-// with the name of a disk is not passed over: somebody expects a disk there.
+// PassOver reports whether a file that lies beside disks is not meant as a disk: an empty file such
+// as .keep, or a hidden file that is neither qcow2 nor named like a raw disk. An empty file with
+// the name of a disk counts as one: somebody expects a disk there.
 func PassOver(name string, size int64, isQcow2 bool) bool {
 	base := path.Base(name)
 	if strings.HasPrefix(base, ".") {
@@ -370,9 +370,9 @@ func PassOver(name string, size int64, isQcow2 bool) bool {
 	return size == 0 && !HasRawExtension(base) && ext != ".qcow2" && ext != ".qcow"
 }
 
-// looksLikeText reports whether head contains no control characters except those of texts, in any
-// encoding: head may also end in the middle of a character. No raw disk is like that, because
-// sectors have zeros, and random data has control characters.
+// looksLikeText reports whether head has only the control characters of texts, in any encoding.
+// head may end in the middle of a character. A raw disk does not look like that: its sectors have
+// zeros, and random data has other control characters.
 func looksLikeText(head []byte) bool {
 	if bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")) {
 		head = everySecond(head) // UTF-16

@@ -2,18 +2,18 @@
 // backing files.
 //
 // ScanDir, Open and OpenSource return images whose metadata is completely validated. Any number of
-// goroutines may read an Image as a disk. It is never written, and it is closed once. Convert and
-// Stream expand an image. ConvertQcow2 and Store make a qcow2 image of it. All of them tell a
-// Progress how far they are.
+// goroutines may read an Image as a disk. Nobody writes it. Convert and Stream expand an image.
+// ConvertQcow2 and Store make a qcow2 image of it. All of them report to a Progress how far they
+// are.
 //
-// The files of an image are read from a Source each: a file of this machine or, for OpenSource,
-// whatever its caller provides, such as a blob of a registry. A source may be far away. A read then
-// waits as long as its context lasts, and returns disk.ErrNotNow when the context ends. A range
-// that is lost is a *disk.MediumError.
+// Each file of an image is read from a Source: a file of this machine or, for OpenSource, anything
+// that its caller provides, such as a blob of a registry. A source may be far away. Then a read
+// waits as long as its context lasts, and returns disk.ErrNotNow when the context ends. The error
+// for a range that is lost is a *disk.MediumError.
 //
-// A disk that was made of an image recognises it again by its Fingerprint: the hash of the content
-// of each of its files. A Hash runs beside the guest. A ReadAlong gives it the data that is copied
-// anyway.
+// A disk that was made of an image recognises the image again by its Fingerprint: the hash of the
+// content of each of its files. A Hash is computed while the guest works. A ReadAlong gives it the
+// data that is copied anyway.
 //
 // A file that was once served raw stays raw, whatever a guest has written into it: see
 // Image.OpenRaw and Image.RememberRaw.

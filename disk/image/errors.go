@@ -12,10 +12,10 @@ import (
 	"kubevirt.io/disk/internal/words"
 )
 
-// Error says why one file is not served, and what to do about it.
+// Error says why a file is not served, and what to do about it.
 type Error struct {
 	Name   string // of the file, relative to the image directory
-	Format Format // as far as it was recognised
+	Format Format // FormatUnknown if it was not recognised
 	Reason string // what is wrong: completes the sentence "<file> ..."
 	Action string // what to do about it; may be empty
 	Err    error  // the cause, if there is one
@@ -66,7 +66,7 @@ func (e *ScanError) Unwrap() []error {
 type NoImagesError struct {
 	Dir         string
 	Directories []string // subdirectories, which are not searched for images
-	PassedOver  []*Error // files that are no images, and need not be
+	PassedOver  []*Error // files that do not count as images: see PassOver
 }
 
 func (e *NoImagesError) Error() string {
@@ -94,8 +94,8 @@ type SpaceError struct {
 	What      string // what needs the space
 	Needed    int64  // bytes in all; 0 if unknown, because the disk filled up underway
 	Available int64  // bytes
-	// the size of a file that is larger than any file may be there, however much space is left; 0
-	// if that is not the fault; bytes
+	// the size of a file that is longer than the file system allows, in bytes; 0 if that is not
+	// what is wrong
 	FileSize int64
 }
 
@@ -118,16 +118,16 @@ func (e *SpaceError) Error() string {
 // file system.
 func AvailableSpace(dir string) (int64, error) { return osfile.AvailableSpace(dir) }
 
-// NoRoom makes a *SpaceError of an error of writing in a directory, if that has no room. Any other
-// error stays as it is. what needs the room; size is that of its file in bytes, and 0 if the file
-// is a small one.
+// NoRoom makes a *SpaceError of an error of writing in a directory that is full. It returns any
+// other error as it is. what needs the room. size is the size of its file in bytes, or 0 for a
+// small file.
 func NoRoom(err error, dir, what string, size int64) error {
 	switch {
 	case errors.As(err, new(*SpaceError)):
 	case errors.Is(err, unix.EFBIG) && size > 0:
 		return &SpaceError{Dir: dir, What: what, FileSize: size}
 	case disk.IsNoSpace(err):
-		available, _ := osfile.AvailableSpace(dir) // 0 if it is not known
+		available, _ := osfile.AvailableSpace(dir) // 0 if it is unknown
 		return &SpaceError{Dir: dir, What: what, Available: available}
 	}
 	return err
@@ -136,7 +136,7 @@ func NoRoom(err error, dir, what string, size int64) error {
 // Is makes errors.Is(err, disk.ErrNoSpace) true.
 func (e *SpaceError) Is(target error) bool { return target == disk.ErrNoSpace }
 
-// InTempDir adds what to do to an error of writing to os.TempDir, if that has no room.
+// InTempDir adds advice to an error of writing to os.TempDir, if there is no room.
 func InTempDir(err error) error {
 	if errors.As(err, new(*SpaceError)) {
 		return fmt.Errorf("%w (set TMPDIR to use another directory)", err)

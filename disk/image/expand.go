@@ -16,14 +16,14 @@ import (
 const (
 	// chunkSize is how many bytes a worker reads at once, unless the image has larger clusters.
 	chunkSize = 2 << 20
-	// farChunkSize is chunkSize for an image that is far away. More chunks of it are read at once.
+	// farChunkSize is chunkSize for a far image, of which more chunks are read at once.
 	farChunkSize = 1 << 20
 	// maxCopyBuffers bounds the memory of all workers' buffers. Bytes.
 	maxCopyBuffers = 16 << 20
 )
 
 // copier expands an image into a sparse raw file. One goroutine walks the extents and hands out
-// chunks in order. The workers read, decode and write them side by side: every cluster is decoded
+// chunks in order. The workers read, decode and write them side by side. Every cluster is decoded
 // once.
 type copier struct {
 	img      *Image
@@ -38,11 +38,11 @@ type copier struct {
 type job struct {
 	off, length int64
 	data        int64 // bytes of it that the image stores
-	covered     int64 // bytes that are done with this job, including the hole before it
+	covered     int64 // bytes that are done after this job, with the hole before it
 }
 
-// newCopier prepares an expansion with at most that many workers. 0 means four more than
-// processors, so that the processors keep decoding while some workers write or wait for storage.
+// newCopier prepares an expansion with at most that many workers. 0 means four more than there are
+// processors: the processors go on decoding while some workers write or wait for storage.
 func newCopier(img *Image, to *Destination, p *Progress, workers int) *copier {
 	if workers <= 0 {
 		workers = runtime.GOMAXPROCS(0) + 4
@@ -58,7 +58,7 @@ func newCopier(img *Image, to *Destination, p *Progress, workers int) *copier {
 	return c
 }
 
-// run copies everything. It returns how many bytes it wrote. The rest of the file is a hole.
+// run copies everything. It returns how many bytes it wrote. The rest of the file is holes.
 func (c *copier) run(ctx context.Context) (written int64, err error) {
 	c.progress.Start(c.img.Size(), c.img.use.total())
 	store := rawfile.Count
@@ -156,10 +156,10 @@ func (c *copier) work(ctx context.Context, jobs <-chan job,
 	return nil
 }
 
-// SpaceNeeded returns how many bytes the expanded image takes at most. Stored zeros need no room,
-// but only reading everything can find them. So it reads only if it would need more than available
-// otherwise, and only an image that is near and not compressed. A compressed image could claim to
-// hold terabytes of zeros and keep the caller busy for hours. So could an image that is far away.
+// SpaceNeeded returns how many bytes the expanded image takes at most. Stored zeros take nothing,
+// but only reading finds them. So SpaceNeeded reads the image if the answer would otherwise exceed
+// available, and if the image is near and not compressed. A compressed image could claim terabytes
+// of zeros and keep the caller busy for hours. So could a far image.
 func SpaceNeeded(ctx context.Context, img *Image, available int64, workers int) (int64, error) {
 	needed := img.use.total()
 	if needed <= available || img.use.compressed > 0 || img.Parallel() > 1 {

@@ -20,19 +20,19 @@ const (
 	fillPiece = 1 << 20
 	// fillWriters write side by side, so that one can wait for storage while the other copies.
 	fillWriters = 2
-	// fillPieces bounds the memory of a Filling: one piece for each writer, and two that are
-	// being filled or wait.
+	// fillPieces bounds the memory of a Filling: one piece for each writer, and two that are being
+	// filled or wait.
 	fillPieces = fillWriters + 2
 )
 
 // Filling writes a file whose content comes once, from its beginning to its end, such as that of an
 // upload. Zeros become holes. One goroutine calls
 //
-//	p, err := f.Next(ctx)   // a buffer; waits while storage is slower than whoever fills it
+//	p, err := f.Next(ctx)   // a buffer; waits while all buffers are being written
 //	f.Put(p[:n])            // the next n bytes of the file
 //
-// until the end, and then Finish. Only Sync may be called by others meanwhile. In any case, the
-// file is closed by Close.
+// until the end, and then Finish. Others may only call Sync meanwhile. Close closes the file in any
+// case.
 type Filling struct {
 	to     *Destination
 	off    int64 // of the next byte
@@ -57,9 +57,9 @@ type filled struct {
 	off int64
 }
 
-// OpenFilling opens the file at path, which is made if it is missing, and keeps the given number of
-// bytes of it. It is an error if the file has fewer, and if the path leads through a link: others
-// may be able to write to its directory.
+// OpenFilling opens or makes the file at path, and keeps its first keep bytes. It is an error if
+// the file has fewer, or if the path leads through a link: others may be able to write to its
+// directory.
 func OpenFilling(path string, keep int64) (*Filling, error) {
 	file, err := osfile.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -70,7 +70,7 @@ func OpenFilling(path string, keep int64) (*Filling, error) {
 		err = fmt.Errorf("%q has %d bytes, and should have %d", path, info.Size(), keep)
 	}
 	if err == nil {
-		// The data behind may be from an earlier attempt, and zeros would not replace it.
+		// The data behind keep may be an earlier attempt's, and zeros would not replace it.
 		err = osfile.Retry(func() error { return file.Truncate(keep) })
 	}
 	if err != nil {
@@ -79,12 +79,12 @@ func OpenFilling(path string, keep int64) (*Filling, error) {
 	return newFilling(&Destination{file: file, name: path}, keep, keep), nil
 }
 
-// newFilling goes on at off with a destination of that size. stop must follow.
+// newFilling goes on at off with a destination of that size. The caller must call stop.
 func newFilling(to *Destination, off, size int64) *Filling {
 	f := &Filling{to: to, off: off, size: size, failed: make(chan struct{}),
 		parts: make(chan filled), unused: make(chan []byte, fillPieces)}
 	for range fillPieces {
-		f.unused <- nil // made when it is needed
+		f.unused <- nil // Next makes the buffer
 	}
 	out, done := to.writer(true)
 	for range fillWriters {
@@ -110,13 +110,13 @@ func (f *Filling) Expect(size int64) error {
 // File is the file that is written. The data of the last Put may not be in it yet: see Drain.
 func (f *Filling) File() *os.File { return f.to.file }
 
-// Size is how many bytes were put.
+// Size is how many bytes Put has got.
 func (f *Filling) Size() int64 { return f.off }
 
 // Next returns a buffer of at least one byte for the next data. It returns the error of an earlier
 // write, or a *SpaceError if there is no room.
 func (f *Filling) Next(ctx context.Context) ([]byte, error) {
-	// Select takes any of the cases that are ready, and there may be a buffer too. An error stays.
+	// A buffer may be ready, too, and select would take either. But the error decides.
 	if err := f.failure(); err != nil {
 		return nil, err
 	}
@@ -132,8 +132,8 @@ func (f *Filling) Next(ctx context.Context) ([]byte, error) {
 		if p == nil {
 			p = make([]byte, fillPiece)
 		}
-		// After a cut, the first piece ends where a whole one begins again: only whole blocks of
-		// storage are written fast.
+		// After a cut, this piece is shorter, so that the next one begins at a multiple of
+		// fillPiece: only whole blocks of storage are written fast.
 		return p[:fillPiece-f.off%fillPiece], nil
 	}
 }
@@ -184,13 +184,13 @@ func (f *Filling) Drain() error {
 	}
 	if f.off > f.size {
 		f.size = f.off
-		return f.to.resize(f.off) // it may end with a hole
+		return f.to.resize(f.off) // the content may end with a hole
 	}
 	return nil
 }
 
-// Sync makes the data durable that was in the file before the call. After an error it is unknown
-// what storage has: the content is lost.
+// Sync makes durable what was in the file before the call. After an error nobody knows what storage
+// has: the content is lost.
 func (f *Filling) Sync() error {
 	err := osfile.Call(f.to.file, unix.Fdatasync)
 	if err != nil {
@@ -200,7 +200,7 @@ func (f *Filling) Sync() error {
 	return err
 }
 
-// Finish makes the file durable, with this size: everything behind the content reads as zeros.
+// Finish makes the file durable, with this size. It reads as zeros behind the content.
 func (f *Filling) Finish(size int64) error {
 	if err := f.Drain(); err != nil {
 		return err
@@ -221,7 +221,7 @@ func (f *Filling) Close() error {
 	return err
 }
 
-// Head has the facts that the beginning of a file shows.
+// Head is what the beginning of a file shows.
 type Head struct {
 	Format      Format // FormatRaw or FormatQcow2
 	VirtualSize int64  // of a qcow2 image, bytes; 0 for a raw disk
@@ -233,9 +233,8 @@ const HeadSize = qcow2.HeadSize
 // DetectSize is how many bytes of a file's beginning Detect needs, unless the file is shorter.
 const DetectSize = headSize
 
-// Detect reports by the first bytes whether a file is a raw disk, a qcow2 image, or a foreign one.
-// Any other format that is recognised is refused with an *Error, and so is a text. name is for
-// messages.
+// Detect tells by the first bytes whether a file is a raw disk, a qcow2 image, or a foreign image.
+// It refuses any other format that it recognises, and texts, with an *Error. name is for messages.
 func Detect(name string, head []byte) (Format, error) {
 	head = head[:min(len(head), headSize)]
 	m := detect(head, nil)
@@ -252,9 +251,9 @@ func Detect(name string, head []byte) (Format, error) {
 	return FormatRaw, nil
 }
 
-// CheckHead looks for reasons to refuse a qcow2 image before the rest of it has come. size is the
-// size of the file, or -1 while it is unknown. An image with a backing file is refused: the file
-// stands alone. A refusal is an *Error.
+// CheckHead looks for reasons to refuse a qcow2 image when only its beginning has come. size is the
+// size of the file, or -1 while it is unknown. An image with a backing file is refused. A refusal
+// is an *Error.
 func CheckHead(name string, head []byte, size int64, opt Options) (Head, error) {
 	a := NewArrival(name, size, nil, ArrivalOptions{Options: opt})
 	err := a.openQcow2(head)
@@ -269,8 +268,8 @@ func CheckHead(name string, head []byte, size int64, opt Options) (Head, error) 
 	return Head{Format: FormatQcow2, VirtualSize: a.virtual}, nil
 }
 
-// CheckRaw looks at the end of a raw disk of the given size. Some formats can only be recognised
-// there. Reasons to refuse it are an *Error.
+// CheckRaw looks at the end of a raw disk of the given size: some formats can only be recognised
+// there. A refusal is an *Error.
 func CheckRaw(name string, r io.ReaderAt, size int64) error {
 	a := NewArrival(name, size, nil, ArrivalOptions{})
 	a.format = FormatRaw
@@ -287,8 +286,8 @@ func CheckRaw(name string, r io.ReaderAt, size int64) error {
 	return nil
 }
 
-// CheckAlone validates a qcow2 image as Open does, but it must not need another file. It returns
-// the virtual size.
+// CheckAlone validates a qcow2 image as Open does, and refuses an image with a backing file. It
+// returns the virtual size.
 func CheckAlone(ctx context.Context, name string, f *os.File, opt Options) (int64, error) {
 	img, err := OpenUnnamed(ctx, name, f, opt)
 	if err != nil {
@@ -300,8 +299,8 @@ func CheckAlone(ctx context.Context, name string, f *os.File, opt Options) (int6
 	return img.Size(), errors.Join(err, img.Close())
 }
 
-// OpenUnnamed opens an image in a file that may have no name; name is what it is called. The image
-// must not need another file. f stays its owner's.
+// OpenUnnamed opens an image in a file that may have no name. name is for messages. An image with a
+// backing file is refused. The caller still has to close f.
 func OpenUnnamed(ctx context.Context, name string, f *os.File, opt Options) (*Image, error) {
 	return OpenSource(ctx, name, func(_ context.Context, wanted string) (Source, error) {
 		if wanted != name {

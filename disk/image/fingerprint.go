@@ -14,8 +14,8 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// Fingerprint identifies the content of one file of an image: by its digest if that is known from
-// the beginning, otherwise by its hash.
+// Fingerprint identifies the content of one file of an image: by its digest if that is known when
+// the file is opened, otherwise by its hash.
 type Fingerprint struct {
 	Name   string `json:"name"` // only for messages
 	Format Format `json:"format"`
@@ -28,11 +28,10 @@ type Fingerprint struct {
 func (f *Fingerprint) identified() bool { return f.Hash != "" || f.Digest != "" }
 
 // untouched reports whether both describe the same file at the same moment. Usually the time of the
-// last change tells this, because only the kernel can set it. But some read-only file systems are
-// made from an archive: squashfs, EROFS, and those that fetch an image while it is read. There it
-// is a time of the archive, in whole seconds. With reproducible builds, all other numbers of
-// another image are often the same, too. So a time in whole seconds counts only if there is no
-// hash.
+// last change (ctime) tells, because only the kernel can set it. But some read-only file systems
+// take it from an archive, in whole seconds: squashfs, EROFS, and those that fetch an image while
+// it is read. With reproducible builds, the other numbers of two images are often the same, too. So
+// a time in whole seconds counts only if there is no hash.
 func (f *Fingerprint) untouched(g *Fingerprint) bool {
 	if f.Digest != "" || g.Digest != "" {
 		return f.Digest == g.Digest && f.Size == g.Size
@@ -42,9 +41,9 @@ func (f *Fingerprint) untouched(g *Fingerprint) bool {
 	return same && (f.CTime%int64(time.Second) != 0 || f.Hash == "" && g.Hash == "")
 }
 
-// Hashes returns the hashes of the image's files, top first. Nothing has been read yet. pace says
-// how long to leave the storage to the guest after a step that took that long. It is nil if there
-// is no guest.
+// Hashes returns the hashes of the image's files, top first. They have read nothing yet. pace says
+// how long to leave the storage to the guest after a step that took took. It is nil if there is no
+// guest.
 func (m *Image) Hashes(pace func(took time.Duration) time.Duration) (all []*Hash) {
 	m.top.chain(func(l *layer) {
 		c := newHash(l.bytes)
@@ -55,8 +54,8 @@ func (m *Image) Hashes(pace func(took time.Duration) time.Duration) (all []*Hash
 }
 
 // Fingerprint identifies the image by the content of every file of its chain, top first. It does
-// not read again what contents has already read, even after an error. A failed read is a
-// *disk.MediumError.
+// not read again what one of contents has read, even after an error. The error of a failed read is
+// a *disk.MediumError.
 func (m *Image) Fingerprint(ctx context.Context, contents []*Hash, s *slots.Slots) (
 	[]Fingerprint, error,
 ) {
@@ -86,8 +85,8 @@ const (
 	sampleSize = 64 << 10 // bytes
 )
 
-// Samples returns a hash of samples of each file of the chain: of its content, and of its tables.
-// It tells images apart well enough where reading all of a large one would delay a machine.
+// Samples returns a hash of samples of each file of the chain, also of its tables. It tells images
+// apart well enough where reading a large image would delay a machine for long.
 func (m *Image) Samples() (sum uint64, err error) {
 	hash, buf := xxhash.New(), make([]byte, sampleSize)
 	m.top.chain(func(l *layer) {
@@ -108,13 +107,13 @@ func (m *Image) Samples() (sum uint64, err error) {
 var ErrNotIdentified = errors.New("the disk was stopped before its image had been read once to " +
 	"recognise it, or the image could not be read")
 
-// Identified reports whether the fingerprint says what the content is.
+// Identified reports whether the fingerprint says what the content of every file is.
 func Identified(prints []Fingerprint) bool {
 	return !slices.ContainsFunc(prints, func(p Fingerprint) bool { return !p.identified() })
 }
 
-// Contents returns what identifies the content of each file by its digest, and how it is read. nil:
-// a file is not known by one. Images with the same contents are the same disk.
+// Contents returns a string for each file, of its digest and its format. It returns nil if a file
+// has no digest. Images with the same contents are the same disk.
 func Contents(prints []Fingerprint) (all []string) {
 	for _, p := range prints {
 		if p.Digest == "" {
@@ -137,7 +136,7 @@ func (m *Image) Unhashed() []Fingerprint {
 }
 
 // CheckUntouched returns an error if a file of the image was changed after it was opened. Then the
-// data that was read may belong to neither the old nor the new image.
+// data that was read may be a mixture of two images.
 func (m *Image) CheckUntouched() (err error) {
 	m.top.chain(func(l *layer) {
 		if changed := l.bytes.Check(); changed != nil {
@@ -154,9 +153,9 @@ func (m *Image) Touched(old []Fingerprint) bool {
 		func(now, before Fingerprint) bool { return now.untouched(&before) })
 }
 
-// Compare reports why the image does not match the fingerprint, or "" if it does. Then it also
-// returns the current fingerprint. It reads only what may have changed. It returns ErrNotIdentified
-// if it cannot tell.
+// Compare returns why the image does not match the fingerprint, or "" if it does. If it does,
+// Compare also returns the current fingerprint. It reads only files that may have changed. It
+// returns ErrNotIdentified if it cannot tell.
 func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, now []Fingerprint,
 	err error) {
 	now = m.Unhashed()
@@ -174,7 +173,7 @@ func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, 
 				now[i].Name, now[i].Size, old[i].Size), nil, nil
 		}
 	}
-	// The start waits for this, but not for the copying of other disks.
+	// The start waits for this. It does not wait for slots that other disks copy with.
 	workers := runtime.GOMAXPROCS(0)
 	i := 0
 	m.top.chain(func(l *layer) {

@@ -9,8 +9,9 @@ import (
 	"kubevirt.io/disk/internal/words"
 )
 
-// flat says where each part of a chain's disk is. A read then goes to that place at once, and does
-// not ask one file after the other from the top: of 128 files, that takes longer than the reading.
+// flat says where each part of a chain's disk is stored. A read goes to that place at once, and
+// does not ask one file after the other from the top: with 128 files, that takes longer than the
+// reading.
 type flat struct {
 	runs []flatRun // of the whole disk, in order and without gaps
 }
@@ -19,7 +20,7 @@ type flat struct {
 type flatRun struct {
 	start, n int64
 	file     *layer // nil: zeros
-	host     int64  // place in the file if stored as it is; -1: only the format knows
+	host     int64  // place in the file if stored as it is; -1: only the format's code finds it
 	kind     extentKind
 }
 
@@ -34,7 +35,7 @@ func (r flatRun) skip(n int64) flatRun {
 	return r
 }
 
-// first is the first n bytes of the run.
+// first is the run's first n bytes.
 func (r flatRun) first(n int64) flatRun {
 	r.n = n
 	return r
@@ -46,17 +47,17 @@ const maxFlatRuns = 1 << 17
 // flatten makes the flat of a layer and of those below it. It returns nil if there are too many
 // runs.
 func (l *layer) flatten(ctx context.Context) (*flat, error) {
-	var files [][]flatRun // the content of each that shows through the ones above it
+	var files [][]flatRun // for each file, the content that shows through the files above it
 	total, limit := 0, l.size
 	for f := l; f != nil; f = f.below {
-		limit = min(limit, f.size) // past its end, a file hides the files below
+		limit = min(limit, f.size) // a file hides the files below it past its own end, too
 		own, err := f.ownRuns(ctx)
 		if total += len(own); err != nil || total > maxFlatRuns {
 			return nil, err
 		}
 		files = append(files, cutOff(own, limit))
 	}
-	// Neighbours are put together, and then those pairs, so that no run is copied for each file.
+	// Merge neighbours, and then the results, so that a run is not copied once for each file.
 	for len(files) > 1 {
 		pairs := files[:0]
 		for i := 0; i < len(files); i += 2 {
@@ -68,7 +69,7 @@ func (l *layer) flatten(ctx context.Context) (*flat, error) {
 		}
 		files = pairs
 	}
-	// Zeros are where nobody has anything.
+	// Places that no file has read as zeros.
 	runs := lay([]flatRun{{n: l.size, host: -1}}, files[0])
 	if len(runs) > maxFlatRuns {
 		return nil, nil
@@ -88,7 +89,7 @@ func cutOff(runs []flatRun, size int64) []flatRun {
 	return runs
 }
 
-// lay lays the runs of some files over the runs of the files below them, which it changes.
+// lay puts the runs of some files above the runs of the files below them. It changes below.
 func lay(below, above []flatRun) []flatRun {
 	out := make([]flatRun, 0, len(below)+2*len(above))
 	for _, a := range above {
@@ -111,7 +112,7 @@ func lay(below, above []flatRun) []flatRun {
 	return append(out, below...)
 }
 
-// ownRuns are the runs that the file itself has. Everything in none of them comes from below.
+// ownRuns are the runs that the file itself has. All other content comes from below.
 func (l *layer) ownRuns(ctx context.Context) (runs []flatRun, err error) {
 	for off := int64(0); off < l.size && len(runs) <= maxFlatRuns; {
 		run := flatRun{start: off, file: l, host: -1}
@@ -141,12 +142,13 @@ func (l *layer) ownRuns(ctx context.Context) (runs []flatRun, err error) {
 	return runs, nil
 }
 
-// places appends a run whose content is stored as it is: in parts, as it lies in the file.
+// places appends a run whose content is stored as it is, cut where it is not contiguous in the
+// file.
 func (l *layer) places(ctx context.Context, runs []flatRun, run flatRun) []flatRun {
 	for run.n > 0 && len(runs) <= maxFlatRuns {
 		part := run
 		at, n, ok := l.content.stored(ctx, run.start, run.n)
-		// The last cluster may end behind the file.
+		// The last cluster may reach past the end of the file.
 		if ok = ok && n > 0 && at+n <= l.bytes.Size(); ok {
 			part.n, part.host = n, at
 		}

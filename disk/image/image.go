@@ -25,30 +25,29 @@ const DefaultMaxVirtualSize = 64 << 40
 type Options struct {
 	MaxVirtualSize int64 // bytes; 0: DefaultMaxVirtualSize
 	// Formats sets the formats of files by their names relative to the directory: FormatQcow2, or
-	// FormatRaw, whatever the file contains. The content decides for every other file, unless it
-	// was served raw before.
+	// FormatRaw, whatever the file contains. For any other file the content decides, unless the
+	// file was served raw before.
 	Formats map[string]Format
-	// AtHand says that the metadata for opening the image does not have to be fetched, although its
-	// sources are far away: it is then read as needed.
+	// AtHand says that opening must not fetch the image's metadata from a far source in advance. It
+	// is then read as needed.
 	AtHand bool
-	// Digest returns a digest that identifies the content of a local file, if the file is named by
-	// its content and nobody changes it (Identity.Digest). Otherwise it returns "". nil: no file
-	// is.
+	// Digest returns the digest of a local file whose name is its digest and that nobody changes
+	// (Identity.Digest). For any other file it returns "". nil: there are no such files.
 	Digest func(name string) string
-	// Alike reports whether a file with one digest can take the place of a file with the other
-	// under a disk, because they differ only in what no disk keeps. nil: none can.
+	// Alike reports whether a file with one digest can replace a file with the other below a disk,
+	// because they differ only in parts that no disk shows. nil: none can.
 	Alike func(now, before string) bool
 	// Named says that a person has named the path for this machine: it may be a link, which is
 	// followed, or a block device, which is a raw disk unless Formats says otherwise.
 	Named bool
-	// Hold locks the image's local files while the image is open, with a shared flock(2): against
-	// who writes to them in place or replaces them. A file that is being written is refused. A file
-	// system without such locks is no error.
+	// Hold locks the image's local files while the image is open, with a shared flock(2). It keeps
+	// out programs that write to them in place or replace them. A file that is being written is
+	// refused. A file system without such locks is no error.
 	Hold bool
-	// Foreign also accepts images that other programs write, such as VHDX. They can be read and
-	// converted, and nobody else takes their files for disks.
+	// Foreign also accepts images of other programs' formats, such as VHDX. They can be read and
+	// converted. They are not served.
 	Foreign bool
-	// PassedOver hears of each file that ScanDir does not take for an image. May be nil.
+	// PassedOver is called for each file that ScanDir does not take for an image. May be nil.
 	PassedOver func(why *Error)
 }
 
@@ -63,7 +62,7 @@ func (o Options) maxVirtualSize() int64 {
 // call its methods, except Close.
 type Image struct {
 	name     string
-	path     string // "" if it is no file of this machine
+	path     string // "" if the image is no file of this machine
 	dir      string
 	top      *layer
 	flat     *flat // nil: there is one file only, or a file is far away, or there are too many runs
@@ -75,15 +74,14 @@ type Image struct {
 	close func() error // works once
 }
 
-// usage is the most that an image takes when it is expanded. Zeros in stored data take nothing.
-// Bytes.
+// usage is the most bytes that an image takes when it is expanded. Stored zeros take nothing.
 type usage struct{ plain, compressed int64 }
 
 func (u usage) total() int64 { return u.plain + u.compressed }
 
-// Open opens and validates one image. It looks for backing files only in the image's own directory;
-// if path is a link (Options.Named), that is where it leads. A file that is not accepted is an
-// *Error.
+// Open opens and validates one image. It looks for backing files only in the directory of the
+// image's file. If path is a link (Options.Named), that is the directory of the file that it leads
+// to. A file that is refused is an *Error.
 func Open(path string, opt Options) (*Image, error) {
 	o, file, err := openerOf(path, opt)
 	if err != nil {
@@ -104,18 +102,20 @@ func Open(path string, opt Options) (*Image, error) {
 // LayersSuffix ends the name of the record of a disk's layers, which lies beside the disk's file.
 const LayersSuffix = ".layers"
 
-// StateSuffix ends the name of the state of a persistent disk, which lies there, too.
+// StateSuffix ends the name of the state of a persistent disk, which also lies beside the disk's
+// file.
 const StateSuffix = ".state"
 
-// MapSuffixes end the names of the maps of a disk that needs its image: the live one, and the
-// durable one. They lie there, too.
+// MapSuffixes end the names of the maps of a disk that needs its image: of the live one, and of the
+// durable one. They also lie beside the disk's file.
 var MapSuffixes = []string{".live", ".map"}
 
-// UnitInfix comes between the name of a disk's file and the identifier of its content, in the name
-// of the directory where the logical unit keeps what belongs to that content.
+// UnitInfix is a part of a directory's name: the name of a disk's file, UnitInfix, the identifier
+// of its content. The logical unit keeps there what belongs to that content.
 const UnitInfix = ".unit-"
 
-// CheckWhole refuses the file of a disk that has not just what its guest sees.
+// CheckWhole refuses the file of a disk whose content, as the guest sees it, is not all in the
+// file.
 func CheckWhole(path string) *Error {
 	if _, err := os.Lstat(path + LayersSuffix); err == nil {
 		return &Error{Name: filepath.Base(path), Format: FormatRaw,
@@ -133,12 +133,12 @@ func CheckWhole(path string) *Error {
 				Reason: "may have half of an atomic write of its guest, in which the daemon ended",
 				Action: "serve the disk once, which takes that back"}
 		}
-		return nil // a kill left its maps
+		return nil // the daemon was killed, and left the disk's maps
 	}
 	for _, suffix := range MapSuffixes {
 		if f, err := osfile.OpenRegular(path + suffix); err == nil {
 			head := make([]byte, len(rawfile.MapMagic))
-			_ = osfile.ReadFull(f, head, 0) // what is shorter is no map
+			_ = osfile.ReadFull(f, head, 0) // a shorter file is no map
 			f.Close()
 			if string(head) == rawfile.MapMagic {
 				return &Error{Name: filepath.Base(path), Format: FormatRaw,
@@ -153,12 +153,12 @@ func CheckWhole(path string) *Error {
 }
 
 // OpenSource opens and validates an image that is not in a directory of this machine. open opens
-// its files: the image by the given name, and backing files by the names that images claim. These
-// are relative to the place of the image, such as "base.qcow2" or "bases/x.raw", and never lead out
-// of it. If a file is missing, open returns fs.ErrNotExist. The image closes the sources.
+// its files: the image by the given name, and backing files by the names in the images' headers.
+// These are relative to the place of the image, such as "base.qcow2" or "bases/x.raw", and never
+// lead out of it. If a file is missing, open returns fs.ErrNotExist. The image closes the sources.
 //
-// A file that is not accepted is an *Error. The error is disk.ErrNotNow if ctx ended before
-// everything was read.
+// A file that is refused is an *Error. The error is disk.ErrNotNow if ctx ended before everything
+// was read.
 func OpenSource(ctx context.Context, name string,
 	open func(ctx context.Context, name string) (Source, error), opt Options) (*Image, error) {
 	find := func(name string) (Source, *os.File, error) {
@@ -170,7 +170,7 @@ func OpenSource(ctx context.Context, name string,
 }
 
 // openerOf opens the directory of an image that a person named, and returns the name of its file
-// there, to which links may lead. The caller closes the directory.
+// there. It follows links to that directory. The caller closes the directory.
 func openerOf(path string, opt Options) (o *opener, file string, err error) {
 	name, named := filepath.Base(path), path
 	if real, err := filepath.EvalSymlinks(path); err == nil && opt.Named {
@@ -189,7 +189,8 @@ func openerOf(path string, opt Options) (o *opener, file string, err error) {
 	return openerIn(dir, opt, useNamed), file, nil
 }
 
-// openerIn opens images of a directory. The caller keeps the directory and closes it.
+// openerIn returns an opener for images of a directory. The caller keeps the directory and closes
+// it.
 func openerIn(dir *directory, opt Options, use fileUse) *opener {
 	return &opener{dir: dir, find: dir.open, findBelow: dir.openBeneath, opt: opt, use: use}
 }
@@ -225,9 +226,9 @@ func (o *opener) openImage(ctx context.Context, name string) (*Image, error) {
 	return img, nil
 }
 
-// measure returns the space that the layer takes, plus the content that shows through from the
-// layers below. If index is set and there is a chain, it also returns the place of everything. A
-// far chain does not need that: it announces its reads, file by file.
+// measure returns the space that the layer takes, with the content that shows through from the
+// layers below. If index is set and there is a chain, it also returns where everything is. A far
+// chain has no use for that: its reads are announced file by file.
 func (l *layer) measure(ctx context.Context, index bool) (u usage, chain *flat, err error) {
 	if l.content != nil && l.below == nil {
 		return l.content.usage(), nil, nil
@@ -258,18 +259,18 @@ func (m *Image) Path() string { return m.path }
 // Size is the virtual size, a positive multiple of SectorSize.
 func (m *Image) Size() int64 { return m.top.size }
 
-// DataSize is how many bytes the image stores. Zeros among them take nothing when it is expanded.
+// DataSize is how many bytes the image stores. Stored zeros take nothing when it is expanded.
 func (m *Image) DataSize() int64 { return m.use.total() }
 
 func (m *Image) Format() Format { return m.top.format }
 
-// Parallel is how many parallel reads of the image are useful. It is 1 if the image is near. Only
-// reads of a far image may wait for more than storage.
+// Parallel is how many reads of the image are worth having under way at once. It is 1 for a near
+// image: only reads of a far image may wait for more than local storage.
 func (m *Image) Parallel() int { return max(1, m.parallel) }
 
-// ReadAt reads the image as a disk, including its backing files. At the end it returns the
-// bytes that are left, and io.EOF. If content cannot be read or decoded, the error is a
-// *disk.MediumError. It is disk.ErrNotNow if ctx ended first.
+// ReadAt reads the image as a disk, with its backing files. At the end it returns the bytes that
+// are left, and io.EOF. If content cannot be read or decoded, the error is a *disk.MediumError. If
+// ctx ended first, it is disk.ErrNotNow.
 func (m *Image) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, &disk.MediumError{Op: "read", Off: off, Length: int64(len(p)),
@@ -288,7 +289,7 @@ func (m *Image) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 			err = io.ErrUnexpectedEOF
 		}
 		if changed := m.CheckUntouched(); changed != nil {
-			err = changed // the file became shorter
+			err = changed // the file has become shorter
 		}
 		err = fmt.Errorf("image %q: %w", m.name, err)
 		return n, unread(ctx, off+int64(n), int64(len(p)-n), err)
@@ -299,8 +300,8 @@ func (m *Image) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// Extent describes the run at off, at most length bytes and not past the end. A hole is stored by
-// no file of the chain. The next run may be of the same kind. Extent waits as ReadAt does.
+// Extent describes the run at off, at most length bytes and not past the end. No file of the chain
+// stores a hole. The next run may be of the same kind. Extent waits as ReadAt does.
 func (m *Image) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off >= m.top.size {
 		return disk.Extent{}, fmt.Errorf("image %q: extent of %d bytes at %d is outside of its "+
@@ -322,18 +323,19 @@ func (m *Image) Unverified() (unverified bool) {
 	return unverified
 }
 
-// Verify checks the content of the image's files against their digests, where that was not done
-// when they were read. See Unsure.
+// Verify checks the content of the image's files against their digests, unless their reads did so.
+// See Unsure.
 func (m *Image) Verify(ctx context.Context) error {
 	return m.unsure(func(u Unsure) error { return u.Verify(ctx) })
 }
 
-// Agree compares whatever describes the content of the image's files twice. See Unsure.
+// Agree compares the two descriptions of the content, where a file of the image has two. See
+// Unsure.
 func (m *Image) Agree(ctx context.Context) error {
 	return m.unsure(func(u Unsure) error { return u.Agree(ctx) })
 }
 
-// unsure calls f for the image's files that have something left to check, until it fails.
+// unsure calls f for the image's files that have something left to check. It stops at an error.
 func (m *Image) unsure(f func(u Unsure) error) error {
 	var all []Unsure
 	m.top.chain(func(l *layer) {
@@ -349,8 +351,7 @@ func (m *Image) unsure(f func(u Unsure) error) error {
 	return nil
 }
 
-// Slow reports whether a read at off has to decompress, in whichever file of the chain. See
-// Estimator.
+// Slow reports whether a read at off has to decompress, in any file of the chain. See Estimator.
 func (m *Image) Slow(off int64) bool {
 	if m.flat != nil && off < m.top.size {
 		return m.flat.slow(off)
@@ -368,7 +369,7 @@ func (m *Image) Close() error {
 }
 
 // stored tells where the bytes at off are in the image's own file, and how many of length bytes are
-// there unchanged and in one run. ok is false if they are nowhere or in another file.
+// there unchanged and in one run. ok is false if they are not there.
 func (m *Image) stored(ctx context.Context, off, length int64) (at, n int64, ok bool) {
 	switch l := m.top; {
 	case off < 0 || off >= l.size:

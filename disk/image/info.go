@@ -12,19 +12,19 @@ import (
 type Info struct {
 	Name   string `json:"name"`
 	Format Format `json:"format"`
-	// FormatSource says how the format is known; "" if the format is not served.
+	// FormatSource says how the format was found; "" if the file is not served.
 	FormatSource FormatSource `json:"format_source,omitempty"`
-	// LooksLike is what the content looks like if something else decided the format.
+	// LooksLike is what the content looks like, if something else decided the format.
 	LooksLike   Format `json:"looks_like,omitempty"`
 	Version     int    `json:"version,omitempty"` // of qcow2
 	VirtualSize int64  `json:"virtual_size"`      // what a guest sees
-	// the stored part of the virtual size; a clone takes that at most
+	// the stored part of the virtual size; a clone takes at most that
 	AllocatedSize int64 `json:"allocated_size"`
 	FileSize      int64 `json:"file_size"`              // length of the file itself
 	ClusterSize   int64 `json:"cluster_size,omitempty"` // of qcow2
 	// "zlib" or "zstd" if a file of the chain has compressed clusters
 	Compression string `json:"compression,omitempty"`
-	// from the image's own backing file down; empty if there is none
+	// in order, from the image's own backing file down; empty if there is none
 	BackingChain []BackingInfo `json:"backing_chain"`
 	Servable     bool          `json:"servable"`
 	Reason       string        `json:"reason,omitempty"` // why it is not servable, and what to do
@@ -72,7 +72,7 @@ func (l *layer) describe(use usage) Info {
 	return info
 }
 
-// Inspect describes a file, even one that cannot be served; Reason then says why. It returns an
+// Inspect describes a file, even one that cannot be served: then Reason says why. It returns an
 // error only if the file cannot be read at all.
 func Inspect(path string, opt Options) (Info, error) {
 	o, file, err := openerOf(path, opt)
@@ -93,7 +93,7 @@ func Inspect(path string, opt Options) (Info, error) {
 	return f.info, nil
 }
 
-// unreadable reports that the file's own content could not be read, and not that it was refused.
+// unreadable reports whether the file itself could not be read. If not, it was refused.
 func (e *Error) unreadable() bool {
 	var errno unix.Errno
 	return errors.As(e.Err, &errno) && errno != unix.ELOOP

@@ -10,19 +10,19 @@ import (
 	"kubevirt.io/disk/internal/words"
 )
 
-// maxChainExtent bounds one answer about a chain of files. Bytes.
+// maxChainExtent bounds the length of an extent of a chain. Bytes.
 const maxChainExtent = 64 << 20
 
-// layer is one file of an image: the image itself or one of its backing files. It is read-only and
-// safe for any number of goroutines.
+// layer is one file of an image: the image itself or one of its backing files. It is read-only. Any
+// number of goroutines may use it.
 type layer struct {
 	name    string // relative to the image directory
 	format  Format
 	source  FormatSource
 	looks   *magic // what the content looks like, if something else decided the format
 	bytes   Source
-	unsure  Unsure   // the same source; nil: it is sure of its content
-	local   *os.File // the file of bytes; nil if they are no file of this machine
+	unsure  Unsure   // the source of bytes, if it has checks left to make; nil: it has none
+	local   *os.File // the file of bytes; nil if it is not on this machine
 	size    int64    // virtual, bytes
 	content content  // nil: raw
 	header  header
@@ -41,15 +41,15 @@ type content interface {
 	// stored tells where the bytes at off are in the layer's own file, and how many of length bytes
 	// are there unchanged and in one run.
 	stored(ctx context.Context, off, length int64) (at, n int64, ok bool)
-	// slow reports whether a read of the layer's own content at off has to decompress. If below is
-	// set, ask the layer below instead. slow does not wait for storage.
+	// slow reports whether a read of the layer's own content at off has to decompress. If the
+	// content is the layer's below, below is set. slow does not wait for storage.
 	slow(off int64) (slow, below bool)
 	setBelow(l *layer)
 	header() header
 }
 
 // header is what a format says about an image. The name and the format of the backing file are
-// claims of the image, so do not trust them.
+// claims of the image: do not trust them.
 type header struct {
 	version       int
 	clusterSize   int64  // bytes; 0: no clusters
@@ -69,7 +69,7 @@ const (
 	extentBelow
 )
 
-// known says for a message how the layer's format is known.
+// known says in a message how the layer's format was found.
 func (l *layer) known() string {
 	switch l.source {
 	case SourceServed:
@@ -120,7 +120,7 @@ func (l *layer) extent(ctx context.Context, off, length int64) (int64, extentKin
 		return e.Length, extentHole, err
 	}
 	if l.below != nil {
-		// Otherwise, the layer would look to the end of its own run, even if the run below is
+		// Otherwise the layer would look for the end of its own run, even if the run below is
 		// short.
 		length = min(length, maxChainExtent)
 	}

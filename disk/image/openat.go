@@ -13,26 +13,26 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// resolveFlags keep the resolution of a name inside its directory and away from links.
+// resolveFlags keep the resolution of a name inside its directory and refuse links.
 const resolveFlags = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 
 // errNoOpenat2 says that a name with a slash cannot be resolved safely here.
 var errNoOpenat2 = errors.New("is in a subdirectory, and the kernel or the container's seccomp " +
 	"profile lacks openat2, without which no subdirectory is opened")
 
-// fileID identifies a file by its digest, by its place on this machine, or else by its name.
+// fileID identifies a file by its digest, by its device and inode, or else by its name.
 type fileID struct {
 	digest   string
 	dev, ino uint64
 	name     string
 }
 
-// directory is the image directory. It is held open, so every name is resolved in the directory
-// that was scanned.
+// directory is the image directory. It stays open, so every name is resolved in the directory that
+// was scanned.
 type directory struct {
 	file *os.File
 	path string
-	// a block device is opened, too, because a person has named it
+	// block devices are opened, too, because a person has named one
 	devices bool
 	// openat2 is the system call. Kernels before 5.6 and some seccomp profiles do not have it, so
 	// tests can replace it.
@@ -70,8 +70,8 @@ func asSource(f *os.File, st *unix.Stat_t, err error) (Source, *os.File, error) 
 // openAs is open with O_RDONLY or O_RDWR.
 func (d *directory) openAs(name string, access int) (*os.File, *unix.Stat_t, error) {
 	fd := int(d.file.Fd())
-	// Look first, because merely opening a device can have an effect. If the file is exchanged in
-	// between, OpenFlags and the second look prevent harm.
+	// Look first, because opening a device can have an effect. If the file is replaced in between,
+	// OpenFlags and the second look prevent harm.
 	var st unix.Stat_t
 	if err := osfile.Retry(func() error {
 		return unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -116,8 +116,7 @@ func (d *directory) openBeneath(name string) (Source, *os.File, error) {
 // resolve calls openat2 with the rules for untrusted names.
 func (d *directory) resolve(name string, flags uint64) (fd int, err error) {
 	how := &unix.OpenHow{Flags: flags, Resolve: resolveFlags}
-	// With EAGAIN, the kernel says that a concurrent rename may have moved the path out of the
-	// directory.
+	// EAGAIN means that a concurrent rename may have moved the path out of the directory.
 	for range 16 {
 		err = osfile.Retry(func() (err error) {
 			fd, err = d.openat2(int(d.file.Fd()), name, how)
@@ -130,7 +129,7 @@ func (d *directory) resolve(name string, flags uint64) (fd int, err error) {
 	return fd, err
 }
 
-// finish opens a file with open and checks what it got.
+// finish opens a file with open and checks the file.
 func (d *directory) finish(name string, open func() (int, error)) (*os.File, *unix.Stat_t, error) {
 	var fd int
 	err := osfile.Retry(func() (err error) { fd, err = open(); return err })
@@ -161,8 +160,7 @@ func (d *directory) check(st *unix.Stat_t) error {
 	return checkRegular(st)
 }
 
-// isDevice reports whether a file is a block device. Its size is not in st, unless finish has put
-// it there.
+// isDevice reports whether a file is a block device. st has its size only after finish.
 func isDevice(st *unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFBLK }
 
 // checkRegular returns a *notRegularError for everything but a regular file.
@@ -201,8 +199,8 @@ func explainOpen(err error, use fileUse) (reason, action string) {
 	}
 }
 
-// OpenFile opens the image's own file again, for reading. It is the file that was validated. Its
-// backing files are not opened. It fails for an image that is no file of this machine.
+// OpenFile opens the image's own file again, for reading. It opens the file that was validated, and
+// no backing files. It fails for an image that is no file of this machine.
 func (m *Image) OpenFile() (*os.File, error) {
 	if m.path == "" {
 		return nil, fmt.Errorf("image %q is not a file of this machine", m.name)

@@ -23,7 +23,7 @@ type Progress struct {
 	ended          chan struct{} // see Ended
 }
 
-// Done is how many bytes of the virtual size are finished, including holes.
+// Done is how many bytes of the virtual size are finished, with holes.
 func (p *Progress) Done() int64 {
 	if served := p.served.Load(); served != nil {
 		done, data := (*served)()
@@ -36,7 +36,7 @@ func (p *Progress) Done() int64 {
 func (p *Progress) Total() int64 { return p.total.Load() }
 
 // Data is how many bytes of the image's stored data have been copied, and how many there are. The
-// remaining time depends on that.
+// remaining time is estimated from these.
 func (p *Progress) Data() (done, total int64) {
 	if served := p.served.Load(); served != nil {
 		return (*served)()
@@ -59,7 +59,7 @@ func (p *Progress) end() chan struct{} {
 // GiveUp says that nobody copies any more.
 func (p *Progress) GiveUp() { p.ending.Do(func() { close(p.end()) }) }
 
-// Waiting tells whether the copying waits for space, as on a full volume. The disk is still served.
+// Waiting tells whether the copying waits for space. The disk is still served.
 func (p *Progress) Waiting() bool { return p.scarce.Load() }
 
 // Wait is called with true when the copying begins to wait for space, and with false when it goes
@@ -70,8 +70,8 @@ func (p *Progress) Wait(scarce bool) {
 	}
 }
 
-// Missing is why a part of the image could not be copied when all of it was tried last; nil: it
-// could. It is tried again, and the disk is still served.
+// Missing is why a part of the image could not be copied at the last attempt at all of it, or nil.
+// The part is tried again, and the disk is still served.
 func (p *Progress) Missing() error {
 	if err := p.missed.Load(); err != nil {
 		return *err
@@ -79,13 +79,13 @@ func (p *Progress) Missing() error {
 	return nil
 }
 
-// Missed is called with that each time when all has been tried.
+// Missed is called with the result of each attempt at all of the image: see Missing.
 func (p *Progress) Missed(err error) { p.missed.Store(&err) }
 
 // followed returns how much of an image's data a served disk has, and how much there is. Bytes.
 type followed = func() (done, data int64)
 
-// Follow makes p report what has been copied of an image into a disk of that size.
+// Follow makes p report how much of an image has been copied into a disk of that size.
 func (p *Progress) Follow(size int64, served followed) {
 	_, data := served()
 	p.Start(size, data)
@@ -117,7 +117,7 @@ func (p *Progress) Finish() {
 	p.GiveUp()
 }
 
-// Fields returns the progress after the given time, for a log.
+// Fields returns the progress as fields for a log.
 func (p *Progress) Fields(elapsed time.Duration) []zap.Field {
 	done, total := p.Done(), p.Total()
 	percent := 100.0

@@ -18,12 +18,12 @@ import (
 // ScanDir opens and validates every image of a directory, in natural order: disk2 comes before
 // disk10.
 //
-// Every file counts, even a hidden one. Otherwise, a file could lie there unnoticed, not served and
-// not missed. Only what PassOver names does not, and Options.PassedOver hears of it. Subdirectories
-// are not searched. They may hold backing files, and file systems have a lost+found. A backing file
-// of another image is not an image of its own and may have any name.
+// Every file counts, even a hidden one. Otherwise a file could lie there that is not served, and
+// nobody would notice. The exception is PassOver; ScanDir calls Options.PassedOver for such files.
+// Subdirectories are not searched: they may hold backing files, and file systems have a lost+found.
+// A backing file of another image is not an image of its own and may have any name.
 //
-// A *NoImagesError means that there is no file. A *ScanError lists every file that cannot be
+// A *NoImagesError means that there is no image. A *ScanError lists every file that cannot be
 // served. Any other error is about the directory itself.
 func ScanDir(dir string, opt Options) (images []*Image, err error) {
 	found, none, err := scan(dir, opt)
@@ -48,9 +48,8 @@ func ScanDir(dir string, opt Options) (images []*Image, err error) {
 	return images, nil
 }
 
-// InspectDir describes every image that ScanDir finds in a directory, and every file that keeps the
-// directory from being served, in natural order. Errors are about the directory itself, such as a
-// *NoImagesError.
+// InspectDir describes every image that ScanDir finds in a directory, and every file that it
+// refuses, in natural order. Errors are about the directory itself, such as a *NoImagesError.
 func InspectDir(dir string, opt Options) ([]Info, error) {
 	found, none, err := scan(dir, opt)
 	if err != nil {
@@ -72,7 +71,7 @@ type scanned struct {
 	image   *Image
 	refused *Error
 	info    Info
-	passed  bool // it is refused, but nobody meant it to be an image
+	passed  bool // it is refused, but does not count as an image: see PassOver
 }
 
 func closeAll(found []scanned) {
@@ -83,7 +82,7 @@ func closeAll(found []scanned) {
 	}
 }
 
-// scan looks at every file of a directory, except backing files of others. none says what there is
+// scan looks at every file of a directory, except backing files of others. none says what was found
 // instead of images.
 func scan(dir string, opt Options) (found []scanned, none *NoImagesError, err error) {
 	d, err := openDirectory(dir)
@@ -98,8 +97,9 @@ func scan(dir string, opt Options) (found []scanned, none *NoImagesError, err er
 	}
 	backing := make(map[fileID]bool)
 	ids := make(map[string]fileID)
-	// An image opens its whole chain. The top of a chain mostly has the last name, so files of its
-	// chain are not opened once more: in a chain of n files that would be half of n * n opens.
+	// An image opens its whole chain. The top of a chain mostly has the last name. So begin there,
+	// and leave out files of a chain that was opened: else a chain of n files needs n * n / 2
+	// opens.
 	reached := make(map[string]bool)
 	for _, name := range slices.Backward(names) {
 		if reached[name] {
@@ -143,7 +143,8 @@ func scan(dir string, opt Options) (found []scanned, none *NoImagesError, err er
 			f.image.Close()
 			return true
 		}
-		// A file in a loop is its own backing file. Its error must not be left out.
+		// A qcow2 file that is its own backing file is in its own chain. Its error must be
+		// reported.
 		return f.refused.Format != FormatQcow2
 	}), none, nil
 }
@@ -155,7 +156,7 @@ func (o *opener) scan(name string) (f scanned, err error) {
 	o.refused = func(l *layer) {
 		use, _, err := l.measure(context.Background(), false)
 		if err != nil {
-			use = usage{} // it is refused anyway, so only the size is missing
+			use = usage{} // the file is refused anyway, and only the size is missing
 		}
 		f.info = l.describe(use)
 	}
@@ -175,7 +176,7 @@ func (o *opener) scan(name string) (f scanned, err error) {
 	}
 	f.info.Format, f.info.Reason = f.refused.Format, f.refused.Explain()
 	if f.info.Format != FormatRaw && f.info.Version == 0 {
-		// No header has set the sizes: they are still the file's, as for a raw image.
+		// No header was read, so these are the sizes of the file, as for a raw image.
 		f.info.VirtualSize, f.info.AllocatedSize = 0, 0
 	}
 	return f, nil

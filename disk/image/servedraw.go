@@ -16,18 +16,18 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// A file that was once served raw stays raw. From then on, a guest owns the content and may write
-// what looks like another format. So the file itself gets a mark, an extended attribute. It
-// survives a rename, and a file that replaces this one does not have it. If the file system has no
-// attributes, the mark is an empty file in a subdirectory beside it, named by the identity of the
-// file.
+// A file that was once served raw stays raw. A guest owns the content, and may write data that
+// looks like another format. So the file gets a mark, an extended attribute. The attribute survives
+// a rename, and a file that replaces this one does not have it. If the file system has no
+// attributes, the mark is an empty file in a subdirectory beside the file. Its name is the file's
+// identity.
 const (
 	rawAttribute = "user.kubevirt-disk.format"
 	rawValue     = "raw"
 )
 
-// servedRaw reports whether an open file of the directory was served raw. An error means that this
-// is unknown. Then the content must not decide either.
+// servedRaw reports whether an open file of the directory was served raw. After an error nobody
+// knows, and the content must not decide either.
 func (d *directory) servedRaw(file *os.File) (bool, error) {
 	marked, err := hasRawMark(file)
 	if marked || err != nil {
@@ -51,7 +51,7 @@ func (d *directory) servedRaw(file *os.File) (bool, error) {
 }
 
 // rememberRaw durably marks an open file of the directory as served raw. Call it before a guest can
-// write.
+// write to the file.
 func (d *directory) rememberRaw(file *os.File) error {
 	marked, err := d.servedRaw(file)
 	if marked || err != nil {
@@ -66,10 +66,10 @@ func (d *directory) rememberRaw(file *os.File) error {
 	return nil
 }
 
-// OpenRaw opens the file of a raw image again, for writing too if write is set. It checks again
-// that the file is raw, because a guest owns its content from then on. It does not compare inodes:
-// an overlay file system may give the file another one when it is opened for writing. The image
-// itself does not hold its file any more (Options.Hold), so that the caller can lock it.
+// OpenRaw opens the file of a raw image again, with write also for writing. It checks again that
+// the file is raw, because a guest owns its content from then on. It does not compare inodes: an
+// overlay file system may give the file another one when it is opened for writing. OpenRaw releases
+// the image's own lock of the file (Options.Hold), so that the caller can lock it.
 func (m *Image) OpenRaw(write bool) (*os.File, error) {
 	if m.top.local != nil {
 		_ = flock.Lock(m.top.local, unix.LOCK_UN)
@@ -86,7 +86,7 @@ func (m *Image) OpenRaw(write bool) (*os.File, error) {
 		access = unix.O_RDWR
 	}
 	if device && write {
-		access |= unix.O_EXCL // it may be mounted
+		access |= unix.O_EXCL // fails if the device is mounted
 	}
 	file, st, err := dir.openAs(filepath.Base(m.path), access)
 	if err != nil {
@@ -107,11 +107,11 @@ func (m *Image) OpenRaw(write bool) (*os.File, error) {
 	return file, nil
 }
 
-// RememberRaw marks the image's file as served raw. OpenRaw has opened file. Call it before a guest
+// RememberRaw marks the image's file as served raw. file comes from OpenRaw. Call it before a guest
 // can write.
 func (m *Image) RememberRaw(file *os.File) error {
 	if m.top.source == SourceDevice {
-		return nil // it always counts as raw
+		return nil // a device always counts as raw
 	}
 	dir, err := openDirectory(m.dir)
 	if err != nil {
@@ -120,8 +120,8 @@ func (m *Image) RememberRaw(file *os.File) error {
 	return errors.Join(dir.rememberRaw(file), dir.close())
 }
 
-// MarkRaw marks a file as raw: in the file itself, or if that is impossible, in the directory
-// beside. If beside is "", the file itself is the only place.
+// MarkRaw marks a file as raw: with an attribute or, if that is impossible, with a mark in the
+// directory beside. With beside "", only the attribute is tried.
 func MarkRaw(file *os.File, beside string) error {
 	marked, err := hasRawMark(file)
 	if marked {
@@ -143,9 +143,9 @@ func MarkRaw(file *os.File, beside string) error {
 	return errors.Join(err, dirErr)
 }
 
-// rememberCopy marks a raw copy as raw if it looks like something else, because a guest wrote that
-// to the disk in the image. If the file system cannot keep the mark, a person has to say that the
-// copy is raw, as for every file whose history is unknown.
+// rememberCopy marks a copy of a raw disk as raw if its content looks like another format: a guest
+// wrote that content. If the file system cannot keep the mark, a person has to say that the copy is
+// raw, as for every file whose history is unknown.
 func rememberCopy(file *os.File) error {
 	st, err := file.Stat()
 	if err != nil {
@@ -158,7 +158,7 @@ func rememberCopy(file *os.File) error {
 	return err
 }
 
-// hasRawMark reports whether the file's own attribute says that it was served raw.
+// hasRawMark reports whether the file has the attribute that says that it was served raw.
 func hasRawMark(file *os.File) (bool, error) {
 	value := make([]byte, len(rawValue)+1)
 	n := 0
@@ -175,8 +175,8 @@ func hasRawMark(file *os.File) (bool, error) {
 	return false, &os.PathError{Op: "getxattr", Path: file.Name(), Err: err}
 }
 
-// noAttribute reports whether an error of reading the attribute means that there is none. Then it
-// is not set, it is another program's, the file system has none, or a sandbox forbids them.
+// noAttribute reports whether an error of reading the attribute means that there is none: it is not
+// set, it is another program's, the file system has no attributes, or a sandbox forbids them.
 func noAttribute(err error) bool {
 	none := []error{
 		unix.ENODATA, unix.ERANGE, unix.EOPNOTSUPP, unix.ENOSYS, unix.EPERM, unix.EACCES,
@@ -184,7 +184,7 @@ func noAttribute(err error) bool {
 	return slices.ContainsFunc(none, func(e error) bool { return errors.Is(err, e) })
 }
 
-// setRawMark sets the file's own attribute, which says that it is raw.
+// setRawMark sets the attribute that says that the file is raw.
 func setRawMark(file *os.File) error {
 	err := osfile.Retry(func() error {
 		return unix.Fsetxattr(int(file.Fd()), rawAttribute, []byte(rawValue), 0)
@@ -202,8 +202,8 @@ func (d *directory) markBeside(file *os.File) error {
 	if err != nil {
 		return err
 	}
-	// This happens with a single file that is mounted into a container. The directory is the
-	// container's and does not live as long as the file.
+	// This happens if a single file is mounted into a container. The directory is then the
+	// container's, and does not live as long as the file.
 	if dir.Dev != st.Dev {
 		return fmt.Errorf("%q is another file system than that of the file", d.path)
 	}
@@ -250,9 +250,9 @@ func (d *directory) openMarks() (*os.File, error) {
 	return os.NewFile(uintptr(fd), path.Join(d.path, rawfile.MarksDir)), nil
 }
 
-// markName returns the name of a file's mark. It contains the file's handle, which differs even
-// between files that had the same inode one after the other. If the file system has no handles,
-// FileInstance takes its place.
+// markName returns the name of a file's mark. It has the file's handle, which differs even between
+// files that had the same inode one after the other. If the file system has no handles, the name
+// has the FileInstance.
 func markName(file *os.File) (string, error) {
 	var handle unix.FileHandle
 	err := osfile.Retry(func() (err error) {

@@ -13,20 +13,20 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// Source is the bytes of one file of an image, in a file of this machine or far away. Any number of
-// goroutines may call it. All offsets and lengths are bytes.
+// Source is the bytes of one file of an image, on this machine or far away. Any number of
+// goroutines may call its methods. All offsets and lengths are bytes.
 type Source interface {
 	// ReadAt fills p from off on, or returns an error and how many bytes it has read. It waits for
-	// bytes that are not at hand until ctx ends, and then returns disk.ErrNotNow. It may return
-	// that earlier if waiting is of no use at the moment. With a context that has already ended, it
-	// returns what is at hand. After any other error, the range is lost.
+	// far bytes until ctx ends, and then returns disk.ErrNotNow. It may return that error earlier
+	// if waiting is of no use at the moment. With a context that has ended, it returns what is at
+	// hand. After any other error, the range is lost.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 
 	// Size is the number of bytes. It never changes, nor do Identity and Parallel.
 	Size() int64
 	Identity() Identity
-	// Parallel is how many reads are worth having under way at once. A source that is far away
-	// takes long for each read, however short the read is. 0 or 1 means that the source is near.
+	// Parallel is how many reads are worth having under way at once. Each read of a far source
+	// takes long, however short it is. 0 or 1 means that the source is near.
 	Parallel() int
 
 	// Extent describes the run at off, at most length bytes. An unknown range counts as data.
@@ -44,19 +44,18 @@ type Source interface {
 	Close() error
 }
 
-// Unsure is a Source that knows only at the end whether its content was right, or that has
-// something left to check then.
+// Unsure is a Source that checks its content, or a part of it, only after it was read.
 type Unsure interface {
 	Source
 	// Unverified reports whether data that was read may turn out to be wrong. Then Verify is always
-	// called, not only when everything was read. Unverified does not wait.
+	// called, even if not everything was read. Unverified does not wait.
 	Unverified() bool
-	// Agree compares whatever describes the content twice, without reading all of it, and fetches
-	// what that needs. It is called in any case, once the disk is in use, and waits like Verify.
-	// The error is disk.ErrWrongContent if there is a difference.
+	// Agree compares the two descriptions of the content, if there are two. It does not read all of
+	// the content, and fetches what it needs. It is always called, once the disk is in use, and
+	// waits like Verify. The error is disk.ErrWrongContent if they differ.
 	Agree(ctx context.Context) error
-	// Verify checks all of the content against its digest, and fetches the missing rest for that.
-	// It waits until ctx ends, and a later call continues. The error is disk.ErrWrongContent if the
+	// Verify checks all of the content against its digest, and fetches what is missing for that. It
+	// waits until ctx ends, and a later call continues. The error is disk.ErrWrongContent if the
 	// digest is wrong.
 	Verify(ctx context.Context) error
 }
@@ -64,12 +63,12 @@ type Unsure interface {
 // Identity tells sources apart.
 type Identity struct {
 	// Digest identifies the content if it is known from the start, such as the digest of a blob.
-	// Sources with the same digest have the same content. "" means that only reading everything
-	// identifies the content.
+	// Sources with the same digest have the same content. With "", only reading all of the content
+	// identifies it.
 	Digest string `json:"digest,omitempty"`
 
-	// These belong to a file and are all zero for every other source. With them, a file that was
-	// not touched need not be read again. Times are nanoseconds since 1970.
+	// These are zero unless the source is a file. If they are the same as before, the file was not
+	// touched and need not be read again. Times are nanoseconds since 1970.
 	Dev   uint64 `json:"dev"`
 	Ino   uint64 `json:"ino"`
 	MTime int64  `json:"mtime"`
@@ -85,7 +84,7 @@ type fileSource struct {
 	extents osfile.Extents
 }
 
-// NewUnnamedSource makes a source of a file that may have no name. f stays its owner's.
+// NewUnnamedSource makes a source of a file that may have no name. The caller still closes f.
 func NewUnnamedSource(f *os.File) (Source, error) {
 	again, err := osfile.Reopen(f)
 	if err != nil {
@@ -99,7 +98,7 @@ func NewUnnamedSource(f *os.File) (Source, error) {
 }
 
 // NewFileSource makes a source of a file with a known digest, which nobody changes. Closing the
-// source closes the file. After an error, the caller still does.
+// source closes the file. After an error, the caller closes it.
 func NewFileSource(f *os.File, digest string) (Source, error) {
 	s := &fileSource{file: f, digest: digest}
 	if err := osfile.Retry(func() error { return unix.Fstat(int(f.Fd()), &s.stat) }); err != nil {
@@ -167,8 +166,8 @@ func readFull(ctx context.Context, s Source, p []byte, off int64) error {
 	return osfile.ReadFull(disk.ReaderAt(ctx, s), p, off)
 }
 
-// unread makes an error of a read that returned too little. It is disk.ErrNotNow if the range may
-// still come later, otherwise a *disk.MediumError.
+// unread makes an error of a read that returned too little: disk.ErrNotNow if the range may still
+// come, otherwise a *disk.MediumError.
 func unread(ctx context.Context, off, length int64, err error) error {
 	switch {
 	case errors.Is(err, disk.ErrNotNow):
@@ -179,12 +178,12 @@ func unread(ctx context.Context, off, length int64, err error) error {
 	return &disk.MediumError{Op: "read", Off: off, Length: length, Err: err}
 }
 
-// edgesHead is how much of a far source's beginning is read at once. If an image was written in one
-// go, as by qemu-img, its header and first tables are there. Bytes.
+// edgesHead is how much of a far source's beginning is read at once. Programs that write an image
+// in one go, such as qemu-img, have its header and first tables there. Bytes.
 const edgesHead = 512 << 10
 
-// edges is a source that is far away. It keeps the beginning and the end in memory while an image
-// is opened, because opening reads many small pieces of them.
+// edges is a far source whose beginning and end are in memory while an image is opened. Opening
+// reads many small pieces of them.
 type edges struct {
 	Source
 	head, tail []byte

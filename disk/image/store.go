@@ -21,9 +21,8 @@ func ConvertQcow2(ctx context.Context, img *Image, dst string, replace bool, c q
 }
 
 // Store writes the image, with its backing files, as one qcow2 image into the empty file f. It
-// returns the size in bytes. The same content gives the same image; see qcow2.Write. If an error is
-// returned, f holds part of the image. If the image changes meanwhile, this is an error. p may be
-// nil.
+// returns the size in bytes. The same content gives the same image: see qcow2.Write. After an
+// error, f holds part of the image. If the image changes meanwhile, this is an error. p may be nil.
 func Store(
 	ctx context.Context, img *Image, f *os.File, c qcow2.Compression, p *Progress,
 ) (int64, error) {
@@ -59,10 +58,10 @@ func (d sourceDisk) Data(ctx context.Context, f func(off, n int64) error) error 
 }
 
 // storedFile is the file that an image is written to. It remembers its own errors, to tell them
-// from errors of the source. Only one goroutine uses it.
+// from errors of reading the image. Only one goroutine uses it.
 type storedFile struct {
 	*os.File
-	end int64 // the end of the data
+	end int64 // where the data ends
 	err error
 }
 
@@ -75,7 +74,7 @@ func (f *storedFile) WriteAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// explain makes a message for a person of the error that was remembered.
+// explain makes a message for a person of the remembered error.
 func (f *storedFile) explain(image string) error {
 	what := "the qcow2 image of " + words.Name(image)
 	if err := NoRoom(f.err, filepath.Dir(f.Name()), what, f.end); err != f.err {
