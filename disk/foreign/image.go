@@ -15,7 +15,7 @@ const (
 	VHDX Format = "vhdx"
 	VHD  Format = "vhd"
 	VDI  Format = "vdi"
-	VMDK Format = "vmdk" // one file of grains that are not compressed
+	VMDK Format = "vmdk" // one file, with grains that are not compressed
 )
 
 // parsers find the tables of the formats.
@@ -34,7 +34,7 @@ type Reader interface {
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 }
 
-// Error says why an image is not read.
+// Error says why an image is refused.
 type Error struct {
 	Reason string // completes the sentence "<file> ..."
 	Action string // what to do about it
@@ -42,20 +42,20 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Reason + "; " + e.Action }
 
-// layout is what a parser finds in a file. All are bytes.
+// layout is what a parser finds in a file. All numbers are bytes.
 type layout struct {
 	size   int64 // of the disk
-	block  int64 // of the disk; only the last one may be shorter
-	unit   int64 // blocks lie at multiples of this; at most 1/65534 of a block fits
-	before int64 // that belong to a block in the file and lie before it
-	entry  int64 // of the table for one block
-	// table finds the entries of a block and of those that follow it: where the first one is in
-	// the file, and how many are there in a row. 0: there are none, and these blocks are zeros.
-	// nil: the disk is one block, at the beginning of the file.
+	block  int64 // length of a block; the last one of the disk may be shorter
+	unit   int64 // blocks lie at multiples of this; at least 1/65534 of a block
+	before int64 // bytes in the file that belong to a block and lie before it
+	entry  int64 // length of a table's entry for one block
+	// table finds the entries of a block and of those that follow it: at is where the first one is
+	// in the file, n how many are there in a row. at 0: there are none, and these blocks are zeros.
+	// A nil table: the disk is one block, at the beginning of the file.
 	table func(ctx context.Context, block int64) (at, n int64, err error)
-	// place is where an entry says that its block lies; -1: nowhere, so it is zeros.
+	// place returns where a block lies, by its entry; -1: nowhere, so the block is zeros.
 	place func(block int64, entry []byte) (int64, error)
-	taken []span // of the metadata
+	taken []span // ranges of the metadata
 }
 
 // span is a range of a file.
@@ -74,7 +74,7 @@ type Image struct {
 }
 
 // Open reads and validates an image of fileSize bytes. A fault of the image is an *Error. Other
-// errors are those of r. Only opening uses ctx.
+// errors are those of r. Reads after Open do not use ctx.
 func Open(ctx context.Context, format Format, r Reader, fileSize int64, opt Options) (*Image,
 	error) {
 	parse := parsers[format]
@@ -104,11 +104,11 @@ func Open(ctx context.Context, format Format, r Reader, fileSize int64, opt Opti
 	return im, nil
 }
 
-// maxSize is the most that a disk may have: 64 TiB.
+// maxSize is the largest size of a disk: 64 TiB.
 const maxSize = 64 << 40
 
-// maxBlocks bounds how long the table is, and how long it is walked, to seconds. The largest disk
-// of VMware has as many grains: they have 64 KiB.
+// maxBlocks bounds the length of the table, so that going through it takes only seconds. VMware's
+// largest disk has this many grains of 64 KiB.
 const maxBlocks = maxSize / (64 << 10)
 
 func (f *file) checkBlocks(n int64) error {
@@ -216,8 +216,8 @@ func (im *Image) walk(ctx context.Context, first, end int64, f func(block, at in
 	return nil
 }
 
-// Run describes the bytes of the disk from off on, at most length of them: where they lie in the
-// file, in one piece, or -1 if they are zeros.
+// Run describes the bytes of the disk from off on, at most length of them: at is where they lie in
+// the file in one piece, or -1 if they are zeros.
 func (im *Image) Run(ctx context.Context, off, length int64) (at, n int64, err error) {
 	if off < 0 || length <= 0 || off >= im.size {
 		return -1, 0, fmt.Errorf("a run of %d bytes at %d of %d", length, off, im.size)
@@ -247,8 +247,8 @@ func (im *Image) Run(ctx context.Context, off, length int64) (at, n int64, err e
 	return at, n, nil
 }
 
-// ReadAt reads the disk. It reads len(p) bytes or fails; a read across the end returns the bytes
-// before it, and io.EOF.
+// ReadAt reads the disk. It reads len(p) bytes or fails. A read across the end returns the bytes
+// before the end, and io.EOF.
 func (im *Image) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off >= im.size {
 		return 0, io.EOF
@@ -286,16 +286,16 @@ func (f *file) damaged(format string, args ...any) error {
 		fmt.Sprintf(format, args...)), Action: "fetch or build it again"}
 }
 
-// unsupported is the error of an image that may be right. action says what to do.
+// unsupported is the error of an image that may be intact. action says what to do.
 func (f *file) unsupported(action, format string, args ...any) error {
 	return &Error{Reason: fmt.Sprintf("is a %s image %s", f.what, fmt.Sprintf(format, args...)),
 		Action: action}
 }
 
-// byQEMU is what to do about an image that QEMU may be able to read.
+// byQEMU is the action for an image that QEMU may be able to read.
 const byQEMU = "convert it with \"qemu-img convert -O qcow2\""
 
-// hasParent is the error of an image that has only what differs from another one.
+// hasParent is the error of an image that has only its differences from another one.
 func (f *file) hasParent() error {
 	return f.unsupported("merge the two first, or convert it where both are, with \"qemu-img "+
 		"convert -O qcow2\"", "that has only what differs from another image, its parent")
@@ -314,7 +314,7 @@ func (f *file) read(ctx context.Context, p []byte, off int64) error {
 	case n == len(p):
 		return nil
 	case err == nil || errors.Is(err, io.EOF):
-		return errShort // it has become shorter
+		return errShort // the file has become shorter
 	}
 	return err
 }
@@ -333,11 +333,12 @@ func (f *file) explain(err error) error {
 	return err
 }
 
-// claims are the places of equally long ranges of a file that must not overlap. A piece of the file
-// as long as such a range has at most one beginning in it, so one number for each piece is enough.
+// claims are the places of equally long ranges of a file that must not overlap. The file is cut
+// into pieces of that length. At most one range begins in a piece, so one number for each piece is
+// enough.
 type claims struct {
 	length, unit int64
-	begins       []uint16 // in each piece: 0 if nothing begins, otherwise the unit, from 1 on
+	begins       []uint16 // for each piece: the unit, from 1 on, where a range begins; 0: none
 }
 
 // maxClaims bounds the memory of claims to 64 MiB.
@@ -352,8 +353,8 @@ func newClaims(f *file, size, length, unit int64) (*claims, error) {
 	return &claims{length: length, unit: unit, begins: make([]uint16, n)}, nil
 }
 
-// add takes the range at off, which is a multiple of the unit and inside the file. It reports false
-// if the range overlaps another one.
+// add claims the range at off, which is a multiple of the unit and inside the file. It returns
+// false if the range overlaps another one.
 func (c *claims) add(off int64) bool {
 	i, unit := off/c.length, off%c.length/c.unit+1
 	free := c.begins[i] == 0 &&

@@ -6,8 +6,8 @@ import (
 	"math/bits"
 )
 
-// VDI is the format of VirtualBox, in its version 1.1. All numbers are little-endian, as the text
-// at the beginning is long:
+// VDI is the format of VirtualBox, here its version 1.1. All numbers are little-endian. The text at
+// the beginning has 64 bytes:
 //
 //	64 signature  68 version  76 type  340 offset of the table  344 offset of the blocks
 //	360 bytes of a sector  368 size of the disk  376 bytes of a block  380 bytes before a block

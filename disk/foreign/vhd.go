@@ -7,14 +7,14 @@ import (
 )
 
 // VHD is the format of Virtual PC, Azure and Xen (Microsoft, "Virtual Hard Disk Image Format
-// Specification 1.0"). All numbers are big-endian. A fixed image is the disk, and a footer; a
-// dynamic one has a copy of the footer at its beginning, and a table (BAT) of its blocks:
+// Specification 1.0"). All numbers are big-endian. A fixed image is the disk followed by a footer.
+// A dynamic one has a copy of the footer at its beginning, and a table (BAT) of its blocks:
 //
 //	footer   0 "conectix"  12 version  16 offset of the header  48 size of the disk  60 type
 //	         64 checksum  512 bytes
 //	header   0 "cxsparse"  16 offset of the BAT  24 version  28 entries of the BAT  32 bytes of a
 //	         block  36 checksum  1024 bytes
-//	BAT      the sector of each block. It has a bit for each of its sectors first. They do not
+//	BAT      the sector of each block. A block begins with a bitmap of its sectors. It does not
 //	         matter: the disk is zeros where nothing was written.
 const (
 	vhdFooter  = 512
@@ -30,8 +30,8 @@ const (
 	maxBlock = 16 << 20
 )
 
-// vhdRight reports whether a structure has its signature and its checksum, which lies at sum: the
-// complement of the sum of all other bytes.
+// vhdRight reports whether a structure has its signature and its checksum. The checksum lies at
+// sum, and is the complement of the sum of all other bytes.
 func vhdRight(p []byte, signature string, sum int) bool {
 	total := uint32(0)
 	for i, b := range p {
@@ -47,7 +47,7 @@ func parseVHD(ctx context.Context, f *file) (*layout, error) {
 	foot, err := f.part(ctx, f.size-vhdFooter, vhdFooter)
 	taken := []span{{"footer", f.size - vhdFooter, f.size}}
 	if err == nil && !vhdRight(foot, "conectix", 64) {
-		// A program that dies while the image grows leaves the last block there.
+		// If a program dies while the image grows, the last block can lie where the footer was.
 		taken = nil
 		foot, err = f.part(ctx, 0, vhdFooter)
 	}
@@ -73,7 +73,7 @@ func parseVHD(ctx context.Context, f *file) (*layout, error) {
 		if l.size > f.size-vhdFooter {
 			return nil, f.damaged("it has %d bytes of a disk of %d", f.size-vhdFooter, size)
 		}
-		l.unit = l.size // there is one block, at the beginning
+		l.unit = l.size // the only block is the disk, at the beginning
 		return l, nil
 	}
 	at := be.Uint64(foot[16:])

@@ -47,7 +47,7 @@ const (
 	vhdxParentOf   = "\x2d\x5f\xd3\xa8\x0b\xb3\x4d\x45\xab\xf7\xd3\xd8\x48\x34\xab\x0c"
 )
 
-// vhdxItems are the lengths of the items of metadata that are needed.
+// vhdxItems are the lengths of the metadata items that are needed.
 var vhdxItems = map[string]int64{vhdxParameters: 8, vhdxSize: 8, vhdxSector: 4}
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -88,7 +88,7 @@ func (p *vhdxParser) header(ctx context.Context) error {
 		switch {
 		case err != nil:
 			return err
-		case !vhdxRight(h, "head"): // a crash while it was written; the other one counts
+		case !vhdxRight(h, "head"): // damaged by a crash while it was written; the other one counts
 		case head == nil || le.Uint64(h[8:]) > le.Uint64(head[8:]):
 			head = h
 		case le.Uint64(h[8:]) == le.Uint64(head[8:]) && !bytes.Equal(h, head):
@@ -115,7 +115,7 @@ func (p *vhdxParser) header(ctx context.Context) error {
 	return p.take("log", off, length)
 }
 
-// take takes a range for metadata.
+// take claims a range for metadata.
 func (p *vhdxParser) take(name string, off uint64, length int64) error {
 	if off%vhdxMiB != 0 || length%vhdxMiB != 0 || length == 0 || off < vhdxMiB ||
 		off > uint64(p.f.size) {
@@ -171,7 +171,7 @@ func (p *vhdxParser) regionTable(ctx context.Context) error {
 	return nil
 }
 
-// metadata reads the items that say what the disk is like.
+// metadata reads the items that describe the disk.
 func (p *vhdxParser) metadata(ctx context.Context) error {
 	le, region := binary.LittleEndian, p.regions[vhdxMetadata]
 	table, err := p.f.part(ctx, region.off, vhdxRegions)
@@ -244,7 +244,7 @@ func (p *vhdxParser) disk(ctx context.Context) error {
 		case 4:
 			return 0, p.f.damaged("block %d of the disk has the state %d", i, e&7)
 		}
-		return -1, nil // not present, undefined, zeros, or unmapped (5: as older programs said)
+		return -1, nil // not present, undefined, zeros, or unmapped (5 in older programs)
 	}
 	return nil
 }

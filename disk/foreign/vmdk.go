@@ -8,7 +8,7 @@ import (
 )
 
 // VMDK is the format of VMware (VMware, "Virtual Disk Format 5.0"), here as one file with holes
-// (monolithicSparse). All numbers are little-endian, places and sizes are in sectors:
+// (monolithicSparse). All numbers are little-endian. Places and sizes are in sectors:
 //
 //	header     0 "KDMV"  4 version  8 flags  12 size of the disk  20 of a grain  28 descriptor
 //	           36 its size  44 entries of a grain table  56 grain directory  64 where grains begin
@@ -73,8 +73,8 @@ func ReadVMDKHeader(head []byte) (h VMDKHeader, err error) {
 // ZeroGrains reports whether the entry 1 of a grain table stands for a grain of zeros.
 func (h VMDKHeader) ZeroGrains() bool { return h.flags&vmdkZeroGrains != 0 }
 
-// CheckVMDKDescriptor checks the text that says what an image is. It must not need other files.
-// Errors are an *Error.
+// CheckVMDKDescriptor checks the descriptor, the text that says what the image consists of. An
+// image that needs other files is refused. Errors are an *Error.
 func CheckVMDKDescriptor(text []byte) error {
 	f, extents := &file{what: "VMDK"}, 0
 	for line := range strings.SplitSeq(string(text), "\n") {
@@ -91,7 +91,7 @@ func CheckVMDKDescriptor(text []byte) error {
 		}
 	}
 	switch {
-	case extents == 0: // as qemu-img writes parts: with room for the text, and none in it
+	case extents == 0: // qemu-img writes parts of a disk so: with room for the text, and no text
 		return f.isPart()
 	case extents > 1:
 		return f.unsupported(byQEMU, "of which this is one of %d files", extents)
@@ -99,7 +99,7 @@ func CheckVMDKDescriptor(text []byte) error {
 	return nil
 }
 
-// isPart is the error of a file that has a part of a disk, without what describes it.
+// isPart is the error of a file that has a part of a disk, without the descriptor.
 func (f *file) isPart() error {
 	return f.unsupported("convert the descriptor, which is another file, with \"qemu-img "+
 		"convert -O qcow2\"", "without what describes it: it has a part of a disk")

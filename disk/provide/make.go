@@ -20,9 +20,9 @@ import (
 	"kubevirt.io/disk/internal/words"
 )
 
-// makeFile makes the file. A reflink shares the image's space until somebody writes, so it is the
-// best. A hard link is the image's own file: a write to it would change the image for everybody,
-// and its owner and mode cannot be set for QEMU. So it must only be read.
+// makeFile makes the file. A reflink is best: it shares the image's space until somebody writes. A
+// hard link is the image's own file: a write to it would change the image for everybody, and its
+// owner and mode cannot be set for QEMU. So it is made only for a file that nobody writes.
 func (p *providing) makeFile(ctx context.Context, r record) error {
 	if len(p.img.Info().BackingChain) > 0 {
 		return p.convert(ctx, r)
@@ -42,7 +42,7 @@ func (p *providing) makeFile(ctx context.Context, r record) error {
 	})
 	if err != nil && p.opt.ReadOnly && readableByQEMU(src) {
 		if err := p.link(src, r); err == nil {
-			_ = out.Finish(errLinked) // another run would remove it, too
+			_ = out.Finish(errLinked) // another run would remove the partial file, too
 			return nil
 		}
 	}
@@ -62,13 +62,13 @@ func (p *providing) makeFile(ctx context.Context, r record) error {
 // errLinked ends a partial file that is not needed.
 var errLinked = errors.New("the image was linked instead")
 
-// link gives the image's own file the name. The record is there before.
+// link gives the image's own file the new name. The record must be there already.
 func (p *providing) link(src *os.File, r record) error {
 	r.Instance = instanceOf(src)
 	if err := r.save(p.file.state); err != nil {
 		return err
 	}
-	// Not by its name, which may lead to another file by now.
+	// By the descriptor: the image's name may lead to another file by now.
 	from := fmt.Sprintf("/proc/self/fd/%d", src.Fd())
 	err := osfile.Retry(func() error {
 		return unix.Linkat(unix.AT_FDCWD, from, unix.AT_FDCWD, p.path, unix.AT_SYMLINK_FOLLOW)
@@ -110,7 +110,8 @@ func (p *providing) complete(f *os.File, r record) error {
 		return err
 	}
 	if p.file.Format == image.FormatRaw {
-		// A guest may write anything into the file, and that must not decide its format.
+		// A guest may write anything into the file, and the content must not decide the format
+		// then.
 		if err := image.MarkRaw(f, ""); err != nil {
 			p.opt.Log.Debug("the file cannot be marked as raw", zap.Error(err))
 		}
@@ -122,7 +123,7 @@ func (p *providing) complete(f *os.File, r record) error {
 	return r.save(p.file.state)
 }
 
-// open opens the file that has its name now, and makes the name durable.
+// open opens the file by its name, and makes the name durable.
 func (p *providing) open() error {
 	if err := durable.SyncParent(p.path); err != nil {
 		return err
@@ -134,7 +135,7 @@ func (p *providing) open() error {
 
 // giveToQEMU lets QEMU's user use the file.
 func (p *providing) giveToQEMU(f *os.File) error {
-	// Only root can give a file away, and not in every container.
+	// Only root can change a file's owner, and not in every container.
 	_ = unix.Fchown(int(f.Fd()), qemuID, qemuID)
 	var st unix.Stat_t
 	if err := osfile.Retry(func() error { return unix.Fstat(int(f.Fd()), &st) }); err != nil {
@@ -171,10 +172,10 @@ func readableByQEMU(f *os.File) bool {
 	return st.Mode&unix.S_IROTH != 0
 }
 
-// copyBuffer is how much is copied at once where the kernel cannot copy, bytes.
+// copyBuffer is how much is copied at once if the kernel cannot copy. Bytes.
 const copyBuffer = 1 << 20
 
-// copyStep is how much is copied between two looks at the context, bytes.
+// copyStep is how much is copied before the context is checked again. Bytes.
 const copyStep = 16 << 20
 
 // copy copies the image's file. Holes stay holes.
@@ -220,7 +221,7 @@ func (p *providing) copy(ctx context.Context, dst, src *os.File) error {
 	return nil
 }
 
-// copyRange copies a range to the same place of another file: in the kernel, if it can.
+// copyRange copies a range to the same place of another file, in the kernel if possible.
 func copyRange(dst, src *os.File, off, length int64) error {
 	for length > 0 {
 		from, to, n := off, off, 0

@@ -22,17 +22,17 @@ import (
 
 // Options are the options for making a file from an image.
 type Options struct {
-	// To is the path of the file without its extension: .qcow2 for a qcow2 image without backing
-	// files, and otherwise .raw. Its directory is made if it is missing.
+	// To is the path of the file without its extension. The extension is .qcow2 for a qcow2 image
+	// without backing files, and otherwise .raw. The directory is made if it is missing.
 	To string
-	// ReadOnly says that nobody writes to the file. Then it may be the image's own file under
-	// another name.
+	// ReadOnly says that nobody writes to the file. Then the file may be a hard link to the
+	// image's.
 	ReadOnly bool
 	Log      *zap.Logger     // nil: none
 	Progress *image.Progress // nil: unused
 }
 
-// qemuID is the user and the group of QEMU where KubeVirt runs it.
+// qemuID is the user and the group of QEMU in KubeVirt's launcher.
 const qemuID = 107
 
 // File is a file that was provided.
@@ -41,7 +41,7 @@ type File struct {
 	Format image.Format
 	How    string // "reflink", "hard link", "copy", "conversion", or "kept" from an earlier run
 
-	file  *os.File // open, so that the file's inode is not used again
+	file  *os.File // kept open, so that the file's inode is not used again
 	lock  *os.File
 	state string // path
 }
@@ -50,18 +50,18 @@ type File struct {
 type providing struct {
 	img  *image.Image
 	opt  Options
-	dir  string // without links
+	dir  string // with links resolved
 	path string // of the file
 	base string // of the file, without the extension
 	file *File
 }
 
-// Provide makes a file of an image that QEMU can use, and returns when it is complete. A file that
-// an earlier run made of the same image is kept, with what a guest has written. The caller keeps
-// the image and closes it.
+// Provide makes a file of an image that QEMU can use, and returns when the file is complete. A file
+// that an earlier run made of the same image is kept, with the data that a guest has written. The
+// caller closes the image.
 //
 // Errors: *image.SpaceError if the file does not fit; nothing is left then. *durable.LockedError,
-// in words of its own, if another process provides this file.
+// with a message of its own, if another process provides this file.
 func Provide(ctx context.Context, img *image.Image, opt Options) (*File, error) {
 	opt.Log = cmp.Or(opt.Log, zap.NewNop())
 	opt.Progress = cmp.Or(opt.Progress, new(image.Progress))
@@ -89,8 +89,8 @@ func Provide(ctx context.Context, img *image.Image, opt Options) (*File, error) 
 	return p.file, nil
 }
 
-// claim locks the file itself for as long as it is provided: nobody takes it for an image while a
-// machine writes to it, serves it in place, or replaces it.
+// claim locks the file itself for as long as it is provided. So nobody takes it for an image while
+// a machine writes to it, serves it in place, or replaces it.
 func (p *providing) claim() error {
 	how := unix.LOCK_EX
 	if p.opt.ReadOnly {
@@ -99,7 +99,7 @@ func (p *providing) claim() error {
 	return durable.HoldFile(p.file.file, p.path, how)
 }
 
-// hidden is the path of a file of ours beside the provided one.
+// hidden is the path of another file of this package, beside the provided one.
 func (p *providing) hidden(suffix string) string {
 	return filepath.Join(p.dir, "."+p.base+suffix)
 }
@@ -126,7 +126,8 @@ func (p *providing) findDirectory() error {
 	return err
 }
 
-// acquireLock locks the file at path. A run that ends removes it, so several tries may be needed.
+// acquireLock locks the file at path. A run that ends removes the file, so several attempts may be
+// needed.
 func acquireLock(path, what string) (lock *os.File, err error) {
 	for range 16 {
 		lock, err = durable.AcquireLock(path, what)
@@ -174,13 +175,14 @@ func (p *providing) keepOrMake(ctx context.Context) error {
 	return nil
 }
 
-// foreign is the error for a file that is in the place of the one to make.
+// foreign is the error for a file that is in the place of the one to make, and that nobody here
+// made.
 func (p *providing) foreign() error {
 	return fmt.Errorf("%q exists already, and this program has not made it: remove it, or choose "+
 		"another path", p.path)
 }
 
-// keep opens the file of an earlier run, which was killed, and reports whether it is there.
+// keep opens the file of an earlier run, which was killed. It reports whether the file is there.
 func (p *providing) keep(known *record, now record) (bool, error) {
 	path := filepath.Join(p.dir, known.File)
 	f, err := durable.OpenToLock(path)
@@ -191,7 +193,7 @@ func (p *providing) keep(known *record, now record) (bool, error) {
 		return false, err
 	}
 	if instanceOf(f) != known.Instance {
-		return false, f.Close() // somebody has replaced it
+		return false, f.Close() // the file was replaced
 	}
 	if known.Image != now.Image || path != p.path {
 		return false, errors.Join(fmt.Errorf("%q was made of another image by a run that was "+
@@ -208,7 +210,7 @@ func (p *providing) keep(known *record, now record) (bool, error) {
 	return true, nil
 }
 
-// forget removes the remains of a failed run, unless a file of an earlier run needs them.
+// forget removes what a failed run has made, unless a file of an earlier run needs it.
 func (p *providing) forget() error {
 	known, err := loadRecord(p.file.state)
 	if err != nil || known == nil {
@@ -222,12 +224,12 @@ func (p *providing) forget() error {
 			return nil
 		}
 	case !errors.Is(err, fs.ErrNotExist):
-		return nil // it may be there, and cannot be opened now
+		return nil // the file may be there, although it cannot be opened now
 	}
 	return osfile.Remove(p.file.state)
 }
 
-// Gone reports whether the file has lost its name: somebody has removed or replaced it.
+// Gone reports whether the file has lost its name, because it was removed or replaced.
 func (f *File) Gone() (bool, error) {
 	there, err := flock.HasName(f.file, f.Path)
 	return err == nil && !there, err
@@ -248,7 +250,7 @@ func (f *File) Remove() error {
 	return errors.Join(err, f.release())
 }
 
-// release gives up the file for other runs, which leaves the file where it is.
+// release lets other runs use the file. The file stays where it is.
 func (f *File) release() (err error) {
 	if f.lock != nil {
 		name := f.lock.Name()

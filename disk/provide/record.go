@@ -15,13 +15,14 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// record is the knowledge about a file that one run leaves for the next. It lies beside the file
-// and is there before the file gets its name.
+// record says what one run has made, for the next one. It lies beside the file, and is there before
+// the file gets its name.
 type record struct {
 	File     string `json:"file"`     // name
-	Instance string `json:"instance"` // of the file; tells it from another one of that name
+	Instance string `json:"instance"` // tells the file from another one of that name
 	Image    string `json:"image"`    // which image it was made of
-	// ReadOnly: it may be the file of an image, and its mode is that of a file nobody writes to.
+	// ReadOnly: nobody writes to the file, which may be an image's own; its mode is set
+	// accordingly.
 	ReadOnly bool `json:"read_only,omitempty"`
 }
 
@@ -67,8 +68,8 @@ func instanceOf(f *os.File) string {
 	return fmt.Sprintf("inode %d", st.Ino)
 }
 
-// describe says which image this is. A new container has the same image under other inode numbers,
-// and another image may have the same name, size and time. So it looks at samples of the content.
+// describe says which image this is. In a new container the same image has other inode numbers, and
+// another image may have the same name, size and time. So describe hashes samples of the content.
 func (p *providing) describe() (record, error) {
 	hash, err := p.img.Samples()
 	return record{File: filepath.Base(p.path), ReadOnly: p.opt.ReadOnly,

@@ -12,16 +12,16 @@ import (
 
 // AppendOptions are the options of NewAppender.
 type AppendOptions struct {
-	// ClusterSize is a power of two from 4 KiB to 64 KiB. 0: 4 KiB, so that small changes that are
-	// far apart make a small file. Bytes.
+	// ClusterSize is a power of two from 4 KiB to 64 KiB. 0: 4 KiB, so that small changes far apart
+	// make a small file. Bytes.
 	ClusterSize int64
-	// Backing is the name of the backing file, of the format qcow2. It lies in the same directory.
-	// "": there is none.
+	// Backing is the name of the backing file, a qcow2 image in the same directory. "": there is
+	// none.
 	Backing string
 }
 
-// Appender writes an image of clusters that come in any order, as they are. It is for a disk that
-// is being made, while Write is for one that is there. The tables are behind the clusters:
+// Appender writes an image of a disk that is being made: its clusters come in any order, and are
+// stored as they are. (Write stores a disk that exists.) The tables are behind the clusters:
 //
 //	header | clusters | L2 tables | L1 table | refcount blocks | refcount table
 //
@@ -32,15 +32,15 @@ type Appender struct {
 	backing string
 
 	runs  []appended
-	start int64  // where window goes in the file
+	start int64  // where wait goes in the file
 	wait  []byte // clusters that are not written yet
-	err   error  // of a write; nothing is written after it
+	err   error  // of a write; after it, nothing is written
 }
 
 // appended is a run of clusters that were written one after the other.
 type appended struct {
 	guest, n int64 // clusters
-	host     int64 // of the first one, bytes; 0: the clusters are zeros
+	host     int64 // offset of the first one in the file, bytes; 0: the clusters are zeros
 }
 
 // appendWindow is how much is written at once. Bytes.
@@ -64,7 +64,7 @@ func NewAppender(dst io.WriterAt, opt AppendOptions) (*Appender, error) {
 
 func (a *Appender) clusterSize() int64 { return 1 << a.bits }
 
-// WriteAt stores whole clusters of the disk. A cluster must come only once: Finish refuses
+// WriteAt stores whole clusters of the disk. Each cluster must come only once: Finish refuses
 // duplicates. A cluster of zeros takes no room, and hides the backing file's content.
 func (a *Appender) WriteAt(p []byte, off int64) (int, error) {
 	if off < 0 || (off|int64(len(p)))&(a.clusterSize()-1) != 0 {
@@ -89,7 +89,7 @@ func (a *Appender) WriteAt(p []byte, off int64) (int, error) {
 // end is where the next cluster goes in the file.
 func (a *Appender) end() int64 { return a.start + int64(len(a.wait)) }
 
-// note remembers where clusters are.
+// note remembers where clusters are stored.
 func (a *Appender) note(r appended) {
 	if n := len(a.runs); n > 0 {
 		last := &a.runs[n-1]
@@ -103,7 +103,7 @@ func (a *Appender) note(r appended) {
 	a.runs = append(a.runs, r)
 }
 
-// append writes p at the end. It leaves a failure in err.
+// append writes p at the end. An error goes to a.err.
 func (a *Appender) append(p []byte) {
 	for len(p) > 0 && a.err == nil {
 		n := min(len(p), appendWindow-len(a.wait))
@@ -125,7 +125,7 @@ func (a *Appender) flush() {
 // errTwice is a cluster that came more than once.
 var errTwice = errors.New("a cluster of the disk was written twice")
 
-// Finish writes the tables of a disk of so many bytes, and returns the size of the file.
+// Finish writes the tables of a disk of that many bytes, and returns the size of the file.
 func (a *Appender) Finish(size int64) (int64, error) {
 	p := placement{clusterBits: a.bits}
 	if limit := maxL1Bytes / 8 * p.tableReach(); size <= 0 || size%sectorSize != 0 || size > limit {
@@ -157,7 +157,7 @@ func (a *Appender) Finish(size int64) (int64, error) {
 	return end, a.err
 }
 
-// appendTables writes the L2 tables, and notes in the L1 table where they are.
+// appendTables writes the L2 tables, and enters their places in the L1 table.
 func (a *Appender) appendTables(p *placement) {
 	perTable := a.clusterSize() / 8
 	table, index := make([]byte, a.clusterSize()), int64(-1)
@@ -185,7 +185,7 @@ func (a *Appender) appendTables(p *placement) {
 	flush()
 }
 
-// appendNumbers writes a table, and fills its last cluster with zeros.
+// appendNumbers writes a table, padded with zeros to whole clusters.
 func (a *Appender) appendNumbers(table []uint64) {
 	p := make([]byte, (int64(len(table))*8+a.clusterSize()-1)&^(a.clusterSize()-1))
 	for i, n := range table {
@@ -194,7 +194,7 @@ func (a *Appender) appendNumbers(table []uint64) {
 	a.append(p)
 }
 
-// appendRefcounts writes that each cluster of the file is used once.
+// appendRefcounts writes refcounts of 1 for each cluster of the file.
 func (a *Appender) appendRefcounts(p *placement) {
 	clusters, perBlock := a.end()>>a.bits, a.clusterSize()/2
 	blocks, tables := int64(0), int64(0)

@@ -28,17 +28,16 @@ type Guest struct {
 }
 
 // Arrival reads an image whose file comes once, from its beginning to its end, as from a compressed
-// archive. Each cluster goes to its place in the guest as it passes. For that, the table that maps
-// it must be known. Most programs put a table before the clusters that it maps, so one pass is
-// enough. Clusters that pass before their table need another pass of the same file. Three passes
-// are enough for any image.
+// archive. It writes each cluster to its place in the guest's disk as the cluster passes. So it
+// must know the table that maps the cluster. Most programs put a table before the clusters that it
+// maps, and one pass is enough. Clusters that pass before their table need another pass of the same
+// file. Three passes are enough for any image.
 //
-// The header is checked as Open does, and tables and entries are checked as they come. Arrival does
-// not look at refcounts, nor at whether data shares a cluster with them. The result is a disk and
-// no longer an image.
+// Arrival checks the header as Open does, and tables and entries as they come. It looks neither at
+// refcounts nor at whether data shares a cluster with them: the result is a disk, not an image.
 type Arrival struct {
 	hdr      *header
-	fileSize int64 // if unknown, that of the largest image
+	fileSize int64 // if unknown, the size of the largest possible image
 	unknown  bool
 	codec    codec
 	guest    Guest
@@ -50,26 +49,26 @@ type Arrival struct {
 	starts     map[int64]bool // where data begins that is or was in the window
 	manyStarts int
 	metadata   clusterSet // the L2 tables
-	kept       int64      // bytes of the tables in memory, and of what goes with them
+	kept       int64      // bytes of the tables in memory, with their tasks
 	unused     sync.Pool  // of *arrivalJob
 }
 
-// lookBack is how much of the passed data is kept. After writing a new L2 table, qemu-img continues
-// in the cluster in which it last packed compressed data, and that cluster lies before the table.
+// lookBack is how many bytes of the passed data are kept. After a new L2 table, qemu-img goes on in
+// the cluster in which it last packed compressed data. That cluster lies before the table.
 func (a *Arrival) lookBack() int64 { return max(1<<20, 2*a.hdr.clusterSize()) }
 
 const (
-	// maxKeptTables bounds the tables in memory, with the order of their entries. If an image with
-	// clusters of 64 KiB has all its tables at the front, this is enough for 1.3 TiB. Bytes.
+	// maxKeptTables bounds the tables in memory, with the order of their entries. It is enough for
+	// an image of 1.3 TiB with clusters of 64 KiB and all tables at the front. Bytes.
 	maxKeptTables = 256 << 20
-	// keptTask is what a task takes besides, in bytes: itself, its places in queues, and what the
-	// allocator rounds up.
+	// keptTask is what a task takes in addition, in bytes: its struct, its places in queues, and
+	// the allocator's rounding.
 	keptTask = 256
 )
 
 // NewArrival reads the header from head, the beginning of the file. head has at least HeadSize
-// bytes, or the whole file. If the size of the file is unknown (-1), what lies past its end is
-// found when the file has ended.
+// bytes, or the whole file. If the size of the file is unknown (-1), Pass notices at the end of the
+// file that something lies past it.
 func NewArrival(head []byte, fileSize int64, opt Options) (*Arrival, error) {
 	unknown := fileSize < 0
 	if unknown {
@@ -86,7 +85,7 @@ func NewArrival(head []byte, fileSize int64, opt Options) (*Arrival, error) {
 	return a, nil
 }
 
-// largestFile is the size of the largest file that an image with such a beginning can be. Bytes.
+// largestFile is the size of the largest file of an image with that beginning. Bytes.
 func largestFile(head []byte) int64 {
 	bits := uint32(minClusterBits)
 	if len(head) >= 24 {
@@ -112,18 +111,18 @@ func (a *Arrival) Size() int64 { return a.hdr.size }
 // there is none.
 func (a *Arrival) Backing() (file, format string) { return a.hdr.backingFile, a.hdr.backingFormat }
 
-// Done tells whether everything has been found.
+// Done tells whether all content has been found.
 func (a *Arrival) Done() bool { return a.passing && len(a.later) == 0 }
 
-// arrivalTask is something that is needed from the file: a part of the L1 table, or what the next
-// entry of such a part or of an L2 table names.
+// arrivalTask is something to be read from the file: a part of the L1 table, or the target of the
+// next entry of such a part or of an L2 table.
 type arrivalTask struct {
 	off   int64   // in the file
 	index int64   // of the first L1 entry, or of the L2 table
 	table bool    // raw is an L2 table
 	raw   []byte  // a part of the L1 table, or an L2 table; nil: not read yet
 	order []int32 // its entries in the order of the file; the first is next
-	kept  int64   // bytes that it takes
+	kept  int64   // bytes that the task takes
 }
 
 type arrivalQueue []*arrivalTask
@@ -172,7 +171,8 @@ func (a *Arrival) Pass(ctx context.Context, in io.Reader, guest Guest) error {
 const (
 	// arrivalBatch is how many bytes of the file a worker gets at once, unless clusters are larger.
 	arrivalBatch = 1 << 20
-	// arrivalItems is how many clusters it gets at most. Compressed ones may take a byte each.
+	// arrivalItems is how many clusters a worker gets at most. Compressed ones may take a byte
+	// each.
 	arrivalItems = 4096
 	// arrivalGap is the largest gap between two parts of a batch. Bytes.
 	arrivalGap = 64 << 10
@@ -286,7 +286,7 @@ func (a *Arrival) loadL1(w *window, t *arrivalTask) error {
 	return a.keep(arrivalTask{index: t.index, raw: raw}, tables)
 }
 
-// keep queues the entries of a table: those that this pass can find, and those of the next one.
+// keep queues the entries of a table, for this pass or for the next one.
 func (a *Arrival) keep(t arrivalTask, entries []int32) error {
 	if len(entries) == 0 {
 		return nil
@@ -297,7 +297,7 @@ func (a *Arrival) keep(t arrivalTask, entries []int32) error {
 	passed, _ := slices.BinarySearchFunc(entries, a.window.base, func(x int32, base int64) int {
 		return cmp.Compare(a.place(&t, x), base)
 	})
-	raw := int64(len(t.raw)) // who lives longer has it
+	raw := int64(len(t.raw)) // the task that lives longer has it
 	for _, order := range [][]int32{entries[:passed], entries[passed:]} {
 		if len(order) == 0 {
 			continue
@@ -315,12 +315,13 @@ func (a *Arrival) keep(t arrivalTask, entries []int32) error {
 	return nil
 }
 
-// addMetadata takes the cluster at off for an L2 table, and reports whether one has it already.
+// addMetadata notes that an L2 table has the cluster at off. It reports false if another table has
+// it.
 func (a *Arrival) addMetadata(off int64) bool {
 	return a.metadata.add(off >> a.hdr.clusterBits)
 }
 
-// inMetadata reports whether the cluster at off belongs to the tables that are known.
+// inMetadata reports whether the cluster at off belongs to a table that was found.
 func (a *Arrival) inMetadata(off int64) bool {
 	return a.metadata.has(off>>a.hdr.clusterBits) || a.inL1(off)
 }
@@ -358,7 +359,7 @@ func (a *Arrival) loadL2(w *window, index, off int64) error {
 	return a.keep(arrivalTask{index: index, table: true, raw: raw}, entries)
 }
 
-// hostOf returns where in the file the data of an entry begins.
+// hostOf returns where the data of an entry begins in the file.
 func (a *Arrival) hostOf(e uint64) int64 {
 	if e&entryCompressed != 0 {
 		off, _ := a.hdr.compressedRange(e)
@@ -367,7 +368,7 @@ func (a *Arrival) hostOf(e uint64) int64 {
 	return int64(e & offsetMask)
 }
 
-// place returns where in the file an entry of a table leads.
+// place returns where the target of a table's entry lies in the file.
 func (a *Arrival) place(t *arrivalTask, entry int32) int64 {
 	if !t.table {
 		return int64(binary.BigEndian.Uint64(t.raw[entry*8:]) & offsetMask)
@@ -442,7 +443,7 @@ func (a *Arrival) item(t *arrivalTask) (arrivalItem, error) {
 		item.off = int64(e & offsetMask)
 		item.end = item.off + h.clusterSize()
 	}
-	// Data that has left the window cannot be used again. So a small file cannot expand to any
+	// A cluster must not use data again that another one has used: a small file could expand to any
 	// size.
 	if a.starts[item.off] {
 		return item, bad("the data at %#x is used by more than one cluster", item.off)
@@ -455,5 +456,5 @@ func (a *Arrival) item(t *arrivalTask) (arrivalItem, error) {
 	return item, nil
 }
 
-// minStarts is how many starts are remembered before those that have passed are forgotten.
+// minStarts is how many starts are remembered before those out of the window are forgotten.
 const minStarts = 1 << 16

@@ -5,14 +5,14 @@ import (
 	"io"
 )
 
-// arrivalJob is a part of the file that contains the data of some clusters. A worker gets it.
+// arrivalJob is a part of the file with the data of some clusters, for a worker.
 type arrivalJob struct {
 	begin, end int64 // in the file
 	data       []byte
 	items      []arrivalItem
 }
 
-// takes tells whether the item fits into the batch.
+// takes reports whether the item fits into the batch.
 func (j *arrivalJob) takes(item arrivalItem) bool {
 	same := item.entry&entryCompressed == j.items[0].entry&entryCompressed
 	return same && item.off <= j.end+arrivalGap && item.end-j.begin <= arrivalBatch &&
@@ -24,8 +24,9 @@ func (j *arrivalJob) add(item arrivalItem) {
 	j.end = max(j.end, item.end)
 }
 
-// load copies the batch out of the file. If the file ends within the last cluster, the rest is
-// zeros. Compressed data ends there: zeros behind it could decode to anything.
+// load copies the batch out of the file. If the file ends within the last cluster, the rest of an
+// uncompressed cluster is zeros. Compressed data ends there: zeros behind it could decode to
+// anything.
 func (j *arrivalJob) load(w *window, fileSize int64) error {
 	there := min(j.end, fileSize) - j.begin
 	data, err := w.some(j.begin, there)
@@ -84,10 +85,10 @@ func (a *Arrival) write(p []byte, guest int64) error {
 	return a.guest.Write(p[:min(int64(len(p)), a.hdr.size-guest)], guest)
 }
 
-// unpack decodes clusters. It writes neighbouring clusters of the guest together.
+// unpack decodes clusters. It writes neighbouring clusters of the guest in one call.
 func (a *Arrival) unpack(j *arrivalJob, buf []byte) error {
 	size := a.hdr.clusterSize()
-	n, first := int64(0), int64(0) // how much is in buf, and its guest offset
+	n, first := int64(0), int64(0) // bytes in buf, and their guest offset
 	for _, item := range j.items {
 		if n > 0 && (item.guest != first+n || n+size > int64(len(buf))) {
 			if err := a.write(buf[:n], first); err != nil {
@@ -146,18 +147,18 @@ func (a *Arrival) pieces(j *arrivalJob) error {
 // window is the part of a file that is passing, and some of what has passed.
 type window struct {
 	in   io.Reader
-	base int64 // of buf in the file; nothing before it can be read any more
+	base int64 // place of buf in the file; nothing before it can be read any more
 	buf  []byte
 	keep int64 // how many passed bytes are kept at least
-	// short says that the file may end earlier than was said
+	// short says that the file may end before the size that is known
 	short, ended bool
 }
 
 // windowSize is how many bytes are read at once, unless more are needed.
 const windowSize = 1 << 20
 
-// at returns a part of the file. It is valid until the next call. Data more than w.keep before off
-// can no longer be read.
+// at returns a part of the file. It is valid until the next call, which may forget data that is
+// more than w.keep before off.
 func (w *window) at(off, length int64) ([]byte, error) {
 	if need := off - w.base + length; need > int64(len(w.buf)) {
 		if err := w.fill(off, length); err != nil {
@@ -167,7 +168,7 @@ func (w *window) at(off, length int64) ([]byte, error) {
 	return w.buf[off-w.base:][:length], nil
 }
 
-// some is at, and returns what there is if the file ends earlier and may do so.
+// some is at, but returns a shorter part if the file ends there and may do so.
 func (w *window) some(off, length int64) ([]byte, error) {
 	data, err := w.at(off, length)
 	if err == nil || !w.short || !w.ended {
@@ -206,7 +207,7 @@ func (w *window) fill(off, length int64) error {
 	return nil
 }
 
-// cut is the error for a file that ends although its header or a table says that it goes on.
+// cut is the error for a file that ends before what its header or a table names.
 func (w *window) cut(err error) error {
 	if w.ended = err == io.EOF; w.ended {
 		return io.ErrUnexpectedEOF

@@ -29,10 +29,10 @@ type cache struct {
 	load   func(ctx context.Context, p []byte, at uint64) error
 	shards []shard
 
-	// A block is loaded aside, and not kept, if there are more readers than slots. Large clusters
+	// If there are more readers than slots, a block is loaded aside: it is not kept. Large clusters
 	// have few slots. One such block for each processor keeps all processors busy. More would only
 	// take memory, and an image could make us use a lot of it.
-	places  chan struct{} // full when no more may be loaded aside
+	places  chan struct{} // full when no more blocks may be loaded aside
 	buffers sync.Pool     // of *[]byte, for a block
 }
 
@@ -40,7 +40,7 @@ type shard struct {
 	mu     sync.Mutex
 	loaded sync.Cond
 	clock  int64  // guarded by mu
-	most   int64  // how many slots it has
+	most   int64  // how many slots the shard has
 	slots  []slot // guarded by mu; nil until the first one is used
 }
 
@@ -60,14 +60,14 @@ type slot struct {
 // pinned is a block that stays until it is released.
 type pinned struct {
 	data  []byte
-	slot  *slot // nil: it was loaded aside, or there is none
+	slot  *slot // nil: the block was loaded aside, or there is none
 	shard *shard
 	cache *cache  // the block was loaded aside for this cache
 	aside *[]byte // nil: not loaded aside
 }
 
 // init prepares a cache for blocks of size bytes. load fills p with a block, or with its beginning,
-// from the place in the file that was given to get.
+// from the place in the file that get was called with.
 func (c *cache) init(size, memory int64,
 	load func(ctx context.Context, p []byte, at uint64) error,
 ) {
@@ -82,9 +82,8 @@ func (c *cache) init(size, memory int64,
 	}
 }
 
-// get returns the block at the given place of the file. The caller releases it. At least its first
-// need bytes are loaded. If a later caller needs more, the whole block is loaded. Errors are not
-// cached.
+// get returns the block at the given place of the file, with at least its first need bytes. The
+// caller releases it. If a later caller needs more, the whole block is loaded. Errors are not kept.
 func (c *cache) get(ctx context.Context, key int64, at uint64, need int64) (pinned, error) {
 	s := &c.shards[uint64(key)%uint64(len(c.shards))]
 	s.mu.Lock()
@@ -101,7 +100,7 @@ func (c *cache) get(ctx context.Context, key int64, at uint64, need int64) (pinn
 		return pinned{data: b.data, slot: b, shard: s}, nil
 	default:
 		need = c.size
-		if b.pins--; b.pins > 0 { // it must not change while it is read
+		if b.pins--; b.pins > 0 { // the block must not change while others read it
 			b = nil
 		}
 	}
@@ -119,8 +118,8 @@ func (c *cache) get(ctx context.Context, key int64, at uint64, need int64) (pinn
 	return pinned{data: b.data, slot: b, shard: s}, nil
 }
 
-// waitLocked returns the slot of a block, pinned, once the block is loaded. It returns nil if no
-// slot has the block. It returns the loader's error, or ctx's if ctx ends first.
+// waitLocked waits until a block is loaded, and returns its slot, pinned. It returns nil if no slot
+// has the block, the loader's error, or ctx's error if ctx ends first.
 func (s *shard) waitLocked(ctx context.Context, key int64) (*slot, error) {
 	for b := s.findLocked(key); b != nil; b = s.findLocked(key) {
 		b.pins++
@@ -150,8 +149,8 @@ func (s *shard) waitLocked(ctx context.Context, key int64) (*slot, error) {
 	return nil, nil
 }
 
-// fill loads a slot. If loading panics, which ends only a session, the slot is still freed and the
-// waiting goroutines go on.
+// fill loads a slot. A panic in load ends only a session, so fill then frees the slot and wakes the
+// waiting goroutines.
 func (c *cache) fill(ctx context.Context, s *shard, b *slot, at uint64, need int64) (err error) {
 	err = errNotLoaded
 	defer func() {
@@ -172,8 +171,8 @@ func (c *cache) fill(ctx context.Context, s *shard, b *slot, at uint64, need int
 	return err
 }
 
-// loadAside loads a whole block that is not kept. It may wait until others release theirs. So a
-// caller must not hold another such block of the same cache.
+// loadAside loads a whole block that is not kept. It may wait until another such block is released.
+// So a caller must not hold one of the same cache.
 func (c *cache) loadAside(ctx context.Context, at uint64) (p pinned, err error) {
 	select {
 	case c.places <- struct{}{}:

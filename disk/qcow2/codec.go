@@ -11,12 +11,12 @@ import (
 	"kubevirt.io/disk/internal/inflate"
 )
 
-// maxZstdWindow is the largest window that a zstd frame may ask for: four of the largest clusters.
-// Bytes.
+// maxZstdWindow is the largest window that a zstd frame may ask for: four times the largest
+// cluster. Bytes.
 const maxZstdWindow = 8 << 20
 
 // codec decodes compressed clusters. The data of a cluster is one stream that yields exactly one
-// cluster. Bytes after it belong to other clusters.
+// cluster. Bytes behind the stream belong to other clusters.
 type codec struct {
 	kind     uint8
 	decoders sync.Pool // of *inflate.Decoder or *zstdDecoder
@@ -32,12 +32,12 @@ func (c *codec) name() string {
 	return "zlib"
 }
 
-// stopsEarly reports whether decoding only the beginning of a cluster saves time. A zstd frame of a
-// cluster is one block, and the library returns no part of a block.
+// stopsEarly reports whether decoding only the beginning of a cluster saves time. With zstd it does
+// not: a cluster's frame is one block, and the library returns only whole blocks.
 func (c *codec) stopsEarly() bool { return c.kind == compressionZlib }
 
-// decode fills p from data, which lies at off in the file. p is one cluster, or if stopsEarly, the
-// beginning of one.
+// decode fills p from data, which lies at off in the file. p is one cluster or, if stopsEarly is
+// true, may be the beginning of one.
 func (c *codec) decode(p, data []byte, off int64) (err error) {
 	if c.kind == compressionZstd {
 		err = c.zstd(p, data)
@@ -55,7 +55,7 @@ var (
 	errLong  = errors.New("it is more than a cluster")
 )
 
-// zlib decodes raw deflate, which the format calls zlib. As in QEMU, a stream may go on after the
+// zlib decodes raw deflate, which qcow2 calls zlib. As in QEMU, a stream may go on after the
 // cluster is full.
 func (c *codec) zlib(p, data []byte) error {
 	d, _ := c.decoders.Get().(*inflate.Decoder)
@@ -70,9 +70,9 @@ func (c *codec) zlib(p, data []byte) error {
 	return err
 }
 
-// zstdSlack is the size of the room behind the output. With it, the library need not check after
-// every copy whether there is room: it is the largest output of a block plus what a copy in large
-// steps writes too much. This makes decoding a third faster. Bytes.
+// zstdSlack is the size of the room behind the output: the largest output of a block, and what a
+// copy in large steps writes past it. With this room, the library need not check after every copy
+// whether there is room. This makes decoding a third faster. Bytes.
 const zstdSlack = 128<<10 + 64
 
 // zstdDecoder is a decoder with memory for a cluster and the slack.
@@ -115,9 +115,8 @@ func (c *codec) zstd(p, data []byte) error {
 	return nil
 }
 
-// frameLength returns the length of the zstd frame at the beginning of data. To decode a whole
-// frame, one must know where it ends, because data of other clusters may follow (RFC 8878, section
-// 3.1.1).
+// frameLength returns the length of the zstd frame at the beginning of data. Decoding needs the end
+// of the frame, because data of other clusters may follow (RFC 8878, section 3.1.1).
 func frameLength(data []byte) (int, error) {
 	var h zstd.Header
 	if err := h.Decode(data); err != nil {
@@ -176,9 +175,9 @@ func (im *Image) loadCluster(ctx context.Context, p []byte, entry uint64) error 
 	return im.codec.decode(p, *b, begin)
 }
 
-// readCompressed reads from a compressed cluster, up to its end. It returns how many bytes it read.
-// A cluster that is wanted in part is kept, so a series of small reads decodes it once. If the read
-// begins in the middle of a cluster, only the part up to its end is decoded, because such a reader
+// readCompressed reads from a compressed cluster, up to its end, and returns how many bytes it
+// read. A read of a part keeps the cluster, so a series of small reads decodes it once. If the read
+// begins in the middle of a cluster, only its part of the cluster is decoded, because such a reader
 // usually goes on elsewhere. A second such read decodes the whole cluster.
 func (im *Image) readCompressed(ctx context.Context, p []byte, off int64, entry uint64) (
 	int, error,
@@ -205,8 +204,8 @@ func (im *Image) readCompressed(ctx context.Context, p []byte, off int64, entry 
 }
 
 // storedRange returns where an entry's compressed data lies in the file. The file may end within
-// the last sector of the data. A table that was read again may have changed since it was validated.
-// Data past the end of the file is then empty.
+// the last sector of the data. If the table has changed since it was validated, the data may lie
+// past the end of the file. Then the range is empty.
 func (im *Image) storedRange(entry uint64) (begin, end int64) {
 	off, length := im.hdr.compressedRange(entry)
 	return off, max(off, min(off+length, im.fileSize))

@@ -8,8 +8,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// zlibWindow is how far back a match in a zlib cluster may reach: QEMU decodes with a window of 12
-// bits. Bytes.
+// zlibWindow is how far back a match in a zlib cluster may reach, because QEMU decodes with a
+// window of 12 bits. Bytes.
 const zlibWindow = 1 << 12
 
 // compressor appends a compressed cluster to dst. The result does not depend on earlier clusters.
@@ -34,7 +34,7 @@ func newCompressor(compression Compression) (compressor, error) {
 		return func(dst, cluster []byte) []byte {
 			out = *bytes.NewBuffer(dst)
 			f.Reset(&out)
-			// A buffer takes everything, so these cannot fail.
+			// Writes to a bytes.Buffer cannot fail.
 			_, _ = f.Write(cluster)
 			_ = f.Close()
 			return out.Bytes()
@@ -50,11 +50,11 @@ func newZstdEncoder() (*zstd.Encoder, error) {
 		zstd.WithEncoderLevel(zstd.SpeedFastest))
 }
 
-// tables compresses what is no cluster. Any number of goroutines may use it.
+// tables compresses tables, not clusters. Any number of goroutines may use it.
 var tables = sync.OnceValues(newZstdEncoder)
 
-// AppendZstd appends src, which has from 1 byte to 64 KiB, to dst as a zstd frame. The frame
-// depends on src alone, like a cluster's, so that the tables of an image give the same bytes
+// AppendZstd appends src, which has from 1 byte to 64 KiB, to dst as a zstd frame. As for a
+// cluster, the frame depends on src alone, so that the tables of an image have the same bytes
 // everywhere.
 func AppendZstd(dst, src []byte) ([]byte, error) {
 	e, err := tables()

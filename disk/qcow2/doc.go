@@ -1,7 +1,7 @@
 // Package qcow2 reads and writes disk images in QEMU's qcow2 format.
 //
 // disk/image calls Open, then SetBacking if there is a backing file, and then reads from any number
-// of goroutines. It calls NewArrival for an image that comes as a stream, and Pass until Done. It
+// of goroutines. For an image that comes as a stream, it calls NewArrival, and Pass until Done. It
 // calls Write to store a disk as an image of version 3, compressed or not. The adapter calls
 // NewAppender, writes each block once and in any order, and calls Finish.
 //

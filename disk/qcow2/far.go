@@ -13,15 +13,15 @@ import (
 const (
 	// maxFarRead is how many bytes of a far file are read at once, unless a table is larger.
 	maxFarRead = 1 << 20
-	// maxFarReads bounds how many bytes all reads under way have together.
+	// maxFarReads bounds the bytes of all reads under way together.
 	maxFarReads = 16 << 20
 )
 
 // tableRun is a run of L2 tables that are adjacent in the file, as indexes of the L1 table.
 type tableRun []int64
 
-// checkFar checks all L2 tables of a file that is far away. It keeps as many reads under way as are
-// worthwhile, and reads adjacent tables at once.
+// checkFar checks all L2 tables of a far file. It keeps as many reads under way as Options.Parallel
+// says, and reads adjacent tables at once.
 func (v *validator) checkFar(ctx context.Context, parallel int) error {
 	var checking sync.Mutex
 	group, ctx := errgroup.WithContext(ctx)
@@ -80,8 +80,8 @@ func (v *validator) readRun(ctx context.Context, run tableRun) ([]byte, error) {
 // announceGap is the largest gap between two pieces that are announced as one. Bytes.
 const announceGap = 16 << 10
 
-// announce announces what a read of the range will read from the file. It leaves out the first
-// piece, which is read at once. It announces pieces that lie together as one.
+// announce announces what a read of the range will read from the file, except the first piece,
+// which is read at once. It announces pieces that lie together as one.
 func (im *Image) announce(ctx context.Context, off, length int64) {
 	if cluster := im.hdr.clusterSize(); off/cluster == (off+length-1)/cluster {
 		return // a cluster is one piece

@@ -42,7 +42,7 @@ const (
 	extDataFile      = 0x44415441
 	extFeatureNames  = 0x6803f857
 
-	refcountOrder = 4 // of what is written: 16 bits
+	refcountOrder = 4 // of images that are written: 16 bits
 
 	compressionZlib = 0
 	compressionZstd = 1
@@ -51,8 +51,8 @@ const (
 // FormatError says what is wrong with an image.
 type FormatError struct {
 	Why string
-	// what to do with an image that is intact but not supported; "" if it is damaged, or no qcow2
-	// image
+	// what to do with an intact image that is not supported; "" if the image is damaged, or not
+	// qcow2
 	Action string
 }
 
@@ -80,8 +80,8 @@ const (
 // IsQcow2 reports whether a file that begins with head is a qcow2 image. It looks at four bytes.
 func IsQcow2(head []byte) bool { return len(head) >= 4 && binary.BigEndian.Uint32(head) == magic }
 
-// SizeOf is the size of the disk of an image that begins with head, as that says, in bytes. 0: it
-// is no image.
+// SizeOf returns the size of the disk of an image, as its beginning head claims. Bytes; 0: head is
+// not an image's.
 func SizeOf(head []byte) int64 {
 	if !IsQcow2(head) || len(head) < headerLenV2 {
 		return 0
@@ -89,8 +89,8 @@ func SizeOf(head []byte) int64 {
 	return max(0, int64(binary.BigEndian.Uint64(head[24:])))
 }
 
-// NameEnd is where the name of the backing file ends in an image that begins with head, as it says.
-// 0: there is none, or this is no image.
+// NameEnd returns where the name of the backing file ends in an image, as its beginning head
+// claims. 0: there is no such name, or head is not an image's.
 func NameEnd(head []byte) int64 {
 	if !IsQcow2(head) || len(head) < headerLenV2 {
 		return 0
@@ -132,8 +132,8 @@ func (h *header) entrySize() int64 {
 // l2Entries is the number of guest clusters that an L2 table maps.
 func (h *header) l2Entries() int64 { return h.clusterSize() / h.entrySize() }
 
-// l1Need is the number of L1 entries that the virtual size needs. If the caller allows it, an image
-// may claim nearly 2^63 bytes, so adding to the size could overflow.
+// l1Need is the number of L1 entries that the virtual size needs. If Options allow it, an image may
+// claim nearly 2^63 bytes, so adding to the size could overflow.
 func (h *header) l1Need() int64 { return (h.size-1)/(h.l2Entries()<<h.clusterBits) + 1 }
 
 func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*header, error) {
@@ -233,7 +233,8 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 		maxRefTableBytes, fileSize); err != nil {
 		return nil, err
 	}
-	// Its snapshots are not served, but QEMU opens no image whose table cannot be where it should.
+	// Snapshots in the image are not served. But QEMU refuses an image whose snapshot table cannot
+	// be where the header says.
 	if _, err := h.table("snapshot table", u64(64), int64(u32(60))*snapshotEntry,
 		maxSnapshots*snapshotEntry, fileSize); err != nil {
 		return nil, err
@@ -280,7 +281,7 @@ func (h *header) table(what string, offset uint64, length, limit, fileSize int64
 	switch {
 	case length > limit:
 		return 0, bad("the %s has %d bytes, over the limit of %d", what, length, limit)
-	case offset&uint64(h.clusterSize()-1) != 0: // also of an empty one, as QEMU has it
+	case offset&uint64(h.clusterSize()-1) != 0: // of an empty table, too, as QEMU has it
 		return 0, bad("the %s at %#x is not aligned to a cluster", what, offset)
 	case length == 0 && int64(offset) >= 0:
 		return 0, nil
@@ -348,8 +349,8 @@ const (
 	sectorSize = 1 << sectorBits
 )
 
-// lengthShift is the number of the bit at which the length begins in an entry for compressed data.
-// The offset is below it.
+// lengthShift is the bit at which the length begins in an entry for compressed data. The offset is
+// in the bits below.
 func (h *header) lengthShift() uint { return lengthShift(h.clusterBits) }
 
 func lengthShift(clusterBits uint) uint { return 62 - (clusterBits - 8) }

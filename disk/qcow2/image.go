@@ -11,14 +11,15 @@ import (
 // Options bound what an image may claim. The zero value works.
 type Options struct {
 	MaxVirtualSize int64 // bytes; 0: 64 TiB
-	// WillRead is called with ranges of the file that will soon be read, at least one byte each. So
-	// storage can be asked for several things at once. Several goroutines call it, and it should
-	// not wait. It may be nil.
+	// WillRead announces a range of the file, at least one byte, that will soon be read. So storage
+	// can fetch several ranges at once. Several goroutines call it, and it should not wait. It may
+	// be nil.
 	WillRead func(off, length int64)
 	// Parallel is how many reads are worth having under way at once. If the file is far away, each
 	// read takes long, however short it is. 0 or 1 means that the file is near.
 	Parallel int
-	// CacheBytes bounds the memory for tables, and that for decoded clusters. 0: 16 MiB and 8 MiB.
+	// CacheBytes bounds the memory for tables, and the memory for decoded clusters. 0: 16 MiB and 8
+	// MiB.
 	CacheBytes int64
 }
 
@@ -26,7 +27,7 @@ type Options struct {
 // call it.
 type Reader interface {
 	// ReadAt fills p, or returns an error and how many bytes it has read, as an io.ReaderAt does.
-	// If it has to wait for something far away, it waits until ctx ends. Its error then says so.
+	// It waits for far content until ctx ends. Its error then says so.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 }
 
@@ -52,7 +53,7 @@ type Image struct {
 	l1       []uint64
 	info     Info
 	tables   cache // L2 tables, by their index in the L1 table
-	// the last few tables whose extents were asked for, but that no read has used
+	// the last few tables that an extent was looked up in, and that no read has used
 	passing  cache
 	decoded  cache // decoded clusters, by their guest cluster
 	codec    codec
@@ -64,7 +65,7 @@ type Image struct {
 
 // Open reads and validates an image of fileSize bytes: the header, its extensions and every table.
 // It also checks that no two entries claim the same place. A fault of the image is a *FormatError.
-// Other errors are those of r. Only opening uses ctx.
+// Other errors are those of r. Reads after Open do not use ctx.
 func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, error) {
 	h, err := readHeader(ctx, r, fileSize, opt)
 	if err != nil {
@@ -103,7 +104,7 @@ func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, e
 	return im, nil
 }
 
-// readL1 loads the entries that the virtual size needs. Other entries are never used.
+// readL1 loads the L1 entries that the virtual size needs. Other entries are never used.
 func (im *Image) readL1(ctx context.Context) error {
 	raw := make([]byte, im.hdr.l1Need()*8)
 	if err := readFull(ctx, im.r, raw, im.hdr.l1Offset); err != nil {
@@ -130,11 +131,11 @@ func (im *Image) Size() int64 { return im.hdr.size }
 // Info describes the image.
 func (im *Image) Info() Info { return im.info }
 
-// SetBacking sets the backing file. Past its end, the backing file reads as zeros. Call it before
-// the image is read.
+// SetBacking sets the backing file. Behind its end, the image reads as zeros. Call SetBacking
+// before the image is read.
 func (im *Image) SetBacking(r Reader, size int64) { im.backing, im.backingSize = r, size }
 
-// Kind says how an image stores a range of its guest.
+// Kind says how an image stores a range of its disk.
 type Kind uint8
 
 // The kinds.
@@ -159,7 +160,8 @@ func (k Kind) String() string {
 	return fmt.Sprintf("%d", uint8(k))
 }
 
-// piece is a run of guest bytes of one kind. Data is also contiguous in the file.
+// piece is a run of guest bytes of one kind. If the kind is KindData, the run is also contiguous in
+// the file.
 type piece struct {
 	kind  Kind
 	n     int64
@@ -168,7 +170,7 @@ type piece struct {
 }
 
 // tableAt returns the L2 table of a guest offset. The caller releases it. limit is length, cut off
-// at the end of the table. If there is no table, table.data is nil and everything there is
+// at the end of the table. If there is no table, table.data is nil, and everything there is
 // unallocated. keep says that the table will be needed again.
 func (im *Image) tableAt(ctx context.Context, off, length int64, keep bool) (table pinned, first,
 	limit int64, err error) {
@@ -186,8 +188,8 @@ func (im *Image) tableAt(ctx context.Context, off, length int64, keep bool) (tab
 	return table, cluster % perTable, limit, err
 }
 
-// locate describes the run at off that one read can cover, at most length bytes and not past its L2
-// table. keep is as for tableAt.
+// locate describes the run at off that one read can cover: at most length bytes, and not past its
+// L2 table. keep is as for tableAt.
 func (im *Image) locate(ctx context.Context, off, length int64, keep bool) (piece, error) {
 	return im.join(ctx, off, length, keep, func(p, q piece) bool {
 		return q.kind == p.kind && q.kind != KindCompressed &&
@@ -195,8 +197,8 @@ func (im *Image) locate(ctx context.Context, off, length int64, keep bool) (piec
 	})
 }
 
-// join describes the pieces at off that belong together, at most length bytes and not past their L2
-// table.
+// join describes the pieces at off that belong together: at most length bytes, and not past their
+// L2 table.
 func (im *Image) join(ctx context.Context, off, length int64, keep bool,
 	together func(p, q piece) bool) (piece, error) {
 	h := im.hdr
@@ -224,15 +226,15 @@ func (im *Image) join(ctx context.Context, off, length int64, keep bool,
 			p.n += q.n
 		}
 		if (within+q.n)&(h.clusterSize()-1) != 0 {
-			break // it ends in the cluster, at another kind of subcluster
+			break // the run ends in this cluster, at a subcluster of another kind
 		}
 	}
 	return p.clip(limit), nil
 }
 
-// sameKind describes the run of one kind at off, wherever it is stored, at most length bytes and
-// not past its L2 table. Before a disk is served, the whole disk is searched with it. So it looks
-// only at the kind and does not fill the cache with tables.
+// sameKind describes the run of one kind at off, wherever it is stored: at most length bytes, and
+// not past its L2 table. It looks only at the kind and does not fill the cache with tables, because
+// the whole disk is searched with it before the disk is served.
 func (im *Image) sameKind(ctx context.Context, off, length int64) (n int64, kind Kind, err error) {
 	h := im.hdr
 	if h.extended() {
@@ -280,7 +282,7 @@ func entryKind(e uint64) Kind {
 	return KindData
 }
 
-// entryPiece describes the run inside one cluster that begins at byte within.
+// entryPiece describes the run that begins at byte within of a cluster, and ends in the cluster.
 func (h *header) entryPiece(table []byte, i, within int64) piece {
 	e := h.entry(table, i)
 	rest := h.clusterSize() - within
@@ -298,7 +300,7 @@ func (h *header) entryPiece(table []byte, i, within int64) piece {
 	return p
 }
 
-// subclusterPiece is entryPiece for a cluster with 32 subclusters, each with bits of its own.
+// subclusterPiece is entryPiece for a cluster with 32 subclusters. bits has two bits for each.
 func (h *header) subclusterPiece(bits uint64, host, within int64) piece {
 	sub := h.clusterSize() / 32
 	kindOf := func(i int64) Kind {
@@ -342,9 +344,9 @@ func (im *Image) Extent(ctx context.Context, off, length int64) (n int64, kind K
 }
 
 // Stored returns where the guest bytes at off are in the image's file, and how many of length bytes
-// are there in one run, uncompressed. ok is false if they are not stored so. It looks at one L2
-// table only, and may have to read it. It is for looking at a disk as a whole, and does not fill
-// the cache with tables.
+// are there in one run, uncompressed. ok is false if they are compressed or not there. It looks at
+// one L2 table only, and may have to read it. It does not fill the cache with tables, because its
+// callers look at a whole disk.
 func (im *Image) Stored(ctx context.Context, off, length int64) (host, n int64, ok bool) {
 	if off < 0 || length <= 0 || off >= im.hdr.size {
 		return 0, 0, false
@@ -354,8 +356,8 @@ func (im *Image) Stored(ctx context.Context, off, length int64) (host, n int64, 
 }
 
 // Decodes reports whether a read at off has to decompress a cluster that is not in the cache. below
-// says that the backing file decides. Decodes does not wait for r. If the table is not in memory,
-// both are false.
+// says that the content is the backing file's. Decodes does not wait for the file: if the table is
+// not in memory, both are false.
 func (im *Image) Decodes(off int64) (decodes, below bool) {
 	h := im.hdr
 	if off < 0 || off >= h.size {
@@ -378,7 +380,7 @@ func (im *Image) Decodes(off int64) (decodes, below bool) {
 
 // ReadAt reads guest bytes. Content that the image does not have comes from the backing file. It
 // reads len(p) bytes or fails. A read across the end of the virtual size returns the bytes before
-// it, and io.EOF. If ctx ends, it stops waiting for data that other calls are loading, and its
+// the end, and io.EOF. If ctx ends, it stops waiting for data that other calls are loading, and its
 // error is ctx's or the Reader's. The other calls go on.
 func (im *Image) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
@@ -449,8 +451,8 @@ func (im *Image) readBacking(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// readFull fills p from r at off. If r ends earlier, it has become shorter since it was opened.
-// That is not the end of the disk.
+// readFull fills p from r at off. If r ends earlier, the file has become shorter since it was
+// opened. That is not the end of the disk, and another error than io.EOF.
 func readFull(ctx context.Context, r Reader, p []byte, off int64) error {
 	n, err := r.ReadAt(ctx, p, off)
 	switch {

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// maxCompressed bounds how many compressed clusters an image has. With clusters of 64 KiB these are
-// 512 GiB of the guest. Each takes 8 bytes while the image is opened.
+// maxCompressed bounds how many compressed clusters an image has. With clusters of 64 KiB, that
+// many make 512 GiB of the disk. Each takes 8 bytes of memory while the image is opened.
 const maxCompressed = 8 << 20
 
 // check checks the L2 table of an L1 entry.
@@ -56,8 +56,8 @@ func (v *validator) plain(guest int64, e, sub uint64) error {
 	return nil
 }
 
-// checkPlain checks an L2 entry that is not compressed, and returns where its cluster lies in the
-// file, or 0 if it has none.
+// checkPlain checks an L2 entry that is not compressed. It returns where the cluster lies in the
+// file, or 0 if it lies nowhere.
 func (h *header) checkPlain(guest int64, e, sub uint64, fileSize int64) (host int64, err error) {
 	if e&l2Reserved != 0 || e&entryZero != 0 && (h.version == 2 || h.extended()) {
 		return 0, bad("the L2 entry of guest offset %d has reserved bits set (%#x)", guest, e)
@@ -78,8 +78,8 @@ func (h *header) checkPlain(guest int64, e, sub uint64, fileSize int64) (host in
 	return host, nil
 }
 
-// subclusterBytes returns how many of a cluster's first rest bytes are in subclusters with a bit in
-// alloc.
+// subclusterBytes returns how many of a cluster's first rest bytes are in subclusters whose bit in
+// alloc is set.
 func (h *header) subclusterBytes(alloc uint32, rest int64) (n int64) {
 	sub := h.clusterSize() / 32
 	for i := range int64(32) {
@@ -90,7 +90,7 @@ func (h *header) subclusterBytes(alloc uint32, rest int64) (n int64) {
 	return n
 }
 
-// compressed checks an entry for compressed data, and notes it for checkPacked.
+// compressed checks an entry for compressed data, and keeps it for checkPacked.
 func (v *validator) compressed(guest int64, e, sub uint64) error {
 	off, length := v.compressedRange(e)
 	sectorsEnd := (v.im.fileSize + sectorSize - 1) &^ (sectorSize - 1)
@@ -117,7 +117,7 @@ func (v *validator) compressed(guest int64, e, sub uint64) error {
 // checkPacked fails if compressed data is used twice: a small file could then decode to any size.
 // It also fails if compressed data shares a cluster of the file with anything else.
 func (v *validator) checkPacked() error {
-	slices.Sort(v.packed) // by the offset, which is on top
+	slices.Sort(v.packed) // by the offset, which is in the high bits
 	before := int64(-1)
 	for _, e := range v.packed {
 		off, length := v.compressedRange(bits.RotateLeft64(e, int(v.lengthShift())))
@@ -138,8 +138,8 @@ func (v *validator) checkPacked() error {
 	return nil
 }
 
-// setPageBits says how many clusters a page of a set has: 4,096, in 512 bytes. So an entry that
-// points far away costs no more.
+// setPageBits says how many clusters a page of a set has: 4,096, in 512 bytes. The pages are small,
+// so that entries that point far away cost little.
 const setPageBits = 12
 
 // clusterSet is a set of clusters of the file: a bit each, in pages that are allocated on demand.
@@ -172,14 +172,14 @@ func (s clusterSet) add(n int64) bool {
 type Place struct {
 	Guest int64
 	Kind  Kind
-	// Host and Length are where its content lies in the file. KindCompressed: the content may end
-	// earlier. KindZero: it lies nowhere.
+	// Host and Length are where the cluster's content lies in the file. KindCompressed: the content
+	// may end earlier. KindZero: both are 0.
 	Host, Length int64
 }
 
-// Places calls visit for each cluster that is not the backing file's, in the guest's order, until
-// visit returns false. An image with subclusters says nothing. As reading does, it may wait for
-// tables.
+// Places calls visit for each cluster that the image itself has, in the order of the disk, until
+// visit returns false. For an image with subclusters it calls nothing. It may wait for tables, as
+// ReadAt does.
 func (im *Image) Places(ctx context.Context, visit func(Place) bool) error {
 	h := im.hdr
 	if h.extended() {

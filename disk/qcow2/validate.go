@@ -18,11 +18,10 @@ const (
 
 const (
 	// tablesAhead is how many L2 tables are announced to storage ahead of time. The tables lie far
-	// apart. If nothing is in memory, most of the time of opening would be spent waiting for one
-	// after the other.
+	// apart. If none is in memory, opening would mostly wait for one after the other.
 	tablesAhead = 32
-	// minAhead is the smallest table that is announced. The kernel reads several smaller ones at
-	// once anyway. Bytes.
+	// minAhead is the smallest table that is announced. The kernel's read-ahead reads several
+	// smaller ones at once. Bytes.
 	minAhead = 4 << 10
 )
 
@@ -34,7 +33,7 @@ type validator struct {
 	metadata clusterSet // complete before the first L2 entry is checked
 	data     clusterSet
 	tables   int64    // how many L2 tables there are
-	packed   []uint64 // the entries for compressed data, rotated: the offset is on top
+	packed   []uint64 // the entries for compressed data, rotated: the offset is in the high bits
 
 	plainSize, compressedSize int64 // guest bytes
 }
@@ -46,7 +45,7 @@ func newValidator(im *Image, willRead func(off, length int64)) *validator {
 }
 
 // run returns how many guest bytes the file stores uncompressed, and how many compressed. parallel
-// is that of Options.
+// is Options.Parallel.
 func (v *validator) run(ctx context.Context, parallel int) (plain, compressed int64, err error) {
 	v.metadata.add(0) // the header
 	if err := v.claim("L1 table", v.l1Offset, int64(v.l1Size)*8); err != nil {
@@ -114,7 +113,7 @@ func (v *validator) expect(entry int64) {
 	}
 }
 
-// claim takes whole clusters for metadata.
+// claim notes that whole clusters are metadata. It fails if one of them is so already.
 func (v *validator) claim(what string, off, length int64) error {
 	switch {
 	case length == 0:
@@ -132,8 +131,8 @@ func (v *validator) claim(what string, off, length int64) error {
 	return nil
 }
 
-// refcounts takes the clusters of the refcount table and its blocks, so nothing else may point
-// there. The refcounts themselves are not needed.
+// refcounts claims the clusters of the refcount table and its blocks, so that nothing else may
+// point there. It does not read the refcounts.
 func (v *validator) refcounts(ctx context.Context, far bool) error {
 	length, atOnce := v.refTableLen<<v.clusterBits, int64(64<<10)
 	if far {

@@ -26,9 +26,9 @@ type Source interface {
 	// Size is the virtual size in bytes, a positive multiple of 512.
 	Size() int64
 	// Data calls f for each run of bytes that may contain something other than zeros, in order and
-	// without overlap. An error of f ends it and is returned. With WriteOptions.Backing, these are
-	// the runs that differ from the backing file. They are whole clusters of DeltaUnit bytes, but
-	// for the end of the disk.
+	// without overlap. If f fails, Data ends and returns the error. With WriteOptions.Backing, the
+	// runs are those that differ from the backing file. They are whole clusters of DeltaUnit bytes,
+	// except at the end of the disk.
 	Data(ctx context.Context, f func(off, n int64) error) error
 }
 
@@ -36,15 +36,16 @@ type Source interface {
 type WriteOptions struct {
 	Compression Compression // "": zstd
 	// Workers is the largest number of goroutines that read and compress. 0 means one for each
-	// processor. The image does not depend on it.
+	// processor. The written image does not depend on it.
 	Workers int
 	// ReadUnit is how many bytes of the source are best read at once, such as its cluster size.
 	ReadUnit int64
-	// Progress is called by one goroutine with what was done since the last call: how many bytes of
-	// the disk, including holes, and how many of them were in runs of data. It may be nil.
+	// Progress is called by one goroutine with the work since the last call: bytes of the disk with
+	// holes, and how many of them were in runs of data. It may be nil.
 	Progress func(bytes, data int64)
-	// Backing is the file that has everything but the runs of Data. The image names it, and nothing
-	// is read from it. What Data names is stored, zeros too. The zero value: there is none.
+	// Backing is the file that has all content outside of the runs of Data. The image names it, and
+	// Write does not read it. All bytes of a run are stored, zeros too. The zero value: no such
+	// file.
 	Backing Backing
 
 	clusterBits uint // 0: writtenClusterBits; tests use smaller ones
@@ -72,17 +73,14 @@ const (
 // Write stores a disk as an image of version 3 in the empty dst, and returns the image's size in
 // bytes. The image depends only on the disk's content and on the compression, and not on the
 // source's holes, the machine or the number of workers. Clusters of zeros are not stored. All
-// tables that a reader needs are at the front, so they come with the head of the image.
-//
-// The header is written last. Until then, dst holds no image. An error of src or dst, or the end of
-// ctx, ends Write and leaves a part of the image in dst.
+// tables that a reader needs are at the front, so the first read of a far image gets them.
 func Write(ctx context.Context, dst io.WriterAt, src Source, opt WriteOptions) (int64, error) {
 	w, err := newWriter(dst, src, opt)
 	if err != nil {
 		return 0, err
 	}
 	if err := w.run(ctx); err != nil {
-		if ctx.Err() != nil { // however a waiting read wrapped it
+		if ctx.Err() != nil { // a read that was ended may have wrapped ctx's error
 			err = ctx.Err()
 		}
 		return 0, err
@@ -100,12 +98,12 @@ type writer struct {
 	progress    func(bytes, data int64)
 	backing     Backing
 
-	// begins has for each L1 entry the first cluster in its part of the disk that is not all zeros,
-	// counted from 1. 0 means that there is none, and no L2 table.
+	// begins has for each L1 entry the number, from 1 on, of the first cluster in its part of the
+	// disk that is not all zeros. 0 means that there is none, and that no L2 table is needed.
 	begins []uint32
 	placement
 
-	unused chan *writePiece // if it is empty, walk waits for storeAll; this bounds the memory
+	unused chan *writePiece // while it is empty, walk waits for storeAll; this bounds the memory
 	jobs   chan *writePiece // for the workers
 	order  chan *writePiece // the same pieces for storeAll, in the order of the disk
 }
@@ -146,8 +144,8 @@ func newWriter(dst io.WriterAt, src Source, opt WriteOptions) (*writer, error) {
 	if w.workers <= 0 {
 		w.workers = runtime.GOMAXPROCS(0)
 	}
-	// Each worker has a piece, and another piece waits for it. A piece holds what was read and what
-	// it was compressed to.
+	// Each worker has a piece, and another piece waits for it. A piece holds what was read, and its
+	// compressed form.
 	w.workers = max(1, min(w.workers, int(maxWriteBuffers/(4*w.unit))))
 	if w.progress == nil {
 		w.progress = func(int64, int64) {}
@@ -177,11 +175,11 @@ func (w *writer) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// isDelta says that what Data passes is what differs from a backing file.
+// isDelta reports whether Data calls f with the runs that differ from a backing file.
 func (w *writer) isDelta() bool { return w.backing.Name != "" }
 
 // findTables finds the parts of the disk that need an L2 table. It reads each part up to the first
-// cluster that is not all zeros. What is before that is not read again.
+// cluster that is not all zeros. The zeros before that cluster are not read again.
 func (w *writer) findTables(ctx context.Context) error {
 	w.begins = make([]uint32, (w.size-1)/w.tableReach()+1)
 	var buf []byte
@@ -215,7 +213,7 @@ func (w *writer) findTables(ctx context.Context) error {
 	})
 }
 
-// zeros is what clusters are compared with.
+// zeros is compared with clusters.
 var zeros [64 << 10]byte
 
 func isZero(p []byte) bool {

@@ -8,7 +8,7 @@ const outputWindow = 1 << 20
 // output joins pieces that come nearly in order into large writes. It writes gaps as zeros.
 type output struct {
 	dst    io.WriterAt
-	start  int64  // nothing from here on is in dst yet
+	start  int64  // place of window in dst
 	window []byte // what will be written there
 }
 

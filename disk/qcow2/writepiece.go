@@ -19,7 +19,7 @@ const (
 	clusterPlain   = -1
 )
 
-// walk cuts the disk into pieces. It leaves out what is known to be zeros.
+// walk cuts the disk into pieces. It leaves out the zeros that are known.
 func (w *writer) walk(ctx context.Context) error {
 	defer close(w.order)
 	defer close(w.jobs)
@@ -60,8 +60,8 @@ func (w *writer) walk(ctx context.Context) error {
 				p.off = off &^ (w.clusterSize() - 1)
 			}
 			stop := min(end, (off/w.unit+1)*w.unit)
-			// The content decides what is stored, so whole clusters are read, even if they contain
-			// holes.
+			// What is stored must depend on the content alone, so whole clusters are read, with
+			// their holes.
 			p.length = min(w.roundUp(stop), w.size) - p.off
 			data += stop - off
 			off, seen = stop, stop
@@ -127,7 +127,7 @@ func (w *writer) storeAll(ctx context.Context) error {
 	for p := range w.order {
 		select {
 		case <-p.ready:
-		case <-ctx.Done(): // perhaps because a read failed
+		case <-ctx.Done(): // a read may have failed
 			return ctx.Err()
 		}
 		if err := w.store(p); err != nil {
@@ -146,7 +146,7 @@ func (w *writer) store(p *writePiece) error {
 		guest := p.off>>w.clusterBits + int64(i)
 		switch length {
 		case clusterOfZeros:
-			if w.isDelta() { // the backing file may have something else there
+			if w.isDelta() { // the backing file may have other content there
 				err = w.enter(guest, entryZero)
 			}
 		case clusterPlain:

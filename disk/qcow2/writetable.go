@@ -7,8 +7,8 @@ import "encoding/binary"
 //	header | refcount table | L1 table | L2 tables | clusters | refcount blocks
 //
 // The places of the tables are known before the first cluster. There is an L2 table for each part
-// of the disk that is not all zeros. The number of refcount blocks is known last, so they are at
-// the end. No reader needs them.
+// of the disk that is not all zeros. The refcount blocks are at the end, because their number is
+// known last, and no reader needs them.
 //
 // Compressed clusters are packed one behind the other. A plain cluster takes the next whole cluster
 // of the file. A compressed one that no longer fits before it goes behind it.
@@ -17,19 +17,19 @@ type placement struct {
 	out         output
 
 	refTable, refTableEnd int64
-	l1Table, l1TableEnd   int64 // both end where a cluster does
+	l1Table, l1TableEnd   int64 // both are at the ends of clusters
 	l1                    []uint64
 
 	l2      []byte   // the table that is being filled
 	l2Index int64    // of its L1 entry; -1: none
-	next    int64    // byte where the next compressed cluster goes, if it fits there
-	end     int64    // of the clusters that are taken
+	next    int64    // where the next compressed cluster goes if it fits before end
+	end     int64    // end of the clusters that are taken
 	refs    []uint16 // of each cluster of the file
 }
 
 func (w *placement) clusterSize() int64 { return 1 << w.clusterBits }
 
-// roundUp returns the end of the cluster that contains the byte before off.
+// roundUp returns the end of the cluster that has the byte before off.
 func (w *placement) roundUp(off int64) int64 {
 	return (off + w.clusterSize() - 1) &^ (w.clusterSize() - 1)
 }
@@ -50,8 +50,8 @@ func (w *placement) layOut(begins []uint32) {
 		}
 	}
 	l1Length := w.roundUp(int64(len(begins)) * 8)
-	// A cluster of the disk takes at most one of the file. Twice the refcount blocks that count
-	// these leave room for the refcounts' own clusters.
+	// A cluster of the disk takes at most one of the file. Twice the refcount blocks for these
+	// leave room for the refcounts' own clusters.
 	most := (w.clusterSize() + l1Length + tables*(w.clusterSize()+w.tableReach())) >> w.clusterBits
 	blocks := 2*(most>>w.refBlockBits()) + 2
 	w.refTable = w.clusterSize()
@@ -71,14 +71,14 @@ func (w *placement) layOut(begins []uint32) {
 	w.take(0, w.end)
 }
 
-// take counts one more use of each cluster that has bytes from off to end.
+// take counts a use of each cluster that has bytes from off to end.
 func (w *placement) take(off, end int64) {
 	last := (end - 1) >> w.clusterBits
 	for int64(len(w.refs)) <= last {
 		w.refs = append(w.refs, 0)
 	}
 	for i := off >> w.clusterBits; i <= last; i++ {
-		w.refs[i]++ // no overflow: 32,768 compressed clusters of 2 bytes fill one of 64 KiB
+		w.refs[i]++ // no overflow: at most 32,768 compressed clusters of 2 bytes fit in
 	}
 }
 
@@ -111,7 +111,7 @@ func (w *placement) storePacked(guest int64, packed []byte) error {
 	return w.out.write(packed, off)
 }
 
-// enter notes in the L2 table where a cluster of the disk lies.
+// enter stores the entry of a cluster of the disk in its L2 table.
 func (w *placement) enter(guest int64, entry uint64) error {
 	perTable := w.clusterSize() / 8
 	if index := guest / perTable; index != w.l2Index {
@@ -124,7 +124,7 @@ func (w *placement) enter(guest int64, entry uint64) error {
 	return nil
 }
 
-// flushTable writes the L2 table that was being filled.
+// flushTable writes the L2 table that is being filled.
 func (w *placement) flushTable() error {
 	if w.l2Index < 0 {
 		return nil
@@ -134,7 +134,7 @@ func (w *placement) flushTable() error {
 	return err
 }
 
-// finish writes the rest, the header last, and returns the length of the file.
+// finish writes what is left, the header last, and returns the length of the file.
 func (w *placement) finish(size int64, compression Compression, backing Backing) (int64, error) {
 	if err := w.flushTable(); err != nil {
 		return 0, err
@@ -192,9 +192,9 @@ func (w *placement) putHeader(p []byte, size int64, compression Compression) {
 		return
 	}
 	be.PutUint64(p[72:], incompatCompression)
-	be.PutUint32(p[100:], headerLenV3+8) // a multiple of 8
+	be.PutUint32(p[100:], headerLenV3+8) // the length is a multiple of 8
 	p[headerLenV3] = compressionZstd
-	// A QEMU without zstd names the missing feature in its message.
+	// A QEMU without zstd prints this name in its message.
 	const bit, name = 3, "compression type"
 	names := p[headerLenV3+8:]
 	be.PutUint32(names[0:], extFeatureNames)
@@ -203,7 +203,7 @@ func (w *placement) putHeader(p []byte, size int64, compression Compression) {
 	copy(names[10:], name)
 }
 
-// putBacking adds the backing file to a header, if there is one: its format as the last extension,
+// putBacking adds the backing file, if there is one, to a header: its format as the last extension,
 // and its name behind that.
 func putBacking(p []byte, backing Backing) {
 	if backing.Name == "" {
@@ -217,7 +217,7 @@ func putBacking(p []byte, backing Backing) {
 	be.PutUint32(p[at:], extBackingFormat)
 	be.PutUint32(p[at+4:], uint32(len(backing.Format)))
 	copy(p[at+8:], backing.Format)
-	at += 8 + uint32(len(backing.Format)+7)&^7 + 8 // with the end of the extensions
+	at += 8 + uint32(len(backing.Format)+7)&^7 + 8 // 8 for the end of the extensions
 	be.PutUint64(p[8:], uint64(at))
 	be.PutUint32(p[16:], uint32(len(backing.Name)))
 	copy(p[at:], backing.Name)

@@ -18,21 +18,21 @@ import (
 )
 
 const (
-	// timeout is how long it may take to connect, and to say at the end that all has come.
+	// timeout is how long connecting may take, and the confirmation at the end.
 	timeout = 2 * time.Minute
-	// handshake is how long somebody who may not know the secret keeps others waiting.
+	// handshake is how long a client may keep others waiting before it has shown the secret.
 	handshake = 15 * time.Second
 	// minSecret is the least length of a secret, in bytes.
 	minSecret = 12
-	// done is what a receiver sends at the end, when the disk is whole.
+	// done is what a receiver sends at the end, when the disk is complete.
 	done = 'D'
 )
 
-// Secret is what both sides know. Who reaches a side can try secrets against its key, so it has to
-// be random.
+// Secret is a key that both sides make of the same secret. Anybody who can connect can try secrets
+// against it, so the secret has to be random.
 type Secret struct{ key ed25519.PrivateKey }
 
-// NewSecret makes the key of TLS of a secret.
+// NewSecret makes the TLS key of a secret.
 func NewSecret(secret []byte) (Secret, error) {
 	if len(secret) < minSecret {
 		return Secret{}, fmt.Errorf("the secret has %d bytes: want %d random ones at least",
@@ -43,7 +43,7 @@ func NewSecret(secret []byte) (Secret, error) {
 	return Secret{ed25519.NewKeyFromSeed(mac.Sum(nil))}, nil
 }
 
-// config is both sides' TLS: the other side has to have the same key.
+// config is the TLS configuration of both sides: the other side must have the same key.
 func (s Secret) config() (*tls.Config, error) {
 	template := &x509.Certificate{SerialNumber: big.NewInt(1),
 		Subject:  pkix.Name{CommonName: "kubevirt-disk"},
@@ -56,7 +56,7 @@ func (s Secret) config() (*tls.Config, error) {
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: s.key}},
 		ClientAuth:   tls.RequireAnyClientCert,
-		// The name and the issuer of the other side say nothing; its key does.
+		// The name and the issuer in the other side's certificate prove nothing; the key does.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			other, ok := state.PeerCertificates[0].PublicKey.(ed25519.PublicKey)
@@ -68,8 +68,9 @@ func (s Secret) config() (*tls.Config, error) {
 	}, nil
 }
 
-// Serve sends a directory to those who connect and have the secret, one at a time, until one has it
-// whole. tell is told of transfers that failed. It closes the listener.
+// Serve sends a directory to one client after the other that has the secret, until a client has
+// received it completely. It calls tell with the errors of transfers that failed. It closes the
+// listener.
 func Serve(ctx context.Context, l net.Listener, secret Secret, s *Source, p *Progress,
 	tell func(error)) error {
 	defer l.Close()
@@ -106,9 +107,9 @@ func serve(ctx context.Context, conn *tls.Conn, s *Source, p *Progress) error {
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return err
 	}
-	// From here on each side takes its time: one reads over zeros, which are not sent, and the
-	// other brings files to storage, and reads all of it again. A machine that is gone is found by
-	// TCP.
+	// From here on there is no deadline: this side reads zeros without sending them, and the other
+	// side writes files to storage and reads all of them again. TCP notices if the other machine is
+	// gone.
 	_ = conn.SetDeadline(time.Time{})
 	if err := s.Send(ctx, conn, p); err != nil {
 		return err
@@ -141,7 +142,7 @@ func fetch(ctx context.Context, conn net.Conn, t *Target, p *Progress) error {
 	if err := t.Receive(ctx, conn, p); err != nil {
 		return err
 	}
-	// The disk is whole, whether the other side learns it or not.
+	// The disk is complete, even if this message does not arrive.
 	_ = conn.SetDeadline(time.Now().Add(timeout))
 	_, _ = conn.Write([]byte{done})
 	return nil

@@ -1,17 +1,17 @@
 // Package transfer moves the disk of a volume to another one: the files of a persistent directory,
 // as they are, with their holes.
 //
-// Send writes one stream, and Receive makes the files of it. Of an incomplete overlay only what it
-// has is sent, with its map. Nobody may use the disk meanwhile: both sides take the lock that the
-// daemon takes. The source is only read.
+// Send writes one stream, and Receive makes the files of it. Of an incomplete overlay, only the
+// blocks that it has are sent, with its map. Nobody may use the disk meanwhile: both sides take the
+// lock that the daemon takes. The source is only read.
 //
-// Receive writes into a directory below, syncs it, reads it again from the storage, compares
-// digests, and gives the files their names last. So a disk that was received in part has no name
-// by which it could be served.
+// Receive writes into a subdirectory, syncs it, reads it again from storage, compares digests, and
+// gives the files their names last. So a disk that was received in part has no name by which it
+// could be served.
 //
-// What a killed daemon knew of writes that no guest has flushed stays behind, as if the machine had
-// crashed: the map that has it counts on its own volume only.
+// A killed daemon may have marked writes that no guest has flushed. The map with these marks counts
+// only on its own volume, and is not sent. The disk is then as after a crash of the machine.
 //
-// Serve and Fetch connect the two: by TLS 1.3, with a key that each side makes of one secret. Who
-// does not know the secret is told nothing.
+// Serve and Fetch connect both sides by TLS 1.3, with a key that each side makes of one secret. A
+// client that does not know the secret is told nothing.
 package transfer

@@ -10,11 +10,12 @@ import (
 	"kubevirt.io/disk/internal/durable"
 )
 
-// locks are the locks of what daemons may have.
+// locks are the locks of disks and volumes, which daemons would take.
 type locks []*os.File
 
-// take locks the disks in a directory and below it: one, those of several images, and those of
-// volumes, whose directory has a lock of its own. What is locked already stays so.
+// take locks the disks in a directory and below it: a single disk, the disks of several images, and
+// those of volumes, whose directory has a lock of its own. After an error, the locks taken so far
+// stay.
 func (l *locks) take(dir string) (disks int, err error) {
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		acquire := durable.AcquireExistingLock
@@ -43,7 +44,7 @@ func (l *locks) take(dir string) (disks int, err error) {
 	return disks, err
 }
 
-// Close frees what is locked.
+// Close releases the locks.
 func (l locks) Close() (err error) {
 	for _, lock := range l {
 		err = errors.Join(err, durable.ReleaseLock(lock))

@@ -22,7 +22,7 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// maxLine is the longest line of a stream that is read, in bytes.
+// maxLine is the longest line of a stream that is accepted, in bytes.
 const maxLine = 8 << 10
 
 // maxFiles bounds how many files a sender may send. No disk has nearly as many.
@@ -34,9 +34,9 @@ type Target struct {
 	locks
 }
 
-// OpenTarget locks a directory and makes it empty. What an earlier try left is removed, and
-// everything if replace is set; otherwise a directory that holds something is refused. If a daemon
-// has a disk there, that is an error, and everything stays.
+// OpenTarget locks a directory and makes it empty. It removes what an earlier attempt left, and
+// with replace everything. Without replace, it refuses a directory that holds anything else. If a
+// daemon has a disk there, that is an error, and everything stays.
 func OpenTarget(dir string, replace bool) (*Target, error) {
 	dir, err := osfile.Resolved(dir)
 	if err != nil {
@@ -57,7 +57,8 @@ func OpenTarget(dir string, replace bool) (*Target, error) {
 	if err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
-	// A disk without its name is no disk, so names go first, and the disk's before those of others.
+	// A disk without its name cannot be served. So names are removed first, and the disk's file
+	// before the others.
 	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int {
 		return order(entry{Name: b.Name()}) - order(entry{Name: a.Name()})
 	})
@@ -70,7 +71,7 @@ func OpenTarget(dir string, replace bool) (*Target, error) {
 			err = fmt.Errorf("%q is not empty: it has %s; name another directory, or say "+
 				"--replace to lose what is in it", dir, e.Name())
 		default:
-			if e.IsDir() { // a disk without its state would be taken for a whole one
+			if e.IsDir() { // a disk without its state would be taken for a complete one
 				err = osfile.Remove(filepath.Join(path, diskName))
 			}
 			if err == nil {
@@ -146,7 +147,7 @@ func (t *Target) explain(err error) error {
 	return err
 }
 
-// check refuses what no directory of a disk has, and every name that leads out of it.
+// check refuses entries that no directory of a disk has, and every name that leads out of it.
 func check(e entry, before int) error {
 	bad := e.Size < 0 || e.Mode != e.Mode.Perm() || !filepath.IsLocal(e.Name) ||
 		filepath.Clean(e.Name) != e.Name || e.Name == "." || before >= maxFiles
@@ -160,7 +161,7 @@ func check(e entry, before int) error {
 	return nil
 }
 
-// entry makes a file or a directory, durably, and returns the digest that the source has of it.
+// entry makes a file or a directory, durably. It returns the digest that the source has sent.
 func (t *Target) entry(ctx context.Context, in io.Reader, into string, e entry, p *Progress) (
 	[]byte, error) {
 	path := filepath.Join(into, e.Name)
@@ -218,7 +219,7 @@ func fill(ctx context.Context, f *os.File, in io.Reader, e entry, p *Progress) (
 	return digest, cut(err)
 }
 
-// verify reads from the storage what was written, and compares the digest.
+// verify reads from storage what was written, and compares the digest.
 func verify(ctx context.Context, path string, e entry, want []byte) error {
 	if e.Dir {
 		return durable.SyncDir(path, (*os.File).Sync)
@@ -228,8 +229,8 @@ func verify(ctx context.Context, path string, e entry, want []byte) error {
 		return err
 	}
 	defer f.Close()
-	// What was synced is dropped from memory, so that the next read is one of the storage. A file
-	// system that cannot do that is no reason to fail.
+	// Drop the synced data from memory, so that the next read is one of storage. A file system that
+	// cannot do that is no reason to fail.
 	_ = osfile.Call(f, func(fd int) error {
 		return unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED)
 	})
@@ -245,7 +246,7 @@ func verify(ctx context.Context, path string, e entry, want []byte) error {
 	return err
 }
 
-// name moves what was received to where it belongs, the disks last.
+// name moves the received files to their places, the disks last.
 func (t *Target) name(into string, all []entry) error {
 	if err := durable.SyncDir(into, (*os.File).Sync); err != nil {
 		return err
@@ -257,7 +258,7 @@ func (t *Target) name(into string, all []entry) error {
 		}
 	}
 	for i, name := range top {
-		if i == len(top)-1 { // before the last name, the others are durable
+		if i == len(top)-1 { // all other names are made durable before the last one
 			if err := durable.SyncDir(t.dir, (*os.File).Sync); err != nil {
 				return err
 			}
@@ -287,7 +288,7 @@ func readLine(in *bufio.Reader, into any) error {
 	return nil
 }
 
-// cut says that a stream has ended where it may not.
+// cut says that a stream has ended too early.
 func cut(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

@@ -29,11 +29,11 @@ const version = 1
 // begin is the first line of a stream.
 type begin struct {
 	Version int `json:"version"`
-	// Bytes is what the files take on their storage.
+	// Bytes is how much storage the files take.
 	Bytes int64 `json:"bytes"`
 }
 
-// entry is the line before a file, or in place of a directory. The last one has only End.
+// entry is the line before a file, or for a directory. The last line has only End.
 type entry struct {
 	Name string      `json:"name,omitempty"` // below the directory
 	Dir  bool        `json:"dir,omitempty"`
@@ -49,16 +49,16 @@ const blockHeader = 12
 const (
 	diskName = "disk.img"
 	lockName = durable.PersistentLockName
-	// receiving is where a disk is received.
+	// receiving is the subdirectory into which a disk is received.
 	receiving = ".receiving"
-	// lostFound is made with ext4 file systems, and is nobody's.
+	// lostFound is made with every ext4 file system, and is not sent.
 	lostFound = "lost+found"
 )
 
 // Progress is how far a transfer is, in bytes of storage.
 type Progress struct{ done atomic.Int64 }
 
-// Done is what was transferred.
+// Done is how many bytes were transferred.
 func (p *Progress) Done() int64 { return p.done.Load() }
 
 // Source is a directory that is sent. Nobody else uses its disks until Close.
@@ -67,7 +67,7 @@ type Source struct {
 	locks
 }
 
-// OpenSource locks the disks of a directory. If a daemon has one, the error says which.
+// OpenSource locks the disks of a directory. If a daemon uses one, the error says which.
 func OpenSource(dir string) (*Source, error) {
 	dir, err := osfile.Resolved(dir)
 	if err != nil {
@@ -84,7 +84,7 @@ func OpenSource(dir string) (*Source, error) {
 	return s, nil
 }
 
-// Send writes all that the directory holds. It can be called again.
+// Send writes all files of the directory. It can be called again.
 func (s *Source) Send(ctx context.Context, w io.Writer, p *Progress) error {
 	files, err := list(s.dir)
 	if err != nil {
@@ -157,7 +157,8 @@ type listed struct {
 	stored int64 // bytes
 }
 
-// skipped are the names that do not move: locks, and what is nobody's or half made.
+// skipped reports whether a name is not sent: it does not belong to a disk, or the file is half
+// made.
 func skipped(name string, dir bool) bool {
 	if dir {
 		return name == receiving || name == lostFound || name == rawfile.MarksDir
@@ -166,11 +167,11 @@ func skipped(name string, dir bool) bool {
 		strings.HasSuffix(name, durable.PartialSuffix)
 }
 
-// list finds all that is to be sent. What is neither a file nor a directory is nothing of a disk's.
+// list finds all that is sent. Anything but a file or a directory is an error.
 func list(dir string) (all []listed, err error) {
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if d == nil {
-			return err // of the directory itself
+			return err // error of the directory itself
 		}
 		name := d.Name()
 		switch {
@@ -218,12 +219,12 @@ func order(e entry) int {
 // blockSize is the granularity in bytes at which zeros stay holes.
 const blockSize = 64 << 10
 
-// blocks calls do for each block of a file that is not all zeros, in order. A block is aligned, and
+// blocks calls do for each block of a file that is not all zeros, in order. Blocks are aligned, and
 // only the last one of a file may be short.
 func blocks(f *os.File, size int64, do func(off int64, block []byte) error) error {
 	buf := make([]byte, blockSize)
 	for off := int64(0); off < size; {
-		// Of what a file system can tell, only holes of whole blocks matter.
+		// A smaller hole than a block does not matter.
 		n, data, err := osfile.SeekExtent(f, off, size-off)
 		switch {
 		case err != nil:
@@ -252,8 +253,8 @@ func blocks(f *os.File, size int64, do func(off int64, block []byte) error) erro
 	return nil
 }
 
-// sum is the digest of a file's content: of its size, and of its blocks with their places. Holes
-// and zeros are the same.
+// sum is the digest of a file's content: its size, and its blocks with their places. Holes and
+// zeros give the same digest.
 type sum struct{ hash.Hash }
 
 func newSum(size int64) sum {

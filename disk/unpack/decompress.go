@@ -16,22 +16,22 @@ import (
 
 const (
 	// DefaultMemory is the limit of Options.Memory if none is set: the dictionary of "xz -7". Every
-	// decoder of zstd is asked to support half of that (RFC 8878, section 3.1.1.1.2). Bytes.
+	// decoder of zstd should support half of that (RFC 8878, section 3.1.1.1.2). Bytes.
 	DefaultMemory = 16 << 20
-	// MaxMemory is the most that may be set: enough for "xz -9", which needs 64 MiB.
+	// MaxMemory is the largest limit: enough for "xz -9", which needs 64 MiB.
 	MaxMemory = 96 << 20
-	// MinMemory is the least that may be set: what "xz" and "zstd" need without an option.
+	// MinMemory is the smallest limit: "xz" and "zstd" need that much by default.
 	MinMemory = 8 << 20
 )
 
-// Options limit what is taken off. The zero value works.
+// Options limit what a wrapping may ask for. The zero value works.
 type Options struct {
-	// Memory is how far back compressed data may refer, because its decoder keeps that much in
-	// memory. 0: DefaultMemory. Bytes.
+	// Memory is how far back compressed data may refer: its decoder keeps that much in memory. 0:
+	// DefaultMemory. Bytes.
 	Memory int64
-	// Window is the same limit for zstd, where it is larger.
+	// Window is the limit for zstd instead, if it is larger than Memory. Bytes.
 	Window int64
-	// Beside decodes zstd in another goroutine, which takes more memory.
+	// Beside decodes zstd in a goroutine of its own, which takes more memory.
 	Beside bool
 }
 
@@ -67,8 +67,8 @@ const (
 // VMDK is the format of VMDK images, here in its stream-optimised form.
 const VMDK image.Format = "vmdk"
 
-// Compressed returns the format of data that begins like this, if it is one that Decompress takes,
-// or else "". It needs 512 bytes, or image.DetectSize for zstd behind frames that are skipped.
+// Compressed returns the format of data that begins with head, if Decompress can read it, or else
+// "". head has 512 bytes, or image.DetectSize for zstd behind frames that are skipped.
 func Compressed(head []byte) image.Format {
 	if f := image.FormatOf(head); Known(f) || f == VMDK && isVMDKStream(head) {
 		return f
@@ -76,8 +76,8 @@ func Compressed(head []byte) image.Format {
 	return ""
 }
 
-// Wrapped returns the format that Open would take off data that begins like this, or "". head has
-// image.DetectSize bytes, unless there are fewer.
+// Wrapped returns the format that Open would unwrap from data that begins with head, or "". head
+// has image.DetectSize bytes, or all of shorter data.
 func Wrapped(head []byte) image.Format {
 	if f := image.FormatOf(head); f == tarFormat {
 		return f
@@ -85,12 +85,12 @@ func Wrapped(head []byte) image.Format {
 	return Compressed(head)
 }
 
-// Known reports whether a format is a compression of any data that Decompress takes.
+// Known reports whether a format is a compression of arbitrary data that Decompress can read.
 func Known(f image.Format) bool { return image.IsWrapping(f) && f != tarFormat }
 
-// Decompress reads compressed data. It reads nothing before the first Read, and the data to its end
-// before it returns io.EOF. An error is an *Error if the data is to blame, and otherwise that of r.
-// Members, streams and frames that follow each other are one.
+// Decompress returns the decompressed data of r. It reads nothing before the first Read. It returns
+// io.EOF only after it has read r to its end. If the data is wrong, the error is an *Error; other
+// errors are those of r. Members, streams and frames that follow each other are read as one.
 func Decompress(f image.Format, r io.Reader, opt Options) io.ReadCloser {
 	return &decompressor{format: f, from: &source{r: r}, opt: opt, done: func() {}}
 }
@@ -185,7 +185,7 @@ func (d *decompressor) explain(err error) error {
 	return &Error{Reason: reason, err: err}
 }
 
-// source keeps the error of a reader, so that it is not taken for one of the data.
+// source keeps the error of a reader, so that it is not taken for a fault of the data.
 type source struct {
 	r     io.Reader
 	err   error // nil: none, or io.EOF

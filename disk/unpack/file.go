@@ -16,8 +16,8 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// File is a wrapped file of this machine. It is opened once, whatever its path leads to later, and
-// locked (flock, shared) until Close: nobody replaces it while it is read.
+// File is a wrapped file of this machine. It is opened once, so its path may lead elsewhere later.
+// It is locked (flock, shared) until Close, so that nobody replaces it while it is read.
 type File struct {
 	Path   string
 	Name   string // of the disk: see Content
@@ -28,8 +28,8 @@ type File struct {
 	info   fs.FileInfo // when it was opened
 }
 
-// Find looks for the disk in a file that was not accepted as an image. why says so; it is returned
-// if nothing wraps the file. The caller calls Close.
+// Find looks for the disk in a file that was refused as an image. why is the refusal; Find returns
+// it if the file is not wrapped. The caller calls Close.
 func Find(path string, why error, opt Options) (*File, error) {
 	refused := new(image.Error)
 	if !errors.As(why, &refused) || !image.IsWrapping(refused.Format) && refused.Format != VMDK {
@@ -92,8 +92,8 @@ func (f *File) read(count func(n int), use func(c *Content) error) error {
 	return err
 }
 
-// Write writes the disk to a new destination. count hears how many bytes of the file were read.
-// The caller finishes the destination.
+// Write writes the disk to a new destination. It calls count with the number of bytes that were
+// read. The caller finishes the destination.
 func (f *File) Write(ctx context.Context, to *image.Destination, opt image.ArrivalOptions,
 	count func(n int)) (*image.Arrival, error) {
 	a := image.NewArrival(f.Name, f.size, to, opt)
@@ -103,7 +103,7 @@ func (f *File) Write(ctx context.Context, to *image.Destination, opt image.Arriv
 			if err := a.Pass(ctx, in); err != nil {
 				return err
 			}
-			_, err := io.Copy(io.Discard, in) // what follows the disk is checked, too
+			_, err := io.Copy(io.Discard, in) // to check what follows the disk, too
 			return err
 		}); err != nil {
 			return nil, err
@@ -112,8 +112,8 @@ func (f *File) Write(ctx context.Context, to *image.Destination, opt image.Arriv
 	return a, nil
 }
 
-// Scratch writes the disk as the file that it is, raw or qcow2, to a file without a name in
-// os.TempDir. The name of a raw disk says so from then on.
+// Scratch writes the disk's file as it is, raw or qcow2, to a file without a name in os.TempDir. If
+// it is a raw disk, it returns a name that says so.
 func (f *File) Scratch(ctx context.Context, opt image.Options, count func(n int)) (*os.File,
 	error) {
 	to, err := image.Scratch(os.TempDir())
@@ -142,7 +142,7 @@ func (c counter) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Within ends reading with a context: a few packed bytes may be terabytes of zeros.
+// Within makes reads end with the context: a few packed bytes may be terabytes of zeros.
 func Within(ctx context.Context, r io.Reader) io.Reader { return within{ctx, r} }
 
 type within struct {

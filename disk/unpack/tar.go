@@ -15,33 +15,33 @@ import (
 const (
 	// maxBeside is how many bytes of other files may lie beside the disk in an archive.
 	maxBeside = 64 << 20
-	// maxFiles is how many files an archive may have. One with more holds a file system.
+	// maxFiles is how many files an archive may have. With more, it is one of a file system.
 	maxFiles = 1024
 	// maxPadding is how many bytes may follow the end of an archive: programs for tapes fill up
 	// their last block.
 	maxPadding = 1 << 20
-	// leastRaw is the size of the smallest file that is taken for a raw disk although its name does
-	// not say so. Signatures and keys are smaller, and look the same. Bytes.
+	// leastRaw is the size of the smallest file that is taken for a raw disk without the name of
+	// one. Signatures and keys are smaller, and look the same. Bytes.
 	leastRaw = 1 << 20
 )
 
 // archive is a tar archive with one disk in it.
 type archive struct {
-	root   *source // what everything is read from
+	root   *source // the reader below all wrappings
 	from   *bufio.Reader
 	tar    *tar.Reader
 	opt    Options
-	within int // wrappings that a file in it lies in
+	within int // how many wrappings a file of the archive lies in
 
 	files  int
 	beside int64  // bytes of other files so far
 	found  string // the name of the disk
-	other  error  // why a file that was meant to be a disk is none; nil: there is none
-	link   string // a file that is no regular file
+	other  error  // why a file that is meant as a disk is refused; nil: there is none
+	link   string // name of an entry that is no regular file
 
 	disk io.Reader
 	end  error        // what Read returns when the disk has ended
-	done func() error // frees what it is read by
+	done func() error // frees the decoder
 }
 
 // openTar finds the disk in an archive.
@@ -65,7 +65,7 @@ func (c *Content) openTar(opt Options) error {
 	return nil
 }
 
-// noDisk says that there is no disk.
+// noDisk is the error for an archive without a disk.
 func (a *archive) noDisk() error {
 	switch {
 	case a.other != nil:
@@ -97,8 +97,8 @@ func (a *archive) next() (*tar.Header, error) {
 			return h, nil
 		case tar.TypeDir, tar.TypeXGlobalHeader:
 		case tar.TypeLink, tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
-			a.link = shown(h.Name) // its size, if it says one, is that of something else
-		default: // it may have content
+			a.link = shown(h.Name) // the size is that of another file
+		default: // another type may have content
 			a.link = shown(h.Name)
 			if err := a.passOver(h); err != nil {
 				return nil, err
@@ -116,10 +116,10 @@ func (a *archive) passOver(h *tar.Header) error {
 	return nil
 }
 
-// shown is a name for a message.
+// shown shortens a name for a message.
 func shown(name string) string { return fmt.Sprintf("%.100s", path.Base(path.Clean("/"+name))) }
 
-// explain tells errors of the archive from those of what it is read from.
+// explain tells errors of the archive from those of the reader below.
 func (a *archive) explain(err error) error {
 	switch {
 	case a.root.err != nil, errors.As(err, new(*Error)):
@@ -134,7 +134,7 @@ func (a *archive) explain(err error) error {
 	return err
 }
 
-// padding reads what follows the archive. It returns io.EOF if that is right.
+// padding reads what follows the archive. It returns io.EOF if only padding does.
 func (a *archive) padding() error {
 	n, err := io.CopyN(io.Discard, a.from, maxPadding+1)
 	if n > maxPadding {
@@ -143,8 +143,8 @@ func (a *archive) padding() error {
 	return err
 }
 
-// consider decides whether a file is the disk, and counts it otherwise. It has read the beginning
-// of the file then.
+// consider decides whether a file is the disk. If not, it counts the file. It reads the beginning
+// of the file for that.
 func (a *archive) consider(h *tar.Header, c *Content) error {
 	kind, in, err := a.kindOf(h)
 	switch {
@@ -194,7 +194,7 @@ func (a *archive) kindOf(h *tar.Header) (kind, *member, error) {
 	}
 	m := &member{Reader: in, close: func() error { return nil }}
 	size := h.Size
-	isVMDK := false // its content is the guest's, and nothing is taken off that
+	isVMDK := false // a VMDK image's content is the guest's, and is never unwrapped
 	for f := Compressed(head); f != "" && !isVMDK; f = Compressed(head) {
 		if !Unwraps(f, a.within+len(m.packed)) {
 			a.note(tooDeep())
@@ -224,16 +224,16 @@ func (a *archive) kindOf(h *tar.Header) (kind, *member, error) {
 	return isOther, nil, m.close()
 }
 
-// IsDisk reports whether a file in an archive is a disk, and not one of those that publishers put
-// beside it, such as a text or a signature. head is its beginning, as for image.Detect. A file
-// without a known beginning may be a raw disk: its name says so, or it has the size of one. size -1
-// is unknown.
+// IsDisk reports whether a file in an archive is a disk, and not a file that publishers put beside
+// a disk, such as a text or a signature. head is the file's beginning, as for image.Detect. A file
+// of no known format is a raw disk if its name says so, or if its size can be a disk's. size -1 is
+// unknown.
 func IsDisk(name string, head []byte, size int64) bool {
 	base := path.Base(name)
 	f, err := image.Detect(base, head)
 	switch {
 	case err != nil, image.PassOver(base, size, f == image.FormatQcow2),
-		strings.HasPrefix(base, "._"): // what macOS keeps of a file elsewhere
+		strings.HasPrefix(base, "._"): // macOS keeps attributes of another file in these
 		return false
 	case f != image.FormatRaw || image.HasRawExtension(base):
 		return true
@@ -248,8 +248,8 @@ func (a *archive) note(err error) {
 	}
 }
 
-// Read reads the disk, and at its end everything that follows it. What is wrong there stays: the
-// error of a read that has filled its buffer is not looked at.
+// Read reads the disk, and checks what follows the disk at its end. An error found there is
+// returned again by later reads: io.ReadFull ignores the error of a read that fills the buffer.
 func (a *archive) Read(p []byte) (int, error) {
 	if a.disk == nil {
 		return 0, a.end

@@ -12,33 +12,33 @@ import (
 // MaxNested is how many wrappings may lie in each other: "disk.tar.xz" has two.
 const MaxNested = 2
 
-// Unwraps reports whether data of a format is unwrapped that lies in so many wrappings. A
-// stream-optimised VMDK image may lie in MaxNested: it is what an appliance has inside. VMDK images
-// in each other end there, too.
+// Unwraps reports whether data of a format is unwrapped that lies within that many wrappings. A
+// stream-optimised VMDK image may lie within MaxNested: an appliance has one inside. Such an image
+// within another one is not unwrapped there.
 func Unwraps(f image.Format, within int) bool {
 	return within < MaxNested || within == MaxNested && f == VMDK
 }
 
 // Content is the disk in wrapped data, or the data itself if nothing wraps it.
 type Content struct {
-	// Name is what the disk is called: in its archive, or as its file without the extension of what
-	// was taken off. It is only a claim.
+	// Name is the name of the disk: in its archive, or of its file without the wrapping's
+	// extension. It is only a claim.
 	Name string
-	// Size is how many bytes come; -1: unknown.
+	// Size is the number of bytes of Content; -1: unknown.
 	Size int64
-	// Formats are what is taken off, the outermost first.
+	// Formats are the wrappings, the outermost first.
 	Formats []image.Format
 
-	root  *source // what Open was given
+	root  *source // the reader that Open was called with
 	in    io.Reader
 	close []func() error
 }
 
-// Open looks for the disk in data of that name and size; -1: unknown. Nothing of the data is kept:
-// Content reads on where Open has stopped. Reading to the end also checks what follows the disk.
+// Open looks for the disk in data of that name and size; -1: unknown. Content goes on reading where
+// Open has stopped. Reading to the end also checks what follows the disk.
 //
-// If the wrapping is to blame, the error is an *Error. It is an *image.Error if there is an archive
-// with an image in it that is not read here.
+// If the wrapping is wrong, the error is an *Error. If the wrapping has an image of a format that
+// is not read here, it is an *image.Error.
 func Open(name string, r io.Reader, size int64, opt Options) (*Content, error) {
 	root := &source{r: r}
 	c := &Content{Name: path.Base(name), Size: size, root: root, in: root}
@@ -76,7 +76,7 @@ func tooDeep() error {
 
 func (c *Content) Read(p []byte) (int, error) { return c.in.Read(p) }
 
-// Close frees the memory of decoders. It does not close what Open was given.
+// Close frees the memory of decoders. It does not close the reader that Open was called with.
 func (c *Content) Close() (err error) {
 	for _, f := range c.close {
 		err = errors.Join(err, f())

@@ -12,9 +12,9 @@ import (
 	"kubevirt.io/disk/disk/foreign"
 )
 
-// The stream-optimised form of VMDK is what appliances (OVA) have inside: a header, tables, and
-// grains of the disk in zlib, each behind a marker that says which one it is. It can be read from
-// its beginning to its end (VMware, "Virtual Disk Format 5.0", "Stream-Optimized Compressed Sparse
+// The stream-optimised form of VMDK is in appliances (OVA): a header, tables, and grains of the
+// disk in zlib, each behind a marker with the number of the grain. It can be read from its
+// beginning to its end (VMware, "Virtual Disk Format 5.0", "Stream-Optimized Compressed Sparse
 // Extents"). All numbers are little-endian:
 //
 //	header   0 "KDMV"  4 version  8 flags  12 capacity  20 sectors of a grain  28 descriptor
@@ -26,14 +26,14 @@ const (
 	vmdkSector  = 512
 	vmdkMagic   = "KDMV"
 	vmdkDeflate = 1
-	// vmdkStream are the flags of the form: grains are compressed, and have markers.
+	// vmdkStream are the flags of this form: grains are compressed, and have markers.
 	vmdkStream = 1<<16 | 1<<17
 	vmdkAtEnd  = 1<<64 - 1 // the grain directory comes behind the grains
 	vmdkTable  = 512       // entries of a grain table
 
-	// vmdkRoom and vmdkRoomGrain, for each grain, are how much may lie before the grains, and as
-	// much again behind the first one: more than twice all tables. Compressed, it may be a few
-	// bytes, and nobody can end its reading. Bytes.
+	// vmdkRoom, and vmdkRoomGrain for each grain, limit the bytes before the first grain, and also
+	// the tables after it: to more than twice the size of all tables. Compressed, that can be a few
+	// bytes, and reading it cannot be interrupted. Bytes.
 	vmdkRoom      = 64 << 20
 	vmdkRoomGrain = 16
 
@@ -55,19 +55,19 @@ type vmdkReader struct {
 	pos int64 // in the image
 
 	begun    bool
-	ended    bool // all of the image was read
+	ended    bool // the image was read to its end
 	head     foreign.VMDKHeader
 	capacity int64 // of the disk, bytes
 	grain    int64 // bytes
-	atEnd    bool  // the tables follow the grains, and an end marker follows those
+	atEnd    bool  // the tables follow the grains, and an end marker follows the tables
 	room     int64 // bytes that tables behind the first grain may still take
-	tables   int64 // grains that the tables before the grains name
-	grains   int64 // that have come
+	tables   int64 // number of grains in the tables before the grains
+	grains   int64 // number of grains that have come
 	compare  vmdkComparison
 
 	at   int64  // in the disk
-	next int64  // where data begins, or the disk ends
-	data []byte // from next on
+	next int64  // where the next data begins, or the end of the disk
+	data []byte // data at next
 	buf  bytes.Buffer
 	zlib io.ReadCloser // nil: not used yet
 	raw  []byte
@@ -168,8 +168,8 @@ func (v *vmdkReader) skipTo(off int64) error {
 	return err
 }
 
-// countGrains counts the grains that tables before them name. Such an image has no end marker, so
-// that only this number shows whether it is whole.
+// countGrains counts the grains in tables before the grains. Such an image has no end marker, and
+// only this number shows whether it is complete.
 func (v *vmdkReader) countGrains(directory, entries, begin int64) error {
 	if directory*vmdkSector+entries*4 > begin*vmdkSector {
 		return refuse("is a damaged VMDK image: its grain directory runs into its grains")
@@ -198,7 +198,7 @@ func (v *vmdkReader) countGrains(directory, entries, begin int64) error {
 		}
 		v.compare.said.add(i, table, v.head.ZeroGrains())
 		for e := table; len(e) > 0; e = e[4:] {
-			if binary.LittleEndian.Uint32(e) > 0 { // zeros were left out
+			if binary.LittleEndian.Uint32(e) > 0 { // the writer leaves out zeros
 				v.tables++
 			}
 		}
@@ -282,14 +282,14 @@ func (v *vmdkReader) readGrain(sector uint64, size int64) error {
 	v.grains++
 	v.compare.grain(off/v.grain, begins)
 	v.next, v.data = off, v.buf.Bytes()[:min(v.grain, v.capacity-off)]
-	// The last grain may end within a sector of the file.
+	// The file may end within the last sector of the last grain.
 	if err := v.align(); err != nil && (v.atEnd || !errors.Is(err, io.ErrUnexpectedEOF)) {
 		return err
 	}
 	return nil
 }
 
-// inflate decompresses a grain of at least that length.
+// inflate decompresses a grain of at least that many bytes.
 func (v *vmdkReader) inflate(least int64) (err error) {
 	if v.zlib == nil {
 		v.zlib, err = zlib.NewReader(bytes.NewReader(v.raw))
@@ -311,7 +311,7 @@ func (v *vmdkReader) inflate(least int64) (err error) {
 	return nil
 }
 
-// end is the end of the image: the rest of the disk is zeros.
+// end checks the end of the image. The rest of the disk is zeros.
 func (v *vmdkReader) end() error {
 	if !v.atEnd && v.grains != v.tables {
 		return refuse("ends in the middle of its vmdk data: it has %d of %d grains; fetch it again",

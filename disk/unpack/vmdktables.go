@@ -11,21 +11,21 @@ import (
 )
 
 // A stream-optimised VMDK image says twice where the grains of the disk are: by their markers, and
-// by tables as every VMDK image has them. Programs that read it at random, such as QEMU, believe
-// the tables. So both are compared, and an image is refused in which they differ.
+// by tables as in every VMDK image. Programs that read it at random, such as QEMU, use the tables.
+// So both are compared, and an image with a difference is refused.
 
-// vmdkTableSize is how many bytes a grain table has.
+// vmdkTableSize is the size of a grain table in bytes.
 const vmdkTableSize = vmdkTable * 4
 
-// vmdkTables are grain tables that have something, in their order: a digest of all of them, and a
+// vmdkTables are the grain tables that are not empty, in order: a digest of all of them, and a
 // number for each.
 type vmdkTables struct {
 	sum     hash.Hash
 	numbers []uint32
-	empty   []uint32 // numbers of tables that have nothing
+	empty   []uint32 // numbers of the empty tables
 }
 
-// add takes a table. Its grains of zeros become grains that are not there: both read the same.
+// add adds a table. Grains of zeros count as missing, because both read the same.
 func (t *vmdkTables) add(number uint32, table []byte, zeroGrains bool) {
 	for e := table; zeroGrains && len(e) > 0; e = e[4:] {
 		if binary.LittleEndian.Uint32(e) == 1 {
@@ -44,21 +44,21 @@ func (t *vmdkTables) add(number uint32, table []byte, zeroGrains bool) {
 type vmdkComparison struct {
 	entries int64 // of the grain directory
 
-	// made are the tables as the grains have them, numbered in the order of the disk. now is the
-	// last one, which goes on.
+	// made are the tables as the markers give them, numbered in the order of the disk. now is the
+	// last one, which is not complete yet.
 	made   vmdkTables
 	now    []byte
 	number int64
 
-	// said are the tables of the image: numbered as made, if they come before the grains, and
-	// otherwise by the sectors where they lie, because the directory comes last.
+	// said are the tables of the image. They are numbered as made if they come before the grains,
+	// and otherwise by their sectors, because the directory comes last.
 	said        vmdkTables
 	directory   []byte
 	directoryAt uint64 // sector
 	footer      foreign.VMDKHeader
 	footerEnd   int64 // bytes; 0: there is none
 	endsAt      int64 // where the end marker is
-	wrong       bool  // a difference was found already
+	wrong       bool  // a difference was found
 	head        foreign.VMDKHeader
 }
 
@@ -68,7 +68,7 @@ func (c *vmdkComparison) init(h foreign.VMDKHeader) {
 	c.made.sum, c.said.sum, c.now = sha256.New(), sha256.New(), make([]byte, vmdkTableSize)
 }
 
-// grain takes a grain of the disk, and the sector of its marker. They come in their order.
+// grain adds a grain of the disk, and the sector of its marker. Grains come in order.
 func (c *vmdkComparison) grain(n, sector int64) {
 	if n/vmdkTable != c.number {
 		c.flush()
@@ -84,7 +84,7 @@ func (c *vmdkComparison) flush() {
 	clear(c.now)
 }
 
-// same reports whether the tables are what the grains say.
+// same reports whether the tables agree with the markers.
 func (c *vmdkComparison) same(atEnd bool) bool {
 	c.flush()
 	if c.wrong || !bytes.Equal(c.made.sum.Sum(nil), c.said.sum.Sum(nil)) {
@@ -109,7 +109,7 @@ func (c *vmdkComparison) same(atEnd bool) bool {
 			next++
 			continue
 		}
-		// The sectors of tables ascend, as they have come.
+		// The sectors of tables ascend, because the tables were read in that order.
 		if _, empty := slices.BinarySearch(c.said.empty, at); at != 0 && !empty {
 			return false
 		}
@@ -117,7 +117,7 @@ func (c *vmdkComparison) same(atEnd bool) bool {
 	return next == len(c.made.numbers)
 }
 
-// readTables reads what is behind a marker, up to end.
+// readTables reads what follows a marker, up to end.
 func (v *vmdkReader) readTables(kind uint32, end int64) error {
 	c := &v.compare
 	switch kind {
