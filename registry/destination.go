@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // writable finds out early, before any request, that the destination cannot be written.
@@ -35,12 +36,12 @@ func writable(dest string, replace bool) error {
 	} else if err == nil && !info.IsDir() {
 		return fmt.Errorf("%q is not a directory", dir)
 	}
-	f, err := os.CreateTemp(dir, ".kubevirt-disk-*")
+	f, err := osfile.Nameless(dir)
 	if err != nil {
 		return fmt.Errorf("nothing can be written to the directory %q by user %d: %w", dir,
 			os.Geteuid(), errors.Unwrap(err))
 	}
-	return errors.Join(f.Close(), os.Remove(f.Name()))
+	return f.Close()
 }
 
 // stdout writes a disk in the order of its bytes. A raw file goes straight through. An image

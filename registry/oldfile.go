@@ -145,4 +145,4 @@ func (o *oldFile) booted(ctx context.Context) ([]int64, error) {
 }
 
 // nameless makes a file in the directory for temporary files.
-func nameless() (*os.File, error) { return osfile.Nameless("") }
+func nameless() (*os.File, error) { return osfile.Nameless(os.TempDir()) }

@@ -187,7 +187,12 @@ const StatBlock = 512
 // Nameless makes a file in a directory that disappears when it is closed, also if the process is
 // killed.
 func Nameless(dir string) (*os.File, error) {
-	f, err := os.CreateTemp(dir, ".kubevirt-disk-*")
+	f, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
+	if err == nil {
+		return f, nil
+	}
+	// Not every file system has files without names, such as NFS.
+	f, err = os.CreateTemp(dir, ".kubevirt-disk-*")
 	if err != nil {
 		return nil, err
 	}

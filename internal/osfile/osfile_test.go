@@ -76,9 +76,20 @@ func TestExtents(t *testing.T) {
 	check(5*part, part, part, true) // behind the end: a hole there would be zeros in a copy
 }
 
-// TestNameless: nothing is left in the directory, and the file can be used.
+// TestNameless: nothing is left in the directory, and the file can be used. It never has a name, so
+// that a killed process leaves nothing either.
 func TestNameless(t *testing.T) {
 	dir := t.TempDir()
+	watch := testtool.Must(unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC))(t)
+	defer unix.Close(watch)
+	probe, unnamed := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
+	_ = probe.Close()
+	_ = testtool.Must(unix.InotifyAddWatch(watch, dir, unix.IN_CREATE))(t)
+	if unnamed == nil { // otherwise the file system has no such files
+		require.NoError(t, testtool.Must(Nameless(dir))(t).Close())
+		_, err := unix.Read(watch, make([]byte, 4096))
+		require.ErrorIs(t, err, unix.EAGAIN)
+	}
 	root := testtool.Must(os.OpenRoot(dir))(t)
 	defer root.Close()
 	for name, open := range map[string]func() (*os.File, error){
