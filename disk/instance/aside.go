@@ -18,18 +18,18 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// Leftovers says what happens to an ephemeral disk, with what a guest wrote to it, if its image is
-// gone, or if the disk does not fit the image any more.
+// Leftovers says what happens to an ephemeral disk, with the guest's writes, if its image is gone
+// or the disk does not fit the image any more.
 type Leftovers string
 
 const (
 	// LeftoversKeep sets such a disk aside, until its image is back or a person removes it.
 	LeftoversKeep Leftovers = "keep"
-	// LeftoversRemove removes it.
+	// LeftoversRemove removes such a disk.
 	LeftoversRemove Leftovers = "remove"
 )
 
-// ParseLeftovers parses a setting. An empty one leaves the choice to the directory.
+// ParseLeftovers parses a setting. "" lets the daemon choose by the kind of the directory.
 func ParseLeftovers(s string) (Leftovers, error) {
 	switch l := Leftovers(s); l {
 	case "", LeftoversKeep, LeftoversRemove:
@@ -38,14 +38,14 @@ func ParseLeftovers(s string) (Leftovers, error) {
 	return "", fmt.Errorf("%q is unknown: use %s or %s", s, LeftoversKeep, LeftoversRemove)
 }
 
-// asidePrefix begins the names of directories inside that of an ephemeral disk. Each has the files
-// of one disk that was set aside, under their usual names.
+// asidePrefix begins the names of subdirectories in the directory of an ephemeral disk. Each has
+// the files of one disk that was set aside, under their usual names.
 const asidePrefix = "aside-"
 
-// howToRemove is the advice about a disk that is kept, although nothing serves it.
+// howToRemove is advice about a disk that is kept although nobody serves it.
 const howToRemove = "remove that directory, or start once with --leftovers=remove"
 
-// asides are the directories of the disks that were set aside, the latest one first.
+// asides are the directories of the disks that were set aside, the latest first.
 func (d *diskDir) asides() (all []*diskDir, err error) {
 	if d.persistent {
 		return nil, nil
@@ -74,14 +74,14 @@ func (d *diskDir) removeAsides() (freed int64, err error) {
 	return freed, err
 }
 
-// setAside moves the disk's files into a directory of their own, and returns its path, or "" if
-// there is no disk. The state goes first and the disk last. So after a kill, the rest still has to
-// be moved to a directory with a state but no disk: see settleAsides.
+// setAside moves the disk's files into a subdirectory, and returns its path, or "" if there is no
+// disk. The state is moved first and the disk last. So if a kill interrupts it, the subdirectory
+// has a state but no disk, and settleAsides moves the rest.
 func (d *diskDir) setAside() (path string, err error) {
 	if there, err := present(d.disk()); err != nil || !there {
 		return "", err
 	}
-	for range 1000 { // the clock may stand still, or have gone back
+	for range 1000 { // several names, because the clock may stand still or go back
 		name := asidePrefix + time.Now().UTC().Format("20060102T150405.000000")
 		path = filepath.Join(d.path, name)
 		if err = osfile.MakeDir(path); !errors.Is(err, fs.ErrExist) {
@@ -99,8 +99,8 @@ func (d *diskDir) setAside() (path string, err error) {
 	return path, err
 }
 
-// takeBack moves the files of a disk that was set aside to their place again, where no disk is. The
-// disk goes first and the state last: see setAside.
+// takeBack moves the files of a disk that was set aside back to their place, where no disk is. The
+// disk is moved first and the state last: see setAside.
 func (d *diskDir) takeBack(from *diskDir) error {
 	if err := d.clear(); err != nil {
 		return err
@@ -116,8 +116,8 @@ func (d *diskDir) takeBack(from *diskDir) error {
 	return osfile.RemoveAll(from.path)
 }
 
-// settleAsides ends what a killed process has begun: it moves the rest of a disk whose state was
-// set aside. Without its state, a disk in its place does not count.
+// settleAsides completes the moves of a killed process: if the state of a disk was set aside, it
+// moves the rest. A disk without a state would not be used.
 func (d *diskDir) settleAsides() error {
 	all, err := d.asides()
 	if err != nil || len(all) == 0 {
@@ -142,7 +142,7 @@ func (d *diskDir) settleAsides() error {
 	return nil
 }
 
-// files are the names of the disk's files without its state: the disk is the last one.
+// files are the names of the disk's files without its state. The disk is the last one.
 func (d *diskDir) files() (names []string, err error) {
 	entries, err := os.ReadDir(d.path)
 	for _, e := range entries {
@@ -155,7 +155,7 @@ func (d *diskDir) files() (names []string, err error) {
 	return append(names, d.diskFile), err
 }
 
-// moveAll moves files that exist, in this order.
+// moveAll moves the named files that exist, in this order.
 func moveAll(from, to *diskDir, names []string) error {
 	for _, name := range names {
 		err := osfile.Move(filepath.Join(from.path, name), filepath.Join(to.path, name))
@@ -217,7 +217,7 @@ func (o *opening) lookAside(ctx context.Context, instead verdict) verdict {
 	return instead
 }
 
-// settleLeftovers removes the disks that were set aside, or says that they are there.
+// settleLeftovers removes the disks that were set aside, or logs that they are there.
 func (o *opening) settleLeftovers() {
 	if o.opt.Leftovers != LeftoversKeep {
 		freed, err := o.dir.removeAsides()
@@ -242,7 +242,7 @@ func (o *opening) settleLeftovers() {
 }
 
 // lost reports whether a disk without a file once had one. The state of an earlier version does not
-// say so; but some of its fields were saved only after the file was made.
+// say so, but has fields that were saved only after the file was made.
 func (s *state) lost() bool {
 	identified := func(f image.Fingerprint) bool { return f.Hash != "" }
 	return s.Mode != CopyNone && (s.Made ||

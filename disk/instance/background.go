@@ -19,20 +19,20 @@ import (
 
 // background is the work beside an overlay in use, in two goroutines. One, identify, reads the
 // image once, so that the next start recognises it. The other, run, copies the image in mode clone
-// until the disk no longer needs it. They agree like this:
+// until the disk no longer needs it. Their rules:
 //
-//   - state and unsaved belong to identify until it ends. run waits for it before complete, which
+//   - state and unsaved belong to identify until it ends. run waits for that before complete, which
 //     records that the disk is complete.
-//   - What run copies it shows to the hash (ReadAlong), so that identify reads only the rest.
-//   - When copying has ended, identify tries only once more, and a disk whose image cannot be read
-//     to its end becomes complete without its hash.
+//   - run offers what it copies to the hash (ReadAlong), so that identify reads only the rest.
+//   - When copying has ended, identify tries only once more. If the image cannot be read to its
+//     end, the disk becomes complete without a hash.
 //   - cancel stops copying, abandon also stops identify. stop calls cancel at once, and abandon
 //     only identifyGrace later: without the hash, the next start may not recognise the image.
-//   - complete saves the state, then removes the maps, then lets go of the image. A kill in between
+//   - complete saves the state, then removes the maps, then closes the image. A kill in between
 //     leaves a complete disk with maps, which the next start removes.
 type background struct {
 	over     *overlay.Disk
-	file     *rawfile.File // of over
+	file     *rawfile.File // below over
 	img      *image.Image
 	dir      *diskDir
 	log      *zap.Logger
@@ -41,19 +41,19 @@ type background struct {
 	workers  *Workers
 	cancel   context.CancelFunc // stops copying
 	abandon  context.CancelFunc // stops reading the image
-	retry    time.Duration      // wait before the next try to read the image
+	retry    time.Duration      // wait before the image is read again after an error
 	after    <-chan struct{}    // copying begins when it is closed; nil: at once
 	done     sync.WaitGroup
 	settled  chan struct{} // closed by settle
 	settling sync.Once
-	unproven error // why it is unknown whether the image is right; set when settled is closed
+	unproven error // why nobody knows whether the image is right; set when settled is closed
 
 	// identify uses these until it ends, then complete.
 	state   *state
-	unsaved bool // state has more than its file
+	unsaved bool // state has changes that its file lacks
 
 	closing sync.Mutex
-	closed  bool // guarded by closing; img is, because the disk is complete
+	closed  bool // guarded by closing; img is closed, because the disk is complete
 }
 
 func startBackground(o *opening, over *overlay.Disk, file *rawfile.File, s *state) *background {
@@ -71,7 +71,7 @@ func startBackground(o *opening, over *overlay.Disk, file *rawfile.File, s *stat
 	return b
 }
 
-// message explains an error of the work beside the guest.
+// message explains an error of the background work.
 func message(err error) string {
 	if errors.Is(err, disk.ErrWrongContent) {
 		return "the image has wrong content"
@@ -80,14 +80,14 @@ func message(err error) string {
 }
 
 const (
-	// scarceRetry is the wait before saving the state again after a lack of space or descriptors.
+	// scarceRetry is the wait before the state is saved again after a lack of space or descriptors.
 	scarceRetry = time.Second
 	// readRetry is the wait before reading the image again.
 	readRetry = 30 * time.Second
 )
 
-// identifyGrace is how long a stop waits until the image is read. Without that the next start may
-// not recognise it.
+// identifyGrace is how long a stop waits until the image is read. Without the hash, the next start
+// may not recognise the image.
 const identifyGrace = 2 * time.Second
 
 // stop ends the work and waits for it.
@@ -108,10 +108,10 @@ func (b *background) run(ctx, identifying context.Context) error {
 	}
 	copying, copied := context.WithCancel(ctx)
 	defer copied()
-	var identity sync.WaitGroup // and of comparing
+	var identity sync.WaitGroup // of identify and compare
 	identity.Go(func() {
 		if !b.clone {
-			_ = slots.Rest(identifying, overlay.FirstReads) // copying has its own share
+			_ = slots.Rest(identifying, overlay.FirstReads) // copying has a wait of its own
 		}
 		b.keepIdentifying(identifying, copying, contents)
 	})
@@ -160,7 +160,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 		err = agree
 	}
 	if err == nil {
-		identity.Wait() // it owns the state until it ends
+		identity.Wait() // identify owns the state until it ends
 		err = b.verify(ctx)
 	}
 	if b.settle(err) != nil {
@@ -183,8 +183,8 @@ func (b *background) run(ctx, identifying context.Context) error {
 	return nil
 }
 
-// verifyBeside compares what describes the image twice, and verifies an image that is served before
-// its content was verified.
+// verifyBeside makes the image's checks while the disk is in use: compare, and verify if the
+// content is served before it was verified.
 func (b *background) verifyBeside(ctx context.Context) error {
 	if err := b.compare(ctx); err != nil || !b.img.Unverified() {
 		return err
@@ -192,9 +192,9 @@ func (b *background) verifyBeside(ctx context.Context) error {
 	return b.verify(ctx)
 }
 
-// settle ends the wait of those who want to make something of the disk, such as a snapshot. Err
-// says what is wrong with the image, or why that is not found out before the next start. settle
-// returns it.
+// settle ends Instance.Settled, which callers wait for before they make something of the disk, such
+// as a snapshot. err says what is wrong with the image, or why nobody can tell before the next
+// start. settle returns err.
 func (b *background) settle(err error) error {
 	b.settling.Do(func() {
 		b.unproven = err
@@ -203,7 +203,7 @@ func (b *background) settle(err error) error {
 	return err
 }
 
-// compare compares what describes the image twice, after the guest's first reads.
+// compare compares the two descriptions of the image's content, after the guest's first reads.
 func (b *background) compare(ctx context.Context) error {
 	if err := slots.Rest(ctx, overlay.FirstReads); err != nil {
 		return err
@@ -224,9 +224,8 @@ func (b *background) condemn(err error) error {
 	return err
 }
 
-// keepIdentifying identifies the image. It retries after errors of storage, which may be temporary.
-// When copying has ended it tries only once more: a complete disk does not wait for an image that
-// nobody can read.
+// keepIdentifying identifies the image. It tries again after errors of storage. When copying has
+// ended, it tries only once more: a complete disk does not wait for an image that cannot be read.
 func (b *background) keepIdentifying(ctx, copying context.Context, contents []*image.Hash) {
 	for {
 		last := copying.Err() != nil
@@ -248,13 +247,13 @@ func (b *background) keepIdentifying(ctx, copying context.Context, contents []*i
 	}
 }
 
-// isScarce reports whether an error is about space or descriptors, which others may free again.
+// isScarce reports whether an error is about space or descriptors, which may become free again.
 func isScarce(err error) bool {
 	return disk.IsNoSpace(err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
-// identify adds the hashes of the image's content to the state. Without contents the state has them
-// already. A later call continues where an earlier one has failed.
+// identify adds the hashes of the image's content to the state. Without contents, the state already
+// has them. After an error, the next call goes on where this one has ended.
 func (b *background) identify(ctx context.Context, contents []*image.Hash) error {
 	if !image.Identified(b.state.Chain) {
 		chain, err := b.img.Fingerprint(ctx, contents, b.workers.hashing)
@@ -300,19 +299,19 @@ func (b *background) complete() error {
 	return b.img.Close()
 }
 
-// imageChanged reports whether somebody has written to the image while the disk needs it.
+// imageChanged reports whether the image was written to while the disk needs it.
 func (b *background) imageChanged() bool {
 	b.closing.Lock()
 	defer b.closing.Unlock()
 	return !b.closed && errors.Is(b.img.CheckUntouched(), image.ErrChanged)
 }
 
-// Workers limit the work beside the guests of all disks that share them. A daemon makes one for all
-// of its disks. They are safe for concurrent use.
+// Workers limit the background work of all disks that share them. A daemon makes one for all of its
+// disks. Any number of goroutines may use it.
 type Workers struct {
 	copying *slots.Slots // copies images into disks
 	far     *slots.Slots // copies images that are far away
-	// hashes images; a separate limit, so that neither copying nor hashing waits for the other
+	// hashes images; separate slots, so that neither copying nor hashing waits for the other
 	hashing *slots.Slots
 }
 

@@ -18,7 +18,7 @@ import (
 )
 
 // BlockSizeError says that the content of a disk was made for logical blocks of another length. A
-// guest would find nothing on the disk.
+// guest would not find its data.
 type BlockSizeError struct {
 	Image          string
 	Asked          int // bytes
@@ -33,21 +33,21 @@ func (e *BlockSizeError) Error() string {
 // blockSize is the length of the disk's logical blocks in bytes.
 func (s *state) blockSize() int { return max(s.BlockSize, disk.SectorSize) }
 
-// notWhole refuses a size that is no whole number of blocks, all in bytes.
+// notWhole is the error for a size that is no whole number of blocks. Bytes.
 func notWhole(image string, size, block int64) *SizeError {
 	return &SizeError{Image: image, Size: size,
 		Reason: fmt.Sprintf("is not a multiple of %d bytes", block)}
 }
 
-// newBlockSize is what the state of a new disk says.
+// newBlockSize is the block size in the state of a new disk.
 func (o *opening) newBlockSize() int {
 	if o.opt.BlockSize == disk.SectorSize {
-		return 0 // as states of earlier versions
+		return 0 // as in states of earlier versions
 	}
 	return o.opt.BlockSize
 }
 
-// otherBlocks says why a disk that is there cannot have the logical blocks that are asked for.
+// otherBlocks says why an existing disk cannot have the requested logical blocks.
 func (o *opening) otherBlocks(s *state) string {
 	if o.opt.BlockSize == 0 || o.opt.BlockSize == s.blockSize() {
 		return ""
@@ -56,9 +56,9 @@ func (o *opening) otherBlocks(s *state) string {
 		o.opt.BlockSize)
 }
 
-// checkBlocks refuses to serve content with logical blocks for which it was not made, as far as its
-// first blocks tell. Size is the disk's, in bytes. If no block size is asked for, a disk that is
-// not known from an earlier start has blocks of 512 bytes.
+// checkBlocks refuses content that was made for other logical blocks, as far as its first blocks
+// show. size is the disk's, in bytes. If no block size was requested, a disk that is not known from
+// an earlier start has blocks of 512 bytes.
 func (o *opening) checkBlocks(content io.ReaderAt, size int64) error {
 	if o.opt.BlockSizeKnown {
 		return nil
@@ -84,8 +84,8 @@ func (o *opening) checkBlocks(content io.ReaderAt, size int64) error {
 	return wrong
 }
 
-// madeFor says what in the beginning of a disk shows that it was made for logical blocks of another
-// size than blockSize; "": nothing.
+// madeFor returns what in the beginning of a disk shows that it was made for logical blocks of
+// another size than blockSize, or "".
 func madeFor(head []byte, blockSize int) string {
 	signature := []byte("EFI PART") // of a GUID partition table, in the second block (UEFI 5.3.2)
 	at := func(off int, want []byte) bool {
@@ -110,8 +110,8 @@ func madeFor(head []byte, blockSize int) string {
 	return ""
 }
 
-// checkImageBlocks is checkBlocks for a disk that will be made of the image. If nothing is asked
-// for, the disk is not held up by content that does not come.
+// checkImageBlocks is checkBlocks for a disk that will be made of the image. If no block size was
+// requested, it does not wait longer than HeadTimeout for the image.
 func (o *opening) checkImageBlocks(ctx context.Context) error {
 	limited, cancel := ctx, context.CancelFunc(func() {})
 	if o.opt.BlockSize == 0 {

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// maxEscaped limits the length of a directory name made of an image's name, in bytes. Longer
-	// names are shortened.
+	// maxEscaped limits the length in bytes of a directory name that is made of an image's name.
+	// Longer names are shortened.
 	maxEscaped = 200
 
 	// PersistentName is the file of a persistent disk, as on a file-system volume.
@@ -31,9 +31,9 @@ const (
 )
 
 // diskDir is the locked directory of one disk. An ephemeral disk is in <work directory>/<image>, a
-// persistent one in a directory of a volume. The names differ; the files are
+// persistent one in a directory of a volume. Their files have different names:
 //
-//	lock                          who uses it
+//	lock                          names the process that uses the disk
 //	disk.raw  disk.img            the disk's own file
 //	state.json  disk.img.state    its identity, its image, and whether it is complete without it
 //	*.live                        the map of an incomplete disk, as this boot knows it
@@ -46,13 +46,13 @@ const (
 // A file with the suffix ".partial" is being written. The next start removes what a killed process
 // left.
 type diskDir struct {
-	root       string // the path as the operator has given it, with its links; "": path has none
+	root       string // the path as the operator has given it, with links; "": path has none
 	path       string
 	lock       *os.File
 	diskFile   string // names of the files
 	stateFile  string
 	persistent bool
-	killed     bool // its last user has not closed it: its number is still in the lock file
+	killed     bool // its last user did not close it: the lock file still has that process's number
 
 	stateMu sync.Mutex // held while the state of a disk in use is written
 	layered bool       // guarded by stateMu: the disk has layers, so its state is a layeredVersion
@@ -110,7 +110,7 @@ func (d *diskDir) open(what, lock string, synced bool) error {
 	err := durable.ErrLockGone
 	for tries := 0; tries < 16 &&
 		(errors.Is(err, durable.ErrLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {
-		// Until it is locked, another process may sweep it.
+		// Until it is locked, another process may remove it.
 		if err = d.makeDir(synced); errors.Is(err, fs.ErrNotExist) {
 			continue
 		} else if err != nil {
@@ -139,8 +139,8 @@ func (d *diskDir) open(what, lock string, synced bool) error {
 	return nil
 }
 
-// syncNames makes the file names durable, also those of units. A killed process may have renamed a
-// file without a sync of the directory, and later flushes rely on that name.
+// syncNames makes the names of files durable, also in units' directories. A killed process may have
+// renamed a file without a sync of the directory, and later flushes rely on the name.
 func (d *diskDir) syncNames() error {
 	entries, err := os.ReadDir(d.path)
 	for _, e := range entries {
@@ -152,8 +152,8 @@ func (d *diskDir) syncNames() error {
 	return errors.Join(err, durable.SyncDir(d.path, (*os.File).Sync))
 }
 
-// makeDir makes the directory. An existing one must not belong to another user, who could have put
-// anything into it. On a volume it may, because other users may fill it.
+// makeDir makes the directory. It refuses an existing one of another user, who could have put
+// anything into it. On a volume the owner may be another user.
 func (d *diskDir) makeDir(synced bool) error {
 	if d.root == "" {
 		return makeDirs(d.path, synced)
@@ -175,13 +175,14 @@ func (d *diskDir) makeDir(synced bool) error {
 	}
 	there := osfile.CheckOwner(d.path)
 	if errors.Is(there, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
-		return err // it cannot be made
+		return err // the directory cannot be made
 	}
 	return there
 }
 
-// makeDirs makes a directory and its missing parents. With synced it also syncs their names, so
-// that flushed files can be found. fs.ErrNotExist says that one was removed at the same moment.
+// makeDirs makes a directory and its missing parents. With synced, it also syncs their names, so
+// that flushed files can be found. The error is fs.ErrNotExist if one was removed at the same
+// moment.
 func makeDirs(path string, synced bool) error {
 	err := os.Mkdir(path, 0o700)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -200,7 +201,7 @@ func makeDirs(path string, synced bool) error {
 	case statErr == nil && st.IsDir():
 		return nil // also on a read-only file system
 	case errors.Is(statErr, fs.ErrNotExist) && errors.Is(err, fs.ErrExist):
-		return statErr // it existed a moment ago
+		return statErr // the directory existed a moment ago
 	case statErr == nil:
 		return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
 	}
@@ -212,9 +213,9 @@ func (d *diskDir) state() string      { return filepath.Join(d.path, d.stateFile
 func (d *diskDir) liveMap() string    { return d.disk() + image.MapSuffixes[0] }
 func (d *diskDir) durableMap() string { return d.disk() + image.MapSuffixes[1] }
 
-// clear removes a disk. An ephemeral one loses its state first: without it the disk does not count.
-// A persistent one has no file, and loses its state last: until then it is known that there was a
-// disk, and that the rest must go.
+// clear removes a disk. An ephemeral disk loses its state first: without a state it is not used. A
+// persistent disk here has no disk file, and loses its state last: until then the state says that
+// there was a disk, and that the rest must be removed.
 func (d *diskDir) clear() error {
 	state := []string{d.state(), d.state() + durable.SpareSuffix}
 	if !d.persistent {
@@ -232,7 +233,7 @@ func (d *diskDir) clear() error {
 	return removeAll(state)
 }
 
-// removeAll removes files in their order, until it fails.
+// removeAll removes files in their order. It stops at an error.
 func removeAll(names []string) error {
 	for _, name := range names {
 		if err := osfile.Remove(name); err != nil {
@@ -242,8 +243,9 @@ func removeAll(names []string) error {
 	return nil
 }
 
-// remains reports whether there was a disk whose own file is not there: any other file of a disk
-// says so. Only the state and the maps of a disk that was about to be made are older than its file.
+// remains reports whether there was a disk whose own file is missing: any other file of a disk
+// shows that. Only the state and the maps of a disk that was about to be made are older than its
+// file.
 func (d *diskDir) remains() (bool, error) {
 	s, err := loadState(d.state())
 	switch {
@@ -278,8 +280,8 @@ func (d *diskDir) removeMaps() error {
 	return errors.Join(osfile.Remove(d.liveMap()), osfile.Remove(d.durableMap()))
 }
 
-// syncContent makes durable what was written without a sync: the disk, and what its unit has stored
-// with that content.
+// syncContent makes durable what was written without a sync: the disk, and the files of its unit
+// for that content.
 func (d *diskDir) syncContent(content string) error {
 	if err := syncFile(d.disk()); err != nil {
 		return err
@@ -295,7 +297,7 @@ func (d *diskDir) syncContent(content string) error {
 	return errors.Join(err, durable.SyncDir(unit, (*os.File).Sync), durable.SyncParent(unit))
 }
 
-// clearUnits removes what the units have stored about a disk that is about to be replaced.
+// clearUnits removes the units' files about a disk that is about to be replaced.
 func (d *diskDir) clearUnits() error {
 	entries, err := os.ReadDir(d.path)
 	for _, e := range entries {
@@ -306,8 +308,8 @@ func (d *diskDir) clearUnits() error {
 	return err
 }
 
-// checkPath checks that the path still leads to the directory that was locked. Otherwise neither
-// that one nor the one at the path has the whole disk.
+// checkPath checks that the path still leads to the directory that was locked. If it leads to
+// another, neither has the whole disk.
 func (d *diskDir) checkPath() error { return durable.Holds(d.lock, d.lock.Name()) }
 
 // close releases the lock.

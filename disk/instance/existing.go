@@ -26,7 +26,7 @@ const (
 	ImageChangeKeep ImageChange = "keep"
 )
 
-// ParseImageChange parses a setting. An empty one is the default.
+// ParseImageChange parses a setting. "" is the default.
 func ParseImageChange(s string) (ImageChange, error) {
 	switch c := ImageChange(s); c {
 	case "":
@@ -41,7 +41,7 @@ func ParseImageChange(s string) (ImageChange, error) {
 type verdict struct {
 	what   outcome
 	state  *state // keep: the state of the disk
-	reason string // remake: why the disk is not kept; empty if there is none
+	reason string // remake: why the disk is not kept; "" if there was none
 	err    error  // refuse: why, and what to do about it
 }
 
@@ -59,7 +59,7 @@ const (
 	restoreVolume = "restore the volume from a backup, or " + beginAnew + " with the image"
 )
 
-// judge says what to do with the existing disk.
+// judge decides what to do with the existing disk.
 func (o *opening) judge(ctx context.Context) verdict {
 	st, err := os.Lstat(o.dir.disk())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -95,7 +95,7 @@ func (o *opening) judge(ctx context.Context) verdict {
 	return o.judgeImage(ctx, s)
 }
 
-// judgeMissing says what to do if the file of a disk is not there.
+// judgeMissing decides what to do if the file of a disk is missing.
 func (o *opening) judgeMissing() verdict {
 	there, err := o.dir.remains()
 	switch {
@@ -110,7 +110,7 @@ func (o *opening) judgeMissing() verdict {
 	return verdict{what: remake}
 }
 
-// judgeImage says what to do with a disk that is fine, if its image is.
+// judgeImage decides what to do with an intact disk, by its image.
 func (o *opening) judgeImage(ctx context.Context, s *state) verdict {
 	reason, err := o.checkImage(ctx, s)
 	unsure := errors.Is(err, image.ErrNotIdentified)
@@ -140,7 +140,7 @@ func (o *opening) judgeImage(ctx context.Context, s *state) verdict {
 			"or use another volume for the new image")
 }
 
-// unfit is the verdict on a disk that cannot be kept. An ephemeral one is made again, a persistent
+// unfit is the verdict for a disk that cannot be kept. An ephemeral one is made again, a persistent
 // one is refused.
 func (o *opening) unfit(reason, refusal, action string) verdict {
 	if o.dir.persistent {
@@ -149,7 +149,7 @@ func (o *opening) unfit(reason, refusal, action string) verdict {
 	return verdict{what: remake, reason: reason}
 }
 
-// unsuitable says why a state cannot belong to this disk, apart from the content of the image.
+// unsuitable says why a state cannot belong to this disk. It does not look at the image's content.
 func (o *opening) unsuitable(s *state, fileSize int64) string {
 	switch {
 	case s.Image != storedName(o.name) && o.img != nil && !o.dir.persistent:
@@ -179,7 +179,7 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 			o.img.Size(), s.ImageSize), nil
 	}
 	if s.Complete && o.opt.OnImageChange == ImageChangeKeep {
-		// it is served with any image, so do not wait until the image is read
+		// the disk is served with any image, so do not wait until the image is read
 		return "", nil
 	}
 	if o.img.Touched(s.Chain) {
@@ -219,14 +219,14 @@ func (o *opening) adopt(st fs.FileInfo) verdict {
 	return verdict{what: keep, state: s}
 }
 
-// unread is the error for a disk that the system does not let us read now. Do not make it again and
-// do not advise that: it would lose the guest's writes, and the next start may find the disk
+// unread is the error for a disk that cannot be read now. The disk must not be made again, nor may
+// the message advise that: the guest's writes would be lost, and the next start may find the disk
 // intact.
 func (o *opening) unread(err error) error {
 	return fmt.Errorf("the disk %q cannot be used now and is left as it is: %w", o.dir.disk(), err)
 }
 
-// missing is the error for a disk that was made once, and is not there.
+// missing is the error for a disk that was made once, and is missing.
 func (o *opening) missing() error {
 	const reason = "is missing, and was there at an earlier start"
 	action := "put it back, or mount its storage; or "

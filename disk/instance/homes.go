@@ -14,48 +14,48 @@ import (
 	"kubevirt.io/disk/internal/words"
 )
 
-// homesName is the directory for knowledge about disks that lie elsewhere. No directory of a disk
-// begins with a dot.
+// homesName is the directory for the records of disks outside of the base. The name of a disk's
+// directory never begins with a dot.
 const homesName = ".homes"
 
-// storageName is a file with a random text, by which a storage that disks have chosen is told from
-// an empty mount point.
+// storageName is a file with a random text. It tells a storage that has disks from an empty mount
+// point.
 const storageName = ".storage-id"
 
-// Homes are the directories in which the disks of one daemon may lie. A disk may choose another
-// home at every start, and its data does not follow it. Settle notices that.
+// Homes are the directories that may have the disks of one daemon. A setting may choose another
+// home for a disk at every start, but the data does not move. Settle notices that.
 type Homes struct {
-	// Base is the work directory, or the volume of persistent disks. It keeps the homes of disks
-	// that lie elsewhere, and may be missing.
+	// Base is the work directory, or the volume of persistent disks. It keeps the records of disks
+	// elsewhere, and may be missing.
 	Base       string
 	Roots      []string // other directories that may hold disks; they exist
 	Owner      string   // of ephemeral disks, as in Options
 	Persistent bool
 	Durable    bool // ephemeral disks survive a restart of the machine
-	// Kept says that what a guest wrote is kept, whatever happens to the storage of a disk.
+	// Kept says that a guest's writes are kept, whatever happens to the storage of a disk.
 	Kept bool
 }
 
-// DirIn returns the directory of a disk in a directory that holds the disks of many images.
+// DirIn returns the directory of a disk in a directory for the disks of many images.
 func DirIn(root, name string) string { return filepath.Join(root, escapeName(name)) }
 
-// home is the record of where a disk lies that is outside the base.
+// home is the record of a disk that is outside of the base.
 type home struct {
 	Dir   string `json:"dir"`
 	Owner string `json:"owner,omitempty"` // of an ephemeral disk
-	// Storage is the text of the file storageName there. "": unknown.
+	// Storage is the text in that directory's file storageName. "": unknown.
 	Storage string `json:"storage,omitempty"`
-	// Boot is the kernel's boot beyond which the disk does not exist. "": it survives every boot.
+	// Boot is the boot of the kernel in which the disk exists. "": it survives every boot.
 	Boot string `json:"boot,omitempty"`
 }
 
-// OtherPlaceError says that a disk lies in another directory than the one that it should be made
-// in. Nothing has changed.
+// OtherPlaceError says that a disk is in another directory than the one that it should be made in.
+// Nothing has changed.
 type OtherPlaceError struct {
 	Name  string // of the disk
-	There string // where the disk lies
+	There string // where the disk is
 	Here  string // where it should be made
-	Away  bool   // there is nothing at all where it lies, as before a volume is mounted
+	Away  bool   // that directory does not exist or is empty, as before a volume is mounted
 }
 
 func (e *OtherPlaceError) Error() string {
@@ -69,10 +69,10 @@ func (e *OtherPlaceError) Error() string {
 		words.Name(e.Name), e.There, e.Here)
 }
 
-// Settle checks whether dir can be the home of a disk. Usual is its home if nothing is chosen. Both
-// are the disk's own directories. The error is an *OtherPlaceError if the disk lies in another
-// directory, or in this one, whose storage is not there. Settle writes nothing. When the disk is
-// made, call Made.
+// Settle checks whether dir can be the home of a disk. usual is its home if none is chosen. Both
+// are directories of this disk alone. The error is an *OtherPlaceError if the disk is in another
+// directory, or if it is in dir and the storage of dir is missing. Settle writes nothing. When the
+// disk is made, call Made.
 func (h Homes) Settle(name, usual, dir string) error {
 	known, err := h.recall(name)
 	if err != nil {
@@ -107,7 +107,7 @@ func (h Homes) Settle(name, usual, dir string) error {
 	return nil
 }
 
-// Made remembers the home of a disk that is there now, before a guest can use it.
+// Made records the home of a disk that was made, before a guest can use it.
 func (h Homes) Made(name, usual, dir string) error {
 	known, err := h.recall(name)
 	if err != nil {
@@ -128,8 +128,9 @@ func (h Homes) Made(name, usual, dir string) error {
 	return h.remember(name, now, known)
 }
 
-// away reports whether the storage of a disk is not there: its directory does not exist, or is an
-// empty mount point. A directory of the disk that somebody removed from its storage is not away.
+// away reports whether the storage of a disk is missing: the directory of the storage does not
+// exist, or is an empty mount point. It is not missing if only the disk's own directory was
+// removed.
 func (h Homes) away(name string, known *home) (bool, error) {
 	if known.Boot != "" && known.Boot != bootID() {
 		return false, nil // the disk is lost in any case
@@ -155,7 +156,7 @@ func (h Homes) away(name string, known *home) (bool, error) {
 	}
 }
 
-// storageID returns the text that a storage is known by. If it has none, it gets one.
+// storageID returns the text that identifies a storage. If there is none, it writes one.
 func storageID(root string) (string, error) {
 	root, err := osfile.Resolved(root)
 	if err != nil {
@@ -179,7 +180,7 @@ func storageID(root string) (string, error) {
 	}
 	id = rand.Text()
 	if _, err = out.File.WriteString(id); err == nil {
-		err = out.File.Chmod(0o644) // other users' daemons read it
+		err = out.File.Chmod(0o644) // daemons of other users read it
 	}
 	if err = out.FinishSynced(err); errors.Is(err, fs.ErrExist) {
 		return read() // another daemon was faster
@@ -198,14 +199,14 @@ func samePlace(a, b string) bool {
 		filepath.Join(rootA, filepath.Base(a)) == filepath.Join(rootB, filepath.Base(b))
 }
 
-// holds reports whether a directory holds the disk, with data that a new disk would not have.
+// holds reports whether a directory has the disk, with data that a new disk would lack.
 func (h Homes) holds(path, name string) (bool, error) {
 	if h.Persistent {
 		return persistentDirOf(path).begun()
 	}
 	root, err := osfile.Resolved(filepath.Dir(path))
 	if err != nil {
-		return false, nil // there is nothing
+		return false, nil // the directory does not exist
 	}
 	d := workDirOf(root, filepath.Base(path))
 	if there, err := present(d.disk()); err != nil || !there {
@@ -215,12 +216,12 @@ func (h Homes) holds(path, name string) (bool, error) {
 	if durable.IsUnread(err) {
 		return false, fmt.Errorf("the disk %q: %w", d.disk(), err)
 	}
-	// A disk without an intact state would not be kept there either.
+	// Without an intact state, the disk would not be kept there either.
 	return err == nil && s.Mode != CopyNone && s.Owner == h.Owner && s.Image == storedName(name) &&
 		s.survivesBoot(bootID()), nil
 }
 
-// file returns the file that keeps the home of a disk, or "" without a base.
+// file returns the file with the record of a disk's home, or "" without a base.
 func (h Homes) file(name string) (string, error) {
 	base, err := osfile.Resolved(h.Base)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -251,7 +252,7 @@ func (h Homes) recall(name string) (*home, error) {
 	return known, nil
 }
 
-// remember keeps the home of a disk.
+// remember stores the record of a disk's home.
 func (h Homes) remember(name string, now home, known *home) error {
 	if known != nil && *known == now {
 		return nil
@@ -284,7 +285,7 @@ func (h Homes) remember(name string, now home, known *home) error {
 	return nil
 }
 
-// forget removes the record of a disk that lies in the base again.
+// forget removes the record of a disk that is in the base again.
 func (h Homes) forget(name string, known *home) error {
 	if known == nil || !h.Persistent && known.Owner != h.Owner {
 		return nil

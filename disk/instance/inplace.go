@@ -63,9 +63,9 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 		ReadOnly: readOnly, kept: kept, content: s.Map, durable: true}, nil
 }
 
-// refreshState updates the state of an earlier start, and reports whether it is the same file.
-// A different file, such as an image in a container's own layer that is back to its original, must
-// not get the data that the logical unit stored with the old content: reservations, and the former
+// refreshState updates the state of an earlier start, and reports whether the file is the same. An
+// image in a container's own layer, for example, is another file after a restart, with its original
+// content. It must not get the unit's data about the old content: reservations, and the former
 // content of interrupted writes. A read-only start cannot tell: a container may replace the file by
 // a copy when it is opened for writing.
 func (o *opening) refreshState(s *state, kept bool, file *os.File, readOnly bool) (
@@ -104,8 +104,9 @@ func (o *opening) sameFile(s *state, file *os.File, readOnly bool) bool {
 	return which == "" || which == s.File
 }
 
-// lockFile locks the file of a disk: two that write to one file destroy it, and whoever reads it as
-// an image meanwhile gets a mixture. Where the file system has no locks, it can only be read.
+// lockFile locks the file of a disk. Two processes that write to one file destroy it, and a process
+// that reads the file as an image meanwhile gets a mixture. On a file system without locks, the
+// file can only be read.
 func lockFile(file *os.File, readOnly bool) (err error) {
 	taken := false
 	if readOnly {
@@ -120,8 +121,8 @@ func lockFile(file *os.File, readOnly bool) (err error) {
 	return err
 }
 
-// openImageFile opens the image's own file for writing and locks it. If the file is not writable,
-// it opens it read-only.
+// openImageFile opens the image's own file for writing and locks it. A file that cannot be written
+// is opened read-only.
 func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 	readOnly = o.opt.ReadOnly
 	file, err = o.img.OpenRaw(!readOnly)
@@ -145,7 +146,7 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 		return file, true, nil
 	}
 	// If this fails, serve the disk all the same. If the guest writes a header, the next start may
-	// not recognise the disk, but does not follow the header to another file.
+	// not recognise the disk, but it does not follow the header to another file.
 	if err := o.img.RememberRaw(file); err != nil {
 		o.log.Warn("cannot remember with the file that the disk is raw: say so by \"format: "+
 			"raw\" for it under \"disks\" in the configuration file, or a later start goes by "+

@@ -20,13 +20,14 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// layerInfix comes between the name of the disk's file and the identifier of a layer.
+// layerInfix is a part of the name of a layer's file: the name of the disk's file, layerInfix, the
+// identifier of the layer.
 const layerInfix = ".layer-"
 
 func (d *diskDir) layers() string         { return d.disk() + image.LayersSuffix }
 func (d *diskDir) layer(id string) string { return d.disk() + layerInfix + id }
 
-// loadLayers returns the record of the layers over a disk, or nil if there is none. Its errors are
+// loadLayers returns the record of the layers above a disk, or nil if there is none. Its errors are
 // those of loadState.
 func (d *diskDir) loadLayers(s *state) (*overlay.Record, error) {
 	r := new(overlay.Record)
@@ -39,8 +40,8 @@ func (d *diskDir) loadLayers(s *state) (*overlay.Record, error) {
 	}
 	if err == nil && r.Content != s.Map {
 		if !d.persistent && s.Version == stateVersion {
-			// An earlier version of this program has made the disk again, without the layers, which
-			// it does not know.
+			// A version of this program without layers has made the disk again, and left the
+			// layers.
 			return nil, nil
 		}
 		err = durable.Damaged("it belongs to another disk")
@@ -51,7 +52,7 @@ func (d *diskDir) loadLayers(s *state) (*overlay.Record, error) {
 	return r, nil
 }
 
-// clearLayers removes the layers that are not in keep, and then a record of none.
+// clearLayers removes the layers that are not in keep. If keep is nil, it removes the record, too.
 func (d *diskDir) clearLayers(keep *overlay.Record) error {
 	if err := osfile.Remove(d.layers() + durable.PartialSuffix); err != nil {
 		return err
@@ -62,7 +63,7 @@ func (d *diskDir) clearLayers(keep *overlay.Record) error {
 	return d.clearOtherLayers(keep)
 }
 
-// clearAllLayers removes the record last: it says whose the layers are.
+// clearAllLayers removes the record last, because it says whose the layers are.
 func (d *diskDir) clearAllLayers() error {
 	if err := d.clearOtherLayers(new(overlay.Record)); err != nil {
 		return err
@@ -88,7 +89,7 @@ func (d *diskDir) clearOtherLayers(keep *overlay.Record) error {
 	return err
 }
 
-// judgeLayers says why the layers over a disk cannot be used, or keeps their record in the state.
+// judgeLayers says why the layers above a disk cannot be used, or puts their record into the state.
 func (o *opening) judgeLayers(s *state) (v verdict, bad bool) {
 	r, err := o.dir.loadLayers(s)
 	switch {
@@ -126,10 +127,11 @@ func (o *opening) judgeLayers(s *state) (v verdict, bad bool) {
 	return v, false
 }
 
-// judgeUnrecorded refuses a disk that has layers, of which neither a state nor a record tells.
+// judgeUnrecorded refuses a disk that has files of layers, if neither a state nor a record names
+// them.
 func (o *opening) judgeUnrecorded() (v verdict, bad bool) {
 	if there, err := present(o.dir.layers()); err == nil && there {
-		return v, false // it is of a disk that an earlier version has made again
+		return v, false // the layers are of a disk that an earlier version has made again
 	}
 	names, err := osfile.Names(o.dir.path)
 	if err != nil {
@@ -162,8 +164,8 @@ func (o *opening) layersSize(s *state) (size int64, err error) {
 	return size, nil
 }
 
-// assembleLayers puts the layers of earlier starts over the bottom of a disk, which stays open
-// after an error.
+// assembleLayers puts the layers of earlier starts above the bottom of a disk. The bottom stays
+// open after an error.
 func (o *opening) assembleLayers(bottom *overlay.Disk, s *state) (*overlay.Tree, error) {
 	if err := o.dir.clearLayers(s.layers); err != nil {
 		o.log.Warn("files of layers that nobody needs could not be removed", zap.Error(err))
@@ -200,12 +202,12 @@ func (o *opening) assembleLayers(bottom *overlay.Disk, s *state) (*overlay.Tree,
 type shelf struct {
 	dir        *diskDir
 	durable    bool // a flush reaches storage
-	wasDurable bool // a flush reached storage in earlier starts, which made layers
+	wasDurable bool // a flush reached storage in the earlier starts that made the layers
 	volume     string
 	log        *zap.Logger
 }
 
-// options returns those of a layer's map.
+// options returns the options of a layer's map.
 func (s *shelf) options(id string, floor int64) (opt overlay.MapOptions, err error) {
 	mapID, err := hex.DecodeString(id)
 	if err != nil {
@@ -218,7 +220,7 @@ func (s *shelf) options(id string, floor int64) (opt overlay.MapOptions, err err
 		WasDurable: s.wasDurable, IsDurable: s.durable, Log: s.log}, nil
 }
 
-// Make is Shelf's. The maps come first, as for a new disk.
+// Make implements Shelf. The maps are made first, as for a new disk.
 func (s *shelf) Make(id string, size, floor int64) (overlay.File, *overlay.Map, error) {
 	opt, err := s.options(id, floor)
 	if err == nil {
@@ -266,7 +268,7 @@ func (s *shelf) Open(id string, floor int64) (overlay.File, *overlay.Map, error)
 	return file, m, nil
 }
 
-// open opens the file of a layer. A guest writes it, so it is never taken for an image.
+// open opens the file of a layer. A guest writes to it, so it is never taken for an image.
 func (s *shelf) open(id string) (*rawfile.File, error) {
 	file, err := rawfile.Open(s.dir.layer(id), rawfile.Options{Durable: s.durable, Private: true,
 		Killed: s.dir.killed})
@@ -302,9 +304,9 @@ func (s *shelf) synced() bool { return s.durable || s.wasDurable }
 // volumeID identifies a mounted volume for as long as the kernel is up: by its device number and,
 // because numbers are reused, by the sequence number of a block device. A copy of a volume, such as
 // a snapshot, has another identifier, and so has a volume that was gone for a while. The result is
-// empty if it would mean nothing: the file system of a container gets a new number at every start.
-// After an error the identifier is unknown for now. Half of it would look like another volume, and
-// the live map would not count.
+// "" if no identifier would last: the file system of a container gets a new number at every start.
+// After an error the identifier is unknown for now. A half of it would look like another volume,
+// and the live map would not be used.
 func volumeID(path string) (string, error) {
 	var st unix.Stat_t
 	var fs unix.Statfs_t

@@ -15,7 +15,7 @@ const (
 	CopyNone CopyMode = "none"
 	// CopyOnWrite keeps the guest's writes beside the image.
 	CopyOnWrite CopyMode = "copy-on-write"
-	// CopyOnRead keeps the guest's writes, and the data that it has read.
+	// CopyOnRead keeps the guest's writes, and the image's data that the guest has read.
 	CopyOnRead CopyMode = "copy-on-read"
 	// CopyClone copies the whole image. The default.
 	CopyClone CopyMode = "clone"
@@ -23,7 +23,7 @@ const (
 
 var copyModes = []CopyMode{CopyNone, CopyOnWrite, CopyOnRead, CopyClone}
 
-// ParseCopyMode reads a setting. An empty one is the default.
+// ParseCopyMode parses a setting. "" is the default.
 func ParseCopyMode(s string) (CopyMode, error) {
 	if s == "" {
 		return CopyClone, nil
@@ -41,8 +41,8 @@ func ParseCopyMode(s string) (CopyMode, error) {
 }
 
 // Check reports whether an image can be served in this mode: nil, or an *UnsupportedModeError. With
-// a nil image it tells whether any can, so that a configuration is refused before the images are
-// read.
+// a nil image it reports whether any image can, so that a configuration is refused before the
+// images are read.
 func (m CopyMode) Check(img *image.Image) error {
 	switch m {
 	case CopyClone, CopyOnWrite, CopyOnRead, "":

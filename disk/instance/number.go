@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// lun returns the number for the state of a disk.
+// lun returns the LUN number for the state of a disk.
 func (o *opening) lun(s *state) uint16 {
 	if o.opt.LUN == 0 {
 		return s.LUN
@@ -20,9 +20,9 @@ func (o *opening) lun(s *state) uint16 {
 	return o.opt.LUN
 }
 
-// KnownAs returns the number that the disk in a directory was served as last, and its identity.
-// Zeros: there is no disk, or it does not know. An error says that the disk may know, and cannot be
-// read now.
+// KnownAs returns the LUN number that the disk in a directory had last, and its identity. Both are
+// zero if there is no disk, or if its state has none. After an error, the disk may have them, and
+// its state cannot be read now.
 func KnownAs(dir string, persistent bool) (lun uint16, id disk.Identity, err error) {
 	s, err := stateIn(dir, persistent)
 	if s == nil {
@@ -31,8 +31,8 @@ func KnownAs(dir string, persistent bool) (lun uint16, id disk.Identity, err err
 	return s.LUN, s.Identity, nil
 }
 
-// LUNs returns the numbers of the disks in a directory that holds the disks of many images, by
-// the names of their directories. Of ephemeral disks only the owner's count.
+// LUNs returns the LUN numbers of the disks in a directory for the disks of many images, by the
+// names of their directories. Ephemeral disks of another owner are left out.
 func LUNs(root, owner string, persistent bool) (map[string]uint16, error) {
 	entries, err := os.ReadDir(root)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -43,7 +43,7 @@ func LUNs(root, owner string, persistent bool) (map[string]uint16, error) {
 		if !e.IsDir() || e.Name()[0] == '.' {
 			continue
 		}
-		// The disk of an image that is here is read for itself, and its errors count there.
+		// A disk whose image is here is opened later, and its errors are reported then.
 		s, _ := stateIn(filepath.Join(root, e.Name()), persistent)
 		if s != nil && s.LUN != 0 && (persistent || s.Owner == owner) {
 			all[e.Name()] = s.LUN
@@ -56,7 +56,7 @@ func LUNs(root, owner string, persistent bool) (map[string]uint16, error) {
 func stateIn(dir string, persistent bool) (*state, error) {
 	root, err := osfile.Resolved(filepath.Dir(dir))
 	if err != nil {
-		return nil, nil // there is nothing
+		return nil, nil // there is no disk
 	}
 	d := workDirOf(root, filepath.Base(dir))
 	if persistent {

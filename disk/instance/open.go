@@ -26,8 +26,8 @@ import (
 
 // Options says how to make a disk of an image.
 type Options struct {
-	// Name is the name of the disk, and of an ephemeral one in WorkDir. "": the image's name, or
-	// PersistentName without an image.
+	// Name is the name of the disk, and of an ephemeral disk's directory in WorkDir. "": the
+	// image's name, or PersistentName without an image.
 	Name    string
 	Mode    CopyMode // empty: CopyClone
 	WorkDir string   // holds ephemeral disks and their state; made if it is missing
@@ -38,31 +38,31 @@ type Options struct {
 	// Leftovers says what happens to an ephemeral disk that does not fit its image any more. "":
 	// LeftoversRemove.
 	Leftovers Leftovers
-	// Owner identifies who serves an ephemeral disk, and stays the same over restarts. Only the
-	// same owner's Sweep removes the disk.
+	// Owner identifies the daemon that serves an ephemeral disk, and stays the same over restarts.
+	// Only Sweep with the same owner removes the disk.
 	Owner string
-	// of the disk, bytes, at least the image's; 0: the image's, or what the disk has had so far
+	// of the disk, bytes, at least the image's; 0: the image's, or the disk's size so far
 	Size int64
 	// BlockSize is the length of a logical block in bytes, disk.SectorSize or disk.LongBlock. 0:
-	// what the disk has had so far, or disk.SectorSize.
+	// the disk's block size so far, or disk.SectorSize.
 	BlockSize int
 	// BlockSizeKnown says that the content was written with such blocks, whatever it looks like.
 	BlockSizeKnown bool
-	// HeadTimeout is how long a new disk waits for the first blocks of an image that is far away,
-	// which tell for which blocks it was made, if no BlockSize is asked for. A registry that is
-	// away must not hold up the start. Default 5 s.
+	// HeadTimeout is how long a new disk waits for the first blocks of a far image if no BlockSize
+	// is set. They show which block size the content was made for. A registry that is away must not
+	// hold up the start. Default 5 s.
 	HeadTimeout time.Duration
 	// Empty makes a disk of zeros, if there is neither an image nor a disk of an earlier start. It
 	// needs a Size and a PersistentDir.
 	Empty bool
-	// Identity replaces the random identity: its serial unless it is empty, its NAA unless it is
+	// Identity replaces the random identity: the serial unless it is empty, the NAA unless it is
 	// zero.
 	Identity disk.Identity
-	// LUN is the number that the disk is served as. KnownAs returns it at the next start. 0: none
+	// LUN is the number of the disk's LUN. KnownAs returns it at the next start. 0: none
 	LUN      uint16
 	ReadOnly bool // every write is refused
-	// Durable makes Flush of an ephemeral disk reach storage. The flush of a persistent disk, or of
-	// one served in place, always does.
+	// Durable makes Flush of an ephemeral disk reach storage. A flush of a persistent disk, or of
+	// one served in place, always reaches it.
 	Durable  bool
 	Log      *zap.Logger     // nil: none
 	Workers  *Workers        // nil: this disk has its own
@@ -71,8 +71,8 @@ type Options struct {
 	// by any number of goroutines. It is not called in mode none, and not for a disk that is
 	// complete from the start. nil: unused.
 	Reads func(off, length int64)
-	// CopyAfter delays the copying of the image until it is closed, because other data is needed
-	// sooner. nil: no delay.
+	// CopyAfter delays the copying of the image until the channel is closed, because other data is
+	// needed sooner. nil: no delay.
 	CopyAfter <-chan struct{}
 }
 
@@ -86,23 +86,23 @@ type Instance struct {
 	Persistent bool // it survives the pod
 
 	path    string        // of the raw file that holds the disk
-	tree    *overlay.Tree // its layers; nil: the image itself is served, or another server's disk
+	tree    *overlay.Tree // nil: the image's own file is served, or another server's disk
 	kept    bool          // the disk of an earlier start, with its data
 	dir     *diskDir
 	content string       // identifies the content of the disk
 	durable bool         // a flush reaches storage
 	img     *image.Image // nil: served without one
 	copies  *background
-	closed  func() error // once
+	closed  func() error // works once
 
-	file  *os.File               // the one at path, open; nil: none
-	wrong atomic.Pointer[string] // see Wrong; nil: it was not looked yet
+	file  *os.File               // the file at path, open; nil: none
+	wrong atomic.Pointer[string] // see Wrong; nil: not looked for yet
 }
 
 // Open makes a disk of an image. It returns when the disk can be used. In mode clone the image is
-// still being copied then, and the disk needs it until Progress is finished. The instance owns the
-// image and closes it; after an error the caller still does. The image may be nil for a disk that
-// is complete without it: a persistent one, or one that IsComplete confirms.
+// then still being copied, and the disk needs it until Progress is finished. The instance owns the
+// image and closes it; after an error the caller closes it. The image may be nil for a disk that is
+// complete without it: a persistent one, or one for which IsComplete returns true.
 //
 // Errors: *UnsupportedModeError, *LockedError if another process uses the disk, *SpaceError if it
 // does not fit, *SizeError, *BlockSizeError, and *PersistentError for a persistent disk that must
@@ -168,7 +168,7 @@ func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error)
 		return inst.end()
 	})
 	if inst.copies == nil && img != nil {
-		// Nothing reads it any more.
+		// Nobody reads the image any more.
 		if err := img.Close(); err != nil {
 			o.log.Warn("closing the image failed", zap.Error(err))
 		}
@@ -195,8 +195,8 @@ func (i *Instance) end() error {
 	return errors.Join(err, i.dir.close())
 }
 
-// lookEvery is how often to look what others have done to the files of a disk. Each look wakes the
-// process: once a second took 0.03 % of a processor for each disk.
+// lookEvery is how often to check whether others have changed the files of a disk. Each check wakes
+// the process: once a second took 0.03 % of a processor for each disk.
 const lookEvery = 10 * time.Second
 
 func (i *Instance) look(ctx context.Context) {
@@ -216,8 +216,8 @@ func (i *Instance) look(ctx context.Context) {
 	}
 }
 
-// Wrong says what others have done to the files of the disk that its guest must not go on with. The
-// next start would refuse the disk, or find another one. "": nothing is known.
+// Wrong says what others have done to the files of the disk, if the guest must not go on: the next
+// start would refuse the disk, or find another one. "": nothing is known.
 func (i *Instance) Wrong() string {
 	if text := i.wrong.Load(); text != nil {
 		return *text
@@ -225,8 +225,8 @@ func (i *Instance) Wrong() string {
 	return ""
 }
 
-// Store is where the logical unit keeps data that belongs to the disk's content: reservations, the
-// former content of interrupted writes. It is removed when the content is replaced, and is as
+// Store is where the logical unit keeps data that belongs to the disk's content: reservations, and
+// the former content of interrupted writes. It is removed when the content is replaced, and is as
 // durable as the disk.
 func (i *Instance) Store() *durable.Store {
 	s := durable.NewStore(i.dir.disk()+image.UnitInfix+i.content, i.durable)
@@ -236,12 +236,12 @@ func (i *Instance) Store() *durable.Store {
 
 // opening is one call of Open, with the disk's directory locked.
 type opening struct {
-	img  *image.Image // nil: none, only for a complete disk
+	img  *image.Image // nil: there is none; only for a complete disk
 	name string
 	opt  Options
 	dir  *diskDir
 	log  *zap.Logger
-	file *os.File // the disk's own, or that of the image that is served in place
+	file *os.File // the disk's own, or the image's if that is served in place
 }
 
 // check refuses options that contradict each other.
@@ -284,12 +284,12 @@ func (o *opening) durable() bool { return o.dir.persistent || o.opt.Durable }
 // owner returns the owner for the state.
 func (o *opening) owner() string {
 	if o.dir.persistent {
-		return "" // nobody removes it, and it may go to another machine
+		return "" // nobody sweeps it, and it may go to another machine
 	}
 	return o.opt.Owner
 }
 
-// identity returns the given identity, completed by another one.
+// identity returns the identity of the options, completed by another one.
 func (o *opening) identity(or disk.Identity) disk.Identity { return o.opt.Identity.Or(or) }
 
 // spaceError explains an error of writing a small file in the disk's directory.
@@ -298,8 +298,8 @@ func (o *opening) spaceError(err error) error {
 }
 
 // IsComplete reports whether Open needs no image: an earlier start left a complete disk that was
-// made of the image whose files have these digests, its own first. Open finds that disk with the
-// same WorkDir, PersistentDir and Name.
+// made of the image whose files have these digests, the image's own first. Open finds that disk
+// with the same WorkDir, PersistentDir and Name.
 func IsComplete(opt Options, digests []string) bool {
 	d := persistentDirOf(opt.PersistentDir)
 	if opt.PersistentDir == "" {
@@ -330,17 +330,17 @@ func IsComplete(opt Options, digests []string) bool {
 	return len(digests) > 0 && !slices.Contains(digests, "") && slices.Equal(made, digests)
 }
 
-// WithoutFiles makes an instance of a disk that another server has, whose identity stays what it is
-// there, or of a snapshot. It has no directory, so no Store, and cannot Grow.
+// WithoutFiles makes an instance of another server's disk, which has the identity that it has
+// there, or of a snapshot. The instance has no directory, so it has no Store and cannot Grow.
 func WithoutFiles(d disk.Disk, id disk.Identity, blockSize int, readOnly bool) *Instance {
 	return &Instance{Disk: d, Identity: id, BlockSize: blockSize, ReadOnly: readOnly,
 		Persistent: true, closed: d.Close}
 }
 
 // Grow enlarges the disk to a size in bytes while it is used. The new part reads as zeros. The
-// server of the disk tells the initiators (target.Server.ResizeLUN). If the disk is durable, its
-// size is, too, when Grow returns nil: the next start finds it by the file. Make one call at a
-// time, and none during Close.
+// caller tells the clients (serving.Disks.Resize). If the disk is durable, so is its new size when
+// Grow returns nil: the next start takes it from the file. One call at a time, and none during
+// Close.
 //
 // Errors: *SizeError, *image.SpaceError if no file can be that large, disk.ErrReadOnly.
 func (i *Instance) Grow(size int64) error {

@@ -18,8 +18,8 @@ import (
 	"kubevirt.io/disk/internal/words"
 )
 
-// overImage makes the disk of every mode except CopyNone. It uses the file of an earlier start if
-// that still fits, or a new one, over the image until the disk is complete.
+// overImage makes the disk of every mode except CopyNone: of the file of an earlier start if that
+// still fits, or of a new one, above the image until the disk is complete.
 func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 	v := o.judge(ctx)
 	if v.what == remake && o.img != nil {
@@ -60,7 +60,7 @@ func (o *opening) resume(ctx context.Context, s *state) (*Instance, error) {
 	return inst, nil
 }
 
-// remake makes a new disk. Reason says why an existing one cannot be kept; it is empty if there was
+// remake makes a new disk. reason says why an existing one cannot be kept; it is "" if there was
 // none.
 func (o *opening) remake(ctx context.Context, reason string) (*Instance, error) {
 	begin := time.Now()
@@ -83,8 +83,8 @@ func (o *opening) remake(ctx context.Context, reason string) (*Instance, error) 
 	return inst, nil
 }
 
-// assemble opens the file and, while the disk is not complete, lays it over the image. It makes the
-// maps of a new disk before the file: a file without maps looks like a disk that has lost them.
+// assemble opens the file and, while the disk is not complete, puts it above the image. It makes
+// the maps of a new disk before the file: a file without maps looks like a disk that has lost them.
 func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance, error) {
 	if s.Complete {
 		return o.assembleComplete(s)
@@ -114,8 +114,8 @@ func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance
 	return inst, nil
 }
 
-// openFile opens the disk's own file, and locks it: the directory's lock only keeps other daemons
-// out, not programs that open the file itself.
+// openFile opens the disk's own file, and locks it: the lock of the directory keeps out only other
+// daemons, not programs that open the file itself.
 func (o *opening) openFile(opt rawfile.Options) (*rawfile.File, error) {
 	opt.Killed = o.dir.killed
 	file, err := rawfile.Open(o.dir.disk(), opt)
@@ -130,7 +130,7 @@ func (o *opening) openFile(opt rawfile.Options) (*rawfile.File, error) {
 	return file, nil
 }
 
-// instance makes the Instance of a disk, which it closes after an error, and its state.
+// instance makes the Instance of a disk and its state. It closes the disk after an error.
 func (o *opening) instance(bottom *overlay.Disk, s *state) (*Instance, error) {
 	tree, err := o.assembleLayers(bottom, s)
 	if err != nil {
@@ -188,14 +188,14 @@ func (o *opening) beginMap(ctx context.Context, m *overlay.Map, s *state, fresh 
 	if err := m.Begin(ctx, o.img); err != nil || s.Durable == o.durable() {
 		return err
 	}
-	// A disk that stops being durable must say so before anything is written without a flush.
-	// Before that, the live map must exist, because later starts read no other map.
+	// If the disk stops being durable, the state must say so before anything is written without a
+	// flush. Before that, the live map must exist, because later starts read no other map.
 	s.Durable = o.durable()
 	return o.dir.saveState(s, true)
 }
 
-// create makes the state of a new disk. It comes first: a file without a state looks like a
-// complete disk.
+// create makes the state of a new disk. It is made before the file: a file without a state looks
+// like a complete disk.
 func (o *opening) create(ctx context.Context, reason string) (*state, error) {
 	if o.img == nil {
 		return nil, &PersistentError{Path: o.dir.disk(),
@@ -236,7 +236,7 @@ func (o *opening) createFile(s *state) error {
 	s.Made = true
 	err = o.dir.saveState(s, s.Durable)
 	if s.stale = disk.IsNoSpace(err); s.stale {
-		return nil // it is saved later
+		return nil // the state is saved later
 	}
 	return err
 }
@@ -257,7 +257,7 @@ func makeFile(path string, size int64, synced bool) error {
 	return err
 }
 
-// adjust updates the state of a kept disk to the current settings: size, identity, mode and
+// adjust changes the state of a kept disk to the current settings: size, identity, mode and
 // durability.
 func (o *opening) adjust(s *state) (grown bool, err error) {
 	before, was := *s, s.Size
@@ -269,8 +269,8 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	// Somebody may have enlarged the file. The new part reads as zeros. A partial block at the end
-	// is completed below.
+	// Another program may have enlarged the file. The new part reads as zeros. A partial block at
+	// the end is completed below.
 	block, file := int64(s.blockSize()), max(st.Size(), layers)
 	if file > maxSize {
 		return false, overMax(o.name, file)
@@ -297,7 +297,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	switch {
 	case !s.Complete: // openMap has more to do
 	case !o.durable():
-		s.Durable = false // a run without flushes ends it
+		s.Durable = false // a run without flushes makes it false
 	case !s.Durable:
 		if err := o.dir.syncContent(s.Map); err != nil {
 			return false, err
@@ -310,13 +310,14 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	if same && (s.Durable || s.Boot == before.Boot) && !s.stale {
 		return false, nil
 	}
-	// A disk that stops being durable must say so before anything is written without a flush.
+	// If the disk stops being durable, the state must say so before anything is written without a
+	// flush.
 	err = o.dir.saveState(s, s.Durable || before.Durable)
 	s.stale = err != nil
 	if disk.IsNoSpace(err) && s.Durable == before.Durable && len(s.Chain) > 0 {
-		// Without serving it, the volume stays full. The old state still fits the disk: the hash
-		// identifies the image, the file gives the size, and the next start has the settings too. A
-		// disk without a chain may have no state yet.
+		// If the disk were refused, the volume would stay full. The old state still fits the disk:
+		// the hash identifies the image, the file gives the size, and the next start has the
+		// settings, too. But a disk without a chain may have no state yet.
 		o.log.Warn("no space is left to save the disk's settings: it is served with them, and "+
 			"they are saved later", zap.String("disk", o.dir.disk()), zap.Error(err))
 		err = nil
@@ -324,9 +325,9 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	return s.Size != was, o.spaceError(err)
 }
 
-// rememberOwn marks the disk's own file as raw. That is for others who take the file for an image:
-// inspect and convert, or a daemon that gets the volume as its directory of images. The disk does
-// not depend on it.
+// rememberOwn marks the disk's own file as raw. The mark is for programs that take the file for an
+// image: inspect and convert, or a daemon whose directory of images is the volume. The disk itself
+// does not depend on it.
 func (o *opening) rememberOwn(file *os.File) {
 	beside := ""
 	if o.dir.persistent {
@@ -351,8 +352,8 @@ func (o *opening) growFile(path string, size int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// tooLarge explains an error of giving a file a size. A file system may limit it to less than its
-// space: 16 TiB in ext4.
+// tooLarge explains an error of setting the size of a file. A file system may limit it to less than
+// its space: ext4 to 16 TiB.
 func (o *opening) tooLarge(err error, size int64) error {
 	return image.NoRoom(err, o.dir.path, "the disk of "+words.Name(o.name), size)
 }
@@ -366,13 +367,13 @@ func syncFile(path string) error {
 	return errors.Join(osfile.Retry(f.Sync), f.Close())
 }
 
-// damaged says why a disk whose map cannot be read is not served.
+// damaged says why a disk is refused whose map cannot be read.
 func (o *opening) damaged(err error) error {
 	if damaged := new(overlay.DamagedError); !errors.As(err, &damaged) {
 		return o.unread(err)
 	}
 	if !o.dir.persistent {
-		return err // it is made again
+		return err // the disk is made again
 	}
 	return fmt.Errorf("%w: %w", o.refusal("is not complete, and "+err.Error(), restoreVolume), err)
 }
@@ -388,7 +389,7 @@ func (o *opening) makeEmpty() (*Instance, error) {
 	if err := o.dir.clear(); err != nil {
 		return nil, err
 	}
-	// The state comes first: a file without one looks like a disk that came with the volume.
+	// The state is made first: a file without one looks like a disk that came with the volume.
 	s := o.newState(o.opt.Size)
 	s.Complete, s.Chain = true, []image.Fingerprint{}
 	if err := o.spaceError(o.dir.saveState(s, s.Durable)); err != nil {

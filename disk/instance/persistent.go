@@ -14,8 +14,9 @@ import (
 
 // PersistentDirs returns the directory of each image's disk on a volume: the volume itself for a
 // single image, because a file-system volume holds one disk, and otherwise a directory for each. An
-// error is a *PersistentError or comes from the file system. The volume must exist. If its name is
-// wrong or nothing is mounted, a new directory would die with the container, and the data with it.
+// error is a *PersistentError or comes from the file system. The volume must exist: if its name is
+// wrong or nothing is mounted, a new directory would be lost with the container, and the data with
+// it.
 func PersistentDirs(volume string, images []string) ([]string, error) {
 	switch st, err := os.Stat(volume); {
 	case err != nil:
@@ -64,18 +65,18 @@ func PersistentDirs(volume string, images []string) ([]string, error) {
 	return []string{volume}, nil
 }
 
-// begun reports whether there is a disk, or what is left of one.
+// begun reports whether there is a disk, or a part of one.
 func (d *diskDir) begun() (bool, error) {
 	if there, err := present(d.disk()); err != nil || there {
 		return there, err
 	}
 	if st, err := os.Stat(d.path); err != nil || !st.IsDir() {
-		return false, nil // an image may give its name to a file
+		return false, nil // a directory may have the name of an image
 	}
 	return d.remains()
 }
 
-// HasPersistent reports whether a volume holds a disk, or what is left of one.
+// HasPersistent reports whether a volume has a disk, or a part of one.
 func HasPersistent(volume string) bool {
 	there, err := persistentDirOf(volume).begun()
 	return err != nil || there
@@ -86,12 +87,12 @@ type Kept struct {
 	Dir      string // its directory, for Options.PersistentDir
 	Name     string // of its image, or of its directory if that is not known
 	Complete bool   // it needs no image any more
-	// Needs are the image.Contents of the image that it was made of. nil: they are not known.
+	// Needs are the image.Contents of the image that the disk was made of. nil: unknown.
 	Needs []string
 }
 
-// KeptIn finds the disks on a volume, as PersistentDirs gives them their places. It opens and
-// changes nothing.
+// KeptIn finds the disks on a volume, in the places that PersistentDirs gives them. It changes
+// nothing.
 func KeptIn(volume string) (all []Kept, err error) {
 	volume, err = osfile.Resolved(volume)
 	if err != nil {
@@ -117,8 +118,8 @@ func KeptIn(volume string) (all []Kept, err error) {
 	return all, nil
 }
 
-// subdirectories are those of disks, whose names do not begin with a dot: what is half received by
-// disk/transfer has such a name.
+// subdirectories are the directories of disks. Names that begin with a dot are left out:
+// disk/transfer gives such a name to a disk that is received in part.
 func subdirectories(dir string) (all []string, err error) {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -130,8 +131,8 @@ func subdirectories(dir string) (all []string, err error) {
 }
 
 // Exists reports whether an earlier start has made a disk: in a persistent directory, or without
-// one in the work directory, under the name of its image. If nobody can tell, it may have, and
-// opening that disk says why.
+// one in the work directory, under the name of its image. If that cannot be found out, it returns
+// true, and opening the disk says why.
 func Exists(persistentDir, workDir, name string) bool {
 	d := persistentDirOf(persistentDir)
 	if persistentDir == "" {
@@ -141,8 +142,8 @@ func Exists(persistentDir, workDir, name string) bool {
 	return there || err != nil
 }
 
-// present reports whether the name exists and is not a directory. An image may give its name to a
-// directory.
+// present reports whether the name exists and is not a directory. A directory may have the name of
+// an image.
 func present(path string) (bool, error) {
 	st, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {

@@ -23,7 +23,7 @@ func (e *UnsupportedModeError) Error() string {
 	return msg + ": " + e.Reason + "; " + e.Use
 }
 
-// SizeError says that a disk cannot have a size.
+// SizeError says that a disk cannot have the requested size.
 type SizeError struct {
 	Image  string
 	Size   int64  // bytes, as asked for
@@ -34,8 +34,8 @@ func (e *SizeError) Error() string {
 	return fmt.Sprintf("%s: the size of %d bytes %s", words.Name(e.Image), e.Size, e.Reason)
 }
 
-// maxSize is the size of the largest disk, as of the largest image. Bytes. A file may be larger on
-// XFS, and what is kept in memory for each MiB of it would be the end of the daemon.
+// maxSize is the size of the largest disk, and of the largest image. Bytes. XFS allows larger
+// files, but memory is needed for each MiB of a disk, and the daemon would run out of it.
 const maxSize = image.DefaultMaxVirtualSize
 
 func overMax(name string, size int64) error {

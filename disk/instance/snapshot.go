@@ -24,11 +24,11 @@ var (
 )
 
 // TakeSnapshot names the present content of disks that are in use: all writes that were
-// acknowledged before one point in time during the call, which is the same for all disks. Only
-// changes wait, for as long as the writes take that are under way. What a guest has flushed, and
-// what it has written, is on storage when TakeSnapshot returns, if the disk is durable. A name has
-// 1 to 63 letters, digits, '-', '_' and '.', and begins with a letter or a digit. After an error,
-// which is a *SnapshotError, there is no snapshot of any of the disks.
+// acknowledged before one point in time during the call, the same for all disks. Only changes wait,
+// for as long as the writes take that are under way. If the disk is durable, all these writes are
+// on storage when TakeSnapshot returns. A name has 1 to 63 letters, digits, '-', '_' and '.', and
+// begins with a letter or a digit. After an error, which is a *SnapshotError, there is no snapshot
+// of any of the disks.
 func TakeSnapshot(ctx context.Context, name string, disks ...*Instance) error {
 	var trees []*overlay.Tree
 	for _, i := range disks {
@@ -40,7 +40,7 @@ func TakeSnapshot(ctx context.Context, name string, disks ...*Instance) error {
 	return overlay.TakeSnapshot(ctx, name, trees...)
 }
 
-// mayHave says why a disk has no snapshots at all.
+// mayHave says why a disk has no snapshots at all, or returns nil.
 func (i *Instance) mayHave(name string) error {
 	if i.tree != nil {
 		return nil
@@ -61,15 +61,15 @@ func (i *Instance) Snapshots() []Snapshot {
 	return i.tree.Snapshots()
 }
 
-// DeleteSnapshot drops a snapshot. When it returns, its name is gone for good, and the space that
-// only it had is freed in the background. Errors: *SnapshotError with ErrSnapshotMissing, or
-// ErrSnapshotInUse while a SnapshotDisk of it is open.
+// DeleteSnapshot drops a snapshot. When it returns nil, the name is gone for good, and the space
+// that only this snapshot needed is freed in the background. Errors: *SnapshotError with
+// ErrSnapshotMissing, or ErrSnapshotInUse while a SnapshotDisk of it is open.
 func (i *Instance) DeleteSnapshot(ctx context.Context, name string) error {
 	return i.change(ctx, name, (*overlay.Tree).Delete)
 }
 
-// Revert makes the disk read as the snapshot again. What was written since is gone, other snapshots
-// stay, and so does the size. Nobody may use the disk meanwhile. Errors: *SnapshotError.
+// Revert makes the disk read as the snapshot again. Later writes are gone, other snapshots stay,
+// and so does the size. Nobody may use the disk meanwhile. Errors: *SnapshotError.
 func (i *Instance) Revert(ctx context.Context, name string) error {
 	return i.change(ctx, name, (*overlay.Tree).Revert)
 }
@@ -94,8 +94,8 @@ func (i *Instance) Committed(id, image string) error {
 	return i.tree.Committed(id, image)
 }
 
-// NoteClone remembers with the snapshot that has an ID that another disk begins from it, and
-// forgets those that are gone. Errors: *SnapshotError.
+// NoteClone remembers that another disk begins from the snapshot with an ID, and forgets clones
+// that are gone. Errors: *SnapshotError.
 func (i *Instance) NoteClone(id, clone string, gone func(clone string) bool) error {
 	if err := i.mayHave(id); err != nil {
 		return err
@@ -103,8 +103,8 @@ func (i *Instance) NoteClone(id, clone string, gone func(clone string) bool) err
 	return i.tree.NoteClone(id, clone, gone)
 }
 
-// CommittedBefore returns the IDs of the snapshots that a content of the disk was made from, by the
-// images that have their content.
+// CommittedBefore returns the IDs of the snapshots that d's content was made from, by the images
+// that have the content of these snapshots.
 func (i *Instance) CommittedBefore(d disk.Disk) map[string]string {
 	history, ok := d.(disk.Historian)
 	if !ok || i.tree == nil {
@@ -122,7 +122,7 @@ func (i *Instance) Viewed() []string {
 }
 
 // Image returns the image.Contents of the image that the disk reads from. nil: it reads from none
-// any more, or they are not known. What disk.Changed does not report is as in these files.
+// any more, or they are not known. Ranges that disk.Changed does not report are as in these files.
 func (i *Instance) Image() []string {
 	if i.img == nil {
 		return nil
@@ -130,12 +130,12 @@ func (i *Instance) Image() []string {
 	return image.Contents(i.img.Unhashed())
 }
 
-// SnapshotDisk is a snapshot as a disk that cannot be written. The embedded Disk has the optional
-// interfaces: disk.Extenter, disk.Estimator, disk.Layered and disk.Historian. Close it before the
-// instance. Until then the snapshot cannot be deleted.
+// SnapshotDisk is a snapshot as a read-only disk. The embedded Disk has the optional interfaces:
+// disk.Extenter, disk.Estimator, disk.Layered and disk.Historian. Close it before the instance.
+// Until then the snapshot cannot be deleted.
 type SnapshotDisk struct {
 	disk.Disk
-	Snapshot disk.Snapshot // which it is
+	Snapshot disk.Snapshot // the snapshot that it shows
 }
 
 // OpenSnapshot opens a snapshot, any number of times. Errors: *SnapshotError.

@@ -9,17 +9,18 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// Source is a disk that nobody changes as the bytes of an image. Closing it closes the disk.
+// Source has the bytes of an image that is another disk, which nobody changes. Closing it closes
+// that disk.
 type Source struct {
 	disk.Disk
 	ID image.Identity // of the bytes
-	// Instance is the disk that the bytes belong to. What is made of them is as right as its image.
+	// Instance is the disk with the bytes. If its image is wrong, so is a disk made of this Source.
 	Instance *Instance
 }
 
 var _ image.Unsure = (*Source)(nil)
 
-// Unverified is false, because Agree waits for what there is to find out.
+// Unverified is false, because Agree waits for all checks.
 func (s *Source) Unverified() bool { return false }
 
 // Agree waits until nothing of the other disk's image can turn out to be wrong.
@@ -28,9 +29,9 @@ func (s *Source) Agree(ctx context.Context) error { return s.Instance.Settled(ct
 // Verify does nothing after Agree.
 func (s *Source) Verify(context.Context) error { return nil }
 
-// Settled waits until what describes the disk's image twice was compared, and until the image was
-// verified if it was served before that. The error is disk.ErrWrongContent if the image is wrong,
-// that of ctx, or says why this is not found out before the next start.
+// Settled waits until the two descriptions of the disk's image were compared, and until the image
+// was verified if it is served before that. The error is disk.ErrWrongContent if the image is
+// wrong, ctx's, or says why nobody can tell before the next start.
 func (i *Instance) Settled(ctx context.Context) error {
 	if i.copies == nil {
 		return nil
@@ -43,14 +44,14 @@ func (i *Instance) Settled(ctx context.Context) error {
 	if _, err := i.WriteAt(ctx, nil, 0); errors.Is(err, disk.ErrWrongContent) {
 		return err
 	}
-	if err := i.copies.unproven; err != nil { // to ask again would not help
+	if err := i.copies.unproven; err != nil { // another call would not help
 		return fmt.Errorf("its image could not be verified, and nothing may be made of it until a "+
 			"restart has verified it: %v", err)
 	}
 	return nil
 }
 
-// Extent asks only for what is at hand.
+// Extent does not wait for far content.
 func (s *Source) Extent(off, length int64) (disk.Extent, error) {
 	if e, ok := s.Disk.(disk.Extenter); ok {
 		ctx := context.Background()

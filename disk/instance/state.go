@@ -19,19 +19,19 @@ import (
 
 // The versions of the state file. No other is read.
 const (
-	// stateVersion is that of a disk whose content is in its own file, and in its image.
+	// stateVersion is for a disk whose content is in its own file, and in its image.
 	stateVersion = 2
-	// layeredVersion is that of a disk with layers above its file, and else the same. Programs that
-	// know no layers do not know this version either: they would go on with the file alone.
+	// layeredVersion is for a disk with layers above its file. The format is the same. Programs
+	// without layers do not know this version: they would go on with the file alone.
 	layeredVersion = 3
 )
 
-// state is the knowledge about a disk that one start leaves for the next. It is a file in the
-// disk's directory.
+// state says what one start knows about a disk, for the next start. It is a file in the disk's
+// directory.
 type state struct {
 	Version int    `json:"version"`
 	Image   string `json:"image"` // file name in the image directory
-	// of an ephemeral disk: OpenOptions.Owner
+	// of an ephemeral disk: Options.Owner
 	Owner string   `json:"owner,omitempty"`
 	Mode  CopyMode `json:"mode"`
 	Size  int64    `json:"size"` // of the disk, bytes
@@ -44,8 +44,8 @@ type state struct {
 	Durable   bool          `json:"durable"` // a flush reaches storage
 	// the file is the whole disk, and there is no map
 	Complete bool `json:"complete"`
-	// The file was made. The state is older than it, so without this a file that is missing may
-	// never have been there. States of earlier versions do not say it.
+	// The file was made. If Made is false and the file is missing, it may never have been there,
+	// because the state is made first. States of earlier versions lack Made.
 	Made bool `json:"made,omitempty"`
 	// identifier of the map files, 32 hexadecimal digits
 	Map  string `json:"map"`
@@ -54,10 +54,10 @@ type state struct {
 	LUN uint16 `json:"lun,omitempty"`
 	// of the image; empty if it is served in place
 	Chain []image.Fingerprint `json:"chain"`
-	// the file served in place, see fileInstance; "" if unknown
+	// the file served in place, see image.FileInstance; "" if unknown
 	File string `json:"file"`
 
-	stale bool // the state file lacks a part of this
+	stale bool // the state file lacks a part of this state
 	// the layers above the disk's file; nil: there are none. They are in a file of their own
 	layers *overlay.Record
 }
@@ -69,8 +69,8 @@ func newIdentity() disk.Identity {
 	return disk.IdentityOf(random)
 }
 
-// saveState writes the state of the directory's disk in one step. With synced, it has reached
-// storage then.
+// saveState replaces the state of the directory's disk in one step. With synced, the state is on
+// storage when saveState returns.
 func (d *diskDir) saveState(s *state, synced bool) error {
 	d.stateMu.Lock()
 	defer d.stateMu.Unlock()
@@ -88,8 +88,8 @@ func (d *diskDir) saveLocked(s *state, synced bool) error {
 	return durable.SaveRecord(d.state(), s, d.checkPath, syncIf(synced))
 }
 
-// mark says in the state whether the disk has layers. The state is in use elsewhere, so this goes
-// by what its file says.
+// mark stores in the state file whether the disk has layers. Another goroutine uses the state in
+// memory, so mark reads the file and changes that.
 func (d *diskDir) mark(layered, synced bool) error {
 	d.stateMu.Lock()
 	defer d.stateMu.Unlock()
@@ -141,7 +141,7 @@ func (s *state) check() error {
 	return nil
 }
 
-// mapID returns the identifier of the map files in bytes, or nothing if it is damaged.
+// mapID returns the identifier of the map files in bytes, or nil if it is damaged.
 func (s *state) mapID() []byte {
 	id, err := hex.DecodeString(s.Map)
 	if err != nil {
@@ -157,14 +157,14 @@ func newMapID() string {
 	return hex.EncodeToString(random[:])
 }
 
-// survivesBoot reports whether the disk is intact after a possible restart of the machine. A disk
-// that is not durable may have lost data that was only in the page cache.
+// survivesBoot reports whether the disk is intact even if the machine has restarted. If the disk is
+// not durable, data that was only in the page cache may be lost.
 func (s *state) survivesBoot(boot string) bool {
 	return s.Durable || boot != "" && s.Boot == boot
 }
 
-// bootID identifies the running kernel's boot, or is "" if the kernel does not tell. It is read
-// once, with the first disk. Later there may be no descriptor left to read it, and a disk would
+// bootID identifies the running kernel's boot. It is "" if the kernel does not tell. It is read
+// once, with the first disk: later there may be no descriptor left to read it, and a disk would
 // seem to be of another boot.
 var bootID = sync.OnceValue(func() string {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -174,8 +174,8 @@ var bootID = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(text))
 })
 
-// storedName returns the name of an image as a state file has it: JSON is text, and an invalid
-// UTF-8 byte becomes U+FFFD.
+// storedName returns the name of an image as a state file has it. JSON replaces an invalid byte of
+// UTF-8 by U+FFFD.
 func storedName(image string) string { return string([]rune(image)) }
 
 // stateReason explains an error of loadState in the log.

@@ -15,15 +15,15 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// Sweep removes the disks in a work directory whose images are gone, and logs the space it freed.
-// With LeftoversKeep it only logs which disks these are, and removes nothing. It returns the bytes
-// of what is kept: these disks, and those that were set aside.
+// Sweep removes the disks in a work directory whose images are gone, and logs how much space it
+// freed. With LeftoversKeep it only logs these disks. It returns how many bytes are kept: of these
+// disks, and of those that were set aside.
 //
-// It touches only a directory that the same owner certainly left: its state is intact, it names the
-// owner and an image that is neither in imageDir nor among others, and nobody holds its lock. Call
-// Sweep after the images of this run were opened, so that a missing directory of images does not
-// look empty. Files that do not belong to a disk stay. When ctx ends, Sweep stops early; the next
-// call continues.
+// It removes only a directory that certainly is the same owner's: its state is intact, it names the
+// owner and an image that is neither in imageDir nor among others, and it is not locked. Call Sweep
+// after the images of this run were opened, so that a missing directory of images does not look
+// empty. Files that do not belong to a disk stay. When ctx ends, Sweep stops early; the next call
+// goes on.
 func Sweep(ctx context.Context, workDir, imageDir string, others []string, owner string,
 	leftovers Leftovers, log *zap.Logger) (kept int64) {
 	entries, err := os.ReadDir(workDir)
@@ -58,8 +58,8 @@ func Sweep(ctx context.Context, workDir, imageDir string, others []string, owner
 	return kept
 }
 
-// tellLeftovers logs that a disk is kept although its image is gone, and returns the bytes of what
-// no guest uses.
+// tellLeftovers logs that a disk is kept although its image is gone. It returns how many bytes no
+// guest uses.
 func (d *diskDir) tellLeftovers(imageDir string, others []string, owner string,
 	log *zap.Logger,
 ) (bytes int64) {
@@ -78,7 +78,7 @@ func (d *diskDir) tellLeftovers(imageDir string, others []string, owner string,
 	return bytes
 }
 
-// known returns the state of a disk, or of one that was set aside if no other disk was made since.
+// known returns the state of a disk, or of one that was set aside if no other was made since.
 func (d *diskDir) known() (*state, error) {
 	s, err := loadState(d.state())
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -118,7 +118,7 @@ func (d *diskDir) orphaned(imageDir string, others []string, owner string, log *
 
 func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap.Logger) error {
 	if _, gone := d.orphaned(imageDir, others, owner, log); !gone {
-		return nil // not locked: a lock would disturb whoever uses it
+		return nil // without a lock: a lock would disturb another user
 	}
 	if err := osfile.CheckOwner(d.path); err != nil {
 		return err
@@ -131,13 +131,13 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 		return err
 	}
 	defer lock.Close()
-	// Another process may have used it in between.
+	// Another process may have used the disk in between.
 	image, gone := d.orphaned(imageDir, others, owner, log)
 	if !gone {
 		return nil
 	}
 	before := usedIn(d.path)
-	// The state goes last. If this call is killed, the next one recognises the directory by it.
+	// The state is removed last. If this call is killed, the next one finds the directory by it.
 	_, err = d.removeAsides()
 	err = errors.Join(err, d.clearUnits(), osfile.Remove(d.disk()))
 	if err == nil { // not before the disk: without its layers it has other content
@@ -152,8 +152,8 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 	if err != nil {
 		return err
 	}
-	// A process that has opened the lock file meanwhile notices that the file lost its name. If the
-	// directory holds anything else, it stays.
+	// Another process that has opened the lock file notices that the file has lost its name. If the
+	// directory has other files, it stays.
 	if err := osfile.Remove(name); err != nil {
 		return err
 	}

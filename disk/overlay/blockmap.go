@@ -31,8 +31,8 @@ func granuleFor(size int64) int64 {
 var fullWords = bytes.Repeat([]byte{0xff}, mapPageSize)
 
 // blockMap says for every block of an image where its content is: in the disk's own file (set) or
-// in the image (clear). A set block is never cleared, so readers need no lock. All methods are safe
-// for concurrent use, but set calls for one block must not overlap (blockLocks).
+// in the image (clear). A set block is never cleared, so readers need no lock. Any number of
+// goroutines may use it, but two set calls for the same block must not overlap (blockLocks).
 type blockMap struct {
 	blocks int64
 	clear  atomic.Int64 // blocks that are clear
@@ -57,7 +57,7 @@ func newBlockMap(blocks int64) *blockMap {
 	return m
 }
 
-// page returns a page to set bits in. If all of it was clear, page allocates it.
+// page returns a page to set bits in. It allocates the page if all of it was clear.
 func (m *blockMap) page(index int64) *mapPage {
 	for {
 		if p := m.pages[index].Load(); p != nil {
@@ -65,8 +65,8 @@ func (m *blockMap) page(index int64) *mapPage {
 		}
 		p := new(mapPage)
 		unset := int64(mapPageBlocks)
-		// touch the memory now: a read before the first write would map it twice, and the exchange
-		// interrupts all processors
+		// touch the memory now: a read before the first write would map it twice, and the second
+		// mapping interrupts all processors
 		p.words[0].Store(0)
 		if rest := m.blocks - index*mapPageBlocks; rest < mapPageBlocks {
 			unset = rest
@@ -106,8 +106,8 @@ func (m *blockMap) allSet(first, last int64) bool {
 	return true
 }
 
-// run returns the state of block first and the end of the run of blocks in that state, up to last.
-// Blocks may be set meanwhile, so run reads each word once: a run is never empty.
+// run returns the state of block first, and the end of the run of blocks in that state, up to last.
+// It reads each word only once, so a run is never empty although other blocks may be set meanwhile.
 func (m *blockMap) run(first, last int64) (set bool, end int64) {
 	w := first / 64
 	word := m.word(w)
@@ -148,8 +148,8 @@ func (m *blockMap) nextClear(first int64) int64 {
 	return m.blocks
 }
 
-// countClear returns how many of the blocks first to last are clear. It takes no lock. Of a whole
-// page it reads only the count.
+// countClear returns how many of the blocks first to last are clear. It takes no lock. For a whole
+// page it reads only the page's count.
 func (m *blockMap) countClear(first, last int64) (n int64) {
 	for first <= last {
 		index := first / mapPageBlocks
@@ -173,8 +173,8 @@ func (m *blockMap) countClear(first, last int64) (n int64) {
 }
 
 // set sets the blocks first to last. Before it sets bits of a page, it calls save with the page's
-// new words from the given one on. If save fails, these blocks and the following ones stay clear.
-// If save is nil, nothing is saved.
+// new words from the given one on. If save fails, the blocks of this page and of the following ones
+// stay clear. If save is nil, nothing is saved.
 func (m *blockMap) set(first, last int64, save func(page, word int64, words []byte) error) error {
 	for first <= last {
 		end := min(last, (first/mapPageBlocks+1)*mapPageBlocks-1)
@@ -225,9 +225,9 @@ func (m *blockMap) setInPage(first, last int64,
 	return nil
 }
 
-// setPage sets all blocks of a page that is all clear. Nobody else sets any of it meanwhile,
-// because calls must not overlap. There is no page yet whose lock snapshotPage could take, so both
-// use the lock of the full one.
+// setPage sets all blocks of a page that is all clear. Nobody else sets any of them meanwhile,
+// because calls must not overlap. The page does not exist yet, so setPage and snapshotPage use the
+// lock of the full page.
 func (m *blockMap) setPage(index int64, save func(page, word int64, words []byte) error) error {
 	m.full.mu.Lock()
 	defer m.full.mu.Unlock()
@@ -249,7 +249,7 @@ func (m *blockMap) copyPage(index int64, buf []byte) {
 	}
 }
 
-// snapshotPage is copyPage, but waits for set calls: whatever save has seen is in the copy.
+// snapshotPage is copyPage, but waits for set calls: the copy has all that save was called with.
 func (m *blockMap) snapshotPage(index int64, buf []byte) {
 	p := m.pages[index].Load()
 	if p == nil {

@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// change is an operation on a range.
+// change is a kind of change: of what is done to a range.
 type change int
 
 const (
@@ -41,12 +41,13 @@ func (o *Disk) apply(ctx context.Context, op change, p []byte, off, length int64
 	}
 }
 
-// change does op to a range whose blocks may not be marked yet, and marks them. The gate is the
-// disk itself for a change of the guest, and nil for a push from the layer above.
+// change does op to a range whose blocks may not be marked yet, and marks them. gate is the disk
+// for a change of the guest, and nil for a push from the layer above.
 //
-// If the first or the last block is only partly in the range, the rest of it comes from the image.
-// It is read before the blocks are locked, because a read may take long and others must not wait
-// for it. The image does not change, and a block that is marked meanwhile needs nothing of it.
+// If the first or the last block is only partly in the range, the rest of the block is read from
+// the image. This is done before the blocks are locked, because a read may take long and others
+// must not wait for it. The image does not change, and a block that is marked meanwhile does not
+// need it.
 func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int64,
 	gate *Disk) error {
 	first, last := o.span(off, length)
@@ -88,9 +89,9 @@ func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int6
 	if inHead && head.content == nil || inTail && tail.content == nil {
 		return fmt.Errorf("block at %d has no content: the image was dropped too early", headBegin)
 	}
-	if merge && inHead { // the block is written at once, with p in it
+	if merge && inHead { // the block is written at once, together with its part of p
 		n := copy(head.content[off-headBegin:], p)
-		p, off, length = p[n:], off+int64(n), length-int64(n) // the part behind the image
+		p, off, length = p[n:], off+int64(n), length-int64(n) // the part behind the mapped blocks
 	}
 	if inHead {
 		if err := head.write(ctx, o); err != nil {
@@ -110,13 +111,13 @@ func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int6
 	return o.mark(first, last)
 }
 
-// bounds returns where a block begins and ends. The last block of the image may end early, but the
-// disk may be larger than the image.
+// bounds returns where a block begins and ends. The last block of the image may be short, although
+// the disk may be larger than the image.
 func (o *Disk) bounds(block int64) (begin, end int64) {
 	return block * o.granule, min((block+1)*o.granule, o.Size())
 }
 
-// edge is a part of a block, with the image's content.
+// edge is the part of a block that comes from the image.
 type edge struct {
 	buf     *[]byte // of the disk's scratch; nil: unused
 	content []byte  // nil: not read, or the disk no longer needs the image
@@ -155,7 +156,7 @@ type blockLocks struct{ table rangelock.Table }
 // holds are *rangelock.Hold.
 var holds = sync.Pool{New: func() any { return new(rangelock.Hold) }}
 
-// lock waits for the blocks first to last, and holds them until unlock.
+// lock waits for the blocks first to last, and locks them until unlock.
 func (l *blockLocks) lock(first, last int64) *rangelock.Hold {
 	h := holds.Get().(*rangelock.Hold)
 	h.Set(rangelock.Write, "", first, last-first+1)

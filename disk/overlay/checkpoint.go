@@ -11,9 +11,9 @@ import (
 // checkpointPages is how many pages of the map one step of a checkpoint copies: 1 MiB.
 const checkpointPages = 256
 
-// Flush makes writes durable if the disk is durable: first the data, then the map that says where
-// it is, each with its own barrier. A crash between the two leaves blocks that are written but not
-// marked. Nobody was promised those. Durability: as Disk.
+// Flush makes writes durable if the disk is durable: first the data, then the map, each with its
+// own barrier. After a crash between the two, some blocks are written but not marked. No flush had
+// acknowledged these. Durability: as Disk.
 func (o *Disk) Flush() error {
 	if o.fate.failed.Load() {
 		return disk.ErrFailed
@@ -25,10 +25,10 @@ func (o *Disk) Flush() error {
 	defer o.flushMu.Unlock()
 	switch {
 	case o.retired:
-		return nil // another layer has all of its content
+		return nil // another layer has all of this layer's content
 	case o.fate.failed.Load():
 		return disk.ErrFailed
-	case o.mapless.Load(): // since the last flush
+	case o.mapless.Load(): // the map was released since the last flush
 		return o.flushFile()
 	}
 	return o.judge(o.checkpoint())
@@ -50,7 +50,7 @@ func (o *Disk) flushFile() error {
 	return o.judge(o.file.Flush())
 }
 
-// checkpoint makes the data durable, and then the map. After ErrFailed it is unknown what is lost.
+// checkpoint makes the data durable, and then the map. After ErrFailed nobody knows what is lost.
 func (o *Disk) checkpoint() error {
 	saved := false
 	err := o.maps.takeDirty(checkpointPages, func(pages []int64) error {
@@ -60,7 +60,7 @@ func (o *Disk) checkpoint() error {
 	switch {
 	case err != nil:
 		return err
-	case !saved: // no block was marked since the last time
+	case !saved: // no block was marked since the last checkpoint
 		return o.file.Flush()
 	}
 	if err := osfile.Retry(o.maps.durable.Sync); err != nil {
@@ -69,7 +69,7 @@ func (o *Disk) checkpoint() error {
 	return nil
 }
 
-// savePages saves pages that were copied before the flush of the data.
+// savePages saves pages of the map that were copied before the data was flushed.
 func (o *Disk) savePages(pages []int64) error {
 	copies := make([]byte, len(pages)*mapPageSize)
 	for i, page := range pages {

@@ -29,9 +29,9 @@ func (o *Disk) Extent(ctx context.Context, off, length int64) (disk.Extent, erro
 
 // Depth tells what is in the file and what in the image. Concurrency: as Disk.
 //
-// It asks the image about holes of the file, too: a block that the image does not store is
-// marked from the beginning, and one that the guest has discarded looks the same in the file. Only
-// the latter differs from the image.
+// For a hole of the file, it asks the image, too. There are two kinds of such holes: blocks that
+// the image does not store, which are marked from the beginning, and blocks that the guest has
+// discarded. Only the latter differ from the image.
 func (o *Disk) Depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
 	if off < 0 || length <= 0 || off > o.Size()-length {
 		return 0, 0, rawfile.OutOfRange("depth", off, length, o.Size())
@@ -69,7 +69,8 @@ func (o *Disk) Depth(ctx context.Context, off, length int64) (depth int, n int64
 	return depth, e.Length, nil
 }
 
-// depthOver is Depth for a layer. What it has discarded is its own if there was anything below.
+// depthOver is Depth for a layer. A range that it has discarded is its own if a lower layer had
+// content there.
 func (o *Disk) depthOver(ctx context.Context, lower *Disk, own bool, off, length int64) (depth int,
 	n int64, err error) {
 	if own {

@@ -6,24 +6,23 @@ import (
 )
 
 const (
-	// guestIdle is how long the guest must be idle before the work beside it runs at full speed.
+	// guestIdle is how long the guest must be idle before background work runs at full speed.
 	guestIdle = 50 * time.Millisecond
-	// FirstReads is how long the work beside a guest is slow after the disk becomes ready.
-	// Initiators come at once, and their first reads need processors too. Without this they would
-	// take 5 to 25 ms longer.
+	// FirstReads is how long background work is slow after the disk becomes ready. Initiators come
+	// at once, and their first reads need processors, too. They would take 5 to 25 ms longer.
 	FirstReads = 25 * time.Millisecond
-	// dutyWhileBusy is how many times as long as its last step a worker rests beside an active
-	// guest.
+	// dutyWhileBusy is how many times the time of its last step a worker rests while the guest is
+	// active.
 	dutyWhileBusy = 3
 )
 
-// guestWatch reports a guest's activity to the work beside it. The zero value is ready to use, and
-// it is safe for concurrent use.
+// guestWatch tells background work whether the guest is active. The zero value is ready to use. Any
+// number of goroutines may use it.
 type guestWatch struct {
 	touched  atomic.Uint64 // calls of the guest so far
 	seen     atomic.Uint64 // the value of touched when active was last called
 	activeAt atomic.Int64  // when the guest was last seen active; nanoseconds since 1970
-	waiting  atomic.Int32  // calls that wait for an image that is far away
+	waiting  atomic.Int32  // calls that wait for a far image
 
 	next   atomic.Uint32
 	recent [16]atomic.Int64 // offsets of recent reads from the image, plus 1; 0: none
@@ -56,7 +55,7 @@ func (w *guestWatch) active() bool {
 }
 
 // rest returns how long a worker leaves storage and processors to the guest after a step that took
-// so long.
+// took.
 func (w *guestWatch) rest(took time.Duration) time.Duration {
 	if !w.active() {
 		return 0

@@ -20,7 +20,7 @@ func (s *Stack) Since() []disk.Snapshot {
 	return s.tree.since("")
 }
 
-// Changed implements disk.Historian: what the layers above the snapshot have themselves may differ.
+// Changed implements disk.Historian: a range may differ if a layer above the snapshot has it.
 func (s *Stack) Changed(_ context.Context, since string, off, length int64) (changed bool, n int64,
 	err error) {
 	if s.tree == nil {
@@ -49,8 +49,8 @@ func (t *Tree) withIDLocked(id string) *snapshot {
 	return nil
 }
 
-// layerOfLocked is the layer of the snapshot with an ID, or the top for "". nil: there is no such
-// snapshot.
+// layerOfLocked is the layer of the snapshot with an ID, or the top for "". It is nil if there is
+// no such snapshot.
 func (t *Tree) layerOfLocked(id string) *node {
 	if id == "" {
 		return t.top
@@ -61,7 +61,7 @@ func (t *Tree) layerOfLocked(id string) *node {
 	return nil
 }
 
-// since returns the snapshots that another one, or the disk for "", was made from.
+// since returns the snapshots that the snapshot with the ID of was made from, or the disk for "".
 func (t *Tree) since(of string) (all []disk.Snapshot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -75,7 +75,7 @@ func (t *Tree) since(of string) (all []disk.Snapshot) {
 	return all
 }
 
-// changed implements Changed for a snapshot, or for the disk for "".
+// changed implements Changed for the snapshot with the ID of, or for the disk for "".
 func (t *Tree) changed(of, since string, off, length int64) (changed bool, n int64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -97,7 +97,7 @@ func (t *Tree) changed(of, since string, off, length int64) (changed bool, n int
 	return false, n, nil
 }
 
-// path is a layer and all below it.
+// path is a layer and all layers below it.
 func (n *node) path() (all []*node) {
 	for ; n != nil; n = n.parent {
 		all = append(all, n)

@@ -19,8 +19,8 @@ const (
 	// checkpointEvery is how much is copied between two checkpoints of a durable disk. After a
 	// crash, that much is copied again. Bytes.
 	checkpointEvery = 256 << 20
-	// hydrationChunk is what a worker copies at once, unless the image has larger clusters. The
-	// guest may have to wait for it. Bytes.
+	// hydrationChunk is how much a worker copies at once, unless the image has larger clusters. The
+	// guest may have to wait for one chunk. Bytes.
 	hydrationChunk = 1 << 20
 	// writerFrom is how much must be left to copy to make a faster writer worth opening. Bytes.
 	writerFrom = 64 << 20
@@ -29,25 +29,25 @@ const (
 	mediumRetry = 30 * time.Second
 )
 
-// For an image that is far away:
+// For a far image:
 const (
-	// farTimeout is how long a chunk may take to arrive. After that only one worker tries: asking
-	// more often does not bring the image back.
+	// farTimeout is how long a chunk may take to arrive. Then only one worker tries: more requests
+	// do not bring the image back.
 	farTimeout = 30 * time.Second
-	// farRetry is the wait before that try.
+	// farRetry is the wait before that worker tries.
 	farRetry = 5 * time.Second
-	// farPiece is the smallest read when a chunk is lost. Bytes.
+	// farPiece is the smallest read of a chunk that is lost in part. Bytes.
 	farPiece = 64 << 10
 )
 
-// hydration copies the blocks that a disk's file lacks, beside the guest: first what the guest
+// hydration copies the blocks that a disk's file lacks while the guest works: first what the guest
 // reads, then the rest in order. Its workers share slots with those of all other disks.
 //
 // One goroutine, the leader, runs the passes over the image. It waits for a slot, and recruits
 // helpers for slots that no other disk wants, as long as the guest is idle. All of them take chunks
 // by next, so that cursor and ahead alone say who copies what. A chunk that could not be copied is
 // not remembered: its blocks stay clear in the map, and rewind or the next pass finds them again.
-// How they hold each other back:
+// Workers are held back in these cases:
 //
 //   - While the guest is active (watch), no helper goes on, and the leader rests after each step.
 //   - Without space, paused stops the helpers. The leader tries again, until a chunk fits.
@@ -67,16 +67,16 @@ type hydration struct {
 	retry    time.Duration // wait for space
 
 	mu     sync.Mutex
-	cursor int64 // guarded by mu; blocks before it were handed out
+	cursor int64 // guarded by mu; blocks before it were given to a worker
 	ahead  int64 // guarded by mu; the block after the guest's last read; -1: none
 
 	failMu  sync.Mutex
-	failure error // guarded by failMu; the first of this pass over the image
+	failure error // guarded by failMu; the first error of this pass over the image
 
 	follower Follower   // nil: unused
 	writer   OpenWriter // nil: use out
 	out      chunkWriter
-	unsaved  atomic.Int64 // bytes since the last checkpoint
+	unsaved  atomic.Int64 // bytes that were copied since the last checkpoint
 	helpers  atomic.Int32 // workers beside the leader
 	paused   atomic.Bool  // there is no space
 
@@ -105,8 +105,8 @@ func newHydration(o *Disk, opt CopyOptions) *hydration {
 			rawfile.ServedWorth)}
 }
 
-// run returns nil when the file has every block, or ctx's error when that ends. It retries after
-// errors of storage, which may be temporary, and returns the disk's failure.
+// run returns nil when the file has every block, or ctx's error when ctx ends. It tries again after
+// errors of storage, and returns the disk's failure.
 func (h *hydration) run(ctx context.Context) error {
 	h.begin(time.Now())
 	if h.writer != nil && h.o.blocks.clear.Load()*h.o.granule >= writerFrom {
@@ -137,14 +137,14 @@ func (h *hydration) run(ctx context.Context) error {
 	}
 }
 
-// begin records when copying begins, so that it is slow during the first reads.
+// begin records when copying begins: it is slow during the guest's first reads.
 func (h *hydration) begin(now time.Time) {
 	h.begun = now
 	h.o.watch.activeAt.Store(now.Add(FirstReads - guestIdle).UnixNano())
 }
 
-// pass goes over the image once. It returns the first error of the image, after it has tried the
-// rest, or the disk's failure.
+// pass goes over the image once. It returns the disk's failure, or the first error of the image
+// after it has tried the rest.
 func (h *hydration) pass(ctx context.Context) error {
 	h.rewind(0)
 	h.failure = nil
@@ -200,15 +200,15 @@ func (h *hydration) mayHelp() bool {
 	return int(h.helpers.Load()) < h.workers-1-int(h.heldBack.Load())
 }
 
-// hasMore reports whether there are more chunks than the leader's next one.
+// hasMore reports whether there are chunks behind the leader's next one.
 func (h *hydration) hasMore() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.o.blocks.nextClear(h.cursor+h.chunk/h.o.granule) < h.o.blocks.blocks
 }
 
-// step copies one chunk. It reports whether there may be another one, and how long to wait before
-// that.
+// step copies one chunk. It reports whether there may be more, and how long to wait before the next
+// step.
 func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest time.Duration) {
 	first, last, ok := h.next(ctx)
 	if !ok {
@@ -241,7 +241,7 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 		}
 		h.failMu.Unlock()
 		lost := errors.As(err, new(*disk.MediumError)) && !errors.Is(err, disk.ErrWrongContent)
-		if lost && h.far { // perhaps all of it is lost: do not ask too often
+		if lost && h.far { // all of the chunk may be lost: do not ask too often
 			h.heldBack.Store(int32(h.workers - 1))
 			return true, max(h.retry, 1)
 		}
@@ -259,8 +259,7 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 	return true, h.o.watch.rest(now.Sub(begin))
 }
 
-// arrived records that a chunk of an image that is far away has arrived. One more worker may help
-// now.
+// arrived records that a chunk of a far image has arrived. One more worker may help now.
 func (h *hydration) arrived() {
 	if h.late.Swap(false) {
 		h.log.Info("the image can be read again, and is being copied")
@@ -270,7 +269,7 @@ func (h *hydration) arrived() {
 	}
 }
 
-// pause records whether space is missing, and reports whether that has changed.
+// pause records whether space is missing, and reports whether that is new.
 func (h *hydration) pause(scarce bool) bool {
 	if h.paused.Load() == scarce {
 		return false
@@ -284,14 +283,14 @@ func (h *hydration) pause(scarce bool) bool {
 	return news
 }
 
-// rewind hands out the blocks from one on again if they were not copied.
+// rewind makes next return the blocks from one on again, as far as they were not copied.
 func (h *hydration) rewind(block int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.cursor = min(h.cursor, block)
 }
 
-// next hands out the blocks of a chunk with something to copy.
+// next gives a worker the blocks of a chunk that has something to copy.
 func (h *hydration) next(ctx context.Context) (first, last int64, ok bool) {
 	perChunk := h.chunk / h.o.granule
 	h.mu.Lock()
@@ -322,7 +321,7 @@ func (h *hydration) next(ctx context.Context) (first, last int64, ok bool) {
 	}
 	first = max(block/perChunk*perChunk, h.cursor)
 	end := block/perChunk*perChunk + perChunk
-	if h.follower != nil && !h.far { // the follower of a far image might have to wait
+	if h.follower != nil && !h.far { // with a far image, the follower might have to wait
 		n := h.follower.UntilChunk(ctx, block*h.o.granule)
 		if n > 0 && n%h.o.granule == 0 && n <= h.chunk {
 			first, end = block, block+n/h.o.granule
@@ -352,7 +351,7 @@ func (h *hydration) copyChunk(ctx context.Context, buf []byte, first, last int64
 }
 
 // copyRun copies the blocks first to end-1. If the image cannot be read, it copies block by block,
-// or in pieces if the image is far away, so that only unreadable parts are missing.
+// or in pieces if the image is far away, so that only unreadable parts are left out.
 func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) error {
 	o := h.o
 	off := first * o.granule
@@ -379,7 +378,7 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 		}
 		return failure
 	}
-	// beside a guest it takes too long
+	// not while the guest is active: it takes too long
 	if h.follower != nil && !h.o.watch.active() {
 		h.follower.Saw(ctx, p, off)
 	}
@@ -413,9 +412,9 @@ func (h *hydration) keep(p []byte, off int64) error {
 	return h.o.keep(p, off, h.write)
 }
 
-// write stores a part of a chunk. Beside an active guest it writes through the page cache: the
-// guest soon reads again what it has just read, and has the storage for itself. A guest that comes
-// in the middle of a chunk of many parts does not wait for the storage either.
+// write stores a part of a chunk. While the guest is active, it writes through the page cache: the
+// guest soon reads again what it has just read, and has storage for itself. A guest that becomes
+// active in the middle of a chunk of many parts does not wait for storage either.
 func (h *hydration) write(p []byte, off int64) error {
 	if h.o.watch.active() {
 		return h.out.WriteThrough(p, off)

@@ -5,19 +5,19 @@ import (
 	"sync/atomic"
 )
 
-// imageUse counts the users of a disk's image until the image is dropped. Reading content that is
-// far away may take long, so only drop waits for users.
+// imageUse counts the users of a disk's image until the image is dropped. Only drop waits for
+// users: a read of far content may take long.
 type imageUse struct {
 	img   Image
 	users atomic.Int64  // plus imageDropped when the disk no longer needs the image
-	idle  chan struct{} // of one element: the last user has gone
+	idle  chan struct{} // of one element: the last user has ended
 }
 
 const imageDropped = math.MinInt64 / 2
 
 func (u *imageUse) init(img Image) { u.img, u.idle = img, make(chan struct{}, 1) }
 
-// begin returns the image, and end must follow. nil: the disk no longer needs the image.
+// begin returns the image. end must follow. nil: the disk no longer needs the image.
 func (u *imageUse) begin() Image {
 	if u.users.Add(1) < 0 {
 		u.end()

@@ -6,8 +6,8 @@ import (
 	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
-// readKeeping reads the image in whole units and keeps them in the file. If that fails for lack of
-// space, the reader does not notice.
+// readKeeping reads the image in whole units and keeps them in the file. If there is no space for
+// that, the read still succeeds.
 func (o *Disk) readKeeping(ctx context.Context, p []byte, off int64) (int, error) {
 	o.watch.missed(off)
 	buf := o.scratch.Get().(*[]byte)
@@ -16,7 +16,7 @@ func (o *Disk) readKeeping(ctx context.Context, p []byte, off int64) (int, error
 	unit := (*buf)[:min(o.opt.Unit, min(o.mapped, o.Size())-begin)]
 	switch n, err := o.readForGuest(ctx, unit, begin); {
 	case err != nil:
-		// Read only the range: the error may be elsewhere in the unit.
+		// Read only the range: the unit may be unreadable in another part.
 		return o.readForGuest(ctx, p, off)
 	case n == 0:
 		return 0, nil
@@ -24,14 +24,14 @@ func (o *Disk) readKeeping(ctx context.Context, p []byte, off int64) (int, error
 	if !o.fate.failed.Load() {
 		_ = o.keep(unit, begin, o.writeFile)
 	}
-	// The guest may have written in between. The old content is just as right, because the two
+	// The guest may have written in between. The old content is right, too, because the two
 	// requests overlapped.
 	return copy(p, unit[off-begin:]), nil
 }
 
 // keep stores content of the image in those blocks that are still not marked: a guest's change
-// wins. The range begins at a block and ends at one or at the end of the image. write writes
-// everything but zeros to the file.
+// wins. The range begins with a block, and ends with one or with the image. write writes to the
+// file all of the content that is not zero.
 func (o *Disk) keep(p []byte, off int64, write func(p []byte, off int64) error) error {
 	first, last := o.span(off, int64(len(p)))
 	held := o.locks.lock(first, last)
@@ -53,7 +53,7 @@ func (o *Disk) keep(p []byte, off int64, write func(p []byte, off int64) error) 
 	return nil
 }
 
-// store writes p to the file, and zeros as holes. The file may hold the rest of a lost write there.
+// store writes p to the file, and zeros as holes. A lost write may have left other data there.
 func (o *Disk) store(p []byte, off int64, write func(p []byte, off int64) error) error {
 	for len(p) > 0 {
 		zero, n := rawfile.LeadingRun(p, off)
@@ -71,8 +71,8 @@ func (o *Disk) store(p []byte, off int64, write func(p []byte, off int64) error)
 	return nil
 }
 
-// giveBack frees the space of blocks that are not marked. The rest of a full volume is for the
-// guest, and for the small files beside the disk. If it fails, copying only takes longer.
+// giveBack frees the space of blocks that are not marked. The space left on a full volume is for
+// the guest, and for the small files beside the disk. If it fails, copying only takes longer.
 func (o *Disk) giveBack(first, last int64) {
 	held := o.locks.lock(first, last)
 	defer o.locks.unlock(held)
@@ -92,7 +92,7 @@ func (o *Disk) writeFile(p []byte, off int64) error {
 	return err
 }
 
-// punch makes a hole of a range that mostly is one: asking is cheaper than changing it.
+// punch makes a hole of a range that mostly is one already: asking is cheaper than punching.
 func (o *Disk) punch(off, length int64) error {
 	e, err := o.file.Extent(context.Background(), off, length)
 	if err == nil && !e.Data && e.Length == length {

@@ -7,10 +7,11 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// errFrozen says that a layer does not change any more. A Stack tries again with its top.
+// errFrozen says that a layer does not change any more. A Stack makes the change again in its new
+// top.
 var errFrozen = errors.New("the layer is frozen")
 
-// NewWhole makes a Disk of a file that is the whole disk, so that layers can be put over it.
+// NewWhole makes a Disk of a file that is the whole disk, so that layers can be put above it.
 func NewWhole(file File, opt Options) *Disk {
 	o := newDisk(file, noImage{}, newBlockMap(0), newMapStore(0), 0, opt)
 	o.whole = true
@@ -19,7 +20,7 @@ func NewWhole(file File, opt Options) *Disk {
 	return o
 }
 
-// noImage is the image of a disk that has none.
+// noImage is the image of a disk without one.
 type noImage struct{}
 
 func (noImage) ReadAt(context.Context, []byte, int64) (int, error) { return 0, nil }
@@ -32,15 +33,15 @@ func (noImage) Extent(_ context.Context, _, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: length}, nil
 }
 
-// NewLayer puts a file over the first bytes of another disk, as many as the map was made for.
-// Nobody changes those any more. What the file has behind them is its own. All layers of a disk
-// share what a guest does, and fail together. The map was begun with BeginLayer, and the layer
-// closes it.
+// NewLayer puts a file above the first bytes of another disk, as many as the map was made for.
+// Nobody changes those bytes any more. All content behind them is the file's own. All layers of a
+// disk share a guest watch and a trail, and fail together. m was begun with BeginLayer, and the
+// layer closes it.
 func NewLayer(file File, lower *Disk, m *Map, opt Options) *Disk {
 	return newLayer(file, lower, m.opt.ImageSize, m.blocks, m.files, opt)
 }
 
-// newLayer is NewLayer for the parts of a map.
+// newLayer is NewLayer with the parts of a map.
 func newLayer(file File, lower *Disk, floor int64, m *blockMap, maps *mapStore,
 	opt Options) *Disk {
 	b := &below{floor: floor}
@@ -53,7 +54,7 @@ func newLayer(file File, lower *Disk, floor int64, m *blockMap, maps *mapStore,
 	return o
 }
 
-// below is the image of a layer: what is below it.
+// below is what a layer uses as its image: the layers below it.
 type below struct {
 	of       *Disk
 	floor    int64
@@ -76,8 +77,8 @@ func (b *below) Extent(ctx context.Context, off, length int64) (disk.Extent, err
 func (b *below) Slow(off int64) bool { return off < b.floor && b.of.lower.Load().Slow(off) }
 
 // find returns the layer that decides about the bytes from off on, whether they are in its file or
-// in its image, and for how many of them that is so, at most length. No layer: they are zeros,
-// because the disk was smaller below.
+// in its image, and for how many of them that is so, at most length. from is nil if the bytes are
+// zeros because the disk was smaller below.
 func (o *Disk) find(off, length int64) (from *Disk, own bool, n int64) {
 	own, n = o.run(off, length)
 	for !own {
@@ -94,7 +95,8 @@ func (o *Disk) find(off, length int64) (from *Disk, own bool, n int64) {
 	return o, own, n
 }
 
-// enter begins a change of the guest, and leave ends it. errFrozen: the layer changes no more.
+// enter begins a change of the guest, and leave ends it. It returns errFrozen if the layer is
+// frozen.
 func (o *Disk) enter() error {
 	o.gate.RLock()
 	if o.frozen {
@@ -106,10 +108,10 @@ func (o *Disk) enter() error {
 
 func (o *Disk) leave() { o.gate.RUnlock() }
 
-// SetLower replaces the layer below by one with the same content.
+// SetLower replaces the layer below by another with the same content.
 func (o *Disk) SetLower(lower *Disk) { o.lower.Store(lower) }
 
-// Settle flushes a layer that is frozen. From then on a Flush of the layers above leaves it out.
+// Settle flushes a frozen layer. From then on a Flush of the layers above leaves this layer out.
 func (o *Disk) Settle() error {
 	o.gate.RLock()
 	frozen, thaws := o.frozen, o.thaws
@@ -119,7 +121,7 @@ func (o *Disk) Settle() error {
 	}
 	o.gate.RLock()
 	defer o.gate.RUnlock()
-	if frozen && o.thaws == thaws { // it was not thawed during the flush
+	if frozen && o.thaws == thaws { // the layer was not thawed during the flush
 		o.settled.Store(true)
 	}
 	return nil
@@ -143,13 +145,12 @@ func (o *Disk) Grow(size int64) error {
 	return o.judge(file.Grow(size))
 }
 
-// Own returns roughly how many bytes of the disk are in the layer itself, holes included.
+// Own returns roughly how many bytes of the disk are in this layer, with holes.
 func (o *Disk) Own() int64 {
 	return o.mapped - o.blocks.clear.Load()*o.granule + max(0, o.Size()-o.mapped)
 }
 
-// Masked returns roughly how many bytes that the layer has itself cannot be seen through the one
-// above it.
+// Masked returns roughly how many of the layer's own bytes are hidden by the layer above.
 func (o *Disk) Masked(above *Disk) (n int64) {
 	for off := int64(0); off < o.Size(); {
 		own, length := above.run(off, o.Size()-off)

@@ -38,12 +38,13 @@ import (
 //	      | ...                                              |
 //
 // Bits are only ever set, never cleared. So a write that is cut off leaves an older map, which is
-// right, too: it lacks blocks that nobody was promised. The header stays as it is, unless a flush
-// fails: then that of the live file becomes zeros, and the file counts no more.
+// right, too: it lacks only blocks that no flush has acknowledged. The header never changes, unless
+// a flush fails: then the header of the live file becomes zeros, and the file is not used any more.
 //
 // A disk has one or two such files. The live one gets each change at once and is never synced: it
-// is right while the kernel runs. It counts only in the boot and on the volume that its header
-// names. The durable one, without these two fields, gets pages when the disk is flushed, after the
+// is right while the kernel runs. It is used only in the boot and on the volume that its header
+// names. The durable one has neither of these two fields. It gets pages when the disk is flushed,
+// after the data.
 // data.
 const (
 	mapMagic        = rawfile.MapMagic
@@ -59,7 +60,7 @@ const (
 	mapHeaderBody   = mapHeaderSize - 8
 	mapHeaderSize   = 4 << 10
 
-	// A page has so many words, blocks and bytes, in memory as in a file.
+	// A page has this many words, blocks and bytes, in memory and in a file.
 	mapPageWords  = 512
 	mapPageBlocks = mapPageWords * 64
 	mapPageSize   = mapPageWords * 8
@@ -98,8 +99,8 @@ func (h *mapHeader) encode(full []byte) []byte {
 const anyVolume = "*"
 
 // readMap merges a file's pages into a map, and calls news for each page with new bits. stored says
-// that the page has its own place in the file. A file that does not match header is a
-// *DamagedError. Other errors say nothing about the file.
+// that the page has its own place in the file. For a file that does not match header, the error is
+// a *DamagedError. After other errors, the file may be intact.
 func readMap(f storage, path string, size int64, header mapHeader, m *blockMap,
 	news func(page int64, stored bool)) error {
 	buf := make([]byte, mapHeaderSize)
@@ -143,8 +144,7 @@ func readMap(f storage, path string, size int64, header mapHeader, m *blockMap,
 	return nil
 }
 
-// DamagedError says that a map file cannot be used: it is missing, damaged, or belongs to something
-// else.
+// DamagedError says that a map file cannot be used: it is missing, damaged, or not this disk's.
 type DamagedError struct{ path, reason string }
 
 func (e *DamagedError) Error() string { return fmt.Sprintf("its map file %q %s", e.path, e.reason) }
@@ -153,8 +153,8 @@ func isDamaged(err error) bool {
 	return errors.As(err, new(*DamagedError))
 }
 
-// createMap makes a map file with the content of a map and replaces an older one. With synced it
-// also syncs both.
+// createMap makes a map file with the content of a map, and replaces an older one. With synced, the
+// file and its name are synced.
 func createMap(path string, header mapHeader, m *blockMap, synced bool) (*os.File, error) {
 	out, err := durable.Create(path, 0o600)
 	if err != nil {
@@ -184,13 +184,13 @@ func createMap(path string, header mapHeader, m *blockMap, synced bool) (*os.Fil
 	return openMap(path)
 }
 
-// mapChunk is how much of a new map is written at once, in bytes. A large image needs only a few
-// system calls. Larger chunks would make such large folios in the page cache that ext4 goes through
-// hundreds of blocks for each later change of a few bytes.
+// mapChunk is how much of a new map is written at once, in bytes: enough for few system calls. With
+// larger chunks, the page cache would have folios so large that ext4 goes through hundreds of
+// blocks for each later change of a few bytes.
 const mapChunk = 8 * mapPageSize
 
-// writeMapPages writes the current pages of a map to a new file, neighbours together. A page that
-// is all clear stays a hole. A page with all blocks set gets its bit in full instead.
+// writeMapPages writes the current pages of a map to a new file, neighbours together. It leaves a
+// hole for a page that is all clear, and sets the bit in full for a page with all blocks set.
 func writeMapPages(f io.WriterAt, m *blockMap) (full []byte, err error) {
 	full = make([]byte, mapFullLength)
 	chunk := make([]byte, 0, mapChunk)
@@ -201,7 +201,7 @@ func writeMapPages(f io.WriterAt, m *blockMap) (full []byte, err error) {
 		} else if p != nil {
 			chunk = chunk[:len(chunk)+mapPageSize]
 			m.copyPage(index, chunk[len(chunk)-mapPageSize:])
-			index++ // after the chunk
+			index++ // the page after the chunk
 			if len(chunk) < mapChunk && index < int64(len(m.pages)) {
 				continue
 			}

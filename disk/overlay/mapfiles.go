@@ -19,18 +19,17 @@ type MapOptions struct {
 	ID            [16]byte    // of the disk's content
 	ImageSize     int64       // bytes
 	Boot          string      // of the kernel; "": unknown
-	Volume        string      // that the files are on; "": unknown
+	Volume        string      // of the volume that has the files; "": unknown
 	WasDurable    bool        // so far a flush was durable: both files count
 	IsDurable     bool        // from now on a flush is durable
 	Log           *zap.Logger // nil: none
 }
 
 // Map is the map of a disk with its two files. Call NewMap or LoadMap, then Begin and New, or
-// BeginLayer and NewLayer, which take the Map over. The caller closes a Map that it does not give
-// to them.
+// BeginLayer and NewLayer. The disk then owns the Map. Otherwise the caller closes it.
 type Map struct {
 	opt     MapOptions
-	loaded  bool // of an existing disk
+	loaded  bool // the disk exists already
 	blocks  *blockMap
 	files   *mapStore
 	stored  int64     // bytes that the image stores, in whole blocks
@@ -49,10 +48,10 @@ func NewMap(opt MapOptions) *Map {
 	return m
 }
 
-// LoadMap reads the map files of an existing disk. The live file counts only within one boot and
-// one volume. It is not flushed, so after a crash of the machine, or in a snapshot of the volume,
-// it may be ahead of the data. A file that cannot be used is a *DamagedError. Other errors say
-// nothing about the file.
+// LoadMap reads the map files of an existing disk. The live file is used only within one boot and
+// on one volume. It is not flushed, so after a crash of the machine, or in a snapshot of the
+// volume, it may be ahead of the data. For a file that cannot be used, the error is a
+// *DamagedError. After other errors, the file may be intact.
 func LoadMap(opt MapOptions) (*Map, error) {
 	m := NewMap(opt)
 	m.loaded = true
@@ -68,9 +67,9 @@ func (m *Map) Close() error { return m.files.close() }
 func (m *Map) load() error {
 	if m.opt.WasDurable {
 		// An earlier process may have been killed before it synced its writes, or its sync may have
-		// failed. The pages are read anyway. After a failed sync the kernel takes the pages for
-		// clean, and the next sync would report success. Only what is written again reaches
-		// storage.
+		// failed. These pages can be read here all the same. After a failed sync the kernel takes
+		// them for clean, and the next sync would report success. Only pages that are written again
+		// reach storage.
 		durable, err := mergeMap(m.opt.Durable, m.header, m.blocks, func(page int64, stored bool) {
 			if stored {
 				m.files.taint(page)
@@ -82,7 +81,7 @@ func (m *Map) load() error {
 		m.files.durable = durable
 	}
 	if m.opt.Boot == "" && m.opt.WasDurable {
-		return nil // without the boot, the live file cannot be judged
+		return nil // without the boot, nobody can say whether the live file is right
 	}
 	current := m.current
 	if !m.opt.WasDurable {
@@ -96,15 +95,15 @@ func (m *Map) load() error {
 	case err == nil && (m.opt.WasDurable || !m.opt.IsDurable):
 		m.files.live = live
 	case err == nil:
-		return live.Close() // it is made anew, because its volume counts from now on
+		return live.Close() // it is made again, because its volume counts from now on
 	case m.opt.WasDurable && isDamaged(err):
-		err = nil // it is made anew
+		err = nil // it is made again
 	}
 	return err
 }
 
 // Begin adds the image's holes to the map of a new disk, and makes the missing files, so that all
-// agree. ctx limits the calls of the image.
+// agree. ctx limits the reads of the image.
 func (m *Map) Begin(ctx context.Context, img Image) (err error) {
 	if m.stored, err = markHoles(ctx, img, m.blocks, !m.loaded); err != nil {
 		return err
@@ -112,7 +111,7 @@ func (m *Map) Begin(ctx context.Context, img Image) (err error) {
 	return m.makeFiles()
 }
 
-// BeginLayer is Begin for a layer. What is below may still get and lose holes, so none is added.
+// BeginLayer is Begin for a layer. It adds no holes, because those of the layers below may change.
 func (m *Map) BeginLayer() error {
 	m.stored = m.blocks.blocks * m.header.granule
 	return m.makeFiles()
@@ -146,14 +145,14 @@ func (m *Map) makeFiles() error {
 func (m *Map) makeLive() error {
 	live, err := createMap(m.opt.Live, m.current, m.blocks, false)
 	if err == nil {
-		m.files.live = live // only now: a typed nil pointer would not be a nil interface
+		m.files.live = live // only now: an interface with a nil pointer is not nil
 		return nil
 	}
 	if !disk.IsNoSpace(err) || m.files.durable == nil || !m.opt.IsDurable {
 		return err
 	}
 	// A full volume must be served, or the guest could not make room. Remove the map of another
-	// machine: it would count again when the disk goes back there.
+	// boot or volume: it would be used again when the disk goes back there.
 	if err := osfile.Remove(m.opt.Live); err != nil {
 		return err
 	}

@@ -9,22 +9,22 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// mapStore keeps the map of a disk in its files, see mapMagic. Without the live file, the kill of
-// a process would lose acknowledged writes. Only a disk that must survive a crash of the machine
-// has the durable one.
+// mapStore keeps the map of a disk in its files, see mapMagic. Without the live file, the kill of a
+// process would lose acknowledged writes. Only a disk that must survive a crash of the machine has
+// the durable file.
 //
-// Who marks blocks and who flushes agree by dirty: savePage writes to the live file first, and then
-// sets the page's bit, with the page's lock held until the blocks are marked. A checkpoint first
-// clears the bit, then copies the page with its lock held, then flushes the data, and writes the
-// copy. So a block that is marked after the copy has its page dirty again, for the next checkpoint,
-// and no block gets into the durable file before its data.
+// Marks and flushes agree by dirty. savePage writes to the live file first, and then sets the
+// page's bit, with the page's lock held until the blocks are marked. A checkpoint first clears the
+// bit, then copies the page with its lock held, then flushes the data, and writes the copy. So a
+// block that is marked after the copy makes its page dirty again, for the next checkpoint, and no
+// block gets into the durable file before its data.
 type mapStore struct {
 	live    storage // nil: the map dies with the process
 	durable storage // nil: the disk dies with the machine
 	// save is the argument for blockMap.set, made once.
 	save func(page, word int64, words []byte) error
-	// dirty has a bit for each page that the durable file lacks in its current form, or may have
-	// only in the page cache.
+	// dirty has a bit for each page whose current content the durable file may lack, or have only
+	// in the page cache.
 	dirty []atomic.Uint64
 }
 
@@ -48,7 +48,7 @@ func (s *mapStore) savePage(page, word int64, words []byte) error {
 // taint makes the next checkpoint save a page, because the durable file may lack bits of it.
 func (s *mapStore) taint(page int64) { s.dirty[page/64].Or(1 << (page % 64)) }
 
-// untaint clears all bits after the durable file was made of the current map. Nobody may mark
+// untaint clears all bits after the durable file was made from the current map. Nobody may mark
 // blocks meanwhile.
 func (s *mapStore) untaint() {
 	for i := range s.dirty {
@@ -56,8 +56,8 @@ func (s *mapStore) untaint() {
 	}
 }
 
-// distrust makes the next start use only the durable file. A flush has failed, so the data behind
-// the live file may be neither on storage nor, later, in the page cache.
+// distrust makes the next start use only the durable file. A flush has failed, so data that the
+// live file says is there may be neither on storage nor, later, in the page cache.
 func (s *mapStore) distrust() error {
 	if s.live == nil {
 		return nil
@@ -76,7 +76,7 @@ func mapError(err error) error {
 	return fmt.Errorf("writing the map of the disk: %w", err)
 }
 
-// takeDirty calls f with dirty pages, at most count at a time, and makes them clean.
+// takeDirty calls f with the dirty pages, at most count at a time, and makes them clean.
 func (s *mapStore) takeDirty(count int, f func(pages []int64) error) error {
 	pages := make([]int64, 0, count)
 	for i := range s.dirty {

@@ -13,14 +13,14 @@ import (
 
 const (
 	// pauseWorth is how much may be left in the top when it is merged into the layer below. The
-	// guest's changes wait for that. Bytes.
+	// guest's changes wait for that merge. Bytes.
 	pauseWorth = 4 << 20
-	// mergeRetry is the wait after an error that is not about space, and between two rounds in
-	// which the guest has written more than was merged.
+	// mergeRetry is the wait after an error that is not about space, and after a round in which the
+	// guest has written more than was merged.
 	mergeRetry = 5 * time.Second
 )
 
-// workLocked begins to remove and merge layers, if there are any to be.
+// workLocked starts the goroutine that removes and merges layers, if there is something to do.
 func (t *Tree) workLocked() {
 	if t.working || t.ended || t.opt.Layer.ReadOnly {
 		return
@@ -32,8 +32,9 @@ func (t *Tree) workLocked() {
 	t.works.Go(t.work)
 }
 
-// uselessLocked returns a layer that has no name and is not the top. With another one, it is the
-// only one above it, and both become one. The lowest comes first, so that nothing moves twice.
+// uselessLocked returns a layer without a name that is not the top, and has at most one layer above
+// it. above is that layer, to be merged with it, or nil. The lowest comes first, so that no content
+// is moved twice.
 func (t *Tree) uselessLocked() (n, above *node) {
 	for _, n := range append([]*node{t.bottom}, t.nodes...) {
 		if n == t.top || t.namedLocked(n) {
@@ -51,7 +52,7 @@ func (t *Tree) uselessLocked() (n, above *node) {
 	return nil, nil
 }
 
-// work removes and merges layers until no more is to be done, or the disk is closed.
+// work removes and merges layers until nothing is left to do, or the disk is closed.
 func (t *Tree) work() {
 	troubled, left := false, int64(0)
 	for t.ctx.Err() == nil {
@@ -75,7 +76,7 @@ func (t *Tree) work() {
 				rest = spaceRetry
 			}
 		case now > 0 && left > 0 && now >= left:
-			rest = mergeRetry // the guest writes faster than it is merged
+			rest = mergeRetry // the guest writes faster than its writes are merged
 		}
 		troubled = err != nil
 		if now > 0 {
@@ -85,8 +86,8 @@ func (t *Tree) work() {
 	}
 }
 
-// round removes a layer, or does the next step to merge two. left is what the top had so far, if a
-// new one was put over it; it is merged in the next round.
+// round removes a layer, or does the next step of merging two. If it puts a new top above the live
+// one, left is the content of the former top in bytes, which the next round merges.
 func (t *Tree) round() (more bool, left int64, err error) {
 	t.mu.Lock()
 	unlocked := false
@@ -113,7 +114,7 @@ func (t *Tree) round() (more bool, left int64, err error) {
 	return true, 0, t.mergeTopLocked(n, above)
 }
 
-// removeLocked removes a layer that nothing is above.
+// removeLocked removes a layer that has no layer above it.
 func (t *Tree) removeLocked(n *node) error {
 	before := t.nodes
 	t.nodes = slices.DeleteFunc(slices.Clone(t.nodes), func(o *node) bool { return o == n })
@@ -125,14 +126,14 @@ func (t *Tree) removeLocked(n *node) error {
 	return nil
 }
 
-// replaceTopLocked freezes the top below a new one, so that it can be merged.
+// replaceTopLocked freezes the top below a new one, so that the former top can be merged.
 func (t *Tree) replaceTopLocked() error {
 	back, err := t.newTopLocked(t.top, t.stack.Size())
 	if err != nil {
 		return err
 	}
 	if err := t.saveLocked(); err != nil {
-		_ = back() // if it fails, the layer stays there, empty
+		_ = back() // if it fails, the layer stays, empty
 		return err
 	}
 	t.stack.Freeze()
@@ -141,7 +142,7 @@ func (t *Tree) replaceTopLocked() error {
 	return nil
 }
 
-// merge brings all that the frozen layer above has into the one below it, which takes its place.
+// merge moves all content of the frozen layer above into the layer below, which takes its place.
 // Meanwhile the tree may change, but not between these two.
 func (t *Tree) merge(below, above *node) error {
 	if err := above.disk.Push(t.ctx, t.opt.Slots); err != nil {
@@ -164,11 +165,11 @@ func (t *Tree) merge(below, above *node) error {
 
 // mergeTopLocked is merge for the top. The guest's changes wait.
 func (t *Tree) mergeTopLocked(below, top *node) error {
-	// So that little is left to flush while the guest waits.
+	// Flush now, so that little is left to flush while the guest waits.
 	if err := errors.Join(below.disk.Settle(), top.disk.flushFile()); err != nil {
 		return err
 	}
-	// Nobody waits for an image that is far away: blocks are as large below.
+	// Do not wait for a far image. Nothing has to be read from it: blocks are as large below.
 	t.stack.Freeze()
 	err := top.disk.Push(disk.AtHand, nil)
 	if err == nil {
@@ -176,8 +177,8 @@ func (t *Tree) mergeTopLocked(below, top *node) error {
 	}
 	if err == nil {
 		if err = t.joinLocked(below, top); err != nil && !disk.IsNoSpace(err) {
-			// Which record the next start finds is not known. If it is the new one, what the guest
-			// writes to this top would be lost.
+			// The next start may find either record. If it is the new one, what the guest writes to
+			// this top would be lost.
 			if again := t.saveLocked(); again != nil {
 				err = t.failLocked(top, err, again)
 			}
@@ -192,7 +193,7 @@ func (t *Tree) mergeTopLocked(below, top *node) error {
 	return nil
 }
 
-// joinLocked records that a layer has the place of the one above it.
+// joinLocked records that a layer takes the place of the one above it.
 func (t *Tree) joinLocked(below, above *node) error {
 	swap := func(from, to *node) {
 		for _, n := range t.nodes {

@@ -14,19 +14,20 @@ import (
 
 // Image is the read-only content below a disk. It may also be a disk.Estimator.
 type Image interface {
-	// ReadAt fills p or returns an error. It is not called past the end. For content that is
-	// far away it waits until ctx ends, and then returns disk.ErrNotNow.
+	// ReadAt fills p or returns an error. It is not called past the end. For far content it waits
+	// until ctx ends, and then returns disk.ErrNotNow.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 	Size() int64
-	// Extent describes the run that begins at off, at most length bytes of it. A hole is what the
+	// Extent describes the run that begins at off, at most length bytes of it. A hole is a range
+	// that the
 	// image does not store. Extent waits like ReadAt.
 	Extent(ctx context.Context, off, length int64) (disk.Extent, error)
-	// Parallel is how many reads to have on their way at once because the image is far away. 1
-	// means that it is near and nobody waits for it.
+	// Parallel is how many reads are worth having under way at once. 1 means that the image is near
+	// and nobody waits for it.
 	Parallel() int
 }
 
-// File is the disk's own sparse file, of the disk's size. It may also be a disk.Accountant.
+// File is the disk's own sparse file, with the disk's size. It may also be a disk.Accountant.
 type File interface {
 	disk.Disk
 	disk.Discarder
@@ -34,18 +35,19 @@ type File interface {
 	disk.Extenter
 }
 
-// Disk is a disk over a read-only image, or a layer over another Disk (NewLayer). The content of a
-// block is in the disk's own file, or in what is below as long as nobody changed or copied it. It
-// implements disk.Disk, Discarder, Zeroer, Extenter, Layered, Estimator, Accountant and Mapper.
+// Disk is a disk above a read-only image, or a layer above another Disk (NewLayer). The content of
+// a block is in the image, or the layer below, until somebody changes or copies the block; then it
+// is in the disk's own file. It implements disk.Disk, Discarder, Zeroer, Extenter, Layered,
+// Estimator, Accountant and Mapper.
 //
 // Invariant: a block is marked in the map only after its whole content is in the file, and is never
-// unmarked. So a marked block needs no lock. What a failed or lost write left in the file below an
-// unmarked block is never seen.
+// unmarked. So a marked block needs no lock. The file's content below an unmarked block, of a
+// failed or lost write, is never seen.
 type Disk struct {
 	file    File
 	granule int64
-	// bytes that the map covers: the image's size, rounded up to blocks. Everything behind is in
-	// the file
+	// bytes that the map covers: the image's size, rounded up to blocks. All content behind them is
+	// in the file
 	mapped  int64
 	stored  int64 // bytes that the image stores, in whole blocks
 	opt     Options
@@ -54,23 +56,23 @@ type Disk struct {
 	locks   blockLocks
 	scratch sync.Pool // *[]byte of opt.Unit bytes
 	fate    *fate
-	// the disk is complete: the map's files are closed and no longer count
+	// the disk is complete: the map's files are closed and are not used any more
 	mapless atomic.Bool
 
-	estimate disk.Estimator  // the image; nil: it does not estimate
-	accounts disk.Accountant // the file; nil: it does not account
+	estimate disk.Estimator  // the image; nil: it is no Estimator
+	accounts disk.Accountant // the file; nil: it is no Accountant
 
 	base     imageUse
-	parallel int // of the image; more than 1: it is far away
+	parallel int // Image.Parallel; more than 1: the image is far away
 
-	whole bool                 // the file is the whole disk, and never was over anything
-	lower atomic.Pointer[Disk] // the layer below; nil: there is none. Push does not replace it
-	floor int64                // bytes of the layer below that this one is over
+	whole bool                 // the file is the whole disk, and never had an image
+	lower atomic.Pointer[Disk] // the layer below; nil: none. Push does not replace it
+	floor int64                // how many bytes of the layer below are visible through this one
 
 	gate    sync.RWMutex // held while the guest changes the file and the map
-	frozen  bool         // guarded by gate; the guest changes nothing any more
-	thaws   uint64       // guarded by gate; how often it was frozen no longer
-	settled atomic.Bool  // it is frozen, and was flushed since
+	frozen  bool         // guarded by gate; the guest's changes are refused
+	thaws   uint64       // guarded by gate; how often the layer was thawed
+	settled atomic.Bool  // the layer is frozen, and was flushed since
 
 	flushMu sync.Mutex     // one checkpoint at a time
 	retired bool           // guarded by flushMu; nobody needs the layer any more
@@ -78,10 +80,10 @@ type Disk struct {
 	trail   *rawfile.Trail // of the guest; shared with all layers
 }
 
-// fate is what happened to a disk, for all of its layers.
+// fate is what has happened to a disk, shared by all of its layers.
 type fate struct {
 	failed atomic.Bool
-	wrong  atomic.Pointer[error] // what is wrong with the image's content; nil: nothing
+	wrong  atomic.Pointer[error] // why the image's content is wrong; nil: it is not known to be
 }
 
 // Options say how a disk is used.
@@ -91,8 +93,9 @@ type Options struct {
 	// Unit is how many bytes of the image are decoded, and so kept, together: a power of two. 0: a
 	// block of the map.
 	Unit int64
-	// Reads is told of each range that the guest reads, or that a change of a part of a block needs
-	// of the image, before that is read. Any number of goroutines call it. nil: unused.
+	// Reads is called with each range that the guest reads, or that a change of a part of a block
+	// needs from the image, before the range is read. Any number of goroutines call it. nil:
+	// unused.
 	Reads func(off, length int64)
 }
 
@@ -107,14 +110,14 @@ var (
 	_ disk.Mapper     = (*Disk)(nil)
 )
 
-// New puts a file over an image. The map was begun with that image, and the disk closes it. The
-// caller closes the image after the disk, or after Detach.
+// New puts a file above an image. m was begun with that image, and the disk closes it. The caller
+// closes the image after the disk, or after Detach.
 func New(file File, img Image, m *Map, opt Options) *Disk {
 	return newDisk(file, img, m.blocks, m.files, m.stored, opt)
 }
 
-// newDisk is New for the parts of a map. The map knows what the file holds, and what the image does
-// not store (markHoles). stored is the rest, in bytes.
+// newDisk is New with the parts of a map. The map has marks for all blocks in the file, and for
+// those that the image does not store (markHoles). stored is the rest, in bytes.
 func newDisk(file File, base Image, m *blockMap, maps *mapStore, stored int64, opt Options) *Disk {
 	o := &Disk{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt,
 		blocks: m, maps: maps, parallel: base.Parallel(), fate: new(fate), watch: new(guestWatch)}
@@ -138,13 +141,13 @@ func blocksOf(size int64) int64 {
 }
 
 // markHoles marks the blocks of a new disk that the image does not store: the file has a hole
-// there, which reads as the same zeros, and writes to marked blocks are faster. It returns how many
-// bytes the other blocks have.
+// there, which reads as the same zeros, and writes to marked blocks are faster. It returns the
+// number of bytes of the other blocks.
 //
-// The marks are saved, although the image seems to say the same at each start. A raw file may have
-// a hole today, and stored zeros once somebody has copied it. A write of the guest to such a block
-// would be lost if the next start took the block for unmarked. The other way round, an existing
-// disk gets no marks: where it has none, a lost write may have left something in the file.
+// The marks are saved, although the image seems to say the same at each start. But a raw file may
+// have a hole today, and stored zeros once somebody has copied it. A write of the guest to such a
+// block would be lost if the next start took the block for unmarked. An existing disk gets no new
+// marks: a lost write may have left data in the file below an unmarked block.
 func markHoles(ctx context.Context, base Image, m *blockMap, fresh bool) (stored int64,
 	err error) {
 	// hole: where the current hole begins
@@ -181,8 +184,8 @@ func markHoles(ctx context.Context, base Image, m *blockMap, fresh bool) (stored
 	return (m.blocks - holes) * granule, nil
 }
 
-// Copied returns how much of the image's stored bytes the file has, in whole blocks, and their
-// total.
+// Copied returns how many of the image's stored bytes the file has, in whole blocks, and how many
+// there are.
 func (o *Disk) Copied() (done, total int64) {
 	return o.stored - o.blocks.clear.Load()*o.granule, o.stored
 }
@@ -201,8 +204,8 @@ func (o *Disk) owned(off, length int64) bool {
 	return length == 0 || first > last || o.blocks.allSet(first, last)
 }
 
-// run returns whether the bytes from off on are in the file or in the image, and how many are in
-// the same place, at most length.
+// run returns whether the bytes from off on are in the file, and how many of them are in the same
+// place, at most length.
 func (o *Disk) run(off, length int64) (own bool, n int64) {
 	if off >= o.mapped {
 		return true, length
@@ -215,7 +218,7 @@ func (o *Disk) run(off, length int64) (own bool, n int64) {
 	return own, min(length, end*o.granule-off)
 }
 
-// ReadAt returns the guest's writes, and the image where there are none. Concurrency: as Disk.
+// ReadAt returns the guest's writes, and elsewhere the image. Concurrency: as Disk.
 func (o *Disk) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 || off > o.Size()-int64(len(p)) {
 		return 0, rawfile.OutOfRange("read", off, int64(len(p)), o.Size())
@@ -259,14 +262,14 @@ func (o *Disk) read(ctx context.Context, p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// readBase reads the image, whose blocks in the range were unmarked a moment ago. If all of them
-// are marked by now, it may return less than asked for without an error.
+// readBase reads the image. The range's blocks were unmarked a moment ago. If all of them are
+// marked by now, readBase may return less than asked for without an error.
 func (o *Disk) readBase(ctx context.Context, p []byte, off int64) (int, error) {
 	o.watch.missed(off)
 	return o.readForGuest(ctx, p, off)
 }
 
-// readForGuest is readImage for a call of the guest, which may wait for it.
+// readForGuest is readImage for a call of the guest. Background work knows that the guest waits.
 func (o *Disk) readForGuest(ctx context.Context, p []byte, off int64) (int, error) {
 	if o.parallel > 1 {
 		defer o.watch.wait()()
@@ -293,9 +296,9 @@ func (o *Disk) readImage(ctx context.Context, p []byte, off int64) (int, error) 
 	return len(p), nil
 }
 
-// WriteAt stores p in the file. If p covers a block only in part, the rest of the block first comes
-// from the image. An empty write only checks whether the disk can be written. Monitoring uses it,
-// and it does not slow the copying down. Concurrency and durability: as Disk.
+// WriteAt stores p in the file. If p covers a block only in part, the rest of the block is first
+// read from the image. An empty write only checks whether the disk can be written. Monitoring makes
+// such writes, and they do not slow the copying down. Concurrency and durability: as Disk.
 func (o *Disk) WriteAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if len(p) > 0 {
 		o.watch.touch()
@@ -352,7 +355,7 @@ func (o *Disk) deallocate(ctx context.Context, op change, off, length int64) err
 	return err
 }
 
-// Slow reports whether a read at off has to be decompressed. See Estimator.
+// Slow reports whether a read at off has to decompress. See Estimator.
 func (o *Disk) Slow(off int64) bool {
 	if off >= o.mapped || o.blocks.allSet(off/o.granule, off/o.granule) {
 		return false
@@ -372,22 +375,22 @@ func (o *Disk) Close() error {
 	return errors.Join(o.file.Close(), o.maps.close())
 }
 
-// Detach releases the map and the image, when every block is in the file and the disk is recorded
-// as complete. Then the image may be closed. An error comes from closing the map.
+// Detach releases the map and the image. Call it when every block is in the file and the disk is
+// recorded as complete. Then the image may be closed. An error comes from closing the map.
 func (o *Disk) Detach() error {
 	err := o.dropMaps()
 	o.base.drop()
 	return err
 }
 
-// Rest returns how long the work beside the guest must rest after a step that took so long. It
-// leaves storage and processors to the guest. If the guest is idle, it returns 0.
+// Rest returns how long background work must rest after a step that took took, to leave storage and
+// processors to the guest. It returns 0 if the guest is idle.
 func (o *Disk) Rest(took time.Duration) time.Duration { return o.watch.rest(took) }
 
 // dropMaps closes the map's files, when every block is marked and the disk is recorded as complete.
 func (o *Disk) dropMaps() error {
-	// A writer may still be about to save marks that were set meanwhile. Later writers save
-	// nothing, because every page is full.
+	// A writer may still be about to save marks that were set before. Later writers save nothing,
+	// because every page is full.
 	held := o.locks.lock(0, o.blocks.blocks-1)
 	defer o.locks.unlock(held)
 	o.flushMu.Lock()
@@ -396,8 +399,8 @@ func (o *Disk) dropMaps() error {
 	return o.maps.close()
 }
 
-// Condemn makes every later read and write fail: the image has turned out to have wrong content,
-// and nobody can tell what the guest has made of it. The error says what is wrong.
+// Condemn makes every later read and write fail: the content of the image was found to be wrong,
+// and nobody can tell what the guest has made of it. err says what is wrong.
 func (o *Disk) Condemn(err error) { o.fate.wrong.CompareAndSwap(nil, &err) }
 
 // condemned returns why a range cannot be used, or nil.
@@ -427,8 +430,8 @@ func (o *Disk) writable(off, length int64) error {
 // mark records that the file has the blocks.
 func (o *Disk) mark(first, last int64) error { return o.blocks.set(first, last, o.maps.save) }
 
-// Usage returns the usage of the disk's own file. Blocks that are still in the image take nothing
-// of the disk's storage.
+// Usage returns the usage of the disk's own file. Blocks that are only in the image take none of
+// the disk's storage.
 func (o *Disk) Usage() (disk.Usage, error) {
 	if o.accounts == nil {
 		return disk.Usage{}, errors.ErrUnsupported

@@ -6,14 +6,14 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// Map shows what is still in the image, and what the disk's own files have. See Mapper.
+// Map shows which content only the image has, and which the disk's own files have. See Mapper.
 func (o *Disk) Map() *disk.Map {
 	m := o.cells()
 	o.trail.Mark(m, time.Now())
 	return m
 }
 
-// cells is the Map without what the guest does.
+// cells is the Map without the guest's work.
 func (o *Disk) cells() *disk.Map {
 	m := o.mapOfFile()
 	var lower *disk.Map
@@ -24,8 +24,8 @@ func (o *Disk) cells() *disk.Map {
 		c := &m.Cells[i]
 		off, length := m.Range(i)
 		below := min(o.inImage(off, length), length)
-		// Content below is a hole of the file, unless the file knows only that something near it
-		// was written.
+		// Content below is a hole of the file. But the file may know only that something was
+		// written near it.
 		hole := min(below, c.Hole)
 		c.Hole -= hole
 		c.Copied -= below - hole
@@ -59,8 +59,8 @@ func (o *Disk) inImage(off, length int64) int64 {
 	return o.blocks.countClear(first, last) * o.granule
 }
 
-// addBelow adds to a cell that begins at off what the layers below have of it. They have so many
-// bytes of it, and nobody knows which.
+// addBelow adds content of the layers below to a cell that begins at off. They have that many bytes
+// of the cell. Nobody knows which bytes, so it adds them in proportion.
 func addBelow(c *disk.Cell, lower *disk.Map, off, bytes int64) {
 	if bytes == 0 {
 		return

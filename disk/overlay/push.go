@@ -10,14 +10,14 @@ import (
 // pushChunk is how much Push moves at once. Bytes.
 const pushChunk = 1 << 20
 
-// Push brings what a frozen layer has itself into the layer below, which is frozen, too, and is
-// seen only through this one: so nobody notices. The caller then flushes the layer below, records
-// that it is in the place of this one, and puts it there. Push may be made again from the
-// beginning, also by the next process.
+// Push moves all content of a frozen layer into the layer below. That layer is frozen, too, and
+// only this layer is above it, so no reader sees a difference. The caller then flushes the layer
+// below, records that it is in the place of this one, and puts it there. Push may be repeated from
+// the beginning, also by the next process.
 //
-// With free it takes turns with the copying of other disks, and rests while the guest is active.
-// Nil: it hurries, and ctx only limits the wait for an image. disk.ErrNotNow comes from an image
-// that is far away.
+// With free, Push takes turns with the copying of other disks, and rests while the guest is active.
+// With nil it does not, and ctx only limits the wait for an image. disk.ErrNotNow comes from a far
+// image.
 func (o *Disk) Push(ctx context.Context, free *slots.Slots) error {
 	to := o.lower.Load()
 	size := o.Size()
@@ -30,8 +30,8 @@ func (o *Disk) Push(ctx context.Context, free *slots.Slots) error {
 	for off := int64(0); off < size; {
 		own, n := o.run(off, size-off)
 		if begin := max(off, o.floor); !own && begin < off+n && to.owned(begin, off+n-begin) {
-			// Zeros, behind the end of what this layer is over. A push before a power cut may have
-			// left there what this layer has lost.
+			// These are zeros behind the end of the layer below. A push before a power cut may have
+			// left data there that this layer has lost.
 			if err := to.punch(begin, off+n-begin); err != nil {
 				return err
 			}
@@ -56,8 +56,8 @@ func (o *Disk) Push(ctx context.Context, free *slots.Slots) error {
 		}
 		off += n
 	}
-	// Storage may have lost what was to be read here. Only a flush of this file tells, and it is
-	// about to go.
+	// Storage may have lost data of this layer before it was read here. Only a flush of this file
+	// reports that, and the file is about to be removed.
 	return o.flushFile()
 }
 

@@ -13,9 +13,9 @@ import (
 // recordVersion is the format of the record. No other version is read.
 const recordVersion = 1
 
-// Record says which layers a disk has above its bottom, and which snapshots they are for. It is
-// kept beside the disk, as JSON in the same form as the disk's state. A disk without a record has
-// only its bottom.
+// Record says which layers a disk has above its bottom, and which snapshots use them. It is a file
+// beside the disk, JSON in the same form as the disk's state. A disk without a record has only its
+// bottom.
 //
 //	{"version": 1,
 //	 "content": "0123...",     identifier of the content at the bottom, as in the disk's state
@@ -33,10 +33,10 @@ const recordVersion = 1
 //	   "taken": true,          false: a crash came first, and there is no such snapshot
 //	   "image": "sha256:..."}]} of an image with this content; absent: none is known
 //
-// Files of layers that the record does not name are of no use: they were about to be added, or have
-// been taken out. Whatever is killed at whatever moment, the record that is there describes the
-// disk: an empty top is added to it before the guest may write to it, and a layer is taken out when
-// the one below has its content on storage.
+// Files of layers that are not in the record are of no use: they were about to be added, or were
+// removed. At any moment, even after a kill, the record describes the disk: an empty top is
+// recorded before the guest may write to it, and a layer is taken out only when its content is on
+// storage in the layer below.
 type Record struct {
 	Version   int              `json:"version"`
 	Content   string           `json:"content"`
@@ -53,7 +53,7 @@ type LayerRecord struct {
 	Floor  int64  `json:"floor"`
 }
 
-// SnapshotRecord is a point in time that somebody has named.
+// SnapshotRecord is a point in time with a name.
 type SnapshotRecord struct {
 	Name    string    `json:"name"`
 	ID      string    `json:"id,omitempty"`
@@ -65,7 +65,7 @@ type SnapshotRecord struct {
 	Clones  []string  `json:"clones,omitempty"`
 }
 
-// olderID identifies a snapshot that a version of this program took which drew no identifiers.
+// olderID identifies a snapshot of a version of this program that gave snapshots no identifiers.
 func olderID(s SnapshotRecord) string { return s.Name + s.Created.UTC().String() }
 
 // NewRecord is the record of a disk without layers.
@@ -105,7 +105,7 @@ func (r *Record) Check() error {
 
 var errContradiction = errors.New("contradicts itself")
 
-// maxName is the most characters that the name of a snapshot has.
+// maxName is the length of the longest name of a snapshot, in characters.
 const maxName = 63
 
 // CheckSnapshotName says what is wrong with the name of a snapshot.

@@ -9,19 +9,19 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// Stack is a disk of one or more layers. Its top, which has what the guest changes from now on, can
-// be replaced while the guest uses it. It has the optional interfaces of a Disk.
+// Stack is a disk of one or more layers. The guest changes its top, and the top can be replaced
+// while the guest uses the disk. Stack has the optional interfaces of a Disk.
 //
-// Nobody locks it to read: a read that began before a switch may answer from the former top. A
-// change holds the gate of its top while it changes file and map, and not while it waits for
-// content that is far away. So Freeze waits only for storage, and only changes wait for Freeze.
+// Readers lock nothing: a read that began before a switch may answer from the former top. A change
+// holds the gate of its top while it changes file and map, and not while it waits for far content.
+// So Freeze waits only for storage, and only changes wait for Freeze.
 type Stack struct {
 	top     atomic.Pointer[Disk]
 	frozen  *Disk                   // from Freeze to Switch or Thaw
 	changes atomic.Uint64           // counts the changes of the layers
-	close   func() error            // nil: there are no layers but the top
-	tree    *Tree                   // of the layers; nil: as close
-	others  atomic.Pointer[[]*Disk] // all layers but the top, those of snapshots too; nil: none
+	close   func() error            // nil: the top is the only layer
+	tree    *Tree                   // of the layers; nil: the top is the only layer
+	others  atomic.Pointer[[]*Disk] // all layers but the top, also of snapshots; nil: none
 }
 
 var (
@@ -45,19 +45,19 @@ func NewStack(top *Disk) *Stack {
 // Top is the layer that the guest changes.
 func (s *Stack) Top() *Disk { return s.top.Load() }
 
-// Freeze stops all changes of the guest, which wait until Switch or Thaw. What was acknowledged
-// before is in the layers. One call at a time.
+// Freeze stops all changes of the guest, which wait until Switch or Thaw. Changes acknowledged
+// before are in the layers. One call at a time.
 func (s *Stack) Freeze() {
 	s.frozen = s.top.Load()
 	s.frozen.gate.Lock()
 	s.frozen.frozen = true
 }
 
-// Switch lets the guest go on with another top, which reads the same. The former top does not
+// Switch makes the guest's changes go to another top, which reads the same. The former top does not
 // change any more.
 func (s *Stack) Switch(top *Disk) {
-	// First publish the new top: a change that still has it from an earlier time must not change it
-	// before everybody reads it.
+	// First publish the new top: a change with an old pointer to it must not change it before all
+	// readers use it.
 	s.top.Store(top)
 	top.gate.Lock()
 	if top.frozen {
@@ -69,7 +69,7 @@ func (s *Stack) Switch(top *Disk) {
 	s.frozen.gate.Unlock()
 }
 
-// Thaw lets the guest go on with the same top.
+// Thaw lets changes go on in the same top.
 func (s *Stack) Thaw() {
 	s.frozen.frozen = false
 	s.frozen.thaws++
@@ -78,14 +78,14 @@ func (s *Stack) Thaw() {
 }
 
 // mustRetry reports whether a call has failed only because the layers have changed meanwhile.
-// before is what changes was before the call. Any other error is final: what is closed for good,
-// such as the image, stays closed.
+// before is the value of changes before the call. Any other error is final: an image that is closed
+// stays closed.
 func (s *Stack) mustRetry(err error, before uint64) bool {
 	return err != nil && (errors.Is(err, errFrozen) ||
 		errors.Is(err, fs.ErrClosed) && s.changes.Load() != before)
 }
 
-// retry makes a call of the layer that is in a place, again if it fails because the layers have
+// retry calls call with the layer in place. It calls again after an error if the layers have
 // changed.
 func (s *Stack) retry(place *atomic.Pointer[Disk], call func(o *Disk) error) error {
 	for {
@@ -96,7 +96,7 @@ func (s *Stack) retry(place *atomic.Pointer[Disk], call func(o *Disk) error) err
 	}
 }
 
-// Size is that of the top, which may grow.
+// Size is the size of the top, which may grow.
 func (s *Stack) Size() int64 { return s.top.Load().Size() }
 
 // Far reports whether the image is far away: see disk.Far.
@@ -154,7 +154,7 @@ func (s *Stack) Depth(ctx context.Context, off, length int64) (depth int, n int6
 // Slow calls Disk.Slow.
 func (s *Stack) Slow(off int64) bool { return s.top.Load().Slow(off) }
 
-// Flush makes durable what was acknowledged, in whichever layer it is.
+// Flush makes acknowledged changes durable, in every layer.
 func (s *Stack) Flush() error {
 	top := s.top.Load()
 	for o := top; o != nil; o = o.lower.Load() {
@@ -172,10 +172,10 @@ func (s *Stack) Flush() error {
 	return nil
 }
 
-// Grow enlarges the disk by a hole. One call at a time, and none beside Freeze.
+// Grow enlarges the disk by a hole. One call at a time, and none while Freeze is called.
 func (s *Stack) Grow(size int64) error { return s.top.Load().Grow(size) }
 
-// Usage is the sum of all layers, those of snapshots, too.
+// Usage is the sum of all layers, also those of snapshots.
 func (s *Stack) Usage() (u disk.Usage, err error) {
 	err = s.retry(&s.top, func(o *Disk) (err error) {
 		u, err = o.Usage()

@@ -12,8 +12,8 @@ import (
 
 // TakeSnapshot names what was acknowledged by all of these disks at one point in time during the
 // call. Guests go on meanwhile; only their changes wait for the moment in which the tops are
-// switched. When it returns nil, the snapshots have reached storage as far as a Flush does. An
-// error is a *SnapshotError, and then there is none.
+// switched. When TakeSnapshot returns nil, the snapshots are as durable as after a Flush. An error
+// is a *SnapshotError; then there is no snapshot.
 //
 // New tops are recorded before the guests may write to them. An empty top changes nothing, so a
 // crash at any moment leaves all content as it was.
@@ -33,7 +33,7 @@ func TakeSnapshot(ctx context.Context, name string, all ...*Tree) (err error) {
 	var backs []func() error
 	undo := func(err error) error {
 		for _, back := range slices.Backward(backs) {
-			_ = back() // if it fails, the layer stays there, empty
+			_ = back() // if it fails, the layer stays, empty
 		}
 		return err
 	}
@@ -63,7 +63,7 @@ func TakeSnapshot(ctx context.Context, name string, all ...*Tree) (err error) {
 		}
 	}
 	for _, t := range all {
-		if err != nil { // a snapshot of only some of the disks must not stay
+		if err != nil { // no snapshot of only some of the disks may stay
 			t.forgetLocked(name)
 			continue
 		}
@@ -72,7 +72,7 @@ func TakeSnapshot(ctx context.Context, name string, all ...*Tree) (err error) {
 	return err
 }
 
-// mayTakeLocked says why there cannot be a snapshot of that name.
+// mayTakeLocked says why there cannot be a snapshot of that name, or returns nil.
 func (t *Tree) mayTakeLocked(name string) error {
 	if err := CheckSnapshotName(name); err != nil {
 		return t.refusal(name, err.Error(), nil)
@@ -88,8 +88,8 @@ func (t *Tree) mayTakeLocked(name string) error {
 	return nil
 }
 
-// prepareLocked records a new top, and a snapshot that is not taken yet. The flush does not stop
-// the guest, and leaves less for the one after the switch.
+// prepareLocked records a new top, and a snapshot that is not taken yet. It flushes while the guest
+// writes, so that less is left for the flush after the switch.
 func (t *Tree) prepareLocked(name string, now time.Time) (back func() error, err error) {
 	on, size := t.top, t.stack.Size()
 	undo, err := t.newTopLocked(on, size)
@@ -106,7 +106,7 @@ func (t *Tree) prepareLocked(name string, now time.Time) (back func() error, err
 		err = t.saveLocked()
 	}
 	if err != nil {
-		_ = back() // if it fails, the layer stays there, empty
+		_ = back() // if it fails, the layer stays, empty
 	}
 	return back, err
 }
@@ -122,7 +122,7 @@ func (t *Tree) settleLocked(name string) error {
 }
 
 // forgetLocked drops a snapshot that was not taken after all. If that cannot be recorded, the next
-// start may find it as not taken, or as a snapshot although its taker got an error.
+// start may find it as a snapshot, although the caller got an error.
 func (t *Tree) forgetLocked(name string) {
 	t.snaps = slices.DeleteFunc(t.snaps, func(s *snapshot) bool { return s.Name == name })
 	if err := t.saveLocked(); err != nil {
@@ -131,8 +131,8 @@ func (t *Tree) forgetLocked(name string) {
 	t.workLocked()
 }
 
-// Delete drops a snapshot. When it returns, its name is gone for good. What only it had is freed in
-// the background.
+// Delete drops a snapshot. When it returns nil, the name is gone for good. The space that only this
+// snapshot needed is freed in the background.
 func (t *Tree) Delete(name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -156,8 +156,8 @@ func (t *Tree) Delete(name string) error {
 	return nil
 }
 
-// Committed remembers that an image has the content of the snapshot with an ID, for as long as that
-// is there.
+// Committed remembers that an image has the content of the snapshot with an ID, as long as the
+// snapshot exists.
 func (t *Tree) Committed(id, image string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -174,9 +174,9 @@ func (t *Tree) Committed(id, image string) error {
 	return nil
 }
 
-// NoteClone remembers that another disk begins from the snapshot with an ID, for as long as that is
-// there, and forgets those that are gone. It is on storage, as far as a flush is, when NoteClone
-// returns nil.
+// NoteClone remembers that another disk begins from the snapshot with an ID, as long as the
+// snapshot exists, and forgets clones that are gone. When it returns nil, this is as durable as
+// after a flush.
 func (t *Tree) NoteClone(id, clone string, gone func(clone string) bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -200,7 +200,8 @@ func (t *Tree) NoteClone(id, clone string, gone func(clone string) bool) error {
 }
 
 // Revert makes the disk read as a snapshot again. Later snapshots stay. If the disk has grown
-// since, it keeps its size, and has zeros there. Nobody may use the disk meanwhile.
+// since, it keeps its size, with zeros behind the snapshot's end. Nobody may use the disk
+// meanwhile.
 func (t *Tree) Revert(name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -17,21 +17,22 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// Shelf keeps the files of layers, and the record that says which there are. If the disk is
-// durable, each call has reached storage when it returns. An error may be disk.ErrNoSpace.
+// Shelf keeps the files of layers, and the record of them. If the disk is durable, each call has
+// reached storage when it returns. An error may be disk.ErrNoSpace.
 type Shelf interface {
-	// Make makes the files of a new layer that has nothing itself, and is over so many bytes. After
-	// an error there are none.
+	// Make makes the files of a new, empty layer above the first floor bytes of another. After an
+	// error there are none.
 	Make(id string, size, floor int64) (File, *Map, error)
 	// Open opens the files of a layer.
 	Open(id string, floor int64) (File, *Map, error)
 	// Remove removes the files of a layer.
 	Remove(id string) error
-	// Save replaces the record. After an error it is the old or the new one. Nil: it goes, after
-	// the files of layers that could not be removed before.
+	// Save replaces the record. After an error, the old or the new one is stored. With nil, the
+	// record is removed, after the files of layers that could not be removed before.
 	Save(r *Record) error
-	// Mark keeps with the disk whether there are layers, where versions of this program that know
-	// none look, too: they must not go on with the bottom alone. After an error it is unknown.
+	// Mark stores with the disk whether there are layers, where versions of this program without
+	// layers look, too: they must not go on with the bottom alone. After an error, either is
+	// stored.
 	Mark(layers bool) error
 }
 
@@ -40,7 +41,7 @@ type TreeOptions struct {
 	Name    string // of the disk, for messages
 	Shelf   Shelf
 	Record  *Record // of an earlier start; nil: there is only the bottom
-	Marked  bool    // by Mark, at an earlier start
+	Marked  bool    // Mark was called with true, at an earlier start
 	Content string  // identifies the content at the bottom
 	Durable bool    // a flush reaches storage
 	Layer   Options // of each layer
@@ -51,28 +52,28 @@ type TreeOptions struct {
 // Tree has the layers and the snapshots of a disk.
 //
 // The bottom is the disk as it is without snapshots. A snapshot is a frozen layer with a name. The
-// live top and every snapshot read through the layers below them, so that a snapshot costs what has
-// changed since. A layer that neither has a name nor is the top is there for the ones above it
-// only. When just one is above it, the two become one in the background; when none is, it goes.
+// live top and every snapshot read through the layers below them, so a snapshot takes as much space
+// as has changed since. A layer that has no name and is not the top exists only for the layers
+// above it. If one layer is above it, both are merged in the background. If none is, it is removed.
 type Tree struct {
 	opt   TreeOptions
 	log   *zap.Logger
 	stack *Stack
-	order uint64 // in which several are locked
+	order uint64 // in which several trees are locked
 
 	stop  context.CancelFunc
 	ctx   context.Context
 	works sync.WaitGroup
 
-	// mu is held while the tree changes. Pushing content down needs no lock.
+	// mu is held while the tree changes. Push needs no lock.
 	mu      sync.Mutex
 	bottom  *node       // guarded by mu, as all below
 	nodes   []*node     // without the bottom; parents come first
-	top     *node       // that of stack, except in the midst of a change
+	top     *node       // the top of stack, except in the middle of a change
 	snaps   []*snapshot // the oldest first
-	working bool        // the work in the background goes on
-	marked  bool        // the disk is certainly marked as one with layers
-	unsure  bool        // storage may have another record than the last one that was saved
+	working bool        // the goroutine of work runs
+	marked  bool        // it is certain that the disk is marked as one with layers
+	unsure  bool        // storage may have another record than the last saved one
 	ended   bool
 }
 
@@ -87,14 +88,14 @@ type node struct {
 type snapshot struct {
 	SnapshotRecord
 	on    *node
-	views map[*View]struct{} // that are open
+	views map[*View]struct{} // open views
 }
 
 // trees counts the trees that were made.
 var trees atomic.Uint64
 
-// OpenTree puts the layers of the record over the bottom. A snapshot that was not taken to the end
-// does not count. The tree owns all layers, the bottom, too, unless there is an error.
+// OpenTree puts the layers of the record above the bottom. A snapshot whose taking was interrupted
+// does not count. The tree owns all layers, also the bottom, unless there is an error.
 func OpenTree(bottom *Disk, opt TreeOptions) (*Tree, error) {
 	t := &Tree{opt: opt, log: opt.Log, order: trees.Add(1), bottom: &node{disk: bottom}}
 	t.log = cmp.Or(t.log, zap.NewNop())
@@ -143,7 +144,7 @@ func (t *Tree) load(r *Record) error {
 	return nil
 }
 
-// settleRecord ends what an earlier process has begun to record.
+// settleRecord completes what an earlier process has begun to record.
 func (t *Tree) settleRecord(r *Record) error {
 	switch {
 	case len(t.nodes) == 0:
@@ -152,7 +153,7 @@ func (t *Tree) settleRecord(r *Record) error {
 		}
 		return nil
 	case r.Durable != t.opt.Durable:
-		// A layer that stops being durable must say so before anything is written to it.
+		// If a layer stops being durable, this must be recorded before anything is written to it.
 		if err := t.saveLocked(); err != nil {
 			return err
 		}
@@ -163,7 +164,7 @@ func (t *Tree) settleRecord(r *Record) error {
 // Stack is the disk to serve.
 func (t *Tree) Stack() *Stack { return t.stack }
 
-// End ends the work in the background. Close the Stack after that.
+// End ends the background work. Close the Stack afterwards.
 func (t *Tree) End() {
 	t.mu.Lock()
 	t.ended = true
@@ -187,7 +188,7 @@ func (t *Tree) closeNodes() (err error) {
 	return err
 }
 
-// recordLocked describes the tree.
+// recordLocked makes the record of the tree.
 func (t *Tree) recordLocked() *Record {
 	r := NewRecord(t.opt.Content, t.opt.Durable)
 	r.Top = t.top.id
@@ -201,7 +202,7 @@ func (t *Tree) recordLocked() *Record {
 	return r
 }
 
-// publishLocked is called when the layers have changed. The stack's top is that of the tree.
+// publishLocked is called when the layers have changed. The stack already has the tree's top.
 func (t *Tree) publishLocked() {
 	var others []*Disk
 	for _, n := range append([]*node{t.bottom}, t.nodes...) {
@@ -213,22 +214,22 @@ func (t *Tree) publishLocked() {
 	t.stack.changes.Add(1)
 }
 
-// saveLocked saves the record. After an error storage may have this one or the one before.
+// saveLocked saves the record. After an error, storage may have this record or the one before.
 func (t *Tree) saveLocked() error {
 	err := t.opt.Shelf.Save(t.recordLocked())
 	t.unsure = err != nil
 	return err
 }
 
-// failLocked makes the disk fail. It is for an error after which a top is still in use, but may be
-// missing in the stored record: the next start would lose what is written from now on.
+// failLocked makes the disk fail. It is for an error after which the stored record may lack a top
+// that is in use: the next start would lose all later writes.
 func (t *Tree) failLocked(top *node, errs ...error) error {
 	top.disk.fate.failed.Store(true)
 	return errors.Join(append([]error{disk.ErrFailed}, errs...)...)
 }
 
-// markLocked marks the disk before its first layer is made. A disk that is marked has a record:
-// without one, it has lost it.
+// markLocked marks the disk before its first layer is made. If a marked disk has no record, the
+// record was lost.
 func (t *Tree) markLocked() error {
 	if t.marked {
 		return nil
@@ -243,14 +244,14 @@ func (t *Tree) markLocked() error {
 	return nil
 }
 
-// unmarkLocked lets older versions of this program use the disk, which has no layers. If that
-// fails, the next start tries again.
+// unmarkLocked lets versions of this program without layers use the disk, which has none any more.
+// If that fails, the next start tries again.
 func (t *Tree) unmarkLocked() {
 	if len(t.nodes) > 0 {
 		return
 	}
 	var err error
-	if t.unsure { // storage may have a record that names a layer, and its files go first
+	if t.unsure { // storage may have a record that names a layer whose files are removed first
 		err = t.saveLocked()
 	}
 	if err == nil {
@@ -276,7 +277,7 @@ func (t *Tree) findLocked(name string) *snapshot {
 	return nil
 }
 
-// childrenLocked returns the layers right above one.
+// childrenLocked returns the layers directly above a layer.
 func (t *Tree) childrenLocked(of *node) (all []*node) {
 	for _, n := range t.nodes {
 		if n.parent == of {
@@ -298,8 +299,8 @@ func newID() string {
 	return hex.EncodeToString(random[:])
 }
 
-// newTopLocked makes an empty layer over the first bytes of another one. It is the top in the tree,
-// but not yet for the guest. back undoes that, as long as nothing is recorded. After an error of
+// newTopLocked makes an empty layer above the first bytes of another one. It is the top in the
+// tree, but not yet for the guest. back undoes that, until the layer is recorded. After an error of
 // back, the record may have the layer.
 func (t *Tree) newTopLocked(over *node, floor int64) (back func() error, err error) {
 	id := newID()
@@ -308,7 +309,7 @@ func (t *Tree) newTopLocked(over *node, floor int64) (back func() error, err err
 	}
 	file, m, err := t.opt.Shelf.Make(id, t.stack.Size(), floor)
 	if err != nil {
-		// Files that could not be removed are not those of a disk without layers.
+		// If the files could not be removed, the disk keeps its mark.
 		if removed := t.opt.Shelf.Remove(id); removed == nil {
 			t.unmarkLocked()
 		}
@@ -333,7 +334,7 @@ func (t *Tree) newTopLocked(over *node, floor int64) (back func() error, err err
 	}, nil
 }
 
-// dropLocked forgets a layer that the record does not name any more.
+// dropLocked removes a layer that the record does not name any more.
 func (t *Tree) dropLocked(n *node) {
 	t.nodes = slices.DeleteFunc(t.nodes, func(o *node) bool { return o == n })
 	t.publishLocked()
@@ -345,7 +346,7 @@ func (t *Tree) dropLocked(n *node) {
 	t.unmarkLocked()
 }
 
-// refusal makes an error of a snapshot.
+// refusal makes a *SnapshotError.
 func (t *Tree) refusal(name, reason string, err error) error {
 	switch {
 	case err == nil:
@@ -366,9 +367,9 @@ type Snapshot struct {
 	Created time.Time
 	Size    int64 // of the disk then, bytes
 	Used    int64 // bytes that would be free without it, roughly
-	// Image is what Committed was told: an image that has the same content. "": none is known.
+	// Image is an image with the same content, from Committed. "": none is known.
 	Image string
-	// Clones is what NoteClone was told: disks that may still read from the snapshot.
+	// Clones are disks that may still read from the snapshot, from NoteClone.
 	Clones []string
 }
 
@@ -386,9 +387,9 @@ func (t *Tree) Snapshots() []Snapshot {
 	return all
 }
 
-// Images returns the IDs of those snapshots among some that Committed was told of, by their images.
-// It is asked for each request for content, and does not find out what snapshots take, as Snapshots
-// does: for that it would go over all maps.
+// Images returns, by their images, the IDs of those snapshots in among for which Committed was
+// called. It is called for each request for content. So it does not go over all maps to find the
+// used space, as Snapshots does.
 func (t *Tree) Images(among []disk.Snapshot) map[string]string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -415,7 +416,7 @@ func (t *Tree) usedLocked(n *node) int64 {
 	return 0
 }
 
-// View opens a snapshot. It stays until its views are closed.
+// View opens a snapshot. The snapshot cannot be deleted before its views are closed.
 func (t *Tree) View(name string) (*View, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -439,7 +440,7 @@ func (t *Tree) View(name string) (*View, error) {
 	return v, nil
 }
 
-// Viewed returns the names of the snapshots that have views, the oldest first.
+// Viewed returns the names of the snapshots with open views, the oldest first.
 func (t *Tree) Viewed() (names []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -455,7 +456,7 @@ func (t *Tree) Viewed() (names []string) {
 func (t *Tree) Grow(size int64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.unsure { // an empty layer that only storage knows would hide what is written behind it
+	if t.unsure { // a layer that only storage knows, empty, would hide what is written behind it
 		if err := t.saveLocked(); err != nil {
 			return err
 		}
@@ -463,7 +464,7 @@ func (t *Tree) Grow(size int64) error {
 	return t.stack.Grow(size)
 }
 
-// remainder is how much of a layer still has to be pushed, roughly. A hole costs little.
+// remainder is roughly how many bytes of a layer still have to be pushed. Holes cost little.
 func remainder(o *Disk) int64 {
 	const holes = 16
 	left := o.Own() / holes

@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
-// View is a snapshot as a disk that cannot be written, of the size that the disk had then.
+// View is a snapshot as a read-only disk. It has the size that the disk had then.
 type View struct {
 	layer  atomic.Pointer[Disk]
 	size   int64
@@ -25,24 +25,24 @@ var (
 	_ disk.Layered   = (*View)(nil)
 )
 
-// newView makes a disk of the layer of a snapshot. done is called once, by Close. While the view is
-// open, only Replace may put another layer there.
+// newView makes a disk of a snapshot's layer. Close calls done once. While the view is open, only
+// Replace may put another layer in its place.
 func newView(t *Tree, s *snapshot, done func()) *View {
 	v := &View{size: s.Size, done: done, tree: t, of: disk.Snapshot{Name: s.Name, ID: s.ID}}
 	v.layer.Store(s.on.disk)
 	return v
 }
 
-// Replace puts a layer with the same content in the place of the one before.
+// Replace puts a layer with the same content in the place of the former one.
 func (v *View) Replace(layer *Disk) { v.layer.Store(layer) }
 
 // Far reports whether the image is far away: see disk.Far.
 func (v *View) Far() bool { return v.layer.Load().parallel > 1 }
 
-// Snapshot is the one that the view shows.
+// Snapshot is the snapshot that the view shows.
 func (v *View) Snapshot() disk.Snapshot { return v.of }
 
-// Size does not change.
+// Size is the size of the disk when the snapshot was taken.
 func (v *View) Size() int64 { return v.size }
 
 // ReadAt calls Disk.ReadAt.
@@ -84,7 +84,7 @@ func (v *View) Depth(ctx context.Context, off, length int64) (depth int, n int64
 // Slow calls Disk.Slow.
 func (v *View) Slow(off int64) bool { return v.layer.Load().Slow(off) }
 
-// WriteAt refuses.
+// WriteAt returns disk.ErrReadOnly.
 func (v *View) WriteAt(context.Context, []byte, int64) (int, error) { return 0, disk.ErrReadOnly }
 
 // Flush does nothing: there are no writes.
