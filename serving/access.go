@@ -9,8 +9,8 @@ type AccessMode string
 
 // The access modes. The empty mode is AccessWriteExclusive.
 const (
-	// AccessWriteExclusive admits one peer at a time. The first one that accesses the disk owns it
-	// until its last session has gone. Requests of all others are refused.
+	// AccessWriteExclusive admits one peer at a time. The first peer that accesses the disk owns it
+	// until its last session has ended. Requests of all others are refused.
 	AccessWriteExclusive AccessMode = "write-exclusive"
 	// AccessWriteShared admits every peer to read and write.
 	AccessWriteShared AccessMode = "write-shared"
@@ -18,7 +18,7 @@ const (
 	AccessReadShared AccessMode = "read-shared"
 )
 
-// ParseAccessMode reads the name of an access mode. The empty name is AccessWriteExclusive.
+// ParseAccessMode parses the name of an access mode. The empty name is AccessWriteExclusive.
 func ParseAccessMode(s string) (AccessMode, error) {
 	switch m := AccessMode(s); m {
 	case AccessWriteExclusive, AccessWriteShared, AccessReadShared:
@@ -31,12 +31,12 @@ func ParseAccessMode(s string) (AccessMode, error) {
 }
 
 // SetAccess changes who may use a disk and whether it can be written. Requests that were admitted
-// before go on. Front ends tell peers of a changed write protection. On an error nothing has
+// before go on. Front ends tell peers of a changed write protection. After an error nothing has
 // changed.
 //
-// A shared disk cannot become exclusive: several peers may be writing, and nothing says which one
-// should stay. A disk that was write-protected from the beginning stays so, because it may have
-// been opened for reading only.
+// A shared disk cannot become exclusive: several peers may be writing, and nothing says which of
+// them should stay. A disk that was write-protected from the beginning stays so, because it may be
+// open for reading only.
 func (s *Disks) SetAccess(number uint16, mode AccessMode, readOnly bool) error {
 	d, err := s.use(number)
 	if err != nil {
@@ -80,12 +80,12 @@ func (s *Disks) SetAccess(number uint16, mode AccessMode, readOnly bool) error {
 // Holders says who has an exclusive disk.
 type Holders struct {
 	Owner string // "": nobody
-	Guest string // the peer that may use the disk beside its owner; "": nobody
-	// Peers that a handover has fenced, apart from a readmitted guest. Read-only.
+	Guest string // the peer that may use the disk in addition to its owner; "": nobody
+	// Peers that a handover has fenced, without a guest that was admitted again. Read-only.
 	Fenced []string
 }
 
-// Holders tells who has an exclusive disk. Other disks have no holders.
+// Holders returns who has an exclusive disk. Other disks have no holders.
 func (s *Disks) Holders(number uint16) (h Holders) {
 	d := s.At(number)
 	if d == nil {

@@ -6,18 +6,18 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// Refusal says why a client may not use a disk now: another peer has it, or has reserved it.
+// Refusal says why a client may not use a disk now: another peer owns it, or has reserved it.
 type Refusal struct {
 	text   string
-	former bool // a former client of the same name has it, which may be about to end
+	former bool // a former client of the same name has the disk, and may be about to end
 }
 
 func (r *Refusal) Error() string { return r.text }
 
 // Begin begins a request, for a front end whose protocol has no rights of its own, such as
-// reservations. Write says that the request changes the disk. The disk and its store are kept until
-// Disk.End, unless there is an error: a *Refusal, ErrRemoved or disk.ErrReadOnly. Begin is quick
-// for a client that has used the disk before and still owns it: see Used.
+// reservations. write says that the request changes the disk. Begin keeps the disk and its store
+// until Disk.End, unless it returns an error: a *Refusal, ErrRemoved or disk.ErrReadOnly. Begin is
+// quick for a client that has used the disk before and still owns it: see Used.
 func (c *Client) Begin(d *Disk, write bool) error {
 	if c.used.Load() != d {
 		if c.waitedForFormer() {
@@ -56,14 +56,14 @@ func (c *Client) begin(d *Disk, write bool) error {
 	return nil
 }
 
-// Used reports whether the next Begin waits for nobody: the client has used the disk before, and
-// owns it, or it is for everybody.
+// Used reports whether the next Begin does not wait: the client has used the disk before, and owns
+// it or the disk is shared.
 func (c *Client) Used(d *Disk) bool { return c.used.Load() == d && c.Owns(d) }
 
-// Permits says why a request that has begun must not go on. A request asks before each step that
-// changes the disk, or shows what others change: somebody may have fenced the client or reserved
-// the disk since it began, which can be long ago. The error is a *Refusal, ErrAborted or
-// ErrRemoved.
+// Permits returns an error if a request that has begun must not go on: a *Refusal, ErrAborted or
+// ErrRemoved. Since the request began, which can be long ago, the client may have been fenced, or
+// the disk reserved by another. So a front end calls Permits before each step that changes the
+// disk, or reads what others change.
 func (c *Client) Permits(r *Request, d *Disk, write bool) error {
 	if err := r.Wanted(d); err != nil {
 		return err
@@ -74,7 +74,7 @@ func (c *Client) Permits(r *Request, d *Disk, write bool) error {
 	return d.barred(write)
 }
 
-// barred is a *Refusal if somebody has reserved the disk by the protocol of another front end.
+// barred returns a *Refusal if the disk is reserved by the protocol of another front end.
 func (d *Disk) barred(write bool) error {
 	for _, f := range d.fronts {
 		if err := f.Bars(d, write); err != nil {
@@ -84,7 +84,7 @@ func (d *Disk) barred(write bool) error {
 	return nil
 }
 
-// Refused says which other peer has the disk.
+// Refused returns the error that says which other peer has the disk.
 func (c *Client) Refused(d *Disk) error {
 	name := PlainName(c.peer.name)
 	switch {

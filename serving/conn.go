@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/internal/socket"
 )
 
-// Why a connection ends, whatever its protocol.
+// Reasons why a connection ends, for every protocol.
 var (
 	ErrClosed    = errors.New("the server is shutting down")
 	ErrKicked    = errors.New("an operator has ended the session")
@@ -26,8 +26,8 @@ var (
 	ErrRefused = errors.New("the disks are refused")
 )
 
-// EndOf is the metrics label of the reason why a connection ended; "": not a reason of this
-// package.
+// EndOf is the label of metrics for the reason why a connection ended; "": the reason is not one of
+// this package.
 func EndOf(err error) string {
 	switch {
 	case errors.Is(err, ErrClosed):
@@ -44,16 +44,16 @@ func EndOf(err error) string {
 	return ""
 }
 
-// Conn is what every connection has, whatever its protocol: the network, who is at the other end,
-// and why it ended. A front end's own type embeds it, and calls Init first.
+// Conn is what connections of all protocols have: the network, the client, and why the connection
+// ended. A front end's own type embeds it, and calls Init first.
 type Conn struct {
 	Arrival
-	// Slowed says that the peer has failed so often that the log mentions it once a minute only.
+	// Slowed says that the peer has failed so often that the log mentions it only once a minute.
 	Slowed bool
-	// Process is the id of the peer's process on this machine; 0: nobody knows it.
+	// Process is the id of the peer's process on this machine; 0: it is unknown.
 	Process int32
 
-	client   atomic.Pointer[Client] // nil: it has none yet
+	client   atomic.Pointer[Client] // nil: there is none yet
 	cred     *unix.Ucred
 	requests sync.WaitGroup // the goroutines that may execute requests
 	cause    atomic.Pointer[error]
@@ -72,13 +72,13 @@ func (c *Conn) Init(nc net.Conn) {
 	if c.cred = socket.Peer(nc); c.cred != nil {
 		c.Process = c.cred.Pid
 		c.Source = c.Remote()
-		if c.Process == 0 { // in another container, which the system does not tell
+		if c.Process == 0 { // in another container, whose processes the system does not tell
 			c.Source = nc.LocalAddr().String()
 		}
 	}
 }
 
-// SetClient says whose requests come by the connection.
+// SetClient sets the client whose requests come by the connection.
 func (c *Conn) SetClient(client *Client) { c.client.Store(client) }
 
 // Base is the Conn of a type that embeds it.
@@ -99,7 +99,7 @@ func (c *Conn) MayUse(uids []uint32) error {
 	return nil
 }
 
-// Remote is where the peer is: an address, or the number of a process on this machine.
+// Remote says where the peer is: an address, or the number of a process on this machine.
 func (c *Conn) Remote() string {
 	if c.Process != 0 {
 		return fmt.Sprintf("process %d", c.Process)
@@ -114,9 +114,9 @@ func (c *Conn) Network() net.Conn {
 	return c.nc
 }
 
-// TakeSocket takes the connection away from Go's poller, and returns what carries messages from now
-// on. If that is impossible, the error says why, and the connection works as before, only slower.
-// Nobody else may read or write meanwhile.
+// TakeSocket takes the connection away from Go's poller, and returns a Wire to use from now on.
+// After an error, the connection works as before, only slower. Nobody else may read or write
+// meanwhile.
 func (c *Conn) TakeSocket(pollers *socket.PollLimit) (socket.Wire, error) {
 	s, err := socket.New(c.Network(), pollers)
 	if err != nil {
@@ -169,7 +169,7 @@ func (c *Conn) Fail(err error) (first bool) {
 	return true
 }
 
-// Cause is why the connection has ended; nil: it has not.
+// Cause is why the connection has ended; nil: it has not ended.
 func (c *Conn) Cause() error {
 	if err := c.cause.Load(); err != nil {
 		return *err
@@ -180,18 +180,18 @@ func (c *Conn) Cause() error {
 // Gone is closed when the connection has ended.
 func (c *Conn) Gone() <-chan struct{} { return c.gone }
 
-// HungUp reports whether the peer has closed the connection, also if nobody has read that yet.
+// HungUp reports whether the peer has closed the connection, even if nobody has read its end yet.
 func (c *Conn) HungUp() bool { return c.Cause() != nil || socket.HungUp(c.Network()) }
 
 // Silent reports whether the peer's machine has acknowledged nothing for that long.
 func (c *Conn) Silent(d time.Duration) bool { return socket.Silent(c.Network(), d) }
 
-// Add counts a goroutine, or something else that may execute requests; Done ends it.
+// Add counts a goroutine, or other work that may execute requests. Done ends it.
 func (c *Conn) Add() { c.requests.Add(1) }
 
-// Done ends what Add began.
+// Done ends the work that Add has counted.
 func (c *Conn) Done() { c.requests.Done() }
 
-// AwaitRequests waits until Serve and everything that executes requests of the connection has
-// ended.
+// AwaitRequests waits until Serve and all other work that may execute requests of the connection
+// has ended.
 func (c *Conn) AwaitRequests() { c.requests.Wait() }

@@ -23,38 +23,38 @@ type Connection interface {
 	Base() *Conn
 	// Serve runs the connection. At its end the front end calls Connections.Drop.
 	Serve()
-	// End closes the connection because of err, by Conn.Fail. Its client claims no disk afterwards,
-	// and requests that have not begun to change a disk never do.
+	// End closes the connection because of err, by Conn.Fail. Afterwards its client claims no disk,
+	// and its requests that have not begun to change a disk never do.
 	End(err error)
-	// Look is called every Rules.Every: a peer may stand still, or be gone.
+	// Look is called every Rules.Every, to notice that a peer does nothing or is gone.
 	Look(now time.Time, scarce bool)
 	// Session describes the connection. It returns false if it has no session.
 	Session() (status.Session, bool)
 }
 
-// Rules are those of a front end's connections.
+// Rules are the rules for a front end's connections.
 type Rules struct {
 	Disks *Disks
 	Log   *zap.Logger
 	Crowd Crowd
 	// Delay is the longest delay of a peer that fails again and again; 0 or less: there is none.
 	Delay time.Duration
-	// Every is the time between two looks at the connections. Tick, if it is not nil, is called
-	// before each.
+	// Every is the time between two looks at the connections. If Tick is not nil, it is called
+	// before each look.
 	Every time.Duration
 	Tick  func(now time.Time)
-	// Gated says that Disks.Refuse ends the connections: the front end asks Disks.Refusal before
-	// it gives a disk to a peer.
+	// Gated says that Disks.Refuse ends the connections. The front end then asks Disks.Refusal
+	// before it gives a disk to a peer.
 	Gated bool
 }
 
 // Connections are all connections of a front end. They are accepted at any number of portals,
-// bounded by the Entrance, and known until they are dropped. Peers that fail again and again are
-// slowed down by the Penalties. Any number of goroutines may call the methods.
+// bounded by the Entrance, and known until Drop. The Penalties slow down peers that fail again and
+// again. Any number of goroutines may call the methods.
 type Connections[C Connection] struct {
 	*Entrance
 	*Penalties
-	// Goroutines are those that serve connections, and others that Wait has to wait for.
+	// Goroutines are those that serve connections, and others that Finish waits for.
 	Goroutines sync.WaitGroup
 
 	rules     Rules
@@ -63,7 +63,7 @@ type Connections[C Connection] struct {
 	over      chan struct{} // closed by Finish
 	finish    sync.Once
 	watch     sync.Once
-	pushedOut atomic.Int64 // connections since the last line of the log about them
+	pushedOut atomic.Int64 // connections pushed out since the log last mentioned them
 
 	mu      sync.Mutex
 	closing bool                      // guarded by mu
@@ -71,17 +71,17 @@ type Connections[C Connection] struct {
 	all     map[C]struct{}            // guarded by mu
 }
 
-// failure is why connections from a source fail.
+// failure identifies a failure in the log: where connections come from, and why they fail.
 type failure struct{ source, reason string }
 
 const (
-	// failureTold is how long the log stays quiet about a failure that repeats.
+	// failureTold is how long the log does not repeat a failure.
 	failureTold = time.Minute
-	// pushedOutTold is the same for connections that had to make room.
+	// pushedOutTold is the same for connections that were pushed out.
 	pushedOutTold = 10 * time.Second
 )
 
-// NewConnections makes the set for a front end, without a connection.
+// NewConnections makes the empty set of a front end.
 func NewConnections[C Connection](r Rules) *Connections[C] {
 	cs := &Connections[C]{Entrance: NewEntrance(r.Crowd), Penalties: NewPenalties(r.Delay),
 		rules: r, failures: NewSeldom[failure](failureTold), closed: make(chan struct{}),
@@ -93,9 +93,8 @@ func NewConnections[C Connection](r Rules) *Connections[C] {
 }
 
 // Accept serves the connections that come at l, each made by begin, until Close, and then returns
-// ErrClosed. It closes l. If there is no descriptor left, a connection whose peer has not
-// introduced itself gives up its own, and new ones stay in the backlog meanwhile. An error that
-// will not pass is returned.
+// ErrClosed. It closes l. If there is no descriptor left, it pushes out a stranger (see Entrance),
+// and new connections stay in the backlog meanwhile. An error that will not pass is returned.
 func (cs *Connections[C]) Accept(l net.Listener, begin func(net.Conn) C) error {
 	defer l.Close()
 	cs.mu.Lock()
@@ -139,7 +138,7 @@ func (cs *Connections[C]) Accept(l net.Listener, begin func(net.Conn) C) error {
 	}
 }
 
-// Take serves a connection, made by begin. After Close it closes it.
+// Take serves a connection, made by begin. After Close it closes the connection.
 func (cs *Connections[C]) Take(nc net.Conn, begin func(net.Conn) C) {
 	c := begin(nc)
 	b := c.Base()
@@ -204,7 +203,7 @@ func (cs *Connections[C]) endAll(err error) {
 	}
 }
 
-// look watches the connections until Finish.
+// look looks at the connections again and again, until Finish.
 func (cs *Connections[C]) look() {
 	tick := time.NewTicker(cs.rules.Every)
 	defer tick.Stop()
@@ -266,8 +265,8 @@ func (cs *Connections[C]) Portals() (all []net.Addr) {
 	return all
 }
 
-// Failed counts a failure of a connection from a source. Once the source has failed often, the log
-// mentions each reason once a minute: say tells whether to log it now, with the fields in more.
+// Failed counts a failure of a connection from a source. If the source has failed often, the log
+// mentions each reason once a minute: say reports whether to log it now, with the fields in more.
 func (cs *Connections[C]) Failed(source, reason string) (more []zap.Field, say bool) {
 	more, _, say = cs.failed(source, reason)
 	return more, say
@@ -282,22 +281,22 @@ func (cs *Connections[C]) failed(source, reason string) (more []zap.Field, slowe
 	return Unsaid(suppressed), true, say
 }
 
-// Ending is how a connection has ended.
+// Ending says whether the end of a connection counts against its peer.
 type Ending int
 
 const (
 	Expected Ending = iota // the peer or an operator wanted it
 	Failure                // because of what the peer has sent
-	// Useless is the end of a connection that the peer has closed at once, without a request: the
-	// peer does not like what it gets, and may come back only to get the same.
+	// Useless is the end of a connection that the peer has closed at once, without a request. The
+	// peer does not like what it was offered, and may come back again and again.
 	Useless
 )
 
 // atOnce is how soon a useless connection ends.
 const atOnce = time.Second
 
-// EndedSince tells an expected end from a useless one, of a connection that the peer has closed.
-// used says that the connection was of some use to it.
+// EndedSince returns Expected or Useless, for a connection that the peer has closed. used says that
+// the connection was of some use to the peer.
 func EndedSince(since time.Time, used bool) Ending {
 	if used || time.Since(since) >= atOnce {
 		return Expected
@@ -305,9 +304,9 @@ func EndedSince(since time.Time, used bool) Ending {
 	return Useless
 }
 
-// Ended counts the end of a connection against its peer, unless it is an expected one. It returns
-// the level at which to log it, and fields for that line: the usual level, or a warning if the peer
-// is at fault; once a minute for each reason if it comes back again and again.
+// Ended counts the end of a connection against its peer, unless the end is Expected. It returns the
+// level at which to log the end, and fields: the usual level, or a warning if the peer is at fault.
+// If the peer comes back again and again, the warning comes once a minute for each reason.
 func (cs *Connections[C]) Ended(c *Conn, how Ending, reason string, usual zapcore.Level) (
 	level zapcore.Level, more []zap.Field) {
 	if how == Expected {
@@ -326,7 +325,7 @@ func (cs *Connections[C]) Ended(c *Conn, how Ending, reason string, usual zapcor
 	return zap.WarnLevel, more
 }
 
-// Close accepts no more connections. Those that are there go on.
+// Close accepts no more connections. Existing ones go on.
 func (cs *Connections[C]) Close() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -347,8 +346,8 @@ func (cs *Connections[C]) Closing() bool {
 	return cs.closing
 }
 
-// Drain accepts no more connections, reads nothing more from those that are there, and waits for
-// what is under way, as Finish does.
+// Drain accepts no more connections, reads nothing more from existing ones, and waits for requests
+// under way, as Finish does.
 func (cs *Connections[C]) Drain(ctx context.Context) error {
 	cs.Close()
 	for _, c := range cs.every() {
@@ -381,8 +380,8 @@ func (cs *Connections[C]) Sessions() []status.Session {
 }
 
 // Kick ends the sessions for which which returns true, at once and without asking their peers, and
-// describes them. The peers may connect again. Requests end without an answer; a write that is
-// under way may still reach the disk, and the disk stays claimed until it has.
+// describes them. The peers may connect again. Requests end without an answer. A write under way
+// may still reach the disk, and the disk stays claimed until it has.
 func (cs *Connections[C]) Kick(which func(status.Session) bool) []status.Session {
 	return cs.sessions(which, func(c C) { c.End(ErrKicked) })
 }
@@ -409,7 +408,7 @@ var acceptPauses = [...]time.Duration{5 * time.Millisecond, 20 * time.Millisecon
 	100 * time.Millisecond, 500 * time.Millisecond}
 
 // temporary reports whether an error of accept will pass: there are no descriptors or no memory, or
-// the connection was gone before it was accepted (accept(2)).
+// the connection was closed before it was accepted (accept(2)).
 func temporary(err error) bool {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {

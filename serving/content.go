@@ -7,18 +7,17 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// A client that comes back after its connection broke must know whether it finds what it left. Two
-// names tell it. Boot names this use of the disk: if it is still the same, everything that was
-// acknowledged is there, durable or not. Generation names the content: if it is another one, the
-// disk is not what the client has seen.
+// A client that comes back after its connection broke must know whether the disk still has what it
+// wrote. Two names tell. Boot names this use of the disk: if it is the same, everything
+// acknowledged is there, durable or not. Generation names the content: if it is another, the
+// content was replaced.
 
-// storedContent is the name under which the generation of a disk's content is kept.
+// storedContent is the name of the record with the generation of a disk's content.
 const storedContent = "content"
 
-// Generation names the content of the disk, also after restarts. It changes when the disk's content
-// is replaced as a whole: by another disk's, or by that of a snapshot. It is drawn when a client
-// first asks for it. "": none, because the disk cannot be written. An error says that it cannot be
-// read or kept now.
+// Generation names the content of the disk, also after restarts. It changes when the content is
+// replaced as a whole: by another disk's, or by a snapshot's. It is drawn when a client first asks.
+// "": the disk cannot be written, and has none. After an error, it cannot be read or stored now.
 func (d *Disk) Generation() (string, error) {
 	if d.Remote != nil {
 		return d.Remote.Generation(), nil
@@ -49,8 +48,8 @@ func (d *Disk) Generation() (string, error) {
 }
 
 // EndGeneration says that the content of a disk, which is not in use, is about to be replaced. A
-// client must not take the next content for the one that it knows, and nothing of the former
-// content must be put back over it.
+// client must not take the next content for the former one, and no record of the former content may
+// be put back into the next.
 func EndGeneration(store Store) error {
 	if err := store.Save(storedContent, nil); err != nil {
 		return fmt.Errorf("clients could take the disk for what it was before: %w", err)
@@ -61,21 +60,20 @@ func EndGeneration(store Store) error {
 	return nil
 }
 
-// WrittenByMany reports whether others may write the disk beside one of its clients, here or where
-// the disk is.
+// WrittenByMany reports whether several clients may write the disk at the same time, here or at its
+// server.
 func (d *Disk) WrittenByMany() bool {
 	return !d.exclusive.Load() && !d.protected.Load() || d.Remote != nil && d.Remote.Shared()
 }
 
-// LastUsedBy reports whether an incarnation of a name is the last that has used an exclusive disk,
-// also before a restart: nobody else has changed it since.
+// LastUsedBy reports whether an incarnation of a name was the last user of an exclusive disk, also
+// before a restart. Then nobody else has changed the disk since.
 func (d *Disk) LastUsedBy(name, incarnation string) bool {
 	return d.exclusive.Load() && d.ownerName() == incarnationName(name, incarnation)
 }
 
-// forgetLast says in a state that others may write the disk from now on, beside its owner: when the
-// disk is exclusive again, no incarnation is the last that has used it. The caller has handing, or
-// the disk is not in use yet.
+// forgetLast changes a state so that no incarnation counts as the disk's last user, because others
+// may write the disk from now on. The caller has handing, or the disk is not in use yet.
 func (d *Disk) forgetLast(s *handoverState) error {
 	next := *s
 	next.Owner = PlainName(s.Owner)
@@ -93,8 +91,8 @@ func (d *Disk) forgetLast(s *handoverState) error {
 	return nil
 }
 
-// Resume makes the client the owner of an exclusive disk again, if it is the last that has used it.
-// So nobody changes the disk between this answer and what the client does because of it.
+// Resume makes the client the owner of an exclusive disk again, if it was the last user. So nobody
+// changes the disk between this answer and what the client does because of it.
 func (c *Client) Resume(d *Disk) {
 	c.disks.mu.Lock()
 	defer c.disks.mu.Unlock()

@@ -19,8 +19,8 @@ import (
 // (SAM-5 4.7.7.3).
 const MaxNumber = 0x3fff
 
-// NumberIn reads the name of an export, or an argument of a command, as the number of a disk. It
-// returns 0 for a name that is not a number.
+// NumberIn parses the name of an export, or an argument of a command, as the number of a disk. It
+// returns 0 if the name is not a number.
 func NumberIn(name string) uint16 {
 	n, err := strconv.ParseUint(name, 10, 16)
 	if err != nil || n > MaxNumber || strconv.FormatUint(n, 10) != name {
@@ -33,26 +33,26 @@ func NumberIn(name string) uint16 {
 type Options struct {
 	Number uint16 // unique; at most MaxNumber
 	Name   string // the image's name
-	// closed by the caller after Released, never here
+	// closed by the caller after Released; serving does not close it
 	Disk     disk.Disk
 	Identity disk.Identity // unique for each disk
-	// BlockSize is the length of a logical block in bytes, 512 or 4096; 0: 512. Peers address the
-	// disk by it, so what a guest has partitioned is not found with another one.
+	// BlockSize is the length of a logical block in bytes, 512 or 4096; 0: 512. With another length
+	// a guest does not find the partitions that it has made.
 	BlockSize int
 	ReadOnly  bool       // write-protected for good: the disk may be open for reading only
 	Access    AccessMode // "" is write-exclusive
 	Store     Store      // nil: nothing is kept
 
-	// What people are told of requests that wait.
+	// For messages about requests that wait.
 
 	Source  Source // of far content
 	Storage string // where the disk lies on this machine, such as "the directory /data"
 
-	// What only some front ends ask for.
+	// For front ends that ask for it.
 
-	// a loss of power ends the disk, so nothing is promised through one
+	// a loss of power destroys the disk, so nothing is promised through one
 	Volatile bool
-	// larger than when peers last saw it, so they are told
+	// larger than when peers last saw the disk, so front ends tell them
 	Grown bool
 }
 
@@ -60,7 +60,7 @@ type Options struct {
 type Disk struct {
 	Options // never changes
 
-	// What the disk can do; nil: it cannot.
+	// Optional interfaces of the disk; nil: the disk does not have it.
 
 	Discards disk.Discarder
 	Zeroes   disk.Zeroer
@@ -68,20 +68,20 @@ type Disk struct {
 	Layers   disk.Layered
 	History  disk.Historian
 	Estimate disk.Estimator
-	// Remote is the disk, if another server has it.
+	// Remote is the disk if another server has it.
 	Remote disk.Remote
 	far    bool // see disk.Far
 
 	// Boot is drawn for each use of the disk: see Generation.
 	Boot       string
-	generating sync.Mutex // may wait for the store
+	generating sync.Mutex // locked while the store is read or written
 	generation string     // guarded by generating; "": not known yet
 
 	// Ranges orders accesses to the disk that must not overtake each other, in bytes. A request can
 	// be aborted while its disk call still runs. Every write holds its range until its disk calls
-	// have ended, so that its data never lands on top of a newer write. A request that reads and
-	// changes the disk in one step holds its range exclusively: reads wait, too. The owner of a
-	// hold is the peer's name.
+	// have ended, so its data never comes after a newer write's. A request that reads and changes
+	// the disk in one step holds its range exclusively: reads wait, too. The owner of a hold is the
+	// peer's name.
 	Ranges rangelock.Table
 
 	protected atomic.Bool // written under Disks.mu
@@ -91,10 +91,10 @@ type Disk struct {
 	size     atomic.Int64 // written under resizing
 	resizing sync.Mutex
 
-	handing sync.Mutex // held for a whole change of who may use the disk; it may wait for the store
-	// kept is the owner that KeepOwner has stored; written under handing
+	handing sync.Mutex // held while it changes who may use the disk; may wait for the store
+	// kept is the owner that is stored; written under handing
 	kept atomic.Pointer[Peer]
-	// unkept is the owner that could not be stored; nil: there is none. Written under handing.
+	// unkept is the owner that could not be stored, or nil; written under handing
 	unkept atomic.Pointer[unkept]
 	// handover says who is admitted beside the owner, and who is fenced. Never nil; written under
 	// handing and Disks.mu.
@@ -110,8 +110,8 @@ type Disk struct {
 
 	fronts []Front // set before the disk is in use
 
-	clients map[*Client]struct{} // guarded by Disks.mu; that have accessed it
-	// guarded by Disks.mu; by name, the process of a crowd that uses it or did last
+	clients map[*Client]struct{} // guarded by Disks.mu; clients that have accessed the disk
+	// guarded by Disks.mu; for each name of a crowd, the process that uses the disk or did last
 	processes map[string]int32
 	sameNames map[string]struct{} // guarded by Disks.mu; names that FirstUse has warned about
 }
@@ -155,10 +155,10 @@ func newDisk(opt Options) (*Disk, error) {
 	return d, nil
 }
 
-// Size is the size that peers may know, in bytes. It grows with Disks.Resize, not by itself.
+// Size is the size in bytes that peers may know. It grows only by Disks.Resize.
 func (d *Disk) Size() int64 { return d.size.Load() }
 
-// Protected reports whether the disk is write-protected, here or where it is.
+// Protected reports whether the disk is write-protected, here or at its server.
 func (d *Disk) Protected() bool {
 	return d.protected.Load() || d.Remote != nil && d.Remote.ReadOnly()
 }
@@ -169,15 +169,14 @@ func (d *Disk) Exclusive() bool { return d.exclusive.Load() }
 // removedUse is added to the use count of a removed disk, which makes the count negative.
 const removedUse = math.MinInt64
 
-// uses counts current users of a disk and its store, so that both are released when nothing uses
-// them.
+// uses counts users of a disk and its store, which are released when there are none.
 type uses struct {
 	n    atomic.Int64  // negative once the disk is removed
 	idle chan struct{} // closed when the disk is removed and nothing uses it
 	once sync.Once
 }
 
-// Begin keeps disk and store until End. It refuses if the disk is removed.
+// Begin counts a use of the disk and its store, until End. It returns false if the disk is removed.
 func (s *uses) Begin() bool {
 	if s.n.Add(1) > 0 {
 		return true
@@ -186,31 +185,31 @@ func (s *uses) Begin() bool {
 	return false
 }
 
-// End ends what Begin began.
+// End ends a use.
 func (s *uses) End() {
 	if s.n.Add(-1) == removedUse {
 		s.once.Do(func() { close(s.idle) })
 	}
 }
 
-// remove lets no new use begin.
+// remove makes Begin return false from now on.
 func (s *uses) remove() {
 	if s.n.Add(removedUse) == removedUse {
 		s.once.Do(func() { close(s.idle) })
 	}
 }
 
-// Removed reports whether the disk is served no longer.
+// Removed reports whether the disk was removed.
 func (s *uses) Removed() bool { return s.n.Load() < 0 }
 
-// Released is closed when the disk is removed and nothing uses it or its store any more.
+// Released is closed when the disk was removed and nothing uses it or its store any more.
 func (s *uses) Released() <-chan struct{} { return s.idle }
 
 // lastLook is the longest time between two looks of UntilReleased.
 const lastLook = time.Second
 
 // UntilReleased calls look at once, and then again and again, until the disk is released or ctx
-// ends. A front end calls it for a removed disk: look answers the requests that hang in the disk,
+// ends. A front end calls it for a removed disk. look answers the requests that hang in the disk,
 // in place of their goroutines.
 func (s *uses) UntilReleased(ctx context.Context, look func()) {
 	for wait := stallTick; ; wait = min(2*wait, lastLook) {

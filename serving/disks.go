@@ -21,19 +21,19 @@ type Config struct {
 	// Memory limits the bytes that all front ends together hold for their peers, for data and open
 	// requests. 0: DefaultMemory.
 	Memory int64
-	// HoldTimeout is how long a request that needs content of a far disk is held while none comes.
-	// Then the peer is asked to try again. 0: 10 min.
+	// HoldTimeout is how long a request that needs far content is held while none comes. Then the
+	// peer is asked to try again. 0: 10 min.
 	HoldTimeout time.Duration
 	// LeastHoldTimeout takes the place of HoldTimeout for a client that has given up a held
-	// request. Such a peer waits only for a limited time. If that passes again and again, it gives
-	// up the disk. 0: 25 s, because Linux waits for 30 s. It is never more than HoldTimeout.
+	// request. Such a peer waits only for a limited time, and gives up the disk if its limit passes
+	// again and again. 0: 25 s, because Linux waits for 30 s. It is never more than HoldTimeout.
 	LeastHoldTimeout time.Duration
 
 	Observer Observer    // nil: none
 	Log      *zap.Logger // nil: no log
 }
 
-// DefaultMemory is Config.Memory unless it is set.
+// DefaultMemory is the default of Config.Memory.
 const DefaultMemory = 64 << 20
 
 const (
@@ -60,10 +60,10 @@ type Disks struct {
 	fronts []Front          // guarded by mu; set before the first disk
 	disks  []*Disk          // guarded by mu; ascending by number
 	peers  map[string]*Peer // guarded by mu; by name
-	came   uint64           // guarded by mu; how many peers have come so far
+	came   uint64           // guarded by mu; number of peers so far
 	// guarded by mu; disks that are being added or removed, by number
 	changing map[uint16]*Options
-	leaving  []*Disk // guarded by mu; removed disks, at least those still used
+	leaving  []*Disk // guarded by mu; removed disks, at least those that are still used
 }
 
 // New makes an empty set of disks.
@@ -81,8 +81,8 @@ func New(c Config) *Disks {
 	return s
 }
 
-// Serve adds a front end. It must know every disk, so it comes before the first one; later it is an
-// error.
+// Serve adds a front end. It is an error after the first disk was added, because a front end must
+// know every disk.
 func (s *Disks) Serve(f Front) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,9 +121,9 @@ func (s *Disks) setLocked(disks []*Disk) {
 	s.inUse.Store(&disks)
 }
 
-// Add puts a disk into use. Its number must be free, and no disk with its identity may be in use:
-// peers would take the two for paths to one disk. Add may wait for the disk's store; nothing else
-// waits meanwhile.
+// Add adds a disk. Its number must be free, and no disk with its identity may be in use: peers
+// would take the two for paths to one disk. Add may wait for the disk's store; nothing else waits
+// meanwhile.
 func (s *Disks) Add(opt Options) error {
 	fronts, err := s.beginAdd(&opt) // before anything is done to the disk
 	if err != nil {
@@ -145,7 +145,7 @@ func (s *Disks) Add(opt Options) error {
 	return nil
 }
 
-// take tells every front end of the disk.
+// take calls Front.Added of every front end.
 func (s *Disks) take(d *Disk, fronts []Front) error {
 	d.fronts = fronts
 	for i, f := range fronts {
@@ -162,8 +162,8 @@ func (s *Disks) take(d *Disk, fronts []Front) error {
 }
 
 // beginAdd refuses a disk that cannot be added, and keeps it from being added twice at the same
-// time. In Added, a front end may undo what an interrupted request has left half done; it must not
-// do so when the disk is in use already.
+// time. Front.Added may undo what an interrupted request has left half done. That must not happen
+// to a disk that is in use already.
 func (s *Disks) beginAdd(opt *Options) ([]Front, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,9 +214,9 @@ func (s *Disks) pruneLocked() {
 	})
 }
 
-// Remove takes a disk out of use. New requests to it are refused, and those under way end when they
-// next use the disk. The number is free when Remove returns. The caller must not close, change or
-// serve the disk again before released is closed, which a call that hangs in the disk delays.
+// Remove removes a disk. New requests to it are refused, and requests under way end when they next
+// use the disk. The number is free when Remove returns. The caller must not close, change or serve
+// the disk again before released is closed, which may take long if a call hangs in the disk.
 func (s *Disks) Remove(number uint16) (released <-chan struct{}, err error) {
 	return s.removeIf(number, func(*Disk) error { return nil })
 }
@@ -231,10 +231,10 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("LUN %d is used by %s", e.LUN, strings.Join(e.Initiators, ", "))
 }
 
-// RemoveUnused is Remove that removes nothing, and returns an *InUseError, if a client that is
-// there has accessed the disk, or if a peer holds a right to it: it bars others from the disk and
-// keeps that right while it has no session. Of a first request and RemoveUnused at the same time,
-// one wins: the request finds no disk, or the disk stays.
+// RemoveUnused is Remove, but returns an *InUseError if a client with a session has accessed the
+// disk, or if a peer holds a right to it that bars others and lasts without a session. If a first
+// request and RemoveUnused come at the same time, one of them wins: the request finds no disk, or
+// the disk stays.
 func (s *Disks) RemoveUnused(number uint16) (released <-chan struct{}, err error) {
 	return s.removeIf(number, func(d *Disk) error {
 		users := make(map[string]struct{})
@@ -253,7 +253,7 @@ func (s *Disks) RemoveUnused(number uint16) (released <-chan struct{}, err error
 	})
 }
 
-// removeIf removes a disk unless may, which is called with mu held, returns an error.
+// removeIf removes a disk unless may returns an error. may is called with mu held.
 func (s *Disks) removeIf(number uint16, may func(*Disk) error) (<-chan struct{}, error) {
 	d, fronts, err := s.beginRemove(number, may)
 	if err != nil {

@@ -1,12 +1,12 @@
-// Package serving has the disks that are in use, and the connections of those who use them,
-// whatever protocol they speak: which disks there are, who owns each of them, who is fenced, who
-// takes over from whom, what peers make us keep, why requests wait or fail, what removals wait for.
-// The daemon adds and removes disks and hands them over. A front end, such as target or nbd, speaks
-// a protocol and serves every disk by it. It keeps what only its protocol has, such as
-// reservations, and must not weaken what is promised here:
+// Package serving has the disks in use, and the connections of their clients, whatever protocol
+// they speak: which disks there are, who owns each of them, who is fenced, which client takes over
+// from which, the memory that peers make us keep, why requests wait or fail, and what a removal
+// waits for. The daemon adds and removes disks and hands them over. A front end, such as target or
+// nbd, serves all disks by one protocol. It keeps what only its protocol has, such as reservations,
+// and must not weaken these promises:
 //
 //   - In write-exclusive mode one peer at a time uses a disk, by one protocol or several. The first
-//     one that accesses it owns it until its last session has gone and its writes have left it.
+//     peer that accesses it owns it until its last session has ended and its writes have left it.
 //   - When HandOver returns, nothing that the former owner has sent can change the disk any more.
 //   - What a peer has reserved by one protocol binds clients of all others.
 //   - When Disk.Released is closed, nothing uses the disk or its store any more.
@@ -26,18 +26,19 @@
 //     Disks.Refusal is the answer while all disks are refused, as in a pod whose launcher has not
 //     asked for them.
 //   - When the peer is known: Connections.Admit, Disks.AttachTo with its Who, then Disk.Removed (a
-//     removal that has not seen the connection does not end it), Client.TakeOver, Memory.Join,
-//     Memory.Receive, Conn.SetClient (so that people see whose requests wait),
+//     removal that came before the client does not end its connection), Client.TakeOver,
+//     Memory.Join, Memory.Receive, Conn.SetClient (so that people see whose requests wait),
 //     Observer.LoginAccepted. Conn.TakeSocket makes the network faster. NewReader
 //     is for a goroutine that reads and executes requests itself.
 //   - For each request: Share.Get for its data, and Client.Begin, which may wait for a former
-//     client of the same name. Its error is the answer. Client.Used says whether Begin waits for
-//     nobody. A front end with rights of its own, such as SCSI's reservations, makes Begin's steps
-//     itself: Client.Claim, Client.FirstUse, Disk.Begin, Disks.KeepOwner.
-//   - What changes the disk, or reads what it changes: Request.Lock, then Client.Permits, because a
-//     fence may have come between, or the connection's end (Conn.Cause); Ranges.Unlock afterwards.
+//     client of the same name. Answer the request with its error, if any. If Client.Used is true,
+//     Begin does not wait. A front end with rights of its own, such as SCSI's reservations, makes
+//     Begin's steps itself: Client.Claim, Client.FirstUse, Disk.Begin, Disks.KeepOwner.
+//   - For a request that changes the disk, or reads what such a request changes: Request.Lock, then
+//     Client.Permits, because of a fence or the end of the connection meanwhile (Conn.Cause);
+//     Ranges.Unlock afterwards.
 //   - Request.Read, WriteAt and so on, which hold the request while content is far away, for as
-//     long as Client.HoldTimeout says; Client.GaveUp if the peer ends one that waits.
+//     long as Client.HoldTimeout says; Client.GaveUp if the peer ends a request that waits.
 //   - Disk.End, Disk.Worked or Disk.Failed, Observer.RequestDone. A goroutine of its own for a
 //     request counts with Conn.Add and Done.
 //   - At the end of a connection, for whatever reason: Conn.Fail, Request.Abort for what is under

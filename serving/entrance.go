@@ -10,14 +10,14 @@ import (
 	"sync/atomic"
 )
 
-// Crowd says how many connections peers may have at a front end. Fields of 0 take the default.
+// Crowd limits the connections at a front end. A field of 0 means the default.
 type Crowd struct {
-	// Sessions is how many there may be at once; default 1024.
+	// Sessions is the most sessions at once; default 1024.
 	Sessions int
-	// PerPeer is how many of them one peer may have; default 256.
+	// PerPeer is the most sessions of one peer; default 256.
 	PerPeer int
-	// Strangers is how many connections there may be, besides the sessions, whose peer has not
-	// introduced itself. One more pushes another one out. Default 256.
+	// Strangers is the most connections, in addition to the sessions, whose peer has not introduced
+	// itself. One more pushes another one out. Default 256.
 	Strangers int
 }
 
@@ -28,15 +28,15 @@ const (
 	defaultStranger = 256
 )
 
-// ErrCrowded says that there are as many sessions as there may be.
+// ErrCrowded says that the limit of sessions is reached.
 var ErrCrowded = errors.New("the limit of sessions is reached")
 
-// ErrPeerCrowded says that one peer has as many sessions as it may have.
+// ErrPeerCrowded says that one peer has reached its limit of sessions.
 var ErrPeerCrowded = errors.New("the limit of sessions of one client is reached")
 
-// Entrance bounds the connections of a front end. A session is refused at the limit: who is inside
-// stays there. A stranger, a connection whose peer has not introduced itself, costs little. At
-// their limit a new one pushes another one out, so that a flood of them keeps nobody out. That one
+// Entrance bounds the connections of a front end. A new session is refused at the limit: existing
+// ones stay. A stranger, a connection whose peer has not introduced itself, costs little. At their
+// limit a new stranger pushes out another, so that a flood of strangers keeps nobody out. That one
 // is from the source with the most strangers: the oldest that has not begun, or else the oldest.
 //
 // Any number of goroutines may call the methods. Arrival.PushOut is called without a lock.
@@ -52,14 +52,14 @@ type Entrance struct {
 
 // Arrival is a connection at an Entrance.
 type Arrival struct {
-	// Source is where it comes from, such as SourceOf says.
+	// Source is where the connection comes from, as SourceOf says.
 	Source string
 	// PushOut ends the connection, because it must make room for another one.
 	PushOut func()
 	// Began says that the peer has begun to introduce itself.
 	Began atomic.Bool
 
-	place   *list.Element // guarded by Entrance.mu; nil: it is no stranger
+	place   *list.Element // guarded by Entrance.mu; nil: not a stranger
 	peer    string        // guarded by Entrance.mu; of its session
 	session bool          // guarded by Entrance.mu
 }
@@ -73,7 +73,7 @@ func NewEntrance(limits Crowd) *Entrance {
 }
 
 // SourceOf returns the origin of a connection: an IPv4 address, or the 64-bit network of an IPv6
-// address, because one host may have all addresses in it. The zero value means no address.
+// address, because one host may have all addresses of such a network. Zero means no address.
 func SourceOf(nc net.Conn) netip.Addr {
 	a, ok := nc.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -88,7 +88,7 @@ func SourceOf(nc net.Conn) netip.Addr {
 	return addr
 }
 
-// Arrive takes a new connection in, as a stranger.
+// Arrive adds a new connection as a stranger.
 func (e *Entrance) Arrive(a *Arrival) {
 	e.mu.Lock()
 	var victim *Arrival
@@ -133,7 +133,7 @@ func (e *Entrance) victimLocked() (victim *Arrival) {
 	return victim
 }
 
-// knownLocked says that a connection is no stranger any more.
+// knownLocked notes that a connection is no stranger any more.
 func (e *Entrance) knownLocked(a *Arrival) {
 	if a.place == nil {
 		return
@@ -145,9 +145,9 @@ func (e *Entrance) knownLocked(a *Arrival) {
 	}
 }
 
-// Admit makes a connection a session of a peer. All who go by one name count as one peer; the front
-// end chooses a name of which nobody can make up many. A connection that replaces a session is
-// never refused. Otherwise the error is ErrCrowded or ErrPeerCrowded.
+// Admit makes a connection a session of a peer. The front end chooses the peer's name so that
+// nobody can make up many. A connection that replaces a session is never refused. Otherwise the
+// error is ErrCrowded or ErrPeerCrowded.
 func (e *Entrance) Admit(a *Arrival, peer string, replaces bool) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -182,7 +182,7 @@ func (e *Entrance) Leave(a *Arrival) {
 	}
 }
 
-// Strangers is how many connections there are whose peer has not introduced itself.
+// Strangers is the number of connections whose peer has not introduced itself.
 func (e *Entrance) Strangers() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()

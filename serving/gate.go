@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// gate refuses all disks, for as long as whoever decides about them says so.
+// gate refuses all disks while there is a reason.
 type gate struct {
 	mu     sync.Mutex
 	reason error         // guarded by mu; nil: the disks can be used
@@ -22,9 +22,9 @@ func (g *gate) add(end func(error)) {
 	g.ends = append(g.ends, end)
 }
 
-// Refuse refuses every disk to the clients of gated front ends from now on (see Rules): they are
-// cut off, and whoever asks for a disk is told the reason. It is for disks that must not be used,
-// whatever clients believe. A later reason takes the place of this one; nil ends it.
+// Refuse refuses every disk to the clients of gated front ends from now on (see Rules): their
+// connections end, and new requests for a disk get the reason. It is for disks that must not be
+// used, although clients do not know. A later reason replaces this one; nil ends the refusal.
 func (s *Disks) Refuse(reason error) {
 	s.gate.mu.Lock()
 	s.gate.reason = reason
@@ -33,13 +33,13 @@ func (s *Disks) Refuse(reason error) {
 	if reason == nil {
 		return
 	}
-	// Also those that have chosen no disk yet. They may be about to; and they can ask again.
+	// Also connections that have chosen no disk yet: they may be about to. They can connect again.
 	for _, end := range ends {
 		end(fmt.Errorf("%w: %w", ErrRefused, reason))
 	}
 }
 
-// Refusal is why every disk is refused; nil: none is. Name and log are those of the client that
+// Refusal is why every disk is refused; nil: they are not. name and log are of the client that
 // wants a disk.
 func (s *Disks) Refusal(name string, log *zap.Logger) error {
 	s.gate.mu.Lock()

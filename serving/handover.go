@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// During a live migration two peers use an exclusive disk for a while: the machine that takes the
-// guest over logs in and reads while the first one still writes. Admit opens the disk to the second
-// one. HandOver makes the second one the owner and fences the first. Withdraw closes the disk to
-// the second one again. A fenced peer stays fenced until the disk is opened to it again.
+// In a live migration two peers use an exclusive disk for a while: the machine that the guest moves
+// to logs in and reads while the other machine still writes. Admit opens the disk to the second
+// peer. HandOver makes it the owner and fences the first peer. Withdraw closes the disk to the
+// second peer again. A fenced peer stays fenced until the disk is opened to it again.
 
 // ErrNotLoggedIn is the error of HandOver if the peer that should become the owner has no session.
 // The disk then stays with its owner.
 var ErrNotLoggedIn = errors.New("is not logged in")
 
-// Opening is a disk that a second peer may use beside its owner.
+// Opening is a disk that a second peer may use in addition to its owner.
 type Opening struct {
 	LUN   uint16
 	To    string
 	Until time.Time // zero: until HandOver or Withdraw
 }
 
-// Admit opens an exclusive disk to a peer beside its owner. After an error nothing has changed.
-// Admit does not close the disk again when the time until has come: the caller does, and finds that
+// Admit opens an exclusive disk to a peer in addition to its owner. After an error nothing has
+// changed. Admit does not close the disk again at the time until: the caller does, and finds that
 // time in Openings, also after a restart.
 func (s *Disks) Admit(number uint16, peer string, until time.Time) error {
 	d, err := s.useExclusive(number)
@@ -61,9 +61,9 @@ func (s *Disks) Admit(number uint16, peer string, until time.Time) error {
 }
 
 // HandOver makes the admitted peer the owner of the disk. When it returns, the requests of all
-// other peers are refused, and none that is still under way can change the disk. What they held at
-// a front end is gone. The former owner is fenced, also after a restart. HandOver returns its name,
-// or "" if nobody is known to have owned the disk. If the new owner has no session, or the disk's
+// other peers are refused, and none that is still under way can change the disk. Rights that the
+// others held at a front end are gone. The former owner is fenced, also after a restart. HandOver
+// returns its name, or "" if no owner is known. If the new owner has no session, or the disk's
 // store cannot save the change, HandOver changes nothing.
 func (s *Disks) HandOver(number uint16) (former string, err error) {
 	how, err := s.fenceOff(number, s.handoverLocked,
@@ -72,8 +72,8 @@ func (s *Disks) HandOver(number uint16) (former string, err error) {
 	return how.loser, err
 }
 
-// Withdraw closes a disk to the peer that Admit opened it to, fences that peer as HandOver does
-// with the owner, and leaves the disk with its owner. It returns the name of the fenced peer.
+// Withdraw closes a disk to the peer that Admit has opened it to, and fences that peer as HandOver
+// fences the owner. The disk stays with its owner. Withdraw returns the name of the fenced peer.
 func (s *Disks) Withdraw(number uint16) (guest string, err error) {
 	how, err := s.fenceOff(number, (*Disk).withdrawal,
 		func(name string, how outcome) bool { return PlainName(name) == how.guest },
@@ -91,18 +91,18 @@ func (s *Disks) Openings() (openings []Opening) {
 	return openings
 }
 
-// ending is the outcome for a disk that was open to a guest, or goes to another incarnation of its
-// owner.
+// outcome is the result for a disk that was open to a guest, or that another incarnation of its
+// owner takes over.
 type outcome struct {
-	guest      string // the peer that it was open to; "": it stays as open as it was
+	guest      string // the peer that the disk was open to; "": what is open stays open
 	owner      string // the new owner, with its incarnation; "": nobody
 	loser      string // the peer that is fenced; "": nobody
-	superseded string // the incarnations that may never use it again, joined by newlines
+	superseded string // incarnations that may never use the disk again, joined by newlines
 }
 
-// fenceOff moves a disk to its next owner. find decides the outcome, or why there can be none;
-// commit applies it. Both run with Disks.mu held. Peers for which fenced is true lose what they
-// hold.
+// fenceOff gives a disk to its next owner. find decides the outcome, or why there can be none.
+// commit applies it. Both are called with Disks.mu held. Peers for which fenced returns true lose
+// their rights.
 func (s *Disks) fenceOff(number uint16, find func(*Disk) (outcome, error),
 	fenced func(name string, how outcome) bool, commit func(d *Disk, how outcome),
 ) (outcome, error) {
@@ -121,8 +121,7 @@ func (s *Disks) fenceOff(number uint16, find func(*Disk) (outcome, error),
 		f.Finish()
 	}
 	// A request that was aborted before it holds its range changes nothing once it gets the range
-	// (see Request.Lock). Sessions that have ended may leave writes behind that a slow disk still
-	// works on.
+	// (see Request.Lock). Sessions that have ended may have left writes in a slow disk.
 	d.Ranges.Drain(func(name string) bool { return fenced(name, how) })
 	return how, nil
 }
@@ -162,7 +161,7 @@ func (s *Disks) closeTo(d *Disk, find func(*Disk) (outcome, error),
 	return how, fences, nil
 }
 
-// commit publishes what is saved, unless the outcome would be another one by now.
+// commit publishes the saved state, unless the outcome would be another one by now.
 func (s *Disks) commit(d *Disk, how outcome, find func(*Disk) (outcome, error),
 	next *handoverState, commit func(d *Disk, how outcome), fences []Fencing) error {
 	s.mu.Lock()
@@ -206,7 +205,7 @@ func (s *Disks) handoverLocked(d *Disk) (outcome, error) {
 	return outcome{guest: how.guest, owner: heir, loser: d.Owner()}, nil
 }
 
-// useExclusive finds a disk with exclusive access and keeps its store until Disk.End.
+// useExclusive finds a disk with exclusive access and counts a use of it, until Disk.End.
 func (s *Disks) useExclusive(number uint16) (*Disk, error) {
 	d, err := s.use(number)
 	if err == nil && !d.exclusive.Load() {

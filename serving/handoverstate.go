@@ -12,22 +12,21 @@ import (
 	"go.uber.org/zap"
 )
 
-// handoverState is the knowledge about handovers that a write-exclusive disk needs after a restart.
-// It never changes once it is published.
+// handoverState is what a write-exclusive disk must know about handovers after a restart. It never
+// changes once it is published.
 //
-// The loser of a handover stays fenced when the winner is gone, whether for a restart, with its
-// connection or for good. The loser's machine logs in again by itself, and could then write what
-// its guest had in memory when it stopped. Meanwhile the guest has run, or still runs, on another
-// machine, and that write would destroy its data. Only an operator knows that nothing is left to
-// be written.
+// The loser of a handover stays fenced even when the winner is gone, for a while or for good. The
+// loser's machine logs in again by itself, and could then write data from the time before the
+// handover. But the guest has run on another machine since, or still runs there, and that write
+// would destroy its data. Only an operator knows that nothing is left to be written.
 type handoverState struct {
 	// the last owner, which the next handover fences; "": nobody
 	Owner string `json:"owner,omitempty"`
-	// the peer that may use it beside its owner; "": nobody
+	// the peer that may use the disk in addition to its owner; "": nobody
 	Guest  string    `json:"open_to,omitempty"`
 	Until  time.Time `json:"until,omitzero"`   // see Disks.Admit
 	Fenced []string  `json:"fenced,omitempty"` // fenced peers, oldest first
-	// incarnations whose place another one has taken, oldest first
+	// superseded incarnations, oldest first
 	Superseded []string `json:"over,omitempty"`
 }
 
@@ -35,7 +34,7 @@ type handoverState struct {
 // disk may be handed over for years to names that never come back.
 const maxFenced = 1024
 
-// maxOver is the same for incarnations. Each start of a client is one.
+// maxOver is the same for superseded incarnations. There is one for each start of a client.
 const maxOver = 256
 
 // ended returns the state after a handover or takeover. The loser, if any, is fenced. The guest is
@@ -58,12 +57,12 @@ func (s *handoverState) ended(how outcome) *handoverState {
 	return next
 }
 
-// superseded reports whether a peer is an incarnation whose place another one has taken.
+// superseded reports whether a peer is an incarnation that was superseded.
 func (s *handoverState) superseded(name string) bool {
 	return len(s.Superseded) > 0 && slices.Contains(s.Superseded, name)
 }
 
-// encode returns the stored form of the state. It fails if RFC 3339 cannot express the year in
+// encode returns the stored form of the state. It fails if RFC 3339 cannot express the year of
 // Until.
 func (s *handoverState) encode() ([]byte, error) {
 	if s.Owner == "" && s.Guest == "" && len(s.Fenced) == 0 && len(s.Superseded) == 0 {
@@ -72,7 +71,7 @@ func (s *handoverState) encode() ([]byte, error) {
 	return json.Marshal(s)
 }
 
-// valid reports whether a peer could have each of the names.
+// valid reports whether all names in the state can be names of peers.
 func (s *handoverState) valid() bool {
 	bad := func(name string) bool { return !ValidName(PlainName(name)) }
 	return (s.Owner == "" || !bad(s.Owner)) && (s.Guest == "" || ValidName(s.Guest)) &&
@@ -83,7 +82,7 @@ func (s *handoverState) valid() bool {
 // maxName is the length of the longest iSCSI name in bytes (RFC 7143 4.2.7.1).
 const maxName = 223
 
-// ValidName reports whether a peer could have this name.
+// ValidName reports whether a peer can have this name.
 func ValidName(name string) bool {
 	return name != "" && len(name) <= maxName &&
 		!strings.ContainsFunc(name, func(r rune) bool {
@@ -105,7 +104,7 @@ func IsInitiator(name string) bool {
 }
 
 // NormalName is the form in which names are compared. Letter case does not matter in iSCSI names
-// (RFC 7143 4.2.7.1), and does in others.
+// (RFC 7143 4.2.7.1). In others it does.
 func NormalName(name string) string {
 	if IsInitiator(name) {
 		return strings.ToLower(name)
@@ -113,11 +112,11 @@ func NormalName(name string) string {
 	return name
 }
 
-// saveHandover stores next before the caller publishes it. The caller has handing.
+// saveHandover stores next. The caller has handing, and publishes next afterwards.
 func (d *Disk) saveHandover(next *handoverState) error {
 	data, err := next.encode()
 	if err == nil {
-		before, _ := d.handover.Load().encode() // it has been saved, or read
+		before, _ := d.handover.Load().encode() // it was saved or read before, so it can be encoded
 		_, err = ReplaceStored(d.Store, storedHandover, data, before)
 	}
 	if err != nil {
@@ -127,11 +126,10 @@ func (d *Disk) saveHandover(next *handoverState) error {
 	return nil
 }
 
-// KeepOwner stores the name of the disk's owner if it has changed. The next handover has to fence
-// that owner even if it has not been seen since a restart. Requests that have claimed the disk call
-// this before they are answered; Claim itself waits for no storage. If saving fails, service goes
-// on, because the name only matters after a restart, and a request tries again when keepEvery is
-// over.
+// KeepOwner stores the name of the disk's owner if it has changed: the next handover has to fence
+// that owner even if it has not come back after a restart. Requests that have claimed the disk call
+// this before they are answered; Claim itself waits for no storage. If saving fails, requests go
+// on, because the name only matters after a restart, and a request tries again after keepEvery.
 func (s *Disks) KeepOwner(d *Disk) {
 	if !d.exclusive.Load() || d.Store == nil || d.owner.Load() == d.kept.Load() {
 		return
@@ -176,22 +174,22 @@ func (s *Disks) KeepOwner(d *Disk) {
 	d.kept.Store(owner) // only now that it is stored: other requests of the owner wait for that
 }
 
-// unkept is an owner that could not be stored, and from when on a request tries again.
+// unkept is an owner that could not be stored, and the time when a request tries again.
 type unkept struct {
 	owner *Peer
 	again time.Time
 }
 
-// keepEvery is how long requests go on after an owner could not be stored, until one tries again.
+// keepEvery is how long requests go on after an owner could not be stored, before one tries again.
 const keepEvery = time.Second
 
-// restoreHandover loads the stored state. A disk that was open is open again. It still belongs to
-// its owner, which has no session yet. Unless the disk is open, others can claim it as if that
+// restoreHandover loads the stored state. A disk that was open is open again, and still belongs to
+// its owner, which has no session yet. A disk that was not open can be claimed by others, as if its
 // owner had left.
 func (d *Disk) restoreHandover() error {
 	s := &handoverState{}
 	if d.Store != nil && !d.exclusive.Load() && !d.protected.Load() {
-		var before handoverState // an error about it comes when the disk is exclusive again
+		var before handoverState // an error in it is reported when the disk is exclusive again
 		if b, err := d.Store.Load(storedHandover); err == nil && json.Unmarshal(b, &before) == nil {
 			if err := d.forgetLast(&before); err != nil {
 				return err
@@ -223,8 +221,8 @@ func (d *Disk) restoreHandover() error {
 }
 
 // Kept reports whether a front end may restore what it has stored for a peer, such as reservations,
-// after a restart. It may not if the peer is fenced and nobody has admitted it again: the daemon
-// may have ended after the fence was saved, and before what the peer holds was removed.
+// after a restart. It may not if the peer is fenced: the daemon may have ended after the fence was
+// saved, and before the peer's rights were removed.
 func (d *Disk) Kept(name string) bool {
 	s := d.handover.Load()
 	return name == s.Guest || !slices.Contains(s.Fenced, name)

@@ -9,16 +9,16 @@ import (
 	"go.uber.org/zap"
 )
 
-// Several clients may go by one name, such as relays in pods that have the same certificate. If
-// each tells what it calls itself, it is an incarnation of the name, and a disk has one of them at
-// a time. An incarnation is drawn anew at each start of a client, and never comes back after
-// another one has taken its place. So that place can be taken without anybody's word: what is left
-// of the former one, such as a write that its machine sends late, is refused for good.
+// Several clients may have one name, such as relays in pods with the same certificate. A client may
+// also tell an incarnation, which tells it from others of the name. A disk has one incarnation of a
+// name at a time. An incarnation is drawn at each start of a client, and never comes back after it
+// was superseded by another. So no operator has to decide: late writes of the former one, such as a
+// write that its machine still sends, are refused for good.
 //
 // When a client is gone, the first request of the next one takes the disk over. While the client is
-// still there, only the target of a live migration can take over, which says that it is one. It
-// does so with its first write. Until then it only reads, beside the source, which still writes and
-// which keeps the disk if the migration is cancelled.
+// still there, only the target of a live migration can take over, and it must say that it is one.
+// It does so with its first write. Until then it only reads. The source still writes, and keeps the
+// disk if the migration is cancelled.
 
 func incarnationName(name, incarnation string) string {
 	if incarnation == "" {
@@ -38,22 +38,22 @@ func sameName(a, b string) bool {
 	return a != b && PlainName(a) == PlainName(b) && PlainName(a) != a && PlainName(b) != b
 }
 
-// Superseded reports whether another incarnation has taken the place of this one at a disk.
+// Superseded reports whether another incarnation has superseded this one at a disk.
 func (d *Disk) Superseded(name, incarnation string) bool {
 	return d.exclusive.Load() && d.handover.Load().superseded(incarnationName(name, incarnation))
 }
 
-// Superseded reports whether another incarnation has taken the place of the client's at a disk.
+// Superseded reports whether another incarnation has superseded the client's at a disk.
 func (c *Client) Superseded(d *Disk) bool {
 	return d.exclusive.Load() && d.handover.Load().superseded(c.peer.name)
 }
 
-// Owns reports whether the client's peer has an exclusive disk, or the disk is for everybody. Then
-// ClaimFor is quick.
+// Owns reports whether the client's peer owns the disk, or the disk is shared. Then ClaimFor is
+// quick.
 func (c *Client) Owns(d *Disk) bool { return d.owner.Load() == c.peer || !d.exclusive.Load() }
 
 // ClaimFor is Claim for one request; write says that it changes the disk. It waits for the requests
-// of an incarnation whose place the client takes, and for the disk.
+// of an incarnation that the client supersedes, and for the disk.
 func (c *Client) ClaimFor(d *Disk, write bool) bool {
 	owner := d.owner.Load()
 	switch {
@@ -74,7 +74,7 @@ func (c *Client) ClaimFor(d *Disk, write bool) bool {
 	return err == nil
 }
 
-// looksOn reports whether the client may read beside the owner, whose place it will take.
+// looksOn reports whether the client may read beside the owner that it will supersede.
 func (c *Client) looksOn(d *Disk) bool {
 	owner := d.owner.Load()
 	return c.who.MigrationTarget && owner != nil && sameName(owner.name, c.peer.name) &&
@@ -88,9 +88,9 @@ var (
 )
 
 // takeOver makes the client's peer the owner of a disk in place of another incarnation, as HandOver
-// does. Then it flushes the disk, because the former one can no longer repeat the writes that were
-// acknowledged to it. If the client is the target of a migration, earlier targets are superseded,
-// too: their migrations were cancelled.
+// does. Then it flushes the disk, because the former one cannot repeat its acknowledged writes any
+// more. If the client is the target of a migration, earlier targets are superseded, too: their
+// migrations were cancelled.
 func (s *Disks) takeOver(d *Disk, c *Client) error {
 	_, err := s.fenceOff(d.Number, func(d *Disk) (outcome, error) { return s.takeoverLocked(d, c) },
 		func(name string, _ outcome) bool { return sameName(name, c.peer.name) },
@@ -119,7 +119,7 @@ func (s *Disks) takeoverLocked(d *Disk, c *Client) (outcome, error) {
 		return outcome{}, errOwns
 	case owner == nil || !sameName(owner.name, c.peer.name) || d.isFenced(c) ||
 		c.peer.sessions.Load() == 0,
-		// it may be connected again, and have no request
+		// the owner may be connected again without a request
 		!c.who.MigrationTarget && (d.busy(owner) || s.peers[owner.name] != nil):
 		return outcome{}, errHeld
 	}
@@ -133,9 +133,9 @@ func (s *Disks) takeoverLocked(d *Disk, c *Client) (outcome, error) {
 		superseded: strings.Join(slices.Sorted(maps.Keys(former)), "\n")}, nil
 }
 
-// attachedLocked is the peer with a session that a disk is handed over to, by the name that an
-// operator knows: of several incarnations at the disk the last one that has come, because none
-// comes back after the next one; "": there is none.
+// attachedLocked is the name of the peer with a session that a disk is handed over to. name is the
+// name that an operator knows. Of several incarnations at the disk, it is the last one that has
+// come, because an incarnation does not come back after the next one. "": there is none.
 func (s *Disks) attachedLocked(d *Disk, name string) (found string) {
 	var last uint64
 	for other, p := range s.peers {

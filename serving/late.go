@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// Late has the reads of a connection that wait for the storage of this machine, which has begun to
-// read for them: see disk.Cached. They are executed in the order in which they came: when the first
-// has its data, most others have theirs, too. The connection's reader does it when it has nothing
-// else to begin with, because to wake another goroutine costs more than a read. If storage takes
-// long, others of the connection must not wait for it, so a goroutine does it.
+// Late has the reads of a connection that wait for local storage, which has begun to read for them:
+// see disk.Cached. They are executed in the order in which they came: when the first has its data,
+// most others have theirs, too. The connection's reader executes them when it has nothing else to
+// begin with, because waking another goroutine costs more than a read. If storage takes long, a
+// goroutine executes them, so that other requests of the connection do not wait.
 type Late[T any] struct {
 	role *Reader
 	few  int
@@ -18,28 +18,29 @@ type Late[T any] struct {
 	mu   sync.Mutex
 	all  []T  // guarded by mu
 	runs bool // guarded by mu; a goroutine has the role
-	slow int  // guarded by mu; the goroutine executes all until it had this many quick reads
+	slow int  // guarded by mu; the goroutine executes all until this many reads in a row were quick
 	// guarded by mu; requests of the peer that came before the first of all
 	overtaken int
 }
 
 const (
-	// quickRead is how long a reader may wait for storage, and slowReads how many reads in a row
-	// must be quicker after one that was not.
+	// quickRead is how long a reader may wait for storage. After a read that took longer, slowReads
+	// reads in a row must be quicker.
 	quickRead = time.Millisecond
 	slowReads = 16
-	// maxOvertaken is how many requests of the peer come before one that waits. A peer that keeps
-	// many under way may leave its reader something to begin with for as long as it likes.
+	// maxOvertaken is how many requests of the peer may overtake a waiting one. Otherwise a peer
+	// with many requests under way could make it wait for ever.
 	maxOvertaken = 64
 )
 
-// ErrLater is what an Executor's Blocks returns if the request is to be left to Late, so that other
+// ErrLater is returned by an Executor's Blocks if the request is to be left to Late, so that other
 // requests of the connection come first.
 var ErrLater = errors.New("the request waits for storage")
 
-// NewLate makes a Late without a request; Close ends it. The reader leaves more than few requests
-// to the goroutine. Loop executes what Next returns, until that returns false or its turn is no
-// longer Reading. HandOn is as for NewReader, and is also called before a goroutine begins.
+// NewLate makes an empty Late; Close ends it. If more than few requests wait, the reader leaves
+// them to the goroutine. loop executes the requests that Next returns, until Next returns false or
+// its turn is no longer Reading. handOn is as for NewReader, and is also called before a goroutine
+// begins.
 func NewLate[T any](s *Disks, c *Conn, few int, loop func(*Turn), handOn func()) *Late[T] {
 	l := &Late[T]{role: s.NewReader(c, loop, handOn), few: few}
 	l.role.late = true
@@ -47,8 +48,8 @@ func NewLate[T any](s *Disks, c *Conn, few int, loop func(*Turn), handOn func())
 }
 
 // Postpone leaves a request of a turn for later. A reader calls Await, or Take, before it waits for
-// its peer, and Start before it ends. A turn that has lost its role meanwhile leaves the request to
-// the goroutine: the reader that has it now may already wait for the peer.
+// its peer, and Start before it ends. If the turn has lost its role meanwhile, the goroutine
+// executes the request: the reader that has the role now may already wait for the peer.
 func (l *Late[T]) Postpone(t *Turn, request T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -58,8 +59,9 @@ func (l *Late[T]) Postpone(t *Turn, request T) {
 	}
 }
 
-// Await has the reader execute requests until something has come from its peer, which ready tells
-// without a wait, or the goroutine executes the rest. It returns the first error of both.
+// Await makes the reader execute requests until the peer has sent something, or until the goroutine
+// executes the rest. ready reports whether the peer has, and does not wait. Await returns the first
+// error of ready or execute.
 func (l *Late[T]) Await(t *Turn, ready func() (bool, error), execute func(T) error) error {
 	for t.Reading && l.alone() {
 		if come, err := ready(); come || err != nil {
@@ -77,7 +79,7 @@ func (l *Late[T]) Await(t *Turn, ready func() (bool, error), execute func(T) err
 	return nil
 }
 
-// overtake notes that the reader has something else to begin with.
+// overtake notes that the reader begins with another request.
 func (l *Late[T]) overtake() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -86,15 +88,15 @@ func (l *Late[T]) overtake() {
 	}
 }
 
-// alone reports whether there are requests, and the goroutine does not run.
+// alone reports whether there are requests and no goroutine that executes them.
 func (l *Late[T]) alone() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.all) > 0 && !l.runs
 }
 
-// Take returns the next request, for the reader. After false, the reader has nothing to do here:
-// there is none, or the goroutine executes it.
+// Take returns the next request, for the reader. After false, the reader has nothing to do: there
+// is no request, or the goroutine executes them.
 func (l *Late[T]) Take() (request T, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,8 +138,8 @@ func (l *Late[T]) popLocked() (request T, ok bool) {
 	return request, true
 }
 
-// Waits notes that the turn waits for storage with a request that was left for later. Blocked
-// follows. If the watchdog gives the role to another reader meanwhile, the goroutine does the rest.
+// Waits notes that the turn begins to wait for storage with a postponed request. Blocked follows.
+// If the watchdog gives the role to another reader meanwhile, the goroutine executes the rest.
 func (l *Late[T]) Waits(t *Turn) {
 	if t.Late {
 		return
@@ -161,8 +163,8 @@ func (l *Late[T]) Blocked(t *Turn, took time.Duration) {
 	}
 }
 
-// Next is the next request, for the goroutine. After false, it ends: there is none, or the
-// connection has ended.
+// Next is the next request, for the goroutine. After false, the goroutine ends: there is no
+// request, or the connection has ended.
 func (l *Late[T]) Next() (request T, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -173,14 +175,14 @@ func (l *Late[T]) Next() (request T, ok bool) {
 	return request, ok
 }
 
-// Waiting is how many requests nobody has begun with.
+// Waiting is how many requests have not begun.
 func (l *Late[T]) Waiting() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.all)
 }
 
-// Left takes away the requests that nobody has begun with.
+// Left removes and returns the requests that have not begun.
 func (l *Late[T]) Left() []T {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -25,8 +25,8 @@ func (o Operation) String() string {
 	return "operation " + strconv.Itoa(int(o))
 }
 
-// Observer is told by the front ends what happens, whatever the protocol. Many goroutines call its
-// methods at once from the request path, so they must not block.
+// Observer is told by the front ends what happens. Many goroutines call its methods from the
+// request path, so they must not block.
 type Observer interface {
 	LoginAccepted(LoginEvent)
 	LoginRefused(LoginEvent)
@@ -38,11 +38,11 @@ type Observer interface {
 
 // LoginEvent is a login that succeeded or was refused.
 type LoginEvent struct {
-	Client    string // its name; "" if the peer did not name itself
+	Client    string // name of the client; "": the peer did not name itself
 	Remote    string // the peer's address
 	Target    string // what the peer asked for, such as an iSCSI target or an NBD export
-	User      string // the user that it authenticates as, or tried to; "": it does not
-	Discovery bool   // it only asks what there is
+	User      string // the user that the peer authenticates as, or tried to; "": none
+	Discovery bool   // the peer only asks what there is
 	Reason    string // refused: a short stable label
 	Err       error  // refused: the full reason, for people
 }
@@ -62,10 +62,10 @@ type RequestEvent struct {
 	Op       Operation
 	Bytes    int64         // transferred between peer and disk
 	Duration time.Duration // from the request's arrival to its response being queued
-	Status   uint8         // by SAM-5 5.3.1, whatever the protocol: see StatusGood
+	Status   uint8         // by SAM-5 5.3.1, for all protocols: see StatusGood
 }
 
-// The statuses that a front end without SCSI has.
+// The statuses that front ends without SCSI use.
 const (
 	StatusGood     = 0x00
 	StatusFailed   = 0x02 // the response is an error

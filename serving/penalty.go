@@ -8,7 +8,7 @@ import (
 const (
 	// freeFailures is how often a peer may fail before it is slowed down.
 	freeFailures = 3
-	// firstDelay is the delay of the first connection after that. Each further failure doubles it.
+	// firstDelay is the delay of the next connection. Each further failure doubles the delay.
 	firstDelay = 100 * time.Millisecond
 	// penaltyMemory is how long a failure is remembered.
 	penaltyMemory = time.Minute
@@ -18,8 +18,8 @@ const (
 
 // Penalties slow down peers that fail again and again: those that cannot authenticate, and those
 // whose connections break because of what they send, if they come back at once. A connection of
-// such a peer waits before it begins, whether or not it will succeed, so the wait tells nothing.
-// The wait is limited, so that nobody is locked out by a neighbour behind the same address. Each
+// such a peer waits before it begins, whether or not it will succeed, so the wait reveals nothing.
+// The wait is limited, so that a neighbour behind the same address locks nobody out. Each
 // connection waits by itself. Any number of goroutines may call the methods.
 type Penalties struct {
 	limit time.Duration
@@ -55,7 +55,7 @@ func (p *Penalties) Failed(peer string, now time.Time) (slowed bool) {
 	return e.failures >= freeFailures
 }
 
-// forgetLocked makes room. It removes expired peers, or else the one whose last failure is the
+// forgetLocked makes room. It removes expired peers, or else the peer whose last failure is the
 // oldest.
 func (p *Penalties) forgetLocked(now time.Time) {
 	var oldest string
@@ -72,8 +72,8 @@ func (p *Penalties) forgetLocked(now time.Time) {
 	}
 }
 
-// Delay returns how long a connection of a peer must wait before it begins. Slowed says that the
-// peer has failed that often, also if nobody waits.
+// Delay returns how long a connection of a peer must wait before it begins. slowed says that the
+// peer has failed often, even if the delay is 0.
 func (p *Penalties) Delay(peer string, now time.Time) (delay time.Duration, slowed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -7,44 +7,45 @@ import (
 )
 
 // A connection's reader executes requests itself. The page cache answers nearly all of them in
-// microseconds, and waking another goroutine takes longer. A call that takes longer must not keep
-// the connection from reading. So each call has a number, and the watchdog looks at the numbers. If
-// a reader is in the same call at two looks in a row, a new goroutine becomes the reader; the old
-// one finishes its request and ends. When a disk has been stuck for a while, a reader passes its
-// role on before each request for it, so that many such requests delay a connection no longer than
-// a few. The fast case costs three atomic operations per call, and no goroutine, queue or wake-up.
+// microseconds, and waking another goroutine takes longer. But a long disk call must not keep the
+// connection from reading. So each call has a number, and the watchdog looks at the numbers. If a
+// reader is in the same call at two looks in a row, a new goroutine becomes the reader; the old one
+// finishes its request and ends. When a disk has been stuck for a while, a reader passes its role
+// on before each request for that disk, so that many such requests delay a connection no longer
+// than a few. The fast case costs three atomic operations per call, and no goroutine, queue or
+// wake-up.
 
 // stallTick is the time between two looks. A call delays its connection for at most two ticks. A
-// reader that only waits for a processor looks stalled, too, so a tick is longer than a time slice
-// or two.
+// reader that only waits for a processor looks stalled, too. So a tick is longer than one or two
+// time slices.
 const stallTick = 10 * time.Millisecond
 
-// stuckTicks is for how many looks a disk must have a stalled call before readers no longer try
-// requests for it. On a busy machine readers look stalled for a shorter time than that.
+// stuckTicks is for how many looks a disk must have a stalled call, before readers pass on their
+// role for its requests. On a busy machine, readers look stalled for fewer looks than that.
 const stuckTicks = 4
 
-// A disk that is slow but not stalled, such as a drive, would get one request at a time. So after a
-// call that took slowCall, the next slowCalls requests for it are passed on, up to slowParallel at
-// once.
+// A disk that is slow but not stalled, such as a hard disk, would get one request at a time. So
+// after a call that took slowCall, the next slowCalls requests for the disk are passed on, up to
+// slowParallel at once.
 const (
 	slowCall     = 500 * time.Microsecond
 	slowCalls    = 16
 	slowParallel = 16
 )
 
-// maxInCalls is how many goroutines without the role may be in calls of disks that do not return.
-// Each holds a thread: Go ends a process that has 10,000 of them, and a container often has to do
-// with 4,096. Beyond that, a connection waits for its call.
+// maxInCalls is how many goroutines without the role may be in disk calls that do not return. Each
+// holds a thread: Go ends a process that has 10,000 of them, and a container often may have only
+// 4,096. Beyond that, a connection waits for its call.
 const maxInCalls = 3 << 10
 
-// quietTicks is after how many looks without a call the watchdog ends.
+// quietTicks is the number of looks without a call after which the watchdog ends.
 const quietTicks = 200
 
 // watchdog passes on the role of stalled readers. It runs while there are calls.
 type watchdog struct {
 	awake atomic.Bool
 	calls atomic.Uint32 // not 0: there were calls since the last look
-	// inCalls is how many goroutines have left the role for a call of a stuck disk
+	// inCalls is how many goroutines are in a call of a stuck disk without the role
 	inCalls atomic.Int32
 
 	mu      sync.Mutex
@@ -55,11 +56,11 @@ type watchdog struct {
 type stall struct {
 	stalled atomic.Int32 // current calls in which a reader lost its role
 	stuck   atomic.Bool  // there were such calls for stuckTicks looks
-	// looks in a row with such a call; belongs to the watchdog
+	// looks in a row with such a call; only the watchdog uses it
 	ticks int
 
-	armed  atomic.Int32 // so many of the next requests are passed on, because the disk was slow
-	passed atomic.Int32 // how many requests that were passed on for that are under way
+	armed  atomic.Int32 // how many of the next requests are passed on, because the disk was slow
+	passed atomic.Int32 // how many requests that were passed on for that reason are under way
 }
 
 // Reader is the role of reading the requests of one connection.
@@ -68,36 +69,36 @@ type Reader struct {
 	conn   *Conn
 	loop   func(*Turn)
 	handOn func()
-	late   bool // it executes what was left to a Late
+	late   bool // it executes the requests of a Late
 
 	// busy is the number of the current disk call of the goroutine with the role, or 0.
 	busy  atomic.Uint64
-	calls uint64 // number of calls so far; belongs to the goroutine with the role
+	calls uint64 // number of calls so far; only the goroutine with the role uses it
 	// turn is the goroutine with the role. It is valid while busy is not 0.
 	turn    *Turn
-	watched uint64 // belongs to the watchdog
+	watched uint64 // only the watchdog uses it
 }
 
-// Turn is a goroutine that has or had the role of a Reader. When it has lost the role, it only
+// Turn is a goroutine that has or had the role of a Reader. After it has lost the role, it only
 // finishes its current request.
 type Turn struct {
-	Reading bool // it has the role; only the goroutine itself may look
-	Late    bool // the role is a Late's: its requests have been told to wait for storage
+	Reading bool // it has the role; only this goroutine may read the field
+	Late    bool // the role is a Late's: its requests may wait for storage
 
 	reader *Reader
 	call   uint64      // number of its disk call as the reader; 0: none
-	disk   *Disk       // of that call, and of the request over which it has lost the role
+	disk   *Disk       // the disk of that call, and of the request over which the role was lost
 	passed *Disk       // the slow disk for which its request was passed on
-	inCall bool        // it counts in watchdog.inCalls
-	lost   atomic.Bool // the role, over the request in hand
+	inCall bool        // it is counted in watchdog.inCalls
+	lost   atomic.Bool // it has lost the role over the request in hand
 	wait   wait        // it is in a disk call without the role
 }
 
 // StackCharge is how many bytes a goroutine that hangs in a disk counts for in the limit of memory.
 const StackCharge = 16 << 10
 
-// NewReader makes the role for one connection; the caller then calls Run, and Close. Loop reads and
-// executes requests until its turn is no longer Reading, or the connection has ended. HandOn is
+// NewReader makes the role for one connection; the caller then calls Run, and Close. loop reads and
+// executes requests until its turn is no longer Reading, or the connection has ended. handOn is
 // called before another goroutine takes over; it must not wait.
 func (s *Disks) NewReader(c *Conn, loop func(*Turn), handOn func()) *Reader {
 	r := &Reader{disks: s, conn: c, loop: loop, handOn: handOn}
@@ -128,13 +129,13 @@ func (r *Reader) Run() {
 	}
 }
 
-// takeOver starts another goroutine that reads, instead of one that finishes its request.
+// takeOver starts another goroutine that reads. The former one finishes its request.
 func (r *Reader) takeOver(lost *Turn) {
 	lost.lost.Store(true)
 	if lost.disk != nil {
 		lost.wait.begin(lost.disk, lost.Client(), false)
 	}
-	r.disks.Memory.Charge(StackCharge) // until that one has ended
+	r.disks.Memory.Charge(StackCharge) // until the former goroutine has ended
 	r.conn.Add()
 	r.handOn()
 	go func() {
@@ -157,7 +158,7 @@ func (r *Reader) Busy() bool { return r.busy.Load() != 0 }
 // goroutine executes.
 func (r *Reader) WithoutRole() *Turn { return &Turn{reader: r} }
 
-// Client is whose requests the goroutine executes; nil: nobody's.
+// Client is the client whose requests the goroutine executes, or nil.
 func (t *Turn) Client() *Client {
 	if t.reader == nil {
 		return nil
@@ -207,7 +208,7 @@ func (t *Turn) Leave() {
 	}
 	if !t.reader.busy.CompareAndSwap(t.call, 0) {
 		t.Reading = false
-		// The watchdog notes that the goroutine waits, and holds the lock meanwhile.
+		// The watchdog holds the lock while it notes that this goroutine waits.
 		t.reader.disks.watch.mu.Lock()
 		//lint:ignore SA2001 it only waits for the watchdog
 		t.reader.disks.watch.mu.Unlock()
@@ -226,12 +227,12 @@ func (t *Turn) returned() {
 	}
 }
 
-// OutsideCall runs f, which may wait for the peer. If the goroutine is in a disk call, that call is
-// interrupted for the watchdog: the disk is not to blame for the wait.
+// OutsideCall runs f, which may wait for the peer. If the goroutine is in a disk call, that call
+// does not count meanwhile: the disk is not the reason for the wait.
 func (t *Turn) OutsideCall(f func() error) error {
 	d := t.disk
 	if t.call == 0 {
-		d = t.wait.disk // in a call without the role, if it is in one
+		d = t.wait.disk // of a call without the role, if it is in one
 	}
 	t.Leave()
 	err := f()
@@ -241,17 +242,16 @@ func (t *Turn) OutsideCall(f func() error) error {
 	return err
 }
 
-// Took notes the time that a read or write took in the disk. That tells nothing about the disk if
-// the request has waited for far content. It is not for what was left for later, which has waited
-// for the requests before it.
+// Took notes how long a read or write was in the disk. It ignores a request that has waited for far
+// content. Do not call it for a postponed request, which has waited for the requests before it.
 func (t *Turn) Took(r *Request, d *Disk, took time.Duration) {
 	if took > slowCall && !r.Waited() {
 		d.stall.armed.Store(slowCalls)
 	}
 }
 
-// Share passes the role on because the request will keep its goroutine busy for long, unless
-// slowParallel requests of the disk do so already. It reports whether it did.
+// Share passes the role on because the request will use a processor for long, unless slowParallel
+// requests of the disk do so already. It reports whether it did.
 func (t *Turn) Share(d *Disk) bool {
 	t.disk = d
 	if d.stall.passed.Add(1) > slowParallel || t.Reading && !t.PassOnCall() {
@@ -268,35 +268,35 @@ func (d *Disk) Shared() int { return int(d.stall.passed.Load()) }
 // Stalled is in how many calls of the disk a reader has lost its role to the watchdog.
 func (d *Disk) Stalled() int { return int(d.stall.stalled.Load()) }
 
-// PassOn gives the role up, if the goroutine still has it, because its request is about to wait,
-// such as for far content.
+// PassOn gives up the role, if the goroutine still has it, because its request is about to wait,
+// for example for far content.
 func (t *Turn) PassOn() {
 	t.Leave()
 	switch {
 	case t.Reading:
 		t.Reading = false
 		t.reader.takeOver(t)
-	case t.disk != nil && t.wait.disk == nil: // the watchdog came first, and the call goes on
+	case t.disk != nil && t.wait.disk == nil: // the watchdog was faster, and the call goes on
 		t.wait.begin(t.disk, t.Client(), false)
 	}
 }
 
-// PassOnCall is PassOn for a request in a call of this machine's storage, which takes a thread. It
-// does nothing, and returns false, if there are too many of these.
+// PassOnCall is PassOn for a request in a call of local storage, which takes a thread. If there are
+// too many such threads, it does nothing and returns false.
 func (t *Turn) PassOnCall() bool {
 	if t.reader.disks.watch.inCalls.Load() >= maxInCalls {
 		return false
 	}
 	t.Leave()
-	if t.Reading { // otherwise the watchdog came first, and has counted it
+	if t.Reading { // otherwise the watchdog was faster, and has counted it
 		t.countCall()
 	}
 	t.PassOn()
 	return true
 }
 
-// Lost reports whether the goroutine has lost the role of the reader, because its request took too
-// long in the disk. Any goroutine may call it.
+// Lost reports whether the goroutine has lost the role because its request took too long in the
+// disk. Any goroutine may call it.
 func (t *Turn) Lost() bool { return t.lost.Load() }
 
 // runWatchdog looks at all readers every stallTick, until there are none, or there have been no
@@ -316,7 +316,7 @@ func (s *Disks) runWatchdog() {
 	}
 	s.watch.awake.Store(false)
 	if s.watch.calls.Load() != 0 && s.watch.awake.CompareAndSwap(false, true) {
-		go s.runWatchdog() // a call began just now, when its reader still saw a watchdog
+		go s.runWatchdog() // a call has begun just now, and its reader still saw a watchdog
 	}
 }
 

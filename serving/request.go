@@ -11,41 +11,41 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// Content of a disk may lie far away. A request that needs it is held until the content is
-// there, nobody wants it any more, or nothing has come for so long that the front end gives up.
-// Then the call ends with disk.ErrNotNow, and the peer should try again: nothing is lost.
+// Content of a disk may be far away. A request that needs it is held until the content is there,
+// the request is aborted, or nothing has come for so long that the front end gives up. Then the
+// call ends with disk.ErrNotNow, and the peer should try again: nothing is lost.
 //
 // Requests read and write content only by the methods of this file. For a near disk these are plain
-// calls. For a far one (disk.Far), a call first asks for what is at hand. If that is not enough, it
-// tells the front end that the request waits, and calls again with a context that can end the wait.
+// calls. For a far one (disk.Far), a method first asks for what is at hand. If that is not enough,
+// it tells the front end that the request waits, and calls again with a context that can end the
+// wait.
 
 // A disk may return ErrNotNow before the time is over. A peer that got each of these answers would
-// soon run out of tries: QEMU has eight. So the request is still held, and the call is repeated
-// after a pause that grows from firstPause to longestPause.
+// soon have used up its attempts: QEMU has eight. So the request is still held, and the call is
+// repeated after a pause that grows from firstPause to longestPause.
 const (
 	firstPause   = 50 * time.Millisecond
 	longestPause = time.Second
 )
 
 var (
-	// ErrAborted ends a request that nobody wants any more. Nobody gets it as an answer.
+	// ErrAborted ends an aborted request. It is never an answer to a peer.
 	ErrAborted = errors.New("the request was aborted")
-	// ErrRemoved ends a request to a disk that was removed.
+	// ErrRemoved ends a request to a removed disk.
 	ErrRemoved = errors.New("the disk was removed")
 )
 
 // Executor is a goroutine that executes requests of a front end.
 type Executor interface {
 	// Waits is called by that goroutine before it waits for far content, which may take long. It
-	// returns how long the request may be held while nothing comes. An error ends the call instead.
+	// returns how long the request may be held while nothing comes. An error ends the call.
 	Waits() (timeout time.Duration, err error)
-	// Blocks is called by that goroutine before it waits for the storage of this machine, which has
-	// begun to read. So the front end can go on with other requests meanwhile. An error ends the
-	// call instead.
+	// Blocks is called by that goroutine before it waits for local storage, which has begun to
+	// read. So the front end can go on with other requests meanwhile. An error ends the call.
 	Blocks() error
 	// Blocked is called after that wait.
 	Blocked(took time.Duration)
-	// Client is whose requests it executes; nil: nobody's.
+	// Client is the client whose requests it executes, or nil.
 	Client() *Client
 }
 
@@ -54,19 +54,19 @@ type Executor interface {
 type Request struct {
 	// Executor is the goroutine that makes the calls; nil: the request may be held for ever.
 	Executor Executor
-	// Context ends the waits of a request without an Executor; nil: only its disk's removal does.
+	// Context ends the waits of a request without an Executor; nil: only the disk's removal does.
 	Context context.Context
 	// Hold are the ranges that the request holds: see Lock.
 	Hold rangelock.Hold
 
 	aborted atomic.Bool
 	waited  bool
-	since   time.Time                          // it began to wait; zero: it has not
-	cancel  atomic.Pointer[context.CancelFunc] // ends the wait under way; nil: there is none
+	since   time.Time                          // when the request began to wait; zero: it has not
+	cancel  atomic.Pointer[context.CancelFunc] // ends the present wait; nil: there is none
 }
 
-// Abort tells the request that nobody wants its result any more. A long one stops at its next step.
-// Any goroutine may call it.
+// Abort says that nobody wants the result of the request any more. A long request stops at its next
+// step. Any goroutine may call it.
 func (r *Request) Abort() {
 	r.aborted.Store(true)
 	if cancel := r.cancel.Load(); cancel != nil {
@@ -84,7 +84,7 @@ func (r *Request) Waiting() bool { return r.cancel.Load() != nil }
 func (r *Request) Waited() bool { return r.waited }
 
 // Wanted returns ErrAborted or ErrRemoved once the request is aborted or the disk removed. Code
-// with many disk calls asks before each one.
+// with many disk calls calls it before each of them.
 func (r *Request) Wanted(d *Disk) error {
 	if r.aborted.Load() {
 		return ErrAborted
@@ -95,7 +95,7 @@ func (r *Request) Wanted(d *Disk) error {
 	return nil
 }
 
-// Moved says that content has come: the time for which the request may be held begins again.
+// Moved says that content has come: the hold timeout begins again.
 func (r *Request) Moved(d *Disk) {
 	if d.far {
 		r.since = time.Time{}
@@ -103,8 +103,8 @@ func (r *Request) Moved(d *Disk) {
 }
 
 // Steps calls f for each part of a long range, from off to end, in order, so that shorter requests
-// can come between. A part has at most most bytes. Before each, permitted says whether the peer may
-// go on.
+// can come in between. A part has at most most bytes. Before each part, it calls permitted, and
+// ends if that returns an error.
 func (r *Request) Steps(d *Disk, off, end, most int64, permitted func() error,
 	f func(off, n int64) error) error {
 	for off < end {
@@ -143,7 +143,7 @@ func (r *Request) readNear(d *Disk, p []byte, off int64, whole bool) (n int, err
 	if err == nil || !errors.Is(err, disk.ErrNotNow) {
 		return n, err
 	}
-	// This may wait until the peer takes answers, so no change waits for it.
+	// Blocks may wait until the peer takes answers, so no change waits for it.
 	if err := r.Executor.Blocks(); err != nil {
 		return 0, err
 	}
@@ -161,8 +161,8 @@ func (r *Request) call(ctx context.Context, d *Disk, p []byte, off int64, whole 
 	return d.Disk.ReadAt(ctx, p, off)
 }
 
-// Read is ReadWhole for a front end whose protocol has no changes of several steps. The one peer of
-// an exclusive disk makes such changes by one protocol, and reads by it.
+// Read is ReadWhole for a front end whose protocol has no changes of several steps. On an exclusive
+// disk it need not exclude such changes: the one peer makes them by the protocol that it reads by.
 func (r *Request) Read(d *Disk, p []byte, off int64) (int, error) {
 	if d.exclusive.Load() || d.protected.Load() {
 		return r.ReadAt(d, p, off)
@@ -170,8 +170,8 @@ func (r *Request) Read(d *Disk, p []byte, off int64) (int, error) {
 	return r.ReadWhole(d, p, off)
 }
 
-// ReadWhole is ReadAt that sees no change half done whose range is held exclusively. A far disk may
-// let it wait long, so only changes of its range wait for it there.
+// ReadWhole is ReadAt, but sees no change half done whose range is held exclusively. On a far disk
+// the read may wait long, so there only changes of its range wait for it.
 func (r *Request) ReadWhole(d *Disk, p []byte, off int64) (int, error) {
 	if !d.far {
 		return r.readNear(d, p, off, true)
@@ -184,7 +184,8 @@ func (r *Request) ReadWhole(d *Disk, p []byte, off int64) (int, error) {
 	return r.ReadAt(d, p, off)
 }
 
-// WriteAt calls disk.Disk.WriteAt. It returns the most bytes that any try has stored.
+// WriteAt calls disk.Disk.WriteAt. It returns the largest number of bytes that an attempt has
+// stored.
 func (r *Request) WriteAt(d *Disk, p []byte, off int64) (stored int, err error) {
 	if !d.far {
 		return d.Disk.WriteAt(context.Background(), p, off)
@@ -240,9 +241,9 @@ func (r *Request) Depth(d *Disk, off, length int64) (depth int, n int64, err err
 }
 
 // Lock waits for the ranges of r.Hold, which the caller unlocks. Their holder may wait for far
-// content, so this wait has the same limit as one for content. After an error nothing is held. A
-// request that changes the disk looks at it only while it holds the range, and calls Wanted first:
-// another peer may already know that the request was aborted, and have written the same range.
+// content, so Lock has the same time limit as content. After an error nothing is held. A request
+// that changes the disk must call Wanted after Lock: another peer may know that the request was
+// aborted, and may have written the same range.
 func (r *Request) Lock(d *Disk) error {
 	if !d.far {
 		d.Ranges.Lock(&r.Hold)
@@ -291,7 +292,7 @@ func (r *Request) wait(d *Disk, f func(context.Context) error) error {
 	defer cancel()
 	r.cancel.Store(&cancel)
 	defer r.cancel.Store(nil)
-	if r.aborted.Load() { // perhaps before r.cancel was set
+	if r.aborted.Load() { // possibly before r.cancel was set
 		return ErrAborted
 	}
 	var client *Client
@@ -311,13 +312,13 @@ func (r *Request) wait(d *Disk, f func(context.Context) error) error {
 	return err
 }
 
-// NotHeld reports whether one of these methods has failed because the request is held no longer. A
+// NotHeld reports whether one of these methods has failed because the request is no longer held. A
 // write has then changed only as many bytes as it returned.
 func NotHeld(err error) bool {
 	return errors.Is(err, disk.ErrNotNow) || err == ErrAborted || err == ErrRemoved
 }
 
-// timeout returns a context that limits how long the request waits. The time starts again whenever
+// timeout returns a context that limits how long the request waits. The time begins again whenever
 // content has come, so a long request ends only if nothing comes.
 func (r *Request) timeout(d *Disk) (context.Context, context.CancelFunc, error) {
 	if r.Executor == nil {

@@ -8,13 +8,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// maxKinds is how many kinds a Seldom remembers, and so the most lines that it lets through in an
-// interval. It has to be bounded: kinds may have names in them that anybody can make up.
+// maxKinds is how many kinds a Seldom remembers, and so the most lines in an interval. There must
+// be a limit: kinds may contain names that anybody can make up.
 const maxKinds = 64
 
-// Seldom decides which of many log lines are written: of each kind, one in an interval. A peer can
-// cause a thousand of them a second. A new kind is not logged while maxKinds others are remembered.
-// Any number of goroutines may use it.
+// Seldom limits log lines of which a peer could cause a thousand a second: one of each kind in an
+// interval. A new kind is not logged while maxKinds others are remembered. Any number of goroutines
+// may use it.
 type Seldom[K comparable] struct {
 	every time.Duration
 
@@ -22,19 +22,19 @@ type Seldom[K comparable] struct {
 	last map[K]*told // guarded by mu
 }
 
-// told says when a kind was logged last, and how often it was suppressed since.
+// told says when a kind was logged last, and how many lines were suppressed since.
 type told struct {
 	at         time.Time
 	suppressed int64
 }
 
-// NewSeldom is for lines of which each kind is written once in that time.
+// NewSeldom makes a Seldom with the interval every.
 func NewSeldom[K comparable](every time.Duration) *Seldom[K] {
 	return &Seldom[K]{every: every, last: map[K]*told{}}
 }
 
 // Admit reports whether to write a line now, and how many of its kind were suppressed since the
-// last one.
+// last.
 func (l *Seldom[K]) Admit(kind K, now time.Time) (suppressed int64, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,8 +52,8 @@ func (l *Seldom[K]) Admit(kind K, now time.Time) (suppressed int64, ok bool) {
 	return suppressed, true
 }
 
-// makeRoomLocked reports whether there is room for another kind. If there is none, it first forgets
-// those that were logged long ago.
+// makeRoomLocked reports whether there is room for another kind. If not, it first forgets kinds
+// that were logged long ago.
 func (l *Seldom[K]) makeRoomLocked(now time.Time) bool {
 	if len(l.last) < maxKinds {
 		return true
@@ -62,7 +62,7 @@ func (l *Seldom[K]) makeRoomLocked(now time.Time) bool {
 	return len(l.last) < maxKinds
 }
 
-// Unsaid is what a line of the log says of those of its kind that were suppressed.
+// Unsaid are the fields that say how many lines of the same kind were suppressed.
 func Unsaid(suppressed int64) []zap.Field {
 	if suppressed == 0 {
 		return nil

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// A peer that has lost a connection, or closed it, comes back, often before anybody here has
-// noticed the end of the former one. That must not keep it out, and what the former connection has
-// sent must not come after what the new one sends. This is a takeover. It has three kinds:
+// A peer that has lost or closed a connection comes back, often before the end of the former
+// connection was noticed here. It must be let in, and requests of the former connection must not be
+// executed after those of the new one. This is a takeover. There are three kinds:
 //
-//   - Everybody at a Unix socket has one name, so a disk is for one process of the name at a time,
-//     or for one connection if the process is not known. The next process waits for the end of the
-//     former one.
+//   - All clients at a Unix socket have one name. So a disk is for one process of the name at a
+//     time, or for one connection if the process is not known. The next process waits for the end
+//     of the former one.
 //   - A client that tells its incarnation (see incarnation.go) waits for the end of the incarnation
 //     before it, which may never use the disk again.
 //   - A new connection of the same incarnation ends the former one, and waits for its requests:
@@ -26,9 +26,11 @@ import (
 
 // Line is the connection of a client.
 type Line interface {
-	// HungUp reports whether the peer has closed it, also if nobody has read that yet.
+	// HungUp reports whether the peer has closed the connection, even if nobody has read its end
+	// yet.
 	HungUp() bool
-	// End ends it because of err. Its requests that have not begun to change a disk never do.
+	// End ends the connection because of err. Requests that have not begun to change a disk never
+	// do.
 	End(err error)
 	// AwaitRequests waits until the goroutines that execute its requests have ended.
 	AwaitRequests()
@@ -37,17 +39,17 @@ type Line interface {
 // Who says who a client is.
 type Who struct {
 	Name string
-	// Incarnation tells it from others of its name, in letters and digits; "": the name does.
+	// Incarnation tells the client from others of its name, in letters and digits; "": none.
 	Incarnation string
-	// MigrationTarget says that it is the target of a live migration: see incarnation.go.
+	// MigrationTarget says that the client is the target of a live migration: see incarnation.go.
 	MigrationTarget bool
 	// Crowd says that everybody who may open a socket has this name. Process, the id of the peer's
-	// process, tells them apart; 0: nobody knows it.
+	// process, tells them apart; 0: it is unknown.
 	Crowd   bool
 	Process int32
-	// Address is that of the peer's machine, without parts that differ between its sessions.
+	// Address is the address of the peer's machine, without parts that differ between its sessions.
 	Address string
-	Line    Line // nil: nobody can end it
+	Line    Line // nil: nobody can end the connection
 }
 
 // AttachTo begins a session that is for one disk.
@@ -90,13 +92,13 @@ func (s *Disks) EndStale(name string) {
 	}
 }
 
-// longestEnding limits how long a request waits for the end of a former client of its name. Word of
-// that end may be on its way: a relay may pass it on after the new connection.
+// longestEnding limits how long a request waits for the end of a former client of its name. The
+// news of that end may be on its way: a relay may pass it on after the new connection.
 const longestEnding = 128 * time.Millisecond
 
 // afterFormer calls begin until it no longer fails because of a former client of the name, or until
-// that client seems to stay. Only one request of the client tries this at a time. Those that come
-// meanwhile wait for its outcome, because a client may send thousands of requests.
+// that client seems to stay. Only one request of the client does so at a time. Requests that come
+// meanwhile wait for its outcome, because a client may send thousands.
 func (c *Client) afterFormer(begin func() error) error {
 	mine := make(chan struct{})
 	if !c.looking.CompareAndSwap(nil, &mine) {
@@ -118,8 +120,8 @@ func (c *Client) afterFormer(begin func() error) error {
 	}
 }
 
-// waitedForFormer waits for a request of the client that is in afterFormer, and reports whether
-// there was one.
+// waitedForFormer waits for a request of the client in afterFormer, and reports whether there was
+// one.
 func (c *Client) waitedForFormer() bool {
 	other := c.looking.Load()
 	if other != nil {
@@ -135,7 +137,7 @@ func sameProcess(a, b *Client) bool {
 
 // otherProcessLocked returns a *Refusal if another process of a crowd uses the disk by the client's
 // name, or if writes of that process have not left the disk. Otherwise the disk is now for the
-// process of the client.
+// client's process.
 func (c *Client) otherProcessLocked(d *Disk) error {
 	if !c.who.Crowd || !d.exclusive.Load() {
 		return nil
@@ -165,7 +167,7 @@ var ErrTakenOver = errors.New("a newer connection of its session has replaced it
 const takeoverTimeout = 20 * time.Second
 
 // TakeOver ends the other connections of the client's incarnation, and waits until their requests
-// have ended. If ctx ends first, it returns its cause.
+// have ended. If ctx ends first, it returns the cause of ctx.
 func (c *Client) TakeOver(ctx context.Context) error {
 	if c.who.Incarnation == "" {
 		return nil

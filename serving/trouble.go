@@ -15,17 +15,17 @@ import (
 )
 
 const (
-	// calm is how long commands must have worked until a trouble is over. On full storage a guest
-	// can still write where it has written before.
+	// calm is how long commands must have succeeded until a trouble is over. On full storage a
+	// guest can still write where it has written before.
 	calm = 3 * time.Second
 	// maxTroubleError is how many bytes of an error are kept.
 	maxTroubleError = 300
-	// refusedFor is how long it is trouble that a fenced peer was refused.
+	// refusedFor is how long a refusal of a fenced peer counts as trouble.
 	refusedFor = time.Minute
 )
 
-// TroubleOf finds the kind of trouble that a disk's error is, and what it means. The kind is "" for
-// a disk that has failed, which is told in another way.
+// TroubleOf returns the kind of trouble of a disk's error, and what it means. The kind is "" for a
+// disk that has failed, which is reported in another way.
 func TroubleOf(err error) (kind, msg string) {
 	var medium *disk.MediumError
 	failed := errors.Is(err, disk.ErrFailed) // takes precedence over its cause
@@ -33,7 +33,7 @@ func TroubleOf(err error) (kind, msg string) {
 	case errors.Is(err, disk.ErrNotNow):
 		return status.TroubleNotNow,
 			"content that lies far away does not come: initiators are asked to try again"
-	case disk.IsNoSpace(err): // also from a store
+	case disk.IsNoSpace(err): // also an error of a store
 		return status.TroubleNoSpace, "disk is full: writes fail until space is freed"
 	case errors.Is(err, disk.ErrReadOnly), !failed && errors.Is(err,
 		syscall.EROFS): // although the disk may be written
@@ -50,9 +50,9 @@ func TroubleOf(err error) (kind, msg string) {
 	return status.TroubleOther, "command failed for an unexpected reason"
 }
 
-// Done tells the observer of a request that has ended with err, and records for people whether the
-// disk does its work. If the front end has set e.Status, the fault is the peer's, and says nothing
-// about the disk.
+// Done tells the observer that a request has ended with err, and notes for people whether the disk
+// works. If the front end has set e.Status, the fault is the peer's, and says nothing about the
+// disk.
 func (s *Disks) Done(d *Disk, e RequestEvent, err error) {
 	switch {
 	case err == nil:
@@ -84,7 +84,7 @@ type trouble struct {
 	status.Trouble
 	op     Operation
 	name   string    // of the request that failed last
-	worked time.Time // the last request that shows that it may be over
+	worked time.Time // when a request last succeeded that shows that the trouble may be over
 }
 
 func (t *trouble) over(now time.Time) bool {
@@ -94,8 +94,8 @@ func (t *trouble) over(now time.Time) bool {
 	return t.worked.After(t.Last) && now.Sub(t.Last) >= calm
 }
 
-// Failed notes that a request of this kind of work and name has failed. Kind is one of package
-// status, and msg says what it means.
+// Failed notes that a request of this operation and name has failed. kind is one of package status,
+// and msg says what it means.
 func (t *troubles) Failed(kind string, op Operation, name, msg string, err error, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,7 +107,7 @@ func (t *troubles) Failed(kind string, op Operation, name, msg string, err error
 		}
 		t.all[kind] = one
 	}
-	if now.Sub(one.Last) >= time.Second { // the text costs more than all else
+	if now.Sub(one.Last) >= time.Second { // making the text costs more than all the rest
 		text := err.Error()
 		one.Error = strings.ToValidUTF8(text[:min(len(text), maxTroubleError)], "")
 	}
@@ -147,10 +147,10 @@ func (t *troubles) Worked(op Operation, name string) {
 	t.any.Store(len(t.all) > 0)
 }
 
-// shownBy reports whether the success of a request says anything about why another one failed.
+// shownBy reports whether the success of a request shows that the reason of a failure is over.
 func (t *trouble) shownBy(op Operation, name string) bool {
 	switch op {
-	case OpRead: // also why a client could not ask what is allocated: it may never ask again
+	case OpRead: // also for a failed query of what is allocated: the client may never query again
 		return t.op == OpRead || t.op == OpOther &&
 			(t.Kind == status.TroubleNotNow || t.Kind == status.TroubleReadError)
 	case OpWrite:
@@ -159,7 +159,8 @@ func (t *trouble) shownBy(op Operation, name string) bool {
 	return t.op == op && t.name == name
 }
 
-// Troubles returns why requests wait or fail now. Trouble is over when such requests succeed again.
+// Troubles returns why requests wait or fail now. A trouble is over when such requests succeed
+// again.
 func (d *Disk) Troubles(now time.Time) (all []status.Trouble) {
 	if w := d.longWait(now); w != nil {
 		all = append(all, *w)

@@ -11,52 +11,50 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// A request that has waited for LongWait is trouble of its disk, whatever protocol it came by and
-// whatever it waits for. Only requests that have left the fast path are noted: those that are held
-// for far content, and those in a call of the disk that is passed on or has cost a reader its role.
+// A request that has waited for LongWait is a trouble of its disk, for all protocols and reasons.
+// Only requests that have left the fast path are noted: those held for far content, and those in a
+// disk call that was passed on or has cost a reader its role.
 
 // LongWait is how long a request may wait before people are told.
 const LongWait = 5 * time.Second
 
-// waitsOver is for how long no request must have waited LongWait until the trouble is over. It is
-// over at once when a request that waited has succeeded; a guest may also have given up for a
-// while.
+// waitsOver is how long no request must have waited LongWait until the trouble is over. The trouble
+// is over at once when a request that waited has succeeded. Otherwise the guest may have paused.
 const waitsOver = LongWait + calm
 
-// Source says, for people, what a request waits for.
+// Source says, for people, where far content comes from.
 type Source struct {
 	Kind string // status.TroubleRegistry or TroubleServer
 	Name string // such as "the registry example.com"
-	// Why returns the last error of the source, and when that was; nil: nobody knows. It is quick.
+	// Why returns the last error of the source, and its time; nil: unknown. It is quick.
 	Why func() (text string, at time.Time)
 }
 
-// Forwarder is a disk that forwards requests, so that no goroutine waits for them.
+// Forwarder is a disk that forwards requests without a goroutine that waits for each.
 type Forwarder interface {
-	// Unanswered calls each for every forwarded request without an answer. Each is quick.
+	// Unanswered calls each for every forwarded request without an answer. Both are quick.
 	Unanswered(each func(c *Client, since time.Time))
-	// Connected reports whether there is a connection to what requests are forwarded to. It is
-	// quick.
+	// Connected reports whether there is a connection to the server of the disk. It is quick.
 	Connected() bool
 }
 
-// wait is a request while it waits. The zero value waits for nothing.
+// wait is a request while it waits. The zero value does not wait.
 type wait struct {
-	disk   *Disk   // that it is noted with; nil: it is not
-	client *Client // nil: it is work in the background
+	disk   *Disk   // the disk that the wait is noted with; nil: not noted
+	client *Client // nil: background work
 	since  time.Time
-	far    bool // for far content
+	far    bool // the wait is for far content
 }
 
-// waits are the requests of a disk that wait.
+// waits are the waiting requests of a disk.
 type waits struct {
 	mu   sync.Mutex
 	all  map[*wait]struct{} // guarded by mu
-	came time.Time          // guarded by mu; when one last got what it waited for
-	long *status.Trouble    // guarded by mu; nil: none waits for long
+	came time.Time          // guarded by mu; when a request last got what it waited for
+	long *status.Trouble    // guarded by mu; nil: no request waits for long
 }
 
-// begin notes that a request waits from now on.
+// begin notes that a request begins to wait.
 func (w *wait) begin(d *Disk, c *Client, far bool) {
 	d.waits.mu.Lock()
 	defer d.waits.mu.Unlock()
@@ -87,7 +85,7 @@ type waiting struct {
 	n       int
 	oldest  time.Time
 	clients map[*Client]int
-	what    string // that they wait for
+	what    string // what they wait for
 }
 
 func (w *waiting) add(c *Client, since time.Time) {
@@ -100,8 +98,8 @@ func (w *waiting) add(c *Client, since time.Time) {
 	w.clients[c]++
 }
 
-// waitingNow returns the requests of a disk that wait, for far content and for storage. One that
-// waits for far content may count for both.
+// waitingNow returns the requests of a disk that wait for far content, and for local storage. A
+// request for far content may count for both.
 func (d *Disk) waitingNow() (far, near waiting) {
 	far.what, near.what = d.source().Name, cmp.Or(d.Storage, "the storage of the disk")
 	if f, ok := d.Disk.(Forwarder); ok {
@@ -169,7 +167,7 @@ func requestsText(n int) string {
 	return fmt.Sprintf("%d requests wait", n)
 }
 
-// source is what far content comes from.
+// source is where far content comes from.
 func (d *Disk) source() Source {
 	switch {
 	case d.Source.Kind != "":
@@ -192,7 +190,7 @@ func peersOf(clients map[*Client]int) []string {
 	return all[:min(len(all), maxPeers)]
 }
 
-// waitingFor is how many requests of each client wait at the disks, for whatever, and since when.
+// waitingFor returns, for each client, how many of its requests wait at the disks, and since when.
 func (s *Disks) waitingFor() map[*Client]waiting {
 	all := map[*Client]waiting{}
 	for _, d := range s.All() {
