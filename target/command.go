@@ -22,8 +22,8 @@ const maxImmediate = 8
 // maxSense is the size in bytes of the longest sense data with its length field.
 const maxSense = 256 + 2
 
-// busyQualifier is the status qualifier of BUSY (SAM-5 5.3.2): try this logical unit again after a
-// tenth of a second, when memory is likely to be free again.
+// busyQualifier is the status qualifier of BUSY (SAM-5 5.3.2): the initiator shall try this logical
+// unit again after a tenth of a second, when memory is likely to be free.
 const busyQualifier = 1
 
 // The conditions that the transport itself detects (SPC-4 table D.1, RFC 7143 11.4.7.2).
@@ -44,24 +44,24 @@ type task struct {
 	expectOut int64 // bytes it expects to send
 	immediate bool
 	started   time.Duration // since the server's start
-	begun     time.Duration // the same, for the arrival of the last burst's last data
+	begun     time.Duration // the same, when the last data of the last burst arrived
 
 	state taskState // guarded by session.mu
-	// guarded by session.mu; the goroutine that works on it; nil: it waits for data
+	// guarded by session.mu; the goroutine that works on the task; nil: the task waits for data
 	owner *runner
 
-	out  dataOut // data from the initiator; belongs to the reader while collecting
+	out  dataOut // data from the initiator; only the reader uses it while collecting
 	sent int64   // Data-In bytes queued
 	snIn uint32  // DataSN of the next Data-In
 }
 
-// taskState is the state of a task, which tells who owns it.
+// taskState is the state of a task: it decides who may end it.
 type taskState uint8
 
 const (
 	taskCollecting taskState = iota // waits for Data-Out; the holder of session.mu may end it
-	taskExecuting                   // a goroutine works on it, and ends it
-	taskAborted                     // a goroutine works on it; it ends without an answer
+	taskExecuting                   // a goroutine works on the task, and ends it
+	taskAborted                     // a goroutine works on the task, which ends without an answer
 )
 
 // newTask takes a place for a command in the command window, or returns why there is none.
@@ -119,7 +119,7 @@ var (
 func (s *session) forgetLocked(t *task) {
 	t.owner = nil
 	answered := t.state == taskExecuting
-	if t.state != taskAborted { // otherwise the tag is free or another task's by now
+	if t.state != taskAborted { // otherwise the tag is free, or another task has it
 		delete(s.tasks, t.tag)
 	}
 	if t.immediate {
@@ -147,7 +147,7 @@ func (s *session) dropLocked(t *task) {
 }
 
 // abortLocked ends a task without an answer: at once if it waits for data, otherwise when its
-// goroutine is done. Its tag is free at once, and its place in the window when it has ended.
+// goroutine is done. The tag is free at once, the place in the window when the task has ended.
 func (s *session) abortLocked(t *task) {
 	if t.state == taskCollecting {
 		s.dropLocked(t)
@@ -185,7 +185,7 @@ func (c *conn) handleSCSICommand(run *runner, h *pdu.Header, seg *segment) error
 		return c.startWrite(run, t, &cmd, seg)
 	}
 	if seg.left > 0 || seg.held != nil {
-		// Data for a command that takes none is no error. Ignore it.
+		// The initiator may send data for a command that takes none. Ignore it.
 		if err := seg.discard(); errors.Is(err, errDataDigest) {
 			c.rejectHeader(pdu.RejectDataDigest, h)
 			c.complete(t, errServiceCRC)
@@ -209,8 +209,9 @@ func (c *conn) ignore(seg *segment) error {
 	return nil
 }
 
-// refuseCommand ends a command that is not executed. If unsolicited data follows, it waits for the
-// last of it (RFC 7143 11.4.2), so that no data is under way when the tag is free again.
+// refuseCommand ends a command that is not executed. If unsolicited data follows, it first waits
+// for the end of that data (RFC 7143 11.4.2), so that no data is under way when the tag is free
+// again.
 func (c *conn) refuseCommand(t *task, cmd *pdu.SCSICommand, seg *segment, cause error) error {
 	t.out.tag, t.out.failed = pdu.ReservedTag, cause
 	follows := !cmd.Final && cmd.Write && cmd.ExpectedLength > 0 && !t.sess.params.InitialR2T
@@ -238,8 +239,8 @@ func (c *conn) dropData(t *task, seg *segment, cause error) error {
 }
 
 // flushUnlessReader flushes the queue for a goroutine that has lost the reading role. The reader
-// itself flushes before it waits for the network. Here it does so only when much is queued, which
-// holds memory and keeps the initiator waiting.
+// flushes before it waits for the network. For the reader, flushUnlessReader flushes only if much
+// is queued, which takes memory and keeps the initiator waiting.
 func (c *conn) flushUnlessReader(run *runner) error {
 	if run.Reading && run.queued < c.flushAt() {
 		return nil
@@ -309,13 +310,13 @@ func (t *task) residual(failed bool) (overflow, underflow bool, n uint32) {
 	switch {
 	case failed, t.scsi.Dir == scsi.DirNone:
 		return differ(in+out, max(t.expectIn, t.expectOut))
-	case t.scsi.Dir == scsi.DirIn: // the initiator expected the other direction
+	case t.scsi.Dir == scsi.DirIn: // the initiator expected data in the other direction
 		return differ(in, t.expectIn)
 	}
 	return differ(out, t.expectOut)
 }
 
-// moves returns how many bytes the command moves to the initiator and from it.
+// moves returns how many bytes the command moves to the initiator, and how many from it.
 func (t *task) moves(failed bool) (in, out int64) {
 	switch {
 	case failed:
@@ -349,7 +350,7 @@ func (c *conn) observe(t *task, status uint8) {
 	}
 	now := time.Since(c.srv.start)
 	op := t.scsi.Op()
-	// it may have waited for data, not for the disk
+	// the command may have waited for data, not for the disk
 	aborted := status == uint8(scsi.StatusTaskAborted)
 	once := op == serving.OpRead && moved <= chunkSize || op == serving.OpWrite
 	if once && !aborted && t.owner != nil && !t.owner.late {

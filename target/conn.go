@@ -25,20 +25,20 @@ type conn struct {
 	tx  sender
 
 	local, remote net.Addr
-	share         *memory.Share // the address's; set before the session is registered
+	share         *memory.Share // share of the address; set before the session is registered
 
 	sess atomic.Pointer[session] // set at the end of login
 
 	role *serving.Reader      // set before the session is registered
-	late *serving.Late[*task] // the same; reads that wait for storage
-	// slowSince is when the reader got its first command that keeps a processor busy since it last
-	// waited, as time since the server's start; 0: none. It belongs to the reader.
+	late *serving.Late[*task] // reads that wait for storage; set before the session is registered
+	// slowSince is when the reader got the first command that keeps a processor busy, since it last
+	// waited for the network; as time since the server's start; 0: none. Only the reader uses it.
 	slowSince time.Duration
 
 	tags atomic.Uint32 // the last target transfer tag
 	ping pinger
-	text textExchange // belongs to the reader
-	// textHeld is how many bytes text counts for in the limit of memory; belongs to the reader.
+	text textExchange // only the reader uses it
+	// textHeld is how many bytes text counts for in the limit of memory; only the reader uses it.
 	textHeld int64
 }
 
@@ -58,7 +58,7 @@ func (c *conn) beforeWait() error {
 	return c.tx.Flush()
 }
 
-// beforeMore runs before the reader reads more of what has arrived.
+// beforeMore is called before the reader reads more of what has arrived.
 func (c *conn) beforeMore() error { return c.tx.Relieve(c.flushAt()) }
 
 // flushAt is how many bytes the reader leaves in the queue while it has more commands.
@@ -112,17 +112,17 @@ func (c *conn) loginPhase() (ok bool) {
 	return true
 }
 
-// runner is a goroutine that executes a connection's commands. While Reading is set it owns the
-// receive side. When it has lost the reading role, it only finishes its current command.
+// runner is a goroutine that executes a connection's commands. While Reading is set, it is the
+// reader. After it has lost the reading role, it only finishes its current command.
 type runner struct {
 	*serving.Turn
 	conn   *conn
 	queued int            // weight of the queue after its last response; see Sender.WeightLocked
 	task   *task          // its current or last command; see ownsLocked
 	buf    *memory.Buffer // filled by a read, but not queued yet
-	// single says that the command is a read of one piece, which may be left for later
+	// single says that the command is a read of one piece, which may be postponed
 	single bool
-	late   bool // the command was left for later
+	late   bool // the command was postponed
 }
 
 // readLoop is the main loop of the reading goroutine in full feature phase.
@@ -152,7 +152,7 @@ func (c *conn) finish(err error) {
 		c.tx.Drain() // the peer must get its last response: to a logout or reset, or a Reject
 	}
 	if cause := c.Cause(); cause != nil {
-		err = cause // we closed the connection; the read error is only a consequence
+		err = cause // this side closed the connection; the read error is only a consequence
 	}
 	c.session().leave(err)
 	c.releaseReader()
@@ -174,8 +174,8 @@ func (c *conn) releaseReader() {
 	c.rx.release()
 }
 
-// linger lets the peer close first, so that a reset of the connection does not destroy the last
-// response.
+// linger waits until the peer has closed the connection: if we closed first, a reset could destroy
+// the last response.
 func (c *conn) linger() {
 	nc := c.Network()
 	if cw, ok := nc.(interface{ CloseWrite() error }); ok && cw.CloseWrite() == nil {
@@ -188,8 +188,8 @@ func (c *conn) linger() {
 func (c *conn) fail(err error) { c.Fail(err) }
 
 // takeSocket takes a session's connection away from Go's poller. If that is impossible, the
-// connection stays there and works, only slower. Nobody else may use the connection yet, except to
-// close it.
+// connection works as before, only slower. Nobody else may use the connection yet, except to close
+// it.
 func (c *conn) takeSocket() {
 	w, err := c.TakeSocket(&c.srv.pollers)
 	if err != nil {
@@ -347,8 +347,8 @@ func (c *conn) badData(h *pdu.Header, err error) error {
 	return err
 }
 
-// admit reports whether to handle a request now. If so, the caller calls received or rejects it. If
-// not, admit has dropped it or holds it until its turn.
+// admit reports whether to handle a request now. If so, the caller calls received or rejects the
+// request. If not, admit has dropped the request or holds it until its turn.
 func (c *conn) admit(h *pdu.Header, seg *segment) (bool, error) {
 	switch c.session().admit(h.CmdSN(), h.Immediate()) {
 	case admitNow:
@@ -359,8 +359,8 @@ func (c *conn) admit(h *pdu.Header, seg *segment) (bool, error) {
 	return false, c.ignore(seg)
 }
 
-// received notes that an admitted request other than a SCSI command is received. Such a request
-// ends when it has been handled and keeps no place in the command window.
+// received notes that an admitted request other than a SCSI command was received. Such a request
+// ends when it has been handled. It takes no place in the command window.
 func (c *conn) received(h *pdu.Header) {
 	sess := c.session()
 	sess.received(h.CmdSN(), h.Immediate())

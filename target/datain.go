@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	// chunkSize is how many bytes of a command's data are in memory at a time. It is also the most
-	// that one R2T asks for.
+	// chunkSize is how many bytes of a command's data are in memory at a time. One R2T asks for at
+	// most as many.
 	chunkSize = login.MaxDataSegment
 
-	// heldChunk is the same for a read that waits for far content while memory is scarce, or whose
-	// client has its part of the memory. Such reads may take long and must leave memory for others.
+	// heldChunk is the same for a read that waits for far content while memory is scarce, or while
+	// its client has used up its share. Such reads may take long and must leave memory for others.
 	heldChunk = 16 << 10
 )
 
@@ -90,7 +90,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 			}
 			b = c.share.Get(n)
 		}
-		if b == nil { // nothing else of the connection is in memory
+		if b == nil { // no other data of the connection is in memory
 			b = c.share.Must(min(n, heldChunk))
 		}
 	}
@@ -99,7 +99,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 // finishTask executes and ends a command with no data, or no more data, to move.
 func (c *conn) finishTask(run *runner, t *task) error {
 	if t.scsi.Op() != serving.OpOther && c.srv.pool.Exhausted() {
-		// it may hang in the disk, and that costs memory, too
+		// the command may hang in the disk, and its goroutine needs memory, too
 		c.complete(t, errBusy)
 		return c.flushUnlessReader(run)
 	}

@@ -13,7 +13,7 @@ import (
 // comes in bursts: first immediate and unsolicited data, then one burst for each R2T, one at a
 // time. A burst is collected in memory and executed when it is complete.
 type dataOut struct {
-	// bytes that the command takes: those announced that the CDB needs
+	// bytes that the command uses: those that the CDB needs and the initiator announces
 	want  int64
 	total int64 // bytes received and used
 
@@ -25,14 +25,14 @@ type dataOut struct {
 
 	r2tSN uint32 // of the next R2T
 
-	// The memory: bytes [base, base+fill) of the command. A partial block at the end of a burst
-	// stays for the next burst, so that blocks are written whole.
+	// bytes [base, base+fill) of the command. A partial block at the end of a burst stays for the
+	// next burst, so that blocks are written whole.
 	buf  *memory.Buffer
 	base int64
 	fill int
 	size int // bytes to allocate when the first data of the burst arrives
 
-	failed error // not nil: the burst is lost, and the rest of it is dropped
+	failed error // not nil: the burst is lost, and its rest is dropped
 }
 
 func (d *dataOut) release() {
@@ -50,7 +50,7 @@ func (c *conn) startWrite(run *runner, t *task, cmd *pdu.SCSICommand, seg *segme
 	announced := t.expectOut
 	*d = dataOut{want: min(t.scsi.Length, announced), tag: pdu.ReservedTag}
 	unsolicited := min(announced, int64(p.FirstBurstLength))
-	// Without the F bit unsolicited Data-Out PDUs follow, up to the first burst.
+	// Without the F bit, unsolicited Data-Out PDUs follow, up to the first burst.
 	more := !cmd.Final && announced > 0
 	switch n := int64(seg.n); {
 	case n > 0 && !p.ImmediateData, more && p.InitialR2T, n > unsolicited:
@@ -102,7 +102,7 @@ func (c *conn) collect(t *task, seg *segment) error {
 }
 
 // loseBurst fails a command whose data has a wrong digest or gets no memory. final says that no
-// more PDUs of the burst follow. Any other cause is an error of the connection.
+// more PDUs of the burst follow. It returns any other cause, as an error of the connection.
 func (c *conn) loseBurst(t *task, seg *segment, cause error, final bool) error {
 	switch {
 	case errors.Is(cause, errDataDigest):
@@ -129,8 +129,8 @@ func (c *conn) awaitData(t *task) {
 	t.state, t.owner = taskCollecting, nil
 }
 
-// resume takes the collecting task with this tag back from the session. It returns nil if there is
-// none.
+// resume takes the collecting task with this tag back from the session, for run. It returns nil if
+// there is none.
 func (s *session) resume(run *runner, tag uint32) *task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,8 +143,8 @@ func (s *session) resume(run *runner, tag uint32) *task {
 	return t
 }
 
-// handleDataOut handles one Data-Out PDU (RFC 7143 11.7). It silently drops a PDU without a
-// command: the command may just have been aborted, or have failed before its unsolicited data
+// handleDataOut handles one Data-Out PDU (RFC 7143 11.7). It silently drops a PDU that belongs to
+// no command: the command may have been aborted, or may have failed before its unsolicited data
 // arrived.
 func (c *conn) handleDataOut(run *runner, h *pdu.Header, seg *segment) error {
 	var p pdu.DataOut
@@ -257,7 +257,7 @@ func (c *conn) burstDone(run *runner, t *task) error {
 	return c.flushUnlessReader(run)
 }
 
-// ready returns how many of the collected bytes may be executed: whole pages, or all at the end.
+// ready returns how many of the collected bytes may be executed: whole pages, or all with last.
 func (d *dataOut) ready(last bool) int {
 	if last {
 		return d.fill

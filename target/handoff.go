@@ -9,13 +9,13 @@ import (
 
 // A session's reader executes commands itself: see serving.Reader.
 
-// shareAfter is how long a reader decompresses for its received commands before others help.
-// Another thread must be woken, finds nothing in its processor's caches, and answers with its own
-// system call. For shorter work, on two processors, that was slower than to go on alone.
+// shareAfter is how long a reader decompresses for commands before it passes some to other
+// goroutines. Another thread must be woken, has nothing in its processor's caches, and answers with
+// its own system call. For shorter work, on two processors, that was slower than one thread.
 const shareAfter = time.Millisecond
 
-// fewLate is how many reads that wait for storage are the reader's. More of them are enough for two
-// goroutines.
+// fewLate is how many reads that wait for storage the reader executes itself. More of them are
+// worth another goroutine.
 const fewLate = 4
 
 // enter marks the beginning of a disk call of the reader. It does nothing for other goroutines.
@@ -27,11 +27,11 @@ func (c *conn) enter(run *runner, t *task) {
 	run.Enter(d)
 }
 
-// handOn prepares for a new reader instead of one that finishes its command and ends.
+// handOn prepares for a new reader. The former one finishes its command and ends.
 func (c *conn) handOn() { c.slowSince = 0 }
 
-// shares reports whether to pass on a command that keeps a processor busy for long: if it keeps
-// others waiting and the reader has been busy for shareAfter. A lone command is not worth a
+// shares reports whether to pass on a command that keeps a processor busy for long: only if other
+// commands wait and the reader has been busy for shareAfter. A single command is not worth a
 // wake-up.
 func (c *conn) shares(t *task, d *serving.Disk) bool {
 	if c.rx.Buffered() == 0 && d.Shared() == 0 || !t.scsi.Slow() {
@@ -52,11 +52,11 @@ func (r *runner) Waits() (timeout time.Duration, err error) {
 	return r.conn.session().nexus.HoldTimeout(), nil
 }
 
-// Blocks implements serving.Executor: the session goes on while the command waits for storage. A
-// goroutine for each read would cost more than the read.
+// Blocks implements serving.Executor: a read that waits for storage is postponed, and the session
+// goes on. A goroutine for each such read would cost more than the read.
 func (r *runner) Blocks() error {
 	switch {
-	case r.late: // first send the answers of the reads before this one
+	case r.late: // send the answers of the reads before this one
 		r.conn.late.Waits(r.Turn)
 		if err := r.OutsideCall(r.conn.tx.Flush); err != nil {
 			r.conn.fail(err)
@@ -77,14 +77,14 @@ func (r *runner) Blocked(took time.Duration) {
 	}
 }
 
-// postpone leaves a read to the reader of those that wait for storage.
+// postpone leaves a read to serving.Late.
 func (c *conn) postpone(turn *serving.Turn, t *task) {
 	s := t.sess
 	s.mu.Lock()
 	t.owner = nil
 	s.mu.Unlock()
 	c.late.Postpone(turn, t)
-	if c.Cause() != nil { // a goroutine that has lost the role may come after the end
+	if c.Cause() != nil { // a goroutine without the role may come here after the end
 		c.dropLate()
 	}
 }
@@ -109,12 +109,12 @@ func (c *conn) lateLoop(turn *serving.Turn) {
 			c.fail(err)
 		}
 	}
-	if err := c.tx.Flush(); err != nil { // also what a turn has queued that hangs in its next read
+	if err := c.tx.Flush(); err != nil { // also answers of a turn that hangs in its next read
 		c.fail(err)
 	}
 }
 
-// executeLate executes a read that was left for later.
+// executeLate executes a postponed read.
 func (c *conn) executeLate(run *runner, t *task) (err error) {
 	if run.take(t) {
 		run.late = true
@@ -124,7 +124,7 @@ func (c *conn) executeLate(run *runner, t *task) (err error) {
 	return err
 }
 
-// take makes a postponed read the runner's, unless it was aborted meanwhile.
+// take makes run the owner of a postponed read, unless the read was aborted meanwhile.
 func (r *runner) take(t *task) bool {
 	s := t.sess
 	s.mu.Lock()

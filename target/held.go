@@ -13,10 +13,10 @@ type heldPDU struct {
 	hdr  pdu.Header
 	data *memory.Buffer
 	n    int
-	from *memory.Pool // where heldCost is counted; nil: not counted
+	from *memory.Pool // the pool that heldCost is charged to; nil: not charged
 }
 
-// heldCost is how many bytes a held PDU counts for besides its data.
+// heldCost is how many bytes a held PDU counts for in addition to its data.
 const heldCost = 192
 
 func (h *heldPDU) release() {
@@ -49,7 +49,7 @@ func (c *conn) hold(h *pdu.Header, seg *segment) error {
 // replay handles held PDUs whose turn has come.
 func (c *conn) replay(run *runner) error {
 	sess := c.session()
-	for run.Reading && len(sess.held)+len(sess.waiting) > 0 { // both belong to the reader
+	for run.Reading && len(sess.held)+len(sess.waiting) > 0 { // only the reader uses both
 		exp := sess.window.exp.Load()
 		if i := slices.IndexFunc(sess.waiting,
 			func(p *pdu.TaskManagementRequest) bool { return !pdu.SNLess(exp, p.CmdSN) }); i >= 0 {

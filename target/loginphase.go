@@ -49,8 +49,8 @@ type refusal struct {
 	status login.Status
 	reason string
 	err    error
-	more   []zap.Field // of its line in the log
-	say    bool        // there is one
+	more   []zap.Field // more fields for the line in the log
+	say    bool        // write that line
 }
 
 func (r *refusal) Error() string { return r.err.Error() }
@@ -76,7 +76,7 @@ func (d *loginDialog) log(err error) {
 		c.srv.opt.Disks.Observer.LoginRefused(ev)
 		return // the log has one line for many such connections
 	case !d.began && (c.rx.Heard.Load() == 0 || c.Cause() != nil):
-		// This is a port scan or a health check: nobody said anything.
+		// This is a port scan or a health check: the peer has sent nothing.
 		c.log().Debug("connection closed before login", zap.Error(err))
 		return
 	case isTimeout(err):
@@ -97,7 +97,7 @@ func (d *loginDialog) log(err error) {
 	c.log().Warn("login refused", append(fields, r.more...)...)
 }
 
-// reasonNoLogin is the end of a connection whose peer sends something else than a login.
+// reasonNoLogin is the reason of an end when the peer sends something else than a login.
 const reasonNoLogin = "not_a_login"
 
 func isTimeout(err error) bool {
@@ -204,8 +204,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	sess.window.exp.Store(c.tx.sess.exp.Load())
 	if res.SessionType == login.Normal {
 		c.srv.opt.Disks.EndStale(res.InitiatorName)
-		// Attach the nexus before the session is registered: whoever finds the session uses its
-		// nexus.
+		// Attach the nexus before the session is registered: from then on others use the nexus.
 		sess.nexus = c.srv.device.Attach(scsi.InitiatorPort{Name: res.InitiatorName,
 			ISID: req.ISID})
 		sess.nexus.SetProtocolLevel(res.Params.ProtocolLevel)
@@ -239,7 +238,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	if sess.nexus != nil {
 		sess.nexus.SetLine(c)
 	}
-	// If the peer has gone, the reader ends the session, which is counted below all the same.
+	// If the peer is gone, the reader ends the session, which counts as a session all the same.
 	if err := d.answer(req, resp, sess.tsih); err != nil {
 		c.fail(err)
 	}

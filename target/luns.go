@@ -9,10 +9,10 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// LUNs come and go while the server runs. A command keeps the disk that its LUN had when it
-// arrived, so it never reaches another disk that gets the number later. The table is in
-// internal/scsi/inventory.go. This file has the transport's part: it tells initiators about
-// changes, and answers commands that hang in the disk of a removed LUN.
+// LUNs come and go while the server runs. A command keeps the disk that its LUN had when the
+// command arrived, so it never reaches another disk that gets the number later. The table of LUNs
+// is in internal/scsi/inventory.go. This file tells initiators about changes, and answers commands
+// that hang in the disk of a removed LUN.
 
 // front is the server as a front end of the disks in use.
 type front struct{ *Server }
@@ -40,8 +40,8 @@ func (f front) Added(d *serving.Disk) error {
 }
 
 // Removed implements serving.Front. New commands to the LUN end with LOGICAL UNIT NOT SUPPORTED
-// (05/25/00). So do commands under way, except those that the disk finishes right now. One that
-// waits for data ends when its data has come, as RFC 7143 11.4.2 requires; one that hangs in the
+// (05/25/00). So do commands under way, except those whose disk call ends now. A command that waits
+// for data ends when its data has come, as RFC 7143 11.4.2 requires. A command that hangs in the
 // disk ends at once. The LUN's reservations and other state of its initiators end with it.
 // Initiators are told as by Added.
 func (f front) Removed(d *serving.Disk) {
@@ -65,7 +65,7 @@ func (f front) Resized(d *serving.Disk) { f.device.Grew(d) }
 
 func (f front) Protected(d *serving.Disk) { f.device.Protected(d) }
 
-// Shared implements serving.Front. Nothing that initiators know changes.
+// Shared implements serving.Front. Initiators see no difference.
 func (f front) Shared(*serving.Disk) {}
 
 func (f front) Bars(d *serving.Disk, write bool) error { return f.device.Bars(d, write) }
@@ -80,8 +80,8 @@ func (f front) Fence(d *serving.Disk, fenced func(string) bool) (serving.Fencing
 // HAS CHANGED. By the standard a target may send it only if its INQUIRY data says that it reports
 // events, but since SPC-3 INQUIRY has no such bit. We send it because a unit attention comes only
 // with the next command, and an initiator may have none to send. open-iscsi then looks for LUNs;
-// libiscsi (QEMU) ignores the message. Each initiator gets one message until it asks for the list,
-// so one that does not care does not get any number of them.
+// libiscsi (QEMU) ignores the message. Each initiator gets one message until it asks for the list.
+// So an initiator that ignores them does not get more and more.
 func (s *Server) tellLocked(lun uint16, tell map[*scsi.Nexus]struct{}) {
 	for _, sess := range s.sessions {
 		if _, ok := tell[sess.nexus]; !ok || !sess.open.Load() {
@@ -106,9 +106,9 @@ func (s *Server) endRemoved(d *serving.Disk) {
 	})
 }
 
-// endRemoved answers the session's commands that hang in the disk of a removed LUN. A reader has
-// lost its role in each of them. Readers execute commands only when all data is there, so no data
-// is under way when the tag is free again.
+// endRemoved answers the session's commands that hang in the disk of a removed LUN. In each of them
+// a reader has lost its role. Readers execute commands only when all data is there, so no data is
+// under way when the tag is free again.
 func (s *session) endRemoved() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,7 +132,7 @@ func (s *session) answerLocked(t *task, cause error) {
 	b.B = b.B[:2+len(sense)]
 	resp := pdu.SCSIResponse{Status: uint8(status), TaskTag: t.tag, ExpDataSN: t.snIn,
 		DataLen: len(b.B)}
-	// Nothing of a write counts as done.
+	// Count no byte of a write as written.
 	resp.Overflow, resp.Underflow, resp.Residual = differ(t.sent, max(t.expectIn, t.expectOut))
 	s.abortLocked(t)
 	c.tx.respond(&resp, 0, b.B, b)

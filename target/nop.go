@@ -7,20 +7,21 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// pinger is the state of our own NOP-In pings (RFC 7143 11.19).
+// pinger is the state of this target's NOP-In pings (RFC 7143 11.19).
 type pinger struct {
 	sentAt atomic.Int64 // coarse clock; 0: no ping is outstanding
 }
 
-// handleNOPOut answers a ping with its own data, or takes the answer to ours (RFC 7143 11.18).
+// handleNOPOut answers an initiator's ping with its own data, or takes the answer to a ping of this
+// target (RFC 7143 11.18).
 func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 	var p pdu.NOPOut
 	if err := p.Decode(h); err != nil {
 		return c.malformed(err)
 	}
 	if p.TaskTag == pdu.ReservedTag {
-		// This is an answer to our ping, or just a sign of life; we need nothing else. It must be
-		// immediate. If it is not, it uses up its number, so that the session can go on.
+		// This is an answer to our ping, or a sign of life; nothing else is to be done. It must be
+		// immediate. If it is not, its number counts as used, so that the session can go on.
 		if ok, err := c.admit(h, seg); !ok {
 			return err
 		}
@@ -34,7 +35,7 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 		return err
 	}
 	if p.TransferTag != pdu.ReservedTag {
-		// we never ping with a task tag of the initiator
+		// our pings never have a task tag of the initiator
 		return c.refuse(pdu.RejectInvalidPDUField, seg)
 	}
 	limit := min(c.session().params.SendMaxDataSegment, seg.n)
@@ -68,7 +69,7 @@ func (c *conn) Look(_ time.Time, scarce bool) {
 	}
 	c.checkTimeouts(sess, now)
 	if scarce && now-c.tx.Wrote.Load() > int64(2*janitorTick) {
-		sess.trim() // idle sessions must not keep the memory from those that work
+		sess.trim() // idle sessions must not keep memory from busy ones
 	}
 }
 
@@ -79,7 +80,7 @@ func (c *conn) checkTimeouts(sess *session, now int64) {
 		if now-since > int64(lim.PDUTimeout) {
 			c.fail(errWriteTimeout)
 		}
-		return // the reader may be the one who writes, and it hears nothing meanwhile
+		return // the reader may be writing, and then it receives nothing
 	}
 	wrote := c.tx.Wrote.Load()
 	since := c.rx.Since.Load()
@@ -90,7 +91,7 @@ func (c *conn) checkTimeouts(sess *session, now int64) {
 	heard := c.rx.Heard.Load()
 	asked := c.ping.sentAt.Load()
 	switch {
-	case asked != 0 && heard >= asked: // it was silent long before the ping
+	case asked != 0 && heard >= asked: // the peer was silent long before the ping
 		c.ping.sentAt.Store(0)
 	case asked != 0 && now-max(asked, wrote) > int64(lim.NOPTimeout):
 		c.fail(errPeerDead)

@@ -19,8 +19,8 @@ const DefaultTargetName = "iqn.2017-01.io.kubevirt:wrapper"
 type Options struct {
 	TargetName string // iSCSI name; default DefaultTargetName
 
-	// HidePortals says that initiators reach the listeners at other addresses than these have. Then
-	// SendTargets names no address, and an initiator logs in where it has asked.
+	// HidePortals says that initiators reach the listeners at other addresses than their own. Then
+	// SendTargets names no address, and an initiator logs in at the address that it has asked.
 	HidePortals bool
 
 	// Disks are served as LUNs, each under its number, which is not 0. The server must be made
@@ -44,15 +44,15 @@ type Limits struct {
 	// MaxPerAddress is how many sessions may come from one IPv4 address or one 64-bit network of
 	// IPv6. Default 256.
 	MaxPerAddress int
-	// MaxPendingLogins is how many connections may exist that have not logged in, besides the
-	// sessions. One more pushes another one out. Default 256.
+	// MaxPendingLogins is how many connections may exist that have not logged in, in addition to
+	// the sessions. One more pushes another one out. Default 256.
 	MaxPendingLogins int
-	// LoginDelay is the longest delay of a login from an address from which several logins or
-	// sessions have failed within the last minute. Default 2 s.
+	// LoginDelay is the longest delay of a login from an address whose logins or sessions have
+	// failed several times within the last minute. Default 2 s.
 	LoginDelay time.Duration
-	// CommandWindow is how many commands a session may have in flight. With so many sessions that
-	// their open commands would take more than a quarter of serving.Config.Memory, it is fewer, but
-	// at least 8. Default 128.
+	// CommandWindow is how many commands a session may have in flight. If there are so many
+	// sessions that their open commands would take more than a quarter of serving.Config.Memory, it
+	// is fewer, but at least 8. Default 128.
 	CommandWindow int
 	LoginTimeout  time.Duration // from accept to full feature phase; default 15 s
 	PDUTimeout    time.Duration // from the first byte of a PDU to its last; default 30 s

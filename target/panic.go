@@ -7,7 +7,8 @@ import (
 )
 
 // A bug ends one session and nothing else. Every goroutine that handles input of a peer, or sends
-// to it, recovers from panics. It gives back what it held, so many panics cost no more than one.
+// to a peer, recovers from panics. It gives back all that it held, so a thousand panics cost no
+// more than one.
 
 // recoverPanic is deferred by goroutines of a connection that hold nothing.
 func (c *conn) recoverPanic() {
@@ -22,7 +23,7 @@ func (c *conn) recoverRunner(run *runner) {
 	if p == nil {
 		return
 	}
-	run.Leave() // if it was in a disk call, another one may be the reader by now
+	run.Leave() // after a panic in a disk call, another goroutine may be the reader
 	c.fail(errPanic)
 	sess := c.session()
 	sess.mu.Lock()

@@ -29,7 +29,7 @@ type receiver struct {
 	data segment // the data segment of the PDU in hdr
 
 	// working counts the readers of all sessions that do not wait for the network; nil before the
-	// end of login. works says whether it counts this one.
+	// end of login. works says whether this reader is counted.
 	working *atomic.Int64
 	works   bool
 }
@@ -52,7 +52,7 @@ func (rx *receiver) release() {
 	rx.Release()
 }
 
-// setWorks counts the reader among those that work, or no longer.
+// setWorks changes whether this reader is counted as working.
 func (rx *receiver) setWorks(works bool) {
 	if rx.works == works || rx.working == nil {
 		return

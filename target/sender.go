@@ -11,8 +11,8 @@ import (
 
 const (
 	// flushAlone is the weight of PDUs that the reader leaves in the queue while it has more
-	// commands. While other readers work, it is flushBeside: the processors have work anyway, and
-	// fewer system calls cost less.
+	// commands. While other readers work, the limit is flushBeside: the processors are busy anyway,
+	// and fewer system calls cost less.
 	flushAlone  = socket.FlushAt
 	flushBeside = 256 << 10
 
@@ -30,7 +30,7 @@ const (
 	snNone                  // carries none (Data-In without status)
 )
 
-// outgoing is what a queued PDU has besides its data.
+// outgoing is the part of a queued PDU that is not its data.
 type outgoing struct {
 	hdr  [pdu.HeaderLen + digestLen]byte
 	tail [3 + digestLen]byte // padding and data digest

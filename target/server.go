@@ -105,9 +105,9 @@ func (s *Server) drop(c *conn) {
 	}
 }
 
-// register registers sess with a new TSIH. The caller has authenticated its initiator. If sess
-// reinstates a session (RFC 7143 6.3.5), register ends the tasks of that session and returns it;
-// the caller ends the rest.
+// register registers sess with a new TSIH. The initiator has authenticated. If sess reinstates a
+// session (RFC 7143 6.3.5), register ends the tasks of that session and returns it; the caller ends
+// the rest.
 func (s *Server) register(sess *session) (old *session, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,12 +128,12 @@ func (s *Server) register(sess *session) (old *session, err error) {
 		return nil, errNotYours
 	}
 	if err := s.conns.Admit(&sess.conn.Arrival, sess.conn.Source,
-		old != nil); err != nil { // an old session makes room itself
+		old != nil); err != nil { // the old session makes room
 		return nil, err
 	}
 	if old != nil {
-		// Do this before the new session takes its place. From then on a fence or a reset no longer
-		// finds the old session, and would miss its writes.
+		// Do this before the new session takes the old one's place. From then on a fence or a reset
+		// does not find the old session, and would miss its writes.
 		old.conn.fail(errReinstated)
 		old.close()
 	}
@@ -217,7 +217,7 @@ func (s *Server) hasSession(key sessionKey, tsih uint16, user string) bool {
 	return false
 }
 
-// registered reports whether a session counts: it has not ended, and none has taken its place.
+// registered reports whether a session counts: it has not ended, and no other has taken its place.
 func (s *Server) registered(sess *session) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,7 +246,7 @@ func (s *Server) Sessions() []status.Session {
 // EndSessions ends the sessions for which which returns true, at once and without asking their
 // initiators, and returns them. The initiators may log in again. Commands end without an answer.
 // Disk calls in progress go on, and their writes may still reach the disk. When EndSessions
-// returns, none of these sessions claims a LUN any more, unless such a write is under way.
+// returns, these sessions claim no LUN any more, except those with such a write under way.
 func (s *Server) EndSessions(which func(status.Session) bool) []status.Session {
 	return s.conns.Kick(which)
 }

@@ -36,7 +36,7 @@ var (
 	errPanic        = socket.ErrPanic
 )
 
-// window is the command window of a session, whose numbers every PDU to the initiator carries (RFC
+// window is the command window of a session. Every PDU to the initiator carries its numbers (RFC
 // 7143 4.2.2.1).
 type window struct {
 	exp atomic.Uint32 // ExpCmdSN: the number of the next command
@@ -46,14 +46,14 @@ type window struct {
 }
 
 func (w *window) numbers() (expCmdSN, maxCmdSN uint32) {
-	// Read max first. It only grows, so it never runs ahead of an older ExpCmdSN by more than the
-	// window.
+	// Read max first. It only grows, so it is never further ahead of an older ExpCmdSN than the
+	// window is wide.
 	maxCmdSN = w.max.Load()
 	return w.exp.Load(), maxCmdSN
 }
 
-// sessionKey identifies a session: the I_T nexus (RFC 7143 4.4.3). The portal group is the same for
-// all.
+// sessionKey identifies a session: the I_T nexus (RFC 7143 4.4.3) without the portal group, which
+// is the same for all.
 type sessionKey struct {
 	initiator string
 	isid      [6]byte
@@ -83,12 +83,12 @@ type session struct {
 	free   []*task // guarded by mu
 	width  int     // of the command window; set before the session is open
 
-	held map[uint32]*heldPDU // by CmdSN; belongs to the reader
-	// CmdSNs of rejected requests, until another request uses them; belongs to the reader
+	held map[uint32]*heldPDU // by CmdSN; only the reader uses it
+	// CmdSNs of rejected requests, until another request uses them; only the reader uses it
 	refused map[uint32]struct{}
-	waiting []*pdu.TaskManagementRequest // they wait for earlier commands; belongs to the reader
+	waiting []*pdu.TaskManagementRequest // they wait for earlier commands; only the reader uses it
 
-	counts bool // guarded by Server.mu; the session has a window, and a place of Server.entrance
+	counts bool // guarded by Server.mu; the session has a window, and a place of the entrance
 
 	work sessionWork
 
@@ -155,7 +155,7 @@ func (w *sessionWork) count(op serving.Operation, moved int64) {
 	}
 }
 
-// admission is the verdict on a PDU by its CmdSN.
+// admission is what to do with a PDU, by its CmdSN.
 type admission uint8
 
 const (
@@ -169,8 +169,8 @@ func (s *session) admit(cmdSN uint32, immediate bool) admission {
 	exp, limit := s.window.numbers()
 	switch {
 	case immediate:
-		// An immediate PDU carries the number of the next command but does not use it up. With
-		// another number it is executed all the same: the number means nothing for it.
+		// An immediate PDU carries the number of the next command but does not use it up. If it has
+		// another number, it is executed all the same: the number means nothing.
 		return admitNow
 	case pdu.SNLess(limit, cmdSN):
 		return admitNever // the window is closed
@@ -189,7 +189,7 @@ func (s *session) admit(cmdSN uint32, immediate bool) admission {
 	return admitNever
 }
 
-// passRejected advances ExpCmdSN over a rejected request when the initiator has gone on without it.
+// passRejected advances ExpCmdSN over a rejected request if the initiator has gone on without it.
 func (s *session) passRejected(exp uint32) bool {
 	_, ok := s.refused[exp]
 	if ok {
@@ -214,8 +214,9 @@ func (s *session) received(cmdSN uint32, immediate bool) {
 }
 
 // refuse notes that a request was rejected. Its number does not count as received, and the
-// initiator may use it again (RFC 7143 7.3). By the standard, later requests would have to wait for
-// it. But Linux and libiscsi go on without filling the gap, so they do not wait here.
+// initiator may use it again (RFC 7143 7.3). By the standard, later requests would have to wait
+// until it does. But Linux and libiscsi go on without filling the gap, so later requests do not
+// wait here.
 func (s *session) refuse(cmdSN uint32) {
 	if s.refused == nil {
 		s.refused = make(map[uint32]struct{})
@@ -244,8 +245,8 @@ func (s *session) reopen() {
 	s.reopenLocked()
 }
 
-// reopenLocked advances MaxCmdSN as commands and other requests end. By the standard it never goes
-// back.
+// reopenLocked advances MaxCmdSN as commands and other requests end. By the standard it never
+// decreases.
 func (s *session) reopenLocked() {
 	if s.closing {
 		return
@@ -262,9 +263,9 @@ func (s *session) reopenLocked() {
 	}
 }
 
-// tellLocked tells an initiator whose command window was used up that it is open again, after a
-// command ended without an answer (RFC 7143 11.19). With nothing else in flight the initiator would
-// otherwise wait for the next ping.
+// tellLocked tells an initiator whose command window was used up that the window is open again,
+// after a command ended without an answer (RFC 7143 11.19). If no other command is in flight, the
+// initiator would otherwise wait for the next ping.
 func (s *session) tellLocked() {
 	limit := s.window.max.Load()
 	if told := s.window.sentMax.Load(); s.closed || limit == told || s.window.exp.Load() != told+1 {
@@ -287,7 +288,7 @@ func (s *session) end(cause error) {
 	s.leave(cause)
 }
 
-// leave ends the session, once: its tasks end without an answer and its nexus is lost. Disk calls
+// leave ends the session, once: its tasks end without an answer, and its nexus is lost. Disk calls
 // in progress go on, and Shutdown waits for them.
 func (s *session) leave(cause error) {
 	s.ended.Do(func() {
@@ -300,7 +301,7 @@ func (s *session) leave(cause error) {
 	})
 }
 
-// close ends all tasks without an answer, and stops new ones from waiting for data.
+// close ends all tasks without an answer, and refuses tasks that would wait for data.
 func (s *session) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -371,7 +372,7 @@ func (c *conn) handleLogout(h *pdu.Header, seg *segment) error {
 }
 
 // detach ends the session's nexus before the initiator learns that the session has ended. The
-// initiator may log in again at once, and must not be blocked by its own reservations and claims.
+// initiator may log in again at once, and its old reservations and claims must not block it.
 func (c *conn) detach() {
 	if sess := c.session(); sess.nexus != nil {
 		c.srv.device.Detach(sess.nexus)

@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	// logoutGrace is how long an initiator has to answer a logout request (RFC 7143 11.9.1). After
-	// that its command window opens no further. Its connection closes when all its commands are
-	// answered and it has been silent for logoutSilence. If it owes data for commands, or takes no
-	// answers, it closes after a silence of logoutGrace: its machine may be gone.
+	// logoutGrace is how long an initiator has to answer a logout request (RFC 7143 11.9.1). Then
+	// its command window is closed. Its connection ends when all its commands are answered and it
+	// has been silent for logoutSilence. If it owes data for commands, or takes no answers, the
+	// connection ends after a silence of logoutGrace: the initiator's machine may be gone.
 	logoutGrace   = 2 * time.Second
 	logoutSilence = 2 * janitorTick // by the coarse clock: longer than one tick
 )
@@ -38,7 +38,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			_ = s.cut(ctx) // at best, everything ends soon after commands were cut off
+			_ = s.cut(ctx) // usually, everything ends soon after the connections
 			return ctx.Err()
 		case <-grace.C:
 			idleIsOver = true
@@ -82,14 +82,14 @@ func (s *Server) cut(ctx context.Context) error {
 	return s.conns.Finish(ctx)
 }
 
-// quiet reports that the initiator has been silent for a while and none of its commands can go on:
-// every response has been handed to the network, or the network takes no more.
+// quiet reports whether the initiator has been silent for a while and none of its commands can go
+// on: every response has been passed to the network, or the network takes no more.
 func (s *session) quiet() bool {
 	c := s.conn
 	executing, waiting := s.inFlight()
 	idle, since := c.tx.Idle(), c.tx.WriteSince.Load()
 	now := c.srv.clock.Load()
-	// Look at this last, so that PDUs that have come meanwhile count.
+	// Look at this last, so that PDUs that come meanwhile count.
 	silent := time.Duration(now - c.rx.Heard.Load())
 	switch {
 	case since != 0 && time.Duration(now-since) >= logoutGrace:

@@ -96,7 +96,7 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 // textKeyCost is how many bytes a remembered key counts for.
 const textKeyCost = 128
 
-// countText counts the memory of the negotiation until its next PDU, which may never come.
+// countText charges the memory of the negotiation until its next PDU, which may never come.
 func (c *conn) countText() {
 	x := &c.text
 	held := int64(cap(x.request)+cap(x.answer)) + int64(len(x.seen))*textKeyCost
@@ -126,7 +126,8 @@ func (c *conn) answerText(data []byte) ([]byte, error) {
 	if i := slices.IndexFunc(pairs, asks); i >= 0 {
 		out = c.sendTargets(out, pairs[i].Value)
 	}
-	// Nothing else can change, and whoever answers a command reads the rest without the lock.
+	// Other parameters cannot change, and goroutines that answer commands read them without the
+	// lock.
 	sess.mu.Lock()
 	sess.params.SendMaxDataSegment = params.SendMaxDataSegment
 	sess.mu.Unlock()
@@ -138,8 +139,8 @@ func (c *conn) answerText(data []byte) ([]byte, error) {
 
 // sendTargets appends the target and its portals if the request includes the target (RFC 7143 13.3,
 // appendix C). There is one target, and the initiator has authenticated, so it may use the target.
-// What the session cannot ask for is answered with no target: no other key may be in the answer,
-// and libiscsi drops a connection that answers with one.
+// A request that this session may not make is answered with no target: no other key may be in the
+// answer, and libiscsi closes a connection that answers with one.
 func (c *conn) sendTargets(out []byte, what string) []byte {
 	name := c.srv.opt.TargetName
 	switch what {
@@ -148,7 +149,7 @@ func (c *conn) sendTargets(out []byte, what string) []byte {
 			return out
 		}
 	case "":
-		if c.session().discovery() { // it is connected to no target
+		if c.session().discovery() { // the session has no target
 			return out
 		}
 	default:
@@ -166,8 +167,8 @@ func (c *conn) sendTargets(out []byte, what string) []byte {
 	return out
 }
 
-// portals lists the addresses by which the initiator can reach the target: that of its connection,
-// and other listeners with an address of the same kind.
+// portals lists the addresses at which the initiator can reach the target: the address of its
+// connection, and listeners with an address of the same kind.
 func (c *conn) portals() []string { return portalsBeside(c.local, c.srv.conns.Portals()) }
 
 func portalsBeside(local net.Addr, portals []net.Addr) []string {
@@ -190,8 +191,8 @@ func portalsBeside(local net.Addr, portals []net.Addr) []string {
 	return append(list, more...)
 }
 
-// portalString returns host:port, with IPv6 in brackets and without a zone, which means nothing to
-// the peer.
+// portalString returns host:port, with IPv6 in brackets. It leaves out the zone, which means
+// nothing to the peer.
 func portalString(a *net.TCPAddr) string {
 	ip := a.IP
 	if v4 := ip.To4(); v4 != nil {

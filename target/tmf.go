@@ -10,7 +10,7 @@ import (
 // handleTaskManagement executes a task management function at once (RFC 7143 11.5, RFC 7144 6.3,
 // SAM-5 7). Tasks that wait for data end at once. A task whose disk call is in progress ends
 // without an answer when that call returns. Until then the SCSI layer makes later writes to its
-// blocks wait, so that it cannot overwrite them.
+// blocks wait, so that the call cannot overwrite them.
 func (c *conn) handleTaskManagement(h *pdu.Header, seg *segment) error {
 	var p pdu.TaskManagementRequest
 	if err := p.Decode(h); err != nil {
@@ -134,8 +134,9 @@ func (c *conn) authorized(p *pdu.TaskManagementRequest) bool {
 	return true
 }
 
-// abortTask ends one task of the session (RFC 7143 11.5.5). If there is no task with that tag, its
-// number tells whether it has ended already, or has not arrived and must not be executed later.
+// abortTask ends one task of the session (RFC 7143 11.5.5). If no task has that tag, the number of
+// the command tells whether it has ended already, or has not arrived and must not be executed
+// later.
 func (s *session) abortTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	s.mu.Lock()
 	if t := s.tasks[p.RefTaskTag]; t != nil && s.conn.srv.device.SameUnit(t.scsi.LUN, p.LUN) {
@@ -188,8 +189,8 @@ func (s *session) heldCommand(p *pdu.TaskManagementRequest) (cmdSN uint32, ok bo
 	return 0, false
 }
 
-// skip counts the command that a request refers to as received, so that it is not executed if it
-// arrives later. It does nothing if that command cannot be under way (RFC 7143 11.6.1).
+// skip counts the command that a request refers to as received, so that the command is not executed
+// if it arrives later. It does nothing if that command cannot be under way (RFC 7143 11.6.1).
 func (s *session) skip(p *pdu.TaskManagementRequest) bool {
 	exp, limit := s.window.numbers()
 	if pdu.SNLess(p.RefCmdSN, exp) {
@@ -268,8 +269,9 @@ func (s *Server) normalSessions() []*session {
 	return list
 }
 
-// noteAborts is called for each task management function. If that aborts a command that is held,
-// the initiator has a timeout of its own, and the nexus notes that: see serving.Client.HoldTimeout.
+// noteAborts is called for each task management function. If the function aborts a command that is
+// held, the initiator has a timeout of its own, and the nexus notes that: see
+// serving.Client.HoldTimeout.
 func (s *session) noteAborts(p *pdu.TaskManagementRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -291,10 +293,10 @@ func covers(p *pdu.TaskManagementRequest, t *task) bool {
 	return p.Function == pdu.TMTargetWarmReset || p.Function == pdu.TMTargetColdReset
 }
 
-// abortFenced ends the commands of nexuses that another nexus has fenced, but not the command of
-// that one (SPC-4 5.13.11.5). The commands get no answer; a unit attention tells their initiators
+// abortFenced ends the commands of nexuses that another nexus has fenced (SPC-4 5.13.11.5), but not
+// that nexus's own command. The commands get no answer; a unit attention tells their initiators
 // why. Commands whose data is still coming, or which wait for a disk, end later and change nothing
-// any more. The SCSI layer waits for those that can still change the disk.
+// any more. The SCSI layer waits for commands that can still change the disk.
 func (s *Server) abortFenced(nexuses []*scsi.Nexus, meant func(*scsi.Task) bool) {
 	for _, sess := range s.normalSessions() {
 		if slices.Contains(nexuses, sess.nexus) {

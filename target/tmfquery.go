@@ -34,8 +34,8 @@ func (c *conn) manageExtended(p *pdu.TaskManagementRequest) (response pdu.TMResp
 }
 
 // queryTask reports whether a command of the session is in the task set. A command that has arrived
-// ahead of its turn counts, because it will be executed. A command that may still be under way must
-// not be executed after the initiator has learned that it is not there.
+// ahead of its turn counts, because it will be executed. A command that may still be under way is
+// skipped: it must not be executed after the initiator has learned that it is not there.
 func (s *session) queryTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	if p.RefTaskTag == p.TaskTag || s.isManagement(p.RefTaskTag) {
 		// task management requests cannot be queried, and other requests have ended
@@ -51,8 +51,8 @@ func (s *session) queryTask(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	if _, ok := s.heldCommand(p); ok {
 		return pdu.TMSucceeded
 	}
-	// There is no task outside the command window either; the function has a response for that (RFC
-	// 7144 6.4.2).
+	// Outside the command window there is no task, either. For that the function has a response of
+	// its own (RFC 7144 6.4.2).
 	s.skip(p)
 	return pdu.TMComplete
 }

@@ -1,6 +1,6 @@
 package login
 
-// The keys of the standard that concern us (RFC 7143 sections 12 and 13, RFC 7144 7.1.1).
+// The keys of the standard that the target knows (RFC 7143 sections 12 and 13, RFC 7144 7.1.1).
 const (
 	keySessionType    = "SessionType"
 	keyInitiatorName  = "InitiatorName"

@@ -43,7 +43,7 @@ func (s Stage) String() string {
 	return fmt.Sprintf("Stage(%d)", uint8(s))
 }
 
-// SessionType is what a session is for (RFC 7143 13.21).
+// SessionType is the purpose of a session (RFC 7143 13.21).
 type SessionType uint8
 
 // The session types.
@@ -63,10 +63,10 @@ func (t SessionType) String() string {
 	return fmt.Sprintf("SessionType(%d)", uint8(t))
 }
 
-// What the target agrees to at most, in bytes.
+// The most that the target agrees to, in bytes.
 const (
-	// MaxDataSegment is the longest data segment that it receives, and how much unsolicited data a
-	// command has.
+	// MaxDataSegment is the longest data segment that the target receives, and the most unsolicited
+	// data of a command.
 	MaxDataSegment = 256 << 10
 	maxBurst       = 1 << 20 // of a solicited sequence
 	// maxKeyBytes is how much text one login may send in total. The standard demands 8192 (RFC 7143
@@ -102,8 +102,7 @@ type Response struct {
 	Reason string // why the login was refused, as a short stable label; "" if it was not
 }
 
-// Result has everything that the login has found out so far. It is complete when the machine is
-// done.
+// Result is what the login has found out so far. It is complete when the machine is done.
 type Result struct {
 	InitiatorName  string // lower case
 	InitiatorAlias string

@@ -54,7 +54,7 @@ func NewMachine(cfg *Config) *Machine {
 func (m *Machine) Done() bool { return m.done }
 
 // Authenticated says whether the initiator has named itself and, if authentication is required, has
-// authenticated. Before that, tell it only what everybody may know.
+// authenticated. Before that, the initiator must only be told what everybody may know.
 func (m *Machine) Authenticated() bool { return m.opened && m.authenticated() }
 
 // Result returns the result so far.
@@ -76,8 +76,8 @@ func (m *Machine) Close() {
 	}
 }
 
-// Step handles a request. Once a response has a status other than success, every further request is
-// refused.
+// Step handles a request. After a response with a status other than success, every further request
+// is refused.
 func (m *Machine) Step(req *Request) Response {
 	resp, r := m.step(req)
 	if r != nil {
@@ -194,7 +194,7 @@ func (m *Machine) handle(req *Request, pairs []Pair) *refusal {
 		case role == roleIgnored:
 		case role == roleAlias:
 			m.res.InitiatorAlias = printable(p.Value)
-		case role == roleName && !m.opened: // handled by open
+		case role == roleName && !m.opened: // open handles it
 		case role == roleSecurity && m.stage == SecurityNegotiation:
 			security = append(security, p)
 		case role == roleOperational && m.stage == OperationalNegotiation:
@@ -220,8 +220,8 @@ func (m *Machine) handle(req *Request, pairs []Pair) *refusal {
 	return nil
 }
 
-// respond makes the response from the text in out. It also makes the transition, if the initiator
-// asks for it and nothing prevents it.
+// respond makes the response from the text in out. If the initiator asks for the transition to the
+// next stage and nothing prevents it, respond makes it.
 func (m *Machine) respond(req *Request) (Response, *refusal) {
 	resp := Response{CSG: m.stage}
 	n := min(len(m.out), maxSegment)

@@ -6,8 +6,8 @@ import (
 	"unicode"
 )
 
-// open handles what the first text of a login must contain (RFC 7143 6.3): who logs in, to what,
-// and for what kind of session.
+// open handles what the first text of a login must contain (RFC 7143 6.3): the initiator, the
+// target, and the kind of session.
 func (m *Machine) open(pairs []Pair) *refusal {
 	var initiator, target, kind *string
 	for i := range pairs {
@@ -88,8 +88,8 @@ func normalName(name string) (normal string, ok bool) {
 	return normal, true
 }
 
-// otherNames are how names of peers begin that speak another protocol. An initiator that took one
-// would count as that peer, and share its claim to a disk.
+// otherNames are prefixes of the names of peers that speak another protocol. An initiator with such
+// a name would count as that peer, and share its claim to a disk.
 var otherNames = []string{"cert:", "unix:", "tcp:"}
 
 // notOfName finds white space, control characters and other characters that do not print.

@@ -22,30 +22,30 @@ const (
 	anySession
 )
 
-// numericKey is a key whose values are numbers. agree makes the answer to an offer within the
+// numericKey is a key whose values are numbers. agree returns the answer to an offer within the
 // range. It obeys the key's result function: with Minimum the answer must not exceed the offer,
-// with Maximum it must not be below it.
+// with Maximum it must not be below the offer.
 type numericKey struct {
 	scope    scope
 	min, max int
 	agree    func(offer int, p *Params) int
 }
 
-// numericKeys has all of them but MaxRecvDataSegmentLength, which is declared, not negotiated.
+// numericKeys has all numeric keys but MaxRecvDataSegmentLength, which is declared, not negotiated.
 var numericKeys = map[string]numericKey{
 	keyMaxConnections: {normalOnly, 1, 65535, always(1)},
 	keyMaxBurstLength: {normalOnly, minLength, maxLength, func(offer int, p *Params) int {
 		p.MaxBurstLength = min(offer, maxBurst)
 		return p.MaxBurstLength
 	}},
-	// The answer must not exceed MaxBurstLength, as far as that is known by now.
+	// The answer must not exceed MaxBurstLength, if that is known already.
 	keyFirstBurstLength: {normalOnly, minLength, maxLength, func(offer int, p *Params) int {
 		p.FirstBurstLength = min(offer, MaxDataSegment, p.MaxBurstLength)
 		return p.FirstBurstLength
 	}},
 	keyMaxOutstandingR2T: {normalOnly, 1, 65535, always(1)},
-	// At error recovery level 0 nothing is kept for a lost connection. So there is nothing to wait
-	// for, and nothing to retain.
+	// At error recovery level 0 nothing is kept for a lost connection. So there is no reason to
+	// wait, and nothing to retain.
 	keyDefaultTime2Wait:   {anySession, 0, 3600, func(offer int, _ *Params) int { return offer }},
 	keyDefaultTime2Retain: {anySession, 0, 3600, always(0)},
 	keyErrorRecoveryLevel: {anySession, 0, 2, always(0)},
@@ -58,8 +58,8 @@ var numericKeys = map[string]numericKey{
 
 func always(n int) func(int, *Params) int { return func(int, *Params) int { return n } }
 
-// booleanKeys are Yes or No, and only in a normal session. The value says what is agreed to. We
-// want unsolicited and immediate data, and everything in order.
+// booleanKeys are Yes or No, and only in a normal session. The function returns the answer. The
+// target wants unsolicited and immediate data, and everything in order.
 var booleanKeys = map[string]func(offer bool, p *Params) bool{
 	keyInitialR2T: func(offer bool, p *Params) bool {
 		p.InitialR2T = offer

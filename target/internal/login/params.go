@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// Params are the operational parameters of a session and its connection (RFC 7143 section 13).
-// Lengths are in bytes. What is always the same is not in it.
+// Params are the operational parameters of a session and its connection (RFC 7143 section 13),
+// without those that are always the same. Lengths are in bytes.
 type Params struct {
 	HeaderDigest, DataDigest bool // CRC32C; false: none
-	// The initiator's MaxRecvDataSegmentLength: the longest segment that we may send.
+	// The initiator's MaxRecvDataSegmentLength: the longest segment that the target may send.
 	SendMaxDataSegment int
-	// The target's MaxRecvDataSegmentLength: the longest segment that we may be sent.
+	// The target's MaxRecvDataSegmentLength: the longest segment that the initiator may send.
 	RecvMaxDataSegment int
 	MaxBurstLength     int
 	FirstBurstLength   int  // at most MaxBurstLength
@@ -21,7 +21,7 @@ type Params struct {
 }
 
 // LevelRFC7144 is the iSCSIProtocolLevel that the features of RFC 7144 need: its task management
-// functions, command priority and status qualifiers. It is the highest that we negotiate.
+// functions, command priority and status qualifiers. It is the highest that the target negotiates.
 const LevelRFC7144 = 2
 
 // The range of every length key, in bytes (RFC 7143 13.12 to 13.14).
@@ -61,9 +61,9 @@ func (p *Params) checkBursts() *refusal {
 const maxTextPairs = 1024
 
 // NegotiateText answers the pairs of a text negotiation in full feature phase (RFC 7143 6.4), and
-// returns the parameters after it. SendTargets is the caller's. Keys that belong to the login are
-// answered with Reject and stay unchanged. seen holds the keys of the negotiation so far, and gets
-// the new ones. On an error no parameter has changed; the caller answers with a Reject PDU
+// returns the parameters after it. The caller answers SendTargets. Keys that belong to the login
+// are answered with Reject and stay unchanged. seen holds the keys of the negotiation so far, and
+// gets the new ones. After an error no parameter has changed; the caller answers with a Reject PDU
 // (protocol error).
 func (p Params) NegotiateText(pairs []Pair, seen map[string]struct{}) (reply []Pair,
 	updated Params, err error) {

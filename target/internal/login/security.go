@@ -8,7 +8,7 @@ import (
 
 const methodCHAP = "CHAP"
 
-// authState is how far SecurityNegotiation has got.
+// authState is the progress of SecurityNegotiation.
 type authState uint8
 
 const (
@@ -99,7 +99,7 @@ func (m *Machine) chooseMethod(req *Request, keys map[string]*string) *refusal {
 		m.auth = authStart
 	}
 	if m.proposed && keys[keyChapA] != nil {
-		return nil // this answers our proposal
+		return nil // this answers the target's proposal
 	}
 	m.out = AppendPair(m.out, keyAuthMethod, method)
 	return nil
@@ -148,7 +148,7 @@ func (m *Machine) finishCHAP(keys map[string]*string) *refusal {
 	return nil
 }
 
-// refuseCHAP finds the status for a failed exchange (RFC 7143 9.2).
+// refuseCHAP returns the refusal for a failed exchange (RFC 7143 9.2).
 func refuseCHAP(err error) *refusal {
 	var failure *chap.Error
 	if !errors.As(err, &failure) {

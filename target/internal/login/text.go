@@ -115,9 +115,9 @@ func longest(p Pair) int {
 	return len(p.Value)
 }
 
-// checkPairs checks what holds for every negotiation: no key comes twice (RFC 7143 6.3, 6.4), and
-// no reserved word is proposed (6.2). seen holds the keys of the negotiation so far; checkPairs
-// adds the new ones.
+// checkPairs checks the rules for every negotiation: no key comes twice (RFC 7143 6.3, 6.4), and no
+// reserved word is proposed (6.2). seen holds the keys of the negotiation so far; checkPairs adds
+// the new ones.
 func checkPairs(pairs []Pair, seen map[string]struct{}) *refusal {
 	for _, p := range pairs {
 		if _, twice := seen[p.Key]; twice {
@@ -127,7 +127,7 @@ func checkPairs(pairs []Pair, seen map[string]struct{}) *refusal {
 		switch p.Key {
 		case keyChapN, keyInitiatorAlias: // free text
 			continue
-		case keyAuthMethod: // it may answer our proposal
+		case keyAuthMethod: // it may answer the target's proposal
 			continue
 		}
 		switch p.Value {

@@ -1,6 +1,6 @@
-// Package pdu is the wire format of iSCSI: the basic header segment, and one struct per opcode that
-// is decoded from it and encoded to it (RFC 7143 11). It checks lengths and fields but does not
-// know what they mean to a session. Only the parser of additional header segments allocates.
+// Package pdu is the wire format of iSCSI: the basic header segment, and for each opcode one struct
+// that is decoded from it and encoded to it (RFC 7143 11). It checks lengths and fields but does
+// not know what they mean to a session. Only the parser of additional header segments allocates.
 //
 // Every PDU begins with a basic header segment (BHS) of 48 bytes, big-endian:
 //
@@ -156,8 +156,9 @@ func (h *Header) start(op Opcode, immediate bool, dataLen int) {
 var errAHSTruncated = &FieldError{OpSCSICommand, "additional header segment",
 	"runs past TotalAHSLength"}
 
-// CheckAHS checks that additional header segments end where the header says (RFC 7143 11.2.2). What
-// they say is ignored: no command has a CDB of more than 16 bytes or moves data in both directions.
+// CheckAHS checks that additional header segments end where the header says (RFC 7143 11.2.2).
+// Their content is ignored: no command has a CDB of more than 16 bytes or moves data in both
+// directions.
 //
 //	byte 0-1  AHSLength: bytes after the type, reserved byte included
 //	     2    AHSType
@@ -199,6 +200,6 @@ func PutDigest(p []byte, d uint32) { binary.LittleEndian.PutUint32(p, d) }
 func AppendDigest(dst []byte, d uint32) []byte { return binary.LittleEndian.AppendUint32(dst, d) }
 
 // SNLess says whether serial number a comes before b, modulo 2^32 (RFC 7143 4.2.2, RFC 1982). Two
-// numbers that are exactly 2^31 apart have no order, so each comes before the other. Our windows
-// are never that wide.
+// numbers that are exactly 2^31 apart have no order: each comes before the other. No window here is
+// that wide.
 func SNLess(a, b uint32) bool { return int32(a-b) < 0 }

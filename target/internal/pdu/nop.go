@@ -1,6 +1,6 @@
 package pdu
 
-// NOPOut is the initiator's ping, or its answer to ours (RFC 7143 11.18).
+// NOPOut is the initiator's ping, or its answer to the target's (RFC 7143 11.18).
 type NOPOut struct {
 	Immediate            bool
 	LUN                  uint64
@@ -31,7 +31,7 @@ func (p *NOPOut) Encode(h *Header) {
 	h.put32(28, p.ExpStatSN)
 }
 
-// NOPIn is our ping, or our answer to the initiator's (RFC 7143 11.19).
+// NOPIn is the target's ping, or its answer to the initiator's (RFC 7143 11.19).
 type NOPIn struct {
 	LUN                        uint64
 	TaskTag, TransferTag       uint32
