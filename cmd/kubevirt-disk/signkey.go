@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -13,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/internal/cli/console"
 	"kubevirt.io/disk/internal/cli/settings"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/signature"
@@ -252,15 +254,17 @@ func (a *app) generateKey(prefix string) error {
 	return err
 }
 
-// writeNew writes a file that is not there yet.
+// writeNew writes a file that is not there yet. Half a key never has its name: it would have to be
+// removed before the command works again.
 func writeNew(file string, text []byte, mode fs.FileMode) error {
-	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	dir, err := osfile.Resolved(filepath.Dir(file))
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(file))
+	out, err := durable.CreateNew(filepath.Join(dir, filepath.Base(file)), mode)
+	if err != nil {
+		return err
 	}
-	return nil
+	_, err = out.File.Write(text)
+	return out.FinishSynced(err)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/secure-systems-lab/go-securesystemslib/encrypted"
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 )
@@ -252,8 +253,11 @@ func TestSignAfterwards(t *testing.T) {
 		require.NotContains(t, text, "pa55")
 		return text
 	}
+	half := key + durable.PartialSuffix // what a killed one has left
+	require.NoError(t, os.WriteFile(half, []byte("-----BEGIN"), 0o600))
 	require.Contains(t, said(exitDone, "key", "generate", "--output="+filepath.Join(dir, "own")),
 		"must stay secret")
+	require.NoFileExists(t, half)
 	info := testtool.Must(os.Stat(key))(t)
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 	again := said(exitFailed, "key", "generate", "--output="+filepath.Join(dir, "own"))
