@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/internal/rawfile"
@@ -115,38 +118,62 @@ var MapSuffixes = []string{".live", ".map"}
 const UnitInfix = ".unit-"
 
 // CheckWhole refuses the file of a disk whose content, as the guest sees it, is not all in the
-// file.
+// file. It also refuses a file of which the system does not let us tell that.
 func CheckWhole(path string) *Error {
+	part := func(reason, action string) *Error {
+		return &Error{Name: filepath.Base(path), Format: FormatRaw, Reason: reason,
+			Action: action}
+	}
+	// A file with such a name may be there unless the system says that it is not.
+	untold := func(err error) *Error {
+		if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) ||
+			errors.Is(err, unix.ENAMETOOLONG) || errors.As(err, new(*osfile.NotRegularError)) {
+			return nil
+		}
+		return part(fmt.Sprintf("may be only a part of a disk: %v", err),
+			"let that file be read, or remove it if it does not belong to a disk")
+	}
 	if _, err := os.Lstat(path + LayersSuffix); err == nil {
-		return &Error{Name: filepath.Base(path), Format: FormatRaw,
-			Reason: "is only a part of a disk that has snapshots, and not what its guest has now",
-			Action: "delete the snapshots first, or read the disk from the daemon that serves it"}
+		return part("is only a part of a disk that has snapshots, and not what its guest has now",
+			"delete the snapshots first, or read the disk from the daemon that serves it")
+	} else if e := untold(err); e != nil {
+		return e
 	}
 	var kept struct {
 		Complete bool
 		Map      string // identifies the content
 	}
-	if durable.LoadRecord(path+StateSuffix, &kept) == nil && kept.Complete {
+	err := durable.LoadRecord(path+StateSuffix, &kept)
+	if durable.IsUnread(err) {
+		if e := untold(err); e != nil {
+			return e
+		}
+	}
+	if err == nil && kept.Complete {
 		_, err := os.Lstat(filepath.Join(path+UnitInfix+kept.Map, disk.StoredAtomic))
 		if err == nil {
-			return &Error{Name: filepath.Base(path), Format: FormatRaw,
-				Reason: "may have half of an atomic write of its guest, in which the daemon ended",
-				Action: "serve the disk once, which takes that back"}
+			return part("may have half of an atomic write of its guest, in which the daemon ended",
+				"serve the disk once, which takes that back")
 		}
-		return nil // the daemon was killed, and left the disk's maps
+		return untold(err) // the daemon was killed, and left the disk's maps
 	}
 	for _, suffix := range MapSuffixes {
-		if f, err := osfile.OpenRegular(path + suffix); err == nil {
-			head := make([]byte, len(rawfile.MapMagic))
-			_ = osfile.ReadFull(f, head, 0) // a shorter file is no map
+		f, err := osfile.OpenRegular(path + suffix)
+		head := make([]byte, len(rawfile.MapMagic))
+		if err == nil {
+			err = osfile.ReadFull(f, head, 0)
 			f.Close()
-			if string(head) == rawfile.MapMagic {
-				return &Error{Name: filepath.Base(path), Format: FormatRaw,
-					Reason: "is only a part of a disk: it lacks what is still in the image that " +
-						"the disk was made of",
-					Action: "read the disk from a daemon that serves it with its image, or serve " +
-						"it in copy mode clone until it is complete"}
-			}
+		}
+		if string(head) == rawfile.MapMagic {
+			return part("is only a part of a disk: it lacks what is still in the image that the "+
+				"disk was made of", "read the disk from a daemon that serves it with its image, "+
+				"or serve it in copy mode clone until it is complete")
+		}
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			continue // a shorter file is no map
+		}
+		if e := untold(err); e != nil {
+			return e
 		}
 	}
 	return nil

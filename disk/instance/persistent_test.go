@@ -44,6 +44,12 @@ func TestPartOfADisk(t *testing.T) {
 				require.ErrorContains(t, image.Convert(t.Context(), other, inst.dir.disk(), true,
 					nil), "is only a part of a disk")
 				require.NoError(t, other.Close())
+				live := inst.dir.disk() + image.MapSuffixes[0]
+				require.NoError(t, os.Rename(live, live+".kept"))
+				require.NoError(t, os.Symlink(live, live)) // the system cannot open it
+				require.ErrorContains(t, testtool.Err(image.Open(inst.dir.disk(), image.Options{})),
+					"may be only a part of a disk: stat "+live)
+				require.NoError(t, os.Rename(live+".kept", live))
 				continue
 			}
 			require.NoError(t, err)
