@@ -113,7 +113,7 @@ func TestInterruptedConnectionEnds(t *testing.T) {
 	c := s.begin(t, http.MethodPut, "/volume/vm/data", data[:5000], len(data))
 	s.waitFor(t, 5000)
 	running := s.handler.slots.running()[0]
-	v.cancel() // as by DELETE with force
+	v.end()
 	testtool.Eventually(t, func() bool {
 		running.mu.Lock()
 		defer running.mu.Unlock()
@@ -176,7 +176,7 @@ func TestUnpackingEndsWithTheVolume(t *testing.T) {
 	go func() { got <- s.put(t, "vm", bytes.Repeat(zeros, 64)) }()
 	testtool.Eventually(t, func() bool { return slices.Contains(s.files(t, "vm"), dataName) },
 		"the content is unpacked")
-	v.cancel()
+	v.end()
 	require.Contains(t, (<-got).text, "interrupted")
 	s.requireEmpty(t, "vm")
 }

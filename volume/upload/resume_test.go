@@ -401,7 +401,7 @@ func TestMustEnd(t *testing.T) {
 	v := s.volumes.add(t, "vm", 0)
 	s.begin(t, http.MethodPut, "/volume/vm/data", rawDisk(1<<20), 4<<20)
 	s.waitFor(t, 1<<20)
-	v.cancel()
+	v.end()
 	testtool.Eventually(t, func() bool { return len(s.handler.Receiving()) == 0 })
 	s.requireEmpty(t, "vm")
 }

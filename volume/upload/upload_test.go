@@ -102,6 +102,13 @@ func (v *fakeVolume) Undo(context.Context) error {
 	return os.RemoveAll(v.Dir())
 }
 
+// end ends what is done with the volume, as a DELETE with force does.
+func (v *fakeVolume) end() {
+	v.of.mu.Lock()
+	defer v.of.mu.Unlock()
+	v.cancel()
+}
+
 func (v *fakeVolume) Dir() string              { return filepath.Join(v.of.dir, v.name) }
 func (v *fakeVolume) Disk() string             { return filepath.Join(v.Dir(), diskName) }
 func (v *fakeVolume) Context() context.Context { return v.ctx }
