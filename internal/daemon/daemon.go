@@ -147,6 +147,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 		d.log.Info("portal", zap.String("address", l.Addr().String()))
 	}
 
+	if err := plan.Check(&d.opt); err != nil {
+		return err
+	}
 	if err := d.openVolumes(ctx); err != nil {
 		return err
 	}
@@ -199,9 +202,6 @@ func (d *Daemon) openVolumes(ctx context.Context) error {
 
 // openDisks finds the images to serve from the start, and makes a disk of each.
 func (d *Daemon) openDisks(ctx context.Context) (*plan.Plan, error) {
-	if err := plan.Check(&d.opt); err != nil {
-		return nil, err
-	}
 	volumes := d.volumes.Holds()
 	found, err := d.sources.Find(ctx, volumes.Single)
 	if err != nil {

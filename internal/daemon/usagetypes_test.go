@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/daemon/options/optionstest"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -25,6 +26,11 @@ func TestUsageTypesAreCheckedAtTheStart(t *testing.T) {
 	opt = testOptions(t, "a.raw")
 	opt.UsageTypes = options.UsageTypes{"images": opt.Images.Dir}
 	require.ErrorContains(t, <-launch(t, opt).ended, "is also the directory of the images")
+	opt = testOptions(t, "a.raw")
+	opt.Volumes = &options.Volumes{Dir: opt.Images.Dir, Listen: optionstest.Loopback()}
+	opt.Streams.CacheDir, opt.Streams.CacheSize = t.TempDir(), 1<<30
+	require.ErrorContains(t, <-launch(t, opt).ended, "is in the directory of the images")
+	require.NoFileExists(t, filepath.Join(opt.Images.Dir, "lock"), "nothing was made there")
 }
 
 // TestSweepCleansUsageTypes removes the disk of an image that is gone from the storage that it had

@@ -84,6 +84,9 @@ func checkDirectories(opt *options.Options) error {
 	if opt.VhostUserDir != "" {
 		files = append(files, place{&opt.VhostUserDir, filepath.Join(opt.VhostUserDir, "1.sock")})
 	}
+	if opt.Volumes != nil {
+		files = append(files, place{&opt.Volumes.Dir, filepath.Join(opt.VolumesDir(), "lock")})
+	}
 	for _, p := range opt.NBD {
 		files = append(files, place{&opt.NBD, p.Socket})
 	}

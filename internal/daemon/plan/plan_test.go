@@ -77,6 +77,10 @@ func TestFilesBesideImages(t *testing.T) {
 		"record": func(opt *options.Options, dir string) {
 			opt.RecordBoot = filepath.Join(dir, "order")
 		},
+		"volumes": func(opt *options.Options, dir string) {
+			require.NoError(t, os.MkdirAll(dir, 0o700))
+			opt.Volumes = &options.Volumes{Dir: dir}
+		},
 	} {
 		opt := planOf(t).opt
 		set(opt, filepath.Join(opt.Images.Dir, "below"))
