@@ -39,12 +39,12 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 	c *metav1.Condition, poll bool, err error) {
 	to, step, err := step(id)
 	switch {
-	case to == "": // what is done stays done; what is not would be tried as long as it is asked
+	// What is done stays done. What is not would be tried as long as it is asked.
+	case to == "", err == nil && id.Status.Handover == string(step)+" "+to:
 		return settled(id), false, r.request(ctx, id, pod, "")
-	case err == nil && id.Status.Handover == string(step)+" "+to:
-		return settled(id), false, nil
 	case err != nil:
-		return handoverCondition(v1alpha1.ReasonInvalid, err.Error()), false, nil
+		return handoverCondition(v1alpha1.ReasonInvalid, err.Error()), false,
+			r.request(ctx, id, pod, "")
 	case pod == nil:
 		return handoverCondition(v1alpha1.ReasonHandoverPending,
 			"the disk is not served: this goes on when it is"), false, nil

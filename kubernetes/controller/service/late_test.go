@@ -151,16 +151,16 @@ func TestHandoverOfThen(t *testing.T) {
 	w.annotate(v1alpha1.AnnotationHandoverStep, "finish")
 	w.converge()
 	require.Equal(t, v1alpha1.ReasonHandedOver, w.condition(v1alpha1.ConditionHandedOver).Reason)
-	asked := func() string {
-		return controllertest.Get(t, w, made.Namespace, made.Name,
-			&corev1.Pod{}).Annotations[v1alpha1.AnnotationHandoverRequest]
-	}
-	last := asked()
-	require.Contains(t, last, "finish")
 	w.r.Client = controllertest.Late(w.r.Client.(client.WithWatch), then)
 	_, err := w.reconcile()
 	require.True(t, apierrors.IsConflict(err), "%v", err)
-	require.Equal(t, last, asked())
+	require.Empty(t, w.asked())
+}
+
+// asked is what the daemon shall do.
+func (w *world) asked() string {
+	return controllertest.Get(w.t, w, made.Namespace, made.Name,
+		&corev1.Pod{}).Annotations[v1alpha1.AnnotationHandoverRequest]
 }
 
 // TestHandoverIsDoneOnce: a new pod of the server does not get a step again that is done.
@@ -191,10 +191,20 @@ func TestHandoverThatNobodyWants(t *testing.T) {
 	w.converge()
 	require.Nil(t, apimeta.FindStatusCondition(w.identity().Status.Conditions,
 		v1alpha1.ConditionHandedOver))
-	require.NotContains(t, controllertest.Get(t, w, made.Namespace, made.Name,
-		&corev1.Pod{}).Annotations, v1alpha1.AnnotationHandoverRequest)
+	require.Empty(t, w.asked())
 
 	w.annotate(v1alpha1.AnnotationHandoverTo, there)
+	w.converge()
+	for _, other := range []string{"open", "opne"} { // done, and no step
+		w.stale = true
+		w.annotate(v1alpha1.AnnotationHandoverStep, "finish")
+		require.NoError(t, testtool.Err(w.reconcile()))
+		require.Contains(t, w.asked(), "finish")
+		w.annotate(v1alpha1.AnnotationHandoverStep, other)
+		require.NoError(t, testtool.Err(w.reconcile()))
+		require.Empty(t, w.asked(), other)
+		w.stale = false
+	}
 	w.annotate(v1alpha1.AnnotationHandoverStep, "finish")
 	w.converge()
 	done := w.condition(v1alpha1.ConditionHandedOver).Message
