@@ -225,7 +225,7 @@ func TestAppliance(t *testing.T) {
 // TestInterruptedUnpacking: some KiB are gigabytes of zeros. An interrupt does not wait for these,
 // whether the layer is compressed or a file in it.
 func TestInterruptedUnpacking(t *testing.T) {
-	zeros := bytes.Repeat(packtest.Tool(t, make([]byte, 64<<20), "bzip2"), 4)
+	zeros := bytes.Repeat(packtest.Tool(t, make([]byte, 64<<20), "bzip2"), 64)
 	var head bytes.Buffer
 	require.NoError(t, tar.NewWriter(&head).WriteHeader(&tar.Header{Name: "large",
 		Typeflag: tar.TypeReg, Size: 1 << 40, Format: tar.FormatPAX}))
