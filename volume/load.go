@@ -141,6 +141,8 @@ func (m *Manager) back(v *volume) {
 			zap.Uint16("lun", v.record.LUN))
 	case fetched(v.record): // it has been tried, which ended its former failure
 		m.fail(v, err)
+	case !errors.Is(err, fs.ErrNotExist):
+		m.fail(v, &missingError{tried: err})
 	}
 }
 

@@ -73,10 +73,17 @@ func (m *Manager) unmark(r store.Record) {
 	}
 }
 
-// missingError says that the storage of a volume is not there.
-type missingError struct{ what, path string }
+// missingError says that the storage of a volume is not there, or was not.
+type missingError struct {
+	what, path string
+	tried      error // the storage is there, and this is why the disk cannot be served yet
+}
 
 func (e *missingError) Error() string {
+	if e.tried != nil {
+		return fmt.Sprintf("its storage was missing and is back, but: %v; this is tried again by "+
+			"itself", e.tried)
+	}
 	return fmt.Sprintf("%s is missing: mount its storage, or put back %q; the volume comes back "+
 		"then by itself", e.what, e.path)
 }
@@ -101,12 +108,14 @@ func (m *Manager) find(r store.Record) (dir string, there bool, err error) {
 	case r.State == store.StateReady:
 		for _, name := range []string{diskName, stateName} {
 			if !slices.Contains(names, name) {
-				return "", false, &missingError{"the disk was made, and", filepath.Join(dir, name)}
+				return "", false, &missingError{what: "the disk was made, and",
+					path: filepath.Join(dir, name)}
 			}
 		}
 	case r.Place.Kind == store.PlaceOwn:
 	case err != nil || r.Marked && !slices.ContainsFunc(names, isDiskFile):
-		return "", false, &missingError{"the storage that the disk is to be made on", dir}
+		return "", false, &missingError{what: "the storage that the disk is to be made on",
+			path: dir}
 	}
 	return dir, there, nil
 }
@@ -115,7 +124,7 @@ func (m *Manager) find(r store.Record) (dir string, there bool, err error) {
 func (m *Manager) diskFor(r store.Record) (Disk, error) {
 	dir, there, err := m.find(r)
 	if err == nil && !there && r.File == "" && r.Spec.From != nil && r.Spec.From.Upload {
-		err = &missingError{"the data that was uploaded", filepath.Join(dir, diskName)}
+		err = &missingError{what: "the data that was uploaded", path: filepath.Join(dir, diskName)}
 	}
 	return Disk{Name: r.Name, LUN: r.LUN, Dir: dir, Size: r.Size, BlockSize: r.Spec.BlockSize,
 		Source: r.Spec.From, File: r.File, CopyMode: r.Spec.Copy.Mode,

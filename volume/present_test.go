@@ -107,7 +107,7 @@ func TestFetchFailsWhenStorageIsBack(t *testing.T) {
 	f.set(func() { f.slow, f.opening = nil, func() error { return errFake } })
 	m = testtool.Must(New(Options{Dir: dir, Disks: f}))(t)
 	t.Cleanup(func() { _ = m.Close() })
-	m.missingPoll = tick
+	m.missingPoll, m.timeout = tick, testtool.Timeout
 	require.NoError(t, m.Load(t.Context()))
 	require.NoError(t, os.Rename(there+".away", there))
 	testtool.Eventually(t, func() bool {
@@ -115,6 +115,29 @@ func TestFetchFailsWhenStorageIsBack(t *testing.T) {
 	})
 	f.set(func() { f.opening = nil })
 	require.Equal(t, api.StateReady, put(t, m, "vm1", spec).State)
+}
+
+// TestOpeningFailsWhenStorageIsBack: a volume whose storage has come back, and whose disk cannot be
+// opened yet, says why, and not that its storage is missing. It is tried again by itself.
+func TestOpeningFailsWhenStorageIsBack(t *testing.T) {
+	dir, there, f := t.TempDir(), filepath.Join(t.TempDir(), "there"), newFake()
+	require.NoError(t, os.Mkdir(there, 0o700))
+	f.claims = map[string]string{"there": there}
+	m := start(t, dir, f)
+	put(t, m, "vm1", api.Spec{Size: 512, Copy: &api.Copy{UsageType: "there"}})
+	require.NoError(t, m.Close())
+	require.NoError(t, os.Rename(there, there+".away"))
+	m = testtool.Must(New(Options{Dir: dir, Disks: f}))(t)
+	t.Cleanup(func() { _ = m.Close() })
+	m.missingPoll = tick
+	require.NoError(t, m.Load(t.Context()))
+	f.set(func() { f.opening = func() error { return errFake } })
+	require.NoError(t, os.Rename(there+".away", there))
+	testtool.Eventually(t, func() bool {
+		return strings.Contains(get(t, m, "vm1").Failure, errFake.Error()+"; this is tried again")
+	})
+	f.set(func() { f.opening = nil })
+	testtool.Eventually(t, func() bool { return get(t, m, "vm1").State == api.StateReady })
 }
 
 // TestUploadToMissingStorage: no upload goes to an empty mount point.
