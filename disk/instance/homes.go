@@ -252,12 +252,13 @@ func (h Homes) recall(name string) (*home, error) {
 	return known, nil
 }
 
-// remember stores the record of a disk's home.
+// remember stores the record of a disk's home. It is on storage even if nobody flushes the disk: half
+// of a record would end every start after a power cut.
 func (h Homes) remember(name string, now home, known *home) error {
 	if known != nil && *known == now {
 		return nil
 	}
-	if err := makeDirs(h.Base, h.Persistent); err != nil {
+	if err := makeDirs(h.Base, true); err != nil {
 		return err
 	}
 	path, err := h.file(name)
@@ -271,18 +272,11 @@ func (h Homes) remember(name string, now home, known *home) error {
 	if err != nil {
 		return err
 	}
-	var sync func(*os.File) error
-	if h.Persistent {
-		sync = (*os.File).Sync
-	}
 	spare := path + durable.SpareSuffix
-	if err := durable.Replace(path, append(text, '\n'), spare, sync); err != nil {
+	if err := durable.Replace(path, append(text, '\n'), spare, (*os.File).Sync); err != nil {
 		return err
 	}
-	if sync != nil {
-		return durable.SyncParent(filepath.Dir(path))
-	}
-	return nil
+	return durable.SyncParent(filepath.Dir(path))
 }
 
 // forget removes the record of a disk that is in the base again.
