@@ -219,6 +219,15 @@ func TestKilledBeforeTheFileIsMade(t *testing.T) {
 	require.ErrorContains(t, err, "does not exist yet")
 	inst = testtool.Must(Open(t.Context(), nil, opt))(t)
 	require.NoError(t, inst.Close())
+
+	// So is one of a disk that nobody flushes, and that a power cut has left empty.
+	opt = Options{WorkDir: t.TempDir(), Mode: CopyOnWrite, Leftovers: LeftoversKeep}
+	inst, _ = start(t, path, opt)
+	killed(inst)
+	require.NoError(t, os.Truncate(inst.dir.state(), 0))
+	inst, _ = start(t, path, opt)
+	require.False(t, inst.kept)
+	require.NoError(t, inst.Close())
 }
 
 // TestSettingAsideIsKilled kills a move after each file, there and back: the next start finds the

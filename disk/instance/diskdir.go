@@ -245,16 +245,17 @@ func removeAll(names []string) error {
 
 // remains reports whether there was a disk whose own file is missing: any other file of a disk
 // shows that. Only the state and the maps of a disk that was about to be made are older than its
-// file.
+// file. A power cut may have damaged the state of an ephemeral one.
 func (d *diskDir) remains() (bool, error) {
 	s, err := loadState(d.state())
+	damaged := err != nil && !errors.Is(err, fs.ErrNotExist)
 	switch {
 	case durable.IsUnread(err):
 		return false, err
-	case err == nil && s.lost(), err != nil && !errors.Is(err, fs.ErrNotExist):
+	case err == nil && s.lost(), damaged && d.persistent:
 		return true, nil
 	}
-	part, err := d.leftover(err == nil)
+	part, err := d.leftover(err == nil || damaged)
 	return part != "", err
 }
 

@@ -252,8 +252,8 @@ func (h Homes) recall(name string) (*home, error) {
 	return known, nil
 }
 
-// remember stores the record of a disk's home. It is on storage even if nobody flushes the disk: half
-// of a record would end every start after a power cut.
+// remember stores the record of a disk's home. It is on storage even if nobody flushes the disk:
+// half of a record would end every start after a power cut.
 func (h Homes) remember(name string, now home, known *home) error {
 	if known != nil && *known == now {
 		return nil
