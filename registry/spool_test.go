@@ -66,7 +66,7 @@ func (s *spooled) start(t *testing.T) {
 func spooling(t *testing.T, dir string) (all []string) {
 	for _, fd := range namesIn(t, "/proc/self/fd") {
 		to, _ := os.Readlink("/proc/self/fd/" + fd)
-		if strings.HasPrefix(to, dir+"/.kubevirt-disk-") {
+		if strings.HasPrefix(to, dir+"/") && strings.HasSuffix(to, " (deleted)") {
 			all = append(all, "/proc/self/fd/"+fd)
 		}
 	}
