@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/integration/internal/rig"
 	"kubevirt.io/disk/internal/testtool"
@@ -96,6 +97,9 @@ func TestServerHangs(t *testing.T) {
 		"--disk=nbd+unix:///disk.raw?socket=" + filepath.Join(dir, "server"),
 		"--nbd=unix:" + filepath.Join(dir, "nbd")}})
 	require.NoError(t, server.Signal(syscall.SIGSTOP))
+	// On a busy machine its threads go on for a while.
+	require.NoError(t, unix.Waitid(unix.P_PID, server.PID(), nil,
+		unix.WSTOPPED|unix.WEXITED|unix.WNOWAIT, nil))
 	read := make(chan rig.Result, 1)
 	go func() {
 		read <- rig.Client(t, nil, "qemu-io", "-r", "-f", "raw", "-c", "read 1M 64k",
