@@ -10,12 +10,11 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// Who owns a unit is the business of package serving. Commands of others end with RESERVATION
-// CONFLICT.
+// Package serving decides who owns a unit. Commands of others end with RESERVATION CONFLICT.
 
 // MayReset reports whether a nexus may end the commands of others at a logical unit by CLEAR TASK
-// SET or LOGICAL UNIT RESET. It may not where its own commands would end with a conflict, for
-// example on a machine that a handover has fenced. Reservations do not matter here.
+// SET or LOGICAL UNIT RESET. It may not if the unit's owner bars its own commands, for example
+// after a handover has fenced its machine. Reservations do not matter here.
 func (d *Device) MayReset(lun uint64, n *Nexus) bool {
 	u := d.unit(lun)
 	return u == nil || d.mayReset(u, n)
@@ -76,7 +75,7 @@ func (d *Device) Protected(served *serving.Disk) {
 	}
 }
 
-// Both keep clients of other protocols out. During RESERVE(6), nobody can clear anything.
+// Both bar clients of other protocols. During RESERVE(6), nobody can clear anything.
 var (
 	errReserved = errors.New("an iSCSI initiator has reserved the disk: have it release the " +
 		"disk, or log out")
@@ -85,7 +84,7 @@ var (
 )
 
 // Bars implements serving.Front. A client of another protocol cannot register, so a reservation
-// keeps it out like an initiator that is not registered (SPC-4 5.13.1). Nor may it write what the
+// bars it like an initiator that is not registered (SPC-4 5.13.1). Nor may it write data that the
 // next start would undo: see settleAtomic.
 func (d *Device) Bars(served *serving.Disk, write bool) error {
 	u := d.unitOf(served)
@@ -104,9 +103,9 @@ func (d *Device) Bars(served *serving.Disk, write bool) error {
 	return nil
 }
 
-// ReservationHolders returns the names of initiators that hold a persistent reservation, repeated
-// or not: its holder bars others from the medium and keeps that right while it has no session
-// (SPC-4 5.13.1). A registration alone bars nobody.
+// ReservationHolders returns the names of initiators that hold a persistent reservation. A name may
+// be repeated. A holder bars others from the medium, also while it has no session (SPC-4 5.13.1). A
+// registration alone bars nobody.
 func (d *Device) ReservationHolders(served *serving.Disk) []string {
 	if u := d.unitOf(served); u != nil {
 		return u.persistent.state.Load().holders()
@@ -121,7 +120,7 @@ type fencing struct {
 	unit    *unit
 	fenced  func(name string) bool
 	edit    *persistentEdit
-	nexuses []*Nexus // that were there when the fence took effect
+	nexuses []*Nexus // all nexuses at the time when the fence took effect
 }
 
 // Fence implements serving.Front. Fenced initiators lose their registrations and reservations.
@@ -166,7 +165,7 @@ func (f *fencing) Commit() {
 // Finish implements serving.Fencing.
 func (f *fencing) Finish() { f.d.abort(f.unit, f.nexuses, nil) }
 
-// Undo implements serving.Fencing. Storage has the new state and needs the old one back.
+// Undo implements serving.Fencing. Storage has the new state, so the old one is saved again.
 func (f *fencing) Undo() error {
 	defer f.release()
 	r := &f.unit.persistent
@@ -174,7 +173,7 @@ func (f *fencing) Undo() error {
 	return r.save(f.unit.Number, r.state.Load())
 }
 
-// logFenced logs why a guest meets reservation conflicts, once for each session of a fenced
+// logFenced logs why a guest gets reservation conflicts, once for each session of a fenced
 // initiator and each fence.
 func (d *Device) logFenced(u *unit, n *Nexus) {
 	if !n.Fenced(u.served) {

@@ -36,7 +36,7 @@ var attentionCodes = [...]additional{
 	ascLUNsChanged,
 }
 
-// attentions holds the pending unit attentions of one nexus at one logical unit. The zero value is
+// attentions are the pending unit attentions of one nexus at one logical unit. The zero value is
 // ready to use. Any number of goroutines may use it.
 type attentions struct{ pending atomic.Uint32 }
 
@@ -59,8 +59,9 @@ func (a *attentions) take() *senseError {
 }
 
 // PendingAttention answers QUERY ASYNCHRONOUS EVENT for a nexus at a logical unit (SAM-5 7). It
-// says whether a unit attention is pending and leaves it pending. info describes the attention that
-// is reported next: whether it is the only one, its sense key and its additional sense code.
+// says whether a unit attention is pending, and does not clear it. info describes the attention
+// that will be reported next: whether it is the only one, its sense key and its additional sense
+// code.
 func (d *Device) PendingAttention(lun uint64, n *Nexus) (info [3]byte, pending bool) {
 	const one, several = 0x10, 0x20 // UADE DEPTH
 	u := d.unit(lun)
@@ -83,7 +84,7 @@ func (d *Device) PendingAttention(lun uint64, n *Nexus) (info [3]byte, pending b
 	return [3]byte{depth | byte(UnitAttention), byte(code >> 8), byte(code)}, true
 }
 
-// raiseLocked raises the condition for every nexus at the unit except one (nil: for all).
+// raiseLocked raises the condition for every nexus at the unit except except; nil: for all.
 func (d *Device) raiseLocked(u *unit, c attention, except *Nexus) {
 	for n := range d.nexuses {
 		if n != except {
@@ -100,8 +101,8 @@ func (n *Nexus) raise(u *unit, c attention) {
 }
 
 // ResetLUN does what a LOGICAL UNIT RESET asks of the device server (SAM-5 6.3.3). Mode pages
-// return to their defaults. A RESERVE(6) reservation ends. Every nexus gets a unit attention,
-// including the one that asked. Persistent reservations stay (SPC-4 5.13.1).
+// return to their defaults. A RESERVE(6) reservation ends. Every nexus gets a unit attention, also
+// the sender of the reset. Persistent reservations stay (SPC-4 5.13.1).
 func (d *Device) ResetLUN(lun uint64) {
 	u := d.unit(lun)
 	if u == nil {

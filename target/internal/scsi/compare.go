@@ -44,9 +44,9 @@ func outCompareAndWrite(t *Task, _ int64, p []byte) error {
 	return t.replaceCompared(p[len(medium):], medium)
 }
 
-// replaceCompared stores the blocks after a successful comparison. If the content cannot be had in
-// time, it undoes a partial write: the initiator sends the command again, and would otherwise find
-// its own blocks and take them for another initiator's.
+// replaceCompared stores the blocks after a successful comparison. If content cannot be had in
+// time, it undoes a partial write. Otherwise the initiator, which sends the command again, would
+// find its own blocks and take them for another initiator's.
 func (t *Task) replaceCompared(p, medium []byte) error {
 	n, err := t.WriteAt(t.unit.served, p, t.off())
 	if n > 0 && serving.NotHeld(err) {

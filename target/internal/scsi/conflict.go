@@ -9,10 +9,11 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// A guest sees a reservation conflict only as an I/O error, so the log says who is in its way.
+// A guest sees a reservation conflict only as an I/O error, so the log says which peer has the
+// unit.
 
-// conflictInterval is how long the log stays quiet about a conflict that goes on. An initiator may
-// meet it a thousand times a second.
+// conflictInterval is how long the log does not repeat a conflict. An initiator may get it a
+// thousand times a second.
 const conflictInterval = 10 * time.Minute
 
 // conflictCause is why commands of an initiator end with RESERVATION CONFLICT.
@@ -25,8 +26,8 @@ const (
 	conflictKey        conflictCause = "the command does not fit the LUN's persistent reservations"
 )
 
-// conflictOf finds why a command of the nexus has conflicted, and with whom. cmd is nil for a
-// reset. The cause is empty if the conflict is over by now.
+// conflictOf returns why a command of the nexus has conflicted, and with whom. cmd is nil for a
+// reset. cause is empty if the conflict is over by now.
 func (d *Device) conflictOf(u *unit, n *Nexus, cmd *command) (cause conflictCause, with string) {
 	if !n.Admitted(u.served) {
 		return conflictOwner, u.Owner()
@@ -68,8 +69,7 @@ func (c conflictCause) advice(lun uint16, initiator string) string {
 		"--in --read-full-status"
 }
 
-// logConflict logs that a reservation or the unit's owner stands against a command. cmd is nil for
-// a reset.
+// logConflict logs that a reservation or the unit's owner bars a command. cmd is nil for a reset.
 func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
 	if n.Fenced(u.served) {
 		d.logFenced(u, n)
@@ -97,14 +97,14 @@ func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
 		append(fields, zap.String("try", cause.advice(u.Number, name)))...)
 }
 
-// conflictNote identifies a line of the log: who had which conflict, and with whom.
+// conflictNote identifies a line of the log: an initiator, its conflict, and with whom.
 type conflictNote struct {
 	initiator string
 	cause     conflictCause
 	with      string
 }
 
-// missedLUN identifies a line of the log: who has asked for which LUN that no disk has.
+// missedLUN identifies a line of the log: an initiator, and a LUN without a disk that it asked for.
 type missedLUN struct {
 	initiator string
 	lun       uint64

@@ -23,8 +23,8 @@ const (
 )
 
 // copyCommands are the commands of the copy manager, which every logical unit has (SPC-4 5.17).
-// They conflict with every reservation of the unit that receives them. Each unit named in the copy
-// is then asked whether it allows its part (see copier.admit).
+// They conflict with every reservation of the unit that receives them. Each unit in the copy then
+// decides whether it allows its part (see copier.admit).
 func copyCommands() []command {
 	return []command{
 		{name: "EXTENDED COPY(LID1)", opcode: opExtendedCopy, hasAction: true,
@@ -59,8 +59,7 @@ const (
 // prepareExtendedCopy is EXTENDED COPY(LID1) (SPC-4 6.5). An empty parameter list copies nothing.
 func prepareExtendedCopy(t *Task) error {
 	n := int64(binary.BigEndian.Uint32(t.CDB[10:]))
-	// parseCopyList refuses a list that is too long. This limit only bounds the memory it takes
-	// until then.
+	// parseCopyList refuses a list that is too long. This limit only bounds its memory until then.
 	if n > 0 && n < copyHeaderLen || n > maxCopyParameters {
 		return errParameterLength
 	}
@@ -82,7 +81,7 @@ func outExtendedCopy(t *Task, _ int64, p []byte) error {
 	}
 	ended := false
 	defer func() {
-		if !ended { // a disk has panicked: the session ends, so free the place
+		if !ended { // a disk has panicked: the session ends, so free the copy's place
 			t.Abort()
 			t.endCopy(op, true)
 		}
@@ -96,8 +95,8 @@ func outExtendedCopy(t *Task, _ int64, p []byte) error {
 	return nil
 }
 
-// checkCopyTargets refuses an initiator that assumes another block length than a unit has: it means
-// other blocks.
+// checkCopyTargets refuses an initiator that assumes another block length than a unit has, and so
+// means other blocks.
 func (t *Task) checkCopyTargets(list *copyList) error {
 	for i := range list.targets {
 		target := &list.targets[i]
@@ -112,8 +111,8 @@ func (t *Task) checkCopyTargets(list *copyList) error {
 	return nil
 }
 
-// copySegments executes the segment descriptors in order. STR asks for that order, and without STR
-// any order is allowed.
+// copySegments executes the segment descriptors in order. STR asks for this order. Without STR any
+// order is allowed.
 func (t *Task) copySegments(op *copyOperation, list *copyList) *senseError {
 	c := copier{t: t, op: op, own: participant{unit: t.unit, resets: t.unit.resets.Load()}}
 	c.targets = make([]participant, len(list.targets))
@@ -134,8 +133,8 @@ func (t *Task) copySegments(op *copyOperation, list *copyList) *senseError {
 	return nil
 }
 
-// copyUnit finds the logical unit that a CSCD descriptor designates; nil if there is none. own is
-// the unit that received the command.
+// copyUnit returns the logical unit that a CSCD descriptor designates, or nil. own is the unit that
+// received the command.
 func (d *Device) copyUnit(own *unit, target *copyTarget) *unit {
 	switch {
 	case !target.isNAA:
@@ -175,13 +174,14 @@ func copyAborted(code additional, field int) *senseError {
 
 // failed makes the sense data of a segment that failed after written of total bytes. The residual
 // counts the blocks from the first one that was not written. It is reported only if something was
-// written. What failed at which unit is for people: an initiator copies itself then.
+// written. The sense data does not say what failed at which unit: an initiator then copies by
+// itself.
 func (c *copier) failed(cause *copyCause, written, total int64, backwards bool) *senseError {
 	if cause.err == serving.ErrAborted {
 		return errAborted
 	}
-	// Nobody needs this answer. But Outcome logs the fault, and notes trouble of the unit's disk. A
-	// READ or WRITE there that succeeds ends the trouble.
+	// The result of Outcome is not used. But Outcome logs the fault, and notes trouble of the
+	// unit's disk. A READ or WRITE there that succeeds ends the trouble.
 	cmd := *c.t.cmd
 	cmd.op = cause.op
 	c.t.dev.Outcome(&Task{Nexus: c.t.Nexus, unit: cause.unit, cmd: &cmd}, cause.err, nil)

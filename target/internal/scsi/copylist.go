@@ -30,14 +30,14 @@ const (
 // Values of LIST ID USAGE (SPC-4 6.4.3.2).
 const (
 	listIDHold    = 0
-	listIDDiscard = 2 // the same as listIDHold here: none of our segment descriptors holds data
+	listIDDiscard = 2 // the same as listIDHold here: no supported segment descriptor holds data
 	listIDNone    = 3
 )
 
 // copyList is a valid parameter list.
 type copyList struct {
 	id         byte
-	identified bool // RECEIVE COPY RESULTS may ask for the command by its id
+	identified bool // RECEIVE COPY RESULTS may name the copy by its id
 	targets    []copyTarget
 	segments   []copySegment
 }
@@ -45,21 +45,21 @@ type copyList struct {
 // copyTarget is an identification CSCD descriptor (SPC-4 6.4.5.2).
 type copyTarget struct {
 	peripheral byte // peripheral device type
-	isNAA      bool // one of our logical units may have this designator
+	isNAA      bool // this device's logical units may have this designator
 	naa        [8]byte
 	blockSize  int // bytes, as the initiator assumes
 }
 
-// copySegment is a block device to block device segment descriptor (SPC-4 6.4.6.4). We ignore DC,
-// which says whose logical blocks are counted, and CAT, which says what happens to a partial block:
-// both units of a segment must have blocks of one length.
+// copySegment is a block device to block device segment descriptor (SPC-4 6.4.6.4). Two bits are
+// ignored: DC says whose logical blocks are counted, and CAT what happens to a partial block. Both
+// units of a segment must have blocks of one length.
 type copySegment struct {
 	source, dest uint16 // CSCD descriptor IDs
 	blocks       uint64
 	from, to     uint64 // logical block addresses
 }
 
-// parseCopyList reads a parameter list. p has at least a header.
+// parseCopyList parses a parameter list. p has at least a header.
 func parseCopyList(p []byte) (copyList, error) {
 	be := binary.BigEndian
 	targets, segments, inline := uint64(be.Uint16(p[2:])), uint64(be.Uint32(p[8:])),
@@ -69,7 +69,7 @@ func parseCopyList(p []byte) (copyList, error) {
 	case targets+segments > maxCopyList:
 		return list, errParameterLength
 	case inline > 0:
-		// none of our segment descriptors takes inline data
+		// no supported segment descriptor takes inline data
 		return list, copyListError(ascInlineDataLength, 12, 7)
 	case copyHeaderLen+targets+segments > uint64(len(p)):
 		return list, errParameterLength
@@ -130,7 +130,7 @@ func parseCopyTarget(p []byte, at int) (target copyTarget, err error) {
 	}
 	target.peripheral = p[1] & 0x1f
 	target.blockSize = int(binary.BigEndian.Uint32(p[28:]) & 0xffffff)
-	// Our other designators are too long for a CSCD descriptor, so only NAA can match.
+	// Other designators of our units are too long for a CSCD descriptor, so only NAA can match.
 	if p[4]&0x0f == codeSetBinary && p[5]&0x0f == designatorNAA && int(p[7]) == len(target.naa) {
 		target.isNAA = true
 		copy(target.naa[:], p[8:])

@@ -60,7 +60,7 @@ func prepareCopyParameters(t *Task) error {
 	var b [44]byte
 	be := binary.BigEndian
 	be.PutUint32(b[0:], uint32(len(b)-4+len(copyDescriptors)))
-	b[4] = 0x01 // SNLID: a list may have no identifier
+	b[4] = 0x01 // SNLID: a list need not have an identifier
 	be.PutUint16(b[8:], maxCopyTargets)
 	be.PutUint16(b[10:], maxCopySegments)
 	be.PutUint32(b[12:], maxCopyList)

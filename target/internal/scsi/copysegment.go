@@ -21,7 +21,7 @@ type copier struct {
 
 // participant is a logical unit that a copy reads or writes.
 type participant struct {
-	unit   *unit  // nil: there is none
+	unit   *unit  // nil: no such unit
 	resets uint32 // unit.resets when the copy began: a reset ends the copy
 }
 
@@ -46,7 +46,7 @@ func (c *copier) segment(i int) *senseError {
 		return failure
 	}
 
-	if src.unit.shift != dst.unit.shift { // the number of blocks would mean two lengths
+	if src.unit.shift != dst.unit.shift { // a number of blocks would mean two lengths
 		return copyAborted(ascIncorrectTargetType, segmentDest)
 	}
 	c.shift = src.unit.shift
@@ -75,8 +75,8 @@ func (c *copier) segment(i int) *senseError {
 	return nil
 }
 
-// flush flushes the destination. The copy may have been sent to another unit, so this one can be
-// removed at any time.
+// flush flushes the destination. The command may have been sent to another unit, so nothing keeps
+// this one from being removed.
 func (u *unit) flush() error {
 	if !u.Begin() {
 		return errLUNNotSupported
@@ -102,7 +102,7 @@ func (c *copier) find(id uint16, field int) (*participant, *senseError) {
 }
 
 // checkSegment refuses blocks that the unit does not have. No READ or WRITE fails here, so there is
-// no status of a unit to report: the field pointer alone says what is wrong.
+// no status of a unit to report. The field pointer alone says what is wrong.
 func checkSegment(u *unit, lba, count uint64, field int) *senseError {
 	if u.checkRange(lba, count) == nil {
 		return nil
@@ -113,8 +113,8 @@ func checkSegment(u *unit, lba, count uint64, field int) *senseError {
 	return copyAborted(ascNone, field)
 }
 
-// copyCause is why a step failed, and at which unit and in which part of its work there; nil if
-// neither unit is to blame.
+// copyCause says why a step failed, at which unit, and at which part of the work there. It is nil
+// if neither unit is the cause.
 type copyCause struct {
 	unit *unit
 	op   serving.Operation
@@ -123,12 +123,12 @@ type copyCause struct {
 
 // step copies n bytes, at most scratchSize. It holds both ranges meanwhile.
 //
-// It checks for aborts, resets and preemptions once it holds the ranges. A write to the same blocks
-// waits for this step, or this step for the write. So the copy writes nothing stale once such an
-// event was answered.
+// It checks for aborts, resets and preemptions after it has got the ranges. A write to the same
+// blocks waits for this step, or this step for the write. So the copy writes nothing old after such
+// an event was answered.
 func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
-	// A removed unit ends the copy as it ends a READ or WRITE. Its disk is not released in the
-	// middle of a step.
+	// A removed unit ends the copy as it ends a READ or WRITE. Its disk is not released during a
+	// step.
 	if !src.unit.Begin() {
 		return &copyCause{src.unit, serving.OpRead, errLUNNotSupported}
 	}
@@ -227,7 +227,7 @@ func (c *copier) admit(p *participant, writes bool) error {
 	return nil
 }
 
-// maxCopyRuns bounds how many runs of data and holes a step tells apart. The rest of the step
+// maxCopyRuns bounds how many runs of data and holes a step distinguishes. The rest of the step
 // counts as data.
 const maxCopyRuns = 32
 
@@ -251,7 +251,7 @@ func (c *copier) readRuns(u *unit, p []byte, off int64, runs []copyRun) ([]copyR
 			}
 			size := int64(u.blockSize())
 			run = copyRun{length: e.Length &^ (size - 1), data: e.Data}
-			if e.Data || run.length == 0 { // a block is data if any byte of it is
+			if e.Data || run.length == 0 { // a block with any data is data
 				run.data = true
 				run.length = min((e.Length+size-1)&^(size-1), n-at)
 			}

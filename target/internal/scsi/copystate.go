@@ -9,8 +9,8 @@ import (
 type copyOperation struct {
 	unit     *unit // the copy manager
 	id       byte
-	segments atomic.Uint32 // how many have begun
-	bytes    atomic.Uint64 // how many are written
+	segments atomic.Uint32 // number of segments that have begun
+	bytes    atomic.Uint64 // written so far
 
 	task   *Task // guarded by Device.mu; nil: it has ended
 	failed bool  // guarded by Device.mu
@@ -21,8 +21,8 @@ const maxCopiesTold = 32
 
 var errOperationInProgress = &senseError{key: IllegalRequest, code: ascOperationInProgress}
 
-// beginCopy registers a copy and takes a place for it; endCopy must follow. It refuses a list
-// identifier that another copy of the same nexus to the same unit has. It fails with BUSY if there
+// beginCopy registers a copy and takes a place for it. endCopy must follow. It refuses a list
+// identifier that another copy of the same nexus to the same unit has, and fails with BUSY if there
 // are too many copies.
 func (t *Task) beginCopy(list *copyList) (*copyOperation, error) {
 	d := t.dev
@@ -85,8 +85,8 @@ func (n *Nexus) dropCopyLocked(op *copyOperation) {
 	n.copies = slices.DeleteFunc(n.copies, func(o *copyOperation) bool { return o == op })
 }
 
-// forgetCopiesLocked forgets the ended copies of a unit, as a reset does. The reset aborts copies
-// under way.
+// forgetCopiesLocked forgets the ended copies of a unit, for a reset. The reset aborts copies under
+// way.
 func (d *Device) forgetCopiesLocked(u *unit) {
 	for n := range d.nexuses {
 		n.copies = slices.DeleteFunc(n.copies, func(op *copyOperation) bool {

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// What INQUIRY tells of the device: at most 8, 16 and 4 characters.
+// What INQUIRY says of the device: at most 8, 16 and 4 characters.
 const (
 	vendor   = "KUBEVIRT"
 	product  = "DISK"
@@ -29,8 +29,8 @@ type Options struct {
 	Log        *zap.Logger
 
 	// Abort ends the commands of these nexuses for which meant returns true, without an answer. It
-	// calls Task.Abort for each one that executes and does not wait. Nil: the transport has no
-	// other commands.
+	// calls Task.Abort for each command that executes and does not wait for the end. nil: the
+	// transport has no other commands.
 	Abort func(nexuses []*Nexus, meant func(*Task) bool)
 }
 
@@ -43,17 +43,17 @@ type Device struct {
 	faults *serving.Seldom[fault]
 	missed *serving.Seldom[missedLUN]
 	luns   atomic.Pointer[inventory] // never nil; written under mu
-	// orphans has the commands that LUNs without a disk answer.
+	// orphans has the commands of LUNs without a disk.
 	orphans *opcodeTable
 
 	mu      sync.Mutex
 	nexuses map[*Nexus]struct{}      // guarded by mu
-	known   map[InitiatorPort]uint64 // guarded by mu; changes that the port has been told of
+	known   map[InitiatorPort]uint64 // guarded by mu; value of changes when the port was told
 	copying int                      // guarded by mu; EXTENDED COPY commands under way
 	changes uint64                   // guarded by mu; counts changes of inventory and unit sizes
 
-	enrolled uint64 // guarded by mu; how many units there have been
-	slots    int    // guarded by mu; how many slots nexuses have for units
+	enrolled uint64 // guarded by mu; number of units so far
+	slots    int    // guarded by mu; number of slots that a nexus has for units
 	vacated  []int  // guarded by mu; slots without a unit
 
 	// tenants says which disk a port last used under a LUN. Guarded by mu.
@@ -68,11 +68,11 @@ type unit struct {
 	*served
 	shift uint   // a logical block has 2^shift bytes
 	slot  int    // index in nexusUnits
-	order uint64 // unique; to lock two units, lock the lower one first
+	order uint64 // unique; of two units, the lower one is locked first
 
-	tables  [2]*opcodeTable // for a disk of which all users are here, and for another one
+	tables  [2]*opcodeTable // without, and with, users of the disk at another server
 	resets  atomic.Uint32   // counts resets
-	grownAt uint64          // guarded by Device.mu; Device.changes when it last grew
+	grownAt uint64          // guarded by Device.mu; Device.changes when the unit last grew
 	// reserved is the nexus that holds the RESERVE(6) reservation. Written under Device.mu; setting
 	// it also needs persistent.mu.
 	reserved   atomic.Pointer[Nexus]
@@ -84,8 +84,8 @@ type unit struct {
 	atomicKept atomic.Bool // a stale undo record may be stored; written under atomics
 }
 
-// New checks the options and makes the device, which has no unit yet. Its initiators use the disks
-// that Take is called for.
+// New checks the options and makes the device, without a unit. Its units are the disks that Take is
+// called with.
 func New(opt Options, disks *serving.Disks) (*Device, error) {
 	opt.Log = cmp.Or(opt.Log, zap.NewNop())
 	if len(opt.TargetName) > 223 || !printable(opt.TargetName) {
@@ -133,8 +133,8 @@ func newUnit(d *serving.Disk) (*unit, error) {
 	return u, nil
 }
 
-// writtenElsewhere reports whether another server has the disk and lets others write it. They are
-// not bound by what is decided here, such as reservations.
+// writtenElsewhere reports whether another server has the disk and lets others write it.
+// Reservations and the like of this device do not bind those others.
 func (u *unit) writtenElsewhere() bool { return u.Remote != nil && u.Remote.Shared() }
 
 // table has the commands that the unit supports now.

@@ -10,12 +10,12 @@ import (
 )
 
 // Logical units come and go while the device works. A command takes no lock for that. It loads the
-// inventory once and keeps the unit that it finds there, even if the number gets another unit
-// later. All state of a unit is in unit and nexusUnit, so that none of it can reach the next unit
-// with the same number.
+// inventory once and keeps the unit that it finds there, even if another unit gets the number
+// later. All state of a unit is in unit and nexusUnit, so none of it can reach the next unit with
+// the same number.
 
-// inventory holds the logical units of a device. A change replaces it; it never changes once it is
-// published.
+// inventory is the set of logical units of a device. A change replaces it. It never changes once it
+// is published.
 type inventory struct {
 	units []*unit // ascending by number
 	byLUN []*unit // by number; nil where there is none
@@ -41,9 +41,9 @@ func (inv *inventory) at(number uint16) *unit {
 	return inv.byLUN[number]
 }
 
-// Take serves one more disk. It may wait for the disk's store; nothing else waits meanwhile. Every
-// nexus gets unit attentions: REPORTED LUNS DATA HAS CHANGED at all units (SPC-4 6.33), and POWER
-// ON at the new one. Take returns the nexuses that also need an asynchronous event.
+// Take adds a unit for a disk. It may wait for the disk's store; nothing else waits meanwhile.
+// Every nexus gets unit attentions: REPORTED LUNS DATA HAS CHANGED at all units (SPC-4 6.33), and
+// POWER ON at the new one. Take returns the nexuses that also need an asynchronous event.
 func (d *Device) Take(served *serving.Disk) (map[*Nexus]struct{}, error) {
 	u, err := newUnit(served)
 	if err != nil {
@@ -54,7 +54,7 @@ func (d *Device) Take(served *serving.Disk) (map[*Nexus]struct{}, error) {
 	d.enrolLocked(u)
 	for n := range d.nexuses {
 		at := n.meetLocked(d, u)
-		at.cameLater = true // nobody has it yet
+		at.cameLater = true // nobody uses at yet
 		at.raise(attnPowerOn)
 	}
 	d.luns.Store(newInventory(append(slices.Clone(d.luns.Load().units), u)))
@@ -74,10 +74,10 @@ func (d *Device) enrolLocked(u *unit) {
 	d.slots++
 }
 
-// Drop takes a unit whose disk is removed out of the inventory. Later commands to it end with
-// LOGICAL UNIT NOT SUPPORTED (SPC-4 4.5.1, SAM-5 5.11). So do commands under way when they next use
-// the disk. Every nexus gets a unit attention at the remaining units. Drop returns the nexuses that
-// also need an asynchronous event, and whether there was such a unit.
+// Drop removes a unit whose disk is removed. Later commands to it end with LOGICAL UNIT NOT
+// SUPPORTED (SPC-4 4.5.1, SAM-5 5.11). So do commands under way when they next use the disk. Every
+// nexus gets a unit attention at the remaining units. Drop returns the nexuses that also need an
+// asynchronous event, and whether there was such a unit.
 func (d *Device) Drop(served *serving.Disk) (tell map[*Nexus]struct{}, taken bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -96,8 +96,8 @@ func (d *Device) Drop(served *serving.Disk) (tell map[*Nexus]struct{}, taken boo
 
 // inventoryChangedLocked raises a unit attention for every nexus at every unit, because the list of
 // units has changed. It returns the nexuses that also need an asynchronous event. A nexus that got
-// this event gets no other one until it asks for the list: an initiator that ignores these events
-// must not get any number of them.
+// this event gets no other until it asks for the list. So an initiator that ignores these events
+// does not get more and more.
 func (d *Device) inventoryChangedLocked() map[*Nexus]struct{} {
 	d.changes++
 	for _, u := range d.luns.Load().units {
@@ -137,8 +137,8 @@ func (n *Nexus) at(u *unit) *nexusUnit {
 	return nil
 }
 
-// meetLocked creates the state of the nexus at a unit that is about to join the inventory. The
-// caller has Device.mu.
+// meetLocked makes the state of the nexus at a unit that is about to join the inventory. The caller
+// has Device.mu.
 func (n *Nexus) meetLocked(d *Device, u *unit) *nexusUnit {
 	slots := *n.slots.Load()
 	if u.slot >= len(slots) {
@@ -166,16 +166,16 @@ func (n *Nexus) forgetLocked(u *unit) {
 	})
 }
 
-// maxTenants bounds for how many initiator ports a LUN remembers the disk they have used.
+// maxTenants bounds for how many initiator ports a LUN remembers which disk they have used.
 const maxTenants = 256
 
-// Initiators go by the number of a LUN, even after a unit attention: Linux repeats the command that
-// got it, to whatever disk has that number by then. So a port that has used one disk under a number
+// Initiators go by the number of a LUN, even after a unit attention: Linux repeats the command, and
+// it reaches the disk that has the number by then. So a port that has used one disk under a number
 // gets LOGICAL UNIT NOT SUPPORTED when another disk has the number, until the port has probed the
 // new disk. A probe is the standard INQUIRY of 36 bytes with which initiators begin to set up a
-// disk. udev's tools ask for more than 36 bytes. They do so each time somebody closes a disk that
-// is set up, and the kernel learns nothing from it. In a session that began after the change, any
-// standard INQUIRY counts as a probe.
+// disk. udev's tools ask for more than 36 bytes, each time somebody closes a disk that is set up,
+// and the kernel does not see the answer. In a session that began after the change, any standard
+// INQUIRY counts as a probe.
 
 // probeLen is the allocation length of a probe in bytes: every device since SCSI-2 has at least
 // that much INQUIRY data.
@@ -216,7 +216,7 @@ func (d *Device) evictTenantLocked(ports map[InitiatorPort][8]byte) {
 	delete(ports, victim)
 }
 
-// introduce lets a nexus use a unit that replaced another one under the same number.
+// introduce lets a nexus use a unit that has the number of a former unit.
 func (d *Device) introduce(p *nexusUnit, n *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -232,8 +232,8 @@ const (
 )
 
 // prepareReportLUNs is REPORT LUNS (SPC-4 6.33). It lists LUN 0 only if a disk is there. There are
-// no well-known logical units. A nexus that gets the list no longer needs to hear that it has
-// changed, at any unit.
+// no well-known logical units. A nexus that gets the list need not be told of earlier changes any
+// more, at any unit.
 func prepareReportLUNs(t *Task) error {
 	allocation := binary.BigEndian.Uint32(t.CDB[6:])
 	if allocation < 16 {
@@ -242,7 +242,7 @@ func prepareReportLUNs(t *Task) error {
 	units := []*unit(nil)
 	switch t.CDB[2] {
 	case selectAddressable, selectAll:
-		t.Nexus.listed() // before making the list, so that a change from now on is reported
+		t.Nexus.listed() // before the list is made, so that a change from now on is reported
 		units = t.dev.luns.Load().units
 	case selectWellKnown:
 	default:
@@ -257,8 +257,8 @@ func prepareReportLUNs(t *Task) error {
 	return nil
 }
 
-// listed clears the unit attentions about a changed list of units (SAM-5 5.14.1), and allows
-// another asynchronous event about it.
+// listed clears the unit attentions about a changed list of units (SAM-5 5.14.1), and allows the
+// next asynchronous event about it.
 func (n *Nexus) listed() {
 	n.toldOfList.Store(false)
 	slots := *n.slots.Load()
@@ -274,7 +274,7 @@ const (
 	formatExtended      = 1
 
 	accessOptimized = 0x00 // asymmetric access state active/optimized
-	supportsActive  = 0x01 // AO_SUP: the only state that we have
+	supportsActive  = 0x01 // AO_SUP: the only state
 )
 
 // prepareReportPortGroups is REPORT TARGET PORT GROUPS (SPC-4 6.37). It reports one group with one

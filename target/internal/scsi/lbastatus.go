@@ -12,15 +12,15 @@ const (
 	statusDeallocated = 1
 )
 
-// lbaStatusLen is the length of our parameter data in bytes: a header and one descriptor.
+// lbaStatusLen is the length of the parameter data in bytes: a header and one descriptor.
 const lbaStatusLen = 24
 
 // maxExtentSteps bounds how many extents of the disk one answer combines.
 const maxExtentSteps = 1024
 
-// prepareLBAStatus is GET LBA STATUS (SBC-3 5.4). The length must be known before we ask the disk,
-// so the answer always has one descriptor: the run at the starting address. The initiator asks
-// again for the next run.
+// prepareLBAStatus is GET LBA STATUS (SBC-3 5.4). The length must be known before the disk is
+// asked, so the answer always has one descriptor: the run at the starting address. The initiator
+// asks again for the next run.
 func prepareLBAStatus(t *Task) error {
 	t.lba = lba16(&t.CDB)
 	if err := t.inRange(); err != nil {
@@ -60,8 +60,8 @@ func (t *Task) fillLBAStatus() error {
 
 var errEmptyExtent = errors.New("disk reports an empty extent")
 
-// extentOf counts the blocks from lba on that are all mapped or all deallocated. A block is mapped
-// if any byte of it is.
+// extentOf counts the blocks from lba on that are all mapped or all deallocated. A block with any
+// mapped byte is mapped.
 func (t *Task) extentOf(lba uint64) (count uint32, data bool, err error) {
 	u := t.unit
 	start := int64(lba) << u.shift

@@ -11,7 +11,7 @@ import (
 type modeState struct {
 	bits atomic.Uint32
 
-	// guarded by Device.mu; counts how often the write cache was turned off, and so numbers the
+	// guarded by Device.mu; counts how often the write cache was turned off: the number of the
 	// flush that ends modeUnflushed
 	flushes uint64
 }
@@ -21,9 +21,9 @@ const (
 	modeDSense             // sense data in descriptor format
 	modeSWP                // software write protect
 
-	// modeUnflushed belongs to no page. A MODE SELECT has turned WCE off, but writes acknowledged
-	// before that are not durable yet. Until they are, the caching page still shows
-	// WCE, and an initiator that wants to be sure has to flush.
+	// modeUnflushed is in no page. A MODE SELECT has turned WCE off, but writes acknowledged before
+	// are not durable yet. Until they are, the caching page still shows WCE, so an initiator that
+	// wants to be sure has to flush.
 	modeUnflushed
 
 	modeDefault = modeWCE
@@ -33,7 +33,7 @@ func (m *modeState) writeBack() bool         { return m.bits.Load()&modeWCE != 0
 func (m *modeState) descriptorSense() bool   { return m.bits.Load()&modeDSense != 0 }
 func (m *modeState) softwareProtected() bool { return m.bits.Load()&modeSWP != 0 }
 
-// cached reports whether acknowledged writes may not be durable.
+// cached reports whether acknowledged writes may be not durable yet.
 func cached(state uint32) bool { return state&(modeWCE|modeUnflushed) != 0 }
 
 // shown returns the state that MODE SENSE shows.
@@ -44,8 +44,8 @@ func shown(state uint32) uint32 {
 	return state
 }
 
-// enterLocked puts a state in force. If that turns the write cache off, it returns the number of
-// the flush that must follow, for cacheFlushed; else 0.
+// enterLocked makes state the current state. If this turns the write cache off, it returns the
+// number of the flush that must follow, for cacheFlushed; else 0.
 func (m *modeState) enterLocked(state uint32) (flush uint64) {
 	if !cached(state) && cached(m.bits.Load()) {
 		state |= modeUnflushed
@@ -57,8 +57,8 @@ func (m *modeState) enterLocked(state uint32) (flush uint64) {
 }
 
 // cacheFlushed ends modeUnflushed after a flush of the disk. It does nothing if the write cache was
-// on and off again since: the flush may have begun before the latest writes. by is the nexus that
-// asked for the flush.
+// turned on and off again since: the flush may have begun before the latest writes. by is the nexus
+// that asked for the flush.
 func (d *Device) cacheFlushed(u *unit, flush uint64, by *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

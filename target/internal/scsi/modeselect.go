@@ -23,7 +23,7 @@ func prepareModeSelect10(t *Task) error {
 
 func (t *Task) prepareModeSelect(n int64) error {
 	if n > 0 && t.CDB[1]&bitPF == 0 {
-		return invalidField(1, 4) // pages in a vendor format, which we do not have
+		return invalidField(1, 4) // pages in a vendor's format are not supported
 	}
 	t.expect(n, true)
 	return nil
@@ -48,7 +48,7 @@ func outModeSelect(t *Task, _ int64, p []byte) error {
 	if err := t.stillAdmitted(); err != nil {
 		return err
 	}
-	if err := t.stillWanted(); err != nil { // it may have waited for another command
+	if err := t.stillWanted(); err != nil { // the command may have waited for another one
 		return err
 	}
 	after, err := u.parseModeSelect(p, t.cmd.opcode == opModeSelect10,
@@ -57,8 +57,8 @@ func outModeSelect(t *Task, _ int64, p []byte) error {
 		return err
 	}
 	before := u.mode.bits.Load()
-	// If the write cache goes off, everything acknowledged so far must become durable. Until then
-	// the caching page keeps showing WCE.
+	// If the write cache is turned off, everything acknowledged so far must become durable. Until
+	// then the caching page still shows WCE.
 	t.flushes = u.mode.enterLocked(after)
 	if shown(before) != shown(u.mode.bits.Load()) {
 		d.raiseLocked(u, attnModeChanged, t.Nexus)
@@ -66,7 +66,7 @@ func outModeSelect(t *Task, _ int64, p []byte) error {
 	return nil
 }
 
-// parseModeSelect reads a mode parameter list (SPC-4 7.5.4), applies it to state and returns the
+// parseModeSelect parses a mode parameter list (SPC-4 7.5.4), applies it to state and returns the
 // new state.
 func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error) {
 	at, err := parseModeHeader(p, long, u.blocks(), u.blockSize())
@@ -77,8 +77,7 @@ func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error
 		if len(p)-at < 2 {
 			return 0, errParameterLength
 		}
-		// PS, the highest bit, is reserved here, but initiators send back what they got from MODE
-		// SENSE.
+		// PS, the highest bit, is reserved here, but initiators send back the pages of MODE SENSE.
 		page, err := findModePage(p, at)
 		if err != nil {
 			return 0, err
@@ -114,8 +113,8 @@ func findModePage(p []byte, at int) (*modePage, error) {
 	return nil, invalidParameter(at, 5)
 }
 
-// parse copies the changeable bits of a page into state. bad is the offset of a byte that differs
-// from the page in any other bit, or negative.
+// parse copies the changeable bits of a page into state. If any other bit differs from the page,
+// bad is the offset of that byte, otherwise it is negative.
 func (p *modePage) parse(b []byte, state uint32) (next uint32, bad int) {
 	for i := modePageHeader; i < len(p.fixed); i++ {
 		value := b[i]

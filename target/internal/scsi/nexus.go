@@ -28,12 +28,12 @@ type Nexus struct {
 type nexusUnit struct {
 	unit *unit
 	attentions
-	unprobed  atomic.Bool // it only knows another disk of this number; written under Device.mu
-	cameLater bool        // the unit came while the nexus was there
+	unprobed  atomic.Bool // it knows only a former disk of this number; written under Device.mu
+	cameLater bool        // the unit came later than the nexus
 	// flags that a command needs to pass the reservations; written under Device.mu
 	barred  atomic.Uint32
 	refused atomic.Bool // the log already says that the initiator is fenced
-	used    atomic.Bool // it has used the medium; written under Device.mu
+	used    atomic.Bool // the nexus has used the medium; written under Device.mu
 }
 
 // levelRFC7144 is the protocol level with the task management functions of RFC 7144.
@@ -47,9 +47,10 @@ func (n *Nexus) SetProtocolLevel(level int) { n.level = uint16(level) }
 // maxKnownPorts bounds how many former initiator ports are remembered.
 const maxKnownPorts = 4096
 
-// Attach creates the nexus of a new session. Its first command to each logical unit meets a unit
-// attention: I_T NEXUS LOSS OCCURRED (29/07) if this port was here before, else POWER ON, RESET, OR
-// BUS DEVICE RESET OCCURRED (29/00). So the initiator knows that it may have missed something.
+// Attach makes the nexus of a new session. Its first command to each logical unit gets a unit
+// attention: I_T NEXUS LOSS OCCURRED (29/07) if this port had a session before, else POWER ON,
+// RESET, OR BUS DEVICE RESET OCCURRED (29/00). So the initiator knows that it may have missed
+// something.
 func (d *Device) Attach(p InitiatorPort) *Nexus {
 	client := d.disks.Attach(p.Name)
 	d.mu.Lock()
@@ -78,9 +79,9 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 	return n
 }
 
-// Detach ends a nexus. Its RESERVE(6) reservations end. When the last nexus of an initiator name is
-// gone, its exclusive claims end, too. Persistent reservations stay. Commands whose disk calls
-// still run may end later. A second call does nothing.
+// Detach ends a nexus. Its RESERVE(6) reservations end. When the last nexus of an initiator name
+// ends, so do its exclusive claims. Persistent reservations stay. Commands whose disk calls still
+// run may end later. A second call does nothing.
 func (d *Device) Detach(n *Nexus) {
 	defer n.Client.Detach()
 	d.mu.Lock()
@@ -99,7 +100,7 @@ func (d *Device) Detach(n *Nexus) {
 			d.reserveLocked(u, nil)
 		}
 	}
-	// A connection may have been broken for long before its session ends.
+	// A connection may have been broken for a long time before its session ends.
 	if _, known := d.known[n.port]; known && spoke && !missed {
 		d.known[n.port] = d.changes
 	}

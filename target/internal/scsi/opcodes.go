@@ -60,7 +60,7 @@ const (
 // flags say under which conditions a command is executed.
 //
 // The rights follow the table of SPC-4 5.13.3 (and SBC-3 4.17, SPC-2 5.5.1): they say which
-// reservations of another nexus let the command through. A command without any right conflicts with
+// reservations of another nexus let the command pass. A command without any right conflicts with
 // all of them, as commands that write do. A registered nexus needs no right if the reservation has
 // a registrants type.
 type flags uint16
@@ -77,7 +77,7 @@ const (
 
 	duringPersistent  = duringWriteExclusive | duringExclusiveAccess
 	duringReservation = duringReserve | duringPersistent
-	// the command looks at nothing that another initiator may own
+	// the command reads nothing that another initiator may own
 	duringConflict = duringClaim | duringReservation
 )
 
@@ -97,11 +97,11 @@ type command struct {
 	opcode    byte
 	hasAction bool
 	action    byte // service action, in byte 1
-	// usage has a one for every bit of the CDB that we evaluate, as REPORT SUPPORTED OPERATION
+	// usage has a one for every bit of the CDB that is evaluated, as REPORT SUPPORTED OPERATION
 	// CODES reports it (SPC-4 6.35.3). It is as long as the CDB. Byte 0 is the operation code. The
 	// bits of the service action hold its value.
 	usage  []byte
-	ignore byte      // bits of byte 1 that we neither evaluate nor refuse
+	ignore byte      // bits of byte 1 that are neither evaluated nor refused
 	mask   [2]uint64 // the bits that may be set, as two big-endian words
 	flags  flags
 	op     serving.Operation
@@ -109,8 +109,8 @@ type command struct {
 	// seconds after which an initiator should suspect a fault, for the command timeouts descriptor
 	timeout uint32
 
-	// harmless recognizes forms of the command that every reservation lets through; nil: flags
-	// alone decide.
+	// harmless recognizes forms of the command that pass every reservation; nil: flags alone
+	// decide.
 	harmless func(cdb *[16]byte) bool
 
 	// validates the command and sets direction and length; nil: nothing to validate
@@ -120,8 +120,8 @@ type command struct {
 	finish  func(*Task) (status Status, err error) // nil: GOOD
 }
 
-// Times that an initiator should grant, in seconds: for a command that only looks at memory, for
-// one that moves blocks, and for one that may wait for storage to catch up.
+// Times that an initiator should grant, in seconds: for a command that only reads memory, for one
+// that moves blocks, and for one that may wait for storage to catch up.
 const (
 	quick = 10
 	moves = 60
@@ -148,7 +148,7 @@ const (
 	bitFUA    = 0x08
 	bitBytchk = 0x06
 	bitImmed  = 0x02
-	bitSyncNV = 0x04 // obsolete; any flush satisfies it
+	bitSyncNV = 0x04 // obsolete; any flush does this
 	bitUnmap  = 0x08
 	bitNDOB   = 0x01
 )
@@ -182,8 +182,8 @@ func commonCommands() []command {
 			flags: duringClaim | duringReserve | duringWriteExclusive, timeout: quick,
 			prepare: prepareReportManagement},
 
-		// Linux reads the caching page once, when it finds the unit. If that were refused, Linux
-		// would assume write-through and send no flushes later when it owns the unit.
+		// Linux reads the caching page once, when it finds the unit. If this were refused, Linux
+		// would assume write-through, and would send no flushes later, when it owns the unit.
 		{name: "MODE SENSE(6)", opcode: opModeSense6, usage: []byte{0, 0x08, 0xff, 0xff, 0xff, 0},
 			flags: duringClaim | duringWriteExclusive, timeout: quick, prepare: prepareModeSense6},
 		{name: "MODE SENSE(10)", opcode: opModeSense10,
@@ -289,7 +289,7 @@ func mediumCommands(a abilities) []command {
 }
 
 // grouped adds the GROUP NUMBER to a usage map. It assigns the command to a group for statistics,
-// which we do not keep.
+// which are not kept.
 func grouped(usage []byte) []byte {
 	at := 6 // SBC-3 5.9
 	if len(usage) == 16 {
@@ -340,8 +340,8 @@ type opcodeTable struct {
 // abilities decide which commands a unit supports.
 type abilities struct{ discards, store, extents, writtenElsewhere bool }
 
-// localOnly reports whether a command promises something that binds only those who use the disk
-// here: a reservation, or that nothing comes between what it reads and what it writes.
+// localOnly reports whether a command's promise binds only users of the disk at this server: a
+// reservation, or that nothing comes between its read and its write.
 func (c *command) localOnly() bool {
 	switch c.opcode {
 	case opPersistIn, opPersistOut, opReserve6, opRelease6, opCompareAndWrite:
@@ -350,7 +350,7 @@ func (c *command) localOnly() bool {
 	return false
 }
 
-// opcodeTables holds the tables by abilities. Units share them: one takes 13 KiB, and there may be
+// opcodeTables has the tables by abilities. Units share them: one takes 13 KiB, and there may be
 // thousands of units.
 var opcodeTables sync.Map
 
@@ -380,9 +380,9 @@ func newOpcodeTable(a abilities) *opcodeTable {
 	return indexCommands(commands)
 }
 
-// oldLUN has the bits of byte 1 in which SCSI-2 had the LUN. Linux still sets them when it does not
-// know yet which version a device has: in its first INQUIRY of a single LUN that somebody names, as
-// the kubelet does.
+// oldLUN has the bits of byte 1 in which SCSI-2 had the LUN. Linux still sets them while it does
+// not know the version of a device: in its first INQUIRY of a single LUN that is named, as the
+// kubelet does.
 const oldLUN = 0xe0
 
 // actionMask has the bits of byte 1 that hold a service action.

@@ -1,4 +1,4 @@
-// Package scsi is the SCSI device server behind the target. It takes command descriptor blocks
+// Package scsi is the SCSI device server behind the target. It executes command descriptor blocks
 // (CDBs) and answers with data, a status and sense data. It knows nothing of the transport.
 //
 // The standards are SAM-5 (architecture), SPC-4 (primary commands) and SBC-3 (block commands).
@@ -62,7 +62,7 @@ func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 	return StatusCheckCondition, sense.appendTo(buf, descriptor)
 }
 
-// diagnose finds the sense data of a disk's error.
+// diagnose returns the sense data for a disk's error.
 func (d *Device) diagnose(t *Task, err error) *senseError {
 	if store, ok := errors.AsType[*storeError](err); ok {
 		d.logFault(t, faultReservations, "reservations could not be saved", err)
@@ -98,8 +98,8 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 		}
 		// Linux assumes that all blocks before the named one are written (sd_completed_bytes).
 		// Storage may have failed while reading around the write, before anything was stored. So a
-		// command that writes names the first block that was not stored, if it knows that, and not
-		// the one where storage failed.
+		// command that writes names the first block that was not stored, if that is known, and not
+		// the block where storage failed.
 		if write, ok := errors.AsType[*writeError](err); ok {
 			s.hasInfo, s.info = !write.durably, uint64(write.stored)>>t.unit.shift
 		}
@@ -108,7 +108,7 @@ func (d *Device) diagnose(t *Task, err error) *senseError {
 	return errInternal
 }
 
-// fault is a cause of failing commands that the log tells apart.
+// fault is a cause of failing commands, as the log distinguishes them.
 type fault int
 
 const (
@@ -123,8 +123,8 @@ const (
 	faultCount
 )
 
-// faultNames are the kinds of trouble (status.Trouble). A fault without a name is none: a disk that
-// has failed has a state of its own, and so has a command that runs in the background.
+// faultNames are the kinds of trouble (status.Trouble). A fault without a name is no trouble: a
+// disk that has failed has a state of its own, and so has a command that runs in the background.
 var faultNames = [faultCount]string{
 	faultNoSpace: status.TroubleNoSpace, faultReadOnly: status.TroubleReadOnly,
 	faultRead: status.TroubleReadError, faultWrite: status.TroubleWriteError,

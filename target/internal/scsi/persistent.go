@@ -19,8 +19,8 @@ const (
 // scopeLU is the only SCOPE that is not obsolete: the whole logical unit (SPC-4 6.15.3.3).
 const scopeLU = 0x0
 
-// reservationTypes says what each type does: which right a command of another nexus needs, and whom
-// the type admits.
+// reservationTypes says for each type which right a command of another nexus needs, and which ports
+// have access.
 var reservationTypes = [...]struct {
 	right       flags // 0: no such type
 	registrants bool  // every registrant has access
@@ -45,7 +45,7 @@ func (r reservationType) shared() bool      { return reservationTypes[r].shared 
 const maxRegistrations = 1024
 
 // registration is the reservation key of an I_T nexus. There is only one target port, so the
-// initiator port identifies the nexus. It need not have a session.
+// initiator port identifies the nexus. The port need not have a session.
 type registration struct {
 	port     InitiatorPort
 	key      uint64
@@ -92,7 +92,7 @@ func (s *persistentState) holders() (names []string) {
 	return names
 }
 
-// admits reports whether a port is free of any restriction by the reservation.
+// admits reports whether the reservation does not restrict a port.
 func (s *persistentState) admits(p InitiatorPort) bool {
 	return s.kind == typeNone || s.holds(p) || s.kind.registrants() && s.find(p) != nil
 }
@@ -114,12 +114,12 @@ func (s *persistentState) reservationKey() uint64 {
 	return 0
 }
 
-// persistentEdit builds the next state and collects who needs a unit attention.
+// persistentEdit builds the next state, and collects the ports that need a unit attention.
 type persistentEdit struct {
 	persistentState
-	by      InitiatorPort // who sent the command; it learns the result from the status
+	by      InitiatorPort // the sender of the command, which learns the result from the status
 	notices map[InitiatorPort]attention
-	removed []InitiatorPort // ports whose registration was preempted, possibly by itself
+	removed []InitiatorPort // ports whose registration was preempted, possibly by that port itself
 }
 
 // edit begins a change of s.
@@ -147,8 +147,8 @@ func (e *persistentEdit) add(r registration) error {
 	return nil
 }
 
-// remove deletes registrations. If the reservation then has no holder, it ends too. No port is
-// notified: the caller does that.
+// remove deletes registrations. If the reservation then has no holder, it ends, too. The caller
+// notifies the ports.
 func (e *persistentEdit) remove(which func(*registration) bool) (gone []InitiatorPort) {
 	e.registrations = slices.DeleteFunc(e.registrations, func(r registration) bool {
 		if !which(&r) {
@@ -218,8 +218,8 @@ const (
 )
 
 // persistentCommands are the service actions of persistent reservations. PERSISTENT RESERVE OUT
-// checks itself who may use it (SPC-4 table 64). Its usage map covers fields that a service action
-// ignores, because initiators fill them in.
+// itself checks which nexus may use it (SPC-4 table 64). Its usage map covers fields that a service
+// action ignores, because initiators fill them in.
 func persistentCommands() []command {
 	var commands []command
 	for _, c := range []command{

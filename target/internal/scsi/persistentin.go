@@ -61,8 +61,8 @@ const (
 	bitTMV   = 0x80 // the type mask is valid
 	bitPTPLA = 0x01 // persist through power loss: active
 
-	// allowReady says that TEST UNIT READY passes every persistent reservation. It says nothing
-	// about other commands.
+	// allowReady says that TEST UNIT READY passes every persistent reservation, and nothing about
+	// other commands.
 	allowReady = 0x10
 )
 
@@ -91,7 +91,7 @@ func prepareReportCapabilities(t *Task) error {
 }
 
 // maxPersistIn is the highest ALLOCATION LENGTH in bytes. Data beyond it is never transferred, so
-// we do not keep it in memory.
+// it is not kept in memory.
 const maxPersistIn = 0xffff
 
 // prepareReadFullStatus is READ FULL STATUS (SPC-4 6.15.5). It returns every registration with its

@@ -31,7 +31,7 @@ type persistList struct {
 	aptpl     bool
 }
 
-// parsePersistList reads a parameter list.
+// parsePersistList parses a parameter list.
 func parsePersistList(p []byte) (l persistList, err error) {
 	if len(p) != persistListLen {
 		return l, errParameterLength
@@ -69,7 +69,7 @@ func (t *Task) reservationType() reservationType { return reservationType(t.CDB[
 
 // outPersist executes a PERSISTENT RESERVE OUT. It changes everything or, after an error, nothing.
 // An initiator that registers or reserves uses the unit, so it becomes the owner of a
-// write-exclusive one.
+// write-exclusive unit.
 func outPersist(t *Task, _ int64, p []byte) error {
 	list, err := parsePersistList(p)
 	if err != nil {
@@ -77,8 +77,8 @@ func outPersist(t *Task, _ int64, p []byte) error {
 	}
 	removed, err := t.dev.changeReservations(t,
 		func(s *persistentState) (*persistentEdit, error) {
-			// The command may have been aborted or the unit handed over while it waited for
-			// another.
+			// While the command waited for another, it may have been aborted, or the unit handed
+			// over.
 			if err := t.stillWanted(); err != nil {
 				return nil, err
 			}
@@ -144,7 +144,7 @@ func (e *persistentEdit) register(t *Task, own *registration, list *persistList)
 }
 
 // unregister removes the sender's own registration. The reservation ends with it unless others hold
-// it too (SPC-4 5.13.11.3).
+// the reservation, too (SPC-4 5.13.11.3).
 func (e *persistentEdit) unregister() {
 	kind := e.kind
 	e.remove(func(r *registration) bool { return r.port == e.by })
@@ -188,8 +188,8 @@ func (e *persistentEdit) clear() {
 }
 
 // preempt is PREEMPT and PREEMPT AND ABORT (SPC-4 5.13.11.4). It removes all registrations with a
-// key. If the holder has that key, it takes over the reservation. To take over a shared
-// reservation, the key is zero, which stands for every other registration.
+// key. If the holder has that key, the sender takes over the reservation. For a shared reservation
+// the key is zero, which stands for every other registration.
 func (e *persistentEdit) preempt(t *Task, key uint64) error {
 	takeOver := e.kind != typeNone && e.reservationKey() == key
 	if key == 0 && !takeOver {

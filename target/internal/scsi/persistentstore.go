@@ -25,7 +25,7 @@ const (
 	storeNoHolder  = 0xffff
 )
 
-// encode returns the stored form of the state. It is empty if a loss of power ends everything
+// encode returns the stored form of the state. It is empty if a loss of power ends all reservations
 // (SPC-4 5.13.5).
 func (s *persistentState) encode() []byte {
 	if !s.aptpl {
@@ -57,7 +57,7 @@ func boolByte(v bool) byte {
 
 var errStoreDamaged = errors.New("is damaged")
 
-// decodePersistent reads what encode wrote. Empty data is a state without reservations.
+// decodePersistent decodes the result of encode. Empty data is a state without reservations.
 func decodePersistent(b []byte) (*persistentState, error) {
 	if len(b) == 0 {
 		return &persistentState{}, nil
@@ -118,8 +118,8 @@ func (u *unit) restoreReservations() error {
 	return nil
 }
 
-// forgetReservationsOfFenced finishes a fence that was interrupted, for example by a kill. The list
-// of fenced initiators is saved first, so their reservations may still be stored.
+// forgetReservationsOfFenced completes a fence that was interrupted, for example by a kill. The
+// list of fenced initiators is saved first, so their reservations may still be stored.
 func (u *unit) forgetReservationsOfFenced() {
 	r := &u.persistent
 	before := r.state.Load()
@@ -131,9 +131,9 @@ func (u *unit) forgetReservationsOfFenced() {
 	}
 }
 
-// The names under which a logical unit keeps things.
+// The names of the records in a unit's store.
 const (
-	storedErase        = "sanitize" // by versions that had SANITIZE
+	storedErase        = "sanitize" // of versions that had SANITIZE
 	storedAtomic       = disk.StoredAtomic
 	storedReservations = "reservations"
 )
@@ -151,7 +151,7 @@ func (u *unit) restore() error {
 	return u.undoAtomic()
 }
 
-// unfinishedErase refuses a disk that an earlier version was told to erase, and did not to the end.
+// unfinishedErase refuses a disk whose erasing, by an earlier version, was begun and not completed.
 func (u *unit) unfinishedErase() error {
 	if u.Store == nil {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// reservations holds the persistent reservations of a logical unit.
+// reservations are the persistent reservations of a logical unit.
 //
 // Each nexus keeps the rights that its commands need because of a reservation, persistent or by
 // RESERVE(6) (nexusUnit.barred). So a check costs one atomic load. Every change computes the rights
@@ -22,14 +22,14 @@ type reservations struct {
 
 	// mu is held for a whole change, which may wait for the store.
 	mu      sync.Mutex
-	unsaved bool // guarded by mu; the store failed, and may hold anything
+	unsaved bool // guarded by mu; the store failed, and may have any of the last states
 
 	state atomic.Pointer[persistentState] // never nil; written under mu and Device.mu
 }
 
-// changeReservations publishes the state that change returns. It stores the state first if it must
-// survive a loss of power. It returns the ports whose registrations were preempted. After an error
-// nothing has changed.
+// changeReservations publishes the state that change returns. If that state must survive a loss of
+// power, it is stored first. changeReservations returns the ports whose registrations were
+// preempted. After an error nothing has changed.
 func (d *Device) changeReservations(t *Task,
 	change func(*persistentState) (*persistentEdit, error)) ([]InitiatorPort, error) {
 	u := t.unit
@@ -47,7 +47,7 @@ func (d *Device) changeReservations(t *Task,
 	if err := r.save(u.Number, &e.persistentState); err != nil {
 		return nil, err
 	}
-	if err := t.stillWanted(); err != nil { // initiators may have gone on while storage hung
+	if err := t.stillWanted(); err != nil { // other initiators may have gone on while storage hung
 		r.unsaved = true
 		return nil, errors.Join(err, r.save(u.Number, r.state.Load()))
 	}
@@ -69,7 +69,7 @@ func (d *Device) publishLocked(u *unit, e *persistentEdit) {
 	}
 }
 
-// save stores next unless storage already has the same. The caller has mu.
+// save stores next unless storage has the same already. The caller has mu.
 func (r *reservations) save(lun uint16, next *persistentState) (err error) {
 	p, before := next.encode(), r.state.Load().encode()
 	if !r.unsaved && bytes.Equal(p, before) {
@@ -82,8 +82,8 @@ func (r *reservations) save(lun uint16, next *persistentState) (err error) {
 	return nil
 }
 
-// storeError is a change that had to survive a loss of power and could not be saved. It does not
-// unwrap: a failed range of the store says nothing about the medium.
+// storeError says that a change that must survive a loss of power could not be saved. It does not
+// unwrap: an unreadable range of the store says nothing about the medium.
 type storeError struct{ err error }
 
 func (e *storeError) Error() string { return e.err.Error() }
@@ -131,8 +131,8 @@ func (c *command) rights(cdb *[16]byte) flags {
 }
 
 // finishReserve is RESERVE(6) (SPC-2 7.21). Only this nexus may use the unit until it releases the
-// unit, ends, or the unit is reset. Prepare has already looked for conflicts, but another nexus may
-// have been faster since.
+// unit, ends, or the unit is reset. Prepare has looked for conflicts, but another nexus may have
+// been faster since.
 func finishReserve(t *Task) (Status, error) {
 	d, u := t.dev, t.unit
 	u.persistent.mu.Lock()
@@ -164,7 +164,7 @@ func finishRelease(t *Task) (Status, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// its reservation may have ended, and be a new one by now
+	// the nexus's reservation may have ended, and another one may have begun
 	if err := t.stillWanted(); err != nil {
 		return StatusCheckCondition, err
 	}
@@ -175,8 +175,9 @@ func finishRelease(t *Task) (Status, error) {
 }
 
 // persistentOverrides reports whether registrations decide the result of RESERVE(6) or RELEASE(6),
-// and what that is. While there are registrations, these commands change nothing. They conflict
-// (SPC-2 5.5.1) unless a persistent reservation gives the nexus access (SPC-4 5.13.3, CRH).
+// and which error it is. While there are registrations, these commands change nothing. They
+// conflict (SPC-2 5.5.1) unless a persistent reservation gives the nexus access (SPC-4 5.13.3,
+// CRH).
 func (t *Task) persistentOverrides() (over bool, err error) {
 	s := t.unit.persistent.state.Load()
 	if len(s.registrations) == 0 {

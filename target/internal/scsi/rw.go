@@ -6,7 +6,7 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// address reads address and length of a CDB by its command's layout and checks them against the
+// address takes address and length from a CDB, by its command's layout, and checks them against the
 // capacity.
 func (t *Task) address() error {
 	cdb := &t.CDB
@@ -33,8 +33,7 @@ func (t *Task) address() error {
 
 func (t *Task) inRange() error { return t.unit.checkRange(t.lba, t.count) }
 
-// checkRange refuses a range that is not inside the capacity. An empty range needs a valid address
-// too.
+// checkRange refuses a range outside of the capacity. An empty range needs a valid address, too.
 func (u *unit) checkRange(lba, count uint64) error {
 	blocks := u.blocks()
 	if lba >= blocks {
@@ -79,8 +78,8 @@ func (t *Task) transfer() error {
 	return nil
 }
 
-// prepareRead is READ(6), (10), (12) and (16) (SBC-3 5.11 to 5.14). FUA changes nothing: reads
-// always return the latest write anyway.
+// prepareRead is READ(6), (10), (12) and (16) (SBC-3 5.11 to 5.14). FUA changes nothing: a read
+// always returns the latest write.
 func prepareRead(t *Task) error {
 	if err := t.transfer(); err != nil {
 		return err
@@ -116,8 +115,8 @@ func outWrite(t *Task, off int64, p []byte) error {
 	if len(p)&(t.unit.blockSize()-1) != 0 {
 		return t.writeOffered(off, p, (*Task).writeDisk)
 	}
-	// This is writeOffered for whole blocks. Nearly every write comes here, and a call through a
-	// function value costs measurable time.
+	// This is writeOffered for whole blocks, without a call of a function value: nearly every write
+	// comes here, and such a call costs measurable time.
 	if err := t.lockRange(rangelock.Write, off, int64(len(p))); err != nil {
 		return err
 	}
@@ -174,8 +173,7 @@ func (t *Task) failedAt(off int64, err error) error {
 	return &writeError{err: err, stored: off, durably: t.writesThrough()}
 }
 
-// writeError is the error of a failed write. The write may have failed because it could not read
-// the data that it needs.
+// writeError is the error of a failed write. The cause may be a read that the write needed.
 type writeError struct {
 	err     error
 	stored  int64 // the disk has the new data before this offset

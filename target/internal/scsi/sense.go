@@ -89,11 +89,11 @@ func (e statusError) Error() string { return Status(e).String() }
 
 const errConflict = statusError(StatusReservationConflict)
 
-// These are allocated once: some refusals are frequent, and untrusted initiators can cause others
-// at will.
+// These are allocated once: some refusals are frequent, and an untrusted initiator can cause others
+// again and again.
 var (
 	errInvalidOpcode = &senseError{key: IllegalRequest, code: ascInvalidOpcode}
-	// errAborted ends an aborted command. Nobody gets it as an answer.
+	// errAborted ends an aborted command. It is never an answer.
 	errAborted           = &senseError{key: AbortedCommand, code: ascNone}
 	errLUNNotSupported   = &senseError{key: IllegalRequest, code: ascLUNNotSupported}
 	errParameterLength   = &senseError{key: IllegalRequest, code: ascParameterListLength}
@@ -102,8 +102,8 @@ var (
 	errNoSpace           = &senseError{key: DataProtect, code: ascSpaceAllocationFailed}
 	errInternal          = &senseError{key: HardwareError, code: ascInternalFailure}
 	errSavingPages       = &senseError{key: IllegalRequest, code: ascSavingNotSupported}
-	// The initiator's expected data transfer length is too short for a command that needs all its
-	// data.
+	// The initiator's expected data transfer length is too short for a command that needs all of
+	// its data.
 	errShortTransfer = &senseError{key: IllegalRequest, code: ascInvalidFieldInIU}
 
 	errInvalidRelease        = &senseError{key: IllegalRequest, code: ascInvalidRelease}

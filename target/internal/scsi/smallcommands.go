@@ -25,8 +25,8 @@ func prepareStartStop(t *Task) error {
 	return nil
 }
 
-// finishStartStop is START STOP UNIT. There is no spindle and there are no power conditions, so
-// nothing changes the unit. Stopping it flushes.
+// finishStartStop is START STOP UNIT. There is no spindle and there are no power conditions, so the
+// unit does not change. Stopping it flushes.
 func finishStartStop(t *Task) (Status, error) {
 	if t.CDB[4]&(powerConditionMask|bitStart|bitNoFlush) == 0 {
 		return t.flush()
@@ -67,7 +67,7 @@ func prepareReadCapacity16(t *Task) error {
 	var b [32]byte
 	binary.BigEndian.PutUint64(b[0:], t.unit.blocks()-1)
 	binary.BigEndian.PutUint32(b[8:], uint32(t.unit.blockSize()))
-	b[13] = byte(physicalShift - t.unit.shift) // how many logical blocks it has, as a power of 2
+	b[13] = byte(physicalShift - t.unit.shift) // logical blocks in a physical one, as a power of 2
 	if t.unit.Discards != nil {
 		b[14] = 0x80 | 0x40 // LBPME, LBPRZ
 	}
@@ -87,9 +87,9 @@ func preparePrefetch(t *Task) error {
 	return nil
 }
 
-// finishPrefetch reads at most one transfer length ahead. It returns GOOD and not CONDITION MET,
-// which would promise something: the host's page cache may drop the data at any time. With IMMED
-// the initiator does not wait, so nothing is read.
+// finishPrefetch reads at most one transfer length ahead. It returns GOOD. CONDITION MET would
+// promise that the data stays, but the host's page cache may drop it at any time. With IMMED the
+// initiator does not wait, so nothing is read.
 func finishPrefetch(t *Task) (Status, error) {
 	if t.CDB[1]&bitImmed != 0 {
 		return StatusGood, nil
@@ -106,6 +106,6 @@ func finishPrefetch(t *Task) (Status, error) {
 func prepareSync(t *Task) error { return t.address() }
 
 // finishSync flushes the whole disk, which covers any range. With IMMED the standard allows the
-// status before the flush. We still send it afterwards, so that it never claims more than is
-// certain.
+// status before the flush. The status still comes after the flush, so that it never claims too
+// much.
 func finishSync(t *Task) (Status, error) { return t.flush() }

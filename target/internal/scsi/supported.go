@@ -5,8 +5,8 @@ import "encoding/binary"
 // Values of REPORTING OPTIONS (SPC-4 6.35).
 const (
 	reportAll       = 0
-	reportOpcode    = 1 // of a command without service actions
-	reportAction    = 2 // of a command with service actions
+	reportOpcode    = 1 // a command without service actions
+	reportAction    = 2 // a command with service actions
 	reportEither    = 3
 	bitRCTD         = 0x80
 	supportNone     = 0x01

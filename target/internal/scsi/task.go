@@ -18,17 +18,17 @@ type Task struct {
 
 	Nexus   *Nexus
 	LUN     uint64   // the 8-byte LUN structure
-	CDB     [16]byte // the first bytes if the CDB is longer, which no known command is
+	CDB     [16]byte // the first bytes of a longer CDB; no known command has one
 	Offered int64    // bytes that the initiator means to send
 
-	// Its Executor is the goroutine that calls In, Out or Finish next. Its Hold are ranges of the
+	// The Executor is the goroutine that calls In, Out or Finish next. Hold are ranges of the
 	// medium.
 	serving.Request
 
 	// Set by Prepare.
 
 	Dir    Direction
-	Length int64 // bytes to transfer; of parameter data, at most what exists
+	Length int64 // bytes to transfer; for parameter data, at most the existing bytes
 	Gather bool  // Out wants all Length bytes in one call
 
 	// Set by Device.Address, and never changed until Reset.
@@ -41,16 +41,16 @@ type Task struct {
 	lba   uint64
 	count uint64 // logical blocks
 	fua   bool
-	// flushes numbers the flush that a MODE SELECT has to wait for (see modeState); 0: none.
+	// flushes is the number of the flush that a MODE SELECT has to wait for (see modeState), or 0.
 	flushes uint64
-	moved   int64 // bytes that In or Out has handled
+	moved   int64 // bytes that In or Out has processed
 	data    []byte
 }
 
 var errPastEnd = errors.New("transport moved data that the command does not have")
 
-// Address finds the logical unit of the command by Nexus and LUN. From then on it is settled, even
-// if the number changes hands later. If other goroutines of the transport look for commands under a
+// Address finds the logical unit of the command by Nexus and LUN. The command then keeps that unit,
+// even if the number changes hands. If other goroutines of the transport look for commands under a
 // lock, the transport must hold that lock when it calls Address.
 func (d *Device) Address(t *Task) {
 	t.dev = d
@@ -61,7 +61,7 @@ func (d *Device) Address(t *Task) {
 	}
 }
 
-// For reports whether the command is for the logical unit that this 8-byte LUN addresses now.
+// For reports whether the command is for the logical unit that has this 8-byte LUN now.
 func (t *Task) For(lun uint64) bool {
 	u := t.dev.unit(lun)
 	return t.unit == u && (u != nil || t.LUN == lun)
@@ -70,7 +70,7 @@ func (t *Task) For(lun uint64) bool {
 // Removed reports whether the command's logical unit has been removed.
 func (t *Task) Removed() bool { return t.unit != nil && t.unit.Removed() }
 
-// Errors that the transport reports itself when logical units come and go.
+// Errors that the transport itself reports when logical units come and go.
 var (
 	ErrRemoved     error = errLUNNotSupported // ends a command whose logical unit is removed
 	ErrLUNsChanged error = &senseError{key: UnitAttention, code: ascLUNsChanged}
@@ -90,7 +90,7 @@ func (d *Device) Prepare(t *Task) error {
 	if t.at.unprobed.Load() && (cmd == nil || cmd.flags&duringAttention == 0) {
 		return errLUNNotSupported
 	}
-	// SAM-5 5.14.1: a pending unit attention precedes anything else about the command.
+	// SAM-5 5.14.1: a pending unit attention is reported before any fault of the command.
 	if t.at.pending.Load() != 0 && (cmd == nil || cmd.flags&duringAttention == 0) {
 		if sense := t.at.take(); sense != nil {
 			return sense
@@ -147,8 +147,8 @@ func (u *unit) writable() error {
 	return nil
 }
 
-// check refuses a CDB with a bit that the command does not use. That covers reserved bits, features
-// that we do not have and the NACA bit of the control byte.
+// check refuses a CDB with a bit that the command does not use: a reserved bit, an unsupported
+// feature or the NACA bit of the control byte.
 func (c *command) check(cdb *[16]byte) error {
 	if (binary.BigEndian.Uint64(cdb[:8])&^c.mask[0])|
 		(binary.BigEndian.Uint64(cdb[8:])&^c.mask[1]) == 0 {
@@ -184,9 +184,9 @@ func (t *Task) In(off int64, p []byte) error {
 	return t.cmd.in(t, off, p)
 }
 
-// Out takes the initiator's data from byte off. Calls come in ascending order and do not overlap.
-// Each ends at a block boundary except the last: if the initiator expected a shorter transfer, its
-// data may end within a block.
+// Out processes the initiator's data from byte off. Calls come in ascending order and do not
+// overlap. Each ends at a block boundary except the last: if the initiator expected a shorter
+// transfer, its data may end within a block.
 func (t *Task) Out(off int64, p []byte) error {
 	if t.Dir != DirOut || off < 0 || off+int64(len(p)) > t.Length {
 		return errPastEnd
@@ -202,7 +202,7 @@ func (t *Task) Out(off int64, p []byte) error {
 	return t.cmd.out(t, off, p)
 }
 
-// Finish does what remains after the data has moved, and returns the status. It may wait for the
+// Finish does what is left after the data has moved, and returns the status. It may wait for the
 // disk.
 func (t *Task) Finish() (Status, error) {
 	if t.Gather && t.moved < t.Length {
@@ -218,8 +218,8 @@ func (t *Task) Finish() (Status, error) {
 	return t.cmd.finish(t)
 }
 
-// begin precedes everything that uses the disk or its store, and keeps them until unit.end. Before
-// the first access to the medium it stores the owner of the unit. After an error nothing is kept.
+// begin comes before every use of the disk or its store, and keeps them until unit.End. Before the
+// first access to the medium it stores the owner of the unit. After an error it keeps nothing.
 func (t *Task) begin(first bool) error {
 	if !t.unit.Begin() {
 		return errLUNNotSupported
@@ -233,7 +233,7 @@ func (t *Task) begin(first bool) error {
 }
 
 // maxKeptData is how much memory for parameter data a task keeps for its next command, in bytes. It
-// suits usual commands. An initiator can make each of its open commands keep that much.
+// is enough for usual commands. An initiator can make each of its open commands keep that much.
 const maxKeptData = 256
 
 // Reset makes the task ready for another command.
@@ -246,7 +246,7 @@ func (t *Task) Reset() {
 }
 
 // stillWanted returns an error once the command is aborted or its unit removed. Code with many disk
-// calls asks before each one.
+// calls calls it before each of them.
 func (t *Task) stillWanted() error { return t.Wanted(t.unit.served) }
 
 // lockRange holds a range of the medium for the command; the caller unlocks t.Hold. After an error
@@ -257,9 +257,9 @@ func (t *Task) lockRange(mode rangelock.Mode, off, length int64) error {
 }
 
 // lockHold waits for the ranges in t.Hold. It fails once the command is aborted: another initiator
-// may already know that, and have written the same blocks since. So a command that changes the
-// medium may look at it only once it holds the range. It also must not write anything that the next
-// start would undo, so lockHold settles a kept atomic record first.
+// may know of the abort, and have written the same blocks since. So a command that changes the
+// medium may read it only after lockHold. Nor may a command write data that the next start would
+// undo, so lockHold settles a kept atomic record first.
 func (t *Task) lockHold() error {
 	u := t.unit
 	for {
@@ -304,7 +304,7 @@ func (t *Task) Op() serving.Operation {
 	return t.cmd.op
 }
 
-// reply makes the parameter data in t.data the answer, cut to the allocation length.
+// reply makes t.data the answer, cut to the allocation length.
 func (t *Task) reply(allocation uint32) {
 	t.data = t.data[:min(int64(len(t.data)), int64(allocation))]
 	t.Length = int64(len(t.data))
@@ -320,10 +320,10 @@ func (t *Task) expect(n int64, gather bool) {
 	}
 }
 
-// exactly refuses a command if the initiator means to send more than the CDB asks for, such as 256
+// exactly refuses a command if the initiator wants to send more than the CDB asks for, such as 256
 // blocks in a field of one byte, or a buffer that is not one block. The error points to field, the
-// CDB's length field, because libiscsi's suite expects that. Too little data is refused at the end
-// of the command.
+// CDB's length field, because libiscsi's suite expects that. If the initiator sends too little, the
+// command is refused at its end.
 func (t *Task) exactly(field int) error {
 	if t.Offered > t.Length {
 		return invalidField(field, 7)
@@ -345,7 +345,8 @@ func (t *Task) Slow() bool {
 func (t *Task) off() int64    { return int64(t.lba) << t.unit.shift }
 func (t *Task) length() int64 { return int64(t.count) << t.unit.shift }
 
-// scratchSize is the size in bytes of the buffers that commands need besides the initiator's data.
+// scratchSize is the size in bytes of buffers that commands need in addition to the initiator's
+// data.
 const scratchSize = 256 << 10
 
 var scratch = sync.Pool{New: func() any { return new([scratchSize]byte) }}
@@ -370,15 +371,15 @@ func (d *Device) abortPreempted(t *Task, removed []InitiatorPort) {
 	d.mu.Unlock()
 	d.abort(t.unit, nexuses, t)
 	// A command that was aborted before it holds its range changes nothing once it gets the range
-	// (see Task.lockRange). Sessions that have ended may leave writes behind that a slow disk still
-	// works on. So this waits for writes by initiator name, not by nexus.
+	// (see Task.lockRange). Sessions that have ended may have left writes in a slow disk. So this
+	// waits for writes by initiator name, not by nexus.
 	t.unit.Ranges.Drain(func(name string) bool {
 		return slices.ContainsFunc(removed, func(p InitiatorPort) bool { return p.Name == name })
 	})
 }
 
-// abort ends the commands of nexuses at a unit, except one. Their new commands are already refused
-// when it is called.
+// abort ends the commands of nexuses at a unit, except one. Their new commands must be refused
+// already when abort is called.
 func (d *Device) abort(u *unit, nexuses []*Nexus, except *Task) {
 	if d.opt.Abort != nil && len(nexuses) > 0 {
 		d.opt.Abort(nexuses, func(t *Task) bool { return t.unit == u && t != except })

@@ -47,8 +47,8 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	if len(spans) == 0 {
 		return nil
 	}
-	// Hold all ranges until the end. If the command is aborted while the disk is stuck in one of
-	// them, it must not unmap the others under data that is written meanwhile.
+	// Hold all ranges until the end. If the command is aborted while the disk hangs in one of them,
+	// it must not unmap others that were written meanwhile.
 	t.Hold.SetSpans(rangelock.Write, t.Nexus.Name(), spans)
 	if err := t.lockHold(); err != nil {
 		return err
@@ -79,7 +79,7 @@ func parseUnmap(p []byte) ([]unmapRange, error) {
 	descriptors := int(binary.BigEndian.Uint16(p[2:]))
 	switch {
 	case unmapHeaderLen+descriptors > len(p):
-		return nil, errParameterLength // the initiator sends less than it announces
+		return nil, errParameterLength // the initiator sends less than the length that it announces
 	case unmapHeaderLen+descriptors > max(dataLen, unmapHeaderLen):
 		return nil, invalidParameter(2, 7)
 	}

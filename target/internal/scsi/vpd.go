@@ -20,7 +20,7 @@ const (
 // vpdPage is a row of the table of pages.
 type vpdPage struct {
 	code   byte
-	orphan bool                       // answers without a disk, too
+	orphan bool                       // answered without a disk, too
 	when   func(*unit) bool           // nil: always
 	append func(*Task, []byte) []byte // appends the bytes after the page length
 }
@@ -94,7 +94,7 @@ const (
 	designatorSCSIName     = 0x08
 )
 
-// relativePort numbers our only target port.
+// relativePort is the number of the only target port.
 const relativePort = 1
 
 // appendIdentification is page 83h (SPC-4 7.8.6). The unit is named by its NAA identifier and

@@ -36,18 +36,18 @@ func prepareWriteAtomic(t *Task) error {
 	return t.exactly(12)
 }
 
-// atomicRecord is the length of the header of the undo record, which is stored while a WRITE ATOMIC
-// is under way. The header is the offset of the blocks in bytes. Their former content follows.
+// atomicRecord is the length of the header of the undo record, which is stored during a WRITE
+// ATOMIC. The header is the offset of the blocks in bytes. Their former content follows.
 const atomicRecord = 8
 
 // outWriteAtomic writes all blocks or none (SBC-4 4.29). It holds the range exclusively, so that no
 // other command sees a part of the write.
 //
-// The store keeps the former content until the new blocks are as durable as the disk makes them. It
-// is put back when the disk fails in the middle, or at the next start if the target was killed or
-// lost power. It is not kept any longer, even if the disk refuses to take it back or to flush: the
-// next start would undo later writes. It only stays on a disk that has failed for good, because
-// nothing can be written there until that start.
+// The store keeps the former content until the new blocks are as durable as the disk makes them.
+// The former content is put back when the disk fails in the middle, or at the next start if the
+// target was killed or lost power. Then the record is deleted, even if the disk refuses to take the
+// content back or to flush: the next start would undo later writes. It stays only for a disk that
+// has failed for good, because nothing can be written there until the next start.
 func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	u := t.unit
 	buf := scratch.Get().(*[scratchSize]byte)
@@ -62,13 +62,13 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	if _, err := t.ReadAt(u.served, before, t.off()); err != nil {
 		return err
 	}
-	u.atomics.Lock() // not earlier: the read may wait for distant content
+	u.atomics.Lock() // not earlier: the read may wait for far content
 	defer u.atomics.Unlock()
 	if err := t.stillWanted(); err != nil { // see Task.lockHold; an old record is replaced below
 		return err
 	}
 	binary.BigEndian.PutUint64(record, uint64(t.off()))
-	kept := true // perhaps, even if the disk panics
+	kept := true // or may be, even if the disk panics
 	defer func() { u.atomicKept.Store(kept) }()
 	if err := u.Store.Save(storedAtomic, record); err != nil {
 		return fmt.Errorf("keep what an atomic write replaces: %w", err)
@@ -83,7 +83,7 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	return errors.Join(err, forget)
 }
 
-// replace writes p and makes it durable. If that fails, it puts back the former content.
+// replace writes p and makes it durable. If that fails, it puts the former content back.
 func (t *Task) replace(p, before []byte) error {
 	u, off := t.unit, t.off()
 	n, err := t.WriteAt(u.served, p, off)
@@ -99,7 +99,7 @@ func (t *Task) replace(p, before []byte) error {
 	}
 	if undo := u.putBack(before, off); undo != nil {
 		undo = fmt.Errorf("the blocks that the atomic write has changed are lost: %w", undo)
-		if serving.NotHeld(err) { // the initiator must not just try again
+		if serving.NotHeld(err) { // the initiator must not simply try again
 			err = nil
 		}
 		err = errors.Join(err, undo)
@@ -107,11 +107,11 @@ func (t *Task) replace(p, before []byte) error {
 	return errors.Join(err, u.Disk.Flush())
 }
 
-// errAtomicKept ends a command that has met a stale record and cannot wait until it is gone.
+// errAtomicKept ends a command because an undo record is still there and could not be deleted.
 var errAtomicKept = errors.New("what an atomic write has replaced is still kept")
 
-// settleAtomic deletes a record that a WRITE ATOMIC could not delete. Nothing is written until that
-// is done: the next start would put the former blocks back over it. The caller holds no range.
+// settleAtomic deletes a record that a WRITE ATOMIC could not delete. Nothing may be written
+// before: the next start would overwrite it with the former blocks. The caller holds no range.
 func (u *unit) settleAtomic() error {
 	if !u.atomicKept.Load() {
 		return nil
@@ -181,8 +181,8 @@ func (u *unit) undoAtomic() error {
 	return nil
 }
 
-// forgetAtomic deletes the undo record: the WRITE ATOMIC has ended, or its former content must
-// never be seen again.
+// forgetAtomic deletes the undo record: the WRITE ATOMIC has ended, or its former content must not
+// be put back any more.
 func (u *unit) forgetAtomic() error {
 	if u.Store == nil {
 		return nil
