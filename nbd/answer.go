@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/internal/socket"
 )
 
-// answer ends a request that has no data to return. Wrote is how many bytes it has written.
+// answer ends a request that returns no data. wrote is how many bytes it has written.
 func (c *conn) answer(q *request, wrote uint64) {
 	c.tx.Lock()
 	defer c.tx.Unlock()
@@ -112,7 +112,7 @@ func (run *run) answerStatus(id uint32, extents []extent, last bool) error {
 // receiver reads requests and their payloads: see socket.Receiver.
 type receiver struct{ socket.Receiver }
 
-// init begins with the bytes that the handshake has read too much.
+// init begins with the bytes that the handshake has read beyond its end.
 func (rx *receiver) init(w socket.Wire, pool *memory.Pool, early []byte) {
 	rx.Clock = func() int64 { return time.Now().UnixNano() }
 	rx.Open(w)
@@ -152,8 +152,8 @@ func (s *sender) init(w socket.Wire, pool *memory.Pool) {
 	s.Clock = func() int64 { return time.Now().UnixNano() }
 }
 
-// put queues a part of a reply, whose head the caller makes at once, if it has one. The caller has
-// called Lock; parts that it puts until Unlock follow each other on the wire.
+// put queues a part of a reply. The caller at once fills in the returned head, if the part has one.
+// The caller holds Lock: all parts until Unlock follow each other on the wire.
 func (s *sender) put(data []byte, release *memory.Buffer) *head {
 	h := s.PutLocked(data, release)
 	h.n = 0

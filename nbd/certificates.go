@@ -12,9 +12,9 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// LoadTLS makes the TLS of a portal from PEM files: the server's certificate and key, and the
-// certificates of those who sign the clients'. A file that changes is read again at the next
-// connection: see tlsfiles.Config. Log may be nil.
+// LoadTLS makes the TLS configuration of a portal from PEM files: the server's certificate and key,
+// and the certificates of the authorities that sign the clients'. A file that changes is read again
+// at the next connection: see tlsfiles.Config. log may be nil.
 func LoadTLS(certFile, keyFile, clientCAFile string, log *zap.Logger) (*tls.Config, error) {
 	log = cmp.Or(log, zap.NewNop())
 	return tlsfiles.Config(tlsfiles.Files{Of: "the NBD server", Cert: certFile, Key: keyFile,
@@ -23,7 +23,7 @@ func LoadTLS(certFile, keyFile, clientCAFile string, log *zap.Logger) (*tls.Conf
 		// kernel's client has nothing newer.
 		MinVersion: tls.VersionTLS12,
 		ClientAuth: tls.RequireAndVerifyClientCert,
-		// a resumed session would not ask the changed files
+		// a resumed session would not read the changed files
 		SessionTicketsDisabled: true,
 	}, log)
 }
@@ -35,7 +35,8 @@ func LoadClientTLS(certFile, keyFile, serverCAFile, host string) (*tls.Config, e
 	return tlsfiles.ForClient(certFile, keyFile, serverCAFile, host)
 }
 
-// certificateName is the name of a client with this certificate, and its form, such as a DNS name.
+// certificateName returns the name of the client with this certificate, and the form of the name,
+// such as DNS.
 func certificateName(state tls.ConnectionState) (name, form string, err error) {
 	if len(state.VerifiedChains) == 0 || len(state.PeerCertificates) == 0 {
 		return "", "", errors.New("the client's certificate is not verified")
@@ -59,8 +60,8 @@ func certificateName(state tls.ConnectionState) (name, form string, err error) {
 	return name, form, nil
 }
 
-// holderOfName is the client that has a name: the form of the name in its certificate, and how many
-// connections it has.
+// holderOfName is the client that has a name: the form of the name in its certificate, and the
+// number of its connections.
 type holderOfName struct {
 	form  string
 	conns int
@@ -68,8 +69,8 @@ type holderOfName struct {
 
 // enlist notes a connection of a client whose certificate has the name in this form. An authority
 // may let a client choose its common name, but check DNS names. So the same name in different forms
-// means two clients. The first one has the name as long as it is connected, and the other one gets
-// an error.
+// means two clients. The first one has the name as long as it is connected, and the other gets an
+// error.
 func (s *Server) enlist(c *conn, name, form string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +88,7 @@ func (s *Server) enlist(c *conn, name, form string) error {
 	return nil
 }
 
-// delist ends what enlist began, when the connection's requests have left the disk.
+// delist ends the entry that enlist has made, when the connection's requests have left the disk.
 func (s *Server) delist(c *conn) {
 	c.AwaitRequests()
 	s.mu.Lock()

@@ -23,9 +23,9 @@ func (run *run) lock(off, end int64) error {
 	return err
 }
 
-// permitted says why a request must not go on. One that changes the disk asks once it has its
-// range, and again before each further call: whoever fences the client waits for that range, and a
-// client whose connection has ended may be back, and have written there.
+// permitted returns an error if the request must not go on. A request that changes the disk calls
+// it once it has its range, and again before each further call. A fence of the client waits for
+// that range. A client whose connection has ended may have come back, and have written there.
 func (run *run) permitted() error {
 	c := run.c
 	if c.lost() {
@@ -39,7 +39,7 @@ func (run *run) unlock() { run.c.disk.Ranges.Unlock(&run.r.Hold) }
 // write receives and executes a write. An error ends the connection.
 func (run *run) write() error {
 	c, q := run.c, &run.req
-	if q.length > 0 { // take memory only when data comes, not because it is announced
+	if q.length > 0 { // take memory when data comes, not because it is announced
 		if err := c.rx.Await(); err != nil {
 			return socket.Cut(err)
 		}
@@ -60,7 +60,7 @@ func (run *run) write() error {
 	return run.finish(run.writeBuffer())
 }
 
-// writeBuffer executes and answers a write whose payload is here.
+// writeBuffer executes and answers a write whose payload has come.
 func (run *run) writeBuffer() error {
 	c, q := run.c, &run.req
 	if err := run.begin(); err != nil {
@@ -79,7 +79,8 @@ func (run *run) writeBuffer() error {
 	return err
 }
 
-// writePieces is write for a payload that does not fit into memory. Nothing else is read meanwhile.
+// writePieces is write for a payload that does not fit into memory. No other request is read
+// meanwhile.
 func (run *run) writePieces() error {
 	c, q := run.c, &run.req
 	c.sendForwarded()
@@ -126,8 +127,8 @@ func (run *run) store(p []byte, off int64) error {
 	return run.storeLocked(p, off)
 }
 
-// storeLocked is store for a range that is held. A disk of another server gets parts of sectors as
-// they are: others may write the rest there.
+// storeLocked is store for a range that is held. A disk of another server gets parts of sectors
+// unchanged: other clients may write the rest of the sector there.
 func (run *run) storeLocked(p []byte, off int64) error {
 	c := run.c
 	if c.far != nil || aligned(off, off+int64(len(p))) {
@@ -161,7 +162,7 @@ func roundUp(off int64) int64 { return roundDown(off + disk.SectorSize - 1) }
 // aligned reports whether a range begins and ends with sectors.
 func aligned(off, end int64) bool { return (off|end)%disk.SectorSize == 0 }
 
-// trim gives space back. It is only a hint, so parts of sectors stay.
+// trim gives space back. It is only a hint, so it leaves parts of sectors alone.
 func (run *run) trim() error {
 	d := run.c.disk
 	if d.Discards == nil {
@@ -188,9 +189,9 @@ func (run *run) steps(off, end, most int64, f func(off, n int64) error) error {
 
 var zeroes [chunk]byte
 
-// zero makes a range read as zeros. Parts of sectors, and everything for a client that wants no
-// hole, are written. The whole range is held meanwhile: a write of the client's next connection
-// must not come between.
+// zero makes a range read as zeros. It writes zeros to parts of sectors, and to the whole range for
+// a client that wants no hole. The whole range is held meanwhile: a write of the client's next
+// connection must not come in between.
 func (run *run) zero() error {
 	d, q := run.c.disk, &run.req
 	off, end := int64(q.off), int64(q.off+q.length)
@@ -225,7 +226,7 @@ func (run *run) zero() error {
 	return write(last, end-last)
 }
 
-// cache reads a range, so that it is at hand.
+// cache reads a range, so that later reads of it are fast.
 func (run *run) cache() error {
 	b := run.c.share.Must(chunk)
 	defer b.Release()

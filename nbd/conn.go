@@ -27,10 +27,10 @@ type conn struct {
 	serving.Conn
 	srv    *Server
 	portal *Portal
-	name   string // what the client is called
-	// certified says that the name is its certificate's
+	name   string // the client's name
+	// certified says that the name comes from the client's certificate
 	certified bool
-	enlisted  bool // it counts in Server.named
+	enlisted  bool // the connection is counted in Server.named
 	accepted  bool // the observer was told of the login
 	since     time.Time
 
@@ -41,23 +41,22 @@ type conn struct {
 	// These are set under Server.mu when the client has chosen an export.
 	client  *serving.Client
 	disk    *serving.Disk
-	unnamed bool // it was chosen as the only disk
+	unnamed bool // the export was chosen by the empty name
 	role    *serving.Reader
 	late    *serving.Late[lateRequest]
-	lates   atomic.Int32  // goroutines that execute what was left to late
-	beside  atomic.Int32  // goroutines that execute a request beside the one that reads
+	lates   atomic.Int32  // goroutines that execute postponed requests
+	beside  atomic.Int32  // goroutines that execute a request beside the reader
 	far     *Remote       // the disk, if another server has it
-	share   *memory.Share // the client's
+	share   *memory.Share // the client's share
 
 	rx receiver
 	tx sender
-	// posted is the connection to another server on which forwarded requests are queued; nil: there
-	// are none. weight tells how urgent it is to send them, as for replies. Both belong to the
-	// goroutine that reads.
+	// posted is the connection to another server that has queued forwarded requests; nil: none.
+	// weight says how urgent it is to send them, as for replies. Only the reader uses both.
 	posted *link
 	weight int
-	long   atomic.Int32 // long requests that are executed; see enter
-	blind  atomic.Bool  // the reader executes a long one, and does not see the connection's end
+	long   atomic.Int32 // long requests under way; see enter
+	blind  atomic.Bool  // the reader executes a long request, and does not see the connection's end
 	// sessionName is the name of the session that the connection is for: see session.go. "": none.
 	// Guarded by Server.mu.
 	sessionName string
@@ -127,8 +126,8 @@ func (c *conn) negotiate() (err error) {
 	return nil
 }
 
-// sameUser is an error unless the peer is a process of this user, on the same machine or in the
-// same pod.
+// sameUser returns an error unless the peer is a process of this user, on the same machine or in
+// the same pod.
 func (c *conn) sameUser() error {
 	uid, err := socket.LocalUser(c.Network())
 	switch {
@@ -141,7 +140,7 @@ func (c *conn) sameUser() error {
 	return nil
 }
 
-// takeWire returns what carries the requests: a socket of our own, if that is possible.
+// takeWire returns the wire for requests: a socket without Go's poller, if that is possible.
 func (c *conn) takeWire(nc net.Conn) socket.Wire {
 	if t, ok := nc.(*tls.Conn); ok {
 		return newTLSWire(t, c.share)
@@ -154,7 +153,7 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 	return w
 }
 
-// attach makes a disk the connection's.
+// attach sets the disk of the connection.
 func (c *conn) attach(d *serving.Disk, unnamed bool, session string, migrationTarget bool) {
 	who := serving.Who{Name: c.name, Incarnation: session, MigrationTarget: migrationTarget,
 		Crowd: !c.certified, Process: c.Process, Line: c}
@@ -189,9 +188,9 @@ func (c *conn) End(err error) {
 	}
 }
 
-// Look implements serving.Connection. It ends the connection if the client stands still while
-// memory is scarce, if its machine is dead, or if it has gone while the reader, which would see
-// that, executes a long request: others need its memory, or the disk.
+// Look implements serving.Connection. It ends the connection in three cases: if the client stands
+// still while memory is scarce, if its machine is dead, or if the client is gone while the reader
+// executes a long request and does not see that. Others need its memory, or the disk.
 func (c *conn) Look(now time.Time, scarce bool) {
 	before := func(began *atomic.Int64) bool {
 		at := began.Load()
@@ -218,7 +217,7 @@ func (c *conn) Session() (status.Session, bool) {
 	at := local.String()
 	if path, ok := strings.CutPrefix(c.portal.Name, serving.SocketPrefix); ok &&
 		local.Network() == "unix" {
-		at = path // the listener may know the socket by another name
+		at = path // the listener may have another path for the socket
 	}
 	return status.Session{Protocol: status.ProtocolNBD, Initiator: c.name, Remote: c.Remote(),
 		Local: at, Since: c.since, LUNs: []uint16{c.disk.Number}, Commands: c.commands.Load(),
@@ -233,16 +232,16 @@ type run struct {
 	r    serving.Request
 	buf  *memory.Buffer // of the request
 	more []*memory.Buffer
-	long bool // it counts in conn.long
-	// single says that the request is a read of one piece, which may be left for later
+	long bool // it is counted in conn.long
+	// single says that the request is a read of one piece, which may be postponed
 	single bool
-	late   bool // the request was left for later
+	late   bool // the request was postponed
 	// blind says that the run has set conn.blind
 	blind bool
 	// receiving says that a part of the request's payload is still to come
 	receiving bool
-	arrived   time.Time // when the request did
-	// begun is when its current disk call began
+	arrived   time.Time // when the request came
+	// begun is when the current disk call began
 	begun time.Time
 }
 
@@ -253,7 +252,7 @@ func (c *conn) loop(turn *serving.Turn) {
 	err := run.work()
 	if !run.Reading {
 		defer c.beside.Add(-1)
-		if ferr := c.tx.Flush(); err == nil { // perhaps nobody else ever does
+		if ferr := c.tx.Flush(); err == nil { // nobody else may do it
 			err = ferr
 		}
 		if err != nil {
@@ -261,7 +260,7 @@ func (c *conn) loop(turn *serving.Turn) {
 		}
 		return
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) { // it stops, and what was read is still done
+	if errors.Is(err, os.ErrDeadlineExceeded) { // a stop: what was read is still executed
 		c.late.Start()
 		for c.executes() && c.Cause() == nil {
 			time.Sleep(time.Millisecond)
@@ -270,15 +269,15 @@ func (c *conn) loop(turn *serving.Turn) {
 	c.end(err)
 }
 
-// executes reports whether requests are under way, apart from those that wait for far content or
-// for another server.
+// executes reports whether requests are under way that wait neither for far content nor for another
+// server.
 func (c *conn) executes() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.lates.Load() > 0 || c.far == nil && int(c.beside.Load()) > len(c.held)
 }
 
-// lateRequest is a request that waits for storage.
+// lateRequest is a postponed request.
 type lateRequest struct {
 	request
 	arrived time.Time
@@ -319,7 +318,7 @@ func (run *run) workLate() (err error) {
 	return nil
 }
 
-// executeLate executes a read that was left for later.
+// executeLate executes a postponed read.
 func (run *run) executeLate(next lateRequest) error {
 	c := run.c
 	run.req, run.arrived, run.late = next.request, next.arrived, true
@@ -370,7 +369,7 @@ func (run *run) work() (err error) {
 
 // Waits implements serving.Executor: another goroutine reads while the request waits for far
 // content, unless memory is exhausted, or the rest of the request is still to be read. An NBD
-// client sets its requests no timeout, so they are held forever.
+// client sets no timeout for its requests, so they are held for ever.
 func (run *run) Waits() (time.Duration, error) {
 	c := run.c
 	c.mu.Lock()
@@ -383,7 +382,7 @@ func (run *run) Waits() (time.Duration, error) {
 	}
 	c.held[run] = struct{}{}
 	c.mu.Unlock()
-	// Whoever has fenced the client ends the requests in held. This one may have come too late.
+	// A fence of the client ends the requests in held. This request may come too late for that.
 	if !c.client.Admitted(c.disk) {
 		return 0, serving.ErrAborted
 	}
@@ -394,11 +393,11 @@ func (run *run) Waits() (time.Duration, error) {
 }
 
 const (
-	// fewLate is how many reads that wait for storage are the reader's. More of them are enough for
-	// two goroutines.
+	// fewLate is how many reads that wait for storage the reader executes itself. More of them are
+	// worth another goroutine.
 	fewLate = 4
-	// maxLate is how many may wait beside the reader. Clients have fewer under way: Linux 128 and
-	// QEMU 16.
+	// maxLate is the most reads that may wait for storage. Clients have fewer under way: Linux 128
+	// and QEMU 16.
 	maxLate = 256
 )
 
@@ -406,13 +405,13 @@ const (
 func (run *run) Blocks() error {
 	c := run.c
 	switch {
-	case run.late: // first send the replies that are ready
+	case run.late: // send the replies that are ready
 		c.late.Waits(run.Turn)
 		return run.OutsideCall(run.flush)
 	case run.receiving || c.srv.disks.Memory.Exhausted():
 		return nil
 	case run.Reading && run.single:
-		if c.late.Waiting() >= maxLate { // the client sends ever more, and waits for no reply
+		if c.late.Waiting() >= maxLate { // the client sends ever more, without waiting for replies
 			return nil
 		}
 		return serving.ErrLater
@@ -431,7 +430,7 @@ func (run *run) Blocked(took time.Duration) {
 // forever is longer than any request waits.
 const forever = 10 * 365 * 24 * time.Hour
 
-// forget gives back what the request holds.
+// forget releases the memory and the range of the request.
 func (run *run) forget() {
 	run.buf.Release()
 	for _, b := range run.more {

@@ -12,15 +12,15 @@ import (
 // contextSet are metadata contexts: a bit for each identifier.
 type contextSet uint32
 
-// The metadata contexts that we know.
+// The metadata contexts that this server knows.
 const (
 	contextAllocation      = 1 // base:allocation
 	contextDepth           = 2 // qemu:allocation-depth
 	contextSession         = 3 // names the client's session; not in BLOCK_STATUS
 	contextMigrationTarget = 4 // the client is the target of a live migration; not in BLOCK_STATUS
-	// This and the next ones tell what has changed since a snapshot: qemu:dirty-bitmap:NAME.
+	// This and the following ones say what has changed since a snapshot: qemu:dirty-bitmap:NAME.
 	contextBitmap = 5
-	// maxBitmaps is how many snapshots an export has contexts for, the newest ones.
+	// maxBitmaps is for how many snapshots an export has contexts: the newest ones.
 	maxBitmaps = 27
 )
 
@@ -33,7 +33,7 @@ type metaContext struct {
 	name string
 }
 
-// contextsOf are the contexts of a disk, and the snapshots that those of contextBitmap are for, in
+// contextsOf returns the contexts of a disk, and the snapshots for those from contextBitmap on, in
 // the order of their identifiers.
 func contextsOf(d *serving.Disk) (all []metaContext, since []disk.Snapshot) {
 	all = []metaContext{{contextAllocation, "base:allocation"},
@@ -52,8 +52,8 @@ func contextsOf(d *serving.Disk) (all []metaContext, since []disk.Snapshot) {
 func (s contextSet) has(id uint32) bool        { return s&(1<<id) != 0 }
 func (s contextSet) with(id uint32) contextSet { return s | 1<<id }
 
-// matches reports whether a query of a client asks for a context. A list may ask for a whole
-// namespace by its name and a colon.
+// matches reports whether a client's query asks for a context. A LIST may ask for a whole namespace
+// by its name and a colon.
 func matches(query, name string, list bool) bool {
 	return query == name || list && strings.HasSuffix(query, ":") && strings.HasPrefix(name, query)
 }
@@ -86,7 +86,7 @@ func (h *handshake) meta(o option) error {
 		return h.refuse(o, repErrPolicy, "%v", errSuperseded)
 	case session != "":
 		if h.diskInfo, err = diskInfoOf(d, h.c.name, session); err != nil {
-			return h.refuse(o, repErrUnknown, "%v", err) // it may pass; repErrPolicy is for good
+			return h.refuse(o, repErrUnknown, "%v", err) // may pass; repErrPolicy is for good
 		}
 		if err := h.replyContext(o, contextSession, h.diskInfo.encode()); err != nil {
 			return err

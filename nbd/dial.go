@@ -126,7 +126,7 @@ func (n *negotiation) run(ctx context.Context) error {
 	return n.choose()
 }
 
-// startTLS turns TLS on. Nothing that came before it is used after it.
+// startTLS turns TLS on. No answer from before is used after it.
 func (n *negotiation) startTLS(ctx context.Context) error {
 	if err := n.ask(optStartTLS, nil, nil); err != nil {
 		return err
@@ -146,7 +146,7 @@ func (n *negotiation) startTLS(ctx context.Context) error {
 	return nil
 }
 
-// joinSession makes the connection the session's. It fails if the server is not one of ours.
+// joinSession makes the connection one of the session. It fails if the server is not kubevirt-disk.
 func (n *negotiation) joinSession() error {
 	data := appendText(nil, n.Export)
 	queries := []string{sessionContext + n.session}
@@ -191,7 +191,7 @@ func (n *negotiation) joinSession() error {
 	return nil
 }
 
-// choose chooses the export by NBD_OPT_GO, and checks what the server says of it.
+// choose chooses the export by NBD_OPT_GO, and checks the server's description of it.
 func (n *negotiation) choose() error {
 	data := appendText(nil, n.Export)
 	data = binary.BigEndian.AppendUint16(data, 2)
@@ -235,7 +235,8 @@ func (n *negotiation) choose() error {
 // maxReplies is how many answers a server may give to one option.
 const maxReplies = 64
 
-// ask sends an option, and hands its answers to f until it is acknowledged. A nil f expects none.
+// ask sends an option, and calls f with its answers until the option is acknowledged. f nil: no
+// answer is expected.
 func (n *negotiation) ask(number uint32, data []byte, f func(kind uint32, p []byte) error) error {
 	p := binary.BigEndian.AppendUint64(nil, magicOption)
 	p = binary.BigEndian.AppendUint32(p, number)
@@ -278,7 +279,7 @@ func (n *negotiation) reply(number uint32) (kind uint32, p []byte, err error) {
 	return binary.BigEndian.Uint32(head[12:]), p, err
 }
 
-// refusedOption is an error that a server answers an option with.
+// refusedOption is a server's error for an option.
 type refusedOption struct {
 	kind uint32
 	text string

@@ -17,7 +17,7 @@ func (c *conn) end(err error) {
 	if c.tx.Wire != nil {
 		c.tx.Close()
 		if t, ok := c.tx.Wire.(*tlsWire); ok && errors.Is(err, errDisconnected) {
-			_ = t.Close() // it tells the client that nothing was cut off
+			_ = t.Close() // so the client knows that nothing was cut off
 		}
 	}
 	c.fail(err)
@@ -55,8 +55,8 @@ func (c *conn) end(err error) {
 	}
 }
 
-// endOf names the end of a connection in metrics, and says whether the client or an operator wanted
-// it.
+// endOf returns the reason of a connection's end for metrics, and whether the client or an operator
+// wanted the end.
 func endOf(err error) (reason string, expected bool) {
 	switch {
 	case errors.Is(err, errOptionAbort) || errors.Is(err, errDisconnected):

@@ -12,9 +12,9 @@ import (
 const (
 	// chunk is how many bytes of a request's data are moved at a time.
 	chunk = 256 << 10
-	// stretch is how much of a long trim or zeroing is done in one call.
+	// stretch is how much of a long trim or zeroing one call covers.
 	stretch = 64 << 20
-	// holesFrom is the length of a read from which it is worth asking for holes.
+	// holesFrom is the length of a read from which looking for holes is worthwhile.
 	holesFrom = 64 << 10
 	// maxSkipped is the longest payload of a wrong request that is skipped: the most that a compact
 	// header can announce. After a longer one the connection ends.
@@ -22,23 +22,23 @@ const (
 	// maxStatusPayload is longer than any payload of a BLOCK_STATUS that asks for each context
 	// once, in bytes.
 	maxStatusPayload = 8 + 4*32
-	// longRequest is the length of a request that may keep a processor busy for long. A connection
-	// may have maxLong of them executed beside its reader. Guests discard 2 GiB at once, and a few
-	// of these must not hold up their reads.
+	// longRequest is the length of a request that may keep a processor busy for long. Besides its
+	// reader, a connection may execute maxLong of them. Guests discard 2 GiB at once, and a few
+	// such requests must not delay their reads.
 	longRequest = stretch
 	maxLong     = 8
-	// poorPiece is how many bytes of a write are taken at a time while memory is scarce.
+	// poorPiece is how many bytes of a write are read at a time while memory is scarce.
 	poorPiece = 16 << 10
 )
 
-// errDisconnected says that the client has ended the transmission as the protocol has it.
+// errDisconnected says that the client has ended the transmission by NBD_CMD_DISC.
 var errDisconnected = errors.New("the client has disconnected")
 
 // failure is the answer to a request that cannot be executed.
 type failure struct {
 	code uint32
 	text string
-	off  int64 // where it happened, in bytes; -1: the whole request
+	off  int64 // place of the error, in bytes; -1: the whole request
 }
 
 func (f *failure) Error() string { return f.text }
@@ -53,7 +53,7 @@ var (
 	errSlowZero = &failure{code: eNotSup, text: "this would not be faster than a write", off: -1}
 )
 
-// failureOf is the answer for an error of a disk.
+// failureOf returns the answer for an error of a disk.
 func failureOf(err error) *failure {
 	var f *failure
 	var medium *disk.MediumError
@@ -119,8 +119,8 @@ func (run *run) handle() error {
 	return run.finish(err)
 }
 
-// finish ends a request. An err of nil means that it has been answered. A request to a removed disk
-// gets no answer, because its connection ends.
+// finish ends a request. err nil means that the request has been answered. A request to a removed
+// disk gets no answer, because its connection ends.
 func (run *run) finish(err error) error {
 	run.forget()
 	if err == serving.ErrLater {
@@ -159,7 +159,7 @@ func (c *conn) note(q *request, arrived time.Time, err error) {
 	c.srv.disks.Done(c.disk, done, err)
 }
 
-// ownStatus is the status of a request that the protocol refuses, or StatusGood.
+// ownStatus is the status for a fault of the request itself, or StatusGood.
 func ownStatus(err error) uint8 {
 	var own *failure
 	switch {
@@ -217,7 +217,7 @@ func (run *run) checkRange(off, length uint64) error {
 	return fail(code, "%d bytes at %d are beyond the disk's end at %d", length, off, size)
 }
 
-// begin keeps the disk for a request until end, unless the client may not use it.
+// begin counts a use of the disk for a request, until end, unless the client may not use the disk.
 func (run *run) begin() error {
 	c, d := run.c, run.c.disk
 	if !c.client.Used(d) {
@@ -234,8 +234,8 @@ func (run *run) begin() error {
 	return err
 }
 
-// enter marks a disk call that may take long. If memory is exhausted, or the connection has enough
-// long requests, nothing else is read meanwhile.
+// enter marks a disk call that may take long. If memory is exhausted, or the connection has too
+// many long requests, no other request is read meanwhile.
 func (run *run) enter() {
 	run.begun = time.Now()
 	if run.req.length > longRequest && !run.long {
@@ -251,7 +251,7 @@ func (run *run) enter() {
 	}
 }
 
-// leave ends the disk call of a read or write of one piece, whose time tells how fast the disk is.
+// leave ends the disk call of a read or write of one piece, whose time shows how fast the disk is.
 func (run *run) leave() {
 	if !run.late {
 		run.Took(&run.r, run.c.disk, time.Since(run.begun))

@@ -12,17 +12,17 @@ import (
 )
 
 // A relay serves a disk that another server has. Nearly all of its requests are reads and writes
-// that only have to go there, and their replies to come back. A goroutine that waits for each of
-// them would cost more than the rest: so such a request is forwarded, and the goroutine that
-// receives the server's replies answers it. Requests that are not so simple, and those that fail in
-// any way, are executed like those to any other disk.
+// that are sent there, and whose replies come back. A goroutine that waits for each of them would
+// cost more than all the rest. So such a request is forwarded, and the goroutine that receives the
+// server's replies answers it. More complicated requests, and those that fail in any way, are
+// executed like requests to any other disk.
 
-// forwarded is a request that was forwarded. It keeps the disk, and the range that it needs.
+// forwarded is a request that was forwarded. It keeps the disk and its range.
 type forwarded struct {
 	call
 	link    *link
 	c       *conn
-	asked   request // of the client
+	asked   request // the client's request
 	arrived time.Time
 	buf     *memory.Buffer
 	hold    rangelock.Hold
@@ -31,7 +31,8 @@ type forwarded struct {
 var forwardedPool = sync.Pool{New: func() any { return new(forwarded) }}
 
 // forward forwards a request, and reports whether it did. The data of a write is in run.buf. If it
-// did not, it sends the queued ones, because the request may have to wait for one of them.
+// returns false, it has sent all queued requests, because this one may have to wait for one of
+// them.
 func (run *run) forward() bool {
 	if run.c.far == nil {
 		return false
@@ -43,7 +44,7 @@ func (run *run) forward() bool {
 	return false
 }
 
-// queue queues a request for the server of the disk, if it is one to forward.
+// queue queues a request for the server of the disk, if it can be forwarded.
 func (run *run) queue() bool {
 	c, q := run.c, &run.req
 	l, writes := c.far.now(), q.command == cmdWrite
@@ -74,7 +75,7 @@ func (run *run) queue() bool {
 		return false
 	}
 	run.buf = nil
-	if !run.Reading { // begin has taken long, and another goroutine reads by now
+	if !run.Reading { // begin has taken long, and another goroutine is the reader
 		l.flush()
 		return true
 	}
@@ -88,7 +89,7 @@ func (run *run) queue() bool {
 	return true
 }
 
-// post queues the request for the server, unless that would have to wait. Buf is for its data.
+// post queues the request for the server, unless that would have to wait. buf is for its data.
 func (run *run) post(l *link, buf *memory.Buffer) bool {
 	c, q := run.c, &run.req
 	if run.begin() != nil {
@@ -112,14 +113,14 @@ func (run *run) post(l *link, buf *memory.Buffer) bool {
 }
 
 const (
-	// forwardAt is the weight of requests that wait to be sent while there are more: sixteen small
-	// ones, or 256 KiB of writes.
+	// forwardAt is the weight of requests that wait to be sent while more come: sixteen small ones,
+	// or 256 KiB of writes.
 	forwardAt    = 16 * socket.MessageCost
 	forwardShare = 128
 )
 
 // prepare takes the range, and the room that a write needs, unless it would have to wait for them.
-// A read needs its range only where serving.Request.Read does. A write to a disk that others write,
+// A read takes its range only when serving.Request.Read does. A write to a disk that others write,
 // too, is durable when the server acknowledges it, and is not kept: see Remote.
 func (run *run) prepare(p *forwarded) bool {
 	c, q, r := run.c, &run.req, run.c.far
@@ -149,8 +150,8 @@ func (run *run) prepare(p *forwarded) bool {
 	return false
 }
 
-// sendForwarded sends the forwarded requests that are queued. They keep their ranges, so the
-// goroutine that reads calls it before it waits for anything, and before it leaves.
+// sendForwarded sends the forwarded requests that are queued. They keep their ranges, so the reader
+// calls it before it waits for anything, and before it ends.
 func (c *conn) sendForwarded() {
 	if l := c.posted; l != nil {
 		c.posted, c.weight = nil, 0
@@ -158,7 +159,7 @@ func (c *conn) sendForwarded() {
 	}
 }
 
-// sendForwarded is conn.sendForwarded if the goroutine reads.
+// sendForwarded is conn.sendForwarded for the reader. Other goroutines do nothing.
 func (run *run) sendForwarded() {
 	if run.Reading {
 		run.c.sendForwarded()
@@ -177,7 +178,7 @@ func (p *forwarded) completed(err error) {
 	}
 	p.release()
 	if q.command == cmdWrite {
-		p.buf.Release() // nil if kept has taken it
+		p.buf.Release() // nil if Remote.kept has taken it
 		c.bytesWritten.Add(q.length)
 		c.answer(q, q.length)
 	} else {
@@ -195,14 +196,14 @@ func (p *forwarded) release() {
 	p.c.disk.End()
 }
 
-// giveBack gives back the room for a write that was not acknowledged.
+// giveBack releases the room of a write that was not acknowledged.
 func (p *forwarded) giveBack() {
 	if p.logged {
 		p.c.far.kept.giveBack(len(p.data))
 	}
 }
 
-// leave ends the request. Its memory may be used again.
+// leave ends the request. Its memory may be reused.
 func (p *forwarded) leave() {
 	c := p.c
 	p.link, p.c, p.buf, p.data, p.forwarded = nil, nil, nil, nil, nil
@@ -210,8 +211,8 @@ func (p *forwarded) leave() {
 	c.Done()
 }
 
-// execute executes the request like one to any other disk: it waits for the server, and answers
-// with an error.
+// execute executes the request like one to any other disk: it waits for the server, and answers an
+// error.
 func (p *forwarded) execute() {
 	c := p.c
 	defer c.Done()
@@ -253,18 +254,18 @@ func (run *run) executeForwarded(hold *rangelock.Hold) (err error) {
 	return run.finish(err)
 }
 
-// noteUnsent notes that a connection has replies to send. The goroutine that receives calls it.
+// noteUnsent notes that a connection has replies to send. The receiving goroutine calls it.
 func (l *link) noteUnsent(c *conn) {
 	if n := len(l.unsent); n == 0 || l.unsent[n-1] != c {
 		l.unsent = append(l.unsent, c)
-		c.srv.conns.Goroutines.Add(1) // not the first: a forwarded request counts at this moment
+		c.srv.conns.Goroutines.Add(1) // above 0 already: a forwarded request is counted
 	}
 	l.urgent = l.urgent || c.tx.full()
 }
 
-// sendUnsent sends the replies of forwarded requests, before the goroutine that receives waits for
-// the server. It returns true if another goroutine receives now, because a client is slow to take
-// its replies.
+// sendUnsent sends the replies of forwarded requests, before the receiving goroutine waits for the
+// server. It returns true if another goroutine receives now, because a client takes its replies
+// slowly.
 func (l *link) sendUnsent() (passedOn bool) {
 	if len(l.unsent) == 0 || l.in.Buffered() > 0 && !l.urgent {
 		return false
@@ -312,7 +313,7 @@ func (r *Remote) Unanswered(each func(c *serving.Client, since time.Time)) {
 // Connected implements serving.Forwarder.
 func (r *Remote) Connected() bool { return r.now() != nil }
 
-// now returns the connection to the server; nil: there is none now.
+// now returns the present connection to the server, or nil.
 func (r *Remote) now() *link {
 	r.mu.Lock()
 	defer r.mu.Unlock()

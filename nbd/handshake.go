@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// maxOption is how many bytes the data of an option may have. The longest legal one of those
-	// that we know, a list of metadata contexts, can be longer, but nobody needs that.
+	// maxOption is how many bytes of data an option may have. A list of metadata contexts may
+	// legally be longer, but no client needs that.
 	maxOption = 16 << 10
 	// maxOptions is how many options a client may send before it chooses an export.
 	maxOptions = 1000
@@ -33,7 +33,7 @@ const (
 	maxBlock  = 32 << 20
 )
 
-// handshake is the negotiation of one connection. It ends with an export.
+// handshake is the negotiation of one connection. It ends with the choice of an export.
 type handshake struct {
 	c   *conn
 	nc  net.Conn // in TLS, once that is on
@@ -41,19 +41,19 @@ type handshake struct {
 	tls bool
 
 	noZeroes bool
-	denied   error // why a client with this certificate gets nothing
-	// the export of the last SET_META_CONTEXT and the disk that had this name, and whether it chose
-	// each context
+	denied   error // why a client with this certificate is refused
+	// the export of the last SET_META_CONTEXT, the disk that had this name then, and the chosen
+	// contexts
 	contextsOf      string
 	contextsOn      *serving.Disk
 	contexts        contextSet
 	snapshots       []disk.Snapshot // the snapshots of contextBitmap and the next ones
 	session         string          // the session that SET_META_CONTEXT has chosen; "": none
 	migrationTarget bool            // the client is the target of a live migration
-	diskInfo        diskInfo        // what the session was told of the disk
+	diskInfo        diskInfo        // what the client was told of the disk
 }
 
-// errOptionAbort says that the client ends the negotiation as the protocol has it.
+// errOptionAbort says that the client has ended the negotiation by NBD_OPT_ABORT.
 var errOptionAbort = errors.New("the client has ended the negotiation")
 
 // run negotiates until the client has chosen an export or gone.
@@ -88,7 +88,7 @@ func (h *handshake) run() error {
 	return fmt.Errorf("the client has sent %d options and chosen no export", maxOptions)
 }
 
-// next reads the next option. One whose data is too long is answered and skipped.
+// next reads the next option. It answers and skips one whose data is too long.
 func (h *handshake) next() (option, error) {
 	for range maxOptions {
 		var head [16]byte
@@ -140,7 +140,7 @@ func (h *handshake) refuse(o option, kind uint32, format string, args ...any) er
 	return h.reply(o, kind, []byte(text[:min(len(text), maxString)]))
 }
 
-// option handles one option. Done says that an export is chosen.
+// option handles one option. done says that an export was chosen.
 func (h *handshake) option(o option) (done bool, err error) {
 	switch {
 	case h.c.srv.conns.Closing() && o.number != optAbort:
@@ -159,7 +159,7 @@ func (h *handshake) option(o option) (done bool, err error) {
 		err := h.c.srv.disks.Refusal(h.c.name, h.c.log())
 		switch {
 		case err == nil:
-		case o.number == optExportName: // there is no other answer
+		case o.number == optExportName: // every other answer would break the protocol
 			return false, fmt.Errorf("%w: %w", serving.ErrRefused, err)
 		default:
 			return false, h.refuse(o, repErrPolicy, "%v", err)
@@ -229,8 +229,8 @@ func (h *handshake) list(o option) error {
 	return h.ack(o)
 }
 
-// exportOf is the name that LIST has for a disk: its own; or its number if another disk has that
-// name; or its NAA identifier if another one is called like its number, too.
+// exportOf is the disk's name in a LIST: its own name; or its number if another disk has that name;
+// or its NAA identifier if another disk also has a name equal to that number.
 func (s *Server) exportOf(d *serving.Disk) string {
 	for _, name := range []string{d.Name, strconv.Itoa(int(d.Number))} {
 		if name == "" || len(name) > maxString {
@@ -243,7 +243,7 @@ func (s *Server) exportOf(d *serving.Disk) string {
 	return hex.EncodeToString(d.Identity.NAA[:])
 }
 
-// Export is the name by which clients find the disk of a number: see exportOf.
+// Export is the name by which clients find the disk with a number: see exportOf.
 func (s *Server) Export(number uint16) string {
 	if d := s.disks.At(number); d != nil {
 		return s.exportOf(d)
@@ -253,7 +253,7 @@ func (s *Server) Export(number uint16) string {
 
 func describe(d *serving.Disk) string { return fmt.Sprintf("LUN %d, %s", d.Number, d.Name) }
 
-// find returns the disk with a name. The empty name is the only disk.
+// find returns the disk with a name. The empty name is for a server's only disk.
 func (s *Server) find(name string) (*serving.Disk, error) {
 	all := s.disks.All()
 	if name == "" {
@@ -295,8 +295,8 @@ func (s *Server) find(name string) (*serving.Disk, error) {
 	return nil, fmt.Errorf("there is no disk %q", name)
 }
 
-// mayMean refuses the empty name for a disk if clients used it for another disk, which was removed:
-// they connect again, and would take this disk for that one.
+// mayMean refuses the empty name for a disk if clients used it for another disk, which was removed.
+// They connect again, and would take the new disk for the former one.
 func (s *Server) mayMean(d *serving.Disk) error {
 	s.mu.Lock()
 	lost, name := s.lost, s.lostName
@@ -320,7 +320,7 @@ func (h *handshake) find(name string) (*serving.Disk, error) {
 	return d, err
 }
 
-// startTLS turns TLS on. Nothing that came before may count afterwards.
+// startTLS turns TLS on. Options from before have no effect afterwards.
 func (h *handshake) startTLS(o option) error {
 	if ok, err := h.noData(o); !ok {
 		return err
@@ -351,7 +351,7 @@ func (h *handshake) startTLS(o option) error {
 	return nil
 }
 
-// exportName handles EXPORT_NAME, which can only be answered with an export.
+// exportName handles EXPORT_NAME. The protocol has no answer for an error.
 func (h *handshake) exportName(o option) error {
 	name := string(o.data)
 	if err := checkText(name); err != nil {
@@ -402,7 +402,7 @@ func (h *handshake) info(o option) (done bool, err error) {
 	if err := h.reply(o, repInfo, binary.BigEndian.AppendUint16(p, h.flags(d))); err != nil {
 		return false, err
 	}
-	// The block size goes to everybody: clients that do not know it ignore it.
+	// Every client gets the block size: those that do not know it ignore it.
 	p = binary.BigEndian.AppendUint16(nil, infoBlockSize)
 	for _, size := range []uint32{uint32(d.BlockSize), bestBlock, maxBlock} {
 		p = binary.BigEndian.AppendUint32(p, size)
@@ -427,8 +427,8 @@ func (h *handshake) info(o option) (done bool, err error) {
 	return o.number == optGo, h.ack(o)
 }
 
-// choose makes a disk the connection's. After an error the connection must end: it has a reader and
-// a place in the limits, and it may have the disk, so that whoever takes that away finds it.
+// choose sets the disk of the connection. After an error the connection must end: it has a reader
+// and a place in the limits, and may have the disk, so that a removal or a fence finds it.
 func (h *handshake) choose(d *serving.Disk, name string) error {
 	if err := h.c.srv.chosen(h.c); err != nil {
 		return err
@@ -442,7 +442,7 @@ func (h *handshake) choose(d *serving.Disk, name string) error {
 		session, migrationTarget = h.session, h.migrationTarget
 	}
 	h.c.attach(d, name == "", session, migrationTarget)
-	switch { // who removed the disk, or took it over, may not have found this connection
+	switch { // a removal, or a takeover, may not have found this connection
 	case d.Removed():
 		return serving.ErrRemoved
 	case h.c.client.Superseded(d):
@@ -457,7 +457,7 @@ func (h *handshake) choose(d *serving.Disk, name string) error {
 	return h.c.client.TakeOver(h.c.srv.ctx)
 }
 
-// errAnother refuses a disk that has changed since the client was told of it in this handshake.
+// errAnother refuses a disk that has changed since it was described in this handshake.
 var errAnother = errors.New("the disk is not in the state that was told a moment ago: ask again")
 
 // flags are the transmission flags of an export.

@@ -17,9 +17,9 @@ type inheritance struct {
 
 // Inherit tells the server that the client is the target of a live migration. Another client of the
 // same name, the source, keeps the disk until the first write here. From then on the server refuses
-// the source for good, also when it repeats what it has written. Reads are answered from the
-// beginning. Inherit fails if the server cannot do that, or cannot be reached before ctx ends. A
-// second call does nothing.
+// the source for good, also when it repeats its writes. Reads are answered from the beginning.
+// Inherit fails if the server cannot do that, or cannot be reached before ctx ends. A second call
+// does nothing.
 func (r *Remote) Inherit(ctx context.Context) error {
 	asked := inheritance{ctx, make(chan error, 1)}
 	for {
@@ -40,7 +40,7 @@ func (r *Remote) Inherit(ctx context.Context) error {
 }
 
 // asTarget connects again as the target of a migration, and answers the call of Inherit. It returns
-// nil if the connection stays as it is.
+// nil if the former connection stays.
 func (r *Remote) asTarget(asked inheritance) *link {
 	if r.migrationTarget {
 		asked.done <- nil

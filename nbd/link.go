@@ -18,21 +18,21 @@ import (
 )
 
 const (
-	// linkBuffer is the buffer for what a server sends, in bytes.
+	// linkBuffer is the size of the receive buffer, in bytes.
 	linkBuffer = 64 << 10
-	// fillTime is how long an abandoned read waits for the rest of its data, before the connection
-	// is given up.
+	// fillTime is how long an abandoned read waits for the rest of its data. Then the connection is
+	// ended.
 	fillTime = time.Second
 )
 
 var (
 	// errLinkLost ends calls whose connection has broken. They may or may not have been executed.
 	errLinkLost = errors.New("the connection to the server is lost")
-	// errAbandoned ends a read that nobody wants any more.
+	// errAbandoned ends a read that was abandoned.
 	errAbandoned = errors.New("the request was abandoned")
 )
 
-// replyError is an error that the server answers a request with.
+// replyError is a server's error for a request.
 type replyError struct {
 	code uint32
 	text string
@@ -48,17 +48,17 @@ func (e *replyError) Error() string {
 // call is one request of a client.
 type call struct {
 	request
-	data      []byte     // what a write sends, or where a read puts what comes
-	done      chan error // gets the result
-	forwarded *forwarded // gets the result instead, if it is not nil
+	data      []byte     // the data of a write, or the buffer of a read
+	done      chan error // receives the result
+	forwarded *forwarded // gets the result instead, unless it is nil
 	head      [requestLen]byte
 	// logged says that room for the change is reserved in Remote.kept; replay, that the change is
-	// there already.
+	// in kept already.
 	logged, replay bool
 
-	filled int // of a read: how many bytes have come, from the beginning; the receiver's
+	filled int // for a read: bytes that have come, from the beginning; only the receiver uses it
 	err    *replyError
-	// extents are what a BLOCK_STATUS is answered with; the receiver's
+	// extents are the answer to a BLOCK_STATUS; only the receiver uses it
 	extents []extent
 
 	// filling and abandoned are guarded by link.mu.
@@ -66,7 +66,7 @@ type call struct {
 	abandoned bool // nobody waits for the result, and data must not be used
 }
 
-// newCall makes a request. Data may be nil.
+// newCall makes a request. data may be nil.
 func newCall(command, flags uint16, off, length uint64, data []byte) *call {
 	c := &call{done: make(chan error, 1)}
 	c.set(command, flags, off, length, data)
@@ -78,13 +78,13 @@ func (c *call) set(command, flags uint16, off, length uint64, data []byte) {
 	c.data, c.logged, c.replay = data, false, false
 }
 
-// freeCalls are calls that have ended, to be used again.
+// freeCalls are ended calls, for reuse.
 type freeCalls struct {
 	mu  sync.Mutex
 	all []*call // guarded by mu
 }
 
-// maxFree is how many there are: with it, as many requests at once allocate nothing.
+// maxFree is the most free calls. As many requests at once need no allocation.
 const maxFree = 256
 
 func (f *freeCalls) take(command uint16, off, length int64, data []byte) *call {
@@ -114,39 +114,39 @@ func (f *freeCalls) putBack(c *call) {
 }
 
 // link is a connection of a client after the handshake. Any number of goroutines may make calls.
-// One goroutine, receive, takes the replies, and is the only one that ends calls.
+// One goroutine, receive, receives the replies, and only it ends calls.
 //
-//	do: queue ──► whoever finds nobody sending sends all of queue ──► server
+//	do: queue ──► the caller that finds nobody sending sends all of it ──► server
 //	calls ◄── receive ◄── server
 type link struct {
 	greeting
 	nc   net.Conn
 	in   *bufio.Reader
 	wire socket.Wire
-	// acked is called by receive when the server has acknowledged a write, before its caller knows.
+	// acked is called by receive when the server has acknowledged a write, before the caller knows.
 	acked func(*call)
 	ended chan struct{} // closed when all calls have ended, and there will be no more
 	since time.Time
 
-	out [][]byte // what is being sent; whoever sends uses it
-	b   [20]byte // used by the receiver; here, so that a reply allocates nothing
-	// owed are clients' connections with replies to send, and urgent says that there are many of
-	// them. Only the receiver uses both.
+	out [][]byte // parts being sent; only the sending goroutine uses it
+	b   [20]byte // only the receiver uses it; a field, so that a reply allocates nothing
+	// unsent are clients' connections with replies to send. urgent says that there are many
+	// replies. Only the receiver uses both.
 	unsent []*conn
 	urgent bool
 	passOn func() // starts another receiver, because this one is about to wait for a client
 
 	mu      sync.Mutex
-	calls   map[uint64]*call // guarded by mu; without an answer yet
+	calls   map[uint64]*call // guarded by mu; without a reply yet
 	cookie  uint64           // guarded by mu; of the last call
 	queue   []*call          // guarded by mu; to be sent
-	spare   []*call          // guarded by mu; the memory of a former queue
+	spare   []*call          // guarded by mu; a former queue, for reuse
 	sending bool             // guarded by mu
 	sent    sync.Cond        // sending has become false
 	cause   error            // guarded by mu; why the connection has ended; nil: it has not
 }
 
-// linkMemory is for what links send. There is one link for each disk.
+// linkMemory is for the data that links send. There is one link for each disk.
 var linkMemory = memory.New(math.MaxInt64)
 
 func newLink(n *negotiation) *link {
@@ -163,9 +163,9 @@ func newLink(n *negotiation) *link {
 	return l
 }
 
-// do sends a request and waits for the reply. For a request that changes nothing, the end of ctx
-// ends the wait. All others wait for the reply or the end of the connection: the caller must know
-// when they can no longer change the disk.
+// do sends a request and waits for the reply. If the request changes nothing, the end of ctx ends
+// the wait. Otherwise do waits for the reply or the end of the connection: the caller must know
+// when the request can no longer change the disk.
 func (l *link) do(ctx context.Context, c *call) error {
 	if err := l.send(c); err != nil {
 		return err
@@ -181,8 +181,8 @@ func (l *link) do(ctx context.Context, c *call) error {
 	}
 }
 
-// send queues a call, and sends the queue unless another goroutine does that. After an error the
-// call was not queued. Otherwise receive ends it, whatever happens.
+// send queues a call, and sends the queue unless another goroutine is doing so. After an error the
+// call was not queued. Otherwise receive ends it in any case.
 func (l *link) send(c *call) error {
 	if err := l.post(c); err != nil {
 		return err
@@ -205,7 +205,7 @@ func (l *link) post(c *call) error {
 	return nil
 }
 
-// flush sends the queue unless another goroutine does that.
+// flush sends the queue unless another goroutine is doing so.
 func (l *link) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -250,8 +250,8 @@ func (l *link) sendAll(batch []*call) error {
 	return err
 }
 
-// abandon ends the wait for a read. Afterwards nobody writes to its data any more. The result is
-// looked for before the receiver is told to leave the data out: later it may be one without them.
+// abandon ends the wait for a read. Afterwards nobody writes to its data. It looks for a result
+// before it tells the receiver to leave the data out, because a later result may have no data.
 func (l *link) abandon(c *call) error {
 	l.mu.Lock()
 	if !c.filling {
@@ -274,7 +274,7 @@ func (l *link) abandon(c *call) error {
 	}
 }
 
-// fail ends the connection. The calls end soon.
+// fail ends the connection. The calls end soon after.
 func (l *link) fail(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -288,7 +288,7 @@ func (l *link) failLocked(err error) {
 	}
 }
 
-// close ends the connection as the protocol has it.
+// close ends the connection by NBD_CMD_DISC.
 func (l *link) close() {
 	l.mu.Lock()
 	idle := !l.sending && l.cause == nil
@@ -322,7 +322,7 @@ func (l *link) receive() {
 	l.sendAllUnsent()
 	l.mu.Lock()
 	l.failLocked(err)
-	for l.sending { // whoever sends still uses the data of calls
+	for l.sending { // the sending goroutine still uses the data of calls
 		l.sent.Wait()
 	}
 	calls := l.calls
@@ -333,7 +333,7 @@ func (l *link) receive() {
 	}
 }
 
-// end gives the result to whoever waits for the call.
+// end gives the result to the caller.
 func (c *call) end(err error) {
 	switch {
 	case c.forwarded == nil:
@@ -343,7 +343,7 @@ func (c *call) end(err error) {
 	}
 }
 
-// next takes one reply, or one chunk of one.
+// next receives one reply, or one chunk of one.
 func (l *link) next() error {
 	b := l.b[:]
 	if _, err := io.ReadFull(l.in, b[:16]); err != nil {
@@ -383,7 +383,7 @@ func (l *link) next() error {
 	return nil
 }
 
-// chunk takes the payload of a chunk, which has that many bytes.
+// chunk receives the payload of a chunk, of length bytes.
 func (l *link) chunk(c *call, kind uint16, length int) error {
 	switch {
 	case kind == chunkNone && length == 0:
@@ -414,7 +414,7 @@ func (l *link) chunk(c *call, kind uint16, length int) error {
 	return fmt.Errorf("the server sends a chunk of type %d with %d bytes", kind, length)
 }
 
-// fill takes n bytes of a read's data, or a hole. They must come in order: then none can be
+// fill receives n bytes of a read's data, or a hole. Parts must come in order, so that none can be
 // missing.
 func (l *link) fill(c *call, n int, data bool) error {
 	b := l.b[:8]
@@ -452,7 +452,7 @@ func (l *link) fill(c *call, n int, data bool) error {
 	return err
 }
 
-// finish ends a call with what the server has answered.
+// finish ends a call with the server's result.
 func (l *link) finish(c *call) {
 	if c.err == nil && l.acked != nil {
 		l.acked(c)

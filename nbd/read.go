@@ -47,8 +47,8 @@ func (run *run) read() error {
 	return nil
 }
 
-// readWhole reads all data before it answers: a simple reply, or a client that wants one chunk, has
-// no place for an error in the middle.
+// readWhole reads all data before it answers: a simple reply, or a client that wants one chunk,
+// leaves no place for an error in the middle.
 func (run *run) readWhole() error {
 	c, q := run.c, &run.req
 	if q.length > maxBlock {
@@ -97,8 +97,8 @@ func (run *run) readWhole() error {
 	return nil
 }
 
-// readChunks answers a read chunk by chunk, so that a long one has only one in memory. Holes are
-// not sent.
+// readChunks answers a read chunk by chunk, so that a long read has only one chunk in memory. It
+// sends no holes.
 func (run *run) readChunks() error {
 	c, q, d := run.c, &run.req, run.c.disk
 	for off, end := q.off, q.off+q.length; off < end; {
@@ -126,7 +126,7 @@ func (run *run) readChunks() error {
 	return nil
 }
 
-// nextChunk reads what comes next of a read, at most length bytes: a hole, or data in a buffer.
+// nextChunk reads the next part of a read, at most length bytes: a hole, or data in a buffer.
 func (run *run) nextChunk(off, length int64) (e disk.Extent, b *memory.Buffer, err error) {
 	d := run.c.disk
 	e = disk.Extent{Length: length, Data: true}
@@ -159,7 +159,7 @@ func (run *run) nextChunk(off, length int64) (e disk.Extent, b *memory.Buffer, e
 	return e, b, nil
 }
 
-// flush sends what is queued. The disk is not to blame if the client is gone.
+// flush sends the queue. If the client is gone, that is not the disk's fault.
 func (run *run) flush() error {
 	c := run.c
 	if err := c.tx.Flush(); err != nil {
@@ -172,8 +172,8 @@ func (run *run) flush() error {
 }
 
 // take returns memory for an answer in one piece. A guest would take an error for a broken disk. So
-// a client that has used up its part of the memory waits until some of its replies are sent. It
-// gets a small piece at once when the connection has nothing else to send.
+// a client that has used up its share waits until some of its replies are sent. If the connection
+// has nothing else to send, it gets a small piece at once.
 func (run *run) take(n int) (*memory.Buffer, error) {
 	const longestWait = 64 * time.Millisecond
 	c := run.c

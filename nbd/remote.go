@@ -23,28 +23,29 @@ import (
 type RemoteOptions struct {
 	Address string // HOST:PORT, or serving.SocketPrefix and the path of a socket
 	Export  string // "": the server's only disk
-	// TLS returns what to connect with; nil: no TLS. It is asked for each connection, because the
-	// certificates may have changed.
+	// TLS returns the configuration for a connection; nil: no TLS. It is called for each
+	// connection, because the certificates may have changed.
 	TLS func() (*tls.Config, error)
 	Log *zap.Logger // nil: no log
-	// Once says that the disk fails when its connection breaks: another client may own the disk,
-	// and change it, before there is a new one.
+	// Once says that the disk fails when its connection breaks, because another client may then own
+	// the disk and change it.
 	Once bool
-	// ReconnectDelay is the longest delay before a new connection, if several have broken at once
-	// within the last minute. Default 2 s; less than 0: there is none.
+	// ReconnectDelay is the longest delay before a new connection, if several connections have
+	// broken at once within the last minute. Default 2 s; less than 0: there is none.
 	ReconnectDelay time.Duration
-	// Keep is how many bytes of memory hold what the server has not made durable; 0: 16 MiB.
+	// Keep is how many bytes of memory are for changes that the server has not made durable; 0: 16
+	// MiB.
 	Keep int
 }
 
-// Remote is a disk that another server of ours has, as a disk of this process. While the server
-// cannot be reached, calls wait: it is far (disk.Far). After a broken connection it connects again
-// and repeats what was not answered. It also repeats what was answered and is not durable yet, but
-// only if the server was started anew, which may have lost that, and nobody else has used the disk
-// since, also while the server ran. Otherwise it would undo what others have written.
+// Remote is a disk that another server of kubevirt-disk has, as a disk of this process. While the
+// server cannot be reached, calls wait: it is far (disk.Far). After a broken connection Remote
+// connects again and repeats the requests without an answer. It also repeats answered changes that
+// are not durable, but only if the server was restarted, which may have lost them, and if nobody
+// else has used the disk since they were made. Otherwise it would undo the writes of others.
 //
-// A disk that others may write at the same time has nothing repeated. Each change is durable there
-// before it is answered.
+// On a disk that others may write at the same time, nothing is repeated. Each change is durable
+// there before it is answered.
 //
 // A request may still be under way at the server when its connection breaks. So the server is asked
 // to end the former connection of the session, with all its requests, before a new one may do
@@ -61,18 +62,18 @@ type Remote struct {
 	extents  extents
 	flushing atomic.Bool             // a flush in the background is under way
 	breaks   *serving.Penalties      // of connections that break at once
-	told     *serving.Seldom[string] // of those breaks, in the log
-	wg       sync.WaitGroup          // of the goroutines in the background
+	told     *serving.Seldom[string] // limits the log lines about these breaks
+	wg       sync.WaitGroup          // counts the background goroutines
 	boot     string                  // diskInfo.boot of the server that has all of kept; of connect
-	// repeatFrom is the number of the first change in kept that may be repeated: after those before
-	// it others have used the disk. Used by connect.
+	// repeatFrom is the number of the first change in kept that may be repeated: since the ones
+	// before it, others have used the disk. Only connect uses it.
 	repeatFrom uint64
 
-	readOnly, shared atomic.Bool // as the server has told last
+	readOnly, shared atomic.Bool // as the server has said last
 	why              atomic.Pointer[lastError]
 
 	mu      sync.Mutex
-	link    *link         // guarded by mu; nil: there is no connection now
+	link    *link         // guarded by mu; nil: no connection now
 	changed chan struct{} // guarded by mu; closed when link or failed changes
 	failed  error         // guarded by mu; for good
 }
@@ -87,14 +88,14 @@ var (
 const (
 	firstRedial = 100 * time.Millisecond
 	lastRedial  = 5 * time.Second
-	// replayed is how many changes are made again at once.
+	// replayed is how many changes are repeated at once.
 	replayed = 64
-	// longest is the longest discard or zeroing, in bytes.
+	// longest is the longest discard or zeroing in one request, in bytes.
 	longest = 1 << 30
 )
 
-// OpenRemote connects to a disk of another server. It is an error if that is not possible now. The
-// log says later when the connection is lost, and when it is back.
+// OpenRemote connects to a disk of another server. It is an error if that is not possible now.
+// Later the log says when the connection is lost, and when it is back.
 func OpenRemote(ctx context.Context, opt RemoteOptions) (*Remote, error) {
 	r := &Remote{dialer: dialer{RemoteOptions: opt, session: rand.Text()}, log: opt.Log,
 		changed: make(chan struct{}), inherit: make(chan inheritance),
@@ -115,8 +116,8 @@ func OpenRemote(ctx context.Context, opt RemoteOptions) (*Remote, error) {
 	return r, nil
 }
 
-// Unreachable reports whether an error of OpenRemote says that no server has answered, so that one
-// may do so later.
+// Unreachable reports whether an error of OpenRemote says that no server has answered. Then another
+// attempt may succeed.
 func Unreachable(err error) bool {
 	var network *net.OpError
 	return errors.As(err, &network) && network.Op == "dial" || errors.Is(err, errSilent)
@@ -128,7 +129,7 @@ type lastError struct {
 	at   time.Time
 }
 
-// Why returns why the server could not be used last, and when that was; "": it could always be.
+// Why returns why the server could not be used last, and when; "": it always could.
 func (r *Remote) Why() (text string, at time.Time) {
 	if last := r.why.Load(); last != nil {
 		return last.text, last.at
@@ -142,13 +143,13 @@ func (r *Remote) explain(err error) error {
 	return fmt.Errorf("export %q of the NBD server %s: %w", r.Export, r.Address, err)
 }
 
-// begin lets a connection take replies.
+// begin lets a connection receive replies.
 func (r *Remote) begin(l *link) {
 	l.acked = r.acknowledged
 	go l.receive()
 }
 
-// set makes a connection that of the disk; nil: there is none now. A failure is for good.
+// set sets the connection of the disk; nil: there is none now. failed is for good.
 func (r *Remote) set(l *link, failed error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -178,7 +179,7 @@ func (r *Remote) changeLocked(failed error) {
 	r.changed = make(chan struct{})
 }
 
-// connect keeps the disk connected, and counts in wg.
+// connect keeps the disk connected. wg counts it.
 func (r *Remote) connect(l *link) {
 	defer r.wg.Done()
 	for {
@@ -219,8 +220,8 @@ func (r *Remote) connect(l *link) {
 }
 
 // logBreak logs that a connection is lost, and returns how long to wait before the next one: not at
-// all, unless connections break at once again and again, perhaps because of a request that is
-// repeated on each. The log has that once a minute. Level is for the line about the next
+// all, unless connections break at once again and again, for example because of a request that is
+// repeated on each. The log mentions that once a minute. level is for the line about the next
 // connection.
 func (r *Remote) logBreak(l *link, now time.Time) (pause time.Duration, level zapcore.Level) {
 	fields := []zap.Field{zap.String("server", r.Address), zap.String("export", r.Export),
@@ -239,8 +240,8 @@ func (r *Remote) logBreak(l *link, now time.Time) (pause time.Duration, level za
 	return pause, level
 }
 
-// redial returns a new connection, on which the guest finds everything that was acknowledged to it.
-// It waits before it begins. An error is for good.
+// redial returns a new connection on which the guest finds all acknowledged changes. It waits
+// before it begins. An error is for good.
 func (r *Remote) redial(wait time.Duration) (*link, error) {
 	select {
 	case <-r.ctx.Done():
@@ -266,7 +267,7 @@ func (r *Remote) redial(wait time.Duration) (*link, error) {
 	}
 }
 
-// redialOnce makes one try at a new connection. An error that is disk.ErrFailed is for good.
+// redialOnce makes one attempt at a new connection. An error that is disk.ErrFailed is for good.
 func (r *Remote) redialOnce(ctx context.Context) (*link, error) {
 	l, err := r.dial(ctx)
 	switch {
@@ -298,12 +299,12 @@ func (r *Remote) redialOnce(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// broken says that the disk has failed, and why.
+// broken is the error that says that the disk has failed, and why.
 func (r *Remote) broken(err error) error {
 	return fmt.Errorf("%w: %w", disk.ErrFailed, r.explain(err))
 }
 
-// sameDisk returns an error unless the export is what the guest has left.
+// sameDisk returns an error unless the export is in the state that the guest has left.
 func (r *Remote) sameDisk(now *greeting) error {
 	before := &r.first
 	switch {
@@ -323,7 +324,7 @@ func (r *Remote) sameDisk(now *greeting) error {
 	return nil
 }
 
-// replay repeats the changes that are not known to be durable.
+// replay repeats the changes that may be not durable.
 func (r *Remote) replay(l *link) error {
 	told := false
 	for from := uint64(0); ; {
@@ -353,7 +354,7 @@ func (r *Remote) replay(l *link) error {
 	}
 }
 
-// acknowledged keeps what the server may lose.
+// acknowledged keeps a change that the server may lose.
 func (r *Remote) acknowledged(c *call) {
 	if c.logged && !c.replay {
 		r.kept.add(c)
@@ -381,7 +382,7 @@ func (r *Remote) current(ctx context.Context) (*link, error) {
 	}
 }
 
-// call makes a request. When the connection breaks, it repeats it on the next one.
+// call makes a request. When the connection breaks, call repeats the request on the next one.
 func (r *Remote) call(ctx context.Context, c *call) error {
 	for {
 		l, err := r.current(ctx)
@@ -396,7 +397,7 @@ func (r *Remote) call(ctx context.Context, c *call) error {
 	}
 }
 
-// lost notes that a connection is not to be used any more.
+// lost notes that a connection must not be used any more.
 func (r *Remote) lost(l *link) {
 	<-l.ended
 	r.mu.Lock()
@@ -406,8 +407,8 @@ func (r *Remote) lost(l *link) {
 	}
 }
 
-// diskError turns an error of the protocol into one of a disk. Only this function knows what an
-// error of the server says. disk.ErrNotNow says that it will pass.
+// diskError turns an error of the protocol into one of a disk. No other function knows the meaning
+// of the server's errors. disk.ErrNotNow says that the error will pass.
 func (r *Remote) diskError(c *call, err error) error {
 	if err == nil {
 		return nil
@@ -423,11 +424,11 @@ func (r *Remote) diskError(c *call, err error) error {
 	case ePerm, eNoMem, eShutdown:
 		// Another client owns the disk, or has reserved it, and may give it up; the server may have
 		// memory later, or be back. If the disk is write-protected, this connection ends, and the
-		// next one tells.
+		// next handshake says so.
 		r.noteWhy(err)
 		return fmt.Errorf("%w: %w", disk.ErrNotNow, r.explain(err))
 	}
-	if c.command == cmdFlush && reply.code != eNoSpace { // what was lost is unknown
+	if c.command == cmdFlush && reply.code != eNoSpace { // nobody knows what was lost
 		return r.broken(err)
 	}
 	switch reply.code {
@@ -461,8 +462,8 @@ func (r *Remote) change(ctx context.Context, command uint16, off, length int64, 
 }
 
 // changeBy makes the request on one connection. A change that cannot be repeated is durable before
-// it is acknowledged: one that is too large to be kept, and one of a disk that others write. The
-// changes before a large one would undo it if they were repeated, so they become durable, too.
+// it is acknowledged: one that is too large to be kept, and one of a disk that others write. If the
+// changes before a large one were repeated, they would undo it, so they become durable, too.
 func (r *Remote) changeBy(ctx context.Context, l *link, c *call) error {
 	c.flags, c.logged = 0, false
 	switch {
@@ -479,7 +480,7 @@ func (r *Remote) changeBy(ctx context.Context, l *link, c *call) error {
 	}
 	switch err := r.kept.reserve(ctx, len(c.data)); {
 	case errors.Is(err, disk.ErrFailed):
-		_, err = r.current(ctx) // says why the disk has failed
+		_, err = r.current(ctx) // its error says why the disk has failed
 		return err
 	case err != nil:
 		return disk.ErrNotNow

@@ -6,16 +6,16 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// Flush implements disk.Disk: the server makes everything durable that it has acknowledged.
+// Flush implements disk.Disk: the server makes all acknowledged changes durable.
 func (r *Remote) Flush() error { return r.flush(r.ctx, false) }
 
 // Size implements disk.Disk. A disk that grows at the server has its former size here.
 func (r *Remote) Size() int64 { return r.first.size }
 
-// Name is what the server calls the disk.
+// Name is the server's name for the disk.
 func (r *Remote) Name() string { return r.first.name }
 
-// Identity is the disk's at its server.
+// Identity is the disk's identity at its server.
 func (r *Remote) Identity() disk.Identity { return r.first.identity }
 
 // Generation implements disk.Remote.

@@ -12,15 +12,15 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// allocationContext tells what an export stores. Only a disk with RemoteOptions.Once asks for it:
-// nobody writes to that meanwhile, so an answer stays right.
+// allocationContext says what an export stores. Only a disk with RemoteOptions.Once asks for it:
+// nobody writes to such a disk meanwhile, so an answer stays right.
 const allocationContext = "base:allocation"
 
 // extents are the server's last answer about what the disk stores.
 type extents struct {
 	mu   sync.Mutex
-	from int64    // guarded by mu; where all begins
-	all  []extent // guarded by mu; here length is where one ends, from the beginning of the disk
+	from int64    // guarded by mu; offset at which all begins
+	all  []extent // guarded by mu; here length is the offset at which the extent ends
 }
 
 // Allocated describes the run at off, at most length bytes of it, as a disk.Extenter does. It waits
@@ -60,7 +60,7 @@ func (r *Remote) Allocated(ctx context.Context, off, length int64) (disk.Extent,
 	return disk.Extent{Length: min(length, int64(e.length)-off), Data: e.flags&stateZero == 0}, nil
 }
 
-// describe takes the payload of a chunk that describes extents, which has that many bytes.
+// describe receives the payload of a chunk that describes extents, of length bytes.
 func (l *link) describe(c *call, length int) error {
 	p := make([]byte, length)
 	if _, err := io.ReadFull(l.in, p); err != nil {

@@ -11,13 +11,14 @@ import (
 )
 
 const (
-	// firstPause and lastPause are between two tries of a flush that the server refuses for now.
+	// firstPause and lastPause are the waits between attempts at a flush that the server refuses
+	// for now.
 	firstPause = 50 * time.Millisecond
 	lastPause  = time.Second
 )
 
-// flush makes durable what was acknowledged. It waits while the server is away or refuses a flush
-// for now, and with forRoom also while its storage is full. After disk.ErrNoSpace everything is
+// flush makes acknowledged changes durable. It waits while the server is away or refuses a flush
+// for now, and with forRoom also while its storage is full. After disk.ErrNoSpace all changes are
 // still kept. Any other error is for good.
 func (r *Remote) flush(ctx context.Context, forRoom bool) error {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
@@ -49,7 +50,7 @@ func (r *Remote) flush(ctx context.Context, forRoom bool) error {
 	}
 }
 
-// flushOn has the server make durable what it has acknowledged on one connection.
+// flushOn makes the server flush what it has acknowledged on one connection.
 func (r *Remote) flushOn(ctx context.Context, l *link) error {
 	mark := r.kept.mark()
 	c := r.free.take(cmdFlush, 0, 0, nil)
@@ -65,7 +66,7 @@ func (r *Remote) flushOn(ctx context.Context, l *link) error {
 	return err
 }
 
-// flushSoon makes acknowledged writes durable in the background, so that there is room for others.
+// flushSoon makes acknowledged changes durable in the background, so that there is room for others.
 func (r *Remote) flushSoon() {
 	if r.flushing.Swap(true) {
 		return
@@ -76,7 +77,7 @@ func (r *Remote) flushSoon() {
 			r.log.Error("the disk has failed", zap.Error(err))
 		}
 		r.flushing.Store(false)
-		if err == nil && r.kept.wanted() { // others asked while this one was under way
+		if err == nil && r.kept.wanted() { // others asked during this flush
 			r.flushSoon()
 		}
 	})

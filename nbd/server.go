@@ -26,7 +26,7 @@ var ErrServerClosed = serving.ErrClosed
 const (
 	// handshakeTime is how long a client may take until it has chosen an export.
 	handshakeTime = 30 * time.Second
-	// stillTimeout is how long a client may leave its replies untaken, or a payload unfinished,
+	// stillTimeout is how long a client may leave its replies unread, or a payload unfinished,
 	// while memory is scarce. Otherwise it may take any time: a machine may be stopped for hours.
 	stillTimeout = 30 * time.Second
 	// deadAfter is how long a client's machine may acknowledge nothing.
@@ -39,24 +39,24 @@ const (
 type Options struct {
 	Disks *serving.Disks
 	Log   *zap.Logger // nil: no log
-	// Crowd limits the connections. A session is one that has chosen an export. A client is a
-	// certificate's name, a process at a socket, or an address.
+	// Crowd limits the connections. A session is a connection that has chosen an export. A client
+	// is a certificate's name, a process at a socket, or an address.
 	Crowd serving.Crowd
 	// ReconnectDelay is the longest delay of a client whose connections have failed several times
 	// within the last minute. Default 2 s; less than 0: there is none.
 	ReconnectDelay time.Duration
 }
 
-// Portal is where clients connect, and who they are.
+// Portal is an address at which clients connect, and says how they are identified.
 type Portal struct {
-	// Name is what a client without a certificate is called: serving.SocketPrefix and the path, or
+	// Name is the name of clients without a certificate: serving.SocketPrefix and the path, or
 	// serving.AddressPrefix and the address.
 	Name string
-	// TLS, if it is not nil, is what a client must use before anything else. It must verify the
-	// client's certificate, by whose name the client goes.
+	// TLS, if it is not nil, is required. It must verify the client's certificate, whose name is
+	// the client's.
 	TLS *tls.Config
-	// UIDs are the users who may connect by a Unix socket, besides this process's user and root.
-	// They also need the right to open the socket.
+	// UIDs are the users who may connect by a Unix socket, in addition to this process's user and
+	// root. They also need the right to open the socket.
 	UIDs []uint32
 	// SameUser says that only processes of this process's user and network namespace may connect at
 	// an address, which must be one of IPv4.
@@ -72,21 +72,21 @@ type Server struct {
 	ctx     context.Context // ends when Shutdown gives up waiting, with ErrServerClosed
 	cancel  context.CancelCauseFunc
 
-	missed *serving.Seldom[string] // names of exports that nobody has
+	missed *serving.Seldom[string] // names of exports that do not exist
 
 	mu sync.Mutex
 	// named are the clients with certificates, by name
 	named map[string]*holderOfName
-	// guarded by mu; which disk was removed while clients had it by the empty name; zero: none was.
+	// guarded by mu; the disk that was removed while clients had it by the empty name; zero: none.
 	// The disk itself would stay in memory
 	lost     disk.Identity
-	lostName string // guarded by mu; what a person calls it
+	lostName string // guarded by mu; that disk's name
 }
 
-// missedInterval is how long the log stays quiet about a name that clients ask for in vain.
+// missedInterval is how long the log does not repeat that an export does not exist.
 const missedInterval = 10 * time.Minute
 
-// New makes a server, and a front end of the disks. There must be no disk yet.
+// New makes a server, and adds it as a front end of the disks. There must be no disk yet.
 func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log, missed: serving.NewSeldom[string](missedInterval),
 		named: map[string]*holderOfName{}}
@@ -134,15 +134,17 @@ func (s *Server) chosen(c *conn) error {
 	return nil
 }
 
-// Shutdown refuses new clients and new options, ends the connections, and waits for what is under
-// way. Replies that are ready go out. Requests that wait for far content are given up. If the
-// context ends first, it returns its error: a disk hangs, or a client does not take its replies.
+// Shutdown refuses new clients and new options, ends the connections, and waits for requests under
+// way. Replies that are ready are sent. Requests that wait for far content are given up. If the
+// context ends first, because a disk hangs or a client does not take its replies, Shutdown returns
+// its error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	defer s.cancel(ErrServerClosed)
 	return s.conns.Drain(ctx)
 }
 
-// allLocked returns the connections for which which returns true. which may use what mu guards.
+// allLocked returns the connections for which which returns true. which may use fields guarded by
+// mu.
 func (s *Server) allLocked(which func(*conn) bool) []*conn { return s.conns.All(which) }
 
 // Sessions returns the connections that have chosen an export, the oldest one first.
@@ -152,7 +154,7 @@ func (s *Server) Sessions() []status.Session {
 
 // EndSessions ends the connections for which which returns true, at once, and returns them. Their
 // clients may connect again. Requests end without an answer. When EndSessions returns, none of them
-// claims a disk any more, unless a write is under way.
+// claims a disk any more, except those with a write under way.
 func (s *Server) EndSessions(which func(status.Session) bool) []status.Session {
 	return s.conns.Kick(which)
 }
@@ -166,8 +168,8 @@ type front struct {
 // Added implements serving.Front. Clients look for exports themselves.
 func (f front) Added(*serving.Disk) error { return nil }
 
-// Removed implements serving.Front: connections to the disk end. The protocol has no other news of
-// a disk that is gone.
+// Removed implements serving.Front: connections to the disk end. The protocol has no message for
+// that.
 func (f front) Removed(d *serving.Disk) {
 	f.mu.Lock()
 	conns := f.allLocked(func(c *conn) bool { return c.disk == d })
@@ -180,8 +182,8 @@ func (f front) Removed(d *serving.Disk) {
 	}
 }
 
-// Resized implements serving.Front. The protocol has no news of it: a client learns the size when
-// it connects again.
+// Resized implements serving.Front. The protocol has no message for that: a client learns the size
+// when it connects again.
 func (f front) Resized(*serving.Disk) {}
 
 // Protected implements serving.Front. Writes are refused from now on.
@@ -189,8 +191,8 @@ func (f front) Protected(d *serving.Disk) { f.endSessions(d) }
 
 func (f front) Shared(d *serving.Disk) { f.endSessions(d) }
 
-// endSessions ends the connections of sessions: their clients connect again at once, and are told
-// what the disk is now.
+// endSessions ends the connections of sessions: their clients connect again at once, and learn the
+// disk's new state.
 func (f front) endSessions(d *serving.Disk) {
 	f.mu.Lock()
 	conns := f.allLocked(func(c *conn) bool { return c.disk == d && c.sessionName != "" })
@@ -200,8 +202,8 @@ func (f front) endSessions(d *serving.Disk) {
 	}
 }
 
-// Fence implements serving.Front: requests that wait for far content are given up. A session whose
-// place another one has taken has no use for its connection.
+// Fence implements serving.Front: requests that wait for far content are given up. The connection
+// of a superseded session is of no use any more, and ends.
 func (f front) Fence(d *serving.Disk, fenced func(string) bool) (serving.Fencing, error) {
 	return serving.FenceBy(func() {
 		f.mu.Lock()

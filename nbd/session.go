@@ -12,38 +12,38 @@ import (
 
 // A client that connects again after its connection broke does not know which requests the server
 // still executes. If it repeated a write, and then wrote something else there, the former write
-// could come late and undo that. A session prevents it, as iSCSI's do (RFC 7143 6.3.5): when a
-// connection of a session begins, the former one ends first, with all its requests. The protocol
-// has no sessions, but it lets vendors define metadata contexts. So a client asks for one whose
-// name begins with sessionContext. It gets one whose name tells which disk the export is, and in
-// which state. GO is refused if that is no longer true.
+// could come late and undo the latter. A session prevents that, as iSCSI's do (RFC 7143 6.3.5):
+// when a connection of a session begins, the former one ends first, with all its requests. The
+// protocol has no sessions, but it lets vendors define metadata contexts. So a client asks for a
+// context whose name begins with sessionContext. The answer is a context whose name says which disk
+// the export is, and in which state. GO is refused if that is no longer true.
 //
 // Sessions of one name, such as those of relays with the same certificate, are incarnations of it:
-// see serving.Client.TakeOver. Whoever also asks for migrationTargetContext is the target of a live
-// migration, and gets the same name as the answer. A session whose place another one has taken is
-// refused with NBD_REP_ERR_POLICY.
+// see serving.Client.TakeOver. A client that also asks for migrationTargetContext is the target of
+// a live migration, and gets the same name as the answer. A superseded session is refused with
+// NBD_REP_ERR_POLICY.
 
 const (
-	// The rest of the query is the session's name, which the client has drawn.
+	// The rest of the query is the session's name, which the client draws.
 	sessionContext = "x-kubevirt-disk:session="
-	// The rest of the answer is what the session is told of the disk: see diskInfo.
+	// The rest of the answer is a diskInfo.
 	diskContext = "x-kubevirt-disk:disk="
-	// On the wire it keeps the name that earlier versions have for it.
+	// The name on the wire is that of earlier versions.
 	migrationTargetContext = "x-kubevirt-disk:heir"
 	// maxSession is the longest name of a session, in bytes.
 	maxSession = 64
 )
 
-// diskInfo is what a session is told of its disk.
+// diskInfo is the description of a disk for a session.
 type diskInfo struct {
 	identity   disk.Identity
-	boot       string // of the server's use of the disk: see serving.Disk.Generation
-	generation string // of its content; "": it cannot be written
-	shared     bool   // others may write it at the same time
-	last       bool   // nobody but the session has used it since the session did
+	boot       string // names the server's use of the disk: see serving.Disk.Generation
+	generation string // names its content; "": the disk cannot be written
+	shared     bool   // others may write the disk at the same time
+	last       bool   // nobody has used the disk since the session did
 }
 
-// diskInfoOf returns what a session is told of a disk. Name is that of the session's client.
+// diskInfoOf returns the description of a disk for a session. name is the name of its client.
 func diskInfoOf(d *serving.Disk, name, session string) (t diskInfo, err error) {
 	t = diskInfo{identity: d.Identity, boot: d.Boot, shared: d.WrittenByMany(),
 		last: d.LastUsedBy(name, session)}
@@ -98,15 +98,14 @@ func sessionIn(queries []string) (string, error) {
 	return "", nil
 }
 
-// errSuperseded ends the connections of a session whose place another one has taken, and refuses
-// more of them.
+// errSuperseded ends the connections of a superseded session, and refuses more of them.
 var errSuperseded = disk.ErrMoved
 
-// errChanged ends a connection because what its client was told of the disk is no longer true.
+// errChanged ends a connection because the description that its client got is no longer true.
 var errChanged = errors.New("who may write the disk has changed, and the client is told when it " +
 	"connects again")
 
-// peer is the name under which the connections of one client are counted: nobody can make up many.
+// peer is the name under which the connections of one client are counted. Nobody can make up many.
 func (c *conn) peer() string {
 	if c.certified {
 		return c.name
@@ -118,7 +117,7 @@ func (c *conn) peer() string {
 // crypto/tls for records in both directions.
 const tlsCost = 32 << 10
 
-// cost is what a connection counts for as long as it lasts.
+// cost is how many bytes a connection counts for as long as it lasts.
 func (c *conn) cost() int64 {
 	if c.certified {
 		return tlsCost

@@ -68,7 +68,7 @@ func (run *run) status(payload []byte) error {
 	return nil
 }
 
-// extents are those of a context: at least one, and perhaps not all of the range.
+// extents are the extents of a context: at least one, and possibly not for all of the range.
 func (run *run) extents(id uint32, off, length int64) (all []extent, err error) {
 	most := maxExtents
 	if run.req.flags&cmdFlagReqOne != 0 {
@@ -87,12 +87,12 @@ func (run *run) extents(id uint32, off, length int64) (all []extent, err error) 
 			return all[:most], nil
 		}
 		off, length = off+int64(e.length), length-int64(e.length)
-		runtime.Gosched() // what is short comes between
+		runtime.Gosched() // let short requests come in between
 	}
 	return all, nil
 }
 
-// extent is the one of a context that begins at off, or a part of it.
+// extent is the extent of a context that begins at off, or a part of it.
 func (run *run) extent(id uint32, off, length int64) (extent, error) {
 	d := run.c.disk
 	switch {

@@ -10,20 +10,21 @@ import (
 )
 
 // records is the connection below TLS. crypto/tls makes a system call for each record of 16 KiB,
-// and each wakes the peer. So those of one call of Writev are sent together, if there is memory.
+// and each wakes the peer. So the records of one call of Writev are sent together, if there is
+// memory.
 type records struct {
 	net.Conn
 
 	mu  sync.Mutex
-	out *memory.Buffer // guarded by mu; nil: everything is sent at once
+	out *memory.Buffer // guarded by mu; nil: every record is sent at once
 	n   int            // guarded by mu; how many bytes of out are not sent yet
 }
 
 const (
-	// maxRecord is more than the longest record has, in bytes, with its header and what a cipher
-	// adds (RFC 8446 5.2).
+	// maxRecord is larger than any record, in bytes, with its header and the cipher's overhead (RFC
+	// 8446 5.2).
 	maxRecord = 16<<10 + 512
-	// sentTogether is where records are sent: none that comes before fills the buffer.
+	// sentTogether is the fill from which the buffer is sent: another record always fits below it.
 	sentTogether = 128<<10 - maxRecord
 )
 
@@ -55,14 +56,14 @@ func (r *records) sendLocked() error {
 	return err
 }
 
-// cork keeps what is written in out, until uncork. Out is nil if there is no memory for it.
+// cork keeps what is written in out, until uncork. out is nil if there is no memory for it.
 func (r *records) cork(out *memory.Buffer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.out, r.n = out, 0
 }
 
-// uncork sends what was kept.
+// uncork sends what cork has kept.
 func (r *records) uncork() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -80,15 +81,15 @@ type lender interface {
 	Get(n int) *memory.Buffer // nil: there is none now
 }
 
-// tlsWire gathers what goes out, so that small parts share a TLS record. It has memory for that
-// during a call of Writev only.
+// tlsWire gathers parts of output, so that small ones share a TLS record. It has memory for that
+// only during a call of Writev.
 type tlsWire struct {
 	socket.Plain
 	records *records
 	pool    lender
 }
 
-// newTLSWire is for a connection whose handshake is done.
+// newTLSWire makes the wire of a connection whose handshake is done.
 func newTLSWire(nc *tls.Conn, pool lender) *tlsWire {
 	return &tlsWire{socket.Plain{Conn: nc}, nc.NetConn().(*records), pool}
 }

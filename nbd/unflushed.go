@@ -13,7 +13,7 @@ const (
 	// maxUnflushed is the default of RemoteOptions.Keep: bytes for changes that are kept or under
 	// way.
 	maxUnflushed = 16 << 20
-	// recordCost is what a change takes besides its data, in bytes.
+	// recordCost is the memory of a change in addition to its data, in bytes.
 	recordCost = 128
 )
 
@@ -26,9 +26,9 @@ type record struct {
 }
 
 // unflushed are the acknowledged changes since the last flush, in the order of their
-// acknowledgement. They are made again when the server may have lost them. When half of the limit
-// is acknowledged, the server is asked to make them durable. A change takes its room before it is
-// sent, so that it can be kept when it is acknowledged:
+// acknowledgement. They are repeated if the server may have lost them. When half of the limit is
+// acknowledged, the server is asked to flush. A change reserves its room before it is sent, so that
+// it can be kept when it is acknowledged:
 //
 //	reserve ──► (the server acknowledges) ──► add, or giveBack ──► drop, when a flush has succeeded
 type unflushed struct {
@@ -39,11 +39,11 @@ type unflushed struct {
 	mu      sync.Mutex
 	records []record      // guarded by mu
 	first   uint64        // guarded by mu; the number of records[0]
-	used    int           // guarded by mu; bytes of memory, with what is reserved
+	used    int           // guarded by mu; bytes of memory, with reserved ones
 	coming  int           // guarded by mu; bytes of used that are reserved for changes under way
 	waiting int           // guarded by mu; calls of reserve that wait
 	failed  bool          // guarded by mu; there will be no more room
-	freed   chan struct{} // guarded by mu; closed when there is more room, or never will be
+	freed   chan struct{} // guarded by mu; closed when there is more room, or never will be any
 }
 
 func newUnflushed(limit int, flush func()) *unflushed {
@@ -51,7 +51,7 @@ func newUnflushed(limit int, flush func()) *unflushed {
 		freed: make(chan struct{})}
 }
 
-// largest is the longest write that is kept, in bytes: several must fit.
+// largest is the longest write that is kept, in bytes. Several must fit.
 func (u *unflushed) largest() int { return min(memory.Max, u.limit/4) }
 
 // cost is how many bytes of memory a change with n bytes of data counts for.
@@ -62,9 +62,9 @@ func cost(n int) int {
 	return recordCost + memory.Size(n)
 }
 
-// reserve takes room for a change with n bytes of data. It waits for room until ctx ends or fail is
-// called. A flush makes room only once something was acknowledged. That may happen while reserve
-// waits: then add begins a flush.
+// reserve reserves room for a change with n bytes of data. It waits for room until ctx ends or fail
+// is called. A flush makes room only if something was acknowledged. If that happens while reserve
+// waits, add begins a flush.
 func (u *unflushed) reserve(ctx context.Context, n int) error {
 	n = cost(n)
 	for {
@@ -119,7 +119,7 @@ func (u *unflushed) fail() {
 	u.freeLocked()
 }
 
-// giveBack gives back the room for a change that was not acknowledged.
+// giveBack releases the room for a change that was not acknowledged.
 func (u *unflushed) giveBack(n int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -135,7 +135,8 @@ func (u *unflushed) add(c *call) {
 	}
 }
 
-// keep reports whether somebody waits for room. It takes the memory of a forwarded write.
+// keep reports whether a caller of reserve waits for room. It takes the memory of a forwarded
+// write.
 func (u *unflushed) keep(c *call) (wanted bool) {
 	r := record{command: c.command, flags: c.flags, off: c.off, length: c.length}
 	switch {
@@ -154,14 +155,14 @@ func (u *unflushed) keep(c *call) (wanted bool) {
 	return u.waiting > 0
 }
 
-// empty reports whether everything that was acknowledged is durable.
+// empty reports whether all acknowledged changes are durable.
 func (u *unflushed) empty() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return len(u.records) == 0
 }
 
-// before reports whether changes before a mark are not known to be durable.
+// before reports whether changes before a mark may be not durable.
 func (u *unflushed) before(mark uint64) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -175,11 +176,11 @@ func (u *unflushed) mark() uint64 {
 	return u.first + uint64(len(u.records))
 }
 
-// drop forgets the changes before a mark: they are durable.
+// drop forgets the changes before a mark, which are durable.
 func (u *unflushed) drop(mark uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if mark <= u.first { // another flush has done so
+	if mark <= u.first { // another flush has dropped them
 		return
 	}
 	n := mark - u.first
@@ -200,7 +201,7 @@ func (u *unflushed) freeLocked() {
 }
 
 // calls returns the kept changes from that number on as requests, at most n of them, and the number
-// of the one after them.
+// of the next change.
 func (u *unflushed) calls(from uint64, n int) (all []*call, next uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -210,7 +211,7 @@ func (u *unflushed) calls(from uint64, n int) (all []*call, next uint64) {
 			break
 		}
 		c := newCall(r.command, r.flags, r.off, r.length, nil)
-		if r.buf != nil { // its memory may be used for something else before the call ends
+		if r.buf != nil { // the record's memory may be reused before the call ends
 			c.data = bytes.Clone(r.buf.B)
 		}
 		all = append(all, c)

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// defaultPort is NBD's, as IANA has it.
+// defaultPort is the port of NBD (IANA).
 const defaultPort = "10809"
 
 // URI is where an export is, in the notation of the NBD URI specification (doc/uri.md):
@@ -22,7 +22,7 @@ const defaultPort = "10809"
 //	nbd://HOST[:PORT]/EXPORT         without, so HOST must be this machine: 127.0.0.1 or localhost
 //	nbd+unix:///EXPORT?socket=PATH
 type URI struct {
-	Address string // as of RemoteOptions
+	Address string // as in RemoteOptions
 	Host    string // by TLS, the name that the server's certificate must have; "": a socket
 	Export  string // "": the server's only disk
 	TLS     bool

@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// The numbers of the protocol, by the names of its specification without the prefix NBD_.
+// The constants of the protocol, by the names of its specification without the prefix NBD_.
 const (
 	magicInit       = 0x4e42444d41474943 // "NBDMAGIC"
 	magicOption     = 0x49484156454f5054 // "IHAVEOPT"
@@ -132,7 +132,8 @@ func (q *request) changes() bool {
 	return q.command == cmdWrite || q.command == cmdTrim || q.command == cmdWriteZeroes
 }
 
-// errMagic says that what came is no request. Nothing after it can be understood.
+// errMagic says that the client has sent something else than a request. Nothing after it can be
+// understood.
 var errMagic = errors.New("what the client sends does not begin like a request")
 
 // decodeRequest decodes the header of a request. b has requestLen or, if extended headers are
@@ -155,15 +156,15 @@ func decodeRequest(b []byte, extended bool) (r request, err error) {
 		r.length = uint64(binary.BigEndian.Uint32(b[24:]))
 	}
 	// The specification asks a client for PAYLOAD_LEN in each write with extended headers. QEMU,
-	// from 8.2 on, negotiates these and leaves the flag out, and its own server takes the length
-	// anyway.
+	// from 8.2 on, negotiates extended headers and leaves the flag out, and its own server accepts
+	// that.
 	if r.command == cmdWrite || extended && r.flags&cmdFlagPayloadLen != 0 {
 		r.payload = r.length
 	}
 	return r, nil
 }
 
-// head is the header of a reply, and what follows it at once, on its way to the wire.
+// head is the header of a reply on its way to the wire, with the fixed part of its payload.
 type head struct {
 	b [headLen]byte
 	n int
@@ -204,7 +205,7 @@ func (h *head) put32(v uint32) {
 	h.n += 4
 }
 
-// appendError appends the payload of an error chunk. A negative offset is none.
+// appendError appends the payload of an error chunk. off < 0: no offset.
 func appendError(p []byte, code uint32, text string, off int64) []byte {
 	text = text[:min(len(text), maxString)]
 	p = binary.BigEndian.AppendUint32(p, code)
@@ -222,7 +223,7 @@ type option struct {
 	data   []byte
 }
 
-// fields takes the fields of an option's data. After an error all later fields are zero.
+// fields reads the fields of an option's data. After an error all later fields are zero.
 type fields struct {
 	b   []byte
 	bad bool
@@ -323,7 +324,7 @@ func checkText(s string) error {
 	return nil
 }
 
-// statusPayload is the payload of a BLOCK_STATUS: the contexts that the client wants to know of.
+// decodeStatusPayload decodes the payload of a BLOCK_STATUS: the contexts that the client wants.
 func decodeStatusPayload(p []byte) (length uint64, contexts []uint32, err error) {
 	if len(p) < 8 || len(p)%4 != 0 {
 		return 0, nil, errors.New("its payload has an impossible length")
