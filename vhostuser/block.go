@@ -30,25 +30,25 @@ const (
 	blkHeader = 16
 	// idSize is how many bytes GET_ID has.
 	idSize = 20
-	// rangeSize is how many bytes describe a range to discard or to zero, and maxRanges how many
-	// of them a request may have.
+	// rangeSize is how many bytes describe a range to discard or to zero. maxRanges is the most of
+	// them in a request.
 	rangeSize = 16
 	maxRanges = 16
 	flagUnmap = 1
 	// maxRangeSectors is the longest range: 2 GiB.
 	maxRangeSectors = 1 << 22
-	// stretch is how much of a long range is done in one call, and piece how much goes through
-	// memory of ours. Bytes.
+	// stretch is how much of a long range one call covers. piece is how much goes through a buffer
+	// of this process at a time. Bytes.
 	stretch = 64 << 20
 	piece   = 256 << 10
-	// sharedFrom is the length of a read, in bytes, from which others of the ring are executed
-	// beside it.
+	// sharedFrom is the length of a read, in bytes, from which other requests of the ring are
+	// executed at the same time.
 	sharedFrom = 128 << 10
-	// scattered is from how many segments on calls for each cost more than a copy of them.
+	// scattered is the number of segments from which calls for each cost more than a copy.
 	scattered = 4
 )
 
-// errUnsupported and the like are answers for requests that break a rule.
+// errUnsupported and the following ones are answers for requests that break a rule.
 var (
 	errUnsupported = errors.New("the request is not supported")
 	errRange       = errors.New("the request does not lie in the disk")
@@ -59,9 +59,9 @@ var (
 type run struct {
 	*serving.Turn
 	q     *queue
-	busy  bool // it has executed something since it slept
+	busy  bool // it has executed something since it last slept
 	taken uint // how often it has looked for a request
-	ahead int  // how many it has taken since the ring was empty
+	ahead int  // how many it has taken since the ring was last empty
 	left  bool // guarded by conn.mu; the request is given up because its ring stops
 	req   *request
 	r     serving.Request
@@ -71,12 +71,12 @@ type run struct {
 	begun time.Duration // from conn.since to when it began with the request
 }
 
-// request is a request of a ring, from when it was taken until it is given back.
+// request is a request of a ring, from when it is taken until it is given back.
 type request struct {
 	chain    chain
-	table    *table        // that the chain lies in
+	table    *table        // the memory table of its chain
 	arrived  time.Duration // from conn.since
-	cost     int64         // in the limit of memory, because it waits; 0: nothing
+	cost     int64         // counted in the limit of memory, because it waits; 0: not counted
 	kind     uint32
 	sector   uint64
 	out, in  []segment // data for the disk, and from it
@@ -84,7 +84,7 @@ type request struct {
 	statusAt uint64    // its guest address
 }
 
-// parse finds the parts of the request in its chain, however the driver has cut it.
+// parse finds the parts of the request in its chain, in whatever pieces the driver gives them.
 func (r *request) parse() error {
 	if r.in, r.status, r.statusAt = takeLast(r.chain.in); r.status == nil {
 		return errStatus
@@ -102,8 +102,8 @@ func (r *request) parse() error {
 var operations = map[uint32]serving.Operation{blkIn: serving.OpRead, blkOut: serving.OpWrite,
 	blkFlush: serving.OpFlush, blkDiscard: serving.OpDiscard, blkWriteZeroes: serving.OpWrite}
 
-// serve executes and answers its request. At the end of the connection, and of the disk, which ends
-// it, a request without an answer stays in flight, for the next one.
+// serve executes and answers its request. When the connection ends, also because of the disk, a
+// request without an answer stays in flight, for the next connection.
 func (run *run) serve() {
 	defer run.forget()
 	q, c, req := run.q, run.q.c, run.req
@@ -142,8 +142,8 @@ func (run *run) serve() {
 	q.put(req.chain.head, written, run.Reading)
 }
 
-// postpone leaves a request for later: others of the ring begin first. To copy a long one takes so
-// long that another goroutine does it beside.
+// postpone leaves a request for later: others of the ring begin first. Copying a long one takes so
+// long that another goroutine does it at the same time.
 func (run *run) postpone(req *request) {
 	q := run.q
 	q.noteWaiting(req)
@@ -153,7 +153,7 @@ func (run *run) postpone(req *request) {
 	}
 }
 
-// forget gives back what the request holds.
+// forget releases the memory and the range of the request.
 func (run *run) forget() {
 	if run.req != nil {
 		run.q.recycle(run.req)
@@ -198,8 +198,8 @@ func (run *run) execute(req *request) (n int64, err error) {
 	return n, err
 }
 
-// checkRange refuses a range outside of a disk of that many bytes. A sector has 512 bytes, whatever
-// the block size is.
+// checkRange refuses a range outside of a disk of that many bytes. A sector has 512 bytes, with
+// every block size.
 func checkRange(sector uint64, length, size int64) error {
 	if length%disk.SectorSize != 0 || sector > math.MaxInt64/disk.SectorSize {
 		return errRange
@@ -210,7 +210,7 @@ func checkRange(sector uint64, length, size int64) error {
 	return nil
 }
 
-// begin keeps the disk for a request until disk.End, unless the client may not use it.
+// begin counts a use of the disk for a request until disk.End, unless the client may not use it.
 func (run *run) begin(write bool) error {
 	c := run.q.c
 	if !c.client.Used(c.disk) { // Begin may wait for other clients
@@ -226,20 +226,20 @@ func (run *run) begin(write bool) error {
 
 // shares reports whether to leave a long read to the other reader, because this one has more to do.
 // A few wait there, so that both always have something to do. Writes are not shared: the kernel
-// executes one at a time in a file, so the second thread would only wait for the first one.
+// executes one at a time in a file, so a second thread would only wait for the first.
 func (run *run) shares(length int64) bool {
 	return length >= sharedFrom && run.req.cost == 0 && run.Reading && run.q.late.Waiting() < 2 &&
 		run.q.waiting()
 }
 
-// direct reports whether the disk reads and writes the guest's memory itself. It may not access
-// memory that the front end can cut short, which would fault. Many small segments cost more in
-// calls than a copy.
+// direct reports whether the disk itself accesses the guest's memory. It must not access memory
+// that the front end can cut short, which would fault. With many small segments the calls cost more
+// than a copy.
 func (run *run) direct(segs []segment, length int64) bool {
 	return run.req.table.sealed && (len(segs) <= scattered || length/int64(len(segs)) >= 64<<10)
 }
 
-// take takes memory of ours for a part of a request.
+// take takes a buffer of this process for a part of a request.
 func (run *run) take(length int64) []byte {
 	n := int(min(length, piece))
 	if run.buf == nil {
@@ -286,8 +286,8 @@ func (run *run) read(off int64, in []segment, length int64) error {
 	return nil
 }
 
-// lock holds a range of the disk for a change. A connection that has ended begins none any more:
-// the next one executes the request.
+// lock holds a range of the disk for a change. A connection that has ended begins no change: the
+// next connection executes the request.
 func (run *run) lock(off, length int64) error {
 	c, d := run.q.c, run.q.c.disk
 	run.r.Hold.Set(rangelock.Write, c.client.Name(), off, length)
@@ -351,8 +351,7 @@ func (run *run) store(off int64, out []segment, length int64) error {
 	return nil
 }
 
-// flush makes durable what was written. It takes long, so others of the ring are executed beside
-// it.
+// flush makes writes durable. It takes long, so others of the ring are executed at the same time.
 func (run *run) flush() error {
 	d := run.q.c.disk
 	if err := run.begin(false); err != nil {
@@ -383,15 +382,15 @@ func (run *run) identify(in []segment) error {
 }
 
 // Waits implements serving.Executor: others of the ring are executed while the request waits for
-// far content. A guest sets its requests no timeout, so they are held forever.
+// far content. A guest sets no timeout for its requests, so they are held for ever.
 func (run *run) Waits() (time.Duration, error) {
 	if !run.q.c.hold(run) {
 		return 0, serving.ErrAborted
 	}
 	run.held = true
 	run.q.noteWaiting(run.req)
-	// Whoever has fenced the client ends the requests that are held. This one may have come too
-	// late.
+	// A fence of the client ends the requests that are held. This request may come too late for
+	// that.
 	if !run.q.c.client.Admitted(run.q.c.disk) {
 		return 0, serving.ErrAborted
 	}

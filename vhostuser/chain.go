@@ -4,7 +4,7 @@ import (
 	"unsafe"
 )
 
-// segment is a part of a request's memory that is one piece here and in the guest.
+// segment is a part of a request's memory that is contiguous here and in the guest.
 type segment struct {
 	p     []byte
 	guest uint64 // guest physical address
@@ -18,7 +18,7 @@ type chain struct {
 
 func (c *chain) reset(head uint16) { c.head, c.out, c.in = head, c.out[:0], c.in[:0] }
 
-// room is for how many segments the chain has memory.
+// room is how many segments the chain has memory for.
 func (c *chain) room() int64 { return int64(cap(c.out) + cap(c.in)) }
 
 // lengthOf is how many bytes segments have.
@@ -60,7 +60,7 @@ func (s *segment) precedes(p []byte, guest uint64) bool {
 		unsafe.Add(unsafe.Pointer(&s.p[0]), len(s.p)) == unsafe.Pointer(&p[0])
 }
 
-// scatter copies p to segments, from byte at of the first one on. It returns where it has ended.
+// scatter copies p to segments, from byte at of the first one on. It returns the end of the copy.
 func scatter(p []byte, segs []segment, at int) (int, []segment) {
 	for len(p) > 0 {
 		n := copy(segs[0].p[at:], p)
@@ -72,7 +72,7 @@ func scatter(p []byte, segs []segment, at int) (int, []segment) {
 	return at, segs
 }
 
-// gather fills p from segments, from byte at of the first one on. It returns where it has ended.
+// gather fills p from segments, from byte at of the first one on. It returns the end of the copy.
 func gather(p []byte, segs []segment, at int) (int, []segment) {
 	for len(p) > 0 {
 		n := copy(p, segs[0].p[at:])
@@ -100,8 +100,8 @@ func takeFront(segs []segment, b []byte) ([]segment, bool) {
 	return segs, true
 }
 
-// takeLast cuts the last byte off segments and returns it, with its guest address. Nil: there is
-// none.
+// takeLast cuts the last byte off segments and returns it, with its guest address. last nil: there
+// is none.
 func takeLast(segs []segment) (rest []segment, last []byte, guest uint64) {
 	if len(segs) == 0 {
 		return segs, nil, 0

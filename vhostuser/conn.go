@@ -21,7 +21,7 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// maxQueues is how many rings a disk has at most.
+// maxQueues is the most rings of a disk.
 const maxQueues = 16
 
 var (
@@ -44,40 +44,40 @@ type conn struct {
 	client *serving.Client // nil: the connection was refused
 	share  *memory.Share
 
-	// What the front end has set; they belong to the message loop.
+	// What the front end has set; only the message loop uses it.
 
 	features, protocol uint64
 	table              *table
 	region             *inflightRegion
 	queues             [maxQueues]*queue
 	status             uint64
-	// known says that it is known whether the guest has turned the write cache off. It is not of a
-	// guest that comes from elsewhere.
+	// known says that it is known whether the guest has turned the write cache off. It is unknown
+	// for a guest that comes from elsewhere.
 	known    bool
-	sizeRead uint64 // the size that the front end has read, sectors
-	// toldMemory says that the log has it that memory can be cut short
+	sizeRead uint64 // the size that the front end has read, in sectors
+	// toldMemory says that the log already says that memory can be cut short
 	toldMemory bool
 	// stopTime is what is left of stopTimeout for the next ring that stops
 	stopTime time.Duration
 
 	dirty        dirtyLog
-	writeThrough atomic.Uint64 // why a write is durable when it ends: see throughOff; 0: it is not
+	writeThrough atomic.Uint64 // why a write is durable when it ends: see throughOff; 0: not
 	running      atomic.Int32  // rings that run
 
 	commands, bytesRead, bytesWritten atomic.Uint64
-	settled                           uint64 // commands before what was done is durable
+	settled                           uint64 // commands whose changes are durable
 
 	mu          sync.Mutex
 	held        map[*run]struct{} // guarded by mu; requests that wait for far content
 	backChannel int               // guarded by mu; the back channel; -1: there is none
-	toldBack    bool              // guarded by mu; the log has it that it takes nothing
+	toldBack    bool              // guarded by mu; the log says that a message could not be sent
 }
 
 // newConn makes a connection to an export.
 func (s *Server) newConn(nc net.Conn, at *export) *conn {
 	c := &conn{srv: s, nc: nc.(*net.UnixConn), at: at, disk: at.disk, since: time.Now(),
 		backChannel: -1, gone: make(chan struct{}), held: map[*run]struct{}{}}
-	c.features = featureProtocol // rings are disabled until the front end has said more
+	c.features = featureProtocol // rings are disabled until the front end enables them
 	c.Init(nc)
 	return c
 }
@@ -216,7 +216,7 @@ func (c *conn) hasLeft(run *run) bool {
 	return run.left
 }
 
-// giveUp ends the requests of a queue that stops, or of all, that wait for far content.
+// giveUp ends the requests that wait for far content, of a queue that stops; nil: of all queues.
 func (c *conn) giveUp(q *queue) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -236,7 +236,7 @@ func (run *run) giveUp() {
 	run.r.Abort()
 }
 
-// letWait lets a queue wait for far content.
+// letWait allows a queue's requests to wait for far content.
 func (c *conn) letWait(q *queue) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -245,8 +245,8 @@ func (c *conn) letWait(q *queue) {
 	c.stopTime = c.srv.stopTimeout
 }
 
-// panicked is why a goroutine of the connection has panicked. Memory that was cut short under us is
-// the front end's doing.
+// panicked returns why a goroutine of the connection has panicked. If memory was cut short, that is
+// the front end's fault.
 func (c *conn) panicked(p any) error {
 	if fault, ok := p.(interface{ Addr() uintptr }); ok && fault.Addr() != 0 {
 		return errFault
@@ -257,8 +257,8 @@ func (c *conn) panicked(p any) error {
 	return errors.New("internal error")
 }
 
-// end ends the connection. Its socket takes the next one when nothing touches this guest's memory
-// any more: a late read would land in memory that the guest uses for something else by now.
+// end ends the connection. Its socket accepts the next one when nothing touches this guest's memory
+// any more: a late read would reach memory that the guest uses for something else by then.
 func (c *conn) end(err error) {
 	c.fail(err)
 	err = c.Cause()
@@ -280,7 +280,7 @@ func (c *conn) end(err error) {
 	c.tellEnd(err)
 }
 
-// tellEnd says in the log and to the observer how the connection has ended.
+// tellEnd reports the end of the connection to the log and the observer.
 func (c *conn) tellEnd(err error) {
 	reason, expected := endOf(err)
 	usual, how := zap.InfoLevel, serving.Failure
@@ -306,8 +306,8 @@ func (c *conn) tellEnd(err error) {
 	}
 }
 
-// endOf names the end of a connection in metrics, and says whether the client or an operator wanted
-// it.
+// endOf returns the reason of a connection's end for metrics, and whether the client or an operator
+// wanted the end.
 func endOf(err error) (reason string, expected bool) {
 	switch {
 	case serving.EndOf(err) != "":
@@ -321,7 +321,7 @@ func endOf(err error) (reason string, expected bool) {
 	return "protocol_error", false
 }
 
-// setBack takes the back channel, or forgets it.
+// setBack sets the back channel; -1: none.
 func (c *conn) setBack(fd int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -329,8 +329,8 @@ func (c *conn) setBack(fd int) {
 	c.backChannel = fd
 }
 
-// resized tells the front end that the configuration has changed. It does not wait until the front
-// end takes the message.
+// resized tells the front end that the configuration has changed. It does not wait for the front
+// end.
 func (c *conn) resized() {
 	b := binary.LittleEndian.AppendUint32(nil, backendConfigChange)
 	b = binary.LittleEndian.AppendUint32(b, flagVersion)
@@ -341,7 +341,7 @@ func (c *conn) resized() {
 		return
 	}
 	err := unix.Sendmsg(c.backChannel, b, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-	if err != nil && !c.toldBack { // the front end can ask for it as often as it likes
+	if err != nil && !c.toldBack { // a front end can cause this as often as it likes
 		c.toldBack = true
 		c.log().Warn("the guest does not learn that its disk has grown", zap.Error(err))
 	}

@@ -27,15 +27,15 @@ const (
 )
 
 const (
-	// segMax is how many segments of data a request has at most: with header and status as many as
-	// QEMU's default ring has descriptors.
+	// segMax is the most segments of data in a request: with header and status as many as QEMU's
+	// default ring has descriptors.
 	segMax = 126
-	// configSize is how many bytes the configuration has, and configWCE which of them turns the
-	// write cache on and off.
+	// configSize is the size of the configuration. configWCE is the offset of the byte that turns
+	// the write cache on and off.
 	configSize = 60
 	configWCE  = 32
 	maxConfig  = 256
-	// configAlso is where Cloud Hypervisor before 2026 asks for the start of the configuration. It
+	// configAlso is the offset at which Cloud Hypervisor before 2026 asks for the configuration. It
 	// is the offset in virtio's MMIO; by the protocol it would be 0.
 	configAlso = 0x100
 )
@@ -65,7 +65,7 @@ func (c *conn) config() (b [maxConfig]byte) {
 	binary.LittleEndian.PutUint64(b[:], uint64(d.Size()/disk.SectorSize))
 	put32(b[12:], segMax)
 	put32(b[20:], uint32(d.BlockSize))
-	const page = 4096 // what is read and written at once without more
+	const page = 4096 // the page cache's unit: a smaller write may have to read first
 	for size := d.BlockSize; size < page; size *= 2 {
 		b[24]++ // logical blocks in a physical one, as a power of two
 	}
@@ -82,7 +82,7 @@ func (c *conn) config() (b [maxConfig]byte) {
 	if d.Zeroes != nil {
 		put32(b[48:], maxRangeSectors)
 		put32(b[52:], maxRanges)
-		b[56] = 1 // a range that is zeroed may give its space back
+		b[56] = 1 // zeroing a range may give its space back
 	}
 	return b
 }
@@ -117,7 +117,7 @@ func (c *conn) reply(m *message, payload []byte, fd int) error {
 func number(n uint64) []byte { return binary.LittleEndian.AppendUint64(nil, n) }
 
 // execute executes a message. It returns the reply, if the message has one of its own, and a
-// descriptor that goes with it.
+// descriptor to send with it.
 func (c *conn) execute(m *message) (reply []byte, fd int, err error) {
 	switch m.request {
 	case reqGetFeatures:
@@ -141,7 +141,8 @@ func (c *conn) execute(m *message) (reply []byte, fd int, err error) {
 	case reqSetLogBase:
 		fd := m.take(0)
 		defer closeFD(fd)
-		// QEMU takes any reply. Front ends with rust-vmm's library wait for what they have sent.
+		// QEMU takes any reply. Front ends with rust-vmm's library wait for the payload that they
+		// sent.
 		return m.payload, -1, c.dirty.set(m.payload, fd)
 	}
 	return nil, -1, c.set(m)
@@ -151,7 +152,7 @@ func (c *conn) execute(m *message) (reply []byte, fd int, err error) {
 func (c *conn) set(m *message) error {
 	switch m.request {
 	case reqSetOwner, reqSetLogFD:
-		return nil // the connection owns the device, and nobody is told of changes of the log
+		return nil // the connection owns the device, and changes of the log need no message
 	case reqResetOwner, reqResetDevice:
 		c.reset()
 		return nil
@@ -201,11 +202,11 @@ func (c *conn) setFeatures(m *message) error {
 }
 
 // Why a write must be durable when it ends: the driver relies on that, or may do so. The first two
-// are kept in the region of requests in flight, too.
+// are also kept in the region of requests in flight.
 const (
 	throughOff = 1 << 63 // the driver has turned the write cache off
 	// throughMaybe: the guest has come from elsewhere, and front ends do not say what it has done
-	// there. It ends when the driver flushes, because then it believes that there is a write cache.
+	// there. It ends when the driver flushes: then the driver believes that there is a write cache.
 	throughMaybe  = 1 << 62
 	throughUnable = 1 // the driver cannot flush
 )
@@ -220,8 +221,8 @@ func (c *conn) setWriteThrough(why uint64, on bool) {
 }
 
 // setStatus sets the status of the device. When the driver is ready, the front end waits for no
-// more answers about rings. So that is when it is told of another size of the disk than it has
-// read, which can have changed while nobody was connected or the rings stood still.
+// more answers about rings. So it is told then if the disk has another size than the one that it
+// has read. The size can have changed while no front end was connected or the rings stood still.
 func (c *conn) setStatus(m *message) error {
 	const driverOK = 4
 	n, err := m.u64()
@@ -251,9 +252,9 @@ func (c *conn) setProtocol(m *message) error {
 	return nil
 }
 
-// reset stops all rings. They begin at 0 unless the front end says otherwise. Where they stood is
-// kept for GET_VRING_BASE: QEMU 7.2 asks for it after it has reset the status, and migrates a guest
-// with the answer.
+// reset stops all rings. They begin at 0 unless the front end says otherwise. Their positions are
+// kept for GET_VRING_BASE: QEMU 7.2 asks for them after it has reset the status, and migrates a
+// guest with the answer.
 func (c *conn) reset() {
 	for _, q := range c.queues {
 		if q != nil {
@@ -283,7 +284,7 @@ func (c *conn) getConfig(m *message) ([]byte, error) {
 	return append(m.payload[:12:12], config[off:off+size]...), nil
 }
 
-// setConfig turns the write cache on or off: nothing else of the configuration can be written.
+// setConfig turns the write cache on or off. No other part of the configuration can be written.
 func (c *conn) setConfig(m *message) error {
 	if len(m.payload) != 13 || binary.LittleEndian.Uint32(m.payload) != configWCE ||
 		binary.LittleEndian.Uint32(m.payload[4:]) != 1 {
@@ -305,7 +306,7 @@ func (c *conn) getInflight(m *message) ([]byte, int, error) {
 	if err != nil {
 		return nil, -1, err
 	}
-	// The client keeps it, and sends it by SET_INFLIGHT_FD.
+	// The client keeps the region, and sends it by SET_INFLIGHT_FD.
 	reply := binary.LittleEndian.AppendUint64(nil, size)
 	reply = binary.LittleEndian.AppendUint64(reply, 0)
 	reply = binary.LittleEndian.AppendUint16(reply, queues)
@@ -330,7 +331,7 @@ func (c *conn) setInflight(m *message) error {
 	if err != nil {
 		return err
 	}
-	// A disk that is only read may get a new identity with the same content.
+	// A write-protected disk may get a new identity with the same content.
 	if err := region.claim(c.disk); err != nil && !c.disk.Protected() {
 		region.close()
 		return err
@@ -344,7 +345,7 @@ func (c *conn) setInflight(m *message) error {
 	return nil
 }
 
-// queue returns the queue of an index, and makes it at the first call.
+// queue returns the queue of an index. The first call makes it.
 func (c *conn) queue(index uint32) (*queue, error) {
 	if index >= maxQueues {
 		return nil, fmt.Errorf("there is no ring %d: a disk has %d", index, maxQueues)
@@ -379,14 +380,14 @@ func (c *conn) getBase(m *message) ([]byte, error) {
 
 // pause stops a ring that may go on later, here or elsewhere.
 func (c *conn) pause(q *queue) error {
-	c.known = c.known || q.running // if the guest goes on, it has not come from elsewhere
+	c.known = c.known || q.running // a guest that has run here has not come from elsewhere
 	q.halt()
 	return c.settle()
 }
 
-// settle makes durable what was done since the last time, as QEMU does with its own disks when a
-// machine stops. The machine may go on elsewhere: then the server there flushes for it, and knows
-// nothing of writes that this one has acknowledged and its disk still keeps.
+// settle makes changes since the last time durable, as QEMU does with its own disks when a machine
+// stops. The machine may go on elsewhere: then the server there flushes for it, and does not know
+// of acknowledged writes that are only in this process's page cache.
 func (c *conn) settle() error {
 	done := c.commands.Load()
 	if done == c.settled || !c.client.Used(c.disk) {
@@ -403,7 +404,7 @@ func (c *conn) settle() error {
 	return nil
 }
 
-// setRing sets something of a ring. Its length and its position can change only while it is
+// setRing sets a property of a ring. Its length and its position can change only while it is
 // stopped.
 func (c *conn) setRing(m *message) error {
 	switch m.request {
@@ -447,7 +448,7 @@ func (c *conn) setAddress(m *message) error {
 		binary.LittleEndian.Uint32(m.payload[4:])&logged != 0)
 }
 
-// setWake takes an eventfd of a ring. With the one that the driver kicks, the ring begins.
+// setWake sets an eventfd of a ring. The eventfd of the driver's kicks starts the ring.
 func (c *conn) setWake(m *message) error {
 	n, err := m.u64()
 	if err != nil {

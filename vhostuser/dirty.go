@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logPage is how many bytes of the guest a bit of the dirty log stands for.
+// logPage is how many bytes of the guest's memory a bit of the dirty log stands for.
 const logPage = 4096
 
-// dirtyLog is where the front end learns which pages of the guest the device has written, while the
-// guest migrates: a bit for each page, least significant first. The zero value logs nothing. Any
-// number of goroutines may mark pages.
+// dirtyLog tells the front end which pages of the guest the device has written, while the guest
+// migrates: a bit for each page, least significant first. The zero value logs nothing. Any number
+// of goroutines may mark pages.
 type dirtyLog struct {
 	wanted atomic.Bool // the feature LOG_ALL is set
 
@@ -26,7 +26,7 @@ type dirtyLog struct {
 	bits []byte // guarded by mu; shared with the front end
 }
 
-// set takes the log's file. Payload: its size and offset, in bytes.
+// set sets the log's file. payload: its size and offset, in bytes.
 func (l *dirtyLog) set(payload []byte, fd int) error {
 	if len(payload) != 16 {
 		return fmt.Errorf("the dirty log is described by %d bytes, not 16", len(payload))
@@ -65,8 +65,8 @@ func (l *dirtyLog) mark(guest, length uint64) {
 	}
 }
 
-// mapShared maps a part of a file that a front end shares, of whole words. The file lies in memory,
-// and is as long as it says.
+// mapShared maps a part of a file that a front end shares, in whole words. The file must be in
+// memory, and as long as the front end says.
 func mapShared(fd int, size, off uint64) ([]byte, error) {
 	if fd < 0 {
 		return nil, errors.New("there is no descriptor")

@@ -17,8 +17,8 @@ import (
 
 // The region of requests in flight, as QEMU's docs/interop/vhost-user describes it for split rings:
 // for each ring a header, and behind it a state of each descriptor. The front end keeps it, and
-// gives it to whoever serves the ring next, so that requests which nobody has answered are executed
-// again. The front end may have changed it, so its content is checked like a ring's.
+// gives it to the next server of the ring, so that requests without an answer are executed again.
+// The front end may have changed it, so its content is checked like a ring's.
 const (
 	inflightHeader  = 16
 	inflightState   = 16
@@ -40,17 +40,17 @@ const (
 // end does not tell the next daemon what the guest has set, and the guest still relies on it.
 const throughKept = throughOff | throughMaybe
 
-// ofDisk are those that tell the disk of the region, and ofContent its content: see
-// serving.Disk.Generation. The front end forgets the region when the guest starts again, so a guest
-// that still has it goes on where it was.
+// ofDisk are the bits that identify the disk of the region, and ofContent those for its content:
+// see serving.Disk.Generation. The front end forgets the region when the guest starts again, so a
+// guest whose front end still has the region goes on where it was.
 const (
 	ofDisk       = 1<<32 - 1
 	ofContent    = throughMaybe - 1 - ofDisk
 	firstContent = ofDisk + 1
 )
 
-// These refuse a guest that would write to one disk what it remembers of another one, or of what
-// the disk was before it was reverted.
+// These refuse a guest that would write to one disk what it remembers of another, or of the disk's
+// content before it was reverted.
 var (
 	errAnotherDisk = errors.New("the guest had another disk at this socket, which is gone: start " +
 		"the guest again")
@@ -58,7 +58,7 @@ var (
 		"away: start the guest again")
 )
 
-// inflightSize is how many bytes a ring has in the region.
+// inflightSize is how many bytes of the region are a ring's.
 func inflightSize(num uint16) uint64 {
 	n := uint64(inflightHeader) + inflightState*uint64(num)
 	return (n + inflightAlign - 1) / inflightAlign * inflightAlign
@@ -71,7 +71,7 @@ type inflightRegion struct {
 	num    uint16 // descriptors of each ring
 }
 
-// parseInflight reads what a message says of the region.
+// parseInflight parses a message's description of the region.
 func parseInflight(b []byte) (size, off uint64, queues, num uint16, err error) {
 	if len(b) < 20 {
 		return 0, 0, 0, 0, fmt.Errorf("the region of requests in flight is described by %d bytes",
@@ -86,7 +86,7 @@ func parseInflight(b []byte) (size, off uint64, queues, num uint16, err error) {
 	return size, off, queues, num, nil
 }
 
-// newInflight makes a region in a new file, whose descriptor is the caller's.
+// newInflight makes a region in a new file. The caller closes the descriptor.
 func newInflight(queues, num uint16) (fd int, size uint64, err error) {
 	size = inflightSize(num) * uint64(queues)
 	fd, err = unix.MemfdCreate("vhost-user-inflight", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -117,7 +117,8 @@ func openInflight(fd int, size, off uint64, queues, num uint16) (*inflightRegion
 	return &inflightRegion{all, queues, num}, nil
 }
 
-// claim notes which disk the region is of, and which content of it. It refuses that of another one.
+// claim notes the disk and the content that the region is for. It refuses a region of another disk
+// or content.
 func (r *inflightRegion) claim(d *serving.Disk) error {
 	n := binary.BigEndian.Uint64(d.Identity.NAA[:])
 	mark := uint64(uint32(n>>32)^uint32(n)) | 1 // 0: an earlier version has not noted it
@@ -125,7 +126,7 @@ func (r *inflightRegion) claim(d *serving.Disk) error {
 		return errAnotherDisk
 	}
 	if d.Store == nil && d.Remote == nil {
-		return nil // its content has another name at each start
+		return nil // the content has another name at each start
 	}
 	generation, err := d.Generation()
 	if err != nil && atomic.LoadUint64(r.features())&ofContent != 0 {
@@ -142,7 +143,8 @@ func (r *inflightRegion) claim(d *serving.Disk) error {
 	return nil
 }
 
-// note keeps a mark among the features, unless there is one. It reports whether it is that one.
+// note keeps a mark among the features, unless there is one. It reports whether the mark there is
+// this one.
 func (r *inflightRegion) note(where, mark uint64) bool {
 	had := atomic.LoadUint64(r.features()) & where
 	if had == 0 {
@@ -151,8 +153,8 @@ func (r *inflightRegion) note(where, mark uint64) bool {
 	return had == 0 || had == mark
 }
 
-// adopt returns why the guest's writes are durable, by the region if somebody has used it, and
-// otherwise as given.
+// adopt returns why the guest's writes are durable: by the region if it was used, and otherwise
+// through.
 func (r *inflightRegion) adopt(through uint64) (_ uint64, known bool) {
 	if binary.LittleEndian.Uint16(r.all[offVersion:]) != 0 {
 		return atomic.LoadUint64(r.features()), true
@@ -160,7 +162,7 @@ func (r *inflightRegion) adopt(through uint64) (_ uint64, known bool) {
 	return through, false
 }
 
-// features are shared by the message loop and whoever executes a flush.
+// features are shared by the message loop and the goroutine that executes a flush.
 func (r *inflightRegion) features() *uint64 {
 	return (*uint64)(unsafe.Pointer(&r.all[offFeatures]))
 }
@@ -182,7 +184,7 @@ func (r *inflightRegion) close() {
 	}
 }
 
-// inflight is a ring's part of the region. Nil notes nothing.
+// inflight is a ring's part of the region. nil notes nothing.
 type inflight struct {
 	b       []byte
 	num     uint32
@@ -211,7 +213,7 @@ func (f *inflight) setFlag(head uint16, on uint8) {
 	atomic.StoreUint32(word, uint32(on)) // the three bytes behind it are padding
 }
 
-// noteTaken notes that a request is in flight. It comes before anything is done.
+// noteTaken notes that a request is in flight. It is called before the request is executed.
 func (f *inflight) noteTaken(head uint16) {
 	if f == nil {
 		return
@@ -230,7 +232,7 @@ func (f *inflight) notePutting(head uint16) {
 	binary.LittleEndian.PutUint16(f.b[offLastBatch:], head)
 }
 
-// notePut notes that it was shown.
+// notePut notes that the request was shown as used.
 func (f *inflight) notePut(head, used uint16) {
 	if f == nil {
 		return
@@ -239,7 +241,7 @@ func (f *inflight) notePut(head, used uint16) {
 	binary.LittleEndian.PutUint16(f.b[offUsed:], used)
 }
 
-// clear forgets all requests: their driver has begun anew.
+// clear forgets all requests: their driver has started again.
 func (f *inflight) clear() {
 	if f != nil {
 		clear(f.b[offVersion:])
@@ -256,13 +258,13 @@ func (f *inflight) hasRequests() bool {
 	return false
 }
 
-// resume returns the requests that a ring had in flight, in the order in which they came, when its
-// used index is used. A new region gets its header.
+// resume returns the requests that a ring had in flight, in the order in which they came. used is
+// the ring's used index. A new region gets its header.
 func (f *inflight) resume(used uint16) (heads []uint16, err error) {
 	if f == nil {
 		return nil, nil
 	}
-	if binary.LittleEndian.Uint16(f.b[offVersion:]) == 0 { // nobody has used it
+	if binary.LittleEndian.Uint16(f.b[offVersion:]) == 0 { // the region is new
 		binary.LittleEndian.PutUint16(f.b[offVersion:], inflightVersion)
 		binary.LittleEndian.PutUint16(f.b[offDescNum:], uint16(f.num))
 		binary.LittleEndian.PutUint16(f.b[offUsed:], used)
@@ -272,10 +274,10 @@ func (f *inflight) resume(used uint16) (heads []uint16, err error) {
 		return nil, fmt.Errorf("the region of requests in flight has version %d, and only %d is "+
 			"known here", v, inflightVersion)
 	}
-	// A daemon that was killed may have shown its last batch to the driver, and not noted it.
+	// A daemon that was killed may have shown its last batch to the driver, and not noted that.
 	missing := used - binary.LittleEndian.Uint16(f.b[offUsed:])
 	if uint32(missing) > f.num && !f.hasRequests() {
-		missing = 0 // its driver has begun anew: a ring that stops has given everything back
+		missing = 0 // its driver has started again: a ring that stops has given everything back
 	}
 	if uint32(missing) > f.num {
 		return nil, fmt.Errorf("the region of requests in flight lags by %d requests in a ring of "+

@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// maxRegions is how many regions of memory a front end may have: as many as QEMU has slots.
+	// maxRegions is the most memory regions of a front end: as many as QEMU has slots.
 	maxRegions = 32
-	// maxTableRegions is how many SET_MEM_TABLE can carry.
+	// maxTableRegions is the most regions in a SET_MEM_TABLE.
 	maxTableRegions = 8
 	regionSize      = 32
-	// maxMemory is how much memory a guest has at most, and maxMapped how much all of them. An
-	// address space has 128 TiB, and a file without content may claim all of it. Bytes.
+	// maxMemory is the most memory of a guest, and maxMapped of all guests. An address space has
+	// 128 TiB, and a file without content may claim all of it. Bytes.
 	maxMemory = 8 << 40
 	maxMapped = 64 << 40
 )
@@ -32,9 +32,9 @@ var mapped atomic.Int64
 type region struct {
 	guest  uint64 // guest physical address
 	size   uint64
-	user   uint64 // address in the front end, which ring addresses are given in
+	user   uint64 // address in the front end, as used for ring addresses
 	offset uint64 // where the region begins in its file
-	// sealed says that nobody can cut the file short, so that a plain access cannot fault
+	// sealed says that nobody can cut the file short, so that an access cannot fault
 	sealed  bool
 	mapping *mapping
 }
@@ -55,15 +55,15 @@ func (m *mapping) release() {
 // bytes is the memory of the region.
 func (r *region) bytes() []byte { return r.mapping.all[r.offset : r.offset+r.size] }
 
-// table is the memory of a guest. It never changes; the front end gives another one. Requests keep
-// the one that they began with.
+// table is the memory of a guest. It never changes; the front end sets a new one. Requests keep the
+// table that they began with.
 type table struct {
 	refs    atomic.Int64 // of the connection, its queues, and requests
 	regions []region     // ascending by guest address, without overlap
-	sealed  bool         // all regions are
+	sealed  bool         // all regions are sealed
 }
 
-// newTable takes the mappings over.
+// newTable makes a table. It owns the mappings then.
 func newTable(regions []region) (*table, error) {
 	t := &table{regions: regions, sealed: true}
 	t.refs.Store(1)
@@ -98,7 +98,7 @@ func (t *table) release() {
 }
 
 // at returns the memory at a guest address, at most length bytes: the rest may be in the next
-// region. Nil: there is none.
+// region. nil: there is none.
 func (t *table) at(addr, length uint64) []byte {
 	for i := range t.regions {
 		r := &t.regions[i]
@@ -131,9 +131,9 @@ func parseRegion(b []byte) region {
 		user: binary.LittleEndian.Uint64(b[16:]), offset: binary.LittleEndian.Uint64(b[24:])}
 }
 
-// pagesOf checks a file that a front end shares, up to end: that it lies in memory, and is that
-// long. A thread that waits for a page of another file cannot be stopped, and Go's garbage
-// collector would wait for it. It returns the size of huge pages; 0: the file has none.
+// pagesOf checks that a file that a front end shares is in memory, and has end bytes at least. A
+// thread that waits for a page of another file cannot be stopped, and Go's garbage collector would
+// wait for it. It returns the size of huge pages; 0: the file has none.
 func pagesOf(fd int, end uint64) (huge uint64, err error) {
 	var fs unix.Statfs_t
 	var st unix.Stat_t
@@ -163,7 +163,7 @@ func (r *region) mapFile(fd int) error {
 		return fmt.Errorf("a region of the guest's memory has %d bytes at %#x: that cannot be",
 			r.size, r.guest)
 	}
-	// Look at the size after the seal: an unsealed file could become shorter in between.
+	// Look at the size after the seals: an unsealed file could become shorter in between.
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	sealed := err == nil && seals&unix.F_SEAL_SHRINK != 0
 	page, err := pagesOf(fd, r.offset+r.size)
@@ -171,7 +171,7 @@ func (r *region) mapFile(fd int) error {
 		return fmt.Errorf("the guest's memory: %w", err)
 	}
 	length := r.offset + r.size
-	if page > 0 { // mappings of huge pages have whole ones
+	if page > 0 { // mappings of huge pages are whole pages
 		length = (length + page - 1) / page * page
 	}
 	if length > maxMemory {
@@ -186,8 +186,8 @@ func (r *region) mapFile(fd int) error {
 		mapped.Add(-int64(length))
 		return fmt.Errorf("the guest's memory cannot be mapped: %w", err)
 	}
-	_ = unix.Madvise(all, unix.MADV_DONTDUMP) // a guest's memory is not for our core files
-	// A hole in huge pages faults when there are no more of them, whatever the seals.
+	_ = unix.Madvise(all, unix.MADV_DONTDUMP) // a guest's memory must not be in core files
+	// An access to a hole in huge pages faults when there are no more of them, even if sealed.
 	r.sealed = sealed && page == 0
 	r.mapping = &mapping{all: all}
 	r.mapping.refs.Store(1)

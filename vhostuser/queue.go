@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// stopTimeout is how long rings that stop one after the other wait for far content. QEMU stands
-	// still meanwhile, and the person at its monitor, too.
+	// stopTimeout is how long all rings that are stopped together wait for far content. QEMU, and
+	// the person at its monitor, wait meanwhile.
 	stopTimeout = 30 * time.Second
 )
 
 // queue executes the requests of one ring. A goroutine has the role of the reader: it takes
 // requests and executes them. When one of them takes long, another goroutine gets the role
-// (serving.Reader). The message loop of the connection starts and stops it; nothing else changes
-// what the front end has set.
+// (serving.Reader). The message loop of the connection starts and stops the queue. Nothing else
+// changes what the front end has set.
 type queue struct {
 	c     *conn
 	index int
@@ -30,11 +30,11 @@ type queue struct {
 	mu    sync.Mutex
 	ring  ring    // guarded by mu while the queue runs
 	table *table  // guarded by mu; nil: the guest has no memory yet
-	call  *caller // guarded by mu; tells the driver; nil: nothing does
-	// guarded by mu; what told the driver before, if a goroutine may still do it
+	call  *caller // guarded by mu; notifies the driver; nil: nothing does
+	// guarded by mu; former ones that a goroutine may still use
 	formerCalls []*caller
 	mustTell    bool // guarded by mu; call is new: tell the driver even if it wants no interrupt
-	// guarded by mu; requests of an earlier connection, or left when the ring stopped: they come
+	// guarded by mu; requests of an earlier connection, or left when the ring stopped. They come
 	// before those of the ring
 	resumed  []uint16
 	inflight *inflight // guarded by mu while the queue runs
@@ -43,24 +43,24 @@ type queue struct {
 	late *serving.Late[*request]
 
 	out    int  // guarded by mu; requests that were taken and have not ended
-	asleep int  // guarded by mu; of these, those that have waited for something
-	full   bool // guarded by mu; the next one is not taken until one has ended
+	asleep int  // guarded by mu; of these, requests that have waited for something
+	full   bool // guarded by mu; no request is taken until one has ended
 
-	kick     int  // the eventfd by which the driver tells; -1: none
+	kick     int  // the eventfd of the driver's kicks; -1: none
 	fromZero bool // the ring begins at 0: the device was reset
-	// the device was reset since the ring ran, or the ring goes on at another place. That need not
-	// mean another driver: front ends also reset to stop a guest that goes on later
+	// the device was reset since the ring ran, or the ring goes on at another place. The driver may
+	// still be the same: front ends also reset to stop a guest that goes on later
 	wasReset bool
 	enabled  bool
 	running  bool // only while it is enabled
 	role     *serving.Reader
 	active   sync.WaitGroup // goroutines that execute its requests
 	stop     atomic.Bool
-	gaveUp   bool // guarded by conn.mu; it stops, and waits for far content no longer
+	gaveUp   bool // guarded by conn.mu; it stops, and does not wait for far content any more
 	sleeper  sleeper
 }
 
-// start begins to execute requests, unless the front end has not yet said that it may.
+// start begins to execute requests, if the front end has said all that is needed.
 func (q *queue) start() error {
 	if q.running || !q.enabled || q.kick < 0 {
 		return nil
@@ -91,16 +91,16 @@ func (q *queue) start() error {
 }
 
 const (
-	// fewRequests is how many requests of a ring are taken in any case.
+	// fewRequests is how many requests of a ring may always be taken.
 	fewRequests = 16
-	// maxBlocked is how many goroutines of a connection may be in calls of the disk, each with a
-	// thread of the process: a disk hangs, and its guest has rings of many thousand requests.
+	// maxBlocked is how many goroutines of a connection may be in disk calls, each with a thread: a
+	// disk may hang, and its guest has rings of many thousand requests.
 	maxBlocked = 256
-	// longChain is from how many segments on a request's memory is not kept for later ones.
+	// longChain is the number of segments from which a request's memory is not kept for later ones.
 	longChain = 256
 )
 
-// crowded reports whether the requests that were taken must end before another one is taken.
+// crowded reports whether a request must end before another one is taken.
 func (q *queue) crowded() bool {
 	if q.out < fewRequests {
 		return false
@@ -109,8 +109,8 @@ func (q *queue) crowded() bool {
 		q.c.share.Exhausted()
 }
 
-// noteWaiting notes that a request waits, but not in a call of the disk. It counts for the limit of
-// memory until it ends.
+// noteWaiting notes that a request waits, but not in a disk call. It counts for the limit of memory
+// until it ends.
 func (q *queue) noteWaiting(req *request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -121,7 +121,7 @@ func (q *queue) noteWaiting(req *request) {
 	}
 }
 
-// begin finds out where the ring stands.
+// begin finds out at which position the ring goes on.
 func (q *queue) begin() error {
 	r := &q.ring
 	clear(r.taken)
@@ -133,7 +133,7 @@ func (q *queue) begin() error {
 	r.lastNotify = r.usedNext
 	r.eventIdx = q.c.features&featureEventIdx != 0
 	q.inflight = q.c.region.ringPart(q.index, r.num)
-	if q.wasReset && r.next == 0 && r.usedNext == 0 { // another driver, or the same one anew
+	if q.wasReset && r.next == 0 && r.usedNext == 0 { // another driver, or the same again
 		q.inflight.clear()
 		q.c.setWriteThrough(throughMaybe, false)
 	}
@@ -166,13 +166,13 @@ func (q *queue) leave(run *run) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.resumed = append(q.resumed, run.req.chain.head)
-	q.sleeper.wakeUp() // if it is the client that was fenced, the ring runs, and refuses it
+	q.sleeper.wakeUp() // of a fenced client: the ring runs, and the next reader refuses it
 	return true
 }
 
-// halt stops taking requests, and returns when those that were taken have ended. If they wait for
-// far content, they are given up: at once, if the connection has ended, and otherwise after
-// stopTimeout. See leave. Nothing of the ring touches the guest's memory afterwards.
+// halt stops taking requests, and returns when the taken ones have ended. If they wait for far
+// content, they are given up: at once if the connection has ended, otherwise after stopTimeout. See
+// leave. Afterwards the queue does not touch the guest's memory.
 func (q *queue) halt() {
 	if !q.running {
 		return
@@ -201,7 +201,7 @@ func (q *queue) halt() {
 	q.running = false
 	q.c.running.Add(-1)
 	rings.add(-1)
-	for _, req := range q.late.Left() { // they stay in flight
+	for _, req := range q.late.Left() { // these stay in flight
 		q.recycle(req)
 	}
 	q.sleeper.close()
@@ -227,8 +227,8 @@ func (q *queue) drain() {
 	}
 }
 
-// remap moves a queue to another table of memory. Requests under way keep the former one. After an
-// error the queue keeps it, too.
+// remap gives a queue another memory table. Requests under way keep the former one. After an error
+// the queue keeps it, too.
 func (q *queue) remap(t *table) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -245,7 +245,7 @@ func (q *queue) remap(t *table) error {
 	return nil
 }
 
-// address sets where the ring lies. It may run.
+// address sets the addresses of the ring, which may run.
 func (q *queue) address(desc, used, avail, log uint64, logged bool) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -257,7 +257,7 @@ func (q *queue) address(desc, used, avail, log uint64, logged bool) error {
 	return r.locate(q.table)
 }
 
-// loop is what a goroutine with the role does.
+// loop is the loop of a goroutine with the role.
 func (q *queue) loop(turn *serving.Turn) {
 	defer q.active.Done()
 	run := &run{Turn: turn, q: q}
@@ -277,7 +277,7 @@ func (run *run) work() (err error) {
 			err = run.q.c.panicked(p)
 		}
 	}()
-	run.q.tellDriver() // of what the former reader has not told it
+	run.q.tellDriver() // of requests that the former reader has put
 	for {
 		var ok bool
 		if run.Late {
@@ -380,7 +380,7 @@ func (q *queue) take() (req *request, err error) {
 	return req, nil
 }
 
-// recycle takes back the memory of a request that has ended.
+// recycle keeps the memory of a request that has ended for later ones.
 func (q *queue) recycle(req *request) {
 	req.table.release()
 	req.table = nil
@@ -420,18 +420,18 @@ func (q *queue) disableKicks() {
 	q.ring.disableKicks()
 }
 
-// maxUntold is how many requests are done before the driver is told, while there are more to do. An
-// interrupt for each would cost it, and us, more than the requests.
+// maxUntold is how many requests are done before the driver is notified, while there are more to
+// do. An interrupt for each would cost more than the requests, in the guest and here.
 const maxUntold = 16
 
-// put gives a request back to the driver. A reader tells the driver of several at once.
+// put gives a request back to the driver. A reader notifies the driver of several at once.
 func (q *queue) put(head uint16, written uint32, reader bool) {
 	if q.show(head, written, reader) {
 		q.tellDriver()
 	}
 }
 
-// show is put, but returns whether to tell the driver now instead of telling it.
+// show is put, but returns whether the driver is to be notified now, and does not notify it.
 func (q *queue) show(head uint16, written uint32, reader bool) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock() // the guest's memory can fault
@@ -441,7 +441,7 @@ func (q *queue) show(head uint16, written uint32, reader bool) bool {
 	return !reader || q.ring.usedNext-q.ring.lastNotify >= maxUntold
 }
 
-// enable lets a ring be served, or not. Cloud Hypervisor saves the guest's memory then.
+// enable starts or stops serving a ring. After it stops, Cloud Hypervisor saves the guest's memory.
 func (q *queue) enable(on bool) error {
 	q.enabled = on
 	if !on {

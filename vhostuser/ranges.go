@@ -6,7 +6,7 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// ranges discards or zeroes.
+// ranges discards or zeroes the ranges of a request.
 func (run *run) ranges(kind uint32, out []segment) error {
 	d := run.q.c.disk
 	var b [maxRanges * rangeSize]byte
@@ -21,7 +21,7 @@ func (run *run) ranges(kind uint32, out []segment) error {
 	}
 	_, _ = takeFront(out, b[:length])
 	all := b[:length]
-	for r := all; len(r) > 0; r = r[rangeSize:] { // all of them, before anything is done
+	for r := all; len(r) > 0; r = r[rangeSize:] { // check all of them before anything is done
 		flags, sectors := binary.LittleEndian.Uint32(r[12:]), binary.LittleEndian.Uint32(r[8:])
 		if flags&^flagUnmap != 0 || kind == blkDiscard && flags != 0 || sectors > maxRangeSectors {
 			return errUnsupported
@@ -56,7 +56,7 @@ func (run *run) ranges(kind uint32, out []segment) error {
 
 var zeroes [piece]byte
 
-// clear discards a range, or makes it read as zeros: by giving space back only if unmap says so.
+// clear discards a range, or makes it read as zeros. Only with unmap, zeroing may give space back.
 func (run *run) clear(kind uint32, off, length int64, unmap bool) error {
 	d := run.q.c.disk
 	if length == 0 {

@@ -14,7 +14,7 @@ import (
 const (
 	descSize     = 16
 	descNext     = 1 << 0
-	descWrite    = 1 << 1 // the device writes it
+	descWrite    = 1 << 1 // the device writes the memory
 	descIndirect = 1 << 2
 )
 
@@ -23,14 +23,14 @@ const (
 	maxRing = 32768
 	// maxChain is the most descriptors of a request. QEMU has the same limit.
 	maxChain = 1024
-	// availNoInterrupt and usedNoNotify ask the other side not to ring.
+	// availNoInterrupt and usedNoNotify ask the other side not to notify.
 	availNoInterrupt = 1
 	usedNoNotify     = 1
 )
 
 // ring is a split virtqueue from the device's side. The driver may write any part of it at any
 // time, so each value is read once. Its methods are not for concurrent use. They read and write the
-// guest's memory, which can fault: see fault.
+// guest's memory, which can fault.
 type ring struct {
 	num uint32 // descriptors, a power of two
 
@@ -48,12 +48,12 @@ type ring struct {
 	lastNotify uint16 // usedNext at the last call of mustNotify
 	eventIdx   bool
 
-	flags uint16     // what the driver sees of the device's
-	taken bitset.Set // the heads that the device has
+	flags uint16     // the device's flags, as the driver sees them
+	taken bitset.Set // the heads of requests that the device has
 	fence atomic.Uint32
 }
 
-// locate finds the ring in a table of memory. After an error it stays where it was.
+// locate finds the ring in a memory table. After an error it stays where it was.
 func (r *ring) locate(t *table) (err error) {
 	n := uint64(r.num)
 	if n == 0 || n > maxRing || n&(n-1) != 0 {
@@ -99,15 +99,15 @@ func load16(b []byte, off uint64) uint16 {
 
 func (r *ring) availIndex() uint16 { return load16(r.avail, 2) }
 
-// setUsed shows the driver the index of the used ring and our flags, in order with all other such
-// accesses. With the race detector a store would not be: Go makes a plain move of it where memory
-// is not its own.
+// setUsed shows the driver the index of the used ring and the device's flags, in order with all
+// other such accesses. An atomic store would not do with the race detector: Go makes a plain move
+// of it for memory that is not Go's.
 func (r *ring) setUsed() {
 	atomic.SwapUint32((*uint32)(unsafe.Pointer(&r.used[0])),
 		uint32(r.flags)|uint32(r.usedNext)<<16)
 }
 
-// errJump and the like say how a driver has broken its ring.
+// errJump and the following ones say how a driver has broken its ring.
 var (
 	errJump    = errors.New("the driver's index has jumped beyond the ring")
 	errHead    = errors.New("the driver gives a descriptor that the ring does not have")
@@ -119,7 +119,7 @@ var (
 	errLength  = errors.New("a request has more than 4 GiB of memory")
 )
 
-// waiting reports whether the driver has given something that was not taken.
+// waiting reports whether the driver has added a request that was not taken.
 func (r *ring) waiting() bool { return r.availIndex() != r.next }
 
 // take takes the head of the next request. It returns false if there is none.
@@ -153,7 +153,7 @@ func (r *ring) markTaken(head uint16) error {
 
 // rewind gives back heads, all that were taken and not put back, so that the ring goes on with
 // them, also on another machine. Requests between them have ended. So the heads become the last
-// entries before the next one; the driver never looks at these again.
+// entries before the next one. The driver never looks at these entries again.
 func (r *ring) rewind(heads []uint16, log *dirtyLog) {
 	if uint16(len(heads)) != r.next-r.usedNext {
 		return
@@ -166,7 +166,7 @@ func (r *ring) rewind(heads []uint16, log *dirtyLog) {
 	}
 }
 
-// descriptor is a copy of one: it is read once, because the driver may change it at any time.
+// descriptor is a copy of a descriptor, because the driver may change it at any time.
 type descriptor struct {
 	addr  uint64
 	len   uint32
@@ -220,7 +220,7 @@ func (r *ring) read(head uint16, t *table, c *chain) error {
 	}
 }
 
-// put gives a request back, into whose memory that many bytes were written.
+// put gives a request back. written is how many bytes of its memory were written.
 func (r *ring) put(head uint16, written uint32, log *dirtyLog) {
 	off := 4 + 8*(uint64(r.usedNext)&uint64(r.num-1))
 	binary.LittleEndian.PutUint32(r.used[off:], uint32(head))
@@ -234,11 +234,11 @@ func (r *ring) put(head uint16, written uint32, log *dirtyLog) {
 	}
 }
 
-// mustNotify reports whether the driver wants to be told of what was put back since it was told
-// last, virtio 1.2, section 2.7.7.2.
+// mustNotify reports whether the driver wants to be notified of requests that were put back since
+// it last was, virtio 1.2, section 2.7.7.2.
 func (r *ring) mustNotify() bool {
 	before := r.lastNotify
-	r.lastNotify = r.usedNext // the driver looks again after it has asked to be told
+	r.lastNotify = r.usedNext // the driver looks again after it has asked to be notified
 	if !r.eventIdx {
 		return load16(r.avail, 0)&availNoInterrupt == 0
 	}
@@ -248,14 +248,14 @@ func (r *ring) mustNotify() bool {
 
 // disableKicks asks the driver not to kick, because the device looks at the ring by itself.
 func (r *ring) disableKicks() {
-	if !r.eventIdx && r.flags == 0 { // with EVENT_IDX it kicks only where enableKicks has asked
+	if !r.eventIdx && r.flags == 0 { // with EVENT_IDX it kicks only where enableKicks asks
 		r.flags = usedNoNotify
 		r.setUsed()
 	}
 }
 
-// enableKicks asks the driver for a kick when something comes. It returns false if something is
-// here already: then the driver may not kick.
+// enableKicks asks the driver for a kick when it adds a request. It returns false if there is one
+// already: then the driver may not kick.
 func (r *ring) enableKicks() bool {
 	if r.eventIdx {
 		binary.LittleEndian.PutUint16(r.used[4+8*uint64(r.num):], r.next)

@@ -24,9 +24,9 @@ import (
 type Options struct {
 	Disks *serving.Disks
 	Log   *zap.Logger // nil: no log
-	// Dir is where the sockets are made, one for each disk.
+	// Dir is the directory of the sockets, one for each disk.
 	Dir string
-	// UIDs are the users who may connect, apart from those of this process and root.
+	// UIDs are the users who may connect, in addition to this process's user and root.
 	UIDs []uint32
 	// Crowd limits the connections.
 	Crowd serving.Crowd
@@ -42,7 +42,7 @@ type Server struct {
 	dir   string
 	uids  []uint32
 	conns *serving.Connections[*conn]
-	// stopTimeout is the constant, and less in tests
+	// stopTimeout is the constant stopTimeout, and shorter in tests
 	stopTimeout time.Duration
 
 	naming  sync.Mutex // held while a socket is made or removed: no other one takes its name
@@ -50,19 +50,19 @@ type Server struct {
 	exports map[*serving.Disk]*export // guarded by mu
 }
 
-// export is a disk at its socket.
+// export is a disk with its socket.
 type export struct {
 	disk   *serving.Disk
 	l      net.Listener
-	export string // what the socket is called, without .sock
+	export string // the name of the socket, without .sock
 	path   string
-	name   string // of the clients: serving.SocketPrefix and the path
+	name   string // name of the clients: serving.SocketPrefix and the path
 
 	mu   sync.Mutex
-	conn *conn // guarded by mu; who uses the disk; nil: nobody
+	conn *conn // guarded by mu; the connection that uses the disk, or nil
 }
 
-// New makes a server, and a front end of the disks. There must be no disk yet.
+// New makes a server, and adds it as a front end of the disks. There must be no disk yet.
 func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log, dir: opt.Dir, uids: opt.UIDs,
 		stopTimeout: stopTimeout, exports: map[*serving.Disk]*export{}}
@@ -89,9 +89,8 @@ func (s *Server) end(which func(*conn) bool, err error) {
 	}
 }
 
-// socketName is what the socket of a disk is called, without .sock: the disk's name. It is the
-// disk's number if another disk has that name, if the name is a number, or if no socket can have
-// it.
+// socketName is the name of a disk's socket, without .sock: the disk's name. It is the disk's
+// number if another disk has that name, if the name is a number, or if no socket can have it.
 func (s *Server) socketName(d *serving.Disk) string {
 	name := d.Name
 	_, err := strconv.Atoi(name)
@@ -147,11 +146,11 @@ func (s *Server) remove(d *serving.Disk) {
 	}
 }
 
-// takeTimeout is how long a client waits for the end of the one before it, which may have gone
-// unnoticed.
+// takeTimeout is how long a client waits for the end of the former one, which may not have been
+// noticed.
 const takeTimeout = 500 * time.Millisecond
 
-// take makes a connection the one that uses the export.
+// take lets a connection use the export.
 func (e *export) take(c *conn) error {
 	for timeout := time.After(takeTimeout); ; {
 		e.mu.Lock()
@@ -201,9 +200,9 @@ func (s *Server) EndSessions(which func(status.Session) bool) []status.Session {
 	return s.conns.Kick(which)
 }
 
-// Shutdown refuses new clients, ends the connections, and waits for what is under way. Requests
+// Shutdown refuses new clients, ends the connections, and waits for requests under way. Requests
 // that wait for far content are given up; the front end has them in its region of requests in
-// flight, and gives them to the next daemon. If the context ends first, it returns its error.
+// flight, and gives them to the next daemon. If the context ends first, Shutdown returns its error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.conns.Close()
 	s.end(func(*conn) bool { return true }, serving.ErrClosed)
@@ -231,8 +230,8 @@ func (f front) Resized(d *serving.Disk) {
 	}
 }
 
-// Protected implements serving.Front. Writes are refused from now on. A guest learns it when it
-// starts again: the protocol has no news of it.
+// Protected implements serving.Front. Writes are refused from now on. A guest learns of it when it
+// starts again: the protocol has no message for that.
 func (f front) Protected(*serving.Disk) {}
 
 func (f front) Shared(*serving.Disk) {}

@@ -12,21 +12,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sleeper waits for the driver's kicks, or for our own wake.
+// sleeper waits for the driver's kicks, or for a wake-up by this process.
 type sleeper struct {
 	epoll, wake int
 	events      [2]unix.EpollEvent
 
-	// What Go's poller needs. woken is called before and after the wait.
+	// For Go's poller. woken is called before and after the wait.
 	file    *os.File // of epoll
 	polled  syscall.RawConn
 	woken   func(uintptr) bool
 	resting bool
-	yields  bool // it only lets others come before it
+	yields  bool // it only lets other rings come first
 }
 
-// open makes a sleeper of a queue that waits for an eventfd. Epoll reports each write of it once
-// (edge-triggered), so it is never read: a sleep costs one system call.
+// open makes a sleeper of a queue that waits for an eventfd. Epoll reports each write of the
+// eventfd once (edge-triggered), so it is never read: a sleep costs one system call.
 func (s *sleeper) open(q *queue) (err error) {
 	s.close()
 	if s.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
@@ -74,10 +74,11 @@ func (s *sleeper) close() {
 
 func (s *sleeper) wakeUp() { tell(s.wake) }
 
-// sleep waits until there may be something to do. It returns false if that is so already.
+// sleep waits until there may be something to do. It returns false without a wait if there is
+// already.
 //
-// A thread that sleeps in a system call wakes soonest. But where as many rings are awake as there
-// are processors, the kernel would only switch between their threads. Then Go's poller wakes those
+// A thread that sleeps in a system call wakes soonest. But if there are as many awake rings as
+// processors, the kernel would only switch between their threads. Then Go's poller wakes the rings
 // that were kicked, and a few threads go from ring to ring.
 func (q *queue) sleep() bool {
 	others := rings.awake.Add(-1)
@@ -88,7 +89,7 @@ func (q *queue) sleep() bool {
 		if s.polled.Read(s.woken) == nil {
 			return s.resting
 		}
-		// The poller has not taken it.
+		// The poller does not take it.
 	}
 	if !q.enableKicks() {
 		return false
@@ -100,7 +101,7 @@ func (q *queue) sleep() bool {
 // turnLength is how many requests of a ring are executed in a row while other rings wait.
 const turnLength = 64
 
-// yield lets other rings that were kicked come first. Go's scheduler would do so after 10 ms.
+// yield lets other rings that were kicked come first. Go's scheduler would do so only after 10 ms.
 func (q *queue) yield() {
 	if rings.awake.Load() <= rings.processors.Load() {
 		return
@@ -118,7 +119,7 @@ func tell(fd int) {
 	_, _ = unix.Write(fd, one[:])
 }
 
-// caller is the eventfd that tells the driver of used requests. A malicious front end can make a
+// caller is the eventfd that notifies the driver of used requests. A malicious front end can make a
 // write of it wait, so nobody holds a lock meanwhile.
 type caller struct {
 	fd   int
@@ -145,12 +146,12 @@ func (c *caller) drain() {
 	}
 }
 
-// setCall replaces what tells the driver.
+// setCall replaces the eventfd that notifies the driver.
 func (q *queue) setCall(call *caller) {
 	q.mu.Lock()
 	q.formerCalls = append(q.formerCalls, q.call)
 	q.call = call
-	q.mustTell = call != nil // by the reader: the front end can make a write of the eventfd wait
+	q.mustTell = call != nil // by the reader: the write of the eventfd can wait for the front end
 	q.mu.Unlock()
 	q.forgetCalls()
 	if q.running {
@@ -158,7 +159,7 @@ func (q *queue) setCall(call *caller) {
 	}
 }
 
-// forgetCalls lets former calls go that nobody uses any more.
+// forgetCalls closes former eventfds that are not used any more.
 func (q *queue) forgetCalls() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -171,7 +172,7 @@ func (q *queue) forgetCalls() {
 	})
 }
 
-// tellDriver tells the driver of what was put since it was told last, if it wants that.
+// tellDriver notifies the driver of requests that were put since the last time, if it wants that.
 func (q *queue) tellDriver() {
 	if call := q.toTell(); call != nil {
 		tell(call.fd)
@@ -179,7 +180,8 @@ func (q *queue) tellDriver() {
 	}
 }
 
-// toTell returns what tells the driver, which the caller releases; nil: it wants no interrupt.
+// toTell returns the eventfd to notify the driver with, which the caller releases; nil: the driver
+// wants no interrupt.
 func (q *queue) toTell() *caller {
 	q.mu.Lock()
 	defer q.mu.Unlock() // the guest's memory can fault
@@ -193,12 +195,13 @@ func (q *queue) toTell() *caller {
 }
 
 // lookFor is how long a queue looks at its ring after a request, before it sleeps until the driver
-// kicks. To sleep and to be woken takes longer than that, and a guest that makes one request after
-// the other makes the next one within that time.
+// kicks. Sleeping and waking takes longer than that, and a guest that makes one request after the
+// other makes the next one within that time.
 const lookFor = 30 * time.Microsecond
 
-// look waits for a request for a moment, without sleep. It returns whether there may be one. Where
-// more rings are awake than half of the processors, it does not: the others need them.
+// look looks for a request for a moment, without sleep. It returns whether there may be one. If
+// more rings are awake than half of the processors, it does not look: the others need the
+// processors.
 func (q *queue) look() bool {
 	if rings.awake.Load() > max(1, rings.processors.Load()/2) {
 		return false
@@ -211,18 +214,18 @@ func (q *queue) look() bool {
 	return false
 }
 
-// maxRings is how many rings run in this process at most. Each sleeps in a thread, and Go ends a
-// process that has 10,000 of them.
+// maxRings is the most running rings of this process. Each sleeps in a thread, and Go ends a
+// process that has 10,000 threads.
 const maxRings = 4096
 
-// rings is how many rings run now.
+// rings counts the running rings.
 var rings ringCount
 
 type ringCount struct {
 	mu         sync.Mutex
 	n          int          // guarded by mu
-	awake      atomic.Int32 // those that do not sleep
-	processors atomic.Int32 // of Go's runtime when the last ring began
+	awake      atomic.Int32 // rings that do not sleep
+	processors atomic.Int32 // of Go's runtime when a ring last began
 }
 
 // add counts rings that begin or end. It returns false if there would be too many.

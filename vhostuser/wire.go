@@ -45,7 +45,7 @@ const (
 	reqGetStatus           = 40
 )
 
-// backendConfigChange is a message of ours, over the back channel.
+// backendConfigChange is a message of this side, by the back channel.
 const backendConfigChange = 2
 
 // Protocol features.
@@ -84,20 +84,22 @@ func closeFD(fd int) {
 
 const (
 	headerSize = 12
-	// maxPayload is longer than any message of a front end. Bytes.
+	// maxPayload is larger than any payload of a front end's message. Bytes.
 	maxPayload = 4096
-	// maxFDs is how many descriptors come with a message at most: a table of memory has eight.
+	// maxFDs is the most descriptors of a message: a memory table has eight.
 	maxFDs = 8
 	// messageTime is how long a front end may take for the rest of a message, and for taking a
 	// reply.
 	messageTime = 30 * time.Second
 )
 
-// message is one of the front end's. Its descriptors are closed with it, unless they were taken.
+// message is a message of the front end. Its descriptors are closed with it, unless they were
+// taken.
 type message struct {
 	request, flags uint32
 	payload        []byte
-	// fds are plain numbers: an os.File would change the mode of what the peer shares with us
+	// fds are plain numbers: an os.File would change the mode of a file that is shared with the
+	// peer
 	fds []int
 }
 
@@ -111,7 +113,7 @@ func (m *message) close() {
 	m.fds = nil
 }
 
-// take returns a descriptor, which is the caller's from then on; -1: there is none.
+// take returns a descriptor, which the caller then owns; -1: there is none.
 func (m *message) take(i int) int {
 	if i >= len(m.fds) {
 		return -1
@@ -128,7 +130,7 @@ func (m *message) u64() (uint64, error) {
 	return binary.LittleEndian.Uint64(m.payload), nil
 }
 
-// state reads a payload of two numbers: the index of a ring, and what is said of it.
+// state parses a payload of two numbers: the index of a ring, and a value for it.
 func (m *message) state() (index, num uint32, err error) {
 	if len(m.payload) != 8 {
 		return 0, 0, m.wrongSize()
@@ -211,7 +213,7 @@ func (m *message) addFDs(oob []byte) error {
 	for _, control := range controls {
 		fds, err := unix.ParseUnixRights(&control)
 		if err != nil {
-			continue // it is about something else
+			continue // it has no descriptors
 		}
 		m.fds = append(m.fds, fds...)
 	}
@@ -239,8 +241,8 @@ func send(c *net.UnixConn, request, flags uint32, payload []byte, fd int) error 
 	return err
 }
 
-// errNotEventFD refuses a descriptor with which a ring is told something: a read or write of
-// anything but an eventfd could wait for the peer.
+// errNotEventFD refuses a descriptor for notifications that is not an eventfd: a read or write of
+// anything else could wait for the peer.
 var errNotEventFD = errors.New("the descriptor is not an eventfd")
 
 // checkEventFD refuses a descriptor that is not an eventfd.
