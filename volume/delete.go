@@ -14,10 +14,10 @@ import (
 
 // Delete removes a volume and its data. If there is no such volume, it returns nil. It refuses
 // while initiators use the volume or an upload is under way, unless force is set. With force, it
-// fences these users before it removes anything: none of their commands reaches the disk any more.
-// It refuses in any case while other volumes need a snapshot of it.
+// first fences these users: none of their commands reaches the disk any more. It always refuses
+// while other volumes need a snapshot of the volume.
 //
-// Once a deletion has begun, it goes on if ctx ends, and after a restart.
+// A deletion that has begun goes on if ctx ends, and after a restart.
 func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 	if api.CheckName(name) != nil {
 		return nil // the volume need not exist
@@ -46,7 +46,7 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 	before := r
 	r.State = store.StateDeleting
 	if err := m.set(v, r); err != nil {
-		// The next start deletes the volume, unless the former record is there again.
+		// The next start deletes the volume, unless the former record is saved again.
 		again := m.set(v, before)
 		if !force || again != nil || before.State != store.StateReady {
 			err = m.retire(ctx, v, errors.Join(err, again))
@@ -70,8 +70,8 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 }
 
 // free makes sure that nobody uses a volume that will be deleted. Without force, its disk stops
-// being a LUN, so that later initiators find none. Only then does the record say that the volume is
-// being deleted: so a volume in use survives a crash at this point.
+// being a LUN, so that later initiators find none. The record says only afterwards that the volume
+// is being deleted, so that a volume in use survives a crash at this point.
 func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 	switch upload := m.uploadOf(v); {
 	case upload == nil:
@@ -159,7 +159,7 @@ func (m *Manager) erase(v *volume) error {
 	return m.store.Remove(v.name)
 }
 
-// forget drops the volume.
+// forget removes the volume from the manager.
 func (m *Manager) forget(v *volume) {
 	m.opt.Disks.Forget(v.name)
 	m.mu.Lock()
@@ -167,12 +167,12 @@ func (m *Manager) forget(v *volume) {
 	v.record, v.saved, v.failure = store.Record{}, nil, nil
 }
 
-// undo removes the remains of a volume that could not be made. If that fails, the next start
-// removes them, and the name stays taken until then.
+// undo removes the rest of a volume that could not be made. If that fails, the next start removes
+// it, and the name stays taken until then.
 func (m *Manager) undo(v *volume) {
 	r := v.record
 	r.State = store.StateDeleting
-	err := m.set(v, r) // it may say by now that the volume is there
+	err := m.set(v, r) // the record may already say that the volume is ready
 	if erased := m.erase(v); erased != nil {
 		err = errors.Join(err, erased)
 		m.log.Warn("a failed volume could not be removed: the next start removes it, or "+

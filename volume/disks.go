@@ -18,21 +18,22 @@ type Disks interface {
 	// Single reports whether a volume may use the directory of PlaceRoot, which holds one disk.
 	Single() bool
 	// Enter says that there is a volume, from before it is made until Forget: nobody else gets its
-	// name, and the snapshot that it was cloned from stays until its disk has copied everything.
-	// One of an earlier run keeps its name and its number. A new one has no number; Enter refuses
-	// it if something else has its name, or if it is cloned from a volume that leaves.
+	// name, and the snapshot that it was cloned from stays until its disk has copied everything. A
+	// volume of an earlier run keeps its name and its number. A new one has no number; Enter
+	// refuses it if its name is taken, or if it is cloned from a volume that is being deleted.
 	Enter(r store.Record, earlier bool) error
-	// TakeNumber gives a volume a number, unless something else has it.
+	// TakeNumber gives a volume a number. It returns false if the number is taken.
 	TakeNumber(name string, lun uint16) bool
-	// Leave says that a volume will be deleted, or takes that back: meanwhile nothing can be cloned
-	// from it. It does nothing, and returns the volumes that need it, if there are some.
+	// Leave says that a volume will be deleted; with false it revokes that. Meanwhile nothing can
+	// be cloned from it. If other volumes need it, Leave only returns these.
 	Leave(name string, leaving bool) (needed []string)
-	// Forget says that a volume is gone.
+	// Forget says that a volume was deleted.
 	Forget(name string)
 	// Open opens the disk, or makes it. Nobody can use it before Serve. If Open fails to make a
-	// disk, the caller removes what is left in its directory.
+	// disk, the caller removes the rest in its directory.
 	Open(ctx context.Context, d Disk) (Opened, error)
-	// Waits says, for people, what a disk waits for that is being made since since. It is quick.
+	// Waits says, for people, what a disk waits for that has been in the making since since. It is
+	// quick.
 	Waits(from *api.Source, since time.Time) string
 }
 
@@ -41,10 +42,10 @@ type Disk struct {
 	Name       string // of the volume
 	LUN        uint16 // 0: it is not served
 	Dir        string // its directory; the file is instance.PersistentName
-	Size       int64  // smallest, bytes; 0: that of its source, or as it is
-	BlockSize  int    // of a logical block, bytes; 0: that of the disk, of its snapshot, or 512
+	Size       int64  // smallest size, bytes; 0: the source's size, or no change
+	BlockSize  int    // of a logical block, bytes; 0: the disk's, its snapshot's, or 512
 	Source     *api.Source
-	File       string // an image in Dir, the disk's source; "": none
+	File       string // an image in Dir, from which the disk is made; "": none
 	CopyMode   string
 	AccessMode string
 	UsageType  string // "": none
@@ -69,22 +70,22 @@ type Opened interface {
 	Ended() <-chan struct{}
 	// Failure says why the disk has failed, or nil. A failed disk must be opened again.
 	Failure() error
-	// Snapshots lists what was kept of the disk, oldest first.
+	// Snapshots lists the snapshots of the disk, oldest first.
 	Snapshots() []api.Snapshot
-	// TakeSnapshot keeps what the disk holds now, under a name that no other snapshot has.
+	// TakeSnapshot takes a snapshot of the disk, under a name that no other snapshot has.
 	TakeSnapshot(ctx context.Context, name string) error
-	// DeleteSnapshot forgets a snapshot. It refuses one that is in use.
+	// DeleteSnapshot deletes a snapshot. It refuses one that is in use.
 	DeleteSnapshot(ctx context.Context, name string) error
 	// Revert gives the disk the content of a snapshot. It refuses while initiators use the disk.
 	Revert(ctx context.Context, name string) error
-	// Changes lists a page of what may differ between a snapshot and the disk, or a later snapshot
-	// of it, and says from where to go on: the size if that was all.
+	// Changes lists a page of the ranges that may differ between a snapshot and the disk, or a
+	// later snapshot. The answer has the offset of the next page, or the size if there is none.
 	Changes(ctx context.Context, since string, page api.Page) (api.Changes, error)
 	// Withdraw stops serving the disk, and leaves it open for Close. If initiators use the disk, it
-	// does nothing and returns those whose current session has read or written it.
+	// does nothing and returns those whose present session has read or written it.
 	Withdraw() (users []string, err error)
-	// Close stops serving the disk: no command reaches it any more. When it returns nil, nothing
-	// uses the disk's files. If ctx ends first, closing goes on in the background, and a second
-	// call waits for it.
+	// Close stops serving the disk: no command reaches it any more. When Close returns nil, nobody
+	// uses the disk's files. If ctx ends first, closing goes on in the background, and another call
+	// waits for it.
 	Close(ctx context.Context) error
 }

@@ -12,12 +12,13 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// fetchTimeout is how long a request waits for an image in a registry. An image with a table of
-// contents can be used at once, so the answer has the volume. Any other image must be fetched
-// first, and the answer comes earlier.
+// fetchTimeout is how long a request waits for an image in a registry. A disk of an image with a
+// table of contents can be used at once, so the answer describes the ready volume. Any other image
+// must be fetched first, and the answer does not wait for that.
 const fetchTimeout = time.Second
 
-// fetching opens a volume's disk in the background, because its image may have to be fetched first.
+// fetching is the opening of a volume's disk in the background: its image may have to be fetched
+// first.
 type fetching struct {
 	cancel context.CancelFunc
 	waits  func() string
@@ -33,8 +34,8 @@ func fetched(r store.Record) bool {
 	return r.Spec.From.Far() && r.State == store.StateFilling
 }
 
-// fetch makes the disk of a volume whose image is in a registry. If that takes longer than a
-// timeout, it goes on in the background, and after a restart. The caller holds the volume.
+// fetch makes the disk of a volume whose image is in a registry. If that takes longer than timeout,
+// it goes on in the background, and after a restart. The caller has the volume's turn.
 func (m *Manager) fetch(ctx context.Context, v *volume, timeout time.Duration) error {
 	want, err := m.diskFor(v.record)
 	if err != nil {
@@ -61,7 +62,7 @@ func (m *Manager) fetch(ctx context.Context, v *volume, timeout time.Duration) e
 	return nil
 }
 
-// endFetch gives the opened disk to the volume. The caller holds the volume.
+// endFetch gives the opened disk to the volume. The caller has the volume's turn.
 func (m *Manager) endFetch(v *volume, f *fetching) error {
 	f.cancel()
 	m.mu.Lock()
@@ -74,7 +75,7 @@ func (m *Manager) endFetch(v *volume, f *fetching) error {
 	if err == nil {
 		return nil
 	}
-	// Nobody has used the disk yet. First the record must not say any more that it was made.
+	// Nobody has used the disk yet. So first change the record, which says that the disk was made.
 	r := v.record
 	r.State = store.StateFilling
 	if setErr := m.set(v, r); setErr != nil {
@@ -90,7 +91,7 @@ func (m *Manager) endFetch(v *volume, f *fetching) error {
 
 // awaitFetch ends a fetch that no request is waiting for.
 func (m *Manager) awaitFetch(v *volume, f *fetching) {
-	<-f.done // after Close, this comes soon
+	<-f.done // after Close, this ends soon
 	held, err := m.takeTurn(m.ctx, v.name)
 	if err != nil {
 		return
@@ -109,7 +110,7 @@ func (m *Manager) awaitFetch(v *volume, f *fetching) {
 		zap.String("volume", v.name), zap.Uint16("lun", v.record.LUN))
 }
 
-// abortFetch ends a fetch on behalf of another operation. The caller holds the volume, and closes
+// abortFetch ends a fetch for another operation. The caller has the volume's turn, and closes
 // v.opened.
 func (m *Manager) abortFetch(ctx context.Context, v *volume) error {
 	f := v.fetching

@@ -30,10 +30,10 @@ type Upload struct {
 	received, total atomic.Int64
 }
 
-// Fill begins an upload. Each volume takes one at a time. The caller puts the data into Disk, or a
-// file beside it, calls Complete, and always calls Release. If mayMake is set, Fill makes a missing
-// volume, and then made is true: the upload is this volume's, whoever else deletes and makes the
-// name.
+// Fill begins an upload. Each volume takes one at a time. The caller puts the data into Disk, or
+// into a file beside it, calls Complete, and always calls Release. With mayMake, Fill makes a
+// missing volume. Then made is true, and the upload is for that volume only, not for a later one of
+// the same name.
 func (m *Manager) Fill(ctx context.Context, name string, mayMake bool) (u *Upload, made bool,
 	err error) {
 	if err := api.CheckName(name); err != nil {
@@ -99,7 +99,8 @@ func (m *Manager) beginUpload(v *volume) (*Upload, error) {
 	return u, nil
 }
 
-// uploadOf is the upload that is under way, or nil. It may end while another has the volume's turn.
+// uploadOf is the upload under way, or nil. It may end while another operation has the volume's
+// turn.
 func (m *Manager) uploadOf(v *volume) *Upload {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -110,8 +111,8 @@ func (m *Manager) uploadOf(v *volume) *Upload {
 // are deleted with the volume.
 func (u *Upload) Disk() string { return filepath.Join(u.dir, diskName) }
 
-// Files lists what the caller may remove: the disk, and all files whose paths begin as its does,
-// but not those that the volume needs without a disk.
+// Files lists the files that the caller may remove: all files whose paths begin with that of the
+// disk, except those that the volume needs without a disk.
 func (u *Upload) Files() (paths []string, err error) { return disposable(u.dir) }
 
 // Context ends when the upload must end, because its volume is deleted or the server stops.
@@ -125,7 +126,7 @@ func (u *Upload) Size() int64 {
 }
 
 // Reserve counts the volume with a size before that much data is accepted. It returns an error if
-// there is no room for it, or the volume is smaller.
+// that exceeds a limit, or the volume's size.
 func (u *Upload) Reserve(size int64) error {
 	if size < 0 {
 		return api.Errorf(api.CodeInvalid, "no disk has %d bytes", size)
@@ -144,7 +145,7 @@ func (u *Upload) Reserve(size int64) error {
 	return nil
 }
 
-// Progress notes how many bytes have come, and the total. total 0: unknown.
+// Progress notes how many bytes have come, and how many will. total 0: unknown.
 func (u *Upload) Progress(received, total int64) {
 	u.received.Store(received)
 	u.total.Store(total)
@@ -154,11 +155,11 @@ func (u *Upload) progress() *api.Progress {
 	return &api.Progress{Received: u.received.Load(), Total: u.total.Load()}
 }
 
-// Complete makes the volume from the data, and serves it. Without an image, the file Disk is the
-// disk, and the caller has brought all of it to storage. Otherwise image is the path of a file
-// beside it, which is removed when the disk has copied all of it. After an error the volume is as
-// empty as before: all Files are gone. With api.CodeUnavailable they are left: the server stops, or
-// storage may say that the volume has them.
+// Complete makes the volume from the data, and serves it. With image "", the file Disk is the disk,
+// and the caller has brought all of it to storage. Otherwise image is the path of a file beside it,
+// which is removed when the disk has copied all of it. After an error the volume is as empty as
+// before: all Files are removed. With api.CodeUnavailable they stay: the server stops, or storage
+// may say that the volume has its data.
 func (u *Upload) Complete(ctx context.Context, image string) error {
 	m, v := u.m, u.v
 	held, err := u.takeTurn(ctx)
@@ -201,8 +202,8 @@ func (u *Upload) Complete(ctx context.Context, image string) error {
 	return fmt.Errorf("the data of the volume %q cannot be used: %w", v.name, err)
 }
 
-// takeTurn takes the turn of the volume. A deletion that waits for the end of this upload has it,
-// so takeTurn does not wait for that.
+// takeTurn takes the turn of the volume. If a deletion has the turn and waits for the end of this
+// upload, takeTurn fails.
 func (u *Upload) takeTurn(ctx context.Context) (*volume, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -220,8 +221,8 @@ func (u *Upload) takeTurn(ctx context.Context) (*volume, error) {
 	return nil, notFound(u.v.name)
 }
 
-// Undo deletes the volume, which was made for this upload, and releases it. It does nothing if
-// somebody else deletes the volume: by then its name may be another's.
+// Undo deletes the volume that was made for this upload, and releases the upload. It does nothing
+// if another operation deletes the volume: then its name may be another volume's.
 func (u *Upload) Undo(ctx context.Context) error {
 	m, v := u.m, u.v
 	defer u.Release()
@@ -256,7 +257,7 @@ func (u *Upload) release() {
 	close(u.gone)
 }
 
-// end ends the upload on behalf of another operation, and waits until it has ended.
+// end ends the upload for another operation, and waits until it has ended.
 func (u *Upload) end(ctx context.Context) error {
 	u.cancel()
 	select {
@@ -268,8 +269,8 @@ func (u *Upload) end(ctx context.Context) error {
 	}
 }
 
-// afterCopy calls f in the volume's turn, when its disk has copied all of its source. It does not,
-// if the disk is closed before, or the manager stops.
+// afterCopy calls f in the volume's turn, when its disk has copied all of its source. It does not
+// call f if the disk is closed before, or the manager stops.
 func (m *Manager) afterCopy(v *volume, opened Opened, f func()) {
 	m.work.Go(func() {
 		select {
@@ -288,7 +289,7 @@ func (m *Manager) afterCopy(v *volume, opened Opened, f func()) {
 	})
 }
 
-// dropFile removes the image of a volume whose disk has copied all of it.
+// dropFile removes a volume's image, of which the disk has copied everything.
 func (m *Manager) dropFile(v *volume) {
 	if v.record.File == "" {
 		return
@@ -314,7 +315,7 @@ func (m *Manager) forgetFile(v *volume) error {
 	return m.set(v, r)
 }
 
-// finishClaim closes the disk of a claim, because a virtual machine uses it there, and records that
+// finishClaim closes the disk of a claim, which a virtual machine uses directly, and records that
 // it can be used.
 func (m *Manager) finishClaim(v *volume, opened Opened) error {
 	dir, err := m.dir(v.record)
@@ -347,8 +348,8 @@ func (m *Manager) finishClaim(v *volume, opened Opened) error {
 	return nil
 }
 
-// share lets QEMU use the disk of a claim: it runs as another user, in the claim's group. The owner
-// of the claim may have put another file in its place, whose mode must not change.
+// share lets QEMU use the disk of a claim. QEMU runs as another user, in the claim's group. The
+// owner of the claim may have put another file in the disk's place, whose mode must not change.
 func share(dir string) error {
 	f, err := osfile.OpenFile(filepath.Join(dir, diskName), os.O_RDWR, 0)
 	if err != nil {

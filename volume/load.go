@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// missingPoll is how often the manager looks whether storage that was missing is back.
+// missingPoll is how often the manager checks whether missing storage is back.
 const missingPoll = 5 * time.Second
 
 // loadsAtOnce is how many volumes Load opens at once. They mostly wait for storage.
@@ -44,8 +44,8 @@ func (m *Manager) recall() error {
 }
 
 // Load serves the volumes of an earlier process. Call it before initiators can log in and before
-// any other method. It removes volumes that were being made or deleted. A volume that cannot be
-// served does not make it fail, because the others can be. The log and Get say why.
+// any other method. It removes volumes that were being made or deleted. If a volume cannot be
+// served, Load goes on with the others. The log and Get say why.
 func (m *Manager) Load(ctx context.Context) error {
 	m.mu.Lock()
 	all := slices.Collect(maps.Values(m.volumes))
@@ -82,12 +82,12 @@ func (m *Manager) loadOne(ctx context.Context, v *volume) {
 	}
 }
 
-// inOrder sorts volumes so that a clone comes after what it was cloned from.
+// inOrder sorts volumes so that a clone comes after its origin.
 func (m *Manager) inOrder(clones []*volume) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	depth := func(v *volume) (n int) {
-		for v != nil && n <= len(m.volumes) { // a record by hand may name itself
+		for v != nil && n <= len(m.volumes) { // a record that was edited may name itself
 			disk, _ := v.record.Spec.From.Cloned()
 			v = m.volumes[disk]
 			n++
@@ -133,23 +133,23 @@ func (m *Manager) findMissing() {
 	}
 }
 
-// back serves a volume whose storage may be back.
+// back serves a volume if its storage is back.
 func (m *Manager) back(v *volume) {
 	switch err := m.resume(m.ctx, v, m.timeout); {
 	case err == nil:
 		m.log.Info("the storage of a volume is back", zap.String("volume", v.name),
 			zap.Uint16("lun", v.record.LUN))
-	case fetched(v.record): // it has been tried, which ended its former failure
+	case fetched(v.record): // the fetch was tried again, which ended its former failure
 		m.fail(v, err)
 	case !errors.Is(err, fs.ErrNotExist):
 		m.fail(v, &missingError{tried: err})
 	}
 }
 
-// missingLocked reports whether the storage of a volume is not there.
+// missingLocked reports whether the storage of a volume is missing.
 func (v *volume) missingLocked() bool {
 	if v.record.State == store.StateFilling {
-		return errors.As(v.failure, new(*missingError)) // not a source that is missing
+		return errors.As(v.failure, new(*missingError)) // false for a source that is missing
 	}
 	return v.opened == nil && v.record.State == store.StateReady &&
 		errors.Is(v.failure, fs.ErrNotExist)

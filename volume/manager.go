@@ -31,15 +31,15 @@ type Manager struct {
 	opt   Options
 	log   *zap.Logger
 	store *store.Store
-	save  func(store.Record) error // that of store
+	save  func(store.Record) error // the store's Save
 	ctx   context.Context          // ends with Close
 	stop  context.CancelFunc
 	work  sync.WaitGroup // in the background
 
 	timeout     time.Duration // see fetchTimeout
-	missingPoll time.Duration // how often to look for storage that is missing
+	missingPoll time.Duration // how often to check for missing storage
 
-	resolved sync.Map // by resolvedDir: paths without links of directories that a person named
+	resolved sync.Map // by resolvedDir: named directories, and their paths without links
 
 	mu      sync.Mutex
 	volumes map[string]*volume // guarded by mu
@@ -52,8 +52,8 @@ type volume struct {
 	turn chan struct{} // a semaphore of one
 
 	// guarded by Manager.mu
-	record  store.Record  // State "": there is none, and nobody sees the volume
-	saved   *store.Record // what storage has; nil: unknown, after a save that failed
+	record  store.Record  // State "": there is none, and others do not see the volume
+	saved   *store.Record // the record on storage; nil: unknown, because saving failed
 	opened  Opened        // nil: its disk is not open
 	failure error         // why it is not served
 	upload  *Upload       // nil: no upload is under way
@@ -80,8 +80,8 @@ func New(opt Options) (*Manager, error) {
 	return m, nil
 }
 
-// Close ends the work in the background and releases the directory. The disks stay open: they
-// belong to the daemon.
+// Close ends the background work and releases the directory. The disks stay open: they belong to
+// the daemon.
 func (m *Manager) Close() error {
 	m.stop()
 	m.work.Wait()
@@ -91,14 +91,14 @@ func (m *Manager) Close() error {
 // ID identifies the directory of the volumes.
 func (m *Manager) ID() string { return m.store.ID() }
 
-// Volume is the state of a volume when it was asked for.
+// Volume is the state of a volume at the time of the request.
 type Volume struct {
 	Record      store.Record
 	State       api.State
 	Serial, NAA string // "": not known yet
 	Upload      *api.Progress
 	Failure     string
-	Waits       string // what it waits for, for people; "": nothing
+	Waits       string // what the volume waits for, for people; "": nothing
 }
 
 // Has reports whether a volume's disk is in the place.
@@ -144,7 +144,7 @@ func notFound(name string) error {
 	return api.Errorf(api.CodeNotFound, "there is no volume %q", name)
 }
 
-// seenLocked reports whether others may see the volume. They do not while it is being made.
+// seenLocked reports whether others may see the volume. It is hidden while it is being made.
 func (v *volume) seenLocked() bool {
 	return v.failure != nil || v.record.State != "" && v.record.State != store.StateMaking
 }
@@ -192,7 +192,7 @@ func (m *Manager) takeTurn(ctx context.Context, name string) (*volume, error) {
 		if current {
 			return v, nil
 		}
-		<-v.turn // it was deleted, and nobody needs its turn any more
+		<-v.turn // the volume was deleted, and its turn is of no use any more
 	}
 }
 
@@ -206,8 +206,8 @@ func (m *Manager) release(v *volume) {
 	<-v.turn
 }
 
-// set changes the record of a volume, on disk first. After an error storage may have either record,
-// and nothing may be promised before one is saved.
+// set changes the record of a volume, on storage first. After an error storage may have either
+// record, and nothing may be promised before one is saved.
 func (m *Manager) set(v *volume, r store.Record) error {
 	if v.saved == nil || !reflect.DeepEqual(*v.saved, r) {
 		m.noteSaved(v, nil)
@@ -257,8 +257,8 @@ func (m *Manager) Totals() Totals {
 	return t
 }
 
-// enter counts a new volume and its size, which may be 0 while it is unknown. It refuses if there
-// are too many volumes or too many bytes, or if another one has the claim.
+// enter counts a new volume and its size, which may be 0 while it is unknown. It refuses if that
+// exceeds a limit, or if another volume has the claim.
 func (m *Manager) enter(v *volume, r store.Record) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -284,8 +284,8 @@ func (m *Manager) enter(v *volume, r store.Record) error {
 	return nil
 }
 
-// size counts a volume with a new size. One that does not grow is never refused: the limit may be
-// lower than when it was made.
+// size counts a volume with a new size. A size that is not larger is never refused: the limit may
+// be lower than when the volume was made.
 func (m *Manager) size(v *volume, size int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

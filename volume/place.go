@@ -25,7 +25,7 @@ const diskName = "disk.img"
 
 func nowUTC() time.Time { return time.Now().UTC().Truncate(time.Second) }
 
-// place is the place of a new volume's disk.
+// place returns the place of a new volume's disk.
 func (m *Manager) place(name string, spec api.Spec) store.Place {
 	switch {
 	case spec.PVC != nil:
@@ -54,9 +54,10 @@ func (m *Manager) dir(r store.Record) (string, error) {
 	return dir, err
 }
 
-// resolvedDir follows the links in a directory that the operator has named, once for each name.
-// Nobody follows a link later or below it: other users may write to a claim, or to the storage of a
-// usage type. A directory that does not exist may come back, so it is looked for again.
+// resolvedDir resolves the links in a directory that the operator has named, once for each name.
+// Links are not followed later, nor below the directory: other users may write to a claim, or to
+// the storage of a usage type. A directory that does not exist may come back, so it is resolved
+// again.
 func (m *Manager) resolvedDir(dir string) (string, error) {
 	if resolved, ok := m.resolved.Load(dir); ok {
 		return resolved.(string), nil
@@ -71,9 +72,9 @@ func (m *Manager) resolvedDir(dir string) (string, error) {
 	return resolved, err
 }
 
-// occupy makes the directory of a volume on another storage, or marks one that is there. Several
-// servers may use the storage, so the system decides who is first, and not a look. After an error
-// nothing in it is the volume's.
+// occupy makes the directory of a volume on another storage, or marks one that exists. Several
+// servers may use the storage, so a system call decides which is first, and not a look before.
+// After an error nothing in it is the volume's.
 func (m *Manager) occupy(r store.Record, dir string) error {
 	var err error
 	if r.Place.Kind == store.PlaceUsageType {
@@ -91,7 +92,7 @@ func (m *Manager) occupy(r store.Record, dir string) error {
 	return nil
 }
 
-// vacate removes what a kill may have left of occupy before the record said so.
+// vacate removes what a kill may have left of occupy, before the record said so.
 func (m *Manager) vacate(r store.Record) error {
 	dir, err := m.dir(r)
 	if err != nil {
@@ -103,10 +104,10 @@ func (m *Manager) vacate(r store.Record) error {
 	if err := osfile.Remove(dir); !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	return nil // it is another's
+	return nil // it is another volume's
 }
 
-// makePlace makes the directory of a volume. That of its storage exists.
+// makePlace makes the directory of a volume. The storage's own directory must exist.
 func makePlace(dir string) error {
 	above := filepath.Dir(dir)
 	for _, name := range []string{filepath.Dir(above), above} {
@@ -138,7 +139,8 @@ func diskFiles(dir string) (paths []string, err error) {
 	return paths, err
 }
 
-// disposable lists the files of the disk in a directory that the volume goes on using.
+// disposable lists the files of the disk in a directory, without those that the volume goes on
+// using.
 func disposable(dir string) (paths []string, err error) {
 	paths, err = diskFiles(dir)
 	return slices.DeleteFunc(paths, func(path string) bool {
@@ -154,9 +156,9 @@ func (m *Manager) clear(r store.Record) error {
 	}
 	switch {
 	case r.Place.Kind == store.PlaceOwn:
-		return nil // it goes with the record
+		return nil // it is removed with the record
 	case r.Unmade:
-		return nil // it may be another's
+		return nil // it may be another volume's
 	}
 	unlock, err := lockDisk(dir, durable.AcquireLock) // nobody makes a disk there from now on
 	if err != nil {
@@ -174,8 +176,8 @@ func (m *Manager) clear(r store.Record) error {
 	return err
 }
 
-// clearAll removes a directory. The lock file goes when it is closed: on NFS, an open file gets
-// another name when it is removed, and its directory cannot be removed.
+// clearAll removes a directory. It closes the lock file before it removes it: on NFS, a removed
+// file that is open gets another name, and its directory cannot be removed.
 func clearAll(dir string, unlock func()) error {
 	names, err := osfile.Names(dir)
 	for _, name := range names {
@@ -190,8 +192,8 @@ func clearAll(dir string, unlock func()) error {
 	return osfile.RemoveAll(dir)
 }
 
-// lockDisk locks a disk that is to be removed, so that no server serves it. A copy of the directory
-// of volumes, such as a backup, names the disks on other storage that the original server serves.
+// lockDisk locks a disk that will be removed, so that no server serves it. The directory of volumes
+// may be a copy, such as a backup, whose records name disks that the original server serves.
 func lockDisk(dir string, acquire func(path, what string) (*os.File, error)) (unlock func(),
 	err error) {
 	lock, err := acquire(filepath.Join(dir, durable.PersistentLockName), dir)
@@ -199,7 +201,7 @@ func lockDisk(dir string, acquire func(path, what string) (*os.File, error)) (un
 	case err == nil:
 		return sync.OnceFunc(func() { _ = durable.ReleaseLock(lock) }), nil // it may be removed
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, errors.ErrUnsupported):
-		return func() {}, nil // who serves a disk has made it, and locked it
+		return func() {}, nil // a server that serves a disk has made its directory, and locked it
 	case errors.As(err, &locked):
 		return nil, api.Errorf(api.CodeInUse, "the disk is kept: %v", err)
 	}
@@ -210,7 +212,7 @@ func lockDisk(dir string, acquire func(path, what string) (*os.File, error)) (un
 func (m *Manager) refuseServed(r store.Record) error {
 	dir, err := m.dir(r)
 	if err != nil || r.Unmade || r.Place.Kind == store.PlaceOwn {
-		return nil // clear says more, and the store is locked
+		return nil // clear gives a better error, and the store is locked
 	}
 	unlock, err := lockDisk(dir, durable.AcquireExistingLock)
 	if err == nil {
@@ -223,7 +225,7 @@ func (m *Manager) refuseServed(r store.Record) error {
 func (m *Manager) refuseInMachine(r store.Record) error {
 	dir, err := m.dir(r)
 	if err != nil || r.Place.Kind != store.PlaceClaim || r.State != store.StateReady {
-		return nil // clear says more
+		return nil // clear gives a better error
 	}
 	f, err := osfile.OpenFile(filepath.Join(dir, diskName), os.O_RDONLY, 0)
 	if err != nil {

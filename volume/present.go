@@ -15,12 +15,12 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// markName is a file in a directory that will have a disk. Where no other file is yet, it tells the
-// storage from an empty mount point, which must not be filled in its place.
+// markName is a file in a directory that will have a disk. If the directory has no other file yet,
+// the mark tells the storage from an empty mount point, which must not be filled in its place.
 const markName = diskName + ".volume"
 
-// mark begins to use a directory that is not made for the volume alone. If it has a disk or a mark,
-// that stays as it is, and the error is fs.ErrExist.
+// mark begins to use a directory that was not made for the volume alone. If it has a disk or a
+// mark, mark changes nothing, and the error is fs.ErrExist.
 func (m *Manager) mark(r store.Record, dir string) error {
 	p, err := durable.CreateNamed(filepath.Join(dir, markName), 0o600, func(*os.File) error {
 		return fs.ErrExist
@@ -58,7 +58,7 @@ func (m *Manager) removeMark(r store.Record, dir string) error {
 	return osfile.Remove(path)
 }
 
-// unmark removes the mark of a volume whose disk is there. One that stays goes with the volume.
+// unmark removes the mark of a volume whose disk exists. If that fails, it goes with the volume.
 func (m *Manager) unmark(r store.Record) {
 	if !r.Marked {
 		return
@@ -73,10 +73,10 @@ func (m *Manager) unmark(r store.Record) {
 	}
 }
 
-// missingError says that the storage of a volume is not there, or was not.
+// missingError says that the storage of a volume is missing, or was missing until now.
 type missingError struct {
 	what, path string
-	tried      error // the storage is there, and this is why the disk cannot be served yet
+	tried      error // why the disk cannot be served although its storage is back; nil: it is missing
 }
 
 func (e *missingError) Error() string {
@@ -90,10 +90,10 @@ func (e *missingError) Error() string {
 
 func (e *missingError) Unwrap() error { return fs.ErrNotExist }
 
-// stateName is the file that says which disk it is.
+// stateName is the file with the identity of the disk.
 const stateName = diskName + ".state"
 
-// find looks whether the storage of a volume is there, and whether it has a disk. A disk that was
+// find checks whether the storage of a volume is there, and whether it has a disk. A disk that was
 // made is never made again, and no disk is made in an empty mount point.
 func (m *Manager) find(r store.Record) (dir string, there bool, err error) {
 	if dir, err = m.dir(r); err != nil {

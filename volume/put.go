@@ -12,8 +12,8 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// Put makes a volume, or returns the existing one if it is as asked. A larger size enlarges it. If
-// another volume has the name, the error names the differences. If the volume could not be served
+// Put makes a volume, or returns the existing one if it is as requested. A larger size enlarges it.
+// If the existing one differs, the error names the differences. If the volume could not be served
 // before, Put tries again.
 func (m *Manager) Put(ctx context.Context, name string, asked api.Spec) (v Volume, created bool,
 	err error) {
@@ -44,8 +44,8 @@ func (m *Manager) Put(ctx context.Context, name string, asked api.Spec) (v Volum
 	return v, created, err
 }
 
-// unused reports whether a volume can be made. If an attempt to delete it has failed, it goes on
-// with that.
+// unused reports whether a volume can be made. If a former attempt to delete the volume failed,
+// unused first completes the deletion.
 func (m *Manager) unused(v *volume) (bool, error) {
 	if v.record.State == store.StateDeleting {
 		if err := m.remove(v); err != nil {
@@ -97,7 +97,7 @@ func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, unsaid b
 }
 
 // begin chooses the number of a volume, and makes its record. After an error nothing of the volume
-// is left, and everything that was there before is unchanged.
+// is left, and all that was there before is unchanged.
 func (m *Manager) begin(v *volume, r *store.Record) (dir string, err error) {
 	if r.Place.Kind != store.PlaceClaim {
 		r.LUN, err = m.store.NextLUN(func(lun uint16) (taken bool) {
@@ -130,7 +130,7 @@ func (m *Manager) makeDisk(ctx context.Context, v *volume, r store.Record, dir s
 		}
 		r.Unmade, r.Marked = false, r.Place.Kind != store.PlaceUsageType
 		m.mu.Lock()
-		v.record = r // even if it cannot be saved: what was made is removed with the volume
+		v.record = r // even if it cannot be saved: the disk is removed with the volume
 		m.mu.Unlock()
 		if err := m.set(v, r); err != nil {
 			return err
@@ -150,14 +150,14 @@ func (m *Manager) makeDisk(ctx context.Context, v *volume, r store.Record, dir s
 	return m.resume(ctx, v, m.timeout)
 }
 
-// resume goes on with a volume where its record says that it is. If an image takes longer than a
-// timeout to fetch, it goes on in the background.
+// resume continues a volume from the state in its record. If an image takes longer than timeout to
+// fetch, the fetch goes on in the background.
 func (m *Manager) resume(ctx context.Context, v *volume, timeout time.Duration) error {
 	switch {
 	case fetched(v.record):
 		return m.fetch(ctx, v, timeout)
 	case v.record.State == store.StateReady && v.record.Place.Kind == store.PlaceClaim:
-		_, _, err := m.find(v.record) // only whether the storage is there
+		_, _, err := m.find(v.record) // only to check the storage
 		if err == nil {
 			m.fail(v, nil)
 		}
@@ -186,7 +186,7 @@ func (m *Manager) open(ctx context.Context, r store.Record) (Opened, error) {
 }
 
 // adopt records the state and the size of a volume whose disk is open, and makes it a LUN. On a
-// claim, it is closed as soon as it is complete.
+// claim, the disk is closed as soon as it is complete.
 func (m *Manager) adopt(v *volume, r store.Record, opened Opened) error {
 	onClaim := r.Place.Kind == store.PlaceClaim
 	if !onClaim {
@@ -234,7 +234,7 @@ func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, unsaid b
 	if !unsaid {
 		is := v.record.Spec
 		if v.record.BlockSize != 0 {
-			is.BlockSize = v.record.BlockSize // what the disk has, asked for or not
+			is.BlockSize = v.record.BlockSize // the disk's block size, requested or not
 		}
 		all := api.Differences(is, spec)
 		if spec.Size != 0 && int64(spec.Size) < v.record.Size {
@@ -259,7 +259,7 @@ func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, unsaid b
 	return nil
 }
 
-// renew keeps the query of the address in the new request: that of the old one may have expired.
+// renew keeps the query of the address in the new request: the old one may have expired.
 func (m *Manager) renew(v *volume, from *api.Source) error {
 	is := v.record.Spec.From
 	if from == nil || is == nil || from.URL == is.URL {
@@ -293,7 +293,7 @@ func (m *Manager) fail(v *volume, err error) {
 }
 
 // grow enlarges a volume. It changes the record first: the next start enlarges a disk that is
-// smaller than its record. If a disk is larger than its record, somebody else has enlarged it.
+// smaller than its record. If a disk is larger than its record, another program has enlarged it.
 func (m *Manager) grow(ctx context.Context, v *volume, size int64) error {
 	before := v.record
 	if m.uploadOf(v) != nil || before.State == store.StateFilling {
@@ -312,7 +312,7 @@ func (m *Manager) grow(ctx context.Context, v *volume, size int64) error {
 	if err != nil {
 		err = errors.Join(err, m.set(v, before))
 		m.mu.Lock()
-		v.record = before // answers tell the size that the LUN has, not the one that was saved
+		v.record = before // answers have the size of the LUN, not the saved one
 		m.mu.Unlock()
 		return fmt.Errorf("the volume %q could not be enlarged: %w", v.name, err)
 	}
@@ -330,7 +330,7 @@ func (m *Manager) growDisk(ctx context.Context, v *volume, size int64) error {
 		if err != nil {
 			return err
 		}
-		opened, err := m.open(ctx, v.record) // this is enough
+		opened, err := m.open(ctx, v.record) // opening enlarges the disk
 		if err != nil {
 			return err
 		}

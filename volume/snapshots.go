@@ -44,7 +44,7 @@ func noSnapshot(volume, name string) error {
 	return api.Errorf(api.CodeNotFound, "the volume %q has no snapshot %q", volume, name)
 }
 
-// TakeSnapshot keeps what a volume holds now. A snapshot that is there already stays as it is.
+// TakeSnapshot takes a snapshot of a volume. If there is one of that name, it stays as it is.
 func (m *Manager) TakeSnapshot(ctx context.Context, name, snapshot string) (one api.Snapshot,
 	made bool, err error) {
 	err = m.withOpened(ctx, name, func(o Opened) error {
@@ -67,8 +67,8 @@ func (m *Manager) TakeSnapshot(ctx context.Context, name, snapshot string) (one 
 	return one, made, err
 }
 
-// DeleteSnapshot forgets a snapshot. What only it held is freed in the background. That there is
-// none is no error.
+// DeleteSnapshot deletes a snapshot, if it exists. The space that only it needed is freed in the
+// background.
 func (m *Manager) DeleteSnapshot(ctx context.Context, name, snapshot string) error {
 	return m.withOpened(ctx, name, func(o Opened) error {
 		if snapshotOf(o.Snapshots(), snapshot) == nil {
@@ -95,7 +95,8 @@ func (m *Manager) Revert(ctx context.Context, name, snapshot string) error {
 	})
 }
 
-// Changes lists a page of what may differ between a snapshot, and the volume or a later snapshot.
+// Changes lists a page of the ranges that may differ between a snapshot, and the volume or a later
+// snapshot.
 func (m *Manager) Changes(ctx context.Context, name, since string, page api.Page) (c api.Changes,
 	err error) {
 	err = m.withOpened(ctx, name, func(o Opened) (err error) {
@@ -121,7 +122,7 @@ func (m *Manager) withOpened(ctx context.Context, name string, f func(Opened) er
 	case r.Place.Kind == store.PlaceClaim:
 		return api.Errorf(api.CodeInvalid, "the volume %q is a file on a claim, which its machine "+
 			"uses without this server: take a snapshot of the claim (VolumeSnapshot)", name)
-	case v.opened == nil && v.failure != nil: // to try again would not help
+	case v.opened == nil && v.failure != nil: // another attempt would not help
 		return fmt.Errorf("the volume %q cannot be served: %w", name, v.failure)
 	case v.opened == nil:
 		return api.Errorf(api.CodeUnavailable, "the volume %q is not ready: ask for it, and try "+

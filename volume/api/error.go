@@ -18,7 +18,7 @@ const (
 	CodeDiffers      Code = "differs"      // the name has another volume: see Differs
 	CodeInUse        Code = "in-use"       // initiators use it: see Users
 	CodeBusy         Code = "busy"         // another operation is under way: try again
-	CodeHasData      Code = "has-data"     // it takes no upload
+	CodeHasData      Code = "has-data"     // the volume takes no upload
 	CodeTooLarge     Code = "too-large"    // the data is larger than the volume, or than allowed
 	CodeLimit        Code = "limit"        // a limit of the server is reached
 	CodeUnavailable  Code = "unavailable"  // the server cannot do it now: try again
@@ -38,15 +38,15 @@ var status = map[Code]int{
 type Error struct {
 	Code    Code   `json:"code" yaml:"code"`
 	Message string `json:"error" yaml:"error"` // for people: what is wrong, and what to do about it
-	// Differs are the fields in which the volume is not what the request asks for.
+	// Differs are the fields in which the volume differs from the request.
 	Differs []Difference `json:"differs,omitempty" yaml:"differs,omitempty"`
 	// Users are the names of the initiators that use the volume.
 	Users []string `json:"users,omitempty" yaml:"users,omitempty"`
-	// Status is the HTTP status, if it is not that of the code.
+	// Status is the HTTP status, if it is not the usual one of the code.
 	Status int `json:"-" yaml:"-"`
 }
 
-// Difference is a field in which the volume is not what the request asks for.
+// Difference is a field in which the volume differs from the request.
 type Difference struct {
 	Field string `json:"field" yaml:"field"` // as in the request, such as copy.mode
 	Is    string `json:"is" yaml:"is"`
@@ -71,7 +71,7 @@ func (e *Error) HTTPStatus() int {
 	return cmp.Or(e.Status, status[e.Code], 500)
 }
 
-// Differ refuses a request because its name belongs to another volume.
+// Differ refuses a request because the volume of that name differs from it.
 func Differ(name string, all []Difference) *Error {
 	said := make([]string, len(all))
 	for i, d := range all {

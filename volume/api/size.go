@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Size is a number of bytes. It is read as a number, or as a quantity of Kubernetes such as 20Gi or
-// 500M, and written as a number.
+// Size is a number of bytes. In a request it is a number, or a quantity of Kubernetes such as 20Gi
+// or 500M. In an answer it is a number.
 type Size int64
 
 // SectorSize is the unit of a disk's size, bytes.

@@ -34,15 +34,14 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Spec is a request for a volume. A request without any field asks for the volume that is there. If
-// there is none, it makes one from the server's only image, or an empty one of the server's default
-// size.
+// Spec is a request for a volume. A request without any field asks for the existing volume. If
+// there is none, the server makes one from its only image, or an empty one of its default size.
 type Spec struct {
 	// Size is the smallest size of the disk in bytes. An empty disk needs one. 0: the size of the
 	// image, or of the uploaded data.
 	Size Size `json:"size,omitempty" yaml:"size,omitempty"`
-	// BlockSize is the length of a logical block in bytes, 512 or 4096. 0: that of the disk that a
-	// snapshot is of, or else 512.
+	// BlockSize is the length of a logical block in bytes, 512 or 4096. 0: the block size of the
+	// snapshot's disk, or else 512.
 	BlockSize int `json:"block-size,omitempty" yaml:"block-size,omitempty"`
 	// From is the initial content of the disk. nil: none, the disk reads as zeros.
 	From *Source `json:"from,omitempty" yaml:"from,omitempty"`
@@ -63,12 +62,12 @@ type Source struct {
 	Reference string `json:"reference,omitempty" yaml:"reference,omitempty"`
 	// URL is the https:// or http:// address of a disk. Its query may be a secret.
 	URL string `json:"url,omitempty" yaml:"url,omitempty"`
-	// Digest is that of the file at URL: sha256: and 64 hexadecimal digits. It is required.
+	// Digest is the digest of the file at URL: sha256: and 64 hexadecimal digits. It is required.
 	Digest string `json:"digest,omitempty" yaml:"digest,omitempty"`
 	// Disk is the name of a disk's file, if Reference has several disks.
 	Disk string `json:"disk,omitempty" yaml:"disk,omitempty"`
-	// Snapshot is DISK@NAME: a snapshot of another volume, or of another disk of the server that is
-	// kept. The disk is ready at once, and nothing is copied first.
+	// Snapshot is DISK@NAME: a snapshot of another volume, or of another persistent disk of the
+	// server. The disk is ready at once, and nothing is copied first.
 	Snapshot string `json:"snapshot,omitempty" yaml:"snapshot,omitempty"`
 	Upload   bool   `json:"upload,omitempty" yaml:"upload,omitempty"` // data that comes later
 }
@@ -109,7 +108,7 @@ const (
 )
 
 // Resolved returns the request with its defaults, or an error if the request contradicts itself. It
-// does not look at images, claims and usage types, which only the server knows.
+// does not check images, claims and usage types, which only the server knows.
 func (s Spec) Resolved() (Spec, error) {
 	switch s.AccessMode {
 	case "":
@@ -213,7 +212,8 @@ func isDigest(text string) bool {
 // Far reports whether the content has to be fetched.
 func (s *Source) Far() bool { return s != nil && (s.Reference != "" || s.URL != "") }
 
-// Shown is the source for everybody who may see the volume: without the query of an address.
+// Shown returns the source as everybody may see it who may see the volume: without the query of an
+// address.
 func (s *Source) Shown() *Source {
 	if s == nil || s.URL == "" {
 		return s
@@ -235,9 +235,9 @@ func (s *Source) Cloned() (disk, snapshot string) {
 // Needed reports whether the request has to name a size.
 func (s Spec) Needed() bool { return s.Size == 0 && s.From == nil }
 
-// Differences compares two resolved requests: the one that a volume was made by, and a new one. It
-// names the fields in which they differ. It does not compare sizes, because a volume may have
-// grown, and any length of blocks will do for a request that says none.
+// Differences compares two resolved requests: the one that a volume was made from, and a new one.
+// It returns the fields that differ. It does not compare sizes, because a volume may have grown,
+// and not the block size if the new request has none.
 func Differences(is, asked Spec) []Difference {
 	var all []Difference
 	compare := func(field, is, asked string) {

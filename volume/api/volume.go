@@ -3,8 +3,8 @@ package api
 import "time"
 
 // Volume is an answer about a volume. Its first part describes the source of a virtual machine's
-// disk as a specification does: iscsi or pvc, and access-mode. libvirt.ParseSources reads it. It is
-// missing until the disk can be used.
+// disk in the form of a specification: iscsi or pvc, and access-mode. libvirt.ParseSources reads
+// it. It is missing until the disk can be used.
 type Volume struct {
 	ISCSI      *ISCSI `json:"iscsi,omitempty" yaml:"iscsi,omitempty"`
 	PVC        *Claim `json:"pvc,omitempty" yaml:"pvc,omitempty"`
@@ -63,10 +63,10 @@ type Progress struct {
 	Total    int64 `json:"total,omitempty" yaml:"total,omitempty"` // 0: unknown
 }
 
-// Snapshot is what was kept of a volume at a point in time.
+// Snapshot is a snapshot of a volume.
 type Snapshot struct {
 	Name string `json:"name" yaml:"name"`
-	// ID is another one if the snapshot is deleted and its name is used again.
+	// ID differs from that of a deleted snapshot with the same name.
 	ID      string    `json:"id" yaml:"id"`
 	Created time.Time `json:"created" yaml:"created"`
 	Size    Size      `json:"size" yaml:"size"` // of the disk then, bytes
@@ -78,16 +78,16 @@ type Snapshots struct {
 	Snapshots []Snapshot `json:"snapshots" yaml:"snapshots"`
 }
 
-// Changes are what may differ between a snapshot of a volume, and the volume or a later snapshot. A
-// large answer comes in pages.
+// Changes are the ranges that may differ between a snapshot of a volume, and the volume or a later
+// snapshot. A large answer comes in pages.
 type Changes struct {
 	Since string `json:"since" yaml:"since"`
 	Until string `json:"until,omitempty" yaml:"until,omitempty"` // "": the volume as it is now
-	// Of says which snapshots these names were. The request for the next page has it, too: names
-	// may be used again.
+	// Of identifies the snapshots that have these names. The request for the next page has it, too,
+	// because names may be reused.
 	Of   string `json:"of" yaml:"of"`
 	Size int64  `json:"size" yaml:"size"` // bytes
-	// Next is the offset of the next page; Size: this was the last one.
+	// Next is the offset of the next page; if it is Size, this was the last one.
 	Next   int64   `json:"next" yaml:"next"`
 	Ranges []Range `json:"ranges" yaml:"ranges"` // ascending, apart from each other
 }
@@ -95,7 +95,7 @@ type Changes struct {
 // Page says which part of Changes is asked for.
 type Page struct {
 	Until  string // a later snapshot; "": the volume as it is now
-	Of     string // as the page before has it; "" for the first one
+	Of     string // as in the page before; "" for the first one
 	Offset int64  // bytes
 }
 

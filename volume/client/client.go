@@ -26,8 +26,8 @@ type Options struct {
 	TokenFile string
 	// CertFile and KeyFile are the client's certificate (PEM). They are read for each connection.
 	CertFile, KeyFile string
-	// CAFile has the certificates (PEM) of the authorities that must have signed the server's,
-	// instead of the system's.
+	// CAFile has the certificates (PEM) of the authorities for the server's certificate, instead of
+	// the system's.
 	CAFile string
 	// UserAgent is the name of the calling program.
 	UserAgent string
@@ -89,14 +89,14 @@ func (c *Client) Put(ctx context.Context, name string, spec api.Spec) (api.Volum
 	return v, err
 }
 
-// The time between two questions about a volume that gets its image. It doubles each time.
+// The pause between two requests about a volume that gets its image. It doubles each time.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 5 * time.Second
 )
 
-// Provide makes a volume, or finds it as asked, and waits until its disk can be used: an image may
-// have to be fetched first. It is what starts a machine whose disk is made for it. It ends with
+// Provide makes a volume, or finds it as requested, and waits until its disk can be used: an image
+// may have to be fetched first. Call it to start a machine whose disk is made for it. It ends with
 // ctx, and with an *api.Error if the volume cannot be made. A volume that awaits an upload is
 // returned as it is.
 func (c *Client) Provide(ctx context.Context, name string, spec api.Spec) (api.Volume, error) {
@@ -107,7 +107,7 @@ func (c *Client) Provide(ctx context.Context, name string, spec api.Spec) (api.V
 			v, err = c.Get(ctx, name)
 		case <-ctx.Done():
 		}
-		if ctx.Err() != nil { // perhaps during the question
+		if ctx.Err() != nil { // possibly during the request
 			return v, fmt.Errorf("volume %q gets its image: %w", name, context.Cause(ctx))
 		}
 		pause = min(2*pause, lastPause)
@@ -157,7 +157,7 @@ func (c *Client) Do(r *http.Request, path string) (*http.Response, error) {
 	if c.opt.TokenFile != "" {
 		token, err := os.ReadFile(c.opt.TokenFile)
 		if named, ok := errors.AsType[*fs.PathError](err); ok {
-			err = named.Err // the name may be the token, in the wrong place
+			err = named.Err // the name may be the token, by mistake
 		}
 		if err != nil {
 			return nil, fmt.Errorf("the file of the token cannot be read: %w", err)
@@ -208,7 +208,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	return nil
 }
 
-// Refusal returns an answer that is a refusal as an *api.Error, and nil for any other.
+// Refusal returns the *api.Error of an answer that is a refusal, and nil for any other.
 func Refusal(answer *http.Response) error {
 	if answer.StatusCode < 400 {
 		return nil

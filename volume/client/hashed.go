@@ -11,20 +11,20 @@ import (
 // pieceSize is how much of a file is read at once: bytes.
 const pieceSize = 512 << 10
 
-// hashed reads a file that is being sent, perhaps parts of it several times, and computes the
+// hashed reads a file that is being sent, parts of it possibly several times, and computes the
 // digest of the whole file at the same time. It hashes a piece while the piece is being sent.
 type hashed struct {
 	from io.ReaderAt
 	size int64
-	off  int64 // what is read next
+	off  int64 // offset of the next read
 
 	memory []byte
-	piece  []byte // the last one that was read
+	piece  []byte // the last piece that was read
 	at     int64  // where the piece lies in the file
 
 	sum  hash.Hash
-	done int64         // how much of the file the digest has, or soon will
-	busy chan struct{} // closed when the digest has that much; nil: it has
+	done int64         // how much of the file the digest has, or will have soon
+	busy chan struct{} // closed when the digest has that much; nil: it does
 }
 
 func (h *hashed) reset() { h.sum, h.done = sha256.New(), 0 }
@@ -71,7 +71,7 @@ func (h *hashed) load() error {
 	return nil
 }
 
-// settle waits until the digest has everything that was given to it.
+// settle waits until the digest has all data.
 func (h *hashed) settle() {
 	if h.busy != nil {
 		<-h.busy

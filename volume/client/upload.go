@@ -22,7 +22,7 @@ import (
 
 // UploadOptions are the options of an upload. The zero value works.
 type UploadOptions struct {
-	// Timeout is how long an upload goes on trying while no data gets through. 0: two minutes.
+	// Timeout is how long an upload is tried again while no data gets through. 0: two minutes.
 	Timeout time.Duration
 	// Sent is called with the number of bytes that the server has, or that are on their way to it.
 	// The number may go down.
@@ -38,17 +38,16 @@ const (
 	lastWait  = 10 * time.Second
 	// answerTimeout is how long the server may take to answer a question.
 	answerTimeout = 30 * time.Second
-	// stuck is how long a connection may accept nothing before it is given up.
+	// stuck is how long a connection may accept no data before it is closed.
 	stuck = time.Minute
 )
 
 // Upload sends the content of a volume. It returns when the volume can be used, or is being made
 // ready. If the volume does not exist, the server makes it with the size of the data. If a
-// connection breaks, the upload continues from what the server has, even if an earlier process
-// began it. At the end the server compares a digest of all data.
+// connection breaks, the upload goes on from what the server has, also if an earlier process began
+// it. At the end the server compares a digest of all data.
 //
-// Errors of the server are *api.Error. If ctx ends, a later call with the same data continues the
-// upload.
+// Errors of the server are *api.Error. If ctx ends, a later call with the same data goes on.
 func (c *Client) Upload(ctx context.Context, name string, from io.ReaderAt, size int64,
 	opt UploadOptions) (api.Volume, error) {
 	opt.Timeout = cmp.Or(opt.Timeout, defaultTimeout)
@@ -103,7 +102,7 @@ func (c *Client) Upload(ctx context.Context, name string, from io.ReaderAt, size
 	}
 }
 
-// upload is one upload, in as many requests as it takes.
+// upload is one upload, in any number of requests.
 type upload struct {
 	c    *Client
 	name string
@@ -111,14 +110,14 @@ type upload struct {
 	opt  UploadOptions
 	data *hashed
 
-	file  func() (fs.FileInfo, error) // of the data; nil: it is no file
-	began fs.FileInfo                 // what file said at the beginning
+	file  func() (fs.FileInfo, error) // returns the state of the data's file; nil: it is no file
+	began fs.FileInfo                 // the state at the beginning
 
 	at     string // address of the upload; "": it has not begun
-	known  bool   // offset is how much the server has
+	known  bool   // offset is what the server has
 	offset int64
-	sent   bool // everything was sent at least once
-	again  int  // how often it had to begin again
+	sent   bool // all data was sent at least once
+	again  int  // how often it was begun again
 	moved  time.Time
 	done   bool
 }
@@ -149,7 +148,7 @@ func (e *unreadableError) Unwrap() error { return e.err }
 // errAgain says that a step must be repeated.
 var errAgain = errors.New("the server does not have all that was sent")
 
-// fatal returns the error if another try is useless.
+// fatal returns err if another attempt is useless.
 func (u *upload) fatal(err error) error {
 	var refused *api.Error
 	again := errors.Is(err, errAgain) || errors.As(err, new(*url.Error)) &&
@@ -168,7 +167,7 @@ func (u *upload) fatal(err error) error {
 }
 
 // wrongAddress says what to do if the server has never answered and the address must be wrong. A
-// server that has answered before may be starting again.
+// server that has answered before may be restarting.
 func (u *upload) wrongAddress(err error) string {
 	var dns *net.DNSError
 	var refused *api.Error
@@ -208,7 +207,7 @@ func (u *upload) request(ctx context.Context, method, path string, body io.Reade
 	return answer, err
 }
 
-// begin makes the upload, or finds the one that an earlier process has begun.
+// begin creates the upload, or finds the one of an earlier process.
 func (u *upload) begin(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -234,7 +233,7 @@ func (u *upload) begin(ctx context.Context) error {
 	return nil
 }
 
-// takeUp continues the upload that is in the way.
+// takeUp continues the existing upload.
 func (u *upload) takeUp(location string, refused error) error {
 	if u.again > 0 {
 		return refused
@@ -243,9 +242,9 @@ func (u *upload) takeUp(location string, refused error) error {
 	return nil
 }
 
-// attend is a context for a request that may wait for the server to expand an image, which takes as
-// long as it takes. It ends when the server does not answer another question meanwhile. The caller
-// calls stop.
+// attend returns a context for a request that may wait for the server to expand an image, for any
+// time. The context ends when the server stops answering other requests meanwhile. The caller calls
+// stop.
 func (u *upload) attend(ctx context.Context) (attended context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var work sync.WaitGroup
@@ -261,7 +260,7 @@ func (u *upload) attend(ctx context.Context) (attended context.Context, stop fun
 			_, err := u.c.Get(one, u.name)
 			end()
 			refused, ok := errors.AsType[*api.Error](err)
-			if err != nil && !ok || ok && refused.Status >= 500 { // perhaps of a proxy before it
+			if err != nil && !ok || ok && refused.Status >= 500 { // possibly of a proxy
 				cancel(errors.New("the server answers nothing"))
 				return
 			}
@@ -274,7 +273,8 @@ func (u *upload) attend(ctx context.Context) (attended context.Context, stop fun
 	}
 }
 
-// ask asks how much the server has. It answers when an earlier request of the upload has ended.
+// ask asks the server how much it has. The server answers when an earlier request of the upload has
+// ended.
 func (u *upload) ask(ctx context.Context) (api.Volume, error) {
 	ctx, stop := u.attend(ctx)
 	defer stop()
@@ -360,7 +360,7 @@ func (u *upload) send(ctx context.Context) error {
 	defer answer.Body.Close()
 	if answer.StatusCode == http.StatusNotFound ||
 		answer.StatusCode == http.StatusConflict && answer.Header.Get("Upload-Offset") != "" {
-		return errAgain // the next step asks how much it has
+		return errAgain // the next step asks the server how much it has
 	}
 	if refused := Refusal(answer); refused != nil {
 		return refused
@@ -403,8 +403,8 @@ func (u *upload) end(ctx context.Context) (api.Volume, error) {
 	return v, nil
 }
 
-// untouched gives the upload up if the file was changed meanwhile: what was sent, and the digest of
-// it, may belong to neither the old content nor the new one.
+// untouched gives the upload up if the file was changed meanwhile: the sent data and its digest may
+// belong to neither the old content nor the new one.
 func (u *upload) untouched(ctx context.Context) error {
 	if u.file == nil {
 		return nil

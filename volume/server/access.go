@@ -18,7 +18,7 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// Access says who may send requests. Every field is a file name; "" means none.
+// Access says which clients may send requests. Every field is a file name; "" means none.
 type Access struct {
 	Cert, Key string // of the server, PEM
 	// ClientCA has the certificates that may have signed a client's certificate.
@@ -26,8 +26,8 @@ type Access struct {
 	Token    string // has the token of requests
 }
 
-// Check refuses an address that other machines can reach, unless every client must prove who it is
-// and the connection is encrypted.
+// Check refuses an address that other machines can reach, unless every client must authenticate and
+// the connection is encrypted.
 func (a Access) Check(loopback bool) error {
 	switch {
 	case (a.Cert == "") != (a.Key == ""):
@@ -48,7 +48,7 @@ func (a Access) Check(loopback bool) error {
 	return nil
 }
 
-// open reports whether clients need no proof.
+// open reports whether clients need not authenticate.
 func (a Access) open() bool { return a.Token == "" && a.ClientCA == "" }
 
 // access admits requests.
@@ -59,10 +59,10 @@ type access struct {
 	tls *tls.Config // nil: there is no certificate
 
 	mu   sync.Mutex
-	told string // guarded by mu; what the log says is wrong with the token's file
+	told string // guarded by mu; the last problem with the token's file in the log
 }
 
-// newAccess reads all files once, so that an error in them is known at once.
+// newAccess reads all files once, so that an error in them is reported at once.
 func newAccess(opt Access, log *zap.Logger) (*access, error) {
 	a := &access{opt: opt, log: log}
 	if opt.Cert != "" {
@@ -85,7 +85,7 @@ func newAccess(opt Access, log *zap.Logger) (*access, error) {
 	return a, nil
 }
 
-// admit returns nil if the request is allowed, or else the refusal.
+// admit returns nil if the request is allowed, otherwise the refusal.
 func (a *access) admit(r *http.Request) *api.Error {
 	if a.opt.open() {
 		if loopbackHost(r.Host) {
@@ -110,7 +110,7 @@ func (a *access) admit(r *http.Request) *api.Error {
 	if !strings.EqualFold(scheme, "Bearer") {
 		token = ""
 	}
-	// Hashes have one length, so the time of the comparison does not tell the length of the token.
+	// Compare hashes, which have one length: the time does not reveal the token's length.
 	shown, right := sha256.Sum256([]byte(strings.TrimSpace(token))), sha256.Sum256(want)
 	if subtle.ConstantTimeCompare(shown[:], right[:]) != 1 {
 		return api.Errorf(api.CodeUnauthorized, "the request shows no token, or a wrong one: send "+
@@ -136,7 +136,7 @@ const minToken = 16 // characters
 // readToken reads the file of the token. Its errors never contain the content.
 func readToken(path string) ([]byte, error) {
 	text, err := osfile.ReadText(path)
-	if err != nil { // the name may be the token, in the wrong place
+	if err != nil { // the name may be the token, by mistake
 		return nil, fmt.Errorf("the file of the token cannot be read: %w", osfile.WithoutPath(err))
 	}
 	token := bytes.TrimSpace(text)

@@ -10,15 +10,15 @@ import (
 )
 
 // door is a listener that limits the connections of a server. A connection is a stranger until one
-// of its requests was allowed. When the server is full, the stranger that came first is closed,
-// unless it came so recently that it could not ask yet. So strangers keep nobody out, and a crowd
-// of clients waits at the door. The server calls changed and admitted.
+// of its requests was allowed. When the server is full, the oldest stranger is closed, unless it
+// had no time to ask yet. So strangers keep nobody out, and a crowd of clients waits to be
+// accepted. The server calls changed and admitted.
 type door struct {
 	net.Listener
 	most  int
 	grace time.Duration
 
-	news   chan struct{} // has something when Accept must look again
+	news   chan struct{} // has an element when Accept must look again
 	closed chan struct{}
 	once   sync.Once
 
@@ -34,7 +34,7 @@ type guest struct {
 	// guarded by door.mu
 	admitted bool      // one of its requests was allowed
 	busy     bool      // a request is running
-	since    time.Time // it came, or has been idle
+	since    time.Time // when it was accepted, or became idle
 }
 
 func newDoor(l net.Listener, most int, grace time.Duration) *door {
@@ -42,7 +42,7 @@ func newDoor(l net.Listener, most int, grace time.Duration) *door {
 		closed: make(chan struct{}), inside: map[*guest]bool{}}
 }
 
-// Accept waits while nobody inside can be sent away.
+// Accept waits while no connection can be closed to make room.
 func (d *door) Accept() (net.Conn, error) {
 	conn, err := d.Listener.Accept()
 	if err != nil {
@@ -68,8 +68,8 @@ func (d *door) Close() error {
 	return d.Listener.Close()
 }
 
-// enter lets a connection in if there is room, or somebody can be sent away. Otherwise it returns
-// how long to wait.
+// enter lets a connection in if there is room, or room can be made. Otherwise it returns how long
+// to wait.
 func (d *door) enter(conn net.Conn) (g *guest, wait time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -94,7 +94,7 @@ func (d *door) enter(conn net.Conn) (g *guest, wait time.Duration) {
 	return g, 0
 }
 
-// longestLocked returns the stranger who came first, and the client who has been idle longest.
+// longestLocked returns the oldest stranger, and the client that has been idle longest.
 func (d *door) longestLocked() (stranger, idle *guest) {
 	for g := range d.inside {
 		longest := &stranger
@@ -108,7 +108,7 @@ func (d *door) longestLocked() (stranger, idle *guest) {
 	return stranger, idle
 }
 
-// change changes what is known about a connection.
+// change changes the state of a connection.
 func (g *guest) change(change func()) {
 	g.door.mu.Lock()
 	change()

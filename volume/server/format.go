@@ -24,7 +24,7 @@ const (
 
 	// maxBody is the longest body of a request that is no upload, in bytes.
 	maxBody = 64 << 10
-	// maxValues is about how many values YAML in a body may have. A request has some twenty.
+	// maxValues is roughly how many values the YAML of a body may have. A request has some twenty.
 	maxValues = 4 << 10
 )
 
@@ -40,7 +40,7 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return text, nil
 }
 
-// parseSpec reads a request. It is YAML unless the client says that it is JSON.
+// parseSpec parses a request. It is YAML unless the client says that it is JSON.
 func parseSpec(text []byte, contentType string) (spec api.Spec, err error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		return api.Spec{}, nil
@@ -73,7 +73,7 @@ func explain(err error) error {
 	return errors.New(text)
 }
 
-// fieldsOf names the fields of a request, each with those in it.
+// fieldsOf lists the fields of a request, each with its own fields.
 func fieldsOf(t reflect.Type) string {
 	var names []string
 	for _, f := range reflect.VisibleFields(t) {

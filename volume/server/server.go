@@ -25,7 +25,7 @@ type Options struct {
 	Volumes    *volume.Manager
 	TargetName string
 	// Portal returns the address at which initiators find the LUNs. local is this machine's address
-	// that the client has connected to. Port "": there is no iSCSI.
+	// that the client has connected to. port "": there is no iSCSI.
 	Portal func(local net.Addr) (host, port string)
 	// Uploads receives data, at /volume/{name}/data and below. nil: the server takes no uploads.
 	Uploads http.Handler
@@ -41,18 +41,18 @@ type Server struct {
 	// timeout is how long the server reads from a client that it refuses.
 	timeout time.Duration
 	most    int // connections
-	// refusals has one element for each stranger that is being answered.
+	// refusals has one element for each stranger that gets an answer now.
 	refusals chan struct{}
-	// grace is how long a client has at least to show that it may ask.
+	// grace is how long a client always has to authenticate.
 	grace time.Duration
-	// arrival is how long a request that is no upload may take to arrive.
+	// arrival is how long a request without an upload may take to arrive.
 	arrival time.Duration
 }
 
 const (
 	// maxConnections limits the memory and descriptors that clients can use.
 	maxConnections = 256
-	// strangerTime is the grace: it is enough for a handshake.
+	// strangerTime is Server.grace: it is enough for a handshake.
 	strangerTime = time.Second
 	// After it has refused a client, the server still reads up to refusedBody bytes, for
 	// refusedTimeout. Reading that much costs less than a TLS handshake.
@@ -60,14 +60,14 @@ const (
 	refusedTimeout = 5 * time.Second
 	// bodyTimeout is Server.arrival.
 	bodyTimeout = 30 * time.Second
-	// workTimeout is how long a request may take. An image in a registry that has no index is
+	// workTimeout is how long a request may take. An image in a registry without an index is
 	// fetched first.
 	workTimeout = 10 * time.Minute
-	// maxStreams is how many requests a connection of HTTP/2 may have at once. Until they have
-	// heard that, Go and curl take it that there may be as many (RFC 9113 6.5.2), and of those
-	// beyond, each whose body was sent already fails.
+	// maxStreams is how many requests a connection of HTTP/2 may have at once. Until they have got
+	// the server's limit, Go and curl assume as many (RFC 9113 6.5.2). With a lower limit, those
+	// beyond it would fail if their bodies were sent already.
 	maxStreams = 100
-	// maxRefusals is how many strangers are answered at once. Each takes some 20 KiB.
+	// maxRefusals is how many strangers get an answer at the same time. Each takes some 20 KiB.
 	maxRefusals = maxConnections
 )
 
@@ -95,16 +95,16 @@ func New(opt Options) (*Server, error) {
 	return s, nil
 }
 
-// errorTold is how long the log stays quiet after a line about a connection.
+// errorTold is the time between two lines of the log about connections.
 const errorTold = time.Minute
 
-// errorLog takes what net/http says of connections. Anybody can break as many as they like.
+// errorLog gets net/http's messages about connections. Anybody can cause any number of them.
 type errorLog struct {
 	log *zap.Logger
 
 	mu     sync.Mutex
 	told   time.Time // guarded by mu
-	missed int       // guarded by mu; lines since
+	missed int       // guarded by mu; lines that were left out since
 }
 
 func (l *errorLog) Write(p []byte) (int, error) {
@@ -132,7 +132,8 @@ func (s *Server) Serve(l net.Listener) error {
 	return s.http.Serve(l)
 }
 
-// Shutdown stops answering. Running requests may finish until ctx ends; then they are cut off.
+// Shutdown stops answering. Running requests may finish until ctx ends; then their connections are
+// closed.
 func (s *Server) Shutdown(ctx context.Context) error {
 	if err := s.http.Shutdown(ctx); err != nil {
 		return errors.Join(err, s.http.Close())
@@ -164,7 +165,7 @@ func (s *Server) handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		// A browser sends what any page asks it to, with its client certificate, and from a machine
+		// A browser sends requests for every page, with its client certificate, and from a machine
 		// that is admitted.
 		if origins.Check(r) != nil {
 			s.turnAway(w, r, api.Errorf(api.CodeForbidden, "a page of another web site asks for "+
@@ -180,11 +181,11 @@ func (s *Server) handler() http.Handler {
 	})
 }
 
-// turnAway answers a client that may not ask. A client that is busy sending sees the answer only if
-// the connection is not reset meanwhile, so a small request is read. A client with a large request
-// has to look for the answer while it sends, or to ask first (Expect: 100-continue); curl does
-// both. A client without a token must not keep the server reading, and many must not use up its
-// memory, by connections of HTTP/2 that each have many requests and take no answer.
+// turnAway answers a client that is not allowed. A client that is busy sending sees the answer only
+// if the connection is not reset meanwhile, so a small request is read. A client with a large
+// request has to look for the answer while it sends, or to ask first (Expect: 100-continue); curl
+// does both. Strangers must not keep the server reading, nor use up its memory by HTTP/2
+// connections with many requests whose answers they do not read.
 func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err *api.Error) {
 	select {
 	case s.refusals <- struct{}{}:
@@ -196,7 +197,7 @@ func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err *api.Error
 	// An error means that the connection has no deadlines, as in tests.
 	_ = control.SetReadDeadline(time.Now().Add(s.timeout))
 	_ = control.SetWriteDeadline(time.Now().Add(s.timeout))
-	w.Header().Set("Connection", "close") // and it must not keep a connection
+	w.Header().Set("Connection", "close") // the client must not keep the connection, either
 	if err.Code == api.CodeUnauthorized {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="volumes"`)
 	}
@@ -214,7 +215,7 @@ func (s *Server) limited(h func(http.ResponseWriter, *http.Request) error) http.
 		defer cancel()
 		control := http.NewResponseController(w)
 		// An error means that the connection has no deadlines, as in tests.
-		if r.ContentLength != 0 { // else it has come in whole, and this would end the work on it
+		if r.ContentLength != 0 { // else all has come, and a deadline would end the work
 			_ = control.SetReadDeadline(time.Now().Add(s.arrival))
 		}
 		_ = control.SetWriteDeadline(time.Now().Add(workTimeout + bodyTimeout))
@@ -235,8 +236,8 @@ func (s *Server) logRefusal(r *http.Request, err error) {
 		zap.String("client", r.RemoteAddr), zap.Error(err))
 }
 
-// refusalOf returns what a client may know about an error: the refusal that has caused it, with all
-// that was said on the way.
+// refusalOf returns what a client may learn of an error: the refusal that has caused it, with the
+// texts that wrap it.
 func refusalOf(err error) *api.Error {
 	refused := api.Error{Code: api.CodeFailed}
 	var cause *api.Error

@@ -118,7 +118,7 @@ func (s *Server) answer(r *http.Request, v volume.Volume) api.Volume {
 	if v.State != api.StateReady {
 		return a
 	}
-	a.Info.Upload = nil // it has all its data
+	a.Info.Upload = nil // the volume has all its data
 	a.AccessMode = v.Record.Spec.AccessMode
 	if v.Record.Place.Kind == store.PlaceClaim {
 		a.PVC = v.Record.Spec.PVC

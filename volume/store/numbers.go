@@ -15,8 +15,8 @@ const (
 	// firstLUN is the first number for a volume. Lower numbers are for images, which are numbered
 	// by position and may become more.
 	firstLUN = 64
-	// lastSmall is the last number that every initiator writes the same way: the peripheral
-	// addressing method (SAM-5 4.7.7.2). They are given first.
+	// lastSmall is the last number that every initiator writes in the same form: the peripheral
+	// addressing method (SAM-5 4.7.7.2). These numbers are given first.
 	lastSmall = 255
 	// lastLUN is the highest number that a disk can have.
 	lastLUN = 1<<14 - 1
@@ -30,7 +30,7 @@ type numbers struct {
 	Large turn   `json:"large"`
 }
 
-// turn goes round a range of numbers.
+// turn gives the numbers of a range in turn.
 type turn struct {
 	Next uint16 `json:"next"` // the numbers before it may have been given
 }
@@ -62,8 +62,8 @@ func (s *Store) loadNumbers() error {
 func (s *Store) ID() string { return s.numbers.ID }
 
 // NextLUN returns a free number, and saves that first. It returns a number again only after all
-// others of its range, and one of the second range only if none of the first is free. The error is
-// about storage, or says that no number is free.
+// others of its range, and a number of the second range only if none of the first is free. The
+// error is about storage, or says that no number is free.
 func (s *Store) NextLUN(taken func(lun uint16) bool) (uint16, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

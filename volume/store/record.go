@@ -14,20 +14,20 @@ import (
 type State string
 
 const (
-	// StateMaking: it is being made, and nobody knows it yet. The next start removes it.
+	// StateMaking: the volume is being made, and hidden. The next start removes it.
 	StateMaking State = "making"
 	// StateReady: it can be used.
 	StateReady State = "ready"
 	// StateAwaiting: it awaits its data.
 	StateAwaiting State = "awaiting"
-	// StateFilling: its image is being fetched, or its disk on a claim is being copied. It must not
-	// be used before that ends.
+	// StateFilling: its image is being fetched, or its disk on a claim is being copied. Until that
+	// ends, it must not be used.
 	StateFilling State = "filling"
 	// StateDeleting: it is being deleted. The next start removes the rest.
 	StateDeleting State = "deleting"
 )
 
-// Record is what the store keeps about a volume.
+// Record is what the store has about a volume.
 type Record struct {
 	Name  string `json:"name"`
 	State State  `json:"state"`
@@ -38,13 +38,13 @@ type Record struct {
 	BlockSize int      `json:"block_size,omitempty"`
 	Spec      api.Spec `json:"spec"` // the resolved request that made it
 	Place     Place    `json:"place"`
-	// Unmade says that nothing is in the place yet that was made for the volume.
+	// Unmade says that the place has nothing yet that was made for the volume.
 	Unmade  bool      `json:"unmade,omitempty"`
 	Created time.Time `json:"created"`
 	// File is an image in the volume's directory, the source of its disk. "": none.
 	File string `json:"file,omitempty"`
-	// Marked says that a file was made in the place before the disk. As long as the disk is not
-	// there, a place without that file is an empty mount point: its storage is missing.
+	// Marked says that a file was made in the place before the disk. If neither that file nor the
+	// disk is there, the place is an empty mount point: its storage is missing.
 	Marked bool `json:"marked,omitempty"`
 }
 
@@ -88,7 +88,7 @@ func (e *DamagedError) Error() string {
 
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// check refuses a record that is of no volume of the name.
+// check refuses a record that cannot be that of the named volume.
 func (r *Record) check(name string) error {
 	switch {
 	case r.Name != name:

@@ -31,7 +31,7 @@ type Store struct {
 
 const lockName = "lock"
 
-// Private reports whether a name is of a file that the store has beside the volumes, or could have.
+// Private reports whether a name is one of the store's own files beside the volumes, or could be.
 func Private(name string) bool {
 	return name == lockName || name == numbersName || strings.HasPrefix(name, numbersName+".")
 }
@@ -93,7 +93,7 @@ func (s *Store) Dir(name string) string { return filepath.Join(s.dir, name) }
 
 // Load returns the records of all volumes, by name. If the record of a volume cannot be used, Load
 // returns a record with only the name, and a *DamagedError in damaged. foreign are names in the
-// directory that are not volumes. They stay.
+// directory that are not volumes'. They stay.
 func (s *Store) Load() (records []Record, damaged map[string]error, foreign []string, err error) {
 	entries, err := fs.ReadDir(s.root.FS(), ".")
 	if err != nil {
@@ -176,7 +176,7 @@ func (s *Store) Remove(name string) error {
 	if err != nil {
 		return err
 	}
-	// The files first: a crash of the machine must not leave files without a record.
+	// Make the other removals durable first: a crash must not leave files without a record.
 	if err := s.syncDir(name); err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ func newSummer(names ...string) summer {
 	return s
 }
 
-// summerFor computes the digests that are needed to check the given ones.
+// summerFor computes the digests that are needed to check want.
 func summerFor(want digests) summer { return newSummer(slices.Collect(maps.Keys(want))...) }
 
 func (s summer) add(p []byte) {
@@ -40,7 +40,7 @@ func (s summer) add(p []byte) {
 // adding adds data to digests while the next data arrives. One goroutine calls its methods.
 type adding struct {
 	p    []byte
-	done chan struct{} // closed when the data was added; nil: nothing is under way
+	done chan struct{} // closed when the data was added; nil: no data is being added
 }
 
 // start adds p. The caller must not change p before wait, or before spare of the same memory.
@@ -57,7 +57,7 @@ func (a *adding) start(s summer, p []byte) {
 	}()
 }
 
-// spare waits until nobody reads the memory that the caller is about to write.
+// spare waits until the memory that the caller is about to write is not read any more.
 func (a *adding) spare(p []byte) {
 	if a.done != nil && &a.p[0] == &p[0] {
 		a.wait()

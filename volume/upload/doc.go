@@ -14,11 +14,11 @@
 //	fields.go    header fields: RFC 9651, RFC 9530, and those of the draft
 //
 // A raw disk is written in the place of the volume's disk, and its zeros become holes. A qcow2
-// image is stored as it is. The volume is served over it at once, and the file is removed when its
-// content has been copied. Neither needs more space.
+// image is stored as it is. The volume's disk is put above it and served at once, and the file is
+// removed when its content has been copied. Neither needs more space.
 //
 // Guarantees: the volume is served only when all data has come, has the right digest, is valid and
 // is on storage. A failed upload leaves nothing behind. An upload takes less than 32 MiB of memory,
-// however slow storage is and whatever the data claims. After a kill of the process, a resumable
-// upload of plain data continues where it was. Any other upload must begin again.
+// even if storage is slow or the data claims more. After a kill of the process, a resumable upload
+// of plain data goes on where it was. Any other upload must begin again.
 package upload

@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// codes are the codes of the statuses.
+// codes are the codes for HTTP statuses.
 var codes = map[int]api.Code{
 	http.StatusNotFound: api.CodeNotFound, http.StatusConflict: api.CodeBusy,
 	http.StatusRequestEntityTooLarge: api.CodeTooLarge,
@@ -44,11 +44,10 @@ func refuse(format string, args ...any) error {
 	return &refusedError{reason: fmt.Sprintf(format, args...)}
 }
 
-// errCut says that a stream ended before its data did. Nothing is wrong with the data.
+// errCut says that a stream ended before its data did. The data may be right.
 var errCut = errors.New("the upload was interrupted")
 
-// explain makes an answer from an error. Errors that it does not know come from the volumes, or are
-// internal.
+// explain makes an answer from an error. Unknown errors come from the volumes, or are internal.
 func explain(err error) error {
 	var refused *refusedError
 	var content *image.Error
@@ -56,7 +55,8 @@ func explain(err error) error {
 	case err == nil, errors.As(err, new(*api.Error)):
 		return err
 	case errors.Is(err, errCut):
-		// Who still listens has not ended it: the server stops, or the volume is deleted.
+		// The client still waits, so it has not ended the upload: the server stops, or the volume
+		// is deleted.
 		return refusal(http.StatusServiceUnavailable, "%v: send it again", errCut)
 	case errors.As(err, &refused):
 		return refusal(http.StatusUnprocessableEntity, "the upload %s", refused.reason)

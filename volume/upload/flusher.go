@@ -6,7 +6,7 @@ import "kubevirt.io/disk/disk/image"
 // would have to wait for all of it.
 type flusher struct {
 	since int64      // how much of the file the last start covers, bytes
-	done  chan error // nil: nothing is under way
+	done  chan error // nil: no sync is under way
 }
 
 // due reports whether it is time to start.

@@ -28,8 +28,8 @@ type Options struct {
 	// Refuse answers a refused request. err is an *api.Error, or another error of Volumes. The
 	// answer must have a Content-Length, because the client may read it before the connection ends.
 	Refuse func(w http.ResponseWriter, r *http.Request, err error)
-	// UnpackMemory is how far back compressed data may refer, in bytes: see unpack.Options. 0: its
-	// default.
+	// UnpackMemory is how far back compressed data may refer, in bytes: see unpack.Options. 0: the
+	// default there.
 	UnpackMemory int64
 	Log          *zap.Logger // nil: no log
 }
@@ -38,18 +38,18 @@ type Options struct {
 type Volume interface {
 	// Disk is the path of the disk. The paths of all files that the upload makes begin with it.
 	Disk() string
-	// Files lists what lies there and may be removed: what the upload has made, and the disk with
-	// what belongs to it. It leaves out what the volume itself needs.
+	// Files lists the files that may be removed: those that the upload has made, and the disk with
+	// its files, without those that the volume itself needs.
 	Files() (paths []string, err error)
 	Context() context.Context // ends when the upload must end
-	Size() int64              // of the disk, bytes; 0: that of the data
-	Reserve(size int64) error // checks whether the volume may have that size, before data is taken
+	Size() int64              // of the disk, bytes; 0: the size of the data
+	Reserve(size int64) error // checks whether the volume may have that size, before data comes
 	// Progress notes how far the upload is, in bytes. total 0: unknown.
 	Progress(received, total int64)
 	// Complete serves the volume. With image "", the disk is the file Disk. Otherwise image is the
-	// path of an image beside it, which is removed when it is no longer needed.
-	// After an error the volume awaits content as before. With api.CodeUnavailable everything stays
-	// where it is: the server stops, or storage may say that the volume has its content.
+	// path of an image beside it, which is removed when it is no longer needed. After an error the
+	// volume awaits content as before. With api.CodeUnavailable all files stay: the server stops,
+	// or storage may say that the volume has its content.
 	Complete(ctx context.Context, image string) error
 	// Undo removes the volume, which was made for an upload and has not been filled.
 	Undo(ctx context.Context) error
@@ -83,8 +83,8 @@ func (h *Handler) Close() {
 	}
 }
 
-// Forget says that a volume is gone. An upload to it that waits in memory goes, too: its file,
-// which is open, would take its space.
+// Forget says that a volume was deleted. A paused upload to it is dropped, because its open file
+// would keep space.
 func (h *Handler) Forget(name string) {
 	if s := h.slots.forget(name); s != nil {
 		s.free()
@@ -115,7 +115,7 @@ func (h *Handler) Totals() Totals {
 // ServeHTTP answers a request. The caller has checked that it is allowed.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name, id := r.PathValue("name"), r.PathValue("upload")
-	// An earlier request of the connection may have set one for its own answer.
+	// An earlier request of the connection may have set a deadline for its own answer.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 	defer h.linger(w, r)
 	if id == "" {
@@ -306,7 +306,7 @@ func (h *Handler) patch(w http.ResponseWriter, r *http.Request, name, id string)
 	h.receive(w, r, t, s, q)
 }
 
-// fits checks whether the content starts where the upload is, and fits into it.
+// fits checks whether the content begins where the upload is, and fits into it.
 func (h *Handler) fits(w http.ResponseWriter, t *turn, s *session, q *request) error {
 	if q.offset != s.offset {
 		setState(w.Header(), s.offset, s.length, false)
@@ -372,12 +372,12 @@ const (
 // data resets it, and a busy client would never see the reason.
 func (h *Handler) linger(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength == 0 || r.ProtoMajor > 1 || h.slots.ended() {
-		return // HTTP/2 can end one request without the others
+		return // HTTP/2 can end one request alone
 	}
 	control := http.NewResponseController(w)
-	// Flush reads a short rest before it sends the answer, and who waits for that may send nothing.
+	// Flush reads a short rest before it sends the answer. A client that waits may send nothing.
 	if control.SetReadDeadline(time.Now().Add(h.timeout)) != nil || control.Flush() != nil {
 		return
 	}
-	_, _ = io.CopyN(io.Discard, r.Body, lingerBytes) // the client has its answer by now
+	_, _ = io.CopyN(io.Discard, r.Body, lingerBytes) // the client has its answer already
 }

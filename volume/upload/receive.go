@@ -19,12 +19,12 @@ import (
 type request struct {
 	resumable bool
 	last      bool    // its content is the end of the data
-	offset    int64   // where its content goes; -1: not said
-	length    int64   // of all data; -1: not said
-	content   int64   // its own length; -1: not said
+	offset    int64   // where its content goes; -1: not given
+	length    int64   // of all data; -1: not given
+	content   int64   // its own length; -1: not given
 	repr      digests // of all data
 	part      digests // of its content
-	coding    string  // how the data is packed, if the client says so
+	coding    string  // the packing of the data, if the client gives one
 	// trailers are the fields with digests that are announced to follow its content
 	trailers []string
 }
@@ -60,7 +60,7 @@ func parseRequest(r *http.Request) (*request, error) {
 		q.offset = intField(r.Header, fieldOffset)
 	}
 	switch whole := q.last && q.content >= 0; {
-	case r.Method == http.MethodPatch: // the length depends on where it goes on
+	case r.Method == http.MethodPatch: // the length depends on where the upload goes on
 	case whole && q.length >= 0 && q.length != q.content:
 		return nil, wrong("%s is %d, and the content has %d bytes", fieldLength, q.length,
 			q.content)
@@ -76,8 +76,8 @@ func parseRequest(r *http.Request) (*request, error) {
 // digestFields are the fields that may also follow the content.
 var digestFields = []string{"Content-Digest", "Repr-Digest"}
 
-// coding returns how a request says that its content is packed: as something that is undone here. A
-// part of the data that is appended has no coding of its own.
+// coding returns the packing of a request's content that is removed here. A part of the data that
+// is appended has no coding of its own.
 func coding(r *http.Request) (string, error) {
 	var all []string
 	listed := strings.Join(r.Header.Values("Content-Encoding"), ",")
@@ -117,7 +117,7 @@ func parsePatch(r *http.Request) (*request, error) {
 	return q, nil
 }
 
-// receive takes the content of a request, and answers.
+// receive receives the content of a request, and answers.
 func (h *Handler) receive(w http.ResponseWriter, r *http.Request, t *turn, s *session, q *request) {
 	part := summerFor(q.part)
 	if len(q.trailers) > 0 {
@@ -133,7 +133,8 @@ func (h *Handler) receive(w http.ResponseWriter, r *http.Request, t *turn, s *se
 		err = h.checkDigests(r, s, q, part)
 	}
 	if cut := t.close(); (cut || errors.Is(err, errCut)) && r.ProtoMajor == 1 {
-		// A read that fails ends the context of all later requests of the connection in net/http.
+		// net/http ends the context of all later requests of a connection on which a read has
+		// failed.
 		w.Header().Set("Connection", "close")
 	}
 	switch {
@@ -154,12 +155,12 @@ func (h *Handler) receive(w http.ResponseWriter, r *http.Request, t *turn, s *se
 		if q.resumable {
 			setState(w.Header(), s.offset, s.offset, true)
 		}
-		// It is complete, whether or not its client waits for the answer.
+		// The upload is complete, whether or not its client waits for the answer.
 		if err = s.finish(context.WithoutCancel(r.Context())); err == nil {
 			h.complete(w, r, t, s)
 			return
 		}
-		if api.Is(err, api.CodeUnavailable) { // who comes next goes on, or clears
+		if api.Is(err, api.CodeUnavailable) { // the next request goes on, or clears
 			s.free()
 			h.refuse(w, r, err)
 			return

@@ -15,7 +15,7 @@ import (
 
 // The files of an upload. Their names begin with that of the volume's disk.
 const (
-	suffix       = ".upload"         // begins the suffixes of all
+	suffix       = ".upload"         // begins the suffix of each
 	recordSuffix = suffix + ".json"  // the record
 	dataSuffix   = suffix + ".data"  // the data so far
 	qcow2Suffix  = suffix + ".qcow2" // a complete image
@@ -23,17 +23,17 @@ const (
 
 const recordVersion = 1
 
-// record is what an upload leaves for the next request, and for the next process. Everything in it
+// record is what an upload stores for the next request, and for the next process. Everything in it
 // is on storage.
 type record struct {
 	Version   int       `json:"version"`
 	ID        string    `json:"id"`
 	Resumable bool      `json:"resumable"`
 	Made      bool      `json:"made"`             // the upload has made the volume
-	Coding    string    `json:"coding,omitempty"` // how the client says that it is packed
-	Packed    bool      `json:"packed"`           // only the process that began it can go on with it
+	Coding    string    `json:"coding,omitempty"` // the packing, if the client gives one
+	Packed    bool      `json:"packed"`           // only the process that began the upload can resume it
 	Placed    bool      `json:"placed"`           // everything has come, and becomes the volume's disk
-	Touched   time.Time `json:"touched"`          // when something came last
+	Touched   time.Time `json:"touched"`          // when data last came
 	// Length of all the data, bytes; -1 while it is unknown
 	Length int64        `json:"length"`
 	Offset int64        `json:"offset"`         // how much of it has come
@@ -59,7 +59,7 @@ func loadRecord(disk string) (record, error) {
 		return record{}, err
 	}
 	if _, err := os.Lstat(disk + dataSuffix); err == nil {
-		r.Placed = false // a kill came first: what has the disk's name is another's
+		r.Placed = false // a kill came first: the file with the disk's name is not this upload's
 	}
 	return r, nil
 }
@@ -76,7 +76,7 @@ func (r *record) check() error {
 	return nil
 }
 
-// old reports whether nobody has continued the upload for too long.
+// old reports whether the upload was not continued for too long.
 func (r *record) old() bool { return time.Since(r.Touched) >= maxAge }
 
 // goesOn reports whether another process can resume the upload.
@@ -90,7 +90,7 @@ func (r *record) save(disk string) error {
 	if err != nil {
 		return err
 	}
-	// Without a spare: the files of an upload go when it is complete.
+	// Without a spare: the files of an upload are removed when it is complete.
 	err = durable.Replace(disk+recordSuffix, text, "", (*os.File).Sync)
 	if err != nil {
 		return fmt.Errorf("the state of the upload: %w", err)
@@ -98,9 +98,9 @@ func (r *record) save(disk string) error {
 	return nil
 }
 
-// clearFiles removes the files that an upload has left. It removes a disk only if placed is set:
-// then the record says that the upload made the disk. It removes the record last: while it is
-// there, the next start clears again.
+// clearFiles removes the files that an upload has left. It removes a disk only with placed: then
+// the record says that the upload made the disk. It removes the record last, so that the next start
+// clears again if this is interrupted.
 func clearFiles(v Volume, placed bool) error {
 	disk := v.Disk()
 	err := removeFiles(v, func(file string) bool {
@@ -115,7 +115,7 @@ func clearFiles(v Volume, placed bool) error {
 	return osfile.Remove(disk + recordSuffix)
 }
 
-// removeFiles removes those of a volume's files for which which returns true.
+// removeFiles removes a volume's files for which which returns true.
 func removeFiles(v Volume, which func(file string) bool) error {
 	files, err := v.Files()
 	for _, file := range files {
@@ -126,8 +126,9 @@ func removeFiles(v Volume, which func(file string) bool) error {
 	return err
 }
 
-// takeBack makes what was placed the data of its upload again. What the volume has begun to make of
-// it goes first: a later try would take it for a disk that has lost its file, or for its own.
+// takeBack makes a placed file the data of its upload again. It first removes what the volume has
+// begun to make of that file: a later attempt would take that for a disk without its file, or for
+// its own.
 func takeBack(v Volume) error {
 	disk := v.Disk()
 	placed := disk + qcow2Suffix

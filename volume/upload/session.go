@@ -21,7 +21,7 @@ type session struct {
 	base   record // the record at the beginning
 
 	length int64  // of all the data, bytes; -1: unknown
-	offset int64  // how much has arrived
+	offset int64  // how much has come
 	head   []byte // the first bytes, while the format is undecided
 	sums   summer
 	adding adding
@@ -29,7 +29,7 @@ type session struct {
 	memory int64      // of Options.UnpackMemory
 	placed bool       // the data has the name of the volume's disk
 
-	// While a goroutine unpacks, only it uses these.
+	// While a goroutine unpacks, only that goroutine uses these.
 	format   image.Format   // "": undecided
 	fill     *image.Filling // nil: undecided
 	checked  bool           // the header of a qcow2 image
@@ -79,7 +79,8 @@ func (s *session) open(keep int64) (err error) {
 }
 
 // take receives data until the body ends. It returns errCut if the data was cut off and the upload
-// can go on; after any other error it cannot. take calls told from time to time while data comes.
+// can be resumed; after any other error it cannot. take calls told from time to time while data
+// comes.
 func (s *session) take(ctx context.Context, body io.Reader, told func()) error {
 	if s.out == nil && s.fill == nil {
 		switch err := s.takeHead(body); {
@@ -99,7 +100,7 @@ func (s *session) take(ctx context.Context, body io.Reader, told func()) error {
 	return s.takePlain(ctx, body, told)
 }
 
-// takeHead receives the bytes that show the format. It returns io.EOF if there are no more.
+// takeHead receives the bytes that decide the format. It returns io.EOF if there are no more.
 func (s *session) takeHead(body io.Reader) error {
 	p := make([]byte, image.DetectSize-len(s.head))
 	n, err := io.ReadFull(body, p)
@@ -278,7 +279,7 @@ func (s *session) checkHead(length int64) error {
 // reserveStep is how many bytes are reserved ahead of data of unknown size.
 const reserveStep = 1 << 30
 
-// fits checks whether the volume can hold a disk of at least this size.
+// fits checks whether the volume can have a disk of at least this size.
 func (s *session) fits(size int64, more bool) error {
 	if limit := s.volume.Size(); limit > 0 {
 		if size > limit {
@@ -304,8 +305,8 @@ func (s *session) fits(size int64, more bool) error {
 	return nil
 }
 
-// rawFits is fits for raw data that is still coming. It may be a fixed VHD image, whose footer is
-// no part of the disk; only the end tells.
+// rawFits is fits for raw data that is still coming. It may be a fixed VHD image, whose footer does
+// not belong to the disk; only its end tells.
 func (s *session) rawFits(size int64, more bool) error {
 	if limit := s.volume.Size(); limit > 0 && size <= limit+disk.SectorSize {
 		return nil
@@ -430,8 +431,8 @@ func (s *session) finishQcow2(ctx context.Context) error {
 	return s.place(ctx, file, file)
 }
 
-// place gives the file its final name, and has the volume served. It saves the record first, so
-// that the file never lacks an owner. A file that somebody else has made meanwhile stays.
+// place gives the file its final name, and serves the volume. It saves the record first, so that
+// the file never lacks an owner. If there is another file of that name, it stays.
 func (s *session) place(ctx context.Context, to, image string) error {
 	path := s.volume.Disk()
 	next, err := s.snapshot()
@@ -450,7 +451,7 @@ func (s *session) place(ctx context.Context, to, image string) error {
 		next.Placed = false
 		return errors.Join(taken(s.name, to), next.save(path))
 	case err == nil:
-		s.placed = true // not before: what has that name may be another's
+		s.placed = true // not before: a file with that name may be another's
 		err = durable.SyncParent(to)
 	}
 	if err != nil {
@@ -459,8 +460,8 @@ func (s *session) place(ctx context.Context, to, image string) error {
 	if err := s.volume.Complete(ctx, image); err != nil {
 		return err
 	}
-	// The volume is served. Only the record is left, and nobody reads it any more. It goes with the
-	// volume if it cannot be removed now.
+	// The volume is served. Only the record is left, and is not read any more. If it cannot be
+	// removed now, it is removed with the volume.
 	_ = osfile.Remove(path + recordSuffix)
 	return nil
 }

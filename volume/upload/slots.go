@@ -25,7 +25,7 @@ type slots struct {
 type slot struct {
 	// guarded by slots.mu
 	running *transfer // nil: no request is under way
-	paused  *session  // a packed upload that waits in memory; nil: none
+	paused  *session  // an upload of packed data that waits in memory; nil: none
 	since   uint64    // when it was paused
 }
 
@@ -41,7 +41,7 @@ type transfer struct {
 
 	mu      sync.Mutex
 	cut     bool                     // no more data may be received
-	over    bool                     // another request may have the connection by now
+	over    bool                     // another request may have the connection
 	control *http.ResponseController // nil: nothing is received
 }
 
@@ -87,17 +87,17 @@ func (s *slots) take(ctx context.Context, t *transfer, id string) (other *transf
 	}
 }
 
-// name records which upload a request belongs to, once that is known.
+// name notes which upload a request belongs to, once that is known.
 func (s *slots) name(t *transfer, id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t.id = id
 }
 
-// release frees the slot of a request. pause is an upload that waits for its next request, or nil.
+// release frees the slot of a request. pause is the upload that waits for its next request, or nil.
 func (s *slots) release(t *transfer, pause *session) {
 	defer s.work.Done()
-	t.close() // whoever interrupts it late must not meet the next request of its connection
+	t.close() // a late interrupt must not hit the next request of its connection
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one := s.all[t.name]
@@ -110,7 +110,7 @@ func (s *slots) release(t *transfer, pause *session) {
 	close(t.ended)
 }
 
-// pausedOf takes the paused upload out of the request's slot.
+// pausedOf removes the paused upload from the request's slot.
 func (s *slots) pausedOf(t *transfer) *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,7 +120,7 @@ func (s *slots) pausedOf(t *transfer) *session {
 	return paused
 }
 
-// forget takes a paused upload out of the slot of a volume, unless a request has it.
+// forget removes a paused upload from the slot of a volume, unless a request has the slot.
 func (s *slots) forget(name string) (paused *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +208,7 @@ func (t *transfer) interrupt() {
 	defer t.mu.Unlock()
 	t.cut = true
 	if !t.over && t.control != nil {
-		_ = t.control.SetReadDeadline(time.Now()) // without deadlines, it ends with its connection
+		_ = t.control.SetReadDeadline(time.Now()) // without deadlines, its connection ends it
 	}
 }
 

@@ -17,8 +17,8 @@ import (
 type turn struct {
 	*transfer
 	volume Volume
-	made   bool        // the volume was made for it
-	paused *session    // the upload that waits in the slot, or will
+	made   bool        // the volume was made for this request
+	paused *session    // the upload that waits in the slot, or will wait there
 	stop   func() bool // ends the watch on the volume's context
 }
 
@@ -43,7 +43,7 @@ func (h *Handler) begin(w http.ResponseWriter, r *http.Request, name, id string)
 	return h.claim(r.Context(), t, id == "")
 }
 
-// claim claims the volume for the holder of its slot. If mayMake is set, it makes a missing volume.
+// claim claims the volume for the holder of its slot. With mayMake, it makes a missing volume.
 func (h *Handler) claim(ctx context.Context, t *transfer, mayMake bool) (*turn, error) {
 	paused := h.slots.pausedOf(t)
 	v, made, err := h.opt.Fill(ctx, t.name, mayMake)
@@ -59,7 +59,7 @@ func (h *Handler) claim(ctx context.Context, t *transfer, mayMake bool) (*turn, 
 		stop: context.AfterFunc(v.Context(), t.interrupt)}, nil
 }
 
-// end gives back the slot and the volume.
+// end releases the slot and the volume.
 func (h *Handler) end(t *turn) {
 	t.stop()
 	t.volume.Release()
@@ -67,7 +67,7 @@ func (h *Handler) end(t *turn) {
 	h.dropOldest()
 }
 
-// dropOldest gives up uploads that wait in memory, if there are too many.
+// dropOldest gives up the oldest uploads that wait in memory, if there are too many.
 func (h *Handler) dropOldest() {
 	for {
 		name, ok := h.slots.crowded()
@@ -88,8 +88,8 @@ func (h *Handler) dropOldest() {
 	}
 }
 
-// waiting returns the upload that waits for its next request: its record, and its session if that
-// is in memory. It returns fs.ErrNotExist if there is none.
+// waiting returns the record of the upload that waits for its next request. Its session may be in
+// memory. It returns fs.ErrNotExist if there is none.
 func (h *Handler) waiting(t *turn) (record, error) {
 	rec, err := loadRecord(t.volume.Disk())
 	if t.paused != nil && (err != nil || rec.ID != t.paused.base.ID) {
@@ -103,8 +103,7 @@ func (h *Handler) waiting(t *turn) (record, error) {
 	return rec, err
 }
 
-// unreadable says that nothing is known about an upload, because the system did not let us read its
-// record.
+// unreadable says that nothing is known about an upload, because its record cannot be read.
 func unreadable(err error) error {
 	return refusal(http.StatusServiceUnavailable, "the record of an upload %v: try again", err)
 }
@@ -130,7 +129,7 @@ func (h *Handler) vacant(w http.ResponseWriter, r *http.Request, t *turn) error 
 	return nil
 }
 
-// taken says that somebody else has made a file that would be the volume's disk.
+// taken says that another program has made a file in the place of the volume's disk.
 func taken(volume, disk string) error {
 	return refusal(http.StatusConflict, "the volume %q awaits data, but there is the file %q "+
 		"already, which no upload has made: move it away", volume, disk)
@@ -144,12 +143,12 @@ func (h *Handler) inTheWay(w http.ResponseWriter, r *http.Request, id string, of
 		offset, at)
 }
 
-// resume finds an upload that was begun. Without an error, the caller calls end.
+// resume finds an existing upload. Without an error, the caller calls end.
 func (h *Handler) resume(w http.ResponseWriter, r *http.Request, name, id string) (
 	*turn, *session, error) {
 	t, err := h.begin(w, r, name, id)
 	if api.Is(err, api.CodeHasData) {
-		err = noUpload(name) // it is complete, or was of an earlier volume of that name
+		err = noUpload(name) // it is complete, or was for an earlier volume of that name
 	}
 	if err != nil {
 		return nil, nil, err
@@ -162,7 +161,7 @@ func (h *Handler) resume(w http.ResponseWriter, r *http.Request, name, id string
 	return t, s, nil
 }
 
-// noUpload says that an upload is not there.
+// noUpload says that an upload does not exist.
 func noUpload(volume string) error {
 	return refusal(http.StatusNotFound, "there is no such upload to the volume %q: begin it "+
 		"again, unless the volume has its data", volume)
@@ -197,7 +196,7 @@ func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error
 	return nil, h.giveUp(ctx, t, s, noUpload(t.name))
 }
 
-// Expire gives up uploads that nobody has continued for too long, so that their data does not take
+// Expire gives up uploads that were not continued for too long, so that their data does not take
 // space for ever. names are the volumes that await content.
 func (h *Handler) Expire(ctx context.Context, names []string) error {
 	var all []error
@@ -238,8 +237,8 @@ func (h *Handler) expire(ctx context.Context, name string) error {
 	return h.giveUp(ctx, t, s, nil)
 }
 
-// Recover removes the data of uploads that the end of an earlier process cut off and that cannot go
-// on. names are the volumes that await content. Call it before requests come.
+// Recover removes the data of uploads that the end of an earlier process interrupted and that
+// cannot be resumed. names are the volumes that await content. Call it before requests come.
 func (h *Handler) Recover(ctx context.Context, names []string) error {
 	var all []error
 	for _, name := range names {
@@ -251,7 +250,7 @@ func (h *Handler) Recover(ctx context.Context, names []string) error {
 		t := &turn{transfer: &transfer{name: name}, volume: v}
 		rec, err := h.waiting(t)
 		if durable.IsUnread(err) {
-			all = append(all, unreadable(err)) // the upload may go on later
+			all = append(all, unreadable(err)) // the upload may be resumed later
 		} else if err != nil || !rec.goesOn() {
 			s := &session{name: name, volume: v, base: rec, placed: rec.Placed}
 			if err := h.giveUp(ctx, t, s, nil); err != nil {
@@ -274,8 +273,8 @@ func (h *Handler) pause(t *turn, s *session) error {
 	return nil
 }
 
-// giveUp gives up an upload, and leaves the volume as it was: empty, or missing. It returns err and
-// its own errors.
+// giveUp gives up an upload, and leaves the volume as it was before: empty, or missing. It returns
+// err and its own errors.
 func (h *Handler) giveUp(ctx context.Context, t *turn, s *session, err error) error {
 	if clearErr := s.discard(); clearErr != nil {
 		h.log.Error("the data of an upload cannot be removed", zap.String("volume", t.name),

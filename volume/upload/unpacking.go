@@ -12,8 +12,8 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// unpacking decompresses an upload in a goroutine of its own, from one request to the next. Between
-// requests it waits for more.
+// unpacking decompresses an upload in a goroutine of its own, over several requests. Between
+// requests the goroutine waits for data.
 type unpacking struct {
 	s      *session
 	in     *io.PipeWriter
@@ -22,7 +22,8 @@ type unpacking struct {
 	err    error         // set before done is closed
 }
 
-// packedPiece is how much packed data is received at once, while as much is unpacked: bytes.
+// packedPiece is how much packed data is received at once, while the piece before is unpacked.
+// Bytes.
 const packedPiece = 128 << 10
 
 func startUnpacking(s *session) *unpacking {
@@ -39,7 +40,7 @@ func startUnpacking(s *session) *unpacking {
 		} else if ctx.Err() != nil {
 			u.err = errCut
 		}
-		_ = from.CloseWithError(u.err) // ends what gives more
+		_ = from.CloseWithError(u.err) // ends the caller of give
 	}()
 	return u
 }
@@ -105,15 +106,15 @@ func (u *unpacking) give(p []byte) error {
 	return err
 }
 
-// settle waits until everything that was given is unpacked and the goroutine wants more: it uses
-// nothing of the session then.
+// settle waits until all data so far is unpacked and the goroutine wants more. Then the goroutine
+// uses nothing of the session.
 func (u *unpacking) settle() error {
 	defer u.whileWanted()()
-	_, err := u.in.Write(nil) // returns when somebody reads
+	_, err := u.in.Write(nil) // returns when the goroutine reads
 	return err
 }
 
-// feed leaves out the empty reads by which settle returns.
+// feed leaves out the empty writes of settle.
 type feed struct{ *io.PipeReader }
 
 func (f feed) Read(p []byte) (n int, err error) {
@@ -139,13 +140,13 @@ func (u *unpacking) abandon() {
 	<-u.done
 }
 
-// expand replaces a foreign image by its disk. It ends with the volume.
+// expand replaces a foreign image by its disk. It ends when the volume's context does.
 func (s *session) expand(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.volume.Context(), cancel)()
 	defer func() {
-		// Its context may end before ctx hears of it.
+		// The volume's context may end before ctx does.
 		if s.volume.Context().Err() != nil || err != nil && ctx.Err() != nil {
 			err = errCut
 		}
