@@ -18,9 +18,9 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// The index of an image describes what its layers have: which files there are, where they lie, and
-// what is in some places of them. Whoever scans or pulls the image reads the layers, and a guest
-// reads what the index says. So both are compared before the index is believed for good.
+// The index of an image describes its layers: which files they have, where these lie, and some of
+// their content. Scanning and pulling read the layers, but a guest reads what the index says. So
+// both are compared before the index is trusted for good.
 
 // disagrees is the error of an index that differs from the layers of its image.
 func disagrees(format string, args ...any) error {
@@ -38,10 +38,10 @@ func tocDiffers(desc descriptor, why string) error {
 }
 
 // agree compares an index with the layers of its image: a container of the image has the files of
-// the index, where the index says, and no others in the directory of the disks. Of layers that
-// have files of the index, only the headers are read, which verifies nothing. So all layers are
-// read and verified before a bad verdict: perhaps what came was changed on its way. The error is
-// disk.ErrWrongContent if the index is wrong.
+// the index, where the index says, and no others in the directory of the disks. For layers with
+// files of the index, it first reads only the headers, which verifies nothing. So before a bad
+// verdict all layers are read and verified: the content may have been changed on its way. The error
+// is disk.ErrWrongContent if the index is wrong.
 func agree(ctx context.Context, src transport.Source, layers []descriptor, x *layer.Index) error {
 	err := agreeBy(ctx, src, layers, x, headersOf)
 	if errors.Is(err, disk.ErrWrongContent) {
@@ -50,7 +50,7 @@ func agree(ctx context.Context, src transport.Source, layers []descriptor, x *la
 	return err
 }
 
-// reading says which files a layer has.
+// reading returns which files a layer has.
 type reading func(ctx context.Context, from *transport.Blob, layers []descriptor, i int) (
 	*layer.Contents, error)
 
@@ -59,7 +59,7 @@ type reading func(ctx context.Context, from *transport.Blob, layers []descriptor
 func agreeBy(ctx context.Context, src transport.Source, layers []descriptor, x *layer.Index,
 	read reading) error {
 	files := make(map[string]*layer.IndexFile)
-	has := make(map[string]bool) // layers with some of them
+	has := make(map[string]bool) // layers with files of the index
 	for i := range x.Files {
 		files[x.Files[i].Name], has[x.Files[i].Layer] = &x.Files[i], true
 	}
@@ -89,8 +89,8 @@ func agreeBy(ctx context.Context, src transport.Source, layers []descriptor, x *
 	return nil
 }
 
-// described compares a layer with the files of the index that lie in it, and removes from files
-// those that the layer has visibly.
+// described compares a layer with those files of the index that lie in it, and removes from files
+// those that are visible there.
 func described(ctx context.Context, src transport.Source, layers []descriptor, i int,
 	files map[string]*layer.IndexFile, shade *layer.Shadow, read reading) (*layer.List, error) {
 	desc := layers[i]
@@ -129,7 +129,7 @@ func described(ctx context.Context, src transport.Source, layers []descriptor, i
 	return l.List, nil
 }
 
-// verifiedOf reads a layer as a whole, and verifies it.
+// verifiedOf reads all of a layer, and verifies it.
 func verifiedOf(ctx context.Context, from *transport.Blob, layers []descriptor, i int) (
 	l *layer.Contents, err error) {
 	err = from.Read(ctx, func(in io.Reader) error {
@@ -169,8 +169,8 @@ func unreadable(err error) error {
 	return &layer.Unsuited{Why: "cannot be read: " + err.Error()}
 }
 
-// contentsOf says which files a layer has that is not compressed. head is its first block, and at
-// is where r is.
+// contentsOf returns the files of a layer that is not compressed. head is its first block, and at
+// returns the offset of r.
 func contentsOf(r io.Reader, head []byte, layers []descriptor, i int, at func() int64) (
 	*layer.Contents, error) {
 	if what := unpack.Compressed(head); what != "" {
@@ -184,15 +184,15 @@ func contentsOf(r io.Reader, head []byte, layers []descriptor, i int, at func() 
 	return layer.LayTar(r, layers[i], at)
 }
 
-// blocks reads a blob in blocks: each read of it is a request.
+// blocks reads a blob in blocks. Each read of the blob is a request.
 type blocks struct {
 	of     *transport.Blob
-	off    int64 // of have
+	off    int64 // offset of have
 	have   []byte
-	failed error // of the last request; nil: it did not fail
+	failed error // error of the last request
 }
 
-// headerBlock is as much as the headers of a file mostly have. Bytes.
+// headerBlock is enough for the headers of most files. Bytes.
 const headerBlock = 4 << 10
 
 func (b *blocks) Size() int64 { return b.of.Desc.Size }
@@ -208,11 +208,10 @@ func (b *blocks) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return copy(p, b.have[off-b.off:]), nil
 }
 
-// verdict is what was found out about the content of an image. Everything that reads the image
-// fails once it is bad.
+// verdict says whether the content of an image was found wrong. Then every read of the image fails.
 type verdict struct {
 	bad  atomic.Pointer[error]
-	keep func(why error) error // remembers it for later starts
+	keep func(why error) error // stores the verdict for later starts
 }
 
 // err is why the image must not be read, or nil.
@@ -226,7 +225,7 @@ func (v *verdict) err() error {
 	return nil
 }
 
-// condemn ends the use of the image, if the error is disk.ErrWrongContent, and returns the error.
+// condemn ends the use of the image if the error is disk.ErrWrongContent. It returns the error.
 func (v *verdict) condemn(err error) error {
 	if v == nil || !errors.Is(err, disk.ErrWrongContent) ||
 		!v.bad.CompareAndSwap(nil, &err) || v.keep == nil {
@@ -238,8 +237,8 @@ func (v *verdict) condemn(err error) error {
 // wrongName is the file that says why an image must not be served.
 func wrongName(digest string) string { return "wrong-" + keptName(digest) + ".txt" }
 
-// comparedName is the file that says that an image's index agrees with its layers, by the digest of
-// the image, or a layer's table of contents with the headers in the layer, by that of its
+// comparedName is the file that says that an index agrees with the layers, by the digest of the
+// image, or that a table of contents agrees with the headers in its layer, by the digest of its
 // descriptor. wholeName is the file that says that the table agrees with all of the layer.
 func comparedName(digest string) string { return "compared-" + keptName(digest) }
 func wholeName(digest string) string    { return "compared-whole-" + keptName(digest) }
@@ -262,16 +261,16 @@ func (k *keptSource) condemned(digest string) error {
 		"again", digest, why, filepath.Clean(k.dir.Name()))
 }
 
-// compare compares the index of the image with its layers, once, and waits for what cannot be
-// fetched now.
+// compare compares the index of the image with its layers, once. It waits for content that cannot
+// be fetched now.
 func (s *Stream) compare(ctx context.Context) error {
 	return s.compareOnce(ctx, "index", []string{comparedName(s.image.Digest)}, func() error {
 		return agree(ctx, s.image.Source, s.image.Manifest.Layers, s.index)
 	})
 }
 
-// streamedFile is a file of the index. Each of its chunks has a digest, so nothing of it is left to
-// be verified.
+// streamedFile is a file of the index. Each of its chunks has a digest, so nothing is left to
+// verify.
 type streamedFile struct {
 	*farFile
 	stream *Stream
@@ -282,7 +281,8 @@ var _ image.Unsure = (*streamedFile)(nil)
 
 func (f *streamedFile) Unverified() bool { return false }
 
-// Agree compares the index with the layers of the image, and what it has of this file with that.
+// Agree compares the index with the layers of the image, and the index's copies of parts of this
+// file with the file.
 func (f *streamedFile) Agree(ctx context.Context) error {
 	if err := f.stream.compare(ctx); err != nil {
 		return err
@@ -304,7 +304,7 @@ func (s *Stream) compareTOCs(ctx context.Context, whole bool) error {
 		if !layer.HasTOC(desc) {
 			continue
 		}
-		// The digest of a layer does not cover which of the tables in it is meant.
+		// A layer's digest does not say which of the tables in it is meant.
 		of, err := json.Marshal(desc)
 		if err != nil {
 			return err
@@ -330,7 +330,7 @@ func (s *Stream) compareTOC(ctx context.Context, desc descriptor, whole bool) er
 		return err
 	}
 	l, err := layer.ReadContents(ctx, from, layer.MaxTOCChunks, s.wrongTable)
-	if no := new(layer.Unsuited); errors.As(err, &no) { // an earlier version has taken it
+	if no := new(layer.Unsuited); errors.As(err, &no) { // an earlier version has accepted it
 		return tocDiffers(desc, no.Why)
 	}
 	if err != nil {
@@ -343,11 +343,11 @@ func (s *Stream) compareTOC(ctx context.Context, desc descriptor, whole bool) er
 	return tocDiffers(desc, why)
 }
 
-// wrongTable logs a table of contents that is not what the manifest says.
+// wrongTable logs that a table of contents is not the one in the manifest.
 func (s *Stream) wrongTable(err error) { s.warnOf("table of contents")(err.Error()) }
 
-// compareOnce makes a comparison, unless one of the files names says that it was made before. At
-// the end it makes the last one of these files.
+// compareOnce makes a comparison, unless one of the files names says that it was made before. Then
+// it makes the last of these files.
 func (s *Stream) compareOnce(ctx context.Context, what string, names []string,
 	f func() error) error {
 	select {
@@ -365,7 +365,7 @@ func (s *Stream) compareOnce(ctx context.Context, what string, names []string,
 		err := f()
 		switch {
 		case err == nil:
-			// The disk is right even if that is not noted. Full storage may have room later.
+			// The disk is right even without that note. Full storage may have room later.
 			if err := s.kept.write(names[len(names)-1], nil); err != nil {
 				s.warnOf(what)(fmt.Sprintf("%v; it agrees with the layers, and is compared "+
 					"with them again when the image is opened next", err))

@@ -27,7 +27,7 @@ type baseImage struct {
 	source    transport.Source
 	ref       transport.Reference
 	platforms []basePlatform
-	index     bool   // it is for several platforms
+	index     bool   // it is a list for several platforms
 	digest    string // of the manifest that the reference names
 }
 
@@ -109,7 +109,7 @@ func (b *baseImage) read(ctx context.Context) error {
 	return nil
 }
 
-// add reads one platform's image.
+// add adds one platform's image.
 func (b *baseImage) add(ctx context.Context, text []byte, platform *v1.Platform) error {
 	m, err := transport.ParseManifest(text)
 	if err != nil {
@@ -128,12 +128,12 @@ func (b *baseImage) add(ctx context.Context, text []byte, platform *v1.Platform)
 	return nil
 }
 
-// errDisk ends reading a layer: it has a disk.
+// errDisk ends reading a layer that has a disk.
 var errDisk = errors.New("it has a disk")
 
-// findDisks finds out which images of the base have disks of their own that stay visible. Readers
-// take an index for the list of all disks of the image. With an index that lacks some of them, the
-// others would have other LUNs than in a container of the image.
+// findDisks finds out which images of the base have visible disks of their own. Readers take an
+// index for the list of all disks of the image. If it lacked some, the others would have other LUNs
+// than in a container of the image.
 func (p *pusher) findDisks(ctx context.Context) error {
 	lists := make(map[string]*layer.List) // of layers that were read to their ends, by digest
 	for i := range p.base.platforms {
@@ -172,8 +172,8 @@ func (p *pusher) findDisks(ctx context.Context) error {
 	return nil
 }
 
-// listLayer reads what a layer has in the directory of the disks. If something there shows that is
-// not a directory, the error is errDisk. It does not read on when it has seen a disk that shows.
+// listLayer lists the files of a layer in the directory of the disks. If a visible one of them is
+// no directory, the error is errDisk. After a visible disk it stops reading.
 func listLayer(ctx context.Context, src transport.Source, layers []descriptor, i int,
 	shade *layer.Shadow) (list *layer.List, err error) {
 	desc := layers[i]
@@ -240,15 +240,15 @@ type madeImage struct {
 	configText []byte
 }
 
-// madeImages is everything that a push stores besides layers.
+// madeImages is everything that a push stores in addition to layers.
 type madeImages struct {
 	images  []madeImage
 	top     v1.Descriptor // the manifest that the tag names
 	topText []byte
 }
 
-// images makes a manifest for each platform of the base. Without a base, there is one for each
-// platform that KubeVirt's disks are used on: nothing in it depends on one.
+// images makes a manifest for each platform of the base. Without a base, it makes one for each
+// platform on which KubeVirt's disks are used; they differ in nothing else.
 func (p *pusher) images() (*madeImages, error) {
 	platforms, index := []basePlatform{}, true
 	if p.base != nil {
@@ -288,7 +288,7 @@ func (p *pusher) images() (*madeImages, error) {
 	return made, nil
 }
 
-// image adds our layers to a platform's image of the base.
+// image adds the new layers to a platform's image of the base.
 func (p *pusher) image(base basePlatform) (m madeImage, err error) {
 	ours := p.ours(!base.disks)
 	if m.configText, err = extendConfig(base.config, ours, len(base.manifest.Layers)); err != nil {
@@ -320,7 +320,7 @@ func ociType(t types.MediaType) types.MediaType {
 	return t
 }
 
-// imageConfig is the configuration of an image. What is not known of it stays as it is.
+// imageConfig is the configuration of an image. Unknown parts of it stay as they are.
 type imageConfig struct {
 	all  map[string]json.RawMessage
 	root struct {
@@ -330,7 +330,7 @@ type imageConfig struct {
 	history []json.RawMessage // nil: there is none
 }
 
-// readConfig reads the configuration of an image with so many layers.
+// readConfig parses the configuration of an image with that many layers.
 func readConfig(text []byte, layers int) (c imageConfig, err error) {
 	if err = bounded.Check(text); err == nil {
 		err = json.Unmarshal(text, &c.all)
@@ -382,7 +382,7 @@ func extendConfig(text []byte, layers []v1.Descriptor, below int) ([]byte, error
 	return c.text()
 }
 
-// sendBase brings the layers of the base along: mounted from its repository, or copied.
+// sendBase sends the layers of the base: mounted from its repository, or copied.
 func (p *pusher) sendBase(ctx context.Context, u *transport.Uploader) error {
 	var sent []v1.Hash
 	for _, platform := range p.base.platforms {
@@ -405,12 +405,12 @@ func (p *pusher) sendBase(ctx context.Context, u *transport.Uploader) error {
 	return nil
 }
 
-// fetched is a blob of another repository that is passed on. The receiving registry checks it.
+// fetched is a blob of another repository that is sent on. The receiving registry checks it.
 type fetched struct {
 	ctx  context.Context
 	blob *transport.Blob
 
-	// An upload that was given up may still be reading when the next one begins.
+	// An upload that was given up may still read when the next one begins.
 	mu sync.Mutex
 	in io.ReadCloser // guarded by mu
 	at int64         // guarded by mu
@@ -418,7 +418,7 @@ type fetched struct {
 
 func (f *fetched) Size() int64 { return f.blob.Desc.Size }
 
-// ReadAt is mostly called at the offset where the last call ended. One request then brings
+// ReadAt is mostly called at the offset where the last call ended. Then one request fetches
 // everything.
 func (f *fetched) ReadAt(p []byte, off int64) (int, error) {
 	f.mu.Lock()
@@ -443,7 +443,7 @@ func (f *fetched) ReadAt(p []byte, off int64) (int, error) {
 // typeArtifact is the type of artifacts with disks.
 const typeArtifact = "application/vnd.kubevirt.disk"
 
-// made is what is stored besides layers.
+// made returns what is stored in addition to layers.
 func (p *pusher) made() (*madeImages, error) {
 	if p.opt.Artifact {
 		return p.artifact()
@@ -451,9 +451,9 @@ func (p *pusher) made() (*madeImages, error) {
 	return p.images()
 }
 
-// artifact makes the manifest of an artifact, as "oras push" does: no configuration, and a layer
-// for each file with its name. The layer of the index comes last: clients of artifacts take the
-// layers that have a name or a type they know, and leave others.
+// artifact makes the manifest of an artifact in the form of "oras push": no configuration, and a
+// layer for each file with its name. The layer of the index comes last: clients of artifacts take
+// the layers with a name or a known type, and leave others out.
 func (p *pusher) artifact() (*madeImages, error) {
 	m := madeImage{configText: []byte("{}")}
 	m.config = blobOf(m.configText, layer.MediaEmpty)

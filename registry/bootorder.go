@@ -13,16 +13,16 @@ import (
 	"kubevirt.io/disk/registry/layer"
 )
 
-// BootOrder is the order of a guest's first reads of its disks, recorded during a boot. Push keeps
-// it with an image. When that image is served from the registry, these blocks are fetched first. It
-// names no file of a machine, and has no content of the disks.
+// BootOrder is the order of a guest's first reads of its disks, recorded during a boot. Push stores
+// it with an image. When that image is served from the registry, these blocks are fetched first.
+// The order has no names of files of a machine, and no content of the disks.
 type BootOrder struct {
 	Disks []BootDisk
 }
 
 // BootDisk is the order of one disk.
 type BootDisk struct {
-	Name   string    // of its image, as it is in the directory of disks
+	Name   string    // of its image, as in the directory of disks
 	Size   int64     // of the image as a disk, bytes
 	Blocks []BootRun // in the order in which they were first read, each once
 }
@@ -35,7 +35,7 @@ type BootRun struct {
 const (
 	// BootBlock is the unit of an order, in bytes.
 	BootBlock = 64 << 10
-	// MaxBootBlocks is the most blocks of a disk that an order names: 2 GiB.
+	// MaxBootBlocks is the most blocks in the order of a disk: 2 GiB.
 	MaxBootBlocks = 32 << 10
 
 	// bootHead is the first line of the file.
@@ -46,15 +46,15 @@ const (
 	maxBootLine  = 64 << 10 // bytes
 )
 
-// ReadBootOrder reads what WriteTo has written: a line that says what it is, and for each disk a
-// line with its size and its name, and a line for each run of blocks.
+// ReadBootOrder parses what WriteTo has written: a title line, and for each disk a line with its
+// size and its name, and a line for each run of blocks.
 //
 //	kubevirt-disk boot order 1
 //	disk 10737418240 "fedora.qcow2"
 //	0
 //	160+3
 //
-// "160+3" is block 160 and the three that follow it. A block that is named again is skipped.
+// "160+3" is block 160 and the three that follow it. A repeated block is skipped.
 func ReadBootOrder(r io.Reader) (*BootOrder, error) {
 	limited := &io.LimitedReader{R: r, N: maxBootFile + 1}
 	lines := bufio.NewScanner(limited)
@@ -77,7 +77,7 @@ func ReadBootOrder(r io.Reader) (*BootOrder, error) {
 	return order, lines.Err()
 }
 
-// line adds the content of one line. seen are the blocks of the last disk so far.
+// line parses one line. seen are the blocks of the last disk so far.
 func (o *BootOrder) line(text string, seen *map[int64]bool) error {
 	if rest, ok := strings.CutPrefix(text, "disk "); ok {
 		size, name, _ := strings.Cut(rest, " ")
@@ -128,7 +128,7 @@ func (o *BootOrder) line(text string, seen *map[int64]bool) error {
 	return nil
 }
 
-// Add adds a block that the order does not have yet.
+// Add adds a block unless the order has it.
 func (d *BootDisk) Add(block int64) {
 	if last := len(d.Blocks) - 1; last >= 0 && d.Blocks[last].First+d.Blocks[last].Count == block {
 		d.Blocks[last].Count++
@@ -158,8 +158,8 @@ func (o *BootOrder) WriteTo(w io.Writer) (int64, error) {
 }
 
 // matchBoot finds the order of each pushed file: the order of a disk with its name and size. The
-// extension may differ, because push stores a raw file as qcow2. A single file takes a single
-// order, whatever its name.
+// extension may differ, because push stores a raw file as qcow2. For a single file, a single order
+// applies whatever its name.
 func (p *pusher) matchBoot() error {
 	if p.opt.Boot == nil {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/registry/layer"
 )
 
-// choose decides what to fetch once everything is known about the files of the image.
+// choose decides what to fetch when all files of the image are known.
 func (p *puller) choose() (chosen []*file, err error) {
 	below := make(map[string]bool)
 	for _, f := range p.files {
@@ -47,7 +47,7 @@ func (p *puller) choose() (chosen []*file, err error) {
 			"%s has %d disks: choose one with --path, or name a directory for all of them: %s",
 			p.image.Ref, len(chosen), strings.Join(names[:min(len(names), 20)], ", "))
 	}
-	for _, f := range p.files { // make room: drop files that were begun and are not wanted
+	for _, f := range p.files { // make room: drop unwanted files that were begun
 		if !slices.Contains(chosen, f) {
 			if err := p.drop(f); err != nil {
 				return nil, err
@@ -57,7 +57,7 @@ func (p *puller) choose() (chosen []*file, err error) {
 	return chosen, nil
 }
 
-// listFiles lists the files of the image, for the error that the wanted one is not among them.
+// listFiles lists the files of the image, for the error that the wanted one does not exist.
 func (p *puller) listFiles() string {
 	var names []string
 	for _, f := range p.files {
@@ -81,11 +81,11 @@ func (p *puller) complete(ctx context.Context, f *file) error {
 	return p.arrive(ctx, f, 0)
 }
 
-// maxChain is how many backing files there may be below a disk.
+// maxChain is the most backing files below a disk.
 const maxChain = 8
 
-// arrive reads the layer of a file until the whole file is at its destination. The files that it
-// needs come first.
+// arrive reads the layer of a file until the whole file is at its destination. Its backing files
+// come first.
 func (p *puller) arrive(ctx context.Context, f *file, depth int) error {
 	for !f.arrival.Done() {
 		err := p.rereadLayer(ctx, f,

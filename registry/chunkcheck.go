@@ -10,7 +10,7 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// wholeIndex reads the index of an image with its digests and tables. nil: it has none.
+// wholeIndex reads the index of an image with its digests and tables. nil: there is none.
 func wholeIndex(ctx context.Context, r *transport.Image) (*layer.Index, error) {
 	return layer.IndexBy(r, func(desc descriptor) (x *layer.Index, err error) {
 		keep, err := nameless()
@@ -28,11 +28,11 @@ func wholeIndex(ctx context.Context, r *transport.Image) (*layer.Index, error) {
 	})
 }
 
-// readIndex reads the index of the image, if it has one. What is pulled must agree with it, because
+// readIndex reads the index of the image, if there is one. Pulled files must agree with it, because
 // a guest of the served image gets what the index says.
 func (p *puller) readIndex(ctx context.Context) (err error) {
 	if p.dir != layer.DiskDir {
-		return nil // it is about no other files
+		return nil // it describes no other files
 	}
 	p.index, err = wholeIndex(ctx, p.image)
 	if p.index == nil || err != nil {
@@ -42,7 +42,7 @@ func (p *puller) readIndex(ctx context.Context) (err error) {
 		return fmt.Errorf("index of %s: %w", p.image.Ref, err)
 	}
 	if p.path == "" {
-		return nil // the comparison comes later, when the layers are read: see agreed
+		return nil // agreed compares them later, when the layers are read
 	}
 	return agree(ctx, p.image.Source, p.image.Manifest.Layers, p.index)
 }
@@ -70,7 +70,7 @@ func (p *puller) agreed() error {
 	return nil
 }
 
-// indexFile is a file of a layer in the index; nil: it is not there.
+// indexFile returns a file of a layer in the index; nil: it is not there.
 func (p *puller) indexFile(i int, name string) *layer.IndexFile {
 	if p.index == nil {
 		return nil
@@ -84,9 +84,9 @@ func (p *puller) indexFile(i int, name string) *layer.IndexFile {
 	return nil
 }
 
-// checked passes the content of a file of a layer to use, and then reads it to its end. Reading
-// fails where it contradicts the index. A sparse file is read only as far as it is used: nothing
-// describes it twice, and a few bytes of an archive can claim any length of zeros.
+// checked passes the content of a file of a layer to use, and then reads the file to its end.
+// Reading fails if the content contradicts the index. A sparse file is read only as far as it is
+// used: it has no second description, and a few bytes of an archive can claim any length of zeros.
 func (p *puller) checked(i int, e *layer.Entry, content io.Reader,
 	use func(content io.Reader) error) error {
 	f := p.indexFile(i, e.Name)
@@ -116,7 +116,7 @@ type checkedChunks struct {
 	tables *layer.Tables
 	chunk  []byte
 	rest   []byte // of chunk, not read yet
-	at     int64  // behind chunk
+	at     int64  // offset behind chunk
 }
 
 func (c *checkedChunks) Read(p []byte) (int, error) {
@@ -130,7 +130,7 @@ func (c *checkedChunks) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// next reads and compares the next chunk. That the file is shorter is found out elsewhere.
+// next reads and compares the next chunk. If the file is shorter, that is noticed elsewhere.
 func (c *checkedChunks) next() error {
 	chunk := c.chunk[:min(int64(len(c.chunk)), c.file.Size-c.at)]
 	if len(chunk) == 0 {
@@ -161,8 +161,8 @@ func (c *checkedChunks) next() error {
 	return nil
 }
 
-// comparison begins to compare a layer with its table of contents. nil: it has none by which it
-// could be served. As in an index, only the files in the directory of the disks matter.
+// comparison begins to compare a layer with its table of contents. nil: there is no table by which
+// the layer could be served. As in an index, only the files in the directory of the disks matter.
 func (p *puller) comparison(ctx context.Context, from *transport.Blob) (*layer.Comparison, error) {
 	if p.dir != layer.DiskDir || !layer.HasTOC(from.Desc) {
 		return nil, nil

@@ -27,7 +27,7 @@ type Progress struct {
 	making      atomic.Pointer[image.Progress] // the image that is being compressed; nil: none
 }
 
-// Done is how many bytes are dealt with: compressed, hashed, sent, fetched, or found to be there.
+// Done is how many bytes are done: compressed, hashed, sent, fetched, or there already.
 func (p *Progress) Done() int64 {
 	n := p.done.Load()
 	if m := p.making.Load(); m != nil {
@@ -37,15 +37,15 @@ func (p *Progress) Done() int64 {
 	return n
 }
 
-// Total is how many bytes there will be; 0 before that is known.
+// Total is the expected number of bytes; 0: not known yet.
 func (p *Progress) Total() int64 { return p.total.Load() }
 
 // Expect sets how many bytes there will be, if the caller knows.
 func (p *Progress) Expect(total int64) { p.total.Store(total) }
 
-// Stored is how many bytes a push has in the registry at its end. It counts a layer once that is
-// read, compressed, hashed and sent, or that several platforms share.
+// Stored is how many bytes a push has in the registry at its end. A layer counts once, although it
+// is read, compressed, hashed and sent, and may belong to several platforms.
 func (p *Progress) Stored() int64 { return p.stored.Load() }
 
-// Data is the same.
+// Data returns Done and Total.
 func (p *Progress) Data() (done, total int64) { return p.Done(), p.Total() }

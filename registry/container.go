@@ -33,11 +33,11 @@ type ContainerLayer struct {
 	Size   int64  // of the blob, bytes
 }
 
-// Container reads the manifest and the configuration of a container image. If the image is for
-// several platforms, it takes this machine's. It reads no layer yet.
+// Container reads the manifest and the configuration of a container image. If the image is a list
+// for several platforms, it takes this machine's. It reads no layer yet.
 //
-// keepDir is a directory that lives as long as what is made from the image, like that of
-// StreamOptions. A tag is resolved once, and nothing that is kept there is requested again. "":
+// keepDir is a directory that lives as long as the disk made from the image, like that of
+// StreamOptions. A tag is resolved once, and files that are kept there are not requested again. "":
 // there is none.
 func (c *Client) Container(ctx context.Context, ref transport.Reference, keepDir string) (
 	*Container, error) {
@@ -122,7 +122,7 @@ func (c *Container) Digests() (digest, platform string) {
 	return c.image.Named, c.image.Platform()
 }
 
-// SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.
+// SignedBy is the fingerprint of the key that has signed the image. "": no signature was required.
 func (c *Container) SignedBy() string { return c.image.Admitted.Key }
 
 // Config is the configuration: the JSON whose digest the manifest has.
@@ -131,8 +131,8 @@ func (c *Container) Config() []byte { return c.config }
 // Layers are the layers, the lowest first.
 func (c *Container) Layers() []ContainerLayer { return c.layers }
 
-// Again reports whether layers are worth being read again after an error, because who has sent
-// wrong content is asked last from then on.
+// Again reports whether reading layers again after an error may help: a mirror that has sent wrong
+// content is asked last from then on.
 func (c *Container) Again(err error, tries int) bool {
 	if !errors.As(err, new(*transport.DigestError)) {
 		return false
@@ -161,7 +161,7 @@ func (c *Container) OpenLayer(ctx context.Context, i int, p *Progress) (io.ReadC
 	if r.want != c.layers[i].Digest || in.Format != "" { // else the digest of the blob is enough
 		r.hash = sha256.New()
 	}
-	// Decompressing and hashing run beside the caller's work on the content.
+	// Decompressing and hashing run while the caller works on the content.
 	return layer.NewReadAhead(r), nil
 }
 

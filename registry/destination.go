@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// writable finds out early, before any request, that the destination cannot be written.
+// writable notices a destination that cannot be written early, before any request.
 func writable(dest string, replace bool) error {
 	if dest == "-" {
 		return nil
@@ -44,8 +44,8 @@ func writable(dest string, replace bool) error {
 	return f.Close()
 }
 
-// stdout writes a disk in the order of its bytes. A raw file goes straight through. An image
-// has another order. It is first expanded into a file without a name in the directory for temporary
+// stdout writes a disk in the order of its bytes. A raw file is written directly. An image has
+// another order. It is first expanded into a file without a name in the directory for temporary
 // files.
 func (p *puller) stdout(ctx context.Context, f *file) ([]Pulled, error) {
 	done := Pulled{Name: f.name, To: "-", Format: image.FormatRaw, Size: f.size}

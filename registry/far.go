@@ -29,35 +29,35 @@ type farFile struct {
 	farOptions
 	blob   chunks
 	name   string        // of the content, as a digest
-	chunk  int64         // bytes that are fetched at once
-	cached *cache.Blob   // fetches chunks in a recorded order; nil: no index has one
-	tables *layer.Tables // the metadata of the file; nil: that must be fetched
+	chunk  int64         // bytes in a fetch
+	cached *cache.Blob   // fetches chunks in a recorded order; nil: the file has no index
+	tables *layer.Tables // the metadata of the file; nil: it must be fetched
 	// booted are the chunks that a recorded boot fetches ahead; nil: no boot was recorded
 	booted atomic.Pointer[bitset.Set]
-	// opening says that the image is being opened. The reads that it announces are in the tables,
-	// so nothing need be fetched for them.
+	// opening says that the image is being opened. The announced reads are in the tables, so
+	// nothing need be fetched for them.
 	opening atomic.Bool
-	came    atomic.Int64 // bytes, from the registry
+	came    atomic.Int64 // bytes fetched from the registry
 
 	mu   sync.Mutex
-	runs [readRuns]readRun // guarded by mu; used last first
+	runs [readRuns]readRun // guarded by mu; the last used first
 }
 
-// farOptions say how a file is read.
+// farOptions say how to read a file.
 type farOptions struct {
 	report  reportRetry
-	verdict *verdict // on the image; nil: nothing in it is described twice
-	// timeout is how long a chunk may have the wrong digest, however often it is fetched; 0:
-	// wrongTimeout
+	verdict *verdict // on the image; nil: there is nothing to compare
+	// timeout is how long a chunk may have the wrong digest, although it is fetched again and
+	// again; 0: wrongTimeout
 	timeout time.Duration
-	// ends says that a read fails if a chunk cannot be had now. Otherwise it waits.
+	// ends says that a read fails if a chunk cannot be fetched now. Otherwise it waits.
 	ends bool
-	// near fills p with the chunk at off without the registry, if it can, from a copy on this
-	// machine for example. The content may be wrong. nil: all chunks are fetched.
+	// near fills p with the chunk at off without the registry, if it can, for example from a copy
+	// on this machine. The content may be wrong. nil: all chunks are fetched.
 	near func(ctx context.Context, p []byte, off int64) bool
 }
 
-// chunks are the bytes of a file. Each read may take long, and is kept.
+// chunks are the bytes of a file. Each read may take long. The content that it reads is kept.
 type chunks interface {
 	// ReadAt fills p, whose bytes lie in the file.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
@@ -78,7 +78,7 @@ type indexed struct {
 
 func (x indexed) run(off, length int64) (int64, bool) { return x.Run(off, length) }
 
-// section is a file in the middle of a layer, or of other bytes.
+// section is a file in the middle of a layer or of other bytes.
 type section struct {
 	of        chunks
 	off, size int64
@@ -100,23 +100,23 @@ func (s section) run(off, length int64) (n int64, zero bool) {
 	return s.of.run(s.off+off, min(length, s.size-off))
 }
 
-// readRun is a place where somebody reads one chunk after the other.
+// readRun is a place in a file where chunks are read one after the other.
 type readRun struct {
-	next   int64 // the chunk that comes next
+	next   int64 // the next chunk
 	begin  int64 // where the first read began; bytes
 	end    int64 // where the last read ended; bytes
-	window int64 // four times how many chunks are fetched ahead; 0: it has not begun
+	window int64 // four times the number of chunks to fetch ahead; 0: none yet
 }
 
 const (
-	// readRuns is how many such places are remembered for a file.
+	// readRuns is for how many such places of a file are remembered.
 	readRuns = 8
 	// farthestAhead is how much is fetched ahead, in bytes: as much as 16 reads of 256 KiB.
 	farthestAhead = 4 << 20
 )
 
-// readAhead fetches the next chunks of a file that is read in order. A guest that reads a file asks
-// for little at a time, and each fetch takes long.
+// readAhead fetches the next chunks of a file that is read in order. A guest asks for little of a
+// file at a time, and each fetch takes long.
 func (f *farFile) readAhead(off, length int64) {
 	if f.blob.Has(off, length+farthestAhead) {
 		return // nothing will be fetched soon, so do not wait for the lock
@@ -135,9 +135,8 @@ func (f *farFile) readAhead(off, length int64) {
 		i = readRuns - 1
 	} else {
 		run = f.runs[i]
-		// A reader that goes on in the next chunk, but not where the last read ended, may be
-		// reading at random. Most files are short: nothing is fetched ahead of one that has only
-		// begun.
+		// If a read is in the next chunk, but not where the last read ended, the reads may be
+		// random. Most files are short: do not fetch ahead after the first read.
 		near := f.chunk / 32
 		gap := off - run.end
 		if goesOn = run.window > 1 || -near <= gap && gap <= near; !goesOn {
@@ -172,7 +171,7 @@ func newFarFile(c *cache.Cache, from *transport.Blob, x *layer.Index, f *layer.I
 	}
 	size := max(x.ChunkSize, cache.MinChunkSize)
 	far := &farFile{farOptions: opt, chunk: size, name: chunks.Name, tables: x.TablesOf(f)}
-	// An error of arrived would only have the chunk fetched again.
+	// An error of arrived only has the effect that the chunk is fetched again.
 	arrived := func(chunk int64, p []byte) error {
 		err := chunks.Check(p, chunk*size)
 		if err == nil {
@@ -198,7 +197,7 @@ func newFarFile(c *cache.Cache, from *transport.Blob, x *layer.Index, f *layer.I
 // ReadAt waits until ctx ends for data that cannot be fetched now. Registries come back, and wrong
 // data may be right when it is fetched again.
 //
-// It fetches neither chunks of zeros nor the metadata that came with the index.
+// It fetches neither chunks of zeros nor the metadata in the index.
 func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
 	if err := f.verdict.err(); err != nil {
 		return 0, err
@@ -213,7 +212,7 @@ func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (n int, err e
 	return n, err
 }
 
-// stored is ReadAt without the metadata that came with the index.
+// stored is ReadAt without the metadata in the index.
 func (f *farFile) stored(ctx context.Context, p []byte, off int64) (n int, err error) {
 	var end error
 	if off < 0 || off >= f.Size() {
@@ -235,12 +234,12 @@ func (f *farFile) stored(ctx context.Context, p []byte, off int64) (n int, err e
 	return n, end
 }
 
-// fetched reads data that is not a hole.
+// fetched reads data that is no hole.
 func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error) {
 	if !f.ends { // a reader that does not wait may read several chunks at a time
 		f.readAhead(off, int64(len(p)))
 	}
-	var wrongSince time.Time // zero: the content was not wrong at the last try
+	var wrongSince time.Time // zero: the content was right in the last attempt
 	for pause := transport.FirstPause; ; pause = min(2*pause, transport.LongPause) {
 		n, err := f.blob.ReadAt(ctx, p, off)
 		switch {
@@ -248,7 +247,7 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 			return n, nil
 		case errors.Is(err, disk.ErrWrongContent):
 			return n, err
-		case errors.As(err, new(*transport.ReplacedError)): // to wait would not help
+		case errors.As(err, new(*transport.ReplacedError)): // waiting would not help
 			return n, fmt.Errorf("%w: %w", disk.ErrWrongContent, err)
 		case f.ends:
 			return n, err
@@ -281,7 +280,7 @@ func (f *farFile) Identity() image.Identity { return image.Identity{Digest: f.na
 
 func (f *farFile) Parallel() int { return transport.Reads }
 
-// Extent says that zeros are a hole if they are known before they are fetched. All else is data.
+// Extent describes ranges that are known to be zeros as holes. Everything else is data.
 func (f *farFile) Extent(off, length int64) (disk.Extent, error) {
 	if off < 0 || off >= f.Size() {
 		return disk.Extent{}, fmt.Errorf("an extent at %d of %d bytes", off, f.Size())
@@ -334,7 +333,7 @@ func (f *farFile) order(runs [][2]int64, size int64) <-chan struct{} {
 	return f.cached.Order(mine)
 }
 
-// sameTables compares bytes of a file with what its index has of them.
+// sameTables compares bytes of a file with the copy in its index.
 func sameTables(name string, tables *layer.Tables, p []byte, off int64) error {
 	if at := tables.Differ(p, off); at >= 0 {
 		return disagrees("it has other content than the layer for %q at %d", name, at)
@@ -342,8 +341,8 @@ func sameTables(name string, tables *layer.Tables, p []byte, off int64) error {
 	return nil
 }
 
-// compareTables compares all that the index has of a file with the file. content reads that, and
-// need not return more than it has to.
+// compareTables compares all copies that an index has of parts of a file with the file. content
+// reads the file, and need not return more than it must.
 func compareTables(ctx context.Context, name string, tables *layer.Tables,
 	content func(ctx context.Context, p []byte, off int64) (int, error)) error {
 	if tables == nil {

@@ -20,16 +20,15 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// fetchedDir is the directory inside that of the cache for the disks of images that are fetched as
-// a whole, because no part of them can be fetched alone:
+// fetchedDir is a subdirectory of the cache's directory. It has the disks of images that are
+// fetched as a whole, because no part of them can be fetched alone:
 //
 //	pulled/sha256-DIGEST.raw/NAME  a disk as a raw file, of the image with that manifest
-//	pulled/sha256-DIGEST.disks     their names: somebody may remove one of them
-//	pulled/sha256-DIGEST.lock      locked by whoever fetches or removes them (alone), or serves them
-//	                               (shared)
+//	pulled/sha256-DIGEST.disks     their names, because one of them may be removed by hand
+//	pulled/sha256-DIGEST.lock      locked exclusively to fetch or remove them, shared to serve them
 //
 // The directory of the disks gets its name when all of them are verified and on storage. Its time
-// says when it was last used. The lock stays when they are removed.
+// is that of the last use. The lock stays when they are removed.
 const (
 	fetchedDir = "pulled"
 	rawSuffix  = ".raw"
@@ -41,12 +40,12 @@ const (
 type fetchedImage struct {
 	s     *Stream
 	root  *osfile.Shared // of the cache
-	base  string         // in it; begins the names of everything of the image
+	base  string         // in root; prefix of the names of all files of the image
 	lock  *os.File
 	names []string // of the disks
 }
 
-// lockPoll is how often to look whether another process has fetched the image.
+// lockPoll is how often to check whether another process has fetched the image.
 const lockPoll = 100 * time.Millisecond
 
 func (s *Stream) fetchedBase() string {
@@ -55,12 +54,12 @@ func (s *Stream) fetchedBase() string {
 
 func (f *fetchedImage) dir() string { return f.base + rawSuffix }
 
-// partialName is a new name for disks that do not count: not yet, or not any more.
+// partialName is a new name for disks that do not count yet, or not any more.
 func partialName(base string) string {
 	return fmt.Sprintf("%s.partial%08x", base, rand.Uint32())
 }
 
-// fetchedBefore reports whether somebody has fetched the image. Then there is no need to look into
+// fetchedBefore reports whether the image was fetched before. Then there is no need to look into
 // it.
 func (s *Stream) fetchedBefore() bool {
 	root, err := osfile.OpenRoot(s.opt.CacheDir)
@@ -72,11 +71,11 @@ func (s *Stream) fetchedBefore() bool {
 	return err == nil
 }
 
-// errGone is an image that was removed before it could be locked.
+// errGone says that the image was removed before it could be locked.
 var errGone = errors.New("the fetched image was removed")
 
-// fetch fetches and verifies the disks of the image, unless a process has done so before. why goes
-// to a person, because this takes long.
+// fetch fetches and verifies the disks of the image, unless a process has done so before. why is
+// told to a person, because this takes long.
 func (s *Stream) fetch(ctx context.Context, why string) (*fetchedImage, error) {
 	for {
 		f, err := s.fetchOnce(ctx, why)
@@ -143,13 +142,13 @@ func (s *Stream) fetchOnce(ctx context.Context, why string) (_ *fetchedImage, er
 	return f, nil
 }
 
-// find looks which disks there are, and reports whether the image was fetched, and all of it is
-// there. Earlier versions have kept no names.
+// find lists the disks, and reports whether the image was fetched and is complete. Earlier versions
+// have stored no names.
 func (f *fetchedImage) find() bool {
 	f.names = nil
 	entries, err := fs.ReadDir(f.root.FS(), f.dir())
 	for _, e := range entries {
-		if !e.Type().IsRegular() { // nobody has fetched that
+		if !e.Type().IsRegular() { // this was not fetched
 			return false
 		}
 		f.names = append(f.names, e.Name())
@@ -172,8 +171,8 @@ func listText(names []string) string {
 	return fmt.Sprintf("%q\n", names)
 }
 
-// bring fetches and verifies the image, and puts its disks into their directory. A disk of that
-// directory that is open stays open.
+// bring fetches and verifies the image, and puts its disks into their directory. A disk that is
+// open in a former directory stays open.
 func (f *fetchedImage) bring(ctx context.Context, why string) (err error) {
 	f.s.client.Warn(fmt.Sprintf("%s is fetched and verified before it is served, as it has no "+
 		"index of its disks: %s", f.s.ref, why))
@@ -211,8 +210,9 @@ func (f *fetchedImage) bring(ctx context.Context, why string) (err error) {
 	return f.moveIntoPlace(partial)
 }
 
-// moveIntoPlace gives fetched disks their directory, unless somebody else has done so meanwhile.
-// What is there is looked at only if it is in the way: a look before would be out of date.
+// moveIntoPlace gives fetched disks their directory, unless there is one that another process has
+// made. It looks at an existing directory only when that is in the way: an earlier look would be
+// out of date.
 func (f *fetchedImage) moveIntoPlace(partial string) error {
 	if err := f.root.Rename(partial, f.dir()); err == nil {
 		return nil
@@ -220,14 +220,13 @@ func (f *fetchedImage) moveIntoPlace(partial string) error {
 	if f.find() {
 		return f.root.RemoveAll(partial)
 	}
-	if err := f.root.RemoveAll(f.dir()); err != nil { // it has something else
+	if err := f.root.RemoveAll(f.dir()); err != nil { // its content is different
 		return err
 	}
 	return f.root.Rename(partial, f.dir())
 }
 
-// newRaw begins a raw file. It is synced, because nothing would notice later that a crash has
-// damaged it.
+// newRaw begins a raw file. It is synced, because damage by a crash would not be noticed later.
 func (f *fetchedImage) newRaw(name string) (*image.Destination, error) {
 	file, err := f.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)
 	if err != nil {
@@ -259,8 +258,8 @@ func (f *fetchedImage) openDisk(_ context.Context, name string) (image.Source, e
 	return s, nil
 }
 
-// touch records that the image is used. Whoever may write to a directory may set its times to now.
-// If that fails, the image may be removed too early.
+// touch records that the image is used. Anybody who may write to a directory may set its times to
+// now. If that fails, the image may be removed too early.
 func (f *fetchedImage) touch() {
 	if dir, err := f.root.OpenFile(f.dir(), os.O_RDONLY); err == nil {
 		_ = unix.Futimes(int(dir.Fd()), nil)

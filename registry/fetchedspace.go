@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// Others are the images that were fetched as a whole into the directory of a cache. They are for
+// Others returns the images that were fetched as a whole into the directory of a cache. It is for
 // cache.Options.
 func Others(cacheDir string) func() ([]cache.Other, error) {
 	return func() (all []cache.Other, err error) {
@@ -50,8 +50,8 @@ func orMissing(err error) error {
 	return err
 }
 
-// allOf are the names of all files of a fetched image but its lock: its disks, what a killed
-// process has left of a fetch, and what earlier versions have kept.
+// allOf are the names of all files of a fetched image but its lock: its disks, the rest of a fetch
+// that was killed, and files of earlier versions.
 func allOf(root *os.Root, base string) (names []string, err error) {
 	entries, err := fs.ReadDir(root.FS(), fetchedDir)
 	for _, e := range entries {
@@ -64,8 +64,9 @@ func allOf(root *os.Root, base string) (names []string, err error) {
 	return names, err
 }
 
-// removeAll removes everything of a fetched image but its lock, which the caller has. First the
-// disks lose their name, in one step: what a kill leaves under it would be taken for all of them.
+// removeAll removes all files of a fetched image but its lock, which the caller has locked. First
+// the directory of the disks loses its name, in one step: after a kill, a part of the disks under
+// that name would be taken for all of them.
 func removeAll(root *osfile.Shared, base string) error {
 	err := root.Rename(base+rawSuffix, partialName(base))
 	if err = orMissing(err); err != nil {
@@ -112,7 +113,7 @@ func otherOf(root *os.Root, cacheDir, base string) (cache.Other, error) {
 	return o, nil
 }
 
-// removeFetched removes the files of a fetched image, unless somebody fetches or serves it.
+// removeFetched removes the files of a fetched image, unless it is being fetched or served.
 func removeFetched(cacheDir, base string) error {
 	root, err := osfile.OpenShared(cacheDir, 0o770)
 	if err != nil {

@@ -17,21 +17,21 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// Inside is what an image has inside, as far as a little of it tells.
+// Inside describes the content of an image, as far as a small part of it shows.
 type Inside struct {
 	// Disks are in the order of their LUNs.
 	Disks []image.Info
 	// Whole says why serve fetches all of the image before it serves a disk. Then Disks has only
-	// the first disk that was found, with what its first bytes say, and none of it was verified.
-	// "": the disks are streamed, and those that are Servable were opened.
+	// the first disk that was found, described by its first bytes, and nothing was verified. "":
+	// the disks are streamed, and those that are Servable were opened.
 	Whole string
 }
 
 // glanceBytes is how much of a layer is read, uncompressed, to find a disk in it. Bytes.
 const glanceBytes = 64 << 20
 
-// Inside finds out which disks an image has. It reads as little of it as possible, and keeps that
-// in dir, which is the caller's to remove.
+// Inside finds out which disks an image has. It reads as little of it as possible, and stores that
+// in dir, which the caller removes.
 func (c *Client) Inside(ctx context.Context, ref transport.Reference, dir string) (_ *Inside,
 	err error) {
 	kept, err := cache.Open(filepath.Join(dir, "cache"), cache.Options{})
@@ -120,7 +120,7 @@ func (p *puller) glance(ctx context.Context, i int) (found *image.Info, err erro
 	limited := &io.LimitedReader{R: in, N: glanceBytes}
 	_, err = layer.ReadTar(limited, p.dir, func(e *layer.Entry, content io.Reader) error {
 		f := &file{name: e.Name, layer: i, size: e.Size}
-		if layer.IsFile(desc) { // see loneFile
+		if layer.IsFile(desc) { // see takeLone
 			f.name = path.Join(p.dir, path.Base(e.Name))
 		}
 		if !p.candidate(f.name) {
@@ -138,7 +138,7 @@ func (p *puller) glance(ctx context.Context, i int) (found *image.Info, err erro
 	return found, err
 }
 
-// describe says what the first bytes of a file say. nil: it need not be a disk. lone: see loneFile.
+// describe describes a file by its first bytes. nil: it need not be a disk. lone: see loneFile.
 func (p *puller) describe(ctx context.Context, f *file, content io.Reader, lone bool) (
 	*image.Info, error) {
 	_, content, err := p.look(ctx, f, content)

@@ -24,20 +24,20 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// keptSource is an image whose manifests and index are kept in a directory, under their digests. A
-// later start does not request them again.
+// keptSource is an image whose manifests and index are stored in a directory, under their digests,
+// so that a later start does not request them again.
 type keptSource struct {
 	transport.Source
 	dir *os.Root
-	// digest of the manifest that the reference named at first; "": it is the first time
+	// digest of the manifest that the reference named at first; "": this is the first time
 	pinned string
-	// named is the manifest that was requested, until the image is admitted. Then it is kept.
+	// named is the requested manifest, until the image is admitted. Then it is stored.
 	named    []byte
 	admitted bool
 }
 
-// keep opens the directory, and makes it if it is missing. It may lie beside a disk, where others
-// can put a link in its place: that is refused.
+// newKeptSource opens the directory, and makes it if it is missing. It may be beside a disk, where
+// others can put a link in its place: a link is refused.
 func newKeptSource(src transport.Source, dir string) (*keptSource, error) {
 	above := filepath.Dir(dir)
 	if err := os.MkdirAll(above, 0o700); err != nil {
@@ -62,7 +62,7 @@ func newKeptSource(src transport.Source, dir string) (*keptSource, error) {
 	return k, nil
 }
 
-// unlinked checks that the open directory is the one of its name, and no link has led to it.
+// unlinked checks that the open directory is the one with its name, and that no link has led to it.
 func (k *keptSource) unlinked() error {
 	named, err := osfile.OpenFile(filepath.Clean(k.dir.Name()), os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -82,8 +82,8 @@ func (k *keptSource) unlinked() error {
 
 func (k *keptSource) Close() error { return errors.Join(k.Source.Close(), k.dir.Close()) }
 
-// manifest returns the kept manifest, or else requests it and keeps it. A reference keeps the
-// meaning that it had first.
+// Manifest returns the stored manifest, or requests and stores it. A reference keeps its first
+// meaning.
 func (k *keptSource) Manifest(ctx context.Context, digest string) ([]byte, string, error) {
 	digest = cmp.Or(digest, k.pinned)
 	if digest != "" {
@@ -99,7 +99,7 @@ func (k *keptSource) Manifest(ctx context.Context, digest string) ([]byte, strin
 	if err != nil {
 		return nil, "", err
 	}
-	// A manifest that names its own media type can be read later without the registry.
+	// Only a manifest that names its own media type can be read later without the registry.
 	if transport.ManifestKind(content, "") != "" {
 		if !k.admitted {
 			k.named = content
@@ -110,12 +110,12 @@ func (k *keptSource) Manifest(ctx context.Context, digest string) ([]byte, strin
 	return content, mediaType, err
 }
 
-// Admit also takes a proof of an earlier start, so that the registry is not needed, and keeps the
-// one that there is now.
+// Admit also accepts a proof of an earlier start, so that the registry is not needed. It stores a
+// new proof.
 func (k *keptSource) Admit(ctx context.Context, content, _ []byte) (transport.Admission, error) {
 	digest := transport.DigestOf(content)
 	name := proofName(digest)
-	proof, _ := k.read(name, maxRecord) // without it, the registry is asked
+	proof, _ := k.read(name, maxRecord) // without a proof, the registry is asked
 	a, err := k.Source.Admit(ctx, content, proof)
 	if err != nil {
 		return a, err
@@ -130,19 +130,19 @@ func (k *keptSource) Admit(ctx context.Context, content, _ []byte) (transport.Ad
 	return a, err
 }
 
-// resolve reads the manifest that the reference named when r was made. It may be read then.
+// resolve reads the manifest that the reference named when r was made. This read is admitted.
 func (k *keptSource) resolve(ctx context.Context, gated bool, ref transport.Reference,
 	r record) (*transport.Image, error) {
 	k.pinned = r.Digest
 	if gated && r.Named != "" {
-		k.pinned = r.Named // that is what was signed
+		k.pinned = r.Named // the signature is for this digest
 	}
 	img, err := transport.Resolve(ctx, k, ref)
 	if err == nil || !gated || r.Digest == "" || r.Named != "" {
 		return img, err
 	}
-	// At the time of the record nobody asked for signatures. So the index of the platforms, which
-	// is what is signed, may not be kept.
+	// When r was made, no signature was required. So the list of platforms, which is what is
+	// signed, may not be stored.
 	k.pinned = ""
 	if img, err2 := transport.Resolve(ctx, k, ref); err2 == nil && img.Digest == r.Digest {
 		return img, nil
@@ -167,8 +167,8 @@ func (s *Stream) resolve(ctx context.Context) error {
 	return nil
 }
 
-// Reference names the image by its digest, for all platforms if it is for several. "": it is not in
-// a registry.
+// Reference names the image by its digest: of the list, if it is one for several platforms. "": it
+// is not in a registry.
 func (s *Stream) Reference() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,14 +178,14 @@ func (s *Stream) Reference() string {
 	return s.ref.RepositoryText() + "@" + cmp.Or(s.record.Named, s.record.Digest)
 }
 
-// SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.
+// SignedBy is the fingerprint of the key that has signed the image. "": no signature was required.
 func (s *Stream) SignedBy() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.signedBy
 }
 
-// fileDigest is the digest of a file at an address, by the manifest that was kept. "": unknown.
+// fileDigest is the digest of a file at an address, from the stored manifest. "": unknown.
 func (k *keptSource) fileDigest(manifest string) string {
 	content, err := k.read(keptName(manifest), transport.MaxManifest)
 	if err != nil || transport.DigestOf(content) != manifest {
@@ -200,7 +200,7 @@ func (k *keptSource) fileDigest(manifest string) string {
 
 func proofName(digest string) string { return "signature-" + keptName(digest) + ".json" }
 
-// blob returns a kept blob. Only blobs of the index are kept.
+// Blob returns a stored blob. Only blobs of the index are stored.
 func (k *keptSource) Blob(desc v1.Descriptor) (*transport.Blob, error) {
 	name := keptName(desc.Digest.String())
 	open := func() (*os.File, error) { return osfile.OpenRegularIn(k.dir, name) }
@@ -211,7 +211,7 @@ func (k *keptSource) Blob(desc v1.Descriptor) (*transport.Blob, error) {
 		if err == nil && transport.DigestIn(h) == desc.Digest.String() {
 			return transport.FileBlob(desc, open, 0), nil
 		}
-		_ = k.dir.Remove(name) // it is damaged, and is kept again
+		_ = k.dir.Remove(name) // it is damaged, and is stored again
 	}
 	return k.Source.Blob(desc)
 }
@@ -226,12 +226,12 @@ func (k *keptSource) saveBlob(desc v1.Descriptor, content io.Reader) error {
 
 func keptName(digest string) string { return strings.ReplaceAll(digest, ":", "-") }
 
-// record is the meaning of a reference when it was resolved, as durable.EncodeRecord keeps it.
+// record is the meaning of a reference when it was resolved, as durable.EncodeRecord stores it.
 type record struct {
 	Reference string `json:"reference"`
 	Digest    string `json:"digest"` // of the manifest
-	// Named is the digest of what the reference named: of the manifest, or of an index that leads
-	// to it. "": an earlier version has made the record.
+	// Named is the digest of what the reference named: of the manifest, or of a list that leads to
+	// it. "": an earlier version has made the record.
 	Named string       `json:"named,omitempty"`
 	Disks []StreamDisk `json:"disks,omitempty"`
 	// Pulled: the image was fetched as a whole. Unverified: some layers are served before they are
@@ -300,8 +300,8 @@ func (k *keptSource) read(name string, limit int64) ([]byte, error) {
 	return bounded.Read(f, limit)
 }
 
-// write stores a file in one step. It has reached storage when write returns: without it, the disks
-// made from the image would be useless.
+// write stores a file in one step. It is on storage when write returns: without it, the disks made
+// from the image would be useless.
 func (k *keptSource) write(name string, content []byte) error {
 	return k.writeFrom(name, bytes.NewReader(content))
 }

@@ -20,8 +20,8 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// firstLook is how much of each end of a disk counts as needed to open it, because an initiator
-// that finds a disk looks for partitions there. Bytes.
+// firstLook is how much of each end of a disk counts as needed to open it: an initiator that finds
+// a disk looks for partitions there. Bytes.
 const firstLook = 64 << 10
 
 // needs are the ranges of a file that are read to open the image, and the runs of chunks that a
@@ -31,8 +31,9 @@ type needs struct {
 	boot     [][2]int64
 }
 
-// needsOf opens an image once more, and records the reads of each of its files: first to open it,
-// then of the blocks of a recorded boot. open returns each file, and needsOf closes it.
+// needsOf opens an image once more, and records the reads of each of its files: first those that
+// open the image, then those of the blocks of a recorded boot. open returns each file; needsOf
+// closes it.
 func needsOf(ctx context.Context, name string, opt image.Options, boot []BootRun,
 	open func(name string) (image.Source, error)) (map[string]needs, error) {
 	noted := make(map[string]*readRecorder)
@@ -45,7 +46,7 @@ func needsOf(ctx context.Context, name string, opt image.Options, boot []BootRun
 		noted[name] = s
 		return s, nil
 	}
-	// The format was decided when the image was opened by its path. Here only the reads count.
+	// The format was decided when the image was opened by its path. Here only the reads matter.
 	img, err := image.OpenSource(ctx, name, source, opt)
 	if err != nil {
 		return nil, err
@@ -96,8 +97,8 @@ func (s *readRecorder) ReadAt(ctx context.Context, p []byte, off int64) (int, er
 	return s.Source.ReadAt(ctx, p, off)
 }
 
-// ranges are the reads, in order, without overlaps, as offset and length. Reads that are close
-// together are one range, so that there are not more ranges than are accepted.
+// ranges are the reads, in order, without overlaps, as offset and length. Close reads are joined,
+// so that there are not more ranges than an index may have.
 func (s *readRecorder) ranges() (all [][2]int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,7 +121,7 @@ func (s *readRecorder) ranges() (all [][2]int64) {
 	}
 }
 
-// chunks are the chunks that were read, each once, in the order of the first reads. Metadata does
+// chunks are the chunks that were read, each once, in the order of their first reads. Metadata does
 // not count.
 func (s *readRecorder) chunks(metadata [][2]int64) (runs [][2]int64) {
 	s.mu.Lock()
@@ -154,10 +155,10 @@ func (s *readRecorder) Extent(off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: min(length, s.Size()-off), Data: true}, nil
 }
 
-// disksOf are those files of an image that are disks: they are meant to be, lie in the directory of
-// the disks, and are no backing file of another one. below has the backing files, by the names of
-// those that have some. If there is only one file, it is not read: everything that it needs is
-// elsewhere.
+// disksOf returns those files of an image that are disks: they are meant as disks, are in the
+// directory of the disks, and are not the backing file of another. below has the backing files, by
+// the names of the files above them. A single file is not read, because everything about it is
+// known otherwise.
 func disksOf(ctx context.Context, layers []descriptor, files []string,
 	open func(name string) (image.Source, error)) (disks []string, below map[string]string,
 	err error) {
@@ -199,8 +200,8 @@ func disksOf(ctx context.Context, layers []descriptor, files []string,
 	return disks, below, nil
 }
 
-// readHead reads what image.BackingOf needs of a file. The rest of the head stays zeros, because it
-// would be fetched in vain: the name of a backing file is at the beginning, and the index has that.
+// readHead reads the part of a file's head that image.BackingOf needs. The rest stays zeros, and is
+// not fetched: the name of a backing file is at the beginning, which the index has.
 func readHead(ctx context.Context, file image.Source) ([]byte, error) {
 	head := make([]byte, min(file.Size(), qcow2.HeadSize))
 	for _, n := range []int64{headRead, qcow2.HeadSize} {
@@ -217,11 +218,11 @@ func readHead(ctx context.Context, file image.Source) ([]byte, error) {
 	return head, nil
 }
 
-// headRead is how much of a file is read to find out whether it has a backing file: a cluster as
-// most images have it. Bytes.
+// headRead is how much of a file is read to find out whether it has a backing file: one cluster of
+// most images. Bytes.
 const headRead = 64 << 10
 
-// indexedFile is a file of an index that is made.
+// indexedFile is a file of an index in the making.
 type indexedFile struct {
 	entry   layer.IndexFile
 	digests *io.SectionReader

@@ -13,9 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notes remember the digest of each chunk that was read of a layer before the layer's digest could
-// be checked. The digest is on storage before the chunk is used. A chunk that is fetched again must
-// be the same, also after a restart. So what is verified at the end is what was served.
+// notes has the digest of each chunk that was read from a layer before the layer's digest could be
+// checked. The digest is on storage before the chunk is used. When a chunk is fetched again, it
+// must be the same, also after a restart. So the content that is verified at the end is the served
+// content.
 //
 // The file is notesMagic, the state at notesState, and a SHA-256 for each chunk from notesSums on.
 // Zeros mean that the chunk was not read yet.
@@ -29,8 +30,8 @@ type noteState int32
 
 const (
 	noteOpen     noteState = iota // the digest of the layer is not checked yet
-	noteVerified                  // it is right, and so is every note
-	noteWrong                     // it is not
+	noteVerified                  // the layer's digest is right, and so is every note
+	noteWrong                     // the layer's digest is wrong
 )
 
 const (
@@ -39,7 +40,7 @@ const (
 	notesSums  = 4096
 )
 
-// changedError is a chunk whose content differs from when it was first read.
+// changedError says that the content of a chunk differs from the first time that it was read.
 type changedError struct{ chunk int64 }
 
 func (e *changedError) Error() string {
@@ -49,7 +50,7 @@ func (e *changedError) Error() string {
 // openNotes opens the notes of a layer in a directory, and makes them if they are missing.
 func openNotes(dir *os.Root, name string) (*notes, error) {
 	// With O_DSYNC a note is on storage when it is written. The disk that is made from the chunk
-	// may survive a crash of the machine, so the note must survive it too.
+	// may survive a crash of the machine, so the note must, too.
 	f, err := dir.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_DSYNC, 0o600)
 	if err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func openNotes(dir *os.Root, name string) (*notes, error) {
 	return n, nil
 }
 
-// check notes a chunk that is read for the first time, and compares it with its note later.
+// check notes a chunk that is read for the first time, and later compares it with its note.
 func (n *notes) check(chunk int64, p []byte) error {
 	sum := sha256.Sum256(p)
 	at := notesSums + chunk*sha256.Size

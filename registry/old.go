@@ -20,22 +20,22 @@ import (
 // oldDisk is the disk that a new version of it is pushed onto.
 type oldDisk struct {
 	ref   string
-	index *layer.Index // nil: the image has none that can be used, and was fetched
+	index *layer.Index // nil: the image has no usable index, and was fetched
 	names []string     // of all files, in the directory of the disks
-	disks []string     // those that are disks
+	disks []string     // the files that are disks
 	top   string       // the disk
 	image *image.Image
-	chain []*oldFile // its file, and the backing files; empty: it was fetched
-	dir   string     // has what was fetched; "": there is none
+	chain []*oldFile // its file, and the backing files; empty: the image was fetched
+	dir   string     // directory of the fetched image; "": none
 	here  *localCopy
 
 	below map[string]string // the backing files of files that have some; nil: there is one file
-	left  []string          // files of the index that the new image lacks
-	// the file that the new one is over
+	left  []string          // files of the index that the new image leaves out
+	// the file directly below the new one
 	backing       string
 	backingFormat image.Format
 
-	boot map[string][][2]int64 // a boot that was recorded anew, by the names of files; nil: none
+	boot map[string][][2]int64 // a boot recorded with the new image, by names of files; nil: none
 }
 
 func (o *oldDisk) close() (err error) {
@@ -52,13 +52,13 @@ func (o *oldDisk) close() (err error) {
 	return err
 }
 
-// unusable says why an index does not tell what a container of the image would see.
+// unusable says why an index does not describe what a container of the image would see.
 type unusable struct{ why string }
 
 func (e *unusable) Error() string { return e.why }
 
-// findOld opens the disk of the base that the file is a new version of. It has the content that a
-// container of the image would see. The old disk closes what is here.
+// findOld opens the disk of the base that the file is a new version of, with the content that a
+// container of the image would see. The old disk closes here.
 func (p *pusher) findOld(ctx context.Context, f planned, here *localCopy) (_ *oldDisk, err error) {
 	o := &oldDisk{ref: p.base.ref.String(), here: here}
 	defer func() {
@@ -133,8 +133,8 @@ func (o *oldDisk) unusable(format string, args ...any) error {
 	return errors.Join(&unusable{fmt.Sprintf(format, args...)}, err)
 }
 
-// checkLayers compares the index with the layers of each platform. Each file has to be
-// the only one of its layer, as push makes them.
+// checkLayers compares the index with the layers of each platform. Each file has to be the only one
+// of its layer, as push makes them.
 func (o *oldDisk) checkLayers(ctx context.Context, b *baseImage) error {
 	sizes, seen := make(map[string]int64), make(map[string]bool) // by the digests of layers
 	for _, desc := range b.platforms[0].manifest.Layers {
@@ -183,7 +183,7 @@ func (o *oldDisk) open(b *baseImage, name string) (*oldFile, error) {
 	return nil, fmt.Errorf("%s: %w", name, os.ErrNotExist)
 }
 
-// choose picks the disk that a file is a new version of: the only one, or the one of its name.
+// choose chooses the disk that a file is a new version of: the only one, or the one with its name.
 func (o *oldDisk) choose(name string) error {
 	if len(o.disks) == 1 {
 		o.top = o.disks[0]
@@ -213,7 +213,7 @@ func (o *oldDisk) fetch(ctx context.Context, p *pusher, f planned) (err error) {
 	if o.dir, err = os.MkdirTemp("", "kubevirt-disk-push-"); err != nil {
 		return err
 	}
-	// By what is open already: the tag may name another image by now.
+	// By its digest: the tag may name another image by now.
 	u := newPuller(&transport.Image{Source: p.base.source, Ref: p.base.ref, Named: p.base.digest,
 		Digest: p.base.digest, Manifest: p.base.platforms[0].manifest}, o.dir,
 		PullOptions{Image: p.opt.Image, Progress: p.opt.Progress})
@@ -250,8 +250,8 @@ func (o *oldDisk) fetch(ctx context.Context, p *pusher, f planned) (err error) {
 	return err
 }
 
-// sameDisks refuses an image whose platforms have their disks in different layers: what differs
-// from the disk of one platform would lie over that of another.
+// sameDisks refuses an image whose platforms have their disks in different layers: the differences
+// from the disk of one platform would lie above that of another.
 func (b *baseImage) sameDisks(ctx context.Context) error {
 	if len(b.platforms) == 1 {
 		return nil
@@ -297,7 +297,7 @@ func (o *oldDisk) chainFile(name string) (image.Source, error) {
 	return nil, fmt.Errorf("%s: %w", name, os.ErrNotExist)
 }
 
-// bootOf returns the blocks that a guest read first of the old disk and that the new one changes.
+// bootOf returns the blocks that a guest reads first of the old disk and that the new one changes.
 func (o *oldDisk) bootOf(ctx context.Context, different clusters, size int64) (boot []BootRun,
 	err error) {
 	for _, f := range o.chain {
@@ -314,8 +314,8 @@ func (o *oldDisk) bootOf(ctx context.Context, different clusters, size int64) (b
 	return boot, nil
 }
 
-// indexed are the files of the old index, for the new one. What it has of them is compared with
-// them first: nobody else may look at it before it is believed.
+// indexed are the files of the old index, for the new one. The index's copies of parts of them are
+// compared with them first, before the index is trusted.
 func (o *oldDisk) indexed(ctx context.Context, b *baseImage) (all []indexedFile, err error) {
 	if o == nil || o.index == nil {
 		return nil, nil
@@ -340,7 +340,7 @@ func (o *oldDisk) indexed(ctx context.Context, b *baseImage) (all []indexedFile,
 	return all, nil
 }
 
-// compareTables compares what the index has of a file with that.
+// compareTables compares the index's copies of parts of a file with the file.
 func (o *oldDisk) compareTables(ctx context.Context, b *baseImage, f *layer.IndexFile,
 	tables *layer.Tables) error {
 	i := slices.IndexFunc(o.chain, func(c *oldFile) bool { return c.entry == f })

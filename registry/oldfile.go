@@ -15,24 +15,24 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// oldFile is a file of an image that a new one is compared with.
+// oldFile is a file of an image that a new disk is compared with.
 type oldFile struct {
 	*farFile
 	entry   *layer.IndexFile
 	content *qcow2.Image // nil: the file is a raw disk
-	isRaw   atomic.Bool  // that is known
+	isRaw   atomic.Bool  // it is certain that the file is raw
 }
 
 // localCopy is what this machine has of an old disk.
 type localCopy struct {
-	disk  *image.Image // the new version of it
-	file  *os.File     // perhaps the very file of the old disk; nil: there is none
-	cache *cache.Cache // has what was fetched
-	dir   string       // of the cache
+	disk  *image.Image // the new version of the disk
+	file  *os.File     // possibly the same file as the old disk; nil: there is none
+	cache *cache.Cache // cache of fetched content
+	dir   string       // directory of the cache
 }
 
-// newLocalCopy opens a copy of the old disk's file. "": there is none. It closes the disk after an
-// error.
+// newLocalCopy opens a copy of the old disk's file. copyOf "": there is none. It closes the disk
+// after an error.
 func newLocalCopy(disk *image.Image, copyOf string) (_ *localCopy, err error) {
 	h := &localCopy{disk: disk}
 	defer func() {
@@ -64,8 +64,8 @@ func (h *localCopy) close() error {
 	return err
 }
 
-// open opens a file of an old image's index. What this machine has of it is not fetched: most of a
-// raw disk stays as it was from one version to the next.
+// open opens a file of an old image's index. Content that this machine has is not fetched: most of
+// a raw disk is the same from one version to the next.
 func (h *localCopy) open(blob *transport.Blob, x *layer.Index, f *layer.IndexFile) (
 	*oldFile, error) {
 	o := &oldFile{entry: f}
@@ -83,11 +83,11 @@ func (h *localCopy) open(blob *transport.Blob, x *layer.Index, f *layer.IndexFil
 		farOptions{ends: true, near: near}); err != nil {
 		return nil, err
 	}
-	o.tables = nil // the index is not believed here
+	o.tables = nil // the index is not trusted here
 	return o, nil
 }
 
-// learn opens a qcow2 file, to know where everything lies in it.
+// learn opens a qcow2 file, to find out where everything lies in it.
 func (o *oldFile) learn(ctx context.Context) error {
 	head := make([]byte, min(o.Size(), 4))
 	_, err := o.ReadAt(ctx, head, 0)
@@ -98,7 +98,7 @@ func (o *oldFile) learn(ctx context.Context) error {
 	return err
 }
 
-// readDisk fills p from a disk. Behind its end there are zeros.
+// readDisk fills p from a disk. Behind the disk's end it reads zeros.
 func readDisk(ctx context.Context, from *image.Image, p []byte, off int64) error {
 	n := int(max(0, min(int64(len(p)), from.Size()-off)))
 	clear(p[n:])
@@ -112,7 +112,7 @@ func readDisk(ctx context.Context, from *image.Image, p []byte, off int64) error
 	return nil
 }
 
-// booted are the blocks of the disk that lie in the chunks that a guest reads first, in that order.
+// booted are the blocks of the disk in the chunks that a guest reads first, in that order.
 func (o *oldFile) booted(ctx context.Context) ([]int64, error) {
 	turn := make(map[int64]int) // by chunk
 	for _, run := range o.entry.Boot {

@@ -26,32 +26,32 @@ import (
 
 // Onto is another version of a disk that is pushed.
 type Onto struct {
-	Image string // the reference of the image that has it
-	// File is a copy of that disk's file on this machine. What it has of the image is not fetched.
-	// "": there is none.
+	Image string // reference of the image with that version
+	// File is a copy of that disk's file on this machine. Content in it is not fetched. "": there
+	// is none.
 	File string
-	// Squash leaves out the layers of the versions between the oldest one and the new one, which
-	// gets what they have. It makes a chain short again.
+	// Squash leaves out the layers of the versions between the oldest one and the new one. Their
+	// content goes into the new layer. This makes the chain short again.
 	Squash bool
-	// Origins say where the content of the new disk comes from. They must not promise too much. If
-	// none is about Image, all of the disk is read.
+	// Origins say where the content of the new disk comes from. They must not leave out changes. If
+	// none is for Image, all of the disk is read.
 	Origins []Origin
 }
 
-// Origin says that a disk has the content of an image, except for what has changed.
+// Origin says that a disk has the content of an image, except for changes.
 type Origin struct {
-	Files  []string // those of the image, as image.Contents has them; nil: see Digest
+	Files  []string // image.Contents of the image; nil: see Digest
 	Digest string   // of the image's manifest
-	// Changed reports whether the run of the disk at off may differ, and how long it is, at most
-	// length bytes. Behind the end of the image, zeros are no difference.
+	// Changed reports whether the run of the disk at off may differ, and its length, at most length
+	// bytes. Behind the end of the image, zeros are no difference.
 	Changed func(off, length int64) (changed bool, n int64, err error)
 }
 
-// annotationRetired marks the index of an image that a later one was pushed onto, or whose layers
-// are the base of it. The index of that one, if it has any, is about all disks that are visible.
+// annotationRetired marks the index of an image that a later one was pushed onto, or that is the
+// base of the later one. The index of the later image, if it has one, describes all visible disks.
 const annotationRetired = layer.AnnotationIndex + ".retired"
 
-// retired are the annotations of a layer below those that are pushed onto it.
+// retired returns the annotations of a layer when other layers are pushed above it.
 func retired(annotations map[string]string) map[string]string {
 	version, ok := annotations[layer.AnnotationIndex]
 	if !ok {
@@ -63,8 +63,8 @@ func retired(annotations map[string]string) map[string]string {
 	return annotations
 }
 
-// onto makes the layer that has what differs from the old disk. It returns false if everything
-// differs, so that the disk is better pushed as a whole.
+// onto makes the layer with the differences from the old disk. It returns false if everything
+// differs: then the disk is better pushed as a whole.
 func (p *pusher) onto(ctx context.Context) (bool, error) {
 	if len(p.planned) != 1 {
 		return false, fmt.Errorf("%d files: push one disk onto %s, and then the next one onto the "+
@@ -112,7 +112,7 @@ func (p *pusher) onto(ctx context.Context) (bool, error) {
 	return true, p.makeDelta(ctx, f, img, different)
 }
 
-// notOnto forgets the old image, which has nothing of the new disk.
+// notOnto drops the old image, which has no content of the new disk.
 func (p *pusher) notOnto() error {
 	const what = "nothing of %s is in the new disk"
 	if p.opt.Base == "" {
@@ -141,14 +141,14 @@ func (p *pusher) sayRead() error {
 	return nil
 }
 
-// clusters are some clusters of a disk. Several goroutines may add some.
+// clusters is a set of clusters of a disk. Several goroutines may add some.
 type clusters struct{ bitset.Set }
 
 func newClusters(size int64) clusters {
 	return clusters{bitset.New((size-1)/qcow2.DeltaUnit + 1)}
 }
 
-// add adds the clusters that have some of the bytes from begin to end.
+// add adds the clusters that have bytes from begin to end.
 func (c clusters) add(begin, end int64) {
 	for n := begin / qcow2.DeltaUnit; n*qcow2.DeltaUnit < end; n++ {
 		c.AddShared(n)
@@ -172,7 +172,7 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 	outer := ctx
 	group, ctx := errgroup.WithContext(outer)
 	group.SetLimit(max(runtime.GOMAXPROCS(0), transport.Reads))
-	// hole is how much from off on neither of them stores.
+	// hole is how much from off on neither disk stores.
 	hole := func(off int64) (int64, error) {
 		n := img.Size() - off
 		for _, one := range []*image.Image{img, old} {
@@ -236,7 +236,7 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 }
 
 // mayDiffer returns the clusters that may differ from the old disk, if both disks come from one
-// image: those that either has changed since then. If that is not known, the Set is nil.
+// image: those that changed in either disk since. If that is unknown, the Set is nil.
 func (p *pusher) mayDiffer(ctx context.Context, size int64) (clusters, error) {
 	chain, have := p.old.chain, image.Contents(p.old.image.Unhashed())
 	var from *Origin
@@ -244,7 +244,7 @@ func (p *pusher) mayDiffer(ctx context.Context, size int64) (clusters, error) {
 	for i, o := range p.opt.Onto.Origins {
 		known := len(chain) - len(o.Files)
 		switch {
-		case len(chain) == 0 || len(have) != len(chain): // it was fetched
+		case len(chain) == 0 || len(have) != len(chain): // the image was fetched
 		case o.Files == nil && o.Digest == p.base.digest:
 			from, above = &p.opt.Onto.Origins[i], nil
 		case len(o.Files) > 0 && known >= 0 && slices.Equal(have[known:], o.Files) && from == nil:
@@ -267,7 +267,7 @@ func (p *pusher) mayDiffer(ctx context.Context, size int64) (clusters, error) {
 	}
 	for _, f := range above {
 		if f.content == nil || f.content.Info().ExtendedL2 {
-			return clusters{}, nil // what it has itself is not known
+			return clusters{}, nil // its own content is unknown
 		}
 		if err := f.owns(ctx, chain[len(above)], all, size); err != nil {
 			return clusters{}, err
@@ -287,7 +287,7 @@ func (c clusters) run(off, end int64) (has bool, n int64) {
 	return has, min((first+n)*qcow2.DeltaUnit, end) - off
 }
 
-// stored adds the clusters that have data of the old disk.
+// stored adds the clusters of which the old disk stores data.
 func (o *oldDisk) stored(ctx context.Context, off, end int64, to clusters) error {
 	for end = min(end, o.image.Size()); off < end; {
 		e, err := o.image.Extent(ctx, off, end-off)
@@ -302,13 +302,13 @@ func (o *oldDisk) stored(ctx context.Context, off, end int64, to clusters) error
 	return nil
 }
 
-// zeros are as many as a cluster has.
+// zeros is a cluster of zeros.
 var zeros [qcow2.DeltaUnit]byte
 
 // allZeros reports whether a cluster, or less, is zeros.
 func allZeros(p []byte) bool { return bytes.Equal(p, zeros[:len(p)]) }
 
-// delta is a disk of which only what differs is stored.
+// delta is a disk of which only the differences are stored.
 type delta struct {
 	*image.Image
 	different clusters
@@ -327,7 +327,7 @@ func (d delta) Data(ctx context.Context, f func(off, n int64) error) error {
 	return ctx.Err()
 }
 
-// makeDelta writes the image of what differs, and lays out its layer.
+// makeDelta writes the image with the differences, and lays out its layer.
 func (p *pusher) makeDelta(ctx context.Context, f planned, img *image.Image,
 	different clusters) error {
 	name, err := p.old.deltaName(f.name)
@@ -366,8 +366,8 @@ func (p *pusher) makeDelta(ctx context.Context, f planned, img *image.Image,
 	return p.needsOfDelta(ctx, f, name, file, different)
 }
 
-// needsOfDelta finds out what of the new layer is read to open the disk, and when a guest boots. If
-// no boot was recorded with the new disk, a guest reads what it read of the old one.
+// needsOfDelta finds out which parts of the new layer are read to open the disk, and when a guest
+// boots. If no boot was recorded with the new disk, that of the old one counts.
 func (p *pusher) needsOfDelta(ctx context.Context, f planned, name string, file *os.File,
 	different clusters) error {
 	p.needs = make(map[*layer.Disk]needs)
@@ -399,7 +399,7 @@ func (p *pusher) needsOfDelta(ctx context.Context, f planned, name string, file 
 	return nil
 }
 
-// deltaName is the name of the new file. The old one keeps its name, and stays below the new one.
+// deltaName is the name of the new file. The old file keeps its name, and stays below the new one.
 func (o *oldDisk) deltaName(wish string) (string, error) {
 	stem := strings.TrimSuffix(wish, filepath.Ext(wish))
 	name := stem + ".qcow2"
@@ -420,7 +420,7 @@ func (o *oldDisk) deltaName(wish string) (string, error) {
 	return name, nil
 }
 
-// version is a name without its extension, and without what deltaName adds.
+// version is a name without its extension, and without the suffix of deltaName.
 func version(name string) string {
 	stem := strings.TrimSuffix(name, filepath.Ext(name))
 	if n := filepath.Ext(stem); len(n) > 1 && strings.Trim(n[1:], "0123456789") == "" {

@@ -17,7 +17,7 @@ import (
 const minUnit = 256 << 10
 
 // packed is a file that is compressed in chunks. Its chunks are fetched and kept in units. A unit
-// has whole chunks, so the chunks' digests verify the cached data.
+// has whole chunks, so the chunks' digests verify cached data.
 type packed struct {
 	layer *transport.Blob
 	table []byte
@@ -70,8 +70,8 @@ func newPacked(c *cache.Cache, from *transport.Blob, p *layer.Part) (f *packed, 
 		return nil, "", errTable
 	}
 	name = fmt.Sprintf("sha256:%x", h.Sum(nil))
-	// The name of what is kept includes the layer and the table: chunks were cut there, and it was
-	// checked that nothing lies between them.
+	// The name includes the layer and the table, because both decide how chunks are cut and that
+	// nothing lies between them.
 	h.Write([]byte(from.Desc.Digest.String()))
 	h.Write(p.Table)
 	kept := fmt.Sprintf("sha256:%x", h.Sum(nil))
@@ -99,12 +99,12 @@ func (f *packed) chunksOf(unit int64, p []byte,
 	return nil
 }
 
-// fetch brings a unit. It leaves content that cannot be decompressed as it is, because verify will
-// find it wrong.
+// fetch fetches a unit. If content cannot be decompressed, it leaves the buffer as it is: verify
+// finds that wrong.
 func (f *packed) fetch(ctx context.Context, p []byte, off int64) error {
 	unit := off / f.unit
 	if f.units[unit].hole {
-		return nil // nobody reads it
+		return nil // it is never read
 	}
 	var begin, end int64
 	_ = f.chunksOf(unit, p, func(c layer.TableChunk, p []byte) error {
@@ -208,7 +208,7 @@ func (f *packed) run(off, length int64) (n int64, zero bool) {
 	return min(at, end) - off, zero
 }
 
-// Has is false: what is at hand is not worth finding out.
+// Has is false: finding out is not worthwhile.
 func (f *packed) Has(off, length int64) bool { return false }
 
 func (f *packed) Size() int64 { return f.size }

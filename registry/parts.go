@@ -20,20 +20,21 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// parts are the files of an image without an index, as they are kept.
+// parts are the files of an image without an index, in the form in which they are stored.
 type parts struct {
 	Files []*layer.Part `json:"files"`
 	// Walked are the digests of layers of which nothing was verified yet when the files were found.
-	// While there are any, no file of the image is trusted: these layers may hide files of others.
+	// As long as there are any, no file of the image is trusted: these layers may hide files of
+	// others.
 	Walked []string `json:"walked,omitempty"`
 }
 
-// maxParts limits the size of the kept parts, in bytes: for as many chunks as an image may have,
+// maxParts limits the stored size of parts, in bytes. It is enough for the most chunks of an image,
 // and their names.
 const maxParts = 64 << 20
 
-// partsName is the file with the known parts of the image, as durable.EncodeRecord makes it. Those
-// that nobody has verified are the repository's own.
+// partsName is the file with the known parts of the image, as durable.EncodeRecord makes it.
+// Unverified ones have a name of their own for each repository.
 func (s *Stream) partsName(walked bool) string {
 	of := keptName(s.image.Digest)
 	if walked {
@@ -43,7 +44,7 @@ func (s *Stream) partsName(walked bool) string {
 	return "parts-" + of + ".json"
 }
 
-// readParts returns the parts that are known. nil: none.
+// readParts returns the stored parts. nil: none.
 func (s *Stream) readParts() *parts {
 	for _, walked := range []bool{true, false} {
 		content, err := s.kept.read(s.partsName(walked), maxParts)
@@ -56,7 +57,7 @@ func (s *Stream) readParts() *parts {
 }
 
 // findParts finds out how to read the files of an image without an index by ranges. If that is not
-// possible, it returns an *unsuited.
+// possible, it returns a *layer.Unsuited.
 func (s *Stream) findParts(ctx context.Context) (*parts, error) {
 	if known := s.readParts(); known != nil {
 		if fits, err := s.suits(known); fits || err != nil {
@@ -108,9 +109,8 @@ func (s *Stream) findParts(ctx context.Context) (*parts, error) {
 	return all, err
 }
 
-// suits reports whether the known parts may be served with the current setting. If everything is to
-// be verified, parts that were found by trusting TLS do not count, unless they have been verified
-// since.
+// suits reports whether the known parts may be served with the present setting. If everything is to
+// be verified, parts that were found by trusting TLS count only if they were verified since.
 func (s *Stream) suits(known *parts) (bool, error) {
 	if s.opt.WhenComplete {
 		return true, nil
@@ -138,10 +138,10 @@ func (s *Stream) unsureOf(known *parts) (all []*unverified, err error) {
 	return all, nil
 }
 
-// smallLayer is the largest layer that is fetched only to see whether it has a disk. Bytes.
+// smallLayer is the size of the largest layer that is fetched only to look for a disk. Bytes.
 const smallLayer = 32 << 20
 
-// contents finds out which files a layer has, by reading as little as possible. left is how many
+// contents finds out which files a layer has, and reads as little as possible. left is how many
 // chunks of tables of contents the image may still have.
 func (s *Stream) contents(ctx context.Context, i, left int) (l *layer.Contents, err error) {
 	desc := s.image.Manifest.Layers[i]
@@ -158,13 +158,13 @@ func (s *Stream) contents(ctx context.Context, i, left int) (l *layer.Contents, 
 	default:
 		l, err = s.walk(ctx, i)
 	}
-	if err == nil && len(l.List.Entries) == 0 && layer.IsFile(desc) { // see loneFile
+	if err == nil && len(l.List.Entries) == 0 && layer.IsFile(desc) { // see takeLone
 		err = &layer.Unsuited{Why: "is an archive with a disk"}
 	}
 	return l, err
 }
 
-// hopeless reports a layer that must be fetched before it is served, whatever is in it.
+// hopeless reports a layer that must be fetched before it is served, whatever its content.
 func (s *Stream) hopeless(desc descriptor) error {
 	why := ""
 	switch {
@@ -212,7 +212,7 @@ func (s *Stream) smallLayout(ctx context.Context, i int) (*layer.Contents, error
 	} else if plain {
 		return nil, &layer.Unsuited{Why: "is a compressed disk"}
 	}
-	// A file in it cannot be read by ranges. Perhaps another layer hides it.
+	// A file in it cannot be read by ranges. But another layer may hide it.
 	list, err := layer.ReadTar(in, layer.DiskDir, nil)
 	if err == nil {
 		err = in.Finish()
@@ -242,7 +242,7 @@ func (s *Stream) unpackable(ctx context.Context) error {
 	return nil
 }
 
-// orEnd ignores that a file ends.
+// orEnd ignores the end of a file.
 func orEnd(err error) error {
 	if err == io.EOF {
 		return nil
@@ -275,7 +275,7 @@ func (s *Stream) walk(ctx context.Context, i int) (*layer.Contents, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Once more, because only what the layer has noted is verified later.
+	// Read it again by u: only chunks that u has noted are verified later.
 	if _, err := u.ReadAt(ctx, head, 0); err != nil {
 		return nil, err
 	}
@@ -338,7 +338,7 @@ func (s *Stream) openPart(_ context.Context, name string) (image.Source, error) 
 	return &unsureFile{farFile: f, stream: s, layers: unsure}, nil
 }
 
-// farPart opens a part, whatever the compression of its layer.
+// farPart opens a part, with any compression of its layer.
 func (s *Stream) farPart(p *layer.Part) (*farFile, error) {
 	layers := s.image.Manifest.Layers
 	i := slices.IndexFunc(layers, func(d descriptor) bool { return d.Digest.String() == p.Layer })
@@ -371,7 +371,7 @@ func (s *Stream) farPart(p *layer.Part) (*farFile, error) {
 	return u.open(p.Offset, p.Size), nil
 }
 
-// farOptions are those of a file of the image.
+// farOptions are the options for a file of the image.
 func (s *Stream) farOptions(name string) farOptions {
 	return farOptions{report: s.retryOf(name), verdict: s.verdict, timeout: s.opt.timeout}
 }
@@ -386,7 +386,7 @@ func (s *Stream) retryOf(what string) reportRetry {
 	}
 }
 
-// warnOf logs what is wrong with a part of the image.
+// warnOf returns a function that logs what is wrong with a part of the image.
 func (s *Stream) warnOf(what string) func(text string) {
 	return func(text string) {
 		s.client.Warn(strings.Join([]string{s.ref.String(), what, text}, ": "))

@@ -27,13 +27,13 @@ import (
 // PullOptions are the options of Pull. The zero value works.
 type PullOptions struct {
 	// Path is the file to fetch: a name in /disk, or a path in the image. "": the only disk, or all
-	// of them into a directory.
+	// disks into a directory.
 	Path string
 	// Original keeps the file as it is. Otherwise it becomes a raw disk.
 	Original bool
-	// Replace replaces an existing file. What is fetched has reached storage then.
+	// Replace replaces an existing file. The new file is on storage then.
 	Replace bool
-	// Size is how many bytes the raw disk in a file has, if that is more than the image's.
+	// Size is the smallest size of the raw disk in a file, in bytes.
 	Size int64
 	// Image limits what is accepted as an image.
 	Image image.Options
@@ -41,7 +41,7 @@ type PullOptions struct {
 	UnpackMemory int64
 	// Progress notes how far the pull is. May be nil.
 	Progress *Progress
-	// Stdout is where the destination "-" leads.
+	// Stdout is the destination "-".
 	Stdout io.Writer
 }
 
@@ -56,10 +56,11 @@ type Pulled struct {
 }
 
 // Pull fetches the disks of an image, and returns them with the digest of what the reference names:
-// an image, a list of images for several platforms, or the file behind an address. dest is a file,
-// a block device, a directory for any number of disks, or "-". A file under its final name is
+// an image, a list of images for several platforms, or the file at an address. dest is a file, a
+// block device, a directory for any number of disks, or "-". A file under its final name is
 // complete and has the digest in the manifest. For a block device and standard output, only the
-// error tells. Each layer is read once if the disk comes in one pass: see image.Arrival.
+// error says whether that is so. Each layer is read once if the disk needs one pass: see
+// image.Arrival.
 func (c *Client) Pull(ctx context.Context, ref transport.Reference, dest string,
 	opt PullOptions) (done []Pulled, digest string, err error) {
 	if err := writable(dest, opt.Replace); err != nil {
@@ -89,9 +90,9 @@ type puller struct {
 	shadow *layer.Shadow
 	files  []*file
 	lone   []*file         // disks in archives that are no layers: see loneFile
-	names  map[string]bool // in a directory: files that have been begun
-	index  *layer.Index    // what the files must be; nil: it has none
-	// create begins a file. nil: it is a path of the system.
+	names  map[string]bool // in a directory: files that were begun
+	index  *layer.Index    // describes the files; nil: there is none
+	// create begins a file. nil: the destination is a path.
 	create func(name string) (*image.Destination, error)
 }
 
@@ -107,21 +108,21 @@ type file struct {
 	layer   int            // its index in the manifest
 	ordinal int            // of the tar entry that has its content; -1: the whole layer is the file
 	size    int64          // bytes; -1: not known
-	refused string         // its kind, if it is not a file
+	refused string         // its kind, if it is no file
 	packed  []image.Format // how its content is compressed, the outermost first
 	isQcow2 bool
-	foreign bool   // it is an image that image.Options.Foreign accepts
-	backing string // the file that it needs below it
-	below   int    // how many files it needs, as far as is known
+	foreign bool   // an image that image.Options.Foreign accepts
+	backing string // its backing file
+	below   int    // how many files it needs below it, as far as is known
 	passed  bool   // it need not be a disk
 
-	// The files that have been written while the layer was read.
+	// The files that are written while the layer is read.
 	to      *image.Destination
 	arrival *image.Arrival
 	label   string // the name of to in messages
 }
 
-// drop removes the part of the file that has been written.
+// drop removes the written part of the file.
 func (p *puller) drop(f *file) error {
 	if f.to == nil {
 		return nil
@@ -199,7 +200,7 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 			return nil, fmt.Errorf("%s of %s: %w", f.name, p.image.Ref, err)
 		}
 	}
-	// Only now, so that either all disks get their names or none.
+	// Only now: either all disks get their names, or none does.
 	for _, f := range chosen {
 		if err := f.to.Grow(p.opt.Size); err != nil {
 			return done, err
@@ -240,7 +241,7 @@ func (p *puller) scan(ctx context.Context) error {
 		if err := read(i); err != nil || p.found() {
 			return err
 		}
-		// It needs another file, which may lie anywhere.
+		// The file needs another one, which may be anywhere.
 		for _, f := range p.files {
 			if err := p.drop(f); err != nil {
 				return err
@@ -256,7 +257,7 @@ func (p *puller) scan(ctx context.Context) error {
 	return nil
 }
 
-// indexed is the layer that has the wanted file; -1: no index says so.
+// indexed is the layer that has the wanted file, by the index; -1: unknown.
 func (p *puller) indexed() int {
 	return slices.IndexFunc(p.image.Manifest.Layers, func(l v1.Descriptor) bool {
 		return p.index != nil && slices.ContainsFunc(p.index.Files, func(f layer.IndexFile) bool {
@@ -266,7 +267,7 @@ func (p *puller) indexed() int {
 }
 
 // found reports that no further layer needs to be read: the wanted file is there, and needs no
-// other one.
+// other.
 func (p *puller) found() bool {
 	if p.path == "" {
 		return false
@@ -348,10 +349,10 @@ func (p *puller) layer(ctx context.Context, i int) error {
 	return p.shadow.Add(list)
 }
 
-// collect takes the visible files of a layer, its hard links, and the files that are refused.
+// collect collects the visible files of a layer, its hard links, and the refused files.
 func (p *puller) collect(ctx context.Context, list *layer.List, i int,
 	here map[string]*file) error {
-	linked := make(map[string][]*file) // to files elsewhere in the layer
+	linked := make(map[string][]*file) // links to other files of the layer
 	for _, name := range slices.Sorted(maps.Keys(list.Entries)) {
 		e := list.Entries[name]
 		if e.Kind == layer.EntryDirectory || !p.shadow.Shows(name) {
@@ -376,7 +377,7 @@ func (p *puller) collect(ctx context.Context, list *layer.List, i int,
 			delete(here, name)
 		}
 	}
-	for _, f := range here { // those whose name a later entry has taken
+	for _, f := range here { // files that a later entry of the same name has replaced
 		if err := p.drop(f); err != nil {
 			return err
 		}
@@ -400,8 +401,8 @@ func (p *puller) candidate(name string) bool {
 	return p.path == name || p.path == "" && path.Dir(name) == p.dir
 }
 
-// pass gets the content of a visible file. It writes it at once, unless the wanted file may be
-// another one, or needs another one first.
+// pass gets the content of a visible file. It writes the content at once, unless another file may
+// be the wanted one, or must come first.
 func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
 	head, content, err := p.look(ctx, f, content)
 	if err != nil {
@@ -481,7 +482,7 @@ func (p *puller) open(f *file) (err error) {
 	return nil
 }
 
-// fileName is the name of a disk in a directory. A raw disk does not get the extension of qcow2.
+// fileName is the name of a disk in a directory. A raw disk does not keep the extension of qcow2.
 func (p *puller) fileName(name string) string {
 	base := path.Base(name)
 	if p.opt.Original {

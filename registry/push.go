@@ -30,8 +30,8 @@ const BaseNone = "none"
 type PushOptions struct {
 	// Base is the reference of the image whose layers come first, or BaseNone.
 	Base string
-	// Onto is another version of the disk. The new image then has the layers of that one, and a
-	// layer with what differs. If nothing is the same, the disk is pushed onto Base.
+	// Onto is another version of the disk. The new image then has the layers of that version, and a
+	// layer with the differences. If nothing is the same, the disk is pushed onto Base.
 	Onto Onto
 	// Artifact stores the files as an artifact and not as a container image: each is a layer as it
 	// is. Base and Onto must not be set.
@@ -39,21 +39,19 @@ type PushOptions struct {
 	// Compress says how to store files other than raw ones that are not compressed, as qcow2, by
 	// way of a temporary file. CompressRaw is the same for raw files. "": as they are.
 	Compress, CompressRaw qcow2.Compression
-	// Boot is the order of guests' first reads of these disks. It is kept with the image, and these
-	// blocks are fetched first whenever the image is served from the registry. nil: unknown.
+	// Boot is the order of guests' first reads of these disks. It is stored with the image, and
+	// these blocks are fetched first whenever the image is served from the registry. nil: unknown.
 	Boot *BootOrder
-	// Open opens the files in another way than image.Open. They are stored as new qcow2 files. May
-	// be nil.
+	// Open replaces image.Open for the files. They are stored as new qcow2 files. May be nil.
 	Open func(name string) (*image.Image, error)
 	// Image limits what is accepted as an image.
 	Image image.Options
 	// UnpackMemory is how far back compressed files may refer: see unpack.Options. Bytes.
 	UnpackMemory int64
-	// Uploads is a directory for notes on unfinished uploads. With these, the same push can later
-	// continue inside a blob. It is made if it is missing. "": only complete blobs are not sent
-	// again.
+	// Uploads is a directory for notes on unfinished uploads. With them, a repeated push goes on
+	// inside a blob. It is made if it is missing. "": only complete blobs are not sent again.
 	Uploads string
-	// Sign signs the image, before its tag names it. nil: nobody does.
+	// Sign signs the image, before its tag names it. nil: it is not signed.
 	Sign *signature.PrivateKey
 	// Progress notes how far the push is. May be nil.
 	Progress *Progress
@@ -64,7 +62,7 @@ type PushOptions struct {
 // digest that the tag names.
 //
 // Every image is validated before anything is sent. The same files on the same base give the same
-// digest, on every machine. What the registry has is not sent again, so a push that was interrupted
+// digest, on every machine. Blobs that the registry has are not sent again, so an interrupted push
 // goes on when it is repeated. The tag is set last, when everything is there.
 func (c *Client) Push(ctx context.Context, files []string, ref transport.Reference,
 	opt PushOptions) (digest string, err error) {
@@ -154,9 +152,9 @@ func (p *pusher) close() (err error) {
 type planned struct {
 	path     string
 	name     string   // in the image; without disk/
-	below    []string // its backing files, relative to where it is
+	below    []string // its backing files, relative to its own place
 	compress qcow2.Compression
-	data     int64 // that it stores
+	data     int64 // stored bytes
 	size     int64 // of the disk, bytes
 	qcow2    bool  // it is stored as qcow2
 	boot     []BootRun
@@ -181,7 +179,7 @@ func (p *pusher) validate(ctx context.Context, files []string) error {
 		if info.Compression == "" {
 			f.compress = p.opt.Compress
 		}
-		// Nobody serves that as it is.
+		// Nobody serves such a file as it is.
 		foreign := image.IsForeign(info.Format) || info.LooksLike != ""
 		if info.Format == image.FormatRaw || foreign {
 			f.compress = cmp.Or(f.compress, p.opt.CompressRaw)
@@ -220,8 +218,8 @@ func (p *pusher) open(file string) (*image.Image, error) {
 	return image.Open(file, p.opt.Image)
 }
 
-// checkNames refuses two different files of one name, and one file that is named twice. The backing
-// file of another one may be named.
+// checkNames refuses two different files of one name, and one file that is named twice. But the
+// backing file of another file may be named, too.
 func (p *pusher) checkNames() error {
 	from, named := make(map[string]string), make(map[string]bool)
 	for _, f := range p.planned {
@@ -250,7 +248,7 @@ func (p *pusher) checkNames() error {
 func (p *pusher) prepare(ctx context.Context) error {
 	p.needs = make(map[*layer.Disk]needs)
 	there := make(map[string]bool)
-	for _, f := range p.planned { // which another one may need, too
+	for _, f := range p.planned { // another file may need it, too
 		there[f.name] = f.compress != ""
 	}
 	add := func(name string, f *os.File, n needs) error {
@@ -272,7 +270,7 @@ func (p *pusher) prepare(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			// Through its descriptor, because it has no name.
+			// By its descriptor, because it has no name.
 			again := func(string) (image.Source, error) {
 				return sourceOf(osfile.Reopen(made))
 			}
@@ -320,7 +318,7 @@ func (p *pusher) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	// The same image whatever the order of the arguments: LUNs are in the order of the names.
+	// The order of the arguments must not change the image: LUNs are in the order of the names.
 	slices.SortFunc(p.layers, func(a, b *layer.Disk) int { return strings.Compare(a.Name, b.Name) })
 	return nil
 }
@@ -382,7 +380,7 @@ func (p *pusher) index(ctx context.Context) error {
 	return err
 }
 
-// blobOf describes content of our own.
+// blobOf describes a blob that this program makes.
 func blobOf(text []byte, mediaType types.MediaType) v1.Descriptor {
 	h, _ := v1.NewHash(transport.DigestOf(text))
 	return v1.Descriptor{MediaType: mediaType, Digest: h, Size: int64(len(text))}
@@ -455,7 +453,7 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	// Before the tag is set: whoever asks for signatures must not find the image without one.
+	// Before the tag is set: a client that requires signatures must not find the image without one.
 	if p.opt.Sign != nil {
 		if err := p.sign(ctx, u, made); err != nil {
 			return "", err
@@ -469,8 +467,8 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 }
 
 // sign signs what the tag will name. If that is a list, each of its images is signed, too, as
-// "cosign sign --recursive" does: nothing leads from an image to the lists that have it, so only a
-// signature of its own admits it when it is named by its own digest.
+// "cosign sign --recursive" does: nothing leads from an image to the lists that have it, so an
+// image named by its own digest needs a signature of its own.
 func (p *pusher) sign(ctx context.Context, u *transport.Uploader, made *madeImages) error {
 	all := []string{made.top.Digest.String()}
 	for _, m := range made.images {

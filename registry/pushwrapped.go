@@ -17,10 +17,9 @@ type unwrapped struct {
 	file *os.File // without a name
 }
 
-// unwrap takes a file out of what wraps it. A push reads files more than once, and not in their
-// order: it validates each and hashes it, before anything is sent, and may compress it. So what is
-// in a wrapped file lies in a temporary one until then. why says that the file is no image as it
-// is.
+// unwrap takes the disk out of a wrapped file. A push reads files more than once, and not in their
+// order: it validates and hashes each before anything is sent, and may compress it. So the disk is
+// in a temporary file until then. why says why the file is no image as it is.
 func (p *pusher) unwrap(ctx context.Context, path string, why error) (*image.Image, error) {
 	f, err := unpack.Find(path, why, unpack.Options{Memory: p.opt.UnpackMemory})
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 )
 
 // squash puts the new layer directly above the oldest file of the chain. The layers of the versions
-// in between are left out, so the new layer also gets what they have. different are the clusters
-// that differ from the old disk, and shared those that do not. squash moves the clusters of the
-// versions in between from shared to different.
+// in between are left out, so their content goes into the new layer, too. different are the
+// clusters that differ from the old disk, and shared those that do not. squash moves the clusters
+// of the versions in between from shared to different.
 func (p *pusher) squash(ctx context.Context, different, shared clusters) error {
 	o := p.old
 	if len(o.chain) == 0 {
@@ -51,7 +51,7 @@ func (p *pusher) squash(ctx context.Context, different, shared clusters) error {
 func (o *oldFile) name() string { return o.entry.Name[len(layer.DiskDir)+1:] }
 
 // owns adds the clusters of a disk of that size that the file does not take from the file below:
-// those that it stores itself, and those behind its end, where bottom may have something.
+// those that it stores itself, and those behind its end, where bottom may have data.
 func (o *oldFile) owns(ctx context.Context, bottom *oldFile, to clusters, size int64) error {
 	if o.content == nil || o.content.Info().ExtendedL2 {
 		return fmt.Errorf("what its file %q has is not known: push the new version as a whole, "+
@@ -73,8 +73,8 @@ func (o *oldFile) diskSize() int64 {
 	return o.content.Info().VirtualSize
 }
 
-// leaveOut takes layers out of the images: those of these files, and the indexes above the layer
-// from, which were made with them. What lies below stays as it is.
+// leaveOut removes layers from the images: those of these files, and the indexes above the layer
+// from, which were made with them. Layers below stay as they are.
 func (b *baseImage) leaveOut(files []string, from string, x *layer.Index) error {
 	layers := make(map[string]bool)
 	for _, f := range x.Files {
@@ -105,7 +105,7 @@ func (b *baseImage) leaveOut(files []string, from string, x *layer.Index) error 
 	return nil
 }
 
-// reduceConfig takes layers out of a configuration, and keeps everything else in it.
+// reduceConfig removes layers from a configuration, and keeps everything else in it.
 func reduceConfig(text []byte, out []bool) ([]byte, error) {
 	c, err := readConfig(text, len(out))
 	if err != nil {
@@ -133,7 +133,7 @@ func reduceConfig(text []byte, out []bool) ([]byte, error) {
 			at++
 		}
 	}
-	if at == len(out) { // it tells the story of these layers
+	if at == len(out) { // it is the history of exactly these layers
 		c.history = left
 	}
 	return c.text()

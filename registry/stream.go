@@ -24,17 +24,17 @@ import (
 // StreamOptions say how to read the disks of an image without fetching it first. Cache and the
 // directories are required.
 type StreamOptions struct {
-	// Cache keeps fetched data. It belongs to the caller, who closes it after the disks.
+	// Cache keeps fetched data. The caller closes it after the disks.
 	Cache *cache.Cache
 	// CacheDir is the directory of the cache. Images without an index are kept in it, too.
 	CacheDir string
-	// KeepDir is a directory that lives as long as the disks that are made from the image. It keeps
+	// KeepDir is a directory that lives as long as the disks that are made from the image. It has
 	// which image the reference named when it was first used, and how to find its disks. It is made
 	// if it is missing.
 	KeepDir string
 	// WhenComplete serves layers without chunk digests at once, and verifies them when all of them
-	// was fetched (image.Unsure). Until then only TLS is trusted. Without it they are fetched and
-	// verified first.
+	// was fetched (image.Unsure). Until then only TLS is trusted. Without WhenComplete they are
+	// fetched and verified first.
 	WhenComplete bool
 	// UnpackMemory is how far back compressed data may refer: see unpack.Options. Bytes.
 	UnpackMemory int64
@@ -51,18 +51,18 @@ type Stream struct {
 	ref    transport.Reference
 	kept   *keptSource
 
-	// turn has one element. Whoever has taken it looks for the disks, which may take as long as
-	// fetching the image, and sets what follows. When found is set, nobody changes that any more,
-	// and all may read it.
+	// turn has one element. The goroutine that has taken it looks for the disks, which may take as
+	// long as fetching the image, and sets the following fields. Once found is set, nobody changes
+	// these any more, and all may read them.
 	turn        chan struct{}
-	comparing   chan struct{} // the same for comparing the index with the layers
+	comparing   chan struct{} // a turn for comparing the index with the layers
 	verdict     *verdict
 	found       atomic.Bool
 	searchAgain bool // the disks in the record do not count: an earlier start trusted TLS
 	image       *transport.Image
-	index       *layer.Index  // nil: it has none
-	fetched     *fetchedImage // nil: it was not fetched as a whole
-	parts       *parts        // nil: it has an index, or was fetched as a whole
+	index       *layer.Index  // nil: there is none
+	fetched     *fetchedImage // nil: the image was not fetched as a whole
+	parts       *parts        // nil: the image has an index, or was fetched as a whole
 
 	// mu is never held while something is fetched.
 	mu       sync.Mutex
@@ -78,7 +78,7 @@ type Stream struct {
 // Stream finds the disks of an image. A tag is resolved once: as long as KeepDir exists, it names
 // the same image, and nothing in KeepDir is requested again.
 //
-// Of an image that push has made, only the index is fetched before the disks are read. Every byte
+// For an image that push has made, only the index is fetched before the disks are read. Every byte
 // of a disk that is returned has a digest that the image's manifest vouches for. The same is true
 // of layers with a table of contents (eStargz, zstd:chunked). Every other image is first fetched,
 // verified, and unpacked into CacheDir, unless WhenComplete is set.
@@ -119,7 +119,7 @@ func (c *Client) Stream(ctx context.Context, ref transport.Reference,
 	case len(s.record.Disks) == 0 || s.searchAgain:
 		err = s.find(ctx)
 	case c.Gated():
-		// Which images may run is decided at each start, also if their disks need nothing of them.
+		// Each start decides which images may run, even if their disks do not need them.
 		err = s.resolve(ctx)
 	}
 	if err == nil { // the image may have been found wrong by another reference
@@ -131,7 +131,7 @@ func (c *Client) Stream(ctx context.Context, ref transport.Reference,
 	return s, nil
 }
 
-// find looks for the disks, unless somebody has found them.
+// find looks for the disks, unless they were found.
 func (s *Stream) find(ctx context.Context) error {
 	select {
 	case <-s.turn:
@@ -180,7 +180,7 @@ func (s *Stream) search(ctx context.Context) (err error) {
 		return fmt.Errorf("%s has no disk: there is no file in its directory %s/", s.ref,
 			layer.DiskDir)
 	}
-	// As a container of the image numbers them.
+	// In the order in which a container of the image numbers them.
 	slices.SortFunc(names, image.NaturalCompare)
 	now := record{Reference: s.ref.String(), Digest: s.image.Digest, Named: s.image.Named,
 		Pulled: s.fetched != nil, Unverified: s.parts != nil && len(s.parts.Walked) > 0}
@@ -222,8 +222,8 @@ func (s *Stream) findWithoutIndex(ctx context.Context) (err error) {
 	return err
 }
 
-// readIndex reads the index of the image. nil: there is none, or one that does not describe all
-// disks of the image.
+// readIndex reads the index of the image. nil: there is none, or it does not describe all disks of
+// the image.
 func (s *Stream) readIndex(ctx context.Context) (*layer.Index, error) {
 	x, err := layer.IndexBy(s.image, func(desc descriptor) (*layer.Index, error) {
 		keep, err := osfile.NamelessIn(s.kept.dir)
@@ -279,7 +279,7 @@ func (s *Stream) indexLayer(ctx context.Context, desc descriptor, keep *os.File)
 		if err == nil || transport.GaveUp(err) {
 			return x, err
 		}
-		if errors.As(err, new(*transport.DigestError)) { // the cache itself cannot tell
+		if errors.As(err, new(*transport.DigestError)) { // the cache itself does not notice
 			_ = cached.Remove()
 		}
 	}
@@ -315,7 +315,7 @@ func (s *Stream) partDisks(ctx context.Context) ([]string, error) {
 	})
 }
 
-// disksOf are those of the files that are disks.
+// disksOf returns those of the files that are disks.
 func (s *Stream) disksOf(ctx context.Context, files []string,
 	open func(name string) (image.Source, error)) ([]string, error) {
 	disks, _, err := disksOf(ctx, s.image.Manifest.Layers, files, open)
@@ -325,8 +325,8 @@ func (s *Stream) disksOf(ctx context.Context, files []string,
 	return disks, err
 }
 
-// Digests are that of what the reference named first, and of this machine's image in it if that is
-// a list. platform is "" if it is none. For an address, digest is that of the file.
+// Digests returns the digest of what the reference named first and, if that is a list, the digest
+// of this machine's image in it; otherwise platform is "". For an address, digest is the file's.
 func (s *Stream) Digests() (digest, platform string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -383,7 +383,7 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 	booted := s.boot(files)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.record.Disks = slices.Clone(s.record.Disks) // callers of Disks have the old ones
+	s.record.Disks = slices.Clone(s.record.Disks) // callers of Disks have the old slice
 	s.record.Disks[i].Digests, s.booted[name] = digests, booted
 	if err := s.kept.saveRecord(s.record); err != nil {
 		return nil, errors.Join(err, img.Close())

@@ -20,10 +20,10 @@ import (
 )
 
 // unverified is a layer that is read by ranges before its digest is checked. Until verify has read
-// all of it, only TLS vouches for what it returns.
+// all of it, only TLS vouches for its content.
 //
-// Its chunks have a name of their own in the cache, so no daemon that wants verified ones finds
-// them, and none that asks another repository.
+// In the cache its chunks have a name of their own. So neither daemons that need verified chunks
+// nor daemons that use another repository find them.
 type unverified struct {
 	name   string // says whose bytes of which layer these are: part of the identity of a disk
 	layer  *transport.Blob
@@ -32,23 +32,21 @@ type unverified struct {
 	report reportRetry
 
 	turn chan struct{} // has one element; its holder may verify
-	hash hash.Hash     // of everything before next; belongs to who has the turn
+	hash hash.Hash     // of everything before next; only the holder of the turn uses it
 	next int64
-	// differsSince is when a chunk was first fetched with other content than before; zero: no chunk
-	// differs.
+	// differsSince is when a fetched chunk first differed from its note; zero: no chunk differs.
 	differsSince time.Time
 
 	timeout time.Duration // how long a chunk may differ
 }
 
 const (
-	// unverifiedChunk is how much is fetched at once, in bytes.
+	// unverifiedChunk is the size of a fetch, in bytes.
 	unverifiedChunk = layer.IndexChunk
-	// maxUnverified bounds a layer that is served like that, because a manifest can claim any size.
-	// Bytes.
+	// maxUnverified bounds such a layer, because a manifest can claim any size. Bytes.
 	maxUnverified = 2 << 40
 	// wrongTimeout is how long a registry may send other content for a chunk than before, or than
-	// its digest says.
+	// the chunk's digest demands.
 	wrongTimeout = time.Minute
 	// verifiedAhead is how much is fetched ahead while the layer is verified, in bytes. Most
 	// connections are left to a guest that reads meanwhile.
@@ -99,14 +97,14 @@ func (s *Stream) unverifiedLayer(desc descriptor) (*unverified, error) {
 	return u, nil
 }
 
-// unverifiedName names the chunks of an unverified layer in the cache.
+// unverifiedName is the name of the chunks of an unverified layer in the cache.
 func unverifiedName(origin, layer string) string {
 	return transport.DigestOf([]byte("kubevirt-disk unverified\n" + origin + "\n" + layer))
 }
 
-// notesLocked returns a name for the layer as this repository has it, and the file of its notes.
-// Earlier versions had one file for all repositories. An image that was served by one of them goes
-// on with that file, because its notes say what a disk was made from.
+// notesLocked returns a name for the layer in this repository, and the file of its notes. Earlier
+// versions had one file for all repositories. An image that they have served goes on with that
+// file, because its notes say what a disk was made from.
 func (s *Stream) notesLocked(digest string) (name, file string) {
 	shared := "notes-" + keptName(digest)
 	name = transport.DigestOf([]byte(s.ref.RepositoryText() + "\n" + digest))
@@ -125,7 +123,7 @@ func (u *unverified) wrong(why string) error {
 		disk.ErrWrongContent, u.layer.Desc.Digest, why)
 }
 
-// verify reads the layer to its end and checks its digest. It waits for data that cannot be had
+// verify reads the layer to its end and checks its digest. It waits for data that cannot be fetched
 // now.
 func (u *unverified) verify(ctx context.Context) error {
 	select {
@@ -161,8 +159,8 @@ func (u *unverified) verify(ctx context.Context) error {
 	return u.notes.set(noteVerified)
 }
 
-// awaitSame waits after a failed read. If a chunk keeps differing from the one that was served, one
-// of the two is wrong.
+// awaitSame waits after a failed read. If a chunk keeps differing from the served one, one of both
+// is wrong.
 func (u *unverified) awaitSame(ctx context.Context, err error, pause time.Duration) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -231,7 +229,7 @@ func (f *unsureFile) Verify(ctx context.Context) error {
 	return f.stream.compareTOCs(ctx, true)
 }
 
-// open opens the file from off on in the layer.
+// open opens the file at off in the layer.
 func (u *unverified) open(off, size int64) *farFile {
 	name := transport.DigestOf([]byte("kubevirt-disk part\n" + u.name + "\n" +
 		strconv.FormatInt(off, 10) + "\n" + strconv.FormatInt(size, 10)))

@@ -15,7 +15,7 @@ import (
 )
 
 // look finds out how the content of a file is compressed, and returns the same content again. head
-// is the beginning of the decompressed content, or nil if that cannot be read. A VMDK image inside
+// is the beginning of the decompressed content, or nil if it cannot be read. A VMDK image inside
 // counts as compressed, too.
 func (p *puller) look(ctx context.Context, f *file, content io.Reader) (head []byte, _ io.Reader,
 	err error) {
@@ -27,7 +27,7 @@ func (p *puller) look(ctx context.Context, f *file, content io.Reader) (head []b
 			break
 		}
 		f.packed = append(f.packed, kind)
-		var read bytes.Buffer // what it takes to see what is inside
+		var read bytes.Buffer // the bytes that were read to look inside
 		d, done := p.unpacked(ctx, f, io.LimitReader(io.TeeReader(content, &read), maxLook))
 		var inner error
 		if head, inner = readUpTo(d, image.DetectSize); inner != nil {
@@ -58,7 +58,7 @@ func (f *file) diskName() string {
 	return name
 }
 
-// contentSize is the size of the file that is not compressed any more; -1: unknown.
+// contentSize is the size of a file that is not compressed; -1: unknown.
 func (f *file) contentSize() int64 {
 	if len(f.packed) == 0 {
 		return f.size
@@ -66,7 +66,7 @@ func (f *file) contentSize() int64 {
 	return -1
 }
 
-// unpacked is the content of a file without its compression. The caller calls done at the end.
+// unpacked is the decompressed content of a file. The caller calls done at the end.
 func (p *puller) unpacked(ctx context.Context, f *file, content io.Reader) (_ io.Reader,
 	done func()) {
 	done = func() {}
@@ -98,8 +98,8 @@ func (p *puller) rest(content io.Reader) error {
 // bzip2. Bytes.
 const maxLook = 2 << 20
 
-// loneFile gets a file of an archive that somebody has stored as it is, as "oras push" does. Such
-// an archive is no layer of a container image, so its disk may lie anywhere in it.
+// loneFile handles a file of an archive that was stored as it is, as "oras push" does. Such an
+// archive is no layer of a container image, so its disk may be anywhere in it.
 func (p *puller) loneFile(ctx context.Context, i int, in *layer.Reader, e *layer.Entry,
 	content io.Reader) error {
 	f := &file{name: path.Join(p.dir, path.Base(e.Name)), layer: i, ordinal: e.Ordinal,
@@ -114,12 +114,12 @@ func (p *puller) loneFile(ctx context.Context, i int, in *layer.Reader, e *layer
 	}
 	for n, kind := range f.packed {
 		if !unpack.Unwraps(kind, within+n) {
-			return nil // it lies too deep
+			return nil // nested too deep
 		}
 	}
 	if !slices.Contains(f.packed, unpack.VMDK) && (head == nil ||
 		!unpack.IsDisk(f.diskName(), head, f.contentSize())) {
-		return nil // or it cannot be read
+		return nil // or unreadable
 	}
 	if p.lone = append(p.lone, f); len(p.lone) > layer.MaxShown {
 		return fmt.Errorf("it has more than %d disks", layer.MaxShown)
@@ -139,8 +139,8 @@ func (p *puller) dropLayer(i int) (err error) {
 	return err
 }
 
-// takeLone decides about disks in archives that are not layers: they count only if the image has
-// no other disk.
+// takeLone decides about disks in archives that are not layers: they count only if the image has no
+// other disk.
 func (p *puller) takeLone() (err error) {
 	wanted := func(f *file) bool { return p.candidate(f.name) && !f.passed }
 	if slices.ContainsFunc(p.files, wanted) {
