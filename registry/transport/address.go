@@ -16,10 +16,10 @@ import (
 	"kubevirt.io/disk/internal/loopback"
 )
 
-// address is where a file lies that is a disk by itself, on a web server.
+// address is the address, on a web server, of a file that is a disk by itself.
 type address struct {
 	url    *url.URL // with its query, which may be a secret
-	digest string   // that the file must have; "": nobody has said one
+	digest string   // that the file must have; "": unknown
 	within []Prefix // where redirects may lead; nil: anywhere
 }
 
@@ -29,7 +29,7 @@ func IsAddress(text string) bool {
 	return ok && (strings.EqualFold(scheme, "https") || strings.EqualFold(scheme, "http"))
 }
 
-// ParseSource reads what ParseReference does, and the address of a file that is a disk:
+// ParseSource parses a reference as ParseReference does, or the address of a file that is a disk:
 // https://HOST/PATH or https://HOST/PATH@sha256:DIGEST, also with http. No error repeats a query.
 func ParseSource(text string) (Reference, error) {
 	if !IsAddress(text) {
@@ -62,7 +62,7 @@ func ParseSource(text string) (Reference, error) {
 	return r, nil
 }
 
-// parseURL reads an address, or the beginning of addresses, in one spelling.
+// parseURL parses an address, or a prefix of addresses, in one spelling.
 func parseURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || !IsAddress(text) {
@@ -93,9 +93,9 @@ func hostOf(u *url.URL) string {
 	return strings.TrimSuffix(host, ":80")
 }
 
-// climbs reports whether a path has parts that servers take for directories: also with parameters
-// (RFC 3986, section 3.3: "..;x"), with blanks, and escaped more than once, as a proxy before the
-// server may take one escape off.
+// climbs reports whether a path has parts that servers take for parent directories: also with
+// parameters (RFC 3986, section 3.3: "..;x"), with blanks, and escaped more than once, because a
+// proxy before the server may remove one level of escapes.
 func climbs(u *url.URL) bool {
 	for path, last := u.Path, ""; path != last; {
 		if slices.ContainsFunc(strings.FieldsFunc(path, func(r rune) bool {
@@ -118,7 +118,7 @@ func isDots(part string) bool {
 // escape is a character in hexadecimal.
 var escape = regexp.MustCompile(`%[[:xdigit:]]{2}`)
 
-// unescaped takes one level of escapes off. What is no escape stays.
+// unescaped removes one level of escapes. Other text stays.
 func unescaped(path string) string {
 	return escape.ReplaceAllStringFunc(path, func(text string) string {
 		c, _ := strconv.ParseUint(text[1:], 16, 8) // it matches
@@ -126,8 +126,8 @@ func unescaped(path string) string {
 	})
 }
 
-// tidy escapes what must not be in a query as it is, and leaves everything else as it was written:
-// it may be signed. Servers and people write blanks.
+// tidy escapes characters that must not be in a query. Everything else stays, because it may be
+// signed. Servers and people write blanks.
 func tidy(u *url.URL) {
 	var out strings.Builder
 	for _, c := range []byte(u.RawQuery) {
@@ -140,7 +140,7 @@ func tidy(u *url.URL) {
 	u.RawQuery = out.String()
 }
 
-// shown is an address without what may be a secret.
+// shown is an address without the parts that may be secret.
 func shown(u *url.URL) string { return u.Scheme + "://" + hostOf(u) + u.EscapedPath() }
 
 // file is the name of the file.
@@ -149,7 +149,7 @@ func (a *address) file() string { return path.Base(a.url.Path) }
 // IsAddress reports whether the reference is the address of a file.
 func (r Reference) IsAddress() bool { return r.web != nil }
 
-// Prefix is the beginning of addresses: all of a server, or what lies below a path there.
+// Prefix is a prefix of addresses: all of a server, or everything below a path there.
 type Prefix struct{ scheme, host, path string }
 
 // ParsePrefix reads https://HOST or https://HOST/PATH, also with http.
@@ -174,8 +174,8 @@ func (p Prefix) covers(u *url.URL) bool {
 		(p.path == "" || at == p.path || strings.HasPrefix(at, p.path+"/"))
 }
 
-// Within returns the same reference, for whoever may ask for some addresses only: redirects must
-// lead to one of them, too.
+// Within returns the same reference for a caller that may only ask for some addresses. Redirects
+// must lead to one of them, too.
 func (r Reference) Within(all []Prefix) (Reference, error) {
 	if r.web == nil || !covered(all, r.web.url) {
 		return r, fmt.Errorf("%s is not below an address that is allowed here", r)
@@ -190,16 +190,16 @@ func covered(all []Prefix, u *url.URL) bool {
 	return slices.ContainsFunc(all, func(p Prefix) bool { return p.covers(u) })
 }
 
-// vouched reports whether what comes from a server is what that sends: by TLS, or because the
-// server is on this machine, or because the user says so (Options.Insecure).
+// vouched reports whether a server's answers are trusted: by TLS, or because the server is on this
+// machine, or because the user says so (Options.Insecure).
 func (c *Client) vouched(u *url.URL) bool {
 	return u.Scheme == "https" || loopback.Is(u.Hostname()) ||
 		slices.Contains(c.opt.Insecure, hostOf(u))
 }
 
-// CheckServed returns an error if nobody says which content of the reference is right, so that it
-// cannot be served: an address without a digest. early reports whether what comes may be served
-// before the digest was checked.
+// CheckServed returns an error if a reference cannot be served because nothing says which content
+// is right: an address without a digest. early reports whether content may be served before its
+// digest was checked.
 func (c *Client) CheckServed(r Reference) (early bool, err error) {
 	switch {
 	case r.web == nil:

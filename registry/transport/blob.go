@@ -16,14 +16,14 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// Blob is one blob of an image: bytes that are known by their digest, read as a whole or by ranges.
+// Blob is one blob of an image, known by its digest and read as a whole or by ranges.
 type Blob struct {
 	Desc v1.Descriptor
-	from *repository                                                // nil: open is there
-	open func(ctx context.Context, off, length int64) io.ReadCloser // as stream does
+	from *repository                                                // nil: open is set
+	open func(ctx context.Context, off, length int64) io.ReadCloser // see Stream
 	// learned gets the digest of a file whose digest was unknown; nil: it is in Desc.
 	learned *learned
-	sum512  string // its SHA-512, in hexadecimal, if only that is known
+	sum512  string // its SHA-512, in hexadecimal, if it is the only known digest
 }
 
 // Host is the host of the blob's registry; "": it is on this machine.
@@ -34,14 +34,14 @@ func (b *Blob) Host() string {
 	return b.from.ref.Host()
 }
 
-// NewBlob is a blob that open reads, as stream does.
+// NewBlob is a blob that open reads, as Stream does.
 func NewBlob(desc v1.Descriptor,
 	open func(ctx context.Context, off, length int64) io.ReadCloser) *Blob {
 	return &Blob{Desc: desc, open: open}
 }
 
 // Stream reads length bytes from off on. It returns io.EOF only behind the last of them. After a
-// broken connection it goes on where it was. It requests nothing before the first Read.
+// broken connection it goes on where that ended. It requests nothing before the first Read.
 func (b *Blob) Stream(ctx context.Context, off, length int64) run {
 	if b.from == nil {
 		return run{ReadCloser: b.open(ctx, off, length)}
@@ -54,15 +54,15 @@ func (b *Blob) Stream(ctx context.Context, off, length int64) run {
 	return run{f, f}
 }
 
-// run is a range of a blob that is read.
+// run is the reading of a range of a blob.
 type run struct {
 	io.ReadCloser
-	fetch *fetch // nil: the blob is here
+	fetch *fetch // nil: the blob is on this machine
 }
 
-// Doubt calls check for content that was read. If check says that it is wrong, the endpoint that
-// sent it is asked last from then on. If there is no other endpoint to ask, check is not called. A
-// *fs.PathError is no wrong content: it cannot be checked now.
+// Doubt calls check for content that was read. If check returns an error, the endpoint that sent
+// the content is asked last from then on. If there is no other endpoint, check is not called. A
+// *fs.PathError does not mean wrong content: it cannot be checked now.
 func (r run) Doubt(check func() error) {
 	if r.fetch == nil || !r.fetch.mustCheck() {
 		return
@@ -72,14 +72,14 @@ func (r run) Doubt(check func() error) {
 	}
 }
 
-// Again reports whether it is worth fetching wrong content again, because another endpoint is asked
-// next.
+// Again reports whether fetching again may help after wrong content, because another endpoint is
+// asked next.
 func (b *Blob) Again(err error, tries int) bool {
 	return errors.As(err, new(*DigestError)) && b.from != nil && tries < len(b.from.order())
 }
 
-// FillChecked is Fill. If check says that the content is wrong, the endpoint that sent it is asked
-// last from then on.
+// FillChecked is Fill. If check returns an error, the endpoint that sent the content is asked last
+// from then on.
 func (b *Blob) FillChecked(ctx context.Context, p []byte, off int64, check func() error) error {
 	n, r, err := b.readAt(ctx, p, off)
 	if n < len(p) {
@@ -97,14 +97,14 @@ func (e *DigestError) Error() string {
 		"registry", e.Want, e.Got)
 }
 
-// ReadAt reads a range: all of p, or an error. At the end of the blob it returns the bytes that
-// there are, and io.EOF. It verifies nothing.
+// ReadAt reads a range: all of p, or an error. At the end of the blob it returns the bytes before
+// the end, and io.EOF. It verifies nothing.
 func (b *Blob) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	n, _, err := b.readAt(ctx, p, off)
 	return n, err
 }
 
-// readAt also returns how the range was read.
+// readAt is ReadAt, and also returns the run.
 func (b *Blob) readAt(ctx context.Context, p []byte, off int64) (int, run, error) {
 	if off < 0 {
 		return 0, run{}, errors.New("read before the beginning of a blob")
@@ -133,21 +133,21 @@ func (b *Blob) Fill(ctx context.Context, p []byte, off int64) error {
 	return b.FillChecked(ctx, p, off, func() error { return nil })
 }
 
-// fetch reads a range of a blob in a registry. It replaces a broken connection, and goes on where
-// that ended.
+// fetch reads a range of a blob in a registry. After a broken connection it makes another, and goes
+// on where the former ended.
 type fetch struct {
 	ctx       context.Context
 	desc      v1.Descriptor
 	from      *repository
-	endpoints []*endpoint // those that are left; the first is asked
+	endpoints []*endpoint // those left to ask; the first is asked now
 	tries     *tries
-	last      time.Time // when enough came last, from any of them; zero: nothing was asked for yet
-	read      time.Time // when the last Read has ended; zero: there was none
+	last      time.Time // when enough last came, from any of them; zero: nothing was requested yet
+	read      time.Time // when the last Read ended; zero: there was none
 	off, end  int64
-	part      bool          // of the blob
-	alone     bool          // it fills a spool itself, so it reads from none
+	part      bool          // it is only a part of the blob
+	alone     bool          // it fills a spool itself, so it must not read from one
 	body      io.ReadCloser // nil: no connection
-	spool     *spool        // that has brought data; nil: none has
+	spool     *spool        // a spool that has brought data; nil: none has
 	unproven  *unproven     // nil: a digest will show wrong content
 }
 
@@ -191,7 +191,7 @@ func (f *fetch) bring(p []byte) (int, error) {
 		}
 		if _, ok := f.body.(*spoolReader); ok && err != nil {
 			f.Close()
-			return n, err // after as many tries as there are
+			return n, err // after all attempts
 		}
 		if err != nil {
 			f.Close()
@@ -221,9 +221,9 @@ func (f *fetch) Close() error {
 	return err
 }
 
-// next waits for another try at the same endpoint, or goes on to the next one. An endpoint that
-// failed for a while, or is slow, is asked again after all others, until the timeout,
-// because mirrors come back. One whose answer is final is not asked again.
+// next waits for another attempt at the same endpoint, or goes on to the next one. An endpoint that
+// failed for a while, or is slow, is asked again after all others, until the timeout, because
+// mirrors come back. One whose answer is final is not asked again.
 func (f *fetch) next(err error) error {
 	slow := errors.Is(err, errSlow) || errors.Is(err, errSilent)
 	if slow = slow && len(f.endpoints) > 1; !slow {
@@ -279,14 +279,14 @@ func (f *fetch) connect() error {
 
 // ask makes one request, for a closed range if the endpoint sends parts. Every request begins at
 // the registry, so a signed address is never older than the request. If the blob is fetched as a
-// whole, it asks for nothing.
+// whole, ask makes no request.
 func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
 	if !f.alone {
 		if s := f.from.spoolOf(f.desc); s != nil {
 			return f.fromSpool(s), nil
 		}
 	}
-	at := f.off // where the answer begins
+	at := f.off // offset at which the answer begins
 	res, err := f.request(e, at)
 	if err == nil && res.StatusCode == http.StatusPartialContent && !f.unproven.goesOn(res, at) {
 		_ = res.Body.Close()
@@ -338,10 +338,11 @@ func (f *fetch) fromSpool(s *spool) io.ReadCloser {
 	return &spoolReader{spool: s, ctx: f.ctx, off: f.off, part: f.part}
 }
 
-// mustCheck reports whether something can be done if what was fetched is wrong.
+// mustCheck reports whether something can be done about wrong content.
 func (f *fetch) mustCheck() bool { return f.spool != nil || len(f.from.order()) > 1 }
 
-// wrong makes who has sent wrong content the last to ask. What it has sent is not read again.
+// wrong makes the endpoint that has sent wrong content the last to ask. Its content is not read
+// again.
 func (f *fetch) wrong() {
 	if f.spool == nil {
 		f.from.distrust(f.endpoints[0])
@@ -375,7 +376,7 @@ func (f *fetch) otherSize(res *http.Response, is int64) error {
 		f.desc.Size))
 }
 
-// contentRange reads "bytes FIRST-LAST/TOTAL" (RFC 9110, section 14.4); a total of "*" is -1.
+// contentRange parses "bytes FIRST-LAST/TOTAL" (RFC 9110, section 14.4); a total of "*" is -1.
 func contentRange(value string) (first, total int64, ok bool) {
 	rest, ok := strings.CutPrefix(value, "bytes ")
 	if !ok {
@@ -397,7 +398,7 @@ func contentRange(value string) (first, total int64, ok bool) {
 	return first, total, err == nil && total >= 0
 }
 
-// withoutQuery cuts the queries off the addresses in an error, because they may be signatures.
+// withoutQuery removes the queries from the addresses in an error, because they may be signatures.
 func withoutQuery(err error) error {
 	var bad *url.Error
 	if !errors.As(err, &bad) {

@@ -13,8 +13,8 @@ import (
 // maxChecksums bounds a file of digests, in bytes.
 const maxChecksums = 1 << 20
 
-// checksum finds the digest of a file in the file of digests that the options name: from the file's
-// own address on, as a link would be.
+// checksum finds the digest of a file in the file of digests that the options name. The name is
+// relative to the file's own address, like a link.
 func (c *Client) checksum(ctx context.Context, a *address) (sums, error) {
 	u, err := url.Parse(c.opt.Checksums)
 	if err == nil {

@@ -31,41 +31,41 @@ import (
 // Options say how registries are reached. The zero value works for public ones.
 type Options struct {
 	// Config is a file of credentials, or a directory with one: docker's config.json, or a mounted
-	// pull secret. "": where docker, podman and the kubelet keep theirs.
+	// pull secret. "": the places of docker, podman and the kubelet.
 	Config string
 	// Own is a credential for the registry OwnHost. It wins over those of Config. Zero: none.
 	Own     keychain.Credential
 	OwnHost string
-	// CA is a file of certificates (PEM) that are trusted beside those of the system.
+	// CA is a file of certificates (PEM) that are trusted in addition to the system's.
 	CA string
-	// Mirrors are HOST=MIRROR[/PREFIX]: asked before HOST, in that order.
+	// Mirrors are HOST=MIRROR[/PREFIX]. They are asked before HOST, in that order.
 	Mirrors []string
-	// Insecure are the registries, by name and port, that may be used without TLS, and with TLS
-	// whose certificate is not valid. Their token servers may have private addresses.
+	// Insecure are the registries, by name and port, that may be used without TLS, or by TLS with a
+	// certificate that is not valid. Their token servers may have private addresses.
 	Insecure []string
-	// Timeout is how long a registry may send nothing before that is an error. 0: two minutes.
+	// Timeout is how long a registry may send nothing before the request fails. 0: two minutes.
 	Timeout time.Duration
-	// FirstTimeout is the same for a registry that has not answered one request of this client: it
-	// may be the wrong name. 0: as Timeout.
+	// FirstTimeout is the same for a registry that has not answered one request of this client: its
+	// name may be wrong. 0: as Timeout.
 	FirstTimeout time.Duration
 	// Idle is how long a connection may bring nothing before another one is made, and how long an
-	// answer that is no blob may take as a whole. 0: a minute.
+	// answer other than a blob may take as a whole. 0: a minute.
 	Idle time.Duration
-	// Turn is how long one endpoint that sends nothing is asked while there are others. 0: ten
+	// Turn is how long an endpoint that sends nothing is asked while there are others. 0: ten
 	// seconds. It is never more than Timeout.
 	Turn time.Duration
 	// UserAgent is the name of this program in requests.
 	UserAgent string
-	// Checksums is where the digests of files at addresses are, if an address has none: a file
-	// beside them, such as SHA256SUMS, or an address. "": nowhere.
+	// Checksums is the file with the digests of files at addresses that have none: a file beside
+	// them, such as SHA256SUMS, or an address. "": there is none.
 	Checksums string
 	// Gate decides which images may be read. nil: all may.
 	Gate Gate
 	// Warn is called with messages that a person may want to see, for example that a request is
 	// tried again. May be nil.
 	Warn func(text string)
-	// Failed is called with what has failed and is tried again, of a registry (HOST or HOST:PORT)
-	// or of a reference. Warn is called for the same. May be nil.
+	// Failed is called when something has failed and is tried again, with the registry (HOST or
+	// HOST:PORT) or the reference. Warn is called, too. May be nil.
 	Failed func(of string, err error)
 }
 
@@ -87,7 +87,7 @@ type Client struct {
 	opt      Options
 	keychain *keychain.Keychain
 	base     *http.Transport
-	open     *http.Transport // the same, and verifies no certificate
+	open     *http.Transport // the same, without verifying certificates
 	tokens   *http.Transport // for token servers of registries with TLS
 	mirrors  []mirror
 	answered sync.Map // the registries and mirrors that have answered a request; host to true
@@ -98,12 +98,12 @@ type Client struct {
 }
 
 type mirror struct {
-	registry string // its host, whose mirror this is
+	registry string // host of the registry that this is a mirror of
 	host     string
 	prefix   string // of the repository there
 }
 
-// quoted is a setting that is wrong, for a message, unless a password may precede an @ in it.
+// quoted is a wrong setting in a message, unless a password may precede an @ in it.
 func quoted(text string) string {
 	if strings.Contains(text, "@") {
 		return "(not shown: credentials are no part of it)"
@@ -157,7 +157,7 @@ func New(opt Options) (*Client, error) {
 		TLSHandshakeTimeout:    20 * time.Second,
 		IdleConnTimeout:        60 * time.Second,
 		MaxIdleConnsPerHost:    Reads, // each with a connection of its own
-		DisableCompression:     true,  // blobs are stored as they are
+		DisableCompression:     true,  // blobs are stored in their own form
 		MaxResponseHeaderBytes: maxHeader,
 		// Several connections are faster than several streams of one.
 		ForceAttemptHTTP2: false,
@@ -202,13 +202,13 @@ type endpoint struct {
 	repo   name.Repository
 	mirror bool
 	secure bool
-	web    *webFile // it is no repository, but a file at an address; nil: it is one
-	// failed is how many requests for parts have ended with an error of the server, in a row.
+	web    *webFile // a file at an address; nil: this is a repository
+	// failed is how many requests for parts have failed with an error of the server, in a row.
 	failed atomic.Int32
 	parts  sync.Map // the paths of which it has sent a part; path to true
 }
 
-// endpoints are where to ask for a repository, mirrors first.
+// endpoints returns where to ask for a repository, mirrors first.
 func (c *Client) endpoints(repo name.Repository, mirrors bool) ([]*endpoint, error) {
 	var all []*endpoint
 	if mirrors {
@@ -231,7 +231,7 @@ func (c *Client) endpoints(repo name.Repository, mirrors bool) ([]*endpoint, err
 	return append(all, e), nil
 }
 
-// near reports whether the registry is on this machine, so that nobody can listen between.
+// near reports whether the registry is on this machine, so that nobody can listen in between.
 func (e *endpoint) near() bool {
 	host := e.repo.RegistryStr()
 	if name, _, err := net.SplitHostPort(host); err == nil {
@@ -260,7 +260,7 @@ func (c *Client) endpoint(host, repository string) (*endpoint, error) {
 	return &endpoint{client: c, repo: repo, secure: !insecure}, nil
 }
 
-// authorize asks the registry how it wants to be asked, once for each repository and scope.
+// authorize asks the registry how it authenticates, once for each repository and scope.
 func (e *endpoint) authorize(ctx context.Context, scopes []string) (*http.Client, error) {
 	c := e.client
 	c.mu.Lock()
@@ -298,8 +298,8 @@ func (e *endpoint) key(scopes []string) string {
 	return e.repo.Name() + " " + strings.Join(scopes, " ")
 }
 
-// guard is the transport for everything that is sent to the registry. If unverified is set, it goes
-// on where a certificate is not valid.
+// guard is the transport for all requests to the registry. With unverified, it goes on although a
+// certificate is not valid.
 func (e *endpoint) guard(unverified bool) *guard {
 	c, host := e.client, e.repo.RegistryStr()
 	body := c.opt.Idle
@@ -323,7 +323,7 @@ func (e *endpoint) address(r request) string {
 	return fmt.Sprintf("https://%s/v2/%s/%s", e.repo.RegistryStr(), e.repo.RepositoryStr(), r.path)
 }
 
-// forget makes the next request ask for permission anew, with the credential looked up again.
+// forget makes the next request authenticate again, with the credential looked up again.
 func (e *endpoint) forget() {
 	c := e.client
 	c.mu.Lock()
@@ -342,14 +342,14 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// guard sees every request for one registry, and watches over its answer. Nothing goes out without
-// TLS unless the user has allowed that for this registry, or it stays on this machine.
+// guard sees every request to one registry, and watches its answer. Nothing is sent without TLS
+// unless the user has allowed that for this registry, or it stays on this machine.
 type guard struct {
 	client *Client
 	host   string // of the registry
 	secure bool
 	near   bool // it is on this machine
-	// unverified: where a certificate is not valid, go on without one
+	// unverified: go on with a certificate that is not valid
 	unverified bool
 	base       http.RoundTripper // that verifies certificates
 
@@ -394,7 +394,7 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// send sends a request. Certificates are verified first, also where they need not be valid.
+// send sends a request. It verifies certificates first, also where they need not be valid.
 func (g *guard) send(req *http.Request) (*http.Response, error) {
 	c := g.client
 	if _, known := c.invalid.Load(req.URL.Host); known && g.unverified {
@@ -404,7 +404,7 @@ func (g *guard) send(req *http.Request) (*http.Response, error) {
 	if !g.unverified || !errors.As(err, new(*tls.CertificateVerificationError)) {
 		return res, err
 	}
-	if sent, ok := req.Body.(*sentBody); ok && req.GetBody != nil { // it was closed, and not sent
+	if sent, ok := req.Body.(*sentBody); ok && req.GetBody != nil { // it was closed, not sent
 		again, err := req.GetBody()
 		if err != nil {
 			return nil, err
@@ -418,8 +418,8 @@ func (g *guard) send(req *http.Request) (*http.Response, error) {
 	return c.open.RoundTrip(req)
 }
 
-// checkProxies refuses what net/http would ignore, so that a registry is not asked without the
-// proxy. The error does not show the value, which may have a password.
+// checkProxies refuses proxy settings that net/http would ignore, so that a registry is not asked
+// without the proxy. The error does not show the value, which may have a password.
 func checkProxies() error {
 	for _, name := range []string{"HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"} {
 		value := os.Getenv(name)
@@ -438,8 +438,8 @@ func checkProxies() error {
 	return nil
 }
 
-// proxyAnswer explains the answer of a proxy that leads to no registry. The error of net/http would
-// be the words of the status alone, as if the registry had said them.
+// proxyAnswer explains the answer of a proxy that did not reach a registry. net/http's error would
+// have only the text of the status, as if it came from the registry.
 func proxyAnswer(_ context.Context, proxy *url.URL, req *http.Request, res *http.Response) error {
 	if res.StatusCode == http.StatusOK {
 		return nil

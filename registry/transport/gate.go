@@ -15,30 +15,30 @@ import (
 
 // Gate decides which images may be read.
 type Gate interface {
-	// Admit says why an image may be read, or returns an error. Nothing of the image was read so
-	// far but the content of what its reference names.
+	// Admit says why an image may be read, or returns an error. So far, only the content of what
+	// its reference names was read.
 	Admit(ctx context.Context, a Asked) (Admission, error)
 }
 
 // Asked is an image that a Gate is asked about.
 type Asked struct {
 	Ref Reference
-	// Content is what the reference names: a manifest, or an index of manifests. The digest of
-	// everything else that is read of the image is in there, or in what has its digest in there.
+	// Content is what the reference names: a manifest, or an index of manifests. It has the digest
+	// of everything else that is read of the image, directly or by way of other digests.
 	Content []byte
 	Proof   []byte  // of an earlier Admission; nil: there is none
-	Places  []Place // as PlacesOf returns them
+	Places  []Place // see PlacesOf
 }
 
-// Admission says why an image may be read. The zero value: nobody was asked.
+// Admission says why an image may be read. The zero value: there is no Gate.
 type Admission struct {
 	Key string // the fingerprint of the key that has signed it; "": no signature was needed
-	// Proof lets Admit say so again without the registry. nil: there is none.
+	// Proof lets Admit decide again without the registry. nil: there is none.
 	Proof []byte
 }
 
-// Place is where things may lie beside an image: in its repository, at a registry or a mirror, or
-// in its OCI layout. errors.Is(err, fs.ErrNotExist) says that something does not exist there.
+// Place is a place beside an image: in its repository, at a registry or a mirror, or in its OCI
+// layout. errors.Is(err, fs.ErrNotExist) says that something does not exist there.
 type Place interface {
 	// Tagged returns the manifest or the index that a tag names.
 	Tagged(ctx context.Context, tag string) ([]byte, error)
@@ -53,7 +53,7 @@ type Place interface {
 	Mirror() bool
 }
 
-// PlacesOf are where things may lie beside the image that a source has open: mirrors that are asked
+// PlacesOf returns the places beside the image that a source has open: mirrors that are asked
 // before the registry, and the registry, or its layout. An archive of docker has none.
 func PlacesOf(src Source) (all []Place) {
 	if g, ok := src.(*gated); ok {
@@ -104,7 +104,7 @@ func (p *remotePlace) Manifest(ctx context.Context, digest string) ([]byte, erro
 	return content, err
 }
 
-// Referrers asks by the API. Where there is none, the tag that stands for it is asked (OCI
+// Referrers asks by the API. If there is none, it reads the tag that stands for it (OCI
 // distribution specification, "Unavailable Referrers API").
 func (p *remotePlace) Referrers(ctx context.Context, digest string) (content []byte, err error) {
 	kind := ""
@@ -124,7 +124,7 @@ func (p *remotePlace) Referrers(ctx context.Context, digest string) (content []b
 	return content, err
 }
 
-// lacksReferrers reports whether a registry without the API may answer so.
+// lacksReferrers reports whether a registry without the API may answer with that status.
 func lacksReferrers(status int) bool {
 	switch status {
 	case http.StatusNotFound, http.StatusBadRequest, http.StatusMethodNotAllowed,
@@ -142,7 +142,7 @@ func (p *remotePlace) Small(ctx context.Context, desc v1.Descriptor, limit int64
 	return content, err
 }
 
-// layoutPlace is the layout that an image lies in. A tag is the name of another image there.
+// layoutPlace is the layout with an image. A tag is the name of another image there.
 type layoutPlace struct{ *layout }
 
 func (layoutPlace) Mirror() bool { return false }
@@ -170,7 +170,7 @@ func (p layoutPlace) Small(ctx context.Context, desc v1.Descriptor, limit int64)
 	return (&Image{Source: p.layout}).Small(ctx, desc, limit)
 }
 
-// gated is a source that sends nothing of an image before it was admitted.
+// gated is a source that returns nothing of an image before it was admitted.
 type gated struct {
 	Source
 	gate     Gate
@@ -195,7 +195,7 @@ func (g *gated) Blob(desc v1.Descriptor) (*Blob, error) {
 }
 
 // Named reads what a reference names, a manifest or an index of manifests, and asks whether the
-// image may be read. Everybody who reads an image begins here.
+// image may be read. Every reader of an image begins here.
 func Named(ctx context.Context, src Source, ref Reference) (content []byte, mediaType string,
 	a Admission, err error) {
 	digest, _ := ref.Digest()

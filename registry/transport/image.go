@@ -28,35 +28,35 @@ const (
 	// most 4 MiB.
 	MaxManifest = 4 << 20
 	maxLayers   = 1024
-	// maxNested is how many indexes may lead to a manifest.
+	// maxNested is how many nested indexes may lead to a manifest.
 	maxNested = 3
 )
 
-// ErrTooLong is an answer that is longer than a manifest may be.
+// ErrTooLong says that an answer is longer than a manifest may be.
 var ErrTooLong = fmt.Errorf("a manifest of more than %d bytes", MaxManifest)
 
-// manifestTypes are asked for.
+// manifestTypes are the accepted media types.
 var manifestTypes = []string{string(types.OCIManifestSchema1), string(types.OCIImageIndex),
 	string(types.DockerManifestSchema2), string(types.DockerManifestList)}
 
-// Source is where the parts of an image are: a repository or something local.
+// Source has the parts of an image: it is a repository or something local.
 type Source interface {
 	// Manifest returns the manifest with a digest, or the reference's if the digest is "".
 	Manifest(ctx context.Context, digest string) (content []byte, mediaType string, err error)
 	// Blob returns a blob that a manifest names. It reads nothing yet.
 	Blob(desc v1.Descriptor) (*Blob, error)
-	// Admit asks the client's Gate whether the image may be read that the reference names, with
-	// this content of its manifest, or of its index. Until then Blob fails. proof is that of an
-	// earlier Admission, or nil. Named calls it.
+	// Admit asks the client's Gate whether the image that the reference names may be read. content
+	// is that of its manifest, or of its index. Until then Blob fails. proof is that of an earlier
+	// Admission, or nil. Named calls Admit.
 	Admit(ctx context.Context, content, proof []byte) (Admission, error)
-	// Origin names everybody whose bytes the source returns: each registry and mirror that it may
-	// ask, and how well the connection is protected; or the very directory or file.
+	// Origin names all places whose bytes the source may return: each registry and mirror that it
+	// may ask, and how well the connection is protected; or one directory or file.
 	Origin() string
 	Close() error
 }
 
-// Source opens the image that the reference names. A blob may be fetched as a whole into spoolDir,
-// if a registry sends no parts; "": it never is.
+// Source opens the image that the reference names. If a registry sends no parts, a blob may be
+// fetched as a whole into spoolDir; "": it never is.
 func (c *Client) Source(ref Reference, spoolDir string) (Source, error) {
 	src, err := c.source(ref, spoolDir)
 	if err != nil || c.opt.Gate == nil {
@@ -87,17 +87,17 @@ type repository struct {
 	ref Reference
 
 	mu sync.Mutex
-	// endpoints is guarded by mu. The first one that answers becomes the first to ask, and one that
+	// endpoints is guarded by mu. The first one that answers becomes the first to ask. One that
 	// sent wrong content becomes the last.
 	endpoints []*endpoint
 	// shunned is guarded by mu: until when an endpoint that brought too little is asked last.
 	shunned map[*endpoint]time.Time
 
 	spoolDir string // for blobs that are fetched as a whole; "": none are
-	// spools are guarded by mu: by digest, also those that are gone; nil: the blob cannot be kept
+	// spools are guarded by mu: by digest, also ended ones; nil: the blob cannot be kept
 	spools map[string]*spool
 	closed bool           // guarded by mu
-	work   sync.WaitGroup // fetches as a whole
+	work   sync.WaitGroup // goroutines that fetch a blob as a whole
 }
 
 // shunTime is how long an endpoint that brought too little is asked after the others.
@@ -125,7 +125,7 @@ func (r *repository) Origin() string {
 	return strings.Join(all, "\n")
 }
 
-// order is the order in which the endpoints are asked now.
+// order is the present order of the endpoints.
 func (r *repository) order() []*endpoint {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -249,7 +249,8 @@ func DigestOf(content []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// CheckDigest compares content with its digest. "" is any. Other content is a *DigestError.
+// CheckDigest compares content with its digest; "": any content. For wrong content the error is a
+// *DigestError.
 func CheckDigest(content []byte, want string) error {
 	if got := DigestOf(content); want != "" && got != want {
 		return &DigestError{Want: want, Got: got}
@@ -260,7 +261,7 @@ func CheckDigest(content []byte, want string) error {
 // DigestIn is the digest of what was written to a SHA-256.
 func DigestIn(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }
 
-// Image is an image whose manifest was read. From here on everything is known by its digest.
+// Image is an image whose manifest was read. All other parts are known by their digests.
 type Image struct {
 	Source   Source
 	Ref      Reference
@@ -270,8 +271,8 @@ type Image struct {
 	Admitted Admission
 }
 
-// Resolve reads the manifest of a reference. If there are several platforms, it takes this
-// machine's.
+// Resolve reads the manifest of a reference. If it is a list for several platforms, Resolve takes
+// this machine's.
 func (c *Client) Resolve(ctx context.Context, ref Reference) (*Image, error) {
 	src, err := c.Source(ref, "")
 	if err != nil {
@@ -321,7 +322,7 @@ func Resolve(ctx context.Context, src Source, ref Reference) (*Image, error) {
 	return nil, fmt.Errorf("%s: an index within an index within an index", ref)
 }
 
-// ManifestKind returns the type that a manifest claims for itself. Registries and layouts may be
+// ManifestKind returns the type that a manifest has in its content. Registries and layouts may be
 // wrong about it.
 func ManifestKind(content []byte, mediaType string) types.MediaType {
 	var says struct {
@@ -343,7 +344,7 @@ func ManifestKind(content []byte, mediaType string) types.MediaType {
 	return types.MediaType(mediaType)
 }
 
-// ParseManifest reads a manifest from an untrusted source, and bounds it.
+// ParseManifest parses a manifest from an untrusted source, and bounds it.
 func ParseManifest(content []byte) (*v1.Manifest, error) {
 	err := bounded.Check(content)
 	var m *v1.Manifest
@@ -382,8 +383,8 @@ func (r *Image) Small(ctx context.Context, desc v1.Descriptor, limit int64) ([]b
 	return content.Bytes(), nil
 }
 
-// Read has a blob read, and verifies it. If the content was wrong, read is called once more with
-// that of another endpoint.
+// Read calls read with a verified blob. If the content was wrong, it calls read once more with the
+// content of another endpoint.
 func (r *Image) Read(ctx context.Context, desc v1.Descriptor, limit int64,
 	read func(in io.Reader) error) error {
 	if desc.Size > limit {

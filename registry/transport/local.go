@@ -23,18 +23,18 @@ import (
 	"kubevirt.io/disk/registry/internal/bounded"
 )
 
-// refName is the annotation with which an OCI layout names its images (image-layout.md).
+// refName is the annotation with an image's name in an OCI layout (image-layout.md).
 const refName = "org.opencontainers.image.ref.name"
 
-// layoutIndex is the file of an OCI layout that names its images.
+// layoutIndex is the file of an OCI layout that lists its images.
 const layoutIndex = "index.json"
 
-// layout is an OCI layout: a directory of blobs and an index, or an archive of that.
+// layout is an OCI layout: a directory of blobs and an index, or an archive of such a directory.
 type layout struct {
 	noGate
 	where  string   // the directory or the archive
 	tag    string   // of the image; "": the only one
-	prefix string   // of references to this one
+	prefix string   // of references that name this one
 	dir    *os.Root // nothing is opened outside of it; nil: it is an archive
 	packed *archive // nil: it is a directory
 }
@@ -69,7 +69,7 @@ func (l *layout) Origin() string {
 	return prefixOCI + l.where + identityOf(info, err)
 }
 
-// identityOf names the very file.
+// identityOf identifies one file, by device and inode.
 func identityOf(info os.FileInfo, err error) string {
 	if err != nil {
 		return " " + err.Error()
@@ -92,7 +92,7 @@ func (l *layout) Close() error {
 	return l.dir.Close()
 }
 
-// find returns how to open a file of the layout, and where it lies in what that opens.
+// find returns how to open a file of the layout, and where the file lies in the opened one.
 func (l *layout) find(name string) (open func() (*os.File, error), at member, err error) {
 	if l.packed != nil {
 		at, err = l.packed.member(name)
@@ -248,7 +248,7 @@ type member struct {
 	link      string // a symbolic link: to this member
 }
 
-// savedIndex is the file of an archive that names its image, unless the archive is an OCI layout.
+// savedIndex is the file of an archive that lists its image, unless the archive is an OCI layout.
 const savedIndex = "manifest.json"
 
 // maxMembers bounds the files of an archive.
@@ -261,7 +261,7 @@ func (a *archive) Origin() string {
 	return prefixArchive + a.file + identityOf(info, err)
 }
 
-// openArchive opens an archive, whichever of the two kinds it is.
+// openArchive opens an archive of either kind.
 func openArchive(ref Reference) (Source, error) {
 	file := ref.file
 	f, err := osfile.OpenRegular(file)
@@ -365,7 +365,7 @@ func (a *archive) content(f *os.File, name string) ([]byte, error) {
 	return text, nil
 }
 
-// assemble makes a manifest of the only image in the archive. The digests of its layers are those
+// assemble makes a manifest for the only image in the archive. The digests of its layers are those
 // in the configuration if they are not compressed.
 func (a *archive) assemble(ctx context.Context) error {
 	f, err := osfile.OpenRegular(a.file)

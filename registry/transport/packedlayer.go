@@ -15,9 +15,9 @@ import (
 // maxLayerWindow is how far back a layer in zstd may refer, in bytes.
 const maxLayerWindow = 16 << 20
 
-// packedDigest is the digest of a layer's file in an archive. The archive names that of the
-// content, which another file has if it is compressed, as crane, ko and kaniko write it. Then all
-// of it is read once, and its content compared.
+// packedDigest is the digest of a layer's file in an archive. The archive has the digest of the
+// content. If the file is compressed, as crane, ko and kaniko write it, its own digest is another.
+// Then all of it is read once, and its content compared.
 func packedDigest(ctx context.Context, f *os.File, m member, content v1.Hash) (v1.Hash, error) {
 	head := make([]byte, 6)
 	n, err := f.ReadAt(head[:min(int64(len(head)), m.size)], m.off)

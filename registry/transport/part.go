@@ -8,19 +8,19 @@ import (
 	"strings"
 )
 
-// A server is asked for a part of a file first, and for all of it where it does not send that. What
-// servers do with a part that they cannot send differs: RFC 9110, section 14.2, has them send the
-// whole, and many answer with an error instead.
+// A server is first asked for a part of a file, and for all of it if it does not send parts.
+// Servers that cannot send a part behave differently: by RFC 9110, section 14.2, they send the
+// whole, but many answer with an error.
 
-// maxFailed is how often in a row a server may refuse a part for what may be another reason, such
-// as a signature that has expired, and maxErrors how often it may fail, as in an outage. Then it is
-// asked for the whole, unless it has sent a part of the same before.
+// maxFailed is how often in a row a server may refuse a part for a possibly different reason, such
+// as an expired signature, and maxErrors how often it may fail, as in an outage. Then it is asked
+// for the whole, unless it has sent a part of the same path before.
 const (
 	maxFailed = 2
 	maxErrors = 4
 )
 
-// part sends a request for the part that begins at first. The answer may bring the whole.
+// part sends a request for the part that begins at first. The answer may be the whole.
 func (e *endpoint) part(ctx context.Context, scopes []string, r request, first int64) (
 	*http.Response, error) {
 	res, err := e.once(ctx, scopes, r)
@@ -33,7 +33,7 @@ func (e *endpoint) part(ctx context.Context, scopes []string, r request, first i
 	return e.once(ctx, scopes, wholeRequest(r))
 }
 
-// wholeRequest is a request for all of what another one asks a part of.
+// wholeRequest is a request for all of the file of which another request asks for a part.
 func wholeRequest(r request) request {
 	r.header = r.header.Clone()
 	r.header.Del("Range")
@@ -42,7 +42,7 @@ func wholeRequest(r request) request {
 }
 
 // refuses reports whether an answer is not the part that begins at first, and the server may send
-// the whole of what lies at path.
+// the whole of the file at path.
 func (e *endpoint) refuses(res *http.Response, err error, path string, first int64) bool {
 	var status *StatusError
 	switch {
@@ -76,9 +76,9 @@ func (e *endpoint) refuses(res *http.Response, err error, path string, first int
 	}
 }
 
-// hides reports whether a coding (RFC 9110, section 8.4.1) would hide what a file is. One that can
-// be recognised is taken off by its content, as if the publisher had compressed the file. Servers
-// also name codings that there are not, such as "none" and "aws-chunked".
+// hides reports whether a coding (RFC 9110, section 8.4.1) would hide a file's format. A coding
+// that can be recognised is removed by the content, as if the publisher had compressed the file.
+// Servers also name codings that do not exist, such as "none" and "aws-chunked".
 func hides(codings string) bool {
 	return slices.ContainsFunc(strings.Split(strings.ToLower(codings), ","), func(c string) bool {
 		return slices.Contains([]string{"aes128gcm", "br", "compress", "dcb", "dcz", "deflate",

@@ -16,7 +16,7 @@ import (
 // annotationAbout says that a manifest is about another one, and no image: an attestation.
 const annotationAbout = "vnd.docker.reference.type"
 
-// annotationDiskType says for which hypervisor podman's machine images are made.
+// annotationDiskType is the hypervisor of podman's machine images.
 const (
 	annotationDiskType = "disktype"
 	diskTypeQEMU       = "qemu"
@@ -41,7 +41,7 @@ func ParseIndex(content []byte) (*v1.IndexManifest, error) {
 	return v1.ParseIndexManifest(bytes.NewReader(content))
 }
 
-// ImagesIn are what a list has, but for attestations, as docker marks them.
+// ImagesIn returns the images of a list, without attestations, as docker marks them.
 func ImagesIn(content []byte) ([]v1.Descriptor, error) {
 	index, err := ParseIndex(content)
 	if err != nil {
@@ -52,9 +52,9 @@ func ImagesIn(content []byte) ([]v1.Descriptor, error) {
 	}), nil
 }
 
-// Platforms are those for which a list has images, as in "linux/arm64".
+// Platforms are the platforms of a list's images, such as "linux/arm64".
 func Platforms(content []byte) (all []string) {
-	images, _ := ImagesIn(content) // what is no list has none
+	images, _ := ImagesIn(content) // a manifest that is no list has none
 	for _, m := range images {
 		p := m.Platform
 		if p == nil || p.OS == "" || len(all) == 20 {
@@ -77,10 +77,10 @@ func OfPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 	var says struct {
 		ArtifactType string `json:"artifactType"`
 	}
-	_ = json.Unmarshal(content, &says) // it was read before
+	_ = json.Unmarshal(content, &says) // it was parsed before
 	isArtifact := says.ArtifactType != ""
 	var there []string
-	var unnamed, artifacts []v1.Descriptor // those that may be for any platform
+	var unnamed, artifacts []v1.Descriptor // manifests that may be for any platform
 	for _, m := range images {
 		p := m.Platform
 		if m.Digest.Algorithm != "sha256" || !(m.MediaType.IsImage() || m.MediaType.IsIndex()) {
@@ -108,7 +108,7 @@ func OfPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 	case len(unnamed) == 1:
 		return unnamed[0], nil
 	case len(unnamed) == 0 && len(artifacts) == 1:
-		return artifacts[0], nil // nothing of it runs on this machine's processor
+		return artifacts[0], nil // nothing in it runs on this machine's processor
 	case len(unnamed) > 1:
 		return v1.Descriptor{}, fmt.Errorf("the index of %s has %d images and does not say for "+
 			"which platforms they are: name one by its digest, as NAME@%s", ref, len(unnamed),

@@ -8,10 +8,9 @@ import (
 	"strings"
 )
 
-// A registry is reached by more spellings than one: hosts know no capital letters, a final dot and
-// leading zeros of a port make no difference, and servers clean paths. What decides by name must
-// not depend on the spelling. So the odd ones are no references, and the usual ones have one normal
-// form.
+// A registry can be spelled in several ways: hosts are the same in capital letters, with a final
+// dot and with leading zeros of a port, and servers clean paths. A decision by name must not depend
+// on the spelling. So odd spellings are no references, and the usual ones have one normal form.
 
 const (
 	hub        = "index.docker.io"
@@ -26,7 +25,7 @@ var (
 
 const pathPart = `[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*`
 
-// checkNames refuses other spellings of what is in a registry.
+// checkNames refuses odd spellings of a registry and a path in it.
 func checkNames(host, path string) error {
 	if !hostForm.MatchString(host) {
 		return fmt.Errorf("%q is not HOST or HOST:PORT: use ASCII letters, digits, dots and "+
@@ -77,10 +76,10 @@ func normalHost(host string) string {
 	return name + port
 }
 
-// ParseNamePrefix reads what names begin with: a registry (HOST), or the beginning of the path of
-// repositories (HOST/PATH), or of those at Docker Hub (PATH). It is read as a reference is, and
-// returns all normal names that it stands for: "docker.io/fedora" is an image there, and a
-// namespace. It is an error if no reference can begin so.
+// ParseNamePrefix parses a prefix of names: a registry (HOST), or a prefix of the paths of
+// repositories (HOST/PATH), or of those at Docker Hub (PATH). It is parsed as a reference is. The
+// result are all normal names that it may mean: "docker.io/fedora" is an image there, and a
+// namespace. It is an error if no reference can begin like that.
 func ParseNamePrefix(text string) ([]string, error) {
 	text = strings.TrimSuffix(text, "/")
 	host, path, _ := strings.Cut(text, "/")

@@ -10,15 +10,15 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// Reference names an image: in a registry, in an OCI layout, or in an archive of one, as docker,
-// podman and skopeo write them. It may also be the address of a file.
+// Reference names an image: in a registry, in an OCI layout, or in an archive of one, in the
+// notation of docker, podman and skopeo. It may also be the address of a file.
 type Reference struct {
 	text   string         // without secrets
 	web    *address       // nil: an image
 	remote name.Reference // nil: a local one
 	oci    string         // directory of an OCI layout
 	file   string         // an archive
-	packed bool           // the archive is named as one of an OCI layout
+	packed bool           // the archive is named as that of an OCI layout
 	tag    string         // of an OCI layout; "": its only image
 }
 
@@ -108,8 +108,8 @@ func (r Reference) checked() (Reference, error) {
 	return r, nil
 }
 
-// otherPlace says what to do about a reference to a place that is not read here. It repeats none,
-// as it may have a password.
+// otherPlace says what to do about a reference to a place that is not supported. It does not repeat
+// the reference, which may have a password.
 func otherPlace(text string) error {
 	scheme, rest, ok := strings.Cut(text, ":")
 	scheme = strings.ToLower(scheme)
@@ -135,7 +135,7 @@ func otherPlace(text string) error {
 		"is elsewhere with another program, and name the file to convert or push", scheme+"://")
 }
 
-// badName says what is wrong with a name. The error of a tag tells more than that of a reference.
+// badName says what is wrong with a name. The error of a tag is clearer than that of a reference.
 func badName(text string, err error) error {
 	if _, cause := name.NewTag(strings.TrimPrefix(text, prefixDocker),
 		name.WeakValidation); cause != nil {
@@ -182,8 +182,8 @@ func (r Reference) Digest() (digest string, ok bool) {
 	return "", false
 }
 
-// RepositoryText names where the reference's image lies, without its tag or digest. What is not
-// verified belongs to it: another repository may have other bytes under the same digest.
+// RepositoryText names the place of the reference's image, without its tag or digest. Unverified
+// bytes belong to this place: another repository may have other bytes under the same digest.
 func (r Reference) RepositoryText() string {
 	switch {
 	case r.web != nil:

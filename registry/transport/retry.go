@@ -28,7 +28,7 @@ const (
 	maxErrorBody = 16 << 10
 )
 
-// permanentError is an error after which there is no other try.
+// permanentError is an error after which there is no other attempt.
 type permanentError struct{ err error }
 
 func (e *permanentError) Error() string { return e.err.Error() }
@@ -43,9 +43,9 @@ type StatusError struct {
 	Status int
 	Detail string // the registry's message; may be empty
 
-	away  bool          // the answer came from where the registry redirected us
+	away  bool          // the answer came from where the registry has redirected to
 	known bool          // the request had a credential
-	basic bool          // which was a password, and no token
+	basic bool          // the credential was a password, and no token
 	after time.Duration // how long to wait before the next try; 0: the registry does not say
 }
 
@@ -63,7 +63,7 @@ func (e *StatusError) Error() string {
 	return text
 }
 
-// passes reports whether the refusal may be of a token or of a signed address that has expired.
+// passes reports whether the refusal may be because a token or a signed address has expired.
 func (e *StatusError) passes() bool {
 	return e.away && e.Status == http.StatusBadRequest ||
 		(e.away || e.known) && e.Status == http.StatusForbidden
@@ -80,8 +80,8 @@ type impatient struct {
 	err    error
 	after  time.Duration
 	silent bool          // there was no answer at all
-	wait   time.Duration // the registry wants us to wait that long; 0: it does not
-	most   time.Duration // and we wait no longer than this
+	wait   time.Duration // the registry demands that wait; 0: none
+	most   time.Duration // the longest wait
 }
 
 func (e *impatient) Error() string {
@@ -107,12 +107,12 @@ func GaveUp(err error) bool { return errors.As(err, new(*impatient)) }
 type tries struct {
 	endpoint *endpoint
 	timeout  time.Duration
-	last     time.Time // when enough has come last
+	last     time.Time // when enough last came
 	few      int64     // bytes that have come since; fewer than enough
 	pause    time.Duration
 	rate     float64 // the least that must come, in bytes per second
 	refused  int
-	renewed  bool // the credential, after a refusal that may be for good
+	renewed  bool // the credential was renewed, after a refusal that may be permanent
 }
 
 func (e *endpoint) tries() *tries {
@@ -134,8 +134,8 @@ func (t *tries) progress() {
 	t.last, t.few, t.pause, t.refused, t.renewed = time.Now(), 0, FirstPause, 0, false
 }
 
-// came notes that n bytes have come. Few of them are no reason to be patient: an endpoint may send
-// one in each connection, for ever.
+// came notes that n bytes have come. A few bytes are not enough: an endpoint may send one byte in
+// each connection, for ever.
 func (t *tries) came(n int) {
 	t.pause, t.refused = FirstPause, 0
 	if t.few += int64(n); t.few >= int64(t.rate*t.timeout.Seconds()) {
@@ -143,7 +143,7 @@ func (t *tries) came(n int) {
 	}
 }
 
-// waitForRetry waits before the next try, or returns err if there is none.
+// waitForRetry waits before the next attempt, or returns err if there is none.
 func (t *tries) waitForRetry(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -198,7 +198,7 @@ func (t *tries) waitForRetry(ctx context.Context, err error) error {
 }
 
 // TryAgain tells a person that something has failed, and after which pause it is tried again. of is
-// a registry or a reference, and meanwhile says what waits, if that is not "".
+// a registry or a reference. meanwhile says what waits, unless it is "".
 func (c *Client) TryAgain(of string, err error, meanwhile string, pause time.Duration) {
 	if c.opt.Failed != nil {
 		c.opt.Failed(of, err)
@@ -248,7 +248,7 @@ func (e *endpoint) send(a *http.Client, req *http.Request, accept []int) (*http.
 	return nil, e.statusError(res)
 }
 
-// retry repeats work until it is done, or is in vain.
+// retry repeats work until it succeeds, or another attempt is useless.
 func (e *endpoint) retry(ctx context.Context, once func() error) error {
 	for t := e.tries(); ; {
 		err := once()
@@ -265,7 +265,7 @@ func (e *endpoint) statusError(res *http.Response) *StatusError {
 	s := &StatusError{Host: e.repo.RegistryStr(), Status: res.StatusCode}
 	if res.Request != nil {
 		s.Host, s.Method = res.Request.URL.Host, res.Request.Method
-		s.away = res.Request.Response != nil // which has redirected us
+		s.away = res.Request.Response != nil // after a redirect
 		_, _, s.basic = res.Request.BasicAuth()
 		s.known = res.Request.Header.Get("Authorization") != ""
 	}
@@ -275,8 +275,8 @@ func (e *endpoint) statusError(res *http.Response) *StatusError {
 	return s
 }
 
-// errorDetail is the registry's explanation in the body of an error. Anything else, such as the
-// page of a proxy, is not repeated.
+// errorDetail is the registry's explanation in the body of an error. Other text, such as the page
+// of a proxy, is not repeated.
 func errorDetail(body []byte, req *http.Request) string {
 	var answer struct {
 		Errors []struct{ Code, Message string }
@@ -294,7 +294,7 @@ func errorDetail(body []byte, req *http.Request) string {
 // retryAfter reads the header Retry-After: seconds, or a date (RFC 9110, section 10.2.3).
 func retryAfter(value string, now time.Time) time.Duration {
 	seconds, err := strconv.ParseInt(value, 10, 32)
-	if err == nil || errors.Is(err, strconv.ErrRange) { // then it is the nearest one
+	if err == nil || errors.Is(err, strconv.ErrRange) { // if too large: the largest one
 		return max(0, time.Duration(seconds)*time.Second)
 	}
 	if at, err := http.ParseTime(value); err == nil {
@@ -306,7 +306,7 @@ func retryAfter(value string, now time.Time) time.Duration {
 // explain turns the errors of the library and of the network into one kind.
 func explain(err error) error {
 	if answered, ok := errors.AsType[*transport.Error](err); ok {
-		s := &StatusError{Status: answered.StatusCode, basic: true} // a token server got it
+		s := &StatusError{Status: answered.StatusCode, basic: true} // of a token server
 		if answered.Request != nil {
 			s.Host, s.Method = answered.Request.URL.Host, answered.Request.Method
 		}
@@ -331,7 +331,7 @@ func explain(err error) error {
 	return err
 }
 
-// WaitFor is how long a registry wants nobody to ask again after such an error.
+// WaitFor is how long to wait after such an error, by the registry's demand.
 func WaitFor(err error) time.Duration {
 	if status, ok := errors.AsType[*StatusError](err); ok {
 		return status.after

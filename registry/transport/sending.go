@@ -18,13 +18,13 @@ const (
 	leastPiece   = 1 << 20
 	largestPiece = 64 << 20
 	// shortPiece and longPieceTime bound how long a piece should take. When a push is interrupted,
-	// the piece under way has time to end: see lastPiece.
+	// the present piece has time to end: see lastPiece.
 	shortPiece    = time.Second
 	longPieceTime = 4 * time.Second
-	// lastPiece is how long an interrupted push goes on sending the piece under way: distribution 2
-	// refuses to go on behind a piece that it has in part.
+	// lastPiece is how long an interrupted push goes on sending the present piece: distribution 2
+	// refuses to go on after a part of a piece.
 	lastPiece = 10 * time.Second
-	// maxRestarts is how often a blob is begun anew because the registry has refused the data.
+	// maxRestarts is how often a blob is begun again because the registry has refused the data.
 	maxRestarts = 4
 )
 
@@ -48,16 +48,17 @@ type sending struct {
 	kept  *unfinished
 
 	at    *url.URL // where the upload goes on; nil: it has not begun
-	off   int64    // how much has arrived
+	off   int64    // bytes that have arrived
 	piece int64    // size of the next piece
-	most  int64    // the largest piece allowed
+	most  int64    // size of the largest allowed piece
 	ask   bool     // only the registry knows how much has arrived
-	// told: the registry has told us off. Only the digest at the end shows whether that is right.
+	// told: off is what the registry has said. Only the digest at the end shows whether it is
+	// right.
 	told     bool
 	pieces   int  // sent in this upload
 	whole    bool // send everything in one request
 	restarts int
-	ended    bool // everything was sent; whether the registry has the blob is unknown
+	ended    bool // everything was sent; it is unknown whether the registry has the blob
 	done     bool
 }
 
@@ -100,7 +101,7 @@ func (s *sending) next(ctx context.Context) error {
 		return nil
 	case asking && (refused(err) || errors.Is(err, errUnsaid)) && s.restarts < maxRestarts:
 		s.restarts++
-		s.restart() // the registry no longer knows this upload
+		s.restart() // the registry does not know this upload any more
 		return nil
 	case s.tooLarge(err):
 		s.most = max(min(s.piece, s.desc.Size)/2, leastPiece)
@@ -118,10 +119,10 @@ func (s *sending) next(ctx context.Context) error {
 		return s.tries.waitForRetry(ctx, err)
 	case s.at != nil && refused(err) && s.restarts < maxRestarts &&
 		(s.told || ended || s.ended && s.pieces > 1 || 0 < s.off && s.off < s.desc.Size):
-		// The registry has something else than it should, or nothing any more, perhaps because all
-		// is done.
+		// The registry has another amount than it should, or does not know the upload any more,
+		// possibly because it is complete.
 		if s.restarts++; s.told || s.ended {
-			// If there were several pieces, the registry may not be able to join them.
+			// If there were several pieces, the registry may be unable to join them.
 			s.whole = s.whole || s.pieces > 0 && (!s.told || s.restarts > 1)
 			s.restart()
 		} else {
@@ -131,7 +132,7 @@ func (s *sending) next(ctx context.Context) error {
 	}
 	var status *StatusError
 	busy := errors.As(err, &status) && status.Status == http.StatusTooManyRequests
-	if !busy && s.off < s.desc.Size { // a busy registry has taken nothing
+	if !busy && s.off < s.desc.Size { // a busy registry has accepted nothing
 		s.ask = s.at != nil
 	}
 	return s.tries.waitForRetry(ctx, err)
@@ -151,8 +152,8 @@ func refused(err error) bool {
 	return status.Status/100 == 4
 }
 
-// tooLarge reports whether something on the way does not accept pieces of this size, and a smaller
-// one can be tried. Some say 416, which may also mean that the registry has less than we think.
+// tooLarge reports whether something on the way refuses pieces of this size, and a smaller one can
+// be tried. Some answer 416, which may also mean that the registry has less than expected.
 func (s *sending) tooLarge(err error) bool {
 	var status *StatusError
 	if !errors.As(err, &status) || s.whole || min(s.piece, s.desc.Size-s.off) <= leastPiece {
@@ -162,7 +163,7 @@ func (s *sending) tooLarge(err error) bool {
 		status.Status == http.StatusRequestedRangeNotSatisfiable && (s.off == 0 || s.told)
 }
 
-// restart begins the blob anew.
+// restart begins the blob again.
 func (s *sending) restart() {
 	s.arrived(0)
 	s.at, s.ask, s.told, s.pieces = nil, false, false, 0
@@ -211,7 +212,7 @@ func (s *sending) request(ctx context.Context) error {
 }
 
 func (s *sending) begin(ctx context.Context) (err error) {
-	if s.ended { // perhaps the blob is there, and only the answer was lost
+	if s.ended { // the blob may be there, and only the answer was lost
 		if s.done, err = s.u.has(ctx, s.desc); err != nil {
 			return err
 		}
@@ -251,8 +252,7 @@ func (s *sending) sendPiece(ctx context.Context) error {
 	return nil
 }
 
-// lingering returns a context that goes on for a while after ctx has ended. It calls warn when that
-// begins.
+// lingering returns a context that ends a while after ctx. It calls warn when ctx ends.
 func lingering(ctx context.Context, grace time.Duration, warn func()) (context.Context, func()) {
 	on, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	warned := make(chan struct{})

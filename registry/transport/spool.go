@@ -13,9 +13,9 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// spool is a blob that is fetched once, as a whole, because a registry sends everything where a
-// part was asked for. Reads wait until it has come as far as they need, and check it as what comes
-// in parts. Its file has no name, so nothing is left of it.
+// spool is a blob that is fetched once, as a whole, because a registry sends everything instead of
+// a part. Reads wait until it has come as far as they need, and check it like parts. Its file has
+// no name, so nothing is left of it.
 type spool struct {
 	from *repository
 	desc v1.Descriptor
@@ -24,24 +24,24 @@ type spool struct {
 	end  context.CancelFunc
 
 	mu      sync.Mutex
-	changed chan struct{} // guarded by mu; closed when one of those below changes
-	at      int64         // guarded by mu; the bytes that are here
+	changed chan struct{} // guarded by mu; closed when one of the fields below changes
+	at      int64         // guarded by mu; bytes that have come
 	err     error         // guarded by mu; why nothing more comes; nil: it is under way or complete
-	sender  *endpoint     // guarded by mu; of the last bytes
+	sender  *endpoint     // guarded by mu; sender of the last bytes
 	gone    bool          // guarded by mu; parts are asked for again
 }
 
 const (
 	// spoolPart is how much is written at once, in bytes.
 	spoolPart = 256 << 10
-	// spoolRoom is which part of the file system a spool leaves to others: they may be guests.
+	// spoolRoom is the part of the file system that a spool leaves free, possibly for guests.
 	spoolRoom = 8
 )
 
-// errAskAgain makes a read ask for its part again.
+// errAskAgain makes a read request its part again.
 var errAskAgain = errors.New("ask again")
 
-// spoolOf is the spool of a blob; nil: it has none.
+// spoolOf is the spool of a blob; nil: there is none.
 func (r *repository) spoolOf(desc v1.Descriptor) *spool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,8 +89,8 @@ func (r *repository) newSpool(desc v1.Descriptor) (_ *spool, told string) {
 		"far as they need", desc.Size>>20)
 }
 
-// spoolFile makes a file without a name, if there is room for so many bytes. It takes the room at
-// once, where the file system can, so that the next one does not count on it, too.
+// spoolFile makes a file without a name, if there is room for that many bytes. It allocates them at
+// once if the file system can, so that the next spool does not count on the same room.
 func (r *repository) spoolFile(size int64) (*os.File, error) {
 	room, err := osfile.AvailableSpace(r.spoolDir)
 	if err != nil {
@@ -119,8 +119,8 @@ func (r *repository) endSpools() {
 	r.work.Wait()
 }
 
-// fetch brings the rest of the blob. It ends with the first error that lasts, and a read that comes
-// after that begins again.
+// fetch fetches the rest of the blob. It ends with the first permanent error. A later read begins
+// again.
 func (s *spool) fetch() {
 	s.mu.Lock()
 	f := &fetch{ctx: s.life, desc: s.desc, from: s.from, endpoints: s.from.order(), off: s.at,
@@ -145,7 +145,7 @@ func (s *spool) fetch() {
 	}
 }
 
-// unwritable ends a spool whose file cannot be written. The blob gets no other one.
+// unwritable ends a spool whose file cannot be written. The blob gets no other spool.
 func (s *spool) unwritable(c *Client, err error) {
 	if !s.isGone() {
 		s.from.mu.Lock()
@@ -157,7 +157,7 @@ func (s *spool) unwritable(c *Client, err error) {
 	s.drop()
 }
 
-// tellLocked wakes those who wait.
+// tellLocked wakes waiting readers.
 func (s *spool) tellLocked() {
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -172,7 +172,7 @@ func (s *spool) drop() {
 	}
 	s.gone = true
 	s.end()
-	_ = s.file.Close() // nothing of it is needed any more
+	_ = s.file.Close() // its content is not needed any more
 	s.tellLocked()
 }
 
@@ -187,7 +187,7 @@ type spoolReader struct {
 	*spool
 	ctx  context.Context
 	off  int64
-	part bool // was asked for
+	part bool // only a part of the blob was requested
 }
 
 func (r *spoolReader) Close() error { return nil }
@@ -208,7 +208,7 @@ func (r *spoolReader) Read(p []byte) (int, error) {
 		case here > 0:
 			n, err := r.file.ReadAt(p[:min(int64(len(p)), here)], r.off)
 			if r.off += int64(n); !r.part && r.off == r.desc.Size {
-				r.drop() // whoever reads all of a blob keeps what is needed of it
+				r.drop() // a reader of the whole blob keeps what it needs
 			}
 			if n > 0 {
 				return n, nil

@@ -11,9 +11,9 @@ import (
 	"unicode/utf16"
 )
 
-// Files of digests are as publishers make them: with sha256sum ("HEX  NAME", also with --tag),
-// openssl ("SHA2-256(NAME)= HEX"), PowerShell or by hand, with names as they were on another
-// machine, or with the digest alone.
+// Files of digests are made by publishers in many ways: with sha256sum ("HEX  NAME", also with
+// --tag), openssl ("SHA2-256(NAME)= HEX"), PowerShell or by hand, with names from another machine,
+// or with the digest alone.
 
 // sums are digests of one file, in hexadecimal; "": this one is unknown.
 type sums struct{ sha256, sha512 string }
@@ -27,7 +27,7 @@ const (
 )
 
 // sumsFor finds the digest of the file at a path: the SHA-256, or else the SHA-512. If there is
-// only one, it is that of the file, whatever the file was called.
+// only one, it is the file's, whatever its name.
 func sumsFor(text []byte, path string) (sums, error) {
 	all, name := sumsIn(plainText(text)), lastOf(path)
 	for _, alone := range []bool{false, true} {
@@ -46,8 +46,8 @@ func sumsFor(text []byte, path string) (sums, error) {
 	return sums{}, fmt.Errorf("they have no SHA-256 and no SHA-512 of %q", name)
 }
 
-// pick chooses among the digests of that many digits the one whose name is most of the path; or, if
-// alone is set, the only one.
+// pick chooses among the digests of that many digits the one whose name matches most of the path;
+// or, with alone, the only one.
 func pick(all []sum, size int, path string, alone bool) (string, error) {
 	best, found := 1, []string(nil)
 	for _, s := range all {
@@ -114,8 +114,8 @@ func plainText(text []byte) string {
 	return string(utf16.Decode(units))
 }
 
-// sumsIn finds all digests in a text. Everything else is passed over: signatures, comments, digests
-// of another kind.
+// sumsIn finds all digests in a text. Other text is ignored: signatures, comments, digests of other
+// kinds.
 func sumsIn(text string) (all []sum) {
 	other := false
 	for line := range strings.Lines(text) {
@@ -137,13 +137,13 @@ func sumsIn(text string) (all []sum) {
 var (
 	// tagged is "SHA256 (NAME) = HEX".
 	tagged = regexp.MustCompile(`^([\w/-]+) ?\((.*)\) ?= ?([[:xdigit:]]+)$`)
-	// digestWord is a digest in a line, also as sha256:HEX. sha256sum marks names that have special
-	// characters with a backslash.
+	// digestWord is a digest in a line, also as sha256:HEX. sha256sum marks names with special
+	// characters by a backslash.
 	digestWord = regexp.MustCompile(
 		`(?i)(?:^|[\s=:\\])(?:sha(?:256|512)[:=])?([[:xdigit:]]{128}|[[:xdigit:]]{64})(?:\s|$)`)
 )
 
-// sumOf reads a line.
+// sumOf parses a line.
 func sumOf(line string) (s sum, ok bool) {
 	if m := tagged.FindStringSubmatch(line); m != nil {
 		_, err := hex.DecodeString(m[3])
@@ -168,7 +168,7 @@ func sumOf(line string) (s sum, ok bool) {
 	return s, true
 }
 
-// digits is how many hexadecimal digits a digest of that kind has; 0: it is none that counts here.
+// digits is how many hexadecimal digits a digest of that kind has; 0: an unknown kind.
 func digits(kind string) int {
 	switch strings.ToUpper(strings.ReplaceAll(kind, "-", "")) {
 	case "SHA256", "SHA2256":

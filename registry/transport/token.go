@@ -20,16 +20,16 @@ import (
 	"kubevirt.io/disk/registry/internal/bounded"
 )
 
-// asks finds out how the registry wants to be asked. TLS with a valid certificate comes first, then
-// plain HTTP, and then TLS with another certificate, where the user has allowed them. A registry on
-// this machine needs no permission for plain HTTP, but none follows on a wrong certificate.
+// asks finds out how the registry authenticates. It tries TLS with a valid certificate first, then
+// plain HTTP, and then TLS with another certificate, if the user has allowed these. A registry on
+// this machine needs no permission for plain HTTP, but it is not tried after a wrong certificate.
 func (e *endpoint) asks(ctx context.Context) (*transport.Challenge, error) {
 	first := e.guard(false)
 	near := e.secure && first.near
 	first.near = false
 	asks, err := transport.Ping(ctx, e.repo.Registry, first)
 	var certificate *tls.CertificateVerificationError
-	if near && err != nil && !errors.As(err, &certificate) { // it may answer without TLS
+	if near && err != nil && !errors.As(err, &certificate) { // the registry may answer without TLS
 		return transport.Ping(ctx, e.repo.Registry, e.guard(false))
 	}
 	if !e.secure && errors.As(err, &certificate) {
@@ -38,7 +38,7 @@ func (e *endpoint) asks(ctx context.Context) (*transport.Challenge, error) {
 	return asks, err
 }
 
-// answerTo is the transport for a registry that asks like that.
+// answerTo is the transport for a registry that authenticates in that way.
 func (e *endpoint) answerTo(asks *transport.Challenge) (*told, error) {
 	answer := &told{inner: e.guard(true), scheme: "https", host: e.repo.RegistryStr(),
 		ping: &http.Response{StatusCode: http.StatusOK, Header: http.Header{}}}
@@ -73,8 +73,8 @@ func (e *endpoint) answerTo(asks *transport.Challenge) (*told, error) {
 	return answer, nil
 }
 
-// told answers the ping ("GET /v2/") and the token requests of the library, which is told how the
-// registry wants to be asked. All other requests go to the registry.
+// told answers the library's ping ("GET /v2/") with the known challenge, and its token requests.
+// All other requests go to the registry.
 type told struct {
 	inner  http.RoundTripper // for everything else
 	scheme string
@@ -106,10 +106,10 @@ func (t *told) RoundTrip(req *http.Request) (*http.Response, error) {
 	return &res, nil
 }
 
-// ownTokens leaves a challenge of a host that the registry redirects to only if it names the token
-// server of the registry, which may be another registry under its own name. Otherwise the library
-// would fetch a token from whatever address this host names, and send the token here: mayAsk would
-// not be asked.
+// ownTokens handles a challenge of a host that the registry redirects to. The challenge stays only
+// if it names the token server of the registry, as another name of the same registry would.
+// Otherwise the library would fetch a token from whatever address this host names, and send it
+// here: mayAsk would not be called.
 func (t *told) ownTokens(answer http.Header) {
 	challenge := answer.Get("Www-Authenticate")
 	answer.Del("Www-Authenticate")
@@ -122,8 +122,8 @@ func (t *told) ownTokens(answer http.Header) {
 		fmt.Sprintf(`%s,scope="%s"`, t.ping.Header.Get("Www-Authenticate"), scope))
 }
 
-// mayMove decides whether a redirect of a token server is followed. A credential goes nowhere else
-// than to the address that the registry has named: not to another port, nor to a name below it.
+// mayMove decides whether a redirect of a token server is followed. A credential is only sent to
+// the address that the registry has named: not to another port, nor to a name below it.
 func (e *endpoint) mayMove(req *http.Request, via []*http.Request) error {
 	if err := checkRedirect(req, via); err != nil {
 		return err
@@ -139,7 +139,7 @@ func (e *endpoint) mayMove(req *http.Request, via []*http.Request) error {
 }
 
 // mayAsk checks the address of a token server. It gets the credential, and a registry that was
-// broken into could name a service inside of our network.
+// taken over could name a service inside of our network.
 func (e *endpoint) mayAsk(at *url.URL) error {
 	host := e.repo.RegistryStr()
 	what := ""
@@ -160,9 +160,9 @@ func (e *endpoint) mayAsk(at *url.URL) error {
 		"--insecure-registry", host, at.Host, what, host))
 }
 
-// isPrivate reports whether a host is this machine, or an address and not public. An address in an
-// unusual notation, like 127.1 or 0x7f000001, never is: nobody needs it. Where other names lead,
-// tokenTransport looks.
+// isPrivate reports whether a host is this machine, or an address that is not public. An address in
+// an unusual notation, like 127.1 or 0x7f000001, counts as private: nobody needs it. For other
+// names, tokenTransport checks where they lead.
 func isPrivate(host string) bool {
 	if a, err := netip.ParseAddr(host); err == nil {
 		return distanceOf(a) != public
@@ -175,41 +175,41 @@ func isPrivate(host string) bool {
 	return err == nil
 }
 
-// tokenHost stands for the token server where the library has to name it. It refuses private
-// addresses by itself, also where the user has allowed them.
+// tokenHost stands for the token server where the library has to name it. The library itself
+// refuses private addresses, also if the user has allowed them.
 const tokenHost = "token-server.invalid"
 
 // maxToken bounds the answer of a token server, in bytes.
 const maxToken = 64 << 10
 
-// tokenServer is where a registry's tokens come from.
+// tokenServer issues a registry's tokens.
 type tokenServer struct {
 	at       *url.URL
 	realm    string // its address, as the registry has written it
-	registry string // that has named it
+	registry string // the registry that has named it
 	client   *http.Client
 }
 
-// tokenError is a failure of the token server. Its text has the true address.
+// tokenError is a failure of the token server. Its text has the real address.
 type tokenError struct{ err error }
 
 func (e *tokenError) Error() string { return e.err.Error() }
 func (e *tokenError) Unwrap() error { return e.err }
 
 // maxScopes bounds a request to a token server, in bytes. The library asks for every scope that the
-// registry has ever named, and a hostile one may name another one each time.
+// registry has ever named, and a hostile one may name another each time.
 const maxScopes = 64 << 10
 
-// ask sends the library's request to the token server. No error repeats its answer, which may have
+// ask sends the library's request to the token server. No error repeats the answer, which may have
 // secrets.
 func (t *tokenServer) ask(in *http.Request) (*http.Response, error) {
-	if int64(len(in.URL.RawQuery))+in.ContentLength > maxScopes { // asked anew, it begins with none
+	if int64(len(in.URL.RawQuery))+in.ContentLength > maxScopes { // the next one begins with none
 		return nil, &tokenError{&StatusError{Host: t.registry, Status: http.StatusUnauthorized,
 			Detail: "it names ever more scopes that a token must have"}}
 	}
 	of := &tokensOf{registry: t.registry}
 	req, at := in.Clone(context.WithValue(in.Context(), tokensOfKey{}, of)), *t.at
-	at.RawQuery = strings.ReplaceAll(in.URL.RawQuery, "+", "%20") // the library's way of a blank
+	at.RawQuery = strings.ReplaceAll(in.URL.RawQuery, "+", "%20") // the library's blank is +
 	req.URL, req.Host = &at, at.Host
 	res, err := t.client.Do(req)
 	if err != nil {

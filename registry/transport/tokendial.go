@@ -10,18 +10,18 @@ import (
 	"syscall"
 )
 
-// tokensOf is a request to the token server that a registry has named. The transport for such
-// requests finds it in their context.
+// tokensOf is in the context of a request to a token server, for the transport of such requests. It
+// says which registry has named the server.
 type tokensOf struct {
 	registry string // HOST or HOST:PORT
-	proxied  bool   // a proxy is asked, so the address of the token server is its business
+	proxied  bool   // a proxy is used, and connects to the token server
 }
 
 type tokensOfKey struct{}
 
 // tokenTransport is a transport for token servers of registries with TLS. It has its own
-// connections, and looks at the address of each before it connects: a name tells nothing, because
-// whoever has named it also says where it leads.
+// connections, and checks the address of each before it connects. The name proves nothing, because
+// its owner also decides where it leads.
 func tokenTransport(base *http.Transport, dialer net.Dialer) *http.Transport {
 	t := base.Clone()
 	dialer.ControlContext = func(ctx context.Context, _, address string, _ syscall.RawConn) error {
@@ -43,14 +43,14 @@ func tokenTransport(base *http.Transport, dialer net.Dialer) *http.Transport {
 	return t
 }
 
-// How near an address is.
+// distance says how near an address is.
 type distance int
 
 const (
 	public  distance = iota
 	private          // in a network that is not public
 	local            // this machine
-	link             // only on one link: no registry, but the metadata of clouds, is there
+	link             // only on one link: the metadata servers of clouds, but no registry
 )
 
 var shared = netip.MustParsePrefix("100.64.0.0/10") // of carriers, RFC 6598

@@ -15,12 +15,11 @@ import (
 )
 
 // unfinished notes in a file where an upload goes on. The file outlives the process. It is locked
-// while the blob is sent, so two pushes at once never send to the same upload. Whoever knows the
-// address may be able to send to it, so nobody else can read the file, and no message contains the
-// address.
+// while the blob is sent, so two pushes never send to the same upload. Anybody who knows the
+// address may be able to send to it, so the file is private, and no message contains the address.
 //
-// A note that cannot be written is no reason to end a push, so no method returns an error. A nil
-// *unfinished notes nothing.
+// If a note cannot be written, the push goes on, so no method returns an error. A nil *unfinished
+// notes nothing.
 type unfinished struct {
 	file *os.File
 }
@@ -28,14 +27,14 @@ type unfinished struct {
 const (
 	// maxLocation limits how much of such a file is read. Bytes.
 	maxLocation = 64 << 10
-	// uploadAge is after how long an upload is forgotten. Registries remove theirs sooner.
+	// uploadAge is when an upload is forgotten. Registries remove theirs sooner.
 	uploadAge = 30 * 24 * time.Hour
 	// uploadSuffix ends the names of such files.
 	uploadSuffix = ".upload"
 )
 
 // rememberUpload opens the file of an upload of a blob to a repository. nil: the directory is "",
-// nothing can be written there, or another process sends the same blob.
+// it cannot be written, or another process sends the same blob.
 func rememberUpload(dir, repository, digest string) *unfinished {
 	if dir == "" || os.MkdirAll(dir, 0o700) != nil {
 		return nil
@@ -54,7 +53,7 @@ func rememberUpload(dir, repository, digest string) *unfinished {
 	return &unfinished{file}
 }
 
-// forgetOld removes notes that nobody has used for long.
+// forgetOld removes notes that were not used for long.
 func forgetOld(dir string, before time.Time) {
 	all, err := os.ReadDir(dir)
 	if err != nil {
@@ -108,7 +107,7 @@ func (u *unfinished) close() {
 		return
 	}
 	if info, err := u.file.Stat(); err == nil && info.Size() == 0 {
-		_ = os.Remove(u.file.Name()) // a process that has opened it meanwhile only begins anew
+		_ = os.Remove(u.file.Name()) // a process that has opened it meanwhile only begins again
 	}
 	_ = u.file.Close()
 }

@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// unproven are the bytes that a transfer has brought of a file whose digest nobody knows. They are
-// of one file if one answer has brought all of them. After a broken connection another answer may
-// bring the rest if it shows the same strong validator (RFC 9110, section 8.8.1) at the same
+// unproven are the bytes that a transfer has brought of a file whose digest is unknown. If one
+// answer has brought all of them, they are of one file. After a broken connection another answer
+// may bring the rest if it has the same strong validator (RFC 9110, section 8.8.1) at the same
 // address. Otherwise it has to begin with the same bytes again.
 type unproven struct {
-	start   int64     // where the transfer has begun
-	hash    hash.Hash // of the bytes that came
-	address string    // that has answered, after all redirects
-	tag     string    // its entity tag; "": it has shown no strong one
+	start   int64     // offset at which the transfer has begun
+	hash    hash.Hash // of the bytes that have come
+	address string    // of the answer, after all redirects
+	tag     string    // its entity tag; "": it had no strong one
 }
 
 func newUnproven(start int64) *unproven { return &unproven{start: start, hash: sha256.New()} }
@@ -40,8 +40,8 @@ func (u *unproven) goesOn(res *http.Response, off int64) bool {
 	return tag != "" && tag == u.tag && address == u.address
 }
 
-// validator is what tells whether two answers are of one file. The query belongs to the address: it
-// may say which file it is.
+// validator identifies the file of an answer. The query is a part of the address: it may say which
+// file it is.
 func validator(res *http.Response) (address, tag string) {
 	if tag = res.Header.Get("ETag"); strings.HasPrefix(tag, "W/") {
 		tag = ""
@@ -54,8 +54,8 @@ var errOtherFile = errors.New("it has another file now than before the connectio
 	"replaced, or servers behind the address differ; try again, or name the right file by its " +
 	"digest (@sha256:DIGEST)")
 
-// pass reads over what has come before, in an answer that begins at a byte. off is where the
-// transfer goes on. It is an error if the answer has other bytes there.
+// pass reads over the bytes that have come before, in an answer that begins at at. off is where the
+// transfer goes on. It is an error if these bytes differ.
 func (u *unproven) pass(res *http.Response, at, off int64) error {
 	before := off
 	if u != nil {

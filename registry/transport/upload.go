@@ -24,16 +24,16 @@ type content interface {
 type Uploader struct {
 	endpoint *endpoint
 	scopes   []string
-	from     string // a repository of the same registry to mount blobs from; "": none
-	// unmounted: the registry has refused to mount blobs, or to let us see where they are
+	from     string // a repository of the same registry, to mount blobs from; "": none
+	// unmounted: the registry has refused to mount blobs, or access to the other repository
 	unmounted atomic.Bool
 	sent      *atomic.Int64
-	kept      string // the directory for notes on uploads; "": none are taken
+	kept      string // the directory for notes on uploads; "": there are none
 }
 
 // Uploader prepares to send to a repository. Blobs of the image from are mounted if it is in the
 // same registry; the zero Reference: there is none. sent counts bytes. notes is a directory for
-// notes on uploads that may go on after a restart; "": none are taken.
+// notes on uploads that may go on after a restart; "": there are none.
 func (c *Client) Uploader(to, from Reference, sent *atomic.Int64, notes string) (*Uploader, error) {
 	endpoints, err := c.endpoints(to.remote.Context(), false)
 	if err != nil {
@@ -49,8 +49,8 @@ func (c *Client) Uploader(to, from Reference, sent *atomic.Int64, notes string) 
 	return u, nil
 }
 
-// refusesMount reports whether the error may come from the wish to mount blobs. From then on they
-// are sent.
+// refusesMount reports whether the error may be a refusal to mount blobs. From then on they are
+// sent.
 func (u *Uploader) refusesMount(err error) bool {
 	var status *StatusError
 	if !errors.As(err, &status) || status.Status == http.StatusTooManyRequests {
@@ -63,7 +63,7 @@ func (u *Uploader) refusesMount(err error) bool {
 	return true
 }
 
-// asked are the scopes to ask for: without the other repository once it was refused.
+// asked are the scopes to request: without the other repository once it was refused.
 func (u *Uploader) asked() []string {
 	if u.unmounted.Load() {
 		return u.scopes[:1]
@@ -94,8 +94,7 @@ func (u *Uploader) has(ctx context.Context, desc v1.Descriptor) (bool, error) {
 	return res.StatusCode == http.StatusOK, nil
 }
 
-// begin asks for an upload, or for the blob to be mounted. The address is nil if the blob is there
-// already.
+// begin begins an upload, or mounts the blob. The address is nil if the blob is there already.
 func (u *Uploader) begin(ctx context.Context, desc v1.Descriptor) (*url.URL, error) {
 	query, mount := "", u.from != "" && !u.unmounted.Load()
 	if mount {
@@ -117,7 +116,7 @@ func (u *Uploader) begin(ctx context.Context, desc v1.Descriptor) (*url.URL, err
 	return location(res)
 }
 
-// location is where an upload goes on.
+// location is the address where an upload goes on.
 func location(res *http.Response) (*url.URL, error) {
 	at, err := res.Location()
 	if err != nil {
@@ -128,8 +127,8 @@ func location(res *http.Response) (*url.URL, error) {
 	return at, nil
 }
 
-// withDigest is the address that ends an upload. The registry's own query stays as it is: it may be
-// signed.
+// withDigest is the address that ends an upload. The registry's own query stays unchanged: it may
+// be signed.
 func withDigest(at *url.URL, digest v1.Hash) *url.URL {
 	final := *at
 	if final.RawQuery != "" {
@@ -139,10 +138,10 @@ func withDigest(at *url.URL, digest v1.Hash) *url.URL {
 	return &final
 }
 
-// errUnsaid is a registry that does not say how much of an upload has arrived.
+// errUnsaid says that the registry does not tell how much of an upload has arrived.
 var errUnsaid = permanent(errors.New("the registry does not say how much has arrived"))
 
-// errNotKept is a registry that has taken a piece and does not have it.
+// errNotKept says that the registry has accepted a piece and does not have it.
 var errNotKept = errors.New("the registry does not keep the pieces of a blob")
 
 // whole sends a blob in the request that ends its upload.
@@ -157,7 +156,7 @@ func (u *Uploader) whole(ctx context.Context, at *url.URL, desc v1.Descriptor, f
 	return res.Body.Close()
 }
 
-// finish ends an upload whose data is all there.
+// finish ends an upload when all data has arrived.
 func (u *Uploader) finish(ctx context.Context, at *url.URL, desc v1.Descriptor) error {
 	res, err := u.send(ctx, http.MethodPut, withDigest(at, desc.Digest), http.Header{}, nil, 0,
 		http.StatusCreated, http.StatusNoContent)
@@ -173,7 +172,7 @@ func (u *Uploader) piece(ctx context.Context, at *url.URL, from content, off, n 
 	header := http.Header{"Content-Type": {"application/octet-stream"},
 		"Content-Range": {fmt.Sprintf("%d-%d", off, off+n-1)}}
 	res, err := u.send(ctx, http.MethodPatch, at, header, io.NewSectionReader(from, off, n), n,
-		http.StatusAccepted, http.StatusNoContent, http.StatusCreated) // Amazon says 201
+		http.StatusAccepted, http.StatusNoContent, http.StatusCreated) // Amazon answers 201
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +207,7 @@ func (u *Uploader) status(ctx context.Context, at *url.URL) (*url.URL, int64, er
 	return next, got, nil
 }
 
-// uploaded reads "Range: 0-LAST" of an answer about an upload.
+// uploaded parses "Range: 0-LAST" of an answer about an upload.
 func uploaded(res *http.Response) (n int64, ok bool) {
 	text := strings.TrimPrefix(res.Header.Get("Range"), "bytes=")
 	first, last, found := strings.Cut(text, "-")
@@ -234,7 +233,7 @@ func (u *Uploader) send(ctx context.Context, method string, at *url.URL, header 
 	if body != nil {
 		req.Body, req.ContentLength = io.NopCloser(body), length
 		section := body.(*io.SectionReader)
-		req.GetBody = func() (io.ReadCloser, error) { // the one before may still be read
+		req.GetBody = func() (io.ReadCloser, error) { // the former one may still be read
 			return io.NopCloser(io.NewSectionReader(section, 0, section.Size())), nil
 		}
 	}

@@ -10,8 +10,8 @@ import (
 	"io"
 )
 
-// Verified reads the whole blob. Its end is io.EOF only if the digest is right, and otherwise a
-// *DigestError.
+// Verified reads the whole blob. At its end the error is io.EOF only if the digest is right, and
+// otherwise a *DigestError.
 func (b *Blob) Verified(ctx context.Context) io.ReadCloser {
 	v := &verifier{inner: b.Stream(ctx, 0, b.Desc.Size), hash: sha256.New(), of: b}
 	if b.sum512 != "" {
@@ -20,7 +20,7 @@ func (b *Blob) Verified(ctx context.Context) io.ReadCloser {
 	return v
 }
 
-// Read has the whole blob read, and verifies it.
+// Read calls read with the whole blob, and verifies it.
 func (b *Blob) Read(ctx context.Context, read func(in io.Reader) error) error {
 	in := b.Verified(ctx)
 	err := read(in)
@@ -33,9 +33,9 @@ func (b *Blob) Read(ctx context.Context, read func(in io.Reader) error) error {
 type verifier struct {
 	inner   run
 	hash    hash.Hash
-	hash512 hash.Hash // nil: only the SHA-256 is known
+	hash512 hash.Hash // nil: the SHA-512 is unknown
 	of      *Blob
-	failed  error // of the first Read that failed, and of all after it
+	failed  error // error of the first Read that failed, and of all after it
 }
 
 func (v *verifier) Read(p []byte) (int, error) {

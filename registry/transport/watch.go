@@ -10,9 +10,10 @@ import (
 )
 
 const (
-	// leastRate is how much a blob must bring, in bytes per second, if another endpoint has it too.
+	// leastRate is how much a blob must bring, in bytes per second, if another endpoint has it,
+	// too.
 	leastRate = 4 << 10
-	// loneRate is the same if no other has it. Less than the slowest modem brings is no service.
+	// loneRate is the same if no other endpoint has it. Even the slowest modem is faster.
 	loneRate = 256
 )
 
@@ -21,9 +22,9 @@ var (
 	errSlow   = errors.New("too little comes")
 )
 
-// exchange watches over one request and its answer, so that neither can hang. Until the answer
-// begins, something must be sent or come every now and then. Then its body must end in time, or
-// bring something every now and then if it is the stream of a blob.
+// exchange watches one request and its answer, so that neither can hang. Until the answer begins,
+// data must be sent or received now and then. Then its body must end in time or, if it is the
+// stream of a blob, data must come now and then.
 type exchange struct {
 	io.ReadCloser // the body of the answer
 	ctx           context.Context
@@ -32,8 +33,8 @@ type exchange struct {
 	idle          time.Duration
 
 	blob   bool
-	turn   time.Duration // the least that may come is measured over this time
-	rate   float64       // and is this, in bytes per second
+	turn   time.Duration // the rate is measured over this time
+	rate   float64       // the least that must come, in bytes per second
 	waited time.Duration // for the bytes below
 	came   int64
 }
@@ -55,8 +56,8 @@ func (x *exchange) answered(res *http.Response, idle time.Duration) {
 	x.idle, x.ReadCloser, res.Body = idle, res.Body, x
 }
 
-// Stream makes an answer the stream of a blob. Its reader may take any time for what has come.
-// It may not be silent or slow for longer than turn.
+// stream makes an answer the stream of a blob. Its reader may take any time with the data. The
+// sender may not be silent or slow for longer than turn.
 func stream(body io.ReadCloser, rate float64, turn time.Duration) {
 	x, ok := body.(*exchange)
 	if !ok {
@@ -71,7 +72,7 @@ func stream(body io.ReadCloser, rate float64, turn time.Duration) {
 	x.blob = true
 }
 
-// explain tells why an error came, if the watch has ended the exchange.
+// explain returns the reason of an error, if the watch has ended the exchange.
 func (x *exchange) explain(err error) error {
 	if cause := context.Cause(x.ctx); err != nil && errors.Is(cause, errSilent) {
 		return cause

@@ -20,14 +20,14 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// webSource is a file behind an address, as an image of one layer: the file itself. So it is read,
-// cached, verified and kept as any layer is that is no archive. Its manifest is made here, of the
+// webSource is a file at an address, as an image of one layer: the file itself. So it is read,
+// cached, verified and kept like any layer that is no archive. Its manifest is made here, from the
 // name, the size and the digest of the file.
 type webSource struct {
 	*repository // with one endpoint
 	file        *webFile
 	learned     *learned
-	sum512      string // SHA-512 of the file, in hexadecimal; "": nobody has said it
+	sum512      string // SHA-512 of the file, in hexadecimal; "": unknown
 }
 
 // unknownDigest stands for the digest of a file until all of it was read.
@@ -51,11 +51,11 @@ func (c *Client) openAddress(ref Reference, spoolDir string) (*webSource, error)
 		spoolDir: spoolDir}, file: e.web, learned: new(learned)}, nil
 }
 
-// Manifest makes a manifest. If nobody has said the digest of the file, and the server is one whose
-// word counts, its first whole content says it.
+// Manifest makes a manifest. If the digest of the file is unknown, and the server is trusted, the
+// first complete content decides the digest.
 func (w *webSource) Manifest(ctx context.Context, _ string) ([]byte, string, error) {
 	desc, err := w.describe(ctx)
-	if err != nil && strings.Contains(w.file.file(), ":") { // as in front of a tag
+	if err != nil && strings.Contains(w.file.file(), ":") { // a colon as before a tag
 		err = fmt.Errorf("%w; if it is an image in a registry, leave out %q", err,
 			w.file.url.Scheme+"://")
 	}
@@ -89,7 +89,7 @@ func (w *webSource) describe(ctx context.Context) (desc v1.Descriptor, err error
 	return desc, nil
 }
 
-// said is the digest of the file that somebody has said. It may be unknown.
+// said returns the digest of the file from the options or the address. It may be unknown.
 func (w *webSource) said(ctx context.Context) (digest v1.Hash, err error) {
 	e, a, hex := w.endpoints[0], w.file.address, strings.TrimPrefix(w.file.digest, "sha256:")
 	if hex == "" && w.file.known {
@@ -113,7 +113,7 @@ func (w *webSource) said(ctx context.Context) (digest v1.Hash, err error) {
 	return v1.NewHash("sha256:" + hex)
 }
 
-// translate reads the file, of which only the SHA-512 is known, for its SHA-256.
+// translate reads the file to find the SHA-256, if only its SHA-512 is known.
 func (w *webSource) translate(ctx context.Context, desc v1.Descriptor) (v1.Descriptor, error) {
 	w.endpoints[0].client.opt.Warn(fmt.Sprintf("%s: only its SHA-512 is known: all of it is read "+
 		"once for its SHA-256; write that into the address to save this", w.ref))
@@ -127,8 +127,9 @@ func (w *webSource) translate(ctx context.Context, desc v1.Descriptor) (v1.Descr
 	return desc, err
 }
 
-// size asks how long the file is; -1: the server does not say. A request for its first byte also
-// tells what a server says of it. HEAD does not work with addresses that are signed for GET.
+// size asks how long the file is; -1: the server does not say. It requests the first byte, whose
+// answer also has what the server says about the file. HEAD fails with addresses that are signed
+// for GET.
 func (w *webSource) size(ctx context.Context) (size int64, err error) {
 	e := w.endpoints[0]
 	err = e.retry(ctx, func() error {
@@ -155,7 +156,7 @@ func (e *endpoint) sizeOnce(ctx context.Context) (int64, error) {
 	if _, size, _ := contentRange(res.Header.Get("Content-Range")); size >= 0 {
 		return size, nil
 	}
-	if res, err = e.once(ctx, nil, wholeRequest(first)); err != nil { // its answer may say it
+	if res, err = e.once(ctx, nil, wholeRequest(first)); err != nil { // it may say the size
 		return 0, err
 	}
 	return res.ContentLength, res.Body.Close()
@@ -173,7 +174,7 @@ func (w *webSource) Origin() string {
 	return fmt.Sprintf("%t %s", w.endpoints[0].secure, w.ref.RepositoryText())
 }
 
-// learned is the digest that a file had when all of it was first read. "": nobody has read it yet.
+// learned is the digest that a file had when all of it was first read. "": it was not read yet.
 type learned struct {
 	mu     sync.Mutex
 	digest string // guarded by mu
@@ -186,9 +187,8 @@ func (l *learned) orFirst(got string) string {
 	return l.digest
 }
 
-// Content is the digest by which people know the image: of what Ref names, so that they can write
-// it wherever they can write Ref; or of the file behind an address, as others publish it. "": that
-// is not known yet.
+// Content is the digest by which people know the image: of what Ref names, so that it may replace
+// Ref; or of the file at an address, as others publish it. "": unknown so far.
 func (r *Image) Content() string {
 	w := webOf(r.Source)
 	if w == nil {
@@ -208,7 +208,7 @@ func (r *Image) Platform() string {
 	return r.Digest
 }
 
-// webOf returns the file at an address that a source is; nil: it is an image.
+// webOf returns the file at an address, if the source is one; nil: it is an image.
 func webOf(src Source) *webSource {
 	if g, ok := src.(*gated); ok {
 		src = g.Source
@@ -217,7 +217,7 @@ func webOf(src Source) *webSource {
 	return w
 }
 
-// ContentDigest is the digest of the file at an address, by its manifest. "": it is not known yet.
+// ContentDigest is the digest of the file at an address, from its manifest. "": unknown so far.
 func ContentDigest(m *v1.Manifest) string {
 	if digest := m.Layers[0].Digest; digest != unknownDigest {
 		return digest.String()
@@ -228,20 +228,20 @@ func ContentDigest(m *v1.Manifest) string {
 // LayerText names a layer for people.
 func (r *Image) LayerText(i int) string {
 	if r.Ref.IsAddress() {
-		return r.Ref.String() // it has no other one
+		return r.Ref.String() // it has no other name
 	}
 	return fmt.Sprintf("layer %s of %s", r.Manifest.Layers[i].Digest, r.Ref)
 }
 
-// webFile is how a file is asked for.
+// webFile says how to request a file.
 type webFile struct {
 	*address
 	client     *http.Client
 	credential authn.ContextAuthenticator
-	known      bool // somebody has said the digest, which decides what is right
+	known      bool // the digest is known, and decides what is right
 }
 
-// ReplacedError says that the file behind an address is not the one that was there before.
+// ReplacedError says that the file at an address was replaced.
 type ReplacedError struct {
 	Host    string
 	Was, Is int64 // bytes
@@ -253,7 +253,7 @@ func (e *ReplacedError) Error() string {
 		e.Host, e.Was, e.Is)
 }
 
-// webEndpoint is how to ask for the file at an address.
+// webEndpoint is the endpoint for the file at an address.
 func (c *Client) webEndpoint(a *address) (*endpoint, error) {
 	registry, err := name.NewRegistry(a.url.Host)
 	if err != nil {
@@ -271,8 +271,8 @@ func (c *Client) webEndpoint(a *address) (*endpoint, error) {
 	return e, nil
 }
 
-// mayFollow decides whether a redirect is followed. Only who was named gets the credential, and
-// nobody is told the address that led there: its query may be a secret.
+// mayFollow decides whether a redirect is followed. Only the named host gets the credential. No
+// host gets the address that led to it: its query may be a secret.
 func (e *endpoint) mayFollow(req *http.Request, via []*http.Request) error {
 	from, to := e.web.url, req.URL
 	tidy(to)
@@ -297,14 +297,14 @@ func (e *endpoint) mayFollow(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// webTarget is what credentials are looked up for: a host, and the path there.
+// webTarget is a host, and a path there, to look up credentials for.
 type webTarget struct{ host, path string }
 
 func (t webTarget) String() string      { return t.host + t.path }
 func (t webTarget) RegistryStr() string { return t.host }
 
-// authorize gives a request the credential for its host. Without TLS it goes out only to who is
-// named with --insecure-registry, and inside of this machine.
+// authorize gives a request the credential for its host. Without TLS it is sent only to hosts named
+// by --insecure-registry, and inside of this machine.
 func (w *webFile) authorize(ctx context.Context, c *Client, req *http.Request) error {
 	if !c.vouched(w.url) {
 		return nil
@@ -322,7 +322,7 @@ func (w *webFile) authorize(ctx context.Context, c *Client, req *http.Request) e
 	return nil
 }
 
-// once asks for the file, or for a part of it.
+// once requests the file, or a part of it.
 func (w *webFile) once(ctx context.Context, e *endpoint, r request) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, r.method, w.url.String(), nil)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"unicode"
 )
 
-// What a server says gets into errors and logs, and it may repeat what it was told in secret: a
-// query that is a signature, a password, a token.
+// A server's text gets into errors and logs. It may repeat secrets of the request: a query that is
+// a signature, a password, a token.
 
 const (
 	// leastSecret is the length of the shortest secret. Shorter ones would hide words.
@@ -25,8 +25,8 @@ const (
 var ourQueries = []string{"digest", "mount", "from", "n", "last", "artifactType", "service",
 	"scope", "grant_type", "client_id"}
 
-// words is what a server says in answer to a request, in one line that is harmless on a terminal,
-// and without secrets of the request or of those that were redirected to it.
+// words is a server's text in answer to a request, in one line that is harmless on a terminal, and
+// without secrets of the request or of the requests that were redirected to it.
 func words(text string, req *http.Request) string {
 	all := secretsOf(req)
 	slices.SortFunc(all, func(a, b string) int { return len(b) - len(a) })
@@ -78,7 +78,7 @@ func secretsOf(req *http.Request) (all []string) {
 	return all
 }
 
-// secretsIn are the parts of a query, as they are written and as they are meant.
+// secretsIn are the parts of a query, as written and unescaped.
 func secretsIn(query string) (all []string) {
 	for part := range strings.SplitSeq(query, "&") {
 		name, value, ok := strings.Cut(part, "=")
@@ -99,7 +99,7 @@ func secretsIn(query string) (all []string) {
 	return all
 }
 
-// hiding is an error whose text has secrets.
+// hiding is an error whose text had secrets.
 type hiding struct {
 	error
 	text string
@@ -108,8 +108,7 @@ type hiding struct {
 func (h *hiding) Error() string { return h.text }
 func (h *hiding) Unwrap() error { return h.error }
 
-// withoutSecrets makes an error of the answer to a request not show what only the server should
-// know.
+// withoutSecrets hides in an error what only the server should know.
 func withoutSecrets(err error, req *http.Request) error {
 	if text := err.Error(); words(text, req) != text {
 		return &hiding{err, words(text, req)}
@@ -117,7 +116,7 @@ func withoutSecrets(err error, req *http.Request) error {
 	return err
 }
 
-// errOddRedirect is a redirect that net/http would quote as it is, with its query.
+// errOddRedirect is a redirect that net/http would quote with its query.
 var errOddRedirect = errors.New("it redirects to an address that cannot be read")
 
 // checkLocation refuses such a redirect.
