@@ -23,7 +23,7 @@ type Blob struct {
 
 	mu      sync.Mutex
 	calls   map[int64]*call // guarded by mu; by chunk
-	recent  []recentChunk   // guarded by mu; that could not be written, the newest last
+	recent  []recentChunk   // guarded by mu; chunks that could not be written, the newest last
 	ahead   []int64         // guarded by mu; chunks to prefetch
 	workers int             // guarded by mu; goroutines that prefetch
 	removed bool            // guarded by mu
@@ -31,8 +31,8 @@ type Blob struct {
 
 var errRemoved = errors.New("the blob was removed from the cache")
 
-// Remove removes everything of the blob in the directory, and keeps nothing of it from now on.
-// Other processes keep what they have open for a while.
+// Remove removes all segments of the blob from the directory, and keeps nothing of it from now on.
+// Other processes keep their open files for a while.
 func (b *Blob) Remove() error {
 	b.mu.Lock()
 	b.removed, b.ahead, b.recent = true, nil, nil
@@ -61,7 +61,7 @@ func (s *slot) drop() {
 	}
 }
 
-// acquire returns the segment if it is open; the caller releases it.
+// acquire returns the segment if it is open. The caller releases it.
 func (s *slot) acquire() *segment {
 	if seg := s.segment.Load(); seg != nil && seg.acquire() {
 		return seg
@@ -72,8 +72,9 @@ func (s *slot) acquire() *segment {
 // Size is the blob's, bytes.
 func (b *Blob) Size() int64 { return b.opt.Size }
 
-// ReadAt fills p with the bytes from off on, and fetches those that are not here. It returns ctx's
-// error if that ends first, io.EOF past the end, and otherwise the last error of Fetch or Verify.
+// ReadAt fills p with the bytes from off on, and fetches those that are not in the directory. It
+// returns ctx's error if ctx ends first, io.EOF past the end, and otherwise the last error of Fetch
+// or Verify.
 func (b *Blob) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
 	if off < 0 {
 		return 0, fmt.Errorf("blob %s: read at %d", b.opt.Digest, off)
@@ -94,7 +95,7 @@ func (b *Blob) ReadAt(ctx context.Context, p []byte, off int64) (n int, err erro
 	return n, err
 }
 
-// readPart reads either the part of p that lies in one segment and is here, or one chunk.
+// readPart reads either the part of p that one segment has, or one chunk.
 func (b *Blob) readPart(ctx context.Context, p []byte, off int64) (int, error) {
 	p = p[:min(int64(len(p)), segmentSize-off%segmentSize)]
 	s := &b.slots[off/segmentSize]
@@ -109,7 +110,7 @@ func (b *Blob) readPart(ctx context.Context, p []byte, off int64) (int, error) {
 			if int64(n) == ready {
 				return n, nil
 			}
-			// Somebody has cut the file short, or storage fails. The chunk is fetched again.
+			// The file was cut short, or storage fails. The chunk is fetched again.
 			b.cache.warn("a segment of the cache cannot be read",
 				fmt.Errorf("%s: %w", s.name(), err))
 			s.drop()
@@ -128,8 +129,8 @@ func (b *Blob) readPart(ctx context.Context, p []byte, off int64) (int, error) {
 	return copy(p, content[off-chunk*b.opt.ChunkSize:]), nil
 }
 
-// readyIn is how many of the bytes from off on can be read from the segment's file. All of them lie
-// in the segment.
+// readyIn is how many of the bytes from off on can be read from the segment's file. All of them are
+// in the segment's range.
 func (b *Blob) readyIn(seg *segment, off, length int64) int64 {
 	if seg.missing.Load() == 0 {
 		return length
@@ -142,8 +143,8 @@ func (b *Blob) readyIn(seg *segment, off, length int64) int64 {
 	return min(at, end) - off
 }
 
-// Has reports whether a read of the range would find everything here and checked. It does not wait.
-// The answer may be out of date at once.
+// Has reports whether the directory has the range, checked. It does not wait. The answer may be out
+// of date at once.
 func (b *Blob) Has(off, length int64) bool {
 	length = min(length, b.opt.Size-off)
 	for length > 0 {
@@ -163,7 +164,7 @@ func (b *Blob) length(chunk int64) int64 {
 	return min(b.opt.ChunkSize, b.opt.Size-chunk*b.opt.ChunkSize)
 }
 
-// open returns the segment of a chunk, which the caller releases. An error says why there is none.
+// open returns the segment of a chunk, which the caller releases. After an error there is none.
 func (b *Blob) open(chunk int64) (*segment, error) {
 	s := &b.slots[chunk*b.opt.ChunkSize/segmentSize]
 	if seg := s.acquire(); seg != nil {
@@ -221,7 +222,7 @@ type recentChunk struct {
 // maxRecent is how many chunks that could not be written are kept in memory.
 const maxRecent = 8
 
-// recentlyLocked returns such a chunk, or nil.
+// recentlyLocked returns a chunk that could not be written, or nil.
 func (b *Blob) recentlyLocked(chunk int64) []byte {
 	for _, r := range b.recent {
 		if r.number == chunk {

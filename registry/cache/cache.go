@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// MinChunkSize and MaxChunkSize limit how much is fetched at once, bytes.
+	// MinChunkSize and MaxChunkSize limit the size of a fetch, in bytes.
 	MinChunkSize = 64 << 10
 	MaxChunkSize = 4 << 20
 	// MinSize is the smallest limit of a cache: a few segments of a few blobs. Bytes.
@@ -28,8 +28,8 @@ const (
 
 	// version is the directory of the format that this program uses.
 	version = "v1"
-	// fetches is how many chunks are fetched at once from one place, and prefetches how many of
-	// these may be chunks that nobody waits for.
+	// fetches is how many chunks are fetched at once from one place. prefetches is how many of them
+	// may be chunks that no reader waits for.
 	fetches    = 16
 	prefetches = 12
 	// maxOpen is how many segment files are kept open.
@@ -38,13 +38,12 @@ const (
 
 // Options say how a cache behaves.
 type Options struct {
-	// Size is the limit of the directory, for all processes together, in bytes. What is fetched
-	// meanwhile may exceed it for a moment. 0: no limit.
+	// Size is the limit of the directory, for all processes together, in bytes. Chunks that are
+	// being fetched may exceed it for a moment. 0: no limit.
 	Size int64
 	Log  *zap.Logger // nil: none
-	// Others reports other things that count towards Size and may be removed: things that somebody
-	// keeps in the directory beside the chunks. nil: nothing. However much it is, a quarter of Size
-	// is left for chunks.
+	// Others returns other things in the directory that count towards Size and may be removed. nil:
+	// there are none. A quarter of Size is always left for chunks.
 	Others func() ([]Other, error)
 }
 
@@ -53,19 +52,19 @@ type Other struct {
 	Name  string // for people
 	Bytes int64  // that it takes
 	Used  time.Time
-	// Remove removes it. If somebody uses it, it returns ErrInUse.
+	// Remove removes it. If it is in use, the error is ErrInUse.
 	Remove func() error
 }
 
-// ErrInUse says that something stays because it is in use.
+// ErrInUse says that a thing is in use, and stays.
 var ErrInUse = errors.New("it is in use")
 
 // Stats are the numbers of a cache since it was opened.
 type Stats struct {
 	Fetched      int64 // chunks that were fetched
 	FetchedBytes int64
-	Wrong        int64 // fetches that brought other content than their digest says
-	Damaged      int64 // chunks of the directory that had other content than was written
+	Wrong        int64 // fetches of content that did not match its digest
+	Damaged      int64 // chunks of the directory whose content had changed
 	Unsaved      int64 // chunks that could not be written to the directory
 }
 
@@ -91,8 +90,8 @@ type Cache struct {
 }
 
 // Open opens the cache in a directory, and makes the directory if it is missing. Several processes
-// may do so at once. The directory decides who may use it: if its group may write to it, that can
-// use everything in it, whichever user has made it.
+// may use it at once. The mode of the directory decides who may use it: if its group may write to
+// it, all members of the group can use everything in it.
 func Open(dir string, opt Options) (*Cache, error) {
 	if opt.Size != 0 && opt.Size < MinSize {
 		return nil, fmt.Errorf("the cache's size is %d bytes: want at least %d", opt.Size, MinSize)
@@ -133,16 +132,16 @@ func (c *Cache) Stats() Stats {
 // BlobOptions describe a blob and its origin.
 type BlobOptions struct {
 	Digest    string // names the blob, as sha256:0123...
-	From      string // where Fetch asks, such as a registry: if that is silent, no other one waits
+	From      string // source of Fetch, such as a registry; a silent one delays no other
 	Size      int64  // bytes
 	ChunkSize int64  // bytes, a power of 2 from MinChunkSize to MaxChunkSize
 	// Fetch fills p with one whole chunk: the bytes of the blob from off on. It may take long. It
-	// tries again by itself if that is worth it, until ctx ends. Any number of goroutines may call
-	// it.
+	// tries again by itself while that is worthwhile, until ctx ends. Any number of goroutines may
+	// call it.
 	Fetch func(ctx context.Context, p []byte, off int64) error
 	// Verify returns an error if p is not the content of the chunk with that number. A
-	// *fs.PathError says that nobody can tell now. nil: nothing can tell. Any number of goroutines
-	// may call it.
+	// *fs.PathError says that this cannot be checked now. nil: there is no way to check. Any number
+	// of goroutines may call it.
 	Verify func(chunk int64, p []byte) error
 }
 

@@ -17,10 +17,10 @@ const (
 	tries = 3
 	// othersTurn is how long to wait for another process that fetches the same chunk.
 	othersTurn = 10 * time.Second
-	// abandoned is how long a fetch goes on when nobody waits for it any more: a guest that gave up
-	// a slow read tries again.
+	// abandoned is how long a fetch goes on when no reader waits any more: a guest that gave up a
+	// slow read tries again.
 	abandoned = 30 * time.Second
-	// firstLook and lastLook bound the time between two looks. It doubles each time.
+	// firstLook and lastLook bound the time between two checks. It doubles each time.
 	firstLook = 2 * time.Millisecond
 	lastLook  = 100 * time.Millisecond
 )
@@ -30,11 +30,11 @@ type call struct {
 	done    chan struct{} // closed when content and err are set
 	content []byte
 	err     error
-	waiters int // guarded by Blob.mu; without any it ends after a while
+	waiters int // guarded by Blob.mu; without any, the call ends after a while
 	cancel  context.CancelFunc
 }
 
-// chunk returns the content of a chunk, from the directory or from far away. ahead says that nobody
+// chunk returns the content of a chunk, from the directory or by a fetch. ahead says that no reader
 // waits for it.
 func (b *Blob) chunk(ctx context.Context, number int64, ahead bool) ([]byte, error) {
 	b.mu.Lock()
@@ -78,7 +78,7 @@ func (b *Blob) chunk(ctx context.Context, number int64, ahead bool) ([]byte, err
 	return nil, ctx.Err()
 }
 
-// abandon ends a call that nobody waits for.
+// abandon ends a call without waiters.
 func (b *Blob) abandon(number int64, c *call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -86,7 +86,7 @@ func (b *Blob) abandon(number int64, c *call) {
 		return
 	}
 	c.cancel()
-	if b.calls[number] == c { // the next reader begins anew
+	if b.calls[number] == c { // the next reader begins a new call
 		delete(b.calls, number)
 	}
 }
@@ -150,12 +150,12 @@ func (b *Blob) find(seg *segment, number, i int64, p []byte) bool {
 	return true
 }
 
-// unsure reports whether an error of Verify says nothing about the content: what that is compared
-// with cannot be read or noted. Storage may be full, or the reader has closed its files.
+// unsure reports whether an error of Verify says nothing about the content: its digests cannot be
+// read or noted, because storage is full, or the reader has closed its files.
 func unsure(err error) bool { return errors.As(err, new(*fs.PathError)) }
 
 // await waits for another process that fetches the chunk, if there is one, and reports whether the
-// chunk is here then. If not, nobody else fetches it until unlock.
+// chunk is in the directory then. If not, nobody else fetches it until unlock.
 func (b *Blob) await(ctx context.Context, seg *segment, number, i int64, p []byte) (
 	unlock func(), found bool) {
 	begin := time.Now()
@@ -169,8 +169,7 @@ func (b *Blob) await(ctx context.Context, seg *segment, number, i int64, p []byt
 			b.cache.warn("the cache cannot be locked", err)
 			return func() {}, false
 		case time.Since(begin) > othersTurn:
-			// Two processes that fetch the same chunk are better than one that waits for another
-			// that hangs.
+			// Fetching the chunk twice is better than waiting for a process that hangs.
 			return func() {}, false
 		}
 		select {
@@ -181,7 +180,7 @@ func (b *Blob) await(ctx context.Context, seg *segment, number, i int64, p []byt
 	}
 }
 
-// fetch brings a chunk from far away. If its content is wrong, it tries once more.
+// fetch fetches a chunk. If its content is wrong, it tries again.
 func (b *Blob) fetch(ctx context.Context, number int64, p []byte, ahead bool) error {
 	release, err := b.turns.slot(ctx, ahead)
 	if err != nil {
@@ -215,11 +214,11 @@ func (b *Blob) fetch(ctx context.Context, number int64, p []byte, ahead bool) er
 	}
 }
 
-// turns are those of the fetches from one place.
+// turns limits the fetches from one place.
 type turns struct {
 	slots    chan struct{} // one for each fetch under way
-	prefetch chan struct{} // one for each fetch that nobody waits for
-	wanted   atomic.Int64  // fetches under way that somebody waits for
+	prefetch chan struct{} // one for each fetch that no reader waits for
+	wanted   atomic.Int64  // fetches under way that a reader waits for
 }
 
 func newTurns() *turns {
@@ -296,7 +295,7 @@ func (b *Blob) prefetch() {
 		// A reader of the chunk will find out about errors.
 		if _, err := b.chunk(b.cache.life, chunk, true); errors.Is(err, fs.ErrClosed) {
 			b.mu.Lock()
-			b.ahead = nil // nobody reads any more
+			b.ahead = nil // the readers have ended
 			b.mu.Unlock()
 		}
 	}

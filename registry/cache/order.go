@@ -10,26 +10,26 @@ import (
 
 const (
 	// orders is how many chunks of an order are fetched at once; beside is how many while a reader
-	// waits for a chunk that is on its way.
+	// waits for a fetch.
 	orders = 8
 	beside = 2
-	// besideLook is how often to look whether readers still wait.
+	// besideLook is how often to check whether readers still wait.
 	besideLook = 5 * time.Millisecond
 	// orderPart is the part of the cache's size that an order may take. Otherwise the end of the
-	// order could push out its beginning before that is read.
+	// order could replace its beginning before that is read.
 	orderPart = 4
 )
 
-// order is a list of chunks that are fetched one after the other, before anybody asks for them.
+// order is a list of chunks that are fetched one after the other, before they are read.
 type order struct {
 	mu   sync.Mutex
-	runs [][2]int64 // guarded by mu; the rest: first chunk and how many
+	runs [][2]int64 // guarded by mu; the runs left: first chunk and how many
 	left int64      // guarded by mu; how many chunks it may still fetch
 	busy int        // guarded by mu; how many are being fetched
 }
 
-// Order has chunks fetched in the given order. Each run is a chunk and how many chunks from there
-// on. It does not wait. Readers come first, and an order that exceeds its part of the cache is cut.
+// Order fetches chunks in the given order, in the background. Each run is a chunk and how many
+// chunks from there on. Readers come first, and an order that exceeds its part of the cache is cut.
 // The channel is closed when there is nothing left to fetch.
 func (b *Blob) Order(runs [][2]int64) <-chan struct{} {
 	o := &order{runs: slices.Clone(runs),
@@ -65,11 +65,11 @@ func (b *Blob) follow(o *order) {
 		known := b.calls[chunk] != nil || b.recentlyLocked(chunk) != nil
 		b.mu.Unlock()
 		if !known && !b.Has(chunk*b.opt.ChunkSize, b.length(chunk)) {
-			_, err = b.chunk(b.cache.life, chunk, true) // a reader will find out about errors
+			_, err = b.chunk(b.cache.life, chunk, true) // a reader reports errors
 		}
 		o.mu.Lock()
 		if o.busy--; errors.Is(err, fs.ErrClosed) {
-			o.left = 0 // nobody reads any more
+			o.left = 0 // the readers have ended
 		}
 		o.mu.Unlock()
 	}
@@ -93,8 +93,8 @@ func (o *order) next() (chunk int64, ok bool) {
 	return chunk, true
 }
 
-// giveWay waits while readers have chunks fetched and enough of the order is under way beside them.
-// It returns false when the cache is being closed.
+// giveWay waits while readers wait for fetches and enough of the order is under way. It returns
+// false when the cache is being closed.
 func (b *Blob) giveWay(o *order) bool {
 	for b.cache.life.Err() == nil {
 		o.mu.Lock()

@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// segmentSize is how much of a blob one file holds, in bytes. Segments are removed as a whole.
+// segmentSize is how much of a blob one file has, in bytes. Segments are removed as a whole.
 const segmentSize = 16 << 20
 
 // The header of a segment takes the first page of its file. A hole follows it, and the content
@@ -39,7 +39,7 @@ const (
 	chunksAt = 256 << 10
 )
 
-// errDamaged says that a segment file is not as this program has written it.
+// errDamaged says that a segment file was changed since it was written.
 var errDamaged = errors.New("is damaged")
 
 // segmentHeader says which segment a file is.
@@ -65,14 +65,14 @@ func (h segmentHeader) encode() []byte {
 	return p
 }
 
-// contentSum is the header's entry for a chunk that is here.
+// contentSum is the header's entry for a chunk that the segment has.
 func contentSum(p []byte) uint64 { return max(xxhash.Sum64(p), 1) }
 
 // segment is an open segment file. Its count of users begins with the blob that opened it.
 type segment struct {
 	file    *os.File
-	checked []atomic.Bool // by chunk of the segment: its content here was checked by this process
-	missing atomic.Int32  // how many chunks were not checked yet
+	checked []atomic.Bool // by chunk of the segment: this process has checked its content
+	missing atomic.Int32  // number of chunks that were not checked yet
 	used    atomic.Bool   // since the sweeper last looked
 
 	users  atomic.Int32
@@ -94,11 +94,11 @@ func (s *segment) acquire() bool {
 
 func (s *segment) release() {
 	if s.users.Add(-1) == 0 {
-		s.file.Close() // no promise was made about its content
+		s.file.Close() // its content need not be durable
 	}
 }
 
-// retire gives up the use that keeps an unused segment open. Only the first call does anything.
+// retire ends the use that keeps an unused segment open. Only the first call does anything.
 func (s *segment) retire() { s.closed.Do(s.release) }
 
 // openSegment opens the file of a segment. It makes the file if it is missing, and replaces it if
@@ -168,7 +168,7 @@ func (s *segment) check(i int64) {
 	}
 }
 
-// load reads chunk i of the segment. ok: it is here, and is what was written.
+// load reads chunk i of the segment. It returns true if the segment has the chunk, unchanged.
 func (s *segment) load(i int64, p []byte) (ok bool) {
 	var stored [sumSize]byte
 	if _, err := s.file.ReadAt(stored[:], sumsAt+i*sumSize); err != nil {
@@ -178,7 +178,7 @@ func (s *segment) load(i int64, p []byte) (ok bool) {
 	if sum == 0 {
 		return false
 	}
-	// A chunk of the blob's end is shorter than others.
+	// The last chunk of the blob is shorter.
 	if _, err := s.file.ReadAt(p, s.at(i)); err != nil {
 		return false
 	}
@@ -186,7 +186,7 @@ func (s *segment) load(i int64, p []byte) (ok bool) {
 }
 
 // store writes chunk i. Its sum is written after the content: if the process dies in between, the
-// chunk is not here.
+// segment does not have the chunk.
 func (s *segment) store(i int64, p []byte) error {
 	if _, err := s.file.WriteAt(p, s.at(i)); err != nil {
 		return err
@@ -197,7 +197,7 @@ func (s *segment) store(i int64, p []byte) error {
 	return err
 }
 
-// forget marks the chunk as not here.
+// forget removes the chunk from the segment's header.
 func (s *segment) forget(i int64) error {
 	_, err := s.file.WriteAt(make([]byte, sumSize), sumsAt+i*sumSize)
 	return err
@@ -208,7 +208,7 @@ func (s *segment) at(i int64) int64 {
 	return chunksAt + i*(segmentSize/int64(len(s.checked)))
 }
 
-// unlinked reports whether somebody has removed the file.
+// unlinked reports whether the file was removed.
 func (s *segment) unlinked() bool {
 	var st unix.Stat_t
 	return unix.Fstat(int(s.file.Fd()), &st) == nil && st.Nlink == 0

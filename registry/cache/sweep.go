@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	// sweepEvery is how often the sweeper looks. So this is how exactly it knows the order of use.
+	// sweepEvery is how often the sweeper looks, and so how exactly it knows the order of use.
 	sweepEvery = 30 * time.Second
 	// enough is the part of the limit to which a cache that is too large is reduced.
 	enough = 0.9
-	// leastChunks is the part of the limit that chunks always have, 1/leastChunks, so that what
-	// others keep in the directory and use does not take all of it.
+	// leastChunks is the part of the limit that chunks always have, 1/leastChunks, so that Others
+	// in use do not take all of it.
 	leastChunks = 4
 )
 
@@ -57,8 +57,8 @@ func (c *Cache) sweep() {
 	}
 }
 
-// touch tells all processes which segments this one has used, and closes those that another one
-// removed.
+// touch tells all processes which segments this one has used, and closes segments that another one
+// has removed.
 func (c *Cache) touch() {
 	c.mu.Lock()
 	open := slices.Clone(c.open)
@@ -79,12 +79,12 @@ func (c *Cache) touch() {
 	}
 }
 
-// found is a segment file of the directory, or something that others keep there.
+// found is a segment file of the directory, or one of Others.
 type found struct {
 	name   string
 	bytes  int64 // that it takes
 	used   time.Time
-	remove func() error // of others; nil: it is a segment
+	remove func() error // of Others; nil: it is a segment
 }
 
 // shrink removes segments if the directory is over its limit, unless another process does.
@@ -126,7 +126,7 @@ func (c *Cache) shrink() error {
 			continue
 		}
 		if bad := c.removeFound(f); bad != nil {
-			if !errors.Is(bad, ErrInUse) { // such as somebody else's: others may go
+			if !errors.Is(bad, ErrInUse) { // no permission, for example: others may go
 				err = bad
 			}
 			continue
@@ -157,7 +157,7 @@ func (c *Cache) removeFound(f found) error {
 	return nil
 }
 
-// segments are all segment files in the directory, of every process, and how many bytes they take.
+// segments returns all segment files in the directory, of every process, and their size in bytes.
 func (c *Cache) segments() (all []found, total int64, err error) {
 	err = fs.WalkDir(c.root.FS(), version, func(name string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -184,7 +184,7 @@ func (c *Cache) segments() (all []found, total int64, err error) {
 	return all, total, err
 }
 
-// removeEmpty removes empty directories. One that has become used again by then stays.
+// removeEmpty removes empty directories. If one is in use again by then, it stays.
 func (c *Cache) removeEmpty(all []found) {
 	seen := make(map[string]bool)
 	for _, f := range all {
@@ -201,6 +201,6 @@ func (c *Cache) removeEmpty(all []found) {
 	// the inner ones first
 	inner := func(a, b string) int { return len(b) - len(a) }
 	for _, dir := range slices.SortedFunc(maps.Keys(seen), inner) {
-		_ = c.root.Remove(dir) // it is not empty, mostly
+		_ = c.root.Remove(dir) // mostly it is not empty
 	}
 }

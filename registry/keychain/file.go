@@ -23,8 +23,8 @@ import (
 	"kubevirt.io/disk/registry/internal/bounded"
 )
 
-// credentialFile is what docker login, podman login and kubectl write: credentials by registry or
-// repository, and the programs that keep others.
+// credentialFile is a file that docker login, podman login or kubectl writes: credentials by
+// registry or repository, and the programs that have others.
 type credentialFile struct {
 	place   string
 	Auths   map[string]json.RawMessage `json:"auths"`
@@ -32,11 +32,11 @@ type credentialFile struct {
 	Helpers map[string]string          `json:"credHelpers"`
 }
 
-// legacyConfig is the name of docker's first file of credentials, which has nothing but the auths.
+// legacyConfig is the name of docker's first file of credentials, which has only the auths.
 const legacyConfig = ".dockercfg"
 
-// configNames are the names to look for in a directory: that of a mounted Kubernetes pull secret,
-// docker's own, podman's, and docker's first.
+// configNames are the names to look for in a directory: of a mounted Kubernetes pull secret, of
+// docker, of podman, and of docker's first versions.
 var configNames = []string{".dockerconfigjson", "config.json", "auth.json", legacyConfig}
 
 // readConfig reads a file of credentials, or the one in a directory. An error never contains its
@@ -78,7 +78,7 @@ func parseConfig(place string, content []byte) (*credentialFile, error) {
 	if filepath.Base(place) == legacyConfig {
 		into = &parsed.Auths
 	}
-	// An empty file is one without credentials. What an error says may contain a part of the
+	// An empty file has no credentials. The text of a decoder's error may contain a part of the
 	// content.
 	if err := json.NewDecoder(bytes.NewReader(content)).Decode(into); err != nil && err != io.EOF {
 		return nil, fmt.Errorf(
@@ -87,13 +87,13 @@ func parseConfig(place string, content []byte) (*credentialFile, error) {
 	return parsed, nil
 }
 
-// credential finds the credential for a repository. Zero: none. It tells problem what cannot be
-// used, and goes on without it.
+// credential finds the credential for a repository. Zero: none. It calls problem with errors of
+// entries and programs that cannot be used, and goes on without these.
 func (c *credentialFile) credential(ctx context.Context, target authn.Resource,
 	problem func(error)) authn.AuthConfig {
 	host := target.RegistryStr()
 	named := matches(c.Auths, target)
-	// An entry for a part of the registry is meant more than a program for all of it.
+	// An entry for a part of the registry is more specific than a program for all of it.
 	parts := slices.IndexFunc(named, func(m match) bool { return m.path == "" || m.vague > 0 })
 	if parts < 0 {
 		parts = len(named)
@@ -119,8 +119,8 @@ func (c *credentialFile) credential(ctx context.Context, target authn.Resource,
 	return c.entry(named[parts:], problem)
 }
 
-// entry is the first of the entries that is a credential. docker writes empty ones for what a
-// program keeps.
+// entry is the first of the entries that is a credential. docker writes empty entries for
+// credentials that a program has.
 func (c *credentialFile) entry(named []match, problem func(error)) authn.AuthConfig {
 	for _, m := range named {
 		var found authn.AuthConfig
@@ -129,7 +129,7 @@ func (c *credentialFile) entry(named []match, problem func(error)) authn.AuthCon
 				"that can be read: log in to it again; going on without it", c.place, m.key))
 			continue
 		}
-		found.Auth = "" // it is in Username and Password, and may lack padding
+		found.Auth = "" // it is in Username and Password now, and may lack padding
 		found.Password = strings.Trim(found.Password, "\x00")
 		if found != (authn.AuthConfig{}) {
 			return found
@@ -141,14 +141,14 @@ func (c *credentialFile) entry(named []match, problem func(error)) authn.AuthCon
 // match is a key that covers a repository.
 type match struct {
 	key  string
-	path string // what it names below the registry
-	// vague is how far the key is from naming the registry: 0 names it, 1 has wildcards in its
-	// host, 2 is the address of something else there, as docker once wrote for the registry itself.
+	path string // its path below the registry
+	// vague is how inexactly the key names the registry: 0: exactly; 1: by wildcards in the host;
+	// 2: by the address of something else there, as docker once wrote for the registry.
 	vague int
 }
 
-// matches are the keys that cover a repository, the best first: that which names most of its path,
-// as for podman and the kubelet.
+// matches are the keys that cover a repository, the best first: as for podman and the kubelet, the
+// one that names most of its path.
 func matches[V any](of map[string]V, target authn.Resource) []match {
 	var all []match
 	host, repository, _ := strings.Cut(target.String(), "/")
@@ -178,8 +178,8 @@ func matches[V any](of map[string]V, target authn.Resource) []match {
 	return all
 }
 
-// splitKey reads the key of an entry: HOST, HOST/PATH, or the address of a registry, which may name
-// a version of its interface.
+// splitKey parses the key of an entry: HOST, HOST/PATH, or the address of a registry, which may
+// have a version of its interface.
 func splitKey(key string) (host, path string, address bool) {
 	for _, scheme := range []string{"https://", "http://"} {
 		if rest, ok := strings.CutPrefix(key, scheme); ok {
@@ -204,8 +204,8 @@ func hubName(host string) string {
 	return host
 }
 
-// hostMatches tells whether the host of a key has wildcards and covers a host: each label by
-// itself, and the same port.
+// hostMatches reports whether the host of a key has wildcards and covers a host: each label by
+// itself, with the same port.
 func hostMatches(pattern, host string) bool {
 	if !strings.ContainsAny(pattern, "*?[") {
 		return false

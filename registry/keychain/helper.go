@@ -14,15 +14,15 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 )
 
-// helperTime is how long a program that keeps credentials may take. Some ask a cloud first.
+// helperTime is how long a credential helper may take. Some first ask a cloud.
 const helperTime = 20 * time.Second
 
-// tokenUser is the user name by which such a program says that the secret is an identity token.
+// tokenUser is the user name by which a helper says that the secret is an identity token.
 const tokenUser = "<token>"
 
-// helperKeys are the names under which a registry's credential may be kept, docker's first: docker
-// and podman have not the same name for Docker Hub. key is how the file names the registry, if it
-// does.
+// helperKeys are the names under which a registry's credential may be stored, docker's first:
+// docker and podman have different names for Docker Hub. key is the name in the file, if it has
+// one.
 func helperKeys(host, key string) []string {
 	keys := []string{host}
 	if hubName(host) == name.DefaultRegistry {
@@ -34,8 +34,8 @@ func helperKeys(host, key string) []string {
 	return keys
 }
 
-// askHelper asks the program for the first credential that it has under one of the keys. Zero: it
-// has none. The error says nothing that the program has printed: it may be a secret.
+// askHelper asks the helper for the first credential that it has under one of the keys. Zero: it
+// has none. The error does not contain the helper's output, which may be a secret.
 func askHelper(ctx context.Context, helper string, keys []string) (authn.AuthConfig, error) {
 	ctx, cancel := context.WithTimeout(ctx, helperTime)
 	defer cancel()
@@ -66,7 +66,7 @@ func askHelper(ctx context.Context, helper string, keys []string) (authn.AuthCon
 	return authn.AuthConfig{}, nil
 }
 
-// helperProgram is one run of such a program.
+// helperProgram is one run of a helper.
 type helperProgram struct {
 	ctx context.Context
 	cmd *exec.Cmd

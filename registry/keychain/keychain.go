@@ -1,5 +1,5 @@
-// Package keychain finds credentials for registries where docker, podman, skopeo and the kubelet
-// keep theirs: in files, a variable, and the programs that files name. A credential is never part
+// Package keychain finds credentials for registries in the places of docker, podman, skopeo and the
+// kubelet: files, a variable, and helper programs that the files name. A credential is never part
 // of an error or of a warning.
 package keychain
 
@@ -27,12 +27,12 @@ func (Credential) String() string   { return "(credential)" }
 func (Credential) GoString() string { return "(credential)" }
 
 // Keychain finds the credential for a repository: Own for the registry Host, or else one in File,
-// or where the others keep theirs. Any number of goroutines may use it.
+// or in the usual places. Any number of goroutines may use it.
 type Keychain struct {
-	File string // of credentials, or a directory with one; "": where the others look
+	File string // of credentials, or a directory with one; "": the usual places
 	Own  Credential
 	Host string
-	Warn func(text string) // is told once of each thing that cannot be used
+	Warn func(text string) // called once for each thing that cannot be used
 
 	warned sync.Map // what Warn was called with
 }
@@ -46,19 +46,18 @@ func (k *Keychain) Check() error {
 	return err
 }
 
-// For returns the credential for a repository, or for an address. It is looked up when it is
-// needed, and again when it is old.
+// For returns an authenticator for a repository, or for an address. It looks the credential up when
+// it needs one, and again when the credential is old.
 func (k *Keychain) For(target authn.Resource) authn.ContextAuthenticator {
 	return &looked{keychain: k, target: target}
 }
 
-// Resolve is what go-containerregistry calls. The result looks the credential up again when it is
-// old.
+// Resolve is for go-containerregistry. Its result looks the credential up again when it is old.
 func (k *Keychain) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	return k.ResolveContext(context.Background(), target)
 }
 
-// ResolveContext is Resolve for a caller that may give up.
+// ResolveContext is Resolve with a context.
 func (k *Keychain) ResolveContext(ctx context.Context,
 	target authn.Resource) (authn.Authenticator, error) {
 	a := &looked{keychain: k, target: target}
@@ -71,9 +70,9 @@ func (k *Keychain) ResolveContext(ctx context.Context,
 	return a, nil
 }
 
-// lookup finds the credential for a repository. None is no error, because public images need none.
-// Neither is a place, an entry or a helper that cannot be used: the user is told, and if the
-// credential is missed, the registry says so. An error is a named file that cannot be read.
+// lookup finds the credential for a repository. No credential is no error, because public images
+// need none. Nor is a place, an entry or a helper that cannot be used: the user gets a warning, and
+// the registry an unauthenticated request. It is an error if the named file cannot be read.
 func (k *Keychain) lookup(ctx context.Context, target authn.Resource) (authn.AuthConfig, error) {
 	if k.Own != (Credential{}) && target.RegistryStr() == k.Host {
 		return authn.AuthConfig{Username: k.Own.Username, Password: k.Own.Password}, nil
@@ -98,7 +97,7 @@ func (k *Keychain) lookup(ctx context.Context, target authn.Resource) (authn.Aut
 	return authn.AuthConfig{}, nil
 }
 
-// problem tells the user once about something that cannot be used.
+// problem warns the user once of something that cannot be used.
 func (k *Keychain) problem(err error) {
 	if _, told := k.warned.LoadOrStore(err.Error(), true); !told {
 		k.Warn(err.Error())

@@ -13,11 +13,11 @@ import (
 // place is where credentials may be: a file, or the text of a variable.
 type place struct {
 	name  string
-	text  string // in place of the content of a file
-	named bool   // a variable names the file, so it should be there
+	text  string // instead of the content of a file
+	named bool   // a variable names the file, so it should exist
 }
 
-// Read reads the credentials. A file that is not there has none.
+// read reads the credentials. A file that does not exist has none.
 func (p place) read() (*credentialFile, error) {
 	if p.text != "" {
 		return parseConfig(p.name, []byte(p.text))
@@ -30,7 +30,7 @@ func (p place) read() (*credentialFile, error) {
 	return c, err
 }
 
-// usualPlaces are where docker, podman, skopeo and the kubelet look for credentials.
+// usualPlaces are the places of credentials for docker, podman, skopeo and the kubelet.
 func usualPlaces() []place {
 	home, err := os.UserHomeDir()
 	if err != nil {
@@ -41,10 +41,10 @@ func usualPlaces() []place {
 	return placesOf(os.Getenv, home, os.Getuid())
 }
 
-// placesOf are the places for somebody. What a variable names comes before what is always there.
-// As for these programs, REGISTRY_AUTH_FILE stands for the file of the login session, and
-// DOCKER_CONFIG for docker's directory in the home. A file in the working directory, where the
-// kubelet looks, too, is none: anybody may have put it there, and it may name programs to run.
+// placesOf are the places for a user. Places that a variable names come before the others. As for
+// these programs, REGISTRY_AUTH_FILE replaces the file of the login session, and DOCKER_CONFIG
+// docker's directory in the home. The working directory is none, although the kubelet looks there:
+// anybody may have put a file there, which may name programs to run.
 func placesOf(env func(string) string, home string, uid int) []place {
 	const podman = "containers/auth.json"
 	var all []place
@@ -81,7 +81,7 @@ func placesOf(env func(string) string, home string, uid int) []place {
 		add(home, ".docker/config.json")
 	}
 	add(home, legacyConfig)
-	if uid == 0 { // the kubelet's own
+	if uid == 0 { // the kubelet's own files
 		add("/var/lib/kubelet", "config.json")
 		add("/var/lib/kubelet", legacyConfig)
 		add("/", ".docker/config.json")

@@ -11,25 +11,24 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// Chunks is a file by the digests of its chunks: they tell which chunks are zeros, and whether
-// content is right.
+// Chunks are the digests of a file's chunks. They tell which chunks are zeros, and check content.
 type Chunks struct {
-	// Name is a digest of the digests. Equal chunks make an equal file, in whichever layer it is.
+	// Name is a digest of the digests. Equal chunks make an equal file, in every layer.
 	Name string
 
-	size, chunk int64             // of the file, and of one digest; bytes
+	size, chunk int64             // of the file, and of the range of one digest; bytes
 	digests     io.ReaderAt       // one after the other
-	whole, last [sha256.Size]byte // of as many zeros as a whole chunk has, and the last one
+	whole, last [sha256.Size]byte // digests of a whole chunk of zeros, and of a last one
 	zeros       bitset.Set        // the chunks that are zeros
 }
 
-// DigestsOf are the digests of a file's chunks.
+// DigestsOf returns the digests of a file's chunks.
 func (x *Index) DigestsOf(f *IndexFile) *io.SectionReader {
 	return io.NewSectionReader(x.Digests, f.FirstChunk*DigestSize,
 		f.Chunks(x.ChunkSize)*DigestSize)
 }
 
-// ChunksOf are the chunks of a file of the index. It reads all their digests once.
+// ChunksOf returns the chunks of a file of the index. It reads all their digests once.
 func (x *Index) ChunksOf(f *IndexFile) (*Chunks, error) {
 	size, chunk, digests := f.Size, x.ChunkSize, x.DigestsOf(f)
 	c := &Chunks{size: size, chunk: chunk, digests: digests}
@@ -58,7 +57,7 @@ func (x *Index) ChunksOf(f *IndexFile) (*Chunks, error) {
 	return c, nil
 }
 
-// zerosOf is the digest that a chunk of zeros has.
+// zerosOf is the digest of zeros as long as the chunk.
 func (c *Chunks) zerosOf(chunk int64) [sha256.Size]byte {
 	if (chunk+1)*c.chunk > c.size {
 		return c.last
@@ -75,8 +74,8 @@ func (c *Chunks) Run(off, length int64) (n int64, zero bool) {
 	return min((first+chunks)*c.chunk, end) - off, zero
 }
 
-// Check compares whole chunks, of which the first begins at off, with their digests. Content with
-// another digest is a *transport.DigestError.
+// Check compares whole chunks, of which the first begins at off, with their digests. For wrong
+// content the error is a *transport.DigestError.
 func (c *Chunks) Check(p []byte, off int64) error {
 	for i := off / c.chunk; len(p) > 0; i++ {
 		n := min(int64(len(p)), c.chunk)
@@ -93,7 +92,8 @@ func (c *Chunks) Check(p []byte, off int64) error {
 	return nil
 }
 
-// CheckSum compares content with its digest. Other content is a *transport.DigestError.
+// CheckSum compares content with its digest. For wrong content the error is a
+// *transport.DigestError.
 func CheckSum(p []byte, want [DigestSize]byte) error {
 	if got := sha256.Sum256(p); got != want {
 		return &transport.DigestError{Want: fmt.Sprintf("sha256:%x", want),

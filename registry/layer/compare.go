@@ -19,14 +19,14 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// A table of contents describes the tar archive in its layer. Whoever scans or unpacks the layer
-// reads the archive, and a guest what the table says. So both are compared.
+// A table of contents describes the tar archive in its layer. Scanning and unpacking read the
+// archive, but a guest reads what the table says. So both are compared.
 
-// Comparison compares a table of contents with its archive while somebody reads that. nil: there is
+// Comparison compares a table of contents with its archive while the archive is read. nil: there is
 // no table.
 type Comparison struct {
 	toc   *Contents
-	wrong map[string]bool // files with other content, or whose content was not read to its end
+	wrong map[string]bool // files whose content differs or was not read to its end
 }
 
 // Comparison begins to compare.
@@ -42,7 +42,7 @@ func (c *Comparison) Content(e *Entry, content io.Reader) io.Reader {
 	}
 	delete(c.wrong, e.Name)
 	p := c.toc.Files[e.Name]
-	if p == nil || p.Size != e.Size || p.Size == 0 { // Differs sees that
+	if p == nil || p.Size != e.Size || p.Size == 0 { // Differs reports that
 		return content
 	}
 	if c.wrong[e.Name] = true; e.Sparse { // no table describes one, and its holes have no end
@@ -52,7 +52,7 @@ func (c *Comparison) Content(e *Entry, content io.Reader) io.Reader {
 }
 
 // Differs says where the table differs from the archive, whose content was passed to Content. "":
-// nowhere.
+// it does not differ.
 func (c *Comparison) Differs(archive *List) string {
 	if c == nil {
 		return ""
@@ -89,12 +89,12 @@ func sameNames(a, b []string) bool {
 	return slices.Equal(set(a), set(b))
 }
 
-// comparedFile is the content of a file, of which each chunk is compared with the table.
+// comparedFile is the content of a file, whose chunks are compared with the table.
 type comparedFile struct {
 	in    io.Reader
 	name  string
-	table []byte // of the chunks that are left
-	at    int64  // in the first of them
+	table []byte // of the chunks left
+	at    int64  // bytes read of the first of them
 	hash  hash.Hash
 	bad   bool
 	of    *Comparison
@@ -130,9 +130,9 @@ func (f *comparedFile) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Compare says where the table of contents of a layer differs from its archive. "": nowhere. Unless
-// whole is set, it leaves out the content of files that lie where the table says: that has digests
-// of its own. memory is as for Open.
+// Compare says where the table of contents of a layer differs from its archive. "": it does not
+// differ. Unless whole is set, it leaves out the content of files that lie where the table says:
+// the table has digests for it. memory is as for Open.
 func (l *Contents) Compare(ctx context.Context, from *transport.Blob, whole bool, memory int64) (
 	why string, err error) {
 	if !whole {
@@ -140,7 +140,7 @@ func (l *Contents) Compare(ctx context.Context, from *transport.Blob, whole bool
 		if why == "" || err != nil {
 			return "", err
 		}
-		// It was read by ranges, which verifies nothing. Perhaps what came was changed on its way.
+		// This was read by ranges, which verifies nothing. It may have been changed on its way.
 	}
 	return l.compareAll(ctx, from, memory)
 }
@@ -166,7 +166,7 @@ func (l *Contents) compareAll(ctx context.Context, from *transport.Blob, memory 
 	}
 	var content *contentError
 	switch err = in.Explain(err); {
-	case ctx.Err() != nil: // nothing was found out
+	case ctx.Err() != nil: // the comparison was not completed
 		return "", ctx.Err()
 	case errors.As(err, &content):
 		return content.Error(), nil
@@ -178,10 +178,10 @@ func (l *Contents) compareAll(ctx context.Context, from *transport.Blob, memory 
 	return c.Differs(list), nil
 }
 
-// NoArchive is how the table of a layer differs that is a disk by itself.
+// NoArchive is the difference for a layer with a table that is a disk by itself.
 const NoArchive = "the layer is no archive"
 
-// readTar reads the archive with its content, but for files that skip leaves out.
+// readTar reads the archive with its content, except for files that skip leaves out.
 func (c *Comparison) readTar(r io.Reader, skip func(p *Part) (bool, error)) (*List, error) {
 	return ReadTar(r, DiskDir, func(e *Entry, content io.Reader) error {
 		content = c.Content(e, content)
@@ -199,7 +199,8 @@ func (c *Comparison) readTar(r io.Reader, skip func(p *Part) (bool, error)) (*Li
 	})
 }
 
-// compareHeaders leaves out what it can. If there is nothing of that, it says so and reads nothing.
+// compareHeaders leaves out as much content as it can. If it cannot leave out any, it says so and
+// reads nothing.
 func (l *Contents) compareHeaders(ctx context.Context, from *transport.Blob) (why string,
 	err error) {
 	a := &archive{ctx: ctx, of: from}
@@ -231,22 +232,22 @@ func (l *Contents) compareHeaders(ctx context.Context, from *transport.Blob) (wh
 	return c.Differs(list), nil
 }
 
-// archive is the content of a layer that is compressed in chunks. It is read from its beginning,
-// but for the content of files, and in pieces that end where a file's content begins. What is
-// compressed is a sequence of members (RFC 1952, section 2.2) or frames (RFC 8878, section 3.1), so
-// a place where one begins divides it.
+// archive is the content of a layer that is compressed in chunks. It is read from its beginning, in
+// pieces that end where a file's content begins; that content is left out. The compressed data is a
+// sequence of members (RFC 1952, section 2.2) or frames (RFC 8878, section 3.1), so it can be cut
+// where one begins.
 type archive struct {
 	ctx      context.Context
 	of       *transport.Blob
 	codec    string
 	cuts     []int64 // where pieces end; ascending, the layer's end last
-	off, end int64   // of the piece that is read
+	off, end int64   // of the present piece
 	n        int64   // bytes of its content that were read
 	in       io.Reader
 	raw      io.ReadCloser
 	closeIn  func()
 	failed   error // of reading the layer
-	next     *Part // whose content comes now and is skipped; nil: none
+	next     *Part // the part whose content comes next and is skipped; nil: none
 }
 
 // open begins the piece at off.
@@ -281,7 +282,7 @@ func (a *archive) close() {
 	a.raw, a.closeIn = nil, nil
 }
 
-// failingRaw remembers an error, so that it is not taken for one of the content.
+// failingRaw remembers a read error, so that it is not taken for an error of the content.
 type failingRaw struct {
 	io.Reader
 	failed *error
@@ -334,13 +335,13 @@ func (a *archive) skip(p *Part) (bool, error) {
 			a.in = io.MultiReader(bytes.NewReader(one[:n]), a.in)
 		}
 	}
-	if here && p.Size > 1 { // a tar.Reader seeks over no less
+	if here && p.Size > 1 { // a tar.Reader does not seek over less
 		a.next = p
 	}
 	return a.next != nil, nil
 }
 
-// Seek lets a tar.Reader leave out the content of a file, but for its last byte.
+// Seek lets a tar.Reader leave out the content of a file, except for its last byte.
 func (a *archive) Seek(off int64, whence int) (int64, error) {
 	p := a.next
 	switch {
@@ -353,7 +354,7 @@ func (a *archive) Seek(off int64, whence int) (int64, error) {
 	}
 	i := len(p.Table)/TableEntry - 1
 	last := ChunkAt(p.Table, i)
-	begin := p.Size - last.Size // in the file, of what lies at last.Off
+	begin := p.Size - last.Size // offset in the file of the byte at last.Off
 	for ; last.Zeros && i > 0; i-- {
 		before := ChunkAt(p.Table, i-1)
 		if before.Off != last.Off {

@@ -1,9 +1,9 @@
 // Package layer reads and makes the layers of images with disks: archives, tables of contents, and
-// the index of an image. The verbs of registry call it. It decides nothing about images, and keeps
+// the index of an image. Package registry calls it. It decides nothing about images, and stores
 // nothing.
 //
-// What it reads comes from strangers: sizes, counts and names are bounded before anything is made
-// of them. Large lists of digests stay in files.
+// Its input comes from strangers: sizes, counts and names are bounded before they are used. Large
+// lists of digests stay in files.
 package layer
 
 import v1 "github.com/google/go-containerregistry/pkg/v1"

@@ -18,7 +18,7 @@ type Part struct {
 	Layer string   `json:"layer"`           // its digest
 	// Offset is where the file begins in a layer that is not compressed.
 	Offset int64 `json:"offset,omitempty"`
-	// Chunks are the digests of its chunks of IndexChunk bytes. nil: nothing vouches for the file
+	// Chunks are the digests of its chunks of IndexChunk bytes. nil: nothing verifies the file
 	// before the layer is complete, unless it has a Table.
 	Chunks []byte `json:"chunks,omitempty"`
 	// Table has the chunks of a file that is compressed in chunks, each with a digest. Codec is the
@@ -39,14 +39,14 @@ func (u *Unsuited) Error() string { return u.Why }
 type Contents struct {
 	List  *List
 	Files map[string]*Part // regular files, by name
-	// Walked: the layer was read by ranges, and nobody has verified it yet
+	// Walked: the layer was read by ranges, and was not verified yet
 	Walked bool
 }
 
 // maxWalked is the most files that a layer may have if their headers are fetched one by one.
 const maxWalked = 16 << 10
 
-// Shown are the files of the layer that the layers above it do not hide.
+// Shown returns the files of the layer that the layers above it do not hide.
 func (l *Contents) Shown(shade *Shadow) (all []*Part, err error) {
 	made := make(map[*Part]*Part)
 	for _, name := range slices.Sorted(maps.Keys(l.List.Entries)) {
@@ -55,7 +55,7 @@ func (l *Contents) Shown(shade *Shadow) (all []*Part, err error) {
 			continue
 		}
 		if e.Kind == EntryFile && e.Size == 0 && image.PassOver(name, 0, false) {
-			continue // nobody reads it, so it need not be readable
+			continue // it is hidden, so it need not be readable
 		}
 		from := e
 		if e.Kind == EntryLink {
@@ -63,7 +63,7 @@ func (l *Contents) Shown(shade *Shadow) (all []*Part, err error) {
 		}
 		if from == nil || from.Kind != EntryFile || name == DiskDir || l.Files[from.Name] == nil {
 			// The file may be a link that leads elsewhere, a device or a sparse file. Fetching the
-			// image shows what it is, and whether that matters.
+			// image shows what it is, and whether it matters.
 			return nil, &Unsuited{fmt.Sprintf("has %q, which cannot be read by ranges", name)}
 		}
 		if p := made[l.Files[from.Name]]; p != nil {

@@ -18,9 +18,8 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// The index of an image says for each of its disks where it lies, and which digests its chunks
-// have. It is a layer of its own, so the manifest vouches for it. docs/registry-index.md has the
-// format.
+// The index of an image says for each of its disks where it lies, and the digests of its chunks. It
+// is a layer of its own, so the manifest vouches for it. docs/registry-index.md has the format.
 const (
 	// AnnotationIndex marks the layer in the manifest; its value is the version of the format.
 	AnnotationIndex = "io.kubevirt.disk.index"
@@ -51,11 +50,11 @@ type Index struct {
 	ChunkSize int64       `json:"chunkSize"`
 	Files     []IndexFile `json:"files"`
 
-	// Digests are those of the chunks, one after the other. They may take hundreds of MiB, so they
-	// are read where they lie.
+	// Digests are the digests of the chunks, one after the other. They may take hundreds of MiB, so
+	// they stay in the file.
 	Digests *io.SectionReader `json:"-"`
 	Packed  *io.SectionReader `json:"-"` // the ranges in Metadata of all files, in order, as zstd; nil: none
-	Tables  *os.File          `json:"-"` // the same, unpacked; nil: not unpacked, or there is none
+	Tables  *os.File          `json:"-"` // Packed, decompressed; nil: not decompressed yet, or there is none
 	file    *os.File          // has digests and packed; nil: they are in memory
 }
 
@@ -82,7 +81,7 @@ func (x *Index) Layer(withDir bool) ([]byte, error) {
 	}
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	if withDir { // unless the base image has it
+	if withDir { // unless the base image has the directory
 		err = errors.Join(err, w.WriteHeader(tarHeader(DiskDir+"/", tar.TypeDir, 0o555, 0)))
 	}
 	err = errors.Join(err, w.WriteHeader(tarHeader(indexDir+"/", tar.TypeDir, 0o555, 0)))
@@ -106,7 +105,7 @@ func (x *Index) Layer(withDir bool) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// IndexBy finds the layer of the index, has read read it, and checks that it describes all disks.
+// IndexBy finds the layer of the index, calls read with it, and checks that it describes all disks.
 func IndexBy(r *transport.Image, read func(desc descriptor) (*Index, error)) (*Index, error) {
 	layers := r.Manifest.Layers
 	i := slices.IndexFunc(layers, func(desc descriptor) bool {
@@ -131,8 +130,8 @@ func IndexBy(r *transport.Image, read func(desc descriptor) (*Index, error)) (*I
 	return x, nil
 }
 
-// ParseIndex reads and checks an index layer. It compares what the index says about layers with the
-// manifest. It copies the whole layer to keep, where the digests and tables are read later.
+// ParseIndex parses and checks an index layer. It compares what the index says about layers with
+// the manifest. It copies the whole layer to keep, where the digests and tables are read later.
 func ParseIndex(layer io.Reader, layers []v1.Descriptor, keep *os.File) (*Index, error) {
 	x := &Index{Digests: SectionOf(nil), file: keep}
 	if err := keep.Truncate(0); err != nil {
@@ -189,7 +188,7 @@ func SectionOf(p []byte) *io.SectionReader {
 	return io.NewSectionReader(bytes.NewReader(p), 0, int64(len(p)))
 }
 
-// Close closes the files of an index that has some.
+// Close closes the files of an index, if there are any.
 func (x *Index) Close() (err error) {
 	if x == nil {
 		return nil
@@ -202,7 +201,7 @@ func (x *Index) Close() (err error) {
 	return err
 }
 
-// decode reads the JSON piece by piece, because two bytes of it may take a hundred in memory.
+// decode decodes the JSON piece by piece, because two bytes of it may take a hundred in memory.
 func (x *Index) decode(text []byte) error {
 	const depth = 4 // of a range: in ranges in a file in files in the index
 	in := json.NewDecoder(&bounded.JSON{From: bytes.NewReader(text), Depth: depth,
@@ -305,14 +304,14 @@ func (x *Index) check(layers []v1.Descriptor, known int64) error {
 			end = m[0] + m[1]
 		}
 	}
-	if used != known { // each file takes memory for its chunks, and each digest as well
+	if used != known { // each file takes memory for its chunks, and each digest, too
 		return fmt.Errorf("it has %d digests, and its files have %d chunks", known, used)
 	}
 	return nil
 }
 
 // CheckBoot checks the boot order against the chunks of the file. In total it may not be longer
-// than the file, so it cannot take more time or memory than that.
+// than the file, which bounds its time and memory.
 func (f *IndexFile) CheckBoot(chunks int64) error {
 	left := chunks
 	for _, b := range f.Boot {

@@ -23,22 +23,21 @@ const (
 	MaxName = 4096
 	// maxNames bounds all names that are remembered of a layer. Bytes.
 	maxNames = 4 << 20
-	// maxZstdWindow is how far back a zstd layer may refer, in bytes: as far as "zstd --long" does
-	// at most.
+	// maxZstdWindow is how far back a zstd layer may refer, in bytes: the most of "zstd --long".
 	maxZstdWindow = 32 << 20
 )
 
 // Reader reads the content of a layer, uncompressed. Finish says whether its digest was right.
 type Reader struct {
 	io.Reader
-	Size   int64         // of what comes, in bytes; -1: not known
+	Size   int64         // of the decompressed content, in bytes; -1: not known
 	Format image.Format  // how the layer is compressed; "": it is not
-	raw    io.ReadCloser // what is hashed
+	raw    io.ReadCloser // the hashed bytes
 	close  func()
 }
 
-// Open begins a layer. Its first bytes say how it is compressed, because media types may be
-// wrong. came counts the bytes of the blob. memory is how far back compressed data may refer: see
+// Open begins a layer. Its first bytes say how it is compressed, because media types may be wrong.
+// came counts the bytes of the blob. memory is how far back compressed data may refer: see
 // unpack.Options. 0: its default.
 func Open(ctx context.Context, b *transport.Blob, came *atomic.Int64, memory int64) (*Reader,
 	error) {
@@ -49,7 +48,7 @@ func Open(ctx context.Context, b *transport.Blob, came *atomic.Int64, memory int
 	raw := &cancelled{NewReadAhead(&counted{b.Verified(ctx), came}), cancel}
 	in := bufio.NewReaderSize(raw, 64<<10)
 	r := &Reader{Size: -1, raw: raw, close: func() {}}
-	// Leave the end of a small layer, and a wrong digest, to the caller's reads.
+	// The end of a small layer, and a wrong digest, are for the caller's reads.
 	head, err := in.Peek(image.DetectSize)
 	if err != nil && err != io.EOF && len(head) == 0 {
 		return nil, errors.Join(err, raw.Close())
@@ -102,7 +101,7 @@ type contentError struct{ err error }
 func (e *contentError) Error() string { return e.err.Error() }
 func (e *contentError) Unwrap() error { return e.err }
 
-// decompressed marks the errors that come from a decompressor.
+// decompressed marks the errors of a decompressor.
 type decompressed struct{ io.Reader }
 
 func (m decompressed) Read(p []byte) (int, error) {
@@ -120,7 +119,7 @@ func (r *Reader) Close() error {
 	return r.raw.Close()
 }
 
-// entryKind is the kind of a tar entry, as far as it matters.
+// entryKind is the kind of a tar entry, as far as needed.
 type entryKind uint8
 
 const (
@@ -138,7 +137,7 @@ type Entry struct {
 	Link    string // of entryLink: the name that it stands for
 	Size    int64
 	Ordinal int  // of the tar entry in its layer
-	Sparse  bool // its bytes do not lie as they are in the archive
+	Sparse  bool // its bytes in the archive are not its content
 }
 
 // The names with which a layer removes files of the layers below it (image-spec, layer.md,
@@ -165,8 +164,8 @@ type List struct {
 }
 
 // ReadTar reads the tar archive of a layer. If visit is not nil, it is called for each regular
-// file, with its name in the image, whether or not it lies in the directory of the disks. It may
-// read the content.
+// file, with its name in the image, also outside of the directory of the disks. It may read the
+// content.
 func ReadTar(r io.Reader, dir string,
 	visit func(e *Entry, content io.Reader) error) (*List, error) {
 	list := &List{dir: dir, Entries: make(map[string]*Entry)}
@@ -205,8 +204,8 @@ func ReadTar(r io.Reader, dir string,
 // MaxShown bounds how many files of a layer are remembered under the directory of the disks.
 const MaxShown = 4096
 
-// cleanName is the name as runtimes unpack it. It is an error if the name only seems to lie in the
-// directory of the disks, or lies there and does not seem to.
+// cleanName is the name under which runtimes unpack the entry. It is an error if the name only
+// seems to lie in the directory of the disks, or lies there and does not seem to.
 func cleanName(name, dir string) (string, error) {
 	clean := strings.TrimPrefix(path.Clean("/"+name), "/")
 	for part := range strings.SplitSeq(name, "/") {
@@ -252,7 +251,7 @@ func (e *Entry) linkTo(name string) {
 	e.Kind, e.Link = EntryLink, strings.TrimPrefix(path.Clean("/"+name), "/")
 }
 
-// note remembers the entry if it matters for the directory of the disks.
+// note remembers the entry if it is relevant for the directory of the disks.
 func (l *List) note(e *Entry) error {
 	before, old := l.count(), l.Entries[e.Name]
 	l.keep(e)
@@ -293,7 +292,7 @@ func (l *List) keep(e *Entry) {
 	}
 }
 
-// Shadow is everything that the layers read so far, from the top, hide in those below.
+// Shadow is everything in lower layers that the layers read so far, from the top, hide.
 type Shadow struct {
 	Names map[string]bool // other files have these names, or a whiteout removes them
 	Trees map[string]bool // everything below these directories is hidden
@@ -316,7 +315,7 @@ func (s *Shadow) Shows(name string) bool {
 	return true
 }
 
-// Add lays the shadow of a layer over those below it.
+// Add adds the names that a layer hides in those below it.
 func (s *Shadow) Add(l *List) error {
 	hide := func(names map[string]bool, name string) {
 		if !names[name] {
@@ -343,8 +342,8 @@ func (s *Shadow) Add(l *List) error {
 	return nil
 }
 
-// readAhead reads some blocks ahead, so that fetching and hashing run beside the work on the
-// content.
+// readAhead reads some blocks ahead, so that fetching and hashing go on while the content is
+// processed.
 type readAhead struct {
 	inner  io.ReadCloser
 	full   chan block
@@ -419,7 +418,7 @@ func (r *readAhead) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close waits until nothing is read any more. To make that soon, end the context of the blob.
+// Close waits until nothing is read any more. To make it quick, end the context of the blob.
 func (r *readAhead) Close() error {
 	if r.closed {
 		return nil

@@ -15,7 +15,7 @@ import (
 )
 
 // A layer may be a disk by itself, without a tar archive: a disk artifact of KubeVirt, or a file
-// that "oras push" has sent under any media type.
+// that "oras push" has sent, with any media type.
 const (
 	// MediaDisk begins the media types of KubeVirt's disk artifacts.
 	MediaDisk = "application/vnd.kubevirt.disk."
@@ -31,7 +31,7 @@ const (
 )
 
 // IsPlain reports whether a layer is a file, and not an archive of files. Its content decides, and
-// where that says nothing, its name and its media type. head is its first block.
+// if that is not enough, its name and its media type. head is its first block.
 func IsPlain(desc descriptor, head []byte) (bool, error) {
 	kind := string(desc.MediaType)
 	if strings.HasPrefix(kind, MediaDisk) {
@@ -54,15 +54,15 @@ func IsPlain(desc descriptor, head []byte) (bool, error) {
 		"disk: push the disk itself, as with \"kubevirt-disk push\"", kind)}
 }
 
-// IsFile reports whether somebody has stored a file as a layer, as "oras push" does, so that an
-// archive in it is no layer of a container image.
+// IsFile reports whether a file was stored as a layer, as "oras push" does, so that an archive in
+// it is no layer of a container image.
 func IsFile(desc descriptor) bool {
 	return desc.Annotations[AnnotationTitle] != "" && desc.Annotations[annotationUnpack] == "" ||
 		desc.MediaType != "" && !desc.MediaType.IsLayer()
 }
 
-// IsBeside reports whether a file of an artifact is not a disk but lies beside the disks, as a
-// README or a signature does. Every layer of an artifact is a file. An only one must be meant as a
+// IsBeside reports whether a file of an artifact is not a disk but lies beside the disks, such as a
+// README or a signature. Every layer of an artifact is a file. A single one must be meant as a
 // disk. head and size are as for unpack.IsDisk.
 func IsBeside(layers []descriptor, name string, head []byte, size int64) bool {
 	files := 0
@@ -83,7 +83,7 @@ func PlainName(layers []descriptor, i int, dir string) string {
 	name := plainName(layers[i])
 	for j, l := range layers {
 		if j != i && l.MediaType != MediaEmpty && plainName(l) == name {
-			// Both are disks, unlike files of archives: none hides the other.
+			// Both are disks, unlike files of archives: neither hides the other.
 			ext := path.Ext(name)
 			name = fmt.Sprintf("%s-%.12s%s", strings.TrimSuffix(name, ext), layers[i].Digest.Hex,
 				ext)
@@ -93,7 +93,7 @@ func PlainName(layers []descriptor, i int, dir string) string {
 	return path.Join(dir, name)
 }
 
-// plainName is what the layer says that it is called.
+// plainName is the name in the layer's annotations.
 func plainName(desc descriptor) string {
 	name := desc.Annotations[AnnotationTitle]
 	for range unpack.MaxNested {
@@ -124,7 +124,7 @@ func PlainContents(layers []descriptor, i int) *Contents {
 	}
 }
 
-// Peek returns the first block without taking it.
+// Peek returns the first block, which stays to be read.
 func (r *Reader) Peek() ([]byte, error) {
 	head := make([]byte, TarBlock)
 	n, err := io.ReadFull(r.Reader, head)

@@ -16,7 +16,7 @@ const (
 	codecGzip = "gzip"
 	codecZstd = "zstd"
 
-	// MaxUnit is the largest chunk, and as much as a cache keeps in one piece. Bytes.
+	// MaxUnit is the size of the largest chunk, and of the largest piece of a cache. Bytes.
 	MaxUnit = 4 << 20
 )
 
@@ -24,12 +24,12 @@ const (
 type TableChunk struct {
 	Off    int64 // in the layer, of the compressed data
 	Length int64 // bytes of that
-	Inner  int64 // decompressed bytes before the chunk
+	Inner  int64 // decompressed bytes before the chunk in that data
 	Size   int64 // bytes
 	Sum    [DigestSize]byte
 	Zeros  bool // only zeros; then Length and Sum are 0, and the chunk may be larger than a unit
-	// Alone says that there is nothing else in the compressed data: it ends where the next chunk of
-	// the file begins.
+	// Alone says that the compressed data has nothing else: it ends where the next chunk of the
+	// file begins.
 	Alone bool
 }
 
@@ -52,7 +52,7 @@ func (p *Part) setTable(table []TableChunk, next, end int64) error {
 		if c.Zeros {
 			continue
 		}
-		// More than that is never needed, whatever lies between two chunks.
+		// The data never needs more than that, whatever lies between two chunks.
 		most := c.Inner + c.Size + (c.Inner+c.Size)/64 + 64<<10
 		if c.Length = min(end-c.Off, most); next > c.Off {
 			c.Length = min(c.Length, next-c.Off)
@@ -78,8 +78,8 @@ func (p *Part) setTable(table []TableChunk, next, end int64) error {
 	return nil
 }
 
-// follows reports whether next may be the chunk behind c: where the archive goes on, or at the
-// beginning of other compressed data.
+// follows reports whether next may be the chunk behind c: at the next place of the archive, or at
+// the beginning of other compressed data.
 func (c *TableChunk) follows(next *TableChunk) bool {
 	if next.Off > c.Off {
 		return next.Inner == 0
@@ -104,8 +104,8 @@ var unpacker = sync.OnceValue(func() *zstd.Decoder {
 	return z
 })
 
-// ErrMore is compressed data that has more than the chunk that is alone in it. A program that reads
-// the archive would see it in the file.
+// ErrMore says that compressed data has more than the only chunk in it. A program that reads the
+// archive would see that data in the file.
 var ErrMore = errors.New("a chunk has more data than its table of contents says")
 
 // Unpack fills p with the decompressed bytes of raw, the data of the chunk.

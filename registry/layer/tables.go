@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// maxPackedTables is the most that push puts of tables into an index, and maxTables the most
-	// that a reader takes out of one. Bytes, before compression.
+	// maxPackedTables limits the tables that push puts into an index, and maxTables those that are
+	// read from an index. Bytes, before compression.
 	maxPackedTables = 64 << 20
 	maxTables       = 256 << 20
 	// tablesFrame is how much of the tables is one zstd frame, and tablesWindow the largest window
@@ -26,15 +26,15 @@ const (
 	tablesWindow = 1 << 20
 )
 
-// Tables are the ranges of a file that opening reads, as they came with the index. Fetching them
-// chunk by chunk would take another round trip, and bring much else.
+// Tables are the ranges of a file that opening reads, as the index has them. Fetching them chunk by
+// chunk would take more round trips, and fetch much else.
 type Tables struct {
 	from   io.ReaderAt
 	Ranges [][2]int64 // offset in the file and length, ascending
 	at     []int64    // where each begins in from
 }
 
-// Has returns the range that has all the bytes at off; -1: none has.
+// Has returns the index of the range that has all the bytes at off; -1: none.
 func (t *Tables) Has(off, length int64) int {
 	i := sort.Search(len(t.Ranges), func(i int) bool { return t.Ranges[i][0] > off }) - 1
 	if i < 0 || off-t.Ranges[i][0] > t.Ranges[i][1]-length {
@@ -43,7 +43,7 @@ func (t *Tables) Has(off, length int64) int {
 	return i
 }
 
-// ReadAt is Read as an io.ReaderAt. What is not in the tables is an error.
+// ReadAt is Read as an io.ReaderAt. Bytes outside of the tables are an error.
 func (t *Tables) ReadAt(p []byte, off int64) (int, error) {
 	if !t.Read(p, off) {
 		return 0, fmt.Errorf("%d bytes at %d are not in the tables", len(p), off)
@@ -61,7 +61,7 @@ func (t *Tables) Read(p []byte, off int64) bool {
 		return false
 	}
 	n, _ := t.from.ReadAt(p, t.at[i]+off-t.Ranges[i][0])
-	return n == len(p) // otherwise they are fetched
+	return n == len(p) // otherwise the caller fetches them
 }
 
 // Differ returns where the bytes of the file from off on differ from the tables; -1: nowhere.
@@ -80,7 +80,7 @@ func (t *Tables) Differ(p []byte, off int64) int64 {
 			continue
 		}
 		mine := make([]byte, stop-begin)
-		// What cannot be read here is not used either: see Read.
+		// Bytes that cannot be read here are not used, either: see Read.
 		if n, _ := t.from.ReadAt(mine, t.at[i]+begin-t.Ranges[i][0]); n < len(mine) {
 			continue
 		}
@@ -91,7 +91,7 @@ func (t *Tables) Differ(p []byte, off int64) int64 {
 	return -1
 }
 
-// Ranges are parts of a file, as offset and length, and where to read them.
+// Ranges are parts of a file, as offset and length, and a reader of the file.
 type Ranges struct {
 	File   io.ReaderAt
 	Ranges [][2]int64
@@ -128,7 +128,7 @@ func PackTables(ctx context.Context, files []Ranges) ([]byte, error) {
 	return packed, nil
 }
 
-// UnpackTables puts the tables of an index into a new file. nil: there are none.
+// UnpackTables decompresses the tables of an index into a new file. nil: there are none.
 func (x *Index) UnpackTables(file func() (*os.File, error)) (*os.File, error) {
 	if x.Packed == nil {
 		return nil, nil

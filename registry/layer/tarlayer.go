@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// The owner of files that push writes: QEMU's user where KubeVirt runs VMs.
+// The owner of files that push writes: QEMU's user in KubeVirt.
 const diskOwner = 107
 
 func tarHeader(name string, kind byte, mode, size int64) *tar.Header {
@@ -36,7 +36,7 @@ type Disk struct {
 	Name   string // in the image
 	File   *os.File
 	Length int64  // of the file
-	Header []byte // what lies before it; nil: the layer is the file, and no archive
+	Header []byte // the tar header before it; nil: the layer is the file, and no archive
 	Digest string // set by hash
 }
 
@@ -74,7 +74,7 @@ func DiskOf(name string, size int64) (*Disk, error) {
 
 const TarBlock = 512
 
-// Size is the length of the layer: the file is padded to blocks, and two empty ones end the
+// Size is the length of the layer: the file is padded to blocks, and two empty blocks end the
 // archive.
 func (l *Disk) Size() int64 {
 	if l.Header == nil {

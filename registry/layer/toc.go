@@ -24,8 +24,8 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// Some layers are compressed in chunks, with a table of contents at their end. The manifest vouches
-// for the digest of the table, and the table for each chunk. So such a layer can be read by ranges.
+// Some layers are compressed in chunks, with a table of contents at their end. The manifest has the
+// digest of the table, and the table that of each chunk. So such a layer can be read by ranges.
 const (
 	// annotationStargz is the digest of an eStargz table of contents, as JSON.
 	annotationStargz = "containerd.io/snapshot/stargz/toc.digest"
@@ -58,7 +58,7 @@ func HasTOC(desc descriptor) bool {
 const tocTries = 3
 
 // ReadContents reads the table of contents of a layer. left is how many chunks the image may still
-// have. wrong is told of a table that has another digest, and is fetched again.
+// have. wrong is called when a table has another digest, and is fetched again.
 func ReadContents(ctx context.Context, layer *transport.Blob, left int,
 	wrong func(error)) (l *Contents, err error) {
 	desc := layer.Desc
@@ -98,15 +98,15 @@ func stargzTOC(ctx context.Context, layer *transport.Blob, left int) (*Contents,
 	return tableIn(ctx, layer, at, begin-at, func(packed []byte) (*Contents, error) {
 		want := layer.Desc.Annotations[annotationStargz]
 		text, err := stargzJSON(packed)
-		if err != nil { // perhaps it was changed on its way
+		if err != nil { // it may have been changed on its way
 			return nil, &transport.DigestError{Want: want, Got: "none: " + err.Error()}
 		}
 		return ReadTOC(text, want, layer.Desc, at, codecGzip, left)
 	})
 }
 
-// tableIn has a part of the layer parsed. Who has sent a table with another digest is asked last
-// from then on.
+// tableIn parses a part of the layer. An endpoint that has sent a table with another digest is
+// asked last from then on.
 func tableIn(ctx context.Context, layer *transport.Blob, at, length int64,
 	parse func(packed []byte) (*Contents, error)) (l *Contents, err error) {
 	packed := make([]byte, length)
@@ -184,29 +184,29 @@ type tocEntry struct {
 	ChunkType   string `json:"chunkType"` // of zstd:chunked: chunkZeros, or data
 }
 
-// chunkZeros is the type of a chunk that has nothing but zeros.
+// chunkZeros is the type of a chunk of zeros.
 const chunkZeros = "zeros"
 
 // maxHole is how many zeros one entry of part.Table is for. Bytes.
 const maxHole = 1 << 30
 
-// tocReader turns the entries of a table, in their order, into contents.
+// tocReader makes contents of the entries of a table, in their order.
 type tocReader struct {
 	desc  descriptor
 	codec string
 	l     *Contents
 	n     int   // entries so far
 	left  int   // chunks that may still come
-	at    int64 // in the layer, of the chunk before
-	limit int64 // where chunks end at the latest
+	at    int64 // offset in the layer of the chunk before
+	limit int64 // offset at which chunks end at the latest
 
-	file  *Part        // whose chunks come next; nil: the file does not matter
+	file  *Part        // the file of the next chunks; nil: it is not needed
 	whole *tocEntry    // of file
 	table []TableChunk // of file
 	done  int64        // bytes of file
 }
 
-// ReadTOC reads a table, whose digest is want unless that is "". end is where the chunks end, and
+// ReadTOC parses a table, whose digest is want unless that is "". end is where the chunks end, and
 // left how many there may be.
 func ReadTOC(text io.Reader, want string, desc descriptor, end int64, codec string, left int) (
 	*Contents, error) {
@@ -220,7 +220,7 @@ func ReadTOC(text io.Reader, want string, desc descriptor, end int64, codec stri
 	if err == nil {
 		err = t.endFile(end)
 	}
-	// Of a table with another digest, only that matters, and no error in its text.
+	// If the digest is wrong, report that, and no error in the text.
 	_, rest := io.Copy(io.Discard, text)
 	if got := transport.DigestIn(h); want != "" && got != want {
 		return nil, &transport.DigestError{Want: want, Got: got}
@@ -248,7 +248,7 @@ func (t *tocReader) read(in *json.Decoder) error {
 	})
 }
 
-// Add takes the next entry.
+// add handles the next entry.
 func (t *tocReader) add(e *tocEntry) error {
 	if t.n++; t.n > maxEntries {
 		return fmt.Errorf("it has more than %d entries", maxEntries)
@@ -277,7 +277,7 @@ func (t *tocReader) add(e *tocEntry) error {
 	return t.entry(e, name)
 }
 
-// Entry takes an entry that is not a chunk.
+// entry handles an entry that is not a chunk.
 func (t *tocReader) entry(e *tocEntry, name string) error {
 	n := &Entry{Name: name, Size: e.Size, Ordinal: t.n}
 	switch e.Type {
@@ -315,7 +315,7 @@ func (t *tocReader) entry(e *tocEntry, name string) error {
 	return t.chunk(e)
 }
 
-// Chunk takes a chunk of the file.
+// chunk handles a chunk of the file.
 func (t *tocReader) chunk(e *tocEntry) error {
 	size := cmp.Or(e.ChunkSize, t.file.Size-e.ChunkOffset)
 	if t.left--; t.left < 0 {
@@ -349,7 +349,7 @@ func (t *tocReader) chunk(e *tocEntry) error {
 	return nil
 }
 
-// Zeros takes a chunk of zeros, which may be as long as the file.
+// zeros handles a chunk of zeros, which may be as long as the file.
 func (t *tocReader) zeros(off, size int64) error {
 	for t.done += size; size > 0; size -= maxHole {
 		if t.left--; t.left < 0 {
@@ -364,7 +364,7 @@ func TooManyChunks() error {
 	return &Unsuited{fmt.Sprintf("has more than %d chunks", MaxTOCChunks)}
 }
 
-// endFile ends the file whose chunks came last. next is where the next data begins in the layer; 0:
+// endFile ends the file of the last chunks. next is where the next data begins in the layer; 0:
 // unknown.
 func (t *tocReader) endFile(next int64) error {
 	f := t.file

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// Format is how a signature is stored.
+// Format is the format of a stored signature.
 type Format string
 
 const (
@@ -24,7 +24,7 @@ const (
 const (
 	maxPayload = 64 << 10 // bytes of a payload of simple signing
 	maxBundle  = 1 << 20  // bytes of a bundle
-	maxOfOne   = 16       // signatures in one bundle
+	maxOfOne   = 16       // most signatures in one bundle
 
 	mediaSimple = "application/vnd.dev.cosign.simplesigning.v1+json"
 	mediaBundle = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -35,7 +35,7 @@ const (
 	predicateSign = "https://sigstore.dev/cosign/sign/v1"
 )
 
-// evidence is a signature as it is stored. As JSON it is the proof that is kept with an image.
+// evidence is a stored signature. As JSON it is the proof that is kept with an image.
 type evidence struct {
 	Format    Format `json:"format"`
 	Payload   []byte `json:"payload,omitempty"`
@@ -43,11 +43,11 @@ type evidence struct {
 	Bundle    []byte `json:"bundle,omitempty"`
 }
 
-// errOtherKey says that none of the keys has made the signature. What it signs is not to be
-// believed then.
+// errOtherKey says that none of the keys has made the signature. Then the signed content proves
+// nothing.
 var errOtherKey = errors.New("is by another key")
 
-// signedOther is a good signature of something else.
+// signedOther is a valid signature of something else.
 type signedOther struct {
 	key  Key
 	what string
@@ -57,8 +57,8 @@ func (e *signedOther) Error() string {
 	return fmt.Sprintf("by the key %s is of %s", e.key.Fingerprint, e.what)
 }
 
-// check returns which of the keys has signed the image that has this content of its manifest or
-// index. An error completes "its signature ...".
+// check returns which of the keys has signed the image. content is the image's manifest or index.
+// An error completes "its signature ...".
 func (e evidence) check(keys []Key, content []byte) (Key, error) {
 	switch e.Format {
 	case FormatSimple:
@@ -79,7 +79,7 @@ func signer(keys []Key, message, signature []byte) (Key, bool) {
 	return Key{}, false
 }
 
-// payload is what simple signing signs (containers-signature(5)).
+// payload is the signed text of simple signing (containers-signature(5)).
 type payload struct {
 	Critical critical `json:"critical"`
 	Optional any      `json:"optional"`
@@ -118,7 +118,8 @@ func sameDigest(key Key, signed string, content []byte) error {
 		"of images for several platforms, or one of such a list", shortened(signed))}
 }
 
-// bundle is what is read of one. Of verificationMaterial, tlogEntries are not: keys need no log.
+// bundle has the fields that are used. The tlogEntries of verificationMaterial are not: keys need
+// no log.
 type bundle struct {
 	MediaType string `json:"mediaType"`
 	Material  struct {
@@ -136,7 +137,7 @@ type certificate struct {
 	Raw []byte `json:"rawBytes"`
 }
 
-// envelope is one of DSSE.
+// envelope is a DSSE envelope.
 type envelope struct {
 	Payload     []byte `json:"payload"`
 	PayloadType string `json:"payloadType"`
@@ -145,7 +146,7 @@ type envelope struct {
 	} `json:"signatures"`
 }
 
-// messageSignature is one of the bytes of the manifest.
+// messageSignature is a signature of the manifest's bytes.
 type messageSignature struct {
 	Digest struct {
 		Algorithm string `json:"algorithm"`
@@ -190,7 +191,7 @@ func byCertificate(raw []byte) error {
 	return fmt.Errorf(says, " that expired on "+c.NotAfter.UTC().Format("2006-01-02"))
 }
 
-// statement is one of in-toto.
+// statement is an in-toto statement.
 type statement struct {
 	Type    string `json:"_type"`
 	Subject []struct {
@@ -204,7 +205,7 @@ func (e *envelope) check(keys []Key, content []byte) (key Key, err error) {
 		return Key{}, fmt.Errorf("is one of %d in a bundle, more than %d", len(e.Signatures),
 			maxOfOne)
 	}
-	// The encoding before authentication, of the DSSE protocol.
+	// The pre-authentication encoding of the DSSE protocol.
 	message := fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(e.PayloadType), e.PayloadType,
 		len(e.Payload), e.Payload)
 	found := false
@@ -239,7 +240,7 @@ func (e *envelope) check(keys []Key, content []byte) (key Key, err error) {
 }
 
 func (m *messageSignature) check(keys []Key, content []byte) (Key, error) {
-	// The digest in the bundle is not signed. It only tells which message is meant.
+	// The digest in the bundle is not signed. It only says which message is meant.
 	digest := "sha256:" + hex.EncodeToString(m.Digest.Digest)
 	if m.Digest.Algorithm != "SHA2_256" || digest != transport.DigestOf(content) {
 		return Key{}, fmt.Errorf("is of another digest, %q (%s)", shortened(digest),
@@ -252,7 +253,7 @@ func (m *messageSignature) check(keys []Key, content []byte) (Key, error) {
 	return key, nil
 }
 
-// decode reads JSON of somebody else: one value, of a bounded depth and number of parts.
+// decode decodes untrusted JSON: one value, of a bounded depth and number of parts.
 func decode(text []byte, to any) error {
 	if err := bounded.Check(text); err != nil {
 		return err
@@ -260,10 +261,10 @@ func decode(text []byte, to any) error {
 	return json.Unmarshal(text, to)
 }
 
-// shortened bounds text of somebody else in messages.
+// shortened bounds untrusted text in messages.
 func shortened(text string) string { return text[:min(len(text), 100)] }
 
-// parseProof reads a proof that was kept.
+// parseProof parses a stored proof.
 func parseProof(text []byte) (e evidence, err error) {
 	if err = decode(text, &e); err != nil {
 		return e, err
@@ -274,7 +275,7 @@ func parseProof(text []byte) (e evidence, err error) {
 	return e, err
 }
 
-// signatureOf reads a signature in the annotation of a layer.
+// signatureOf parses a signature in the annotation of a layer.
 func signatureOf(annotation string) ([]byte, error) {
 	sig, err := base64.StdEncoding.DecodeString(annotation)
 	if err != nil || len(sig) == 0 {

@@ -22,7 +22,7 @@ const (
 	maxRefused = 1024
 	// maxReferrers bounds the entries of an index of referrers.
 	maxReferrers = 4096
-	// lookTime bounds how long signatures of one image are looked for at one place.
+	// lookTime bounds the search for signatures of one image at one place.
 	lookTime = 5 * time.Minute
 
 	annotationSignature = "dev.cosignproject.cosign/signature"
@@ -31,11 +31,11 @@ const (
 // sigTag is the tag of the signatures of an image.
 func sigTag(digest string) string { return strings.Replace(digest, ":", "-", 1) + ".sig" }
 
-// looked is what was found at one place. Each error completes "its signature ...".
+// looked is the result of the search at one place. Each error completes "its signature ...".
 type looked struct {
-	refused []error // why the signatures that were looked at do not count
-	left    int     // how many were not looked at
-	bytes   int64   // that were read for them
+	refused []error // why the signatures that were read do not count
+	left    int     // how many were not read
+	bytes   int64   // bytes read for them
 	away    error   // why there may be others: the place could not be asked
 }
 
@@ -45,14 +45,14 @@ func (l *looked) refuse(err error) {
 	}
 }
 
-// mayRead counts bytes, and reports whether there may be as many.
+// mayRead counts bytes, and reports whether they may be read.
 func (l *looked) mayRead(n int64) bool {
 	l.bytes += max(n, 0)
 	return l.bytes <= maxRead
 }
 
-// look shows the signatures of an image to visit, the newest ones first, until that returns nil.
-// Then it returns true.
+// look calls visit with the signatures of an image, the newest first, until visit returns nil. Then
+// look returns true.
 func look(ctx context.Context, at transport.Place, digest string,
 	visit func(evidence) error) (found bool, seen looked) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lookTime, fmt.Errorf(
@@ -75,7 +75,7 @@ func look(ctx context.Context, at transport.Place, digest string,
 	return false, seen
 }
 
-// lookSimple looks at signatures under the tag.
+// lookSimple looks at the signatures under the tag.
 func lookSimple(ctx context.Context, at transport.Place, digest string, seen *looked,
 	visit func(evidence) error) (bool, error) {
 	text, err := at.Tagged(ctx, sigTag(digest))
@@ -90,7 +90,7 @@ func lookSimple(ctx context.Context, at transport.Place, digest string, seen *lo
 	return visitSimple(ctx, at, m, seen, visit)
 }
 
-// visitSimple shows the signatures in a manifest, the newest ones first.
+// visitSimple calls visit with the signatures in a manifest, the newest first.
 func visitSimple(ctx context.Context, at transport.Place, m *v1.Manifest, seen *looked,
 	visit func(evidence) error) (bool, error) {
 	payloads := make(map[v1.Hash][]byte) // most signatures have the same one
@@ -124,7 +124,8 @@ func isAway(err error) bool {
 	return ok
 }
 
-// fetched is the error of something that a place should have. It may have sent something wrong.
+// fetched is the error of fetching something that a place should have. The place may have sent
+// something wrong.
 func fetched(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*transport.DigestError)) ||
 		errors.Is(err, transport.ErrTooLong) {
@@ -133,7 +134,7 @@ func fetched(err error) error {
 	return &awayError{err}
 }
 
-// simpleOf reads the signature that a layer has.
+// simpleOf reads the signature of a layer.
 func simpleOf(ctx context.Context, at transport.Place, desc v1.Descriptor,
 	payloads map[v1.Hash][]byte) (e evidence, err error) {
 	if desc.MediaType != mediaSimple {
@@ -157,8 +158,8 @@ func simpleOf(ctx context.Context, at transport.Place, desc v1.Descriptor,
 	return evidence{Format: FormatSimple, Payload: text, Signature: sig}, nil
 }
 
-// lookReferrers looks at manifests that refer to the image. They have bundles, or signatures as
-// they lie under the tag.
+// lookReferrers looks at manifests that refer to the image. They have bundles, or signatures in the
+// form of those under the tag.
 func lookReferrers(ctx context.Context, at transport.Place, digest string, seen *looked,
 	visit func(evidence) error) (bool, error) {
 	text, err := at.Referrers(ctx, digest)
@@ -188,9 +189,9 @@ func lookReferrers(ctx context.Context, at transport.Place, digest string, seen 
 	return false, nil
 }
 
-// signaturesIn are the entries of an index of referrers that may have signatures, the likely ones
-// first: the newest of them, and then what says that it states something else. So attestations,
-// which are made again and again, push no signature out.
+// signaturesIn returns the entries of an index of referrers that may have signatures, the likely
+// ones first: the newest of them, and then those whose annotation says that they state something
+// else. So attestations, which are made again and again, displace no signature.
 func signaturesIn(text []byte) (all []v1.Descriptor, err error) {
 	index, err := transport.ParseIndex(text)
 	if err != nil {
@@ -202,7 +203,7 @@ func signaturesIn(text []byte) (all []v1.Descriptor, err error) {
 	}
 	var others []v1.Descriptor
 	for _, m := range slices.Backward(index.Manifests) {
-		// Clients that keep the list themselves take the type of the configuration for the
+		// Clients that keep the list themselves write the configuration's type instead of the
 		// artifact's.
 		switch m.ArtifactType {
 		case "", mediaBundle, mediaEmpty, mediaSimple, mediaSignature, string(types.OCIConfigJSON):
@@ -224,9 +225,9 @@ func signaturesIn(text []byte) (all []v1.Descriptor, err error) {
 const (
 	// mediaEmpty is the type of the configuration of an artifact that has none.
 	mediaEmpty = "application/vnd.oci.empty.v1+json"
-	// mediaSignature is the type of an artifact with signatures as they lie under the tag.
+	// mediaSignature is the type of an artifact with signatures in the form of those under the tag.
 	mediaSignature = "application/vnd.dev.cosign.artifact.sig.v1+json"
-	// annotationPredicate is what a bundle states, as its signer says beside it.
+	// annotationPredicate is the type of a bundle's statement, as its signer says beside it.
 	annotationPredicate = "dev.sigstore.bundle.predicateType"
 )
 

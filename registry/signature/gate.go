@@ -11,8 +11,8 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// RefusedError says that an image may not be read, and will not be until its signatures, or what is
-// asked for, are others.
+// RefusedError says that an image may not be read. That changes only with its signatures or with
+// the policy.
 type RefusedError struct {
 	Ref    string
 	Digest string // of what the reference names
@@ -23,9 +23,9 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("%s is refused: the image %s %s", e.Ref, e.Digest, e.Why)
 }
 
-// Ask returns what is asked of an image before anything of it is read: the fingerprints of the keys
-// of which one must have signed it. none: it needs no signature. An image that nobody may read is a
-// *RefusedError.
+// Ask returns what an image needs before anything of it is read: the fingerprints of the keys of
+// which one must have signed it. none: it needs no signature. If nobody may read the image, the
+// error is a *RefusedError.
 func (o Options) Ask(ref transport.Reference) (keys []string, err error) {
 	all, err := o.Ours(ref)
 	return fingerprints(all), err
@@ -55,10 +55,10 @@ func fingerprints(keys []Key) (all []string) {
 	return all
 }
 
-// Gate asks for signatures. It reads the files of its options for each image.
+// Gate requires signatures. It reads the files of its options for each image.
 type Gate struct{ opt Options }
 
-// NewGate checks the files. It returns nil if nothing is asked for.
+// NewGate checks the files. It returns nil if no signatures are required.
 func NewGate(opt Options) (transport.Gate, error) {
 	if !opt.Enabled() {
 		return nil, nil
@@ -69,7 +69,7 @@ func NewGate(opt Options) (transport.Gate, error) {
 	return &Gate{opt: opt}, nil
 }
 
-// Admit looks for a signature by one of the keys that are asked for.
+// Admit looks for a signature by one of the required keys.
 func (g *Gate) Admit(ctx context.Context, a transport.Asked) (transport.Admission, error) {
 	p, err := g.opt.read()
 	if err != nil {
@@ -167,15 +167,16 @@ func (l *looked) why(content []byte, keys []Key) string {
 // Found is a signature of an image, for people.
 type Found struct {
 	Format Format `json:"format"`
-	// Key is the fingerprint of the key that has made it, of those that were given. "": none has.
+	// Key is the fingerprint of the key that has made it, if that is one of the given keys. "": it
+	// is not.
 	Key string `json:"key,omitempty"`
-	// Problem is why it does not count. "": it does.
+	// Problem is why it does not count; "": it counts.
 	Problem string `json:"problem,omitempty"`
 }
 
-// List returns the signatures of what a reference names, which src has open, and whether the
-// options admit the image. refused is why they do not. It reads nothing of the image but that
-// content.
+// List returns the signatures of the manifest or index content, which the reference names and src
+// has open, and whether the options admit the image. refused is why they do not. It reads nothing
+// else of the image.
 func List(ctx context.Context, src transport.Source, ref transport.Reference, content []byte,
 	opt Options) (all []Found, refused, err error) {
 	var r rule
@@ -221,5 +222,5 @@ func List(ctx context.Context, src transport.Source, ref transport.Reference, co
 	return all, refused, nil
 }
 
-// errShown is a signature that was put on the list.
+// errShown says that a signature was added to the list.
 var errShown = errors.New("is on the list")

@@ -24,13 +24,13 @@ const minRSA = 2048
 
 // Key is a public key.
 type Key struct {
-	// Fingerprint is the SHA-256 of the key as it stands in a certificate (SPKI, RFC 5280, section
+	// Fingerprint is the SHA-256 of the key in the form of certificates (SPKI, RFC 5280, section
 	// 4.1), as sha256:HEX.
 	Fingerprint string
 	public      crypto.PublicKey
 }
 
-// PEM is the key as ParseKeys reads it.
+// PEM is the key in the form that ParseKeys parses.
 func (k Key) PEM() (string, error) {
 	spki, err := x509.MarshalPKIXPublicKey(k.public)
 	return string(pem.EncodeToMemory(&pem.Block{Type: pemPublic, Bytes: spki})), err
@@ -48,7 +48,7 @@ const (
 	pemCertificate = "CERTIFICATE"
 )
 
-// ParseKeys reads public keys: PEM, as "cosign generate-key-pair" and "openssl pkey -pubout" write
+// ParseKeys parses public keys: PEM, as "cosign generate-key-pair" and "openssl pkey -pubout" write
 // them.
 func ParseKeys(text []byte) (keys []Key, err error) {
 	for rest := text; ; {
@@ -119,7 +119,7 @@ func (k Key) signed(message, signature []byte) bool {
 	case *rsa.PublicKey:
 		return rsa.VerifyPKCS1v15(public, crypto.SHA256, sum[:], signature) == nil
 	case ed25519.PublicKey:
-		// Cosign signs the message, or its hash (RFC 8032, Ed25519ph) where a log is to know it.
+		// Cosign signs the message, or its hash (RFC 8032, Ed25519ph) if it is for a log.
 		hash := sha512.Sum512(message)
 		return ed25519.Verify(public, message, signature) || ed25519.VerifyWithOptions(public,
 			hash[:], signature, &ed25519.Options{Hash: crypto.SHA512}) == nil
@@ -133,14 +133,14 @@ type PrivateKey struct {
 	signer crypto.Signer
 }
 
-// Encrypted reports whether a password is needed for a private key in PEM.
+// Encrypted reports whether a private key in PEM needs a password.
 func Encrypted(text []byte) bool {
 	block, _ := pem.Decode(text)
 	return block != nil && (block.Type == pemSigstore || block.Type == pemCosign)
 }
 
-// ParsePrivateKey reads a private key: cosign's, which is encrypted by the password, or plain PEM
-// of PKCS #8, PKCS #1 (RSA) or SEC 1 (EC). No error shows anything of it.
+// ParsePrivateKey parses a private key: cosign's, which is encrypted by the password, or plain PEM
+// of PKCS #8, PKCS #1 (RSA) or SEC 1 (EC). No error shows a part of it.
 func ParsePrivateKey(text, password []byte) (*PrivateKey, error) {
 	block, rest := pem.Decode(text)
 	for block != nil && block.Type == "EC PARAMETERS" { // openssl puts them first
@@ -184,8 +184,8 @@ func ParsePrivateKey(text, password []byte) (*PrivateKey, error) {
 	return &PrivateKey{Key: key, signer: signer}, nil
 }
 
-// GenerateKey makes a key as cosign does: ECDSA on P-256. private is PEM that the password
-// encrypts, which may be empty; public is plain PEM.
+// GenerateKey makes a key as cosign does: ECDSA on P-256. private is PEM, encrypted by the
+// password, which may be empty; public is plain PEM.
 func GenerateKey(password []byte) (private, public []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -10,16 +10,16 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// Options say whose signatures images must have. The zero value: nobody's.
+// Options say whose signatures images must have. The zero value requires none.
 type Options struct {
 	// Keys are files with public keys. Every image must be signed by one of them.
 	Keys []string
-	// Policy is a file that says which keys are asked for, by repository. It cannot be used
-	// together with Keys.
+	// Policy is a file that says which keys are required, by repository. It cannot be used together
+	// with Keys.
 	Policy string
 }
 
-// Enabled reports whether anything is asked for.
+// Enabled reports whether signatures are required.
 func (o Options) Enabled() bool { return len(o.Keys) > 0 || o.Policy != "" }
 
 // The words of a policy.
@@ -29,7 +29,7 @@ const (
 	everything  = "*" // the prefix of all images
 )
 
-// policyFile is a policy as it is written.
+// policyFile is a policy in its file.
 type policyFile struct {
 	Default string       `yaml:"default"` // "": deny
 	Images  []policyRule `yaml:"images"`
@@ -41,14 +41,14 @@ type policyRule struct {
 	Action string   `yaml:"action"`
 }
 
-// policy says what is asked of each image.
+// policy says what each image needs.
 type policy struct {
-	name      string // of the file; "": the keys were named one by one
+	name      string // of the file; "": the keys were given one by one
 	rules     map[string]rule
 	otherwise rule
 }
 
-// rule says what is asked of some images.
+// rule says what some images need.
 type rule struct {
 	prefix string // "": there is no rule for them
 	allow  bool   // without a signature
@@ -61,7 +61,8 @@ func (o Options) Check() error {
 	return err
 }
 
-// read reads the files. They are read for each image, so that a change counts for the next one.
+// read reads the files. They are read for each image, so that a change takes effect for the next
+// one.
 func (o Options) read() (*policy, error) {
 	if o.Policy == "" {
 		p := new(policy)
@@ -133,7 +134,7 @@ func parsePolicy(text []byte, dir string) (*policy, error) {
 	return p, nil
 }
 
-// parse also returns the names of all that begin so.
+// parse also returns the prefixes of images that the rule is for.
 func (r policyRule) parse(dir string) (one rule, names []string, err error) {
 	if names, err = parsePrefix(r.Prefix); err != nil {
 		return one, nil, err
@@ -181,8 +182,8 @@ func parsePrefix(text string) ([]string, error) {
 	return names, nil
 }
 
-// ruleFor finds the rule for an image: that with the longest prefix. A prefix ends where a part of
-// the path does. What is not in a registry has only the rule for everything.
+// ruleFor finds the rule for an image: the one with the longest prefix. A prefix ends where a part
+// of the path does. An image that is not in a registry has only the rule for everything.
 func (p *policy) ruleFor(ref transport.Reference) rule {
 	if ref.Remote() {
 		for name := ref.NormalName(); ; {
@@ -202,8 +203,8 @@ func (p *policy) ruleFor(ref transport.Reference) rule {
 	return p.otherwise
 }
 
-// denies says why nobody may read an image by its rule, whoever has signed them; "": not so. It
-// completes "the image ...".
+// denies says why nobody may read an image by its rule, even if it is signed; "": it may be read.
+// The text completes "the image ...".
 func (p *policy) denies(ref transport.Reference, r rule) string {
 	switch {
 	case r.allow || len(r.keys) > 0:

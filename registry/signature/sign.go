@@ -22,8 +22,9 @@ import (
 // is added.
 const maxKept = 1000
 
-// SignNamed signs what a reference names in its registry, and each image of it if that is a list:
-// whoever pins one of either admits it then. It returns the digest of what the reference names.
+// SignNamed signs what a reference names in its registry and, if that is a list, each of its
+// images, so that the list and the images are admitted by their digests. It returns the digest of
+// what the reference names.
 func SignNamed(ctx context.Context, c *transport.Client, ref transport.Reference,
 	key *PrivateKey) (digest string, err error) {
 	at, err := beside(c, ref)
@@ -58,8 +59,8 @@ func SignNamed(ctx context.Context, c *transport.Client, ref transport.Reference
 	return digest, nil
 }
 
-// beside is where an image's registry has what lies beside the image. No mirror is asked: what it
-// says would be signed.
+// beside is the place beside an image in its own registry. No mirror is asked: its answer would be
+// signed.
 func beside(c *transport.Client, ref transport.Reference) (transport.Place, error) {
 	if !ref.Remote() {
 		return nil, fmt.Errorf("%s: only images in registries are signed", ref)
@@ -87,9 +88,9 @@ func imagesOf(content []byte) (all []string, err error) {
 }
 
 // Sign stores a signature of a manifest or an index, which the repository of ref has or will have,
-// as cosign does: in the manifest with the tag sha256-HEX.sig, beside the signatures that are there
-// already. A good one by the same key stays as it is. Whoever else signs the same image at the same
-// time may replace it.
+// as cosign does: in the manifest with the tag sha256-HEX.sig, beside existing signatures. A valid
+// one by the same key stays. If another program signs the same image at the same time, one of both
+// signatures may be lost.
 func Sign(ctx context.Context, c *transport.Client, u *transport.Uploader,
 	ref transport.Reference, digest string, key *PrivateKey) error {
 	at, err := beside(c, ref)
@@ -125,8 +126,8 @@ func Sign(ctx context.Context, c *transport.Client, u *transport.Uploader,
 	return store(ctx, u, digest, m, layers, layer, text)
 }
 
-// stored reads the manifest of the signatures, and the layers in its configuration. If there is
-// none, it is empty.
+// stored reads the manifest of the signatures, and the layers in its configuration. Both are empty
+// if there is none.
 func stored(ctx context.Context, at transport.Place, digest string) (*v1.Manifest, []v1.Hash,
 	error) {
 	m := &v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1}

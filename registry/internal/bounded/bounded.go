@@ -1,5 +1,5 @@
-// Package bounded reads untrusted text and JSON without taking much memory, whatever it claims.
-// Everything in registry that reads what a registry sends calls it. It knows no format.
+// Package bounded reads untrusted text and JSON without taking much memory, whatever the text
+// claims. All of registry uses it to read the answers of registries. It knows no format.
 package bounded
 
 import (
@@ -10,27 +10,27 @@ import (
 )
 
 const (
-	// MaxPiece bounds what a decoder keeps of untrusted JSON at once, in bytes: a string, a
+	// MaxPiece bounds how much untrusted JSON a decoder keeps at once, in bytes: a string, a
 	// number, white space, or an entry of a table of contents.
 	MaxPiece = 1 << 20
 	// maxJSONDepth bounds how deep arrays and objects are nested.
 	maxJSONDepth = 64
-	// maxUnknown bounds the unknown keys of an object, from one that is known to the next.
+	// maxUnknown bounds the unknown keys of an object between two known ones.
 	maxUnknown = 1 << 10
 	// maxJSONValues bounds the values of JSON that is decoded as a whole: a manifest or a
 	// configuration. A value of two bytes may take a hundred.
 	maxJSONValues = 64 << 10
 )
 
-// JSON passes JSON on to a decoder. It fails before a decoder would need much memory: a
-// decoder keeps the whole of each value that it is asked for, and its nesting.
+// JSON passes JSON on to a decoder. It fails before the decoder would need much memory: a decoder
+// keeps the whole of each value that it decodes, and the nesting.
 type JSON struct {
 	From io.Reader
-	// Depth is how deep values are nested that the reader decodes piece by piece. Everything in
-	// them that is nested deeper is one piece.
+	// Depth is how deep values are nested that the reader decodes piece by piece. A deeper value is
+	// one piece.
 	Depth  int
 	Most   int // bytes of a piece
-	values int // how many there may be; 0: any number
+	values int // most values; 0: any number
 
 	count   int
 	level   int
@@ -74,7 +74,7 @@ func (b *JSON) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Check checks JSON that is decoded as a whole.
+// Check checks JSON that will be decoded as a whole.
 func Check(content []byte) error {
 	_, err := io.Copy(io.Discard, &JSON{From: bytes.NewReader(content), Depth: maxJSONDepth,
 		Most: len(content), values: maxJSONValues})
@@ -88,8 +88,8 @@ func (b *JSON) next() {
 	}
 }
 
-// Fields calls read for each key of an object, with the decoder before the value. read returns
-// false if it does not know the key. Then the value is skipped; it may have most bytes.
+// Fields calls read for each key of an object, with the decoder at the value. If read returns
+// false, it does not know the key. Then the value is skipped; it may have most bytes.
 func Fields(in *json.Decoder, most int64, read func(key string) (known bool, err error)) error {
 	if err := delim(in, '{'); err != nil {
 		return err
@@ -116,7 +116,7 @@ func Fields(in *json.Decoder, most int64, read func(key string) (known bool, err
 	return delim(in, '}')
 }
 
-// Elements calls read for each element of an array, with the decoder before it.
+// Elements calls read for each element of an array, with the decoder at the element.
 func Elements(in *json.Decoder, read func() error) error {
 	if err := delim(in, '['); err != nil {
 		return err
@@ -129,8 +129,7 @@ func Elements(in *json.Decoder, read func() error) error {
 	return delim(in, ']')
 }
 
-// skip reads a value, and keeps nothing of it. Reading many small values takes long, so there is a
-// limit.
+// skip reads a value, and drops it. Reading many small values takes long, so there is a limit.
 func skip(in *json.Decoder, most int64) error {
 	begin := in.InputOffset()
 	for level := 0; ; {
